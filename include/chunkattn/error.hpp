@@ -1,0 +1,148 @@
+// Failures: one family of exceptions, thrown through one place that builds without exceptions too.
+#pragma once
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// Where a check stands in the library's source; filled in by the compiler at the call.
+struct SourceLocation {
+  const char* file = "";
+  int line = 0;
+
+  static constexpr SourceLocation current(const char* file = __builtin_FILE(),
+                                          int line = __builtin_LINE()) noexcept {
+    return {file, line};
+  }
+};
+
+/// Base of everything the library throws. what() is one line that says what was wrong and what was
+/// expected.
+class Error : public std::runtime_error {
+ public:
+  explicit Error(const std::string& message, SourceLocation where = SourceLocation::current())
+      : std::runtime_error(message), where_(where) {}
+
+  [[nodiscard]] SourceLocation where() const noexcept { return where_; }
+
+ private:
+  SourceLocation where_;
+};
+
+/// A caller's mistake: names the argument, its value and what was expected. State is unchanged.
+class InvalidArgument : public Error {
+ public:
+  using Error::Error;
+};
+
+/// The allocator's budget is spent. A normal event under load: the `try_` forms report it without
+/// throwing. Live sequences, their handles and their K/V are as before.
+class OutOfChunks : public Error {
+ public:
+  OutOfChunks(std::size_t asked, std::size_t available, std::size_t capacity,
+              SourceLocation where = SourceLocation::current())
+      : Error("out of chunks: asked for " + std::to_string(asked) + ", " +
+                  std::to_string(available) + " available of " + std::to_string(capacity) +
+                  "; wait for a sequence to leave, or raise max_chunks",
+              where),
+        asked_(asked),
+        available_(available),
+        capacity_(capacity) {}
+
+  [[nodiscard]] std::size_t asked() const noexcept { return asked_; }
+  [[nodiscard]] std::size_t available() const noexcept { return available_; }
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+
+ private:
+  std::size_t asked_, available_, capacity_;
+};
+
+/// A call of the device's runtime failed: names the call and its code.
+class DeviceError : public Error {
+ public:
+  DeviceError(std::string_view call, int code, std::string_view text,
+              SourceLocation where = SourceLocation::current())
+      : Error(std::string(call) + " failed with code " + std::to_string(code) + " (" +
+                  std::string(text) + ")",
+              where),
+        code_(code) {}
+
+  [[nodiscard]] int code() const noexcept { return code_; }
+
+ private:
+  int code_;
+};
+
+/// What happens to a failure where exceptions are switched off. It must not return.
+using FailureHandler = void (*)(const Error&);
+
+namespace detail {
+
+inline void print_and_abort(const Error& error) {
+  std::fprintf(stderr, "chunkattn: %s\n", error.what());
+  std::abort();
+}
+
+inline FailureHandler& failure_handler_slot() noexcept {
+  static FailureHandler handler = &print_and_abort;
+  return handler;
+}
+
+template <class E>
+[[noreturn]] void fail(const E& error) {
+  static_assert(std::is_base_of_v<Error, E>, "only the chunkattn::Error family is thrown");
+#if CHUNKATTN_EXCEPTIONS
+  throw error;
+#else
+  failure_handler_slot()(error);
+  std::abort();
+#endif
+}
+
+inline std::string to_text(const char* value) { return value; }
+inline std::string to_text(std::string_view value) { return std::string(value); }
+inline std::string to_text(const std::string& value) { return value; }
+inline std::string to_text(const void* value) { return value == nullptr ? "null" : "non-null"; }
+template <class T>
+  requires std::is_arithmetic_v<T>
+std::string to_text(T value) {
+  return std::to_string(value);
+}
+
+/// Throws InvalidArgument "argument = value: expected ...".
+template <class Value>
+[[noreturn]] void fail_argument(std::string_view argument, const Value& value,
+                                std::string_view expected,
+                                SourceLocation where = SourceLocation::current()) {
+  fail(InvalidArgument(std::string(argument) + " = " + to_text(value) + ": expected " +
+                           std::string(expected),
+                       where));
+}
+
+/// Checks one argument. `expected` completes the sentence "expected ...".
+template <class Value>
+void check_argument(bool ok, std::string_view argument, const Value& value,
+                    std::string_view expected, SourceLocation where = SourceLocation::current()) {
+  if (!ok) [[unlikely]]
+    fail_argument(argument, value, expected, where);
+}
+
+}  // namespace detail
+
+/// Replaces the handler that failures reach in builds with -fno-exceptions; returns the old one.
+/// The default prints the message to stderr and aborts. With exceptions it is never called.
+inline FailureHandler set_failure_handler(FailureHandler handler) noexcept {
+  FailureHandler old = detail::failure_handler_slot();
+  detail::failure_handler_slot() = handler != nullptr ? handler : &detail::print_and_abort;
+  return old;
+}
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,74 @@
+// KvView: where the K and V of one layer lie. It owns nothing; our KvCache is one provider, an
+// engine's own memory another.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "config.hpp"
+#include "element.hpp"
+#include "error.hpp"
+#include "plan_types.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// The K and V rows of one layer, [slot][kv_head][token][head_dim] up to strides (in elements; the
+/// innermost is 1). With `k_slabs` the slots lie in slabs of 2^slab_shift slots each, so that a
+/// growing pool never moves one; without, slot s starts at k + s * stride_slot.
+template <class T>
+struct KvView {
+  T* k = nullptr;
+  T* v = nullptr;
+  T* const* k_slabs = nullptr;
+  T* const* v_slabs = nullptr;
+  std::int32_t slab_shift = 0;
+  std::int32_t num_slots = 0;     ///< slots that have memory
+  std::int32_t num_kv_heads = 0;
+  std::int32_t head_dim = 0;
+  std::int32_t chunk_size = 0;    ///< tokens per slot
+  std::int64_t stride_slot = 0;
+  std::int64_t stride_head = 0;
+  std::int64_t stride_token = 0;
+
+  /// First element of K of (slot, kv_head, token).
+  [[nodiscard]] CHUNKATTN_HD T* k_row(SlotIndex slot, int kv_head, int token) const noexcept {
+    return slot_base(k, k_slabs, slot) + kv_head * stride_head + token * stride_token;
+  }
+  /// First element of V of (slot, kv_head, token).
+  [[nodiscard]] CHUNKATTN_HD T* v_row(SlotIndex slot, int kv_head, int token) const noexcept {
+    return slot_base(v, v_slabs, slot) + kv_head * stride_head + token * stride_token;
+  }
+
+ private:
+  [[nodiscard]] CHUNKATTN_HD T* slot_base(T* base, T* const* slabs, SlotIndex slot) const noexcept {
+    if (slabs == nullptr) return base + slot * stride_slot;
+    const std::int32_t mask = (std::int32_t{1} << slab_shift) - 1;
+    return slabs[slot >> slab_shift] + (slot & mask) * stride_slot;
+  }
+};
+
+/// A view of an engine's own memory: K and V each [num_slots][num_kv_heads][chunk_size][head_dim],
+/// densely packed.
+template <class T>
+[[nodiscard]] KvView<T> make_kv_view(T* k, T* v, std::int32_t num_slots, std::int32_t num_kv_heads,
+                                     std::int32_t chunk_size, std::int32_t head_dim) {
+  detail::check_argument(k != nullptr, "k", static_cast<const void*>(k), "memory of K");
+  detail::check_argument(v != nullptr, "v", static_cast<const void*>(v), "memory of V");
+  detail::check_argument(num_slots >= 0, "num_slots", num_slots, "a count");
+  detail::check_argument(num_kv_heads > 0, "num_kv_heads", num_kv_heads, "at least 1");
+  detail::check_argument(chunk_size > 0, "chunk_size", chunk_size, "at least 1");
+  detail::check_argument(head_dim > 0, "head_dim", head_dim, "at least 1");
+  KvView<T> view;
+  view.k = k;
+  view.v = v;
+  view.num_slots = num_slots;
+  view.num_kv_heads = num_kv_heads;
+  view.head_dim = head_dim;
+  view.chunk_size = chunk_size;
+  view.stride_token = head_dim;
+  view.stride_head = view.stride_token * chunk_size;
+  view.stride_slot = view.stride_head * num_kv_heads;
+  return view;
+}
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,85 @@
+// What kernels read: plain arrays that describe which query row attends to which K/V rows.
+//
+// A *row* is one query token of the step. The caller numbers tokens in its own order; the plan
+// numbers rows depth-first over the prefix tree, so that the rows below any node are contiguous.
+// A *segment* is a run of path positions that exactly the rows [row_begin, row_end) have in common;
+// segments stand parents first. A *piece* is the part of a segment inside one slot.
+//
+// Causality is one number per row: row r sees the path positions below row_kv_len[r]. So of a piece
+// it sees the first min(length, row_kv_len[r] - position) tokens, none where that is not positive.
+// A piece may reach past what any row sees (places reserved for later tokens, rows of a slot that
+// belong to somebody else): those K/V rows hold anything, NaN included, and must not be used.
+#pragma once
+
+#include <cstdint>
+
+#include "config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// Index of a slot: one chunk's place in every layer's K/V memory.
+using SlotIndex = std::int32_t;
+inline constexpr SlotIndex no_slot = -1;
+
+/// Tokens [begin, begin + length) of `slot` hold the path positions [position, position + length).
+struct Piece {
+  SlotIndex slot;
+  std::int32_t begin;
+  std::int32_t length;
+  std::int32_t position;
+};
+
+/// Pieces [piece_begin, piece_begin + piece_count), seen by the rows [row_begin, row_end).
+struct Segment {
+  std::int32_t row_begin;
+  std::int32_t row_end;
+  std::int32_t piece_begin;
+  std::int32_t piece_count;
+  std::int32_t position;       ///< path position of the first token
+  std::int32_t length;         ///< sum of the pieces' lengths, reserved places included
+  std::int32_t parent;         ///< index of the segment before it on the path, -1 for the first
+  std::int32_t num_sequences;  ///< sequences of this plan on it; more than 1: shared
+};
+
+/// Where the K/V of one query token goes; slot == no_slot: nowhere (already written).
+struct WriteTarget {
+  SlotIndex slot;
+  std::int32_t offset;
+};
+
+/// K/V rows [source_begin, +length) of source_slot are to be copied to target_slot, in every layer,
+/// before anything is written. Doing it twice is harmless.
+struct RowCopy {
+  SlotIndex source_slot;
+  std::int32_t source_begin;
+  SlotIndex target_slot;
+  std::int32_t target_begin;
+  std::int32_t length;
+};
+
+/// Non-owning view of a plan. All arrays are in host memory.
+struct PlanView {
+  std::int32_t num_rows = 0;      ///< query tokens of the step
+  std::int32_t num_segments = 0;  ///< parents before children
+  std::int32_t num_pieces = 0;    ///< extent of the piece array (it may have unused gaps)
+  std::int32_t num_copies = 0;
+  std::int32_t chunk_size = 0;
+  const Segment* segments = nullptr;
+  const Piece* pieces = nullptr;
+  const std::int32_t* row_token = nullptr;    ///< [num_rows] row -> the caller's token index
+  const std::int32_t* row_kv_len = nullptr;   ///< [num_rows] path positions the row sees, own included
+  const std::int32_t* row_segment = nullptr;  ///< [num_rows] the deepest segment of the row's path
+  const WriteTarget* writes = nullptr;        ///< [num_rows] in the caller's token order
+  const RowCopy* copies = nullptr;            ///< [num_copies]
+  std::uint64_t topology = 0;  ///< changes when rows, segments or their row intervals change
+  std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
+};
+
+/// Tokens of the path of `row` in `piece` that the row sees.
+CHUNKATTN_HD constexpr std::int32_t visible_length(const Piece& piece,
+                                                   std::int32_t kv_len) noexcept {
+  const std::int32_t seen = kv_len - piece.position;
+  return seen < 0 ? 0 : (seen < piece.length ? seen : piece.length);
+}
+
+CHUNKATTN_NAMESPACE_END
