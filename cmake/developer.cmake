@@ -1,0 +1,61 @@
+# Settings shared by tests, examples and benchmarks. Nothing here reaches a consumer.
+
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+add_library(chunkattn_developer INTERFACE)
+target_link_libraries(chunkattn_developer INTERFACE chunkattn::chunkattn)
+target_compile_options(chunkattn_developer INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wconversion;-Wshadow>")
+if(CHUNKATTN_WERROR)
+  target_compile_options(chunkattn_developer INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Werror>")
+endif()
+if(CHUNKATTN_SANITIZE)
+  target_compile_options(chunkattn_developer INTERFACE
+    "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${CHUNKATTN_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer>")
+  target_link_options(chunkattn_developer INTERFACE "-fsanitize=${CHUNKATTN_SANITIZE}")
+endif()
+
+# A target of its own, so that tests of another instruction set can leave it out.
+add_library(chunkattn_native INTERFACE)
+if(CHUNKATTN_NATIVE)
+  include(CheckCXXCompilerFlag)
+  check_cxx_compiler_flag(-march=native CHUNKATTN_HAS_MARCH_NATIVE)
+  if(CHUNKATTN_HAS_MARCH_NATIVE)
+    target_compile_options(chunkattn_native INTERFACE
+      "$<$<COMPILE_LANGUAGE:CXX>:-march=native>")
+  endif()
+endif()
+
+# fmt is used by examples and benchmarks only, never by the library.
+find_package(fmt QUIET CONFIG)
+
+# chunkattn_program(<target> <sources...>): an example or a benchmark. Sets CHUNKATTN_PROGRAM_ADDED to
+# FALSE, with a message, when something it needs is not there.
+function(chunkattn_program target)
+  set(CHUNKATTN_PROGRAM_ADDED FALSE PARENT_SCOPE)
+  set(libraries "")
+  foreach(source IN LISTS ARGN)
+    file(STRINGS "${source}" uses_fmt REGEX "#include <fmt/" LIMIT_COUNT 1)
+    file(STRINGS "${source}" uses_benchmark REGEX "#include <benchmark/" LIMIT_COUNT 1)
+    if(uses_fmt)
+      list(APPEND libraries fmt::fmt)
+    endif()
+    if(uses_benchmark)
+      list(APPEND libraries benchmark::benchmark)
+    endif()
+    if(source MATCHES "[.]cu$")
+      list(APPEND libraries chunkattn::cuda)
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES libraries)
+  foreach(library IN LISTS libraries)
+    if(NOT TARGET ${library})
+      message(STATUS "chunkattn: ${target} is NOT built: ${library} was not found")
+      return()
+    endif()
+  endforeach()
+  add_executable(${target} ${ARGN})
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}")
+  target_link_libraries(${target} PRIVATE chunkattn_developer chunkattn_native ${libraries})
+  set(CHUNKATTN_PROGRAM_ADDED TRUE PARENT_SCOPE)
+endfunction()

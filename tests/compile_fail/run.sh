@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# run.sh CASE.cpp: the case must be refused by the compiler with every text it names in a line
+#   // expect: TEXT
+# and must compile when CHUNKATTN_CONTROL is defined, so that it is refused for that reason only.
+set -u
+case_file=$1
+compile=("${CXX:-c++}" -std=c++20 -fsyntax-only -Iinclude "$case_file")
+
+if ! errors=$("${compile[@]}" -DCHUNKATTN_CONTROL 2>&1); then
+  printf 'FAILED: the control of %s does not compile:\n%s\n' "$case_file" "$errors"
+  exit 1
+fi
+if errors=$("${compile[@]}" 2>&1); then
+  echo "FAILED: $case_file compiles, but should be refused"
+  exit 1
+fi
+mapfile -t expected < <(sed -n 's|^// expect: ||p' "$case_file")
+if [ ${#expected[@]} -eq 0 ]; then
+  echo "FAILED: $case_file names no expected text"
+  exit 1
+fi
+for text in "${expected[@]}"; do
+  if ! grep -qF -- "$text" <<<"$errors"; then
+    printf 'FAILED: the errors of %s lack the text\n  %s\nThe compiler said:\n%s\n' \
+      "$case_file" "$text" "$errors"
+    exit 1
+  fi
+done
+echo "refused as expected: ${expected[*]}"

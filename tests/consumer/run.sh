@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# run.sh MODE WORK_DIR: builds and runs a small program against the library the way MODE names.
+# Exit 0: it ran. 77: a tool is missing, said aloud. Anything else: failed.
+set -eu
+mode=$1
+work=$2
+root=$(cd "$(dirname "$0")/../.." && pwd)
+here=$root/tests/consumer
+cxx=${CXX:-c++}
+cmake=${CMAKE:-cmake}
+generator=${GENERATOR:-Unix Makefiles}
+# Warnings from our headers fail a consumer that uses -I, not -isystem.
+strict="-Wall -Wextra -Werror"
+
+rm -rf "$work"
+mkdir -p "$work"
+
+configure() {  # configure SOURCE_FOLDER [options...]
+  local source=$1
+  shift
+  "$cmake" -G "$generator" -S "$here/$source" -B "$work/build" -DCMAKE_CXX_COMPILER="$cxx" \
+    -DCMAKE_NO_SYSTEM_FROM_IMPORTED=ON -DCMAKE_CXX_FLAGS="$strict" "$@"
+}
+
+build_and_run() {
+  "$cmake" --build "$work/build"
+  "$work/build/consumer"
+}
+
+stage() {  # installs into $work/stage, then moves it: nothing may point at where it was
+  "$cmake" -G "$generator" -S "$root" -B "$work/library" -DCMAKE_CXX_COMPILER="$cxx" \
+    -DCHUNKATTN_BUILD_TESTS=OFF -DCHUNKATTN_BUILD_EXAMPLES=OFF -DCHUNKATTN_BUILD_BENCH=OFF \
+    -DCHUNKATTN_CUDA=OFF -DCMAKE_INSTALL_PREFIX="$work/first" >"$work/library.log"
+  "$cmake" --install "$work/library" >>"$work/library.log"
+  mv "$work/first" "$work/stage"
+  if grep -rlF "$root" "$work/stage"; then
+    echo "FAILED: the installed files above name the source tree"
+    exit 1
+  fi
+}
+
+need_nvcc() {
+  nvcc=${NVCC:-}
+  [ -x "$nvcc" ] || nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+  if [ ! -x "$nvcc" ]; then
+    echo "SKIPPED: consumer $mode needs nvcc"
+    exit 77
+  fi
+}
+
+case $mode in
+  find_package)
+    stage
+    configure find_package -DCMAKE_PREFIX_PATH="$work/stage" -DWANTED_VERSION="$CHUNKATTN_VERSION"
+    build_and_run
+    ;;
+  wrong_version)
+    stage
+    major=${CHUNKATTN_VERSION%%.*}
+    rest=${CHUNKATTN_VERSION#*.}
+    minor=${rest%%.*}
+    for wrong in "$((major + 1)).0" "$major.$((minor + 1))" "$major.$minor.999"; do
+      if configure find_package -DCMAKE_PREFIX_PATH="$work/stage" -DWANTED_VERSION="$wrong" \
+        >"$work/log" 2>&1; then
+        echo "FAILED: version $wrong was accepted, $CHUNKATTN_VERSION is installed"
+        exit 1
+      fi
+      grep -q "version: $CHUNKATTN_VERSION" "$work/log" || { cat "$work/log"; exit 1; }
+      rm -rf "$work/build"
+      echo "refused as it should be: $wrong"
+    done
+    if configure find_package -DCMAKE_PREFIX_PATH="$work/stage" -DCOMPONENTS=rocm \
+      -DCMAKE_CUDA_COMPILER_WORKS=1 -DCMAKE_CUDA_COMPILER=/bin/true >"$work/log" 2>&1; then
+      echo "FAILED: an unknown component was accepted"
+      exit 1
+    fi
+    ;;
+  add_subdirectory | fetch_content)
+    configure "$mode" -DCHUNKATTN_ROOT="$root"
+    build_and_run
+    ;;
+  pkg_config)
+    if ! command -v pkg-config >/dev/null; then
+      echo "SKIPPED: consumer pkg_config needs pkg-config"
+      exit 77
+    fi
+    stage
+    export PKG_CONFIG_PATH=$work/stage/share/pkgconfig
+    [ "$(pkg-config --modversion chunkattn)" = "$CHUNKATTN_VERSION" ]
+    # shellcheck disable=SC2046,SC2086
+    "$cxx" -std=c++20 $strict "$here/main.cpp" -o "$work/consumer" \
+      $(pkg-config --cflags --libs chunkattn)
+    "$work/consumer"
+    ;;
+  plain)
+    # shellcheck disable=SC2086
+    "$cxx" -std=c++20 $strict -I "$root/include" "$here/main.cpp" -o "$work/consumer" -pthread
+    "$work/consumer"
+    ;;
+  cuda)
+    need_nvcc
+    stage
+    CUDACXX=$nvcc configure find_package -DCMAKE_PREFIX_PATH="$work/stage" -DCOMPONENTS=cuda
+    build_and_run
+    ;;
+  nvcc)
+    need_nvcc
+    "$nvcc" -std=c++20 -arch=sm_80 --expt-relaxed-constexpr -I "$root/include" "$here/device.cu" \
+      -o "$work/consumer"
+    "$work/consumer"
+    ;;
+  *)
+    echo "unknown mode $mode"
+    exit 2
+    ;;
+esac

@@ -1,0 +1,179 @@
+#!/usr/bin/env bash
+# run.sh CHECK WORK_DIR: one check of how the headers behave in other people's builds.
+# Exit 0: passed. 77: a tool is missing, said aloud. Anything else: failed.
+set -eu
+check=$1
+work=$2
+root=$(cd "$(dirname "$0")/../.." && pwd)
+here=$root/tests/hygiene
+cxx=${CXX:-c++}
+jobs=$(nproc 2>/dev/null || echo 2)
+warnings="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror"
+rm -rf "$work"
+mkdir -p "$work"
+cd "$root"
+
+fail() { echo "FAILED: $*"; exit 1; }
+skip() { echo "SKIPPED: $*"; exit 77; }
+find_clang() {
+  for clang in "${CHUNKATTN_CLANG:-}" clang++-19 clang++-18 clang++-17 clang++-16 clang++; do
+    if [ -n "$clang" ] && command -v "$clang" >/dev/null &&
+      [ "$("$clang" -dumpversion | cut -d. -f1)" -ge 16 ]; then
+      return 0
+    fi
+  done
+  skip "hygiene $check needs clang 16 or newer (Debian: apt-get install clang-19 libc++-19-dev libc++abi-19-dev)"
+}
+
+# Each header on its own, included twice, as its own translation unit.
+headers_with() {  # headers_with "compiler and options"
+  find include -name '*.hpp' | sort | while read -r header; do
+    unit=$work/$(echo "${header#include/}" | tr '/.' '__').cpp
+    printf '#include <%s>\n#include <%s>\n' "${header#include/}" "${header#include/}" >"$unit"
+    echo "$unit"
+  done >"$work/units"
+  [ -s "$work/units" ] || fail "no headers found"
+  # shellcheck disable=SC2086
+  xargs -P "$jobs" -I{} sh -c "$1 -std=c++20 -fsyntax-only $warnings -I include {} || { echo 'FAILED: {}'; exit 255; }" \
+    <"$work/units"
+  echo "$(wc -l <"$work/units") headers stand alone with $1"
+}
+
+# Compiles and runs a program: smoke "compiler" options...
+smoke() {
+  local compiler=$1
+  shift
+  # shellcheck disable=SC2086
+  "$compiler" -std=c++20 $warnings -I include "$here/smoke.cpp" -o "$work/smoke" -pthread "$@" ||
+    fail "$compiler $*"
+  "$work/smoke" || fail "wrong result with $compiler $*"
+  echo "passed: $compiler $*"
+}
+
+system_headers() { grep -hoE '^#include <[a-z0-9_]+(\.h)?>' -r include --include='*.hpp' | sort -u; }
+
+case $check in
+  headers)
+    headers_with "$cxx"
+    ;;
+  headers_clang)
+    find_clang
+    headers_with "$clang"
+    ;;
+  headers_libcxx)
+    find_clang
+    echo '#include <version>' | "$clang" -stdlib=libc++ -x c++ -fsyntax-only - 2>/dev/null ||
+      skip "hygiene $check needs libc++"
+    headers_with "$clang -stdlib=libc++"
+    ;;
+  flags)
+    smoke "$cxx" -O1 -fno-exceptions
+    smoke "$cxx" -O1 -fno-rtti
+    smoke "$cxx" -O2 -ffast-math
+    smoke "$cxx" -O2 -march=native -ffast-math -fno-exceptions -fno-rtti
+    smoke "$cxx" -O0
+    ;;
+  flags_clang)
+    find_clang
+    smoke "$clang" -O1
+    smoke "$clang" -O2 -march=native -ffast-math -fno-exceptions -fno-rtti
+    ;;
+  flags_libcxx)
+    find_clang
+    echo '#include <version>' | "$clang" -stdlib=libc++ -x c++ -fsyntax-only - 2>/dev/null ||
+      skip "hygiene $check needs libc++"
+    smoke "$clang" -O1 -stdlib=libc++
+    ;;
+  odr)
+    case $(uname -m) in x86_64) ;; *) skip "hygiene odr links x86 units" ;; esac
+    build() { "$cxx" -std=c++20 -O2 -I include "$@"; }
+    build -c "$here/odr_main.cpp" -o "$work/main.o"
+    build -c -DUNIT=plain "$here/odr_unit.cpp" -o "$work/plain.o"
+    build -c -DUNIT=avx2 -mavx2 -mfma -mf16c "$here/odr_unit.cpp" -o "$work/avx2.o"
+    build -c -DUNIT=avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c \
+      "$here/odr_unit.cpp" -o "$work/avx512.o"
+    (cd "$work" && "$cxx" main.o plain.o avx2.o avx512.o -pthread -o forward &&
+      "$cxx" avx512.o avx2.o plain.o main.o -pthread -o backward)
+    "$work/forward" | tee "$work/forward.txt"
+    "$work/backward" >"$work/backward.txt"
+    cmp "$work/forward.txt" "$work/backward.txt" || fail "the order of linking changes the result"
+    for isa in "plain portable" "avx2 avx2" "avx512 avx512"; do
+      grep -q "^${isa% *}: isa ${isa#* }\|^${isa% *}: SKIPPED" "$work/forward.txt" ||
+        fail "unit ${isa% *} is not compiled for ${isa#* }"
+    done
+    # No function that depends on the instruction set may be shared between the units.
+    nm -C --defined-only "$work/plain.o" "$work/avx2.o" | grep -E ' [WV] .*chunkattn.*[Kk]ernel' |
+      grep -v 'portable\|avx2' && fail "the kernels above are outside the instruction set's namespace"
+    echo "both orders of linking give the same bits"
+    ;;
+  macros)
+    # Every macro of ours carries the prefix,
+    if grep -rnE '^ *# *define +[A-Za-z_0-9]+' include | grep -vE 'define +CHUNKATTN_'; then
+      fail "the macros above lack the prefix CHUNKATTN_"
+    fi
+    # and other people's macros do no harm, once the system's own headers are in.
+    {
+      system_headers
+      for name in 'min(a, b)' 'max(a, b)' 'abs(a)' 'CHECK(x)' 'ASSERT(x)' 'LOG(x)' 'ERROR' 'LIKELY(x)' \
+        'UNLIKELY(x)' 'INLINE' 'PACKED' 'near' 'far' 'small' 'interface' 'major(x)' 'minor(x)' 'Status' \
+        'None' 'Bool' 'True' 'False' 'Success' 'BLOCK' 'DEBUG' 'NULLPTR' 'T' 'N' 'D' 'M' 'K' 'V' 'HEAD_DIM' \
+        'WARP_SIZE' 'CHUNK_SIZE' 'HOST_DEVICE' 'emit' 'signals' 'slots' 'foreach'; do
+        echo "#define $name chunkattn_must_not_use_this_name"
+      done
+      echo '#include <chunkattn/chunkattn.hpp>'
+    } >"$work/hostile.cpp"
+    "$cxx" -std=c++20 -fsyntax-only -I include "$work/hostile.cpp" || fail "a user's macro breaks a header"
+    echo "no foreign macro breaks the headers, no macro of ours lacks the prefix"
+    ;;
+  namespace)
+    # The headers can be vendored inside another namespace: they name nothing as ::chunkattn and add
+    # nothing to std or to the global namespace.
+    {
+      system_headers
+      echo 'namespace engine {'
+      echo '#include <chunkattn/chunkattn.hpp>'
+      echo '}'
+      echo '#undef main'
+      echo 'namespace chunkattn { struct PrefixTree; }  // the name outside is free'
+      echo 'engine::chunkattn::PrefixTree<int, 4> tree;'
+      echo 'int main() { auto s = tree.insert({}); }'
+    } >"$work/wrapped.cpp"
+    sed -i 's/auto s = tree.insert({});/const int t[]{1}; auto s = tree.insert(t);/' "$work/wrapped.cpp"
+    "$cxx" -std=c++20 -fsyntax-only -I include "$work/wrapped.cpp" || fail "the headers cannot be wrapped"
+    # Nothing we define is outside of chunkattn.
+    echo '#include <chunkattn/chunkattn.hpp>' >"$work/empty.cpp"
+    "$cxx" -std=c++20 -O0 -c -I include "$work/empty.cpp" -o "$work/empty.o"
+    if nm -C --defined-only "$work/empty.o" | grep -E '^[0-9a-f]* [A-TV-Z] ' | grep -v 'chunkattn::\|std::\|__gnu'; then
+      fail "the symbols above are outside of namespace chunkattn"
+    fi
+    echo "the headers can be wrapped in a namespace, and define nothing outside their own"
+    ;;
+  quick_start)
+    "$root/tools/quick_start.sh" README.md >"$work/quick_start.cpp"
+    lines=$(wc -l <"$work/quick_start.cpp")
+    [ "$lines" -le 40 ] || fail "README's quick start has $lines lines, at most 40 are allowed"
+    # shellcheck disable=SC2086
+    "$cxx" -std=c++20 -O2 $warnings -I include "$work/quick_start.cpp" -o "$work/quick_start" -pthread
+    "$work/quick_start" || fail "README's quick start does not run"
+    echo "README's quick start: $lines lines, builds and runs"
+    ;;
+  amalgamated)
+    "$root/tools/amalgamate.sh" >"$work/first.hpp"
+    (cd / && "$root/tools/amalgamate.sh") >"$work/second.hpp"
+    cmp "$work/first.hpp" "$work/second.hpp" || fail "the single header is not reproducible"
+    mkdir -p "$work/single/chunkattn"
+    cp "$work/first.hpp" "$work/single/chunkattn/chunkattn.hpp"
+    "$root/tools/quick_start.sh" README.md >"$work/quick_start.cpp"
+    # shellcheck disable=SC2086
+    "$cxx" -std=c++20 -O1 $warnings -I "$work/single" "$work/quick_start.cpp" -o "$work/quick_start" -pthread
+    "$work/quick_start" || fail "the quick start does not run from the single header"
+    echo "single header: $(wc -l <"$work/first.hpp") lines, reproducible, the quick start runs from it"
+    ;;
+  version)
+    "$root/tools/check_version.sh"
+    ;;
+  *)
+    echo "unknown check $check"
+    exit 2
+    ;;
+esac
