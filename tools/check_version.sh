@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Whatever must repeat the version agrees with include/chunkattn/version.hpp.
+set -eu
+cd "$(dirname "$0")/.."
+part() { sed -n "s/^#define CHUNKATTN_VERSION_$1 \([0-9]*\)$/\1/p" include/chunkattn/version.hpp; }
+version="$(part MAJOR).$(part MINOR).$(part PATCH)"
+status=0
+expect() {  # expect FILE PATTERN
+  grep -qE "$2" "$1" || { echo "FAILED: $1 does not name version $version"; status=1; }
+}
+expect cmake/packaging/vcpkg/chunkattn/vcpkg.json "\"version-semver\": \"$version\""
+expect CHANGELOG.md "^## $version"
+expect include/chunkattn/config.hpp "inline namespace v$(part MAJOR)_$(part MINOR) "
+[ $status -eq 0 ] && echo "version $version everywhere"
+exit $status

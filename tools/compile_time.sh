@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Measures what including the library costs, in seconds of CPU time, best of three, and fails above
+# the limits: 1.5 s over an empty file at -O0 for the umbrella header, 8 s at -O2 for the quick start.
+set -eu
+cd "$(dirname "$0")/.."
+cxx=${CXX:-c++}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+: >"$work/empty.cpp"
+echo '#include <chunkattn/chunkattn.hpp>' >"$work/umbrella.cpp"
+tools/quick_start.sh README.md >"$work/quick_start.cpp"
+
+cpu_seconds() {  # cpu_seconds OPTIMISATION FILE
+  local best=999
+  for _ in 1 2 3; do
+    TIMEFORMAT='%U %S'
+    local t
+    t=$({ time "$cxx" -std=c++20 "$1" -I include -c "$work/$2.cpp" -o "$work/$2.o"; } 2>&1)
+    best=$(awk -v t="$t" -v best="$best" 'BEGIN { split(t, a, " "); s = a[1] + a[2]; print s < best ? s : best }')
+  done
+  echo "$best"
+}
+
+empty=$(cpu_seconds -O0 empty)
+umbrella=$(cpu_seconds -O0 umbrella)
+quick=$(cpu_seconds -O2 quick_start)
+awk -v empty="$empty" -v umbrella="$umbrella" -v quick="$quick" -v cxx="$cxx" 'BEGIN {
+  printf "compile time with %s: umbrella header %.2f s over an empty file at -O0 (limit 1.5), ", cxx, umbrella - empty
+  printf "quick start %.2f s at -O2 (limit 8)\n", quick
+  if (umbrella - empty > 1.5 || quick > 8) { print "FAILED: above the limit"; exit 1 }
+}'
