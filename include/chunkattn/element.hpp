@@ -55,7 +55,9 @@ CHUNKATTN_HD constexpr float to_float(bfloat16 value) noexcept {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
 }
 
-CHUNKATTN_HD constexpr float to_float(float value) noexcept { return value; }
+CHUNKATTN_HD constexpr float to_float(float value) noexcept {
+  return value;
+}
 
 /// Rounds to nearest, ties to even; overflow becomes infinity, NaN stays a quiet NaN.
 CHUNKATTN_HD constexpr half to_half(float value) noexcept {
@@ -83,8 +85,7 @@ CHUNKATTN_HD constexpr half to_half(float value) noexcept {
 /// Rounds to nearest, ties to even; NaN stays a quiet NaN.
 CHUNKATTN_HD constexpr bfloat16 to_bfloat16(float value) noexcept {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u)
-    return {static_cast<std::uint16_t>((bits >> 16) | 0x40u)};
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<std::uint16_t>((bits >> 16) | 0x40u)};
   return {static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 

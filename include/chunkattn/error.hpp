@@ -107,13 +107,20 @@ template <class E>
 #endif
 }
 
-inline std::string to_text(const char* value) { return value; }
-inline std::string to_text(std::string_view value) { return std::string(value); }
-inline std::string to_text(const std::string& value) { return value; }
-inline std::string to_text(const void* value) { return value == nullptr ? "null" : "non-null"; }
+inline std::string to_text(const char* value) {
+  return value;
+}
+inline std::string to_text(std::string_view value) {
+  return std::string(value);
+}
+inline std::string to_text(const std::string& value) {
+  return value;
+}
+inline std::string to_text(const void* value) {
+  return value == nullptr ? "null" : "non-null";
+}
 template <class T>
-  requires std::is_arithmetic_v<T>
-std::string to_text(T value) {
+requires std::is_arithmetic_v<T> std::string to_text(T value) {
   return std::to_string(value);
 }
 
@@ -122,9 +129,9 @@ template <class Value>
 [[noreturn]] void fail_argument(std::string_view argument, const Value& value,
                                 std::string_view expected,
                                 SourceLocation where = SourceLocation::current()) {
-  fail(InvalidArgument(std::string(argument) + " = " + to_text(value) + ": expected " +
-                           std::string(expected),
-                       where));
+  fail(InvalidArgument(
+      std::string(argument) + " = " + to_text(value) + ": expected " + std::string(expected),
+      where));
 }
 
 /// Checks one argument. `expected` completes the sentence "expected ...".

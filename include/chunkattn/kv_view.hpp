@@ -22,10 +22,10 @@ struct KvView {
   T* const* k_slabs = nullptr;
   T* const* v_slabs = nullptr;
   std::int32_t slab_shift = 0;
-  std::int32_t num_slots = 0;     ///< slots that have memory
+  std::int32_t num_slots = 0;  ///< slots that have memory
   std::int32_t num_kv_heads = 0;
   std::int32_t head_dim = 0;
-  std::int32_t chunk_size = 0;    ///< tokens per slot
+  std::int32_t chunk_size = 0;  ///< tokens per slot
   std::int64_t stride_slot = 0;
   std::int64_t stride_head = 0;
   std::int64_t stride_token = 0;

@@ -66,12 +66,13 @@ struct PlanView {
   std::int32_t chunk_size = 0;
   const Segment* segments = nullptr;
   const Piece* pieces = nullptr;
-  const std::int32_t* row_token = nullptr;    ///< [num_rows] row -> the caller's token index
-  const std::int32_t* row_kv_len = nullptr;   ///< [num_rows] path positions the row sees, own included
+  const std::int32_t* row_token = nullptr;  ///< [num_rows] row -> the caller's token index
+  const std::int32_t* row_kv_len =
+      nullptr;  ///< [num_rows] path positions the row sees, own included
   const std::int32_t* row_segment = nullptr;  ///< [num_rows] the deepest segment of the row's path
   const WriteTarget* writes = nullptr;        ///< [num_rows] in the caller's token order
   const RowCopy* copies = nullptr;            ///< [num_copies]
-  std::uint64_t topology = 0;  ///< changes when rows, segments or their row intervals change
+  std::uint64_t topology = 0;        ///< changes when rows, segments or their row intervals change
   std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
 };
 

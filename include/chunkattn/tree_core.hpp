@@ -1,0 +1,884 @@
+// What happens to sequences in the prefix tree: join, reserve, commit, fork, leave, retire.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "config.hpp"
+#include "error.hpp"
+#include "tree_storage.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
+class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
+  using Storage = TreeStorage<Token, ChunkSize, Allocator, Retention>;
+  using Storage::at, Storage::copies_, Storage::sequences_, Storage::slots_, Storage::stats_;
+
+ public:
+  using Storage::node;
+  static constexpr bool retains = Retention::retains;
+
+  TreeCore(Allocator allocator, TreeOptions options, Retention retention)
+      : Storage(std::move(allocator), options, std::move(retention)) {
+    check_argument(options.min_run >= 0 && options.min_run <= ChunkSize, "min_run", options.min_run,
+                   "between 0 and ChunkSize");
+    if (this->options_.min_run == 0) this->options_.min_run = std::max(1, ChunkSize / 2);
+    check_argument(this->retention_.low_watermark <= this->retention_.high_watermark,
+                   "low_watermark", this->retention_.low_watermark, "at most high_watermark");
+    this->reserve_level(Storage::pinned_level);
+  }
+
+  // ---- queries -----------------------------------------------------------------------------
+
+  [[nodiscard]] const SequenceRecord& sequence(SequenceIndex s) const noexcept {
+    return sequences_[at(s)];
+  }
+  [[nodiscard]] std::uint64_t version() const noexcept { return version_; }
+  [[nodiscard]] std::span<const PendingCopy> pending_copies() const noexcept { return copies_; }
+
+  [[nodiscard]] bool is_live(SequenceIndex s, std::uint32_t generation) const noexcept {
+    return s >= 0 && at(s) < sequences_.size() && sequence(s).generation == generation &&
+           sequence(s).state == SequenceState::live;
+  }
+
+  [[nodiscard]] MatchResult match_prefix(std::span<const Token> prompt,
+                                         const InsertOptions& options) const {
+    const Match match = find(prompt, options);
+    std::int32_t written_end = match.length, own_begin = match.length;
+    for (Step step = first_step(match); step.index != root_node; step = next_step(step)) {
+      const TreeNode& n = node(step.index);
+      if (n.written >= step.used) continue;
+      written_end = n.position + n.written;
+      if (n.writer == none) own_begin = written_end;
+    }
+    return {std::min(at(written_end), options.max_reuse), at(own_begin - written_end)};
+  }
+
+  /// Slots that insert() would at most take from slots_available(): new ones, and cached ones that
+  /// it brings back into use.
+  [[nodiscard]] std::size_t slots_needed(std::span<const Token> prompt,
+                                         const InsertOptions& options) const {
+    const Match match = find(prompt, options);
+    std::size_t revived = 0;
+    SlotIndex below = no_slot;  // where the next node of the path starts, perhaps the same slot
+    for (Step step = first_step(match); step.index != root_node; step = next_step(step)) {
+      this->for_each_run(node(step.index), 0, step.used,
+                         [&](SlotIndex s, std::int32_t, std::int32_t, std::int32_t) {
+                           if (slots_[at(s)].active == 0 && s != below) ++revived;
+                           return true;
+                         });
+      below = node(step.index).first_slot;
+    }
+    const std::int32_t fresh = static_cast<std::int32_t>(prompt.size()) - match.length;
+    return revived + at(Storage::slots_for(fresh - room_at(match, fresh)));
+  }
+
+  /// Slots that reserve(count) would take from slots_available().
+  [[nodiscard]] std::size_t slots_needed(SequenceIndex s, std::size_t count) const {
+    const std::size_t room = at(this->room(node(sequence(s).tail)));
+    return count <= room ? 0 : (count - room + ChunkSize - 1) / ChunkSize;
+  }
+
+  /// Calls f(node, offset in the node, length) for the parts of [range.begin, range.end()) that
+  /// each node of the path holds, last first.
+  template <class F>
+  void for_each_node(SequenceIndex s, TokenRange range, const F& f) const {
+    for (NodeIndex n = sequence(s).tail; n != root_node && node(n).end() > range.begin;
+         n = node(n).parent) {
+      const std::int32_t begin = std::max(range.begin, node(n).position);
+      const std::int32_t end = std::min(range.end(), node(n).end());
+      if (begin < end) f(n, begin - node(n).position, end - begin);
+    }
+  }
+
+  /// Path positions that another sequence is to write.
+  [[nodiscard]] std::int32_t num_pending(SequenceIndex s) const noexcept {
+    if (!sequence(s).may_wait) return 0;
+    std::int32_t pending = 0;
+    for (NodeIndex n = sequence(s).tail; n != root_node; n = node(n).parent)
+      if (node(n).writer != s && node(n).written < node(n).length)
+        pending += node(n).length - node(n).written;
+    return pending;
+  }
+
+  [[nodiscard]] const Token& token(SequenceIndex s, std::int32_t position) const {
+    const Token* found = nullptr;
+    for_each_node(s, {position, 1}, [&](NodeIndex n, std::int32_t offset, std::int32_t) {
+      this->for_each_run(node(n), offset, 1,
+                         [&](SlotIndex slot, std::int32_t o, std::int32_t, std::int32_t) {
+                           found = &this->token_at(slot, o);
+                           return false;
+                         });
+    });
+    return *found;
+  }
+
+  // ---- join --------------------------------------------------------------------------------
+
+  /// The new sequence, or none when the budget is too small; then nothing has changed but what was
+  /// cached and not in use.
+  SequenceIndex insert(std::span<const Token> prompt, const InsertOptions& options) {
+    check_argument(!prompt.empty(), "prompt.size()", 0, "at least one token");
+    check_argument(prompt.size() <= at(max_length), "prompt.size()", prompt.size(),
+                   "at most 2^30 tokens");
+    Match match = find(prompt, options);
+    // Everything that may fail comes first: memory for the records, then slots.
+    this->reserve_nodes(4);
+    this->reserve_level(this->retention_.level(options.priority));
+    reserve_sequence();
+    if (match.used > 0 && match.used < node(match.last).length)
+      match.last = this->split(match.last, match.used);
+    struct Pin {
+      TreeCore& tree;
+      NodeIndex last;
+      bool keep = false;
+      ~Pin() {
+        if (!keep) tree.drop_path(last, &TreeNode::live);
+      }
+    } pin{*this, match.last};
+    use_path(match.last);
+    const auto size = static_cast<std::int32_t>(prompt.size());
+    const std::int32_t fresh = size - match.length;
+    if (!this->acquire(Storage::slots_for(fresh - room_at(match, fresh)))) {
+      ++stats_.failed_inserts;
+      return none;
+    }
+    pin.keep = true;
+
+    const SequenceIndex index = new_sequence();
+    SequenceRecord& record = sequences_[at(index)];
+    record.name_space = options.name_space;
+    record.priority = options.priority;
+    record.size = size;
+    NodeIndex last = match.last;
+    const std::int32_t public_end = public_length(prompt, options);
+    const std::int32_t published_end = size - size % this->sharing_unit();
+    std::int32_t position = match.length;
+    while (position < published_end) {  // at most twice: the public part and the tenant's own
+      const std::int32_t end =
+          position < public_end ? std::min(public_end, published_end) : published_end;
+      last = add_node(last, space_at(options, position, public_end), record, end - position,
+                      NodeState::published);
+      this->store_tokens(node(last), 0, prompt.subspan(at(position), at(end - position)));
+      node(last).writer = index;
+      if (node(last).state == NodeState::published) this->publish(last);
+      position = end;
+    }
+    record.tail = add_node(last, options.name_space, record, size - position, NodeState::hidden);
+    node(record.tail).tail_of = index;
+    node(record.tail).writer = size > position ? index : none;
+    this->store_tokens(node(record.tail), 0, prompt.subspan(at(position)));
+
+    // What a sequence that left had not written is this one's to write now.
+    std::int32_t written_end = match.length, own_begin = match.length;
+    for (NodeIndex n = match.last; n != root_node; n = node(n).parent) {
+      if (node(n).written == node(n).length) continue;
+      written_end = node(n).position + node(n).written;
+      if (node(n).writer == none) node(n).writer = index;
+      if (node(n).writer == index)
+        own_begin = written_end;
+      else
+        record.may_wait = true;
+    }
+    const auto limit =
+        static_cast<std::int32_t>(std::min(options.max_reuse, static_cast<std::size_t>(size)));
+    record.cached = std::min(written_end, limit);
+    record.cursor = std::min(own_begin, limit);
+    ++version_;
+    ++stats_.inserts;
+    ++stats_.live_sequences;
+    stats_.prompt_tokens += at(size);
+    stats_.cached_tokens += at(record.cached);
+    stats_.pending_tokens += at(own_begin - written_end);
+    return index;
+  }
+
+  // ---- grow --------------------------------------------------------------------------------
+
+  /// `count` further places; false when the budget is too small, with nothing changed.
+  bool reserve(SequenceIndex s, std::int32_t count) {
+    SequenceRecord& record = sequences_[at(s)];
+    check_argument(count >= 1 && count <= max_length - record.size - record.reserved, "n", count,
+                   "at least 1 and a sequence of at most 2^30 tokens");
+    check_argument(record.num_reservations < SequenceRecord::max_reservations, "reservations",
+                   +record.num_reservations, "fewer than 4 outstanding: commit the oldest first");
+    if (!grow_tail(record, count)) return false;
+    record.reservations[record.num_reservations++] = count;
+    record.reserved += count;
+    node(record.tail).writer = s;
+    return true;
+  }
+
+  /// Known tokens whose K/V is still to be computed.
+  bool append(SequenceIndex s, std::span<const Token> tokens) {
+    SequenceRecord& record = sequences_[at(s)];
+    check_argument(!tokens.empty(), "tokens.size()", 0, "at least one token");
+    check_argument(tokens.size() <= at(max_length - record.size), "tokens.size()", tokens.size(),
+                   "a sequence of at most 2^30 tokens");
+    check_argument(record.reserved == 0, "reserved places", record.reserved,
+                   "none: commit the reservation before appending known tokens");
+    const auto count = static_cast<std::int32_t>(tokens.size());
+    if (!grow_tail(record, count)) return false;
+    TreeNode& tail = node(record.tail);
+    this->store_tokens(tail, tail.length - count, tokens);
+    tail.writer = s;
+    record.size += count;
+    return true;
+  }
+
+  /// The K/V of these known positions is written.
+  void commit(SequenceIndex s, TokenRange range) {
+    SequenceRecord& record = sequences_[at(s)];
+    check_argument(range.begin >= 0 && range.begin <= record.cursor, "range.begin", range.begin,
+                   "at most " + std::to_string(record.cursor) + ", the next position to compute");
+    check_argument(range.length >= 0 && range.length <= record.size - range.begin, "range.length",
+                   range.length,
+                   "an end within the " + std::to_string(record.size) + " known tokens");
+    for_each_node(s, range, [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
+      TreeNode& n = node(index);
+      if (n.writer != s || n.written < offset) return;
+      n.written = std::max(n.written, offset + length);
+      if (n.written == n.length) n.writer = none;
+    });
+    record.cursor = std::max(record.cursor, range.end());
+    acknowledge_copies();
+  }
+
+  /// Tokens accepted for the oldest reservation, K/V written; the rest of it is dropped, and with
+  /// any drop the later reservations too, since their positions are no longer theirs.
+  void commit(SequenceIndex s, std::span<const Token> tokens) {
+    SequenceRecord& record = sequences_[at(s)];
+    check_argument(record.num_reservations > 0, "reserved places", 0,
+                   "a reservation: call reserve() first");
+    check_argument(tokens.size() <= at(record.reservations[0]), "tokens.size()", tokens.size(),
+                   "at most the " + std::to_string(record.reservations[0]) +
+                       " places of the oldest reservation");
+    check_argument(record.cursor >= record.size, "computed tokens", record.cursor,
+                   "all " + std::to_string(record.size) +
+                       " known tokens: commit their range before reserved tokens");
+    TreeNode& tail = node(record.tail);
+    const auto count = static_cast<std::int32_t>(tokens.size());
+    this->store_tokens(tail, record.size - tail.position, tokens);
+    record.size += count;
+    record.cursor = record.size;
+    tail.written = record.size - tail.position;
+    if (count == record.reservations[0]) {
+      record.reserved -= count;
+      --record.num_reservations;
+      for (int i = 0; i < record.num_reservations; ++i)
+        record.reservations[i] = record.reservations[i + 1];
+    } else {
+      drop_reserved(record);
+    }
+    if (tail.written == tail.length) tail.writer = none;
+    acknowledge_copies();
+  }
+
+  // ---- fork --------------------------------------------------------------------------------
+
+  /// A second sequence with the same tokens; none when the budget is too small for its short tail.
+  SequenceIndex fork(SequenceIndex s) {
+    this->reserve_nodes(3);
+    reserve_sequence();
+    const std::int32_t known = sequence(s).size - node(sequence(s).tail).position;
+    const std::int32_t written = node(sequence(s).tail).written;
+    std::int32_t copied = 0;
+    if (this->options_.sharing == Sharing::chunk)
+      copied = known % ChunkSize;
+    else if (known < this->options_.min_run && written >= known)
+      copied = known;
+    copies_.reserve(copies_.size() + 8);
+    if (!this->acquire(copied > 0 ? 1 : 0)) return none;
+
+    // Split what is shared off the tail; its places do not move.
+    const std::int32_t shared = known - copied;
+    if (shared > 0) {
+      SequenceRecord& source = sequences_[at(s)];
+      if (shared < node(source.tail).length)
+        this->split(source.tail, shared);
+      else
+        retire_tail(s);
+      ++stats_.forks_shared;
+    } else if (copied > 0) {
+      ++stats_.forks_copied;
+    }
+
+    const SequenceIndex index = new_sequence();
+    SequenceRecord& twin = sequences_[at(index)];
+    const SequenceRecord& source = sequence(s);
+    const TreeNode& tail = node(source.tail);
+    twin.name_space = source.name_space;
+    twin.priority = source.priority;
+    twin.size = source.size;
+    twin.cached = source.cached;
+    twin.may_wait = source.may_wait || source.cursor < source.size;
+    const NodeIndex parent = tail.parent;
+    use_path(parent);
+    twin.tail = add_copied_tail(parent, twin, copied);
+    TreeNode& copy = node(twin.tail);
+    copy.tail_of = index;
+    copy.written = std::min(copied, tail.written);
+    copy.writer = copy.written < copied ? index : none;
+    twin.cursor = copy.writer == none ? twin.size : copy.position + copy.written;
+    if (copied > 0) {
+      copy_tokens(tail, copy, copied);
+      emit_copies(s, tail, copy, copy.written);
+      stats_.copied_tokens += at(copied);
+    }
+    ++version_;
+    ++stats_.forks;
+    ++stats_.live_sequences;
+    return index;
+  }
+
+  // ---- leave -------------------------------------------------------------------------------
+
+  void leave(SequenceIndex s) noexcept {
+    SequenceRecord& record = sequences_[at(s)];
+    drop_reserved(record);
+    record.state = SequenceState::leaving;
+    ++record.generation;
+    record.leave_step = step_;
+    --stats_.live_sequences;
+    ++stats_.retiring_sequences;
+    ++stats_.leaves;
+    ++version_;
+    if constexpr (retains) publish_tail(s, /*may_merge=*/false);
+    for (NodeIndex n = record.tail; n != none; n = node(n).parent) {
+      --node(n).live;
+      ++node(n).held;
+      node(n).priority = std::max(node(n).priority, record.priority);
+      if (node(n).writer == s) hand_over(n);
+    }
+    leaving_.push_back(s);  // reserved by reserve_sequence()
+    finish_leaving();
+  }
+
+  /// Starts a step: the copies that its plan must carry are added to `copies`.
+  std::uint64_t begin_step(std::vector<RowCopy>& copies) {
+    copies.clear();
+    copies.reserve(copies_.size());
+    ++step_;
+    for (PendingCopy& copy : copies_) {
+      copies.push_back(copy.rows);
+      if (copy.emitted == 0) copy.emitted = step_;
+    }
+    return step_;
+  }
+
+  /// Steps up to `step` are done on the device.
+  void retire(std::uint64_t step) noexcept {
+    retired_ = std::max(retired_, std::min(step, step_));
+    release_copies(retired_);
+    finish_leaving();
+  }
+
+  // ---- the cache as a whole ----------------------------------------------------------------
+
+  /// Forgets everything cached. Live sequences stay, but nothing of theirs is found again.
+  void clear() noexcept {
+    while (this->evict_one_slot()) {
+    }
+    for (std::size_t i = 1; i < this->nodes_.size(); ++i) {
+      const auto n = static_cast<NodeIndex>(i);
+      if (node(n).state == NodeState::published)
+        this->unpublish(n, NodeState::stale);
+      else if (node(n).state == NodeState::hidden)
+        node(n).state = NodeState::stale;
+    }
+    ++version_;
+    this->emit(CacheEvent{.kind = CacheEvent::Kind::cleared});
+  }
+
+  /// Marks the cached or live prefix of these tokens to be evicted last. Returns the tokens pinned:
+  /// all that match, or 0 when that would exceed the policy's max_pinned slots.
+  std::int32_t pin(std::span<const Token> tokens, const InsertOptions& options) {
+    Match match = find(tokens, options);
+    this->reserve_nodes(1);
+    std::size_t slots = 0;
+    for (Step step = first_step(match); step.index != root_node; step = next_step(step))
+      if (!node(step.index).pinned)
+        slots += at(Storage::slots_for(node(step.index).begin + step.used));
+    if (this->pinned_slots_ + slots > this->retention_.max_pinned) return 0;
+    if (match.used > 0 && match.used < node(match.last).length)
+      match.last = this->split(match.last, match.used);
+    for (NodeIndex n = match.last; n != root_node; n = node(n).parent) set_pinned(n, true);
+    return match.length;
+  }
+
+  void unpin(std::span<const Token> tokens, const InsertOptions& options) noexcept {
+    // Bottom-up, and not above what is pinned further down: a parent must outlive its children.
+    const Match match = find(tokens, options);
+    for (NodeIndex n = match.last; n != root_node; n = node(n).parent) {
+      for (NodeIndex child = node(n).first_child; child != none; child = node(child).next_sibling)
+        if (node(child).pinned) return;
+      set_pinned(n, false);
+    }
+  }
+
+  void check_invariants() const {
+    this->check_storage();
+    std::vector<TreeNode> counted(this->nodes_.size());
+    std::size_t live = 0, leaving = 0;
+    for (std::size_t i = 0; i < sequences_.size(); ++i) {
+      const SequenceRecord& record = sequences_[i];
+      if (record.state == SequenceState::unused) continue;
+      const auto s = static_cast<SequenceIndex>(i);
+      const bool is_live = record.state == SequenceState::live;
+      (is_live ? live : leaving) += 1;
+      const TreeNode& tail = node(record.tail);
+      Storage::expect(!is_live || (tail.tail_of == s && tail.first_child == none),
+                      "a live sequence has a tail of its own", s);
+      Storage::expect(tail.end() == record.size + record.reserved,
+                      "the path holds exactly the sequence", s);
+      Storage::expect(record.cursor <= record.size, "computed tokens are known", s);
+      std::int32_t covered = 0;
+      for (NodeIndex n = record.tail; n != none; n = node(n).parent) {
+        (is_live ? counted[at(n)].live : counted[at(n)].held) += 1;
+        covered += node(n).length;
+        if (is_live && n != root_node && node(n).written < node(n).length)
+          Storage::expect(
+              node(n).writer != none && sequence(node(n).writer).state == SequenceState::live,
+              "pending K/V has a live writer", n);
+      }
+      Storage::expect(covered == tail.end(), "the path has no gaps", s);
+    }
+    for (std::size_t i = 0; i < counted.size(); ++i) {
+      const auto n = static_cast<NodeIndex>(i);
+      if (node(n).state == NodeState::unused) continue;
+      Storage::expect(node(n).live == counted[i].live && node(n).held == counted[i].held,
+                      "sequences per node", n);
+    }
+    Storage::expect(live == stats_.live_sequences, "live sequences",
+                    static_cast<std::int64_t>(live));
+    Storage::expect(leaving == stats_.retiring_sequences, "leaving sequences",
+                    static_cast<std::int64_t>(leaving));
+  }
+
+  void set_event_sink(std::function<void(const CacheEvent&)> sink) {
+    this->event_sink_ = std::move(sink);
+  }
+
+ private:
+  static constexpr std::int32_t max_length = 1 << 30;
+
+  struct Match {
+    NodeIndex last = root_node;  ///< deepest node reached
+    std::int32_t used = 0;       ///< tokens of it that matched
+    std::int32_t length = 0;     ///< tokens matched in all
+  };
+  struct Step {
+    NodeIndex index;
+    std::int32_t used;
+  };
+  static Step first_step(const Match& match) noexcept { return {match.last, match.used}; }
+  Step next_step(Step step) const noexcept {
+    const NodeIndex parent = node(step.index).parent;
+    return {parent, node(parent).length};
+  }
+
+  [[nodiscard]] std::int32_t public_length(std::span<const Token> prompt,
+                                           const InsertOptions& options) const noexcept {
+    const auto length = static_cast<std::int32_t>(std::min(options.public_length, prompt.size()));
+    return length - length % this->sharing_unit();
+  }
+
+  static Namespace space_at(const InsertOptions& options, std::int32_t position,
+                            std::int32_t public_end) noexcept {
+    if (position >= public_end) return options.name_space;
+    return {0, options.name_space.adapter};
+  }
+
+  [[nodiscard]] Match find(std::span<const Token> prompt, const InsertOptions& options) const {
+    const std::int32_t unit = this->sharing_unit();
+    const std::int32_t public_end = public_length(prompt, options);
+    const auto size = static_cast<std::int32_t>(std::min(prompt.size(), at(max_length)));
+    Match match;
+    while (size - match.length >= unit) {
+      const std::int32_t end = match.length < public_end ? public_end : size;
+      const NodeIndex child = this->find_child(
+          match.last, space_at(options, match.length, public_end), prompt.data() + match.length);
+      if (child == none) break;
+      std::int32_t common = this->common_length(
+          node(child), prompt.subspan(at(match.length), at(end - match.length)));
+      common -= common % unit;
+      match.last = child;
+      match.used = common;
+      match.length += common;
+      if (common < node(child).length) break;
+    }
+    return match;
+  }
+
+  /// Free places that the first `fresh` tokens behind a match could take in its last slot.
+  [[nodiscard]] std::int32_t room_at(const Match& match, std::int32_t fresh) const noexcept {
+    if (fresh == 0 || match.used < node(match.last).length) return 0;
+    return this->room_behind(match.last);
+  }
+
+  void use_path(NodeIndex last) noexcept {
+    for (NodeIndex n = last; n != none; n = node(n).parent) {
+      if (!node(n).active()) {
+        if (node(n).retained) this->unretain(n);
+        this->set_slots_active(node(n), true);
+      }
+      ++node(n).live;
+    }
+  }
+
+  /// Undoes one use of a path by a live or held sequence, keeping or removing what nobody uses.
+  void drop_path(NodeIndex last, std::int32_t TreeNode::*count) noexcept {
+    const std::int32_t keep_end = written_end(last);
+    for (NodeIndex n = last; n != none;) {
+      const NodeIndex parent = node(n).parent;
+      TreeNode& record = node(n);
+      --(record.*count);
+      if (!record.active() && n != root_node) {
+        this->set_slots_active(record, false);
+        const std::int32_t keep = kept_length(record, keep_end);
+        if (keep == 0) {
+          this->remove_node(n);
+        } else {
+          if (keep < record.length || record.tail_of != none) this->release_places(n, keep);
+          record.tail_of = none;
+          this->retain(n);
+          this->emit(CacheEvent{CacheEvent::Kind::stored, record.name_space, record.position,
+                                record.length, record.first_slot});
+        }
+      }
+      n = parent;
+    }
+  }
+
+  /// Leading tokens of an unused node that stay as cache.
+  [[nodiscard]] std::int32_t kept_length(const TreeNode& n, std::int32_t keep_end) const noexcept {
+    if constexpr (!retains) return 0;
+    if (n.state != NodeState::published || n.position >= keep_end) return 0;
+    const std::int32_t keep = std::min(n.written, keep_end - n.position);
+    return keep - keep % this->sharing_unit();
+  }
+
+  /// The first path position whose K/V is not written.
+  [[nodiscard]] std::int32_t written_end(NodeIndex last) const noexcept {
+    std::int32_t end = node(last).end();
+    for (NodeIndex n = last; n != root_node; n = node(n).parent)
+      if (node(n).written < node(n).length) end = node(n).position + node(n).written;
+    return end;
+  }
+
+  NodeIndex add_node(NodeIndex parent, Namespace name_space, const SequenceRecord& record,
+                     std::int32_t length, NodeState state) noexcept {
+    const NodeIndex n = this->new_node(parent, name_space, record.priority, state);
+    node(n).live = 1;
+    this->extend(n, length);
+    return n;
+  }
+
+  /// A twin's tail: copied tokens start in a slot of their own.
+  NodeIndex add_copied_tail(NodeIndex parent, const SequenceRecord& record,
+                            std::int32_t length) noexcept {
+    const NodeIndex n =
+        this->new_node(parent, record.name_space, record.priority, NodeState::hidden);
+    node(n).live = 1;
+    if (length > 0) {
+      node(n).first_slot = node(n).last_slot = this->take_scratch(n, no_slot, true);
+      this->extend(n, length);
+    }
+    return n;
+  }
+
+  bool grow_tail(SequenceRecord& record, std::int32_t count) {
+    const std::int32_t room = this->room(node(record.tail));
+    if (!this->acquire(Storage::slots_for(count - room))) {
+      ++stats_.failed_reserves;
+      return false;
+    }
+    this->extend(record.tail, count);
+    return true;
+  }
+
+  void drop_reserved(SequenceRecord& record) noexcept {
+    record.num_reservations = 0;
+    if (record.reserved == 0) return;
+    record.reserved = 0;
+    TreeNode& tail = node(record.tail);
+    const std::int32_t keep = record.size - tail.position;
+    if (tail.written == keep) tail.writer = none;
+    if (!deferred()) {
+      if (this->release_places(record.tail, keep)) ++version_;
+      return;
+    }
+    // A running step may still read the dropped places: the slots stay as the tail's spare ones.
+    stats_.stored_tokens -= at(tail.length - keep);
+    tail.length = keep;
+    SlotIndex last = tail.first_slot;
+    for (std::int32_t i = Storage::slots_for(tail.begin + keep); i > 1; --i)
+      last = this->next_slot(last);
+    tail.last_slot = last;
+  }
+
+  /// The whole tail of `s` becomes an inner node; the sequence goes on in an empty one.
+  void retire_tail(SequenceIndex s) noexcept {
+    SequenceRecord& record = sequences_[at(s)];
+    const NodeIndex old = record.tail;
+    if (!deferred()) this->release_places(old, node(old).length);
+    const SlotIndex spare =
+        this->owns_end(node(old)) ? this->next_slot(node(old).last_slot) : no_slot;
+    const NodeIndex fresh =
+        this->new_node(old, record.name_space, record.priority, NodeState::hidden);
+    node(fresh).live = 1;
+    node(old).tail_of = none;
+    node(fresh).tail_of = s;
+    record.tail = fresh;
+    if (spare == no_slot) return;
+    slots_[at(node(old).last_slot)].next = no_slot;
+    slots_[at(spare)].prev = no_slot;
+    for (SlotIndex i = spare; i != no_slot; i = this->next_slot(i)) slots_[at(i)].owner = fresh;
+    node(fresh).first_slot = node(fresh).last_slot = spare;
+  }
+
+  void copy_tokens(const TreeNode& from, const TreeNode& to, std::int32_t count) noexcept {
+    this->for_each_run(from, 0, count,
+                       [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
+                         this->store_tokens(to, done, {&this->token_at(s, offset), at(run)});
+                         return true;
+                       });
+  }
+
+  /// Asks for the K/V of the first `count` tokens of `from` at `to`. Rows that are themselves still
+  /// to be copied are taken from where they come from, so that no copy depends on another.
+  void emit_copies(SequenceIndex source, const TreeNode& from, const TreeNode& to,
+                   std::int32_t count) noexcept {
+    const std::size_t older = copies_.size();
+    this->for_each_run(
+        from, 0, count,
+        [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
+          for (std::int32_t i = 0; i < run;) {
+            PendingCopy copy{{slot, offset + i, to.first_slot, to.begin + done + i, run - i},
+                             source};
+            for (std::size_t k = 0; k < older; ++k) {
+              const RowCopy& pending = copies_[k].rows;
+              if (pending.target_slot != slot) continue;
+              const std::int32_t into = offset + i - pending.target_begin;
+              if (into >= 0 && into < pending.length) {
+                copy.rows.source_slot = pending.source_slot;
+                copy.rows.source_begin = pending.source_begin + into;
+                copy.rows.length = std::min(run - i, pending.length - into);
+                copy.source = copies_[k].source;
+                break;
+              }
+              if (into < 0) copy.rows.length = std::min(copy.rows.length, -into);
+            }
+            ++sequences_[at(copy.source)].pins;
+            copies_.push_back(copy);
+            i += copy.rows.length;
+          }
+          return true;
+        });
+  }
+
+  [[nodiscard]] bool deferred() const noexcept {
+    return this->options_.async_steps && step_ > retired_;
+  }
+
+  void acknowledge_copies() noexcept {
+    // A commit says that a step is done; without asynchronous steps that is the last one planned.
+    if (!copies_.empty() && !this->options_.async_steps) {
+      release_copies(step_);
+      finish_leaving();
+    }
+  }
+
+  void release_copies(std::uint64_t step) noexcept {
+    std::erase_if(copies_, [&](const PendingCopy& copy) {
+      if (copy.emitted == 0 || copy.emitted > step) return false;
+      --sequences_[at(copy.source)].pins;
+      return true;
+    });
+  }
+
+  /// Gives a pending node to a live sequence below it.
+  void hand_over(NodeIndex pending) noexcept {
+    node(pending).writer = none;
+    if (node(pending).written == node(pending).length || node(pending).live == 0) return;
+    NodeIndex n = pending;
+    SequenceIndex heir = none;
+    while (heir == none) {
+      heir = node(n).tail_of;
+      if (heir != none && sequence(heir).state == SequenceState::live) break;
+      heir = none;
+      NodeIndex child = node(n).first_child;
+      while (node(child).live == 0) child = node(child).next_sibling;
+      n = child;
+      // The writer below goes on, so that one sequence writes a run from its start to its end.
+      const SequenceIndex writer = node(n).writer;
+      if (writer != none && sequence(writer).state == SequenceState::live) heir = writer;
+    }
+    node(pending).writer = heir;
+    SequenceRecord& record = sequences_[at(heir)];
+    record.cursor = std::min(record.cursor, node(pending).position + node(pending).written);
+    ++stats_.hand_overs;
+  }
+
+  void finish_leaving() noexcept {
+    // One that goes may release the last copy that another waits for: repeat while any goes.
+    for (std::size_t before = 0; before != leaving_.size() && !leaving_.empty();) {
+      before = leaving_.size();
+      std::size_t kept = 0;
+      for (std::size_t i = 0; i < before; ++i) {
+        const SequenceIndex s = leaving_[i];
+        const SequenceRecord& record = sequence(s);
+        const bool running = this->options_.async_steps && record.leave_step > retired_;
+        if (running || record.pins > 0)
+          leaving_[kept++] = s;
+        else
+          finish(s);
+      }
+      leaving_.resize(kept);
+    }
+    if constexpr (retains) {
+      if (stats_.used_slots > this->retention_.high_watermark)
+        while (stats_.used_slots > this->retention_.low_watermark && this->evict_one_slot()) {
+        }
+    }
+  }
+
+  void finish(SequenceIndex s) noexcept {
+    if constexpr (retains) publish_tail(s, /*may_merge=*/true);
+    SequenceRecord& record = sequences_[at(s)];
+    drop_path(record.tail, &TreeNode::held);
+    record.tail = none;
+    record.state = SequenceState::unused;
+    record.next_free = free_sequences_;
+    free_sequences_ = s;
+    --stats_.retiring_sequences;
+  }
+
+  /// Makes the generated tokens of a sequence that left matchable, from the first hidden node down.
+  /// Where an equal path is already there the duplicate is dropped (if it may be: its places must
+  /// not be in use) and the rest moves below that path.
+  void publish_tail(SequenceIndex s, bool may_merge) noexcept {
+    const std::int32_t end = written_end(sequence(s).tail);
+    while (true) {
+      NodeIndex n = none;  // the first hidden node below published ones
+      for (NodeIndex i = sequence(s).tail; i != root_node; i = node(i).parent)
+        if (node(i).state == NodeState::stale)
+          return;
+        else if (node(i).state == NodeState::hidden)
+          n = i;
+      if (n == none || node(n).length == 0) return;
+      const std::int32_t unit = this->sharing_unit();
+      std::int32_t usable = std::min(node(n).length, end - node(n).position);
+      usable -= std::max(0, usable) % unit;
+      if (usable < unit) return;
+      const NodeIndex parent = node(n).parent;
+      const NodeIndex twin = this->find_child(parent, node(n).name_space, this->key_of(node(n)));
+      if (twin == none) {
+        stats_.published_tokens += at(usable);
+        this->publish(n);
+        continue;
+      }
+      const bool shared = node(n).live > 0 || node(n).held > 1;
+      if (!may_merge || shared) return;
+      std::int32_t common = 0;
+      this->for_each_run(node(n), 0, usable,
+                         [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t) {
+                           const std::int32_t same = common_at(
+                               node(twin), common, {&this->token_at(slot, offset), at(run)});
+                           common += same;
+                           return same == run;
+                         });
+      common -= common % unit;
+      if (node(twin).written < common || !this->has_nodes(2)) return;
+      merge_into(s, n, twin, common);
+    }
+  }
+
+  /// Leading tokens of `tokens` equal to the node's from `first` on.
+  [[nodiscard]] std::int32_t common_at(const TreeNode& n, std::int32_t first,
+                                       std::span<const Token> tokens) const noexcept {
+    const std::int32_t limit = std::min(n.length - first, static_cast<std::int32_t>(tokens.size()));
+    std::int32_t common = 0;
+    this->for_each_run(n, first, limit,
+                       [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
+                         const Token* held = &this->token_at(s, offset);
+                         common += static_cast<std::int32_t>(
+                             std::mismatch(held, held + run, tokens.data() + done).first - held);
+                         return common == done + run;
+                       });
+    return common;
+  }
+
+  /// Replaces the first `common` tokens of `n`, which only the leaving sequence `s` uses, by those
+  /// of its published sibling `twin`; what follows moves below it.
+  void merge_into(SequenceIndex s, NodeIndex n, NodeIndex twin, std::int32_t common) noexcept {
+    const NodeIndex target = common < node(twin).length ? this->split(twin, common) : twin;
+    const NodeIndex duplicate = common < node(n).length ? this->split(n, common) : n;
+    const NodeIndex rest = node(duplicate).first_child;  // at most one: nobody else is below
+    if (!node(target).active()) {
+      if (node(target).retained) this->unretain(target);
+      this->set_slots_active(node(target), true);
+    }
+    ++node(target).held;
+    node(target).priority = std::max(node(target).priority, node(duplicate).priority);
+    if (rest != none) {
+      this->unlink_child(rest);
+      this->link_child(target, rest);
+    } else {
+      sequences_[at(s)].tail = target;
+    }
+    this->set_slots_active(node(duplicate), false);
+    node(duplicate).held = 0;
+    this->remove_node(duplicate);
+    stats_.merged_tokens += at(common);
+  }
+
+  void set_pinned(NodeIndex index, bool pinned) noexcept {
+    TreeNode& n = node(index);
+    if (n.pinned == pinned) return;
+    const bool retained = n.retained;
+    if (retained) this->unretain(index);
+    n.pinned = pinned;
+    const std::size_t slots = at(Storage::slots_for(n.begin + n.length));
+    this->pinned_slots_ += pinned ? slots : std::size_t{0} - slots;
+    if (retained) this->retain(index);
+  }
+
+  void reserve_sequence() {
+    if (sequences_.size() + 1 > sequences_.capacity())
+      sequences_.reserve(std::max<std::size_t>(16, 2 * sequences_.capacity()));
+    if (leaving_.capacity() < sequences_.capacity()) leaving_.reserve(sequences_.capacity());
+  }
+
+  SequenceIndex new_sequence() noexcept {
+    SequenceIndex s = free_sequences_;
+    if (s != none) {
+      free_sequences_ = sequences_[at(s)].next_free;
+      const std::uint32_t generation = sequences_[at(s)].generation;
+      sequences_[at(s)] = SequenceRecord{};
+      sequences_[at(s)].generation = generation;
+    } else {
+      s = static_cast<SequenceIndex>(sequences_.size());
+      sequences_.emplace_back();
+    }
+    sequences_[at(s)].state = SequenceState::live;
+    return s;
+  }
+
+  std::vector<SequenceIndex> leaving_;
+  SequenceIndex free_sequences_ = none;
+  std::uint64_t version_ = 1;
+  std::uint64_t step_ = 0, retired_ = 0;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,171 @@
+// The records of the prefix tree and the two tables under it: slots (who holds which places of a
+// slot) and the child index (which node continues a path with a given key).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "config.hpp"
+#include "tree_types.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+using NodeIndex = std::int32_t;
+using SequenceIndex = std::int32_t;
+
+namespace detail {
+
+inline constexpr std::int32_t none = -1;
+inline constexpr NodeIndex root_node = 0;
+
+enum class NodeState : std::uint8_t {
+  unused,
+  hidden,     ///< generated tokens of live sequences: not found by a match
+  published,  ///< in the child index
+  stale       ///< from before clear(): serves its live sequences, never found again
+};
+
+/// A run of tokens on consecutive places: from offset `begin` of `first_slot` to its end, over as
+/// many slots as it takes, all full but the last. A node that is split keeps its slots; the two
+/// halves then share the slot that was cut.
+struct TreeNode {
+  NodeIndex parent = none, first_child = none, next_sibling = none, prev_sibling = none;
+  std::int32_t position = 0;  ///< path position of the first token
+  std::int32_t length = 0;    ///< places taken, those of reserved tokens included
+  std::int32_t begin = 0;
+  SlotIndex first_slot = no_slot, last_slot = no_slot;
+  std::int32_t written = 0;      ///< leading tokens whose K/V is written
+  SequenceIndex writer = none;   ///< who is to write the others
+  SequenceIndex tail_of = none;  ///< the sequence whose private tail this is
+  std::int32_t live = 0;         ///< live sequences at or below
+  std::int32_t held = 0;         ///< sequences at or below that left and wait for their step
+  std::int32_t priority = 0;
+  std::uint32_t hash = 0;  ///< of the key, while published
+  NodeState state = NodeState::unused;
+  bool retained = false;
+  bool pinned = false;
+  NodeIndex older = none, newer = none;  ///< neighbours in the retention list
+  Namespace name_space{};
+
+  [[nodiscard]] bool active() const noexcept { return live + held > 0; }
+  [[nodiscard]] std::int32_t end() const noexcept { return position + length; }
+};
+
+/// The nodes of a slot form a chain from ancestor to descendant with disjoint ranges. The one at
+/// its end owns the free places behind it. `next` and `prev` link the slots of one node's run.
+struct SlotRecord {
+  NodeIndex owner = none;
+  std::int32_t nodes = 0;   ///< nodes with a range in this slot
+  std::int32_t active = 0;  ///< of these, used by a live or leaving sequence
+  SlotIndex next = no_slot, prev = no_slot;
+};
+
+enum class SequenceState : std::uint8_t { unused, live, leaving };
+
+struct SequenceRecord {
+  static constexpr int max_reservations = 4;
+
+  NodeIndex tail = none;
+  std::int32_t size = 0;                             ///< tokens known
+  std::int32_t cursor = 0;                           ///< next position to compute
+  std::int32_t cached = 0;                           ///< found written at insert
+  std::int32_t reserved = 0;                         ///< places behind size, over all reservations
+  std::int32_t reservations[max_reservations] = {};  ///< their sizes, oldest first
+  std::uint8_t num_reservations = 0;
+  SequenceState state = SequenceState::unused;
+  bool may_wait = false;  ///< part of the path may be another sequence's to write
+  std::uint32_t generation = 0;
+  std::int32_t pins = 0;  ///< pending copies that read this sequence's tail
+  std::int32_t priority = 0;
+  std::uint64_t leave_step = 0;
+  Namespace name_space{};
+  SequenceIndex next_free = none;
+};
+
+/// A copy asked for by a fork; emitted with every plan until a step that had it is known to be
+/// done.
+struct PendingCopy {
+  RowCopy rows;
+  SequenceIndex source = none;
+  std::uint64_t emitted = 0;  ///< step of the first plan that carried it, 0 if none has
+};
+
+inline std::uint64_t mix_hash(std::uint64_t hash, std::uint64_t value) noexcept {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+  return hash ^ (hash >> 29);
+}
+
+/// Open-addressing table of published nodes by the hash of (parent, namespace, key tokens). A hash
+/// only proposes a node; the caller compares.
+class ChildIndex {
+ public:
+  [[nodiscard]] bool has_room(std::size_t count) const noexcept {
+    return 2 * count + 2 <= table_.size();
+  }
+
+  /// Makes room for `count` entries in all; inserting them then cannot fail.
+  void reserve(std::size_t count) {
+    if (has_room(count)) return;
+    const std::size_t wanted = 2 * count + 2;
+    std::size_t capacity = table_.empty() ? 64 : table_.size();
+    while (capacity < wanted) capacity *= 2;
+    std::vector<Entry> grown(capacity);
+    table_.swap(grown);
+    for (const Entry& entry : grown)
+      if (entry.node != none) place(entry);
+  }
+
+  void insert(std::uint32_t hash, NodeIndex node) noexcept {
+    place({hash, node});
+    ++size_;
+  }
+
+  void erase(std::uint32_t hash, NodeIndex node) noexcept {
+    const std::size_t mask = table_.size() - 1;
+    std::size_t hole = hash & mask;
+    while (table_[hole].node != node) hole = (hole + 1) & mask;
+    // Shift later entries of the probe run back, so that no tombstones are needed.
+    for (std::size_t i = (hole + 1) & mask; table_[i].node != none; i = (i + 1) & mask) {
+      const std::size_t home = table_[i].hash & mask;
+      if (((i - home) & mask) >= ((i - hole) & mask)) {
+        table_[hole] = table_[i];
+        hole = i;
+      }
+    }
+    table_[hole] = {};
+    --size_;
+  }
+
+  /// The first node with this hash that `same(node)` confirms, or none.
+  template <class Same>
+  [[nodiscard]] NodeIndex find(std::uint32_t hash, const Same& same) const {
+    if (table_.empty()) return none;
+    const std::size_t mask = table_.size() - 1;
+    for (std::size_t i = hash & mask; table_[i].node != none; i = (i + 1) & mask)
+      if (table_[i].hash == hash && same(table_[i].node)) return table_[i].node;
+    return none;
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+ private:
+  struct Entry {
+    std::uint32_t hash = 0;
+    NodeIndex node = none;
+  };
+
+  void place(Entry entry) noexcept {
+    const std::size_t mask = table_.size() - 1;
+    std::size_t i = entry.hash & mask;
+    while (table_[i].node != none) i = (i + 1) & mask;
+    table_[i] = entry;
+  }
+
+  std::vector<Entry> table_;  // power of two, at most half full
+  std::size_t size_ = 0;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,93 @@
+// Options, results and counters of the prefix tree.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "config.hpp"
+#include "plan_types.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// Whose tokens these are. Two sequences share K/V only where both fields agree: `tenant` is a
+/// trust boundary (a salt, a customer), `adapter` names the weights (a LoRA, a model). The two are
+/// compared field by field and never mixed, so tenant 5 is not adapter 5.
+struct Namespace {
+  std::uint64_t tenant = 0;
+  std::uint64_t adapter = 0;
+  friend constexpr bool operator==(const Namespace&, const Namespace&) = default;
+};
+
+/// What may be shared: any common prefix to the token, or whole chunks only. `chunk` gives standard
+/// block tables for other paged kernels; `token` splits a chunk in place where prompts part.
+enum class Sharing : std::uint8_t { token, chunk };
+
+struct TreeOptions {
+  Sharing sharing = Sharing::token;
+  /// Sharing::token: a fork copies a private tail of fewer tokens than this and splits a longer one
+  /// in place. 0 means ChunkSize / 2. Slots stay within ChunkSize / min_run of the need.
+  std::int32_t min_run = 0;
+  /// With true, what leaving sequences used is reused only after retire() of the last step that was
+  /// planned while they were there. For devices that still run a step when the host goes on.
+  bool async_steps = false;
+};
+
+/// Path positions [begin, begin + length) of a sequence.
+struct TokenRange {
+  std::int32_t begin = 0;
+  std::int32_t length = 0;
+  [[nodiscard]] constexpr std::int32_t end() const noexcept { return begin + length; }
+  [[nodiscard]] constexpr bool empty() const noexcept { return length == 0; }
+  friend constexpr bool operator==(const TokenRange&, const TokenRange&) = default;
+};
+
+struct InsertOptions {
+  Namespace name_space{};
+  /// The first tokens of the prompt that every tenant of the same adapter may share.
+  std::size_t public_length = 0;
+  /// Tokens past this one are computed even where their K/V is cached (prompt log-probabilities;
+  /// prompt.size() - 1 keeps the last token's query). Their K/V stays shared and is not rewritten.
+  std::size_t max_reuse = std::numeric_limits<std::size_t>::max();
+  /// Retention priority of what this sequence leaves behind; larger stays longer (`Priority`).
+  int priority = 0;
+};
+
+/// What a prompt would find.
+struct MatchResult {
+  std::size_t cached = 0;   ///< tokens whose K/V is written
+  std::size_t pending = 0;  ///< further tokens whose K/V a live sequence is still to write
+};
+
+/// Counts since construction, and the present state.
+struct TreeStats {
+  std::uint64_t inserts = 0, leaves = 0, forks = 0;
+  std::uint64_t prompt_tokens = 0;   ///< tokens of all inserted prompts
+  std::uint64_t cached_tokens = 0;   ///< of these, found with their K/V written
+  std::uint64_t pending_tokens = 0;  ///< of these, found while another sequence was to write them
+  std::uint64_t splits = 0;          ///< nodes cut in two
+  std::uint64_t splits_inside_slot = 0;  ///< of these, inside a slot
+  std::uint64_t forks_copied = 0, forks_shared = 0, copied_tokens = 0;
+  std::uint64_t hand_overs = 0;        ///< pending nodes that got a new writer
+  std::uint64_t merged_tokens = 0;     ///< generated tokens dropped for an equal published path
+  std::uint64_t published_tokens = 0;  ///< generated tokens that became matchable
+  std::uint64_t evicted_tokens = 0, evicted_slots = 0;
+  std::uint64_t failed_inserts = 0, failed_reserves = 0;
+  std::size_t live_sequences = 0, retiring_sequences = 0;
+  std::size_t nodes = 0;
+  std::size_t used_slots = 0;      ///< live + retained + retiring
+  std::size_t retained_slots = 0;  ///< held by nothing but cached, evictable nodes
+  std::size_t stored_tokens = 0;   ///< places taken in used slots; the rest is fragmentation
+};
+
+/// Something entered the cache's reach or left it; for routers that mirror what is cached where.
+struct CacheEvent {
+  enum class Kind : std::uint8_t { stored, evicted, cleared };
+  Kind kind;
+  Namespace name_space{};
+  std::int32_t position = 0;  ///< path position of the first token concerned
+  std::int32_t length = 0;    ///< tokens concerned
+  SlotIndex first_slot = no_slot;
+};
+
+CHUNKATTN_NAMESPACE_END
