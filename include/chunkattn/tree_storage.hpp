@@ -52,6 +52,12 @@ class TreeStorage {
     return n.length == 0 ? n.begin : (n.begin + n.length - 1) % ChunkSize + 1;
   }
 
+  /// Whether the free places behind the node's last token are its own.
+  [[nodiscard]] bool owns_end(const TreeNode& n) const noexcept {
+    const NodeIndex owner = slots_[at(n.last_slot)].owner;
+    return owner != none && &node(owner) == &n;
+  }
+
   [[nodiscard]] const Token& token_at(SlotIndex s, std::int32_t offset) const noexcept {
     return tokens_[at(s) * ChunkSize + at(offset)];
   }
@@ -393,11 +399,6 @@ class TreeStorage {
     if (n.tail_of != none && s != no_slot && owns_end(n))
       while (next_slot(s) != no_slot) s = next_slot(s);
     return s;
-  }
-
-  [[nodiscard]] bool owns_end(const TreeNode& n) const noexcept {
-    const NodeIndex owner = slots_[at(n.last_slot)].owner;
-    return owner != none && &node(owner) == &n;
   }
 
   /// Takes `count` slots into scratch_, evicting what is cached where the budget is spent.
