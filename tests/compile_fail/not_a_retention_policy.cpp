@@ -1,0 +1,10 @@
+// expect: RetentionPolicy
+#include <chunkattn/prefix_tree.hpp>
+
+struct Forever {};
+
+#ifdef CHUNKATTN_CONTROL
+chunkattn::PrefixTree<int, 64, chunkattn::PoolAllocator, chunkattn::Lru> tree;
+#else
+chunkattn::PrefixTree<int, 64, chunkattn::PoolAllocator, Forever> tree;
+#endif
