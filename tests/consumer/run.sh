@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run.sh MODE WORK_DIR: builds and runs a small program against the library the way MODE names.
 # Exit 0: it ran. 77: a tool is missing, said aloud. Anything else: failed.
-set -eu
+set -euo pipefail
 mode=$1
 work=$2
 root=$(cd "$(dirname "$0")/../.." && pwd)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # run.sh CHECK WORK_DIR: one check of how the headers behave in other people's builds.
 # Exit 0: passed. 77: a tool is missing, said aloud. Anything else: failed.
-set -eu
+set -euo pipefail
 check=$1
 work=$2
 root=$(cd "$(dirname "$0")/../.." && pwd)
