@@ -40,7 +40,10 @@ class Error : public std::runtime_error {
 /// A caller's mistake: names the argument, its value and what was expected. State is unchanged.
 class InvalidArgument : public Error {
  public:
-  using Error::Error;
+  // Not `using Error::Error`: nvcc 13.0 cannot inherit a constructor with this default argument.
+  explicit InvalidArgument(const std::string& message,
+                           SourceLocation where = SourceLocation::current())
+      : Error(message, where) {}
 };
 
 /// The allocator's budget is spent. A normal event under load: the `try_` forms report it without
