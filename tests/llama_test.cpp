@@ -325,7 +325,7 @@ TEST_CASE("matmul gives the same bits for a row whatever the batch") {
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
   std::vector<float> all(33 * outputs);
   llama::matmul(serial, x, model.embedding, all, 33);
-  for (const std::size_t r : {0, 1, 15, 16, 32}) {
+  for (const std::size_t r : {0u, 1u, 15u, 16u, 32u}) {
     std::vector<float> one(outputs);
     llama::matmul(serial, std::span<const float>(x).subspan(r * inputs, inputs), model.embedding,
                   one, 1);

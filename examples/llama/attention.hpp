@@ -1,0 +1,76 @@
+// ChunkAttention for a model whose head size and K/V element type are known at run time only.
+#pragma once
+
+#include <chunkattn/chunkattn.hpp>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+#include "checkpoint.hpp"
+
+namespace llama {
+
+/// The attention of all layers over one K/V cache.
+class Attention {
+ public:
+  virtual ~Attention() = default;
+  /// One layer of one step: stores k and v [rows][num_kv_heads][head_dim] and attends.
+  /// q, out: [rows][num_qo_heads][head_dim]
+  virtual void run(int layer, const chunkattn::AttentionPlan& plan, std::span<const float> q,
+                   std::span<const float> k, std::span<const float> v, std::span<float> out) = 0;
+};
+
+template <int HeadDim, class T>
+class AttentionOf final : public Attention {
+ public:
+  template <class Tree>
+  AttentionOf(const Tree& tree, const Config& config, chunkattn::ThreadPool& executor,
+              chunkattn::AttentionOptions options)
+      : cache_(tree, {.num_layers = config.num_layers,
+                      .num_kv_heads = config.num_kv_heads,
+                      .head_dim = HeadDim}),
+        attention_(executor, options) {}
+
+  void run(int layer, const chunkattn::AttentionPlan& plan, std::span<const float> q,
+           std::span<const float> k, std::span<const float> v, std::span<float> out) override {
+    attention_.write(cache_.layer(layer), plan, k, v);
+    attention_.run(cache_.layer(layer), plan, q, out);
+  }
+
+ private:
+  chunkattn::KvCache<chunkattn::Cpu, T> cache_;
+  chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim> attention_;
+};
+
+template <class T, class Tree>
+std::unique_ptr<Attention> make_attention_of(const Tree& tree, const Config& config,
+                                             chunkattn::ThreadPool& executor,
+                                             chunkattn::AttentionOptions options) {
+  switch (config.head_dim()) {  // the sizes of the published tinyllamas, and of Llama 2
+    case 8:
+      return std::make_unique<AttentionOf<8, T>>(tree, config, executor, options);
+    case 48:
+      return std::make_unique<AttentionOf<48, T>>(tree, config, executor, options);
+    case 64:
+      return std::make_unique<AttentionOf<64, T>>(tree, config, executor, options);
+    case 128:
+      return std::make_unique<AttentionOf<128, T>>(tree, config, executor, options);
+    default:
+      throw std::invalid_argument("head_dim = " + std::to_string(config.head_dim()) +
+                                  ": this example is built for 8, 48, 64 and 128; the library "
+                                  "takes any multiple of 8 up to 256, add a line here");
+  }
+}
+
+/// \param kv  "fp32", "fp16" or "bf16"
+template <class Tree>
+std::unique_ptr<Attention> make_attention(const std::string& kv, const Tree& tree,
+                                          const Config& config, chunkattn::ThreadPool& executor,
+                                          chunkattn::AttentionOptions options) {
+  if (kv == "fp16") return make_attention_of<chunkattn::half>(tree, config, executor, options);
+  if (kv == "bf16") return make_attention_of<chunkattn::bfloat16>(tree, config, executor, options);
+  return make_attention_of<float>(tree, config, executor, options);
+}
+
+}  // namespace llama

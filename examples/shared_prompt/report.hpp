@@ -1,0 +1,188 @@
+// The last page of the program: memory, decode time, accuracy; for a person and as JSON.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+
+#include "../support/json.hpp"
+#include "../support/table.hpp"
+#include "compare.hpp"
+#include "serve.hpp"
+
+namespace shared_prompt {
+
+struct Settings {
+  int requests = 32, num_qo_heads = 32, num_kv_heads = 32, threads = 0, prefill = 512, rounds = 9;
+  std::string kv = "fp32", device = "cpu", json;
+  double memory_gib = 3.2;
+  bool check = false, hide_tree = false;
+};
+
+inline constexpr double target_over_shared_pages = 3, target_over_unshared = 5,
+                        target_bandwidth = 0.8;
+
+inline void print_memory(const MemoryReport& m) {
+  examples::section("K/V memory of one layer");
+  examples::Table table({"<", "chunks", "tokens", "bytes"});
+  table.row({"without sharing", examples::grouped(m.unshared_chunks), examples::grouped(m.tokens),
+             examples::bytes_text(m.bytes_unshared)});
+  table.row({"chunkattn", examples::grouped(m.chunks), examples::grouped(m.stored_tokens),
+             examples::bytes_text(m.bytes_shared)});
+  table.print();
+  fmt::print(
+      "\n  {} times less memory. {} of {:.0f} tokens are common to all: r = {:.3f}. The paper\n"
+      "  expects 1/(1-r) = {:.1f} times for many sequences, which is {:.1f} for {}; what smaller\n"
+      "  groups share comes on top, places left empty in chunks come off.\n",
+      examples::bold(fmt::format("{:.1f}", m.ratio())), examples::grouped(m.common_tokens),
+      m.mean_length(), m.sharing(), m.paper_limit(), m.paper_at_batch(), m.requests);
+  fmt::print(
+      "  Empty places in chunks: {:.2f} % of all tokens; the paper's bound (c-1)/n is {:.2f} %.\n",
+      100 * m.waste(), 100 * m.waste_bound());
+}
+
+inline void print_decode(const CompareReport& r) {
+  const Variant& ours = r.ours();
+  examples::section("One decode step of the full batch");
+  examples::Table table({"<", "ms/step", "ours is", "K/V held", "rate", "limit of the machine",
+                         "reached", "largest error"});
+  for (const Variant& v : r.variants) {
+    const double seconds = v.time() * 1e-3;
+    std::string rate, limit;
+    if (v.limit_name == "arithmetic") {
+      rate = fmt::format("{:.0f} GFLOP/s", v.flops / seconds * 1e-9);
+      limit = fmt::format("{:.0f} GFLOP/s fp32", r.fma * 1e-9);
+    } else if (v.limit_name == "cache read") {
+      rate = fmt::format("{:.1f} GB/s", v.cache_bytes / seconds * 1e-9);
+      limit = fmt::format("{:.1f} GB/s cache", r.cache_read * 1e-9);
+    } else {
+      rate = fmt::format("{:.1f} GB/s", v.memory_bytes / seconds * 1e-9);
+      limit = fmt::format("{:.1f} GB/s memory", r.memory_read * 1e-9);
+    }
+    const bool is_ours = &v == &ours;
+    table.row(
+        {is_ours ? examples::bold(v.name) : v.name, fmt::format("{:.2f}", v.time()),
+         is_ours ? "" : examples::green(fmt::format("{:.1f} x faster", v.time() / ours.time())),
+         examples::bytes_text(v.held_bytes), rate, limit,
+         fmt::format("{:.0f} %", 100 * v.of_limit()), fmt::format("{:.1e}", v.max_error)});
+  }
+  table.print();
+  fmt::print(
+      "\n  Medians of {} rounds in turns, each from cold memory. The paged ones run the library's\n"
+      "  own kernel with one plan row per sequence; \"shared pages\" is the paper's PagedAttn*.\n"
+      "  Errors are against the oracle in double precision on the same K/V.\n",
+      r.rounds);
+  if (!r.skipped.empty()) fmt::print("  {}.\n", r.skipped);
+}
+
+inline void print_serving(const ServeReport& s) {
+  fmt::print(
+      "\n  {} prompt tokens: {} computed, {} ({:.1f} %) found in the cache or computed by a\n"
+      "  neighbour. {} tokens generated in {} steps, at most {} requests at once, {} chunks.\n"
+      "  Attention: {:.0f} ms for the prompts, {:.2f} ms per decode step; plan update {:.0f} µs,\n"
+      "  {} rebuilds.\n",
+      examples::grouped(s.prompt_tokens), examples::grouped(s.computed_tokens),
+      examples::grouped(s.prompt_tokens - s.computed_tokens),
+      100.0 * static_cast<double>(s.prompt_tokens - s.computed_tokens) /
+          static_cast<double>(s.prompt_tokens),
+      examples::grouped(s.generated_tokens), s.steps, s.peak_live, s.peak_slots, s.prefill_ms,
+      median(s.decode_ms), median(s.update_us), s.plan_rebuilds);
+}
+
+/// Prints how the run compares with what the project promises. True if it keeps all of it.
+inline bool print_verdict(const CompareReport& r, bool check) {
+  bool ok = true;
+  const auto line = [&](bool kept, const std::string& text) {
+    ok &= kept;
+    fmt::print("  {} {}\n", kept ? examples::green("ok ") : examples::red("low"), text);
+  };
+  double worst = 0;
+  for (const Variant& v : r.variants) worst = std::max(worst, v.worst_of_bound);
+  if (check) examples::section("Checks");
+  if (check || worst > 1)
+    line(worst <= 1, fmt::format("largest error: {:.2f} of the oracle's bound", worst));
+  if (!check) return ok;
+  const double ours = r.ours().time();
+  if (const Variant* v = r.find("paged_shared"))
+    line(v->time() >= target_over_shared_pages * ours,
+         fmt::format("{:.2f} x faster than paged over shared pages, wanted {:.0f}",
+                     v->time() / ours, target_over_shared_pages));
+  if (const Variant* v = r.find("paged_unshared")) {
+    line(v->time() >= target_over_unshared * ours,
+         fmt::format("{:.2f} x faster than paged without sharing, wanted {:.0f}", v->time() / ours,
+                     target_over_unshared));
+    line(v->of_limit() >= target_bandwidth,
+         fmt::format("paged without sharing reaches {:.0f} % of the read bandwidth, wanted {:.0f}",
+                     100 * v->of_limit(), 100 * target_bandwidth));
+  }
+  return ok;
+}
+
+inline void write_json(const Settings& settings, const ServeReport& s, const CompareReport& r) {
+  examples::JsonWriter json;
+  json.begin_object();
+  json.member("program", "shared_prompt");
+  json.begin_object("settings");
+  json.member("requests", settings.requests);
+  json.member("num_qo_heads", settings.num_qo_heads);
+  json.member("num_kv_heads", settings.num_kv_heads);
+  json.member("head_dim", 128);
+  json.member("chunk_size", r.memory.chunk_size);
+  json.member("kv", settings.kv);
+  json.member("threads", settings.threads);
+  json.member("rounds", r.rounds);
+  json.end_object();
+  json.begin_object("serving");
+  json.member("steps", s.steps);
+  json.member("prompt_tokens", s.prompt_tokens);
+  json.member("prompt_tokens_computed", s.computed_tokens);
+  json.member("generated_tokens", s.generated_tokens);
+  json.member("peak_requests", s.peak_live);
+  json.member("peak_chunks", s.peak_slots);
+  json.member("prefill_ms", s.prefill_ms);
+  json.member("decode_ms_per_step", median(s.decode_ms));
+  json.member("plan_update_us", median(s.update_us));
+  json.member("plan_rebuilds", s.plan_rebuilds);
+  json.end_object();
+  const MemoryReport& m = r.memory;
+  json.begin_object("memory");
+  json.member("tokens", m.tokens);
+  json.member("stored_tokens", m.stored_tokens);
+  json.member("common_tokens", m.common_tokens);
+  json.member("bytes_without_sharing", m.bytes_unshared);
+  json.member("bytes_with_sharing", m.bytes_shared);
+  json.member("ratio", m.ratio());
+  json.member("sharing_ratio_r", m.sharing());
+  json.member("paper_ratio_many_sequences", m.paper_limit());
+  json.member("paper_ratio_at_batch", m.paper_at_batch());
+  json.member("unused_places", m.waste());
+  json.member("paper_unused_bound", m.waste_bound());
+  json.end_object();
+  json.begin_object("machine");
+  json.member("memory_read_bytes_per_s", r.memory_read);
+  json.member("cache_read_bytes_per_s", r.cache_read);
+  json.member("fp32_flop_per_s", r.fma);
+  json.end_object();
+  json.begin_array("decode");
+  for (const Variant& v : r.variants) {
+    json.begin_object();
+    json.member("variant", v.key);
+    json.member("ms_per_step", v.time());
+    json.member("ratio_to_chunkattn", v.time() / r.ours().time());
+    json.member("kv_bytes", v.held_bytes);
+    json.member("limit", v.limit_name);
+    json.member("limit_ms", v.floor_ms);
+    json.member("of_limit", v.of_limit());
+    json.member("max_abs_error", v.max_error);
+    json.member("error_of_bound", v.worst_of_bound);
+    json.begin_array("samples_ms");
+    for (const double sample : v.ms) json.member("", sample);
+    json.end_array();
+    json.end_object();
+  }
+  json.end_array();
+  json.end_object();
+  json.save(settings.json);
+}
+
+}  // namespace shared_prompt

@@ -1,0 +1,236 @@
+// The server: iteration-based batching over one layer of attention. In each step every live request
+// has rows: prompt tokens that are not in the cache yet, or its latest token.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chunkattn/chunkattn.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../support/machine_limits.hpp"
+#include "../support/table.hpp"
+#include "stand_in.hpp"
+
+namespace shared_prompt {
+
+/// A request as the server sees it: token ids.
+struct Job {
+  std::string title;
+  std::vector<std::int32_t> prompt, reply;
+  int join_step = 0;
+};
+
+/// What a full batch looks like at one step: given to the measurements.
+template <class T>
+struct Moment {
+  int step = 0;
+  chunkattn::PlanView plan;
+  chunkattn::KvView<T> kv;
+  std::span<const float> q;       ///< [rows][num_qo_heads][head_dim], the caller's order
+  std::vector<std::size_t> jobs;  ///< of each row, in the caller's order
+  chunkattn::TreeStats tree;
+};
+
+struct ServeReport {
+  int steps = 0;
+  std::size_t prompt_tokens = 0, computed_tokens = 0, generated_tokens = 0;
+  std::size_t peak_live = 0, peak_slots = 0;
+  std::uint64_t plan_rebuilds = 0;
+  double prefill_ms = 0;          ///< attention of steps that had prompt rows
+  std::vector<double> decode_ms;  ///< attention of steps that had none
+  std::vector<double> update_us;  ///< plan updates of the same steps
+  double total_ms = 0;
+};
+
+template <class T, int HeadDim, int ChunkSize>
+class Server {
+ public:
+  using Tree = chunkattn::PrefixTree<std::int32_t, ChunkSize>;
+
+  Server(chunkattn::ThreadPool& executor, int num_qo_heads, int num_kv_heads, int prefill_chunk)
+      : executor_(executor),
+        stand_in_(num_qo_heads, num_kv_heads, HeadDim),
+        prefill_chunk_(static_cast<std::size_t>(prefill_chunk)),
+        cache_(tree_, {.num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = HeadDim}),
+        attention_(executor) {}
+
+  /// Serves all jobs; calls at_peak(Moment<T>) in the step before the first one leaves, when the
+  /// most are live.
+  template <class AtPeak>
+  ServeReport run(const std::vector<Job>& jobs, AtPeak&& at_peak) {
+    ServeReport report;
+    std::vector<Live> live;
+    std::size_t joined = 0, left = 0;
+    bool measured = false;
+    double at_peak_ms = 0;
+    for (const Job& job : jobs) report.prompt_tokens += job.prompt.size();
+
+    report.total_ms = examples::milliseconds([&] {
+      for (int step = 0; joined < jobs.size() || !live.empty(); ++step) {
+        for (; joined < jobs.size() && (jobs[joined].join_step <= step || live.empty()); ++joined) {
+          const auto& prompt = jobs[joined].prompt;
+          live.push_back({joined, tree_.insert(prompt, {.max_reuse = prompt.size() - 1})});
+        }
+        const StepShape shape = plan_step(jobs, live);
+        const double update_ms = examples::milliseconds([&] { plan_.update(tree_); });
+        project(jobs, live, shape.rows);
+        const auto layer = cache_.layer(0);
+        attention_.write(layer, plan_, std::span<const float>(k_), std::span<const float>(v_));
+        const double ms = examples::milliseconds([&] {
+          attention_.run(layer, plan_, std::span<const float>(q_), std::span<float>(out_));
+        });
+        report.computed_tokens += shape.prompt_rows;
+        report.generated_tokens += shape.rows - shape.prompt_rows;
+        report.peak_live = std::max(report.peak_live, live.size());
+        report.peak_slots = std::max(report.peak_slots, tree_.num_slots());
+        if (shape.prompt_rows != 0) {
+          report.prefill_ms += ms;
+        } else {
+          report.decode_ms.push_back(ms);
+          report.update_us.push_back(update_ms * 1e3);
+        }
+        progress(step, live.size(), jobs.size() - joined, left, shape, ms);
+
+        if (!measured && joined == jobs.size() && shape.prompt_rows == 0 &&
+            shape.rows == live.size() && shape.leaving != 0) {
+          measured = true;
+          std::vector<std::size_t> rows;
+          for (const Live& one : live) rows.push_back(one.job);
+          finish_progress();
+          at_peak_ms = examples::milliseconds([&] {
+            at_peak(Moment<T>{step, plan_.view(), layer, q_, std::move(rows), tree_.stats()});
+          });
+        }
+        commit(jobs, live);
+        left +=
+            static_cast<std::size_t>(std::erase_if(live, [](const Live& one) { return one.done; }));
+        ++report.steps;
+      }
+      finish_progress();
+    });
+    report.total_ms -= at_peak_ms;
+    report.plan_rebuilds = plan_.num_rebuilds();
+    return report;
+  }
+
+  [[nodiscard]] chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim>& attention() {
+    return attention_;
+  }
+
+ private:
+  struct Live {
+    std::size_t job;
+    typename Tree::Sequence sequence;
+    chunkattn::TokenRange range{};  // this step's positions
+    std::size_t replied = 0;        // tokens of the reply that are in the tree
+    bool decoding = false;
+    bool done = false;
+  };
+  struct StepShape {
+    std::size_t rows = 0, prompt_rows = 0, waiting = 0, leaving = 0;
+  };
+
+  StepShape plan_step(const std::vector<Job>& jobs, std::vector<Live>& live) {
+    StepShape shape;
+    plan_.clear();
+    for (Live& one : live) {
+      one.range = {};
+      // Somebody is computing a prefix that this one needs: wait until it is there.
+      if (!one.decoding && one.sequence.num_pending() != 0) {
+        ++shape.waiting;
+        continue;
+      }
+      one.range =
+          one.decoding ? one.sequence.reserve(1) : one.sequence.next_uncomputed(prefill_chunk_);
+      plan_.add(one.sequence, one.range);
+      const auto length = static_cast<std::size_t>(one.range.length);
+      shape.rows += length;
+      if (!one.decoding) shape.prompt_rows += length;
+      if (one.decoding && one.replied + 1 == jobs[one.job].reply.size()) ++shape.leaving;
+    }
+    return shape;
+  }
+
+  /// q, k and v of the step's rows, in the order in which they were added to the plan.
+  void project(const std::vector<Job>& jobs, const std::vector<Live>& live, std::size_t rows) {
+    q_.resize(rows * stand_in_.q_size());
+    out_.resize(q_.size());
+    k_.resize(rows * stand_in_.kv_size());
+    v_.resize(k_.size());
+    tokens_.clear();
+    for (const Live& one : live)
+      for (std::int32_t p = one.range.begin; p < one.range.end(); ++p)
+        tokens_.push_back({one.decoding ? jobs[one.job].reply[one.replied]
+                                        : jobs[one.job].prompt[static_cast<std::size_t>(p)],
+                           p});
+    executor_.parallel_for(static_cast<int>(rows), [&](int i) {
+      const auto row = static_cast<std::size_t>(i);
+      StandIn::project(tokens_[row].token, tokens_[row].position,
+                       std::span(q_).subspan(row * stand_in_.q_size(), stand_in_.q_size()),
+                       std::span(k_).subspan(row * stand_in_.kv_size(), stand_in_.kv_size()),
+                       std::span(v_).subspan(row * stand_in_.kv_size(), stand_in_.kv_size()));
+    });
+  }
+
+  void commit(const std::vector<Job>& jobs, std::vector<Live>& live) {
+    for (Live& one : live) {
+      if (one.range.length == 0) continue;
+      const Job& job = jobs[one.job];
+      if (one.decoding) {
+        one.sequence.commit(job.reply[one.replied++]);
+        one.done = one.replied == job.reply.size();
+      } else {
+        one.sequence.commit(one.range);
+        one.decoding = static_cast<std::size_t>(one.range.end()) == job.prompt.size();
+      }
+    }
+  }
+
+  void progress(int step, std::size_t live, std::size_t to_come, std::size_t left,
+                const StepShape& shape, double ms) {
+    if (!examples::on_terminal() && step % 10 != 0 && shape.prompt_rows < 64) return;
+    std::string bar;
+    for (std::size_t i = 0; i < live; i += std::max<std::size_t>(1, (live + to_come) / 32))
+      bar += "■";
+    const std::string line = fmt::format(
+        "  step {:>3}  to come {:>3}  live {:>3}  done {:>3}  rows: {:>4} prompt {:>3} decode  "
+        "attention {:>7.2f} ms  {}",
+        step, to_come, live, left, shape.prompt_rows, shape.rows - shape.prompt_rows, ms, bar);
+    if (examples::on_terminal()) {
+      fmt::print("\r\x1b[K{}", line);
+      line_open_ = true;
+      std::fflush(stdout);
+    } else {
+      fmt::print("{}\n", line);
+    }
+  }
+  void finish_progress() {
+    if (line_open_) fmt::print("\n");
+    line_open_ = false;
+    std::fflush(stdout);
+  }
+
+  struct Place {
+    std::int32_t token, position;
+  };
+
+  chunkattn::ThreadPool& executor_;
+  StandIn stand_in_;
+  std::size_t prefill_chunk_;
+  Tree tree_;
+  chunkattn::KvCache<chunkattn::Cpu, T> cache_;
+  chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim> attention_;
+  chunkattn::AttentionPlan plan_;
+  std::vector<float> q_, k_, v_, out_;
+  std::vector<Place> tokens_;
+  bool line_open_ = false;
+};
+
+}  // namespace shared_prompt
