@@ -39,10 +39,10 @@ class AttentionPlan {
     const auto end = static_cast<std::int64_t>(sequence.size() + sequence.num_reserved());
     detail::check_argument(queries.length >= 1, "queries.length", queries.length,
                            "at least one query token");
-    detail::check_argument(queries.begin >= 0 && queries.end() <= end, "queries.end()",
-                           queries.end(),
-                           "positions within the " + std::to_string(end) +
-                               " known and reserved tokens of the sequence");
+    if (queries.begin < 0 || queries.end() > end) [[unlikely]]
+      detail::fail_argument("queries.end()", queries.end(),
+                            "positions within the " + std::to_string(end) +
+                                " known and reserved tokens of the sequence");
     entries_.push_back(
         {sequence.tree_id(), sequence.index(), sequence.generation(), queries, num_rows_});
     num_rows_ += queries.length;
@@ -144,13 +144,13 @@ class AttentionPlan {
           const SequenceMark& seen = entry_of_at(n.writer);
           const bool runs = seen.mark == mark_;
           const TokenRange range = runs ? entries_[at(seen.entry)].queries : TokenRange{};
-          detail::check_argument(
-              runs && range.begin <= n.position + n.written && range.end() >= n.position + length,
-              "queries.begin", entry.queries.begin,
-              "that the sequence which is to write positions " +
-                  std::to_string(n.position + n.written) + " to " +
-                  std::to_string(n.position + length - 1) +
-                  " computes them in this step or has committed them");
+          if (runs && range.begin <= n.position + n.written && range.end() >= n.position + length)
+            return;
+          detail::fail_argument("queries.begin", entry.queries.begin,
+                                "that the sequence which is to write positions " +
+                                    std::to_string(n.position + n.written) + " to " +
+                                    std::to_string(n.position + length - 1) +
+                                    " computes them in this step or has committed them");
         });
   }
 

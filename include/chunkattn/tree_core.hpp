@@ -237,11 +237,12 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
   /// The K/V of these known positions is written.
   void commit(SequenceIndex s, TokenRange range) {
     SequenceRecord& record = sequences_[at(s)];
-    check_argument(range.begin >= 0 && range.begin <= record.cursor, "range.begin", range.begin,
-                   "at most " + std::to_string(record.cursor) + ", the next position to compute");
-    check_argument(range.length >= 0 && range.length <= record.size - range.begin, "range.length",
-                   range.length,
-                   "an end within the " + std::to_string(record.size) + " known tokens");
+    if (range.begin < 0 || range.begin > record.cursor) [[unlikely]]
+      fail_argument("range.begin", range.begin,
+                    "at most " + std::to_string(record.cursor) + ", the next position to compute");
+    if (range.length < 0 || range.length > record.size - range.begin) [[unlikely]]
+      fail_argument("range.length", range.length,
+                    "an end within the " + std::to_string(record.size) + " known tokens");
     for_each_node(s, range, [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
       TreeNode& n = node(index);
       if (n.writer != s || n.written < offset) return;
@@ -258,12 +259,14 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     SequenceRecord& record = sequences_[at(s)];
     check_argument(record.num_reservations > 0, "reserved places", 0,
                    "a reservation: call reserve() first");
-    check_argument(tokens.size() <= at(record.reservations[0]), "tokens.size()", tokens.size(),
-                   "at most the " + std::to_string(record.reservations[0]) +
-                       " places of the oldest reservation");
-    check_argument(record.cursor >= record.size, "computed tokens", record.cursor,
-                   "all " + std::to_string(record.size) +
-                       " known tokens: commit their range before reserved tokens");
+    if (tokens.size() > at(record.reservations[0])) [[unlikely]]
+      fail_argument("tokens.size()", tokens.size(),
+                    "at most the " + std::to_string(record.reservations[0]) +
+                        " places of the oldest reservation");
+    if (record.cursor < record.size) [[unlikely]]
+      fail_argument("computed tokens", record.cursor,
+                    "all " + std::to_string(record.size) +
+                        " known tokens: commit their range before reserved tokens");
     TreeNode& tail = node(record.tail);
     const auto count = static_cast<std::int32_t>(tokens.size());
     this->store_tokens(tail, record.size - tail.position, tokens);
