@@ -1,0 +1,434 @@
+// What the prefix tree and the plan cost on the host: nanoseconds per token and per operation, one
+// core. `--benchmark_filter=` picks cases; counters ending in _ns are the figures to read.
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <chrono>
+#include <chunkattn/attention_plan.hpp>
+#include <chunkattn/prefix_tree.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using Token = std::uint32_t;
+using chunkattn::AttentionPlan;
+using chunkattn::Lru;
+using chunkattn::NoRetention;
+using chunkattn::PoolAllocator;
+using Tree = chunkattn::PrefixTree<Token, 64>;
+using CachingTree = chunkattn::PrefixTree<Token, 64, PoolAllocator, Lru>;
+constexpr std::size_t chunk = 64;
+
+std::vector<Token> random_tokens(std::size_t count, std::uint64_t seed) {
+  std::mt19937_64 engine(seed);
+  std::vector<Token> tokens(count);
+  for (Token& token : tokens) token = static_cast<Token>(engine() >> 40);
+  return tokens;
+}
+
+/// Adds up what runs between start() and stop(), over many short intervals.
+class Stopwatch {
+ public:
+  void start() { begin_ = std::chrono::steady_clock::now(); }
+  double stop() {
+    const std::chrono::duration<double> last = std::chrono::steady_clock::now() - begin_;
+    total_ += last.count();
+    return last.count();
+  }
+  [[nodiscard]] double seconds() const { return total_; }
+
+ private:
+  std::chrono::steady_clock::time_point begin_;
+  double total_ = 0;
+};
+
+/// A counter in nanoseconds per `count` things, from the time that the benchmark itself reports.
+benchmark::Counter per(double count) {
+  return benchmark::Counter(count / 1e9, benchmark::Counter::Flags(benchmark::Counter::kIsRate |
+                                                                   benchmark::Counter::kInvert));
+}
+benchmark::Counter total_per(double seconds, double count) {
+  return benchmark::Counter(seconds * 1e9 / count);
+}
+
+/// Many prompts below one tree: 1,000 of them share the first half of the prompt asked for.
+struct Prompts {
+  explicit Prompts(std::size_t length) : prompt(random_tokens(length, 1)) {
+    for (std::uint64_t i = 0; i < 1000; ++i) {
+      std::vector<Token> other(
+          prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(length / 2 + i % chunk));
+      const auto tail = random_tokens(chunk, 100 + i);
+      other.insert(other.end(), tail.begin(), tail.end());
+      sequences.push_back(tree.insert(other));
+      sequences.back().commit(sequences.back().next_uncomputed());
+    }
+    sequences.push_back(tree.insert(prompt));
+    sequences.back().commit(sequences.back().next_uncomputed());
+  }
+  Tree tree;
+  std::vector<Token> prompt;
+  std::vector<Tree::Sequence> sequences;
+};
+
+void match(benchmark::State& state) {
+  const auto length = static_cast<std::size_t>(state.range(0));
+  const Prompts prompts(length);
+  for (auto _ : state) benchmark::DoNotOptimize(prompts.tree.match_prefix(prompts.prompt));
+  state.counters["token_ns"] = per(static_cast<double>(length) * double(state.iterations()));
+}
+BENCHMARK(match)->Arg(64)->Arg(1024)->Arg(4096)->Arg(16384);
+
+/// A new prompt of range(0) tokens joins a warm tree and leaves; only joining is timed for
+/// token_ns, only leaving for leave_ns.
+void insert_new(benchmark::State& state) {
+  const auto length = static_cast<std::size_t>(state.range(0));
+  Tree tree;
+  std::vector<std::vector<Token>> prompts;
+  for (std::uint64_t i = 0; i < 64; ++i) prompts.push_back(random_tokens(length, i));
+  std::vector<Tree::Sequence> sequences(prompts.size());
+  for (std::size_t i = 0; i < prompts.size(); ++i) sequences[i] = tree.insert(prompts[i]);
+  for (auto& sequence : sequences) sequence.leave();
+  Stopwatch joining, leaving;
+  for (auto _ : state) {
+    joining.start();
+    for (std::size_t i = 0; i < prompts.size(); ++i) sequences[i] = tree.insert(prompts[i]);
+    const double seconds = joining.stop();
+    leaving.start();
+    for (auto& sequence : sequences) sequence.leave();
+    state.SetIterationTime(seconds + leaving.stop());
+  }
+  const double joins = 64.0 * double(state.iterations());
+  state.counters["token_ns"] = total_per(joining.seconds(), joins * double(length));
+  state.counters["insert_ns"] = total_per(joining.seconds(), joins);
+  state.counters["leave_ns"] = total_per(leaving.seconds(), joins);
+}
+BENCHMARK(insert_new)->Arg(64)->Arg(1024)->Arg(4096)->Arg(16384)->UseManualTime();
+
+/// A prompt joins that shares 4,096 tokens with 1,000 others and brings range(0) new ones.
+void insert_below_shared(benchmark::State& state) {
+  const auto fresh = static_cast<std::size_t>(state.range(0));
+  Prompts prompts(4096);
+  std::vector<Token> prompt = prompts.prompt;
+  const auto tail = random_tokens(fresh, 7);
+  prompt.insert(prompt.end(), tail.begin(), tail.end());
+  Stopwatch joining, leaving;
+  for (auto _ : state) {
+    joining.start();
+    auto sequence = prompts.tree.insert(prompt);
+    const double seconds = joining.stop();
+    leaving.start();
+    sequence.leave();
+    state.SetIterationTime(seconds + leaving.stop());
+  }
+  const double joins = double(state.iterations());
+  state.counters["insert_ns"] = total_per(joining.seconds(), joins);
+  state.counters["leave_ns"] = total_per(leaving.seconds(), joins);
+}
+BENCHMARK(insert_below_shared)->Arg(1)->Arg(64)->UseManualTime();
+
+/// One sequence of range(0) tokens grows. What a boundary costs more than another token is told
+/// from two runs: all tokens inside chunks (the tail is cut back), and one token in 64 at a border.
+template <bool with_commit>
+void grow(benchmark::State& state) {
+  Tree tree;
+  const auto prompt = random_tokens(static_cast<std::size_t>(state.range(0)), 3);
+  Stopwatch inside, boundary;
+  std::uint64_t rounds = 0;
+  for (auto _ : state) {
+    auto sequence = tree.insert(prompt);
+    sequence.commit(sequence.next_uncomputed());
+    const auto step = [&](Token token) {
+      if constexpr (with_commit) {
+        sequence.reserve(1);
+        sequence.commit(token);
+      } else {
+        sequence.append(token);
+      }
+    };
+    while (sequence.size() % chunk != 0) step(1);
+    double seconds = 0;
+    for (int block = 0; block < 64; ++block, ++rounds) {
+      boundary.start();
+      step(2);
+      seconds += boundary.stop();
+      inside.start();
+      for (std::size_t i = 1; i < chunk; ++i) step(static_cast<Token>(i));
+      seconds += inside.stop();
+    }
+    state.SetIterationTime(seconds);
+  }
+  Stopwatch empty;  // what reading the clock costs
+  for (int i = 0; i < 10000; ++i) {
+    empty.start();
+    benchmark::ClobberMemory();
+    empty.stop();
+  }
+  const double clock = empty.seconds() / 10000 * double(rounds);
+  state.counters["inside_ns"] = total_per(inside.seconds() - clock, double(rounds) * (chunk - 1));
+  state.counters["boundary_ns"] = total_per(boundary.seconds() - clock, double(rounds));
+}
+void append(benchmark::State& state) {
+  grow<false>(state);
+}
+void reserve_commit(benchmark::State& state) {
+  grow<true>(state);
+}
+BENCHMARK(append)->Arg(64)->Arg(65536)->UseManualTime();
+BENCHMARK(reserve_commit)->Arg(64)->Arg(65536)->UseManualTime();
+
+/// A draft of 8 tokens of which 3 are accepted, behind a tail of range(0) generated tokens.
+void speculate(benchmark::State& state) {
+  Tree tree;
+  auto sequence = tree.insert(random_tokens(64, 3));
+  sequence.commit(sequence.next_uncomputed());
+  const auto tokens = random_tokens(static_cast<std::size_t>(state.range(0)), 5);
+  sequence.reserve(tokens.size());
+  sequence.commit(tokens);
+  for (auto _ : state) {
+    sequence.reserve(8);
+    sequence.commit(std::span<const Token>(tokens).first(3));
+  }
+}
+BENCHMARK(speculate)->Arg(64)->Arg(65536)->Iterations(100000);
+
+/// 10,000 sequences that share a prompt of 1,024 tokens, their own lengths staggered over a chunk.
+struct Batch {
+  explicit Batch(std::size_t count, std::size_t own = 200) {
+    const auto shared = random_tokens(1024, 11);
+    for (std::size_t i = 0; i < count; ++i) {
+      auto prompt = shared;
+      const auto tail = random_tokens(own + i % chunk, 1000 + i);
+      prompt.insert(prompt.end(), tail.begin(), tail.end());
+      sequences.push_back(tree.insert(prompt));
+      sequences.back().commit(sequences.back().next_uncomputed());
+    }
+  }
+  void plan_step() {
+    plan.clear();
+    for (auto& sequence : sequences) plan.add(sequence, sequence.reserve(1));
+    plan.update(tree);
+  }
+  void commit() {
+    for (auto& sequence : sequences) sequence.commit(Token{9});
+  }
+  Tree tree;
+  std::vector<Tree::Sequence> sequences;
+  AttentionPlan plan;
+};
+
+/// One decode step of range(0) sequences: what the tree takes (reserve and commit, 1 in 64 at a
+/// boundary), what adding the rows to the plan takes, and what updating the plan takes.
+void decode_step(benchmark::State& state) {
+  Batch batch(static_cast<std::size_t>(state.range(0)));
+  for (int warm = 0; warm < 70; ++warm) {
+    batch.plan_step();
+    batch.commit();
+  }
+  const std::uint64_t rebuilds = batch.plan.num_rebuilds();
+  std::vector<chunkattn::TokenRange> ranges(batch.sequences.size());
+  Stopwatch tree, add, update;
+  std::vector<double> steps;
+  for (auto _ : state) {
+    tree.start();
+    for (std::size_t i = 0; i < ranges.size(); ++i) ranges[i] = batch.sequences[i].reserve(1);
+    double seconds = tree.stop();
+    add.start();
+    batch.plan.clear();
+    for (std::size_t i = 0; i < ranges.size(); ++i) batch.plan.add(batch.sequences[i], ranges[i]);
+    const double added = add.stop();
+    update.start();
+    batch.plan.update(batch.tree);
+    const double updated = update.stop();
+    tree.start();
+    batch.commit();
+    seconds += tree.stop();
+    steps.push_back(seconds);
+    state.SetIterationTime(seconds + added + updated);
+  }
+  std::nth_element(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(steps.size() / 2),
+                   steps.end());
+  const double count = double(state.iterations());
+  state.counters["tree_us"] = tree.seconds() * 1e6 / count;
+  state.counters["tree_median_us"] = steps[steps.size() / 2] * 1e6;
+  state.counters["add_us"] = add.seconds() * 1e6 / count;
+  state.counters["update_us"] = update.seconds() * 1e6 / count;
+  state.counters["rebuilds"] = double(batch.plan.num_rebuilds() - rebuilds);
+}
+BENCHMARK(decode_step)->Arg(1)->Arg(32)->Arg(256)->Arg(10000)->UseManualTime();
+
+/// One sequence joins range(0) others (and one leaves), so that the plan is rebuilt.
+void plan_rebuild(benchmark::State& state) {
+  Batch batch(static_cast<std::size_t>(state.range(0)));
+  batch.plan_step();
+  batch.commit();
+  auto prompt = random_tokens(1200, 5);
+  std::size_t next = 0;
+  Stopwatch update;
+  const std::uint64_t rebuilds = batch.plan.num_rebuilds();
+  for (auto _ : state) {
+    prompt[1100] = static_cast<Token>(next);
+    auto& changed = batch.sequences[next++ % batch.sequences.size()];
+    changed = batch.tree.insert(prompt);
+    changed.commit(changed.next_uncomputed());
+    batch.plan.clear();
+    for (auto& sequence : batch.sequences) batch.plan.add(sequence, sequence.reserve(1));
+    update.start();
+    batch.plan.update(batch.tree);
+    state.SetIterationTime(update.stop());
+    batch.commit();
+  }
+  state.counters["update_us"] = update.seconds() * 1e6 / double(state.iterations());
+  state.counters["rebuilds_per_step"] =
+      double(batch.plan.num_rebuilds() - rebuilds) / double(state.iterations());
+}
+BENCHMARK(plan_rebuild)->Arg(256)->Arg(10000)->UseManualTime();
+
+/// Forks of one sequence with a private tail of range(0) tokens: below 32 they are copied, above
+/// shared. range(1) forks live at a time, then leave.
+void fork(benchmark::State& state) {
+  const auto tail = static_cast<std::size_t>(state.range(0));
+  const auto width = static_cast<std::size_t>(state.range(1));
+  Tree tree;
+  const auto prompt = random_tokens(1024, 3);
+  const auto generated = random_tokens(tail, 4);
+  AttentionPlan plan;
+  Stopwatch forking, leaving;
+  std::vector<Tree::Sequence> twins(width);
+  for (auto _ : state) {
+    auto sequence = tree.insert(prompt);
+    sequence.commit(sequence.next_uncomputed());
+    sequence.reserve(tail);
+    sequence.commit(generated);
+    forking.start();
+    for (auto& twin : twins) twin = sequence.fork();
+    double seconds = forking.stop();
+    plan.clear();  // a step carries the copies out
+    plan.add(sequence, sequence.reserve(1));
+    plan.update(tree);
+    sequence.commit(Token{1});
+    leaving.start();
+    for (auto& twin : twins) twin.leave();
+    state.SetIterationTime(seconds + leaving.stop());
+  }
+  const double forks = double(state.iterations()) * double(width);
+  state.counters["fork_ns"] = total_per(forking.seconds(), forks);
+  state.counters["leave_ns"] = total_per(leaving.seconds(), forks);
+  state.counters["copied_per_fork"] =
+      double(tree.stats().copied_tokens) / double(tree.stats().forks);
+}
+BENCHMARK(fork)->ArgsProduct({{8, 31, 128, 1000}, {16, 1000}})->UseManualTime();
+
+/// Eviction with range(0) chunks cached, in shuffled order of use: 16 prompts of 3 chunks each
+/// share a first chunk. One leave crosses the high watermark and evicts down to the low one.
+void evict(benchmark::State& state) {
+  const auto cached = static_cast<std::size_t>(state.range(0));
+  const std::size_t batch = std::min<std::size_t>(cached / 4, 50000);
+  Lru lru;
+  lru.high_watermark = cached;
+  lru.low_watermark = cached - batch;
+  CachingTree tree(PoolAllocator{.max_chunks = cached + 64}, {}, lru);
+  std::mt19937_64 engine(5);
+  std::uint64_t next = 0;
+  std::vector<Token> prompt(3 * chunk);
+  const auto make = [&](std::uint64_t id) {
+    for (std::size_t i = 0; i < prompt.size(); ++i)
+      prompt[i] = static_cast<Token>((i < chunk ? id / 16 : id) * 2654435761u + i);
+  };
+  const auto use = [&](std::uint64_t id) {
+    make(id);
+    auto sequence = tree.insert(prompt);
+    sequence.commit(sequence.next_uncomputed());
+    sequence.leave();
+  };
+  const auto fill = [&] {  // in random order among the newest
+    while (tree.stats().used_slots + 34 <= cached) {
+      use(next++);
+      if (next > 64) use(next - 1 - engine() % std::min<std::uint64_t>(next, cached / 4));
+    }
+  };
+  fill();
+  {  // then everything once more, in shuffled order
+    std::vector<std::uint64_t> order(next);
+    std::iota(order.begin(), order.end(), std::uint64_t{0});
+    std::shuffle(order.begin(), order.end(), engine);
+    for (const std::uint64_t id : order)
+      if (tree.stats().used_slots + 34 <= cached) use(id);
+  }
+  double seconds = 0, slots = 0, worst = 0;
+  for (auto _ : state) {
+    fill();
+    const std::uint64_t before = tree.stats().evicted_slots;
+    make(next++ * 16 + 0x100000000);
+    prompt.resize(40 * chunk, 77);
+    auto sequence = tree.insert(prompt);
+    sequence.commit(sequence.next_uncomputed());
+    prompt.resize(3 * chunk);
+    Stopwatch watch;
+    watch.start();
+    sequence.leave();
+    const double spent = watch.stop();
+    state.SetIterationTime(spent);
+    const auto evicted = double(tree.stats().evicted_slots - before);
+    if (evicted < 1) state.SkipWithError("nothing was evicted");
+    seconds += spent;
+    slots += evicted;
+    worst = std::max(worst, spent / evicted);
+  }
+  state.counters["slot_ns"] = total_per(seconds, slots);
+  state.counters["slots_evicted"] = slots;
+  state.counters["cached"] = double(tree.stats().retained_slots);
+}
+BENCHMARK(evict)->Arg(1000)->Arg(30000)->Arg(1000000)->Iterations(8)->UseManualTime();
+
+/// The same where a joining prompt of one chunk has to evict one: the whole insert, with
+/// range(0) chunks cached.
+void insert_evicting(benchmark::State& state) {
+  const auto cached = static_cast<std::size_t>(state.range(0));
+  CachingTree tree(PoolAllocator{.max_chunks = cached}, {}, Lru{});
+  std::vector<Token> prompt(chunk);
+  std::uint64_t next = 0;
+  const auto make = [&](std::uint64_t id) {
+    for (std::size_t i = 0; i < chunk; ++i) prompt[i] = static_cast<Token>(id * 2654435761u + i);
+  };
+  const auto use = [&](std::uint64_t id) {
+    make(id);
+    auto sequence = tree.insert(prompt);
+    sequence.commit(sequence.next_uncomputed());
+  };
+  for (; next < cached; ++next) use(next);
+  std::vector<std::uint64_t> order(cached);
+  std::iota(order.begin(), order.end(), std::uint64_t{0});
+  std::mt19937_64 engine(5);
+  std::shuffle(order.begin(), order.end(), engine);
+  for (const std::uint64_t id : order) use(id);
+  for (auto _ : state) use(next++);
+  state.counters["evictions"] = double(tree.stats().evicted_slots) / double(state.iterations());
+}
+BENCHMARK(insert_evicting)->Arg(1000)->Arg(1000000)->Iterations(200000);
+
+/// One of range(0) siblings below a shared prompt leaves and joins again.
+void join_among_siblings(benchmark::State& state) {
+  Batch batch(static_cast<std::size_t>(state.range(0)), 64);
+  auto prompt = random_tokens(1024, 11);
+  prompt.resize(1088, 5);
+  std::size_t next = 0;
+  for (auto _ : state) {
+    prompt[1024] = static_cast<Token>(0x1000000 + next);
+    auto& sequence = batch.sequences[next++ % batch.sequences.size()];
+    sequence = batch.tree.insert(prompt);
+    sequence.commit(sequence.next_uncomputed());
+  }
+}
+BENCHMARK(join_among_siblings)->Arg(10)->Arg(10000);
+
+}  // namespace
+
+BENCHMARK_MAIN();
