@@ -1,0 +1,37 @@
+// What every backend's ChunkAttention is declared from: the options and the primary template.
+#pragma once
+
+#include "config.hpp"
+#include "cpu/thread_pool.hpp"
+#include "device.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// How partial results of the same rows are brought together, where several tasks share them.
+enum class Reduce {
+  /// Merged in a fixed order by whoever finishes last: the same tree, batch, plan, build and
+  /// instruction set give the same bits for any number of threads.
+  deterministic,
+  /// Merged as they come under a spin lock per (row block, KV head), the paper's rule for CPUs;
+  /// work
+  /// is cut by the number of threads.
+  spin_lock,
+};
+
+struct AttentionOptions {
+  float sm_scale = 0;  ///< factor of q·k; 0: 1 / sqrt(HeadDim)
+  Reduce reduce = Reduce::deterministic;
+  /// CPU: cut work along KV until there are about this many tasks, where each stays worth it.
+  /// 0: 64 in deterministic mode, else four per thread.
+  int min_tasks = 0;
+};
+
+CHUNKATTN_NAMESPACE_END
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+
+/// Attention over a prefix tree's plan on one device. Backends specialise it.
+template <class Device, int HeadDim, class Exec = ThreadPool>
+class ChunkAttention;
+
+CHUNKATTN_ISA_NAMESPACE_END

@@ -1,0 +1,6 @@
+// ChunkAttention<Device, HeadDim>: writes K/V and computes attention for a plan's rows. This header
+// brings the CPU backend; the CUDA one is in cuda/ and needs nvcc.
+#pragma once
+
+#include "attention_options.hpp"
+#include "cpu/chunk_attention.hpp"

@@ -1,0 +1,211 @@
+// What the kernels work on: blocks of tokens as arrays of row addresses, and the state of the query
+// lines of one task.
+//
+// A *line* is one query head of one row: line = (row - first row) * group + head within the group.
+// The lines of a segment are contiguous, so grouped-query heads are simply more lines.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <type_traits>
+
+#include "../attention_state.hpp"
+#include "../config.hpp"
+#include "../kv_view.hpp"
+#include "../plan_types.hpp"
+#include "../quantized.hpp"
+#include "schedule.hpp"
+#include "simd.hpp"
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+namespace cpu {
+
+/// Up to block_tokens consecutive path positions, wherever their K and V rows lie. A block never
+/// crosses a segment, but it may collect several pieces.
+template <class T>
+struct Block {
+  static constexpr int padding = 16;  // K addresses beyond `count` repeat the last
+
+  const T* k[block_tokens + padding];
+  const T* v[block_tokens];
+  float k_scale[block_tokens + padding];  // 8-bit elements only
+  float v_scale[block_tokens];
+  int count = 0;
+  int position = 0;
+  int row_begin = 0;
+  int row_end = 0;
+};
+
+/// Walks the items of a unit for one KV head, block by block.
+template <class T>
+class BlockCursor {
+ public:
+  BlockCursor(const KvView<T>& kv, const PlanView& plan, int kv_head, const WorkItem* begin,
+              const WorkItem* end) noexcept
+      : kv_(kv), plan_(plan), kv_head_(kv_head), item_(begin), end_(end) {
+    if (item_ != end_) enter();
+  }
+
+  /// Fills `block`; count == 0 at the end.
+  void next(Block<T>& block) noexcept {
+    block.count = 0;
+    if (item_ == end_) return;
+    block.row_begin = item_->row_begin;
+    block.row_end = item_->row_end;
+    block.position = plan_.segments[item_->segment].position + token_;
+    while (block.count < block_tokens && token_ < item_->token_end) {
+      const int take = std::min(
+          {piece_->length - within_, block_tokens - block.count, item_->token_end - token_});
+      collect(block, piece_->begin + within_, take);
+      token_ += take;
+      within_ += take;
+      if (within_ == piece_->length) {
+        ++piece_;
+        within_ = 0;
+      }
+    }
+    for (int i = 0; i < Block<T>::padding; ++i) {
+      block.k[block.count + i] = block.k[block.count - 1];
+      if constexpr (std::is_same_v<T, std::int8_t>) block.k_scale[block.count + i] = 0;
+    }
+    if (token_ == item_->token_end && ++item_ != end_) enter();
+  }
+
+ private:
+  // Finds the piece that holds the item's first token.
+  void enter() noexcept {
+    const Segment& segment = plan_.segments[item_->segment];
+    token_ = item_->token_begin;
+    const Piece* const first = plan_.pieces + segment.piece_begin;
+    piece_ = first;
+    if (token_ > 0) {
+      const std::int32_t position = segment.position + token_;
+      piece_ = std::upper_bound(
+                   first, first + segment.piece_count, position,
+                   [](std::int32_t at, const Piece& piece) { return at < piece.position; }) -
+               1;
+    }
+    within_ = segment.position + token_ - piece_->position;
+  }
+
+  void collect(Block<T>& block, int offset, int take) noexcept {
+    const T* k = kv_.k_row(piece_->slot, kv_head_, offset);
+    const T* v = kv_.v_row(piece_->slot, kv_head_, offset);
+    for (int i = 0; i < take; ++i) {
+      block.k[block.count + i] = k + i * kv_.stride_token;
+      block.v[block.count + i] = v + i * kv_.stride_token;
+    }
+    if constexpr (std::is_same_v<T, std::int8_t>) {
+      const float* k_scale = kv_.k_row_scale(piece_->slot, kv_head_, offset);
+      const float* v_scale = kv_.v_row_scale(piece_->slot, kv_head_, offset);
+      for (int i = 0; i < take; ++i) {
+        block.k_scale[block.count + i] = k_scale[i];
+        block.v_scale[block.count + i] = v_scale[i];
+      }
+    }
+    block.count += take;
+  }
+
+  const KvView<T>& kv_;
+  const PlanView& plan_;
+  int kv_head_;
+  const WorkItem* item_;
+  const WorkItem* end_;
+  const Piece* piece_ = nullptr;
+  int token_ = 0;   // within the segment
+  int within_ = 0;  // within the piece
+};
+
+/// Lines of a tile of the chunk-first kernel.
+inline constexpr int tile_lines = 2 * simd::native_width;
+
+/// The memory of one worker, for the lines of one task: queries, running softmax, outputs, and the
+/// kernels' scratch. Everything is 64-byte aligned.
+template <int HeadDim>
+class LineState {
+ public:
+  float* q = nullptr;                    ///< [lines][HeadDim], scaled by sm_scale
+  float* q_transposed = nullptr;         ///< [HeadDim][transposed_stride], the same
+  float* out = nullptr;                  ///< [lines][HeadDim], unnormalised
+  float* max = nullptr;                  ///< [lines]
+  float* sum = nullptr;                  ///< [lines]
+  std::int32_t* kv_len = nullptr;        ///< [lines] positions seen
+  float* p = nullptr;                    ///< [tiles][block_tokens][tile_lines], probabilities
+  float* rescale = nullptr;              ///< [lines] factors of the current block
+  float* widened = nullptr;              ///< [block_tokens + padding][HeadDim]
+  const float** widened_rows = nullptr;  ///< [block_tokens + padding] addresses in `widened`
+  float* spare = nullptr;                ///< [HeadDim] a line that nobody reads
+  std::ptrdiff_t transposed_stride = 0;
+
+  /// Makes room for `lines` lines; keeps memory that is large enough.
+  void reserve(int lines) {
+    if (lines <= capacity_) return;
+    constexpr int padding = 16;
+    constexpr std::size_t dim = HeadDim;
+    const auto n = static_cast<std::size_t>((lines + tile_lines - 1) / tile_lines * tile_lines +
+                                            tile_lines);  // tiles may begin at any line
+    // An odd number of cache lines, so that a column does not fall into few cache sets.
+    const std::size_t stride = (n / 16 | 1) * 16 + 16 * (n % 16 != 0 ? 2 : 0);
+    const std::size_t rows = block_tokens + padding;
+    const std::size_t sizes[] = {
+        n * dim, dim * stride + n, n * dim, n,          n,
+        n,       n * block_tokens, n,       rows * dim, rows * sizeof(float*) / sizeof(float),
+        dim};
+    std::size_t total = 0;
+    for (std::size_t size : sizes) total += rounded(size);
+    memory_.reset(
+        static_cast<float*>(::operator new (total * sizeof(float), std::align_val_t{64})));
+    std::fill_n(memory_.get(), total, 0.0f);
+    float* at = memory_.get();
+    const auto take = [&](std::size_t size) {
+      float* const result = at;
+      at += rounded(size);
+      return result;
+    };
+    q = take(sizes[0]);
+    q_transposed = take(sizes[1]);
+    out = take(sizes[2]);
+    max = take(sizes[3]);
+    sum = take(sizes[4]);
+    kv_len = reinterpret_cast<std::int32_t*>(take(sizes[5]));
+    p = take(sizes[6]);
+    rescale = take(sizes[7]);
+    widened = take(sizes[8]);
+    widened_rows = reinterpret_cast<const float**>(take(sizes[9]));
+    spare = take(sizes[10]);
+    for (std::size_t i = 0; i < rows; ++i) widened_rows[i] = widened + i * dim;
+    transposed_stride = static_cast<std::ptrdiff_t>(stride);
+    capacity_ = lines;
+  }
+
+  /// Empty states for lines [begin, end).
+  void clear(int begin, int end) noexcept {
+    std::fill(max + begin, max + end, empty_max);
+    std::fill(sum + begin, sum + end, 0.0f);
+    std::fill(out + begin * HeadDim, out + end * HeadDim, 0.0f);
+  }
+
+ private:
+  static constexpr std::size_t rounded(std::size_t size) { return (size + 15) / 16 * 16; }
+  struct Release {
+    void operator()(float* memory) const noexcept {
+      ::operator delete (memory, std::align_val_t{64});
+    }
+  };
+  std::unique_ptr<float, Release> memory_;
+  int capacity_ = 0;
+};
+
+/// Number of the block's tokens that `line` sees.
+template <class T, int HeadDim>
+CHUNKATTN_INLINE int visible_tokens(const Block<T>& block, const LineState<HeadDim>& state,
+                                    int line) noexcept {
+  return std::clamp(state.kv_len[line] - block.position, 0, block.count);
+}
+
+}  // namespace cpu
+CHUNKATTN_ISA_NAMESPACE_END

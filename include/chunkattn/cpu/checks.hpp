@@ -1,0 +1,125 @@
+// Checks of a call's arguments, before any state changes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <ranges>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "../config.hpp"
+#include "../error.hpp"
+#include "../kv_view.hpp"
+#include "../plan_types.hpp"
+#include "../quantized.hpp"
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+namespace cpu {
+
+/// The plain arrays of a plan: a PlanView as it is, anything else by its view().
+template <class Plan>
+[[nodiscard]] PlanView view_of(const Plan& plan) noexcept {
+  if constexpr (std::is_same_v<Plan, PlanView>)
+    return plan;
+  else
+    return plan.view();
+}
+
+/// A contiguous range of float, half or bfloat16.
+template <class R>
+concept QoRange = std::ranges::contiguous_range<R> && std::ranges::sized_range<R> &&
+    QoElement<std::ranges::range_value_t<R>>;
+
+template <class R>
+[[nodiscard]] auto span_of(R&& range) noexcept {
+  return std::span(std::ranges::data(range), std::ranges::size(range));
+}
+
+/// `view` can be read for `plan` with this head_dim. Where a slot lies is checked apart.
+template <class T>
+void check_view(const KvView<T>& view, const PlanView& plan, int head_dim) {
+  using detail::check_argument;
+  check_argument(plan.num_rows > 0, "plan.num_rows", plan.num_rows,
+                 "at least one query row: add() a sequence and update() the plan");
+  check_argument(view.head_dim == head_dim, "layer.head_dim", view.head_dim,
+                 "the HeadDim of ChunkAttention, " + std::to_string(head_dim));
+  check_argument(view.num_kv_heads > 0, "layer.num_kv_heads", view.num_kv_heads, "at least 1");
+  check_argument(view.chunk_size == plan.chunk_size, "layer.chunk_size", view.chunk_size,
+                 "the plan's chunk size, " + std::to_string(plan.chunk_size));
+  check_argument(view.k != nullptr || view.k_slabs != nullptr, "layer.k",
+                 static_cast<const void*>(view.k), "memory of K");
+  check_argument(view.v != nullptr || view.v_slabs != nullptr, "layer.v",
+                 static_cast<const void*>(view.v), "memory of V");
+  if constexpr (std::is_same_v<T, std::int8_t>) {
+    check_argument(view.k_scale != nullptr || view.k_scale_slabs != nullptr, "layer.k_scale",
+                   static_cast<const void*>(view.k_scale), "memory of K's scales");
+    check_argument(view.v_scale != nullptr || view.v_scale_slabs != nullptr, "layer.v_scale",
+                   static_cast<const void*>(view.v_scale), "memory of V's scales");
+  }
+  // Kernels load vectors at any element; an element itself must be aligned.
+  const auto address =
+      reinterpret_cast<std::uintptr_t>(view.k) | reinterpret_cast<std::uintptr_t>(view.v);
+  check_argument(address % alignof(T) == 0, "layer.k", address % alignof(T),
+                 "an address that is a multiple of the element's size");
+}
+
+/// Every piece of the plan lies in slots that the view has, rows within a slot.
+template <class T>
+void check_pieces(const KvView<T>& view, const PlanView& plan) {
+  for (int s = 0; s < plan.num_segments; ++s) {
+    const Segment& segment = plan.segments[s];
+    const Piece* const piece = plan.pieces + segment.piece_begin;
+    for (int p = 0; p < segment.piece_count; ++p) {
+      if (piece[p].slot < 0 || piece[p].slot >= view.num_slots) [[unlikely]]
+        detail::fail_argument("plan's slot", piece[p].slot,
+                              "less than layer.num_slots, " + std::to_string(view.num_slots) +
+                                  ": take the layer's view after the last insert or reserve");
+      if (piece[p].begin < 0 || piece[p].length < 0 ||
+          piece[p].begin > view.chunk_size - piece[p].length) [[unlikely]]
+        detail::fail_argument("plan's piece end", piece[p].begin + piece[p].length,
+                              "at most layer.chunk_size, " + std::to_string(view.chunk_size));
+    }
+  }
+}
+
+/// Every write target and row copy lies in slots that the view has.
+template <class T>
+void check_writes(const KvView<T>& view, const PlanView& plan) {
+  const std::string slots = "less than layer.num_slots, " + std::to_string(view.num_slots) +
+                            ": take the layer's view after the last insert or reserve";
+  const auto inside = [&](SlotIndex slot) { return slot >= 0 && slot < view.num_slots; };
+  const auto fits = [&](int begin, int length) {
+    return begin >= 0 && length >= 0 && begin <= view.chunk_size - length;
+  };
+  for (int i = 0; i < plan.num_rows; ++i) {
+    const WriteTarget& target = plan.writes[i];
+    if (target.slot == no_slot) continue;
+    detail::check_argument(inside(target.slot), "plan's slot", target.slot, slots);
+    detail::check_argument(fits(target.offset, 1), "plan's write offset", target.offset,
+                           "less than layer.chunk_size");
+  }
+  for (int i = 0; i < plan.num_copies; ++i) {
+    const RowCopy& copy = plan.copies[i];
+    detail::check_argument(inside(copy.source_slot), "plan's slot", copy.source_slot, slots);
+    detail::check_argument(inside(copy.target_slot), "plan's slot", copy.target_slot, slots);
+    detail::check_argument(
+        fits(copy.source_begin, copy.length) && fits(copy.target_begin, copy.length),
+        "plan's row copy", copy.length, "rows within a slot");
+  }
+}
+
+/// A buffer of [num_rows][heads][head_dim]: returns the number of heads.
+inline int check_heads(const char* name, const void* data, std::size_t size, int num_rows,
+                       int head_dim) {
+  const auto row = static_cast<std::size_t>(num_rows) * static_cast<std::size_t>(head_dim);
+  const std::string argument = std::string(name) + ".size()";
+  detail::check_argument(size > 0 && size % row == 0, argument, size,
+                         "a positive multiple of num_rows * head_dim = " +
+                             std::to_string(num_rows) + " * " + std::to_string(head_dim));
+  detail::check_argument(data != nullptr, std::string(name) + ".data()", data, "memory");
+  return static_cast<int>(size / row);
+}
+
+}  // namespace cpu
+CHUNKATTN_ISA_NAMESPACE_END

@@ -1,0 +1,167 @@
+// The sequence-first kernel (Algorithm 2): K and V of a few query lines streamed once, at the speed
+// of memory. Private chunks are its work, and segments shared by so few lines that a matrix product
+// would not pay.
+#pragma once
+
+#include <algorithm>
+
+#include "../config.hpp"
+#include "block.hpp"
+#include "simd.hpp"
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+namespace cpu {
+
+/// The most lines that it takes at once.
+inline constexpr int stream_lines = 4;
+
+/// q·k of `Lines` lines with the block's first `count` tokens, to logits[line][token]. A whole
+/// number of token groups is computed. Meanwhile V of the same tokens is asked for.
+template <int HeadDim, int Lines, class T>
+CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
+                                    const float* const (&q)[Lines],
+                                    float (*logits)[block_tokens + 16]) noexcept {
+  constexpr int width = simd::width_for<HeadDim>;
+  constexpr int accumulators = simd::num_accumulators < width ? width : simd::num_accumulators;
+  constexpr int group = accumulators / Lines;
+  constexpr int row_bytes = HeadDim * static_cast<int>(sizeof(T));
+  for (int t = 0; t < count; t += group) {
+    simd::Float<width> sums[accumulators];
+    simd::repeat<accumulators>([&](auto i) CHUNKATTN_LAMBDA { sums[i] = simd::zero<width>(); });
+    const T* const* const rows = block.k + t;
+    for (int i = 0; i < HeadDim; i += width) {
+      simd::Float<width> query[Lines];
+      simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA { query[l] = simd::load<width>(q[l] + i); });
+      simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
+        const simd::Float<width> key = simd::load_widened<width>(rows[j] + i);
+        simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
+          sums[l * group + j] = simd::fma(key, query[l], sums[l * group + j]);
+        });
+      });
+    }
+    const int ahead = std::min(group, count - t);
+    for (int j = 0; j < ahead; ++j)
+      for (int byte = 0; byte < row_bytes; byte += 64)
+        simd::prefetch(reinterpret_cast<const char*>(block.v[t + j]) + byte);
+    float reduced[accumulators];
+    simd::repeat<accumulators / width>([&](auto g) CHUNKATTN_LAMBDA {
+      simd::Float<width> part[width];
+      simd::repeat<width>([&](auto i) CHUNKATTN_LAMBDA { part[i] = sums[g * width + i]; });
+      simd::store(reduced + g * width, simd::sum_lanes<width>(part));
+    });
+    simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
+      for (int j = 0; j < group; ++j) logits[l][t + j] = reduced[l * group + j];
+    });
+  }
+}
+
+/// out[line] = rescale[line] * out[line] + sum over tokens of p[line][token] * V[token]. Meanwhile
+/// K of the next block is asked for.
+template <int HeadDim, int Lines, class T>
+CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count, const Block<T>& next,
+                                    const float (*p)[block_tokens + 16],
+                                    const float (&rescale)[Lines],
+                                    float* const (&out)[Lines]) noexcept {
+  constexpr int width = simd::width_for<HeadDim>;
+  constexpr int vectors = HeadDim / width;
+  constexpr int wide = simd::num_accumulators / Lines;  // vectors of a line held at once
+  constexpr int row_bytes = HeadDim * static_cast<int>(sizeof(T));
+  const auto pass = [&]<int N>(std::integral_constant<int, N>, int begin,
+                               bool ahead) CHUNKATTN_LAMBDA {
+    simd::Float<width> sums[Lines][N];
+    simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
+      const simd::Float<width> factor = simd::broadcast<width>(rescale[l]);
+      simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
+        sums[l][i] = simd::load<width>(out[l] + begin + i * width) * factor;
+      });
+    });
+    for (int t = 0; t < count; ++t) {
+      if (ahead && t < next.count) {
+        const char* const row = reinterpret_cast<const char*>(next.k[t]);
+        simd::repeat<(row_bytes + 63) / 64>(
+            [&](auto line) CHUNKATTN_LAMBDA { simd::prefetch(row + line * 64); });
+      }
+      const T* const row = block.v[t] + begin;
+      simd::Float<width> weight[Lines];
+      simd::repeat<Lines>([&](auto l)
+                              CHUNKATTN_LAMBDA { weight[l] = simd::broadcast<width>(p[l][t]); });
+      simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
+        const simd::Float<width> value = simd::load_widened<width>(row + i * width);
+        simd::repeat<Lines>(
+            [&](auto l) CHUNKATTN_LAMBDA { sums[l][i] = simd::fma(weight[l], value, sums[l][i]); });
+      });
+    }
+    simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
+      simd::repeat<N>(
+          [&](auto i) CHUNKATTN_LAMBDA { simd::store(out[l] + begin + i * width, sums[l][i]); });
+    });
+  };
+  constexpr int whole = vectors / wide;
+  constexpr int rest = vectors % wide;
+  if constexpr (whole > 0)
+    for (int i = 0; i < whole; ++i)
+      pass(std::integral_constant<int, wide>{}, i * wide * width, i == 0);
+  if constexpr (rest > 0)
+    pass(std::integral_constant<int, rest>{}, whole * wide * width, whole == 0);
+}
+
+/// One block for `Lines` line slots, of which the first `used` are lines line0, line0 + 1, …
+template <int HeadDim, int Lines, class T>
+void stream_block(const Block<T>& block, const Block<T>& next, int line0, int used,
+                  LineState<HeadDim>& state) noexcept {
+  constexpr int width = simd::native_width;
+  alignas(64) float logits[Lines][block_tokens + 16];
+  const float* q[Lines];
+  float* out[Lines];
+  int visible[Lines];
+  float rescale[Lines];
+  int count = 0;
+  for (int l = 0; l < Lines; ++l) {
+    const int line = line0 + std::min(l, used - 1);
+    q[l] = state.q + line * HeadDim;
+    out[l] = l < used ? state.out + line * HeadDim : state.spare;
+    visible[l] = l < used ? visible_tokens(block, state, line) : 0;
+    count = std::max(count, visible[l]);
+  }
+  if (count == 0) return;
+  stream_logits<HeadDim, Lines>(block, count, q, logits);
+  for (int l = 0; l < Lines; ++l) {
+    // Tokens that this line does not see: a logit that loses, then a probability of exactly 0.
+    simd::Float<width> largest = simd::broadcast<width>(empty_max);
+    for (int t = 0; t < count; t += width) {
+      simd::Float<width> s = simd::load<width>(logits[l] + t);
+      if constexpr (std::is_same_v<T, std::int8_t>) s = s * simd::load<width>(block.k_scale + t);
+      s = simd::select<width>(simd::iota<width>() + t < visible[l], s,
+                              simd::broadcast<width>(empty_max));
+      simd::store(logits[l] + t, s);
+      largest = simd::max(largest, s);
+    }
+    const int line = line0 + std::min(l, used - 1);
+    const float old_max = state.max[line];
+    const float new_max = std::max(old_max, simd::reduce_max<width>(largest));
+    simd::Float<width> sum = simd::zero<width>();
+    for (int t = 0; t < count; t += width) {
+      const simd::Float<width> s = simd::load<width>(logits[l] + t);
+      const simd::Float<width> e =
+          simd::exp_nonpositive<width>(s - simd::broadcast<width>(new_max));
+      const simd::Float<width> p =
+          simd::select<width>(simd::iota<width>() + t < visible[l], e, simd::zero<width>());
+      sum = sum + p;
+      if constexpr (std::is_same_v<T, std::int8_t>)
+        simd::store(logits[l] + t, p * simd::load<width>(block.v_scale + t));
+      else
+        simd::store(logits[l] + t, p);
+    }
+    rescale[l] = 1.0f;
+    if (l < used) {
+      if (new_max > old_max)
+        rescale[l] = simd::exp_nonpositive<4>(simd::broadcast<4>(old_max - new_max))[0];
+      state.max[line] = new_max;
+      state.sum[line] = state.sum[line] * rescale[l] + simd::reduce_sum<width>(sum);
+    }
+  }
+  stream_values<HeadDim, Lines>(block, count, next, logits, rescale, out);
+}
+
+}  // namespace cpu
+CHUNKATTN_ISA_NAMESPACE_END

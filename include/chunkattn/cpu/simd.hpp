@@ -1,0 +1,411 @@
+// The thin layer over vector instructions that every CPU kernel is written in: float vectors of the
+// machine's width, 4 where nothing better is known. GCC's vector extension gives the types and the
+// arithmetic operators; what it cannot say well (fused multiply-add, widening, maximum) is below,
+// once per instruction set.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "../config.hpp"
+#include "../element.hpp"
+
+#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+#include <immintrin.h>
+#elif defined(CHUNKATTN_ISA_NEON)
+#include <arm_neon.h>
+#endif
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+namespace simd {
+
+typedef float f32x4 __attribute__((vector_size(16)));
+typedef std::int32_t i32x4 __attribute__((vector_size(16)));
+typedef std::uint32_t u32x4 __attribute__((vector_size(16)));
+typedef std::uint16_t u16x4 __attribute__((vector_size(8)));
+typedef std::int8_t i8x4 __attribute__((vector_size(4)));
+#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef std::int32_t i32x8 __attribute__((vector_size(32)));
+typedef std::uint32_t u32x8 __attribute__((vector_size(32)));
+#endif
+#if defined(CHUNKATTN_ISA_AVX512)
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef std::int32_t i32x16 __attribute__((vector_size(64)));
+typedef std::uint32_t u32x16 __attribute__((vector_size(64)));
+#endif
+
+/// Vector types of W lanes.
+template <int W>
+struct Lanes;
+template <>
+struct Lanes<4> {
+  using Float = f32x4;
+  using Int = i32x4;
+  using Unsigned = u32x4;
+};
+
+#if defined(CHUNKATTN_ISA_AVX512)
+template <>
+struct Lanes<8> {
+  using Float = f32x8;
+  using Int = i32x8;
+  using Unsigned = u32x8;
+};
+template <>
+struct Lanes<16> {
+  using Float = f32x16;
+  using Int = i32x16;
+  using Unsigned = u32x16;
+};
+inline constexpr int native_width = 16;
+inline constexpr int num_accumulators = 16;  // of 32 registers
+#elif defined(CHUNKATTN_ISA_AVX2)
+template <>
+struct Lanes<8> {
+  using Float = f32x8;
+  using Int = i32x8;
+  using Unsigned = u32x8;
+};
+inline constexpr int native_width = 8;
+inline constexpr int num_accumulators = 8;  // of 16 registers
+#elif defined(CHUNKATTN_ISA_NEON)
+inline constexpr int native_width = 4;
+inline constexpr int num_accumulators = 16;  // of 32 registers
+#else
+inline constexpr int native_width = 4;
+inline constexpr int num_accumulators = 8;
+#endif
+
+template <int W>
+using Float = typename Lanes<W>::Float;
+template <int W>
+using Int = typename Lanes<W>::Int;
+template <int W>
+using Unsigned = typename Lanes<W>::Unsigned;
+
+/// The widest vector that divides `elements` (a multiple of 8).
+template <int elements>
+inline constexpr int width_for = elements % native_width == 0         ? native_width
+                                 : elements % (native_width / 2) == 0 ? native_width / 2
+                                                                      : 4;
+
+/// Calls f(0), f(1), … f(N - 1) with compile-time indices, so that arrays of vectors that they
+/// index live in registers.
+template <int N, class F>
+CHUNKATTN_INLINE void repeat(F&& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, I>{}), ...);
+  }
+  (std::make_integer_sequence<int, N>{});
+}
+#define CHUNKATTN_LAMBDA __attribute__((always_inline))
+
+template <int W>
+CHUNKATTN_INLINE Float<W> load(const float* from) {
+  Float<W> result;
+  __builtin_memcpy(&result, from, sizeof result);
+  return result;
+}
+template <int W>
+CHUNKATTN_INLINE Int<W> load_int(const std::int32_t* from) {
+  Int<W> result;
+  __builtin_memcpy(&result, from, sizeof result);
+  return result;
+}
+template <class V>
+CHUNKATTN_INLINE void store(float* to, V value) {
+  __builtin_memcpy(to, &value, sizeof value);
+}
+
+template <int W>
+CHUNKATTN_INLINE Float<W> broadcast(float value) {
+#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+#if defined(CHUNKATTN_ISA_AVX512)
+  if constexpr (W == 16) return _mm512_set1_ps(value);
+#endif
+  if constexpr (W == 8) return _mm256_set1_ps(value);
+#endif
+  if constexpr (W == 4) return Float<4>{value, value, value, value};
+}
+template <int W>
+CHUNKATTN_INLINE Int<W> broadcast_int(std::int32_t value) {
+  return Int<W>{} + value;
+}
+template <int W>
+CHUNKATTN_INLINE Float<W> zero() {
+  return Float<W>{};
+}
+
+/// a * b + c, fused where the machine can.
+CHUNKATTN_INLINE f32x4 fma(f32x4 a, f32x4 b, f32x4 c) {
+#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+  return _mm_fmadd_ps(a, b, c);
+#elif defined(CHUNKATTN_ISA_NEON)
+  return vfmaq_f32(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
+CHUNKATTN_INLINE f32x4 max(f32x4 a, f32x4 b) {
+#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+  return _mm_max_ps(a, b);
+#elif defined(CHUNKATTN_ISA_NEON)
+  return vmaxq_f32(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+CHUNKATTN_INLINE f32x8 fma(f32x8 a, f32x8 b, f32x8 c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+CHUNKATTN_INLINE f32x8 max(f32x8 a, f32x8 b) {
+  return _mm256_max_ps(a, b);
+}
+#endif
+#if defined(CHUNKATTN_ISA_AVX512)
+CHUNKATTN_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+CHUNKATTN_INLINE f32x16 max(f32x16 a, f32x16 b) {
+  return _mm512_maskz_max_ps(0xffff, a, b);  // the plain form makes GCC 12 warn
+}
+#endif
+
+// ---- Widening: W stored elements as floats ----------------------------------------------------
+
+template <int W>
+CHUNKATTN_INLINE Float<W> load_widened(const float* from) {
+  return load<W>(from);
+}
+
+template <int W>
+CHUNKATTN_INLINE Float<W> load_widened(const bfloat16* from) {
+#if defined(CHUNKATTN_ISA_AVX512)
+  if constexpr (W == 16) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return _mm512_castsi512_ps(
+        _mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, bits), 16));
+  }
+#endif
+#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+  if constexpr (W == 8) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+#endif
+  if constexpr (W == 4) {
+    u16x4 bits;
+    __builtin_memcpy(&bits, from, sizeof bits);
+    return std::bit_cast<f32x4>(__builtin_convertvector(bits, u32x4) << 16);
+  }
+}
+
+/// Any half as a float, in integers but for one exact subtraction that normalises subnormals (no
+/// subnormal float ever appears, so flushing them to zero does no harm).
+CHUNKATTN_INLINE f32x4 widen_half_bits(u32x4 bits) {
+  const u32x4 sign = (bits & 0x8000u) << 16;
+  const u32x4 magnitude = (bits & 0x7fffu) << 13;
+  const u32x4 exponent = magnitude & 0x0f800000u;
+  const u32x4 normal = magnitude + 0x38000000u;
+  const u32x4 subnormal = std::bit_cast<u32x4>(std::bit_cast<f32x4>(magnitude + 0x38800000u) -
+                                               std::bit_cast<float>(0x38800000u));
+  const u32x4 is_subnormal = (u32x4)(exponent == 0u);
+  const u32x4 special = (u32x4)(exponent == 0x0f800000u) & 0x7f800000u;
+  return std::bit_cast<f32x4>((is_subnormal & subnormal) | (~is_subnormal & (normal | special)) |
+                              sign);
+}
+
+template <int W>
+CHUNKATTN_INLINE Float<W> load_widened(const half* from) {
+#if defined(CHUNKATTN_ISA_AVX512)
+  if constexpr (W == 16)
+    return _mm512_maskz_cvtph_ps(0xffff,
+                                 _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#endif
+#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+  if constexpr (W == 8)
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#endif
+  if constexpr (W == 4) {
+    u16x4 bits;
+    __builtin_memcpy(&bits, from, sizeof bits);
+#if defined(CHUNKATTN_ISA_NEON)
+    return vcvt_f32_f16(std::bit_cast<float16x4_t>(bits));
+#elif defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+    return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#else
+    return widen_half_bits(__builtin_convertvector(bits, u32x4));
+#endif
+  }
+}
+
+template <int W>
+CHUNKATTN_INLINE Float<W> load_widened(const std::int8_t* from) {
+#if defined(CHUNKATTN_ISA_AVX512)
+  if constexpr (W == 16) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bits));
+  }
+#endif
+#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+  if constexpr (W == 8) {
+    const __m128i bits = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bits));
+  }
+#endif
+  if constexpr (W == 4) {
+    i8x4 bits;
+    __builtin_memcpy(&bits, from, sizeof bits);
+    return __builtin_convertvector(__builtin_convertvector(bits, i32x4), f32x4);
+  }
+}
+
+// ---- Narrowing: rounds to nearest even --------------------------------------------------------
+
+template <int W>
+CHUNKATTN_INLINE void store_narrowed(float* to, Float<W> value) {
+  store(to, value);
+}
+
+template <int W>
+CHUNKATTN_INLINE void store_narrowed(half* to, Float<W> value) {
+#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+#if defined(CHUNKATTN_ISA_AVX512)
+  if constexpr (W == 16) {
+    _mm256_storeu_si256(
+        reinterpret_cast<__m256i*>(to),
+        _mm512_maskz_cvtps_ph(0xffff, value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return;
+  }
+#endif
+  if constexpr (W == 8) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                     _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    return;
+  }
+#endif
+  if constexpr (W == 4) {
+#if defined(CHUNKATTN_ISA_NEON)
+    const float16x4_t narrow = vcvt_f16_f32(value);
+    __builtin_memcpy(static_cast<void*>(to), &narrow, sizeof narrow);
+#else
+    for (int i = 0; i < 4; ++i) to[i] = to_half(value[i]);
+#endif
+  }
+}
+
+template <int W>
+CHUNKATTN_INLINE void store_narrowed(bfloat16* to, Float<W> value) {
+  const Unsigned<W> bits = std::bit_cast<Unsigned<W>>(value);
+  const Unsigned<W> is_nan = (Unsigned<W>)((bits & 0x7fffffffu) > 0x7f800000u);
+  const Unsigned<W> rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const Unsigned<W> result = (is_nan & ((bits >> 16) | 0x40u)) | (~is_nan & rounded);
+  typedef std::uint16_t Narrow __attribute__((vector_size(2 * W)));
+  const Narrow narrow = __builtin_convertvector(result, Narrow);
+  __builtin_memcpy(static_cast<void*>(to), &narrow, sizeof narrow);
+}
+
+// ---- Across lanes -----------------------------------------------------------------------------
+
+template <int W, bool upper, int B, int... I>
+CHUNKATTN_INLINE Float<W> pick_halves(Float<W> a, Float<W> b, std::integer_sequence<int, I...>) {
+  // Lane I of the result: the first W/2 from a, the rest from b; of every block of B lanes the
+  // lower or the upper half.
+  constexpr auto source = [](int lane) {
+    const int within = lane % (W / 2);
+    return lane / (W / 2) * W + within / (B / 2) * B + within % (B / 2) + (upper ? B / 2 : 0);
+  };
+  return __builtin_shufflevector(a, b, source(I)...);
+}
+
+/// Sums of W vectors over their lanes, as one vector: lane j is the sum of rows[j].
+template <int W, int B = W, int N>
+CHUNKATTN_INLINE Float<W> sum_lanes(const Float<W> (&rows)[N]) {
+  static_assert(N == B);
+  if constexpr (B == 1) {
+    return rows[0];
+  } else {
+    Float<W> next[N / 2];
+    constexpr auto lanes = std::make_integer_sequence<int, W>{};
+    repeat<N / 2>([&](auto i) CHUNKATTN_LAMBDA {
+      next[i] = pick_halves<W, false, B>(rows[2 * i], rows[2 * i + 1], lanes) +
+                pick_halves<W, true, B>(rows[2 * i], rows[2 * i + 1], lanes);
+    });
+    return sum_lanes<W, B / 2>(next);
+  }
+}
+
+template <int W>
+CHUNKATTN_INLINE float reduce_max(Float<W> value) {
+  float result = value[0];
+  for (int i = 1; i < W; ++i) result = value[i] > result ? value[i] : result;
+  return result;
+}
+template <int W>
+CHUNKATTN_INLINE float reduce_sum(Float<W> value) {
+  if constexpr (W == 4) {
+    return (value[0] + value[2]) + (value[1] + value[3]);
+  } else {
+    Float<W / 2> low, high;
+    __builtin_memcpy(&low, &value, sizeof low);
+    __builtin_memcpy(&high, reinterpret_cast<const char*>(&value) + sizeof low, sizeof high);
+    return reduce_sum<W / 2>(low + high);
+  }
+}
+/// `value` where lane < count, else `other`.
+template <int W>
+CHUNKATTN_INLINE Float<W> select(Int<W> condition, Float<W> value, Float<W> other) {
+  return condition ? value : other;
+}
+
+template <int W, int... I>
+CHUNKATTN_INLINE Int<W> iota(std::integer_sequence<int, I...>) {
+  return Int<W>{I...};
+}
+/// 0, 1, … W - 1.
+template <int W>
+CHUNKATTN_INLINE Int<W> iota() {
+  return iota<W>(std::make_integer_sequence<int, W>{});
+}
+
+// ---- exp --------------------------------------------------------------------------------------
+
+/// e^x for x <= 0, within about one unit in the last place; 0 where the result would be subnormal.
+/// Two-word reduction by ln 2 to |r| <= ln(2)/2, then the Taylor polynomial of degree 7, whose
+/// remainder there is below 6e-9.
+template <int W>
+CHUNKATTN_INLINE Float<W> exp_nonpositive(Float<W> x) {
+  constexpr float lowest = -87.3365f;  // 2^-126
+  const Float<W> clamped = max(x, broadcast<W>(lowest));
+  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
+  const Float<W> magic = broadcast<W>(0x1.8p23f);
+  Float<W> shifted = fma(clamped, broadcast<W>(1.44269504f), magic);
+  const Int<W> exponent = std::bit_cast<Int<W>>(shifted) << 23;
+#if defined(__FAST_MATH__)
+  __asm__("" : "+m"(shifted));  // keeps (x + magic) - magic from being folded to x
+#endif
+  const Float<W> n = shifted - magic;
+  Float<W> r = fma(n, broadcast<W>(-0x1.62e4p-1f), clamped);  // ln 2: 15 bits, exact products
+  r = fma(n, broadcast<W>(-1.42860677e-6f), r);               // and the rest
+  Float<W> p = broadcast<W>(1.0f / 5040);
+  p = fma(p, r, broadcast<W>(1.0f / 720));
+  p = fma(p, r, broadcast<W>(1.0f / 120));
+  p = fma(p, r, broadcast<W>(1.0f / 24));
+  p = fma(p, r, broadcast<W>(1.0f / 6));
+  p = fma(p, r, broadcast<W>(0.5f));
+  p = fma(p, r, broadcast<W>(1.0f));
+  p = fma(p, r, broadcast<W>(1.0f));
+  const Float<W> result = std::bit_cast<Float<W>>(std::bit_cast<Int<W>>(p) + exponent);
+  return select<W>((Int<W>)(x < lowest), zero<W>(), result);
+}
+
+CHUNKATTN_INLINE void prefetch(const void* address) {
+  __builtin_prefetch(address, 0, 2);  // to L2: L1 is the kernel's
+}
+
+}  // namespace simd
+CHUNKATTN_ISA_NAMESPACE_END

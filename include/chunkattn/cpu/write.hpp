@@ -1,0 +1,68 @@
+// Storing new K and V rows, and the row copies that a fork asks for.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "../config.hpp"
+#include "../kv_view.hpp"
+#include "../plan_types.hpp"
+#include "../quantized.hpp"
+#include "simd.hpp"
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+namespace cpu {
+
+/// Stores one K or V row as T, rounding to nearest even. Equal types are copied bit for bit.
+template <int HeadDim, class T, class X>
+CHUNKATTN_INLINE void store_row(const X* from, T* to) noexcept {
+  if constexpr (std::is_same_v<T, X>) {
+    std::memcpy(to, from, HeadDim * sizeof(T));
+  } else {
+    constexpr int width = simd::width_for<HeadDim>;
+    for (int i = 0; i < HeadDim; i += width)
+      simd::store_narrowed<width>(to + i, simd::load_widened<width>(from + i));
+  }
+}
+
+/// Stores K and V of one row (the caller's token index) for one KV head.
+/// \param k,v  [HeadDim] of that row and head
+template <int HeadDim, class T, class X>
+void write_row(const KvView<T>& kv, const WriteTarget& target, int kv_head, const X* k,
+               const X* v) noexcept {
+  T* const to_k = kv.k_row(target.slot, kv_head, target.offset);
+  T* const to_v = kv.v_row(target.slot, kv_head, target.offset);
+  if constexpr (std::is_same_v<T, std::int8_t>) {
+    alignas(64) float row[HeadDim];
+    store_row<HeadDim>(k, row);
+    *kv.k_row_scale(target.slot, kv_head, target.offset) = quantize_row(row, HeadDim, to_k);
+    store_row<HeadDim>(v, row);
+    *kv.v_row_scale(target.slot, kv_head, target.offset) = quantize_row(row, HeadDim, to_v);
+  } else {
+    store_row<HeadDim>(k, to_k);
+    store_row<HeadDim>(v, to_v);
+  }
+}
+
+/// Performs one row copy for one KV head.
+template <int HeadDim, class T>
+void copy_rows(const KvView<T>& kv, const RowCopy& copy, int kv_head) noexcept {
+  for (int i = 0; i < copy.length; ++i) {
+    const int from = copy.source_begin + i;
+    const int to = copy.target_begin + i;
+    std::memmove(kv.k_row(copy.target_slot, kv_head, to), kv.k_row(copy.source_slot, kv_head, from),
+                 HeadDim * sizeof(T));
+    std::memmove(kv.v_row(copy.target_slot, kv_head, to), kv.v_row(copy.source_slot, kv_head, from),
+                 HeadDim * sizeof(T));
+    if constexpr (std::is_same_v<T, std::int8_t>) {
+      *kv.k_row_scale(copy.target_slot, kv_head, to) =
+          *kv.k_row_scale(copy.source_slot, kv_head, from);
+      *kv.v_row_scale(copy.target_slot, kv_head, to) =
+          *kv.v_row_scale(copy.source_slot, kv_head, from);
+    }
+  }
+}
+
+}  // namespace cpu
+CHUNKATTN_ISA_NAMESPACE_END
