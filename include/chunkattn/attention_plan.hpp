@@ -54,10 +54,10 @@ class AttentionPlan {
   template <class Tree>
   void update(Tree& tree) {
     auto& core = tree.core();
-    check(core, &core);
+    check(core);
     step_ = core.begin_step(copies_);
-    if (!matches(core, &core) || !advance(core, Tree::chunk_size))
-      build(core, &core, Tree::chunk_size);
+    if (!matches(core) || !advance(core, Tree::chunk_size))
+      build(core, Tree::chunk_size);
     else
       set_writes(core);
   }
@@ -90,7 +90,7 @@ class AttentionPlan {
 
  private:
   struct Entry {
-    const void* tree;
+    std::uint64_t tree;
     SequenceIndex sequence;
     std::uint32_t generation;
     TokenRange queries;
@@ -108,13 +108,13 @@ class AttentionPlan {
   static std::size_t at(std::int32_t i) noexcept { return static_cast<std::size_t>(i); }
 
   template <class Core>
-  void check(const Core& core, const void* id) {
+  void check(const Core& core) {
     detail::check_argument(!entries_.empty(), "rows", 0, "at least one sequence: call add() first");
     ++mark_;
     bool any_waits = false;
     for (std::size_t e = 0; e < entries_.size(); ++e) {
       const Entry& entry = entries_[e];
-      detail::check_argument(entry.tree == id, "sequence", "of another tree",
+      detail::check_argument(entry.tree == core.id(), "sequence", "of another tree",
                              "sequences of the tree that is passed to update()");
       detail::check_argument(core.is_live(entry.sequence, entry.generation), "sequence", "left",
                              "sequences that are live at update()");
@@ -127,9 +127,24 @@ class AttentionPlan {
       detail::check_argument(entry.queries.end() <= record.size + record.reserved, "queries.end()",
                              entry.queries.end(), "positions that are still reserved at update()");
       any_waits = any_waits || record.may_wait;
+      if (record.cursor < record.size && !core.options().async_steps) check_computed(core, entry);
     }
     if (!any_waits) return;
     for (const Entry& entry : entries_) check_writers(core, entry);
+  }
+
+  /// The sequence does not run ahead of its own tokens that are still to be computed. (With
+  /// asynchronous steps an earlier step that is not committed yet may compute them.)
+  template <class Core>
+  void check_computed(const Core& core, const Entry& entry) const {
+    core.for_each_node(entry.sequence, {0, entry.queries.begin},
+                       [&](NodeIndex index, std::int32_t, std::int32_t length) {
+                         const auto& n = core.node(index);
+                         if (n.written >= length || n.writer != entry.sequence) return;
+                         detail::fail_argument("queries.begin", entry.queries.begin,
+                                               "at most " + std::to_string(n.position + n.written) +
+                                                   ", the first token without K/V");
+                       });
   }
 
   /// Every position that the entry reads is written, or its writer writes it in this very step.
@@ -163,8 +178,8 @@ class AttentionPlan {
   }
 
   template <class Core>
-  [[nodiscard]] bool matches(const Core& core, const void* id) const noexcept {
-    return built_for_ == id && built_version_ == core.version() &&
+  [[nodiscard]] bool matches(const Core& core) const noexcept {
+    return built_for_ == core.id() && built_version_ == core.version() &&
            built_.size() == entries_.size() &&
            std::equal(entries_.begin(), entries_.end(), built_.begin(),
                       [](const Entry& a, const Entry& b) { return a.same_shape(b); });
@@ -234,8 +249,8 @@ class AttentionPlan {
   };
 
   template <class Core>
-  void build(const Core& core, const void* id, std::int32_t chunk_size) {
-    built_for_ = nullptr;  // until all is there: an allocation may fail
+  void build(const Core& core, std::int32_t chunk_size) {
+    built_for_ = 0;  // until all is there: an allocation may fail
     chunk_size_ = chunk_size;
     row_token_.resize(at(num_rows_));
     row_kv_len_.resize(at(num_rows_));
@@ -247,7 +262,7 @@ class AttentionPlan {
     number_rows(core, chunk_size);
     set_writes(core);
     built_ = entries_;
-    built_for_ = id;
+    built_for_ = core.id();
     built_version_ = core.version();
     ++topology_;
     ++pieces_version_;
@@ -407,7 +422,7 @@ class AttentionPlan {
 
   std::vector<Entry> entries_, built_;
   std::int32_t num_rows_ = 0;
-  const void* built_for_ = nullptr;
+  std::uint64_t built_for_ = 0;  // the tree's number, 0: nothing
   std::uint64_t built_version_ = 0;
   std::uint64_t step_ = 0, topology_ = 0, pieces_version_ = 0, num_rebuilds_ = 0;
   std::int32_t chunk_size_ = 0;

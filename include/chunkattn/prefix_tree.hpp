@@ -181,8 +181,9 @@ class PrefixTree {
             });
     }
 
-    /// Identity for plans: the tree's address and the sequence's index in it. Throws if not live.
-    [[nodiscard]] const void* tree_id() const { return &core(); }
+    /// Identity for plans: the tree's number in the process and the sequence's index in the tree.
+    /// Throws if not live.
+    [[nodiscard]] std::uint64_t tree_id() const { return core().id(); }
     [[nodiscard]] SequenceIndex index() const {
       (void)core();
       return index_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -34,7 +35,13 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     check_argument(this->retention_.low_watermark <= this->retention_.high_watermark,
                    "low_watermark", this->retention_.low_watermark, "at most high_watermark");
     this->reserve_level(Storage::pinned_level);
+    static std::atomic<std::uint64_t> trees{0};
+    id_ = ++trees;
   }
+
+  /// Tells the trees of a process apart, also one that took the place of another in memory. Nothing
+  /// is decided by it.
+  [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
 
   // ---- queries -----------------------------------------------------------------------------
 
@@ -176,6 +183,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     node(record.tail).tail_of = index;
     node(record.tail).writer = size > position ? index : none;
     this->store_tokens(node(record.tail), 0, prompt.subspan(at(position)));
+    this->release_scratch();
 
     // What a sequence that left had not written is this one's to write now.
     std::int32_t written_end = match.length, own_begin = match.length;
@@ -298,7 +306,8 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
       copied = known % ChunkSize;
     else if (known < this->options_.min_run && written >= known)
       copied = known;
-    copies_.reserve(copies_.size() + 8);
+    if (copies_.capacity() - copies_.size() < at(ChunkSize))  // one copy per row at the most
+      copies_.reserve(2 * copies_.capacity() + at(ChunkSize));
     if (!this->acquire(copied > 0 ? 1 : 0)) return none;
 
     // Split what is shared off the tail; its places do not move.
@@ -497,7 +506,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
   static Namespace space_at(const InsertOptions& options, std::int32_t position,
                             std::int32_t public_end) noexcept {
     if (position >= public_end) return options.name_space;
-    return {0, options.name_space.adapter};
+    return {.adapter = options.name_space.adapter, .is_public = true};
   }
 
   [[nodiscard]] Match find(std::span<const Token> prompt, const InsertOptions& options) const {
@@ -550,8 +559,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
         if (keep == 0) {
           this->remove_node(n);
         } else {
-          if (keep < record.length || record.tail_of != none) this->release_places(n, keep);
-          record.tail_of = none;
+          if (keep < record.length) this->release_places(n, keep);
           this->retain(n);
           this->emit(CacheEvent{CacheEvent::Kind::stored, record.name_space, record.position,
                                 record.length, record.first_slot});
@@ -605,6 +613,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
       return false;
     }
     this->extend(record.tail, count);
+    this->release_scratch();
     return true;
   }
 
@@ -621,11 +630,11 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     }
     // A running step may still read the dropped places: the slots stay as the tail's spare ones.
     stats_.stored_tokens -= at(tail.length - keep);
+    if (keep > 0)
+      tail.last_slot = this->slot_of(tail, tail.begin + keep - 1);
+    else
+      tail.last_slot = tail.first_slot;
     tail.length = keep;
-    SlotIndex last = tail.first_slot;
-    for (std::int32_t i = Storage::slots_for(tail.begin + keep); i > 1; --i)
-      last = this->next_slot(last);
-    tail.last_slot = last;
   }
 
   /// The whole tail of `s` becomes an inner node; the sequence goes on in an empty one.
@@ -757,6 +766,11 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
   void finish(SequenceIndex s) noexcept {
     if constexpr (retains) publish_tail(s, /*may_merge=*/true);
     SequenceRecord& record = sequences_[at(s)];
+    TreeNode& tail = node(record.tail);
+    if (tail.tail_of == s) {  // published, perhaps with others below it: a node like any other
+      this->release_places(record.tail, tail.length);
+      tail.tail_of = none;
+    }
     drop_path(record.tail, &TreeNode::held);
     record.tail = none;
     record.state = SequenceState::unused;
@@ -844,14 +858,17 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     stats_.merged_tokens += at(common);
   }
 
+  /// Moves the node to the young end even where it was pinned before: a parent must stay younger
+  /// than the child that was moved just before it.
   void set_pinned(NodeIndex index, bool pinned) noexcept {
     TreeNode& n = node(index);
-    if (n.pinned == pinned) return;
     const bool retained = n.retained;
     if (retained) this->unretain(index);
+    if (n.pinned != pinned) {
+      const std::size_t slots = at(Storage::slots_for(n.begin + n.length));
+      this->pinned_slots_ += pinned ? slots : std::size_t{0} - slots;
+    }
     n.pinned = pinned;
-    const std::size_t slots = at(Storage::slots_for(n.begin + n.length));
-    this->pinned_slots_ += pinned ? slots : std::size_t{0} - slots;
     if (retained) this->retain(index);
   }
 
@@ -878,6 +895,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
 
   std::vector<SequenceIndex> leaving_;
   SequenceIndex free_sequences_ = none;
+  std::uint64_t id_ = 0;
   std::uint64_t version_ = 1;
   std::uint64_t step_ = 0, retired_ = 0;
 };

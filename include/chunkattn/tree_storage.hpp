@@ -62,14 +62,28 @@ class TreeStorage {
     return tokens_[at(s) * ChunkSize + at(offset)];
   }
 
+  /// The slot of a place of the node's run, counted from the start of its first slot; found from
+  /// the nearer end.
+  [[nodiscard]] SlotIndex slot_of(const TreeNode& n, std::int32_t place) const noexcept {
+    const std::int32_t index = place / ChunkSize;
+    const std::int32_t from_end = (n.begin + n.length - 1) / ChunkSize - index;
+    if (from_end < index) {
+      SlotIndex s = n.last_slot;
+      for (std::int32_t i = from_end; i > 0; --i) s = slots_[at(s)].prev;
+      return s;
+    }
+    SlotIndex s = n.first_slot;
+    for (std::int32_t i = index; i > 0; --i) s = next_slot(s);
+    return s;
+  }
+
   /// Calls f(slot, offset, count, done) for the places [first, first + count) of a node, slot by
   /// slot; `done` counts the places before. f returns false to stop.
   template <class F>
   void for_each_run(const TreeNode& n, std::int32_t first, std::int32_t count, const F& f) const {
     if (count <= 0) return;
-    SlotIndex s = n.first_slot;
-    std::int32_t offset = n.begin + first;
-    for (; offset >= ChunkSize; offset -= ChunkSize) s = next_slot(s);
+    SlotIndex s = slot_of(n, n.begin + first);
+    std::int32_t offset = (n.begin + first) % ChunkSize;
     for (std::int32_t done = 0;;) {
       const std::int32_t run = std::min<std::int32_t>(count - done, ChunkSize - offset);
       if (!f(s, offset, run, done)) return;
@@ -251,7 +265,7 @@ class TreeStorage {
   [[nodiscard]] std::uint32_t key_hash(NodeIndex parent, const Namespace& name_space,
                                        const Token* key) const noexcept {
     std::uint64_t hash = mix_hash(static_cast<std::uint32_t>(parent), name_space.tenant);
-    hash = mix_hash(hash + 1, name_space.adapter);
+    hash = mix_hash(hash + (name_space.is_public ? 2 : 1), name_space.adapter);
     for (std::int32_t i = 0; i < sharing_unit(); ++i)
       hash = mix_hash(hash + 1, std::hash<Token>{}(key[i]));
     return static_cast<std::uint32_t>(hash >> 32);
@@ -334,7 +348,10 @@ class TreeStorage {
     link_child(upper_index, lower_index);
     if (published) {
       publish(upper_index);
-      publish(lower_index);
+      if (lower.length >= sharing_unit())
+        publish(lower_index);
+      else  // the ragged end of a generated tail: too short to be found
+        lower.state = NodeState::hidden;
     }
     if (lower.retained) link_retained_after(upper_index, lower_index);
     ++stats_.splits;
@@ -409,11 +426,7 @@ class TreeStorage {
       TreeStorage& tree;
       bool keep = false;
       ~GiveBack() {
-        if (keep) return;
-        while (!tree.scratch_.empty()) {
-          tree.allocator_.free(tree.scratch_.back());
-          tree.scratch_.pop_back();
-        }
+        if (!keep) tree.release_scratch();
       }
     } guard{*this};
     scratch_.clear();
@@ -497,6 +510,15 @@ class TreeStorage {
     }
   }
 
+  /// Gives back what acquire() took and was not needed: an eviction may have made room in a slot
+  /// that is in use.
+  void release_scratch() noexcept {
+    while (!scratch_.empty()) {
+      allocator_.free(scratch_.back());
+      scratch_.pop_back();
+    }
+  }
+
   SlotIndex take_scratch(NodeIndex owner, SlotIndex prev, bool active) noexcept {
     const SlotIndex s = scratch_.back();
     scratch_.pop_back();
@@ -521,9 +543,10 @@ class TreeStorage {
     if (n.first_slot == no_slot) return false;
     stats_.stored_tokens -= at(n.length - keep);
     const std::int32_t kept_slots = keep == 0 ? 0 : slots_for(n.begin + keep);
+    if (n.pinned) pinned_slots_ -= at(slots_for(n.begin + n.length) - kept_slots);
     SlotIndex s = last_held_slot(n);
-    std::int32_t held = 1;
-    for (SlotIndex i = n.first_slot; i != s; i = next_slot(i)) ++held;
+    std::int32_t held = std::max(1, slots_for(n.begin + n.length));
+    for (SlotIndex i = s; i != n.last_slot; i = slots_[at(i)].prev) ++held;
     const bool released = held > kept_slots;
     const bool owned = owns_end(n);
     for (; held > kept_slots; --held) {
@@ -620,7 +643,6 @@ class TreeStorage {
       const std::size_t used = stats_.used_slots;
       std::int32_t keep = n.length - end_offset(n);
       if (n.first_slot == n.last_slot) keep = 0;
-      if (n.pinned && keep > 0) --pinned_slots_;
       stats_.evicted_tokens += at(n.length - keep);
       emit(CacheEvent{CacheEvent::Kind::evicted, n.name_space, n.position + keep, n.length - keep,
                       n.last_slot});
@@ -639,7 +661,6 @@ class TreeStorage {
     TreeNode& n = node(index);
     if (n.retained) unretain(index);
     if (n.state == NodeState::published) unpublish(index, NodeState::hidden);
-    if (n.pinned) pinned_slots_ -= at(slots_for(n.begin + n.length));
     release_places(index, 0);
     delete_node(index);
   }

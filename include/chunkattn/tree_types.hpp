@@ -16,6 +16,9 @@ CHUNKATTN_NAMESPACE_BEGIN
 struct Namespace {
   std::uint64_t tenant = 0;
   std::uint64_t adapter = 0;
+  /// Tokens that every tenant of the adapter may share: what InsertOptions::public_length covers.
+  /// A tag of its own, so that no tenant number, 0 included, stands for everybody.
+  bool is_public = false;
   friend constexpr bool operator==(const Namespace&, const Namespace&) = default;
 };
 
