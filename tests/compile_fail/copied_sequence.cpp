@@ -6,7 +6,11 @@
 using Sequence = chunkattn::PrefixTree<int, 64>::Sequence;
 
 #ifdef CHUNKATTN_CONTROL
-Sequence take(Sequence& other) { return std::move(other); }
+Sequence take(Sequence& other) {
+  return std::move(other);
+}
 #else
-Sequence take(Sequence& other) { return other; }
+Sequence take(Sequence& other) {
+  return other;
+}
 #endif

@@ -65,7 +65,8 @@ struct Attend {
     q.clear();
   }
 
-  // Joins, prefills and decodes one step; the outputs of that step, [batch][num_qo_heads][head_dim].
+  // Joins, prefills and decodes one step; the outputs of that step,
+  // [batch][num_qo_heads][head_dim].
   std::vector<float> run(Tree& tree, Cache& cache, std::vector<Tree::Sequence>& sequences) {
     for (int s = 0; s < batch; ++s) {
       std::vector<int> prompt;
@@ -105,8 +106,8 @@ struct Attend {
         for (std::size_t p = 0; p < n; ++p) {
           double dot = 0;
           for (int i = 0; i < head_dim; ++i)
-            dot += 2.0 * value(3, 1000, n - 1, h, i) *
-                   value(1, sequences[s].token(p), p, kv_head, i);
+            dot +=
+                2.0 * value(3, 1000, n - 1, h, i) * value(1, sequences[s].token(p), p, kv_head, i);
           weight[p] = std::exp(dot / std::sqrt(double{head_dim}));
           sum += weight[p];
         }

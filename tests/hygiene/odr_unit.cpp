@@ -8,7 +8,9 @@ struct UNIT;
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
-const char* CONCAT(isa_, UNIT)() { return TEXT(CHUNKATTN_ISA); }
+const char* CONCAT(isa_, UNIT)() {
+  return TEXT(CHUNKATTN_ISA);
+}
 
 double CONCAT(attend_, UNIT)(hygiene::Tree& tree, hygiene::Cache& cache, std::vector<float>& out) {
   std::vector<hygiene::Tree::Sequence> sequences;
