@@ -46,17 +46,17 @@ class SlotFreeList {
 /// never returns memory to the system. `PoolAllocator{.max_chunks = 8192}` sets a budget.
 struct PoolAllocator {
   std::size_t max_chunks = max_slots;
-  detail::SlotFreeList slots{};
+  detail::SlotFreeList pool{};
 
-  SlotIndex allocate() { return slots.take(capacity()); }
-  void free(SlotIndex slot) noexcept { slots.put(slot); }
+  SlotIndex allocate() { return pool.take(capacity()); }
+  void free(SlotIndex slot) noexcept { pool.put(slot); }
   [[nodiscard]] std::size_t capacity() const noexcept {
     return max_chunks < max_slots ? max_chunks : max_slots;
   }
   [[nodiscard]] std::size_t available() const noexcept {
-    return capacity() - slots.high_water() + slots.num_free();
+    return capacity() - pool.high_water() + pool.num_free();
   }
-  [[nodiscard]] std::size_t high_water() const noexcept { return slots.high_water(); }
+  [[nodiscard]] std::size_t high_water() const noexcept { return pool.high_water(); }
 };
 
 /// A fixed budget, all of it set aside at construction: high_water() is the capacity from the

@@ -415,11 +415,11 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
   std::int32_t pin(std::span<const Token> tokens, const InsertOptions& options) {
     Match match = find(tokens, options);
     this->reserve_nodes(1);
-    std::size_t slots = 0;
+    std::size_t needed = 0;
     for (Step step = first_step(match); step.index != root_node; step = next_step(step))
       if (!node(step.index).pinned)
-        slots += at(Storage::slots_for(node(step.index).begin + step.used));
-    if (this->pinned_slots_ + slots > this->retention_.max_pinned) return 0;
+        needed += at(Storage::slots_for(node(step.index).begin + step.used));
+    if (this->pinned_slots_ + needed > this->retention_.max_pinned) return 0;
     if (match.used > 0 && match.used < node(match.last).length)
       match.last = this->split(match.last, match.used);
     for (NodeIndex n = match.last; n != root_node; n = node(n).parent) set_pinned(n, true);
@@ -865,8 +865,8 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     const bool retained = n.retained;
     if (retained) this->unretain(index);
     if (n.pinned != pinned) {
-      const std::size_t slots = at(Storage::slots_for(n.begin + n.length));
-      this->pinned_slots_ += pinned ? slots : std::size_t{0} - slots;
+      const std::size_t held = at(Storage::slots_for(n.begin + n.length));
+      this->pinned_slots_ += pinned ? held : std::size_t{0} - held;
     }
     n.pinned = pinned;
     if (retained) this->retain(index);

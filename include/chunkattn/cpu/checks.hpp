@@ -86,8 +86,8 @@ void check_pieces(const KvView<T>& view, const PlanView& plan) {
 /// Every write target and row copy lies in slots that the view has.
 template <class T>
 void check_writes(const KvView<T>& view, const PlanView& plan) {
-  const std::string slots = "less than layer.num_slots, " + std::to_string(view.num_slots) +
-                            ": take the layer's view after the last insert or reserve";
+  const std::string expected = "less than layer.num_slots, " + std::to_string(view.num_slots) +
+                               ": take the layer's view after the last insert or reserve";
   const auto inside = [&](SlotIndex slot) { return slot >= 0 && slot < view.num_slots; };
   const auto fits = [&](int begin, int length) {
     return begin >= 0 && length >= 0 && begin <= view.chunk_size - length;
@@ -95,14 +95,14 @@ void check_writes(const KvView<T>& view, const PlanView& plan) {
   for (int i = 0; i < plan.num_rows; ++i) {
     const WriteTarget& target = plan.writes[i];
     if (target.slot == no_slot) continue;
-    detail::check_argument(inside(target.slot), "plan's slot", target.slot, slots);
+    detail::check_argument(inside(target.slot), "plan's slot", target.slot, expected);
     detail::check_argument(fits(target.offset, 1), "plan's write offset", target.offset,
                            "less than layer.chunk_size");
   }
   for (int i = 0; i < plan.num_copies; ++i) {
     const RowCopy& copy = plan.copies[i];
-    detail::check_argument(inside(copy.source_slot), "plan's slot", copy.source_slot, slots);
-    detail::check_argument(inside(copy.target_slot), "plan's slot", copy.target_slot, slots);
+    detail::check_argument(inside(copy.source_slot), "plan's slot", copy.source_slot, expected);
+    detail::check_argument(inside(copy.target_slot), "plan's slot", copy.target_slot, expected);
     detail::check_argument(
         fits(copy.source_begin, copy.length) && fits(copy.target_begin, copy.length),
         "plan's row copy", copy.length, "rows within a slot");
