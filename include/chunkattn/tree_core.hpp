@@ -407,7 +407,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
         node(n).state = NodeState::stale;
     }
     ++version_;
-    this->emit(CacheEvent{.kind = CacheEvent::Kind::cleared});
+    this->notify(CacheEvent{.kind = CacheEvent::Kind::cleared});
   }
 
   /// Marks the cached or live prefix of these tokens to be evicted last. Returns the tokens pinned:
@@ -561,8 +561,8 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
         } else {
           if (keep < record.length) this->release_places(n, keep);
           this->retain(n);
-          this->emit(CacheEvent{CacheEvent::Kind::stored, record.name_space, record.position,
-                                record.length, record.first_slot});
+          this->notify(CacheEvent{CacheEvent::Kind::stored, record.name_space, record.position,
+                                  record.length, record.first_slot});
         }
       }
       n = parent;

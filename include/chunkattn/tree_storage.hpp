@@ -644,8 +644,8 @@ class TreeStorage {
       std::int32_t keep = n.length - end_offset(n);
       if (n.first_slot == n.last_slot) keep = 0;
       stats_.evicted_tokens += at(n.length - keep);
-      emit(CacheEvent{CacheEvent::Kind::evicted, n.name_space, n.position + keep, n.length - keep,
-                      n.last_slot});
+      notify(CacheEvent{CacheEvent::Kind::evicted, n.name_space, n.position + keep, n.length - keep,
+                        n.last_slot});
       if (keep == 0)
         remove_node(victim);
       else
@@ -665,7 +665,7 @@ class TreeStorage {
     delete_node(index);
   }
 
-  void emit(const CacheEvent& event) noexcept {
+  void notify(const CacheEvent& event) noexcept {
     if (event_sink_) event_sink_(event);
   }
 
