@@ -1,0 +1,257 @@
+// One conformance suite that every allocator passes: the library's two and users' own.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "chunkattn/chunk_allocator.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "tests/support/random.hpp"
+
+using namespace chunkattn;
+
+namespace {
+
+/// A user's own: always the lowest free index, so that the slots in use stay dense.
+class LowestFirstAllocator {
+ public:
+  explicit LowestFirstAllocator(std::size_t capacity) : used_(capacity) {}
+  SlotIndex allocate() {
+    const auto it = std::find(used_.begin(), used_.end(), false);
+    if (it == used_.end()) return no_slot;
+    *it = true;
+    ++out_;
+    const auto slot = static_cast<std::size_t>(it - used_.begin());
+    high_water_ = std::max(high_water_, slot + 1);
+    return static_cast<SlotIndex>(slot);
+  }
+  void free(SlotIndex slot) noexcept {
+    used_[static_cast<std::size_t>(slot)] = false;
+    --out_;
+  }
+  [[nodiscard]] std::size_t capacity() const noexcept { return used_.size(); }
+  [[nodiscard]] std::size_t available() const noexcept { return used_.size() - out_; }
+  [[nodiscard]] std::size_t high_water() const noexcept { return high_water_; }
+
+ private:
+  std::vector<bool> used_;
+  std::size_t out_ = 0, high_water_ = 0;
+};
+static_assert(ChunkAllocator<LowestFirstAllocator>);
+
+/// Two allocators in a row: slots below `first` come from one, the others from the other.
+class TieredAllocator {
+ public:
+  TieredAllocator(std::size_t first, std::size_t second) : first_(first), second_(second) {}
+  SlotIndex allocate() {
+    const SlotIndex slot = first_.allocate();
+    if (slot != no_slot) return slot;
+    const SlotIndex far = second_.allocate();
+    return far == no_slot ? no_slot : far + static_cast<SlotIndex>(first_.capacity());
+  }
+  void free(SlotIndex slot) noexcept {
+    const auto border = static_cast<SlotIndex>(first_.capacity());
+    slot < border ? first_.free(slot) : second_.free(slot - border);
+  }
+  [[nodiscard]] std::size_t capacity() const noexcept {
+    return first_.capacity() + second_.capacity();
+  }
+  [[nodiscard]] std::size_t available() const noexcept {
+    return first_.available() + second_.available();
+  }
+  [[nodiscard]] std::size_t high_water() const noexcept {
+    return first_.capacity() + second_.high_water();
+  }
+
+ private:
+  FixedAllocator first_;
+  LowestFirstAllocator second_;
+};
+static_assert(ChunkAllocator<TieredAllocator>);
+
+constexpr std::size_t budget = 37;
+
+template <class A>
+A make();
+template <>
+PoolAllocator make() {
+  return PoolAllocator{.max_chunks = budget};
+}
+template <>
+FixedAllocator make() {
+  return FixedAllocator(budget);
+}
+template <>
+LowestFirstAllocator make() {
+  return LowestFirstAllocator(budget);
+}
+template <>
+TieredAllocator make() {
+  return TieredAllocator(20, budget - 20);
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("an allocator hands out each slot of its budget once", A, PoolAllocator,
+                   FixedAllocator, LowestFirstAllocator, TieredAllocator) {
+  test::Random random(1);
+  A allocator = make<A>();
+  REQUIRE(static_cast<std::size_t>(allocator.capacity()) == budget);
+  REQUIRE(static_cast<std::size_t>(allocator.available()) == budget);
+  std::set<SlotIndex> out;
+  std::size_t high_water = 0;
+  for (int i = 0; i < 20000; ++i) {
+    if (random.chance(i / 1000 % 2 == 0 ? 0.7 : 0.3)) {
+      const SlotIndex slot = allocator.allocate();
+      REQUIRE((slot == no_slot) == (out.size() == budget));
+      if (slot != no_slot) {
+        REQUIRE(slot >= 0);
+        REQUIRE(static_cast<std::size_t>(slot) < static_cast<std::size_t>(allocator.high_water()));
+        REQUIRE(out.insert(slot).second);
+      }
+    } else if (!out.empty()) {
+      auto it = out.begin();
+      std::advance(it, static_cast<std::ptrdiff_t>(random.index(out.size())));
+      allocator.free(*it);
+      out.erase(it);
+    }
+    REQUIRE(static_cast<std::size_t>(allocator.available()) == budget - out.size());
+    REQUIRE(static_cast<std::size_t>(allocator.high_water()) >= high_water);
+    high_water = static_cast<std::size_t>(allocator.high_water());
+    REQUIRE(high_water <= budget);
+  }
+}
+
+TEST_CASE_TEMPLATE("an allocator moves with what it has handed out", A, PoolAllocator,
+                   FixedAllocator, LowestFirstAllocator, TieredAllocator) {
+  A first = make<A>();
+  std::set<SlotIndex> out;
+  for (int i = 0; i < 5; ++i) out.insert(first.allocate());
+  A second = std::move(first);
+  for (std::size_t i = 5; i < budget; ++i) CHECK(out.insert(second.allocate()).second);
+  CHECK(second.allocate() == no_slot);
+  for (const SlotIndex slot : out) second.free(slot);
+  CHECK(static_cast<std::size_t>(second.available()) == budget);
+}
+
+TEST_CASE_TEMPLATE("a tree over any allocator uses the whole budget and gives all back", A,
+                   PoolAllocator, FixedAllocator, LowestFirstAllocator, TieredAllocator) {
+  PrefixTree<int, 4, A> tree(make<A>());
+  test::Random random(2);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<typename PrefixTree<int, 4, A>::Sequence> live;
+    for (int id = 0;; ++id) {
+      const std::vector<int> prompt(static_cast<std::size_t>(random.uniform(1, 12)), id);
+      const bool fits = tree.slots_needed(prompt) <= tree.slots_available();
+      auto sequence = tree.try_insert(prompt);
+      REQUIRE(sequence.has_value() == fits);
+      tree.check_invariants();
+      if (!sequence) break;
+      live.push_back(std::move(*sequence));
+    }
+    while (tree.slots_available() > 0)
+      live.push_back(tree.insert(std::vector<int>{-1 - round, static_cast<int>(live.size())}));
+    CHECK(tree.stats().used_slots == budget);
+    CHECK_THROWS_AS(live.push_back(tree.insert(std::vector<int>{77777})), OutOfChunks);
+    random.shuffle(live);
+    while (!live.empty()) {
+      live.pop_back();
+      tree.check_invariants();
+    }
+    CHECK(tree.stats().used_slots == 0);
+    CHECK(tree.slots_available() == budget);
+  }
+}
+
+TEST_CASE("the pool allocator without a budget grows on demand and reuses the warmest slot") {
+  PoolAllocator pool;
+  CHECK(pool.capacity() == max_slots);
+  CHECK(pool.high_water() == 0);
+  for (int i = 0; i < 100; ++i) CHECK(pool.allocate() == i);
+  CHECK(pool.high_water() == 100);
+  pool.free(17);
+  pool.free(3);
+  CHECK(pool.allocate() == 3);
+  CHECK(pool.allocate() == 17);
+  CHECK(pool.allocate() == 100);
+}
+
+TEST_CASE("the fixed allocator knows its memory from the start") {
+  FixedAllocator fixed(9);
+  CHECK(fixed.high_water() == 9);
+  CHECK(fixed.allocate() == 0);
+  CHECK_THROWS_AS(FixedAllocator(0), InvalidArgument);
+  try {
+    FixedAllocator none(0);
+    FAIL("no error");
+  } catch (const InvalidArgument& error) {
+    CHECK(std::string(error.what()) == "num_chunks = 0: expected between 1 and 2^31 - 1");
+  }
+}
+
+namespace {
+
+/// Throws at the call of allocate() that `countdown` names.
+struct ThrowingAllocator {
+  FixedAllocator slots{64};
+  int* countdown = nullptr;
+
+  SlotIndex allocate() {
+    if (countdown != nullptr && (*countdown)-- == 0) throw std::runtime_error("no luck");
+    return slots.allocate();
+  }
+  void free(SlotIndex slot) noexcept { slots.free(slot); }
+  [[nodiscard]] std::size_t capacity() const noexcept { return slots.capacity(); }
+  [[nodiscard]] std::size_t available() const noexcept { return slots.available(); }
+  [[nodiscard]] std::size_t high_water() const noexcept { return slots.high_water(); }
+};
+
+}  // namespace
+
+TEST_CASE("an allocator that throws: the operation has not happened") {
+  int countdown = -1;
+  using Tree = PrefixTree<int, 4, ThrowingAllocator>;
+  Tree tree(ThrowingAllocator{.countdown = &countdown}, {.min_run = 4});
+  auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5});
+  a.commit(a.next_uncomputed());
+  a.append(6);
+  a.commit(a.next_uncomputed());
+  const std::vector<int> before = a.tokens();
+  const auto unchanged = [&] {
+    tree.check_invariants();
+    CHECK(a.tokens() == before);
+    CHECK(tree.stats().live_sequences == 1);
+    CHECK(tree.stats().used_slots == 2);
+    CHECK(tree.slots_available() == 62);
+  };
+  for (int at = 0; at < 3; ++at) {
+    countdown = at;
+    CHECK_THROWS_AS((void)tree.insert(std::vector<int>{1, 2, 3, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9}),
+                    std::runtime_error);
+    unchanged();
+    countdown = at;
+    CHECK_THROWS_AS((void)tree.try_insert(std::vector<int>(20, 8)), std::runtime_error);
+    unchanged();
+    countdown = at;
+    CHECK_THROWS_AS((void)a.reserve(20), std::runtime_error);
+    unchanged();
+    countdown = at;
+    CHECK_THROWS_AS((void)a.try_reserve(20), std::runtime_error);
+    unchanged();
+    countdown = at;
+    CHECK_THROWS_AS((void)a.append(std::vector<int>(20, 1)), std::runtime_error);
+    unchanged();
+  }
+  countdown = 0;
+  CHECK_THROWS_AS((void)a.fork(), std::runtime_error);
+  unchanged();
+  countdown = -1;
+  auto twin = a.fork();
+  tree.check_invariants();
+  CHECK(twin.tokens() == before);
+}

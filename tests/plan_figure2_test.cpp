@@ -1,0 +1,98 @@
+// The example of the paper's Figure 2: three sequences S0, S1, S2 over eight chunks C0 to C7. The
+// context that section 3.3 prints for it, (chunks, first sequence, last sequence), is
+// (C0/C1/C2, 0, 2), (C3, 0, 0), (C4/C6, 1, 1), (C5/C7, 2, 2).
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <map>
+#include <numeric>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/prefix_tree.hpp"
+
+using namespace chunkattn;
+
+namespace {
+
+constexpr int chunk = 4;
+using Tree = PrefixTree<int, chunk>;
+using Context = std::tuple<std::string, int, int>;
+
+/// `chunks` chunks of tokens that start with `first`, less the last one, which is to be decoded.
+std::vector<int> prompt(int shared_chunks, int private_chunks, int who) {
+  std::vector<int> tokens(static_cast<std::size_t>(chunk * (shared_chunks + private_chunks) - 1));
+  std::iota(tokens.begin(), tokens.end(), 0);
+  for (std::size_t i = static_cast<std::size_t>(chunk * shared_chunks); i < tokens.size(); ++i)
+    tokens[i] += 1000 * (who + 1);
+  return tokens;
+}
+
+std::vector<Context> contexts(const PlanView& view, const std::map<SlotIndex, std::string>& names) {
+  std::vector<Context> all;
+  for (int s = 0; s < view.num_segments; ++s) {
+    const Segment& segment = view.segments[s];
+    std::string chunks;
+    for (int p = 0; p < segment.piece_count; ++p)
+      chunks += (p > 0 ? "/" : "") + names.at(view.pieces[segment.piece_begin + p].slot);
+    all.emplace_back(chunks, segment.row_begin, segment.row_end - 1);
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("the contexts of Figure 2") {
+  for (const Sharing sharing : {Sharing::token, Sharing::chunk}) {
+    CAPTURE(static_cast<int>(sharing));
+    Tree tree({}, {.sharing = sharing});
+    std::vector<Tree::Sequence> s;
+    s.push_back(tree.insert(prompt(3, 1, 0)));  // C0 C1 C2 C3
+    s.push_back(tree.insert(prompt(3, 2, 1)));  // C0 C1 C2 C4 C6
+    s.push_back(tree.insert(prompt(3, 2, 2)));  // C0 C1 C2 C5 C7
+    CHECK(tree.stats().used_slots == 8);
+
+    AttentionPlan plan;
+    for (auto& sequence : s) plan.add(sequence, sequence.next_uncomputed());
+    plan.update(tree);  // the prefill, in one step
+    for (auto& sequence : s) sequence.commit(sequence.next_uncomputed());
+
+    // Name the chunks as the figure does, by where each sequence's tokens lie.
+    std::map<SlotIndex, std::string> names;
+    const std::vector<std::vector<std::string>> figure = {
+        {"C0", "C1", "C2", "C3"}, {"C0", "C1", "C2", "C4", "C6"}, {"C0", "C1", "C2", "C5", "C7"}};
+    for (std::size_t i = 0; i < s.size(); ++i)
+      s[i].for_each_run({0, static_cast<int>(s[i].size())}, [&](const Piece& piece) {
+        const auto place = static_cast<std::size_t>(piece.position / chunk);
+        const auto [it, fresh] = names.emplace(piece.slot, figure[i][place]);
+        CHECK(it->second == figure[i][place]);
+      });
+    CHECK(names.size() == 8);
+
+    plan.clear();
+    for (auto& sequence : s) plan.add(sequence, sequence.reserve(1));
+    plan.update(tree);
+    const std::vector<Context> expected = {
+        {"C0/C1/C2", 0, 2}, {"C3", 0, 0}, {"C4/C6", 1, 1}, {"C5/C7", 2, 2}};
+    CHECK(contexts(plan.view(), names) == expected);
+    CHECK(tree.stats().used_slots == 8);
+    tree.check_invariants();
+
+    // In another batch order the rows are the caller's still, and the intervals stay contiguous.
+    for (auto& sequence : s) sequence.commit(7);
+    plan.clear();
+    for (const std::size_t i : {2u, 0u, 1u}) plan.add(s[i], s[i].reserve(1));
+    plan.update(tree);
+    const PlanView view = plan.view();
+    CHECK(view.segments[0].row_begin == 0);
+    CHECK(view.segments[0].row_end == 3);
+    CHECK(view.segments[0].num_sequences == 3);
+    for (int row = 0; row < 3; ++row) {
+      const std::size_t i =
+          std::vector<std::size_t>{2, 0, 1}[static_cast<std::size_t>(view.row_token[row])];
+      CHECK(view.row_kv_len[row] == static_cast<int>(s[i].size()) + 1);
+    }
+  }
+}
