@@ -1,0 +1,47 @@
+// What a step costs on a GPU, in integers and without asking a device: the scheduler's only source
+// of judgement.
+//
+// A task streams L tokens of K and V for one KV head past a tile of R rows:
+//     bytes = 2 * L * head_dim * 2          flops = 4 * R * L * head_dim (padded rows included)
+// and takes the longer of both times plus a fixed cost. Times are in picoseconds of one block that
+// has its share of the device, so that 264 of them run side by side on an H200.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// Rates and fixed costs. The defaults describe an H200 by its copy bandwidth (4.3 TB/s over 132
+/// multiprocessors with two blocks each: 16 bytes per ns and block) and an mma.sync rate of about
+/// 450 TFLOP/s. They are estimates until the sweep of bench/cuda_sweep.cu has been fitted.
+struct CostModel {
+  std::int32_t num_blocks = 264;        ///< blocks that run at the same time
+  std::int64_t ps_per_kib = 63000;      ///< one block reading or writing 1 KiB of device memory
+  std::int64_t ps_per_mflop = 590000;   ///< one block doing 10^6 floating-point operations
+  std::int64_t task_ps = 1500000;       ///< start, first loads, epilogue
+  std::int64_t launch_ps = 2500000;     ///< one more kernel on the stream
+  std::int32_t min_split_tokens = 256;  ///< no KV split is shorter
+
+  /// One task: `tokens` K/V rows of `head_dim` 16-bit elements past a tile of `tile_rows`.
+  [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows,
+                                                 int head_dim) const noexcept {
+    const std::int64_t bytes = 4 * tokens * head_dim;
+    const std::int64_t flops = 4 * tokens * head_dim * tile_rows;
+    return std::max(bytes * ps_per_kib / 1024, flops * ps_per_mflop / 1000000);
+  }
+
+  /// `rows` partial results of one KV head, written by one kernel and read by the next.
+  [[nodiscard]] constexpr std::int64_t partial_ps(std::int64_t rows, int head_dim) const noexcept {
+    return 2 * rows * (head_dim + 1) * 4 * ps_per_kib / 1024;
+  }
+};
+
+/// Tiles for `rows` packed rows: as many of 64 as fill up, the rest in the smallest that holds it.
+[[nodiscard]] constexpr int tile_rows_for(int rows) noexcept {
+  return rows > 32 ? 64 : rows > 16 ? 32 : 16;
+}
+
+CHUNKATTN_NAMESPACE_END

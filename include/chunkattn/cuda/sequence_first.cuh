@@ -1,0 +1,18 @@
+// Sequence-first phase (paper section 3.2, Algorithm 2): what a sequence has for itself, streamed
+// once, merged with the partials of what it shares, normalised and written in the caller's order.
+// With nothing shared this is the whole of attention: a plain paged kernel.
+#pragma once
+
+#include "tile_attention.cuh"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace cuda_detail {
+
+template <class T, int HeadDim>
+CHUNKATTN_KERNEL CHUNKATTN_LAUNCH_BOUNDS(block_threads, HeadDim <= 128 ? 2 : 1)
+    sequence_first_kernel(const AttentionArguments<T> args) {
+  run_phase<T, HeadDim, true>(args);
+}
+
+}  // namespace cuda_detail
+CHUNKATTN_NAMESPACE_END

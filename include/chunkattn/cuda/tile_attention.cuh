@@ -1,0 +1,412 @@
+// One task: a tile of query rows against a range of path positions, for one KV head.
+//
+// K and V arrive through a ring of cp.async stages; S = Q K^T and O += P V run on the tensor cores
+// (mma m16n8k16), the online softmax in fp32 registers (paper, Algorithms 1 and 2, with the maximum
+// kept in base 2). Both phases run this same loop: chunk-first over what sequences share,
+// sequence-first over what they do not; they differ in how tasks are cut and in what becomes of the
+// result (merge.cuh).
+//
+// Positions on a path are contiguous, so causality, reserved places and rows of other owners are
+// one comparison: position < min(row_kv_len, end of the range). K/V rows that no row of the tile
+// sees are not read; zeros stand in their place (0 x NaN must not reach PV).
+#pragma once
+
+#include "merge.cuh"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace cuda_detail {
+
+/// Walks the pieces of a path: where is the K/V row of a position?
+class PieceCursor {
+ public:
+  CHUNKATTN_DEVICE PieceCursor(const PlanMemory& plan, const Task& task)
+      : plan_(plan), deepest_(task.segment) {}
+
+  /// The piece that holds `position`, which lies on the path and never goes back.
+  CHUNKATTN_DEVICE const Piece& seek(int position) {
+    if (position < piece_.position + piece_.length) return piece_;
+    if (position >= segment_end_) {
+      enter_segment(position);
+    } else {  // mostly the very next one
+      piece_ = plan_.pieces[++index_];
+      if (position < piece_.position + piece_.length) return piece_;
+    }
+    int high = last_;  // ends beyond `position`
+    while (index_ < high) {
+      const int middle = (index_ + high) / 2;
+      const Piece& piece = plan_.pieces[middle];
+      if (position >= piece.position + piece.length)
+        index_ = middle + 1;
+      else
+        high = middle;
+    }
+    piece_ = plan_.pieces[index_];
+    return piece_;
+  }
+
+ private:
+  // From the deepest segment up: paths are short, and this happens once per segment.
+  CHUNKATTN_DEVICE void enter_segment(int position) {
+    const Segment* segment = &plan_.segments[deepest_];
+    while (position < segment->position) segment = &plan_.segments[segment->parent];
+    segment_end_ = segment->position + segment->length;
+    index_ = segment->piece_begin;
+    last_ = index_ + segment->piece_count - 1;
+  }
+
+  const PlanMemory& plan_;
+  int deepest_;
+  Piece piece_{0, 0, 0, 0};
+  int segment_end_ = 0;
+  int index_ = 0;
+  int last_ = 0;
+};
+
+template <class T>
+struct TokenRows {
+  const T* k;
+  const T* v;  ///< null: nothing to read, zeros
+};
+
+/// Queries, K/V stages and tables of one block, and the loop over them.
+template <class T, int HeadDim, int TileRows>
+class TileAttention {
+  using Layout = SharedLayout<HeadDim>;
+  using Warps = WarpLayout<HeadDim, TileRows>;
+  static constexpr int kv_tile = Warps::kv_tile;
+  static constexpr int row_pieces = HeadDim / 8;  // 16-byte pieces of a row
+  static constexpr int k_steps = HeadDim / 16;
+  // Query fragments stay in registers where these suffice; elsewhere they are read again per tile
+  // (16 KB more of shared memory beside the 128 KB that four warps read of K and V).
+  static constexpr bool q_in_registers = HeadDim <= 64 || (HeadDim <= 128 && TileRows < 64);
+
+ public:
+  CHUNKATTN_DEVICE TileAttention(const AttentionArguments<T>& args, const Task& task, int kv_head,
+                                 unsigned char* shared)
+      : args_(args), task_(task), kv_head_(kv_head), shared_(shared), cursor_(args.plan, task) {
+    const int thread = ptx::opaque(ptx::thread_index());
+    const int warp = thread / 32;
+    lane_ = thread % 32;
+    column_warp_ = warp % Warps::column_warps;
+    row_warp_ = warp / Warps::column_warps % Warps::row_warps;
+    kv_warp_ = warp / (Warps::column_warps * Warps::row_warps);
+  }
+
+  /// Streams the task's range. On return the block's accumulators and stats stand in shared memory
+  /// and a barrier has passed. False: there was nothing to stream.
+  CHUNKATTN_DEVICE bool run() {
+    make_row_table();
+    ptx::barrier();  // row table
+    const int end = find_bounds();
+    const int begin = task_.position_begin;
+    const int num_tiles = end > begin ? (end - begin + kv_tile - 1) / kv_tile : 0;
+    if (num_tiles == 0) return false;
+
+    const int stages = args_.num_stages;
+    for (int tile = 0; tile < stages; ++tile) make_token_table(begin, tile, end);
+    load_queries();
+    ptx::barrier();  // token tables
+    for (int tile = 0; tile < stages - 1; ++tile) {
+      if (tile < num_tiles) load_tile(tile);
+      ptx::cp_async_commit();
+    }
+
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      ptx::cp_async_wait(stages - 2);
+      ptx::barrier();  // everyone's copies of this tile have landed; tile - 1 is used up
+      if (tile == 0 && q_in_registers) read_query_fragments();
+      if (tile + stages - 1 < num_tiles) load_tile(tile + stages - 1);
+      ptx::cp_async_commit();
+      make_token_table(begin, tile + stages, end);
+      attend(tile % stages, begin + tile * kv_tile + kv_warp_ * Warps::warp_tokens, end);
+    }
+    ptx::cp_async_wait(0);
+    ptx::barrier();  // the stages are free for the accumulators
+    store_accumulators();
+    ptx::barrier();  // accumulators and stats
+    return true;
+  }
+
+  /// Fills row_len, row_index and row_partial. Rows past row_count see everything, so that they
+  /// never force the masked path; their queries are zeros and their results are dropped.
+  CHUNKATTN_DEVICE void make_row_table() {
+    int* row_len = reinterpret_cast<int*>(shared_ + Layout::row_len);
+    int* row_index = reinterpret_cast<int*>(shared_ + Layout::row_index);
+    int* row_partial = reinterpret_cast<int*>(shared_ + Layout::row_partial);
+    const int num_qo_heads = args_.num_kv_heads * args_.group;
+    for (int i = ptx::thread_index(); i < TileRows; i += block_threads) {
+      const bool valid = i < task_.row_count;
+      const int packed = task_.row_begin + (valid ? i : 0);
+      const int row = packed / args_.group;
+      const int head = kv_head_ * args_.group + packed % args_.group;
+      row_len[i] = valid ? args_.plan.row_kv_len[row] : open_end;
+      row_index[i] = valid ? args_.plan.row_token[row] * num_qo_heads + head : -1;
+      row_partial[i] = row * num_qo_heads + head;
+    }
+  }
+
+ private:
+  // The first position nobody in the tile may see; sets min_len_, below which all may.
+  CHUNKATTN_DEVICE int find_bounds() {
+    const int* row_len = reinterpret_cast<const int*>(shared_ + Layout::row_len);
+    int most = 0;
+    int least = open_end;
+    for (int i = lane_; i < task_.row_count; i += 32) {
+      most = row_len[i] > most ? row_len[i] : most;
+      least = row_len[i] < least ? row_len[i] : least;
+    }
+    for (int mask = 16; mask > 0; mask /= 2) {
+      const int other_most = ptx::shuffle_xor(most, mask);
+      const int other_least = ptx::shuffle_xor(least, mask);
+      most = other_most > most ? other_most : most;
+      least = other_least < least ? other_least : least;
+    }
+    min_len_ = least;
+    if (task_.segment < 0) return 0;
+    const Segment& last = args_.plan.segments[task_.segment];
+    int end = last.position + last.length;
+    end = task_.position_end < end ? task_.position_end : end;
+    return most < end ? most : end;
+  }
+
+  // Where the rows of a tile lie: one token per thread, the ring of tables one round ahead of the
+  // copies that use it.
+  CHUNKATTN_DEVICE void make_token_table(int begin, int tile, int end) {
+    const int token = ptx::thread_index();
+    if (token >= kv_tile) return;
+    const int position = begin + tile * kv_tile + token;
+    TokenRows<T> rows{args_.q, nullptr};  // any valid address: it is not read
+    if (position < end) {
+      const Piece& piece = cursor_.seek(position);
+      const int offset = piece.begin + position - piece.position;
+      rows.k = args_.kv.k_row(piece.slot, kv_head_, offset);
+      rows.v = args_.kv.v_row(piece.slot, kv_head_, offset);
+    }
+    token_table(tile % args_.num_stages)[token] = rows;
+  }
+
+  CHUNKATTN_DEVICE TokenRows<T>* token_table(int stage) {
+    return reinterpret_cast<TokenRows<T>*>(shared_ + Layout::token_table) + stage * kv_tile;
+  }
+
+  CHUNKATTN_DEVICE static int swizzled(int row, int piece) {
+    return (row * row_pieces + swizzle(HeadDim, row, piece)) * 16;
+  }
+
+  CHUNKATTN_DEVICE void load_queries() {
+    const int* row_index = reinterpret_cast<const int*>(shared_ + Layout::row_index);
+    const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::q);
+CHUNKATTN_UNROLL_BY(1)
+    for (int i = ptx::thread_index(); i < TileRows * row_pieces; i += block_threads) {
+      const int row = i / row_pieces;
+      const int piece = i % row_pieces;
+      const int line = row_index[row];
+      const T* source = args_.q + (line < 0 ? 0 : static_cast<std::int64_t>(line) * HeadDim);
+      ptx::cp_async_16(q + swizzled(row, piece), source + piece * 8, line >= 0);
+    }  // joins the group of the first tile
+  }
+
+  CHUNKATTN_DEVICE void load_tile(int tile) {
+    const int stage = tile % args_.num_stages;
+    const TokenRows<T>* table = token_table(stage);
+    const ptx::SharedAddress k =
+        ptx::shared_address(shared_ + Layout::stages) + stage * stage_bytes(HeadDim);
+    const ptx::SharedAddress v = k + stage_bytes(HeadDim) / 2;
+CHUNKATTN_UNROLL_BY(2)
+    for (int i = ptx::thread_index(); i < kv_tile * row_pieces; i += block_threads) {
+      const int token = i / row_pieces;
+      const int piece = i % row_pieces;
+      const TokenRows<T> rows = table[token];
+      const bool valid = rows.v != nullptr;
+      const int place = swizzled(token, piece);
+      ptx::cp_async_16(k + place, rows.k + piece * 8, valid);
+      ptx::cp_async_16(v + place, valid ? rows.v + piece * 8 : rows.k, valid);
+    }
+  }
+
+  CHUNKATTN_DEVICE void read_query_fragment(int step, std::uint32_t (&fragment)[4]) {
+    const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::q);
+    const int row = row_warp_ * 16 + lane_ % 16;
+    ptx::ldmatrix_x4(fragment, at_step(q, row, lane_ / 16, step));
+  }
+
+  CHUNKATTN_DEVICE void read_query_fragments() {
+CHUNKATTN_UNROLL
+    for (int step = 0; step < k_steps; ++step) read_query_fragment(step, query_[step]);
+  }
+
+  // The address of 16-byte piece 2 * step + `piece` of row `row`, from that of step 0: the swizzle
+  // is an exclusive or, so a step is one more (where rows have a multiple of 8 pieces: others add
+  // up).
+  CHUNKATTN_DEVICE static ptx::SharedAddress at_step(ptx::SharedAddress tile, int row, int piece,
+                                                     int step) {
+    if constexpr (row_pieces % 8 == 0) {
+      const int start = swizzled(row, piece);
+      return tile + (start ^ (step * 32));
+    } else {
+      return tile + swizzled(row, step * 2 + piece);
+    }
+  }
+
+  // One warp's part of a tile: 16 rows x warp_tokens tokens from path position `position` on.
+  CHUNKATTN_DEVICE void attend(int stage, int position, int end) {
+    constexpr int tokens = Warps::warp_tokens;
+    constexpr int columns = Warps::warp_columns;
+    if (position >= end) return;  // the same for all lanes
+    const ptx::SharedAddress k =
+        ptx::shared_address(shared_ + Layout::stages) + stage * stage_bytes(HeadDim);
+    const ptx::SharedAddress v = k + stage_bytes(HeadDim) / 2;
+    const int first_token = kv_warp_ * tokens;
+
+    float s[tokens / 8][4];
+CHUNKATTN_UNROLL
+    for (int n = 0; n < tokens / 8; ++n)
+      for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
+CHUNKATTN_UNROLL
+    for (int step = 0; step < k_steps; ++step) {
+      std::uint32_t fragment[4];
+      if constexpr (!q_in_registers) read_query_fragment(step, fragment);
+      const std::uint32_t(&a)[4] = q_in_registers ? query_[q_in_registers ? step : 0] : fragment;
+CHUNKATTN_UNROLL
+      for (int n = 0; n < tokens / 16; ++n) {
+        // Matrices: tokens 0-7 and columns 0-7, then columns 8-15; tokens 8-15 likewise.
+        std::uint32_t b[4];
+        const int token = first_token + n * 16 + lane_ / 16 * 8 + lane_ % 8;
+        ptx::ldmatrix_x4(b, at_step(k, token, lane_ / 8 % 2, step));
+        ptx::mma<T>(s[2 * n], a, b[0], b[1]);
+        ptx::mma<T>(s[2 * n + 1], a, b[2], b[3]);
+      }
+    }
+
+    // Softmax. This lane holds rows lane/4 and lane/4 + 8, tokens 2*(lane%4) and the next of each
+    // group of 8. Products with K rows that hold NaN are replaced here, not multiplied by zero.
+    const int* row_len = reinterpret_cast<const int*>(shared_ + Layout::row_len) + row_warp_ * 16;
+    const bool masked = position + tokens > min_len_ || position + tokens > end;
+CHUNKATTN_UNROLL
+    for (int half_tile = 0; half_tile < 2; ++half_tile) {
+      const int len = row_len[lane_ / 4 + half_tile * 8];
+      const int limit = (len < end ? len : end) - position;
+      float max = max_[half_tile];
+CHUNKATTN_UNROLL
+      for (int n = 0; n < tokens / 8; ++n)
+        for (int j = 0; j < 2; ++j) {
+          float& x = s[n][half_tile * 2 + j];
+          x *= args_.scale2;
+          if (masked && n * 8 + lane_ % 4 * 2 + j >= limit) x = masked_logit2;
+          max = x > max ? x : max;
+        }
+      for (int mask = 1; mask <= 2; mask *= 2) {
+        const float other = ptx::shuffle_xor(max, mask);
+        max = other > max ? other : max;
+      }
+      const float correction = ptx::exp2(max_[half_tile] - max);
+      max_[half_tile] = max;
+      sum_[half_tile] *= correction;
+CHUNKATTN_UNROLL
+      for (int n = 0; n < columns / 8; ++n)
+        for (int j = 0; j < 2; ++j) out_[n][half_tile * 2 + j] *= correction;
+CHUNKATTN_UNROLL
+      for (int n = 0; n < tokens / 8; ++n)
+        for (int j = 0; j < 2; ++j) {
+          float& x = s[n][half_tile * 2 + j];
+          x = ptx::exp2(x - max);
+          sum_[half_tile] += x;
+        }
+    }
+
+    // P's accumulator layout is the A operand's: two groups of 8 tokens make one step of 16.
+CHUNKATTN_UNROLL
+    for (int step = 0; step < tokens / 16; ++step) {
+      const std::uint32_t p[4] = {ptx::pack<T>(s[2 * step][0], s[2 * step][1]),
+                                  ptx::pack<T>(s[2 * step][2], s[2 * step][3]),
+                                  ptx::pack<T>(s[2 * step + 1][0], s[2 * step + 1][1]),
+                                  ptx::pack<T>(s[2 * step + 1][2], s[2 * step + 1][3])};
+CHUNKATTN_UNROLL
+      for (int n = 0; n < columns / 16; ++n) {
+        std::uint32_t b[4];
+        const int token = first_token + step * 16 + lane_ % 16;
+        const int step_of_columns = column_warp_ * (columns / 16) + n;
+        ptx::ldmatrix_x4_trans(b, at_step(v, token, lane_ / 16, step_of_columns));
+        ptx::mma<T>(out_[2 * n], p, b[0], b[1]);
+        ptx::mma<T>(out_[2 * n + 1], p, b[2], b[3]);
+      }
+    }
+  }
+
+  CHUNKATTN_DEVICE void store_accumulators() {
+    constexpr int columns = Warps::warp_columns;
+    const int warp = ptx::thread_index() / 32;
+    float* accumulator = reinterpret_cast<float*>(shared_ + Layout::stages) + warp * 16 * columns;
+    SoftmaxState* stats = reinterpret_cast<SoftmaxState*>(shared_ + Layout::stats) + warp * 16;
+CHUNKATTN_UNROLL
+    for (int half_tile = 0; half_tile < 2; ++half_tile) {
+      const int row = lane_ / 4 + half_tile * 8;
+      float sum = sum_[half_tile];
+      for (int mask = 1; mask <= 2; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
+      if (lane_ % 4 == 0) stats[row] = {max_[half_tile], sum};
+CHUNKATTN_UNROLL
+      for (int n = 0; n < columns / 8; ++n)
+        for (int j = 0; j < 2; ++j)
+          accumulator[row * columns + n * 8 + lane_ % 4 * 2 + j] = out_[n][half_tile * 2 + j];
+    }
+  }
+
+  const AttentionArguments<T>& args_;
+  const Task& task_;
+  int kv_head_;
+  unsigned char* shared_;
+  PieceCursor cursor_;
+  int lane_ = 0, row_warp_ = 0, column_warp_ = 0, kv_warp_ = 0;
+  int min_len_ = 0;
+  std::uint32_t query_[q_in_registers ? k_steps : 1][4];
+  float out_[Warps::warp_columns / 8][4] = {};
+  float max_[2] = {empty_max2, empty_max2};
+  float sum_[2] = {0.0f, 0.0f};
+};
+
+template <class T, int HeadDim, int TileRows, bool Final>
+CHUNKATTN_DEVICE void run_task(const AttentionArguments<T>& args, const Task& task, int kv_head,
+                               unsigned char* shared) {
+  TileAttention<T, HeadDim, TileRows> tile(args, task, kv_head, shared);
+  const bool streamed = tile.run();
+  write_rows<T, HeadDim, TileRows, Final>(args, task, shared, streamed);
+}
+
+/// The blocks of a launch take (task, KV head) pairs in order until none is left. Which block runs
+/// which does not change the result.
+template <class T, int HeadDim, bool Final>
+CHUNKATTN_DEVICE void run_phase(const AttentionArguments<T>& args) {
+  using Layout = SharedLayout<HeadDim>;
+  unsigned char* shared = ptx::dynamic_shared();
+  int* ticket = reinterpret_cast<int*>(shared + Layout::scalars);
+  constexpr int phase = Final ? 1 : 0;
+  Counters& counters = *args.plan.counters;
+  const PlanHeader& header = *args.plan.header;
+  const int first = Final ? header.num_chunk_first : 0;
+  const int items =
+      (Final ? header.num_sequence_first : header.num_chunk_first) * args.num_kv_heads;
+  while (true) {
+    if (ptx::thread_index() == 0) *ticket = ptx::atomic_add(&counters.next[phase], 1);
+    ptx::barrier();  // ticket
+    const int item = *ticket;
+    if (item >= items) break;
+    const Task& task = args.plan.tasks[first + item / args.num_kv_heads];
+    const int kv_head = item % args.num_kv_heads;
+    if (task.tile_rows == 16)
+      run_task<T, HeadDim, 16, Final>(args, task, kv_head, shared);
+    else if (task.tile_rows == 32)
+      run_task<T, HeadDim, 32, Final>(args, task, kv_head, shared);
+    else
+      run_task<T, HeadDim, 64, Final>(args, task, kv_head, shared);
+    ptx::barrier();  // tables, accumulators and the ticket are read
+  }
+  if (ptx::thread_index() == 0) {
+    if (ptx::atomic_add(&counters.left[phase], 1) == ptx::grid_size() - 1) {
+      counters.left[phase] = 0;  // every block has drawn its last ticket
+      counters.next[phase] = 0;
+    }
+  }
+}
+
+}  // namespace cuda_detail
+CHUNKATTN_NAMESPACE_END

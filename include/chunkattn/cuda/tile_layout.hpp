@@ -1,0 +1,118 @@
+// How tiles lie in shared memory and how the warps of a block divide one: plain arithmetic, shared
+// by the kernels, the host's scheduler and the tests.
+#pragma once
+
+#include <cstdint>
+
+#include "../config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace cuda_detail {
+
+inline constexpr int block_threads = 128;
+inline constexpr int block_warps = block_threads / 32;
+inline constexpr int max_tile_rows = 64;
+inline constexpr int min_stages = 2;
+inline constexpr int max_stages = 4;
+
+/// Head dimensions the kernels are built for. 16 serves tiny models (zero-padded) and tests.
+constexpr bool supported_head_dim(int head_dim) noexcept {
+  return head_dim == 16 || head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 256;
+}
+
+/// Tokens of K and V that one pipeline stage holds.
+constexpr int kv_tile_tokens(int head_dim) noexcept {
+  return head_dim <= 128 ? 64 : 32;
+}
+
+/// Bytes of one stage: K and V of a tile, 16-bit elements.
+constexpr int stage_bytes(int head_dim) noexcept {
+  return 2 * kv_tile_tokens(head_dim) * head_dim * 2;
+}
+
+/// Which 16-byte piece of row `row` holds the logical piece `chunk`, so that the 8 rows that one
+/// ldmatrix phase reads stand in 8 different groups of 4 banks. A row has head_dim/8 pieces.
+constexpr int swizzle(int head_dim, int row, int chunk) noexcept {
+  const int pieces = head_dim / 8;
+  if (pieces % 8 == 0) return chunk ^ (row & 7);         // a row starts in bank 0
+  if (pieces % 4 == 0) return chunk ^ ((row >> 1) & 3);  // rows start in banks 0 and 16 in turn
+  return chunk ^ ((row >> 2) & 1);                       // 2 pieces: four rows fill the banks
+}
+
+/// How the four warps share a tile of `TileRows` query rows: along rows first (16 each), then along
+/// the tokens of the tile, at head_dim 256 also along the columns of V (so that an accumulator of
+/// 16 rows fits the registers).
+template <int HeadDim, int TileRows>
+struct WarpLayout {
+  static constexpr int kv_tile = kv_tile_tokens(HeadDim);
+  static constexpr int row_warps = TileRows / 16;
+  static constexpr int column_warps = HeadDim == 256 && TileRows < 64 ? 2 : 1;
+  static constexpr int kv_warps = block_warps / (row_warps * column_warps);
+  static constexpr int warp_tokens = kv_tile / kv_warps;
+  static constexpr int warp_columns = HeadDim / column_warps;
+  static_assert(TileRows == 16 || TileRows == 32 || TileRows == 64, "tiles are 16, 32 or 64 rows");
+  static_assert(row_warps * column_warps * kv_warps == block_warps);
+  static_assert(warp_tokens % 16 == 0 && warp_columns % 16 == 0);
+};
+
+/// Offsets into the dynamic shared memory of the attention kernels, in bytes.
+///
+/// After the loop the stages are reused for the warps' accumulators: 4 warps x 16 rows x
+/// warp_columns floats, at most one stage for head_dim <= 128 and two for 256.
+template <int HeadDim>
+struct SharedLayout {
+  static constexpr int token_table = 0;  // [max_stages][kv_tile] pairs of pointers
+  static constexpr int row_len = token_table + max_stages * kv_tile_tokens(HeadDim) * 16;
+  static constexpr int row_index = row_len + max_tile_rows * 4;      // int
+  static constexpr int row_partial = row_index + max_tile_rows * 4;  // int
+  static constexpr int stats = row_partial + max_tile_rows * 4;      // [4 warps][16] {max, sum}
+  static constexpr int scalars = stats + block_warps * 16 * 8;       // 16 ints
+  static constexpr int q = (scalars + 64 + 127) / 128 * 128;         // [64][HeadDim]
+  static constexpr int stages = q + max_tile_rows * HeadDim * 2;
+  static constexpr int total(int num_stages) noexcept {
+    return stages + num_stages * stage_bytes(HeadDim);
+  }
+  static_assert(block_warps * 16 * HeadDim * 4 <= min_stages * stage_bytes(HeadDim));
+};
+
+constexpr int shared_bytes(int head_dim, int num_stages) noexcept {
+  const int tables = max_stages * kv_tile_tokens(head_dim) * 16 + 3 * max_tile_rows * 4 +
+                     block_warps * 16 * 8 + 64;
+  return (tables + 127) / 128 * 128 + max_tile_rows * head_dim * 2 +
+         num_stages * stage_bytes(head_dim);
+}
+static_assert(shared_bytes(128, 3) == SharedLayout<128>::total(3));
+static_assert(shared_bytes(256, 2) == SharedLayout<256>::total(2));
+
+/// Stages and blocks per multiprocessor for a device's shared memory.
+struct Occupancy {
+  int num_stages = 0;  ///< 0: the kernel does not fit this device
+  int blocks_per_sm = 0;
+  int bytes_in_flight = 0;  ///< per multiprocessor: (stages - 1) tiles of every block
+};
+
+/// Chooses stages for the most bytes in flight per multiprocessor; among equals the most blocks
+/// (their loads overlap each other's softmax), then the fewest stages. The runtime keeps 1 KB of
+/// every block for itself.
+///
+/// head_dim 128 on 228 KB: 3 stages of 32 KB, 2 blocks, 128 KB in flight. Little's law asks for
+/// 4.3 TB/s / 132 x ~0.9 us = 29 KB; 48 KB leaves room for uneven blocks.
+constexpr Occupancy choose_occupancy(int head_dim, int shared_per_block, int shared_per_sm,
+                                     int max_blocks = 4) noexcept {
+  Occupancy best;
+  for (int stages = min_stages; stages <= max_stages; ++stages) {
+    const int bytes = shared_bytes(head_dim, stages);
+    if (bytes > shared_per_block) break;
+    int blocks = shared_per_sm / (bytes + 1024);
+    if (blocks > max_blocks) blocks = max_blocks;
+    if (blocks < 1) continue;
+    const int in_flight = blocks * (stages - 1) * stage_bytes(head_dim);
+    const bool better = in_flight > best.bytes_in_flight ||
+                        (in_flight == best.bytes_in_flight && blocks > best.blocks_per_sm);
+    if (better) best = {stages, blocks, in_flight};
+  }
+  return best;
+}
+
+}  // namespace cuda_detail
+CHUNKATTN_NAMESPACE_END

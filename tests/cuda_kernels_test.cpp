@@ -1,0 +1,106 @@
+// The CUDA kernels against the double-precision oracle, run on the host by tests/simt.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "chunkattn/reference.hpp"
+#include "simt/attention.hpp"
+#include "support/random.hpp"
+#include "support/random_plan.hpp"
+
+namespace {
+
+using chunkattn::bfloat16;
+using chunkattn::half;
+
+struct Case {
+  test::RandomPlanOptions plan;
+  int num_kv_heads = 1;
+  int group = 1;
+  int num_stages = 2;
+  float k_deviation = 1.0f;
+  bool never_share = false;
+};
+
+// K/V memory whose rows start at multiples of 16 bytes, as device memory does.
+template <class T>
+std::vector<T> random_queries(test::Random& random, std::size_t size) {
+  std::vector<T> q(size);
+  random.fill(std::span<T>(q));
+  return q;
+}
+
+void shuffle_turns(test::Random& random) {
+  constexpr simt::Order orders[] = {simt::Order::forward, simt::Order::reversed,
+                                    simt::Order::shuffled};
+  simt::current_schedule() = {random.pick(orders),
+                              random.chance(0.5) ? simt::Copies::at_issue : simt::Copies::at_wait,
+                              random.bits()};
+}
+
+template <class T, int HeadDim>
+simt::StepResult<T> check(test::Random& random, const Case& c) {
+  const test::RandomPlan plan = test::make_random_plan(random, c.plan);
+  test::KvStorage<T> storage(plan.num_slots, c.num_kv_heads, c.plan.chunk_size, HeadDim);
+  test::fill_kv(random, plan, storage.view, c.k_deviation);
+  const auto q = random_queries<T>(
+      random, static_cast<std::size_t>(plan.num_rows() * c.num_kv_heads * c.group * HeadDim));
+  chunkattn::CostModel model = simt::eager_model();
+  if (c.never_share) model.launch_ps = std::int64_t{1} << 50;
+  shuffle_turns(random);
+  simt::StepResult<T> got = simt::attention_step<T, HeadDim>(
+      storage.view, plan.view(), std::span<const T>(q), model, c.num_stages);
+  const auto reference =
+      chunkattn::reference_attention(storage.view, plan.view(), std::span<const T>(q));
+  const auto report = chunkattn::compare_with_reference(reference, std::span<const T>(got.out),
+                                                        chunkattn::unit_roundoff<T>());
+  INFO("head_dim ", HeadDim, ", kv heads ", c.num_kv_heads, ", group ", c.group, ", chunk ",
+       c.plan.chunk_size, ", rows ", plan.num_rows(), ", at ", report.index);
+  CHECK(report.worst <= 1.0);
+  for (std::size_t i = 0; i < got.lse.size(); ++i) {
+    if (std::isinf(reference.lse[i])) {
+      CHECK(std::isinf(got.lse[i]));
+      continue;
+    }
+    const double error = std::abs(static_cast<double>(got.lse[i]) - reference.lse[i]);
+    const bool close = error <= reference.lse_bound(i);
+    CHECK_MESSAGE(close, "lse of line ", i, ": ", got.lse[i], " instead of ", reference.lse[i]);
+    if (!close) break;
+  }
+  CHECK(got.counters.next[0] == 0);
+  CHECK(got.counters.next[1] == 0);
+  CHECK(got.counters.left[0] == 0);
+  CHECK(got.counters.left[1] == 0);
+  return got;
+}
+
+Case random_case(test::Random& random) {
+  constexpr int chunks[] = {16, 32, 64, 128};
+  constexpr int lengths[] = {1, 20, 100, 200};
+  constexpr int groups[] = {1, 1, 2, 3, 4, 5, 7, 8, 12, 16};
+  constexpr test::Share shares[] = {test::Share::none, test::Share::some, test::Share::all};
+  Case c;
+  c.plan.share = random.pick(shares);
+  c.plan.chunk_size = random.pick(chunks);
+  c.plan.num_sequences = random.uniform(1, 6);
+  c.plan.max_length = lengths[random.index(4)];
+  c.plan.max_queries = random.chance(0.3) ? random.uniform(2, 9) : 1;
+  c.group = random.pick(groups);
+  c.num_kv_heads = random.uniform(1, 2);
+  c.num_stages = random.uniform(2, 4);
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("emulated kernels agree with the oracle", T, half, bfloat16) {
+  test::Random random(std::is_same_v<T, half> ? 1 : 2);
+  for (int i = 0; i < test::scaled(24); ++i) check<T, 16>(random, random_case(random));
+  for (int i = 0; i < test::scaled(6); ++i) check<T, 64>(random, random_case(random));
+  for (int i = 0; i < test::scaled(3); ++i) check<T, 96>(random, random_case(random));
+  for (int i = 0; i < test::scaled(3); ++i) check<T, 128>(random, random_case(random));
+  for (int i = 0; i < test::scaled(3); ++i) check<T, 256>(random, random_case(random));
+}

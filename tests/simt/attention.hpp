@@ -1,0 +1,78 @@
+// One step of attention under the emulator, straight from a plan: schedule, both kernels, results.
+#pragma once
+
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "simt/emulator.hpp"
+// After the emulator, which takes the place of ptx.cuh.
+#include "chunkattn/cuda/chunk_first.cuh"
+#include "chunkattn/cuda/schedule.hpp"
+#include "chunkattn/cuda/sequence_first.cuh"
+
+namespace simt {
+
+/// A cost model under which small test plans are shared and split.
+inline chunkattn::CostModel eager_model() {
+  chunkattn::CostModel model;
+  model.num_blocks = 64;
+  model.task_ps = 0;
+  model.launch_ps = 0;
+  model.min_split_tokens = 64;
+  return model;
+}
+
+template <class T>
+struct StepResult {
+  std::vector<T> out;
+  std::vector<float> lse;
+  chunkattn::cuda_detail::Scheduler scheduler;
+  chunkattn::cuda_detail::Counters counters{};
+};
+
+/// Runs the plan over K/V in host memory. Outputs and workspace start as NaN.
+template <class T, int HeadDim>
+StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView plan,
+                             std::span<const T> q, const chunkattn::CostModel& model,
+                             int num_stages = 2, int grid = 3, float sm_scale = 0) {
+  using namespace chunkattn::cuda_detail;
+  StepResult<T> result;
+  const auto rows = static_cast<std::size_t>(plan.num_rows);
+  const int num_qo_heads = static_cast<int>(q.size() / rows / static_cast<std::size_t>(HeadDim));
+  result.scheduler.build(plan, {num_qo_heads, kv.num_kv_heads, HeadDim}, model,
+                         {std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28});
+  const Scheduler& schedule = result.scheduler;
+  const PlanHeader header{plan.num_rows, 0, schedule.num_chunk_first(),
+                          schedule.num_sequence_first(), {}};
+  const auto partials = static_cast<std::size_t>(schedule.num_partials());
+  std::vector<Float4> partial_out(partials * HeadDim / 4, Float4{{NAN, NAN, NAN, NAN}});
+  std::vector<float> partial_lse(partials, NAN);
+  std::vector<std::int32_t> kv_len(plan.row_kv_len, plan.row_kv_len + rows);
+  std::vector<Packed4<T>> out(q.size() / 4, Packed4<T>{{0xffffffffu, 0xffffffffu}});
+  result.lse.assign(q.size() / HeadDim, NAN);
+
+  AttentionArguments<T> args{};
+  args.plan = {&header,       schedule.tasks().data(), schedule.merges().data(),
+               plan.segments, plan.pieces,             plan.row_token,
+               kv_len.data(), plan.row_segment,        nullptr,
+               plan.copies,   &result.counters,        reinterpret_cast<float*>(partial_out.data()),
+               partial_lse.data()};
+  args.kv = kv;
+  args.q = q.data();
+  args.out = reinterpret_cast<T*>(out.data());
+  args.lse = result.lse.data();
+  args.num_kv_heads = kv.num_kv_heads;
+  args.group = num_qo_heads / kv.num_kv_heads;
+  args.num_stages = num_stages;
+  args.scale2 = (sm_scale != 0 ? sm_scale : 1.0f / std::sqrt(static_cast<float>(HeadDim))) *
+                1.4426950408889634f;
+  const auto shared = static_cast<std::size_t>(SharedLayout<HeadDim>::total(num_stages));
+  launch(grid, block_threads, shared, [&] { chunk_first_kernel<T, HeadDim>(args); });
+  launch(grid, block_threads, shared, [&] { sequence_first_kernel<T, HeadDim>(args); });
+  const T* written = reinterpret_cast<const T*>(out.data());
+  result.out.assign(written, written + q.size());
+  return result;
+}
+
+}  // namespace simt
