@@ -43,6 +43,16 @@ class AttentionOf final : public Attention {
   chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim> attention_;
 };
 
+// The kernels are compiled in attention_fp32.cpp and its neighbours, side by side.
+#define LLAMA_FOR_HEAD_DIMS(what, T) \
+  what class AttentionOf<8, T>;      \
+  what class AttentionOf<48, T>;     \
+  what class AttentionOf<64, T>;     \
+  what class AttentionOf<128, T>;
+LLAMA_FOR_HEAD_DIMS(extern template, float)
+LLAMA_FOR_HEAD_DIMS(extern template, chunkattn::half)
+LLAMA_FOR_HEAD_DIMS(extern template, chunkattn::bfloat16)
+
 template <class T, class Tree>
 std::unique_ptr<Attention> make_attention_of(const Tree& tree, const Config& config,
                                              chunkattn::ThreadPool& executor,

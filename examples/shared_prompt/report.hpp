@@ -9,15 +9,9 @@
 #include "../support/table.hpp"
 #include "compare.hpp"
 #include "serve.hpp"
+#include "settings.hpp"
 
 namespace shared_prompt {
-
-struct Settings {
-  int requests = 32, num_qo_heads = 32, num_kv_heads = 32, threads = 0, prefill = 512, rounds = 9;
-  std::string kv = "fp32", device = "cpu", json;
-  double memory_gib = 3.2;
-  bool check = false, hide_tree = false;
-};
 
 inline constexpr double target_over_shared_pages = 3, target_over_unshared = 5,
                         target_bandwidth = 0.8;

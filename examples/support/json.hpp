@@ -65,8 +65,8 @@ class JsonReader {
   [[noreturn]] void fail(const std::string& expected) const {
     std::size_t line = 1;
     for (std::size_t i = 0; i < at_ && i < text_.size(); ++i) line += text_[i] == '\n' ? 1u : 0u;
-    const std::string found =
-        at_ < text_.size() ? "'" + std::string(1, text_[at_]) + "'" : "the end of the text";
+    std::string found = "the end of the text";
+    if (at_ < text_.size()) found = {'\'', text_[at_], '\''};
     throw JsonError("JSON line " + std::to_string(line) + ": expected " + expected + ", found " +
                     found);
   }
@@ -83,7 +83,7 @@ class JsonReader {
     return true;
   }
   void need(char c) {
-    if (!take(c)) fail("'" + std::string(1, c) + "'");
+    if (!take(c)) fail(std::string{'\'', c, '\''});
   }
 
   Json read_value(int depth) {

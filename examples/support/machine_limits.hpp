@@ -71,8 +71,10 @@ double cache_sweep_ms(Exec& executor, const char* data, std::size_t bytes_each, 
   const double ms = milliseconds([&] {
     executor.parallel_for(threads, [&](int i) {
       std::uint64_t sum = 0;
-      for (int r = 0; r < repeats; ++r)
+      for (int r = 0; r < repeats; ++r) {
+        asm volatile("" ::: "memory");  // or the compiler reads once and multiplies
         sum += sum_bytes(data + static_cast<std::size_t>(i) * bytes_each, bytes_each);
+      }
       __atomic_fetch_add(&total, sum, __ATOMIC_RELAXED);
     });
   });

@@ -67,7 +67,8 @@ class Options {
   /// `--name a|b|c`: one of `allowed`. Its default is the target's present value.
   void choice(std::string name, std::vector<std::string> allowed, std::string help,
               std::string& target) {
-    const std::string list = fmt::format("{}", fmt::join(allowed, "|"));
+    std::string list;
+    for (const std::string& candidate : allowed) list += (list.empty() ? "" : "|") + candidate;
     help += fmt::format(" (default {})", target);
     auto read = [name, list, allowed = std::move(allowed), &target](std::string_view value) {
       for (const std::string& candidate : allowed)

@@ -1,0 +1,3 @@
+#include "run.hpp"
+
+template int shared_prompt::run<chunkattn::half>(const Settings&);
