@@ -202,6 +202,8 @@ BENCHMARK(speculate)->Arg(64)->Arg(65536)->Iterations(100000);
 /// 10,000 sequences that share a prompt of 1,024 tokens, their own lengths staggered over a chunk.
 struct Batch {
   explicit Batch(std::size_t count, std::size_t own = 200) {
+    // Every slot that the run will take has been used before, as in a server that has run a while.
+    tree.insert(random_tokens(chunk * 16 * count, 1)).leave();
     const auto shared = random_tokens(1024, 11);
     for (std::size_t i = 0; i < count; ++i) {
       auto prompt = shared;

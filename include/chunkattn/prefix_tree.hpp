@@ -104,7 +104,8 @@ class PrefixTree {
     /// The same; nothing and no change when the budget is spent.
     std::optional<TokenRange> try_reserve(std::size_t n) {
       Core& c = core();
-      const std::int32_t begin = record().size + record().reserved;
+      const detail::SequenceRecord& r = c.sequence(index_);
+      const std::int32_t begin = r.size + r.reserved;
       if (!c.reserve(index_, to_length(n, "n"))) return std::nullopt;
       return TokenRange{begin, static_cast<std::int32_t>(n)};
     }
@@ -112,8 +113,9 @@ class PrefixTree {
     /// Adds known tokens whose K/V is still to be computed (a user's next message). The result is
     /// their range; next_uncomputed() returns it too. Throws OutOfChunks.
     TokenRange append(std::span<const Token> tokens) {
-      const std::int32_t begin = record().size;
-      if (!core().append(index_, tokens)) core_fail(core().slots_needed(index_, tokens.size()));
+      Core& c = core();
+      const std::int32_t begin = c.sequence(index_).size;
+      if (!c.append(index_, tokens)) core_fail(c.slots_needed(index_, tokens.size()));
       return {begin, static_cast<std::int32_t>(tokens.size())};
     }
     TokenRange append(const Token& token) { return append(std::span<const Token>(&token, 1)); }

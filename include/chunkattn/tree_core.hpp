@@ -162,7 +162,6 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
 
     const SequenceIndex index = new_sequence();
     SequenceRecord& record = sequences_[at(index)];
-    record.name_space = options.name_space;
     record.priority = options.priority;
     record.size = size;
     NodeIndex last = match.last;
@@ -327,14 +326,13 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     SequenceRecord& twin = sequences_[at(index)];
     const SequenceRecord& source = sequence(s);
     const TreeNode& tail = node(source.tail);
-    twin.name_space = source.name_space;
     twin.priority = source.priority;
     twin.size = source.size;
     twin.cached = source.cached;
     twin.may_wait = source.may_wait || source.cursor < source.size;
     const NodeIndex parent = tail.parent;
     use_path(parent);
-    twin.tail = add_copied_tail(parent, twin, copied);
+    twin.tail = add_copied_tail(parent, tail.name_space, twin, copied);
     TreeNode& copy = node(twin.tail);
     copy.tail_of = index;
     copy.written = std::min(copied, tail.written);
@@ -449,6 +447,8 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
       const TreeNode& tail = node(record.tail);
       Storage::expect(!is_live || (tail.tail_of == s && tail.first_child == none),
                       "a live sequence has a tail of its own", s);
+      Storage::expect(!is_live || tail.length == 0 || this->owns_end(tail),
+                      "a live tail owns the places behind its tokens", s);
       Storage::expect(tail.end() == record.size + record.reserved,
                       "the path holds exactly the sequence", s);
       Storage::expect(record.cursor <= record.size, "computed tokens are known", s);
@@ -594,10 +594,9 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
   }
 
   /// A twin's tail: copied tokens start in a slot of their own.
-  NodeIndex add_copied_tail(NodeIndex parent, const SequenceRecord& record,
+  NodeIndex add_copied_tail(NodeIndex parent, Namespace name_space, const SequenceRecord& record,
                             std::int32_t length) noexcept {
-    const NodeIndex n =
-        this->new_node(parent, record.name_space, record.priority, NodeState::hidden);
+    const NodeIndex n = this->new_node(parent, name_space, record.priority, NodeState::hidden);
     node(n).live = 1;
     if (length > 0) {
       node(n).first_slot = node(n).last_slot = this->take_scratch(n, no_slot, true);
@@ -607,7 +606,13 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
   }
 
   bool grow_tail(SequenceRecord& record, std::int32_t count) {
-    const std::int32_t room = this->room(node(record.tail));
+    TreeNode& tail = node(record.tail);
+    if (tail.length > 0 && count <= ChunkSize - this->end_offset(tail)) {
+      tail.length += count;  // a tail that holds tokens owns the places behind them
+      stats_.stored_tokens += at(count);
+      return true;
+    }
+    const std::int32_t room = this->room(tail);
     if (!this->acquire(Storage::slots_for(count - room))) {
       ++stats_.failed_reserves;
       return false;
@@ -645,7 +650,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     const SlotIndex spare =
         this->owns_end(node(old)) ? this->next_slot(node(old).last_slot) : no_slot;
     const NodeIndex fresh =
-        this->new_node(old, record.name_space, record.priority, NodeState::hidden);
+        this->new_node(old, node(old).name_space, record.priority, NodeState::hidden);
     node(fresh).live = 1;
     node(old).tail_of = none;
     node(fresh).tail_of = s;

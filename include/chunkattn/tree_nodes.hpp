@@ -29,7 +29,8 @@ enum class NodeState : std::uint8_t {
 /// A run of tokens on consecutive places: from offset `begin` of `first_slot` to its end, over as
 /// many slots as it takes, all full but the last. A node that is split keeps its slots; the two
 /// halves then share the slot that was cut.
-struct TreeNode {
+/// What a decode step touches stands in the first cache line.
+struct alignas(64) TreeNode {
   NodeIndex parent = none, first_child = none, next_sibling = none, prev_sibling = none;
   std::int32_t position = 0;  ///< path position of the first token
   std::int32_t length = 0;    ///< places taken, those of reserved tokens included
@@ -41,10 +42,10 @@ struct TreeNode {
   std::int32_t live = 0;         ///< live sequences at or below
   std::int32_t held = 0;         ///< sequences at or below that left and wait for their step
   std::int32_t priority = 0;
-  std::uint32_t hash = 0;  ///< of the key, while published
   NodeState state = NodeState::unused;
   bool retained = false;
   bool pinned = false;
+  std::uint32_t hash = 0;                ///< of the key, while published
   NodeIndex older = none, newer = none;  ///< neighbours in the retention list
   Namespace name_space{};
 
@@ -63,7 +64,7 @@ struct SlotRecord {
 
 enum class SequenceState : std::uint8_t { unused, live, leaving };
 
-struct SequenceRecord {
+struct alignas(64) SequenceRecord {
   static constexpr int max_reservations = 4;
 
   NodeIndex tail = none;
@@ -78,10 +79,10 @@ struct SequenceRecord {
   std::uint32_t generation = 0;
   std::int32_t pins = 0;  ///< pending copies that read this sequence's tail
   std::int32_t priority = 0;
-  std::uint64_t leave_step = 0;
-  Namespace name_space{};
   SequenceIndex next_free = none;
+  std::uint64_t leave_step = 0;
 };
+static_assert(sizeof(SequenceRecord) == 64, "one cache line per sequence");
 
 /// A copy asked for by a fork; emitted with every plan until a step that had it is known to be
 /// done.
