@@ -13,9 +13,12 @@ enum class Reduce {
   /// instruction set give the same bits for any number of threads.
   deterministic,
   /// Merged as they come under a spin lock per (row block, KV head), the paper's rule for CPUs;
-  /// work
-  /// is cut by the number of threads.
+  /// work is cut by the number of threads.
   spin_lock,
+  /// A row's bits depend on its own tokens and query alone: each row walks its path by itself, cut
+  /// only at absolute positions. A prefix found in the cache then gives the bits of a cold run, in
+  /// any batch. Slower: nothing that rows share is read once for all. CPU only.
+  batch_invariant,
 };
 
 struct AttentionOptions {

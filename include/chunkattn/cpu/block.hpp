@@ -38,6 +38,33 @@ struct Block {
   int position = 0;
   int row_begin = 0;
   int row_end = 0;
+
+  /// Adds the K and V rows of tokens [offset, offset + take) of a slot.
+  void append(const KvView<T>& kv, SlotIndex slot, int kv_head, int offset, int take) noexcept {
+    const T* k_row = kv.k_row(slot, kv_head, offset);
+    const T* v_row = kv.v_row(slot, kv_head, offset);
+    for (int i = 0; i < take; ++i) {
+      k[count + i] = k_row + i * kv.stride_token;
+      v[count + i] = v_row + i * kv.stride_token;
+    }
+    if constexpr (std::is_same_v<T, std::int8_t>) {
+      const float* k_row_scale = kv.k_row_scale(slot, kv_head, offset);
+      const float* v_row_scale = kv.v_row_scale(slot, kv_head, offset);
+      for (int i = 0; i < take; ++i) {
+        k_scale[count + i] = k_row_scale[i];
+        v_scale[count + i] = v_row_scale[i];
+      }
+    }
+    count += take;
+  }
+
+  /// Repeats the last K address, so that a kernel may read whole groups of tokens.
+  void pad() noexcept {
+    for (int i = 0; i < padding; ++i) {
+      k[count + i] = k[count - 1];
+      if constexpr (std::is_same_v<T, std::int8_t>) k_scale[count + i] = 0;
+    }
+  }
 };
 
 /// Walks the items of a unit for one KV head, block by block.
@@ -60,7 +87,7 @@ class BlockCursor {
     while (block.count < block_tokens && token_ < item_->token_end) {
       const int take = std::min(
           {piece_->length - within_, block_tokens - block.count, item_->token_end - token_});
-      collect(block, piece_->begin + within_, take);
+      block.append(kv_, piece_->slot, kv_head_, piece_->begin + within_, take);
       token_ += take;
       within_ += take;
       if (within_ == piece_->length) {
@@ -68,10 +95,7 @@ class BlockCursor {
         within_ = 0;
       }
     }
-    for (int i = 0; i < Block<T>::padding; ++i) {
-      block.k[block.count + i] = block.k[block.count - 1];
-      if constexpr (std::is_same_v<T, std::int8_t>) block.k_scale[block.count + i] = 0;
-    }
+    block.pad();
     if (token_ == item_->token_end && ++item_ != end_) enter();
   }
 
@@ -92,24 +116,6 @@ class BlockCursor {
     within_ = segment.position + token_ - piece_->position;
   }
 
-  void collect(Block<T>& block, int offset, int take) noexcept {
-    const T* k = kv_.k_row(piece_->slot, kv_head_, offset);
-    const T* v = kv_.v_row(piece_->slot, kv_head_, offset);
-    for (int i = 0; i < take; ++i) {
-      block.k[block.count + i] = k + i * kv_.stride_token;
-      block.v[block.count + i] = v + i * kv_.stride_token;
-    }
-    if constexpr (std::is_same_v<T, std::int8_t>) {
-      const float* k_scale = kv_.k_row_scale(piece_->slot, kv_head_, offset);
-      const float* v_scale = kv_.v_row_scale(piece_->slot, kv_head_, offset);
-      for (int i = 0; i < take; ++i) {
-        block.k_scale[block.count + i] = k_scale[i];
-        block.v_scale[block.count + i] = v_scale[i];
-      }
-    }
-    block.count += take;
-  }
-
   const KvView<T>& kv_;
   const PlanView& plan_;
   int kv_head_;
@@ -118,6 +124,31 @@ class BlockCursor {
   const Piece* piece_ = nullptr;
   int token_ = 0;   // within the segment
   int within_ = 0;  // within the piece
+};
+
+/// Asks for the cache lines of rows one after another, a few at each call, while others compute.
+template <int HeadDim, class T>
+class RowPrefetcher {
+ public:
+  RowPrefetcher(const T* const* rows, int count) noexcept : row_(rows), end_(rows + count) {}
+
+  CHUNKATTN_INLINE void advance(int lines) noexcept {
+    for (; lines > 0 && row_ != end_; --lines) {
+      simd::prefetch(reinterpret_cast<const char*>(*row_) + byte_);
+      byte_ += 64;
+      if (byte_ >= row_bytes) {
+        byte_ = 0;
+        ++row_;
+      }
+    }
+  }
+  static constexpr int row_bytes = HeadDim * static_cast<int>(sizeof(T));
+  static constexpr int row_lines = (row_bytes + 63) / 64;
+
+ private:
+  const T* const* row_;
+  const T* const* end_;
+  int byte_ = 0;
 };
 
 /// Lines of a tile of the chunk-first kernel.

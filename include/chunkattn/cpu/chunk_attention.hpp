@@ -25,6 +25,7 @@
 #include "block.hpp"
 #include "checks.hpp"
 #include "chunk_first.hpp"
+#include "path_cursor.hpp"
 #include "schedule.hpp"
 #include "sequence_first.hpp"
 #include "spin_lock.hpp"
@@ -138,20 +139,30 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     cpu::check_pieces(layer, view);
 
     const int group = num_qo_heads / layer.num_kv_heads;
-    prepare(view, layer.num_kv_heads, group, sizeof(T));
+    const bool invariant = options_.reduce == Reduce::batch_invariant;
+    if (invariant)
+      prepare_rows(view, group);
+    else
+      prepare(view, layer.num_kv_heads, group, sizeof(T));
     using X = std::remove_const_t<std::remove_pointer_t<decltype(query.data())>>;
     using Y = std::remove_pointer_t<decltype(result.data())>;
     const Call<T, X, Y> call{
         layer,        view, query.data(), result.data(), lse.empty() ? nullptr : lse.data(),
         num_qo_heads, group};
-    const int tasks = static_cast<int>(schedule_.units().size()) * layer.num_kv_heads;
+    const int jobs = invariant ? view.num_rows : static_cast<int>(schedule_.units().size());
+    const int tasks = jobs * layer.num_kv_heads;
     std::atomic<int> next{0};
     executor_->parallel_for(std::min(tasks, static_cast<int>(workers_.size())), [&](int worker) {
       auto& state = workers_[static_cast<std::size_t>(worker)];
       for (int i = next.fetch_add(1, std::memory_order_relaxed); i < tasks;
-           i = next.fetch_add(1, std::memory_order_relaxed))
-        run_task(call, schedule_.order()[static_cast<std::size_t>(i / layer.num_kv_heads)],
-                 i % layer.num_kv_heads, state);
+           i = next.fetch_add(1, std::memory_order_relaxed)) {
+        if (invariant)
+          run_row(call, i / layer.num_kv_heads, i % layer.num_kv_heads, state,
+                  paths_[static_cast<std::size_t>(worker)]);
+        else
+          run_task(call, schedule_.order()[static_cast<std::size_t>(i / layer.num_kv_heads)],
+                   i % layer.num_kv_heads, state);
+      }
     });
   }
 
@@ -233,6 +244,41 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
         partials_[line * partial_stride + HeadDim + 1] = 0.0f;
       }
     }
+  }
+
+  // The same for Reduce::batch_invariant, where every row is a task of its own.
+  void prepare_rows(const PlanView& plan, int group) {
+    const auto threads = static_cast<std::size_t>(std::max(1, executor_->concurrency()));
+    if (workers_.size() < threads) workers_.resize(threads);
+    if (paths_.size() < threads) paths_.resize(threads);
+    for (State& worker : workers_) worker.reserve(group);
+    for (auto& path : paths_) path.reserve(static_cast<std::size_t>(plan.num_segments));
+  }
+
+  // One row and KV head, by itself, in blocks that begin at multiples of block_tokens.
+  template <class T, class X, class Y>
+  void run_row(const Call<T, X, Y>& call, int row, int kv_head, State& state,
+               std::vector<std::int32_t>& path) noexcept {
+    state.clear(0, call.group);
+    load_queries(call, row, row + 1, kv_head, nullptr, nullptr, state);
+    cpu::PathCursor<T> cursor(call.kv, call.plan, kv_head, row, path);
+    cpu::Block<T> blocks[2];
+    cursor.next(blocks[0]);
+    for (int current = 0; blocks[current].count > 0; current ^= 1) {
+      cursor.next(blocks[current ^ 1]);
+      for (int line = 0; line < call.group; line += cpu::stream_lines) {
+        const int count = std::min(cpu::stream_lines, call.group - line);
+        if (count > 2)
+          cpu::stream_block<HeadDim, 4>(blocks[current], blocks[current ^ 1], line, count, state);
+        else if (count == 2)
+          cpu::stream_block<HeadDim, 2>(blocks[current], blocks[current ^ 1], line, 2, state);
+        else
+          cpu::stream_block<HeadDim, 1>(blocks[current], blocks[current ^ 1], line, 1, state);
+      }
+    }
+    for (int line = 0; line < call.group; ++line)
+      finish_line(call, row, line, kv_head, {state.max[line], state.sum[line]},
+                  state.out + line * HeadDim);
   }
 
   template <class T, class X, class Y>
@@ -432,6 +478,7 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   AttentionOptions options_;
   cpu::Schedule schedule_;
   std::vector<State> workers_;
+  std::vector<std::vector<std::int32_t>> paths_;  // per worker, for Reduce::batch_invariant
   std::unique_ptr<Meeting[]> meetings_;
   std::size_t num_meetings_ = 0;
   std::vector<float> partials_;

@@ -1,0 +1,135 @@
+// Reduce::batch_invariant: a row's bits depend on its own tokens alone. What was found in the cache
+// gives the bits of a cold run; other modes agree within the oracle's bound.
+#include <doctest/doctest.h>
+
+#include <chunkattn/chunkattn.hpp>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "support/random.hpp"
+
+namespace {
+
+using namespace chunkattn;
+
+constexpr int head_dim = 32, num_qo_heads = 6, num_kv_heads = 2;
+
+/// K, V or Q of a token as a model would compute it: a function of the tokens up to it.
+void fill(std::span<float> row, std::span<const int> path, std::uint64_t kind) {
+  std::uint64_t hash = kind * 0x9e3779b97f4a7c15u;
+  for (int token : path) hash = (hash ^ static_cast<std::uint64_t>(token)) * 0xff51afd7ed558ccdu;
+  std::mt19937_64 random(hash);
+  std::normal_distribution<float> normal;
+  for (float& x : row) x = normal(random);
+}
+
+/// Runs the last `count` known tokens of each sequence through prefill steps of random size and
+/// returns the last token's output of each.
+template <class T, class Tree, class Sequence>
+std::vector<std::vector<float>> compute(Tree& tree, KvCache<Cpu, T>& kv,
+                                        ChunkAttention<Cpu, head_dim>& attention,
+                                        std::vector<Sequence*> sequences, test::Random& random) {
+  std::vector<std::vector<float>> last(sequences.size());
+  AttentionPlan plan;
+  while (true) {
+    std::vector<std::pair<std::size_t, TokenRange>> rows;
+    plan.clear();
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      const auto range = sequences[i]->next_uncomputed(1 + random.index(40));
+      // A sequence that waits for another's K/V joins once that is written.
+      if (range.empty() || sequences[i]->num_pending() > 0) continue;
+      plan.add(*sequences[i], range);
+      rows.push_back({i, range});
+    }
+    if (rows.empty()) return last;
+    plan.update(tree);
+    const auto n = static_cast<std::size_t>(plan.num_rows());
+    std::vector<float> k(n * num_kv_heads * head_dim), v(k.size());
+    std::vector<float> q(n * num_qo_heads * head_dim), out(q.size(), -1);
+    std::size_t row = 0;
+    for (const auto& [i, range] : rows) {
+      const auto tokens = sequences[i]->tokens();
+      for (std::int32_t p = range.begin; p < range.end(); ++p, ++row) {
+        const auto path = std::span(tokens).first(static_cast<std::size_t>(p) + 1);
+        const std::size_t kv_size = num_kv_heads * head_dim, q_size = num_qo_heads * head_dim;
+        fill(std::span(k).subspan(row * kv_size, kv_size), path, 1);
+        fill(std::span(v).subspan(row * kv_size, kv_size), path, 2);
+        fill(std::span(q).subspan(row * q_size, q_size), path, 3);
+      }
+    }
+    attention.write(kv.layer(0), plan, k, v);
+    attention.run(kv.layer(0), plan, q, out);
+    row = 0;
+    for (const auto& [i, range] : rows) {
+      row += static_cast<std::size_t>(range.length);
+      const auto begin =
+          out.begin() + static_cast<std::ptrdiff_t>((row - 1) * num_qo_heads * head_dim);
+      last[i].assign(begin, begin + num_qo_heads * head_dim);
+      sequences[i]->commit(range);
+    }
+  }
+}
+
+template <class T>
+void compare_hit_with_cold(Reduce reduce, double tolerance) {
+  test::Random random(tolerance == 0 ? 1 : 2);
+  for (int round = 0; round < 10; ++round) {
+    PrefixTree<int, 16, PoolAllocator, Lru> tree;
+    KvCache<Cpu, T> kv(tree, {.num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim});
+    ChunkAttention<Cpu, head_dim> attention(2, {.reduce = reduce});
+    std::vector<int> shared(20 + random.index(200));
+    for (int& token : shared) token = random.uniform(0, 49);
+    using Sequence = typename PrefixTree<int, 16, PoolAllocator, Lru>::Sequence;
+    std::vector<Sequence> warm;
+    std::vector<std::vector<int>> prompts;
+    for (int i = 0; i < 6; ++i) {
+      auto prompt = shared;
+      for (std::size_t n = 1 + random.index(60); n-- > 0;) prompt.push_back(random.uniform(0, 49));
+      prompts.push_back(prompt);
+    }
+    // One request runs first; the others find what it left in the cache.
+    auto first = tree.insert(prompts[0]);
+    compute(tree, kv, attention, std::vector<Sequence*>{&first}, random);
+    first.leave();
+    std::vector<Sequence*> together;
+    for (const auto& prompt : prompts)
+      warm.push_back(tree.insert(prompt, {.max_reuse = prompt.size() - 1}));
+    for (Sequence& sequence : warm) together.push_back(&sequence);
+    CHECK(warm[1].num_cached() >= shared.size());
+    const auto hit = compute(tree, kv, attention, together, random);
+
+    for (std::size_t i = 0; i < prompts.size(); ++i) {
+      PrefixTree<int, 16> cold_tree;
+      KvCache<Cpu, T> cold_kv(
+          cold_tree, {.num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim});
+      auto alone = cold_tree.insert(prompts[i]);
+      using Alone = typename PrefixTree<int, 16>::Sequence;
+      const auto cold =
+          compute(cold_tree, cold_kv, attention, std::vector<Alone*>{&alone}, random)[0];
+      REQUIRE(hit[i].size() == cold.size());
+      if (tolerance == 0) {
+        CHECK(std::memcmp(hit[i].data(), cold.data(), cold.size() * sizeof(float)) == 0);
+      } else {
+        for (std::size_t j = 0; j < cold.size(); ++j)
+          CHECK(hit[i][j] == doctest::Approx(cold[j]).epsilon(tolerance).scale(1));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("batch-invariant mode: a cache hit gives the bits of a cold run, in any batch") {
+  compare_hit_with_cold<float>(Reduce::batch_invariant, 0);
+  compare_hit_with_cold<half>(Reduce::batch_invariant, 0);
+  compare_hit_with_cold<bfloat16>(Reduce::batch_invariant, 0);
+}
+
+TEST_CASE("other modes: a cache hit agrees with a cold run within rounding") {
+  compare_hit_with_cold<float>(Reduce::deterministic, 1e-5);
+  compare_hit_with_cold<float>(Reduce::spin_lock, 1e-5);
+  compare_hit_with_cold<half>(Reduce::deterministic, 1e-5);
+}
