@@ -1,0 +1,392 @@
+#!/usr/bin/env python3
+"""Attention peers on an NVIDIA GPU: PyTorch's SDPA and, where it can be imported, FlashInfer.
+
+    python3 gpu_peers.py --json peers.json     # on a machine with a GPU and PyTorch
+    python3 gpu_peers.py --self-check          # anywhere with numpy: the case construction alone
+
+NEVER RUN ON A GPU YET: only the self-check has run. Read its first figures with suspicion.
+
+Per case and peer: the time of an eager step and, where it can be captured, of a CUDA graph's
+replay; K/V sets rotate through at least 4 times the L2 cache. The machine's copy bandwidth and
+dense fp16 rate are measured in the same run, and every time is also given as a ratio to the floor
+max(bytes / bandwidth, flops / rate).
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+
+import numpy as np
+
+from cases import (
+    PAGE,
+    TOLERANCE,
+    Case,
+    fill_pages,
+    make_problem,
+    page_table,
+    reference,
+    rotation,
+    separate_page_table,
+    small_case,
+)
+
+
+def gpu_cases():
+    """The paper's Table 3 (all shared, half, none), private tails, and grouped queries."""
+    made = []
+    for tokens in (1024, 2048, 4096):
+        made += [Case(32, 32, 32, tokens, private, "fp16") for private in (1, 64, 512)]
+        made += [Case(32, 32, 32, tokens // 2, tokens // 2, "fp16")]
+        made += [Case(32, 32, 32, 0, tokens, "fp16")]
+    for batch in (64, 256):
+        for shared in (4096, 32768):
+            made += [Case(batch, 32, 8, shared, private, "fp16") for private in (64, 512)]
+    return made
+
+
+# --- the arrays that FlashInfer's wrappers take, made and checked without it ------------------------
+
+
+def last_page_lengths(case, tokens):
+    length = (tokens - 1) % PAGE + 1 if tokens else 0
+    return np.full(case.batch, length, np.int32)
+
+
+def paged_arrays(case, shares):
+    """indptr, page indices and last page lengths of an ordinary paged decode."""
+    table, pages = (page_table if shares else separate_page_table)(case, PAGE)
+    indptr = np.arange(case.batch + 1, dtype=np.int32) * table.shape[1]
+    last = last_page_lengths(case, case.private if shares else case.tokens)
+    return table, pages, (indptr, table.reshape(-1), last)
+
+
+def cascade_arrays(case):
+    """Two levels, each (query indptr, page indptr, page indices, last page lengths): all queries on
+    the prefix's pages, then each query on its own."""
+    table, pages = page_table(case, PAGE)
+    common = case.shared // PAGE
+    own = table[:, common:]
+    level0 = (
+        np.array([0, case.batch], np.int32),
+        np.array([0, common], np.int32),
+        table[0, :common].copy(),
+        np.array([PAGE], np.int32),
+    )
+    level1 = (
+        np.arange(case.batch + 1, dtype=np.int32),
+        np.arange(case.batch + 1, dtype=np.int32) * own.shape[1],
+        own.reshape(-1).copy(),
+        last_page_lengths(case, case.private),
+    )
+    return table, pages, (level0, level1)
+
+
+def attend_pages(problem, queries, k, v, indptr, indices, last):
+    """numpy: each entry's queries over its pages. Returns out and log-sum-exp, double."""
+    case = problem.case
+    out = np.zeros(problem.q.shape)
+    lse = np.full(problem.q.shape[:2], -np.inf)
+    for entry in range(len(indptr) - 1):
+        chosen = indices[indptr[entry] : indptr[entry + 1]]
+        tokens = (len(chosen) - 1) * PAGE + last[entry]
+        keys = np.concatenate(list(k[chosen]), axis=1)[:, :tokens].astype(np.float64)
+        values = np.concatenate(list(v[chosen]), axis=1)[:, :tokens].astype(np.float64)
+        for s in range(queries[entry], queries[entry + 1]):
+            for head in range(case.num_qo_heads):
+                q = problem.q[s, head].astype(np.float64) / math.sqrt(case.head_dim)
+                logits = keys[head // case.group] @ q
+                p = np.exp(logits - logits.max())
+                out[s, head] = p @ values[head // case.group] / p.sum()
+                lse[s, head] = logits.max() + math.log(p.sum())
+    return out, lse
+
+
+def self_check():
+    for case in {small_case(case) for case in gpu_cases()}:
+        problem = make_problem(case)
+        expected = reference(problem)
+        singles = np.arange(case.batch + 1)
+        for shares in (False, True) if case.shared else (False,):
+            table, pages, arrays = paged_arrays(case, shares)
+            k, v = fill_pages(problem, table, pages, PAGE)
+            assert pages == len(np.unique(table))
+            out, _ = attend_pages(problem, singles, k, v, *arrays)
+            assert np.abs(out - expected).max() < 1e-12, case.name
+        if case.shared:
+            table, pages, levels = cascade_arrays(case)
+            k, v = fill_pages(problem, table, pages, PAGE)
+            (o1, l1), (o2, l2) = (attend_pages(problem, a[0], k, v, *a[1:]) for a in levels)
+            weight = (1 / (1 + np.exp(l1 - l2)))[..., None]
+            assert np.abs(o1 + weight * (o2 - o1) - expected).max() < 1e-12, case.name
+        print(f"ok  {case.name}")
+
+
+# --- peers: load(problem) -> a set, run(set) -> output ---------------------------------------------
+
+
+def make_peers():
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    class Peer:
+        shares = False
+
+        def __init__(self, case):
+            self.case = case
+
+        @classmethod
+        def supports(cls, case):
+            """Own copies of a long prefix are left out where the host could not even make them."""
+            if case.kv_bytes(cls.shares) > 8 << 30:
+                return False
+            return case.shared > 0 or not cls.shares
+
+        def tensor(self, array):
+            return torch.from_numpy(np.ascontiguousarray(array)).to("cuda", torch.float16)
+
+        def index(self, array):
+            return torch.from_numpy(np.ascontiguousarray(array)).to("cuda")
+
+        def copy(self, loaded):
+            """New memory for K/V; queries and plans stay."""
+            return (loaded[0], *(tensor.clone() for tensor in loaded[1:]))
+
+        def set_bytes(self):
+            return self.case.kv_bytes(self.shares)
+
+    class Sdpa(Peer):
+        """Own copies; the query heads of a group are rows of one problem."""
+
+        def load(self, problem):
+            case = self.case
+            keys = np.stack([problem.key(s) for s in range(case.batch)])
+            values = np.stack([problem.value(s) for s in range(case.batch)])
+            q = self.tensor(problem.q)
+            q = q.view(case.batch, case.num_kv_heads, case.group, case.head_dim)
+            return q, self.tensor(keys), self.tensor(values)
+
+        def run(self, loaded):
+            with sdpa_kernel(self.backend):
+                return F.scaled_dot_product_attention(*loaded)
+
+    class SdpaEfficient(Sdpa):
+        name, backend = "PyTorch SDPA, memory-efficient", SDPBackend.EFFICIENT_ATTENTION
+
+    class SdpaFlash(Sdpa):
+        name, backend = "PyTorch SDPA, flash", SDPBackend.FLASH_ATTENTION
+
+    class SharedPrefix(Peer):
+        """The prefix as one problem of batch x group rows, the rest per sequence, then a merge."""
+
+        name, shares = "PyTorch shared prefix, flash", True
+
+        def load(self, problem):
+            arrays = (
+                problem.q,
+                problem.shared_k[None],
+                problem.shared_v[None],
+                problem.private_k,
+                problem.private_v,
+            )
+            return tuple(self.tensor(array) for array in arrays)
+
+        def run(self, loaded):
+            q, shared_k, shared_v, private_k, private_v = loaded
+            case = self.case
+            rows = q.view(case.batch, case.num_kv_heads, case.group, case.head_dim)
+            stacked = rows.transpose(0, 1).reshape(1, case.num_kv_heads, -1, case.head_dim)
+            flash = torch.ops.aten._scaled_dot_product_flash_attention
+            o1, lse1 = flash(stacked, shared_k, shared_v)[:2]
+            o2, lse2 = flash(rows, private_k, private_v)[:2]
+            shape = (case.num_kv_heads, case.batch, case.group)
+            o1 = o1.reshape(*shape, case.head_dim).transpose(0, 1).float()
+            lse1 = lse1.reshape(shape).transpose(0, 1)
+            weight = torch.sigmoid(lse2.reshape(lse1.shape) - lse1).unsqueeze(-1)
+            return torch.lerp(o1, o2.float(), weight)
+
+    peers = [SdpaEfficient, SdpaFlash, SharedPrefix]
+    try:
+        import flashinfer
+    except ImportError:
+        print("FlashInfer cannot be imported: left out", file=sys.stderr)
+        return torch, peers
+
+    class FlashInfer(Peer):
+        tensor_cores = False
+
+        def __init__(self, case):
+            super().__init__(case)
+            self.workspace = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+
+        def pages(self, problem, table, count):
+            k, v = fill_pages(problem, table, count, PAGE)
+            return self.tensor(problem.q), self.tensor(k), self.tensor(v)
+
+        def load(self, problem):
+            case = self.case
+            table, count, arrays = paged_arrays(case, self.shares)
+            self.wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                self.workspace, "HND", use_tensor_cores=self.tensor_cores
+            )
+            self.wrapper.plan(
+                *(self.index(array) for array in arrays),
+                case.num_qo_heads,
+                case.num_kv_heads,
+                case.head_dim,
+                PAGE,
+                q_data_type=torch.float16,
+                kv_data_type=torch.float16,
+            )
+            return self.pages(problem, table, count)
+
+        def run(self, loaded):
+            return self.wrapper.run(loaded[0], (loaded[1], loaded[2]))
+
+    class SeparatePages(FlashInfer):
+        name = "FlashInfer decode"
+
+    class SharedPages(FlashInfer):
+        name, shares = "FlashInfer decode, shared pages", True
+
+    class SharedPagesTensorCores(SharedPages):
+        name, tensor_cores = "FlashInfer decode on tensor cores, shared pages", True
+
+    class Cascade(FlashInfer):
+        name, shares = "FlashInfer cascade", True
+
+        def load(self, problem):
+            case = self.case
+            table, count, levels = cascade_arrays(case)
+            self.wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(
+                2, self.workspace, "HND"
+            )
+            self.wrapper.plan(
+                *([self.index(level[i]) for level in levels] for i in range(4)),
+                case.num_qo_heads,
+                case.num_kv_heads,
+                case.head_dim,
+                PAGE,
+                causal=False,
+                q_data_type=torch.float16,
+            )
+            return self.pages(problem, table, count)
+
+    peers += [SeparatePages, SharedPages, SharedPagesTensorCores, Cascade]
+    return torch, peers
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def event_times(torch, work, repeats):
+    """Microseconds of each call of work(i) on the device."""
+    marks = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(repeats)
+    ]
+    for i, (start, stop) in enumerate(marks):
+        start.record()
+        work(i)
+        stop.record()
+    torch.cuda.synchronize()
+    return [1e3 * start.elapsed_time(stop) for start, stop in marks]
+
+
+def limits(torch):
+    """Copy bandwidth (bytes read and written per second) and dense fp16 operations per second."""
+    a = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    b = torch.empty_like(a)
+    copy = statistics.median(event_times(torch, lambda _: b.copy_(a), 30)[10:])
+    n = 8192
+    x = torch.randn(n, n, dtype=torch.float16, device="cuda")
+    y = torch.empty_like(x)
+    matmul = statistics.median(event_times(torch, lambda _: torch.matmul(x, x, out=y), 30)[10:])
+    return {"bytes_per_s": 2 * a.numel() / (copy * 1e-6), "flops_per_s": 2 * n**3 / (matmul * 1e-6)}
+
+
+def measure(torch, kind, case, problem, machine):
+    l2 = torch.cuda.get_device_properties(0).L2_cache_size
+    peer = kind(case)
+    sets = [peer.load(problem)]
+    for _ in range(1, rotation(peer.set_bytes(), l2)):
+        sets.append(peer.copy(sets[0]))
+    for one in sets[:3]:
+        peer.run(one)
+    torch.cuda.synchronize()
+    eager = event_times(torch, lambda i: peer.run(sets[i % len(sets)]), 60)[10:]
+    start = time.perf_counter()
+    for i in range(50):
+        peer.run(sets[i % len(sets)])
+    host = 1e6 * (time.perf_counter() - start) / 50  # the queue is shorter than 50 only if slower
+    torch.cuda.synchronize()
+    best = statistics.median(eager)
+    result = {"eager_us": best, "host_us": host, "sets": len(sets)}
+    try:
+        graphs = []
+        for one in sets[:16]:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                peer.run(one)
+            graphs.append(graph)
+        if len(graphs) == len(sets) or len(graphs) * peer.set_bytes() > 2 * l2:
+            replays = event_times(torch, lambda i: graphs[i % len(graphs)].replay(), 60)[10:]
+            result["graph_us"] = statistics.median(replays)
+            best = min(best, result["graph_us"])
+    except RuntimeError as error:
+        result["graph_failed"] = str(error).splitlines()[0]
+    floor = 1e6 * max(
+        case.least_bytes() / machine["bytes_per_s"], case.flops() / machine["flops_per_s"]
+    )
+    return result | {"floor_us": floor, "ratio": best / floor}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", help="write the results here")
+    parser.add_argument("--self-check", action="store_true")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    arguments = parser.parse_args()
+    if arguments.self_check:
+        return self_check()
+
+    torch, peers = make_peers()
+    if not torch.cuda.is_available():
+        sys.exit("no GPU that PyTorch can use; --self-check runs without one")
+    machine = limits(torch)
+    machine |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    print(json.dumps(machine))
+    results = []
+    for case in gpu_cases():
+        if arguments.only not in case.name:
+            continue
+        small = make_problem(small_case(case), seed=1)
+        expected = reference(small)
+        problem = make_problem(case, seed=2)
+        for kind in peers:
+            if not kind.supports(case):
+                continue
+            row = {"case": case.name, "peer": kind.name, "shares": kind.shares}
+            try:
+                peer = kind(small_case(case))
+                out = peer.run(peer.load(small)).reshape(expected.shape).float().cpu().numpy()
+                row["max_error"] = float(np.abs(out - expected).max())
+                if not row["max_error"] <= TOLERANCE["fp16"]:
+                    raise RuntimeError(f"error {row['max_error']:.3g} against the reference")
+                row |= measure(torch, kind, case, problem, machine)
+            except (RuntimeError, TypeError, ValueError) as error:
+                row["failed"] = str(error).splitlines()[0]
+            torch.cuda.empty_cache()
+            results.append(row)
+            print(json.dumps(row), flush=True)
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump({"machine": machine, "results": results}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
