@@ -213,6 +213,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
   /// `count` further places; false when the budget is too small, with nothing changed.
   bool reserve(SequenceIndex s, std::int32_t count) {
     SequenceRecord& record = sequences_[at(s)];
+    look_ahead(s);
     check_argument(count >= 1 && count <= max_length - record.size - record.reserved, "n", count,
                    "at least 1 and a sequence of at most 2^30 tokens");
     check_argument(record.num_reservations < SequenceRecord::max_reservations, "reservations",
@@ -264,6 +265,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
   /// any drop the later reservations too, since their positions are no longer theirs.
   void commit(SequenceIndex s, std::span<const Token> tokens) {
     SequenceRecord& record = sequences_[at(s)];
+    look_ahead(s);
     check_argument(record.num_reservations > 0, "reserved places", 0,
                    "a reservation: call reserve() first");
     if (tokens.size() > at(record.reservations[0])) [[unlikely]]
@@ -276,7 +278,10 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
                         " known tokens: commit their range before reserved tokens");
     TreeNode& tail = node(record.tail);
     const auto count = static_cast<std::int32_t>(tokens.size());
-    this->store_tokens(tail, record.size - tail.position, tokens);
+    if (count == 1)
+      this->store_token(tail, record.size - tail.position, tokens[0]);
+    else
+      this->store_tokens(tail, record.size - tail.position, tokens);
     record.size += count;
     record.cursor = record.size;
     tail.written = record.size - tail.position;
@@ -340,7 +345,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     twin.cursor = copy.writer == none ? twin.size : copy.position + copy.written;
     if (copied > 0) {
       copy_tokens(tail, copy, copied);
-      emit_copies(s, tail, copy, copy.written);
+      emit_copies(s, index, tail, copy, copy.written);
       stats_.copied_tokens += at(copied);
     }
     ++version_;
@@ -361,6 +366,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     ++stats_.retiring_sequences;
     ++stats_.leaves;
     ++version_;
+    if (!copies_.empty()) cancel_copies(s);
     if constexpr (retains) publish_tail(s, /*may_merge=*/false);
     for (NodeIndex n = record.tail; n != none; n = node(n).parent) {
       --node(n).live;
@@ -378,8 +384,10 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     copies.reserve(copies_.size());
     ++step_;
     for (PendingCopy& copy : copies_) {
+      if (copy.first_step != 0 && copy.first_step <= retired_) continue;
       copies.push_back(copy.rows);
-      if (copy.emitted == 0) copy.emitted = step_;
+      if (copy.first_step == 0) copy.first_step = step_;
+      copy.last_step = step_;
     }
     return step_;
   }
@@ -405,6 +413,10 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
         node(n).state = NodeState::stale;
     }
     ++version_;
+    if (stats_.live_sequences == 0) {
+      erase_copies([&](const PendingCopy& copy) { return is_idle(copy); });
+      finish_leaving();
+    }
     this->notify(CacheEvent{.kind = CacheEvent::Kind::cleared});
   }
 
@@ -437,11 +449,20 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
   void check_invariants() const {
     this->check_storage();
     std::vector<TreeNode> counted(this->nodes_.size());
+    std::vector<std::int32_t> pins(sequences_.size());
     std::size_t live = 0, leaving = 0;
+    for (const PendingCopy& copy : copies_) {
+      ++pins[at(copy.source)];
+      ++pins[at(copy.target)];
+      Storage::expect(slots_[at(copy.rows.source_slot)].nodes > 0 &&
+                          slots_[at(copy.rows.target_slot)].nodes > 0,
+                      "a pending copy is between slots in use", copy.rows.target_slot);
+    }
     for (std::size_t i = 0; i < sequences_.size(); ++i) {
       const SequenceRecord& record = sequences_[i];
       if (record.state == SequenceState::unused) continue;
       const auto s = static_cast<SequenceIndex>(i);
+      Storage::expect(record.pins == pins[i], "pending copies from or to a sequence", s);
       const bool is_live = record.state == SequenceState::live;
       (is_live ? live : leaving) += 1;
       const TreeNode& tail = node(record.tail);
@@ -622,6 +643,17 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     return true;
   }
 
+  /// A step goes over thousands of sequences, which do not fit in a core's cache: asks early for
+  /// what those after `s` will touch.
+  void look_ahead(SequenceIndex s) const noexcept {
+    const std::size_t next = at(s) + 6, later = at(s) + 14;
+    if (later >= sequences_.size()) return;
+    const NodeIndex tail = sequences_[later].tail;
+    if (tail != none) CHUNKATTN_PREFETCH_WRITE(&node(tail));
+    const NodeIndex next_tail = sequences_[next].tail;
+    if (next_tail != none) this->prefetch_end(node(next_tail));
+  }
+
   void drop_reserved(SequenceRecord& record) noexcept {
     record.num_reservations = 0;
     if (record.reserved == 0) return;
@@ -672,15 +704,15 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
 
   /// Asks for the K/V of the first `count` tokens of `from` at `to`. Rows that are themselves still
   /// to be copied are taken from where they come from, so that no copy depends on another.
-  void emit_copies(SequenceIndex source, const TreeNode& from, const TreeNode& to,
-                   std::int32_t count) noexcept {
+  void emit_copies(SequenceIndex source, SequenceIndex target, const TreeNode& from,
+                   const TreeNode& to, std::int32_t count) noexcept {
     const std::size_t older = copies_.size();
     this->for_each_run(
         from, 0, count,
         [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
           for (std::int32_t i = 0; i < run;) {
-            PendingCopy copy{{slot, offset + i, to.first_slot, to.begin + done + i, run - i},
-                             source};
+            PendingCopy copy{
+                {slot, offset + i, to.first_slot, to.begin + done + i, run - i}, source, target};
             for (std::size_t k = 0; k < older; ++k) {
               const RowCopy& pending = copies_[k].rows;
               if (pending.target_slot != slot) continue;
@@ -695,6 +727,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
               if (into < 0) copy.rows.length = std::min(copy.rows.length, -into);
             }
             ++sequences_[at(copy.source)].pins;
+            ++sequences_[at(copy.target)].pins;
             copies_.push_back(copy);
             i += copy.rows.length;
           }
@@ -715,9 +748,36 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
   }
 
   void release_copies(std::uint64_t step) noexcept {
+    erase_copies(
+        [&](const PendingCopy& copy) { return copy.first_step != 0 && copy.last_step <= step; });
+  }
+
+  /// No running step may have it.
+  [[nodiscard]] bool is_idle(const PendingCopy& copy) const noexcept {
+    return copy.first_step == 0 || !this->options_.async_steps || copy.last_step <= retired_;
+  }
+
+  template <class F>
+  void erase_copies(const F& done) noexcept {
     std::erase_if(copies_, [&](const PendingCopy& copy) {
-      if (copy.emitted == 0 || copy.emitted > step) return false;
+      if (!done(copy)) return false;
       --sequences_[at(copy.source)].pins;
+      --sequences_[at(copy.target)].pins;
+      return true;
+    });
+  }
+
+  /// A twin that leaves before its tail was copied takes the copy back, unless a running step may
+  /// have it or another shares the tail. With the last sequence nobody wants any copy, except the
+  /// cache.
+  void cancel_copies(SequenceIndex s) noexcept {
+    if (!retains && stats_.live_sequences == 0)
+      return erase_copies([&](const PendingCopy& copy) { return is_idle(copy); });
+    TreeNode& tail = node(sequence(s).tail);
+    erase_copies([&](const PendingCopy& copy) {
+      if (copy.target != s || copy.rows.target_slot != tail.first_slot || !is_idle(copy))
+        return false;
+      tail.written = 0;
       return true;
     });
   }

@@ -77,7 +77,7 @@ struct alignas(64) SequenceRecord {
   SequenceState state = SequenceState::unused;
   bool may_wait = false;  ///< part of the path may be another sequence's to write
   std::uint32_t generation = 0;
-  std::int32_t pins = 0;  ///< pending copies that read this sequence's tail
+  std::int32_t pins = 0;  ///< pending copies from or to this sequence's path
   std::int32_t priority = 0;
   SequenceIndex next_free = none;
   std::uint64_t leave_step = 0;
@@ -85,11 +85,13 @@ struct alignas(64) SequenceRecord {
 static_assert(sizeof(SequenceRecord) == 64, "one cache line per sequence");
 
 /// A copy asked for by a fork; emitted with every plan until a step that had it is known to be
-/// done.
+/// done. Neither end is let go before the last step that had it is done: a copy done again later
+/// must find both as they were.
 struct PendingCopy {
   RowCopy rows;
-  SequenceIndex source = none;
-  std::uint64_t emitted = 0;  ///< step of the first plan that carried it, 0 if none has
+  SequenceIndex source = none, target = none;
+  std::uint64_t first_step = 0;  ///< of the first plan that carried it, 0 if none has
+  std::uint64_t last_step = 0;
 };
 
 inline std::uint64_t mix_hash(std::uint64_t hash, std::uint64_t value) noexcept {

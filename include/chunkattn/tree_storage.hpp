@@ -388,11 +388,6 @@ class TreeStorage {
   void free_slot(SlotIndex s) noexcept {
     slots_[at(s)] = SlotRecord{};
     --stats_.used_slots;
-    std::erase_if(copies_, [&](const PendingCopy& copy) {
-      if (copy.rows.target_slot != s) return false;
-      --sequences_[at(copy.source)].pins;
-      return true;
-    });
     allocator_.free(s);
   }
 
@@ -525,6 +520,17 @@ class TreeStorage {
     slots_[at(s)] = SlotRecord{.owner = owner, .prev = prev};
     add_node_to_slot(s, active);
     return s;
+  }
+
+  void store_token(const TreeNode& n, std::int32_t position, const Token& token) {
+    const std::int32_t place = n.begin + position;
+    tokens_[at(slot_of(n, place)) * ChunkSize + at(place % ChunkSize)] = token;
+  }
+
+  void prefetch_end(const TreeNode& n) const noexcept {
+    if (n.last_slot != no_slot)
+      CHUNKATTN_PREFETCH_WRITE(tokens_.data() + at(n.last_slot) * ChunkSize +
+                               at((n.begin + n.length) % ChunkSize));
   }
 
   void store_tokens(const TreeNode& n, std::int32_t first, std::span<const Token> tokens) {
