@@ -21,9 +21,10 @@ enum class Reduce {
   batch_invariant,
 };
 
+/// How attention is computed.
 struct AttentionOptions {
-  float sm_scale = 0;  ///< factor of q·k; 0: 1 / sqrt(HeadDim)
-  Reduce reduce = Reduce::deterministic;
+  float sm_scale = 0;                     ///< factor of q·k; 0: 1 / sqrt(HeadDim)
+  Reduce reduce = Reduce::deterministic;  ///< how partial results meet
   /// CPU: cut work along KV until there are about this many tasks, where each stays worth it.
   /// 0: 64 in deterministic mode, else four per thread.
   int min_tasks = 0;

@@ -22,17 +22,18 @@ inline constexpr float empty_max = -1.0e38f;
 
 /// Maximum and sum of a softmax over a set of tokens.
 struct SoftmaxState {
-  float max = empty_max;
-  float sum = 0.0f;
+  float max = empty_max;  ///< largest logit m
+  float sum = 0.0f;       ///< sum d of exp(logit - max)
 
+  /// Whether no token was seen.
   [[nodiscard]] CHUNKATTN_HD constexpr bool empty() const noexcept { return sum == 0.0f; }
 };
 
 /// How two partial results become one: o = weight_a * o_a + weight_b * o_b.
 struct MergedState {
-  SoftmaxState state;
-  float weight_a;
-  float weight_b;
+  SoftmaxState state;  ///< of both sets together
+  float weight_a;      ///< factor of the first one's weighted values
+  float weight_b;      ///< factor of the second one's
 };
 
 /// Merges the states of two disjoint sets. Two empty ones give an empty one, never NaN; the weight

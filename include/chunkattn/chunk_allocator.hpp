@@ -45,17 +45,22 @@ class SlotFreeList {
 /// The paper's default (section 3.1): grows on demand, keeps what came back in a free list, and
 /// never returns memory to the system. `PoolAllocator{.max_chunks = 8192}` sets a budget.
 struct PoolAllocator {
-  std::size_t max_chunks = max_slots;
-  detail::SlotFreeList pool{};
+  std::size_t max_chunks = max_slots;  ///< budget in slots
+  detail::SlotFreeList pool{};         ///< its state; leave it as it is
 
+  /// A free slot, or no_slot when the budget is spent.
   SlotIndex allocate() { return pool.take(capacity()); }
+  /// Takes one back.
   void free(SlotIndex slot) noexcept { pool.put(slot); }
+  /// The most slots that can be out at once.
   [[nodiscard]] std::size_t capacity() const noexcept {
     return max_chunks < max_slots ? max_chunks : max_slots;
   }
+  /// Slots that can still be handed out.
   [[nodiscard]] std::size_t available() const noexcept {
     return capacity() - pool.high_water() + pool.num_free();
   }
+  /// One more than the largest index handed out so far.
   [[nodiscard]] std::size_t high_water() const noexcept { return pool.high_water(); }
 };
 
@@ -71,15 +76,20 @@ class FixedAllocator {
     for (std::size_t i = num_chunks; i-- > 0;) free_.push_back(static_cast<SlotIndex>(i));
   }
 
+  /// A free slot, or no_slot when the budget is spent.
   SlotIndex allocate() {
     if (free_.empty()) return no_slot;
     const SlotIndex slot = free_.back();
     free_.pop_back();
     return slot;
   }
+  /// Takes one back.
   void free(SlotIndex slot) noexcept { free_.push_back(slot); }
+  /// The most slots that can be out at once.
   [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  /// Slots that can still be handed out.
   [[nodiscard]] std::size_t available() const noexcept { return free_.size(); }
+  /// The capacity: K/V memory is needed for all of it from the start.
   [[nodiscard]] std::size_t high_water() const noexcept { return capacity_; }
 
  private:

@@ -12,13 +12,13 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 /// IEEE 754 binary16 as stored: 1 sign, 5 exponent, 10 fraction bits. Arithmetic is done in float.
 struct half {
-  std::uint16_t bits = 0;
+  std::uint16_t bits = 0;  ///< as in memory
   friend constexpr bool operator==(half, half) = default;
 };
 
 /// The upper 16 bits of a float. Arithmetic is done in float.
 struct bfloat16 {
-  std::uint16_t bits = 0;
+  std::uint16_t bits = 0;  ///< as in memory
   friend constexpr bool operator==(bfloat16, bfloat16) = default;
 };
 

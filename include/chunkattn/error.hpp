@@ -15,9 +15,10 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 /// Where a check stands in the library's source; filled in by the compiler at the call.
 struct SourceLocation {
-  const char* file = "";
-  int line = 0;
+  const char* file = "";  ///< as __FILE__
+  int line = 0;           ///< as __LINE__
 
+  /// The place of the call, by its default arguments.
   static constexpr SourceLocation current(const char* file = __builtin_FILE(),
                                           int line = __builtin_LINE()) noexcept {
     return {file, line};
@@ -28,9 +29,11 @@ struct SourceLocation {
 /// expected.
 class Error : public std::runtime_error {
  public:
+  /// \param message  what() returns it
   explicit Error(const std::string& message, SourceLocation where = SourceLocation::current())
       : std::runtime_error(message), where_(where) {}
 
+  /// Where the check stands in the library.
   [[nodiscard]] SourceLocation where() const noexcept { return where_; }
 
  private:
@@ -40,6 +43,7 @@ class Error : public std::runtime_error {
 /// A caller's mistake: names the argument, its value and what was expected. State is unchanged.
 class InvalidArgument : public Error {
  public:
+  /// \param message  "argument = value: expected ..."
   // Not `using Error::Error`: nvcc 13.0 cannot inherit a constructor with this default argument.
   explicit InvalidArgument(const std::string& message,
                            SourceLocation where = SourceLocation::current())
@@ -50,6 +54,7 @@ class InvalidArgument : public Error {
 /// throwing. Live sequences, their handles and their K/V are as before.
 class OutOfChunks : public Error {
  public:
+  /// All in slots.
   OutOfChunks(std::size_t asked, std::size_t available, std::size_t capacity,
               SourceLocation where = SourceLocation::current())
       : Error("out of chunks: asked for " + std::to_string(asked) + ", " +
@@ -60,8 +65,11 @@ class OutOfChunks : public Error {
         available_(available),
         capacity_(capacity) {}
 
+  /// Slots that the operation needed.
   [[nodiscard]] std::size_t asked() const noexcept { return asked_; }
+  /// Slots that were free or evictable.
   [[nodiscard]] std::size_t available() const noexcept { return available_; }
+  /// The whole budget in slots.
   [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
 
  private:
@@ -71,6 +79,9 @@ class OutOfChunks : public Error {
 /// A call of the device's runtime failed: names the call and its code.
 class DeviceError : public Error {
  public:
+  /// \param call  the runtime's function
+  /// \param code  its result
+  /// \param text  the runtime's own words for it
   DeviceError(std::string_view call, int code, std::string_view text,
               SourceLocation where = SourceLocation::current())
       : Error(std::string(call) + " failed with code " + std::to_string(code) + " (" +
@@ -78,6 +89,7 @@ class DeviceError : public Error {
               where),
         code_(code) {}
 
+  /// The runtime's error code.
   [[nodiscard]] int code() const noexcept { return code_; }
 
  private:

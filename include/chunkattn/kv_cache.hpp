@@ -26,9 +26,9 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 /// Geometry of a model's K/V.
 struct KvCacheOptions {
-  int num_layers = 1;
-  int num_kv_heads = 1;
-  int head_dim = 0;
+  int num_layers = 1;    ///< layers of the model, each with memory of its own
+  int num_kv_heads = 1;  ///< heads of K and of V
+  int head_dim = 0;      ///< elements per head
 };
 
 /// K and V memory of every layer of a model, one place per slot of a tree.
@@ -130,6 +130,7 @@ class KvCache<Cpu, T> {
     return view;
   }
 
+  /// The geometry it was made for.
   [[nodiscard]] const KvCacheOptions& options() const noexcept { return options_; }
   /// Slots that have memory in every layer.
   [[nodiscard]] std::size_t num_slots() const noexcept { return num_slots_; }

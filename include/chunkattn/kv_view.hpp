@@ -17,18 +17,18 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// growing pool never moves one; without, slot s starts at k + s * stride_slot.
 template <class T>
 struct KvView {
-  T* k = nullptr;
-  T* v = nullptr;
-  T* const* k_slabs = nullptr;
-  T* const* v_slabs = nullptr;
-  std::int32_t slab_shift = 0;
-  std::int32_t num_slots = 0;  ///< slots that have memory
-  std::int32_t num_kv_heads = 0;
-  std::int32_t head_dim = 0;
-  std::int32_t chunk_size = 0;  ///< tokens per slot
-  std::int64_t stride_slot = 0;
-  std::int64_t stride_head = 0;
-  std::int64_t stride_token = 0;
+  T* k = nullptr;                 ///< K of slot 0, unless in slabs
+  T* v = nullptr;                 ///< V of slot 0, unless in slabs
+  T* const* k_slabs = nullptr;    ///< first K element of each slab, or null
+  T* const* v_slabs = nullptr;    ///< first V element of each slab, or null
+  std::int32_t slab_shift = 0;    ///< log2 of the slots per slab
+  std::int32_t num_slots = 0;     ///< slots that have memory
+  std::int32_t num_kv_heads = 0;  ///< heads of K and of V
+  std::int32_t head_dim = 0;      ///< elements per row
+  std::int32_t chunk_size = 0;    ///< tokens per slot
+  std::int64_t stride_slot = 0;   ///< elements from a slot to the next
+  std::int64_t stride_head = 0;   ///< elements from a KV head to the next
+  std::int64_t stride_token = 0;  ///< elements from a token to the next
 
   /// First element of K of (slot, kv_head, token).
   [[nodiscard]] CHUNKATTN_HD T* k_row(SlotIndex slot, int kv_head, int token) const noexcept {

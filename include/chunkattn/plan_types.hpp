@@ -23,18 +23,18 @@ inline constexpr SlotIndex no_slot = -1;
 
 /// Tokens [begin, begin + length) of `slot` hold the path positions [position, position + length).
 struct Piece {
-  SlotIndex slot;
-  std::int32_t begin;
-  std::int32_t length;
-  std::int32_t position;
+  SlotIndex slot;         ///< the chunk
+  std::int32_t begin;     ///< first token place inside the slot
+  std::int32_t length;    ///< token places
+  std::int32_t position;  ///< path position of the first one
 };
 
 /// Pieces [piece_begin, piece_begin + piece_count), seen by the rows [row_begin, row_end).
 struct Segment {
-  std::int32_t row_begin;
-  std::int32_t row_end;
-  std::int32_t piece_begin;
-  std::int32_t piece_count;
+  std::int32_t row_begin;      ///< first row that sees it
+  std::int32_t row_end;        ///< one past the last
+  std::int32_t piece_begin;    ///< index of its first piece
+  std::int32_t piece_count;    ///< its pieces, consecutive and in path order
   std::int32_t position;       ///< path position of the first token
   std::int32_t length;         ///< sum of the pieces' lengths, reserved places included
   std::int32_t parent;         ///< index of the segment before it on the path, -1 for the first
@@ -43,29 +43,29 @@ struct Segment {
 
 /// Where the K/V of one query token goes; slot == no_slot: nowhere (already written).
 struct WriteTarget {
-  SlotIndex slot;
-  std::int32_t offset;
+  SlotIndex slot;       ///< the chunk, or no_slot
+  std::int32_t offset;  ///< token place inside the slot
 };
 
 /// K/V rows [source_begin, +length) of source_slot are to be copied to target_slot, in every layer,
 /// before anything is written. Doing it twice is harmless.
 struct RowCopy {
-  SlotIndex source_slot;
-  std::int32_t source_begin;
-  SlotIndex target_slot;
-  std::int32_t target_begin;
-  std::int32_t length;
+  SlotIndex source_slot;      ///< chunk to copy from
+  std::int32_t source_begin;  ///< first token place there
+  SlotIndex target_slot;      ///< chunk to copy to
+  std::int32_t target_begin;  ///< first token place there
+  std::int32_t length;        ///< token places to copy
 };
 
 /// Non-owning view of a plan. All arrays are in host memory.
 struct PlanView {
-  std::int32_t num_rows = 0;      ///< query tokens of the step
-  std::int32_t num_segments = 0;  ///< parents before children
-  std::int32_t num_pieces = 0;    ///< extent of the piece array (it may have unused gaps)
-  std::int32_t num_copies = 0;
-  std::int32_t chunk_size = 0;
-  const Segment* segments = nullptr;
-  const Piece* pieces = nullptr;
+  std::int32_t num_rows = 0;                ///< query tokens of the step
+  std::int32_t num_segments = 0;            ///< parents before children
+  std::int32_t num_pieces = 0;              ///< extent of the piece array (it may have unused gaps)
+  std::int32_t num_copies = 0;              ///< row copies to perform before this step writes
+  std::int32_t chunk_size = 0;              ///< tokens per slot
+  const Segment* segments = nullptr;        ///< [num_segments]
+  const Piece* pieces = nullptr;            ///< [num_pieces], found through their segments
   const std::int32_t* row_token = nullptr;  ///< [num_rows] row -> the caller's token index
   const std::int32_t* row_kv_len =
       nullptr;  ///< [num_rows] path positions the row sees, own included

@@ -45,18 +45,20 @@ class PrefixTree {
   };
 
  public:
-  using token_type = Token;
-  static constexpr int chunk_size = ChunkSize;
+  using token_type = Token;                     ///< what prompts are made of
+  static constexpr int chunk_size = ChunkSize;  ///< tokens per slot
 
   /// A sequence in the tree: a stable, move-only handle, valid while others join and leave. Its
   /// destructor leaves. It may outlive the tree; then only destroying or assigning to it is useful.
   class Sequence {
    public:
     Sequence() = default;
+    /// Leaves `other` empty.
     Sequence(Sequence&& other) noexcept
         : shared_(std::move(other.shared_)), index_(other.index_), generation_(other.generation_) {
       other.shared_.reset();
     }
+    /// Leaves what it stood for, and takes over `other`.
     Sequence& operator=(Sequence&& other) noexcept {
       if (this != &other) {
         release();
@@ -118,6 +120,7 @@ class PrefixTree {
       if (!c.append(index_, tokens)) core_fail(c.slots_needed(index_, tokens.size()));
       return {begin, static_cast<std::int32_t>(tokens.size())};
     }
+    /// The same with one token.
     TokenRange append(const Token& token) { return append(std::span<const Token>(&token, 1)); }
 
     /// Says that the K/V of these known positions is written in every layer: prefill progress.
@@ -125,6 +128,7 @@ class PrefixTree {
     /// Supplies the accepted tokens of the oldest reservation, whose K/V is written in every layer.
     /// The rest of that reservation is dropped, and then the later ones too.
     void commit(std::span<const Token> accepted) { core().commit(index_, accepted); }
+    /// The same with one token.
     void commit(const Token& accepted) { commit(std::span<const Token>(&accepted, 1)); }
 
     /// A second sequence with the same tokens. Shared paths are not copied; a short private tail
@@ -134,6 +138,7 @@ class PrefixTree {
       if (!twin) core_fail(1);
       return std::move(*twin);
     }
+    /// The same; nothing and no change when the budget is spent.
     [[nodiscard]] std::optional<Sequence> try_fork() {
       const SequenceIndex twin = core().fork(index_);
       if (twin == detail::none) return std::nullopt;
@@ -147,10 +152,12 @@ class PrefixTree {
       release();
     }
 
+    /// The token at a path position below size().
     [[nodiscard]] Token token(std::size_t position) const {
       detail::check_argument(position < size(), "position", position, "below the sequence's size");
       return core().token(index_, static_cast<std::int32_t>(position));
     }
+    /// All size() tokens, from the root.
     [[nodiscard]] std::vector<Token> tokens() const {
       std::vector<Token> all(size());
       for_each_run({0, record().size}, [&](const Piece& piece) {
@@ -186,10 +193,12 @@ class PrefixTree {
     /// Identity for plans: the tree's number in the process and the sequence's index in the tree.
     /// Throws if not live.
     [[nodiscard]] std::uint64_t tree_id() const { return core().id(); }
+    /// The sequence's index in its tree, reused after it has left. Throws if not live.
     [[nodiscard]] SequenceIndex index() const {
       (void)core();
       return index_;
     }
+    /// Tells sequences of the same index apart.
     [[nodiscard]] std::uint32_t generation() const noexcept { return generation_; }
 
    private:
@@ -222,10 +231,13 @@ class PrefixTree {
     std::uint32_t generation_ = 0;
   };
 
+  /// Throws InvalidArgument for options out of range.
   explicit PrefixTree(Allocator allocator = Allocator{}, TreeOptions options = {},
                       Retention retention = {})
       : shared_(std::make_shared<Shared>(std::move(allocator), options, std::move(retention))) {}
+  /// Handles follow the tree to its new place.
   PrefixTree(PrefixTree&&) noexcept = default;
+  /// Handles of the tree that stood here are orphaned.
   PrefixTree& operator=(PrefixTree&& other) noexcept {
     if (this != &other) {
       if (shared_) shared_->core.reset();
@@ -272,8 +284,11 @@ class PrefixTree {
   /// Changes whenever a plan over live sequences may have to be rebuilt: join, leave, fork, a
   /// dropped reservation. Filling a chunk does not change it.
   [[nodiscard]] std::uint64_t version() const { return core().version(); }
+  /// Counts since construction, and the present state.
   [[nodiscard]] TreeStats stats() const { return core().stats(); }
+  /// The options, with defaults resolved.
   [[nodiscard]] const TreeOptions& options() const { return core().options(); }
+  /// The allocator, for its own statistics.
   [[nodiscard]] const Allocator& allocator() const { return core().allocator(); }
 
   /// With TreeOptions::async_steps: steps up to `step` (AttentionPlan::step()) are done on the
@@ -288,6 +303,7 @@ class PrefixTree {
   std::size_t pin(std::span<const Token> tokens, const InsertOptions& options = {}) {
     return to_size(core().pin(tokens, options));
   }
+  /// Undoes one pin() of the same tokens.
   void unpin(std::span<const Token> tokens, const InsertOptions& options = {}) {
     core().unpin(tokens, options);
   }
@@ -305,6 +321,7 @@ class PrefixTree {
     detail::check_argument(shared_ != nullptr, "tree", "moved-from", "a tree");
     return *shared_->core;
   }
+  /// The same, for AttentionPlan.
   [[nodiscard]] Core& core() {
     detail::check_argument(shared_ != nullptr, "tree", "moved-from", "a tree");
     return *shared_->core;

@@ -24,24 +24,24 @@ concept CpuKvElement = KvElement<T> || std::same_as<T, std::int8_t>;
 /// `v_scale` (in floats; in slabs where `k_scale_slabs` is set, as for the values).
 template <>
 struct KvView<std::int8_t> {
-  std::int8_t* k = nullptr;
-  std::int8_t* v = nullptr;
-  std::int8_t* const* k_slabs = nullptr;
-  std::int8_t* const* v_slabs = nullptr;
-  std::int32_t slab_shift = 0;
-  std::int32_t num_slots = 0;
-  std::int32_t num_kv_heads = 0;
-  std::int32_t head_dim = 0;
-  std::int32_t chunk_size = 0;
-  std::int64_t stride_slot = 0;
-  std::int64_t stride_head = 0;
-  std::int64_t stride_token = 0;
-  float* k_scale = nullptr;
-  float* v_scale = nullptr;
-  float* const* k_scale_slabs = nullptr;
-  float* const* v_scale_slabs = nullptr;
-  std::int64_t scale_stride_slot = 0;
-  std::int64_t scale_stride_head = 0;
+  std::int8_t* k = nullptr;               ///< K of slot 0, unless in slabs
+  std::int8_t* v = nullptr;               ///< V of slot 0, unless in slabs
+  std::int8_t* const* k_slabs = nullptr;  ///< first K element of each slab, or null
+  std::int8_t* const* v_slabs = nullptr;  ///< first V element of each slab, or null
+  std::int32_t slab_shift = 0;            ///< log2 of the slots per slab
+  std::int32_t num_slots = 0;             ///< slots that have memory
+  std::int32_t num_kv_heads = 0;          ///< heads of K and of V
+  std::int32_t head_dim = 0;              ///< elements per row
+  std::int32_t chunk_size = 0;            ///< tokens per slot
+  std::int64_t stride_slot = 0;           ///< elements from a slot to the next
+  std::int64_t stride_head = 0;           ///< elements from a KV head to the next
+  std::int64_t stride_token = 0;          ///< elements from a token to the next
+  float* k_scale = nullptr;  ///< scale of the K row (slot 0, head 0, token 0), unless in slabs
+  float* v_scale = nullptr;  ///< the same for V
+  float* const* k_scale_slabs = nullptr;  ///< first K scale of each slab, or null
+  float* const* v_scale_slabs = nullptr;  ///< first V scale of each slab, or null
+  std::int64_t scale_stride_slot = 0;     ///< floats from a slot to the next
+  std::int64_t scale_stride_head = 0;     ///< floats from a KV head to the next
 
   /// First element of K of (slot, kv_head, token).
   [[nodiscard]] std::int8_t* k_row(SlotIndex slot, int kv_head, int token) const noexcept {

@@ -19,9 +19,9 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 /// What the oracle returns. Rows are in the caller's order.
 struct Reference {
-  int num_rows = 0;
-  int num_qo_heads = 0;
-  int head_dim = 0;
+  int num_rows = 0;           ///< query tokens
+  int num_qo_heads = 0;       ///< query heads
+  int head_dim = 0;           ///< elements per head
   std::vector<double> out;    ///< [num_rows][num_qo_heads][head_dim]
   std::vector<double> lse;    ///< [num_rows][num_qo_heads], natural log; -infinity for an empty row
   std::vector<double> abs_v;  ///< as `out`: sum p|v|, what rounding errors of p are weighed by
@@ -49,6 +49,7 @@ struct OracleReport {
   double worst = 0;  ///< largest |out - ref| / bound; at most 1 is a pass; NaN counts as inf
   double max_abs_error = 0;  ///< largest |out - ref|
   std::size_t index = 0;     ///< where `worst` is
+  /// Whether every element is within its bound.
   [[nodiscard]] bool ok() const noexcept { return worst <= 1.0; }
 };
 

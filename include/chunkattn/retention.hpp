@@ -27,7 +27,9 @@ concept RetentionPolicy = requires(const R& policy, int priority) {
 /// Budget of the cache, in slots. When more than `high_watermark` are in use after a sequence has
 /// left, cached ones are evicted down to `low_watermark`; without it, only when a slot is needed.
 struct RetentionBudget {
+  /// Slots in use above which a leaving sequence starts eviction.
   std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
+  /// Slots in use at which that eviction stops.
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
   /// At most this many slots are pinned by PrefixTree::pin().
   std::size_t max_pinned = 0;
@@ -35,19 +37,22 @@ struct RetentionBudget {
 
 /// The paper's rule: the cache holds only sequences in decoding.
 struct NoRetention : RetentionBudget {
-  static constexpr bool retains = false;
+  static constexpr bool retains = false;  ///< what nobody uses is freed at once
+  /// One level.
   [[nodiscard]] constexpr int level(int) const noexcept { return 0; }
 };
 
 /// Least recently used goes first.
 struct Lru : RetentionBudget {
-  static constexpr bool retains = true;
+  static constexpr bool retains = true;  ///< what nobody uses stays until its slot is needed
+  /// One level.
   [[nodiscard]] constexpr int level(int) const noexcept { return 0; }
 };
 
 /// Lowest InsertOptions::priority goes first, then the least recently used.
 struct Priority : RetentionBudget {
-  static constexpr bool retains = true;
+  static constexpr bool retains = true;  ///< what nobody uses stays until its slot is needed
+  /// A level for each priority.
   [[nodiscard]] constexpr int level(int priority) const noexcept { return priority; }
 };
 

@@ -168,6 +168,7 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
 
   /// How the last run() was cut into tasks.
   [[nodiscard]] const cpu::Schedule& schedule() const noexcept { return schedule_; }
+  /// The options, with sm_scale resolved.
   [[nodiscard]] const AttentionOptions& options() const noexcept { return options_; }
 
  private:

@@ -25,10 +25,12 @@ CHUNKATTN_INLINE void spin_pause() noexcept {
 /// do not disturb each other.
 class alignas(64) SpinLock {
  public:
+  /// Waits, spinning, until it is ours.
   void lock() noexcept {
     while (taken_.exchange(true, std::memory_order_acquire))
       while (taken_.load(std::memory_order_relaxed)) spin_pause();
   }
+  /// Gives it back.
   void unlock() noexcept { taken_.store(false, std::memory_order_release); }
 
  private:

@@ -22,8 +22,10 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// Runs everything on the calling thread.
 class SerialExecutor {
  public:
+  /// Always 1.
   [[nodiscard]] int concurrency() const noexcept { return 1; }
 
+  /// Calls f(0) to f(n - 1) in order.
   template <class F>
   void parallel_for(int n, F&& f) {
     for (int i = 0; i < n; ++i) f(i);
@@ -58,8 +60,10 @@ class ThreadPool {
     for (std::thread& thread : threads_) thread.join();
   }
 
+  /// Threads, the caller's included.
   [[nodiscard]] int concurrency() const noexcept { return static_cast<int>(threads_.size()) + 1; }
 
+  /// Calls f(i) for each i in [0, n) and returns when all are done.
   template <class F>
   void parallel_for(int n, F&& f) {
     if (n <= 0) return;

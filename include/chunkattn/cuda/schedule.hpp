@@ -17,9 +17,10 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 /// Heads of the layers that a schedule serves.
 struct Geometry {
-  std::int32_t num_qo_heads = 0;
-  std::int32_t num_kv_heads = 0;
-  std::int32_t head_dim = 0;
+  std::int32_t num_qo_heads = 0;  ///< query heads
+  std::int32_t num_kv_heads = 0;  ///< heads of K and of V
+  std::int32_t head_dim = 0;      ///< elements per head
+  /// Query heads that read the same K and V.
   [[nodiscard]] constexpr std::int32_t group() const noexcept {
     return num_qo_heads / num_kv_heads;
   }
