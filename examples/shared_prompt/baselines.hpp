@@ -22,6 +22,10 @@
 #include <type_traits>
 #include <vector>
 
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 #include "../support/huge_buffer.hpp"
 #include "../support/machine_limits.hpp"
 
@@ -198,23 +202,31 @@ class DenseKv {
 
 namespace detail {
 
-template <class T>
-float element(T value) {
-#ifdef __FLT16_MAX__
-  if constexpr (std::is_same_v<T, chunkattn::half>)
-    return static_cast<float>(std::bit_cast<_Float16>(value.bits));
-  else
-#endif
-    return chunkattn::to_float(value);
-}
-
+/// 16 elements as floats, converted the way the machine does it best.
 template <class T>
 examples::FloatLanes load_lanes(const T* from) {
   examples::FloatLanes lanes;
-  if constexpr (std::is_same_v<T, float>)
+  if constexpr (std::is_same_v<T, float>) {
     std::memcpy(&lanes, from, sizeof lanes);
-  else
-    for (std::size_t i = 0; i < examples::num_lanes; ++i) lanes[i] = element(from[i]);
+  } else if constexpr (std::is_same_v<T, chunkattn::bfloat16>) {
+    using Bits = std::uint16_t __attribute__((vector_size(32)));
+    using Words = std::uint32_t __attribute__((vector_size(64)));
+    Bits bits;
+    std::memcpy(&bits, from, sizeof bits);
+    const Words words = __builtin_convertvector(bits, Words) << 16;
+    std::memcpy(&lanes, &words, sizeof lanes);
+  } else {
+#if defined(__F16C__)
+    for (int half = 0; half < 2; ++half) {
+      __m128i bits;
+      std::memcpy(&bits, from + 8 * half, sizeof bits);
+      const __m256 floats = _mm256_cvtph_ps(bits);
+      std::memcpy(reinterpret_cast<char*>(&lanes) + 32 * half, &floats, sizeof floats);
+    }
+#else
+    for (std::size_t i = 0; i < examples::num_lanes; ++i) lanes[i] = chunkattn::to_float(from[i]);
+#endif
+  }
   return lanes;
 }
 

@@ -172,7 +172,7 @@ CompareReport compare(chunkattn::ThreadPool& executor,
                              static_cast<double>(memory.requests * ((memory.longest + 63) / 64));
   if (dense_bytes > memory_budget)
     report.skipped = fmt::format(
-        "K/V without sharing would take {}: more than --memory allows, so the two baselines "
+        "K/V without sharing would take {}, more than --memory allows: the two\n  baselines "
         "without sharing are left out",
         examples::bytes_text(dense_bytes));
   else

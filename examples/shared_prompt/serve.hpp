@@ -72,6 +72,7 @@ class Server {
     double at_peak_ms = 0;
     for (const Job& job : jobs) report.prompt_tokens += job.prompt.size();
 
+    progress_header();
     report.total_ms = examples::milliseconds([&] {
       for (int step = 0; joined < jobs.size() || !live.empty(); ++step) {
         for (; joined < jobs.size() && (jobs[joined].join_step <= step || live.empty()); ++joined) {
@@ -98,6 +99,7 @@ class Server {
         }
         progress(step, live.size(), jobs.size() - joined, left, shape, ms);
 
+        // The first step in which somebody says the last word: the batch is as full as it gets.
         if (!measured && joined == jobs.size() && shape.prompt_rows == 0 &&
             shape.rows == live.size() && shape.leaving != 0) {
           measured = true;
@@ -107,6 +109,7 @@ class Server {
           at_peak_ms = examples::milliseconds([&] {
             at_peak(Moment<T>{step, plan_.view(), layer, q_, std::move(rows), tree_.stats()});
           });
+          progress_header();
         }
         commit(jobs, live);
         left +=
@@ -193,16 +196,25 @@ class Server {
     }
   }
 
+  static void progress_header() {
+    fmt::print("  {}\n",
+               examples::dim(fmt::format("{:>4}  {:>7}  {:>4}  {:>4}  {:>11}  {:>11}  {:>12}  {}",
+                                         "step", "to come", "live", "done", "prompt rows",
+                                         "decode rows", "attention", "done · live ■")));
+  }
+
   void progress(int step, std::size_t live, std::size_t to_come, std::size_t left,
                 const StepShape& shape, double ms) {
     if (!examples::on_terminal() && step % 10 != 0 && shape.prompt_rows < 64) return;
+    constexpr std::size_t bar_width = 20;
+    const std::size_t total = live + to_come + left;
+    const auto part = [&](std::size_t count) { return count * bar_width / total; };
     std::string bar;
-    for (std::size_t i = 0; i < live; i += std::max<std::size_t>(1, (live + to_come) / 32))
-      bar += "■";
-    const std::string line = fmt::format(
-        "  step {:>3}  to come {:>3}  live {:>3}  done {:>3}  rows: {:>4} prompt {:>3} decode  "
-        "attention {:>7.2f} ms  {}",
-        step, to_come, live, left, shape.prompt_rows, shape.rows - shape.prompt_rows, ms, bar);
+    for (std::size_t i = 0; i < part(left); ++i) bar += "·";
+    for (std::size_t i = part(left); i < part(left + live); ++i) bar += "■";
+    const std::string line =
+        fmt::format("  {:>4}  {:>7}  {:>4}  {:>4}  {:>11}  {:>11}  {:>9.2f} ms  {}", step, to_come,
+                    live, left, shape.prompt_rows, shape.rows - shape.prompt_rows, ms, bar);
     if (examples::on_terminal()) {
       fmt::print("\r\x1b[K{}", line);
       line_open_ = true;

@@ -45,7 +45,7 @@ class TreePicture {
   }
 
  private:
-  static constexpr std::size_t name_width = 50;
+  static constexpr std::size_t name_width = 46, bar_width = 16;
 
   void draw(std::int32_t index, const std::string& branch, const std::string& below) const {
     const chunkattn::Segment& segment = plan_.segments[index];
@@ -99,16 +99,18 @@ class TreePicture {
     const std::string shown = examples::clipped(name, name_width - std::min(used, name_width - 8));
     const std::size_t padding =
         name_width - std::min(name_width, used + examples::display_width(shown));
-    const std::string bar = sequences > 1 ? " " + repeated("▪", sequences) : "";
+    std::string bar;
+    for (std::size_t i = 0; sequences > 1 && i < marks(sequences); ++i) bar += i == 0 ? " ▪" : "▪";
     fmt::print("  {}{}{}  {:>6}  {:>6}  {:>9}{}\n", examples::dim(branch),
                leaf ? shown : examples::bold(shown), std::string(padding, ' '), tokens, chunks,
                sequences, examples::dim(bar));
   }
 
-  static std::string repeated(std::string_view text, std::int32_t times) {
-    std::string out;
-    for (std::int32_t i = 0; i < times; ++i) out += text;
-    return out;
+  /// Marks of the bar for so many of the plan's sequences, at least one.
+  [[nodiscard]] std::size_t marks(std::int32_t sequences) const {
+    const auto all = static_cast<std::size_t>(plan_.num_rows);
+    const std::size_t full = std::min(all, bar_width);
+    return (static_cast<std::size_t>(sequences) * full + all - 1) / all;
   }
 
   chunkattn::PlanView plan_;

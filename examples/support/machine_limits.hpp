@@ -90,8 +90,11 @@ double fma_rate(Exec& executor, std::uint64_t& sink) {
   float total = 0;
   const double ms = milliseconds([&] {
     executor.parallel_for(threads, [&](int i) {
-      const FloatLanes a = FloatLanes{} + 0.999f, b = FloatLanes{} + static_cast<float>(i);
-      FloatLanes sums[chains] = {};
+      const FloatLanes a = FloatLanes{} + 0.999f,
+                       b = FloatLanes{} +
+                           static_cast<float>(1 + i);  // towards 1000 b, never denormal
+      FloatLanes sums[chains];  // all different, or the compiler would keep one of them only
+      for (int c = 0; c < chains; ++c) sums[c] = FloatLanes{} + static_cast<float>(c);
       for (int n = 0; n < iterations; ++n)
         for (int c = 0; c < chains; ++c) sums[c] = sums[c] * a + b;
       float own = 0;
