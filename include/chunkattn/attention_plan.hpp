@@ -56,10 +56,7 @@ class AttentionPlan {
     auto& core = tree.core();
     check(core);
     step_ = core.begin_step(copies_);
-    if (!matches(core) || !advance(core, Tree::chunk_size))
-      build(core, Tree::chunk_size);
-    else
-      set_writes(core);
+    if (!matches(core) || !advance(core, Tree::chunk_size)) build(core, Tree::chunk_size);
   }
 
   /// The arrays, valid until the next update().
@@ -82,6 +79,7 @@ class AttentionPlan {
     return view;
   }
 
+  /// Query tokens added since clear().
   [[nodiscard]] int num_rows() const noexcept { return num_rows_; }
   /// The tree's number for this step, for PrefixTree::retire().
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
@@ -192,6 +190,10 @@ class AttentionPlan {
     bool pieces_changed = false;
     for (std::size_t e = 0; e < entries_.size(); ++e) {
       Entry& entry = entries_[e];
+      if (e + 8 < entries_.size()) {
+        CHUNKATTN_PREFETCH(&core.node(core.sequence(entries_[e + 8].sequence).tail));
+        CHUNKATTN_PREFETCH(&segments_[at(row_segment_[at(built_[e + 8].row)])]);
+      }
       entry.row = built_[e].row;
       entry.piece_limit = built_[e].piece_limit;
       const auto& tail = core.node(core.sequence(entry.sequence).tail);
@@ -205,6 +207,7 @@ class AttentionPlan {
       }
       for (std::int32_t i = 0; i < entry.queries.length; ++i)
         row_kv_len_[at(entry.row + i)] = entry.queries.begin + i + 1;
+      set_writes(core, entry);
     }
     if (pieces_changed) ++pieces_version_;
     return true;
@@ -260,7 +263,7 @@ class AttentionPlan {
     pieces_.clear();
     link_paths(core);
     number_rows(core, chunk_size);
-    set_writes(core);
+    for (const Entry& entry : entries_) set_writes(core, entry);
     built_ = entries_;
     built_for_ = core.id();
     built_version_ = core.version();
@@ -391,33 +394,24 @@ class AttentionPlan {
   /// Where the new tokens' K/V go. Positions that are written, or another sequence's to write, are
   /// skipped.
   template <class Core>
-  void set_writes(const Core& core) {
-    for (const Entry& entry : entries_) {
-      for (std::int32_t i = 0; i < entry.queries.length; ++i)
-        writes_[at(entry.token + i)] = {no_slot, 0};
-      std::int32_t s = row_segment_[at(entry.row)];
-      std::int32_t p = segments_[at(s)].piece_count - 1;
-      core.for_each_node(
-          entry.sequence, entry.queries,
-          [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
-            const auto& n = core.node(index);
-            if (n.writer != entry.sequence) return;
-            const std::int32_t first = n.position + std::max(offset, n.written);
-            for (std::int32_t position = n.position + offset + length; position-- > first;) {
-              // Pieces are searched from the end of the path, where new tokens are.
-              while (p < 0 || pieces_[at(segments_[at(s)].piece_begin + p)].position > position) {
-                if (p <= 0) {
-                  s = segments_[at(s)].parent;
-                  p = segments_[at(s)].piece_count;
-                }
-                --p;
-              }
-              const Piece& piece = pieces_[at(segments_[at(s)].piece_begin + p)];
-              writes_[at(entry.token + position - entry.queries.begin)] = {
-                  piece.slot, piece.begin + position - piece.position};
-            }
-          });
-    }
+  void set_writes(const Core& core, const Entry& entry) {
+    for (std::int32_t i = 0; i < entry.queries.length; ++i)
+      writes_[at(entry.token + i)] = {no_slot, 0};
+    core.for_each_node(
+        entry.sequence, entry.queries,
+        [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
+          const auto& n = core.node(index);
+          if (n.writer != entry.sequence) return;
+          const std::int32_t first = std::max(offset, n.written);
+          const std::int32_t token = entry.token + n.position + first - entry.queries.begin;
+          core.for_each_run(
+              n, first, offset + length - first,
+              [&](SlotIndex slot, std::int32_t place, std::int32_t run, std::int32_t done) {
+                for (std::int32_t i = 0; i < run; ++i)
+                  writes_[at(token + done + i)] = {slot, place + i};
+                return true;
+              });
+        });
   }
 
   std::vector<Entry> entries_, built_;

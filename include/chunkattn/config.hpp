@@ -55,3 +55,7 @@
 #endif
 
 #define CHUNKATTN_INLINE inline __attribute__((always_inline))
+
+// Asks for a cache line ahead of its use; harmless for any address.
+#define CHUNKATTN_PREFETCH(address) __builtin_prefetch(address)
+#define CHUNKATTN_PREFETCH_WRITE(address) __builtin_prefetch(address, 1)
