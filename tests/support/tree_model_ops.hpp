@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/support/tree_model.hpp"
+#include "tests/support/tree_model_steps.hpp"
 
 namespace test {
 
@@ -28,11 +28,12 @@ class RandomChoices {
 };
 
 template <class Retention, class Choices>
-class TreeModel : public TreeModelBase<Retention, Choices> {
-  using Base = TreeModelBase<Retention, Choices>;
-  using Base::below, Base::one_in, Base::count, Base::expect, Base::tree_, Base::live_;
-  using Base::options_, Base::counters_, Base::in_flight_, Base::plans_, Base::remembered_;
-  using typename Base::Live, typename Base::RunEntry, typename Base::Step, typename Base::Sequence;
+class TreeModel : public TreeModelSteps<Retention, Choices> {
+  using Base = TreeModelSteps<Retention, Choices>;
+  using Base::any_live, Base::burst, Base::execute_oldest, Base::run_step, Base::below,
+      Base::one_in, Base::count, Base::expect, Base::tree_, Base::live_;
+  using Base::options_, Base::in_flight_, Base::remembered_;
+  using typename Base::Live, typename Base::Sequence;
 
  public:
   using Base::Base;
@@ -57,6 +58,8 @@ class TreeModel : public TreeModelBase<Retention, Choices> {
       clear();
     else if (kind < 67 && options_.tree.async_steps)
       execute_oldest();
+    else if (kind < 70)
+      burst();
     else
       run_step();
     count_events(before);
@@ -85,13 +88,6 @@ class TreeModel : public TreeModelBase<Retention, Choices> {
 
  private:
   static std::span<const ModelToken> view(const std::vector<ModelToken>& tokens) { return tokens; }
-
-  Live& any_live(std::uint64_t* id = nullptr) {
-    auto it = live_.begin();
-    std::advance(it, static_cast<std::ptrdiff_t>(below(live_.size())));
-    if (id != nullptr) *id = it->first;
-    return it->second;
-  }
 
   std::vector<ModelToken> random_prompt() {
     std::vector<ModelToken> prompt;
@@ -205,7 +201,10 @@ class TreeModel : public TreeModelBase<Retention, Choices> {
 
   void leave() {
     std::uint64_t id = 0;
-    Live& live = any_live(&id);
+    (void)any_live(&id);
+    for (int i = 0; i < 8 && one_in(2) && live_.at(id).handle.next_uncomputed().empty(); ++i)
+      (void)any_live(&id);  // cancelled prefills more often
+    Live& live = live_.at(id);
     this->log("leave " + std::to_string(id));
     if (live.handle.num_pending() > 0) count("left while waiting for another");
     if (live.handle.next_uncomputed().length > 0) count("left in the middle of a prefill");
@@ -267,7 +266,14 @@ class TreeModel : public TreeModelBase<Retention, Choices> {
 
   void reserve() {
     std::uint64_t id = 0;
-    Live& live = any_live(&id);
+    (void)any_live(&id);
+    reserve(id);
+    for (int i = 0; one_in(6) && i < 4; ++i)
+      for (int k = 0; k < 2; ++k) reserve(id);
+  }
+
+  void reserve(std::uint64_t id) {
+    Live& live = live_.at(id);
     const std::size_t n = 1 + (one_in(2) ? 0 : below(9));
     if (live.known > 90) return;
     this->log("reserve " + std::to_string(n) + " for " + std::to_string(id));
@@ -353,191 +359,6 @@ class TreeModel : public TreeModelBase<Retention, Choices> {
     const MatchResult found = tree_.match_prefix(prompt, o);
     expect(found.cached + found.pending == 0, "nothing is found after clear()");
     count("clear");
-  }
-
-  // ---- steps -------------------------------------------------------------------------------
-
-  std::optional<TokenRange> choose_queries(Live& live, bool whole) {
-    const auto size = static_cast<std::int32_t>(live.known);
-    const auto all = static_cast<std::int32_t>(live.tokens.size());
-    const TokenRange next = live.handle.next_uncomputed();
-    if (live.running == 0 || next.begin < live.next)  // or the job of one that left came to it
-      live.planned = static_cast<std::size_t>(next.begin);
-    live.next = next.begin;
-    std::int32_t begin = next.begin;
-    if (options_.tree.async_steps) begin = static_cast<std::int32_t>(live.planned);
-    if (begin >= all) {  // nothing to compute: look again at what is there
-      if (options_.tree.async_steps && live.running > 0) return std::nullopt;
-      begin = static_cast<std::int32_t>(below(live.known));
-      return TokenRange{begin, 1};
-    }
-    if (next.length > 0 && !options_.tree.async_steps && !whole && one_in(30))
-      begin += static_cast<std::int32_t>(below(static_cast<std::size_t>(next.length)));
-    std::int32_t end = begin < size && !whole && one_in(2) ? size : all;
-    if (!whole && one_in(2))
-      end = begin + 1 + static_cast<std::int32_t>(below(static_cast<std::size_t>(end - begin)));
-    return TokenRange{begin, end - begin};
-  }
-
-  void run_step() {
-    if (options_.tree.async_steps && in_flight_.size() >= 3) execute_oldest();
-    if (live_.empty()) return;
-    std::set<std::uint64_t> chosen;
-    const bool everybody = one_in(60);
-    if (everybody) {
-      for (const auto& [id, live] : live_) chosen.insert(id);
-    } else {
-      for (std::size_t n = 1 + below(7); n > 0; --n) {
-        std::uint64_t id = 0;
-        (void)any_live(&id);
-        chosen.insert(id);
-      }
-    }
-    std::vector<RunEntry> entries;
-    for (const std::uint64_t id : chosen) {
-      const auto range = choose_queries(live_.at(id), everybody);
-      if (range) entries.push_back({id, live_.at(id).drops, *range});
-    }
-    for (std::size_t i = entries.size(); i > 1; --i) std::swap(entries[i - 1], entries[below(i)]);
-    AttentionPlan& plan = plans_[below(plans_.size())];
-    std::string line = "step of";
-    for (const RunEntry& e : entries)
-      line += " " + std::to_string(e.id) + " [" + std::to_string(e.range.begin) + ", " +
-              std::to_string(e.range.end()) + ")";
-    this->log(std::move(line));
-    if (!update(plan, entries, everybody)) {
-      // Without those that wait for others, and those that run ahead, it must work.
-      std::erase_if(entries, [&](const RunEntry& e) { return waits(e) || runs_ahead(e); });
-      expect(update(plan, entries, true), "a step of sequences that wait for nobody is accepted");
-    }
-    if (entries.empty()) return;
-    Step step = this->record_step(plan, entries);
-    count("step");
-    if (options_.tree.async_steps) {
-      for (const RunEntry& e : entries) {
-        Live& live = live_.at(e.id);
-        ++live.running;
-        live.planned = std::max(live.planned, static_cast<std::size_t>(e.range.end()));
-      }
-      in_flight_.push_back(std::move(step));
-      return;
-    }
-    this->execute(step);
-    if (one_in(25)) {
-      count("step lost before its commit");
-      return;
-    }
-    commit(step);
-  }
-
-  bool waits(const RunEntry& e) { return live_.at(e.id).handle.num_pending() > 0; }
-  bool runs_ahead(const RunEntry& e) {
-    const TokenRange next = live_.at(e.id).handle.next_uncomputed();
-    return !options_.tree.async_steps && next.length > 0 && e.range.begin > next.begin;
-  }
-
-  bool update(AttentionPlan& plan, const std::vector<RunEntry>& entries, bool must) {
-    if (entries.empty()) return true;
-    plan.clear();
-    for (const RunEntry& e : entries) plan.add(live_.at(e.id).handle, e.range);
-    const std::uint64_t rebuilds = plan.num_rebuilds(), version = tree_.version();
-    const bool async = options_.tree.async_steps;
-    try {
-      plan.update(tree_);
-      count(plan.num_rebuilds() == rebuilds ? "plan advanced" : "plan rebuilt");
-    } catch (const InvalidArgument& error) {
-      this->log(error.what());
-      // Refused: somebody must be waiting or running ahead. If all run everything, nobody waits.
-      bool reason = false;
-      for (const RunEntry& e : entries) reason = reason || waits(e) || runs_ahead(e);
-      expect(reason && (!must || async), "a step is refused only where K/V is missing");
-      expect(plan.num_rebuilds() == rebuilds && tree_.version() == version,
-             "a refused step changes nothing");
-      count("plan refused");
-      return false;
-    }
-    return true;
-  }
-
-  void execute_oldest() {
-    if (in_flight_.empty()) return;
-    auto it = in_flight_.begin();
-    while (it != in_flight_.end() && it->executed) ++it;
-    if (it != in_flight_.end()) {
-      this->execute(*it);
-      commit(*it);
-    }
-    // retire() lags behind: until then nothing that the step used may be freed.
-    while (!in_flight_.empty() && in_flight_.front().executed &&
-           (in_flight_.size() > 4 || one_in(3) || it == in_flight_.end())) {
-      this->check_unfreed(in_flight_.front());
-      tree_.retire(in_flight_.front().number);
-      in_flight_.pop_front();
-      count("retire");
-      if (in_flight_.empty()) return;
-    }
-  }
-
-  void commit(const Step& step) {
-    for (const RunEntry& e : step.entries) {
-      const auto found = live_.find(e.id);
-      if (found == live_.end()) continue;
-      Live& live = found->second;
-      if (options_.tree.async_steps) --live.running;
-      if (live.drops != e.drops) continue;
-      const auto size = static_cast<std::int32_t>(live.known);
-      const std::int32_t known_end = std::min(e.range.end(), size);
-      const TokenRange next = live.handle.next_uncomputed();
-      if (e.range.begin > next.begin && next.length > 0) {
-        count("commit overtaken by a hand-over");
-        continue;
-      }
-      std::int32_t done_end = e.range.begin;
-      if (e.range.begin < known_end) {
-        const std::int32_t length = known_end - e.range.begin;
-        const std::int32_t part =
-            !options_.tree.async_steps && one_in(6)
-                ? static_cast<std::int32_t>(below(static_cast<std::size_t>(length) + 1))
-                : length;
-        live.handle.commit(TokenRange{e.range.begin, part});
-        done_end += part;
-        mark_done(live, step, e, done_end);
-        count(part < length ? "commit of a part" : "commit of a range");
-      }
-      if (e.range.end() > size && live.handle.next_uncomputed().empty() && one_in(20) == false)
-        commit_reserved(live, step, e);
-      this->check_sequence(live);
-    }
-  }
-
-  void mark_done(Live& live, const Step& step, const RunEntry& e, std::int32_t end) {
-    for (const auto& w : step.writes)
-      for (std::int32_t p = e.range.begin; p < end; ++p)
-        if (w.id == e.id && live.places[static_cast<std::size_t>(p)] == w.place)
-          live.done[static_cast<std::size_t>(p)] = 1;
-  }
-
-  void commit_reserved(Live& live, const Step& step, const RunEntry& e) {
-    if (e.range.begin > static_cast<std::int32_t>(live.known)) return;  // an earlier one is missing
-    const std::size_t ran = static_cast<std::size_t>(e.range.end()) - live.known;
-    const std::size_t most = std::min(ran, live.reservations.front());
-    const std::size_t accepted = one_in(3) ? below(most + 1) : most;
-    const std::size_t first = live.known;
-    const std::size_t wanted = live.reservations.front();
-    if (accepted == 1 && one_in(2))
-      live.handle.commit(live.tokens[first]);
-    else
-      live.handle.commit(std::span<const ModelToken>(live.tokens).subspan(first, accepted));
-    live.known += accepted;
-    mark_done(live, step, e, static_cast<std::int32_t>(live.known));
-    if (accepted == wanted) {
-      live.reservations.pop_front();
-      count("reservation accepted");
-    } else {
-      count(live.reservations.size() > 1 ? "draft and later reservations dropped"
-                                         : "draft dropped");
-      this->truncate(live);
-    }
   }
 
   void count_events(const TreeStats& before) {
