@@ -42,11 +42,13 @@ void check_view(const KvView<T>& view, const PlanView& plan, int head_dim) {
   using detail::check_argument;
   check_argument(plan.num_rows > 0, "plan.num_rows", plan.num_rows,
                  "at least one query row: add() a sequence and update() the plan");
-  check_argument(view.head_dim == head_dim, "layer.head_dim", view.head_dim,
-                 "the HeadDim of ChunkAttention, " + std::to_string(head_dim));
+  if (view.head_dim != head_dim) [[unlikely]]  // messages are put together only on failure
+    detail::fail_argument("layer.head_dim", view.head_dim,
+                          "the HeadDim of ChunkAttention, " + std::to_string(head_dim));
   check_argument(view.num_kv_heads > 0, "layer.num_kv_heads", view.num_kv_heads, "at least 1");
-  check_argument(view.chunk_size == plan.chunk_size, "layer.chunk_size", view.chunk_size,
-                 "the plan's chunk size, " + std::to_string(plan.chunk_size));
+  if (view.chunk_size != plan.chunk_size) [[unlikely]]
+    detail::fail_argument("layer.chunk_size", view.chunk_size,
+                          "the plan's chunk size, " + std::to_string(plan.chunk_size));
   check_argument(view.k != nullptr || view.k_slabs != nullptr, "layer.k",
                  static_cast<const void*>(view.k), "memory of K");
   check_argument(view.v != nullptr || view.v_slabs != nullptr, "layer.v",
@@ -86,38 +88,51 @@ void check_pieces(const KvView<T>& view, const PlanView& plan) {
 /// Every write target and row copy lies in slots that the view has.
 template <class T>
 void check_writes(const KvView<T>& view, const PlanView& plan) {
-  const std::string expected = "less than layer.num_slots, " + std::to_string(view.num_slots) +
-                               ": take the layer's view after the last insert or reserve";
-  const auto inside = [&](SlotIndex slot) { return slot >= 0 && slot < view.num_slots; };
+  const auto check_slot = [&](SlotIndex slot) {
+    if (slot < 0 || slot >= view.num_slots) [[unlikely]]
+      detail::fail_argument("plan's slot", slot,
+                            "less than layer.num_slots, " + std::to_string(view.num_slots) +
+                                ": take the layer's view after the last insert or reserve");
+  };
   const auto fits = [&](int begin, int length) {
     return begin >= 0 && length >= 0 && begin <= view.chunk_size - length;
   };
   for (int i = 0; i < plan.num_rows; ++i) {
     const WriteTarget& target = plan.writes[i];
     if (target.slot == no_slot) continue;
-    detail::check_argument(inside(target.slot), "plan's slot", target.slot, expected);
+    check_slot(target.slot);
     detail::check_argument(fits(target.offset, 1), "plan's write offset", target.offset,
                            "less than layer.chunk_size");
   }
   for (int i = 0; i < plan.num_copies; ++i) {
     const RowCopy& copy = plan.copies[i];
-    detail::check_argument(inside(copy.source_slot), "plan's slot", copy.source_slot, expected);
-    detail::check_argument(inside(copy.target_slot), "plan's slot", copy.target_slot, expected);
+    check_slot(copy.source_slot);
+    check_slot(copy.target_slot);
     detail::check_argument(
         fits(copy.source_begin, copy.length) && fits(copy.target_begin, copy.length),
         "plan's row copy", copy.length, "rows within a slot");
   }
 }
 
+/// A buffer must have the expected number of elements; `shape` says what that is.
+inline void check_size(const char* name, const void* data, std::size_t size, std::size_t expected,
+                       const char* shape) {
+  if (size != expected) [[unlikely]]
+    detail::fail_argument(std::string(name) + ".size()", size,
+                          std::string(shape) + " = " + std::to_string(expected));
+  if (data == nullptr) [[unlikely]]
+    detail::fail_argument(std::string(name) + ".data()", data, "memory");
+}
+
 /// A buffer of [num_rows][heads][head_dim]: returns the number of heads.
 inline int check_heads(const char* name, const void* data, std::size_t size, int num_rows,
                        int head_dim) {
   const auto row = static_cast<std::size_t>(num_rows) * static_cast<std::size_t>(head_dim);
-  const std::string argument = std::string(name) + ".size()";
-  detail::check_argument(size > 0 && size % row == 0, argument, size,
-                         "a positive multiple of num_rows * head_dim = " +
-                             std::to_string(num_rows) + " * " + std::to_string(head_dim));
-  detail::check_argument(data != nullptr, std::string(name) + ".data()", data, "memory");
+  if (size == 0 || size % row != 0) [[unlikely]]
+    detail::fail_argument(std::string(name) + ".size()", size,
+                          "a positive multiple of num_rows * head_dim = " +
+                              std::to_string(num_rows) + " * " + std::to_string(head_dim));
+  check_size(name, data, size, size, "");
   return static_cast<int>(size / row);
 }
 

@@ -76,13 +76,9 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     const int heads = layer.num_kv_heads;
     const std::size_t expected =
         static_cast<std::size_t>(view.num_rows) * static_cast<std::size_t>(heads) * HeadDim;
-    const std::string shape = "num_rows * num_kv_heads * head_dim = " + std::to_string(expected);
-    detail::check_argument(std::ranges::size(k) == expected, "k.size()", std::ranges::size(k),
-                           shape);
-    detail::check_argument(std::ranges::size(v) == expected, "v.size()", std::ranges::size(v),
-                           shape);
-    detail::check_argument(std::ranges::data(k) != nullptr, "k.data()", "null", "memory");
-    detail::check_argument(std::ranges::data(v) != nullptr, "v.data()", "null", "memory");
+    constexpr const char* shape = "num_rows * num_kv_heads * head_dim";
+    cpu::check_size("k", std::ranges::data(k), std::ranges::size(k), expected, shape);
+    cpu::check_size("v", std::ranges::data(v), std::ranges::size(v), expected, shape);
     cpu::check_writes(layer, view);
 
     const auto* const k_rows = std::ranges::data(k);
@@ -128,12 +124,11 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     cpu::check_view(layer, view, HeadDim);
     const int num_qo_heads =
         cpu::check_heads("q", query.data(), query.size(), view.num_rows, HeadDim);
-    detail::check_argument(
-        num_qo_heads % layer.num_kv_heads == 0, "num_qo_heads", num_qo_heads,
-        "a multiple of layer.num_kv_heads, " + std::to_string(layer.num_kv_heads));
-    detail::check_argument(result.size() == query.size(), "out.size()", result.size(),
-                           "q.size(), " + std::to_string(query.size()));
-    detail::check_argument(result.data() != nullptr, "out.data()", "null", "memory");
+    if (num_qo_heads % layer.num_kv_heads != 0) [[unlikely]]
+      detail::fail_argument(
+          "num_qo_heads", num_qo_heads,
+          "a multiple of layer.num_kv_heads, " + std::to_string(layer.num_kv_heads));
+    cpu::check_size("out", result.data(), result.size(), query.size(), "q.size()");
     detail::check_argument(lse.empty() || lse.size() == query.size() / HeadDim, "lse.size()",
                            lse.size(), "0 or num_rows * num_qo_heads");
     cpu::check_pieces(layer, view);

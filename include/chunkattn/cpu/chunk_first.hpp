@@ -31,9 +31,9 @@ CHUNKATTN_INLINE void widen_rows(const T* const* rows, int count, float* widened
 /// logits[token][lane] of one tile: Vectors * native_width lines from q_transposed on, tokens
 /// [0, count) rounded up to whole groups. With `ahead`, asks for those rows too (count of them).
 template <int HeadDim, int Vectors, class T>
-CHUNKATTN_INLINE void tile_logits(const float* const* k, int count, const float* q_transposed,
-                                  std::ptrdiff_t stride, const T* const* ahead,
-                                  float* logits) noexcept {
+[[gnu::noinline]] void tile_logits(const float* const* k, int count, const float* q_transposed,
+                                   std::ptrdiff_t stride, bool near, const T* const* ahead,
+                                   float* logits) noexcept {
   constexpr int width = simd::native_width;
   constexpr int group = simd::num_accumulators / 2;  // tokens at once
   constexpr int parities = Vectors == 1 ? 2 : 1;     // enough chains of additions in flight
@@ -53,6 +53,11 @@ CHUNKATTN_INLINE void tile_logits(const float* const* k, int count, const float*
         simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
           simd::prefetch(ahead[std::min(t + j, count - 1)] + outer);
         });
+      }
+      if (near) {
+        for (int at = 0; at < step; at += 16)
+          simd::repeat<group>(
+              [&](auto j) CHUNKATTN_LAMBDA { simd::prefetch_near(k[t + group + j] + outer + at); });
       }
       for (int i = outer; i < outer + step; i += parities) {
         simd::repeat<parities>([&](auto parity) CHUNKATTN_LAMBDA {
@@ -85,9 +90,9 @@ CHUNKATTN_INLINE void tile_logits(const float* const* k, int count, const float*
 /// and sum, leaves the factor for the output in `rescale`. Returns whether some maximum moved.
 /// Lane l sees the tokens below visible[l] (all of them if `full`).
 template <class T>
-CHUNKATTN_INLINE bool tile_softmax(const Block<T>& block, int count, bool full,
-                                   const std::int32_t* visible, float* logits, float* max,
-                                   float* sum, float* rescale) noexcept {
+[[gnu::noinline]] bool tile_softmax(const Block<T>& block, int count, bool full,
+                                    const std::int32_t* visible, float* logits, float* max,
+                                    float* sum, float* rescale) noexcept {
   constexpr int width = simd::native_width;
   using Vector = simd::Float<width>;
   const simd::Int<width> seen = simd::load_int<width>(visible);
@@ -124,45 +129,62 @@ CHUNKATTN_INLINE bool tile_softmax(const Block<T>& block, int count, bool full,
 }
 
 /// out[line] (rescaled) += sum over tokens of p[token][line] * V[token], for `Lines` lines and
-/// `Vectors` vectors of each. `ahead` rows are asked for on the way, one per `every` tokens.
+/// `Vectors` vectors of each. `ahead` is advanced by `ahead_lines` every second token. `near`:
+/// these columns of V are not in L1 yet.
 template <int HeadDim, int Lines, int Vectors, class T>
-CHUNKATTN_INLINE void tile_values(const float* p, const float* const* v, int count, int begin,
-                                  const float* rescale, float* out, const T* const* ahead,
-                                  int num_ahead) noexcept {
+[[gnu::noinline]] void tile_values(const float* p, const float* const* v, int count, int begin,
+                                   const float* rescale, float* out,
+                                   RowPrefetcher<HeadDim, T>& ahead, int ahead_lines,
+                                   bool near) noexcept {
   constexpr int width = simd::width_for<HeadDim>;
-  constexpr int row_bytes = HeadDim * static_cast<int>(sizeof(T));
   simd::Float<width> sums[Lines][Vectors];
+  float* const to = out + begin;
   simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
     simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
-      sums[l][i] = simd::load<width>(out + l * HeadDim + begin + i * width);
-      if (rescale != nullptr) sums[l][i] = sums[l][i] * simd::broadcast<width>(rescale[l]);
+      sums[l][i] = simd::load<width>(to + l * HeadDim + i * width);
     });
   });
+  if (rescale != nullptr) {
+    simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
+      const simd::Float<width> factor = simd::broadcast<width>(rescale[l]);
+      simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = sums[l][i] * factor; });
+    });
+  }
   const auto token = [&](int t) CHUNKATTN_LAMBDA {
     simd::Float<width> value[Vectors];
-    simd::repeat<Vectors>(
-        [&](auto i) CHUNKATTN_LAMBDA { value[i] = simd::load<width>(v[t] + begin + i * width); });
+    const float* const row = v[t] + begin;
+    simd::repeat<Vectors>([&](auto i)
+                              CHUNKATTN_LAMBDA { value[i] = simd::load<width>(row + i * width); });
     simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
       const simd::Float<width> weight = simd::broadcast<width>(p[t * tile_lines + l]);
       simd::repeat<Vectors>(
           [&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = simd::fma(weight, value[i], sums[l][i]); });
     });
   };
+  RowPrefetcher<HeadDim, T> rows = ahead;
   int t = 0;
-  for (int a = 0; a < num_ahead; ++a) {
-    const char* const row = reinterpret_cast<const char*>(ahead[a]);
-    const int end = count * (a + 1) / num_ahead;
-    const int step = row_bytes / std::max(1, end - t);
-    for (int at = 0; t < end; ++t, at += step) {
-      simd::prefetch(row + at);
+  if (near) {
+    constexpr int distance = 8;
+    for (; t + distance + 2 <= count; t += 2) {
+      rows.advance(ahead_lines);
+      simd::repeat<2>([&](auto u) CHUNKATTN_LAMBDA {
+        for (int at = 0; at < Vectors * width; at += 16)
+          simd::prefetch_near(v[t + distance + u] + begin + at);
+      });
       token(t);
+      token(t + 1);
     }
   }
-  for (; t < count; ++t) token(t);
+  for (; t + 2 <= count; t += 2) {
+    rows.advance(ahead_lines);
+    token(t);
+    token(t + 1);
+  }
+  if (t < count) token(t);
+  ahead = rows;
   simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
-    simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
-      simd::store(out + l * HeadDim + begin + i * width, sums[l][i]);
-    });
+    simd::repeat<Vectors>(
+        [&](auto i) CHUNKATTN_LAMBDA { simd::store(to + l * HeadDim + i * width, sums[l][i]); });
   });
 }
 
@@ -204,9 +226,9 @@ void chunk_first_block(const Block<T>& block, const Block<T>& next, int line0, i
     const T* const* const ahead = tile == 0 ? block.v : nullptr;
     const float* const q = state.q_transposed + first;
     if (lines > width)
-      tile_logits<HeadDim, 2>(k, count, q, state.transposed_stride, ahead, p);
+      tile_logits<HeadDim, 2>(k, count, q, state.transposed_stride, tile == 0, ahead, p);
     else
-      tile_logits<HeadDim, 1>(k, count, q, state.transposed_stride, ahead, p);
+      tile_logits<HeadDim, 1>(k, count, q, state.transposed_stride, tile == 0, ahead, p);
     for (int l = 0; l < lines; l += width) {
       const bool full = least == count && lines - l >= width;
       moved_any |= tile_softmax(block, count, full, visible + l, p + l, state.max + first + l,
@@ -227,19 +249,20 @@ void chunk_first_block(const Block<T>& block, const Block<T>& next, int line0, i
   constexpr int vector_width = simd::width_for<HeadDim>;
   constexpr int passes = HeadDim / vector_width / wide;
   const int groups = (num_lines + line_group - 1) / line_group;
-  const int per_pass = (next.count + passes * groups - 1) / std::max(1, passes * groups);
-  int done = 0;  // rows of the next block asked for
+  RowPrefetcher<HeadDim, T> ahead(next.k, next.count);
+  const int steps = std::max(1, passes) * groups * (seen_by_any / 2) + 1;
+  const int ahead_lines = (next.count * ahead.row_lines + steps - 1) / steps;
   const auto columns = [&]<int Vectors>(std::integral_constant<int, Vectors>,
                                         int begin) CHUNKATTN_LAMBDA {
-    for (int line = 0; line < num_lines;) {
+    int line = 0;
+    while (line < num_lines) {
       const int tile = line / tile_lines;
       const float* const p = state.p + tile * block_tokens * tile_lines + line % tile_lines;
       const float* const rescale = moved_any ? state.rescale + line : nullptr;
       float* const out = state.out + (line0 + line) * HeadDim;
-      const int ahead = std::min(per_pass, next.count - done);
       const auto lines = [&]<int Lines>(std::integral_constant<int, Lines>) CHUNKATTN_LAMBDA {
-        tile_values<HeadDim, Lines, Vectors>(p, v, seen_by_any, begin, rescale, out, next.k + done,
-                                             ahead);
+        tile_values<HeadDim, Lines, Vectors>(p, v, seen_by_any, begin, rescale, out, ahead,
+                                             ahead_lines, line == 0);
         line += Lines;
       };
       const int left = num_lines - line;
@@ -251,7 +274,6 @@ void chunk_first_block(const Block<T>& block, const Block<T>& next, int line0, i
         lines(std::integral_constant<int, 2>{});
       else
         lines(std::integral_constant<int, 1>{});
-      done += ahead;
     }
   };
   for (int pass = 0; pass < passes; ++pass)

@@ -192,26 +192,31 @@ class Schedule {
       double work = 0;
       for (auto item = begin; item != end; ++item) work += item_ns(*item);
       const int parts = few ? std::max(1, static_cast<int>(work / target + 0.5)) : 1;
-      const double share = work / parts;
+      double done = 0;
       open_unit(b);
       for (auto item = begin; item != end; ++item) {
         WorkItem rest = *item;
-        while (units_.back().cost + item_ns(rest) > share * 1.02 &&
-               static_cast<int>(units_.size()) - block.unit_begin < parts) {
-          const double room = share - units_.back().cost - CostModel::item_ns;
-          const int tokens = static_cast<int>(room / token_ns(rest)) / block_tokens * block_tokens;
+        for (int part = unit_number(block); part < parts; part = unit_number(block)) {
+          const double room = work * part / parts - done;  // to where this unit should end
+          if (item_ns(rest) <= room) break;
+          const double tokens_ns = std::max(0.0, room - CostModel::item_ns);
+          const int blocks_of_tokens =
+              static_cast<int>(tokens_ns / token_ns(rest) / block_tokens + 0.5);
+          const int tokens = blocks_of_tokens * block_tokens;
           if (tokens >= rest.token_end - rest.token_begin) break;
           if (tokens > 0) {
-            WorkItem part = rest;
-            part.token_end = part.token_begin + tokens;
-            rest.token_begin = part.token_end;
-            add_item(part, item_ns(part));
-          } else if (unit_items_.size() == static_cast<std::size_t>(units_.back().item_begin)) {
+            WorkItem head = rest;
+            head.token_end = head.token_begin + tokens;
+            rest.token_begin = head.token_end;
+            add_item(head, item_ns(head));
+            done += item_ns(head);
+          } else if (units_.back().item_begin == static_cast<int>(unit_items_.size())) {
             break;  // a unit takes one item at least
           }
           open_unit(b);
         }
         add_item(rest, item_ns(rest));
+        done += item_ns(rest);
       }
       block.unit_count = static_cast<std::int32_t>(units_.size()) - block.unit_begin;
       if (block.unit_count > 1) {
@@ -231,6 +236,10 @@ class Schedule {
     });
   }
 
+  // Units of the row block so far, the open one included.
+  int unit_number(const RowBlock& block) const noexcept {
+    return static_cast<int>(units_.size()) - block.unit_begin;
+  }
   void open_unit(std::size_t row_block) {
     const auto at = static_cast<std::int32_t>(unit_items_.size());
     units_.push_back({static_cast<std::int32_t>(row_block), at, at, 0, 0, 0, 0.0});

@@ -24,12 +24,15 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
   constexpr int width = simd::width_for<HeadDim>;
   constexpr int accumulators = simd::num_accumulators < width ? width : simd::num_accumulators;
   constexpr int group = accumulators / Lines;
-  constexpr int row_bytes = HeadDim * static_cast<int>(sizeof(T));
+  constexpr int steps = HeadDim / width;
+  constexpr int lines_per_step = (group * RowPrefetcher<HeadDim, T>::row_lines + steps - 1) / steps;
   for (int t = 0; t < count; t += group) {
     simd::Float<width> sums[accumulators];
     simd::repeat<accumulators>([&](auto i) CHUNKATTN_LAMBDA { sums[i] = simd::zero<width>(); });
     const T* const* const rows = block.k + t;
+    RowPrefetcher<HeadDim, T> ahead(block.v + t, std::min(group, count - t));
     for (int i = 0; i < HeadDim; i += width) {
+      ahead.advance(lines_per_step);
       simd::Float<width> query[Lines];
       simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA { query[l] = simd::load<width>(q[l] + i); });
       simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
@@ -39,10 +42,6 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
         });
       });
     }
-    const int ahead = std::min(group, count - t);
-    for (int j = 0; j < ahead; ++j)
-      for (int byte = 0; byte < row_bytes; byte += 64)
-        simd::prefetch(reinterpret_cast<const char*>(block.v[t + j]) + byte);
     float reduced[accumulators];
     simd::repeat<accumulators / width>([&](auto g) CHUNKATTN_LAMBDA {
       simd::Float<width> part[width];

@@ -1,0 +1,184 @@
+// One decode case: a batch over a prefix tree, K/V for enough layers that each call finds its data
+// cold, and the plans of the different ways to compute it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/kv_cache.hpp"
+#include "chunkattn/prefix_tree.hpp"
+
+namespace bench {
+
+/// A batch of sequences, each a path of (id, tokens): equal ids from the root on are shared.
+struct Batch {
+  struct Part {
+    std::uint32_t id;
+    int tokens;
+  };
+  std::vector<std::vector<Part>> sequences;
+
+  [[nodiscard]] int size() const { return static_cast<int>(sequences.size()); }
+};
+
+/// `count` sequences with one common prefix, each with `private_tokens` of its own.
+inline Batch one_prefix(int count, int shared_tokens, int private_tokens) {
+  Batch batch;
+  for (int i = 0; i < count; ++i) {
+    batch.sequences.emplace_back();
+    if (shared_tokens > 0) batch.sequences.back().push_back({1u, shared_tokens});
+    if (private_tokens > 0)
+      batch.sequences.back().push_back({static_cast<std::uint32_t>(i) + 2u, private_tokens});
+  }
+  return batch;
+}
+
+/// A plan in which nothing is shared: each row reads its whole path by itself, from the same slots.
+/// What an engine with shared pages and an ordinary paged kernel does.
+class UnsharedPlan {
+ public:
+  explicit UnsharedPlan(const chunkattn::PlanView& plan) : view_(plan) {
+    for (int row = 0; row < plan.num_rows; ++row) {
+      std::vector<int> path;
+      for (int s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent) path.push_back(s);
+      chunkattn::Segment segment{};
+      segment.row_begin = row;
+      segment.row_end = row + 1;
+      segment.piece_begin = static_cast<std::int32_t>(pieces_.size());
+      segment.parent = -1;
+      segment.num_sequences = 1;
+      for (auto s = path.rbegin(); s != path.rend(); ++s) {
+        const chunkattn::Segment& part = plan.segments[*s];
+        pieces_.insert(pieces_.end(), plan.pieces + part.piece_begin,
+                       plan.pieces + part.piece_begin + part.piece_count);
+        segment.length += part.length;
+      }
+      segment.piece_count = static_cast<std::int32_t>(pieces_.size()) - segment.piece_begin;
+      segments_.push_back(segment);
+      row_segment_.push_back(row);
+    }
+    view_.num_segments = static_cast<std::int32_t>(segments_.size());
+    view_.num_pieces = static_cast<std::int32_t>(pieces_.size());
+    view_.segments = segments_.data();
+    view_.pieces = pieces_.data();
+    view_.row_segment = row_segment_.data();
+  }
+
+  [[nodiscard]] const chunkattn::PlanView& view() const { return view_; }
+
+ private:
+  chunkattn::PlanView view_;
+  std::vector<chunkattn::Segment> segments_;
+  std::vector<chunkattn::Piece> pieces_;
+  std::vector<std::int32_t> row_segment_;
+};
+
+/// The batch in a tree, with one query token per sequence planned.
+/// \tparam share  false: each sequence is a tenant of its own, so nothing is found in common
+template <int ChunkSize>
+class PlannedBatch {
+ public:
+  PlannedBatch(const Batch& batch, bool share) {
+    std::uint64_t tenant = 0;
+    for (const auto& parts : batch.sequences) {
+      std::vector<std::uint32_t> prompt;
+      for (const auto& part : parts)
+        for (int i = 0; i < part.tokens; ++i)
+          prompt.push_back(part.id * 65536u + static_cast<std::uint32_t>(i));
+      // The last token is the query: its place is reserved, not part of the prompt.
+      prompt.pop_back();
+      chunkattn::InsertOptions options;
+      if (!share) options.name_space.tenant = ++tenant;
+      sequences_.push_back(tree_.insert(std::span<const std::uint32_t>(prompt), options));
+      auto& sequence = sequences_.back();
+      for (auto range = sequence.next_uncomputed(); range.length > 0;
+           range = sequence.next_uncomputed())
+        sequence.commit(range);
+    }
+    for (auto& sequence : sequences_) plan_.add(sequence, sequence.reserve(1));
+    plan_.update(tree_);
+  }
+
+  [[nodiscard]] const chunkattn::PrefixTree<std::uint32_t, ChunkSize>& tree() const {
+    return tree_;
+  }
+  [[nodiscard]] const chunkattn::AttentionPlan& plan() const { return plan_; }
+
+  /// K/V tokens that are read once each, and (query row, token) pairs.
+  struct Work {
+    double tokens = 0;
+    double pairs = 0;
+  };
+  [[nodiscard]] Work work() const {
+    Work work;
+    const chunkattn::PlanView view = plan_.view();
+    for (int s = 0; s < view.num_segments; ++s) {
+      const chunkattn::Segment& segment = view.segments[s];
+      std::int32_t kv_len = 0;
+      for (int row = segment.row_begin; row < segment.row_end; ++row)
+        kv_len = std::max(kv_len, view.row_kv_len[row]);
+      const double seen = std::clamp(kv_len - segment.position, 0, segment.length);
+      work.tokens += seen;
+      work.pairs += seen * (segment.row_end - segment.row_begin);
+    }
+    return work;
+  }
+
+ private:
+  chunkattn::PrefixTree<std::uint32_t, ChunkSize> tree_;
+  std::vector<typename chunkattn::PrefixTree<std::uint32_t, ChunkSize>::Sequence> sequences_;
+  chunkattn::AttentionPlan plan_;
+};
+
+/// Fills `count` elements with cheap random numbers of about unit variance.
+template <class T>
+void fill_random(T* to, std::size_t count, std::uint64_t seed) {
+  std::uint64_t state = seed * 0x9e3779b97f4a7c15ull + 1;
+  const auto next = [&] {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state;
+  };
+  if constexpr (std::is_same_v<T, std::int8_t>) {
+    for (std::size_t i = 0; i < count; ++i) to[i] = static_cast<std::int8_t>(next() >> 56);
+  } else {
+    // A table of rounded numbers: quick for every element type.
+    static const std::vector<T> table = [] {
+      std::mt19937 engine(1);
+      std::normal_distribution<float> normal;
+      std::vector<T> values(4096);
+      for (T& value : values) value = chunkattn::from_float<T>(normal(engine));
+      return values;
+    }();
+    for (std::size_t i = 0; i < count; ++i) to[i] = table[next() >> 52];
+  }
+}
+
+/// Fills all of a layer's slots.
+template <class T>
+void fill_layer(const chunkattn::KvView<T>& view, std::uint64_t seed) {
+  const auto row = static_cast<std::size_t>(view.chunk_size) *
+                   static_cast<std::size_t>(view.head_dim);
+  for (int slot = 0; slot < view.num_slots; ++slot) {
+    for (int head = 0; head < view.num_kv_heads; ++head) {
+      fill_random(view.k_row(slot, head, 0), row, ++seed);
+      fill_random(view.v_row(slot, head, 0), row, ++seed);
+      if constexpr (std::is_same_v<T, std::int8_t>) {
+        std::fill_n(view.k_row_scale(slot, head, 0), view.chunk_size, 1.0f / 64);
+        std::fill_n(view.v_row_scale(slot, head, 0), view.chunk_size, 1.0f / 64);
+      }
+    }
+  }
+}
+
+}  // namespace bench

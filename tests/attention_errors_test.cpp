@@ -1,0 +1,161 @@
+// Bad arguments: the message names the argument, its value and what was expected, and neither K/V
+// nor the outputs have been touched.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "chunkattn/chunk_attention.hpp"
+#include "support/attention_case.hpp"
+
+using namespace chunkattn;
+
+#if CHUNKATTN_EXCEPTIONS
+
+namespace {
+
+template <class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+struct Fixture {
+  test::Random random;
+  test::RandomPlanOptions options = [] {
+    test::RandomPlanOptions made;
+    made.num_sequences = 5;
+    made.max_length = 90;
+    return made;
+  }();
+  test::AttentionCase<float> problem{random, options, 32, 2, 3};
+  std::vector<float> out = std::vector<float>(problem.q.size(), 7.0f);
+  std::vector<float> lse = std::vector<float>(problem.q.size() / 32, 7.0f);
+  ChunkAttention<Cpu, 32> attention{1};
+
+  // Runs with changed arguments; the outputs must keep what they held.
+  std::string failure(const KvView<float>& layer, const PlanView& plan,
+                      const std::vector<float>& q) {
+    const std::string message = message_of([&] { attention.run(layer, plan, q, out, lse); });
+    for (float value : out) REQUIRE(value == 7.0f);
+    for (float value : lse) REQUIRE(value == 7.0f);
+    return message;
+  }
+};
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "run: the plan and the layer") {
+  const PlanView plan = problem.plan.view();
+  const KvView<float> layer = problem.kv.view;
+
+  PlanView empty = plan;
+  empty.num_rows = 0;
+  CHECK(contains(failure(layer, empty, problem.q), "plan.num_rows = 0: expected at least one"));
+
+  KvView<float> changed = layer;
+  changed.head_dim = 64;
+  CHECK(contains(failure(changed, plan, problem.q), "layer.head_dim = 64"));
+  changed = layer;
+  changed.chunk_size = 16;
+  CHECK(contains(failure(changed, plan, problem.q), "layer.chunk_size = 16: expected the plan's"));
+  changed = layer;
+  changed.num_kv_heads = 0;
+  CHECK(contains(failure(changed, plan, problem.q), "layer.num_kv_heads = 0"));
+  changed = layer;
+  changed.num_kv_heads = 4;
+  CHECK(contains(failure(changed, plan, problem.q), "num_qo_heads = 6: expected a multiple"));
+  changed = layer;
+  changed.k = nullptr;
+  CHECK(contains(failure(changed, plan, problem.q), "layer.k = null"));
+  changed = layer;
+  changed.v = nullptr;
+  CHECK(contains(failure(changed, plan, problem.q), "layer.v = null"));
+  changed = layer;
+  changed.k = reinterpret_cast<float*>(reinterpret_cast<std::uintptr_t>(layer.k) + 1);
+  CHECK(contains(failure(changed, plan, problem.q), "layer.k = 1: expected an address"));
+  changed = layer;
+  changed.num_slots = 1;
+  CHECK(contains(failure(changed, plan, problem.q), "less than layer.num_slots, 1"));
+
+  std::vector<Piece> pieces = problem.plan.pieces;
+  for (Piece& piece : pieces)
+    if (piece.slot >= 0) piece.begin = 60;
+  for (Piece& piece : pieces) piece.length += 10;
+  PlanView broken = plan;
+  broken.pieces = pieces.data();
+  CHECK(contains(failure(layer, broken, problem.q), "at most layer.chunk_size, 64"));
+}
+
+TEST_CASE_FIXTURE(Fixture, "run: buffers") {
+  const PlanView plan = problem.plan.view();
+  std::vector<float> q = problem.q;
+  q.pop_back();
+  CHECK(contains(failure(problem.kv.view, plan, q), "q.size() = " + std::to_string(q.size())));
+  CHECK(contains(failure(problem.kv.view, plan, {}), "q.size() = 0: expected a positive multiple"));
+
+  q = problem.q;
+  CHECK(contains(
+      message_of([&] { attention.run(problem.kv.view, plan, q, std::span(out).first(32), lse); }),
+      "out.size() = 32: expected q.size()"));
+  CHECK(contains(
+      message_of([&] { attention.run(problem.kv.view, plan, q, out, std::span(lse).first(1)); }),
+      "lse.size() = 1: expected 0 or"));
+  const std::span<const float> null_q(static_cast<const float*>(nullptr), q.size());
+  CHECK(contains(message_of([&] { attention.run(problem.kv.view, plan, null_q, out, lse); }),
+                 "q.data() = null"));
+  const std::span<float> null_out(static_cast<float*>(nullptr), q.size());
+  CHECK(contains(message_of([&] { attention.run(problem.kv.view, plan, q, null_out, lse); }),
+                 "out.data() = null"));
+  for (float value : out) CHECK(value == 7.0f);
+}
+
+TEST_CASE_FIXTURE(Fixture, "write: sizes, slots and copies, before anything is stored") {
+  PlanView plan = problem.plan.view();
+  const std::vector<float> before = problem.kv.k;
+  std::vector<float> k(static_cast<std::size_t>(plan.num_rows) * 2 * 32, 1.0f);
+  const auto failure_of = [&](const PlanView& view, std::span<const float> k_rows,
+                              std::span<const float> v_rows) {
+    return message_of([&] { attention.write(problem.kv.view, view, k_rows, v_rows); });
+  };
+  const std::span<const float> rows(k);
+  CHECK(contains(failure_of(plan, rows.first(64), rows), "k.size() = 64"));
+  CHECK(contains(failure_of(plan, rows, rows.first(32)), "v.size() = 32"));
+  CHECK(contains(failure_of(plan, {static_cast<const float*>(nullptr), k.size()}, rows),
+                 "k.data() = null"));
+
+  std::vector<WriteTarget> writes = problem.plan.writes;
+  writes.back() = {problem.kv.view.num_slots, 0};
+  plan.writes = writes.data();
+  CHECK(contains(failure_of(plan, rows, rows), "less than layer.num_slots"));
+  writes.back() = {0, 64};
+  CHECK(contains(failure_of(plan, rows, rows), "plan's write offset = 64"));
+
+  plan = problem.plan.view();
+  const RowCopy copy{0, 60, 1, 0, 5};
+  plan.copies = &copy;
+  plan.num_copies = 1;
+  CHECK(contains(failure_of(plan, rows, rows), "plan's row copy = 5"));
+  CHECK(std::memcmp(before.data(), problem.kv.k.data(), 4 * before.size()) == 0);
+}
+
+TEST_CASE("options and executors") {
+  CHECK(contains(message_of([] { ThreadPool pool(-1); }), "num_threads = -1"));
+  CHECK(contains(message_of([] { ChunkAttention<Cpu, 8> attention(1, {.min_tasks = -2}); }),
+                 "options.min_tasks = -2"));
+  CHECK(contains(message_of([] { ChunkAttention<Cpu, 8> attention(1, {.sm_scale = -1.0f}); }),
+                 "options.sm_scale = -1"));
+}
+
+#endif

@@ -1,0 +1,219 @@
+// Every shape against the double-precision oracle: ragged prefix trees, all element types, grouped
+// heads, head dimensions from 8 to 256, causal prefill, logits up to ±80, poisoned memory.
+// test-variants: portable avx2
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "chunkattn/chunk_attention.hpp"
+#include "support/attention_case.hpp"
+
+using namespace chunkattn;
+using test::Random;
+using test::Share;
+
+namespace {
+
+test::RandomPlanOptions random_shape(Random& random, Share share) {
+  test::RandomPlanOptions options;
+  options.share = share;
+  options.num_sequences = random.uniform(1, random.pick({3, 12, 40}));
+  options.chunk_size = random.pick({1, 4, 16, 32, 64, 128});
+  options.max_length = random.pick({3, 40, 150});
+  options.max_queries = random.pick({1, 1, 1, 4, 30});
+  return options;
+}
+
+template <int HeadDim, class T, class X = float>
+void check_shapes(std::uint64_t stream, int cases) {
+  Random random(stream);
+  ChunkAttention<Cpu, HeadDim> ordered(2);
+  ChunkAttention<Cpu, HeadDim> locked(2, {.reduce = Reduce::spin_lock, .min_tasks = 16});
+  for (int i = 0; i < test::scaled(cases); ++i) {
+    const Share share = random.pick({Share::none, Share::some, Share::all});
+    const int group = random.pick({1, 1, 2, 3, 4, 5, 8, 16});
+    const int num_kv_heads = random.uniform(1, group > 4 ? 1 : 3);
+    const float deviation = random.pick({1.0f, 20.0f});
+    const auto options = random_shape(random, share);
+    const test::AttentionCase<T, X> problem(random, options, HeadDim, num_kv_heads, group,
+                                            deviation);
+    CAPTURE(HeadDim);
+    CAPTURE(element_name<X>());
+    CAPTURE(group);
+    CAPTURE(num_kv_heads);
+    CAPTURE(deviation);
+    CAPTURE(options.num_sequences);
+    CAPTURE(options.chunk_size);
+    CAPTURE(options.max_queries);
+    for (auto* attention : {&ordered, &locked}) {
+      test::Answer<X> answer(problem);
+      attention->run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+      const OracleReport report =
+          compare_with_reference(problem.reference, std::span<const X>(answer.out));
+      CHECK(report.worst <= 1.0);
+      CHECK(test::worst_lse(problem.reference, answer.lse) <= 1.0);
+      const bool any_shared = problem.plan.any_shared();
+      if (!any_shared) CHECK(attention->schedule().num_shared_items() == 0);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("fp32 K/V, every kind of head dimension") {
+  check_shapes<8, float>(1, 12);
+  check_shapes<24, float>(2, 8);
+  check_shapes<64, float>(3, 12);
+  check_shapes<80, float>(4, 8);
+  check_shapes<96, float>(5, 8);
+  check_shapes<128, float>(6, 12);
+  check_shapes<256, float>(7, 5);
+}
+
+TEST_CASE("16-bit K/V") {
+  check_shapes<8, half>(11, 8);
+  check_shapes<64, half>(12, 8);
+  check_shapes<128, half>(13, 10);
+  check_shapes<256, half>(14, 4);
+  check_shapes<40, bfloat16>(15, 8);
+  check_shapes<128, bfloat16>(16, 10);
+}
+
+TEST_CASE("8-bit K/V: exact for what is stored") {
+  check_shapes<64, std::int8_t>(21, 8);
+  check_shapes<128, std::int8_t>(22, 8);
+}
+
+TEST_CASE("16-bit queries and outputs") {
+  check_shapes<64, half, half>(31, 8);
+  check_shapes<128, bfloat16, bfloat16>(32, 8);
+  check_shapes<72, float, half>(33, 6);
+}
+
+TEST_CASE("one token dropped out of 4,096 breaks the bound") {
+  Random random(41);
+  test::RandomPlanOptions options;
+  options.num_sequences = 1;
+  options.share = Share::none;
+  options.reserve_chance = 0;
+  options.max_length = 4096;
+  int caught = 0;
+  constexpr int trials = 3;
+  for (int trial = 0; trial < trials; ++trial) {
+    test::RandomPlan plan;
+    do plan = make_random_plan(random, options);
+    while (plan.row_kv_len[0] < 4000);
+    test::KvStorage<float> kv(plan.num_slots, 1, options.chunk_size, 64);
+    fill_kv(random, plan, kv.view);
+    std::vector<float> q(64), out(64), faulty(64);
+    random.fill(std::span(q));
+    const Reference reference =
+        reference_attention(kv.view, plan.view(), std::span<const float>(q));
+    ChunkAttention<Cpu, 64> attention(1);
+    attention.run(kv.view, plan.view(), q, out);
+    CHECK(compare_with_reference(reference, std::span<const float>(out)).ok());
+    --plan.row_kv_len[0];
+    attention.run(kv.view, plan.view(), q, faulty);
+    if (!compare_with_reference(reference, std::span<const float>(faulty)).ok()) ++caught;
+  }
+  CHECK(caught == trials);
+}
+
+TEST_CASE("a row that sees nothing gives zeros and an lse of minus infinity") {
+  Random random(42);
+  test::RandomPlanOptions options;
+  options.num_sequences = 9;
+  options.share = Share::all;
+  options.max_length = 30;
+  test::RandomPlan plan = make_random_plan(random, options);
+  for (std::size_t row = 0; row < plan.row_kv_len.size(); row += 2) plan.row_kv_len[row] = 0;
+  test::KvStorage<half> kv(plan.num_slots, 2, options.chunk_size, 64);
+  fill_kv(random, plan, kv.view);
+  std::vector<float> q(static_cast<std::size_t>(plan.num_rows()) * 4 * 64);
+  random.fill(std::span(q));
+  std::vector<float> out(q.size(), -1.0f), lse(q.size() / 64, -1.0f);
+  ChunkAttention<Cpu, 64>(2).run(kv.view, plan.view(), q, out, lse);
+  for (std::size_t row = 0; row < plan.row_kv_len.size(); row += 2) {
+    const auto token = static_cast<std::size_t>(plan.row_token[row]);
+    for (std::size_t i = 0; i < std::size_t{4} * 64; ++i) CHECK(out[token * 4 * 64 + i] == 0.0f);
+    for (std::size_t h = 0; h < 4; ++h)
+      CHECK(lse[token * 4 + h] == -std::numeric_limits<float>::infinity());
+  }
+}
+
+TEST_CASE("sm_scale replaces 1 / sqrt(head_dim)") {
+  Random random(43);
+  test::RandomPlanOptions options;
+  options.max_length = 60;
+  const test::AttentionCase<float> problem(random, options, 64, 2, 2);
+  const Reference scaled = reference_attention(problem.kv.view, problem.plan.view(),
+                                               std::span<const float>(problem.q), 0.3);
+  test::Answer<> answer(problem);
+  ChunkAttention<Cpu, 64>(1, {.sm_scale = 0.3f})
+      .run(problem.kv.view, problem.plan.view(), problem.q, answer.out);
+  CHECK(compare_with_reference(scaled, std::span<const float>(answer.out)).ok());
+  CHECK(!compare_with_reference(problem.reference, std::span<const float>(answer.out)).ok());
+}
+
+TEST_CASE("strided memory: an engine's own layout [slot][token][head][dim]") {
+  Random random(44);
+  test::RandomPlanOptions options;
+  options.max_length = 100;
+  const test::RandomPlan plan = make_random_plan(random, options);
+  constexpr int heads = 3;
+  constexpr int dim = 64;
+  test::KvStorage<half> kv(plan.num_slots, heads, options.chunk_size, dim);
+  kv.view.stride_head = dim;
+  kv.view.stride_token = heads * dim;
+  fill_kv(random, plan, kv.view);
+  std::vector<float> q(static_cast<std::size_t>(plan.num_rows()) * heads * 2 * dim);
+  random.fill(std::span(q));
+  std::vector<float> out(q.size());
+  ChunkAttention<Cpu, dim>(2).run(kv.view, plan.view(), q, out);
+  CHECK(compare_with_reference(reference_attention(kv.view, plan.view(), std::span<const float>(q)),
+                               std::span<const float>(out))
+            .ok());
+}
+
+TEST_CASE("8-bit K/V: the error against what was quantised") {
+  Random random(45);
+  constexpr int dim = 128;
+  constexpr int tokens = 1024;
+  test::RandomPlanOptions options;
+  options.share = Share::none;
+  options.num_sequences = 4;
+  options.max_length = tokens;
+  const test::RandomPlan plan = make_random_plan(random, options);
+  test::KvStorage<float> exact(plan.num_slots, 1, options.chunk_size, dim);
+  test::QuantizedStorage small(plan.num_slots, 1, options.chunk_size, dim);
+  fill_kv(random, plan, exact.view);
+  plan.for_each_visible([&](int slot, int offset) {
+    *small.view.k_row_scale(slot, 0, offset) =
+        quantize_row(exact.view.k_row(slot, 0, offset), dim, small.view.k_row(slot, 0, offset));
+    *small.view.v_row_scale(slot, 0, offset) =
+        quantize_row(exact.view.v_row(slot, 0, offset), dim, small.view.v_row(slot, 0, offset));
+  });
+  std::vector<float> q(static_cast<std::size_t>(plan.num_rows()) * dim);
+  random.fill(std::span(q));
+  std::vector<float> out(q.size());
+  ChunkAttention<Cpu, dim>(1).run(small.view, plan.view(), q, out);
+  const Reference reference =
+      reference_attention(exact.view, plan.view(), std::span<const float>(q));
+  double largest = 0;
+  double square = 0;
+  double norm = 0;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const double error = static_cast<double>(out[i]) - reference.out[i];
+    largest = std::max(largest, std::abs(error));
+    square += error * error;
+    norm += reference.out[i] * reference.out[i];
+  }
+  MESSAGE("8-bit K/V: largest error ", largest, ", relative ", std::sqrt(square / norm));
+  // Elements of unit variance are off by at most max|x| / 254, about 0.013; averaging only helps.
+  CHECK(largest < 0.05);
+  CHECK(std::sqrt(square / norm) < 0.02);
+}

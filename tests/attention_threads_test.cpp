@@ -1,0 +1,218 @@
+// Threads: the same bits for any number of them, merges under a contended lock, executors of other
+// kinds and executors that fail.
+#include <cstdlib>
+#include <thread>
+
+// Yields while the lock is held, so that other threads run into it.
+inline void yield_under_lock() {
+  static thread_local unsigned count = 0;
+  if (++count % 3 == 0) std::this_thread::yield();
+}
+#define CHUNKATTN_SPIN_LOCK_HOOK() yield_under_lock()
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstring>
+#include <new>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "chunkattn/chunk_attention.hpp"
+#include "support/attention_case.hpp"
+
+using namespace chunkattn;
+using test::Random;
+using test::Share;
+
+namespace {
+
+std::atomic<long> allocations{0};
+
+// Long enough that work is cut along KV into many units.
+test::RandomPlanOptions long_shapes(Random& random) {
+  test::RandomPlanOptions options;
+  options.share = random.pick({Share::none, Share::some, Share::all});
+  options.num_sequences = random.uniform(1, 24);
+  options.chunk_size = random.pick({16, 64});
+  options.max_length = 600;
+  options.max_queries = random.pick({1, 1, 6});
+  return options;
+}
+
+/// Runs the calls backwards, on the calling thread, and claims to be wide.
+struct BackwardsExecutor {
+  int concurrency() const { return 5; }
+  template <class F>
+  void parallel_for(int n, F&& f) {
+    for (int i = n; i-- > 0;) f(i);
+  }
+};
+
+#if CHUNKATTN_EXCEPTIONS
+/// Fails before its `good`-th call.
+struct FailingExecutor {
+  int good = 0;
+  int concurrency() const { return 4; }
+  template <class F>
+  void parallel_for(int n, F&& f) {
+    for (int i = 0; i < n; ++i) {
+      if (i == good) throw std::runtime_error("executor stopped");
+      f(i);
+    }
+  }
+};
+#endif
+
+}  // namespace
+
+// Counts every allocation of the program.
+void* operator new(std::size_t size) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
+  std::abort();
+}
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  const auto unit = static_cast<std::size_t>(alignment);
+  if (void* memory = std::aligned_alloc(unit, (size + unit - 1) / unit * unit)) return memory;
+  std::abort();
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+
+TEST_CASE("deterministic mode: the same bits for 1, 2, 4 and 7 threads") {
+  Random random(1);
+  int cut = 0;
+  for (int i = 0; i < test::scaled(6); ++i) {
+    const test::AttentionCase<half> problem(random, long_shapes(random), 64, random.uniform(1, 2),
+                                            random.pick({1, 2, 4}));
+    test::Answer<> first(problem);
+    ChunkAttention<Cpu, 64> alone(1);
+    alone.run(problem.kv.view, problem.plan.view(), problem.q, first.out, first.lse);
+    CHECK(compare_with_reference(problem.reference, std::span<const float>(first.out)).ok());
+    cut += alone.schedule().num_partial_rows() > 0 ? 1 : 0;
+    for (const int threads : {2, 4, 7}) {
+      ChunkAttention<Cpu, 64> attention(threads);
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        test::Answer<> answer(problem);
+        attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+        CHECK(std::memcmp(answer.out.data(), first.out.data(), 4 * first.out.size()) == 0);
+        CHECK(std::memcmp(answer.lse.data(), first.lse.data(), 4 * first.lse.size()) == 0);
+      }
+    }
+  }
+  CHECK(cut > 0);  // otherwise nothing was merged and the test says little
+}
+
+TEST_CASE("merges under a contended lock are exact") {
+  Random random(2);
+  int cut = 0;
+  for (int i = 0; i < test::scaled(6); ++i) {
+    const test::AttentionCase<float> problem(random, long_shapes(random), 32, 1,
+                                             random.pick({1, 4}));
+    ChunkAttention<Cpu, 32> attention(4, {.reduce = Reduce::spin_lock, .min_tasks = 64});
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      test::Answer<> answer(problem);
+      attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+      CHECK(compare_with_reference(problem.reference, std::span<const float>(answer.out)).ok());
+      CHECK(test::worst_lse(problem.reference, answer.lse) <= 1.0);
+    }
+    cut += attention.schedule().num_partial_rows() > 0 ? 1 : 0;
+  }
+  CHECK(cut > 0);
+}
+
+TEST_CASE("few KV heads leave no thread without work") {
+  Random random(3);
+  test::RandomPlanOptions options;
+  options.num_sequences = 1;
+  options.share = Share::none;
+  options.max_length = 20000;
+  options.reserve_chance = 0;
+  test::RandomPlan plan;
+  do plan = make_random_plan(random, options);
+  while (plan.row_kv_len[0] < 16000);
+  test::KvStorage<half> kv(plan.num_slots, 1, options.chunk_size, 128);
+  fill_kv(random, plan, kv.view);
+  std::vector<float> q(128), out(128);
+  random.fill(std::span(q));
+  ChunkAttention<Cpu, 128> attention(2);
+  attention.run(kv.view, plan.view(), q, out);
+  CHECK(compare_with_reference(reference_attention(kv.view, plan.view(), std::span<const float>(q)),
+                               std::span<const float>(out))
+            .ok());
+  const auto& units = attention.schedule().units();
+  CHECK(units.size() >= 16);
+  double total = 0;
+  double largest = 0;
+  for (const auto& unit : units) {
+    total += unit.cost;
+    largest = unit.cost > largest ? unit.cost : largest;
+  }
+  CHECK(largest <= 1.5 * total / static_cast<double>(units.size()));
+}
+
+TEST_CASE("other executors: serial, and one that runs everything backwards") {
+  Random random(4);
+  const test::AttentionCase<float> problem(random, long_shapes(random), 64, 2, 2);
+  test::Answer<> expected(problem);
+  SerialExecutor serial;
+  ChunkAttention<Cpu, 64, SerialExecutor>(serial).run(problem.kv.view, problem.plan.view(),
+                                                      problem.q, expected.out);
+  CHECK(compare_with_reference(problem.reference, std::span<const float>(expected.out)).ok());
+  BackwardsExecutor backwards;
+  test::Answer<> answer(problem);
+  ChunkAttention<Cpu, 64, BackwardsExecutor>(backwards).run(problem.kv.view, problem.plan.view(),
+                                                            problem.q, answer.out);
+  CHECK(answer.out == expected.out);
+}
+
+#if CHUNKATTN_EXCEPTIONS
+TEST_CASE("an executor that throws: K/V as before, and the next run is right") {
+  Random random(5);
+  for (const Reduce reduce : {Reduce::deterministic, Reduce::spin_lock}) {
+    const test::AttentionCase<float> problem(random, long_shapes(random), 64, 2, 1);
+    const std::vector<float> k = problem.kv.k;
+    FailingExecutor executor;
+    ChunkAttention<Cpu, 64, FailingExecutor> attention(executor, {.reduce = reduce});
+    for (int good = 0; good < 2; ++good) {
+      executor.good = good;
+      test::Answer<> answer(problem);
+      CHECK_THROWS_AS(attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out),
+                      std::runtime_error);
+    }
+    CHECK(std::memcmp(k.data(), problem.kv.k.data(), 4 * k.size()) == 0);
+    executor.good = 1000;
+    test::Answer<> answer(problem);
+    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out);
+    CHECK(compare_with_reference(problem.reference, std::span<const float>(answer.out)).ok());
+  }
+}
+#endif
+
+TEST_CASE("nothing is allocated once the largest plan has been seen") {
+  Random random(6);
+  for (const Reduce reduce : {Reduce::deterministic, Reduce::spin_lock}) {
+    const test::AttentionCase<half> problem(random, long_shapes(random), 64, 2, 2);
+    ThreadPool pool(2);
+    ChunkAttention<Cpu, 64> attention(pool, {.reduce = reduce});
+    test::Answer<> answer(problem);
+    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+    const long before = allocations.load();
+    for (int i = 0; i < 5; ++i)
+      attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+    CHECK(allocations.load() == before);
+  }
+}

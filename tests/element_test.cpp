@@ -1,0 +1,181 @@
+// Element conversions, all of them: every half and bfloat16 there is, rounding to nearest even, and
+// the vector paths against the integer ones.
+// test-variants: portable avx2
+#include "chunkattn/element.hpp"
+
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "chunkattn/cpu/simd.hpp"
+#include "chunkattn/quantized.hpp"
+#include "support/random.hpp"
+
+using namespace chunkattn;
+
+namespace {
+
+bool same_bits(float a, float b) {
+  return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b);
+}
+
+bool is_nan_bits(float value) {
+  return (std::bit_cast<std::uint32_t>(value) & 0x7fffffffu) > 0x7f800000u;
+}
+
+// Floats where rounding is decided: all halves, the middles between them, their neighbours.
+std::vector<float> interesting_floats(test::Random& random) {
+  std::vector<float> values;
+  for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
+    const float value = to_float(half{static_cast<std::uint16_t>(bits)});
+    const std::uint32_t exact = std::bit_cast<std::uint32_t>(value);
+    for (const std::uint32_t delta : {0u, 1u, ~0u, 0x1000u, 0x0fffu, 0x1001u})
+      values.push_back(std::bit_cast<float>(exact + delta));
+  }
+  for (int i = 0; i < 200000; ++i)
+    values.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(random.bits())));
+  values.resize(values.size() / 16 * 16);
+  return values;
+}
+
+// The nearest of T by exhaustive reasoning in double: candidates are the result and its neighbours.
+template <class T>
+void check_nearest(float value) {
+  const T result = from_float<T>(value);
+  const double exact = static_cast<double>(value);
+  const double error = std::abs(static_cast<double>(to_float(result)) - exact);
+  for (const int step : {-1, 1}) {
+    const T other{static_cast<std::uint16_t>(result.bits + step)};
+    const float neighbour = to_float(other);
+    if (is_nan_bits(neighbour) || std::isinf(neighbour)) continue;
+    const double distance = std::abs(static_cast<double>(neighbour) - exact);
+    if (distance < error || (distance == error && (result.bits & 1u) != 0)) {
+      CAPTURE(value);
+      FAIL_CHECK("not the nearest, or a tie not to even");
+    }
+  }
+}
+
+template <int W, class T>
+void check_vectors(const std::vector<float>& values) {
+  std::size_t different = 0;
+  for (std::size_t i = 0; i + W <= values.size(); i += W) {
+    T narrow[W];
+    simd::store_narrowed<W>(narrow, simd::load<W>(&values[i]));
+    float widened[W];
+    simd::store(widened, simd::load_widened<W>(narrow));
+    for (std::size_t l = 0; l < W; ++l) {
+      const float value = values[i + l];
+      if (is_nan_bits(value)) {
+        different += is_nan_bits(to_float(narrow[l])) && is_nan_bits(widened[l]) ? 0u : 1u;
+        continue;
+      }
+      different += narrow[l] == from_float<T>(value) ? 0u : 1u;
+      different += same_bits(widened[l], to_float(narrow[l])) ? 0u : 1u;
+    }
+  }
+  CHECK(different == 0);
+}
+
+}  // namespace
+
+TEST_CASE("every half survives the way through float") {
+  for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
+    const half value{static_cast<std::uint16_t>(bits)};
+    const float wide = to_float(value);
+    if ((bits & 0x7fffu) > 0x7c00u)
+      REQUIRE(is_nan_bits(wide));
+    else
+      REQUIRE(to_half(wide) == value);
+  }
+  CHECK(to_float(half{0x0001}) == 0x1p-24f);
+  CHECK(to_float(half{0x3c00}) == 1.0f);
+  CHECK(to_float(half{0x7bff}) == 65504.0f);
+}
+
+TEST_CASE("rounding to nearest even, checked against the neighbours") {
+  test::Random random;
+  for (int i = 0; i < 200000; ++i) {
+    const float value = std::ldexp(random.normal(), random.uniform(-26, 15));
+    if (std::abs(value) < 65504.0f) check_nearest<half>(value);
+    check_nearest<bfloat16>(value);
+  }
+  CHECK(to_half(65519.0f).bits == 0x7bff);
+  CHECK(to_half(65520.0f).bits == 0x7c00);
+  CHECK(to_half(0x1p-25f).bits == 0);
+  CHECK(to_half(0x1.000002p-25f).bits == 1);
+  CHECK(to_bfloat16(std::numeric_limits<float>::max()).bits == 0x7f80);
+}
+
+TEST_CASE("vector conversions agree with the integer ones, bit for bit") {
+  test::Random random;
+  const std::vector<float> values = interesting_floats(random);
+  check_vectors<simd::native_width, half>(values);
+  check_vectors<simd::native_width, bfloat16>(values);
+  check_vectors<4, half>(values);
+  check_vectors<4, bfloat16>(values);
+#if defined(CHUNKATTN_ISA_AVX512)
+  check_vectors<8, half>(values);
+  check_vectors<8, bfloat16>(values);
+#endif
+}
+
+TEST_CASE("vector exp: within 2 units in the last place, 0 below the smallest normal") {
+  constexpr int width = simd::native_width;
+  double worst = 0;
+  for (float x = 0.0f; x > -87.3f; x -= 0.00037f) {
+    float result[width];
+    simd::store(result, simd::exp_nonpositive<width>(simd::broadcast<width>(x)));
+    const double exact = std::exp(static_cast<double>(x));
+    const double error = std::abs(static_cast<double>(result[0]) - exact) / exact;
+    worst = error > worst ? error : worst;
+  }
+  MESSAGE("largest relative error of exp: ", worst);
+  CHECK(worst < 2 * 0x1p-23);
+  for (const float x : {-87.5f, -104.0f, -160.0f, -1e30f, -2e38f}) {
+    float result[width];
+    simd::store(result, simd::exp_nonpositive<width>(simd::broadcast<width>(x)));
+    CHECK(result[width - 1] == 0.0f);
+  }
+  float one[width];
+  simd::store(one, simd::exp_nonpositive<width>(simd::zero<width>()));
+  CHECK(one[0] == 1.0f);
+}
+
+TEST_CASE("lane sums come out in order") {
+  constexpr int width = simd::native_width;
+  simd::Float<width> rows[width];
+  for (int i = 0; i < width; ++i) {
+    float lanes[width];
+    for (int l = 0; l < width; ++l) lanes[l] = static_cast<float>(100 * i + l);
+    rows[i] = simd::load<width>(lanes);
+  }
+  float sums[width];
+  simd::store(sums, simd::sum_lanes<width>(rows));
+  for (int i = 0; i < width; ++i)
+    CHECK(sums[i] == static_cast<float>(100 * i * width + width * (width - 1) / 2));
+}
+
+TEST_CASE("quantize_row: at most half a step off, extremes reach 127, zeros stay zero") {
+  test::Random random;
+  for (int i = 0; i < 500; ++i) {
+    std::vector<float> row(64);
+    random.fill(std::span(row), std::ldexp(1.0f, random.uniform(-20, 20)));
+    std::int8_t stored[64];
+    const float scale = quantize_row(row.data(), 64, stored);
+    int largest = 0;
+    for (std::size_t j = 0; j < 64; ++j) {
+      CHECK(std::abs(scale * stored[j] - row[j]) <= 0.5001f * scale);
+      largest = std::max(largest, std::abs(static_cast<int>(stored[j])));
+    }
+    CHECK(largest == 127);
+  }
+  const std::vector<float> zeros(16, 0.0f);
+  std::int8_t stored[16];
+  CHECK(quantize_row(zeros.data(), 16, stored) == 0.0f);
+  CHECK(stored[3] == 0);
+}

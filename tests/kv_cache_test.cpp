@@ -1,0 +1,195 @@
+// KvCache and write(): the layout, growth that moves nothing, what is stored where.
+#include "chunkattn/kv_cache.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "support/attention_case.hpp"
+
+using namespace chunkattn;
+using test::Random;
+
+namespace {
+
+template <class T>
+std::uintptr_t address(const T* pointer) {
+  return reinterpret_cast<std::uintptr_t>(pointer);
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("K and V of one head are adjacent, slots 64-byte aligned", T, float, half,
+                   bfloat16, std::int8_t) {
+  KvCache<Cpu, T> cache(64, {.num_layers = 2, .num_kv_heads = 3, .head_dim = 128}, 100);
+  const KvView<T> view = cache.layer(1);
+  CHECK(view.num_slots == 100);
+  for (const int slot : {0, 1, 63, 99}) {
+    for (int head = 0; head < 3; ++head) {
+      CHECK(address(view.k_row(slot, head, 0)) % 64 == 0);
+      CHECK(view.k_row(slot, head, 1) == view.k_row(slot, head, 0) + 128);
+      CHECK(view.v_row(slot, head, 0) == view.k_row(slot, head, 0) + 64 * 128);
+      CHECK(view.v_row(slot, head, 63) == view.v_row(slot, head, 0) + 63 * 128);
+      if constexpr (std::is_same_v<T, std::int8_t>) {
+        CHECK(address(view.k_row_scale(slot, head, 0)) ==
+              address(view.v_row(slot, head, 0) + 64 * 128));
+        CHECK(view.v_row_scale(slot, head, 0) == view.k_row_scale(slot, head, 0) + 64);
+      }
+    }
+  }
+  CHECK(cache.layer(0).k_row(0, 0, 0) != view.k_row(0, 0, 0));
+}
+
+TEST_CASE("growth moves no slot, keeps what it holds, and old views stay valid") {
+  Random random;
+  KvCache<Cpu, half> cache(16, {.num_layers = 3, .num_kv_heads = 2, .head_dim = 64}, 1);
+  std::vector<const half*> where;
+  std::vector<KvView<half>> old;
+  std::size_t slots = 1;
+  for (int round = 0; round < 40; ++round) {
+    const KvView<half> view = cache.layer(round % 3);
+    old.push_back(cache.layer(2));
+    for (std::size_t s = where.size(); s < slots; ++s) {
+      half* row = cache.layer(2).k_row(static_cast<int>(s), 1, 15);
+      row[5].bits = static_cast<std::uint16_t>(s * 7);
+      where.push_back(row);
+    }
+    slots += static_cast<std::size_t>(random.uniform(0, 200));
+    cache.grow(slots);
+    CHECK(view.num_slots <= static_cast<int>(cache.num_slots()));
+  }
+  CHECK(cache.bytes() >= where.size() * cache.bytes_per_slot());
+  for (std::size_t s = 0; s < where.size(); ++s) {
+    CHECK(cache.layer(2).k_row(static_cast<int>(s), 1, 15) == where[s]);
+    CHECK(where[s][5].bits == static_cast<std::uint16_t>(s * 7));
+  }
+  for (const KvView<half>& view : old)
+    for (int s = 0; s < view.num_slots && s < static_cast<int>(where.size()); s += 37)
+      CHECK(view.k_row(s, 1, 15) == where[static_cast<std::size_t>(s)]);
+}
+
+TEST_CASE("a cache follows its tree") {
+  PrefixTree<int, 16> tree;
+  KvCache<Cpu, float> cache(tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
+  std::vector<int> prompt(1000);
+  for (int i = 0; i < 1000; ++i) prompt[static_cast<std::size_t>(i)] = i;
+  auto sequence = tree.insert(prompt);
+  CHECK(cache.layer(0).num_slots == static_cast<int>(tree.num_slots()));
+  CHECK(tree.num_slots() >= 63);
+}
+
+TEST_CASE_TEMPLATE("write stores each row in its place and touches nothing else", T, float, half,
+                   bfloat16) {
+  Random random;
+  for (int round = 0; round < test::scaled(8); ++round) {
+    test::RandomPlanOptions options;
+    options.num_sequences = 12;
+    options.max_length = 50;
+    options.chunk_size = 16;
+    options.max_queries = random.pick({1, 5});
+    const test::RandomPlan plan = make_random_plan(random, options);
+    constexpr int dim = 40;
+    constexpr int heads = 3;
+    test::KvStorage<T> kv(plan.num_slots, heads, 16, dim);
+    test::KvStorage<T> expected(plan.num_slots, heads, 16, dim);
+    random.fill(std::span(kv.k));
+    random.fill(std::span(kv.v));
+    expected.k = kv.k;
+    expected.v = kv.v;
+    std::vector<float> k(static_cast<std::size_t>(plan.num_rows()) * heads * dim), v(k.size());
+    random.fill(std::span(k));
+    random.fill(std::span(v));
+    for (std::size_t row = 0; row < plan.writes.size(); ++row) {
+      const WriteTarget target = plan.writes[row];
+      if (target.slot == no_slot) continue;
+      for (int head = 0; head < heads; ++head) {
+        for (int i = 0; i < dim; ++i) {
+          const std::size_t at =
+              (row * heads + static_cast<std::size_t>(head)) * dim + static_cast<std::size_t>(i);
+          expected.view.k_row(target.slot, head, target.offset)[i] = from_float<T>(k[at]);
+          expected.view.v_row(target.slot, head, target.offset)[i] = from_float<T>(v[at]);
+        }
+      }
+    }
+    ChunkAttention<Cpu, dim> attention(2);
+    for (int twice = 0; twice < 2; ++twice) {
+      attention.write(kv.view, plan.view(), k, v);
+      CHECK(kv.k == expected.k);
+      CHECK(kv.v == expected.v);
+    }
+  }
+}
+
+TEST_CASE("write performs the plan's row copies first, scales included") {
+  Random random;
+  test::RandomPlanOptions options;
+  options.num_sequences = 1;
+  options.share = test::Share::none;
+  options.max_length = 5;
+  options.unused_slots = 6;
+  test::RandomPlan plan = make_random_plan(random, options);
+  std::vector<SlotIndex> unused;
+  for (int slot = 0; slot < plan.num_slots && unused.size() < 2; ++slot) {
+    bool used = false;
+    for (const Piece& piece : plan.pieces) used = used || piece.slot == slot;
+    if (!used) unused.push_back(slot);
+  }
+  plan.copies.push_back({unused[0], 10, unused[1], 3, 7});
+  test::QuantizedStorage kv(plan.num_slots, 2, options.chunk_size, 32);
+  for (std::int8_t& value : kv.k) value = static_cast<std::int8_t>(random.bits() >> 56);
+  for (std::int8_t& value : kv.v) value = static_cast<std::int8_t>(random.bits() >> 56);
+  random.fill(std::span(kv.k_scale));
+  random.fill(std::span(kv.v_scale));
+  const std::vector<float> rows(static_cast<std::size_t>(plan.num_rows()) * 2 * 32, 0.5f);
+  ChunkAttention<Cpu, 32>(1).write(kv.view, plan.view(), rows, rows);
+  for (int head = 0; head < 2; ++head) {
+    for (int t = 0; t < 7; ++t) {
+      CHECK(std::memcmp(kv.view.k_row(unused[1], head, 3 + t),
+                        kv.view.k_row(unused[0], head, 10 + t), 32) == 0);
+      CHECK(std::memcmp(kv.view.v_row(unused[1], head, 3 + t),
+                        kv.view.v_row(unused[0], head, 10 + t), 32) == 0);
+      CHECK(*kv.view.k_row_scale(unused[1], head, 3 + t) ==
+            *kv.view.k_row_scale(unused[0], head, 10 + t));
+      CHECK(*kv.view.v_row_scale(unused[1], head, 3 + t) ==
+            *kv.view.v_row_scale(unused[0], head, 10 + t));
+    }
+  }
+  const WriteTarget target = plan.writes[0];
+  CHECK(kv.view.k_row(target.slot, 1, target.offset)[7] == 127);
+  CHECK(*kv.view.k_row_scale(target.slot, 1, target.offset) == doctest::Approx(0.5 / 127));
+}
+
+#if CHUNKATTN_EXCEPTIONS
+TEST_CASE("bad geometry and layers") {
+  const auto message = [](auto&& f) {
+    try {
+      f();
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  using Cache = KvCache<Cpu, float>;
+  CHECK(message([] {
+          Cache(64, {.num_layers = 0, .num_kv_heads = 1, .head_dim = 8});
+        }).find("options.num_layers = 0") == 0);
+  CHECK(message([] {
+          Cache(64, {.num_layers = 1, .num_kv_heads = 0, .head_dim = 8});
+        }).find("options.num_kv_heads = 0") == 0);
+  CHECK(message([] {
+          Cache(64, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 12});
+        }).find("options.head_dim = 12") == 0);
+  CHECK(message([] {
+          Cache(0, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
+        }).find("chunk_size = 0") == 0);
+  Cache cache(64, {.num_layers = 2, .num_kv_heads = 1, .head_dim = 8}, 1);
+  CHECK(message([&] { static_cast<void>(cache.layer(2)); }).find("layer = 2: expected less") == 0);
+  CHECK(message([&] { static_cast<void>(cache.layer(-1)); }).find("layer = -1") == 0);
+}
+#endif

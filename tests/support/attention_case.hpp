@@ -1,0 +1,115 @@
+// One random attention problem and its answer: what every oracle test draws from.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/quantized.hpp"
+#include "chunkattn/reference.hpp"
+#include "random_plan.hpp"
+
+namespace test {
+
+/// 8-bit K/V memory with its scales, poisoned by NaN scales where no row may look.
+struct QuantizedStorage {
+  std::vector<std::int8_t> k, v;
+  std::vector<float> k_scale, v_scale;
+  chunkattn::KvView<std::int8_t> view;
+
+  QuantizedStorage(int num_slots, int num_kv_heads, int chunk_size, int head_dim) {
+    const auto rows = static_cast<std::size_t>(num_slots) * static_cast<std::size_t>(num_kv_heads) *
+                      static_cast<std::size_t>(chunk_size);
+    k.resize(rows * static_cast<std::size_t>(head_dim));
+    v.resize(k.size());
+    k_scale.resize(rows);
+    v_scale.resize(rows);
+    view = chunkattn::make_kv_view(k.data(), v.data(), k_scale.data(), v_scale.data(), num_slots,
+                                   num_kv_heads, chunk_size, head_dim);
+  }
+};
+
+template <class T>
+using Storage = std::conditional_t<std::is_same_v<T, std::int8_t>, QuantizedStorage, KvStorage<T>>;
+
+inline void fill_kv(Random& random, const RandomPlan& plan,
+                    const chunkattn::KvView<std::int8_t>& kv, float k_deviation = 1.0f,
+                    float v_deviation = 1.0f) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (int slot = 0; slot < kv.num_slots; ++slot) {
+    for (int head = 0; head < kv.num_kv_heads; ++head) {
+      for (int t = 0; t < kv.chunk_size; ++t) {
+        *kv.k_row_scale(slot, head, t) = nan;
+        *kv.v_row_scale(slot, head, t) = nan;
+      }
+    }
+  }
+  std::vector<float> row(static_cast<std::size_t>(kv.head_dim));
+  plan.for_each_visible([&](int slot, int offset) {
+    for (int head = 0; head < kv.num_kv_heads; ++head) {
+      random.fill(std::span(row), k_deviation);
+      *kv.k_row_scale(slot, head, offset) =
+          chunkattn::quantize_row(row.data(), kv.head_dim, kv.k_row(slot, head, offset));
+      random.fill(std::span(row), v_deviation);
+      *kv.v_row_scale(slot, head, offset) =
+          chunkattn::quantize_row(row.data(), kv.head_dim, kv.v_row(slot, head, offset));
+    }
+  });
+}
+
+/// A plan, K/V, queries and the oracle's answer.
+template <class T, class X = float>
+struct AttentionCase {
+  RandomPlan plan;
+  Storage<T> kv;
+  int num_qo_heads;
+  int head_dim;
+  std::vector<X> q;
+  chunkattn::Reference reference;
+
+  /// \param q_deviation  1: logits of about unit variance; 20: logits up to about ±80
+  AttentionCase(Random& random, const RandomPlanOptions& options, int head_dim_, int num_kv_heads,
+                int group, float q_deviation = 1.0f)
+      : plan(make_random_plan(random, options)),
+        kv(plan.num_slots, num_kv_heads, options.chunk_size, head_dim_),
+        num_qo_heads(num_kv_heads * group),
+        head_dim(head_dim_) {
+    fill_kv(random, plan, kv.view);
+    q.resize(static_cast<std::size_t>(plan.num_rows()) * static_cast<std::size_t>(num_qo_heads) *
+             static_cast<std::size_t>(head_dim));
+    random.fill(std::span(q), q_deviation);
+    reference = chunkattn::reference_attention(kv.view, plan.view(), std::span<const X>(q));
+  }
+};
+
+/// An answer, poisoned before each run.
+template <class X = float>
+struct Answer {
+  std::vector<X> out;
+  std::vector<float> lse;
+
+  template <class Case>
+  explicit Answer(const Case& problem)
+      : out(problem.q.size(), chunkattn::from_float<X>(std::numeric_limits<float>::quiet_NaN())),
+        lse(problem.reference.lse.size(), std::numeric_limits<float>::quiet_NaN()) {}
+};
+
+/// Largest |lse - ref| / bound; infinity for NaN.
+inline double worst_lse(const chunkattn::Reference& reference, std::span<const float> lse) {
+  double worst = 0;
+  for (std::size_t i = 0; i < lse.size(); ++i) {
+    const double expected = reference.lse[i];
+    const double got = static_cast<double>(lse[i]);
+    if (expected == -std::numeric_limits<double>::infinity() && got == expected) continue;
+    const double ratio = std::abs(got - expected) / reference.lse_bound(i);
+    if (!(ratio <= worst)) worst = ratio >= 0 ? ratio : std::numeric_limits<double>::infinity();
+  }
+  return worst;
+}
+
+}  // namespace test
