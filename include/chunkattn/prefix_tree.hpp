@@ -52,6 +52,9 @@ class PrefixTree {
   /// destructor leaves. It may outlive the tree; then only destroying or assigning to it is useful.
   class Sequence {
    public:
+    using token_type = Token;
+    static constexpr int chunk_size = ChunkSize;
+
     Sequence() = default;
     /// Leaves `other` empty.
     Sequence(Sequence&& other) noexcept

@@ -1,0 +1,228 @@
+// Moving K/V out of the cache and back: to host memory when a sequence is preempted, to a file, to
+// another machine. One walker finds the memory; gather, scatter, swap_out and resume use it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "config.hpp"
+#include "error.hpp"
+#include "kv_cache.hpp"
+#include "kv_view.hpp"
+#include "plan_types.hpp"
+#include "tree_types.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// Consecutive rows of one layer and KV head inside one slot: path positions
+/// [position, position + length). Row i is head_dim elements at k + i * stride_token, and likewise
+/// for v. Of 8-bit K/V k_scale[i] and v_scale[i] are the rows' scales; else they are null.
+template <class T>
+struct KvSpan {
+  SlotIndex slot = no_slot;
+  int layer = 0;
+  int kv_head = 0;
+  std::int32_t begin = 0;     ///< first row in the slot
+  std::int32_t position = 0;  ///< its path position
+  std::int32_t length = 0;    ///< rows
+  T* k = nullptr;
+  T* v = nullptr;
+  std::int64_t stride_token = 0;
+  float* k_scale = nullptr;
+  float* v_scale = nullptr;
+};
+
+namespace detail {
+
+template <class Cache>
+using cache_element = std::remove_pointer_t<decltype(std::declval<Cache&>().layer(0).k)>;
+
+template <class Sequence>
+void check_range(const Sequence& sequence, TokenRange range) {
+  const auto size = static_cast<std::int64_t>(sequence.size());
+  check_argument(range.begin >= 0 && range.begin <= size, "range.begin", range.begin,
+                 "a position of the sequence");
+  check_argument(range.length >= 0 && range.length <= size - range.begin, "range.length",
+                 range.length, "an end within the sequence's known tokens");
+}
+
+}  // namespace detail
+
+/// Calls f(const KvSpan<T>&) for every layer, slot and KV head that hold the K/V of the path
+/// positions `range`; slots in path order within a layer. The slots cannot be freed or moved while
+/// the sequence is live. Whether the K/V is written is the caller's knowledge: positions below
+/// next_uncomputed().begin are.
+///
+/// An engine with memory of its own, on a device too, passes anything that has `options()` and
+/// `layer(int)` as KvCache has, and starts its asynchronous copies in `f`.
+template <class Sequence, class Cache, class F>
+void for_each_kv_span(const Sequence& sequence, TokenRange range, Cache& cache, const F& f) {
+  using T = detail::cache_element<Cache>;
+  detail::check_range(sequence, range);
+  if (range.empty()) return;
+  for (int l = 0; l < cache.options().num_layers; ++l) {
+    const auto view = cache.layer(l);
+    sequence.for_each_run(range, [&](const Piece& piece) {
+      for (int head = 0; head < view.num_kv_heads; ++head) {
+        KvSpan<T> span;
+        span.slot = piece.slot;
+        span.layer = l;
+        span.kv_head = head;
+        span.begin = piece.begin;
+        span.position = piece.position;
+        span.length = piece.length;
+        span.k = view.k_row(piece.slot, head, piece.begin);
+        span.v = view.v_row(piece.slot, head, piece.begin);
+        span.stride_token = view.stride_token;
+        if constexpr (std::is_same_v<T, std::int8_t>) {
+          span.k_scale = view.k_row_scale(piece.slot, head, piece.begin);
+          span.v_scale = view.v_row_scale(piece.slot, head, piece.begin);
+        }
+        f(std::as_const(span));
+      }
+    });
+  }
+}
+
+/// Bytes that gather() writes and scatter() reads for `length` tokens.
+template <class Cache>
+[[nodiscard]] std::size_t kv_bytes(const Cache& cache, std::size_t length) {
+  using T = detail::cache_element<Cache>;
+  const auto& options = cache.options();
+  const std::size_t rows = 2 * length * static_cast<std::size_t>(options.num_layers) *
+                           static_cast<std::size_t>(options.num_kv_heads);
+  const std::size_t scale = std::is_same_v<T, std::int8_t> ? sizeof(float) : 0;
+  return rows * (static_cast<std::size_t>(options.head_dim) * sizeof(T) + scale);
+}
+
+namespace detail {
+
+/// Pairs each row of the range with its place in a contiguous buffer, laid out
+/// [num_layers][K, V][num_kv_heads][range.length][head_dim] without regard to chunks, for 8-bit
+/// elements followed by float scales [num_layers][K, V][num_kv_heads][range.length].
+template <class Sequence, class Cache, class Byte, class Copy>
+void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::span<Byte> buffer,
+              const Copy& copy) {
+  using T = cache_element<Cache>;
+  check_range(sequence, range);
+  const auto length = static_cast<std::size_t>(range.length);
+  check_argument(buffer.size() == kv_bytes(cache, length), "buffer.size()", buffer.size(),
+                 "kv_bytes(cache, range.length)");
+  const auto heads = static_cast<std::size_t>(cache.options().num_kv_heads);
+  const auto layers = static_cast<std::size_t>(cache.options().num_layers);
+  const std::size_t row = static_cast<std::size_t>(cache.options().head_dim) * sizeof(T);
+  Byte* const scales = buffer.data() + 2 * layers * heads * length * row;
+  for_each_kv_span(sequence, range, cache, [&](const KvSpan<T>& span) {
+    const auto layer = static_cast<std::size_t>(span.layer);
+    const auto head = static_cast<std::size_t>(span.kv_head);
+    const auto first = static_cast<std::size_t>(span.position - range.begin);
+    const std::size_t k = ((2 * layer + 0) * heads + head) * length + first;
+    const std::size_t v = ((2 * layer + 1) * heads + head) * length + first;
+    for (std::int32_t i = 0; i < span.length; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      copy(span.k + i * span.stride_token, buffer.data() + (k + at) * row, row);
+      copy(span.v + i * span.stride_token, buffer.data() + (v + at) * row, row);
+    }
+    if (span.k_scale == nullptr) return;
+    const std::size_t bytes = static_cast<std::size_t>(span.length) * sizeof(float);
+    copy(span.k_scale, scales + k * sizeof(float), bytes);
+    copy(span.v_scale, scales + v * sizeof(float), bytes);
+  });
+}
+
+}  // namespace detail
+
+/// Copies the K/V of the path positions `range`, all layers, to a contiguous host buffer of
+/// kv_bytes() bytes: [num_layers][K, V][num_kv_heads][range.length][head_dim], for 8-bit elements
+/// followed by the scales [num_layers][K, V][num_kv_heads][range.length] in float. The layout does
+/// not depend on the chunk size.
+template <class Sequence, class Cache>
+void gather_kv(const Sequence& sequence, TokenRange range, Cache& cache,
+               std::span<std::byte> buffer) {
+  detail::transfer(
+      sequence, range, cache, buffer,
+      [](const void* row, std::byte* to, std::size_t bytes) { std::memcpy(to, row, bytes); });
+}
+
+/// The reverse of gather_kv(). Written positions of a shared path belong to every sequence on it:
+/// scatter only what is this sequence's to compute (next_uncomputed()), then commit() it.
+template <class Sequence, class Cache>
+void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
+                std::span<const std::byte> buffer) {
+  detail::transfer(
+      sequence, range, cache, buffer,
+      [](void* row, const std::byte* from, std::size_t bytes) { std::memcpy(row, from, bytes); });
+}
+
+/// A preempted sequence: its tokens, and the K/V of the first `computed` of them.
+template <class Token>
+struct SwappedSequence {
+  std::vector<Token> tokens;
+  std::size_t computed = 0;
+  std::vector<std::byte> kv;  ///< as gather_kv() lays it out
+};
+
+/// Preemption by swapping: copies a sequence's tokens and K/V to host memory and lets it leave.
+/// Where its K/V is left as cache (a retention policy) and still there at resume(), nothing is
+/// copied back. Reserved tokens are given up.
+template <class Sequence, class Cache>
+[[nodiscard]] SwappedSequence<typename Sequence::token_type> swap_out(Sequence& sequence,
+                                                                      Cache& cache) {
+  SwappedSequence<typename Sequence::token_type> swapped;
+  swapped.tokens = sequence.tokens();
+  swapped.computed = static_cast<std::size_t>(sequence.next_uncomputed().begin);
+  swapped.kv.resize(kv_bytes(cache, swapped.computed));
+  gather_kv(sequence, {0, static_cast<std::int32_t>(swapped.computed)}, cache, swapped.kv);
+  sequence.leave();
+  return swapped;
+}
+
+/// Brings a swapped sequence back, exactly: what the cache still has is shared, the rest of the
+/// computed K/V is copied in and committed, tokens that were never computed are left to compute.
+/// Nothing when the tree's budget is too small; then the swapped sequence can be tried again later.
+template <class Tree, class Cache>
+[[nodiscard]] std::optional<typename Tree::Sequence> resume(
+    Tree& tree, Cache& cache, const SwappedSequence<typename Tree::token_type>& swapped,
+    const InsertOptions& options = {}) {
+  detail::check_argument(swapped.kv.size() == kv_bytes(cache, swapped.computed),
+                         "swapped.kv.size()", swapped.kv.size(),
+                         "kv_bytes(cache, swapped.computed)");
+  detail::check_argument(swapped.computed <= swapped.tokens.size(), "swapped.computed",
+                         swapped.computed, "at most the number of tokens");
+  auto sequence = tree.try_insert(swapped.tokens, options);
+  if (!sequence) return sequence;
+  TokenRange range = sequence->next_uncomputed();
+  const auto computed = static_cast<std::int32_t>(swapped.computed);
+  range.length = computed > range.begin ? computed - range.begin : 0;
+  if (range.empty()) return sequence;
+  // The part that is missing, cut out of the buffer row by row.
+  using T = detail::cache_element<Cache>;
+  const auto& geometry = cache.options();
+  const std::size_t row = static_cast<std::size_t>(geometry.head_dim) * sizeof(T);
+  const std::size_t heads = 2 * static_cast<std::size_t>(geometry.num_layers) *
+                            static_cast<std::size_t>(geometry.num_kv_heads);
+  std::vector<std::byte> part(kv_bytes(cache, static_cast<std::size_t>(range.length)));
+  const auto cut = [&](std::size_t from, std::size_t to, std::size_t bytes_per_row) {
+    for (std::size_t h = 0; h < heads; ++h)
+      std::memcpy(
+          part.data() + to + h * static_cast<std::size_t>(range.length) * bytes_per_row,
+          swapped.kv.data() + from +
+              (h * swapped.computed + static_cast<std::size_t>(range.begin)) * bytes_per_row,
+          static_cast<std::size_t>(range.length) * bytes_per_row);
+  };
+  cut(0, 0, row);
+  if constexpr (std::is_same_v<T, std::int8_t>)
+    cut(heads * swapped.computed * row, heads * static_cast<std::size_t>(range.length) * row,
+        sizeof(float));
+  scatter_kv(*sequence, range, cache, part);
+  sequence->commit(range);
+  return sequence;
+}
+
+CHUNKATTN_NAMESPACE_END

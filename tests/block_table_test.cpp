@@ -1,0 +1,101 @@
+// Block tables of trees with Sharing::chunk, checked against the tokens that the pages hold.
+#include "chunkattn/block_table.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "chunkattn/prefix_tree.hpp"
+#include "support/random.hpp"
+
+using namespace chunkattn;
+using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+
+TEST_CASE("a small table, written out") {
+  Tree tree(PoolAllocator{}, {.sharing = Sharing::chunk});
+  auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6});
+  auto b = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 7, 8, 9});
+  BlockTable table;
+  table.add(a);
+  table.add(b);
+  table.add(b, 5);
+  CHECK(table.indptr() == std::vector<std::int32_t>{0, 2, 4, 6});
+  CHECK(table.indices() == std::vector<std::int32_t>{0, 1, 0, 2, 0, 2});
+  CHECK(table.last_page_len() == std::vector<std::int32_t>{2, 4, 1});
+  CHECK(table.padded(3, -1) == std::vector<std::int32_t>{0, 1, -1, 0, 2, -1, 0, 2, -1});
+  CHECK_THROWS_AS((void)table.padded(1), InvalidArgument);
+  CHECK_THROWS_AS(table.add(a, 0), InvalidArgument);
+  CHECK_THROWS_AS(table.add(a, 7), InvalidArgument);
+  CHECK(table.indptr().size() == 4);
+  a.reserve(3);
+  table.clear();
+  table.add(a);  // reserved places are part of the table: the step writes there
+  CHECK(table.indptr() == std::vector<std::int32_t>{0, 3});
+  CHECK(table.last_page_len() == std::vector<std::int32_t>{1});
+}
+
+TEST_CASE("Sharing::token is refused where a path leaves a page early, and only there") {
+  Tree tree;
+  auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6});
+  BlockTable table;
+  table.add(a);  // alone it is aligned
+  auto b = tree.insert(std::vector<int>{1, 2, 3, 9, 9});
+  std::string message;
+  try {
+    table.add(b);
+  } catch (const InvalidArgument& error) {
+    message = error.what();
+  }
+  CHECK(message.find("position 3") != std::string::npos);
+  CHECK(message.find("Sharing::chunk") != std::string::npos);
+  CHECK(table.indptr() == std::vector<std::int32_t>{0, 2});
+  CHECK(table.indices().size() == 2);
+  table.add(b, 3);
+  CHECK(table.last_page_len() == std::vector<std::int32_t>{2, 3});
+}
+
+TEST_CASE("random trees: page p, offset o holds token p * page + o") {
+  test::Random random(41);
+  Tree tree(PoolAllocator{.max_chunks = 400}, {.sharing = Sharing::chunk});
+  std::vector<Tree::Sequence> sequences;
+  BlockTable table;
+  for (int round = 0; round < test::scaled(400); ++round) {
+    const int what = random.uniform(0, 9);
+    if (what < 4 || sequences.empty()) {
+      std::vector<int> prompt(static_cast<std::size_t>(random.uniform(1, 20)));
+      for (int& token : prompt) token = random.uniform(0, 1);
+      auto joined = tree.try_insert(prompt);
+      if (joined && joined->num_pending() == 0) {
+        joined->commit(joined->next_uncomputed());
+        sequences.push_back(std::move(*joined));
+      }
+    } else {
+      const std::size_t i = random.index(sequences.size());
+      if (what < 7) {
+        const std::size_t n = static_cast<std::size_t>(random.uniform(1, 6));
+        if (sequences[i].try_reserve(n))
+          sequences[i].commit(std::vector<int>(n, random.uniform(0, 1)));
+      } else if (what < 9) {
+        if (auto twin = sequences[i].try_fork()) sequences.push_back(std::move(*twin));
+      } else {
+        sequences.erase(sequences.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+    }
+    table.clear();
+    for (const auto& sequence : sequences) table.add(sequence);
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      const std::vector<int> tokens = sequences[i].tokens();
+      const auto begin = static_cast<std::size_t>(table.indptr()[i]);
+      const auto pages = static_cast<std::size_t>(table.indptr()[i + 1]) - begin;
+      REQUIRE(pages == (tokens.size() + 3) / 4);
+      REQUIRE(static_cast<std::size_t>(table.last_page_len()[i]) ==
+              tokens.size() - 4 * (pages - 1));
+      for (std::size_t at = 0; at < tokens.size(); ++at)
+        REQUIRE(tree.core().token_at(table.indices()[begin + at / 4],
+                                     static_cast<std::int32_t>(at % 4)) == tokens[at]);
+    }
+  }
+}

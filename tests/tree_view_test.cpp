@@ -1,0 +1,65 @@
+// to_text and to_dot: what a person reads of a tree.
+#include "chunkattn/tree_view.hpp"
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "chunkattn/prefix_tree.hpp"
+
+using namespace chunkattn;
+using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+
+TEST_CASE("the text tree names ranges, slots, users and tokens") {
+  Tree tree;
+  auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6});
+  a.commit(a.next_uncomputed());
+  auto b = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 9}, {});
+  CHECK(to_text(tree) ==
+        "2 sequences, 5 nodes, 3 slots (0 cached)\n"
+        "- 0..5  0[0:4] 1[0:1]  (2 sequences)  1 2 3 4 5\n"
+        "  - 5..6  1[1:2]  (1 sequence)  6\n"
+        "    - 6..6    (1 sequence, tail of #0)\n"
+        "  - 5..6  2[0:1]  (1 sequence, 0 written)  9\n"
+        "    - 6..6    (1 sequence, tail of #1)\n");
+  a.reserve(2);
+  b.leave();
+  const std::string text = to_text(tree);
+  CHECK(text.find("+2 reserved") != std::string::npos);
+  a.leave();
+  CHECK(to_text(tree).find("(cached)") != std::string::npos);
+  CHECK(to_text(tree, 2).find("1 2 ...") != std::string::npos);
+}
+
+TEST_CASE("the text tree takes the caller's words for tokens and names namespaces") {
+  PrefixTree<char, 4> tree;
+  auto a = tree.insert(std::vector<char>{'h', 'i'}, {.name_space = {.tenant = 7, .adapter = 3}});
+  const std::string text = to_text(tree, 8, [](char c) { return std::string("<") + c + ">"; });
+  CHECK(text.find("<h> <i>") != std::string::npos);
+  CHECK(text.find("tenant 7, adapter 3") != std::string::npos);
+}
+
+TEST_CASE("the graph has one node and one edge per tree node, with quotes escaped") {
+  PrefixTree<char, 4> tree;
+  auto a = tree.insert(std::vector<char>{'a', '"', 'c'});
+  auto b = tree.insert(std::vector<char>{'a', 'x'});
+  const std::string dot = to_dot(tree, 8, [](char c) { return std::string(1, c); });
+  CHECK(dot.starts_with("digraph prefix_tree {"));
+  CHECK(dot.ends_with("}\n"));
+  CHECK(dot.find("\\\"") != std::string::npos);
+  std::size_t edges = 0, labels = 0;
+  for (std::size_t at = dot.find(" -> "); at != std::string::npos; at = dot.find(" -> ", at + 1))
+    ++edges;
+  for (std::size_t at = dot.find("label="); at != std::string::npos;
+       at = dot.find("label=", at + 1))
+    ++labels;
+  CHECK(edges == tree.stats().nodes - 1);
+  CHECK(labels == tree.stats().nodes);
+}
+
+TEST_CASE("an empty tree prints") {
+  const Tree tree;
+  CHECK(to_text(tree) == "0 sequences, 0 nodes, 0 slots (0 cached)\n");
+  CHECK(to_dot(tree).find("->") == std::string::npos);
+}
