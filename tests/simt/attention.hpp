@@ -43,8 +43,8 @@ StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView
   result.scheduler.build(plan, {num_qo_heads, kv.num_kv_heads, HeadDim}, model,
                          {std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28});
   const Scheduler& schedule = result.scheduler;
-  const PlanHeader header{plan.num_rows, 0, schedule.num_chunk_first(),
-                          schedule.num_sequence_first(), {}};
+  const PlanHeader header{
+      plan.num_rows, 0, schedule.num_chunk_first(), schedule.num_sequence_first(), {}};
   const auto partials = static_cast<std::size_t>(schedule.num_partials());
   std::vector<Float4> partial_out(partials * HeadDim / 4, Float4{{NAN, NAN, NAN, NAN}});
   std::vector<float> partial_lse(partials, NAN);
@@ -53,10 +53,18 @@ StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView
   result.lse.assign(q.size() / HeadDim, NAN);
 
   AttentionArguments<T> args{};
-  args.plan = {&header,       schedule.tasks().data(), schedule.merges().data(),
-               plan.segments, plan.pieces,             plan.row_token,
-               kv_len.data(), plan.row_segment,        nullptr,
-               plan.copies,   &result.counters,        reinterpret_cast<float*>(partial_out.data()),
+  args.plan = {&header,
+               schedule.tasks().data(),
+               schedule.merges().data(),
+               plan.segments,
+               plan.pieces,
+               plan.row_token,
+               kv_len.data(),
+               plan.row_segment,
+               nullptr,
+               plan.copies,
+               &result.counters,
+               reinterpret_cast<float*>(partial_out.data()),
                partial_lse.data()};
   args.kv = kv;
   args.q = q.data();

@@ -108,6 +108,7 @@ class Scheduler {
   struct Unit {
     std::int32_t segment, row_begin, row_end, position, tokens;
     std::int32_t splits = 1;
+    std::int32_t step = 0;          // tokens of a split; the last one is open
     bool last = false;              // a sequence's own run: merges and writes
     bool covered = false;           // such a run, all of it in the shared run that ends with it
     bool moved = false;             // such a run, cut along KV: streamed by chunk-first tasks
@@ -246,9 +247,12 @@ class Scheduler {
           model_.task_ps;
       if (unit.last && !has_phase1) cost += model_.launch_ps;
       if (gain <= cost) continue;
-      unit.splits = splits;
-      unit.moved = unit.last;
-      summary_.num_split += splits - 1;
+      // Whole tiles, and no split without a token.
+      const int tile = kv_tile_tokens(dim());
+      unit.step = ((unit.tokens + splits - 1) / splits + tile - 1) / tile * tile;
+      unit.splits = (unit.tokens + unit.step - 1) / unit.step;
+      unit.moved = unit.last && unit.splits > 1;
+      summary_.num_split += unit.splits - 1;
     }
   }
 
@@ -267,12 +271,10 @@ class Scheduler {
                                                                         geometry_.num_qo_heads);
       num_partials_ += stride * unit.splits;
       if (num_partials_ > max_index) return;  // too many: build() falls back
-      const int tile = kv_tile_tokens(dim());
-      const int step = ((unit.tokens + unit.splits - 1) / unit.splits + tile - 1) / tile * tile;
       for (int i = 0; i < unit.splits; ++i) {
-        const int begin = unit.position + i * step;
+        const int begin = unit.position + i * unit.step;
         const bool open = i == unit.splits - 1;
-        add_tiles(unit, true, begin, open ? open_end : begin + step,
+        add_tiles(unit, true, begin, open ? open_end : begin + unit.step,
                   unit.partial_base + i * unit.partial_stride, 0, 0);
       }
     }
@@ -337,8 +339,10 @@ class Scheduler {
   void sort_tasks(std::size_t from) {
     order_.resize(tasks_.size() - from);
     for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = from + i;
-    std::stable_sort(order_.begin(), order_.end(),
-                     [this](std::size_t a, std::size_t b) { return keys_[a] > keys_[b]; });
+    // Not std::stable_sort, which allocates.
+    std::sort(order_.begin(), order_.end(), [this](std::size_t a, std::size_t b) {
+      return keys_[a] != keys_[b] ? keys_[a] > keys_[b] : a < b;
+    });
     sorted_.clear();
     for (const std::size_t i : order_) sorted_.push_back(tasks_[i]);
     std::copy(sorted_.begin(), sorted_.end(), tasks_.begin() + static_cast<std::ptrdiff_t>(from));

@@ -196,7 +196,7 @@ class TileAttention {
   CHUNKATTN_DEVICE void load_queries() {
     const int* row_index = reinterpret_cast<const int*>(shared_ + Layout::row_index);
     const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::q);
-CHUNKATTN_UNROLL_BY(1)
+    CHUNKATTN_UNROLL_BY(1)
     for (int i = ptx::thread_index(); i < TileRows * row_pieces; i += block_threads) {
       const int row = i / row_pieces;
       const int piece = i % row_pieces;
@@ -212,7 +212,7 @@ CHUNKATTN_UNROLL_BY(1)
     const ptx::SharedAddress k =
         ptx::shared_address(shared_ + Layout::stages) + stage * stage_bytes(HeadDim);
     const ptx::SharedAddress v = k + stage_bytes(HeadDim) / 2;
-CHUNKATTN_UNROLL_BY(2)
+    CHUNKATTN_UNROLL_BY(2)
     for (int i = ptx::thread_index(); i < kv_tile * row_pieces; i += block_threads) {
       const int token = i / row_pieces;
       const int piece = i % row_pieces;
@@ -231,7 +231,7 @@ CHUNKATTN_UNROLL_BY(2)
   }
 
   CHUNKATTN_DEVICE void read_query_fragments() {
-CHUNKATTN_UNROLL
+    CHUNKATTN_UNROLL
     for (int step = 0; step < k_steps; ++step) read_query_fragment(step, query_[step]);
   }
 
@@ -259,15 +259,15 @@ CHUNKATTN_UNROLL
     const int first_token = kv_warp_ * tokens;
 
     float s[tokens / 8][4];
-CHUNKATTN_UNROLL
+    CHUNKATTN_UNROLL
     for (int n = 0; n < tokens / 8; ++n)
       for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
-CHUNKATTN_UNROLL
+    CHUNKATTN_UNROLL
     for (int step = 0; step < k_steps; ++step) {
       std::uint32_t fragment[4];
       if constexpr (!q_in_registers) read_query_fragment(step, fragment);
       const std::uint32_t(&a)[4] = q_in_registers ? query_[q_in_registers ? step : 0] : fragment;
-CHUNKATTN_UNROLL
+      CHUNKATTN_UNROLL
       for (int n = 0; n < tokens / 16; ++n) {
         // Matrices: tokens 0-7 and columns 0-7, then columns 8-15; tokens 8-15 likewise.
         std::uint32_t b[4];
@@ -282,12 +282,12 @@ CHUNKATTN_UNROLL
     // group of 8. Products with K rows that hold NaN are replaced here, not multiplied by zero.
     const int* row_len = reinterpret_cast<const int*>(shared_ + Layout::row_len) + row_warp_ * 16;
     const bool masked = position + tokens > min_len_ || position + tokens > end;
-CHUNKATTN_UNROLL
+    CHUNKATTN_UNROLL
     for (int half_tile = 0; half_tile < 2; ++half_tile) {
       const int len = row_len[lane_ / 4 + half_tile * 8];
       const int limit = (len < end ? len : end) - position;
       float max = max_[half_tile];
-CHUNKATTN_UNROLL
+      CHUNKATTN_UNROLL
       for (int n = 0; n < tokens / 8; ++n)
         for (int j = 0; j < 2; ++j) {
           float& x = s[n][half_tile * 2 + j];
@@ -302,10 +302,10 @@ CHUNKATTN_UNROLL
       const float correction = ptx::exp2(max_[half_tile] - max);
       max_[half_tile] = max;
       sum_[half_tile] *= correction;
-CHUNKATTN_UNROLL
+      CHUNKATTN_UNROLL
       for (int n = 0; n < columns / 8; ++n)
         for (int j = 0; j < 2; ++j) out_[n][half_tile * 2 + j] *= correction;
-CHUNKATTN_UNROLL
+      CHUNKATTN_UNROLL
       for (int n = 0; n < tokens / 8; ++n)
         for (int j = 0; j < 2; ++j) {
           float& x = s[n][half_tile * 2 + j];
@@ -315,13 +315,13 @@ CHUNKATTN_UNROLL
     }
 
     // P's accumulator layout is the A operand's: two groups of 8 tokens make one step of 16.
-CHUNKATTN_UNROLL
+    CHUNKATTN_UNROLL
     for (int step = 0; step < tokens / 16; ++step) {
       const std::uint32_t p[4] = {ptx::pack<T>(s[2 * step][0], s[2 * step][1]),
                                   ptx::pack<T>(s[2 * step][2], s[2 * step][3]),
                                   ptx::pack<T>(s[2 * step + 1][0], s[2 * step + 1][1]),
                                   ptx::pack<T>(s[2 * step + 1][2], s[2 * step + 1][3])};
-CHUNKATTN_UNROLL
+      CHUNKATTN_UNROLL
       for (int n = 0; n < columns / 16; ++n) {
         std::uint32_t b[4];
         const int token = first_token + step * 16 + lane_ % 16;
@@ -338,13 +338,13 @@ CHUNKATTN_UNROLL
     const int warp = ptx::thread_index() / 32;
     float* accumulator = reinterpret_cast<float*>(shared_ + Layout::stages) + warp * 16 * columns;
     SoftmaxState* stats = reinterpret_cast<SoftmaxState*>(shared_ + Layout::stats) + warp * 16;
-CHUNKATTN_UNROLL
+    CHUNKATTN_UNROLL
     for (int half_tile = 0; half_tile < 2; ++half_tile) {
       const int row = lane_ / 4 + half_tile * 8;
       float sum = sum_[half_tile];
       for (int mask = 1; mask <= 2; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
       if (lane_ % 4 == 0) stats[row] = {max_[half_tile], sum};
-CHUNKATTN_UNROLL
+      CHUNKATTN_UNROLL
       for (int n = 0; n < columns / 8; ++n)
         for (int j = 0; j < 2; ++j)
           accumulator[row * columns + n * 8 + lane_ % 4 * 2 + j] = out_[n][half_tile * 2 + j];

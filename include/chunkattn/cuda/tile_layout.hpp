@@ -13,7 +13,6 @@ inline constexpr int block_threads = 128;
 inline constexpr int block_warps = block_threads / 32;
 inline constexpr int max_tile_rows = 64;
 inline constexpr int min_stages = 2;
-inline constexpr int max_stages = 4;
 
 /// Head dimensions the kernels are built for. 16 serves tiny models (zero-padded) and tests.
 constexpr bool supported_head_dim(int head_dim) noexcept {
@@ -23,6 +22,11 @@ constexpr bool supported_head_dim(int head_dim) noexcept {
 /// Tokens of K and V that one pipeline stage holds.
 constexpr int kv_tile_tokens(int head_dim) noexcept {
   return head_dim <= 128 ? 64 : 32;
+}
+
+/// The deepest ring: at head_dim 256 one stage less, so that two fit beside its tables in 99 KB.
+constexpr int max_stages(int head_dim) noexcept {
+  return head_dim <= 128 ? 4 : 3;
 }
 
 /// Bytes of one stage: K and V of a tile, 16-bit elements.
@@ -62,7 +66,7 @@ struct WarpLayout {
 template <int HeadDim>
 struct SharedLayout {
   static constexpr int token_table = 0;  // [max_stages][kv_tile] pairs of pointers
-  static constexpr int row_len = token_table + max_stages * kv_tile_tokens(HeadDim) * 16;
+  static constexpr int row_len = token_table + max_stages(HeadDim) * kv_tile_tokens(HeadDim) * 16;
   static constexpr int row_index = row_len + max_tile_rows * 4;      // int
   static constexpr int row_partial = row_index + max_tile_rows * 4;  // int
   static constexpr int stats = row_partial + max_tile_rows * 4;      // [4 warps][16] {max, sum}
@@ -76,7 +80,7 @@ struct SharedLayout {
 };
 
 constexpr int shared_bytes(int head_dim, int num_stages) noexcept {
-  const int tables = max_stages * kv_tile_tokens(head_dim) * 16 + 3 * max_tile_rows * 4 +
+  const int tables = max_stages(head_dim) * kv_tile_tokens(head_dim) * 16 + 3 * max_tile_rows * 4 +
                      block_warps * 16 * 8 + 64;
   return (tables + 127) / 128 * 128 + max_tile_rows * head_dim * 2 +
          num_stages * stage_bytes(head_dim);
@@ -91,24 +95,30 @@ struct Occupancy {
   int bytes_in_flight = 0;  ///< per multiprocessor: (stages - 1) tiles of every block
 };
 
-/// Chooses stages for the most bytes in flight per multiprocessor; among equals the most blocks
-/// (their loads overlap each other's softmax), then the fewest stages. The runtime keeps 1 KB of
-/// every block for itself.
+/// Bytes that must be under way per multiprocessor. Little's law asks for 4.3 TB/s / 132 x ~0.9 us
+/// = 29 KB on an H200; 48 KB leaves room for blocks that are between tasks.
+inline constexpr int enough_in_flight = 48 * 1024;
+
+/// Chooses stages for a device: first enough bytes in flight, then blocks (their loads run on
+/// during each other's softmax), then more bytes in flight. The runtime keeps 1 KB of every block
+/// for itself.
 ///
-/// head_dim 128 on 228 KB: 3 stages of 32 KB, 2 blocks, 128 KB in flight. Little's law asks for
-/// 4.3 TB/s / 132 x ~0.9 us = 29 KB; 48 KB leaves room for uneven blocks.
+/// head_dim 128 on 228 KB: 2 stages of 32 KB and 2 blocks, 64 KB in flight.
 constexpr Occupancy choose_occupancy(int head_dim, int shared_per_block, int shared_per_sm,
                                      int max_blocks = 4) noexcept {
   Occupancy best;
-  for (int stages = min_stages; stages <= max_stages; ++stages) {
+  for (int stages = min_stages; stages <= max_stages(head_dim); ++stages) {
     const int bytes = shared_bytes(head_dim, stages);
     if (bytes > shared_per_block) break;
     int blocks = shared_per_sm / (bytes + 1024);
     if (blocks > max_blocks) blocks = max_blocks;
     if (blocks < 1) continue;
     const int in_flight = blocks * (stages - 1) * stage_bytes(head_dim);
-    const bool better = in_flight > best.bytes_in_flight ||
-                        (in_flight == best.bytes_in_flight && blocks > best.blocks_per_sm);
+    const bool enough = in_flight >= enough_in_flight;
+    const bool best_enough = best.bytes_in_flight >= enough_in_flight;
+    const bool better = enough != best_enough                    ? enough
+                        : enough && blocks != best.blocks_per_sm ? blocks > best.blocks_per_sm
+                                                                 : in_flight > best.bytes_in_flight;
     if (better) best = {stages, blocks, in_flight};
   }
   return best;

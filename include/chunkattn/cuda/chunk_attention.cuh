@@ -1,0 +1,352 @@
+// ChunkAttention<Cuda, HeadDim>: the CUDA backend's face, the CPU's with device pointers and a
+// stream.
+//
+//   ChunkAttention<Cuda, 128> attention({.max_rows = 256, .num_qo_heads = 32, .num_kv_heads = 8});
+//   plan.update(tree);
+//   attention.prepare(plan, stream);              // uploads what changed; often one tiny kernel
+//   for (layer ...) {
+//     attention.write(kv.layer(l), plan, k, v, stream);
+//     attention.run(kv.layer(l), plan, q, out, lse, stream);
+//   }
+//
+// To capture a graph, call prepare() before the capture and write()/run() inside it; from then on
+// prepare() and a graph launch are a step, with any plan inside the limits.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "../attention_options.hpp"
+#include "append.cuh"
+#include "chunk_first.cuh"
+#include "plan_upload.cuh"
+#include "sequence_first.cuh"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+struct CudaOptions {
+  float sm_scale = 0;  ///< factor of q·k; 0: 1 / sqrt(HeadDim)
+  CostModel model;     ///< num_blocks is replaced by what the device holds
+  /// Device memory of workspace_size(limits) bytes, 256-byte aligned; null: allocated by the
+  /// constructor.
+  void* workspace = nullptr;
+  std::size_t workspace_bytes = 0;
+  /// Ask the driver whether q, k, v, out are device memory, once per new address.
+  bool check_pointers = true;
+};
+
+CHUNKATTN_NAMESPACE_END
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+
+/// Exact attention over shared prefixes on a GPU of compute capability 8.0 or newer. One object
+/// serves every layer of one geometry, K/V in half or bfloat16. It belongs to the device that was
+/// current at construction and is used on one stream at a time, by one thread at a time; several
+/// objects may work on several streams. After construction nothing is allocated.
+template <int HeadDim, class Exec>
+class ChunkAttention<Cuda, HeadDim, Exec> {
+  static_assert(cuda_detail::supported_head_dim(HeadDim),
+                "ChunkAttention<Cuda, HeadDim>: HeadDim must be 64, 96, 128 or 256 (or 16); pad "
+                "the heads of your model to the next of these with zeros");
+
+ public:
+  /// Device memory the object needs: plan, tasks and partial results at their declared maxima.
+  [[nodiscard]] static std::size_t workspace_size(const CudaLimits& limits) {
+    return cuda_detail::WorkspaceLayout(cuda_detail::completed(limits), HeadDim).total;
+  }
+
+  /// \throws InvalidArgument for limits that make no sense or a workspace that is too small
+  /// \throws DeviceError without a device of compute capability 8.0, or without memory
+  explicit ChunkAttention(CudaLimits limits, CudaOptions options = {})
+      : limits_(cuda_detail::completed(limits)),
+        options_(options),
+        device_(find_device()),
+        own_(own_bytes()),
+        upload_(limits_, {limits_.num_qo_heads, limits_.num_kv_heads, HeadDim}, model(),
+                options.workspace == nullptr ? own_.data()
+                                             : static_cast<std::byte*>(options.workspace)) {
+    upload_.set_advance(&cuda_detail::advance_kernel<>);
+    // The tickets start at zero; each launch leaves them so.
+    cuda_detail::check_cuda(cudaMemset(upload_.memory().counters, 0, sizeof(cuda_detail::Counters)),
+                            "cudaMemset");
+  }
+
+  ChunkAttention(const ChunkAttention&) = delete;
+  ChunkAttention& operator=(const ChunkAttention&) = delete;
+
+  /// Brings the device's copy of `plan` up to date: uploads what changed since the last call, and
+  /// nothing at all for a further decode step. write() and run() call it themselves; call it once
+  /// per step before launching a captured graph.
+  /// \param plan  an AttentionPlan, or a PlanView
+  template <class Plan>
+  void prepare(const Plan& plan, cudaStream_t stream) {
+    check_stream(stream);
+    upload_.prepare(view_of(plan), stream);
+  }
+
+  /// Performs the plan's row copies in this layer, then stores K and V of the plan's query tokens.
+  /// Tokens whose target slot is no_slot are skipped. Doing it twice is harmless.
+  ///
+  /// \param layer  K and V of the layer, device pointers
+  /// \param k, v   device memory [num_rows][num_kv_heads][HeadDim], the caller's row order, of T or
+  ///               float (rounded to nearest even)
+  template <class T, class Plan, class X>
+  void write(const KvView<T>& layer, const Plan& plan, std::span<X> k, std::span<X> v,
+             cudaStream_t stream) {
+    using Source = std::remove_const_t<X>;
+    static_assert(std::is_same_v<Source, T> || std::is_same_v<Source, float>,
+                  "write: K and V must be of the layer's element type or float");
+    const PlanView view = view_of(plan);
+    check_layer(layer);
+    const std::size_t expected = line_count(view, limits_.num_kv_heads) * HeadDim;
+    check_size("k.size()", k.size(), expected);
+    check_size("v.size()", v.size(), expected);
+    check_pointer("k", k.data());
+    check_pointer("v", v.data());
+    prepare(view, stream);
+    const bool capturing = cuda_detail::is_capturing(stream);
+    if (capturing || view.num_copies > 0)
+      launch_copies<T>(layer, nullptr, 1, view, capturing, stream);
+    const std::int64_t rows = capturing ? limits_.max_rows : view.num_rows;
+    const std::int64_t items = rows * limits_.num_kv_heads * (HeadDim / 8);
+    cuda_detail::launch(
+        "write_kernel", &cuda_detail::write_kernel<T, Source>,
+        small_grid((items + cuda_detail::small_threads - 1) / cuda_detail::small_threads),
+        cuda_detail::small_threads, 0, stream, {upload_.memory(), layer, k.data(), v.data()});
+  }
+
+  /// Performs the plan's row copies in every layer by one launch; write() then finds them done
+  /// (and repeats them harmlessly where it runs).
+  /// \param layers  device array of num_layers views of the same geometry
+  template <class T, class Plan>
+  void copy_rows(const KvView<T>& first, const KvView<T>* layers, int num_layers, const Plan& plan,
+                 cudaStream_t stream) {
+    const PlanView view = view_of(plan);
+    check_layer(first);
+    detail::check_argument(num_layers > 0, "num_layers", num_layers, "at least 1");
+    prepare(view, stream);
+    const bool capturing = cuda_detail::is_capturing(stream);
+    if (capturing || view.num_copies > 0)
+      launch_copies<T>(first, layers, num_layers, view, capturing, stream);
+  }
+
+  /// Attention of the plan's rows over their whole paths, causal.
+  ///
+  /// \param layer   K and V of the layer, device pointers
+  /// \param q, out  device memory [num_rows][num_qo_heads][HeadDim], the caller's row order
+  /// \param lse     device memory [num_rows][num_qo_heads], natural log of the sum of exp; or empty
+  template <class T, class Plan>
+  void run(const KvView<T>& layer, const Plan& plan, std::span<const std::type_identity_t<T>> q,
+           std::span<std::type_identity_t<T>> out, std::span<float> lse, cudaStream_t stream) {
+    static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
+                  "ChunkAttention<Cuda>::run: T must be chunkattn::half or chunkattn::bfloat16");
+    const PlanView view = view_of(plan);
+    check_layer(layer);
+    const std::size_t lines = line_count(view, limits_.num_qo_heads);
+    check_size("q.size()", q.size(), lines * HeadDim);
+    check_size("out.size()", out.size(), lines * HeadDim);
+    if (!lse.empty()) check_size("lse.size()", lse.size(), lines);
+    check_pointer("q", q.data());
+    check_pointer("out", out.data());
+    if (!lse.empty()) check_pointer("lse", lse.data());
+    prepare(view, stream);
+    allow_shared<T>();
+
+    const auto& scheduler = upload_.scheduler();
+    const bool capturing = cuda_detail::is_capturing(stream);
+    const float scale =
+        options_.sm_scale != 0 ? options_.sm_scale : 1.0f / std::sqrt(static_cast<float>(HeadDim));
+    const cuda_detail::AttentionArguments<T> arguments{upload_.memory(),
+                                                       layer,
+                                                       q.data(),
+                                                       out.data(),
+                                                       lse.data(),
+                                                       limits_.num_kv_heads,
+                                                       limits_.num_qo_heads / limits_.num_kv_heads,
+                                                       occupancy_.num_stages,
+                                                       scale * 1.4426950408889634f};
+    const int shared = cuda_detail::shared_bytes(HeadDim, occupancy_.num_stages);
+    const auto grid = [&](int tasks) {
+      const std::int64_t items = std::int64_t{tasks} * limits_.num_kv_heads;
+      const int most = num_blocks();
+      return capturing || items > most ? most : static_cast<int>(items);
+    };
+    if (capturing || scheduler.num_chunk_first() > 0)
+      cuda_detail::launch("chunk_first_kernel", &cuda_detail::chunk_first_kernel<T, HeadDim>,
+                          grid(scheduler.num_chunk_first()), cuda_detail::block_threads, shared,
+                          stream, arguments);
+    cuda_detail::launch("sequence_first_kernel", &cuda_detail::sequence_first_kernel<T, HeadDim>,
+                        grid(scheduler.num_sequence_first()), cuda_detail::block_threads, shared,
+                        stream, arguments);
+  }
+
+  /// Every row one token on, without the host: for graphs that hold several decode steps. Tell the
+  /// host's side with note_advanced() when such a graph was launched.
+  void advance(cudaStream_t stream) { upload_.launch_advance(stream); }
+
+  /// After `steps` advances on the device that prepare() did not make. `plan`: as last prepared.
+  template <class Plan>
+  void note_advanced(const Plan& plan, int steps) {
+    upload_.note_advanced(view_of(plan), steps);
+  }
+
+  [[nodiscard]] const CudaLimits& limits() const noexcept { return limits_; }
+  [[nodiscard]] const cuda_detail::UploadCounts& counts() const noexcept {
+    return upload_.counts();
+  }
+  /// What the last prepared plan streams: for floors and reports.
+  [[nodiscard]] const cuda_detail::ScheduleSummary& summary() const noexcept {
+    return upload_.scheduler().summary();
+  }
+  [[nodiscard]] int num_stages() const noexcept { return occupancy_.num_stages; }
+  /// Blocks of a full launch.
+  [[nodiscard]] int num_blocks() const noexcept { return num_sms_ * occupancy_.blocks_per_sm; }
+
+ private:
+  template <class Plan>
+  static PlanView view_of(const Plan& plan) {
+    if constexpr (std::is_same_v<Plan, PlanView>)
+      return plan;
+    else
+      return plan.view();
+  }
+
+  static int attribute(cudaDeviceAttr which, int device) {
+    int value = 0;
+    cuda_detail::check_cuda(cudaDeviceGetAttribute(&value, which, device),
+                            "cudaDeviceGetAttribute");
+    return value;
+  }
+
+  int find_device() {
+    int count = 0;
+    cuda_detail::check_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+    int device = 0;
+    cuda_detail::check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
+    detail::check_argument(major >= 8, "compute capability", major, "8.0 or newer");
+    num_sms_ = attribute(cudaDevAttrMultiProcessorCount, device);
+    occupancy_ = cuda_detail::choose_occupancy(
+        HeadDim, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device), HeadDim <= 128 ? 2 : 1);
+    detail::check_argument(occupancy_.num_stages > 0, "HeadDim", HeadDim,
+                           "less on this device: its shared memory is too small");
+    return device;
+  }
+
+  [[nodiscard]] CostModel model() const noexcept {
+    CostModel model = options_.model;
+    model.num_blocks = num_blocks();
+    return model;
+  }
+
+  // Bytes to allocate: none where the caller brought enough.
+  [[nodiscard]] std::size_t own_bytes() const {
+    const std::size_t needed = workspace_size(limits_);
+    if (options_.workspace == nullptr) return needed;
+    detail::check_argument(options_.workspace_bytes >= needed, "options.workspace_bytes",
+                           options_.workspace_bytes,
+                           "at least workspace_size(limits) = " + std::to_string(needed));
+    detail::check_argument(reinterpret_cast<std::uintptr_t>(options_.workspace) % 256 == 0,
+                           "options.workspace", options_.workspace, "256-byte alignment");
+    return 0;
+  }
+
+  template <class T>
+  void check_layer(const KvView<T>& layer) {
+    detail::check_argument(layer.head_dim == HeadDim, "layer.head_dim", layer.head_dim,
+                           "HeadDim = " + std::to_string(HeadDim));
+    detail::check_argument(layer.num_kv_heads == limits_.num_kv_heads, "layer.num_kv_heads",
+                           layer.num_kv_heads,
+                           "limits.num_kv_heads = " + std::to_string(limits_.num_kv_heads));
+    detail::check_argument(
+        layer.stride_token % 8 == 0 && layer.stride_head % 8 == 0 && layer.stride_slot % 8 == 0,
+        "layer strides", layer.stride_token, "multiples of 8 elements");
+    const void* k = layer.k_slabs != nullptr ? static_cast<const void*>(layer.k_slabs) : layer.k;
+    const void* v = layer.v_slabs != nullptr ? static_cast<const void*>(layer.v_slabs) : layer.v;
+    check_pointer("layer.k", k, layer.k_slabs != nullptr ? 8 : 16);
+    check_pointer("layer.v", v, layer.v_slabs != nullptr ? 8 : 16);
+  }
+
+  static std::size_t line_count(const PlanView& view, int heads) {
+    return static_cast<std::size_t>(view.num_rows) * static_cast<std::size_t>(heads);
+  }
+  static void check_size(const char* name, std::size_t size, std::size_t expected) {
+    detail::check_argument(size == expected, name, size,
+                           "num_rows * heads * head_dim = " + std::to_string(expected));
+  }
+
+  void check_pointer(const char* name, const void* pointer, std::size_t alignment = 16) {
+    detail::check_argument(pointer != nullptr, name, pointer, "device memory");
+    detail::check_argument(reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0, name,
+                           pointer,
+                           "an address that is a multiple of " + std::to_string(alignment));
+    if (!options_.check_pointers) return;
+    for (const void* known : known_pointers_)
+      if (known == pointer) return;
+    cudaPointerAttributes attributes{};
+    cuda_detail::check_cuda(cudaPointerGetAttributes(&attributes, pointer),
+                            "cudaPointerGetAttributes");
+    detail::check_argument(
+        attributes.type != cudaMemoryTypeUnregistered && attributes.devicePointer != nullptr, name,
+        pointer, "device memory, this is host memory");
+    detail::check_argument(attributes.type != cudaMemoryTypeDevice || attributes.device == device_,
+                           name, attributes.device, "memory of device " + std::to_string(device_));
+    known_pointers_[next_pointer_++ % known_pointers_.size()] = pointer;
+  }
+
+  void check_stream(cudaStream_t stream) {
+    if (stream == checked_stream_ && stream_checked_) return;
+    int device = 0;
+    cuda_detail::check_cuda(cudaStreamGetDevice(stream, &device), "cudaStreamGetDevice");
+    detail::check_argument(device == device_, "stream", device,
+                           "a stream of device " + std::to_string(device_));
+    checked_stream_ = stream;
+    stream_checked_ = true;
+  }
+
+  template <class T>
+  void allow_shared() {
+    bool& done = shared_allowed_[std::is_same_v<T, half> ? 0 : 1];
+    if (done) return;
+    const int bytes = cuda_detail::shared_bytes(HeadDim, occupancy_.num_stages);
+    cuda_detail::allow_shared(&cuda_detail::chunk_first_kernel<T, HeadDim>, bytes);
+    cuda_detail::allow_shared(&cuda_detail::sequence_first_kernel<T, HeadDim>, bytes);
+    done = true;
+  }
+
+  [[nodiscard]] int small_grid(std::int64_t blocks) const noexcept {
+    const std::int64_t most = std::int64_t{num_sms_} * 8;
+    return static_cast<int>(std::max(std::int64_t{1}, std::min(blocks, most)));
+  }
+
+  template <class T>
+  void launch_copies(const KvView<T>& first, const KvView<T>* layers, int num_layers,
+                     const PlanView& view, bool capturing, cudaStream_t stream) {
+    const std::int64_t copies = capturing ? limits_.max_copies : view.num_copies;
+    cuda_detail::launch("copy_rows_kernel", &cuda_detail::copy_rows_kernel<T>,
+                        small_grid(copies * num_layers * limits_.num_kv_heads),
+                        cuda_detail::small_threads, 0, stream,
+                        {upload_.memory(), first, layers, num_layers});
+  }
+
+  CudaLimits limits_;
+  CudaOptions options_;
+  int num_sms_ = 0;
+  cuda_detail::Occupancy occupancy_;
+  int device_;
+  cuda_detail::DeviceMemory own_;
+  cuda_detail::PlanUpload upload_;
+  std::array<const void*, 64> known_pointers_{};
+  std::size_t next_pointer_ = 0;
+  cudaStream_t checked_stream_ = nullptr;
+  bool stream_checked_ = false;
+  bool shared_allowed_[2] = {};
+};
+
+CHUNKATTN_ISA_NAMESPACE_END

@@ -1,0 +1,161 @@
+// KvCache<Cuda, T>: the library's own K/V memory on a GPU.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "../kv_cache.hpp"
+#include "runtime.cuh"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// K/V in device memory, [slot][kv_head][token][head_dim] for K and for V in each layer, so that an
+/// engine's own kernels can write it through a KvView.
+///
+/// Slots come in slabs of 2^n slots, one allocation for all layers; growth adds slabs and never
+/// moves one. The tables of slab addresses lie on the device at fixed places, so views and captured
+/// graphs stay valid while the cache grows. Growth allocates and copies a few bytes synchronously:
+/// call grow() ahead (admission time) to keep it out of decode steps.
+template <class T>
+class KvCache<Cuda, T> {
+  static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
+                "KvCache<Cuda, T>: T must be chunkattn::half or chunkattn::bfloat16");
+
+ public:
+  static constexpr std::size_t default_slot_limit = std::size_t{1} << 22;
+
+  /// Memory that follows `tree`: layer() grows to tree.num_slots(). The tree must outlive it.
+  template <class Tree>
+  requires requires(const Tree& tree) {
+    tree.num_slots();
+    Tree::chunk_size;
+  }
+  KvCache(const Tree& tree, KvCacheOptions options, std::size_t slot_limit = default_slot_limit)
+      : KvCache(Tree::chunk_size, options, static_cast<std::size_t>(tree.num_slots()), slot_limit) {
+    tree_ = &tree;
+    tree_slots_ = [](const void* of) {
+      return static_cast<std::size_t>(static_cast<const Tree*>(of)->num_slots());
+    };
+  }
+
+  /// Memory for `num_slots` slots of `chunk_size` tokens on the current device; `slot_limit` bounds
+  /// what it may grow to (8 bytes of tables per slab).
+  KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0,
+          std::size_t slot_limit = default_slot_limit)
+      : options_(options), chunk_size_(chunk_size) {
+    detail::check_argument(options.num_layers > 0, "options.num_layers", options.num_layers,
+                           "at least 1");
+    detail::check_argument(options.num_kv_heads > 0, "options.num_kv_heads", options.num_kv_heads,
+                           "at least 1");
+    detail::check_argument(options.head_dim > 0 && options.head_dim % 8 == 0, "options.head_dim",
+                           options.head_dim, "a positive multiple of 8");
+    detail::check_argument(chunk_size > 0, "chunk_size", chunk_size, "at least 1");
+    while (slab_shift_ < 16 && bytes_per_slot() << slab_shift_ < slab_target) ++slab_shift_;
+    max_slabs_ = std::max<std::size_t>(1, (slot_limit + per_slab() - 1) >> slab_shift_);
+    table_ = cuda_detail::DeviceMemory(max_slabs_ * num_tables() * sizeof(T*));
+    views_ =
+        cuda_detail::DeviceMemory(static_cast<std::size_t>(options.num_layers) * sizeof(KvView<T>));
+    grow(num_slots);
+    std::vector<KvView<T>> views;
+    for (int l = 0; l < options.num_layers; ++l) views.push_back(view(l));
+    copy_now(views_.data(), views.data(), views.size() * sizeof(KvView<T>));
+  }
+
+  /// Makes room for slots [0, num_slots) in every layer; never moves one. A DeviceError (out of
+  /// memory) leaves the cache as it was.
+  void grow(std::size_t num_slots) {
+    const std::size_t slabs = (num_slots + per_slab() - 1) >> slab_shift_;
+    detail::check_argument(slabs <= max_slabs_, "num_slots", num_slots,
+                           "at most slot_limit = " + std::to_string(max_slabs_ << slab_shift_));
+    while (slabs_.size() < slabs) {
+      cuda_detail::DeviceMemory slab(bytes_per_slot() << slab_shift_);
+      T* first = reinterpret_cast<T*>(slab.data());
+      const std::size_t at = slabs_.size();
+      for (std::size_t t = 0; t < num_tables(); ++t) {  // K of layer 0, V of layer 0, K of 1, ...
+        T* const place = first + t * slab_elements();
+        copy_now(table_.data() + (t * max_slabs_ + at) * sizeof(T*), &place, sizeof place);
+      }
+      slabs_.push_back(std::move(slab));
+    }
+    num_slots_ = std::max(num_slots_, num_slots);
+  }
+
+  /// K and V of layer `index` as device pointers, for all slots the tree has handed out so far.
+  [[nodiscard]] KvView<T> layer(int index) {
+    detail::check_argument(index >= 0 && index < options_.num_layers, "layer", index,
+                           "less than num_layers, " + std::to_string(options_.num_layers));
+    if (tree_ != nullptr) {
+      const std::size_t needed = tree_slots_(tree_);
+      if (needed > num_slots_) grow(needed);
+    }
+    return view(index);
+  }
+
+  /// Views of all layers in device memory, for ChunkAttention<Cuda>::copy_rows. Their num_slots is
+  /// that of the construction; addresses are right for every slot.
+  [[nodiscard]] const KvView<T>* device_layers() const noexcept {
+    return reinterpret_cast<const KvView<T>*>(views_.data());
+  }
+  [[nodiscard]] const KvCacheOptions& options() const noexcept { return options_; }
+  [[nodiscard]] std::size_t num_slots() const noexcept { return num_slots_; }
+  /// Bytes of K and V of one slot, all layers together.
+  [[nodiscard]] std::size_t bytes_per_slot() const noexcept {
+    return num_tables() * slot_elements() * sizeof(T);
+  }
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    return slabs_.size() * (bytes_per_slot() << slab_shift_);
+  }
+
+ private:
+  static constexpr std::size_t slab_target = std::size_t{64} << 20;
+
+  [[nodiscard]] std::size_t per_slab() const noexcept { return std::size_t{1} << slab_shift_; }
+  [[nodiscard]] std::size_t num_tables() const noexcept {
+    return 2 * static_cast<std::size_t>(options_.num_layers);
+  }
+  [[nodiscard]] std::size_t slot_elements() const noexcept {
+    return static_cast<std::size_t>(options_.num_kv_heads) * static_cast<std::size_t>(chunk_size_) *
+           static_cast<std::size_t>(options_.head_dim);
+  }
+  [[nodiscard]] std::size_t slab_elements() const noexcept {
+    return slot_elements() << slab_shift_;
+  }
+
+  [[nodiscard]] KvView<T> view(int index) const {
+    T* const* tables = reinterpret_cast<T* const*>(table_.data());
+    KvView<T> view;
+    view.k_slabs = tables + 2 * static_cast<std::size_t>(index) * max_slabs_;
+    view.v_slabs = view.k_slabs + max_slabs_;
+    view.slab_shift = slab_shift_;
+    view.num_slots = static_cast<std::int32_t>(num_slots_);
+    view.num_kv_heads = options_.num_kv_heads;
+    view.head_dim = options_.head_dim;
+    view.chunk_size = chunk_size_;
+    view.stride_token = options_.head_dim;
+    view.stride_head = view.stride_token * chunk_size_;
+    view.stride_slot = view.stride_head * options_.num_kv_heads;
+    return view;
+  }
+
+  // New entries of a table: no kernel under way looks at them yet.
+  static void copy_now(void* target, const void* source, std::size_t bytes) {
+    cuda_detail::check_cuda(cudaMemcpy(target, source, bytes, cudaMemcpyHostToDevice),
+                            "cudaMemcpy(slab table)");
+  }
+
+  KvCacheOptions options_;
+  int chunk_size_;
+  int slab_shift_ = 0;
+  std::size_t max_slabs_ = 0;
+  std::size_t num_slots_ = 0;
+  cuda_detail::DeviceMemory table_, views_;
+  std::vector<cuda_detail::DeviceMemory> slabs_;
+  const void* tree_ = nullptr;
+  std::size_t (*tree_slots_)(const void*) = nullptr;
+};
+
+CHUNKATTN_NAMESPACE_END

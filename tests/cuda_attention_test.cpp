@@ -1,0 +1,470 @@
+// ChunkAttention<Cuda> over real trees and plans, on a fake device that does everything as late as
+// it may: lazy uploads, double buffering, graph capture, errors.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/reference.hpp"
+#include "simt/runtime.hpp"
+#include "support/random.hpp"
+#include "support/random_plan.hpp"
+// After the fakes, which take the place of the CUDA runtime and of ptx.cuh.
+#include "chunkattn/cuda/chunk_attention.cuh"
+#include "chunkattn/cuda/kv_cache.cuh"
+
+namespace {
+
+using chunkattn::AttentionPlan;
+using chunkattn::ChunkAttention;
+using chunkattn::Cuda;
+using chunkattn::CudaLimits;
+using chunkattn::CudaOptions;
+using chunkattn::half;
+using chunkattn::KvCache;
+using Tree = chunkattn::PrefixTree<int, 16>;
+
+constexpr int head_dim = 16;
+constexpr int kv_heads = 2;
+constexpr int qo_heads = 6;
+
+chunkattn::CostModel eager_model() {
+  chunkattn::CostModel model;
+  model.task_ps = 0;
+  model.launch_ps = 0;
+  model.min_split_tokens = 64;
+  return model;
+}
+
+template <class T>
+struct DeviceArray {
+  chunkattn::cuda_detail::DeviceMemory memory;
+  std::size_t size;
+  explicit DeviceArray(std::size_t n) : memory(n * sizeof(T)), size(n) {}
+  std::span<T> span() { return {reinterpret_cast<T*>(memory.data()), size}; }
+  std::span<T> first(std::size_t n) { return span().first(n); }
+};
+
+// A plan's arrays as they were, for the oracle later on.
+test::RandomPlan snapshot(const chunkattn::PlanView& view) {
+  test::RandomPlan plan;
+  const auto n = static_cast<std::size_t>(view.num_rows);
+  plan.chunk_size = view.chunk_size;
+  plan.segments.assign(view.segments, view.segments + view.num_segments);
+  plan.pieces.assign(view.pieces, view.pieces + view.num_pieces);
+  plan.row_token.assign(view.row_token, view.row_token + n);
+  plan.row_kv_len.assign(view.row_kv_len, view.row_kv_len + n);
+  plan.row_segment.assign(view.row_segment, view.row_segment + n);
+  return plan;
+}
+
+struct Step {
+  test::RandomPlan plan;
+  std::unique_ptr<DeviceArray<half>> q, k, v, out;
+  std::unique_ptr<DeviceArray<float>> lse;
+};
+
+// An engine of one layer: a tree, a cache, sequences; steps are checked when the stream drained.
+struct Engine {
+  explicit Engine(std::uint64_t stream_number, CudaOptions options = {}) : random(stream_number) {
+    options.model = eager_model();
+    attention = std::make_unique<ChunkAttention<Cuda, head_dim>>(limits(), options);
+  }
+  static CudaLimits limits() {
+    CudaLimits limits;
+    limits.max_rows = 64;
+    limits.num_qo_heads = qo_heads;
+    limits.num_kv_heads = kv_heads;
+    return limits;
+  }
+  std::vector<int> prompt(int shared, int own) {
+    std::vector<int> tokens;
+    for (int i = 0; i < shared; ++i) tokens.push_back(i);
+    for (int i = 0; i < own; ++i) tokens.push_back(random.uniform(1000, 1 << 30));
+    return tokens;
+  }
+
+  // Queries, K and V of a plan's rows; nothing runs yet.
+  Step& new_step() {
+    const auto rows = static_cast<std::size_t>(plan.view().num_rows);
+    Step& step = steps.emplace_back();
+    step.plan = snapshot(plan.view());
+    step.q = std::make_unique<DeviceArray<half>>(rows * qo_heads * head_dim);
+    step.out = std::make_unique<DeviceArray<half>>(rows * qo_heads * head_dim);
+    step.k = std::make_unique<DeviceArray<half>>(rows * kv_heads * head_dim);
+    step.v = std::make_unique<DeviceArray<half>>(rows * kv_heads * head_dim);
+    step.lse = std::make_unique<DeviceArray<float>>(rows * qo_heads);
+    random.fill(step.q->span());
+    random.fill(step.k->span());
+    random.fill(step.v->span());
+    return step;
+  }
+  void enqueue() {
+    Step& step = new_step();
+    attention->write(cache.layer(0), plan, step.k->span(), step.v->span(), &stream);
+    attention->run(cache.layer(0), plan, step.q->span(), step.out->span(), step.lse->span(),
+                   &stream);
+  }
+  void drain_and_check() {
+    stream.drain();
+    for (Step& step : steps) {
+      const auto reference = chunkattn::reference_attention(cache.layer(0), step.plan.view(),
+                                                            std::span<const half>(step.q->span()));
+      const auto report = chunkattn::compare_with_reference(
+          reference, std::span<const half>(step.out->span()), 0x1p-11);
+      CHECK(report.worst <= 1.0);
+    }
+    steps.clear();
+    CHECK(simt::device().early_reuses == 0);
+  }
+
+  void prefill(std::size_t index) {
+    Tree::Sequence& sequence = sequences[index];
+    for (auto range = sequence.next_uncomputed(40); range.length > 0;
+         range = sequence.next_uncomputed(40)) {
+      plan.clear();
+      plan.add(sequence, range);
+      plan.update(tree);
+      enqueue();
+      sequence.commit(range);
+    }
+  }
+  void decode_plan() {
+    plan.clear();
+    for (auto& sequence : sequences) plan.add(sequence, sequence.reserve(1));
+    plan.update(tree);
+  }
+  void commit() {
+    for (auto& sequence : sequences) sequence.commit(random.uniform(1000, 1 << 30));
+  }
+
+  test::Random random;
+  simt::Stream stream;
+  Tree tree;
+  KvCache<Cuda, half> cache{tree, {1, kv_heads, head_dim}};
+  std::unique_ptr<ChunkAttention<Cuda, head_dim>> attention;
+  AttentionPlan plan;
+  std::vector<Tree::Sequence> sequences;
+  std::deque<Step> steps;
+};
+
+void shuffled(std::uint64_t seed) {
+  simt::current_schedule() = {simt::Order::shuffled, simt::Copies::at_wait, seed};
+}
+
+}  // namespace
+
+TEST_CASE("decode steps enqueued ahead of the device agree with the oracle") {
+  Engine engine(11);
+  shuffled(engine.random.bits());
+  for (int i = 0; i < 5; ++i) {
+    engine.sequences.push_back(engine.tree.insert(engine.prompt(70, 10 * i)));
+    engine.prefill(engine.sequences.size() - 1);
+  }
+  engine.drain_and_check();
+  const auto before = engine.attention->counts();
+  for (int step = 0; step < test::scaled(60); ++step) {
+    engine.decode_plan();
+    engine.enqueue();
+    engine.commit();
+    if (step % 7 == 6) engine.drain_and_check();
+    if (step == 20) engine.sequences.push_back(engine.sequences[1].fork());
+    if (step == 30) {
+      engine.drain_and_check();
+      engine.sequences.erase(engine.sequences.begin() + 2);
+    }
+  }
+  engine.drain_and_check();
+  const auto after = engine.attention->counts();
+  CHECK(after.advances - before.advances > 20);  // most steps are one small kernel
+  CHECK(after.schedules - before.schedules < 12);
+  CHECK(simt::device().launches.size() > 0);
+}
+
+TEST_CASE("a step without a new piece uploads nothing") {
+  Engine engine(12);
+  simt::current_schedule() = {};
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 3)));
+  engine.prefill(0);
+  engine.decode_plan();
+  engine.enqueue();
+  engine.commit();
+  engine.drain_and_check();
+  const auto before = engine.attention->counts();
+  const int copies = simt::device().calls["cudaMemcpyAsync"];
+  const int mallocs = simt::device().calls["cudaMallocHost"];
+  int quiet_steps = 0;
+  for (int step = 0; step < 32; ++step) {
+    const auto uploads = engine.attention->counts().uploads;
+    engine.decode_plan();
+    engine.attention->prepare(engine.plan, &engine.stream);
+    if (engine.attention->counts().uploads == uploads) ++quiet_steps;
+    engine.enqueue();
+    engine.commit();
+  }
+  engine.drain_and_check();
+  const auto after = engine.attention->counts();
+  CHECK(after.advances - before.advances == 32);
+  CHECK(quiet_steps >= 28);  // two chunks fill in 32 steps; each new piece is one upload
+  CHECK(simt::device().calls["cudaMemcpyAsync"] - copies <= 8);
+  CHECK(simt::device().calls["cudaMallocHost"] == mallocs);
+}
+
+TEST_CASE("a captured graph is replayed while sequences grow, join and leave") {
+  Engine engine(13);
+  shuffled(engine.random.bits());
+  for (int i = 0; i < 3; ++i) {
+    engine.sequences.push_back(engine.tree.insert(engine.prompt(50, 5)));
+    engine.prefill(engine.sequences.size() - 1);
+  }
+  engine.drain_and_check();
+
+  // Fixed places for inputs and outputs, as an engine with graphs has them.
+  constexpr std::size_t max_rows = 8;
+  DeviceArray<half> q(max_rows * qo_heads * head_dim), out(max_rows * qo_heads * head_dim);
+  DeviceArray<half> k(max_rows * kv_heads * head_dim), v(max_rows * kv_heads * head_dim);
+  DeviceArray<float> lse(max_rows * qo_heads);
+  const auto layer = engine.cache.layer(0);
+  std::unique_ptr<simt::Graph> captured;
+  for (int step = 0; step < 30; ++step) {
+    if (step == 10) {
+      engine.sequences.push_back(engine.tree.insert(engine.prompt(50, 5)));
+      engine.prefill(engine.sequences.size() - 1);
+      engine.drain_and_check();
+    }
+    if (step == 20) engine.sequences.erase(engine.sequences.begin());
+    engine.decode_plan();
+    const auto rows = static_cast<std::size_t>(engine.plan.view().num_rows);
+    engine.random.fill(q.span());
+    engine.random.fill(k.span());
+    engine.random.fill(v.span());
+    engine.attention->prepare(engine.plan, &engine.stream);
+    if (step == 0) {
+      captured = std::make_unique<simt::Graph>(engine.stream);
+      engine.attention->write(layer, engine.plan, k.first(rows * kv_heads * head_dim),
+                              v.first(rows * kv_heads * head_dim), &engine.stream);
+      engine.attention->run(layer, engine.plan, q.first(rows * qo_heads * head_dim),
+                            out.first(rows * qo_heads * head_dim), lse.first(rows * qo_heads),
+                            &engine.stream);
+      captured->end();
+      CHECK(captured->size() == 4);  // copies, write, two phases
+    }
+    captured->replay();
+    engine.stream.drain();
+    const auto reference =
+        chunkattn::reference_attention(engine.cache.layer(0), engine.plan.view(),
+                                       std::span<const half>(q.first(rows * qo_heads * head_dim)));
+    const auto report = chunkattn::compare_with_reference(
+        reference, std::span<const half>(out.first(rows * qo_heads * head_dim)), 0x1p-11);
+    CHECK(report.worst <= 1.0);
+    engine.commit();
+  }
+  CHECK(simt::device().capture_violations == 0);
+}
+
+TEST_CASE("several steps advance on the device alone") {
+  Engine engine(14);
+  simt::current_schedule() = {};
+  for (int i = 0; i < 2; ++i) {
+    engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 4)));
+    engine.prefill(engine.sequences.size() - 1);
+  }
+  engine.decode_plan();
+  engine.enqueue();
+  engine.commit();
+  engine.drain_and_check();
+  engine.attention->advance(&engine.stream);  // as a graph would
+  engine.decode_plan();
+  engine.attention->note_advanced(engine.plan, 1);
+  const auto advances = engine.attention->counts().advances;
+  engine.enqueue();
+  CHECK(engine.attention->counts().advances == advances);
+  engine.commit();
+  engine.drain_and_check();
+}
+
+TEST_CASE("an upload inside a capture is refused") {
+  Engine engine(15);
+  simt::current_schedule() = {};
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 4)));
+  engine.prefill(0);
+  engine.drain_and_check();
+  engine.decode_plan();
+  Step& step = engine.new_step();
+  simt::Graph graph(engine.stream);
+  CHECK_THROWS_AS(engine.attention->run(engine.cache.layer(0), engine.plan, step.q->span(),
+                                        step.out->span(), {}, &engine.stream),
+                  chunkattn::InvalidArgument);
+  graph.end();
+  engine.steps.clear();
+}
+
+TEST_CASE("row copies of forks reach every layer by one launch") {
+  simt::current_schedule() = {};
+  test::Random random(16);
+  constexpr int layers = 3;
+  KvCache<Cuda, half> cache(16, {layers, kv_heads, head_dim}, 4);
+  for (int l = 0; l < layers; ++l)
+    for (int slot = 0; slot < 4; ++slot) {
+      const auto view = cache.layer(l);
+      for (int i = 0; i < kv_heads * 16 * head_dim; ++i) {
+        view.k_row(slot, 0, 0)[i] = chunkattn::to_half(random.normal());
+        view.v_row(slot, 0, 0)[i] = chunkattn::to_half(random.normal());
+      }
+    }
+  test::RandomPlanOptions options;
+  options.share = test::Share::none;
+  options.num_sequences = 1;
+  test::RandomPlan plan = test::make_random_plan(random, options);
+  plan.copies = {{0, 3, 2, 5, 7}, {1, 0, 3, 0, 16}};
+  simt::Stream stream;
+  ChunkAttention<Cuda, head_dim> attention(Engine::limits());
+  const auto launches = simt::device().launches.size();
+  attention.copy_rows(cache.layer(0), cache.device_layers(), layers, plan.view(), &stream);
+  CHECK(simt::device().launches.size() - launches == 1);
+  stream.drain();
+  int wrong = 0;
+  for (int l = 0; l < layers; ++l)
+    for (const auto& copy : plan.copies)
+      for (int head = 0; head < kv_heads; ++head)
+        for (int i = 0; i < copy.length; ++i)
+          for (int d = 0; d < head_dim; ++d) {
+            const auto view = cache.layer(l);
+            wrong += !(view.k_row(copy.target_slot, head, copy.target_begin + i)[d] ==
+                       view.k_row(copy.source_slot, head, copy.source_begin + i)[d]);
+            wrong += !(view.v_row(copy.target_slot, head, copy.target_begin + i)[d] ==
+                       view.v_row(copy.source_slot, head, copy.source_begin + i)[d]);
+          }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("float K and V are rounded on the way in") {
+  Engine engine(17);
+  simt::current_schedule() = {};
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(5, 0)));
+  engine.plan.clear();
+  engine.plan.add(engine.sequences[0], engine.sequences[0].next_uncomputed());
+  engine.plan.update(engine.tree);
+  DeviceArray<float> k(5 * kv_heads * head_dim), v(5 * kv_heads * head_dim);
+  engine.random.fill(k.span());
+  engine.random.fill(v.span());
+  engine.attention->write(engine.cache.layer(0), engine.plan, k.span(), v.span(), &engine.stream);
+  engine.stream.drain();
+  const auto view = engine.cache.layer(0);
+  for (int t = 0; t < 5; ++t) {
+    const auto target = engine.plan.view().writes[t];
+    const auto at = static_cast<std::size_t>((t * kv_heads + 1) * head_dim + 3);
+    CHECK(view.k_row(target.slot, 1, target.offset)[3] == chunkattn::to_half(k.span()[at]));
+    CHECK(view.v_row(target.slot, 1, target.offset)[3] == chunkattn::to_half(v.span()[at]));
+  }
+}
+
+TEST_CASE("bad input is named, and nothing has changed") {
+  simt::Device& device = simt::device();
+  const auto make = [](CudaOptions options = {}, CudaLimits limits = Engine::limits()) {
+    return ChunkAttention<Cuda, head_dim>(limits, options);
+  };
+  SUBCASE("no device") {
+    device.count = 0;
+    CHECK_THROWS_AS(make(), chunkattn::DeviceError);
+    device.count = 1;
+  }
+  SUBCASE("a device that is too old") {
+    device.major = 7;
+    CHECK_THROWS_WITH_AS(make(), doctest::Contains("compute capability = 7"),
+                         chunkattn::InvalidArgument);
+    device.major = 9;
+  }
+  SUBCASE("too little shared memory") {
+    device.shared_per_block = 8192;
+    CHECK_THROWS_WITH_AS(make(), doctest::Contains("HeadDim = 16"), chunkattn::InvalidArgument);
+    device.shared_per_block = 232448;
+  }
+  SUBCASE("out of device memory") {
+    device.fail("cudaMalloc", cudaErrorMemoryAllocation);
+    CHECK_THROWS_WITH_AS(make(), doctest::Contains("cudaMalloc("), chunkattn::DeviceError);
+    const auto held = device.memory.size();
+    device.fail("cudaMallocHost", cudaErrorMemoryAllocation);
+    CHECK_THROWS_AS(make(), chunkattn::DeviceError);
+    CHECK(device.memory.size() == held);  // nothing leaks
+  }
+  SUBCASE("a workspace that is too small") {
+    DeviceArray<unsigned char> memory(4096);
+    CudaOptions options;
+    options.workspace = memory.span().data();
+    options.workspace_bytes = 4096;
+    CHECK_THROWS_WITH_AS(make(options), doctest::Contains("workspace_bytes = 4096"),
+                         chunkattn::InvalidArgument);
+  }
+  SUBCASE("the caller's workspace") {
+    const auto bytes = ChunkAttention<Cuda, head_dim>::workspace_size(Engine::limits());
+    DeviceArray<unsigned char> memory(bytes);
+    CudaOptions options;
+    options.workspace = memory.span().data();
+    options.workspace_bytes = bytes;
+    const int mallocs = device.calls["cudaMalloc"];
+    (void)make(options);
+    CHECK(device.calls["cudaMalloc"] == mallocs);
+  }
+  SUBCASE("limits") {
+    CudaLimits limits = Engine::limits();
+    limits.num_qo_heads = 5;
+    CHECK_THROWS_WITH_AS(make({}, limits), doctest::Contains("num_qo_heads = 5"),
+                         chunkattn::InvalidArgument);
+    limits = Engine::limits();
+    limits.max_rows = 0;
+    CHECK_THROWS_AS(make({}, limits), chunkattn::InvalidArgument);
+  }
+}
+
+TEST_CASE("bad arguments of a step are named, and the next step is right") {
+  simt::current_schedule() = {};
+  Engine engine(18);
+  for (int i = 0; i < 2; ++i) {
+    engine.sequences.push_back(engine.tree.insert(engine.prompt(30, 4)));
+    engine.prefill(engine.sequences.size() - 1);
+  }
+  engine.drain_and_check();
+  engine.decode_plan();
+  Step& step = engine.new_step();
+  const auto layer = engine.cache.layer(0);
+  const auto run = [&](auto q, simt::Stream* stream) {
+    engine.attention->run(layer, engine.plan, q, step.out->span(), {}, stream);
+  };
+  std::vector<half> host(step.q->size);
+  CHECK_THROWS_WITH_AS(run(std::span<half>(host), &engine.stream), doctest::Contains("q = "),
+                       chunkattn::InvalidArgument);
+  CHECK_THROWS_WITH_AS(run(step.q->span().first(16), &engine.stream),
+                       doctest::Contains("q.size() = 16"), chunkattn::InvalidArgument);
+  simt::Stream other;
+  other.device = 1;
+  CHECK_THROWS_WITH_AS(run(step.q->span(), &other), doctest::Contains("stream = 1"),
+                       chunkattn::InvalidArgument);
+  simt::device().fail("launch", cudaErrorLaunchFailure);
+  CHECK_THROWS_AS(run(step.q->span(), &engine.stream), chunkattn::DeviceError);
+  engine.steps.clear();
+  engine.tree.check_invariants();
+  engine.enqueue();
+  engine.commit();
+  engine.drain_and_check();
+}
+
+TEST_CASE("the cache grows without moving a slot") {
+  KvCache<Cuda, half> cache(64, {2, 8, 128}, 3);
+  const auto before = cache.layer(1);
+  const half* place = before.k_row(2, 3, 4);
+  const auto per_slab = cache.bytes() / cache.bytes_per_slot();
+  cache.grow(per_slab + 1);
+  CHECK(before.k_row(2, 3, 4) == place);
+  CHECK(cache.layer(1).k_slabs == before.k_slabs);
+  CHECK(cache.bytes() == 2 * per_slab * cache.bytes_per_slot());
+  simt::device().fail("cudaMalloc", cudaErrorMemoryAllocation);
+  CHECK_THROWS_AS(cache.grow(2 * per_slab + 1), chunkattn::DeviceError);
+  CHECK(cache.num_slots() == per_slab + 1);
+  cache.grow(2 * per_slab + 1);
+}

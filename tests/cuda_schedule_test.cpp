@@ -1,0 +1,286 @@
+// The CUDA scheduler and tile layout: plain integers on the host.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "chunkattn/cuda/locate.hpp"
+#include "chunkattn/cuda/schedule.hpp"
+#include "support/random.hpp"
+#include "support/random_plan.hpp"
+
+namespace {
+
+using chunkattn::CostModel;
+using chunkattn::Geometry;
+using chunkattn::PlanView;
+using chunkattn::Segment;
+using namespace chunkattn::cuda_detail;
+
+constexpr ScheduleCapacity plenty{std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28};
+
+// One shared prefix, then `private_tokens` of each sequence's own.
+test::RandomPlan two_levels(int sequences, int shared, int private_tokens) {
+  test::RandomPlan plan;
+  plan.chunk_size = 64;
+  int slot = 0;
+  const auto add = [&](int row_begin, int row_end, int position, int length, int parent, int n) {
+    Segment s{row_begin, row_end, static_cast<int>(plan.pieces.size()), 0, position, length,
+              parent,    n};
+    for (int done = 0; done < length; done += 64, ++s.piece_count)
+      plan.pieces.push_back({slot++, 0, std::min(64, length - done), position + done});
+    plan.segments.push_back(s);
+    return static_cast<int>(plan.segments.size()) - 1;
+  };
+  const int root = shared > 0 ? add(0, sequences, 0, shared, -1, sequences) : -1;
+  for (int i = 0; i < sequences; ++i) {
+    plan.row_segment.push_back(private_tokens > 0 ? add(i, i + 1, shared, private_tokens, root, 1)
+                                                  : root);
+    plan.row_kv_len.push_back(shared + private_tokens);
+    plan.row_token.push_back(i);
+  }
+  plan.writes.assign(plan.row_token.size(), {chunkattn::no_slot, 0});
+  plan.num_slots = slot;
+  return plan;
+}
+
+// Every (row, head) sees each visible position exactly once, through one streaming task or through
+// the partials its final task merges.
+void check_exact_cover(const test::RandomPlan& plan, const Geometry& geometry,
+                       const Scheduler& scheduler) {
+  const PlanView view = plan.view();
+  const int group = geometry.group();
+  struct Source {
+    int row, begin, end;
+  };
+  std::map<std::int64_t, Source> partials;  // index of (row, first head of KV head 0) -> range
+  const auto ranges_of = [&](const Task& task, int packed, int& begin, int& end) {
+    const int row = packed / group;
+    begin = end = 0;
+    if (task.segment < 0) return;
+    const Segment& s = view.segments[task.segment];
+    // The task's segment stands on the row's path.
+    int on_path = view.row_segment[row];
+    while (on_path >= 0 && on_path != task.segment) on_path = view.segments[on_path].parent;
+    REQUIRE(on_path == task.segment);
+    begin = task.position_begin;
+    end = std::min({task.position_end, s.position + s.length, view.row_kv_len[row]});
+    end = std::max(begin, end);
+  };
+  std::vector<std::vector<std::pair<int, int>>> seen(
+      static_cast<std::size_t>(view.num_rows * group));
+  for (int t = 0; t < static_cast<int>(scheduler.tasks().size()); ++t) {
+    const Task& task = scheduler.tasks()[static_cast<std::size_t>(t)];
+    CHECK((task.tile_rows == 16 || task.tile_rows == 32 || task.tile_rows == 64));
+    REQUIRE(task.row_count >= 1);
+    REQUIRE(task.row_count <= task.tile_rows);
+    for (int packed = task.row_begin; packed < task.row_begin + task.row_count; ++packed) {
+      const int row = packed / group;
+      int begin = 0, end = 0;
+      ranges_of(task, packed, begin, end);
+      const std::int64_t line = std::int64_t{row} * geometry.num_qo_heads + packed % group;
+      if (t < scheduler.num_chunk_first()) {
+        const std::int64_t index = task.partial_base + line;
+        REQUIRE(index >= 0);
+        REQUIRE(index < scheduler.num_partials());
+        REQUIRE(partials.emplace(index, Source{packed, begin, end}).second);
+      } else {
+        auto& mine = seen[static_cast<std::size_t>(packed)];
+        REQUIRE(mine.empty());
+        for (int m = 0; m < task.merge_count; ++m) {
+          const std::int64_t index =
+              scheduler.merges()[static_cast<std::size_t>(task.merge_begin + m)] + line;
+          const auto found = partials.find(index);
+          REQUIRE(found != partials.end());
+          REQUIRE(found->second.row == packed);
+          mine.emplace_back(found->second.begin, found->second.end);
+          CHECK((m == 0 || mine[mine.size() - 1] >= mine[mine.size() - 2]));  // in path order
+        }
+        mine.emplace_back(begin, end);
+      }
+    }
+  }
+  for (int packed = 0; packed < view.num_rows * group; ++packed) {
+    auto& mine = seen[static_cast<std::size_t>(packed)];
+    REQUIRE(!mine.empty());  // every row has one final task
+    std::sort(mine.begin(), mine.end());
+    int reached = 0;
+    for (const auto& [begin, end] : mine) {
+      if (begin == end) continue;
+      CHECK(begin == reached);
+      reached = end;
+    }
+    CHECK(reached == view.row_kv_len[packed / group]);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("tasks cover each visible position of each row exactly once") {
+  test::Random random(21);
+  constexpr int groups[] = {1, 2, 3, 4, 7, 8, 16};
+  constexpr test::Share shares[] = {test::Share::none, test::Share::some, test::Share::all};
+  for (int i = 0; i < test::scaled(300); ++i) {
+    test::RandomPlanOptions options;
+    options.share = random.pick(shares);
+    options.num_sequences = random.uniform(1, 40);
+    options.max_length = random.uniform(1, 900);
+    options.max_queries = random.chance(0.3) ? 100 : 1;
+    const test::RandomPlan plan = test::make_random_plan(random, options);
+    Geometry geometry;
+    geometry.num_kv_heads = random.uniform(1, 4);
+    geometry.num_qo_heads = geometry.num_kv_heads * random.pick(groups);
+    geometry.head_dim = 128;
+    CostModel model;
+    if (random.chance(0.7)) {
+      model.launch_ps = model.task_ps = 0;
+      model.min_split_tokens = 64;
+    }
+    Scheduler scheduler;
+    scheduler.build(plan.view(), geometry, model, plenty);
+    check_exact_cover(plan, geometry, scheduler);
+    // The same plan gives the same tasks.
+    Scheduler again;
+    again.build(plan.view(), geometry, model, plenty);
+    REQUIRE(again.tasks().size() == scheduler.tasks().size());
+    for (std::size_t t = 0; t < again.tasks().size(); ++t)
+      CHECK(std::memcmp(&again.tasks()[t], &scheduler.tasks()[t], sizeof(Task)) == 0);
+    // With next to no room it still covers everything.
+    const ScheduleCapacity small{again.tasks().size() + 1000, std::size_t{1} << 20, 0};
+    again.build(plan.view(), geometry, model, small);
+    CHECK(again.num_chunk_first() == 0);
+    check_exact_cover(plan, geometry, again);
+  }
+}
+
+TEST_CASE("a long shared prefix is read once") {
+  const test::RandomPlan plan = two_levels(32, 2048, 64);
+  Scheduler scheduler;
+  scheduler.build(plan.view(), {32, 32, 128}, CostModel{}, plenty);
+  CHECK(scheduler.summary().num_shared == 1);
+  // The table of floors: 2048 shared and 32 x 64 private tokens of 32 heads.
+  CHECK(scheduler.summary().kv_tokens == 2048 + 32 * 64);
+  CHECK(scheduler.summary().kv_bytes == std::int64_t{4} * 128 * 32 * (2048 + 32 * 64));
+  CHECK(scheduler.num_sequence_first() == 32);
+}
+
+TEST_CASE("with nothing shared there is one phase") {
+  const test::RandomPlan plan = two_levels(256, 0, 700);
+  Scheduler scheduler;
+  scheduler.build(plan.view(), {32, 8, 128}, CostModel{}, plenty);
+  CHECK(scheduler.num_chunk_first() == 0);
+  CHECK(scheduler.num_sequence_first() == 256);
+  CHECK(scheduler.num_partials() == 0);
+}
+
+TEST_CASE("sharing that does not pay is not done") {
+  Scheduler scheduler;
+  const auto shared = [&](int sequences, int length, int private_tokens, Geometry geometry) {
+    const test::RandomPlan plan = two_levels(sequences, length, private_tokens);
+    scheduler.build(plan.view(), geometry, CostModel{}, plenty);
+    return scheduler.summary().num_shared;
+  };
+  CHECK(shared(2, 8, 100, {32, 32, 128}) == 0);  // 8 tokens: partials cost more
+  CHECK(shared(32, 1024, 64, {32, 32, 128}) == 1);
+  CHECK(shared(1, 4096, 64, {32, 32, 128}) == 0);  // nobody to share with
+  CHECK(shared(64, 4096, 64, {32, 8, 128}) == 1);
+  CHECK(shared(2, 64, 64, {2, 2, 128}) == 0);  // saves less than the second launch
+  // Rows that all end in the shared run and fit one tile are one group already.
+  CHECK(shared(16, 4096, 0, {8, 8, 128}) == 0);
+}
+
+TEST_CASE("few sequences are cut along KV until the device is busy") {
+  const test::RandomPlan plan = two_levels(1, 0, 32768);
+  Scheduler scheduler;
+  const CostModel model;
+  scheduler.build(plan.view(), {32, 8, 128}, model, plenty);
+  const int tasks = scheduler.num_chunk_first() * 8;
+  CHECK(tasks >= model.num_blocks * 3 / 4);
+  CHECK(tasks <= model.num_blocks * 2);
+  CHECK(scheduler.num_sequence_first() == 1);  // the merge
+  const auto& first = scheduler.tasks().front();
+  CHECK(first.position_end - first.position_begin >= model.min_split_tokens);
+}
+
+TEST_CASE("tasks stand longest first") {
+  test::Random random(22);
+  test::RandomPlanOptions options;
+  options.num_sequences = 30;
+  options.share = test::Share::none;
+  options.max_length = 3000;
+  const test::RandomPlan plan = test::make_random_plan(random, options);
+  Scheduler scheduler;
+  scheduler.build(plan.view(), {8, 8, 128}, CostModel{}, plenty);
+  int last = 1 << 30;
+  for (int t = scheduler.num_chunk_first(); t < static_cast<int>(scheduler.tasks().size()); ++t) {
+    const Task& task = scheduler.tasks()[static_cast<std::size_t>(t)];
+    if (task.segment < 0) continue;
+    const int length = plan.row_kv_len[static_cast<std::size_t>(task.row_begin)];
+    CHECK(length <= last);
+    last = length;
+  }
+}
+
+TEST_CASE("a schedule that cannot fit is refused by name") {
+  const test::RandomPlan plan = two_levels(32, 2048, 64);
+  Scheduler scheduler;
+  CHECK_THROWS_WITH_AS(scheduler.build(plan.view(), {32, 32, 128}, CostModel{}, {4, 4, 4}),
+                       doctest::Contains("at most 4 tasks"), chunkattn::InvalidArgument);
+}
+
+TEST_CASE("locate finds every place of every path") {
+  test::Random random(23);
+  const test::RandomPlan plan = test::make_random_plan(random, {});
+  const PlanView view = plan.view();
+  for (int row = 0; row < view.num_rows; ++row)
+    for (int s = view.row_segment[row]; s >= 0; s = view.segments[s].parent)
+      for (int p = 0; p < view.segments[s].piece_count; ++p) {
+        const auto& piece = view.pieces[view.segments[s].piece_begin + p];
+        for (int i = 0; i < piece.length; ++i) {
+          const auto place =
+              locate(view.segments, view.pieces, view.row_segment[row], piece.position + i);
+          CHECK(place.slot == piece.slot);
+          CHECK(place.offset == piece.begin + i);
+        }
+      }
+  CHECK(locate(view.segments, view.pieces, view.row_segment[0], 1 << 20).slot ==
+        chunkattn::no_slot);
+}
+
+TEST_CASE("one ldmatrix phase touches every bank once") {
+  for (const int head_dim : {16, 64, 96, 128, 256})
+    for (int first = 0; first < 64; first += 8)
+      for (int chunk = 0; chunk < head_dim / 8; ++chunk) {
+        std::set<int> groups;  // of four banks
+        for (int row = first; row < first + 8; ++row) {
+          const int place = swizzle(head_dim, row, chunk);
+          CHECK(place >= 0);
+          CHECK(place < head_dim / 8);
+          groups.insert((row * (head_dim / 8) + place) % 8);
+        }
+        CHECK(groups.size() == 8);
+      }
+}
+
+TEST_CASE("stages fit the device and keep enough bytes in flight") {
+  struct Machine {
+    const char* name;
+    int per_block, per_sm;
+  };
+  for (const Machine& m : {Machine{"sm_80", 166912, 167936}, Machine{"sm_86", 101376, 102400},
+                           Machine{"sm_90", 232448, 233472}})
+    for (const int head_dim : {64, 96, 128, 256}) {
+      const Occupancy chosen =
+          choose_occupancy(head_dim, m.per_block, m.per_sm, head_dim <= 128 ? 2 : 1);
+      INFO(m.name, " head_dim ", head_dim);
+      REQUIRE(chosen.num_stages >= min_stages);
+      CHECK(shared_bytes(head_dim, chosen.num_stages) <= m.per_block);
+      CHECK(chosen.blocks_per_sm * (shared_bytes(head_dim, chosen.num_stages) + 1024) <= m.per_sm);
+      CHECK(chosen.bytes_in_flight >= (m.per_sm > 110000 ? 48 : 24) * 1024);
+    }
+  CHECK(choose_occupancy(128, 232448, 233472, 2).num_stages == 2);
+  CHECK(choose_occupancy(128, 232448, 233472, 2).blocks_per_sm == 2);
+}

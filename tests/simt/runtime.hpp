@@ -1,0 +1,298 @@
+// A fake of the CUDA runtime calls the library makes, for tests without a GPU: include it before
+// cuda/chunk_attention.cuh, after emulator.hpp.
+//
+// Streams are queues that run only when somebody waits for them: copies and kernels happen as late
+// as is legal, so a pinned buffer that is written again too early, or a plan that is used before
+// its upload, gives wrong results; the former is also noticed by itself. Device memory starts as
+// NaN bytes. Captured graphs replay what they recorded. Any call can be told to fail.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "chunkattn/error.hpp"
+#include "simt/emulator.hpp"
+
+#define CHUNKATTN_CUDA_RUNTIME_PROVIDED 1
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorNoDevice = 100,
+  cudaErrorLaunchFailure = 719,
+  cudaErrorStreamCaptureUnsupported = 900
+};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1 };
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
+};
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice };
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
+inline constexpr unsigned cudaEventDisableTiming = 2;
+
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+  int device;
+  void* devicePointer;
+};
+
+namespace simt {
+
+using Operation = std::function<void()>;
+
+struct Stream {
+  std::deque<Operation> queue;
+  std::vector<Operation>* capture = nullptr;
+  int device = 0;
+
+  void enqueue(Operation operation) {
+    if (capture != nullptr)
+      capture->push_back(std::move(operation));
+    else
+      queue.push_back(std::move(operation));
+  }
+  void drain() {
+    while (!queue.empty()) {
+      const Operation operation = std::move(queue.front());
+      queue.pop_front();
+      operation();
+    }
+  }
+};
+
+struct Event {
+  Stream* stream = nullptr;
+  std::uint64_t recorded = 0, passed = 0;
+};
+
+/// The one fake device and what it noticed.
+struct Device {
+  struct Range {
+    std::size_t bytes;
+    cudaMemoryType type;
+  };
+  std::map<const unsigned char*, Range> memory;
+  Stream default_stream;
+  std::map<std::string, int> calls;
+  std::string failing_call;
+  cudaError_t failure = cudaSuccess;
+  int count = 1, major = 9, sms = 2, shared_per_block = 232448, shared_per_sm = 233472;
+  int early_reuses = 0;        // pinned memory that changed while a copy from it was under way
+  int capture_violations = 0;  // allocations and waits inside a capture
+  bool capturing = false;
+  std::vector<std::string> launches;
+
+  cudaError_t called(const char* name) {
+    ++calls[name];
+    if (failing_call == name) {
+      failing_call.clear();
+      return failure;
+    }
+    return cudaSuccess;
+  }
+  void fail(const char* name, cudaError_t error) {
+    failing_call = name;
+    failure = error;
+  }
+  const Range* find(const void* pointer) const {
+    auto next = memory.upper_bound(static_cast<const unsigned char*>(pointer));
+    if (next == memory.begin()) return nullptr;
+    --next;
+    const bool inside =
+        static_cast<const unsigned char*>(pointer) < next->first + next->second.bytes;
+    return inside ? &next->second : nullptr;
+  }
+  cudaError_t allocate(void** out, std::size_t bytes, cudaMemoryType type) {
+    if (capturing) ++capture_violations;
+    if (posix_memalign(out, 256, bytes) != 0) return cudaErrorMemoryAllocation;
+    std::memset(*out, 0xff, bytes);
+    memory[static_cast<unsigned char*>(*out)] = {bytes, type};
+    return cudaSuccess;
+  }
+  cudaError_t release(void* pointer) {
+    default_stream.drain();
+    memory.erase(static_cast<unsigned char*>(pointer));
+    std::free(pointer);
+    return cudaSuccess;
+  }
+};
+inline Device& device() {
+  static Device fake;
+  return fake;
+}
+
+}  // namespace simt
+
+using cudaStream_t = simt::Stream*;
+using cudaEvent_t = simt::Event*;
+
+namespace simt {
+inline Stream& stream_of(cudaStream_t stream) {
+  return stream != nullptr ? *stream : device().default_stream;
+}
+}  // namespace simt
+
+inline cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+inline const char* cudaGetErrorString(cudaError_t) {
+  return "fake";
+}
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = simt::device().count;
+  const cudaError_t result = simt::device().called("cudaGetDeviceCount");
+  return result != cudaSuccess ? result : *count > 0 ? cudaSuccess : cudaErrorNoDevice;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return simt::device().called("cudaGetDevice");
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  const simt::Device& device = simt::device();
+  *value = which == cudaDevAttrMultiProcessorCount                ? device.sms
+           : which == cudaDevAttrComputeCapabilityMajor           ? device.major
+           : which == cudaDevAttrMaxSharedMemoryPerMultiprocessor ? device.shared_per_sm
+                                                                  : device.shared_per_block;
+  return simt::device().called("cudaDeviceGetAttribute");
+}
+inline cudaError_t cudaMalloc(void** out, std::size_t bytes) {
+  const cudaError_t result = simt::device().called("cudaMalloc");
+  return result != cudaSuccess ? result : simt::device().allocate(out, bytes, cudaMemoryTypeDevice);
+}
+inline cudaError_t cudaMallocHost(void** out, std::size_t bytes) {
+  const cudaError_t result = simt::device().called("cudaMallocHost");
+  return result != cudaSuccess ? result : simt::device().allocate(out, bytes, cudaMemoryTypeHost);
+}
+inline cudaError_t cudaFree(void* pointer) {
+  return simt::device().release(pointer);
+}
+inline cudaError_t cudaFreeHost(void* pointer) {
+  return simt::device().release(pointer);
+}
+inline cudaError_t cudaMemset(void* target, int value, std::size_t bytes) {
+  std::memset(target, value, bytes);
+  return simt::device().called("cudaMemset");
+}
+inline cudaError_t cudaMemcpy(void* target, const void* source, std::size_t bytes, cudaMemcpyKind) {
+  if (simt::device().capturing) ++simt::device().capture_violations;
+  std::memcpy(target, source, bytes);
+  return simt::device().called("cudaMemcpy");
+}
+inline cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t bytes,
+                                   cudaMemcpyKind, cudaStream_t stream) {
+  const cudaError_t result = simt::device().called("cudaMemcpyAsync");
+  if (result != cudaSuccess) return result;
+  const simt::Device::Range* to = simt::device().find(target);
+  const simt::Device::Range* from = simt::device().find(source);
+  if (to == nullptr || from == nullptr || from->type != cudaMemoryTypeHost)
+    return cudaErrorInvalidValue;
+  const auto* first = static_cast<const unsigned char*>(source);
+  simt::stream_of(stream).enqueue([=, then = std::vector<unsigned char>(first, first + bytes)] {
+    if (std::memcmp(then.data(), source, bytes) != 0) ++simt::device().early_reuses;
+    std::memcpy(target, source, bytes);
+  });
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new simt::Event;
+  return simt::device().called("cudaEventCreateWithFlags");
+}
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  if (event->stream != nullptr) event->stream->drain();
+  delete event;
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  event->stream = &simt::stream_of(stream);
+  const std::uint64_t number = ++event->recorded;
+  event->stream->enqueue([=] { event->passed = number; });
+  return simt::device().called("cudaEventRecord");
+}
+inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (simt::device().capturing) ++simt::device().capture_violations;
+  while (event->passed < event->recorded) {  // no further than it must
+    const simt::Operation operation = std::move(event->stream->queue.front());
+    event->stream->queue.pop_front();
+    operation();
+  }
+  return simt::device().called("cudaEventSynchronize");
+}
+inline cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
+  *device = simt::stream_of(stream).device;
+  return simt::device().called("cudaStreamGetDevice");
+}
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = simt::stream_of(stream).capture != nullptr ? cudaStreamCaptureStatusActive
+                                                       : cudaStreamCaptureStatusNone;
+  return simt::device().called("cudaStreamIsCapturing");
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  simt::stream_of(stream).drain();
+  return simt::device().called("cudaStreamSynchronize");
+}
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
+                                            const void* pointer) {
+  const simt::Device::Range* range = simt::device().find(pointer);
+  *attributes = {range != nullptr ? range->type : cudaMemoryTypeUnregistered, 0,
+                 range != nullptr ? const_cast<void*>(pointer) : nullptr};
+  return simt::device().called("cudaPointerGetAttributes");
+}
+
+namespace simt {
+
+/// Records what is enqueued on a stream; replay() enqueues it again.
+class Graph {
+ public:
+  explicit Graph(Stream& stream) : stream_(stream) {
+    stream.capture = &operations_;
+    device().capturing = true;
+  }
+  void end() {
+    stream_.capture = nullptr;
+    device().capturing = false;
+  }
+  void replay() {
+    for (const Operation& operation : operations_) stream_.enqueue(operation);
+  }
+  std::size_t size() const { return operations_.size(); }
+
+ private:
+  Stream& stream_;
+  std::vector<Operation> operations_;
+};
+
+}  // namespace simt
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace cuda_detail {
+
+inline void check_cuda(cudaError_t result, const char* call, SourceLocation where);
+
+template <class Arguments>
+void launch(const char* name, void (*kernel)(Arguments), int grid, int threads, int shared_bytes,
+            cudaStream_t stream, std::type_identity_t<Arguments> arguments) {
+  check_cuda(simt::device().called("launch"), name, SourceLocation::current());
+  simt::device().launches.emplace_back(name);
+  simt::stream_of(stream).enqueue([=] {
+    simt::launch(grid, threads, static_cast<std::size_t>(shared_bytes), [&] { kernel(arguments); });
+  });
+}
+
+template <class Kernel>
+void allow_shared(Kernel*, int) {
+  check_cuda(simt::device().called("cudaFuncSetAttribute"), "cudaFuncSetAttribute",
+             SourceLocation::current());
+}
+
+}  // namespace cuda_detail
+CHUNKATTN_NAMESPACE_END
