@@ -22,7 +22,9 @@ if(CHUNKATTN_NATIVE)
   check_cxx_compiler_flag(-march=native CHUNKATTN_HAS_MARCH_NATIVE)
   if(CHUNKATTN_HAS_MARCH_NATIVE)
     target_compile_options(chunkattn_native INTERFACE
-      "$<$<COMPILE_LANGUAGE:CXX>:-march=native>")
+      "$<$<COMPILE_LANGUAGE:CXX>:-march=native>"
+      # clang 19 warns of the features it finds itself on machines with AVX10
+      "$<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-unknown-warning-option;-Wno-invalid-feature-combination>")
   endif()
 endif()
 
