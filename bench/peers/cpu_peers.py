@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Runs other projects' decode attention on this CPU beside ours, and joins the tables.
+
+    python3 bench/peers/cpu_peers.py --decode build/bench/decode_bench --json peers.json
+
+For each case: bench/decode first, then every peer, each library in a process of its own, K/V sets
+in rotation so that each step finds its data cold. Where PyTorch cannot be imported, a virtual
+environment is made (--venv) and the packages are installed there with pip; they take 6 GB.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import importlib.util
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+PACKAGES = ["numpy", "torch", "openvino", "onnxruntime", "onnx"]
+LIBRARIES = ["torch_cpu", "openvino_cpu", "onnxruntime_cpu"]
+
+
+def ensure_packages(venv):
+    """Starts this script again inside the virtual environment if a package is missing here."""
+    if all(importlib.util.find_spec(package) for package in PACKAGES):
+        return
+    python = pathlib.Path(venv).expanduser() / "bin" / "python"
+    if os.environ.get("CHUNKATTN_PEERS_VENV"):
+        sys.exit(f"{python}: the packages are still missing; install {' '.join(PACKAGES)}")
+    if not python.exists():
+        print(f"installing {' '.join(PACKAGES)} into {venv}", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+    os.environ["CHUNKATTN_PEERS_VENV"] = "1"
+    os.execv(python, [str(python), *sys.argv])
+
+
+def run_peers(library, case, arguments):
+    """The results of one library on one case, from a fresh process."""
+    command = [*shlex.split(arguments.prefix), sys.executable, str(HERE / "run_one.py"), library]
+    command += [json.dumps(dataclasses.asdict(case)), f"--threads={arguments.threads}"]
+    command += [f"--seconds={arguments.seconds}"]
+    command += ["--warm"] * arguments.warm + ["--check-only"] * arguments.check_only
+    # PyTorch's own switch for huge pages; numpy asks for them by itself.
+    environment = os.environ | {
+        "THP_MEM_ALLOC_ENABLE": "1",
+        "OMP_NUM_THREADS": str(arguments.threads),
+        "OPENVINO_LOG_LEVEL": "0",
+    }
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        return [{"peer": library, "failed": f"exit status {done.returncode}"}]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+# --- our own program ------------------------------------------------------------------------------
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def describe_machine():
+    model = "unknown CPU"
+    try:
+        for line in open("/proc/cpuinfo", encoding="utf-8"):
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass
+    return {"cpu": model, "date": datetime.date.today().isoformat()}
+
+
+def markdown(report):
+    """One table per case: who, milliseconds, ratio to the floor, ratio to our time."""
+    lines = []
+    for entry in report["cases"]:
+        case = Case(**entry["case"])
+        floor = entry.get("floor_ms")
+        head = f"floor {floor:.2f} ms" if floor else "floor not measured"
+        lines += [f"### {case.name}", "", head, ""]
+        lines += ["| | ms | × floor | × ours | max error |", "| --- | ---: | ---: | ---: | ---: |"]
+        rows = sorted(entry["results"], key=lambda row: row.get("ms", float("inf")))
+        ours = next((row["ms"] for row in rows if row.get("ours")), None)
+        for row in rows:
+            if "failed" in row:
+                lines.append(f"| {row['peer']} | failed: {row['failed']} | | | |")
+                continue
+            if "ms" not in row:
+                continue
+            cells = [f"**{row['peer']}**" if row.get("ours") else row["peer"], f"{row['ms']:.2f}"]
+            cells += [f"{row['ms'] / floor:.2f}" if floor else ""]
+            cells += [f"{row['ms'] / ours:.2f}" if ours else ""]
+            cells += [f"{row['max_error']:.1e}" if "max_error" in row else ""]
+            lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--decode", help="the bench/decode program; without it, peers alone")
+    parser.add_argument("--json", help="write (and, where it exists, extend) this report")
+    parser.add_argument("--markdown", help="write the tables here; standard output otherwise")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--libraries", default=",".join(LIBRARIES))
+    parser.add_argument("--dtypes", default="fp32,fp16,bf16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=1.0, help="per peer and case")
+    parser.add_argument("--warm", action="store_true", help="one K/V set, no rotation")
+    parser.add_argument("--prefix", default="", help="command put before every measurement")
+    parser.add_argument("--check-only", action="store_true", help="outputs, no times")
+    parser.add_argument("--venv", default="~/.cache/chunkattn-peers")
+    arguments = parser.parse_args()
+    ensure_packages(arguments.venv)
+    global Case, cases
+    from cases import Case, cases
+
+    report = {"machine": describe_machine(), "threads": arguments.threads, "cases": []}
+    if arguments.json and os.path.exists(arguments.json):
+        with open(arguments.json, encoding="utf-8") as file:
+            report["cases"] = json.load(file)["cases"]
+    for case in cases(arguments.dtypes.split(",")):
+        if arguments.only not in case.name:
+            continue
+        print(case.name, file=sys.stderr, flush=True)
+        entry = {"case": dataclasses.asdict(case), "cold": not arguments.warm, "results": []}
+        if arguments.decode and not arguments.check_only:
+            run_decode(case, entry, arguments)
+        for library in arguments.libraries.split(","):
+            entry["results"] += run_peers(library, case, arguments)
+        for row in entry["results"]:
+            value = row.get("failed") or (f"{row['ms']:.2f} ms" if "ms" in row else "ok")
+            print(f"  {row['peer']:42} {value}", file=sys.stderr, flush=True)
+        report["cases"] = [old for old in report["cases"] if old["case"] != entry["case"]]
+        report["cases"].append(entry)
+        if arguments.json:
+            with open(arguments.json, "w", encoding="utf-8") as file:
+                json.dump(report, file, indent=1)
+                file.write("\n")
+    if not arguments.check_only:
+        text = markdown(report)
+        if arguments.markdown:
+            pathlib.Path(arguments.markdown).write_text(text, encoding="utf-8")
+        else:
+            print(text)
+    return int(any("failed" in row for entry in report["cases"] for row in entry["results"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
