@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_plan.hpp"
+#include "block_table.hpp"
 #include "chunk_allocator.hpp"
 #include "chunk_attention.hpp"
 #include "concepts.hpp"
@@ -10,9 +11,11 @@
 #include "element.hpp"
 #include "error.hpp"
 #include "kv_cache.hpp"
+#include "kv_transfer.hpp"
 #include "kv_view.hpp"
 #include "plan_types.hpp"
 #include "prefix_tree.hpp"
 #include "reference.hpp"
 #include "retention.hpp"
+#include "tree_view.hpp"
 #include "version.hpp"
