@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Compiles the CUDA kernels and checks what ptxas and the disassembler say of them.
+
+No warnings, no spills, no stack frame; registers low enough for the blocks per multiprocessor that
+the kernels are tuned for; tensor-core and 16-byte asynchronous copy instructions in the machine
+code, where cuobjdump or nvdisasm is at hand (PATH, the toolkit, or Triton's package). Prints one
+line per kernel and the time to compile the CUDA umbrella header.
+
+Usage: check_ptxas.py [--arch 80,90a] [--head-dim 16,64,96,128,256] [--quick]
+Exit: 0 passed, 1 failed, 77 no nvcc.
+"""
+import argparse
+import glob
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+HERE = os.path.join(ROOT, "tests", "cuda")
+
+# Registers that allow the tuned number of blocks of 128 threads per multiprocessor (65536 each).
+MAX_REGISTERS = {16: 255, 64: 255, 96: 255, 128: 255, 256: 255}
+
+
+def find_nvcc():
+    nvcc = os.environ.get("NVCC") or shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    return nvcc if os.path.exists(nvcc) else None
+
+
+def find_disassembler(nvcc):
+    tool = shutil.which("cuobjdump") or os.path.join(os.path.dirname(nvcc), "cuobjdump")
+    if os.path.exists(tool):
+        return tool
+    for base in sys.path:
+        found = glob.glob(os.path.join(base, "triton", "**", "bin", "cuobjdump"), recursive=True)
+        if found:
+            return found[0]
+    return os.environ.get("CUOBJDUMP")
+
+
+def supported(nvcc, arch):
+    listing = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True).stdout
+    return not listing or "sm_" + arch.rstrip("af") in listing
+
+
+def compile_kernels(nvcc, arch, head_dim, element, out):
+    command = [nvcc, "-std=c++20", "--expt-relaxed-constexpr", "-O3", "-I" + os.path.join(ROOT, "include"),
+               "-gencode", f"arch=compute_{arch},code=sm_{arch}", "-Xptxas", "-v,-warn-spills",
+               "-Xcompiler", "-Wall,-Wextra", f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}",
+               "-cubin", "-o", out, os.path.join(HERE, "kernels.cu")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    return result.returncode, result.stdout + result.stderr
+
+
+def parse(text):
+    """(kernel name, registers, stack, spill stores, spill loads) of each kernel."""
+    name = None
+    numbers = None
+    for line in text.splitlines():
+        found = re.search(r"Compiling entry function '(\w+)'", line)
+        if found:
+            name = re.search(r"(chunk_first|sequence_first|write|copy_rows|advance)_kernel", found[1])[0]
+        found = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line)
+        if found:
+            numbers = [int(x) for x in found.groups()]
+        found = re.search(r"Used (\d+) registers", line)
+        if found and name:
+            yield [name, int(found[1])] + numbers
+            name = None
+
+
+def main():
+    options = argparse.ArgumentParser()
+    options.add_argument("--arch", default="80,90a")
+    options.add_argument("--head-dim", default="16,64,96,128,256")
+    options.add_argument("--quick", action="store_true", help="one element type, no umbrella timing")
+    options = options.parse_args()
+    nvcc = find_nvcc()
+    if nvcc is None:
+        print("no nvcc: the compiled kernels were NOT checked")
+        return 77
+    disassembler = find_disassembler(nvcc)
+    failures = []
+    with tempfile.TemporaryDirectory() as work:
+        for arch in options.arch.split(","):
+            if not supported(nvcc, arch):
+                print(f"sm_{arch}: this nvcc does not know it, NOT checked")
+                continue
+            for head_dim in map(int, options.head_dim.split(",")):
+                for element in ["half"] if options.quick else ["half", "bfloat16"]:
+                    where = f"sm_{arch} head_dim {head_dim} {element}"
+                    cubin = os.path.join(work, "kernels.cubin")
+                    start = time.time()
+                    code, text = compile_kernels(nvcc, arch, head_dim, element, cubin)
+                    seconds = time.time() - start
+                    if code != 0:
+                        print(text)
+                        failures.append(f"{where}: does not compile")
+                        continue
+                    for line in text.splitlines():
+                        if "warning" in line.lower():
+                            failures.append(f"{where}: {line}")
+                    kernels = list(parse(text))
+                    if len(kernels) != 5:
+                        failures.append(f"{where}: {len(kernels)} kernels in the report, not 5")
+                    for name, registers, stack, stores, loads in kernels:
+                        print(f"{where:34} {name:22} {registers:4} registers, {stack} bytes stack, "
+                              f"{stores + loads} bytes spilled")
+                        if stack or stores or loads:
+                            failures.append(f"{where}: {name} spills")
+                        if registers > MAX_REGISTERS[head_dim]:
+                            failures.append(f"{where}: {name} needs {registers} registers")
+                    print(f"{where:34} compiled in {seconds:.1f} s")
+                    if disassembler:
+                        sass = subprocess.run([disassembler, "--dump-sass", cubin], capture_output=True,
+                                              text=True).stdout
+                        for function in re.split(r"\bFunction : ", sass)[1:]:
+                            if "chunk_first" not in function and "sequence_first" not in function:
+                                continue
+                            mma = len(re.findall(r"\bHMMA\.16816", function))
+                            copies = len(re.findall(r"\bLDGSTS\.E\.(?:\w+\.)*128", function))
+                            local = len(re.findall(r"\b(?:LDL|STL)\b", function))
+                            print(f"{where:34} {mma} HMMA.16816, {copies} LDGSTS.128, {local} local accesses")
+                            if not mma or not copies or local:
+                                failures.append(f"{where}: machine code lacks HMMA or LDGSTS, or uses local memory")
+        if not options.quick:
+            source = os.path.join(work, "umbrella.cu")
+            with open(source, "w") as file:
+                file.write('#include "chunkattn/cuda/chunk_attention.cuh"\nint main() {}\n')
+            start = time.time()
+            subprocess.run([nvcc, "-std=c++20", "--expt-relaxed-constexpr", "-I" + os.path.join(ROOT, "include"),
+                            "-gencode", "arch=compute_90a,code=sm_90a", "-c", "-o", os.devnull, source], check=True)
+            print(f"cuda/chunk_attention.cuh alone compiles in {time.time() - start:.1f} s")
+    if not disassembler:
+        print("no cuobjdump: the machine code was NOT looked at")
+    for failure in failures:
+        print("FAILED:", failure)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

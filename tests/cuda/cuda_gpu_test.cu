@@ -1,0 +1,235 @@
+// The CUDA backend on a GPU: oracle, determinism, graphs. Leaves with 77 where there is none.
+#include <thrust/copy.h>
+#include <thrust/device_vector.h>
+
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/cuda/chunk_attention.cuh"
+#include "chunkattn/cuda/kv_cache.cuh"
+#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/reference.hpp"
+#include "support/random.hpp"
+#include "support/random_plan.hpp"
+
+namespace {
+
+using chunkattn::bfloat16;
+using chunkattn::ChunkAttention;
+using chunkattn::Cuda;
+using chunkattn::CudaLimits;
+using chunkattn::CudaOptions;
+using chunkattn::half;
+
+// Before any test: without a device nothing here says anything.
+const bool has_device = [] {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) return true;
+  std::printf("no CUDA device: the CUDA backend was NOT tested on hardware\n");
+  std::fflush(stdout);
+  std::_Exit(77);
+}();
+
+template <class T>
+std::span<T> span_of(thrust::device_vector<T>& values) {
+  return {thrust::raw_pointer_cast(values.data()), values.size()};
+}
+template <class T>
+std::vector<T> to_host(const thrust::device_vector<T>& values) {
+  std::vector<T> host(values.size());
+  thrust::copy(values.begin(), values.end(), host.begin());
+  return host;
+}
+
+struct Case {
+  test::RandomPlanOptions plan;
+  int num_kv_heads = 2;
+  int group = 1;
+  float k_deviation = 1.0f;
+  bool eager = false;  // share and split wherever it is possible
+};
+
+template <class T, int HeadDim>
+void check(test::Random& random, const Case& c) {
+  const test::RandomPlan plan = test::make_random_plan(random, c.plan);
+  test::KvStorage<T> storage(plan.num_slots, c.num_kv_heads, c.plan.chunk_size, HeadDim);
+  test::fill_kv(random, plan, storage.view, c.k_deviation);
+  const thrust::device_vector<T> k(storage.k.begin(), storage.k.end());
+  const thrust::device_vector<T> v(storage.v.begin(), storage.v.end());
+  const auto lines = static_cast<std::size_t>(plan.num_rows() * c.num_kv_heads * c.group);
+  std::vector<T> queries(lines * HeadDim);
+  random.fill(std::span<T>(queries));
+  thrust::device_vector<T> q(queries.begin(), queries.end());
+  const T poison = chunkattn::from_float<T>(NAN);
+  thrust::device_vector<T> out(q.size(), poison), again(q.size(), poison);
+  thrust::device_vector<float> lse(lines, NAN);
+
+  CudaLimits limits;
+  limits.max_rows = plan.num_rows();
+  limits.num_qo_heads = c.num_kv_heads * c.group;
+  limits.num_kv_heads = c.num_kv_heads;
+  limits.max_segments = static_cast<int>(plan.segments.size());
+  limits.max_pieces = static_cast<int>(plan.pieces.size());
+  limits.max_partial_rows = 64 * plan.num_rows();
+  CudaOptions options;
+  if (c.eager) {
+    options.model.task_ps = options.model.launch_ps = 0;
+    options.model.min_split_tokens = 64;
+  }
+  ChunkAttention<Cuda, HeadDim> attention(limits, options);
+  const auto layer = chunkattn::make_kv_view(
+      const_cast<T*>(thrust::raw_pointer_cast(k.data())),
+      const_cast<T*>(thrust::raw_pointer_cast(v.data())), plan.num_slots, c.num_kv_heads,
+      c.plan.chunk_size, HeadDim);
+  cudaStream_t stream = nullptr;
+  REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+  attention.run(layer, plan.view(), span_of(q), span_of(out), span_of(lse), stream);
+  attention.run(layer, plan.view(), span_of(q), span_of(again), {}, stream);
+  REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+  cudaStreamDestroy(stream);
+
+  const auto reference =
+      chunkattn::reference_attention(storage.view, plan.view(), std::span<const T>(queries));
+  const std::vector<T> got = to_host(out);
+  const auto report = chunkattn::compare_with_reference(reference, std::span<const T>(got),
+                                                        chunkattn::unit_roundoff<T>());
+  INFO("head_dim ", HeadDim, ", group ", c.group, ", chunk ", c.plan.chunk_size, ", rows ",
+       plan.num_rows());
+  CHECK(report.worst <= 1.0);
+  const bool same_bits = got == to_host(again);
+  CHECK(same_bits);
+  const std::vector<float> got_lse = to_host(lse);
+  for (std::size_t i = 0; i < got_lse.size(); ++i) {
+    const bool close = std::isinf(reference.lse[i])
+                           ? std::isinf(got_lse[i])
+                           : std::abs(got_lse[i] - reference.lse[i]) <= reference.lse_bound(i);
+    CHECK(close);
+    if (!close) break;
+  }
+}
+
+Case random_case(test::Random& random) {
+  constexpr int chunks[] = {16, 32, 64, 128};
+  constexpr int groups[] = {1, 2, 3, 4, 5, 7, 8, 12, 16};
+  constexpr int lengths[] = {1, 100, 300, 1000};
+  constexpr test::Share shares[] = {test::Share::none, test::Share::some, test::Share::all};
+  Case c;
+  c.plan.share = random.pick(shares);
+  c.plan.chunk_size = random.pick(chunks);
+  c.plan.num_sequences = random.uniform(1, 12);
+  c.plan.max_length = random.pick(lengths);
+  c.plan.max_queries = random.chance(0.3) ? random.uniform(2, 100) : 1;
+  c.group = random.pick(groups);
+  c.num_kv_heads = random.uniform(1, 3);
+  c.eager = random.chance(0.6);
+  c.k_deviation = random.chance(0.2) ? 20.0f : 1.0f;
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("kernels agree with the oracle", T, half, bfloat16) {
+  test::Random random(std::is_same_v<T, half> ? 101 : 102);
+  for (int i = 0; i < test::scaled(20); ++i) {
+    check<T, 16>(random, random_case(random));
+    check<T, 64>(random, random_case(random));
+    check<T, 96>(random, random_case(random));
+    check<T, 128>(random, random_case(random));
+    check<T, 256>(random, random_case(random));
+  }
+}
+
+TEST_CASE("1,000 graph replays with staggered lengths equal eager steps") {
+  constexpr int head_dim = 128, kv_heads = 2, qo_heads = 8, sequences = 6;
+  test::Random random(103);
+  chunkattn::PrefixTree<int, 64> tree;
+  chunkattn::KvCache<Cuda, half> cache(64, {1, kv_heads, head_dim}, 256);
+  CudaLimits limits;
+  limits.max_rows = 512;
+  limits.num_qo_heads = qo_heads;
+  limits.num_kv_heads = kv_heads;
+  ChunkAttention<Cuda, head_dim> graphed(limits), eager(limits);
+  cudaStream_t stream = nullptr;
+  REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+  thrust::device_vector<half> q(512 * qo_heads * head_dim), k(512 * kv_heads * head_dim);
+  thrust::device_vector<half> v(k.size()), out(q.size()), expected(q.size());
+  const auto refill = [&](thrust::device_vector<half>& values) {
+    std::vector<half> host(values.size());
+    random.fill(std::span<half>(host));
+    thrust::copy(host.begin(), host.end(), values.begin());
+  };
+  refill(q);
+  refill(k);
+  refill(v);
+  chunkattn::AttentionPlan plan;
+  std::vector<chunkattn::PrefixTree<int, 64>::Sequence> live;
+  const auto layer = cache.layer(0);
+  for (int i = 0; i < sequences; ++i) {
+    std::vector<int> prompt(200, 7);
+    for (int t = 0; t < 13 * i; ++t) prompt.push_back(random.uniform(10, 1 << 30));
+    live.push_back(tree.insert(prompt));
+    const auto range = live.back().next_uncomputed();
+    if (range.length == 0) continue;
+    plan.clear();
+    plan.add(live.back(), range);
+    plan.update(tree);
+    const auto n = static_cast<std::size_t>(range.length);
+    eager.write(layer, plan, span_of(k).first(n * kv_heads * head_dim),
+                span_of(v).first(n * kv_heads * head_dim), stream);
+    live.back().commit(range);
+  }
+  cudaGraphExec_t graph = nullptr;
+  const std::size_t rows = sequences;
+  const auto step = [&](auto& attention, auto& to) {
+    attention.write(layer, plan, span_of(k).first(rows * kv_heads * head_dim),
+                    span_of(v).first(rows * kv_heads * head_dim), stream);
+    attention.run(layer, plan, span_of(q).first(rows * qo_heads * head_dim),
+                  span_of(to).first(rows * qo_heads * head_dim), {}, stream);
+  };
+  int wrong = 0;
+  for (int i = 0; i < test::scaled(1000); ++i) {
+    plan.clear();
+    for (auto& sequence : live) plan.add(sequence, sequence.reserve(1));
+    plan.update(tree);
+    cache.grow(static_cast<std::size_t>(tree.num_slots()));
+    graphed.prepare(plan, stream);
+    if (i == 0) {
+      cudaGraph_t captured = nullptr;
+      REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+      step(graphed, out);
+      REQUIRE(cudaStreamEndCapture(stream, &captured) == cudaSuccess);
+      REQUIRE(cudaGraphInstantiate(&graph, captured, 0) == cudaSuccess);
+      cudaGraphDestroy(captured);
+    }
+    REQUIRE(cudaGraphLaunch(graph, stream) == cudaSuccess);
+    step(eager, expected);
+    REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+    if (i % 50 == 0) wrong += to_host(out) != to_host(expected);
+    for (auto& sequence : live) sequence.commit(random.uniform(10, 1 << 30));
+  }
+  CHECK(wrong == 0);
+  cudaGraphExecDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_CASE("host memory where device memory is meant is refused") {
+  CudaLimits limits;
+  limits.max_rows = 4;
+  limits.num_qo_heads = limits.num_kv_heads = 1;
+  ChunkAttention<Cuda, 64> attention(limits);
+  test::Random random(104);
+  test::RandomPlanOptions options;
+  options.num_sequences = 1;
+  const test::RandomPlan plan = test::make_random_plan(random, options);
+  test::KvStorage<half> storage(plan.num_slots, 1, options.chunk_size, 64);
+  std::vector<half> q(static_cast<std::size_t>(plan.num_rows()) * 64);
+  CHECK_THROWS_AS(attention.run(storage.view, plan.view(), std::span<half>(q), std::span<half>(q),
+                                {}, nullptr),
+                  chunkattn::InvalidArgument);
+}

@@ -1,0 +1,18 @@
+// Instantiates every attention kernel of the library for one head dimension and element type, for
+// the checks of compiled code: nvcc -DHEAD_DIM=128 -DELEMENT=half -cubin kernels.cu
+#include "chunkattn/cuda/append.cuh"
+#include "chunkattn/cuda/chunk_first.cuh"
+#include "chunkattn/cuda/sequence_first.cuh"
+
+using chunkattn::ELEMENT;
+namespace cuda_detail = chunkattn::cuda_detail;
+
+template __global__ void cuda_detail::chunk_first_kernel<ELEMENT, HEAD_DIM>(
+    const cuda_detail::AttentionArguments<ELEMENT>);
+template __global__ void cuda_detail::sequence_first_kernel<ELEMENT, HEAD_DIM>(
+    const cuda_detail::AttentionArguments<ELEMENT>);
+template __global__ void cuda_detail::write_kernel<ELEMENT, ELEMENT>(
+    const cuda_detail::WriteArguments<ELEMENT, ELEMENT>);
+template __global__ void cuda_detail::copy_rows_kernel<ELEMENT>(
+    const cuda_detail::CopyArguments<ELEMENT>);
+template __global__ void cuda_detail::advance_kernel<>(const cuda_detail::PlanMemory);
