@@ -216,7 +216,12 @@ examples::FloatLanes load_lanes(const T* from) {
     const Words words = __builtin_convertvector(bits, Words) << 16;
     std::memcpy(&lanes, &words, sizeof lanes);
   } else {
-#if defined(__F16C__)
+#if defined(__AVX512F__)
+    __m256i bits;
+    std::memcpy(&bits, from, sizeof bits);
+    const __m512 floats = _mm512_maskz_cvtph_ps(0xffff, bits);
+    std::memcpy(&lanes, &floats, sizeof lanes);
+#elif defined(__F16C__)
     for (int half = 0; half < 2; ++half) {
       __m128i bits;
       std::memcpy(&bits, from + 8 * half, sizeof bits);

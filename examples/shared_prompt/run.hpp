@@ -115,7 +115,7 @@ int run(const Settings& settings) {
   print_serving(serving);
   print_memory(comparison.memory);
   print_decode(comparison);
-  const bool ok = print_verdict(comparison, settings.check);
+  const bool ok = print_verdict(comparison, settings);
   if (!settings.json.empty()) {
     Settings actual = settings;
     actual.threads = executor.concurrency();
