@@ -1,0 +1,124 @@
+// Forks keep the number of slots bounded: beam search, parallel sampling, tree of thoughts. Slots
+// stay within ChunkSize / min_run of the need plus one tail per sequence.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "tests/support/random.hpp"
+
+using namespace chunkattn;
+
+namespace {
+
+constexpr int chunk = 16;
+using Tree = PrefixTree<int, chunk>;
+
+struct Search {
+  explicit Search(int min_run_) : min_run(min_run_), tree({}, {.min_run = min_run_}) {}
+
+  void step() {
+    plan.clear();
+    for (auto& s : beams) plan.add(s, s.reserve(1));
+    plan.update(tree);
+    for (auto& s : beams) s.commit(random.uniform(0, 50000));
+    check();
+  }
+
+  /// The need: distinct (slot, offset) places that live paths hold, in full chunks.
+  void check() {
+    tree.check_invariants();
+    std::set<std::pair<SlotIndex, int>> places;
+    for (auto& s : beams)
+      s.for_each_run({0, static_cast<int>(s.size())}, [&](const Piece& piece) {
+        for (int i = 0; i < piece.length; ++i) places.emplace(piece.slot, piece.begin + i);
+      });
+    const std::size_t need = (places.size() + chunk - 1) / chunk;
+    // A run of min_run or more tokens takes ceil(length / chunk) slots: at a length of chunk + 1
+    // that is two, so the factor is at least 2. Sequences that left stay while they are copied.
+    const std::size_t ratio = std::max<std::size_t>(2, static_cast<std::size_t>(chunk / min_run));
+    const TreeStats stats = tree.stats();
+    const std::size_t sequences = stats.live_sequences + stats.retiring_sequences;
+    worst = std::max(worst, static_cast<std::int64_t>(stats.used_slots) -
+                                static_cast<std::int64_t>(ratio * need + sequences));
+  }
+
+  void start(std::size_t prompt_length) {
+    std::vector<int> prompt(prompt_length);
+    std::iota(prompt.begin(), prompt.end(), 0);
+    beams.push_back(tree.insert(prompt));
+    plan.clear();
+    plan.add(beams[0], beams[0].next_uncomputed());
+    plan.update(tree);
+    beams[0].commit(beams[0].next_uncomputed());
+  }
+
+  int min_run;
+  Tree tree;
+  AttentionPlan plan;
+  std::vector<Tree::Sequence> beams;
+  test::Random random{7};
+  std::int64_t worst = -1000;  // slots above the bound
+};
+
+}  // namespace
+
+TEST_CASE("beam search: slots stay bounded while beams fork and drop at each step") {
+  for (const int min_run : {4, 8, 16}) {
+    CAPTURE(min_run);
+    Search search(min_run);
+    search.start(37);
+    const std::size_t width = 8;
+    while (search.beams.size() < width) search.beams.push_back(search.beams[0].fork());
+    for (int step = 0; step < 300; ++step) {
+      search.step();
+      // Each surviving beam is a continuation of a random one, as top-k over all beams gives.
+      std::vector<Tree::Sequence> next;
+      for (std::size_t i = 0; i < width; ++i)
+        next.push_back(search.beams[search.random.index(1 + search.random.index(width))].fork());
+      search.beams = std::move(next);
+      search.check();
+    }
+    CHECK(search.worst <= 0);
+    CHECK(search.tree.stats().forks_copied > 0);
+    search.beams.clear();
+    search.tree.check_invariants();
+    CHECK(search.tree.stats().used_slots == 0);
+  }
+}
+
+TEST_CASE("parallel sampling: the prompt is held once") {
+  Search search(8);
+  search.start(160);
+  while (search.beams.size() < 32) search.beams.push_back(search.beams[0].fork());
+  CHECK(search.tree.stats().used_slots == 10);
+  CHECK(search.tree.stats().copied_tokens == 0);
+  for (int step = 0; step < 40; ++step) search.step();
+  CHECK(search.tree.stats().used_slots == 10 + 32 * 3);
+  CHECK(search.worst <= 0);
+}
+
+TEST_CASE("tree of thoughts: branch deep, prune, go on") {
+  for (const int min_run : {4, 8}) {
+    Search search(min_run);
+    search.start(50);
+    for (int level = 0; level < 25; ++level) {
+      const std::size_t n = search.beams.size();
+      for (std::size_t i = 0; i < n; ++i)
+        for (int k = 0; k < 2; ++k) search.beams.push_back(search.beams[i].fork());
+      const int thought = search.random.uniform(1, 30);
+      for (int t = 0; t < thought; ++t) search.step();
+      search.random.shuffle(search.beams);
+      while (search.beams.size() > 5) search.beams.pop_back();
+      search.check();
+    }
+    CHECK(search.worst <= 0);
+  }
+}
