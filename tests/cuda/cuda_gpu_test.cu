@@ -1,8 +1,7 @@
 // The CUDA backend on a GPU: oracle, determinism, graphs. Leaves with 77 where there is none.
+#include <doctest/doctest.h>
 #include <thrust/copy.h>
 #include <thrust/device_vector.h>
-
-#include <doctest/doctest.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +23,7 @@ using chunkattn::ChunkAttention;
 using chunkattn::Cuda;
 using chunkattn::CudaLimits;
 using chunkattn::CudaOptions;
-using chunkattn::half;
+using Half = chunkattn::half;  // cuda_fp16.h, which Thrust includes, has a half of its own
 
 // Before any test: without a device nothing here says anything.
 const bool has_device = [] {
@@ -82,10 +81,10 @@ void check(test::Random& random, const Case& c) {
     options.model.min_split_tokens = 64;
   }
   ChunkAttention<Cuda, HeadDim> attention(limits, options);
-  const auto layer = chunkattn::make_kv_view(
-      const_cast<T*>(thrust::raw_pointer_cast(k.data())),
-      const_cast<T*>(thrust::raw_pointer_cast(v.data())), plan.num_slots, c.num_kv_heads,
-      c.plan.chunk_size, HeadDim);
+  const auto layer =
+      chunkattn::make_kv_view(const_cast<T*>(thrust::raw_pointer_cast(k.data())),
+                              const_cast<T*>(thrust::raw_pointer_cast(v.data())), plan.num_slots,
+                              c.num_kv_heads, c.plan.chunk_size, HeadDim);
   cudaStream_t stream = nullptr;
   REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
   REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
@@ -134,8 +133,8 @@ Case random_case(test::Random& random) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("kernels agree with the oracle", T, half, bfloat16) {
-  test::Random random(std::is_same_v<T, half> ? 101 : 102);
+TEST_CASE_TEMPLATE("kernels agree with the oracle", T, Half, bfloat16) {
+  test::Random random(std::is_same_v<T, Half> ? 101 : 102);
   for (int i = 0; i < test::scaled(20); ++i) {
     check<T, 16>(random, random_case(random));
     check<T, 64>(random, random_case(random));
@@ -149,7 +148,7 @@ TEST_CASE("1,000 graph replays with staggered lengths equal eager steps") {
   constexpr int head_dim = 128, kv_heads = 2, qo_heads = 8, sequences = 6;
   test::Random random(103);
   chunkattn::PrefixTree<int, 64> tree;
-  chunkattn::KvCache<Cuda, half> cache(64, {1, kv_heads, head_dim}, 256);
+  chunkattn::KvCache<Cuda, Half> cache(64, {1, kv_heads, head_dim}, 256);
   CudaLimits limits;
   limits.max_rows = 512;
   limits.num_qo_heads = qo_heads;
@@ -157,11 +156,11 @@ TEST_CASE("1,000 graph replays with staggered lengths equal eager steps") {
   ChunkAttention<Cuda, head_dim> graphed(limits), eager(limits);
   cudaStream_t stream = nullptr;
   REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
-  thrust::device_vector<half> q(512 * qo_heads * head_dim), k(512 * kv_heads * head_dim);
-  thrust::device_vector<half> v(k.size()), out(q.size()), expected(q.size());
-  const auto refill = [&](thrust::device_vector<half>& values) {
-    std::vector<half> host(values.size());
-    random.fill(std::span<half>(host));
+  thrust::device_vector<Half> q(512 * qo_heads * head_dim), k(512 * kv_heads * head_dim);
+  thrust::device_vector<Half> v(k.size()), out(q.size()), expected(q.size());
+  const auto refill = [&](thrust::device_vector<Half>& values) {
+    std::vector<Half> host(values.size());
+    random.fill(std::span<Half>(host));
     thrust::copy(host.begin(), host.end(), values.begin());
   };
   refill(q);
@@ -227,9 +226,9 @@ TEST_CASE("host memory where device memory is meant is refused") {
   test::RandomPlanOptions options;
   options.num_sequences = 1;
   const test::RandomPlan plan = test::make_random_plan(random, options);
-  test::KvStorage<half> storage(plan.num_slots, 1, options.chunk_size, 64);
-  std::vector<half> q(static_cast<std::size_t>(plan.num_rows()) * 64);
-  CHECK_THROWS_AS(attention.run(storage.view, plan.view(), std::span<half>(q), std::span<half>(q),
-                                {}, nullptr),
-                  chunkattn::InvalidArgument);
+  test::KvStorage<Half> storage(plan.num_slots, 1, options.chunk_size, 64);
+  std::vector<Half> q(static_cast<std::size_t>(plan.num_rows()) * 64);
+  CHECK_THROWS_AS(
+      attention.run(storage.view, plan.view(), std::span<Half>(q), std::span<Half>(q), {}, nullptr),
+      chunkattn::InvalidArgument);
 }

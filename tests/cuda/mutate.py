@@ -45,7 +45,7 @@ def run(mutant, cxx, work):
     verdict = "SURVIVED"
     for test in TESTS:
         program = os.path.join(tree, test)
-        subprocess.run([cxx, "-std=c++20", "-O0", "-I", os.path.join(tree, "include"), "-I",
+        subprocess.run([cxx, "-std=c++20", "-O0", "-DCHUNKATTN_FEW_KERNELS", "-I", os.path.join(tree, "include"), "-I",
                         os.path.join(ROOT, "tests"), "-I", ROOT, os.path.join(ROOT, "tests", test + ".cpp"),
                         os.path.join(ROOT, "tests", "main.cpp"), "-pthread", "-o", program], check=True)
         try:

@@ -20,6 +20,7 @@
 #include "simt/emulator.hpp"
 
 #define CHUNKATTN_CUDA_RUNTIME_PROVIDED 1
+#define CUDART_VERSION 13000
 
 enum cudaError_t {
   cudaSuccess = 0,

@@ -303,7 +303,11 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   void check_stream(cudaStream_t stream) {
     if (stream == checked_stream_ && stream_checked_) return;
     int device = 0;
+#if CUDART_VERSION >= 12080
     cuda_detail::check_cuda(cudaStreamGetDevice(stream, &device), "cudaStreamGetDevice");
+#else  // older runtimes do not tell: the current device is the best guess
+    cuda_detail::check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+#endif
     detail::check_argument(device == device_, "stream", device,
                            "a stream of device " + std::to_string(device_));
     checked_stream_ = stream;

@@ -1,6 +1,9 @@
 // The one place where kernels are launched.
 #pragma once
 
+#include <cstddef>
+#include <type_traits>
+
 #include "runtime.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
