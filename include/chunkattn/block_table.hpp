@@ -65,8 +65,11 @@ class BlockTable {
     last_page_len_.push_back((static_cast<std::int32_t>(kv_len) - 1) % page + 1);
   }
 
+  /// [num_sequences + 1]: sequence i has the pages [indptr[i], indptr[i + 1]) of indices().
   [[nodiscard]] const std::vector<std::int32_t>& indptr() const noexcept { return indptr_; }
+  /// Slots of the pages, all sequences one after the other.
   [[nodiscard]] const std::vector<std::int32_t>& indices() const noexcept { return indices_; }
+  /// [num_sequences]: tokens in the last page, from 1 to the page size.
   [[nodiscard]] const std::vector<std::int32_t>& last_page_len() const noexcept {
     return last_page_len_;
   }

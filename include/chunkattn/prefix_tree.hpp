@@ -52,8 +52,8 @@ class PrefixTree {
   /// destructor leaves. It may outlive the tree; then only destroying or assigning to it is useful.
   class Sequence {
    public:
-    using token_type = Token;
-    static constexpr int chunk_size = ChunkSize;
+    using token_type = Token;                     ///< what prompts are made of
+    static constexpr int chunk_size = ChunkSize;  ///< tokens per slot
 
     Sequence() = default;
     /// Leaves `other` empty.

@@ -26,6 +26,7 @@ class KvCache<Cuda, T> {
                 "KvCache<Cuda, T>: T must be chunkattn::half or chunkattn::bfloat16");
 
  public:
+  /// Slots that the table of slabs has room for, unless the allocator has a smaller budget.
   static constexpr std::size_t default_slot_limit = std::size_t{1} << 22;
 
   /// Memory that follows `tree`: layer() grows to tree.num_slots(). The tree must outlive it.
@@ -100,12 +101,15 @@ class KvCache<Cuda, T> {
   [[nodiscard]] const KvView<T>* device_layers() const noexcept {
     return reinterpret_cast<const KvView<T>*>(views_.data());
   }
+  /// The geometry it was made for.
   [[nodiscard]] const KvCacheOptions& options() const noexcept { return options_; }
+  /// Slots that have memory in every layer.
   [[nodiscard]] std::size_t num_slots() const noexcept { return num_slots_; }
   /// Bytes of K and V of one slot, all layers together.
   [[nodiscard]] std::size_t bytes_per_slot() const noexcept {
     return num_tables() * slot_elements() * sizeof(T);
   }
+  /// Bytes of device memory held, all layers together.
   [[nodiscard]] std::size_t bytes() const noexcept {
     return slabs_.size() * (bytes_per_slot() << slab_shift_);
   }
