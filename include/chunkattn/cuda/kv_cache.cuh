@@ -26,7 +26,7 @@ class KvCache<Cuda, T> {
                 "KvCache<Cuda, T>: T must be chunkattn::half or chunkattn::bfloat16");
 
  public:
-  /// Slots that the table of slabs has room for, unless the allocator has a smaller budget.
+  /// Slots that the tables of slab addresses have room for, unless told otherwise.
   static constexpr std::size_t default_slot_limit = std::size_t{1} << 22;
 
   /// Memory that follows `tree`: layer() grows to tree.num_slots(). The tree must outlive it.
