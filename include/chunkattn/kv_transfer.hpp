@@ -25,17 +25,17 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// for v. Of 8-bit K/V k_scale[i] and v_scale[i] are the rows' scales; else they are null.
 template <class T>
 struct KvSpan {
-  SlotIndex slot = no_slot;
-  int layer = 0;
-  int kv_head = 0;
-  std::int32_t begin = 0;     ///< first row in the slot
-  std::int32_t position = 0;  ///< its path position
-  std::int32_t length = 0;    ///< rows
-  T* k = nullptr;
-  T* v = nullptr;
-  std::int64_t stride_token = 0;
-  float* k_scale = nullptr;
-  float* v_scale = nullptr;
+  SlotIndex slot = no_slot;       ///< the chunk
+  int layer = 0;                  ///< which layer
+  int kv_head = 0;                ///< which KV head
+  std::int32_t begin = 0;         ///< first row in the slot
+  std::int32_t position = 0;      ///< its path position
+  std::int32_t length = 0;        ///< rows
+  T* k = nullptr;                 ///< first K row
+  T* v = nullptr;                 ///< first V row
+  std::int64_t stride_token = 0;  ///< elements from a row to the next
+  float* k_scale = nullptr;       ///< scales of the K rows, 8-bit K/V only
+  float* v_scale = nullptr;       ///< scales of the V rows, 8-bit K/V only
 };
 
 namespace detail {
@@ -103,17 +103,19 @@ template <class Cache>
 
 namespace detail {
 
-/// Pairs each row of the range with its place in a contiguous buffer, laid out
-/// [num_layers][K, V][num_kv_heads][range.length][head_dim] without regard to chunks, for 8-bit
-/// elements followed by float scales [num_layers][K, V][num_kv_heads][range.length].
+/// Pairs each row of `range` with its place in a contiguous buffer that holds the positions `held`,
+/// laid out [num_layers][K, V][num_kv_heads][held.length][head_dim] without regard to chunks, for
+/// 8-bit elements followed by float scales [num_layers][K, V][num_kv_heads][held.length].
 template <class Sequence, class Cache, class Byte, class Copy>
 void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::span<Byte> buffer,
-              const Copy& copy) {
+              TokenRange held, const Copy& copy) {
   using T = cache_element<Cache>;
   check_range(sequence, range);
-  const auto length = static_cast<std::size_t>(range.length);
+  check_argument(held.begin <= range.begin && held.end() >= range.end(), "held", held.begin,
+                 "positions that include those of range");
+  const auto length = static_cast<std::size_t>(held.length);
   check_argument(buffer.size() == kv_bytes(cache, length), "buffer.size()", buffer.size(),
-                 "kv_bytes(cache, range.length)");
+                 "kv_bytes() of the positions it holds");
   const auto heads = static_cast<std::size_t>(cache.options().num_kv_heads);
   const auto layers = static_cast<std::size_t>(cache.options().num_layers);
   const std::size_t row = static_cast<std::size_t>(cache.options().head_dim) * sizeof(T);
@@ -121,7 +123,7 @@ void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::spa
   for_each_kv_span(sequence, range, cache, [&](const KvSpan<T>& span) {
     const auto layer = static_cast<std::size_t>(span.layer);
     const auto head = static_cast<std::size_t>(span.kv_head);
-    const auto first = static_cast<std::size_t>(span.position - range.begin);
+    const auto first = static_cast<std::size_t>(span.position - held.begin);
     const std::size_t k = ((2 * layer + 0) * heads + head) * length + first;
     const std::size_t v = ((2 * layer + 1) * heads + head) * length + first;
     for (std::int32_t i = 0; i < span.length; ++i) {
@@ -146,25 +148,32 @@ template <class Sequence, class Cache>
 void gather_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                std::span<std::byte> buffer) {
   detail::transfer(
-      sequence, range, cache, buffer,
+      sequence, range, cache, buffer, range,
       [](const void* row, std::byte* to, std::size_t bytes) { std::memcpy(to, row, bytes); });
 }
 
-/// The reverse of gather_kv(). Written positions of a shared path belong to every sequence on it:
-/// scatter only what is this sequence's to compute (next_uncomputed()), then commit() it.
+/// The reverse of gather_kv(): copies the K/V of `range` out of a buffer that holds the positions
+/// `held`. Written positions of a shared path belong to every sequence on it: scatter only what is
+/// this sequence's to compute (next_uncomputed()), then commit() it.
+template <class Sequence, class Cache>
+void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
+                std::span<const std::byte> buffer, TokenRange held) {
+  detail::transfer(
+      sequence, range, cache, buffer, held,
+      [](void* row, const std::byte* from, std::size_t bytes) { std::memcpy(row, from, bytes); });
+}
+/// The same where the buffer holds just `range`.
 template <class Sequence, class Cache>
 void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                 std::span<const std::byte> buffer) {
-  detail::transfer(
-      sequence, range, cache, buffer,
-      [](void* row, const std::byte* from, std::size_t bytes) { std::memcpy(row, from, bytes); });
+  scatter_kv(sequence, range, cache, buffer, range);
 }
 
 /// A preempted sequence: its tokens, and the K/V of the first `computed` of them.
 template <class Token>
 struct SwappedSequence {
-  std::vector<Token> tokens;
-  std::size_t computed = 0;
+  std::vector<Token> tokens;  ///< all of them, from the root
+  std::size_t computed = 0;   ///< tokens whose K/V is in `kv`
   std::vector<std::byte> kv;  ///< as gather_kv() lays it out
 };
 
@@ -201,26 +210,7 @@ template <class Tree, class Cache>
   const auto computed = static_cast<std::int32_t>(swapped.computed);
   range.length = computed > range.begin ? computed - range.begin : 0;
   if (range.empty()) return sequence;
-  // The part that is missing, cut out of the buffer row by row.
-  using T = detail::cache_element<Cache>;
-  const auto& geometry = cache.options();
-  const std::size_t row = static_cast<std::size_t>(geometry.head_dim) * sizeof(T);
-  const std::size_t heads = 2 * static_cast<std::size_t>(geometry.num_layers) *
-                            static_cast<std::size_t>(geometry.num_kv_heads);
-  std::vector<std::byte> part(kv_bytes(cache, static_cast<std::size_t>(range.length)));
-  const auto cut = [&](std::size_t from, std::size_t to, std::size_t bytes_per_row) {
-    for (std::size_t h = 0; h < heads; ++h)
-      std::memcpy(
-          part.data() + to + h * static_cast<std::size_t>(range.length) * bytes_per_row,
-          swapped.kv.data() + from +
-              (h * swapped.computed + static_cast<std::size_t>(range.begin)) * bytes_per_row,
-          static_cast<std::size_t>(range.length) * bytes_per_row);
-  };
-  cut(0, 0, row);
-  if constexpr (std::is_same_v<T, std::int8_t>)
-    cut(heads * swapped.computed * row, heads * static_cast<std::size_t>(range.length) * row,
-        sizeof(float));
-  scatter_kv(*sequence, range, cache, part);
+  scatter_kv(*sequence, range, cache, std::span<const std::byte>(swapped.kv), {0, computed});
   sequence->commit(range);
   return sequence;
 }
