@@ -167,8 +167,8 @@ void fill_random(T* to, std::size_t count, std::uint64_t seed) {
 /// Fills all of a layer's slots.
 template <class T>
 void fill_layer(const chunkattn::KvView<T>& view, std::uint64_t seed) {
-  const auto row = static_cast<std::size_t>(view.chunk_size) *
-                   static_cast<std::size_t>(view.head_dim);
+  const auto row =
+      static_cast<std::size_t>(view.chunk_size) * static_cast<std::size_t>(view.head_dim);
   for (int slot = 0; slot < view.num_slots; ++slot) {
     for (int head = 0; head < view.num_kv_heads; ++head) {
       fill_random(view.k_row(slot, head, 0), row, ++seed);

@@ -36,9 +36,9 @@ inline double median(std::vector<double> values) {
 
 /// Limits of the machine with the threads of a pool.
 struct Machine {
-  double dram_read = 0;   ///< bytes per second, from memory beyond every cache
-  double cache_read = 0;  ///< bytes per second, 24 MB per pool: the last-level cache
-  double fma_peak = 0;    ///< fp32 operations per second
+  double dram_read = 0;              ///< bytes per second, from memory beyond every cache
+  double cache_read = 0;             ///< bytes per second, 24 MB per pool: the last-level cache
+  double fma_peak = 0;               ///< fp32 operations per second
   std::size_t last_level_cache = 0;  ///< bytes, as the system reports it (0: unknown)
   int threads = 1;
 
@@ -52,7 +52,7 @@ struct Machine {
 class Buffer {
  public:
   explicit Buffer(std::size_t bytes) : bytes_(bytes) {
-    data_ = static_cast<char*>(::operator new(bytes, std::align_val_t{alignment}));
+    data_ = static_cast<char*>(::operator new (bytes, std::align_val_t{alignment}));
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     madvise(data_, bytes, MADV_HUGEPAGE);
 #endif
@@ -60,10 +60,16 @@ class Buffer {
   }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { ::operator delete(data_, std::align_val_t{alignment}); }
+  ~Buffer() {
+    ::operator delete (data_, std::align_val_t{alignment});
+  }
 
-  [[nodiscard]] const float* floats() const { return reinterpret_cast<const float*>(data_); }
-  [[nodiscard]] std::size_t count() const { return bytes_ / sizeof(float); }
+  [[nodiscard]] const float* floats() const {
+    return reinterpret_cast<const float*>(data_);
+  }
+  [[nodiscard]] std::size_t count() const {
+    return bytes_ / sizeof(float);
+  }
 
  private:
   static constexpr std::size_t alignment = std::size_t{2} << 20;
@@ -126,8 +132,7 @@ inline double fma_rate(chunkattn::ThreadPool& pool) {
       const simd::Float<width> b = simd::broadcast<width>(1.0f);
       for (std::int64_t i = 0; i < steps; ++i) {
         __asm__ volatile("" : "+m"(*reinterpret_cast<char*>(&sink[0])));
-        simd::repeat<chains>(
-            [&](auto c) CHUNKATTN_LAMBDA { sums[c] = simd::fma(sums[c], a, b); });
+        simd::repeat<chains>([&](auto c) CHUNKATTN_LAMBDA { sums[c] = simd::fma(sums[c], a, b); });
       }
       float total = 0;
       simd::repeat<chains>([&](auto c) CHUNKATTN_LAMBDA { total += sums[c][0]; });

@@ -67,6 +67,10 @@ struct FailingExecutor {
 
 }  // namespace
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // malloc and free stand behind both
+#endif
+
 // Counts every allocation of the program.
 void* operator new(std::size_t size) {
   allocations.fetch_add(1, std::memory_order_relaxed);

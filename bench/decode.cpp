@@ -1,0 +1,324 @@
+// Decode attention on the CPU. Measures the machine's limits first, then each case as
+//   ms, GFLOP/s, GB/s and `ratio` = time / max(flops / peak, bytes / DRAM read bandwidth)
+// of the same run. `cold` rotates enough layers that each call finds its K/V in memory, not in a
+// cache. Flops and bytes are those of the method: what is shared counts once for ours and once per
+// sequence for the paged baselines' flops and, without sharing, bytes.
+//
+//   decode_bench --benchmark_filter='shared:4096' --benchmark_format=json
+//   CHUNKATTN_BENCH_THREADS=2   threads (default: all)
+//   CHUNKATTN_BENCH_COLD=MB     bytes in rotation (default: 4 x last-level cache, at most 2048 MB)
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/baselines.hpp"
+#include "bench/decode_case.hpp"
+#include "bench/machine.hpp"
+#include "chunkattn/chunk_attention.hpp"
+
+using namespace chunkattn;
+
+namespace {
+
+constexpr int head_dim = 128;
+
+enum class Method { ours, paged_shared_pages, paged_unshared, naive };
+
+struct Case {
+  std::string name;
+  bench::Batch batch;
+  int num_qo_heads = 32;
+  int num_kv_heads = 32;
+  Method method = Method::ours;
+  bool cold = true;
+};
+
+struct Setting {
+  std::unique_ptr<ThreadPool> pool;
+  bench::Machine machine;
+  std::size_t cold_bytes = 0;
+};
+Setting setting;
+
+/// Everything of one case that is built once and timed many times.
+struct Prepared {
+  virtual ~Prepared() = default;
+  virtual void step() = 0;
+  double flops = 0;
+  double bytes = 0;
+};
+
+template <class T, int ChunkSize>
+class PagedCase : public Prepared {
+ public:
+  explicit PagedCase(const Case& which)
+      : planned_(which.batch, which.method != Method::paged_unshared), attention_(*setting.pool) {
+    if (which.method == Method::paged_shared_pages) unshared_.emplace(planned_.plan().view());
+    const auto work = planned_.work();
+    const double token_bytes =
+        2.0 * head_dim * sizeof(T) + (std::is_same_v<T, std::int8_t> ? 2.0 * sizeof(float) : 0.0);
+    const double kv_bytes = work.tokens * which.num_kv_heads * token_bytes;
+    flops = work.pairs * which.num_qo_heads * 4.0 * head_dim;
+    bytes = kv_bytes + 2.0 * which.batch.size() * which.num_qo_heads * head_dim * sizeof(float);
+    const double wanted = which.cold ? static_cast<double>(setting.cold_bytes) / kv_bytes : 0.0;
+    const int layers = std::clamp(static_cast<int>(wanted) + 1, 1, 512);
+    cache_.emplace(planned_.tree(), KvCacheOptions{layers, which.num_kv_heads, head_dim});
+    for (int l = 0; l < layers; ++l) layers_.push_back(cache_->layer(l));
+    setting.pool->parallel_for(layers, [&](int l) {
+      bench::fill_layer(layers_[static_cast<std::size_t>(l)], static_cast<std::uint64_t>(l));
+    });
+    q_.resize(static_cast<std::size_t>(which.batch.size()) *
+              static_cast<std::size_t>(which.num_qo_heads) * head_dim);
+    out_.resize(q_.size());
+    bench::fill_random(q_.data(), q_.size(), 1);
+  }
+
+  void step() override {
+    const KvView<T>& layer = layers_[next_++ % layers_.size()];
+    if (unshared_)
+      attention_.run(layer, unshared_->view(), q_, out_);
+    else
+      attention_.run(layer, planned_.plan(), q_, out_);
+  }
+
+ private:
+  bench::PlannedBatch<ChunkSize> planned_;
+  std::optional<bench::UnsharedPlan> unshared_;
+  ChunkAttention<Cpu, head_dim> attention_;
+  std::optional<KvCache<Cpu, T>> cache_;
+  std::vector<KvView<T>> layers_;
+  std::vector<float> q_, out_;
+  std::size_t next_ = 0;
+};
+
+/// Sequences of equal length only.
+class NaiveCase : public Prepared {
+ public:
+  explicit NaiveCase(const Case& which) : case_(which) {
+    for (const auto& part : which.batch.sequences[0]) tokens_ += part.tokens;
+    const auto size = static_cast<std::size_t>(which.batch.size()) *
+                      static_cast<std::size_t>(which.num_kv_heads) *
+                      static_cast<std::size_t>(tokens_) * head_dim;
+    k_.resize(size);
+    v_.resize(size);
+    q_.resize(static_cast<std::size_t>(which.batch.size()) *
+              static_cast<std::size_t>(which.num_qo_heads) * head_dim);
+    out_.resize(q_.size());
+    bench::fill_random(k_.data(), size, 1);
+    bench::fill_random(v_.data(), size, 2);
+    bench::fill_random(q_.data(), q_.size(), 3);
+    flops = 4.0 * head_dim * tokens_ * which.batch.size() * which.num_qo_heads;
+    bytes = 2.0 * static_cast<double>(size) * sizeof(float);
+  }
+  void step() override {
+    bench::naive_attention(*setting.pool, k_.data(), v_.data(), q_.data(), out_.data(),
+                           case_.batch.size(), case_.num_qo_heads, case_.num_kv_heads, tokens_,
+                           head_dim);
+  }
+
+ private:
+  Case case_;
+  int tokens_ = 0;
+  std::vector<float> k_, v_, q_, out_;
+};
+
+// The prepared case stays for Google Benchmark's repeated calls; only one at a time is held.
+template <class Make>
+Prepared& prepared(const std::string& name, Make&& make) {
+  static std::string held;
+  static std::unique_ptr<Prepared> value;
+  if (held != name) {
+    value.reset();
+    value = make();
+    held = name;
+    value->step();
+  }
+  return *value;
+}
+
+template <class Make>
+void register_case(const std::string& name, Make make) {
+  benchmark::RegisterBenchmark(name.c_str(),
+                               [name, make](benchmark::State& state) {
+                                 Prepared& timed = prepared(name, make);
+                                 std::vector<double> seconds;
+                                 for (auto _ : state) {
+                                   const auto start = bench::Clock::now();
+                                   timed.step();
+                                   seconds.push_back(bench::seconds_since(start));
+                                   state.SetIterationTime(seconds.back());
+                                 }
+                                 const double median = bench::median(seconds);
+                                 const double floor =
+                                     setting.machine.floor_seconds(timed.flops, timed.bytes);
+                                 state.counters["ms"] = median * 1e3;
+                                 state.counters["GFLOP/s"] = timed.flops / median * 1e-9;
+                                 state.counters["GB/s"] = timed.bytes / median * 1e-9;
+                                 state.counters["floor_ms"] = floor * 1e3;
+                                 state.counters["ratio"] = median / floor;
+                               })
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond)
+      ->MinTime(0.4);
+}
+
+template <class T, int ChunkSize = 64>
+void add(const char* type, Case which) {
+  static constexpr const char* methods[] = {"ours", "paged_shared_pages", "paged_unshared",
+                                            "naive"};
+  const std::string name = std::string(methods[static_cast<int>(which.method)]) + "/" + type +
+                           "/heads:" + std::to_string(which.num_qo_heads) + ":" +
+                           std::to_string(which.num_kv_heads) + "/" + which.name +
+                           (which.cold ? "/cold" : "/warm") +
+                           (ChunkSize == 64 ? "" : "/chunk:" + std::to_string(ChunkSize));
+  register_case(name, [which]() -> std::unique_ptr<Prepared> {
+    if (which.method == Method::naive) return std::make_unique<NaiveCase>(which);
+    return std::make_unique<PagedCase<T, ChunkSize>>(which);
+  });
+}
+
+Case prefix_case(int batch, int shared, int own, int kv_heads = 32, Method method = Method::ours,
+                 bool cold = true) {
+  return {"b:" + std::to_string(batch) + "/shared:" + std::to_string(shared) +
+              "/own:" + std::to_string(own),
+          bench::one_prefix(batch, shared, own),
+          32,
+          kv_heads,
+          method,
+          cold};
+}
+
+template <class T>
+void add_type(const char* type) {
+  for (const int kv_heads : {32, 8}) {
+    for (const int shared : {1024, 2048, 4096}) {
+      add<T>(type, prefix_case(32, shared, 64, kv_heads));
+      add<T>(type, prefix_case(32, shared, 64, kv_heads, Method::ours, false));
+    }
+    for (const int own : {1024, 2048, 4096}) add<T>(type, prefix_case(32, 0, own, kv_heads));
+  }
+  // Half and three quarters of a prompt of 2,048 shared.
+  add<T>(type, prefix_case(32, 1024, 1024));
+  add<T>(type, prefix_case(32, 1536, 512));
+}
+
+// Lengths 64, 128, … behind one prefix.
+Case staggered() {
+  Case which = prefix_case(32, 2048, 64);
+  which.name = "b:32/shared:2048/own:staggered";
+  for (int i = 0; i < 32; ++i)
+    which.batch.sequences[static_cast<std::size_t>(i)].back().tokens = 64 + 37 * i;
+  return which;
+}
+
+struct TreeShape {
+  std::vector<int> nodes, tokens;
+};
+
+/// Reads the "trees" of kernel_trees.json: pairs of integer lists, in order of appearance.
+std::vector<TreeShape> read_trees(const std::string& path) {
+  std::ifstream file(path);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::vector<TreeShape> trees;
+  const auto list_after = [&](std::size_t from) {
+    std::vector<int> values;
+    std::size_t at = text.find('[', from) + 1;
+    while (at < text.size() && text[at] != ']') {
+      char* end = nullptr;
+      values.push_back(static_cast<int>(std::strtol(&text[at], &end, 10)));
+      at = static_cast<std::size_t>(end - text.data());
+      while (at < text.size() && (text[at] == ',' || text[at] == ' ')) ++at;
+    }
+    return values;
+  };
+  const std::string key = "\"nodes_per_level\"";
+  for (std::size_t at = text.find(key); at != std::string::npos; at = text.find(key, at + 1))
+    trees.push_back({list_after(at), list_after(text.find("\"tokens_per_node\"", at))});
+  return trees;
+}
+
+bench::Batch tree_batch(const TreeShape& shape) {
+  bench::Batch batch;
+  const int leaves = shape.nodes.back();
+  for (int leaf = 0; leaf < leaves; ++leaf) {
+    batch.sequences.emplace_back();
+    std::uint32_t id = 1;
+    for (std::size_t level = 0; level < shape.nodes.size(); ++level) {
+      const auto node =
+          static_cast<std::uint32_t>(static_cast<std::int64_t>(leaf) * shape.nodes[level] / leaves);
+      batch.sequences.back().push_back({id + node, shape.tokens[level]});
+      id += static_cast<std::uint32_t>(shape.nodes[level]);
+    }
+  }
+  return batch;
+}
+
+void add_trees() {
+  const char* folder = std::getenv("CHUNKATTN_DATA");
+  const std::string path =
+      std::string(folder != nullptr ? folder : "../shared") + "/workloads/kernel_trees.json";
+  const std::vector<TreeShape> trees = read_trees(path);
+  if (trees.empty())
+    std::fprintf(stderr, "no tree shapes: %s not found, set CHUNKATTN_DATA\n", path.c_str());
+  constexpr std::pair<int, int> heads[] = {{32, 32}, {32, 8}, {16, 1}};
+  for (std::size_t t = 0; t < trees.size(); ++t) {
+    for (const auto& [qo, kv] : heads) {
+      for (const Method method : {Method::ours, Method::paged_shared_pages}) {
+        add<half>("fp16",
+                  {"tree:" + std::to_string(t), tree_batch(trees[t]), qo, kv, method, true});
+      }
+    }
+  }
+}
+
+void add_all() {
+  add_type<float>("fp32");
+  add_type<half>("fp16");
+  add_type<bfloat16>("bf16");
+  add_type<std::int8_t>("int8");
+  for (const int shared : {1024, 2048, 4096}) {
+    for (const Method method : {Method::paged_shared_pages, Method::paged_unshared, Method::naive})
+      add<float>("fp32", prefix_case(32, shared, 64, 32, method));
+    add<half>("fp16", prefix_case(32, shared, 64, 32, Method::paged_shared_pages));
+    add<half>("fp16", prefix_case(32, shared, 64, 32, Method::paged_unshared));
+  }
+  for (const int batch : {1, 2, 4, 8, 16, 64, 128}) add<half>("fp16", prefix_case(batch, 2048, 64));
+  for (const int own : {1, 256, 512, 1024, 2048}) add<half>("fp16", prefix_case(32, 2048, own));
+  add<half>("fp16", staggered());
+  add<half, 16>("fp16", prefix_case(32, 2048, 64));
+  add<half, 32>("fp16", prefix_case(32, 2048, 64));
+  add<half, 128>("fp16", prefix_case(32, 2048, 64));
+  add<half, 256>("fp16", prefix_case(32, 2048, 64));
+  add_trees();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  const char* threads = std::getenv("CHUNKATTN_BENCH_THREADS");
+  setting.pool = std::make_unique<ThreadPool>(threads != nullptr ? std::atoi(threads) : 0);
+  setting.machine = bench::measure_machine(*setting.pool);
+  const char* cold = std::getenv("CHUNKATTN_BENCH_COLD");
+  const std::size_t llc = std::max(setting.machine.last_level_cache, std::size_t{64} << 20);
+  setting.cold_bytes = cold != nullptr ? static_cast<std::size_t>(std::atoll(cold)) << 20
+                                       : std::min(4 * llc, std::size_t{2} << 30);
+  const auto text = [](double value) { return std::to_string(value); };
+  benchmark::AddCustomContext("threads", std::to_string(setting.machine.threads));
+  benchmark::AddCustomContext("dram_read_GB/s", text(setting.machine.dram_read * 1e-9));
+  benchmark::AddCustomContext("cache_read_GB/s", text(setting.machine.cache_read * 1e-9));
+  benchmark::AddCustomContext("fma_peak_GFLOP/s", text(setting.machine.fma_peak * 1e-9));
+  benchmark::AddCustomContext("cold_MB", std::to_string(setting.cold_bytes >> 20));
+  add_all();
+  benchmark::RunSpecifiedBenchmarks();
+}
