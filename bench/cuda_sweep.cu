@@ -118,7 +118,7 @@ struct Plan {
     }
   }
   int add(int begin, int end, int position, int length, int parent, int sequences) {
-    chunkattn::Segment s{begin,  end,    static_cast<int>(pieces.size()), 0, position, length,
+    chunkattn::Segment s{begin,  end,      static_cast<int>(pieces.size()), 0, position, length,
                          parent, sequences};
     for (int done = 0; done < length; done += 64, ++s.piece_count)
       pieces.push_back({num_slots++, 0, std::min(64, length - done), position + done});
@@ -146,9 +146,11 @@ void run_case(const Case& c, double bandwidth, double rate, double seconds, cuda
   constexpr int d = 128;
   const Plan plan(c);
   const std::size_t slot = static_cast<std::size_t>(c.kv_heads) * 64 * d;
-  const std::size_t layer_bytes = 2 * slot * sizeof(half) * static_cast<std::size_t>(plan.num_slots);
+  const std::size_t layer_bytes =
+      2 * slot * sizeof(half) * static_cast<std::size_t>(plan.num_slots);
   // Rotate through at least 512 MB, several times the largest L2.
-  const int layers = static_cast<int>(std::clamp<std::size_t>((512u << 20) / layer_bytes + 1, 2, 64));
+  const int layers =
+      static_cast<int>(std::clamp<std::size_t>((512u << 20) / layer_bytes + 1, 2, 64));
   const std::size_t elements = slot * static_cast<std::size_t>(plan.num_slots);
   auto memory = random_halves(2 * elements * static_cast<std::size_t>(layers), 1);
   const std::size_t lines = static_cast<std::size_t>(c.batch) * c.qo_heads;
@@ -181,7 +183,8 @@ void run_case(const Case& c, double bandwidth, double rate, double seconds, cuda
   std::printf(
       "{\"case\": \"%s\", \"batch\": %d, \"qo_heads\": %d, \"kv_heads\": %d, \"shared\": %d, "
       "\"private\": %d, \"us\": %.2f, \"floor_us\": %.2f, \"of_floor\": %.3f, \"bytes\": %.0f, "
-      "\"scheduled_kv_bytes\": %lld, \"partial_bytes\": %lld, \"shared_runs\": %d, \"splits\": %d}\n",
+      "\"scheduled_kv_bytes\": %lld, \"partial_bytes\": %lld, \"shared_runs\": %d, \"splits\": "
+      "%d}\n",
       c.name, c.batch, c.qo_heads, c.kv_heads, c.shared, c.own, us, floor, floor / us, bytes,
       static_cast<long long>(summary.kv_bytes), static_cast<long long>(summary.partial_bytes),
       summary.num_shared, summary.num_split);
@@ -204,15 +207,17 @@ int main(int argc, char** argv) {
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
   const double bandwidth = copy_bandwidth(stream);
   const double rate = 790e6;  // flop per us; replaced by --rate once the matrix rate is measured
-  const double launch = measure(stream, 100, 0.1, [&](int) { empty_kernel<<<1, 32, 0, stream>>>(); });
-  std::printf("{\"device\": \"%s\", \"sms\": %d, \"copy_bytes_per_us\": %.0f, \"graph_kernel_us\": %.2f}\n",
-              device.name, device.multiProcessorCount, bandwidth, launch);
+  const double launch =
+      measure(stream, 100, 0.1, [&](int) { empty_kernel<<<1, 32, 0, stream>>>(); });
+  std::printf(
+      "{\"device\": \"%s\", \"sms\": %d, \"copy_bytes_per_us\": %.0f, \"graph_kernel_us\": %.2f}\n",
+      device.name, device.multiProcessorCount, bandwidth, launch);
   std::vector<std::pair<std::string, Case>> cases;
   const auto add = [&](std::string name, Case c) { cases.emplace_back(std::move(name), c); };
   for (const int shared : {1024, 2048, 4096})
     for (const int own : {0, 64, 512, -1})  // -1: the same context, nothing shared
-      add("paper table 3", own < 0 ? Case{"", 32, 32, 32, 0, shared}
-                                   : Case{"", 32, 32, 32, shared, own});
+      add("paper table 3",
+          own < 0 ? Case{"", 32, 32, 32, 0, shared} : Case{"", 32, 32, 32, shared, own});
   for (const int batch : {1, 4, 16, 64, 96}) add("paper figure 4", {"", batch, 32, 32, 2048, 256});
   for (const int batch : {64, 256})
     for (const int shared : {4096, 32768})

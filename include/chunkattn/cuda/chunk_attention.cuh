@@ -29,13 +29,14 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
+/// How attention on a GPU is computed.
 struct CudaOptions {
   float sm_scale = 0;  ///< factor of q·k; 0: 1 / sqrt(HeadDim)
   CostModel model;     ///< num_blocks is replaced by what the device holds
   /// Device memory of workspace_size(limits) bytes, 256-byte aligned; null: allocated by the
   /// constructor.
   void* workspace = nullptr;
-  std::size_t workspace_bytes = 0;
+  std::size_t workspace_bytes = 0;  ///< size of `workspace`
   /// Ask the driver whether q, k, v, out are device memory, once per new address.
   bool check_pointers = true;
 };
@@ -195,7 +196,9 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     upload_.note_advanced(view_of(plan), steps);
   }
 
+  /// The maxima it was made for.
   [[nodiscard]] const CudaLimits& limits() const noexcept { return limits_; }
+  /// Uploads and what they carried, since construction.
   [[nodiscard]] const cuda_detail::UploadCounts& counts() const noexcept {
     return upload_.counts();
   }
@@ -203,6 +206,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   [[nodiscard]] const cuda_detail::ScheduleSummary& summary() const noexcept {
     return upload_.scheduler().summary();
   }
+  /// Buffers of the K/V pipeline in shared memory.
   [[nodiscard]] int num_stages() const noexcept { return occupancy_.num_stages; }
   /// Blocks of a full launch.
   [[nodiscard]] int num_blocks() const noexcept { return num_sms_ * occupancy_.blocks_per_sm; }
