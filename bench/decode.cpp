@@ -285,14 +285,24 @@ void add_all() {
   add_type<half>("fp16");
   add_type<bfloat16>("bf16");
   add_type<std::int8_t>("int8");
+  constexpr Method paged[] = {Method::paged_shared_pages, Method::paged_unshared};
   for (const int shared : {1024, 2048, 4096}) {
-    for (const Method method : {Method::paged_shared_pages, Method::paged_unshared, Method::naive})
-      add<float>("fp32", prefix_case(32, shared, 64, 32, method));
-    add<half>("fp16", prefix_case(32, shared, 64, 32, Method::paged_shared_pages));
-    add<half>("fp16", prefix_case(32, shared, 64, 32, Method::paged_unshared));
+    for (const int kv_heads : {32, 8}) {
+      for (const Method method : paged) {
+        add<float>("fp32", prefix_case(32, shared, 64, kv_heads, method));
+        add<half>("fp16", prefix_case(32, shared, 64, kv_heads, method));
+        add<bfloat16>("bf16", prefix_case(32, shared, 64, kv_heads, method));
+      }
+    }
+    add<float>("fp32", prefix_case(32, shared, 64, 32, Method::naive));
   }
-  for (const int batch : {1, 2, 4, 8, 16, 64, 128}) add<half>("fp16", prefix_case(batch, 2048, 64));
-  for (const int own : {1, 256, 512, 1024, 2048}) add<half>("fp16", prefix_case(32, 2048, own));
+  // Against batch size and completion tokens: the paper's Figures 4 and 3.
+  for (const Method method : {Method::ours, Method::paged_shared_pages, Method::paged_unshared}) {
+    for (const int batch : {1, 2, 4, 8, 16, 64, 128})
+      add<half>("fp16", prefix_case(batch, 2048, 64, 32, method));
+    for (const int own : {1, 256, 512, 1024, 2048})
+      add<half>("fp16", prefix_case(32, 2048, own, 32, method));
+  }
   add<half>("fp16", staggered());
   add<half, 16>("fp16", prefix_case(32, 2048, 64));
   add<half, 32>("fp16", prefix_case(32, 2048, 64));

@@ -60,6 +60,38 @@ def run_peers(library, case, arguments):
 
 # --- our own program ------------------------------------------------------------------------------
 
+METHODS = {
+    "ours": "chunkattn",
+    "paged_shared_pages": "paged, shared pages",
+    "paged_unshared": "paged, own pages",
+    "naive": "naive",
+}
+
+
+def run_decode(case, entry, arguments):
+    """Adds our program's figures for the case, and the floor that it measured."""
+    name = f"{case.dtype}/heads:{case.num_qo_heads}:{case.num_kv_heads}/b:{case.batch}"
+    name += f"/shared:{case.shared}/own:{case.private}/{'warm' if arguments.warm else 'cold'}"
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        command = [*shlex.split(arguments.prefix), arguments.decode]
+        command += [f"--benchmark_filter=/{name}(/m|$)"]
+        command += [f"--benchmark_out={out.name}", "--benchmark_out_format=json"]
+        environment = os.environ | {"CHUNKATTN_BENCH_THREADS": str(arguments.threads)}
+        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+        text = pathlib.Path(out.name).read_text(encoding="utf-8")
+    if not text.strip():
+        return  # the program has no such case
+    report = json.loads(text)
+    for key in ("dram_read_GB/s", "cache_read_GB/s", "fma_peak_GFLOP/s", "cold_MB"):
+        entry.setdefault("machine", {})[key] = float(report["context"][key])
+    for run in report["benchmarks"]:
+        method = METHODS[run["name"].split("/")[0]]
+        row = {"peer": method, "kind": method, "ours": True, "main": method == "chunkattn"}
+        row |= {"shares": method in ("chunkattn", "paged, shared pages"), "ms": run["ms"]}
+        if row["main"]:
+            entry["floor_ms"] = run["floor_ms"]
+        entry["results"].append(row)
+
 
 # --- tables ---------------------------------------------------------------------------------------
 
@@ -86,14 +118,14 @@ def markdown(report):
         lines += [f"### {case.name}", "", head, ""]
         lines += ["| | ms | × floor | × ours | max error |", "| --- | ---: | ---: | ---: | ---: |"]
         rows = sorted(entry["results"], key=lambda row: row.get("ms", float("inf")))
-        ours = next((row["ms"] for row in rows if row.get("ours")), None)
+        ours = next((row["ms"] for row in rows if row.get("main")), None)
         for row in rows:
             if "failed" in row:
                 lines.append(f"| {row['peer']} | failed: {row['failed']} | | | |")
                 continue
             if "ms" not in row:
                 continue
-            cells = [f"**{row['peer']}**" if row.get("ours") else row["peer"], f"{row['ms']:.2f}"]
+            cells = [f"**{row['peer']}**" if row.get("main") else row["peer"], f"{row['ms']:.2f}"]
             cells += [f"{row['ms'] / floor:.2f}" if floor else ""]
             cells += [f"{row['ms'] / ours:.2f}" if ours else ""]
             cells += [f"{row['max_error']:.1e}" if "max_error" in row else ""]
