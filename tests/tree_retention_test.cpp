@@ -1,0 +1,448 @@
+// Retention: what is evicted, in which order, and what is not; tenants; replicas; threads.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <list>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "tests/support/random.hpp"
+
+using namespace chunkattn;
+
+namespace {
+
+std::vector<int> iota(int first, std::size_t n) {
+  std::vector<int> tokens(n);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+/// Joins, computes everything and leaves.
+template <class Tree>
+std::size_t pass(Tree& tree, const std::vector<typename Tree::token_type>& prompt,
+                 InsertOptions o = {}) {
+  auto s = tree.insert(prompt, o);
+  const std::size_t cached = s.num_cached();
+  s.commit(s.next_uncomputed());
+  return cached;
+}
+
+// ---- an independent LRU: a plain trie of tokens' chunks with explicit nodes and one list
+// ----------
+
+/// Leaf-first LRU over a radix trie of (first token key) edges, in whole slots: written from the
+/// rule alone. Each node is one run of tokens; a run's slots are counted from its own start.
+class LruSimulation {
+ public:
+  LruSimulation(std::size_t capacity, int chunk) : capacity_(capacity), chunk_(chunk) {}
+
+  /// Tokens found; then the path is the most recently used.
+  std::size_t pass(const std::vector<int>& prompt) {
+    std::vector<Node*> path;
+    Node* at = &root_;
+    std::size_t position = 0;
+    while (position < prompt.size()) {
+      const auto it = at->children.find(prompt[position]);
+      if (it == at->children.end()) break;
+      Node* child = it->second.get();
+      std::size_t common = 0;
+      while (common < child->tokens.size() && position + common < prompt.size() &&
+             child->tokens[common] == prompt[position + common])
+        ++common;
+      if (common < child->tokens.size()) child = split(child, common);
+      position += common;
+      path.push_back(child);
+      at = child;
+    }
+    const std::size_t found = position;
+    for (Node* n : path) n->used = true;
+    if (position < prompt.size()) {
+      auto fresh = std::make_unique<Node>();
+      fresh->tokens.assign(prompt.begin() + static_cast<std::ptrdiff_t>(position), prompt.end());
+      fresh->parent = at;
+      // A run continues in the free places of its parent's last slot if nobody else does.
+      fresh->begin = at != &root_ && !at->continued && at->end() < chunk_ ? at->end() : 0;
+      const std::size_t needed = new_slots(*fresh);
+      while (slots_ + needed > capacity_) evict();
+      // Evicting may have given the places behind the parent back.
+      if (fresh->begin == 0 && at != &root_ && !at->continued && at->end() < chunk_)
+        fresh->begin = at->end();
+      if (fresh->begin > 0) at->continued = true;
+      slots_ += new_slots(*fresh);
+      Node* n = fresh.get();
+      n->used = true;
+      at->children[n->tokens[0]] = std::move(fresh);
+      path.push_back(n);
+    }
+    for (std::size_t i = path.size(); i-- > 0;) {  // deepest first: children are older
+      path[i]->used = false;
+      recency_.remove(path[i]);
+      recency_.push_back(path[i]);
+    }
+    return found;
+  }
+
+  [[nodiscard]] std::size_t slots() const { return slots_; }
+  std::vector<std::pair<int, int>> victims;  // position and length of what was evicted, in order
+
+ private:
+  struct Node {
+    Node* parent = nullptr;
+    std::map<int, std::unique_ptr<Node>> children;
+    std::vector<int> tokens;
+    int begin = 0;           // offset in the first slot
+    bool continued = false;  // somebody holds the places behind the last token
+    bool used = false;
+
+    [[nodiscard]] int end_offset(int chunk) const {
+      return (begin + static_cast<int>(tokens.size()) - 1) % chunk + 1;
+    }
+    [[nodiscard]] int end() const { return end_offset(chunk_of); }
+    static inline int chunk_of = 0;
+  };
+
+ public:
+  static void set_chunk(int chunk) { Node::chunk_of = chunk; }
+
+ private:
+  [[nodiscard]] std::size_t new_slots(const Node& n) const {
+    const auto all = static_cast<std::size_t>(n.begin) + n.tokens.size();
+    const auto c = static_cast<std::size_t>(chunk_);
+    return (all + c - 1) / c - (n.begin > 0 ? 1 : 0);
+  }
+
+  Node* split(Node* lower, std::size_t keep) {
+    Node* parent = lower->parent;
+    const int key = lower->tokens[0];
+    auto owned = std::move(parent->children[key]);
+    auto upper = std::make_unique<Node>();
+    Node* u = upper.get();
+    u->parent = parent;
+    u->begin = lower->begin;
+    u->tokens.assign(lower->tokens.begin(),
+                     lower->tokens.begin() + static_cast<std::ptrdiff_t>(keep));
+    lower->tokens.erase(lower->tokens.begin(),
+                        lower->tokens.begin() + static_cast<std::ptrdiff_t>(keep));
+    lower->begin = (u->begin + static_cast<int>(keep)) % chunk_;
+    u->continued = lower->begin > 0;
+    lower->parent = u;
+    u->children[lower->tokens[0]] = std::move(owned);
+    parent->children[key] = std::move(upper);
+    recency_.insert(std::next(std::find(recency_.begin(), recency_.end(), lower)), u);
+    return u;
+  }
+
+  /// The least recently used leaf loses what it has in its last slot.
+  void evict() {
+    for (auto it = recency_.begin(); it != recency_.end(); ++it) {
+      Node* n = *it;
+      if (n->used) continue;
+      const auto last = static_cast<std::size_t>(n->end());
+      const bool one_slot =
+          static_cast<std::size_t>(n->begin) + n->tokens.size() <= static_cast<std::size_t>(chunk_);
+      int position = 0;
+      for (const Node* up = n->parent; up != nullptr; up = up->parent)
+        position += static_cast<int>(up->tokens.size());
+      const std::size_t lost = one_slot ? n->tokens.size() : last;
+      victims.emplace_back(position + static_cast<int>(n->tokens.size() - lost),
+                           static_cast<int>(lost));
+      if (!one_slot) {
+        n->tokens.resize(n->tokens.size() - last);
+        --slots_;
+        return;
+      }
+      if (n->begin == 0)
+        --slots_;
+      else
+        n->parent->continued = false;
+      recency_.erase(it);
+      n->parent->children.erase(n->tokens[0]);
+      return;
+    }
+    throw std::logic_error("nothing to evict");
+  }
+
+  Node root_;
+  std::list<Node*> recency_;
+  std::size_t capacity_;
+  int chunk_;
+  std::size_t slots_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("LRU victims equal those of an independent simulation, on the trace") {
+  const char* data = std::getenv("CHUNKATTN_DATA");
+  const std::filesystem::path file =
+      std::filesystem::path(data != nullptr ? data : CHUNKATTN_SOURCE_DIR "/../shared") /
+      "traces/mooncake_conversation_trace.jsonl";
+  std::ifstream in(file);
+  if (!in) {
+    std::printf("skipped: no %s (set CHUNKATTN_DATA)\n", file.c_str());
+    return;
+  }
+  constexpr int chunk = 16;
+  test::Random random(3);
+  LruSimulation::set_chunk(chunk);
+  for (const std::size_t budget : {1500u, 20000u}) {
+    CAPTURE(budget);
+    in.clear();
+    in.seekg(0);
+    PrefixTree<int, chunk, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = budget});
+    LruSimulation lru(budget, chunk);
+    std::vector<std::pair<int, int>> evicted;
+    tree.set_event_sink([&](const CacheEvent& e) {
+      if (e.kind == CacheEvent::Kind::evicted) evicted.emplace_back(e.position, e.length);
+    });
+    std::string line;
+    std::size_t hits = 0, tokens = 0, evictions = 0;
+    const int lines = test::scaled(1200);
+    for (int i = 0; i < lines && std::getline(in, line); ++i) {
+      // Each id of the trace stands for a block; its length is jittered, so that prompts part
+      // inside chunks. The last block is cut at a random place.
+      std::vector<int> prompt;
+      const std::size_t open = line.find("\"hash_ids\": [");
+      const char* at = line.c_str() + open + 13;
+      while (*at != ']') {
+        char* end = nullptr;
+        const int id = static_cast<int>(std::strtol(at, &end, 10));
+        const int length = 5 + id * 7919 % 23;
+        for (int k = 0; k < length; ++k) prompt.push_back(id * 32 + k);
+        at = *end == ',' ? end + 2 : end;
+      }
+      prompt.resize(prompt.size() - random.index(5));
+      if (prompt.size() / chunk + 2 > budget) continue;
+      const std::size_t found = pass(tree, prompt);
+      REQUIRE(found == lru.pass(prompt));
+      REQUIRE(tree.stats().used_slots == lru.slots());
+      REQUIRE(evicted == lru.victims);
+      evictions += evicted.size();
+      evicted.clear();
+      lru.victims.clear();
+      hits += found;
+      tokens += prompt.size();
+      if (i % 50 == 0) tree.check_invariants();
+    }
+    CHECK(hits > 0);
+    CHECK(evictions > 100);
+    CHECK(tree.stats().splits_inside_slot > (budget > 10000 ? 20u : 0u));
+    std::printf("budget %zu slots: %.1f %% of %zu tokens found, %zu evictions\n", budget,
+                100.0 * static_cast<double>(hits) / static_cast<double>(tokens), tokens, evictions);
+  }
+}
+
+TEST_CASE(
+    "watermarks: above the high one the cache shrinks to the low one when a sequence leaves") {
+  PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {},
+                                              Lru{{.high_watermark = 10, .low_watermark = 6}});
+  for (int i = 0; i < 10; ++i) pass(tree, iota(100 * i, 4));
+  CHECK(tree.stats().used_slots == 10);
+  pass(tree, iota(5000, 4));
+  CHECK(tree.stats().used_slots == 6);
+  CHECK(tree.match_prefix(iota(5000, 4)).cached == 4);
+  CHECK(tree.match_prefix(iota(400, 4)).cached == 0);
+  CHECK(tree.match_prefix(iota(500, 4)).cached == 4);
+  tree.check_invariants();
+}
+
+TEST_CASE("Priority: the lowest goes first, then the least recently used; parents after children") {
+  PrefixTree<int, 4, PoolAllocator, Priority> tree(PoolAllocator{.max_chunks = 6});
+  pass(tree, iota(100, 4), {.priority = 2});
+  pass(tree, iota(200, 4), {.priority = 1});
+  pass(tree, iota(300, 4), {.priority = 1});
+  pass(tree, iota(400, 4), {.priority = -1});
+  pass(tree, iota(500, 4), {.priority = 2});
+  std::vector<int> longer = iota(400, 4);
+  longer.push_back(7);
+  pass(tree, longer, {.priority = 1});  // raises its whole path
+  CHECK(tree.stats().used_slots == 6);
+  const auto alive = [&] {
+    std::string text;
+    for (int id : {100, 200, 300, 400, 500})
+      text += tree.match_prefix(iota(id, 4)).cached == 4 ? '1' : '0';
+    return text;
+  };
+  CHECK(alive() == "11111");
+  pass(tree, iota(9000, 4), {.priority = 9});
+  CHECK(alive() == "10111");
+  pass(tree, iota(9100, 4), {.priority = 9});
+  CHECK(alive() == "10011");
+  pass(tree, iota(9200, 4), {.priority = 9});
+  CHECK(tree.match_prefix(longer).cached == 4);  // the leaf of 400 went
+  CHECK(alive() == "10011");
+  pass(tree, iota(9300, 4), {.priority = 9});
+  CHECK(alive() == "10001");
+  pass(tree, iota(9400, 4), {.priority = 9});
+  CHECK(alive() == "00001");
+  tree.check_invariants();
+}
+
+TEST_CASE("pins: capped, evicted last, children before parents whatever the order of pinning") {
+  PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 8}, {},
+                                              Lru{{.max_pinned = 4}});
+  pass(tree, iota(0, 16));
+  CHECK(tree.pin(iota(0, 17)) == 16);
+  pass(tree, iota(100, 16));
+  CHECK(tree.pin(iota(100, 4)) == 0);  // above the cap
+  CHECK(tree.pin(iota(0, 6)) == 6);    // known already: no more slots
+  tree.check_invariants();
+  pass(tree, iota(200, 16));
+  CHECK(tree.match_prefix(iota(0, 16)).cached == 16);
+  CHECK(tree.match_prefix(iota(100, 16)).cached == 0);
+  tree.unpin(iota(0, 16));
+  tree.check_invariants();
+  pass(tree, iota(200, 16));
+  pass(tree, iota(300, 16));
+  CHECK(tree.match_prefix(iota(0, 16)).cached == 0);
+
+  // A parent pinned before its child: the child must still go first.
+  PrefixTree<int, 4, PoolAllocator, Lru> second(PoolAllocator{.max_chunks = 4}, {},
+                                                Lru{{.max_pinned = 4}});
+  pass(second, iota(0, 8));
+  CHECK(second.pin(iota(0, 4)) == 4);
+  CHECK(second.pin(iota(0, 8)) == 8);
+  second.check_invariants();
+  auto big = second.insert(iota(500, 12));
+  second.check_invariants();
+  CHECK(second.match_prefix(iota(0, 8)).cached == 4);
+}
+
+TEST_CASE("one tenant cannot observe another's prompt, by hits, admission, or slots") {
+  PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 100});
+  const std::vector<int> secret = iota(0, 20);
+  std::vector<InsertOptions> others;
+  for (const std::uint64_t tenant : {0u, 1u, 2u, 7u})
+    for (const std::uint64_t adapter : {0u, 1u, 2u, 7u})
+      for (const std::size_t public_length : {0u, 3u, 8u, 20u, 100u})
+        others.push_back(
+            {.name_space = {.tenant = tenant, .adapter = adapter}, .public_length = public_length});
+  for (const Namespace owner : {Namespace{.tenant = 7, .adapter = 2}, Namespace{}}) {
+    tree.clear();
+    pass(tree, secret, {.name_space = owner});
+    CHECK(tree.match_prefix(secret, {.name_space = owner}).cached == 20);
+    std::size_t guesses = 0;
+    for (const InsertOptions& o : others) {
+      if (o.name_space == owner && o.public_length == 0) continue;
+      ++guesses;
+      for (std::size_t n = 1; n <= secret.size(); ++n) {
+        const std::vector<int> guess(secret.begin(),
+                                     secret.begin() + static_cast<std::ptrdiff_t>(n));
+        CHECK(tree.match_prefix(guess, o).cached + tree.match_prefix(guess, o).pending == 0);
+        CHECK(tree.slots_needed(guess, o) == (n + 3) / 4);  // as for tokens never seen
+      }
+    }
+    CHECK(guesses == others.size() - 1);
+  }
+  // A public prefix is shared by every tenant of the adapter; what follows is not.
+  tree.clear();
+  pass(tree, secret, {.name_space = {.tenant = 1}, .public_length = 10});
+  CHECK(tree.match_prefix(secret, {.name_space = {.tenant = 2}, .public_length = 10}).cached == 10);
+  CHECK(tree.match_prefix(secret, {.name_space = {.tenant = 1}, .public_length = 10}).cached == 20);
+  CHECK(tree.match_prefix(secret, {.name_space = {.tenant = 2, .adapter = 1}, .public_length = 10})
+            .cached == 0);
+  CHECK(tree.match_prefix(secret, {.name_space = {.tenant = 2}}).cached == 0);
+}
+
+TEST_CASE("replicas fed the same calls hold the same tree and the same slots") {
+  using Tree = PrefixTree<int, 4, PoolAllocator, Priority>;
+  const TreeOptions options{.min_run = 3};
+  Tree a(PoolAllocator{.max_chunks = 300}, options), b(PoolAllocator{.max_chunks = 300}, options);
+  std::vector<std::pair<Tree::Sequence, Tree::Sequence>> live;
+  test::Random random(11);
+  std::vector<std::unique_ptr<int[]>> noise;  // addresses differ between the two
+  for (int i = 0; i < 100000; ++i) {
+    const int what = random.uniform(0, 9);
+    if (live.size() < 5 || (what < 3 && live.size() < 80)) {
+      std::vector<int> prompt(static_cast<std::size_t>(random.uniform(1, 20)));
+      for (int& t : prompt) t = random.uniform(0, 2);
+      const InsertOptions o{.priority = random.uniform(0, 3)};
+      auto x = a.try_insert(prompt, o);
+      noise.push_back(std::make_unique<int[]>(static_cast<std::size_t>(random.uniform(1, 99))));
+      if (noise.size() > 50) noise.erase(noise.begin() + random.uniform(0, 49));
+      auto y = b.try_insert(prompt, o);
+      REQUIRE(x.has_value() == y.has_value());
+      if (x) live.emplace_back(std::move(*x), std::move(*y));
+    } else {
+      auto& [x, y] = live[random.index(live.size())];
+      if (what < 5) {
+        std::swap(live[static_cast<std::size_t>(&live.back() - live.data())],
+                  live[random.index(live.size())]);
+        live.pop_back();
+      } else if (what < 6) {
+        auto p = x.try_fork();
+        auto q = y.try_fork();
+        REQUIRE(p.has_value() == q.has_value());
+        if (p) live.emplace_back(std::move(*p), std::move(*q));
+      } else if (x.next_uncomputed().length > 0) {
+        const TokenRange range = x.next_uncomputed(5);
+        x.commit(range);
+        y.commit(range);
+      } else if (x.size() < 60 && x.try_reserve(1)) {
+        REQUIRE(y.try_reserve(1).has_value());
+        const int token = random.uniform(0, 2);
+        x.commit(token);
+        y.commit(token);
+      }
+    }
+    REQUIRE(a.version() == b.version());
+    REQUIRE(a.num_slots() == b.num_slots());
+    REQUIRE(a.slots_available() == b.slots_available());
+    if (i % 500 != 0) continue;
+    for (const auto& [p, q] : live) {
+      std::vector<int> left, right;
+      const auto collect = [](std::vector<int>& to) {
+        return [&to](const Piece& piece) {
+          to.insert(to.end(), {piece.slot, piece.begin, piece.length, piece.position});
+        };
+      };
+      p.for_each_run({0, static_cast<int>(p.size())}, collect(left));
+      q.for_each_run({0, static_cast<int>(q.size())}, collect(right));
+      REQUIRE(left == right);
+    }
+    const TreeStats s = a.stats(), t = b.stats();
+    REQUIRE(s.nodes == t.nodes);
+    REQUIRE(s.evicted_tokens == t.evicted_tokens);
+    REQUIRE(s.stored_tokens == t.stored_tokens);
+    a.check_invariants();
+  }
+  CHECK(a.stats().evicted_slots > 1000);
+}
+
+TEST_CASE("const queries run at the same time as each other") {
+  PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 500});
+  for (int i = 0; i < 50; ++i) pass(tree, iota(i % 7 * 3, 20));
+  auto s = tree.insert(iota(0, 30));
+  std::vector<std::thread> threads;
+  std::atomic<std::size_t> sum{0};
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      std::size_t local = 0;
+      for (int i = 0; i < 500; ++i) {
+        const std::vector<int> prompt = iota((i + t) % 9 * 3, 25);
+        local += tree.match_prefix(prompt).cached + tree.slots_needed(prompt) +
+                 tree.slots_available() + tree.stats().nodes + tree.num_slots() + s.size() +
+                 s.num_pending() + static_cast<std::size_t>(s.next_uncomputed().begin) +
+                 s.tokens().size() + s.slots_needed(5) + static_cast<std::size_t>(tree.version());
+        if (i % 100 == 0) tree.check_invariants();
+      }
+      sum += local;
+    });
+  for (auto& thread : threads) thread.join();
+  CHECK(sum > 0);
+}
