@@ -30,7 +30,7 @@ struct DefaultTokenText {
 
 /// What both pictures say of a node.
 struct NodeText {
-  std::string range, tokens, slots, state;
+  std::string range, tokens, where, state;
 };
 
 template <class Core, class TokenText>
@@ -55,16 +55,16 @@ NodeText describe(const Core& core, NodeIndex index, std::int32_t max_tokens,
                     });
   if (known > shown) text.tokens += shown > 0 ? " ..." : "...";
   if (n.length > known) text.tokens += " +" + std::to_string(n.length - known) + " reserved";
-  std::int32_t slots = 0;
+  std::int32_t count = 0;
   core.for_each_run(n, 0, n.length,
                     [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t) {
-                      if (++slots > 3) return false;
-                      if (slots > 1) text.slots += ' ';
-                      text.slots += std::to_string(slot) + "[" + std::to_string(offset) + ":" +
+                      if (++count > 3) return false;
+                      if (count > 1) text.where += ' ';
+                      text.where += std::to_string(slot) + "[" + std::to_string(offset) + ":" +
                                     std::to_string(offset + run) + "]";
                       return true;
                     });
-  if (slots > 3) text.slots += " ...";
+  if (count > 3) text.where += " ...";
   if (n.retained)
     text.state = "cached";
   else if (n.live == 0)
@@ -126,7 +126,7 @@ template <class Tree, class TokenText = detail::DefaultTokenText>
   detail::for_each_below_root(core, [&](NodeIndex n, int depth) {
     const detail::NodeText text = detail::describe(core, n, max_tokens, token_text);
     out.append(static_cast<std::size_t>(2 * depth), ' ');
-    out += "- " + text.range + "  " + text.slots + "  (" + text.state + ")";
+    out += "- " + text.range + "  " + text.where + "  (" + text.state + ")";
     if (!text.tokens.empty()) out += "  " + text.tokens;
     out += '\n';
   });
@@ -144,7 +144,7 @@ template <class Tree, class TokenText = detail::DefaultTokenText>
   detail::for_each_below_root(core, [&](NodeIndex n, int) {
     const detail::NodeText text = detail::describe(core, n, max_tokens, token_text);
     const std::string name = "n" + std::to_string(n);
-    out += "  " + name + " [label=\"" + text.range + "\\n" + detail::quoted_for_dot(text.slots) +
+    out += "  " + name + " [label=\"" + text.range + "\\n" + detail::quoted_for_dot(text.where) +
            "\\n" + detail::quoted_for_dot(text.state);
     if (!text.tokens.empty()) out += "\\n" + detail::quoted_for_dot(text.tokens);
     out += '"';
