@@ -209,8 +209,11 @@ class Block {
     return out;
   }
 
-  [[noreturn]] void fail(const std::string& what) {
-    if (fault_.empty()) fault_ = what;
+  // Takes the text away: the caller's fiber is abandoned and destroys nothing any more.
+  [[noreturn]] void fail(std::string&& what) {
+    std::string taken = std::move(what);
+    if (fault_.empty()) fault_.swap(taken);
+    taken = std::string();
     while (true) current_thread()->fiber.yield();  // never resumed: run() throws
   }
 
