@@ -38,6 +38,38 @@ def read(name):
 
 # --- reading the reports --------------------------------------------------------------------------
 
+METHODS = {
+    "ours": "chunkattn",
+    "paged_shared_pages": "paged, shared pages",
+    "paged_unshared": "paged, own pages",
+    "naive": "naive",
+}
+
+
+def read_decode():
+    """All runs of bench/decode, from the reports named decode*.json, and their contexts."""
+    runs, contexts = [], []
+    for path in sorted(DATA.glob("decode*.json")):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        contexts.append(report["context"])
+        for run in report["benchmarks"]:
+            method, dtype, *parts = run["name"].split("/")
+            fields = dict(part.split(":", 1) for part in parts if ":" in part)
+            run |= {"method": METHODS[method], "dtype": dtype, "cold": "cold" in parts}
+            run |= {"fields": fields, "heads": fields["heads"].replace(":", "/")}
+            run["chunk"] = int(fields.get("chunk", 64))
+            runs.append(run)
+    return runs, contexts
+
+
+def select(runs, **wanted):
+    """Runs with these values; keys of the name (b, shared, own) as text, others as read."""
+    return [
+        run
+        for run in runs
+        if all(run.get(key, run["fields"].get(key)) == value for key, value in wanted.items())
+    ]
+
 
 def peer_label(row):
     """The plots show each library's best way of its kind."""
@@ -124,7 +156,10 @@ def plot_shared_length(plt, report, png):
 
 def plot_lines(plt, name, panels, xlabel, png):
     """panels: [(title, {label: [(x, y)]})]"""
-    figure, grid = plt.subplots(1, len(panels), figsize=(3.7 * len(panels), 4), squeeze=False)
+    if not any(series for _, series in panels):
+        return
+    width = max(6.5, 3.7 * len(panels))
+    figure, grid = plt.subplots(1, len(panels), figsize=(width, 4), squeeze=False)
     for axes, (title, series) in zip(grid.flat, panels):
         for label, points in series.items():
             points = sorted(points)
@@ -167,6 +202,37 @@ def plot_ratios(plt, rows, png):
     save(figure, "ratio_to_floor", png)
 
 
+def draw_decode(plt, runs, png):
+    prefixes = [run for run in runs if run["cold"] and run["chunk"] == 64 and "b" in run["fields"]]
+    ratios = []
+    for run in select(prefixes, method="chunkattn", b="32"):
+        fields = run["fields"]
+        if fields["own"] == "64" or fields["shared"] == "0":
+            name = f"{run['heads']}, {fields['shared']} + {fields['own']}"
+            ratios.append((name, run["dtype"], run["ratio"]))
+    plot_ratios(plt, ratios, png)
+
+    def rates(chosen, axis):
+        series = {}
+        for run in chosen:
+            x = run["fields"][axis]
+            if x.isdigit():
+                rate = int(run["fields"]["b"]) / run["ms"]
+                series.setdefault(run["method"], []).append((int(x), rate))
+        return {label: series[label] for label in COLOURS if label in series}
+
+    fp16 = select(prefixes, dtype="fp16", heads="32/32")
+    panels = []
+    for shared in ("1024", "2048", "4096"):
+        series = rates(select(fp16, b="32", shared=shared), "own")
+        if any(len(points) > 1 for points in series.values()):
+            panels.append((f"{shared} shared tokens, fp16, b = 32", series))
+    plot_lines(plt, "completion", panels, "completion tokens of each sequence", png)
+    series = rates(select(fp16, shared="2048", own="64"), "b")
+    panel = ("2048 shared + 64 own tokens, fp16", series)
+    plot_lines(plt, "batch", [panel], "batch size", png)
+
+
 # --- tables ---------------------------------------------------------------------------------------
 
 
@@ -200,12 +266,11 @@ def peers_tables(report):
                 row = found.get(name, {})
                 if "ms" not in row:
                     cells.append("failed" if "failed" in row else "")
-                elif row.get("main"):
+                elif row.get("main") or not ours:
                     cells.append(f"**{row['ms']:.2f}**")
                 else:
-                    cells.append(f"{row['ms']:.2f}" + (f" ({row['ms'] / ours:.1f})" if ours else ""))
-            main_row = any(r.get("main") for e in entries for r in e["results"] if r["peer"] == name)
-            rows.append([f"**{name}**" if main_row else name, *cells])
+                    cells.append(f"{row['ms']:.2f} ({row['ms'] / ours:.1f})")
+            rows.append([f"**{name}**" if name == "chunkattn" else name, *cells])
         parts.append(table(head, rows))
     return "\n\n".join(parts)
 
@@ -225,11 +290,87 @@ def tree_table(report):
         for key, value in run.items():
             unit = {"ns": "ns", "us": "µs"}.get(key.rsplit("_", 1)[-1])
             if unit and isinstance(value, float):
-                figures.append(f"{key.rsplit('_', 1)[0].replace('_', ' ')} {figure_text(value)} {unit}")
+                label = key.rsplit("_", 1)[0].replace("_", " ")
+                figures.append(f"{label} {figure_text(value)} {unit}")
         if not figures:
             figures = [f"{figure_text(run['real_time'])} {run['time_unit']} per operation"]
         rows.append([f"`{name}`", "; ".join(figures)])
     return "| operation | cost |\n| --- | --- |\n" + "\n".join(f"| {a} | {b} |" for a, b in rows)
+
+
+def decode_tables(runs, contexts):
+    """Prefix cases by geometry, and the trees."""
+    rows = []
+    prefixes = [run for run in runs if "b" in run["fields"]]
+    for run in prefixes:
+        fields = run["fields"]
+        case = f"b{fields['b']} {run['heads']}, {fields['shared']} + {fields['own']}"
+        case += f", chunk {run['chunk']}" if run["chunk"] != 64 else ""
+        method = f"**{run['method']}**" if run["method"] == "chunkattn" else run["method"]
+        state = "cold" if run["cold"] else "warm"
+        figures = [f"{run['ms']:.2f}", f"{run['floor_ms']:.2f}", f"{run['ratio']:.2f}"]
+        figures += [f"{run['GFLOP/s']:.0f}", f"{run['GB/s']:.1f}"]
+        rows.append([case, run["dtype"], state, method, *figures])
+    order = list(dict.fromkeys(METHODS.values()))
+    types = ["fp32", "fp16", "bf16", "int8"]
+
+    def key(row):
+        batch, heads, shared, _, own = row[0].replace(",", "").split()[:5]
+        figures = (int(batch[1:]), -int(heads.split("/")[1]), shared == "0", int(shared))
+        own = int(own) if own.isdigit() else 10**6
+        return (*figures, own, row[0], types.index(row[1]), row[2], order.index(row[3].strip("*")))
+
+    rows.sort(key=key)
+    head = ["case", "K/V", "", "kernel", "ms", "floor", "ratio", "GFLOP/s", "GB/s"]
+    tables = {"decode": table(head, rows)}
+
+    trees = {}
+    for run in runs:
+        if "tree" in run["fields"]:
+            trees.setdefault((int(run["fields"]["tree"]), run["heads"]), {})[run["method"]] = run
+    if trees:
+        rows = []
+        for (index, heads), found in sorted(trees.items(), key=lambda one: (one[0][0], one[0][1])):
+            ours, paged = found.get("chunkattn"), found.get("paged, shared pages")
+            if ours and paged:
+                speedup = f"{paged['ms'] / ours['ms']:.2f}"
+                rows.append(
+                    [index, heads, f"{ours['ms']:.2f}", f"{ours['ratio']:.2f}"]
+                    + [f"{paged['ms']:.2f}", speedup]
+                )
+        head = ["tree", "heads", "ours, ms", "ratio", "paged, shared pages, ms", "speed-up"]
+        tables["trees"] = table(head, rows)
+
+    spans = {}
+    for context in contexts:
+        for name in ("dram_read_GB/s", "cache_read_GB/s", "fma_peak_GFLOP/s"):
+            spans.setdefault(name, []).append(float(context[name]))
+
+    def span(name):
+        low, high = min(spans[name]), max(spans[name])
+        return f"{low:.0f}" if round(low) == round(high) else f"{low:.0f} to {high:.0f}"
+
+    context = contexts[0]
+    cpu = read("peers.json")
+    model = cpu["machine"]["cpu"] if cpu else "see the JSON"
+    caches = ", ".join(
+        f"L{cache['level']} {cache['size'] / 2**20:.3g} MB"
+        for cache in context["caches"]
+        if cache["type"] != "Instruction"
+    )
+    tables["machine"] = table(
+        ["machine", ""],
+        [
+            ["processor", f"{model}, a virtual machine with {context['num_cpus']} cores"],
+            ["caches", caches],
+            ["date", context["date"][:10]],
+            ["read bandwidth, 2 threads", f"{span('dram_read_GB/s')} GB/s"],
+            ["last-level cache, 2 threads", f"{span('cache_read_GB/s')} GB/s"],
+            ["fp32 multiply-add peak, 2 threads", f"{span('fma_peak_GFLOP/s')} GFLOP/s"],
+            ["K/V sets in rotation", f"{context['cold_MB']} MB"],
+        ],
+    )
+    return tables
 
 
 def bytes_table():
@@ -275,9 +416,10 @@ def main():
         tables["peers"] = peers_tables(peers)
     if tree := read("tree.json"):
         tables["tree"] = tree_table(tree)
-    if decode := read("decode.json"):
-        draw_decode(plt, decode, arguments.png)
-        tables |= decode_tables(decode)
+    runs, contexts = read_decode()
+    if runs:
+        draw_decode(plt, runs, arguments.png)
+        tables |= decode_tables(runs, contexts)
     write_tables(tables)
 
 

@@ -48,7 +48,7 @@ def gpu_cases():
     return made
 
 
-# --- the arrays that FlashInfer's wrappers take, made and checked without it ------------------------
+# --- the arrays that FlashInfer's wrappers take, made and checked without it ----------------------
 
 
 def last_page_lengths(case, tokens):
@@ -125,7 +125,7 @@ def self_check():
         print(f"ok  {case.name}")
 
 
-# --- peers: load(problem) -> a set, run(set) -> output ---------------------------------------------
+# --- peers: load(problem) -> a set, run(set) -> output --------------------------------------------
 
 
 def make_peers():

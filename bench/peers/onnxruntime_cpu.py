@@ -121,7 +121,8 @@ class GroupQueryAttention:
         return loaded[1][2]
 
     def output(self, result):
-        return result.numpy().astype(np.float32).reshape(self.case.batch, self.case.num_qo_heads, -1)
+        out = result.numpy().astype(np.float32)
+        return out.reshape(self.case.batch, self.case.num_qo_heads, -1)
 
 
 PEERS = [GroupQueryAttention]

@@ -144,7 +144,8 @@ class Paged:
             "block_indices_begins": np.arange(case.batch + 1, dtype=np.int32) * per_sequence,
             "max_context_len": np.array(case.tokens, np.int32),
         }
-        fixed = {name: ov.Tensor(np.require(array, requirements="C")) for name, array in fixed.items()}
+        for name, array in fixed.items():
+            fixed[name] = ov.Tensor(np.require(array, requirements="C"))
         return self.request(fixed, caches)
 
     def request(self, fixed, caches):
