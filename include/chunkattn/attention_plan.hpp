@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -16,6 +17,17 @@
 #include "tree_types.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Numbers topologies over all plans of the process, so that what a kernel keeps for one is never
+/// taken for another's.
+inline std::uint64_t next_topology() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+}  // namespace detail
 
 /// The query tokens of one step and the K/V that each of them reads.
 ///
@@ -267,7 +279,7 @@ class AttentionPlan {
     built_ = entries_;
     built_for_ = core.id();
     built_version_ = core.version();
-    ++topology_;
+    topology_ = detail::next_topology();
     ++pieces_version_;
     ++num_rebuilds_;
   }

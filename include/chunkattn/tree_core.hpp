@@ -366,7 +366,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     ++stats_.retiring_sequences;
     ++stats_.leaves;
     ++version_;
-    if (!copies_.empty()) cancel_copies(s);
+    if (record.pins > 0 || stats_.live_sequences == 0) cancel_copies(s);
     if constexpr (retains) publish_tail(s, /*may_merge=*/false);
     for (NodeIndex n = record.tail; n != none; n = node(n).parent) {
       --node(n).live;
@@ -449,15 +449,19 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
   void check_invariants() const {
     this->check_storage();
     std::vector<TreeNode> counted(this->nodes_.size());
-    std::vector<std::int32_t> pins(sequences_.size());
+    std::vector<std::int32_t> pins(sequences_.size()), copies(slots_.size());
     std::size_t live = 0, leaving = 0;
     for (const PendingCopy& copy : copies_) {
+      ++copies[at(copy.rows.target_slot)];
       ++pins[at(copy.source)];
       ++pins[at(copy.target)];
       Storage::expect(slots_[at(copy.rows.source_slot)].nodes > 0 &&
                           slots_[at(copy.rows.target_slot)].nodes > 0,
                       "a pending copy is between slots in use", copy.rows.target_slot);
     }
+    for (std::size_t i = 0; i < slots_.size(); ++i)
+      Storage::expect(slots_[i].pending_copies == copies[i], "pending copies into a slot",
+                      static_cast<std::int64_t>(i));
     for (std::size_t i = 0; i < sequences_.size(); ++i) {
       const SequenceRecord& record = sequences_[i];
       if (record.state == SequenceState::unused) continue;
@@ -706,10 +710,10 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
   /// to be copied are taken from where they come from, so that no copy depends on another.
   void emit_copies(SequenceIndex source, SequenceIndex target, const TreeNode& from,
                    const TreeNode& to, std::int32_t count) noexcept {
-    const std::size_t older = copies_.size();
     this->for_each_run(
         from, 0, count,
         [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
+          const std::size_t older = slots_[at(slot)].pending_copies > 0 ? copies_.size() : 0;
           for (std::int32_t i = 0; i < run;) {
             PendingCopy copy{
                 {slot, offset + i, to.first_slot, to.begin + done + i, run - i}, source, target};
@@ -728,6 +732,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
             }
             ++sequences_[at(copy.source)].pins;
             ++sequences_[at(copy.target)].pins;
+            ++slots_[at(copy.rows.target_slot)].pending_copies;
             copies_.push_back(copy);
             i += copy.rows.length;
           }
@@ -763,6 +768,7 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
       if (!done(copy)) return false;
       --sequences_[at(copy.source)].pins;
       --sequences_[at(copy.target)].pins;
+      --slots_[at(copy.rows.target_slot)].pending_copies;
       return true;
     });
   }
@@ -809,17 +815,19 @@ class TreeCore : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     // One that goes may release the last copy that another waits for: repeat while any goes.
     for (std::size_t before = 0; before != leaving_.size() && !leaving_.empty();) {
       before = leaving_.size();
-      std::size_t kept = 0;
-      for (std::size_t i = 0; i < before; ++i) {
+      std::size_t kept = 0, i = 0;
+      for (; i < before; ++i) {
         const SequenceIndex s = leaving_[i];
-        const SequenceRecord& record = sequence(s);
-        const bool running = this->options_.async_steps && record.leave_step > retired_;
-        if (running || record.pins > 0)
+        // In the order of their last steps: where one has to wait, so have all behind it.
+        if (this->options_.async_steps && sequence(s).leave_step > retired_) break;
+        if (sequence(s).pins > 0)
           leaving_[kept++] = s;
         else
           finish(s);
       }
-      leaving_.resize(kept);
+      if (kept < i)
+        leaving_.erase(leaving_.begin() + static_cast<std::ptrdiff_t>(kept),
+                       leaving_.begin() + static_cast<std::ptrdiff_t>(i));
     }
     if constexpr (retains) {
       if (stats_.used_slots > this->retention_.high_watermark)

@@ -60,6 +60,7 @@ struct SlotRecord {
   std::int32_t nodes = 0;   ///< nodes with a range in this slot
   std::int32_t active = 0;  ///< of these, used by a live or leaving sequence
   SlotIndex next = no_slot, prev = no_slot;
+  std::int32_t pending_copies = 0;  ///< copies still to be made into this slot
 };
 
 enum class SequenceState : std::uint8_t { unused, live, leaving };
