@@ -38,6 +38,7 @@ def read(name):
 
 # --- reading the reports --------------------------------------------------------------------------
 
+TYPES = ["fp32", "fp16", "bf16", "int8"]
 METHODS = {
     "ours": "chunkattn",
     "paged_shared_pages": "paged, shared pages",
@@ -48,11 +49,14 @@ METHODS = {
 
 def read_decode():
     """All runs of bench/decode, from the reports named decode*.json, and their contexts."""
-    runs, contexts = [], []
+    runs, contexts, seen = [], [], set()
     for path in sorted(DATA.glob("decode*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))
         contexts.append(report["context"])
         for run in report["benchmarks"]:
+            if run["name"] in seen:
+                continue  # measured in two reports: the first counts
+            seen.add(run["name"])
             method, dtype, *parts = run["name"].split("/")
             fields = dict(part.split(":", 1) for part in parts if ":" in part)
             run |= {"method": METHODS[method], "dtype": dtype, "cold": "cold" in parts}
@@ -197,7 +201,9 @@ def plot_ratios(plt, rows, png):
     axes.set_xlabel("time ÷ floor (1 = the machine's own limit)")
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(
+        frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncol=len(dtypes), borderaxespad=0
+    )
     figure.tight_layout()
     save(figure, "ratio_to_floor", png)
 
@@ -209,8 +215,10 @@ def draw_decode(plt, runs, png):
         fields = run["fields"]
         if fields["own"] == "64" or fields["shared"] == "0":
             name = f"{run['heads']}, {fields['shared']} + {fields['own']}"
-            ratios.append((name, run["dtype"], run["ratio"]))
-    plot_ratios(plt, ratios, png)
+            order = (-int(run["heads"].split("/")[1]), fields["shared"] == "0")
+            order += (int(fields["shared"]), int(fields["own"]), TYPES.index(run["dtype"]))
+            ratios.append((order, name, run["dtype"], run["ratio"]))
+    plot_ratios(plt, [row[1:] for row in sorted(ratios)], png)
 
     def rates(chosen, axis):
         series = {}
@@ -312,13 +320,11 @@ def decode_tables(runs, contexts):
         figures += [f"{run['GFLOP/s']:.0f}", f"{run['GB/s']:.1f}"]
         rows.append([case, run["dtype"], state, method, *figures])
     order = list(dict.fromkeys(METHODS.values()))
-    types = ["fp32", "fp16", "bf16", "int8"]
-
     def key(row):
         batch, heads, shared, _, own = row[0].replace(",", "").split()[:5]
         figures = (int(batch[1:]), -int(heads.split("/")[1]), shared == "0", int(shared))
         own = int(own) if own.isdigit() else 10**6
-        return (*figures, own, row[0], types.index(row[1]), row[2], order.index(row[3].strip("*")))
+        return (*figures, own, row[0], TYPES.index(row[1]), row[2], order.index(row[3].strip("*")))
 
     rows.sort(key=key)
     head = ["case", "K/V", "", "kernel", "ms", "floor", "ratio", "GFLOP/s", "GB/s"]
@@ -354,7 +360,7 @@ def decode_tables(runs, contexts):
     cpu = read("peers.json")
     model = cpu["machine"]["cpu"] if cpu else "see the JSON"
     caches = ", ".join(
-        f"L{cache['level']} {cache['size'] / 2**20:.3g} MB"
+        f"L{cache['level']} {cache['size'] >> 10} KB"
         for cache in context["caches"]
         if cache["type"] != "Instruction"
     )
