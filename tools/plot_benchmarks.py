@@ -106,6 +106,23 @@ def save(figure, name, png):
     print(f"docs/benchmarks/{name}.svg")
 
 
+PLOTS = {
+    "shared_length": "Token rate against the length of the shared prefix",
+    "ratio_to_floor": "Time over floor for every case",
+    "completion": "Token rate against completion tokens",
+    "batch": "Token rate against batch size",
+}
+
+
+def images():
+    """Markdown for the plots that there are."""
+    return {
+        name: f"![{text}](benchmarks/{name}.svg)"
+        for name, text in PLOTS.items()
+        if (DATA / f"{name}.svg").exists()
+    }
+
+
 def style(axes, title, xlabel, ylabel):
     axes.set_title(title, fontsize=10)
     axes.set_xlabel(xlabel)
@@ -426,7 +443,7 @@ def main():
     if runs:
         draw_decode(plt, runs, arguments.png)
         tables |= decode_tables(runs, contexts)
-    write_tables(tables)
+    write_tables(tables | images())
 
 
 if __name__ == "__main__":
