@@ -435,7 +435,8 @@ def main():
     plt.rcParams.update({"svg.hashsalt": "chunkattn", "svg.fonttype": "path", "font.size": 9})
     tables = {"bytes": bytes_table()}
     if peers := read("peers.json"):
-        plot_shared_length(plt, peers, arguments.png)
+        if len(peers["cases"]) >= 16:  # all panels, or no plot
+            plot_shared_length(plt, peers, arguments.png)
         tables["peers"] = peers_tables(peers)
     if tree := read("tree.json"):
         tables["tree"] = tree_table(tree)
