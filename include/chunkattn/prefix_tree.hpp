@@ -18,6 +18,7 @@
 #include "error.hpp"
 #include "retention.hpp"
 #include "tree_core.hpp"
+#include "tree_invariants.hpp"
 #include "tree_types.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -317,7 +318,7 @@ class PrefixTree {
 
   /// Verifies every invariant by recounting; throws Error that names the first one broken. Linear
   /// in the size of the tree: for tests.
-  void check_invariants() const { core().check_invariants(); }
+  void check_invariants() const { detail::TreeInspector<Core>(core()).check(); }
 
   /// The tree's own records, read by AttentionPlan and by the printers in tree_view.hpp.
   [[nodiscard]] const Core& core() const {

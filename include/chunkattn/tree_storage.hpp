@@ -27,6 +27,8 @@ namespace detail {
 template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
 class TreeStorage {
  public:
+  static constexpr std::int32_t chunk_size = ChunkSize;
+
   TreeStorage(Allocator allocator, TreeOptions options, Retention retention)
       : allocator_(std::move(allocator)), options_(options), retention_(std::move(retention)) {
     nodes_.emplace_back();
@@ -94,72 +96,6 @@ class TreeStorage {
     }
   }
 
-  /// Recounts everything that is kept incrementally; throws Error naming the first difference.
-  void check_storage() const {
-    std::vector<SlotRecord> counted(slots_.size());
-    std::vector<std::uint8_t> taken(slots_.size() * ChunkSize);
-    std::size_t nodes = 0, places = 0, published = 0, retained = 0;
-    for (std::size_t i = 0; i < nodes_.size(); ++i) {
-      const TreeNode& n = nodes_[i];
-      const auto index = static_cast<NodeIndex>(i);
-      if (n.state == NodeState::unused) continue;
-      ++nodes;
-      if (index == root_node) continue;
-      const TreeNode& parent = node(n.parent);
-      expect(parent.state != NodeState::unused, "a node's parent exists", index);
-      expect(n.position == parent.end(), "a node continues its parent", index);
-      expect(n.written >= 0 && n.written <= n.length, "written tokens lie within the node", index);
-      expect(n.live <= parent.live && n.held <= parent.held, "counts grow towards the root", index);
-      expect(n.retained == (!n.active()), "exactly the unused nodes are retained", index);
-      expect(!n.retained || (n.state == NodeState::published && n.length > 0 &&
-                             n.written == n.length && level_of(parent_or_self(n)) >= level_of(n)),
-             "a retained node is published, written, and valued no more than its parent", index);
-      expect(n.tail_of != none || n.length > 0, "only tails are empty", index);
-      retained += n.retained ? 1 : 0;
-      if (n.state == NodeState::published) {
-        ++published;
-        expect(parent.state == NodeState::published, "a published node has a published parent",
-               index);
-        expect(find_child(n.parent, n.name_space, key_of(n)) == index,
-               "published children differ in their key", index);
-      }
-      places += at(n.length);
-      for_each_run(n, 0, n.length,
-                   [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t) {
-                     for (std::int32_t o = offset; o < offset + run; ++o)
-                       expect(taken[at(s) * ChunkSize + at(o)]++ == 0, "a place has one token", s);
-                     return true;
-                   });
-      if (n.first_slot == no_slot) continue;
-      for (SlotIndex s = n.first_slot;; s = next_slot(s)) {
-        ++counted[at(s)].nodes;
-        counted[at(s)].active += n.active() ? 1 : 0;
-        if (s == last_held_slot(n)) break;
-      }
-    }
-    std::size_t used = 0, cached = 0;
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      const auto index = static_cast<SlotIndex>(s);
-      expect(counted[s].nodes == slots_[s].nodes, "nodes per slot", index);
-      expect(counted[s].active == slots_[s].active, "active nodes per slot", index);
-      used += counted[s].nodes > 0 ? 1 : 0;
-      cached += counted[s].nodes > 0 && counted[s].active == 0 ? 1 : 0;
-    }
-    std::size_t listed = 0;
-    for (const RetainedLevel& level : levels_)
-      for (NodeIndex n = level.oldest; n != none; n = node(n).newer) ++listed;
-    expect(nodes == stats_.nodes, "number of nodes", static_cast<std::int64_t>(nodes));
-    expect(places == stats_.stored_tokens, "stored tokens", static_cast<std::int64_t>(places));
-    expect(published == index_.size(), "published nodes", static_cast<std::int64_t>(published));
-    expect(retained == listed, "retained nodes", static_cast<std::int64_t>(retained));
-    expect(used == stats_.used_slots, "used slots", static_cast<std::int64_t>(used));
-    expect(cached == stats_.retained_slots, "retained slots", static_cast<std::int64_t>(cached));
-    if (allocator_.capacity() < max_slots)
-      expect(used + static_cast<std::size_t>(allocator_.available()) ==
-                 static_cast<std::size_t>(allocator_.capacity()),
-             "used and free slots add up to the budget", static_cast<std::int64_t>(used));
-  }
-
   /// Leading tokens of `prompt` that the node holds.
   [[nodiscard]] std::int32_t common_length(const TreeNode& n,
                                            std::span<const Token> prompt) const noexcept {
@@ -182,15 +118,8 @@ class TreeStorage {
   }
 
  protected:
-  static void expect(bool ok, const char* what, std::int64_t index) {
-    if (!ok) [[unlikely]]
-      fail(Error("prefix tree invariant broken: " + std::string(what) + " (at " +
-                 std::to_string(index) + ")"));
-  }
-
-  [[nodiscard]] const TreeNode& parent_or_self(const TreeNode& n) const noexcept {
-    return n.parent == root_node ? n : node(n.parent);
-  }
+  template <class Core>
+  friend class TreeInspector;
 
   static constexpr std::size_t at(std::int32_t index) noexcept {
     return static_cast<std::size_t>(index);
