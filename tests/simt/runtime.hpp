@@ -30,7 +30,7 @@ enum cudaError_t {
   cudaErrorLaunchFailure = 719,
   cudaErrorStreamCaptureUnsupported = 900
 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount = 16,
   cudaDevAttrComputeCapabilityMajor = 75,
@@ -180,13 +180,26 @@ inline cudaError_t cudaFree(void* pointer) {
 inline cudaError_t cudaFreeHost(void* pointer) {
   return simt::device().release(pointer);
 }
+// A memset, and a copy from memory that is not pinned, may return before the device has done it,
+// and streams need not wait for the default stream it is done on: whoever depends on it
+// synchronises.
 inline cudaError_t cudaMemset(void* target, int value, std::size_t bytes) {
-  std::memset(target, value, bytes);
+  simt::device().default_stream.enqueue([=] { std::memset(target, value, bytes); });
   return simt::device().called("cudaMemset");
 }
-inline cudaError_t cudaMemcpy(void* target, const void* source, std::size_t bytes, cudaMemcpyKind) {
+inline cudaError_t cudaMemcpy(void* target, const void* source, std::size_t bytes,
+                              cudaMemcpyKind kind) {
   if (simt::device().capturing) ++simt::device().capture_violations;
-  std::memcpy(target, source, bytes);
+  simt::Stream& stream = simt::device().default_stream;
+  if (kind == cudaMemcpyDeviceToHost) {
+    stream.drain();
+    std::memcpy(target, source, bytes);
+  } else {
+    const auto* first = static_cast<const unsigned char*>(source);
+    stream.enqueue([target, bytes, staged = std::vector<unsigned char>(first, first + bytes)] {
+      std::memcpy(target, staged.data(), bytes);
+    });
+  }
   return simt::device().called("cudaMemcpy");
 }
 inline cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t bytes,
@@ -236,6 +249,15 @@ inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureS
   *status = simt::stream_of(stream).capture != nullptr ? cudaStreamCaptureStatusActive
                                                        : cudaStreamCaptureStatusNone;
   return simt::device().called("cudaStreamIsCapturing");
+}
+inline cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  *stream = new simt::Stream;
+  return simt::device().called("cudaStreamCreate");
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  stream->drain();
+  delete stream;
+  return cudaSuccess;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   simt::stream_of(stream).drain();

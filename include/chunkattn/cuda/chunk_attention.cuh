@@ -75,6 +75,8 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     // The tickets start at zero; each launch leaves them so.
     cuda_detail::check_cuda(cudaMemset(upload_.memory().counters, 0, sizeof(cuda_detail::Counters)),
                             "cudaMemset");
+    // It may still be under way, and the caller's stream need not wait for the default one.
+    cuda_detail::check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   }
 
   ChunkAttention(const ChunkAttention&) = delete;

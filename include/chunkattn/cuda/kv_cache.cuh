@@ -145,10 +145,12 @@ class KvCache<Cuda, T> {
     return view;
   }
 
-  // New entries of a table: no kernel under way looks at them yet.
+  // New entries of a table: no kernel under way looks at them yet. A copy from pageable memory may
+  // return before it has landed, and the caller's streams need not wait for the default one.
   static void copy_now(void* target, const void* source, std::size_t bytes) {
     cuda_detail::check_cuda(cudaMemcpy(target, source, bytes, cudaMemcpyHostToDevice),
                             "cudaMemcpy(slab table)");
+    cuda_detail::check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   }
 
   KvCacheOptions options_;

@@ -386,8 +386,9 @@ CHUNKATTN_DEVICE void run_phase(const AttentionArguments<T>& args) {
   const int items =
       (Final ? header.num_sequence_first : header.num_chunk_first) * args.num_kv_heads;
   while (true) {
+    // Nobody reads the last ticket any more: a task begins with a barrier.
     if (ptx::thread_index() == 0) *ticket = ptx::atomic_add(&counters.next[phase], 1);
-    ptx::barrier();  // ticket
+    ptx::barrier();  // ticket; the last task's tables and accumulators are read
     const int item = *ticket;
     if (item >= items) break;
     const Task& task = args.plan.tasks[first + item / args.num_kv_heads];
@@ -398,7 +399,6 @@ CHUNKATTN_DEVICE void run_phase(const AttentionArguments<T>& args) {
       run_task<T, HeadDim, 32, Final>(args, task, kv_head, shared);
     else
       run_task<T, HeadDim, 64, Final>(args, task, kv_head, shared);
-    ptx::barrier();  // tables, accumulators and the ticket are read
   }
   if (ptx::thread_index() == 0) {
     if (ptx::atomic_add(&counters.left[phase], 1) == ptx::grid_size() - 1) {
