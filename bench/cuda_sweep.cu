@@ -1,8 +1,10 @@
 // Decode attention on a GPU against its floor, max(bytes / bandwidth, flops / rate), one JSON line
-// per case. Ceilings are measured first on the same device. K/V is cold: layers rotate through more
-// memory than the L2 holds. Times are medians of graph replays.
+// per case. Both ceilings are measured first on the same device: a copy, and a loop of the mma.sync
+// that the kernels use (wgmma would be faster; they do not use it). K/V is cold: layers rotate
+// through more memory than the L2 holds. Times are medians of graph replays.
 //
 // Usage: cuda_sweep [seconds per case, default 0.3] [substring of the cases to run]
+// Where the folder CHUNKATTN_DATA holds workloads/kernel_trees.json, its trees are cases too.
 #include <thrust/device_vector.h>
 #include <thrust/fill.h>
 #include <thrust/random.h>
@@ -12,11 +14,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "../examples/support/json.hpp"
 #include "chunkattn/cuda/chunk_attention.cuh"
 
 namespace {
@@ -95,25 +100,92 @@ double copy_bandwidth(cudaStream_t stream) {  // bytes per microsecond, read and
 
 __global__ void empty_kernel() {}
 
-struct Case {
-  const char* name;
-  int batch, qo_heads, kv_heads, shared, own;
-};
+constexpr int mma_rounds = 4096, mma_chains = 8;
 
-// A shared run of `shared` tokens, then `own` tokens of each sequence.
+// Eight independent chains in each warp; what is stored in the end only keeps the loop alive.
+__global__ void mma_kernel(float* sink) {
+  float sums[mma_chains][4] = {};
+  const std::uint32_t one = 0x3c003c00u + threadIdx.x;  // fp16 pairs near 1
+  const std::uint32_t a[4] = {one, one, one, one};
+  for (int r = 0; r < mma_rounds; ++r)
+#pragma unroll
+    for (auto& sum : sums) chunkattn::ptx::mma<half>(sum, a, one, one);
+  float total = 0;
+  for (const auto& sum : sums) total += sum[0] + sum[1] + sum[2] + sum[3];
+  if (total < 0) *sink = total;
+}
+
+double matrix_rate(int sms, cudaStream_t stream) {  // dense fp16 flop per microsecond
+  thrust::device_vector<float> sink(1);
+  const int blocks = sms * 4, warps = 8;
+  const double us = measure(stream, 4, 0.2, [&](int) {
+    mma_kernel<<<blocks, warps * 32, 0, stream>>>(thrust::raw_pointer_cast(sink.data()));
+  });
+  check(cudaGetLastError(), "mma_kernel");
+  return 2.0 * 16 * 8 * 16 * mma_rounds * mma_chains * warps * blocks / us;
+}
+
+// A prefix tree by its levels: nodes[l] nodes of tokens[l] tokens, children divided as evenly as
+// possible among the parents; every node of the last level is a sequence with one query token.
+struct Case {
+  std::string name;
+  int qo_heads, kv_heads;
+  std::vector<int> nodes, tokens;
+
+  int batch() const { return nodes.back(); }
+  int own() const { return tokens.back(); }
+  int shared() const {
+    int sum = 0;
+    for (std::size_t l = 0; l + 1 < tokens.size(); ++l) sum += tokens[l];
+    return sum;
+  }
+};
+Case make_case(std::string name, int batch, int qo_heads, int kv_heads, int shared, int own) {
+  Case c{std::move(name), qo_heads, kv_heads, {}, {}};
+  if (shared > 0) c.nodes.push_back(1), c.tokens.push_back(shared);
+  c.nodes.push_back(batch), c.tokens.push_back(own);
+  return c;
+}
+
 struct Plan {
   std::vector<chunkattn::Segment> segments;
   std::vector<chunkattn::Piece> pieces;
   std::vector<std::int32_t> row_token, row_kv_len, row_segment;
   std::vector<chunkattn::WriteTarget> writes;
   int num_slots = 0;
+  double stored_tokens = 0;
 
   explicit Plan(const Case& c) {
-    const int root = c.shared > 0 ? add(0, c.batch, 0, c.shared, -1, c.batch) : -1;
-    for (int i = 0; i < c.batch; ++i) {
-      row_segment.push_back(c.own > 0 ? add(i, i + 1, c.shared, c.own, root, 1) : root);
+    const std::size_t levels = c.nodes.size();
+    // The first row below each node: leaves are rows, a parent begins where its first child does.
+    std::vector<std::vector<int>> begin(levels), above(levels);
+    for (std::size_t l = levels; l-- > 0;) {
+      begin[l].assign(static_cast<std::size_t>(c.nodes[l]) + 1, c.batch());
+      for (int n = c.nodes[l]; n-- > 0;) {
+        if (l + 1 == levels) {
+          begin[l][n] = n;
+          continue;
+        }
+        const std::int64_t children = c.nodes[l + 1];  // child k belongs to k * nodes / children
+        begin[l][n] = begin[l + 1][(n * children + c.nodes[l] - 1) / c.nodes[l]];
+      }
+    }
+    int position = 0;
+    for (std::size_t l = 0; l < levels; position += c.tokens[l++]) {
+      for (int n = 0; n < c.nodes[l]; ++n) {
+        const int parent =
+            l == 0 ? -1 : above[l - 1][static_cast<std::int64_t>(n) * c.nodes[l - 1] / c.nodes[l]];
+        const int rows = begin[l][n + 1] - begin[l][n];
+        above[l].push_back(c.tokens[l] == 0 ? parent
+                                            : add(begin[l][n], begin[l][n + 1], position,
+                                                  c.tokens[l], parent, rows));
+        stored_tokens += c.tokens[l];
+      }
+    }
+    for (int i = 0; i < c.batch(); ++i) {
+      row_segment.push_back(above.back()[i]);
       row_token.push_back(i);
-      row_kv_len.push_back(c.shared + c.own);
+      row_kv_len.push_back(position);
       writes.push_back({chunkattn::no_slot, 0});
     }
   }
@@ -153,11 +225,13 @@ void run_case(const Case& c, double bandwidth, double rate, double seconds, cuda
       static_cast<int>(std::clamp<std::size_t>((512u << 20) / layer_bytes + 1, 2, 64));
   const std::size_t elements = slot * static_cast<std::size_t>(plan.num_slots);
   auto memory = random_halves(2 * elements * static_cast<std::size_t>(layers), 1);
-  const std::size_t lines = static_cast<std::size_t>(c.batch) * c.qo_heads;
+  const std::size_t lines = static_cast<std::size_t>(c.batch()) * c.qo_heads;
   auto q = random_halves(lines * d, 2);
   thrust::device_vector<half> out(lines * d);
   chunkattn::CudaLimits limits;
-  limits.max_rows = c.batch;
+  limits.max_rows = c.batch();
+  limits.max_segments = static_cast<int>(plan.segments.size());
+  limits.max_partial_rows = static_cast<int>(plan.segments.size()) * 4 + 16 * c.batch() + 256;
   limits.num_qo_heads = c.qo_heads;
   limits.num_kv_heads = c.kv_heads;
   limits.max_pieces = static_cast<int>(plan.pieces.size());
@@ -176,19 +250,48 @@ void run_case(const Case& c, double bandwidth, double rate, double seconds, cuda
   check(cudaStreamSynchronize(stream), "run");
   const double us = measure(stream, layers, seconds, run);
   const auto& summary = attention.summary();
-  const double tokens = c.shared + static_cast<double>(c.batch) * c.own;
-  const double bytes = tokens * c.kv_heads * d * 4 + 2.0 * lines * d * 2;
-  const double flops = 4.0 * c.qo_heads * d * c.batch * (c.shared + c.own);
+  const double bytes = plan.stored_tokens * c.kv_heads * d * 4 + 2.0 * lines * d * 2;
+  const double flops = 4.0 * c.qo_heads * d * c.batch() * (c.shared() + c.own());
   const double floor = std::max(bytes / bandwidth, flops / rate);
   std::printf(
       "{\"case\": \"%s\", \"batch\": %d, \"qo_heads\": %d, \"kv_heads\": %d, \"shared\": %d, "
       "\"private\": %d, \"us\": %.2f, \"floor_us\": %.2f, \"of_floor\": %.3f, \"bytes\": %.0f, "
       "\"scheduled_kv_bytes\": %lld, \"partial_bytes\": %lld, \"shared_runs\": %d, \"splits\": "
       "%d}\n",
-      c.name, c.batch, c.qo_heads, c.kv_heads, c.shared, c.own, us, floor, floor / us, bytes,
-      static_cast<long long>(summary.kv_bytes), static_cast<long long>(summary.partial_bytes),
-      summary.num_shared, summary.num_split);
+      c.name.c_str(), c.batch(), c.qo_heads, c.kv_heads, c.shared(), c.own(), us, floor, floor / us,
+      bytes, static_cast<long long>(summary.kv_bytes),
+      static_cast<long long>(summary.partial_bytes), summary.num_shared, summary.num_split);
   std::fflush(stdout);
+}
+
+std::vector<Case> tree_cases() {
+  const char* folder = std::getenv("CHUNKATTN_DATA");
+  const std::string path =
+      std::string(folder != nullptr ? folder : "../shared") + "/workloads/kernel_trees.json";
+  std::ifstream file(path, std::ios::binary);
+  std::vector<Case> cases;
+  if (!file) {
+    std::fprintf(stderr, "%s is not there, set CHUNKATTN_DATA: its trees are left out\n",
+                 path.c_str());
+    return cases;
+  }
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const auto numbers = [](const examples::Json& list) {
+    std::vector<int> values;
+    for (const auto& entry : list.array()) values.push_back(static_cast<int>(entry.number()));
+    return values;
+  };
+  const auto document = examples::JsonReader::parse(text);
+  int index = 0;
+  for (const auto& tree : document.at("trees").array()) {
+    ++index;
+    for (const auto& heads : document.at("heads").array()) {
+      const std::vector<int> pair = numbers(heads);
+      cases.push_back({"tree " + std::to_string(index), pair[0], pair[1],
+                       numbers(tree.at("nodes_per_level")), numbers(tree.at("tokens_per_node"))});
+    }
+  }
+  return cases;
 }
 
 }  // namespace
@@ -206,27 +309,28 @@ int main(int argc, char** argv) {
   cudaStream_t stream = nullptr;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
   const double bandwidth = copy_bandwidth(stream);
-  const double rate = 790e6;  // flop per us; replaced by --rate once the matrix rate is measured
+  const double rate = matrix_rate(device.multiProcessorCount, stream);
   const double launch =
       measure(stream, 100, 0.1, [&](int) { empty_kernel<<<1, 32, 0, stream>>>(); });
   std::printf(
-      "{\"device\": \"%s\", \"sms\": %d, \"copy_bytes_per_us\": %.0f, \"graph_kernel_us\": %.2f}\n",
-      device.name, device.multiProcessorCount, bandwidth, launch);
-  std::vector<std::pair<std::string, Case>> cases;
-  const auto add = [&](std::string name, Case c) { cases.emplace_back(std::move(name), c); };
-  for (const int shared : {1024, 2048, 4096})
-    for (const int own : {0, 64, 512, -1})  // -1: the same context, nothing shared
-      add("paper table 3",
-          own < 0 ? Case{"", 32, 32, 32, 0, shared} : Case{"", 32, 32, 32, shared, own});
-  for (const int batch : {1, 4, 16, 64, 96}) add("paper figure 4", {"", batch, 32, 32, 2048, 256});
+      "{\"device\": \"%s\", \"sms\": %d, \"copy_bytes_per_us\": %.0f, \"mma_flop_per_us\": "
+      "%.0f, \"graph_kernel_us\": %.2f}\n",
+      device.name, device.multiProcessorCount, bandwidth, rate, launch);
+  std::vector<Case> cases;
+  const auto add = [&](const char* name, int batch, int kv_heads, int shared, int own) {
+    cases.push_back(make_case(name, batch, 32, kv_heads, shared, own));
+  };
+  for (const int shared : {1024, 2048, 4096}) {
+    for (const int own : {0, 64, 512}) add("paper table 3", 32, 32, shared, own);
+    add("paper table 3", 32, 32, 0, shared);  // the same context, nothing shared
+  }
+  for (const int batch : {1, 4, 16, 64, 96}) add("paper figure 4", batch, 32, 2048, 256);
   for (const int batch : {64, 256})
     for (const int shared : {4096, 32768})
-      for (const int own : {64, 512}) add("gqa", {"", batch, 32, 8, shared, own});
-  for (const int batch : {1, 8, 64, 256}) add("nothing shared", {"", batch, 32, 8, 0, 4096});
-  for (auto& [name, c] : cases) {
-    if (std::strstr(name.c_str(), filter) == nullptr) continue;
-    c.name = name.c_str();
-    run_case(c, bandwidth, rate, seconds, stream);
-  }
+      for (const int own : {64, 512}) add("gqa", batch, 8, shared, own);
+  for (const int batch : {1, 8, 64, 256}) add("nothing shared", batch, 8, 0, 4096);
+  for (Case& c : tree_cases()) cases.push_back(std::move(c));
+  for (const Case& c : cases)
+    if (c.name.find(filter) != std::string::npos) run_case(c, bandwidth, rate, seconds, stream);
   return 0;
 }

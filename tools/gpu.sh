@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What needs an NVIDIA GPU, in parts that each end well within ten minutes on 16 cores:
 #   gpu.sh pack      gather what a machine without a network lacks (doctest) into .gpu-pack/
-#   gpu.sh test      build and run the CUDA tests
+#   gpu.sh test      build and run the whole test suite: the host's, then the CUDA tests
 #   gpu.sh sanitize  compute-sanitizer (memcheck, racecheck, initcheck, synccheck), reduced tests
 #   gpu.sh bench     the sweep: one JSON lines file, one table
 #   gpu.sh           test, sanitize, bench; finished parts are not run again (remove the output
@@ -48,22 +48,32 @@ build_tests() {
   [ -x "$out/cuda_gpu_test" ] && [ -z "$(find include tests/cuda tests/support -newer "$out/cuda_gpu_test" -type f -print -quit)" ] && return
   "$nvcc" "${flags[@]}" -o "$out/cuda_gpu_test" tests/cuda/cuda_gpu_test.cu tests/main.cpp
 }
-# The host-side tests run here too: same sources, this machine's compiler.
+# The host's tests run here too: same sources, this machine's compiler.
 run_host_tests() {
-  local host=${CXX:-g++} name
-  for name in cuda_kernels_test cuda_attention_test cuda_schedule_test cuda_emulator_test; do
-    "$host" -std=c++20 -O2 -Iinclude -Itests -I. -I.gpu-pack/include "tests/$name.cpp" tests/main.cpp \
-      -pthread -o "$out/$name" &
+  local host=${CXX:-g++} jobs=(-P "$(nproc)") failed=0 program
+  mkdir -p "$out/host"
+  find tests -name '*_test.cpp' | xargs "${jobs[@]}" -I{} sh -c \
+    '"$0" -std=c++20 -O2 -march=native -DCHUNKATTN_SOURCE_DIR="\"$PWD\"" \
+      -DCHUNKATTN_BINARY_DIR="\"$(realpath "$1")\"" -Iinclude -Itests -I. -I.gpu-pack/include \
+      "$2" tests/main.cpp -pthread -o "$1/host/$(basename "$2" .cpp)"' "$host" "$out" {} \
+    || echo "some host tests did not compile" >&2
+  : >"$out/host.txt"
+  for program in "$out"/host/*_test; do
+    echo "== $(basename "$program")"
+    timeout 120 "$program" | tail -3 || failed=1
+  done >"$out/host.txt" 2>&1
+  cat "$out/host.txt"
+  for program in $(find tests -name '*_test.cpp'); do
+    [ -x "$out/host/$(basename "$program" .cpp)" ] || { echo "NOT compiled: $program"; failed=1; }
   done
-  wait
-  for name in cuda_kernels_test cuda_attention_test cuda_schedule_test cuda_emulator_test; do
-    "$out/$name" | tail -3
-  done
+  return $failed
 }
 run_test() {
-  run_host_tests
+  local failed=0
+  run_host_tests || failed=1
   build_tests
-  "$out/cuda_gpu_test" | tee "$out/test.txt"
+  "$out/cuda_gpu_test" | tee "$out/test.txt" || failed=1
+  return $failed
 }
 run_sanitize() {
   build_tests
