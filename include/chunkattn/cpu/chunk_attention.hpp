@@ -287,14 +287,14 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     const int row_end = alone ? block.row_end : unit.row_end;
     const int lines = (row_end - row_begin) * call.group;
     const cpu::WorkItem* const items = schedule_.items().data();
-    state.clear(0, lines);
-    load_queries(call, row_begin, row_end, kv_head, items + unit.item_begin, items + unit.item_end,
-                 state);
-
     cpu::BlockCursor<T> cursor(call.kv, call.plan, kv_head, items + unit.item_begin,
                                items + unit.item_end);
     cpu::Block<T> blocks[2];
     cursor.next(blocks[0]);
+    cpu::stream_start<HeadDim>(blocks[0]);
+    state.clear(0, lines);
+    load_queries(call, row_begin, row_end, kv_head, items + unit.item_begin, items + unit.item_end,
+                 state);
     for (int current = 0; blocks[current].count > 0; current ^= 1) {
       cpu::Block<T>& now = blocks[current];
       cpu::Block<T>& next = blocks[current ^ 1];

@@ -15,8 +15,48 @@ namespace cpu {
 /// The most lines that it takes at once.
 inline constexpr int stream_lines = 4;
 
+/// Bytes between the row being read and the row being asked for, in reading order: K of a block,
+/// its V, K of the next block. Two pages, so that the machine's own prefetcher, which works within
+/// a page, starts on one before it is read.
+inline constexpr int stream_ahead_bytes = 8192;
+
+/// The same in rows.
+template <int HeadDim, class T>
+inline constexpr int stream_ahead = std::clamp(stream_ahead_bytes /
+                                                   (HeadDim * static_cast<int>(sizeof(T))),
+                                               2, block_tokens);
+
+/// Rows that are asked for at once before the softmax, which reads nothing: memory stays busy.
+/// Rows of 8 bits take so long to widen that memory waits for the core anyway.
+template <int HeadDim, class T>
+inline constexpr int stream_burst = sizeof(T) == 1 ? 0 : stream_ahead<HeadDim, T> / 4;
+
+/// Asks for row `index` of `first`, followed by the rows of `second`; none beyond.
+template <int HeadDim, class T>
+CHUNKATTN_INLINE void prefetch_row(const T* const* first, int first_count, const T* const* second,
+                                   int second_count, int index) noexcept {
+  constexpr int row_bytes = HeadDim * static_cast<int>(sizeof(T));
+  const T* row;
+  if (index < first_count)
+    row = first[index];
+  else if (index - first_count < second_count)
+    row = second[index - first_count];
+  else
+    return;
+  const char* const bytes = reinterpret_cast<const char*>(row);
+  simd::repeat<(row_bytes + 63) / 64>([&](auto line)
+                                          CHUNKATTN_LAMBDA { simd::prefetch(bytes + line * 64); });
+}
+
+/// Asks for the rows that stream_block() expects to be on their way: before the first block.
+template <int HeadDim, class T>
+void stream_start(const Block<T>& block) noexcept {
+  for (int t = 0; t < stream_ahead<HeadDim, T>; ++t)
+    prefetch_row<HeadDim>(block.k, block.count, block.v, block.count, t);
+}
+
 /// q·k of `Lines` lines with the block's first `count` tokens, to logits[line][token]. A whole
-/// number of token groups is computed. Meanwhile V of the same tokens is asked for.
+/// number of token groups is computed. Rows are read one after the other, as they lie in memory.
 template <int HeadDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
                                     const float* const (&q)[Lines],
@@ -24,24 +64,27 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
   constexpr int width = simd::width_for<HeadDim>;
   constexpr int accumulators = simd::num_accumulators < width ? width : simd::num_accumulators;
   constexpr int group = accumulators / Lines;
-  constexpr int steps = HeadDim / width;
-  constexpr int lines_per_step = (group * RowPrefetcher<HeadDim, T>::row_lines + steps - 1) / steps;
+  constexpr int vectors = HeadDim / width;
+  constexpr int unrolled = vectors % 8 == 0 ? 8 : vectors % 4 == 0 ? 4 : 1;
   for (int t = 0; t < count; t += group) {
     simd::Float<width> sums[accumulators];
-    simd::repeat<accumulators>([&](auto i) CHUNKATTN_LAMBDA { sums[i] = simd::zero<width>(); });
-    const T* const* const rows = block.k + t;
-    RowPrefetcher<HeadDim, T> ahead(block.v + t, std::min(group, count - t));
-    for (int i = 0; i < HeadDim; i += width) {
-      ahead.advance(lines_per_step);
-      simd::Float<width> query[Lines];
-      simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA { query[l] = simd::load<width>(q[l] + i); });
-      simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
-        const simd::Float<width> key = simd::load_widened<width>(rows[j] + i);
-        simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
-          sums[l * group + j] = simd::fma(key, query[l], sums[l * group + j]);
+    simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
+      if (t + j >= stream_burst<HeadDim, T>)  // what comes before was asked for in the burst
+        prefetch_row<HeadDim>(block.k, count, block.v, count, t + j + stream_ahead<HeadDim, T>);
+      const T* const row = block.k[t + j];
+      simd::Float<width> sum[Lines];
+      simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA { sum[l] = simd::zero<width>(); });
+      for (int i = 0; i < HeadDim; i += unrolled * width) {
+        simd::repeat<unrolled>([&](auto u) CHUNKATTN_LAMBDA {
+          const int at = i + u * width;
+          const simd::Float<width> key = simd::load_widened<width>(row + at);
+          simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
+            sum[l] = simd::fma(key, simd::load<width>(q[l] + at), sum[l]);
+          });
         });
-      });
-    }
+      }
+      simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA { sums[l * group + j] = sum[l]; });
+    });
     float reduced[accumulators];
     simd::repeat<accumulators / width>([&](auto g) CHUNKATTN_LAMBDA {
       simd::Float<width> part[width];
@@ -55,7 +98,7 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
 }
 
 /// out[line] = rescale[line] * out[line] + sum over tokens of p[line][token] * V[token]. Meanwhile
-/// K of the next block is asked for.
+/// the rest of V and K of the next block are asked for.
 template <int HeadDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count, const Block<T>& next,
                                     const float (*p)[block_tokens + 16],
@@ -64,35 +107,41 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count, const Bloc
   constexpr int width = simd::width_for<HeadDim>;
   constexpr int vectors = HeadDim / width;
   constexpr int wide = simd::num_accumulators / Lines;  // vectors of a line held at once
-  constexpr int row_bytes = HeadDim * static_cast<int>(sizeof(T));
+  constexpr int ahead = stream_ahead<HeadDim, T> + stream_burst<HeadDim, T>;
   const auto pass = [&]<int N>(std::integral_constant<int, N>, int begin,
-                               bool ahead) CHUNKATTN_LAMBDA {
-    simd::Float<width> sums[Lines][N];
+                               bool first) CHUNKATTN_LAMBDA {
+    // Even and odd tokens apart where that is needed for enough additions in flight.
+    constexpr int parities = 2 * N * Lines <= simd::num_accumulators ? 2 : 1;
+    simd::Float<width> sums[parities][Lines][N];
     simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
       const simd::Float<width> factor = simd::broadcast<width>(rescale[l]);
       simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
-        sums[l][i] = simd::load<width>(out[l] + begin + i * width) * factor;
+        sums[0][l][i] = simd::load<width>(out[l] + begin + i * width) * factor;
+        if constexpr (parities == 2) sums[1][l][i] = simd::zero<width>();
       });
     });
-    for (int t = 0; t < count; ++t) {
-      if (ahead && t < next.count) {
-        const char* const row = reinterpret_cast<const char*>(next.k[t]);
-        simd::repeat<(row_bytes + 63) / 64>(
-            [&](auto line) CHUNKATTN_LAMBDA { simd::prefetch(row + line * 64); });
-      }
+    const auto token = [&](int t, auto parity) CHUNKATTN_LAMBDA {
+      if (first) prefetch_row<HeadDim>(block.v, count, next.k, next.count, t + ahead);
       const T* const row = block.v[t] + begin;
       simd::Float<width> weight[Lines];
       simd::repeat<Lines>([&](auto l)
                               CHUNKATTN_LAMBDA { weight[l] = simd::broadcast<width>(p[l][t]); });
       simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
         const simd::Float<width> value = simd::load_widened<width>(row + i * width);
-        simd::repeat<Lines>(
-            [&](auto l) CHUNKATTN_LAMBDA { sums[l][i] = simd::fma(weight[l], value, sums[l][i]); });
+        simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
+          sums[parity][l][i] = simd::fma(weight[l], value, sums[parity][l][i]);
+        });
       });
-    }
+    };
+    int t = 0;
+    for (; t + parities <= count; t += parities)
+      simd::repeat<parities>([&](auto parity) CHUNKATTN_LAMBDA { token(t + parity, parity); });
+    for (; t < count; ++t) token(t, std::integral_constant<int, 0>{});
     simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
-      simd::repeat<N>(
-          [&](auto i) CHUNKATTN_LAMBDA { simd::store(out[l] + begin + i * width, sums[l][i]); });
+      simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
+        if constexpr (parities == 2) sums[0][l][i] = sums[0][l][i] + sums[1][l][i];
+        simd::store(out[l] + begin + i * width, sums[0][l][i]);
+      });
     });
   };
   constexpr int whole = vectors / wide;
@@ -124,6 +173,8 @@ void stream_block(const Block<T>& block, const Block<T>& next, int line0, int us
   }
   if (count == 0) return;
   stream_logits<HeadDim, Lines>(block, count, q, logits);
+  for (int t = 0; t < stream_burst<HeadDim, T>; ++t)
+    prefetch_row<HeadDim>(block.v, count, next.k, next.count, t + stream_ahead<HeadDim, T>);
   for (int l = 0; l < Lines; ++l) {
     // Tokens that this line does not see: a logit that loses, then a probability of exactly 0.
     simd::Float<width> largest = simd::broadcast<width>(empty_max);

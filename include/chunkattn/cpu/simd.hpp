@@ -347,9 +347,16 @@ CHUNKATTN_INLINE Float<W> sum_lanes(const Float<W> (&rows)[N]) {
 
 template <int W>
 CHUNKATTN_INLINE float reduce_max(Float<W> value) {
-  float result = value[0];
-  for (int i = 1; i < W; ++i) result = value[i] > result ? value[i] : result;
-  return result;
+  if constexpr (W == 4) {
+    const float a = value[0] > value[2] ? value[0] : value[2];
+    const float b = value[1] > value[3] ? value[1] : value[3];
+    return a > b ? a : b;
+  } else {
+    Float<W / 2> low, high;
+    __builtin_memcpy(&low, &value, sizeof low);
+    __builtin_memcpy(&high, reinterpret_cast<const char*>(&value) + sizeof low, sizeof high);
+    return reduce_max<W / 2>(max(low, high));
+  }
 }
 template <int W>
 CHUNKATTN_INLINE float reduce_sum(Float<W> value) {
