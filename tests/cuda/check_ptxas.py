@@ -6,10 +6,11 @@ the kernels are tuned for; tensor-core and 16-byte asynchronous copy instruction
 code, where cuobjdump or nvdisasm is at hand (PATH, the toolkit, or Triton's package). Prints one
 line per kernel and the time to compile the CUDA umbrella header.
 
-Usage: check_ptxas.py [--arch 80,90a] [--head-dim 16,64,96,128,256] [--quick]
+Usage: check_ptxas.py [--arch 80,90a] [--head-dim 16,64,96,128,256] [--quick | --tuned]
 Exit: 0 passed, 1 failed, 77 no nvcc.
 """
 import argparse
+import concurrent.futures
 import glob
 import os
 import re
@@ -21,6 +22,9 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 HERE = os.path.join(ROOT, "tests", "cuda")
+
+# Compiled where the toolkit has them; the tuning is for the older ones.
+NEWER = ["100a", "120a"]
 
 # Registers that allow the tuned number of blocks of 128 threads per multiprocessor (65536 each).
 MAX_REGISTERS = {16: 255, 64: 255, 96: 255, 128: 255, 256: 255}
@@ -73,11 +77,53 @@ def parse(text):
             name = None
 
 
+def check(nvcc, disassembler, work, arch, head_dim, element):
+    """Compiles one configuration. Returns what to print and what failed."""
+    lines, failures = [], []
+    where = f"sm_{arch} head_dim {head_dim} {element}"
+    cubin = os.path.join(work, f"kernels_{arch}_{head_dim}_{element}.cubin")
+    start = time.time()
+    code, text = compile_kernels(nvcc, arch, head_dim, element, cubin)
+    seconds = time.time() - start
+    if code != 0:
+        return [text], [f"{where}: does not compile"]
+    for line in text.splitlines():
+        if "warning" in line.lower():
+            failures.append(f"{where}: {line}")
+    kernels = list(parse(text))
+    if len(kernels) != 5:
+        failures.append(f"{where}: {len(kernels)} kernels in the report, not 5")
+    for name, registers, stack, stores, loads in kernels:
+        lines.append(f"{where:34} {name:22} {registers:4} registers, {stack} bytes stack, "
+                     f"{stores + loads} bytes spilled")
+        if stack or stores or loads:
+            failures.append(f"{where}: {name} spills")
+        if registers > MAX_REGISTERS[head_dim]:
+            failures.append(f"{where}: {name} needs {registers} registers")
+    lines.append(f"{where:34} compiled in {seconds:.1f} s")
+    if disassembler:
+        sass = subprocess.run([disassembler, "--dump-sass", cubin], capture_output=True, text=True).stdout
+        for function in re.split(r"\bFunction : ", sass)[1:]:
+            if "chunk_first" not in function and "sequence_first" not in function:
+                continue
+            mma = len(re.findall(r"\bHMMA\.16816", function))
+            copies = len(re.findall(r"\bLDGSTS\.E\.(?:\w+\.)*128", function))
+            local = len(re.findall(r"\b(?:LDL|STL)\b", function))
+            lines.append(f"{where:34} {mma} HMMA.16816, {copies} LDGSTS.128, {local} local accesses")
+            if not mma or not copies or local:
+                failures.append(f"{where}: machine code lacks HMMA or LDGSTS, or uses local memory")
+    return lines, failures
+
+
 def main():
     options = argparse.ArgumentParser()
     options.add_argument("--arch", default="80,90a")
     options.add_argument("--head-dim", default="16,64,96,128,256")
     options.add_argument("--quick", action="store_true", help="one element type, no umbrella timing")
+    options.add_argument("--jobs", type=int, default=2)
+    options.add_argument("--tuned", action="store_true",
+                         help="head_dim 64 and 128, both element types, and one configuration for "
+                              "each newer architecture this nvcc has; no umbrella timing")
     options = options.parse_args()
     nvcc = find_nvcc()
     if nvcc is None:
@@ -85,49 +131,27 @@ def main():
         return 77
     disassembler = find_disassembler(nvcc)
     failures = []
+    configurations = []
+    for arch in options.arch.split(","):
+        if not supported(nvcc, arch):
+            print(f"sm_{arch}: this nvcc does not know it, NOT checked")
+            continue
+        dims = "64,128" if options.tuned else options.head_dim
+        for head_dim in map(int, dims.split(",")):
+            for element in ["half"] if options.quick else ["half", "bfloat16"]:
+                configurations.append((arch, head_dim, element))
+    if options.tuned:
+        for arch in NEWER:
+            if supported(nvcc, arch):
+                configurations.append((arch, 128, "half"))
     with tempfile.TemporaryDirectory() as work:
-        for arch in options.arch.split(","):
-            if not supported(nvcc, arch):
-                print(f"sm_{arch}: this nvcc does not know it, NOT checked")
-                continue
-            for head_dim in map(int, options.head_dim.split(",")):
-                for element in ["half"] if options.quick else ["half", "bfloat16"]:
-                    where = f"sm_{arch} head_dim {head_dim} {element}"
-                    cubin = os.path.join(work, "kernels.cubin")
-                    start = time.time()
-                    code, text = compile_kernels(nvcc, arch, head_dim, element, cubin)
-                    seconds = time.time() - start
-                    if code != 0:
-                        print(text)
-                        failures.append(f"{where}: does not compile")
-                        continue
-                    for line in text.splitlines():
-                        if "warning" in line.lower():
-                            failures.append(f"{where}: {line}")
-                    kernels = list(parse(text))
-                    if len(kernels) != 5:
-                        failures.append(f"{where}: {len(kernels)} kernels in the report, not 5")
-                    for name, registers, stack, stores, loads in kernels:
-                        print(f"{where:34} {name:22} {registers:4} registers, {stack} bytes stack, "
-                              f"{stores + loads} bytes spilled")
-                        if stack or stores or loads:
-                            failures.append(f"{where}: {name} spills")
-                        if registers > MAX_REGISTERS[head_dim]:
-                            failures.append(f"{where}: {name} needs {registers} registers")
-                    print(f"{where:34} compiled in {seconds:.1f} s")
-                    if disassembler:
-                        sass = subprocess.run([disassembler, "--dump-sass", cubin], capture_output=True,
-                                              text=True).stdout
-                        for function in re.split(r"\bFunction : ", sass)[1:]:
-                            if "chunk_first" not in function and "sequence_first" not in function:
-                                continue
-                            mma = len(re.findall(r"\bHMMA\.16816", function))
-                            copies = len(re.findall(r"\bLDGSTS\.E\.(?:\w+\.)*128", function))
-                            local = len(re.findall(r"\b(?:LDL|STL)\b", function))
-                            print(f"{where:34} {mma} HMMA.16816, {copies} LDGSTS.128, {local} local accesses")
-                            if not mma or not copies or local:
-                                failures.append(f"{where}: machine code lacks HMMA or LDGSTS, or uses local memory")
-        if not options.quick:
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            checks = [pool.submit(check, nvcc, disassembler, work, *c) for c in configurations]
+            for done in checks:
+                lines, failed = done.result()
+                print("\n".join(lines), flush=True)
+                failures += failed
+        if not options.quick and not options.tuned:
             source = os.path.join(work, "umbrella.cu")
             with open(source, "w") as file:
                 file.write('#include "chunkattn/cuda/chunk_attention.cuh"\nint main() {}\n')
