@@ -112,13 +112,27 @@ TEST_CASE("a mistake on the command line is named, with what was expected") {
   expect_usage_error("llama", "--kv fp8", "--kv = fp8: expected fp32|fp16|bf16");
   expect_usage_error("llama", "--check=yes", "--check takes no value");
   expect_usage_error("llama", "--chunk-size 24", "--chunk-size = 24: expected 8, 16, 32 or 64");
-  expect_usage_error("llama", "--device cuda", "--device = cuda");
   expect_usage_error("llama", "--checkpoint x.bin", "both --checkpoint FILE and --tokenizer FILE");
   expect_usage_error("llama", "--prompt Once", "prompts need weights");
   expect_usage_error("shared_prompt", "--requests -1", "--requests = -1: expected a number from 1");
   expect_usage_error("shared_prompt", "--num-qo-heads 3 --num-kv-heads 2",
                      "--num-qo-heads = 3: expected a multiple of --num-kv-heads = 2");
   expect_usage_error("shared_prompt", "--device tpu", "--device = tpu: expected cpu|cuda");
+}
+
+TEST_CASE("--device cuda says why it cannot run, or agrees with the CPU") {
+  for (const std::string name : {"llama", "shared_prompt"}) {
+    if (!have(name)) continue;
+    const Outcome outcome =
+        run(name, "--device cuda --check" + std::string(name == "llama" ? " --steps 60" : ""));
+    CAPTURE(outcome.output);
+    if (outcome.status == 2)
+      CHECK(outcome.says("--device = cuda: this program was built without CUDA"));
+    else if (outcome.status == 1)  // no GPU: the call and its code
+      CHECK(outcome.says("cudaGetDeviceCount failed with code "));
+    else
+      CHECK(outcome.status == 0);
+  }
 }
 
 TEST_CASE("llama refuses files that are not what they should be") {

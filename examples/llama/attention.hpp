@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "../support/cuda_attention.hpp"
 #include "checkpoint.hpp"
 
 namespace llama {
@@ -41,6 +42,31 @@ class AttentionOf final : public Attention {
  private:
   chunkattn::KvCache<chunkattn::Cpu, T> cache_;
   chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim> attention_;
+};
+
+/// The same on a GPU; the tree says how much memory it takes.
+template <class Tree>
+class AttentionOnGpu final : public Attention {
+ public:
+  /// \param max_rows  query tokens of one step
+  AttentionOnGpu(const Tree& tree, const Config& config, int max_rows)
+      : tree_(tree),
+        gpu_(examples::make_cuda_attention({.num_layers = config.num_layers,
+                                            .num_qo_heads = config.num_qo_heads,
+                                            .num_kv_heads = config.num_kv_heads,
+                                            .head_dim = config.head_dim(),
+                                            .chunk_size = Tree::chunk_size,
+                                            .max_rows = max_rows})) {}
+
+  void run(int layer, const chunkattn::AttentionPlan& plan, std::span<const float> q,
+           std::span<const float> k, std::span<const float> v, std::span<float> out) override {
+    gpu_->write(layer, plan.view(), static_cast<std::size_t>(tree_.num_slots()), k, v);
+    gpu_->run(layer, plan.view(), q, out);
+  }
+
+ private:
+  const Tree& tree_;
+  std::unique_ptr<examples::CudaAttention> gpu_;
 };
 
 // The kernels are compiled in attention_fp32.cpp and its neighbours, side by side.

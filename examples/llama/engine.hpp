@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <chunkattn/chunkattn.hpp>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -34,6 +37,8 @@ struct ServeOptions {
   chunkattn::Sharing sharing = chunkattn::Sharing::token;
   chunkattn::Reduce reduce = chunkattn::Reduce::deterministic;
   std::string kv = "fp32";
+  std::string device = "cpu";      ///< "cuda": attention in fp16 on a GPU, logits held against the
+                                   ///< CPU's, which is fed the same tokens
   std::size_t prefill_chunk = 64;  ///< prompt tokens of one request in one step
 };
 
@@ -41,7 +46,17 @@ struct ServeStats {
   int steps = 0;
   std::size_t rows = 0, peak_live = 0, peak_slots = 0;
   std::uint64_t plan_rebuilds = 0;
+  std::size_t compared_logits = 0;  ///< with the CPU's
+  double max_logit_difference = 0;  ///< among them
 };
+
+/// Query tokens of one step at most.
+inline int max_rows(std::span<const Request> requests, std::size_t prefill_chunk) {
+  std::size_t rows = 0;
+  for (const Request& request : requests)
+    rows += std::clamp<std::size_t>(request.prompt.size(), 1, prefill_chunk);
+  return static_cast<int>(rows);
+}
 
 /// Serves all requests greedily; completions stand in the order of the requests.
 template <int ChunkSize>
@@ -59,8 +74,12 @@ std::vector<Completion> serve(const Model& model, std::span<const Request> reque
   };
 
   Tree tree({}, {.sharing = options.sharing});
-  const auto attention =
+  const std::unique_ptr<Attention> on_cpu =
       make_attention(options.kv, tree, model.config, executor, {.reduce = options.reduce});
+  std::unique_ptr<Attention> on_gpu;
+  if (options.device == "cuda")
+    on_gpu = std::make_unique<AttentionOnGpu<Tree>>(tree, model.config,
+                                                    max_rows(requests, options.prefill_chunk));
   chunkattn::AttentionPlan plan;
   std::vector<Completion> completions(requests.size());
   std::vector<Live> live;
@@ -114,10 +133,23 @@ std::vector<Completion> serve(const Model& model, std::span<const Request> reque
     if (tokens.empty()) throw std::logic_error("a step without rows");
     plan.update(tree);
 
-    const std::vector<float> logits = forward(
-        model, executor, tokens, positions, logit_rows,
-        [&](int layer, std::span<const float> q, std::span<const float> k, std::span<const float> v,
-            std::span<float> out) { attention->run(layer, plan, q, k, v, out); });
+    const auto logits_by = [&](Attention& attention) {
+      return forward(model, executor, tokens, positions, logit_rows,
+                     [&](int layer, std::span<const float> q, std::span<const float> k,
+                         std::span<const float> v,
+                         std::span<float> out) { attention.run(layer, plan, q, k, v, out); });
+    };
+    const std::vector<float> logits = logits_by(on_gpu != nullptr ? *on_gpu : *on_cpu);
+    if (on_gpu != nullptr) {
+      const std::vector<float> expected = logits_by(*on_cpu);
+      for (std::size_t i = 0; i < logits.size(); ++i) {
+        const double difference = std::abs(static_cast<double>(logits[i]) - expected[i]);
+        stats.max_logit_difference =
+            std::max(stats.max_logit_difference,
+                     std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference);
+      }
+      stats.compared_logits += logits.size();
+    }
 
     stats.rows += tokens.size();
     stats.peak_live = std::max(stats.peak_live, live.size());

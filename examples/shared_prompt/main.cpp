@@ -6,6 +6,7 @@
 // written down in prompts.cpp. The cache, the plan and the attention are the real ones.
 #include <chunkattn/element.hpp>
 
+#include "../support/cuda_attention.hpp"
 #include "../support/options.hpp"
 #include "settings.hpp"
 
@@ -29,13 +30,19 @@ int run_command_line(int argc, char** argv) {
   options.number("--rounds", "N", "how often each way is measured", settings.rounds, 1, 1000);
   options.number("--memory", "GIB", "leave out baselines that need more", settings.memory_gib, 0.0,
                  1e6);
-  options.choice("--device", {"cpu", "cuda"}, "where attention runs", settings.device);
+  options.choice("--device", {"cpu", "cuda"}, "where attention runs (cuda: in fp16)",
+                 settings.device);
   options.text("--json", "FILE", "write all figures to FILE", settings.json);
   options.flag("--no-tree", "do not draw the tree", settings.hide_tree);
   options.flag("--check", "exit with 1 unless the promised ratios are kept", settings.check);
   if (!options.parse(argc, argv)) return 0;
-  if (settings.device == "cuda")
-    throw examples::UsageError("--device = cuda: this program is built for the CPU only");
+  const bool cuda = settings.device == "cuda";
+  if (cuda && !examples::built_with_cuda) throw examples::UsageError(examples::no_cuda_message);
+  if (cuda && settings.kv == "bf16")
+    throw examples::UsageError("--kv = bf16: expected fp16 with --device cuda");
+  if (cuda && !settings.json.empty())
+    throw examples::UsageError("--json: expected --device cpu beside it");
+  if (cuda) settings.kv = "fp16";
   if (settings.num_qo_heads % settings.num_kv_heads != 0)
     throw examples::UsageError(
         fmt::format("--num-qo-heads = {}: expected a multiple of "

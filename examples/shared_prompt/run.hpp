@@ -8,12 +8,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "../support/cuda_attention.hpp"
 #include "../support/table.hpp"
 #include "../support/word_tokenizer.hpp"
 #include "compare.hpp"
+#include "gpu.hpp"
 #include "prompts.hpp"
 #include "report.hpp"
 #include "serve.hpp"
@@ -97,23 +100,39 @@ int run(const Settings& settings) {
                  settings.num_qo_heads, settings.num_kv_heads, head_dim, settings.kv, chunk_size,
                  executor.concurrency(), executor.concurrency() == 1 ? "" : "s", instruction_set)));
 
+  std::unique_ptr<examples::CudaAttention> gpu;
+  if (settings.device == "cuda")
+    gpu = examples::make_cuda_attention({.num_layers = 1,
+                                         .num_qo_heads = settings.num_qo_heads,
+                                         .num_kv_heads = settings.num_kv_heads,
+                                         .head_dim = head_dim,
+                                         .chunk_size = chunk_size,
+                                         .max_rows = max_rows(jobs, settings.prefill)});
+
   examples::section("Serving");
   CompareReport comparison;
   ServeReport serving;
+  GpuReport on_gpu;
   {
     Server<T, head_dim, chunk_size> server(executor, settings.num_qo_heads, settings.num_kv_heads,
-                                           settings.prefill);
+                                           settings.prefill, gpu.get());
     serving = server.run(jobs, [&](const Moment<T>& moment) {
       if (!settings.hide_tree) draw_tree(moment, jobs, tokenizer);
       fmt::print("\n  measuring ...\n");
       std::fflush(stdout);
-      comparison = compare<head_dim>(executor, server.attention(), moment, settings.rounds,
-                                     settings.memory_gib * 0x1p30);
+      if (gpu != nullptr) {
+        comparison.memory = measure_memory(moment);
+        on_gpu = compare_on_gpu(*gpu, server.attention(), server.plan(), moment, settings.rounds);
+      } else {
+        comparison = compare<head_dim>(executor, server.attention(), moment, settings.rounds,
+                                       settings.memory_gib * 0x1p30);
+      }
       examples::section("Serving, continued");
     });
   }
   print_serving(serving);
   print_memory(comparison.memory);
+  if (gpu != nullptr) return print_gpu(on_gpu, settings.rounds) || !settings.check ? 0 : 1;
   print_decode(comparison);
   const bool ok = print_verdict(comparison, settings);
   if (!settings.json.empty()) {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "../support/cuda_attention.hpp"
 #include "../support/machine_limits.hpp"
 #include "../support/table.hpp"
 #include "stand_in.hpp"
@@ -54,8 +55,11 @@ class Server {
  public:
   using Tree = chunkattn::PrefixTree<std::int32_t, ChunkSize>;
 
-  Server(chunkattn::ThreadPool& executor, int num_qo_heads, int num_kv_heads, int prefill_chunk)
+  /// \param gpu  where attention runs, if not null; K and V are kept on the host all the same
+  Server(chunkattn::ThreadPool& executor, int num_qo_heads, int num_kv_heads, int prefill_chunk,
+         examples::CudaAttention* gpu = nullptr)
       : executor_(executor),
+        gpu_(gpu),
         stand_in_(num_qo_heads, num_kv_heads, HeadDim),
         prefill_chunk_(static_cast<std::size_t>(prefill_chunk)),
         cache_(tree_, {.num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = HeadDim}),
@@ -84,9 +88,7 @@ class Server {
         project(jobs, live, shape.rows);
         const auto layer = cache_.layer(0);
         attention_.write(layer, plan_, std::span<const float>(k_), std::span<const float>(v_));
-        const double ms = examples::milliseconds([&] {
-          attention_.run(layer, plan_, std::span<const float>(q_), std::span<float>(out_));
-        });
+        const double ms = attend(layer);
         report.computed_tokens += shape.prompt_rows;
         report.generated_tokens += shape.rows - shape.prompt_rows;
         report.peak_live = std::max(report.peak_live, live.size());
@@ -126,6 +128,7 @@ class Server {
   [[nodiscard]] chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim>& attention() {
     return attention_;
   }
+  [[nodiscard]] const chunkattn::AttentionPlan& plan() const { return plan_; }
 
  private:
   struct Live {
@@ -139,6 +142,16 @@ class Server {
   struct StepShape {
     std::size_t rows = 0, prompt_rows = 0, waiting = 0, leaving = 0;
   };
+
+  /// Returns milliseconds.
+  double attend(const chunkattn::KvView<T>& layer) {
+    const std::span<const float> q(q_);
+    const std::span<float> out(out_);
+    if (gpu_ == nullptr)
+      return examples::milliseconds([&] { attention_.run(layer, plan_, q, out); });
+    gpu_->write(0, plan_.view(), tree_.num_slots(), k_, v_);
+    return gpu_->run(0, plan_.view(), q, out);
+  }
 
   StepShape plan_step(const std::vector<Job>& jobs, std::vector<Live>& live) {
     StepShape shape;
@@ -234,6 +247,7 @@ class Server {
   };
 
   chunkattn::ThreadPool& executor_;
+  examples::CudaAttention* gpu_;
   StandIn stand_in_;
   std::size_t prefill_chunk_;
   Tree tree_;

@@ -310,7 +310,10 @@ class JsonWriter {
   }
 
  private:
-  void newline() { out_ += "\n" + std::string(2 * depth_, ' '); }
+  void newline() {
+    out_ += '\n';
+    out_.append(2 * depth_, ' ');
+  }
   void prefix(std::string_view key) {
     if (!first_) out_ += ',';
     if (depth_ != 0) newline();

@@ -1,0 +1,137 @@
+// What `llama --device cuda` does between its forward pass and the kernels - padding heads of 8 to
+// 16, fp16, copies to and fro - on the fake device, teacher-forced against the CPU backend.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/chunkattn.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "simt/runtime.hpp"
+#include "support/random.hpp"
+// After the fakes, which take the place of the CUDA runtime and of ptx.cuh.
+#include "examples/llama/model.hpp"
+#include "examples/support/cuda_attention.cuh"
+
+namespace {
+
+using Tree = chunkattn::PrefixTree<std::int32_t, 16>;
+
+llama::Model model() {
+  const char* folder = std::getenv("CHUNKATTN_DATA");
+  const std::string data = folder != nullptr ? folder : CHUNKATTN_SOURCE_DIR "/../shared";
+  const std::string checkpoint = data + "/models/stories260K.bin";
+  if (std::filesystem::exists(checkpoint)) return llama::load_checkpoint(checkpoint);
+  std::printf("no %s, set CHUNKATTN_DATA: random weights instead\n", checkpoint.c_str());
+  llama::Config config;
+  config.dim = 64;
+  config.hidden_dim = 172;
+  config.num_layers = 4;
+  config.num_qo_heads = 8;
+  config.num_kv_heads = 4;
+  config.vocab_size = 512;
+  config.max_positions = 512;
+  return llama::random_model(config, 2024);
+}
+
+}  // namespace
+
+TEST_CASE("padded heads of 8 on the fake device give the logits of the CPU") {
+  test::Random random(21);
+  simt::current_schedule() = {simt::Order::shuffled, simt::Copies::at_wait, random.bits()};
+  const llama::Model weights = model();
+  const llama::Config& config = weights.config;
+  REQUIRE(config.head_dim() == 8);
+
+  Tree tree;
+  chunkattn::AttentionPlan plan;
+  chunkattn::ThreadPool executor(1);
+  chunkattn::KvCache<chunkattn::Cpu, float> cache(
+      tree, {.num_layers = config.num_layers, .num_kv_heads = config.num_kv_heads, .head_dim = 8});
+  chunkattn::ChunkAttention<chunkattn::Cpu, 8> on_cpu(executor);
+  examples::CudaAttentionOf<16> on_gpu({.num_layers = config.num_layers,
+                                        .num_qo_heads = config.num_qo_heads,
+                                        .num_kv_heads = config.num_kv_heads,
+                                        .head_dim = 8,
+                                        .chunk_size = Tree::chunk_size,
+                                        .max_rows = 48});
+
+  std::vector<std::vector<int>> texts(3);
+  for (auto& text : texts) {
+    text = {1};
+    for (int i = 1; i < 37; ++i) text.push_back(3 + i * 7 % 250);  // all begin alike
+    for (int i = 0; i < 9; ++i) text.push_back(random.uniform(3, 500));
+  }
+  std::vector<Tree::Sequence> sequences;
+  double worst = 0, largest = 0, shared_or_not = 0;
+  const auto compare = [&](std::span<const int> tokens, std::span<const int> positions) {
+    std::vector<int> rows;
+    for (std::size_t i = 0; i < tokens.size(); ++i) rows.push_back(static_cast<int>(i));
+    const auto expected =
+        llama::forward(weights, executor, tokens, positions, rows,
+                       [&](int l, std::span<const float> q, std::span<const float> k,
+                           std::span<const float> v, std::span<float> out) {
+                         on_cpu.write(cache.layer(l), plan, k, v);
+                         on_cpu.run(cache.layer(l), plan, q, out);
+                       });
+    const auto actual =
+        llama::forward(weights, executor, tokens, positions, rows,
+                       [&](int l, std::span<const float> q, std::span<const float> k,
+                           std::span<const float> v, std::span<float> out) {
+                         on_gpu.write(l, plan.view(), tree.num_slots(), k, v);
+                         on_gpu.run(l, plan.view(), q, out, true);
+                         std::vector<float> paged(out.size());
+                         on_gpu.run(l, plan.view(), q, paged, false);
+                         for (std::size_t i = 0; i < out.size(); ++i)
+                           shared_or_not = std::max(
+                               shared_or_not, std::abs(static_cast<double>(out[i]) - paged[i]));
+                       });
+    REQUIRE(actual.size() == expected.size());
+    for (std::size_t i = 0; i < actual.size(); ++i) {
+      const double difference = std::abs(static_cast<double>(actual[i]) - expected[i]);
+      if (!(difference <= 1e9)) FAIL("a logit is not a number");
+      worst = std::max(worst, difference);
+      largest = std::max(largest, std::abs(static_cast<double>(expected[i])));
+    }
+  };
+
+  for (const auto& text : texts) {  // prefill
+    sequences.push_back(tree.insert(std::span<const int>(text).first(40)));
+    const chunkattn::TokenRange range = sequences.back().next_uncomputed(48);
+    if (range.length == 0) continue;
+    plan.clear();
+    plan.add(sequences.back(), range);
+    plan.update(tree);
+    std::vector<int> tokens, positions;
+    for (int p = range.begin; p < range.end(); ++p) {
+      tokens.push_back(text[static_cast<std::size_t>(p)]);
+      positions.push_back(p);
+    }
+    compare(tokens, positions);
+    sequences.back().commit(range);
+  }
+  for (int p = 40; p < 46; ++p) {  // decode, with the tokens given
+    plan.clear();
+    std::vector<int> tokens, positions;
+    for (std::size_t s = 0; s < sequences.size(); ++s) {
+      plan.add(sequences[s], sequences[s].reserve(1));
+      tokens.push_back(texts[s][static_cast<std::size_t>(p)]);
+      positions.push_back(p);
+    }
+    plan.update(tree);
+    compare(tokens, positions);
+    for (std::size_t s = 0; s < sequences.size(); ++s) sequences[s].commit(tokens[s]);
+  }
+  std::printf("largest difference of a logit %.2g, largest logit %.3g\n", worst, largest);
+  CHECK(worst > 0);  // fp16 is not fp32
+  CHECK(worst <= 0.1);
+  CHECK(shared_or_not < 0.01);
+}
