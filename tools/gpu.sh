@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What needs an NVIDIA GPU, in parts that each end well within ten minutes on 16 cores:
-#   gpu.sh pack      gather what a machine without a network lacks (doctest) into .gpu-pack/
+#   gpu.sh pack      gather what a machine without a network lacks (doctest, weights, trees) into
+#                    .gpu-pack/
 #   gpu.sh test      build and run the whole test suite: the host's, then the CUDA tests
 #   gpu.sh sanitize  compute-sanitizer (memcheck, racecheck, initcheck, synccheck), reduced tests
 #   gpu.sh bench     the sweep: one JSON lines file, one table
@@ -15,19 +16,28 @@ part=${1:-all}
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 
 pack() {
+  local data=${CHUNKATTN_DATA:-../shared} dir file found=
   mkdir -p .gpu-pack/include/doctest
   for dir in /usr/include /usr/local/include ${DOCTEST_INCLUDE_DIR:-}; do
     [ -f "$dir/doctest/doctest.h" ] || continue
     cp "$dir/doctest/doctest.h" .gpu-pack/include/doctest/
-    echo "packed doctest into .gpu-pack/ ($(du -sh .gpu-pack | cut -f1)); a copy of the tree with .gpu-pack/ is enough"
-    return
+    found=yes
   done
-  echo "doctest/doctest.h not found: install doctest, or set DOCTEST_INCLUDE_DIR" >&2
-  return 1
+  [ -n "$found" ] || { echo "doctest/doctest.h not found: install doctest, or set DOCTEST_INCLUDE_DIR" >&2; return 1; }
+  for file in models/stories260K.bin models/tok512.bin models/stories260K.prompts.json \
+    models/stories260K.greedy.txt workloads/kernel_trees.json; do
+    if [ -f "$data/$file" ]; then
+      mkdir -p ".gpu-pack/data/$(dirname "$file")"
+      cp "$data/$file" ".gpu-pack/data/$file"
+    else
+      echo "not packed, what needs it will be left out: $data/$file (set CHUNKATTN_DATA)"
+    fi
+  done
+  echo "packed $(find .gpu-pack -type f | wc -l) files into .gpu-pack/ ($(du -sh .gpu-pack | cut -f1)); a copy of the tree with it is enough"
 }
 
 if [ "$part" = pack ]; then pack; exit; fi
-case $part in all | test | sanitize | bench) ;; *) sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
+case $part in all | test | sanitize | bench) ;; *) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 
 if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
   echo "No NVIDIA GPU here. NOT checked: the CUDA kernels on hardware, compute-sanitizer, the sweep."
@@ -37,6 +47,7 @@ if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
 fi
 [ -x "$nvcc" ] || { echo "nvcc not found: set NVCC" >&2; exit 1; }
 mkdir -p "$out"
+[ -n "${CHUNKATTN_DATA:-}" ] || [ ! -d .gpu-pack/data ] || export CHUNKATTN_DATA="$PWD/.gpu-pack/data"
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$out/device.txt"
 cap=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
 arch=${CUDA_ARCH:-$cap}
