@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <string>
@@ -128,6 +129,16 @@ class KvCache<Cpu, T> {
       view.scale_stride_slot = static_cast<std::int64_t>(slot_bytes() / sizeof(float));
     }
     return view;
+  }
+
+  /// Fills K and V of a slot with NaN in every layer (8-bit: scales of NaN), so that whoever reads
+  /// them after they were given up shows it. For debugging, see PrefixTree::set_free_sink().
+  void poison(SlotIndex slot) noexcept {
+    const auto at = static_cast<std::size_t>(slot);
+    if (at >> slab_shift_ >= num_slabs_) return;
+    const std::size_t within = at & ((std::size_t{1} << slab_shift_) - 1);
+    for (Layer& layer : layers_)
+      std::memset(layer.slabs[at >> slab_shift_].get() + within * slot_bytes(), 0xff, slot_bytes());
   }
 
   /// The geometry it was made for.

@@ -345,6 +345,8 @@ class TreeCore : public TreePaths<Token, ChunkSize, Allocator, Retention> {
     this->notify(CacheEvent{.kind = CacheEvent::Kind::cleared});
   }
 
+  void set_free_sink(std::function<void(SlotIndex)> sink) { this->free_sink_ = std::move(sink); }
+
   void set_event_sink(std::function<void(const CacheEvent&)> sink) {
     this->event_sink_ = std::move(sink);
   }

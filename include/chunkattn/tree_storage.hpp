@@ -317,6 +317,7 @@ class TreeStorage {
   void free_slot(SlotIndex s) noexcept {
     slots_[at(s)] = SlotRecord{};
     --stats_.used_slots;
+    if (free_sink_) free_sink_(s);
     allocator_.free(s);
   }
 
@@ -618,6 +619,7 @@ class TreeStorage {
   std::vector<RetainedLevel> levels_;  // by level, ascending
   std::size_t pinned_slots_ = 0;
   std::function<void(const CacheEvent&)> event_sink_;
+  std::function<void(SlotIndex)> free_sink_;
   TreeStats stats_;
 };
 
