@@ -29,6 +29,11 @@
 #include "../support/huge_buffer.hpp"
 #include "../support/machine_limits.hpp"
 
+// Vectors are passed within one source file only: the ABI of larger ones does not matter.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
 namespace shared_prompt {
 
 /// A plan that owns its arrays.
