@@ -398,7 +398,9 @@ CHUNKATTN_INLINE Float<W> scale_or_zero(Float<W> p, Int<W> exponent, Float<W> x,
         _mm512_maskz_add_epi32(keep, _mm512_castps_si512(p), std::bit_cast<__m512i>(exponent)));
   }
 #endif
-  const Float<W> result = std::bit_cast<Float<W>>(std::bit_cast<Int<W>>(p) + exponent);
+  // Unsigned, because what is added may be negative and the sum is one of bits.
+  const Float<W> result = std::bit_cast<Float<W>>(std::bit_cast<Unsigned<W>>(p) +
+                                                  std::bit_cast<Unsigned<W>>(exponent));
   return select<W>((Int<W>)(x < lowest), zero<W>(), result);
 }
 
