@@ -399,8 +399,8 @@ CHUNKATTN_INLINE Float<W> scale_or_zero(Float<W> p, Int<W> exponent, Float<W> x,
   }
 #endif
   // Unsigned, because what is added may be negative and the sum is one of bits.
-  const Float<W> result = std::bit_cast<Float<W>>(std::bit_cast<Unsigned<W>>(p) +
-                                                  std::bit_cast<Unsigned<W>>(exponent));
+  const Float<W> result =
+      std::bit_cast<Float<W>>(std::bit_cast<Unsigned<W>>(p) + std::bit_cast<Unsigned<W>>(exponent));
   return select<W>((Int<W>)(x < lowest), zero<W>(), result);
 }
 
