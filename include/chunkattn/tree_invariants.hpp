@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "concepts.hpp"
 #include "config.hpp"
 #include "error.hpp"
 #include "tree_nodes.hpp"

@@ -222,7 +222,7 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   return simt::device().called("cudaEventCreateWithFlags");
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  if (event->stream != nullptr) event->stream->drain();
+  if (event->passed < event->recorded) event->stream->drain();  // else its stream may be gone
   delete event;
   return cudaSuccess;
 }
