@@ -95,8 +95,10 @@ double fma_rate(Exec& executor, std::uint64_t& sink) {
                            static_cast<float>(1 + i);  // towards 1000 b, never denormal
       FloatLanes sums[chains];  // all different, or the compiler would keep one of them only
       for (int c = 0; c < chains; ++c) sums[c] = FloatLanes{} + static_cast<float>(c);
-      for (int n = 0; n < iterations; ++n)
+      for (int n = 0; n < iterations; ++n) {
+#pragma GCC unroll 12  // or -O2 keeps the chains in memory
         for (int c = 0; c < chains; ++c) sums[c] = sums[c] * a + b;
+      }
       float own = 0;
       for (int c = 0; c < chains; ++c) own += sums[c][0];
       if (i == 0) total = own;
