@@ -20,6 +20,7 @@
 #include "../quantized.hpp"
 #include "schedule.hpp"
 #include "simd.hpp"
+#include "walk.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {
@@ -27,128 +28,53 @@ namespace cpu {
 /// Up to block_tokens consecutive path positions, wherever their K and V rows lie. A block never
 /// crosses a segment, but it may collect several pieces.
 template <class T>
-struct Block {
+struct Block : BlockSpan {
   static constexpr int padding = 16;  // K addresses beyond `count` repeat the last
 
   const T* k[block_tokens + padding];
   const T* v[block_tokens];
   float k_scale[block_tokens + padding];  // 8-bit elements only
   float v_scale[block_tokens];
-  int count = 0;
-  int position = 0;
-  int row_begin = 0;
-  int row_end = 0;
 
-  /// Adds the K and V rows of tokens [offset, offset + take) of a slot.
-  void append(const KvView<T>& kv, SlotIndex slot, int kv_head, int offset, int take) noexcept {
+  /// Takes the next block of a walk; false at its end.
+  template <class Walk>
+  bool read(Walk& walk, const KvView<T>& kv, int kv_head) noexcept {
+    int filled = 0;
+    static_cast<BlockSpan&>(*this) = walk.next([&](SlotIndex slot, int offset, int take) {
+      append(kv, slot, kv_head, offset, take, filled);
+      filled += take;
+    });
+    if (count > 0) pad();
+    return count > 0;
+  }
+
+ private:
+  // The K and V rows of tokens [offset, offset + take) of a slot, from `at` on.
+  void append(const KvView<T>& kv, SlotIndex slot, int kv_head, int offset, int take,
+              int at) noexcept {
     const T* k_row = kv.k_row(slot, kv_head, offset);
     const T* v_row = kv.v_row(slot, kv_head, offset);
     for (int i = 0; i < take; ++i) {
-      k[count + i] = k_row + i * kv.stride_token;
-      v[count + i] = v_row + i * kv.stride_token;
+      k[at + i] = k_row + i * kv.stride_token;
+      v[at + i] = v_row + i * kv.stride_token;
     }
     if constexpr (std::is_same_v<T, std::int8_t>) {
       const float* k_row_scale = kv.k_row_scale(slot, kv_head, offset);
       const float* v_row_scale = kv.v_row_scale(slot, kv_head, offset);
       for (int i = 0; i < take; ++i) {
-        k_scale[count + i] = k_row_scale[i];
-        v_scale[count + i] = v_row_scale[i];
+        k_scale[at + i] = k_row_scale[i];
+        v_scale[at + i] = v_row_scale[i];
       }
     }
-    count += take;
   }
 
-  /// Repeats the last K address, so that a kernel may read whole groups of tokens.
+  // Repeats the last K address, so that a kernel may read whole groups of tokens.
   void pad() noexcept {
     for (int i = 0; i < padding; ++i) {
       k[count + i] = k[count - 1];
       if constexpr (std::is_same_v<T, std::int8_t>) k_scale[count + i] = 0;
     }
   }
-};
-
-/// Walks the items of a unit for one KV head, block by block.
-template <class T>
-class BlockCursor {
- public:
-  BlockCursor(const KvView<T>& kv, const PlanView& plan, int kv_head, const WorkItem* begin,
-              const WorkItem* end) noexcept
-      : kv_(kv), plan_(plan), kv_head_(kv_head), item_(begin), end_(end) {
-    if (item_ != end_) enter();
-  }
-
-  /// Fills `block`; count == 0 at the end.
-  void next(Block<T>& block) noexcept {
-    block.count = 0;
-    if (item_ == end_) return;
-    block.row_begin = item_->row_begin;
-    block.row_end = item_->row_end;
-    block.position = plan_.segments[item_->segment].position + token_;
-    while (block.count < block_tokens && token_ < item_->token_end) {
-      const int take = std::min(
-          {piece_->length - within_, block_tokens - block.count, item_->token_end - token_});
-      block.append(kv_, piece_->slot, kv_head_, piece_->begin + within_, take);
-      token_ += take;
-      within_ += take;
-      if (within_ == piece_->length) {
-        ++piece_;
-        within_ = 0;
-      }
-    }
-    block.pad();
-    if (token_ == item_->token_end && ++item_ != end_) enter();
-  }
-
- private:
-  // Finds the piece that holds the item's first token.
-  void enter() noexcept {
-    const Segment& segment = plan_.segments[item_->segment];
-    token_ = item_->token_begin;
-    const Piece* const first = plan_.pieces + segment.piece_begin;
-    piece_ = first;
-    if (token_ > 0) {
-      const std::int32_t position = segment.position + token_;
-      piece_ = std::upper_bound(
-                   first, first + segment.piece_count, position,
-                   [](std::int32_t at, const Piece& piece) { return at < piece.position; }) -
-               1;
-    }
-    within_ = segment.position + token_ - piece_->position;
-  }
-
-  const KvView<T>& kv_;
-  const PlanView& plan_;
-  int kv_head_;
-  const WorkItem* item_;
-  const WorkItem* end_;
-  const Piece* piece_ = nullptr;
-  int token_ = 0;   // within the segment
-  int within_ = 0;  // within the piece
-};
-
-/// Asks for the cache lines of rows one after another, a few at each call, while others compute.
-template <int HeadDim, class T>
-class RowPrefetcher {
- public:
-  RowPrefetcher(const T* const* rows, int count) noexcept : row_(rows), end_(rows + count) {}
-
-  CHUNKATTN_INLINE void advance(int lines) noexcept {
-    for (; lines > 0 && row_ != end_; --lines) {
-      simd::prefetch(reinterpret_cast<const char*>(*row_) + byte_);
-      byte_ += 64;
-      if (byte_ >= row_bytes) {
-        byte_ = 0;
-        ++row_;
-      }
-    }
-  }
-  static constexpr int row_bytes = HeadDim * static_cast<int>(sizeof(T));
-  static constexpr int row_lines = (row_bytes + 63) / 64;
-
- private:
-  const T* const* row_;
-  const T* const* end_;
-  int byte_ = 0;
 };
 
 /// Lines of a tile of the chunk-first kernel.
@@ -159,33 +85,28 @@ inline constexpr int tile_lines = 2 * simd::native_width;
 template <int HeadDim>
 class LineState {
  public:
-  float* q = nullptr;                    ///< [lines][HeadDim], scaled by sm_scale
-  float* q_transposed = nullptr;         ///< [HeadDim][transposed_stride], the same
-  float* out = nullptr;                  ///< [lines][HeadDim], unnormalised
-  float* max = nullptr;                  ///< [lines]
-  float* sum = nullptr;                  ///< [lines]
-  std::int32_t* kv_len = nullptr;        ///< [lines] positions seen
-  float* p = nullptr;                    ///< [tiles][block_tokens][tile_lines], probabilities
-  float* rescale = nullptr;              ///< [lines] factors of the current block
-  float* widened = nullptr;              ///< [block_tokens + padding][HeadDim]
-  const float** widened_rows = nullptr;  ///< [block_tokens + padding] addresses in `widened`
-  float* spare = nullptr;                ///< [HeadDim] a line that nobody reads
+  float* q = nullptr;              ///< [lines][HeadDim], scaled by sm_scale
+  float* q_transposed = nullptr;   ///< [HeadDim][transposed_stride], the same
+  float* out = nullptr;            ///< [lines][HeadDim], unnormalised
+  float* max = nullptr;            ///< [lines]
+  float* sum = nullptr;            ///< [lines]
+  std::int32_t* kv_len = nullptr;  ///< [lines] positions seen
+  float* p = nullptr;              ///< [tiles][block_tokens][tile_lines], probabilities
+  float* rescale = nullptr;        ///< [lines] factors of the current block
+  float* scratch = nullptr;        ///< [block_tokens][HeadDim], widened K or V
+  float* spare = nullptr;          ///< [HeadDim] a line that nobody reads
   std::ptrdiff_t transposed_stride = 0;
 
   /// Makes room for `lines` lines; keeps memory that is large enough.
   void reserve(int lines) {
     if (lines <= capacity_) return;
-    constexpr int padding = 16;
     constexpr std::size_t dim = HeadDim;
     const auto n = static_cast<std::size_t>((lines + tile_lines - 1) / tile_lines * tile_lines +
                                             tile_lines);  // tiles may begin at any line
     // An odd number of cache lines, so that a column does not fall into few cache sets.
     const std::size_t stride = (n / 16 | 1) * 16 + 16 * (n % 16 != 0 ? 2 : 0);
-    const std::size_t rows = block_tokens + padding;
-    const std::size_t sizes[] = {
-        n * dim, dim * stride + n, n * dim, n,          n,
-        n,       n * block_tokens, n,       rows * dim, rows * sizeof(float*) / sizeof(float),
-        dim};
+    const std::size_t sizes[] = {n * dim, dim * stride + n,   n * dim, n, n, n, n * block_tokens,
+                                 n,       block_tokens * dim, dim};
     std::size_t total = 0;
     for (std::size_t size : sizes) total += rounded(size);
     memory_.reset(
@@ -205,10 +126,8 @@ class LineState {
     kv_len = reinterpret_cast<std::int32_t*>(take(sizes[5]));
     p = take(sizes[6]);
     rescale = take(sizes[7]);
-    widened = take(sizes[8]);
-    widened_rows = reinterpret_cast<const float**>(take(sizes[9]));
-    spare = take(sizes[10]);
-    for (std::size_t i = 0; i < rows; ++i) widened_rows[i] = widened + i * dim;
+    scratch = take(sizes[8]);
+    spare = take(sizes[9]);
     transposed_stride = static_cast<std::ptrdiff_t>(stride);
     capacity_ = lines;
   }

@@ -25,7 +25,7 @@
 #include "block.hpp"
 #include "checks.hpp"
 #include "chunk_first.hpp"
-#include "path_cursor.hpp"
+#include "prefetch.hpp"
 #include "schedule.hpp"
 #include "sequence_first.hpp"
 #include "spin_lock.hpp"
@@ -138,7 +138,7 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     if (invariant)
       prepare_rows(view, group);
     else
-      prepare(view, layer.num_kv_heads, group, sizeof(T));
+      prepare<T>(view, layer.num_kv_heads, group);
     using X = std::remove_const_t<std::remove_pointer_t<decltype(query.data())>>;
     using Y = std::remove_pointer_t<decltype(result.data())>;
     const Call<T, X, Y> call{
@@ -189,7 +189,8 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   // Lines of one task: their state (queries twice, outputs) should fit in half of a usual L2.
   static constexpr int max_lines = HeadDim <= 128 ? 256 : 128;
   // From this many lines on, matrix products beat streaming the lines a few at a time.
-  static constexpr int min_product_lines = cpu::stream_lines + 1;
+  template <class T>
+  static constexpr int min_product_lines = sizeof(T) == 4 ? 5 : 9;
   static constexpr int partial_stride = HeadDim + 16;  // out, max, sum
 
   static AttentionOptions checked(AttentionOptions options) {
@@ -203,15 +204,17 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   }
 
   // Derives the tasks and makes room for them. Allocates only beyond what was seen before.
-  void prepare(const PlanView& plan, int num_kv_heads, int group, std::size_t element_size) {
+  template <class T>
+  void prepare(const PlanView& plan, int num_kv_heads, int group) {
     const int threads = std::max(1, static_cast<int>(executor_->concurrency()));
     const int min_tasks = options_.min_tasks > 0                     ? options_.min_tasks
                           : options_.reduce == Reduce::deterministic ? 64
                                                                      : 4 * threads;
     cpu::CostModel cost;
-    cost.bytes_per_token = 2.0 * HeadDim * static_cast<double>(element_size);
+    cost.bytes_per_token = 2.0 * HeadDim * static_cast<double>(sizeof(T));
     cost.flops_per_token_line = 4.0 * HeadDim;
-    schedule_.derive(plan, num_kv_heads, group, max_lines, min_tasks, cost);
+    schedule_.derive(plan, num_kv_heads, group, max_lines, min_product_lines<T>, cpu::tile_lines,
+                     min_tasks, cost);
 
     if (workers_.size() < static_cast<std::size_t>(threads))
       workers_.resize(static_cast<std::size_t>(threads));
@@ -256,21 +259,16 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   void run_row(const Call<T, X, Y>& call, int row, int kv_head, State& state,
                std::vector<std::int32_t>& path) noexcept {
     state.clear(0, call.group);
-    load_queries(call, row, row + 1, kv_head, nullptr, nullptr, state);
-    cpu::PathCursor<T> cursor(call.kv, call.plan, kv_head, row, path);
-    cpu::Block<T> blocks[2];
-    cursor.next(blocks[0]);
-    for (int current = 0; blocks[current].count > 0; current ^= 1) {
-      cursor.next(blocks[current ^ 1]);
-      for (int line = 0; line < call.group; line += cpu::stream_lines) {
-        const int count = std::min(cpu::stream_lines, call.group - line);
-        if (count > 2)
-          cpu::stream_block<HeadDim, 4>(blocks[current], blocks[current ^ 1], line, count, state);
-        else if (count == 2)
-          cpu::stream_block<HeadDim, 2>(blocks[current], blocks[current ^ 1], line, 2, state);
-        else
-          cpu::stream_block<HeadDim, 1>(blocks[current], blocks[current ^ 1], line, 1, state);
-      }
+    load_queries(call, row, row + 1, kv_head, false, state);
+    cpu::PathWalk walk(call.plan, row, path);
+    cpu::Prefetcher<HeadDim, T, cpu::PathWalk> ahead(
+        call.kv, kv_head, cpu::ItemWalk(call.plan, nullptr, nullptr), walk);
+    ahead.start();
+    cpu::Block<T> block;
+    while (block.read(walk, call.kv, kv_head)) {
+      ahead.grant_stream(block.count);
+      cpu::sequence_first_block<HeadDim>(block, 0, call.group, state, ahead.cursor);
+      ahead.settle();
     }
     for (int line = 0; line < call.group; ++line)
       finish_line(call, row, line, kv_head, {state.max[line], state.sum[line]},
@@ -281,34 +279,30 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   void run_task(const Call<T, X, Y>& call, std::int32_t unit_index, int kv_head,
                 State& state) noexcept {
     const cpu::Unit& unit = schedule_.units()[static_cast<std::size_t>(unit_index)];
-    const cpu::RowBlock& block = schedule_.row_blocks()[static_cast<std::size_t>(unit.row_block)];
-    const bool alone = block.unit_count == 1;
-    const int row_begin = alone ? block.row_begin : unit.row_begin;
-    const int row_end = alone ? block.row_end : unit.row_end;
+    const cpu::RowBlock& rows = schedule_.row_blocks()[static_cast<std::size_t>(unit.row_block)];
+    const bool alone = rows.unit_count == 1;
+    const int row_begin = alone ? rows.row_begin : unit.row_begin;
+    const int row_end = alone ? rows.row_end : unit.row_end;
     const int lines = (row_end - row_begin) * call.group;
     const cpu::WorkItem* const items = schedule_.items().data();
-    cpu::BlockCursor<T> cursor(call.kv, call.plan, kv_head, items + unit.item_begin,
-                               items + unit.item_end);
-    cpu::Block<T> blocks[2];
-    cursor.next(blocks[0]);
-    cpu::stream_start<HeadDim>(blocks[0]);
+    cpu::ItemWalk products(call.plan, items + unit.item_begin, items + unit.stream_begin);
+    cpu::ItemWalk streams(call.plan, items + unit.stream_begin, items + unit.item_end);
+    cpu::Prefetcher<HeadDim, T, cpu::ItemWalk> ahead(call.kv, kv_head, products, streams);
+    ahead.start();
     state.clear(0, lines);
-    load_queries(call, row_begin, row_end, kv_head, items + unit.item_begin, items + unit.item_end,
-                 state);
-    for (int current = 0; blocks[current].count > 0; current ^= 1) {
-      cpu::Block<T>& now = blocks[current];
-      cpu::Block<T>& next = blocks[current ^ 1];
-      cursor.next(next);
-      const int line0 = (now.row_begin - row_begin) * call.group;
-      const int count = (now.row_end - now.row_begin) * call.group;
-      if (count >= min_product_lines)
-        cpu::chunk_first_block<HeadDim>(now, next, line0, count, state);
-      else if (count > 2)
-        cpu::stream_block<HeadDim, 4>(now, next, line0, count, state);
-      else if (count == 2)
-        cpu::stream_block<HeadDim, 2>(now, next, line0, 2, state);
-      else
-        cpu::stream_block<HeadDim, 1>(now, next, line0, 1, state);
+    load_queries(call, row_begin, row_end, kv_head, unit.stream_begin > unit.item_begin, state);
+    cpu::Block<T> block;
+    const auto line0 = [&] { return (block.row_begin - row_begin) * call.group; };
+    const auto num_lines = [&] { return (block.row_end - block.row_begin) * call.group; };
+    while (block.read(products, call.kv, kv_head)) {
+      ahead.grant_product(block.count, num_lines());
+      cpu::chunk_first_block<HeadDim>(block, line0(), num_lines(), state, ahead.cursor);
+      ahead.settle();
+    }
+    while (block.read(streams, call.kv, kv_head)) {
+      ahead.grant_stream(block.count);
+      cpu::sequence_first_block<HeadDim>(block, line0(), num_lines(), state, ahead.cursor);
+      ahead.settle();
     }
 
     if (alone) {
@@ -325,8 +319,7 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   // Queries of the task's lines as scaled floats, and transposed where a product will need them.
   template <class T, class X, class Y>
   void load_queries(const Call<T, X, Y>& call, int row_begin, int row_end, int kv_head,
-                    const cpu::WorkItem* items, const cpu::WorkItem* items_end,
-                    State& state) noexcept {
+                    bool transposed, State& state) noexcept {
     constexpr int width = simd::width_for<HeadDim>;
     for (int row = row_begin; row < row_end; ++row) {
       const X* from =
@@ -342,14 +335,26 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
                           simd::broadcast<width>(options_.sm_scale));
       }
     }
-    const bool products = std::any_of(items, items_end, [&](const cpu::WorkItem& item) {
-      return (item.row_end - item.row_begin) * call.group >= min_product_lines;
-    });
-    if (!products) return;
+    if (!transposed) return;
     const int lines = (row_end - row_begin) * call.group;
-    for (int line = 0; line < lines; ++line)
-      for (int i = 0; i < HeadDim; ++i)
-        state.q_transposed[i * state.transposed_stride + line] = state.q[line * HeadDim + i];
+    constexpr int block = simd::native_width;
+    constexpr int whole = HeadDim / block * block;
+    for (int line = 0; line < lines; line += block) {  // lines beyond the last are nobody's
+      float* const to = state.q_transposed + line;
+      for (int i = 0; i < whole; i += block) {
+        simd::Float<block> rows[block];
+        simd::repeat<block>([&](auto l) CHUNKATTN_LAMBDA {
+          rows[l] = simd::load<block>(state.q + (line + l) * HeadDim + i);
+        });
+        simd::transpose<block>(rows);
+        simd::repeat<block>([&](auto d) CHUNKATTN_LAMBDA {
+          simd::store(to + (i + d) * state.transposed_stride, rows[d]);
+        });
+      }
+      for (int i = whole; i < HeadDim; ++i)
+        for (int l = 0; l < block; ++l)
+          to[i * state.transposed_stride + l] = state.q[(line + l) * HeadDim + i];
+    }
   }
 
   // Normalises one line and writes it where the caller wants it.

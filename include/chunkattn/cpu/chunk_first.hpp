@@ -12,33 +12,59 @@
 
 #include "../config.hpp"
 #include "block.hpp"
+#include "prefetch.hpp"
 #include "simd.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {
 
-/// Widens the rows of one operand of a block into `state.widened`.
-template <int HeadDim, class T>
-CHUNKATTN_INLINE void widen_rows(const T* const* rows, int count, float* widened) noexcept {
+/// Tokens whose logits are computed at once: their K, as floats, and Q of a tile fit the L1 cache.
+inline constexpr int logit_tokens = 32;
+/// Tokens and dims of the innermost loops over Q.
+inline constexpr int logit_group = simd::num_accumulators / 2;
+inline constexpr int logit_step = 8;
+/// Tokens of the innermost loop over V.
+inline constexpr int value_step = 4;
+
+/// fp32 rows of K or V: read where they lie.
+struct ScatteredRows {
+  static constexpr bool packed = false;
+  const float* const* rows;
+  CHUNKATTN_INLINE const float* operator[](int t) const noexcept { return rows[t]; }
+};
+
+/// Rows that were widened into scratch, one after another: in L1 already.
+template <int Columns>
+struct PackedRows {
+  static constexpr bool packed = true;
+  const float* scratch;
+  CHUNKATTN_INLINE const float* operator[](int t) const noexcept { return scratch + t * Columns; }
+};
+
+/// Columns [begin, begin + Columns) of `count` rows as floats.
+template <int HeadDim, int Columns, class T>
+CHUNKATTN_INLINE auto widened(const T* const* rows, int count, int begin, float* scratch) noexcept {
   constexpr int width = simd::width_for<HeadDim>;
   for (int t = 0; t < count; ++t)
-    simd::repeat<HeadDim / width>([&](auto i) CHUNKATTN_LAMBDA {
-      simd::store(widened + t * HeadDim + i * width,
-                  simd::load_widened<width>(rows[t] + i * width));
+    simd::repeat<Columns / width>([&](auto i) CHUNKATTN_LAMBDA {
+      simd::store(scratch + t * Columns + i * width,
+                  simd::load_widened<width>(rows[t] + begin + i * width));
     });
+  return PackedRows<Columns>{scratch};
 }
 
 /// logits[token][lane] of one tile: Vectors * native_width lines from q_transposed on, tokens
-/// [0, count) rounded up to whole groups. With `ahead`, asks for those rows too (count of them).
-template <int HeadDim, int Vectors, class T>
-[[gnu::noinline]] void tile_logits(const float* const* k, int count, const float* q_transposed,
-                                   std::ptrdiff_t stride, bool near, const T* const* ahead,
+/// [0, count) rounded up to whole groups. `near`: the rows of K are not in L1 yet. Asks for some
+/// lines of `ahead` at each step.
+template <int HeadDim, int Vectors, class Rows>
+[[gnu::noinline]] void tile_logits(Rows k, int count, const float* q_transposed,
+                                   std::ptrdiff_t stride, bool near, LineCursor& ahead, int burst,
                                    float* logits) noexcept {
   constexpr int width = simd::native_width;
-  constexpr int group = simd::num_accumulators / 2;  // tokens at once
-  constexpr int parities = Vectors == 1 ? 2 : 1;     // enough chains of additions in flight
-  constexpr int line_elements = 64 / static_cast<int>(sizeof(T));
-  constexpr int step = HeadDim % line_elements == 0 ? line_elements : 8;
+  constexpr int group = logit_group;
+  constexpr int parities = Vectors == 1 ? 2 : 1;  // enough chains of additions in flight
+  constexpr int step = logit_step;
+  LineCursor lines = ahead;
   for (int t = 0; t < count; t += group) {
     simd::Float<width> sums[group][2];
     simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
@@ -49,15 +75,10 @@ template <int HeadDim, int Vectors, class T>
     simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA { rows[j] = k[t + j]; });
     const float* column = q_transposed;
     for (int outer = 0; outer < HeadDim; outer += step) {
-      if (ahead != nullptr) {
-        simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
-          simd::prefetch(ahead[std::min(t + j, count - 1)] + outer);
-        });
-      }
-      if (near) {
-        for (int at = 0; at < step; at += 16)
-          simd::repeat<group>(
-              [&](auto j) CHUNKATTN_LAMBDA { simd::prefetch_near(k[t + group + j] + outer + at); });
+      lines.advance(burst);
+      if (!Rows::packed && near && outer % 16 == 0) {
+        simd::repeat<group>(
+            [&](auto j) CHUNKATTN_LAMBDA { simd::prefetch_near(k[t + group + j] + outer); });
       }
       for (int i = outer; i < outer + step; i += parities) {
         simd::repeat<parities>([&](auto parity) CHUNKATTN_LAMBDA {
@@ -84,6 +105,7 @@ template <int HeadDim, int Vectors, class T>
       }
     });
   }
+  ahead = lines;
 }
 
 /// The online softmax of one vector of lines: turns logits[0, count) into probabilities, moves max
@@ -129,13 +151,12 @@ template <class T>
 }
 
 /// out[line] (rescaled) += sum over tokens of p[token][line] * V[token], for `Lines` lines and
-/// `Vectors` vectors of each. `ahead` is advanced by `ahead_lines` every second token. `near`:
-/// these columns of V are not in L1 yet.
-template <int HeadDim, int Lines, int Vectors, class T>
-[[gnu::noinline]] void tile_values(const float* p, const float* const* v, int count, int begin,
-                                   const float* rescale, float* out,
-                                   RowPrefetcher<HeadDim, T>& ahead, int ahead_lines,
-                                   bool near) noexcept {
+/// `Vectors` vectors of each. `near`: these columns of V are not in L1 yet. Asks for some lines of
+/// `ahead` at each step.
+template <int HeadDim, int Lines, int Vectors, class Rows>
+[[gnu::noinline]] void tile_values(const float* p, Rows v, int count, int begin,
+                                   const float* rescale, float* out, bool near, LineCursor& ahead,
+                                   int burst) noexcept {
   constexpr int width = simd::width_for<HeadDim>;
   simd::Float<width> sums[Lines][Vectors];
   float* const to = out + begin;
@@ -152,7 +173,7 @@ template <int HeadDim, int Lines, int Vectors, class T>
   }
   const auto token = [&](int t) CHUNKATTN_LAMBDA {
     simd::Float<width> value[Vectors];
-    const float* const row = v[t] + begin;
+    const float* const row = v[t] + (Rows::packed ? 0 : begin);
     simd::repeat<Vectors>([&](auto i)
                               CHUNKATTN_LAMBDA { value[i] = simd::load<width>(row + i * width); });
     simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
@@ -161,27 +182,23 @@ template <int HeadDim, int Lines, int Vectors, class T>
           [&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = simd::fma(weight, value[i], sums[l][i]); });
     });
   };
-  RowPrefetcher<HeadDim, T> rows = ahead;
+  LineCursor lines = ahead;
   int t = 0;
-  if (near) {
-    constexpr int distance = 8;
-    for (; t + distance + 2 <= count; t += 2) {
-      rows.advance(ahead_lines);
-      simd::repeat<2>([&](auto u) CHUNKATTN_LAMBDA {
+  const auto tokens = [&](bool prefetch_value) CHUNKATTN_LAMBDA {
+    lines.advance(burst);
+    simd::repeat<value_step>([&](auto u) CHUNKATTN_LAMBDA {
+      if (prefetch_value)
         for (int at = 0; at < Vectors * width; at += 16)
-          simd::prefetch_near(v[t + distance + u] + begin + at);
-      });
-      token(t);
-      token(t + 1);
-    }
-  }
-  for (; t + 2 <= count; t += 2) {
-    rows.advance(ahead_lines);
-    token(t);
-    token(t + 1);
-  }
-  if (t < count) token(t);
-  ahead = rows;
+          simd::prefetch_near(v[t + value_step + u] + begin + at);
+      token(t + u);
+    });
+    t += value_step;
+  };
+  if (!Rows::packed && near)
+    while (t + 2 * value_step <= count) tokens(true);
+  while (t + value_step <= count) tokens(false);
+  for (; t < count; ++t) token(t);
+  ahead = lines;
   simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
     simd::repeat<Vectors>(
         [&](auto i) CHUNKATTN_LAMBDA { simd::store(to + l * HeadDim + i * width, sums[l][i]); });
@@ -190,70 +207,76 @@ template <int HeadDim, int Lines, int Vectors, class T>
 
 /// One block for lines [line0, line0 + num_lines).
 template <int HeadDim, class T>
-void chunk_first_block(const Block<T>& block, const Block<T>& next, int line0, int num_lines,
-                       LineState<HeadDim>& state) noexcept {
+void chunk_first_block(const Block<T>& block, int line0, int num_lines, LineState<HeadDim>& state,
+                       LineCursor& ahead) noexcept {
   constexpr int width = simd::native_width;
   constexpr bool widen = !std::is_same_v<T, float>;
   const int num_tiles = (num_lines + tile_lines - 1) / tile_lines;
-  const float* const* k;
-  if constexpr (widen) {
-    widen_rows<HeadDim>(block.k, block.count, state.widened);
-    k = state.widened_rows;
-  } else {
-    k = block.k;
+
+  // K, a part of the block at a time, against all tiles.
+  int seen_by_any = 0;
+  for (int l = 0; l < num_lines; ++l)
+    seen_by_any = std::max(seen_by_any, visible_tokens(block, state, line0 + l));
+  if (seen_by_any == 0) return;
+  // Half of the lines are asked for during each product, a few at each of its steps.
+  const auto burst = [half = ahead.left / 2](int steps) {
+    return std::min(max_burst, half / std::max(1, steps) + 1);
+  };
+  const int logit_burst =
+      burst((seen_by_any + logit_group - 1) / logit_group * (HeadDim / logit_step) * num_tiles);
+  for (int begin = 0; begin < seen_by_any; begin += logit_tokens) {
+    const int count = std::min(logit_tokens, seen_by_any - begin);
+    const auto k = [&] {
+      if constexpr (widen)
+        return widened<HeadDim, HeadDim>(block.k + begin, count, 0, state.scratch);
+      else
+        return ScatteredRows{block.k + begin};
+    }();
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      const float* const q = state.q_transposed + line0 + tile * tile_lines;
+      float* const logits = state.p + (tile * block_tokens + begin) * tile_lines;
+      if (num_lines - tile * tile_lines > width)
+        tile_logits<HeadDim, 2>(k, count, q, state.transposed_stride, tile == 0, ahead, logit_burst,
+                                logits);
+      else
+        tile_logits<HeadDim, 1>(k, count, q, state.transposed_stride, tile == 0, ahead, logit_burst,
+                                logits);
+    }
   }
 
-  int seen_by_any = 0;
   bool moved_any = false;
   for (int tile = 0; tile < num_tiles; ++tile) {
     const int first = line0 + tile * tile_lines;
     const int lines = std::min(tile_lines, num_lines - tile * tile_lines);
     alignas(64) std::int32_t visible[tile_lines] = {};
-    int least = block.count;
-    int count = 0;
+    int least = seen_by_any;
     for (int l = 0; l < lines; ++l) {
       visible[l] = visible_tokens(block, state, first + l);
       least = std::min(least, visible[l]);
-      count = std::max(count, visible[l]);
     }
-    seen_by_any = std::max(seen_by_any, count);
     float* const p = state.p + tile * block_tokens * tile_lines;
-    if (count == 0) {  // nothing for these lines, but other tiles' values pass reads p
-      std::fill_n(p, block.count * tile_lines, 0.0f);
-      std::fill_n(state.rescale + tile * tile_lines, tile_lines, 1.0f);
-      continue;
-    }
-    const T* const* const ahead = tile == 0 ? block.v : nullptr;
-    const float* const q = state.q_transposed + first;
-    if (lines > width)
-      tile_logits<HeadDim, 2>(k, count, q, state.transposed_stride, tile == 0, ahead, p);
-    else
-      tile_logits<HeadDim, 1>(k, count, q, state.transposed_stride, tile == 0, ahead, p);
     for (int l = 0; l < lines; l += width) {
-      const bool full = least == count && lines - l >= width;
-      moved_any |= tile_softmax(block, count, full, visible + l, p + l, state.max + first + l,
+      const bool full = least == seen_by_any && lines - l >= width;
+      moved_any |= tile_softmax(block, seen_by_any, full, visible + l, p + l, state.max + first + l,
                                 state.sum + first + l, state.rescale + tile * tile_lines + l);
     }
-    for (int t = count; t < block.count; ++t) std::fill_n(p + t * tile_lines, tile_lines, 0.0f);
   }
 
-  const float* const* v;
-  if constexpr (widen) {
-    widen_rows<HeadDim>(block.v, seen_by_any, state.widened);
-    v = state.widened_rows;
-  } else {
-    v = block.v;
-  }
   constexpr int wide = 2;
   constexpr int line_group = simd::num_accumulators / wide;
   constexpr int vector_width = simd::width_for<HeadDim>;
   constexpr int passes = HeadDim / vector_width / wide;
   const int groups = (num_lines + line_group - 1) / line_group;
-  RowPrefetcher<HeadDim, T> ahead(next.k, next.count);
-  const int steps = std::max(1, passes) * groups * (seen_by_any / 2) + 1;
-  const int ahead_lines = (next.count * ahead.row_lines + steps - 1) / steps;
+  const int value_burst = burst(std::max(1, passes) * groups * (seen_by_any / value_step));
   const auto columns = [&]<int Vectors>(std::integral_constant<int, Vectors>,
                                         int begin) CHUNKATTN_LAMBDA {
+    [[maybe_unused]] constexpr int num_columns = Vectors * vector_width;
+    const auto v = [&] {
+      if constexpr (widen)
+        return widened<HeadDim, num_columns>(block.v, seen_by_any, begin, state.scratch);
+      else
+        return ScatteredRows{block.v};
+    }();
     int line = 0;
     while (line < num_lines) {
       const int tile = line / tile_lines;
@@ -261,8 +284,8 @@ void chunk_first_block(const Block<T>& block, const Block<T>& next, int line0, i
       const float* const rescale = moved_any ? state.rescale + line : nullptr;
       float* const out = state.out + (line0 + line) * HeadDim;
       const auto lines = [&]<int Lines>(std::integral_constant<int, Lines>) CHUNKATTN_LAMBDA {
-        tile_values<HeadDim, Lines, Vectors>(p, v, seen_by_any, begin, rescale, out, ahead,
-                                             ahead_lines, line == 0);
+        tile_values<HeadDim, Lines, Vectors>(p, v, seen_by_any, begin, rescale, out, line == 0,
+                                             ahead, value_burst);
         line += Lines;
       };
       const int left = num_lines - line;

@@ -1,10 +1,12 @@
 // How the work of one call is cut into tasks: plain integer arithmetic over the plan.
 //
 // Rows are cut into *row blocks* whose state fits the L2 cache; the work of a row block for one KV
-// head is a list of *items* (a stretch of a segment's tokens, the rows that see it), parents first.
+// head is a list of *items* (a stretch of a segment's tokens, the rows that see it): first those
+// with enough query lines for matrix products, then those that are streamed, each parents first.
 // Normally one task does the whole list, so the state of its rows never leaves the core. Where that
 // gives too few tasks to keep every core busy, lists are cut along KV into several *units* whose
-// partial results are merged.
+// partial results are merged. Every unit gets its share of the products and of the streamed items,
+// so that all have the same mixture of arithmetic, which leaves memory idle, and reading.
 //
 // Where the cuts fall in deterministic mode depends on the plan and the geometry alone, never on
 // the number of threads: so the same bits come out for any.
@@ -33,10 +35,12 @@ struct WorkItem {
   std::int32_t row_end;
 };
 
-/// Items [item_begin, item_end) of one row block, touching the rows [row_begin, row_end).
+/// Items [item_begin, item_end) of one row block, touching the rows [row_begin, row_end). Those
+/// from stream_begin on are streamed, those before are products.
 struct Unit {
   std::int32_t row_block;
   std::int32_t item_begin;
+  std::int32_t stream_begin;
   std::int32_t item_end;
   std::int32_t row_begin;
   std::int32_t row_end;
@@ -58,12 +62,13 @@ struct CostModel {
   double flops_per_token_line = 0;  ///< one query line against one token
   static constexpr double bytes_per_ns = 16;
   static constexpr double flops_per_ns = 140;
-  static constexpr double item_ns = 200;  ///< fixed cost of an item
+  static constexpr double fixed_ns = 200;  ///< of any item
 
-  [[nodiscard]] double token_ns(int lines) const noexcept {
+  [[nodiscard]] double item_ns(const WorkItem& item, int group) const noexcept {
+    const int lines = (item.row_end - item.row_begin) * group;
     const double memory = bytes_per_token / bytes_per_ns;
     const double compute = flops_per_token_line * lines / flops_per_ns;
-    return memory > compute ? memory : compute;
+    return fixed_ns + std::max(memory, compute) * (item.token_end - item.token_begin);
   }
 };
 
@@ -71,17 +76,28 @@ struct CostModel {
 /// largest plan. Cost: O(rows + segments + units).
 class Schedule {
  public:
-  /// A list is cut only into parts of at least this cost, so that merging stays negligible.
+  /// A list is cut only into parts of at least this cost, and this much per query line: loading,
+  /// leaving and merging a line's state takes about 150 ns.
   static constexpr double min_unit_ns = 25'000;
+  static constexpr double min_unit_line_ns = 2'000;
 
   /// \param group       query heads per KV head
   /// \param max_lines   lines (rows * group) of a row block, unless one row alone has more
+  /// \param min_product_lines  from how many lines on an item is computed by products
+  /// \param tile_lines  lines that a product needs to be efficient: blocks have no fewer
   /// \param min_tasks   how many tasks are wanted in all, if the work allows
-  void derive(const PlanView& plan, int num_kv_heads, int group, int max_lines, int min_tasks,
-              const CostModel& cost) {
+  void derive(const PlanView& plan, int num_kv_heads, int group, int max_lines,
+              int min_product_lines, int tile_lines, int min_tasks, const CostModel& cost) {
+    const int min_product_rows = (min_product_lines + group - 1) / group;
     find_visible(plan);
     cut_rows(plan.num_rows, std::max(1, max_lines / group));
-    list_items(plan);
+    list_items(plan, min_product_rows);
+    const int rows = rows_per_block(plan.num_rows, num_kv_heads, group, tile_lines, min_tasks,
+                                    total_ns(group, cost));
+    if (rows < max_block_rows_) {
+      cut_rows(plan.num_rows, rows);
+      list_items(plan, min_product_rows);
+    }
     cut_items(num_kv_heads, group, min_tasks, cost);
   }
 
@@ -98,6 +114,22 @@ class Schedule {
   [[nodiscard]] int num_shared_items() const noexcept { return num_shared_items_; }
 
  private:
+  // Rows of a block, if the largest blocks give fewer tasks than wanted. Cutting rows costs another
+  // pass over what they share, from a cache; cutting along KV costs the lines' states.
+  int rows_per_block(int num_rows, int num_kv_heads, int group, int tile_lines, int min_tasks,
+                     double total_ns) const {
+    const auto ceil = [](int a, int b) { return (a + b - 1) / b; };
+    const int blocks = ceil(min_tasks, num_kv_heads);
+    if (static_cast<int>(row_blocks_.size()) >= blocks) return max_block_rows_;
+    if (num_shared_items_ == 0) {  // free, so tasks may be small enough to end together
+      const double row_ns = total_ns / num_rows + 1;
+      return std::max(ceil(num_rows, 4 * blocks), static_cast<int>(min_unit_ns / row_ns) + 1);
+    }
+    // Worth it where there is too little to read per line for as many cuts along KV.
+    if (total_ns / (num_rows * group * min_unit_line_ns) >= 0.5 * blocks) return max_block_rows_;
+    return std::max(ceil(tile_lines, group), ceil(num_rows, blocks));
+  }
+
   // Tokens of each segment that any row sees, from the rows' lengths up the tree.
   void find_visible(const PlanView& plan) {
     visible_.assign(static_cast<std::size_t>(plan.num_segments), 0);
@@ -133,10 +165,11 @@ class Schedule {
     return static_cast<std::int32_t>(static_cast<std::int64_t>(total) * part / parts);
   }
 
-  // Each segment goes into every row block that it meets (counting sort, order kept).
-  void list_items(const PlanView& plan) {
+  // Each segment goes into every row block that it meets: to the products if at least
+  // min_product_rows of the block see it (counting sort, order kept).
+  void list_items(const PlanView& plan, int min_product_rows) {
     const std::size_t blocks = row_blocks_.size();
-    block_items_.assign(blocks + 1, 0);
+    block_items_.assign(2 * blocks + 1, 0);  // products of block 0, its streams, products of 1, …
     num_shared_items_ = 0;
     const auto first_block = [&](std::int32_t row) {
       std::size_t b =
@@ -151,35 +184,71 @@ class Schedule {
         const std::int32_t length = visible_[static_cast<std::size_t>(s)];
         if (length <= 0 || segment.row_begin >= segment.row_end) continue;
         for (std::size_t b = first_block(segment.row_begin);
-             b < blocks && row_blocks_[b].row_begin < segment.row_end; ++b)
-          f(b, s, segment, length);
+             b < blocks && row_blocks_[b].row_begin < segment.row_end; ++b) {
+          const std::int32_t begin = std::max(segment.row_begin, row_blocks_[b].row_begin);
+          const std::int32_t end = std::min(segment.row_end, row_blocks_[b].row_end);
+          const std::size_t list = 2 * b + (end - begin >= min_product_rows ? 0 : 1);
+          f(list, WorkItem{s, 0, length, begin, end});
+          if (segment.num_sequences > 1) ++num_shared_items_;
+        }
       }
     };
-    for_each_block(
-        [&](std::size_t b, int, const Segment&, std::int32_t) { ++block_items_[b + 1]; });
-    for (std::size_t b = 0; b < blocks; ++b) block_items_[b + 1] += block_items_[b];
-    items_.resize(static_cast<std::size_t>(block_items_[blocks]));
+    for_each_block([&](std::size_t list, const WorkItem&) { ++block_items_[list + 1]; });
+    for (std::size_t l = 0; l < 2 * blocks; ++l) block_items_[l + 1] += block_items_[l];
+    items_.resize(static_cast<std::size_t>(block_items_[2 * blocks]));
     fill_.assign(block_items_.begin(), block_items_.end() - 1);
-    for_each_block([&](std::size_t b, int s, const Segment& segment, std::int32_t length) {
-      const RowBlock& block = row_blocks_[b];
-      items_[static_cast<std::size_t>(fill_[b]++)] = {s, 0, length,
-                                                      std::max(segment.row_begin, block.row_begin),
-                                                      std::min(segment.row_end, block.row_end)};
-      if (segment.num_sequences > 1) ++num_shared_items_;
+    num_shared_items_ = 0;
+    for_each_block([&](std::size_t list, const WorkItem& item) {
+      items_[static_cast<std::size_t>(fill_[list]++)] = item;
     });
   }
 
-  void cut_items(int num_kv_heads, int group, int min_tasks, const CostModel& cost) {
-    const auto token_ns = [&](const WorkItem& item) {
-      return cost.token_ns((item.row_end - item.row_begin) * group);
-    };
-    const auto item_ns = [&](const WorkItem& item) {
-      return CostModel::item_ns + token_ns(item) * (item.token_end - item.token_begin);
-    };
+  double total_ns(int group, const CostModel& cost) const noexcept {
     double total = 0;
-    for (const WorkItem& item : items_) total += item_ns(item);
+    for (const WorkItem& item : items_) total += cost.item_ns(item, group);
+    return total;
+  }
+
+  void cut_items(int num_kv_heads, int group, int min_tasks, const CostModel& cost) {
+    const auto item_ns = [&](const WorkItem& item) { return cost.item_ns(item, group); };
     const bool few = static_cast<int>(row_blocks_.size()) * num_kv_heads < min_tasks;
-    const double target = std::max(min_unit_ns, total * num_kv_heads / min_tasks);
+    const double share = total_ns(group, cost) * num_kv_heads / min_tasks;
+
+    // What is left of one list of a row block, and the cost of what was taken.
+    struct Rest {
+      const WorkItem* item;
+      const WorkItem* end;
+      int token = 0;
+      double taken = 0;
+      double total = 0;
+    };
+    const auto list = [&](std::size_t l) {
+      Rest rest{items_.data() + block_items_[l], items_.data() + block_items_[l + 1]};
+      for (const WorkItem* item = rest.item; item != rest.end; ++item) rest.total += item_ns(*item);
+      return rest;
+    };
+    // Gives the open unit items up to `part` of the list, the last one cut if need be.
+    const auto take = [&](Rest& rest, double part) {
+      while (rest.item != rest.end) {
+        WorkItem item = *rest.item;
+        item.token_begin = rest.token;
+        const double room = rest.total * part - rest.taken;
+        if (part < 1 && item_ns(item) > room) {
+          const double tokens_ns = item_ns(item) - CostModel::fixed_ns;
+          const double fraction = (room - CostModel::fixed_ns) / tokens_ns;
+          const double blocks = fraction * (item.token_end - item.token_begin) / block_tokens;
+          const int tokens = static_cast<int>(std::max(0.0, blocks) + 0.5) * block_tokens;
+          if (tokens == 0) return;
+          item.token_end = std::min(item.token_end, item.token_begin + tokens);
+        }
+        add_item(item, item_ns(item));
+        rest.taken += item_ns(item);
+        rest.token = item.token_end;
+        if (item.token_end < rest.item->token_end) return;
+        ++rest.item;
+        rest.token = 0;
+      }
+    };
 
     units_.clear();
     unit_items_.clear();
@@ -187,36 +256,19 @@ class Schedule {
     for (std::size_t b = 0; b < row_blocks_.size(); ++b) {
       RowBlock& block = row_blocks_[b];
       block.unit_begin = static_cast<std::int32_t>(units_.size());
-      const auto begin = items_.begin() + block_items_[b];
-      const auto end = items_.begin() + block_items_[b + 1];
-      double work = 0;
-      for (auto item = begin; item != end; ++item) work += item_ns(*item);
+      Rest products = list(2 * b);
+      Rest streams = list(2 * b + 1);
+      const double work = products.total + streams.total;
+      const int lines = (block.row_end - block.row_begin) * group;
+      const double target = std::max({min_unit_ns, min_unit_line_ns * lines, share});
       const int parts = few ? std::max(1, static_cast<int>(work / target + 0.5)) : 1;
-      double done = 0;
-      open_unit(b);
-      for (auto item = begin; item != end; ++item) {
-        WorkItem rest = *item;
-        for (int part = unit_number(block); part < parts; part = unit_number(block)) {
-          const double room = work * part / parts - done;  // to where this unit should end
-          if (item_ns(rest) <= room) break;
-          const double tokens_ns = std::max(0.0, room - CostModel::item_ns);
-          const int blocks_of_tokens =
-              static_cast<int>(tokens_ns / token_ns(rest) / block_tokens + 0.5);
-          const int tokens = blocks_of_tokens * block_tokens;
-          if (tokens >= rest.token_end - rest.token_begin) break;
-          if (tokens > 0) {
-            WorkItem head = rest;
-            head.token_end = head.token_begin + tokens;
-            rest.token_begin = head.token_end;
-            add_item(head, item_ns(head));
-            done += item_ns(head);
-          } else if (units_.back().item_begin == static_cast<int>(unit_items_.size())) {
-            break;  // a unit takes one item at least
-          }
-          open_unit(b);
-        }
-        add_item(rest, item_ns(rest));
-        done += item_ns(rest);
+      for (int part = 1; part <= parts; ++part) {
+        open_unit(b);
+        take(products, static_cast<double>(part) / parts);
+        units_.back().stream_begin = static_cast<std::int32_t>(unit_items_.size());
+        take(streams, static_cast<double>(part) / parts);
+        const bool empty = units_.back().item_begin == units_.back().item_end;
+        if (empty && parts > 1) units_.pop_back();
       }
       block.unit_count = static_cast<std::int32_t>(units_.size()) - block.unit_begin;
       if (block.unit_count > 1) {
@@ -236,13 +288,9 @@ class Schedule {
     });
   }
 
-  // Units of the row block so far, the open one included.
-  int unit_number(const RowBlock& block) const noexcept {
-    return static_cast<int>(units_.size()) - block.unit_begin;
-  }
   void open_unit(std::size_t row_block) {
     const auto at = static_cast<std::int32_t>(unit_items_.size());
-    units_.push_back({static_cast<std::int32_t>(row_block), at, at, 0, 0, 0, 0.0});
+    units_.push_back({static_cast<std::int32_t>(row_block), at, at, at, 0, 0, 0, 0.0});
   }
   void add_item(const WorkItem& item, double cost) {
     Unit& unit = units_.back();

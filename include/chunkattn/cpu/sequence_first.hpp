@@ -7,6 +7,7 @@
 
 #include "../config.hpp"
 #include "block.hpp"
+#include "prefetch.hpp"
 #include "simd.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
@@ -15,68 +16,38 @@ namespace cpu {
 /// The most lines that it takes at once.
 inline constexpr int stream_lines = 4;
 
-/// Bytes between the row being read and the row being asked for, in reading order: K of a block,
-/// its V, K of the next block. Two pages, so that the machine's own prefetcher, which works within
-/// a page, starts on one before it is read.
-inline constexpr int stream_ahead_bytes = 8192;
-
-/// The same in rows.
-template <int HeadDim, class T>
-inline constexpr int stream_ahead = std::clamp(stream_ahead_bytes /
-                                                   (HeadDim * static_cast<int>(sizeof(T))),
-                                               2, block_tokens);
-
-/// Rows that are asked for at once before the softmax, which reads nothing: memory stays busy.
-/// Rows of 8 bits take so long to widen that memory waits for the core anyway.
-template <int HeadDim, class T>
-inline constexpr int stream_burst = sizeof(T) == 1 ? 0 : stream_ahead<HeadDim, T> / 4;
-
-/// Asks for row `index` of `first`, followed by the rows of `second`; none beyond.
-template <int HeadDim, class T>
-CHUNKATTN_INLINE void prefetch_row(const T* const* first, int first_count, const T* const* second,
-                                   int second_count, int index) noexcept {
-  constexpr int row_bytes = HeadDim * static_cast<int>(sizeof(T));
-  const T* row;
-  if (index < first_count)
-    row = first[index];
-  else if (index - first_count < second_count)
-    row = second[index - first_count];
-  else
-    return;
-  const char* const bytes = reinterpret_cast<const char*>(row);
-  simd::repeat<(row_bytes + 63) / 64>([&](auto line)
-                                          CHUNKATTN_LAMBDA { simd::prefetch(bytes + line * 64); });
-}
-
-/// Asks for the rows that stream_block() expects to be on their way: before the first block.
-template <int HeadDim, class T>
-void stream_start(const Block<T>& block) noexcept {
-  for (int t = 0; t < stream_ahead<HeadDim, T>; ++t)
-    prefetch_row<HeadDim>(block.k, block.count, block.v, block.count, t);
+/// Asks for `Total` lines in the course of `Steps` steps, of which this is number I.
+template <int Total, int Steps, int I>
+CHUNKATTN_INLINE void ask(LineCursor& lines, std::integral_constant<int, I>) noexcept {
+  constexpr int bursts = Total > max_burst && Steps % 2 == 0 ? 2 : 1;
+  if constexpr (I % (Steps / bursts) == 0) lines.advance(Total / bursts);
 }
 
 /// q·k of `Lines` lines with the block's first `count` tokens, to logits[line][token]. A whole
-/// number of token groups is computed. Rows are read one after the other, as they lie in memory.
+/// number of token groups is computed. Rows are read one after the other, as they lie in memory,
+/// and for each another is asked for.
 template <int HeadDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
                                     const float* const (&q)[Lines],
-                                    float (*logits)[block_tokens + 16]) noexcept {
+                                    float (*logits)[block_tokens + 16],
+                                    LineCursor& ahead) noexcept {
   constexpr int width = simd::width_for<HeadDim>;
   constexpr int accumulators = simd::num_accumulators < width ? width : simd::num_accumulators;
   constexpr int group = accumulators / Lines;
   constexpr int vectors = HeadDim / width;
   constexpr int unrolled = vectors % 8 == 0 ? 8 : vectors % 4 == 0 ? 4 : 1;
+  constexpr int step_lines = std::max(1, lines_per_row<HeadDim, T> * unrolled / vectors);
+  LineCursor lines = ahead;
   for (int t = 0; t < count; t += group) {
     simd::Float<width> sums[accumulators];
     simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
-      if (t + j >= stream_burst<HeadDim, T>)  // what comes before was asked for in the burst
-        prefetch_row<HeadDim>(block.k, count, block.v, count, t + j + stream_ahead<HeadDim, T>);
       const T* const row = block.k[t + j];
       simd::Float<width> sum[Lines];
       simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA { sum[l] = simd::zero<width>(); });
       for (int i = 0; i < HeadDim; i += unrolled * width) {
         simd::repeat<unrolled>([&](auto u) CHUNKATTN_LAMBDA {
           const int at = i + u * width;
+          ask<step_lines, unrolled>(lines, u);
           const simd::Float<width> key = simd::load_widened<width>(row + at);
           simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
             sum[l] = simd::fma(key, simd::load<width>(q[l] + at), sum[l]);
@@ -95,19 +66,19 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
       for (int j = 0; j < group; ++j) logits[l][t + j] = reduced[l * group + j];
     });
   }
+  ahead = lines;
 }
 
-/// out[line] = rescale[line] * out[line] + sum over tokens of p[line][token] * V[token]. Meanwhile
-/// the rest of V and K of the next block are asked for.
+/// out[line] = rescale[line] * out[line] + sum over tokens of p[line][token] * V[token].
 template <int HeadDim, int Lines, class T>
-CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count, const Block<T>& next,
+CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
                                     const float (*p)[block_tokens + 16],
-                                    const float (&rescale)[Lines],
-                                    float* const (&out)[Lines]) noexcept {
+                                    const float (&rescale)[Lines], float* const (&out)[Lines],
+                                    LineCursor& ahead) noexcept {
   constexpr int width = simd::width_for<HeadDim>;
   constexpr int vectors = HeadDim / width;
   constexpr int wide = simd::num_accumulators / Lines;  // vectors of a line held at once
-  constexpr int ahead = stream_ahead<HeadDim, T> + stream_burst<HeadDim, T>;
+  LineCursor lines = ahead;
   const auto pass = [&]<int N>(std::integral_constant<int, N>, int begin,
                                bool first) CHUNKATTN_LAMBDA {
     // Even and odd tokens apart where that is needed for enough additions in flight.
@@ -121,12 +92,12 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count, const Bloc
       });
     });
     const auto token = [&](int t, auto parity) CHUNKATTN_LAMBDA {
-      if (first) prefetch_row<HeadDim>(block.v, count, next.k, next.count, t + ahead);
       const T* const row = block.v[t] + begin;
       simd::Float<width> weight[Lines];
       simd::repeat<Lines>([&](auto l)
                               CHUNKATTN_LAMBDA { weight[l] = simd::broadcast<width>(p[l][t]); });
       simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
+        if (first) ask<lines_per_row<HeadDim, T>, N>(lines, i);
         const simd::Float<width> value = simd::load_widened<width>(row + i * width);
         simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
           sums[parity][l][i] = simd::fma(weight[l], value, sums[parity][l][i]);
@@ -151,12 +122,13 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count, const Bloc
       pass(std::integral_constant<int, wide>{}, i * wide * width, i == 0);
   if constexpr (rest > 0)
     pass(std::integral_constant<int, rest>{}, whole * wide * width, whole == 0);
+  ahead = lines;
 }
 
 /// One block for `Lines` line slots, of which the first `used` are lines line0, line0 + 1, …
 template <int HeadDim, int Lines, class T>
-void stream_block(const Block<T>& block, const Block<T>& next, int line0, int used,
-                  LineState<HeadDim>& state) noexcept {
+void stream_block(const Block<T>& block, int line0, int used, LineState<HeadDim>& state,
+                  LineCursor& ahead) noexcept {
   constexpr int width = simd::native_width;
   alignas(64) float logits[Lines][block_tokens + 16];
   const float* q[Lines];
@@ -172,9 +144,7 @@ void stream_block(const Block<T>& block, const Block<T>& next, int line0, int us
     count = std::max(count, visible[l]);
   }
   if (count == 0) return;
-  stream_logits<HeadDim, Lines>(block, count, q, logits);
-  for (int t = 0; t < stream_burst<HeadDim, T>; ++t)
-    prefetch_row<HeadDim>(block.v, count, next.k, next.count, t + stream_ahead<HeadDim, T>);
+  stream_logits<HeadDim, Lines>(block, count, q, logits, ahead);
   for (int l = 0; l < Lines; ++l) {
     // Tokens that this line does not see: a logit that loses, then a probability of exactly 0.
     simd::Float<width> largest = simd::broadcast<width>(empty_max);
@@ -210,7 +180,22 @@ void stream_block(const Block<T>& block, const Block<T>& next, int line0, int us
       state.sum[line] = state.sum[line] * rescale[l] + simd::reduce_sum<width>(sum);
     }
   }
-  stream_values<HeadDim, Lines>(block, count, next, logits, rescale, out);
+  stream_values<HeadDim, Lines>(block, count, logits, rescale, out, ahead);
+}
+
+/// One block for lines [line0, line0 + num_lines), a few at a time.
+template <int HeadDim, class T>
+void sequence_first_block(const Block<T>& block, int line0, int num_lines,
+                          LineState<HeadDim>& state, LineCursor& ahead) noexcept {
+  for (int line = 0; line < num_lines; line += stream_lines) {
+    const int count = std::min(stream_lines, num_lines - line);
+    if (count > 2)
+      stream_block<HeadDim, 4>(block, line0 + line, count, state, ahead);
+    else if (count == 2)
+      stream_block<HeadDim, 2>(block, line0 + line, 2, state, ahead);
+    else
+      stream_block<HeadDim, 1>(block, line0 + line, 1, state, ahead);
+  }
 }
 
 }  // namespace cpu

@@ -345,6 +345,38 @@ CHUNKATTN_INLINE Float<W> sum_lanes(const Float<W> (&rows)[N]) {
   }
 }
 
+template <int W, int Half, bool lower, int... I>
+CHUNKATTN_INLINE Float<W> exchange(Float<W> a, Float<W> b, std::integer_sequence<int, I...>) {
+  // Where bit `Half` of the lane is as in `lower`, the lane stays; elsewhere it comes from the
+  // other.
+  constexpr auto source = [](int lane) {
+    const bool second = (lane & Half) != 0;
+    if (lower) return second ? W + lane - Half : lane;
+    return second ? W + lane : lane + Half;
+  };
+#if defined(__CUDACC__)  // as above
+  Float<W> result{};
+  ((result[I] = source(I) < W ? a[source(I)] : b[source(I) - W]), ...);
+  return result;
+#else
+  return __builtin_shufflevector(a, b, source(I)...);
+#endif
+}
+
+/// Transposes W vectors of W lanes: by blocks of half the size, then their halves, and so on.
+template <int W, int Half = W / 2>
+CHUNKATTN_INLINE void transpose(Float<W> (&rows)[W]) {
+  repeat<W / 2>([&](auto pair) CHUNKATTN_LAMBDA {
+    constexpr int i = pair / Half * 2 * Half + pair % Half;
+    constexpr auto lanes = std::make_integer_sequence<int, W>{};
+    const Float<W> a = rows[i];
+    const Float<W> b = rows[i + Half];
+    rows[i] = exchange<W, Half, true>(a, b, lanes);
+    rows[i + Half] = exchange<W, Half, false>(a, b, lanes);
+  });
+  if constexpr (Half > 1) transpose<W, Half / 2>(rows);
+}
+
 template <int W>
 CHUNKATTN_INLINE float reduce_max(Float<W> value) {
   if constexpr (W == 4) {

@@ -1,0 +1,176 @@
+// Asking for K and V before they are read. While rows are streamed, their cache lines are asked for
+// a few KB ahead, which is what memory needs to stay busy. Products over shared tokens leave memory
+// idle: while they compute, not only their next block is asked for but also the beginning of what
+// the task will stream afterwards, as much as fits the L2 cache.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "../config.hpp"
+#include "../kv_view.hpp"
+#include "../quantized.hpp"
+#include "simd.hpp"
+#include "walk.hpp"
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+namespace cpu {
+
+/// A stretch of memory.
+struct MemoryRun {
+  const char* begin;
+  const char* end;
+};
+
+/// Lines that a kernel may ask for at once. A core tracks few misses at a time, and some cores drop
+/// what is asked for beyond them: Zen 5 loses half of a burst of 16 lines, and nothing of bursts of
+/// 4 that come every 10 ns.
+inline constexpr int max_burst = 4;
+
+/// The lines that the kernel at work may ask for. Small, so that its loops keep it in registers.
+struct LineCursor {
+  const char* at = nullptr;
+  const char* end = nullptr;
+  const MemoryRun* next = nullptr;
+  const MemoryRun* last = nullptr;
+  int left = 0;  ///< lines
+
+  /// Asks for the next `count` lines, at most max_burst or a compile-time constant.
+  CHUNKATTN_INLINE void advance(int count) noexcept {
+    if (left <= 0) return;
+    if (at >= end) {
+      if (next == last) {
+        left = 0;
+        return;
+      }
+      at = next->begin;
+      end = next->end;
+      ++next;
+    }
+    for (int i = 0; i < count; ++i) simd::prefetch(at + i * 64);
+    at += count * 64;
+    left -= count;
+  }
+};
+
+/// Cache lines of one row of K or V.
+template <int HeadDim, class T>
+inline constexpr int lines_per_row = (HeadDim * static_cast<int>(sizeof(T)) + 63) / 64;
+
+/// Everything that one task reads: blocks of products, then blocks that are streamed.
+template <int HeadDim, class T, class StreamWalk>
+class Prefetcher {
+ public:
+  /// Copies of walks that the task will take.
+  Prefetcher(const KvView<T>& kv, int kv_head, const ItemWalk& products,
+             const StreamWalk& streams) noexcept
+      : kv_(kv), products_(products), streams_(streams), kv_head_(kv_head) {}
+
+  /// Asks for the first few KB at once.
+  void start() noexcept {
+    if (refill(products_, 1) == 0) refill(streams_, stream_lead);
+    cursor.left = granted_ = std::min(queued_, stream_lead);
+    while (cursor.left > 0) cursor.advance(1);
+    settle();
+  }
+  /// Before a product of `lines` query lines with a block of `tokens`: allows it to ask for the
+  /// next block, and as far as it leaves memory idle for what is streamed later.
+  void grant_product(int tokens, int lines) noexcept {
+    const int read = num_lines(tokens);
+    refill(products_, queued_ + 1);
+    // What memory can bring meanwhile: about 6 bytes per ns, while the core computes 100 flops.
+    const int room = static_cast<int>(std::int64_t{tokens} * lines * HeadDim * 4 / 100 * 6 / 64);
+    const int early = std::min(stream_lines_early - early_, room - queued_);
+    if (early > 0) early_ += refill(streams_, queued_ + early);
+    cursor.left = granted_ = queued_;
+    lead_ -= read;
+  }
+  /// Before a block of `tokens` is streamed: allows to ask for as much as it reads, and more if the
+  /// stream is not as far ahead as it should be.
+  void grant_stream(int tokens) noexcept {
+    const int read = num_lines(tokens);
+    const int lines = read + std::max(0, stream_lead - lead_);
+    refill(streams_, lines);
+    cursor.left = granted_ = std::min(lines, queued_);
+    lead_ -= read;
+  }
+  /// After the kernel.
+  void settle() noexcept {
+    const int asked = granted_ - cursor.left;
+    lead_ += asked;
+    queued_ -= asked;
+    if (cursor.next == cursor.last && cursor.at >= cursor.end) queued_ = 0;
+  }
+
+  LineCursor cursor;  ///< for the kernel at work
+
+ private:
+  // Two pages while streaming, so that the machine's own prefetcher, which works within a page,
+  // starts on one before it is read.
+  static constexpr int stream_lead = 8192 / 64;
+  // What L2 holds of later streams, besides queries, outputs and the products' K and V.
+  static constexpr int stream_lines_early = (256 << 10) / 64;
+  static constexpr int capacity = 256;
+
+  // Lines of K and V of so many tokens.
+  int num_lines(int tokens) const noexcept {
+    const int lines = kv_.stride_token == HeadDim
+                          ? (tokens * HeadDim * static_cast<int>(sizeof(T)) + 63) / 64
+                          : tokens * lines_per_row<HeadDim, T>;
+    return 2 * lines;
+  }
+
+  // Queues blocks of a walk until `lines` lines are queued; returns how many came.
+  template <class Walk>
+  int refill(Walk& walk, int lines) noexcept {
+    if (queued_ >= lines) return 0;
+    const int before = queued_;
+    int count = 0;
+    for (const MemoryRun* run = cursor.next; run != cursor.last; ++run) runs_[count++] = *run;
+    // A block may consist of as many pieces as it has tokens.
+    while (queued_ < lines && count + 2 * block_tokens <= capacity) {
+      const BlockSpan block = walk.next([&](SlotIndex slot, int offset, int tokens) {
+        add_rows(kv_.k_row(slot, kv_head_, offset), tokens, count);
+        add_rows(kv_.v_row(slot, kv_head_, offset), tokens, count);
+        if constexpr (std::is_same_v<T, std::int8_t>) {
+          for (int t = 0; t < tokens; t += 16) {
+            simd::prefetch(kv_.k_row_scale(slot, kv_head_, offset + t));
+            simd::prefetch(kv_.v_row_scale(slot, kv_head_, offset + t));
+          }
+        }
+      });
+      if (block.count == 0) break;
+    }
+    cursor.next = runs_;
+    cursor.last = runs_ + count;
+    return queued_ - before;
+  }
+
+  void add_rows(const T* row, int tokens, int& count) noexcept {
+    if (kv_.stride_token == HeadDim) {
+      add(row, static_cast<std::size_t>(tokens) * HeadDim * sizeof(T), count);
+    } else {
+      for (int t = 0; t < tokens; ++t) add(row + t * kv_.stride_token, HeadDim * sizeof(T), count);
+    }
+  }
+  void add(const void* begin, std::size_t bytes, int& count) noexcept {
+    const char* const from = static_cast<const char*>(begin);
+    runs_[count++] = {from, from + bytes};
+    queued_ += static_cast<int>((bytes + 63) / 64);
+  }
+
+  const KvView<T>& kv_;
+  ItemWalk products_;
+  StreamWalk streams_;
+  int kv_head_;
+  int early_ = 0;    // lines of streams that were queued during products
+  int queued_ = 0;   // lines of runs that were not asked for yet
+  int granted_ = 0;  // of the kernel at work
+  int lead_ = 0;     // lines that were asked for and not yet read
+  MemoryRun runs_[capacity];
+};
+
+}  // namespace cpu
+CHUNKATTN_ISA_NAMESPACE_END

@@ -1,0 +1,156 @@
+// How the CPU backend cuts a step into tasks, for machines that are not at hand: the task lists are
+// played on up to 64 threads by the cost model.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <queue>
+#include <string>
+#include <vector>
+
+#include "chunkattn/cpu/schedule.hpp"
+#include "support/random.hpp"
+#include "support/random_plan.hpp"
+
+namespace {
+
+using chunkattn::Segment;
+using chunkattn::cpu::CostModel;
+using chunkattn::cpu::Schedule;
+using chunkattn::cpu::Unit;
+using chunkattn::cpu::WorkItem;
+
+constexpr int tile_lines = 32, min_product_lines = 9, max_lines = 256, min_tasks = 64;
+
+CostModel fp16_cost() {
+  CostModel cost;
+  cost.bytes_per_token = 2.0 * 128 * 2;
+  cost.flops_per_token_line = 4.0 * 128;
+  return cost;
+}
+
+// A tree of equal levels: nodes[l] segments of tokens[l] tokens, one row per leaf.
+test::RandomPlan levels(const std::vector<int>& nodes, const std::vector<int>& tokens) {
+  test::RandomPlan plan;
+  plan.chunk_size = 64;
+  const int rows = nodes.back();
+  // Depth first: a segment is added where its first row is.
+  std::vector<int> last(nodes.size(), -1), segment(nodes.size(), -1);
+  for (int row = 0; row < rows; ++row) {
+    int position = 0;
+    for (std::size_t l = 0; l < nodes.size(); ++l) {
+      const int node = static_cast<int>(std::int64_t{row} * nodes[l] / rows);
+      if (node != last[l]) {
+        const int end = static_cast<int>((std::int64_t{node + 1} * rows + nodes[l] - 1) / nodes[l]);
+        plan.segments.push_back({row, end, static_cast<int>(plan.pieces.size()), 0, position,
+                                 tokens[l], l == 0 ? -1 : segment[l - 1], end - row});
+        last[l] = node;
+        segment[l] = static_cast<int>(plan.segments.size()) - 1;
+      }
+      position += tokens[l];
+    }
+    plan.row_segment.push_back(segment.back());
+    plan.row_kv_len.push_back(position);
+    plan.row_token.push_back(row);
+  }
+  plan.writes.assign(plan.row_token.size(), {chunkattn::no_slot, 0});
+  return plan;
+}
+
+// Seconds-free: how much of `threads` is busy when each takes the next task as it becomes free.
+double busy_fraction(const Schedule& schedule, int num_kv_heads, int threads) {
+  std::priority_queue<double, std::vector<double>, std::greater<>> free_at;
+  for (int t = 0; t < threads; ++t) free_at.push(0);
+  double total = 0, end = 0;
+  for (const std::int32_t u : schedule.order()) {
+    for (int head = 0; head < num_kv_heads; ++head) {
+      const double cost = schedule.units()[static_cast<std::size_t>(u)].cost;
+      const double until = free_at.top() + cost;
+      free_at.pop();
+      free_at.push(until);
+      total += cost;
+      end = std::max(end, until);
+    }
+  }
+  return total / (end * threads);
+}
+
+Schedule derive(const test::RandomPlan& plan, int num_kv_heads, int group) {
+  Schedule schedule;
+  schedule.derive(plan.view(), num_kv_heads, group, max_lines, min_product_lines, tile_lines,
+                  min_tasks, fp16_cost());
+  return schedule;
+}
+
+}  // namespace
+
+TEST_CASE("every row sees each of its positions once, products before streams") {
+  test::Random random;
+  for (int round = 0; round < 200; ++round) {
+    test::RandomPlanOptions options;
+    options.num_sequences = random.uniform(1, 80);
+    options.max_length = random.uniform(1, 3000);
+    options.max_queries = random.uniform(1, 3);
+    const test::RandomPlan plan = test::make_random_plan(random, options);
+    const int heads = random.pick({1, 2, 8, 32});
+    const int group = random.pick({1, 4, 8});
+    CAPTURE(heads);
+    CAPTURE(group);
+    const Schedule schedule = derive(plan, heads, group);
+    const auto view = plan.view();
+    std::vector<std::vector<int>> seen(static_cast<std::size_t>(view.num_rows));
+    for (int row = 0; row < view.num_rows; ++row)
+      seen[static_cast<std::size_t>(row)].assign(
+          static_cast<std::size_t>(std::max(0, view.row_kv_len[row])), 0);
+    for (const Unit& unit : schedule.units()) {
+      for (int i = unit.item_begin; i < unit.item_end; ++i) {
+        const WorkItem& item = schedule.items()[static_cast<std::size_t>(i)];
+        CHECK((i < unit.stream_begin) ==
+              ((item.row_end - item.row_begin) * group >= min_product_lines));
+        CHECK(item.row_begin >= unit.row_begin);
+        CHECK(item.row_end <= unit.row_end);
+        const Segment& segment = view.segments[item.segment];
+        for (int row = item.row_begin; row < item.row_end; ++row)
+          for (int t = item.token_begin; t < item.token_end; ++t)
+            if (segment.position + t < view.row_kv_len[row])
+              ++seen[static_cast<std::size_t>(row)][static_cast<std::size_t>(segment.position + t)];
+      }
+    }
+    for (const auto& row : seen)
+      CHECK(std::all_of(row.begin(), row.end(), [](int times) { return times == 1; }));
+  }
+}
+
+TEST_CASE("2 to 64 threads find work in every shape of batch") {
+  struct Shape {
+    std::string name;
+    std::vector<int> nodes, tokens;
+    int num_kv_heads, group;
+  };
+  const Shape shapes[] = {
+      {"one long sequence", {1}, {32768}, 8, 4},
+      {"one long sequence, one KV head", {1}, {131072}, 1, 16},
+      {"a shared prompt", {1, 32}, {4096, 64}, 32, 1},
+      {"a shared prompt, few KV heads", {1, 32}, {4096, 64}, 8, 4},
+      {"a shared prompt, one KV head", {1, 64}, {4096, 64}, 1, 16},
+      {"nothing shared", {32}, {2048}, 8, 4},
+      {"thousands of short ones", {4096}, {64}, 8, 4},
+      {"a deep tree",
+       {1, 2, 4, 8, 16, 32, 64, 128, 1024},
+       {256, 128, 64, 16, 16, 16, 16, 16, 16},
+       8,
+       4},
+      {"beams", {1, 4, 16, 64, 256, 1024}, {256, 8, 256, 64, 32, 256}, 8, 4},
+  };
+  for (const Shape& shape : shapes) {
+    INFO(shape.name);
+    const test::RandomPlan plan = levels(shape.nodes, shape.tokens);
+    const Schedule schedule = derive(plan, shape.num_kv_heads, shape.group);
+    for (const int threads : {2, 8, 64}) {
+      const double busy = busy_fraction(schedule, shape.num_kv_heads, threads);
+      CAPTURE(threads);
+      CHECK(busy >= (threads == 64 ? 0.85 : 0.95));
+    }
+  }
+}
