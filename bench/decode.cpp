@@ -1,8 +1,9 @@
 // Decode attention on the CPU. Measures the machine's limits first, then each case as
-//   ms, GFLOP/s, GB/s and `ratio` = time / max(flops / peak, bytes / DRAM read bandwidth)
-// of the same run. `cold` rotates enough layers that each call finds its K/V in memory, not in a
-// cache. Flops and bytes are those of the method: what is shared counts once for ours and once per
-// sequence for the paged baselines' flops and, without sharing, bytes.
+//   ms, GFLOP/s, GB/s and `ratio` = time / max(flops / peak, bytes / DRAM read bandwidth),
+// both limits measured between the steps of the case itself. `cold` rotates enough layers that each
+// call finds its K/V in memory, not in a cache. Flops and bytes are those of the method: what is
+// shared counts once for ours and once per sequence for the paged baselines' flops and, without
+// sharing, bytes.
 //
 //   decode_bench --benchmark_filter='shared:4096' --benchmark_format=json
 //   CHUNKATTN_BENCH_THREADS=2   threads (default: all)
@@ -10,6 +11,7 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -44,7 +46,7 @@ struct Case {
 
 struct Setting {
   std::unique_ptr<ThreadPool> pool;
-  bench::Machine machine;
+  std::unique_ptr<bench::Machine> machine;
   std::size_t cold_bytes = 0;
 };
 Setting setting;
@@ -80,15 +82,21 @@ class PagedCase : public Prepared {
               static_cast<std::size_t>(which.num_qo_heads) * head_dim);
     out_.resize(q_.size());
     bench::fill_random(q_.data(), q_.size(), 1);
+    // Where memory is virtual, the first pass over fresh pages is slow.
+    for (int l = 0; l < layers; ++l) PagedCase::step();
   }
 
   void step() override {
-    const KvView<T>& layer = layers_[next_++ % layers_.size()];
     if (unshared_)
-      attention_.run(layer, unshared_->view(), q_, out_);
+      step(unshared_->view());
     else
-      attention_.run(layer, planned_.plan(), q_, out_);
+      step(plan());
   }
+  /// A step over the next layer with this plan.
+  void step(const PlanView& plan) {
+    attention_.run(layers_[next_++ % layers_.size()], plan, q_, out_);
+  }
+  [[nodiscard]] PlanView plan() const { return planned_.plan().view(); }
 
  private:
   bench::PlannedBatch<ChunkSize> planned_;
@@ -146,29 +154,78 @@ Prepared& prepared(const std::string& name, Make&& make) {
 }
 
 template <class Make>
-void register_case(const std::string& name, Make make) {
+void register_case(const std::string& name, bool cold, Make make) {
   benchmark::RegisterBenchmark(name.c_str(),
-                               [name, make](benchmark::State& state) {
+                               [name, cold, make](benchmark::State& state) {
                                  Prepared& timed = prepared(name, make);
+                                 bench::Machine& machine = *setting.machine;
+                                 machine.restart();
+                                 machine.sample();
+                                 if (!cold) timed.step();  // what the sample evicted
                                  std::vector<double> seconds;
                                  for (auto _ : state) {
                                    const auto start = bench::Clock::now();
                                    timed.step();
                                    seconds.push_back(bench::seconds_since(start));
                                    state.SetIterationTime(seconds.back());
+                                   if (cold) machine.sample();
                                  }
+                                 machine.sample();
                                  const double median = bench::median(seconds);
-                                 const double floor =
-                                     setting.machine.floor_seconds(timed.flops, timed.bytes);
+                                 bench::Rates limit = machine.rates();
+                                 // The machine reads at least as fast as it just did.
+                                 limit.dram_read =
+                                     std::max(limit.dram_read, cold ? timed.bytes / median : 0.0);
+                                 const double floor = limit.floor_seconds(timed.flops, timed.bytes);
                                  state.counters["ms"] = median * 1e3;
                                  state.counters["GFLOP/s"] = timed.flops / median * 1e-9;
                                  state.counters["GB/s"] = timed.bytes / median * 1e-9;
+                                 state.counters["peak_GFLOP/s"] = limit.fma_peak * 1e-9;
+                                 state.counters["read_GB/s"] = limit.dram_read * 1e-9;
                                  state.counters["floor_ms"] = floor * 1e3;
                                  state.counters["ratio"] = median / floor;
                                })
       ->UseManualTime()
       ->Unit(benchmark::kMillisecond)
       ->MinTime(0.4);
+}
+
+/// Ours against the paged kernel where nothing is shared, step by step in turn over the same K/V.
+template <class T>
+void add_interleaved(const char* type, const Case& ours) {
+  const std::string name = std::string("interleaved/") + type +
+                           "/heads:" + std::to_string(ours.num_qo_heads) + ":" +
+                           std::to_string(ours.num_kv_heads) + "/" + ours.name + "/cold";
+  benchmark::RegisterBenchmark(
+      name.c_str(),
+      [ours](benchmark::State& state) {
+        PagedCase<T, 64> timed(ours);
+        const bench::UnsharedPlan paged(timed.plan());
+        std::vector<double> logs;
+        for (auto _ : state) {
+          const auto time = [&](const PlanView& plan) {
+            const auto start = bench::Clock::now();
+            timed.step(plan);
+            return bench::seconds_since(start);
+          };
+          const bool ours_first = logs.size() % 2 == 0;
+          const double first = time(ours_first ? timed.plan() : paged.view());
+          const double second = time(ours_first ? paged.view() : timed.plan());
+          logs.push_back(std::log(ours_first ? first / second : second / first));
+          state.SetIterationTime(first + second);
+        }
+        // A distribution-free 95 % bound of the median: the order statistic beyond n/2 by one-sided
+        // 1.645 standard deviations of the binomial distribution.
+        std::sort(logs.begin(), logs.end());
+        const double n = static_cast<double>(logs.size());
+        const auto upper =
+            static_cast<std::size_t>(std::min(n - 1, std::ceil(n / 2 + 1.645 * std::sqrt(n) / 2)));
+        state.counters["ratio_to_paged"] = std::exp(logs[logs.size() / 2]);
+        state.counters["upper_95"] = std::exp(logs[upper]);
+      })
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond)
+      ->MinTime(4);
 }
 
 template <class T, int ChunkSize = 64>
@@ -180,7 +237,7 @@ void add(const char* type, Case which) {
                            std::to_string(which.num_kv_heads) + "/" + which.name +
                            (which.cold ? "/cold" : "/warm") +
                            (ChunkSize == 64 ? "" : "/chunk:" + std::to_string(ChunkSize));
-  register_case(name, [which]() -> std::unique_ptr<Prepared> {
+  register_case(name, which.cold, [which]() -> std::unique_ptr<Prepared> {
     if (which.method == Method::naive) return std::make_unique<NaiveCase>(which);
     return std::make_unique<PagedCase<T, ChunkSize>>(which);
   });
@@ -303,6 +360,9 @@ void add_all() {
     for (const int own : {1, 256, 512, 1024, 2048})
       add<half>("fp16", prefix_case(32, 2048, own, 32, method));
   }
+  add_interleaved<half>("fp16", prefix_case(32, 0, 1024));
+  add_interleaved<half>("fp16", prefix_case(32, 0, 1024, 8));
+  add_interleaved<float>("fp32", prefix_case(32, 0, 1024));
   add<half>("fp16", staggered());
   add<half, 16>("fp16", prefix_case(32, 2048, 64));
   add<half, 32>("fp16", prefix_case(32, 2048, 64));
@@ -318,16 +378,17 @@ int main(int argc, char** argv) {
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   const char* threads = std::getenv("CHUNKATTN_BENCH_THREADS");
   setting.pool = std::make_unique<ThreadPool>(threads != nullptr ? std::atoi(threads) : 0);
-  setting.machine = bench::measure_machine(*setting.pool);
+  setting.machine = std::make_unique<bench::Machine>(*setting.pool);
   const char* cold = std::getenv("CHUNKATTN_BENCH_COLD");
-  const std::size_t llc = std::max(setting.machine.last_level_cache, std::size_t{64} << 20);
+  const std::size_t llc = std::max(bench::last_level_cache_bytes(), std::size_t{64} << 20);
   setting.cold_bytes = cold != nullptr ? static_cast<std::size_t>(std::atoll(cold)) << 20
                                        : std::min(4 * llc, std::size_t{2} << 30);
   const auto text = [](double value) { return std::to_string(value); };
-  benchmark::AddCustomContext("threads", std::to_string(setting.machine.threads));
-  benchmark::AddCustomContext("dram_read_GB/s", text(setting.machine.dram_read * 1e-9));
-  benchmark::AddCustomContext("cache_read_GB/s", text(setting.machine.cache_read * 1e-9));
-  benchmark::AddCustomContext("fma_peak_GFLOP/s", text(setting.machine.fma_peak * 1e-9));
+  const bench::Rates& overall = setting.machine->overall();
+  benchmark::AddCustomContext("threads", std::to_string(setting.pool->concurrency()));
+  benchmark::AddCustomContext("dram_read_GB/s", text(overall.dram_read * 1e-9));
+  benchmark::AddCustomContext("cache_read_GB/s", text(setting.machine->cache_read() * 1e-9));
+  benchmark::AddCustomContext("fma_peak_GFLOP/s", text(overall.fma_peak * 1e-9));
   benchmark::AddCustomContext("cold_MB", std::to_string(setting.cold_bytes >> 20));
   add_all();
   benchmark::RunSpecifiedBenchmarks();

@@ -34,13 +34,10 @@ inline double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Limits of the machine with the threads of a pool.
-struct Machine {
-  double dram_read = 0;              ///< bytes per second, from memory beyond every cache
-  double cache_read = 0;             ///< bytes per second, 24 MB per pool: the last-level cache
-  double fma_peak = 0;               ///< fp32 operations per second
-  std::size_t last_level_cache = 0;  ///< bytes, as the system reports it (0: unknown)
-  int threads = 1;
+/// Rates that the machine reaches with the threads of a pool.
+struct Rates {
+  double dram_read = 0;  ///< bytes per second, from memory beyond every cache
+  double fma_peak = 0;   ///< fp32 operations per second
 
   /// The least time that so many operations and bytes can take.
   [[nodiscard]] double floor_seconds(double flops, double bytes) const {
@@ -77,71 +74,25 @@ class Buffer {
   char* data_;
 };
 
-/// Reads `count` floats, a multiple of 256; 16 independent sums and prefetching 4 KB ahead.
+/// Reads `count` floats, a multiple of 256; independent sums and prefetching 4 KB ahead, four lines
+/// at a time (see cpu::max_burst).
 inline float read_all(const float* from, std::size_t count) {
   using namespace chunkattn;
   constexpr int width = simd::native_width;
-  simd::Float<width> sums[8] = {};
+  simd::Float<width> sums[4] = {};
   for (std::size_t i = 0; i + 256 <= count; i += 256) {
-    for (std::size_t j = 0; j < 256; j += 16) __builtin_prefetch(from + i + j + 1024, 0, 2);
-    for (std::size_t j = 0; j < 256; j += 8 * width)
-      simd::repeat<8>([&](auto s) CHUNKATTN_LAMBDA {
-        sums[s] = sums[s] + simd::load<width>(from + i + j + s * width);
-      });
+    for (std::size_t j = 0; j < 256; j += 64) {
+      for (std::size_t line = 0; line < 64; line += 16)
+        __builtin_prefetch(from + i + j + line + 1024, 0, 2);
+      for (std::size_t k = 0; k < 64; k += 4 * width)
+        simd::repeat<4>([&](auto s) CHUNKATTN_LAMBDA {
+          sums[s] = sums[s] + simd::load<width>(from + i + j + k + s * width);
+        });
+    }
   }
   float total = 0;
   for (const auto& sum : sums) total += simd::reduce_sum<width>(sum);
   return total;
-}
-
-/// Bytes per second at which all threads together read `buffer`, the best of some rounds.
-inline double read_bandwidth(chunkattn::ThreadPool& pool, const Buffer& buffer, int rounds) {
-  const int threads = pool.concurrency();
-  const std::size_t share = buffer.count() / static_cast<std::size_t>(threads) / 256 * 256;
-  std::vector<double> rates;
-  std::vector<float> sink(static_cast<std::size_t>(threads) * 16);
-  for (int round = 0; round < rounds; ++round) {
-    const auto start = Clock::now();
-    pool.parallel_for(threads, [&](int t) {
-      sink[static_cast<std::size_t>(t) * 16] +=
-          read_all(buffer.floats() + static_cast<std::size_t>(t) * share, share);
-    });
-    rates.push_back(static_cast<double>(share * sizeof(float)) * threads / seconds_since(start));
-  }
-  volatile float keep = sink[0];
-  static_cast<void>(keep);
-  return median(rates);
-}
-
-/// fp32 operations per second of all threads together: fused multiply-adds on registers.
-inline double fma_rate(chunkattn::ThreadPool& pool) {
-  using namespace chunkattn;
-  constexpr int width = simd::native_width;
-  constexpr int chains = simd::num_accumulators < 12 ? 12 : simd::num_accumulators;
-  constexpr std::int64_t steps = 20'000'000;
-  std::vector<double> rates;
-  std::vector<float> sink(static_cast<std::size_t>(pool.concurrency()) * 16);
-  for (int round = 0; round < 5; ++round) {
-    const auto start = Clock::now();
-    pool.parallel_for(pool.concurrency(), [&](int t) {
-      simd::Float<width> sums[chains];
-      simd::repeat<chains>([&](auto c) CHUNKATTN_LAMBDA {
-        sums[c] = simd::broadcast<width>(static_cast<float>(c));
-      });
-      simd::Float<width> a = simd::broadcast<width>(0.5f);
-      const simd::Float<width> b = simd::broadcast<width>(1.0f);
-      for (std::int64_t i = 0; i < steps; ++i) {
-        __asm__ volatile("" : "+m"(*reinterpret_cast<char*>(&sink[0])));
-        simd::repeat<chains>([&](auto c) CHUNKATTN_LAMBDA { sums[c] = simd::fma(sums[c], a, b); });
-      }
-      float total = 0;
-      simd::repeat<chains>([&](auto c) CHUNKATTN_LAMBDA { total += sums[c][0]; });
-      sink[static_cast<std::size_t>(t) * 16 % sink.size()] = total;
-    });
-    rates.push_back(2.0 * width * chains * static_cast<double>(steps) * pool.concurrency() /
-                    seconds_since(start));
-  }
-  return median(rates);
 }
 
 inline std::size_t last_level_cache_bytes() {
@@ -153,21 +104,96 @@ inline std::size_t last_level_cache_bytes() {
 #endif
 }
 
-/// Measures all limits. `dram_bytes` is what the memory test reads: far beyond the caches.
-inline Machine measure_machine(chunkattn::ThreadPool& pool,
-                               std::size_t dram_bytes = std::size_t{2} << 30) {
-  Machine machine;
-  machine.threads = pool.concurrency();
-  machine.last_level_cache = last_level_cache_bytes();
-  machine.fma_peak = fma_rate(pool);
-  {
-    const Buffer buffer(std::size_t{24} << 20);
-    read_bandwidth(pool, buffer, 3);
-    machine.cache_read = read_bandwidth(pool, buffer, 31);
+/// Measures the machine's limits again and again, a millisecond at a time, between the steps that
+/// are held against them: neighbours on the host change them by tens of percents within minutes.
+class Machine {
+ public:
+  /// \param dram_bytes  read in rotation, far beyond the caches
+  explicit Machine(chunkattn::ThreadPool& pool, std::size_t dram_bytes = std::size_t{2} << 30)
+      : pool_(pool), sink_(static_cast<std::size_t>(pool.concurrency()) * 16), buffer_(dram_bytes) {
+    // Where memory is virtual, the first pass over fresh pages is slow.
+    const std::size_t samples = dram_bytes / sample_bytes;
+    for (std::size_t i = 0; i < samples; ++i) sample();
+    restart();
+    for (std::size_t i = 0; i < samples; ++i) sample();
+    overall_ = rates();
   }
-  const Buffer buffer(dram_bytes);
-  machine.dram_read = read_bandwidth(pool, buffer, 7);
-  return machine;
-}
+
+  /// One sample of each rate.
+  void sample() {
+    const std::size_t floats = sample_bytes / sizeof(float);
+    if (at_ + floats > buffer_.count()) at_ = 0;
+    read_.push_back(read_rate(buffer_.floats() + at_, floats));
+    at_ += floats;
+    fma_.push_back(fma_rate());
+  }
+  /// Forgets the samples so far.
+  void restart() {
+    read_.clear();
+    fma_.clear();
+  }
+  /// Medians of the samples since restart().
+  [[nodiscard]] Rates rates() const { return {median(read_), median(fma_)}; }
+  /// What was measured at the start.
+  [[nodiscard]] const Rates& overall() const { return overall_; }
+
+  /// Bytes per second at which all threads together read memory that the last-level cache holds.
+  [[nodiscard]] double cache_read() {
+    std::vector<double> rates;
+    const std::size_t bytes = std::min(last_level_cache_bytes() / 2, std::size_t{24} << 20);
+    if (bytes == 0) return 0;
+    for (int round = 0; round < 34; ++round) {
+      const double rate = read_rate(buffer_.floats(), bytes / sizeof(float));
+      if (round >= 3) rates.push_back(rate);  // the first ones fill the cache
+    }
+    return median(rates);
+  }
+
+ private:
+  static constexpr std::size_t sample_bytes = std::size_t{64} << 20;
+
+  // Each thread reads its part.
+  double read_rate(const float* from, std::size_t count) {
+    const int threads = pool_.concurrency();
+    const std::size_t share = count / static_cast<std::size_t>(threads) / 256 * 256;
+    const auto start = Clock::now();
+    pool_.parallel_for(threads, [&](int t) {
+      const auto i = static_cast<std::size_t>(t);
+      sink_[i * 16] += read_all(from + i * share, share);
+    });
+    return static_cast<double>(share * sizeof(float)) * threads / seconds_since(start);
+  }
+
+  // Fused multiply-adds on registers, in independent chains.
+  double fma_rate() {
+    using namespace chunkattn;
+    constexpr int width = simd::native_width;
+    constexpr int chains = simd::num_accumulators < 12 ? 12 : simd::num_accumulators;
+    constexpr int steps = 100'000;
+    const auto start = Clock::now();
+    pool_.parallel_for(pool_.concurrency(), [&](int t) {
+      simd::Float<width> sums[chains];
+      simd::repeat<chains>([&](auto c) CHUNKATTN_LAMBDA {
+        sums[c] = simd::broadcast<width>(static_cast<float>(c));
+      });
+      const simd::Float<width> a = simd::broadcast<width>(0.5f);
+      const simd::Float<width> b = simd::broadcast<width>(1.0f);
+      for (int i = 0; i < steps; ++i) {
+        __asm__ volatile("");  // or the compiler sums up the series
+        simd::repeat<chains>([&](auto c) CHUNKATTN_LAMBDA { sums[c] = simd::fma(sums[c], a, b); });
+      }
+      simd::repeat<chains>(
+          [&](auto c) CHUNKATTN_LAMBDA { sink_[static_cast<std::size_t>(t) * 16] += sums[c][0]; });
+    });
+    return 2.0 * width * chains * steps * pool_.concurrency() / seconds_since(start);
+  }
+
+  chunkattn::ThreadPool& pool_;
+  std::vector<float> sink_;  // what was computed, so that it is
+  Buffer buffer_;
+  std::size_t at_ = 0;
+  std::vector<double> read_, fma_;
+  Rates overall_;
+};
 
 }  // namespace bench

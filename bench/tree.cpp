@@ -59,12 +59,15 @@ benchmark::Counter total_per(double seconds, double count) {
   return benchmark::Counter(seconds * 1e9 / count);
 }
 
-/// Many prompts below one tree: 1,000 of them share the first half of the prompt asked for.
+/// 1,000 prompts that share the first half of the prompt asked for and go on differently: after the
+/// same number of tokens, so that the path has one branch, or after 64 different ones, which cuts
+/// the path into 64 nodes of one token each.
 struct Prompts {
-  explicit Prompts(std::size_t length) : prompt(random_tokens(length, 1)) {
+  Prompts(std::size_t length, bool splintered) : prompt(random_tokens(length, 1)) {
     for (std::uint64_t i = 0; i < 1000; ++i) {
-      std::vector<Token> other(
-          prompt.begin(), prompt.begin() + static_cast<std::ptrdiff_t>(length / 2 + i % chunk));
+      const std::size_t common = length / 2 + (splintered ? i % chunk : 0);
+      std::vector<Token> other(prompt.begin(),
+                               prompt.begin() + static_cast<std::ptrdiff_t>(common));
       const auto tail = random_tokens(chunk, 100 + i);
       other.insert(other.end(), tail.begin(), tail.end());
       sequences.push_back(tree.insert(other));
@@ -78,13 +81,20 @@ struct Prompts {
   std::vector<Tree::Sequence> sequences;
 };
 
-void match(benchmark::State& state) {
+void match_of(benchmark::State& state, bool splintered) {
   const auto length = static_cast<std::size_t>(state.range(0));
-  const Prompts prompts(length);
+  const Prompts prompts(length, splintered);
   for (auto _ : state) benchmark::DoNotOptimize(prompts.tree.match_prefix(prompts.prompt));
   state.counters["token_ns"] = per(static_cast<double>(length) * double(state.iterations()));
 }
-BENCHMARK(match)->Arg(64)->Arg(1024)->Arg(4096)->Arg(16384);
+void match(benchmark::State& state) {
+  match_of(state, false);
+}
+void match_splintered(benchmark::State& state) {
+  match_of(state, true);
+}
+BENCHMARK(match)->Arg(64)->Arg(256)->Arg(1024)->Arg(4096)->Arg(16384);
+BENCHMARK(match_splintered)->Arg(1024)->Arg(4096);
 
 /// A new prompt of range(0) tokens joins a warm tree and leaves; only joining is timed for
 /// token_ns, only leaving for leave_ns.
@@ -115,7 +125,7 @@ BENCHMARK(insert_new)->Arg(64)->Arg(1024)->Arg(4096)->Arg(16384)->UseManualTime(
 /// A prompt joins that shares 4,096 tokens with 1,000 others and brings range(0) new ones.
 void insert_below_shared(benchmark::State& state) {
   const auto fresh = static_cast<std::size_t>(state.range(0));
-  Prompts prompts(4096);
+  Prompts prompts(4096, true);
   std::vector<Token> prompt = prompts.prompt;
   const auto tail = random_tokens(fresh, 7);
   prompt.insert(prompt.end(), tail.begin(), tail.end());

@@ -35,6 +35,7 @@ measure_decode() {
     --benchmark_filter='/fp16/heads:32:32/b:[0-9]+/shared:2048/own:64/cold/m'
   run_bench decode_bench decode_completion.json \
     --benchmark_filter='/fp16/heads:32:32/b:32/shared:2048/own:(1|256|512|1024|2048)/cold/m'
+  run_bench decode_bench interleaved.json --benchmark_filter='^interleaved/'
   local heads
   for heads in 32:32 32:8 16:1; do
     run_bench decode_bench "decode_trees_${heads/:/_}.json" \

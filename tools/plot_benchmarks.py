@@ -323,6 +323,17 @@ def tree_table(report):
     return "| operation | cost |\n| --- | --- |\n" + "\n".join(f"| {a} | {b} |" for a, b in rows)
 
 
+def interleaved_table(report):
+    """Ours beside the paged kernel where nothing is shared."""
+    rows = []
+    for run in report["benchmarks"]:
+        _, dtype, heads, batch, _, own, *_ = run["name"].split("/")
+        heads, batch, own = (part.split(":", 1)[1] for part in (heads, batch, own))
+        figures = [f"{run['ratio_to_paged']:.3f}", f"{run['upper_95']:.3f}", run["iterations"]]
+        rows.append([f"b{batch} {heads.replace(':', '/')}, 0 + {own}", dtype, *figures])
+    return table(["case", "K/V", "ours / paged", "upper 95 % bound", "pairs of steps"], rows)
+
+
 def decode_tables(runs, contexts):
     """Prefix cases by geometry, and the trees."""
     rows = []
@@ -440,6 +451,8 @@ def main():
         tables["peers"] = peers_tables(peers)
     if tree := read("tree.json"):
         tables["tree"] = tree_table(tree)
+    if interleaved := read("interleaved.json"):
+        tables["interleaved"] = interleaved_table(interleaved)
     runs, contexts = read_decode()
     if runs:
         draw_decode(plt, runs, arguments.png)
