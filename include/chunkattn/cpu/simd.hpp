@@ -311,6 +311,19 @@ CHUNKATTN_INLINE void store_narrowed(bfloat16* to, Float<W> value) {
 
 // ---- Across lanes -----------------------------------------------------------------------------
 
+/// Lane i of the result: lane S[i] of a, or lane S[i] - W of b.
+template <int W, int... S>
+CHUNKATTN_INLINE Float<W> shuffle(Float<W> a, Float<W> b, std::integer_sequence<int, S...>) {
+#if defined(__CUDACC__)  // nvcc 13.0 does not expand a pack in the arguments of this builtin
+  Float<W> result{};
+  int lane = 0;
+  ((result[lane++] = S < W ? a[S % W] : b[S % W]), ...);
+  return result;
+#else
+  return __builtin_shufflevector(a, b, S...);
+#endif
+}
+
 template <int W, bool upper, int B, int... I>
 CHUNKATTN_INLINE Float<W> pick_halves(Float<W> a, Float<W> b, std::integer_sequence<int, I...>) {
   // Lane I of the result: the first W/2 from a, the rest from b; of every block of B lanes the
@@ -319,13 +332,7 @@ CHUNKATTN_INLINE Float<W> pick_halves(Float<W> a, Float<W> b, std::integer_seque
     const int within = lane % (W / 2);
     return lane / (W / 2) * W + within / (B / 2) * B + within % (B / 2) + (upper ? B / 2 : 0);
   };
-#if defined(__CUDACC__)  // nvcc 13.0 does not expand a pack in the arguments of this builtin
-  Float<W> result{};
-  ((result[I] = source(I) < W ? a[source(I)] : b[source(I) - W]), ...);
-  return result;
-#else
-  return __builtin_shufflevector(a, b, source(I)...);
-#endif
+  return shuffle<W>(a, b, std::integer_sequence<int, source(I)...>{});
 }
 
 /// Sums of W vectors over their lanes, as one vector: lane j is the sum of rows[j].
@@ -347,20 +354,13 @@ CHUNKATTN_INLINE Float<W> sum_lanes(const Float<W> (&rows)[N]) {
 
 template <int W, int Half, bool lower, int... I>
 CHUNKATTN_INLINE Float<W> exchange(Float<W> a, Float<W> b, std::integer_sequence<int, I...>) {
-  // Where bit `Half` of the lane is as in `lower`, the lane stays; elsewhere it comes from the
-  // other.
+  // Seen as blocks of Half lanes: the lower block of every pair of a and of b, or the upper one.
   constexpr auto source = [](int lane) {
     const bool second = (lane & Half) != 0;
     if (lower) return second ? W + lane - Half : lane;
     return second ? W + lane : lane + Half;
   };
-#if defined(__CUDACC__)  // as above
-  Float<W> result{};
-  ((result[I] = source(I) < W ? a[source(I)] : b[source(I) - W]), ...);
-  return result;
-#else
-  return __builtin_shufflevector(a, b, source(I)...);
-#endif
+  return shuffle<W>(a, b, std::integer_sequence<int, source(I)...>{});
 }
 
 /// Transposes W vectors of W lanes: by blocks of half the size, then their halves, and so on.
