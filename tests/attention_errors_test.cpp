@@ -152,6 +152,8 @@ TEST_CASE_FIXTURE(Fixture, "write: sizes, slots and copies, before anything is s
 
 TEST_CASE("options and executors") {
   CHECK(contains(message_of([] { ThreadPool pool(-1); }), "num_threads = -1"));
+  CHECK(contains(message_of([] { ChunkAttention<Cpu, 8> attention(1, {.max_task_heads = -1}); }),
+                 "options.max_task_heads = -1"));
   CHECK(contains(message_of([] { ChunkAttention<Cpu, 8> attention(1, {.min_tasks = -2}); }),
                  "options.min_tasks = -2"));
   CHECK(contains(message_of([] { ChunkAttention<Cpu, 8> attention(1, {.sm_scale = -1.0f}); }),

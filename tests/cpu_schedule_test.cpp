@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <queue>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "chunkattn/cpu/schedule.hpp"
+#include "chunkattn/cpu/task_queue.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
 
@@ -17,7 +19,11 @@ namespace {
 
 using chunkattn::Segment;
 using chunkattn::cpu::CostModel;
+using chunkattn::cpu::JobSize;
+using chunkattn::cpu::RowBlock;
 using chunkattn::cpu::Schedule;
+using chunkattn::cpu::Task;
+using chunkattn::cpu::TaskQueue;
 using chunkattn::cpu::Unit;
 using chunkattn::cpu::WorkItem;
 
@@ -58,20 +64,34 @@ test::RandomPlan levels(const std::vector<int>& nodes, const std::vector<int>& t
   return plan;
 }
 
+// As ChunkAttention queues the row blocks, but for the limit on heads of a task's state.
+TaskQueue queue_of(const Schedule& schedule, int num_kv_heads, int threads) {
+  TaskQueue queue;
+  queue.reset(static_cast<int>(schedule.row_blocks().size()), num_kv_heads, threads, [&](int b) {
+    const RowBlock& block = schedule.row_blocks()[static_cast<std::size_t>(b)];
+    return JobSize{block.cost, block.unit_count, block.has_products ? 1 : num_kv_heads};
+  });
+  return queue;
+}
+
 // Seconds-free: how much of `threads` is busy when each takes the next task as it becomes free.
 double busy_fraction(const Schedule& schedule, int num_kv_heads, int threads) {
   std::priority_queue<double, std::vector<double>, std::greater<>> free_at;
   for (int t = 0; t < threads; ++t) free_at.push(0);
   double total = 0, end = 0;
-  for (const std::int32_t u : schedule.order()) {
-    for (int head = 0; head < num_kv_heads; ++head) {
-      const double cost = schedule.units()[static_cast<std::size_t>(u)].cost;
-      const double until = free_at.top() + cost;
-      free_at.pop();
-      free_at.push(until);
-      total += cost;
-      end = std::max(end, until);
-    }
+  const TaskQueue queue = queue_of(schedule, num_kv_heads, threads);
+  std::atomic<int> next{0};
+  for (Task task; queue.take(next, task);) {
+    const int first = schedule.row_blocks()[static_cast<std::size_t>(task.job)].unit_begin;
+    double cost = 0;
+    for (int u = task.part_begin; u < task.part_end; ++u)
+      cost += schedule.units()[static_cast<std::size_t>(first + u)].cost;
+    cost *= task.head_end - task.head_begin;
+    const double until = free_at.top() + cost;
+    free_at.pop();
+    free_at.push(until);
+    total += cost;
+    end = std::max(end, until);
   }
   return total / (end * threads);
 }
@@ -119,6 +139,49 @@ TEST_CASE("every row sees each of its positions once, products before streams") 
     }
     for (const auto& row : seen)
       CHECK(std::all_of(row.begin(), row.end(), [](int times) { return times == 1; }));
+  }
+}
+
+TEST_CASE("every part of every head is taken once, towards the end in small tasks") {
+  test::Random random;
+  for (int round = 0; round < 200; ++round) {
+    const int num_jobs = random.uniform(1, 40);
+    const int num_heads = random.uniform(1, 33);
+    const int threads = random.uniform(1, 64);
+    std::vector<JobSize> sizes(static_cast<std::size_t>(num_jobs));
+    double total = 0, largest = 0;
+    for (JobSize& size : sizes) {
+      size = {random.uniform(0, 1000) * 1.0, random.uniform(1, 9), random.uniform(1, num_heads)};
+      total += size.cost * num_heads;
+      largest = std::max(largest, size.cost / size.parts);
+    }
+    TaskQueue queue;
+    queue.reset(num_jobs, num_heads, threads,
+                [&](int j) { return sizes[static_cast<std::size_t>(j)]; });
+    std::vector<std::vector<int>> taken(sizes.size());
+    for (std::size_t j = 0; j < sizes.size(); ++j)
+      taken[j].assign(static_cast<std::size_t>(num_heads * sizes[j].parts), 0);
+    std::atomic<int> next{0};
+    double left = total;
+    int tasks = 0;
+    for (Task task; queue.take(next, task); ++tasks) {
+      const JobSize& size = sizes[static_cast<std::size_t>(task.job)];
+      const int heads = task.head_end - task.head_begin;
+      const int parts = task.part_end - task.part_begin;
+      CHECK(heads >= 1);
+      CHECK(parts >= 1);
+      CHECK(heads <= size.max_heads);
+      CHECK((heads == 1 || parts == size.parts));
+      const double cost = size.cost / size.parts * heads * parts;
+      CHECK(cost <= std::max(largest, left / (2 * threads)) * (1 + 1e-9) + 1e-6);
+      left -= cost;
+      for (int h = task.head_begin; h < task.head_end; ++h)
+        for (int p = task.part_begin; p < task.part_end; ++p)
+          ++taken[static_cast<std::size_t>(task.job)][static_cast<std::size_t>(h * size.parts + p)];
+    }
+    CHECK(tasks <= queue.size());
+    for (const auto& job : taken)
+      CHECK(std::all_of(job.begin(), job.end(), [](int times) { return times == 1; }));
   }
 }
 

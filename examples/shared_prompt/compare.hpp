@@ -179,6 +179,8 @@ CompareReport compare(chunkattn::ThreadPool& executor,
     dense.emplace(executor, moment.kv, plan);
 
   OwnedPlan unshared, shared_pages = shared_pages_plan(plan);
+  // The best that can be done for pages that the plan does not know to be shared: head by head.
+  chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim> head_by_head(executor, {.max_task_heads = 1});
   chunkattn::KvView<T> dense_view;
   auto& variants = report.variants;
   const auto add = [&](std::string key, std::string name, std::string limit_name, double held,
@@ -208,7 +210,9 @@ CompareReport compare(chunkattn::ThreadPool& executor,
         [&](std::span<float> out) { attention.run(dense_view, unshared.view(), moment.q, out); });
   }
   add("paged_shared", "paged, shared pages", "cache", memory.bytes_shared, unique_bytes, all_bytes,
-      [&](std::span<float> out) { attention.run(moment.kv, shared_pages.view(), moment.q, out); });
+      [&](std::span<float> out) {
+        head_by_head.run(moment.kv, shared_pages.view(), moment.q, out);
+      });
   add("chunkattn", "chunkattn", "", memory.bytes_shared, unique_bytes, 0,
       [&](std::span<float> out) { attention.run(moment.kv, plan, moment.q, out); });
 

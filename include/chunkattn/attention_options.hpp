@@ -28,6 +28,10 @@ struct AttentionOptions {
   /// CPU: cut work along KV until there are about this many tasks, where each stays worth it.
   /// 0: 64 in deterministic mode, else four per thread.
   int min_tasks = 0;
+  /// CPU: how many KV heads a task may read together where everything is streamed; 0: as many as
+  /// fit. Reading them together is faster, unless sequences name the same slots and the plan does
+  /// not know it (block tables without a tree): then 1 leaves what they share in the caches.
+  int max_task_heads = 0;
 };
 
 CHUNKATTN_NAMESPACE_END

@@ -25,43 +25,41 @@
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {
 
-/// Up to block_tokens consecutive path positions, wherever their K and V rows lie. A block never
-/// crosses a segment, but it may collect several pieces.
+/// A block of one KV head: the addresses of its K and V rows.
 template <class T>
-struct Block : BlockSpan {
+struct Block {
   static constexpr int padding = 16;  // K addresses beyond `count` repeat the last
 
+  int count;
+  int position;
   const T* k[block_tokens + padding];
   const T* v[block_tokens];
   float k_scale[block_tokens + padding];  // 8-bit elements only
   float v_scale[block_tokens];
 
-  /// Takes the next block of a walk; false at its end.
-  template <class Walk>
-  bool read(Walk& walk, const KvView<T>& kv, int kv_head) noexcept {
+  Block(const BlockSpan& span, const KvView<T>& kv, int kv_head) noexcept
+      : count(span.count), position(span.position) {
     int filled = 0;
-    static_cast<BlockSpan&>(*this) = walk.next([&](SlotIndex slot, int offset, int take) {
-      append(kv, slot, kv_head, offset, take, filled);
-      filled += take;
-    });
-    if (count > 0) pad();
-    return count > 0;
+    for (int r = 0; r < span.num_runs; ++r) {
+      append(kv, span.runs[r], kv_head, filled);
+      filled += span.runs[r].count;
+    }
+    pad();
   }
 
  private:
-  // The K and V rows of tokens [offset, offset + take) of a slot, from `at` on.
-  void append(const KvView<T>& kv, SlotIndex slot, int kv_head, int offset, int take,
-              int at) noexcept {
-    const T* k_row = kv.k_row(slot, kv_head, offset);
-    const T* v_row = kv.v_row(slot, kv_head, offset);
-    for (int i = 0; i < take; ++i) {
+  // The K and V rows of a run, from `at` on.
+  void append(const KvView<T>& kv, const SlotRun& run, int kv_head, int at) noexcept {
+    const T* k_row = kv.k_row(run.slot, kv_head, run.begin);
+    const T* v_row = kv.v_row(run.slot, kv_head, run.begin);
+    for (int i = 0; i < run.count; ++i) {
       k[at + i] = k_row + i * kv.stride_token;
       v[at + i] = v_row + i * kv.stride_token;
     }
     if constexpr (std::is_same_v<T, std::int8_t>) {
-      const float* k_row_scale = kv.k_row_scale(slot, kv_head, offset);
-      const float* v_row_scale = kv.v_row_scale(slot, kv_head, offset);
-      for (int i = 0; i < take; ++i) {
+      const float* k_row_scale = kv.k_row_scale(run.slot, kv_head, run.begin);
+      const float* v_row_scale = kv.v_row_scale(run.slot, kv_head, run.begin);
+      for (int i = 0; i < run.count; ++i) {
         k_scale[at + i] = k_row_scale[i];
         v_scale[at + i] = v_row_scale[i];
       }
@@ -80,14 +78,33 @@ struct Block : BlockSpan {
 /// Lines of a tile of the chunk-first kernel.
 inline constexpr int tile_lines = 2 * simd::native_width;
 
+/// The rows and KV heads of a task. Its lines are [head][row][query head of the group].
+struct TaskLines {
+  int row_begin;
+  int row_end;
+  int head_begin;
+  int head_end;
+  int group;
+
+  [[nodiscard]] int per_head() const noexcept { return (row_end - row_begin) * group; }
+  [[nodiscard]] int count() const noexcept { return (head_end - head_begin) * per_head(); }
+  /// The first line of a head and row.
+  [[nodiscard]] int line(int head, int row) const noexcept {
+    return (head - head_begin) * per_head() + (row - row_begin) * group;
+  }
+};
+
 /// The memory of one worker, for the lines of one task: queries, running softmax, outputs, and the
 /// kernels' scratch. Everything is 64-byte aligned.
 template <int HeadDim>
 class LineState {
  public:
+  static constexpr int partial_stride = HeadDim + 16;
+
   float* q = nullptr;              ///< [lines][HeadDim], scaled by sm_scale
   float* q_transposed = nullptr;   ///< [HeadDim][transposed_stride], the same
   float* out = nullptr;            ///< [lines][HeadDim], unnormalised
+  float* merged = nullptr;         ///< [lines][partial_stride], see PartialResults
   float* max = nullptr;            ///< [lines]
   float* sum = nullptr;            ///< [lines]
   std::int32_t* kv_len = nullptr;  ///< [lines] positions seen
@@ -105,8 +122,9 @@ class LineState {
                                             tile_lines);  // tiles may begin at any line
     // An odd number of cache lines, so that a column does not fall into few cache sets.
     const std::size_t stride = (n / 16 | 1) * 16 + 16 * (n % 16 != 0 ? 2 : 0);
-    const std::size_t sizes[] = {n * dim, dim * stride + n,   n * dim, n, n, n, n * block_tokens,
-                                 n,       block_tokens * dim, dim};
+    const std::size_t sizes[] = {
+        n * dim, dim * stride + n,  n * dim, n, n, n, n * block_tokens, n, block_tokens * dim,
+        dim,     n * partial_stride};
     std::size_t total = 0;
     for (std::size_t size : sizes) total += rounded(size);
     memory_.reset(
@@ -128,8 +146,13 @@ class LineState {
     rescale = take(sizes[7]);
     scratch = take(sizes[8]);
     spare = take(sizes[9]);
+    merged = take(sizes[10]);
     transposed_stride = static_cast<std::ptrdiff_t>(stride);
     capacity_ = lines;
+  }
+
+  [[nodiscard]] float* merged_line(int line) noexcept {
+    return merged + static_cast<std::ptrdiff_t>(line) * partial_stride;
   }
 
   /// Empty states for lines [begin, end).

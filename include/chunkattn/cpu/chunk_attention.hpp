@@ -1,11 +1,11 @@
 // ChunkAttention on the CPU: chunk-first and sequence-first (Algorithms 1 and 2) over one list of
 // tasks.
 //
-// One worker takes one KV head of one row block and walks the tree's segments parents first: shared
-// ones with all their query lines at once, private ones streamed. The state (O, m, d) of its lines
-// stays in the core's cache over the whole walk, so nothing is merged and nothing is locked; only
-// where heads are too few to keep all workers busy is a walk cut along KV, and then the partial
-// results are merged (in order, or under a spin lock).
+// One worker takes some KV heads of one row block and walks the tree's segments parents first:
+// shared ones with all their query lines at once, private ones streamed. The state (O, m, d) of its
+// lines stays in the core's cache over the whole walk, so nothing is merged and nothing is locked;
+// only where heads are too few to keep all workers busy is a walk cut along KV, and then the
+// partial results are merged (in order, or under a spin lock).
 #pragma once
 
 #include <algorithm>
@@ -25,10 +25,11 @@
 #include "block.hpp"
 #include "checks.hpp"
 #include "chunk_first.hpp"
+#include "partial_results.hpp"
 #include "prefetch.hpp"
 #include "schedule.hpp"
 #include "sequence_first.hpp"
-#include "spin_lock.hpp"
+#include "task_queue.hpp"
 #include "write.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
@@ -136,7 +137,7 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     const int group = num_qo_heads / layer.num_kv_heads;
     const bool invariant = options_.reduce == Reduce::batch_invariant;
     if (invariant)
-      prepare_rows(view, group);
+      prepare_rows(view, layer.num_kv_heads, group);
     else
       prepare<T>(view, layer.num_kv_heads, group);
     using X = std::remove_const_t<std::remove_pointer_t<decltype(query.data())>>;
@@ -144,21 +145,18 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     const Call<T, X, Y> call{
         layer,        view, query.data(), result.data(), lse.empty() ? nullptr : lse.data(),
         num_qo_heads, group};
-    const int jobs = invariant ? view.num_rows : static_cast<int>(schedule_.units().size());
-    const int tasks = jobs * layer.num_kv_heads;
     std::atomic<int> next{0};
-    executor_->parallel_for(std::min(tasks, static_cast<int>(workers_.size())), [&](int worker) {
-      auto& state = workers_[static_cast<std::size_t>(worker)];
-      for (int i = next.fetch_add(1, std::memory_order_relaxed); i < tasks;
-           i = next.fetch_add(1, std::memory_order_relaxed)) {
-        if (invariant)
-          run_row(call, i / layer.num_kv_heads, i % layer.num_kv_heads, state,
-                  paths_[static_cast<std::size_t>(worker)]);
-        else
-          run_task(call, schedule_.order()[static_cast<std::size_t>(i / layer.num_kv_heads)],
-                   i % layer.num_kv_heads, state);
-      }
-    });
+    executor_->parallel_for(
+        std::min(tasks_.size(), static_cast<int>(workers_.size())), [&](int worker) {
+          State& state = workers_[static_cast<std::size_t>(worker)];
+          cpu::Task task;
+          while (tasks_.take(next, task)) {
+            if (invariant)
+              run_row(call, task, state, paths_[static_cast<std::size_t>(worker)]);
+            else
+              run_units(call, task, state);
+          }
+        });
   }
 
   /// How the last run() was cut into tasks.
@@ -168,6 +166,9 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
 
  private:
   using State = cpu::LineState<HeadDim>;
+  using Partials = cpu::PartialResults<HeadDim>;
+  template <class T, class Walk>
+  using Prefetcher = cpu::Prefetcher<HeadDim, T, Walk>;
 
   template <class T, class X, class Y>
   struct Call {
@@ -178,12 +179,11 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     float* lse;
     int num_qo_heads;
     int group;
-  };
 
-  /// Where the tasks of one (row block, KV head) meet, if there are several.
-  struct alignas(64) Meeting {
-    SpinLock lock;
-    std::atomic<int> open{0};  // tasks still to finish
+    // Of one query head of a row, in the caller's order.
+    std::ptrdiff_t qo_index(int row, int qo_head) const noexcept {
+      return static_cast<std::ptrdiff_t>(plan.row_token[row]) * num_qo_heads + qo_head;
+    }
   };
 
   // Lines of one task: their state (queries twice, outputs) should fit in half of a usual L2.
@@ -191,11 +191,12 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   // From this many lines on, matrix products beat streaming the lines a few at a time.
   template <class T>
   static constexpr int min_product_lines = sizeof(T) == 4 ? 5 : 9;
-  static constexpr int partial_stride = HeadDim + 16;  // out, max, sum
 
   static AttentionOptions checked(AttentionOptions options) {
     detail::check_argument(options.min_tasks >= 0, "options.min_tasks", options.min_tasks,
                            "a count, or 0 for the default");
+    detail::check_argument(options.max_task_heads >= 0, "options.max_task_heads",
+                           options.max_task_heads, "a count, or 0 for the default");
     detail::check_argument(options.sm_scale >= 0, "options.sm_scale", options.sm_scale,
                            "a positive factor, or 0 for 1 / sqrt(HeadDim)");
     if (options.sm_scale == 0)
@@ -216,127 +217,169 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     schedule_.derive(plan, num_kv_heads, group, max_lines, min_product_lines<T>, cpu::tile_lines,
                      min_tasks, cost);
 
-    if (workers_.size() < static_cast<std::size_t>(threads))
-      workers_.resize(static_cast<std::size_t>(threads));
-    for (State& worker : workers_) worker.reserve(schedule_.max_block_rows() * group);
-    if (schedule_.num_partial_rows() == 0) return;
-
-    const auto heads = static_cast<std::size_t>(num_kv_heads);
-    const std::size_t blocks = schedule_.row_blocks().size();
-    if (num_meetings_ < blocks * heads) {
-      num_meetings_ = blocks * heads;
-      meetings_ = std::make_unique<Meeting[]>(num_meetings_);
-    }
-    for (std::size_t b = 0; b < blocks; ++b)
-      for (std::size_t h = 0; h < heads; ++h)
-        meetings_[b * heads + h].open.store(schedule_.row_blocks()[b].unit_count,
-                                            std::memory_order_relaxed);
-    // Deterministic: a place for each unit's rows. Under locks: one for each row.
-    const bool ordered = options_.reduce == Reduce::deterministic;
-    const std::size_t rows = ordered ? static_cast<std::size_t>(schedule_.num_partial_rows())
-                                     : static_cast<std::size_t>(plan.num_rows);
-    const std::size_t lines = rows * static_cast<std::size_t>(group) * heads;
-    if (partials_.size() < lines * partial_stride) partials_.resize(lines * partial_stride);
-    if (!ordered) {
-      for (std::size_t line = 0; line < lines; ++line) {
-        partials_[line * partial_stride + HeadDim] = empty_max;
-        partials_[line * partial_stride + HeadDim + 1] = 0.0f;
-      }
-    }
+    // Products are computed head by head, so that the head's private tails come in meanwhile.
+    const auto& row_blocks = schedule_.row_blocks();
+    prepare_tasks(static_cast<int>(row_blocks.size()), num_kv_heads, [&](int b) {
+      const cpu::RowBlock& block = row_blocks[static_cast<std::size_t>(b)];
+      const int lines = block.num_rows() * group;
+      const int heads = block.has_products ? 1 : max_lines / lines;
+      return std::pair(cpu::JobSize{block.cost, block.unit_count, heads}, lines);
+    });
+    if (schedule_.num_partial_rows() > 0)
+      partials_.reset(schedule_, plan.num_rows, num_kv_heads, group,
+                      options_.reduce == Reduce::deterministic);
   }
 
   // The same for Reduce::batch_invariant, where every row is a task of its own.
-  void prepare_rows(const PlanView& plan, int group) {
-    const auto threads = static_cast<std::size_t>(std::max(1, executor_->concurrency()));
-    if (workers_.size() < threads) workers_.resize(threads);
-    if (paths_.size() < threads) paths_.resize(threads);
-    for (State& worker : workers_) worker.reserve(group);
+  void prepare_rows(const PlanView& plan, int num_kv_heads, int group) {
+    prepare_tasks(plan.num_rows, num_kv_heads, [&](int row) {
+      const auto cost = static_cast<double>(plan.row_kv_len[row]);
+      return std::pair(cpu::JobSize{cost, 1, max_lines / group}, group);
+    });
+    if (paths_.size() < workers_.size()) paths_.resize(workers_.size());
     for (auto& path : paths_) path.reserve(static_cast<std::size_t>(plan.num_segments));
   }
 
-  // One row and KV head, by itself, in blocks that begin at multiples of block_tokens.
-  template <class T, class X, class Y>
-  void run_row(const Call<T, X, Y>& call, int row, int kv_head, State& state,
-               std::vector<std::int32_t>& path) noexcept {
-    state.clear(0, call.group);
-    load_queries(call, row, row + 1, kv_head, false, state);
-    cpu::PathWalk walk(call.plan, row, path);
-    cpu::Prefetcher<HeadDim, T, cpu::PathWalk> ahead(
-        call.kv, kv_head, cpu::ItemWalk(call.plan, nullptr, nullptr), walk);
-    ahead.start();
-    cpu::Block<T> block;
-    while (block.read(walk, call.kv, kv_head)) {
-      ahead.grant_stream(block.count);
-      cpu::sequence_first_block<HeadDim>(block, 0, call.group, state, ahead.cursor);
-      ahead.settle();
-    }
-    for (int line = 0; line < call.group; ++line)
-      finish_line(call, row, line, kv_head, {state.max[line], state.sum[line]},
-                  state.out + line * HeadDim);
+  // Queues jobs and makes room for their state. `size` gives a job's JobSize and its lines per
+  // head.
+  template <class Size>
+  void prepare_tasks(int num_jobs, int num_kv_heads, const Size& size) {
+    const int threads = std::max(1, static_cast<int>(executor_->concurrency()));
+    const int limit = options_.max_task_heads > 0 ? std::min(options_.max_task_heads, num_kv_heads)
+                                                  : num_kv_heads;
+    int most_lines = 0;
+    tasks_.reset(num_jobs, num_kv_heads, threads, [&](int j) {
+      auto [job, lines] = size(j);
+      job.max_heads = std::clamp(job.max_heads, 1, limit);
+      most_lines = std::max(most_lines, job.max_heads * lines);
+      return job;
+    });
+    if (workers_.size() < static_cast<std::size_t>(threads))
+      workers_.resize(static_cast<std::size_t>(threads));
+    for (State& worker : workers_) worker.reserve(most_lines);
   }
 
+  // Some heads of a row, by itself, in blocks that begin at multiples of block_tokens.
   template <class T, class X, class Y>
-  void run_task(const Call<T, X, Y>& call, std::int32_t unit_index, int kv_head,
+  void run_row(const Call<T, X, Y>& call, const cpu::Task& task, State& state,
+               std::vector<std::int32_t>& path) noexcept {
+    const cpu::TaskLines lines{task.job, task.job + 1, task.head_begin, task.head_end, call.group};
+    cpu::PathWalk walk(call.plan, task.job, path);
+    Prefetcher<T, cpu::PathWalk> ahead(call.kv, task.head_begin, task.head_end,
+                                       cpu::ItemWalk(call.plan, nullptr, nullptr), walk);
+    ahead.start();
+    load_queries(call, lines, state);
+    stream(call, walk, lines, state, ahead);
+    finish_lines(call, lines, false, state);
+  }
+
+  // Some units of a row block, for some heads, from the queries to results or partial results.
+  template <class T, class X, class Y>
+  void run_units(const Call<T, X, Y>& call, const cpu::Task& task, State& state) noexcept {
+    const cpu::RowBlock& block = schedule_.row_blocks()[static_cast<std::size_t>(task.job)];
+    const cpu::Unit* const units = schedule_.units().data() + block.unit_begin;
+    const bool whole = task.part_end - task.part_begin == block.unit_count;
+    // Units of their own, merged in order, so that it does not matter who computed which.
+    const bool ordered = options_.reduce == Reduce::deterministic && block.unit_count > 1;
+    cpu::TaskLines lines{block.row_begin, block.row_end, task.head_begin, task.head_end,
+                         call.group};
+    if (!whole) {
+      std::swap(lines.row_begin, lines.row_end);
+      for (int u = task.part_begin; u < task.part_end; ++u) {
+        lines.row_begin = std::min(lines.row_begin, units[u].row_begin);
+        lines.row_end = std::max(lines.row_end, units[u].row_end);
+      }
+    }
+    load_queries(call, lines, state);
+    if (block.has_products) transpose_queries(lines.per_head(), state);
+    if (ordered && whole) Partials::clear(state.merged, lines.count());
+    for (int u = task.part_begin; u < task.part_end; ++u) {
+      if (ordered && u > task.part_begin) clear(units[u], lines, state);
+      run_unit(call, units[u], lines, state);
+      if (ordered && whole) Partials::merge_unit(units[u], lines, state);
+      if (ordered && !whole) partials_.leave(units[u], lines, state);
+    }
+
+    if (whole) {
+      finish_lines(call, lines, ordered, state);
+      return;
+    }
+    if (!ordered) partials_.merge_under_lock(task.job, lines, state);
+    const int head = task.head_begin;
+    if (!partials_.is_last(task.job, head, task.part_end - task.part_begin)) return;
+    const auto finish = [&](int row, int l, float* result) {
+      finish_partial(call, row, head * call.group + l, result);
+    };
+    if (ordered)
+      partials_.finish_left(block, units, head, finish);
+    else
+      partials_.finish_rows(block, head, finish);
+  }
+
+  // Empties the states that a unit before this one may have left.
+  static void clear(const cpu::Unit& unit, const cpu::TaskLines& lines, State& state) noexcept {
+    for (int head = lines.head_begin; head < lines.head_end; ++head)
+      state.clear(lines.line(head, unit.row_begin), lines.line(head, unit.row_end));
+  }
+
+  // Adds what a unit's items contribute to the state of the lines.
+  template <class T, class X, class Y>
+  void run_unit(const Call<T, X, Y>& call, const cpu::Unit& unit, const cpu::TaskLines& lines,
                 State& state) noexcept {
-    const cpu::Unit& unit = schedule_.units()[static_cast<std::size_t>(unit_index)];
-    const cpu::RowBlock& rows = schedule_.row_blocks()[static_cast<std::size_t>(unit.row_block)];
-    const bool alone = rows.unit_count == 1;
-    const int row_begin = alone ? rows.row_begin : unit.row_begin;
-    const int row_end = alone ? rows.row_end : unit.row_end;
-    const int lines = (row_end - row_begin) * call.group;
     const cpu::WorkItem* const items = schedule_.items().data();
     cpu::ItemWalk products(call.plan, items + unit.item_begin, items + unit.stream_begin);
     cpu::ItemWalk streams(call.plan, items + unit.stream_begin, items + unit.item_end);
-    cpu::Prefetcher<HeadDim, T, cpu::ItemWalk> ahead(call.kv, kv_head, products, streams);
+    Prefetcher<T, cpu::ItemWalk> ahead(call.kv, lines.head_begin, lines.head_end, products,
+                                       streams);
     ahead.start();
-    state.clear(0, lines);
-    load_queries(call, row_begin, row_end, kv_head, unit.stream_begin > unit.item_begin, state);
-    cpu::Block<T> block;
-    const auto line0 = [&] { return (block.row_begin - row_begin) * call.group; };
-    const auto num_lines = [&] { return (block.row_end - block.row_begin) * call.group; };
-    while (block.read(products, call.kv, kv_head)) {
-      ahead.grant_product(block.count, num_lines());
-      cpu::chunk_first_block<HeadDim>(block, line0(), num_lines(), state, ahead.cursor);
+    cpu::BlockSpan span;
+    while (products.next(span)) {
+      const cpu::Block<T> block(span, call.kv, lines.head_begin);
+      const int num_lines = (span.row_end - span.row_begin) * call.group;
+      ahead.grant_product(span.count, num_lines);
+      cpu::chunk_first_block<HeadDim>(block, lines.line(lines.head_begin, span.row_begin),
+                                      num_lines, state, ahead.cursor);
       ahead.settle();
     }
-    while (block.read(streams, call.kv, kv_head)) {
-      ahead.grant_stream(block.count);
-      cpu::sequence_first_block<HeadDim>(block, line0(), num_lines(), state, ahead.cursor);
-      ahead.settle();
-    }
+    stream(call, streams, lines, state, ahead);
+  }
 
-    if (alone) {
-      for (int line = 0; line < lines; ++line)
-        finish_line(call, row_begin, line, kv_head, {state.max[line], state.sum[line]},
-                    state.out + line * HeadDim);
-    } else if (options_.reduce == Reduce::deterministic) {
-      leave_partial(call, unit, kv_head, state);
-    } else {
-      merge_under_lock(call, unit, kv_head, state);
+  // Streams the blocks of a walk, each for all heads of the task, as they lie in memory.
+  template <class T, class X, class Y, class Walk>
+  void stream(const Call<T, X, Y>& call, Walk& walk, const cpu::TaskLines& lines, State& state,
+              Prefetcher<T, Walk>& ahead) noexcept {
+    cpu::BlockSpan span;
+    while (walk.next(span)) {
+      for (int head = lines.head_begin; head < lines.head_end; ++head) {
+        const cpu::Block<T> block(span, call.kv, head);
+        ahead.grant_stream(span.count);
+        cpu::sequence_first_block<HeadDim>(block, lines.line(head, span.row_begin),
+                                           (span.row_end - span.row_begin) * call.group, state,
+                                           ahead.cursor);
+        ahead.settle();
+      }
     }
   }
 
-  // Queries of the task's lines as scaled floats, and transposed where a product will need them.
+  // The state of a task's lines before anything is seen, and their queries as scaled floats.
   template <class T, class X, class Y>
-  void load_queries(const Call<T, X, Y>& call, int row_begin, int row_end, int kv_head,
-                    bool transposed, State& state) noexcept {
+  void load_queries(const Call<T, X, Y>& call, const cpu::TaskLines& lines, State& state) noexcept {
     constexpr int width = simd::width_for<HeadDim>;
-    for (int row = row_begin; row < row_end; ++row) {
-      const X* from =
-          call.q + (static_cast<std::ptrdiff_t>(call.plan.row_token[row]) * call.num_qo_heads +
-                    kv_head * call.group) *
-                       HeadDim;
-      const int line = (row - row_begin) * call.group;
-      for (int l = 0; l < call.group; ++l) {
-        state.kv_len[line + l] = call.plan.row_kv_len[row];
-        for (int i = 0; i < HeadDim; i += width)
-          simd::store(state.q + (line + l) * HeadDim + i,
-                      simd::load_widened<width>(from + l * HeadDim + i) *
-                          simd::broadcast<width>(options_.sm_scale));
+    state.clear(0, lines.count());
+    for (int row = lines.row_begin; row < lines.row_end; ++row) {
+      for (int head = lines.head_begin; head < lines.head_end; ++head) {
+        const int line = lines.line(head, row);
+        const X* const from = call.q + call.qo_index(row, head * call.group) * HeadDim;
+        std::fill_n(state.kv_len + line, call.group, call.plan.row_kv_len[row]);
+        for (int i = 0; i < call.group * HeadDim; i += width)
+          simd::store(state.q + line * HeadDim + i, simd::load_widened<width>(from + i) *
+                                                        simd::broadcast<width>(options_.sm_scale));
       }
     }
-    if (!transposed) return;
-    const int lines = (row_end - row_begin) * call.group;
+  }
+
+  // The queries of the first lines once more, as products need them.
+  static void transpose_queries(int lines, State& state) noexcept {
     constexpr int block = simd::native_width;
     constexpr int whole = HeadDim / block * block;
     for (int line = 0; line < lines; line += block) {  // lines beyond the last are nobody's
@@ -357,15 +400,32 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     }
   }
 
+  // Writes the results of a task that had its lines to itself, from state.merged if it merged
+  // units.
+  template <class T, class X, class Y>
+  void finish_lines(const Call<T, X, Y>& call, const cpu::TaskLines& lines, bool merged,
+                    State& state) noexcept {
+    for (int row = lines.row_begin; row < lines.row_end; ++row) {
+      for (int head = lines.head_begin; head < lines.head_end; ++head) {
+        for (int l = 0; l < call.group; ++l) {
+          const int line = lines.line(head, row) + l;
+          const int qo_head = head * call.group + l;
+          if (merged)
+            finish_partial(call, row, qo_head, state.merged_line(line));
+          else
+            finish_line(call, row, qo_head, {state.max[line], state.sum[line]},
+                        state.out + line * HeadDim);
+        }
+      }
+    }
+  }
+
   // Normalises one line and writes it where the caller wants it.
   template <class T, class X, class Y>
-  void finish_line(const Call<T, X, Y>& call, int row_begin, int line, int kv_head,
-                   SoftmaxState softmax, const float* from) noexcept {
+  void finish_line(const Call<T, X, Y>& call, int row, int qo_head, SoftmaxState softmax,
+                   const float* from) noexcept {
     constexpr int width = simd::width_for<HeadDim>;
-    const int row = row_begin + line / call.group;
-    const std::ptrdiff_t to =
-        static_cast<std::ptrdiff_t>(call.plan.row_token[row]) * call.num_qo_heads +
-        kv_head * call.group + line % call.group;
+    const std::ptrdiff_t to = call.qo_index(row, qo_head);
     const float factor = normaliser(softmax);
     for (int i = 0; i < HeadDim; i += width)
       simd::store_narrowed<width>(call.out + to * HeadDim + i,
@@ -373,116 +433,22 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     if (call.lse != nullptr) call.lse[to] = log_sum_exp(softmax);
   }
 
-  /// Merges (max, sum, out) of one line into a partial result.
-  static void merge_line(float* into, SoftmaxState softmax, const float* out) noexcept {
-    constexpr int width = simd::width_for<HeadDim>;
-    const SoftmaxState old{into[HeadDim], into[HeadDim + 1]};
-    const MergedState merged = merge_states(old, softmax);
-    if (old.empty()) {  // what `into` holds then is not a result
-      std::copy_n(out, HeadDim, into);
-    } else {
-      for (int i = 0; i < HeadDim; i += width)
-        simd::store(
-            into + i,
-            simd::fma(simd::load<width>(out + i), simd::broadcast<width>(merged.weight_b),
-                      simd::load<width>(into + i) * simd::broadcast<width>(merged.weight_a)));
-    }
-    into[HeadDim] = merged.state.max;
-    into[HeadDim + 1] = merged.state.sum;
-  }
-
-  /// Partial results of `unit` for one KV head: [rows of the unit * group][partial_stride].
-  float* partial(const cpu::Unit& unit, int kv_head, int group) noexcept {
-    return partials_.data() +
-           (schedule_.num_partial_rows() * kv_head + unit.partial_row) * group * partial_stride;
-  }
-
-  // Leaves the unit's result; the last unit of its row block and head merges them all in order.
+  // The same for a partial result that is complete.
   template <class T, class X, class Y>
-  void leave_partial(const Call<T, X, Y>& call, const cpu::Unit& unit, int kv_head,
-                     State& state) noexcept {
-    const int lines = (unit.row_end - unit.row_begin) * call.group;
-    float* const mine = partial(unit, kv_head, call.group);
-    for (int line = 0; line < lines; ++line) {
-      float* const to = mine + static_cast<std::ptrdiff_t>(line) * partial_stride;
-      std::copy_n(state.out + line * HeadDim, HeadDim, to);
-      to[HeadDim] = state.max[line];
-      to[HeadDim + 1] = state.sum[line];
-    }
-    if (meeting(call, unit, kv_head).open.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-
-    const cpu::RowBlock& block = schedule_.row_blocks()[static_cast<std::size_t>(unit.row_block)];
-    for (int row = block.row_begin; row < block.row_end; ++row) {
-      for (int l = 0; l < call.group; ++l) {
-        float merged[partial_stride];
-        std::fill_n(merged, HeadDim, 0.0f);
-        merged[HeadDim] = empty_max;
-        merged[HeadDim + 1] = 0.0f;
-        for (int u = 0; u < block.unit_count; ++u) {
-          const cpu::Unit& other =
-              schedule_.units()[static_cast<std::size_t>(block.unit_begin + u)];
-          if (row < other.row_begin || row >= other.row_end) continue;
-          const float* const from =
-              partial(other, kv_head, call.group) +
-              static_cast<std::ptrdiff_t>((row - other.row_begin) * call.group + l) *
-                  partial_stride;
-          merge_line(merged, {from[HeadDim], from[HeadDim + 1]}, from);
-        }
-        finish_line(call, block.row_begin, (row - block.row_begin) * call.group + l, kv_head,
-                    {merged[HeadDim], merged[HeadDim + 1]}, merged);
-      }
-    }
-  }
-
-  // Merges the unit's result into its rows' under the lock; the last one writes them out.
-  template <class T, class X, class Y>
-  void merge_under_lock(const Call<T, X, Y>& call, const cpu::Unit& unit, int kv_head,
-                        State& state) noexcept {
-    const int lines = (unit.row_end - unit.row_begin) * call.group;
-    const auto row_partial = [&](int row) {
-      return partials_.data() + (static_cast<std::ptrdiff_t>(call.plan.num_rows) * kv_head + row) *
-                                    call.group * partial_stride;
-    };
-    Meeting& met = meeting(call, unit, kv_head);
-    float* const into = row_partial(unit.row_begin);
-    met.lock.lock();
-    for (int line = 0; line < lines; ++line) {
-      if (state.sum[line] == 0.0f) continue;
-      merge_line(into + static_cast<std::ptrdiff_t>(line) * partial_stride,
-                 {state.max[line], state.sum[line]}, state.out + line * HeadDim);
-      CHUNKATTN_SPIN_LOCK_HOOK();
-    }
-    met.lock.unlock();
-    if (met.open.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-
-    const cpu::RowBlock& block = schedule_.row_blocks()[static_cast<std::size_t>(unit.row_block)];
-    for (int row = block.row_begin; row < block.row_end; ++row) {
-      for (int l = 0; l < call.group; ++l) {
-        float* const from = row_partial(row) + l * partial_stride;
-        const SoftmaxState softmax{from[HeadDim], from[HeadDim + 1]};
-        if (softmax.empty()) std::fill_n(from, HeadDim, 0.0f);
-        finish_line(call, block.row_begin, (row - block.row_begin) * call.group + l, kv_head,
-                    softmax, from);
-      }
-    }
-  }
-
-  template <class T, class X, class Y>
-  Meeting& meeting(const Call<T, X, Y>& call, const cpu::Unit& unit, int kv_head) noexcept {
-    return meetings_[static_cast<std::size_t>(unit.row_block) *
-                         static_cast<std::size_t>(call.kv.num_kv_heads) +
-                     static_cast<std::size_t>(kv_head)];
+  void finish_partial(const Call<T, X, Y>& call, int row, int qo_head, float* result) noexcept {
+    const SoftmaxState softmax = Partials::softmax_of(result);
+    if (softmax.empty()) std::fill_n(result, HeadDim, 0.0f);
+    finish_line(call, row, qo_head, softmax, result);
   }
 
   std::unique_ptr<Exec> owned_;
   Exec* executor_;
   AttentionOptions options_;
   cpu::Schedule schedule_;
+  cpu::TaskQueue tasks_;
   std::vector<State> workers_;
   std::vector<std::vector<std::int32_t>> paths_;  // per worker, for Reduce::batch_invariant
-  std::unique_ptr<Meeting[]> meetings_;
-  std::size_t num_meetings_ = 0;
-  std::vector<float> partials_;
+  Partials partials_;
 };
 
 CHUNKATTN_ISA_NAMESPACE_END

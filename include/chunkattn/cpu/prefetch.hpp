@@ -59,19 +59,23 @@ struct LineCursor {
 template <int HeadDim, class T>
 inline constexpr int lines_per_row = (HeadDim * static_cast<int>(sizeof(T)) + 63) / 64;
 
-/// Everything that one task reads: blocks of products, then blocks that are streamed.
+/// Everything that one task reads: the products' blocks of its first KV head, then the streams'
+/// blocks, each for all of the task's heads.
 template <int HeadDim, class T, class StreamWalk>
 class Prefetcher {
  public:
-  /// Copies of walks that the task will take.
-  Prefetcher(const KvView<T>& kv, int kv_head, const ItemWalk& products,
+  /// For the heads [head_begin, head_end), with copies of walks that the task will take.
+  Prefetcher(const KvView<T>& kv, int head_begin, int head_end, const ItemWalk& products,
              const StreamWalk& streams) noexcept
-      : kv_(kv), products_(products), streams_(streams), kv_head_(kv_head) {}
+      : kv_(kv),
+        products_{products, head_begin, head_begin + 1},
+        streams_{streams, head_begin, head_end},
+        stream_lead_((head_end - head_begin > 1 ? 4096 : 8192) / 64) {}
 
   /// Asks for the first few KB at once.
   void start() noexcept {
-    if (refill(products_, 1) == 0) refill(streams_, stream_lead);
-    cursor.left = granted_ = std::min(queued_, stream_lead);
+    if (refill(products_, 1) == 0) refill(streams_, stream_lead_);
+    cursor.left = granted_ = std::min(queued_, stream_lead_);
     while (cursor.left > 0) cursor.advance(1);
     settle();
   }
@@ -91,7 +95,7 @@ class Prefetcher {
   /// stream is not as far ahead as it should be.
   void grant_stream(int tokens) noexcept {
     const int read = num_lines(tokens);
-    const int lines = read + std::max(0, stream_lead - lead_);
+    const int lines = read + std::max(0, stream_lead_ - lead_);
     refill(streams_, lines);
     cursor.left = granted_ = std::min(lines, queued_);
     lead_ -= read;
@@ -107,9 +111,6 @@ class Prefetcher {
   LineCursor cursor;  ///< for the kernel at work
 
  private:
-  // Two pages while streaming, so that the machine's own prefetcher, which works within a page,
-  // starts on one before it is read.
-  static constexpr int stream_lead = 8192 / 64;
   // What L2 holds of later streams, besides queries, outputs and the products' K and V.
   static constexpr int stream_lines_early = (256 << 10) / 64;
   static constexpr int capacity = 256;
@@ -122,32 +123,48 @@ class Prefetcher {
     return 2 * lines;
   }
 
-  // Queues blocks of a walk until `lines` lines are queued; returns how many came.
+  // Blocks still to be queued, each for several heads.
   template <class Walk>
-  int refill(Walk& walk, int lines) noexcept {
+  struct Source {
+    Walk walk;
+    int head_begin;
+    int head_end;
+    int head = head_end;  // the next one of `block`
+    BlockSpan block{};
+  };
+
+  // Queues blocks of a source until `lines` lines are queued; returns how many came.
+  template <class Walk>
+  int refill(Source<Walk>& source, int lines) noexcept {
     if (queued_ >= lines) return 0;
     const int before = queued_;
     int count = 0;
     for (const MemoryRun* run = cursor.next; run != cursor.last; ++run) runs_[count++] = *run;
     // A block may consist of as many pieces as it has tokens.
     while (queued_ < lines && count + 2 * block_tokens <= capacity) {
-      const BlockSpan block = walk.next([&](SlotIndex slot, int offset, int tokens) {
-        add_rows(kv_.k_row(slot, kv_head_, offset), tokens, count);
-        add_rows(kv_.v_row(slot, kv_head_, offset), tokens, count);
-        if constexpr (std::is_same_v<T, std::int8_t>) {
-          for (int t = 0; t < tokens; t += 16) {
-            simd::prefetch(kv_.k_row_scale(slot, kv_head_, offset + t));
-            simd::prefetch(kv_.v_row_scale(slot, kv_head_, offset + t));
-          }
-        }
-      });
-      if (block.count == 0) break;
+      if (source.head == source.head_end) {
+        if (!source.walk.next(source.block)) break;
+        source.head = source.head_begin;
+      }
+      for (int r = 0; r < source.block.num_runs; ++r)
+        add_run(source.block.runs[r], source.head, count);
+      ++source.head;
     }
     cursor.next = runs_;
     cursor.last = runs_ + count;
     return queued_ - before;
   }
 
+  void add_run(const SlotRun& run, int head, int& count) noexcept {
+    add_rows(kv_.k_row(run.slot, head, run.begin), run.count, count);
+    add_rows(kv_.v_row(run.slot, head, run.begin), run.count, count);
+    if constexpr (std::is_same_v<T, std::int8_t>) {
+      for (int t = 0; t < run.count; t += 16) {
+        simd::prefetch(kv_.k_row_scale(run.slot, head, run.begin + t));
+        simd::prefetch(kv_.v_row_scale(run.slot, head, run.begin + t));
+      }
+    }
+  }
   void add_rows(const T* row, int tokens, int& count) noexcept {
     if (kv_.stride_token == HeadDim) {
       add(row, static_cast<std::size_t>(tokens) * HeadDim * sizeof(T), count);
@@ -162,9 +179,11 @@ class Prefetcher {
   }
 
   const KvView<T>& kv_;
-  ItemWalk products_;
-  StreamWalk streams_;
-  int kv_head_;
+  Source<ItemWalk> products_;
+  Source<StreamWalk> streams_;
+  // How far ahead of reading, in lines. The heads of a slot are one long run, where the machine's
+  // own prefetcher helps; a head's rows alone are a page or a few of them, each to be found anew.
+  int stream_lead_;
   int early_ = 0;    // lines of streams that were queued during products
   int queued_ = 0;   // lines of runs that were not asked for yet
   int granted_ = 0;  // of the kernel at work

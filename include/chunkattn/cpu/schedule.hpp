@@ -35,10 +35,11 @@ struct WorkItem {
   std::int32_t row_end;
 };
 
-/// Items [item_begin, item_end) of one row block, touching the rows [row_begin, row_end). Those
-/// from stream_begin on are streamed, those before are products.
+/// Items [item_begin, item_end) of one row block, for its rows [row_begin, row_end). Those from
+/// stream_begin on are streamed, those before are products.
 struct Unit {
-  std::int32_t row_block;
+  [[nodiscard]] int num_rows() const noexcept { return row_end - row_begin; }
+
   std::int32_t item_begin;
   std::int32_t stream_begin;
   std::int32_t item_end;
@@ -50,10 +51,14 @@ struct Unit {
 
 /// Rows whose state one task holds. With one unit there is nothing to merge.
 struct RowBlock {
+  [[nodiscard]] int num_rows() const noexcept { return row_end - row_begin; }
+
   std::int32_t row_begin;
   std::int32_t row_end;
   std::int32_t unit_begin;
   std::int32_t unit_count;
+  bool has_products;
+  double cost;  ///< of all units, for one KV head
 };
 
 /// What the machine can do, roughly: only ratios matter.
@@ -104,8 +109,6 @@ class Schedule {
   [[nodiscard]] const std::vector<WorkItem>& items() const noexcept { return unit_items_; }
   [[nodiscard]] const std::vector<Unit>& units() const noexcept { return units_; }
   [[nodiscard]] const std::vector<RowBlock>& row_blocks() const noexcept { return row_blocks_; }
-  /// Indices of units, the most expensive first.
-  [[nodiscard]] const std::vector<std::int32_t>& order() const noexcept { return order_; }
   /// Rows of partial results per KV head, all units that need merging together.
   [[nodiscard]] std::int64_t num_partial_rows() const noexcept { return num_partial_rows_; }
   /// Rows of the largest row block.
@@ -157,8 +160,8 @@ class Schedule {
     max_block_rows_ = 0;
     for (int b = 0; b < count; ++b) {
       RowBlock& block = row_blocks_[static_cast<std::size_t>(b)];
-      block = {cut(num_rows, b, count), cut(num_rows, b + 1, count), 0, 0};
-      max_block_rows_ = std::max(max_block_rows_, block.row_end - block.row_begin);
+      block = {cut(num_rows, b, count), cut(num_rows, b + 1, count), 0, 0, false, 0};
+      max_block_rows_ = std::max(max_block_rows_, block.num_rows());
     }
   }
   static std::int32_t cut(int total, int part, int parts) {
@@ -259,11 +262,13 @@ class Schedule {
       Rest products = list(2 * b);
       Rest streams = list(2 * b + 1);
       const double work = products.total + streams.total;
-      const int lines = (block.row_end - block.row_begin) * group;
+      block.cost = work;
+      block.has_products = products.total > 0;
+      const int lines = block.num_rows() * group;
       const double target = std::max({min_unit_ns, min_unit_line_ns * lines, share});
       const int parts = few ? std::max(1, static_cast<int>(work / target + 0.5)) : 1;
       for (int part = 1; part <= parts; ++part) {
-        open_unit(b);
+        open_unit();
         take(products, static_cast<double>(part) / parts);
         units_.back().stream_begin = static_cast<std::int32_t>(unit_items_.size());
         take(streams, static_cast<double>(part) / parts);
@@ -275,22 +280,15 @@ class Schedule {
         for (std::int32_t u = 0; u < block.unit_count; ++u) {
           Unit& unit = units_[static_cast<std::size_t>(block.unit_begin + u)];
           unit.partial_row = num_partial_rows_;
-          num_partial_rows_ += unit.row_end - unit.row_begin;
+          num_partial_rows_ += unit.num_rows();
         }
       }
     }
-    order_.resize(units_.size());
-    for (std::size_t u = 0; u < order_.size(); ++u) order_[u] = static_cast<std::int32_t>(u);
-    std::sort(order_.begin(), order_.end(), [&](std::int32_t a, std::int32_t b) {
-      const double cost_a = units_[static_cast<std::size_t>(a)].cost;
-      const double cost_b = units_[static_cast<std::size_t>(b)].cost;
-      return cost_a != cost_b ? cost_a > cost_b : a < b;
-    });
   }
 
-  void open_unit(std::size_t row_block) {
+  void open_unit() {
     const auto at = static_cast<std::int32_t>(unit_items_.size());
-    units_.push_back({static_cast<std::int32_t>(row_block), at, at, at, 0, 0, 0, 0.0});
+    units_.push_back({at, at, at, 0, 0, 0, 0.0});
   }
   void add_item(const WorkItem& item, double cost) {
     Unit& unit = units_.back();
@@ -305,7 +303,7 @@ class Schedule {
     unit.item_end = static_cast<std::int32_t>(unit_items_.size());
   }
 
-  std::vector<std::int32_t> visible_, block_items_, fill_, order_;
+  std::vector<std::int32_t> visible_, block_items_, fill_;
   std::vector<WorkItem> items_, unit_items_;
   std::vector<RowBlock> row_blocks_;
   std::vector<Unit> units_;

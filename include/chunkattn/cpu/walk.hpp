@@ -15,12 +15,32 @@
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {
 
-/// Where a block lies and which rows read it.
+/// Tokens [begin, begin + count) of a slot.
+struct SlotRun {
+  SlotIndex slot;
+  int begin;
+  int count;
+};
+
+/// Up to block_tokens consecutive path positions, wherever they lie, and the rows that read them.
 struct BlockSpan {
-  int count = 0;  ///< tokens; 0: the walk is over
+  int count = 0;  ///< tokens
   int position = 0;
   int row_begin = 0;
   int row_end = 0;
+  int num_runs = 0;
+  SlotRun runs[block_tokens];  ///< [num_runs]
+
+  void start(int at, int first_row, int last_row) noexcept {
+    count = num_runs = 0;
+    position = at;
+    row_begin = first_row;
+    row_end = last_row;
+  }
+  void append(const SlotRun& run) noexcept {
+    runs[num_runs++] = run;
+    count += run.count;
+  }
 };
 
 /// Walks the items of a unit. A block never crosses a segment, but it may collect several pieces.
@@ -31,17 +51,14 @@ class ItemWalk {
     if (item_ != end_) enter();
   }
 
-  /// The next block: calls take(slot, offset, count) for each run of rows in it.
-  template <class Take>
-  BlockSpan next(Take&& take) noexcept {
-    if (item_ == end_) return {};
-    BlockSpan block{0, plan_.segments[item_->segment].position + token_, item_->row_begin,
-                    item_->row_end};
+  /// Steps to the next block; false at the end.
+  bool next(BlockSpan& block) noexcept {
+    if (item_ == end_) return false;
+    block.start(plan_.segments[item_->segment].position + token_, item_->row_begin, item_->row_end);
     while (block.count < block_tokens && token_ < item_->token_end) {
       const int count = std::min(
           {piece_->length - within_, block_tokens - block.count, item_->token_end - token_});
-      take(piece_->slot, piece_->begin + within_, count);
-      block.count += count;
+      block.append({piece_->slot, piece_->begin + within_, count});
       token_ += count;
       within_ += count;
       if (within_ == piece_->length) {
@@ -50,7 +67,7 @@ class ItemWalk {
       }
     }
     if (token_ == item_->token_end && ++item_ != end_) enter();
-    return block;
+    return true;
   }
 
  private:
@@ -94,24 +111,22 @@ class PathWalk {
     skip_to_piece();
   }
 
-  /// The next block: calls take(slot, offset, count) for each run of rows in it.
-  template <class Take>
-  BlockSpan next(Take&& take) noexcept {
-    BlockSpan block{0, position_, row_, row_ + 1};
+  /// Steps to the next block; false at the end.
+  bool next(BlockSpan& block) noexcept {
+    block.start(position_, row_, row_ + 1);
     while (block.count < block_tokens && position_ < kv_len_ && to_walk_ > 0) {
       const Piece& piece = plan_.pieces[segment().piece_begin + piece_];
       const int within = position_ - piece.position;
       const int count =
           std::min({piece.length - within, block_tokens - block.count, kv_len_ - position_});
-      take(piece.slot, piece.begin + within, count);
-      block.count += count;
+      block.append({piece.slot, piece.begin + within, count});
       position_ += count;
       if (within + count == piece.length) {
         ++piece_;
         skip_to_piece();
       }
     }
-    return block;
+    return block.count > 0;
   }
 
  private:
