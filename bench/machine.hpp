@@ -104,8 +104,9 @@ inline std::size_t last_level_cache_bytes() {
 #endif
 }
 
-/// Measures the machine's limits again and again, a millisecond at a time, between the steps that
-/// are held against them: neighbours on the host change them by tens of percents within minutes.
+/// Measures the machine's limits again and again, between the steps that are held against them and
+/// over as many bytes as they read: neighbours on the host change the limits by tens of percents,
+/// within milliseconds as within minutes.
 class Machine {
  public:
   /// \param dram_bytes  read in rotation, far beyond the caches
@@ -113,27 +114,29 @@ class Machine {
       : pool_(pool), sink_(static_cast<std::size_t>(pool.concurrency()) * 16), buffer_(dram_bytes) {
     // Where memory is virtual, the first pass over fresh pages is slow.
     const std::size_t samples = dram_bytes / sample_bytes;
-    for (std::size_t i = 0; i < samples; ++i) sample();
-    restart();
-    for (std::size_t i = 0; i < samples; ++i) sample();
-    overall_ = rates();
+    for (std::size_t i = 0; i < samples; ++i) static_cast<void>(sample());
+    std::vector<double> read, fma;
+    for (std::size_t i = 0; i < samples; ++i) {
+      const Rates rates = sample();
+      read.push_back(rates.dram_read);
+      fma.push_back(rates.fma_peak);
+    }
+    overall_ = {median(read), median(fma)};
   }
 
-  /// One sample of each rate.
-  void sample() {
+  /// Both rates at this moment, reading the next `bytes`, rounded up to 64 MB.
+  [[nodiscard]] Rates sample(double bytes = 0) {
     const std::size_t floats = sample_bytes / sizeof(float);
-    if (at_ + floats > buffer_.count()) at_ = 0;
-    read_.push_back(read_rate(buffer_.floats() + at_, floats));
-    at_ += floats;
-    fma_.push_back(fma_rate());
+    double seconds = 0;
+    int pieces = 0;
+    do {
+      if (at_ + floats > buffer_.count()) at_ = 0;
+      seconds += 1 / read_rate(buffer_.floats() + at_, floats);
+      at_ += floats;
+      ++pieces;
+    } while (static_cast<double>(pieces) * sample_bytes < bytes);
+    return {pieces / seconds, fma_rate()};
   }
-  /// Forgets the samples so far.
-  void restart() {
-    read_.clear();
-    fma_.clear();
-  }
-  /// Medians of the samples since restart().
-  [[nodiscard]] Rates rates() const { return {median(read_), median(fma_)}; }
   /// What was measured at the start.
   [[nodiscard]] const Rates& overall() const { return overall_; }
 
@@ -192,7 +195,6 @@ class Machine {
   std::vector<float> sink_;  // what was computed, so that it is
   Buffer buffer_;
   std::size_t at_ = 0;
-  std::vector<double> read_, fma_;
   Rates overall_;
 };
 

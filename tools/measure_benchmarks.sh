@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures everything docs/benchmarks.md shows of the CPU, and rewrites its tables and plots.
 #
-#   tools/measure_benchmarks.sh [decode|peers|tree|page]...     default: all, about 15 minutes
+#   tools/measure_benchmarks.sh [decode|peers|tree|page]...     default: all, about 30 minutes
 #
 # BUILD=DIR    where decode_bench and tree_bench are (default build/release/bench, from ./dev bench)
 # PREFIX=CMD   put before every measurement, for example a lock or taskset; each takes about 30 s
@@ -29,12 +29,14 @@ measure_decode() {
   local type
   for type in fp32 fp16 bf16 int8; do
     run_bench decode_bench "decode_$type.json" \
-      --benchmark_filter="^ours/$type/.*/own:(64|1024)/cold/m"
+      --benchmark_filter="^ours/$type/.*/(own:64|shared:(0|1024|1536)/own:[0-9]+)/cold/m"
   done
   run_bench decode_bench decode_batch.json \
     --benchmark_filter='/fp16/heads:32:32/b:[0-9]+/shared:2048/own:64/cold/m'
   run_bench decode_bench decode_completion.json \
     --benchmark_filter='/fp16/heads:32:32/b:32/shared:2048/own:(1|256|512|1024|2048)/cold/m'
+  run_bench decode_bench decode_shapes.json \
+    --benchmark_filter='^ours/fp16/.*/(warm/m|own:staggered/|cold/chunk:)'
   run_bench decode_bench interleaved.json --benchmark_filter='^interleaved/'
   local heads
   for heads in 32:32 32:8 16:1; do
