@@ -74,7 +74,7 @@ def run_decode(case, entry, arguments):
     name += f"/shared:{case.shared}/own:{case.private}/{'warm' if arguments.warm else 'cold'}"
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         command = [*shlex.split(arguments.prefix), arguments.decode]
-        command += [f"--benchmark_filter=/{name}(/m|$)"]
+        command += [f"--benchmark_filter=^({'|'.join(METHODS)})/{name}(/m|$)"]
         command += [f"--benchmark_out={out.name}", "--benchmark_out_format=json"]
         environment = os.environ | {"CHUNKATTN_BENCH_THREADS": str(arguments.threads)}
         subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
