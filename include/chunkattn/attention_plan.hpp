@@ -6,13 +6,15 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "config.hpp"
 #include "error.hpp"
 #include "plan_types.hpp"
+#include "step.hpp"
 #include "tree_nodes.hpp"
 #include "tree_types.hpp"
 
@@ -29,50 +31,145 @@ inline std::uint64_t next_topology() noexcept {
 
 }  // namespace detail
 
-/// The query tokens of one step and the K/V that each of them reads.
+/// The arrays of a step's plan, and what the model needs beside them. Ends with the step, or when
+/// the plan builds another; is_current() tells.
+template <class Core>
+class StepView : public LiveView {
+ public:
+  using token_type = typename Core::token_type;  ///< what sequences are made of
+
+  StepView() = default;
+  /// Whether there are any rows.
+  [[nodiscard]] explicit operator bool() const noexcept { return num_rows > 0; }
+
+  /// A query token whose value is the output of an earlier step that is not committed yet.
+  struct UnknownToken {
+    std::int32_t row = 0;       ///< in this step
+    SequenceId sequence{};      ///< whose token it is
+    std::int32_t position = 0;  ///< its path position
+  };
+
+  /// [num_rows] the tokens to compute, in the caller's row order: the model's input ids.
+  /// \param placeholder  stands for unknown_tokens(), which the engine fills in on the device
+  [[nodiscard]] std::vector<token_type> tokens(const token_type& placeholder) const {
+    std::vector<token_type> all;
+    for_each_token([&](const detail::StepEntry&, std::int32_t, const token_type* token) {
+      all.push_back(token != nullptr ? *token : placeholder);
+    });
+    return all;
+  }
+  /// The same where all are known; throws InvalidArgument where one is not.
+  [[nodiscard]] std::vector<token_type> tokens() const {
+    std::vector<token_type> all;
+    for_each_token([&](const detail::StepEntry&, std::int32_t position, const token_type* token) {
+      if (token == nullptr) [[unlikely]]
+        detail::fail_argument("token at position", position,
+                              "known tokens; this one is the output of a step that is not "
+                              "committed: use tokens(placeholder) and unknown_tokens()");
+      all.push_back(*token);
+    });
+    return all;
+  }
+  /// The query tokens that are not known to the tree yet.
+  [[nodiscard]] std::vector<UnknownToken> unknown_tokens() const {
+    std::vector<UnknownToken> unknown;
+    std::int32_t row = 0;
+    for_each_token(
+        [&](const detail::StepEntry& entry, std::int32_t position, const token_type* token) {
+          if (token == nullptr)
+            unknown.push_back({row, Core::id_of(entry.sequence, entry.generation), position});
+          ++row;
+        });
+    return unknown;
+  }
+  /// [num_rows] the tokens' path positions, in the caller's row order: for the rotary embedding.
+  [[nodiscard]] std::vector<std::int32_t> positions() const {
+    std::vector<std::int32_t> all;
+    for_each_token([&](const detail::StepEntry&, std::int32_t position, const token_type*) {
+      all.push_back(position);
+    });
+    return all;
+  }
+
+ private:
+  friend class AttentionPlan;
+  StepView(const PlanView& arrays, std::shared_ptr<const ViewTicket> ticket,
+           const detail::StepHandle<Core>& step)
+      : LiveView(arrays, std::move(ticket)), shared_(step.shared()), step_(&step.record()) {}
+
+  template <class F>
+  void for_each_token(const F& f) const {
+    detail::check_current(*this);
+    if (step_ == nullptr) return;
+    for (const detail::StepEntry& entry : step_->entries)
+      for (std::int32_t p = entry.begin; p < entry.end(); ++p)
+        f(entry, p, shared_->core->known_token(entry, p));
+  }
+
+  std::shared_ptr<detail::SharedTree<Core>> shared_;
+  const detail::StepRecord* step_ = nullptr;
+};
+
+/// The query tokens of one step and the K/V that each of them reads, as plain arrays.
 ///
-/// Each step: clear(), add() the sequences that run, in any order and any subset, then update().
-/// If neither the tree's version nor the list of (sequence, number of query tokens) changed since
-/// the last update, only lengths advance: O(rows), nothing is allocated. Filling a chunk adds one
-/// piece to its sequence and is no rebuild either.
+/// Keep one plan over many steps: if neither the tree's version nor the list of (sequence, number
+/// of query tokens) changed since the last build, only lengths advance: O(rows), nothing is
+/// allocated. Filling a chunk adds one piece to its sequence and is no rebuild either.
 class AttentionPlan {
  public:
-  /// Forgets the rows, not what was built for them.
-  void clear() noexcept {
-    entries_.clear();
-    num_rows_ = 0;
+  AttentionPlan() = default;
+  /// Views of `other` go on with this one.
+  AttentionPlan(AttentionPlan&& other) noexcept = default;
+  /// Views of this plan go out of date.
+  AttentionPlan& operator=(AttentionPlan&& other) noexcept {
+    if (this != &other) {
+      std::destroy_at(this);
+      std::construct_at(this, std::move(other));
+    }
+    return *this;
+  }
+  ~AttentionPlan() {
+    if (ticket_) ticket_->current = 0;
   }
 
-  /// `queries.length` query tokens at these path positions, causal. Their rows in q and out follow
-  /// those of the sequences added before. Throws InvalidArgument if the sequence is not live or
-  /// has no such positions.
-  template <class Sequence>
-  void add(const Sequence& sequence, TokenRange queries) {
-    const auto end = static_cast<std::int64_t>(sequence.size() + sequence.num_reserved());
-    detail::check_argument(queries.length >= 1, "queries.length", queries.length,
-                           "at least one query token");
-    if (queries.begin < 0 || queries.end() > end) [[unlikely]]
-      detail::fail_argument("queries.end()", queries.end(),
-                            "positions within the " + std::to_string(end) +
-                                " known and reserved tokens of the sequence");
-    entries_.push_back(
-        {sequence.tree_id(), sequence.index(), sequence.generation(), queries, num_rows_});
-    num_rows_ += queries.length;
+  /// Brings the arrays up to date with an open step, whose rows keep the order of Step::add().
+  /// Views that this plan gave before go out of date. The step's plan carries the row copies of
+  /// forks made so far. False where the step has no rows.
+  template <class Core>
+  [[nodiscard]] StepView<Core> build(Step<Core>& step) {
+    Core& core = step.handle_.core();
+    detail::StepRecord& record = step.handle_.record();
+    if (ticket_ == nullptr) ticket_ = std::make_shared<ViewTicket>();
+    ticket_->current = 0;
+    if (record.entries.empty()) return {};
+    core.carry_copies(record, copies_);
+    const Entries entries = record.entries;
+    if (!matches(core, entries) || !advance(core, entries)) rebuild(core, entries, record.num_rows);
+    ticket_->current = record.ticket_number = ++views_;
+    record.ticket = ticket_;
+    record.built = true;
+    return {arrays(), ticket_, step.handle_};
   }
 
-  /// Brings the arrays up to date with the tree and starts a step of it. Throws InvalidArgument,
-  /// with plan and tree unchanged, if there are no rows, a sequence was added twice, left since, or
-  /// belongs to another tree, or if it would read K/V that nobody has written by then.
-  template <class Tree>
-  void update(Tree& tree) {
-    auto& core = tree.core();
-    check(core);
-    step_ = core.begin_step(copies_);
-    if (!matches(core) || !advance(core, Tree::chunk_size)) build(core, Tree::chunk_size);
-  }
+  /// How often build() could not just advance.
+  [[nodiscard]] std::uint64_t num_rebuilds() const noexcept { return num_rebuilds_; }
 
-  /// The arrays, valid until the next update().
-  [[nodiscard]] PlanView view() const noexcept {
+ private:
+  using Entries = std::span<const detail::StepEntry>;
+
+  /// What was built for an entry of the step.
+  struct Built {
+    SequenceIndex sequence;
+    std::uint32_t generation;
+    std::int32_t length;           // query tokens
+    std::int32_t row = 0;          // the plan's index of the first of them
+    std::int32_t piece_limit = 0;  // end of the room for the sequence's own pieces
+  };
+
+  static constexpr std::int32_t none = -1;
+  static std::size_t at(std::int32_t i) noexcept { return static_cast<std::size_t>(i); }
+
+  [[nodiscard]] PlanView arrays() const noexcept {
     PlanView view;
     view.num_rows = static_cast<std::int32_t>(row_token_.size());
     view.num_segments = static_cast<std::int32_t>(segments_.size());
@@ -91,134 +188,37 @@ class AttentionPlan {
     return view;
   }
 
-  /// Query tokens added since clear().
-  [[nodiscard]] int num_rows() const noexcept { return num_rows_; }
-  /// The tree's number for this step, for PrefixTree::retire().
-  [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
-  /// How often update() had to rebuild.
-  [[nodiscard]] std::uint64_t num_rebuilds() const noexcept { return num_rebuilds_; }
-
- private:
-  struct Entry {
-    std::uint64_t tree;
-    SequenceIndex sequence;
-    std::uint32_t generation;
-    TokenRange queries;
-    std::int32_t token;            // the caller's index of the first query token
-    std::int32_t row = 0;          // the plan's index of the first query token
-    std::int32_t piece_limit = 0;  // end of the room for this entry's own pieces
-
-    [[nodiscard]] bool same_shape(const Entry& other) const noexcept {
-      return sequence == other.sequence && generation == other.generation &&
-             queries.length == other.queries.length;
-    }
-  };
-
-  static constexpr std::int32_t none = -1;
-  static std::size_t at(std::int32_t i) noexcept { return static_cast<std::size_t>(i); }
-
   template <class Core>
-  void check(const Core& core) {
-    detail::check_argument(!entries_.empty(), "rows", 0, "at least one sequence: call add() first");
-    ++mark_;
-    bool any_waits = false;
-    for (std::size_t e = 0; e < entries_.size(); ++e) {
-      const Entry& entry = entries_[e];
-      detail::check_argument(entry.tree == core.id(), "sequence", "of another tree",
-                             "sequences of the tree that is passed to update()");
-      detail::check_argument(core.is_live(entry.sequence, entry.generation), "sequence", "left",
-                             "sequences that are live at update()");
-      if (entry_of_.size() <= at(entry.sequence)) entry_of_.resize(2 * at(entry.sequence) + 16);
-      SequenceMark& seen = entry_of_[at(entry.sequence)];
-      detail::check_argument(seen.mark != mark_, "sequence", "added twice",
-                             "each sequence at most once per step");
-      seen = {mark_, static_cast<std::int32_t>(e)};
-      const auto& record = core.sequence(entry.sequence);
-      detail::check_argument(entry.queries.end() <= record.size + record.reserved, "queries.end()",
-                             entry.queries.end(), "positions that are still reserved at update()");
-      any_waits = any_waits || record.may_wait;
-      if (record.cursor < record.size && !core.options().async_steps) check_computed(core, entry);
-    }
-    if (!any_waits) return;
-    for (const Entry& entry : entries_) check_writers(core, entry);
-  }
-
-  /// The sequence does not run ahead of its own tokens that are still to be computed. (With
-  /// asynchronous steps an earlier step that is not committed yet may compute them.)
-  template <class Core>
-  void check_computed(const Core& core, const Entry& entry) const {
-    core.for_each_node(entry.sequence, {0, entry.queries.begin},
-                       [&](NodeIndex index, std::int32_t, std::int32_t length) {
-                         const auto& n = core.node(index);
-                         if (n.written >= length || n.writer != entry.sequence) return;
-                         detail::fail_argument("queries.begin", entry.queries.begin,
-                                               "at most " + std::to_string(n.position + n.written) +
-                                                   ", the first token without K/V");
-                       });
-  }
-
-  /// Every position that the entry reads is written, or its writer writes it in this very step.
-  template <class Core>
-  void check_writers(const Core& core, const Entry& entry) const {
-    if (!core.sequence(entry.sequence).may_wait) return;
-    core.for_each_node(
-        entry.sequence, {0, entry.queries.end()},
-        [&](NodeIndex index, std::int32_t, std::int32_t length) {
-          const auto& n = core.node(index);
-          if (n.written >= length || n.writer == entry.sequence) return;
-          const SequenceMark& seen = entry_of_at(n.writer);
-          const bool runs = seen.mark == mark_;
-          const TokenRange range = runs ? entries_[at(seen.entry)].queries : TokenRange{};
-          if (runs && range.begin <= n.position + n.written && range.end() >= n.position + length)
-            return;
-          detail::fail_argument("queries.begin", entry.queries.begin,
-                                "that the sequence which is to write positions " +
-                                    std::to_string(n.position + n.written) + " to " +
-                                    std::to_string(n.position + length - 1) +
-                                    " computes them in this step or has committed them");
-        });
-  }
-
-  struct SequenceMark {
-    std::uint64_t mark = 0;
-    std::int32_t entry = 0;
-  };
-  [[nodiscard]] SequenceMark entry_of_at(SequenceIndex s) const noexcept {
-    return s >= 0 && at(s) < entry_of_.size() ? entry_of_[at(s)] : SequenceMark{};
-  }
-
-  template <class Core>
-  [[nodiscard]] bool matches(const Core& core) const noexcept {
+  [[nodiscard]] bool matches(const Core& core, Entries entries) const noexcept {
     return built_for_ == core.id() && built_version_ == core.version() &&
-           built_.size() == entries_.size() &&
-           std::equal(entries_.begin(), entries_.end(), built_.begin(),
-                      [](const Entry& a, const Entry& b) { return a.same_shape(b); });
+           std::equal(entries.begin(), entries.end(), built_.begin(), built_.end(),
+                      [](const detail::StepEntry& entry, const Built& built) {
+                        return entry.sequence == built.sequence &&
+                               entry.generation == built.generation && entry.length == built.length;
+                      });
   }
 
   /// The common step: lengths grow, and now and then a tail gets one slot more. False if a tail
   /// got its first place, which makes a new segment.
   template <class Core>
-  bool advance(const Core& core, std::int32_t chunk_size) {
+  bool advance(const Core& core, Entries entries) {
     bool pieces_changed = false;
-    for (std::size_t e = 0; e < entries_.size(); ++e) {
-      Entry& entry = entries_[e];
-      if (e + 8 < entries_.size()) {
-        CHUNKATTN_PREFETCH(&core.node(core.sequence(entries_[e + 8].sequence).tail));
+    for (std::size_t e = 0; e < entries.size(); ++e) {
+      const detail::StepEntry& entry = entries[e];
+      if (e + 8 < entries.size()) {
+        CHUNKATTN_PREFETCH(&core.node(core.sequence(entries[e + 8].sequence).tail));
         CHUNKATTN_PREFETCH(&segments_[at(row_segment_[at(built_[e + 8].row)])]);
       }
-      entry.row = built_[e].row;
-      entry.piece_limit = built_[e].piece_limit;
+      Built& built = built_[e];
       const auto& tail = core.node(core.sequence(entry.sequence).tail);
-      Segment& segment = segments_[at(row_segment_[at(entry.row)])];
+      Segment& segment = segments_[at(row_segment_[at(built.row)])];
       if (tail.end() > segment.position + segment.length) {
-        if (entry.piece_limit == 0) return false;
+        if (built.piece_limit == 0) return false;
         pieces_changed = true;
-        while (tail.end() > segment.position + segment.length)
-          append_piece(core, entry, segment, chunk_size);
-        built_[e].piece_limit = entry.piece_limit;
+        while (tail.end() > segment.position + segment.length) append_piece(core, built, segment);
       }
-      for (std::int32_t i = 0; i < entry.queries.length; ++i)
-        row_kv_len_[at(entry.row + i)] = entry.queries.begin + i + 1;
+      for (std::int32_t i = 0; i < entry.length; ++i)
+        row_kv_len_[at(built.row + i)] = entry.begin + i + 1;
       set_writes(core, entry);
     }
     if (pieces_changed) ++pieces_version_;
@@ -227,21 +227,21 @@ class AttentionPlan {
 
   /// Adds the tail's next slot to its segment, moving the segment's pieces where they have room.
   template <class Core>
-  void append_piece(const Core& core, Entry& entry, Segment& segment, std::int32_t chunk_size) {
-    if (segment.piece_begin + segment.piece_count == entry.piece_limit) {
+  void append_piece(const Core& core, Built& built, Segment& segment) {
+    if (segment.piece_begin + segment.piece_count == built.piece_limit) {
       const std::size_t begin = pieces_.size();
-      pieces_.resize(begin + 2 * at(segment.piece_count) + at(slack(chunk_size)), Piece{});
+      pieces_.resize(begin + 2 * at(segment.piece_count) + at(slack(chunk_size_)), Piece{});
       std::copy_n(pieces_.begin() + segment.piece_begin, segment.piece_count,
                   pieces_.begin() + static_cast<std::ptrdiff_t>(begin));
       segment.piece_begin = static_cast<std::int32_t>(begin);
-      entry.piece_limit = static_cast<std::int32_t>(pieces_.size());
+      built.piece_limit = static_cast<std::int32_t>(pieces_.size());
     }
     const Piece& last = pieces_[at(segment.piece_begin + segment.piece_count - 1)];
     const SlotIndex next = core.next_slot(last.slot);
-    pieces_[at(segment.piece_begin + segment.piece_count)] = {next, 0, chunk_size,
+    pieces_[at(segment.piece_begin + segment.piece_count)] = {next, 0, chunk_size_,
                                                               last.position + last.length};
     ++segment.piece_count;
-    segment.length += chunk_size;
+    segment.length += chunk_size_;
   }
 
   /// Room left behind a tail's pieces: a thousand tokens before the first move.
@@ -257,26 +257,28 @@ class AttentionPlan {
     std::int32_t entry = none;  // of the sequence whose tail this is
   };
   struct Frame {
-    NodeIndex next;        // child to visit
-    std::int32_t segment;  // that its path runs through, none at the root
-    bool leaves;           // on the way up: close `segment`
-    std::int32_t entries;  // seen before the segment was opened
+    NodeIndex next;          // child to visit
+    std::int32_t segment;    // that its path runs through, none at the root
+    bool leaves;             // on the way up: close `segment`
+    std::int32_t sequences;  // seen before the segment was opened
   };
 
   template <class Core>
-  void build(const Core& core, std::int32_t chunk_size) {
+  void rebuild(const Core& core, Entries entries, std::int32_t num_rows) {
     built_for_ = 0;  // until all is there: an allocation may fail
-    chunk_size_ = chunk_size;
-    row_token_.resize(at(num_rows_));
-    row_kv_len_.resize(at(num_rows_));
-    row_segment_.resize(at(num_rows_));
-    writes_.resize(at(num_rows_));
+    chunk_size_ = Core::chunk_size;
+    row_token_.resize(at(num_rows));
+    row_kv_len_.resize(at(num_rows));
+    row_segment_.resize(at(num_rows));
+    writes_.resize(at(num_rows));
     segments_.clear();
     pieces_.clear();
-    link_paths(core);
-    number_rows(core, chunk_size);
-    for (const Entry& entry : entries_) set_writes(core, entry);
-    built_ = entries_;
+    built_.clear();
+    for (const detail::StepEntry& entry : entries)
+      built_.push_back({entry.sequence, entry.generation, entry.length});
+    link_paths(core, entries);
+    number_rows(core, entries);
+    for (const detail::StepEntry& entry : entries) set_writes(core, entry);
     built_for_ = core.id();
     built_version_ = core.version();
     topology_ = detail::next_topology();
@@ -287,7 +289,7 @@ class AttentionPlan {
   /// Marks the nodes on the rows' paths and links them to their marked children, in the order of
   /// the first row below.
   template <class Core>
-  void link_paths(const Core& core) {
+  void link_paths(const Core& core, Entries entries) {
     ++mark_;
     const auto touch = [&](NodeIndex n) -> ActiveNode& {
       if (nodes_.size() <= at(n)) nodes_.resize(2 * at(n) + 64);
@@ -299,8 +301,8 @@ class AttentionPlan {
       return node;
     };
     touch(detail::root_node);
-    for (std::size_t e = 0; e < entries_.size(); ++e) {
-      NodeIndex child = core.sequence(entries_[e].sequence).tail;
+    for (std::size_t e = 0; e < entries.size(); ++e) {
+      NodeIndex child = core.sequence(entries[e].sequence).tail;
       touch(child).entry = static_cast<std::int32_t>(e);
       while (child != detail::root_node) {
         const NodeIndex parent = core.node(child).parent;
@@ -318,8 +320,8 @@ class AttentionPlan {
   }
 
   template <class Core>
-  void number_rows(const Core& core, std::int32_t chunk_size) {
-    std::int32_t row = 0, entries = 0;
+  void number_rows(const Core& core, Entries entries) {
+    std::int32_t row = 0, sequences = 0;
     stack_.clear();
     stack_.push_back({nodes_[detail::root_node].first_child, none, false, 0});
     while (!stack_.empty()) {
@@ -327,7 +329,7 @@ class AttentionPlan {
       stack_.pop_back();
       if (frame.leaves) {
         segments_[at(frame.segment)].row_end = row;
-        segments_[at(frame.segment)].num_sequences = entries - frame.entries;
+        segments_[at(frame.segment)].num_sequences = sequences - frame.sequences;
         continue;
       }
       if (frame.next == none) continue;
@@ -351,27 +353,27 @@ class AttentionPlan {
         const Piece& last = pieces_.back();
         segments_.push_back({row, row, piece_begin, piece_end - piece_begin, position,
                              last.position + last.length - position, frame.segment, 0});
-        stack_.push_back({none, segment, true, entries});
+        stack_.push_back({none, segment, true, sequences});
       }
       const std::int32_t e = nodes_[at(n)].entry;
       if (e == none) {
         stack_.push_back({nodes_[at(n)].first_child, segment, false, 0});
         continue;
       }
-      Entry& entry = entries_[at(e)];
-      entry.row = row;
-      entry.piece_limit = 0;
+      const detail::StepEntry& entry = entries[at(e)];
+      Built& built = built_[at(e)];
+      built.row = row;
       if (core.node(n).length > 0) {
-        extend_to_slot_end(core, n, chunk_size);
-        pieces_.resize(pieces_.size() + at(slack(chunk_size)), Piece{});
-        entry.piece_limit = static_cast<std::int32_t>(pieces_.size());
+        extend_to_slot_end(core, n);
+        pieces_.resize(pieces_.size() + at(slack(chunk_size_)), Piece{});
+        built.piece_limit = static_cast<std::int32_t>(pieces_.size());
       }
-      for (std::int32_t i = 0; i < entry.queries.length; ++i, ++row) {
-        row_token_[at(row)] = entry.token + i;
-        row_kv_len_[at(row)] = entry.queries.begin + i + 1;
+      for (std::int32_t i = 0; i < entry.length; ++i, ++row) {
+        row_token_[at(row)] = entry.first_row + i;
+        row_kv_len_[at(row)] = entry.begin + i + 1;
         row_segment_[at(row)] = segment;
       }
-      ++entries;
+      ++sequences;
     }
   }
 
@@ -396,41 +398,41 @@ class AttentionPlan {
   /// The free places behind a tail are its own: the piece covers them, so that it need not change
   /// until the slot is full.
   template <class Core>
-  void extend_to_slot_end(const Core& core, NodeIndex tail, std::int32_t chunk_size) {
+  void extend_to_slot_end(const Core& core, NodeIndex tail) {
     if (!core.owns_end(core.node(tail))) return;
     Piece& last = pieces_.back();
-    segments_.back().length += chunk_size - (last.begin + last.length);
-    last.length = chunk_size - last.begin;
+    segments_.back().length += chunk_size_ - (last.begin + last.length);
+    last.length = chunk_size_ - last.begin;
   }
 
   /// Where the new tokens' K/V go. Positions that are written, or another sequence's to write, are
   /// skipped.
   template <class Core>
-  void set_writes(const Core& core, const Entry& entry) {
-    for (std::int32_t i = 0; i < entry.queries.length; ++i)
-      writes_[at(entry.token + i)] = {no_slot, 0};
+  void set_writes(const Core& core, const detail::StepEntry& entry) {
+    for (std::int32_t i = 0; i < entry.length; ++i) writes_[at(entry.first_row + i)] = {no_slot, 0};
     core.for_each_node(
-        entry.sequence, entry.queries,
+        entry.sequence, {entry.begin, entry.length},
         [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
           const auto& n = core.node(index);
           if (n.writer != entry.sequence) return;
           const std::int32_t first = std::max(offset, n.written);
-          const std::int32_t token = entry.token + n.position + first - entry.queries.begin;
+          const std::int32_t row = entry.first_row + n.position + first - entry.begin;
           core.for_each_run(
               n, first, offset + length - first,
               [&](SlotIndex slot, std::int32_t place, std::int32_t run, std::int32_t done) {
                 for (std::int32_t i = 0; i < run; ++i)
-                  writes_[at(token + done + i)] = {slot, place + i};
+                  writes_[at(row + done + i)] = {slot, place + i};
                 return true;
               });
         });
   }
 
-  std::vector<Entry> entries_, built_;
-  std::int32_t num_rows_ = 0;
+  std::shared_ptr<ViewTicket> ticket_;
+  std::uint64_t views_ = 0;
+  std::vector<Built> built_;
   std::uint64_t built_for_ = 0;  // the tree's number, 0: nothing
   std::uint64_t built_version_ = 0;
-  std::uint64_t step_ = 0, topology_ = 0, pieces_version_ = 0, num_rebuilds_ = 0;
+  std::uint64_t topology_ = 0, pieces_version_ = 0, num_rebuilds_ = 0;
   std::int32_t chunk_size_ = 0;
 
   std::vector<Segment> segments_;
@@ -440,8 +442,7 @@ class AttentionPlan {
   std::vector<RowCopy> copies_;
 
   std::uint64_t mark_ = 0;
-  std::vector<SequenceMark> entry_of_;  // by sequence
-  std::vector<ActiveNode> nodes_;       // by node
+  std::vector<ActiveNode> nodes_;  // by node
   std::vector<Frame> stack_;
 };
 

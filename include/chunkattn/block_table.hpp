@@ -1,6 +1,7 @@
 // Block tables: where a batch's K/V lies, in the form that paged attention kernels take.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -30,13 +31,15 @@ class BlockTable {
     last_page_len_.clear();
   }
 
-  /// Adds the first `kv_len` known or reserved tokens of a sequence, all of them by default.
-  /// Throws InvalidArgument, with the table unchanged, if there are none or not so many, or if
-  /// Sharing::token made the path leave a slot before its end or enter one after its start.
+  /// Adds the first `kv_len` places of a sequence; by default its known tokens, and what an open
+  /// step has of it beyond them (drafts). Throws InvalidArgument, with the table unchanged, if
+  /// there are none or not so many, or if Sharing::token made the path leave a slot before its end
+  /// or enter one after its start.
   template <class Sequence>
   void add(const Sequence& sequence, std::size_t kv_len = std::numeric_limits<std::size_t>::max()) {
     const std::size_t known = sequence.size() + sequence.num_reserved();
-    if (kv_len == std::numeric_limits<std::size_t>::max()) kv_len = known;
+    if (kv_len == std::numeric_limits<std::size_t>::max())
+      kv_len = std::max(sequence.size(), sequence.num_scheduled());
     if (kv_len < 1 || kv_len > known) [[unlikely]]
       detail::fail_argument(
           "kv_len", kv_len,

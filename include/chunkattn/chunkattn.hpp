@@ -17,5 +17,7 @@
 #include "prefix_tree.hpp"
 #include "reference.hpp"
 #include "retention.hpp"
+#include "sequence.hpp"
+#include "step.hpp"
 #include "tree_view.hpp"
 #include "version.hpp"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -17,10 +18,12 @@
 #include <sys/mman.h>
 #endif
 
+#include "concepts.hpp"
 #include "config.hpp"
 #include "device.hpp"
 #include "error.hpp"
 #include "kv_view.hpp"
+#include "plan_types.hpp"
 #include "quantized.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -31,6 +34,27 @@ struct KvCacheOptions {
   int num_kv_heads = 1;  ///< heads of K and of V
   int head_dim = 0;      ///< elements per head
 };
+
+namespace detail {
+
+/// Throws InvalidArgument unless K and V of one slot, all layers together, are less than 2^62
+/// bytes.
+inline void check_kv_geometry(const KvCacheOptions& options, int chunk_size, std::size_t element) {
+  check_argument(options.num_layers > 0, "options.num_layers", options.num_layers, "at least 1");
+  check_argument(options.num_kv_heads > 0, "options.num_kv_heads", options.num_kv_heads,
+                 "at least 1");
+  check_argument(options.head_dim > 0 && options.head_dim % 8 == 0, "options.head_dim",
+                 options.head_dim, "a positive multiple of 8");
+  check_argument(chunk_size > 0, "chunk_size", chunk_size, "at least 1");
+  std::size_t room = (std::size_t{1} << 62) / (2 * (element + sizeof(float)));
+  for (const int factor : {options.num_layers, options.num_kv_heads, options.head_dim, chunk_size})
+    room /= static_cast<std::size_t>(factor);
+  check_argument(room > 0, "options.num_kv_heads", options.num_kv_heads,
+                 "num_layers, num_kv_heads, head_dim and chunk_size that give less than 2^62 bytes "
+                 "per slot");
+}
+
+}  // namespace detail
 
 /// K and V memory of every layer of a model, one place per slot of a tree.
 template <class Device, class T>
@@ -50,38 +74,32 @@ class KvCache<Cpu, T> {
                 "std::int8_t");
 
  public:
-  /// Memory that follows `tree`: layer() grows to tree.num_slots(). The tree must outlive it.
+  /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
   template <class Tree>
   requires requires(const Tree& tree) {
-    tree.num_slots();
+    { tree.slot_source() } -> std::same_as<SlotSource>;
     Tree::chunk_size;
   }
   KvCache(const Tree& tree, KvCacheOptions options)
       : KvCache(Tree::chunk_size, options, static_cast<std::size_t>(tree.num_slots())) {
-    tree_ = &tree;
-    tree_slots_ = [](const void* of) {
-      return static_cast<std::size_t>(static_cast<const Tree*>(of)->num_slots());
-    };
+    slots_ = tree.slot_source();
   }
 
   /// Memory for `num_slots` slots of `chunk_size` tokens; grow() adds to it.
   KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0)
       : options_(options), chunk_size_(chunk_size) {
-    detail::check_argument(options.num_layers > 0, "options.num_layers", options.num_layers,
-                           "at least 1");
-    detail::check_argument(options.num_kv_heads > 0, "options.num_kv_heads", options.num_kv_heads,
-                           "at least 1");
-    detail::check_argument(options.head_dim > 0 && options.head_dim % 8 == 0, "options.head_dim",
-                           options.head_dim, "a positive multiple of 8");
-    detail::check_argument(chunk_size > 0, "chunk_size", chunk_size, "at least 1");
+    detail::check_kv_geometry(options, chunk_size, sizeof(T));
     while (slab_shift_ < 16 && slot_bytes() << slab_shift_ < slab_target) ++slab_shift_;
     layers_.resize(static_cast<std::size_t>(options.num_layers));
     grow(num_slots);
   }
 
   /// Makes room for slots [0, num_slots) in every layer; never moves one. Views taken before stay
-  /// valid for the slots they had.
+  /// valid for the slots they had. Throws InvalidArgument beyond 2^31 - 1 slots or 2^62 bytes.
   void grow(std::size_t num_slots) {
+    detail::check_argument(
+        num_slots <= std::min(max_slots, (std::size_t{1} << 62) / bytes_per_slot()), "num_slots",
+        num_slots, "at most 2^31 - 1 slots, and 2^62 bytes of K and V");
     const std::size_t per_slab = std::size_t{1} << slab_shift_;
     const std::size_t slabs = (num_slots + per_slab - 1) / per_slab;
     if (slabs > num_slabs_) {
@@ -107,9 +125,13 @@ class KvCache<Cpu, T> {
   /// K and V of layer `index`, for all slots that the tree has handed out so far. Take it anew in
   /// each step: a tree that grows needs more memory, which this call provides.
   [[nodiscard]] KvView<T> layer(int index) {
-    detail::check_argument(index >= 0 && index < options_.num_layers, "layer", index,
-                           "less than num_layers, " + std::to_string(options_.num_layers));
-    if (tree_ != nullptr) grow(tree_slots_(tree_));
+    if (index < 0 || static_cast<std::size_t>(index) >= layers_.size()) [[unlikely]]
+      detail::fail_argument("layer", index,
+                            layers_.empty()
+                                ? std::string("a cache that was not moved from")
+                                : "less than num_layers, " + std::to_string(options_.num_layers));
+    const std::size_t needed = slots_.num_slots();
+    if (needed > num_slots_) grow(needed);
     Layer& layer = layers_[static_cast<std::size_t>(index)];
     KvView<T> view;
     view.k_slabs = layer.table.k.get();
@@ -141,6 +163,8 @@ class KvCache<Cpu, T> {
       std::memset(layer.slabs[at >> slab_shift_].get() + within * slot_bytes(), 0xff, slot_bytes());
   }
 
+  /// Number of the tree that it follows, 0 for none.
+  [[nodiscard]] std::uint64_t tree_id() const noexcept { return slots_.tree_id; }
   /// The geometry it was made for.
   [[nodiscard]] const KvCacheOptions& options() const noexcept { return options_; }
   /// Slots that have memory in every layer.
@@ -231,8 +255,7 @@ class KvCache<Cpu, T> {
   std::size_t table_capacity_ = 0;
   std::vector<Layer> layers_;
   std::vector<Tables> old_tables_;
-  const void* tree_ = nullptr;
-  std::size_t (*tree_slots_)(const void*) = nullptr;
+  SlotSource slots_;
 };
 
 CHUNKATTN_NAMESPACE_END

@@ -2,11 +2,13 @@
 // another machine. One walker finds the memory; gather, scatter, swap_out and resume use it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -43,28 +45,39 @@ namespace detail {
 template <class Cache>
 using cache_element = std::remove_pointer_t<decltype(std::declval<Cache&>().layer(0).k)>;
 
-template <class Sequence>
-void check_range(const Sequence& sequence, TokenRange range) {
+/// The range is of the sequence, and the cache has memory for where it lies.
+template <class Sequence, class Cache>
+void check_places(const Sequence& sequence, TokenRange range, Cache& cache) {
   const auto size = static_cast<std::int64_t>(sequence.size());
   check_argument(range.begin >= 0 && range.begin <= size, "range.begin", range.begin,
                  "a position of the sequence");
   check_argument(range.length >= 0 && range.length <= size - range.begin, "range.length",
                  range.length, "an end within the sequence's known tokens");
+  if constexpr (requires { cache.tree_id(); })
+    check_argument(cache.tree_id() == 0 || cache.tree_id() == sequence.tree_id(), "cache",
+                   "of another tree", "the K/V memory of the sequence's tree");
+  const auto view = cache.layer(0);
+  check_argument(view.chunk_size == Sequence::chunk_size, "cache.chunk_size", view.chunk_size,
+                 "the ChunkSize of the sequence's tree");
+  sequence.for_each_run(range, [&](const Piece& piece) {
+    check_argument(piece.slot < view.num_slots, "cache.num_slots", view.num_slots,
+                   "memory for every slot of the sequence: a cache of its tree, grown to it");
+  });
 }
 
 }  // namespace detail
 
 /// Calls f(const KvSpan<T>&) for every layer, slot and KV head that hold the K/V of the path
 /// positions `range`; slots in path order within a layer. The slots cannot be freed or moved while
-/// the sequence is live. Whether the K/V is written is the caller's knowledge: positions below
-/// next_uncomputed().begin are.
+/// the sequence is live. K/V is in place below Sequence::num_written(); what may be put in place is
+/// Sequence::loadable().
 ///
 /// An engine with memory of its own, on a device too, passes anything that has `options()` and
 /// `layer(int)` as KvCache has, and starts its asynchronous copies in `f`.
 template <class Sequence, class Cache, class F>
 void for_each_kv_span(const Sequence& sequence, TokenRange range, Cache& cache, const F& f) {
   using T = detail::cache_element<Cache>;
-  detail::check_range(sequence, range);
+  detail::check_places(sequence, range, cache);
   if (range.empty()) return;
   for (int l = 0; l < cache.options().num_layers; ++l) {
     const auto view = cache.layer(l);
@@ -110,9 +123,9 @@ template <class Sequence, class Cache, class Byte, class Copy>
 void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::span<Byte> buffer,
               TokenRange held, const Copy& copy) {
   using T = cache_element<Cache>;
-  check_range(sequence, range);
-  check_argument(held.begin <= range.begin && held.end() >= range.end(), "held", held.begin,
-                 "positions that include those of range");
+  check_argument(held.begin <= range.begin && held.length >= range.length &&
+                     held.begin + held.length >= range.begin + range.length,
+                 "held", held.begin, "positions that include those of range");
   const auto length = static_cast<std::size_t>(held.length);
   check_argument(buffer.size() == kv_bytes(cache, length), "buffer.size()", buffer.size(),
                  "kv_bytes() of the positions it holds");
@@ -143,21 +156,33 @@ void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::spa
 /// Copies the K/V of the path positions `range`, all layers, to a contiguous host buffer of
 /// kv_bytes() bytes: [num_layers][K, V][num_kv_heads][range.length][head_dim], for 8-bit elements
 /// followed by the scales [num_layers][K, V][num_kv_heads][range.length] in float. The layout does
-/// not depend on the chunk size.
+/// not depend on the chunk size. Throws InvalidArgument for positions whose K/V is not in place.
 template <class Sequence, class Cache>
 void gather_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                std::span<std::byte> buffer) {
+  detail::check_argument(
+      range.empty() || range.end() <= static_cast<std::int64_t>(sequence.num_written()),
+      "range.end()", range.end(),
+      "at most the sequence's num_written(): K/V behind it is to be computed, or "
+      "to be copied by the next step");
   detail::transfer(
       sequence, range, cache, buffer, range,
       [](const void* row, std::byte* to, std::size_t bytes) { std::memcpy(to, row, bytes); });
 }
 
 /// The reverse of gather_kv(): copies the K/V of `range` out of a buffer that holds the positions
-/// `held`. Written positions of a shared path belong to every sequence on it: scatter only what is
-/// this sequence's to compute (next_uncomputed()), then commit() it.
+/// `held`, to positions that are this sequence's to put in place (Sequence::loadable()); then
+/// Sequence::mark_loaded() says so. Throws InvalidArgument for others: they belong to every
+/// sequence on the path.
 template <class Sequence, class Cache>
 void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                 std::span<const std::byte> buffer, TokenRange held) {
+  const TokenRange loadable = sequence.loadable();
+  detail::check_argument(
+      range.empty() || (range.begin >= loadable.begin && range.end() <= loadable.end()),
+      "range.begin", range.begin,
+      "positions within the sequence's loadable() range, from " + std::to_string(loadable.begin) +
+          " to " + std::to_string(loadable.end()));
   detail::transfer(
       sequence, range, cache, buffer, held,
       [](void* row, const std::byte* from, std::size_t bytes) { std::memcpy(row, from, bytes); });
@@ -169,49 +194,54 @@ void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
   scatter_kv(sequence, range, cache, buffer, range);
 }
 
-/// A preempted sequence: its tokens, and the K/V of the first `computed` of them.
+/// A preempted sequence: its tokens, whose they are, and the K/V of the first `written` of them.
 template <class Token>
 struct SwappedSequence {
   std::vector<Token> tokens;  ///< all of them, from the root
-  std::size_t computed = 0;   ///< tokens whose K/V is in `kv`
+  std::size_t written = 0;    ///< tokens whose K/V is in `kv`
   std::vector<std::byte> kv;  ///< as gather_kv() lays it out
+  InsertOptions options;      ///< namespace, public length and priority of the sequence
 };
 
-/// Preemption by swapping: copies a sequence's tokens and K/V to host memory and lets it leave.
-/// Where its K/V is left as cache (a retention policy) and still there at resume(), nothing is
-/// copied back. Reserved tokens are given up.
+/// Preemption by swapping: copies a sequence's tokens and the K/V that is in place to host memory
+/// and lets it leave. Where its K/V is left as cache (a retention policy) and still there at
+/// resume(), nothing is copied back. What steps in flight compute for it, and outputs that are to
+/// come, are given up.
 template <class Sequence, class Cache>
 [[nodiscard]] SwappedSequence<typename Sequence::token_type> swap_out(Sequence& sequence,
                                                                       Cache& cache) {
   SwappedSequence<typename Sequence::token_type> swapped;
   swapped.tokens = sequence.tokens();
-  swapped.computed = static_cast<std::size_t>(sequence.next_uncomputed().begin);
-  swapped.kv.resize(kv_bytes(cache, swapped.computed));
-  gather_kv(sequence, {0, static_cast<std::int32_t>(swapped.computed)}, cache, swapped.kv);
+  swapped.written = sequence.num_written();
+  swapped.options = sequence.options();
+  swapped.options.compute_last = sequence.num_uncomputed() > 0;
+  swapped.kv.resize(kv_bytes(cache, swapped.written));
+  gather_kv(sequence, {0, static_cast<std::int32_t>(swapped.written)}, cache, swapped.kv);
   sequence.leave();
   return swapped;
 }
 
-/// Brings a swapped sequence back, exactly: what the cache still has is shared, the rest of the
-/// computed K/V is copied in and committed, tokens that were never computed are left to compute.
+/// Brings a swapped sequence back, exactly and into its own namespace: what the cache still has is
+/// shared, the rest of the K/V is copied in, tokens that were never computed are left to compute.
 /// Nothing when the tree's budget is too small; then the swapped sequence can be tried again later.
 template <class Tree, class Cache>
 [[nodiscard]] std::optional<typename Tree::Sequence> resume(
-    Tree& tree, Cache& cache, const SwappedSequence<typename Tree::token_type>& swapped,
-    const InsertOptions& options = {}) {
-  detail::check_argument(swapped.kv.size() == kv_bytes(cache, swapped.computed),
-                         "swapped.kv.size()", swapped.kv.size(),
-                         "kv_bytes(cache, swapped.computed)");
-  detail::check_argument(swapped.computed <= swapped.tokens.size(), "swapped.computed",
-                         swapped.computed, "at most the number of tokens");
-  auto sequence = tree.try_insert(swapped.tokens, options);
+    Tree& tree, Cache& cache, const SwappedSequence<typename Tree::token_type>& swapped) {
+  detail::check_argument(swapped.written <= swapped.tokens.size(), "swapped.written",
+                         swapped.written, "at most the number of tokens");
+  detail::check_argument(swapped.kv.size() == kv_bytes(cache, swapped.written), "swapped.kv.size()",
+                         swapped.kv.size(), "kv_bytes(cache, swapped.written)");
+  auto sequence = tree.try_insert(swapped.tokens, swapped.options);
   if (!sequence) return sequence;
-  TokenRange range = sequence->next_uncomputed();
-  const auto computed = static_cast<std::int32_t>(swapped.computed);
-  range.length = computed > range.begin ? computed - range.begin : 0;
-  if (range.empty()) return sequence;
-  scatter_kv(*sequence, range, cache, std::span<const std::byte>(swapped.kv), {0, computed});
-  sequence->commit(range);
+  // What another sequence is still to write need not be computed either: it is here.
+  sequence->take_over();
+  const TokenRange held{0, static_cast<std::int32_t>(swapped.written)};
+  for (TokenRange range = sequence->loadable(); range.begin < held.end() && !range.empty();
+       range = sequence->loadable()) {
+    range.length = std::min(range.length, held.end() - range.begin);
+    scatter_kv(*sequence, range, cache, std::span<const std::byte>(swapped.kv), held);
+    sequence->mark_loaded(range);
+  }
   return sequence;
 }
 

@@ -11,9 +11,13 @@
 // belong to somebody else): those K/V rows hold anything, NaN included, and must not be used.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "config.hpp"
+#include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -75,6 +79,59 @@ struct PlanView {
   std::uint64_t topology = 0;        ///< changes when rows, segments or their row intervals change
   std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
 };
+
+/// How many slots a tree has handed out, for K/V memory that follows it: valid wherever the tree is
+/// moved, and 0 once it is gone.
+struct SlotSource {
+  std::shared_ptr<const void> tree;                     ///< keeps what it reads alive
+  std::size_t (*slots_of)(const void* tree) = nullptr;  ///< reads it
+  std::uint64_t tree_id = 0;                            ///< of the tree; 0: there is none
+
+  /// One more than the largest slot index handed out.
+  [[nodiscard]] std::size_t num_slots() const { return tree ? slots_of(tree.get()) : 0; }
+};
+
+/// Shared by a plan, its views and the step they were built for: which view is up to date.
+struct ViewTicket {
+  std::uint64_t current = 0;  ///< number of that view, 0: none
+};
+
+/// A plan's arrays with the proof that they stand for a step that is still there: what
+/// ChunkAttention::write() and run() take. A view goes out of date when its plan builds another, or
+/// when its step finishes or is dropped.
+class LiveView : public PlanView {
+ public:
+  LiveView() = default;
+
+  /// Arrays that no step stands behind, made by hand: nothing can tell whether they are up to date.
+  [[nodiscard]] static LiveView unchecked(const PlanView& arrays) {
+    LiveView view;
+    static_cast<PlanView&>(view) = arrays;
+    return view;
+  }
+
+  /// Whether the arrays may still be used.
+  [[nodiscard]] bool is_current() const noexcept { return !ticket_ || ticket_->current == number_; }
+
+ protected:
+  LiveView(const PlanView& arrays, std::shared_ptr<const ViewTicket> ticket)
+      : PlanView(arrays), ticket_(std::move(ticket)), number_(ticket_->current) {}
+
+ private:
+  std::shared_ptr<const ViewTicket> ticket_;
+  std::uint64_t number_ = 0;
+};
+
+namespace detail {
+
+inline void check_current(const LiveView& plan) {
+  if (!plan.is_current()) [[unlikely]]
+    fail(
+        InvalidArgument("plan = out of date: expected the view that its plan built last, of a "
+                        "step that is open or in flight"));
+}
+
+}  // namespace detail
 
 /// Tokens of the path of `row` in `piece` that the row sees.
 CHUNKATTN_HD constexpr std::int32_t visible_length(const Piece& piece,

@@ -29,7 +29,7 @@ concept RetentionPolicy = requires(const R& policy, int priority) {
 struct RetentionBudget {
   /// Slots in use above which a leaving sequence starts eviction.
   std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
-  /// Slots in use at which that eviction stops.
+  /// Slots in use at which that eviction stops; unless set, the high one.
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
   /// At most this many slots are pinned by PrefixTree::pin().
   std::size_t max_pinned = 0;

@@ -1,44 +1,53 @@
-// What happens to sequences in the prefix tree: join, reserve, commit, fork, leave, retire.
+// What happens to sequences in the prefix tree between steps: join, grow, fork, and the cache as a
+// whole. Steps are in tree_steps.hpp, leaving in tree_leaving.hpp.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <functional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "config.hpp"
 #include "error.hpp"
-#include "tree_paths.hpp"
+#include "tree_steps.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
 template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
-class TreeCore : public TreePaths<Token, ChunkSize, Allocator, Retention> {
-  using Paths = TreePaths<Token, ChunkSize, Allocator, Retention>;
+class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
+  using Steps = TreeSteps<Token, ChunkSize, Allocator, Retention>;
   using Storage = TreeStorage<Token, ChunkSize, Allocator, Retention>;
-  using Paths::at, Paths::copies_, Paths::max_length, Paths::sequences_, Paths::slots_;
-  using Paths::drop_path, Paths::hand_over, Paths::publish_tail, Paths::use_path;
-  using Paths::find, Paths::public_length, Paths::room_at, Paths::space_at, Paths::stats_;
-  using typename Paths::Match;
+  using Steps::at, Steps::copies_, Steps::max_length, Steps::sequences_, Steps::slots_;
+  using Steps::drop_path, Steps::use_path, Steps::version_;
+  using Steps::public_length, Steps::room_at, Steps::space_at, Steps::stats_;
+  using typename Steps::Match;
   template <class Core>
   friend class TreeInspector;
 
  public:
-  using Paths::node, Paths::retains, Paths::sequence, Paths::for_each_node;
+  using Steps::for_each_node, Steps::node, Steps::retains, Steps::sequence;
+  using token_type = Token;
 
   TreeCore(Allocator allocator, TreeOptions options, Retention retention)
-      : Paths(std::move(allocator), options, std::move(retention)) {
+      : Steps(std::move(allocator), options, std::move(retention)) {
     check_argument(options.min_run >= 0 && options.min_run <= ChunkSize, "min_run", options.min_run,
                    "between 0 and ChunkSize");
+    check_argument(options.sharing == Sharing::token || options.sharing == Sharing::chunk,
+                   "sharing", static_cast<int>(options.sharing),
+                   "Sharing::token or Sharing::chunk");
     if (this->options_.min_run == 0) this->options_.min_run = std::max(1, ChunkSize / 2);
-    check_argument(this->retention_.low_watermark <= this->retention_.high_watermark,
-                   "low_watermark", this->retention_.low_watermark, "at most high_watermark");
+    Retention& policy = this->retention_;
+    if (policy.low_watermark == RetentionBudget{}.low_watermark)
+      policy.low_watermark = policy.high_watermark;
+    check_argument(policy.low_watermark <= policy.high_watermark, "low_watermark",
+                   policy.low_watermark, "at most high_watermark");
     this->reserve_level(Storage::pinned_level);
     static std::atomic<std::uint64_t> trees{0};
     id_ = ++trees;
@@ -48,11 +57,6 @@ class TreeCore : public TreePaths<Token, ChunkSize, Allocator, Retention> {
   /// is decided by it.
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
 
-  // ---- queries -----------------------------------------------------------------------------
-
-  [[nodiscard]] std::uint64_t version() const noexcept { return version_; }
-  [[nodiscard]] std::span<const PendingCopy> pending_copies() const noexcept { return copies_; }
-
   // ---- join --------------------------------------------------------------------------------
 
   /// The new sequence, or none when the budget is too small; then nothing has changed but what was
@@ -61,11 +65,13 @@ class TreeCore : public TreePaths<Token, ChunkSize, Allocator, Retention> {
     check_argument(!prompt.empty(), "prompt.size()", 0, "at least one token");
     check_argument(prompt.size() <= at(max_length), "prompt.size()", prompt.size(),
                    "at most 2^30 tokens");
-    Match match = find(prompt, options);
+    Match match = this->find(prompt, options);
+    const std::int32_t found = match.length;
+    if (!options.share_pending) this->trim_to_written(match);
     // Everything that may fail comes first: memory for the records, then slots.
     this->reserve_nodes(4);
     this->reserve_level(this->retention_.level(options.priority));
-    reserve_sequence();
+    this->reserve_sequence();
     if (match.used > 0 && match.used < node(match.last).length)
       match.last = this->split(match.last, match.used);
     struct Pin {
@@ -85,13 +91,15 @@ class TreeCore : public TreePaths<Token, ChunkSize, Allocator, Retention> {
     }
     pin.keep = true;
 
-    const SequenceIndex index = new_sequence();
+    const SequenceIndex index = this->new_sequence();
     SequenceRecord& record = sequences_[at(index)];
     record.priority = options.priority;
     record.size = size;
     NodeIndex last = match.last;
     const std::int32_t public_end = public_length(prompt, options);
-    const std::int32_t published_end = size - size % this->sharing_unit();
+    // What repeats another's pending tokens cannot be found; it stays private until it leaves.
+    const std::int32_t published_end =
+        match.length < found ? match.length : size - size % this->sharing_unit();
     std::int32_t position = match.length;
     while (position < published_end) {  // at most twice: the public part and the tenant's own
       const std::int32_t end =
@@ -120,8 +128,8 @@ class TreeCore : public TreePaths<Token, ChunkSize, Allocator, Retention> {
       else
         record.may_wait = true;
     }
-    const auto limit =
-        static_cast<std::int32_t>(std::min(options.max_reuse, static_cast<std::size_t>(size)));
+    const auto limit = static_cast<std::int32_t>(
+        std::min(options.max_reuse, at(options.compute_last ? size - 1 : size)));
     record.cached = std::min(written_end, limit);
     record.cursor = std::min(own_begin, limit);
     ++version_;
@@ -135,31 +143,16 @@ class TreeCore : public TreePaths<Token, ChunkSize, Allocator, Retention> {
 
   // ---- grow --------------------------------------------------------------------------------
 
-  /// `count` further places; false when the budget is too small, with nothing changed.
-  bool reserve(SequenceIndex s, std::int32_t count) {
-    SequenceRecord& record = sequences_[at(s)];
-    look_ahead(s);
-    check_argument(count >= 1 && count <= max_length - record.size - record.reserved, "n", count,
-                   "at least 1 and a sequence of at most 2^30 tokens");
-    check_argument(record.num_reservations < SequenceRecord::max_reservations, "reservations",
-                   +record.num_reservations, "fewer than 4 outstanding: commit the oldest first");
-    if (!grow_tail(record, count)) return false;
-    record.reservations[record.num_reservations++] = count;
-    record.reserved += count;
-    node(record.tail).writer = s;
-    return true;
-  }
-
   /// Known tokens whose K/V is still to be computed.
   bool append(SequenceIndex s, std::span<const Token> tokens) {
     SequenceRecord& record = sequences_[at(s)];
     check_argument(!tokens.empty(), "tokens.size()", 0, "at least one token");
     check_argument(tokens.size() <= at(max_length - record.size), "tokens.size()", tokens.size(),
                    "a sequence of at most 2^30 tokens");
-    check_argument(record.reserved == 0, "reserved places", record.reserved,
-                   "none: commit the reservation before appending known tokens");
+    check_argument(record.reserved == 0, "outputs to come", record.reserved,
+                   "none: commit the outputs of finished steps, or drop them, before append()");
     const auto count = static_cast<std::int32_t>(tokens.size());
-    if (!grow_tail(record, count)) return false;
+    if (!this->grow_tail(record, count)) return false;
     TreeNode& tail = node(record.tail);
     this->store_tokens(tail, tail.length - count, tokens);
     tail.writer = s;
@@ -167,111 +160,130 @@ class TreeCore : public TreePaths<Token, ChunkSize, Allocator, Retention> {
     return true;
   }
 
-  /// The K/V of these known positions is written.
-  void commit(SequenceIndex s, TokenRange range) {
-    SequenceRecord& record = sequences_[at(s)];
-    if (range.begin < 0 || range.begin > record.cursor) [[unlikely]]
-      fail_argument("range.begin", range.begin,
-                    "at most " + std::to_string(record.cursor) + ", the next position to compute");
-    if (range.length < 0 || range.length > record.size - range.begin) [[unlikely]]
-      fail_argument("range.length", range.length,
-                    "an end within the " + std::to_string(record.size) + " known tokens");
-    for_each_node(s, range, [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
-      TreeNode& n = node(index);
-      if (n.writer != s || n.written < offset) return;
-      n.written = std::max(n.written, offset + length);
-      if (n.written == n.length) n.writer = none;
-    });
-    record.cursor = std::max(record.cursor, range.end());
-    acknowledge_copies();
+  /// The topmost run of positions that are this sequence's to write.
+  [[nodiscard]] TokenRange loadable(SequenceIndex s) const noexcept {
+    const SequenceRecord& record = sequence(s);
+    std::int32_t begin = record.size, end = record.size;
+    if (record.steps > 0) return {record.size, 0};
+    for (NodeIndex n = record.tail; n != root_node; n = node(n).parent) {
+      const std::int32_t first = node(n).position + node(n).written;
+      const std::int32_t last = std::min(node(n).end(), record.size);
+      if (first >= last || node(n).writer != s) continue;
+      if (begin != last) end = last;  // not in one run with what stands below
+      begin = first;
+    }
+    return {begin, end - begin};
   }
 
-  /// Tokens accepted for the oldest reservation, K/V written; the rest of it is dropped, and with
-  /// any drop the later reservations too, since their positions are no longer theirs.
-  void commit(SequenceIndex s, std::span<const Token> tokens) {
+  /// K/V of these positions has come from elsewhere: a file, another machine, host memory.
+  void mark_loaded(SequenceIndex s, TokenRange range) {
     SequenceRecord& record = sequences_[at(s)];
-    look_ahead(s);
-    check_argument(record.num_reservations > 0, "reserved places", 0,
-                   "a reservation: call reserve() first");
-    if (tokens.size() > at(record.reservations[0])) [[unlikely]]
-      fail_argument("tokens.size()", tokens.size(),
-                    "at most the " + std::to_string(record.reservations[0]) +
-                        " places of the oldest reservation");
-    if (record.cursor < record.size) [[unlikely]]
-      fail_argument("computed tokens", record.cursor,
-                    "all " + std::to_string(record.size) +
-                        " known tokens: commit their range before reserved tokens");
-    TreeNode& tail = node(record.tail);
-    const auto count = static_cast<std::int32_t>(tokens.size());
-    if (count == 1)
-      this->store_token(tail, record.size - tail.position, tokens[0]);
-    else
-      this->store_tokens(tail, record.size - tail.position, tokens);
-    record.size += count;
-    record.cursor = record.size;
-    tail.written = record.size - tail.position;
-    if (count == record.reservations[0]) {
-      record.reserved -= count;
-      --record.num_reservations;
-      for (int i = 0; i < record.num_reservations; ++i)
-        record.reservations[i] = record.reservations[i + 1];
-    } else {
-      drop_reserved(record);
-    }
-    if (tail.written == tail.length) tail.writer = none;
-    acknowledge_copies();
+    check_argument(range.end() <= record.size, "range.end()", range.end(),
+                   "at most the known tokens");
+    check_argument(record.steps == 0, "sequence", "in a step",
+                   "a sequence that no open step and no step in flight has");
+    for_each_node(s, range, [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
+      const TreeNode& n = node(index);
+      if (n.written >= offset + length) return;
+      if (n.writer != s) [[unlikely]]
+        fail_argument("range.begin", range.begin,
+                      "positions that are this sequence's to write; another is to write position " +
+                          std::to_string(n.position + n.written) + ": take_over() first");
+      if (n.written < offset) [[unlikely]]
+        fail_argument("range.begin", range.begin,
+                      "at most " + std::to_string(n.position + n.written) +
+                          ", the first position without K/V");
+    });
+    for_each_node(s, range, [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
+      TreeNode& n = node(index);
+      if (n.written >= offset + length) return;
+      n.scheduled = offset + length;
+      Steps::set_written(n, offset + length);
+    });
+    if (range.begin <= record.cursor) record.cursor = std::max(record.cursor, range.end());
+    record.computed = std::max(record.computed, range.end());
+  }
+
+  /// Makes what others are still to write on this path its own job, where no step is at it.
+  /// Returns the tokens that it got.
+  std::int32_t take_over(SequenceIndex s) noexcept {
+    SequenceRecord& record = sequences_[at(s)];
+    std::int32_t taken = 0;
+    this->for_each_awaited(s, [&](NodeIndex index) {
+      if (node(index).scheduled > node(index).written) return;
+      TreeNode& n = node(index);
+      SequenceRecord& before = sequences_[at(n.writer)];
+      const std::int32_t first = n.position + n.written;
+      if (before.cursor >= first)
+        before.cursor = std::max(before.cursor, std::min(n.end(), before.size - 1));
+      before.may_wait = true;
+      n.writer = s;
+      record.cursor = std::min(record.cursor, first);
+      taken += n.length - n.written;
+    });
+    if (taken > 0) ++stats_.hand_overs;
+    return taken;
   }
 
   // ---- fork --------------------------------------------------------------------------------
 
-  /// A second sequence with the same tokens; none when the budget is too small for its short tail.
-  SequenceIndex fork(SequenceIndex s) {
+  /// A second sequence with the first `length` tokens; none when the budget is too small for its
+  /// short tail.
+  ///
+  /// A few last tokens that are not computed yet are the twin's own to compute, so that neither
+  /// waits for the other. Of the rest a short private tail is copied, a longer one shared.
+  SequenceIndex fork(SequenceIndex s, std::int32_t length) {
     this->reserve_nodes(3);
-    reserve_sequence();
-    const std::int32_t known = sequence(s).size - node(sequence(s).tail).position;
-    const std::int32_t written = node(sequence(s).tail).written;
-    std::int32_t copied = 0;
+    this->reserve_sequence();
+    const NodeIndex last = node_of(s, length - 1);
+    const std::int32_t known = length - node(last).position;
+    const bool whole = length == sequence(s).size;
+    const bool in_tail = last == sequence(s).tail;
+    const std::int32_t unwritten = std::max(0, known - node(last).written);
+    const std::int32_t own = unwritten <= few_tokens ? unwritten : 0;
+    std::int32_t copied = own;  // tokens at the end that become the twin's own
     if (this->options_.sharing == Sharing::chunk)
       copied = known % ChunkSize;
-    else if (known < this->options_.min_run && written >= known)
+    else if (in_tail && known - own < this->options_.min_run && own == unwritten)
       copied = known;
-    if (copies_.capacity() - copies_.size() < at(ChunkSize))  // one copy per row at the most
+    const std::int32_t rows =  // of these, with K/V to copy
+        in_tail ? std::clamp(node(last).written - (known - copied), 0, copied) : 0;
+    if (rows > 0 && copies_.capacity() - copies_.size() < at(ChunkSize))  // one per row at the most
       copies_.reserve(2 * copies_.capacity() + at(ChunkSize));
-    if (!this->acquire(copied > 0 ? 1 : 0)) return none;
+    if (!this->acquire(Storage::slots_for(copied))) return none;
 
-    // Split what is shared off the tail; its places do not move.
+    // Split what is shared off; its places do not move.
     const std::int32_t shared = known - copied;
-    if (shared > 0) {
-      SequenceRecord& source = sequences_[at(s)];
-      if (shared < node(source.tail).length)
-        this->split(source.tail, shared);
-      else
-        retire_tail(s);
-      ++stats_.forks_shared;
-    } else if (copied > 0) {
-      ++stats_.forks_copied;
-    }
+    NodeIndex parent = last;
+    if (shared == 0)
+      parent = node(last).parent;
+    else if (shared < node(last).length)
+      parent = this->split(last, shared);
+    else if (in_tail)
+      this->retire_tail(s);
+    ++(copied > 0 && shared == 0 ? stats_.forks_copied : stats_.forks_shared);
 
-    const SequenceIndex index = new_sequence();
+    const SequenceIndex index = this->new_sequence();
     SequenceRecord& twin = sequences_[at(index)];
     const SequenceRecord& source = sequence(s);
-    const TreeNode& tail = node(source.tail);
     twin.priority = source.priority;
-    twin.size = source.size;
-    twin.cached = source.cached;
-    twin.may_wait = source.may_wait || source.cursor < source.size;
-    const NodeIndex parent = tail.parent;
+    twin.size = length;
+    twin.cached = std::min(source.cached, length);
+    twin.may_wait = source.may_wait || source.cursor < source.size || source.steps > 0;
     use_path(parent);
-    twin.tail = add_copied_tail(parent, tail.name_space, twin, copied);
+    twin.tail = add_copied_tail(parent, node(source.tail).name_space, twin, copied);
     TreeNode& copy = node(twin.tail);
     copy.tail_of = index;
-    copy.written = std::min(copied, tail.written);
-    copy.writer = copy.written < copied ? index : none;
-    twin.cursor = copy.writer == none ? twin.size : copy.position + copy.written;
+    copy.written = copy.scheduled = rows;
+    copy.writer = rows < copied ? index : none;
+    // Where all of a whole sequence is computed, its next token is another one.
+    const bool computed = whole && source.cursor >= length && copied == rows;
+    twin.cursor = std::min(copy.position + rows, computed ? length : length - 1);
     if (copied > 0) {
-      copy_tokens(tail, copy, copied);
-      emit_copies(s, index, tail, copy, copy.written);
-      stats_.copied_tokens += at(copied);
+      const TreeNode& from = node(last);  // the lower part, if it was split
+      copy_tokens(from, copy, copied);
+      if (rows > 0) this->emit_copies(s, index, from, copy, rows);
+      stats_.copied_tokens += at(rows);
     }
     ++version_;
     ++stats_.forks;
@@ -279,55 +291,12 @@ class TreeCore : public TreePaths<Token, ChunkSize, Allocator, Retention> {
     return index;
   }
 
-  // ---- leave -------------------------------------------------------------------------------
-
-  void leave(SequenceIndex s) noexcept {
-    SequenceRecord& record = sequences_[at(s)];
-    drop_reserved(record);
-    record.state = SequenceState::leaving;
-    ++record.generation;
-    record.leave_step = step_;
-    --stats_.live_sequences;
-    ++stats_.retiring_sequences;
-    ++stats_.leaves;
-    ++version_;
-    if (record.pins > 0 || stats_.live_sequences == 0) cancel_copies(s);
-    if constexpr (retains) publish_tail(s, /*may_merge=*/false);
-    for (NodeIndex n = record.tail; n != none; n = node(n).parent) {
-      --node(n).live;
-      ++node(n).held;
-      node(n).priority = std::max(node(n).priority, record.priority);
-      if (node(n).writer == s) hand_over(n);
-    }
-    leaving_.push_back(s);  // reserved by reserve_sequence()
-    finish_leaving();
-  }
-
-  /// Starts a step: the copies that its plan must carry are added to `copies`.
-  std::uint64_t begin_step(std::vector<RowCopy>& copies) {
-    copies.clear();
-    copies.reserve(copies_.size());
-    ++step_;
-    for (PendingCopy& copy : copies_) {
-      if (copy.first_step != 0 && copy.first_step <= retired_) continue;
-      copies.push_back(copy.rows);
-      if (copy.first_step == 0) copy.first_step = step_;
-      copy.last_step = step_;
-    }
-    return step_;
-  }
-
-  /// Steps up to `step` are done on the device.
-  void retire(std::uint64_t step) noexcept {
-    retired_ = std::max(retired_, std::min(step, step_));
-    release_copies(retired_);
-    finish_leaving();
-  }
-
   // ---- the cache as a whole ----------------------------------------------------------------
 
   /// Forgets everything cached. Live sequences stay, but nothing of theirs is found again.
   void clear() noexcept {
+    for (std::size_t i = 0; i < this->pins_.size(); ++i)
+      this->unpin(static_cast<std::int32_t>(i), this->pins_[i].generation);
     while (this->evict_one_slot()) {
     }
     for (std::size_t i = 1; i < this->nodes_.size(); ++i) {
@@ -339,8 +308,8 @@ class TreeCore : public TreePaths<Token, ChunkSize, Allocator, Retention> {
     }
     ++version_;
     if (stats_.live_sequences == 0) {
-      erase_copies([&](const PendingCopy& copy) { return is_idle(copy); });
-      finish_leaving();
+      this->erase_copies([&](const PendingCopy& copy) { return this->is_idle(copy); });
+      this->finish_leaving();
     }
     this->notify(CacheEvent{.kind = CacheEvent::Kind::cleared});
   }
@@ -352,6 +321,16 @@ class TreeCore : public TreePaths<Token, ChunkSize, Allocator, Retention> {
   }
 
  private:
+  /// Tokens that two sequences compute each for itself rather than one for both.
+  static constexpr std::int32_t few_tokens = 4;
+
+  /// The node of the path that holds this position.
+  [[nodiscard]] NodeIndex node_of(SequenceIndex s, std::int32_t position) const noexcept {
+    NodeIndex n = sequence(s).tail;
+    while (node(n).position > position) n = node(n).parent;
+    return n;
+  }
+
   NodeIndex add_node(NodeIndex parent, Namespace name_space, const SequenceRecord& record,
                      std::int32_t length, NodeState state) noexcept {
     const NodeIndex n = this->new_node(parent, name_space, record.priority, state);
@@ -366,78 +345,10 @@ class TreeCore : public TreePaths<Token, ChunkSize, Allocator, Retention> {
     const NodeIndex n = this->new_node(parent, name_space, record.priority, NodeState::hidden);
     node(n).live = 1;
     if (length > 0) {
-      node(n).first_slot = node(n).last_slot = this->take_scratch(n, no_slot, true);
+      node(n).first_slot = node(n).last_slot = this->take_scratch(n, no_slot);
       this->extend(n, length);
     }
     return n;
-  }
-
-  bool grow_tail(SequenceRecord& record, std::int32_t count) {
-    TreeNode& tail = node(record.tail);
-    if (tail.length > 0 && count <= ChunkSize - this->end_offset(tail)) {
-      tail.length += count;  // a tail that holds tokens owns the places behind them
-      stats_.stored_tokens += at(count);
-      return true;
-    }
-    const std::int32_t room = this->room(tail);
-    if (!this->acquire(Storage::slots_for(count - room))) {
-      ++stats_.failed_reserves;
-      return false;
-    }
-    this->extend(record.tail, count);
-    this->release_scratch();
-    return true;
-  }
-
-  /// A step goes over thousands of sequences, which do not fit in a core's cache: asks early for
-  /// what those after `s` will touch.
-  void look_ahead(SequenceIndex s) const noexcept {
-    const std::size_t next = at(s) + 6, later = at(s) + 14;
-    if (later >= sequences_.size()) return;
-    const NodeIndex tail = sequences_[later].tail;
-    if (tail != none) CHUNKATTN_PREFETCH_WRITE(&node(tail));
-    const NodeIndex next_tail = sequences_[next].tail;
-    if (next_tail != none) this->prefetch_end(node(next_tail));
-  }
-
-  void drop_reserved(SequenceRecord& record) noexcept {
-    record.num_reservations = 0;
-    if (record.reserved == 0) return;
-    record.reserved = 0;
-    TreeNode& tail = node(record.tail);
-    const std::int32_t keep = record.size - tail.position;
-    if (tail.written == keep) tail.writer = none;
-    if (!deferred()) {
-      if (this->release_places(record.tail, keep)) ++version_;
-      return;
-    }
-    // A running step may still read the dropped places: the slots stay as the tail's spare ones.
-    stats_.stored_tokens -= at(tail.length - keep);
-    if (keep > 0)
-      tail.last_slot = this->slot_of(tail, tail.begin + keep - 1);
-    else
-      tail.last_slot = tail.first_slot;
-    tail.length = keep;
-  }
-
-  /// The whole tail of `s` becomes an inner node; the sequence goes on in an empty one.
-  void retire_tail(SequenceIndex s) noexcept {
-    SequenceRecord& record = sequences_[at(s)];
-    const NodeIndex old = record.tail;
-    if (!deferred()) this->release_places(old, node(old).length);
-    const SlotIndex spare =
-        this->owns_end(node(old)) ? this->next_slot(node(old).last_slot) : no_slot;
-    const NodeIndex fresh =
-        this->new_node(old, node(old).name_space, record.priority, NodeState::hidden);
-    node(fresh).live = 1;
-    node(old).tail_of = none;
-    node(fresh).tail_of = s;
-    record.tail = fresh;
-    if (spare == no_slot) return;
-    slots_[at(node(old).last_slot)].next = no_slot;
-    slots_[at(spare)].prev = no_slot;
-    for (SlotIndex i = spare; i != no_slot; i = this->next_slot(i)) slots_[at(i)].owner = fresh;
-    node(fresh).first_slot = node(fresh).last_slot = spare;
   }
 
   void copy_tokens(const TreeNode& from, const TreeNode& to, std::int32_t count) noexcept {
@@ -448,155 +359,7 @@ class TreeCore : public TreePaths<Token, ChunkSize, Allocator, Retention> {
                        });
   }
 
-  /// Asks for the K/V of the first `count` tokens of `from` at `to`. Rows that are themselves still
-  /// to be copied are taken from where they come from, so that no copy depends on another.
-  void emit_copies(SequenceIndex source, SequenceIndex target, const TreeNode& from,
-                   const TreeNode& to, std::int32_t count) noexcept {
-    this->for_each_run(
-        from, 0, count,
-        [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
-          const std::size_t older = slots_[at(slot)].pending_copies > 0 ? copies_.size() : 0;
-          for (std::int32_t i = 0; i < run;) {
-            PendingCopy copy{
-                {slot, offset + i, to.first_slot, to.begin + done + i, run - i}, source, target};
-            for (std::size_t k = 0; k < older; ++k) {
-              const RowCopy& pending = copies_[k].rows;
-              if (pending.target_slot != slot) continue;
-              const std::int32_t into = offset + i - pending.target_begin;
-              if (into >= 0 && into < pending.length) {
-                copy.rows.source_slot = pending.source_slot;
-                copy.rows.source_begin = pending.source_begin + into;
-                copy.rows.length = std::min(run - i, pending.length - into);
-                copy.source = copies_[k].source;
-                break;
-              }
-              if (into < 0) copy.rows.length = std::min(copy.rows.length, -into);
-            }
-            ++sequences_[at(copy.source)].pins;
-            ++sequences_[at(copy.target)].pins;
-            ++slots_[at(copy.rows.target_slot)].pending_copies;
-            copies_.push_back(copy);
-            i += copy.rows.length;
-          }
-          return true;
-        });
-  }
-
-  [[nodiscard]] bool deferred() const noexcept {
-    return this->options_.async_steps && step_ > retired_;
-  }
-
-  void acknowledge_copies() noexcept {
-    // A commit says that a step is done; without asynchronous steps that is the last one planned.
-    if (!copies_.empty() && !this->options_.async_steps) {
-      release_copies(step_);
-      finish_leaving();
-    }
-  }
-
-  void release_copies(std::uint64_t step) noexcept {
-    erase_copies(
-        [&](const PendingCopy& copy) { return copy.first_step != 0 && copy.last_step <= step; });
-  }
-
-  /// No running step may have it.
-  [[nodiscard]] bool is_idle(const PendingCopy& copy) const noexcept {
-    return copy.first_step == 0 || !this->options_.async_steps || copy.last_step <= retired_;
-  }
-
-  template <class F>
-  void erase_copies(const F& done) noexcept {
-    std::erase_if(copies_, [&](const PendingCopy& copy) {
-      if (!done(copy)) return false;
-      --sequences_[at(copy.source)].pins;
-      --sequences_[at(copy.target)].pins;
-      --slots_[at(copy.rows.target_slot)].pending_copies;
-      return true;
-    });
-  }
-
-  /// A twin that leaves before its tail was copied takes the copy back, unless a running step may
-  /// have it or another shares the tail. With the last sequence nobody wants any copy, except the
-  /// cache.
-  void cancel_copies(SequenceIndex s) noexcept {
-    if (!retains && stats_.live_sequences == 0)
-      return erase_copies([&](const PendingCopy& copy) { return is_idle(copy); });
-    TreeNode& tail = node(sequence(s).tail);
-    erase_copies([&](const PendingCopy& copy) {
-      if (copy.target != s || copy.rows.target_slot != tail.first_slot || !is_idle(copy))
-        return false;
-      tail.written = 0;
-      return true;
-    });
-  }
-
-  void finish_leaving() noexcept {
-    // One that goes may release the last copy that another waits for: repeat while any goes.
-    for (std::size_t before = 0; before != leaving_.size() && !leaving_.empty();) {
-      before = leaving_.size();
-      std::size_t kept = 0, i = 0;
-      for (; i < before; ++i) {
-        const SequenceIndex s = leaving_[i];
-        // In the order of their last steps: where one has to wait, so have all behind it.
-        if (this->options_.async_steps && sequence(s).leave_step > retired_) break;
-        if (sequence(s).pins > 0)
-          leaving_[kept++] = s;
-        else
-          finish(s);
-      }
-      if (kept < i)
-        leaving_.erase(leaving_.begin() + static_cast<std::ptrdiff_t>(kept),
-                       leaving_.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-    if constexpr (retains) {
-      if (stats_.used_slots > this->retention_.high_watermark)
-        while (stats_.used_slots > this->retention_.low_watermark && this->evict_one_slot()) {
-        }
-    }
-  }
-
-  void finish(SequenceIndex s) noexcept {
-    if constexpr (retains) publish_tail(s, /*may_merge=*/true);
-    SequenceRecord& record = sequences_[at(s)];
-    TreeNode& tail = node(record.tail);
-    if (tail.tail_of == s) {  // published, perhaps with others below it: a node like any other
-      this->release_places(record.tail, tail.length);
-      tail.tail_of = none;
-    }
-    drop_path(record.tail, &TreeNode::held);
-    record.tail = none;
-    record.state = SequenceState::unused;
-    record.next_free = free_sequences_;
-    free_sequences_ = s;
-    --stats_.retiring_sequences;
-  }
-
-  void reserve_sequence() {
-    if (sequences_.size() + 1 > sequences_.capacity())
-      sequences_.reserve(std::max<std::size_t>(16, 2 * sequences_.capacity()));
-    if (leaving_.capacity() < sequences_.capacity()) leaving_.reserve(sequences_.capacity());
-  }
-
-  SequenceIndex new_sequence() noexcept {
-    SequenceIndex s = free_sequences_;
-    if (s != none) {
-      free_sequences_ = sequences_[at(s)].next_free;
-      const std::uint32_t generation = sequences_[at(s)].generation;
-      sequences_[at(s)] = SequenceRecord{};
-      sequences_[at(s)].generation = generation;
-    } else {
-      s = static_cast<SequenceIndex>(sequences_.size());
-      sequences_.emplace_back();
-    }
-    sequences_[at(s)].state = SequenceState::live;
-    return s;
-  }
-
-  std::vector<SequenceIndex> leaving_;
-  SequenceIndex free_sequences_ = none;
   std::uint64_t id_ = 0;
-  std::uint64_t version_ = 1;
-  std::uint64_t step_ = 0, retired_ = 0;
 };
 
 }  // namespace detail

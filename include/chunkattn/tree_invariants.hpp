@@ -44,6 +44,8 @@ class TreeInspector {
       expect(parent.state != NodeState::unused, "a node's parent exists", index);
       expect(n.position == parent.end(), "a node continues its parent", index);
       expect(n.written >= 0 && n.written <= n.length, "written tokens lie within the node", index);
+      expect(n.scheduled >= n.written || n.written == n.length, "what is written was scheduled",
+             index);
       expect(n.live <= parent.live && n.held <= parent.held, "counts grow towards the root", index);
       expect(n.retained == (!n.active()), "exactly the unused nodes are retained", index);
       expect(!n.retained ||
@@ -70,14 +72,17 @@ class TreeInspector {
       for (SlotIndex s = n.first_slot;; s = tree_.next_slot(s)) {
         ++counted[at(s)].nodes;
         counted[at(s)].active += n.active() ? 1 : 0;
+        counted[at(s)].pinned += n.pins > 0 ? 1 : 0;
         if (s == tree_.last_held_slot(n)) break;
       }
     }
-    std::size_t used = 0, cached = 0;
+    std::size_t used = 0, cached = 0, pinned = 0;
     for (std::size_t s = 0; s < tree_.slots_.size(); ++s) {
       const auto index = static_cast<SlotIndex>(s);
       expect(counted[s].nodes == tree_.slots_[s].nodes, "nodes per slot", index);
       expect(counted[s].active == tree_.slots_[s].active, "active nodes per slot", index);
+      expect(counted[s].pinned == tree_.slots_[s].pinned, "pinned nodes per slot", index);
+      pinned += counted[s].pinned > 0 ? 1 : 0;
       used += counted[s].nodes > 0 ? 1 : 0;
       cached += counted[s].nodes > 0 && counted[s].active == 0 ? 1 : 0;
     }
@@ -93,20 +98,41 @@ class TreeInspector {
     expect(used == tree_.stats_.used_slots, "used slots", static_cast<std::int64_t>(used));
     expect(cached == tree_.stats_.retained_slots, "retained slots",
            static_cast<std::int64_t>(cached));
+    expect(pinned == tree_.pinned_slots_, "pinned slots", static_cast<std::int64_t>(pinned));
+    check_pins();
     if (tree_.allocator_.capacity() < max_slots)
       expect(used + static_cast<std::size_t>(tree_.allocator_.available()) ==
                  static_cast<std::size_t>(tree_.allocator_.capacity()),
              "used and free slots add up to the budget", static_cast<std::int64_t>(used));
   }
 
+  void check_pins() const {
+    std::vector<std::int32_t> pins(tree_.nodes_.size());
+    for (const PinRecord& pin : tree_.pins_)
+      for (NodeIndex n = pin.last; n != none && n != root_node; n = tree_.node(n).parent)
+        ++pins[at(n)];
+    for (std::size_t i = 0; i < pins.size(); ++i)
+      expect(tree_.nodes_[i].pins == pins[i], "pins of paths through a node",
+             static_cast<std::int64_t>(i));
+  }
+
   void check_sequences() const {
     std::vector<TreeNode> counted(tree_.nodes_.size());
-    std::vector<std::int32_t> pins(tree_.sequences_.size()), copies(tree_.slots_.size());
+    std::vector<std::int32_t> copies_of(tree_.sequences_.size()), copies(tree_.slots_.size());
+    std::vector<std::int32_t> steps(tree_.sequences_.size()), superseded(steps.size());
     std::size_t live = 0, leaving = 0;
+    for (const auto& step : tree_.steps_) {
+      if (!tree_.is_outstanding(*step)) continue;
+      for (const StepEntry& entry : step->entries) {
+        ++steps[at(entry.sequence)];
+        superseded[at(entry.sequence)] +=
+            entry.epoch != tree_.sequence(entry.sequence).epoch ? 1 : 0;
+      }
+    }
     for (const PendingCopy& copy : tree_.copies_) {
       ++copies[at(copy.rows.target_slot)];
-      ++pins[at(copy.source)];
-      ++pins[at(copy.target)];
+      ++copies_of[at(copy.source)];
+      ++copies_of[at(copy.target)];
       expect(tree_.slots_[at(copy.rows.source_slot)].nodes > 0 &&
                  tree_.slots_[at(copy.rows.target_slot)].nodes > 0,
              "a pending copy is between slots in use", copy.rows.target_slot);
@@ -118,7 +144,9 @@ class TreeInspector {
       const SequenceRecord& record = tree_.sequences_[i];
       if (record.state == SequenceState::unused) continue;
       const auto s = static_cast<SequenceIndex>(i);
-      expect(record.pins == pins[i], "pending copies from or to a sequence", s);
+      expect(record.copies == copies_of[i], "pending copies from or to a sequence", s);
+      expect(record.steps == steps[i] && record.superseded == superseded[i],
+             "outstanding steps of a sequence", s);
       const bool is_live = record.state == SequenceState::live;
       (is_live ? live : leaving) += 1;
       const TreeNode& tail = tree_.node(record.tail);
@@ -127,15 +155,14 @@ class TreeInspector {
       expect(!is_live || tail.length == 0 || tree_.owns_end(tail),
              "a live tail owns the places behind its tokens", s);
       expect(tail.end() == record.size + record.reserved, "the path holds exactly the sequence", s);
-      expect(record.cursor <= record.size, "computed tokens are known", s);
+      expect(record.cursor <= record.size + record.reserved, "what is computed has a place", s);
       std::int32_t covered = 0;
       for (NodeIndex n = record.tail; n != none; n = tree_.node(n).parent) {
         (is_live ? counted[at(n)].live : counted[at(n)].held) += 1;
         covered += tree_.node(n).length;
         if (is_live && n != root_node && tree_.node(n).written < tree_.node(n).length)
-          expect(tree_.node(n).writer != none &&
-                     tree_.sequence(tree_.node(n).writer).state == SequenceState::live,
-                 "pending K/V has a live writer", n);
+          expect(tree_.node(n).writer != none && is_writing(tree_.sequence(tree_.node(n).writer)),
+                 "pending K/V has a writer, live or kept for a step", n);
       }
       expect(covered == tail.end(), "the path has no gaps", s);
     }
@@ -146,8 +173,13 @@ class TreeInspector {
              "sequences per node", n);
     }
     expect(live == tree_.stats_.live_sequences, "live sequences", static_cast<std::int64_t>(live));
-    expect(leaving == tree_.stats_.retiring_sequences, "leaving sequences",
+    expect(leaving == tree_.stats_.leaving_sequences, "leaving sequences",
            static_cast<std::int64_t>(leaving));
+  }
+
+  static bool is_writing(const SequenceRecord& record) noexcept {
+    return record.state == SequenceState::live ||
+           (record.state == SequenceState::leaving && record.steps > 0);
   }
 
   static void expect(bool ok, const char* what, std::int64_t index) {

@@ -37,14 +37,15 @@ struct alignas(64) TreeNode {
   std::int32_t begin = 0;
   SlotIndex first_slot = no_slot, last_slot = no_slot;
   std::int32_t written = 0;      ///< leading tokens whose K/V is written
-  SequenceIndex writer = none;   ///< who is to write the others
+  std::int32_t scheduled = 0;    ///< leading tokens that are written or that a step is to write
+  SequenceIndex writer = none;   ///< who is to write those that are not written
   SequenceIndex tail_of = none;  ///< the sequence whose private tail this is
   std::int32_t live = 0;         ///< live sequences at or below
-  std::int32_t held = 0;         ///< sequences at or below that left and wait for their step
-  std::int32_t priority = 0;
+  std::int32_t held = 0;         ///< sequences at or below that left and are still in use
   NodeState state = NodeState::unused;
   bool retained = false;
-  bool pinned = false;
+  std::int32_t priority = 0;
+  std::int32_t pins = 0;                 ///< pins of paths through it
   std::uint32_t hash = 0;                ///< of the key, while published
   NodeIndex older = none, newer = none;  ///< neighbours in the retention list
   Namespace name_space{};
@@ -59,6 +60,7 @@ struct SlotRecord {
   NodeIndex owner = none;
   std::int32_t nodes = 0;   ///< nodes with a range in this slot
   std::int32_t active = 0;  ///< of these, used by a live or leaving sequence
+  std::int32_t pinned = 0;  ///< of these, pinned
   SlotIndex next = no_slot, prev = no_slot;
   std::int32_t pending_copies = 0;  ///< copies still to be made into this slot
 };
@@ -66,33 +68,38 @@ struct SlotRecord {
 enum class SequenceState : std::uint8_t { unused, live, leaving };
 
 struct alignas(64) SequenceRecord {
-  static constexpr int max_reservations = 4;
-
   NodeIndex tail = none;
-  std::int32_t size = 0;                             ///< tokens known
-  std::int32_t cursor = 0;                           ///< next position to compute
-  std::int32_t cached = 0;                           ///< found written at insert
-  std::int32_t reserved = 0;                         ///< places behind size, over all reservations
-  std::int32_t reservations[max_reservations] = {};  ///< their sizes, oldest first
-  std::uint8_t num_reservations = 0;
+  std::int32_t size = 0;      ///< tokens known
+  std::int32_t cursor = 0;    ///< next position to schedule
+  std::int32_t computed = 0;  ///< end of what finished steps computed, places behind size included
+  std::int32_t cached = 0;    ///< found written at insert
+  std::int32_t reserved = 0;  ///< places behind size: drafts, and outputs that are to come
+  std::uint8_t steps = 0;     ///< outstanding steps that have it
+  std::uint8_t superseded = 0;  ///< of these, started on outputs that were given up
   SequenceState state = SequenceState::unused;
   bool may_wait = false;  ///< part of the path may be another sequence's to write
   std::uint32_t generation = 0;
-  std::int32_t pins = 0;  ///< pending copies from or to this sequence's path
+  std::uint32_t epoch = 0;  ///< changes when outputs that are to come are given up
+  std::int32_t copies = 0;  ///< pending copies from or to this sequence's path
   std::int32_t priority = 0;
   SequenceIndex next_free = none;
-  std::uint64_t leave_step = 0;
+  std::uint64_t last_step = 0;  ///< the last step that it was added to
 };
 static_assert(sizeof(SequenceRecord) == 64, "one cache line per sequence");
 
-/// A copy asked for by a fork; emitted with every plan until a step that had it is known to be
-/// done. Neither end is let go before the last step that had it is done: a copy done again later
-/// must find both as they were.
+/// A copy asked for by a fork. The first step that is built after it carries it; when that step
+/// has finished, the copy is done. Until then neither end is let go.
 struct PendingCopy {
   RowCopy rows;
   SequenceIndex source = none, target = none;
-  std::uint64_t first_step = 0;  ///< of the first plan that carried it, 0 if none has
-  std::uint64_t last_step = 0;
+  std::uint64_t step = 0;       ///< the outstanding step that carries it, 0: none
+  std::uint64_t last_step = 0;  ///< the last one that carried it
+};
+
+/// A pinned path, from the root to `last`; none: the record is free.
+struct PinRecord {
+  NodeIndex last = none;
+  std::uint32_t generation = 0;
 };
 
 inline std::uint64_t mix_hash(std::uint64_t hash, std::uint64_t value) noexcept {

@@ -51,7 +51,7 @@ class TreePaths : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
   /// it brings back into use.
   [[nodiscard]] std::size_t slots_needed(std::span<const Token> prompt,
                                          const InsertOptions& options) const {
-    const Match match = find(prompt, options);
+    const Match match = find_shared(prompt, options);
     std::size_t revived = 0;
     SlotIndex below = no_slot;  // where the next node of the path starts, perhaps the same slot
     for (Step step = first_step(match); step.index != root_node; step = next_step(step)) {
@@ -69,7 +69,7 @@ class TreePaths : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
   /// Slots that reserve(count) would take from slots_available().
   [[nodiscard]] std::size_t slots_needed(SequenceIndex s, std::size_t count) const {
     const std::size_t room = at(this->room(node(sequence(s).tail)));
-    return count <= room ? 0 : (count - room + ChunkSize - 1) / ChunkSize;
+    return count <= room ? 0 : (count - room - 1) / ChunkSize + 1;
   }
 
   /// Calls f(node, offset in the node, length) for the parts of [range.begin, range.end()) that
@@ -86,12 +86,47 @@ class TreePaths : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
 
   /// Path positions that another sequence is to write.
   [[nodiscard]] std::int32_t num_pending(SequenceIndex s) const noexcept {
-    if (!sequence(s).may_wait) return 0;
     std::int32_t pending = 0;
-    for (NodeIndex n = sequence(s).tail; n != root_node; n = node(n).parent)
-      if (node(n).writer != s && node(n).written < node(n).length)
-        pending += node(n).length - node(n).written;
+    for_each_awaited(s, [&](NodeIndex n) { pending += node(n).length - node(n).written; });
     return pending;
+  }
+
+  /// Who is to write the first of these positions; none where there are none.
+  [[nodiscard]] SequenceIndex waits_for(SequenceIndex s) const noexcept {
+    SequenceIndex writer = none;
+    for_each_awaited(s, [&](NodeIndex n) { writer = node(n).writer; });
+    return writer;
+  }
+
+  /// Calls f for the nodes of the path that another sequence has still to write, last first.
+  template <class F>
+  void for_each_awaited(SequenceIndex s, const F& f) const {
+    if (!sequence(s).may_wait) return;
+    for (NodeIndex n = sequence(s).tail; n != root_node; n = node(n).parent)
+      if (node(n).writer != s && node(n).written < node(n).length) f(n);
+  }
+
+  /// Leading tokens whose K/V can be read now: written, and not waiting for a fork's copy.
+  [[nodiscard]] std::int32_t readable_length(SequenceIndex s) const noexcept {
+    const SequenceRecord& record = sequence(s);
+    std::int32_t end = std::min(written_end(record.tail), record.size);
+    if (copies_.empty()) return end;
+    for (NodeIndex n = record.tail; n != root_node; n = node(n).parent) {
+      const SlotIndex slot = node(n).first_slot;  // what is copied starts a slot of its own
+      if (slot == no_slot || slots_[at(slot)].pending_copies == 0) continue;
+      for (const PendingCopy& copy : copies_)
+        if (copy.rows.target_slot == slot)
+          end =
+              std::min(end, node(n).position + std::max(0, copy.rows.target_begin - node(n).begin));
+    }
+    return end;
+  }
+
+  /// Leading tokens of the path that every tenant of the adapter may share.
+  [[nodiscard]] std::int32_t public_length_of(SequenceIndex s) const noexcept {
+    NodeIndex n = sequence(s).tail;
+    while (n != root_node && !node(n).name_space.is_public) n = node(n).parent;
+    return node(n).end();
   }
 
   [[nodiscard]] const Token& token(SequenceIndex s, std::int32_t position) const {
@@ -106,34 +141,58 @@ class TreePaths : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     return *found;
   }
 
-  /// Marks the cached or live prefix of these tokens to be evicted last. Returns the tokens pinned:
-  /// all that match, or 0 when that would exceed the policy's max_pinned slots.
+  /// Marks the written prefix of these tokens to be evicted last; counted, so that each pin is
+  /// undone by itself. Returns the pin's index, or none where nothing of them is written or more
+  /// than the policy's max_pinned slots would be pinned.
   std::int32_t pin(std::span<const Token> tokens, const InsertOptions& options) {
     Match match = find(tokens, options);
+    trim_to_written(match);
+    if (match.length == 0) return none;
     this->reserve_nodes(1);
+    if (free_pins() == none) this->pins_.reserve(2 * this->pins_.size() + 8);
     std::size_t needed = 0;
-    for (Step step = first_step(match); step.index != root_node; step = next_step(step))
-      if (!node(step.index).pinned)
-        needed += at(Storage::slots_for(node(step.index).begin + step.used));
-    if (this->pinned_slots_ + needed > this->retention_.max_pinned) return 0;
-    if (match.used > 0 && match.used < node(match.last).length)
-      match.last = this->split(match.last, match.used);
-    for (NodeIndex n = match.last; n != root_node; n = node(n).parent) set_pinned(n, true);
-    return match.length;
+    SlotIndex below = no_slot;  // where the next node of the path starts, perhaps the same slot
+    for (Step step = first_step(match); step.index != root_node; step = next_step(step)) {
+      this->for_each_run(node(step.index), 0, step.used,
+                         [&](SlotIndex s, std::int32_t, std::int32_t, std::int32_t) {
+                           if (slots_[at(s)].pinned == 0 && s != below) ++needed;
+                           return true;
+                         });
+      below = node(step.index).first_slot;
+    }
+    if (this->pinned_slots_ + needed > this->retention_.max_pinned) return none;
+    if (match.used < node(match.last).length) match.last = this->split(match.last, match.used);
+    for (NodeIndex n = match.last; n != root_node; n = node(n).parent) change_pins(n, 1);
+    std::int32_t pin = free_pins();
+    if (pin == none) {
+      pin = static_cast<std::int32_t>(this->pins_.size());
+      this->pins_.emplace_back();
+    }
+    this->pins_[at(pin)].last = match.last;
+    return pin;
   }
 
-  void unpin(std::span<const Token> tokens, const InsertOptions& options) noexcept {
-    // Bottom-up, and not above what is pinned further down: a parent must outlive its children.
-    const Match match = find(tokens, options);
-    for (NodeIndex n = match.last; n != root_node; n = node(n).parent) {
-      for (NodeIndex child = node(n).first_child; child != none; child = node(child).next_sibling)
-        if (node(child).pinned) return;
-      set_pinned(n, false);
-    }
+  [[nodiscard]] std::uint32_t pin_generation(std::int32_t pin) const noexcept {
+    return this->pins_[at(pin)].generation;
+  }
+  /// Tokens that the pin still holds: fewer than at first where even pinned chunks were evicted.
+  [[nodiscard]] std::int32_t pinned_length(std::int32_t pin,
+                                           std::uint32_t generation) const noexcept {
+    const PinRecord& record = this->pins_[at(pin)];
+    return record.generation == generation && record.last != none ? node(record.last).end() : 0;
+  }
+
+  void unpin(std::int32_t pin, std::uint32_t generation) noexcept {
+    PinRecord& record = this->pins_[at(pin)];
+    if (record.generation != generation || record.last == none) return;
+    // Bottom-up: a parent must stay younger than its children.
+    for (NodeIndex n = record.last; n != root_node; n = node(n).parent) change_pins(n, -1);
+    record.last = none;
+    ++record.generation;
   }
 
  protected:
-  using Storage::at, Storage::sequences_, Storage::slots_, Storage::stats_;
+  using Storage::at, Storage::copies_, Storage::sequences_, Storage::slots_, Storage::stats_;
 
   static constexpr std::int32_t max_length = 1 << 30;
 
@@ -183,6 +242,28 @@ class TreePaths : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
       if (common < node(child).length) break;
     }
     return match;
+  }
+
+  /// What a prompt shares: all that is found, or, if it is to wait for nobody, what is written.
+  [[nodiscard]] Match find_shared(std::span<const Token> prompt,
+                                  const InsertOptions& options) const {
+    Match match = find(prompt, options);
+    if (!options.share_pending) trim_to_written(match);
+    return match;
+  }
+
+  /// Shortens a match to what is written, in units of sharing.
+  void trim_to_written(Match& match) const noexcept {
+    std::int32_t end = match.length;
+    for (Step step = first_step(match); step.index != root_node; step = next_step(step))
+      if (node(step.index).written < step.used)
+        end = node(step.index).position + node(step.index).written;
+    match.length = end - end % this->sharing_unit();
+    while (match.last != root_node && node(match.last).position >= match.length) {
+      match.last = node(match.last).parent;
+      match.used = node(match.last).length;
+    }
+    match.used = std::min(match.used, match.length - node(match.last).position);
   }
 
   /// Free places that the first `fresh` tokens behind a match could take in its last slot.
@@ -342,17 +423,28 @@ class TreePaths : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
     stats_.merged_tokens += at(common);
   }
 
-  /// Moves the node to the young end even where it was pinned before: a parent must stay younger
-  /// than the child that was moved just before it.
-  void set_pinned(NodeIndex index, bool pinned) noexcept {
+  [[nodiscard]] std::int32_t free_pins() const noexcept {
+    for (std::size_t i = 0; i < this->pins_.size(); ++i)
+      if (this->pins_[i].last == none) return static_cast<std::int32_t>(i);
+    return none;
+  }
+
+  /// Moves the node to the young end even where it stays pinned: a parent must stay younger than
+  /// the child that was moved just before it.
+  void change_pins(NodeIndex index, std::int32_t by) noexcept {
     TreeNode& n = node(index);
-    const bool retained = n.retained;
+    const bool retained = n.retained, was_pinned = n.pins > 0;
     if (retained) this->unretain(index);
-    if (n.pinned != pinned) {
-      const std::size_t held = at(Storage::slots_for(n.begin + n.length));
-      this->pinned_slots_ += pinned ? held : std::size_t{0} - held;
+    n.pins += by;
+    if (was_pinned != (n.pins > 0)) {
+      this->for_each_run(n, 0, n.length,
+                         [&](SlotIndex s, std::int32_t, std::int32_t, std::int32_t) {
+                           std::int32_t& pinned = slots_[at(s)].pinned;
+                           if (was_pinned ? --pinned == 0 : pinned++ == 0)
+                             this->pinned_slots_ += was_pinned ? std::size_t{0} - 1 : 1;
+                           return true;
+                         });
     }
-    n.pinned = pinned;
     if (retained) this->retain(index);
   }
 };

@@ -246,10 +246,11 @@ class TreeStorage {
     upper.begin = lower.begin;
     upper.first_slot = lower.first_slot;
     upper.written = std::min(lower.written, keep);
+    upper.scheduled = std::min(lower.scheduled, keep);
     upper.writer = upper.written < keep ? lower.writer : none;
     upper.live = lower.live;
     upper.held = lower.held;
-    upper.pinned = lower.pinned;
+    upper.pins = lower.pins;
     upper.state = lower.state;
 
     SlotIndex cut = lower.first_slot;
@@ -266,13 +267,13 @@ class TreeStorage {
     } else {
       lower.begin = offset;
       lower.first_slot = cut;
-      add_node_to_slot(cut, lower.active());
-      if (lower.pinned) ++pinned_slots_;
+      add_node_to_slot(cut, lower);
       ++stats_.splits_inside_slot;
     }
     lower.position += keep;
     lower.length -= keep;
     lower.written -= upper.written;
+    lower.scheduled -= upper.scheduled;
     if (lower.written == lower.length) lower.writer = none;
     link_child(upper_index, lower_index);
     if (published) {
@@ -289,8 +290,10 @@ class TreeStorage {
 
   // ---- slots -------------------------------------------------------------------------------
 
-  void add_node_to_slot(SlotIndex s, bool active) noexcept {
+  /// `n` takes its first place in the slot.
+  void add_node_to_slot(SlotIndex s, const TreeNode& n) noexcept {
     SlotRecord& record = slots_[at(s)];
+    const bool active = n.active();
     if (record.nodes == 0) {
       ++stats_.used_slots;
       if (!active) ++stats_.retained_slots;
@@ -299,13 +302,16 @@ class TreeStorage {
     }
     ++record.nodes;
     record.active += active ? 1 : 0;
+    if (n.pins > 0 && record.pinned++ == 0) ++pinned_slots_;
   }
 
-  void remove_node_from_slot(SlotIndex s, bool active) noexcept {
+  /// `n` gave up its last place in the slot.
+  void remove_node_from_slot(SlotIndex s, const TreeNode& n) noexcept {
     SlotRecord& record = slots_[at(s)];
     const bool was_retained = record.active == 0;
+    if (n.pins > 0 && --record.pinned == 0) --pinned_slots_;
     --record.nodes;
-    record.active -= active ? 1 : 0;
+    record.active -= n.active() ? 1 : 0;
     if (record.nodes == 0) {
       if (was_retained) --stats_.retained_slots;
       free_slot(s);
@@ -414,9 +420,9 @@ class TreeStorage {
         n.first_slot = p.last_slot;
         n.begin = end_offset(p);
         slots_[at(n.first_slot)].owner = index;
-        add_node_to_slot(n.first_slot, n.active());
+        add_node_to_slot(n.first_slot, n);
       } else {
-        n.first_slot = take_scratch(index, no_slot, n.active());
+        n.first_slot = take_scratch(index, no_slot);
         n.begin = 0;
       }
       n.last_slot = n.first_slot;
@@ -428,7 +434,7 @@ class TreeStorage {
       if (count == 0) return;
       SlotIndex next = next_slot(n.last_slot);  // a spare from a dropped reservation
       if (next == no_slot) {
-        next = take_scratch(index, n.last_slot, n.active());
+        next = take_scratch(index, n.last_slot);
         slots_[at(n.last_slot)].next = next;
       }
       n.last_slot = next;
@@ -444,11 +450,11 @@ class TreeStorage {
     }
   }
 
-  SlotIndex take_scratch(NodeIndex owner, SlotIndex prev, bool active) noexcept {
+  SlotIndex take_scratch(NodeIndex owner, SlotIndex prev) noexcept {
     const SlotIndex s = scratch_.back();
     scratch_.pop_back();
     slots_[at(s)] = SlotRecord{.owner = owner, .prev = prev};
-    add_node_to_slot(s, active);
+    add_node_to_slot(s, node(owner));
     return s;
   }
 
@@ -479,7 +485,6 @@ class TreeStorage {
     if (n.first_slot == no_slot) return false;
     stats_.stored_tokens -= at(n.length - keep);
     const std::int32_t kept_slots = keep == 0 ? 0 : slots_for(n.begin + keep);
-    if (n.pinned) pinned_slots_ -= at(slots_for(n.begin + n.length) - kept_slots);
     SlotIndex s = last_held_slot(n);
     std::int32_t held = std::max(1, slots_for(n.begin + n.length));
     for (SlotIndex i = s; i != n.last_slot; i = slots_[at(i)].prev) ++held;
@@ -493,7 +498,7 @@ class TreeStorage {
         slots_[at(s)].owner = p.length > 0 && p.last_slot == s ? n.parent : none;
         slots_[at(s)].next = no_slot;
       }
-      remove_node_from_slot(s, n.active());
+      remove_node_from_slot(s, n);
       s = prev;
     }
     n.length = keep;
@@ -507,6 +512,7 @@ class TreeStorage {
         slots_[at(s)].owner = index;
       }
     }
+    n.scheduled = std::min(n.scheduled, keep);
     if (n.written >= keep) {
       n.written = keep;
       n.writer = none;
@@ -517,25 +523,27 @@ class TreeStorage {
   // ---- retention ---------------------------------------------------------------------------
 
   struct RetainedLevel {
-    int level = 0;
+    std::int64_t level = 0;
     NodeIndex oldest = none, newest = none;
   };
 
   /// Makes sure that the level of this priority has a list, so that retaining cannot fail.
-  void reserve_level(int level) {
+  void reserve_level(std::int64_t level) {
     const auto it = find_level(level);
     if (it == levels_.end() || it->level != level) levels_.insert(it, RetainedLevel{level});
   }
 
-  auto find_level(int level) noexcept {
-    return std::lower_bound(levels_.begin(), levels_.end(), level,
-                            [](const RetainedLevel& l, int value) { return l.level < value; });
+  auto find_level(std::int64_t level) noexcept {
+    return std::lower_bound(
+        levels_.begin(), levels_.end(), level,
+        [](const RetainedLevel& l, std::int64_t value) { return l.level < value; });
   }
 
-  static constexpr int pinned_level = std::numeric_limits<int>::max();
+  /// Above whatever a policy says.
+  static constexpr std::int64_t pinned_level = std::numeric_limits<std::int64_t>::max();
 
-  [[nodiscard]] int level_of(const TreeNode& n) const noexcept {
-    return n.pinned ? pinned_level : retention_.level(n.priority);
+  [[nodiscard]] std::int64_t level_of(const TreeNode& n) const noexcept {
+    return n.pins > 0 ? pinned_level : retention_.level(n.priority);
   }
 
   /// Puts a node at the young end of its level. Children are retained before their parents, so the
@@ -596,6 +604,9 @@ class TreeStorage {
   void remove_node(NodeIndex index) noexcept {
     TreeNode& n = node(index);
     if (n.retained) unretain(index);
+    if (n.pins > 0)
+      for (PinRecord& pin : pins_)
+        if (pin.last == index) pin.last = n.parent;
     if (n.state == NodeState::published) unpublish(index, NodeState::hidden);
     release_places(index, 0);
     delete_node(index);
@@ -617,6 +628,7 @@ class TreeStorage {
   std::vector<PendingCopy> copies_;
   std::vector<SlotIndex> scratch_;
   std::vector<RetainedLevel> levels_;  // by level, ascending
+  std::vector<PinRecord> pins_;
   std::size_t pinned_slots_ = 0;
   std::function<void(const CacheEvent&)> event_sink_;
   std::function<void(SlotIndex)> free_sink_;

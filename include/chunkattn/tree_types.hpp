@@ -32,9 +32,6 @@ struct TreeOptions {
   /// Sharing::token: a fork copies a private tail of fewer tokens than this and splits a longer one
   /// in place. 0 means ChunkSize / 2. Slots stay within ChunkSize / min_run of the need.
   std::int32_t min_run = 0;
-  /// With true, what leaving sequences used is reused only after retire() of the last step that was
-  /// planned while they were there. For devices that still run a step when the host goes on.
-  bool async_steps = false;
 };
 
 /// Path positions [begin, begin + length) of a sequence.
@@ -48,16 +45,35 @@ struct TokenRange {
   friend constexpr bool operator==(const TokenRange&, const TokenRange&) = default;
 };
 
+/// Names a sequence of a tree for as long as the tree lives; never given to another one. A key for
+/// an engine's own tables.
+enum class SequenceId : std::uint64_t { none = 0 };
+
 /// How a prompt joins.
 struct InsertOptions {
   Namespace name_space{};  ///< whose tokens these are
   /// The first tokens of the prompt that every tenant of the same adapter may share.
   std::size_t public_length = 0;
-  /// Tokens past this one are computed even where their K/V is cached (prompt log-probabilities;
-  /// prompt.size() - 1 keeps the last token's query). Their K/V stays shared and is not rewritten.
+  /// Tokens past this one are computed even where their K/V is cached (prompt log-probabilities).
+  /// Their K/V stays shared and is not rewritten.
   std::size_t max_reuse = std::numeric_limits<std::size_t>::max();
+  /// The last token of the prompt is computed even where its K/V is cached: without its query there
+  /// is nothing to sample from. False for a sequence that goes on with append().
+  bool compute_last = true;
   /// Retention priority of what this sequence leaves behind; larger stays longer (`Priority`).
   int priority = 0;
+  /// With false, tokens that another sequence is still to write are not shared but computed a
+  /// second time, so that this sequence waits for nobody.
+  bool share_pending = true;
+};
+
+/// Why Step::add() did not add a sequence.
+enum class HoldReason : std::uint8_t {
+  none,                ///< it was added
+  waits_for_sequence,  ///< another sequence is to write K/V that this one reads: add that one first
+  waits_for_step,      ///< a step in flight still uses places that this sequence needs
+  out_of_chunks,       ///< the budget is spent: wait for a sequence to leave
+  nothing_to_compute   ///< all known tokens are computed: commit an output, or append()
 };
 
 /// What a prompt would find.
@@ -85,9 +101,12 @@ struct TreeStats {
   std::uint64_t evicted_tokens = 0;      ///< cached tokens given up
   std::uint64_t evicted_slots = 0;       ///< slots freed by that
   std::uint64_t failed_inserts = 0;      ///< for want of slots
-  std::uint64_t failed_reserves = 0;     ///< the same
+  std::uint64_t failed_adds = 0;         ///< Step::add() and append(), for want of slots
+  std::uint64_t steps = 0;               ///< steps that finished
+  std::uint64_t cancelled_steps = 0;     ///< steps that were dropped before they were submitted
+  std::uint64_t abandoned_steps = 0;     ///< steps that were dropped in flight
   std::size_t live_sequences = 0;        ///< joined and not left
-  std::size_t retiring_sequences = 0;    ///< left, and still read by a step on the device
+  std::size_t leaving_sequences = 0;     ///< left, and still used by a step or a copy
   std::size_t nodes = 0;                 ///< runs of tokens, live and cached
   std::size_t used_slots = 0;            ///< live + retained + retiring
   std::size_t retained_slots = 0;        ///< held by nothing but cached, evictable nodes

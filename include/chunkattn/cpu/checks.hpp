@@ -17,15 +17,6 @@
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {
 
-/// The plain arrays of a plan: a PlanView as it is, anything else by its view().
-template <class Plan>
-[[nodiscard]] PlanView view_of(const Plan& plan) noexcept {
-  if constexpr (std::is_same_v<Plan, PlanView>)
-    return plan;
-  else
-    return plan.view();
-}
-
 /// A contiguous range of float, half or bfloat16.
 template <class R>
 concept QoRange = std::ranges::contiguous_range<R> && std::ranges::sized_range<R> &&

@@ -66,13 +66,14 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   /// Rows whose K/V is already written are skipped. Doing it twice is harmless.
   ///
   /// \param layer  K and V memory of the layer
-  /// \param plan   an AttentionPlan, or a PlanView
+  /// \param plan   what AttentionPlan::build() gave for the step
   /// \param k, v   [num_rows][num_kv_heads][HeadDim], the caller's row order; float, half or
   ///               bfloat16, rounded to the layer's type to nearest even
-  template <class T, class Plan, cpu::QoRange K, cpu::QoRange V>
+  template <class T, cpu::QoRange K, cpu::QoRange V>
   requires CpuKvElement<T>
-  void write(const KvView<T>& layer, const Plan& plan, const K& k, const V& v) {
-    const PlanView view = cpu::view_of(plan);
+  void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v) {
+    detail::check_current(plan);
+    const PlanView& view = plan;
     cpu::check_view(layer, view, HeadDim);
     const int heads = layer.num_kv_heads;
     const std::size_t expected =
@@ -115,11 +116,12 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   ///
   /// Throws InvalidArgument before anything is touched. If the executor throws, `out` and `lse` are
   /// unspecified and everything else is as before.
-  template <class T, class Plan, cpu::QoRange Q, cpu::QoRange Out>
+  template <class T, cpu::QoRange Q, cpu::QoRange Out>
   requires CpuKvElement<T>
-  void run(const KvView<T>& layer, const Plan& plan, const Q& q, Out&& out,
+  void run(const KvView<T>& layer, const LiveView& plan, const Q& q, Out&& out,
            std::span<float> lse = {}) {
-    const PlanView view = cpu::view_of(plan);
+    detail::check_current(plan);
+    const PlanView& view = plan;
     const auto query = cpu::span_of(q);
     const auto result = cpu::span_of(out);
     cpu::check_view(layer, view, HeadDim);

@@ -2,12 +2,13 @@
 // stream.
 //
 //   ChunkAttention<Cuda, 128> attention({.max_rows = 256, .num_qo_heads = 32, .num_kv_heads = 8});
-//   plan.update(tree);
-//   attention.prepare(plan, stream);              // uploads what changed; often one tiny kernel
+//   StepView view = plan.build(step);
+//   attention.prepare(view, stream);              // uploads what changed; often one tiny kernel
 //   for (layer ...) {
-//     attention.write(kv.layer(l), plan, k, v, stream);
-//     attention.run(kv.layer(l), plan, q, out, lse, stream);
+//     attention.write(kv.layer(l), view, k, v, stream);
+//     attention.run(kv.layer(l), view, q, out, lse, stream);
 //   }
+//   in_flight.push_back(std::move(step).submitted());
 //
 // To capture a graph, call prepare() before the capture and write()/run() inside it; from then on
 // prepare() and a graph launch are a step, with any plan inside the limits.
@@ -85,11 +86,11 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   /// Brings the device's copy of `plan` up to date: uploads what changed since the last call, and
   /// nothing at all for a further decode step. write() and run() call it themselves; call it once
   /// per step before launching a captured graph.
-  /// \param plan  an AttentionPlan, or a PlanView
-  template <class Plan>
-  void prepare(const Plan& plan, cudaStream_t stream) {
+  /// \param plan  what AttentionPlan::build() gave for the step
+  void prepare(const LiveView& plan, cudaStream_t stream) {
+    detail::check_current(plan);
     check_stream(stream);
-    upload_.prepare(view_of(plan), stream);
+    upload_.prepare(plan, stream);
   }
 
   /// Performs the plan's row copies in this layer, then stores K and V of the plan's query tokens.
@@ -98,20 +99,21 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   /// \param layer  K and V of the layer, device pointers
   /// \param k, v   device memory [num_rows][num_kv_heads][HeadDim], the caller's row order, of T or
   ///               float (rounded to nearest even)
-  template <class T, class Plan, class X>
-  void write(const KvView<T>& layer, const Plan& plan, std::span<X> k, std::span<X> v,
+  template <class T, class X>
+  void write(const KvView<T>& layer, const LiveView& plan, std::span<X> k, std::span<X> v,
              cudaStream_t stream) {
     using Source = std::remove_const_t<X>;
     static_assert(std::is_same_v<Source, T> || std::is_same_v<Source, float>,
                   "write: K and V must be of the layer's element type or float");
-    const PlanView view = view_of(plan);
+    detail::check_current(plan);
+    const PlanView& view = plan;
     check_layer(layer);
     const std::size_t expected = line_count(view, limits_.num_kv_heads) * HeadDim;
     check_size("k.size()", k.size(), expected);
     check_size("v.size()", v.size(), expected);
     check_pointer("k", k.data());
     check_pointer("v", v.data());
-    prepare(view, stream);
+    prepare(plan, stream);
     const bool capturing = cuda_detail::is_capturing(stream);
     if (capturing || view.num_copies > 0)
       launch_copies<T>(layer, nullptr, 1, view, capturing, stream);
@@ -126,13 +128,14 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   /// Performs the plan's row copies in every layer by one launch; write() then finds them done
   /// (and repeats them harmlessly where it runs).
   /// \param layers  device array of num_layers views of the same geometry
-  template <class T, class Plan>
-  void copy_rows(const KvView<T>& first, const KvView<T>* layers, int num_layers, const Plan& plan,
-                 cudaStream_t stream) {
-    const PlanView view = view_of(plan);
+  template <class T>
+  void copy_rows(const KvView<T>& first, const KvView<T>* layers, int num_layers,
+                 const LiveView& plan, cudaStream_t stream) {
+    detail::check_current(plan);
+    const PlanView& view = plan;
     check_layer(first);
     detail::check_argument(num_layers > 0, "num_layers", num_layers, "at least 1");
-    prepare(view, stream);
+    prepare(plan, stream);
     const bool capturing = cuda_detail::is_capturing(stream);
     if (capturing || view.num_copies > 0)
       launch_copies<T>(first, layers, num_layers, view, capturing, stream);
@@ -143,12 +146,13 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   /// \param layer   K and V of the layer, device pointers
   /// \param q, out  device memory [num_rows][num_qo_heads][HeadDim], the caller's row order
   /// \param lse     device memory [num_rows][num_qo_heads], natural log of the sum of exp; or empty
-  template <class T, class Plan>
-  void run(const KvView<T>& layer, const Plan& plan, std::span<const std::type_identity_t<T>> q,
+  template <class T>
+  void run(const KvView<T>& layer, const LiveView& plan, std::span<const std::type_identity_t<T>> q,
            std::span<std::type_identity_t<T>> out, std::span<float> lse, cudaStream_t stream) {
     static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
                   "ChunkAttention<Cuda>::run: T must be chunkattn::half or chunkattn::bfloat16");
-    const PlanView view = view_of(plan);
+    detail::check_current(plan);
+    const PlanView& view = plan;
     check_layer(layer);
     const std::size_t lines = line_count(view, limits_.num_qo_heads);
     check_size("q.size()", q.size(), lines * HeadDim);
@@ -157,7 +161,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     check_pointer("q", q.data());
     check_pointer("out", out.data());
     if (!lse.empty()) check_pointer("lse", lse.data());
-    prepare(view, stream);
+    prepare(plan, stream);
     allow_shared<T>();
 
     const auto& scheduler = upload_.scheduler();
@@ -188,16 +192,6 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
                         stream, arguments);
   }
 
-  /// Every row one token on, without the host: for graphs that hold several decode steps. Tell the
-  /// host's side with note_advanced() when such a graph was launched.
-  void advance(cudaStream_t stream) { upload_.launch_advance(stream); }
-
-  /// After `steps` advances on the device that prepare() did not make. `plan`: as last prepared.
-  template <class Plan>
-  void note_advanced(const Plan& plan, int steps) {
-    upload_.note_advanced(view_of(plan), steps);
-  }
-
   /// The maxima it was made for.
   [[nodiscard]] const CudaLimits& limits() const noexcept { return limits_; }
   /// Uploads and what they carried, since construction.
@@ -214,14 +208,6 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   [[nodiscard]] int num_blocks() const noexcept { return num_sms_ * occupancy_.blocks_per_sm; }
 
  private:
-  template <class Plan>
-  static PlanView view_of(const Plan& plan) {
-    if constexpr (std::is_same_v<Plan, PlanView>)
-      return plan;
-    else
-      return plan.view();
-  }
-
   static int attribute(cudaDeviceAttr which, int device) {
     int value = 0;
     cuda_detail::check_cuda(cudaDeviceGetAttribute(&value, which, device),

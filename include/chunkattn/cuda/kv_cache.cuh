@@ -29,18 +29,15 @@ class KvCache<Cuda, T> {
   /// Slots that the tables of slab addresses have room for, unless told otherwise.
   static constexpr std::size_t default_slot_limit = std::size_t{1} << 22;
 
-  /// Memory that follows `tree`: layer() grows to tree.num_slots(). The tree must outlive it.
+  /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
   template <class Tree>
   requires requires(const Tree& tree) {
-    tree.num_slots();
+    { tree.slot_source() } -> std::same_as<SlotSource>;
     Tree::chunk_size;
   }
   KvCache(const Tree& tree, KvCacheOptions options, std::size_t slot_limit = default_slot_limit)
       : KvCache(Tree::chunk_size, options, static_cast<std::size_t>(tree.num_slots()), slot_limit) {
-    tree_ = &tree;
-    tree_slots_ = [](const void* of) {
-      return static_cast<std::size_t>(static_cast<const Tree*>(of)->num_slots());
-    };
+    slots_ = tree.slot_source();
   }
 
   /// Memory for `num_slots` slots of `chunk_size` tokens on the current device; `slot_limit` bounds
@@ -48,13 +45,7 @@ class KvCache<Cuda, T> {
   KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0,
           std::size_t slot_limit = default_slot_limit)
       : options_(options), chunk_size_(chunk_size) {
-    detail::check_argument(options.num_layers > 0, "options.num_layers", options.num_layers,
-                           "at least 1");
-    detail::check_argument(options.num_kv_heads > 0, "options.num_kv_heads", options.num_kv_heads,
-                           "at least 1");
-    detail::check_argument(options.head_dim > 0 && options.head_dim % 8 == 0, "options.head_dim",
-                           options.head_dim, "a positive multiple of 8");
-    detail::check_argument(chunk_size > 0, "chunk_size", chunk_size, "at least 1");
+    detail::check_kv_geometry(options, chunk_size, sizeof(T));
     while (slab_shift_ < 16 && bytes_per_slot() << slab_shift_ < slab_target) ++slab_shift_;
     max_slabs_ = std::max<std::size_t>(1, (slot_limit + per_slab() - 1) >> slab_shift_);
     table_ = cuda_detail::DeviceMemory(max_slabs_ * num_tables() * sizeof(T*));
@@ -69,9 +60,9 @@ class KvCache<Cuda, T> {
   /// Makes room for slots [0, num_slots) in every layer; never moves one. A DeviceError (out of
   /// memory) leaves the cache as it was.
   void grow(std::size_t num_slots) {
-    const std::size_t slabs = (num_slots + per_slab() - 1) >> slab_shift_;
-    detail::check_argument(slabs <= max_slabs_, "num_slots", num_slots,
+    detail::check_argument(num_slots <= max_slabs_ << slab_shift_, "num_slots", num_slots,
                            "at most slot_limit = " + std::to_string(max_slabs_ << slab_shift_));
+    const std::size_t slabs = (num_slots + per_slab() - 1) >> slab_shift_;
     while (slabs_.size() < slabs) {
       cuda_detail::DeviceMemory slab(bytes_per_slot() << slab_shift_);
       T* first = reinterpret_cast<T*>(slab.data());
@@ -89,10 +80,10 @@ class KvCache<Cuda, T> {
   [[nodiscard]] KvView<T> layer(int index) {
     detail::check_argument(index >= 0 && index < options_.num_layers, "layer", index,
                            "less than num_layers, " + std::to_string(options_.num_layers));
-    if (tree_ != nullptr) {
-      const std::size_t needed = tree_slots_(tree_);
-      if (needed > num_slots_) grow(needed);
-    }
+    detail::check_argument(table_.data() != nullptr, "layer", index,
+                           "a cache that was not moved from");
+    const std::size_t needed = slots_.num_slots();
+    if (needed > num_slots_) grow(needed);
     return view(index);
   }
 
@@ -101,6 +92,8 @@ class KvCache<Cuda, T> {
   [[nodiscard]] const KvView<T>* device_layers() const noexcept {
     return reinterpret_cast<const KvView<T>*>(views_.data());
   }
+  /// Number of the tree that it follows, 0 for none.
+  [[nodiscard]] std::uint64_t tree_id() const noexcept { return slots_.tree_id; }
   /// The geometry it was made for.
   [[nodiscard]] const KvCacheOptions& options() const noexcept { return options_; }
   /// Slots that have memory in every layer.
@@ -160,8 +153,7 @@ class KvCache<Cuda, T> {
   std::size_t num_slots_ = 0;
   cuda_detail::DeviceMemory table_, views_;
   std::vector<cuda_detail::DeviceMemory> slabs_;
-  const void* tree_ = nullptr;
-  std::size_t (*tree_slots_)(const void*) = nullptr;
+  SlotSource slots_;
 };
 
 CHUNKATTN_NAMESPACE_END

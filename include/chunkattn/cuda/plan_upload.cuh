@@ -195,16 +195,6 @@ class PlanUpload {
     launch("advance_kernel", advance_, grid, 256, 0, stream, memory());
   }
 
-  /// The device advanced by itself, `steps` times: so does what the host knows of it.
-  void note_advanced(const PlanView& plan, int steps) {
-    for (std::size_t row = 0; row < kv_len_.size(); ++row) {
-      kv_len_[row] += steps;
-      WriteTarget& target = writes_[static_cast<std::size_t>(tokens_[row])];
-      if (target.slot != no_slot)
-        target = locate(plan.segments, plan.pieces, deepest_[row], kv_len_[row] - 1);
-    }
-  }
-
   [[nodiscard]] PlanMemory memory() const noexcept {
     PlanMemory memory{};
     memory.header = at<PlanHeader>(WorkspaceLayout::header);
