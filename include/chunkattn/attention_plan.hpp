@@ -409,6 +409,16 @@ class AttentionPlan {
   /// skipped.
   template <class Core>
   void set_writes(const Core& core, const detail::StepEntry& entry) {
+    const auto& tail = core.node(core.sequence(entry.sequence).tail);
+    if (entry.length == 1 && entry.begin >= tail.position) {  // decode
+      const std::int32_t offset = entry.begin - tail.position, place = tail.begin + offset;
+      WriteTarget& target = writes_[at(entry.first_row)];
+      if (tail.writer == entry.sequence && offset >= tail.written && offset < tail.length)
+        target = {core.slot_of(tail, place), place % Core::chunk_size};
+      else
+        target = {no_slot, 0};
+      return;
+    }
     for (std::int32_t i = 0; i < entry.length; ++i) writes_[at(entry.first_row + i)] = {no_slot, 0};
     core.for_each_node(
         entry.sequence, {entry.begin, entry.length},

@@ -235,13 +235,17 @@ class Sequence {
         generation_(shared_->core->sequence(index).generation) {}
 
   [[nodiscard]] Core& core() const {
-    detail::check_argument(shared_ != nullptr, "sequence", "empty",
-                           "a live handle, not one moved from or used after leave()");
-    detail::check_argument(shared_->core.has_value(), "sequence", "orphaned",
-                           "a handle whose tree still exists");
-    detail::check_argument(shared_->core->is_live(index_, generation_), "sequence", "left",
-                           "a live handle");
+    if (!is_live()) [[unlikely]]
+      fail_dead();
     return *shared_->core;
+  }
+  [[noreturn]] void fail_dead() const {
+    if (shared_ == nullptr)
+      detail::fail_argument("sequence", "empty",
+                            "a live handle, not one moved from or used after leave()");
+    if (!shared_->core)
+      detail::fail_argument("sequence", "orphaned", "a handle whose tree still exists");
+    detail::fail_argument("sequence", "left", "a live handle");
   }
   [[nodiscard]] const detail::SequenceRecord& record() const { return core().sequence(index_); }
 

@@ -106,8 +106,9 @@ class StepHandle {
   [[nodiscard]] bool empty() const noexcept { return shared_ == nullptr; }
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
   [[nodiscard]] Core& core() const {
-    check_argument(shared_ != nullptr, "step", "moved-from", "a step that was not moved from");
-    check_argument(shared_->core.has_value(), "step", "orphaned", "a step whose tree still exists");
+    if (shared_ == nullptr || !shared_->core) [[unlikely]]
+      fail_argument("step", shared_ == nullptr ? "moved-from" : "orphaned",
+                    "a step that was not moved from and whose tree still exists");
     return *shared_->core;
   }
   [[nodiscard]] StepRecord& record() const { return core().step(index_); }
@@ -212,11 +213,10 @@ class [[nodiscard]] Finished {
     Core& core = handle_.core();
     detail::StepRecord& record = handle_.record();
     const auto index = static_cast<std::size_t>(row.index);
-    detail::check_argument(row.index >= 0 && index < record.entries.size() &&
-                               record.entries[index].first_row == row.first_row &&
-                               Core::id_of(record.entries[index].sequence,
-                                           record.entries[index].generation) == row.sequence,
-                           "row", row.index, "a row of this step");
+    if (row.index < 0 || index >= record.entries.size() ||
+        Core::id_of(record.entries[index].sequence, record.entries[index].generation) !=
+            row.sequence) [[unlikely]]
+      detail::fail_argument("row", row.index, "a row of this step");
     core.commit(record.entries[index], outputs);
   }
 
@@ -334,9 +334,10 @@ class [[nodiscard]] Step {
   AddResult add(Sequence<Core>& sequence, std::size_t budget, std::span<const token_type> drafts,
                 std::int32_t unknown_drafts) {
     Core& core = handle_.core();
-    detail::check_argument(&sequence.core() == &core, "sequence", "of another tree",
-                           "a sequence of the step's tree");
-    detail::check_argument(budget >= 1, "budget", budget, "at least one token");
+    if (&sequence.core() != &core) [[unlikely]]
+      detail::fail_argument("sequence", "of another tree", "a sequence of the step's tree");
+    if (budget < 1) [[unlikely]]
+      detail::fail_argument("budget", budget, "at least one token");
     detail::StepRecord& record = handle_.record();
     const detail::AddOutcome outcome =
         core.add(record, sequence.index_, limited(budget),

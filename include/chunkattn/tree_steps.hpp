@@ -90,8 +90,8 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
                  std::span<const Token> drafts, std::int32_t unknown_drafts) {
     SequenceRecord& record = sequences_[at(s)];
     look_ahead(s);
-    check_argument(record.last_step != step.number, "sequence", "added twice",
-                   "each sequence at most once per step");
+    if (record.last_step == step.number) [[unlikely]]
+      fail_argument("sequence", "added twice", "each sequence at most once per step");
     const std::int32_t begin = record.cursor;
     const std::int32_t places_end = record.size + record.reserved;
     if (begin == places_end) return {HoldReason::nothing_to_compute};
@@ -103,7 +103,8 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
       const AddOutcome outcome = find_missing(s, begin + length);
       if (outcome.reason != HoldReason::none) return outcome;
     }
-    step.entries.reserve(grown_capacity(step.entries));
+    if (step.entries.size() == step.entries.capacity())
+      step.entries.reserve(2 * step.entries.size() + 8);
     StepEntry entry;
     if (begin + length == places_end) {
       entry.has_output = true;
@@ -112,8 +113,9 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
           std::min(budget - length,
                    entry.drafts_known ? static_cast<std::int32_t>(drafts.size()) : unknown_drafts);
       const std::int32_t places = entry.drafts + 1;
-      check_argument(places <= max_length - places_end, "tokens of the sequence", places_end,
-                     "at most 2^30, drafts and output included");
+      if (places > max_length - places_end) [[unlikely]]
+        fail_argument("tokens of the sequence", places_end,
+                      "at most 2^30, drafts and output included");
       if (!this->grow_tail(record, places)) return {HoldReason::out_of_chunks};
       TreeNode& tail = node(record.tail);
       if (entry.drafts > 0 && entry.drafts_known)
@@ -237,15 +239,16 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
 
   /// Whether the entry's outputs can still be committed.
   [[nodiscard]] bool has_output(const StepEntry& entry) const noexcept {
-    return entry.has_output && this->is_live(entry.sequence, entry.generation) &&
-           sequence(entry.sequence).epoch == entry.epoch;
+    const SequenceRecord& record = sequence(entry.sequence);  // leaving raises the generation
+    return entry.has_output && record.generation == entry.generation && record.epoch == entry.epoch;
   }
 
   /// The tokens that were sampled from the entry's rows: accepted drafts, then one more, which is
   /// the next to be computed.
   void commit(StepEntry& entry, std::span<const Token> outputs) {
-    check_argument(has_output(entry), "row", "without output",
-                   "a row of Finished::rows(): live, not superseded, not committed yet");
+    if (!has_output(entry)) [[unlikely]]
+      fail_argument("row", "without output",
+                    "a row of Finished::rows(): live, not superseded, not committed yet");
     SequenceRecord& record = sequences_[at(entry.sequence)];
     if (outputs.empty() || outputs.size() > at(entry.drafts) + 1) [[unlikely]]
       fail_argument("outputs.size()", outputs.size(),
@@ -351,24 +354,19 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
                    "to compute");
   }
 
-  template <class E>
-  static std::size_t grown_capacity(const std::vector<E>& v) noexcept {
-    return v.size() < v.capacity() ? 0 : 2 * v.size() + 8;
-  }
-
   /// A step is to write those positions in the range that are the sequence's to write, or no
   /// longer is.
-  void set_scheduled(SequenceIndex s, TokenRange range, bool scheduled) noexcept {
-    const auto set = [&](TreeNode& n, std::int32_t begin, std::int32_t end) {
+  CHUNKATTN_INLINE void set_scheduled(SequenceIndex s, TokenRange range, bool scheduled) noexcept {
+    const auto set = [s, scheduled](TreeNode& n, std::int32_t begin, std::int32_t end) {
       if (n.writer == s) n.scheduled = std::max(n.written, scheduled ? end : begin);
     };
     TreeNode& tail = node(sequence(s).tail);
-    if (range.begin >= tail.position)
-      set(tail, range.begin - tail.position, std::min(range.end(), tail.end()) - tail.position);
-    else
-      for_each_node(s, range, [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
-        set(node(n), offset, offset + length);
-      });
+    if (range.begin >= tail.position) [[likely]]
+      return set(tail, range.begin - tail.position,
+                 std::min(range.end(), tail.end()) - tail.position);
+    for_each_node(s, range, [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
+      set(node(n), offset, offset + length);
+    });
   }
 
   static void set_written(TreeNode& n, std::int32_t written) noexcept {
