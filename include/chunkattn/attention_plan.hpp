@@ -145,6 +145,7 @@ class AttentionPlan {
     core.carry_copies(record, copies_);
     const Entries entries = record.entries;
     if (!matches(core, entries) || !advance(core, entries)) rebuild(core, entries, record.num_rows);
+    record.invalidate_view();  // another plan may have been built for the step
     ticket_->current = record.ticket_number = ++views_;
     record.ticket = ticket_;
     record.built = true;

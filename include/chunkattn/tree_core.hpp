@@ -210,7 +210,10 @@ class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
     SequenceRecord& record = sequences_[at(s)];
     std::int32_t taken = 0;
     this->for_each_awaited(s, [&](NodeIndex index) {
-      if (node(index).scheduled > node(index).written) return;
+      // A step may be at it, or one that was dropped in flight.
+      if (node(index).scheduled > node(index).written ||
+          (this->any_void_ && sequence(node(index).writer).steps > 0))
+        return;
       TreeNode& n = node(index);
       SequenceRecord& before = sequences_[at(n.writer)];
       const std::int32_t first = n.position + n.written;
