@@ -12,7 +12,7 @@ version=$(sed -n 's/^#define CHUNKATTN_VERSION_[MP][A-Z]* \([0-9]*\)$/\1/p' incl
 
 fail() { echo "FAILED: $*"; exit 1; }
 
-if command -v conan >/dev/null && conan --version | grep -q 'version 2'; then
+if [[ $(conan --version 2>/dev/null) == *"version 2"* ]]; then
   conan=conan
 else
   conan=$work/venv/bin/conan

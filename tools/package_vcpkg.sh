@@ -20,12 +20,12 @@ elif ! vcpkg=$(command -v vcpkg); then
   echo "SKIPPED: package vcpkg needs vcpkg: set VCPKG_ROOT or put it on the PATH"
   exit 77
 fi
-"$vcpkg" version | head -n 1
+"$vcpkg" version | sed -n 1p
 
 vcpkg_install() {  # vcpkg_install NAME PACKAGE OVERLAY [options...]
   local name=$1 package=$2 overlay=$3
   shift 3
-  "$vcpkg" install "$package" --classic --overlay-ports="$overlay" --binarysource=clear \
+  "$vcpkg" install "$package" --classic --editable --overlay-ports="$overlay" --binarysource=clear \
     --x-install-root="$work/$name" --x-buildtrees-root="$work/buildtrees" \
     --x-packages-root="$work/packages" "$@" 2>&1 | tee "$work/$name.log"
   if grep -F 'warning:' "$work/$name.log"; then fail "$name: vcpkg warns"; fi
@@ -33,7 +33,7 @@ vcpkg_install() {  # vcpkg_install NAME PACKAGE OVERLAY [options...]
 
 use() {  # use NAME: what is installed, and a program built against it
   local name=$1 installed file
-  installed=$(find "$work/$name" -path '*/include/chunkattn' -type d | head -n 1)
+  installed=$(find "$work/$name" -path '*/include/chunkattn' -type d -print -quit)
   installed=${installed%/include/chunkattn}
   for file in share/chunkattn/{copyright,usage,chunkattn-config.cmake} lib/pkgconfig/chunkattn.pc; do
     [ -f "$installed/$file" ] || fail "$name: the port does not install $file"
