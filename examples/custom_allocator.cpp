@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "support/only_help.hpp"
+
 namespace {
 
 /// The engine's block manager. It lends blocks to the prefix cache and to others (an image encoder,
@@ -69,7 +71,10 @@ std::vector<std::int32_t> tokens_of(std::string_view text) {  // one per charact
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (const auto status = examples::only_help(argc, argv, "custom_allocator",
+                                              "a prefix tree in the blocks of an engine"))
+    return *status;
   BlockManager manager(num_blocks, /*held_back=*/4);
   const std::int32_t image_block = manager.take();  // somebody else uses blocks too
   fmt::print("engine: {} blocks, block {} lent to the image encoder, {} free for the cache\n",

@@ -8,7 +8,10 @@ status=0
 expect() {  # expect FILE PATTERN
   grep -qE "$2" "$1" || { echo "FAILED: $1 does not name version $version"; status=1; }
 }
-expect cmake/packaging/vcpkg/chunkattn/vcpkg.json "\"version-semver\": \"$version\""
+packaging=cmake/packaging
+expect $packaging/vcpkg/ports/chunkattn/vcpkg.json "\"version-semver\": \"$version\""
+expect $packaging/conan/chunkattn/config.yml "^  \"$version\":"
+expect $packaging/conan/chunkattn/all/conandata.yml "/v$version\.tar\.gz\""
 expect CHANGELOG.md "^## $version"
 expect include/chunkattn/config.hpp "inline namespace v$(part MAJOR)_$(part MINOR) "
 [ $status -eq 0 ] && echo "version $version everywhere"

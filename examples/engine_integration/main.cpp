@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "../support/only_help.hpp"
 #include "dispatch.hpp"
 #include "engine.hpp"
 
@@ -123,10 +124,9 @@ void engine_loop() {
   tree.check_invariants();
   require(waiting.empty() && running.empty(), "every request was served");
   const auto stats = tree.stats();
-  std::printf(
-      "   %llu of %llu prompt tokens came from the cache or from a sequence in the same step\n",
-      static_cast<unsigned long long>(stats.cached_tokens + stats.pending_tokens),
-      static_cast<unsigned long long>(stats.prompt_tokens));
+  std::printf("   %llu of %llu prompt tokens came from the cache or a sequence of the same step\n",
+              static_cast<unsigned long long>(stats.cached_tokens + stats.pending_tokens),
+              static_cast<unsigned long long>(stats.prompt_tokens));
 }
 
 // --- 2. to 4. Own memory, own writes, dispatch at run time, tensor parallel
@@ -204,7 +204,10 @@ void own_parts(KvType type) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (const auto status = examples::only_help(argc, argv, "engine_integration",
+                                              "each way to wire the library into an engine"))
+    return *status;
   engine_loop();
   own_parts<float>(KvType::fp32);
   own_parts<chunkattn::half>(KvType::fp16);
@@ -215,6 +218,6 @@ int main() {
     make_attention(80, KvType::fp32, threads);
     require(false, "an unknown head_dim is refused");
   } catch (const chunkattn::InvalidArgument& error) {
-    std::printf("\nan unknown head_dim is refused: %s\n", error.what());
+    std::printf("\nan unknown head_dim is refused:\n   %s\n", error.what());
   }
 }

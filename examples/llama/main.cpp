@@ -96,10 +96,9 @@ void print_stats(const llama::ServeStats& stats, const std::vector<llama::Comple
   }
   fmt::print("\n{}  {} of {} computed, {} from the cache\n", examples::bold("prompt tokens"),
              computed, prompt_tokens, prompt_tokens - computed);
-  fmt::print(
-      "{}          {} tokens in {:.2f} s ({:.0f} per second), {} steps, at most {} at once\n",
-      examples::bold("decode"), generated, seconds, static_cast<double>(generated) / seconds,
-      stats.steps, stats.peak_live);
+  fmt::print("{}          {} tokens in {:.2f} s ({:.0f}/s), {} steps, at most {} at once\n",
+             examples::bold("decode"), generated, seconds, static_cast<double>(generated) / seconds,
+             stats.steps, stats.peak_live);
   fmt::print("{}            {} slots at most; {} plan rebuilds\n", examples::bold("tree"),
              stats.peak_slots, stats.plan_rebuilds);
 }
@@ -111,13 +110,12 @@ constexpr double logit_bound = 0.1;
 bool logits_agree(const llama::ServeStats& stats) {
   if (stats.compared_logits == 0) return true;
   const bool agree = stats.max_logit_difference <= logit_bound;
-  fmt::print(
-      "{}          {} of the GPU against the CPU's for the same tokens: largest difference "
-      "{} (bound {})\n",
-      examples::bold("logits"), stats.compared_logits,
-      agree ? examples::green(fmt::format("{:.2g}", stats.max_logit_difference))
-            : examples::red(fmt::format("{:.2g}", stats.max_logit_difference)),
+  const std::string difference = fmt::format("{:.2g}", stats.max_logit_difference);
+  const std::string text = fmt::format(
+      "{} of the GPU against the CPU's for the same tokens: largest difference {} (bound {})",
+      stats.compared_logits, agree ? examples::green(difference) : examples::red(difference),
       logit_bound);
+  fmt::print("{}          {}\n", examples::bold("logits"), examples::wrapped(text, 16));
   return agree;
 }
 
@@ -136,10 +134,12 @@ void print_settings(const Arguments& arguments, const llama::Config& c, int thre
   fmt::print("{}    {} layers, dim {}, {} query heads over {} K/V heads of {}, {} pieces\n",
              examples::bold("model"), c.num_layers, c.dim, c.num_qo_heads, c.num_kv_heads,
              c.head_dim(), c.vocab_size);
-  fmt::print("{}    chunks of {}, {} K/V, sharing by {}, {} reduce, {} thread{}\n",
-             examples::bold("cache"), arguments.chunk_size,
-             arguments.device == "cuda" ? "fp16 GPU and " + arguments.kv + " CPU" : arguments.kv,
-             arguments.sharing, arguments.reduce, threads, threads == 1 ? "" : "s");
+  const std::string kv =
+      arguments.device == "cuda" ? "fp16 GPU and " + arguments.kv + " CPU" : arguments.kv;
+  const std::string text = fmt::format(
+      "chunks of {}, {} K/V, sharing by {}, {} reduce, {} thread{}", arguments.chunk_size, kv,
+      arguments.sharing, arguments.reduce, threads, threads == 1 ? "" : "s");
+  fmt::print("{}    {}\n", examples::bold("cache"), examples::wrapped(text, 9));
 }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -148,6 +148,9 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 int run_checkpoint(Arguments arguments, chunkattn::ThreadPool& executor) {
   std::vector<Job> jobs = read_jobs(arguments);
+  const auto has_text = [](const Job& job) { return job.expected.has_value(); };
+  if (arguments.check && std::none_of(jobs.begin(), jobs.end(), has_text))
+    throw examples::UsageError("--check: expected texts, from --prompts or --expect");
   if (jobs.empty()) {
     for (const char* prompt :
          {"Once upon a time, there was a little girl named Mia",
@@ -185,14 +188,11 @@ int run_checkpoint(Arguments arguments, chunkattn::ThreadPool& executor) {
                differ.first - text.begin(), *jobs[i].expected);
   }
   print_stats(stats, completions, requests, seconds);
-  if (arguments.check) {
-    if (checked == 0)
-      throw examples::UsageError("--check: expected texts, from --prompts or --expect");
+  if (arguments.check)
     fmt::print("{}           {} of {} texts as recorded\n", examples::bold("check"),
                wrong == 0 ? examples::green(std::to_string(checked))
                           : examples::red(std::to_string(checked - wrong)),
                checked);
-  }
   const bool agree = logits_agree(stats);
   // In fp16 a near tie may fall the other way and the text go on differently: there the logits are
   // what is judged.
@@ -204,8 +204,9 @@ int run_checkpoint(Arguments arguments, chunkattn::ThreadPool& executor) {
 int run_random(const Arguments& arguments, chunkattn::ThreadPool& executor) {
   fmt::print(
       "No weights given, so this runs a small model with random weights.\n"
-      "For stories, get the smallest of the llama2.c project's \"tinyllamas\": the checkpoint\n"
-      "stories260K.bin and its tokenizer tok512.bin, about 1 MB together. Then\n\n"
+      "For stories, get the smallest of the llama2.c project's \"tinyllamas\": the\n"
+      "checkpoint stories260K.bin and its tokenizer tok512.bin, about 1 MB together.\n"
+      "Then\n\n"
       "  llama --checkpoint stories260K.bin --tokenizer tok512.bin\n\n"
       "or put both into a folder models/ and set CHUNKATTN_DATA to the folder above it.\n\n");
   llama::Config config;
@@ -249,7 +250,8 @@ int run_random(const Arguments& arguments, chunkattn::ThreadPool& executor) {
                fmt::format("{}-{}", completions[i].joined, completions[i].left),
                std::to_string(prompt), std::to_string(completions[i].computed),
                std::to_string(prompt - completions[i].computed),
-               std::to_string(completions[i].tokens.size() - prompt),
+               std::to_string(completions[i].tokens.size() -
+                              std::min(completions[i].tokens.size(), prompt)),
                same ? examples::green("yes") : examples::red("no")});
   }
   table.print();
@@ -300,7 +302,8 @@ int run(int argc, char** argv) {
   }
   chunkattn::ThreadPool executor(arguments.threads);
   if (arguments.checkpoint.empty() && arguments.tokenizer.empty()) {
-    if (!arguments.prompts.empty() || !arguments.prompts_file.empty())
+    if (!arguments.prompts.empty() || !arguments.prompts_file.empty() ||
+        !arguments.expected_file.empty())
       throw examples::UsageError("prompts need weights: --checkpoint FILE --tokenizer FILE");
     return run_random(arguments, executor);
   }

@@ -18,9 +18,12 @@
 #include <type_traits>
 #include <vector>
 
+#include "../support/output_file.hpp"
+
 namespace persist {
 
-/// The file is not one of ours, is damaged, or was made for something else. Nothing was loaded.
+/// The file is not one of ours, is damaged, or was made for something else: nothing was loaded. Or
+/// it cannot be written: what was there before is there still.
 class FileError : public chunkattn::Error {
  public:
   FileError(const std::string& path, const std::string& what)
@@ -143,7 +146,7 @@ struct CachedPrompt {
 /// Writes the cached prefixes of `prompts` to `path`, each chunk once however many prompts share
 /// it. `model_tag` names what the K/V was computed with (weights, adapter, position encoding): only
 /// a loader with the same tag accepts it. Returns the number of tokens whose K/V was stored. The
-/// file appears whole or not at all.
+/// file appears whole or not at all; a device or a pipe is refused.
 template <class Tree, class T>
 std::size_t save(const std::string& path, Tree& tree, chunkattn::KvCache<chunkattn::Cpu, T>& cache,
                  const std::string& model_tag,
@@ -182,15 +185,12 @@ std::size_t save(const std::string& path, Tree& tree, chunkattn::KvCache<chunkat
   const std::uint64_t sum = detail::checksum(out.bytes());
   out.put(&sum, 1);
 
-  const std::string part = path + ".part";
-  bool ok = false;
-  if (detail::File file{std::fopen(part.c_str(), "wb")}) {
-    ok = std::fwrite(out.bytes().data(), 1, out.bytes().size(), file.get()) == out.bytes().size();
-    ok = std::fflush(file.get()) == 0 && ok;
-  }
-  if (!ok || std::rename(part.c_str(), path.c_str()) != 0) {
-    std::remove(part.c_str());
-    throw FileError(path, "cannot be written");
+  try {
+    examples::OutputFile file(path);
+    file.write(out.bytes().data(), out.bytes().size());
+    file.commit();
+  } catch (const examples::OutputError& error) {
+    throw FileError(path, error.reason);
   }
   return saved;
 }

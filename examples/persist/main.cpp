@@ -2,17 +2,21 @@
 // computed again; then shows which files are refused.
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <chunkattn/chunkattn.hpp>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <span>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "../support/options.hpp"
+#include "../support/output_file.hpp"
 #include "chunk_file.hpp"
 
 namespace {
@@ -53,29 +57,54 @@ std::vector<char> read_all(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 void write_all(const std::string& path, const std::vector<char>& bytes) {
-  std::ofstream(path, std::ios::binary)
-      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  examples::OutputFile file(path);
+  file.write(bytes.data(), bytes.size());
+  file.commit();
 }
+
+/// A folder of this run's own, gone in the end with all that is in it.
+class ScratchFolder {
+ public:
+  ScratchFolder() : path_((std::filesystem::temp_directory_path() / "chunkattn-XXXXXX").string()) {
+    if (::mkdtemp(path_.data()) == nullptr)
+      throw examples::OutputError(path_,
+                                  "cannot be made: " + std::generic_category().message(errno));
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  ~ScratchFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  [[nodiscard]] std::string file(const char* name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
 
 void try_to_load(const char* what, const std::string& path, const std::string& tag) {
   Tree tree;
   Cache cache(tree, geometry);
   try {
     persist::load(path, tree, cache, tag);
-    fmt::print("  {:<18} loaded\n", what);
+    fmt::print("  {:<16} loaded\n", what);
   } catch (const persist::FileError& error) {
     const std::string text = error.what();
-    fmt::print("  {:<18} refused: {}; {} slots in use\n", what, text.substr(text.find(": ") + 2),
-               tree.stats().used_slots);
+    fmt::print(
+        "  {:<16} refused: {}\n", what,
+        examples::wrapped(fmt::format("{}; {} slots in use", text.substr(text.find(": ") + 2),
+                                      tree.stats().used_slots),
+                          28));
   }
 }
 
 int run(int argc, char** argv) {
-  std::string path = (std::filesystem::temp_directory_path() / "chunkattn.chunks").string();
+  std::string path;
   examples::Options options("persist", "saves a prefix cache to a file and loads it again");
   options.text("--file", "PATH", "where to save (kept afterwards when given)", path);
-  const std::string usual = path;
   if (!options.parse(argc, argv)) return 0;
+  const ScratchFolder scratch;
+  if (path.empty()) path = scratch.file("chunks");
 
   const auto prompts = make_prompts();
   {
@@ -105,7 +134,7 @@ int run(int argc, char** argv) {
                tokens);
   }
   const std::vector<char> good = read_all(path);
-  const std::string bad = path + ".bad";
+  const std::string bad = scratch.file("bad");
   try_to_load("the file itself", path, "toy-1");
   try_to_load("another model", path, "toy-2");
   auto bytes = good;
@@ -118,8 +147,6 @@ int run(int argc, char** argv) {
   try_to_load("cut short", bad, "toy-1");
   write_all(bad, std::vector<char>(4096, 'x'));
   try_to_load("something else", bad, "toy-1");
-  std::filesystem::remove(bad);
-  if (path == usual) std::filesystem::remove(path);
   return 0;
 }
 

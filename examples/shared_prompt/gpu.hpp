@@ -69,11 +69,12 @@ inline bool print_gpu(const GpuReport& report, int rounds) {
   table.row({"every row reads its own path", fmt::format("{:.3f}", report.paged_ms)});
   table.row({examples::bold("chunkattn"), fmt::format("{:.3f}", report.shared_ms)});
   table.print();
-  fmt::print(
-      "\n  Medians of {} rounds on the host's clock, launches included; K and V may stay in the\n"
-      "  GPU's cache between rounds. Largest difference from the CPU: {:.1e} (bound {}) {}\n",
+  fmt::print("\n");
+  examples::paragraph(fmt::format(
+      "Medians of {} rounds on the host's clock, launches included; K and V may stay in the GPU's "
+      "cache between rounds. Largest difference from the CPU: {:.1e} (bound {}) {}",
       rounds, report.max_difference, gpu_bound,
-      close ? examples::green("ok") : examples::red("too far"));
+      close ? examples::green("ok") : examples::red("too far")));
   return close;
 }
 

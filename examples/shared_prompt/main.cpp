@@ -8,6 +8,7 @@
 
 #include "../support/cuda_attention.hpp"
 #include "../support/options.hpp"
+#include "../support/output_file.hpp"
 #include "settings.hpp"
 
 namespace shared_prompt {
@@ -48,6 +49,7 @@ int run_command_line(int argc, char** argv) {
         fmt::format("--num-qo-heads = {}: expected a multiple of "
                     "--num-kv-heads = {}",
                     settings.num_qo_heads, settings.num_kv_heads));
+  if (!settings.json.empty()) examples::require_writable(settings.json, examples::Devices::write);
   if (settings.kv == "fp16") return run<chunkattn::half>(settings);
   if (settings.kv == "bf16") return run<chunkattn::bfloat16>(settings);
   return run<float>(settings);

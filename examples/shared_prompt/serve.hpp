@@ -211,7 +211,7 @@ class Server {
 
   static void progress_header() {
     fmt::print("  {}\n",
-               examples::dim(fmt::format("{:>4}  {:>7}  {:>4}  {:>4}  {:>11}  {:>11}  {:>12}  {}",
+               examples::dim(fmt::format("{:>4}  {:>7}  {:>4}  {:>4}  {:>11}  {:>11}  {:>9}  {}",
                                          "step", "to come", "live", "done", "prompt rows",
                                          "decode rows", "attention", "done · live ■")));
   }
@@ -219,21 +219,23 @@ class Server {
   void progress(int step, std::size_t live, std::size_t to_come, std::size_t left,
                 const StepShape& shape, double ms) {
     if (!examples::on_terminal() && step % 10 != 0 && shape.prompt_rows < 64) return;
-    constexpr std::size_t bar_width = 20;
+    constexpr std::size_t bar_width = 13;  // of 80 columns in all
     const std::size_t total = live + to_come + left;
     const auto part = [&](std::size_t count) { return count * bar_width / total; };
     std::string bar;
     for (std::size_t i = 0; i < part(left); ++i) bar += "·";
     for (std::size_t i = part(left); i < part(left + live); ++i) bar += "■";
     const std::string line =
-        fmt::format("  {:>4}  {:>7}  {:>4}  {:>4}  {:>11}  {:>11}  {:>9.2f} ms  {}", step, to_come,
+        fmt::format("  {:>4}  {:>7}  {:>4}  {:>4}  {:>11}  {:>11}  {:>6.2f} ms  {}", step, to_come,
                     live, left, shape.prompt_rows, shape.rows - shape.prompt_rows, ms, bar);
+    // One line of the terminal: what wraps could not be rewritten.
+    const std::string shown = examples::clipped(line, examples::terminal_width());
     if (examples::on_terminal()) {
-      fmt::print("\r\x1b[K{}", line);
+      fmt::print("\r\x1b[K{}", shown);
       line_open_ = true;
       std::fflush(stdout);
     } else {
-      fmt::print("{}\n", line);
+      fmt::print("{}\n", shown);
     }
   }
   void finish_progress() {

@@ -45,7 +45,7 @@ class TreePicture {
   }
 
  private:
-  static constexpr std::size_t name_width = 46, bar_width = 16;
+  static constexpr std::size_t name_width = 40, bar_width = 10;  // 80 columns in all
 
   void draw(std::int32_t index, const std::string& branch, const std::string& below) const {
     const chunkattn::Segment& segment = plan_.segments[index];

@@ -16,6 +16,8 @@
 #include <variant>
 #include <vector>
 
+#include "output_file.hpp"
+
 namespace examples {
 
 /// Text that is not JSON, or not the JSON that was expected.
@@ -299,14 +301,12 @@ class JsonWriter {
 
   [[nodiscard]] std::string text() const { return out_ + "\n"; }
 
-  /// Throws std::runtime_error if the file cannot be written whole.
+  /// \throws OutputError if the file cannot be written whole
   void save(const std::string& path) const {
-    std::FILE* file = std::fopen(path.c_str(), "wb");
+    OutputFile file(path, Devices::write);
     const std::string content = text();
-    const bool written =
-        file != nullptr && std::fwrite(content.data(), 1, content.size(), file) == content.size();
-    if (!(file != nullptr && std::fclose(file) == 0 && written))
-      throw std::runtime_error("cannot write " + path);
+    file.write(content.data(), content.size());
+    file.commit();
   }
 
  private:

@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -14,6 +16,8 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "table.hpp"
 
 namespace examples {
 
@@ -113,10 +117,10 @@ class Options {
     std::size_t width = 0;
     for (const Entry& entry : entries_)
       width = std::max(width, entry.name.size() + entry.placeholder.size());
-    std::string out = fmt::format("{}: {}\n\nOptions:\n", program_, summary_);
+    std::string out = wrapped(program_ + ": " + summary_, 0) + "\n\nOptions:\n";
     for (const Entry& entry : entries_)
       out += fmt::format("  {:<{}}  {}\n", entry.name + " " + entry.placeholder, width + 1,
-                         entry.help);
+                         wrapped(entry.help, width + 5));
     return out + fmt::format("  {:<{}}  {}\n", "--help", width + 1, "print this");
   }
 
@@ -138,16 +142,19 @@ class Options {
 };
 
 /// Runs a program's body; failures become one line on stderr and an exit status (2: usage, 1: the
-/// rest).
+/// rest, also where its output did not arrive).
 template <class Body>
 int guarded(const char* program, Body&& body) {
   try {
-    return body();
+    const int status = body();
+    if (std::fflush(stdout) != 0)
+      throw std::runtime_error("stdout: " + std::generic_category().message(errno));
+    return status;
   } catch (const UsageError& error) {
-    fmt::print(stderr, "{}: {}\n", program, error.what());
+    std::fprintf(stderr, "%s: %s\n", program, error.what());  // fmt::print would throw
     return 2;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "{}: {}\n", program, error.what());
+    std::fprintf(stderr, "%s: %s\n", program, error.what());
     return 1;
   }
 }

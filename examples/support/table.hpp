@@ -1,30 +1,24 @@
-// Tables for a person: columns as wide as their widest cell, numbers to the right.
+// Text for a person, 80 columns wide: tables with columns as wide as their widest cell and numbers
+// to the right, paragraphs, colours.
 #pragma once
 
 #include <fmt/color.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "terminal.hpp"
+
 namespace examples {
 
-/// Whether stdout is a terminal that a person looks at (colours, a progress line that rewrites
-/// itself).
-inline bool on_terminal() {
-  static const bool result = ::isatty(STDOUT_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;
-  return result;
-}
-
 inline std::string styled(fmt::text_style style, std::string_view text) {
-  return on_terminal() ? fmt::format(style, "{}", text) : std::string(text);
+  return use_colours() ? fmt::format(style, "{}", text) : std::string(text);
 }
 inline std::string bold(std::string_view text) {
   return styled(fmt::emphasis::bold, text);
@@ -65,6 +59,35 @@ inline std::string clipped(std::string_view text, std::size_t columns) {
 
 inline void section(std::string_view title) {
   fmt::print("\n{}\n", bold(title));
+}
+
+/// Words in lines of at most 80 columns, or the terminal's if those are fewer. The first line
+/// begins at column `indent`, where the others are made to begin.
+inline std::string wrapped(std::string_view text, std::size_t indent) {
+  const std::size_t most = std::min<std::size_t>(80, terminal_width());
+  std::string out;
+  std::size_t column = indent;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find(' ', at), text.size());
+    const std::string_view word = text.substr(at, end - at);
+    const std::size_t width = display_width(word);
+    if (!out.empty() && column + 1 + width > most) {
+      out += '\n';
+      out.append(indent, ' ');
+      column = indent;
+    } else if (!out.empty()) {
+      out += ' ';
+      ++column;
+    }
+    out += word;
+    column += width;
+    at = end + 1;
+  }
+  return out;
+}
+
+inline void paragraph(std::string_view text) {
+  fmt::print("  {}\n", wrapped(text, 2));
 }
 
 /// "59.4 MiB"

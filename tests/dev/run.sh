@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# run.sh CHECK WORK_DIR: what ./dev and the script tests say to somebody with few tools installed.
+# Exit 0: passed. 77: a tool is missing, said aloud. Anything else: failed.
+set -euo pipefail
+check=$1
+work=$2
+root=$(cd "$(dirname "$0")/../.." && pwd)
+rm -rf "$work"
+mkdir -p "$work"
+work=$(cd "$work" && pwd)
+
+fail() { echo "FAILED: $*"; exit 1; }
+skip() { echo "SKIPPED: $*"; exit 77; }
+
+# says FILE TEXT: some line of the file has this text.
+says() { grep -qF -- "$2" "$1" || { cat "$1"; fail "this lacks: $2"; }; }
+
+case $check in
+  summary)  # the closing lines of ./dev test name what failed and what was skipped
+    echo '#include <fmt/core.h>' | "${CXX:-c++}" -x c++ -E - >/dev/null 2>&1 ||
+      skip "dev summary needs fmt, or ./dev would install it"
+    cp "$root/dev" "$work/"
+    cat >"$work/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.22)
+project(summary LANGUAGES NONE)
+enable_testing()
+add_test(NAME good COMMAND true)
+add_test(NAME bad.one COMMAND false)
+add_test(NAME bad.two COMMAND no_such_program)
+add_test(NAME left.out COMMAND bash -c "echo 'SKIPPED: left out needs a tool'; exit 77")
+set_tests_properties(left.out PROPERTIES SKIP_RETURN_CODE 77)
+END
+    cat >"$work/CMakePresets.json" <<'END'
+{"version": 3, "configurePresets": [{"name": "test", "binaryDir": "${sourceDir}/build/${presetName}"}]}
+END
+    if JOBS=2 "$work/dev" test >"$work/log" 2>&1; then fail "./dev test succeeded although a test failed"; fi
+    sed -n '/^SKIPPED/,$p' "$work/log" >"$work/closing"
+    says "$work/closing" "SKIPPED, not passed: 1 test"
+    says "$work/closing" "left.out: left out needs a tool"
+    says "$work/closing" "FAILED: 2 tests"
+    says "$work/closing" "bad.one (Failed)"
+    says "$work/closing" "bad.two (Not Run)"
+    says "$work/closing" "./dev test -R '^bad.one\$'"
+    tail -n 1 "$work/log" | grep -qE '^[0-9]+% tests passed' || fail "the last line is not ctest's summary"
+    if ! JOBS=2 "$work/dev" test -R '^good$' >"$work/log" 2>&1; then cat "$work/log"; fail "./dev test -R"; fi
+    if grep -q 'FAILED\|SKIPPED' "$work/log"; then fail "a failure is named where there is none"; fi
+    sed 's/^/  /' "$work/closing"
+    ;;
+  bare)  # without python3, nvcc, clang and pkg-config their tests are skipped, with a reason
+    mkdir "$work/bin"
+    for tool in bash sh env cat grep sed awk sort find xargs mkdir rm mv cp cut head tail tr wc uname nproc \
+      dirname basename realpath mktemp cmp cmake; do
+      ln -s "$(command -v $tool)" "$work/bin/$tool"
+    done
+    expect_skipped() {
+      local status=0
+      env -u CHUNKATTN_CLANG NVCC= PATH="$work/bin" bash "$@" >"$work/log" 2>&1 || status=$?
+      [ $status = 77 ] || { cat "$work/log"; fail "$*: exit $status, not 77"; }
+      grep '^SKIPPED: ' "$work/log" || { cat "$work/log"; fail "$*: no reason"; }
+    }
+    expect_skipped "$root/tests/cuda/run.sh"
+    for mode in headers_clang headers_libcxx flags_clang flags_libcxx; do
+      expect_skipped "$root/tests/hygiene/run.sh" $mode "$work/hygiene"
+    done
+    expect_skipped "$root/tests/consumer/run.sh" pkg_config "$work/consumer"
+    [ -x /usr/local/cuda/bin/nvcc ] || for mode in cuda nvcc; do
+      expect_skipped "$root/tests/consumer/run.sh" $mode "$work/consumer"
+    done
+    ;;
+  help)  # each verb is listed, and what is listed is a verb
+    "$root/dev" help >"$work/help"
+    sed -nE 's/^verb_([a-z0-9_]+)\(\).*/\1/p' "$root/dev" | sort >"$work/verbs"
+    sed -nE 's/^  ([a-z0-9_]+)  +.*/\1/p' "$work/help" | sort >"$work/listed"
+    diff "$work/verbs" "$work/listed" || fail "left: the verbs of ./dev; right: those its help lists"
+    sed -nE 's/^check_([a-z0-9_]+)\(\).*/\1/p' "$root/dev" >"$work/checks"
+    while read -r name; do
+      says "$work/help" "$name"
+    done <"$work/checks"
+    status=0
+    "$root/dev" nonsense >"$work/log" 2>&1 || status=$?
+    [ $status = 1 ] || fail "an unknown verb leaves with $status"
+    says "$work/log" "unknown verb 'nonsense'"
+    longest=$(awk '{ if (length > n) n = length } END { print n }' "$work/help")
+    [ "$longest" -le 80 ] || fail "a line of the help has $longest columns"
+    echo "$(wc -l <"$work/verbs") verbs and $(wc -l <"$work/checks") checks, each of them listed"
+    ;;
+  *)
+    echo "unknown check $check"
+    exit 2
+    ;;
+esac
