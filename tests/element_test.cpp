@@ -148,6 +148,25 @@ TEST_CASE("vector exp: within 2 units in the last place, 0 below the smallest no
   CHECK(one[0] == 1.0f);
 }
 
+#if !defined(__FINITE_MATH_ONLY__) || !__FINITE_MATH_ONLY__
+TEST_CASE("vector exp: NaN of any sign and payload stays NaN, minus infinity gives 0") {
+  constexpr int width = simd::native_width;
+  test::Random random;
+  for (int i = 0; i < 2000; ++i) {
+    float values[width];
+    for (float& value : values)
+      value = std::bit_cast<float>(static_cast<std::uint32_t>(random.bits()) | 0x7f800000u);
+    values[0] = std::bit_cast<float>(i % 2 == 0 ? 0x7fc00000u : 0xffffffffu);
+    values[width - 1] = -std::numeric_limits<float>::infinity();
+    float result[width];
+    simd::store(result, simd::exp_nonpositive<width>(simd::load<width>(values)));
+    for (std::size_t l = 0; l + 1 < width; ++l)
+      if (is_nan_bits(values[l])) CHECK(is_nan_bits(result[l]));
+    CHECK(result[width - 1] == 0.0f);
+  }
+}
+#endif
+
 TEST_CASE("lane sums come out in order") {
   constexpr int width = simd::native_width;
   simd::Float<width> rows[width];
