@@ -78,16 +78,19 @@ void load_row(const KvView<T>& kv, bool is_v, SlotIndex slot, int kv_head, int t
 /// \param kv        K and V of one layer, in host memory
 /// \param q         [num_rows][num_qo_heads][head_dim], the caller's row order
 /// \param sm_scale  0: 1 / sqrt(head_dim)
+/// \throws InvalidArgument where the sizes do not fit each other
 template <class T, class X>
 [[nodiscard]] Reference reference_attention(const KvView<T>& kv, const PlanView& plan,
                                             std::span<const X> q, double sm_scale = 0) {
-  const std::size_t row_elements =
-      static_cast<std::size_t>(plan.num_rows) * static_cast<std::size_t>(kv.head_dim);
-  detail::check_argument(row_elements > 0 && q.size() % row_elements == 0, "q.size()", q.size(),
-                         "a multiple of num_rows * head_dim");
+  detail::check_argument(plan.num_rows > 0, "plan.num_rows", plan.num_rows, "at least one row");
+  detail::check_argument(kv.num_kv_heads > 0, "kv.num_kv_heads", kv.num_kv_heads, "at least 1");
+  detail::check_argument(kv.head_dim > 0, "kv.head_dim", kv.head_dim, "at least 1");
+  detail::check_argument(sm_scale >= 0 && sm_scale <= std::numeric_limits<double>::max(),
+                         "sm_scale", sm_scale,
+                         "a positive finite factor, or 0 for 1 / sqrt(head_dim)");
   Reference result;
   result.num_rows = plan.num_rows;
-  result.num_qo_heads = static_cast<int>(q.size() / row_elements);
+  result.num_qo_heads = detail::count_qo_heads(q.size(), plan.num_rows, kv.head_dim);
   result.head_dim = kv.head_dim;
   detail::check_argument(result.num_qo_heads % kv.num_kv_heads == 0, "num_qo_heads",
                          result.num_qo_heads, "a multiple of num_kv_heads");
