@@ -55,7 +55,7 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   explicit ChunkAttention(Exec& executor, AttentionOptions options = {})
       : executor_(&executor), options_(checked(options)) {}
 
-  /// Runs on its own executor of `num_threads` threads; 0: as many as the machine has.
+  /// Runs on its own executor of `num_threads` threads; 0: as many as there are CPUs to use.
   explicit ChunkAttention(int num_threads = 0,
                           AttentionOptions options = {}) requires std::constructible_from<Exec, int>
       : owned_(std::make_unique<Exec>(num_threads)),
