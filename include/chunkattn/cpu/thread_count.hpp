@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -24,13 +23,16 @@ namespace detail {
 /// No limit to the number of threads.
 inline constexpr int no_quota = std::numeric_limits<int>::max();
 
-/// Takes the number that `text` begins with, after blanks, out of it; 0 if there is none.
+/// Takes the number that `text` begins with, after blanks, out of it; 0 if there is none or it is
+/// negative or beyond any quota.
 inline std::int64_t take_number(std::string_view& text) {
   text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
   std::int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
-  return error == std::errc() ? number : 0;
+  for (; !text.empty() && text[0] >= '0' && text[0] <= '9'; text.remove_prefix(1)) {
+    if (number > (std::int64_t{1} << 52)) return 0;
+    number = 10 * number + (text[0] - '0');
+  }
+  return number;
 }
 
 /// Whole CPUs that `quota` microseconds of CPU time in each `period` keep busy, at least 1;

@@ -139,7 +139,8 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
       launch_copies<T>(first, layers, num_layers, view, capturing, stream);
   }
 
-  /// Attention of the plan's rows over their whole paths, causal.
+  /// Attention of the plan's rows over their whole paths, causal. NaN in, NaN out, as on the CPU
+  /// (docs/cpu.md).
   ///
   /// \param layer   K and V of the layer, device pointers
   /// \param q, out  device memory [num_rows][num_qo_heads][HeadDim], the caller's row order
