@@ -183,7 +183,8 @@ TEST_CASE("strided memory: an engine's own layout [slot][token][head][dim]") {
 TEST_CASE_TEMPLATE("cut walks: what the last call left behind is not merged into this one", T,
                    float, half, std::int8_t) {
   Random random(46);
-  // One worker merges its units by itself, several leave them to each other or meet under the lock.
+  // A worker that takes all units of a head merges them by itself: one worker does so with the
+  // first of several heads. Several workers leave units to each other, or meet under the lock.
   ChunkAttention<Cpu, 64> alone(1);
   ChunkAttention<Cpu, 64> ordered(3);
   ChunkAttention<Cpu, 64> locked(3, {.reduce = Reduce::spin_lock, .min_tasks = 64});
@@ -196,7 +197,8 @@ TEST_CASE_TEMPLATE("cut walks: what the last call left behind is not merged into
     for (auto* attention : {&alone, &ordered, &locked}) {
       bool cut = false;
       for (int draw = 0; draw < 200 && !cut; ++draw) {  // until a walk is long enough
-        const test::AttentionCase<T> problem(random, options, 64, 1, random.pick({1, 2, 4}));
+        const int heads = attention == &alone ? 4 : random.uniform(1, 2);
+        const test::AttentionCase<T> problem(random, options, 64, heads, random.pick({1, 2, 4}));
         test::Answer<> answer(problem);
         attention->run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
         cut = attention->schedule().num_partial_rows() > 0;
