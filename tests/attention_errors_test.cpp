@@ -3,7 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
+#include <cstring>
 #include <functional>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -121,6 +123,32 @@ TEST_CASE_FIXTURE(Fixture, "run: buffers") {
   for (float value : out) CHECK(value == 7.0f);
 }
 
+TEST_CASE_FIXTURE(Fixture, "run: more heads than an int holds, refused before memory is touched") {
+  const PlanView plan = problem.plan.view();
+  const auto row = static_cast<std::size_t>(plan.num_rows) * 32;
+  for (const std::size_t heads : {std::size_t{1} << 32, (std::size_t{1} << 32) + 6,
+                                  std::size_t{1} << 31, std::size_t{1} << 17}) {
+    const std::span<const float> huge(problem.q.data(), row * heads);
+    const std::span<float> huge_out(out.data(), row * heads);
+    const std::string wanted = "num_qo_heads = " + std::to_string(heads) + ": expected at most";
+    CHECK(contains(message_of([&] { attention.run(problem.kv.view, plan, huge, huge_out, lse); }),
+                   wanted));
+    CHECK(contains(message_of([&] { attention.run(problem.kv.view, plan, huge, out, lse); }),
+                   wanted));
+    CHECK(contains(message_of([&] { (void)reference_attention(problem.kv.view, plan, huge); }),
+                   wanted));
+  }
+  for (float value : out) REQUIRE(value == 7.0f);
+  // The oracle's other arguments.
+  const std::span<const float> q(problem.q);
+  KvView<float> changed = problem.kv.view;
+  changed.num_kv_heads = 0;
+  CHECK(contains(message_of([&] { (void)reference_attention(changed, plan, q); }),
+                 "kv.num_kv_heads = 0"));
+  CHECK(contains(message_of([&] { (void)reference_attention(problem.kv.view, plan, q, -1.0); }),
+                 "sm_scale = -1"));
+}
+
 TEST_CASE_FIXTURE(Fixture, "write: sizes, slots and copies, before anything is stored") {
   PlanView plan = problem.plan.view();
   const std::vector<float> before = problem.kv.k;
@@ -156,8 +184,19 @@ TEST_CASE("options and executors") {
                  "options.max_task_heads = -1"));
   CHECK(contains(message_of([] { ChunkAttention<Cpu, 8> attention(1, {.min_tasks = -2}); }),
                  "options.min_tasks = -2"));
-  CHECK(contains(message_of([] { ChunkAttention<Cpu, 8> attention(1, {.sm_scale = -1.0f}); }),
-                 "options.sm_scale = -1"));
+  for (const float scale :
+       {-1.0f, -0x1p-149f, std::numeric_limits<float>::infinity(),
+        -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(),
+        -std::numeric_limits<float>::quiet_NaN()}) {
+    CAPTURE(scale);
+    CHECK(contains(message_of([&] { ChunkAttention<Cpu, 8> attention(1, {.sm_scale = scale}); }),
+                   "options.sm_scale = "));
+  }
+  for (const int reduce : {-1, 3, 99})
+    CHECK(contains(message_of([&] {
+                     ChunkAttention<Cpu, 8> attention(1, {.reduce = static_cast<Reduce>(reduce)});
+                   }),
+                   "options.reduce = " + std::to_string(reduce) + ": expected "));
 }
 
 #endif

@@ -11,6 +11,7 @@
 
 #include "chunkattn/chunk_attention.hpp"
 #include "support/attention_case.hpp"
+#include "support/written_rows.hpp"
 
 using namespace chunkattn;
 using test::Random;
@@ -177,6 +178,64 @@ TEST_CASE("strided memory: an engine's own layout [slot][token][head][dim]") {
   CHECK(compare_with_reference(reference_attention(kv.view, plan.view(), std::span<const float>(q)),
                                std::span<const float>(out))
             .ok());
+}
+
+TEST_CASE_TEMPLATE("cut walks: what the last call left behind is not merged into this one", T,
+                   float, half, std::int8_t) {
+  Random random(46);
+  // A worker that takes all units of a head merges them by itself: one worker does so with the
+  // first of several heads. Several workers leave units to each other, or meet under the lock.
+  ChunkAttention<Cpu, 64> alone(1);
+  ChunkAttention<Cpu, 64> ordered(3);
+  ChunkAttention<Cpu, 64> locked(3, {.reduce = Reduce::spin_lock, .min_tasks = 64});
+  for (int call = 0; call < test::scaled(6); ++call) {
+    test::RandomPlanOptions options;
+    options.num_sequences = random.uniform(1, 3);
+    options.share = random.pick({Share::none, Share::some, Share::all});
+    options.max_length = 6000;
+    options.max_queries = random.pick({1, 3});
+    for (auto* attention : {&alone, &ordered, &locked}) {
+      bool cut = false;
+      for (int draw = 0; draw < 200 && !cut; ++draw) {  // until a walk is long enough
+        const int heads = attention == &alone ? 4 : random.uniform(1, 2);
+        const test::AttentionCase<T> problem(random, options, 64, heads, random.pick({1, 2, 4}));
+        test::Answer<> answer(problem);
+        attention->run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+        cut = attention->schedule().num_partial_rows() > 0;
+        CHECK(compare_with_reference(problem.reference, std::span<const float>(answer.out)).ok());
+        CHECK(test::worst_lse(problem.reference, answer.lse) <= 1.0);
+      }
+      CHECK(cut);
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("what write() stores is what attention reads", T, float, half, bfloat16,
+                   std::int8_t) {
+  Random random(47);
+  constexpr int dim = 64;
+  for (int round = 0; round < test::scaled(6); ++round) {
+    const Share share = random.pick({Share::none, Share::some, Share::all});
+    const test::RandomPlan plan = make_random_plan(random, random_shape(random, share));
+    const int heads = random.uniform(1, 3);
+    const test::WrittenRows rows(random, plan, heads, dim, std::is_same_v<T, std::int8_t>);
+    test::Storage<T> kv(plan.num_slots, heads, plan.chunk_size, dim);
+    test::poison_kv(kv.view);
+    ChunkAttention<Cpu, dim> attention(2);
+    rows.write(random, attention, kv.view);
+
+    // The oracle reads the same rows where the test itself put them, rounded by from_float.
+    test::KvStorage<float> exact(plan.num_slots, heads, plan.chunk_size, dim);
+    test::poison_kv(exact.view);
+    rows.template store<T>(exact.view);
+    std::vector<float> q(static_cast<std::size_t>(plan.num_rows() * heads * 2 * dim));
+    random.fill(std::span(q));
+    std::vector<float> out(q.size(), 7.0f);
+    attention.run(kv.view, plan.view(), q, out);
+    const Reference reference =
+        reference_attention(exact.view, plan.view(), std::span<const float>(q));
+    CHECK(compare_with_reference(reference, std::span<const float>(out)).worst <= 1.0);
+  }
 }
 
 TEST_CASE("8-bit K/V: the error against what was quantised") {

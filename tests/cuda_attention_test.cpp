@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -411,10 +412,33 @@ TEST_CASE("bad input is named, and nothing has changed") {
     (void)make(options);
     CHECK(device.calls["cudaMalloc"] == mallocs);
   }
+  SUBCASE("options") {
+    for (const float scale :
+         {-1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+      CudaOptions options;
+      options.sm_scale = scale;
+      CHECK_THROWS_WITH_AS(make(options), doctest::Contains("options.sm_scale = "),
+                           chunkattn::InvalidArgument);
+    }
+    CudaOptions options;
+    options.model.task_ps = -1;
+    CHECK_THROWS_WITH_AS(make(options), doctest::Contains("options.model.task_ps = -1"),
+                         chunkattn::InvalidArgument);
+    options.model = {};
+    options.model.min_split_tokens = 0;
+    CHECK_THROWS_WITH_AS(make(options), doctest::Contains("options.model.min_split_tokens = 0"),
+                         chunkattn::InvalidArgument);
+  }
   SUBCASE("limits") {
     CudaLimits limits = Engine::limits();
     limits.num_qo_heads = 5;
     CHECK_THROWS_WITH_AS(make({}, limits), doctest::Contains("num_qo_heads = 5"),
+                         chunkattn::InvalidArgument);
+    limits = Engine::limits();
+    limits.max_rows = 1 << 20;
+    limits.num_kv_heads = 1 << 10;
+    limits.num_qo_heads = 1 << 11;
+    CHECK_THROWS_WITH_AS(make({}, limits), doctest::Contains("limits.num_qo_heads = 2048"),
                          chunkattn::InvalidArgument);
     limits = Engine::limits();
     limits.max_rows = 0;

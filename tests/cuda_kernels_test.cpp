@@ -8,6 +8,7 @@
 
 #include "chunkattn/reference.hpp"
 #include "simt/attention.hpp"
+#include "support/nan_place.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
 
@@ -207,4 +208,73 @@ TEST_CASE("rows that see nothing give zeros and minus infinity") {
   for (std::size_t i = 0; i < 3 * 16; ++i)
     CHECK(chunkattn::to_float(got.out[line * 16 + i]) == 0.0f);
   for (std::size_t i = 0; i < 3; ++i) CHECK(std::isinf(got.lse[line + i]));
+}
+
+TEST_CASE_TEMPLATE("a NaN reaches every line that sees it, and no other", T, half, Bfloat16OrHalf) {
+  test::Random random(std::is_same_v<T, half> ? 9 : 10);
+  int merged = 0;
+  int mixed = 0;  // rows of one sequence that see different tokens
+  for (int i = 0; i < test::scaled(30); ++i) {
+    Case c = random_case(random);
+    c.plan.max_queries = random.chance(0.5) ? 40 : 1;
+    const test::AttentionCase<T, T> clean(random, c.plan, 16, c.num_kv_heads, c.group);
+    for (const auto where : {test::NanPlace::q, test::NanPlace::k, test::NanPlace::v}) {
+      const test::KvStorage<T> kv = test::copy_of<T>(clean.kv);
+      std::vector<T> q = clean.q;
+      const test::NanPlace nan(random, where, clean.plan, kv.view, std::span(q));
+      CAPTURE(where);
+      shuffle_turns(random);
+      const auto got = simt::attention_step<T, 16>(
+          kv.view, clean.plan.view(), std::span<const T>(q), simt::eager_model(), c.num_stages);
+      CHECK(test::wrong_elements(nan, clean.plan, clean.reference, c.num_kv_heads,
+                                 std::span<const T>(got.out), got.lse,
+                                 chunkattn::unit_roundoff<T>()) == 0);
+      merged += got.scheduler.num_partials() > 0 ? 1 : 0;
+      mixed += c.plan.max_queries > 1 ? 1 : 0;
+    }
+  }
+  CHECK(merged > 0);
+  CHECK(mixed > 0);
+}
+
+TEST_CASE("infinite logits: -inf has no weight, +inf gives NaN") {
+  test::Random random(11);
+  const float inf = std::numeric_limits<float>::infinity();
+  for (int i = 0; i < test::scaled(10); ++i) {
+    Case c = random_case(random);
+    test::AttentionCase<half, half> problem(random, c.plan, 16, 1, c.group);
+    const test::RandomPlan& plan = problem.plan;
+    for (std::size_t at = 0; at < problem.q.size(); at += 16)  // so that K decides the sign
+      problem.q[at] = chunkattn::to_half(0.5f + std::abs(chunkattn::to_float(problem.q[at])));
+    const auto set_logit = [&](std::size_t row, int position, float logit) {
+      const auto place = test::place_of(plan, row, position);
+      problem.kv.view.k_row(place.slot, 0, place.begin)[0] = chunkattn::to_half(logit);
+    };
+    const auto run = [&] {
+      shuffle_turns(random);
+      return simt::attention_step<half, 16>(problem.kv.view, plan.view(),
+                                            std::span<const half>(problem.q), simt::eager_model());
+    };
+    // Some tokens, then all tokens of a row: the oracle knows both answers.
+    const std::size_t row = random.index(plan.row_token.size());
+    const auto first = static_cast<std::size_t>(plan.row_token[row] * c.group);
+    for (const bool all : {false, true}) {
+      for (int position = 0; position < plan.row_kv_len[row]; ++position)
+        if (all || random.chance(0.3)) set_logit(row, position, -inf);
+      const auto reference = chunkattn::reference_attention(problem.kv.view, plan.view(),
+                                                            std::span<const half>(problem.q));
+      const auto got = run();
+      CHECK(chunkattn::compare_with_reference(reference, std::span<const half>(got.out), 0x1p-11)
+                .ok());
+      CHECK(test::worst_lse(reference, got.lse) <= 1.0);
+      if (!all) continue;
+      CHECK(got.lse[first] == -inf);
+      CHECK(chunkattn::to_float(got.out[first * 16]) == 0.0f);
+    }
+    set_logit(row, random.uniform(0, plan.row_kv_len[row] - 1), inf);
+    const auto got = run();
+    CHECK(std::isnan(got.lse[first]));
+    for (std::size_t d = 0; d < 16; ++d)
+      CHECK(std::isnan(chunkattn::to_float(got.out[first * 16 + d])));
+  }
 }

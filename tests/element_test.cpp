@@ -5,10 +5,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "chunkattn/cpu/simd.hpp"
@@ -146,6 +148,25 @@ TEST_CASE("vector exp: within 2 units in the last place, 0 below the smallest no
   CHECK(one[0] == 1.0f);
 }
 
+#if !defined(__FINITE_MATH_ONLY__) || !__FINITE_MATH_ONLY__
+TEST_CASE("vector exp: NaN of any sign and payload stays NaN, minus infinity gives 0") {
+  constexpr int width = simd::native_width;
+  test::Random random;
+  for (int i = 0; i < 2000; ++i) {
+    float values[width];
+    for (float& value : values)
+      value = std::bit_cast<float>(static_cast<std::uint32_t>(random.bits()) | 0x7f800000u);
+    values[0] = std::bit_cast<float>(i % 2 == 0 ? 0x7fc00000u : 0xffffffffu);
+    values[width - 1] = -std::numeric_limits<float>::infinity();
+    float result[width];
+    simd::store(result, simd::exp_nonpositive<width>(simd::load<width>(values)));
+    for (std::size_t l = 0; l + 1 < width; ++l)
+      if (is_nan_bits(values[l])) CHECK(is_nan_bits(result[l]));
+    CHECK(result[width - 1] == 0.0f);
+  }
+}
+#endif
+
 TEST_CASE("lane sums come out in order") {
   constexpr int width = simd::native_width;
   simd::Float<width> rows[width];
@@ -178,4 +199,42 @@ TEST_CASE("quantize_row: at most half a step off, extremes reach 127, zeros stay
   std::int8_t stored[16];
   CHECK(quantize_row(zeros.data(), 16, stored) == 0.0f);
   CHECK(stored[3] == 0);
+}
+
+TEST_CASE("quantize_row: from the smallest subnormal to the largest float") {
+  test::Random random;
+  for (int i = 0; i < 2000; ++i) {
+    std::vector<float> row(24);
+    const float size = std::ldexp(1.0f, i < 277 ? i - 149 : random.uniform(-149, 127));
+    for (float& value : row) value = size * (static_cast<float>(random.uniform(-8, 8)) / 8);
+    row[random.index(row.size())] = random.chance(0.5) ? size : -size;
+    std::int8_t stored[24];
+    const float scale = quantize_row(row.data(), 24, stored);
+    CAPTURE(size);
+    CHECK(scale > 0);
+    CHECK(std::isfinite(1 / scale));
+    for (std::size_t j = 0; j < row.size(); ++j) {
+      const double error = std::abs(static_cast<double>(scale) * stored[j] - row[j]);
+      CHECK(error <= 0.5001 * static_cast<double>(scale));
+      CHECK(stored[j] >= -127);
+    }
+  }
+  const std::vector<float> negative_zeros(8, -0.0f);
+  std::int8_t stored[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+  CHECK(quantize_row(negative_zeros.data(), 8, stored) == 0.0f);
+  for (const std::int8_t value : stored) CHECK(value == 0);
+}
+
+TEST_CASE("quantize_row: a row that is not finite gets a NaN scale, whatever else it holds") {
+  test::Random random;
+  for (const std::uint32_t bits :
+       {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xffffffffu, 0x7f800000u, 0xff800000u}) {
+    std::vector<float> row(40);
+    random.fill(std::span(row), random.pick({0.0f, 1e-40f, 1.0f, 1e38f}));
+    row[random.index(row.size())] = std::bit_cast<float>(bits);
+    std::int8_t stored[40];
+    std::fill_n(stored, 40, std::int8_t{99});
+    CHECK(is_nan_bits(quantize_row(row.data(), 40, stored)));
+    for (const std::int8_t value : stored) CHECK(value == 0);
+  }
 }

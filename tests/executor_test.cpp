@@ -3,11 +3,25 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "chunkattn/cpu/thread_count.hpp"
 #include "chunkattn/cpu/thread_pool.hpp"
+
+#if defined(__linux__)
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#endif
 
 using namespace chunkattn;
 
@@ -72,4 +86,140 @@ TEST_CASE("ThreadPool passes one exception on, after every call has ended, and g
     CHECK(calls.load() == 10);
   }
 }
+#endif
+
+TEST_CASE("CPU quotas: what the files of cgroups say") {
+  using chunkattn::detail::quota_of_v1;
+  using chunkattn::detail::quota_of_v2;
+  constexpr int none = chunkattn::detail::no_quota;
+  CHECK(quota_of_v2("max 100000\n") == none);
+  CHECK(quota_of_v2("200000 100000\n") == 2);
+  CHECK(quota_of_v2("250000 100000") == 2);  // half a CPU more would only be waited for
+  CHECK(quota_of_v2("50000 100000\n") == 1);
+  CHECK(quota_of_v2("1 1000000\n") == 1);
+  CHECK(quota_of_v2("6400000 50000\n") == 128);
+  CHECK(quota_of_v1("-1\n", "100000\n") == none);
+  CHECK(quota_of_v1("300000\n", "100000\n") == 3);
+  CHECK(quota_of_v1("10000\n", "100000\n") == 1);
+  // What is missing or broken sets no limit.
+  for (const std::string_view text : {"", "\n", "max", "100000", "100000 0", "100000 -5",
+                                      "0 100000", "-1 100000", "x y", "99999999999999999999 1"})
+    CHECK(quota_of_v2(text) == none);
+  CHECK(quota_of_v1("", "") == none);
+  CHECK(quota_of_v1("100000", "") == none);
+  CHECK(quota_of_v1("100000", "0") == none);
+}
+
+TEST_CASE("CPU quotas: the tightest of a cgroup and those above it") {
+  using chunkattn::detail::cgroup_quota;
+  constexpr int none = chunkattn::detail::no_quota;
+  std::map<std::string, std::string, std::less<>> files;
+  const auto read = [&](const std::string& path) {
+    const auto found = files.find(path);
+    return found == files.end() ? std::string() : found->second;
+  };
+  CHECK(cgroup_quota(read) == none);
+  files["/proc/self/cgroup"] = "0::/\n";
+  CHECK(cgroup_quota(read) == none);
+  files["/sys/fs/cgroup/cpu.max"] = "400000 100000\n";  // a container sees itself as the root
+  CHECK(cgroup_quota(read) == 4);
+  files["/proc/self/cgroup"] = "0::/user.slice/job-7\n";
+  CHECK(cgroup_quota(read) == 4);
+  files["/sys/fs/cgroup/user.slice/job-7/cpu.max"] = "max 100000\n";
+  files["/sys/fs/cgroup/user.slice/cpu.max"] = "300000 100000\n";
+  CHECK(cgroup_quota(read) == 3);
+  files["/sys/fs/cgroup/user.slice/job-7/cpu.max"] = "200000 100000\n";
+  CHECK(cgroup_quota(read) == 2);
+
+  files.clear();
+  files["/proc/self/cgroup"] =
+      "12:memory:/docker/ab\n11:cpu,cpuacct:/docker/ab\n10:cpuset:/docker/ab\n1:name=systemd:/"
+      "\n0::/\n";
+  files["/sys/fs/cgroup/cpu,cpuacct/docker/ab/cpu.cfs_quota_us"] = "600000\n";
+  files["/sys/fs/cgroup/cpu,cpuacct/docker/ab/cpu.cfs_period_us"] = "100000\n";
+  CHECK(cgroup_quota(read) == 6);
+  files["/sys/fs/cgroup/cpu/cpu.cfs_quota_us"] = "150000\n";  // inside: mounted as the root
+  files["/sys/fs/cgroup/cpu/cpu.cfs_period_us"] = "50000\n";
+  CHECK(cgroup_quota(read) == 3);
+  files["/proc/self/cgroup"] = "12:cpuset:/docker/ab\n1:cpuacct:/docker/ab\n";  // no cpu controller
+  CHECK(cgroup_quota(read) == none);
+}
+
+#if defined(__linux__)
+TEST_CASE("the default number of threads respects the affinity mask") {
+  const int before = chunkattn::detail::default_threads();
+  CHECK(before >= 1);
+  CHECK(ThreadPool().concurrency() == before);
+  cpu_set_t saved, one;
+  REQUIRE(sched_getaffinity(0, sizeof saved, &saved) == 0);
+  CHECK(before <= CPU_COUNT(&saved));
+  CPU_ZERO(&one);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &saved)) {
+      CPU_SET(cpu, &one);
+      break;
+    }
+  REQUIRE(sched_setaffinity(0, sizeof one, &one) == 0);
+  CHECK(chunkattn::detail::default_threads() == 1);
+  CHECK(ThreadPool().concurrency() == 1);
+  CHECK(ThreadPool(3).concurrency() == 3);  // who asks for a number gets it
+  REQUIRE(sched_setaffinity(0, sizeof saved, &saved) == 0);
+  CHECK(chunkattn::detail::default_threads() == before);
+}
+
+#if CHUNKATTN_EXCEPTIONS
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+TEST_CASE("a thread that cannot be started") {
+  std::printf("skipped: a thread that cannot be started: a sanitizer needs the address space\n");
+}
+#else
+namespace {
+
+std::size_t running_threads() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+// In a child with room for a few stacks only: 0 if all is as it should be.
+int try_too_many_threads() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_STACK, &limit) != 0) return 1;
+  const rlim_t stack = limit.rlim_cur == RLIM_INFINITY ? rlim_t{8} << 20 : limit.rlim_cur;
+  std::FILE* const file = std::fopen("/proc/self/statm", "r");
+  unsigned long pages = 0;
+  if (file == nullptr || std::fscanf(file, "%lu", &pages) != 1) return 2;
+  std::fclose(file);
+  const rlim_t used = pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
+  limit.rlim_cur = limit.rlim_max = used + 6 * stack + (rlim_t{32} << 20);
+  if (setrlimit(RLIMIT_AS, &limit) != 0) return 3;
+  try {
+    ThreadPool pool(4000);
+    return 4;
+  } catch (const Error& error) {
+    const std::string message = error.what();
+    if (message.find("num_threads = 4000") != 0) return 5;
+    if (message.find("could not be started") == std::string::npos) return 6;
+  } catch (...) {
+    return 7;
+  }
+  if (running_threads() != 1) return 8;
+  ThreadPool pool(2);  // what was taken has been given back
+  std::atomic<int> calls{0};
+  pool.parallel_for(100, [&](int) { calls.fetch_add(1); });
+  return calls.load() == 100 ? 0 : 9;
+}
+
+}  // namespace
+
+TEST_CASE("a thread that cannot be started: an Error, and those started before have ended") {
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) _exit(try_too_many_threads());
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+#endif
+#endif
 #endif

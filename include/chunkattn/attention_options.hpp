@@ -1,9 +1,14 @@
 // What every backend's ChunkAttention is declared from: the options and the primary template.
 #pragma once
 
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
 #include "config.hpp"
 #include "cpu/thread_pool.hpp"
 #include "device.hpp"
+#include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -23,7 +28,7 @@ enum class Reduce {
 
 /// How attention is computed.
 struct AttentionOptions {
-  float sm_scale = 0;                     ///< factor of q·k; 0: 1 / sqrt(HeadDim)
+  float sm_scale = 0;                     ///< factor of q·k, finite; 0: 1 / sqrt(HeadDim)
   Reduce reduce = Reduce::deterministic;  ///< how partial results meet
   /// CPU: cut work along KV until there are about this many tasks, where each stays worth it.
   /// 0: 64 in deterministic mode, else four per thread.
@@ -33,6 +38,20 @@ struct AttentionOptions {
   /// not know it (block tables without a tree): then 1 leaves what they share in the caches.
   int max_task_heads = 0;
 };
+
+namespace detail {
+
+/// The factor of q·k that the option sm_scale stands for. Refuses what is negative or not finite,
+/// by the bits, which -ffast-math leaves alone.
+[[nodiscard]] inline float resolved_sm_scale(float sm_scale, int head_dim) {
+  const auto bits = std::bit_cast<std::uint32_t>(sm_scale);
+  check_argument(bits < 0x7f800000u || bits == 0x80000000u, "options.sm_scale", sm_scale,
+                 "a positive finite factor, or 0 for 1 / sqrt(HeadDim)");
+  return sm_scale != 0 ? sm_scale
+                       : static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
+}
+
+}  // namespace detail
 
 CHUNKATTN_NAMESPACE_END
 

@@ -6,6 +6,11 @@
 // rescaling both to the larger maximum (attn_reduce, Eqn 2). The empty set is d == 0 and o == 0;
 // its m is any finite number that loses every comparison. Emptiness is never tested through an
 // infinity, so all of this holds under -ffast-math.
+//
+// NaN is not empty: a NaN logit makes d NaN, and with it o, lse and whatever they are merged with
+// (not under -ffinite-math-only, which promises that there is none). So does a logit of +infinity,
+// being inf - inf. A logit of -infinity, or below the m of the empty set, has no weight; a set of
+// such logits only is empty.
 #pragma once
 
 #include <bit>
@@ -67,11 +72,13 @@ struct MergedState {
 }
 
 /// Merges two *normalised* results (o, lse) of `head_dim` elements into a, as engines that hold
-/// (out, lse) pairs do. An lse below -3e38 (minus infinity included) marks an empty side.
+/// (out, lse) pairs do. An lse below -3e38 (minus infinity included) marks an empty side, whose
+/// elements are not looked at; an lse of NaN makes everything NaN.
 CHUNKATTN_HD inline void merge_outputs(float* out_a, float& lse_a, const float* out_b, float lse_b,
                                        int head_dim) noexcept {
   const auto is_empty = [](float lse) {  // compared as bits: the value may be an infinity
-    return std::bit_cast<std::uint32_t>(lse) >= std::bit_cast<std::uint32_t>(-3.0e38f);
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(lse);
+    return bits >= std::bit_cast<std::uint32_t>(-3.0e38f) && bits <= 0xff800000u;  // NaN is above
   };
   if (is_empty(lse_b)) return;
   if (is_empty(lse_a)) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "config.hpp"
 #include "element.hpp"
@@ -46,6 +47,27 @@ struct KvView {
     return slabs[slot >> slab_shift] + (slot & mask) * stride_slot;
   }
 };
+
+/// The most query heads of a call: what is counted per row and head then stays within 32 bits.
+inline constexpr int max_qo_heads = 1 << 16;
+
+namespace detail {
+
+/// The query heads of q, [num_rows][num_qo_heads][head_dim], from its size alone.
+[[nodiscard]] inline int count_qo_heads(std::size_t q_size, int num_rows, int head_dim) {
+  const auto row = static_cast<std::size_t>(num_rows) * static_cast<std::size_t>(head_dim);
+  if (q_size == 0 || row == 0 || q_size % row != 0) [[unlikely]]
+    fail_argument("q.size()", q_size,
+                  "a positive multiple of num_rows * head_dim = " + std::to_string(num_rows) +
+                      " * " + std::to_string(head_dim));
+  if (q_size / row > max_qo_heads) [[unlikely]]
+    fail_argument("num_qo_heads", q_size / row,
+                  "at most " + std::to_string(max_qo_heads) +
+                      " from q.size() = " + std::to_string(q_size) + " / (num_rows * head_dim)");
+  return static_cast<int>(q_size / row);
+}
+
+}  // namespace detail
 
 /// A view of an engine's own memory: K and V each [num_slots][num_kv_heads][chunk_size][head_dim],
 /// densely packed.

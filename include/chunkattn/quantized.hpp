@@ -3,6 +3,7 @@
 // probability, so the integers go through the kernels exactly.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -104,18 +105,26 @@ struct KvView<std::int8_t> {
   return view;
 }
 
-/// Stores `count` floats as 8-bit integers and returns their scale, largest magnitude / 127, so
-/// that the error of an element is at most half of it. Values must be finite.
+/// Stores `count` floats as 8-bit integers and returns their scale, largest magnitude / 127 but no
+/// subnormal, so that the error of an element is at most half of it. A row of zeros has scale 0; a
+/// row with a NaN or an infinity has scale NaN and zeros, which reaches the outputs as NaN.
 inline float quantize_row(const float* from, int count, std::int8_t* to) noexcept {
-  float largest = 0;
+  std::uint32_t largest = 0;  // magnitudes compare as their bits do, those of infinity and NaN too
   for (int i = 0; i < count; ++i) {
-    const float size = from[i] < 0 ? -from[i] : from[i];
+    const std::uint32_t size = std::bit_cast<std::uint32_t>(from[i]) & 0x7fffffffu;
     largest = size > largest ? size : largest;
   }
-  const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+  if (largest == 0 || largest >= 0x7f800000u) {
+    for (int i = 0; i < count; ++i) to[i] = 0;
+    return largest == 0 ? 0.0f : std::bit_cast<float>(0x7fc00000u);
+  }
+  constexpr float smallest = 127 * 0x1p-126f;  // below, 1 / scale would be no number
+  const float reach =
+      std::bit_cast<float>(largest) > smallest ? std::bit_cast<float>(largest) : smallest;
+  const float inverse = 127.0f / reach;
   for (int i = 0; i < count; ++i)
     to[i] = static_cast<std::int8_t>(static_cast<std::int32_t>(std::nearbyint(from[i] * inverse)));
-  return largest / 127.0f;
+  return reach / 127.0f;
 }
 
 namespace detail {

@@ -180,5 +180,15 @@ CHUNKATTN_INLINE int visible_tokens(const Block<T>& block, const LineState<HeadD
   return std::clamp(state.kv_len[line] - block.position, 0, block.count);
 }
 
+/// out += p * value, `Columns` elements of one line and token. Tokens that only some lines of a
+/// group see are added line by line: a probability of 0 would not do, because 0 x NaN is NaN.
+template <int Columns, class T>
+CHUNKATTN_INLINE void add_value(float p, const T* value, float* out) noexcept {
+  constexpr int width = simd::width_for<Columns>;
+  for (int i = 0; i < Columns; i += width)
+    simd::store(out + i, simd::fma(simd::broadcast<width>(p), simd::load_widened<width>(value + i),
+                                   simd::load<width>(out + i)));
+}
+
 }  // namespace cpu
 CHUNKATTN_ISA_NAMESPACE_END

@@ -115,17 +115,5 @@ inline void check_size(const char* name, const void* data, std::size_t size, std
     detail::fail_argument(std::string(name) + ".data()", data, "memory");
 }
 
-/// A buffer of [num_rows][heads][head_dim]: returns the number of heads.
-inline int check_heads(const char* name, const void* data, std::size_t size, int num_rows,
-                       int head_dim) {
-  const auto row = static_cast<std::size_t>(num_rows) * static_cast<std::size_t>(head_dim);
-  if (size == 0 || size % row != 0) [[unlikely]]
-    detail::fail_argument(std::string(name) + ".size()", size,
-                          "a positive multiple of num_rows * head_dim = " +
-                              std::to_string(num_rows) + " * " + std::to_string(head_dim));
-  check_size(name, data, size, size, "");
-  return static_cast<int>(size / row);
-}
-
 }  // namespace cpu
 CHUNKATTN_ISA_NAMESPACE_END

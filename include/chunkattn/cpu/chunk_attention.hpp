@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -52,10 +51,11 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
 
  public:
   /// Runs on `executor`, which must outlive this object.
+  /// \throws InvalidArgument for options that make no sense
   explicit ChunkAttention(Exec& executor, AttentionOptions options = {})
       : executor_(&executor), options_(checked(options)) {}
 
-  /// Runs on its own executor of `num_threads` threads; 0: as many as the machine has.
+  /// Runs on its own executor of `num_threads` threads; 0: as many as there are CPUs to use.
   explicit ChunkAttention(int num_threads = 0,
                           AttentionOptions options = {}) requires std::constructible_from<Exec, int>
       : owned_(std::make_unique<Exec>(num_threads)),
@@ -107,8 +107,9 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   }
 
   /// Attention of the plan's rows over their whole paths, causal. num_qo_heads is
-  /// q.size() / (num_rows * HeadDim) and must be a multiple of the layer's num_kv_heads; query head
-  /// h reads KV head h / (num_qo_heads / num_kv_heads).
+  /// q.size() / (num_rows * HeadDim), at most max_qo_heads, and must be a multiple of the layer's
+  /// num_kv_heads; query head h reads KV head h / (num_qo_heads / num_kv_heads). NaN in, NaN out:
+  /// docs/cpu.md says what becomes of NaN and infinities.
   ///
   /// \param q    [num_rows][num_qo_heads][HeadDim], the caller's row order
   /// \param out  the same shape; every element is written
@@ -125,8 +126,8 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     const auto query = cpu::span_of(q);
     const auto result = cpu::span_of(out);
     cpu::check_view(layer, view, HeadDim);
-    const int num_qo_heads =
-        cpu::check_heads("q", query.data(), query.size(), view.num_rows, HeadDim);
+    const int num_qo_heads = detail::count_qo_heads(query.size(), view.num_rows, HeadDim);
+    cpu::check_size("q", query.data(), query.size(), query.size(), "");
     if (num_qo_heads % layer.num_kv_heads != 0) [[unlikely]]
       detail::fail_argument(
           "num_qo_heads", num_qo_heads,
@@ -199,10 +200,12 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
                            "a count, or 0 for the default");
     detail::check_argument(options.max_task_heads >= 0, "options.max_task_heads",
                            options.max_task_heads, "a count, or 0 for the default");
-    detail::check_argument(options.sm_scale >= 0, "options.sm_scale", options.sm_scale,
-                           "a positive factor, or 0 for 1 / sqrt(HeadDim)");
-    if (options.sm_scale == 0)
-      options.sm_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(HeadDim)));
+    detail::check_argument(options.reduce == Reduce::deterministic ||
+                               options.reduce == Reduce::spin_lock ||
+                               options.reduce == Reduce::batch_invariant,
+                           "options.reduce", static_cast<int>(options.reduce),
+                           "Reduce::deterministic, Reduce::spin_lock or Reduce::batch_invariant");
+    options.sm_scale = detail::resolved_sm_scale(options.sm_scale, HeadDim);
     return options;
   }
 

@@ -245,6 +245,7 @@ void chunk_first_block(const Block<T>& block, int line0, int num_lines, LineStat
   }
 
   bool moved_any = false;
+  bool same_view = true;  // every line sees the same tokens
   for (int tile = 0; tile < num_tiles; ++tile) {
     const int first = line0 + tile * tile_lines;
     const int lines = std::min(tile_lines, num_lines - tile * tile_lines);
@@ -254,6 +255,7 @@ void chunk_first_block(const Block<T>& block, int line0, int num_lines, LineStat
       visible[l] = visible_tokens(block, state, first + l);
       least = std::min(least, visible[l]);
     }
+    same_view = same_view && least == seen_by_any;
     float* const p = state.p + tile * block_tokens * tile_lines;
     for (int l = 0; l < lines; l += width) {
       const bool full = least == seen_by_any && lines - l >= width;
@@ -270,7 +272,7 @@ void chunk_first_block(const Block<T>& block, int line0, int num_lines, LineStat
   const int value_burst = burst(std::max(1, passes) * groups * (seen_by_any / value_step));
   const auto columns = [&]<int Vectors>(std::integral_constant<int, Vectors>,
                                         int begin) CHUNKATTN_LAMBDA {
-    [[maybe_unused]] constexpr int num_columns = Vectors * vector_width;
+    constexpr int num_columns = Vectors * vector_width;
     const auto v = [&] {
       if constexpr (widen)
         return widened<HeadDim, num_columns>(block.v, seen_by_any, begin, state.scratch);
@@ -284,8 +286,17 @@ void chunk_first_block(const Block<T>& block, int line0, int num_lines, LineStat
       const float* const rescale = moved_any ? state.rescale + line : nullptr;
       float* const out = state.out + (line0 + line) * HeadDim;
       const auto lines = [&]<int Lines>(std::integral_constant<int, Lines>) CHUNKATTN_LAMBDA {
-        tile_values<HeadDim, Lines, Vectors>(p, v, seen_by_any, begin, rescale, out, line == 0,
-                                             ahead, value_burst);
+        int common = seen_by_any;  // tokens that all of these lines see
+        if (!same_view)
+          for (int l = 0; l < Lines; ++l)
+            common = std::min(common, visible_tokens(block, state, line0 + line + l));
+        tile_values<HeadDim, Lines, Vectors>(p, v, common, begin, rescale, out, line == 0, ahead,
+                                             value_burst);
+        if (!same_view)
+          for (int l = 0; l < Lines; ++l)
+            for (int t = common; t < visible_tokens(block, state, line0 + line + l); ++t)
+              add_value<num_columns>(p[t * tile_lines + l], v[t] + (widen ? 0 : begin),
+                                     out + l * HeadDim + begin);
         line += Lines;
       };
       const int left = num_lines - line;

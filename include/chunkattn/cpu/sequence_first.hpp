@@ -69,7 +69,8 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
   ahead = lines;
 }
 
-/// out[line] = rescale[line] * out[line] + sum over tokens of p[line][token] * V[token].
+/// out[line] = rescale[line] * out[line] + sum over the first `count` tokens of p[line][token] *
+/// V[token].
 template <int HeadDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
                                     const float (*p)[block_tokens + 16],
@@ -135,13 +136,15 @@ void stream_block(const Block<T>& block, int line0, int used, LineState<HeadDim>
   float* out[Lines];
   int visible[Lines];
   float rescale[Lines];
-  int count = 0;
+  int count = 0;              // tokens that some line sees
+  int common = block_tokens;  // tokens that all see
   for (int l = 0; l < Lines; ++l) {
     const int line = line0 + std::min(l, used - 1);
     q[l] = state.q + line * HeadDim;
     out[l] = l < used ? state.out + line * HeadDim : state.spare;
     visible[l] = l < used ? visible_tokens(block, state, line) : 0;
     count = std::max(count, visible[l]);
+    if (l < used) common = std::min(common, visible[l]);
   }
   if (count == 0) return;
   stream_logits<HeadDim, Lines>(block, count, q, logits, ahead);
@@ -180,7 +183,9 @@ void stream_block(const Block<T>& block, int line0, int used, LineState<HeadDim>
       state.sum[line] = state.sum[line] * rescale[l] + simd::reduce_sum<width>(sum);
     }
   }
-  stream_values<HeadDim, Lines>(block, count, logits, rescale, out, ahead);
+  stream_values<HeadDim, Lines>(block, common, logits, rescale, out, ahead);
+  for (int l = 0; l < used && common < count; ++l)
+    for (int t = common; t < visible[l]; ++t) add_value<HeadDim>(logits[l][t], block.v[t], out[l]);
 }
 
 /// One block for lines [line0, line0 + num_lines), a few at a time.

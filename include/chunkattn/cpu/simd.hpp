@@ -149,6 +149,7 @@ CHUNKATTN_INLINE f32x4 fma(f32x4 a, f32x4 b, f32x4 c) {
   return a * b + c;
 #endif
 }
+/// The larger of each lane. Where b is NaN, b; where only a is, a or b as the machine likes.
 CHUNKATTN_INLINE f32x4 max(f32x4 a, f32x4 b) {
 #if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
   return _mm_max_ps(a, b);
@@ -419,34 +420,28 @@ CHUNKATTN_INLINE Int<W> iota() {
 
 // ---- exp --------------------------------------------------------------------------------------
 
-/// 2^n by the exponent field of a float: adds `exponent` (n << 23) to the bits of p, or gives 0
-/// where x is below `lowest`.
+/// p * scale, or 0 where x is below `lowest`. A NaN in p stays.
 template <int W>
-CHUNKATTN_INLINE Float<W> scale_or_zero(Float<W> p, Int<W> exponent, Float<W> x, Float<W> lowest) {
+CHUNKATTN_INLINE Float<W> scale_or_zero(Float<W> p, Float<W> scale, Float<W> x, Float<W> lowest) {
 #if defined(CHUNKATTN_ISA_AVX512)
-  if constexpr (W == 16) {
-    const __mmask16 keep = _mm512_cmp_ps_mask(x, lowest, _CMP_GE_OQ);
-    return _mm512_castsi512_ps(
-        _mm512_maskz_add_epi32(keep, _mm512_castps_si512(p), std::bit_cast<__m512i>(exponent)));
-  }
+  if constexpr (W == 16)
+    return _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(x, lowest, _CMP_NLT_UQ), p, scale);
 #endif
-  // Unsigned, because what is added may be negative and the sum is one of bits.
-  const Float<W> result =
-      std::bit_cast<Float<W>>(std::bit_cast<Unsigned<W>>(p) + std::bit_cast<Unsigned<W>>(exponent));
-  return select<W>((Int<W>)(x < lowest), zero<W>(), result);
+  return select<W>((Int<W>)(x < lowest), zero<W>(), p * scale);
 }
 
-/// e^x for x <= 0, within about one unit in the last place; 0 where the result would be subnormal.
-/// Two-word reduction by ln 2 to |r| <= ln(2)/2, then 1 + r + r^2 q(r) with the q of degree 4 whose
-/// largest relative error is least (Remez: 3.1e-9).
+/// e^x for x <= 0, within about one unit in the last place; 0 where the result would be subnormal
+/// (minus infinity included), NaN for NaN. Two-word reduction by ln 2 to |r| <= ln(2)/2, then
+/// 1 + r + r^2 q(r) with the q of degree 4 whose largest relative error is least (Remez: 3.1e-9).
 template <int W>
 CHUNKATTN_INLINE Float<W> exp_nonpositive(Float<W> x) {
   const Float<W> lowest = broadcast<W>(-87.3365f);  // 2^-126
-  const Float<W> clamped = max(x, lowest);
-  // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
-  const Float<W> magic = broadcast<W>(0x1.8p23f);
+  const Float<W> clamped = max(lowest, x);          // in this order, which keeps NaN
+  // Adding 1.5 * 2^23 rounds to an integer n and leaves it in the low bits; 127 more is what the
+  // exponent field of 2^n holds. Multiplied, not added as bits: an integer sum would lose NaN.
+  const Float<W> magic = broadcast<W>(0x1.8p23f + 127.0f);
   Float<W> shifted = fma(clamped, broadcast<W>(1.44269504f), magic);
-  const Int<W> exponent = std::bit_cast<Int<W>>(shifted) << 23;
+  const Float<W> scale = std::bit_cast<Float<W>>(std::bit_cast<Int<W>>(shifted) << 23);
 #if defined(__FAST_MATH__)
   __asm__("" : "+m"(shifted));  // keeps (x + magic) - magic from being folded to x
 #endif
@@ -460,7 +455,7 @@ CHUNKATTN_INLINE Float<W> exp_nonpositive(Float<W> x) {
   p = fma(p, r, broadcast<W>(0x1.fffffcp-2f));
   p = fma(p, r, broadcast<W>(1.0f));
   p = fma(p, r, broadcast<W>(1.0f));
-  return scale_or_zero<W>(p, exponent, x, lowest);
+  return scale_or_zero<W>(p, scale, x, lowest);
 }
 
 /// Asks for the cache line at `address`, from memory to L2: L1 is the kernel's.

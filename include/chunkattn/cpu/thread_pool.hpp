@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "../config.hpp"
 #include "../error.hpp"
 #include "spin_lock.hpp"
+#include "thread_count.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -40,28 +42,40 @@ static_assert(Executor<SerialExecutor>);
 /// rethrown after all calls have ended (indices not yet begun are skipped).
 class ThreadPool {
  public:
-  /// \param num_threads  the caller's included; 0: as many as the machine has
+  /// \param num_threads  the caller's included; 0: as many as there are CPUs that the process may
+  ///                      run on (affinity mask) and pay for (CPU quota of its cgroup)
+  /// \throws Error where the system does not start so many; none is left behind then
   explicit ThreadPool(int num_threads = 0) {
     detail::check_argument(num_threads >= 0, "num_threads", num_threads,
-                           "a count, or 0 for as many as the machine has");
-    if (num_threads == 0) num_threads = static_cast<int>(std::thread::hardware_concurrency());
+                           "a count, or 0 for as many as there are CPUs to use");
+    if (num_threads == 0) num_threads = detail::default_threads();
     const int extra = num_threads > 1 ? num_threads - 1 : 0;
-    threads_.reserve(static_cast<std::size_t>(extra));
-    for (int i = 0; i < extra; ++i) threads_.emplace_back([this] { work(); });
+#if CHUNKATTN_EXCEPTIONS
+    try {
+      start(extra);
+    } catch (const std::exception& error) {
+      const std::size_t started = threads_.size();
+      stop();
+      detail::fail(Error("num_threads = " + std::to_string(num_threads) +
+                         ": expected no more than the system allows, thread " +
+                         std::to_string(started + 2) + " could not be started: " + error.what()));
+    }
+#else
+    start(extra);
+#endif
   }
 
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   ~ThreadPool() {
-    stop_.store(true, std::memory_order_relaxed);
-    round_.fetch_add(1, std::memory_order_release);
-    round_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
+    stop();
   }
 
   /// Threads, the caller's included.
-  [[nodiscard]] int concurrency() const noexcept { return static_cast<int>(threads_.size()) + 1; }
+  [[nodiscard]] int concurrency() const noexcept {
+    return static_cast<int>(threads_.size()) + 1;
+  }
 
   /// Calls f(i) for each i in [0, n) and returns when all are done.
   template <class F>
@@ -93,6 +107,20 @@ class ThreadPool {
 
  private:
   static constexpr int spin_limit = 2000;
+
+  void start(int extra) {
+    threads_.reserve(static_cast<std::size_t>(extra));
+    for (int i = 0; i < extra; ++i) threads_.emplace_back([this] { work(); });
+  }
+
+  // Waits for all threads to end.
+  void stop() noexcept {
+    stop_.store(true, std::memory_order_relaxed);
+    round_.fetch_add(1, std::memory_order_release);
+    round_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
 
   void take_calls() {
     for (;;) {

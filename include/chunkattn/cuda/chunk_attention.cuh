@@ -16,11 +16,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "../attention_options.hpp"
 #include "append.cuh"
@@ -32,7 +32,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 /// How attention on a GPU is computed.
 struct CudaOptions {
-  float sm_scale = 0;  ///< factor of q·k; 0: 1 / sqrt(HeadDim)
+  float sm_scale = 0;  ///< factor of q·k, finite; 0: 1 / sqrt(HeadDim)
   CostModel model;     ///< num_blocks is replaced by what the device holds
   /// Device memory of workspace_size(limits) bytes, 256-byte aligned; null: allocated by the
   /// constructor.
@@ -62,11 +62,12 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     return cuda_detail::WorkspaceLayout(cuda_detail::completed(limits), HeadDim).total;
   }
 
-  /// \throws InvalidArgument for limits that make no sense or a workspace that is too small
+  /// \throws InvalidArgument for limits or options that make no sense or a workspace that is too
+  ///         small
   /// \throws DeviceError without a device of compute capability 8.0, or without memory
   explicit ChunkAttention(CudaLimits limits, CudaOptions options = {})
       : limits_(cuda_detail::completed(limits)),
-        options_(options),
+        options_(checked(options)),
         device_(find_device()),
         own_(own_bytes()),
         upload_(limits_, {limits_.num_qo_heads, limits_.num_kv_heads, HeadDim}, model(),
@@ -141,7 +142,8 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
       launch_copies<T>(first, layers, num_layers, view, capturing, stream);
   }
 
-  /// Attention of the plan's rows over their whole paths, causal.
+  /// Attention of the plan's rows over their whole paths, causal. NaN in, NaN out, as on the CPU
+  /// (docs/cpu.md).
   ///
   /// \param layer   K and V of the layer, device pointers
   /// \param q, out  device memory [num_rows][num_qo_heads][HeadDim], the caller's row order
@@ -166,8 +168,6 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
 
     const auto& scheduler = upload_.scheduler();
     const bool capturing = cuda_detail::is_capturing(stream);
-    const float scale =
-        options_.sm_scale != 0 ? options_.sm_scale : 1.0f / std::sqrt(static_cast<float>(HeadDim));
     const cuda_detail::AttentionArguments<T> arguments{upload_.memory(),
                                                        layer,
                                                        q.data(),
@@ -176,7 +176,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
                                                        limits_.num_kv_heads,
                                                        limits_.num_qo_heads / limits_.num_kv_heads,
                                                        occupancy_.num_stages,
-                                                       scale * 1.4426950408889634f};
+                                                       options_.sm_scale * 1.4426950408889634f};
     const int shared = cuda_detail::shared_bytes(HeadDim, occupancy_.num_stages);
     const auto grid = [&](int tasks) {
       const std::int64_t items = std::int64_t{tasks} * limits_.num_kv_heads;
@@ -208,6 +208,19 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   [[nodiscard]] int num_blocks() const noexcept { return num_sms_ * occupancy_.blocks_per_sm; }
 
  private:
+  static CudaOptions checked(CudaOptions options) {
+    options.sm_scale = detail::resolved_sm_scale(options.sm_scale, HeadDim);
+    const CostModel& model = options.model;
+    for (const auto& [name, value] : {std::pair{"options.model.ps_per_kib", model.ps_per_kib},
+                                      std::pair{"options.model.ps_per_mflop", model.ps_per_mflop},
+                                      std::pair{"options.model.task_ps", model.task_ps},
+                                      std::pair{"options.model.launch_ps", model.launch_ps}})
+      detail::check_argument(value >= 0, name, value, "a time");
+    detail::check_argument(model.min_split_tokens > 0, "options.model.min_split_tokens",
+                           model.min_split_tokens, "at least 1");
+    return options;
+  }
+
   static int attribute(cudaDeviceAttr which, int device) {
     int value = 0;
     cuda_detail::check_cuda(cudaDeviceGetAttribute(&value, which, device),

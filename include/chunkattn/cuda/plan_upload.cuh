@@ -41,6 +41,8 @@ namespace cuda_detail {
                          "a positive multiple of num_kv_heads");
   detail::check_argument(limits.num_qo_heads / limits.num_kv_heads <= 64, "limits.num_qo_heads",
                          limits.num_qo_heads, "at most 64 query heads per KV head");
+  detail::check_argument(limits.num_qo_heads <= 0x7fffffff / limits.max_rows, "limits.num_qo_heads",
+                         limits.num_qo_heads, "fewer: max_rows * num_qo_heads is at most 2^31 - 1");
   detail::check_argument(limits.max_segments >= 0, "limits.max_segments", limits.max_segments,
                          "a count");
   detail::check_argument(limits.max_pieces >= 0, "limits.max_pieces", limits.max_pieces, "a count");

@@ -118,6 +118,9 @@ class TileAttention {
       if (tile + stages - 1 < num_tiles) load_tile(tile + stages - 1);
       ptx::cp_async_commit();
       make_token_table(begin, tile + stages, end);
+      const int tile_begin = begin + tile * kv_tile;
+      if (min_len_ < end && tile_begin + kv_tile > min_len_)
+        take_out_specials(tile % stages, tile_begin, end);
       attend(tile % stages, begin + tile * kv_tile + kv_warp_ * Warps::warp_tokens, end);
     }
     ptx::cp_async_wait(0);
@@ -245,6 +248,48 @@ class TileAttention {
       return tile + (start ^ (step * 32));
     } else {
       return tile + swizzled(row, step * 2 + piece);
+    }
+  }
+
+  // For tiles of which some rows see more than others. An infinity or NaN in V must not reach rows
+  // that do not see it, and 0 x NaN is NaN: zeros take their place, and the rows that see the first
+  // one of a column become NaN there.
+  CHUNKATTN_DEVICE void take_out_specials(int stage, int position, int end) {
+    constexpr std::uint32_t exponent = std::is_same_v<T, half> ? 0x7c00u : 0x7f80u;
+    const int thread = ptx::opaque(ptx::thread_index());  // nothing of this ahead of the loop
+    std::uint32_t* first_specials = reinterpret_cast<std::uint32_t*>(shared_ + Layout::stats);
+    if (thread < HeadDim / 2) {  // two columns
+      unsigned char* v =
+          shared_ + Layout::stages + stage * stage_bytes(HeadDim) + stage_bytes(HeadDim) / 2;
+      std::uint32_t first = 0xffffffffu;  // none in either column
+      CHUNKATTN_UNROLL_BY(1)
+      for (int token = kv_tile; token-- > 0;) {
+        std::uint32_t& word =
+            *reinterpret_cast<std::uint32_t*>(v + swizzled(token, thread / 4) + thread % 4 * 4);
+        for (int shift = 0; shift <= 16; shift += 16) {
+          if ((word >> shift & exponent) != exponent) continue;
+          word &= ~(0xffffu << shift);
+          first = (first & ~(0xffffu << shift)) | static_cast<std::uint32_t>(token) << shift;
+        }
+      }
+      first_specials[thread] = first;
+    }
+    ptx::barrier();  // taken out, noted
+    const int lane = thread % 32;
+    const int* row_len = reinterpret_cast<const int*>(shared_ + Layout::row_len) + row_warp_ * 16;
+    CHUNKATTN_UNROLL
+    for (int half_tile = 0; half_tile < 2; ++half_tile) {
+      const int len = row_len[lane / 4 + half_tile * 8];
+      const int left = (len < end ? len : end) - position;
+      const int seen = left < kv_tile ? left : kv_tile;  // below what stands for none
+      CHUNKATTN_UNROLL
+      for (int n = 0; n < Warps::warp_columns / 8; ++n) {
+        const int column = column_warp_ * Warps::warp_columns + n * 8 + lane % 4 * 2;
+        const std::uint32_t first = first_specials[column / 2];
+        for (int j = 0; j < 2; ++j)
+          if (static_cast<int>(first >> (16 * j) & 0xffffu) < seen)
+            out_[n][half_tile * 2 + j] = std::bit_cast<float>(0x7fc00000u);
+      }
     }
   }
 

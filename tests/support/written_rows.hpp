@@ -1,0 +1,108 @@
+// K and V rows that go through write(), and a second way by which the oracle gets the same ones.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "attention_case.hpp"
+
+namespace test {
+
+/// NaN everywhere: as values, or as the scales of 8-bit rows.
+template <class T>
+void poison_kv(const chunkattn::KvView<T>& kv) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (int slot = 0; slot < kv.num_slots; ++slot) {
+    for (int head = 0; head < kv.num_kv_heads; ++head) {
+      for (int t = 0; t < kv.chunk_size; ++t) {
+        if constexpr (std::is_same_v<T, std::int8_t>) {
+          *kv.k_row_scale(slot, head, t) = *kv.v_row_scale(slot, head, t) = nan;
+        } else {
+          std::fill_n(kv.k_row(slot, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
+          std::fill_n(kv.v_row(slot, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
+        }
+      }
+    }
+  }
+}
+
+/// K and V of every token that some row of a plan sees.
+class WrittenRows {
+ public:
+  /// \param eight_bits  values that 8 bits hold exactly: a power of two times integers of which the
+  ///                 largest is 127
+  WrittenRows(Random& random, const RandomPlan& plan, int heads, int head_dim, bool eight_bits)
+      : chunk_size_(plan.chunk_size), heads_(heads), head_dim_(head_dim) {
+    plan.for_each_visible([&](int slot, int offset) { targets_.push_back({slot, offset}); });
+    const auto less = [](auto a, auto b) {
+      return a.slot != b.slot ? a.slot < b.slot : a.offset < b.offset;
+    };
+    const auto same = [](auto a, auto b) { return a.slot == b.slot && a.offset == b.offset; };
+    std::sort(targets_.begin(), targets_.end(), less);
+    targets_.erase(std::unique(targets_.begin(), targets_.end(), same), targets_.end());
+    random.shuffle(targets_);
+    k_.resize(targets_.size() * row_size());
+    v_.resize(k_.size());
+    for (auto* values : {&k_, &v_}) {
+      random.fill(std::span(*values));
+      const auto dim = static_cast<std::size_t>(head_dim);
+      for (std::size_t row = 0; eight_bits && row < values->size(); row += dim) {
+        const float step = random.pick({0x1p-7f, 0x1p-6f, 0x1p-5f});
+        for (std::size_t i = row; i < row + dim; ++i)
+          (*values)[i] = step * static_cast<float>(random.uniform(-127, 127));
+        (*values)[row + random.index(dim)] = step * random.pick({127.0f, -127.0f});
+      }
+    }
+  }
+
+  /// By write(), a few rows at a time.
+  template <class Attention, class T>
+  void write(Random& random, Attention& attention, const chunkattn::KvView<T>& kv) const {
+    for (std::size_t begin = 0; begin < targets_.size();) {
+      const std::size_t count = std::min(targets_.size() - begin, 1 + random.index(20));
+      chunkattn::PlanView plan;
+      plan.num_rows = static_cast<std::int32_t>(count);
+      plan.chunk_size = chunk_size_;
+      plan.writes = &targets_[begin];
+      attention.write(kv, plan, std::span(k_).subspan(begin * row_size(), count * row_size()),
+                      std::span(v_).subspan(begin * row_size(), count * row_size()));
+      begin += count;
+    }
+  }
+
+  /// By the test itself, as floats that were rounded to T (8-bit values are exact).
+  template <class T>
+  void store(const chunkattn::KvView<float>& kv) const {
+    const auto rounded = [](float value) {
+      if constexpr (std::is_same_v<T, std::int8_t>)
+        return value;
+      else
+        return chunkattn::to_float(chunkattn::from_float<T>(value));
+    };
+    std::size_t at = 0;
+    for (const chunkattn::WriteTarget& target : targets_) {
+      for (int head = 0; head < heads_; ++head) {
+        for (int i = 0; i < head_dim_; ++i, ++at) {
+          kv.k_row(target.slot, head, target.offset)[i] = rounded(k_[at]);
+          kv.v_row(target.slot, head, target.offset)[i] = rounded(v_[at]);
+        }
+      }
+    }
+  }
+
+ private:
+  [[nodiscard]] std::size_t row_size() const {
+    return static_cast<std::size_t>(heads_) * static_cast<std::size_t>(head_dim_);
+  }
+
+  int chunk_size_, heads_, head_dim_;
+  std::vector<chunkattn::WriteTarget> targets_;
+  std::vector<float> k_, v_;  // [target][head][head_dim]
+};
+
+}  // namespace test
