@@ -86,10 +86,10 @@ TEST_CASE("padded heads of 8 on the fake device give the logits of the CPU") {
         llama::forward(weights, executor, tokens, positions, rows,
                        [&](int l, std::span<const float> q, std::span<const float> k,
                            std::span<const float> v, std::span<float> out) {
-                         on_gpu.write(l, plan.view(), tree.num_slots(), k, v);
-                         on_gpu.run(l, plan.view(), q, out, true);
+                         on_gpu.write(l, view, tree.num_slots(), k, v);
+                         on_gpu.run(l, view, q, out, true);
                          std::vector<float> paged(out.size());
-                         on_gpu.run(l, plan.view(), q, paged, false);
+                         on_gpu.run(l, view, q, paged, false);
                          for (std::size_t i = 0; i < out.size(); ++i)
                            shared_or_not = std::max(
                                shared_or_not, std::abs(static_cast<double>(out[i]) - paged[i]));
