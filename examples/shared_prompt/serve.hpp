@@ -32,7 +32,7 @@ struct Job {
 template <class T>
 struct Moment {
   int step = 0;
-  chunkattn::PlanView plan;
+  chunkattn::LiveView plan;
   chunkattn::KvView<T> kv;
   std::span<const float> q;       ///< [rows][num_qo_heads][head_dim], the caller's order
   std::vector<std::size_t> jobs;  ///< of each row, in the caller's order
@@ -78,17 +78,17 @@ class Server {
 
     progress_header();
     report.total_ms = examples::milliseconds([&] {
-      for (int step = 0; joined < jobs.size() || !live.empty(); ++step) {
-        for (; joined < jobs.size() && (jobs[joined].join_step <= step || live.empty()); ++joined) {
-          const auto& prompt = jobs[joined].prompt;
-          live.push_back({joined, tree_.insert(prompt, {.max_reuse = prompt.size() - 1})});
-        }
-        const StepShape shape = plan_step(jobs, live);
-        const double update_ms = examples::milliseconds([&] { plan_.update(tree_); });
-        project(jobs, live, shape.rows);
-        const auto layer = cache_.layer(0);
-        attention_.write(layer, plan_, std::span<const float>(k_), std::span<const float>(v_));
-        const double ms = attend(layer);
+      for (int number = 0; joined < jobs.size() || !live.empty(); ++number) {
+        for (; joined < jobs.size() && (jobs[joined].join_step <= number || live.empty()); ++joined)
+          live.push_back({joined, tree_.insert(jobs[joined].prompt)});
+        typename Tree::Step step = tree_.begin_step();
+        const StepShape shape = fill(step, jobs, live);
+        chunkattn::LiveView plan;
+        const double update_ms = examples::milliseconds([&] {
+          auto view = plan_.build(step);
+          plan = view;
+          project(view);
+        });
         report.computed_tokens += shape.prompt_rows;
         report.generated_tokens += shape.rows - shape.prompt_rows;
         report.peak_live = std::max(report.peak_live, live.size());

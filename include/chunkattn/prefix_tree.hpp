@@ -52,6 +52,7 @@ class PrefixTree {
   using Step = chunkattn::Step<Core>;          ///< an open step
   using InFlight = chunkattn::InFlight<Core>;  ///< a step on a device
   using Finished = chunkattn::Finished<Core>;  ///< a step that has run
+  using StepView = chunkattn::StepView<Core>;  ///< what AttentionPlan::build() gives for a step
 
   /// A pinned prefix: its chunks are evicted only when nothing else is left to evict. Counted: a
   /// prefix stays pinned until all its pins are gone. Move-only; its destructor unpins.
