@@ -19,9 +19,8 @@ using namespace engine;
 using chunkattn::AttentionPlan;
 using chunkattn::ChunkAttention;
 using chunkattn::Cpu;
-using chunkattn::PrefixTree;
-
 using chunkattn::LiveView;
+using chunkattn::PrefixTree;
 
 constexpr int num_qo_heads = ToyModel::num_qo_heads, num_kv_heads = ToyModel::num_kv_heads;
 constexpr int head_dim = ToyModel::head_dim, chunk_size = 16;
@@ -43,8 +42,7 @@ std::vector<Token> prompt_of(Token user) {
   return prompt;
 }
 
-// --- 1. The loop: admission, chunked prefill, decode, drafts, forks, preemption, leaving
-// ----------
+// --- 1. The loop: chunked prefill, decode, drafts, forks, preemption ----------------------------
 
 void engine_loop() {
   std::printf("\n1. The engine's loop\n");
