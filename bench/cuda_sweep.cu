@@ -197,7 +197,7 @@ struct Plan {
     segments.push_back(s);
     return static_cast<int>(segments.size()) - 1;
   }
-  chunkattn::PlanView view() const {
+  chunkattn::LiveView view() const {
     chunkattn::PlanView view;
     view.num_rows = static_cast<int>(row_token.size());
     view.num_segments = static_cast<int>(segments.size());
@@ -210,7 +210,7 @@ struct Plan {
     view.row_segment = row_segment.data();
     view.writes = writes.data();
     view.topology = view.pieces_version = 1;
-    return view;
+    return chunkattn::LiveView::unchecked(view);  // no step of a tree stands behind it
   }
 };
 

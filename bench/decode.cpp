@@ -67,7 +67,7 @@ class PagedCase : public Prepared {
         attention_(*setting.pool,
                    // What the pages share stays in the caches then: this baseline's fastest way.
                    {.max_task_heads = which.method == Method::paged_shared_pages ? 1 : 0}) {
-    if (which.method == Method::paged_shared_pages) unshared_.emplace(planned_.plan().view());
+    if (which.method == Method::paged_shared_pages) unshared_.emplace(planned_.view());
     const auto work = planned_.work();
     const double token_bytes =
         2.0 * head_dim * sizeof(T) + (std::is_same_v<T, std::int8_t> ? 2.0 * sizeof(float) : 0.0);
@@ -96,10 +96,10 @@ class PagedCase : public Prepared {
       step(plan());
   }
   /// A step over the next layer with this plan.
-  void step(const PlanView& plan) {
+  void step(const LiveView& plan) {
     attention_.run(layers_[next_++ % layers_.size()], plan, q_, out_);
   }
-  [[nodiscard]] PlanView plan() const { return planned_.plan().view(); }
+  [[nodiscard]] const LiveView& plan() const { return planned_.view(); }
 
  private:
   bench::PlannedBatch<ChunkSize> planned_;
@@ -207,7 +207,7 @@ void add_interleaved(const char* type, const Case& ours) {
         const bench::UnsharedPlan paged(timed.plan());
         std::vector<double> logs;
         for (auto _ : state) {
-          const auto time = [&](const PlanView& plan) {
+          const auto time = [&](const LiveView& plan) {
             const auto start = bench::Clock::now();
             timed.step(plan);
             return bench::seconds_since(start);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -73,7 +74,7 @@ class UnsharedPlan {
     view_.row_segment = row_segment_.data();
   }
 
-  [[nodiscard]] const chunkattn::PlanView& view() const { return view_; }
+  [[nodiscard]] chunkattn::LiveView view() const { return chunkattn::LiveView::unchecked(view_); }
 
  private:
   chunkattn::PlanView view_;
@@ -82,11 +83,13 @@ class UnsharedPlan {
   std::vector<std::int32_t> row_segment_;
 };
 
-/// The batch in a tree, with one query token per sequence planned.
+/// The batch in a tree, with one query token per sequence in an open step.
 /// \tparam share  false: each sequence is a tenant of its own, so nothing is found in common
 template <int ChunkSize>
 class PlannedBatch {
  public:
+  using Tree = chunkattn::PrefixTree<std::uint32_t, ChunkSize>;
+
   PlannedBatch(const Batch& batch, bool share) {
     std::uint64_t tenant = 0;
     for (const auto& parts : batch.sequences) {
@@ -94,24 +97,23 @@ class PlannedBatch {
       for (const auto& part : parts)
         for (int i = 0; i < part.tokens; ++i)
           prompt.push_back(part.id * 65536u + static_cast<std::uint32_t>(i));
-      // The last token is the query: its place is reserved, not part of the prompt.
-      prompt.pop_back();
       chunkattn::InsertOptions options;
       if (!share) options.name_space.tenant = ++tenant;
       sequences_.push_back(tree_.insert(std::span<const std::uint32_t>(prompt), options));
-      auto& sequence = sequences_.back();
-      for (auto range = sequence.next_uncomputed(); range.length > 0;
-           range = sequence.next_uncomputed())
-        sequence.commit(range);
+      // K/V is filled in later; the last token is the query.
+      chunkattn::TokenRange range = sequences_.back().loadable();
+      range.length =
+          std::min(range.end(), static_cast<std::int32_t>(prompt.size()) - 1) - range.begin;
+      if (range.length > 0) sequences_.back().mark_loaded(range);
     }
-    for (auto& sequence : sequences_) plan_.add(sequence, sequence.reserve(1));
-    plan_.update(tree_);
+    step_.emplace(tree_.begin_step());
+    for (auto& sequence : sequences_)
+      if (!step_->add(sequence, 1)) std::abort();
+    view_ = plan_.build(*step_);
   }
 
-  [[nodiscard]] const chunkattn::PrefixTree<std::uint32_t, ChunkSize>& tree() const {
-    return tree_;
-  }
-  [[nodiscard]] const chunkattn::AttentionPlan& plan() const { return plan_; }
+  [[nodiscard]] const Tree& tree() const { return tree_; }
+  [[nodiscard]] const chunkattn::LiveView& view() const { return view_; }
 
   /// K/V tokens that are read once each, and (query row, token) pairs.
   struct Work {
@@ -120,7 +122,7 @@ class PlannedBatch {
   };
   [[nodiscard]] Work work() const {
     Work work;
-    const chunkattn::PlanView view = plan_.view();
+    const chunkattn::PlanView& view = view_;
     for (int s = 0; s < view.num_segments; ++s) {
       const chunkattn::Segment& segment = view.segments[s];
       std::int32_t kv_len = 0;
@@ -134,9 +136,11 @@ class PlannedBatch {
   }
 
  private:
-  chunkattn::PrefixTree<std::uint32_t, ChunkSize> tree_;
-  std::vector<typename chunkattn::PrefixTree<std::uint32_t, ChunkSize>::Sequence> sequences_;
+  Tree tree_;
+  std::vector<typename Tree::Sequence> sequences_;
+  std::optional<typename Tree::Step> step_;
   chunkattn::AttentionPlan plan_;
+  chunkattn::LiveView view_;
 };
 
 /// Fills `count` elements with cheap random numbers of about unit variance.

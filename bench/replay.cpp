@@ -95,6 +95,7 @@ void replay(const char* policy, const std::vector<Request>& requests, std::size_
     begin = end;
     chunkattn::InsertOptions options;
     options.priority = request.prompt.size() > 1000 ? 0 : 1;
+    options.compute_last = false;  // whole prompts are hits: nothing is sampled here
     auto sequence = tree.try_insert(request.prompt, options);
     end = Clock::now();
     insert_time += end - begin;
@@ -104,9 +105,9 @@ void replay(const char* policy, const std::vector<Request>& requests, std::size_
       ++refused;
       continue;
     }
-    sequence->commit(sequence->next_uncomputed());
+    sequence->mark_loaded(sequence->loadable());  // as if steps had computed it
     answer.assign(static_cast<std::size_t>(request.output), 0x40000000u + static_cast<Token>(i));
-    if (sequence->try_reserve(answer.size())) sequence->commit(answer);
+    if (sequence->try_append(answer)) sequence->mark_loaded(sequence->loadable());
     operations += 3;
     spent += Clock::now() - begin;
     sequences[i] = std::move(*sequence);
@@ -155,8 +156,8 @@ int main(int argc, char** argv) {
   {
     chunkattn::PrefixTree<Token, 64, chunkattn::PoolAllocator, chunkattn::Lru> tree;
     for (const Request& request : requests) {
-      auto sequence = tree.insert(request.prompt);
-      sequence.commit(sequence.next_uncomputed());
+      auto sequence = tree.insert(request.prompt, {.compute_last = false});
+      sequence.mark_loaded(sequence.loadable());
     }
     const auto stats = tree.stats();
     bound = double(stats.cached_tokens) / double(stats.prompt_tokens);

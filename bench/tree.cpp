@@ -59,6 +59,19 @@ benchmark::Counter total_per(double seconds, double count) {
   return benchmark::Counter(seconds * 1e9 / count);
 }
 
+/// As if steps had computed all that is this sequence's to write.
+template <class Sequence>
+void load(Sequence& sequence) {
+  sequence.mark_loaded(sequence.loadable());
+}
+/// The same but for the last token, which is left to the first step.
+template <class Sequence>
+void load_prompt(Sequence& sequence) {
+  chunkattn::TokenRange range = sequence.loadable();
+  --range.length;
+  sequence.mark_loaded(range);
+}
+
 /// 1,000 prompts that share the first half of the prompt asked for and go on differently: after the
 /// same number of tokens, so that the path has one branch, or after 64 different ones, which cuts
 /// the path into 64 nodes of one token each.
@@ -71,10 +84,10 @@ struct Prompts {
       const auto tail = random_tokens(chunk, 100 + i);
       other.insert(other.end(), tail.begin(), tail.end());
       sequences.push_back(tree.insert(other));
-      sequences.back().commit(sequences.back().next_uncomputed());
+      load(sequences.back());
     }
     sequences.push_back(tree.insert(prompt));
-    sequences.back().commit(sequences.back().next_uncomputed());
+    load(sequences.back());
   }
   Tree tree;
   std::vector<Token> prompt;
@@ -144,73 +157,140 @@ void insert_below_shared(benchmark::State& state) {
 }
 BENCHMARK(insert_below_shared)->Arg(1)->Arg(64)->UseManualTime();
 
-/// One sequence of range(0) tokens grows. What a boundary costs more than another token is told
-/// from two runs: all tokens inside chunks (the tail is cut back), and one token in 64 at a border.
-template <bool with_commit>
-void grow(benchmark::State& state) {
+/// What reading the clock costs, for `times` intervals.
+double clock_seconds(double times) {
+  Stopwatch empty;
+  for (int i = 0; i < 10000; ++i) {
+    empty.start();
+    benchmark::ClobberMemory();
+    empty.stop();
+  }
+  return empty.seconds() / 10000 * times;
+}
+
+/// One sequence of range(0) tokens gets known tokens, one by one. What a boundary costs more than
+/// another token is told from two runs: all tokens inside chunks, and one token in 64 at a border.
+void append(benchmark::State& state) {
   Tree tree;
   const auto prompt = random_tokens(static_cast<std::size_t>(state.range(0)), 3);
   Stopwatch inside, boundary;
   std::uint64_t rounds = 0;
   for (auto _ : state) {
     auto sequence = tree.insert(prompt);
-    sequence.commit(sequence.next_uncomputed());
-    const auto step = [&](Token token) {
-      if constexpr (with_commit) {
-        sequence.reserve(1);
-        sequence.commit(token);
-      } else {
-        sequence.append(token);
-      }
-    };
-    while (sequence.size() % chunk != 0) step(1);
+    load(sequence);
+    while (sequence.size() % chunk != 0) sequence.append(1);
     double seconds = 0;
     for (int block = 0; block < 64; ++block, ++rounds) {
       boundary.start();
-      step(2);
+      sequence.append(2);
       seconds += boundary.stop();
       inside.start();
-      for (std::size_t i = 1; i < chunk; ++i) step(static_cast<Token>(i));
+      for (std::size_t i = 1; i < chunk; ++i) sequence.append(static_cast<Token>(i));
       seconds += inside.stop();
     }
     state.SetIterationTime(seconds);
   }
-  Stopwatch empty;  // what reading the clock costs
-  for (int i = 0; i < 10000; ++i) {
-    empty.start();
-    benchmark::ClobberMemory();
-    empty.stop();
-  }
-  const double clock = empty.seconds() / 10000 * double(rounds);
+  const double clock = clock_seconds(double(rounds));
   state.counters["inside_ns"] = total_per(inside.seconds() - clock, double(rounds) * (chunk - 1));
   state.counters["boundary_ns"] = total_per(boundary.seconds() - clock, double(rounds));
 }
-void append(benchmark::State& state) {
-  grow<false>(state);
-}
-void reserve_commit(benchmark::State& state) {
-  grow<true>(state);
-}
 BENCHMARK(append)->Arg(64)->Arg(65536)->UseManualTime();
-BENCHMARK(reserve_commit)->Arg(64)->Arg(65536)->UseManualTime();
 
-/// A draft of 8 tokens of which 3 are accepted, behind a tail of range(0) generated tokens.
-void speculate(benchmark::State& state) {
-  Tree tree;
-  auto sequence = tree.insert(random_tokens(64, 3));
-  sequence.commit(sequence.next_uncomputed());
-  const auto tokens = random_tokens(static_cast<std::size_t>(state.range(0)), 5);
-  sequence.reserve(tokens.size());
-  sequence.commit(tokens);
-  for (auto _ : state) {
-    sequence.reserve(8);
-    sequence.commit(std::span<const Token>(tokens).first(3));
+/// Sequences that are in every step together. A step is timed in two parts: the tree's (begin_step,
+/// add, finished, commit) and the plan's (build).
+struct Steps {
+  /// The seconds that the tree takes for one step.
+  /// \param drafts   for each sequence
+  /// \param outputs  what is committed for each: accepted drafts, then one more
+  double run(std::span<const Token> drafts, std::span<const Token> outputs) {
+    filling.start();
+    auto step = tree.begin_step();
+    for (auto& sequence : sequences) {
+      const auto added = step.add(sequence, drafts.size() + 1, drafts);
+      benchmark::DoNotOptimize(added);
+    }
+    double seconds = filling.stop();
+    building.start();
+    benchmark::DoNotOptimize(plan.build(step));
+    build_seconds = building.stop();
+    finishing.start();
+    {
+      auto finished = std::move(step).finished();
+      for (const auto& row : finished.rows()) finished.commit(row, outputs);
+    }
+    seconds += finishing.stop();
+    ++steps;
+    return seconds;
   }
+  double run() {
+    static constexpr Token output = 9;
+    return run({}, {&output, 1});
+  }
+  void reset() {
+    filling = building = finishing = Stopwatch{};
+    steps = 0;
+  }
+  [[nodiscard]] double tree_seconds() const { return filling.seconds() + finishing.seconds(); }
+
+  Tree tree;
+  std::vector<Tree::Sequence> sequences;
+  AttentionPlan plan;
+  Stopwatch filling, building, finishing;
+  double build_seconds = 0;  ///< of the last step
+  std::uint64_t steps = 0;
+};
+
+/// 64 sequences of range(0) tokens of their own get one token each in a step: nanoseconds per
+/// sequence of the tree's part, inside chunks and where all of them begin a new one, and of the
+/// plan's.
+void append_in_step(benchmark::State& state) {
+  constexpr std::size_t width = 64;
+  Steps batch;
+  for (std::size_t i = 0; i < width; ++i) {
+    batch.sequences.push_back(
+        batch.tree.insert(random_tokens(static_cast<std::size_t>(state.range(0)), 3 + i)));
+    load_prompt(batch.sequences.back());
+  }
+  batch.run();
+  batch.run();  // the tail's first place
+  batch.reset();
+  double inside = 0, boundary = 0, steps_inside = 0, steps_at_boundary = 0;
+  for (auto _ : state) {
+    const bool at_boundary = batch.sequences[0].size() % chunk == 0;  // the output's place
+    const double seconds = batch.run();
+    (at_boundary ? boundary : inside) += seconds;
+    (at_boundary ? steps_at_boundary : steps_inside) += 1;
+    state.SetIterationTime(seconds);
+  }
+  state.counters["inside_ns"] = total_per(inside, steps_inside * width);
+  state.counters["boundary_ns"] = total_per(boundary, steps_at_boundary * width);
+  state.counters["build_ns"] =
+      total_per(batch.building.seconds(), double(state.iterations()) * width);
 }
-BENCHMARK(speculate)->Arg(64)->Arg(65536)->Iterations(100000);
+BENCHMARK(append_in_step)->Arg(64)->Arg(65536)->Iterations(20000)->UseManualTime();
+
+/// A draft of 8 tokens of which 3 are accepted, behind a tail of range(0) generated tokens: what
+/// the tree and what the plan take for each of 64 sequences in a step.
+void speculate(benchmark::State& state) {
+  constexpr std::size_t width = 64;
+  Steps batch;
+  const auto tail = random_tokens(static_cast<std::size_t>(state.range(0)), 5);
+  for (std::size_t i = 0; i < width; ++i) {
+    batch.sequences.push_back(batch.tree.insert(random_tokens(64, 3 + i)));
+    batch.sequences.back().append(tail);
+    load_prompt(batch.sequences.back());
+  }
+  const auto drafts = random_tokens(8, 6);
+  for (auto _ : state)
+    state.SetIterationTime(batch.run(drafts, std::span<const Token>(drafts).first(4)));
+  const double count = double(state.iterations()) * width;
+  state.counters["tree_ns"] = total_per(batch.tree_seconds(), count);
+  state.counters["build_ns"] = total_per(batch.building.seconds(), count);
+}
+BENCHMARK(speculate)->Arg(64)->Arg(65536)->Iterations(5000)->UseManualTime();
 
 /// 10,000 sequences that share a prompt of 1,024 tokens, their own lengths staggered over a chunk.
-struct Batch {
+struct Batch : Steps {
   explicit Batch(std::size_t count, std::size_t own = 200) {
     // Every slot that the run will take has been used before, as in a server that has run a while.
     tree.insert(random_tokens(chunk * 16 * count, 1)).leave();
@@ -220,58 +300,30 @@ struct Batch {
       const auto tail = random_tokens(own + i % chunk, 1000 + i);
       prompt.insert(prompt.end(), tail.begin(), tail.end());
       sequences.push_back(tree.insert(prompt));
-      sequences.back().commit(sequences.back().next_uncomputed());
+      load_prompt(sequences.back());
     }
   }
-  void plan_step() {
-    plan.clear();
-    for (auto& sequence : sequences) plan.add(sequence, sequence.reserve(1));
-    plan.update(tree);
-  }
-  void commit() {
-    for (auto& sequence : sequences) sequence.commit(Token{9});
-  }
-  Tree tree;
-  std::vector<Tree::Sequence> sequences;
-  AttentionPlan plan;
 };
 
-/// One decode step of range(0) sequences: what the tree takes (reserve and commit, 1 in 64 at a
-/// boundary), what adding the rows to the plan takes, and what updating the plan takes.
+/// One decode step of range(0) sequences: what the tree takes (1 in 64 at a boundary), of this what
+/// adding the sequences takes, and what the plan takes.
 void decode_step(benchmark::State& state) {
   Batch batch(static_cast<std::size_t>(state.range(0)));
-  for (int warm = 0; warm < 70; ++warm) {
-    batch.plan_step();
-    batch.commit();
-  }
+  for (int warm = 0; warm < 70; ++warm) batch.run();
+  batch.reset();
   const std::uint64_t rebuilds = batch.plan.num_rebuilds();
-  std::vector<chunkattn::TokenRange> ranges(batch.sequences.size());
-  Stopwatch tree, add, update;
   std::vector<double> steps;
   for (auto _ : state) {
-    tree.start();
-    for (std::size_t i = 0; i < ranges.size(); ++i) ranges[i] = batch.sequences[i].reserve(1);
-    double seconds = tree.stop();
-    add.start();
-    batch.plan.clear();
-    for (std::size_t i = 0; i < ranges.size(); ++i) batch.plan.add(batch.sequences[i], ranges[i]);
-    const double added = add.stop();
-    update.start();
-    batch.plan.update(batch.tree);
-    const double updated = update.stop();
-    tree.start();
-    batch.commit();
-    seconds += tree.stop();
-    steps.push_back(seconds);
-    state.SetIterationTime(seconds + added + updated);
+    steps.push_back(batch.run());
+    state.SetIterationTime(steps.back() + batch.build_seconds);
   }
   std::nth_element(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(steps.size() / 2),
                    steps.end());
   const double count = double(state.iterations());
-  state.counters["tree_us"] = tree.seconds() * 1e6 / count;
+  state.counters["tree_us"] = batch.tree_seconds() * 1e6 / count;
   state.counters["tree_median_us"] = steps[steps.size() / 2] * 1e6;
-  state.counters["add_us"] = add.seconds() * 1e6 / count;
-  state.counters["update_us"] = update.seconds() * 1e6 / count;
+  state.counters["add_us"] = batch.filling.seconds() * 1e6 / count;
+  state.counters["update_us"] = batch.building.seconds() * 1e6 / count;
   state.counters["rebuilds"] = double(batch.plan.num_rebuilds() - rebuilds);
 }
 BENCHMARK(decode_step)->Arg(1)->Arg(32)->Arg(256)->Arg(10000)->UseManualTime();
@@ -279,25 +331,20 @@ BENCHMARK(decode_step)->Arg(1)->Arg(32)->Arg(256)->Arg(10000)->UseManualTime();
 /// One sequence joins range(0) others (and one leaves), so that the plan is rebuilt.
 void plan_rebuild(benchmark::State& state) {
   Batch batch(static_cast<std::size_t>(state.range(0)));
-  batch.plan_step();
-  batch.commit();
+  batch.run();
+  batch.reset();
   auto prompt = random_tokens(1200, 5);
   std::size_t next = 0;
-  Stopwatch update;
   const std::uint64_t rebuilds = batch.plan.num_rebuilds();
   for (auto _ : state) {
     prompt[1100] = static_cast<Token>(next);
     auto& changed = batch.sequences[next++ % batch.sequences.size()];
     changed = batch.tree.insert(prompt);
-    changed.commit(changed.next_uncomputed());
-    batch.plan.clear();
-    for (auto& sequence : batch.sequences) batch.plan.add(sequence, sequence.reserve(1));
-    update.start();
-    batch.plan.update(batch.tree);
-    state.SetIterationTime(update.stop());
-    batch.commit();
+    load_prompt(changed);
+    batch.run();
+    state.SetIterationTime(batch.build_seconds);
   }
-  state.counters["update_us"] = update.seconds() * 1e6 / double(state.iterations());
+  state.counters["update_us"] = batch.building.seconds() * 1e6 / double(state.iterations());
   state.counters["rebuilds_per_step"] =
       double(batch.plan.num_rebuilds() - rebuilds) / double(state.iterations());
 }
@@ -316,16 +363,17 @@ void fork(benchmark::State& state) {
   std::vector<Tree::Sequence> twins(width);
   for (auto _ : state) {
     auto sequence = tree.insert(prompt);
-    sequence.commit(sequence.next_uncomputed());
-    sequence.reserve(tail);
-    sequence.commit(generated);
+    load(sequence);
+    sequence.append(generated);
+    load(sequence);
     forking.start();
     for (auto& twin : twins) twin = sequence.fork();
-    double seconds = forking.stop();
-    plan.clear();  // a step carries the copies out
-    plan.add(sequence, sequence.reserve(1));
-    plan.update(tree);
-    sequence.commit(Token{1});
+    const double seconds = forking.stop();
+    sequence.append(Token{1});
+    auto step = tree.begin_step();  // carries the copies out
+    benchmark::DoNotOptimize(step.add(sequence));
+    benchmark::DoNotOptimize(plan.build(step));
+    (void)std::move(step).finished();
     leaving.start();
     for (auto& twin : twins) twin.leave();
     state.SetIterationTime(seconds + leaving.stop());
@@ -357,7 +405,7 @@ void evict(benchmark::State& state) {
   const auto use = [&](std::uint64_t id) {
     make(id);
     auto sequence = tree.insert(prompt);
-    sequence.commit(sequence.next_uncomputed());
+    load(sequence);
     sequence.leave();
   };
   const auto fill = [&] {  // in random order among the newest
@@ -381,7 +429,7 @@ void evict(benchmark::State& state) {
     make(next++ * 16 + 0x100000000);
     prompt.resize(40 * chunk, 77);
     auto sequence = tree.insert(prompt);
-    sequence.commit(sequence.next_uncomputed());
+    load(sequence);
     prompt.resize(3 * chunk);
     Stopwatch watch;
     watch.start();
@@ -413,7 +461,7 @@ void insert_evicting(benchmark::State& state) {
   const auto use = [&](std::uint64_t id) {
     make(id);
     auto sequence = tree.insert(prompt);
-    sequence.commit(sequence.next_uncomputed());
+    load(sequence);
   };
   for (; next < cached; ++next) use(next);
   std::vector<std::uint64_t> order(cached);
@@ -436,7 +484,7 @@ void join_among_siblings(benchmark::State& state) {
     prompt[1024] = static_cast<Token>(0x1000000 + next);
     auto& sequence = batch.sequences[next++ % batch.sequences.size()];
     sequence = batch.tree.insert(prompt);
-    sequence.commit(sequence.next_uncomputed());
+    load(sequence);
   }
 }
 BENCHMARK(join_among_siblings)->Arg(10)->Arg(10000);

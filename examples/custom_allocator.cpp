@@ -92,55 +92,55 @@ int main(int argc, char** argv) {
   chunkattn::ChunkAttention<chunkattn::Cpu, head_dim> attention(threads);
   std::vector<float> q, k, v, out;
 
-  const auto step = [&] {  // stands in for one layer of a model: q, k and v from the row's number
-    plan.update(tree);
-    const auto rows = static_cast<std::size_t>(plan.num_rows());
+  // Stands in for a model of one layer: q, k and v are the same for all rows.
+  const auto compute = [&](const chunkattn::LiveView& view) {
+    const auto rows = static_cast<std::size_t>(view.num_rows);
     for (auto* tensor : {&q, &k, &v}) tensor->assign(rows * num_heads * head_dim, 0.25f);
     out.resize(q.size());
-    attention.write(kv, plan, std::span<const float>(k), std::span<const float>(v));
-    attention.run(kv, plan, std::span<const float>(q), std::span<float>(out));
+    attention.write(kv, view, k, v);
+    attention.run(kv, view, q, out);
+  };
+  std::vector<decltype(tree)::Sequence> sequences;
+  // Whoever has tokens to compute is in the step: a prompt when it joins, then the latest token.
+  const auto run_step = [&](std::int32_t sampled) {
+    auto step = tree.begin_step();
+    for (auto& sequence : sequences)
+      (void)step.add(sequence);  // false where no block is free: the next step tries again
+    if (const auto view = plan.build(step)) compute(view);
+    auto finished = std::move(step).finished();
+    for (const auto& row : finished.rows()) finished.commit(row, sampled);
   };
 
-  {
-    std::vector<decltype(tree)::Sequence> sequences;
-    for (const std::string_view text : {"Translate into Welsh: where is the harbour, please?",
-                                        "Translate into Welsh: where is the library, please?",
-                                        "Translate into Welsh: good night."}) {
-      const auto prompt = tokens_of(text);
-      if (tree.slots_needed(prompt) > tree.slots_available()) break;  // admission
-      sequences.push_back(tree.insert(prompt, {.max_reuse = prompt.size() - 1}));
-      plan.clear();
-      const auto range = sequences.back().next_uncomputed();
-      plan.add(sequences.back(), range);
-      step();
-      sequences.back().commit(range);
-      fmt::print("joins:  {:2} tokens, {:2} of them cached; blocks", prompt.size(),
-                 sequences.back().num_cached());
-      std::int32_t last = chunkattn::no_slot;
-      sequences.back().for_each_run({0, static_cast<std::int32_t>(prompt.size())},
-                                    [&](const chunkattn::Piece& piece) {
-                                      if (piece.slot != last) fmt::print(" {}", piece.slot);
-                                      last = piece.slot;
-                                    });
-      fmt::print("; {} free for the cache\n", manager.free_for_cache());
-    }
-    for (int i = 0; i < 20; ++i) {
-      plan.clear();
-      for (auto& sequence : sequences) plan.add(sequence, sequence.reserve(1));
-      step();
-      for (auto& sequence : sequences) sequence.commit('a' + i);
-    }
-    fmt::print("decode: 20 tokens for each of {}; {} free for the cache\n", sequences.size(),
-               manager.free_for_cache());
-
-    const auto large = tokens_of(std::string_view(
-        "A prompt of its own that is far too long for the blocks that are left: the cache may not "
-        "touch those which the engine holds back for others, so it has to wait for somebody to "
-        "leave, and the scheduler is told so before anything has changed in the tree."));
-    if (!tree.try_insert(large))
-      fmt::print("waits:  {} tokens need {} blocks, the cache may take {}\n", large.size(),
-                 tree.slots_needed(large), tree.slots_available());
+  for (const std::string_view text : {"Translate into Welsh: where is the harbour, please?",
+                                      "Translate into Welsh: where is the library, please?",
+                                      "Translate into Welsh: good night."}) {
+    const auto prompt = tokens_of(text);
+    if (tree.slots_needed(prompt) > tree.slots_available()) break;  // admission
+    sequences.push_back(tree.insert(prompt));
+    fmt::print("joins:  {:2} tokens, {:2} of them cached; blocks", prompt.size(),
+               sequences.back().num_cached());
+    run_step('a');
+    std::int32_t last = chunkattn::no_slot;
+    sequences.back().for_each_run({0, static_cast<std::int32_t>(prompt.size())},
+                                  [&](const chunkattn::Piece& piece) {
+                                    if (piece.slot != last) fmt::print(" {}", piece.slot);
+                                    last = piece.slot;
+                                  });
+    fmt::print("; {} free for the cache\n", manager.free_for_cache());
   }
+  for (int i = 1; i < 20; ++i) run_step('a' + i);
+  fmt::print("decode: 20 tokens for each of {}; {} free for the cache\n", sequences.size(),
+             manager.free_for_cache());
+
+  const auto large = tokens_of(std::string_view(
+      "A prompt of its own that is far too long for the blocks that are left: the cache may not "
+      "touch those which the engine holds back for others, so it has to wait for somebody to "
+      "leave, and the scheduler is told so before anything has changed in the tree."));
+  if (!tree.try_insert(large))
+    fmt::print("waits:  {} tokens need {} blocks, the cache may take {}\n", large.size(),
+               tree.slots_needed(large), tree.slots_available());
+
+  sequences.clear();  // all of them leave
   manager.give_back(image_block);
   fmt::print("leave:  all handles are gone, {} of {} blocks are free\n", manager.num_free(),
              num_blocks - 1);

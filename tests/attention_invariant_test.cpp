@@ -5,6 +5,7 @@
 #include <chunkattn/chunkattn.hpp>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <span>
 #include <vector>
@@ -35,41 +36,38 @@ std::vector<std::vector<float>> compute(Tree& tree, KvCache<Cpu, T>& kv,
   std::vector<std::vector<float>> last(sequences.size());
   AttentionPlan plan;
   while (true) {
-    std::vector<std::pair<std::size_t, TokenRange>> rows;
-    plan.clear();
+    auto step = tree.begin_step();
+    std::vector<std::pair<std::size_t, StepRow>> rows;
     for (std::size_t i = 0; i < sequences.size(); ++i) {
-      const auto range = sequences[i]->next_uncomputed(1 + random.index(40));
-      // A sequence that waits for another's K/V joins once that is written.
-      if (range.empty() || sequences[i]->num_pending() > 0) continue;
-      plan.add(*sequences[i], range);
-      rows.push_back({i, range});
+      // A sequence that waits for another's K/V joins once that is in this step or written.
+      const auto added = step.add(*sequences[i], 1 + random.index(40));
+      if (added) rows.push_back({i, added.row()});
     }
-    if (rows.empty()) return last;
-    plan.update(tree);
-    const auto n = static_cast<std::size_t>(plan.num_rows());
+    const auto view = plan.build(step);
+    if (!view) return last;
+    const auto n = static_cast<std::size_t>(view.num_rows);
     std::vector<float> k(n * num_kv_heads * head_dim), v(k.size());
     std::vector<float> q(n * num_qo_heads * head_dim), out(q.size(), -1);
-    std::size_t row = 0;
-    for (const auto& [i, range] : rows) {
+    std::size_t at = 0;
+    for (const auto& [i, row] : rows) {
       const auto tokens = sequences[i]->tokens();
-      for (std::int32_t p = range.begin; p < range.end(); ++p, ++row) {
+      for (std::int32_t p = row.position; p < row.position + row.num_rows; ++p, ++at) {
         const auto path = std::span(tokens).first(static_cast<std::size_t>(p) + 1);
         const std::size_t kv_size = num_kv_heads * head_dim, q_size = num_qo_heads * head_dim;
-        fill(std::span(k).subspan(row * kv_size, kv_size), path, 1);
-        fill(std::span(v).subspan(row * kv_size, kv_size), path, 2);
-        fill(std::span(q).subspan(row * q_size, q_size), path, 3);
+        fill(std::span(k).subspan(at * kv_size, kv_size), path, 1);
+        fill(std::span(v).subspan(at * kv_size, kv_size), path, 2);
+        fill(std::span(q).subspan(at * q_size, q_size), path, 3);
       }
     }
-    attention.write(kv.layer(0), plan, k, v);
-    attention.run(kv.layer(0), plan, q, out);
-    row = 0;
-    for (const auto& [i, range] : rows) {
-      row += static_cast<std::size_t>(range.length);
+    attention.write(kv.layer(0), view, k, v);
+    attention.run(kv.layer(0), view, q, out);
+    for (const auto& [i, row] : rows) {
       const auto begin =
-          out.begin() + static_cast<std::ptrdiff_t>((row - 1) * num_qo_heads * head_dim);
+          out.begin() +
+          static_cast<std::ptrdiff_t>(row.first_row + row.num_rows - 1) * num_qo_heads * head_dim;
       last[i].assign(begin, begin + num_qo_heads * head_dim);
-      sequences[i]->commit(range);
     }
+    (void)std::move(step).finished();  // outputs are not wanted
   }
 }
 
@@ -102,17 +100,16 @@ void compare_hit_with_cold(Reduce reduce, double tolerance) {
     first.leave();
     const auto duplicate = [&] {  // leaves a tail that is dropped for the path that is there
       auto twin = tree.insert(prompts[0]);
-      for (int i = 0; i < 40; ++i) {
-        (void)twin.reserve(1);
-        twin.commit(i);
-      }
+      std::vector<int> answer(40);
+      std::iota(answer.begin(), answer.end(), 0);
+      twin.append(answer);
+      twin.mark_loaded(twin.loadable());
     };
     duplicate();
     duplicate();
     CHECK(freed > 0);
     std::vector<Sequence*> together;
-    for (const auto& prompt : prompts)
-      warm.push_back(tree.insert(prompt, {.max_reuse = prompt.size() - 1}));
+    for (const auto& prompt : prompts) warm.push_back(tree.insert(prompt));
     for (Sequence& sequence : warm) together.push_back(&sequence);
     CHECK(warm[1].num_cached() >= shared.size());
     const auto hit = compute(tree, kv, attention, together, random);

@@ -2,10 +2,12 @@
 // it may: lazy uploads, double buffering, graph capture, errors.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <deque>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -90,11 +92,11 @@ struct Engine {
     return tokens;
   }
 
-  // Queries, K and V of a plan's rows; nothing runs yet.
+  // Queries, K and V of the planned rows; nothing runs yet.
   Step& new_step() {
-    const auto rows = static_cast<std::size_t>(plan.view().num_rows);
+    const auto rows = static_cast<std::size_t>(view.num_rows);
     Step& step = steps.emplace_back();
-    step.plan = snapshot(plan.view());
+    step.plan = snapshot(view);
     step.q = std::make_unique<DeviceArray<half>>(rows * qo_heads * head_dim);
     step.out = std::make_unique<DeviceArray<half>>(rows * qo_heads * head_dim);
     step.k = std::make_unique<DeviceArray<half>>(rows * kv_heads * head_dim);
@@ -107,9 +109,15 @@ struct Engine {
   }
   void enqueue() {
     Step& step = new_step();
-    attention->write(cache.layer(0), plan, step.k->span(), step.v->span(), &stream);
-    attention->run(cache.layer(0), plan, step.q->span(), step.out->span(), step.lse->span(),
+    attention->write(cache.layer(0), view, step.k->span(), step.v->span(), &stream);
+    attention->run(cache.layer(0), view, step.q->span(), step.out->span(), step.lse->span(),
                    &stream);
+  }
+  // The host goes on; the device is as late as it may be.
+  void submit() {
+    in_flight.push_back(std::move(*open).submitted());
+    open.reset();
+    if (in_flight.size() == 4) drain_and_check();
   }
   void drain_and_check() {
     stream.drain();
@@ -122,26 +130,33 @@ struct Engine {
     }
     steps.clear();
     CHECK(simt::device().early_reuses == 0);
+    for (Tree::InFlight& step : in_flight) {
+      Tree::Finished finished = std::move(step).finished();
+      for (const auto& row : finished.rows()) finished.commit(row, random.uniform(1000, 1 << 30));
+    }
+    in_flight.clear();
   }
 
+  void begin() { open.emplace(tree.begin_step()); }
+  void add(std::size_t index, std::size_t budget = 1) {
+    REQUIRE(bool(open->add(sequences[index], budget)));
+  }
+  void build() { view = plan.build(*open); }
+
+  // 40 tokens at a time.
   void prefill(std::size_t index) {
-    Tree::Sequence& sequence = sequences[index];
-    for (auto range = sequence.next_uncomputed(40); range.length > 0;
-         range = sequence.next_uncomputed(40)) {
-      plan.clear();
-      plan.add(sequence, range);
-      plan.update(tree);
+    while (sequences[index].num_uncomputed() > 0) {
+      begin();
+      add(index, 40);
+      build();
       enqueue();
-      sequence.commit(range);
+      submit();
     }
   }
   void decode_plan() {
-    plan.clear();
-    for (auto& sequence : sequences) plan.add(sequence, sequence.reserve(1));
-    plan.update(tree);
-  }
-  void commit() {
-    for (auto& sequence : sequences) sequence.commit(random.uniform(1000, 1 << 30));
+    begin();
+    for (std::size_t i = 0; i < sequences.size(); ++i) add(i);
+    build();
   }
 
   test::Random random;
@@ -150,8 +165,11 @@ struct Engine {
   KvCache<Cuda, half> cache{tree, {1, kv_heads, head_dim}};
   std::unique_ptr<ChunkAttention<Cuda, head_dim>> attention;
   AttentionPlan plan;
+  Tree::StepView view;
   std::vector<Tree::Sequence> sequences;
   std::deque<Step> steps;
+  std::optional<Tree::Step> open;
+  std::deque<Tree::InFlight> in_flight;
 };
 
 void shuffled(std::uint64_t seed) {
@@ -172,7 +190,7 @@ TEST_CASE("decode steps enqueued ahead of the device agree with the oracle") {
   for (int step = 0; step < test::scaled(60); ++step) {
     engine.decode_plan();
     engine.enqueue();
-    engine.commit();
+    engine.submit();
     if (step % 7 == 6) engine.drain_and_check();
     if (step == 20) engine.sequences.push_back(engine.sequences[1].fork());
     if (step == 30) {
@@ -194,7 +212,7 @@ TEST_CASE("a step without a new piece uploads nothing") {
   engine.prefill(0);
   engine.decode_plan();
   engine.enqueue();
-  engine.commit();
+  engine.submit();
   engine.drain_and_check();
   const auto before = engine.attention->counts();
   const int copies = simt::device().calls["cudaMemcpyAsync"];
@@ -203,10 +221,10 @@ TEST_CASE("a step without a new piece uploads nothing") {
   for (int step = 0; step < 32; ++step) {
     const auto uploads = engine.attention->counts().uploads;
     engine.decode_plan();
-    engine.attention->prepare(engine.plan, &engine.stream);
+    engine.attention->prepare(engine.view, &engine.stream);
     if (engine.attention->counts().uploads == uploads) ++quiet_steps;
     engine.enqueue();
-    engine.commit();
+    engine.submit();
   }
   engine.drain_and_check();
   const auto after = engine.attention->counts();
@@ -240,16 +258,16 @@ TEST_CASE("a captured graph is replayed while sequences grow, join and leave") {
     }
     if (step == 20) engine.sequences.erase(engine.sequences.begin());
     engine.decode_plan();
-    const auto rows = static_cast<std::size_t>(engine.plan.view().num_rows);
+    const auto rows = static_cast<std::size_t>(engine.view.num_rows);
     engine.random.fill(q.span());
     engine.random.fill(k.span());
     engine.random.fill(v.span());
-    engine.attention->prepare(engine.plan, &engine.stream);
+    engine.attention->prepare(engine.view, &engine.stream);
     if (step == 0) {
       captured = std::make_unique<simt::Graph>(engine.stream);
-      engine.attention->write(layer, engine.plan, k.first(rows * kv_heads * head_dim),
+      engine.attention->write(layer, engine.view, k.first(rows * kv_heads * head_dim),
                               v.first(rows * kv_heads * head_dim), &engine.stream);
-      engine.attention->run(layer, engine.plan, q.first(rows * qo_heads * head_dim),
+      engine.attention->run(layer, engine.view, q.first(rows * qo_heads * head_dim),
                             out.first(rows * qo_heads * head_dim), lse.first(rows * qo_heads),
                             &engine.stream);
       captured->end();
@@ -258,35 +276,14 @@ TEST_CASE("a captured graph is replayed while sequences grow, join and leave") {
     captured->replay();
     engine.stream.drain();
     const auto reference =
-        chunkattn::reference_attention(engine.cache.layer(0), engine.plan.view(),
+        chunkattn::reference_attention(engine.cache.layer(0), engine.view,
                                        std::span<const half>(q.first(rows * qo_heads * head_dim)));
     const auto report = chunkattn::compare_with_reference(
         reference, std::span<const half>(out.first(rows * qo_heads * head_dim)), 0x1p-11);
     CHECK(report.worst <= 1.0);
-    engine.commit();
+    engine.submit();
   }
   CHECK(simt::device().capture_violations == 0);
-}
-
-TEST_CASE("several steps advance on the device alone") {
-  Engine engine(14);
-  simt::current_schedule() = {};
-  for (int i = 0; i < 2; ++i) {
-    engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 4)));
-    engine.prefill(engine.sequences.size() - 1);
-  }
-  engine.decode_plan();
-  engine.enqueue();
-  engine.commit();
-  engine.drain_and_check();
-  engine.attention->advance(&engine.stream);  // as a graph would
-  engine.decode_plan();
-  engine.attention->note_advanced(engine.plan, 1);
-  const auto advances = engine.attention->counts().advances;
-  engine.enqueue();
-  CHECK(engine.attention->counts().advances == advances);
-  engine.commit();
-  engine.drain_and_check();
 }
 
 TEST_CASE("an upload inside a capture is refused") {
@@ -298,7 +295,7 @@ TEST_CASE("an upload inside a capture is refused") {
   engine.decode_plan();
   Step& step = engine.new_step();
   simt::Graph graph(engine.stream);
-  CHECK_THROWS_AS(engine.attention->run(engine.cache.layer(0), engine.plan, step.q->span(),
+  CHECK_THROWS_AS(engine.attention->run(engine.cache.layer(0), engine.view, step.q->span(),
                                         step.out->span(), {}, &engine.stream),
                   chunkattn::InvalidArgument);
   graph.end();
@@ -348,17 +345,17 @@ TEST_CASE("float K and V are rounded on the way in") {
   Engine engine(17);
   simt::current_schedule() = {};
   engine.sequences.push_back(engine.tree.insert(engine.prompt(5, 0)));
-  engine.plan.clear();
-  engine.plan.add(engine.sequences[0], engine.sequences[0].next_uncomputed());
-  engine.plan.update(engine.tree);
+  engine.begin();
+  engine.add(0, 5);
+  engine.build();
   DeviceArray<float> k(5 * kv_heads * head_dim), v(5 * kv_heads * head_dim);
   engine.random.fill(k.span());
   engine.random.fill(v.span());
-  engine.attention->write(engine.cache.layer(0), engine.plan, k.span(), v.span(), &engine.stream);
+  engine.attention->write(engine.cache.layer(0), engine.view, k.span(), v.span(), &engine.stream);
   engine.stream.drain();
   const auto view = engine.cache.layer(0);
   for (int t = 0; t < 5; ++t) {
-    const auto target = engine.plan.view().writes[t];
+    const auto target = engine.view.writes[t];
     const auto at = static_cast<std::size_t>((t * kv_heads + 1) * head_dim + 3);
     CHECK(view.k_row(target.slot, 1, target.offset)[3] == chunkattn::to_half(k.span()[at]));
     CHECK(view.v_row(target.slot, 1, target.offset)[3] == chunkattn::to_half(v.span()[at]));
@@ -458,7 +455,7 @@ TEST_CASE("bad arguments of a step are named, and the next step is right") {
   Step& step = engine.new_step();
   const auto layer = engine.cache.layer(0);
   const auto run = [&](auto q, simt::Stream* stream) {
-    engine.attention->run(layer, engine.plan, q, step.out->span(), {}, stream);
+    engine.attention->run(layer, engine.view, q, step.out->span(), {}, stream);
   };
   std::vector<half> host(step.q->size);
   CHECK_THROWS_WITH_AS(run(std::span<half>(host), &engine.stream), doctest::Contains("q = "),
@@ -474,7 +471,7 @@ TEST_CASE("bad arguments of a step are named, and the next step is right") {
   engine.steps.clear();
   engine.tree.check_invariants();
   engine.enqueue();
-  engine.commit();
+  engine.submit();
   engine.drain_and_check();
 }
 

@@ -72,24 +72,25 @@ TEST_CASE("padded heads of 8 on the fake device give the logits of the CPU") {
   }
   std::vector<Tree::Sequence> sequences;
   double worst = 0, largest = 0, shared_or_not = 0;
-  const auto compare = [&](std::span<const int> tokens, std::span<const int> positions) {
+  const auto compare = [&](const Tree::StepView& view) {
+    const std::vector<int> tokens = view.tokens(), positions = view.positions();
     std::vector<int> rows;
     for (std::size_t i = 0; i < tokens.size(); ++i) rows.push_back(static_cast<int>(i));
     const auto expected =
         llama::forward(weights, executor, tokens, positions, rows,
                        [&](int l, std::span<const float> q, std::span<const float> k,
                            std::span<const float> v, std::span<float> out) {
-                         on_cpu.write(cache.layer(l), plan, k, v);
-                         on_cpu.run(cache.layer(l), plan, q, out);
+                         on_cpu.write(cache.layer(l), view, k, v);
+                         on_cpu.run(cache.layer(l), view, q, out);
                        });
     const auto actual =
         llama::forward(weights, executor, tokens, positions, rows,
                        [&](int l, std::span<const float> q, std::span<const float> k,
                            std::span<const float> v, std::span<float> out) {
-                         on_gpu.write(l, plan.view(), tree.num_slots(), k, v);
-                         on_gpu.run(l, plan.view(), q, out, true);
+                         on_gpu.write(l, view, tree.num_slots(), k, v);
+                         on_gpu.run(l, view, q, out, true);
                          std::vector<float> paged(out.size());
-                         on_gpu.run(l, plan.view(), q, paged, false);
+                         on_gpu.run(l, view, q, paged, false);
                          for (std::size_t i = 0; i < out.size(); ++i)
                            shared_or_not = std::max(
                                shared_or_not, std::abs(static_cast<double>(out[i]) - paged[i]));
@@ -103,33 +104,21 @@ TEST_CASE("padded heads of 8 on the fake device give the logits of the CPU") {
     }
   };
 
-  for (const auto& text : texts) {  // prefill
+  const auto run_step = [&] {  // what is "sampled" are the given texts
+    Tree::Step step = tree.begin_step();
+    for (Tree::Sequence& sequence : sequences) (void)step.add(sequence, 48);
+    compare(plan.build(step));
+    Tree::Finished finished = std::move(step).finished();
+    for (const auto& row : finished.rows()) {
+      const auto s = static_cast<std::size_t>(row.index);
+      finished.commit(row, texts[s][sequences[s].size()]);
+    }
+  };
+  for (const auto& text : texts) {  // they join one by one, and decode
     sequences.push_back(tree.insert(std::span<const int>(text).first(40)));
-    const chunkattn::TokenRange range = sequences.back().next_uncomputed(48);
-    if (range.length == 0) continue;
-    plan.clear();
-    plan.add(sequences.back(), range);
-    plan.update(tree);
-    std::vector<int> tokens, positions;
-    for (int p = range.begin; p < range.end(); ++p) {
-      tokens.push_back(text[static_cast<std::size_t>(p)]);
-      positions.push_back(p);
-    }
-    compare(tokens, positions);
-    sequences.back().commit(range);
+    run_step();
   }
-  for (int p = 40; p < 46; ++p) {  // decode, with the tokens given
-    plan.clear();
-    std::vector<int> tokens, positions;
-    for (std::size_t s = 0; s < sequences.size(); ++s) {
-      plan.add(sequences[s], sequences[s].reserve(1));
-      tokens.push_back(texts[s][static_cast<std::size_t>(p)]);
-      positions.push_back(p);
-    }
-    plan.update(tree);
-    compare(tokens, positions);
-    for (std::size_t s = 0; s < sequences.size(); ++s) sequences[s].commit(tokens[s]);
-  }
+  for (int i = 0; i < 3; ++i) run_step();
   std::printf("largest difference of a logit %.2g, largest logit %.3g\n", worst, largest);
   CHECK(worst > 0);  // fp16 is not fp32
   CHECK(worst <= 0.1);

@@ -18,12 +18,12 @@ class Attention final : public AnyAttention {
  public:
   explicit Attention(Threads& threads) : attention_(threads) {}
 
-  void write(const LayerPointers& layer, const chunkattn::AttentionPlan& plan,
-             std::span<const float> k, std::span<const float> v) override {
+  void write(const LayerPointers& layer, const chunkattn::LiveView& plan, std::span<const float> k,
+             std::span<const float> v) override {
     attention_.write(view(layer), plan, k, v);
   }
-  void run(const LayerPointers& layer, const chunkattn::AttentionPlan& plan,
-           std::span<const float> q, std::span<float> out) override {
+  void run(const LayerPointers& layer, const chunkattn::LiveView& plan, std::span<const float> q,
+           std::span<float> out) override {
     attention_.run(view(layer), plan, q, out);
   }
 

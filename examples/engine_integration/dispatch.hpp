@@ -1,7 +1,7 @@
 // Attention whose head_dim and K/V type are known only when the model has been loaded.
 #pragma once
 
-#include <chunkattn/attention_plan.hpp>
+#include <chunkattn/plan_types.hpp>
 #include <memory>
 #include <span>
 
@@ -19,15 +19,15 @@ struct LayerPointers {
 };
 
 /// One attention object for all layers. The engine's other files see this class only, and compile
-/// none of the kernels.
+/// none of the kernels. Every StepView is a LiveView, whatever the tree.
 class AnyAttention {
  public:
   virtual ~AnyAttention() = default;
   /// k, v: [num_rows][num_kv_heads][head_dim].
-  virtual void write(const LayerPointers& layer, const chunkattn::AttentionPlan& plan,
+  virtual void write(const LayerPointers& layer, const chunkattn::LiveView& plan,
                      std::span<const float> k, std::span<const float> v) = 0;
   /// q, out: [num_rows][num_qo_heads][head_dim].
-  virtual void run(const LayerPointers& layer, const chunkattn::AttentionPlan& plan,
+  virtual void run(const LayerPointers& layer, const chunkattn::LiveView& plan,
                    std::span<const float> q, std::span<float> out) = 0;
 };
 

@@ -2,18 +2,16 @@
 // is compared with another one, so the program fails when a result differs.
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "../support/only_help.hpp"
 #include "dispatch.hpp"
 #include "engine.hpp"
+#include "serve.hpp"
 
 namespace {
 
@@ -21,9 +19,11 @@ using namespace engine;
 using chunkattn::AttentionPlan;
 using chunkattn::ChunkAttention;
 using chunkattn::Cpu;
+using chunkattn::LiveView;
 using chunkattn::PrefixTree;
 
-constexpr int num_layers = 2, num_qo_heads = 8, num_kv_heads = 4, head_dim = 64, chunk_size = 16;
+constexpr int num_qo_heads = ToyModel::num_qo_heads, num_kv_heads = ToyModel::num_kv_heads;
+constexpr int head_dim = ToyModel::head_dim, chunk_size = 16;
 
 void require(bool ok, const char* what) {
   std::printf("%s: %s\n", what, ok ? "ok" : "FAILED");
@@ -34,25 +34,6 @@ std::size_t count(int rows, int heads) {
   return static_cast<std::size_t>(rows) * static_cast<std::size_t>(heads) * head_dim;
 }
 
-// Stands in for the model: some q, k and v of a layer for the plan's rows, in the caller's order.
-struct Activations {
-  std::vector<float> q, k, v, out;
-  void compute(int layer, int num_rows) {
-    std::uint32_t x = 12345u + static_cast<std::uint32_t>(layer);
-    const auto fill = [&](std::vector<float>& values, int heads) {
-      values.resize(count(num_rows, heads));
-      for (float& value : values) {
-        x = x * 1664525u + 1013904223u;
-        value = static_cast<float>(x >> 8) / 8388608.0f - 1.0f;
-      }
-    };
-    fill(q, num_qo_heads);
-    fill(k, num_kv_heads);
-    fill(v, num_kv_heads);
-    out.assign(q.size(), 0.0f);
-  }
-};
-
 std::vector<Token> prompt_of(Token user) {
   std::vector<Token> prompt(
       100);  // a system prompt that all users share, then the user's own words
@@ -61,92 +42,61 @@ std::vector<Token> prompt_of(Token user) {
   return prompt;
 }
 
-// --- 1. The loop: admission, chunked prefill, decode, speculation, forks, leaving
-// ------------------
+// --- 1. The loop: chunked prefill, decode, drafts, forks, preemption ----------------------------
 
 void engine_loop() {
   std::printf("\n1. The engine's loop\n");
-  using Tree = PrefixTree<Token, chunk_size, chunkattn::PoolAllocator, chunkattn::Lru>;
-  Tree tree(chunkattn::PoolAllocator{.max_chunks = 64}, {.async_steps = true});
-  chunkattn::KvCache<Cpu, chunkattn::half> kv(
-      tree, {.num_layers = num_layers, .num_kv_heads = num_kv_heads, .head_dim = head_dim});
+  std::vector<Request> requests;
+  for (Token user = 1; user <= 8; ++user)
+    requests.push_back({prompt_of(user), 30 + static_cast<std::size_t>(user % 3) * 10,
+                        user % 3 == 0 ? 3 : 1});  // three answers share all of their prompt
   Threads threads(2);
-  ChunkAttention<Cpu, head_dim, Threads> attention(threads);
-  AttentionPlan plan;
-  Activations model;
+  constexpr std::size_t max_chunks = 20;  // too few for all at once
 
-  std::deque<std::vector<Token>> waiting;
-  for (Token user = 1; user <= 6; ++user) waiting.push_back(prompt_of(user));
-  std::vector<Tree::Sequence> running;
+  ServeStats one, two;
+  const Answers answers = SyncServer(requests, max_chunks, threads).run(one);
+  const Answers again = AsyncServer(requests, max_chunks, threads).run(two);
 
-  for (int step = 0; step < 40 && !(waiting.empty() && running.empty()); ++step) {
-    while (!waiting.empty() && tree.slots_needed(waiting.front()) + 1 <= tree.slots_available()) {
-      const auto& prompt = waiting.front();
-      running.push_back(
-          tree.insert(prompt, {.name_space = {.tenant = 7}, .max_reuse = prompt.size() - 1}));
-      waiting.pop_front();
-    }
-
-    struct Row {
-      Tree::Sequence* sequence;
-      chunkattn::TokenRange range;
-      bool prefill;
-    };
-    std::vector<Row> rows;  // the engine's choice: any subset of the sequences, in any order
-    plan.clear();
-    for (auto& sequence : running) {
-      if (sequence.num_pending() > 0) continue;  // another sequence is still writing its prefix
-      const bool prefill = !sequence.next_uncomputed().empty();
-      const auto range = prefill ? sequence.next_uncomputed(48)  // a chunk of the prompt, or
-                                 : sequence.reserve(2);          // the next token and a draft
-      rows.push_back({&sequence, range, prefill});
-      plan.add(sequence, range);
-    }
-    plan.update(tree);
-    for (int layer = 0; layer < num_layers; ++layer) {
-      model.compute(layer, plan.num_rows());
-      attention.write(kv.layer(layer), plan, model.k, model.v);
-      attention.run(kv.layer(layer), plan, model.q, model.out);
-    }
-    for (const Row& row : rows) {
-      const Token next = 5000 + 2 * step;
-      if (row.prefill)
-        row.sequence->commit(row.range);  // these prompt tokens' K/V is written
-      else if (step % 2 == 0)
-        row.sequence->commit(next);  // the draft was rejected: its place is dropped
-      else
-        row.sequence->commit(std::vector<Token>{next, next + 1});
-    }
-    if (step == 12 && !running.empty()) running.push_back(running.front().fork());
-    if (step > 14 && !running.empty()) running.erase(running.begin());  // done: leaves
-    tree.retire(plan.step());  // the device is done with this step: what it read may be reused
+  bool complete = true;
+  for (std::size_t r = 0; r < requests.size(); ++r)
+    for (const auto& answer : answers[r]) complete &= answer.size() == requests[r].new_tokens;
+  require(complete, "every request was served");
+  require(answers == again, "two steps in flight give the same answers as one at a time");
+  require(one.preemptions > 0 && two.preemptions > 0, "some were preempted, and came back");
+  require(one.accepted > 0 && one.accepted < one.drafts, "some drafts were right");
+  for (const ServeStats* stats : {&one, &two}) {
+    std::printf(
+        "   %d steps, %llu of %llu prompt tokens from the cache or another sequence,\n",
+        stats->steps,
+        static_cast<unsigned long long>(stats->tree.cached_tokens + stats->tree.pending_tokens),
+        static_cast<unsigned long long>(stats->tree.prompt_tokens));
+    std::printf("   %zu of %zu drafts right, %d preemptions, held %zu times for a sequence\n",
+                stats->accepted, stats->drafts, stats->preemptions, stats->held_for_sequence);
   }
-  tree.check_invariants();
-  require(waiting.empty() && running.empty(), "every request was served");
-  const auto stats = tree.stats();
-  std::printf("   %llu of %llu prompt tokens came from the cache or a sequence of the same step\n",
-              static_cast<unsigned long long>(stats.cached_tokens + stats.pending_tokens),
-              static_cast<unsigned long long>(stats.prompt_tokens));
 }
 
-// --- 2. to 4. Own memory, own writes, dispatch at run time, tensor parallel
-// ------------------------
+// --- 2. to 4. Own memory, own writes, dispatch at run time, tensor parallel ----------------------
 
 // One prefill of three users over the engine's memory; `attend` computes one layer.
 template <class T, class Attend>
 std::vector<float> prefill(const Attend& attend) {
   constexpr int num_blocks = 40, lent_out = 8;
-  PrefixTree<Token, chunk_size, BlockManager> tree(BlockManager(num_blocks, lent_out));
+  using BlockTree = PrefixTree<Token, chunk_size, BlockManager>;
+  BlockTree tree(BlockManager(num_blocks, lent_out));
   LayerMemory<T> memory(num_blocks, num_kv_heads, chunk_size, head_dim);
   AttentionPlan plan;
-  Activations model;
-  std::vector<PrefixTree<Token, chunk_size, BlockManager>::Sequence> sequences;
-  for (Token user = 1; user <= 3; ++user) sequences.push_back(tree.insert(prompt_of(user)));
-  for (auto& sequence : sequences) plan.add(sequence, sequence.next_uncomputed());
-  plan.update(tree);
-  model.compute(0, plan.num_rows());
-  attend(memory, plan, model);
-  for (auto& sequence : sequences) sequence.commit(sequence.next_uncomputed());
+  ToyModel model;
+  std::vector<BlockTree::Sequence> sequences;
+  BlockTree::Step step = tree.begin_step();
+  for (Token user = 1; user <= 3; ++user) {
+    sequences.push_back(tree.insert(prompt_of(user)));
+    // After the one that computes what they have in common.
+    if (!step.add(sequences.back())) require(false, "every prompt is in the step");
+  }
+  const auto view = plan.build(step);
+  model.project(0, view.tokens(), view.positions());
+  attend(memory, view, model);
+  (void)std::move(step).finished();
   return model.out;
 }
 
@@ -162,20 +112,20 @@ void own_parts(KvType type) {
   Threads threads(2);
   ChunkAttention<Cpu, head_dim, Threads> attention(threads);
 
-  const auto expected = prefill<T>([&](auto& memory, auto& plan, Activations& model) {
+  const auto expected = prefill<T>([&](auto& memory, const LiveView& plan, ToyModel& model) {
     attention.write(memory.view, plan, model.k, model.v);
     attention.run(memory.view, plan, model.q, model.out);
   });
   std::printf("\n%s K/V in the engine's own memory\n", chunkattn::element_name<T>());
 
-  const auto own_writes = prefill<T>([&](auto& memory, auto& plan, Activations& model) {
-    write_kv<T>(memory.view, plan.view(), model.k, model.v);
+  const auto own_writes = prefill<T>([&](auto& memory, const LiveView& plan, ToyModel& model) {
+    write_kv<T>(memory.view, plan, model.k, model.v);
     attention.run(memory.view, plan, model.q, model.out);
   });
   require(difference(expected, own_writes) == 0, "2. the engine's own K/V-writing kernel");
 
   const auto any = make_attention(head_dim, type, threads);
-  const auto dispatched = prefill<T>([&](auto& memory, auto& plan, Activations& model) {
+  const auto dispatched = prefill<T>([&](auto& memory, const LiveView& plan, ToyModel& model) {
     const LayerPointers layer{memory.k.data(), memory.v.data(), memory.view.num_slots, num_kv_heads,
                               chunk_size};
     any->write(layer, plan, model.k, model.v);
@@ -183,11 +133,11 @@ void own_parts(KvType type) {
   });
   require(difference(expected, dispatched) == 0, "3. head_dim and type chosen at run time");
 
-  const auto parallel = prefill<T>([&](auto& memory, auto& plan, Activations& model) {
-    write_kv<T>(memory.view, plan.view(), model.k, model.v);
+  const auto parallel = prefill<T>([&](auto& memory, const LiveView& plan, ToyModel& model) {
+    write_kv<T>(memory.view, plan, model.k, model.v);
     constexpr int num_ranks = 2, heads = num_qo_heads / num_ranks;
     for (int rank = 0; rank < num_ranks; ++rank) {  // each on its own device
-      const int rows = plan.num_rows();
+      const int rows = plan.num_rows;
       std::vector<float> q(count(rows, heads)), out(q.size());
       const auto part = [&](int row) { return (row * num_qo_heads + rank * heads) * head_dim; };
       for (int row = 0; row < rows; ++row)

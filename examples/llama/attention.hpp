@@ -16,9 +16,9 @@ namespace llama {
 class Attention {
  public:
   virtual ~Attention() = default;
-  /// One layer of one step: stores k and v [rows][num_kv_heads][head_dim] and attends.
+  /// One layer of one step: stores k and v [rows][num_kv_heads][head_dim], k rotated, and attends.
   /// q, out: [rows][num_qo_heads][head_dim]
-  virtual void run(int layer, const chunkattn::AttentionPlan& plan, std::span<const float> q,
+  virtual void run(int layer, const chunkattn::LiveView& plan, std::span<const float> q,
                    std::span<const float> k, std::span<const float> v, std::span<float> out) = 0;
 };
 
@@ -33,7 +33,7 @@ class AttentionOf final : public Attention {
                       .head_dim = HeadDim}),
         attention_(executor, options) {}
 
-  void run(int layer, const chunkattn::AttentionPlan& plan, std::span<const float> q,
+  void run(int layer, const chunkattn::LiveView& plan, std::span<const float> q,
            std::span<const float> k, std::span<const float> v, std::span<float> out) override {
     attention_.write(cache_.layer(layer), plan, k, v);
     attention_.run(cache_.layer(layer), plan, q, out);
@@ -58,10 +58,10 @@ class AttentionOnGpu final : public Attention {
                                             .chunk_size = Tree::chunk_size,
                                             .max_rows = max_rows})) {}
 
-  void run(int layer, const chunkattn::AttentionPlan& plan, std::span<const float> q,
+  void run(int layer, const chunkattn::LiveView& plan, std::span<const float> q,
            std::span<const float> k, std::span<const float> v, std::span<float> out) override {
-    gpu_->write(layer, plan.view(), static_cast<std::size_t>(tree_.num_slots()), k, v);
-    gpu_->run(layer, plan.view(), q, out);
+    gpu_->write(layer, plan, static_cast<std::size_t>(tree_.num_slots()), k, v);
+    gpu_->run(layer, plan, q, out);
   }
 
  private:

@@ -67,9 +67,7 @@ std::vector<Completion> serve(const Model& model, std::span<const Request> reque
   struct Live {
     std::size_t request;
     typename Tree::Sequence sequence;
-    std::vector<int> tokens;        // the prompt and what has been sampled
-    chunkattn::TokenRange range{};  // this step's positions
-    int logits_row = -1;            // among the rows that ask for logits
+    std::size_t logits = 0;  // among the rows of this step that ask for logits
     bool done = false;
   };
 
@@ -83,61 +81,45 @@ std::vector<Completion> serve(const Model& model, std::span<const Request> reque
   chunkattn::AttentionPlan plan;
   std::vector<Completion> completions(requests.size());
   std::vector<Live> live;
-  std::vector<int> tokens, positions, logit_rows;
+  std::vector<int> logit_rows;
+  std::vector<Live*> in_step;  // by StepRow::index
   std::size_t joined = 0;
 
-  std::size_t longest_prompt = 0;
-  for (const Request& request : requests) {
-    longest_prompt = std::max(longest_prompt, request.prompt.size());
+  for (const Request& request : requests)
     if (request.prompt.size() > static_cast<std::size_t>(model.config.max_positions))
       throw std::invalid_argument("a prompt of " + std::to_string(request.prompt.size()) +
                                   " tokens: the model has " +
                                   std::to_string(model.config.max_positions) + " positions");
-  }
-  // A prefix that another request is still to write is there in time if that one writes all of it
-  // in the same step; otherwise wait for it.
-  const bool whole_prompts = longest_prompt <= options.prefill_chunk;
 
-  for (int step = 0; joined < requests.size() || !live.empty(); ++step) {
-    for (; joined < requests.size() && (requests[joined].join_step <= step || live.empty());
+  for (int number = 0; joined < requests.size() || !live.empty(); ++number) {
+    for (; joined < requests.size() && (requests[joined].join_step <= number || live.empty());
          ++joined) {
-      const std::vector<int>& prompt = requests[joined].prompt;
-      live.push_back({joined, tree.insert(prompt, {.max_reuse = prompt.size() - 1}), prompt});
-      completions[joined].joined = step;
+      live.push_back({joined, tree.insert(requests[joined].prompt)});
+      completions[joined].joined = number;
     }
 
-    plan.clear();
-    tokens.clear();
-    positions.clear();
+    typename Tree::Step step = tree.begin_step();
+    in_step.clear();
     logit_rows.clear();
     for (Live& one : live) {
-      const std::size_t prompt_size = requests[one.request].prompt.size();
-      const bool decoding = one.tokens.size() > prompt_size;
-      one.range = {};
-      one.logits_row = -1;
-      if (!whole_prompts && one.sequence.num_pending() != 0) continue;
-      one.range =
-          decoding ? one.sequence.reserve(1) : one.sequence.next_uncomputed(options.prefill_chunk);
-      plan.add(one.sequence, one.range);
-      for (int p = one.range.begin; p < one.range.end(); ++p) {
-        tokens.push_back(one.tokens[static_cast<std::size_t>(p)]);
-        positions.push_back(p);
-      }
-      if (!decoding)
-        completions[one.request].computed += static_cast<std::size_t>(one.range.length);
-      if (static_cast<std::size_t>(one.range.end()) == one.tokens.size()) {
-        one.logits_row = static_cast<int>(logit_rows.size());
-        logit_rows.push_back(static_cast<int>(tokens.size()) - 1);
-      }
+      const auto added = step.add(one.sequence, options.prefill_chunk);
+      if (!added) continue;  // another request has part of its prompt still to compute
+      const chunkattn::StepRow& row = added.row();
+      in_step.push_back(&one);
+      one.logits = logit_rows.size();
+      if (row.has_output) logit_rows.push_back(row.output_row());
+      if (one.sequence.size() == requests[one.request].prompt.size())
+        completions[one.request].computed += static_cast<std::size_t>(row.num_rows);
     }
-    if (tokens.empty()) throw std::logic_error("a step without rows");
-    plan.update(tree);
+    const auto view = plan.build(step);
+    if (!view) throw std::logic_error("a step without rows");
+    const std::vector<int> tokens = view.tokens(), positions = view.positions();
 
     const auto logits_by = [&](Attention& attention) {
       return forward(model, executor, tokens, positions, logit_rows,
                      [&](int layer, std::span<const float> q, std::span<const float> k,
                          std::span<const float> v,
-                         std::span<float> out) { attention.run(layer, plan, q, k, v, out); });
+                         std::span<float> out) { attention.run(layer, view, q, k, v, out); });
     };
     const std::vector<float> logits = logits_by(on_gpu != nullptr ? *on_gpu : *on_cpu);
     if (on_gpu != nullptr) {
@@ -156,29 +138,25 @@ std::vector<Completion> serve(const Model& model, std::span<const Request> reque
     stats.peak_slots = std::max(stats.peak_slots, tree.num_slots());
     ++stats.steps;
     const auto vocabulary = static_cast<std::size_t>(model.config.vocab_size);
-    for (Live& one : live) {
-      if (one.range.length == 0) continue;
-      const Request& request = requests[one.request];
-      if (one.tokens.size() > request.prompt.size())
-        one.sequence.commit(one.tokens.back());
+    typename Tree::Finished finished = std::move(step).finished();
+    for (const chunkattn::StepRow& row : finished.rows()) {
+      Live& one = *in_step[static_cast<std::size_t>(row.index)];
+      const int next =
+          argmax(std::span<const float>(logits).subspan(one.logits * vocabulary, vocabulary));
+      if (next == Tokenizer::bos)
+        one.done = true;
       else
-        one.sequence.commit(one.range);
-      const auto limit = static_cast<std::size_t>(
-          std::clamp(request.steps, 1, static_cast<int>(model.config.max_positions)));
-      if (one.logits_row >= 0) {
-        const int next = argmax(std::span<const float>(logits).subspan(
-            static_cast<std::size_t>(one.logits_row) * vocabulary, vocabulary));
-        if (next == Tokenizer::bos || one.tokens.size() > limit)
-          one.done = true;
-        else
-          one.tokens.push_back(next);
-      }
-      if (one.tokens.size() > limit) one.done = true;
-      if (one.done) {
-        one.tokens.resize(std::min(one.tokens.size(), limit + 1));
-        completions[one.request].tokens = std::move(one.tokens);
-        completions[one.request].left = step;
-      }
+        finished.commit(row, next);  // the next token to compute
+    }
+    for (Live* one : in_step) {
+      const auto limit = static_cast<std::size_t>(std::clamp(
+          requests[one->request].steps, 1, static_cast<int>(model.config.max_positions)));
+      if (one->sequence.size() > limit) one->done = true;
+      if (!one->done) continue;
+      Completion& completion = completions[one->request];
+      completion.tokens = one->sequence.tokens();
+      completion.tokens.resize(std::min(completion.tokens.size(), limit + 1));
+      completion.left = number;
     }
     std::erase_if(live, [](const Live& one) { return one.done; });  // a handle that dies leaves
   }

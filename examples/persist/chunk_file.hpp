@@ -161,7 +161,8 @@ std::size_t save(const std::string& path, Tree& tree, chunkattn::KvCache<chunkat
   std::vector<typename decltype(stored)::Sequence> entries;
   std::size_t saved = 0;
   for (const auto& prompt : prompts) {
-    const chunkattn::InsertOptions options{.name_space = prompt.name_space};
+    // Nothing is to be computed here, the last token no more than the others.
+    const chunkattn::InsertOptions options{.name_space = prompt.name_space, .compute_last = false};
     const std::size_t cached = tree.match_prefix(prompt.tokens, options).cached;
     const std::size_t known =
         stored.match_prefix(std::span(prompt.tokens).first(cached), options).cached;
@@ -176,7 +177,7 @@ std::size_t save(const std::string& path, Tree& tree, chunkattn::KvCache<chunkat
               {static_cast<std::int32_t>(known), static_cast<std::int32_t>(cached - known)}, cache,
               out.extend(kv_bytes(cache, cached - known)));
     entries.push_back(stored.insert(tokens, options));
-    entries.back().commit(entries.back().next_uncomputed());
+    entries.back().mark_loaded(entries.back().loadable());
     saved += cached - known;
   }
   header.num_entries = entries.size();
@@ -271,16 +272,19 @@ std::size_t load(const std::string& path, Tree& tree, chunkattn::KvCache<chunkat
   std::size_t loaded = 0;
   for (const Parsed& e : entries) {
     auto sequence = tree.try_insert(
-        e.tokens, {.name_space = {.tenant = e.entry.tenant, .adapter = e.entry.adapter}});
+        e.tokens, {.name_space = {.tenant = e.entry.tenant, .adapter = e.entry.adapter},
+                   .compute_last = false});
     if (!sequence) continue;  // the budget is spent
-    const chunkattn::TokenRange missing = sequence->next_uncomputed();
-    // An earlier entry's part may have been left out: then this one cannot stand on it.
-    if (missing.empty() || static_cast<std::uint64_t>(missing.begin) < e.entry.kv_begin) continue;
     const auto begin = static_cast<std::int32_t>(e.entry.kv_begin);
     const auto end = static_cast<std::int32_t>(e.tokens.size());
-    scatter_kv(*sequence, missing, cache, e.kv, {begin, end - begin});
-    sequence->commit(missing);
-    loaded += static_cast<std::size_t>(missing.length);
+    // What is cached already, or what another sequence is about to compute, is not ours to load.
+    // And an earlier entry's part may have been left out: then this one cannot stand on it.
+    for (chunkattn::TokenRange missing = sequence->loadable();
+         !missing.empty() && missing.begin >= begin; missing = sequence->loadable()) {
+      scatter_kv(*sequence, missing, cache, e.kv, {begin, end - begin});
+      sequence->mark_loaded(missing);
+      loaded += static_cast<std::size_t>(missing.length);
+    }
   }
   return loaded;
 }

@@ -26,9 +26,10 @@ using Tree = chunkattn::PrefixTree<Token, 64, chunkattn::PoolAllocator, chunkatt
 using Cache = chunkattn::KvCache<chunkattn::Cpu, chunkattn::half>;
 constexpr chunkattn::KvCacheOptions geometry{.num_layers = 4, .num_kv_heads = 2, .head_dim = 64};
 
-/// Stands in for a model: K/V that depends on token and position.
+/// Stands in for a model, or for whatever else brings K/V that no step of ours computes: K/V that
+/// depends on token and position is put where the sequence has its places, then it says so.
 void prefill(Tree::Sequence& sequence, Cache& cache) {
-  const chunkattn::TokenRange range = sequence.next_uncomputed();
+  const chunkattn::TokenRange range = sequence.loadable();
   const std::vector<Token> tokens = sequence.tokens();
   chunkattn::for_each_kv_span(sequence, range, cache, [&](const auto& span) {
     for (int t = 0; t < span.length; ++t)
@@ -39,7 +40,7 @@ void prefill(Tree::Sequence& sequence, Cache& cache) {
         span.v[t * span.stride_token + i] = chunkattn::to_half(-x);
       }
   });
-  sequence.commit(range);
+  sequence.mark_loaded(range);
 }
 
 std::vector<persist::CachedPrompt<Token>> make_prompts() {
@@ -126,8 +127,7 @@ int run(int argc, char** argv) {
     const std::size_t loaded = persist::load(path, tree, cache, "toy-1");
     std::size_t hits = 0, tokens = 0;
     for (const auto& prompt : prompts) {
-      auto sequence = tree.insert(prompt.tokens);
-      hits += sequence.num_cached();
+      hits += tree.match_prefix(prompt.tokens).cached;
       tokens += prompt.tokens.size();
     }
     fmt::print("a fresh cache loaded {} tokens; {} of {} prompt tokens are hits\n\n", loaded, hits,

@@ -45,7 +45,7 @@ struct OwnedPlan {
   std::int32_t chunk_size = 0;
   std::uint64_t topology = 0;
 
-  [[nodiscard]] chunkattn::PlanView view() const {
+  [[nodiscard]] chunkattn::LiveView view() const {
     chunkattn::PlanView view;
     view.num_rows = static_cast<std::int32_t>(row_token.size());
     view.num_segments = static_cast<std::int32_t>(segments.size());
@@ -59,7 +59,7 @@ struct OwnedPlan {
     view.writes = writes.data();
     view.topology = topology;
     view.pieces_version = topology;
-    return view;
+    return chunkattn::LiveView::unchecked(view);  // no step of a tree stands behind it
   }
 };
 

@@ -164,7 +164,7 @@ CompareReport compare(chunkattn::ThreadPool& executor,
   report.rounds = rounds;
   report.memory = measure_memory(moment);
   const MemoryReport& memory = report.memory;
-  const chunkattn::PlanView& plan = moment.plan;
+  const chunkattn::LiveView& plan = moment.plan;
   const int num_kv_heads = moment.kv.num_kv_heads;
   const int num_qo_heads = static_cast<int>(moment.q.size()) / (plan.num_rows * HeadDim);
   const double token_bytes = 2.0 * num_kv_heads * HeadDim * static_cast<double>(sizeof(T));

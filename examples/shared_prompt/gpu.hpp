@@ -34,12 +34,11 @@ struct GpuReport {
 inline constexpr double gpu_bound = 0.01;
 
 template <class T, class Attention>
-GpuReport compare_on_gpu(examples::CudaAttention& gpu, Attention& cpu,
-                         const chunkattn::AttentionPlan& plan, const Moment<T>& moment,
+GpuReport compare_on_gpu(examples::CudaAttention& gpu, Attention& cpu, const Moment<T>& moment,
                          int rounds) {
   GpuReport report;
   std::vector<float> expected(moment.q.size()), out(moment.q.size());
-  cpu.run(moment.kv, plan, moment.q, std::span<float>(expected));
+  cpu.run(moment.kv, moment.plan, moment.q, std::span<float>(expected));
   std::vector<double> shared, paged;
   const auto run = [&](bool share) {
     const double ms = gpu.run(0, moment.plan, moment.q, out, share);

@@ -122,7 +122,7 @@ int run(const Settings& settings) {
       std::fflush(stdout);
       if (gpu != nullptr) {
         comparison.memory = measure_memory(moment);
-        on_gpu = compare_on_gpu(*gpu, server.attention(), server.plan(), moment, settings.rounds);
+        on_gpu = compare_on_gpu(*gpu, server.attention(), moment, settings.rounds);
       } else {
         comparison = compare<head_dim>(executor, server.attention(), moment, settings.rounds,
                                        settings.memory_gib * 0x1p30);

@@ -32,7 +32,7 @@ struct Job {
 template <class T>
 struct Moment {
   int step = 0;
-  chunkattn::PlanView plan;
+  chunkattn::LiveView plan;
   chunkattn::KvView<T> kv;
   std::span<const float> q;       ///< [rows][num_qo_heads][head_dim], the caller's order
   std::vector<std::size_t> jobs;  ///< of each row, in the caller's order
@@ -78,17 +78,17 @@ class Server {
 
     progress_header();
     report.total_ms = examples::milliseconds([&] {
-      for (int step = 0; joined < jobs.size() || !live.empty(); ++step) {
-        for (; joined < jobs.size() && (jobs[joined].join_step <= step || live.empty()); ++joined) {
-          const auto& prompt = jobs[joined].prompt;
-          live.push_back({joined, tree_.insert(prompt, {.max_reuse = prompt.size() - 1})});
-        }
-        const StepShape shape = plan_step(jobs, live);
-        const double update_ms = examples::milliseconds([&] { plan_.update(tree_); });
-        project(jobs, live, shape.rows);
+      for (int number = 0; joined < jobs.size() || !live.empty(); ++number) {
+        for (; joined < jobs.size() && (jobs[joined].join_step <= number || live.empty()); ++joined)
+          live.push_back({joined, tree_.insert(jobs[joined].prompt)});
+        typename Tree::Step step = tree_.begin_step();
+        const StepShape shape = fill(step, jobs, live);
+        typename Tree::StepView view;
+        const double update_ms = examples::milliseconds([&] { view = plan_.build(step); });
+        project(view);
         const auto layer = cache_.layer(0);
-        attention_.write(layer, plan_, std::span<const float>(k_), std::span<const float>(v_));
-        const double ms = attend(layer);
+        attention_.write(layer, view, k_, v_);
+        const double ms = attend(layer, view);
         report.computed_tokens += shape.prompt_rows;
         report.generated_tokens += shape.rows - shape.prompt_rows;
         report.peak_live = std::max(report.peak_live, live.size());
@@ -99,7 +99,7 @@ class Server {
           report.decode_ms.push_back(ms);
           report.update_us.push_back(update_ms * 1e3);
         }
-        progress(step, live.size(), jobs.size() - joined, left, shape, ms);
+        progress(number, live.size(), jobs.size() - joined, left, shape, ms);
 
         // The first step in which somebody says the last word: the batch is as full as it gets.
         if (!measured && joined == jobs.size() && shape.prompt_rows == 0 &&
@@ -109,11 +109,11 @@ class Server {
           for (const Live& one : live) rows.push_back(one.job);
           finish_progress();
           at_peak_ms = examples::milliseconds([&] {
-            at_peak(Moment<T>{step, plan_.view(), layer, q_, std::move(rows), tree_.stats()});
+            at_peak(Moment<T>{number, view, layer, q_, std::move(rows), tree_.stats()});
           });
           progress_header();
         }
-        commit(jobs, live);
+        commit(std::move(step).finished(), jobs);
         left +=
             static_cast<std::size_t>(std::erase_if(live, [](const Live& one) { return one.done; }));
         ++report.steps;
@@ -128,15 +128,11 @@ class Server {
   [[nodiscard]] chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim>& attention() {
     return attention_;
   }
-  [[nodiscard]] const chunkattn::AttentionPlan& plan() const { return plan_; }
 
  private:
   struct Live {
     std::size_t job;
     typename Tree::Sequence sequence;
-    chunkattn::TokenRange range{};  // this step's positions
-    std::size_t replied = 0;        // tokens of the reply that are in the tree
-    bool decoding = false;
     bool done = false;
   };
   struct StepShape {
@@ -144,68 +140,56 @@ class Server {
   };
 
   /// Returns milliseconds.
-  double attend(const chunkattn::KvView<T>& layer) {
-    const std::span<const float> q(q_);
-    const std::span<float> out(out_);
+  double attend(const chunkattn::KvView<T>& layer, const chunkattn::LiveView& view) {
     if (gpu_ == nullptr)
-      return examples::milliseconds([&] { attention_.run(layer, plan_, q, out); });
-    gpu_->write(0, plan_.view(), tree_.num_slots(), k_, v_);
-    return gpu_->run(0, plan_.view(), q, out);
+      return examples::milliseconds([&] { attention_.run(layer, view, q_, out_); });
+    gpu_->write(0, view, tree_.num_slots(), k_, v_);
+    return gpu_->run(0, view, q_, out_);
   }
 
-  StepShape plan_step(const std::vector<Job>& jobs, std::vector<Live>& live) {
+  StepShape fill(typename Tree::Step& step, const std::vector<Job>& jobs, std::vector<Live>& live) {
     StepShape shape;
-    plan_.clear();
+    in_step_.clear();
     for (Live& one : live) {
-      one.range = {};
-      // Somebody is computing a prefix that this one needs: wait until it is there.
-      if (!one.decoding && one.sequence.num_pending() != 0) {
+      const auto added = step.add(one.sequence, prefill_chunk_);
+      if (!added) {  // somebody is computing a prefix that this one needs: wait until it is there
         ++shape.waiting;
         continue;
       }
-      one.range =
-          one.decoding ? one.sequence.reserve(1) : one.sequence.next_uncomputed(prefill_chunk_);
-      plan_.add(one.sequence, one.range);
-      const auto length = static_cast<std::size_t>(one.range.length);
+      in_step_.push_back(&one);
+      const Job& job = jobs[one.job];
+      const auto length = static_cast<std::size_t>(added.row().num_rows);
       shape.rows += length;
-      if (!one.decoding) shape.prompt_rows += length;
-      if (one.decoding && one.replied + 1 == jobs[one.job].reply.size()) ++shape.leaving;
+      if (one.sequence.size() == job.prompt.size()) shape.prompt_rows += length;
+      if (one.sequence.size() == job.prompt.size() + job.reply.size()) ++shape.leaving;
     }
     return shape;
   }
 
-  /// q, k and v of the step's rows, in the order in which they were added to the plan.
-  void project(const std::vector<Job>& jobs, const std::vector<Live>& live, std::size_t rows) {
-    q_.resize(rows * stand_in_.q_size());
+  /// q, k and v of the step's rows, in the order in which sequences were added.
+  void project(const typename Tree::StepView& view) {
+    const std::vector<std::int32_t> tokens = view.tokens(), positions = view.positions();
+    q_.resize(tokens.size() * stand_in_.q_size());
     out_.resize(q_.size());
-    k_.resize(rows * stand_in_.kv_size());
+    k_.resize(tokens.size() * stand_in_.kv_size());
     v_.resize(k_.size());
-    tokens_.clear();
-    for (const Live& one : live)
-      for (std::int32_t p = one.range.begin; p < one.range.end(); ++p)
-        tokens_.push_back({one.decoding ? jobs[one.job].reply[one.replied]
-                                        : jobs[one.job].prompt[static_cast<std::size_t>(p)],
-                           p});
-    executor_.parallel_for(static_cast<int>(rows), [&](int i) {
+    executor_.parallel_for(view.num_rows, [&](int i) {
       const auto row = static_cast<std::size_t>(i);
-      StandIn::project(tokens_[row].token, tokens_[row].position,
+      StandIn::project(tokens[row], positions[row],
                        std::span(q_).subspan(row * stand_in_.q_size(), stand_in_.q_size()),
                        std::span(k_).subspan(row * stand_in_.kv_size(), stand_in_.kv_size()),
                        std::span(v_).subspan(row * stand_in_.kv_size(), stand_in_.kv_size()));
     });
   }
 
-  void commit(const std::vector<Job>& jobs, std::vector<Live>& live) {
-    for (Live& one : live) {
-      if (one.range.length == 0) continue;
+  /// What is "sampled" is the reply's next token; behind its last one the model says the end.
+  void commit(typename Tree::Finished finished, const std::vector<Job>& jobs) {
+    for (const chunkattn::StepRow& row : finished.rows()) {
+      Live& one = *in_step_[static_cast<std::size_t>(row.index)];
       const Job& job = jobs[one.job];
-      if (one.decoding) {
-        one.sequence.commit(job.reply[one.replied++]);
-        one.done = one.replied == job.reply.size();
-      } else {
-        one.sequence.commit(one.range);
-        one.decoding = static_cast<std::size_t>(one.range.end()) == job.prompt.size();
-      }
+      const std::size_t replied = one.sequence.size() - job.prompt.size();
+      one.done = replied == job.reply.size();
+      if (!one.done) finished.commit(row, job.reply[replied]);
     }
   }
 
@@ -244,10 +228,6 @@ class Server {
     std::fflush(stdout);
   }
 
-  struct Place {
-    std::int32_t token, position;
-  };
-
   chunkattn::ThreadPool& executor_;
   examples::CudaAttention* gpu_;
   StandIn stand_in_;
@@ -257,7 +237,7 @@ class Server {
   chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim> attention_;
   chunkattn::AttentionPlan plan_;
   std::vector<float> q_, k_, v_, out_;
-  std::vector<Place> tokens_;
+  std::vector<Live*> in_step_;  // by StepRow::index
   bool line_open_ = false;
 };
 

@@ -83,14 +83,14 @@ class CudaAttentionOf final : public CudaAttention {
   }
   ~CudaAttentionOf() override { (void)cudaStreamDestroy(stream_); }
 
-  void write(int layer, const chunkattn::PlanView& plan, std::size_t num_slots,
+  void write(int layer, const chunkattn::LiveView& plan, std::size_t num_slots,
              std::span<const float> k, std::span<const float> v) override {
     cache_.grow(num_slots);
     shared_.write(cache_.layer(layer), plan, k_.upload(k), v_.upload(v), stream_);
     check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   }
 
-  double run(int layer, const chunkattn::PlanView& plan, std::span<const float> q,
+  double run(int layer, const chunkattn::LiveView& plan, std::span<const float> q,
              std::span<float> out, bool share) override {
     if (!share && paged_ == nullptr)
       paged_ = std::make_unique<Kernels>(limits(shape_), options(shape_, false));

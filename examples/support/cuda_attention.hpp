@@ -24,12 +24,12 @@ class CudaAttention {
  public:
   virtual ~CudaAttention() = default;
   /// Stores k and v [rows][num_kv_heads][head_dim]. \param num_slots  of the tree, at this moment
-  virtual void write(int layer, const chunkattn::PlanView& plan, std::size_t num_slots,
+  virtual void write(int layer, const chunkattn::LiveView& plan, std::size_t num_slots,
                      std::span<const float> k, std::span<const float> v) = 0;
   /// q, out: [rows][num_qo_heads][head_dim]. \param share  false: every row reads its whole path by
   /// itself, as over pages. Returns the milliseconds from the first launch to the last result, on
   /// the host's clock, without the copies from and to the host.
-  virtual double run(int layer, const chunkattn::PlanView& plan, std::span<const float> q,
+  virtual double run(int layer, const chunkattn::LiveView& plan, std::span<const float> q,
                      std::span<float> out, bool share = true) = 0;
 };
 

@@ -52,6 +52,7 @@ class PrefixTree {
   using Step = chunkattn::Step<Core>;          ///< an open step
   using InFlight = chunkattn::InFlight<Core>;  ///< a step on a device
   using Finished = chunkattn::Finished<Core>;  ///< a step that has run
+  using StepView = chunkattn::StepView<Core>;  ///< what AttentionPlan::build() gives for a step
 
   /// A pinned prefix: its chunks are evicted only when nothing else is left to evict. Counted: a
   /// prefix stays pinned until all its pins are gone. Move-only; its destructor unpins.
@@ -207,10 +208,12 @@ class PrefixTree {
   }
   /// Called with every slot that is given back to the allocator, just before. It must not throw nor
   /// call the tree. For debugging: `tree.set_free_sink([&](SlotIndex s) { cache.poison(s); })`.
-  void set_free_sink(std::function<void(SlotIndex)> sink) { core().set_free_sink(std::move(sink)); }
+  void set_free_sink(std::function<void(SlotIndex)> sink) {
+    enter().set_free_sink(std::move(sink));
+  }
   /// Called when tokens become cache or stop being it. It must not throw nor call the tree.
   void set_event_sink(std::function<void(const CacheEvent&)> sink) {
-    core().set_event_sink(std::move(sink));
+    enter().set_event_sink(std::move(sink));
   }
 
   /// Verifies every invariant by recounting; throws Error that names the first one broken. Linear

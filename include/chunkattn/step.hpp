@@ -34,6 +34,8 @@
 CHUNKATTN_NAMESPACE_BEGIN
 
 class AttentionPlan;
+template <class Core>
+class StepView;
 
 /// The rows of one sequence in a step. Rows are counted over the whole step, in the order of add().
 struct StepRow {

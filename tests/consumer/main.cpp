@@ -7,8 +7,8 @@ int main() {
   chunkattn::PrefixTree<int, 4> tree;
   const std::vector<int> prompt{1, 2, 3, 4, 5, 6};
   auto first = tree.insert(prompt);
-  first.commit(first.next_uncomputed());
+  first.mark_loaded(first.loadable());
   auto second = tree.insert(prompt);
   std::printf("%zu of %zu tokens cached\n", second.num_cached(), second.size());
-  return second.num_cached() == prompt.size() ? 0 : 1;
+  return second.num_cached() == prompt.size() - 1 ? 0 : 1;  // the last is left to compute
 }

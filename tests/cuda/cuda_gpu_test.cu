@@ -166,51 +166,55 @@ TEST_CASE("1,000 graph replays with staggered lengths equal eager steps") {
   refill(q);
   refill(k);
   refill(v);
+  using Tree = chunkattn::PrefixTree<int, 64>;
   chunkattn::AttentionPlan plan;
-  std::vector<chunkattn::PrefixTree<int, 64>::Sequence> live;
+  std::vector<Tree::Sequence> live;
   const auto layer = cache.layer(0);
+  const auto commit = [&](Tree::Step step) {
+    auto finished = std::move(step).finished();
+    for (const auto& row : finished.rows()) finished.commit(row, random.uniform(10, 1 << 30));
+  };
   for (int i = 0; i < sequences; ++i) {
     std::vector<int> prompt(200, 7);
     for (int t = 0; t < 13 * i; ++t) prompt.push_back(random.uniform(10, 1 << 30));
     live.push_back(tree.insert(prompt));
-    const auto range = live.back().next_uncomputed();
-    if (range.length == 0) continue;
-    plan.clear();
-    plan.add(live.back(), range);
-    plan.update(tree);
-    const auto n = static_cast<std::size_t>(range.length);
-    eager.write(layer, plan, span_of(k).first(n * kv_heads * head_dim),
+    Tree::Step step = tree.begin_step();
+    REQUIRE(bool(step.add(live.back())));
+    const auto view = plan.build(step);
+    const auto n = static_cast<std::size_t>(view.num_rows);
+    eager.write(layer, view, span_of(k).first(n * kv_heads * head_dim),
                 span_of(v).first(n * kv_heads * head_dim), stream);
-    live.back().commit(range);
+    REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+    commit(std::move(step));
   }
   cudaGraphExec_t graph = nullptr;
   const std::size_t rows = sequences;
-  const auto step = [&](auto& attention, auto& to) {
-    attention.write(layer, plan, span_of(k).first(rows * kv_heads * head_dim),
+  const auto run = [&](auto& attention, const chunkattn::LiveView& view, auto& to) {
+    attention.write(layer, view, span_of(k).first(rows * kv_heads * head_dim),
                     span_of(v).first(rows * kv_heads * head_dim), stream);
-    attention.run(layer, plan, span_of(q).first(rows * qo_heads * head_dim),
+    attention.run(layer, view, span_of(q).first(rows * qo_heads * head_dim),
                   span_of(to).first(rows * qo_heads * head_dim), {}, stream);
   };
   int wrong = 0;
   for (int i = 0; i < test::scaled(1000); ++i) {
-    plan.clear();
-    for (auto& sequence : live) plan.add(sequence, sequence.reserve(1));
-    plan.update(tree);
+    Tree::Step step = tree.begin_step();
+    for (auto& sequence : live) REQUIRE(bool(step.add(sequence)));
+    const auto view = plan.build(step);
     cache.grow(static_cast<std::size_t>(tree.num_slots()));
-    graphed.prepare(plan, stream);
+    graphed.prepare(view, stream);
     if (i == 0) {
       cudaGraph_t captured = nullptr;
       REQUIRE(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
-      step(graphed, out);
+      run(graphed, view, out);
       REQUIRE(cudaStreamEndCapture(stream, &captured) == cudaSuccess);
       REQUIRE(cudaGraphInstantiate(&graph, captured, 0) == cudaSuccess);
       cudaGraphDestroy(captured);
     }
     REQUIRE(cudaGraphLaunch(graph, stream) == cudaSuccess);
-    step(eager, expected);
+    run(eager, view, expected);
     REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
     if (i % 50 == 0) wrong += to_host(out) != to_host(expected);
-    for (auto& sequence : live) sequence.commit(random.uniform(10, 1 << 30));
+    commit(std::move(step));
   }
   CHECK(wrong == 0);
   cudaGraphExecDestroy(graph);

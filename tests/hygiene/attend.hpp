@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace hygiene {
@@ -37,32 +38,27 @@ struct Attend {
   chunkattn::AttentionPlan plan;
   std::vector<float> k, v, q, out;
 
-  void rows(const Tree::Sequence& sequence, chunkattn::TokenRange range) {
-    for (std::int32_t p = range.begin; p < range.begin + range.length; ++p) {
-      const auto position = static_cast<std::size_t>(p);
-      const int token = position < sequence.size() ? sequence.token(position) : 1000;
-      for (int h = 0; h < num_kv_heads; ++h)
-        for (int i = 0; i < head_dim; ++i) {
-          k.push_back(value(1, token, position, h, i));
-          v.push_back(value(2, token, position, h, i));
-        }
-      for (int h = 0; h < num_qo_heads; ++h)
-        for (int i = 0; i < head_dim; ++i) q.push_back(2.0f * value(3, token, position, h, i));
-    }
-  }
-
-  void step(Tree& tree, Cache& cache) {
-    plan.update(tree);
-    out.assign(q.size(), 0.0f);
-    attention.write(cache.layer(0), plan, std::span<const float>(k), std::span<const float>(v));
-    attention.run(cache.layer(0), plan, std::span<const float>(q), std::span<float>(out));
-  }
-
-  void begin() {
-    plan.clear();
+  // Computes an open step; the outputs are [num_rows][num_qo_heads][head_dim].
+  void compute(Tree::Step& step, Cache& cache) {
+    const auto view = plan.build(step);
+    const std::vector<int> tokens = view.tokens(), positions = view.positions();
     k.clear();
     v.clear();
     q.clear();
+    for (std::size_t row = 0; row < tokens.size(); ++row) {
+      const auto position = static_cast<std::size_t>(positions[row]);
+      for (int h = 0; h < num_kv_heads; ++h)
+        for (int i = 0; i < head_dim; ++i) {
+          k.push_back(value(1, tokens[row], position, h, i));
+          v.push_back(value(2, tokens[row], position, h, i));
+        }
+      for (int h = 0; h < num_qo_heads; ++h)
+        for (int i = 0; i < head_dim; ++i)
+          q.push_back(2.0f * value(3, tokens[row], position, h, i));
+    }
+    out.assign(q.size(), 0.0f);
+    attention.write(cache.layer(0), view, std::span<const float>(k), std::span<const float>(v));
+    attention.run(cache.layer(0), view, std::span<const float>(q), std::span<float>(out));
   }
 
   // Joins, prefills and decodes one step; the outputs of that step,
@@ -73,24 +69,16 @@ struct Attend {
       for (int t = 0; t < shared; ++t) prompt.push_back(t);
       for (int t = 0; t < 5 * s; ++t) prompt.push_back(100 * s + t);
       sequences.push_back(tree.insert(prompt));
-      for (;;) {
-        const auto range = sequences.back().next_uncomputed();
-        if (range.length == 0) break;
-        begin();
-        plan.add(sequences.back(), range);
-        rows(sequences.back(), range);
-        step(tree, cache);
-        sequences.back().commit(range);
-      }
+      Tree::Step step = tree.begin_step();
+      (void)step.add(sequences.back());
+      compute(step, cache);
+      Tree::Finished finished = std::move(step).finished();
+      for (const auto& row : finished.rows()) finished.commit(row, 1000);
     }
-    begin();
-    for (auto& sequence : sequences) {
-      const auto range = sequence.reserve(1);
-      plan.add(sequence, range);
-      rows(sequence, range);
-    }
-    step(tree, cache);
-    for (auto& sequence : sequences) sequence.commit(1000);
+    Tree::Step step = tree.begin_step();
+    for (auto& sequence : sequences) (void)step.add(sequence);
+    compute(step, cache);
+    (void)std::move(step).finished();
     return out;
   }
 

@@ -43,7 +43,7 @@ struct RandomPlan {
   std::uint64_t topology = 0;
   std::uint64_t pieces_version = 0;
 
-  [[nodiscard]] chunkattn::PlanView view() const {
+  [[nodiscard]] chunkattn::LiveView view() const {
     chunkattn::PlanView view;
     view.num_rows = static_cast<std::int32_t>(row_token.size());
     view.num_segments = static_cast<std::int32_t>(segments.size());
@@ -59,7 +59,7 @@ struct RandomPlan {
     view.copies = copies.data();
     view.topology = topology;
     view.pieces_version = pieces_version;
-    return view;
+    return chunkattn::LiveView::unchecked(view);
   }
   [[nodiscard]] int num_rows() const { return static_cast<int>(row_token.size()); }
   [[nodiscard]] bool any_shared() const {
