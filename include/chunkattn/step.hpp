@@ -111,6 +111,12 @@ class StepHandle {
     return *shared_->core;
   }
   [[nodiscard]] StepRecord& record() const { return core().step(index_); }
+  /// The same as core(), with what other threads dropped meanwhile settled.
+  Core& enter() const {
+    Core& entered = core();
+    shared_->enter();
+    return entered;
+  }
   [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return shared_; }
 
   void drop(typename Shared::Drop what) noexcept {
@@ -253,7 +259,7 @@ class [[nodiscard]] InFlight {
   /// The device has run it: what it computed is written from now on. Throws InvalidArgument, with
   /// nothing changed, while an earlier step is in flight.
   Finished<Core> finished() && {
-    handle_.core().finish_step(handle_.record());
+    handle_.enter().finish_step(handle_.record());
     return Finished<Core>(std::move(handle_));
   }
 
@@ -321,7 +327,7 @@ class [[nodiscard]] Step {
   /// The kernels have run, for backends that wait. The same checks as submitted() and
   /// InFlight::finished().
   Finished<Core> finished() && {
-    handle_.core().finish_step(handle_.record());
+    handle_.enter().finish_step(handle_.record());
     return Finished<Core>(std::move(handle_));
   }
 
