@@ -228,11 +228,11 @@ class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
   // ---- fork --------------------------------------------------------------------------------
 
   /// A second sequence with the first `length` tokens; none when the budget is too small for its
-  /// short tail.
+  /// short tail. With `compute_last` the last token is computed again in any case.
   ///
   /// A few last tokens that are not computed yet are the twin's own to compute, so that neither
   /// waits for the other. Of the rest a short private tail is copied, a longer one shared.
-  SequenceIndex fork(SequenceIndex s, std::int32_t length) {
+  SequenceIndex fork(SequenceIndex s, std::int32_t length, bool compute_last) {
     this->reserve_nodes(3);
     this->reserve_sequence();
     const NodeIndex last = node_of(s, length - 1);
@@ -277,7 +277,7 @@ class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
     copy.written = copy.scheduled = rows;
     copy.writer = rows < copied ? index : none;
     // Where all of a whole sequence is computed, its next token is another one.
-    const bool computed = whole && source.cursor >= length && copied == rows;
+    const bool computed = whole && !compute_last && source.cursor >= length && copied == rows;
     twin.cursor = std::min(copy.position + rows, computed ? length : length - 1);
     if (copied > 0) {
       const TreeNode& from = node(last);  // the lower part, if it was split
