@@ -308,7 +308,7 @@ class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
     }
     ++version_;
     if (stats_.live_sequences == 0) {
-      this->erase_copies([&](const PendingCopy& copy) { return this->is_idle(copy); });
+      this->forget_copies();
       this->finish_leaving();
     }
     this->notify(CacheEvent{.kind = CacheEvent::Kind::cleared});

@@ -456,7 +456,9 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
       any_void = any_void || step->is_void;
     }
     any_void_ = any_void;
-    if (!this->leaving_.empty()) this->finish_leaving();
+    if (this->leaving_.empty()) return;
+    if constexpr (!Leaving::retains) this->forget_copies();
+    this->finish_leaving();
   }
 
   /// Accepted drafts are those that were computed.
