@@ -394,12 +394,12 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
 
   /// The entry's positions are to be computed again.
   void take_back(const StepEntry& entry, SequenceRecord& record) noexcept {
-    if (entry.epoch != record.epoch) {
-      --record.superseded;
-      return;
-    }
-    set_scheduled(entry.sequence, {entry.begin, entry.length}, false);
+    // Superseded rows may be known tokens too, where several void steps end in any order.
     record.cursor = std::min(record.cursor, entry.begin);
+    if (entry.epoch != record.epoch)
+      --record.superseded;
+    else
+      set_scheduled(entry.sequence, {entry.begin, entry.length}, false);
   }
 
   /// The same for an entry that others may have been scheduled behind.

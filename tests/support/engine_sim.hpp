@@ -24,6 +24,7 @@
 
 #include "chunkattn/attention_plan.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/tree_view.hpp"
 #include "tests/support/shadow_memory.hpp"
 
 namespace test {
@@ -84,7 +85,7 @@ class EngineSimBase {
   [[nodiscard]] std::string history() const {
     std::string text;
     for (const std::string& line : log_) text += line + "\n";
-    return text;
+    return tree_ ? text + to_text(*tree_, 40) : text;
   }
 
  protected:
@@ -139,7 +140,7 @@ class EngineSimBase {
   }
   void log(std::string line) {
     log_.push_back(std::move(line));
-    if (log_.size() > 60) log_.pop_front();
+    if (log_.size() > 600) log_.pop_front();
   }
   template <class T>
   static std::string text(T value) {
@@ -231,6 +232,28 @@ class EngineSimBase {
   }
 
   void check_sequence(Live& live) {
+    try {
+      check_handle(live);
+      check_places(live);
+      check_written(live);
+    } catch (const std::logic_error&) {
+      look_at(live);
+      throw;
+    }
+  }
+  /// For the report of a failure.
+  void look_at(const Live& live) {
+    std::string done, places;
+    for (const auto one : live.done) done += one ? '1' : '0';
+    for (const Place& place : live.places)
+      places += " " + text(place.first) + "[" + text(place.second) + "]";
+    log("this is about " + name(live) + ", #" +
+        text((static_cast<std::uint64_t>(live.id) - 1) & 0xffffffffu) + " in the tree, " +
+        text(live.known) + " known of " + text(live.tokens.size()) + ", written " + done + ", at" +
+        places);
+  }
+
+  void check_handle(const Live& live) {
     const Sequence& s = live.handle;
     expect(s.is_live(), "a live handle is live");
     expect(s.id() == live.id, "a sequence keeps its id");
@@ -242,14 +265,12 @@ class EngineSimBase {
     expect(options.name_space == live.name_space && options.priority == live.priority &&
                options.public_length == live.public_end,
            "a sequence keeps its namespace, public length and priority");
-    check_places(live);
     const std::size_t scheduled = s.num_scheduled();
     expect(scheduled <= live.tokens.size(), "what is scheduled has a place");
     expect(s.num_uncomputed() == (scheduled < live.known ? live.known - scheduled : 0),
            "known tokens are scheduled or to be computed");
     expect((s.num_pending() > 0) == (s.waits_for() != SequenceId::none),
            "what is pending is somebody's job");
-    check_written(live);
   }
 
   void check_places(Live& live) {
@@ -312,6 +333,13 @@ class EngineSimBase {
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     for (auto& [order, effect] : effects) effect();
     deferred_sequences_ = 0;
+  }
+
+  /// Has them now, by a call that does nothing else.
+  void settle() {
+    if (deferred_.empty()) return;
+    entering();
+    expect(!tree_->pin({}), "nothing is pinned");
   }
 
   Choices& choices_;

@@ -229,8 +229,12 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
     }
     for (const Touched& r : step.reads) {
       expect(memory_.epoch(r.place.first) == r.epoch, "no slot that a step reads is freed");
-      if (!spoils(step.entries[r.entry]))
-        expect(memory_.row(r.place) == r.hash, "a row reads what its own path has written");
+      const Entry& entry = step.entries[r.entry];
+      if (spoils(entry) || memory_.row(r.place) == r.hash) continue;
+      this->look_at(*entry.live);
+      this->log("step " + this->text(step.number) + ", place " + this->text(r.place.first) + "[" +
+                this->text(r.place.second) + "]");
+      expect(false, "a row reads what its own path has written");
     }
     if (garbage) count("step with garbage");
     step.executed = true;

@@ -310,7 +310,7 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
     std::vector<SimToken> tokens = this->random_prompt();
     InsertOptions o{.name_space = this->random_namespace()};
     if (one_in(4)) o.public_length = below(tokens.size() + 1);
-    this->entering();
+    this->settle();
     const MatchResult found = tree_->match_prefix(tokens, o);
     const std::size_t written = found.cached - found.cached % this->unit();
     auto handle = tree_->pin(tokens, o);

@@ -193,6 +193,7 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
   void submit(SimStep& step) {
     if (!step.built && !step.entries.empty()) {
       expect_refused([&] { (void)std::move(*step.open).submitted(); }, "build before submitting");
+      this->entering();
       expect_refused([&] { (void)std::move(*step.open).finished(); }, "build before finishing");
       count("submitted before it was built");
       return;
@@ -288,9 +289,11 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
       count("step dropped on another thread");
       return;
     }
+    const auto view = step.view;
     step.open.reset();
     step.in_flight.reset();
     effect();
+    if (view) expect(!view.is_current(), "a view ends with its step");
   }
 
   void cancelled(SimStep& step) {
@@ -302,7 +305,6 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
       else if (entry.has_output)
         this->cut(live, live.tokens.size() - static_cast<std::size_t>(entry.drafts) - 1);
     }
-    if (step.view) expect(!step.view.is_current(), "a view ends with its step");
     std::vector<std::unique_ptr<SimStep>> gone;
     take(steps_, gone, step);
   }
