@@ -95,6 +95,8 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
     const std::int32_t begin = record.cursor;
     const std::int32_t places_end = record.size + record.reserved;
     if (begin == places_end) return {HoldReason::nothing_to_compute};
+    if (step.is_void) [[unlikely]]
+      return {HoldReason::waits_for_step, none, step.number};
     if (record.steps > 0 && (record.superseded > 0 || any_void_ || record.steps >= max_in_flight))
         [[unlikely]]
       return {HoldReason::waits_for_step, none, oldest_step_of(s)};

@@ -87,8 +87,9 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
     const std::size_t needed = live->handle.slots_needed(kept + 1);
     const std::size_t available = tree_->slots_available();
     const bool pending = live->handle.num_pending() > 0;
-    const bool held = live->steps > 0 && (live->superseded > 0 || any_void() ||
-                                          live->steps >= static_cast<int>(max_in_flight));
+    const bool held =
+        step.is_void || (live->steps > 0 && (live->superseded > 0 || any_void() ||
+                                             live->steps >= static_cast<int>(max_in_flight)));
     const AddResult result = unknown
                                  ? step.open->add(live->handle, budget, UnknownDrafts{num_drafts})
                                  : step.open->add(live->handle, budget, drafts);
