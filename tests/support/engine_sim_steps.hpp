@@ -117,6 +117,7 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
     if (reason == HoldReason::waits_for_sequence)
       expect(result.waits_for() != SequenceId::none && result.waits_for() != live->id,
              "waits for another sequence");
+    waits_for_ = result.waits_for();
     if (!result) {
       expect(live->handle.num_scheduled() == begin, "what is not added is not scheduled");
       this->check_sequence(*live);
@@ -417,6 +418,7 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
     }
   }
 
+  SequenceId waits_for_{};  // whom the sequence that was not added waits for
   std::vector<AttentionPlan> plans_ = std::vector<AttentionPlan>(2);
 
  private:
