@@ -271,7 +271,7 @@ class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
     twin.cached = std::min(source.cached, length);
     twin.may_wait = source.may_wait || source.cursor < source.size || source.steps > 0;
     use_path(parent);
-    twin.tail = add_copied_tail(parent, node(source.tail).name_space, twin, copied);
+    twin.tail = add_copied_tail(parent, node(source.tail), twin, copied);
     TreeNode& copy = node(twin.tail);
     copy.tail_of = index;
     copy.written = copy.scheduled = rows;
@@ -339,10 +339,12 @@ class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
     return n;
   }
 
-  /// A twin's tail: copied tokens start in a slot of their own.
-  NodeIndex add_copied_tail(NodeIndex parent, Namespace name_space, const SequenceRecord& record,
+  /// A twin's tail, of the same namespace as the source's, and as old: stale stays stale. Copied
+  /// tokens start in a slot of their own.
+  NodeIndex add_copied_tail(NodeIndex parent, const TreeNode& source, const SequenceRecord& record,
                             std::int32_t length) noexcept {
-    const NodeIndex n = this->new_node(parent, name_space, record.priority, NodeState::hidden);
+    const NodeIndex n =
+        this->new_node(parent, source.name_space, record.priority, source.state);
     node(n).live = 1;
     if (length > 0) {
       node(n).first_slot = node(n).last_slot = this->take_scratch(n, no_slot);

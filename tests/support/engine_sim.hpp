@@ -140,7 +140,7 @@ class EngineSimBase {
   }
   void log(std::string line) {
     log_.push_back(std::move(line));
-    if (log_.size() > 600) log_.pop_front();
+    if (log_.size() > 60000) log_.pop_front();
   }
   template <class T>
   static std::string text(T value) {

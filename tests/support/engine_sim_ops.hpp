@@ -108,7 +108,8 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     }
     log("insert " + text(prompt.size()) + " tokens" + (s ? " as #" + text(this->last_uid_ + 1) : "") +
         ", cached " + text(found.cached) + ", pending " + text(found.pending) +
-        (o.share_pending ? "" : ", waits for nobody"));
+        (o.share_pending ? "" : ", waits for nobody") + ", tenant " + text(o.name_space.tenant) +
+        ", adapter " + text(o.name_space.adapter) + ", public " + text(live.public_end));
     expect(s.has_value() == (needed <= free), "admission says whether it fits");
     if (!s) return count("insert failed");
     expect(free - tree_->slots_available() <= needed, "no more slots than admission said");
