@@ -210,9 +210,9 @@ class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
     SequenceRecord& record = sequences_[at(s)];
     std::int32_t taken = 0;
     this->for_each_awaited(s, [&](NodeIndex index) {
-      if (node(index).scheduled > node(index).written) return;
       TreeNode& n = node(index);
       SequenceRecord& before = sequences_[at(n.writer)];
+      if (n.scheduled > n.written || (this->any_void_ && before.steps > 0)) return;
       const std::int32_t first = n.position + n.written;
       if (before.cursor >= first)
         before.cursor = std::max(before.cursor, std::min(n.end(), before.size - 1));
