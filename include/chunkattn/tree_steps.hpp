@@ -362,7 +362,9 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
   /// longer is.
   void set_scheduled(SequenceIndex s, TokenRange range, bool scheduled) noexcept {
     const auto set = [&](TreeNode& n, std::int32_t begin, std::int32_t end) {
-      if (n.writer == s) n.scheduled = std::max(n.written, scheduled ? end : begin);
+      if (n.writer != s) return;
+      const std::int32_t limit = std::max(n.written, scheduled ? end : begin);
+      n.scheduled = scheduled ? std::max(n.scheduled, limit) : std::min(n.scheduled, limit);
     };
     TreeNode& tail = node(sequence(s).tail);
     if (range.begin >= tail.position)
