@@ -296,10 +296,10 @@ class [[nodiscard]] Step {
   /// behind, are computed too, as far as the budget goes. While an earlier step's output for it is
   /// to come, the token to compute is unknown (StepView::unknown_tokens()).
   ///
-  /// A sequence that reads what another one is to write comes after that one. Nothing is added to a
-  /// step that was open when an earlier one was dropped in flight: nothing of it counts any more,
-  /// drop or finish it. Where the result is false, nothing has changed but what was cached and not
-  /// in use.
+  /// A sequence that reads what another one is to write comes after that one; before it, it goes no
+  /// further than what is there. Nothing is added to a step that was open when an earlier one was
+  /// dropped in flight: nothing of it counts any more, drop or finish it. Where the result is false,
+  /// nothing has changed but what was cached and not in use.
   [[nodiscard]] AddResult add(Sequence<Core>& sequence,
                               std::size_t budget = std::numeric_limits<std::size_t>::max(),
                               std::span<const token_type> drafts = {}) {

@@ -102,8 +102,10 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
       return {HoldReason::waits_for_step, none, oldest_step_of(s)};
     std::int32_t length = std::min(budget, places_end - begin);
     if (record.may_wait) {
-      const AddOutcome outcome = find_missing(s, begin + length);
-      if (outcome.reason != HoldReason::none) return outcome;
+      std::int32_t end = begin + length;
+      const AddOutcome outcome = find_missing(s, end);
+      if (end <= begin) return outcome;
+      length = end - begin;
     }
     step.entries.reserve(grown_capacity(step.entries));
     StepEntry entry;
@@ -330,14 +332,17 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
     return oldest;
   }
 
-  /// Whether K/V below `end` is still to be written by another sequence that no step has.
-  AddOutcome find_missing(SequenceIndex s, std::int32_t end) noexcept {
+  /// Lowers `end` to the first position whose K/V is still to be written by another sequence that
+  /// no step has, and says by whom. (Two sequences may each have to write what the other one reads:
+  /// each goes as far as it can.)
+  AddOutcome find_missing(SequenceIndex s, std::int32_t& end) noexcept {
     AddOutcome outcome;
     bool waits = false;
     this->for_each_awaited(s, [&](NodeIndex index) {
       const TreeNode& n = node(index);
       waits = true;
       if (n.position >= end || n.scheduled >= std::min(n.length, end - n.position)) return;
+      end = n.position + n.scheduled;
       if (sequence(n.writer).state == SequenceState::live)
         outcome = {HoldReason::waits_for_sequence, n.writer};
       else
