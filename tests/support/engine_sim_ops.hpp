@@ -32,6 +32,9 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
   using Base::memory_;
   using typename Base::Live, typename Base::LivePtr, typename Base::Sequence, typename Base::Tree;
 
+  /// Slots of the longest tail that a fork copies.
+  static constexpr std::size_t fork_slots = (2 * ChunkSize + 2) / ChunkSize;
+
   struct Swapped {
     SwappedSequence<SimToken> data;
     Live model;
@@ -269,7 +272,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     log("fork " + name(*live) + " at " + text(length) + " of " + text(live->known) +
         (s ? " into #" + text(this->last_uid_ + 1) : ", failed"));
     if (!s) {
-      expect(free <= 1, "a fork takes two slots at the most");
+      expect(free < fork_slots, "a fork takes a short tail's slots at the most");
       return count("fork failed");
     }
     this->check_sequence(*live);
@@ -314,7 +317,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     try {
       live->handle.truncate(length);
     } catch (const OutOfChunks&) {
-      expect(free <= 1, "truncation takes two slots at the most");
+      expect(free < fork_slots, "truncation takes a short tail's slots at the most");
       return count("truncate failed");
     }
     if (nothing) return this->check_sequence(*live);
