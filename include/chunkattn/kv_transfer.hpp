@@ -205,8 +205,8 @@ struct SwappedSequence {
 
 /// Preemption by swapping: copies a sequence's tokens and the K/V that is in place to host memory
 /// and lets it leave. Where its K/V is left as cache (a retention policy) and still there at
-/// resume(), nothing is copied back. What steps in flight compute for it, and outputs that are to
-/// come, are given up.
+/// resume(), nothing is copied back. What steps in flight compute for it is given up; where an output
+/// was to come, the last token is computed again after resume().
 template <class Sequence, class Cache>
 [[nodiscard]] SwappedSequence<typename Sequence::token_type> swap_out(Sequence& sequence,
                                                                       Cache& cache) {
@@ -214,7 +214,7 @@ template <class Sequence, class Cache>
   swapped.tokens = sequence.tokens();
   swapped.written = sequence.num_written();
   swapped.options = sequence.options();
-  swapped.options.compute_last = sequence.num_uncomputed() > 0;
+  swapped.options.compute_last = sequence.num_uncomputed() > 0 || sequence.num_reserved() > 0;
   swapped.kv.resize(kv_bytes(cache, swapped.written));
   gather_kv(sequence, {0, static_cast<std::int32_t>(swapped.written)}, cache, swapped.kv);
   sequence.leave();
@@ -236,9 +236,12 @@ template <class Tree, class Cache>
   // What another sequence is still to write need not be computed either: it is here.
   sequence->take_over();
   const TokenRange held{0, static_cast<std::int32_t>(swapped.written)};
-  for (TokenRange range = sequence->loadable(); range.begin < held.end() && !range.empty();
+  std::size_t end = swapped.written;  // a token whose K/V is loaded is not computed
+  if (swapped.options.compute_last) end = std::min(end, swapped.tokens.size() - 1);
+  const auto load_end = static_cast<std::int32_t>(end);
+  for (TokenRange range = sequence->loadable(); range.begin < load_end && !range.empty();
        range = sequence->loadable()) {
-    range.length = std::min(range.length, held.end() - range.begin);
+    range.length = std::min(range.length, load_end - range.begin);
     scatter_kv(*sequence, range, cache, std::span<const std::byte>(swapped.kv), held);
     sequence->mark_loaded(range);
   }

@@ -142,16 +142,8 @@ class Sequence {
   /// The same; nothing and no change when the budget is spent.
   [[nodiscard]] std::optional<Sequence> try_fork(
       std::size_t length = std::numeric_limits<std::size_t>::max()) {
-    Core& c = core();
-    const std::size_t known = size();
-    if (length == std::numeric_limits<std::size_t>::max()) length = known;
-    if (length < 1 || length > known) [[unlikely]]
-      detail::fail_argument("length", length,
-                            "1 to the sequence's " + std::to_string(known) + " known tokens");
-    shared_->expect_handle();
-    const SequenceIndex twin = c.fork(index_, static_cast<std::int32_t>(length));
-    if (twin == detail::none) return std::nullopt;
-    return Sequence(shared_, twin);
+    if (length == std::numeric_limits<std::size_t>::max()) length = size();
+    return fork_at(length, /*compute_last=*/false);
   }
 
   /// Goes back to the first `length` tokens, the last of which is to be computed again: a turn of a
@@ -159,7 +151,9 @@ class Sequence {
   /// Throws OutOfChunks, with nothing changed.
   void truncate(std::size_t length) {
     if (length == size() && num_reserved() == 0) return;
-    *this = fork(length);
+    auto shorter = fork_at(length, /*compute_last=*/true);
+    if (!shorter) detail::fail_out_of_chunks(core(), 1);
+    *this = std::move(*shorter);
   }
 
   /// Leaves the tree; the handle is empty afterwards. What this sequence alone used is freed, or
@@ -248,6 +242,18 @@ class Sequence {
     detail::fail_argument("sequence", "left", "a live handle");
   }
   [[nodiscard]] const detail::SequenceRecord& record() const { return core().sequence(index_); }
+
+  std::optional<Sequence> fork_at(std::size_t length, bool compute_last) {
+    Core& c = core();
+    const std::size_t known = size();
+    if (length < 1 || length > known) [[unlikely]]
+      detail::fail_argument("length", length,
+                            "1 to the sequence's " + std::to_string(known) + " known tokens");
+    shared_->expect_handle();
+    const SequenceIndex twin = c.fork(index_, static_cast<std::int32_t>(length), compute_last);
+    if (twin == detail::none) return std::nullopt;
+    return Sequence(shared_, twin);
+  }
 
   void check_range(TokenRange range) const {
     const auto& r = record();

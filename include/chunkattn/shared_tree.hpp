@@ -26,8 +26,8 @@ inline thread_local char thread_tag = 0;
 /// Kept alive by the tree and by every handle; `core` is empty once the tree is gone.
 ///
 /// A handle may be dropped by any thread. On the thread that last called the tree it acts at once.
-/// On another one it is put on a list, and acts at the next insert(), begin_step() or clear(): the
-/// tree itself is only ever touched by the thread that calls it.
+/// On another one it is put on a list, and acts when next a sequence joins, a step begins or finishes,
+/// or the cache is cleared: the tree itself is only ever touched by the thread that calls it.
 template <class Core>
 class SharedTree {
  public:

@@ -114,6 +114,12 @@ class StepHandle {
     return *shared_->core;
   }
   [[nodiscard]] StepRecord& record() const { return core().step(index_); }
+  /// The same as core(), with what other threads dropped meanwhile settled.
+  Core& enter() const {
+    Core& entered = core();
+    shared_->enter();
+    return entered;
+  }
   [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return shared_; }
 
   void drop(typename Shared::Drop what) noexcept {
@@ -255,7 +261,7 @@ class [[nodiscard]] InFlight {
   /// The device has run it: what it computed is written from now on. Throws InvalidArgument, with
   /// nothing changed, while an earlier step is in flight.
   Finished<Core> finished() && {
-    handle_.core().finish_step(handle_.record());
+    handle_.enter().finish_step(handle_.record());
     return Finished<Core>(std::move(handle_));
   }
 
@@ -292,8 +298,10 @@ class [[nodiscard]] Step {
   /// behind, are computed too, as far as the budget goes. While an earlier step's output for it is
   /// to come, the token to compute is unknown (StepView::unknown_tokens()).
   ///
-  /// A sequence that reads what another one is to write comes after that one. Where the result is
-  /// false, nothing has changed but what was cached and not in use.
+  /// A sequence that reads what another one is to write comes after that one; before it, it goes no
+  /// further than what is there. Nothing is added to a step that was open when an earlier one was
+  /// dropped in flight: nothing of it counts any more, drop or finish it. Where the result is false,
+  /// nothing has changed but what was cached and not in use.
   [[nodiscard]] AddResult add(Sequence<Core>& sequence,
                               std::size_t budget = std::numeric_limits<std::size_t>::max(),
                               std::span<const token_type> drafts = {}) {
@@ -323,7 +331,7 @@ class [[nodiscard]] Step {
   /// The kernels have run, for backends that wait. The same checks as submitted() and
   /// InFlight::finished().
   Finished<Core> finished() && {
-    handle_.core().finish_step(handle_.record());
+    handle_.enter().finish_step(handle_.record());
     return Finished<Core>(std::move(handle_));
   }
 

@@ -210,12 +210,9 @@ class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
     SequenceRecord& record = sequences_[at(s)];
     std::int32_t taken = 0;
     this->for_each_awaited(s, [&](NodeIndex index) {
-      // A step may be at it, or one that was dropped in flight.
-      if (node(index).scheduled > node(index).written ||
-          (this->any_void_ && sequence(node(index).writer).steps > 0))
-        return;
       TreeNode& n = node(index);
       SequenceRecord& before = sequences_[at(n.writer)];
+      if (n.scheduled > n.written || (this->any_void_ && before.steps > 0)) return;
       const std::int32_t first = n.position + n.written;
       if (before.cursor >= first)
         before.cursor = std::max(before.cursor, std::min(n.end(), before.size - 1));
@@ -231,11 +228,11 @@ class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
   // ---- fork --------------------------------------------------------------------------------
 
   /// A second sequence with the first `length` tokens; none when the budget is too small for its
-  /// short tail.
+  /// short tail. With `compute_last` the last token is computed again in any case.
   ///
   /// A few last tokens that are not computed yet are the twin's own to compute, so that neither
   /// waits for the other. Of the rest a short private tail is copied, a longer one shared.
-  SequenceIndex fork(SequenceIndex s, std::int32_t length) {
+  SequenceIndex fork(SequenceIndex s, std::int32_t length, bool compute_last) {
     this->reserve_nodes(3);
     this->reserve_sequence();
     const NodeIndex last = node_of(s, length - 1);
@@ -274,13 +271,13 @@ class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
     twin.cached = std::min(source.cached, length);
     twin.may_wait = source.may_wait || source.cursor < source.size || source.steps > 0;
     use_path(parent);
-    twin.tail = add_copied_tail(parent, node(source.tail).name_space, twin, copied);
+    twin.tail = add_copied_tail(parent, node(source.tail), twin, copied);
     TreeNode& copy = node(twin.tail);
     copy.tail_of = index;
     copy.written = copy.scheduled = rows;
     copy.writer = rows < copied ? index : none;
     // Where all of a whole sequence is computed, its next token is another one.
-    const bool computed = whole && source.cursor >= length && copied == rows;
+    const bool computed = whole && !compute_last && source.cursor >= length && copied == rows;
     twin.cursor = std::min(copy.position + rows, computed ? length : length - 1);
     if (copied > 0) {
       const TreeNode& from = node(last);  // the lower part, if it was split
@@ -311,7 +308,7 @@ class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
     }
     ++version_;
     if (stats_.live_sequences == 0) {
-      this->erase_copies([&](const PendingCopy& copy) { return this->is_idle(copy); });
+      this->forget_copies();
       this->finish_leaving();
     }
     this->notify(CacheEvent{.kind = CacheEvent::Kind::cleared});
@@ -342,10 +339,12 @@ class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
     return n;
   }
 
-  /// A twin's tail: copied tokens start in a slot of their own.
-  NodeIndex add_copied_tail(NodeIndex parent, Namespace name_space, const SequenceRecord& record,
+  /// A twin's tail, of the same namespace as the source's, and as old: stale stays stale. Copied
+  /// tokens start in a slot of their own.
+  NodeIndex add_copied_tail(NodeIndex parent, const TreeNode& source, const SequenceRecord& record,
                             std::int32_t length) noexcept {
-    const NodeIndex n = this->new_node(parent, name_space, record.priority, NodeState::hidden);
+    const NodeIndex n =
+        this->new_node(parent, source.name_space, record.priority, source.state);
     node(n).live = 1;
     if (length > 0) {
       node(n).first_slot = node(n).last_slot = this->take_scratch(n, no_slot);

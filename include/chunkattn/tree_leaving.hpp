@@ -39,7 +39,8 @@ class TreeLeaving : public TreePaths<Token, ChunkSize, Allocator, Retention> {
     ++stats_.leaving_sequences;
     ++stats_.leaves;
     ++version_;
-    if (record.copies > 0 || stats_.live_sequences == 0) cancel_copies(s);
+    const bool had_copies = record.copies > 0;
+    if (had_copies && record.steps == 0) cancel_copies(s);
     if constexpr (retains)
       if (record.steps == 0) this->publish_tail(s, /*may_merge=*/false);
     for (NodeIndex n = record.tail; n != none; n = node(n).parent) {
@@ -56,7 +57,9 @@ class TreeLeaving : public TreePaths<Token, ChunkSize, Allocator, Retention> {
       leaving_.push_back(s);
     else
       finish(s);
-    settle();
+    if (!had_copies && stats_.live_sequences > 0) return settle();
+    if constexpr (!retains) forget_copies();
+    finish_leaving();  // others may have waited for the copies
   }
 
  protected:
@@ -182,12 +185,15 @@ class TreeLeaving : public TreePaths<Token, ChunkSize, Allocator, Retention> {
     });
   }
 
+  /// Where nobody is left and no step is outstanding, nobody wants any copy, except the cache.
+  void forget_copies() noexcept {
+    if (stats_.live_sequences == 0 && oldest_step_ == no_step)
+      erase_copies([](const PendingCopy&) { return true; });
+  }
+
   /// A twin that leaves before its tail was copied takes the copy back, unless a running step may
-  /// have it or another shares the tail. With the last sequence nobody wants any copy, except the
-  /// cache.
+  /// have it or another shares the tail.
   void cancel_copies(SequenceIndex s) noexcept {
-    if (!retains && stats_.live_sequences == 0)
-      return erase_copies([&](const PendingCopy& copy) { return is_idle(copy); });
     TreeNode& tail = node(sequence(s).tail);
     erase_copies([&](const PendingCopy& copy) {
       if (copy.target != s || copy.rows.target_slot != tail.first_slot || !is_idle(copy))

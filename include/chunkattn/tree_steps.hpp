@@ -95,13 +95,17 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
     const std::int32_t begin = record.cursor;
     const std::int32_t places_end = record.size + record.reserved;
     if (begin == places_end) return {HoldReason::nothing_to_compute};
+    if (step.is_void) [[unlikely]]
+      return {HoldReason::waits_for_step, none, step.number};
     if (record.steps > 0 && (record.superseded > 0 || any_void_ || record.steps >= max_in_flight))
         [[unlikely]]
       return {HoldReason::waits_for_step, none, oldest_step_of(s)};
     std::int32_t length = std::min(budget, places_end - begin);
     if (record.may_wait) {
-      const AddOutcome outcome = find_missing(s, begin + length);
-      if (outcome.reason != HoldReason::none) return outcome;
+      std::int32_t end = begin + length;
+      const AddOutcome outcome = find_missing(s, end);
+      if (end <= begin) return outcome;
+      length = end - begin;
     }
     if (step.entries.size() == step.entries.capacity())
       step.entries.reserve(2 * step.entries.size() + 8);
@@ -331,14 +335,17 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
     return oldest;
   }
 
-  /// Whether K/V below `end` is still to be written by another sequence that no step has.
-  AddOutcome find_missing(SequenceIndex s, std::int32_t end) noexcept {
+  /// Lowers `end` to the first position whose K/V is still to be written by another sequence that
+  /// no step has, and says by whom. (Two sequences may each have to write what the other one reads:
+  /// each goes as far as it can.)
+  AddOutcome find_missing(SequenceIndex s, std::int32_t& end) noexcept {
     AddOutcome outcome;
     bool waits = false;
     this->for_each_awaited(s, [&](NodeIndex index) {
       const TreeNode& n = node(index);
       waits = true;
       if (n.position >= end || n.scheduled >= std::min(n.length, end - n.position)) return;
+      end = n.position + n.scheduled;
       if (sequence(n.writer).state == SequenceState::live)
         outcome = {HoldReason::waits_for_sequence, n.writer};
       else
@@ -358,7 +365,9 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
   /// longer is.
   CHUNKATTN_INLINE void set_scheduled(SequenceIndex s, TokenRange range, bool scheduled) noexcept {
     const auto set = [s, scheduled](TreeNode& n, std::int32_t begin, std::int32_t end) {
-      if (n.writer == s) n.scheduled = std::max(n.written, scheduled ? end : begin);
+      if (n.writer != s) return;
+      const std::int32_t limit = std::max(n.written, scheduled ? end : begin);
+      n.scheduled = scheduled ? std::max(n.scheduled, limit) : std::min(n.scheduled, limit);
     };
     TreeNode& tail = node(sequence(s).tail);
     if (range.begin >= tail.position) [[likely]]
@@ -392,12 +401,12 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
 
   /// The entry's positions are to be computed again.
   void take_back(const StepEntry& entry, SequenceRecord& record) noexcept {
-    if (entry.epoch != record.epoch) {
-      --record.superseded;
-      return;
-    }
-    set_scheduled(entry.sequence, {entry.begin, entry.length}, false);
+    // Superseded rows may be known tokens too, where several void steps end in any order.
     record.cursor = std::min(record.cursor, entry.begin);
+    if (entry.epoch != record.epoch)
+      --record.superseded;
+    else
+      set_scheduled(entry.sequence, {entry.begin, entry.length}, false);
   }
 
   /// The same for an entry that others may have been scheduled behind.
@@ -454,7 +463,9 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
       any_void = any_void || step->is_void;
     }
     any_void_ = any_void;
-    if (!this->leaving_.empty()) this->finish_leaving();
+    if (this->leaving_.empty()) return;
+    if constexpr (!Leaving::retains) this->forget_copies();
+    this->finish_leaving();
   }
 
   /// Accepted drafts are those that were computed.

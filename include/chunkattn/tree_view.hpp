@@ -75,6 +75,7 @@ NodeText describe(const Core& core, NodeIndex index, std::int32_t max_tokens,
   if (n.pins > 0) text.state += ", pinned";
   if (n.tail_of != none) text.state += ", tail of #" + std::to_string(n.tail_of);
   if (n.name_space.tenant != 0) text.state += ", tenant " + std::to_string(n.name_space.tenant);
+  if (n.name_space.is_public) text.state += ", public";
   if (n.name_space.adapter != 0) text.state += ", adapter " + std::to_string(n.name_space.adapter);
   return text;
 }

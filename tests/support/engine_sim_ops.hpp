@@ -1,0 +1,506 @@
+// What an engine does with sequences between steps: each operation is drawn, predicted, applied and
+// compared.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/kv_transfer.hpp"
+#include "tests/support/engine_sim_steps.hpp"
+
+namespace test {
+
+template <class Retention, int ChunkSize>
+class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
+  using Base = EngineSimSteps<Retention, ChunkSize>;
+
+ public:
+  using Base::Base;
+
+ protected:
+  using Base::below, Base::one_in, Base::count, Base::expect, Base::expect_refused, Base::log;
+  using Base::text, Base::name, Base::tree_, Base::live_, Base::steps_, Base::options_;
+  using Base::memory_;
+  using typename Base::Live, typename Base::LivePtr, typename Base::Sequence, typename Base::Tree;
+
+  /// Slots of the longest tail that a fork copies.
+  static constexpr std::size_t fork_slots = (2 * ChunkSize + 2) / ChunkSize;
+
+  struct Swapped {
+    SwappedSequence<SimToken> data;
+    Live model;
+    bool had_work;
+  };
+  struct Pinned {
+    typename Tree::Pin handle;
+    std::vector<SimToken> tokens;
+    InsertOptions options;
+    std::size_t size;
+  };
+
+  // ---- join ----------------------------------------------------------------------------------
+
+  std::vector<SimToken> random_prompt() {
+    std::vector<SimToken> prompt;
+    if (!live_.empty() && !one_in(3)) {
+      const Live& like = *this->any_live();
+      prompt.assign(like.tokens.begin(),
+                    like.tokens.begin() + static_cast<std::ptrdiff_t>(below(like.known + 1)));
+    }
+    if (prompt.size() > options_.max_prompt) prompt.resize(options_.max_prompt);
+    std::size_t more = below(options_.max_prompt - prompt.size() + 1);
+    if (prompt.empty() && more == 0) more = 1;
+    if (one_in(2)) more = std::min<std::size_t>(more, prompt.empty() ? 1 : below(4));
+    while (more-- > 0) prompt.push_back(this->any_token());
+    return prompt;
+  }
+  Namespace random_namespace() {
+    if (!options_.many_namespaces || !one_in(4)) return {};
+    return {.tenant = below(3), .adapter = below(2)};
+  }
+  InsertOptions random_options(std::size_t size) {
+    InsertOptions o;
+    o.name_space = random_namespace();
+    if (options_.many_namespaces && one_in(3)) o.public_length = below(size + 2);
+    o.priority = static_cast<int>(below(3));
+    if (one_in(4)) o.max_reuse = below(size + 1);
+    o.compute_last = !one_in(4);
+    o.share_pending = !one_in(4);
+    return o;
+  }
+  Live model_of(std::span<const SimToken> prompt, const InsertOptions& o) {
+    Live live;
+    live.weights = this->weights_;
+    live.name_space = o.name_space;
+    live.priority = o.priority;
+    live.public_end = std::min(o.public_length, prompt.size());
+    live.public_end -= live.public_end % this->unit();
+    this->set_tokens(live, prompt);
+    live.findable = prompt.size() - prompt.size() % this->unit();
+    return live;
+  }
+
+  void insert() {
+    const std::vector<SimToken> prompt = random_prompt();
+    const InsertOptions o = random_options(prompt.size());
+    this->settle();
+    InsertOptions unlimited = o;
+    unlimited.max_reuse = std::numeric_limits<std::size_t>::max();
+    const MatchResult found = tree_->match_prefix(prompt, unlimited);
+    const std::size_t needed = tree_->slots_needed(prompt, o), free = tree_->slots_available();
+    const std::uint64_t pending_before = tree_->stats().pending_tokens;
+    Live live = model_of(prompt, o);
+    check_match(live, found);
+    std::optional<Sequence> s;
+    if (one_in(2)) {
+      s = tree_->try_insert(prompt, o);
+    } else {
+      try {
+        s = tree_->insert(prompt, o);
+      } catch (const OutOfChunks&) {
+      }
+    }
+    log("insert " + text(prompt.size()) + " tokens" + (s ? " as #" + text(this->last_uid_ + 1) : "") +
+        ", cached " + text(found.cached) + ", pending " + text(found.pending) +
+        (o.share_pending ? "" : ", waits for nobody") + ", tenant " + text(o.name_space.tenant) +
+        ", adapter " + text(o.name_space.adapter) + ", public " + text(live.public_end));
+    expect(s.has_value() == (needed <= free), "admission says whether it fits");
+    if (!s) return count("insert failed");
+    expect(free - tree_->slots_available() <= needed, "no more slots than admission said");
+    joined(std::move(live), std::move(*s), o, found);
+    if (o.share_pending)
+      expect(tree_->stats().pending_tokens - pending_before == found.pending, "pending");
+    count("insert");
+  }
+
+  /// The model of a sequence that has just joined, and what its handle must say.
+  void joined(Live&& live, Sequence&& s, const InsertOptions& o, const MatchResult& found) {
+    const std::size_t size = live.known, u = this->unit();
+    const std::size_t shared = o.share_pending ? found.cached + found.pending : found.cached;
+    if (!o.share_pending && shared - shared % u < found.cached + found.pending) {
+      // Repeats what another is to write: private until it leaves.
+      live.findable = std::min(live.findable, shared - shared % u);
+      if (live.public_end > live.findable) {
+        live.public_end = live.findable;
+        const std::vector<SimToken> tokens = live.tokens;
+        this->set_tokens(live, tokens);
+      }
+      count("computed twice rather than waited for");
+    }
+    std::size_t cached = o.share_pending ? found.cached : shared - shared % u;
+    std::fill_n(live.done.begin(), cached, 1);
+    cached = std::min({cached, o.max_reuse, o.compute_last ? size - 1 : size});
+    expect(s.num_cached() == cached, "cached as predicted");
+    expect(o.share_pending || s.num_pending() == 0, "who shares nothing pending waits for nobody");
+    expect(s.num_scheduled() >= cached, "what is cached is not computed");
+    expect(s.num_uncomputed() >= size - std::min(size, o.max_reuse), "max_reuse");
+    expect(!o.compute_last || s.num_uncomputed() >= 1, "the last token is computed");
+    if (s.num_uncomputed() == 0) count("insert with nothing to compute");
+    if (found.cached > 0) count("insert found cached");
+    if (found.pending > 0) count("insert found pending");
+    if (live.public_end > 0) count("insert with a public prefix");
+    this->adopt(std::move(live), std::move(s));
+  }
+
+  void admit() {
+    std::vector<std::vector<SimToken>> prompts(1 + below(5));
+    std::vector<typename Tree::Request> requests;
+    for (auto& prompt : prompts) {
+      prompt = random_prompt();
+      InsertOptions o = random_options(prompt.size());
+      o.share_pending = true;
+      requests.push_back({prompt, o});
+    }
+    const std::size_t headroom = below(12);
+    this->settle();
+    std::vector<Sequence> joining = tree_->admit(requests, headroom);
+    log("admit " + text(joining.size()) + " of " + text(requests.size()));
+    expect(joining.empty() || tree_->slots_available() >= headroom, "headroom is left");
+    for (std::size_t i = 0; i < joining.size(); ++i) {
+      const InsertOptions& o = requests[i].options;
+      Live live = model_of(requests[i].prompt, o);
+      expect(joining[i].size() == live.known, "requests are admitted in order");
+      std::fill_n(live.done.begin(), joining[i].num_cached(), 1);
+      this->adopt(std::move(live), std::move(joining[i]));
+      count("admitted");
+    }
+    if (joining.size() == requests.size()) return;
+    const auto& refused = requests[joining.size()];
+    const std::size_t needed = tree_->slots_needed(refused.prompt, refused.options);
+    expect(needed + headroom > tree_->slots_available(), "who fits is admitted");
+    count("not admitted");
+  }
+
+  /// A match is at least the longest prefix shared with a live sequence, and without retention no
+  /// more; what others have surely written is found written.
+  void check_match(const Live& joining, const MatchResult& found) {
+    std::size_t longest = 0, written = 0, any = 0;
+    for (const LivePtr& other : live_) {
+      std::size_t common = 0;
+      const std::size_t limit = std::min(other->known, joining.known);
+      while (common < limit && other->hash[common] == joining.hash[common]) ++common;
+      any = std::max(any, common);
+      common = std::min(common, other->findable);
+      common -= common % this->unit();
+      longest = std::max(longest, common);
+      std::size_t done = 0;
+      while (done < common && other->done[done]) ++done;
+      written = std::max(written, done);
+    }
+    std::size_t known = 0;
+    while (known < joining.known && remembered_.count(joining.hash[known]) > 0) ++known;
+    known -= known % this->unit();
+    if (known > 0) count("found again after leaving");
+    const std::size_t all = found.cached + found.pending;
+    if (found.cached > any) count("found what only the cache has");
+    expect(found.cached >= known, "an unbounded cache forgets nothing");
+    expect(all <= joining.known, "a match lies within the prompt");
+    expect(all >= longest, "what a live sequence has is found");
+    expect(found.cached >= written, "what a live sequence has written is found written");
+    if (!Retention::retains && tree_->stats().leaving_sequences == 0)
+      expect(all <= any, "nothing is found that is not there");
+  }
+
+  // ---- leave ---------------------------------------------------------------------------------
+
+  void leave() {
+    const LivePtr live = this->any_live();
+    for (const auto& step : steps_)
+      for (const auto& entry : step->entries)
+        if (entry.live == live)
+          count(step->open ? step->built ? "left a step that was built" : "left an open step"
+                           : "left a step in flight");
+    for (const auto& step : this->finished_)
+      for (const auto& entry : step->entries)
+        if (entry.live == live && entry.has_output) count("left before its output was committed");
+    if (live->handle.num_pending() > 0) count("left while waiting for another");
+    if (live->handle.num_uncomputed() > 0) count("left in the middle of a prefill");
+    remember(*live);
+    const std::size_t way = below(8);
+    log("leave " + name(*live) + (way == 0 ? " elsewhere" : ""));
+    this->forget(live);
+    if (way == 0) {
+      std::thread([s = std::move(live->handle)]() mutable { s = Sequence(); }).join();
+      ++this->deferred_sequences_;
+      this->deferred_.emplace_back(0, [live] { live->gone = true; });
+      count("left on another thread");
+      return;
+    }
+    if (way < 4) {
+      this->entering();
+      live->handle.leave();
+    }
+    live->handle = Sequence();
+    live->gone = true;
+    count("leave");
+  }
+
+  /// What an unbounded cache must still have.
+  void remember(const Live& live) {
+    if (!Retention::retains || options_.budget != max_slots ||
+        options_.retention.high_watermark < max_slots || live.weights != this->weights_)
+      return;
+    for (std::size_t p = 0; p < live.findable && live.done[p]; ++p)
+      remembered_.insert(live.hash[p]);
+  }
+
+  // ---- fork ----------------------------------------------------------------------------------
+
+  void fork() {
+    const LivePtr live = this->any_live();
+    const std::size_t length = one_in(3) ? 1 + below(live->known) : live->known;
+    const std::size_t free = tree_->slots_available();
+    const bool in_flight = live->steps > 0;
+    std::optional<Sequence> s;
+    if (one_in(2)) {
+      s = live->handle.try_fork(length);
+    } else {
+      try {
+        s = live->handle.fork(length);
+      } catch (const OutOfChunks&) {
+      }
+    }
+    log("fork " + name(*live) + " at " + text(length) + " of " + text(live->known) +
+        (s ? " into #" + text(this->last_uid_ + 1) : ", failed"));
+    if (!s) {
+      expect(free < fork_slots, "a fork takes a short tail's slots at the most");
+      return count("fork failed");
+    }
+    this->check_sequence(*live);
+    forked(*live, std::move(*s), length);
+    if (live->reserved() > 0) count("fork beside outputs to come");
+    if (in_flight) count("fork of a sequence in a step");
+    count(length == live->known ? "fork" : "fork at an earlier length");
+  }
+
+  LivePtr forked(const Live& from, Sequence&& s, std::size_t length) {
+    Live twin;
+    twin.weights = from.weights;
+    twin.name_space = from.name_space;
+    twin.priority = from.priority;
+    twin.findable = std::min(from.findable, length);
+    twin.public_end = s.options().public_length;  // copied tokens are the tenant's own
+    expect(twin.public_end <= std::min(from.public_end, length), "a fork makes nothing public");
+    this->set_tokens(twin, std::span(from.tokens).first(length));
+    // What is shared or copied is written where the source has written it.
+    std::size_t p = 0;
+    s.for_each_run({0, static_cast<std::int32_t>(length)}, [&](const Piece& piece) {
+      for (std::int32_t i = 0; i < piece.length; ++i, ++p) {
+        const Place place{piece.slot, piece.begin + i};
+        const bool same = this->resolve(place) == this->resolve(from.places[p]);
+        if (place != from.places[p]) twin.findable = std::min(twin.findable, p);
+        twin.done[p] = same && from.done[p] ? 1 : 0;
+        if (from.done[p] && p < length - length % this->unit())
+          expect(same, "what is computed is not computed again");
+      }
+    });
+    return this->adopt(std::move(twin), std::move(s));
+  }
+
+  void truncate() {
+    const LivePtr live = this->any_live();
+    const std::size_t length = one_in(4) ? live->known : 1 + below(live->known);
+    const bool nothing = length == live->known && live->reserved() == 0;
+    const std::size_t free = tree_->slots_available();
+    Live before = snapshot(*live);
+    for (Place& place : before.places) place = this->resolve(place);
+    log("truncate " + name(*live) + " to " + text(length) + " of " + text(live->known));
+    try {
+      live->handle.truncate(length);
+    } catch (const OutOfChunks&) {
+      expect(free < fork_slots, "truncation takes a short tail's slots at the most");
+      return count("truncate failed");
+    }
+    if (nothing) return this->check_sequence(*live);
+    Sequence handle = std::move(live->handle);
+    expect(handle.id() != live->id, "a truncated sequence has a new id");
+    this->forget(live);
+    live->gone = true;
+    const LivePtr twin = forked(before, std::move(handle), length);
+    expect(twin->handle.num_uncomputed() > 0, "the last token is computed again");
+    if (before.steps > 0) count("truncated in flight");
+    count("truncate");
+  }
+
+  /// The model's part, without the handle.
+  static Live snapshot(const Live& live) {
+    Live copy;
+    copy.uid = live.uid;
+    copy.tokens = live.tokens;
+    copy.hash = live.hash;
+    copy.places = live.places;
+    copy.done = live.done;
+    copy.known = live.known;
+    copy.findable = live.findable;
+    copy.public_end = live.public_end;
+    copy.weights = live.weights;
+    copy.priority = live.priority;
+    copy.name_space = live.name_space;
+    copy.steps = live.steps;
+    return copy;
+  }
+
+  // ---- grow, load ----------------------------------------------------------------------------
+
+  void append() {
+    const LivePtr live = this->any_live();
+    if (live->known > options_.max_length) return;
+    std::vector<SimToken> tokens(1 + below(one_in(4) ? 2 * ChunkSize : 4));
+    for (auto& token : tokens) token = this->any_token();
+    log("append " + text(tokens.size()) + " to " + name(*live));
+    const std::size_t needed = live->handle.slots_needed(tokens.size());
+    const std::size_t free = tree_->slots_available();
+    if (live->reserved() > 0) {
+      expect_refused([&] { (void)live->handle.try_append(tokens); }, "outputs are to come");
+      return count("append refused");
+    }
+    const bool fits = live->handle.try_append(tokens);
+    expect(fits == (needed <= free), "append fails only without slots");
+    if (!fits) return count("append failed");
+    expect(free - tree_->slots_available() <= needed, "slots as promised");
+    for (const SimToken token : tokens) this->push_token(*live, token);
+    live->known = live->tokens.size();
+    this->check_sequence(*live);
+    if (live->steps > 0) count("append under steps in flight");
+    count("append");
+  }
+
+  /// K/V comes from elsewhere.
+  void load() {
+    const LivePtr live = this->any_live();
+    TokenRange range = live->handle.loadable();
+    if (live->steps > 0) {
+      expect(range.empty(), "what is in a step is not loaded");
+      expect_refused([&] { live->handle.mark_loaded({0, 1}); }, "not while in a step");
+      return;
+    }
+    if (range.empty()) return;
+    expect(range.begin >= 0 && range.end() <= static_cast<std::int32_t>(live->known),
+           "known tokens are loadable");
+    if (range.length > 1 && one_in(8)) {  // a gap: refused within a node
+      ++range.begin;
+      --range.length;
+    }
+    if (one_in(2)) range.length = 1 + static_cast<std::int32_t>(below(static_cast<std::size_t>(range.length)));
+    log("load [" + text(range.begin) + ", " + text(range.end()) + ") of " + name(*live));
+    for (std::int32_t p = range.begin; p < range.end(); ++p) put_in_place(*live, p);
+    try {
+      live->handle.mark_loaded(range);
+    } catch (const InvalidArgument&) {
+      expect(range.begin > live->handle.loadable().begin, "what is loadable can be loaded");
+      std::fill_n(live->done.begin() + range.begin, range.length, 0);
+      count("load refused");
+    }
+    this->check_sequence(*live);
+    count("load");
+  }
+
+  void put_in_place(Live& live, std::int32_t position) {
+    const auto p = static_cast<std::size_t>(position);
+    const Place place = live.places[p];
+    expect(!live.done[p], "what is written is not loaded again");
+    expect(this->resolve(place) == place, "nothing is loaded where a copy is to come");
+    check_unwritten(place);
+    memory_.row(place) = live.hash[p];
+    live.done[p] = 1;
+  }
+  /// No step that may still run writes there.
+  void check_unwritten(Place place) {
+    for (const auto& step : steps_)
+      if (!step->executed && (step->state != Base::State::open || step->built))
+        for (const auto& w : step->writes)
+          expect(w.place != place, "nothing is loaded where a step may still write");
+  }
+
+  void take_over() {
+    const LivePtr live = this->any_live();
+    const std::size_t pending = live->handle.num_pending();
+    const std::size_t got = live->handle.take_over();
+    if (got > 0) log("take over " + text(got) + " by " + name(*live));
+    expect(got <= pending && live->handle.num_pending() == pending - got, "what it took is its own");
+    expect(got == 0 || live->handle.num_uncomputed() >= got, "it computes what it took");
+    this->check_sequence(*live);
+    if (got > 0) count("take over");
+    if (pending > got) count("take over left to a step");
+  }
+
+  // ---- swap ----------------------------------------------------------------------------------
+
+  void swap_out() {
+    const LivePtr live = this->any_live();
+    Swapped swapped;
+    swapped.had_work = live->handle.num_uncomputed() > 0;
+    const std::size_t written = live->handle.num_written();
+    const bool lost_output = live->reserved() > 0;
+    remember(*live);
+    ShadowCache cache{&memory_};
+    log("swap out " + name(*live));
+    this->entering();
+    swapped.data = chunkattn::swap_out(live->handle, cache);
+    swapped.model = snapshot(*live);
+    this->forget(live);
+    live->gone = true;
+    this->cut(swapped.model, swapped.model.known);
+    expect(swapped.data.written == written && swapped.data.tokens == swapped.model.tokens,
+           "all of it is swapped out");
+    expect(swapped.data.options.compute_last || !lost_output,
+           "the output that was to come is computed after resume()");
+    if (swapped.model.weights == this->weights_ && swapped_.size() < 6)
+      swapped_.push_back(std::move(swapped));
+    count("swap out");
+  }
+
+  void resume() {
+    if (swapped_.empty()) return;
+    std::swap(swapped_[below(swapped_.size())], swapped_.back());
+    Swapped& swapped = swapped_.back();
+    ShadowCache cache{&memory_};
+    this->settle();
+    const std::size_t needed = tree_->slots_needed(swapped.data.tokens, swapped.data.options);
+    const std::size_t free = tree_->slots_available();
+    const MatchResult found = tree_->match_prefix(swapped.data.tokens, swapped.data.options);
+    auto s = chunkattn::resume(*tree_, cache, swapped.data);
+    log("resume " + text(swapped.data.written) + " of " + text(swapped.data.tokens.size()) +
+        (s ? " as #" + text(this->last_uid_ + 1) : ", failed"));
+    expect(s.has_value() == (needed <= free), "resume needs what slots_needed says");
+    if (!s) return count("resume failed");
+    Live live;
+    live.weights = this->weights_;
+    live.name_space = swapped.model.name_space;
+    live.priority = swapped.model.priority;
+    live.public_end = swapped.model.public_end;
+    this->set_tokens(live, swapped.model.tokens);
+    live.findable = live.known - live.known % this->unit();
+    const std::size_t written = s->num_written();
+    if (s->num_pending() == 0) {
+      const std::size_t loaded = std::min(
+          swapped.data.written, live.known - (swapped.data.options.compute_last ? 1 : 0));
+      expect(written >= loaded, "K/V is back in place");
+      std::fill_n(live.done.begin(), std::max(loaded, found.cached), 1);
+      if (!swapped.data.options.compute_last && written == live.known)
+        expect(s->num_uncomputed() == 0, "nothing is computed again");
+      count("resume");
+    } else {
+      std::fill_n(live.done.begin(), found.cached, 1);
+      count("resume beside a step that writes the same");
+    }
+    if (swapped.had_work) expect(s->num_uncomputed() > 0, "what was to compute still is");
+    swapped_.pop_back();
+    this->adopt(std::move(live), std::move(*s));
+  }
+
+  std::vector<Swapped> swapped_;
+  std::vector<Pinned> pins_;
+  std::unordered_set<std::uint64_t> remembered_;  // paths that an unbounded cache must still have
+};
+
+}  // namespace test

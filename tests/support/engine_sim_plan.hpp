@@ -1,0 +1,282 @@
+// The simulated device: what a step's plan tells the kernels to do, checked against the naive
+// expectation, and what becomes of the shadow memory when they do it, soon, late, or badly.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "tests/support/engine_sim.hpp"
+
+namespace test {
+
+template <class Retention, int ChunkSize>
+class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
+  using Base = EngineSimBase<Retention, ChunkSize>;
+
+ public:
+  using Base::Base;
+
+ protected:
+  using Base::below, Base::one_in, Base::count, Base::expect, Base::memory_, Base::live_;
+  using typename Base::Live, typename Base::LivePtr, typename Base::Tree;
+  using Step = typename Tree::Step;
+  using InFlight = typename Tree::InFlight;
+  using Finished = typename Tree::Finished;
+  using View = decltype(std::declval<AttentionPlan&>().build(std::declval<Step&>()));
+
+  enum class State : std::uint8_t { open, in_flight, abandoned, finished };
+  /// The rows of a sequence in a step: path positions [begin, begin + length).
+  struct Entry {
+    LivePtr live;
+    std::int32_t begin = 0, length = 0, drafts = 0, first_row = 0;
+    bool has_output = false, drafts_known = false;
+    std::uint32_t drops = 0;  // of the sequence, when it was added
+
+    [[nodiscard]] std::int32_t end() const { return begin + length; }
+    [[nodiscard]] std::int32_t output_position() const { return end() - drafts; }
+    /// The outputs that it rests on were given up.
+    [[nodiscard]] bool superseded() const { return drops != live->drops; }
+  };
+  /// A place that a step writes or reads, and what is to be there.
+  struct Touched {
+    Place place;
+    std::uint64_t hash;   // 0: anything
+    std::uint64_t epoch;  // of the slot, when the plan was built
+    std::size_t entry;
+  };
+  struct Copy {
+    RowCopy rows;
+    std::uint64_t source_epoch, target_epoch;
+  };
+  struct SimStep {
+    std::uint64_t number = 0;
+    State state = State::open;
+    bool is_void = false, built = false, executed = false;
+    bool dropped = false;  // on another thread: takes effect later
+    std::optional<Step> open;
+    std::optional<InFlight> in_flight;
+    std::optional<Finished> finished;
+    View view;
+    std::vector<Entry> entries;
+    std::int32_t num_rows = 0;
+    std::vector<Copy> copies;
+    std::vector<Touched> writes, reads;
+  };
+
+  // ---- what the plan says --------------------------------------------------------------------
+
+  void record(SimStep& step) {
+    const View& view = step.view;
+    queries_.clear();
+    for (std::size_t e = 0; e < step.entries.size(); ++e)
+      for (std::int32_t p = step.entries[e].begin; p < step.entries[e].end(); ++p)
+        queries_.push_back({e, static_cast<std::size_t>(p)});
+    expect(view.num_rows == static_cast<std::int32_t>(queries_.size()), "a row per query token");
+    expect(view.is_current(), "a view is current when it was built");
+    check_inputs(step);
+    step.copies.clear();
+    for (std::int32_t i = 0; i < view.num_copies; ++i) {
+      const RowCopy& rows = view.copies[i];
+      step.copies.push_back(
+          {rows, memory_.epoch(rows.source_slot), memory_.epoch(rows.target_slot)});
+    }
+    step.writes.clear();
+    for (std::size_t t = 0; t < queries_.size(); ++t) {
+      const auto [e, p] = queries_[t];
+      const WriteTarget w = view.writes[t];
+      if (w.slot == no_slot) continue;
+      const Entry& entry = step.entries[e];
+      if (!entry.superseded()) {
+        expect(Place(w.slot, w.offset) == entry.live->places[p], "K/V goes to the token's place");
+        expect(!entry.live->done[p], "a written position is not written again");
+      }
+      step.writes.push_back(touched({w.slot, w.offset}, entry, e, p));
+    }
+    record_reads(step);
+    for (std::int32_t i = 0; i < view.num_segments; ++i) check_segment(view, i);
+  }
+
+  void record_reads(SimStep& step) {
+    const View& view = step.view;
+    step.reads.clear();
+    seen_.assign(queries_.size(), 0);
+    for (std::int32_t r = 0; r < view.num_rows; ++r) {
+      const auto t = static_cast<std::size_t>(view.row_token[r]);
+      expect(t < queries_.size() && !seen_[t]++, "rows are a permutation of the query tokens");
+      const auto [e, position] = queries_[t];
+      const Entry& entry = step.entries[e];
+      expect(view.row_kv_len[r] == static_cast<std::int32_t>(position) + 1,
+             "a row sees up to itself");
+      visible_places(view, r);
+      if (!entry.superseded()) {
+        expect(visible_.size() == position + 1, "all of it");
+        expect(std::equal(visible_.begin(), visible_.end(), entry.live->places.begin()),
+               "a row reads its own path");
+      }
+      for (std::size_t p = 0; p < visible_.size(); ++p)
+        step.reads.push_back(touched(visible_[p], entry, e, p));
+    }
+  }
+
+  Touched touched(Place place, const Entry& entry, std::size_t e, std::size_t position) const {
+    const std::uint64_t hash = entry.superseded() ? 0 : entry.live->hash[position];
+    return {place, hash, memory_.epoch(place.first), e};
+  }
+
+  /// Token ids and positions for the model.
+  void check_inputs(SimStep& step) {
+    constexpr SimToken placeholder = -7;
+    const std::vector<SimToken> tokens = step.view.tokens(placeholder);
+    const std::vector<std::int32_t> positions = step.view.positions();
+    const auto unknown = step.view.unknown_tokens();
+    expect(tokens.size() == queries_.size() && positions.size() == queries_.size(),
+           "inputs per query token");
+    bool compare = true, any_unknown = false;
+    std::size_t listed = 0;
+    for (std::size_t t = 0; t < queries_.size(); ++t) {
+      const auto [e, p] = queries_[t];
+      const Entry& entry = step.entries[e];
+      expect(positions[t] == static_cast<std::int32_t>(p), "positions");
+      const bool is_listed =
+          listed < unknown.size() && unknown[listed].row == static_cast<std::int32_t>(t);
+      any_unknown = any_unknown || is_listed;
+      if (entry.superseded() || entry.live->gone) {
+        compare = false;  // whatever it says counts for nothing
+        if (is_listed) ++listed;
+        continue;
+      }
+      const bool draft =
+          entry.drafts_known && p >= static_cast<std::size_t>(entry.output_position());
+      const bool known = p < entry.live->known || draft;
+      expect(is_listed == !known, "exactly the outputs that are to come are unknown");
+      expect(tokens[t] == (known ? entry.live->tokens[p] : placeholder), "token ids");
+      if (!is_listed) continue;
+      expect(unknown[listed].sequence == entry.live->id && unknown[listed].position == positions[t],
+             "unknown tokens are named");
+      ++listed;
+      count("unknown token");
+    }
+    expect(listed == unknown.size(), "no token is unknown twice");
+    if (!compare) return;
+    if (any_unknown)
+      this->expect_refused([&] { (void)step.view.tokens(); }, "unknown tokens need a placeholder");
+    else
+      expect(step.view.tokens() == tokens, "known tokens");
+  }
+
+  void check_segment(const View& view, std::int32_t index) {
+    const Segment& s = view.segments[index];
+    expect(s.parent < index, "parents stand before children");
+    expect(s.row_begin < s.row_end && s.piece_count > 0, "a segment has rows and pieces");
+    std::int32_t position = s.position;
+    for (std::int32_t i = 0; i < s.piece_count; ++i) {
+      const Piece& piece = view.pieces[s.piece_begin + i];
+      expect(piece.position == position && piece.length > 0, "pieces stand in path order");
+      position += piece.length;
+    }
+    expect(position == s.position + s.length, "a segment's length is that of its pieces");
+    std::set<std::size_t> on_it;
+    for (std::int32_t r = s.row_begin; r < s.row_end; ++r)
+      on_it.insert(queries_[static_cast<std::size_t>(view.row_token[r])].first);
+    expect(static_cast<std::int32_t>(on_it.size()) == s.num_sequences, "sequences per segment");
+    if (s.parent >= 0) {
+      const Segment& p = view.segments[s.parent];
+      expect(p.row_begin <= s.row_begin && s.row_end <= p.row_end, "intervals nest");
+      expect(p.position + p.length == s.position, "a segment continues its parent");
+    }
+  }
+
+  void visible_places(const View& view, std::int32_t row) {
+    visible_.clear();
+    for (std::int32_t s = view.row_segment[row]; s >= 0; s = view.segments[s].parent) {
+      const Segment& segment = view.segments[s];
+      expect(segment.row_begin <= row && row < segment.row_end, "a row is on its segments");
+      for (std::int32_t i = segment.piece_count; i-- > 0;) {
+        const Piece& piece = view.pieces[segment.piece_begin + i];
+        for (std::int32_t k = visible_length(piece, view.row_kv_len[row]); k-- > 0;)
+          visible_.emplace_back(piece.slot, piece.begin + k);
+      }
+    }
+    std::reverse(visible_.begin(), visible_.end());
+  }
+
+  // ---- what the device does ------------------------------------------------------------------
+
+  /// Copies run in any order, some of them twice. `broken`: the kernels fail half-way and leave
+  /// garbage where they write.
+  void execute(SimStep& step, bool broken = false) {
+    if (!step.is_void) device_lost_ = false;
+    const bool garbage = broken || (step.is_void && device_lost_);
+    if (broken) device_lost_ = true;
+    guard_.assign(memory_.rows.size(), 0);
+    for (const LivePtr& live : live_)
+      for (std::size_t p = 0; p < live->known; ++p)
+        if (live->done[p]) guard_[memory_.index(live->places[p])] = live->hash[p];
+    copy_rows(step);
+    const auto spoils = [&](const Entry& entry) { return garbage || entry.superseded(); };
+    const std::uint64_t noise = garbage || one_in(2) ? 2 * below(1000) + 2 : 0;
+    for (const Touched& w : step.writes) {
+      expect(memory_.epoch(w.place.first) == w.epoch, "no slot that a step writes is freed");
+      expect(guard_[memory_.index(w.place)] == 0, "what is written is never written again");
+      const bool spoil = spoils(step.entries[w.entry]) && (noise != 0 || w.hash == 0);
+      memory_.row(w.place) = spoil ? noise : w.hash;
+      if (getenv("DBG")) this->log("write " + this->text(w.place.first) + "[" + this->text(w.place.second) + "] for " + this->name(*step.entries[w.entry].live));
+    }
+    for (const Touched& r : step.reads) {
+      expect(memory_.epoch(r.place.first) == r.epoch, "no slot that a step reads is freed");
+      const Entry& entry = step.entries[r.entry];
+      if (spoils(entry) || memory_.row(r.place) == r.hash) continue;
+      this->look_at(*entry.live);
+      this->log("step " + this->text(step.number) + ", place " + this->text(r.place.first) + "[" +
+                this->text(r.place.second) + "]");
+      expect(false, "a row reads what its own path has written");
+    }
+    if (garbage) count("step with garbage");
+    step.executed = true;
+  }
+
+  void copy_rows(SimStep& step) {
+    for (std::size_t i = step.copies.size(); i > 1; --i)
+      std::swap(step.copies[i - 1], step.copies[below(i)]);
+    for (std::size_t i = 0; i < step.copies.size() + step.copies.size() / 2; ++i) {
+      const Copy& copy = step.copies[i % step.copies.size()];
+      const RowCopy& rows = copy.rows;
+      expect(memory_.epoch(rows.source_slot) == copy.source_epoch &&
+                 memory_.epoch(rows.target_slot) == copy.target_epoch,
+             "no slot of a copy is freed");
+      for (std::int32_t k = 0; k < rows.length; ++k) {
+        const std::uint64_t value = memory_.row({rows.source_slot, rows.source_begin + k});
+        const Place target{rows.target_slot, rows.target_begin + k};
+        const std::uint64_t guard = guard_[memory_.index(target)];
+        expect(guard == 0 || guard == value, "a copy spoils nothing");
+        memory_.row(target) = value;
+      }
+      count("rows copied", static_cast<std::uint64_t>(rows.length));
+    }
+  }
+
+  /// While a step is outstanding, nothing that it uses is freed.
+  void check_unfreed(const SimStep& step) const {
+    for (const auto* list : {&step.reads, &step.writes})
+      for (const Touched& t : *list)
+        expect(memory_.epoch(t.place.first) == t.epoch, "no slot of an outstanding step is freed");
+  }
+
+  std::vector<std::unique_ptr<SimStep>> steps_;     // outstanding, in the order of their numbers
+  std::vector<std::unique_ptr<SimStep>> finished_;  // with outputs to commit
+  bool device_lost_ = false;  // a step that was dropped in flight did not run as it should
+
+ private:
+  std::vector<std::pair<std::size_t, std::size_t>> queries_;  // (entry, position)
+  std::vector<std::uint8_t> seen_;
+  std::vector<Place> visible_;
+  std::vector<std::uint64_t> guard_;  // by place: the hash that some sequence surely has there
+};
+
+}  // namespace test

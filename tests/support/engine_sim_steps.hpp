@@ -1,0 +1,464 @@
+// The life of steps in the engine simulation: opened, filled, built, run, submitted, finished or
+// dropped at every point, and what is committed when.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/support/engine_sim_plan.hpp"
+
+namespace test {
+
+template <class Retention, int ChunkSize>
+class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
+  using Base = EngineSimPlan<Retention, ChunkSize>;
+
+ public:
+  using Base::Base;
+
+ protected:
+  using Base::below, Base::one_in, Base::count, Base::expect, Base::expect_refused, Base::log;
+  using Base::text, Base::name, Base::tree_, Base::live_, Base::steps_, Base::finished_;
+  using typename Base::Entry, typename Base::State, typename Base::SimStep;
+  using typename Base::Live, typename Base::LivePtr, typename Base::Finished;
+
+  static constexpr std::size_t max_in_flight = 4;
+
+  [[nodiscard]] SimStep* open_step() {
+    return !steps_.empty() && steps_.back()->state == State::open && !steps_.back()->dropped
+               ? steps_.back().get()
+               : nullptr;
+  }
+  [[nodiscard]] bool any_void() const {
+    return std::any_of(steps_.begin(), steps_.end(), [](const auto& s) { return s->is_void; });
+  }
+  [[nodiscard]] bool is_outstanding(std::uint64_t number) const {
+    return std::any_of(steps_.begin(), steps_.end(),
+                       [&](const auto& s) { return s->number == number; });
+  }
+
+  // ---- open ----------------------------------------------------------------------------------
+
+  /// Null where no further step can begin.
+  SimStep* begin_step() {
+    this->entering();
+    if (open_step() != nullptr || steps_.size() >= max_in_flight) {
+      expect_refused([&] { (void)tree_->begin_step(); }, "at most 4 steps, one of them open");
+      count("begin_step refused");
+      return nullptr;
+    }
+    auto step = std::make_unique<SimStep>();
+    step->open.emplace(tree_->begin_step());
+    step->number = step->open->number();
+    log("begin step " + text(step->number));
+    steps_.push_back(std::move(step));
+    return steps_.back().get();
+  }
+
+  std::size_t any_budget() { return one_in(2) ? 1 + below(6) : std::size_t{1000}; }
+
+  /// Adds any sequence, with or without drafts.
+  void add_any(SimStep& step) {
+    const LivePtr live = this->any_live();
+    const std::size_t drafts = one_in(4) ? 1 + below(5) : 0;
+    (void)add(step, live, any_budget(), drafts, one_in(4));
+  }
+
+  HoldReason add(SimStep& step, const LivePtr& live, std::size_t budget, std::size_t num_drafts,
+                 bool unknown) {
+    if (live->tokens.size() > this->options_.max_length) return HoldReason::nothing_to_compute;
+    if (live->last_step == step.number) {
+      expect_refused([&] { (void)step.open->add(live->handle); }, "once per step");
+      return HoldReason::nothing_to_compute;
+    }
+    const std::size_t begin = live->handle.num_scheduled(), end = live->tokens.size();
+    std::size_t length = std::min(budget, end - begin);
+    bool reaches = begin + length == end;
+    std::vector<SimToken> drafts;
+    for (std::size_t i = 0; i < num_drafts; ++i) drafts.push_back(this->any_token());
+    std::size_t kept = reaches ? std::min(num_drafts, budget - length) : 0;
+    const std::size_t needed = live->handle.slots_needed(kept + 1);
+    const std::size_t available = tree_->slots_available();
+    const bool pending = live->handle.num_pending() > 0;
+    const bool held =
+        step.is_void || (live->steps > 0 && (live->superseded > 0 || any_void() ||
+                                             live->steps >= static_cast<int>(max_in_flight)));
+    const AddResult result = unknown
+                                 ? step.open->add(live->handle, budget, UnknownDrafts{num_drafts})
+                                 : step.open->add(live->handle, budget, drafts);
+    const HoldReason reason = result.reason();
+    log("add " + name(*live) + " [" + text(begin) + ", " + text(begin + length) + ") of " +
+        text(end) + ", " + text(kept) + " drafts: " + text(static_cast<int>(reason)));
+    if (begin == end) {
+      expect(reason == HoldReason::nothing_to_compute, "nothing to compute");
+    } else if (held) {
+      expect(reason == HoldReason::waits_for_step, "what was given up is waited for");
+      count("add waits for a step");
+    } else if (pending && (reason == HoldReason::waits_for_sequence ||
+                           reason == HoldReason::waits_for_step)) {
+      count(reason == HoldReason::waits_for_step ? "add waits for the step of one that left"
+                                                 : "add waits for a sequence");
+    } else {
+      expect(reason == HoldReason::none || reason == HoldReason::out_of_chunks,
+             "a step waits for nobody");
+      const bool fits = !reaches || needed <= available || (pending && result && !result.row().has_output);
+      expect((reason == HoldReason::none) == fits, "a step takes what fits");
+      if (reason == HoldReason::out_of_chunks) count("add failed");
+    }
+    expect(static_cast<bool>(result) == (reason == HoldReason::none), "a reason, or added");
+    if (reason == HoldReason::waits_for_step)
+      expect(is_outstanding(result.step()), "waits for an outstanding step");
+    if (reason == HoldReason::waits_for_sequence)
+      expect(result.waits_for() != SequenceId::none && result.waits_for() != live->id,
+             "waits for another sequence");
+    waits_for_ = result.waits_for();
+    if (!result) {
+      expect(live->handle.num_scheduled() == begin, "what is not added is not scheduled");
+      this->check_sequence(*live);
+      return reason;
+    }
+    const StepRow& row = result.row();
+    if (pending && static_cast<std::size_t>(row.num_rows) < length) {
+      length = static_cast<std::size_t>(row.num_rows);
+      kept = 0;
+      reaches = false;
+      count("add up to what another is to write");
+    }
+    length += kept;
+    expect(row.sequence == live->id && row.position == static_cast<std::int32_t>(begin) &&
+               row.index == static_cast<std::int32_t>(step.entries.size()) &&
+               row.first_row == step.num_rows &&
+               row.num_rows == static_cast<std::int32_t>(length) &&
+               row.num_drafts == static_cast<std::int32_t>(kept) && row.has_output == reaches,
+           "the rows that were added");
+    expect(available - tree_->slots_available() <= (reaches ? needed : 0), "slots as promised");
+    step.entries.push_back({live, row.position, row.num_rows, row.num_drafts, row.first_row,
+                            reaches, !unknown, live->drops});
+    step.num_rows += row.num_rows;
+    step.built = step.executed = false;
+    expect(step.open->num_rows() == step.num_rows, "rows of a step");
+    if (reaches) {
+      for (std::size_t i = 0; i < kept; ++i) this->push_token(*live, drafts[i]);
+      this->push_token(*live, this->any_token());
+      count(kept > 0 ? unknown ? "add with unknown drafts" : "add with drafts" : "add to the end");
+      if (begin > live->known) count("add behind an output to come");
+    } else {
+      count("add of a part");
+    }
+    ++live->steps;
+    live->last_step = step.number;
+    expect(live->handle.num_scheduled() == begin + length, "what is added is scheduled");
+    this->check_sequence(*live);
+    return reason;
+  }
+
+  void build(SimStep& step) {
+    AttentionPlan& plan = plans_[below(plans_.size())];
+    build(step, plan);
+  }
+  void build(SimStep& step, AttentionPlan& plan) {
+    const std::uint64_t rebuilds = plan.num_rebuilds();
+    step.view = plan.build(*step.open);
+    step.built = true;
+    step.executed = false;
+    log("build step " + text(step.number));
+    expect(static_cast<bool>(step.view) == !step.entries.empty(), "a view of what was added");
+    if (step.entries.empty()) return;
+    count(plan.num_rebuilds() == rebuilds ? "plan advanced" : "plan rebuilt");
+    this->record(step);
+  }
+
+  // ---- on the device -------------------------------------------------------------------------
+
+  /// The device comes to the end of this step. What was dropped in flight runs now, breaks, or was
+  /// never there.
+  void run_device(std::uint64_t number) {
+    for (const auto& step : steps_) {
+      if (step->number > number || step->executed) continue;
+      if (step->state == State::open && step->number < number) continue;
+      if (step->state != State::abandoned) {
+        log("run step " + text(step->number));
+        this->execute(*step);
+        continue;
+      }
+      const std::size_t fate = below(4);
+      log("dropped step " + text(step->number) + (fate < 2 ? " runs" : fate < 3 ? " breaks" : " is lost"));
+      if (fate < 3) {
+        count("dropped step ran late");
+        this->execute(*step, /*broken=*/fate == 2);
+      } else {
+        this->device_lost_ = step->executed = true;
+      }
+    }
+  }
+
+  void submit(SimStep& step) {
+    if (!step.built && !step.entries.empty()) {
+      expect_refused([&] { (void)std::move(*step.open).submitted(); }, "build before submitting");
+      this->entering();
+      expect_refused([&] { (void)std::move(*step.open).finished(); }, "build before finishing");
+      count("submitted before it was built");
+      return;
+    }
+    step.in_flight.emplace(std::move(*step.open).submitted());
+    step.open.reset();
+    step.state = State::in_flight;
+    log("submit step " + text(step.number));
+    if (step.view) expect(step.view.is_current(), "a view stays current in flight");
+    count("step submitted");
+  }
+
+  /// False where an earlier step has to finish first.
+  bool finish(SimStep& step) {
+    this->entering();  // what was dropped elsewhere is settled first
+    bool first = true;
+    for (const auto& other : steps_)
+      first = first && (other->number >= step.number || other->state != State::in_flight);
+    const auto finished = [&] {
+      return step.open ? std::move(*step.open).finished() : std::move(*step.in_flight).finished();
+    };
+    if (!first) {
+      expect_refused([&] { (void)finished(); }, "steps finish in order");
+      count("finished out of order");
+      return false;
+    }
+    run_device(step.number);
+    this->check_unfreed(step);
+    log("finish step " + text(step.number) + (step.is_void ? ", void" : ""));
+    step.finished.emplace(finished());
+    expect(!step.view.is_current() || step.entries.empty(), "a view ends with its step");
+    step.open.reset();
+    step.in_flight.reset();
+    resolve_abandoned(step.number);
+    for (Entry& entry : step.entries) {
+      Live& live = *entry.live;
+      if (step.is_void || entry.superseded()) {
+        give_up(entry);
+        entry.has_output = false;
+        count(step.is_void ? "rows of a void step" : "rows behind a draft that was wrong");
+        continue;
+      }
+      --live.steps;
+      live.computed = std::max(live.computed, static_cast<std::size_t>(entry.end()));
+      if (!live.gone) this->mark_done(live, live.computed);
+    }
+    step.state = State::finished;
+    take(steps_, finished_, step);
+    for (const Entry& entry : finished_.back()->entries)
+      if (!entry.live->gone && entry.live->handle.is_live()) this->check_sequence(*entry.live);
+    (void)rows(*finished_.back());
+    count("step finished");
+    return true;
+  }
+
+  void device_idle() {
+    this->entering();
+    if (!steps_.empty()) run_device(steps_.back()->number - (open_step() != nullptr ? 1 : 0));
+    log("device idle");
+    tree_->device_idle();
+    resolve_abandoned(~std::uint64_t{0});
+    count("device idle");
+  }
+
+  // ---- dropped -------------------------------------------------------------------------------
+
+  /// Drops an open step or one in flight, here or on another thread.
+  void drop(SimStep& step, bool elsewhere) {
+    log((step.open ? "cancel step " : "abandon step ") + text(step.number) +
+        (elsewhere ? " elsewhere" : ""));
+    if (step.open)
+      count(step.executed ? "cancelled after it ran"
+            : step.built  ? "cancelled after it was built"
+                          : "cancelled");
+    else
+      count(step.executed ? "abandoned after it ran" : "abandoned before it ran");
+    const bool was_open = step.open.has_value();
+    const auto effect = [this, &step, was_open] {
+      if (was_open)
+        cancelled(step);
+      else
+        abandoned(step);
+    };
+    if (elsewhere) {
+      step.dropped = true;
+      std::thread([o = std::move(step.open), f = std::move(step.in_flight)]() mutable {
+        o.reset();
+        f.reset();
+      }).join();
+      step.open.reset();
+      step.in_flight.reset();
+      this->deferred_.emplace_back(1, effect);
+      count("step dropped on another thread");
+      return;
+    }
+    const auto view = step.view;
+    step.open.reset();
+    step.in_flight.reset();
+    effect();
+    if (view) expect(!view.is_current(), "a view ends with its step");
+  }
+
+  void cancelled(SimStep& step) {
+    for (const Entry& entry : step.entries) {
+      Live& live = *entry.live;
+      --live.steps;
+      if (entry.superseded())
+        --live.superseded;
+      else if (entry.has_output)
+        this->cut(live, live.tokens.size() - static_cast<std::size_t>(entry.drafts) - 1);
+    }
+    std::vector<std::unique_ptr<SimStep>> gone;
+    take(steps_, gone, step);
+  }
+
+  void abandoned(SimStep& step) {
+    step.state = State::abandoned;
+    for (const auto& other : steps_) other->is_void |= other->number >= step.number;
+  }
+
+  // ---- finished ------------------------------------------------------------------------------
+
+  /// The rows whose outputs can be committed, as the tree says and the model expects.
+  std::vector<StepRow> rows(const SimStep& step) {
+    std::vector<StepRow> all;
+    for (const StepRow row : step.finished->rows()) all.push_back(row);
+    std::size_t next = 0;
+    for (const Entry& entry : step.entries) {
+      if (!entry.has_output || entry.superseded() || entry.live->gone) continue;
+      expect(next < all.size(), "every output that counts is asked for");
+      const StepRow& row = all[next++];
+      expect(row.sequence == entry.live->id && row.first_row == entry.first_row &&
+                 row.num_rows == entry.length && row.num_drafts == entry.drafts &&
+                 row.output_row() == entry.first_row + entry.length - 1 - entry.drafts,
+             "rows with outputs, in the order of add()");
+    }
+    expect(next == all.size(), "no other output is asked for");
+    return all;
+  }
+
+  void commit_some(SimStep& step, std::size_t skip_one_in) {
+    for (const StepRow& row : rows(step))
+      if (skip_one_in == 0 || !one_in(skip_one_in)) {
+        Entry& entry = step.entries[static_cast<std::size_t>(row.index)];
+        if (entry.has_output && !entry.superseded()) commit(step, row, entry);
+      }
+  }
+
+  void commit(SimStep& step, const StepRow& row, Entry& entry) {
+    Live& live = *entry.live;
+    const auto first = static_cast<std::size_t>(entry.output_position());
+    const auto drafts = static_cast<std::size_t>(entry.drafts);
+    const std::size_t accepted = drafts > 0 && one_in(2) ? below(drafts + 1) : drafts;
+    std::vector<SimToken> outputs(live.tokens.begin() + static_cast<std::ptrdiff_t>(first),
+                                  live.tokens.begin() + static_cast<std::ptrdiff_t>(first + drafts + 1));
+    if (one_in(20)) {
+      auto many = outputs;
+      many.push_back(0);
+      expect_refused([&] { step.finished->commit(row, many); }, "no more than drafts and one");
+    }
+    if (accepted > 0 && entry.drafts_known && one_in(4) && first == live.known) {
+      auto wrong = outputs;
+      wrong[below(accepted)] += 1;
+      wrong.resize(accepted + 1);
+      expect_refused([&] { step.finished->commit(row, wrong); }, "accepted drafts are the drafts");
+      count("commit of other drafts refused");
+    }
+    outputs.resize(accepted + 1);
+    if (accepted < drafts) outputs.back() = this->any_token();
+    log("commit " + text(outputs.size()) + " of " + text(drafts + 1) + " to " + name(live));
+    if (first != live.known) {
+      expect_refused([&] { step.finished->commit(row, outputs); }, "outputs in order");
+      count("commit out of order");
+      return;
+    }
+    if (outputs.size() == 1)
+      step.finished->commit(row, outputs[0]);
+    else
+      step.finished->commit(row, outputs);
+    entry.has_output = false;
+    if (accepted == drafts) {
+      live.known += drafts + 1;
+      count(drafts > 0 ? "all drafts right" : "output committed");
+    } else {
+      this->cut(live, first + accepted);
+      this->push_token(live, outputs.back());
+      live.places.resize(std::min(live.places.size(), live.tokens.size()));
+      live.known = live.tokens.size();
+      ++live.drops;
+      live.superseded = live.steps;
+      count(accepted > 0 ? "some drafts right" : "all drafts wrong");
+      if (live.steps > 0) count("draft wrong under later steps");
+    }
+    this->mark_done(live, live.computed);
+    expect_refused([&] { step.finished->commit(row, outputs); }, "outputs are committed once");
+    if (live.handle.is_live()) this->check_sequence(live);
+  }
+
+  /// What was not committed is given up.
+  void close(SimStep& step, bool elsewhere) {
+    log("close step " + text(step.number) + (elsewhere ? " elsewhere" : ""));
+    std::vector<std::unique_ptr<SimStep>> taken;
+    take(finished_, taken, step);
+    auto effect = [this, entries = std::move(step.entries)] {
+      for (const Entry& entry : entries)
+        if (entry.has_output && !entry.superseded() && !entry.live->gone) {
+          this->give_up_outputs(*entry.live);
+          count("output given up");
+          if (entry.live->steps > 0) count("output given up under later steps");
+        }
+    };
+    if (elsewhere) {
+      std::thread([f = std::move(step.finished)]() mutable { f.reset(); }).join();
+      step.finished.reset();
+      this->deferred_.emplace_back(2, std::move(effect));
+      count("finished step dropped on another thread");
+    } else {
+      step.finished.reset();
+      effect();
+    }
+  }
+
+  SequenceId waits_for_{};  // whom the sequence that was not added waits for
+  std::vector<AttentionPlan> plans_ = std::vector<AttentionPlan>(2);
+
+ private:
+  static void take(std::vector<std::unique_ptr<SimStep>>& from,
+                   std::vector<std::unique_ptr<SimStep>>& to, const SimStep& step) {
+    for (std::size_t i = 0; i < from.size(); ++i)
+      if (from[i].get() == &step) {
+        to.push_back(std::move(from[i]));
+        from.erase(from.begin() + static_cast<std::ptrdiff_t>(i));
+        return;
+      }
+  }
+
+  void give_up(const Entry& entry) {
+    Live& live = *entry.live;
+    --live.steps;
+    if (entry.superseded())
+      --live.superseded;
+    else if (entry.has_output)
+      this->give_up_outputs(live);
+  }
+
+  void resolve_abandoned(std::uint64_t before) {
+    std::vector<SimStep*> resolved;
+    for (const auto& step : steps_)
+      if (step->state == State::abandoned && step->number < before) resolved.push_back(step.get());
+    std::vector<std::unique_ptr<SimStep>> gone;
+    for (SimStep* step : resolved) {
+      for (const Entry& entry : step->entries) give_up(entry);
+      take(steps_, gone, *step);
+      count("abandoned step resolved");
+    }
+  }
+};
+
+}  // namespace test
