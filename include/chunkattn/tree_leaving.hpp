@@ -39,6 +39,7 @@ class TreeLeaving : public TreePaths<Token, ChunkSize, Allocator, Retention> {
     ++stats_.leaving_sequences;
     ++stats_.leaves;
     ++version_;
+    const std::size_t copies = copies_.size();
     if (record.copies > 0 || stats_.live_sequences == 0) cancel_copies(s);
     if constexpr (retains)
       if (record.steps == 0) this->publish_tail(s, /*may_merge=*/false);
@@ -47,16 +48,15 @@ class TreeLeaving : public TreePaths<Token, ChunkSize, Allocator, Retention> {
       ++node(n).held;
       node(n).priority = std::max(node(n).priority, record.priority);
     }
-    if (record.steps > 0) {
-      leaving_.push_back(s);  // reserved by reserve_sequence(); it stays the writer for its steps
-      return;
-    }
-    give_up_writing(s);
-    if (record.copies > 0)
-      leaving_.push_back(s);
+    if (record.steps == 0) give_up_writing(s);  // else it stays the writer for its steps
+    if (record.steps > 0 || record.copies > 0)
+      leaving_.push_back(s);  // reserved by reserve_sequence()
     else
       finish(s);
-    settle();
+    if (copies_.size() < copies)
+      finish_leaving();  // others may have waited for these
+    else
+      settle();
   }
 
  protected:
