@@ -207,10 +207,12 @@ class PrefixTree {
   }
   /// Called with every slot that is given back to the allocator, just before. It must not throw nor
   /// call the tree. For debugging: `tree.set_free_sink([&](SlotIndex s) { cache.poison(s); })`.
-  void set_free_sink(std::function<void(SlotIndex)> sink) { core().set_free_sink(std::move(sink)); }
+  void set_free_sink(std::function<void(SlotIndex)> sink) {
+    enter().set_free_sink(std::move(sink));
+  }
   /// Called when tokens become cache or stop being it. It must not throw nor call the tree.
   void set_event_sink(std::function<void(const CacheEvent&)> sink) {
-    core().set_event_sink(std::move(sink));
+    enter().set_event_sink(std::move(sink));
   }
 
   /// Verifies every invariant by recounting; throws Error that names the first one broken. Linear
