@@ -214,7 +214,8 @@ template <class Sequence, class Cache>
   swapped.tokens = sequence.tokens();
   swapped.written = sequence.num_written();
   swapped.options = sequence.options();
-  swapped.options.compute_last = sequence.num_uncomputed() > 0;
+  // Without an output that was to come there is nothing to go on with: the last token again.
+  swapped.options.compute_last = sequence.num_uncomputed() + sequence.num_reserved() > 0;
   swapped.kv.resize(kv_bytes(cache, swapped.written));
   gather_kv(sequence, {0, static_cast<std::int32_t>(swapped.written)}, cache, swapped.kv);
   sequence.leave();
