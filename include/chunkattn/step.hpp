@@ -212,11 +212,14 @@ class [[nodiscard]] Finished {
     Core& core = handle_.core();
     detail::StepRecord& record = handle_.record();
     const auto index = static_cast<std::size_t>(row.index);
-    detail::check_argument(row.index >= 0 && index < record.entries.size() &&
-                               record.entries[index].first_row == row.first_row &&
-                               Core::id_of(record.entries[index].sequence,
-                                           record.entries[index].generation) == row.sequence,
-                           "row", row.index, "a row of this step");
+    const auto is_of_step = [&](const detail::StepEntry& entry) {
+      return entry.first_row == row.first_row && entry.begin == row.position &&
+             entry.length == row.num_rows &&
+             Core::id_of(entry.sequence, entry.generation) == row.sequence;
+    };
+    detail::check_argument(
+        row.index >= 0 && index < record.entries.size() && is_of_step(record.entries[index]), "row",
+        row.index, "a row of this step");
     core.commit(record.entries[index], outputs);
   }
 
