@@ -143,11 +143,8 @@ class Sequence {
   [[nodiscard]] std::optional<Sequence> try_fork(
       std::size_t length = std::numeric_limits<std::size_t>::max()) {
     Core& c = core();
-    const std::size_t known = size();
-    if (length == std::numeric_limits<std::size_t>::max()) length = known;
-    if (length < 1 || length > known) [[unlikely]]
-      detail::fail_argument("length", length,
-                            "1 to the sequence's " + std::to_string(known) + " known tokens");
+    if (length == std::numeric_limits<std::size_t>::max()) length = size();
+    check_length(length);
     shared_->expect_handle();
     const SequenceIndex twin = c.fork(index_, static_cast<std::int32_t>(length));
     if (twin == detail::none) return std::nullopt;
@@ -158,6 +155,7 @@ class Sequence {
   /// chat that is edited. It has a new id() afterwards: to steps that have it, it has left.
   /// Throws OutOfChunks, with nothing changed.
   void truncate(std::size_t length) {
+    check_length(length);
     if (length == size() && num_reserved() == 0) return;
     *this = fork(length);
   }
@@ -245,6 +243,12 @@ class Sequence {
   }
   [[nodiscard]] const detail::SequenceRecord& record() const { return core().sequence(index_); }
 
+  void check_length(std::size_t length) const {
+    const std::size_t known = size();
+    if (length < 1 || length > known) [[unlikely]]
+      detail::fail_argument("length", length,
+                            "1 to the sequence's " + std::to_string(known) + " known tokens");
+  }
   void check_range(TokenRange range) const {
     const auto& r = record();
     const std::int32_t end = r.size + r.reserved;
