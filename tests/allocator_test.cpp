@@ -218,9 +218,11 @@ TEST_CASE("an allocator that throws: the operation has not happened") {
   using Tree = PrefixTree<int, 4, ThrowingAllocator>;
   Tree tree(ThrowingAllocator{.countdown = &countdown}, {.min_run = 4});
   auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5});
-  a.commit(a.next_uncomputed());
   a.append(6);
-  a.commit(a.next_uncomputed());
+  a.mark_loaded(a.loadable());
+  a.append(7);
+  const std::vector<int> drafts(20, 1);
+  auto step = tree.begin_step();
   const std::vector<int> before = a.tokens();
   const auto unchanged = [&] {
     tree.check_invariants();
@@ -238,13 +240,14 @@ TEST_CASE("an allocator that throws: the operation has not happened") {
     CHECK_THROWS_AS((void)tree.try_insert(std::vector<int>(20, 8)), std::runtime_error);
     unchanged();
     countdown = at;
-    CHECK_THROWS_AS((void)a.reserve(20), std::runtime_error);
+    CHECK_THROWS_AS((void)step.add(a, 100, drafts), std::runtime_error);
+    CHECK(step.num_sequences() == 0);
     unchanged();
     countdown = at;
-    CHECK_THROWS_AS((void)a.try_reserve(20), std::runtime_error);
+    CHECK_THROWS_AS((void)a.try_append(drafts), std::runtime_error);
     unchanged();
     countdown = at;
-    CHECK_THROWS_AS((void)a.append(std::vector<int>(20, 1)), std::runtime_error);
+    CHECK_THROWS_AS(a.append(drafts), std::runtime_error);
     unchanged();
   }
   countdown = 0;

@@ -10,6 +10,7 @@
 
 #include "chunkattn/prefix_tree.hpp"
 #include "support/random.hpp"
+#include "support/steps.hpp"
 
 using namespace chunkattn;
 using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
@@ -30,11 +31,13 @@ TEST_CASE("a small table, written out") {
   CHECK_THROWS_AS(table.add(a, 0), InvalidArgument);
   CHECK_THROWS_AS(table.add(a, 7), InvalidArgument);
   CHECK(table.indptr().size() == 4);
-  a.reserve(3);
+  auto step = tree.begin_step();
+  CHECK(step.add(a, 100, std::vector<int>{7, 8}));
   table.clear();
-  table.add(a);  // reserved places are part of the table: the step writes there
-  CHECK(table.indptr() == std::vector<std::int32_t>{0, 3});
-  CHECK(table.last_page_len() == std::vector<std::int32_t>{1});
+  table.add(a);     // what the step computes is part of the table: drafts too
+  table.add(a, 9);  // and if asked for the place of the output
+  CHECK(table.indptr() == std::vector<std::int32_t>{0, 2, 5});
+  CHECK(table.last_page_len() == std::vector<std::int32_t>{4, 1});
 }
 
 TEST_CASE("Sharing::token is refused where a path leaves a page early, and only there") {
@@ -69,15 +72,15 @@ TEST_CASE("random trees: page p, offset o holds token p * page + o") {
       for (int& token : prompt) token = random.uniform(0, 1);
       auto joined = tree.try_insert(prompt);
       if (joined && joined->num_pending() == 0) {
-        joined->commit(joined->next_uncomputed());
+        test::load(*joined);
         sequences.push_back(std::move(*joined));
       }
     } else {
       const std::size_t i = random.index(sequences.size());
       if (what < 7) {
         const std::size_t n = static_cast<std::size_t>(random.uniform(1, 6));
-        if (sequences[i].try_reserve(n))
-          sequences[i].commit(std::vector<int>(n, random.uniform(0, 1)));
+        if (sequences[i].try_append(std::vector<int>(n, random.uniform(0, 1))))
+          test::load(sequences[i]);
       } else if (what < 9) {
         if (auto twin = sequences[i].try_fork()) sequences.push_back(std::move(*twin));
       } else {

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -62,6 +63,15 @@ void compute(const Sequence& sequence, TokenRange range, Cache& cache) {
       }
     }
   });
+}
+
+/// The same for all that is the sequence's to compute.
+template <class Sequence, class Cache>
+void compute_all(Sequence& sequence, Cache& cache) {
+  for (TokenRange range = sequence.loadable(); !range.empty(); range = sequence.loadable()) {
+    compute(sequence, range, cache);
+    sequence.mark_loaded(range);
+  }
 }
 
 /// Elements of the K/V of [0, length) that are not what compute() writes.
@@ -149,8 +159,7 @@ TEST_CASE_TEMPLATE("gather and scatter are inverse, whatever the chunk size", T,
   Tree tree;
   KvCache<Cpu, T> cache(tree, geometry);
   auto sequence = tree.insert(prompt);
-  compute(sequence, sequence.next_uncomputed(), cache);
-  sequence.commit(sequence.next_uncomputed());
+  compute_all(sequence, cache);
   const TokenRange range{5, 41};
   std::vector<std::byte> buffer(kv_bytes(cache, 41));
   gather_kv(sequence, range, cache, buffer);
@@ -159,6 +168,7 @@ TEST_CASE_TEMPLATE("gather and scatter are inverse, whatever the chunk size", T,
   KvCache<Cpu, T> other_cache(other, geometry);
   auto copy = other.insert(prompt);
   compute(copy, {0, 5}, other_cache);
+  copy.mark_loaded({0, 5});
   scatter_kv(copy, range, other_cache, std::span<const std::byte>(buffer));
   CHECK(wrong(copy, 46, other_cache) == 0);
   buffer.pop_back();
@@ -173,20 +183,20 @@ TEST_CASE_TEMPLATE("swapping out and resuming is exact", T, half, std::int8_t) {
     CachingTree tree(PoolAllocator{.max_chunks = 24});
     KvCache<Cpu, T> cache(tree, geometry);
     auto stays = tree.insert(random_prompt(random, random.uniform(1, 40)));
-    compute(stays, stays.next_uncomputed(), cache);
-    stays.commit(stays.next_uncomputed());
-    auto goes = tree.insert(random_prompt(random, random.uniform(1, 60)));
-    const TokenRange first = goes.next_uncomputed(static_cast<std::size_t>(random.uniform(0, 60)));
+    compute_all(stays, cache);
+    auto goes = tree.insert(random_prompt(random, random.uniform(1, 60)),
+                            {.name_space = {.adapter = random.bits() % 2}, .priority = 3});
+    TokenRange first = goes.loadable();
+    first.length = std::min(first.length, random.uniform(0, 60));
     compute(goes, first, cache);
-    goes.commit(first);
-    if (goes.next_uncomputed().empty() && random.chance(0.5)) goes.reserve(5);
+    goes.mark_loaded(first);
     const auto tokens = goes.tokens();
-    const auto computed = static_cast<std::size_t>(goes.next_uncomputed().begin);
+    const auto computed = goes.num_written();
 
     const SwappedSequence<int> swapped = swap_out(goes, cache);
     CHECK(!goes.is_live());
     CHECK(swapped.tokens == tokens);
-    CHECK(swapped.computed == computed);
+    CHECK(swapped.written == computed);
     // What others do meanwhile evicts none, some or all of what it left behind.
     {
       auto pressure = tree.try_insert(random_prompt(random, random.uniform(1, 150)));
@@ -200,7 +210,9 @@ TEST_CASE_TEMPLATE("swapping out and resuming is exact", T, half, std::int8_t) {
     auto back = resume(tree, cache, swapped);
     REQUIRE(back);
     CHECK(back->tokens() == tokens);
-    CHECK(static_cast<std::size_t>(back->next_uncomputed().begin) >= computed);
+    CHECK(back->num_written() >= computed);
+    CHECK(back->options().name_space == swapped.options.name_space);
+    CHECK(back->options().priority == 3);
     CHECK(wrong(*back, static_cast<int>(computed), cache) == 0);
     CHECK(wrong(stays, static_cast<int>(stays.size()), cache) == 0);
     tree.check_invariants();
@@ -211,8 +223,7 @@ TEST_CASE("resume waits for room, then works; nothing is lost by trying") {
   Tree tree(PoolAllocator{.max_chunks = 4});
   KvCache<Cpu, float> cache(tree, geometry);
   auto goes = tree.insert(std::vector<int>(24, 1));
-  compute(goes, goes.next_uncomputed(), cache);
-  goes.commit(goes.next_uncomputed());
+  compute_all(goes, cache);
   const auto swapped = swap_out(goes, cache);
   CHECK(tree.stats().used_slots == 0);
   auto other = tree.insert(std::vector<int>(16, 2));
@@ -222,7 +233,7 @@ TEST_CASE("resume waits for room, then works; nothing is lost by trying") {
   auto back = resume(tree, cache, swapped);
   REQUIRE(back);
   CHECK(back->num_cached() == 0);
-  CHECK(back->next_uncomputed().empty());
+  CHECK(back->num_uncomputed() == 0);
   CHECK(wrong(*back, 24, cache) == 0);
   auto damaged = swapped;
   damaged.kv.pop_back();

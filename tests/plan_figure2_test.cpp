@@ -4,14 +4,17 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <initializer_list>
 #include <map>
 #include <numeric>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "support/steps.hpp"
 
 using namespace chunkattn;
 
@@ -21,9 +24,10 @@ constexpr int chunk = 4;
 using Tree = PrefixTree<int, chunk>;
 using Context = std::tuple<std::string, int, int>;
 
-/// `chunks` chunks of tokens that start with `first`, less the last one, which is to be decoded.
+/// So many chunks of tokens, less the last two: the first is the prefill's output, which the next
+/// step computes, the second the place of that step's output.
 std::vector<int> prompt(int shared_chunks, int private_chunks, int who) {
-  std::vector<int> tokens(static_cast<std::size_t>(chunk * (shared_chunks + private_chunks) - 1));
+  std::vector<int> tokens(static_cast<std::size_t>(chunk * (shared_chunks + private_chunks) - 2));
   std::iota(tokens.begin(), tokens.end(), 0);
   for (std::size_t i = static_cast<std::size_t>(chunk * shared_chunks); i < tokens.size(); ++i)
     tokens[i] += 1000 * (who + 1);
@@ -55,9 +59,7 @@ TEST_CASE("the contexts of Figure 2") {
     CHECK(tree.stats().used_slots == 8);
 
     AttentionPlan plan;
-    for (auto& sequence : s) plan.add(sequence, sequence.next_uncomputed());
-    plan.update(tree);  // the prefill, in one step
-    for (auto& sequence : s) sequence.commit(sequence.next_uncomputed());
+    test::decode(tree, plan, s, [](const StepRow&) { return 7; });  // the prefill, in one step
 
     // Name the chunks as the figure does, by where each sequence's tokens lie.
     std::map<SlotIndex, std::string> names;
@@ -71,28 +73,31 @@ TEST_CASE("the contexts of Figure 2") {
       });
     CHECK(names.size() == 8);
 
-    plan.clear();
-    for (auto& sequence : s) plan.add(sequence, sequence.reserve(1));
-    plan.update(tree);
-    const std::vector<Context> expected = {
-        {"C0/C1/C2", 0, 2}, {"C3", 0, 0}, {"C4/C6", 1, 1}, {"C5/C7", 2, 2}};
-    CHECK(contexts(plan.view(), names) == expected);
-    CHECK(tree.stats().used_slots == 8);
-    tree.check_invariants();
+    const auto plan_of = [&](std::initializer_list<std::size_t> order, Tree::Step& step) {
+      for (const std::size_t i : order) CHECK(step.add(s[i]));
+      return plan.build(step);
+    };
+    {
+      auto step = tree.begin_step();
+      const std::vector<Context> expected = {
+          {"C0/C1/C2", 0, 2}, {"C3", 0, 0}, {"C4/C6", 1, 1}, {"C5/C7", 2, 2}};
+      CHECK(contexts(plan_of({0, 1, 2}, step), names) == expected);
+      CHECK(tree.stats().used_slots == 8);
+      tree.check_invariants();
+      auto done = std::move(step).finished();
+      for (const StepRow row : done.rows()) done.commit(row, 7);
+    }
 
     // In another batch order the rows are the caller's still, and the intervals stay contiguous.
-    for (auto& sequence : s) sequence.commit(7);
-    plan.clear();
-    for (const std::size_t i : {2u, 0u, 1u}) plan.add(s[i], s[i].reserve(1));
-    plan.update(tree);
-    const PlanView view = plan.view();
+    auto step = tree.begin_step();
+    const PlanView view = plan_of({2, 0, 1}, step);
     CHECK(view.segments[0].row_begin == 0);
     CHECK(view.segments[0].row_end == 3);
     CHECK(view.segments[0].num_sequences == 3);
     for (int row = 0; row < 3; ++row) {
       const std::size_t i =
           std::vector<std::size_t>{2, 0, 1}[static_cast<std::size_t>(view.row_token[row])];
-      CHECK(view.row_kv_len[row] == static_cast<int>(s[i].size()) + 1);
+      CHECK(view.row_kv_len[row] == static_cast<int>(s[i].size()));
     }
   }
 }

@@ -1,12 +1,12 @@
 // Long decoding: no step after the warm-up allocates, and the topology is rebuilt exactly when a
-// sequence joins, leaves or forks or the list of rows changes. And what a plan refuses.
+// sequence joins, leaves or forks or the list of rows changes. And who may be in a step with whom.
 #include <doctest/doctest.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
-#include <optional>
-#include <string>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
@@ -26,19 +26,15 @@ std::vector<std::int32_t> prompt_of(std::size_t shared, std::size_t own, int who
   return tokens;
 }
 
-void decode_step(Tree& tree, AttentionPlan& plan, std::vector<Tree::Sequence>& batch) {
-  plan.clear();
-  for (auto& s : batch) plan.add(s, s.reserve(1));
-  plan.update(tree);
-  for (auto& s : batch) s.commit(7);
-}
-
-void prefill(Tree& tree, AttentionPlan& plan, Tree::Sequence& s) {
-  if (s.next_uncomputed().empty()) return;  // all of it is cached
-  plan.clear();
-  plan.add(s, s.next_uncomputed());
-  plan.update(tree);
-  s.commit(s.next_uncomputed());
+/// One step, for every sequence one token; returns the arrays as they were built.
+template <class Batch>
+PlanView decode_step(Tree& tree, AttentionPlan& plan, Batch&& batch) {
+  auto step = tree.begin_step();
+  for (auto& s : batch) REQUIRE(step.add(s));
+  const PlanView arrays = plan.build(step);
+  auto done = std::move(step).finished();
+  for (const StepRow row : done.rows()) done.commit(row, 7);
+  return arrays;
 }
 
 }  // namespace
@@ -53,18 +49,17 @@ TEST_CASE("640 decode steps with random chunk phases: no allocation, one topolog
     for (int i = 0; i < b; ++i) {
       batch.push_back(
           tree.insert(prompt_of(256, static_cast<std::size_t>(random.uniform(1, 200)), i)));
-      prefill(tree, plan, batch.back());
     }
-    decode_step(tree, plan, batch);  // each tail's first place: the warm-up
+    decode_step(tree, plan, batch);  // the prompts, each tail's first place: the warm-up
     decode_step(tree, plan, batch);
+    std::uint64_t pieces_version = decode_step(tree, plan, batch).pieces_version;
     const std::uint64_t rebuilds = plan.num_rebuilds(), version = tree.version();
-    const std::uint64_t pieces_before = plan.view().pieces_version;
-    std::uint64_t pieces_version = pieces_before, steps_that_filled = 0;
+    std::uint64_t steps_that_filled = 0;
     const std::uint64_t before = test::heap.allocations;
     for (int step = 0; step < 640; ++step) {
-      decode_step(tree, plan, batch);
-      steps_that_filled += plan.view().pieces_version != pieces_version ? 1 : 0;
-      pieces_version = plan.view().pieces_version;
+      const PlanView arrays = decode_step(tree, plan, batch);
+      steps_that_filled += arrays.pieces_version != pieces_version ? 1 : 0;
+      pieces_version = arrays.pieces_version;
     }
     CHECK(test::heap.allocations == before);
     CHECK(plan.num_rebuilds() == rebuilds);
@@ -80,15 +75,15 @@ TEST_CASE("rebuilds equal joins, leaves, forks and row changes") {
   for (const int b : {32, 256}) {
     CAPTURE(b);
     Tree tree(FixedAllocator(16384));
-    AttentionPlan plan, prefills;
+    AttentionPlan plan, prefill;
     std::vector<Tree::Sequence> batch;
     const auto join = [&] {
       batch.push_back(tree.insert(
           prompt_of(256, static_cast<std::size_t>(random.uniform(1, 200)), random.uniform(0, 9))));
-      prefill(tree, prefills, batch.back());
+      decode_step(tree, prefill, std::span(&batch.back(), 1));
     };
     for (int i = 0; i < b; ++i) join();
-    decode_step(tree, plan, batch);
+    std::uint64_t pieces = decode_step(tree, plan, batch).pieces_version;
     std::uint64_t expected = plan.num_rebuilds();
     int joins = 0, leaves = 0, forks = 0, reorders = 0, boundaries = 0;
     for (int step = 0; step < 640; ++step) {
@@ -106,9 +101,9 @@ TEST_CASE("rebuilds equal joins, leaves, forks and row changes") {
         std::swap(batch[0], batch[1]);
         ++reorders, ++expected;
       }
-      const std::uint64_t pieces = plan.view().pieces_version;
-      decode_step(tree, plan, batch);
-      boundaries += plan.view().pieces_version != pieces ? 1 : 0;
+      const std::uint64_t now = decode_step(tree, plan, batch).pieces_version;
+      boundaries += now != pieces ? 1 : 0;
+      pieces = now;
       REQUIRE(plan.num_rebuilds() == expected);
       if (step % 64 == 0) tree.check_invariants();
     }
@@ -118,91 +113,65 @@ TEST_CASE("rebuilds equal joins, leaves, forks and row changes") {
   }
 }
 
-namespace {
-
-template <class F>
-std::string refused(const F& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-}  // namespace
-
-TEST_CASE("what a plan refuses, and that it changes nothing") {
-  using Small = PrefixTree<int, 4>;
-  Small tree, other;
+TEST_CASE("who reads what another writes comes after it, and each position is written once") {
+  PrefixTree<int, 4> tree;
   AttentionPlan plan;
   const std::vector<int> prompt = {1, 2, 3, 4, 5, 6};
   auto a = tree.insert(prompt);
-  auto twin = tree.insert(prompt);
-  auto foreign = other.insert(prompt);
-  CHECK(refused([&] { plan.update(tree); }) ==
-        "rows = 0: expected at least one sequence: call add() first");
-  CHECK(refused([&] {
-          plan.add(a, TokenRange{0, 0});
-        }) == "queries.length = 0: expected at least one query token");
-  CHECK(refused([&] {
-          plan.add(a, TokenRange{4, 3});
-        }) ==
-        "queries.end() = 7: expected positions within the 6 known and reserved tokens of the "
-        "sequence");
-  CHECK(refused([&] { plan.add(a, TokenRange{-1, 3}); }).find("queries.end() = 2") == 0);
-
-  plan.clear();
-  plan.add(foreign, foreign.next_uncomputed());
-  CHECK(refused([&] { plan.update(tree); }).find("sequence = of another tree") == 0);
-  plan.clear();
-  plan.add(a, a.next_uncomputed());
-  plan.add(a, TokenRange{0, 1});
-  CHECK(refused([&] { plan.update(tree); }).find("sequence = added twice") == 0);
-
-  // The twin's K/V is the first one's to write: not before it, but in the same step.
+  auto twin = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6, 7});
   CHECK(twin.num_pending() == 6);
-  CHECK(twin.next_uncomputed().empty());
-  const TokenRange next = twin.reserve(1);
-  plan.clear();
-  plan.add(twin, next);
-  const std::uint64_t version = tree.version();
-  CHECK(refused([&] { plan.update(tree); }) ==
-        "queries.begin = 6: expected that the sequence which is to write positions 0 to 5 computes "
-        "them in this step or has committed them");
-  plan.add(a, TokenRange{0, 5});  // not all of them
-  CHECK(refused([&] { plan.update(tree); }).find("queries.begin = 6") == 0);
-  CHECK(tree.version() == version);
-  CHECK(plan.num_rebuilds() == 0);
-  plan.clear();
-  plan.add(twin, next);
-  plan.add(a, a.next_uncomputed());
-  plan.update(tree);
-  CHECK(plan.num_rows() == 7);
-  CHECK(plan.num_rebuilds() == 1);
-  // Each position is written once, by the first sequence; the twin writes only its own place.
-  for (int i = 1; i < 7; ++i) CHECK(plan.view().writes[i].slot != no_slot);
-  CHECK(plan.view().writes[0].slot != plan.view().writes[1].slot);
-  a.commit(TokenRange{0, 6});
-  twin.commit(9);
+  CHECK(twin.waits_for() == a.id());
+  CHECK(twin.num_uncomputed() == 1);
+  const auto held = [&](AddResult result) {
+    return result.reason() == HoldReason::waits_for_sequence && result.waits_for() == a.id();
+  };
+  {
+    auto step = tree.begin_step();
+    CHECK(held(step.add(twin)));
+    CHECK(step.add(a, 5));  // not all of what the twin reads
+    CHECK(held(step.add(twin)));
+    CHECK(step.num_rows() == 5);
+    auto done = (void(plan.build(step)), std::move(step).finished());
+    CHECK(done.rows().begin() == done.rows().end());  // part of a prompt: nothing to sample
+  }
+  CHECK(twin.num_pending() == 1);
+  auto step = tree.begin_step();
+  CHECK(held(step.add(twin)));
+  CHECK(step.add(a));
+  CHECK(step.add(twin));
+  const auto view = plan.build(step);
+  CHECK(view.num_rows == 2);
+  CHECK(view.tokens() == std::vector<int>{6, 7});
+  CHECK(view.positions() == std::vector<int>{5, 6});
+  CHECK(view.writes[0].slot != no_slot);
+  CHECK(view.writes[1].slot != no_slot);
+  CHECK(view.writes[0].offset != view.writes[1].offset);
+  auto done = std::move(step).finished();
   CHECK(twin.num_pending() == 0);
-
-  // A row may not run ahead of uncomputed tokens of its own sequence.
-  a.append(std::vector<int>{7, 8, 9});
-  plan.clear();
-  plan.add(a, TokenRange{8, 1});
-  CHECK(refused([&] { plan.update(tree); }).find("queries.begin = 8: expected at most 6") == 0);
-
-  plan.clear();
-  plan.add(a, a.next_uncomputed());
-  a.leave();
-  CHECK(refused([&] { plan.update(tree); }).find("sequence = left") == 0);
-  plan.clear();
-  const TokenRange draft = twin.reserve(3);
-  plan.add(twin, draft);
-  twin.commit(std::vector<int>{});  // the draft is rejected before the step
-  CHECK(refused([&] { plan.update(tree); }).find("queries.end() = 10") == 0);
+  CHECK(twin.waits_for() == SequenceId::none);
+  std::vector<SequenceId> outputs;
+  for (const StepRow row : done.rows()) outputs.push_back(row.sequence);
+  CHECK(outputs == std::vector<SequenceId>{a.id(), twin.id()});
   tree.check_invariants();
+}
+
+TEST_CASE("a row that another writes, or that is written, writes nowhere") {
+  PrefixTree<int, 4> tree;
+  AttentionPlan plan;
+  const std::vector<int> prompt = {1, 2, 3, 4, 5, 6};
+  auto a = tree.insert(prompt);
+  auto twin = tree.insert(prompt, {.max_reuse = 2});  // computes positions 2 to 5 a second time
+  auto step = tree.begin_step();
+  CHECK(step.add(a));
+  CHECK(step.add(twin));
+  const PlanView view = plan.build(step);
+  CHECK(view.num_rows == 6 + 4);
+  for (int row = 0; row < 10; ++row) CHECK((view.writes[row].slot != no_slot) == (row < 6));
+  { auto done = std::move(step).finished(); }
+  auto third = tree.insert(prompt, {.max_reuse = 3});
+  step = tree.begin_step();
+  CHECK(step.add(third));
+  CHECK(plan.build(step).writes[0].slot == no_slot);
 }
 
 TEST_CASE("a plan that outlives its tree is not taken for one of the next tree at its address") {
@@ -210,9 +179,9 @@ TEST_CASE("a plan that outlives its tree is not taken for one of the next tree a
   for (int round = 0; round < 3; ++round) {
     PrefixTree<int, 4> tree;
     auto s = tree.insert(std::vector<int>{1, 2, 3, 4, 5 + round});
-    plan.clear();
-    plan.add(s, s.next_uncomputed());
-    plan.update(tree);
+    auto step = tree.begin_step();
+    CHECK(step.add(s));
+    CHECK(plan.build(step).tokens().back() == 5 + round);
     CHECK(plan.num_rebuilds() == static_cast<std::uint64_t>(round) + 1);
   }
 }

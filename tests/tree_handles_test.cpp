@@ -10,44 +10,48 @@
 
 #include "chunkattn/attention_plan.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "support/steps.hpp"
 
 using namespace chunkattn;
+using test::refused;
 
 namespace {
 
 using Tree = PrefixTree<int, 4>;
-
-template <class F>
-std::string refused(const F& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 const std::vector<int> prompt = {1, 2, 3, 4, 5, 6};
 
 /// Every call that needs a live handle, refused with the same text.
 void refuses_all(Tree::Sequence& s, const std::string& text) {
   CHECK_FALSE(s.is_live());
+  CHECK(refused([&] { (void)s.id(); }) == text);
   CHECK(refused([&] { (void)s.size(); }) == text);
   CHECK(refused([&] { (void)s.num_cached(); }) == text);
+  CHECK(refused([&] { (void)s.num_uncomputed(); }) == text);
+  CHECK(refused([&] { (void)s.num_scheduled(); }) == text);
+  CHECK(refused([&] { (void)s.num_written(); }) == text);
   CHECK(refused([&] { (void)s.num_pending(); }) == text);
-  CHECK(refused([&] { (void)s.next_uncomputed(); }) == text);
-  CHECK(refused([&] { (void)s.reserve(1); }) == text);
-  CHECK(refused([&] { (void)s.try_reserve(1); }) == text);
-  CHECK(refused([&] { (void)s.append(1); }) == text);
-  CHECK(refused([&] { s.commit(1); }) == text);
-  CHECK(refused([&] { s.commit(TokenRange{0, 1}); }) == text);
+  CHECK(refused([&] { (void)s.num_reserved(); }) == text);
+  CHECK(refused([&] { (void)s.waits_for(); }) == text);
+  CHECK(refused([&] { s.append(1); }) == text);
+  CHECK(refused([&] { (void)s.try_append(prompt); }) == text);
+  CHECK(refused([&] { (void)s.take_over(); }) == text);
+  CHECK(refused([&] { (void)s.loadable(); }) == text);
+  CHECK(refused([&] { s.mark_loaded({0, 1}); }) == text);
   CHECK(refused([&] { (void)s.fork(); }) == text);
-  CHECK(refused([&] { (void)s.try_fork(); }) == text);
+  CHECK(refused([&] { (void)s.try_fork(1); }) == text);
+  CHECK(refused([&] { s.truncate(1); }) == text);
   CHECK(refused([&] { s.leave(); }) == text);
   CHECK(refused([&] { (void)s.token(0); }) == text);
   CHECK(refused([&] { (void)s.tokens(); }) == text);
-  AttentionPlan plan;
-  CHECK(refused([&] { plan.add(s, TokenRange{0, 1}); }) == text);
+  CHECK(refused([&] { (void)s.options(); }) == text);
+  CHECK(refused([&] { (void)s.slots_needed(1); }) == text);
+  CHECK(refused([&] { s.for_each_run({0, 0}, [](const Piece&) {}); }) == text);
+  CHECK(refused([&] { (void)s.tree_id(); }) == text);
+  Tree tree;
+  auto step = tree.begin_step();
+  CHECK(refused([&] { (void)step.add(s); }) == text);
+  CHECK(step.num_rows() == 0);
 }
 
 const std::string empty_text =
@@ -101,15 +105,20 @@ TEST_CASE("handles stay valid while others come and go, and while the tree is mo
   moved.check_invariants();
 }
 
-TEST_CASE("a leave and a join do not make an old handle valid again") {
+TEST_CASE("a leave and a join do not make an old handle or name valid again") {
   Tree tree;
   auto a = tree.insert(prompt);
-  const auto index = a.index();
-  const auto generation = a.generation();
+  const SequenceId id = a.id();
+  CHECK(id != SequenceId::none);
   a.leave();
   auto b = tree.insert(prompt);
-  CHECK(b.index() == index);
-  CHECK(b.generation() != generation);
+  CHECK(b.id() != id);
+  const SequenceId before = b.id();
+  b.truncate(6);  // nothing to do
+  CHECK(b.id() == before);
+  b.truncate(2);
+  CHECK(b.id() != before);
+  CHECK(b.tokens() == std::vector<int>{1, 2});
 }
 
 TEST_CASE("bad arguments are refused by name, and nothing changes") {
@@ -119,6 +128,7 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
     tree.check_invariants();
     CHECK(s.tokens() == prompt);
     CHECK(s.num_reserved() == 0);
+    CHECK(s.num_uncomputed() == 6);
     CHECK(tree.stats().used_slots == 2);
     CHECK(tree.stats().live_sequences == 1);
   };
@@ -126,21 +136,23 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
         "prompt.size() = 0: expected at least one token");
   CHECK(refused([&] { (void)tree.try_insert(std::vector<int>{}); }) ==
         "prompt.size() = 0: expected at least one token");
-  CHECK(refused([&] { (void)s.reserve(0); }).find("n = 0: expected at least 1") == 0);
-  CHECK(refused([&] { (void)s.reserve(std::size_t{1} << 40); }).find("n = 1099511627776") == 0);
-  CHECK(refused([&] { (void)s.append(std::vector<int>{}); }) ==
+  CHECK(refused([&] { s.append(std::vector<int>{}); }) ==
         "tokens.size() = 0: expected at least one token");
-  CHECK(refused([&] { s.commit(7); }) ==
-        "reserved places = 0: expected a reservation: call reserve() first");
   CHECK(refused([&] {
-          s.commit(TokenRange{1, 1});
-        }) == "range.begin = 1: expected at most 0, the next position to compute");
+          s.mark_loaded({1, 1});
+        }) == "range.begin = 1: expected at most 0, the first position without K/V");
   CHECK(refused([&] {
-          s.commit(TokenRange{0, 7});
-        }) == "range.length = 7: expected an end within the 6 known tokens");
+          s.mark_loaded({0, 7});
+        }) == "range.length = 7: expected an end within the sequence's 6 positions");
+  CHECK(refused([&] {
+          s.mark_loaded({-1, 1});
+        }) == "range.begin = -1: expected 0 to the sequence's end, 6");
+  CHECK(refused([&] { (void)s.fork(0); }) ==
+        "length = 0: expected 1 to the sequence's 6 known tokens");
+  CHECK(refused([&] { s.truncate(7); }).find("length = 7: expected 1 to") == 0);
   CHECK(refused([&] { (void)s.token(6); }).find("position = 6") == 0);
   unchanged();
-  CHECK_FALSE(s.try_reserve(11).has_value());
+  CHECK_FALSE(s.try_append(std::vector<int>(11, 1)));
   CHECK_FALSE(tree.try_insert(std::vector<int>(9, 3)).has_value());
   unchanged();
   try {
@@ -154,20 +166,28 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
           "out of chunks: asked for 3, 2 available of 4; wait for a sequence to leave, or raise "
           "max_chunks");
   }
-  CHECK_THROWS_AS((void)s.reserve(11), OutOfChunks);
-  CHECK_THROWS_AS((void)s.append(std::vector<int>(11, 1)), OutOfChunks);
+  CHECK_THROWS_AS(s.append(std::vector<int>(11, 1)), OutOfChunks);
   unchanged();
-  s.reserve(2);
-  CHECK(refused([&] {
-          s.commit(std::vector<int>{1, 2, 3});
-        }).find("tokens.size() = 3: expected at most the 2 places") == 0);
-  CHECK(refused([&] { s.commit(1); }).find("computed tokens = 0: expected all 6") == 0);
-  CHECK(refused([&] { (void)s.append(1); }).find("reserved places = 2") == 0);
-  s.commit(TokenRange{0, 6});
-  s.commit(std::vector<int>{});
-  CHECK(s.num_reserved() == 0);
+  AttentionPlan plan;
+  {
+    auto step = tree.begin_step();
+    CHECK(step.add(s, 10, std::vector<int>(11, 1)));  // 6 tokens and 4 drafts fill the budget
+    CHECK(s.num_reserved() == 5);
+    CHECK(refused([&] { s.append(1); }) ==
+          "outputs to come = 5: expected none: commit the outputs of finished steps, or drop them, "
+          "before append()");
+    CHECK(refused([&] { s.mark_loaded({0, 1}); }).find("sequence = in a step") == 0);
+  }
+  unchanged();
+  {
+    auto step = tree.begin_step();
+    CHECK(step.add(s, 100, std::vector<int>(11, 1)).reason() == HoldReason::out_of_chunks);
+  }
+  unchanged();
   CHECK(refused([] { Tree bad({}, {.min_run = 5}); }) ==
         "min_run = 5: expected between 0 and ChunkSize");
+  CHECK(refused([] { Tree bad({}, {.sharing = static_cast<Sharing>(99)}); }) ==
+        "sharing = 99: expected Sharing::token or Sharing::chunk");
   CHECK(refused([] {
           PrefixTree<int, 4, PoolAllocator, Lru> bad(
               {}, {}, Lru{{.high_watermark = 3, .low_watermark = 4}});

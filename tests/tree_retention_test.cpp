@@ -1,4 +1,5 @@
-// Retention: what is evicted, in which order, and what is not; tenants; replicas; threads.
+// Retention: what is evicted, in which order, and what is not; tenants; threads. Pins are in
+// pin_test.cpp.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,9 +20,9 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/attention_plan.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/steps.hpp"
 
 using namespace chunkattn;
 
@@ -37,9 +38,10 @@ std::vector<int> iota(int first, std::size_t n) {
 template <class Tree>
 std::size_t pass(Tree& tree, const std::vector<typename Tree::token_type>& prompt,
                  InsertOptions o = {}) {
+  o.compute_last = false;
   auto s = tree.insert(prompt, o);
   const std::size_t cached = s.num_cached();
-  s.commit(s.next_uncomputed());
+  test::load(s);
   return cached;
 }
 
@@ -293,34 +295,16 @@ TEST_CASE("Priority: the lowest goes first, then the least recently used; parent
   tree.check_invariants();
 }
 
-TEST_CASE("pins: capped, evicted last, children before parents whatever the order of pinning") {
-  PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 8}, {},
-                                              Lru{{.max_pinned = 4}});
-  pass(tree, iota(0, 16));
-  CHECK(tree.pin(iota(0, 17)) == 16);
-  pass(tree, iota(100, 16));
-  CHECK(tree.pin(iota(100, 4)) == 0);  // above the cap
-  CHECK(tree.pin(iota(0, 6)) == 6);    // known already: no more slots
+TEST_CASE("only one watermark set: a leave evicts down to it, no further") {
+  PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {}, Lru{{.high_watermark = 3}});
+  for (int i = 0; i < 5; ++i) {
+    pass(tree, iota(100 * i, 4));
+    CHECK(tree.stats().used_slots == static_cast<std::size_t>(std::min(i + 1, 3)));
+  }
+  for (int i = 0; i < 5; ++i)
+    CHECK(tree.match_prefix(iota(100 * i, 4)).cached == (i < 2 ? 0u : 4u));
+  CHECK(tree.core().retention().low_watermark == 3);
   tree.check_invariants();
-  pass(tree, iota(200, 16));
-  CHECK(tree.match_prefix(iota(0, 16)).cached == 16);
-  CHECK(tree.match_prefix(iota(100, 16)).cached == 0);
-  tree.unpin(iota(0, 16));
-  tree.check_invariants();
-  pass(tree, iota(200, 16));
-  pass(tree, iota(300, 16));
-  CHECK(tree.match_prefix(iota(0, 16)).cached == 0);
-
-  // A parent pinned before its child: the child must still go first.
-  PrefixTree<int, 4, PoolAllocator, Lru> second(PoolAllocator{.max_chunks = 4}, {},
-                                                Lru{{.max_pinned = 4}});
-  pass(second, iota(0, 8));
-  CHECK(second.pin(iota(0, 4)) == 4);
-  CHECK(second.pin(iota(0, 8)) == 8);
-  second.check_invariants();
-  auto big = second.insert(iota(500, 12));
-  second.check_invariants();
-  CHECK(second.match_prefix(iota(0, 8)).cached == 4);
 }
 
 TEST_CASE("one tenant cannot observe another's prompt, by hits, admission, or slots") {
@@ -359,71 +343,6 @@ TEST_CASE("one tenant cannot observe another's prompt, by hits, admission, or sl
   CHECK(tree.match_prefix(secret, {.name_space = {.tenant = 2}}).cached == 0);
 }
 
-TEST_CASE("replicas fed the same calls hold the same tree and the same slots") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Priority>;
-  const TreeOptions options{.min_run = 3};
-  Tree a(PoolAllocator{.max_chunks = 300}, options), b(PoolAllocator{.max_chunks = 300}, options);
-  std::vector<std::pair<Tree::Sequence, Tree::Sequence>> live;
-  test::Random random(11);
-  std::vector<std::unique_ptr<int[]>> noise;  // addresses differ between the two
-  for (int i = 0; i < 100000; ++i) {
-    const int what = random.uniform(0, 9);
-    if (live.size() < 5 || (what < 3 && live.size() < 80)) {
-      std::vector<int> prompt(static_cast<std::size_t>(random.uniform(1, 20)));
-      for (int& t : prompt) t = random.uniform(0, 2);
-      const InsertOptions o{.priority = random.uniform(0, 3)};
-      auto x = a.try_insert(prompt, o);
-      noise.push_back(std::make_unique<int[]>(static_cast<std::size_t>(random.uniform(1, 99))));
-      if (noise.size() > 50) noise.erase(noise.begin() + random.uniform(0, 49));
-      auto y = b.try_insert(prompt, o);
-      REQUIRE(x.has_value() == y.has_value());
-      if (x) live.emplace_back(std::move(*x), std::move(*y));
-    } else {
-      auto& [x, y] = live[random.index(live.size())];
-      if (what < 5) {
-        std::swap(live[static_cast<std::size_t>(&live.back() - live.data())],
-                  live[random.index(live.size())]);
-        live.pop_back();
-      } else if (what < 6) {
-        auto p = x.try_fork();
-        auto q = y.try_fork();
-        REQUIRE(p.has_value() == q.has_value());
-        if (p) live.emplace_back(std::move(*p), std::move(*q));
-      } else if (x.next_uncomputed().length > 0) {
-        const TokenRange range = x.next_uncomputed(5);
-        x.commit(range);
-        y.commit(range);
-      } else if (x.size() < 60 && x.try_reserve(1)) {
-        REQUIRE(y.try_reserve(1).has_value());
-        const int token = random.uniform(0, 2);
-        x.commit(token);
-        y.commit(token);
-      }
-    }
-    REQUIRE(a.version() == b.version());
-    REQUIRE(a.num_slots() == b.num_slots());
-    REQUIRE(a.slots_available() == b.slots_available());
-    if (i % 500 != 0) continue;
-    for (const auto& [p, q] : live) {
-      std::vector<int> left, right;
-      const auto collect = [](std::vector<int>& to) {
-        return [&to](const Piece& piece) {
-          to.insert(to.end(), {piece.slot, piece.begin, piece.length, piece.position});
-        };
-      };
-      p.for_each_run({0, static_cast<int>(p.size())}, collect(left));
-      q.for_each_run({0, static_cast<int>(q.size())}, collect(right));
-      REQUIRE(left == right);
-    }
-    const TreeStats s = a.stats(), t = b.stats();
-    REQUIRE(s.nodes == t.nodes);
-    REQUIRE(s.evicted_tokens == t.evicted_tokens);
-    REQUIRE(s.stored_tokens == t.stored_tokens);
-    a.check_invariants();
-  }
-  CHECK(a.stats().evicted_slots > 1000);
-}
-
 TEST_CASE("const queries run at the same time as each other") {
   PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 500});
   for (int i = 0; i < 50; ++i) pass(tree, iota(i % 7 * 3, 20));
@@ -437,8 +356,9 @@ TEST_CASE("const queries run at the same time as each other") {
         const std::vector<int> prompt = iota((i + t) % 9 * 3, 25);
         local += tree.match_prefix(prompt).cached + tree.slots_needed(prompt) +
                  tree.slots_available() + tree.stats().nodes + tree.num_slots() + s.size() +
-                 s.num_pending() + static_cast<std::size_t>(s.next_uncomputed().begin) +
-                 s.tokens().size() + s.slots_needed(5) + static_cast<std::size_t>(tree.version());
+                 s.num_pending() + s.num_written() + s.num_uncomputed() +
+                 static_cast<std::size_t>(s.loadable().begin) + s.tokens().size() +
+                 s.slots_needed(5) + static_cast<std::size_t>(tree.version());
         if (i % 100 == 0) tree.check_invariants();
       }
       sum += local;

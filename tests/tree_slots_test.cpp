@@ -13,6 +13,7 @@
 #include "chunkattn/attention_plan.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/steps.hpp"
 
 using namespace chunkattn;
 
@@ -24,13 +25,25 @@ using Tree = PrefixTree<int, chunk>;
 struct Search {
   explicit Search(int min_run_) : min_run(min_run_), tree({}, {.min_run = min_run_}) {}
 
+  /// Every beam goes on.
   void step() {
-    plan.clear();
-    for (auto& s : beams) plan.add(s, s.reserve(1));
-    plan.update(tree);
-    for (auto& s : beams) s.commit(random.uniform(0, 50000));
+    test::decode(tree, plan, beams, [&](const StepRow&) { return token(); });
     check();
   }
+
+  /// Each surviving beam is a continuation of a random one, as top-k over all beams gives.
+  void select(std::size_t width) {
+    const auto done = test::run_step(tree, plan, beams);
+    std::vector<Tree::Sequence> next;
+    for (std::size_t i = 0; i < width; ++i) {
+      next.push_back(beams[random.index(1 + random.index(beams.size()))].fork());
+      next.back().append(token());
+    }
+    beams = std::move(next);
+    check();
+  }
+
+  int token() { return random.uniform(0, 50000); }
 
   /// The need: distinct (slot, offset) places that live paths hold, in full chunks.
   void check() {
@@ -45,7 +58,7 @@ struct Search {
     // that is two, so the factor is at least 2. Sequences that left stay while they are copied.
     const std::size_t ratio = std::max<std::size_t>(2, static_cast<std::size_t>(chunk / min_run));
     const TreeStats stats = tree.stats();
-    const std::size_t sequences = stats.live_sequences + stats.retiring_sequences;
+    const std::size_t sequences = stats.live_sequences + stats.leaving_sequences;
     worst = std::max(worst, static_cast<std::int64_t>(stats.used_slots) -
                                 static_cast<std::int64_t>(ratio * need + sequences));
   }
@@ -54,10 +67,6 @@ struct Search {
     std::vector<int> prompt(prompt_length);
     std::iota(prompt.begin(), prompt.end(), 0);
     beams.push_back(tree.insert(prompt));
-    plan.clear();
-    plan.add(beams[0], beams[0].next_uncomputed());
-    plan.update(tree);
-    beams[0].commit(beams[0].next_uncomputed());
   }
 
   int min_run;
@@ -75,31 +84,26 @@ TEST_CASE("beam search: slots stay bounded while beams fork and drop at each ste
     CAPTURE(min_run);
     Search search(min_run);
     search.start(37);
-    const std::size_t width = 8;
-    while (search.beams.size() < width) search.beams.push_back(search.beams[0].fork());
-    for (int step = 0; step < 300; ++step) {
-      search.step();
-      // Each surviving beam is a continuation of a random one, as top-k over all beams gives.
-      std::vector<Tree::Sequence> next;
-      for (std::size_t i = 0; i < width; ++i)
-        next.push_back(search.beams[search.random.index(1 + search.random.index(width))].fork());
-      search.beams = std::move(next);
-      search.check();
-    }
+    for (int step = 0; step < 300; ++step) search.select(8);
     CHECK(search.worst <= 0);
     CHECK(search.tree.stats().forks_copied > 0);
     search.beams.clear();
     search.tree.check_invariants();
     CHECK(search.tree.stats().used_slots == 0);
+    CHECK(search.tree.stats().leaving_sequences == 0);
   }
 }
 
 TEST_CASE("parallel sampling: the prompt is held once") {
   Search search(8);
   search.start(160);
-  while (search.beams.size() < 32) search.beams.push_back(search.beams[0].fork());
+  {
+    const auto prefill = test::run_step(search.tree, search.plan, search.beams);
+    while (search.beams.size() < 32) search.beams.push_back(search.beams[0].fork());
+  }
   CHECK(search.tree.stats().used_slots == 10);
   CHECK(search.tree.stats().copied_tokens == 0);
+  for (auto& s : search.beams) s.append(search.token());
   for (int step = 0; step < 40; ++step) search.step();
   CHECK(search.tree.stats().used_slots == 10 + 32 * 3);
   CHECK(search.worst <= 0);

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chunkattn/prefix_tree.hpp"
@@ -14,8 +15,8 @@ using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
 TEST_CASE("the text tree names ranges, slots, users and tokens") {
   Tree tree;
   auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6});
-  a.commit(a.next_uncomputed());
-  auto b = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 9}, {});
+  a.mark_loaded(a.loadable());
+  auto b = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 9});
   CHECK(to_text(tree) ==
         "2 sequences, 5 nodes, 3 slots (0 cached)\n"
         "- 0..5  0[0:4] 1[0:1]  (2 sequences)  1 2 3 4 5\n"
@@ -23,11 +24,14 @@ TEST_CASE("the text tree names ranges, slots, users and tokens") {
         "    - 6..6    (1 sequence, tail of #0)\n"
         "  - 5..6  2[0:1]  (1 sequence, 0 written)  9\n"
         "    - 6..6    (1 sequence, tail of #1)\n");
-  a.reserve(2);
   b.leave();
-  const std::string text = to_text(tree);
-  CHECK(text.find("+2 reserved") != std::string::npos);
+  a.append(7);
+  auto step = tree.begin_step();
+  CHECK(step.add(a, 2, std::vector<int>{8}));
+  CHECK(to_text(tree).find("0 written, tail of #0)  7 +2 reserved\n") != std::string::npos);
   a.leave();
+  CHECK(to_text(tree).find("(leaving") != std::string::npos);
+  { const auto dropped = std::move(step); }
   CHECK(to_text(tree).find("(cached)") != std::string::npos);
   CHECK(to_text(tree, 2).find("1 2 ...") != std::string::npos);
 }

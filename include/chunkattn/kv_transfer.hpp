@@ -45,14 +45,20 @@ namespace detail {
 template <class Cache>
 using cache_element = std::remove_pointer_t<decltype(std::declval<Cache&>().layer(0).k)>;
 
-/// The range is of the sequence, and the cache has memory for where it lies.
-template <class Sequence, class Cache>
-void check_places(const Sequence& sequence, TokenRange range, Cache& cache) {
+/// The range is of the sequence; then its end() is a number.
+template <class Sequence>
+void check_known(const Sequence& sequence, TokenRange range) {
   const auto size = static_cast<std::int64_t>(sequence.size());
   check_argument(range.begin >= 0 && range.begin <= size, "range.begin", range.begin,
                  "a position of the sequence");
   check_argument(range.length >= 0 && range.length <= size - range.begin, "range.length",
                  range.length, "an end within the sequence's known tokens");
+}
+
+/// The range is of the sequence, and the cache has memory for where it lies.
+template <class Sequence, class Cache>
+void check_places(const Sequence& sequence, TokenRange range, Cache& cache) {
+  check_known(sequence, range);
   if constexpr (requires { cache.tree_id(); })
     check_argument(cache.tree_id() == 0 || cache.tree_id() == sequence.tree_id(), "cache",
                    "of another tree", "the K/V memory of the sequence's tree");
@@ -123,8 +129,8 @@ template <class Sequence, class Cache, class Byte, class Copy>
 void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::span<Byte> buffer,
               TokenRange held, const Copy& copy) {
   using T = cache_element<Cache>;
-  check_argument(held.begin <= range.begin && held.length >= range.length &&
-                     held.begin + held.length >= range.begin + range.length,
+  check_argument(held.begin >= 0 && held.begin <= range.begin && held.length >= range.length &&
+                     held.length - range.length >= range.begin - held.begin,
                  "held", held.begin, "positions that include those of range");
   const auto length = static_cast<std::size_t>(held.length);
   check_argument(buffer.size() == kv_bytes(cache, length), "buffer.size()", buffer.size(),
@@ -160,6 +166,7 @@ void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::spa
 template <class Sequence, class Cache>
 void gather_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                std::span<std::byte> buffer) {
+  detail::check_known(sequence, range);
   detail::check_argument(
       range.empty() || range.end() <= static_cast<std::int64_t>(sequence.num_written()),
       "range.end()", range.end(),
@@ -177,6 +184,7 @@ void gather_kv(const Sequence& sequence, TokenRange range, Cache& cache,
 template <class Sequence, class Cache>
 void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                 std::span<const std::byte> buffer, TokenRange held) {
+  detail::check_known(sequence, range);
   const TokenRange loadable = sequence.loadable();
   detail::check_argument(
       range.empty() || (range.begin >= loadable.begin && range.end() <= loadable.end()),

@@ -20,8 +20,15 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Its address tells threads apart, more cheaply than their ids do.
-inline thread_local char thread_tag = 0;
+/// Tells the threads of a process apart, those that have ended too (whose ids and addresses are
+/// used again).
+inline std::uint64_t thread_number() noexcept {
+  static std::atomic<std::uint64_t> threads{0};
+  thread_local std::uint64_t number = 0;
+  if (number == 0) [[unlikely]]
+    number = threads.fetch_add(1, std::memory_order_relaxed) + 1;
+  return number;
+}
 
 /// Kept alive by the tree and by every handle; `core` is empty once the tree is gone.
 ///
@@ -36,13 +43,13 @@ class SharedTree {
 
   template <class... Arguments>
   explicit SharedTree(Arguments&&... arguments)
-      : core(std::in_place, std::forward<Arguments>(arguments)...), owner_(&thread_tag) {}
+      : core(std::in_place, std::forward<Arguments>(arguments)...), owner_(thread_number()) {}
 
   std::optional<Core> core;
 
   /// The calling thread uses the tree: settles what other threads dropped meanwhile.
   void enter() {
-    owner_.store(&thread_tag, std::memory_order_relaxed);
+    owner_.store(thread_number(), std::memory_order_relaxed);
     if (any_dropped_.load(std::memory_order_acquire)) settle();
   }
 
@@ -55,7 +62,7 @@ class SharedTree {
   }
 
   void drop(Drop what, std::int32_t index, std::uint64_t generation) noexcept {
-    if (owner_.load(std::memory_order_relaxed) == &thread_tag) {
+    if (owner_.load(std::memory_order_relaxed) == thread_number()) {
       act({what, index, generation});
       return;
     }
@@ -102,7 +109,7 @@ class SharedTree {
     }
   }
 
-  std::atomic<const char*> owner_;
+  std::atomic<std::uint64_t> owner_;
   std::atomic<bool> any_dropped_{false};
   std::size_t handles_ = 0, room_ = 0;
   std::mutex mutex_;

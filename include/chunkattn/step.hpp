@@ -222,6 +222,7 @@ class [[nodiscard]] Finished {
     detail::StepRecord& record = handle_.record();
     const auto index = static_cast<std::size_t>(row.index);
     if (row.index < 0 || index >= record.entries.size() ||
+        record.entries[index].begin != row.position ||
         Core::id_of(record.entries[index].sequence, record.entries[index].generation) !=
             row.sequence) [[unlikely]]
       detail::fail_argument("row", row.index, "a row of this step");

@@ -48,13 +48,9 @@ class TreeLeaving : public TreePaths<Token, ChunkSize, Allocator, Retention> {
       ++node(n).held;
       node(n).priority = std::max(node(n).priority, record.priority);
     }
-    if (record.steps > 0) {
-      leaving_.push_back(s);  // reserved by reserve_sequence(); it stays the writer for its steps
-      return;
-    }
-    give_up_writing(s);
-    if (record.copies > 0)
-      leaving_.push_back(s);
+    if (record.steps == 0) give_up_writing(s);  // else it stays the writer for its steps
+    if (record.steps > 0 || record.copies > 0)
+      leaving_.push_back(s);  // reserved by reserve_sequence()
     else
       finish(s);
     if (!had_copies && stats_.live_sequences > 0) return settle();

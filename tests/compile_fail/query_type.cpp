@@ -10,7 +10,7 @@ using Query = int;
 #endif
 
 void attend(chunkattn::ChunkAttention<chunkattn::Cpu, 8>& attention,
-            const chunkattn::KvView<float>& layer, const chunkattn::AttentionPlan& plan,
+            const chunkattn::KvView<float>& layer, const chunkattn::LiveView& plan,
             const std::vector<Query>& q, std::vector<float>& out) {
   attention.run(layer, plan, q, out);
 }

@@ -1,0 +1,338 @@
+// Every misuse of a step is refused by name, and nothing has changed.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/chunkattn.hpp"
+#include "tests/support/steps.hpp"
+
+using namespace chunkattn;
+using test::refused;
+
+namespace {
+
+using Tree = PrefixTree<int, 4>;
+
+static_assert(!std::is_copy_constructible_v<Tree::Step> && !std::is_copy_assignable_v<Tree::Step>);
+static_assert(!std::is_copy_constructible_v<Tree::InFlight> &&
+              !std::is_copy_assignable_v<Tree::InFlight>);
+static_assert(!std::is_copy_constructible_v<Tree::Finished> &&
+              !std::is_copy_assignable_v<Tree::Finished>);
+static_assert(!std::is_convertible_v<PlanView, LiveView>);
+
+std::vector<int> iota(int first, std::size_t n) {
+  std::vector<int> tokens(n);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+bool starts(const std::string& text, const char* with) {
+  CAPTURE(text);
+  return text.find(with) == 0;
+}
+
+struct Bench {
+  /// An open step with one sequence, built.
+  Tree::Step open(Tree::Sequence& s, const std::vector<int>& drafts = {}) {
+    auto step = tree.begin_step();
+    REQUIRE(step.add(s, 1000, drafts));
+    view = plan.build(step);
+    return step;
+  }
+  Tree::Finished run(Tree::Sequence& s, const std::vector<int>& drafts = {}) {
+    return open(s, drafts).finished();
+  }
+
+  Tree tree;
+  AttentionPlan plan;
+  StepView<std::remove_cvref_t<decltype(tree.core())>> view;
+};
+
+StepRow first_row(const Tree::Finished& done) {
+  return *done.rows().begin();
+}
+
+}  // namespace
+
+TEST_CASE("commit: twice, of another step or tree, of what has no output") {
+  Bench b;
+  auto s = b.tree.insert(iota(1, 6)), other = b.tree.insert(iota(50, 6));
+  auto done = b.run(s);
+  const StepRow row = first_row(done);
+  done.commit(row, 7);
+  const std::string gone =
+      "row = without output: expected a row of Finished::rows(): live, not superseded, not "
+      "committed yet";
+  CHECK(refused([&] { done.commit(row, 7); }) == gone);
+  CHECK(s.size() == 7);
+
+  auto next = b.run(other);
+  CHECK(refused([&] { next.commit(row, 7); }) == "row = 0: expected a row of this step");
+  CHECK(refused([&] { done.commit(first_row(next), 7); }) ==
+        "row = 0: expected a row of this step");
+  auto after = b.run(s);  // the same sequence, at the same place in the batch
+  CHECK(refused([&] { after.commit(row, 7); }) == "row = 0: expected a row of this step");
+  CHECK(first_row(after).position == 6);
+  StepRow none;
+  none.index = 1;
+  CHECK(refused([&] { next.commit(none, 7); }) == "row = 1: expected a row of this step");
+  none.index = -1;
+  CHECK(refused([&] { next.commit(none, 7); }) == "row = -1: expected a row of this step");
+
+  Bench c;  // a tree of the same shape: only the tree tells its rows apart
+  auto foreign = c.tree.insert(iota(50, 6));
+  auto theirs = c.run(foreign);
+  theirs.commit(first_row(theirs), 8);
+  CHECK(other.num_reserved() == 1);
+  other.leave();
+  StepRow left;
+  left = {SequenceId::none, 0, 0, 0, 6, 0, true};
+  CHECK(refused([&] { next.commit(left, 7); }) == "row = 0: expected a row of this step");
+  CHECK(next.rows().begin() == next.rows().end());
+
+  auto part = b.tree.insert(iota(80, 6));
+  auto step = b.tree.begin_step();
+  const StepRow chunk = step.add(part, 4).row();
+  (void)b.plan.build(step);
+  auto prefill = std::move(step).finished();
+  CHECK(refused([&] { prefill.commit(chunk, 7); }) == gone);
+  b.tree.check_invariants();
+}
+
+TEST_CASE("commit: as many outputs as the row has, drafts as they were") {
+  Bench b;
+  auto s = b.tree.insert(iota(1, 6));
+  auto done = b.run(s, {7, 8, 9});
+  const StepRow row = first_row(done);
+  CHECK(row.num_drafts == 3);
+  const auto commit = [&](std::vector<int> outputs) {
+    return refused([&] { done.commit(row, outputs); });
+  };
+  CHECK(commit({}) == "outputs.size() = 0: expected 1 to 4, the row's drafts and one more");
+  CHECK(commit({7, 8, 9, 10, 11}) ==
+        "outputs.size() = 5: expected 1 to 4, the row's drafts and one more");
+  CHECK(commit({7, 5, 9}) ==
+        "outputs = 1: expected drafts as they were added, then one token: this many agree");
+  CHECK(starts(commit({6, 8}), "outputs = 0"));
+  CHECK(s.tokens() == iota(1, 6));
+  CHECK(s.num_reserved() == 4);
+  CHECK(commit({7, 8, 4}) == "no error");
+  CHECK(s.tokens() == std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8, 4});
+  CHECK(starts(commit({7}), "row = without output"));
+  b.tree.check_invariants();
+
+  // Drafts that only the device knows are not compared, but counted.
+  auto step = b.tree.begin_step();
+  REQUIRE(step.add(s, 1000, UnknownDrafts{2}));
+  (void)b.plan.build(step);
+  auto unknown = std::move(step).finished();
+  const StepRow last = first_row(unknown);
+  CHECK(starts(refused([&] { unknown.commit(last, iota(0, 4)); }), "outputs.size() = 4"));
+  unknown.commit(last, iota(0, 3));
+  CHECK(s.size() == 12);
+}
+
+TEST_CASE("commit: in the order of the steps, and no row that started on what was rejected") {
+  Bench b;
+  auto s = b.tree.insert(iota(1, 6));
+  auto first = b.open(s, {7, 8}).submitted();
+  auto second = b.open(s).submitted();
+  CHECK(b.view.unknown_tokens().size() == 1);
+  auto done = std::move(first).finished();
+  auto later = std::move(second).finished();
+  CHECK(refused([&] { later.commit(first_row(later), 1); }) ==
+        "row = 9: expected the outputs of the earlier step first, from position 6");
+  const StepRow superseded = first_row(later);
+  done.commit(first_row(done), std::vector<int>{7, 5});  // the second draft was wrong
+  CHECK(later.rows().begin() == later.rows().end());
+  CHECK(starts(refused([&] { later.commit(superseded, 1); }), "row = without output"));
+  CHECK(s.tokens() == std::vector<int>{1, 2, 3, 4, 5, 6, 7, 5});
+  CHECK(s.num_uncomputed() == 1);
+  b.tree.check_invariants();
+}
+
+TEST_CASE("finished and submitted: in order, and after build") {
+  Bench b;
+  auto s = b.tree.insert(iota(1, 6)), other = b.tree.insert(iota(50, 6));
+  auto step = b.tree.begin_step();
+  REQUIRE(step.add(s));
+  const std::string unbuilt =
+      "step = 1: expected AttentionPlan::build() after the last add(): nothing has told the "
+      "kernels "
+      "what to compute";
+  CHECK(refused([&] { (void)std::move(step).finished(); }) == unbuilt);
+  CHECK(refused([&] { (void)std::move(step).submitted(); }) == unbuilt);
+  CHECK(b.plan.build(step));
+  REQUIRE(step.add(other));
+  CHECK(refused([&] { (void)std::move(step).finished(); }) == unbuilt);
+  CHECK(refused([&] { (void)std::move(step).submitted(); }) == unbuilt);
+  CHECK(step.num_sequences() == 2);  // the step is still there
+  CHECK(b.plan.build(step));
+  std::optional<Tree::InFlight> first = std::move(step).submitted();
+  auto second = b.open(s).submitted();
+  const std::string early =
+      "step = 2: expected step 1 first: steps finish in the order they were submitted";
+  CHECK(refused([&] { (void)std::move(second).finished(); }) == early);
+  CHECK(
+      starts(refused([&] { (void)b.open(other).finished(); }), "step = 3: expected step 1 first"));
+  { const auto done = std::move(*first).finished(); }
+  CHECK(refused([&] { (void)std::move(second).finished(); }) == "no error");
+  step = b.tree.begin_step();  // without rows there is nothing to build
+  CHECK(refused([&] { (void)std::move(step).finished(); }) == "no error");
+  b.tree.check_invariants();
+}
+
+TEST_CASE("one open step, four in flight") {
+  Bench b;
+  auto s = b.tree.insert(iota(1, 6));
+  std::vector<Tree::InFlight> flying;
+  for (int i = 0; i < 3; ++i) flying.push_back(b.open(s).submitted());
+  {
+    const auto open = b.tree.begin_step();
+    CHECK(
+        refused([&] { (void)b.tree.begin_step(); }) ==
+        "begin_step() = a second open step: expected that step 4 is submitted, finished or dropped "
+        "first");
+  }
+  flying.push_back(b.open(s).submitted());
+  CHECK(refused([&] { (void)b.tree.begin_step(); }) ==
+        "steps in flight = 4: expected fewer than 4: finish the oldest first, or, where steps were "
+        "dropped in flight, call device_idle() when the device is idle");
+  flying.clear();  // dropped: the device may still run them
+  CHECK(starts(refused([&] { (void)b.tree.begin_step(); }), "steps in flight = 4"));
+  b.tree.device_idle();
+  CHECK(refused([&] { (void)b.tree.begin_step(); }) == "no error");
+  CHECK(s.num_uncomputed() == 6);
+  b.tree.check_invariants();
+}
+
+TEST_CASE("add: of a sequence that is not there, of another tree, twice, of nothing") {
+  Bench b, c;
+  auto s = b.tree.insert(iota(1, 6)), left = b.tree.insert(iota(1, 6));
+  auto foreign = c.tree.insert(iota(1, 6));
+  auto step = b.tree.begin_step();
+  CHECK(refused([&] { (void)step.add(foreign); }) ==
+        "sequence = of another tree: expected a sequence of the step's tree");
+  CHECK(refused([&] { (void)step.add(s, 0); }) == "budget = 0: expected at least one token");
+  auto moved = std::move(s);
+  CHECK(starts(refused([&] { (void)step.add(s); }), "sequence = empty"));  // NOLINT
+  left.leave();
+  CHECK(starts(refused([&] { (void)step.add(left); }), "sequence = empty"));
+  CHECK(step.num_rows() == 0);
+  REQUIRE(step.add(moved));
+  CHECK(refused([&] { (void)step.add(moved); }) ==
+        "sequence = added twice: expected each sequence at most once per step");
+  CHECK(step.num_rows() == 6);
+  (void)b.plan.build(step);
+  { const auto done = std::move(step).finished(); }
+  step = b.tree.begin_step();
+  const AddResult nothing = step.add(moved);  // its output was given up
+  CHECK_FALSE(nothing);
+  CHECK(nothing.reason() == HoldReason::nothing_to_compute);
+  CHECK(refused([&] { (void)nothing.row(); }) ==
+        "add() = not added: expected to be asked for rows only where it was");
+  b.tree.check_invariants();
+}
+
+TEST_CASE("a view ends with its step and when its plan builds another") {
+  Bench b;
+  auto s = b.tree.insert(iota(1, 6)), other = b.tree.insert(iota(50, 6));
+  KvCache<Cpu, float> cache(b.tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
+  ChunkAttention<Cpu, 8> attention(1);
+  const std::vector<float> rows(6 * 8, 1.0f);
+  const std::string stale =
+      "plan = out of date: expected the view that its plan built last, of a step that is open or "
+      "in "
+      "flight";
+  const auto check = [&](const auto& view, bool current) {
+    std::vector<float> out(rows.size());
+    const std::string text = current ? "no error" : stale;
+    CHECK(view.is_current() == current);
+    CHECK(refused([&] { attention.write(cache.layer(0), view, rows, rows); }) == text);
+    CHECK(refused([&] { attention.run(cache.layer(0), view, rows, out); }) == text);
+    CHECK(refused([&] { (void)view.tokens(); }) == text);
+    CHECK(refused([&] { (void)view.positions(); }) == text);
+    CHECK(refused([&] { (void)view.unknown_tokens(); }) == text);
+  };
+  auto step = b.open(s);
+  auto kept = b.view;
+  check(kept, true);
+  auto flight = std::move(step).submitted();
+  check(kept, true);
+  { const auto done = std::move(flight).finished(); }
+  check(kept, false);
+  {
+    const auto cancelled = b.open(other);
+    check(b.view, true);
+  }
+  check(b.view, false);
+  {
+    const auto lost = b.open(other).submitted();
+    check(b.view, true);
+  }
+  check(b.view, false);
+  b.tree.device_idle();
+  step = b.open(other);
+  kept = b.view;
+  b.view = b.plan.build(step);  // the same again
+  check(kept, false);
+  check(b.view, true);
+  AttentionPlan moved = std::move(b.plan);
+  check(b.view, true);  // goes on with the plan
+  {
+    const AttentionPlan last = std::move(moved);
+    check(b.view, true);
+  }
+  check(b.view, false);  // its plan is gone
+  b.plan = AttentionPlan();
+  b.view = b.plan.build(step);
+  check(b.view, true);
+  b.plan = AttentionPlan();  // replaced
+  check(b.view, false);
+  std::optional<Tree> tree(std::in_place);
+  auto last = tree->insert(iota(50, 6));
+  auto open = tree->begin_step();
+  REQUIRE(open.add(last));
+  const auto orphan = b.plan.build(open);
+  tree.reset();
+  check(orphan, false);
+  check(StepView(b.view), false);
+}
+
+TEST_CASE("handles of steps that were moved from, or whose tree is gone") {
+  std::optional<Tree> tree(std::in_place);
+  AttentionPlan plan;
+  auto s = tree->insert(iota(1, 6));
+  auto step = tree->begin_step();
+  auto moved = std::move(step);
+  const std::string from = "step = moved-from: expected a step that was not moved from";
+  CHECK(refused([&] { (void)step.add(s); }) == from);  // NOLINT(bugprone-use-after-move)
+  CHECK(refused([&] { (void)step.num_rows(); }) == from);
+  CHECK(refused([&] { (void)step.num_sequences(); }) == from);
+  CHECK(refused([&] { (void)plan.build(step); }) == from);
+  CHECK(refused([&] { (void)std::move(step).submitted(); }) == from);
+  CHECK(refused([&] { (void)std::move(step).finished(); }) == from);
+  REQUIRE(moved.add(s));
+  (void)plan.build(moved);
+  auto flight = std::move(moved).submitted();
+  CHECK(refused([&] { (void)std::move(moved).finished(); }) == from);  // NOLINT
+  auto done = std::move(flight).finished();
+  CHECK(refused([&] { (void)std::move(flight).finished(); }) == from);  // NOLINT
+  auto last = std::move(done);
+  CHECK(refused([&] { (void)done.rows(); }) == from);  // NOLINT
+  const StepRow row = first_row(last);
+  CHECK(refused([&] { done.commit(row, 1); }) == from);
+  step = tree->begin_step();
+  tree.reset();
+  const std::string gone = "step = orphaned: expected a step whose tree still exists";
+  CHECK(refused([&] { (void)last.rows(); }) == gone);
+  CHECK(refused([&] { last.commit(row, 1); }) == gone);
+  CHECK(refused([&] { (void)step.num_rows(); }) == gone);
+  CHECK(refused([&] { (void)plan.build(step); }) == gone);
+}

@@ -1,0 +1,374 @@
+// Steps: what they keep and give back when they are cancelled, lost, or finished without outputs.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <initializer_list>
+#include <numeric>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "tests/support/random.hpp"
+#include "tests/support/step_device.hpp"
+#include "tests/support/steps.hpp"
+
+using namespace chunkattn;
+
+namespace {
+
+using Tree = PrefixTree<int, 4>;
+using CachingTree = PrefixTree<int, 4, PoolAllocator, Lru>;
+
+std::vector<int> iota(int first, std::size_t n) {
+  std::vector<int> tokens(n);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
+
+/// A tree, its device and a plan.
+template <class T>
+struct Bench {
+  explicit Bench(std::size_t slots = max_slots) : tree(PoolAllocator{.max_chunks = slots}) {}
+  typename T::Finished finish(typename T::Step step) {
+    return device.finish(plan, std::move(step));
+  }
+  /// One step of these alone; commits `output` where there is one.
+  void run(std::initializer_list<typename T::Sequence*> sequences, int output = 9) {
+    auto step = tree.begin_step();
+    for (auto* s : sequences) REQUIRE(step.add(*s));
+    auto done = finish(std::move(step));
+    for (const StepRow row : done.rows()) done.commit(row, output);
+  }
+  typename T::InFlight submit(typename T::Step step) {
+    device.queue(plan.build(step));
+    return std::move(step).submitted();
+  }
+
+  T tree;
+  test::StepDevice<T> device{tree};
+  AttentionPlan plan;
+};
+
+template <class Rows>
+std::size_t count(Rows rows) {
+  std::size_t n = 0;
+  for (const StepRow row : rows) n += row.num_rows > 0 ? 1 : 0;
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("one sequence: prefill in pieces, then outputs, each the next step's token") {
+  Bench<Tree> b;
+  auto s = b.tree.insert(iota(1, 10));
+  auto step = b.tree.begin_step();
+  CHECK(step.number() == 1);
+  const StepRow part = step.add(s, 7).row();
+  CHECK(part.sequence == s.id());
+  CHECK(part.num_rows == 7);
+  CHECK_FALSE(part.has_output);
+  CHECK(s.num_uncomputed() == 3);
+  CHECK(s.num_scheduled() == 7);
+  CHECK(s.num_written() == 0);
+  CHECK(s.num_reserved() == 0);
+  { CHECK(count(b.finish(std::move(step)).rows()) == 0); }
+  CHECK(s.num_written() == 7);
+  step = b.tree.begin_step();
+  const StepRow rest = step.add(s).row();
+  CHECK(rest.position == 7);
+  CHECK(rest.output_row() == 2);
+  CHECK(rest.has_output);
+  CHECK(s.num_reserved() == 1);
+  {
+    auto done = b.finish(std::move(step));
+    CHECK(s.num_written() == 10);
+    for (const StepRow row : done.rows()) done.commit(row, 42);
+    CHECK(count(done.rows()) == 0);
+  }
+  CHECK(s.tokens().back() == 42);
+  CHECK(s.num_uncomputed() == 1);
+  CHECK(s.num_written() == 10);
+  CHECK(s.num_reserved() == 0);
+  b.run({&s}, 43);
+  CHECK(s.size() == 12);
+  CHECK(b.device.wrong(s) == 0);
+  CHECK(b.device.wrong_reads() == 0);
+}
+
+TEST_CASE("the same prompt twice: both have an output, the cached one for one row of work") {
+  Bench<CachingTree> b;
+  const std::vector<int> prompt = iota(1, 13);
+  std::vector<CachingTree::Sequence> batch;
+  for (int user = 0; user < 3; ++user) {
+    auto& chat = batch.emplace_back(b.tree.insert(prompt));
+    CHECK(chat.num_cached() == (user == 0 ? 0u : 12u));
+    auto step = b.tree.begin_step();
+    CHECK(step.add(chat).row().num_rows == (user == 0 ? 13 : 1));
+    auto done = b.finish(std::move(step));
+    REQUIRE(count(done.rows()) == 1);
+    for (const StepRow row : done.rows()) done.commit(row, 100 + user);
+  }
+  for (int token = 0; token < 5; ++token)
+    test::decode(b.tree, b.plan, batch, [&](const StepRow& row) { return row.index; });
+  for (int user = 0; user < 3; ++user) {
+    auto& chat = batch[static_cast<std::size_t>(user)];
+    CHECK(chat.size() == 13 + 1 + 5);
+    CHECK(chat.token(13) == 100 + user);
+    CHECK(chat.token(18) == user);
+  }
+  CHECK(b.tree.stats().stored_tokens == 13u + 3u * 6u);  // the prompt is held once
+  b.tree.check_invariants();
+}
+
+TEST_CASE("a dropped step gives its places back, and nothing of it happened") {
+  Bench<Tree> b;
+  auto s = b.tree.insert(iota(1, 7));
+  b.run({&s});
+  const TreeStats before = b.tree.stats();
+  {
+    auto step = b.tree.begin_step();
+    CHECK(step.add(s, 40, iota(50, 20)));
+    CHECK(s.num_reserved() == 21);
+    CHECK(b.tree.stats().used_slots == 8);
+    const auto view = b.plan.build(step);
+    CHECK(view.is_current());
+    { const auto dropped = std::move(step); }
+    CHECK_FALSE(view.is_current());
+  }
+  const TreeStats after = b.tree.stats();
+  CHECK(after.used_slots == before.used_slots);
+  CHECK(after.stored_tokens == before.stored_tokens);
+  CHECK(after.cancelled_steps == before.cancelled_steps + 1);
+  CHECK(s.num_reserved() == 0);
+  CHECK(s.num_scheduled() == 7);
+  CHECK(s.num_uncomputed() == 1);
+  b.run({&s});
+  CHECK(b.device.wrong(s) == 0);
+  b.tree.check_invariants();
+}
+
+TEST_CASE("a step that is assigned over is cancelled, one in flight is abandoned") {
+  Bench<Tree> b;
+  auto s = b.tree.insert(iota(1, 4));
+  auto step = b.tree.begin_step();
+  CHECK(step.add(s));
+  Tree::Step other = std::move(step);
+  auto flight = b.submit(std::move(other));
+  Bench<Tree> c;
+  auto t = c.tree.insert(iota(1, 4));
+  auto second = c.tree.begin_step();
+  CHECK(second.add(t));
+  flight = c.submit(std::move(second));
+  CHECK(b.tree.stats().abandoned_steps == 1);
+  CHECK(c.tree.stats().abandoned_steps == 0);
+  second = c.tree.begin_step();
+  second = b.tree.begin_step();
+  CHECK(c.tree.stats().cancelled_steps == 1);
+}
+
+TEST_CASE("leaving between build and write is harmless: the places are the step's until it ends") {
+  for (const bool in_flight : {false, true}) {
+    CAPTURE(in_flight);
+    Bench<Tree> b(5);  // so few slots that what is freed is taken again at once
+    auto a = b.tree.insert(iota(1, 6));
+    auto goes = b.tree.insert(iota(1, 7));
+    auto step = b.tree.begin_step();
+    CHECK(step.add(a));
+    CHECK(step.add(goes));
+    b.device.queue(b.plan.build(step));
+    goes.leave();
+    auto eager = b.tree.insert(iota(90, 4));
+    CHECK(b.tree.stats().leaving_sequences == 1);
+    std::optional<Tree::InFlight> flight;
+    if (in_flight) flight = std::move(step).submitted();
+    b.device.run_all();
+    {
+      auto done = in_flight ? std::move(*flight).finished() : std::move(step).finished();
+      CHECK(count(done.rows()) == 1);
+      for (const StepRow row : done.rows()) CHECK(row.sequence == a.id());
+    }
+    CHECK(b.tree.stats().leaving_sequences == 0);
+    CHECK(b.device.wrong_reads() == 0);
+    CHECK(b.device.wrong(a) == 0);
+    CHECK(a.num_written() == 6);
+    b.run({&eager});
+    CHECK(b.device.wrong_reads() == 0);
+    b.tree.check_invariants();
+  }
+}
+
+TEST_CASE(
+    "the only writer leaves while its step is open: who waits for it reads what was written") {
+  Bench<Tree> b;
+  auto writer = b.tree.insert(iota(1, 10));
+  auto step = b.tree.begin_step();
+  CHECK(step.add(writer, 6));
+  auto twin = b.tree.insert(iota(1, 10));
+  writer.leave();
+  auto flight = b.submit(std::move(step));
+  step = b.tree.begin_step();
+  const AddResult held = step.add(twin);
+  CHECK(held.reason() == HoldReason::waits_for_step);
+  CHECK(held.step() == 1);
+  b.device.run_all();
+  { const auto done = std::move(flight).finished(); }
+  CHECK(twin.num_written() == 6);
+  const AddResult added = step.add(twin);
+  REQUIRE(added);
+  CHECK(added.row().position == 6);
+  { const auto done = b.finish(std::move(step)); }
+  CHECK(b.device.wrong(twin) == 0);
+  CHECK(twin.num_written() == 10);
+}
+
+TEST_CASE("a step lost in flight holds what it may touch until a later one has finished") {
+  for (const bool idle : {false, true}) {
+    CAPTURE(idle);
+    Bench<Tree> b(6);
+    auto stays = b.tree.insert(iota(50, 3));
+    {
+      auto goes = b.tree.insert(iota(1, 10));
+      auto step = b.tree.begin_step();
+      CHECK(step.add(goes));
+      { const auto lost = b.submit(std::move(step)); }
+      CHECK(b.tree.stats().abandoned_steps == 1);
+      CHECK(goes.num_written() == 0);
+    }
+    CHECK(b.tree.stats().used_slots == 4);
+    CHECK(b.tree.stats().leaving_sequences == 1);
+    CHECK_FALSE(b.tree.try_insert(iota(70, 12)));
+    if (idle) {
+      b.tree.device_idle();
+    } else {
+      auto step = b.tree.begin_step();
+      CHECK(step.add(stays));
+      const auto flight = [&] {
+        auto f = b.submit(std::move(step));
+        CHECK(b.tree.stats().used_slots == 4);
+        b.device.run_all();  // the device runs the lost one first
+        return std::move(f).finished();
+      }();
+    }
+    CHECK(b.tree.stats().used_slots == 1);
+    CHECK(b.tree.stats().leaving_sequences == 0);
+    CHECK(b.tree.try_insert(iota(70, 12)));
+    CHECK(b.device.wrong(stays) == 0);
+    b.tree.check_invariants();
+  }
+}
+
+TEST_CASE("what rests on a step that was lost counts for nothing and is computed again") {
+  Bench<Tree> b;
+  auto s = b.tree.insert(iota(1, 6));
+  auto step = b.tree.begin_step();
+  CHECK(step.add(s, 4));
+  std::optional<Tree::InFlight> lost = b.submit(std::move(step));
+  step = b.tree.begin_step();
+  CHECK(step.add(s));
+  auto later = b.submit(std::move(step));
+  lost.reset();
+  step = b.tree.begin_step();
+  CHECK(step.add(s).reason() == HoldReason::waits_for_step);
+  b.device.run_all();
+  CHECK(count(std::move(later).finished().rows()) == 0);
+  CHECK(s.num_written() == 0);
+  CHECK(s.num_uncomputed() == 6);
+  CHECK(s.num_reserved() == 0);
+  CHECK(step.add(s).row().position == 0);
+  auto done = b.finish(std::move(step));
+  for (const StepRow row : done.rows()) done.commit(row, 1);
+  CHECK(s.num_written() == 6);
+  CHECK(b.device.wrong(s) == 0);
+  b.tree.check_invariants();
+}
+
+TEST_CASE("one step ahead of the device: its tokens are the outputs to come") {
+  Bench<Tree> b;
+  std::vector<Tree::Sequence> batch;
+  for (int i = 0; i < 3; ++i) batch.push_back(b.tree.insert(iota(10 * i, 5)));
+  std::optional<Tree::InFlight> previous;
+  const auto finish = [&] {
+    b.device.run_next();
+    auto done = std::move(*previous).finished();
+    for (const StepRow row : done.rows()) done.commit(row, b.device.sampled(row, 0));
+  };
+  for (int i = 0; i < 20; ++i) {
+    auto step = b.tree.begin_step();
+    std::vector<StepRow> rows;
+    for (auto& s : batch) rows.push_back(step.add(s).row());
+    const auto view = b.plan.build(step);
+    REQUIRE(view.unknown_tokens().size() == (i == 0 ? 0u : 3u));
+    for (const auto& unknown : view.unknown_tokens())
+      CHECK(unknown.position == rows[static_cast<std::size_t>(unknown.row)].position);
+    b.device.queue(view);
+    for (const StepRow& row : rows) b.device.name(row);
+    auto flight = std::move(step).submitted();
+    if (previous) finish();
+    previous = std::move(flight);
+  }
+  finish();
+  for (auto& s : batch) {
+    CHECK(s.size() == 25);
+    CHECK(s.num_written() == 24);
+    CHECK(b.device.wrong(s) == 0);
+  }
+  CHECK(b.device.wrong_reads() == 0);
+  b.tree.check_invariants();
+}
+
+TEST_CASE(
+    "outputs that are not committed are given up, and with them the step that starts on them") {
+  Bench<Tree> b;
+  auto s = b.tree.insert(iota(1, 7));
+  auto step = b.tree.begin_step();
+  CHECK(step.add(s));
+  auto first = b.submit(std::move(step));
+  step = b.tree.begin_step();
+  CHECK(step.add(s, 10, UnknownDrafts{3}));
+  auto second = b.submit(std::move(step));
+  b.device.run_next();
+  { const auto done = std::move(first).finished(); }  // a stop sequence: nothing more is wanted
+  CHECK(s.num_reserved() == 0);
+  CHECK(s.size() == 7);
+  s.append(77);  // the user goes on
+  CHECK(s.num_uncomputed() == 1);
+  step = b.tree.begin_step();
+  const AddResult held = step.add(s);  // the second step still writes at the same place
+  CHECK(held.reason() == HoldReason::waits_for_step);
+  CHECK(held.step() == second.number());
+  b.device.reset();
+  CHECK(count(std::move(second).finished().rows()) == 0);
+  CHECK(step.add(s));
+  auto done = b.finish(std::move(step));
+  for (const StepRow row : done.rows()) done.commit(row, 5);
+  CHECK(s.tokens() == std::vector<int>{1, 2, 3, 4, 5, 6, 7, 77, 5});
+  CHECK(b.device.wrong(s) == 0);
+  b.tree.check_invariants();
+}
+
+TEST_CASE("drafts: the accepted stay written, the rest are dropped, whatever the chunk borders") {
+  test::Random random(5);
+  for (int round = 0; round < test::scaled(60); ++round) {
+    Bench<Tree> b;
+    auto s = b.tree.insert(iota(1, static_cast<std::size_t>(random.uniform(1, 9))));
+    for (int i = 0; i < 6; ++i) {
+      const std::vector<int> drafts = iota(30, random.index(10));
+      auto step = b.tree.begin_step();
+      CHECK(step.add(s, 100, drafts));
+      auto done = b.finish(std::move(step));
+      const std::size_t right = random.index(drafts.size() + 1), size = s.size();
+      std::vector<int> outputs(drafts.begin(), drafts.begin() + static_cast<std::ptrdiff_t>(right));
+      outputs.push_back(8);
+      for (const StepRow row : done.rows()) done.commit(row, outputs);
+      REQUIRE(s.size() == size + right + 1);
+      REQUIRE(s.num_written() == s.size() - 1);
+      REQUIRE(s.num_uncomputed() == 1);
+      REQUIRE(s.num_reserved() == 0);
+      REQUIRE(b.tree.stats().used_slots == (s.size() + 3) / 4);
+      REQUIRE(b.device.wrong(s) == 0);
+      b.tree.check_invariants();
+    }
+  }
+}

@@ -1,0 +1,54 @@
+// Short ways to run steps of a tree in tests, and the text of a refusal.
+#pragma once
+
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/prefix_tree.hpp"
+
+namespace test {
+
+inline constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
+
+/// what() of the InvalidArgument that f throws.
+template <class F>
+std::string refused(const F& f) {
+  try {
+    f();
+  } catch (const chunkattn::InvalidArgument& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+/// All that the sequence may put in place is in place, as if loaded from elsewhere.
+template <class Sequence>
+void load(Sequence& sequence) {
+  for (auto range = sequence.loadable(); !range.empty(); range = sequence.loadable())
+    sequence.mark_loaded(range);
+}
+
+/// Runs one step over those sequences of `batch` that have something to compute, and says that it
+/// has finished.
+template <class Tree, class Batch>
+typename Tree::Finished run_step(Tree& tree, chunkattn::AttentionPlan& plan, Batch& batch,
+                                 std::size_t budget = no_limit) {
+  auto step = tree.begin_step();
+  for (auto& sequence : batch) static_cast<void>(step.add(sequence, budget));
+  static_cast<void>(plan.build(step));
+  return std::move(step).finished();
+}
+
+/// The same; every output is token_of(row).
+template <class Tree, class Batch, class TokenOf>
+void decode(Tree& tree, chunkattn::AttentionPlan& plan, Batch& batch, const TokenOf& token_of) {
+  auto done = run_step(tree, plan, batch);
+  for (const auto row : done.rows()) done.commit(row, token_of(row));
+}
+
+}  // namespace test
