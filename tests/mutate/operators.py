@@ -11,6 +11,8 @@ from source import KEYWORDS
 COMPARISONS = {"<": ("Less", "<="), "<=": ("LessEqual", "<"), ">": ("Greater", ">="), ">=": ("GreaterEqual", ">"),
                "==": ("Equal", "!="), "!=": ("NotEqual", "==")}
 INTEGER = re.compile(r"(0[xX][0-9a-fA-F']+|[0-9][0-9']*)[uUlL]*$")
+MACRO = re.compile(r"_?[A-Z][A-Z0-9]*_[A-Z0-9_]+$")
+ZEROS = {"0", "0.0", "0.0f", "false"}
 ASSIGNS = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^="}
 OPERATORS = ("comparison", "deleted statement", "off by one", "swapped arguments")
 
@@ -86,6 +88,8 @@ class Finder:
         """A variable: names joined by . -> and ::"""
         words = [self.source.word(i) for i in range(first, last + 1)]
         names = [w for w in words if w not in (".", "->", "::")]
+        if any(MACRO.match(w) for w in names):  # often an operand that is part of an instruction
+            return False
         return (self._free(first, last) and words[0] not in (".", "->") and words[-1] not in (".", "->", "::")
                 and all(w.isidentifier() and (w not in KEYWORDS or w == "this" != words[-1]) for w in names)
                 and len(words) == 2 * len(names) - 1 + (words[0] == "::"))
@@ -144,7 +148,7 @@ class Finder:
                     continue
                 (start, middle), (behind, end) = s.span(a, b), s.span(c, d)
                 left, right = (" ".join(s.text[x:y].split()) for x, y in ((start, middle), (behind, end)))
-                if left == right:
+                if left == right or {left, right} <= ZEROS:
                     continue
                 yield Fault("swapped arguments", start, end,
                             ((start, middle, *self._or_else(left, right)), (behind, end, *self._or_else(right, left))),

@@ -186,7 +186,7 @@ def _messages(errors):
         if re.search(r": (fatal )?error: ", line):
             blocks.append([line, *context])
             context = []
-        elif re.search(r"(In instantiation of|In function|In member function|required from|In lambda)", line):
+        elif re.search(r"(In instantiation of|In function|In member function|inlined from|required from|In lambda)", line):
             context.append(line)
         elif re.search(r"In file included from", line):
             context = []

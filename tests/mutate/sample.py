@@ -75,21 +75,23 @@ def _excludes(rule, site, source, calls):
         return False
     if "text" in rule and not re.search(rule["text"], site.original):
         return False
-    return "calls" not in rule or any(
-        call.name in rule["calls"] and _within(site.fault, call, rule.get("from_argument", 0), source)
-        for call in calls)
-
-
-def _within(fault, call, from_argument, source):
-    """In the call's arguments from that one on, or the statement that is nothing but the call."""
-    if from_argument == 0 and fault.operator == "deleted statement":
-        return source.word(call.close + 1) == ";" and source.tokens[call.close + 1].end == fault.end and (
-            source.text[fault.start:source.tokens[call.open].start].count("\n") == 0
-            and not re.search(r"[=({]", source.text[fault.start:source.tokens[call.open].start]))
-    if len(call.arguments) <= from_argument:
+    changed = source.text[site.fault.start:site.fault.end]
+    if "changes" in rule and not re.fullmatch(rule["changes"], changed, re.DOTALL):
         return False
-    first = source.tokens[call.arguments[from_argument][0]].start
-    return first <= fault.start and fault.end <= source.tokens[call.close].start
+    return "calls" not in rule or any(call.name in rule["calls"] and _within(site.fault, call, rule, source)
+                                      for call in calls)
+
+
+def _within(fault, call, rule, source):
+    """Within the call's arguments that the rule means, or, if it means all, the call as a statement."""
+    start = lambda i: source.tokens[i].start  # noqa: E731
+    if "from_argument" not in rule and "to_argument" not in rule:
+        named = re.fullmatch(r"[\w:.>-]*", source.text[fault.start:start(call.open)])
+        if named and source.word(call.close + 1) == ";" and source.tokens[call.close + 1].end == fault.end:
+            return True
+    arguments = call.arguments[rule.get("from_argument", 0):rule.get("to_argument", len(call.arguments)) + 1]
+    return bool(arguments) and start(arguments[0][0]) <= fault.start and (
+        fault.end <= source.tokens[arguments[-1][1]].end)
 
 
 def draw(sites, seed, count):
