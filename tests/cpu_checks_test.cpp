@@ -1,0 +1,173 @@
+// The checks of a call's arguments at their edges: the last value that is right, the first that is
+// not.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "chunkattn/cpu/checks.hpp"
+#include "chunkattn/kv_view.hpp"
+
+using namespace chunkattn;
+
+#if CHUNKATTN_EXCEPTIONS
+
+namespace {
+
+constexpr int chunk = 16, slots = 3, dim = 8;
+
+// What was wrong: the first words of the message, up to the value.
+template <class F>
+std::string failure(F&& f) {
+  try {
+    f();
+  } catch (const InvalidArgument& error) {
+    const std::string text = error.what();
+    return text.substr(0, text.find(':'));
+  }
+  return "";
+}
+
+struct Fixture {
+  std::vector<float> k = std::vector<float>(std::size_t{slots} * chunk * dim), v = k;
+  std::vector<float> k_scale = std::vector<float>(std::size_t{slots} * chunk), v_scale = k_scale;
+  std::vector<std::int8_t> k8 = std::vector<std::int8_t>(k.size()), v8 = k8;
+  KvView<float> view = make_kv_view(k.data(), v.data(), slots, 1, chunk, dim);
+  KvView<std::int8_t> view8 =
+      make_kv_view(k8.data(), v8.data(), k_scale.data(), v_scale.data(), slots, 1, chunk, dim);
+
+  // Two segments of two pieces, the last of which is put to the test.
+  std::string of_piece(Piece piece) {
+    const std::vector<Piece> pieces{{0, 0, 16, 0}, {1, 0, 16, 16}, {2, 0, 16, 32}, piece};
+    const std::vector<Segment> segments{{0, 1, 0, 2, 0, 32, -1, 1}, {0, 1, 2, 2, 32, 20, 0, 1}};
+    PlanView plan;
+    plan.num_rows = 1;
+    plan.num_segments = 2;
+    plan.num_pieces = 4;
+    plan.chunk_size = chunk;
+    plan.segments = segments.data();
+    plan.pieces = pieces.data();
+    return failure([&] { cpu::check_pieces(view, plan); });
+  }
+  std::string of_write(WriteTarget target) {
+    const std::vector<WriteTarget> writes{{no_slot, 0}, {0, 0}, target};
+    PlanView plan;
+    plan.num_rows = 3;
+    plan.writes = writes.data();
+    return failure([&] { cpu::check_writes(view, plan); });
+  }
+  std::string of_copy(RowCopy copy) {
+    const std::vector<RowCopy> copies{{0, 0, 1, 0, 16}, copy};
+    PlanView plan;
+    plan.num_copies = 2;
+    plan.copies = copies.data();
+    return failure([&] { cpu::check_writes(view, plan); });
+  }
+  template <class T>
+  std::string of_view(const KvView<T>& changed, int num_rows = 1, int head_dim = dim) {
+    PlanView plan;
+    plan.num_rows = num_rows;
+    plan.chunk_size = chunk;
+    return failure([&] { cpu::check_view(changed, plan, head_dim); });
+  }
+};
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "pieces lie in slots that the view has") {
+  CHECK(of_piece({2, 0, 16, 48}) == "");
+  CHECK(of_piece({0, 15, 1, 48}) == "");
+  CHECK(of_piece({0, 0, 0, 48}) == "");  // nothing, but no harm
+  CHECK(of_piece({0, 16, 0, 48}) == "");
+  CHECK(of_piece({-1, 0, 16, 48}) == "plan's slot = -1");
+  CHECK(of_piece({3, 0, 16, 48}) == "plan's slot = 3");
+  CHECK(of_piece({0, -1, 16, 48}) == "plan's piece end = 15");
+  CHECK(of_piece({0, 3, -1, 48}) == "plan's piece end = 2");
+  CHECK(of_piece({0, 1, 16, 48}) == "plan's piece end = 17");
+}
+
+TEST_CASE_FIXTURE(Fixture, "rows are written and copied within slots that the view has") {
+  CHECK(of_write({no_slot, 99}) == "");
+  CHECK(of_write({0, 0}) == "");
+  CHECK(of_write({2, 15}) == "");
+  CHECK(of_write({-2, 0}) == "plan's slot = -2");
+  CHECK(of_write({3, 0}) == "plan's slot = 3");
+  CHECK(of_write({0, -1}) == "plan's write offset = -1");
+  CHECK(of_write({0, 16}) == "plan's write offset = 16");
+
+  CHECK(of_copy({2, 0, 0, 0, 16}) == "");
+  CHECK(of_copy({0, 15, 2, 3, 1}) == "");
+  CHECK(of_copy({0, 3, 2, 15, 1}) == "");
+  CHECK(of_copy({0, 16, 0, 16, 0}) == "");
+  CHECK(of_copy({-1, 0, 0, 0, 1}) == "plan's slot = -1");
+  CHECK(of_copy({0, 0, -1, 0, 1}) == "plan's slot = -1");
+  CHECK(of_copy({3, 0, 0, 0, 1}) == "plan's slot = 3");
+  CHECK(of_copy({0, 0, 3, 0, 1}) == "plan's slot = 3");
+  CHECK(of_copy({0, -1, 1, 0, 2}) == "plan's row copy = 2");
+  CHECK(of_copy({0, 0, 1, -1, 2}) == "plan's row copy = 2");
+  CHECK(of_copy({0, 15, 1, 0, 2}) == "plan's row copy = 2");
+  CHECK(of_copy({0, 0, 1, 15, 2}) == "plan's row copy = 2");
+  CHECK(of_copy({0, 0, 1, 0, -1}) == "plan's row copy = -1");
+}
+
+TEST_CASE_FIXTURE(Fixture, "the view fits the plan and has memory") {
+  CHECK(of_view(view) == "");
+  CHECK(of_view(view8) == "");
+  CHECK(of_view(view, 0) == "plan.num_rows = 0");
+  CHECK(of_view(view, 1, 16) == "layer.head_dim = 8");
+  KvView<float> changed = view;
+  changed.num_kv_heads = 0;
+  CHECK(of_view(changed) == "layer.num_kv_heads = 0");
+  changed = view;
+  changed.chunk_size = 32;
+  CHECK(of_view(changed) == "layer.chunk_size = 32");
+
+  // Memory: at an address, or in slabs.
+  float* const k_slabs[] = {k.data()};
+  float* const v_slabs[] = {v.data()};
+  changed = view;
+  changed.k = nullptr;
+  CHECK(of_view(changed).find("layer.k =") == 0);
+  changed.k_slabs = k_slabs;
+  CHECK(of_view(changed) == "");
+  changed.v = nullptr;
+  CHECK(of_view(changed).find("layer.v =") == 0);
+  changed.v_slabs = v_slabs;
+  CHECK(of_view(changed) == "");
+  KvView<std::int8_t> changed8 = view8;
+  changed8.k_scale = nullptr;
+  CHECK(of_view(changed8).find("layer.k_scale =") == 0);
+  changed8.k_scale_slabs = k_slabs;
+  CHECK(of_view(changed8) == "");
+  changed8.v_scale = nullptr;
+  CHECK(of_view(changed8).find("layer.v_scale =") == 0);
+  changed8.v_scale_slabs = v_slabs;
+  CHECK(of_view(changed8) == "");
+
+  for (float* KvView<float>::*part : {&KvView<float>::k, &KvView<float>::v}) {
+    changed = view;
+    changed.*part = reinterpret_cast<float*>(reinterpret_cast<char*>(changed.*part) + 1);
+    CHECK(of_view(changed) == "layer.k = 1");
+  }
+  changed8 = view8;
+  ++changed8.k;
+  CHECK(of_view(changed8) == "");  // a byte is always aligned
+}
+
+TEST_CASE("buffers have the size that their shape says") {
+  const float data[64] = {};
+  CHECK(failure([&] { cpu::check_size("q", data, 64, 64, "shape"); }) == "");
+  CHECK(failure([&] { cpu::check_size("q", data, 63, 64, "shape"); }) == "q.size() = 63");
+  CHECK(failure([&] { cpu::check_size("q", data, 65, 64, "shape"); }) == "q.size() = 65");
+  CHECK(failure([&] { cpu::check_size("q", nullptr, 64, 64, ""); }).find("q.data() =") == 0);
+
+  CHECK(cpu::check_heads("q", data, 48, 2, 8) == 3);
+  CHECK(cpu::check_heads("q", data, 8, 1, 8) == 1);
+  CHECK(failure([&] { cpu::check_heads("q", data, 0, 2, 8); }) == "q.size() = 0");
+  CHECK(failure([&] { cpu::check_heads("q", data, 40, 2, 8); }) == "q.size() = 40");
+  CHECK(failure([&] { cpu::check_heads("q", nullptr, 48, 2, 8); }).find("q.data() =") == 0);
+}
+
+#endif

@@ -1,0 +1,86 @@
+// Storing K and V: each row of a batch of any size, 8-bit rows with their scales, and nothing else.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "chunkattn/chunk_attention.hpp"
+#include "support/attention_case.hpp"
+
+using namespace chunkattn;
+
+namespace {
+
+constexpr int dim = 40, heads = 3;
+
+test::RandomPlan plan_of(test::Random& random, int num_sequences, int max_queries) {
+  test::RandomPlanOptions options;
+  options.num_sequences = num_sequences;
+  options.max_length = 40;
+  options.chunk_size = 16;
+  options.max_queries = max_queries;
+  return make_random_plan(random, options);
+}
+
+std::vector<float> rows_of(test::Random& random, const test::RandomPlan& plan) {
+  std::vector<float> rows(static_cast<std::size_t>(plan.num_rows()) * heads * dim);
+  random.fill(std::span(rows));
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("write stores every row of a batch, whatever its size") {
+  test::Random random(61);
+  for (int n = 1; n <= 40; ++n) {
+    CAPTURE(n);
+    test::RandomPlan plan = plan_of(random, n, 1);
+    for (WriteTarget& target : plan.writes)  // shared rows too: nobody reads here
+      if (target.slot == no_slot) target = {plan.num_slots - 1, 0};
+    plan.writes.back() = {0, 15};
+    test::KvStorage<float> kv(plan.num_slots, heads, 16, dim);
+    const std::vector<float> k = rows_of(random, plan), v = rows_of(random, plan);
+    ChunkAttention<Cpu, dim>(2).write(kv.view, plan.view(), k, v);
+    const std::size_t last = plan.writes.size() - 1;
+    for (std::size_t i = 0; i < dim; ++i) {
+      CHECK(kv.view.k_row(0, 2, 15)[i] == k[(last * heads + 2) * dim + i]);
+      CHECK(kv.view.v_row(0, 2, 15)[i] == v[(last * heads + 2) * dim + i]);
+    }
+  }
+}
+
+TEST_CASE("8-bit rows: values and scales of K and of V each in their place, nothing else touched") {
+  test::Random random(62);
+  for (int round = 0; round < test::scaled(10); ++round) {
+    const test::RandomPlan plan = plan_of(random, 12, random.pick({1, 4}));
+    test::QuantizedStorage kv(plan.num_slots, heads, 16, dim);
+    for (std::int8_t& value : kv.k) value = static_cast<std::int8_t>(random.bits() >> 56);
+    for (std::int8_t& value : kv.v) value = static_cast<std::int8_t>(random.bits() >> 56);
+    random.fill(std::span(kv.k_scale));
+    random.fill(std::span(kv.v_scale));
+    test::QuantizedStorage expected(plan.num_slots, heads, 16, dim);
+    expected.k = kv.k;
+    expected.v = kv.v;
+    expected.k_scale = kv.k_scale;
+    expected.v_scale = kv.v_scale;
+    const std::vector<float> k = rows_of(random, plan), v = rows_of(random, plan);
+    for (std::size_t row = 0; row < plan.writes.size(); ++row) {
+      const WriteTarget to = plan.writes[row];
+      if (to.slot == no_slot) continue;
+      for (int head = 0; head < heads; ++head) {
+        const std::size_t at = (row * heads + static_cast<std::size_t>(head)) * dim;
+        *expected.view.k_row_scale(to.slot, head, to.offset) =
+            quantize_row(&k[at], dim, expected.view.k_row(to.slot, head, to.offset));
+        *expected.view.v_row_scale(to.slot, head, to.offset) =
+            quantize_row(&v[at], dim, expected.view.v_row(to.slot, head, to.offset));
+      }
+    }
+    ChunkAttention<Cpu, dim>(2).write(kv.view, plan.view(), k, v);
+    CHECK(kv.k == expected.k);
+    CHECK(kv.v == expected.v);
+    CHECK(kv.k_scale == expected.k_scale);
+    CHECK(kv.v_scale == expected.v_scale);
+  }
+}

@@ -1,0 +1,116 @@
+"""Where `./dev mutate` plants faults, which tests judge them, and what is left out, with the reason."""
+import os
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+INCLUDE = "include"  # copied and instrumented
+WATCHED = ["tests"]  # --resume starts anew when anything here has changed
+LEAST_RATE = 0.95
+
+# Globs below INCLUDE.
+HEADERS = [
+    "chunkattn/tree*.hpp",
+    "chunkattn/prefix_tree.hpp",
+    "chunkattn/attention_plan.hpp",
+    "chunkattn/attention_state.hpp",
+    "chunkattn/block_table.hpp",
+    "chunkattn/kv_*.hpp",
+    "chunkattn/quantized.hpp",
+    "chunkattn/cpu/*.hpp",
+    "chunkattn/tree/*.hpp",
+    "chunkattn/plan/*.hpp",
+    "chunkattn/kv/*.hpp",
+    "chunkattn/attention/*.hpp",
+]
+
+# ---- tests ------------------------------------------------------------------------------------
+
+TESTS = ["tests/*_test.cpp"]
+LEFT_OUT_TESTS = {
+    "cli_examples_test": "runs example programs that were built elsewhere",
+    "cuda_*": "tests of the CUDA backend, whose headers are not mutated",
+    "llama_cuda_test": "the same",
+}
+# Which programs are tried first for which header, as globs; all others that reach a fault follow.
+FIRST = [
+    ("chunkattn/cpu/thread_pool.hpp", ["executor_test", "attention_threads_test"]),
+    ("chunkattn/cpu/task_queue.hpp", ["cpu_schedule_test", "attention_threads_test"]),
+    ("chunkattn/cpu/schedule.hpp", ["cpu_schedule_test", "attention_threads_test"]),
+    ("chunkattn/cpu/checks.hpp", ["attention_errors_test"]),
+    ("chunkattn/cpu/*", ["attention_errors_test", "attention_invariant_test", "attention_oracle_test"]),
+    ("chunkattn/attention*/attention_state.hpp", ["element_test"]),
+    ("chunkattn/*block_table.hpp", ["block_table_test"]),
+    ("chunkattn/*quantized.hpp", ["attention_errors_test", "kv_transfer_test"]),
+    ("chunkattn/*kv_*", ["kv_cache_test", "kv_transfer_test"]),
+    ("chunkattn/*plan*", ["plan_figure2_test", "plan_steps_test"]),
+    ("chunkattn/*tree*", ["tree_handles_test", "tree_retention_test", "tree_slots_test", "tree_failure_test"]),
+]
+
+MAIN = "tests/main.cpp"
+FOLDERS = ["tests", "."]
+# -O1 compiles in half of the time of -O2 and runs fast enough. The assertions of the standard library
+# are those that tests/CMakeLists.txt turns on.
+FLAGS = ["-std=c++20", "-O1", "-D_GLIBCXX_ASSERTIONS", "-w", "-fmax-errors=0", "-Werror=vla", "-Wno-narrowing", "-pthread"]
+DEFINES = ['-DCHUNKATTN_SOURCE_DIR="@ROOT@"', '-DCHUNKATTN_BINARY_DIR="@WORK@"']
+NATIVE = ["-march=native"]
+# As tests/CMakeLists.txt builds a test with a line `// test-variants:`.
+VARIANTS = {"portable": ["-march=native", "-DCHUNKATTN_FORCE_PORTABLE"], "avx2": ["-mavx2", "-mfma", "-mf16c"]}
+
+ARGUMENTS = ["--abort-after=1"]  # doctest: the first failure is enough
+ENVIRONMENT = {"CHUNKATTN_SEED": "20261121"}  # the same random inputs in every run
+MEMORY_KB = 16 << 20  # of addresses
+SLACK_SECONDS = 10  # beyond the factor
+SURVEY_SECONDS = 600
+
+# ---- faults that are not planted ----------------------------------------------------------------
+
+# A fault is left out where all keys of a rule agree with it: `headers` globs, names of `functions`
+# it is in, `operators`, regular expressions for the `text` of its lines or for all that it `changes`,
+# `calls` it stands in (arguments from `from_argument` to `to_argument`; without these also the
+# statement that is nothing but the call). Only what cannot change a result belongs here; the report
+# counts what each rule took.
+CPU = ["*/cpu/*.hpp"]
+AHEAD = "asks for memory ahead of its use: no result depends on it"
+TIME = "estimated time: decides only how work is cut"
+KERNEL = "which of several kernels or how long to spin: the result is the same"
+MORE = "how much memory is set aside: more than what is needed is no fault"
+EITHER = "the same either way round"
+MESSAGE = "the text of an error"
+
+EXCLUDED = [
+    dict(calls=["CHUNKATTN_PREFETCH", "CHUNKATTN_PREFETCH_WRITE", "prefetch", "prefetch_near", "__builtin_prefetch",
+                "look_ahead", "prefetch_end", "ask"], reason=AHEAD),
+    dict(functions=["look_ahead", "prefetch_end", "prefetch", "prefetch_near", "ask"], reason=AHEAD),
+    dict(headers=["*/prefetch.hpp"], reason=AHEAD),
+    dict(headers=CPU, changes=r"(ahead|lines)\.(start|settle|advance|grant_\w+)\(.*|ahead = lines;|\w*burst|ahead",
+         reason=AHEAD),
+    dict(headers=CPU, text=r"max_burst|^burst\(|^const (auto|int) \w*burst = |Rows::packed && near|tokens\(true\)",
+         reason=AHEAD),
+    dict(headers=CPU, text=r"(tile|line|whole|i) == 0[,)]", changes="==|0", reason=AHEAD),
+
+    dict(calls=["item_ns"], reason=TIME),
+    dict(headers=["*/schedule.hpp"], functions=["item_ns", "rows_per_block", "total_ns"], reason=TIME),
+    dict(headers=["*/schedule.hpp"], functions=["cut_items"],
+         text=r"\b(few|share|target|room|fraction|tokens_ns|taken|total|work|parts|blocks|cost)\b", reason=TIME),
+    dict(headers=CPU, functions=["prepare"], text=r"\b(cost\.|min_tasks|has_products)", reason=TIME),
+
+    dict(headers=CPU, text=r"num_lines - tile \* tile_lines > width|\bleft >= |count > 2", operators=["comparison"],
+         reason=KERNEL),
+    dict(headers=CPU, text=r"spin_limit|spin_pause", reason=KERNEL),
+
+    dict(calls=["reserve"], reason=MORE),
+    dict(text=r"\bcapacity\(\)", reason=MORE),
+    dict(headers=CPU, text=r"const std::size_t stride = ", reason=MORE),
+
+    dict(calls=["min", "max", "swap", "merge_states"], operators=["swapped arguments"], reason=EITHER),
+    dict(calls=["fma"], operators=["swapped arguments"], to_argument=1, reason=EITHER),
+    dict(text=r"([\w.\[\]]+) [<>] ([\w.\[\]]+) \? (\1 : \2|\2 : \1)", operators=["comparison"],
+         reason="the larger of two equal values is either"),
+
+    dict(calls=["fail_argument"], from_argument=0, reason=MESSAGE),
+    dict(calls=["check_argument"], from_argument=1, reason=MESSAGE),
+    dict(headers=["*invariants.hpp"], reason="checks of the tests: one that always holds is missed by nobody"),
+]
+
+# Survivors that cannot be told from the original, and why. They count as survivors nevertheless:
+# dict(header=GLOB, original=TEXT, becomes=TEXT, reason=...), the texts as parts of the lines reported.
+EXPLAINED = []
