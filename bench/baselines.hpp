@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "chunkattn/cpu/thread_pool.hpp"
+#include "chunkattn/base/executor.hpp"
 
 namespace bench {
 

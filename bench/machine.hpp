@@ -16,8 +16,8 @@
 #include <unistd.h>
 #endif
 
+#include "chunkattn/base/executor.hpp"
 #include "chunkattn/cpu/simd.hpp"
-#include "chunkattn/cpu/thread_pool.hpp"
 
 namespace bench {
 

@@ -1,4 +1,6 @@
 // One conformance suite that every allocator passes: the library's two and users' own.
+#include "chunkattn/tree/allocator.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -9,8 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "chunkattn/chunk_allocator.hpp"
-#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/tree/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 
 using namespace chunkattn;

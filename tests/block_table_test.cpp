@@ -1,5 +1,5 @@
 // Block tables of trees with Sharing::chunk, checked against the tokens that the pages hold.
-#include "chunkattn/block_table.hpp"
+#include "chunkattn/plan/block_table.hpp"
 
 #include <doctest/doctest.h>
 
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/tree/prefix_tree.hpp"
 #include "support/random.hpp"
 #include "support/steps.hpp"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "chunkattn/cpu/checks.hpp"
-#include "chunkattn/kv_view.hpp"
+#include "chunkattn/kv/view.hpp"
 
 using namespace chunkattn;
 

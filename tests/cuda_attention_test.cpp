@@ -11,9 +11,9 @@
 #include <span>
 #include <vector>
 
-#include "chunkattn/attention_plan.hpp"
-#include "chunkattn/prefix_tree.hpp"
-#include "chunkattn/reference.hpp"
+#include "chunkattn/attention/reference.hpp"
+#include "chunkattn/plan/attention_plan.hpp"
+#include "chunkattn/tree/prefix_tree.hpp"
 #include "simt/runtime.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"

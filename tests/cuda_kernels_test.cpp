@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "chunkattn/reference.hpp"
+#include "chunkattn/attention/reference.hpp"
 #include "simt/attention.hpp"
 #include "support/nan_place.hpp"
 #include "support/random.hpp"

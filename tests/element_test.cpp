@@ -1,7 +1,7 @@
 // Element conversions, all of them: every half and bfloat16 there is, rounding to nearest even, and
 // the vector paths against the integer ones.
 // test-variants: portable avx2
-#include "chunkattn/element.hpp"
+#include "chunkattn/base/element.hpp"
 
 #include <doctest/doctest.h>
 
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "chunkattn/cpu/simd.hpp"
-#include "chunkattn/quantized.hpp"
+#include "chunkattn/kv/quantized.hpp"
 #include "support/random.hpp"
 
 using namespace chunkattn;

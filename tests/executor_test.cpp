@@ -1,4 +1,6 @@
 // Executors: each index exactly once, from any number of threads, again and again; exceptions.
+#include "chunkattn/base/executor.hpp"
+
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -10,8 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "chunkattn/cpu/thread_count.hpp"
-#include "chunkattn/cpu/thread_pool.hpp"
+#include "chunkattn/base/thread_count.hpp"
 
 #if defined(__linux__)
 #include <sched.h>

@@ -1,6 +1,4 @@
 // KvCache and write(): the layout, growth that moves nothing, what is stored where.
-#include "chunkattn/kv_cache.hpp"
-
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -11,7 +9,8 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/kv/cache.hpp"
+#include "chunkattn/tree/prefix_tree.hpp"
 #include "support/attention_case.hpp"
 
 using namespace chunkattn;

@@ -1,6 +1,4 @@
 // The walk over K/V, gather and scatter, swapping out and resuming.
-#include "chunkattn/kv_transfer.hpp"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -12,8 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/kv_cache.hpp"
-#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/kv/cache.hpp"
+#include "chunkattn/kv/transfer.hpp"
+#include "chunkattn/tree/prefix_tree.hpp"
 #include "support/random.hpp"
 
 using namespace chunkattn;

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/attention_plan.hpp"
-#include "chunkattn/prefix_tree.hpp"
-#include "chunkattn/tree_view.hpp"
+#include "chunkattn/plan/attention_plan.hpp"
+#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/tree/print.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
 

@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "chunkattn/attention_state.hpp"
+#include "chunkattn/attention/state.hpp"
 #include "support/random.hpp"
 
 using namespace chunkattn;

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "chunkattn/attention_plan.hpp"
-#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/plan/attention_plan.hpp"
+#include "chunkattn/tree/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
 
 using namespace chunkattn;

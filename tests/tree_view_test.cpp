@@ -1,13 +1,12 @@
 // to_text and to_dot: what a person reads of a tree.
-#include "chunkattn/tree_view.hpp"
-
 #include <doctest/doctest.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/tree/print.hpp"
 
 using namespace chunkattn;
 using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Whatever must repeat the version agrees with include/chunkattn/version.hpp.
+# Whatever must repeat the version agrees with include/chunkattn/base/version.hpp.
 set -eu
 cd "$(dirname "$0")/.."
-part() { sed -n "s/^#define CHUNKATTN_VERSION_$1 \([0-9]*\)$/\1/p" include/chunkattn/version.hpp; }
+part() { sed -n "s/^#define CHUNKATTN_VERSION_$1 \([0-9]*\)$/\1/p" include/chunkattn/base/version.hpp; }
 version="$(part MAJOR).$(part MINOR).$(part PATCH)"
 status=0
 expect() {  # expect FILE PATTERN
@@ -13,6 +13,6 @@ expect $packaging/vcpkg/ports/chunkattn/vcpkg.json "\"version-semver\": \"$versi
 expect $packaging/conan/chunkattn/config.yml "^  \"$version\":"
 expect $packaging/conan/chunkattn/all/conandata.yml "/v$version\.tar\.gz\""
 expect CHANGELOG.md "^## $version"
-expect include/chunkattn/config.hpp "inline namespace v$(part MAJOR)_$(part MINOR) "
+expect include/chunkattn/base/config.hpp "inline namespace v$(part MAJOR)_$(part MINOR) "
 [ $status -eq 0 ] && echo "version $version everywhere"
 exit $status

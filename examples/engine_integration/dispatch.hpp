@@ -1,7 +1,7 @@
 // Attention whose head_dim and K/V type are known only when the model has been loaded.
 #pragma once
 
-#include <chunkattn/plan_types.hpp>
+#include <chunkattn/plan/view.hpp>
 #include <memory>
 #include <span>
 

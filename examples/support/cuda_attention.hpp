@@ -3,7 +3,7 @@
 // CHUNKATTN_EXAMPLES_CUDA where that file is part of the program.
 #pragma once
 
-#include <chunkattn/plan_types.hpp>
+#include <chunkattn/plan/view.hpp>
 #include <cstddef>
 #include <memory>
 #include <span>

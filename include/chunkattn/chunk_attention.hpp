@@ -2,5 +2,5 @@
 // brings the CPU backend; the CUDA one is in cuda/ and needs nvcc.
 #pragma once
 
-#include "attention_options.hpp"
+#include "attention/options.hpp"
 #include "cpu/chunk_attention.hpp"

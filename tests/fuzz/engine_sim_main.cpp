@@ -71,8 +71,8 @@ int main(int argc, char** argv) {
         try {
           kind.run(config, own, per_round, counters);
         } catch (const std::exception& error) {
-          std::printf("\nFAILED: %s, %s\nto repeat: ./dev fuzz --seed %llu --only %llu\n", kind.name,
-                      error.what(), static_cast<unsigned long long>(seed),
+          std::printf("\nFAILED: %s, %s\nto repeat: ./dev fuzz --seed %llu --only %llu\n",
+                      kind.name, error.what(), static_cast<unsigned long long>(seed),
                       static_cast<unsigned long long>(round));
           return 1;
         }

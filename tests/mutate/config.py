@@ -9,12 +9,12 @@ LEAST_RATE = 0.95
 # Globs below INCLUDE.
 HEADERS = [
     "chunkattn/tree*.hpp",
-    "chunkattn/prefix_tree.hpp",
-    "chunkattn/attention_plan.hpp",
-    "chunkattn/attention_state.hpp",
-    "chunkattn/block_table.hpp",
+    "chunkattn/tree/prefix_tree.hpp",
+    "chunkattn/plan/attention_plan.hpp",
+    "chunkattn/attention/state.hpp",
+    "chunkattn/plan/block_table.hpp",
     "chunkattn/kv_*.hpp",
-    "chunkattn/quantized.hpp",
+    "chunkattn/kv/quantized.hpp",
     "chunkattn/cpu/*.hpp",
     "chunkattn/tree/*.hpp",
     "chunkattn/plan/*.hpp",
@@ -32,7 +32,7 @@ LEFT_OUT_TESTS = {
 }
 # Which programs are tried first for which header, as globs; all others that reach a fault follow.
 FIRST = [
-    ("chunkattn/cpu/thread_pool.hpp", ["executor_test", "attention_threads_test"]),
+    ("chunkattn/base/executor.hpp", ["executor_test", "attention_threads_test"]),
     ("chunkattn/cpu/task_queue.hpp", ["cpu_schedule_test", "attention_threads_test"]),
     ("chunkattn/cpu/schedule.hpp", ["cpu_schedule_test", "attention_threads_test"]),
     ("chunkattn/cpu/checks.hpp", ["attention_errors_test"]),

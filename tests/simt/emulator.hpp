@@ -28,8 +28,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "chunkattn/config.hpp"
-#include "chunkattn/element.hpp"
+#include "chunkattn/base/config.hpp"
+#include "chunkattn/base/element.hpp"
 #include "simt/fiber.hpp"
 
 #define CHUNKATTN_PTX_PROVIDED 1

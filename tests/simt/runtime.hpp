@@ -16,7 +16,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "chunkattn/error.hpp"
+#include "chunkattn/base/error.hpp"
 #include "simt/emulator.hpp"
 
 #define CHUNKATTN_CUDA_RUNTIME_PROVIDED 1

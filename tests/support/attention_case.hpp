@@ -9,9 +9,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "chunkattn/attention/reference.hpp"
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/quantized.hpp"
-#include "chunkattn/reference.hpp"
+#include "chunkattn/kv/quantized.hpp"
 #include "random_plan.hpp"
 
 namespace test {

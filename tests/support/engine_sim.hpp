@@ -2,9 +2,9 @@
 // model: plain lists of sequences, and a ShadowMemory in place of K/V.
 //
 // Operations are drawn from `Choices` (random numbers, or the bytes of a fuzzer), predicted,
-// applied to the tree and to the model, and compared. This file has the model of a sequence and what
-// must hold between operations; engine_sim_plan.hpp the device, engine_sim_steps.hpp the life of a
-// step, engine_sim_ops.hpp everything else and the choice of operations.
+// applied to the tree and to the model, and compared. This file has the model of a sequence and
+// what must hold between operations; engine_sim_plan.hpp the device, engine_sim_steps.hpp the life
+// of a step, engine_sim_ops.hpp everything else and the choice of operations.
 #pragma once
 
 #include <algorithm>
@@ -22,9 +22,9 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/attention_plan.hpp"
-#include "chunkattn/prefix_tree.hpp"
-#include "chunkattn/tree_view.hpp"
+#include "chunkattn/plan/attention_plan.hpp"
+#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/tree/print.hpp"
 #include "tests/support/shadow_memory.hpp"
 
 namespace test {

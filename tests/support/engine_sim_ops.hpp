@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/kv_transfer.hpp"
+#include "chunkattn/kv/transfer.hpp"
 #include "tests/support/engine_sim_steps.hpp"
 
 namespace test {
@@ -28,8 +28,8 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
 
  protected:
   using Base::below, Base::one_in, Base::count, Base::expect, Base::expect_refused, Base::log;
-  using Base::text, Base::name, Base::tree_, Base::live_, Base::steps_, Base::options_;
   using Base::memory_;
+  using Base::text, Base::name, Base::tree_, Base::live_, Base::steps_, Base::options_;
   using typename Base::Live, typename Base::LivePtr, typename Base::Sequence, typename Base::Tree;
 
   /// Slots of the longest tail that a fork copies.
@@ -109,10 +109,11 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
       } catch (const OutOfChunks&) {
       }
     }
-    log("insert " + text(prompt.size()) + " tokens" + (s ? " as #" + text(this->last_uid_ + 1) : "") +
-        ", cached " + text(found.cached) + ", pending " + text(found.pending) +
-        (o.share_pending ? "" : ", waits for nobody") + ", tenant " + text(o.name_space.tenant) +
-        ", adapter " + text(o.name_space.adapter) + ", public " + text(live.public_end));
+    log("insert " + text(prompt.size()) + " tokens" +
+        (s ? " as #" + text(this->last_uid_ + 1) : "") + ", cached " + text(found.cached) +
+        ", pending " + text(found.pending) + (o.share_pending ? "" : ", waits for nobody") +
+        ", tenant " + text(o.name_space.tenant) + ", adapter " + text(o.name_space.adapter) +
+        ", public " + text(live.public_end));
     expect(s.has_value() == (needed <= free), "admission says whether it fits");
     if (!s) return count("insert failed");
     expect(free - tree_->slots_available() <= needed, "no more slots than admission said");
@@ -390,7 +391,8 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
       ++range.begin;
       --range.length;
     }
-    if (one_in(2)) range.length = 1 + static_cast<std::int32_t>(below(static_cast<std::size_t>(range.length)));
+    if (one_in(2))
+      range.length = 1 + static_cast<std::int32_t>(below(static_cast<std::size_t>(range.length)));
     log("load [" + text(range.begin) + ", " + text(range.end()) + ") of " + name(*live));
     for (std::int32_t p = range.begin; p < range.end(); ++p) put_in_place(*live, p);
     try {
@@ -426,7 +428,8 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     const std::size_t pending = live->handle.num_pending();
     const std::size_t got = live->handle.take_over();
     if (got > 0) log("take over " + text(got) + " by " + name(*live));
-    expect(got <= pending && live->handle.num_pending() == pending - got, "what it took is its own");
+    expect(got <= pending && live->handle.num_pending() == pending - got,
+           "what it took is its own");
     expect(got == 0 || live->handle.num_uncomputed() >= got, "it computes what it took");
     this->check_sequence(*live);
     if (got > 0) count("take over");
@@ -482,8 +485,8 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     live.findable = live.known - live.known % this->unit();
     const std::size_t written = s->num_written();
     if (s->num_pending() == 0) {
-      const std::size_t loaded = std::min(
-          swapped.data.written, live.known - (swapped.data.options.compute_last ? 1 : 0));
+      const std::size_t loaded =
+          std::min(swapped.data.written, live.known - (swapped.data.options.compute_last ? 1 : 0));
       expect(written >= loaded, "K/V is back in place");
       std::fill_n(live.done.begin(), std::max(loaded, found.cached), 1);
       if (!swapped.data.options.compute_last && written == live.known)

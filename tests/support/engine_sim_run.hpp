@@ -19,8 +19,8 @@ template <class Retention, int ChunkSize>
 class EngineSim : public EngineSimOps<Retention, ChunkSize> {
   using Base = EngineSimOps<Retention, ChunkSize>;
   using Base::below, Base::one_in, Base::count, Base::expect, Base::expect_refused, Base::log;
-  using Base::text, Base::name, Base::tree_, Base::live_, Base::steps_, Base::options_;
   using Base::finished_, Base::pins_;
+  using Base::text, Base::name, Base::tree_, Base::live_, Base::steps_, Base::options_;
   using typename Base::Live, typename Base::LivePtr, typename Base::SimStep, typename Base::State;
   using typename Base::Sequence, typename Base::Tree;
 
@@ -140,21 +140,24 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
     if (kind < 45) {
       if (open == nullptr) open = this->begin_step();
       if (open == nullptr) return;
-      if (!open->executed && (!open->built || one_in(6)) && (open->entries.size() < 3 || one_in(2))) {
+      if (!open->executed && (!open->built || one_in(6)) &&
+          (open->entries.size() < 3 || one_in(2))) {
         for (std::size_t n = 1 + below(4); n > 0 && !live_.empty(); --n) this->add_any(*open);
       } else if (!open->built || one_in(8)) {
         this->build(*open);
       } else if (!open->executed && one_in(4)) {
         this->run_device(open->number);
       } else if (open->executed || one_in(4)) {
-        if (in_flight_step(true) != nullptr && !one_in(4)) (void)this->finish(*in_flight_step(true));
+        if (in_flight_step(true) != nullptr && !one_in(4))
+          (void)this->finish(*in_flight_step(true));
         if (this->finish(*open)) this->commit_some(*finished_.back(), 12);
       } else {
         this->submit(*open);
       }
     } else if (kind < 60) {  // the device comes further
       for (const auto& step : steps_)
-        if (!step->executed && step->state == State::in_flight) return this->run_device(step->number);
+        if (!step->executed && step->state == State::in_flight)
+          return this->run_device(step->number);
     } else if (kind < 78) {
       if (SimStep* step = in_flight_step(!one_in(12))) (void)this->finish(*step);
     } else if (kind < 81) {
@@ -289,8 +292,8 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
   /// The node of the sequence's private tail.
   const detail::TreeNode& tail_of(const Live& live) const {
     const auto& core = tree_->core();
-    const auto index = static_cast<std::int32_t>((static_cast<std::uint64_t>(live.id) - 1) &
-                                                 0xffffffffu);
+    const auto index =
+        static_cast<std::int32_t>((static_cast<std::uint64_t>(live.id) - 1) & 0xffffffffu);
     return core.node(core.sequence(index).tail);
   }
 

@@ -101,14 +101,15 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
     } else if (held) {
       expect(reason == HoldReason::waits_for_step, "what was given up is waited for");
       count("add waits for a step");
-    } else if (pending && (reason == HoldReason::waits_for_sequence ||
-                           reason == HoldReason::waits_for_step)) {
+    } else if (pending &&
+               (reason == HoldReason::waits_for_sequence || reason == HoldReason::waits_for_step)) {
       count(reason == HoldReason::waits_for_step ? "add waits for the step of one that left"
                                                  : "add waits for a sequence");
     } else {
       expect(reason == HoldReason::none || reason == HoldReason::out_of_chunks,
              "a step waits for nobody");
-      const bool fits = !reaches || needed <= available || (pending && result && !result.row().has_output);
+      const bool fits =
+          !reaches || needed <= available || (pending && result && !result.row().has_output);
       expect((reason == HoldReason::none) == fits, "a step takes what fits");
       if (reason == HoldReason::out_of_chunks) count("add failed");
     }
@@ -189,7 +190,10 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
         continue;
       }
       const std::size_t fate = below(4);
-      log("dropped step " + text(step->number) + (fate < 2 ? " runs" : fate < 3 ? " breaks" : " is lost"));
+      log("dropped step " + text(step->number) +
+          (fate < 2   ? " runs"
+           : fate < 3 ? " breaks"
+                      : " is lost"));
       if (fate < 3) {
         count("dropped step ran late");
         this->execute(*step, /*broken=*/fate == 2);
@@ -356,8 +360,9 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
     const auto first = static_cast<std::size_t>(entry.output_position());
     const auto drafts = static_cast<std::size_t>(entry.drafts);
     const std::size_t accepted = drafts > 0 && one_in(2) ? below(drafts + 1) : drafts;
-    std::vector<SimToken> outputs(live.tokens.begin() + static_cast<std::ptrdiff_t>(first),
-                                  live.tokens.begin() + static_cast<std::ptrdiff_t>(first + drafts + 1));
+    std::vector<SimToken> outputs(
+        live.tokens.begin() + static_cast<std::ptrdiff_t>(first),
+        live.tokens.begin() + static_cast<std::ptrdiff_t>(first + drafts + 1));
     if (one_in(20)) {
       auto many = outputs;
       many.push_back(0);

@@ -12,7 +12,7 @@
 #include <span>
 #include <utility>
 
-#include "chunkattn/element.hpp"
+#include "chunkattn/base/element.hpp"
 
 namespace test {
 

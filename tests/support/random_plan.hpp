@@ -10,8 +10,8 @@
 #include <limits>
 #include <vector>
 
-#include "chunkattn/kv_view.hpp"
-#include "chunkattn/plan_types.hpp"
+#include "chunkattn/kv/view.hpp"
+#include "chunkattn/plan/view.hpp"
 #include "random.hpp"
 
 namespace test {

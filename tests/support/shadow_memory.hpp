@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/chunk_allocator.hpp"
-#include "chunkattn/kv_cache.hpp"
-#include "chunkattn/kv_view.hpp"
-#include "chunkattn/tree_types.hpp"
+#include "chunkattn/kv/cache.hpp"
+#include "chunkattn/kv/view.hpp"
+#include "chunkattn/tree/allocator.hpp"
+#include "chunkattn/tree/types.hpp"
 
 namespace test {
 

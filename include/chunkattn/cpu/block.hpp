@@ -13,11 +13,11 @@
 #include <new>
 #include <type_traits>
 
-#include "../attention_state.hpp"
-#include "../config.hpp"
-#include "../kv_view.hpp"
-#include "../plan_types.hpp"
-#include "../quantized.hpp"
+#include "../attention/state.hpp"
+#include "../base/config.hpp"
+#include "../kv/quantized.hpp"
+#include "../kv/view.hpp"
+#include "../plan/view.hpp"
 #include "schedule.hpp"
 #include "simd.hpp"
 #include "walk.hpp"

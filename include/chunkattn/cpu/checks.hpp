@@ -8,11 +8,11 @@
 #include <string>
 #include <type_traits>
 
-#include "../config.hpp"
-#include "../error.hpp"
-#include "../kv_view.hpp"
-#include "../plan_types.hpp"
-#include "../quantized.hpp"
+#include "../base/config.hpp"
+#include "../base/error.hpp"
+#include "../kv/quantized.hpp"
+#include "../kv/view.hpp"
+#include "../plan/view.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {

@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 
-#include "../attention_options.hpp"
-#include "../attention_state.hpp"
-#include "../concepts.hpp"
+#include "../attention/options.hpp"
+#include "../attention/state.hpp"
+#include "../base/concepts.hpp"
 #include "block.hpp"
 #include "checks.hpp"
 #include "chunk_first.hpp"

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "../config.hpp"
+#include "../base/config.hpp"
 #include "block.hpp"
 #include "prefetch.hpp"
 #include "simd.hpp"

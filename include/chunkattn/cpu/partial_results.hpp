@@ -9,12 +9,12 @@
 #include <memory>
 #include <vector>
 
-#include "../attention_state.hpp"
-#include "../config.hpp"
+#include "../attention/state.hpp"
+#include "../base/config.hpp"
+#include "../base/spin_lock.hpp"
 #include "block.hpp"
 #include "schedule.hpp"
 #include "simd.hpp"
-#include "spin_lock.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {

@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "../config.hpp"
-#include "../kv_view.hpp"
-#include "../quantized.hpp"
+#include "../base/config.hpp"
+#include "../kv/quantized.hpp"
+#include "../kv/view.hpp"
 #include "simd.hpp"
 #include "walk.hpp"
 

@@ -17,8 +17,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "../config.hpp"
-#include "../plan_types.hpp"
+#include "../base/config.hpp"
+#include "../plan/view.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "../config.hpp"
+#include "../base/config.hpp"
 #include "block.hpp"
 #include "prefetch.hpp"
 #include "simd.hpp"

@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "../config.hpp"
-#include "../element.hpp"
+#include "../base/config.hpp"
+#include "../base/element.hpp"
 
 #if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
 #include <immintrin.h>

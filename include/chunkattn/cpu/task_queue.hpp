@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../config.hpp"
+#include "../base/config.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "../config.hpp"
-#include "../plan_types.hpp"
+#include "../base/config.hpp"
+#include "../plan/view.hpp"
 #include "schedule.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN

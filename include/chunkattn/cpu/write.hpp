@@ -5,10 +5,10 @@
 #include <cstring>
 #include <type_traits>
 
-#include "../config.hpp"
-#include "../kv_view.hpp"
-#include "../plan_types.hpp"
-#include "../quantized.hpp"
+#include "../base/config.hpp"
+#include "../kv/quantized.hpp"
+#include "../kv/view.hpp"
+#include "../plan/view.hpp"
 #include "simd.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN

@@ -22,7 +22,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "../attention_options.hpp"
+#include "../attention/options.hpp"
 #include "append.cuh"
 #include "chunk_first.cuh"
 #include "plan_upload.cuh"

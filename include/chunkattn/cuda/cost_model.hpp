@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../config.hpp"
+#include "../base/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "../config.hpp"
-#include "../plan_types.hpp"
+#include "../base/config.hpp"
+#include "../plan/view.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace cuda_detail {

@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "../kv_cache.hpp"
+#include "../kv/cache.hpp"
 #include "runtime.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN

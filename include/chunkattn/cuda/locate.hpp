@@ -1,8 +1,8 @@
 // Where a path position lies: the same function for host and device.
 #pragma once
 
-#include "../config.hpp"
-#include "../plan_types.hpp"
+#include "../base/config.hpp"
+#include "../plan/view.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace cuda_detail {

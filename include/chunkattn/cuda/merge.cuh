@@ -2,8 +2,8 @@
 // them, and the row is written, normalised. Always in the same order, so always the same bits.
 #pragma once
 
-#include "../attention_state.hpp"
-#include "../kv_view.hpp"
+#include "../attention/state.hpp"
+#include "../kv/view.hpp"
 #include "device_plan.hpp"
 #include "ptx.cuh"
 #include "tile_layout.hpp"

@@ -9,8 +9,8 @@
 
 #include <cstdint>
 
-#include "../config.hpp"
-#include "../element.hpp"
+#include "../base/config.hpp"
+#include "../base/element.hpp"
 
 #if !defined(CHUNKATTN_PTX_PROVIDED)
 #if !defined(__CUDACC__)

@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "../config.hpp"
-#include "../error.hpp"
+#include "../base/config.hpp"
+#include "../base/error.hpp"
 
 #if !defined(CHUNKATTN_CUDA_RUNTIME_PROVIDED)
 #include <cuda_runtime_api.h>

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "../error.hpp"
-#include "../plan_types.hpp"
+#include "../base/error.hpp"
+#include "../plan/view.hpp"
 #include "cost_model.hpp"
 #include "device_plan.hpp"
 #include "tile_layout.hpp"

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../config.hpp"
+#include "../base/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace cuda_detail {

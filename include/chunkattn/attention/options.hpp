@@ -1,0 +1,64 @@
+// What every backend's ChunkAttention is declared from: the options and the primary template.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "../base/config.hpp"
+#include "../base/device.hpp"
+#include "../base/error.hpp"
+#include "../base/executor.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// How partial results of the same rows are brought together, where several tasks share them.
+enum class Reduce {
+  /// Merged in a fixed order by whoever finishes last: the same tree, batch, plan, build and
+  /// instruction set give the same bits for any number of threads.
+  deterministic,
+  /// Merged as they come under a spin lock per (row block, KV head), the paper's rule for CPUs;
+  /// work is cut by the number of threads.
+  spin_lock,
+  /// A row's bits depend on its own tokens and query alone: each row walks its path by itself, cut
+  /// only at absolute positions. A prefix found in the cache then gives the bits of a cold run, in
+  /// any batch. Slower: nothing that rows share is read once for all. CPU only.
+  batch_invariant,
+};
+
+/// How attention is computed.
+struct AttentionOptions {
+  float sm_scale = 0;                     ///< factor of q·k, finite; 0: 1 / sqrt(HeadDim)
+  Reduce reduce = Reduce::deterministic;  ///< how partial results meet
+  /// CPU: cut work along KV until there are about this many tasks, where each stays worth it.
+  /// 0: 64 in deterministic mode, else four per thread.
+  int min_tasks = 0;
+  /// CPU: how many KV heads a task may read together where everything is streamed; 0: as many as
+  /// fit. Reading them together is faster, unless sequences name the same slots and the plan does
+  /// not know it (block tables without a tree): then 1 leaves what they share in the caches.
+  int max_task_heads = 0;
+};
+
+namespace detail {
+
+/// The factor of q·k that the option sm_scale stands for. Refuses what is negative or not finite,
+/// by the bits, which -ffast-math leaves alone.
+[[nodiscard]] inline float resolved_sm_scale(float sm_scale, int head_dim) {
+  const auto bits = std::bit_cast<std::uint32_t>(sm_scale);
+  check_argument(bits < 0x7f800000u || bits == 0x80000000u, "options.sm_scale", sm_scale,
+                 "a positive finite factor, or 0 for 1 / sqrt(HeadDim)");
+  return sm_scale != 0 ? sm_scale
+                       : static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
+}
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+
+/// Attention over a prefix tree's plan on one device. Backends specialise it.
+template <class Device, int HeadDim, class Exec = ThreadPool>
+class ChunkAttention;
+
+CHUNKATTN_ISA_NAMESPACE_END

@@ -1,0 +1,200 @@
+// The oracle: attention in double precision, row by row, straight from the definition. Every kernel
+// is judged by it, element by element, against a bound that follows from the roundings made.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "../base/config.hpp"
+#include "../base/element.hpp"
+#include "../base/error.hpp"
+#include "../kv/view.hpp"
+#include "../plan/view.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// What the oracle returns. Rows are in the caller's order.
+struct Reference {
+  int num_rows = 0;           ///< query tokens
+  int num_qo_heads = 0;       ///< query heads
+  int head_dim = 0;           ///< elements per head
+  std::vector<double> out;    ///< [num_rows][num_qo_heads][head_dim]
+  std::vector<double> lse;    ///< [num_rows][num_qo_heads], natural log; -infinity for an empty row
+  std::vector<double> abs_v;  ///< as `out`: sum p|v|, what rounding errors of p are weighed by
+  /// As `lse`: the largest finite sm_scale * sum |q_i k_i| of any token.
+  std::vector<double> logit_size;
+
+  /// How far an exact kernel may be from `out[index]`, where it rounds its output by `u_out`
+  /// (relative) and feeds PV with probabilities rounded by `u_p`:
+  ///   u_out |out| + 2 (u_p + delta) sum p|v| + 1e-6,   delta = 4 * 2^-24 * logit_size
+  /// (delta: the logit's own rounding when it is accumulated in fp32). One token dropped out of
+  /// 4,096 of unit variance breaks it.
+  [[nodiscard]] double bound(std::size_t index, double u_out, double u_p = 0x1p-24) const {
+    const double delta = 4 * 0x1p-24 * logit_size[index / static_cast<std::size_t>(head_dim)];
+    return u_out * std::abs(out[index]) + 2 * (u_p + delta) * abs_v[index] + 1e-6;
+  }
+
+  /// How far an exact kernel's lse may be off: the logit's rounding and that of the sum.
+  [[nodiscard]] double lse_bound(std::size_t index) const {
+    const double size = lse[index] > -1e300 ? std::abs(lse[index]) : 0.0;
+    return 4 * 0x1p-24 * logit_size[index] + 4 * 0x1p-24 * size + 2e-6;
+  }
+};
+
+/// How a kernel's output compares with the oracle's.
+struct OracleReport {
+  /// Largest |out - ref| / bound; at most 1 is a pass. NaN counts as huge where the oracle has a
+  /// number, and as 0 where it has NaN; a number there counts as huge.
+  double worst = 0;
+  double max_abs_error = 0;  ///< largest |out - ref|
+  std::size_t index = 0;     ///< where `worst` is
+  /// Whether every element is within its bound.
+  [[nodiscard]] bool ok() const noexcept { return worst <= 1.0; }
+};
+
+namespace detail {
+
+/// By the bits, which -ffast-math leaves alone.
+inline bool is_nan(double value) noexcept {
+  return (std::bit_cast<std::uint64_t>(value) & 0x7fffffffffffffffu) > 0x7ff0000000000000u;
+}
+
+/// Row `token` of K or V as doubles; quantised elements have their own overload.
+template <class T>
+void load_row(const KvView<T>& kv, bool is_v, SlotIndex slot, int kv_head, int token, double* row) {
+  const T* from = is_v ? kv.v_row(slot, kv_head, token) : kv.k_row(slot, kv_head, token);
+  for (int i = 0; i < kv.head_dim; ++i) row[i] = static_cast<double>(to_float(from[i]));
+}
+
+}  // namespace detail
+
+/// Attention of every row of `plan` in double precision. A row without a token of any weight (none
+/// seen, or all logits -infinity) gives 0 and an lse of -infinity.
+/// \param kv        K and V of one layer, in host memory
+/// \param q         [num_rows][num_qo_heads][head_dim], the caller's row order
+/// \param sm_scale  0: 1 / sqrt(head_dim)
+/// \throws InvalidArgument where the sizes do not fit each other
+template <class T, class X>
+[[nodiscard]] Reference reference_attention(const KvView<T>& kv, const PlanView& plan,
+                                            std::span<const X> q, double sm_scale = 0) {
+  detail::check_argument(plan.num_rows > 0, "plan.num_rows", plan.num_rows, "at least one row");
+  detail::check_argument(kv.num_kv_heads > 0, "kv.num_kv_heads", kv.num_kv_heads, "at least 1");
+  detail::check_argument(kv.head_dim > 0, "kv.head_dim", kv.head_dim, "at least 1");
+  detail::check_argument(sm_scale >= 0 && sm_scale <= std::numeric_limits<double>::max(),
+                         "sm_scale", sm_scale,
+                         "a positive finite factor, or 0 for 1 / sqrt(head_dim)");
+  Reference result;
+  result.num_rows = plan.num_rows;
+  result.num_qo_heads = detail::count_qo_heads(q.size(), plan.num_rows, kv.head_dim);
+  result.head_dim = kv.head_dim;
+  detail::check_argument(result.num_qo_heads % kv.num_kv_heads == 0, "num_qo_heads",
+                         result.num_qo_heads, "a multiple of num_kv_heads");
+  const int group = result.num_qo_heads / kv.num_kv_heads;
+  const std::size_t dim = static_cast<std::size_t>(kv.head_dim);
+  const double scale = sm_scale != 0 ? sm_scale : 1.0 / std::sqrt(static_cast<double>(dim));
+  result.out.assign(q.size(), 0.0);
+  result.abs_v.assign(q.size(), 0.0);
+  // Minus infinity from its bits, which -ffast-math leaves alone.
+  result.lse.assign(q.size() / dim, std::bit_cast<double>(std::uint64_t{0xfff0000000000000u}));
+  result.logit_size.assign(q.size() / dim, 0.0);
+
+  struct Token {
+    SlotIndex slot;
+    int offset;
+  };
+  std::vector<Token> tokens;
+  std::vector<double> logits, k_rows, v_rows, query(dim);
+  for (int row = 0; row < plan.num_rows; ++row) {
+    tokens.clear();
+    for (int s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent) {
+      const Segment& segment = plan.segments[s];
+      for (int p = 0; p < segment.piece_count; ++p) {
+        const Piece& piece = plan.pieces[segment.piece_begin + p];
+        const int seen = visible_length(piece, plan.row_kv_len[row]);
+        for (int t = 0; t < seen; ++t) tokens.push_back({piece.slot, piece.begin + t});
+      }
+    }
+    if (tokens.empty()) continue;
+    logits.resize(tokens.size());
+    k_rows.resize(tokens.size() * dim);
+    v_rows.resize(tokens.size() * dim);
+    for (int head = 0; head < result.num_qo_heads; ++head) {
+      if (head % group == 0) {
+        for (std::size_t t = 0; t < tokens.size(); ++t) {
+          const auto [slot, offset] = tokens[t];
+          detail::load_row(kv, false, slot, head / group, offset, &k_rows[t * dim]);
+          detail::load_row(kv, true, slot, head / group, offset, &v_rows[t * dim]);
+        }
+      }
+      const std::size_t line = static_cast<std::size_t>(plan.row_token[row]) *
+                                   static_cast<std::size_t>(result.num_qo_heads) +
+                               static_cast<std::size_t>(head);
+      for (std::size_t i = 0; i < dim; ++i)
+        query[i] = static_cast<double>(to_float(q[line * dim + i]));
+      double largest = -std::numeric_limits<double>::max();
+      for (std::size_t t = 0; t < tokens.size(); ++t) {
+        double dot = 0;
+        double size = 0;
+        for (std::size_t i = 0; i < dim; ++i) {
+          const double product = query[i] * k_rows[t * dim + i];
+          dot += product;
+          size += std::abs(product);
+        }
+        logits[t] = dot * scale;
+        if (logits[t] > largest) largest = logits[t];
+        size *= scale;  // an infinite one has no rounding error
+        if (size > result.logit_size[line] && size <= std::numeric_limits<double>::max())
+          result.logit_size[line] = size;
+      }
+      double sum = 0;
+      for (std::size_t t = 0; t < tokens.size(); ++t) {
+        const double p = std::exp(logits[t] - largest);
+        sum += p;
+        for (std::size_t i = 0; i < dim; ++i) {
+          result.out[line * dim + i] += p * v_rows[t * dim + i];
+          result.abs_v[line * dim + i] += p * std::abs(v_rows[t * dim + i]);
+        }
+      }
+      if (sum == 0) continue;
+      for (std::size_t i = 0; i < dim; ++i) {
+        result.out[line * dim + i] /= sum;
+        result.abs_v[line * dim + i] /= sum;
+      }
+      result.lse[line] = largest + std::log(sum);
+    }
+  }
+  return result;
+}
+
+/// Holds a kernel's output against the oracle's, element by element. The output's own rounding is
+/// that of X.
+/// \param u_p  rounding of the probabilities as they are fed to PV (2^-24: fp32)
+template <class X>
+[[nodiscard]] OracleReport compare_with_reference(const Reference& reference,
+                                                  std::span<const X> out, double u_p = 0x1p-24) {
+  detail::check_argument(out.size() == reference.out.size(), "out.size()", out.size(),
+                         "num_rows * num_qo_heads * head_dim");
+  OracleReport report;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const double got = static_cast<double>(to_float(out[i]));
+    double error = std::abs(got - reference.out[i]);
+    double ratio = error / reference.bound(i, unit_roundoff<X>(), u_p);
+    if (detail::is_nan(got) && detail::is_nan(reference.out[i]))
+      ratio = error = 0;
+    else if (detail::is_nan(ratio))
+      ratio = std::numeric_limits<double>::max();
+    if (ratio > report.worst) {
+      report.worst = ratio;
+      report.index = i;
+    }
+    if (error > report.max_abs_error) report.max_abs_error = error;
+  }
+  return report;
+}
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,96 @@
+// The algebra of partial attention: how results over disjoint sets of tokens combine exactly.
+//
+// Over a set of tokens with logits w_i and values v_i one row has
+//     max m = max w_i,   sum d = sum exp(w_i - m),   output o = sum exp(w_i - m) v_i
+// (unnormalised; the paper's m, n and O of Algorithms 1 and 2). Two disjoint sets merge by
+// rescaling both to the larger maximum (attn_reduce, Eqn 2). The empty set is d == 0 and o == 0;
+// its m is any finite number that loses every comparison. Emptiness is never tested through an
+// infinity, so all of this holds under -ffast-math.
+//
+// NaN is not empty: a NaN logit makes d NaN, and with it o, lse and whatever they are merged with
+// (not under -ffinite-math-only, which promises that there is none). So does a logit of +infinity,
+// being inf - inf. A logit of -infinity, or below the m of the empty set, has no weight; a set of
+// such logits only is empty.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "../base/config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// The maximum of an empty state: below any logit, far enough from the edge that differences
+/// stay finite.
+inline constexpr float empty_max = -1.0e38f;
+
+/// Maximum and sum of a softmax over a set of tokens.
+struct SoftmaxState {
+  float max = empty_max;  ///< largest logit m
+  float sum = 0.0f;       ///< sum d of exp(logit - max)
+
+  /// Whether no token was seen.
+  [[nodiscard]] CHUNKATTN_HD constexpr bool empty() const noexcept { return sum == 0.0f; }
+};
+
+/// How two partial results become one: o = weight_a * o_a + weight_b * o_b.
+struct MergedState {
+  SoftmaxState state;  ///< of both sets together
+  float weight_a;      ///< factor of the first one's weighted values
+  float weight_b;      ///< factor of the second one's
+};
+
+/// Merges the states of two disjoint sets. Two empty ones give an empty one, never NaN; the weight
+/// of an empty side is 0.
+[[nodiscard]] CHUNKATTN_HD inline MergedState merge_states(SoftmaxState a,
+                                                           SoftmaxState b) noexcept {
+  if (b.empty()) return {a, a.empty() ? 0.0f : 1.0f, 0.0f};
+  if (a.empty()) return {b, 0.0f, 1.0f};
+  MergedState merged;
+  merged.state.max = a.max > b.max ? a.max : b.max;
+  merged.weight_a = std::exp(a.max - merged.state.max);
+  merged.weight_b = std::exp(b.max - merged.state.max);
+  merged.state.sum = a.sum * merged.weight_a + b.sum * merged.weight_b;
+  return merged;
+}
+
+/// What an empty row reports as its lse: minus infinity, made from bits so that -ffast-math cannot
+/// take it for granted that it does not exist.
+[[nodiscard]] CHUNKATTN_HD inline float empty_lse() noexcept {
+  return std::bit_cast<float>(std::uint32_t{0xff800000u});
+}
+
+/// Natural logarithm of the sum of exp(w_i); minus infinity for the empty set.
+[[nodiscard]] CHUNKATTN_HD inline float log_sum_exp(SoftmaxState state) noexcept {
+  return state.empty() ? empty_lse() : state.max + std::log(state.sum);
+}
+
+/// 1 / d, or 0 for the empty set, whose output is therefore 0.
+[[nodiscard]] CHUNKATTN_HD inline float normaliser(SoftmaxState state) noexcept {
+  return state.empty() ? 0.0f : 1.0f / state.sum;
+}
+
+/// Merges two *normalised* results (o, lse) of `head_dim` elements into a, as engines that hold
+/// (out, lse) pairs do. An lse below -3e38 (minus infinity included) marks an empty side, whose
+/// elements are not looked at; an lse of NaN makes everything NaN.
+CHUNKATTN_HD inline void merge_outputs(float* out_a, float& lse_a, const float* out_b, float lse_b,
+                                       int head_dim) noexcept {
+  const auto is_empty = [](float lse) {  // compared as bits: the value may be an infinity
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(lse);
+    return bits >= std::bit_cast<std::uint32_t>(-3.0e38f) && bits <= 0xff800000u;  // NaN is above
+  };
+  if (is_empty(lse_b)) return;
+  if (is_empty(lse_a)) {
+    for (int i = 0; i < head_dim; ++i) out_a[i] = out_b[i];
+    lse_a = lse_b;
+    return;
+  }
+  const MergedState merged = merge_states({lse_a, 1.0f}, {lse_b, 1.0f});
+  const float scale = normaliser(merged.state);
+  for (int i = 0; i < head_dim; ++i)
+    out_a[i] = (merged.weight_a * out_a[i] + merged.weight_b * out_b[i]) * scale;
+  lse_a = log_sum_exp(merged.state);
+}
+
+CHUNKATTN_NAMESPACE_END

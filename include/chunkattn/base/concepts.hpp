@@ -1,0 +1,57 @@
+// What the template parameters must offer.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "../plan/view.hpp"
+#include "config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// A token of a prompt: what is compared to find shared prefixes. Usually an integer id; a struct
+/// may carry further identity (an image's id beside its placeholder token). It needs == and
+/// std::hash.
+template <class T>
+concept TokenType = std::copyable<T> && std::equality_comparable<T> && requires(const T& token) {
+  { std::hash<T>{}(token) } -> std::convertible_to<std::size_t>;
+};
+
+/// Hands out slot indices. It knows nothing of K/V memory.
+///
+/// - `allocate()` returns a free index in [0, high_water()), or no_slot when the budget is spent.
+///   It may throw; then nothing has changed.
+/// - `free(slot)` takes one back. noexcept; the caller frees each slot once.
+/// - `capacity()`: the most slots that can be out at once; `max_slots` if there is no limit.
+/// - `available()`: how many further calls of allocate() the budget allows.
+/// - `high_water()`: one more than the largest index ever handed out. K/V memory must cover it.
+template <class A>
+concept ChunkAllocator = std::movable<A> && requires(A& a, const A& c, SlotIndex slot) {
+  { a.allocate() } -> std::same_as<SlotIndex>;
+  { a.free(slot) }
+  noexcept;
+  { c.capacity() }
+  noexcept->std::convertible_to<std::size_t>;
+  { c.available() }
+  noexcept->std::convertible_to<std::size_t>;
+  { c.high_water() }
+  noexcept->std::convertible_to<std::size_t>;
+};
+
+/// The largest budget: slot indices are 32-bit and signed.
+inline constexpr std::size_t max_slots = 0x7fffffff;
+
+/// Runs independent calls, on threads or not.
+///
+/// - `concurrency()`: how many calls may run at the same time (1 for a serial executor).
+/// - `parallel_for(n, f)` calls f(i) once for each i in [0, n), in any order, and returns when all
+///   have returned. Calls never wait for each other.
+template <class E>
+concept Executor = requires(E& e, void (*f)(int)) {
+  { e.concurrency() } -> std::convertible_to<int>;
+  e.parallel_for(1, f);
+};
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,261 @@
+// KvCache: the library's own memory for K and V, one pool per layer. The CPU's is here; the CUDA
+// backend specialises the same template.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "../base/concepts.hpp"
+#include "../base/config.hpp"
+#include "../base/device.hpp"
+#include "../base/error.hpp"
+#include "../plan/view.hpp"
+#include "quantized.hpp"
+#include "view.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// Geometry of a model's K/V.
+struct KvCacheOptions {
+  int num_layers = 1;    ///< layers of the model, each with memory of its own
+  int num_kv_heads = 1;  ///< heads of K and of V
+  int head_dim = 0;      ///< elements per head
+};
+
+namespace detail {
+
+/// Throws InvalidArgument unless K and V of one slot, all layers together, are less than 2^62
+/// bytes.
+inline void check_kv_geometry(const KvCacheOptions& options, int chunk_size, std::size_t element) {
+  check_argument(options.num_layers > 0, "options.num_layers", options.num_layers, "at least 1");
+  check_argument(options.num_kv_heads > 0, "options.num_kv_heads", options.num_kv_heads,
+                 "at least 1");
+  check_argument(options.head_dim > 0 && options.head_dim % 8 == 0, "options.head_dim",
+                 options.head_dim, "a positive multiple of 8");
+  check_argument(chunk_size > 0, "chunk_size", chunk_size, "at least 1");
+  std::size_t room = (std::size_t{1} << 62) / (2 * (element + sizeof(float)));
+  for (const int factor : {options.num_layers, options.num_kv_heads, options.head_dim, chunk_size})
+    room /= static_cast<std::size_t>(factor);
+  check_argument(room > 0, "options.num_kv_heads", options.num_kv_heads,
+                 "num_layers, num_kv_heads, head_dim and chunk_size that give less than 2^62 bytes "
+                 "per slot");
+}
+
+}  // namespace detail
+
+/// K and V memory of every layer of a model, one place per slot of a tree.
+template <class Device, class T>
+class KvCache;
+
+/// K/V in host memory.
+///
+/// Layout of a slot in one layer: for each KV head K [chunk_size][head_dim], then V the same, so
+/// that what one task reads is one stretch of memory; 8-bit elements are followed by the scales of
+/// that head, K's [chunk_size] and V's [chunk_size]. Slots come in slabs that are never moved or
+/// given back before the end; each begins at a 64-byte boundary and lies on huge pages where the
+/// system has them. New memory holds anything.
+template <class T>
+class KvCache<Cpu, T> {
+  static_assert(CpuKvElement<T>,
+                "KvCache<Cpu, T>: T must be float, chunkattn::half, chunkattn::bfloat16 or "
+                "std::int8_t");
+
+ public:
+  /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
+  template <class Tree>
+  requires requires(const Tree& tree) {
+    { tree.slot_source() } -> std::same_as<SlotSource>;
+    Tree::chunk_size;
+  }
+  KvCache(const Tree& tree, KvCacheOptions options)
+      : KvCache(Tree::chunk_size, options, static_cast<std::size_t>(tree.num_slots())) {
+    slots_ = tree.slot_source();
+  }
+
+  /// Memory for `num_slots` slots of `chunk_size` tokens; grow() adds to it.
+  KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0)
+      : options_(options), chunk_size_(chunk_size) {
+    detail::check_kv_geometry(options, chunk_size, sizeof(T));
+    while (slab_shift_ < 16 && slot_bytes() << slab_shift_ < slab_target) ++slab_shift_;
+    layers_.resize(static_cast<std::size_t>(options.num_layers));
+    grow(num_slots);
+  }
+
+  /// Makes room for slots [0, num_slots) in every layer; never moves one. Views taken before stay
+  /// valid for the slots they had. Throws InvalidArgument beyond 2^31 - 1 slots or 2^62 bytes.
+  void grow(std::size_t num_slots) {
+    detail::check_argument(
+        num_slots <= std::min(max_slots, (std::size_t{1} << 62) / bytes_per_slot()), "num_slots",
+        num_slots, "at most 2^31 - 1 slots, and 2^62 bytes of K and V");
+    const std::size_t per_slab = std::size_t{1} << slab_shift_;
+    const std::size_t slabs = (num_slots + per_slab - 1) / per_slab;
+    if (slabs > num_slabs_) {
+      if (slabs > table_capacity_) new_tables(std::max(slabs, 2 * table_capacity_ + 8));
+      for (Layer& layer : layers_) {
+        while (layer.slabs.size() < slabs) {
+          layer.slabs.push_back(allocate(slot_bytes() << slab_shift_));
+          char* const slab = layer.slabs.back().get();
+          const std::size_t at = layer.slabs.size() - 1;
+          layer.table.k[at] = reinterpret_cast<T*>(slab);
+          layer.table.v[at] = reinterpret_cast<T*>(slab + rows_bytes());
+          if constexpr (quantised) {
+            layer.table.k_scale[at] = reinterpret_cast<float*>(slab + 2 * rows_bytes());
+            layer.table.v_scale[at] = layer.table.k_scale[at] + chunk_size_;
+          }
+        }
+      }
+      num_slabs_ = slabs;
+    }
+    num_slots_ = std::max(num_slots_, num_slots);
+  }
+
+  /// K and V of layer `index`, for all slots that the tree has handed out so far. Take it anew in
+  /// each step: a tree that grows needs more memory, which this call provides.
+  [[nodiscard]] KvView<T> layer(int index) {
+    if (index < 0 || static_cast<std::size_t>(index) >= layers_.size()) [[unlikely]]
+      detail::fail_argument("layer", index,
+                            layers_.empty()
+                                ? std::string("a cache that was not moved from")
+                                : "less than num_layers, " + std::to_string(options_.num_layers));
+    const std::size_t needed = slots_.num_slots();
+    if (needed > num_slots_) grow(needed);
+    Layer& layer = layers_[static_cast<std::size_t>(index)];
+    KvView<T> view;
+    view.k_slabs = layer.table.k.get();
+    view.v_slabs = layer.table.v.get();
+    view.slab_shift = slab_shift_;
+    view.num_slots = static_cast<std::int32_t>(num_slots_);
+    view.num_kv_heads = options_.num_kv_heads;
+    view.head_dim = options_.head_dim;
+    view.chunk_size = chunk_size_;
+    view.stride_token = options_.head_dim;
+    view.stride_head = static_cast<std::int64_t>(head_bytes() / sizeof(T));
+    view.stride_slot = static_cast<std::int64_t>(slot_bytes() / sizeof(T));
+    if constexpr (quantised) {
+      view.k_scale_slabs = layer.table.k_scale.get();
+      view.v_scale_slabs = layer.table.v_scale.get();
+      view.scale_stride_head = static_cast<std::int64_t>(head_bytes() / sizeof(float));
+      view.scale_stride_slot = static_cast<std::int64_t>(slot_bytes() / sizeof(float));
+    }
+    return view;
+  }
+
+  /// Fills K and V of a slot with NaN in every layer (8-bit: scales of NaN), so that whoever reads
+  /// them after they were given up shows it. For debugging, see PrefixTree::set_free_sink().
+  void poison(SlotIndex slot) noexcept {
+    const auto at = static_cast<std::size_t>(slot);
+    if (at >> slab_shift_ >= num_slabs_) return;
+    const std::size_t within = at & ((std::size_t{1} << slab_shift_) - 1);
+    for (Layer& layer : layers_)
+      std::memset(layer.slabs[at >> slab_shift_].get() + within * slot_bytes(), 0xff, slot_bytes());
+  }
+
+  /// Number of the tree that it follows, 0 for none.
+  [[nodiscard]] std::uint64_t tree_id() const noexcept { return slots_.tree_id; }
+  /// The geometry it was made for.
+  [[nodiscard]] const KvCacheOptions& options() const noexcept { return options_; }
+  /// Slots that have memory in every layer.
+  [[nodiscard]] std::size_t num_slots() const noexcept { return num_slots_; }
+  /// Bytes of K and V of one slot, all layers together.
+  [[nodiscard]] std::size_t bytes_per_slot() const noexcept {
+    return slot_bytes() * static_cast<std::size_t>(options_.num_layers);
+  }
+  /// Bytes held, all layers together.
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    return (num_slabs_ << slab_shift_) * bytes_per_slot();
+  }
+
+ private:
+  static constexpr bool quantised = std::is_same_v<T, std::int8_t>;
+  static constexpr std::size_t slab_target = std::size_t{4} << 20;
+  static constexpr std::size_t huge_page = std::size_t{2} << 20;
+
+  struct Release {
+    std::size_t alignment = 64;
+    void operator()(char* memory) const noexcept {
+      ::operator delete (memory, std::align_val_t{alignment});
+    }
+  };
+  using Memory = std::unique_ptr<char, Release>;
+  struct Tables {
+    std::unique_ptr<T*[]> k, v;
+    std::unique_ptr<float*[]> k_scale, v_scale;
+  };
+  struct Layer {
+    std::vector<Memory> slabs;
+    Tables table;
+  };
+
+  static Memory allocate(std::size_t bytes) {
+    const std::size_t alignment = bytes >= huge_page ? huge_page : 64;
+    Memory memory(static_cast<char*>(::operator new (bytes, std::align_val_t{alignment})),
+                  Release{alignment});
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    if (alignment == huge_page) madvise(memory.get(), bytes / huge_page * huge_page, MADV_HUGEPAGE);
+#endif
+    return memory;
+  }
+
+  // Larger tables of slab addresses. Old ones are kept: views may still point at them.
+  void new_tables(std::size_t capacity) {
+    std::vector<Tables> made(layers_.size());
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      made[l].k = copied(layers_[l].table.k, capacity);
+      made[l].v = copied(layers_[l].table.v, capacity);
+      if constexpr (quantised) {
+        made[l].k_scale = copied(layers_[l].table.k_scale, capacity);
+        made[l].v_scale = copied(layers_[l].table.v_scale, capacity);
+      }
+    }
+    old_tables_.reserve(old_tables_.size() + layers_.size());
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      std::swap(layers_[l].table, made[l]);
+      old_tables_.push_back(std::move(made[l]));
+    }
+    table_capacity_ = capacity;
+  }
+  template <class P>
+  std::unique_ptr<P[]> copied(const std::unique_ptr<P[]>& from, std::size_t capacity) const {
+    auto to = std::make_unique<P[]>(capacity);
+    std::copy_n(from.get(), num_slabs_, to.get());
+    return to;
+  }
+
+  /// Bytes of K (or V) of one (slot, head).
+  [[nodiscard]] std::size_t rows_bytes() const noexcept {
+    return static_cast<std::size_t>(chunk_size_) * static_cast<std::size_t>(options_.head_dim) *
+           sizeof(T);
+  }
+  [[nodiscard]] std::size_t head_bytes() const noexcept {
+    return 2 * rows_bytes() +
+           (quantised ? 2 * static_cast<std::size_t>(chunk_size_) * sizeof(float) : 0);
+  }
+  [[nodiscard]] std::size_t slot_bytes() const noexcept {
+    return static_cast<std::size_t>(options_.num_kv_heads) * head_bytes();
+  }
+
+  KvCacheOptions options_;
+  int chunk_size_;
+  int slab_shift_ = 0;
+  std::size_t num_slots_ = 0;
+  std::size_t num_slabs_ = 0;  // with memory in every layer
+  std::size_t table_capacity_ = 0;
+  std::vector<Layer> layers_;
+  std::vector<Tables> old_tables_;
+  SlotSource slots_;
+};
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,460 @@
+// AttentionPlan: what one step computes, as plain arrays for the kernels (the paper's context,
+// section 3.3, generated only when the tree's shape or the batch changed).
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "../base/config.hpp"
+#include "../base/error.hpp"
+#include "../tree/records.hpp"
+#include "../tree/step.hpp"
+#include "../tree/types.hpp"
+#include "view.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Numbers topologies over all plans of the process, so that what a kernel keeps for one is never
+/// taken for another's.
+inline std::uint64_t next_topology() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+}  // namespace detail
+
+/// The arrays of a step's plan, and what the model needs beside them. Ends with the step, or when
+/// the plan builds another; is_current() tells.
+template <class Core>
+class StepView : public LiveView {
+ public:
+  using token_type = typename Core::token_type;  ///< what sequences are made of
+
+  StepView() = default;
+  /// Whether there are any rows.
+  [[nodiscard]] explicit operator bool() const noexcept { return num_rows > 0; }
+
+  /// A query token whose value is the output of an earlier step that is not committed yet.
+  struct UnknownToken {
+    std::int32_t row = 0;       ///< in this step
+    SequenceId sequence{};      ///< whose token it is
+    std::int32_t position = 0;  ///< its path position
+  };
+
+  /// [num_rows] the tokens to compute, in the caller's row order: the model's input ids.
+  /// \param placeholder  stands for unknown_tokens(), which the engine fills in on the device
+  [[nodiscard]] std::vector<token_type> tokens(const token_type& placeholder) const {
+    std::vector<token_type> all;
+    for_each_token([&](const detail::StepEntry&, std::int32_t, const token_type* token) {
+      all.push_back(token != nullptr ? *token : placeholder);
+    });
+    return all;
+  }
+  /// The same where all are known; throws InvalidArgument where one is not.
+  [[nodiscard]] std::vector<token_type> tokens() const {
+    std::vector<token_type> all;
+    for_each_token([&](const detail::StepEntry&, std::int32_t position, const token_type* token) {
+      if (token == nullptr) [[unlikely]]
+        detail::fail_argument("token at position", position,
+                              "known tokens; this one is the output of a step that is not "
+                              "committed: use tokens(placeholder) and unknown_tokens()");
+      all.push_back(*token);
+    });
+    return all;
+  }
+  /// The query tokens that are not known to the tree yet.
+  [[nodiscard]] std::vector<UnknownToken> unknown_tokens() const {
+    std::vector<UnknownToken> unknown;
+    std::int32_t row = 0;
+    for_each_token(
+        [&](const detail::StepEntry& entry, std::int32_t position, const token_type* token) {
+          if (token == nullptr)
+            unknown.push_back({row, Core::id_of(entry.sequence, entry.generation), position});
+          ++row;
+        });
+    return unknown;
+  }
+  /// [num_rows] the tokens' path positions, in the caller's row order: for the rotary embedding.
+  [[nodiscard]] std::vector<std::int32_t> positions() const {
+    std::vector<std::int32_t> all;
+    for_each_token([&](const detail::StepEntry&, std::int32_t position, const token_type*) {
+      all.push_back(position);
+    });
+    return all;
+  }
+
+ private:
+  friend class AttentionPlan;
+  StepView(const PlanView& arrays, std::shared_ptr<const ViewTicket> ticket,
+           const detail::StepHandle<Core>& step)
+      : LiveView(arrays, std::move(ticket)), shared_(step.shared()), step_(&step.record()) {}
+
+  template <class F>
+  void for_each_token(const F& f) const {
+    detail::check_current(*this);
+    if (step_ == nullptr) return;
+    for (const detail::StepEntry& entry : step_->entries)
+      for (std::int32_t p = entry.begin; p < entry.end(); ++p)
+        f(entry, p, shared_->core->known_token(entry, p));
+  }
+
+  std::shared_ptr<detail::SharedTree<Core>> shared_;
+  const detail::StepRecord* step_ = nullptr;
+};
+
+/// The query tokens of one step and the K/V that each of them reads, as plain arrays.
+///
+/// Keep one plan over many steps: if neither the tree's version nor the list of (sequence, number
+/// of query tokens) changed since the last build, only lengths advance: O(rows), nothing is
+/// allocated. Filling a chunk adds one piece to its sequence and is no rebuild either.
+class AttentionPlan {
+ public:
+  AttentionPlan() = default;
+  /// Views of `other` go on with this one.
+  AttentionPlan(AttentionPlan&& other) noexcept = default;
+  /// Views of this plan go out of date.
+  AttentionPlan& operator=(AttentionPlan&& other) noexcept {
+    if (this != &other) {
+      std::destroy_at(this);
+      std::construct_at(this, std::move(other));
+    }
+    return *this;
+  }
+  ~AttentionPlan() {
+    if (ticket_) ticket_->current = 0;
+  }
+
+  /// Brings the arrays up to date with an open step, whose rows keep the order of Step::add().
+  /// Views that this plan gave before go out of date. The step's plan carries the row copies of
+  /// forks made so far. False where the step has no rows.
+  template <class Core>
+  [[nodiscard]] StepView<Core> build(Step<Core>& step) {
+    Core& core = step.handle_.core();
+    detail::StepRecord& record = step.handle_.record();
+    if (ticket_ == nullptr) ticket_ = std::make_shared<ViewTicket>();
+    ticket_->current = 0;
+    if (record.entries.empty()) return {};
+    core.carry_copies(record, copies_);
+    const Entries entries = record.entries;
+    if (!matches(core, entries) || !advance(core, entries)) rebuild(core, entries, record.num_rows);
+    record.invalidate_view();  // another plan may have been built for the step
+    ticket_->current = record.ticket_number = ++views_;
+    record.ticket = ticket_;
+    record.built = true;
+    return {arrays(), ticket_, step.handle_};
+  }
+
+  /// How often build() could not just advance.
+  [[nodiscard]] std::uint64_t num_rebuilds() const noexcept { return num_rebuilds_; }
+
+ private:
+  using Entries = std::span<const detail::StepEntry>;
+
+  /// What was built for an entry of the step.
+  struct Built {
+    SequenceIndex sequence;
+    std::uint32_t generation;
+    std::int32_t length;           // query tokens
+    std::int32_t row = 0;          // the plan's index of the first of them
+    std::int32_t piece_limit = 0;  // end of the room for the sequence's own pieces
+  };
+
+  static constexpr std::int32_t none = -1;
+  static std::size_t at(std::int32_t i) noexcept { return static_cast<std::size_t>(i); }
+
+  [[nodiscard]] PlanView arrays() const noexcept {
+    PlanView view;
+    view.num_rows = static_cast<std::int32_t>(row_token_.size());
+    view.num_segments = static_cast<std::int32_t>(segments_.size());
+    view.num_pieces = static_cast<std::int32_t>(pieces_.size());
+    view.num_copies = static_cast<std::int32_t>(copies_.size());
+    view.chunk_size = chunk_size_;
+    view.segments = segments_.data();
+    view.pieces = pieces_.data();
+    view.row_token = row_token_.data();
+    view.row_kv_len = row_kv_len_.data();
+    view.row_segment = row_segment_.data();
+    view.writes = writes_.data();
+    view.copies = copies_.data();
+    view.topology = topology_;
+    view.pieces_version = pieces_version_;
+    return view;
+  }
+
+  template <class Core>
+  [[nodiscard]] bool matches(const Core& core, Entries entries) const noexcept {
+    return built_for_ == core.id() && built_version_ == core.version() &&
+           std::equal(entries.begin(), entries.end(), built_.begin(), built_.end(),
+                      [](const detail::StepEntry& entry, const Built& built) {
+                        return entry.sequence == built.sequence &&
+                               entry.generation == built.generation && entry.length == built.length;
+                      });
+  }
+
+  /// The common step: lengths grow, and now and then a tail gets one slot more. False if a tail
+  /// got its first place, which makes a new segment.
+  template <class Core>
+  bool advance(const Core& core, Entries entries) {
+    bool pieces_changed = false;
+    for (std::size_t e = 0; e < entries.size(); ++e) {
+      const detail::StepEntry& entry = entries[e];
+      if (e + 8 < entries.size()) {
+        CHUNKATTN_PREFETCH(&core.node(core.sequence(entries[e + 8].sequence).tail));
+        CHUNKATTN_PREFETCH(&segments_[at(row_segment_[at(built_[e + 8].row)])]);
+      }
+      Built& built = built_[e];
+      const auto& tail = core.node(core.sequence(entry.sequence).tail);
+      Segment& segment = segments_[at(row_segment_[at(built.row)])];
+      if (tail.end() > segment.position + segment.length) {
+        if (built.piece_limit == 0) return false;
+        pieces_changed = true;
+        while (tail.end() > segment.position + segment.length) append_piece(core, built, segment);
+      }
+      for (std::int32_t i = 0; i < entry.length; ++i)
+        row_kv_len_[at(built.row + i)] = entry.begin + i + 1;
+      set_writes(core, entry);
+    }
+    if (pieces_changed) ++pieces_version_;
+    return true;
+  }
+
+  /// Adds the tail's next slot to its segment, moving the segment's pieces where they have room.
+  template <class Core>
+  void append_piece(const Core& core, Built& built, Segment& segment) {
+    if (segment.piece_begin + segment.piece_count == built.piece_limit) {
+      const std::size_t begin = pieces_.size();
+      pieces_.resize(begin + 2 * at(segment.piece_count) + at(slack(chunk_size_)), Piece{});
+      std::copy_n(pieces_.begin() + segment.piece_begin, segment.piece_count,
+                  pieces_.begin() + static_cast<std::ptrdiff_t>(begin));
+      segment.piece_begin = static_cast<std::int32_t>(begin);
+      built.piece_limit = static_cast<std::int32_t>(pieces_.size());
+    }
+    const Piece& last = pieces_[at(segment.piece_begin + segment.piece_count - 1)];
+    const SlotIndex next = core.next_slot(last.slot);
+    pieces_[at(segment.piece_begin + segment.piece_count)] = {next, 0, chunk_size_,
+                                                              last.position + last.length};
+    ++segment.piece_count;
+    segment.length += chunk_size_;
+  }
+
+  /// Room left behind a tail's pieces: a thousand tokens before the first move.
+  static constexpr std::int32_t slack(std::int32_t chunk_size) noexcept {
+    return std::max(8, 1024 / chunk_size);
+  }
+
+  // ---- rebuilding: walk up from each tail, then depth-first down over what was touched ---------
+
+  struct ActiveNode {
+    std::uint64_t mark = 0;
+    std::int32_t first_child = none, last_child = none, next_sibling = none;
+    std::int32_t entry = none;  // of the sequence whose tail this is
+  };
+  struct Frame {
+    NodeIndex next;          // child to visit
+    std::int32_t segment;    // that its path runs through, none at the root
+    bool leaves;             // on the way up: close `segment`
+    std::int32_t sequences;  // seen before the segment was opened
+  };
+
+  template <class Core>
+  void rebuild(const Core& core, Entries entries, std::int32_t num_rows) {
+    built_for_ = 0;  // until all is there: an allocation may fail
+    chunk_size_ = Core::chunk_size;
+    row_token_.resize(at(num_rows));
+    row_kv_len_.resize(at(num_rows));
+    row_segment_.resize(at(num_rows));
+    writes_.resize(at(num_rows));
+    segments_.clear();
+    pieces_.clear();
+    built_.clear();
+    for (const detail::StepEntry& entry : entries)
+      built_.push_back({entry.sequence, entry.generation, entry.length});
+    link_paths(core, entries);
+    number_rows(core, entries);
+    for (const detail::StepEntry& entry : entries) set_writes(core, entry);
+    built_for_ = core.id();
+    built_version_ = core.version();
+    topology_ = detail::next_topology();
+    ++pieces_version_;
+    ++num_rebuilds_;
+  }
+
+  /// Marks the nodes on the rows' paths and links them to their marked children, in the order of
+  /// the first row below.
+  template <class Core>
+  void link_paths(const Core& core, Entries entries) {
+    ++mark_;
+    const auto touch = [&](NodeIndex n) -> ActiveNode& {
+      if (nodes_.size() <= at(n)) nodes_.resize(2 * at(n) + 64);
+      ActiveNode& node = nodes_[at(n)];
+      if (node.mark != mark_) {
+        node = ActiveNode{};
+        node.mark = mark_;
+      }
+      return node;
+    };
+    touch(detail::root_node);
+    for (std::size_t e = 0; e < entries.size(); ++e) {
+      NodeIndex child = core.sequence(entries[e].sequence).tail;
+      touch(child).entry = static_cast<std::int32_t>(e);
+      while (child != detail::root_node) {
+        const NodeIndex parent = core.node(child).parent;
+        const bool known = at(parent) < nodes_.size() && nodes_[at(parent)].mark == mark_;
+        ActiveNode& node = touch(parent);
+        if (node.first_child == none)
+          node.first_child = child;
+        else
+          nodes_[at(node.last_child)].next_sibling = child;
+        node.last_child = child;
+        if (known) break;
+        child = parent;
+      }
+    }
+  }
+
+  template <class Core>
+  void number_rows(const Core& core, Entries entries) {
+    std::int32_t row = 0, sequences = 0;
+    stack_.clear();
+    stack_.push_back({nodes_[detail::root_node].first_child, none, false, 0});
+    while (!stack_.empty()) {
+      const Frame frame = stack_.back();
+      stack_.pop_back();
+      if (frame.leaves) {
+        segments_[at(frame.segment)].row_end = row;
+        segments_[at(frame.segment)].num_sequences = sequences - frame.sequences;
+        continue;
+      }
+      if (frame.next == none) continue;
+      NodeIndex n = frame.next;
+      if (nodes_[at(n)].next_sibling != none)
+        stack_.push_back({nodes_[at(n)].next_sibling, frame.segment, false, 0});
+
+      // One segment for the unary run that starts here.
+      const auto piece_begin = static_cast<std::int32_t>(pieces_.size());
+      const std::int32_t position = core.node(n).position;
+      add_pieces(core, n, piece_begin);
+      while (nodes_[at(n)].first_child != none &&
+             nodes_[at(n)].first_child == nodes_[at(n)].last_child) {
+        n = nodes_[at(n)].first_child;
+        add_pieces(core, n, piece_begin);
+      }
+      std::int32_t segment = frame.segment;
+      const auto piece_end = static_cast<std::int32_t>(pieces_.size());
+      if (piece_end > piece_begin) {
+        segment = static_cast<std::int32_t>(segments_.size());
+        const Piece& last = pieces_.back();
+        segments_.push_back({row, row, piece_begin, piece_end - piece_begin, position,
+                             last.position + last.length - position, frame.segment, 0});
+        stack_.push_back({none, segment, true, sequences});
+      }
+      const std::int32_t e = nodes_[at(n)].entry;
+      if (e == none) {
+        stack_.push_back({nodes_[at(n)].first_child, segment, false, 0});
+        continue;
+      }
+      const detail::StepEntry& entry = entries[at(e)];
+      Built& built = built_[at(e)];
+      built.row = row;
+      if (core.node(n).length > 0) {
+        extend_to_slot_end(core, n);
+        pieces_.resize(pieces_.size() + at(slack(chunk_size_)), Piece{});
+        built.piece_limit = static_cast<std::int32_t>(pieces_.size());
+      }
+      for (std::int32_t i = 0; i < entry.length; ++i, ++row) {
+        row_token_[at(row)] = entry.first_row + i;
+        row_kv_len_[at(row)] = entry.begin + i + 1;
+        row_segment_[at(row)] = segment;
+      }
+      ++sequences;
+    }
+  }
+
+  template <class Core>
+  void add_pieces(const Core& core, NodeIndex index, std::int32_t piece_begin) {
+    const auto& n = core.node(index);
+    core.for_each_run(
+        n, 0, n.length,
+        [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
+          if (static_cast<std::int32_t>(pieces_.size()) > piece_begin) {
+            Piece& last = pieces_.back();
+            if (last.slot == slot && last.begin + last.length == offset) {
+              last.length += run;  // split nodes of one path read as one
+              return true;
+            }
+          }
+          pieces_.push_back({slot, offset, run, n.position + done});
+          return true;
+        });
+  }
+
+  /// The free places behind a tail are its own: the piece covers them, so that it need not change
+  /// until the slot is full.
+  template <class Core>
+  void extend_to_slot_end(const Core& core, NodeIndex tail) {
+    if (!core.owns_end(core.node(tail))) return;
+    Piece& last = pieces_.back();
+    segments_.back().length += chunk_size_ - (last.begin + last.length);
+    last.length = chunk_size_ - last.begin;
+  }
+
+  /// Where the new tokens' K/V go. Positions that are written, or another sequence's to write, are
+  /// skipped.
+  template <class Core>
+  void set_writes(const Core& core, const detail::StepEntry& entry) {
+    const auto& tail = core.node(core.sequence(entry.sequence).tail);
+    if (entry.length == 1 && entry.begin >= tail.position) {  // decode
+      const std::int32_t offset = entry.begin - tail.position, place = tail.begin + offset;
+      WriteTarget& target = writes_[at(entry.first_row)];
+      if (tail.writer == entry.sequence && offset >= tail.written && offset < tail.length)
+        target = {core.slot_of(tail, place), place % Core::chunk_size};
+      else
+        target = {no_slot, 0};
+      return;
+    }
+    for (std::int32_t i = 0; i < entry.length; ++i) writes_[at(entry.first_row + i)] = {no_slot, 0};
+    core.for_each_node(
+        entry.sequence, {entry.begin, entry.length},
+        [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
+          const auto& n = core.node(index);
+          if (n.writer != entry.sequence) return;
+          const std::int32_t first = std::max(offset, n.written);
+          const std::int32_t row = entry.first_row + n.position + first - entry.begin;
+          core.for_each_run(
+              n, first, offset + length - first,
+              [&](SlotIndex slot, std::int32_t place, std::int32_t run, std::int32_t done) {
+                for (std::int32_t i = 0; i < run; ++i)
+                  writes_[at(row + done + i)] = {slot, place + i};
+                return true;
+              });
+        });
+  }
+
+  std::shared_ptr<ViewTicket> ticket_;
+  std::uint64_t views_ = 0;
+  std::vector<Built> built_;
+  std::uint64_t built_for_ = 0;  // the tree's number, 0: nothing
+  std::uint64_t built_version_ = 0;
+  std::uint64_t topology_ = 0, pieces_version_ = 0, num_rebuilds_ = 0;
+  std::int32_t chunk_size_ = 0;
+
+  std::vector<Segment> segments_;
+  std::vector<Piece> pieces_;
+  std::vector<std::int32_t> row_token_, row_kv_len_, row_segment_;
+  std::vector<WriteTarget> writes_;
+  std::vector<RowCopy> copies_;
+
+  std::uint64_t mark_ = 0;
+  std::vector<ActiveNode> nodes_;  // by node
+  std::vector<Frame> stack_;
+};
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,374 @@
+// A step of an engine as an object of the tree: what is computed, while it runs, and what came out.
+//
+//   Step            open: sequences are added, AttentionPlan::build() makes the kernels' arrays
+//     submitted()   the kernels are queued on a device that runs steps in this order
+//   InFlight        nothing that it reads or writes is used otherwise
+//     finished()    the kernels have run (for a synchronous backend at once: Step::finished())
+//   Finished        outputs are committed
+//
+// Each is move-only and has one owner. Dropping a Step cancels it: nothing happened. Dropping an
+// InFlight keeps everything it may touch aside until a later step has finished. Dropping a Finished
+// gives up the outputs that were not committed.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../base/concepts.hpp"
+#include "../base/config.hpp"
+#include "../base/error.hpp"
+#include "retention.hpp"
+#include "sequence.hpp"
+#include "shared_tree.hpp"
+#include "step_record.hpp"
+#include "types.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+class AttentionPlan;
+template <class Core>
+class StepView;
+
+/// The rows of one sequence in a step. Rows are counted over the whole step, in the order of add().
+struct StepRow {
+  SequenceId sequence = SequenceId::none;  ///< whose
+  std::int32_t index = 0;                  ///< how many sequences were added before it
+  std::int32_t position = 0;               ///< path position of the first row
+  std::int32_t first_row = 0;              ///< of q, k, v and out
+  std::int32_t num_rows = 0;               ///< drafts included
+  std::int32_t num_drafts = 0;             ///< the last rows are these
+  /// Whether the rows reach the end of the sequence, so that there is something to sample. (A part
+  /// of a longer prompt has no output.)
+  bool has_output = false;
+
+  /// The row whose logits give the first output; those of the drafts follow.
+  [[nodiscard]] std::int32_t output_row() const noexcept {
+    return first_row + num_rows - 1 - num_drafts;
+  }
+};
+
+/// What Step::add() says: the rows, or why there are none.
+class AddResult {
+ public:
+  /// Whether the sequence was added.
+  [[nodiscard]] explicit operator bool() const noexcept { return reason_ == HoldReason::none; }
+  /// Its rows. Throws if it was not added.
+  [[nodiscard]] const StepRow& row() const {
+    detail::check_argument(reason_ == HoldReason::none, "add()", "not added",
+                           "to be asked for rows only where it was");
+    return row_;
+  }
+  /// Why it was not added.
+  [[nodiscard]] HoldReason reason() const noexcept { return reason_; }
+  /// With HoldReason::waits_for_sequence: which one. Add it first, wait until it has written, or
+  /// Sequence::take_over() its job.
+  [[nodiscard]] SequenceId waits_for() const noexcept { return waits_for_; }
+  /// With HoldReason::waits_for_step: the number of the step that has to finish first.
+  [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
+
+ private:
+  template <class>
+  friend class Step;
+  HoldReason reason_ = HoldReason::none;
+  SequenceId waits_for_ = SequenceId::none;
+  std::uint64_t step_ = 0;
+  StepRow row_;
+};
+
+/// Drafts whose tokens only the device knows.
+struct UnknownDrafts {
+  std::size_t count = 0;  ///< how many
+};
+
+namespace detail {
+
+inline StepRow row_of(const StepEntry& entry, std::int32_t index, SequenceId id) noexcept {
+  return {id, index, entry.begin, entry.first_row, entry.length, entry.drafts, entry.has_output};
+}
+
+/// Ownership of a step's record, whatever the step's state.
+template <class Core>
+class StepHandle {
+ public:
+  using Shared = SharedTree<Core>;
+
+  StepHandle(std::shared_ptr<Shared> shared, std::int32_t index)
+      : shared_(std::move(shared)), index_(index), number_(shared_->core->step(index).number) {}
+  StepHandle(StepHandle&& other) noexcept = default;
+  StepHandle& operator=(StepHandle&& other) noexcept = default;
+
+  [[nodiscard]] bool empty() const noexcept { return shared_ == nullptr; }
+  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+  [[nodiscard]] Core& core() const {
+    if (shared_ == nullptr || !shared_->core) [[unlikely]]
+      fail_argument("step", shared_ == nullptr ? "moved-from" : "orphaned",
+                    "a step that was not moved from and whose tree still exists");
+    return *shared_->core;
+  }
+  [[nodiscard]] StepRecord& record() const { return core().step(index_); }
+  /// The same as core(), with what other threads dropped meanwhile settled.
+  Core& enter() const {
+    Core& entered = core();
+    shared_->enter();
+    return entered;
+  }
+  [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return shared_; }
+
+  void drop(typename Shared::Drop what) noexcept {
+    if (shared_) shared_->drop(what, index_, number_);
+    shared_.reset();
+  }
+
+ private:
+  std::shared_ptr<Shared> shared_;
+  std::int32_t index_ = none;
+  std::uint64_t number_ = 0;
+};
+
+}  // namespace detail
+
+/// A step that has finished: its K/V is written. Commit what was sampled, then drop it.
+template <class Core>
+class [[nodiscard]] Finished {
+ public:
+  using token_type = typename Core::token_type;  ///< what outputs are
+
+  Finished(Finished&&) noexcept = default;
+  /// Gives up what was not committed, and takes over `other`.
+  Finished& operator=(Finished&& other) noexcept {
+    if (this != &other) {
+      close();
+      handle_ = std::move(other.handle_);
+    }
+    return *this;
+  }
+  ~Finished() { close(); }
+
+  /// Its number, counted from 1 over all steps of the tree.
+  [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
+
+  /// A forward range of the StepRow whose outputs can be committed, in the order of add(): not
+  /// those of sequences that have left, of parts of a prompt, or of rows that were computed behind
+  /// a draft that was rejected.
+  class Rows {
+   public:
+    /// Skips rows without output.
+    class iterator {
+     public:
+      using iterator_category = std::input_iterator_tag;  ///< values are made on the fly
+      using value_type = StepRow;                         ///< what it gives
+      using difference_type = std::ptrdiff_t;             ///< of positions
+      using pointer = const StepRow*;                     ///< not used
+      using reference = StepRow;                          ///< a value
+
+      iterator(const Core& core, const detail::StepRecord& record, std::size_t at)
+          : core_(&core), record_(&record), at_(at) {
+        skip();
+      }
+      /// The row.
+      StepRow operator*() const {
+        const detail::StepEntry& entry = record_->entries[at_];
+        return detail::row_of(entry, static_cast<std::int32_t>(at_),
+                              Core::id_of(entry.sequence, entry.generation));
+      }
+      /// On to the next.
+      iterator& operator++() {
+        ++at_;
+        skip();
+        return *this;
+      }
+      /// Whether both stand at the same row.
+      friend bool operator==(const iterator& a, const iterator& b) { return a.at_ == b.at_; }
+
+     private:
+      void skip() {
+        while (at_ < record_->entries.size() && !core_->has_output(record_->entries[at_])) ++at_;
+      }
+      const Core* core_;
+      const detail::StepRecord* record_;
+      std::size_t at_;
+    };
+    /// The first row.
+    [[nodiscard]] iterator begin() const { return {*core_, *record_, 0}; }
+    /// Behind the last.
+    [[nodiscard]] iterator end() const { return {*core_, *record_, record_->entries.size()}; }
+
+   private:
+    friend class Finished;
+    Rows(const Core& core, const detail::StepRecord& record) : core_(&core), record_(&record) {}
+    const Core* core_;
+    const detail::StepRecord* record_;
+  };
+  /// The rows that are to be sampled from; valid until this object is moved or dropped.
+  [[nodiscard]] Rows rows() const { return {handle_.core(), handle_.record()}; }
+
+  /// The output that was sampled from the row's logits: it becomes the next token to compute. A row
+  /// with drafts: the first draft was wrong. Throws InvalidArgument for a row that rows() does not
+  /// give (any more).
+  void commit(const StepRow& row, const token_type& output) {
+    commit(row, std::span<const token_type>(&output, 1));
+  }
+  /// The same with drafts: those that were right, then one token more.
+  void commit(const StepRow& row, std::span<const token_type> outputs) {
+    Core& core = handle_.core();
+    detail::StepRecord& record = handle_.record();
+    const auto index = static_cast<std::size_t>(row.index);
+    if (row.index < 0 || index >= record.entries.size() ||
+        record.entries[index].begin != row.position ||
+        Core::id_of(record.entries[index].sequence, record.entries[index].generation) !=
+            row.sequence) [[unlikely]]
+      detail::fail_argument("row", row.index, "a row of this step");
+    core.commit(record.entries[index], outputs);
+  }
+
+ private:
+  template <class>
+  friend class Step;
+  template <class>
+  friend class InFlight;
+  explicit Finished(detail::StepHandle<Core>&& handle) : handle_(std::move(handle)) {}
+  void close() noexcept { handle_.drop(detail::SharedTree<Core>::Drop::finished); }
+
+  detail::StepHandle<Core> handle_;
+};
+
+/// A step that is queued on a device. Steps run in the order in which they were submitted; at most
+/// 4 are in flight.
+template <class Core>
+class [[nodiscard]] InFlight {
+ public:
+  InFlight(InFlight&&) noexcept = default;
+  /// Drops what it stood for, and takes over `other`.
+  InFlight& operator=(InFlight&& other) noexcept {
+    if (this != &other) {
+      drop();
+      handle_ = std::move(other.handle_);
+    }
+    return *this;
+  }
+  ~InFlight() { drop(); }
+
+  /// Its number, counted from 1 over all steps of the tree.
+  [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
+
+  /// The device has run it: what it computed is written from now on. Throws InvalidArgument, with
+  /// nothing changed, while an earlier step is in flight.
+  Finished<Core> finished() && {
+    handle_.enter().finish_step(handle_.record());
+    return Finished<Core>(std::move(handle_));
+  }
+
+ private:
+  template <class>
+  friend class Step;
+  explicit InFlight(detail::StepHandle<Core>&& handle) : handle_(std::move(handle)) {}
+  void drop() noexcept { handle_.drop(detail::SharedTree<Core>::Drop::step); }
+
+  detail::StepHandle<Core> handle_;
+};
+
+/// An open step; a tree has at most one. From add() on, what its rows read and write is kept for
+/// it, whatever becomes of the sequences.
+template <class Core>
+class [[nodiscard]] Step {
+ public:
+  using token_type = typename Core::token_type;        ///< what sequences are made of
+  static constexpr int chunk_size = Core::chunk_size;  ///< tokens per slot
+
+  Step(Step&&) noexcept = default;
+  /// Cancels what it stood for, and takes over `other`.
+  Step& operator=(Step&& other) noexcept {
+    if (this != &other) {
+      drop();
+      handle_ = std::move(other.handle_);
+    }
+    return *this;
+  }
+  ~Step() { drop(); }
+
+  /// Adds the next tokens of a sequence that are to be computed, at most `budget` of them. Where
+  /// these reach its end, the step gives an output for it, and `drafts`, guesses of the tokens
+  /// behind, are computed too, as far as the budget goes. While an earlier step's output for it is
+  /// to come, the token to compute is unknown (StepView::unknown_tokens()).
+  ///
+  /// A sequence that reads what another one is to write comes after that one; before it, it goes no
+  /// further than what is there. Nothing is added to a step that was open when an earlier one was
+  /// dropped in flight: nothing of it counts any more, drop or finish it. Where the result is
+  /// false, nothing has changed but what was cached and not in use.
+  [[nodiscard]] AddResult add(Sequence<Core>& sequence,
+                              std::size_t budget = std::numeric_limits<std::size_t>::max(),
+                              std::span<const token_type> drafts = {}) {
+    return add(sequence, budget, drafts, 0);
+  }
+  /// The same with drafts that only the device knows. Whether accepted ones are the drafts is then
+  /// the engine's word.
+  [[nodiscard]] AddResult add(Sequence<Core>& sequence, std::size_t budget, UnknownDrafts drafts) {
+    return add(sequence, budget, {}, limited(drafts.count));
+  }
+
+  /// Query tokens added so far: rows of q, k, v and out.
+  [[nodiscard]] int num_rows() const { return handle_.record().num_rows; }
+  /// Sequences added so far.
+  [[nodiscard]] int num_sequences() const {
+    return static_cast<int>(handle_.record().entries.size());
+  }
+  /// Its number, counted from 1 over all steps of the tree.
+  [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
+
+  /// The kernels are queued. Throws InvalidArgument, with nothing changed, unless a plan was built
+  /// after the last add().
+  InFlight<Core> submitted() && {
+    handle_.core().submit(handle_.record());
+    return InFlight<Core>(std::move(handle_));
+  }
+  /// The kernels have run, for backends that wait. The same checks as submitted() and
+  /// InFlight::finished().
+  Finished<Core> finished() && {
+    handle_.enter().finish_step(handle_.record());
+    return Finished<Core>(std::move(handle_));
+  }
+
+ private:
+  template <TokenType, int, ChunkAllocator, RetentionPolicy>
+  friend class PrefixTree;
+  friend class AttentionPlan;
+  explicit Step(detail::StepHandle<Core>&& handle) : handle_(std::move(handle)) {}
+
+  AddResult add(Sequence<Core>& sequence, std::size_t budget, std::span<const token_type> drafts,
+                std::int32_t unknown_drafts) {
+    Core& core = handle_.core();
+    if (&sequence.core() != &core) [[unlikely]]
+      detail::fail_argument("sequence", "of another tree", "a sequence of the step's tree");
+    if (budget < 1) [[unlikely]]
+      detail::fail_argument("budget", budget, "at least one token");
+    detail::StepRecord& record = handle_.record();
+    const detail::AddOutcome outcome =
+        core.add(record, sequence.index_, limited(budget),
+                 drafts.first(std::min(drafts.size(), budget)), unknown_drafts);
+    AddResult result;
+    result.reason_ = outcome.reason;
+    result.step_ = outcome.step;
+    if (outcome.waits_for != detail::none) result.waits_for_ = core.id_of(outcome.waits_for);
+    if (outcome.reason == HoldReason::none)
+      result.row_ = detail::row_of(record.entries.back(),
+                                   static_cast<std::int32_t>(record.entries.size()) - 1,
+                                   core.id_of(sequence.index_));
+    return result;
+  }
+  static std::int32_t limited(std::size_t n) noexcept {
+    return static_cast<std::int32_t>(std::min(n, std::size_t{1} << 30));
+  }
+  void drop() noexcept { handle_.drop(detail::SharedTree<Core>::Drop::step); }
+
+  detail::StepHandle<Core> handle_;
+};
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,68 @@
+// What the tree keeps of a step: which sequences it computes, and how far it has come.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "../base/config.hpp"
+#include "../plan/view.hpp"
+#include "records.hpp"
+#include "types.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// The rows of one sequence in a step: path positions [begin, begin + length).
+struct StepEntry {
+  SequenceIndex sequence = none;
+  std::uint32_t generation = 0;  ///< of the sequence, when it was added
+  std::uint32_t epoch = 0;       ///< the same
+  std::int32_t begin = 0;
+  std::int32_t length = 0;
+  std::int32_t drafts = 0;     ///< of these, the last ones: guesses
+  std::int32_t first_row = 0;  ///< in the caller's order
+  bool has_output = false;     ///< it reaches the end of the sequence: there is something to sample
+  bool drafts_known = false;   ///< the drafts' tokens are stored, to be compared with the outputs
+
+  [[nodiscard]] std::int32_t end() const noexcept { return begin + length; }
+  /// Where the first output goes.
+  [[nodiscard]] std::int32_t output_position() const noexcept { return end() - drafts; }
+};
+
+/// What became of a sequence that was to be added to a step.
+struct AddOutcome {
+  HoldReason reason = HoldReason::none;
+  SequenceIndex waits_for = none;  ///< HoldReason::waits_for_sequence
+  std::uint64_t step = 0;          ///< HoldReason::waits_for_step
+};
+
+enum class StepState : std::uint8_t {
+  free,
+  open,       ///< sequences are added, the plan is built, kernels may run
+  in_flight,  ///< submitted to a device
+  abandoned,  ///< dropped in flight: the device may still run it
+  finished    ///< outputs are to be committed
+};
+
+struct StepRecord {
+  std::uint64_t number = 0;  ///< counted from 1
+  StepState state = StepState::free;
+  bool built = false;    ///< a plan was built for it
+  bool is_void = false;  ///< it was abandoned, or rests on one that was: nothing of it counts
+  std::int32_t num_rows = 0;
+  std::vector<StepEntry> entries;
+  std::shared_ptr<ViewTicket> ticket;  ///< of the plan that was built for it
+  std::uint64_t ticket_number = 0;
+
+  void invalidate_view() noexcept {
+    if (ticket && ticket->current == ticket_number) ticket->current = 0;
+    ticket.reset();
+  }
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END
