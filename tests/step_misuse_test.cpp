@@ -51,7 +51,7 @@ struct Bench {
 
   Tree tree;
   AttentionPlan plan;
-  StepView<std::remove_cvref_t<decltype(tree.core())>> view;
+  Tree::StepView view;
 };
 
 StepRow first_row(const Tree::Finished& done) {

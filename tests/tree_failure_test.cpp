@@ -259,10 +259,10 @@ TEST_CASE("a twin that leaves before its copy was made takes the copy back") {
     tree.retire(plan.step());
     {
       auto twin = source.fork();
-      CHECK(tree.core().pending_copies().size() == 1);
+      CHECK(tree.core().copies.all().size() == 1);
     }
     tree.check_invariants();
-    CHECK(tree.core().pending_copies().empty());
+    CHECK(tree.core().copies.all().empty());
     source.leave();
     CHECK(tree.stats().retiring_sequences == 0);
     // What the source wrote is cache; the twin's unwritten duplicate is not.

@@ -1,43 +1,64 @@
 #!/usr/bin/env bash
-# Includes go down the list in tools/header_order.txt and never up: a header may include only headers
-# that stand before it there. The CPU and the CUDA backend do not know each other. A header that is
-# not on the list fails, so that its place is decided on purpose.
+# The house of the headers: each folder of include/chunkattn is a room, and includes go down the list
+# of rooms below, never up. Within a room no two headers include each other in a circle. The CPU and the
+# CUDA backend do not know each other.
 set -eu
 cd "$(dirname "$0")/.."
+rooms="base tree plan kv attention cpu cuda top"  # lowest first; top: the headers outside all rooms
+max_rooms=15 max_arrows=30 max_lines=500
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 
-declare -A rank=()
+declare -A rank=() arrows=() includes=()
 n=0
-while read -r header _; do
-  case $header in '' | '#'*) continue ;; esac
-  rank[$header]=$((n += 1))
-  [ -f "include/chunkattn/$header" ] || bad "tools/header_order.txt names $header, which does not exist"
-done <tools/header_order.txt
+for room in $rooms; do rank[$room]=$((n += 1)); done
+room_of() { case $1 in */*) echo "${1%%/*}" ;; *) echo top ;; esac; }
 
-edges=0
+headers=0 edges=0
 while read -r path; do
   header=${path#include/chunkattn/}
-  [ -n "${rank[$header]:-}" ] || { bad "$header is not in tools/header_order.txt"; continue; }
+  headers=$((headers + 1))
+  room=$(room_of "$header")
+  [ -n "${rank[$room]:-}" ] || { bad "$header is in no known room: $rooms"; continue; }
+  lines=$(wc -l <"$path")
+  [ "$lines" -le $max_lines ] || bad "$header has $lines lines, more than $max_lines: one idea per file"
   while read -r name; do
-    target=$(dirname "$header")/$name
-    [ -f "include/chunkattn/$target" ] || target=${name#chunkattn/}
-    target=$(realpath -m --relative-to=include/chunkattn "include/chunkattn/$target")
+    target=$(realpath -m --relative-to=include/chunkattn "include/chunkattn/$(dirname "$header")/$name")
     edges=$((edges + 1))
-    if [ -z "${rank[$target]:-}" ]; then
-      bad "$header includes $name, which is not in tools/header_order.txt"
-    elif [ "${rank[$target]}" -ge "${rank[$header]}" ]; then
-      bad "$header includes $target, which stands after it in tools/header_order.txt"
+    includes[$header]="${includes[$header]:-} $target"
+    to=$(room_of "$target")
+    [ -f "include/chunkattn/$target" ] || bad "$header includes $name, which does not exist"
+    if [ "$to" != "$room" ]; then
+      arrows[$room:$to]=1
+      [ "${rank[$to]:-99}" -lt "${rank[$room]}" ] || bad "$header includes $target, of a room above its own"
     fi
-    case $header:$target in
-      cpu/*:cuda/* | cuda/*:cpu/*) bad "$header includes $target of the other backend" ;;
-    esac
+    case $room:$to in cpu:cuda | cuda:cpu) bad "$header includes $target of the other backend" ;; esac
     case $header:$target in
       chunkattn.hpp:*.cuh) ;;
       *.hpp:*.cuh) bad "$header includes $target: a .hpp must compile without nvcc" ;;
     esac
   done < <(sed -nE 's/^ *#include "([^"]+)".*/\1/p' "$path")
 done < <(find include/chunkattn -name '*.hpp' -o -name '*.cuh' | sort)
+
+# Circles: take away headers all of whose includes are taken away, until nothing changes.
+left=("${!includes[@]}")
+while :; do
+  declare -A stays=()
+  for header in "${left[@]}"; do stays[$header]=1; done
+  next=()
+  for header in "${left[@]}"; do
+    for target in ${includes[$header]}; do
+      if [ -n "${stays[$target]:-}" ]; then next+=("$header"); break; fi
+    done
+  done
+  [ ${#next[@]} -gt 0 ] || break
+  [ ${#next[@]} -lt ${#left[@]} ] || { bad "these include each other in a circle: ${next[*]}"; break; }
+  left=("${next[@]}")
+  unset stays
+done
+
+[ $n -le $max_rooms ] || bad "$n rooms, more than $max_rooms"
+[ ${#arrows[@]} -le $max_arrows ] || bad "${#arrows[@]} arrows between rooms, more than $max_arrows"
 
 # Nothing public includes the standard streams, fmt or CUB's umbrella; no unnamed namespaces.
 if grep -rnE '^ *#include <(iostream|ostream|istream|sstream|fstream|iomanip|print|format|regex|fmt/.*|cub/cub.cuh)>' include; then
@@ -46,5 +67,5 @@ fi
 if grep -rnE 'namespace *\{|using namespace' include; then
   bad "no unnamed namespaces and no 'using namespace' in headers"
 fi
-[ $status -eq 0 ] && echo "$n headers, $edges includes, all of them downwards"
+[ $status -eq 0 ] && echo "$headers headers in $n rooms, $edges includes, ${#arrows[@]} arrows between rooms, all downwards"
 exit $status

@@ -56,7 +56,7 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
     tree_->check_invariants();
     TreeStats stats = tree_->stats();
     expect(stats.live_sequences == 0, "nobody is left");
-    if (tree_->core().pending_copies().empty()) {  // else what is to be copied waits
+    if (tree_->core().copies.all().empty()) {  // else what is to be copied waits
       expect(stats.leaving_sequences == 0, "nobody waits");
       expect(stats.used_slots == stats.retained_slots, "only cache is left");
     }
@@ -226,7 +226,7 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
     for (const LivePtr& live : live_) {
       if (live->tokens.size() > options_.max_length) continue;
       expect(live->handle.num_uncomputed() == 0, "all is computed");
-      expect(live->handle.num_written() == live->known || !tree_->core().pending_copies().empty(),
+      expect(live->handle.num_written() == live->known || !tree_->core().copies.all().empty(),
              "all is written");
     }
     count("everybody");
@@ -294,7 +294,7 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
     const auto& core = tree_->core();
     const auto index =
         static_cast<std::int32_t>((static_cast<std::uint64_t>(live.id) - 1) & 0xffffffffu);
-    return core.node(core.sequence(index).tail);
+    return core.topology.node(core.sequences[index].tail);
   }
 
   // ---- the cache as a whole ------------------------------------------------------------------

@@ -8,9 +8,10 @@
 #include "../base/config.hpp"
 #include "../base/device.hpp"
 #include "../base/error.hpp"
-#include "../base/executor.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+class ThreadPool;  // base/executor.hpp
 
 /// How partial results of the same rows are brought together, where several tasks share them.
 enum class Reduce {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <functional>
 
-#include "../plan/view.hpp"
 #include "config.hpp"
+#include "slot.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

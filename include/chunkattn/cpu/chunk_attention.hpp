@@ -21,6 +21,7 @@
 #include "../attention/options.hpp"
 #include "../attention/state.hpp"
 #include "../base/concepts.hpp"
+#include "../base/executor.hpp"
 #include "block.hpp"
 #include "checks.hpp"
 #include "chunk_first.hpp"

@@ -22,7 +22,7 @@
 #include "../base/config.hpp"
 #include "../base/device.hpp"
 #include "../base/error.hpp"
-#include "../plan/view.hpp"
+#include "../base/slot.hpp"
 #include "quantized.hpp"
 #include "view.hpp"
 
@@ -123,7 +123,8 @@ class KvCache<Cpu, T> {
   }
 
   /// K and V of layer `index`, for all slots that the tree has handed out so far. Take it anew in
-  /// each step: a tree that grows needs more memory, which this call provides.
+  /// each step, on the thread that calls the tree: a tree that grows needs more memory, which this
+  /// call provides.
   [[nodiscard]] KvView<T> layer(int index) {
     if (index < 0 || static_cast<std::size_t>(index) >= layers_.size()) [[unlikely]]
       detail::fail_argument("layer", index,

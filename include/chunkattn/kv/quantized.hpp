@@ -11,7 +11,7 @@
 #include "../base/config.hpp"
 #include "../base/element.hpp"
 #include "../base/error.hpp"
-#include "../plan/view.hpp"
+#include "../base/slot.hpp"
 #include "view.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

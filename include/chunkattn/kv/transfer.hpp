@@ -15,7 +15,7 @@
 
 #include "../base/config.hpp"
 #include "../base/error.hpp"
-#include "../plan/view.hpp"
+#include "../base/slot.hpp"
 #include "../tree/types.hpp"
 #include "cache.hpp"
 #include "view.hpp"

@@ -9,7 +9,7 @@
 #include "../base/config.hpp"
 #include "../base/element.hpp"
 #include "../base/error.hpp"
-#include "../plan/view.hpp"
+#include "../base/slot.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -13,9 +13,7 @@
 
 #include "../base/config.hpp"
 #include "../base/error.hpp"
-#include "../tree/records.hpp"
 #include "../tree/step.hpp"
-#include "../tree/types.hpp"
 #include "view.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -33,10 +31,10 @@ inline std::uint64_t next_topology() noexcept {
 
 /// The arrays of a step's plan, and what the model needs beside them. Ends with the step, or when
 /// the plan builds another; is_current() tells.
-template <class Core>
+template <class Tree>
 class StepView : public LiveView {
  public:
-  using token_type = typename Core::token_type;  ///< what sequences are made of
+  using token_type = typename Tree::token_type;  ///< what sequences are made of
 
   StepView() = default;
   /// Whether there are any rows.
@@ -77,7 +75,8 @@ class StepView : public LiveView {
     for_each_token(
         [&](const detail::StepEntry& entry, std::int32_t position, const token_type* token) {
           if (token == nullptr)
-            unknown.push_back({row, Core::id_of(entry.sequence, entry.generation), position});
+            unknown.push_back(
+                {row, detail::Sequences::id_of(entry.sequence, entry.generation), position});
           ++row;
         });
     return unknown;
@@ -94,7 +93,7 @@ class StepView : public LiveView {
  private:
   friend class AttentionPlan;
   StepView(const PlanView& arrays, std::shared_ptr<const ViewTicket> ticket,
-           const detail::StepHandle<Core>& step)
+           const detail::StepHandle<Tree>& step)
       : LiveView(arrays, std::move(ticket)), shared_(step.shared()), step_(&step.record()) {}
 
   template <class F>
@@ -103,16 +102,17 @@ class StepView : public LiveView {
     if (step_ == nullptr) return;
     for (const detail::StepEntry& entry : step_->entries)
       for (std::int32_t p = entry.begin; p < entry.end(); ++p)
-        f(entry, p, shared_->core->known_token(entry, p));
+        f(entry, p, shared_->tree->known_token(entry, p));
   }
 
-  std::shared_ptr<detail::SharedTree<Core>> shared_;
+  std::shared_ptr<detail::SharedTree<Tree>> shared_;
   const detail::StepRecord* step_ = nullptr;
 };
 
 /// The query tokens of one step and the K/V that each of them reads, as plain arrays.
 ///
-/// Keep one plan over many steps: if neither the tree's version nor the list of (sequence, number
+/// Keep one plan over many steps, or, where a step still reads its plan on the host while the next
+/// one is built, one for each of them in turn. A kept plan is cheap: if neither the tree's version nor the list of (sequence, number
 /// of query tokens) changed since the last build, only lengths advance: O(rows), nothing is
 /// allocated. Filling a chunk adds one piece to its sequence and is no rebuild either.
 class AttentionPlan {
@@ -135,14 +135,14 @@ class AttentionPlan {
   /// Brings the arrays up to date with an open step, whose rows keep the order of Step::add().
   /// Views that this plan gave before go out of date. The step's plan carries the row copies of
   /// forks made so far. False where the step has no rows.
-  template <class Core>
-  [[nodiscard]] StepView<Core> build(Step<Core>& step) {
-    Core& core = step.handle_.core();
+  template <class Tree>
+  [[nodiscard]] StepView<Tree> build(Step<Tree>& step) {
+    detail::TreeCore& core = step.handle_.core();
     detail::StepRecord& record = step.handle_.record();
     if (ticket_ == nullptr) ticket_ = std::make_shared<ViewTicket>();
     ticket_->current = 0;
     if (record.entries.empty()) return {};
-    core.carry_copies(record, copies_);
+    core.steps.carry_copies(record, copies_);
     const Entries entries = record.entries;
     if (!matches(core, entries) || !advance(core, entries)) rebuild(core, entries, record.num_rows);
     record.invalidate_view();  // another plan may have been built for the step
@@ -156,6 +156,7 @@ class AttentionPlan {
   [[nodiscard]] std::uint64_t num_rebuilds() const noexcept { return num_rebuilds_; }
 
  private:
+  using TreeCore = detail::TreeCore;
   using Entries = std::span<const detail::StepEntry>;
 
   /// What was built for an entry of the step.
@@ -189,9 +190,8 @@ class AttentionPlan {
     return view;
   }
 
-  template <class Core>
-  [[nodiscard]] bool matches(const Core& core, Entries entries) const noexcept {
-    return built_for_ == core.id() && built_version_ == core.version() &&
+  [[nodiscard]] bool matches(const TreeCore& core, Entries entries) const noexcept {
+    return built_for_ == core.id && built_version_ == core.sequences.version() &&
            std::equal(entries.begin(), entries.end(), built_.begin(), built_.end(),
                       [](const detail::StepEntry& entry, const Built& built) {
                         return entry.sequence == built.sequence &&
@@ -201,17 +201,16 @@ class AttentionPlan {
 
   /// The common step: lengths grow, and now and then a tail gets one slot more. False if a tail
   /// got its first place, which makes a new segment.
-  template <class Core>
-  bool advance(const Core& core, Entries entries) {
+  bool advance(const TreeCore& core, Entries entries) {
     bool pieces_changed = false;
     for (std::size_t e = 0; e < entries.size(); ++e) {
       const detail::StepEntry& entry = entries[e];
       if (e + 8 < entries.size()) {
-        CHUNKATTN_PREFETCH(&core.node(core.sequence(entries[e + 8].sequence).tail));
+        CHUNKATTN_PREFETCH(&core.topology.node(core.sequences[entries[e + 8].sequence].tail));
         CHUNKATTN_PREFETCH(&segments_[at(row_segment_[at(built_[e + 8].row)])]);
       }
       Built& built = built_[e];
-      const auto& tail = core.node(core.sequence(entry.sequence).tail);
+      const auto& tail = core.topology.node(core.sequences[entry.sequence].tail);
       Segment& segment = segments_[at(row_segment_[at(built.row)])];
       if (tail.end() > segment.position + segment.length) {
         if (built.piece_limit == 0) return false;
@@ -227,8 +226,7 @@ class AttentionPlan {
   }
 
   /// Adds the tail's next slot to its segment, moving the segment's pieces where they have room.
-  template <class Core>
-  void append_piece(const Core& core, Built& built, Segment& segment) {
+  void append_piece(const TreeCore& core, Built& built, Segment& segment) {
     if (segment.piece_begin + segment.piece_count == built.piece_limit) {
       const std::size_t begin = pieces_.size();
       pieces_.resize(begin + 2 * at(segment.piece_count) + at(slack(chunk_size_)), Piece{});
@@ -238,7 +236,7 @@ class AttentionPlan {
       built.piece_limit = static_cast<std::int32_t>(pieces_.size());
     }
     const Piece& last = pieces_[at(segment.piece_begin + segment.piece_count - 1)];
-    const SlotIndex next = core.next_slot(last.slot);
+    const SlotIndex next = core.slots.next(last.slot);
     pieces_[at(segment.piece_begin + segment.piece_count)] = {next, 0, chunk_size_,
                                                               last.position + last.length};
     ++segment.piece_count;
@@ -264,10 +262,9 @@ class AttentionPlan {
     std::int32_t sequences;  // seen before the segment was opened
   };
 
-  template <class Core>
-  void rebuild(const Core& core, Entries entries, std::int32_t num_rows) {
+  void rebuild(const TreeCore& core, Entries entries, std::int32_t num_rows) {
     built_for_ = 0;  // until all is there: an allocation may fail
-    chunk_size_ = Core::chunk_size;
+    chunk_size_ = core.topology.chunk.size;
     row_token_.resize(at(num_rows));
     row_kv_len_.resize(at(num_rows));
     row_segment_.resize(at(num_rows));
@@ -280,8 +277,8 @@ class AttentionPlan {
     link_paths(core, entries);
     number_rows(core, entries);
     for (const detail::StepEntry& entry : entries) set_writes(core, entry);
-    built_for_ = core.id();
-    built_version_ = core.version();
+    built_for_ = core.id;
+    built_version_ = core.sequences.version();
     topology_ = detail::next_topology();
     ++pieces_version_;
     ++num_rebuilds_;
@@ -289,8 +286,7 @@ class AttentionPlan {
 
   /// Marks the nodes on the rows' paths and links them to their marked children, in the order of
   /// the first row below.
-  template <class Core>
-  void link_paths(const Core& core, Entries entries) {
+  void link_paths(const TreeCore& core, Entries entries) {
     ++mark_;
     const auto touch = [&](NodeIndex n) -> ActiveNode& {
       if (nodes_.size() <= at(n)) nodes_.resize(2 * at(n) + 64);
@@ -303,10 +299,10 @@ class AttentionPlan {
     };
     touch(detail::root_node);
     for (std::size_t e = 0; e < entries.size(); ++e) {
-      NodeIndex child = core.sequence(entries[e].sequence).tail;
+      NodeIndex child = core.sequences[entries[e].sequence].tail;
       touch(child).entry = static_cast<std::int32_t>(e);
       while (child != detail::root_node) {
-        const NodeIndex parent = core.node(child).parent;
+        const NodeIndex parent = core.topology.node(child).parent;
         const bool known = at(parent) < nodes_.size() && nodes_[at(parent)].mark == mark_;
         ActiveNode& node = touch(parent);
         if (node.first_child == none)
@@ -320,8 +316,7 @@ class AttentionPlan {
     }
   }
 
-  template <class Core>
-  void number_rows(const Core& core, Entries entries) {
+  void number_rows(const TreeCore& core, Entries entries) {
     std::int32_t row = 0, sequences = 0;
     stack_.clear();
     stack_.push_back({nodes_[detail::root_node].first_child, none, false, 0});
@@ -340,7 +335,7 @@ class AttentionPlan {
 
       // One segment for the unary run that starts here.
       const auto piece_begin = static_cast<std::int32_t>(pieces_.size());
-      const std::int32_t position = core.node(n).position;
+      const std::int32_t position = core.topology.node(n).position;
       add_pieces(core, n, piece_begin);
       while (nodes_[at(n)].first_child != none &&
              nodes_[at(n)].first_child == nodes_[at(n)].last_child) {
@@ -364,7 +359,7 @@ class AttentionPlan {
       const detail::StepEntry& entry = entries[at(e)];
       Built& built = built_[at(e)];
       built.row = row;
-      if (core.node(n).length > 0) {
+      if (core.topology.node(n).length > 0) {
         extend_to_slot_end(core, n);
         pieces_.resize(pieces_.size() + at(slack(chunk_size_)), Piece{});
         built.piece_limit = static_cast<std::int32_t>(pieces_.size());
@@ -378,10 +373,9 @@ class AttentionPlan {
     }
   }
 
-  template <class Core>
-  void add_pieces(const Core& core, NodeIndex index, std::int32_t piece_begin) {
-    const auto& n = core.node(index);
-    core.for_each_run(
+  void add_pieces(const TreeCore& core, NodeIndex index, std::int32_t piece_begin) {
+    const auto& n = core.topology.node(index);
+    core.topology.for_each_run(
         n, 0, n.length,
         [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
           if (static_cast<std::int32_t>(pieces_.size()) > piece_begin) {
@@ -398,9 +392,8 @@ class AttentionPlan {
 
   /// The free places behind a tail are its own: the piece covers them, so that it need not change
   /// until the slot is full.
-  template <class Core>
-  void extend_to_slot_end(const Core& core, NodeIndex tail) {
-    if (!core.owns_end(core.node(tail))) return;
+  void extend_to_slot_end(const TreeCore& core, NodeIndex tail) {
+    if (!core.topology.owns_end(core.topology.node(tail))) return;
     Piece& last = pieces_.back();
     segments_.back().length += chunk_size_ - (last.begin + last.length);
     last.length = chunk_size_ - last.begin;
@@ -408,27 +401,26 @@ class AttentionPlan {
 
   /// Where the new tokens' K/V go. Positions that are written, or another sequence's to write, are
   /// skipped.
-  template <class Core>
-  void set_writes(const Core& core, const detail::StepEntry& entry) {
-    const auto& tail = core.node(core.sequence(entry.sequence).tail);
+  void set_writes(const TreeCore& core, const detail::StepEntry& entry) {
+    const auto& tail = core.topology.node(core.sequences[entry.sequence].tail);
     if (entry.length == 1 && entry.begin >= tail.position) {  // decode
       const std::int32_t offset = entry.begin - tail.position, place = tail.begin + offset;
       WriteTarget& target = writes_[at(entry.first_row)];
       if (tail.writer == entry.sequence && offset >= tail.written && offset < tail.length)
-        target = {core.slot_of(tail, place), place % Core::chunk_size};
+        target = {core.topology.slot_of(tail, place), core.topology.chunk.offset(place)};
       else
         target = {no_slot, 0};
       return;
     }
     for (std::int32_t i = 0; i < entry.length; ++i) writes_[at(entry.first_row + i)] = {no_slot, 0};
-    core.for_each_node(
+    core.sequences.for_each_node(
         entry.sequence, {entry.begin, entry.length},
         [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
-          const auto& n = core.node(index);
+          const auto& n = core.topology.node(index);
           if (n.writer != entry.sequence) return;
           const std::int32_t first = std::max(offset, n.written);
           const std::int32_t row = entry.first_row + n.position + first - entry.begin;
-          core.for_each_run(
+          core.topology.for_each_run(
               n, first, offset + length - first,
               [&](SlotIndex slot, std::int32_t place, std::int32_t run, std::int32_t done) {
                 for (std::int32_t i = 0; i < run; ++i)

@@ -18,20 +18,10 @@
 
 #include "../base/config.hpp"
 #include "../base/error.hpp"
+#include "../base/slot.hpp"
+#include "../base/ticket.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-
-/// Index of a slot: one chunk's place in every layer's K/V memory.
-using SlotIndex = std::int32_t;
-inline constexpr SlotIndex no_slot = -1;
-
-/// Tokens [begin, begin + length) of `slot` hold the path positions [position, position + length).
-struct Piece {
-  SlotIndex slot;         ///< the chunk
-  std::int32_t begin;     ///< first token place inside the slot
-  std::int32_t length;    ///< token places
-  std::int32_t position;  ///< path position of the first one
-};
 
 /// Pieces [piece_begin, piece_begin + piece_count), seen by the rows [row_begin, row_end).
 struct Segment {
@@ -51,16 +41,6 @@ struct WriteTarget {
   std::int32_t offset;  ///< token place inside the slot
 };
 
-/// K/V rows [source_begin, +length) of source_slot are to be copied to target_slot, in every layer,
-/// before anything is written. Doing it twice is harmless.
-struct RowCopy {
-  SlotIndex source_slot;      ///< chunk to copy from
-  std::int32_t source_begin;  ///< first token place there
-  SlotIndex target_slot;      ///< chunk to copy to
-  std::int32_t target_begin;  ///< first token place there
-  std::int32_t length;        ///< token places to copy
-};
-
 /// Non-owning view of a plan. All arrays are in host memory.
 struct PlanView {
   std::int32_t num_rows = 0;                ///< query tokens of the step
@@ -78,22 +58,6 @@ struct PlanView {
   const RowCopy* copies = nullptr;            ///< [num_copies]
   std::uint64_t topology = 0;        ///< changes when rows, segments or their row intervals change
   std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
-};
-
-/// How many slots a tree has handed out, for K/V memory that follows it: valid wherever the tree is
-/// moved, and 0 once it is gone.
-struct SlotSource {
-  std::shared_ptr<const void> tree;                     ///< keeps what it reads alive
-  std::size_t (*slots_of)(const void* tree) = nullptr;  ///< reads it
-  std::uint64_t tree_id = 0;                            ///< of the tree; 0: there is none
-
-  /// One more than the largest slot index handed out.
-  [[nodiscard]] std::size_t num_slots() const { return tree ? slots_of(tree.get()) : 0; }
-};
-
-/// Shared by a plan, its views and the step they were built for: which view is up to date.
-struct ViewTicket {
-  std::uint64_t current = 0;  ///< number of that view, 0: none
 };
 
 /// A plan's arrays with the proof that they stand for a step that is still there: what
@@ -132,12 +96,5 @@ inline void check_current(const LiveView& plan) {
 }
 
 }  // namespace detail
-
-/// Tokens of the path of `row` in `piece` that the row sees.
-CHUNKATTN_HD constexpr std::int32_t visible_length(const Piece& piece,
-                                                   std::int32_t kv_len) noexcept {
-  const std::int32_t seen = kv_len - piece.position;
-  return seen < 0 ? 0 : (seen < piece.length ? seen : piece.length);
-}
 
 CHUNKATTN_NAMESPACE_END

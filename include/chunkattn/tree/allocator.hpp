@@ -8,7 +8,7 @@
 #include "../base/concepts.hpp"
 #include "../base/config.hpp"
 #include "../base/error.hpp"
-#include "../plan/view.hpp"
+#include "../base/slot.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

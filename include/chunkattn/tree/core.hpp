@@ -1,201 +1,166 @@
-// What happens to sequences in the prefix tree between steps: join, grow, fork, and the cache as a
-// whole. Steps are in tree_steps.hpp, leaving in tree_leaving.hpp.
+// The tree without its tokens' type: its parts put together, and what happens to sequences between
+// steps: join, grow, fork, clear.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <span>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "../base/config.hpp"
 #include "../base/error.hpp"
+#include "copies.hpp"
+#include "departures.hpp"
+#include "prefixes.hpp"
+#include "sequences.hpp"
+#include "slots.hpp"
 #include "steps.hpp"
+#include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
-class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
-  using Steps = TreeSteps<Token, ChunkSize, Allocator, Retention>;
-  using Storage = TreeStorage<Token, ChunkSize, Allocator, Retention>;
-  using Steps::at, Steps::copies_, Steps::max_length, Steps::sequences_, Steps::slots_;
-  using Steps::drop_path, Steps::use_path, Steps::version_;
-  using Steps::public_length, Steps::room_at, Steps::space_at, Steps::stats_;
-  using typename Steps::Match;
-  template <class Core>
-  friend class TreeInspector;
+class TreeCore {
+ public:
+  TreeCore(SlotAllocator& allocator, Tokens& tokens, std::int32_t chunk_size,
+           TreeOptions resolved_options, RetentionRules rules)
+      : options(resolved_options),
+        tokens_(tokens),
+        slots(allocator, tokens, stats),
+        topology(slots, ChunkGeometry(chunk_size), stats),
+        prefixes(topology, slots, tokens, resolved_options, rules, stats),
+        sequences(topology, prefixes, stats),
+        copies(topology, slots, sequences),
+        departures(topology, prefixes, sequences, copies, stats),
+        steps(topology, sequences, copies, departures, tokens, stats) {
+    static std::atomic<std::uint64_t> trees{0};
+    id = ++trees;
+  }
+  TreeCore(const TreeCore&) = delete;
+  TreeCore& operator=(const TreeCore&) = delete;
+
+  /// With defaults resolved.
+  const TreeOptions options;
+  TreeStats stats;
+
+ private:
+  Tokens& tokens_;
 
  public:
-  using Steps::for_each_node, Steps::node, Steps::retains, Steps::sequence;
-  using token_type = Token;
-
-  TreeCore(Allocator allocator, TreeOptions options, Retention retention)
-      : Steps(std::move(allocator), options, std::move(retention)) {
-    check_argument(options.min_run >= 0 && options.min_run <= ChunkSize, "min_run", options.min_run,
-                   "between 0 and ChunkSize");
-    check_argument(options.sharing == Sharing::token || options.sharing == Sharing::chunk,
-                   "sharing", static_cast<int>(options.sharing),
-                   "Sharing::token or Sharing::chunk");
-    if (this->options_.min_run == 0) this->options_.min_run = std::max(1, ChunkSize / 2);
-    Retention& policy = this->retention_;
-    if (policy.low_watermark == RetentionBudget{}.low_watermark)
-      policy.low_watermark = policy.high_watermark;
-    check_argument(policy.low_watermark <= policy.high_watermark, "low_watermark",
-                   policy.low_watermark, "at most high_watermark");
-    this->reserve_level(Storage::pinned_level);
-    static std::atomic<std::uint64_t> trees{0};
-    id_ = ++trees;
-  }
-
+  Slots slots;
+  Topology topology;
+  Prefixes prefixes;
+  Sequences sequences;
+  Copies copies;
+  Departures departures;
+  Steps steps;
   /// Tells the trees of a process apart, also one that took the place of another in memory. Nothing
   /// is decided by it.
-  [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
+  std::uint64_t id = 0;
 
-  // ---- join --------------------------------------------------------------------------------
+  // ---- join ----------------------------------------------------------------------------------
+
+  /// A prompt that is to join, without its tokens.
+  struct Joining {
+    std::int32_t size = 0;
+    std::int32_t public_end = 0;     ///< tokens that every tenant of the adapter may share
+    std::int32_t published_end = 0;  ///< tokens that others may find
+    std::int32_t level = 0;          ///< of retention
+  };
+
+  /// Whose tokens these are at a position.
+  static Namespace space_at(const InsertOptions& options, std::int32_t position,
+                            std::int32_t public_end) noexcept {
+    if (position >= public_end) return options.name_space;
+    return {.adapter = options.name_space.adapter, .is_public = true};
+  }
+
+  /// Free places that the first `fresh` tokens behind a match could take in its last slot.
+  [[nodiscard]] std::int32_t room_at(const Match& match, std::int32_t fresh) const noexcept {
+    if (fresh == 0 || match.used < topology.node(match.last).length) return 0;
+    return topology.room_behind(match.last);
+  }
 
   /// The new sequence, or none when the budget is too small; then nothing has changed but what was
-  /// cached and not in use.
-  SequenceIndex insert(std::span<const Token> prompt, const InsertOptions& options) {
-    check_argument(!prompt.empty(), "prompt.size()", 0, "at least one token");
-    check_argument(prompt.size() <= at(max_length), "prompt.size()", prompt.size(),
-                   "at most 2^30 tokens");
-    Match match = this->find(prompt, options);
-    const std::int32_t found = match.length;
-    if (!options.share_pending) this->trim_to_written(match);
+  /// cached and not in use. store(node, position) stores the prompt's tokens from `position` on at
+  /// the node's places.
+  template <class Store>
+  SequenceIndex join(Match match, const Joining& prompt, const InsertOptions& how,
+                     const Store& store) {
     // Everything that may fail comes first: memory for the records, then slots.
-    this->reserve_nodes(4);
-    this->reserve_level(this->retention_.level(options.priority));
-    this->reserve_sequence();
-    if (match.used > 0 && match.used < node(match.last).length)
-      match.last = this->split(match.last, match.used);
-    struct Pin {
-      TreeCore& tree;
-      NodeIndex last;
-      bool keep = false;
-      ~Pin() {
-        if (!keep) tree.drop_path(last, &TreeNode::live);
-      }
-    } pin{*this, match.last};
-    use_path(match.last);
-    const auto size = static_cast<std::int32_t>(prompt.size());
-    const std::int32_t fresh = size - match.length;
-    if (!this->acquire(Storage::slots_for(fresh - room_at(match, fresh)))) {
-      ++stats_.failed_inserts;
+    prefixes.reserve_nodes(4);
+    prefixes.reserve_level(prompt.level);
+    sequences.reserve();
+    departures.reserve();
+    if (match.used > 0 && match.used < topology.node(match.last).length)
+      match.last = prefixes.split(match.last, match.used);
+    if (!hold_while_acquiring(match, prompt.size - match.length)) {
+      ++stats.failed_inserts;
       return none;
     }
-    pin.keep = true;
-
-    const SequenceIndex index = this->new_sequence();
-    SequenceRecord& record = sequences_[at(index)];
-    record.priority = options.priority;
-    record.size = size;
+    const SequenceIndex index = sequences.add();
+    SequenceRecord& record = sequences[index];
+    record.priority = how.priority;
+    record.level = prompt.level;
+    record.size = prompt.size;
     NodeIndex last = match.last;
-    const std::int32_t public_end = public_length(prompt, options);
-    // What repeats another's pending tokens cannot be found; it stays private until it leaves.
-    const std::int32_t published_end =
-        match.length < found ? match.length : size - size % this->sharing_unit();
     std::int32_t position = match.length;
-    while (position < published_end) {  // at most twice: the public part and the tenant's own
-      const std::int32_t end =
-          position < public_end ? std::min(public_end, published_end) : published_end;
-      last = add_node(last, space_at(options, position, public_end), record, end - position,
-                      NodeState::published);
-      this->store_tokens(node(last), 0, prompt.subspan(at(position), at(end - position)));
-      node(last).writer = index;
-      if (node(last).state == NodeState::published) this->publish(last);
+    while (position <
+           prompt.published_end) {  // at most twice: the public part and the tenant's own
+      const std::int32_t end = position < prompt.public_end
+                                   ? std::min(prompt.public_end, prompt.published_end)
+                                   : prompt.published_end;
+      last = topology.add(last, space_at(how, position, prompt.public_end), prompt.level,
+                          NodeState::published);
+      fill(last, index, end - position);
+      store(topology.node(last), position);
+      if (topology.node(last).state == NodeState::published) prefixes.publish(last);
       position = end;
     }
-    record.tail = add_node(last, options.name_space, record, size - position, NodeState::hidden);
-    node(record.tail).tail_of = index;
-    node(record.tail).writer = size > position ? index : none;
-    this->store_tokens(node(record.tail), 0, prompt.subspan(at(position)));
-    this->release_scratch();
-
-    // What a sequence that left had not written is this one's to write now.
-    std::int32_t written_end = match.length, own_begin = match.length;
-    for (NodeIndex n = match.last; n != root_node; n = node(n).parent) {
-      if (node(n).written == node(n).length) continue;
-      written_end = node(n).position + node(n).written;
-      if (node(n).writer == none) node(n).writer = index;
-      if (node(n).writer == index)
-        own_begin = written_end;
-      else
-        record.may_wait = true;
-    }
-    const auto limit = static_cast<std::int32_t>(
-        std::min(options.max_reuse, at(options.compute_last ? size - 1 : size)));
-    record.cached = std::min(written_end, limit);
-    record.cursor = std::min(own_begin, limit);
-    ++version_;
-    ++stats_.inserts;
-    ++stats_.live_sequences;
-    stats_.prompt_tokens += at(size);
-    stats_.cached_tokens += at(record.cached);
-    stats_.pending_tokens += at(own_begin - written_end);
+    sequences.add_tail(index, last, how.name_space);
+    fill(record.tail, index, prompt.size - position);
+    store(topology.node(record.tail), position);
+    slots.release();
+    settle_pending(index, match, how);
+    sequences.change();
     return index;
   }
 
-  // ---- grow --------------------------------------------------------------------------------
+  // ---- grow ----------------------------------------------------------------------------------
 
-  /// Known tokens whose K/V is still to be computed.
-  bool append(SequenceIndex s, std::span<const Token> tokens) {
-    SequenceRecord& record = sequences_[at(s)];
-    check_argument(!tokens.empty(), "tokens.size()", 0, "at least one token");
-    check_argument(tokens.size() <= at(max_length - record.size), "tokens.size()", tokens.size(),
+  /// Throws InvalidArgument unless `count` known tokens can be appended.
+  void check_append(SequenceIndex s, std::size_t count) const {
+    const SequenceRecord& record = sequences[s];
+    check_argument(count > 0, "tokens.size()", 0, "at least one token");
+    check_argument(count <= at(max_length - record.size), "tokens.size()", count,
                    "a sequence of at most 2^30 tokens");
     check_argument(record.reserved == 0, "outputs to come", record.reserved,
                    "none: commit the outputs of finished steps, or drop them, before append()");
-    const auto count = static_cast<std::int32_t>(tokens.size());
-    if (!this->grow_tail(record, count)) return false;
-    TreeNode& tail = node(record.tail);
-    this->store_tokens(tail, tail.length - count, tokens);
-    tail.writer = s;
+  }
+  /// `count` places for known tokens, which the caller then stores at the end of the tail.
+  bool append(SequenceIndex s, std::int32_t count) {
+    SequenceRecord& record = sequences[s];
+    if (!sequences.grow_tail(record, count)) return false;
+    topology.node(record.tail).writer = s;
     record.size += count;
     return true;
   }
 
-  /// The topmost run of positions that are this sequence's to write.
-  [[nodiscard]] TokenRange loadable(SequenceIndex s) const noexcept {
-    const SequenceRecord& record = sequence(s);
-    std::int32_t begin = record.size, end = record.size;
-    if (record.steps > 0) return {record.size, 0};
-    for (NodeIndex n = record.tail; n != root_node; n = node(n).parent) {
-      const std::int32_t first = node(n).position + node(n).written;
-      const std::int32_t last = std::min(node(n).end(), record.size);
-      if (first >= last || node(n).writer != s) continue;
-      if (begin != last) end = last;  // not in one run with what stands below
-      begin = first;
-    }
-    return {begin, end - begin};
-  }
-
   /// K/V of these positions has come from elsewhere: a file, another machine, host memory.
   void mark_loaded(SequenceIndex s, TokenRange range) {
-    SequenceRecord& record = sequences_[at(s)];
+    SequenceRecord& record = sequences[s];
+    if (range.empty()) return;
     check_argument(range.end() <= record.size, "range.end()", range.end(),
                    "at most the known tokens");
     check_argument(record.steps == 0, "sequence", "in a step",
                    "a sequence that no open step and no step in flight has");
-    for_each_node(s, range, [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
-      const TreeNode& n = node(index);
-      if (n.written >= offset + length) return;
-      if (n.writer != s) [[unlikely]]
-        fail_argument("range.begin", range.begin,
-                      "positions that are this sequence's to write; another is to write position " +
-                          std::to_string(n.position + n.written) + ": take_over() first");
-      if (n.written < offset) [[unlikely]]
-        fail_argument("range.begin", range.begin,
-                      "at most " + std::to_string(n.position + n.written) +
-                          ", the first position without K/V");
+    sequences.for_each_node(s, range, [&](NodeIndex i, std::int32_t offset, std::int32_t length) {
+      check_loadable(s, range, topology.node(i), offset, offset + length);
     });
-    for_each_node(s, range, [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
-      TreeNode& n = node(index);
+    sequences.for_each_node(s, range, [&](NodeIndex i, std::int32_t offset, std::int32_t length) {
+      TreeNode& n = topology.node(i);
       if (n.written >= offset + length) return;
       n.scheduled = offset + length;
       Steps::set_written(n, offset + length);
@@ -207,12 +172,13 @@ class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
   /// Makes what others are still to write on this path its own job, where no step is at it.
   /// Returns the tokens that it got.
   std::int32_t take_over(SequenceIndex s) noexcept {
-    SequenceRecord& record = sequences_[at(s)];
+    SequenceRecord& record = sequences[s];
     std::int32_t taken = 0;
-    this->for_each_awaited(s, [&](NodeIndex index) {
-      TreeNode& n = node(index);
-      SequenceRecord& before = sequences_[at(n.writer)];
-      if (n.scheduled > n.written || (this->any_void_ && before.steps > 0)) return;
+    sequences.for_each_awaited(s, [&](NodeIndex index) {
+      TreeNode& n = topology.node(index);
+      SequenceRecord& before = sequences[n.writer];
+      // A step may be at it, or one that was dropped in flight.
+      if (n.scheduled > n.written || (steps.any_void() && before.steps > 0)) return;
       const std::int32_t first = n.position + n.written;
       if (before.cursor >= first)
         before.cursor = std::max(before.cursor, std::min(n.end(), before.size - 1));
@@ -221,146 +187,197 @@ class TreeCore : public TreeSteps<Token, ChunkSize, Allocator, Retention> {
       record.cursor = std::min(record.cursor, first);
       taken += n.length - n.written;
     });
-    if (taken > 0) ++stats_.hand_overs;
+    if (taken > 0) ++stats.hand_overs;
     return taken;
   }
 
-  // ---- fork --------------------------------------------------------------------------------
+  /// Leading tokens whose K/V can be read now: written, and not waiting for a fork's copy.
+  [[nodiscard]] std::int32_t readable_length(SequenceIndex s) const noexcept {
+    const SequenceRecord& record = sequences[s];
+    return copies.readable_end(record.tail,
+                               std::min(prefixes.written_end(record.tail), record.size));
+  }
+
+  // ---- fork ----------------------------------------------------------------------------------
 
   /// A second sequence with the first `length` tokens; none when the budget is too small for its
   /// short tail. With `compute_last` the last token is computed again in any case.
-  ///
-  /// A few last tokens that are not computed yet are the twin's own to compute, so that neither
-  /// waits for the other. Of the rest a short private tail is copied, a longer one shared.
   SequenceIndex fork(SequenceIndex s, std::int32_t length, bool compute_last) {
-    this->reserve_nodes(3);
-    this->reserve_sequence();
-    const NodeIndex last = node_of(s, length - 1);
-    const std::int32_t known = length - node(last).position;
-    const bool whole = length == sequence(s).size;
-    const bool in_tail = last == sequence(s).tail;
-    const std::int32_t unwritten = std::max(0, known - node(last).written);
-    const std::int32_t own = unwritten <= few_tokens ? unwritten : 0;
-    std::int32_t copied = own;  // tokens at the end that become the twin's own
-    if (this->options_.sharing == Sharing::chunk)
-      copied = known % ChunkSize;
-    else if (in_tail && known - own < this->options_.min_run && own == unwritten)
-      copied = known;
-    const std::int32_t rows =  // of these, with K/V to copy
-        in_tail ? std::clamp(node(last).written - (known - copied), 0, copied) : 0;
-    if (rows > 0 && copies_.capacity() - copies_.size() < at(ChunkSize))  // one per row at the most
-      copies_.reserve(2 * copies_.capacity() + at(ChunkSize));
-    if (!this->acquire(Storage::slots_for(copied))) return none;
+    prefixes.reserve_nodes(3);
+    sequences.reserve();
+    departures.reserve();
+    const ForkPlan plan = plan_fork(s, length);
+    if (plan.copied > 0) {
+      copies.reserve();
+      if (!prefixes.acquire(topology.chunk.slots_for(plan.copied))) return none;
+    }
 
     // Split what is shared off; its places do not move.
-    const std::int32_t shared = known - copied;
-    NodeIndex parent = last;
-    if (shared == 0)
-      parent = node(last).parent;
-    else if (shared < node(last).length)
-      parent = this->split(last, shared);
-    else if (in_tail)
-      this->retire_tail(s);
-    ++(copied > 0 && shared == 0 ? stats_.forks_copied : stats_.forks_shared);
+    NodeIndex parent = plan.last;
+    if (plan.shared == 0)
+      parent = topology.node(plan.last).parent;
+    else if (plan.shared < topology.node(plan.last).length)
+      parent = prefixes.split(plan.last, plan.shared);
+    else if (plan.last == sequences[s].tail)
+      sequences.retire_tail(s);
+    ++(plan.copied > 0 && plan.shared == 0 ? stats.forks_copied : stats.forks_shared);
 
-    const SequenceIndex index = this->new_sequence();
-    SequenceRecord& twin = sequences_[at(index)];
-    const SequenceRecord& source = sequence(s);
+    const SequenceIndex index = sequences.add();
+    SequenceRecord& twin = sequences[index];
+    const SequenceRecord& source = sequences[s];
     twin.priority = source.priority;
+    twin.level = source.level;
     twin.size = length;
     twin.cached = std::min(source.cached, length);
     twin.may_wait = source.may_wait || source.cursor < source.size || source.steps > 0;
-    use_path(parent);
-    twin.tail = add_copied_tail(parent, node(source.tail), twin, copied);
-    TreeNode& copy = node(twin.tail);
-    copy.tail_of = index;
-    copy.written = copy.scheduled = rows;
-    copy.writer = rows < copied ? index : none;
-    // Where all of a whole sequence is computed, its next token is another one.
-    const bool computed = whole && !compute_last && source.cursor >= length && copied == rows;
-    twin.cursor = std::min(copy.position + rows, computed ? length : length - 1);
-    if (copied > 0) {
-      const TreeNode& from = node(last);  // the lower part, if it was split
-      copy_tokens(from, copy, copied);
-      if (rows > 0) this->emit_copies(s, index, from, copy, rows);
-      stats_.copied_tokens += at(rows);
+    prefixes.use_path(parent);
+    sequences.add_tail(index, parent, topology.node(source.tail).name_space);
+    TreeNode& copy = topology.node(twin.tail);
+    copy.state = topology.node(source.tail).state;  // stale stays stale, also right below the root
+    twin.cursor = std::min(copy.position + plan.rows,
+                           plan.is_computed && !compute_last ? length : length - 1);
+    if (plan.copied > 0) {
+      topology.extend_apart(twin.tail, plan.copied);
+      copy.written = copy.scheduled = plan.rows;
+      copy.writer = plan.rows < plan.copied ? index : none;
+      const TreeNode& from = topology.node(plan.last);  // the lower part, if it was split
+      copy_tokens(from, copy, plan.copied);
+      if (plan.rows > 0) copies.emit(s, index, from, copy, plan.rows);
+      stats.copied_tokens += at(plan.rows);
     }
-    ++version_;
-    ++stats_.forks;
-    ++stats_.live_sequences;
+    sequences.change();
+    ++stats.forks;
     return index;
   }
 
-  // ---- the cache as a whole ----------------------------------------------------------------
+  // ---- the cache as a whole ------------------------------------------------------------------
 
   /// Forgets everything cached. Live sequences stay, but nothing of theirs is found again.
   void clear() noexcept {
-    for (std::size_t i = 0; i < this->pins_.size(); ++i)
-      this->unpin(static_cast<std::int32_t>(i), this->pins_[i].generation);
-    while (this->evict_one_slot()) {
+    prefixes.unpin_all();
+    while (prefixes.evict_one_slot()) {
     }
-    for (std::size_t i = 1; i < this->nodes_.size(); ++i) {
+    for (std::size_t i = 1; i < topology.num_indices(); ++i) {
       const auto n = static_cast<NodeIndex>(i);
-      if (node(n).state == NodeState::published)
-        this->unpublish(n, NodeState::stale);
-      else if (node(n).state == NodeState::hidden)
-        node(n).state = NodeState::stale;
+      if (topology.node(n).state == NodeState::published)
+        prefixes.unpublish(n, NodeState::stale);
+      else if (topology.node(n).state == NodeState::hidden)
+        topology.node(n).state = NodeState::stale;
     }
-    ++version_;
-    if (stats_.live_sequences == 0) {
-      this->forget_copies();
-      this->finish_leaving();
-    }
-    this->notify(CacheEvent{.kind = CacheEvent::Kind::cleared});
-  }
-
-  void set_free_sink(std::function<void(SlotIndex)> sink) { this->free_sink_ = std::move(sink); }
-
-  void set_event_sink(std::function<void(const CacheEvent&)> sink) {
-    this->event_sink_ = std::move(sink);
+    sequences.change();
+    departures.clear();
+    prefixes.notify_cleared();
   }
 
  private:
   /// Tokens that two sequences compute each for itself rather than one for both.
   static constexpr std::int32_t few_tokens = 4;
 
-  /// The node of the path that holds this position.
-  [[nodiscard]] NodeIndex node_of(SequenceIndex s, std::int32_t position) const noexcept {
-    NodeIndex n = sequence(s).tail;
-    while (node(n).position > position) n = node(n).parent;
-    return n;
-  }
+  /// How a fork divides the last node of its path.
+  struct ForkPlan {
+    NodeIndex last;       ///< the node that holds the last token
+    std::int32_t shared;  ///< tokens of it that both share
+    std::int32_t copied;  ///< tokens behind them that become the twin's own
+    std::int32_t rows;    ///< of these, with K/V to copy
+    bool is_computed;     ///< nothing is left to compute
+  };
 
-  NodeIndex add_node(NodeIndex parent, Namespace name_space, const SequenceRecord& record,
-                     std::int32_t length, NodeState state) noexcept {
-    const NodeIndex n = this->new_node(parent, name_space, record.priority, state);
-    node(n).live = 1;
-    this->extend(n, length);
-    return n;
-  }
-
-  /// A twin's tail, of the same namespace as the source's, and as old: stale stays stale. Copied
-  /// tokens start in a slot of their own.
-  NodeIndex add_copied_tail(NodeIndex parent, const TreeNode& source, const SequenceRecord& record,
-                            std::int32_t length) noexcept {
-    const NodeIndex n = this->new_node(parent, source.name_space, record.priority, source.state);
-    node(n).live = 1;
-    if (length > 0) {
-      node(n).first_slot = node(n).last_slot = this->take_scratch(n, no_slot);
-      this->extend(n, length);
-    }
-    return n;
+  /// A few last tokens that are not computed yet are the twin's own to compute, so that neither
+  /// waits for the other. Of the rest a short private tail is copied, a longer one shared.
+  [[nodiscard]] ForkPlan plan_fork(SequenceIndex s, std::int32_t length) const noexcept {
+    const SequenceRecord& source = sequences[s];
+    const NodeIndex last = sequences.node_of(s, length - 1);
+    const TreeNode& n = topology.node(last);
+    const bool in_tail = last == source.tail;
+    const std::int32_t known = length - n.position;
+    const std::int32_t unwritten = std::max(0, known - n.written);
+    const std::int32_t own = unwritten <= few_tokens ? unwritten : 0;
+    std::int32_t copied = own;
+    if (options.sharing == Sharing::chunk)
+      copied = topology.chunk.offset(known);
+    else if (in_tail && known - own < options.min_run && own == unwritten)
+      copied = known;
+    const std::int32_t rows = in_tail ? std::clamp(n.written - (known - copied), 0, copied) : 0;
+    // Where all of a whole sequence is computed, its next token is another one.
+    const bool is_computed = length == source.size && source.cursor >= length && copied == rows;
+    return {last, known - copied, copied, rows, is_computed};
   }
 
   void copy_tokens(const TreeNode& from, const TreeNode& to, std::int32_t count) noexcept {
-    this->for_each_run(from, 0, count,
-                       [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
-                         this->store_tokens(to, done, {&this->token_at(s, offset), at(run)});
-                         return true;
-                       });
+    topology.for_each_run(
+        from, 0, count,
+        [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t first) {
+          topology.for_each_run(
+              to, first, run,
+              [&](SlotIndex s, std::int32_t o, std::int32_t part, std::int32_t done) {
+                tokens_.copy(slot, offset + done, s, o, part);
+                return true;
+              });
+          return true;
+        });
   }
 
-  std::uint64_t id_ = 0;
+  /// Uses the matched path, so that it is not evicted for the slots that `fresh` tokens behind it
+  /// take. False, and the path as before, where there are not enough.
+  bool hold_while_acquiring(const Match& match, std::int32_t fresh) {
+    struct Hold {
+      Prefixes& prefixes;
+      NodeIndex last;
+      bool keep = false;
+      ~Hold() {
+        if (!keep) prefixes.drop_path(last, &TreeNode::live);
+      }
+    } hold{prefixes, match.last};
+    prefixes.use_path(match.last);
+    hold.keep = prefixes.acquire(topology.chunk.slots_for(fresh - room_at(match, fresh)));
+    return hold.keep;
+  }
+
+  /// Places for tokens that the sequence is to write.
+  void fill(NodeIndex index, SequenceIndex s, std::int32_t count) noexcept {
+    TreeNode& n = topology.node(index);
+    n.live = 1;
+    topology.extend(index, count);
+    n.writer = count > 0 ? s : none;
+  }
+
+  /// What a sequence that left had not written is the new one's to write; what others are to write
+  /// it waits for.
+  void settle_pending(SequenceIndex s, const Match& match, const InsertOptions& how) noexcept {
+    SequenceRecord& record = sequences[s];
+    std::int32_t written_end = match.length, own_begin = match.length;
+    for (NodeIndex i = match.last; i != root_node; i = topology.node(i).parent) {
+      TreeNode& n = topology.node(i);
+      if (n.written == n.length) continue;
+      written_end = n.position + n.written;
+      if (n.writer == none) n.writer = s;
+      if (n.writer == s)
+        own_begin = written_end;
+      else
+        record.may_wait = true;
+    }
+    const auto limit = static_cast<std::int32_t>(
+        std::min(how.max_reuse, at(how.compute_last ? record.size - 1 : record.size)));
+    record.cached = std::min(written_end, limit);
+    record.cursor = std::min(own_begin, limit);
+    ++stats.inserts;
+    stats.prompt_tokens += at(record.size);
+    stats.cached_tokens += at(record.cached);
+    stats.pending_tokens += at(own_begin - written_end);
+  }
+
+  void check_loadable(SequenceIndex s, TokenRange range, const TreeNode& n, std::int32_t offset,
+                      std::int32_t end) const {
+    if (n.written >= end) return;
+    const std::int32_t first = n.position + n.written;
+    if (n.writer != s) [[unlikely]]
+      fail_argument("range.begin", range.begin,
+                    "positions that are this sequence's to write; another is to write position " +
+                        std::to_string(first) + ": take_over() first");
+    if (n.written < offset) [[unlikely]]
+      fail_argument("range.begin", range.begin,
+                    "at most " + std::to_string(first) + ", the first position without K/V");
+  }
 };
 
 }  // namespace detail

@@ -16,12 +16,12 @@
 #include "../base/config.hpp"
 #include "../base/error.hpp"
 #include "allocator.hpp"
-#include "core.hpp"
 #include "invariants.hpp"
 #include "retention.hpp"
 #include "sequence.hpp"
 #include "shared_tree.hpp"
 #include "step.hpp"
+#include "token_tree.hpp"
 #include "types.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -41,18 +41,18 @@ template <TokenType Token, int ChunkSize = 64, ChunkAllocator Allocator = PoolAl
 class PrefixTree {
   static_assert(ChunkSize >= 1 && ChunkSize <= 1024 && (ChunkSize & (ChunkSize - 1)) == 0,
                 "PrefixTree: ChunkSize must be a power of two from 1 to 1024, for example 64");
-  using Core = detail::TreeCore<Token, ChunkSize, Allocator, Retention>;
-  using Shared = detail::SharedTree<Core>;
+  using Tree = detail::TokenTree<Token, ChunkSize, Allocator, Retention>;
+  using Shared = detail::SharedTree<Tree>;
 
  public:
   using token_type = Token;                     ///< what prompts are made of
   static constexpr int chunk_size = ChunkSize;  ///< tokens per slot
 
-  using Sequence = chunkattn::Sequence<Core>;  ///< handle of a sequence
-  using Step = chunkattn::Step<Core>;          ///< an open step
-  using InFlight = chunkattn::InFlight<Core>;  ///< a step on a device
-  using Finished = chunkattn::Finished<Core>;  ///< a step that has run
-  using StepView = chunkattn::StepView<Core>;  ///< what AttentionPlan::build() gives for a step
+  using Sequence = chunkattn::Sequence<Tree>;  ///< handle of a sequence
+  using Step = chunkattn::Step<Tree>;          ///< an open step
+  using InFlight = chunkattn::InFlight<Tree>;  ///< a step on a device
+  using Finished = chunkattn::Finished<Tree>;  ///< a step that has run
+  using StepView = chunkattn::StepView<Tree>;  ///< what AttentionPlan::build() gives for a step
 
   /// A pinned prefix: its chunks are evicted only when nothing else is left to evict. Counted: a
   /// prefix stays pinned until all its pins are gone. Move-only; its destructor unpins.
@@ -78,8 +78,9 @@ class PrefixTree {
     /// Tokens that it pins: fewer than at first where even pinned chunks had to go, none after
     /// clear().
     [[nodiscard]] std::size_t size() const noexcept {
-      return shared_ && shared_->core ? to_size(shared_->core->pinned_length(index_, generation_))
-                                      : 0;
+      return shared_ && shared_->tree
+                 ? detail::to_size(shared_->tree->core.prefixes.pinned_length(index_, generation_))
+                 : 0;
     }
 
    private:
@@ -87,9 +88,11 @@ class PrefixTree {
     Pin(std::shared_ptr<Shared> shared, std::int32_t index)
         : shared_(std::move(shared)),
           index_(index),
-          generation_(shared_->core->pin_generation(index)) {}
+          generation_(shared_->tree->core.prefixes.pin_generation(index)) {
+      shared_->count_handle();
+    }
     void release() noexcept {
-      if (shared_) shared_->drop(Shared::Drop::pin, index_, generation_);
+      if (shared_) shared_->template drop<Shared::Drop::pin>(index_, generation_);
       shared_.reset();
     }
 
@@ -107,28 +110,26 @@ class PrefixTree {
   /// Handles of the tree that stood here are orphaned.
   PrefixTree& operator=(PrefixTree&& other) noexcept {
     if (this != &other) {
-      if (shared_) shared_->core.reset();
+      if (shared_) shared_->tree.reset();
       shared_ = std::move(other.shared_);
     }
     return *this;
   }
   ~PrefixTree() {
-    if (shared_) shared_->core.reset();
+    if (shared_) shared_->tree.reset();
   }
 
   /// A sequence joins: the longest known prefix of the prompt is shared, the rest gets new slots.
   /// Throws OutOfChunks; InvalidArgument for an empty prompt.
   [[nodiscard]] Sequence insert(std::span<const Token> prompt, const InsertOptions& options = {}) {
-    auto sequence = try_insert(prompt, options);
-    if (!sequence) detail::fail_out_of_chunks(core(), slots_needed(prompt, options));
-    return std::move(*sequence);
+    const SequenceIndex index = insert_index(prompt, options);
+    if (index == detail::none) detail::fail_out_of_chunks(core(), slots_needed(prompt, options));
+    return Sequence(shared_, index);
   }
   /// The same; nothing when the budget is too small.
   [[nodiscard]] std::optional<Sequence> try_insert(std::span<const Token> prompt,
                                                    const InsertOptions& options = {}) {
-    Core& tree = enter();
-    shared_->expect_handle();
-    const SequenceIndex index = tree.insert(prompt, options);
+    const SequenceIndex index = insert_index(prompt, options);
     if (index == detail::none) return std::nullopt;
     return Sequence(shared_, index);
   }
@@ -159,49 +160,47 @@ class PrefixTree {
   /// Opens a step; add sequences to it, build a plan for it, run that, then tell the step. Throws
   /// InvalidArgument while another step is open or 4 are in flight.
   [[nodiscard]] Step begin_step() {
-    Core& tree = enter();
+    Tree& tree = enter();
     shared_->expect_handle();
-    return Step(detail::StepHandle<Core>(shared_, tree.begin_step()));
+    return Step(detail::StepHandle<Tree>(shared_, tree.core.steps.begin()));
   }
   /// Says that no device runs any step of this tree, so that what steps that were dropped in flight
   /// held back can be used again. (The next step that finishes says as much of those before it.)
-  void device_idle() { enter().device_idle(); }
+  void device_idle() { enter().core.steps.device_idle(); }
 
   /// How much of a prompt insert() would find. Changes nothing.
   [[nodiscard]] MatchResult match_prefix(std::span<const Token> prompt,
                                          const InsertOptions& options = {}) const {
-    return core().match_prefix(prompt, options);
+    return tree().match_prefix(prompt, options);
   }
   /// Slots that insert() would take from slots_available(): admission without an exception.
   [[nodiscard]] std::size_t slots_needed(std::span<const Token> prompt,
                                          const InsertOptions& options = {}) const {
-    return core().slots_needed(prompt, options);
+    return tree().slots_needed(prompt, options);
   }
   /// Slots that are free or held by nothing but cache.
-  [[nodiscard]] std::size_t slots_available() const { return core().slots_available(); }
+  [[nodiscard]] std::size_t slots_available() const { return core().slots.num_available(); }
   /// One more than the largest slot index handed out: K/V memory must cover [0, num_slots()).
-  [[nodiscard]] std::size_t num_slots() const {
-    return static_cast<std::size_t>(core().allocator().high_water());
-  }
+  [[nodiscard]] std::size_t num_slots() const { return core().slots.allocator().high_water(); }
 
   /// Changes whenever a plan over live sequences may have to be rebuilt: join, leave, fork, a
   /// dropped reservation. Filling a chunk does not change it.
-  [[nodiscard]] std::uint64_t version() const { return core().version(); }
+  [[nodiscard]] std::uint64_t version() const { return core().sequences.version(); }
   /// Counts since construction, and the present state.
-  [[nodiscard]] TreeStats stats() const { return core().stats(); }
+  [[nodiscard]] TreeStats stats() const { return core().stats; }
   /// The options, with defaults resolved.
-  [[nodiscard]] const TreeOptions& options() const { return core().options(); }
+  [[nodiscard]] const TreeOptions& options() const { return core().options; }
   /// The allocator, for its own statistics.
-  [[nodiscard]] const Allocator& allocator() const { return core().allocator(); }
+  [[nodiscard]] const Allocator& allocator() const { return tree().allocator(); }
 
   /// Forgets all that is cached, pinned or not, after a change of weights. Live sequences go on,
   /// unshared by later ones.
-  void clear() { enter().clear(); }
+  void clear() { enter().core.clear(); }
 
   /// Keeps the prefix of `tokens` that is written from eviction while anything else can go. The pin
   /// is empty where none is, or where the policy's max_pinned slots would be exceeded.
   [[nodiscard]] Pin pin(std::span<const Token> tokens, const InsertOptions& options = {}) {
-    Core& tree = enter();
+    Tree& tree = enter();
     shared_->expect_handle();
     const std::int32_t index = tree.pin(tokens, options);
     return index == detail::none ? Pin() : Pin(shared_, index);
@@ -209,41 +208,49 @@ class PrefixTree {
   /// Called with every slot that is given back to the allocator, just before. It must not throw nor
   /// call the tree. For debugging: `tree.set_free_sink([&](SlotIndex s) { cache.poison(s); })`.
   void set_free_sink(std::function<void(SlotIndex)> sink) {
-    enter().set_free_sink(std::move(sink));
+    enter().core.slots.set_free_sink(std::move(sink));
   }
   /// Called when tokens become cache or stop being it. It must not throw nor call the tree.
   void set_event_sink(std::function<void(const CacheEvent&)> sink) {
-    enter().set_event_sink(std::move(sink));
+    enter().core.prefixes.set_event_sink(std::move(sink));
   }
 
   /// Verifies every invariant by recounting; throws Error that names the first one broken. Linear
   /// in the size of the tree: for tests.
-  void check_invariants() const { detail::TreeInspector<Core>(core()).check(); }
+  void check_invariants() const { detail::TreeInspector(core()).check(); }
 
-  /// The tree's own records, read by AttentionPlan and by the printers in tree_view.hpp.
-  [[nodiscard]] const Core& core() const {
-    detail::check_argument(shared_ != nullptr, "tree", "moved-from", "a tree");
-    return *shared_->core;
+  /// The tree's own records, read by the printers in print.hpp and by tests.
+  [[nodiscard]] const detail::TreeCore& core() const { return tree().core; }
+  /// The token at a place of a slot in use, for the same.
+  [[nodiscard]] const Token& token_at(SlotIndex slot, std::int32_t offset) const {
+    return tree().token_at(slot, offset);
   }
 
   /// Where a K/V cache learns how many slots there are, wherever the tree is moved and even after
   /// it is gone.
   [[nodiscard]] SlotSource slot_source() const {
-    (void)core();
     return {shared_,
             [](const void* shared) -> std::size_t {
-              const auto& tree = static_cast<const Shared*>(shared)->core;
-              return tree ? static_cast<std::size_t>(tree->allocator().high_water()) : 0;
+              const auto& tree = static_cast<const Shared*>(shared)->tree;
+              return tree ? tree->core.slots.allocator().high_water() : 0;
             },
-            core().id()};
+            core().id};
   }
 
  private:
-  static std::size_t to_size(std::int32_t n) noexcept { return detail::to_size(n); }
-  Core& enter() {
+  [[nodiscard]] Tree& tree() const {
     detail::check_argument(shared_ != nullptr, "tree", "moved-from", "a tree");
+    return *shared_->tree;
+  }
+  SequenceIndex insert_index(std::span<const Token> prompt, const InsertOptions& options) {
+    Tree& tree = enter();
+    shared_->expect_handle();
+    return tree.insert(prompt, options);
+  }
+  Tree& enter() {
+    Tree& entered = tree();
     shared_->enter();
-    return *shared_->core;
+    return entered;
   }
 
   std::shared_ptr<Shared> shared_;

@@ -1,452 +1,395 @@
-// Paths of the prefix tree: finding one, using and dropping it, what becomes of it when its last
-// sequence leaves. Operations on sequences are in tree_core.hpp.
+// The paths that prompts can find, and what of them is kept when nobody uses it: publishing,
+// splitting, retention, eviction, pins.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <span>
+#include <functional>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include "../base/config.hpp"
+#include "child_index.hpp"
+#include "records.hpp"
+#include "retention.hpp"
+#include "slots.hpp"
+#include "token_store.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
-class TreePaths : public TreeStorage<Token, ChunkSize, Allocator, Retention> {
-  using Storage = TreeStorage<Token, ChunkSize, Allocator, Retention>;
-
+class Prefixes {
  public:
-  using Storage::node;
-  static constexpr bool retains = Retention::retains;
-
-  using Storage::Storage;
-
-  [[nodiscard]] const SequenceRecord& sequence(SequenceIndex s) const noexcept {
-    return sequences_[at(s)];
-  }
-  [[nodiscard]] bool is_live(SequenceIndex s, std::uint32_t generation) const noexcept {
-    return s >= 0 && at(s) < sequences_.size() && sequence(s).generation == generation &&
-           sequence(s).state == SequenceState::live;
+  Prefixes(Topology& topology, Slots& slots, const Tokens& tokens, TreeOptions options,
+           RetentionRules rules, TreeStats& stats)
+      : topology_(topology),
+        slots_(slots),
+        tokens_(tokens),
+        rules_(rules),
+        unit_(options.sharing == Sharing::token ? 1 : topology.chunk.size),
+        stats_(stats) {
+    reserve_level(pinned_level);
   }
 
-  [[nodiscard]] MatchResult match_prefix(std::span<const Token> prompt,
-                                         const InsertOptions& options) const {
-    const Match match = find(prompt, options);
-    std::int32_t written_end = match.length, own_begin = match.length;
-    for (Step step = first_step(match); step.index != root_node; step = next_step(step)) {
-      const TreeNode& n = node(step.index);
-      if (n.written >= step.used) continue;
-      written_end = n.position + n.written;
-      if (n.writer == none) own_begin = written_end;
+  /// Tokens that are shared or not as one: what a child is keyed by.
+  [[nodiscard]] std::int32_t unit() const noexcept { return unit_; }
+  [[nodiscard]] const RetentionRules& rules() const noexcept { return rules_; }
+
+  // ---- finding and publishing ----------------------------------------------------------------
+
+  /// What the hash of a key starts from.
+  [[nodiscard]] static std::uint64_t hash_seed(NodeIndex parent, const Namespace& space) noexcept {
+    const std::uint64_t hash = mix_hash(static_cast<std::uint32_t>(parent), space.tenant);
+    return mix_hash(hash + (space.is_public ? 2 : 1), space.adapter);
+  }
+  [[nodiscard]] static std::uint32_t finish_hash(std::uint64_t hash) noexcept {
+    return static_cast<std::uint32_t>(hash >> 32);
+  }
+  /// Published child of `parent` in this namespace whose key `same_key(node)` confirms.
+  template <class SameKey>
+  [[nodiscard]] NodeIndex find_child(NodeIndex parent, const Namespace& space, std::uint32_t hash,
+                                     const SameKey& same_key) const {
+    return index_.find(hash, [&](NodeIndex n) {
+      const TreeNode& c = topology_.node(n);
+      return c.parent == parent && c.name_space == space && same_key(c);
+    });
+  }
+  /// The published child of n's parent that has n's key, or none.
+  [[nodiscard]] NodeIndex find_twin(const TreeNode& n) const {
+    return find_child(n.parent, n.name_space, key_hash(n), [&](const TreeNode& c) {
+      return tokens_.common(c.first_slot, c.begin, n.first_slot, n.begin, unit_) == unit_;
+    });
+  }
+
+  void publish(NodeIndex n) noexcept {
+    TreeNode& record = topology_.node(n);
+    record.state = NodeState::published;
+    record.hash = key_hash(record);
+    index_.insert(record.hash, n);
+  }
+  void unpublish(NodeIndex n, NodeState state) noexcept {
+    index_.erase(topology_.node(n).hash, n);
+    topology_.node(n).state = state;
+  }
+  [[nodiscard]] std::size_t num_published() const noexcept { return index_.size(); }
+
+  /// Leading tokens of `n` from `first` on that are those of `other` from its start, at most
+  /// `count`.
+  [[nodiscard]] std::int32_t common_length(const TreeNode& n, const TreeNode& other,
+                                           std::int32_t count) const noexcept {
+    std::int32_t common = 0;
+    topology_.for_each_run(
+        other, 0, std::min(count, n.length),
+        [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t first) {
+          topology_.for_each_run(
+              n, first, run,
+              [&](SlotIndex s, std::int32_t o, std::int32_t part, std::int32_t done) {
+                const std::int32_t same = tokens_.common(s, o, slot, offset + done, part);
+                common += same;
+                return same == part;
+              });
+          return common == first + run;
+        });
+    return common;
+  }
+
+  // ---- nodes ---------------------------------------------------------------------------------
+
+  /// Makes room for `count` new nodes, so that adding, splitting and publishing cannot fail.
+  void reserve_nodes(std::size_t count) {
+    index_.reserve(stats_.nodes + count);
+    topology_.reserve(count);
+  }
+  /// True if `count` nodes can be made without allocating.
+  [[nodiscard]] bool has_nodes(std::size_t count) const noexcept {
+    return topology_.has_room(count) && index_.has_room(stats_.nodes + count);
+  }
+
+  /// Topology::split(); both halves keep their place in the index and in the retention list.
+  NodeIndex split(NodeIndex lower_index, std::int32_t keep) noexcept {
+    const bool published = topology_.node(lower_index).state == NodeState::published;
+    if (published) index_.erase(topology_.node(lower_index).hash, lower_index);
+    const NodeIndex upper_index = topology_.split(lower_index, keep);
+    TreeNode& lower = topology_.node(lower_index);
+    if (published) {
+      publish(upper_index);
+      if (lower.length >= unit_)
+        publish(lower_index);
+      else  // the ragged end of a generated tail: too short to be found
+        lower.state = NodeState::hidden;
     }
-    return {std::min(at(written_end), options.max_reuse), at(own_begin - written_end)};
+    if (lower.retained) link_retained_after(upper_index, lower_index);
+    return upper_index;
   }
 
-  /// Slots that insert() would at most take from slots_available(): new ones, and cached ones that
-  /// it brings back into use.
-  [[nodiscard]] std::size_t slots_needed(std::span<const Token> prompt,
-                                         const InsertOptions& options) const {
-    const Match match = find_shared(prompt, options);
-    std::size_t revived = 0;
-    SlotIndex below = no_slot;  // where the next node of the path starts, perhaps the same slot
-    for (Step step = first_step(match); step.index != root_node; step = next_step(step)) {
-      this->for_each_run(node(step.index), 0, step.used,
-                         [&](SlotIndex s, std::int32_t, std::int32_t, std::int32_t) {
-                           if (slots_[at(s)].active == 0 && s != below) ++revived;
-                           return true;
-                         });
-      below = node(step.index).first_slot;
+  /// Takes a node that nobody uses out of the tree.
+  /// \param active  whether its slots still count it as in use
+  void remove(NodeIndex index, bool active = false) noexcept {
+    TreeNode& n = topology_.node(index);
+    if (n.retained) unretain(index);
+    if (n.pins > 0)
+      for (PinRecord& pin : pins_)
+        if (pin.last == index) pin.last = n.parent;
+    if (n.state == NodeState::published) unpublish(index, NodeState::hidden);
+    topology_.release_places(index, 0, active);
+    topology_.remove(index);
+  }
+
+  /// `count` slots, evicting what is cached where the budget is spent; see Slots::acquire().
+  bool acquire(std::int32_t count) {
+    return slots_.acquire(count, [this] { return evict_one_slot(); });
+  }
+  /// Gives back what was acquired and not needed.
+  void release() noexcept { slots_.release(); }
+
+  // ---- use of paths --------------------------------------------------------------------------
+
+  /// A node that was only cached, if that, is in use.
+  void activate(NodeIndex index) noexcept {
+    TreeNode& n = topology_.node(index);
+    if (n.retained) unretain(index);
+    topology_.for_each_slot(n, [&](SlotIndex s) { slots_.set_active(s, true); });
+  }
+  /// The path to `last` has one more live sequence.
+  void use_path(NodeIndex last) noexcept {
+    for (NodeIndex n = last; n != none; n = topology_.node(n).parent) {
+      if (!topology_.node(n).active()) activate(n);
+      ++topology_.node(n).live;
     }
-    const std::int32_t fresh = static_cast<std::int32_t>(prompt.size()) - match.length;
-    return revived + at(Storage::slots_for(fresh - room_at(match, fresh)));
   }
-
-  /// Slots that reserve(count) would take from slots_available().
-  [[nodiscard]] std::size_t slots_needed(SequenceIndex s, std::size_t count) const {
-    const std::size_t room = at(this->room(node(sequence(s).tail)));
-    return count <= room ? 0 : (count - room - 1) / ChunkSize + 1;
-  }
-
-  /// Calls f(node, offset in the node, length) for the parts of [range.begin, range.end()) that
-  /// each node of the path holds, last first.
-  template <class F>
-  void for_each_node(SequenceIndex s, TokenRange range, const F& f) const {
-    for (NodeIndex n = sequence(s).tail; n != root_node && node(n).end() > range.begin;
-         n = node(n).parent) {
-      const std::int32_t begin = std::max(range.begin, node(n).position);
-      const std::int32_t end = std::min(range.end(), node(n).end());
-      if (begin < end) f(n, begin - node(n).position, end - begin);
+  /// Undoes one use of a path by a live or held sequence, keeping or removing what nobody uses.
+  void drop_path(NodeIndex last, std::int32_t TreeNode::*count) noexcept {
+    const std::int32_t keep_end = rules_.retains ? written_end(last) : 0;
+    for (NodeIndex n = last; n != none;) {
+      TreeNode& record = topology_.node(n);
+      const NodeIndex parent = record.parent;
+      --(record.*count);
+      if (!record.active() && n != root_node) keep_or_remove(n, keep_end);
+      n = parent;
     }
   }
-
-  /// Path positions that another sequence is to write.
-  [[nodiscard]] std::int32_t num_pending(SequenceIndex s) const noexcept {
-    std::int32_t pending = 0;
-    for_each_awaited(s, [&](NodeIndex n) { pending += node(n).length - node(n).written; });
-    return pending;
+  /// Takes out a node that one sequence held, which goes on without it.
+  void drop_duplicate(NodeIndex index) noexcept {
+    topology_.node(index).held = 0;
+    remove(index, /*active=*/true);
   }
-
-  /// Who is to write the first of these positions; none where there are none.
-  [[nodiscard]] SequenceIndex waits_for(SequenceIndex s) const noexcept {
-    SequenceIndex writer = none;
-    for_each_awaited(s, [&](NodeIndex n) { writer = node(n).writer; });
-    return writer;
-  }
-
-  /// Calls f for the nodes of the path that another sequence has still to write, last first.
-  template <class F>
-  void for_each_awaited(SequenceIndex s, const F& f) const {
-    if (!sequence(s).may_wait) return;
-    for (NodeIndex n = sequence(s).tail; n != root_node; n = node(n).parent)
-      if (node(n).writer != s && node(n).written < node(n).length) f(n);
-  }
-
-  /// Leading tokens whose K/V can be read now: written, and not waiting for a fork's copy.
-  [[nodiscard]] std::int32_t readable_length(SequenceIndex s) const noexcept {
-    const SequenceRecord& record = sequence(s);
-    std::int32_t end = std::min(written_end(record.tail), record.size);
-    if (copies_.empty()) return end;
-    for (NodeIndex n = record.tail; n != root_node; n = node(n).parent) {
-      const SlotIndex slot = node(n).first_slot;  // what is copied starts a slot of its own
-      if (slot == no_slot || slots_[at(slot)].pending_copies == 0) continue;
-      for (const PendingCopy& copy : copies_)
-        if (copy.rows.target_slot == slot)
-          end =
-              std::min(end, node(n).position + std::max(0, copy.rows.target_begin - node(n).begin));
+  /// The first path position whose K/V is not written.
+  [[nodiscard]] std::int32_t written_end(NodeIndex last) const noexcept {
+    std::int32_t end = topology_.node(last).end();
+    for (NodeIndex i = last; i != root_node; i = topology_.node(i).parent) {
+      const TreeNode& n = topology_.node(i);
+      if (n.written < n.length) end = n.position + n.written;
     }
     return end;
   }
 
-  /// Leading tokens of the path that every tenant of the adapter may share.
-  [[nodiscard]] std::int32_t public_length_of(SequenceIndex s) const noexcept {
-    NodeIndex n = sequence(s).tail;
-    while (n != root_node && !node(n).name_space.is_public) n = node(n).parent;
-    return node(n).end();
+  // ---- eviction ------------------------------------------------------------------------------
+
+  /// Makes sure that the level has a list, so that retaining cannot fail.
+  void reserve_level(std::int64_t level) {
+    const auto it = find_level(level);
+    if (it == levels_.end() || it->level != level) levels_.insert(it, RetainedLevel{level});
   }
 
-  [[nodiscard]] const Token& token(SequenceIndex s, std::int32_t position) const {
-    const Token* found = nullptr;
-    for_each_node(s, {position, 1}, [&](NodeIndex n, std::int32_t offset, std::int32_t) {
-      this->for_each_run(node(n), offset, 1,
-                         [&](SlotIndex slot, std::int32_t o, std::int32_t, std::int32_t) {
-                           found = &this->token_at(slot, o);
-                           return false;
-                         });
-    });
-    return *found;
-  }
-
-  /// Marks the written prefix of these tokens to be evicted last; counted, so that each pin is
-  /// undone by itself. Returns the pin's index, or none where nothing of them is written or more
-  /// than the policy's max_pinned slots would be pinned.
-  std::int32_t pin(std::span<const Token> tokens, const InsertOptions& options) {
-    Match match = find(tokens, options);
-    trim_to_written(match);
-    if (match.length == 0) return none;
-    this->reserve_nodes(1);
-    if (free_pins() == none) this->pins_.reserve(2 * this->pins_.size() + 8);
-    std::size_t needed = 0;
-    SlotIndex below = no_slot;  // where the next node of the path starts, perhaps the same slot
-    for (Step step = first_step(match); step.index != root_node; step = next_step(step)) {
-      this->for_each_run(node(step.index), 0, step.used,
-                         [&](SlotIndex s, std::int32_t, std::int32_t, std::int32_t) {
-                           if (slots_[at(s)].pinned == 0 && s != below) ++needed;
-                           return true;
-                         });
-      below = node(step.index).first_slot;
+  /// Frees one slot of the least valuable cached node, or drops a node that holds none alone.
+  /// False when nothing is cached.
+  bool evict_one_slot() noexcept {
+    for (const RetainedLevel& level : levels_) {
+      if (level.oldest == none) continue;
+      const NodeIndex victim = level.oldest;
+      const TreeNode& n = topology_.node(victim);
+      const std::size_t used = stats_.used_slots;
+      std::int32_t keep = n.length - topology_.end_offset(n);
+      if (n.first_slot == n.last_slot) keep = 0;
+      stats_.evicted_tokens += at(n.length - keep);
+      if (event_sink_)
+        event_sink_({CacheEvent::Kind::evicted, n.name_space, n.position + keep, n.length - keep,
+                     n.last_slot});
+      if (keep == 0)
+        remove(victim);
+      else
+        topology_.release_places(victim, keep);
+      stats_.evicted_slots += used - stats_.used_slots;
+      return true;
     }
-    if (this->pinned_slots_ + needed > this->retention_.max_pinned) return none;
-    if (match.used < node(match.last).length) match.last = this->split(match.last, match.used);
-    for (NodeIndex n = match.last; n != root_node; n = node(n).parent) change_pins(n, 1);
-    std::int32_t pin = free_pins();
+    return false;
+  }
+  /// Evicts down to the low watermark where the high one is passed.
+  void keep_to_watermarks() noexcept {
+    if (!rules_.retains || stats_.used_slots <= rules_.budget.high_watermark) return;
+    while (stats_.used_slots > rules_.budget.low_watermark && evict_one_slot()) {
+    }
+  }
+
+  // ---- pins ----------------------------------------------------------------------------------
+
+  /// Pins the path of a match, counted; the pin's index, or none where more than max_pinned slots
+  /// would be pinned. reserve_pin() and reserve_nodes(1) come first.
+  std::int32_t pin(Match match) noexcept {
+    if (slots_.num_pinned() + count_unpinned(match) > rules_.budget.max_pinned) return none;
+    if (match.used < topology_.node(match.last).length) match.last = split(match.last, match.used);
+    for (NodeIndex n = match.last; n != root_node; n = topology_.node(n).parent) change_pins(n, 1);
+    std::int32_t pin = free_pin();
     if (pin == none) {
-      pin = static_cast<std::int32_t>(this->pins_.size());
-      this->pins_.emplace_back();
+      pin = static_cast<std::int32_t>(pins_.size());
+      pins_.emplace_back();
     }
-    this->pins_[at(pin)].last = match.last;
+    pins_[at(pin)].last = match.last;
     return pin;
   }
-
+  void reserve_pin() {
+    if (free_pin() == none && pins_.size() == pins_.capacity()) pins_.reserve(2 * pins_.size() + 8);
+  }
+  void unpin(std::int32_t pin, std::uint32_t generation) noexcept {
+    PinRecord& record = pins_[at(pin)];
+    if (record.generation != generation || record.last == none) return;
+    // Bottom-up: a parent must stay younger than its children.
+    for (NodeIndex n = record.last; n != root_node; n = topology_.node(n).parent)
+      change_pins(n, -1);
+    record.last = none;
+    ++record.generation;
+  }
+  void unpin_all() noexcept {
+    for (std::size_t i = 0; i < pins_.size(); ++i)
+      unpin(static_cast<std::int32_t>(i), pins_[i].generation);
+  }
   [[nodiscard]] std::uint32_t pin_generation(std::int32_t pin) const noexcept {
-    return this->pins_[at(pin)].generation;
+    return pins_[at(pin)].generation;
   }
   /// Tokens that the pin still holds: fewer than at first where even pinned chunks were evicted.
   [[nodiscard]] std::int32_t pinned_length(std::int32_t pin,
                                            std::uint32_t generation) const noexcept {
-    const PinRecord& record = this->pins_[at(pin)];
-    return record.generation == generation && record.last != none ? node(record.last).end() : 0;
+    const PinRecord& record = pins_[at(pin)];
+    const bool holds = record.generation == generation && record.last != none;
+    return holds ? topology_.node(record.last).end() : 0;
   }
 
-  void unpin(std::int32_t pin, std::uint32_t generation) noexcept {
-    PinRecord& record = this->pins_[at(pin)];
-    if (record.generation != generation || record.last == none) return;
-    // Bottom-up: a parent must stay younger than its children.
-    for (NodeIndex n = record.last; n != root_node; n = node(n).parent) change_pins(n, -1);
-    record.last = none;
-    ++record.generation;
+  void set_event_sink(std::function<void(const CacheEvent&)> sink) {
+    event_sink_ = std::move(sink);
+  }
+  void notify_cleared() noexcept {
+    if (event_sink_) event_sink_({.kind = CacheEvent::Kind::cleared});
   }
 
- protected:
-  using Storage::at, Storage::copies_, Storage::sequences_, Storage::slots_, Storage::stats_;
+ private:
+  friend class TreeInspector;
 
-  static constexpr std::int32_t max_length = 1 << 30;
+  /// Above whatever a policy says.
+  static constexpr std::int64_t pinned_level = std::numeric_limits<std::int64_t>::max();
 
-  struct Match {
-    NodeIndex last = root_node;  ///< deepest node reached
-    std::int32_t used = 0;       ///< tokens of it that matched
-    std::int32_t length = 0;     ///< tokens matched in all
+  struct RetainedLevel {
+    std::int64_t level = 0;
+    NodeIndex oldest = none, newest = none;
   };
-  struct Step {
-    NodeIndex index;
-    std::int32_t used;
-  };
-  static Step first_step(const Match& match) noexcept { return {match.last, match.used}; }
-  Step next_step(Step step) const noexcept {
-    const NodeIndex parent = node(step.index).parent;
-    return {parent, node(parent).length};
+
+  [[nodiscard]] std::uint32_t key_hash(
+      const TreeNode& n) const noexcept {  // a key lies in one slot
+    return finish_hash(
+        tokens_.hash(hash_seed(n.parent, n.name_space), n.first_slot, n.begin, unit_));
   }
 
-  [[nodiscard]] std::int32_t public_length(std::span<const Token> prompt,
-                                           const InsertOptions& options) const noexcept {
-    const auto length = static_cast<std::int32_t>(std::min(options.public_length, prompt.size()));
-    return length - length % this->sharing_unit();
+  [[nodiscard]] static std::int64_t level_of(const TreeNode& n) noexcept {
+    return n.pins > 0 ? pinned_level : n.level;
+  }
+  std::vector<RetainedLevel>::iterator find_level(std::int64_t level) noexcept {
+    return std::lower_bound(
+        levels_.begin(), levels_.end(), level,
+        [](const RetainedLevel& l, std::int64_t value) { return l.level < value; });
   }
 
-  static Namespace space_at(const InsertOptions& options, std::int32_t position,
-                            std::int32_t public_end) noexcept {
-    if (position >= public_end) return options.name_space;
-    return {.adapter = options.name_space.adapter, .is_public = true};
+  /// Nobody uses the node any more: what of it is written stays as cache, if anything may.
+  void keep_or_remove(NodeIndex index, std::int32_t keep_end) noexcept {
+    TreeNode& n = topology_.node(index);
+    std::int32_t keep = 0;
+    if (n.state == NodeState::published && n.position < keep_end)
+      keep = std::min(n.written, keep_end - n.position);
+    if (unit_ > 1) keep -= keep % unit_;
+    if (keep == 0) return remove(index, /*active=*/true);
+    topology_.for_each_slot(n, [&](SlotIndex s) { slots_.set_active(s, false); });
+    if (keep < n.length) topology_.release_places(index, keep);
+    retain(index);
+    if (event_sink_)
+      event_sink_({CacheEvent::Kind::stored, n.name_space, n.position, n.length, n.first_slot});
   }
 
-  [[nodiscard]] Match find(std::span<const Token> prompt, const InsertOptions& options) const {
-    const std::int32_t unit = this->sharing_unit();
-    const std::int32_t public_end = public_length(prompt, options);
-    const auto size = static_cast<std::int32_t>(std::min(prompt.size(), at(max_length)));
-    Match match;
-    while (size - match.length >= unit) {
-      const std::int32_t end = match.length < public_end ? public_end : size;
-      const NodeIndex child = this->find_child(
-          match.last, space_at(options, match.length, public_end), prompt.data() + match.length);
-      if (child == none) break;
-      std::int32_t common = this->common_length(
-          node(child), prompt.subspan(at(match.length), at(end - match.length)));
-      common -= common % unit;
-      match.last = child;
-      match.used = common;
-      match.length += common;
-      if (common < node(child).length) break;
-    }
-    return match;
+  /// Puts a node at the young end of its level. Children are retained before their parents, so the
+  /// oldest node of the lowest level is always a leaf.
+  void retain(NodeIndex index) noexcept {
+    TreeNode& n = topology_.node(index);
+    RetainedLevel& level = *find_level(level_of(n));
+    n.retained = true;
+    n.older = level.newest;
+    n.newer = none;
+    (n.older != none ? topology_.node(n.older).newer : level.oldest) = index;
+    level.newest = index;
+  }
+  void unretain(NodeIndex index) noexcept {
+    TreeNode& n = topology_.node(index);
+    RetainedLevel& level = *find_level(level_of(n));
+    (n.older != none ? topology_.node(n.older).newer : level.oldest) = n.newer;
+    (n.newer != none ? topology_.node(n.newer).older : level.newest) = n.older;
+    n.retained = false;
+    n.older = n.newer = none;
+  }
+  void link_retained_after(NodeIndex index, NodeIndex older) noexcept {
+    TreeNode& n = topology_.node(index);
+    RetainedLevel& level = *find_level(level_of(n));
+    n.retained = true;
+    n.older = older;
+    n.newer = topology_.node(older).newer;
+    (n.newer != none ? topology_.node(n.newer).older : level.newest) = index;
+    topology_.node(older).newer = index;
   }
 
-  /// What a prompt shares: all that is found, or, if it is to wait for nobody, what is written.
-  [[nodiscard]] Match find_shared(std::span<const Token> prompt,
-                                  const InsertOptions& options) const {
-    Match match = find(prompt, options);
-    if (!options.share_pending) trim_to_written(match);
-    return match;
-  }
-
-  /// Shortens a match to what is written, in units of sharing.
-  void trim_to_written(Match& match) const noexcept {
-    std::int32_t end = match.length;
-    for (Step step = first_step(match); step.index != root_node; step = next_step(step))
-      if (node(step.index).written < step.used)
-        end = node(step.index).position + node(step.index).written;
-    match.length = end - end % this->sharing_unit();
-    while (match.last != root_node && node(match.last).position >= match.length) {
-      match.last = node(match.last).parent;
-      match.used = node(match.last).length;
-    }
-    match.used = std::min(match.used, match.length - node(match.last).position);
-  }
-
-  /// Free places that the first `fresh` tokens behind a match could take in its last slot.
-  [[nodiscard]] std::int32_t room_at(const Match& match, std::int32_t fresh) const noexcept {
-    if (fresh == 0 || match.used < node(match.last).length) return 0;
-    return this->room_behind(match.last);
-  }
-
-  void use_path(NodeIndex last) noexcept {
-    for (NodeIndex n = last; n != none; n = node(n).parent) {
-      if (!node(n).active()) {
-        if (node(n).retained) this->unretain(n);
-        this->set_slots_active(node(n), true);
-      }
-      ++node(n).live;
-    }
-  }
-
-  /// Undoes one use of a path by a live or held sequence, keeping or removing what nobody uses.
-  void drop_path(NodeIndex last, std::int32_t TreeNode::*count) noexcept {
-    const std::int32_t keep_end = written_end(last);
-    for (NodeIndex n = last; n != none;) {
-      const NodeIndex parent = node(n).parent;
-      TreeNode& record = node(n);
-      --(record.*count);
-      if (!record.active() && n != root_node) {
-        this->set_slots_active(record, false);
-        const std::int32_t keep = kept_length(record, keep_end);
-        if (keep == 0) {
-          this->remove_node(n);
-        } else {
-          if (keep < record.length) this->release_places(n, keep);
-          this->retain(n);
-          this->notify(CacheEvent{CacheEvent::Kind::stored, record.name_space, record.position,
-                                  record.length, record.first_slot});
-        }
-      }
-      n = parent;
-    }
-  }
-
-  /// Leading tokens of an unused node that stay as cache.
-  [[nodiscard]] std::int32_t kept_length(const TreeNode& n, std::int32_t keep_end) const noexcept {
-    if constexpr (!retains) return 0;
-    if (n.state != NodeState::published || n.position >= keep_end) return 0;
-    const std::int32_t keep = std::min(n.written, keep_end - n.position);
-    return keep - keep % this->sharing_unit();
-  }
-
-  /// The first path position whose K/V is not written.
-  [[nodiscard]] std::int32_t written_end(NodeIndex last) const noexcept {
-    std::int32_t end = node(last).end();
-    for (NodeIndex n = last; n != root_node; n = node(n).parent)
-      if (node(n).written < node(n).length) end = node(n).position + node(n).written;
-    return end;
-  }
-
-  /// Gives a pending node to a live sequence below it.
-  void hand_over(NodeIndex pending) noexcept {
-    node(pending).writer = none;
-    if (node(pending).written == node(pending).length || node(pending).live == 0) return;
-    NodeIndex n = pending;
-    SequenceIndex heir = none;
-    while (heir == none) {
-      heir = node(n).tail_of;
-      if (heir != none && sequence(heir).state == SequenceState::live) break;
-      heir = none;
-      NodeIndex child = node(n).first_child;
-      while (node(child).live == 0) child = node(child).next_sibling;
-      n = child;
-      // The writer below goes on, so that one sequence writes a run from its start to its end.
-      const SequenceIndex writer = node(n).writer;
-      if (writer != none && sequence(writer).state == SequenceState::live) heir = writer;
-    }
-    node(pending).writer = heir;
-    SequenceRecord& record = sequences_[at(heir)];
-    record.cursor = std::min(record.cursor, node(pending).position + node(pending).written);
-    ++stats_.hand_overs;
-  }
-
-  /// Makes the generated tokens of a sequence that left matchable, from the first hidden node down.
-  /// Where an equal path is already there the duplicate is dropped (if it may be: its places must
-  /// not be in use) and the rest moves below that path.
-  void publish_tail(SequenceIndex s, bool may_merge) noexcept {
-    const std::int32_t end = written_end(sequence(s).tail);
-    while (true) {
-      NodeIndex n = none;  // the first hidden node below published ones
-      for (NodeIndex i = sequence(s).tail; i != root_node; i = node(i).parent)
-        if (node(i).state == NodeState::stale)
-          return;
-        else if (node(i).state == NodeState::hidden)
-          n = i;
-      if (n == none || node(n).length == 0) return;
-      const std::int32_t unit = this->sharing_unit();
-      std::int32_t usable = std::min(node(n).length, end - node(n).position);
-      usable -= std::max(0, usable) % unit;
-      if (usable < unit) return;
-      const NodeIndex parent = node(n).parent;
-      const NodeIndex twin = this->find_child(parent, node(n).name_space, this->key_of(node(n)));
-      if (twin == none) {
-        stats_.published_tokens += at(usable);
-        this->publish(n);
-        continue;
-      }
-      const bool shared = node(n).live > 0 || node(n).held > 1;
-      if (!may_merge || shared) return;
-      std::int32_t common = 0;
-      this->for_each_run(node(n), 0, usable,
-                         [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t) {
-                           const std::int32_t same = common_at(
-                               node(twin), common, {&this->token_at(slot, offset), at(run)});
-                           common += same;
-                           return same == run;
-                         });
-      common -= common % unit;
-      if (node(twin).written < common || !this->has_nodes(2)) return;
-      merge_into(s, n, twin, common);
-    }
-  }
-
-  /// Leading tokens of `tokens` equal to the node's from `first` on.
-  [[nodiscard]] std::int32_t common_at(const TreeNode& n, std::int32_t first,
-                                       std::span<const Token> tokens) const noexcept {
-    const std::int32_t limit = std::min(n.length - first, static_cast<std::int32_t>(tokens.size()));
-    std::int32_t common = 0;
-    this->for_each_run(n, first, limit,
-                       [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
-                         const Token* held = &this->token_at(s, offset);
-                         common += static_cast<std::int32_t>(
-                             std::mismatch(held, held + run, tokens.data() + done).first - held);
-                         return common == done + run;
-                       });
-    return common;
-  }
-
-  /// Replaces the first `common` tokens of `n`, which only the leaving sequence `s` uses, by those
-  /// of its published sibling `twin`; what follows moves below it.
-  void merge_into(SequenceIndex s, NodeIndex n, NodeIndex twin, std::int32_t common) noexcept {
-    const NodeIndex target = common < node(twin).length ? this->split(twin, common) : twin;
-    const NodeIndex duplicate = common < node(n).length ? this->split(n, common) : n;
-    const NodeIndex rest = node(duplicate).first_child;  // at most one: nobody else is below
-    if (!node(target).active()) {
-      if (node(target).retained) this->unretain(target);
-      this->set_slots_active(node(target), true);
-    }
-    ++node(target).held;
-    node(target).priority = std::max(node(target).priority, node(duplicate).priority);
-    if (rest != none) {
-      this->unlink_child(rest);
-      this->link_child(target, rest);
-    } else {
-      sequences_[at(s)].tail = target;
-    }
-    this->set_slots_active(node(duplicate), false);
-    node(duplicate).held = 0;
-    this->remove_node(duplicate);
-    stats_.merged_tokens += at(common);
-  }
-
-  [[nodiscard]] std::int32_t free_pins() const noexcept {
-    for (std::size_t i = 0; i < this->pins_.size(); ++i)
-      if (this->pins_[i].last == none) return static_cast<std::int32_t>(i);
+  [[nodiscard]] std::int32_t free_pin() const noexcept {
+    for (std::size_t i = 0; i < pins_.size(); ++i)
+      if (pins_[i].last == none) return static_cast<std::int32_t>(i);
     return none;
   }
-
+  /// Slots of a match that are not pinned yet.
+  [[nodiscard]] std::size_t count_unpinned(const Match& match) const noexcept {
+    std::size_t count = 0;
+    SlotIndex below = no_slot;  // where the next node of the path starts, perhaps the same slot
+    std::int32_t used = match.used;
+    for (NodeIndex i = match.last; i != root_node;) {
+      const TreeNode& n = topology_.node(i);
+      topology_.for_each_run(n, 0, used,
+                             [&](SlotIndex s, std::int32_t, std::int32_t, std::int32_t) {
+                               if (slots_[s].pinned == 0 && s != below) ++count;
+                               return true;
+                             });
+      below = n.first_slot;
+      i = n.parent;
+      used = topology_.node(i).length;
+    }
+    return count;
+  }
   /// Moves the node to the young end even where it stays pinned: a parent must stay younger than
   /// the child that was moved just before it.
   void change_pins(NodeIndex index, std::int32_t by) noexcept {
-    TreeNode& n = node(index);
+    TreeNode& n = topology_.node(index);
     const bool retained = n.retained, was_pinned = n.pins > 0;
-    if (retained) this->unretain(index);
+    if (retained) unretain(index);
     n.pins += by;
-    if (was_pinned != (n.pins > 0)) {
-      this->for_each_run(n, 0, n.length,
-                         [&](SlotIndex s, std::int32_t, std::int32_t, std::int32_t) {
-                           std::int32_t& pinned = slots_[at(s)].pinned;
-                           if (was_pinned ? --pinned == 0 : pinned++ == 0)
-                             this->pinned_slots_ += was_pinned ? std::size_t{0} - 1 : 1;
-                           return true;
-                         });
-    }
-    if (retained) this->retain(index);
+    if (was_pinned != (n.pins > 0))
+      topology_.for_each_slot(n, [&](SlotIndex s) { slots_.count_pin(s, was_pinned ? -1 : 1); });
+    if (retained) retain(index);
   }
+
+  Topology& topology_;
+  Slots& slots_;
+  const Tokens& tokens_;
+  RetentionRules rules_;
+  std::int32_t unit_;
+  TreeStats& stats_;
+  ChildIndex index_;
+  std::vector<RetainedLevel> levels_;  // by level, ascending
+  std::vector<PinRecord> pins_;
+  std::function<void(const CacheEvent&)> event_sink_;
 };
 
 }  // namespace detail

@@ -10,9 +10,8 @@
 #include <vector>
 
 #include "../base/config.hpp"
-#include "../plan/view.hpp"
-#include "records.hpp"
-#include "types.hpp"
+#include "../base/slot.hpp"
+#include "core.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -33,37 +32,38 @@ struct NodeText {
   std::string range, tokens, where, state;
 };
 
-template <class Core, class TokenText>
-NodeText describe(const Core& core, NodeIndex index, std::int32_t max_tokens,
+template <class Tree, class TokenText>
+NodeText describe(const Tree& tree, NodeIndex index, std::int32_t max_tokens,
                   const TokenText& token_text) {
-  const TreeNode& n = core.node(index);
+  const TreeCore& core = tree.core();
+  const TreeNode& n = core.topology.node(index);
   NodeText text;
   text.range = std::to_string(n.position) + ".." + std::to_string(n.end());
   // Places behind what is known hold reserved tokens, which have no text yet.
   const bool is_live_tail =
-      n.tail_of != none && core.sequence(n.tail_of).state == SequenceState::live;
+      n.tail_of != none && core.sequences[n.tail_of].state == SequenceState::live;
   const std::int32_t known =
-      is_live_tail ? std::min(n.length, core.sequence(n.tail_of).size - n.position) : n.length;
+      is_live_tail ? std::min(n.length, core.sequences[n.tail_of].size - n.position) : n.length;
   std::int32_t shown = 0;
-  core.for_each_run(n, 0, known,
-                    [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t) {
-                      for (std::int32_t i = 0; i < run && shown < max_tokens; ++i, ++shown) {
-                        if (shown > 0) text.tokens += ' ';
-                        text.tokens += token_text(core.token_at(slot, offset + i));
-                      }
-                      return shown < max_tokens;
-                    });
+  core.topology.for_each_run(
+      n, 0, known, [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t) {
+        for (std::int32_t i = 0; i < run && shown < max_tokens; ++i, ++shown) {
+          if (shown > 0) text.tokens += ' ';
+          text.tokens += token_text(tree.token_at(slot, offset + i));
+        }
+        return shown < max_tokens;
+      });
   if (known > shown) text.tokens += shown > 0 ? " ..." : "...";
   if (n.length > known) text.tokens += " +" + std::to_string(n.length - known) + " reserved";
   std::int32_t count = 0;
-  core.for_each_run(n, 0, n.length,
-                    [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t) {
-                      if (++count > 3) return false;
-                      if (count > 1) text.where += ' ';
-                      text.where += std::to_string(slot) + "[" + std::to_string(offset) + ":" +
-                                    std::to_string(offset + run) + "]";
-                      return true;
-                    });
+  core.topology.for_each_run(
+      n, 0, n.length, [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t) {
+        if (++count > 3) return false;
+        if (count > 1) text.where += ' ';
+        text.where += std::to_string(slot) + "[" + std::to_string(offset) + ":" +
+                      std::to_string(offset + run) + "]";
+        return true;
+      });
   if (count > 3) text.where += " ...";
   if (n.retained)
     text.state = "cached";
@@ -74,19 +74,20 @@ NodeText describe(const Core& core, NodeIndex index, std::int32_t max_tokens,
   if (n.written < n.length) text.state += ", " + std::to_string(n.written) + " written";
   if (n.pins > 0) text.state += ", pinned";
   if (n.tail_of != none) text.state += ", tail of #" + std::to_string(n.tail_of);
-  if (n.name_space.tenant != 0) text.state += ", tenant " + std::to_string(n.name_space.tenant);
   if (n.name_space.is_public) text.state += ", public";
+  if (n.name_space.tenant != 0) text.state += ", tenant " + std::to_string(n.name_space.tenant);
   if (n.name_space.adapter != 0) text.state += ", adapter " + std::to_string(n.name_space.adapter);
   return text;
 }
 
 /// Calls f(node, depth) for every node below the root, parents first, older siblings first.
-template <class Core, class F>
-void for_each_below_root(const Core& core, const F& f) {
+template <class F>
+void for_each_below_root(const TreeCore& core, const F& f) {
   std::vector<std::pair<NodeIndex, int>> stack;
   const auto push_children = [&](NodeIndex n, int depth) {
     // The youngest child is linked first, so the oldest comes to lie on top of the stack.
-    for (NodeIndex c = core.node(n).first_child; c != none; c = core.node(c).next_sibling)
+    for (NodeIndex c = core.topology.node(n).first_child; c != none;
+         c = core.topology.node(c).next_sibling)
       stack.emplace_back(c, depth);
   };
   push_children(root_node, 0);
@@ -118,14 +119,14 @@ inline std::string quoted_for_dot(const std::string& text) {
 template <class Tree, class TokenText = detail::DefaultTokenText>
 [[nodiscard]] std::string to_text(const Tree& tree, std::int32_t max_tokens = 8,
                                   const TokenText& token_text = {}) {
-  const auto& core = tree.core();
+  const detail::TreeCore& core = tree.core();
   const TreeStats stats = tree.stats();
   std::string out = std::to_string(stats.live_sequences) + " sequences, " +
                     std::to_string(stats.nodes - 1) + " nodes, " +
                     std::to_string(stats.used_slots) + " slots (" +
                     std::to_string(stats.retained_slots) + " cached)\n";
   detail::for_each_below_root(core, [&](NodeIndex n, int depth) {
-    const detail::NodeText text = detail::describe(core, n, max_tokens, token_text);
+    const detail::NodeText text = detail::describe(tree, n, max_tokens, token_text);
     out.append(static_cast<std::size_t>(2 * depth), ' ');
     out += "- " + text.range + "  " + text.where + "  (" + text.state + ")";
     if (!text.tokens.empty()) out += "  " + text.tokens;
@@ -138,20 +139,20 @@ template <class Tree, class TokenText = detail::DefaultTokenText>
 template <class Tree, class TokenText = detail::DefaultTokenText>
 [[nodiscard]] std::string to_dot(const Tree& tree, std::int32_t max_tokens = 8,
                                  const TokenText& token_text = {}) {
-  const auto& core = tree.core();
+  const detail::TreeCore& core = tree.core();
   std::string out =
       "digraph prefix_tree {\n  rankdir=LR;\n  node [shape=box, fontname=monospace];\n"
       "  n0 [label=root, shape=point];\n";
   detail::for_each_below_root(core, [&](NodeIndex n, int) {
-    const detail::NodeText text = detail::describe(core, n, max_tokens, token_text);
+    const detail::NodeText text = detail::describe(tree, n, max_tokens, token_text);
     const std::string name = "n" + std::to_string(n);
     out += "  " + name + " [label=\"" + text.range + "\\n" + detail::quoted_for_dot(text.where) +
            "\\n" + detail::quoted_for_dot(text.state);
     if (!text.tokens.empty()) out += "\\n" + detail::quoted_for_dot(text.tokens);
     out += '"';
-    if (core.node(n).retained) out += ", style=dashed";
-    if (core.node(n).tail_of != detail::none) out += ", style=rounded";
-    out += "];\n  n" + std::to_string(core.node(n).parent) + " -> " + name + ";\n";
+    if (core.topology.node(n).retained) out += ", style=dashed";
+    if (core.topology.node(n).tail_of != detail::none) out += ", style=rounded";
+    out += "];\n  n" + std::to_string(core.topology.node(n).parent) + " -> " + name + ";\n";
   });
   return out + "}\n";
 }

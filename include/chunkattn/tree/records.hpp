@@ -1,10 +1,8 @@
-// The records of the prefix tree and the two tables under it: slots (who holds which places of a
-// slot) and the child index (which node continues a path with a given key).
+// The records of the prefix tree: nodes, slots, sequences, copies, pins.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "../base/config.hpp"
 #include "types.hpp"
@@ -18,6 +16,35 @@ namespace detail {
 
 inline constexpr std::int32_t none = -1;
 inline constexpr NodeIndex root_node = 0;
+
+/// Tokens of a sequence, at most.
+inline constexpr std::int32_t max_length = 1 << 30;
+
+inline constexpr std::size_t at(std::int32_t index) noexcept {
+  return static_cast<std::size_t>(index);
+}
+
+/// Tokens per slot, a power of two.
+struct ChunkGeometry {
+  std::int32_t size = 1;
+  std::int32_t shift = 0;
+
+  explicit constexpr ChunkGeometry(std::int32_t chunk_size) noexcept : size(chunk_size) {
+    while (std::int32_t{1} << shift < size) ++shift;
+  }
+  /// Slots before this place of a run of slots.
+  [[nodiscard]] constexpr std::int32_t slots_before(std::int32_t place) const noexcept {
+    return place >> shift;
+  }
+  /// Offset of this place in its slot.
+  [[nodiscard]] constexpr std::int32_t offset(std::int32_t place) const noexcept {
+    return place & (size - 1);
+  }
+  /// Slots that this many places take.
+  [[nodiscard]] constexpr std::int32_t slots_for(std::int32_t places) const noexcept {
+    return places <= 0 ? 0 : (places + size - 1) >> shift;
+  }
+};
 
 enum class NodeState : std::uint8_t {
   unused,
@@ -44,7 +71,7 @@ struct alignas(64) TreeNode {
   std::int32_t held = 0;         ///< sequences at or below that left and are still in use
   NodeState state = NodeState::unused;
   bool retained = false;
-  std::int32_t priority = 0;
+  std::int32_t level = 0;                ///< of retention: the highest of those that used it
   std::int32_t pins = 0;                 ///< pins of paths through it
   std::uint32_t hash = 0;                ///< of the key, while published
   NodeIndex older = none, newer = none;  ///< neighbours in the retention list
@@ -79,9 +106,10 @@ struct alignas(64) SequenceRecord {
   SequenceState state = SequenceState::unused;
   bool may_wait = false;  ///< part of the path may be another sequence's to write
   std::uint32_t generation = 0;
-  std::uint32_t epoch = 0;  ///< changes when outputs that are to come are given up
-  std::int32_t copies = 0;  ///< pending copies from or to this sequence's path
-  std::int32_t priority = 0;
+  std::uint32_t epoch = 0;    ///< changes when outputs that are to come are given up
+  std::int32_t copies = 0;    ///< pending copies from or to this sequence's path
+  std::int32_t priority = 0;  ///< as the caller gave it
+  std::int32_t level = 0;     ///< what the retention policy makes of it
   SequenceIndex next_free = none;
   std::uint64_t last_step = 0;  ///< the last step that it was added to
 };
@@ -102,79 +130,11 @@ struct PinRecord {
   std::uint32_t generation = 0;
 };
 
-inline std::uint64_t mix_hash(std::uint64_t hash, std::uint64_t value) noexcept {
-  hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
-  return hash ^ (hash >> 29);
-}
-
-/// Open-addressing table of published nodes by the hash of (parent, namespace, key tokens). A hash
-/// only proposes a node; the caller compares.
-class ChildIndex {
- public:
-  [[nodiscard]] bool has_room(std::size_t count) const noexcept {
-    return 2 * count + 2 <= table_.size();
-  }
-
-  /// Makes room for `count` entries in all; inserting them then cannot fail.
-  void reserve(std::size_t count) {
-    if (has_room(count)) return;
-    const std::size_t wanted = 2 * count + 2;
-    std::size_t capacity = table_.empty() ? 64 : table_.size();
-    while (capacity < wanted) capacity *= 2;
-    std::vector<Entry> grown(capacity);
-    table_.swap(grown);
-    for (const Entry& entry : grown)
-      if (entry.node != none) place(entry);
-  }
-
-  void insert(std::uint32_t hash, NodeIndex node) noexcept {
-    place({hash, node});
-    ++size_;
-  }
-
-  void erase(std::uint32_t hash, NodeIndex node) noexcept {
-    const std::size_t mask = table_.size() - 1;
-    std::size_t hole = hash & mask;
-    while (table_[hole].node != node) hole = (hole + 1) & mask;
-    // Shift later entries of the probe run back, so that no tombstones are needed.
-    for (std::size_t i = (hole + 1) & mask; table_[i].node != none; i = (i + 1) & mask) {
-      const std::size_t home = table_[i].hash & mask;
-      if (((i - home) & mask) >= ((i - hole) & mask)) {
-        table_[hole] = table_[i];
-        hole = i;
-      }
-    }
-    table_[hole] = {};
-    --size_;
-  }
-
-  /// The first node with this hash that `same(node)` confirms, or none.
-  template <class Same>
-  [[nodiscard]] NodeIndex find(std::uint32_t hash, const Same& same) const {
-    if (table_.empty()) return none;
-    const std::size_t mask = table_.size() - 1;
-    for (std::size_t i = hash & mask; table_[i].node != none; i = (i + 1) & mask)
-      if (table_[i].hash == hash && same(table_[i].node)) return table_[i].node;
-    return none;
-  }
-
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-
- private:
-  struct Entry {
-    std::uint32_t hash = 0;
-    NodeIndex node = none;
-  };
-
-  void place(Entry entry) noexcept {
-    const std::size_t mask = table_.size() - 1;
-    std::size_t i = entry.hash & mask;
-    while (table_[i].node != none) i = (i + 1) & mask;
-    table_[i] = entry;
-  }
-
-  std::vector<Entry> table_;  // power of two, at most half full
-  std::size_t size_ = 0;
+/// Tokens [begin, begin + length) of a path, from the root to a place in `last`.
+struct Match {
+  NodeIndex last = root_node;  ///< deepest node reached
+  std::int32_t used = 0;       ///< tokens of it that matched
+  std::int32_t length = 0;     ///< tokens matched in all
 };
 
 }  // namespace detail

@@ -14,7 +14,7 @@
 #include "../base/concepts.hpp"
 #include "../base/config.hpp"
 #include "../base/error.hpp"
-#include "../plan/view.hpp"
+#include "../base/slot.hpp"
 #include "records.hpp"
 #include "retention.hpp"
 #include "shared_tree.hpp"
@@ -24,10 +24,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-template <class Core>
-[[noreturn]] void fail_out_of_chunks(const Core& core, std::size_t asked) {
-  fail(OutOfChunks(asked, core.slots_available(),
-                   static_cast<std::size_t>(core.allocator().capacity())));
+[[noreturn]] inline void fail_out_of_chunks(const TreeCore& core, std::size_t asked) {
+  fail(OutOfChunks(asked, core.slots.num_available(), core.slots.allocator().capacity()));
 }
 
 inline std::size_t to_size(std::int32_t n) noexcept {
@@ -38,28 +36,27 @@ inline std::size_t to_size(std::int32_t n) noexcept {
 
 /// A sequence in the tree: a stable, move-only handle, valid while others join and leave. Its
 /// destructor leaves, on any thread. It may outlive the tree; then only destroying or assigning to
-/// it is useful. `Core` is PrefixTree's own; name the type as PrefixTree<...>::Sequence.
+/// it is useful. `Tree` is PrefixTree's own; name the type as PrefixTree<...>::Sequence.
 ///
 /// A sequence is a path of known tokens. Those whose K/V is not computed yet are what the next
 /// steps compute (Step::add); outputs that are committed come behind them.
-template <class Core>
+template <class Tree>
 class Sequence {
  public:
-  using token_type = typename Core::token_type;        ///< what prompts are made of
-  static constexpr int chunk_size = Core::chunk_size;  ///< tokens per slot
+  using token_type = typename Tree::token_type;        ///< what prompts are made of
+  static constexpr int chunk_size = Tree::chunk_size;  ///< tokens per slot
+
+  /// All of a sequence's tokens, for fork().
+  static constexpr std::size_t whole = std::numeric_limits<std::size_t>::max();
 
   Sequence() = default;
   /// Leaves `other` empty.
-  Sequence(Sequence&& other) noexcept
-      : shared_(std::move(other.shared_)), index_(other.index_), generation_(other.generation_) {
-    other.shared_.reset();
-  }
+  Sequence(Sequence&& other) noexcept = default;
   /// Leaves what it stood for, and takes over `other`.
   Sequence& operator=(Sequence&& other) noexcept {
     if (this != &other) {
-      release();
+      drop();
       shared_ = std::move(other.shared_);
-      other.shared_.reset();
       index_ = other.index_;
       generation_ = other.generation_;
     }
@@ -67,14 +64,14 @@ class Sequence {
   }
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
-  ~Sequence() { release(); }
+  ~Sequence() { drop(); }
 
   /// Whether the handle still stands for a sequence of a living tree.
   [[nodiscard]] bool is_live() const noexcept {
-    return shared_ && shared_->core && shared_->core->is_live(index_, generation_);
+    return shared_ && shared_->tree && shared_->tree->core.sequences.is_live(index_, generation_);
   }
   /// Its name in the tree. Throws if not live.
-  [[nodiscard]] SequenceId id() const { return core().id_of(index_); }
+  [[nodiscard]] SequenceId id() const { return core().sequences.id_of(index_); }
 
   /// Tokens known: the prompt and what was committed or appended.
   [[nodiscard]] std::size_t size() const { return detail::to_size(record().size); }
@@ -93,13 +90,13 @@ class Sequence {
   }
   /// Path tokens that another sequence has still to write.
   [[nodiscard]] std::size_t num_pending() const {
-    return detail::to_size(core().num_pending(index_));
+    return detail::to_size(core().sequences.num_pending(index_));
   }
   /// The sequence that is to write the first of these; SequenceId::none where there are none.
   [[nodiscard]] SequenceId waits_for() const {
-    const Core& c = core();
-    const SequenceIndex writer = c.waits_for(index_);
-    return writer == detail::none ? SequenceId::none : c.id_of(writer);
+    const detail::Sequences& sequences = core().sequences;
+    const SequenceIndex writer = sequences.waits_for(index_);
+    return writer == detail::none ? SequenceId::none : sequences.id_of(writer);
   }
   /// Places behind size() that steps have taken for drafts and outputs that are to come.
   [[nodiscard]] std::size_t num_reserved() const { return detail::to_size(record().reserved); }
@@ -113,7 +110,7 @@ class Sequence {
   void append(const token_type& token) { append(std::span<const token_type>(&token, 1)); }
   /// The same; false and no change when the budget is spent.
   [[nodiscard]] bool try_append(std::span<const token_type> tokens) {
-    return core().append(index_, tokens);
+    return tree().append(index_, tokens);
   }
 
   /// Makes the tokens that others are still to write (num_pending()) this sequence's to compute,
@@ -122,7 +119,7 @@ class Sequence {
 
   /// The first positions in a row whose K/V is this sequence's to put in place and that no step
   /// has; empty where there are none.
-  [[nodiscard]] TokenRange loadable() const { return core().loadable(index_); }
+  [[nodiscard]] TokenRange loadable() const { return core().sequences.loadable(index_); }
   /// Says that the K/V of these positions has been put in place by other means than a step: read
   /// from a file, received from another machine. They must be this sequence's to write, without a
   /// gap, and in no step. Tokens that are loaded to the last need not be computed.
@@ -134,16 +131,16 @@ class Sequence {
   /// A second sequence with the first `length` tokens, by default all of them. Shared paths are not
   /// copied; a short private tail is (TreeOptions::min_run). What steps are still computing and
   /// outputs that are to come stay with this one. Throws OutOfChunks.
-  [[nodiscard]] Sequence fork(std::size_t length = std::numeric_limits<std::size_t>::max()) {
-    auto twin = try_fork(length);
-    if (!twin) detail::fail_out_of_chunks(core(), 1);
-    return std::move(*twin);
+  [[nodiscard]] Sequence fork(std::size_t length = whole) {
+    const SequenceIndex twin = fork_index(length == whole ? size() : length, false);
+    if (twin == detail::none) detail::fail_out_of_chunks(core(), 1);
+    return Sequence(shared_, twin);
   }
   /// The same; nothing and no change when the budget is spent.
-  [[nodiscard]] std::optional<Sequence> try_fork(
-      std::size_t length = std::numeric_limits<std::size_t>::max()) {
-    if (length == std::numeric_limits<std::size_t>::max()) length = size();
-    return fork_at(length, /*compute_last=*/false);
+  [[nodiscard]] std::optional<Sequence> try_fork(std::size_t length = whole) {
+    const SequenceIndex twin = fork_index(length == whole ? size() : length, false);
+    if (twin == detail::none) return std::nullopt;
+    return Sequence(shared_, twin);
   }
 
   /// Goes back to the first `length` tokens, the last of which is to be computed again: a turn of a
@@ -151,9 +148,9 @@ class Sequence {
   /// Throws OutOfChunks, with nothing changed.
   void truncate(std::size_t length) {
     if (length == size() && num_reserved() == 0) return;
-    auto shorter = fork_at(length, /*compute_last=*/true);
-    if (!shorter) detail::fail_out_of_chunks(core(), 1);
-    *this = std::move(*shorter);
+    const SequenceIndex shorter = fork_index(length, /*compute_last=*/true);
+    if (shorter == detail::none) detail::fail_out_of_chunks(core(), 1);
+    *this = Sequence(shared_, shorter);
   }
 
   /// Leaves the tree; the handle is empty afterwards. What this sequence alone used is freed, or
@@ -161,20 +158,21 @@ class Sequence {
   void leave() {
     (void)core();
     shared_->enter();
-    release();
+    drop();
+    shared_.reset();
   }
 
   /// The token at a path position below size().
   [[nodiscard]] token_type token(std::size_t position) const {
     detail::check_argument(position < size(), "position", position, "below the sequence's size");
-    return core().token(index_, static_cast<std::int32_t>(position));
+    return tree().token(index_, static_cast<std::int32_t>(position));
   }
   /// All size() tokens, from the root.
   [[nodiscard]] std::vector<token_type> tokens() const {
     std::vector<token_type> all(size());
     for_each_run({0, record().size}, [&](const Piece& piece) {
       for (std::int32_t i = 0; i < piece.length; ++i)
-        all[detail::to_size(piece.position + i)] = core().token_at(piece.slot, piece.begin + i);
+        all[detail::to_size(piece.position + i)] = tree().token_at(piece.slot, piece.begin + i);
     });
     return all;
   }
@@ -182,16 +180,16 @@ class Sequence {
   /// The options that would insert an equal sequence: whose tokens these are, how far they are
   /// public, their priority.
   [[nodiscard]] InsertOptions options() const {
-    const Core& c = core();
+    const detail::TreeCore& c = core();
     const auto& r = record();
-    return {.name_space = c.node(r.tail).name_space,
-            .public_length = detail::to_size(c.public_length_of(index_)),
+    return {.name_space = c.topology.node(r.tail).name_space,
+            .public_length = detail::to_size(c.sequences.public_length(index_)),
             .priority = r.priority};
   }
 
   /// Slots that `n` further tokens would take from the tree's slots_available().
   [[nodiscard]] std::size_t slots_needed(std::size_t n) const {
-    return core().slots_needed(index_, n);
+    return core().sequences.slots_needed(index_, n);
   }
 
   /// Calls f(const Piece&) for where the path positions of `range` lie, in path order: the walk
@@ -199,61 +197,55 @@ class Sequence {
   template <class F>
   void for_each_run(TokenRange range, const F& f) const {
     check_range(range);
-    const Core& c = core();
+    const detail::TreeCore& c = core();
     std::vector<Piece> nodes;  // (node, offset, length, -) last first
-    c.for_each_node(index_, range, [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
-      nodes.push_back({n, offset, length, 0});
-    });
-    for (std::size_t i = nodes.size(); i-- > 0;)
-      c.for_each_run(
-          c.node(nodes[i].slot), nodes[i].begin, nodes[i].length,
+    c.sequences.for_each_node(index_, range,
+                              [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
+                                nodes.push_back({n, offset, length, 0});
+                              });
+    for (std::size_t i = nodes.size(); i-- > 0;) {
+      const detail::TreeNode& n = c.topology.node(nodes[i].slot);
+      c.topology.for_each_run(
+          n, nodes[i].begin, nodes[i].length,
           [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
-            f(Piece{s, offset, run, c.node(nodes[i].slot).position + nodes[i].begin + done});
+            f(Piece{s, offset, run, n.position + nodes[i].begin + done});
             return true;
           });
+    }
   }
 
   /// The tree's number in the process. Throws if not live.
-  [[nodiscard]] std::uint64_t tree_id() const { return core().id(); }
+  [[nodiscard]] std::uint64_t tree_id() const { return core().id; }
 
  private:
   template <TokenType, int, ChunkAllocator, RetentionPolicy>
   friend class PrefixTree;
   template <class>
   friend class Step;
-  using Shared = detail::SharedTree<Core>;
+  using Shared = detail::SharedTree<Tree>;
 
   Sequence(std::shared_ptr<Shared> shared, SequenceIndex index)
       : shared_(std::move(shared)),
         index_(index),
-        generation_(shared_->core->sequence(index).generation) {}
+        generation_(shared_->tree->core.sequences[index].generation) {
+    shared_->count_handle();
+  }
 
-  [[nodiscard]] Core& core() const {
+  [[nodiscard]] Tree& tree() const {
     if (!is_live()) [[unlikely]]
       fail_dead();
-    return *shared_->core;
+    return *shared_->tree;
   }
+  [[nodiscard]] detail::TreeCore& core() const { return tree().core; }
   [[noreturn]] void fail_dead() const {
     if (shared_ == nullptr)
       detail::fail_argument("sequence", "empty",
                             "a live handle, not one moved from or used after leave()");
-    if (!shared_->core)
+    if (!shared_->tree)
       detail::fail_argument("sequence", "orphaned", "a handle whose tree still exists");
     detail::fail_argument("sequence", "left", "a live handle");
   }
-  [[nodiscard]] const detail::SequenceRecord& record() const { return core().sequence(index_); }
-
-  std::optional<Sequence> fork_at(std::size_t length, bool compute_last) {
-    Core& c = core();
-    const std::size_t known = size();
-    if (length < 1 || length > known) [[unlikely]]
-      detail::fail_argument("length", length,
-                            "1 to the sequence's " + std::to_string(known) + " known tokens");
-    shared_->expect_handle();
-    const SequenceIndex twin = c.fork(index_, static_cast<std::int32_t>(length), compute_last);
-    if (twin == detail::none) return std::nullopt;
-    return Sequence(shared_, twin);
-  }
+  [[nodiscard]] const detail::SequenceRecord& record() const { return core().sequences[index_]; }
 
   void check_range(TokenRange range) const {
     const auto& r = record();
@@ -266,9 +258,18 @@ class Sequence {
                             "an end within the sequence's " + std::to_string(end) + " positions");
   }
 
-  void release() noexcept {
-    if (shared_) shared_->drop(Shared::Drop::sequence, index_, generation_);
-    shared_.reset();
+  SequenceIndex fork_index(std::size_t length, bool compute_last) {
+    detail::TreeCore& c = core();
+    const std::size_t known = detail::to_size(c.sequences[index_].size);
+    if (length < 1 || length > known) [[unlikely]]
+      detail::fail_argument("length", length,
+                            "1 to the sequence's " + std::to_string(known) + " known tokens");
+    shared_->expect_handle();
+    return c.fork(index_, static_cast<std::int32_t>(length), compute_last);
+  }
+
+  void drop() noexcept {
+    if (shared_) shared_->template drop<Shared::Drop::sequence>(index_, generation_);
   }
 
   std::shared_ptr<Shared> shared_;

@@ -1,5 +1,5 @@
-// What a tree and its handles have in common: the core, and the handles that were dropped by other
-// threads than the one that uses the tree.
+// What a tree and its handles have in common: the tree proper, and the handles that were dropped by
+// other threads than the one that uses the tree.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 
 #include "../base/config.hpp"
 #include "../base/error.hpp"
+#include "core.hpp"
 #include "types.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -30,13 +31,13 @@ inline std::uint64_t thread_number() noexcept {
   return number;
 }
 
-/// Kept alive by the tree and by every handle; `core` is empty once the tree is gone.
+/// Kept alive by the tree and by every handle; `tree` is empty once the tree is gone.
 ///
 /// A handle may be dropped by any thread. On the thread that last called the tree it acts at once.
 /// On another one it is put on a list, and acts when next a sequence joins, a step begins or
 /// finishes, or the cache is cleared: the tree itself is only ever touched by the thread that calls
 /// it.
-template <class Core>
+template <class Tree>
 class SharedTree {
  public:
   /// What a dropped handle asks for.
@@ -44,9 +45,9 @@ class SharedTree {
 
   template <class... Arguments>
   explicit SharedTree(Arguments&&... arguments)
-      : core(std::in_place, std::forward<Arguments>(arguments)...), owner_(thread_number()) {}
+      : tree(std::in_place, std::forward<Arguments>(arguments)...), owner_(thread_number()) {}
 
-  std::optional<Core> core;
+  std::optional<Tree> tree;
 
   /// The calling thread uses the tree: settles what other threads dropped meanwhile.
   void enter() {
@@ -56,19 +57,23 @@ class SharedTree {
 
   /// Makes sure that one more handle can be dropped without allocating.
   void expect_handle() {
-    if (++handles_ <= room_) return;
+    if (handles_ < room_) return;
     const std::lock_guard guard(mutex_);
     dropped_.reserve(2 * handles_ + 16);
     room_ = dropped_.capacity();
   }
 
-  void drop(Drop what, std::int32_t index, std::uint64_t generation) noexcept {
-    if (owner_.load(std::memory_order_relaxed) == thread_number()) {
-      act({what, index, generation});
+  /// A handle was made.
+  void count_handle() noexcept { ++handles_; }
+
+  template <Drop What>
+  void drop(std::int32_t index, std::uint64_t generation) noexcept {
+    if (owner_.load(std::memory_order_relaxed) == thread_number()) [[likely]] {
+      act(What, index, generation);
       return;
     }
     const std::lock_guard guard(mutex_);
-    dropped_.push_back({what, index, generation});
+    dropped_.push_back({What, index, generation});
     any_dropped_.store(true, std::memory_order_release);
   }
 
@@ -85,27 +90,28 @@ class SharedTree {
     std::sort(dropped_.begin(), dropped_.end(), [](const Dropped& a, const Dropped& b) {
       return std::pair(a.what, a.index) < std::pair(b.what, b.index);
     });
-    for (const Dropped& dropped : dropped_) act(dropped);
+    for (const Dropped& dropped : dropped_) act(dropped.what, dropped.index, dropped.generation);
     dropped_.clear();
     any_dropped_.store(false, std::memory_order_relaxed);
   }
 
-  void act(const Dropped& dropped) noexcept {
+  CHUNKATTN_INLINE void act(Drop what, std::int32_t index, std::uint64_t generation) noexcept {
     --handles_;
-    if (!core) return;
-    const auto generation32 = static_cast<std::uint32_t>(dropped.generation);
-    switch (dropped.what) {
+    if (!tree) return;
+    TreeCore& core = tree->core;
+    const auto generation32 = static_cast<std::uint32_t>(generation);
+    switch (what) {
       case Drop::sequence:
-        if (core->is_live(dropped.index, generation32)) core->leave(dropped.index);
+        if (core.sequences.is_live(index, generation32)) core.departures.leave(index);
         break;
       case Drop::step:
-        core->drop_step(dropped.index, dropped.generation);
+        core.steps.drop(index, generation);
         break;
       case Drop::finished:
-        core->close(dropped.index, dropped.generation);
+        core.steps.close(index, generation);
         break;
       case Drop::pin:
-        core->unpin(dropped.index, generation32);
+        core.prefixes.unpin(index, generation32);
         break;
     }
   }

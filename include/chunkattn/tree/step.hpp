@@ -34,7 +34,7 @@
 CHUNKATTN_NAMESPACE_BEGIN
 
 class AttentionPlan;
-template <class Core>
+template <class Tree>
 class StepView;
 
 /// The rows of one sequence in a step. Rows are counted over the whole step, in the order of add().
@@ -95,35 +95,39 @@ inline StepRow row_of(const StepEntry& entry, std::int32_t index, SequenceId id)
 }
 
 /// Ownership of a step's record, whatever the step's state.
-template <class Core>
+template <class Tree>
 class StepHandle {
  public:
-  using Shared = SharedTree<Core>;
+  using Shared = SharedTree<Tree>;
 
   StepHandle(std::shared_ptr<Shared> shared, std::int32_t index)
-      : shared_(std::move(shared)), index_(index), number_(shared_->core->step(index).number) {}
+      : shared_(std::move(shared)), index_(index), number_(core().steps[index].number) {
+    shared_->count_handle();
+  }
   StepHandle(StepHandle&& other) noexcept = default;
   StepHandle& operator=(StepHandle&& other) noexcept = default;
 
   [[nodiscard]] bool empty() const noexcept { return shared_ == nullptr; }
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-  [[nodiscard]] Core& core() const {
-    if (shared_ == nullptr || !shared_->core) [[unlikely]]
+  [[nodiscard]] Tree& tree() const {
+    if (shared_ == nullptr || !shared_->tree) [[unlikely]]
       fail_argument("step", shared_ == nullptr ? "moved-from" : "orphaned",
                     "a step that was not moved from and whose tree still exists");
-    return *shared_->core;
+    return *shared_->tree;
   }
-  [[nodiscard]] StepRecord& record() const { return core().step(index_); }
+  [[nodiscard]] TreeCore& core() const { return tree().core; }
+  [[nodiscard]] StepRecord& record() const { return core().steps[index_]; }
   /// The same as core(), with what other threads dropped meanwhile settled.
-  Core& enter() const {
-    Core& entered = core();
+  TreeCore& enter() const {
+    TreeCore& entered = core();
     shared_->enter();
     return entered;
   }
   [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return shared_; }
 
-  void drop(typename Shared::Drop what) noexcept {
-    if (shared_) shared_->drop(what, index_, number_);
+  template <typename Shared::Drop What>
+  void drop() noexcept {
+    if (shared_) shared_->template drop<What>(index_, number_);
     shared_.reset();
   }
 
@@ -136,10 +140,10 @@ class StepHandle {
 }  // namespace detail
 
 /// A step that has finished: its K/V is written. Commit what was sampled, then drop it.
-template <class Core>
+template <class Tree>
 class [[nodiscard]] Finished {
  public:
-  using token_type = typename Core::token_type;  ///< what outputs are
+  using token_type = typename Tree::token_type;  ///< what outputs are
 
   Finished(Finished&&) noexcept = default;
   /// Gives up what was not committed, and takes over `other`.
@@ -169,15 +173,15 @@ class [[nodiscard]] Finished {
       using pointer = const StepRow*;                     ///< not used
       using reference = StepRow;                          ///< a value
 
-      iterator(const Core& core, const detail::StepRecord& record, std::size_t at)
-          : core_(&core), record_(&record), at_(at) {
+      iterator(const detail::Steps& steps, const detail::StepRecord& record, std::size_t at)
+          : steps_(&steps), record_(&record), at_(at) {
         skip();
       }
       /// The row.
       StepRow operator*() const {
         const detail::StepEntry& entry = record_->entries[at_];
         return detail::row_of(entry, static_cast<std::int32_t>(at_),
-                              Core::id_of(entry.sequence, entry.generation));
+                              detail::Sequences::id_of(entry.sequence, entry.generation));
       }
       /// On to the next.
       iterator& operator++() {
@@ -190,25 +194,26 @@ class [[nodiscard]] Finished {
 
      private:
       void skip() {
-        while (at_ < record_->entries.size() && !core_->has_output(record_->entries[at_])) ++at_;
+        while (at_ < record_->entries.size() && !steps_->has_output(record_->entries[at_])) ++at_;
       }
-      const Core* core_;
+      const detail::Steps* steps_;
       const detail::StepRecord* record_;
       std::size_t at_;
     };
     /// The first row.
-    [[nodiscard]] iterator begin() const { return {*core_, *record_, 0}; }
+    [[nodiscard]] iterator begin() const { return {*steps_, *record_, 0}; }
     /// Behind the last.
-    [[nodiscard]] iterator end() const { return {*core_, *record_, record_->entries.size()}; }
+    [[nodiscard]] iterator end() const { return {*steps_, *record_, record_->entries.size()}; }
 
    private:
     friend class Finished;
-    Rows(const Core& core, const detail::StepRecord& record) : core_(&core), record_(&record) {}
-    const Core* core_;
+    Rows(const detail::Steps& steps, const detail::StepRecord& record)
+        : steps_(&steps), record_(&record) {}
+    const detail::Steps* steps_;
     const detail::StepRecord* record_;
   };
   /// The rows that are to be sampled from; valid until this object is moved or dropped.
-  [[nodiscard]] Rows rows() const { return {handle_.core(), handle_.record()}; }
+  [[nodiscard]] Rows rows() const { return {handle_.core().steps, handle_.record()}; }
 
   /// The output that was sampled from the row's logits: it becomes the next token to compute. A row
   /// with drafts: the first draft was wrong. Throws InvalidArgument for a row that rows() does not
@@ -218,15 +223,14 @@ class [[nodiscard]] Finished {
   }
   /// The same with drafts: those that were right, then one token more.
   void commit(const StepRow& row, std::span<const token_type> outputs) {
-    Core& core = handle_.core();
     detail::StepRecord& record = handle_.record();
     const auto index = static_cast<std::size_t>(row.index);
     if (row.index < 0 || index >= record.entries.size() ||
         record.entries[index].begin != row.position ||
-        Core::id_of(record.entries[index].sequence, record.entries[index].generation) !=
-            row.sequence) [[unlikely]]
+        detail::Sequences::id_of(record.entries[index].sequence,
+                                 record.entries[index].generation) != row.sequence) [[unlikely]]
       detail::fail_argument("row", row.index, "a row of this step");
-    core.commit(record.entries[index], outputs);
+    handle_.tree().commit(record.entries[index], outputs);
   }
 
  private:
@@ -234,15 +238,15 @@ class [[nodiscard]] Finished {
   friend class Step;
   template <class>
   friend class InFlight;
-  explicit Finished(detail::StepHandle<Core>&& handle) : handle_(std::move(handle)) {}
-  void close() noexcept { handle_.drop(detail::SharedTree<Core>::Drop::finished); }
+  explicit Finished(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}
+  void close() noexcept { handle_.template drop<detail::SharedTree<Tree>::Drop::finished>(); }
 
-  detail::StepHandle<Core> handle_;
+  detail::StepHandle<Tree> handle_;
 };
 
 /// A step that is queued on a device. Steps run in the order in which they were submitted; at most
 /// 4 are in flight.
-template <class Core>
+template <class Tree>
 class [[nodiscard]] InFlight {
  public:
   InFlight(InFlight&&) noexcept = default;
@@ -261,27 +265,27 @@ class [[nodiscard]] InFlight {
 
   /// The device has run it: what it computed is written from now on. Throws InvalidArgument, with
   /// nothing changed, while an earlier step is in flight.
-  Finished<Core> finished() && {
-    handle_.enter().finish_step(handle_.record());
-    return Finished<Core>(std::move(handle_));
+  Finished<Tree> finished() && {
+    handle_.enter().steps.finish(handle_.record());
+    return Finished<Tree>(std::move(handle_));
   }
 
  private:
   template <class>
   friend class Step;
-  explicit InFlight(detail::StepHandle<Core>&& handle) : handle_(std::move(handle)) {}
-  void drop() noexcept { handle_.drop(detail::SharedTree<Core>::Drop::step); }
+  explicit InFlight(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}
+  void drop() noexcept { handle_.template drop<detail::SharedTree<Tree>::Drop::step>(); }
 
-  detail::StepHandle<Core> handle_;
+  detail::StepHandle<Tree> handle_;
 };
 
 /// An open step; a tree has at most one. From add() on, what its rows read and write is kept for
 /// it, whatever becomes of the sequences.
-template <class Core>
+template <class Tree>
 class [[nodiscard]] Step {
  public:
-  using token_type = typename Core::token_type;        ///< what sequences are made of
-  static constexpr int chunk_size = Core::chunk_size;  ///< tokens per slot
+  using token_type = typename Tree::token_type;        ///< what sequences are made of
+  static constexpr int chunk_size = Tree::chunk_size;  ///< tokens per slot
 
   Step(Step&&) noexcept = default;
   /// Cancels what it stood for, and takes over `other`.
@@ -299,18 +303,19 @@ class [[nodiscard]] Step {
   /// behind, are computed too, as far as the budget goes. While an earlier step's output for it is
   /// to come, the token to compute is unknown (StepView::unknown_tokens()).
   ///
-  /// A sequence that reads what another one is to write comes after that one; before it, it goes no
-  /// further than what is there. Nothing is added to a step that was open when an earlier one was
-  /// dropped in flight: nothing of it counts any more, drop or finish it. Where the result is
-  /// false, nothing has changed but what was cached and not in use.
-  [[nodiscard]] AddResult add(Sequence<Core>& sequence,
+  /// A sequence that reads what another one is to write comes after that one; before it, it gets no
+  /// further than what is there. Nothing is added to a
+  /// step that was open when an earlier one was dropped in flight: nothing of it counts any more,
+  /// drop or finish it. Where the result is false, nothing has changed but what was cached and not
+  /// in use.
+  [[nodiscard]] AddResult add(Sequence<Tree>& sequence,
                               std::size_t budget = std::numeric_limits<std::size_t>::max(),
                               std::span<const token_type> drafts = {}) {
     return add(sequence, budget, drafts, 0);
   }
   /// The same with drafts that only the device knows. Whether accepted ones are the drafts is then
   /// the engine's word.
-  [[nodiscard]] AddResult add(Sequence<Core>& sequence, std::size_t budget, UnknownDrafts drafts) {
+  [[nodiscard]] AddResult add(Sequence<Tree>& sequence, std::size_t budget, UnknownDrafts drafts) {
     return add(sequence, budget, {}, limited(drafts.count));
   }
 
@@ -325,50 +330,51 @@ class [[nodiscard]] Step {
 
   /// The kernels are queued. Throws InvalidArgument, with nothing changed, unless a plan was built
   /// after the last add().
-  InFlight<Core> submitted() && {
-    handle_.core().submit(handle_.record());
-    return InFlight<Core>(std::move(handle_));
+  InFlight<Tree> submitted() && {
+    handle_.core().steps.submit(handle_.record());
+    return InFlight<Tree>(std::move(handle_));
   }
   /// The kernels have run, for backends that wait. The same checks as submitted() and
   /// InFlight::finished().
-  Finished<Core> finished() && {
-    handle_.enter().finish_step(handle_.record());
-    return Finished<Core>(std::move(handle_));
+  Finished<Tree> finished() && {
+    handle_.enter().steps.finish(handle_.record());
+    return Finished<Tree>(std::move(handle_));
   }
 
  private:
   template <TokenType, int, ChunkAllocator, RetentionPolicy>
   friend class PrefixTree;
   friend class AttentionPlan;
-  explicit Step(detail::StepHandle<Core>&& handle) : handle_(std::move(handle)) {}
+  explicit Step(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}
 
-  AddResult add(Sequence<Core>& sequence, std::size_t budget, std::span<const token_type> drafts,
+  AddResult add(Sequence<Tree>& sequence, std::size_t budget, std::span<const token_type> drafts,
                 std::int32_t unknown_drafts) {
-    Core& core = handle_.core();
-    if (&sequence.core() != &core) [[unlikely]]
+    Tree& tree = handle_.tree();
+    if (&sequence.tree() != &tree) [[unlikely]]
       detail::fail_argument("sequence", "of another tree", "a sequence of the step's tree");
     if (budget < 1) [[unlikely]]
       detail::fail_argument("budget", budget, "at least one token");
     detail::StepRecord& record = handle_.record();
     const detail::AddOutcome outcome =
-        core.add(record, sequence.index_, limited(budget),
+        tree.add(record, sequence.index_, limited(budget),
                  drafts.first(std::min(drafts.size(), budget)), unknown_drafts);
     AddResult result;
     result.reason_ = outcome.reason;
     result.step_ = outcome.step;
-    if (outcome.waits_for != detail::none) result.waits_for_ = core.id_of(outcome.waits_for);
+    if (outcome.waits_for != detail::none)
+      result.waits_for_ = tree.core.sequences.id_of(outcome.waits_for);
     if (outcome.reason == HoldReason::none)
       result.row_ = detail::row_of(record.entries.back(),
                                    static_cast<std::int32_t>(record.entries.size()) - 1,
-                                   core.id_of(sequence.index_));
+                                   tree.core.sequences.id_of(sequence.index_));
     return result;
   }
   static std::int32_t limited(std::size_t n) noexcept {
     return static_cast<std::int32_t>(std::min(n, std::size_t{1} << 30));
   }
-  void drop() noexcept { handle_.drop(detail::SharedTree<Core>::Drop::step); }
+  void drop() noexcept { handle_.template drop<detail::SharedTree<Tree>::Drop::step>(); }
 
-  detail::StepHandle<Core> handle_;
+  detail::StepHandle<Tree> handle_;
 };
 
 CHUNKATTN_NAMESPACE_END

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "../base/config.hpp"
-#include "../plan/view.hpp"
+#include "../base/ticket.hpp"
 #include "records.hpp"
 #include "types.hpp"
 

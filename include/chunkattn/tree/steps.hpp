@@ -1,5 +1,5 @@
-// Steps of the prefix tree: what a step computes, what it keeps while it runs, and what of it
-// counts once it has finished.
+// Steps: what a step computes, what it keeps while it runs, and what of it counts once it has
+// finished.
 //
 // Steps run in the order in which they were submitted. So a step may read what an earlier one in
 // flight writes, and when one has finished, all before it have.
@@ -9,54 +9,46 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "../base/config.hpp"
 #include "../base/error.hpp"
+#include "copies.hpp"
 #include "departures.hpp"
+#include "sequences.hpp"
 #include "step_record.hpp"
+#include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
-class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
-  using Leaving = TreeLeaving<Token, ChunkSize, Allocator, Retention>;
-
+class Steps {
  public:
-  using Leaving::for_each_node, Leaving::node, Leaving::sequence;
-  using Leaving::Leaving;
+  Steps(Topology& topology, Sequences& sequences, Copies& copies, Departures& departures,
+        const Tokens& tokens, TreeStats& stats)
+      : topology_(topology),
+        sequences_(sequences),
+        copies_(copies),
+        departures_(departures),
+        tokens_(tokens),
+        stats_(stats) {}
+  ~Steps() {
+    for (auto& step : steps_) step->invalidate_view();
+  }
 
   /// Steps in flight at the same time, at most.
   static constexpr int max_in_flight = 4;
 
-  [[nodiscard]] const StepRecord& step(std::int32_t index) const noexcept {
+  [[nodiscard]] const StepRecord& operator[](std::int32_t index) const noexcept {
     return *steps_[at(index)];
   }
-  [[nodiscard]] StepRecord& step(std::int32_t index) noexcept { return *steps_[at(index)]; }
+  [[nodiscard]] StepRecord& operator[](std::int32_t index) noexcept { return *steps_[at(index)]; }
 
-  ~TreeSteps() {
-    for (auto& step : steps_) step->invalidate_view();
-  }
+  // ---- an open step --------------------------------------------------------------------------
 
-  /// Never given to another sequence of this tree.
-  [[nodiscard]] SequenceId id_of(SequenceIndex s) const noexcept {
-    const SequenceRecord& record = sequence(s);  // leaving has raised the generation already
-    const std::uint32_t generation =
-        record.generation - (record.state == SequenceState::leaving ? 1 : 0);
-    return id_of(s, generation);
-  }
-  [[nodiscard]] static SequenceId id_of(SequenceIndex s, std::uint32_t generation) noexcept {
-    return SequenceId{(std::uint64_t{generation} << 32) + static_cast<std::uint32_t>(s) + 1};
-  }
-
-  // ---- an open step ------------------------------------------------------------------------
-
-  std::int32_t begin_step() {
+  std::int32_t begin() {
     std::int32_t index = none, outstanding = 0;
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       const StepState state = steps_[i]->state;
@@ -80,15 +72,16 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
     step.built = step.is_void = false;
     step.num_rows = 0;
     step.entries.clear();
-    oldest_step_ = std::min(oldest_step_, step.number);
+    if (outstanding == 0) copies_.set_oldest_step(step.number);
     return index;
   }
 
-  /// Adds the next positions of a sequence, at most `budget`, drafts included. Either all of it
-  /// happens or nothing does.
-  AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget,
-                 std::span<const Token> drafts, std::int32_t unknown_drafts) {
-    SequenceRecord& record = sequences_[at(s)];
+  /// Adds the next positions of a sequence, at most `budget`, `drafts` of them guesses behind its
+  /// last place. Either all of it happens or nothing does.
+  /// \param drafts_known  their tokens are given, and stored by the caller
+  AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget, std::int32_t drafts,
+                 bool drafts_known) {
+    SequenceRecord& record = sequences_[s];
     look_ahead(s);
     if (record.last_step == step.number) [[unlikely]]
       fail_argument("sequence", "added twice", "each sequence at most once per step");
@@ -112,19 +105,14 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
     StepEntry entry;
     if (begin + length == places_end) {
       entry.has_output = true;
-      entry.drafts_known = unknown_drafts == 0;
-      entry.drafts =
-          std::min(budget - length,
-                   entry.drafts_known ? static_cast<std::int32_t>(drafts.size()) : unknown_drafts);
+      entry.drafts_known = drafts_known;
+      entry.drafts = std::min(budget - length, drafts);
       const std::int32_t places = entry.drafts + 1;
       if (places > max_length - places_end) [[unlikely]]
         fail_argument("tokens of the sequence", places_end,
                       "at most 2^30, drafts and output included");
-      if (!this->grow_tail(record, places)) return {HoldReason::out_of_chunks};
-      TreeNode& tail = node(record.tail);
-      if (entry.drafts > 0 && entry.drafts_known)
-        this->store_tokens(tail, places_end - tail.position, drafts.first(at(entry.drafts)));
-      tail.writer = s;
+      if (!sequences_.grow_tail(record, places)) return {HoldReason::out_of_chunks};
+      topology_.node(record.tail).writer = s;
       record.reserved += places;
       length += entry.drafts;
     }
@@ -148,27 +136,10 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
   void carry_copies(const StepRecord& step, std::vector<RowCopy>& rows) {
     rows.clear();
     if (copies_.empty()) return;
-    rows.reserve(copies_.size());
-    for (PendingCopy& copy : copies_) {
-      if (copy.step != 0 && copy.step != step.number && !is_void(copy.step)) continue;
-      rows.push_back(copy.rows);
-      copy.step = copy.last_step = step.number;
-    }
-  }
-
-  /// The step does not run: its places come back, its copies are still to be made.
-  void cancel(StepRecord& step) noexcept {
-    for (const StepEntry& entry : step.entries) {
-      SequenceRecord& record = sequences_[at(entry.sequence)];
-      --record.steps;
-      take_back(entry, record);
-      if (entry.has_output && entry.epoch == record.epoch)  // nothing was scheduled behind it
-        this->shrink_reserved(record, record.reserved - entry.drafts - 1);
-      end_if_left(entry.sequence);
-    }
-    release_copies(step.number);
-    ++stats_.cancelled_steps;
-    end(step, StepState::free);
+    rows.reserve(copies_.all().size());
+    copies_.carry(
+        step.number, [&](std::uint64_t number) { return is_void(number); },
+        [&](const RowCopy& copy) { rows.push_back(copy); });
   }
 
   void submit(StepRecord& step) {
@@ -176,26 +147,18 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
     step.state = StepState::in_flight;
   }
 
-  // ---- a step in flight --------------------------------------------------------------------
-
-  /// Its handle was lost: until a later step has finished the device may still run it, and what
-  /// was planned after it rests on it.
-  void abandon(StepRecord& step) noexcept {
-    step.state = StepState::abandoned;
-    step.invalidate_view();
-    any_void_ = true;
-    for (auto& other : steps_) {
-      if (other->number < step.number || other->is_void || !is_outstanding(*other)) continue;
-      other->is_void = true;
-      for (const StepEntry& entry : other->entries)
-        if (entry.epoch == sequence(entry.sequence).epoch)
-          set_scheduled(entry.sequence, {entry.begin, entry.length}, false);
-    }
-    ++stats_.abandoned_steps;
+  /// The handle of an open step or a step in flight is gone.
+  void drop(std::int32_t index, std::uint64_t number) noexcept {
+    StepRecord& step = *steps_[at(index)];
+    if (step.number != number) return;
+    if (step.state == StepState::open) cancel(step);
+    if (step.state == StepState::in_flight) abandon(step);
   }
 
+  // ---- the end of a step ---------------------------------------------------------------------
+
   /// The device has run the step: the K/V of its positions is written.
-  void finish_step(StepRecord& step) {
+  void finish(StepRecord& step) {
     if (step.state == StepState::open) check_built(step);
     for (const auto& other : steps_)
       if (other->state == StepState::in_flight && other->number < step.number) [[unlikely]]
@@ -204,7 +167,7 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
                           " first: steps finish in the order they were submitted");
     resolve_abandoned(step.number);
     for (StepEntry& entry : step.entries) {
-      SequenceRecord& record = sequences_[at(entry.sequence)];
+      SequenceRecord& record = sequences_[entry.sequence];
       --record.steps;
       if (step.is_void || entry.epoch != record.epoch) [[unlikely]] {
         give_up(entry, record);
@@ -212,14 +175,13 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
       } else {
         mark_written(entry, record);
       }
-      if (record.state == SequenceState::leaving) [[unlikely]]
-        end_if_left(entry.sequence);
+      departures_.end_step_of(entry.sequence);
     }
     if (!copies_.empty()) {
       if (step.is_void)
-        release_copies(step.number);
+        copies_.put_back(step.number);
       else
-        this->erase_copies([&](const PendingCopy& copy) { return copy.step == step.number; });
+        copies_.complete(step.number);
     }
     ++stats_.steps;
     end(step, StepState::finished);
@@ -227,96 +189,87 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
 
   /// Nothing runs any more: steps that were dropped in flight hold nothing back.
   void device_idle() noexcept {
-    resolve_abandoned(Leaving::no_step);
+    resolve_abandoned(Copies::no_step);
     end_outstanding();
   }
+  /// Whether a step was dropped in flight and may still run, with what was planned after it.
+  [[nodiscard]] bool any_void() const noexcept { return any_void_; }
 
-  /// The handle of an open step or a step in flight is gone.
-  void drop_step(std::int32_t index, std::uint64_t number) noexcept {
-    StepRecord& record = step(index);
-    if (record.number != number) return;
-    if (record.state == StepState::open) cancel(record);
-    if (record.state == StepState::in_flight) abandon(record);
+  [[nodiscard]] static bool is_outstanding(const StepRecord& step) noexcept {
+    return step.state == StepState::open || step.state == StepState::in_flight ||
+           step.state == StepState::abandoned;
   }
 
-  // ---- a finished step ---------------------------------------------------------------------
+  // ---- outputs -------------------------------------------------------------------------------
 
   /// Whether the entry's outputs can still be committed.
   [[nodiscard]] bool has_output(const StepEntry& entry) const noexcept {
-    const SequenceRecord& record = sequence(entry.sequence);  // leaving raises the generation
+    const SequenceRecord& record = sequences_[entry.sequence];  // leaving raises the generation
     return entry.has_output && record.generation == entry.generation && record.epoch == entry.epoch;
   }
-
-  /// The tokens that were sampled from the entry's rows: accepted drafts, then one more, which is
-  /// the next to be computed.
-  void commit(StepEntry& entry, std::span<const Token> outputs) {
+  /// Throws InvalidArgument unless the entry's outputs can be committed now, `count` of them.
+  void check_commit(const StepEntry& entry, std::size_t count) const {
     if (!has_output(entry)) [[unlikely]]
       fail_argument("row", "without output",
                     "a row of Finished::rows(): live, not superseded, not committed yet");
-    SequenceRecord& record = sequences_[at(entry.sequence)];
-    if (outputs.empty() || outputs.size() > at(entry.drafts) + 1) [[unlikely]]
-      fail_argument("outputs.size()", outputs.size(),
+    if (count < 1 || count > at(entry.drafts) + 1) [[unlikely]]
+      fail_argument("outputs.size()", count,
                     "1 to " + std::to_string(entry.drafts + 1) + ", the row's drafts and one more");
+    const SequenceRecord& record = sequences_[entry.sequence];
     if (entry.output_position() != record.size) [[unlikely]]
       fail_argument(
           "row", entry.output_position(),
           "the outputs of the earlier step first, from position " + std::to_string(record.size));
-    TreeNode& tail = node(record.tail);
-    const auto count = static_cast<std::int32_t>(outputs.size());
+  }
+  /// The tokens that were stored from the entry's output position on are known: accepted drafts,
+  /// then one more, which is the next to be computed.
+  void commit(StepEntry& entry, std::int32_t count) noexcept {
+    SequenceRecord& record = sequences_[entry.sequence];
+    TreeNode& tail = topology_.node(record.tail);
     const std::int32_t first = record.size - tail.position;
-    if (count > 1 && entry.drafts_known) check_drafts(tail, first, outputs.first(at(count - 1)));
-    if (count == 1)
-      this->store_token(tail, first, outputs[0]);
-    else
-      this->store_tokens(tail, first, outputs);
     entry.has_output = false;
     record.size += count;
     record.reserved -= count;
     if (count <= entry.drafts) [[unlikely]] {
       record.computed = std::min(record.computed, record.size - 1);  // a draft's, at that place
-      this->drop_reserved(record);
+      sequences_.drop_reserved(record, /*keep_slots=*/true);
       record.cursor = record.size - 1;
       tail.scheduled = std::min(tail.scheduled, record.cursor - tail.position);
     }
     if (tail.written == first)  // else an earlier position is still to be computed
       set_written(tail, std::min(record.computed, record.size) - tail.position);
   }
-
-  /// What was not committed is given up; the record may be used again.
+  /// The handle of a finished step is gone: what was not committed is given up.
   void close(std::int32_t index, std::uint64_t number) noexcept {
-    StepRecord& record = step(index);
-    if (record.number != number || record.state != StepState::finished) return;
-    for (const StepEntry& entry : record.entries)
-      if (has_output(entry)) this->drop_reserved(sequences_[at(entry.sequence)]);
-    record.entries.clear();
-    record.state = StepState::free;
+    StepRecord& step = *steps_[at(index)];
+    if (step.number != number || step.state != StepState::finished) return;
+    for (const StepEntry& entry : step.entries)
+      if (has_output(entry)) sequences_.drop_reserved(sequences_[entry.sequence]);
+    step.entries.clear();
+    step.state = StepState::free;
   }
 
-  /// The token at a path position of an entry, or null where it is not known yet.
-  [[nodiscard]] const Token* known_token(const StepEntry& entry, std::int32_t position) const {
-    const SequenceRecord& record = sequence(entry.sequence);
-    const bool draft = entry.drafts_known && position >= entry.output_position();
-    return position < record.size || draft ? &this->token(entry.sequence, position) : nullptr;
+  /// The K/V of a node's first tokens is written.
+  static void set_written(TreeNode& n, std::int32_t written) noexcept {
+    n.written = written;
+    if (n.written == n.length) n.writer = none;
   }
 
- protected:
-  using Leaving::at, Leaving::copies_, Leaving::max_length, Leaving::oldest_step_;
-  using Leaving::sequences_, Leaving::stats_;
+ private:
+  friend class TreeInspector;
 
   /// A step goes over thousands of sequences, which do not fit in a core's cache: asks early for
   /// what those after `s` will touch.
   void look_ahead(SequenceIndex s) const noexcept {
-    const std::size_t next = at(s) + 6, later = at(s) + 14;
-    if (later >= sequences_.size()) return;
-    const NodeIndex tail = sequences_[later].tail;
-    if (tail != none) CHUNKATTN_PREFETCH_WRITE(&node(tail));
-    const NodeIndex next_tail = sequences_[next].tail;
-    if (next_tail != none) this->prefetch_end(node(next_tail));
-  }
-
-  [[nodiscard]] static bool is_outstanding(const StepRecord& step) noexcept {
-    return step.state == StepState::open || step.state == StepState::in_flight ||
-           step.state == StepState::abandoned;
+    const std::size_t later = at(s) + 14;
+    if (later >= sequences_.num_indices()) return;
+    const NodeIndex tail = sequences_[s + 14].tail;
+    if (tail != none) CHUNKATTN_PREFETCH_WRITE(&topology_.node(tail));
+    const NodeIndex next_tail = sequences_[s + 6].tail;
+    if (next_tail == none) return;
+    const TreeNode& n = topology_.node(next_tail);
+    if (n.last_slot != no_slot)
+      tokens_.prefetch(n.last_slot, topology_.chunk.offset(n.begin + n.length));
   }
 
   /// The outstanding step with this number is void, or there is none.
@@ -325,9 +278,8 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
       if (step->number == number && is_outstanding(*step)) return step->is_void;
     return true;
   }
-
   [[nodiscard]] std::uint64_t oldest_step_of(SequenceIndex s) const noexcept {
-    std::uint64_t oldest = Leaving::no_step;
+    std::uint64_t oldest = Copies::no_step;
     for (const auto& step : steps_)
       if (is_outstanding(*step) && step->number < oldest)
         for (const StepEntry& entry : step->entries)
@@ -341,17 +293,17 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
   AddOutcome find_missing(SequenceIndex s, std::int32_t& end) noexcept {
     AddOutcome outcome;
     bool waits = false;
-    this->for_each_awaited(s, [&](NodeIndex index) {
-      const TreeNode& n = node(index);
+    sequences_.for_each_awaited(s, [&](NodeIndex index) {
+      const TreeNode& n = topology_.node(index);
       waits = true;
       if (n.position >= end || n.scheduled >= std::min(n.length, end - n.position)) return;
       end = n.position + n.scheduled;
-      if (sequence(n.writer).state == SequenceState::live)
+      if (sequences_[n.writer].state == SequenceState::live)
         outcome = {HoldReason::waits_for_sequence, n.writer};
       else
         outcome = {HoldReason::waits_for_step, none, oldest_step_of(n.writer)};
     });
-    sequences_[at(s)].may_wait = waits;
+    sequences_[s].may_wait = waits;
     return outcome;
   }
 
@@ -369,18 +321,13 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
       const std::int32_t limit = std::max(n.written, scheduled ? end : begin);
       n.scheduled = scheduled ? std::max(n.scheduled, limit) : std::min(n.scheduled, limit);
     };
-    TreeNode& tail = node(sequence(s).tail);
+    TreeNode& tail = sequences_.tail(s);
     if (range.begin >= tail.position) [[likely]]
       return set(tail, range.begin - tail.position,
                  std::min(range.end(), tail.end()) - tail.position);
-    for_each_node(s, range, [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
-      set(node(n), offset, offset + length);
+    sequences_.for_each_node(s, range, [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
+      set(topology_.node(n), offset, offset + length);
     });
-  }
-
-  static void set_written(TreeNode& n, std::int32_t written) noexcept {
-    n.written = written;
-    if (n.written == n.length) n.writer = none;
   }
 
   void mark_written(const StepEntry& entry, SequenceRecord& record) noexcept {
@@ -389,14 +336,44 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
       if (n.writer == entry.sequence && n.written >= offset && n.written < end) set_written(n, end);
     };
     const std::int32_t end = std::min(entry.end(), record.size);  // known tokens
-    TreeNode& tail = node(record.tail);
-    if (entry.begin >= tail.position)
-      mark(tail, entry.begin - tail.position, end - tail.position);
-    else
-      for_each_node(entry.sequence, {entry.begin, end - entry.begin},
-                    [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
-                      mark(node(n), offset, offset + length);
-                    });
+    TreeNode& tail = topology_.node(record.tail);
+    if (entry.begin >= tail.position) [[likely]]
+      return mark(tail, entry.begin - tail.position, end - tail.position);
+    sequences_.for_each_node(entry.sequence, {entry.begin, end - entry.begin},
+                             [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
+                               mark(topology_.node(n), offset, offset + length);
+                             });
+  }
+
+  /// The step does not run: its places come back, its copies are still to be made.
+  void cancel(StepRecord& step) noexcept {
+    for (const StepEntry& entry : step.entries) {
+      SequenceRecord& record = sequences_[entry.sequence];
+      --record.steps;
+      take_back(entry, record);
+      if (entry.has_output && entry.epoch == record.epoch)  // nothing was scheduled behind it
+        sequences_.shrink_reserved(record, record.reserved - entry.drafts - 1);
+      departures_.end_step_of(entry.sequence);
+    }
+    copies_.put_back(step.number);
+    ++stats_.cancelled_steps;
+    end(step, StepState::free);
+  }
+
+  /// The step's handle was lost in flight: until a later step has finished the device may still
+  /// run it, and what was planned after it rests on it.
+  void abandon(StepRecord& step) noexcept {
+    step.state = StepState::abandoned;
+    step.invalidate_view();
+    any_void_ = true;
+    for (auto& other : steps_) {
+      if (other->number < step.number || other->is_void || !is_outstanding(*other)) continue;
+      other->is_void = true;
+      for (const StepEntry& entry : other->entries)
+        if (entry.epoch == sequences_[entry.sequence].epoch)
+          set_scheduled(entry.sequence, {entry.begin, entry.length}, false);
+    }
+    ++stats_.abandoned_steps;
   }
 
   /// The entry's positions are to be computed again.
@@ -408,43 +385,27 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
     else
       set_scheduled(entry.sequence, {entry.begin, entry.length}, false);
   }
-
   /// The same for an entry that others may have been scheduled behind.
   void give_up(const StepEntry& entry, SequenceRecord& record) noexcept {
     const bool counted = entry.epoch == record.epoch;
     take_back(entry, record);
-    if (counted && entry.has_output) this->drop_reserved(record);
-  }
-
-  /// A sequence that left was kept as the writer for its steps.
-  void end_if_left(SequenceIndex s) noexcept {
-    const SequenceRecord& record = sequence(s);
-    if (record.state != SequenceState::leaving || record.steps > 0) return;
-    this->give_up_writing(s);
+    if (counted && entry.has_output) sequences_.drop_reserved(record);
   }
 
   void resolve_abandoned(std::uint64_t before) noexcept {
     if (!any_void_) return;
-    any_void_ = false;
     for (auto& step : steps_) {
-      if (step->state == StepState::abandoned && step->number < before) {
-        for (const StepEntry& entry : step->entries) {
-          SequenceRecord& record = sequences_[at(entry.sequence)];
-          --record.steps;
-          give_up(entry, record);
-          end_if_left(entry.sequence);
-        }
-        release_copies(step->number);
-        step->entries.clear();
-        step->state = StepState::free;
+      if (step->state != StepState::abandoned || step->number >= before) continue;
+      for (const StepEntry& entry : step->entries) {
+        SequenceRecord& record = sequences_[entry.sequence];
+        --record.steps;
+        give_up(entry, record);
+        departures_.end_step_of(entry.sequence);
       }
-      any_void_ = any_void_ || (step->is_void && is_outstanding(*step));
+      copies_.put_back(step->number);
+      step->entries.clear();
+      step->state = StepState::free;
     }
-  }
-
-  void release_copies(std::uint64_t number) noexcept {
-    for (PendingCopy& copy : copies_)
-      if (copy.step == number) copy.step = 0;
   }
 
   void end(StepRecord& step, StepState state) noexcept {
@@ -452,30 +413,25 @@ class TreeSteps : public TreeLeaving<Token, ChunkSize, Allocator, Retention> {
     step.state = state;
     end_outstanding();
   }
-
   /// A step is no longer outstanding: what only it used is given up.
   void end_outstanding() noexcept {
-    oldest_step_ = Leaving::no_step;
-    bool any_void = false;
+    std::uint64_t oldest = Copies::no_step;
+    any_void_ = false;
     for (const auto& step : steps_) {
       if (!is_outstanding(*step)) continue;
-      oldest_step_ = std::min(oldest_step_, step->number);
-      any_void = any_void || step->is_void;
+      oldest = std::min(oldest, step->number);
+      any_void_ = any_void_ || step->is_void;
     }
-    any_void_ = any_void;
-    if (this->leaving_.empty()) return;
-    if constexpr (!Leaving::retains) this->forget_copies();
-    this->finish_leaving();
+    copies_.set_oldest_step(oldest);
+    departures_.finish_all();
   }
 
-  /// Accepted drafts are those that were computed.
-  void check_drafts(const TreeNode& tail, std::int32_t first,
-                    std::span<const Token> accepted) const {
-    const std::int32_t same = this->common_at(tail, first, accepted);
-    check_argument(same == static_cast<std::int32_t>(accepted.size()), "outputs", same,
-                   "drafts as they were added, then one token: this many agree");
-  }
-
+  Topology& topology_;
+  Sequences& sequences_;
+  Copies& copies_;
+  Departures& departures_;
+  const Tokens& tokens_;
+  TreeStats& stats_;
   std::vector<std::unique_ptr<StepRecord>> steps_;
   std::uint64_t last_step_ = 0;
   bool any_void_ = false;

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "../base/config.hpp"
-#include "../plan/view.hpp"
+#include "../base/slot.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -76,7 +76,8 @@ enum class HoldReason : std::uint8_t {
   nothing_to_compute   ///< all known tokens are computed: commit an output, or append()
 };
 
-/// What a prompt would find.
+/// What of a prompt is there. (A sequence that joins computes its last token all the same, see
+/// InsertOptions::compute_last.)
 struct MatchResult {
   std::size_t cached = 0;   ///< tokens whose K/V is written
   std::size_t pending = 0;  ///< further tokens whose K/V a live sequence is still to write

@@ -1,0 +1,154 @@
+// The row copies that forks ask for, until a step has made them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "../base/config.hpp"
+#include "records.hpp"
+#include "sequences.hpp"
+#include "slots.hpp"
+#include "topology.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+class Copies {
+ public:
+  Copies(Topology& topology, Slots& slots, Sequences& sequences)
+      : topology_(topology), slots_(slots), sequences_(sequences) {}
+
+  [[nodiscard]] std::span<const PendingCopy> all() const noexcept { return copies_; }
+  [[nodiscard]] bool empty() const noexcept { return copies_.empty(); }
+
+  /// Makes room for the copies of one tail, so that emit() cannot fail: one per row at the most.
+  void reserve() {
+    const std::size_t rows = at(topology_.chunk.size);
+    if (copies_.capacity() - copies_.size() < rows) copies_.reserve(2 * copies_.capacity() + rows);
+  }
+  /// Asks for the K/V of the first `count` tokens of `from` at `to`, which has them in one slot.
+  /// Rows that are themselves still to be copied are taken from where they come from, so that no
+  /// copy depends on another.
+  void emit(SequenceIndex source, SequenceIndex target, const TreeNode& from, const TreeNode& to,
+            std::int32_t count) noexcept {
+    topology_.for_each_run(
+        from, 0, count,
+        [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
+          const std::size_t older = slots_[slot].pending_copies > 0 ? copies_.size() : 0;
+          for (std::int32_t i = 0; i < run;) {
+            PendingCopy copy{
+                {slot, offset + i, to.first_slot, to.begin + done + i, run - i}, source, target};
+            for (std::size_t k = 0; k < older; ++k)
+              if (copies_[k].rows.target_slot == slot && redirect(copy, copies_[k], offset + i))
+                break;
+            ++sequences_[copy.source].copies;
+            ++sequences_[copy.target].copies;
+            ++slots_[copy.rows.target_slot].pending_copies;
+            copies_.push_back(copy);
+            i += copy.rows.length;
+          }
+          return true;
+        });
+  }
+
+  /// Calls f(copy) for the copies that the step's plan must carry, and notes that it does: those
+  /// that no step has but one for which is_void(step).
+  template <class IsVoid, class F>
+  void carry(std::uint64_t step, const IsVoid& is_void, const F& f) {
+    for (PendingCopy& copy : copies_) {
+      if (copy.step != 0 && copy.step != step && !is_void(copy.step)) continue;
+      f(copy.rows);
+      copy.step = copy.last_step = step;
+    }
+  }
+  /// The step has made the copies that it carried.
+  void complete(std::uint64_t step) noexcept {
+    erase([&](const PendingCopy& copy) { return copy.step == step; });
+  }
+  /// The step made none: they are still to be made.
+  void put_back(std::uint64_t step) noexcept {
+    for (PendingCopy& copy : copies_)
+      if (copy.step == step) copy.step = 0;
+  }
+
+  /// A twin that leaves before its tail was copied takes the copies back, unless a step that may
+  /// still run has them or another shares the tail.
+  void cancel(SequenceIndex s) noexcept {
+    TreeNode& tail = sequences_.tail(s);
+    erase([&](const PendingCopy& copy) {
+      const bool own =  // not in a part that was split off and is shared
+          copy.rows.target_slot == tail.first_slot && copy.rows.target_begin >= tail.begin;
+      if (copy.target != s || !own || !is_idle(copy)) return false;
+      tail.written = tail.scheduled = 0;
+      return true;
+    });
+  }
+  /// Nobody wants any copy: unless a step may still run, none is made.
+  void forget_all() noexcept {
+    if (oldest_step_ == no_step) erase([](const PendingCopy&) { return true; });
+  }
+
+  /// Shortens [0, end) of a path to what does not wait for a copy.
+  [[nodiscard]] std::int32_t readable_end(NodeIndex last, std::int32_t end) const noexcept {
+    if (copies_.empty()) return end;
+    for (NodeIndex i = last; i != root_node; i = topology_.node(i).parent) {
+      const TreeNode& n = topology_.node(i);  // what is copied starts a slot of its own
+      if (n.first_slot == no_slot || slots_[n.first_slot].pending_copies == 0) continue;
+      for (const PendingCopy& copy : copies_)
+        if (copy.rows.target_slot == n.first_slot)
+          end = std::min(end, n.position + std::max(0, copy.rows.target_begin - n.begin));
+    }
+    return end;
+  }
+
+  static constexpr std::uint64_t no_step = std::numeric_limits<std::uint64_t>::max();
+  /// The oldest step that may still run; no_step: none does.
+  void set_oldest_step(std::uint64_t step) noexcept { oldest_step_ = step; }
+
+ private:
+  [[nodiscard]] bool is_idle(const PendingCopy& copy) const noexcept {
+    return copy.last_step < oldest_step_;
+  }
+
+  /// Where `pending` is to write the row at `offset`, `copy` reads what that one reads. Else it
+  /// ends where `pending` begins.
+  static bool redirect(PendingCopy& copy, const PendingCopy& pending,
+                       std::int32_t offset) noexcept {
+    const std::int32_t into = offset - pending.rows.target_begin;
+    if (into >= 0 && into < pending.rows.length) {
+      copy.rows.source_slot = pending.rows.source_slot;
+      copy.rows.source_begin = pending.rows.source_begin + into;
+      copy.rows.length = std::min(copy.rows.length, pending.rows.length - into);
+      copy.source = pending.source;
+      return true;
+    }
+    if (into < 0) copy.rows.length = std::min(copy.rows.length, -into);
+    return false;
+  }
+
+  template <class F>
+  void erase(const F& done) noexcept {
+    std::erase_if(copies_, [&](const PendingCopy& copy) {
+      if (!done(copy)) return false;
+      --sequences_[copy.source].copies;
+      --sequences_[copy.target].copies;
+      --slots_[copy.rows.target_slot].pending_copies;
+      return true;
+    });
+  }
+
+  Topology& topology_;
+  Slots& slots_;
+  Sequences& sequences_;
+  std::vector<PendingCopy> copies_;
+  std::uint64_t oldest_step_ = no_step;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,218 @@
+// Sequences: their records, their paths, and the end of their private tails.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "../base/config.hpp"
+#include "prefixes.hpp"
+#include "records.hpp"
+#include "topology.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+class Sequences {
+ public:
+  Sequences(Topology& topology, Prefixes& prefixes, TreeStats& stats)
+      : topology_(topology), prefixes_(prefixes), stats_(stats) {}
+
+  [[nodiscard]] SequenceRecord& operator[](SequenceIndex s) noexcept { return records_[at(s)]; }
+  [[nodiscard]] const SequenceRecord& operator[](SequenceIndex s) const noexcept {
+    return records_[at(s)];
+  }
+  /// Indices of sequences are below this.
+  [[nodiscard]] std::size_t num_indices() const noexcept { return records_.size(); }
+  [[nodiscard]] std::size_t capacity() const noexcept { return records_.capacity(); }
+  [[nodiscard]] bool is_live(SequenceIndex s, std::uint32_t generation) const noexcept {
+    return s >= 0 && at(s) < records_.size() && records_[at(s)].generation == generation &&
+           records_[at(s)].state == SequenceState::live;
+  }
+
+  /// Never given to another sequence of this tree.
+  [[nodiscard]] SequenceId id_of(SequenceIndex s) const noexcept {
+    const SequenceRecord& record = records_[at(s)];  // leaving has raised the generation already
+    return id_of(s, record.generation - (record.state == SequenceState::leaving ? 1 : 0));
+  }
+  [[nodiscard]] static SequenceId id_of(SequenceIndex s, std::uint32_t generation) noexcept {
+    return SequenceId{(std::uint64_t{generation} << 32) + static_cast<std::uint32_t>(s) + 1};
+  }
+
+  // ---- records -------------------------------------------------------------------------------
+
+  /// Makes room for one more, so that add() cannot fail.
+  void reserve() {
+    if (records_.size() == records_.capacity()) [[unlikely]]
+      records_.reserve(std::max<std::size_t>(16, 2 * records_.capacity()));
+  }
+  SequenceIndex add() noexcept {
+    SequenceIndex s = free_records_;
+    if (s != none) {
+      free_records_ = records_[at(s)].next_free;
+      records_[at(s)] = {.state = SequenceState::live, .generation = records_[at(s)].generation};
+    } else {
+      s = static_cast<SequenceIndex>(records_.size());
+      records_.push_back({.state = SequenceState::live});
+    }
+    ++stats_.live_sequences;
+    return s;
+  }
+  void remove(SequenceIndex s) noexcept {
+    SequenceRecord& record = records_[at(s)];
+    record.tail = none;
+    record.state = SequenceState::unused;
+    record.next_free = free_records_;
+    free_records_ = s;
+    --stats_.leaving_sequences;
+  }
+
+  // ---- paths ---------------------------------------------------------------------------------
+
+  [[nodiscard]] TreeNode& tail(SequenceIndex s) noexcept {
+    return topology_.node(records_[at(s)].tail);
+  }
+  /// Calls f(node, offset in the node, length) for the parts of `range` that each node of the path
+  /// holds, last first.
+  template <class F>
+  void for_each_node(SequenceIndex s, TokenRange range, const F& f) const {
+    for (NodeIndex i = records_[at(s)].tail; i != root_node; i = topology_.node(i).parent) {
+      const TreeNode& n = topology_.node(i);
+      if (n.end() <= range.begin) return;
+      const std::int32_t begin = std::max(range.begin, n.position);
+      const std::int32_t end = std::min(range.end(), n.end());
+      if (begin < end) f(i, begin - n.position, end - begin);
+    }
+  }
+  /// The node of the path that holds this position.
+  [[nodiscard]] NodeIndex node_of(SequenceIndex s, std::int32_t position) const noexcept {
+    NodeIndex n = records_[at(s)].tail;
+    while (topology_.node(n).position > position) n = topology_.node(n).parent;
+    return n;
+  }
+  /// Calls f for the nodes of the path that another sequence has still to write, last first.
+  template <class F>
+  void for_each_awaited(SequenceIndex s, const F& f) const {
+    if (!records_[at(s)].may_wait) return;
+    for (NodeIndex i = records_[at(s)].tail; i != root_node; i = topology_.node(i).parent) {
+      const TreeNode& n = topology_.node(i);
+      if (n.writer != s && n.written < n.length) f(i);
+    }
+  }
+  /// Path positions that another sequence is to write.
+  [[nodiscard]] std::int32_t num_pending(SequenceIndex s) const noexcept {
+    std::int32_t pending = 0;
+    for_each_awaited(
+        s, [&](NodeIndex n) { pending += topology_.node(n).length - topology_.node(n).written; });
+    return pending;
+  }
+  /// Who is to write the first of these positions; none where there are none.
+  [[nodiscard]] SequenceIndex waits_for(SequenceIndex s) const noexcept {
+    SequenceIndex writer = none;
+    for_each_awaited(s, [&](NodeIndex n) { writer = topology_.node(n).writer; });
+    return writer;
+  }
+  /// Leading tokens of the path that every tenant of the adapter may share.
+  [[nodiscard]] std::int32_t public_length(SequenceIndex s) const noexcept {
+    NodeIndex n = records_[at(s)].tail;
+    while (n != root_node && !topology_.node(n).name_space.is_public) n = topology_.node(n).parent;
+    return topology_.node(n).end();
+  }
+  /// The topmost run of positions that are this sequence's to write, empty while a step has it.
+  [[nodiscard]] TokenRange loadable(SequenceIndex s) const noexcept {
+    const SequenceRecord& record = records_[at(s)];
+    std::int32_t begin = record.size, end = record.size;
+    if (record.steps > 0) return {record.size, 0};
+    for (NodeIndex i = record.tail; i != root_node; i = topology_.node(i).parent) {
+      const TreeNode& n = topology_.node(i);
+      const std::int32_t first = n.position + n.written;
+      const std::int32_t last = std::min(n.end(), record.size);
+      if (first >= last || n.writer != s) continue;
+      if (begin != last) end = last;  // not in one run with what stands below
+      begin = first;
+    }
+    return {begin, end - begin};
+  }
+
+  // ---- the private tail ----------------------------------------------------------------------
+
+  /// Slots that `count` further places would take.
+  [[nodiscard]] std::size_t slots_needed(SequenceIndex s, std::size_t count) const noexcept {
+    const std::size_t room = at(topology_.room(topology_.node(records_[at(s)].tail)));
+    return count <= room ? 0 : (count - room - 1) / at(topology_.chunk.size) + 1;
+  }
+  /// `count` more places; false, and nothing changed, where the budget is spent.
+  bool grow_tail(SequenceRecord& record, std::int32_t count) {
+    TreeNode& tail = topology_.node(record.tail);
+    if (tail.length > 0 && count <= topology_.chunk.size - topology_.end_offset(tail)) {
+      tail.length += count;  // a tail that holds tokens owns the places behind them
+      stats_.stored_tokens += at(count);
+      return true;
+    }
+    if (!prefixes_.acquire(topology_.chunk.slots_for(count - topology_.room(tail)))) {
+      ++stats_.failed_adds;
+      return false;
+    }
+    topology_.extend(record.tail, count);
+    prefixes_.release();
+    return true;
+  }
+  /// Gives up the places behind the first `keep` reserved ones. Where a step still uses the tail,
+  /// its slots stay with it.
+  void shrink_reserved(SequenceRecord& record, std::int32_t keep,
+                       bool keep_slots = false) noexcept {
+    record.reserved = keep;
+    const std::int32_t end = record.size + keep;
+    record.cursor = std::min(record.cursor, end);
+    record.computed = std::min(record.computed, end);
+    const std::int32_t length = end - topology_.node(record.tail).position;
+    if (record.steps > 0 || keep_slots)
+      topology_.shorten(record.tail, length);
+    else if (topology_.release_places(record.tail, length))
+      ++version_;
+  }
+  /// The outputs that are to come are given up: their places, and the steps in flight that start
+  /// on them, count for nothing.
+  /// \param keep_slots  the sequence goes on at once: its slots stay with it, and plans as they are
+  void drop_reserved(SequenceRecord& record, bool keep_slots = false) noexcept {
+    if (record.reserved == 0) return;
+    ++record.epoch;
+    record.superseded = record.steps;
+    shrink_reserved(record, 0, keep_slots);
+  }
+  /// A new, empty tail below `parent`.
+  void add_tail(SequenceIndex s, NodeIndex parent, Namespace name_space) noexcept {
+    SequenceRecord& record = records_[at(s)];
+    record.tail = topology_.add(parent, name_space, record.level, NodeState::hidden);
+    topology_.node(record.tail).live = 1;
+    topology_.node(record.tail).tail_of = s;
+  }
+  /// The whole tail becomes an inner node; the sequence goes on in an empty one.
+  void retire_tail(SequenceIndex s) noexcept {
+    SequenceRecord& record = records_[at(s)];
+    const NodeIndex old = record.tail;
+    if (record.steps == 0) topology_.release_places(old, topology_.node(old).length);
+    add_tail(s, old, topology_.node(old).name_space);
+    topology_.node(old).tail_of = none;
+    // What steps in flight may still write behind the tokens, nobody else gets.
+    topology_.move_spare_places(old, record.tail, /*claim_end=*/record.steps > 0);
+  }
+
+  /// Changes whenever a plan over live sequences may have to be rebuilt.
+  [[nodiscard]] std::uint64_t version() const noexcept { return version_; }
+  void change() noexcept { ++version_; }
+
+ private:
+  Topology& topology_;
+  Prefixes& prefixes_;
+  TreeStats& stats_;
+  std::vector<SequenceRecord> records_;
+  SequenceIndex free_records_ = none;
+  std::uint64_t version_ = 1;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,267 @@
+// The tree with its tokens' type: finding prompts, and storing what becomes known. All the rest is
+// in TreeCore, which does not know what a token is.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "../base/concepts.hpp"
+#include "../base/config.hpp"
+#include "../base/error.hpp"
+#include "core.hpp"
+#include "retention.hpp"
+#include "token_store.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
+class TokenTree {
+ public:
+  using token_type = Token;
+  static constexpr int chunk_size = ChunkSize;
+
+  TokenTree(Allocator allocator, const TreeOptions& options, Retention retention)
+      : allocator_(std::move(allocator)),
+        retention_(std::move(retention)),
+        core(allocator_, tokens_, ChunkSize, resolved(options), rules_of(retention_)) {}
+
+ private:
+  TokenStore<Token, ChunkSize> tokens_;
+  SlotAllocatorOf<Allocator> allocator_;
+  Retention retention_;
+
+ public:
+  TreeCore core;
+
+  [[nodiscard]] const Allocator& allocator() const noexcept { return allocator_.get(); }
+
+  // ---- finding -------------------------------------------------------------------------------
+
+  [[nodiscard]] MatchResult match_prefix(std::span<const Token> prompt,
+                                         const InsertOptions& options) const {
+    const Match match = find(prompt, options);
+    std::int32_t written_end = match.length, own_begin = match.length;
+    for_each_matched(match, [&](const TreeNode& n, std::int32_t used) {
+      if (n.written >= used) return;
+      written_end = n.position + n.written;
+      if (n.writer == none) own_begin = written_end;
+    });
+    return {std::min(at(written_end), options.max_reuse), at(own_begin - written_end)};
+  }
+
+  /// Slots that insert() would at most take from the available ones: new ones, and cached ones that
+  /// it brings back into use.
+  [[nodiscard]] std::size_t slots_needed(std::span<const Token> prompt,
+                                         const InsertOptions& options) const {
+    Match match = find(prompt, options);
+    if (!options.share_pending) trim_to_written(match);
+    std::size_t revived = 0;
+    SlotIndex below = no_slot;  // where the next node of the path starts, perhaps the same slot
+    for_each_matched(match, [&](const TreeNode& n, std::int32_t used) {
+      core.topology.for_each_run(n, 0, used,
+                                 [&](SlotIndex s, std::int32_t, std::int32_t, std::int32_t) {
+                                   if (core.slots[s].active == 0 && s != below) ++revived;
+                                   return true;
+                                 });
+      below = n.first_slot;
+    });
+    const std::int32_t fresh = static_cast<std::int32_t>(prompt.size()) - match.length;
+    return revived + at(core.topology.chunk.slots_for(fresh - core.room_at(match, fresh)));
+  }
+
+  /// Pins what is written of these tokens; the pin's index, or none.
+  std::int32_t pin(std::span<const Token> tokens, const InsertOptions& options) {
+    Match match = find(tokens, options);
+    trim_to_written(match);
+    if (match.length == 0) return none;
+    core.prefixes.reserve_nodes(1);
+    core.prefixes.reserve_pin();
+    return core.prefixes.pin(match);
+  }
+
+  // ---- storing -------------------------------------------------------------------------------
+
+  SequenceIndex insert(std::span<const Token> prompt, const InsertOptions& options) {
+    check_argument(!prompt.empty(), "prompt.size()", 0, "at least one token");
+    check_argument(prompt.size() <= at(max_length), "prompt.size()", prompt.size(),
+                   "at most 2^30 tokens");
+    Match match = find(prompt, options);
+    const std::int32_t found = match.length;
+    if (!options.share_pending) trim_to_written(match);
+    const auto size = static_cast<std::int32_t>(prompt.size());
+    // What repeats another's pending tokens cannot be found; it stays private until it leaves.
+    const std::int32_t published_end =
+        match.length < found ? match.length : size - size % core.prefixes.unit();
+    return core.join(
+        match,
+        {size, public_length(prompt, options), published_end, retention_.level(options.priority)},
+        options, [&](const TreeNode& n, std::int32_t position) {
+          store(n, 0, prompt.subspan(at(position), at(n.length)));
+        });
+  }
+
+  bool append(SequenceIndex s, std::span<const Token> tokens) {
+    core.check_append(s, tokens.size());
+    const auto count = static_cast<std::int32_t>(tokens.size());
+    if (!core.append(s, count)) return false;
+    const TreeNode& tail = core.sequences.tail(s);
+    store(tail, tail.length - count, tokens);
+    return true;
+  }
+
+  AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget,
+                 std::span<const Token> drafts, std::int32_t unknown_drafts) {
+    const auto known = static_cast<std::int32_t>(drafts.size());
+    const AddOutcome outcome =
+        core.steps.add(step, s, budget, known + unknown_drafts, unknown_drafts == 0);
+    if (known > 0 && outcome.reason == HoldReason::none && step.entries.back().drafts > 0) {
+      const TreeNode& tail = core.sequences.tail(s);
+      const StepEntry& entry = step.entries.back();
+      store(tail, entry.output_position() - tail.position, drafts.first(at(entry.drafts)));
+    }
+    return outcome;
+  }
+
+  void commit(StepEntry& entry, std::span<const Token> outputs) {
+    core.steps.check_commit(entry, outputs.size());
+    const TreeNode& tail = core.sequences.tail(entry.sequence);
+    const std::int32_t first = entry.output_position() - tail.position;
+    if (outputs.size() > 1 && entry.drafts_known) {
+      const auto accepted = outputs.first(outputs.size() - 1);
+      const std::int32_t same = common_length(tail, first, accepted);
+      check_argument(same == static_cast<std::int32_t>(accepted.size()), "outputs", same,
+                     "drafts as they were added, then one token: this many agree");
+    }
+    store(tail, first, outputs);
+    core.steps.commit(entry, static_cast<std::int32_t>(outputs.size()));
+  }
+
+  // ---- reading -------------------------------------------------------------------------------
+
+  [[nodiscard]] const Token& token_at(SlotIndex slot, std::int32_t offset) const noexcept {
+    return tokens_.token(slot, offset);
+  }
+  [[nodiscard]] const Token& token(SequenceIndex s, std::int32_t position) const noexcept {
+    const TreeNode& n = core.topology.node(core.sequences.node_of(s, position));
+    const std::int32_t place = n.begin + position - n.position;
+    return token_at(core.topology.slot_of(n, place), core.topology.chunk.offset(place));
+  }
+  /// The token at a path position of an entry, or null where it is not known yet.
+  [[nodiscard]] const Token* known_token(const StepEntry& entry, std::int32_t position) const {
+    const bool draft = entry.drafts_known && position >= entry.output_position();
+    return position < core.sequences[entry.sequence].size || draft
+               ? &token(entry.sequence, position)
+               : nullptr;
+  }
+
+ private:
+  static TreeOptions resolved(TreeOptions options) {
+    check_argument(options.min_run >= 0 && options.min_run <= ChunkSize, "min_run", options.min_run,
+                   "between 0 and ChunkSize");
+    check_argument(options.sharing == Sharing::token || options.sharing == Sharing::chunk,
+                   "sharing", static_cast<int>(options.sharing),
+                   "Sharing::token or Sharing::chunk");
+    if (options.min_run == 0) options.min_run = std::max(1, ChunkSize / 2);
+    return options;
+  }
+
+  /// Leading tokens of `tokens` that the node holds from `first` on.
+  [[nodiscard]] std::int32_t common_length(const TreeNode& n, std::int32_t first,
+                                           std::span<const Token> tokens) const noexcept {
+    const auto limit =
+        static_cast<std::int32_t>(std::min<std::size_t>(at(n.length - first), tokens.size()));
+    if (limit == 0) return 0;
+    const Token* asked = tokens.data();
+    SlotIndex slot = core.topology.slot_of(n, n.begin + first);
+    std::int32_t offset = (n.begin + first) % ChunkSize;
+    for (std::int32_t done = 0;; offset = 0, slot = core.slots.next(slot)) {
+      const std::int32_t run = std::min(limit - done, ChunkSize - offset);
+      const Token* const held = &tokens_.token(slot, offset);
+      // Whole runs usually match; find the exact place only where they do not.
+      if (!std::equal(held, held + run, asked))
+        return done +
+               static_cast<std::int32_t>(std::mismatch(held, held + run, asked).first - held);
+      done += run;
+      if (done == limit) return limit;
+      asked += run;
+    }
+  }
+
+  [[nodiscard]] std::int32_t public_length(std::span<const Token> prompt,
+                                           const InsertOptions& options) const noexcept {
+    const auto length = static_cast<std::int32_t>(std::min(options.public_length, prompt.size()));
+    return length - length % core.prefixes.unit();
+  }
+
+  [[nodiscard]] Match find(std::span<const Token> prompt, const InsertOptions& options) const {
+    const std::int32_t unit = core.prefixes.unit();
+    const std::int32_t public_end = public_length(prompt, options);
+    const auto size = static_cast<std::int32_t>(std::min(prompt.size(), at(max_length)));
+    Match match;
+    while (size - match.length >= unit) {
+      const Namespace space = TreeCore::space_at(options, match.length, public_end);
+      const auto key = prompt.subspan(at(match.length), at(unit));
+      const NodeIndex child = core.prefixes.find_child(
+          match.last, space,
+          Prefixes::finish_hash(tokens_.hash(Prefixes::hash_seed(match.last, space), key)),
+          [&](const TreeNode& c) {  // a key lies in one slot
+            return c.length >= unit && tokens_.equal(c.first_slot, c.begin, key);
+          });
+      if (child == none) break;
+      const std::int32_t end = match.length < public_end ? public_end : size;
+      const TreeNode& c = core.topology.node(child);
+      std::int32_t common =
+          common_length(c, 0, prompt.subspan(at(match.length), at(end - match.length)));
+      common -= common % unit;
+      match.last = child;
+      match.used = common;
+      match.length += common;
+      if (common < c.length) break;
+    }
+    return match;
+  }
+
+  /// Calls f(node, tokens of it that matched) for the nodes of a match, last first.
+  template <class F>
+  void for_each_matched(const Match& match, const F& f) const {
+    std::int32_t used = match.used;
+    for (NodeIndex i = match.last; i != root_node;) {
+      const TreeNode& n = core.topology.node(i);
+      f(n, used);
+      i = n.parent;
+      used = core.topology.node(i).length;
+    }
+  }
+
+  /// Shortens a match to what is written, in units of sharing.
+  void trim_to_written(Match& match) const noexcept {
+    std::int32_t end = match.length;
+    for_each_matched(match, [&](const TreeNode& n, std::int32_t used) {
+      if (n.written < used) end = n.position + n.written;
+    });
+    match.length = end - end % core.prefixes.unit();
+    while (match.last != root_node && core.topology.node(match.last).position >= match.length) {
+      match.last = core.topology.node(match.last).parent;
+      match.used = core.topology.node(match.last).length;
+    }
+    match.used = std::min(match.used, match.length - core.topology.node(match.last).position);
+  }
+
+  void store(const TreeNode& n, std::int32_t first, std::span<const Token> tokens) {
+    core.topology.for_each_run(
+        n, first, static_cast<std::int32_t>(tokens.size()),
+        [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
+          tokens_.store(s, offset, tokens.subspan(at(done), at(run)));
+          return true;
+        });
+  }
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END
