@@ -126,6 +126,15 @@ class TreeLeaving : public TreePaths<Token, ChunkSize, Allocator, Retention> {
     node(old).tail_of = none;
     node(fresh).tail_of = s;
     record.tail = fresh;
+    if (record.steps > 0 && this->end_offset(node(old)) < ChunkSize && this->owns_end(node(old))) {
+      // Steps in flight may still write behind the tokens: nobody else gets these places.
+      const SlotIndex last = node(old).last_slot;
+      node(fresh).first_slot = node(fresh).last_slot = last;
+      node(fresh).begin = this->end_offset(node(old));
+      for (SlotIndex i = last; i != no_slot; i = this->next_slot(i)) slots_[at(i)].owner = fresh;
+      this->add_node_to_slot(last, node(fresh));
+      return;
+    }
     if (spare == no_slot) return;
     slots_[at(node(old).last_slot)].next = no_slot;
     slots_[at(spare)].prev = no_slot;
