@@ -205,8 +205,9 @@ class TreeLeaving : public TreePaths<Token, ChunkSize, Allocator, Retention> {
   void cancel_copies(SequenceIndex s) noexcept {
     TreeNode& tail = node(sequence(s).tail);
     erase_copies([&](const PendingCopy& copy) {
-      if (copy.target != s || copy.rows.target_slot != tail.first_slot || !is_idle(copy))
-        return false;
+      const bool own =  // not in a part that was split off and is shared
+          copy.rows.target_slot == tail.first_slot && copy.rows.target_begin >= tail.begin;
+      if (copy.target != s || !own || !is_idle(copy)) return false;
       tail.written = 0;
       return true;
     });
