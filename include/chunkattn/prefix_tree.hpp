@@ -86,7 +86,9 @@ class PrefixTree {
     Pin(std::shared_ptr<Shared> shared, std::int32_t index)
         : shared_(std::move(shared)),
           index_(index),
-          generation_(shared_->core->pin_generation(index)) {}
+          generation_(shared_->core->pin_generation(index)) {
+      shared_->count_handle();
+    }
     void release() noexcept {
       if (shared_) shared_->drop(Shared::Drop::pin, index_, generation_);
       shared_.reset();

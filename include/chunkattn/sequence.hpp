@@ -226,7 +226,9 @@ class Sequence {
   Sequence(std::shared_ptr<Shared> shared, SequenceIndex index)
       : shared_(std::move(shared)),
         index_(index),
-        generation_(shared_->core->sequence(index).generation) {}
+        generation_(shared_->core->sequence(index).generation) {
+    shared_->count_handle();
+  }
 
   [[nodiscard]] Core& core() const {
     detail::check_argument(shared_ != nullptr, "sequence", "empty",

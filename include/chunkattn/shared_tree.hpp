@@ -48,11 +48,13 @@ class SharedTree {
 
   /// Makes sure that one more handle can be dropped without allocating.
   void expect_handle() {
-    if (++handles_ <= room_) return;
+    if (handles_ < room_) return;
     const std::lock_guard guard(mutex_);
     dropped_.reserve(2 * handles_ + 16);
     room_ = dropped_.capacity();
   }
+  /// A handle was made.
+  void count_handle() noexcept { ++handles_; }
 
   void drop(Drop what, std::int32_t index, std::uint64_t generation) noexcept {
     if (owner_.load(std::memory_order_relaxed) == &thread_tag) {

@@ -99,7 +99,9 @@ class StepHandle {
   using Shared = SharedTree<Core>;
 
   StepHandle(std::shared_ptr<Shared> shared, std::int32_t index)
-      : shared_(std::move(shared)), index_(index), number_(shared_->core->step(index).number) {}
+      : shared_(std::move(shared)), index_(index), number_(shared_->core->step(index).number) {
+    shared_->count_handle();
+  }
   StepHandle(StepHandle&& other) noexcept = default;
   StepHandle& operator=(StepHandle&& other) noexcept = default;
 
