@@ -40,7 +40,6 @@ std::uint64_t number(const char* text) {
 
 int main(int argc, char** argv) {
   std::uint64_t operations = 10000000, seed = std::random_device{}(), only = 0;
-  int per_round = 1500;
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string option = argv[i];
     if (option == "--operations")
@@ -49,8 +48,6 @@ int main(int argc, char** argv) {
       seed = number(argv[i + 1]);
     else if (option == "--only")
       only = number(argv[i + 1]);
-    else if (option == "--per-round")
-      per_round = static_cast<int>(number(argv[i + 1]));
     else
       return std::fprintf(stderr, "engine_sim [--operations N] [--seed S] [--only ROUND]\n"), 2;
   }
@@ -69,14 +66,14 @@ int main(int argc, char** argv) {
         test::RandomChoices seeds(seed + 0x9e3779b97f4a7c15u * round);
         const std::uint64_t own = seeds.below(~std::size_t{0});
         try {
-          kind.run(config, own, per_round, counters);
+          kind.run(config, own, test::sim_round, counters);
         } catch (const std::exception& error) {
           std::printf("\nFAILED: %s, %s\nto repeat: ./dev fuzz --seed %llu --only %llu\n",
                       kind.name, error.what(), static_cast<unsigned long long>(seed),
                       static_cast<unsigned long long>(round));
           return 1;
         }
-        done += static_cast<std::uint64_t>(per_round);
+        done += std::uint64_t{test::sim_round};
         if (round % 20 == 0) {
           const double seconds =
               std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -89,7 +86,6 @@ int main(int argc, char** argv) {
   }
   std::printf("\n%llu operations on %llu trees, no difference\n",
               static_cast<unsigned long long>(done), static_cast<unsigned long long>(round));
-  for (const auto& [what, n] : counters)
-    std::printf("  %-48s %12llu\n", what.c_str(), static_cast<unsigned long long>(n));
+  test::print_counters(counters);
   return 0;
 }

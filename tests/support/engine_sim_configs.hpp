@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -52,6 +54,118 @@ inline std::vector<SimConfig> sim_configs(int chunk_size) {
     }
   return all;
 }
+
+/// Every kind of event that a long simulation must have seen.
+inline constexpr const char* sim_events[] = {
+    "abandoned after it ran",
+    "abandoned before it ran",
+    "abandoned step resolved",
+    "add behind an output to come",
+    "add failed",
+    "add of a part",
+    "add to the end",
+    "add up to what another is to write",
+    "add waits for a sequence",
+    "add waits for a step",
+    "add waits for the step of one that left",
+    "add with drafts",
+    "add with unknown drafts",
+    "admitted",
+    "all drafts right",
+    "all drafts wrong",
+    "append",
+    "append failed",
+    "append refused",
+    "append under steps in flight",
+    "begin_step refused",
+    "cancelled",
+    "cancelled after it ran",
+    "cancelled after it was built",
+    "clear",
+    "commit of other drafts refused",
+    "commit out of order",
+    "computed twice rather than waited for",
+    "decode step",
+    "device idle",
+    "draft wrong under later steps",
+    "dropped step ran late",
+    "everybody",
+    "everybody, but out of chunks",
+    "evicted slots",
+    "evicted tokens",
+    "finished out of order",
+    "finished step dropped on another thread",
+    "fork",
+    "fork at an earlier length",
+    "fork beside outputs to come",
+    "fork copied its tail",
+    "fork failed",
+    "fork of a sequence in a step",
+    "fork shared its tail",
+    "found again after leaving",
+    "found what only the cache has",
+    "hand-over",
+    "insert",
+    "insert failed",
+    "insert found cached",
+    "insert found pending",
+    "insert with a public prefix",
+    "insert with nothing to compute",
+    "leave",
+    "left a step in flight",
+    "left a step that was built",
+    "left an open step",
+    "left before its output was committed",
+    "left in the middle of a prefill",
+    "left on another thread",
+    "left while waiting for another",
+    "load",
+    "load refused",
+    "merged tokens",
+    "not admitted",
+    "output committed",
+    "output given up",
+    "output given up under later steps",
+    "pin",
+    "pin of a part",
+    "pin refused",
+    "plan advanced",
+    "plan rebuilt",
+    "published tokens",
+    "resume",
+    "resume beside a step that writes the same",
+    "resume failed",
+    "rows behind a draft that was wrong",
+    "rows copied",
+    "rows of a void step",
+    "some drafts right",
+    "split between slots",
+    "split inside a slot",
+    "step dropped on another thread",
+    "step finished",
+    "step submitted",
+    "step with garbage",
+    "submitted before it was built",
+    "swap out",
+    "take over",
+    "take over left to a step",
+    "tree destroyed first",
+    "tree moved",
+    "truncate",
+    "truncate failed",
+    "truncated in flight",
+    "unknown token",
+    "unpin",
+    "unpin on another thread",
+};
+
+inline void print_counters(const Counters& counters) {
+  for (const auto& [what, n] : counters)
+    std::printf("  %-48s %12llu\n", what.c_str(), static_cast<unsigned long long>(n));
+}
+
+/// Operations on one tree before the next one is made.
+inline constexpr int sim_round = 1500;
 
 /// What went wrong, with the operations before.
 struct SimFailure : std::runtime_error {

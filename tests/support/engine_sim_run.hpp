@@ -86,7 +86,7 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
     } else if (kind < 36) {
       this->load();
     } else if (kind < 38) {
-      this->take_over();
+      one_in(4) ? this->regenerate() : this->take_over();
     } else if (kind < 40) {
       one_in(2) && live_.size() < options_.max_live ? this->resume() : this->swap_out();
     } else if (kind < 43) {
@@ -211,17 +211,21 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
   void everybody() {
     drain();
     log("everybody");
-    for (int round = 0; round < 3; ++round) {
+    const auto has_work = [&](const LivePtr& live) {
+      return live->handle.num_uncomputed() > 0 && live->tokens.size() <= options_.max_length;
+    };
+    while (std::any_of(live_.begin(), live_.end(), has_work)) {
       SimStep* step = this->begin_step();
       expect(step != nullptr, "a step can begin");
-      bool full = false;
+      bool fits = true;
       std::vector<LivePtr> order(live_);
       for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[below(i)]);
-      for (const LivePtr& live : order) full = !add_with_writers(*step, live, 0) || full;
+      for (const LivePtr& live : order) fits = add_with_writers(*step, live, 0) && fits;
+      expect(step->num_rows > 0 || !fits, "somebody can go on");
       this->build(*step);
       (void)this->finish(*step);
       this->close(*finished_.back(), false);
-      if (full) return count("everybody, but out of chunks");
+      if (!fits) return count("everybody, but out of chunks");
     }
     for (const LivePtr& live : live_) {
       if (live->tokens.size() > options_.max_length) continue;
@@ -244,6 +248,7 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
       expect(reason == HoldReason::waits_for_sequence, "only a sequence is waited for");
       const LivePtr writer = this->find_live(this->waits_for_);
       expect(writer != nullptr, "who is waited for is live");
+      if (writer->last_step == step.number) return true;  // it went as far as it could
       expect(writer->handle.num_uncomputed() > 0, "who is waited for has something to compute");
       if (!add_with_writers(step, writer, depth + 1)) return false;
     }

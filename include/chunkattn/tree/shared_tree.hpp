@@ -62,6 +62,8 @@ class SharedTree {
     dropped_.reserve(2 * handles_ + 16);
     room_ = dropped_.capacity();
   }
+  /// A handle was made.
+  void count_handle() noexcept { ++handles_; }
 
   /// A handle was made.
   void count_handle() noexcept { ++handles_; }

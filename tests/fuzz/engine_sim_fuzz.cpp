@@ -1,23 +1,23 @@
-// libFuzzer target: the bytes choose the operations of the tree model
-// (tests/support/tree_model.hpp).
+// libFuzzer target: the bytes choose the operations of the engine simulation
+// (tests/support/engine_sim.hpp).
 //
 //   clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -I. -Iinclude
-//       tests/fuzz/tree_fuzz.cpp -o tree_fuzz && ./tree_fuzz tests/fuzz/corpus
+//       tests/fuzz/engine_sim_fuzz.cpp -o engine_sim_fuzz && ./engine_sim_fuzz tests/fuzz/corpus
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 
-#include "tests/support/tree_model_ops.hpp"
+#include "tests/support/engine_sim_run.hpp"
 
 namespace {
 
 /// Choices from the fuzzer's bytes; zeros once they are used up.
-class ByteChoices {
+class ByteChoices : public test::Choices {
  public:
   ByteChoices(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
-  std::size_t below(std::size_t n) {
+  std::size_t below(std::size_t n) override {
     std::size_t value = next();
     if (n > 256) value = value << 8 | next();
     return value % n;
@@ -33,17 +33,17 @@ class ByteChoices {
 };
 
 template <class Retention>
-void run(ByteChoices& choices, const test::ModelOptions& options) {
+void run(ByteChoices& choices, const test::SimOptions& options) {
   test::Counters counters;
-  test::TreeModel<Retention, ByteChoices> model(choices, options, counters);
+  test::EngineSim<Retention, 4> sim(choices, options, counters);
   try {
-    for (int i = 0; i < 400 && !choices.empty(); ++i) {
-      model.operate();
-      model.check_all();
+    for (int i = 0; i < 600 && !choices.empty(); ++i) {
+      sim.operate();
+      sim.check_all();
     }
-    model.finish();
+    sim.end();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n%s\n", error.what(), model.history().c_str());
+    std::fprintf(stderr, "%s\n%s\n", error.what(), sim.history().c_str());
     std::abort();
   }
 }
@@ -53,14 +53,15 @@ void run(ByteChoices& choices, const test::ModelOptions& options) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < 4) return 0;
   ByteChoices choices(data, size);
-  test::ModelOptions o;
+  test::SimOptions o;
   const std::size_t flags = choices.below(256);
   o.tree.sharing = flags & 1 ? chunkattn::Sharing::chunk : chunkattn::Sharing::token;
-  o.tree.async_steps = (flags & 2) != 0;
   o.tree.min_run = static_cast<std::int32_t>(choices.below(5));
   o.many_namespaces = (flags & 4) != 0;
-  o.max_live = 14;
+  o.max_live = 10;
   o.max_prompt = 14;
+  o.max_length = 40;
+  o.letters = flags & 2 ? 2 : 3;
   o.retention.max_pinned = choices.below(20);
   if (flags & 8) o.budget = 8 + choices.below(40);
   if (flags & 16) {
