@@ -149,6 +149,37 @@ TEST_CASE("a dropped step gives its places back, and nothing of it happened") {
   b.tree.check_invariants();
 }
 
+TEST_CASE("what a dropped step was to write is nobody's to read") {
+  for (const bool lost : {false, true}) {
+    CAPTURE(lost);
+    Bench<Tree> b;
+    auto writer = b.tree.insert(iota(1, 10)), twin = b.tree.insert(iota(1, 10));
+    {
+      auto step = b.tree.begin_step();
+      CHECK(step.add(writer));
+      CHECK(step.add(twin));
+      (void)b.plan.build(step);
+      if (lost) {
+        const auto dropped = std::move(step).submitted();
+      }
+    }
+    auto step = b.tree.begin_step();
+    const AddResult held = step.add(twin);
+    CHECK_FALSE(held);
+    CHECK((held.reason() == HoldReason::waits_for_sequence) == !lost);
+    { const auto dropped = std::move(step); }
+    b.tree.device_idle();
+    step = b.tree.begin_step();
+    CHECK(step.add(twin).waits_for() == writer.id());
+    CHECK(step.add(writer));
+    CHECK(step.add(twin));
+    { const auto done = b.finish(std::move(step)); }
+    CHECK(b.device.wrong_reads() == 0);
+    CHECK(b.device.wrong(twin) == 0);
+    CHECK(twin.num_written() == 10);
+  }
+}
+
 TEST_CASE("a step that is assigned over is cancelled, one in flight is abandoned") {
   Bench<Tree> b;
   auto s = b.tree.insert(iota(1, 4));

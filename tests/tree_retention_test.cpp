@@ -263,6 +263,33 @@ TEST_CASE(
   tree.check_invariants();
 }
 
+TEST_CASE("clear: what live sequences had before is never found again, generated or not") {
+  for (const Sharing sharing : {Sharing::token, Sharing::chunk}) {
+    PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {.sharing = sharing});
+    auto a = tree.insert(iota(0, 3));  // under Sharing::chunk all of it is a private tail
+    auto b = tree.insert(iota(50, 12));
+    test::load(a);
+    test::load(b);
+    a.append(iota(3, 9));
+    b.append(iota(62, 8));
+    test::load(a);
+    tree.clear();
+    test::load(b);
+    auto twin = b.fork();
+    a.leave();
+    b.leave();
+    CHECK(tree.match_prefix(iota(0, 12)).cached == 0);
+    CHECK(tree.match_prefix(iota(50, 20)).cached == 0);
+    CHECK(twin.tokens() == iota(50, 20));
+    tree.check_invariants();
+    twin.leave();
+    CHECK(tree.match_prefix(iota(50, 20)).cached == 0);
+    pass(tree, iota(50, 20));  // what is computed from now on is
+    CHECK(tree.match_prefix(iota(50, 20)).cached == 20);
+    tree.check_invariants();
+  }
+}
+
 TEST_CASE("Priority: the lowest goes first, then the least recently used; parents after children") {
   PrefixTree<int, 4, PoolAllocator, Priority> tree(PoolAllocator{.max_chunks = 6});
   pass(tree, iota(100, 4), {.priority = 2});
