@@ -65,9 +65,6 @@ class SharedTree {
   /// A handle was made.
   void count_handle() noexcept { ++handles_; }
 
-  /// A handle was made.
-  void count_handle() noexcept { ++handles_; }
-
   template <Drop What>
   void drop(std::int32_t index, std::uint64_t generation) noexcept {
     if (owner_.load(std::memory_order_relaxed) == thread_number()) [[likely]] {

@@ -370,8 +370,7 @@ class Steps {
       if (other->number < step.number || other->is_void || !is_outstanding(*other)) continue;
       other->is_void = true;
       for (const StepEntry& entry : other->entries)
-        if (entry.epoch == sequences_[entry.sequence].epoch)
-          set_scheduled(entry.sequence, {entry.begin, entry.length}, false);
+        set_scheduled(entry.sequence, {entry.begin, entry.length}, false);
     }
     ++stats_.abandoned_steps;
   }
@@ -380,10 +379,8 @@ class Steps {
   void take_back(const StepEntry& entry, SequenceRecord& record) noexcept {
     // Superseded rows may be known tokens too, where several void steps end in any order.
     record.cursor = std::min(record.cursor, entry.begin);
-    if (entry.epoch != record.epoch)
-      --record.superseded;
-    else
-      set_scheduled(entry.sequence, {entry.begin, entry.length}, false);
+    set_scheduled(entry.sequence, {entry.begin, entry.length}, false);
+    if (entry.epoch != record.epoch) --record.superseded;
   }
   /// The same for an entry that others may have been scheduled behind.
   void give_up(const StepEntry& entry, SequenceRecord& record) noexcept {
