@@ -187,6 +187,32 @@ class Prefixes {
     return end;
   }
 
+  /// Calls f(node, tokens of it that matched) for the nodes of a match, last first.
+  template <class F>
+  void for_each_matched(const Match& match, const F& f) const {
+    std::int32_t used = match.used;
+    for (NodeIndex i = match.last; i != root_node;) {
+      f(i, used);
+      i = topology_.node(i).parent;
+      used = topology_.node(i).length;
+    }
+  }
+  /// Slots of a match for which is_counted(record), each once.
+  template <class IsCounted>
+  [[nodiscard]] std::size_t count_slots(const Match& match, const IsCounted& is_counted) const {
+    std::size_t count = 0;
+    for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
+      topology_.for_each_run(
+          topology_.node(i), 0, used, [&](SlotIndex s, std::int32_t, std::int32_t, std::int32_t) {
+            // A slot of several nodes of the path is counted with the last of them.
+            if (is_counted(slots_[s]) && (slots_[s].nodes == 1 || !starts_below(match, i, s)))
+              ++count;
+            return true;
+          });
+    });
+    return count;
+  }
+
   // ---- eviction ------------------------------------------------------------------------------
 
   /// Makes sure that the level has a list, so that retaining cannot fail.
@@ -230,7 +256,9 @@ class Prefixes {
   /// Pins the path of a match, counted; the pin's index, or none where more than max_pinned slots
   /// would be pinned. reserve_pin() and reserve_nodes(1) come first.
   std::int32_t pin(Match match) noexcept {
-    if (slots_.num_pinned() + count_unpinned(match) > rules_.budget.max_pinned) return none;
+    const std::size_t unpinned =
+        count_slots(match, [](const SlotRecord& slot) { return slot.pinned == 0; });
+    if (slots_.num_pinned() + unpinned > rules_.budget.max_pinned) return none;
     if (match.used < topology_.node(match.last).length) match.last = split(match.last, match.used);
     for (NodeIndex n = match.last; n != root_node; n = topology_.node(n).parent) change_pins(n, 1);
     std::int32_t pin = free_pin();
@@ -277,6 +305,13 @@ class Prefixes {
 
  private:
   friend class TreeInspector;
+
+  /// Whether a node of the match below `n` begins in this slot.
+  [[nodiscard]] bool starts_below(const Match& match, NodeIndex n, SlotIndex slot) const noexcept {
+    for (NodeIndex i = match.last; i != n; i = topology_.node(i).parent)
+      if (topology_.node(i).first_slot == slot) return true;
+    return false;
+  }
 
   /// Above whatever a policy says.
   static constexpr std::int64_t pinned_level = std::numeric_limits<std::int64_t>::max();
@@ -349,24 +384,6 @@ class Prefixes {
     for (std::size_t i = 0; i < pins_.size(); ++i)
       if (pins_[i].last == none) return static_cast<std::int32_t>(i);
     return none;
-  }
-  /// Slots of a match that are not pinned yet.
-  [[nodiscard]] std::size_t count_unpinned(const Match& match) const noexcept {
-    std::size_t count = 0;
-    SlotIndex below = no_slot;  // where the next node of the path starts, perhaps the same slot
-    std::int32_t used = match.used;
-    for (NodeIndex i = match.last; i != root_node;) {
-      const TreeNode& n = topology_.node(i);
-      topology_.for_each_run(n, 0, used,
-                             [&](SlotIndex s, std::int32_t, std::int32_t, std::int32_t) {
-                               if (slots_[s].pinned == 0 && s != below) ++count;
-                               return true;
-                             });
-      below = n.first_slot;
-      i = n.parent;
-      used = topology_.node(i).length;
-    }
-    return count;
   }
   /// Moves the node to the young end even where it stays pinned: a parent must stay younger than
   /// the child that was moved just before it.

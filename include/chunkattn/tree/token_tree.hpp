@@ -46,7 +46,8 @@ class TokenTree {
                                          const InsertOptions& options) const {
     const Match match = find(prompt, options);
     std::int32_t written_end = match.length, own_begin = match.length;
-    for_each_matched(match, [&](const TreeNode& n, std::int32_t used) {
+    core.prefixes.for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
+      const TreeNode& n = core.topology.node(i);
       if (n.written >= used) return;
       written_end = n.position + n.written;
       if (n.writer == none) own_begin = written_end;
@@ -60,16 +61,8 @@ class TokenTree {
                                          const InsertOptions& options) const {
     Match match = find(prompt, options);
     if (!options.share_pending) trim_to_written(match);
-    std::size_t revived = 0;
-    SlotIndex below = no_slot;  // where the next node of the path starts, perhaps the same slot
-    for_each_matched(match, [&](const TreeNode& n, std::int32_t used) {
-      core.topology.for_each_run(n, 0, used,
-                                 [&](SlotIndex s, std::int32_t, std::int32_t, std::int32_t) {
-                                   if (core.slots[s].active == 0 && s != below) ++revived;
-                                   return true;
-                                 });
-      below = n.first_slot;
-    });
+    const std::size_t revived =
+        core.prefixes.count_slots(match, [](const SlotRecord& slot) { return slot.active == 0; });
     const std::int32_t fresh = static_cast<std::int32_t>(prompt.size()) - match.length;
     return revived + at(core.topology.chunk.slots_for(fresh - core.room_at(match, fresh)));
   }
@@ -226,22 +219,11 @@ class TokenTree {
     return match;
   }
 
-  /// Calls f(node, tokens of it that matched) for the nodes of a match, last first.
-  template <class F>
-  void for_each_matched(const Match& match, const F& f) const {
-    std::int32_t used = match.used;
-    for (NodeIndex i = match.last; i != root_node;) {
-      const TreeNode& n = core.topology.node(i);
-      f(n, used);
-      i = n.parent;
-      used = core.topology.node(i).length;
-    }
-  }
-
   /// Shortens a match to what is written, in units of sharing.
   void trim_to_written(Match& match) const noexcept {
     std::int32_t end = match.length;
-    for_each_matched(match, [&](const TreeNode& n, std::int32_t used) {
+    core.prefixes.for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
+      const TreeNode& n = core.topology.node(i);
       if (n.written < used) end = n.position + n.written;
     });
     match.length = end - end % core.prefixes.unit();
