@@ -5,14 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <functional>
 #include <map>
 #include <new>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "chunkattn/kv/transfer.hpp"
 #include "chunkattn/plan/attention_plan.hpp"
 #include "chunkattn/tree/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
@@ -27,6 +28,14 @@ std::vector<int> iota(int first, std::size_t n) {
   return tokens;
 }
 
+/// All that a handle says.
+struct Said {
+  std::vector<int> tokens;
+  std::size_t reserved, scheduled, uncomputed, written, pending;
+  TokenRange loadable;
+  friend bool operator==(const Said&, const Said&) = default;
+};
+
 template <class Retention>
 struct Scenario {
   using Tree = PrefixTree<int, 4, PoolAllocator, Retention>;
@@ -35,16 +44,20 @@ struct Scenario {
   explicit Scenario(TreeOptions options)
       : tree(PoolAllocator{.max_chunks = 200}, options, Retention{{.max_pinned = 20}}) {}
 
+  std::map<std::string, Said> all_said() const {
+    std::map<std::string, Said> all;
+    for (auto& [name, s] : live)
+      all[name] = {s.tokens(),      s.num_reserved(), s.num_scheduled(), s.num_uncomputed(),
+                   s.num_written(), s.num_pending(),  s.loadable()};
+    return all;
+  }
+
   /// Runs `operation`; where an allocation fails, nothing may have changed, and it works again.
   template <class F>
-  void step(const F& operation) {
-    std::map<std::string, std::vector<int>> before;
-    std::size_t reserved = 0;
-    for (auto& [name, s] : live) {
-      before[name] = s.tokens();
-      reserved += s.num_reserved();
-    }
+  void attempt(const F& operation) {
+    const auto before = all_said();
     const TreeStats stats = tree.stats();
+    const int rows = open ? open->num_rows() : 0;
     test::heap.fail_in = countdown;  // counts on only within operations
     try {
       operation();
@@ -53,16 +66,13 @@ struct Scenario {
     } catch (const std::bad_alloc&) {
       countdown = test::heap.fail_in = -1;
       tree.check_invariants();
-      REQUIRE(live.size() == before.size());
-      for (auto& [name, s] : live) {
-        REQUIRE(s.tokens() == before.at(name));
-        reserved -= s.num_reserved();
-      }
-      REQUIRE(reserved == 0);
+      REQUIRE(all_said() == before);
       const TreeStats now = tree.stats();
       REQUIRE(now.live_sequences == stats.live_sequences);
+      REQUIRE(now.leaving_sequences == stats.leaving_sequences);
       REQUIRE(now.stored_tokens == stats.stored_tokens);
       REQUIRE(now.used_slots == stats.used_slots);
+      REQUIRE((open ? open->num_rows() : 0) == rows);
       operation();
     }
     tree.check_invariants();
@@ -70,65 +80,111 @@ struct Scenario {
 
   void join(const std::string& name, const std::vector<int>& prompt, InsertOptions o = {}) {
     std::optional<Sequence> s;
-    step([&] { s = tree.try_insert(prompt, o); });
+    attempt([&] { s = tree.try_insert(prompt, o); });
     live.emplace(name, std::move(*s));
   }
-  void fork(const std::string& from, const std::string& to) {
+  void fork(const std::string& from, const std::string& to, std::size_t shorter = 0) {
     std::optional<Sequence> s;
-    step([&] { s = live.at(from).try_fork(); });
+    const std::size_t length = live.at(from).size() - shorter;
+    attempt([&] { s = live.at(from).try_fork(length); });
     live.emplace(to, std::move(*s));
   }
-  void run_all(std::size_t max) {
-    step([&] {
-      plan.clear();
+
+  // A step of everybody, up to `budget` tokens each, with drafts for some.
+  void begin(std::size_t budget, std::size_t drafts = 0) {
+    attempt([&] { open.emplace(tree.begin_step()); });
+    const std::vector<int> guessed = iota(900, drafts);
+    for (int pass = 0; pass < 2; ++pass)  // once more for those that waited for others
       for (auto& [name, s] : live) {
-        TokenRange next = s.next_uncomputed(max);
-        if (next.empty() && s.num_reserved() > 0)
-          next = {static_cast<int>(s.size()), static_cast<int>(s.num_reserved())};
-        if (!next.empty()) plan.add(s, next);
+        if (s.num_uncomputed() == 0 && s.num_reserved() == 0) continue;
+        if (added.count(name) > 0) continue;
+        bool is_added = false;
+        attempt([&] { is_added = static_cast<bool>(open->add(s, budget, guessed)); });
+        if (is_added) added.insert({name, 0});
       }
-      plan.update(tree);
-    });
-    for (auto& [name, s] : live) step([&] { s.commit(s.next_uncomputed(max)); });
+    added.clear();
+    attempt([&] { (void)plan.build(*open); });
+  }
+  void submit() {
+    attempt([&] { in_flight.push_back(std::move(*open).submitted()); });
+    open.reset();
+  }
+  void finish(int output) {
+    std::optional<typename Tree::Finished> finished;
+    attempt([&] { finished.emplace(std::move(in_flight.front()).finished()); });
+    in_flight.erase(in_flight.begin());
+    std::vector<StepRow> rows;
+    for (const StepRow row : finished->rows()) rows.push_back(row);
+    for (const StepRow& row : rows) attempt([&] { finished->commit(row, output); });
+  }
+  void step(std::size_t budget, int output) {
+    begin(budget);
+    submit();
+    finish(output);
   }
   void decode(int steps) {
-    for (int i = 0; i < steps; ++i) {
-      for (auto& [name, s] : live) step([&] { s.reserve(1); });
-      run_all(100);
-      for (auto& [name, s] : live) step([&] { s.commit(1000 + i); });
-    }
+    for (int i = 0; i < steps; ++i) step(100, 1000 + i);
   }
 
   void run() {
+    in_flight.reserve(4);
     join("a", iota(0, 30));
     join("b", iota(0, 17));
     join("twin", iota(0, 30));
-    run_all(100);
+    begin(5);
+    join("late", iota(0, 8), {.share_pending = false});
+    submit();
+    begin(100);
+    submit();
+    finish(1);
+    finish(2);
     decode(3);
     fork("a", "a2");
     fork("a2", "a3");
+    fork("twin", "shorter", 12);
     decode(3);
-    step([&] { live.at("b").append(iota(500, 9)); });
-    run_all(100);
+    begin(100);  // dropped before it runs
+    attempt([&] { open.reset(); });
+    attempt([&] { live.at("b").append(iota(500, 9)); });
+    begin(100, 3);  // drafts
+    submit();
+    begin(100);
     fork("b", "b2");
-    for (int i = 0; i < 3; ++i) step([&] { live.at("b").reserve(3); });
-    step([&] { live.at("b").commit(iota(7, 1)); });
+    submit();
+    finish(900);
+    finish(7);
     join("tenant", iota(0, 30), {.name_space = {.tenant = 3}, .public_length = 10, .priority = 5});
-    step([&] { tree.pin(iota(0, 11)); });
-    run_all(5);
-    for (const char* name : {"a", "twin", "b2"}) step([&] { live.erase(name); });
-    if (tree.options().async_steps) step([&] { tree.retire(plan.step()); });
+    typename Tree::Pin pin;
+    attempt([&] { pin = tree.pin(iota(0, 11)); });
+    begin(5);
+    submit();
+    attempt([&] { in_flight.clear(); });  // dropped in flight
+    attempt([&] { tree.device_idle(); });
+    for (const char* name : {"a", "twin", "b2"}) attempt([&] { live.erase(name); });
+    std::optional<SwappedSequence<int>> swapped;
+    KvCache<Cpu, float> cache(tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
+    attempt([&] { swapped = swap_out(live.at("b"), cache); });
+    live.erase("b");
+    std::optional<Sequence> back;
+    attempt([&] { back = resume(tree, cache, *swapped); });
+    live.emplace("b", std::move(*back));
+    attempt([&] { live.at("b").truncate(live.at("b").size() - 3); });
     for (int i = 0; i < 12; ++i) join("x" + std::to_string(i), iota(i % 5 * 100, 40));
-    run_all(100);
-    step([&] { tree.unpin(iota(0, 11)); });
-    step([&] { tree.clear(); });
-    for (int i = 0; i < 12; ++i) step([&] { live.erase("x" + std::to_string(i)); });
+    attempt([&] { live.at("x3").take_over(); });
+    attempt([&] { live.at("x3").mark_loaded(live.at("x3").loadable()); });
+    step(100, 3);
+    attempt([&] { pin = {}; });
+    attempt([&] { tree.clear(); });
+    for (int i = 0; i < 12; ++i) attempt([&] { live.erase("x" + std::to_string(i)); });
   }
 
   std::int64_t countdown = -1;
   Tree tree;
   AttentionPlan plan;
   std::map<std::string, Sequence> live;
+  std::map<std::string, int> added;
+  std::optional<typename Tree::Step> open;
+  std::vector<typename Tree::InFlight> in_flight;
 };
 
 template <class Retention>
@@ -142,7 +198,6 @@ void fail_everywhere(TreeOptions options) {
       scenario.countdown = at;
       scenario.run();
       scenario.live.clear();
-      scenario.tree.retire(scenario.plan.step());
       scenario.tree.clear();
       scenario.tree.check_invariants();
       REQUIRE(scenario.tree.stats().used_slots == 0);
@@ -161,8 +216,25 @@ void fail_everywhere(TreeOptions options) {
 TEST_CASE("every allocation of a scenario fails once") {
   fail_everywhere<NoRetention>({});
   fail_everywhere<Lru>({});
-  fail_everywhere<Priority>({.min_run = 4, .async_steps = true});
+  fail_everywhere<Priority>({.min_run = 4});
   fail_everywhere<Lru>({.sharing = Sharing::chunk});
+}
+
+TEST_CASE("what is refused leaves nothing behind") {
+  using Tree = PrefixTree<int, 4>;
+  Tree tree(PoolAllocator{.max_chunks = 2});
+  auto s = tree.insert(iota(0, 7));
+  (void)tree.begin_step();
+  const std::vector<int> long_prompt = iota(100, 9), unwritten = iota(0, 3);
+  const auto refused = [&] {
+    CHECK_FALSE(tree.try_insert(long_prompt));
+    CHECK_FALSE(tree.pin(unwritten));
+    CHECK_FALSE(s.try_fork(3));
+  };
+  refused();
+  const std::uint64_t before = test::heap.allocations;
+  for (int i = 0; i < 1000; ++i) refused();
+  CHECK(test::heap.allocations - before < 10);
 }
 
 TEST_CASE("a constructor that runs out of memory leaks nothing") {
@@ -183,50 +255,38 @@ TEST_CASE("a constructor that runs out of memory leaks nothing") {
   }
 }
 
-TEST_CASE(
-    "a copier that is late: both ends of a copy stay until the last step that has it is done") {
+TEST_CASE("a copier that is late: both ends of a copy stay until the step that has it is done") {
   using Tree = PrefixTree<int, 8>;
-  Tree tree(PoolAllocator{.max_chunks = 64}, {.min_run = 8, .async_steps = true});
+  Tree tree(PoolAllocator{.max_chunks = 64}, {.min_run = 8});
   AttentionPlan plan;
-  const auto write_all = [&](Tree::Sequence& s) {
-    plan.clear();
-    plan.add(s, s.next_uncomputed());
-    plan.update(tree);
-    s.commit(s.next_uncomputed());
-  };
   auto source = tree.insert(iota(0, 10));
-  write_all(source);
   source.append(iota(50, 5));
-  write_all(source);
-  tree.retire(plan.step());
+  source.mark_loaded({0, 15});
 
   auto twin = source.fork();      // 5 tokens are to be copied
   auto grandchild = twin.fork();  // copied from the source as well: no copy waits for another
-  plan.clear();
-  plan.add(twin, twin.reserve(1));
-  plan.add(grandchild, grandchild.reserve(1));
-  plan.update(tree);
-  const std::uint64_t first = plan.step();
-  std::vector<RowCopy> copies(plan.view().copies, plan.view().copies + plan.view().num_copies);
+  twin.append(7);
+  grandchild.append(8);
+  auto step = tree.begin_step();
+  REQUIRE(step.add(twin));
+  REQUIRE(step.add(grandchild));
+  const auto view = plan.build(step);
+  const std::vector<RowCopy> copies(view.copies, view.copies + view.num_copies);
   REQUIRE(copies.size() == 2);
   CHECK(copies[0].length == 5);
   CHECK(copies[0].source_slot == copies[1].source_slot);
   CHECK(copies[0].source_begin == copies[1].source_begin);
   CHECK(copies[0].target_slot != copies[1].target_slot);
+  auto first = std::move(step).submitted();
 
-  plan.clear();
-  plan.add(grandchild, grandchild.reserve(1));
-  plan.update(tree);  // the second step carries both again, since the first is not done
-  const std::uint64_t second = plan.step();
-  CHECK(plan.view().num_copies == 2);
+  auto next = tree.begin_step();
+  REQUIRE(next.add(grandchild));
+  CHECK(plan.build(next).num_copies == 0);  // the step before has them
+  auto second = std::move(next).submitted();
   source.leave();
   twin.leave();
-  CHECK(tree.stats().retiring_sequences == 2);
-  const std::size_t used = tree.stats().used_slots;
-  tree.retire(first);
-  tree.check_invariants();
-  CHECK(tree.stats().used_slots == used);  // the second step may still copy
-  std::vector<Tree::Sequence> others;      // nobody gets the places of a copy
+  CHECK(tree.stats().leaving_sequences == 2);
+  std::vector<Tree::Sequence> others;  // nobody gets the places of a copy
   for (int i = 0; i < 20; ++i) {
     others.push_back(tree.insert(iota(1000 * (i + 1), 9)));
     others.back().for_each_run({0, 9}, [&](const Piece& piece) {
@@ -236,39 +296,46 @@ TEST_CASE(
       }
     });
   }
-  plan.clear();
-  plan.add(grandchild, grandchild.reserve(1));
-  plan.update(tree);
-  CHECK(plan.view().num_copies == 0);  // known to be done
-  tree.retire(second);
+  {
+    auto done = std::move(first).finished();
+  }
   tree.check_invariants();
-  CHECK(tree.stats().retiring_sequences == 0);
+  CHECK(tree.stats().leaving_sequences == 0);
+  CHECK(tree.core().copies.all().empty());
+  {
+    auto done = std::move(second).finished();
+  }
+  tree.check_invariants();
 }
 
 TEST_CASE("a twin that leaves before its copy was made takes the copy back") {
   using Tree = PrefixTree<int, 8, PoolAllocator, Lru>;
-  for (const bool async : {false, true}) {
-    Tree tree(PoolAllocator{.max_chunks = 8}, {.min_run = 8, .async_steps = async});
+  for (const bool in_step : {false, true}) {
+    Tree tree(PoolAllocator{.max_chunks = 8}, {.min_run = 8});
     AttentionPlan plan;
     auto source = tree.insert(iota(0, 9));
-    plan.add(source, source.next_uncomputed());
-    plan.update(tree);
-    source.commit(source.next_uncomputed());
-    source.reserve(3);
-    source.commit(iota(90, 3));
-    tree.retire(plan.step());
+    source.append(iota(90, 3));
+    source.mark_loaded({0, 12});
     {
       auto twin = source.fork();
       CHECK(tree.core().copies.all().size() == 1);
+      twin.append(5);
+      auto step = tree.begin_step();
+      if (in_step) REQUIRE(step.add(twin));
+      twin.leave();
+      CHECK(tree.core().copies.all().size() == (in_step ? 1 : 0));  // a step may read them
+      const auto view = plan.build(step);
+      CHECK(view.num_copies == (in_step ? 1 : 0));
+      auto done = std::move(step).finished();
     }
     tree.check_invariants();
     CHECK(tree.core().copies.all().empty());
     source.leave();
-    CHECK(tree.stats().retiring_sequences == 0);
-    // What the source wrote is cache; the twin's unwritten duplicate is not.
+    CHECK(tree.stats().leaving_sequences == 0);
     std::vector<int> path = iota(0, 9);
     for (const int t : iota(90, 3)) path.push_back(t);
     CHECK(tree.match_prefix(path).cached == 12);
-    CHECK(tree.stats().stored_tokens == 12);
+    // What the source wrote is cache; a twin's unwritten duplicate is not.
+    if (!in_step) CHECK(tree.stats().stored_tokens == 12);
   }
 }

@@ -99,7 +99,13 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     const std::size_t needed = tree_->slots_needed(prompt, o), free = tree_->slots_available();
     const std::uint64_t pending_before = tree_->stats().pending_tokens;
     Live live = model_of(prompt, o);
-    check_match(live, found);
+    try {
+      check_match(live, found);
+    } catch (const std::logic_error&) {
+      this->look_at(live);
+      log("found " + text(found.cached) + " and " + text(found.pending));
+      throw;
+    }
     std::optional<Sequence> s;
     if (one_in(2)) {
       s = tree_->try_insert(prompt, o);
@@ -127,15 +133,20 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
   void joined(Live&& live, Sequence&& s, const InsertOptions& o, const MatchResult& found) {
     const std::size_t size = live.known, u = this->unit();
     const std::size_t shared = o.share_pending ? found.cached + found.pending : found.cached;
-    if (!o.share_pending && shared - shared % u < found.cached + found.pending) {
-      // Repeats what another is to write: private until it leaves.
-      live.findable = std::min(live.findable, shared - shared % u);
-      if (live.public_end > live.findable) {
-        live.public_end = live.findable;
-        const std::vector<SimToken> tokens = live.tokens;
-        this->set_tokens(live, tokens);
+    if (!o.share_pending) {
+      // What repeats another's unwritten tokens is private until it leaves.
+      InsertOptions unlimited = o;
+      unlimited.max_reuse = size;
+      const MatchResult again = tree_->match_prefix(live.tokens, unlimited);
+      const bool is_private = found.cached + found.pending > shared - shared % u ||
+                              again.cached + again.pending < live.findable;
+      if (is_private) {
+        live.findable = std::min(live.findable, shared - shared % u);
+        count("computed twice rather than waited for");
       }
-      count("computed twice rather than waited for");
+      live.public_end = std::min(live.public_end, s.options().public_length);
+      const std::vector<SimToken> tokens = live.tokens;
+      this->set_tokens(live, tokens);
     }
     std::size_t cached = o.share_pending ? found.cached : shared - shared % u;
     std::fill_n(live.done.begin(), cached, 1);
@@ -191,6 +202,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
       while (common < limit && other->hash[common] == joining.hash[common]) ++common;
       any = std::max(any, common);
       common = std::min(common, other->findable);
+      if (common > found.cached + found.pending) this->look_at(*other);
       common -= common % this->unit();
       longest = std::max(longest, common);
       std::size_t done = 0;

@@ -166,7 +166,9 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
   }
   void build(SimStep& step, AttentionPlan& plan) {
     const std::uint64_t rebuilds = plan.num_rebuilds();
+    const auto before = step.view;
     step.view = plan.build(*step.open);
+    if (before) expect(!before.is_current(), "a step has one view");
     step.built = true;
     step.executed = false;
     log("build step " + text(step.number));

@@ -133,19 +133,20 @@ class AttentionPlan {
   }
 
   /// Brings the arrays up to date with an open step, whose rows keep the order of Step::add().
-  /// Views that this plan gave before go out of date. The step's plan carries the row copies of
-  /// forks made so far. False where the step has no rows.
+  /// Views that this plan gave before, or another plan for this step, go out of date. The step's
+  /// plan carries the row copies of forks made so far. False where the step has no rows.
   template <class Tree>
   [[nodiscard]] StepView<Tree> build(Step<Tree>& step) {
     detail::TreeCore& core = step.handle_.core();
     detail::StepRecord& record = step.handle_.record();
     if (ticket_ == nullptr) ticket_ = std::make_shared<ViewTicket>();
     ticket_->current = 0;
+    record.invalidate_view();  // another plan's: it may lack copies
+    record.built = false;
     if (record.entries.empty()) return {};
     core.steps.carry_copies(record, copies_);
     const Entries entries = record.entries;
     if (!matches(core, entries) || !advance(core, entries)) rebuild(core, entries, record.num_rows);
-    record.invalidate_view();  // another plan may have been built for the step
     ticket_->current = record.ticket_number = ++views_;
     record.ticket = ticket_;
     record.built = true;
