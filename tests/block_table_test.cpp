@@ -26,6 +26,7 @@ TEST_CASE("a small table, written out") {
   CHECK(table.indices() == std::vector<std::int32_t>{0, 1, 0, 2, 0, 2});
   CHECK(table.last_page_len() == std::vector<std::int32_t>{2, 4, 1});
   CHECK(table.padded(3, -1) == std::vector<std::int32_t>{0, 1, -1, 0, 2, -1, 0, 2, -1});
+  CHECK(table.padded(2) == std::vector<std::int32_t>{0, 1, 0, 2, 0, 2});  // just wide enough
   CHECK_THROWS_AS((void)table.padded(1), InvalidArgument);
   CHECK_THROWS_AS(table.add(a, 0), InvalidArgument);
   CHECK_THROWS_AS(table.add(a, 7), InvalidArgument);
@@ -55,6 +56,13 @@ TEST_CASE("Sharing::token is refused where a path leaves a page early, and only 
   CHECK(table.indices().size() == 2);
   table.add(b, 3);
   CHECK(table.last_page_len() == std::vector<std::int32_t>{2, 3});
+  // The first page of a is cut in two by now, which is no reason to name it twice.
+  table.add(a);
+  CHECK(table.indptr() == std::vector<std::int32_t>{0, 2, 3, 5});
+  CHECK(table.indices()[3] == table.indices()[0]);
+  CHECK(table.indices()[4] == table.indices()[1]);
+  CHECK_THROWS_AS(table.add(b), InvalidArgument);
+  CHECK(table.indices().size() == 5);
 }
 
 TEST_CASE("random trees: page p, offset o holds token p * page + o") {
