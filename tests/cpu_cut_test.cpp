@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -38,7 +39,17 @@ TEST_CASE("every way to merge agrees with the oracle, for any number of tasks an
     options.max_length = few ? 4000 : 150;
     options.max_queries = random.pick({1, 4});
     const int heads = random.pick({1, 2, 5}), group = random.pick({1, 2, 9});
-    const test::AttentionCase<half> problem(random, options, 64, heads, group);
+    test::AttentionCase<half> problem(random, options, 64, heads, group);
+    if (round % 4 >= 2) {  // queries in the middle of what others read, and of nothing at all
+      test::RandomPlan& plan = problem.plan;
+      for (std::size_t row = 0; row < plan.row_kv_len.size(); ++row) {
+        if (random.chance(0.3)) plan.row_kv_len[row] = random.uniform(0, plan.row_kv_len[row]);
+        if (random.chance(0.1)) plan.row_kv_len[row] = 0, plan.row_segment[row] = -1;
+      }
+      fill_kv(random, plan, problem.kv.view);
+      problem.reference =
+          reference_attention(problem.kv.view, plan.view(), std::span<const float>(problem.q));
+    }
     for (const Reduce reduce :
          {Reduce::deterministic, Reduce::spin_lock, Reduce::batch_invariant}) {
       CAPTURE(static_cast<int>(reduce));
@@ -51,6 +62,23 @@ TEST_CASE("every way to merge agrees with the oracle, for any number of tasks an
     }
   }
   CHECK(cut > 0);
+}
+
+TEST_CASE("a worker takes several heads of a job while much is left, single ones at the end") {
+  cpu::TaskQueue queue;
+  queue.reset(2, 8, 1, [](int j) { return cpu::JobSize{j == 0 ? 1.0 : 2.0, 3, 6}; });
+  CHECK(queue.size() == 2 * 8 * 3);
+  std::atomic<int> next{0};
+  cpu::Task task;
+  std::vector<int> heads;
+  while (queue.take(next, task)) {
+    if (task.part_begin == 0 && task.part_end == 3)
+      heads.push_back(task.head_end - task.head_begin);
+  }
+  REQUIRE(heads.size() >= 3);
+  CHECK(heads[0] == 6);  // half of what is left is as much, and more than one may take
+  CHECK(heads[1] == 2);  // the job's last ones
+  CHECK(heads.back() == 1);
 }
 
 TEST_CASE("one object serves plans of any size, one after the other") {
