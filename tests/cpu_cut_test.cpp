@@ -144,8 +144,9 @@ TEST_CASE("the schedule of a run is the one of its geometry, and no item is empt
     const int heads = random.pick({1, 2, 8}), group = random.pick({1, 3, 8});
     test::AttentionCase<half> problem(random, options, 64, heads, group);
     // Rows that see little leave segments that nobody sees; another has no rows.
+    const double less = random.pick({0.0, 0.2, 0.9});
     for (std::int32_t& kv_len : problem.plan.row_kv_len)
-      if (random.chance(0.2)) kv_len = random.uniform(0, kv_len);
+      if (random.chance(less)) kv_len = random.uniform(0, kv_len);
     const int rows = problem.plan.num_rows();
     problem.plan.segments.push_back(
         {rows, rows, problem.plan.segments[0].piece_begin, 1, 0, 1, -1, 0});
@@ -156,6 +157,7 @@ TEST_CASE("the schedule of a run is the one of its geometry, and no item is empt
     const PlanView view = problem.plan.view();
     if (options.share == test::Share::none) CHECK(schedule.num_shared_items() == 0);
     int shared = 0;
+    std::vector<std::int32_t> token_end(static_cast<std::size_t>(view.num_segments));
     int last_row = 0;
     for (const cpu::RowBlock& block : schedule.row_blocks()) {
       CHECK(block.row_begin == last_row);
@@ -171,11 +173,21 @@ TEST_CASE("the schedule of a run is the one of its geometry, and no item is empt
           CHECK(item.row_begin < item.row_end);
           CHECK(item.row_begin >= block.row_begin);
           CHECK(item.row_end <= block.row_end);
+          std::int32_t& end = token_end[static_cast<std::size_t>(item.segment)];
+          end = std::max(end, item.token_end);
           shared += view.segments[item.segment].num_sequences > 1;
           // From nine lines of 16-bit K and V on, an item is a product.
           CHECK((i < unit.stream_begin) == ((item.row_end - item.row_begin) * group >= 9));
         }
       }
+    }
+    // Of each segment just what any of its rows sees.
+    for (int s = 0; s < view.num_segments; ++s) {
+      const Segment& segment = view.segments[s];
+      std::int32_t seen = 0;
+      for (int row = segment.row_begin; row < segment.row_end; ++row)
+        seen = std::max(seen, std::min(view.row_kv_len[row] - segment.position, segment.length));
+      CHECK(token_end[static_cast<std::size_t>(s)] == seen);
     }
     CHECK((schedule.num_shared_items() > 0) == (shared > 0));
     CHECK(last_row == view.num_rows);
