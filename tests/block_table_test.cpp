@@ -27,6 +27,7 @@ TEST_CASE("a small table, written out") {
   CHECK(table.indices() == std::vector<std::int32_t>{0, 1, 0, 2, 0, 2});
   CHECK(table.last_page_len() == std::vector<std::int32_t>{2, 4, 1});
   CHECK(table.padded(3, -1) == std::vector<std::int32_t>{0, 1, -1, 0, 2, -1, 0, 2, -1});
+  CHECK(table.padded(2) == std::vector<std::int32_t>{0, 1, 0, 2, 0, 2});  // just wide enough
   CHECK_THROWS_AS((void)table.padded(1), InvalidArgument);
   CHECK_THROWS_AS(table.add(a, 0), InvalidArgument);
   CHECK_THROWS_AS(table.add(a, 7), InvalidArgument);
@@ -58,6 +59,52 @@ TEST_CASE("Sharing::token is refused where a path leaves a page early, and only 
   CHECK(table.indices().size() == 2);
   table.add(b, 3);
   CHECK(table.last_page_len() == std::vector<std::int32_t>{2, 3});
+  // The first page of a is cut in two by now, which is no reason to name it twice.
+  table.add(a);
+  CHECK(table.indptr() == std::vector<std::int32_t>{0, 2, 3, 5});
+  CHECK(table.indices()[3] == table.indices()[0]);
+  CHECK(table.indices()[4] == table.indices()[1]);
+  CHECK_THROWS_AS(table.add(b), InvalidArgument);
+  CHECK(table.indices().size() == 5);
+  auto c = tree.insert(std::vector<int>{1, 8});  // cuts it behind its first token as well
+  table.add(a);
+  CHECK(table.indices().size() == 7);
+}
+
+namespace {
+
+// A path made of these pieces, whatever tree would have it.
+struct Path {
+  static constexpr int chunk_size = 4;
+  std::vector<Piece> pieces;
+
+  [[nodiscard]] std::size_t size() const { return 4 * pieces.size(); }
+  [[nodiscard]] std::size_t num_reserved() const { return 0; }
+  template <class F>
+  void for_each_run(TokenRange, const F& f) const {
+    for (const Piece& piece : pieces) f(piece);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("the first place that does not fit is named, be it the first of all") {
+  const auto message = [](const Path& path) {
+    BlockTable table;
+    try {
+      table.add(path);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(message({{{5, 0, 4, 0}, {6, 0, 4, 4}}}) == "");
+  CHECK(message({{{5, 0, 1, 0}, {5, 1, 3, 1}}}) == "");
+  CHECK(message({{{5, 1, 3, 0}, {6, 0, 4, 3}}}).find("position 0 ") != std::string::npos);
+  CHECK(message({{{5, 0, 4, 0}, {6, 1, 3, 4}, {7, 0, 1, 7}}}).find("position 4 ") !=
+        std::string::npos);
+  // The right place in a page, but of a page that the path was not in before.
+  CHECK(message({{{5, 0, 1, 0}, {6, 1, 3, 1}}}).find("position 1 ") != std::string::npos);
 }
 
 TEST_CASE("random trees: page p, offset o holds token p * page + o") {

@@ -2,7 +2,10 @@
 // schedule, items that are never empty.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <vector>
@@ -11,6 +14,87 @@
 #include "support/attention_case.hpp"
 
 using namespace chunkattn;
+
+namespace {
+
+// What ChunkAttention<Cpu> makes of a case, against the oracle.
+template <class T>
+void check_answer(ChunkAttention<Cpu, 64>& attention, const test::AttentionCase<T>& problem) {
+  test::Answer<float> answer(problem);
+  attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+  CHECK(compare_with_reference(problem.reference, std::span<const float>(answer.out)).ok());
+  CHECK(test::worst_lse(problem.reference, answer.lse) <= 1);
+}
+
+}  // namespace
+
+TEST_CASE("every way to merge agrees with the oracle, for any number of tasks and heads per task") {
+  test::Random random(53);
+  int cut = 0;
+  for (int round = 0; round < test::scaled(24); ++round) {
+    const bool few = round % 2 == 0;  // only what is long and narrow is cut along KV
+    test::RandomPlanOptions options;
+    options.share = random.pick({test::Share::none, test::Share::some, test::Share::all});
+    options.num_sequences = few ? random.uniform(1, 3) : random.uniform(4, 40);
+    options.max_length = few ? 4000 : 150;
+    options.max_queries = random.pick({1, 4});
+    const int heads = random.pick({1, 2, 5}), group = random.pick({1, 2, 9});
+    test::AttentionCase<half> problem(random, options, 64, heads, group);
+    if (round % 4 >= 2) {  // queries in the middle of what others read, and of nothing at all
+      test::RandomPlan& plan = problem.plan;
+      for (std::size_t row = 0; row < plan.row_kv_len.size(); ++row) {
+        if (random.chance(0.3)) plan.row_kv_len[row] = random.uniform(0, plan.row_kv_len[row]);
+        if (random.chance(0.1)) plan.row_kv_len[row] = 0, plan.row_segment[row] = -1;
+      }
+      fill_kv(random, plan, problem.kv.view);
+      problem.reference =
+          reference_attention(problem.kv.view, plan.view(), std::span<const float>(problem.q));
+    }
+    for (const Reduce reduce :
+         {Reduce::deterministic, Reduce::spin_lock, Reduce::batch_invariant}) {
+      CAPTURE(static_cast<int>(reduce));
+      ChunkAttention<Cpu, 64> attention(random.pick({1, 3}),
+                                        {.reduce = reduce,
+                                         .min_tasks = random.pick({0, 1, 300}),
+                                         .max_task_heads = random.pick({0, 1, 2})});
+      for (int again = 0; again < 2; ++again) check_answer(attention, problem);
+      if (reduce != Reduce::batch_invariant) cut += attention.schedule().num_partial_rows() > 0;
+    }
+  }
+  CHECK(cut > 0);
+}
+
+TEST_CASE("a worker takes several heads of a job while much is left, single ones at the end") {
+  cpu::TaskQueue queue;
+  queue.reset(2, 8, 1, [](int j) { return cpu::JobSize{j == 0 ? 1.0 : 2.0, 3, 6}; });
+  CHECK(queue.size() == 2 * 8 * 3);
+  std::atomic<int> next{0};
+  cpu::Task task;
+  std::vector<int> heads;
+  while (queue.take(next, task)) {
+    if (task.part_begin == 0 && task.part_end == 3)
+      heads.push_back(task.head_end - task.head_begin);
+  }
+  REQUIRE(heads.size() >= 3);
+  CHECK(heads[0] == 6);  // half of what is left is as much, and more than one may take
+  CHECK(heads[1] == 2);  // the job's last ones
+  CHECK(heads.back() == 1);
+}
+
+TEST_CASE("one object serves plans of any size, one after the other") {
+  test::Random random(54);
+  for (const Reduce reduce : {Reduce::deterministic, Reduce::spin_lock, Reduce::batch_invariant}) {
+    ChunkAttention<Cpu, 64> attention(3, {.reduce = reduce});
+    for (int round = 0; round < test::scaled(12); ++round) {
+      test::RandomPlanOptions options;
+      options.num_sequences = random.pick({1, 2, 30});
+      options.max_length = random.pick({20, 3000});
+      if (options.num_sequences == 30) options.max_length = 60;
+      const int heads = random.pick({1, 4}), group = random.pick({1, 8});
+      check_answer(attention, test::AttentionCase<float>(random, options, 64, heads, group));
+    }
+  }
+}
 
 TEST_CASE("a row that sees nothing gives zeros also where its row block is cut along KV") {
   test::Random random(51);
@@ -24,13 +108,17 @@ TEST_CASE("a row that sees nothing gives zeros also where its row block is cut a
     int cut = 0;
     for (int round = 0; round < 12; ++round) {
       test::RandomPlan plan = make_random_plan(random, options);
+      const test::RandomPlan everything = plan;
       for (std::size_t row = 0; row < plan.row_kv_len.size(); row += 2) plan.row_kv_len[row] = 0;
       test::KvStorage<float> kv(plan.num_slots, 1, options.chunk_size, 64);
-      fill_kv(random, plan, kv.view);
       std::vector<float> q(static_cast<std::size_t>(plan.num_rows()) * 64);
       random.fill(std::span(q));
       std::vector<float> out(q.size(), -1.0f), lse(q.size() / 64, -1.0f);
+      // What partial results hold from a run before is not looked at.
       ChunkAttention<Cpu, 64> attention(3, {.reduce = reduce});
+      std::fill(kv.v.begin(), kv.v.end(), std::numeric_limits<float>::quiet_NaN());
+      attention.run(kv.view, everything.view(), q, out, lse);
+      fill_kv(random, plan, kv.view);
       attention.run(kv.view, plan.view(), q, out, lse);
       cut += attention.schedule().num_partial_rows() > 0 ? 1 : 0;
       const Reference reference =
@@ -52,13 +140,24 @@ TEST_CASE("the schedule of a run is the one of its geometry, and no item is empt
     test::RandomPlanOptions options;
     options.num_sequences = random.uniform(1, 40);
     options.max_length = 200;
+    options.share = random.pick({test::Share::none, test::Share::all});
     const int heads = random.pick({1, 2, 8}), group = random.pick({1, 3, 8});
-    const test::AttentionCase<half> problem(random, options, 64, heads, group);
+    test::AttentionCase<half> problem(random, options, 64, heads, group);
+    // Rows that see little leave segments that nobody sees; another has no rows.
+    const double less = random.pick({0.0, 0.2, 0.9});
+    for (std::int32_t& kv_len : problem.plan.row_kv_len)
+      if (random.chance(less)) kv_len = random.uniform(0, kv_len);
+    const int rows = problem.plan.num_rows();
+    problem.plan.segments.push_back(
+        {rows, rows, problem.plan.segments[0].piece_begin, 1, 0, 1, -1, 0});
     ChunkAttention<Cpu, 64> attention(2);
     test::Answer<float> answer(problem);
     attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out);
     const cpu::Schedule& schedule = attention.schedule();
     const PlanView view = problem.plan.view();
+    if (options.share == test::Share::none) CHECK(schedule.num_shared_items() == 0);
+    int shared = 0;
+    std::vector<std::int32_t> token_end(static_cast<std::size_t>(view.num_segments));
     int last_row = 0;
     for (const cpu::RowBlock& block : schedule.row_blocks()) {
       CHECK(block.row_begin == last_row);
@@ -74,11 +173,23 @@ TEST_CASE("the schedule of a run is the one of its geometry, and no item is empt
           CHECK(item.row_begin < item.row_end);
           CHECK(item.row_begin >= block.row_begin);
           CHECK(item.row_end <= block.row_end);
+          std::int32_t& end = token_end[static_cast<std::size_t>(item.segment)];
+          end = std::max(end, item.token_end);
+          shared += view.segments[item.segment].num_sequences > 1;
           // From nine lines of 16-bit K and V on, an item is a product.
           CHECK((i < unit.stream_begin) == ((item.row_end - item.row_begin) * group >= 9));
         }
       }
     }
+    // Of each segment just what any of its rows sees.
+    for (int s = 0; s < view.num_segments; ++s) {
+      const Segment& segment = view.segments[s];
+      std::int32_t seen = 0;
+      for (int row = segment.row_begin; row < segment.row_end; ++row)
+        seen = std::max(seen, std::min(view.row_kv_len[row] - segment.position, segment.length));
+      CHECK(token_end[static_cast<std::size_t>(s)] == seen);
+    }
+    CHECK((schedule.num_shared_items() > 0) == (shared > 0));
     CHECK(last_row == view.num_rows);
   }
 }

@@ -1,6 +1,7 @@
 // Storing K and V: each row of a batch of any size, 8-bit rows with their scales, and nothing else.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -84,3 +85,63 @@ TEST_CASE("8-bit rows: values and scales of K and of V each in their place, noth
     CHECK(kv.v_scale == expected.v_scale);
   }
 }
+
+TEST_CASE("row copies: those rows of every head, and nothing beside them") {
+  test::Random random(63);
+  for (int round = 0; round < test::scaled(20); ++round) {
+    test::RandomPlan plan = plan_of(random, 2, 1);
+    plan.num_slots += 2;
+    plan.writes.assign(plan.writes.size(), {no_slot, 0});
+    const int length = random.uniform(1, 16);
+    const RowCopy copy{plan.num_slots - 1, random.uniform(0, 16 - length), plan.num_slots - 2,
+                       random.uniform(0, 16 - length), length};
+    plan.copies.push_back(copy);
+    test::QuantizedStorage kv(plan.num_slots, heads, 16, dim);
+    for (std::int8_t& value : kv.k) value = static_cast<std::int8_t>(random.bits() >> 56);
+    for (std::int8_t& value : kv.v) value = static_cast<std::int8_t>(random.bits() >> 56);
+    random.fill(std::span(kv.k_scale));
+    random.fill(std::span(kv.v_scale));
+    test::QuantizedStorage expected(plan.num_slots, heads, 16, dim);
+    expected.k = kv.k;
+    expected.v = kv.v;
+    expected.k_scale = kv.k_scale;
+    expected.v_scale = kv.v_scale;
+    const KvView<std::int8_t>& view = expected.view;
+    for (int head = 0; head < heads; ++head) {
+      for (int t = 0; t < length; ++t) {
+        const int from = copy.source_begin + t, to = copy.target_begin + t;
+        std::copy_n(view.k_row(copy.source_slot, head, from), dim,
+                    view.k_row(copy.target_slot, head, to));
+        std::copy_n(view.v_row(copy.source_slot, head, from), dim,
+                    view.v_row(copy.target_slot, head, to));
+        *view.k_row_scale(copy.target_slot, head, to) =
+            *view.k_row_scale(copy.source_slot, head, from);
+        *view.v_row_scale(copy.target_slot, head, to) =
+            *view.v_row_scale(copy.source_slot, head, from);
+      }
+    }
+    const std::vector<float> rows = rows_of(random, plan);
+    ChunkAttention<Cpu, dim>(2).write(kv.view, plan.view(), rows, rows);
+    CHECK(kv.k == expected.k);
+    CHECK(kv.v == expected.v);
+    CHECK(kv.k_scale == expected.k_scale);
+    CHECK(kv.v_scale == expected.v_scale);
+  }
+}
+
+#if CHUNKATTN_EXCEPTIONS
+TEST_CASE("write refuses a layer that does not fit") {
+  test::Random random(64);
+  const test::RandomPlan plan = plan_of(random, 2, 1);
+  test::KvStorage<float> kv(plan.num_slots, heads, 16, dim);
+  const std::vector<float> rows = rows_of(random, plan);
+  ChunkAttention<Cpu, dim> attention(1);
+  CHECK_NOTHROW(attention.write(kv.view, plan.view(), rows, rows));
+  KvView<float> layer = kv.view;
+  layer.chunk_size = 32;
+  CHECK_THROWS_AS(attention.write(layer, plan.view(), rows, rows), InvalidArgument);
+  layer = kv.view;
+  layer.head_dim = 32;
+  CHECK_THROWS_AS(attention.write(layer, plan.view(), rows, rows), InvalidArgument);
+}
+#endif

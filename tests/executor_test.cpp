@@ -38,6 +38,14 @@ TEST_CASE("ThreadPool calls each index exactly once") {
   }
 }
 
+TEST_CASE("ThreadPool: 0 threads are as many as the machine has, a negative number is refused") {
+  const int machine = static_cast<int>(std::thread::hardware_concurrency());
+  CHECK(ThreadPool(0).concurrency() == (machine > 1 ? machine : 1));
+#if CHUNKATTN_EXCEPTIONS
+  CHECK_THROWS_AS(ThreadPool(-1), InvalidArgument);
+#endif
+}
+
 TEST_CASE("ThreadPool: many short rounds, with pauses in which workers fall asleep") {
   ThreadPool pool(4);
   long total = 0;

@@ -61,6 +61,19 @@ TEST_CASE("the empty state") {
   CHECK(log_sum_exp({2.0f, 1.0f}) == 2.0f);
 }
 
+TEST_CASE("a sum of 0 is what makes a state empty, not its maximum") {
+  const SoftmaxState some{1.0f, 2.0f};
+  for (const SoftmaxState empty : {SoftmaxState{50.0f, 0.0f}, SoftmaxState{-50.0f, 0.0f}}) {
+    for (const MergedState& merged : {merge_states(empty, some), merge_states(some, empty)}) {
+      CHECK(merged.state.max == 1.0f);
+      CHECK(merged.state.sum == 2.0f);
+      CHECK(merged.weight_a + merged.weight_b == 1.0f);
+    }
+    CHECK(merge_states(empty, some).weight_a == 0.0f);
+    CHECK(merge_states(some, empty).weight_b == 0.0f);
+  }
+}
+
 TEST_CASE("normalised results merge, and an empty one leaves the other as it is") {
   test::Random random(72);
   constexpr int dim = 24;

@@ -7,7 +7,7 @@ a fault then costs one run of the programs that reach it. docs/testing.md descri
     mutate.py [--seed N] [--sample 300] [--files GLOB...] [--tests GLOB...] [--at GLOB:LINE[-LINE]...]
               [--jobs N] [--timeout FACTOR] [--resume] [--list]
 
-Exit: 0 at least 95 % died, 1 fewer, 2 the tool could not do its work, 77 no compiler.
+Exit: 0 at least 95 % died of what is not explained, 1 fewer, 2 the tool could not do its work, 77 no compiler.
 """
 import argparse
 import fnmatch
@@ -204,7 +204,7 @@ def main():
     print("\n" + result)
     if not options.at and len(planted) < options.sample:
         print(f"only {len(planted)} of the {options.sample} faults wanted could be planted")
-    return 0 if report.rate(verdicts) >= config.LEAST_RATE else 1
+    return 0 if report.rate(planted, verdicts, config) >= config.LEAST_RATE else 1
 
 
 if __name__ == "__main__":

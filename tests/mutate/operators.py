@@ -80,9 +80,10 @@ class Finder:
     def _shifted(self, first, last):
         start, end = self.source.span(first, last)
         text = self.source.text[start:end]
+        shown = "({} {} 1)" if self.source.tokens[last].kind == "number" else "{} {} 1"
         for by in (1, -1):
             yield Fault("off by one", start, end,
-                        ((start, end, "::mutant::shift<@>(", f", {by})"),), f"{text} {'+' if by > 0 else '-'} 1")
+                        ((start, end, "::mutant::shift<@>(", f", {by})"),), shown.format(text, "+" if by > 0 else "-"))
 
     def _is_path(self, first, last):
         """A variable: names joined by . -> and ::"""

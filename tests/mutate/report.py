@@ -8,8 +8,18 @@ VERDICTS = ("killed", "timed out", "survived", "not reached")
 DEAD = ("killed", "timed out")
 
 
-def rate(verdicts):
-    return sum(v["verdict"] in DEAD for v in verdicts.values()) / max(1, len(verdicts))
+def counts(sites, verdicts, config):
+    """How many faults died, survived with an explanation, survived."""
+    died = sum(v["verdict"] in DEAD for v in verdicts.values())
+    explained = sum(v["verdict"] not in DEAD and explanation(sites[n], config) is not None
+                    for n, v in verdicts.items())
+    return died, explained, len(verdicts) - died - explained
+
+
+def rate(sites, verdicts, config):
+    """The part that died of the faults that can be told from the original."""
+    died, _, survived = counts(sites, verdicts, config)
+    return died / max(1, died + survived)
 
 
 def explanation(site, config):
@@ -51,10 +61,10 @@ def text(sites, verdicts, refused, excluded, left_out, config, seed, seconds):
         lines += [f"  {count:5} sites: {reason}" for reason, count in sorted(excluded.items())]
         lines += [f"  {name}: {reason}" for name, reason in sorted(left_out.items())]
         lines += [""]
-    dead = sum(v["verdict"] in DEAD for v in verdicts.values())
-    lines += [f"{dead} of {len(verdicts)} faults died: {100 * rate(verdicts):.1f} % "
-              f"({len(explained)} survivors explained, {len(survivors) - len(explained)} not); "
-              f"{seconds / 60:.0f} min, seed {seed}"]
+    died, like, survived = counts(sites, verdicts, config)
+    lines += [f"{died} of {len(verdicts)} faults died: {100 * died / max(1, len(verdicts)):.1f} %",
+              f"{100 * rate(sites, verdicts, config):.1f} % of the {died + survived} that are not explained "
+              f"({like} are; {survived} survived); {seconds / 60:.0f} min, seed {seed}"]
     return "\n".join(lines)
 
 

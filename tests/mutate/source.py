@@ -203,13 +203,22 @@ class Source:
                 while self.word(end) != ":":
                     end += 1
                 self._fix(i, end)
-            elif word == "[" and after == "[":
+            elif word == "[" and (after == "[" or self._is_bound(i)):
                 self._fix(i, self.partner[i])
             elif word == "(" and self.word(i - 1) == "]" and self._is_lambda(self.partner[i - 1]):
                 self._fix(i, self.partner[i])
             if i in self.angles:
                 self._fix(i, self.angles[i])
             i += 1
+
+    def _is_bound(self, bracket):
+        """Whether the brackets hold the bound of an array that is declared: `float sums[group][2]`."""
+        while self.word(bracket - 1) == "]":
+            bracket = self.partner[bracket - 1]
+        name, before = self.tokens[bracket - 1], self.tokens[bracket - 2]
+        return (name.kind == "name" and name.text not in KEYWORDS
+                and (before.kind == "name" and before.text not in ("return", "throw", "else", "case")
+                     or bracket - 2 in self.angles.values()))
 
     def _is_lambda(self, bracket):
         before = self.tokens[bracket - 1]

@@ -1,0 +1,83 @@
+"""Survivors that cannot be told from the original by what the library promises, and why.
+
+Found by looking at each survivor of past samples; an entry matches a fault whose lines contain
+`original` before and `becomes` after. The report lists them apart from the others. An entry is no
+way out for a fault that a test could notice: write that test.
+"""
+
+PADDED = "one step more, into memory that is padded for it or written again before it is read"
+AGAIN = "the same work once more, or work on nothing"
+SAME = "the same value where the two differ"
+OVERWRITTEN = "written again before it is read"
+NEVER = "the case that differs cannot come up"
+CHOICE = "another of several right ways"
+
+
+def _cpu(name, original, becomes, reason):
+    return dict(header=f"*/cpu/{name}.hpp", original=original, becomes=becomes, reason=reason)
+
+
+EXPLAINED = [
+    _cpu("block", "i < run.count", "i <= run.count", PADDED),
+    _cpu("block", "k[count + i] = k[count - 1]", "k[count - 1 + i]", "the last of 16 repeats is not needed"),
+    _cpu("block", "n * dim, dim * stride + n", "", "sizes are rounded up and have a tile to spare; the order of parts "
+         "of equal total does not matter"),
+    _cpu("block", "total += rounded(size)", "rounded(size - 1)", "sizes are multiples of 16 but on narrow vectors"),
+
+    _cpu("chunk_attention", "view.num_copies > 0", "view.num_copies >= 0", AGAIN),
+    _cpu("chunk_attention", "parallel_for(calls", "calls + 1", AGAIN),
+    _cpu("chunk_attention", "(call + 1) * rows_per_call", "(call + (1 + 1))", AGAIN + ": writing twice is harmless"),
+    _cpu("chunk_attention", "block.unit_count > 1", "block.unit_count >= 1", CHOICE + ": one unit merged with nothing"),
+    _cpu("chunk_attention", "head < lines.head_end; ++head", "head <= lines.head_end", PADDED),
+    _cpu("chunk_attention", "paths_.size() < workers_.size()", "<=", SAME),
+    _cpu("chunk_attention", "workers_.resize(", "threads + 1", "a worker more that nobody uses"),
+    _cpu("chunk_attention", "JobSize{cost, 1, max_lines / group}", "max_lines / group, 1",
+         AGAIN + ": parts of a row-by-row job are not told apart"),
+    _cpu("chunk_attention", "prepare_rows(view, layer.num_kv_heads, group)", "group + 1", "more memory than is needed"),
+    _cpu("chunk_attention", "std::fill_n(result, HeadDim, 0.0f)", "HeadDim + 1", OVERWRITTEN + ", or not read again"),
+    _cpu("chunk_attention", "line < lines; line += block", "line <= lines", PADDED),
+
+    _cpu("chunk_first", "i < width; ++i) any", "i <= width", "at the most a needless factor of 1"),
+    _cpu("chunk_first", "l < num_lines; ++l)", "l <= num_lines", "more tokens are looked at, and masked"),
+    _cpu("chunk_first", "begin < seen_by_any", "begin <= seen_by_any", AGAIN),
+    _cpu("chunk_first", "tile < num_tiles", "tile <= num_tiles", AGAIN),
+    _cpu("chunk_first", "int least = seen_by_any", "seen_by_any + 1", "no line sees more"),
+    _cpu("chunk_first", "line_group > 4 && left >= 4", "", CHOICE + ": lines beyond the last have weight 0"),
+
+    _cpu("partial_results", "i < HeadDim; i += width", "i <= HeadDim", PADDED),
+    _cpu("partial_results", "memory_.size() < lines * stride", "<=", SAME),
+
+    _cpu("schedule", "b > 0 && row_blocks_[b].row_begin > row", "", NEVER + ": the guess is never too high"),
+    _cpu("schedule", "b + 1 < blocks", "b + 1 <= blocks", NEVER + ": the last block has the row"),
+    _cpu("schedule", "segment.row_begin >= segment.row_end", "segment.row_begin > segment.row_end",
+         NEVER + ": what has no rows is not visible"),
+    _cpu("schedule", "rows < max_block_rows_", "<=", SAME),
+
+    _cpu("sequence_first", "j < group; ++j) logits", "j <= group", PADDED),
+    _cpu("sequence_first", "t < count; t += width", "t <= count", PADDED),
+    _cpu("sequence_first", "[0];", "[(0 + 1)]", SAME + ": all lanes are alike"),
+    _cpu("sequence_first", "if (count == 0) return;", "deleted", AGAIN),
+    _cpu("sequence_first", "new_max > old_max", "new_max >= old_max", SAME + ": exp(0)"),
+
+    _cpu("simd", "return rows[0];", "rows[(0 - 1)]", "the array has one element, so the compiler knows the index"),
+    _cpu("task_queue", "{size(j), j, 0, 0}", "", OVERWRITTEN),
+    _cpu("task_queue", "job.size.cost <= share", "job.size.cost < share", CHOICE),
+    _cpu("task_queue", "parts == 1 ||", "parts == (1 - 1) ||", SAME + ": one part of one head either way"),
+    _cpu("thread_pool", "num_threads > 1 ?", "", SAME),
+    _cpu("thread_pool", "if (n <= 0) return;", "", AGAIN),
+    _cpu("walk", "if (token_ > 0)", "token_ >= 0", SAME),
+    _cpu("walk", "to_walk_ > 0", "to_walk_ >= 0", NEVER + ": a row sees no more than its path has"),
+
+    dict(header="*attention_state.hpp", original="is_empty(lse_a)", becomes="lse_a + 1",
+         reason=SAME + ": 1 is nothing to 3e38"),
+    dict(header="*block_table.hpp", original="misplaced = -1", becomes="-(1 + 1)", reason=SAME),
+    dict(header="*block_table.hpp", original="piece.begin > 0 && indices_.size() > before",
+         becomes="piece.begin >= 0 &&", reason=NEVER + ": a path enters a slot at its start once"),
+    dict(header="*block_table.hpp", original="piece.begin > 0 && indices_.size() > before",
+         becomes="piece.begin > (0 - 1)", reason=NEVER + ": a path enters a slot at its start once"),
+    dict(header="*block_table.hpp", original="indices_.size() > before", becomes="indices_.size() >= before",
+         reason=NEVER + ": a path begins at the start of a slot"),
+    dict(header="*quantized.hpp", original="from[i] < 0 ?", becomes="from[i] <= 0", reason=SAME + ": -0"),
+    dict(header="*quantized.hpp", original="largest > 0 ?", becomes="largest >= 0",
+         reason="0 * infinity, which this machine stores as 0"),
+]
