@@ -174,6 +174,24 @@ TEST_CASE("a row that another writes, or that is written, writes nowhere") {
   CHECK(plan.build(step).writes[0].slot == no_slot);
 }
 
+TEST_CASE("what an heir computes a second time it does not write a second time") {
+  PrefixTree<int, 4> tree;
+  AttentionPlan plan;
+  const std::vector<int> prompt = {1, 2, 3, 4, 5, 6, 7, 8};
+  auto a = tree.insert(prompt);
+  a.mark_loaded({0, 5});
+  auto heir = tree.insert(prompt, {.max_reuse = 2});
+  a.leave();
+  auto step = tree.begin_step();
+  const StepRow row = step.add(heir).row();
+  CHECK(row.position == 2);
+  const PlanView view = plan.build(step);
+  REQUIRE(view.num_rows == 6);
+  for (int i = 0; i < 6; ++i) CHECK((view.writes[i].slot != no_slot) == (i >= 3));
+  { auto done = std::move(step).finished(); }
+  CHECK(heir.num_written() == 8);
+}
+
 TEST_CASE("a plan that outlives its tree is not taken for one of the next tree at its address") {
   AttentionPlan plan;
   for (int round = 0; round < 3; ++round) {
