@@ -125,7 +125,7 @@ TEST_CASE_FIXTURE(Fixture, "run: buffers") {
 }
 
 TEST_CASE_FIXTURE(Fixture, "run: more heads than an int holds, refused before memory is touched") {
-  const PlanView plan = problem.plan.view();
+  const LiveView plan = problem.plan.view();
   const auto row = static_cast<std::size_t>(plan.num_rows) * 32;
   for (const std::size_t heads : {std::size_t{1} << 32, (std::size_t{1} << 32) + 6,
                                   std::size_t{1} << 31, std::size_t{1} << 17}) {
