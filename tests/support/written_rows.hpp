@@ -69,7 +69,8 @@ class WrittenRows {
       plan.num_rows = static_cast<std::int32_t>(count);
       plan.chunk_size = chunk_size_;
       plan.writes = &targets_[begin];
-      attention.write(kv, plan, std::span(k_).subspan(begin * row_size(), count * row_size()),
+      attention.write(kv, chunkattn::LiveView::unchecked(plan),
+                      std::span(k_).subspan(begin * row_size(), count * row_size()),
                       std::span(v_).subspan(begin * row_size(), count * row_size()));
       begin += count;
     }
