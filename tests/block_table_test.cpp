@@ -80,6 +80,7 @@ struct Path {
 
   [[nodiscard]] std::size_t size() const { return 4 * pieces.size(); }
   [[nodiscard]] std::size_t num_reserved() const { return 0; }
+  [[nodiscard]] std::size_t num_scheduled() const { return size(); }
   template <class F>
   void for_each_run(TokenRange, const F& f) const {
     for (const Piece& piece : pieces) f(piece);

@@ -162,12 +162,6 @@ TEST_CASE("buffers have the size that their shape says") {
   CHECK(failure([&] { cpu::check_size("q", data, 63, 64, "shape"); }) == "q.size() = 63");
   CHECK(failure([&] { cpu::check_size("q", data, 65, 64, "shape"); }) == "q.size() = 65");
   CHECK(failure([&] { cpu::check_size("q", nullptr, 64, 64, ""); }).find("q.data() =") == 0);
-
-  CHECK(cpu::check_heads("q", data, 48, 2, 8) == 3);
-  CHECK(cpu::check_heads("q", data, 8, 1, 8) == 1);
-  CHECK(failure([&] { cpu::check_heads("q", data, 0, 2, 8); }) == "q.size() = 0");
-  CHECK(failure([&] { cpu::check_heads("q", data, 40, 2, 8); }) == "q.size() = 40");
-  CHECK(failure([&] { cpu::check_heads("q", nullptr, 48, 2, 8); }).find("q.data() =") == 0);
 }
 
 #endif
