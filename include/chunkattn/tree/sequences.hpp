@@ -161,26 +161,24 @@ class Sequences {
   }
   /// Gives up the places behind the first `keep` reserved ones. Where a step still uses the tail,
   /// its slots stay with it.
-  void shrink_reserved(SequenceRecord& record, std::int32_t keep,
-                       bool keep_slots = false) noexcept {
+  void shrink_reserved(SequenceRecord& record, std::int32_t keep) noexcept {
     record.reserved = keep;
     const std::int32_t end = record.size + keep;
     record.cursor = std::min(record.cursor, end);
     record.computed = std::min(record.computed, end);
     const std::int32_t length = end - topology_.node(record.tail).position;
-    if (record.steps > 0 || keep_slots)
+    if (record.steps > 0)
       topology_.shorten(record.tail, length);
     else if (topology_.release_places(record.tail, length))
       ++version_;
   }
   /// The outputs that are to come are given up: their places, and the steps in flight that start
   /// on them, count for nothing.
-  /// \param keep_slots  the sequence goes on at once: its slots stay with it, and plans as they are
-  void drop_reserved(SequenceRecord& record, bool keep_slots = false) noexcept {
+  void drop_reserved(SequenceRecord& record) noexcept {
     if (record.reserved == 0) return;
     ++record.epoch;
     record.superseded = record.steps;
-    shrink_reserved(record, 0, keep_slots);
+    shrink_reserved(record, 0);
   }
   /// A new, empty tail below `parent`.
   void add_tail(SequenceIndex s, NodeIndex parent, Namespace name_space) noexcept {

@@ -111,11 +111,14 @@ class StepHandle {
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
   [[nodiscard]] Tree& tree() const {
     if (shared_ == nullptr || !shared_->tree) [[unlikely]]
-      fail_argument("step", shared_ == nullptr ? "moved-from" : "orphaned",
-                    "a step that was not moved from and whose tree still exists");
+      fail_dead();
     return *shared_->tree;
   }
   [[nodiscard]] TreeCore& core() const { return tree().core; }
+  [[noreturn]] void fail_dead() const {
+    if (shared_ == nullptr) fail_argument("step", "moved-from", "a step that was not moved from");
+    fail_argument("step", "orphaned", "a step whose tree still exists");
+  }
   [[nodiscard]] StepRecord& record() const { return core().steps[index_]; }
   /// The same as core(), with what other threads dropped meanwhile settled.
   TreeCore& enter() const {

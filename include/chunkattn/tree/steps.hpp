@@ -232,7 +232,7 @@ class Steps {
     record.reserved -= count;
     if (count <= entry.drafts) [[unlikely]] {
       record.computed = std::min(record.computed, record.size - 1);  // a draft's, at that place
-      sequences_.drop_reserved(record, /*keep_slots=*/true);
+      sequences_.drop_reserved(record);
       record.cursor = record.size - 1;
       tail.scheduled = std::min(tail.scheduled, record.cursor - tail.position);
     }
