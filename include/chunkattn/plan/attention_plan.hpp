@@ -112,9 +112,10 @@ class StepView : public LiveView {
 /// The query tokens of one step and the K/V that each of them reads, as plain arrays.
 ///
 /// Keep one plan over many steps, or, where a step still reads its plan on the host while the next
-/// one is built, one for each of them in turn. A kept plan is cheap: if neither the tree's version nor the list of (sequence, number
-/// of query tokens) changed since the last build, only lengths advance: O(rows), nothing is
-/// allocated. Filling a chunk adds one piece to its sequence and is no rebuild either.
+/// one is built, one for each of them in turn. A kept plan is cheap: if neither the tree's version
+/// nor the list of (sequence, number of query tokens) changed since the last build, only lengths
+/// advance: O(rows), nothing is allocated. Filling a chunk adds one piece to its sequence and is no
+/// rebuild either.
 class AttentionPlan {
  public:
   AttentionPlan() = default;
@@ -237,7 +238,7 @@ class AttentionPlan {
       built.piece_limit = static_cast<std::int32_t>(pieces_.size());
     }
     const Piece& last = pieces_[at(segment.piece_begin + segment.piece_count - 1)];
-    const SlotIndex next = core.slots.next(last.slot);
+    const SlotIndex next = core.slot_table.next(last.slot);
     pieces_[at(segment.piece_begin + segment.piece_count)] = {next, 0, chunk_size_,
                                                               last.position + last.length};
     ++segment.piece_count;

@@ -20,8 +20,8 @@ namespace detail {
 
 class Copies {
  public:
-  Copies(Topology& topology, Slots& slots, Sequences& sequences)
-      : topology_(topology), slots_(slots), sequences_(sequences) {}
+  Copies(Topology& topology, Slots& slot_table, Sequences& sequences)
+      : topology_(topology), slots_(slot_table), sequences_(sequences) {}
 
   [[nodiscard]] std::span<const PendingCopy> all() const noexcept { return copies_; }
   [[nodiscard]] bool empty() const noexcept { return copies_.empty(); }

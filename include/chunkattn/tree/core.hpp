@@ -28,11 +28,11 @@ class TreeCore {
            TreeOptions resolved_options, RetentionRules rules)
       : options(resolved_options),
         tokens_(tokens),
-        slots(allocator, tokens, stats),
-        topology(slots, ChunkGeometry(chunk_size), stats),
-        prefixes(topology, slots, tokens, resolved_options, rules, stats),
+        slot_table(allocator, tokens, stats),
+        topology(slot_table, ChunkGeometry(chunk_size), stats),
+        prefixes(topology, slot_table, tokens, resolved_options, rules, stats),
         sequences(topology, prefixes, stats),
-        copies(topology, slots, sequences),
+        copies(topology, slot_table, sequences),
         departures(topology, prefixes, sequences, copies, stats),
         steps(topology, sequences, copies, departures, tokens, stats) {
     static std::atomic<std::uint64_t> trees{0};
@@ -49,7 +49,7 @@ class TreeCore {
   Tokens& tokens_;
 
  public:
-  Slots slots;
+  Slots slot_table;
   Topology topology;
   Prefixes prefixes;
   Sequences sequences;
@@ -122,7 +122,7 @@ class TreeCore {
     sequences.add_tail(index, last, how.name_space);
     fill(record.tail, index, prompt.size - position);
     store(topology.node(record.tail), position);
-    slots.release();
+    slot_table.release();
     settle_pending(index, match, how);
     sequences.change();
     return index;

@@ -21,7 +21,7 @@ class TreeInspector {
   explicit TreeInspector(const TreeCore& tree)
       : tree_(tree),
         topology_(tree.topology),
-        slots_(tree.slots),
+        slots_(tree.slot_table),
         prefixes_(tree.prefixes),
         sequences_(tree.sequences),
         stats_(tree.stats),

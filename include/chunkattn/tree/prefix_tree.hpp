@@ -179,9 +179,9 @@ class PrefixTree {
     return tree().slots_needed(prompt, options);
   }
   /// Slots that are free or held by nothing but cache.
-  [[nodiscard]] std::size_t slots_available() const { return core().slots.num_available(); }
+  [[nodiscard]] std::size_t slots_available() const { return core().slot_table.num_available(); }
   /// One more than the largest slot index handed out: K/V memory must cover [0, num_slots()).
-  [[nodiscard]] std::size_t num_slots() const { return core().slots.allocator().high_water(); }
+  [[nodiscard]] std::size_t num_slots() const { return core().slot_table.allocator().high_water(); }
 
   /// Changes whenever a plan over live sequences may have to be rebuilt: join, leave, fork, a
   /// dropped reservation. Filling a chunk does not change it.
@@ -208,7 +208,7 @@ class PrefixTree {
   /// Called with every slot that is given back to the allocator, just before. It must not throw nor
   /// call the tree. For debugging: `tree.set_free_sink([&](SlotIndex s) { cache.poison(s); })`.
   void set_free_sink(std::function<void(SlotIndex)> sink) {
-    enter().core.slots.set_free_sink(std::move(sink));
+    enter().core.slot_table.set_free_sink(std::move(sink));
   }
   /// Called when tokens become cache or stop being it. It must not throw nor call the tree.
   void set_event_sink(std::function<void(const CacheEvent&)> sink) {
@@ -232,7 +232,7 @@ class PrefixTree {
     return {shared_,
             [](const void* shared) -> std::size_t {
               const auto& tree = static_cast<const Shared*>(shared)->tree;
-              return tree ? tree->core.slots.allocator().high_water() : 0;
+              return tree ? tree->core.slot_table.allocator().high_water() : 0;
             },
             core().id};
   }

@@ -24,10 +24,10 @@ namespace detail {
 
 class Prefixes {
  public:
-  Prefixes(Topology& topology, Slots& slots, const Tokens& tokens, TreeOptions options,
+  Prefixes(Topology& topology, Slots& slot_table, const Tokens& tokens, TreeOptions options,
            RetentionRules rules, TreeStats& stats)
       : topology_(topology),
-        slots_(slots),
+        slots_(slot_table),
         tokens_(tokens),
         rules_(rules),
         unit_(options.sharing == Sharing::token ? 1 : topology.chunk.size),

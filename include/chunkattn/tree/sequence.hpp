@@ -25,7 +25,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
 [[noreturn]] inline void fail_out_of_chunks(const TreeCore& core, std::size_t asked) {
-  fail(OutOfChunks(asked, core.slots.num_available(), core.slots.allocator().capacity()));
+  fail(OutOfChunks(asked, core.slot_table.num_available(), core.slot_table.allocator().capacity()));
 }
 
 inline std::size_t to_size(std::int32_t n) noexcept {

@@ -106,10 +106,10 @@ class Slots {
     if (count <= 0) return true;
     if (at(count) > num_available()) return false;
     struct GiveBack {
-      Slots& slots;
+      Slots& slot_table;
       bool keep = false;
       ~GiveBack() {
-        if (!keep) slots.release();
+        if (!keep) slot_table.release();
       }
     } guard{*this};
     if (acquired_.capacity() < at(count)) acquired_.reserve(2 * at(count));

@@ -172,7 +172,7 @@ class TokenTree {
     const Token* asked = tokens.data();
     SlotIndex slot = core.topology.slot_of(n, n.begin + first);
     std::int32_t offset = (n.begin + first) % ChunkSize;
-    for (std::int32_t done = 0;; offset = 0, slot = core.slots.next(slot)) {
+    for (std::int32_t done = 0;; offset = 0, slot = core.slot_table.next(slot)) {
       const std::int32_t run = std::min(limit - done, ChunkSize - offset);
       const Token* const held = &tokens_.token(slot, offset);
       // Whole runs usually match; find the exact place only where they do not.

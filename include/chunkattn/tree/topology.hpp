@@ -17,8 +17,8 @@ namespace detail {
 
 class Topology {
  public:
-  Topology(Slots& slots, ChunkGeometry geometry, TreeStats& stats)
-      : chunk(geometry), slots_(slots), stats_(stats) {
+  Topology(Slots& slot_table, ChunkGeometry geometry, TreeStats& stats)
+      : chunk(geometry), slots_(slot_table), stats_(stats) {
     nodes_.emplace_back();
     nodes_[root_node].state = NodeState::published;
     stats_.nodes = 1;
