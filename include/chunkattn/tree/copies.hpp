@@ -26,7 +26,7 @@ class Copies {
   [[nodiscard]] std::span<const PendingCopy> all() const noexcept { return copies_; }
   [[nodiscard]] bool empty() const noexcept { return copies_.empty(); }
 
-  /// Makes room for the copies of one tail, so that emit() cannot fail: one per row at the most.
+  /// Makes room for the copies of one tail, so that request() cannot fail: one per row at the most.
   void reserve() {
     const std::size_t rows = at(topology_.chunk.size);
     if (copies_.capacity() - copies_.size() < rows) copies_.reserve(2 * copies_.capacity() + rows);
@@ -34,8 +34,8 @@ class Copies {
   /// Asks for the K/V of the first `count` tokens of `from` at `to`, which has them in one slot.
   /// Rows that are themselves still to be copied are taken from where they come from, so that no
   /// copy depends on another.
-  void emit(SequenceIndex source, SequenceIndex target, const TreeNode& from, const TreeNode& to,
-            std::int32_t count) noexcept {
+  void request(SequenceIndex source, SequenceIndex target, const TreeNode& from, const TreeNode& to,
+               std::int32_t count) noexcept {
     topology_.for_each_run(
         from, 0, count,
         [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {

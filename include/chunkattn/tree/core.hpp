@@ -242,7 +242,7 @@ class TreeCore {
       copy.writer = plan.rows < plan.copied ? index : none;
       const TreeNode& from = topology.node(plan.last);  // the lower part, if it was split
       copy_tokens(from, copy, plan.copied);
-      if (plan.rows > 0) copies.emit(s, index, from, copy, plan.rows);
+      if (plan.rows > 0) copies.request(s, index, from, copy, plan.rows);
       stats.copied_tokens += at(plan.rows);
     }
     sequences.change();
