@@ -296,15 +296,11 @@ TEST_CASE("a copier that is late: both ends of a copy stay until the step that h
       }
     });
   }
-  {
-    auto done = std::move(first).finished();
-  }
+  { auto done = std::move(first).finished(); }
   tree.check_invariants();
   CHECK(tree.stats().leaving_sequences == 0);
   CHECK(tree.core().copies.all().empty());
-  {
-    auto done = std::move(second).finished();
-  }
+  { auto done = std::move(second).finished(); }
   tree.check_invariants();
 }
 

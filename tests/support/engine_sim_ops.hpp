@@ -517,8 +517,8 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     live.findable = live.known - live.known % this->unit();
     const std::size_t written = s->num_written();
     if (s->num_pending() == 0) {
-      const std::size_t loaded = std::min(
-          swapped.data.written, live.known - (swapped.data.options.compute_last ? 1 : 0));
+      const std::size_t loaded =
+          std::min(swapped.data.written, live.known - (swapped.data.options.compute_last ? 1 : 0));
       const bool copies = !tree_->core().copies.all().empty();
       expect(written >= loaded || copies, "K/V is back in place");
       std::fill_n(live.done.begin(), std::max(loaded, found.cached), 1);
