@@ -27,14 +27,14 @@ class TreeCore {
   TreeCore(SlotAllocator& allocator, Tokens& tokens, std::int32_t chunk_size,
            TreeOptions resolved_options, RetentionRules rules)
       : options(resolved_options),
-        tokens_(tokens),
         slot_table(allocator, tokens, stats),
         topology(slot_table, ChunkGeometry(chunk_size), stats),
         prefixes(topology, slot_table, tokens, resolved_options, rules, stats),
         sequences(topology, prefixes, stats),
         copies(topology, slot_table, sequences),
         departures(topology, prefixes, sequences, copies, stats),
-        steps(topology, sequences, copies, departures, tokens, stats) {
+        steps(topology, sequences, copies, departures, tokens, stats),
+        tokens_(tokens) {
     static std::atomic<std::uint64_t> trees{0};
     id = ++trees;
   }
@@ -44,11 +44,6 @@ class TreeCore {
   /// With defaults resolved.
   const TreeOptions options;
   TreeStats stats;
-
- private:
-  Tokens& tokens_;
-
- public:
   Slots slot_table;
   Topology topology;
   Prefixes prefixes;
@@ -378,6 +373,8 @@ class TreeCore {
       fail_argument("range.begin", range.begin,
                     "at most " + std::to_string(first) + ", the first position without K/V");
   }
+
+  Tokens& tokens_;
 };
 
 }  // namespace detail
