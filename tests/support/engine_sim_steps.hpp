@@ -257,6 +257,7 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
     }
     step.state = State::finished;
     take(steps_, finished_, step);
+    resolve_abandoned(0);
     for (const Entry& entry : finished_.back()->entries)
       if (!entry.live->gone && entry.live->handle.is_live()) this->check_sequence(*entry.live);
     (void)rows(*finished_.back());
@@ -269,7 +270,8 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
     if (!steps_.empty()) run_device(steps_.back()->number - (open_step() != nullptr ? 1 : 0));
     log("device idle");
     tree_->device_idle();
-    resolve_abandoned(~std::uint64_t{0});
+    idle_ = steps_.empty() ? 0 : steps_.back()->number - (open_step() != nullptr ? 1 : 0);
+    resolve_abandoned(0);
     count("device idle");
   }
 
@@ -457,8 +459,12 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
 
   void resolve_abandoned(std::uint64_t before) {
     std::vector<SimStep*> resolved;
+    std::uint64_t idle_before = idle_ + 1;
     for (const auto& step : steps_)
-      if (step->state == State::abandoned && step->number < before) resolved.push_back(step.get());
+      if (step->state == State::in_flight) idle_before = std::min(idle_before, step->number);
+    for (const auto& step : steps_)
+      if (step->state == State::abandoned && step->number < std::max(before, idle_before))
+        resolved.push_back(step.get());
     std::vector<std::unique_ptr<SimStep>> gone;
     for (SimStep* step : resolved) {
       for (const Entry& entry : step->entries) give_up(entry);
@@ -466,6 +472,8 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
       count("abandoned step resolved");
     }
   }
+
+  std::uint64_t idle_ = 0;  // the device runs no step up to this one
 };
 
 }  // namespace test

@@ -184,12 +184,17 @@ class Steps {
         copies_.complete(step.number);
     }
     ++stats_.steps;
+    step.state = StepState::finished;
+    resolve_abandoned(0);
     end(step, StepState::finished);
   }
 
   /// Nothing runs any more: steps that were dropped in flight hold nothing back.
   void device_idle() noexcept {
-    resolve_abandoned(Copies::no_step);
+    idle_ = last_step_;
+    for (const auto& step : steps_)
+      if (step->state == StepState::open) --idle_;  // the last one: it has not run
+    resolve_abandoned(0);
     end_outstanding();
   }
   /// Whether a step was dropped in flight and may still run, with what was planned after it.
@@ -389,10 +394,16 @@ class Steps {
     if (counted && entry.has_output) sequences_.drop_reserved(record);
   }
 
+  /// Ends the abandoned steps before `before`, and those that an idle device ran before any step
+  /// that is still to finish: outputs are given up in the order of steps.
   void resolve_abandoned(std::uint64_t before) noexcept {
     if (!any_void_) return;
+    std::uint64_t idle_before = idle_ + 1;
+    for (const auto& step : steps_)
+      if (step->state == StepState::in_flight) idle_before = std::min(idle_before, step->number);
     for (auto& step : steps_) {
-      if (step->state != StepState::abandoned || step->number >= before) continue;
+      if (step->state != StepState::abandoned || step->number >= std::max(before, idle_before))
+        continue;
       for (const StepEntry& entry : step->entries) {
         SequenceRecord& record = sequences_[entry.sequence];
         --record.steps;
@@ -431,6 +442,7 @@ class Steps {
   TreeStats& stats_;
   std::vector<std::unique_ptr<StepRecord>> steps_;
   std::uint64_t last_step_ = 0;
+  std::uint64_t idle_ = 0;  ///< no device runs a step up to this one
   bool any_void_ = false;
 };
 
