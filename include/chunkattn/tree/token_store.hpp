@@ -75,6 +75,9 @@ class TokenStore final : public Tokens {
     CHUNKATTN_PREFETCH_WRITE(tokens_.data() + at(slot) * ChunkSize + at(offset));
   }
 
+  void store(SlotIndex slot, std::int32_t offset, const Token& token) {
+    tokens_[at(slot) * ChunkSize + at(offset)] = token;
+  }
   void store(SlotIndex slot, std::int32_t offset, std::span<const Token> tokens) {
     std::copy(tokens.begin(), tokens.end(),
               tokens_.begin() + slot * std::ptrdiff_t{ChunkSize} + offset);

@@ -130,7 +130,12 @@ class TokenTree {
       check_argument(same == static_cast<std::int32_t>(accepted.size()), "outputs", same,
                      "drafts as they were added, then one token: this many agree");
     }
-    store(tail, first, outputs);
+    if (outputs.size() == 1) {  // the common case; a loop over runs makes g++ 14 warn of bounds
+      const std::int32_t place = tail.begin + first;
+      tokens_.store(core.topology.slot_of(tail, place), place % ChunkSize, outputs[0]);
+    } else {
+      store(tail, first, outputs);
+    }
     core.steps.commit(entry, static_cast<std::int32_t>(outputs.size()));
   }
 
