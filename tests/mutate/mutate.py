@@ -125,20 +125,24 @@ def describe(site):
 
 def prepare(builder, judge, chosen, scouts, sites, write, log, progress):
     """Builds and surveys the programs, or takes over what the log knows: the refused numbers."""
-    if "refused" not in log.state:
-        built = set()
+    if "seconds" not in log.state:
+        refused, built = set(log.state.get("refused", [])), set(log.state.get("built", []))
 
-        def built_one(name, succeeded, refused):
+        def attempted(name, succeeded):
             built.update([name] if succeeded else [])
-            progress.show(f"built {len(built)} of {len(chosen)} programs, {refused} faults refused by the compiler")
+            log.state.update(refused=sorted(refused), built=sorted(built))
+            log.save()
+            progress.show(f"built {len(built)} of {len(chosen)} programs; "
+                          f"the compiler refused {len(refused)} of {len(sites)} faults")
 
-        refused = builder.build(chosen, scouts, sites, write, built_one)
+        todo = [program for program in chosen if program.name not in built]
+        builder.build(todo, [] if built else scouts, sites, refused, write, attempted)
         progress.show(f"built {len(chosen)} programs; the compiler refused {len(refused)} of {len(sites)} faults", True)
         for number, program in enumerate(chosen, 1):
             judge.survey(program)
             progress.show(f"without a fault: {number} of {len(chosen)} programs pass")
         progress.show(f"without a fault: {len(chosen)} programs pass in {sum(judge.seconds.values()):.0f} s", True)
-        log.state.update(refused=sorted(refused), refused_sites=[describe(sites[n]) for n in sorted(refused)], seconds=judge.seconds,
+        log.state.update(refused_sites=[describe(sites[n]) for n in sorted(refused)], seconds=judge.seconds,
                          reached={name: sorted(r) for name, r in judge.reached.items()})
         log.save()
     judge.seconds = log.state["seconds"]

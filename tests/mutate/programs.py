@@ -91,11 +91,10 @@ class Builder:
 
     # ---- building ------------------------------------------------------------------------------
 
-    def build(self, programs, scouts, sites, write, progress):
-        """Builds all programs, rewriting the headers without the faults that the compiler refuses:
-        returns their numbers. `write(sites)` writes the instrumented headers. The scouts are only
+    def build(self, programs, scouts, sites, refused, write, progress):
+        """Builds the programs, rewriting the headers without the faults that the compiler refuses and
+        adding these to `refused`. `write(sites)` writes the instrumented headers. The scouts are only
         checked, before and one by one, so that few of the long builds fail."""
-        refused = set()
         main = self._build_main()
 
         def attempt(lot, build):
@@ -111,7 +110,7 @@ class Builder:
                         if not guilty:
                             raise Failed(f"{program.name} does not compile, no fault in sight:\n{done.stderr[-4000:]}")
                         refused.update(guilty)
-                    progress(program.name, build != self._check and done.returncode == 0, len(refused))
+                    progress(program.name, build != self._check and done.returncode == 0)
             return failed
 
         for scout in scouts:
@@ -120,7 +119,6 @@ class Builder:
         todo = list(programs)
         while todo:
             todo = attempt(todo, lambda p: self._build_one(p, main))
-        return refused
 
     def scouts(self, programs, compiled, sites):
         """Few programs that compile the lines of all sites between them."""
