@@ -53,7 +53,7 @@ class Engine {
   struct Flight {
     typename Tree::InFlight step;
     std::vector<std::pair<SequenceId, std::vector<int>>> drafts;
-    std::size_t jobs_before;  // queued before it and not run
+    int jobs_before;  // queued before it and not run; -1: it has run itself
   };
 
   void call(int what) {
@@ -83,8 +83,10 @@ class Engine {
       const auto lost =
           flying_.begin() + static_cast<std::ptrdiff_t>(random_.index(flying_.size()));
       lost_.push_back(lost->step.number());
+      if (lost->jobs_before >= 0 && random_.chance(0.5))
+        device_.lose(static_cast<std::size_t>(lost->jobs_before));
       flying_.erase(lost);
-    } else if (what == 38 && random_.chance(0.3) && flying_.empty()) {
+    } else if (what == 38 && random_.chance(0.3)) {
       idle();
     } else if (what < 80) {
       step();
@@ -107,9 +109,11 @@ class Engine {
   }
 
   void idle() {
-    random_.chance(0.5) ? device_.run_all() : device_.reset();
+    if (flying_.empty() && random_.chance(0.5)) device_.reset();
+    device_.run_all();
+    for (Flight& flight : flying_) flight.jobs_before = -1;
     tree_.device_idle();
-    lost_.clear();
+    if (flying_.empty()) lost_.clear();  // else some are held until those before them have finished
   }
 
   void step() {
@@ -135,7 +139,7 @@ class Engine {
     if (random_.chance(0.1)) return;  // and after
     if (random_.chance(0.1) && !live_.empty()) live_.pop_back();
     unknown += view ? view.unknown_tokens().size() : 0;
-    const std::size_t before = device_.num_queued();
+    const auto before = static_cast<int>(device_.num_queued());
     device_.queue(view);
     for (const StepRow& row : rows) device_.name(row);
     if (random_.chance(0.4) && flying_.empty()) {
@@ -151,8 +155,9 @@ class Engine {
   void finish() {
     Flight flight = std::move(flying_.front());
     flying_.pop_front();
-    for (std::size_t i = 0; i <= flight.jobs_before; ++i) device_.run_next();
-    for (Flight& later : flying_) later.jobs_before -= flight.jobs_before + 1;
+    for (int i = 0; i <= flight.jobs_before; ++i) device_.run_next();
+    for (Flight& later : flying_)
+      if (later.jobs_before >= 0) later.jobs_before -= flight.jobs_before + 1;
     std::erase_if(lost_, [&](std::uint64_t number) { return number < flight.step.number(); });
     commit(std::move(flight.step).finished(), flight.drafts);
   }
@@ -160,7 +165,10 @@ class Engine {
   void commit(typename Tree::Finished done,
               const std::vector<std::pair<SequenceId, std::vector<int>>>& drafts) {
     for (const StepRow row : done.rows()) {
-      if (random_.chance(0.05)) continue;  // given up
+      if (random_.chance(0.05)) {  // given up
+        device_.supersede(row.sequence);
+        continue;
+      }
       const auto& guess = std::find_if(drafts.begin(), drafts.end(), [&](const auto& d) {
                             return d.first == row.sequence;
                           })->second;
@@ -169,6 +177,8 @@ class Engine {
         sampled.push_back(device_.sampled(row, i));
         if (i < row.num_drafts && guess[static_cast<std::size_t>(i)] != sampled.back()) break;
       }
+      if (sampled.size() <= static_cast<std::size_t>(row.num_drafts))
+        device_.supersede(row.sequence);
       ++outputs, accepted += sampled.size() - 1;
       done.commit(row, sampled);
     }

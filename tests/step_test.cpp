@@ -163,7 +163,9 @@ TEST_CASE("what a dropped step was to write is nobody's to read") {
         const auto dropped = std::move(step).submitted();
       }
     }
+    auto third = b.tree.insert(iota(1, 12));  // no step had it
     auto step = b.tree.begin_step();
+    CHECK(step.add(third).waits_for() == writer.id());
     const AddResult held = step.add(twin);
     CHECK_FALSE(held);
     CHECK((held.reason() == HoldReason::waits_for_sequence) == !lost);
@@ -173,9 +175,11 @@ TEST_CASE("what a dropped step was to write is nobody's to read") {
     CHECK(step.add(twin).waits_for() == writer.id());
     CHECK(step.add(writer));
     CHECK(step.add(twin));
+    CHECK(step.add(third));
     { const auto done = b.finish(std::move(step)); }
     CHECK(b.device.wrong_reads() == 0);
     CHECK(b.device.wrong(twin) == 0);
+    CHECK(b.device.wrong(third) == 0);
     CHECK(twin.num_written() == 10);
   }
 }
@@ -315,6 +319,52 @@ TEST_CASE("what rests on a step that was lost counts for nothing and is computed
   b.tree.check_invariants();
 }
 
+TEST_CASE("several steps lost, in any order: every token is computed again") {
+  for (const bool oldest_first : {true, false})
+    for (const bool idle : {true, false}) {
+      CAPTURE(oldest_first);
+      CAPTURE(idle);
+      Bench<Tree> b;
+      auto s = b.tree.insert(iota(1, 8)), other = b.tree.insert(iota(50, 9));
+      std::vector<Tree::InFlight> flying;
+      if (!oldest_first) {  // so that the tree's records of steps are used again from the last on
+        for (int i = 0; i < 3; ++i) flying.push_back(b.submit(b.tree.begin_step()));
+        for (auto& flight : flying) {
+          const auto done = std::move(flight).finished();
+        }
+        flying.clear();
+        b.device.reset();
+      }
+      for (int i = 0; i < 3; ++i) {
+        auto step = b.tree.begin_step();
+        CHECK(step.add(i == 0 ? other : s, 4));
+        flying.push_back(b.submit(std::move(step)));
+      }
+      // Others may read the first positions of what was lost only when they are written.
+      auto third = b.tree.insert(std::vector<int>{1, 2, 3, 4, 99});
+      while (flying.size() > 1) flying.erase(oldest_first ? flying.begin() + 1 : flying.end() - 1);
+      auto step = b.tree.begin_step();
+      CHECK(step.add(third).waits_for() == s.id());
+      b.device.run_next();
+      b.device.reset();  // nothing of what was lost was ever run
+      { const auto done = std::move(flying[0]).finished(); }
+      if (idle) b.tree.device_idle();
+      CHECK(step.add(other));
+      if (!idle) CHECK(step.add(s).reason() == HoldReason::waits_for_step);
+      { const auto done = b.finish(std::move(step)); }
+      CHECK(s.num_uncomputed() == 8);
+      CHECK(s.num_reserved() == 0);
+      step = b.tree.begin_step();
+      CHECK(step.add(s).row().position == 0);
+      CHECK(step.add(third));
+      auto done = b.finish(std::move(step));
+      CHECK(count(done.rows()) == 2);
+      CHECK(b.device.wrong_reads() == 0);
+      CHECK(b.device.wrong(s) + b.device.wrong(third) + b.device.wrong(other) == 0);
+      b.tree.check_invariants();
+    }
+}
+
 TEST_CASE("one step ahead of the device: its tokens are the outputs to come") {
   Bench<Tree> b;
   std::vector<Tree::Sequence> batch;
@@ -376,6 +426,35 @@ TEST_CASE(
   for (const StepRow row : done.rows()) done.commit(row, 5);
   CHECK(s.tokens() == std::vector<int>{1, 2, 3, 4, 5, 6, 7, 77, 5});
   CHECK(b.device.wrong(s) == 0);
+  b.tree.check_invariants();
+}
+
+TEST_CASE(
+    "a fork takes no place that a step in flight still writes, though its output is given up") {
+  Bench<Tree> b;
+  auto s = b.tree.insert(iota(1, 1));
+  s.append(iota(2, 5));  // a private tail, long enough to be shared
+  auto step = b.tree.begin_step();
+  CHECK(step.add(s));
+  auto first = b.submit(std::move(step));
+  step = b.tree.begin_step();
+  CHECK(step.add(s));  // writes behind the tail, on an output to come
+  auto second = b.submit(std::move(step));
+  b.device.run_next();
+  { const auto done = std::move(first).finished(); }  // which is given up
+  auto twin = s.fork();
+  CHECK(b.tree.stats().forks_shared == 1);
+  twin.append(iota(70, 4));
+  const TokenRange range = twin.loadable();
+  b.device.load(twin, range);  // by the host, while the second step may run
+  twin.mark_loaded(range);
+  b.device.run_next();
+  { const auto done = std::move(second).finished(); }
+  CHECK(twin.num_written() == 10);
+  CHECK(b.device.wrong(twin) == 0);
+  s.append(iota(80, 3));
+  b.run({&s});
+  CHECK(b.device.wrong(s) + b.device.wrong(twin) == 0);
   b.tree.check_invariants();
 }
 
