@@ -23,6 +23,7 @@
 
 #include "../examples/support/json.hpp"
 #include "chunkattn/cuda/chunk_attention.cuh"
+#include "chunkattn/plan/arrays.hpp"
 
 namespace {
 
@@ -147,15 +148,13 @@ Case make_case(std::string name, int batch, int qo_heads, int kv_heads, int shar
   return c;
 }
 
-struct Plan {
-  std::vector<chunkattn::Segment> segments;
-  std::vector<chunkattn::Piece> pieces;
-  std::vector<std::int32_t> row_token, row_kv_len, row_segment;
-  std::vector<chunkattn::WriteTarget> writes;
+struct Plan : chunkattn::PlanArrays {
   int num_slots = 0;
   double stored_tokens = 0;
 
   explicit Plan(const Case& c) {
+    chunk_size = 64;
+    topology = pieces_version = 1;
     const std::size_t levels = c.nodes.size();
     // The first row below each node: leaves are rows, a parent begins where its first child does.
     std::vector<std::vector<int>> begin(levels), above(levels);
@@ -197,20 +196,8 @@ struct Plan {
     segments.push_back(s);
     return static_cast<int>(segments.size()) - 1;
   }
-  chunkattn::LiveView view() const {
-    chunkattn::PlanView view;
-    view.num_rows = static_cast<int>(row_token.size());
-    view.num_segments = static_cast<int>(segments.size());
-    view.num_pieces = static_cast<int>(pieces.size());
-    view.chunk_size = 64;
-    view.segments = segments.data();
-    view.pieces = pieces.data();
-    view.row_token = row_token.data();
-    view.row_kv_len = row_kv_len.data();
-    view.row_segment = row_segment.data();
-    view.writes = writes.data();
-    view.topology = view.pieces_version = 1;
-    return chunkattn::LiveView::unchecked(view);  // no step of a tree stands behind it
+  chunkattn::LiveView view() const {  // no step of a tree stands behind it
+    return chunkattn::LiveView::unchecked(PlanArrays::view());
   }
 };
 
@@ -241,7 +228,7 @@ void run_case(const Case& c, double bandwidth, double rate, double seconds, cuda
     half* base = thrust::raw_pointer_cast(memory.data()) +
                  2 * elements * static_cast<std::size_t>(r % layers);
     const auto layer =
-        chunkattn::make_kv_view(base, base + elements, plan.num_slots, c.kv_heads, 64, d);
+        chunkattn::make_kv_view(base, base + elements, {plan.num_slots, c.kv_heads, 64, d});
     attention.run(layer, plan.view(),
                   std::span<const half>(thrust::raw_pointer_cast(q.data()), q.size()),
                   std::span<half>(thrust::raw_pointer_cast(out.data()), out.size()), {}, stream);

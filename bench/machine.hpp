@@ -5,19 +5,16 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <memory>
-#include <new>
-#include <string>
+#include <cstring>
 #include <vector>
 
 #if defined(__linux__)
-#include <sys/mman.h>
 #include <unistd.h>
 #endif
 
 #include "chunkattn/base/executor.hpp"
-#include "chunkattn/cpu/simd.hpp"
+#include "examples/support/huge_buffer.hpp"
+#include "examples/support/machine_limits.hpp"
 
 namespace bench {
 
@@ -45,56 +42,6 @@ struct Rates {
   }
 };
 
-/// Memory on huge pages where the system has them, touched.
-class Buffer {
- public:
-  explicit Buffer(std::size_t bytes) : bytes_(bytes) {
-    data_ = static_cast<char*>(::operator new (bytes, std::align_val_t{alignment}));
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    madvise(data_, bytes, MADV_HUGEPAGE);
-#endif
-    std::fill_n(data_, bytes, char{1});
-  }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() {
-    ::operator delete (data_, std::align_val_t{alignment});
-  }
-
-  [[nodiscard]] const float* floats() const {
-    return reinterpret_cast<const float*>(data_);
-  }
-  [[nodiscard]] std::size_t count() const {
-    return bytes_ / sizeof(float);
-  }
-
- private:
-  static constexpr std::size_t alignment = std::size_t{2} << 20;
-  std::size_t bytes_;
-  char* data_;
-};
-
-/// Reads `count` floats, a multiple of 256; independent sums and prefetching 4 KB ahead, four lines
-/// at a time (see cpu::max_burst).
-inline float read_all(const float* from, std::size_t count) {
-  using namespace chunkattn;
-  constexpr int width = simd::native_width;
-  simd::Float<width> sums[4] = {};
-  for (std::size_t i = 0; i + 256 <= count; i += 256) {
-    for (std::size_t j = 0; j < 256; j += 64) {
-      for (std::size_t line = 0; line < 64; line += 16)
-        __builtin_prefetch(from + i + j + line + 1024, 0, 2);
-      for (std::size_t k = 0; k < 64; k += 4 * width)
-        simd::repeat<4>([&](auto s) CHUNKATTN_LAMBDA {
-          sums[s] = sums[s] + simd::load<width>(from + i + j + k + s * width);
-        });
-    }
-  }
-  float total = 0;
-  for (const auto& sum : sums) total += simd::reduce_sum<width>(sum);
-  return total;
-}
-
 inline std::size_t last_level_cache_bytes() {
 #if defined(_SC_LEVEL3_CACHE_SIZE)
   const long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -111,7 +58,8 @@ class Machine {
  public:
   /// \param dram_bytes  read in rotation, far beyond the caches
   explicit Machine(chunkattn::ThreadPool& pool, std::size_t dram_bytes = std::size_t{2} << 30)
-      : pool_(pool), sink_(static_cast<std::size_t>(pool.concurrency()) * 16), buffer_(dram_bytes) {
+      : pool_(pool), sink_(static_cast<std::size_t>(pool.concurrency()) * 8), buffer_(dram_bytes) {
+    std::memset(buffer_.as<char>(), 1, dram_bytes);
     // Where memory is virtual, the first pass over fresh pages is slow.
     const std::size_t samples = dram_bytes / sample_bytes;
     for (std::size_t i = 0; i < samples; ++i) static_cast<void>(sample());
@@ -126,16 +74,15 @@ class Machine {
 
   /// Both rates at this moment, reading the next `bytes`, rounded up to 64 MB.
   [[nodiscard]] Rates sample(double bytes = 0) {
-    const std::size_t floats = sample_bytes / sizeof(float);
     double seconds = 0;
     int pieces = 0;
     do {
-      if (at_ + floats > buffer_.count()) at_ = 0;
-      seconds += 1 / read_rate(buffer_.floats() + at_, floats);
-      at_ += floats;
+      if (at_ + sample_bytes > buffer_.bytes()) at_ = 0;
+      seconds += 1 / read_rate(at_, sample_bytes);
+      at_ += sample_bytes;
       ++pieces;
     } while (static_cast<double>(pieces) * sample_bytes < bytes);
-    return {pieces / seconds, fma_rate()};
+    return {pieces / seconds, examples::fma_rate(pool_, 100'000, sink_[0])};
   }
   /// What was measured at the start.
   [[nodiscard]] const Rates& overall() const { return overall_; }
@@ -146,7 +93,7 @@ class Machine {
     const std::size_t bytes = std::min(last_level_cache_bytes() / 2, std::size_t{24} << 20);
     if (bytes == 0) return 0;
     for (int round = 0; round < 34; ++round) {
-      const double rate = read_rate(buffer_.floats(), bytes / sizeof(float));
+      const double rate = read_rate(0, bytes);
       if (round >= 3) rates.push_back(rate);  // the first ones fill the cache
     }
     return median(rates);
@@ -156,44 +103,22 @@ class Machine {
   static constexpr std::size_t sample_bytes = std::size_t{64} << 20;
 
   // Each thread reads its part.
-  double read_rate(const float* from, std::size_t count) {
+  double read_rate(std::size_t from, std::size_t bytes) {
     const int threads = pool_.concurrency();
-    const std::size_t share = count / static_cast<std::size_t>(threads) / 256 * 256;
-    const auto start = Clock::now();
-    pool_.parallel_for(threads, [&](int t) {
-      const auto i = static_cast<std::size_t>(t);
-      sink_[i * 16] += read_all(from + i * share, share);
-    });
-    return static_cast<double>(share * sizeof(float)) * threads / seconds_since(start);
-  }
-
-  // Fused multiply-adds on registers, in independent chains.
-  double fma_rate() {
-    using namespace chunkattn;
-    constexpr int width = simd::native_width;
-    constexpr int chains = simd::num_accumulators < 12 ? 12 : simd::num_accumulators;
-    constexpr int steps = 100'000;
-    const auto start = Clock::now();
-    pool_.parallel_for(pool_.concurrency(), [&](int t) {
-      simd::Float<width> sums[chains];
-      simd::repeat<chains>([&](auto c) CHUNKATTN_LAMBDA {
-        sums[c] = simd::broadcast<width>(static_cast<float>(c));
+    const std::size_t share = bytes / static_cast<std::size_t>(threads) / 1024 * 1024;
+    const char* const data = buffer_.as<char>() + from;
+    const double ms = examples::milliseconds([&] {
+      pool_.parallel_for(threads, [&](int t) {
+        const auto i = static_cast<std::size_t>(t);
+        sink_[i * 8] += examples::sum_bytes(data + i * share, share);
       });
-      const simd::Float<width> a = simd::broadcast<width>(0.5f);
-      const simd::Float<width> b = simd::broadcast<width>(1.0f);
-      for (int i = 0; i < steps; ++i) {
-        __asm__ volatile("");  // or the compiler sums up the series
-        simd::repeat<chains>([&](auto c) CHUNKATTN_LAMBDA { sums[c] = simd::fma(sums[c], a, b); });
-      }
-      simd::repeat<chains>(
-          [&](auto c) CHUNKATTN_LAMBDA { sink_[static_cast<std::size_t>(t) * 16] += sums[c][0]; });
     });
-    return 2.0 * width * chains * steps * pool_.concurrency() / seconds_since(start);
+    return static_cast<double>(share) * threads / (ms * 1e-3);
   }
 
   chunkattn::ThreadPool& pool_;
-  std::vector<float> sink_;  // what was computed, so that it is
-  Buffer buffer_;
+  std::vector<std::uint64_t> sink_;  // what was computed, so that it is
+  examples::HugeBuffer buffer_;
   std::size_t at_ = 0;
   Rates overall_;
 };

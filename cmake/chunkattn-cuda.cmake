@@ -19,8 +19,5 @@ macro(chunkattn_add_cuda_target)
     else()
       target_compile_features(chunkattn::cuda INTERFACE cuda_std_20)
     endif()
-    # constexpr functions of the standard library (std::bit_cast and its like) in device code.
-    target_compile_options(chunkattn::cuda INTERFACE
-      "$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:--expt-relaxed-constexpr>")
   endif()
 endmacro()

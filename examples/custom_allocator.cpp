@@ -83,8 +83,11 @@ int main(int argc, char** argv) {
   // The engine's own K and V, [block][head][token][head_dim]; the library only borrows them.
   const std::size_t elements = std::size_t{num_blocks} * num_heads * block_size * head_dim;
   std::vector<float> k_memory(elements), v_memory(elements);
-  const auto kv = chunkattn::make_kv_view(k_memory.data(), v_memory.data(), num_blocks, num_heads,
-                                          block_size, head_dim);
+  const auto kv = chunkattn::make_kv_view(k_memory.data(), v_memory.data(),
+                                          {.num_slots = num_blocks,
+                                           .num_kv_heads = num_heads,
+                                           .chunk_size = block_size,
+                                           .head_dim = head_dim});
 
   chunkattn::PrefixTree<std::int32_t, block_size, BlockAllocator> tree{BlockAllocator(manager)};
   chunkattn::AttentionPlan plan;

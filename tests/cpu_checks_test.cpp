@@ -34,9 +34,9 @@ struct Fixture {
   std::vector<float> k = std::vector<float>(std::size_t{slots} * chunk * dim), v = k;
   std::vector<float> k_scale = std::vector<float>(std::size_t{slots} * chunk), v_scale = k_scale;
   std::vector<std::int8_t> k8 = std::vector<std::int8_t>(k.size()), v8 = k8;
-  KvView<float> view = make_kv_view(k.data(), v.data(), slots, 1, chunk, dim);
+  KvView<float> view = make_kv_view(k.data(), v.data(), {slots, 1, chunk, dim});
   KvView<std::int8_t> view8 =
-      make_kv_view(k8.data(), v8.data(), k_scale.data(), v_scale.data(), slots, 1, chunk, dim);
+      make_kv_view(k8.data(), v8.data(), k_scale.data(), v_scale.data(), {slots, 1, chunk, dim});
 
   // Two segments of two pieces, the last of which is put to the test.
   std::string of_piece(Piece piece) {

@@ -61,7 +61,13 @@ TEST_CASE("merges into the same rows exclude each other, and give back what they
   options.max_depth = 1;
   const test::RandomPlan plan = make_random_plan(random, options);
   cpu::Schedule schedule;
-  schedule.derive(plan.view(), 1, 2, 256, 9, 32, 1, cpu::CostModel{});
+  schedule.derive(plan.view(), {.num_kv_heads = 1,
+                                .group = 2,
+                                .max_lines = 256,
+                                .min_product_lines = 9,
+                                .tile_lines = 32,
+                                .min_tasks = 1,
+                                .cost = {}});
   REQUIRE(schedule.row_blocks().size() == 1);
 
   Partials partials;

@@ -98,8 +98,8 @@ double busy_fraction(const Schedule& schedule, int num_kv_heads, int threads) {
 
 Schedule derive(const test::RandomPlan& plan, int num_kv_heads, int group) {
   Schedule schedule;
-  schedule.derive(plan.view(), num_kv_heads, group, max_lines, min_product_lines, tile_lines,
-                  min_tasks, fp16_cost());
+  schedule.derive(plan.view(), {num_kv_heads, group, max_lines, min_product_lines, tile_lines,
+                                min_tasks, fp16_cost()});
   return schedule;
 }
 

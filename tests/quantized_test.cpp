@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "chunkattn/attention/reference.hpp"
+#include "chunkattn/kv/view.hpp"
 #include "support/random.hpp"
 
 using namespace chunkattn;
@@ -17,7 +19,7 @@ TEST_CASE("a dense view: rows and scales one after the other, heads within slots
   std::vector<std::int8_t> k(std::size_t{slots} * heads * chunk * dim), v(k.size());
   std::vector<float> k_scale(std::size_t{slots} * heads * chunk), v_scale(k_scale.size());
   const auto view =
-      make_kv_view(k.data(), v.data(), k_scale.data(), v_scale.data(), slots, heads, chunk, dim);
+      make_kv_view(k.data(), v.data(), k_scale.data(), v_scale.data(), {slots, heads, chunk, dim});
   CHECK(view.num_slots == slots);
   CHECK(view.num_kv_heads == heads);
   CHECK(view.chunk_size == chunk);
@@ -99,7 +101,7 @@ TEST_CASE("the oracle's rows are scale times integer") {
     }
   }
   float k_scale[2] = {1, 0.5f}, v_scale[2] = {2, 0.25f};
-  const auto view = make_kv_view(k[0], v[0], k_scale, v_scale, 1, 1, 2, 8);
+  const auto view = make_kv_view(k[0], v[0], k_scale, v_scale, {1, 1, 2, 8});
   double row[9] = {};
   row[8] = -1;
   detail::load_row(view, false, 0, 0, 1, row);
@@ -118,7 +120,8 @@ TEST_CASE("a view names what is missing") {
   const auto message = [&](std::int8_t* of_k, std::int8_t* of_v, float* of_k_scale,
                            float* of_v_scale, int slots, int heads, int chunk, int dim) {
     try {
-      static_cast<void>(make_kv_view(of_k, of_v, of_k_scale, of_v_scale, slots, heads, chunk, dim));
+      static_cast<void>(
+          make_kv_view(of_k, of_v, of_k_scale, of_v_scale, {slots, heads, chunk, dim}));
     } catch (const InvalidArgument& error) {
       const std::string text = error.what();
       return text.substr(0, text.find(" ="));
@@ -131,9 +134,9 @@ TEST_CASE("a view names what is missing") {
   CHECK(message(&k, nullptr, &k_scale, &v_scale, 1, 1, 1, 1) == "v");
   CHECK(message(&k, &v, nullptr, &v_scale, 1, 1, 1, 1) == "k_scale");
   CHECK(message(&k, &v, &k_scale, nullptr, 1, 1, 1, 1) == "v_scale");
-  CHECK(message(&k, &v, &k_scale, &v_scale, -1, 1, 1, 1) == "num_slots");
-  CHECK(message(&k, &v, &k_scale, &v_scale, 1, 0, 1, 1) == "num_kv_heads");
-  CHECK(message(&k, &v, &k_scale, &v_scale, 1, 1, 0, 1) == "chunk_size");
-  CHECK(message(&k, &v, &k_scale, &v_scale, 1, 1, 1, 0) == "head_dim");
+  CHECK(message(&k, &v, &k_scale, &v_scale, -1, 1, 1, 1) == "geometry.num_slots");
+  CHECK(message(&k, &v, &k_scale, &v_scale, 1, 0, 1, 1) == "geometry.num_kv_heads");
+  CHECK(message(&k, &v, &k_scale, &v_scale, 1, 1, 0, 1) == "geometry.chunk_size");
+  CHECK(message(&k, &v, &k_scale, &v_scale, 1, 1, 1, 0) == "geometry.head_dim");
 }
 #endif

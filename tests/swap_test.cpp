@@ -62,10 +62,16 @@ float putter(const Tree::Sequence& s, TokenRange range, Cache& cache) {
 }
 
 struct Bench {
-  explicit Bench(std::size_t slots = 64) : tree(PoolAllocator{.max_chunks = slots}) {
+  explicit Bench(std::size_t slots = 64) : slots(slots), tree(PoolAllocator{.max_chunks = slots}) {
     tree.set_free_sink([this](SlotIndex slot) { cache.poison(slot); });
   }
+  /// Where nobody is live: a sequence that takes all there is pushes the cache out and leaves none.
+  void evict_all() {
+    { const auto all = tree.insert(std::vector<int>(8 * slots, -1)); }
+    REQUIRE(tree.stats().used_slots == 0);
+  }
   ~Bench() { tree.set_free_sink({}); }
+  std::size_t slots;
   Tree tree;
   Cache cache{tree, geometry};
   AttentionPlan plan;
@@ -88,8 +94,7 @@ TEST_CASE("what another sequence has still to write is not taken for computed") 
   CHECK(swapped.kv.size() == kv_bytes(b.cache, 12));
   CHECK(swapped.tokens == iota(0, 40));
   writer.leave();
-  b.tree.clear();
-  CHECK(b.tree.stats().used_slots == 0);
+  b.evict_all();
   auto back = resume(b.tree, b.cache, swapped);
   REQUIRE(back);
   CHECK(back->num_written() == 12);
@@ -151,7 +156,7 @@ TEST_CASE("resume never rewrites rows that others share") {
     const std::size_t written = random.index(prompt.size() + 1);
     compute(goes, written, b.cache, 1000);
     const auto swapped = swap_out(goes, b.cache);
-    b.tree.clear();
+    b.evict_all();
     auto other = b.tree.insert(others);  // computes the shared part anew, or some of it
     const std::size_t theirs = random.index(others.size() + 1);
     compute(other, theirs, b.cache, 2000);
@@ -170,6 +175,39 @@ TEST_CASE("resume never rewrites rows that others share") {
     if (ready > kept) REQUIRE(putter(*back, {kept, ready - kept}, b.cache) == 1000);
     REQUIRE(other.num_written() >= theirs);
     b.tree.check_invariants();
+  }
+}
+
+TEST_CASE("K/V from before clear() does not come back as that of the new weights") {
+  for (const bool swapped_before : {true, false}) {
+    CAPTURE(swapped_before);
+    Bench b;
+    auto s = b.tree.insert(iota(0, 30));
+    CHECK(s.weights() == 1);
+    compute(s, 99, b.cache, 100);
+    std::optional<SwappedSequence<int>> swapped;
+    if (swapped_before) swapped = swap_out(s, b.cache);
+    b.tree.clear();
+    if (!swapped_before) {
+      CHECK(s.weights() == 0);
+      CHECK(s.fork().weights() == 0);
+      swapped = swap_out(s, b.cache);
+    }
+    CHECK(swapped->written == 30);
+    auto back = resume(b.tree, b.cache, *swapped);
+    REQUIRE(back);
+    CHECK(back->weights() == 2);
+    CHECK(back->tokens() == iota(0, 30));
+    CHECK(back->num_written() == 0);
+    CHECK(b.tree.match_prefix(iota(0, 30)).cached == 0);
+    compute(*back, 99, b.cache, 200);
+    CHECK(putter(*back, {0, 30}, b.cache) == 200);
+    CHECK(b.tree.match_prefix(iota(0, 30)).cached == 30);
+    // In another tree nothing is known of its weights, but what was old there is old anywhere.
+    Bench other;
+    auto there = resume(other.tree, other.cache, *swapped);
+    REQUIRE(there);
+    CHECK(there->num_written() == (swapped_before ? 30 : 0));
   }
 }
 
@@ -221,7 +259,7 @@ TEST_CASE("a resumed sequence is still its tenant's, with its public part and it
   CHECK(swapped.options.priority == 5);
   for (const bool evicted : {false, true}) {
     CAPTURE(evicted);
-    if (evicted) b.tree.clear();
+    if (evicted) b.evict_all();
     auto back = resume(b.tree, b.cache, swapped);
     REQUIRE(back);
     CHECK(back->options().name_space == options.name_space);

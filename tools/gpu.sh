@@ -52,7 +52,7 @@ nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | 
 cap=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
 arch=${CUDA_ARCH:-$cap}
 [ "$arch" = 90 ] && arch=90a
-flags=(-std=c++20 --expt-relaxed-constexpr -O3 -lineinfo -Iinclude -Itests -I. -I.gpu-pack/include
+flags=(-std=c++20 -O3 -lineinfo -Iinclude -Itests -I. -I.gpu-pack/include
   -gencode "arch=compute_$arch,code=sm_$arch" --threads 4)
 
 build_tests() {

@@ -30,7 +30,10 @@ class Attention final : public AnyAttention {
  private:
   static chunkattn::KvView<T> view(const LayerPointers& layer) {
     return chunkattn::make_kv_view(static_cast<T*>(layer.k), static_cast<T*>(layer.v),
-                                   layer.num_slots, layer.num_kv_heads, layer.chunk_size, HeadDim);
+                                   {.num_slots = layer.num_slots,
+                                    .num_kv_heads = layer.num_kv_heads,
+                                    .chunk_size = layer.chunk_size,
+                                    .head_dim = HeadDim});
   }
   chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, Threads> attention_;
 };

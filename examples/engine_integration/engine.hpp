@@ -73,8 +73,11 @@ struct LayerMemory {
 
   LayerMemory(int num_blocks, int num_kv_heads, int chunk_size, int head_dim)
       : k(size(num_blocks, num_kv_heads, chunk_size, head_dim)), v(k.size()) {
-    view =
-        chunkattn::make_kv_view(k.data(), v.data(), num_blocks, num_kv_heads, chunk_size, head_dim);
+    view = chunkattn::make_kv_view(k.data(), v.data(),
+                                   {.num_slots = num_blocks,
+                                    .num_kv_heads = num_kv_heads,
+                                    .chunk_size = chunk_size,
+                                    .head_dim = head_dim});
   }
 
  private:

@@ -36,30 +36,10 @@
 
 namespace shared_prompt {
 
-/// A plan that owns its arrays.
-struct OwnedPlan {
-  std::vector<chunkattn::Segment> segments;
-  std::vector<chunkattn::Piece> pieces;
-  std::vector<std::int32_t> row_token, row_kv_len, row_segment;
-  std::vector<chunkattn::WriteTarget> writes;
-  std::int32_t chunk_size = 0;
-  std::uint64_t topology = 0;
-
+/// A plan of no tree's step.
+struct OwnedPlan : chunkattn::PlanArrays {
   [[nodiscard]] chunkattn::LiveView view() const {
-    chunkattn::PlanView view;
-    view.num_rows = static_cast<std::int32_t>(row_token.size());
-    view.num_segments = static_cast<std::int32_t>(segments.size());
-    view.num_pieces = static_cast<std::int32_t>(pieces.size());
-    view.chunk_size = chunk_size;
-    view.segments = segments.data();
-    view.pieces = pieces.data();
-    view.row_token = row_token.data();
-    view.row_kv_len = row_kv_len.data();
-    view.row_segment = row_segment.data();
-    view.writes = writes.data();
-    view.topology = topology;
-    view.pieces_version = topology;
-    return chunkattn::LiveView::unchecked(view);  // no step of a tree stands behind it
+    return chunkattn::LiveView::unchecked(PlanArrays::view());
   }
 };
 
@@ -91,7 +71,7 @@ OwnedPlan unshared_plan(const chunkattn::PlanView& plan, int first, int count,
                         std::uint64_t topology, PiecesOfRow&& pieces_of_row) {
   OwnedPlan out;
   out.chunk_size = plan.chunk_size;
-  out.topology = topology;
+  out.topology = out.pieces_version = topology;
   for (int i = 0; i < count; ++i) {
     const std::vector<chunkattn::Piece> pieces = pieces_of_row(first + i);
     const std::int32_t kv_len = plan.row_kv_len[first + i];

@@ -253,7 +253,7 @@ CompareReport compare(chunkattn::ThreadPool& executor,
         examples::cache_sweep_ms(executor, sweep_data, head_bytes, repeats, sink);
     report.cache_read = std::max(report.cache_read, static_cast<double>(head_bytes) * repeats *
                                                         executor.concurrency() / (cache_ms * 1e-3));
-    report.fma = std::max(report.fma, examples::fma_rate(executor, sink));
+    report.fma = std::max(report.fma, examples::fma_rate(executor, 1'000'000, sink));
   }
   if (sink == 42) std::fputc('\0', stderr);  // the sums must be wanted by somebody
   for (Variant& variant : variants) {

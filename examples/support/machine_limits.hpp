@@ -82,10 +82,11 @@ double cache_sweep_ms(Exec& executor, const char* data, std::size_t bytes_each, 
   return ms;
 }
 
-/// fp32 operations per second of all threads (a fused multiply-add counts as two).
+/// fp32 operations per second of all threads (a fused multiply-add counts as two), from so many
+/// iterations of 12 independent chains.
 template <class Exec>
-double fma_rate(Exec& executor, std::uint64_t& sink) {
-  constexpr int iterations = 1'000'000, chains = 12;
+double fma_rate(Exec& executor, int iterations, std::uint64_t& sink) {
+  constexpr int chains = 12;
   const int threads = executor.concurrency();
   float total = 0;
   const double ms = milliseconds([&] {

@@ -1,4 +1,5 @@
-// The whole CPU library in one include. It needs nothing but a C++20 compiler.
+// The whole library in one include. It needs nothing but a C++20 compiler; under nvcc it brings the
+// CUDA backend too.
 #pragma once
 
 #include "attention/reference.hpp"
@@ -12,6 +13,7 @@
 #include "kv/cache.hpp"
 #include "kv/transfer.hpp"
 #include "kv/view.hpp"
+#include "plan/arrays.hpp"
 #include "plan/attention_plan.hpp"
 #include "plan/block_table.hpp"
 #include "plan/view.hpp"
@@ -21,3 +23,8 @@
 #include "tree/retention.hpp"
 #include "tree/sequence.hpp"
 #include "tree/step.hpp"
+
+#if defined(__CUDACC__)
+#include "cuda/chunk_attention.cuh"
+#include "cuda/kv_cache.cuh"
+#endif

@@ -105,7 +105,7 @@ case $mode in
     ;;
   nvcc)
     need_nvcc
-    "$nvcc" -std=c++20 -arch=sm_80 --expt-relaxed-constexpr -I "$root/include" "$here/device.cu" \
+    "$nvcc" -std=c++20 -arch=sm_80 -I "$root/include" "$here/device.cu" \
       -o "$work/consumer"
     "$work/consumer"
     ;;

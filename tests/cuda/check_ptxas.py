@@ -52,7 +52,7 @@ def supported(nvcc, arch):
 
 
 def compile_kernels(nvcc, arch, head_dim, element, out):
-    command = [nvcc, "-std=c++20", "--expt-relaxed-constexpr", "-O3", "-I" + os.path.join(ROOT, "include"),
+    command = [nvcc, "-std=c++20", "-O3", "-I" + os.path.join(ROOT, "include"),
                "-gencode", f"arch=compute_{arch},code=sm_{arch}", "-Xptxas", "-v,-warn-spills",
                "-Xcompiler", "-Wall,-Wextra", f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}",
                "-cubin", "-o", out, os.path.join(HERE, "kernels.cu")]
@@ -156,7 +156,7 @@ def main():
             with open(source, "w") as file:
                 file.write('#include "chunkattn/cuda/chunk_attention.cuh"\nint main() {}\n')
             start = time.time()
-            subprocess.run([nvcc, "-std=c++20", "--expt-relaxed-constexpr", "-I" + os.path.join(ROOT, "include"),
+            subprocess.run([nvcc, "-std=c++20", "-I" + os.path.join(ROOT, "include"),
                             "-gencode", "arch=compute_90a,code=sm_90a", "-c", "-o", os.devnull, source], check=True)
             print(f"cuda/chunk_attention.cuh alone compiles in {time.time() - start:.1f} s")
     if not disassembler:

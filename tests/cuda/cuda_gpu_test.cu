@@ -83,8 +83,8 @@ void check(test::Random& random, const Case& c) {
   ChunkAttention<Cuda, HeadDim> attention(limits, options);
   const auto layer =
       chunkattn::make_kv_view(const_cast<T*>(thrust::raw_pointer_cast(k.data())),
-                              const_cast<T*>(thrust::raw_pointer_cast(v.data())), plan.num_slots,
-                              c.num_kv_heads, c.plan.chunk_size, HeadDim);
+                              const_cast<T*>(thrust::raw_pointer_cast(v.data())),
+                              {plan.num_slots, c.num_kv_heads, c.plan.chunk_size, HeadDim});
   cudaStream_t stream = nullptr;
   REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
   REQUIRE(cudaDeviceSynchronize() == cudaSuccess);

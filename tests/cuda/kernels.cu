@@ -1,8 +1,7 @@
 // Instantiates every attention kernel of the library for one head dimension and element type, for
 // the checks of compiled code: nvcc -DHEAD_DIM=128 -DELEMENT=half -cubin kernels.cu
 #include "chunkattn/cuda/append.cuh"
-#include "chunkattn/cuda/chunk_first.cuh"
-#include "chunkattn/cuda/sequence_first.cuh"
+#include "chunkattn/cuda/kernels.cuh"
 
 using chunkattn::ELEMENT;
 namespace cuda_detail = chunkattn::cuda_detail;

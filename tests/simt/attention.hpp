@@ -7,9 +7,8 @@
 
 #include "simt/emulator.hpp"
 // After the emulator, which takes the place of ptx.cuh.
-#include "chunkattn/cuda/chunk_first.cuh"
+#include "chunkattn/cuda/kernels.cuh"
 #include "chunkattn/cuda/schedule.hpp"
-#include "chunkattn/cuda/sequence_first.cuh"
 
 namespace simt {
 

@@ -357,7 +357,6 @@ inline SharedAddress shared_address(const void* pointer) {
 inline void barrier() {
   block().barrier();
 }
-inline void fence() {}
 
 template <class V>
 V shuffle_xor(V value, int mask) {

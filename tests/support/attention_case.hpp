@@ -29,8 +29,8 @@ struct QuantizedStorage {
     v.resize(k.size());
     k_scale.resize(rows);
     v_scale.resize(rows);
-    view = chunkattn::make_kv_view(k.data(), v.data(), k_scale.data(), v_scale.data(), num_slots,
-                                   num_kv_heads, chunk_size, head_dim);
+    view = chunkattn::make_kv_view(k.data(), v.data(), k_scale.data(), v_scale.data(),
+                                   {num_slots, num_kv_heads, chunk_size, head_dim});
   }
 };
 

@@ -133,6 +133,7 @@ inline constexpr const char* sim_events[] = {
     "plan rebuilt",
     "published tokens",
     "resume",
+    "resume after clear",
     "resume beside a step that writes the same",
     "resume failed",
     "rows behind a draft that was wrong",

@@ -489,8 +489,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
            "all of it is swapped out");
     expect(swapped.data.options.compute_last || !lost_output,
            "the output that was to come is computed after resume()");
-    if (swapped.model.weights == this->weights_ && swapped_.size() < 6)
-      swapped_.push_back(std::move(swapped));
+    if (swapped_.size() < 6) swapped_.push_back(std::move(swapped));
     count("swap out");
   }
 
@@ -516,10 +515,14 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     this->set_tokens(live, swapped.model.tokens);
     live.findable = live.known - live.known % this->unit();
     const std::size_t written = s->num_written();
+    const bool outdated = swapped.model.weights != this->weights_;
+    if (outdated) count("resume after clear");
     if (s->num_pending() == 0) {
       const std::size_t loaded =
-          std::min(swapped.data.written, live.known - (swapped.data.options.compute_last ? 1 : 0));
-      const bool copies = !tree_->core().copies.all().empty();
+          outdated ? 0
+                   : std::min(swapped.data.written,
+                              live.known - (swapped.data.options.compute_last ? 1 : 0));
+      const bool copies = !chunkattn::detail::TreeAccess::core(*tree_).copies.all().empty();
       expect(written >= loaded || copies, "K/V is back in place");
       std::fill_n(live.done.begin(), std::max(loaded, found.cached), 1);
       if (!swapped.data.options.compute_last && written == live.known)

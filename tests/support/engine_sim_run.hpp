@@ -56,7 +56,8 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
     tree_->check_invariants();
     TreeStats stats = tree_->stats();
     expect(stats.live_sequences == 0, "nobody is left");
-    if (tree_->core().copies.all().empty()) {  // else what is to be copied waits
+    if (chunkattn::detail::TreeAccess::core(*tree_).copies.all().empty()) {  // else what is to be
+                                                                             // copied waits
       expect(stats.leaving_sequences == 0, "nobody waits");
       expect(stats.used_slots == stats.retained_slots, "only cache is left");
     }
@@ -230,7 +231,8 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
     for (const LivePtr& live : live_) {
       if (live->tokens.size() > options_.max_length) continue;
       expect(live->handle.num_uncomputed() == 0, "all is computed");
-      expect(live->handle.num_written() == live->known || !tree_->core().copies.all().empty(),
+      expect(live->handle.num_written() == live->known ||
+                 !chunkattn::detail::TreeAccess::core(*tree_).copies.all().empty(),
              "all is written");
     }
     count("everybody");
@@ -296,7 +298,7 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
   }
   /// The node of the sequence's private tail.
   const detail::TreeNode& tail_of(const Live& live) const {
-    const auto& core = tree_->core();
+    const auto& core = chunkattn::detail::TreeAccess::core(*tree_);
     const auto index =
         static_cast<std::int32_t>((static_cast<std::uint64_t>(live.id) - 1) & 0xffffffffu);
     return core.topology.node(core.sequences[index].tail);
@@ -347,7 +349,6 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
     if (one_in(2)) pins_.clear();
     for (const LivePtr& live : live_) live->findable = 0;
     this->remembered_.clear();
-    this->swapped_.clear();
     const MatchResult found = tree_->match_prefix(this->random_prompt(), {});
     expect(found.cached + found.pending == 0, "nothing is found after clear()");
     count("clear");

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chunkattn/kv/view.hpp"
+#include "chunkattn/plan/arrays.hpp"
 #include "chunkattn/plan/view.hpp"
 #include "random.hpp"
 
@@ -31,35 +32,11 @@ struct RandomPlanOptions {
   int unused_slots = 3;         ///< slots that no piece uses
 };
 
-/// Owns the arrays of a PlanView.
-struct RandomPlan {
-  int chunk_size = 0;
+struct RandomPlan : chunkattn::PlanArrays {
   int num_slots = 0;
-  std::vector<chunkattn::Segment> segments;
-  std::vector<chunkattn::Piece> pieces;
-  std::vector<std::int32_t> row_token, row_kv_len, row_segment;
-  std::vector<chunkattn::WriteTarget> writes;
-  std::vector<chunkattn::RowCopy> copies;
-  std::uint64_t topology = 0;
-  std::uint64_t pieces_version = 0;
 
   [[nodiscard]] chunkattn::LiveView view() const {
-    chunkattn::PlanView view;
-    view.num_rows = static_cast<std::int32_t>(row_token.size());
-    view.num_segments = static_cast<std::int32_t>(segments.size());
-    view.num_pieces = static_cast<std::int32_t>(pieces.size());
-    view.num_copies = static_cast<std::int32_t>(copies.size());
-    view.chunk_size = chunk_size;
-    view.segments = segments.data();
-    view.pieces = pieces.data();
-    view.row_token = row_token.data();
-    view.row_kv_len = row_kv_len.data();
-    view.row_segment = row_segment.data();
-    view.writes = writes.data();
-    view.copies = copies.data();
-    view.topology = topology;
-    view.pieces_version = pieces_version;
-    return chunkattn::LiveView::unchecked(view);
+    return chunkattn::LiveView::unchecked(PlanArrays::view());
   }
   [[nodiscard]] int num_rows() const { return static_cast<int>(row_token.size()); }
   [[nodiscard]] bool any_shared() const {
@@ -270,8 +247,8 @@ struct KvStorage {
                       static_cast<std::size_t>(chunk_size) * static_cast<std::size_t>(head_dim);
     k.resize(size);
     v.resize(size);
-    view =
-        chunkattn::make_kv_view(k.data(), v.data(), num_slots, num_kv_heads, chunk_size, head_dim);
+    view = chunkattn::make_kv_view(k.data(), v.data(),
+                                   {num_slots, num_kv_heads, chunk_size, head_dim});
   }
 };
 

@@ -67,7 +67,10 @@ struct ShadowCache {
   [[nodiscard]] KvCacheOptions options() const { return {1, 1, 1}; }
   [[nodiscard]] KvView<std::uint64_t> layer(int) const {
     return make_kv_view(memory->rows.data(), memory->rows.data(),
-                        static_cast<std::int32_t>(memory->epochs.size()), 1, memory->chunk_size, 1);
+                        {.num_slots = static_cast<std::int32_t>(memory->epochs.size()),
+                         .num_kv_heads = 1,
+                         .chunk_size = memory->chunk_size,
+                         .head_dim = 1});
   }
 };
 

@@ -58,6 +58,13 @@ CHUNKATTN_NAMESPACE_END
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
+/// The instruction set that this translation unit's CPU kernels are compiled for: "avx512", "avx2",
+/// "neon", or "portable" (four lanes in plain C++, many times slower): what the compiler's options
+/// allow, for example -march=native.
+[[nodiscard]] constexpr const char* instruction_set() noexcept {
+  return CHUNKATTN_TEXT(CHUNKATTN_ISA);
+}
+
 /// Attention over a prefix tree's plan on one device. Backends specialise it.
 template <class Device, int HeadDim, class Exec = ThreadPool>
 class ChunkAttention;

@@ -64,11 +64,84 @@ inline bool is_nan(double value) noexcept {
   return (std::bit_cast<std::uint64_t>(value) & 0x7fffffffffffffffu) > 0x7ff0000000000000u;
 }
 
-/// Row `token` of K or V as doubles; quantised elements have their own overload.
+/// Row `token` of K or V as doubles.
 template <class T>
 void load_row(const KvView<T>& kv, bool is_v, SlotIndex slot, int kv_head, int token, double* row) {
   const T* from = is_v ? kv.v_row(slot, kv_head, token) : kv.k_row(slot, kv_head, token);
-  for (int i = 0; i < kv.head_dim; ++i) row[i] = static_cast<double>(to_float(from[i]));
+  if constexpr (has_row_scales<T>) {
+    const double scale = static_cast<double>(is_v ? *kv.v_row_scale(slot, kv_head, token)
+                                                  : *kv.k_row_scale(slot, kv_head, token));
+    for (int i = 0; i < kv.head_dim; ++i) row[i] = scale * from[i];
+  } else {
+    for (int i = 0; i < kv.head_dim; ++i) row[i] = static_cast<double>(to_float(from[i]));
+  }
+}
+
+/// K and V of what one row sees, for one KV head, leaf first.
+struct SeenRows {
+  std::vector<double> k, v;  ///< [count][head_dim]
+  std::size_t count = 0;
+
+  template <class T>
+  void gather(const KvView<T>& kv, const PlanView& plan, int row, int kv_head) {
+    const auto dim = static_cast<std::size_t>(kv.head_dim);
+    count = 0;
+    for (int s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent) {
+      const Segment& segment = plan.segments[s];
+      for (int p = 0; p < segment.piece_count; ++p) {
+        const Piece& piece = plan.pieces[segment.piece_begin + p];
+        const int seen = visible_length(piece, plan.row_kv_len[row]);
+        for (int t = 0; t < seen; ++t, ++count) {
+          if (k.size() < (count + 1) * dim) {
+            k.resize(2 * (count + 1) * dim);
+            v.resize(2 * (count + 1) * dim);
+          }
+          load_row(kv, false, piece.slot, kv_head, piece.begin + t, &k[count * dim]);
+          load_row(kv, true, piece.slot, kv_head, piece.begin + t, &v[count * dim]);
+        }
+      }
+    }
+  }
+};
+
+/// One query head of one row: `line` of the result from the query's `head_dim` elements.
+template <class X>
+void reference_line(const X* query, const SeenRows& seen, double scale, std::size_t line,
+                    Reference& result) {
+  const auto dim = static_cast<std::size_t>(result.head_dim);
+  double* const out = &result.out[line * dim];
+  double* const abs_v = &result.abs_v[line * dim];
+  std::vector<double> logits(seen.count);
+  double largest = -std::numeric_limits<double>::max();
+  for (std::size_t t = 0; t < seen.count; ++t) {
+    double dot = 0;
+    double size = 0;
+    for (std::size_t i = 0; i < dim; ++i) {
+      const double product = static_cast<double>(to_float(query[i])) * seen.k[t * dim + i];
+      dot += product;
+      size += std::abs(product);
+    }
+    logits[t] = dot * scale;
+    if (logits[t] > largest) largest = logits[t];
+    size *= scale;  // an infinite one has no rounding error
+    if (size > result.logit_size[line] && size <= std::numeric_limits<double>::max())
+      result.logit_size[line] = size;
+  }
+  double sum = 0;
+  for (std::size_t t = 0; t < seen.count; ++t) {
+    const double p = std::exp(logits[t] - largest);
+    sum += p;
+    for (std::size_t i = 0; i < dim; ++i) {
+      out[i] += p * seen.v[t * dim + i];
+      abs_v[i] += p * std::abs(seen.v[t * dim + i]);
+    }
+  }
+  if (sum == 0) return;
+  for (std::size_t i = 0; i < dim; ++i) {
+    out[i] /= sum;
+    abs_v[i] /= sum;
+  }
+  result.lse[line] = largest + std::log(sum);
 }
 
 }  // namespace detail
@@ -103,69 +176,15 @@ template <class T, class X>
   result.lse.assign(q.size() / dim, std::bit_cast<double>(std::uint64_t{0xfff0000000000000u}));
   result.logit_size.assign(q.size() / dim, 0.0);
 
-  struct Token {
-    SlotIndex slot;
-    int offset;
-  };
-  std::vector<Token> tokens;
-  std::vector<double> logits, k_rows, v_rows, query(dim);
+  const auto num_qo_heads = static_cast<std::size_t>(result.num_qo_heads);
+  detail::SeenRows seen;
   for (int row = 0; row < plan.num_rows; ++row) {
-    tokens.clear();
-    for (int s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent) {
-      const Segment& segment = plan.segments[s];
-      for (int p = 0; p < segment.piece_count; ++p) {
-        const Piece& piece = plan.pieces[segment.piece_begin + p];
-        const int seen = visible_length(piece, plan.row_kv_len[row]);
-        for (int t = 0; t < seen; ++t) tokens.push_back({piece.slot, piece.begin + t});
-      }
-    }
-    if (tokens.empty()) continue;
-    logits.resize(tokens.size());
-    k_rows.resize(tokens.size() * dim);
-    v_rows.resize(tokens.size() * dim);
     for (int head = 0; head < result.num_qo_heads; ++head) {
-      if (head % group == 0) {
-        for (std::size_t t = 0; t < tokens.size(); ++t) {
-          const auto [slot, offset] = tokens[t];
-          detail::load_row(kv, false, slot, head / group, offset, &k_rows[t * dim]);
-          detail::load_row(kv, true, slot, head / group, offset, &v_rows[t * dim]);
-        }
-      }
-      const std::size_t line = static_cast<std::size_t>(plan.row_token[row]) *
-                                   static_cast<std::size_t>(result.num_qo_heads) +
+      if (head % group == 0) seen.gather(kv, plan, row, head / group);
+      if (seen.count == 0) break;
+      const std::size_t line = static_cast<std::size_t>(plan.row_token[row]) * num_qo_heads +
                                static_cast<std::size_t>(head);
-      for (std::size_t i = 0; i < dim; ++i)
-        query[i] = static_cast<double>(to_float(q[line * dim + i]));
-      double largest = -std::numeric_limits<double>::max();
-      for (std::size_t t = 0; t < tokens.size(); ++t) {
-        double dot = 0;
-        double size = 0;
-        for (std::size_t i = 0; i < dim; ++i) {
-          const double product = query[i] * k_rows[t * dim + i];
-          dot += product;
-          size += std::abs(product);
-        }
-        logits[t] = dot * scale;
-        if (logits[t] > largest) largest = logits[t];
-        size *= scale;  // an infinite one has no rounding error
-        if (size > result.logit_size[line] && size <= std::numeric_limits<double>::max())
-          result.logit_size[line] = size;
-      }
-      double sum = 0;
-      for (std::size_t t = 0; t < tokens.size(); ++t) {
-        const double p = std::exp(logits[t] - largest);
-        sum += p;
-        for (std::size_t i = 0; i < dim; ++i) {
-          result.out[line * dim + i] += p * v_rows[t * dim + i];
-          result.abs_v[line * dim + i] += p * std::abs(v_rows[t * dim + i]);
-        }
-      }
-      if (sum == 0) continue;
-      for (std::size_t i = 0; i < dim; ++i) {
-        result.out[line * dim + i] /= sum;
-        result.abs_v[line * dim + i] /= sum;
-      }
-      result.lse[line] = largest + std::log(sum);
+      detail::reference_line(&q[line * dim], seen, scale, line, result);
     }
   }
   return result;

@@ -13,10 +13,10 @@
 // such logits only is empty.
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
 
+#include "../base/bit_cast.hpp"
 #include "../base/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -41,16 +41,22 @@ struct MergedState {
   float weight_b;      ///< factor of the second one's
 };
 
+/// The base that a state's maximum and logarithms are in. Device kernels use one of base 2.
+struct BaseE {
+  [[nodiscard]] CHUNKATTN_HD static float exp(float x) noexcept { return std::exp(x); }
+  [[nodiscard]] CHUNKATTN_HD static float log(float x) noexcept { return std::log(x); }
+};
+
 /// Merges the states of two disjoint sets. Two empty ones give an empty one, never NaN; the weight
 /// of an empty side is 0.
-[[nodiscard]] CHUNKATTN_HD inline MergedState merge_states(SoftmaxState a,
-                                                           SoftmaxState b) noexcept {
+template <class Base = BaseE>
+[[nodiscard]] CHUNKATTN_HD MergedState merge_states(SoftmaxState a, SoftmaxState b) noexcept {
   if (b.empty()) return {a, a.empty() ? 0.0f : 1.0f, 0.0f};
   if (a.empty()) return {b, 0.0f, 1.0f};
   MergedState merged;
   merged.state.max = a.max > b.max ? a.max : b.max;
-  merged.weight_a = std::exp(a.max - merged.state.max);
-  merged.weight_b = std::exp(b.max - merged.state.max);
+  merged.weight_a = Base::exp(a.max - merged.state.max);
+  merged.weight_b = Base::exp(b.max - merged.state.max);
   merged.state.sum = a.sum * merged.weight_a + b.sum * merged.weight_b;
   return merged;
 }
@@ -58,12 +64,13 @@ struct MergedState {
 /// What an empty row reports as its lse: minus infinity, made from bits so that -ffast-math cannot
 /// take it for granted that it does not exist.
 [[nodiscard]] CHUNKATTN_HD inline float empty_lse() noexcept {
-  return std::bit_cast<float>(std::uint32_t{0xff800000u});
+  return detail::bit_cast<float>(std::uint32_t{0xff800000u});
 }
 
-/// Natural logarithm of the sum of exp(w_i); minus infinity for the empty set.
-[[nodiscard]] CHUNKATTN_HD inline float log_sum_exp(SoftmaxState state) noexcept {
-  return state.empty() ? empty_lse() : state.max + std::log(state.sum);
+/// Logarithm of the sum of exp(w_i); minus infinity for the empty set.
+template <class Base = BaseE>
+[[nodiscard]] CHUNKATTN_HD float log_sum_exp(SoftmaxState state) noexcept {
+  return state.empty() ? empty_lse() : state.max + Base::log(state.sum);
 }
 
 /// 1 / d, or 0 for the empty set, whose output is therefore 0.
@@ -77,8 +84,8 @@ struct MergedState {
 CHUNKATTN_HD inline void merge_outputs(float* out_a, float& lse_a, const float* out_b, float lse_b,
                                        int head_dim) noexcept {
   const auto is_empty = [](float lse) {  // compared as bits: the value may be an infinity
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(lse);
-    return bits >= std::bit_cast<std::uint32_t>(-3.0e38f) && bits <= 0xff800000u;  // NaN is above
+    const std::uint32_t bits = detail::bit_cast<std::uint32_t>(lse);
+    return bits >= detail::bit_cast<std::uint32_t>(-3.0e38f) && bits <= 0xff800000u;  // NaN is above
   };
   if (is_empty(lse_b)) return;
   if (is_empty(lse_a)) {

@@ -54,4 +54,40 @@ concept Executor = requires(E& e, void (*f)(int)) {
   e.parallel_for(1, f);
 };
 
+/// What K/V memory follows: PrefixTree.
+///
+/// - `chunk_size`: tokens per slot.
+/// - `num_slots()`: slots handed out so far; `slot_source()`: the same for as long as one likes.
+template <class T>
+concept SlotOwner = requires(const T& tree) {
+  { T::chunk_size } -> std::convertible_to<int>;
+  { tree.num_slots() } -> std::convertible_to<std::size_t>;
+  { tree.slot_source() } -> std::same_as<SlotSource>;
+};
+
+/// Where a sequence's tokens lie: Sequence.
+///
+/// - `size()` known tokens, behind them `num_reserved()` places; `num_scheduled()` are computed or
+///   on their way.
+/// - `for_each_run(range, f)` calls f(const Piece&) for the runs of path positions inside one slot.
+template <class S>
+concept PlacedSequence = requires(const S& sequence, void (*f)(const Piece&)) {
+  { S::chunk_size } -> std::convertible_to<int>;
+  { sequence.size() } -> std::convertible_to<std::size_t>;
+  { sequence.num_reserved() } -> std::convertible_to<std::size_t>;
+  { sequence.num_scheduled() } -> std::convertible_to<std::size_t>;
+  sequence.for_each_run({0, 1}, f);
+};
+
+/// K and V memory of a model's layers: KvCache, or an engine's own.
+///
+/// - `layer(l)`: the KvView of layer l. `options()`: the KvCacheOptions, or what has its fields.
+template <class C>
+concept KvProvider = requires(C& cache, const C& constant) {
+  cache.layer(0).k_row(SlotIndex{0}, 0, 0);
+  { constant.options().num_layers } -> std::convertible_to<int>;
+  { constant.options().num_kv_heads } -> std::convertible_to<int>;
+  { constant.options().head_dim } -> std::convertible_to<int>;
+};
+
 CHUNKATTN_NAMESPACE_END

@@ -11,7 +11,7 @@
 // linked into one program without their inline functions being merged.
 #define CHUNKATTN_NAMESPACE_BEGIN \
   namespace chunkattn {           \
-  inline namespace v0_1 {
+  inline namespace v0_2 {
 #define CHUNKATTN_NAMESPACE_END \
   }                             \
   }
@@ -34,6 +34,9 @@
 #else
 #define CHUNKATTN_ISA portable
 #endif
+
+#define CHUNKATTN_TEXT_OF(name) #name
+#define CHUNKATTN_TEXT(name) CHUNKATTN_TEXT_OF(name)
 
 #define CHUNKATTN_ISA_NAMESPACE_BEGIN \
   CHUNKATTN_NAMESPACE_BEGIN           \

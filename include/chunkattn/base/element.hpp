@@ -1,11 +1,12 @@
-// Element types of K and V: float, half (IEEE binary16) and bfloat16, with exact conversions.
+// Element types: float, half (IEEE binary16) and bfloat16, with exact conversions; K and V may also
+// be 8-bit integers with a scale per row.
 #pragma once
 
-#include <bit>
 #include <concepts>
 #include <cstdint>
 #include <type_traits>
 
+#include "bit_cast.hpp"
 #include "config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -26,6 +27,14 @@ struct bfloat16 {
 template <class T>
 concept KvElement = std::same_as<T, float> || std::same_as<T, half> || std::same_as<T, bfloat16>;
 
+/// What the CPU backend reads K and V as: the float types, or std::int8_t with scales.
+template <class T>
+concept CpuKvElement = KvElement<T> || std::same_as<T, std::int8_t>;
+
+/// Whether each row of K and V has a float scale beside its elements.
+template <class T>
+inline constexpr bool has_row_scales = std::same_as<T, std::int8_t>;
+
 /// What Q and O may be passed as.
 template <class T>
 concept QoElement = KvElement<T>;
@@ -38,21 +47,21 @@ CHUNKATTN_HD constexpr float to_float(half value) noexcept {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x8000u) << 16;
   const std::uint32_t exponent = (value.bits >> 10) & 0x1fu;
   std::uint32_t fraction = value.bits & 0x3ffu;
-  if (exponent == 0x1fu) return std::bit_cast<float>(sign | 0x7f800000u | (fraction << 13));
+  if (exponent == 0x1fu) return detail::bit_cast<float>(sign | 0x7f800000u | (fraction << 13));
   if (exponent != 0)
-    return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (fraction << 13));
-  if (fraction == 0) return std::bit_cast<float>(sign);
+    return detail::bit_cast<float>(sign | ((exponent + 112u) << 23) | (fraction << 13));
+  if (fraction == 0) return detail::bit_cast<float>(sign);
   std::uint32_t shifted = 113u;  // subnormal half: normalise, every one is a normal float
   while ((fraction & 0x400u) == 0) {
     fraction <<= 1;
     --shifted;
   }
-  return std::bit_cast<float>(sign | (shifted << 23) | ((fraction & 0x3ffu) << 13));
+  return detail::bit_cast<float>(sign | (shifted << 23) | ((fraction & 0x3ffu) << 13));
 }
 
 /// Exact.
 CHUNKATTN_HD constexpr float to_float(bfloat16 value) noexcept {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
+  return detail::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
 }
 
 CHUNKATTN_HD constexpr float to_float(float value) noexcept {
@@ -61,7 +70,7 @@ CHUNKATTN_HD constexpr float to_float(float value) noexcept {
 
 /// Rounds to nearest, ties to even; overflow becomes infinity, NaN stays a quiet NaN.
 CHUNKATTN_HD constexpr half to_half(float value) noexcept {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t bits = detail::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;
   const std::uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u)
@@ -84,7 +93,7 @@ CHUNKATTN_HD constexpr half to_half(float value) noexcept {
 
 /// Rounds to nearest, ties to even; NaN stays a quiet NaN.
 CHUNKATTN_HD constexpr bfloat16 to_bfloat16(float value) noexcept {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t bits = detail::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<std::uint16_t>((bits >> 16) | 0x40u)};
   return {static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }

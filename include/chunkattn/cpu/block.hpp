@@ -15,7 +15,6 @@
 
 #include "../attention/state.hpp"
 #include "../base/config.hpp"
-#include "../kv/quantized.hpp"
 #include "../kv/view.hpp"
 #include "../plan/view.hpp"
 #include "schedule.hpp"
@@ -56,7 +55,7 @@ struct Block {
       k[at + i] = k_row + i * kv.stride_token;
       v[at + i] = v_row + i * kv.stride_token;
     }
-    if constexpr (std::is_same_v<T, std::int8_t>) {
+    if constexpr (has_row_scales<T>) {
       const float* k_row_scale = kv.k_row_scale(run.slot, kv_head, run.begin);
       const float* v_row_scale = kv.v_row_scale(run.slot, kv_head, run.begin);
       for (int i = 0; i < run.count; ++i) {
@@ -70,7 +69,7 @@ struct Block {
   void pad() noexcept {
     for (int i = 0; i < padding; ++i) {
       k[count + i] = k[count - 1];
-      if constexpr (std::is_same_v<T, std::int8_t>) k_scale[count + i] = 0;
+      if constexpr (has_row_scales<T>) k_scale[count + i] = 0;
     }
   }
 };

@@ -10,7 +10,6 @@
 
 #include "../base/config.hpp"
 #include "../base/error.hpp"
-#include "../kv/quantized.hpp"
 #include "../kv/view.hpp"
 #include "../plan/view.hpp"
 
@@ -44,7 +43,7 @@ void check_view(const KvView<T>& view, const PlanView& plan, int head_dim) {
                  static_cast<const void*>(view.k), "memory of K");
   check_argument(view.v != nullptr || view.v_slabs != nullptr, "layer.v",
                  static_cast<const void*>(view.v), "memory of V");
-  if constexpr (std::is_same_v<T, std::int8_t>) {
+  if constexpr (has_row_scales<T>) {
     check_argument(view.k_scale != nullptr || view.k_scale_slabs != nullptr, "layer.k_scale",
                    static_cast<const void*>(view.k_scale), "memory of K's scales");
     check_argument(view.v_scale != nullptr || view.v_scale_slabs != nullptr, "layer.v_scale",

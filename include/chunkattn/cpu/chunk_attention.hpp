@@ -217,11 +217,16 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     const int min_tasks = options_.min_tasks > 0                     ? options_.min_tasks
                           : options_.reduce == Reduce::deterministic ? 64
                                                                      : 4 * threads;
-    cpu::CostModel cost;
-    cost.bytes_per_token = 2.0 * HeadDim * static_cast<double>(sizeof(T));
-    cost.flops_per_token_line = 4.0 * HeadDim;
-    schedule_.derive(plan, num_kv_heads, group, max_lines, min_product_lines<T>, cpu::tile_lines,
-                     min_tasks, cost);
+    cpu::ScheduleOptions wanted;
+    wanted.num_kv_heads = num_kv_heads;
+    wanted.group = group;
+    wanted.max_lines = max_lines;
+    wanted.min_product_lines = min_product_lines<T>;
+    wanted.tile_lines = cpu::tile_lines;
+    wanted.min_tasks = min_tasks;
+    wanted.cost.bytes_per_token = 2.0 * HeadDim * static_cast<double>(sizeof(T));
+    wanted.cost.flops_per_token_line = 4.0 * HeadDim;
+    schedule_.derive(plan, wanted);
 
     // Products are computed head by head, so that the head's private tails come in meanwhile.
     const auto& row_blocks = schedule_.row_blocks();

@@ -123,7 +123,7 @@ template <class T>
   Vector largest = old_max;
   for (int t = 0; t < count; ++t) {
     Vector s = simd::load<width>(logits + t * tile_lines);
-    if constexpr (std::is_same_v<T, std::int8_t>) {
+    if constexpr (has_row_scales<T>) {
       s = s * simd::broadcast<width>(block.k_scale[t]);
       simd::store(logits + t * tile_lines, s);
     }
@@ -138,7 +138,7 @@ template <class T>
     if (!full)
       p = simd::select<width>(simd::broadcast_int<width>(t) < seen, p, simd::zero<width>());
     total = total + p;
-    if constexpr (std::is_same_v<T, std::int8_t>) p = p * simd::broadcast<width>(block.v_scale[t]);
+    if constexpr (has_row_scales<T>) p = p * simd::broadcast<width>(block.v_scale[t]);
     simd::store(logits + t * tile_lines, p);
   }
   simd::store(max, largest);
@@ -205,115 +205,154 @@ template <int HeadDim, int Lines, int Vectors, class Rows>
   });
 }
 
+/// The lines that a block is computed for: [begin, begin + count) of the task, cut into tiles.
+struct BlockLines {
+  int begin;
+  int count;
+  int seen = 0;            ///< tokens of the block that some line sees
+  bool same_view = true;   ///< every line sees all of these
+  bool max_moved = false;  ///< some line's maximum rose: outputs are to be rescaled
+
+  [[nodiscard]] int num_tiles() const noexcept { return (count + tile_lines - 1) / tile_lines; }
+};
+
+/// How many lines of `ahead` each of `steps` steps asks for, if half of all is asked for in them.
+inline int burst_of(int half, int steps) noexcept {
+  return std::min(max_burst, half / std::max(1, steps) + 1);
+}
+
+/// K, a part of the block at a time, against all tiles: state.p receives logits.
+template <int HeadDim, class T>
+CHUNKATTN_INLINE void block_logits(const Block<T>& block, const BlockLines& lines,
+                                   LineState<HeadDim>& state, LineCursor& ahead,
+                                   int half) noexcept {
+  const int num_tiles = lines.num_tiles();
+  const int burst = burst_of(
+      half, (lines.seen + logit_group - 1) / logit_group * (HeadDim / logit_step) * num_tiles);
+  for (int begin = 0; begin < lines.seen; begin += logit_tokens) {
+    const int count = std::min(logit_tokens, lines.seen - begin);
+    const auto k = [&] {
+      if constexpr (std::is_same_v<T, float>)
+        return ScatteredRows{block.k + begin};
+      else
+        return widened<HeadDim, HeadDim>(block.k + begin, count, 0, state.scratch);
+    }();
+    for (int tile = 0; tile < num_tiles; ++tile) {
+      const float* const q = state.q_transposed + lines.begin + tile * tile_lines;
+      float* const logits = state.p + (tile * block_tokens + begin) * tile_lines;
+      if (lines.count - tile * tile_lines > simd::native_width)
+        tile_logits<HeadDim, 2>(k, count, q, state.transposed_stride, tile == 0, ahead, burst,
+                                logits);
+      else
+        tile_logits<HeadDim, 1>(k, count, q, state.transposed_stride, tile == 0, ahead, burst,
+                                logits);
+    }
+  }
+}
+
+/// Turns the logits in state.p into probabilities; notes in `lines` what the values need to know.
+template <int HeadDim, class T>
+CHUNKATTN_INLINE void block_softmax(const Block<T>& block, BlockLines& lines,
+                                    LineState<HeadDim>& state) noexcept {
+  constexpr int width = simd::native_width;
+  for (int tile = 0; tile < lines.num_tiles(); ++tile) {
+    const int first = lines.begin + tile * tile_lines;
+    const int count = std::min(tile_lines, lines.count - tile * tile_lines);
+    alignas(64) std::int32_t visible[tile_lines] = {};
+    int least = lines.seen;
+    for (int l = 0; l < count; ++l) {
+      visible[l] = visible_tokens(block, state, first + l);
+      least = std::min(least, visible[l]);
+    }
+    lines.same_view = lines.same_view && least == lines.seen;
+    float* const p = state.p + tile * block_tokens * tile_lines;
+    for (int l = 0; l < count; l += width) {
+      const bool full = least == lines.seen && count - l >= width;
+      lines.max_moved |=
+          tile_softmax(block, lines.seen, full, visible + l, p + l, state.max + first + l,
+                       state.sum + first + l, state.rescale + tile * tile_lines + l);
+    }
+  }
+}
+
+/// Columns [begin, begin + Vectors * width) of the outputs of `Lines` lines from `line` on. Tokens
+/// that only some of them see are added line by line.
+template <int HeadDim, int Lines, int Vectors, class T, class Rows>
+CHUNKATTN_INLINE void group_values(const Block<T>& block, const BlockLines& lines, int line, Rows v,
+                                   int begin, LineState<HeadDim>& state, LineCursor& ahead,
+                                   int burst) noexcept {
+  constexpr int num_columns = Vectors * simd::width_for<HeadDim>;
+  const float* const p =
+      state.p + line / tile_lines * block_tokens * tile_lines + line % tile_lines;
+  const float* const rescale = lines.max_moved ? state.rescale + line : nullptr;
+  float* const out = state.out + (lines.begin + line) * HeadDim;
+  int common = lines.seen;  // tokens that all of these lines see
+  if (!lines.same_view)
+    for (int l = 0; l < Lines; ++l)
+      common = std::min(common, visible_tokens(block, state, lines.begin + line + l));
+  tile_values<HeadDim, Lines, Vectors>(p, v, common, begin, rescale, out, line == 0, ahead, burst);
+  if (lines.same_view) return;
+  for (int l = 0; l < Lines; ++l)
+    for (int t = common; t < visible_tokens(block, state, lines.begin + line + l); ++t)
+      add_value<num_columns>(p[t * tile_lines + l], v[t] + (Rows::packed ? 0 : begin),
+                             out + l * HeadDim + begin);
+}
+
+/// Vectors and lines of the output tile that is held in registers.
+inline constexpr int wide_columns = 2;
+inline constexpr int line_group = simd::num_accumulators / wide_columns;
+
+/// Columns [begin, begin + Vectors * width) of all outputs: P·V, a group of lines at a time.
+template <int HeadDim, int Vectors, class T>
+CHUNKATTN_INLINE void column_values(const Block<T>& block, const BlockLines& lines, int begin,
+                                    LineState<HeadDim>& state, LineCursor& ahead,
+                                    int burst) noexcept {
+  const auto v = [&] {
+    if constexpr (std::is_same_v<T, float>)
+      return ScatteredRows{block.v};
+    else
+      return widened<HeadDim, Vectors * simd::width_for<HeadDim>>(block.v, lines.seen, begin,
+                                                                  state.scratch);
+  }();
+  int line = 0;
+  const auto group = [&]<int Lines>(std::integral_constant<int, Lines>) CHUNKATTN_LAMBDA {
+    group_values<HeadDim, Lines, Vectors>(block, lines, line, v, begin, state, ahead, burst);
+    line += Lines;
+  };
+  while (line < lines.count) {
+    const int left = lines.count - line;
+    if (left >= line_group)
+      group(std::integral_constant<int, line_group>{});
+    else if (line_group > 4 && left >= 4)
+      group(std::integral_constant<int, 4>{});
+    else if (left >= 2)
+      group(std::integral_constant<int, 2>{});
+    else
+      group(std::integral_constant<int, 1>{});
+  }
+}
+
 /// One block for lines [line0, line0 + num_lines).
 template <int HeadDim, class T>
 void chunk_first_block(const Block<T>& block, int line0, int num_lines, LineState<HeadDim>& state,
                        LineCursor& ahead) noexcept {
-  constexpr int width = simd::native_width;
-  constexpr bool widen = !std::is_same_v<T, float>;
-  const int num_tiles = (num_lines + tile_lines - 1) / tile_lines;
-
-  // K, a part of the block at a time, against all tiles.
-  int seen_by_any = 0;
+  BlockLines lines{line0, num_lines};
   for (int l = 0; l < num_lines; ++l)
-    seen_by_any = std::max(seen_by_any, visible_tokens(block, state, line0 + l));
-  if (seen_by_any == 0) return;
-  // Half of the lines are asked for during each product, a few at each of its steps.
-  const auto burst = [half = ahead.left / 2](int steps) {
-    return std::min(max_burst, half / std::max(1, steps) + 1);
-  };
-  const int logit_burst =
-      burst((seen_by_any + logit_group - 1) / logit_group * (HeadDim / logit_step) * num_tiles);
-  for (int begin = 0; begin < seen_by_any; begin += logit_tokens) {
-    const int count = std::min(logit_tokens, seen_by_any - begin);
-    const auto k = [&] {
-      if constexpr (widen)
-        return widened<HeadDim, HeadDim>(block.k + begin, count, 0, state.scratch);
-      else
-        return ScatteredRows{block.k + begin};
-    }();
-    for (int tile = 0; tile < num_tiles; ++tile) {
-      const float* const q = state.q_transposed + line0 + tile * tile_lines;
-      float* const logits = state.p + (tile * block_tokens + begin) * tile_lines;
-      if (num_lines - tile * tile_lines > width)
-        tile_logits<HeadDim, 2>(k, count, q, state.transposed_stride, tile == 0, ahead, logit_burst,
-                                logits);
-      else
-        tile_logits<HeadDim, 1>(k, count, q, state.transposed_stride, tile == 0, ahead, logit_burst,
-                                logits);
-    }
-  }
+    lines.seen = std::max(lines.seen, visible_tokens(block, state, line0 + l));
+  if (lines.seen == 0) return;
+  const int half = ahead.left / 2;  // of what is to be prefetched, for each product
+  block_logits(block, lines, state, ahead, half);
+  block_softmax(block, lines, state);
 
-  bool moved_any = false;
-  bool same_view = true;  // every line sees the same tokens
-  for (int tile = 0; tile < num_tiles; ++tile) {
-    const int first = line0 + tile * tile_lines;
-    const int lines = std::min(tile_lines, num_lines - tile * tile_lines);
-    alignas(64) std::int32_t visible[tile_lines] = {};
-    int least = seen_by_any;
-    for (int l = 0; l < lines; ++l) {
-      visible[l] = visible_tokens(block, state, first + l);
-      least = std::min(least, visible[l]);
-    }
-    same_view = same_view && least == seen_by_any;
-    float* const p = state.p + tile * block_tokens * tile_lines;
-    for (int l = 0; l < lines; l += width) {
-      const bool full = least == seen_by_any && lines - l >= width;
-      moved_any |= tile_softmax(block, seen_by_any, full, visible + l, p + l, state.max + first + l,
-                                state.sum + first + l, state.rescale + tile * tile_lines + l);
-    }
-  }
-
-  constexpr int wide = 2;
-  constexpr int line_group = simd::num_accumulators / wide;
-  constexpr int vector_width = simd::width_for<HeadDim>;
-  constexpr int passes = HeadDim / vector_width / wide;
+  constexpr int width = simd::width_for<HeadDim>;
+  constexpr int passes = HeadDim / width / wide_columns;
   const int groups = (num_lines + line_group - 1) / line_group;
-  const int value_burst = burst(std::max(1, passes) * groups * (seen_by_any / value_step));
-  const auto columns = [&]<int Vectors>(std::integral_constant<int, Vectors>,
-                                        int begin) CHUNKATTN_LAMBDA {
-    constexpr int num_columns = Vectors * vector_width;
-    const auto v = [&] {
-      if constexpr (widen)
-        return widened<HeadDim, num_columns>(block.v, seen_by_any, begin, state.scratch);
-      else
-        return ScatteredRows{block.v};
-    }();
-    int line = 0;
-    while (line < num_lines) {
-      const int tile = line / tile_lines;
-      const float* const p = state.p + tile * block_tokens * tile_lines + line % tile_lines;
-      const float* const rescale = moved_any ? state.rescale + line : nullptr;
-      float* const out = state.out + (line0 + line) * HeadDim;
-      const auto lines = [&]<int Lines>(std::integral_constant<int, Lines>) CHUNKATTN_LAMBDA {
-        int common = seen_by_any;  // tokens that all of these lines see
-        if (!same_view)
-          for (int l = 0; l < Lines; ++l)
-            common = std::min(common, visible_tokens(block, state, line0 + line + l));
-        tile_values<HeadDim, Lines, Vectors>(p, v, common, begin, rescale, out, line == 0, ahead,
-                                             value_burst);
-        if (!same_view)
-          for (int l = 0; l < Lines; ++l)
-            for (int t = common; t < visible_tokens(block, state, line0 + line + l); ++t)
-              add_value<num_columns>(p[t * tile_lines + l], v[t] + (widen ? 0 : begin),
-                                     out + l * HeadDim + begin);
-        line += Lines;
-      };
-      const int left = num_lines - line;
-      if (left >= line_group)
-        lines(std::integral_constant<int, line_group>{});
-      else if (line_group > 4 && left >= 4)
-        lines(std::integral_constant<int, 4>{});
-      else if (left >= 2)
-        lines(std::integral_constant<int, 2>{});
-      else
-        lines(std::integral_constant<int, 1>{});
-    }
-  };
+  const int burst = burst_of(half, std::max(1, passes) * groups * (lines.seen / value_step));
   for (int pass = 0; pass < passes; ++pass)
-    columns(std::integral_constant<int, wide>{}, pass * wide * vector_width);
-  if constexpr (HeadDim / vector_width % wide != 0)
-    columns(std::integral_constant<int, 1>{}, passes * wide * vector_width);
+    column_values<HeadDim, wide_columns>(block, lines, pass * wide_columns * width, state, ahead,
+                                         burst);
+  if constexpr (HeadDim / width % wide_columns != 0)
+    column_values<HeadDim, 1>(block, lines, passes * wide_columns * width, state, ahead, burst);
 }
 
 }  // namespace cpu

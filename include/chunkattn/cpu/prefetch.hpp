@@ -10,7 +10,6 @@
 #include <type_traits>
 
 #include "../base/config.hpp"
-#include "../kv/quantized.hpp"
 #include "../kv/view.hpp"
 #include "simd.hpp"
 #include "walk.hpp"
@@ -161,7 +160,7 @@ class Prefetcher {
   void add_run(const SlotRun& run, int head, int& count) noexcept {
     add_rows(kv_.k_row(run.slot, head, run.begin), run.count, count);
     add_rows(kv_.v_row(run.slot, head, run.begin), run.count, count);
-    if constexpr (std::is_same_v<T, std::int8_t>) {
+    if constexpr (has_row_scales<T>) {
       for (int t = 0; t < run.count; t += 16) {
         simd::prefetch(kv_.k_row_scale(run.slot, head, run.begin + t));
         simd::prefetch(kv_.v_row_scale(run.slot, head, run.begin + t));

@@ -77,6 +77,17 @@ struct CostModel {
   }
 };
 
+/// What a schedule is cut for.
+struct ScheduleOptions {
+  int num_kv_heads = 1;
+  int group = 1;              ///< query heads per KV head
+  int max_lines = 256;        ///< lines (rows * group) of a row block, unless one row has more
+  int min_product_lines = 5;  ///< from how many lines on an item is computed by products
+  int tile_lines = 32;        ///< lines that a product needs to be efficient: blocks have no fewer
+  int min_tasks = 1;          ///< how many tasks are wanted in all, if the work allows
+  CostModel cost;
+};
+
 /// Derives and holds the tasks of one call. Its memory is kept: no allocation once it has seen the
 /// largest plan. Cost: O(rows + segments + units).
 class Schedule {
@@ -86,24 +97,17 @@ class Schedule {
   static constexpr double min_unit_ns = 25'000;
   static constexpr double min_unit_line_ns = 2'000;
 
-  /// \param group       query heads per KV head
-  /// \param max_lines   lines (rows * group) of a row block, unless one row alone has more
-  /// \param min_product_lines  from how many lines on an item is computed by products
-  /// \param tile_lines  lines that a product needs to be efficient: blocks have no fewer
-  /// \param min_tasks   how many tasks are wanted in all, if the work allows
-  void derive(const PlanView& plan, int num_kv_heads, int group, int max_lines,
-              int min_product_lines, int tile_lines, int min_tasks, const CostModel& cost) {
-    const int min_product_rows = (min_product_lines + group - 1) / group;
+  void derive(const PlanView& plan, const ScheduleOptions& options) {
+    options_ = options;
     find_visible(plan);
-    cut_rows(plan.num_rows, std::max(1, max_lines / group));
-    list_items(plan, min_product_rows);
-    const int rows = rows_per_block(plan.num_rows, num_kv_heads, group, tile_lines, min_tasks,
-                                    total_ns(group, cost));
+    cut_rows(plan.num_rows, std::max(1, options.max_lines / options.group));
+    list_items(plan);
+    const int rows = rows_per_block(plan.num_rows, total_ns());
     if (rows < max_block_rows_) {
       cut_rows(plan.num_rows, rows);
-      list_items(plan, min_product_rows);
+      list_items(plan);
     }
-    cut_items(num_kv_heads, group, min_tasks, cost);
+    cut_items();
   }
 
   [[nodiscard]] const std::vector<WorkItem>& items() const noexcept { return unit_items_; }
@@ -111,18 +115,16 @@ class Schedule {
   [[nodiscard]] const std::vector<RowBlock>& row_blocks() const noexcept { return row_blocks_; }
   /// Rows of partial results per KV head, all units that need merging together.
   [[nodiscard]] std::int64_t num_partial_rows() const noexcept { return num_partial_rows_; }
-  /// Rows of the largest row block.
-  [[nodiscard]] int max_block_rows() const noexcept { return max_block_rows_; }
   /// Items of segments that several sequences have in common: 0 if nothing is shared.
   [[nodiscard]] int num_shared_items() const noexcept { return num_shared_items_; }
 
  private:
   // Rows of a block, if the largest blocks give fewer tasks than wanted. Cutting rows costs another
   // pass over what they share, from a cache; cutting along KV costs the lines' states.
-  int rows_per_block(int num_rows, int num_kv_heads, int group, int tile_lines, int min_tasks,
-                     double total_ns) const {
+  int rows_per_block(int num_rows, double total_ns) const {
     const auto ceil = [](int a, int b) { return (a + b - 1) / b; };
-    const int blocks = ceil(min_tasks, num_kv_heads);
+    const int group = options_.group;
+    const int blocks = ceil(options_.min_tasks, options_.num_kv_heads);
     if (static_cast<int>(row_blocks_.size()) >= blocks) return max_block_rows_;
     if (num_shared_items_ == 0) {  // free, so tasks may be small enough to end together
       const double row_ns = total_ns / num_rows + 1;
@@ -130,7 +132,7 @@ class Schedule {
     }
     // Worth it where there is too little to read per line for as many cuts along KV.
     if (total_ns / (num_rows * group * min_unit_line_ns) >= 0.5 * blocks) return max_block_rows_;
-    return std::max(ceil(tile_lines, group), ceil(num_rows, blocks));
+    return std::max(ceil(options_.tile_lines, group), ceil(num_rows, blocks));
   }
 
   // Tokens of each segment that any row sees, from the rows' lengths up the tree.
@@ -170,7 +172,8 @@ class Schedule {
 
   // Each segment goes into every row block that it meets: to the products if at least
   // min_product_rows of the block see it (counting sort, order kept).
-  void list_items(const PlanView& plan, int min_product_rows) {
+  void list_items(const PlanView& plan) {
+    const int min_product_rows = (options_.min_product_lines + options_.group - 1) / options_.group;
     const std::size_t blocks = row_blocks_.size();
     block_items_.assign(2 * blocks + 1, 0);  // products of block 0, its streams, products of 1, …
     num_shared_items_ = 0;
@@ -206,67 +209,69 @@ class Schedule {
     });
   }
 
-  double total_ns(int group, const CostModel& cost) const noexcept {
+  double item_ns(const WorkItem& item) const noexcept {
+    return options_.cost.item_ns(item, options_.group);
+  }
+  double total_ns() const noexcept {
     double total = 0;
-    for (const WorkItem& item : items_) total += cost.item_ns(item, group);
+    for (const WorkItem& item : items_) total += item_ns(item);
     return total;
   }
 
-  void cut_items(int num_kv_heads, int group, int min_tasks, const CostModel& cost) {
-    const auto item_ns = [&](const WorkItem& item) { return cost.item_ns(item, group); };
-    const bool few = static_cast<int>(row_blocks_.size()) * num_kv_heads < min_tasks;
-    const double share = total_ns(group, cost) * num_kv_heads / min_tasks;
-
-    // What is left of one list of a row block, and the cost of what was taken.
-    struct Rest {
-      const WorkItem* item;
-      const WorkItem* end;
-      int token = 0;
-      double taken = 0;
-      double total = 0;
-    };
-    const auto list = [&](std::size_t l) {
-      Rest rest{items_.data() + block_items_[l], items_.data() + block_items_[l + 1]};
-      for (const WorkItem* item = rest.item; item != rest.end; ++item) rest.total += item_ns(*item);
-      return rest;
-    };
-    // Gives the open unit items up to `part` of the list, the last one cut if need be.
-    const auto take = [&](Rest& rest, double part) {
-      while (rest.item != rest.end) {
-        WorkItem item = *rest.item;
-        item.token_begin = rest.token;
-        const double room = rest.total * part - rest.taken;
-        if (part < 1 && item_ns(item) > room) {
-          const double tokens_ns = item_ns(item) - CostModel::fixed_ns;
-          const double fraction = (room - CostModel::fixed_ns) / tokens_ns;
-          const double blocks = fraction * (item.token_end - item.token_begin) / block_tokens;
-          const int tokens = static_cast<int>(std::max(0.0, blocks) + 0.5) * block_tokens;
-          if (tokens == 0) return;
-          item.token_end = std::min(item.token_end, item.token_begin + tokens);
-        }
-        add_item(item, item_ns(item));
-        rest.taken += item_ns(item);
-        rest.token = item.token_end;
-        if (item.token_end < rest.item->token_end) return;
-        ++rest.item;
-        rest.token = 0;
+  // What is left of one list of a row block, and the cost of what was taken.
+  struct Rest {
+    const WorkItem* item;
+    const WorkItem* end;
+    int token = 0;
+    double taken = 0;
+    double total = 0;
+  };
+  Rest rest_of(std::size_t list) const noexcept {
+    Rest rest{items_.data() + block_items_[list], items_.data() + block_items_[list + 1]};
+    for (const WorkItem* item = rest.item; item != rest.end; ++item) rest.total += item_ns(*item);
+    return rest;
+  }
+  // Gives the open unit items up to `part` of the list, the last one cut if need be.
+  void take(Rest& rest, double part) {
+    while (rest.item != rest.end) {
+      WorkItem item = *rest.item;
+      item.token_begin = rest.token;
+      const double room = rest.total * part - rest.taken;
+      const double all_ns = item_ns(item);
+      if (part < 1 && all_ns > room) {
+        const double fraction = (room - CostModel::fixed_ns) / (all_ns - CostModel::fixed_ns);
+        const double blocks = fraction * (item.token_end - item.token_begin) / block_tokens;
+        const int tokens = static_cast<int>(std::max(0.0, blocks) + 0.5) * block_tokens;
+        if (tokens == 0) return;
+        item.token_end = std::min(item.token_end, item.token_begin + tokens);
       }
-    };
+      const double taken_ns = item_ns(item);
+      add_item(item, taken_ns);
+      rest.taken += taken_ns;
+      rest.token = item.token_end;
+      if (item.token_end < rest.item->token_end) return;
+      ++rest.item;
+      rest.token = 0;
+    }
+  }
 
+  void cut_items() {
+    const bool few =
+        static_cast<int>(row_blocks_.size()) * options_.num_kv_heads < options_.min_tasks;
+    const double share = total_ns() * options_.num_kv_heads / options_.min_tasks;
     units_.clear();
     unit_items_.clear();
     num_partial_rows_ = 0;
     for (std::size_t b = 0; b < row_blocks_.size(); ++b) {
       RowBlock& block = row_blocks_[b];
       block.unit_begin = static_cast<std::int32_t>(units_.size());
-      Rest products = list(2 * b);
-      Rest streams = list(2 * b + 1);
-      const double work = products.total + streams.total;
-      block.cost = work;
+      Rest products = rest_of(2 * b);
+      Rest streams = rest_of(2 * b + 1);
+      block.cost = products.total + streams.total;
       block.has_products = products.total > 0;
-      const int lines = block.num_rows() * group;
-      const double target = std::max({min_unit_ns, min_unit_line_ns * lines, share});
-      const int parts = few ? std::max(1, static_cast<int>(work / target + 0.5)) : 1;
+      const double target =
+          std::max({min_unit_ns, min_unit_line_ns * (block.num_rows() * options_.group), share});
+      const int parts = few ? std::max(1, static_cast<int>(block.cost / target + 0.5)) : 1;
       for (int part = 1; part <= parts; ++part) {
         open_unit();
         take(products, static_cast<double>(part) / parts);
@@ -276,13 +281,16 @@ class Schedule {
         if (empty && parts > 1) units_.pop_back();
       }
       block.unit_count = static_cast<std::int32_t>(units_.size()) - block.unit_begin;
-      if (block.unit_count > 1) {
-        for (std::int32_t u = 0; u < block.unit_count; ++u) {
-          Unit& unit = units_[static_cast<std::size_t>(block.unit_begin + u)];
-          unit.partial_row = num_partial_rows_;
-          num_partial_rows_ += unit.num_rows();
-        }
-      }
+      if (block.unit_count > 1) number_partials(block);
+    }
+  }
+
+  // Several units of a row block leave partial results, to be merged.
+  void number_partials(const RowBlock& block) noexcept {
+    for (std::int32_t u = 0; u < block.unit_count; ++u) {
+      Unit& unit = units_[static_cast<std::size_t>(block.unit_begin + u)];
+      unit.partial_row = num_partial_rows_;
+      num_partial_rows_ += unit.num_rows();
     }
   }
 
@@ -303,6 +311,7 @@ class Schedule {
     unit.item_end = static_cast<std::int32_t>(unit_items_.size());
   }
 
+  ScheduleOptions options_;
   std::vector<std::int32_t> visible_, block_items_, fill_;
   std::vector<WorkItem> items_, unit_items_;
   std::vector<RowBlock> row_blocks_;

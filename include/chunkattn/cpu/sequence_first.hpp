@@ -153,7 +153,7 @@ void stream_block(const Block<T>& block, int line0, int used, LineState<HeadDim>
     simd::Float<width> largest = simd::broadcast<width>(empty_max);
     for (int t = 0; t < count; t += width) {
       simd::Float<width> s = simd::load<width>(logits[l] + t);
-      if constexpr (std::is_same_v<T, std::int8_t>) s = s * simd::load<width>(block.k_scale + t);
+      if constexpr (has_row_scales<T>) s = s * simd::load<width>(block.k_scale + t);
       s = simd::select<width>(simd::iota<width>() + t < visible[l], s,
                               simd::broadcast<width>(empty_max));
       simd::store(logits[l] + t, s);
@@ -170,7 +170,7 @@ void stream_block(const Block<T>& block, int line0, int used, LineState<HeadDim>
       const simd::Float<width> p =
           simd::select<width>(simd::iota<width>() + t < visible[l], e, simd::zero<width>());
       sum = sum + p;
-      if constexpr (std::is_same_v<T, std::int8_t>)
+      if constexpr (has_row_scales<T>)
         simd::store(logits[l] + t, p * simd::load<width>(block.v_scale + t));
       else
         simd::store(logits[l] + t, p);

@@ -33,7 +33,7 @@ void write_row(const KvView<T>& kv, const WriteTarget& target, int kv_head, cons
                const X* v) noexcept {
   T* const to_k = kv.k_row(target.slot, kv_head, target.offset);
   T* const to_v = kv.v_row(target.slot, kv_head, target.offset);
-  if constexpr (std::is_same_v<T, std::int8_t>) {
+  if constexpr (has_row_scales<T>) {
     alignas(64) float row[HeadDim];
     store_row<HeadDim>(k, row);
     *kv.k_row_scale(target.slot, kv_head, target.offset) = quantize_row(row, HeadDim, to_k);
@@ -55,7 +55,7 @@ void copy_rows(const KvView<T>& kv, const RowCopy& copy, int kv_head) noexcept {
                  HeadDim * sizeof(T));
     std::memmove(kv.v_row(copy.target_slot, kv_head, to), kv.v_row(copy.source_slot, kv_head, from),
                  HeadDim * sizeof(T));
-    if constexpr (std::is_same_v<T, std::int8_t>) {
+    if constexpr (has_row_scales<T>) {
       *kv.k_row_scale(copy.target_slot, kv_head, to) =
           *kv.k_row_scale(copy.source_slot, kv_head, from);
       *kv.v_row_scale(copy.target_slot, kv_head, to) =

@@ -24,9 +24,8 @@
 
 #include "../attention/options.hpp"
 #include "append.cuh"
-#include "chunk_first.cuh"
+#include "kernels.cuh"
 #include "plan_upload.cuh"
-#include "sequence_first.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -195,11 +194,9 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   /// The maxima it was made for.
   [[nodiscard]] const CudaLimits& limits() const noexcept { return limits_; }
   /// Uploads and what they carried, since construction.
-  [[nodiscard]] const cuda_detail::UploadCounts& counts() const noexcept {
-    return upload_.counts();
-  }
+  [[nodiscard]] const UploadCounts& counts() const noexcept { return upload_.counts(); }
   /// What the last prepared plan streams: for floors and reports.
-  [[nodiscard]] const cuda_detail::ScheduleSummary& summary() const noexcept {
+  [[nodiscard]] const ScheduleSummary& summary() const noexcept {
     return upload_.scheduler().summary();
   }
   /// Buffers of the K/V pipeline in shared memory.

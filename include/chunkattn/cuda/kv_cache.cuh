@@ -30,11 +30,7 @@ class KvCache<Cuda, T> {
   static constexpr std::size_t default_slot_limit = std::size_t{1} << 22;
 
   /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
-  template <class Tree>
-  requires requires(const Tree& tree) {
-    { tree.slot_source() } -> std::same_as<SlotSource>;
-    Tree::chunk_size;
-  }
+  template <SlotOwner Tree>
   KvCache(const Tree& tree, KvCacheOptions options, std::size_t slot_limit = default_slot_limit)
       : KvCache(Tree::chunk_size, options, static_cast<std::size_t>(tree.num_slots()), slot_limit) {
     slots_ = tree.slot_source();
@@ -155,5 +151,7 @@ class KvCache<Cuda, T> {
   std::vector<cuda_detail::DeviceMemory> slabs_;
   SlotSource slots_;
 };
+
+static_assert(KvProvider<KvCache<Cuda, half>>);
 
 CHUNKATTN_NAMESPACE_END

@@ -39,9 +39,47 @@ struct alignas(16) Float4 {
   float v[4];
 };
 
-/// Reduces and writes the rows of a task. The accumulators stand in shared memory as
+/// Logits, maxima and lse of the kernels are in base 2: one instruction instead of two.
+struct Base2 {
+  CHUNKATTN_DEVICE static float exp(float x) { return ptx::exp2(x); }
+  CHUNKATTN_DEVICE static float log(float x) { return ptx::log2(x); }
+};
+
+/// Four columns of one row's result, while the parts of its softmax come together.
+struct RowResult {
+  SoftmaxState state{empty_max2, 0.0f};
+  float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};  ///< weighted values, not normalised
+
+  /// Adds a part whose weighted values stand at `value`, which is not read where it is empty.
+  CHUNKATTN_DEVICE void add(SoftmaxState part, const float* value) {
+    if (part.empty()) return;
+    const Float4 v = *reinterpret_cast<const Float4*>(value);
+    const MergedState merged = merge_states<Base2>(state, part);
+    for (int j = 0; j < 4; ++j) o[j] = merged.weight_a * o[j] + merged.weight_b * v.v[j];
+    state = merged.state;
+  }
+};
+
+/// What the warps of a block left of one row. The accumulators stand in shared memory as
 /// [kv_warps][row_warps][column_warps][16][warp_columns] floats, not normalised, their maxima and
 /// sums in `stats` [warp][16].
+template <int HeadDim, int TileRows>
+CHUNKATTN_DEVICE void add_warps(const unsigned char* shared, int row, int column,
+                                RowResult& result) {
+  using Layout = SharedLayout<HeadDim>;
+  using Warps = WarpLayout<HeadDim, TileRows>;
+  const SoftmaxState* stats = reinterpret_cast<const SoftmaxState*>(shared + Layout::stats);
+  const float* accumulators = reinterpret_cast<const float*>(shared + Layout::stages);
+  for (int w = 0; w < Warps::kv_warps; ++w) {
+    const int warp =
+        (w * Warps::row_warps + row / 16) * Warps::column_warps + column / Warps::warp_columns;
+    const int warp_row = warp * 16 + row % 16;
+    result.add(stats[warp_row],
+               accumulators + warp_row * Warps::warp_columns + column % Warps::warp_columns);
+  }
+}
+
+/// Reduces and writes the rows of a task.
 ///
 /// Final: adds the partials task.merge_* in path order and writes q-typed output rows.
 /// Otherwise: writes one normalised fp32 partial per row.
@@ -49,9 +87,6 @@ template <class T, int HeadDim, int TileRows, bool Final>
 CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T>& args, const Task& task,
                                  const unsigned char* shared, bool streamed) {
   using Layout = SharedLayout<HeadDim>;
-  using Warps = WarpLayout<HeadDim, TileRows>;
-  const SoftmaxState* stats = reinterpret_cast<const SoftmaxState*>(shared + Layout::stats);
-  const float* accumulators = reinterpret_cast<const float*>(shared + Layout::stages);
   const int* row_index = reinterpret_cast<const int*>(shared + Layout::row_index);
   const int* row_partial = reinterpret_cast<const int*>(shared + Layout::row_partial);
   constexpr int vectors = HeadDim / 4;
@@ -61,52 +96,18 @@ CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T>& args, const Task& 
   for (int i = ptx::thread_index(); i < task.row_count * vectors; i += block_threads) {
     const int row = i / vectors;
     const int column = i % vectors * 4;
-    const int row_warp = row / 16;
-    const int column_warp = column / Warps::warp_columns;
-    const int partial = row_partial[row];
-
-    // Two passes over the few sources: the largest maximum, then the weighted sum.
-    float max = empty_max2;
-    if (streamed) {
-      for (int w = 0; w < Warps::kv_warps; ++w) {
-        const SoftmaxState state =
-            stats[((w * Warps::row_warps + row_warp) * Warps::column_warps + column_warp) * 16 +
-                  row % 16];
-        max = state.max > max ? state.max : max;
-      }
-    }
+    RowResult result;
     for (int p = 0; p < num_merges; ++p) {
-      const float lse = args.plan.partial_lse[merges[p] + partial];
-      max = lse > max ? lse : max;
-    }
-    float sum = 0.0f;
-    float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int p = 0; p < num_merges; ++p) {
-      const std::int64_t index = merges[p] + partial;
+      const std::int64_t index = merges[p] + row_partial[row];
       const float lse = args.plan.partial_lse[index];
-      if (lse <= empty_max2) continue;
-      const float weight = ptx::exp2(lse - max);
-      const Float4 value =
-          *reinterpret_cast<const Float4*>(args.plan.partial_out + index * HeadDim + column);
-      sum += weight;
-      for (int j = 0; j < 4; ++j) o[j] += weight * value.v[j];
+      result.add({lse, lse <= empty_max2 ? 0.0f : 1.0f},
+                 args.plan.partial_out + index * HeadDim + column);
     }
-    if (streamed) {
-      for (int w = 0; w < Warps::kv_warps; ++w) {
-        const int warp = (w * Warps::row_warps + row_warp) * Warps::column_warps + column_warp;
-        const SoftmaxState state = stats[warp * 16 + row % 16];
-        if (state.empty()) continue;
-        const float weight = ptx::exp2(state.max - max);
-        const Float4 value = *reinterpret_cast<const Float4*>(
-            accumulators + (warp * 16 + row % 16) * Warps::warp_columns +
-            column % Warps::warp_columns);
-        sum += weight * state.sum;
-        for (int j = 0; j < 4; ++j) o[j] += weight * value.v[j];
-      }
-    }
-    const bool empty = sum == 0.0f;
-    const float scale = empty ? 0.0f : 1.0f / sum;
+    if (streamed) add_warps<HeadDim, TileRows>(shared, row, column, result);
+    const float scale = normaliser(result.state);
+    float(&o)[4] = result.o;
     for (int j = 0; j < 4; ++j) o[j] *= scale;
+    const float lse2 = log_sum_exp<Base2>(result.state);
 
     if constexpr (Final) {
       const std::int64_t line = row_index[row];
@@ -114,13 +115,12 @@ CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T>& args, const Task& 
       packed.words[0] = ptx::pack<T>(o[0], o[1]);
       packed.words[1] = ptx::pack<T>(o[2], o[3]);
       *reinterpret_cast<Packed4<T>*>(args.out + line * HeadDim + column) = packed;
-      if (column == 0 && args.lse != nullptr)
-        args.lse[line] = empty ? empty_lse() : (max + ptx::log2(sum)) * 0.6931471805599453f;
+      if (column == 0 && args.lse != nullptr) args.lse[line] = lse2 * 0.6931471805599453f;
     } else {
-      const std::int64_t index = task.partial_base + partial;
+      const std::int64_t index = task.partial_base + row_partial[row];
       *reinterpret_cast<Float4*>(args.plan.partial_out + index * HeadDim + column) =
           Float4{{o[0], o[1], o[2], o[3]}};
-      if (column == 0) args.plan.partial_lse[index] = empty ? empty_max2 : max + ptx::log2(sum);
+      if (column == 0) args.plan.partial_lse[index] = result.state.empty() ? empty_max2 : lse2;
     }
   }
 }

@@ -28,6 +28,14 @@ struct CudaLimits {
   std::int32_t max_partial_rows = 0;  ///< rows with partial results; 4 * max_rows + 256
 };
 
+/// What ChunkAttention<Cuda>::prepare() had to do, counted for tests and for curious users.
+struct UploadCounts {
+  std::uint64_t schedules = 0;  ///< task lists built
+  std::uint64_t uploads = 0;    ///< prepares that copied something
+  std::uint64_t bytes = 0;      ///< copied
+  std::uint64_t advances = 0;   ///< steps made by the advance kernel alone
+};
+
 namespace cuda_detail {
 
 /// `limits` with every 0 replaced; throws InvalidArgument where one makes no sense.
@@ -56,10 +64,9 @@ namespace cuda_detail {
   return limits;
 }
 
-/// Where each array lies in the workspace; the uploaded part comes first and is mirrored in pinned
-/// memory.
-struct WorkspaceLayout {
-  enum Array {
+/// Arrays of a plan that the device has a copy of.
+struct PlanArray {
+  enum Index {
     header,
     segments,
     pieces,
@@ -70,9 +77,19 @@ struct WorkspaceLayout {
     copies,
     tasks,
     merges,
-    num_arrays
+    count
   };
-  std::size_t offset[num_arrays] = {};
+};
+/// Bytes of an element of each.
+inline constexpr std::size_t plan_element_bytes[PlanArray::count] = {
+    sizeof(PlanHeader),   sizeof(Segment),      sizeof(Piece),       sizeof(std::int32_t),
+    sizeof(std::int32_t), sizeof(std::int32_t), sizeof(WriteTarget), sizeof(RowCopy),
+    sizeof(Task),         sizeof(std::int32_t)};
+
+/// Where each array lies in the workspace; the uploaded part comes first and is mirrored in pinned
+/// memory.
+struct WorkspaceLayout {
+  std::size_t offset[PlanArray::count] = {};
   std::size_t upload_bytes = 0;
   std::size_t counters = 0, partial_out = 0, partial_lse = 0;
   std::size_t total = 0;
@@ -85,17 +102,17 @@ struct WorkspaceLayout {
     capacity.tasks = size(3 * tiles + 1024);
     capacity.merges = size(std::int64_t{16} * limits.max_rows + 1024);
     capacity.partials = size(std::int64_t{limits.max_partial_rows} * limits.num_qo_heads);
-    const std::size_t bytes[num_arrays] = {sizeof(PlanHeader),
-                                           size(limits.max_segments) * sizeof(Segment),
-                                           size(limits.max_pieces) * sizeof(Piece),
-                                           size(limits.max_rows) * sizeof(std::int32_t),
-                                           size(limits.max_rows) * sizeof(std::int32_t),
-                                           size(limits.max_rows) * sizeof(std::int32_t),
-                                           size(limits.max_rows) * sizeof(WriteTarget),
-                                           size(limits.max_copies) * sizeof(RowCopy),
-                                           capacity.tasks * sizeof(Task),
-                                           capacity.merges * sizeof(std::int32_t)};
-    for (int a = 0; a < num_arrays; ++a) offset[a] = take(bytes[a]);
+    const std::size_t most[PlanArray::count] = {1,
+                                                size(limits.max_segments),
+                                                size(limits.max_pieces),
+                                                size(limits.max_rows),
+                                                size(limits.max_rows),
+                                                size(limits.max_rows),
+                                                size(limits.max_rows),
+                                                size(limits.max_copies),
+                                                capacity.tasks,
+                                                capacity.merges};
+    for (int a = 0; a < PlanArray::count; ++a) offset[a] = take(most[a] * plan_element_bytes[a]);
     upload_bytes = total;
     counters = take(sizeof(Counters));
     partial_out = take(capacity.partials * size(head_dim) * sizeof(float));
@@ -108,14 +125,6 @@ struct WorkspaceLayout {
     total += (bytes + 255) / 256 * 256;
     return at;
   }
-};
-
-/// What prepare() had to do, counted for tests and for curious users.
-struct UploadCounts {
-  std::uint64_t schedules = 0;  ///< task lists built
-  std::uint64_t uploads = 0;    ///< prepares that copied something
-  std::uint64_t bytes = 0;      ///< copied
-  std::uint64_t advances = 0;   ///< steps made by the advance kernel alone
 };
 
 /// Keeps the device's copy of a plan up to date, in the order of one stream.
@@ -140,56 +149,24 @@ class PlanUpload {
   /// and the host waits only when two earlier uploads are still under way.
   void prepare(const PlanView& plan, cudaStream_t stream) {
     check(plan);
-    const bool same_rows = plan.segments == segments_ && plan.topology == topology_ &&
-                           equal(tokens_, plan.row_token, plan.num_rows) &&
-                           equal(deepest_, plan.row_segment, plan.num_rows);
-    const bool same_pieces = same_rows && plan.pieces_version == pieces_version_;
-    const bool same_lengths = same_rows && equal(kv_len_, plan.row_kv_len, plan.num_rows) &&
-                              equal(writes_, plan.writes, plan.num_rows);
-    const bool same_copies = plan.num_copies == 0 && num_copies_ == 0;
-    if (same_pieces && same_lengths && same_copies) return;
+    Changes changes = difference(plan);
+    if (!changes.any()) return;
     if (is_capturing(stream))
       detail::fail_argument("stream", "capturing",
                             "prepare(plan, stream) before the capture: an upload inside it would "
                             "be replayed with stale contents");
-
-    bool dirty[WorkspaceLayout::num_arrays] = {};
-    if (!same_rows) {
-      std::fill(std::begin(dirty), std::end(dirty), true);
-    } else if (!same_pieces) {
-      dirty[WorkspaceLayout::segments] = dirty[WorkspaceLayout::pieces] = true;
-    }
-    if (!same_rows || (!same_pieces && has_aged(plan))) {
+    if (changes.schedule) {
       fresh_.build(plan, geometry_, model_, layout_.capacity);  // throws before any change
       std::swap(scheduler_, fresh_);
       ++counts_.schedules;
-      dirty[WorkspaceLayout::header] = dirty[WorkspaceLayout::tasks] =
-          dirty[WorkspaceLayout::merges] = true;
     }
-    if (!same_copies) {
-      dirty[WorkspaceLayout::copies] = plan.num_copies > 0;
-      dirty[WorkspaceLayout::header] =
-          dirty[WorkspaceLayout::header] || plan.num_copies != num_copies_;
-    }
-    const bool by_kernel = same_rows && !same_lengths && is_next_step(plan);
-    if (same_rows && !same_lengths && !by_kernel)
-      dirty[WorkspaceLayout::row_kv_len] = dirty[WorkspaceLayout::writes] = true;
-
     segments_ = nullptr;  // a call that fails from here on leaves nothing to build upon
-    upload(plan, dirty, stream);
-    if (by_kernel) {
+    upload(plan, changes, stream);
+    if (changes.advance) {
       launch_advance(stream);
       ++counts_.advances;
     }
-    segments_ = plan.segments;
-    topology_ = plan.topology;
-    pieces_version_ = plan.pieces_version;
-    num_copies_ = plan.num_copies;
-    const auto rows = static_cast<std::size_t>(plan.num_rows);
-    tokens_.assign(plan.row_token, plan.row_token + rows);
-    deepest_.assign(plan.row_segment, plan.row_segment + rows);
-    kv_len_.assign(plan.row_kv_len, plan.row_kv_len + rows);
-    writes_.assign(plan.writes, plan.writes + rows);
+    remember(plan);
   }
 
   void launch_advance(cudaStream_t stream) {
@@ -199,16 +176,16 @@ class PlanUpload {
 
   [[nodiscard]] PlanMemory memory() const noexcept {
     PlanMemory memory{};
-    memory.header = at<PlanHeader>(WorkspaceLayout::header);
-    memory.tasks = at<Task>(WorkspaceLayout::tasks);
-    memory.merges = at<std::int32_t>(WorkspaceLayout::merges);
-    memory.segments = at<Segment>(WorkspaceLayout::segments);
-    memory.pieces = at<Piece>(WorkspaceLayout::pieces);
-    memory.row_token = at<std::int32_t>(WorkspaceLayout::row_token);
-    memory.row_kv_len = at<std::int32_t>(WorkspaceLayout::row_kv_len);
-    memory.row_segment = at<std::int32_t>(WorkspaceLayout::row_segment);
-    memory.writes = at<WriteTarget>(WorkspaceLayout::writes);
-    memory.copies = at<RowCopy>(WorkspaceLayout::copies);
+    memory.header = at<PlanHeader>(PlanArray::header);
+    memory.tasks = at<Task>(PlanArray::tasks);
+    memory.merges = at<std::int32_t>(PlanArray::merges);
+    memory.segments = at<Segment>(PlanArray::segments);
+    memory.pieces = at<Piece>(PlanArray::pieces);
+    memory.row_token = at<std::int32_t>(PlanArray::row_token);
+    memory.row_kv_len = at<std::int32_t>(PlanArray::row_kv_len);
+    memory.row_segment = at<std::int32_t>(PlanArray::row_segment);
+    memory.writes = at<WriteTarget>(PlanArray::writes);
+    memory.copies = at<RowCopy>(PlanArray::copies);
     memory.counters = reinterpret_cast<Counters*>(workspace_ + layout_.counters);
     memory.partial_out = reinterpret_cast<float*>(workspace_ + layout_.partial_out);
     memory.partial_lse = reinterpret_cast<float*>(workspace_ + layout_.partial_lse);
@@ -241,6 +218,59 @@ class PlanUpload {
     return known.size() == n && std::memcmp(known.data(), now, n * sizeof(E)) == 0;
   }
 
+  // How a plan differs from what the device has.
+  struct Changes {
+    bool array[PlanArray::count] = {};  // to be copied
+    bool schedule = false;              // tasks are to be chosen anew
+    bool advance = false;               // the advance kernel makes the rest
+
+    [[nodiscard]] bool any_array() const noexcept {
+      return std::any_of(std::begin(array), std::end(array), [](bool changed) { return changed; });
+    }
+    [[nodiscard]] bool any() const noexcept { return any_array() || schedule || advance; }
+  };
+
+  [[nodiscard]] Changes difference(const PlanView& plan) {
+    Changes changes;
+    const bool same_rows = plan.segments == segments_ && plan.topology == topology_ &&
+                           equal(tokens_, plan.row_token, plan.num_rows) &&
+                           equal(deepest_, plan.row_segment, plan.num_rows);
+    if (!same_rows) {
+      std::fill(std::begin(changes.array), std::end(changes.array), true);
+      changes.schedule = true;
+      return changes;
+    }
+    if (plan.pieces_version != pieces_version_) {
+      changes.array[PlanArray::segments] = changes.array[PlanArray::pieces] = true;
+      if (has_aged(plan)) {
+        changes.schedule = true;
+        changes.array[PlanArray::header] = changes.array[PlanArray::tasks] =
+            changes.array[PlanArray::merges] = true;
+      }
+    }
+    if (plan.num_copies > 0) changes.array[PlanArray::copies] = true;
+    if (plan.num_copies != num_copies_) changes.array[PlanArray::header] = true;
+    if (!equal(kv_len_, plan.row_kv_len, plan.num_rows) ||
+        !equal(writes_, plan.writes, plan.num_rows)) {
+      changes.advance = is_next_step(plan);
+      changes.array[PlanArray::row_kv_len] = changes.array[PlanArray::writes] = !changes.advance;
+    }
+    return changes;
+  }
+
+  // The device has `plan` now.
+  void remember(const PlanView& plan) {
+    segments_ = plan.segments;
+    topology_ = plan.topology;
+    pieces_version_ = plan.pieces_version;
+    num_copies_ = plan.num_copies;
+    const auto rows = static_cast<std::size_t>(plan.num_rows);
+    tokens_.assign(plan.row_token, plan.row_token + rows);
+    deepest_.assign(plan.row_segment, plan.row_segment + rows);
+    kv_len_.assign(plan.row_kv_len, plan.row_kv_len + rows);
+    writes_.assign(plan.writes, plan.writes + rows);
+  }
+
   // Splits were chosen for the lengths of then: an eighth more or less, and they are chosen anew.
   bool has_aged(const PlanView& plan) {
     const std::int64_t then = scheduler_.visible_tokens();
@@ -262,48 +292,43 @@ class PlanUpload {
     return true;
   }
 
-  void upload(const PlanView& plan, const bool (&dirty)[WorkspaceLayout::num_arrays],
-              cudaStream_t stream) {
-    if (std::none_of(std::begin(dirty), std::end(dirty), [](bool d) { return d; })) return;
-    const PlanHeader header{plan.num_rows,
+  void upload(const PlanView& plan, const Changes& changes, cudaStream_t stream) {
+    if (!changes.any_array()) return;
+    const PlanHeader counts{plan.num_rows,
                             plan.num_copies,
                             scheduler_.num_chunk_first(),
                             scheduler_.num_sequence_first(),
                             {}};
-    const auto bytes_of = [](std::int64_t n, std::size_t size) {
-      return static_cast<std::size_t>(n) * size;
-    };
     const struct {
       const void* data;
-      std::size_t bytes;
-    } source[WorkspaceLayout::num_arrays] = {
-        {&header, sizeof header},
-        {plan.segments, bytes_of(plan.num_segments, sizeof(Segment))},
-        {plan.pieces, bytes_of(plan.num_pieces, sizeof(Piece))},
-        {plan.row_token, bytes_of(plan.num_rows, 4)},
-        {plan.row_segment, bytes_of(plan.num_rows, 4)},
-        {plan.row_kv_len, bytes_of(plan.num_rows, 4)},
-        {plan.writes, bytes_of(plan.num_rows, sizeof(WriteTarget))},
-        {plan.copies, bytes_of(plan.num_copies, sizeof(RowCopy))},
-        {scheduler_.tasks().data(), scheduler_.tasks().size() * sizeof(Task)},
-        {scheduler_.merges().data(), scheduler_.merges().size() * 4}};
+      std::size_t count;
+    } source[PlanArray::count] = {{&counts, 1},
+                                  {plan.segments, to_size(plan.num_segments)},
+                                  {plan.pieces, to_size(plan.num_pieces)},
+                                  {plan.row_token, to_size(plan.num_rows)},
+                                  {plan.row_segment, to_size(plan.num_rows)},
+                                  {plan.row_kv_len, to_size(plan.num_rows)},
+                                  {plan.writes, to_size(plan.num_rows)},
+                                  {plan.copies, to_size(plan.num_copies)},
+                                  {scheduler_.tasks().data(), scheduler_.tasks().size()},
+                                  {scheduler_.merges().data(), scheduler_.merges().size()}};
     next_ ^= 1;
     events_[next_].wait();  // the copies that last read this buffer
     std::byte* const staging = staging_[next_].data();
     // Neighbours travel together where what lies between them is little.
-    for (int a = 0; a < WorkspaceLayout::num_arrays;) {
-      if (!dirty[a] || source[a].bytes == 0) {
+    for (int a = 0; a < PlanArray::count;) {
+      if (!changes.array[a] || source[a].count == 0) {
         ++a;
         continue;
       }
       const std::size_t begin = layout_.offset[a];
       std::size_t end = begin;
-      for (; a < WorkspaceLayout::num_arrays && dirty[a] &&
+      for (; a < PlanArray::count && changes.array[a] &&
              (end == begin || layout_.offset[a] - end <= merge_gap);
            ++a) {
-        if (source[a].bytes > 0)
-          std::memcpy(staging + layout_.offset[a], source[a].data, source[a].bytes);
-        end = layout_.offset[a] + source[a].bytes;
+        const std::size_t bytes = source[a].count * plan_element_bytes[a];
+        if (bytes > 0) std::memcpy(staging + layout_.offset[a], source[a].data, bytes);
+        end = layout_.offset[a] + bytes;
       }
       check_cuda(cudaMemcpyAsync(workspace_ + begin, staging + begin, end - begin,
                                  cudaMemcpyHostToDevice, stream),
@@ -314,8 +339,10 @@ class PlanUpload {
     ++counts_.uploads;
   }
 
+  static std::size_t to_size(std::int32_t n) noexcept { return static_cast<std::size_t>(n); }
+
   template <class E>
-  [[nodiscard]] E* at(WorkspaceLayout::Array array) const noexcept {
+  [[nodiscard]] E* at(PlanArray::Index array) const noexcept {
     return reinterpret_cast<E*>(workspace_ + layout_.offset[array]);
   }
 

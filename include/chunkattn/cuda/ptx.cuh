@@ -70,11 +70,6 @@ CHUNKATTN_DEVICE void barrier() {
   __syncthreads();
 }
 
-/// Makes this thread's writes to global memory visible to the device before those that follow.
-CHUNKATTN_DEVICE void fence() {
-  __threadfence();
-}
-
 /// `value` of the lane whose index differs by `mask`. All 32 lanes take part.
 template <class V>
 CHUNKATTN_DEVICE V shuffle_xor(V value, int mask) {

@@ -86,7 +86,6 @@ class Event {
   }
   /// Waits on the host; returns at once when the event has passed or was never recorded.
   void wait() { check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
-  [[nodiscard]] cudaEvent_t get() const noexcept { return event_; }
 
  private:
   cudaEvent_t event_ = nullptr;

@@ -26,15 +26,6 @@ struct Geometry {
   }
 };
 
-namespace cuda_detail {
-
-/// How much room a schedule has.
-struct ScheduleCapacity {
-  std::size_t tasks = 0;
-  std::size_t merges = 0;
-  std::size_t partials = 0;  ///< rows x query heads
-};
-
 /// What a step moves and computes, for floors and tests. All KV heads together.
 struct ScheduleSummary {
   std::int64_t kv_tokens = 0;      ///< K/V rows streamed, one KV head: tasks x their tokens
@@ -43,6 +34,15 @@ struct ScheduleSummary {
   std::int64_t padded_flops = 0;   ///< with the unused rows of tiles
   std::int32_t num_shared = 0;     ///< runs that are shared
   std::int32_t num_split = 0;      ///< further cuts along KV
+};
+
+namespace cuda_detail {
+
+/// How much room a schedule has.
+struct ScheduleCapacity {
+  std::size_t tasks = 0;
+  std::size_t merges = 0;
+  std::size_t partials = 0;  ///< rows x query heads
 };
 
 /// Builds task lists. Keeps its memory from call to call.

@@ -11,6 +11,7 @@
 // sees are not read; zeros stand in their place (0 x NaN must not reach PV).
 #pragma once
 
+#include "../base/bit_cast.hpp"
 #include "merge.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -288,22 +289,30 @@ class TileAttention {
         const std::uint32_t first = first_specials[column / 2];
         for (int j = 0; j < 2; ++j)
           if (static_cast<int>(first >> (16 * j) & 0xffffu) < seen)
-            out_[n][half_tile * 2 + j] = std::bit_cast<float>(0x7fc00000u);
+            out_[n][half_tile * 2 + j] = detail::bit_cast<float>(0x7fc00000u);
       }
     }
   }
 
+  // Logits, then probabilities, of 16 rows with one warp's tokens of a tile, as mma leaves them:
+  // this lane holds rows lane/4 and lane/4 + 8, tokens 2*(lane%4) and the next of each group of 8.
+  using Scores = float[Warps::warp_tokens / 8][4];
+
   // One warp's part of a tile: 16 rows x warp_tokens tokens from path position `position` on.
   CHUNKATTN_DEVICE void attend(int stage, int position, int end) {
-    constexpr int tokens = Warps::warp_tokens;
-    constexpr int columns = Warps::warp_columns;
     if (position >= end) return;  // the same for all lanes
     const ptx::SharedAddress k =
         ptx::shared_address(shared_ + Layout::stages) + stage * stage_bytes(HeadDim);
     const ptx::SharedAddress v = k + stage_bytes(HeadDim) / 2;
-    const int first_token = kv_warp_ * tokens;
+    Scores s;
+    multiply_keys(k, s);
+    softmax(position, end, s);
+    add_values(v, s);
+  }
 
-    float s[tokens / 8][4];
+  // S = Q K^T.
+  CHUNKATTN_DEVICE void multiply_keys(ptx::SharedAddress k, Scores& s) {
+    constexpr int tokens = Warps::warp_tokens;
     CHUNKATTN_UNROLL
     for (int n = 0; n < tokens / 8; ++n)
       for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
@@ -316,15 +325,18 @@ class TileAttention {
       for (int n = 0; n < tokens / 16; ++n) {
         // Matrices: tokens 0-7 and columns 0-7, then columns 8-15; tokens 8-15 likewise.
         std::uint32_t b[4];
-        const int token = first_token + n * 16 + lane_ / 16 * 8 + lane_ % 8;
+        const int token = kv_warp_ * tokens + n * 16 + lane_ / 16 * 8 + lane_ % 8;
         ptx::ldmatrix_x4(b, at_step(k, token, lane_ / 8 % 2, step));
         ptx::mma<T>(s[2 * n], a, b[0], b[1]);
         ptx::mma<T>(s[2 * n + 1], a, b[2], b[3]);
       }
     }
+  }
 
-    // Softmax. This lane holds rows lane/4 and lane/4 + 8, tokens 2*(lane%4) and the next of each
-    // group of 8. Products with K rows that hold NaN are replaced here, not multiplied by zero.
+  // The online softmax: S becomes P, outputs and sums are rescaled to the new maximum. Products
+  // with K rows that hold NaN are replaced here, not multiplied by zero.
+  CHUNKATTN_DEVICE void softmax(int position, int end, Scores& s) {
+    constexpr int tokens = Warps::warp_tokens;
     const int* row_len = reinterpret_cast<const int*>(shared_ + Layout::row_len) + row_warp_ * 16;
     const bool masked = position + tokens > min_len_ || position + tokens > end;
     CHUNKATTN_UNROLL
@@ -348,7 +360,7 @@ class TileAttention {
       max_[half_tile] = max;
       sum_[half_tile] *= correction;
       CHUNKATTN_UNROLL
-      for (int n = 0; n < columns / 8; ++n)
+      for (int n = 0; n < Warps::warp_columns / 8; ++n)
         for (int j = 0; j < 2; ++j) out_[n][half_tile * 2 + j] *= correction;
       CHUNKATTN_UNROLL
       for (int n = 0; n < tokens / 8; ++n)
@@ -358,8 +370,12 @@ class TileAttention {
           sum_[half_tile] += x;
         }
     }
+  }
 
-    // P's accumulator layout is the A operand's: two groups of 8 tokens make one step of 16.
+  // O += P V. P's accumulator layout is the A operand's: two groups of 8 tokens make a step of 16.
+  CHUNKATTN_DEVICE void add_values(ptx::SharedAddress v, const Scores& s) {
+    constexpr int tokens = Warps::warp_tokens;
+    constexpr int columns = Warps::warp_columns;
     CHUNKATTN_UNROLL
     for (int step = 0; step < tokens / 16; ++step) {
       const std::uint32_t p[4] = {ptx::pack<T>(s[2 * step][0], s[2 * step][1]),
@@ -369,7 +385,7 @@ class TileAttention {
       CHUNKATTN_UNROLL
       for (int n = 0; n < columns / 16; ++n) {
         std::uint32_t b[4];
-        const int token = first_token + step * 16 + lane_ % 16;
+        const int token = kv_warp_ * tokens + step * 16 + lane_ % 16;
         const int step_of_columns = column_warp_ * (columns / 16) + n;
         ptx::ldmatrix_x4_trans(b, at_step(v, token, lane_ / 16, step_of_columns));
         ptx::mma<T>(out_[2 * n], p, b[0], b[1]);

@@ -20,7 +20,7 @@ constexpr bool supported_head_dim(int head_dim) noexcept {
 }
 
 /// Tokens of K and V that one pipeline stage holds.
-constexpr int kv_tile_tokens(int head_dim) noexcept {
+CHUNKATTN_HD constexpr int kv_tile_tokens(int head_dim) noexcept {
   return head_dim <= 128 ? 64 : 32;
 }
 
@@ -30,13 +30,13 @@ constexpr int max_stages(int head_dim) noexcept {
 }
 
 /// Bytes of one stage: K and V of a tile, 16-bit elements.
-constexpr int stage_bytes(int head_dim) noexcept {
+CHUNKATTN_HD constexpr int stage_bytes(int head_dim) noexcept {
   return 2 * kv_tile_tokens(head_dim) * head_dim * 2;
 }
 
 /// Which 16-byte piece of row `row` holds the logical piece `chunk`, so that the 8 rows that one
 /// ldmatrix phase reads stand in 8 different groups of 4 banks. A row has head_dim/8 pieces.
-constexpr int swizzle(int head_dim, int row, int chunk) noexcept {
+CHUNKATTN_HD constexpr int swizzle(int head_dim, int row, int chunk) noexcept {
   const int pieces = head_dim / 8;
   if (pieces % 8 == 0) return chunk ^ (row & 7);         // a row starts in bank 0
   if (pieces % 4 == 0) return chunk ^ ((row >> 1) & 3);  // rows start in banks 0 and 16 in turn

@@ -23,7 +23,6 @@
 #include "../base/device.hpp"
 #include "../base/error.hpp"
 #include "../base/slot.hpp"
-#include "quantized.hpp"
 #include "view.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -75,11 +74,7 @@ class KvCache<Cpu, T> {
 
  public:
   /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
-  template <class Tree>
-  requires requires(const Tree& tree) {
-    { tree.slot_source() } -> std::same_as<SlotSource>;
-    Tree::chunk_size;
-  }
+  template <SlotOwner Tree>
   KvCache(const Tree& tree, KvCacheOptions options)
       : KvCache(Tree::chunk_size, options, static_cast<std::size_t>(tree.num_slots())) {
     slots_ = tree.slot_source();
@@ -111,7 +106,7 @@ class KvCache<Cpu, T> {
           const std::size_t at = layer.slabs.size() - 1;
           layer.table.k[at] = reinterpret_cast<T*>(slab);
           layer.table.v[at] = reinterpret_cast<T*>(slab + rows_bytes());
-          if constexpr (quantised) {
+          if constexpr (has_row_scales<T>) {
             layer.table.k_scale[at] = reinterpret_cast<float*>(slab + 2 * rows_bytes());
             layer.table.v_scale[at] = layer.table.k_scale[at] + chunk_size_;
           }
@@ -145,7 +140,7 @@ class KvCache<Cpu, T> {
     view.stride_token = options_.head_dim;
     view.stride_head = static_cast<std::int64_t>(head_bytes() / sizeof(T));
     view.stride_slot = static_cast<std::int64_t>(slot_bytes() / sizeof(T));
-    if constexpr (quantised) {
+    if constexpr (has_row_scales<T>) {
       view.k_scale_slabs = layer.table.k_scale.get();
       view.v_scale_slabs = layer.table.v_scale.get();
       view.scale_stride_head = static_cast<std::int64_t>(head_bytes() / sizeof(float));
@@ -180,7 +175,6 @@ class KvCache<Cpu, T> {
   }
 
  private:
-  static constexpr bool quantised = std::is_same_v<T, std::int8_t>;
   static constexpr std::size_t slab_target = std::size_t{4} << 20;
   static constexpr std::size_t huge_page = std::size_t{2} << 20;
 
@@ -216,7 +210,7 @@ class KvCache<Cpu, T> {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       made[l].k = copied(layers_[l].table.k, capacity);
       made[l].v = copied(layers_[l].table.v, capacity);
-      if constexpr (quantised) {
+      if constexpr (has_row_scales<T>) {
         made[l].k_scale = copied(layers_[l].table.k_scale, capacity);
         made[l].v_scale = copied(layers_[l].table.v_scale, capacity);
       }
@@ -242,7 +236,7 @@ class KvCache<Cpu, T> {
   }
   [[nodiscard]] std::size_t head_bytes() const noexcept {
     return 2 * rows_bytes() +
-           (quantised ? 2 * static_cast<std::size_t>(chunk_size_) * sizeof(float) : 0);
+           (has_row_scales<T> ? 2 * static_cast<std::size_t>(chunk_size_) * sizeof(float) : 0);
   }
   [[nodiscard]] std::size_t slot_bytes() const noexcept {
     return static_cast<std::size_t>(options_.num_kv_heads) * head_bytes();
@@ -258,5 +252,7 @@ class KvCache<Cpu, T> {
   std::vector<Tables> old_tables_;
   SlotSource slots_;
 };
+
+static_assert(KvProvider<KvCache<Cpu, float>>);
 
 CHUNKATTN_NAMESPACE_END

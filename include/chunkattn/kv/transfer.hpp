@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "../base/concepts.hpp"
 #include "../base/config.hpp"
 #include "../base/error.hpp"
 #include "../base/slot.hpp"
@@ -78,9 +79,9 @@ void check_places(const Sequence& sequence, TokenRange range, Cache& cache) {
 /// the sequence is live. K/V is in place below Sequence::num_written(); what may be put in place is
 /// Sequence::loadable().
 ///
-/// An engine with memory of its own, on a device too, passes anything that has `options()` and
-/// `layer(int)` as KvCache has, and starts its asynchronous copies in `f`.
-template <class Sequence, class Cache, class F>
+/// An engine with memory of its own, on a device too, passes any KvProvider and starts its
+/// asynchronous copies in `f`.
+template <PlacedSequence Sequence, KvProvider Cache, class F>
 void for_each_kv_span(const Sequence& sequence, TokenRange range, Cache& cache, const F& f) {
   using T = detail::cache_element<Cache>;
   detail::check_places(sequence, range, cache);
@@ -99,7 +100,7 @@ void for_each_kv_span(const Sequence& sequence, TokenRange range, Cache& cache, 
         span.k = view.k_row(piece.slot, head, piece.begin);
         span.v = view.v_row(piece.slot, head, piece.begin);
         span.stride_token = view.stride_token;
-        if constexpr (std::is_same_v<T, std::int8_t>) {
+        if constexpr (has_row_scales<T>) {
           span.k_scale = view.k_row_scale(piece.slot, head, piece.begin);
           span.v_scale = view.v_row_scale(piece.slot, head, piece.begin);
         }
@@ -110,13 +111,13 @@ void for_each_kv_span(const Sequence& sequence, TokenRange range, Cache& cache, 
 }
 
 /// Bytes that gather() writes and scatter() reads for `length` tokens.
-template <class Cache>
+template <KvProvider Cache>
 [[nodiscard]] std::size_t kv_bytes(const Cache& cache, std::size_t length) {
   using T = detail::cache_element<Cache>;
   const auto& options = cache.options();
   const std::size_t rows = 2 * length * static_cast<std::size_t>(options.num_layers) *
                            static_cast<std::size_t>(options.num_kv_heads);
-  const std::size_t scale = std::is_same_v<T, std::int8_t> ? sizeof(float) : 0;
+  const std::size_t scale = has_row_scales<T> ? sizeof(float) : 0;
   return rows * (static_cast<std::size_t>(options.head_dim) * sizeof(T) + scale);
 }
 
@@ -163,7 +164,7 @@ void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::spa
 /// kv_bytes() bytes: [num_layers][K, V][num_kv_heads][range.length][head_dim], for 8-bit elements
 /// followed by the scales [num_layers][K, V][num_kv_heads][range.length] in float. The layout does
 /// not depend on the chunk size. Throws InvalidArgument for positions whose K/V is not in place.
-template <class Sequence, class Cache>
+template <PlacedSequence Sequence, KvProvider Cache>
 void gather_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                std::span<std::byte> buffer) {
   detail::check_known(sequence, range);
@@ -181,7 +182,7 @@ void gather_kv(const Sequence& sequence, TokenRange range, Cache& cache,
 /// `held`, to positions that are this sequence's to put in place (Sequence::loadable()); then
 /// Sequence::mark_loaded() says so. Throws InvalidArgument for others: they belong to every
 /// sequence on the path.
-template <class Sequence, class Cache>
+template <PlacedSequence Sequence, KvProvider Cache>
 void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                 std::span<const std::byte> buffer, TokenRange held) {
   detail::check_known(sequence, range);
@@ -196,7 +197,7 @@ void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
       [](void* row, const std::byte* from, std::size_t bytes) { std::memcpy(row, from, bytes); });
 }
 /// The same where the buffer holds just `range`.
-template <class Sequence, class Cache>
+template <PlacedSequence Sequence, KvProvider Cache>
 void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                 std::span<const std::byte> buffer) {
   scatter_kv(sequence, range, cache, buffer, range);
@@ -209,19 +210,23 @@ struct SwappedSequence {
   std::size_t written = 0;    ///< tokens whose K/V is in `kv`
   std::vector<std::byte> kv;  ///< as gather_kv() lays it out
   InsertOptions options;      ///< namespace, public length and priority of the sequence
+  std::uint64_t tree_id = 0;  ///< the tree that it left; 0: unknown, its K/V is taken as it is
+  std::uint64_t weights = 0;  ///< Sequence::weights() when it left
 };
 
 /// Preemption by swapping: copies a sequence's tokens and the K/V that is in place to host memory
 /// and lets it leave. Where its K/V is left as cache (a retention policy) and still there at
 /// resume(), nothing is copied back. What steps in flight compute for it is given up; where an
 /// output was to come, the last token is computed again after resume().
-template <class Sequence, class Cache>
+template <PlacedSequence Sequence, KvProvider Cache>
 [[nodiscard]] SwappedSequence<typename Sequence::token_type> swap_out(Sequence& sequence,
                                                                       Cache& cache) {
   SwappedSequence<typename Sequence::token_type> swapped;
   swapped.tokens = sequence.tokens();
   swapped.written = sequence.num_written();
   swapped.options = sequence.options();
+  swapped.tree_id = sequence.tree_id();
+  swapped.weights = sequence.weights();
   swapped.options.compute_last = sequence.num_uncomputed() > 0 || sequence.num_reserved() > 0;
   swapped.kv.resize(kv_bytes(cache, swapped.written));
   gather_kv(sequence, {0, static_cast<std::int32_t>(swapped.written)}, cache, swapped.kv);
@@ -231,8 +236,10 @@ template <class Sequence, class Cache>
 
 /// Brings a swapped sequence back, exactly and into its own namespace: what the cache still has is
 /// shared, the rest of the K/V is copied in, tokens that were never computed are left to compute.
-/// Nothing when the tree's budget is too small; then the swapped sequence can be tried again later.
-template <class Tree, class Cache>
+/// K/V of old weights (clear() was called after the sequence joined) is not put in place: all of it
+/// is computed again. Nothing when the tree's budget is too small; then the swapped sequence can be
+/// tried again later.
+template <SlotOwner Tree, KvProvider Cache>
 [[nodiscard]] std::optional<typename Tree::Sequence> resume(
     Tree& tree, Cache& cache, const SwappedSequence<typename Tree::token_type>& swapped) {
   detail::check_argument(swapped.written <= swapped.tokens.size(), "swapped.written",
@@ -241,10 +248,12 @@ template <class Tree, class Cache>
                          swapped.kv.size(), "kv_bytes(cache, swapped.written)");
   auto sequence = tree.try_insert(swapped.tokens, swapped.options);
   if (!sequence) return sequence;
-  // What another sequence is still to write need not be computed either: it is here.
-  sequence->take_over();
   const TokenRange held{0, static_cast<std::int32_t>(swapped.written)};
-  std::size_t end = swapped.written;  // a token whose K/V is loaded is not computed
+  const bool outdated =
+      swapped.tree_id != 0 && (swapped.weights == 0 || (swapped.tree_id == sequence->tree_id() &&
+                                                        swapped.weights != sequence->weights()));
+  std::size_t end = outdated ? 0 : swapped.written;  // a token whose K/V is loaded is not computed
+  if (end > 0) sequence->take_over();  // what another sequence is still to write is here
   if (swapped.options.compute_last) end = std::min(end, swapped.tokens.size() - 1);
   const auto load_end = static_cast<std::int32_t>(end);
   for (TokenRange range = sequence->loadable(); range.begin < load_end && !range.empty();

@@ -13,11 +13,41 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
+namespace detail {
+
+/// Where slot `slot` begins: at start + slot * stride, or in its slab.
+template <class P>
+[[nodiscard]] CHUNKATTN_HD P* slot_base(P* start, P* const* slabs, std::int32_t slab_shift,
+                                        SlotIndex slot, std::int64_t stride) noexcept {
+  if (slabs == nullptr) return start + slot * stride;
+  const std::int32_t mask = (std::int32_t{1} << slab_shift) - 1;
+  return slabs[slot >> slab_shift] + (slot & mask) * stride;
+}
+
+}  // namespace detail
+
+/// The scales of 8-bit rows, so that k_i = k_scale * stored_i; nothing for other elements. The
+/// scale of (slot, kv_head, token) stands at scale_stride_slot * slot + scale_stride_head * kv_head
+/// + token of `k_scale` or `v_scale` (in floats; in slabs where `k_scale_slabs` is set, as for the
+/// values).
+template <class T, bool = has_row_scales<T>>
+struct KvScales {};
+
+template <class T>
+struct KvScales<T, true> {
+  float* k_scale = nullptr;  ///< scale of the K row (slot 0, head 0, token 0), unless in slabs
+  float* v_scale = nullptr;  ///< the same for V
+  float* const* k_scale_slabs = nullptr;  ///< first K scale of each slab, or null
+  float* const* v_scale_slabs = nullptr;  ///< first V scale of each slab, or null
+  std::int64_t scale_stride_slot = 0;     ///< floats from a slot to the next
+  std::int64_t scale_stride_head = 0;     ///< floats from a KV head to the next
+};
+
 /// The K and V rows of one layer, [slot][kv_head][token][head_dim] up to strides (in elements; the
 /// innermost is 1). With `k_slabs` the slots lie in slabs of 2^slab_shift slots each, so that a
 /// growing pool never moves one; without, slot s starts at k + s * stride_slot.
 template <class T>
-struct KvView {
+struct KvView : KvScales<T> {
   T* k = nullptr;                 ///< K of slot 0, unless in slabs
   T* v = nullptr;                 ///< V of slot 0, unless in slabs
   T* const* k_slabs = nullptr;    ///< first K element of each slab, or null
@@ -33,19 +63,36 @@ struct KvView {
 
   /// First element of K of (slot, kv_head, token).
   [[nodiscard]] CHUNKATTN_HD T* k_row(SlotIndex slot, int kv_head, int token) const noexcept {
-    return slot_base(k, k_slabs, slot) + kv_head * stride_head + token * stride_token;
+    return detail::slot_base(k, k_slabs, slab_shift, slot, stride_slot) + kv_head * stride_head +
+           token * stride_token;
   }
   /// First element of V of (slot, kv_head, token).
   [[nodiscard]] CHUNKATTN_HD T* v_row(SlotIndex slot, int kv_head, int token) const noexcept {
-    return slot_base(v, v_slabs, slot) + kv_head * stride_head + token * stride_token;
+    return detail::slot_base(v, v_slabs, slab_shift, slot, stride_slot) + kv_head * stride_head +
+           token * stride_token;
   }
+  /// Scale of the K row of (slot, kv_head, token); those of the next tokens follow.
+  [[nodiscard]] float* k_row_scale(SlotIndex slot, int kv_head,
+                                   int token) const noexcept requires has_row_scales<T> {
+    return detail::slot_base(this->k_scale, this->k_scale_slabs, slab_shift, slot,
+                             this->scale_stride_slot) +
+           kv_head * this->scale_stride_head + token;
+  }
+  /// Scale of the V row of (slot, kv_head, token).
+  [[nodiscard]] float* v_row_scale(SlotIndex slot, int kv_head,
+                                   int token) const noexcept requires has_row_scales<T> {
+    return detail::slot_base(this->v_scale, this->v_scale_slabs, slab_shift, slot,
+                             this->scale_stride_slot) +
+           kv_head * this->scale_stride_head + token;
+  }
+};
 
- private:
-  [[nodiscard]] CHUNKATTN_HD T* slot_base(T* base, T* const* slabs, SlotIndex slot) const noexcept {
-    if (slabs == nullptr) return base + slot * stride_slot;
-    const std::int32_t mask = (std::int32_t{1} << slab_shift) - 1;
-    return slabs[slot >> slab_shift] + (slot & mask) * stride_slot;
-  }
+/// The shape of one layer's K, and of its V.
+struct KvGeometry {
+  std::int32_t num_slots = 0;     ///< slots that have memory
+  std::int32_t num_kv_heads = 0;  ///< heads of K and of V
+  std::int32_t chunk_size = 0;    ///< tokens per slot
+  std::int32_t head_dim = 0;      ///< elements per row
 };
 
 /// The most query heads of a call: what is counted per row and head then stays within 32 bits.
@@ -67,29 +114,51 @@ namespace detail {
   return static_cast<int>(q_size / row);
 }
 
-}  // namespace detail
-
-/// A view of an engine's own memory: K and V each [num_slots][num_kv_heads][chunk_size][head_dim],
-/// densely packed.
 template <class T>
-[[nodiscard]] KvView<T> make_kv_view(T* k, T* v, std::int32_t num_slots, std::int32_t num_kv_heads,
-                                     std::int32_t chunk_size, std::int32_t head_dim) {
-  detail::check_argument(k != nullptr, "k", static_cast<const void*>(k), "memory of K");
-  detail::check_argument(v != nullptr, "v", static_cast<const void*>(v), "memory of V");
-  detail::check_argument(num_slots >= 0, "num_slots", num_slots, "a count");
-  detail::check_argument(num_kv_heads > 0, "num_kv_heads", num_kv_heads, "at least 1");
-  detail::check_argument(chunk_size > 0, "chunk_size", chunk_size, "at least 1");
-  detail::check_argument(head_dim > 0, "head_dim", head_dim, "at least 1");
+[[nodiscard]] KvView<T> dense_kv_view(T* k, T* v, const KvGeometry& geometry) {
+  check_argument(k != nullptr, "k", static_cast<const void*>(k), "memory of K");
+  check_argument(v != nullptr, "v", static_cast<const void*>(v), "memory of V");
+  check_argument(geometry.num_slots >= 0, "geometry.num_slots", geometry.num_slots, "a count");
+  check_argument(geometry.num_kv_heads > 0, "geometry.num_kv_heads", geometry.num_kv_heads,
+                 "at least 1");
+  check_argument(geometry.chunk_size > 0, "geometry.chunk_size", geometry.chunk_size, "at least 1");
+  check_argument(geometry.head_dim > 0, "geometry.head_dim", geometry.head_dim, "at least 1");
   KvView<T> view;
   view.k = k;
   view.v = v;
-  view.num_slots = num_slots;
-  view.num_kv_heads = num_kv_heads;
-  view.head_dim = head_dim;
-  view.chunk_size = chunk_size;
-  view.stride_token = head_dim;
-  view.stride_head = view.stride_token * chunk_size;
-  view.stride_slot = view.stride_head * num_kv_heads;
+  view.num_slots = geometry.num_slots;
+  view.num_kv_heads = geometry.num_kv_heads;
+  view.head_dim = geometry.head_dim;
+  view.chunk_size = geometry.chunk_size;
+  view.stride_token = geometry.head_dim;
+  view.stride_head = view.stride_token * geometry.chunk_size;
+  view.stride_slot = view.stride_head * geometry.num_kv_heads;
+  return view;
+}
+
+}  // namespace detail
+
+/// A view of an engine's own memory: K and V each [num_slots][num_kv_heads][chunk_size][head_dim],
+/// densely packed. 8-bit elements: see the overload with scales.
+template <class T>
+requires(!has_row_scales<T>)
+    [[nodiscard]] KvView<T> make_kv_view(T* k, T* v, const KvGeometry& geometry) {
+  return detail::dense_kv_view(k, v, geometry);
+}
+
+/// The same for 8-bit elements, with scales each [num_slots][num_kv_heads][chunk_size].
+[[nodiscard]] inline KvView<std::int8_t> make_kv_view(std::int8_t* k, std::int8_t* v,
+                                                      float* k_scale, float* v_scale,
+                                                      const KvGeometry& geometry) {
+  detail::check_argument(k_scale != nullptr, "k_scale", static_cast<const void*>(k_scale),
+                         "memory of K's scales");
+  detail::check_argument(v_scale != nullptr, "v_scale", static_cast<const void*>(v_scale),
+                         "memory of V's scales");
+  KvView<std::int8_t> view = detail::dense_kv_view(k, v, geometry);
+  view.k_scale = k_scale;
+  view.v_scale = v_scale;
+  view.scale_stride_head = geometry.chunk_size;
+  view.scale_stride_slot = view.scale_stride_head * geometry.num_kv_heads;
   return view;
 }
 

@@ -14,6 +14,7 @@
 #include "../base/config.hpp"
 #include "../base/error.hpp"
 #include "../tree/step.hpp"
+#include "arrays.hpp"
 #include "view.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -145,13 +146,13 @@ class AttentionPlan {
     record.invalidate_view();  // another plan's: it may lack copies
     record.built = false;
     if (record.entries.empty()) return {};
-    core.steps.carry_copies(record, copies_);
+    core.steps.carry_copies(record, arrays_.copies);
     const Entries entries = record.entries;
     if (!matches(core, entries) || !advance(core, entries)) rebuild(core, entries, record.num_rows);
     ticket_->current = record.ticket_number = ++views_;
     record.ticket = ticket_;
     record.built = true;
-    return {arrays(), ticket_, step.handle_};
+    return {arrays_.view(), ticket_, step.handle_};
   }
 
   /// How often build() could not just advance.
@@ -173,25 +174,6 @@ class AttentionPlan {
   static constexpr std::int32_t none = -1;
   static std::size_t at(std::int32_t i) noexcept { return static_cast<std::size_t>(i); }
 
-  [[nodiscard]] PlanView arrays() const noexcept {
-    PlanView view;
-    view.num_rows = static_cast<std::int32_t>(row_token_.size());
-    view.num_segments = static_cast<std::int32_t>(segments_.size());
-    view.num_pieces = static_cast<std::int32_t>(pieces_.size());
-    view.num_copies = static_cast<std::int32_t>(copies_.size());
-    view.chunk_size = chunk_size_;
-    view.segments = segments_.data();
-    view.pieces = pieces_.data();
-    view.row_token = row_token_.data();
-    view.row_kv_len = row_kv_len_.data();
-    view.row_segment = row_segment_.data();
-    view.writes = writes_.data();
-    view.copies = copies_.data();
-    view.topology = topology_;
-    view.pieces_version = pieces_version_;
-    return view;
-  }
-
   [[nodiscard]] bool matches(const TreeCore& core, Entries entries) const noexcept {
     return built_for_ == core.id && built_version_ == core.sequences.version() &&
            std::equal(entries.begin(), entries.end(), built_.begin(), built_.end(),
@@ -209,40 +191,41 @@ class AttentionPlan {
       const detail::StepEntry& entry = entries[e];
       if (e + 8 < entries.size()) {
         CHUNKATTN_PREFETCH(&core.topology.node(core.sequences[entries[e + 8].sequence].tail));
-        CHUNKATTN_PREFETCH(&segments_[at(row_segment_[at(built_[e + 8].row)])]);
+        CHUNKATTN_PREFETCH(&arrays_.segments[at(arrays_.row_segment[at(built_[e + 8].row)])]);
       }
       Built& built = built_[e];
       const auto& tail = core.topology.node(core.sequences[entry.sequence].tail);
-      Segment& segment = segments_[at(row_segment_[at(built.row)])];
+      Segment& segment = arrays_.segments[at(arrays_.row_segment[at(built.row)])];
       if (tail.end() > segment.position + segment.length) {
         if (built.piece_limit == 0) return false;
         pieces_changed = true;
         while (tail.end() > segment.position + segment.length) append_piece(core, built, segment);
       }
       for (std::int32_t i = 0; i < entry.length; ++i)
-        row_kv_len_[at(built.row + i)] = entry.begin + i + 1;
+        arrays_.row_kv_len[at(built.row + i)] = entry.begin + i + 1;
       set_writes(core, entry);
     }
-    if (pieces_changed) ++pieces_version_;
+    if (pieces_changed) ++arrays_.pieces_version;
     return true;
   }
 
   /// Adds the tail's next slot to its segment, moving the segment's pieces where they have room.
   void append_piece(const TreeCore& core, Built& built, Segment& segment) {
     if (segment.piece_begin + segment.piece_count == built.piece_limit) {
-      const std::size_t begin = pieces_.size();
-      pieces_.resize(begin + 2 * at(segment.piece_count) + at(slack(chunk_size_)), Piece{});
-      std::copy_n(pieces_.begin() + segment.piece_begin, segment.piece_count,
-                  pieces_.begin() + static_cast<std::ptrdiff_t>(begin));
+      const std::size_t begin = arrays_.pieces.size();
+      arrays_.pieces.resize(begin + 2 * at(segment.piece_count) + at(slack(arrays_.chunk_size)),
+                            Piece{});
+      std::copy_n(arrays_.pieces.begin() + segment.piece_begin, segment.piece_count,
+                  arrays_.pieces.begin() + static_cast<std::ptrdiff_t>(begin));
       segment.piece_begin = static_cast<std::int32_t>(begin);
-      built.piece_limit = static_cast<std::int32_t>(pieces_.size());
+      built.piece_limit = static_cast<std::int32_t>(arrays_.pieces.size());
     }
-    const Piece& last = pieces_[at(segment.piece_begin + segment.piece_count - 1)];
+    const Piece& last = arrays_.pieces[at(segment.piece_begin + segment.piece_count - 1)];
     const SlotIndex next = core.slot_table.next(last.slot);
-    pieces_[at(segment.piece_begin + segment.piece_count)] = {next, 0, chunk_size_,
-                                                              last.position + last.length};
+    arrays_.pieces[at(segment.piece_begin + segment.piece_count)] = {next, 0, arrays_.chunk_size,
+                                                                     last.position + last.length};
     ++segment.piece_count;
-    segment.length += chunk_size_;
+    segment.length += arrays_.chunk_size;
   }
 
   /// Room left behind a tail's pieces: a thousand tokens before the first move.
@@ -266,13 +249,13 @@ class AttentionPlan {
 
   void rebuild(const TreeCore& core, Entries entries, std::int32_t num_rows) {
     built_for_ = 0;  // until all is there: an allocation may fail
-    chunk_size_ = core.topology.chunk.size;
-    row_token_.resize(at(num_rows));
-    row_kv_len_.resize(at(num_rows));
-    row_segment_.resize(at(num_rows));
-    writes_.resize(at(num_rows));
-    segments_.clear();
-    pieces_.clear();
+    arrays_.chunk_size = core.topology.chunk.size;
+    arrays_.row_token.resize(at(num_rows));
+    arrays_.row_kv_len.resize(at(num_rows));
+    arrays_.row_segment.resize(at(num_rows));
+    arrays_.writes.resize(at(num_rows));
+    arrays_.segments.clear();
+    arrays_.pieces.clear();
     built_.clear();
     for (const detail::StepEntry& entry : entries)
       built_.push_back({entry.sequence, entry.generation, entry.length});
@@ -281,8 +264,8 @@ class AttentionPlan {
     for (const detail::StepEntry& entry : entries) set_writes(core, entry);
     built_for_ = core.id;
     built_version_ = core.sequences.version();
-    topology_ = detail::next_topology();
-    ++pieces_version_;
+    arrays_.topology = detail::next_topology();
+    ++arrays_.pieces_version;
     ++num_rebuilds_;
   }
 
@@ -326,8 +309,8 @@ class AttentionPlan {
       const Frame frame = stack_.back();
       stack_.pop_back();
       if (frame.leaves) {
-        segments_[at(frame.segment)].row_end = row;
-        segments_[at(frame.segment)].num_sequences = sequences - frame.sequences;
+        arrays_.segments[at(frame.segment)].row_end = row;
+        arrays_.segments[at(frame.segment)].num_sequences = sequences - frame.sequences;
         continue;
       }
       if (frame.next == none) continue;
@@ -336,7 +319,7 @@ class AttentionPlan {
         stack_.push_back({nodes_[at(n)].next_sibling, frame.segment, false, 0});
 
       // One segment for the unary run that starts here.
-      const auto piece_begin = static_cast<std::int32_t>(pieces_.size());
+      const auto piece_begin = static_cast<std::int32_t>(arrays_.pieces.size());
       const std::int32_t position = core.topology.node(n).position;
       add_pieces(core, n, piece_begin);
       while (nodes_[at(n)].first_child != none &&
@@ -345,12 +328,12 @@ class AttentionPlan {
         add_pieces(core, n, piece_begin);
       }
       std::int32_t segment = frame.segment;
-      const auto piece_end = static_cast<std::int32_t>(pieces_.size());
+      const auto piece_end = static_cast<std::int32_t>(arrays_.pieces.size());
       if (piece_end > piece_begin) {
-        segment = static_cast<std::int32_t>(segments_.size());
-        const Piece& last = pieces_.back();
-        segments_.push_back({row, row, piece_begin, piece_end - piece_begin, position,
-                             last.position + last.length - position, frame.segment, 0});
+        segment = static_cast<std::int32_t>(arrays_.segments.size());
+        const Piece& last = arrays_.pieces.back();
+        arrays_.segments.push_back({row, row, piece_begin, piece_end - piece_begin, position,
+                                    last.position + last.length - position, frame.segment, 0});
         stack_.push_back({none, segment, true, sequences});
       }
       const std::int32_t e = nodes_[at(n)].entry;
@@ -363,13 +346,13 @@ class AttentionPlan {
       built.row = row;
       if (core.topology.node(n).length > 0) {
         extend_to_slot_end(core, n);
-        pieces_.resize(pieces_.size() + at(slack(chunk_size_)), Piece{});
-        built.piece_limit = static_cast<std::int32_t>(pieces_.size());
+        arrays_.pieces.resize(arrays_.pieces.size() + at(slack(arrays_.chunk_size)), Piece{});
+        built.piece_limit = static_cast<std::int32_t>(arrays_.pieces.size());
       }
       for (std::int32_t i = 0; i < entry.length; ++i, ++row) {
-        row_token_[at(row)] = entry.first_row + i;
-        row_kv_len_[at(row)] = entry.begin + i + 1;
-        row_segment_[at(row)] = segment;
+        arrays_.row_token[at(row)] = entry.first_row + i;
+        arrays_.row_kv_len[at(row)] = entry.begin + i + 1;
+        arrays_.row_segment[at(row)] = segment;
       }
       ++sequences;
     }
@@ -380,14 +363,14 @@ class AttentionPlan {
     core.topology.for_each_run(
         n, 0, n.length,
         [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
-          if (static_cast<std::int32_t>(pieces_.size()) > piece_begin) {
-            Piece& last = pieces_.back();
+          if (static_cast<std::int32_t>(arrays_.pieces.size()) > piece_begin) {
+            Piece& last = arrays_.pieces.back();
             if (last.slot == slot && last.begin + last.length == offset) {
               last.length += run;  // split nodes of one path read as one
               return true;
             }
           }
-          pieces_.push_back({slot, offset, run, n.position + done});
+          arrays_.pieces.push_back({slot, offset, run, n.position + done});
           return true;
         });
   }
@@ -396,9 +379,9 @@ class AttentionPlan {
   /// until the slot is full.
   void extend_to_slot_end(const TreeCore& core, NodeIndex tail) {
     if (!core.topology.owns_end(core.topology.node(tail))) return;
-    Piece& last = pieces_.back();
-    segments_.back().length += chunk_size_ - (last.begin + last.length);
-    last.length = chunk_size_ - last.begin;
+    Piece& last = arrays_.pieces.back();
+    arrays_.segments.back().length += arrays_.chunk_size - (last.begin + last.length);
+    last.length = arrays_.chunk_size - last.begin;
   }
 
   /// Where the new tokens' K/V go. Positions that are written, or another sequence's to write, are
@@ -407,14 +390,15 @@ class AttentionPlan {
     const auto& tail = core.topology.node(core.sequences[entry.sequence].tail);
     if (entry.length == 1 && entry.begin >= tail.position) {  // decode
       const std::int32_t offset = entry.begin - tail.position, place = tail.begin + offset;
-      WriteTarget& target = writes_[at(entry.first_row)];
+      WriteTarget& target = arrays_.writes[at(entry.first_row)];
       if (tail.writer == entry.sequence && offset >= tail.written && offset < tail.length)
         target = {core.topology.slot_of(tail, place), core.topology.chunk.offset(place)};
       else
         target = {no_slot, 0};
       return;
     }
-    for (std::int32_t i = 0; i < entry.length; ++i) writes_[at(entry.first_row + i)] = {no_slot, 0};
+    for (std::int32_t i = 0; i < entry.length; ++i)
+      arrays_.writes[at(entry.first_row + i)] = {no_slot, 0};
     core.sequences.for_each_node(
         entry.sequence, {entry.begin, entry.length},
         [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
@@ -426,7 +410,7 @@ class AttentionPlan {
               n, first, offset + length - first,
               [&](SlotIndex slot, std::int32_t place, std::int32_t run, std::int32_t done) {
                 for (std::int32_t i = 0; i < run; ++i)
-                  writes_[at(row + done + i)] = {slot, place + i};
+                  arrays_.writes[at(row + done + i)] = {slot, place + i};
                 return true;
               });
         });
@@ -437,14 +421,8 @@ class AttentionPlan {
   std::vector<Built> built_;
   std::uint64_t built_for_ = 0;  // the tree's number, 0: nothing
   std::uint64_t built_version_ = 0;
-  std::uint64_t topology_ = 0, pieces_version_ = 0, num_rebuilds_ = 0;
-  std::int32_t chunk_size_ = 0;
-
-  std::vector<Segment> segments_;
-  std::vector<Piece> pieces_;
-  std::vector<std::int32_t> row_token_, row_kv_len_, row_segment_;
-  std::vector<WriteTarget> writes_;
-  std::vector<RowCopy> copies_;
+  std::uint64_t num_rebuilds_ = 0;
+  PlanArrays arrays_;
 
   std::uint64_t mark_ = 0;
   std::vector<ActiveNode> nodes_;  // by node

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../base/concepts.hpp"
 #include "../base/config.hpp"
 #include "../base/error.hpp"
 #include "../tree/types.hpp"
@@ -35,7 +36,7 @@ class BlockTable {
   /// step has of it beyond them (drafts). Throws InvalidArgument, with the table unchanged, if
   /// there are none or not so many, or if Sharing::token made the path leave a slot before its end
   /// or enter one after its start.
-  template <class Sequence>
+  template <PlacedSequence Sequence>
   void add(const Sequence& sequence, std::size_t kv_len = std::numeric_limits<std::size_t>::max()) {
     const std::size_t known = sequence.size() + sequence.num_reserved();
     if (kv_len == std::numeric_limits<std::size_t>::max())

@@ -259,6 +259,7 @@ class TreeCore {
       else if (topology.node(n).state == NodeState::hidden)
         topology.node(n).state = NodeState::stale;
     }
+    ++stats.clears;
     sequences.change();
     departures.clear();
     prefixes.notify_cleared();
@@ -375,6 +376,19 @@ class TreeCore {
   }
 
   Tokens& tokens_;
+};
+
+/// What the printers and the tests see of a PrefixTree beyond its public face.
+struct TreeAccess {
+  template <class Tree>
+  [[nodiscard]] static const TreeCore& core(const Tree& tree) {
+    return tree.core();
+  }
+  /// The token at a place of a slot in use.
+  template <class Tree>
+  [[nodiscard]] static const auto& token_at(const Tree& tree, SlotIndex slot, std::int32_t offset) {
+    return tree.tree().token_at(slot, offset);
+  }
 };
 
 }  // namespace detail

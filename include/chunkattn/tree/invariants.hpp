@@ -33,37 +33,24 @@ class TreeInspector {
   }
 
  private:
+  struct Totals {
+    std::size_t nodes = 0, places = 0, published = 0, retained = 0;
+  };
+
   void check_storage() const {
     std::vector<SlotRecord> counted(slots_.size());
     std::vector<std::uint8_t> taken(slots_.size() * chunk_size_);
-    std::size_t nodes = 0, places = 0, published = 0, retained = 0;
+    Totals totals;
     for (std::size_t i = 0; i < topology_.num_indices(); ++i) {
-      const TreeNode& n = topology_.node(static_cast<NodeIndex>(i));
       const auto index = static_cast<NodeIndex>(i);
+      const TreeNode& n = topology_.node(index);
       if (n.state == NodeState::unused) continue;
-      ++nodes;
+      ++totals.nodes;
       if (index == root_node) continue;
-      const TreeNode& parent = topology_.node(n.parent);
-      expect(parent.state != NodeState::unused, "a node's parent exists", index);
-      expect(n.position == parent.end(), "a node continues its parent", index);
-      expect(n.written >= 0 && n.written <= n.length, "written tokens lie within the node", index);
-      expect(n.scheduled >= n.written || n.written == n.length, "what is written was scheduled",
-             index);
-      expect(n.live <= parent.live && n.held <= parent.held, "counts grow towards the root", index);
-      expect(n.retained == (!n.active()), "exactly the unused nodes are retained", index);
-      expect(!n.retained ||
-                 (n.state == NodeState::published && n.length > 0 && n.written == n.length &&
-                  prefixes_.level_of(parent_or_self(n)) >= prefixes_.level_of(n)),
-             "a retained node is published, written, and valued no more than its parent", index);
-      expect(n.tail_of != none || n.length > 0, "only tails are empty", index);
-      retained += n.retained ? 1 : 0;
-      if (n.state == NodeState::published) {
-        ++published;
-        expect(parent.state == NodeState::published, "a published node has a published parent",
-               index);
-        expect(prefixes_.find_twin(n) == index, "published children differ in their key", index);
-      }
-      places += at(n.length);
+      check_node(n, index);
+      totals.places += at(n.length);
+      totals.published += n.state == NodeState::published ? 1 : 0;
+      totals.retained += n.retained ? 1 : 0;
       topology_.for_each_run(
           n, 0, n.length, [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t) {
             for (std::int32_t o = offset; o < offset + run; ++o)
@@ -76,34 +63,59 @@ class TreeInspector {
         counted[at(s)].pinned += n.pins > 0 ? 1 : 0;
       });
     }
+    check_totals(totals);
+    check_slots(counted);
+    check_pins();
+  }
+
+  // A node beside its parent.
+  void check_node(const TreeNode& n, NodeIndex index) const {
+    const TreeNode& parent = topology_.node(n.parent);
+    expect(parent.state != NodeState::unused, "a node's parent exists", index);
+    expect(n.position == parent.end(), "a node continues its parent", index);
+    expect(n.written >= 0 && n.written <= n.length, "written tokens lie within the node", index);
+    expect(n.scheduled >= n.written || n.written == n.length, "what is written was scheduled",
+           index);
+    expect(n.live <= parent.live && n.held <= parent.held, "counts grow towards the root", index);
+    expect(n.retained == (!n.active()), "exactly the unused nodes are retained", index);
+    expect(
+        !n.retained || (n.state == NodeState::published && n.length > 0 && n.written == n.length &&
+                        prefixes_.level_of(parent_or_self(n)) >= prefixes_.level_of(n)),
+        "a retained node is published, written, and valued no more than its parent", index);
+    expect(n.tail_of != none || n.length > 0, "only tails are empty", index);
+    if (n.state != NodeState::published) return;
+    expect(parent.state == NodeState::published, "a published node has a published parent", index);
+    expect(prefixes_.find_twin(n) == index, "published children differ in their key", index);
+  }
+
+  void check_totals(const Totals& counted) const {
+    std::size_t listed = 0;
+    for (const auto& level : prefixes_.levels_)
+      for (NodeIndex n = level.oldest; n != none; n = topology_.node(n).newer) ++listed;
+    expect_equal(counted.nodes, stats_.nodes, "number of nodes");
+    expect_equal(counted.places, stats_.stored_tokens, "stored tokens");
+    expect_equal(counted.published, prefixes_.num_published(), "published nodes");
+    expect_equal(counted.retained, listed, "retained nodes");
+  }
+
+  void check_slots(const std::vector<SlotRecord>& counted) const {
     std::size_t used = 0, cached = 0, pinned = 0;
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       const auto index = static_cast<SlotIndex>(s);
-      expect(counted[s].nodes == slots_[static_cast<SlotIndex>(s)].nodes, "nodes per slot", index);
-      expect(counted[s].active == slots_[static_cast<SlotIndex>(s)].active, "active nodes per slot",
-             index);
-      expect(counted[s].pinned == slots_[static_cast<SlotIndex>(s)].pinned, "pinned nodes per slot",
-             index);
+      expect(counted[s].nodes == slots_[index].nodes, "nodes per slot", index);
+      expect(counted[s].active == slots_[index].active, "active nodes per slot", index);
+      expect(counted[s].pinned == slots_[index].pinned, "pinned nodes per slot", index);
       pinned += counted[s].pinned > 0 ? 1 : 0;
       used += counted[s].nodes > 0 ? 1 : 0;
       cached += counted[s].nodes > 0 && counted[s].active == 0 ? 1 : 0;
     }
-    std::size_t listed = 0;
-    for (const auto& level : prefixes_.levels_)
-      for (NodeIndex n = level.oldest; n != none; n = topology_.node(n).newer) ++listed;
-    expect(nodes == stats_.nodes, "number of nodes", static_cast<std::int64_t>(nodes));
-    expect(places == stats_.stored_tokens, "stored tokens", static_cast<std::int64_t>(places));
-    expect(published == prefixes_.num_published(), "published nodes",
-           static_cast<std::int64_t>(published));
-    expect(retained == listed, "retained nodes", static_cast<std::int64_t>(retained));
-    expect(used == stats_.used_slots, "used slots", static_cast<std::int64_t>(used));
-    expect(cached == stats_.retained_slots, "retained slots", static_cast<std::int64_t>(cached));
-    expect(pinned == slots_.num_pinned(), "pinned slots", static_cast<std::int64_t>(pinned));
-    check_pins();
+    expect_equal(used, stats_.used_slots, "used slots");
+    expect_equal(cached, stats_.retained_slots, "retained slots");
+    expect_equal(pinned, slots_.num_pinned(), "pinned slots");
     if (slots_.allocator().capacity() < max_slots)
-      expect(used + static_cast<std::size_t>(slots_.allocator().available()) ==
-                 static_cast<std::size_t>(slots_.allocator().capacity()),
-             "used and free slots add up to the budget", static_cast<std::int64_t>(used));
+      expect_equal(used + static_cast<std::size_t>(slots_.allocator().available()),
+                   static_cast<std::size_t>(slots_.allocator().capacity()),
+                   "used and free slots add up to the budget");
   }
 
   void check_pins() const {
@@ -117,10 +129,29 @@ class TreeInspector {
   }
 
   void check_sequences() const {
+    check_steps_and_copies();
     std::vector<TreeNode> counted(topology_.num_indices());
+    std::size_t live = 0, leaving = 0;
+    for (std::size_t i = 0; i < sequences_.num_indices(); ++i) {
+      const SequenceRecord& record = sequences_[static_cast<SequenceIndex>(i)];
+      if (record.state == SequenceState::unused) continue;
+      (record.state == SequenceState::live ? live : leaving) += 1;
+      check_path(record, static_cast<SequenceIndex>(i), counted);
+    }
+    for (std::size_t i = 0; i < counted.size(); ++i) {
+      const auto n = static_cast<NodeIndex>(i);
+      if (topology_.node(n).state == NodeState::unused) continue;
+      expect(topology_.node(n).live == counted[i].live && topology_.node(n).held == counted[i].held,
+             "sequences per node", n);
+    }
+    expect_equal(live, stats_.live_sequences, "live sequences");
+    expect_equal(leaving, stats_.leaving_sequences, "leaving sequences");
+  }
+
+  // What outstanding steps and pending copies count on sequences and slots.
+  void check_steps_and_copies() const {
     std::vector<std::int32_t> copies_of(sequences_.num_indices()), copies(slots_.size());
     std::vector<std::int32_t> steps(sequences_.num_indices()), superseded(steps.size());
-    std::size_t live = 0, leaving = 0;
     for (const auto& step : tree_.steps.steps_) {
       if (!Steps::is_outstanding(*step)) continue;
       for (const StepEntry& entry : step->entries) {
@@ -141,39 +172,34 @@ class TreeInspector {
     for (std::size_t i = 0; i < sequences_.num_indices(); ++i) {
       const SequenceRecord& record = sequences_[static_cast<SequenceIndex>(i)];
       if (record.state == SequenceState::unused) continue;
-      const auto s = static_cast<SequenceIndex>(i);
-      expect(record.copies == copies_of[i], "pending copies from or to a sequence", s);
+      expect(record.copies == copies_of[i], "pending copies from or to a sequence",
+             static_cast<std::int64_t>(i));
       expect(record.steps == steps[i] && record.superseded == superseded[i],
-             "outstanding steps of a sequence", s);
-      const bool is_live = record.state == SequenceState::live;
-      (is_live ? live : leaving) += 1;
-      const TreeNode& tail = topology_.node(record.tail);
-      expect(!is_live || (tail.tail_of == s && tail.first_child == none),
-             "a live sequence has a tail of its own", s);
-      expect(!is_live || tail.length == 0 || topology_.owns_end(tail),
-             "a live tail owns the places behind its tokens", s);
-      expect(tail.end() == record.size + record.reserved, "the path holds exactly the sequence", s);
-      expect(record.cursor <= record.size + record.reserved, "what is computed has a place", s);
-      std::int32_t covered = 0;
-      for (NodeIndex n = record.tail; n != none; n = topology_.node(n).parent) {
-        (is_live ? counted[at(n)].live : counted[at(n)].held) += 1;
-        covered += topology_.node(n).length;
-        if (is_live && n != root_node && topology_.node(n).written < topology_.node(n).length)
-          expect(
-              topology_.node(n).writer != none && is_writing(sequences_[topology_.node(n).writer]),
-              "pending K/V has a writer, live or kept for a step", n);
-      }
-      expect(covered == tail.end(), "the path has no gaps", s);
+             "outstanding steps of a sequence", static_cast<std::int64_t>(i));
     }
-    for (std::size_t i = 0; i < counted.size(); ++i) {
-      const auto n = static_cast<NodeIndex>(i);
-      if (topology_.node(n).state == NodeState::unused) continue;
-      expect(topology_.node(n).live == counted[i].live && topology_.node(n).held == counted[i].held,
-             "sequences per node", n);
+  }
+
+  // A sequence's tail and its path; counts it on the nodes.
+  void check_path(const SequenceRecord& record, SequenceIndex s,
+                  std::vector<TreeNode>& counted) const {
+    const bool is_live = record.state == SequenceState::live;
+    const TreeNode& tail = topology_.node(record.tail);
+    expect(!is_live || (tail.tail_of == s && tail.first_child == none),
+           "a live sequence has a tail of its own", s);
+    expect(!is_live || tail.length == 0 || topology_.owns_end(tail),
+           "a live tail owns the places behind its tokens", s);
+    expect(tail.end() == record.size + record.reserved, "the path holds exactly the sequence", s);
+    expect(record.cursor <= record.size + record.reserved, "what is computed has a place", s);
+    std::int32_t covered = 0;
+    for (NodeIndex index = record.tail; index != none; index = topology_.node(index).parent) {
+      const TreeNode& n = topology_.node(index);
+      (is_live ? counted[at(index)].live : counted[at(index)].held) += 1;
+      covered += n.length;
+      if (is_live && index != root_node && n.written < n.length)
+        expect(n.writer != none && is_writing(sequences_[n.writer]),
+               "pending K/V has a writer, live or kept for a step", index);
     }
-    expect(live == stats_.live_sequences, "live sequences", static_cast<std::int64_t>(live));
-    expect(leaving == stats_.leaving_sequences, "leaving sequences",
-           static_cast<std::int64_t>(leaving));
+    expect(covered == tail.end(), "the path has no gaps", s);
   }
 
   static bool is_writing(const SequenceRecord& record) noexcept {
@@ -185,6 +211,10 @@ class TreeInspector {
     if (!ok) [[unlikely]]
       fail(Error("prefix tree invariant broken: " + std::string(what) + " (at " +
                  std::to_string(index) + ")"));
+  }
+
+  static void expect_equal(std::size_t counted, std::size_t kept, const char* what) {
+    expect(counted == kept, what, static_cast<std::int64_t>(counted));
   }
 
   [[nodiscard]] const TreeNode& parent_or_self(const TreeNode& n) const noexcept {

@@ -219,13 +219,6 @@ class PrefixTree {
   /// in the size of the tree: for tests.
   void check_invariants() const { detail::TreeInspector(core()).check(); }
 
-  /// The tree's own records, read by the printers in print.hpp and by tests.
-  [[nodiscard]] const detail::TreeCore& core() const { return tree().core; }
-  /// The token at a place of a slot in use, for the same.
-  [[nodiscard]] const Token& token_at(SlotIndex slot, std::int32_t offset) const {
-    return tree().token_at(slot, offset);
-  }
-
   /// Where a K/V cache learns how many slots there are, wherever the tree is moved and even after
   /// it is gone.
   [[nodiscard]] SlotSource slot_source() const {
@@ -238,6 +231,8 @@ class PrefixTree {
   }
 
  private:
+  friend struct detail::TreeAccess;
+  [[nodiscard]] const detail::TreeCore& core() const { return tree().core; }
   [[nodiscard]] Tree& tree() const {
     detail::check_argument(shared_ != nullptr, "tree", "moved-from", "a tree");
     return *shared_->tree;
@@ -255,5 +250,8 @@ class PrefixTree {
 
   std::shared_ptr<Shared> shared_;
 };
+
+static_assert(SlotOwner<PrefixTree<int>>);
+static_assert(PlacedSequence<PrefixTree<int>::Sequence>);
 
 CHUNKATTN_NAMESPACE_END

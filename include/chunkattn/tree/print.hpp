@@ -35,7 +35,7 @@ struct NodeText {
 template <class Tree, class TokenText>
 NodeText describe(const Tree& tree, NodeIndex index, std::int32_t max_tokens,
                   const TokenText& token_text) {
-  const TreeCore& core = tree.core();
+  const TreeCore& core = TreeAccess::core(tree);
   const TreeNode& n = core.topology.node(index);
   NodeText text;
   text.range = std::to_string(n.position) + ".." + std::to_string(n.end());
@@ -49,7 +49,7 @@ NodeText describe(const Tree& tree, NodeIndex index, std::int32_t max_tokens,
       n, 0, known, [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t) {
         for (std::int32_t i = 0; i < run && shown < max_tokens; ++i, ++shown) {
           if (shown > 0) text.tokens += ' ';
-          text.tokens += token_text(tree.token_at(slot, offset + i));
+          text.tokens += token_text(TreeAccess::token_at(tree, slot, offset + i));
         }
         return shown < max_tokens;
       });
@@ -119,7 +119,7 @@ inline std::string quoted_for_dot(const std::string& text) {
 template <class Tree, class TokenText = detail::DefaultTokenText>
 [[nodiscard]] std::string to_text(const Tree& tree, std::int32_t max_tokens = 8,
                                   const TokenText& token_text = {}) {
-  const detail::TreeCore& core = tree.core();
+  const detail::TreeCore& core = detail::TreeAccess::core(tree);
   const TreeStats stats = tree.stats();
   std::string out = std::to_string(stats.live_sequences) + " sequences, " +
                     std::to_string(stats.nodes - 1) + " nodes, " +
@@ -139,7 +139,7 @@ template <class Tree, class TokenText = detail::DefaultTokenText>
 template <class Tree, class TokenText = detail::DefaultTokenText>
 [[nodiscard]] std::string to_dot(const Tree& tree, std::int32_t max_tokens = 8,
                                  const TokenText& token_text = {}) {
-  const detail::TreeCore& core = tree.core();
+  const detail::TreeCore& core = detail::TreeAccess::core(tree);
   std::string out =
       "digraph prefix_tree {\n  rankdir=LR;\n  node [shape=box, fontname=monospace];\n"
       "  n0 [label=root, shape=point];\n";

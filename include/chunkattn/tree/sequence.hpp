@@ -216,6 +216,12 @@ class Sequence {
 
   /// The tree's number in the process. Throws if not live.
   [[nodiscard]] std::uint64_t tree_id() const { return core().id; }
+  /// Which weights its K/V is of, as far as the tree knows: 1 + the number of clear() calls; 0
+  /// where clear() was called since it joined. Throws if not live.
+  [[nodiscard]] std::uint64_t weights() const {
+    const bool stale = core().topology.node(record().tail).state == detail::NodeState::stale;
+    return stale ? 0 : core().stats.clears + 1;
+  }
 
  private:
   template <TokenType, int, ChunkAllocator, RetentionPolicy>

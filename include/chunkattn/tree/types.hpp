@@ -103,6 +103,7 @@ struct TreeStats {
   std::uint64_t evicted_slots = 0;       ///< slots freed by that
   std::uint64_t failed_inserts = 0;      ///< for want of slots
   std::uint64_t failed_adds = 0;         ///< Step::add() and append(), for want of slots
+  std::uint64_t clears = 0;              ///< calls of clear()
   std::uint64_t steps = 0;               ///< steps that finished
   std::uint64_t cancelled_steps = 0;     ///< steps that were dropped before they were submitted
   std::uint64_t abandoned_steps = 0;     ///< steps that were dropped in flight

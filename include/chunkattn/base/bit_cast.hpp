@@ -1,0 +1,17 @@
+// std::bit_cast that device code may call without nvcc's experimental flags.
+#pragma once
+
+#include "config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// The bits of `from` as a To of the same size.
+template <class To, class From>
+[[nodiscard]] CHUNKATTN_HD constexpr To bit_cast(const From& from) noexcept {
+  static_assert(sizeof(To) == sizeof(From));
+  return __builtin_bit_cast(To, from);
+}
+
+}  // namespace detail
+CHUNKATTN_NAMESPACE_END
