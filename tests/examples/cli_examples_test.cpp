@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "../examples/support/json.hpp"
+#include "examples/support/json.hpp"
 
 namespace {
 

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "../examples/llama/model.hpp"
-#include "../examples/llama/tokenizer.hpp"
-#include "../examples/support/json.hpp"
+#include "examples/llama/model.hpp"
+#include "examples/llama/tokenizer.hpp"
+#include "examples/support/json.hpp"
 
 namespace {
 
@@ -23,8 +23,7 @@ using Bytes = std::vector<unsigned char>;
 
 std::string data_folder() {
   const char* folder = std::getenv("CHUNKATTN_DATA");
-  return folder != nullptr ? folder
-                           : (std::filesystem::path(__FILE__).parent_path() / "../../shared");
+  return folder != nullptr ? folder : CHUNKATTN_SOURCE_DIR "/../shared";
 }
 
 /// False, with a message, where the optional model files are not at hand.

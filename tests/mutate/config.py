@@ -20,7 +20,7 @@ HEADERS = [
 
 # ---- tests ------------------------------------------------------------------------------------
 
-TESTS = ["tests/*_test.cpp"]
+TESTS = ["tests/*/*_test.cpp"]
 LEFT_OUT_TESTS = {
     "cli_examples_test": "runs example programs that were built elsewhere",
     "cuda_*": "tests of the CUDA backend, whose headers are not mutated",

@@ -4,7 +4,7 @@
 set -euo pipefail
 check=$1
 work=$2
-root=$(cd "$(dirname "$0")/../.." && pwd)
+root=$(cd "$(dirname "$0")/../../.." && pwd)
 rm -rf "$work"
 mkdir -p "$work"
 work=$(cd "$work" && pwd)
@@ -60,11 +60,11 @@ END
     }
     expect_skipped "$root/tests/cuda/run.sh"
     for mode in headers_clang headers_libcxx flags_clang flags_libcxx; do
-      expect_skipped "$root/tests/hygiene/run.sh" $mode "$work/hygiene"
+      expect_skipped "$root/tests/project/hygiene/run.sh" $mode "$work/hygiene"
     done
-    expect_skipped "$root/tests/consumer/run.sh" pkg_config "$work/consumer"
+    expect_skipped "$root/tests/project/consumer/run.sh" pkg_config "$work/consumer"
     [ -x /usr/local/cuda/bin/nvcc ] || for mode in cuda nvcc; do
-      expect_skipped "$root/tests/consumer/run.sh" $mode "$work/consumer"
+      expect_skipped "$root/tests/project/consumer/run.sh" $mode "$work/consumer"
     done
     ;;
   help)  # each verb is listed, and what is listed is a verb

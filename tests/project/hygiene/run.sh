@@ -4,8 +4,8 @@
 set -euo pipefail
 check=$1
 work=$2
-root=$(cd "$(dirname "$0")/../.." && pwd)
-here=$root/tests/hygiene
+root=$(cd "$(dirname "$0")/../../.." && pwd)
+here=$root/tests/project/hygiene
 cxx=${CXX:-c++}
 jobs=$(nproc 2>/dev/null || echo 2)
 warnings="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror"
