@@ -28,19 +28,61 @@ if(CHUNKATTN_NATIVE)
   endif()
 endif()
 
-# fmt is used by examples and benchmarks only, never by the library.
+# What tests, examples and benchmarks use, and the library never does. Nothing here is an error: what
+# needs a library that is missing is left out, with a message.
 find_package(fmt QUIET CONFIG)
+
+# chunkattn_find_headers(<target> <variable> <header> <package>): a library that is nothing but headers
+# as an imported target, where <header> is found; <variable> is the folder, for users to set.
+function(chunkattn_find_headers target variable header package)
+  set_property(GLOBAL PROPERTY CHUNKATTN_PACKAGE_${target} ${package})
+  find_path(${variable} ${header})
+  if(NOT ${variable})
+    return()
+  endif()
+  set(folder "${${variable}}")
+  # A cross compiler must see this library, not the rest of the host's headers beside it.
+  if(CMAKE_CROSSCOMPILING)
+    string(REGEX MATCH "^[^/]+" first "${header}")
+    set(folder "${PROJECT_BINARY_DIR}/headers/${package}")
+    file(MAKE_DIRECTORY "${folder}")
+    file(CREATE_LINK "${${variable}}/${first}" "${folder}/${first}" SYMBOLIC)
+  endif()
+  add_library(${target} INTERFACE IMPORTED GLOBAL)
+  target_include_directories(${target} SYSTEM INTERFACE "${folder}")
+endfunction()
+
+set_property(GLOBAL PROPERTY CHUNKATTN_PACKAGE_fmt::fmt libfmt-dev)
+set_property(GLOBAL PROPERTY CHUNKATTN_PACKAGE_benchmark::benchmark libbenchmark-dev)
+chunkattn_find_headers(headers::doctest DOCTEST_INCLUDE_DIR doctest/doctest.h doctest-dev)
+chunkattn_find_headers(headers::nlohmann_json NLOHMANN_JSON_INCLUDE_DIR nlohmann/json.hpp nlohmann-json3-dev)
+chunkattn_find_headers(headers::cli11 CLI11_INCLUDE_DIR CLI/CLI.hpp libcli11-dev)
+chunkattn_find_headers(headers::xxhash XXHASH_INCLUDE_DIR xxhash.h libxxhash-dev)
+
+# chunkattn_have(<result> <program> <target>...): whether all of these were found; says what was not.
+function(chunkattn_have result program)
+  set(${result} TRUE PARENT_SCOPE)
+  foreach(library IN LISTS ARGN)
+    if(NOT TARGET ${library})
+      get_property(package GLOBAL PROPERTY CHUNKATTN_PACKAGE_${library})
+      if(package)
+        set(package " (Debian: ${package})")
+      endif()
+      message(STATUS "chunkattn: ${program} left out: ${library} not found${package}")
+      set(${result} FALSE PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+endfunction()
 
 # chunkattn_program(<target> SOURCES <file>... [LIBRARIES <target>...]): an example or a benchmark. Left
 # out, with a message, where one of the libraries was not found.
 function(chunkattn_program target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
-  foreach(library IN LISTS arg_LIBRARIES)
-    if(NOT TARGET ${library})
-      message(STATUS "chunkattn: ${target} left out: ${library} not found")
-      return()
-    endif()
-  endforeach()
+  chunkattn_have(found ${target} ${arg_LIBRARIES})
+  if(NOT found)
+    return()
+  endif()
   add_executable(${target} ${arg_SOURCES})
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}" "${CMAKE_CURRENT_SOURCE_DIR}")
   target_link_libraries(${target} PRIVATE chunkattn_developer chunkattn_native ${arg_LIBRARIES})

@@ -46,6 +46,9 @@ need() {
       doctest) has_header doctest/doctest.h || missing+=(doctest-dev) ;;
       benchmark) has_header benchmark/benchmark.h || missing+=(libbenchmark-dev) ;;
       fmt) has_header fmt/core.h || missing+=(libfmt-dev) ;;
+      json) has_header nlohmann/json.hpp || missing+=(nlohmann-json3-dev) ;;
+      cli11) has_header CLI/CLI.hpp || missing+=(libcli11-dev) ;;
+      xxhash) has_header xxhash.h || missing+=(libxxhash-dev) ;;
       aarch64)
         have aarch64-linux-gnu-g++ || missing+=(g++-aarch64-linux-gnu)
         have qemu-aarch64 || missing+=(qemu-user)

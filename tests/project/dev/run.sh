@@ -17,8 +17,10 @@ says() { grep -qF -- "$2" "$1" || { cat "$1"; fail "this lacks: $2"; }; }
 
 case $check in
   summary)  # ./dev test runs what it is told to, and names in the end what failed and what was skipped
-    echo '#include <fmt/core.h>' | "${CXX:-c++}" -x c++ -E - >/dev/null 2>&1 ||
-      skip "dev summary needs fmt, or ./dev would install it"
+    for header in fmt/core.h CLI/CLI.hpp nlohmann/json.hpp xxhash.h; do
+      echo "#include <$header>" | "${CXX:-c++}" -x c++ -E - >/dev/null 2>&1 ||
+        skip "dev summary needs $header, or ./dev would install it"
+    done
     mkdir "$work/tools"
     cp "$root/dev" "$work/"
     cp "$root/tools/packages.sh" "$root/tools/tests.sh" "$work/tools/"
