@@ -15,13 +15,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "../examples/support/json.hpp"
 #include "chunkattn/cuda/chunk_attention.cuh"
 #include "chunkattn/plan/arrays.hpp"
 
@@ -262,20 +261,14 @@ std::vector<Case> tree_cases() {
                  path.c_str());
     return cases;
   }
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const auto numbers = [](const examples::Json& list) {
-    std::vector<int> values;
-    for (const auto& entry : list.array()) values.push_back(static_cast<int>(entry.number()));
-    return values;
-  };
-  const auto document = examples::JsonReader::parse(text);
+  const auto document = nlohmann::json::parse(file);
   int index = 0;
-  for (const auto& tree : document.at("trees").array()) {
+  for (const auto& tree : document.at("trees")) {
     ++index;
-    for (const auto& heads : document.at("heads").array()) {
-      const std::vector<int> pair = numbers(heads);
-      cases.push_back({"tree " + std::to_string(index), pair[0], pair[1],
-                       numbers(tree.at("nodes_per_level")), numbers(tree.at("tokens_per_node"))});
+    for (const auto& heads : document.at("heads")) {
+      cases.push_back({"tree " + std::to_string(index), heads.at(0).get<int>(),
+                       heads.at(1).get<int>(), tree.at("nodes_per_level").get<std::vector<int>>(),
+                       tree.at("tokens_per_node").get<std::vector<int>>()});
     }
   }
   return cases;

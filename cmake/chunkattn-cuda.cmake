@@ -6,12 +6,6 @@ macro(chunkattn_add_cuda_target)
   if(NOT TARGET chunkattn::cuda)
     add_library(chunkattn::cuda INTERFACE IMPORTED GLOBAL)
     target_link_libraries(chunkattn::cuda INTERFACE chunkattn::chunkattn CUDA::cudart)
-    # nvcc finds CCCL by itself; a host compiler that includes a .hpp beside it does not.
-    foreach(_chunkattn_dir IN LISTS CUDAToolkit_INCLUDE_DIRS)
-      if(EXISTS "${_chunkattn_dir}/cccl")
-        target_include_directories(chunkattn::cuda SYSTEM INTERFACE "${_chunkattn_dir}/cccl")
-      endif()
-    endforeach()
     # Before 3.26 CMake does not know that nvcc has C++20, and leaves the option out without a word.
     if(CMAKE_VERSION VERSION_LESS 3.26)
       target_compile_options(chunkattn::cuda INTERFACE

@@ -15,6 +15,14 @@ if(CMAKE_CUDA_COMPILER)
   if(CUDAToolkit_FOUND)
     set(CHUNKATTN_HAVE_NVCC TRUE)
     chunkattn_add_cuda_target()
+    # Thrust, for the programs that use it: from CUDA 13 on it lies in a folder of its own, which nvcc
+    # looks into by itself and other compilers do not. No header of the library includes it.
+    add_library(chunkattn_cccl INTERFACE)
+    foreach(dir IN LISTS CUDAToolkit_INCLUDE_DIRS)
+      if(EXISTS "${dir}/cccl")
+        target_include_directories(chunkattn_cccl SYSTEM INTERFACE "${dir}/cccl")
+      endif()
+    endforeach()
     message(STATUS "chunkattn: CUDA targets are built with ${CMAKE_CUDA_COMPILER} "
                    "for ${CMAKE_CUDA_ARCHITECTURES}")
   endif()

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "support/only_help.hpp"
+#include "support/options.hpp"
 
 namespace {
 
@@ -69,12 +69,9 @@ std::vector<std::int32_t> tokens_of(std::string_view text) {  // one per charact
   return {text.begin(), text.end()};
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  if (const auto status = examples::only_help(argc, argv, "custom_allocator",
-                                              "a prefix tree in the blocks of an engine"))
-    return *status;
+int run(int argc, char** argv) {
+  examples::Options options("custom_allocator", "a prefix tree in the blocks of an engine");
+  if (!options.parse(argc, argv)) return 0;
   BlockManager manager(num_blocks, /*held_back=*/4);
   const std::int32_t image_block = manager.take();  // somebody else uses blocks too
   fmt::print("engine: {} blocks, block {} lent to the image encoder, {} free for the cache\n",
@@ -148,4 +145,10 @@ int main(int argc, char** argv) {
   fmt::print("leave:  all handles are gone, {} of {} blocks are free\n", manager.num_free(),
              num_blocks - 1);
   return manager.num_free() == num_blocks - 1 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return examples::guarded("custom_allocator", [&] { return run(argc, argv); });
 }

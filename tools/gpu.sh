@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What needs an NVIDIA GPU, in parts that each end well within ten minutes on 16 cores:
-#   gpu.sh pack      gather what a machine without a network lacks (doctest, weights, trees) into
-#                    .gpu-pack/
+#   gpu.sh pack      gather what a machine without a network lacks (header libraries, weights, trees)
+#                    into .gpu-pack/
 #   gpu.sh test      build and run the whole test suite: the host's, then the CUDA tests
 #   gpu.sh sanitize  compute-sanitizer (memcheck, racecheck, initcheck, synccheck), reduced tests
 #   gpu.sh bench     the sweep: one JSON lines file, one table
@@ -16,14 +16,17 @@ part=${1:-all}
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 
 pack() {
-  local data=${CHUNKATTN_DATA:-../shared} dir file found=
-  mkdir -p .gpu-pack/include/doctest
-  for dir in /usr/include /usr/local/include ${DOCTEST_INCLUDE_DIR:-}; do
-    [ -f "$dir/doctest/doctest.h" ] || continue
-    cp "$dir/doctest/doctest.h" .gpu-pack/include/doctest/
-    found=yes
+  local data=${CHUNKATTN_DATA:-../shared} dir file header found
+  mkdir -p .gpu-pack/include
+  for header in doctest/doctest.h nlohmann/json.hpp xxhash.h; do
+    found=""
+    for dir in /usr/include /usr/local/include ${HEADERS_DIR:-}; do
+      [ -f "$dir/$header" ] || continue
+      cp -R "$dir/${header%%/*}" .gpu-pack/include/
+      found=yes
+    done
+    [ -n "$found" ] || { echo "$header not found: install it, or set HEADERS_DIR to the folder it is in" >&2; return 1; }
   done
-  [ -n "$found" ] || { echo "doctest/doctest.h not found: install doctest, or set DOCTEST_INCLUDE_DIR" >&2; return 1; }
   for file in models/stories260K.bin models/tok512.bin models/stories260K.prompts.json \
     models/stories260K.greedy.txt workloads/kernel_trees.json; do
     if [ -f "$data/$file" ]; then

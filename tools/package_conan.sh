@@ -35,7 +35,7 @@ create .
 echo "--- a program that says nothing of its C++ standard, with that profile"
 "$conan" install --requires="chunkattn/$version" --no-remote -g CMakeDeps -g CMakeToolchain \
   --output-folder="$work/consumer" >"$work/consumer.log" 2>&1 || { cat "$work/consumer.log"; exit 1; }
-cmake -S tests/consumer/find_package -B "$work/consumer/build" -DCMAKE_BUILD_TYPE=Release \
+cmake -S tests/project/consumer/find_package -B "$work/consumer/build" -DCMAKE_BUILD_TYPE=Release \
   -DCMAKE_TOOLCHAIN_FILE="$work/consumer/conan_toolchain.cmake"
 cmake --build "$work/consumer/build"
 "$work/consumer/build/consumer"

@@ -40,7 +40,7 @@ use() {  # use NAME: what is installed, and a program built against it
   done
   [ ! -e "$installed/debug" ] || fail "$name: a header-only port installs debug/"
   ! grep -rlF "$root" "$installed/share/chunkattn"/*.cmake "$installed/lib" || fail "$name: a path of the checkout"
-  cmake -S tests/consumer/find_package -B "$work/$name-consumer" -DCMAKE_PREFIX_PATH="$installed" \
+  cmake -S tests/project/consumer/find_package -B "$work/$name-consumer" -DCMAKE_PREFIX_PATH="$installed" \
     -DWANTED_VERSION="$version"
   cmake --build "$work/$name-consumer"
   "$work/$name-consumer/consumer"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "../support/only_help.hpp"
+#include "../support/options.hpp"
 #include "dispatch.hpp"
 #include "engine.hpp"
 #include "serve.hpp"
@@ -152,12 +152,9 @@ void own_parts(KvType type) {
   require(difference(expected, parallel) < 1e-5, "4. two tensor-parallel ranks, split by KV heads");
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  if (const auto status = examples::only_help(argc, argv, "engine_integration",
-                                              "each way to wire the library into an engine"))
-    return *status;
+int run(int argc, char** argv) {
+  examples::Options options("engine_integration", "each way to wire the library into an engine");
+  if (!options.parse(argc, argv)) return 0;
   engine_loop();
   own_parts<float>(KvType::fp32);
   own_parts<chunkattn::half>(KvType::fp16);
@@ -170,4 +167,11 @@ int main(int argc, char** argv) {
   } catch (const chunkattn::InvalidArgument& error) {
     std::printf("\nan unknown head_dim is refused:\n   %s\n", error.what());
   }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return examples::guarded("engine_integration", [&] { return run(argc, argv); });
 }

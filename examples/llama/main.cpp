@@ -5,12 +5,12 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "../support/cuda_attention.hpp"
-#include "../support/json.hpp"
 #include "../support/options.hpp"
 #include "../support/table.hpp"
 #include "engine.hpp"
@@ -49,15 +49,15 @@ std::vector<Job> read_jobs(const Arguments& arguments) {
   }
   if (!arguments.prompts_file.empty()) {
     try {
-      const auto document = examples::JsonReader::parse(read_text(arguments.prompts_file));
-      for (const auto& entry : document.array()) {
-        Job job{entry.at("prompt").string(), arguments.steps, {}};
-        if (entry.has("steps")) job.steps = static_cast<int>(entry.at("steps").number());
-        if (entry.has("text")) job.expected = entry.at("text").string();
+      const auto document = nlohmann::json::parse(read_text(arguments.prompts_file));
+      for (const auto& entry : document.get<std::vector<nlohmann::json>>()) {
+        Job job{entry.at("prompt").get<std::string>(), entry.value("steps", arguments.steps), {}};
+        if (entry.contains("text")) job.expected = entry.at("text").get<std::string>();
         jobs.push_back(std::move(job));
       }
-    } catch (const examples::JsonError& error) {
-      throw llama::FileError(arguments.prompts_file + ": " + error.what());
+    } catch (const nlohmann::json::exception& error) {
+      const std::string text = error.what();  // "[json.exception.parse_error.101] parse error at ..."
+      throw llama::FileError(arguments.prompts_file + ": JSON: " + text.substr(text.find(' ') + 1));
     }
   }
   return jobs;

@@ -2,10 +2,13 @@
 // one of the same byte order.
 //
 // The file: a header that says what it is (magic, version, byte order, element type, token size,
-// geometry, model tag, total size), then the entries, then a checksum of all that. An entry is a
+// geometry, model tag, total size), then the entries, then the XXH3 of all that. An entry is a
 // prompt and the K/V of those of its positions that no earlier entry has, in the layout of
 // gather_kv(): position by position, so that a tree with another chunk size can load it.
 #pragma once
+
+#define XXH_INLINE_ALL  // nothing to link
+#include <xxhash.h>
 
 #include <chunkattn/chunkattn.hpp>
 #include <cstddef>
@@ -33,7 +36,7 @@ class FileError : public chunkattn::Error {
 namespace detail {
 
 inline constexpr char magic[8] = {'c', 'h', 'u', 'n', 'k', 'a', 't', 't'};
-inline constexpr std::uint32_t version = 1;
+inline constexpr std::uint32_t version = 2;
 inline constexpr std::uint32_t byte_order = 0x01020304;
 inline constexpr std::uint32_t layout = 1;  // that of gather_kv()
 
@@ -57,16 +60,9 @@ struct Entry {
   std::uint64_t kv_begin;  ///< first position whose K/V is stored
 };
 
-/// 64 bits over 8 bytes at a time; finds damage, does not resist an attacker.
+/// Finds damage, does not resist an attacker.
 inline std::uint64_t checksum(std::span<const std::byte> bytes) {
-  std::uint64_t sum = 0x9e3779b97f4a7c15u ^ bytes.size();
-  for (std::size_t i = 0; i < bytes.size(); i += 8) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes.data() + i, bytes.size() - i < 8 ? bytes.size() - i : 8);
-    sum = (sum ^ word) * 0xff51afd7ed558ccdu;
-    sum ^= sum >> 32;
-  }
-  return sum;
+  return XXH3_64bits(bytes.data(), bytes.size());
 }
 
 class Writer {

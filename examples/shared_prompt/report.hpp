@@ -5,7 +5,6 @@
 
 #include <string>
 
-#include "../support/json.hpp"
 #include "../support/table.hpp"
 #include "compare.hpp"
 #include "serve.hpp"
@@ -115,71 +114,7 @@ inline bool print_verdict(const CompareReport& r, const Settings& settings) {
   return ok;
 }
 
-inline void write_json(const Settings& settings, const ServeReport& s, const CompareReport& r) {
-  examples::JsonWriter json;
-  json.begin_object();
-  json.member("program", "shared_prompt");
-  json.begin_object("settings");
-  json.member("requests", settings.requests);
-  json.member("num_qo_heads", settings.num_qo_heads);
-  json.member("num_kv_heads", settings.num_kv_heads);
-  json.member("head_dim", 128);
-  json.member("chunk_size", r.memory.chunk_size);
-  json.member("kv", settings.kv);
-  json.member("threads", settings.threads);
-  json.member("rounds", r.rounds);
-  json.end_object();
-  json.begin_object("serving");
-  json.member("steps", s.steps);
-  json.member("prompt_tokens", s.prompt_tokens);
-  json.member("prompt_tokens_computed", s.computed_tokens);
-  json.member("generated_tokens", s.generated_tokens);
-  json.member("peak_requests", s.peak_live);
-  json.member("peak_chunks", s.peak_slots);
-  json.member("prefill_ms", s.prefill_ms);
-  json.member("decode_ms_per_step", median(s.decode_ms));
-  json.member("plan_update_us", median(s.update_us));
-  json.member("plan_rebuilds", s.plan_rebuilds);
-  json.end_object();
-  const MemoryReport& m = r.memory;
-  json.begin_object("memory");
-  json.member("tokens", m.tokens);
-  json.member("stored_tokens", m.stored_tokens);
-  json.member("common_tokens", m.common_tokens);
-  json.member("bytes_without_sharing", m.bytes_unshared);
-  json.member("bytes_with_sharing", m.bytes_shared);
-  json.member("ratio", m.ratio());
-  json.member("sharing_ratio_r", m.sharing());
-  json.member("paper_ratio_many_sequences", m.paper_limit());
-  json.member("paper_ratio_at_batch", m.paper_at_batch());
-  json.member("unused_places", m.waste());
-  json.member("paper_unused_bound", m.waste_bound());
-  json.end_object();
-  json.begin_object("machine");
-  json.member("memory_read_bytes_per_s", r.memory_read);
-  json.member("cache_read_bytes_per_s", r.cache_read);
-  json.member("fp32_flop_per_s", r.fma);
-  json.end_object();
-  json.begin_array("decode");
-  for (const Variant& v : r.variants) {
-    json.begin_object();
-    json.member("variant", v.key);
-    json.member("ms_per_step", v.time());
-    json.member("ratio_to_chunkattn", v.time() / r.ours().time());
-    json.member("kv_bytes", v.held_bytes);
-    json.member("limit", v.limit_name);
-    json.member("limit_ms", v.floor_ms);
-    json.member("of_limit", v.of_limit());
-    json.member("max_abs_error", v.max_error);
-    json.member("error_of_bound", v.worst_of_bound);
-    json.begin_array("samples_ms");
-    for (const double sample : v.ms) json.member("", sample);
-    json.end_array();
-    json.end_object();
-  }
-  json.end_array();
-  json.end_object();
-  json.save(settings.json);
-}
+/// To the file of settings.json. \throws examples::OutputError
+void write_json(const Settings& settings, const ServeReport& serving, const CompareReport& report);
 
 }  // namespace shared_prompt

@@ -1,20 +1,21 @@
-// A command line in thirty lines of help: options with a value, flags, and errors that name the
+// The command lines of the programs: CLI11, with our words for help and for errors, which name the
 // option, its value and what was expected.
 #pragma once
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
+#include <exception>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "table.hpp"
@@ -29,116 +30,117 @@ class UsageError : public std::runtime_error {
 
 class Options {
  public:
-  Options(std::string program, std::string summary)
-      : program_(std::move(program)), summary_(std::move(summary)) {}
+  Options(const std::string& program, const std::string& summary) : app_(summary, program) {
+    app_.formatter(std::make_shared<Help>());
+    app_.set_help_flag("-h,--help", "print this");
+    app_.allow_extras();  // parse() refuses them
+    app_.option_defaults()->take_last();
+  }
 
   /// `--name`: sets `target` to true.
-  void flag(std::string name, std::string help, bool& target) {
-    entries_.push_back({std::move(name), "", std::move(help), false,
-                        [&target](std::string_view) { target = true; }});
+  void flag(const std::string& name, const std::string& help, bool& target) {
+    app_.add_flag(name, target, help)->check([name](const std::string& value) -> std::string {
+      if (value != "true") throw UsageError(name + " takes no value");
+      return {};
+    });
   }
 
   /// `--name PLACEHOLDER`, a number in [least, most]. Its default is the target's present value.
   template <class Number>
   requires std::is_arithmetic_v<Number>
-  void number(std::string name, std::string placeholder, std::string help, Number& target,
-              Number least, Number most) {
-    help += fmt::format(" (default {})", target);
-    auto read = [name, least, most, &target](std::string_view text) {
-      Number value{};
-      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-      if (error != std::errc{} || end != text.data() + text.size() || value < least || value > most)
-        throw UsageError(
-            fmt::format("{} = {}: expected a number from {} to {}", name, text, least, most));
-      target = value;
-    };
-    entries_.push_back({std::move(name), std::move(placeholder), std::move(help), true, read});
+  void number(const std::string& name, const std::string& placeholder, const std::string& help,
+              Number& target, Number least, Number most) {
+    app_.add_option(name, target, with_default(help, target))
+        ->type_name(placeholder)
+        ->check(expect(name, CLI::Range(least, most),
+                       fmt::format("a number from {} to {}", least, most)));
   }
 
   /// `--name PLACEHOLDER`, any text.
-  void text(std::string name, std::string placeholder, std::string help, std::string& target) {
-    entries_.push_back({std::move(name), std::move(placeholder), std::move(help), true,
-                        [&target](std::string_view value) { target = value; }});
+  void text(const std::string& name, const std::string& placeholder, const std::string& help,
+            std::string& target) {
+    app_.add_option(name, target, help)->type_name(placeholder);
   }
 
   /// As text(), and may be given several times.
-  void texts(std::string name, std::string placeholder, std::string help,
+  void texts(const std::string& name, const std::string& placeholder, const std::string& help,
              std::vector<std::string>& target) {
-    entries_.push_back({std::move(name), std::move(placeholder), std::move(help), true,
-                        [&target](std::string_view value) { target.emplace_back(value); }});
+    app_.add_option(name, target, help)
+        ->type_name(placeholder)
+        ->expected(1)  // each time
+        ->allow_extra_args(false)
+        ->take_all();
   }
 
   /// `--name a|b|c`: one of `allowed`. Its default is the target's present value.
-  void choice(std::string name, std::vector<std::string> allowed, std::string help,
-              std::string& target) {
-    std::string list;
-    for (const std::string& candidate : allowed) list += (list.empty() ? "" : "|") + candidate;
-    help += fmt::format(" (default {})", target);
-    auto read = [name, list, allowed = std::move(allowed), &target](std::string_view value) {
-      for (const std::string& candidate : allowed)
-        if (candidate == value) {
-          target = value;
-          return;
-        }
-      throw UsageError(fmt::format("{} = {}: expected {}", name, value, list));
-    };
-    entries_.push_back({std::move(name), list, std::move(help), true, read});
+  void choice(const std::string& name, const std::vector<std::string>& allowed,
+              const std::string& help, std::string& target) {
+    const std::string list = fmt::format("{}", fmt::join(allowed, "|"));
+    app_.add_option(name, target, with_default(help, target))
+        ->type_name(list)
+        ->check(expect(name, CLI::IsMember(allowed), list));
   }
 
   /// Reads the command line. False after --help was printed: the program is done.
-  [[nodiscard]] bool parse(int argc, const char* const* argv) const {
-    for (int i = 1; i < argc; ++i) {
-      std::string_view argument = argv[i];
-      if (argument == "--help" || argument == "-h") {
-        fmt::print("{}", help());
-        return false;
-      }
-      const std::size_t equals = argument.find('=');
-      const std::string_view name = argument.substr(0, equals);
-      const Entry* entry = find(name);
-      if (entry == nullptr)
-        throw UsageError(fmt::format("{}: no such option; {} --help lists them", name, program_));
-      if (!entry->takes_value) {
-        if (equals != std::string_view::npos)
-          throw UsageError(fmt::format("{} takes no value", name));
-        entry->read({});
-      } else if (equals != std::string_view::npos) {
-        entry->read(argument.substr(equals + 1));
-      } else if (i + 1 < argc) {
-        entry->read(argv[++i]);
-      } else {
-        throw UsageError(fmt::format("{}: expected a value ({})", name, entry->placeholder));
-      }
+  [[nodiscard]] bool parse(int argc, const char* const* argv) {
+    try {
+      app_.parse(argc, argv);
+    } catch (const CLI::CallForHelp&) {
+      fmt::print("{}", app_.help());
+      return false;
+    } catch (const CLI::ArgumentMismatch&) {  // the last option has no value behind it
+      throw UsageError(fmt::format("{}: expected a value", argv[argc - 1]));
+    } catch (const CLI::ParseError& error) {
+      throw UsageError(error.what());
     }
+    for (const std::string& argument : app_.remaining())
+      throw UsageError(fmt::format("{}: no such option; {} --help lists them",
+                                   argument.substr(0, argument.find('=')), app_.get_name()));
     return true;
   }
 
-  [[nodiscard]] std::string help() const {
-    std::size_t width = 0;
-    for (const Entry& entry : entries_)
-      width = std::max(width, entry.name.size() + entry.placeholder.size());
-    std::string out = wrapped(program_ + ": " + summary_, 0) + "\n\nOptions:\n";
-    for (const Entry& entry : entries_)
-      out += fmt::format("  {:<{}}  {}\n", entry.name + " " + entry.placeholder, width + 1,
-                         wrapped(entry.help, width + 5));
-    return out + fmt::format("  {:<{}}  {}\n", "--help", width + 1, "print this");
-  }
-
  private:
-  struct Entry {
-    std::string name, placeholder, help;
-    bool takes_value;
-    std::function<void(std::string_view)> read;
+  class Help : public CLI::Formatter {
+   public:
+    std::string make_help(const CLI::App* app, std::string, CLI::AppFormatMode) const override {
+      const CLI::Option* help = app->get_help_ptr();
+      std::size_t width = left(*help).size();
+      for (const CLI::Option* option : app->get_options())
+        width = std::max(width, left(*option).size());
+      const auto line = [&](const CLI::Option& option) {
+        return fmt::format("  {:<{}}  {}\n", left(option), width,
+                           wrapped(option.get_description(), width + 4));
+      };
+      std::string out = wrapped(app->get_name() + ": " + app->get_description(), 0);
+      out += "\n\nOptions:\n";
+      for (const CLI::Option* option : app->get_options())
+        if (option != help) out += line(*option);
+      return out + line(*help);
+    }
+
+   private:
+    static std::string left(const CLI::Option& option) {
+      const std::string name = "--" + option.get_lnames().front();
+      return option.get_type_size() == 0 ? name : name + " " + option.get_type_name();
+    }
   };
 
-  [[nodiscard]] const Entry* find(std::string_view name) const {
-    for (const Entry& entry : entries_)
-      if (entry.name == name) return &entry;
-    return nullptr;
+  template <class T>
+  static std::string with_default(const std::string& help, const T& value) {
+    return fmt::format("{} (default {})", help, value);
   }
 
-  std::string program_, summary_;
-  std::vector<Entry> entries_;
+  static std::function<std::string(const std::string&)> expect(std::string name,
+                                                               CLI::Validator valid,
+                                                               std::string expected) {
+    return [=](const std::string& value) -> std::string {
+      if (!valid(value).empty())
+        throw UsageError(fmt::format("{} = {}: expected {}", name, value, expected));
+      return {};
+    };
+  }
+
+  CLI::App app_;
 };
 
 /// Runs a program's body; failures become one line on stderr and an exit status (2: usage, 1: the

@@ -49,7 +49,7 @@ def run(mutant, cxx, work):
     for test in TESTS:
         program = os.path.join(tree, test)
         subprocess.run([cxx, "-std=c++20", "-O0", "-DCHUNKATTN_FEW_KERNELS", "-I", os.path.join(tree, "include"), "-I",
-                        os.path.join(ROOT, "tests"), "-I", ROOT, os.path.join(ROOT, "tests", test + ".cpp"),
+                        os.path.join(ROOT, "tests"), "-I", ROOT, os.path.join(ROOT, "tests", "cuda", test + ".cpp"),
                         os.path.join(ROOT, "tests", "main.cpp"), "-pthread", "-o", program], check=True)
         try:
             done = subprocess.run([program, "--abort-after=1", "--test-case=" + CASES], capture_output=True, timeout=300)

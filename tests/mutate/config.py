@@ -20,7 +20,7 @@ HEADERS = [
 
 # ---- tests ------------------------------------------------------------------------------------
 
-TESTS = ["tests/*_test.cpp"]
+TESTS = ["tests/*/*_test.cpp"]
 LEFT_OUT_TESTS = {
     "cli_examples_test": "runs example programs that were built elsewhere",
     "cuda_*": "tests of the CUDA backend, whose headers are not mutated",
@@ -52,7 +52,8 @@ FOLDERS = ["tests", "."]
 FLAGS = ["-std=c++20", "-O1", "-D_GLIBCXX_ASSERTIONS", "-w", "-fmax-errors=0", "-Werror=vla", "-Wno-narrowing", "-pthread"]
 DEFINES = ['-DCHUNKATTN_SOURCE_DIR="@ROOT@"', '-DCHUNKATTN_BINARY_DIR="@WORK@"']
 NATIVE = ["-march=native"]
-# As tests/CMakeLists.txt builds a test with a line `// test-variants:`.
+# How the variants are built that tests/CMakeLists.txt declares there.
+DECLARED = "tests/CMakeLists.txt"
 VARIANTS = {"portable": ["-march=native", "-DCHUNKATTN_FORCE_PORTABLE"], "avx2": ["-mavx2", "-mfma", "-mf16c"]}
 
 ARGUMENTS = ["--abort-after=1"]  # doctest: the first failure is enough

@@ -37,19 +37,25 @@ class Builder:
 
     def programs(self, only=None):
         """One per configured test and variant, as tests/CMakeLists.txt has them."""
-        found = []
+        found, variants = [], self._declared_variants()
         for path in sorted(p for pattern in self.config.TESTS for p in glob.glob(os.path.join(self.root, pattern))):
             name = os.path.splitext(os.path.basename(path))[0]
             if any(fnmatch.fnmatch(name, pattern) for pattern in self.config.LEFT_OUT_TESTS):
                 continue
             found.append(Program(name, path, tuple(self.config.NATIVE)))
-            with open(path) as file:
-                variants = re.search(r"^// test-variants:(.*)$", file.read(), re.MULTILINE)
-            for variant in variants.group(1).split() if variants else []:
+            for variant in variants.get(name, []):
                 flags = self.config.VARIANTS.get(variant)
                 if flags and (variant != "avx2" or platform.machine() in ("x86_64", "AMD64")):
                     found.append(Program(f"{name}_{variant}", path, tuple(flags)))
         return [p for p in found if not only or any(fnmatch.fnmatch(p.name, pattern) for pattern in only)]
+
+    def _declared_variants(self):
+        """{test: variants} of the lines `chunkattn_test(FOLDER/TEST ... VARIANTS VARIANT...)`."""
+        if not self.config.DECLARED:
+            return {}
+        with open(os.path.join(self.root, self.config.DECLARED)) as file:
+            return {test: variants.split() for test, variants in re.findall(
+                r"^chunkattn_test\(\w+/(\w+)\b[^)]*?\sVARIANTS((?:\s+[a-z0-9]+)+)", file.read(), re.MULTILINE)}
 
     def binary(self, program):
         return os.path.join(self.work, "bin", program.name)

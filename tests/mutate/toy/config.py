@@ -14,6 +14,7 @@ FOLDERS = []
 FLAGS = ["-std=c++20", "-O1", "-w", "-fmax-errors=0"]
 DEFINES = []
 NATIVE = []
+DECLARED = None
 VARIANTS = {}
 ARGUMENTS = []
 ENVIRONMENT = {}

@@ -1,6 +1,5 @@
 // Every shape against the double-precision oracle: ragged prefix trees, all element types, grouped
 // heads, head dimensions from 8 to 256, causal prefill, logits up to ±80, poisoned memory.
-// test-variants: portable avx2
 #include <doctest/doctest.h>
 
 #include <algorithm>

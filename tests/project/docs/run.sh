@@ -2,7 +2,7 @@
 # run.sh DOC WORK: compiles and runs the C++ blocks of a document. The block marked "cpp preamble"
 # stands first in the program; each other ```cpp block becomes a function.
 set -eu
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../../.."
 doc=$1 work=$2
 mkdir -p "$work"
 awk '

@@ -1,6 +1,5 @@
 // Element conversions, all of them: every half and bfloat16 there is, rounding to nearest even, and
 // the vector paths against the integer ones.
-// test-variants: portable avx2
 #include "chunkattn/base/element.hpp"
 
 #include <doctest/doctest.h>

@@ -1,6 +1,5 @@
 // NaN in, NaN out, and nowhere else: a NaN in q, K or V reaches every line that sees it, in every
 // mode and element type, and no line that does not. Infinite logits likewise have one answer.
-// test-variants: portable avx2
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -14,13 +14,12 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include "../examples/support/json.hpp"
 
 namespace {
 
@@ -229,7 +228,13 @@ TEST_CASE("llama refuses files that are not what they should be") {
   outcome = run("llama", model_arguments() + "--prompts '" + bad.string() + "'");
   fs::remove(bad);
   CHECK(outcome.status == 1);
-  CHECK(outcome.says("bad.json: JSON line 2: expected ':'"));
+  CHECK(outcome.says("bad.json: JSON: parse error at line 2"));
+  CHECK(outcome.says("expected ':'"));
+  std::ofstream(bad) << "{}";
+  outcome = run("llama", model_arguments() + "--prompts '" + bad.string() + "'");
+  fs::remove(bad);
+  CHECK(outcome.status == 1);
+  CHECK(outcome.says("bad.json: JSON: type must be array, but is object"));
 }
 
 TEST_CASE("what cannot end well is said before the work begins") {
@@ -459,24 +464,24 @@ TEST_CASE("shared_prompt writes its figures as JSON") {
                                  std::string(kv) + " --json '" + file.string() + "'");
     CAPTURE(outcome.output);
     CHECK(outcome.status == 0);
-    const auto figures = examples::JsonReader::parse(read_text(file));
+    const auto figures = nlohmann::json::parse(read_text(file));
     fs::remove(file);
     const auto& memory = figures.at("memory");
-    CHECK(memory.at("common_tokens").number() >= 1700);
-    CHECK(memory.at("ratio").number() > 4);
-    CHECK(memory.at("unused_places").number() < memory.at("paper_unused_bound").number());
+    CHECK(memory.at("common_tokens").get<double>() >= 1700);
+    CHECK(memory.at("ratio").get<double>() > 4);
+    CHECK(memory.at("unused_places").get<double>() < memory.at("paper_unused_bound").get<double>());
     const auto& serving = figures.at("serving");
-    CHECK(serving.at("peak_requests").number() == 6);
-    CHECK(serving.at("prompt_tokens_computed").number() <
-          0.3 * serving.at("prompt_tokens").number());
-    const auto& decode = figures.at("decode").array();
+    CHECK(serving.at("peak_requests").get<double>() == 6);
+    CHECK(serving.at("prompt_tokens_computed").get<double>() <
+          0.3 * serving.at("prompt_tokens").get<double>());
+    const auto& decode = figures.at("decode");
     REQUIRE(decode.size() == 4);
-    CHECK(decode[3].at("variant").string() == "chunkattn");
+    CHECK(decode[3].at("variant").get<std::string>() == "chunkattn");
     for (const auto& variant : decode) {
-      CHECK(variant.at("of_limit").number() > 0);
-      CHECK(variant.at("of_limit").number() <= 1);  // nothing is faster than the machine
-      CHECK(variant.at("error_of_bound").number() <= 1);
-      CHECK(variant.at("ms_per_step").number() > 0);
+      CHECK(variant.at("of_limit").get<double>() > 0);
+      CHECK(variant.at("of_limit").get<double>() <= 1);  // nothing is faster than the machine
+      CHECK(variant.at("error_of_bound").get<double>() <= 1);
+      CHECK(variant.at("ms_per_step").get<double>() > 0);
     }
   }
 }

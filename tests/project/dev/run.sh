@@ -4,7 +4,7 @@
 set -euo pipefail
 check=$1
 work=$2
-root=$(cd "$(dirname "$0")/../.." && pwd)
+root=$(cd "$(dirname "$0")/../../.." && pwd)
 rm -rf "$work"
 mkdir -p "$work"
 work=$(cd "$work" && pwd)
@@ -16,10 +16,14 @@ skip() { echo "SKIPPED: $*"; exit 77; }
 says() { grep -qF -- "$2" "$1" || { cat "$1"; fail "this lacks: $2"; }; }
 
 case $check in
-  summary)  # the closing lines of ./dev test name what failed and what was skipped
-    echo '#include <fmt/core.h>' | "${CXX:-c++}" -x c++ -E - >/dev/null 2>&1 ||
-      skip "dev summary needs fmt, or ./dev would install it"
+  summary)  # ./dev test runs what it is told to, and names in the end what failed and what was skipped
+    for header in fmt/core.h CLI/CLI.hpp nlohmann/json.hpp xxhash.h; do
+      echo "#include <$header>" | "${CXX:-c++}" -x c++ -E - >/dev/null 2>&1 ||
+        skip "dev summary needs $header, or ./dev would install it"
+    done
+    mkdir "$work/tools"
     cp "$root/dev" "$work/"
+    cp "$root/tools/packages.sh" "$root/tools/tests.sh" "$work/tools/"
     cat >"$work/CMakeLists.txt" <<'END'
 cmake_minimum_required(VERSION 3.22)
 project(summary LANGUAGES NONE)
@@ -40,10 +44,17 @@ END
     says "$work/closing" "FAILED: 2 tests"
     says "$work/closing" "bad.one (Failed)"
     says "$work/closing" "bad.two (Not Run)"
-    says "$work/closing" "./dev test -R '^bad.one\$'"
+    says "$work/closing" "    ./dev test bad.one"
     tail -n 1 "$work/log" | grep -qE '^[0-9]+% tests passed' || fail "the last line is not ctest's summary"
     if ! JOBS=2 "$work/dev" test -R '^good$' >"$work/log" 2>&1; then cat "$work/log"; fail "./dev test -R"; fi
     if grep -q 'FAILED\|SKIPPED' "$work/log"; then fail "a failure is named where there is none"; fi
+    if ! JOBS=2 "$work/dev" test good 'left.*' >"$work/log" 2>&1; then cat "$work/log"; fail "./dev test NAME"; fi
+    says "$work/log" "left.out: left out needs a tool"
+    says "$work/log" "out of 2"
+    if JOBS=2 "$work/dev" test badone >"$work/log" 2>&1; then fail "./dev test of no test succeeded"; fi
+    says "$work/log" "no test is named 'badone'; the nearest: bad.one bad.two good"
+    if JOBS=2 "$work/dev" sanitize msan >"$work/log" 2>&1; then fail "./dev sanitize msan succeeded"; fi
+    says "$work/log" "expected asan or tsan, not 'msan'"
     sed 's/^/  /' "$work/closing"
     ;;
   bare)  # without python3, nvcc, clang and pkg-config their tests are skipped, with a reason
@@ -60,11 +71,11 @@ END
     }
     expect_skipped "$root/tests/cuda/run.sh"
     for mode in headers_clang headers_libcxx flags_clang flags_libcxx; do
-      expect_skipped "$root/tests/hygiene/run.sh" $mode "$work/hygiene"
+      expect_skipped "$root/tests/project/hygiene/run.sh" $mode "$work/hygiene"
     done
-    expect_skipped "$root/tests/consumer/run.sh" pkg_config "$work/consumer"
+    expect_skipped "$root/tests/project/consumer/run.sh" pkg_config "$work/consumer"
     [ -x /usr/local/cuda/bin/nvcc ] || for mode in cuda nvcc; do
-      expect_skipped "$root/tests/consumer/run.sh" $mode "$work/consumer"
+      expect_skipped "$root/tests/project/consumer/run.sh" $mode "$work/consumer"
     done
     ;;
   help)  # each verb is listed, and what is listed is a verb

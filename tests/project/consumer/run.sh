@@ -4,8 +4,8 @@
 set -euo pipefail
 mode=$1
 work=$2
-root=$(cd "$(dirname "$0")/../.." && pwd)
-here=$root/tests/consumer
+root=$(cd "$(dirname "$0")/../../.." && pwd)
+here=$root/tests/project/consumer
 cxx=${CXX:-c++}
 cmake=${CMAKE:-cmake}
 generator=${GENERATOR:-Unix Makefiles}

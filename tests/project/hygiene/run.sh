@@ -4,8 +4,8 @@
 set -euo pipefail
 check=$1
 work=$2
-root=$(cd "$(dirname "$0")/../.." && pwd)
-here=$root/tests/hygiene
+root=$(cd "$(dirname "$0")/../../.." && pwd)
+here=$root/tests/project/hygiene
 cxx=${CXX:-c++}
 jobs=$(nproc 2>/dev/null || echo 2)
 warnings="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror"
@@ -54,6 +54,17 @@ smoke() {
 system_headers() {
   grep -hoE '^#include <[a-z0-9_]+(\.h)?>' -r include --include='*.hpp' | sort -u |
     sed -E 's~^#include <([a-z]*(mmintrin|_neon)[.]h)>~#if __has_include(<\1>)\n&\n#endif~'
+}
+
+# foreign UNIT [options...]: what it includes beside our headers, the standard library and the system's.
+foreign() {
+  "$cxx" -std=c++20 -E -I include "$@" >"$work/preprocessed" || return 1
+  sed -nE 's/^# [0-9]+ "([^<"]+)".*/\1/p' "$work/preprocessed" | sort -u | awk -v unit="$1" '
+    $0 == unit || /^include\/chunkattn\// { next }
+    /(^|\/)(fmt|nlohmann|CLI|xxhash|doctest|benchmark|cub|thrust|cuda|cccl)[\/._]/ { print; next }
+    /\/c\+\+\/|\/lib\/(gcc|clang)\// { next }
+    /^\/usr\/include\/([a-z0-9_]+-linux-gnu[a-z0-9]*\/)?((bits|sys|asm|asm-generic|linux|gnu)\/|[a-z0-9_-]+[.]h$)/ { next }
+    { print }'
 }
 
 case $check in
@@ -133,6 +144,22 @@ case $check in
     } >"$work/hostile.cpp"
     "$cxx" -std=c++20 -fsyntax-only -I include "$work/hostile.cpp" || fail "a user's macro breaks a header"
     echo "no foreign macro breaks the headers, no macro of ours lacks the prefix"
+    ;;
+  includes)
+    # A user needs a compiler and nothing else. First, that this check sees what it should:
+    mkdir -p "$work/planted/nlohmann" "$work/planted/engine"
+    touch "$work/planted/nlohmann/json.hpp" "$work/planted/engine/engine.h"
+    printf '#include <%s>\n' vector nlohmann/json.hpp engine/engine.h >"$work/planted.cpp"
+    [ "$(foreign "$work/planted.cpp" -I "$work/planted" | wc -l)" = 2 ] ||
+      fail "of two foreign headers this check names: $(foreign "$work/planted.cpp" -I "$work/planted")"
+    echo '#include <chunkattn/chunkattn.hpp>' >"$work/umbrella.cpp"
+    foreign "$work/umbrella.cpp" >"$work/foreign" || fail "the umbrella header cannot be preprocessed"
+    while read -r file; do
+      echo "FAILED: chunkattn/chunkattn.hpp includes $file, which is neither ours nor the system's:"
+      grep -rn "#include.*${file##*/}[\">]" include || true
+    done <"$work/foreign"
+    [ ! -s "$work/foreign" ] || exit 1
+    echo "$(grep -c '^# 1 "' "$work/preprocessed") includes, each of them ours or the system's"
     ;;
   namespace)
     # The headers can be vendored inside another namespace: they name nothing as ::chunkattn and add

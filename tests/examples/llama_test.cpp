@@ -1,5 +1,5 @@
-// The llama example's own parts: checkpoint and tokenizer files, the forward pass, greedy sampling,
-// the reader of the prompts file. The whole program over ChunkAttention is `llama --check`.
+// The llama example's own parts: checkpoint and tokenizer files, the forward pass, greedy sampling.
+// The whole program over ChunkAttention is `llama --check`.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -10,12 +10,12 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "../examples/llama/model.hpp"
-#include "../examples/llama/tokenizer.hpp"
-#include "../examples/support/json.hpp"
+#include "examples/llama/model.hpp"
+#include "examples/llama/tokenizer.hpp"
 
 namespace {
 
@@ -23,8 +23,7 @@ using Bytes = std::vector<unsigned char>;
 
 std::string data_folder() {
   const char* folder = std::getenv("CHUNKATTN_DATA");
-  return folder != nullptr ? folder
-                           : (std::filesystem::path(__FILE__).parent_path() / "../../shared");
+  return folder != nullptr ? folder : CHUNKATTN_SOURCE_DIR "/../shared";
 }
 
 /// False, with a message, where the optional model files are not at hand.
@@ -348,52 +347,11 @@ TEST_CASE("the forward pass reproduces the recorded texts with plain attention")
   if (greedy.ends_with('\n')) greedy.pop_back();
   CHECK(generate(model, tokenizer, "", 256, false) == greedy);
   const auto recorded =
-      examples::JsonReader::parse(read_text(data_folder() + "/models/stories260K.prompts.json"));
-  REQUIRE(recorded.array().size() == 6);
-  for (const auto& entry : recorded.array())
+      nlohmann::json::parse(read_text(data_folder() + "/models/stories260K.prompts.json"));
+  REQUIRE(recorded.size() == 6);
+  for (const auto& entry : recorded)
     for (const bool prompt_at_once : {true, false})
-      CHECK(generate(model, tokenizer, entry.at("prompt").string(),
-                     static_cast<int>(entry.at("steps").number()),
-                     prompt_at_once) == entry.at("text").string());
-}
-
-TEST_CASE("the JSON reader reads what JSON is and nothing else") {
-  using examples::JsonReader;
-  const auto document = JsonReader::parse(
-      " { \"a\" : [ 1 , -2.5e2, true,false,null, \"x\\n\\\"\\u00e9\\ud83d\\ude00\" ], \"b\":{} } ");
-  const auto& a = document.at("a").array();
-  REQUIRE(a.size() == 6);
-  CHECK(a[0].number() == 1);
-  CHECK(a[1].number() == -250);
-  CHECK(std::get<bool>(a[2].value));
-  CHECK(a[5].string() == "x\n\"\xc3\xa9\xf0\x9f\x98\x80");
-  CHECK(document.at("b").object().empty());
-  CHECK_FALSE(document.has("c"));
-  CHECK_THROWS_AS((void)document.at("c"), examples::JsonError);
-  CHECK_THROWS_AS((void)document.at("b").string(), examples::JsonError);
-  for (const char* bad : {"",     "[1,]",    "[1 2]",       "{\"a\" 1}",   "{a:1}",       "\"open",
-                          "01",   "1.",      "-",           "+1",          "1e",          "tru",
-                          "[1]x", "\"\\q\"", "\"\\u12g4\"", "\"\\ud800\"", "\"\\udc00\"", "\"\n\"",
-                          "]",    "nul",     "1e999"})
-    CHECK_THROWS_AS((void)JsonReader::parse(bad), examples::JsonError);
-  CHECK_THROWS_WITH((void)JsonReader::parse("[1,\n2,\n}"),
-                    "JSON line 3: expected a value, found '}'");
-  CHECK_THROWS_AS((void)JsonReader::parse(std::string(100000, '[')), examples::JsonError);
-
-  examples::JsonWriter writer;
-  writer.begin_object();
-  writer.member("text", "line\n\"quoted\" \\ \x01");
-  writer.begin_array("numbers");
-  writer.member("", 0.1);
-  writer.member("", 7);
-  writer.end_array();
-  writer.begin_object("none");
-  writer.end_object();
-  writer.member("yes", true);
-  writer.end_object();
-  const auto again = JsonReader::parse(writer.text());
-  CHECK(again.at("text").string() == "line\n\"quoted\" \\ \x01");
-  CHECK(again.at("numbers").array()[0].number() == 0.1);
-  CHECK(again.at("numbers").array()[1].number() == 7);
-  CHECK(std::get<bool>(again.at("yes").value));
+      CHECK(generate(model, tokenizer, entry.at("prompt").get<std::string>(),
+                     entry.at("steps").get<int>(),
+                     prompt_at_once) == entry.at("text").get<std::string>());
 }

@@ -1,0 +1,75 @@
+# What must be installed, for scripts to source: `need ITEM...` installs what is missing with apt-get
+# where that is possible, and else says what it is. Needs bash and nothing else.
+
+say() { printf '\n==> %s\n' "$*"; }
+fail() { printf '\nFAILED: %s\n' "$*" >&2; exit 1; }
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# Installs Debian packages, or says exactly what to install. Called only with what is missing.
+install_packages() {
+  local as_root=""
+  if have apt-get; then
+    if [ "$(id -u)" != 0 ]; then
+      if have sudo && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
+        as_root=sudo
+      else
+        fail "this needs packages that only root can install:  sudo apt-get install -y $*"
+      fi
+    fi
+    say "installing with apt-get: $*"
+    local log
+    log=$(mktemp)
+    $as_root apt-get update -qq >"$log" 2>&1 ||
+      echo "apt-get update failed; trying with the lists at hand"
+    if ! $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o Dpkg::Use-Pty=0 \
+      --no-install-recommends "$@" >>"$log" 2>&1; then
+      cat "$log"
+      rm -f "$log"
+      fail "apt-get could not install: $*"
+    fi
+    rm -f "$log"
+  else
+    fail "please install what these Debian packages contain, then run this again: $*"
+  fi
+}
+
+has_header() { echo "#include <$1>" | "${CXX:-c++}" -x c++ -E - >/dev/null 2>&1; }
+
+# need ITEM...: each an item below. Installs the missing ones in one go.
+need() {
+  local item missing=()
+  for item in "$@"; do
+    case $item in
+      compiler) have "${CXX:-c++}" || missing+=(g++ libc6-dev) ;;
+      cmake) have cmake || missing+=(cmake) ;;
+      make) have ninja || have make || missing+=(ninja-build) ;;
+      doctest) has_header doctest/doctest.h || missing+=(doctest-dev) ;;
+      benchmark) has_header benchmark/benchmark.h || missing+=(libbenchmark-dev) ;;
+      fmt) has_header fmt/core.h || missing+=(libfmt-dev) ;;
+      json) has_header nlohmann/json.hpp || missing+=(nlohmann-json3-dev) ;;
+      cli11) has_header CLI/CLI.hpp || missing+=(libcli11-dev) ;;
+      xxhash) has_header xxhash.h || missing+=(libxxhash-dev) ;;
+      aarch64)
+        have aarch64-linux-gnu-g++ || missing+=(g++-aarch64-linux-gnu)
+        have qemu-aarch64 || missing+=(qemu-user)
+        ;;
+      clang) have clang++-19 || missing+=(clang-19) ;;
+      libcxx) echo '#include <version>' | clang++-19 -stdlib=libc++ -x c++ -E - >/dev/null 2>&1 ||
+        missing+=(libc++-19-dev libc++abi-19-dev) ;;
+      clang-format) have clang-format || missing+=(clang-format) ;;
+      doxygen) have doxygen || missing+=(doxygen) ;;
+      pkg-config) have pkg-config || missing+=(pkg-config) ;;
+      python) have python3 && python3 -c 'import venv, ensurepip' 2>/dev/null ||
+        missing+=(python3 python3-venv) ;;
+      *) fail "need: unknown item '$item'" ;;
+    esac
+  done
+  [ ${#missing[@]} -eq 0 ] || install_packages "${missing[@]}"
+  if ! echo '#include <bit>
+#include <concepts>
+#include <span>
+template <std::integral T> constexpr T f(T x) { return std::bit_cast<T>(x); }
+static_assert(f(1) == 1);' | "${CXX:-c++}" -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; then
+    fail "${CXX:-c++} does not compile C++20: install g++ 12 or clang 16 (or newer) and set CXX to it"
+  fi
+}
