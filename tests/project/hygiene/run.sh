@@ -190,8 +190,11 @@ case $check in
     [ "$lines" -le 40 ] || fail "README's quick start has $lines lines, at most 40 are allowed"
     # shellcheck disable=SC2086
     "$cxx" -std=c++20 -O2 $warnings -I include "$work/quick_start.cpp" -o "$work/quick_start" -pthread
-    "$work/quick_start" || fail "README's quick start does not run"
-    echo "README's quick start: $lines lines, builds and runs"
+    "$work/quick_start" >"$work/printed" || fail "README's quick start does not run"
+    awk '/It prints$/ { marked = 1 } marked && /^```/ { if (inside) exit; inside = 1; next } inside' \
+      README.md >"$work/shown"
+    diff "$work/shown" "$work/printed" || fail "README's quick start does not print what the README shows (<)"
+    echo "README's quick start: $lines lines, builds, runs and prints what the README shows"
     ;;
   amalgamated)
     "$root/tools/amalgamate.sh" >"$work/first.hpp"
