@@ -148,6 +148,7 @@ class [[nodiscard]] Finished {
  public:
   using token_type = typename Tree::token_type;  ///< what outputs are
 
+  /// Leaves the other one empty.
   Finished(Finished&&) noexcept = default;
   /// Gives up what was not committed, and takes over `other`.
   Finished& operator=(Finished&& other) noexcept {
@@ -176,6 +177,7 @@ class [[nodiscard]] Finished {
       using pointer = const StepRow*;                     ///< not used
       using reference = StepRow;                          ///< a value
 
+      /// At the first row from `at` on that has an output.
       iterator(const detail::Steps& steps, const detail::StepRecord& record, std::size_t at)
           : steps_(&steps), record_(&record), at_(at) {
         skip();
@@ -252,6 +254,7 @@ class [[nodiscard]] Finished {
 template <class Tree>
 class [[nodiscard]] InFlight {
  public:
+  /// Leaves the other one empty.
   InFlight(InFlight&&) noexcept = default;
   /// Drops what it stood for, and takes over `other`.
   InFlight& operator=(InFlight&& other) noexcept {
@@ -290,6 +293,7 @@ class [[nodiscard]] Step {
   using token_type = typename Tree::token_type;        ///< what sequences are made of
   static constexpr int chunk_size = Tree::chunk_size;  ///< tokens per slot
 
+  /// Leaves the other one empty.
   Step(Step&&) noexcept = default;
   /// Cancels what it stood for, and takes over `other`.
   Step& operator=(Step&& other) noexcept {
