@@ -79,8 +79,8 @@ MESSAGE = "the text of an error"
 
 EXCLUDED = [
     dict(calls=["CHUNKATTN_PREFETCH", "CHUNKATTN_PREFETCH_WRITE", "prefetch", "prefetch_near", "__builtin_prefetch",
-                "look_ahead", "prefetch_end", "ask"], reason=AHEAD),
-    dict(functions=["look_ahead", "prefetch_end", "prefetch", "prefetch_near", "ask"], reason=AHEAD),
+                "look_ahead", "prefetch_end", "prefetch_some"], reason=AHEAD),
+    dict(functions=["look_ahead", "prefetch_end", "prefetch", "prefetch_near", "prefetch_some"], reason=AHEAD),
     dict(headers=["*/prefetch.hpp"], reason=AHEAD),
     dict(headers=CPU, changes=r"(ahead|lines)\.(start|settle|advance|grant_\w+)\(.*|ahead = lines;|\w*burst|ahead",
          reason=AHEAD),

@@ -31,7 +31,7 @@ template <class T>
 void check_view(const KvView<T>& view, const PlanView& plan, int head_dim) {
   using detail::check_argument;
   check_argument(plan.num_rows > 0, "plan.num_rows", plan.num_rows,
-                 "at least one query row: add() a sequence and update() the plan");
+                 "at least one query row: add() a sequence to the step and build() the plan");
   if (view.head_dim != head_dim) [[unlikely]]  // messages are put together only on failure
     detail::fail_argument("layer.head_dim", view.head_dim,
                           "the HeadDim of ChunkAttention, " + std::to_string(head_dim));
@@ -66,7 +66,7 @@ void check_pieces(const KvView<T>& view, const PlanView& plan) {
       if (piece[p].slot < 0 || piece[p].slot >= view.num_slots) [[unlikely]]
         detail::fail_argument("plan's slot", piece[p].slot,
                               "less than layer.num_slots, " + std::to_string(view.num_slots) +
-                                  ": take the layer's view after the last insert or reserve");
+                                  ": take the layer's view after the step is built");
       if (piece[p].begin < 0 || piece[p].length < 0 ||
           piece[p].begin > view.chunk_size - piece[p].length) [[unlikely]]
         detail::fail_argument("plan's piece end", piece[p].begin + piece[p].length,
@@ -82,7 +82,7 @@ void check_writes(const KvView<T>& view, const PlanView& plan) {
     if (slot < 0 || slot >= view.num_slots) [[unlikely]]
       detail::fail_argument("plan's slot", slot,
                             "less than layer.num_slots, " + std::to_string(view.num_slots) +
-                                ": take the layer's view after the last insert or reserve");
+                                ": take the layer's view after the step is built");
   };
   const auto fits = [&](int begin, int length) {
     return begin >= 0 && length >= 0 && begin <= view.chunk_size - length;

@@ -54,7 +54,7 @@ CHUNKATTN_INLINE auto widened(const T* const* rows, int count, int begin, float*
 }
 
 /// logits[token][lane] of one tile: Vectors * native_width lines from q_transposed on, tokens
-/// [0, count) rounded up to whole groups. `near`: the rows of K are not in L1 yet. Asks for some
+/// [0, count) rounded up to whole groups. `near`: the rows of K are not in L1 yet. Prefetches some
 /// lines of `ahead` at each step.
 template <int HeadDim, int Vectors, class Rows>
 [[gnu::noinline]] void tile_logits(Rows k, int count, const float* q_transposed,
@@ -151,7 +151,7 @@ template <class T>
 }
 
 /// out[line] (rescaled) += sum over tokens of p[token][line] * V[token], for `Lines` lines and
-/// `Vectors` vectors of each. `near`: these columns of V are not in L1 yet. Asks for some lines of
+/// `Vectors` vectors of each. `near`: these columns of V are not in L1 yet. Prefetches some lines of
 /// `ahead` at each step.
 template <int HeadDim, int Lines, int Vectors, class Rows>
 [[gnu::noinline]] void tile_values(const float* p, Rows v, int count, int begin,
@@ -216,7 +216,7 @@ struct BlockLines {
   [[nodiscard]] int num_tiles() const noexcept { return (count + tile_lines - 1) / tile_lines; }
 };
 
-/// How many lines of `ahead` each of `steps` steps asks for, if half of all is asked for in them.
+/// How many lines of `ahead` each of `steps` steps prefetches, if `half` are to be prefetched in them.
 inline int burst_of(int half, int steps) noexcept {
   return std::min(max_burst, half / std::max(1, steps) + 1);
 }

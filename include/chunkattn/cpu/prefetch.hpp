@@ -1,6 +1,6 @@
-// Asking for K and V before they are read. While rows are streamed, their cache lines are asked for
+// Prefetching K and V. While rows are streamed, their cache lines are prefetched
 // a few KB ahead, which is what memory needs to stay busy. Products over shared tokens leave memory
-// idle: while they compute, not only their next block is asked for but also the beginning of what
+// idle: while they compute, not only their next block is prefetched but also the beginning of what
 // the task will stream afterwards, as much as fits the L2 cache.
 #pragma once
 
@@ -23,12 +23,12 @@ struct MemoryRun {
   const char* end;
 };
 
-/// Lines that a kernel may ask for at once. A core tracks few misses at a time, and some cores drop
-/// what is asked for beyond them: Zen 5 loses half of a burst of 16 lines, and nothing of bursts of
+/// Cache lines that a kernel may prefetch at once. A core tracks few misses at a time, and some cores drop
+/// what is requested beyond them: Zen 5 loses half of a burst of 16 lines, and nothing of bursts of
 /// 4 that come every 10 ns.
 inline constexpr int max_burst = 4;
 
-/// The lines that the kernel at work may ask for. Small, so that its loops keep it in registers.
+/// The cache lines that the kernel at work may prefetch. Small, so that its loops keep it in registers.
 struct LineCursor {
   const char* at = nullptr;
   const char* end = nullptr;
@@ -36,7 +36,7 @@ struct LineCursor {
   const MemoryRun* last = nullptr;
   int left = 0;  ///< lines
 
-  /// Asks for the next `count` lines, at most max_burst or a compile-time constant.
+  /// Prefetches the next `count` cache lines, at most max_burst or a compile-time constant.
   CHUNKATTN_INLINE void advance(int count) noexcept {
     if (left <= 0) return;
     if (at >= end) {
@@ -70,14 +70,14 @@ class Prefetcher {
         products_{products, head_begin, head_begin + 1},
         streams_{streams, head_begin, head_end} {}
 
-  /// Asks for the first few KB at once.
+  /// Prefetches the first few KB at once.
   void start() noexcept {
     if (refill(products_, 1) == 0) refill(streams_, stream_lead);
     cursor.left = granted_ = std::min(queued_, stream_lead);
     while (cursor.left > 0) cursor.advance(1);
     settle();
   }
-  /// Before a product of `lines` query lines with a block of `tokens`: allows it to ask for the
+  /// Before a product of `lines` query lines with a block of `tokens`: allows it to prefetch the
   /// next block, and as far as it leaves memory idle for what is streamed later.
   void grant_product(int tokens, int lines) noexcept {
     const int read = num_lines(tokens);
@@ -89,7 +89,7 @@ class Prefetcher {
     cursor.left = granted_ = queued_;
     lead_ -= read;
   }
-  /// Before a block of `tokens` is streamed: allows to ask for as much as it reads, and more if the
+  /// Before a block of `tokens` is streamed: allows to prefetch as much as it reads, and more if the
   /// stream is not as far ahead as it should be.
   void grant_stream(int tokens) noexcept {
     const int read = num_lines(tokens);
@@ -100,16 +100,16 @@ class Prefetcher {
   }
   /// After the kernel.
   void settle() noexcept {
-    const int asked = granted_ - cursor.left;
-    lead_ += asked;
-    queued_ -= asked;
+    const int fetched = granted_ - cursor.left;
+    lead_ += fetched;
+    queued_ -= fetched;
     if (cursor.next == cursor.last && cursor.at >= cursor.end) queued_ = 0;
   }
 
   LineCursor cursor;  ///< for the kernel at work
 
  private:
-  // How far streams are asked for ahead of reading. Measured on Zen 5, nothing shared: 4 KB is best
+  // How far streams are prefetched ahead of reading. Measured on Zen 5, nothing shared: 4 KB is best
   // for fp32 (8 KB: 6 % slower), 4 and 8 KB for 16 bits (16 KB: 6 % slower), 16 KB for 8 bits (8
   // KB: 11 %, 4 KB: 105 % slower).
   static constexpr int stream_lead = 16384 / static_cast<int>(sizeof(T)) / 64;
@@ -184,9 +184,9 @@ class Prefetcher {
   Source<ItemWalk> products_;
   Source<StreamWalk> streams_;
   int early_ = 0;    // lines of streams that were queued during products
-  int queued_ = 0;   // lines of runs that were not asked for yet
+  int queued_ = 0;   // cache lines of runs that were not prefetched yet
   int granted_ = 0;  // of the kernel at work
-  int lead_ = 0;     // lines that were asked for and not yet read
+  int lead_ = 0;     // cache lines that were prefetched and not yet read
   MemoryRun runs_[capacity];
 };
 

@@ -16,16 +16,16 @@ namespace cpu {
 /// The most lines that it takes at once.
 inline constexpr int stream_lines = 4;
 
-/// Asks for `Total` lines in the course of `Steps` steps, of which this is number I.
+/// Prefetches `Total` cache lines in the course of `Steps` steps, of which this is number I.
 template <int Total, int Steps, int I>
-CHUNKATTN_INLINE void ask(LineCursor& lines, std::integral_constant<int, I>) noexcept {
+CHUNKATTN_INLINE void prefetch_some(LineCursor& lines, std::integral_constant<int, I>) noexcept {
   constexpr int bursts = Total > max_burst && Steps % 2 == 0 ? 2 : 1;
   if constexpr (I % (Steps / bursts) == 0) lines.advance(Total / bursts);
 }
 
 /// q·k of `Lines` lines with the block's first `count` tokens, to logits[line][token]. A whole
 /// number of token groups is computed. Rows are read one after the other, as they lie in memory,
-/// and for each another is asked for.
+/// and for each another is prefetched.
 template <int HeadDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
                                     const float* const (&q)[Lines],
@@ -47,7 +47,7 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
       for (int i = 0; i < HeadDim; i += unrolled * width) {
         simd::repeat<unrolled>([&](auto u) CHUNKATTN_LAMBDA {
           const int at = i + u * width;
-          ask<step_lines, unrolled>(lines, u);
+          prefetch_some<step_lines, unrolled>(lines, u);
           const simd::Float<width> key = simd::load_widened<width>(row + at);
           simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
             sum[l] = simd::fma(key, simd::load<width>(q[l] + at), sum[l]);
@@ -98,7 +98,7 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
       simd::repeat<Lines>([&](auto l)
                               CHUNKATTN_LAMBDA { weight[l] = simd::broadcast<width>(p[l][t]); });
       simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
-        if (first) ask<lines_per_row<HeadDim, T>, N>(lines, i);
+        if (first) prefetch_some<lines_per_row<HeadDim, T>, N>(lines, i);
         const simd::Float<width> value = simd::load_widened<width>(row + i * width);
         simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
           sums[parity][l][i] = simd::fma(weight[l], value, sums[parity][l][i]);

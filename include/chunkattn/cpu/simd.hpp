@@ -458,12 +458,12 @@ CHUNKATTN_INLINE Float<W> exp_nonpositive(Float<W> x) {
   return scale_or_zero<W>(p, scale, x, lowest);
 }
 
-/// Asks for the cache line at `address`, from memory to L2: L1 is the kernel's.
+/// Prefetches the cache line at `address`, from memory to L2: L1 is the kernel's.
 CHUNKATTN_INLINE void prefetch(const void* address) {
   __builtin_prefetch(address, 0, 2);
 }
 
-/// Asks for the cache line at `address`, from L2 to L1.
+/// Prefetches the cache line at `address`, from L2 to L1.
 CHUNKATTN_INLINE void prefetch_near(const void* address) {
   __builtin_prefetch(address, 0, 3);
 }

@@ -1,6 +1,6 @@
 // The order in which a task reads K and V: walks that yield blocks of at most block_tokens
 // consecutive path positions, as pieces of slots. Each is walked twice, once to compute and once,
-// further ahead, to ask for what will be read.
+// further ahead, to prefetch what will be read.
 #pragma once
 
 #include <algorithm>

@@ -263,7 +263,7 @@ class Steps {
  private:
   friend class TreeInspector;
 
-  /// A step goes over thousands of sequences, which do not fit in a core's cache: asks early for
+  /// A step goes over thousands of sequences, which do not fit in a core's cache: prefetches early
   /// what those after `s` will touch.
   void look_ahead(SequenceIndex s) const noexcept {
     const std::size_t later = at(s) + 14;
