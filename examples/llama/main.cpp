@@ -56,7 +56,7 @@ std::vector<Job> read_jobs(const Arguments& arguments) {
         jobs.push_back(std::move(job));
       }
     } catch (const nlohmann::json::exception& error) {
-      const std::string text = error.what();  // "[json.exception.parse_error.101] parse error at ..."
+      const std::string text = error.what();  // "[its name and number] parse error at ..."
       throw llama::FileError(arguments.prompts_file + ": JSON: " + text.substr(text.find(' ') + 1));
     }
   }

@@ -2,7 +2,7 @@
 // one of the same byte order.
 //
 // The file: a header that says what it is (magic, version, byte order, element type, token size,
-// geometry, model tag, total size), then the entries, then the XXH3 of all that. An entry is a
+// geometry, model tag, total size), then the entries, then the XXH64 of all that. An entry is a
 // prompt and the K/V of those of its positions that no earlier entry has, in the layout of
 // gather_kv(): position by position, so that a tree with another chunk size can load it.
 #pragma once
@@ -62,7 +62,7 @@ struct Entry {
 
 /// Finds damage, does not resist an attacker.
 inline std::uint64_t checksum(std::span<const std::byte> bytes) {
-  return XXH3_64bits(bytes.data(), bytes.size());
+  return XXH64(bytes.data(), bytes.size(), 0);
 }
 
 class Writer {

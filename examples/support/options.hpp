@@ -121,7 +121,8 @@ class Options {
    private:
     static std::string left(const CLI::Option& option) {
       const std::string name = "--" + option.get_lnames().front();
-      return option.get_type_size() == 0 ? name : name + " " + option.get_type_name();
+      const std::string placeholder = option.get_type_name();  // flags have none
+      return placeholder.empty() ? name : name + " " + placeholder;
     }
   };
 
