@@ -35,6 +35,18 @@ install_packages() {
 
 has_header() { echo "#include <$1>" | "${CXX:-c++}" -x c++ -E - >/dev/null 2>&1; }
 
+# clang_format: the name that clang-format 19 has here. Other versions differ in details.
+clang_format() {
+  local name
+  for name in clang-format-19 clang-format; do
+    if have "$name" && "$name" --version | grep -q 'version 19[.]'; then
+      echo "$name"
+      return
+    fi
+  done
+  return 1
+}
+
 # need ITEM...: each an item below. Installs the missing ones in one go.
 need() {
   local item missing=()
@@ -56,7 +68,7 @@ need() {
       clang) have clang++-19 || missing+=(clang-19) ;;
       libcxx) echo '#include <version>' | clang++-19 -stdlib=libc++ -x c++ -E - >/dev/null 2>&1 ||
         missing+=(libc++-19-dev libc++abi-19-dev) ;;
-      clang-format) have clang-format || missing+=(clang-format) ;;
+      clang-format) clang_format >/dev/null || missing+=(clang-format-19) ;;
       doxygen) have doxygen || missing+=(doxygen) ;;
       pkg-config) have pkg-config || missing+=(pkg-config) ;;
       python) have python3 && python3 -c 'import venv, ensurepip' 2>/dev/null ||
