@@ -108,9 +108,8 @@ class Server {
           std::vector<std::size_t> rows;
           for (const Live& one : live) rows.push_back(one.job);
           finish_progress();
-          at_peak_ms = examples::milliseconds([&] {
-            at_peak(Moment<T>{number, view, layer, q_, std::move(rows), tree_.stats()});
-          });
+          at_peak_ms = examples::milliseconds(
+              [&] { at_peak(Moment<T>{number, view, layer, q_, std::move(rows), tree_.stats()}); });
           progress_header();
         }
         commit(std::move(step).finished(), jobs);

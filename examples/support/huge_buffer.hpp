@@ -39,9 +39,7 @@ class HugeBuffer {
   [[nodiscard]] T* as() const {
     return static_cast<T*>(memory_);
   }
-  [[nodiscard]] std::size_t bytes() const {
-    return bytes_;
-  }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
 
  private:
   void* memory_ = nullptr;

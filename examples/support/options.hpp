@@ -47,7 +47,7 @@ class Options {
 
   /// `--name PLACEHOLDER`, a number in [least, most]. Its default is the target's present value.
   template <class Number>
-  requires std::is_arithmetic_v<Number>
+    requires std::is_arithmetic_v<Number>
   void number(const std::string& name, const std::string& placeholder, const std::string& help,
               Number& target, Number least, Number most) {
     app_.add_option(name, target, with_default(help, target))

@@ -32,7 +32,7 @@ class OutputFile {
   /// \throws OutputError, as all of them do
   explicit OutputFile(std::string path, Devices devices = Devices::refuse)
       : path_(std::move(path)), target_(path_) {
-    struct stat found {};
+    struct stat found{};
     const bool exists = ::stat(path_.c_str(), &found) == 0;
     if (!exists && errno != ENOENT) fail(errno);
     if (exists && S_ISDIR(found.st_mode)) fail(EISDIR);
@@ -103,7 +103,7 @@ class OutputFile {
 
 /// For programs that write at the end of long work. \throws OutputError if it could not be done now
 inline void require_writable(const std::string& path, Devices devices = Devices::refuse) {
-  struct stat found {};
+  struct stat found{};
   if (devices == Devices::write && ::stat(path.c_str(), &found) == 0 && !S_ISREG(found.st_mode) &&
       !S_ISDIR(found.st_mode)) {
     // Opening a pipe and closing it would end the reader's work.

@@ -99,9 +99,7 @@ TEST_CASE("a fresh fork's copied rows count as written when a step has made them
   CHECK(twin.num_written() == 1);
   CHECK(e.tree.stats().copied_tokens == 3);
   std::vector<std::byte> bytes(kv_bytes(e.kv, 4));
-  CHECK(refused([&] {
-          gather_kv(twin, {0, 4}, e.kv, bytes);
-        }) ==
+  CHECK(refused([&] { gather_kv(twin, {0, 4}, e.kv, bytes); }) ==
         "range.end() = 4: expected at most the sequence's num_written(): K/V behind it is to be "
         "computed, or to be copied by the next step");
   e.finish({&other});  // whoever's step is next makes the copies
@@ -137,7 +135,9 @@ TEST_CASE("copies survive steps that were cancelled or lost") {
       if (random.chance(0.5)) {
         const auto dropped = std::move(step);
       } else {
-        { const auto dropped = std::move(step).submitted(); }
+        {
+          const auto dropped = std::move(step).submitted();
+        }
         e.tree.device_idle();
       }
       for (const auto& twin : twins) REQUIRE(twin.num_written() == 1);
@@ -172,10 +172,14 @@ TEST_CASE("a step in flight that rests on a lost one does not count as having ma
   s.append(4);
   REQUIRE(step.add(s));
   CHECK(e.plan.build(step).num_copies == 1);  // carried again: the lost one may never run
-  { const auto done = std::move(later).finished(); }
+  {
+    const auto done = std::move(later).finished();
+  }
   CHECK(twin.num_written() == 1);
   e.run(e.plan.build(step));
-  { const auto done = std::move(step).finished(); }
+  {
+    const auto done = std::move(step).finished();
+  }
   CHECK(twin.num_written() == 4);
   CHECK(e.content(twin, 4) == e.content(s, 4));
 }

@@ -9,14 +9,8 @@ struct Allocator {
 #else
   void free(chunkattn::SlotIndex) {}
 #endif
-  std::size_t capacity() const noexcept {
-    return 0;
-  }
-  std::size_t available() const noexcept {
-    return 0;
-  }
-  std::size_t high_water() const noexcept {
-    return 0;
-  }
+  std::size_t capacity() const noexcept { return 0; }
+  std::size_t available() const noexcept { return 0; }
+  std::size_t high_water() const noexcept { return 0; }
 };
 chunkattn::PrefixTree<int, 64, Allocator> tree;

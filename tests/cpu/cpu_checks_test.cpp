@@ -146,7 +146,7 @@ TEST_CASE_FIXTURE(Fixture, "the view fits the plan and has memory") {
   changed8.v_scale_slabs = v_slabs;
   CHECK(of_view(changed8) == "");
 
-  for (float* KvView<float>::*part : {&KvView<float>::k, &KvView<float>::v}) {
+  for (float* KvView<float>::* part : {&KvView<float>::k, &KvView<float>::v}) {
     changed = view;
     changed.*part = reinterpret_cast<float*>(reinterpret_cast<char*>(changed.*part) + 1);
     CHECK(of_view(changed) == "layer.k = 1");

@@ -67,7 +67,9 @@ struct Bench {
   }
   /// Where nobody is live: a sequence that takes all there is pushes the cache out and leaves none.
   void evict_all() {
-    { const auto all = tree.insert(std::vector<int>(8 * slots, -1)); }
+    {
+      const auto all = tree.insert(std::vector<int>(8 * slots, -1));
+    }
     REQUIRE(tree.stats().used_slots == 0);
   }
   ~Bench() { tree.set_free_sink({}); }
@@ -220,16 +222,12 @@ TEST_CASE("scatter_kv and mark_loaded refuse what is not the sequence's to put i
   const std::span<const std::byte> buffer(bytes);
   CHECK(twin.loadable() == TokenRange{16, 4});
   CHECK(
-      refused([&] {
-        scatter_kv(twin, {0, 20}, b.cache, buffer);
-      }) ==
+      refused([&] { scatter_kv(twin, {0, 20}, b.cache, buffer); }) ==
       "range.begin = 0: expected positions within the sequence's loadable() range, from 16 to 20");
   CHECK(refused([&] {
           scatter_kv(twin, {12, 1}, b.cache, buffer, {0, 20});
         }).find("range.begin = ") == 0);
-  CHECK(refused([&] {
-          twin.mark_loaded({10, 6});
-        }) ==
+  CHECK(refused([&] { twin.mark_loaded({10, 6}); }) ==
         "range.begin = 10: expected positions that are this sequence's to write; another is to "
         "write position 10: take_over() first");
   CHECK(refused([&] { scatter_kv(a, {10, 2}, b.cache, buffer, {11, 20}); }).find("held = 11") == 0);

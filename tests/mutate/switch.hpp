@@ -89,7 +89,7 @@ template <int id, class T, class Other>
     const A& left;                                                                             \
   };                                                                                           \
   template <class A, int id>                                                                   \
-  [[gnu::always_inline]] constexpr Name##Of<id, A> operator usual(const A& a, Name<id>) {      \
+  [[gnu::always_inline]] constexpr Name##Of<id, A> operator usual(const A & a, Name<id>) {     \
     return {a};                                                                                \
   }                                                                                            \
   template <int id, class A, class B>                                                          \

@@ -167,7 +167,9 @@ TEST_CASE("a row that another writes, or that is written, writes nowhere") {
   const PlanView view = plan.build(step);
   CHECK(view.num_rows == 6 + 4);
   for (int row = 0; row < 10; ++row) CHECK((view.writes[row].slot != no_slot) == (row < 6));
-  { auto done = std::move(step).finished(); }
+  {
+    auto done = std::move(step).finished();
+  }
   auto third = tree.insert(prompt, {.max_reuse = 3});
   step = tree.begin_step();
   CHECK(step.add(third));
@@ -188,7 +190,9 @@ TEST_CASE("what an heir computes a second time it does not write a second time")
   const PlanView view = plan.build(step);
   REQUIRE(view.num_rows == 6);
   for (int i = 0; i < 6; ++i) CHECK((view.writes[i].slot != no_slot) == (i >= 3));
-  { auto done = std::move(step).finished(); }
+  {
+    auto done = std::move(step).finished();
+  }
   CHECK(heir.num_written() == 8);
 }
 

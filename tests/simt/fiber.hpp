@@ -112,14 +112,10 @@ class Fiber {
  private:
 #if defined(__x86_64__)
   using Context = void*;
-  static void swap(Context& from, Context& to) {
-    chunkattn_simt_switch(&from, to);
-  }
+  static void swap(Context& from, Context& to) { chunkattn_simt_switch(&from, to); }
 #else
   using Context = ucontext_t;
-  static void swap(Context& from, Context& to) {
-    swapcontext(&from, &to);
-  }
+  static void swap(Context& from, Context& to) { swapcontext(&from, &to); }
 #endif
 
   static Fiber*& starting() {

@@ -227,8 +227,7 @@ void fill_kv(Random& random, const RandomPlan& plan, const chunkattn::KvView<T>&
   };
   for (int slot = 0; slot < kv.num_slots; ++slot)
     for (int offset = 0; offset < kv.chunk_size; ++offset)
-      for_row(
-          slot, offset, [&] { return poison; }, [&] { return poison; });
+      for_row(slot, offset, [&] { return poison; }, [&] { return poison; });
   plan.for_each_visible([&](int slot, int offset) {
     for_row(
         slot, offset, [&] { return chunkattn::from_float<T>(k_deviation * random.normal()); },

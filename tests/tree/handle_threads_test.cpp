@@ -86,7 +86,9 @@ TEST_CASE("steps and pins dropped by another thread") {
   (void)plan.build(step);
   drop_elsewhere(std::move(step).finished());
   CHECK(s.num_reserved() == 1);
-  { const auto next = tree.begin_step(); }
+  {
+    const auto next = tree.begin_step();
+  }
   CHECK(s.num_reserved() == 0);  // its output was given up
   CHECK(s.num_written() == 6);
   auto pin = tree.pin(iota(0, 6));
@@ -120,7 +122,9 @@ TEST_CASE("a tree may change hands: the thread that calls it last is its own") {
   CHECK(tree.stats().live_sequences == 1);
   std::thread([&] {
     (void)tree.match_prefix(iota(0, 6));
-    { const auto step = tree.begin_step(); }
+    {
+      const auto step = tree.begin_step();
+    }
     t.leave();  // on the tree's thread: at once
     CHECK(tree.stats().live_sequences == 0);
   }).join();
@@ -133,7 +137,9 @@ TEST_CASE("a new thread is not taken for the tree's own that has ended") {
   std::thread([&] { s = tree.insert(iota(0, 6)); }).join();
   std::thread([&] { s.reset(); }).join();  // often at the same address as the first
   CHECK(tree.stats().live_sequences == 1);
-  { const auto step = tree.begin_step(); }
+  {
+    const auto step = tree.begin_step();
+  }
   CHECK(tree.stats().live_sequences == 0);
 }
 
@@ -182,7 +188,9 @@ TEST_CASE("an engine on one thread, its clients hanging up on others") {
   }
   done = true;
   for (auto& client : clients) client.join();
-  { const auto step = tree.begin_step(); }  // settles
+  {
+    const auto step = tree.begin_step();
+  }  // settles
   CHECK(tree.stats().live_sequences == batch.size());
   CHECK(tree.stats().leaves == joined - batch.size());
   tree.check_invariants();

@@ -196,15 +196,11 @@ TEST_CASE("K/V memory follows its tree when it is moved, and stays when the tree
   moved.reset();
   CHECK(cache.layer(1).num_slots == 12);
   CHECK(cache.layer(1).v_row(11, 0, 3)[7] == 5);
-  CHECK(starts(refused([&] {
-                 for_each_kv_span(s, {0, 6}, cache, [](const auto&) {});
-               }),
+  CHECK(starts(refused([&] { for_each_kv_span(s, {0, 6}, cache, [](const auto&) {}); }),
                "sequence = orphaned"));
   Tree next;
   auto other = next.insert(iota(0, 6));  // perhaps at the old one's address
-  CHECK(starts(refused([&] {
-                 for_each_kv_span(other, {0, 6}, cache, [](const auto&) {});
-               }),
+  CHECK(starts(refused([&] { for_each_kv_span(other, {0, 6}, cache, [](const auto&) {}); }),
                "cache = of another tree: expected the K/V memory of the sequence's tree"));
 }
 
@@ -215,14 +211,11 @@ TEST_CASE("K/V memory of another tree, of another chunk size, or too little of i
   auto foreign = other.insert(iota(0, 60));
   std::vector<std::byte> bytes(kv_bytes(theirs, 6));
   const auto walk = [&](Cache& cache) {
-    return refused([&] {
-      for_each_kv_span(s, {0, 6}, cache, [](const auto&) { FAIL("called"); });
-    });
+    return refused(
+        [&] { for_each_kv_span(s, {0, 6}, cache, [](const auto&) { FAIL("called"); }); });
   };
   CHECK(walk(theirs) == "cache = of another tree: expected the K/V memory of the sequence's tree");
-  CHECK(starts(refused([&] {
-                 scatter_kv(s, {0, 6}, theirs, std::span<const std::byte>(bytes));
-               }),
+  CHECK(starts(refused([&] { scatter_kv(s, {0, 6}, theirs, std::span<const std::byte>(bytes)); }),
                "cache = of another tree"));
   CHECK(starts(refused([&] { (void)swap_out(s, theirs); }), "cache = of another tree"));
   CHECK(s.is_live());

@@ -181,7 +181,9 @@ TEST_CASE("finished and submitted: in order, and after build") {
   CHECK(refused([&] { (void)std::move(second).finished(); }) == early);
   CHECK(
       starts(refused([&] { (void)b.open(other).finished(); }), "step = 3: expected step 1 first"));
-  { const auto done = std::move(*first).finished(); }
+  {
+    const auto done = std::move(*first).finished();
+  }
   CHECK(refused([&] { (void)std::move(second).finished(); }) == "no error");
   step = b.tree.begin_step();  // without rows there is nothing to build
   CHECK(refused([&] { (void)std::move(step).finished(); }) == "no error");
@@ -230,7 +232,9 @@ TEST_CASE("add: of a sequence that is not there, of another tree, twice, of noth
         "sequence = added twice: expected each sequence at most once per step");
   CHECK(step.num_rows() == 6);
   (void)b.plan.build(step);
-  { const auto done = std::move(step).finished(); }
+  {
+    const auto done = std::move(step).finished();
+  }
   step = b.tree.begin_step();
   const AddResult nothing = step.add(moved);  // its output was given up
   CHECK_FALSE(nothing);
@@ -265,7 +269,9 @@ TEST_CASE("a view ends with its step and when its plan builds another") {
   check(kept, true);
   auto flight = std::move(step).submitted();
   check(kept, true);
-  { const auto done = std::move(flight).finished(); }
+  {
+    const auto done = std::move(flight).finished();
+  }
   check(kept, false);
   {
     const auto cancelled = b.open(other);

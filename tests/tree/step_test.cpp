@@ -73,7 +73,9 @@ TEST_CASE("one sequence: prefill in pieces, then outputs, each the next step's t
   CHECK(s.num_scheduled() == 7);
   CHECK(s.num_written() == 0);
   CHECK(s.num_reserved() == 0);
-  { CHECK(count(b.finish(std::move(step)).rows()) == 0); }
+  {
+    CHECK(count(b.finish(std::move(step)).rows()) == 0);
+  }
   CHECK(s.num_written() == 7);
   step = b.tree.begin_step();
   const StepRow rest = step.add(s).row();
@@ -134,7 +136,9 @@ TEST_CASE("a dropped step gives its places back, and nothing of it happened") {
     CHECK(b.tree.stats().used_slots == 8);
     const auto view = b.plan.build(step);
     CHECK(view.is_current());
-    { const auto dropped = std::move(step); }
+    {
+      const auto dropped = std::move(step);
+    }
     CHECK_FALSE(view.is_current());
   }
   const TreeStats after = b.tree.stats();
@@ -169,14 +173,18 @@ TEST_CASE("what a dropped step was to write is nobody's to read") {
     const AddResult held = step.add(twin);
     CHECK_FALSE(held);
     CHECK((held.reason() == HoldReason::waits_for_sequence) == !lost);
-    { const auto dropped = std::move(step); }
+    {
+      const auto dropped = std::move(step);
+    }
     b.tree.device_idle();
     step = b.tree.begin_step();
     CHECK(step.add(twin).waits_for() == writer.id());
     CHECK(step.add(writer));
     CHECK(step.add(twin));
     CHECK(step.add(third));
-    { const auto done = b.finish(std::move(step)); }
+    {
+      const auto done = b.finish(std::move(step));
+    }
     CHECK(b.device.wrong_reads() == 0);
     CHECK(b.device.wrong(twin) == 0);
     CHECK(b.device.wrong(third) == 0);
@@ -248,12 +256,16 @@ TEST_CASE(
   CHECK(held.reason() == HoldReason::waits_for_step);
   CHECK(held.step() == 1);
   b.device.run_all();
-  { const auto done = std::move(flight).finished(); }
+  {
+    const auto done = std::move(flight).finished();
+  }
   CHECK(twin.num_written() == 6);
   const AddResult added = step.add(twin);
   REQUIRE(added);
   CHECK(added.row().position == 6);
-  { const auto done = b.finish(std::move(step)); }
+  {
+    const auto done = b.finish(std::move(step));
+  }
   CHECK(b.device.wrong(twin) == 0);
   CHECK(twin.num_written() == 10);
 }
@@ -267,7 +279,9 @@ TEST_CASE("a step lost in flight holds what it may touch until a later one has f
       auto goes = b.tree.insert(iota(1, 10));
       auto step = b.tree.begin_step();
       CHECK(step.add(goes));
-      { const auto lost = b.submit(std::move(step)); }
+      {
+        const auto lost = b.submit(std::move(step));
+      }
       CHECK(b.tree.stats().abandoned_steps == 1);
       CHECK(goes.num_written() == 0);
     }
@@ -347,11 +361,15 @@ TEST_CASE("several steps lost, in any order: every token is computed again") {
       CHECK(step.add(third).waits_for() == s.id());
       b.device.run_next();
       b.device.reset();  // nothing of what was lost was ever run
-      { const auto done = std::move(flying[0]).finished(); }
+      {
+        const auto done = std::move(flying[0]).finished();
+      }
       if (idle) b.tree.device_idle();
       CHECK(step.add(other));
       if (!idle) CHECK(step.add(s).reason() == HoldReason::waits_for_step);
-      { const auto done = b.finish(std::move(step)); }
+      {
+        const auto done = b.finish(std::move(step));
+      }
       CHECK(s.num_uncomputed() == 8);
       CHECK(s.num_reserved() == 0);
       step = b.tree.begin_step();
@@ -410,7 +428,9 @@ TEST_CASE(
   CHECK(step.add(s, 10, UnknownDrafts{3}));
   auto second = b.submit(std::move(step));
   b.device.run_next();
-  { const auto done = std::move(first).finished(); }  // a stop sequence: nothing more is wanted
+  {
+    const auto done = std::move(first).finished();
+  }  // a stop sequence: nothing more is wanted
   CHECK(s.num_reserved() == 0);
   CHECK(s.size() == 7);
   s.append(77);  // the user goes on
@@ -441,7 +461,9 @@ TEST_CASE(
   CHECK(step.add(s));  // writes behind the tail, on an output to come
   auto second = b.submit(std::move(step));
   b.device.run_next();
-  { const auto done = std::move(first).finished(); }  // which is given up
+  {
+    const auto done = std::move(first).finished();
+  }  // which is given up
   auto twin = s.fork();
   CHECK(b.tree.stats().forks_shared == 1);
   twin.append(iota(70, 4));
@@ -449,7 +471,9 @@ TEST_CASE(
   b.device.load(twin, range);  // by the host, while the second step may run
   twin.mark_loaded(range);
   b.device.run_next();
-  { const auto done = std::move(second).finished(); }
+  {
+    const auto done = std::move(second).finished();
+  }
   CHECK(twin.num_written() == 10);
   CHECK(b.device.wrong(twin) == 0);
   s.append(iota(80, 3));

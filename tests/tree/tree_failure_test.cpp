@@ -296,11 +296,15 @@ TEST_CASE("a copier that is late: both ends of a copy stay until the step that h
       }
     });
   }
-  { auto done = std::move(first).finished(); }
+  {
+    auto done = std::move(first).finished();
+  }
   tree.check_invariants();
   CHECK(tree.stats().leaving_sequences == 0);
   CHECK(chunkattn::detail::TreeAccess::core(tree).copies.all().empty());
-  { auto done = std::move(second).finished(); }
+  {
+    auto done = std::move(second).finished();
+  }
   tree.check_invariants();
 }
 

@@ -138,15 +138,12 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
         "prompt.size() = 0: expected at least one token");
   CHECK(refused([&] { s.append(std::vector<int>{}); }) ==
         "tokens.size() = 0: expected at least one token");
-  CHECK(refused([&] {
-          s.mark_loaded({1, 1});
-        }) == "range.begin = 1: expected at most 0, the first position without K/V");
-  CHECK(refused([&] {
-          s.mark_loaded({0, 7});
-        }) == "range.length = 7: expected an end within the sequence's 6 positions");
-  CHECK(refused([&] {
-          s.mark_loaded({-1, 1});
-        }) == "range.begin = -1: expected 0 to the sequence's end, 6");
+  CHECK(refused([&] { s.mark_loaded({1, 1}); }) ==
+        "range.begin = 1: expected at most 0, the first position without K/V");
+  CHECK(refused([&] { s.mark_loaded({0, 7}); }) ==
+        "range.length = 7: expected an end within the sequence's 6 positions");
+  CHECK(refused([&] { s.mark_loaded({-1, 1}); }) ==
+        "range.begin = -1: expected 0 to the sequence's end, 6");
   CHECK(refused([&] { (void)s.fork(0); }) ==
         "length = 0: expected 1 to the sequence's 6 known tokens");
   CHECK(refused([&] { s.truncate(7); }).find("length = 7: expected 1 to") == 0);

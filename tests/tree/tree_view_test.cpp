@@ -30,7 +30,9 @@ TEST_CASE("the text tree names ranges, slots, users and tokens") {
   CHECK(to_text(tree).find("0 written, tail of #0)  7 +2 reserved\n") != std::string::npos);
   a.leave();
   CHECK(to_text(tree).find("(leaving") != std::string::npos);
-  { const auto dropped = std::move(step); }
+  {
+    const auto dropped = std::move(step);
+  }
   CHECK(to_text(tree).find("(cached)") != std::string::npos);
   CHECK(to_text(tree, 2).find("1 2 ...") != std::string::npos);
 }

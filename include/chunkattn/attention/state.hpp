@@ -85,7 +85,8 @@ CHUNKATTN_HD inline void merge_outputs(float* out_a, float& lse_a, const float* 
                                        int head_dim) noexcept {
   const auto is_empty = [](float lse) {  // compared as bits: the value may be an infinity
     const std::uint32_t bits = detail::bit_cast<std::uint32_t>(lse);
-    return bits >= detail::bit_cast<std::uint32_t>(-3.0e38f) && bits <= 0xff800000u;  // NaN is above
+    return bits >= detail::bit_cast<std::uint32_t>(-3.0e38f) &&
+           bits <= 0xff800000u;  // NaN is above
   };
   if (is_empty(lse_b)) return;
   if (is_empty(lse_a)) {

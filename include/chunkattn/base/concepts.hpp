@@ -30,14 +30,10 @@ concept TokenType = std::copyable<T> && std::equality_comparable<T> && requires(
 template <class A>
 concept ChunkAllocator = std::movable<A> && requires(A& a, const A& c, SlotIndex slot) {
   { a.allocate() } -> std::same_as<SlotIndex>;
-  { a.free(slot) }
-  noexcept;
-  { c.capacity() }
-  noexcept->std::convertible_to<std::size_t>;
-  { c.available() }
-  noexcept->std::convertible_to<std::size_t>;
-  { c.high_water() }
-  noexcept->std::convertible_to<std::size_t>;
+  { a.free(slot) } noexcept;
+  { c.capacity() } noexcept -> std::convertible_to<std::size_t>;
+  { c.available() } noexcept -> std::convertible_to<std::size_t>;
+  { c.high_water() } noexcept -> std::convertible_to<std::size_t>;
 };
 
 /// The largest budget: slot indices are 32-bit and signed.

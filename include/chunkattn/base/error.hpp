@@ -135,7 +135,8 @@ inline std::string to_text(const void* value) {
   return value == nullptr ? "null" : "non-null";
 }
 template <class T>
-requires std::is_arithmetic_v<T> std::string to_text(T value) {
+  requires std::is_arithmetic_v<T>
+std::string to_text(T value) {
   return std::to_string(value);
 }
 

@@ -68,14 +68,10 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  ~ThreadPool() {
-    stop();
-  }
+  ~ThreadPool() { stop(); }
 
   /// Threads, the caller's included.
-  [[nodiscard]] int concurrency() const noexcept {
-    return static_cast<int>(threads_.size()) + 1;
-  }
+  [[nodiscard]] int concurrency() const noexcept { return static_cast<int>(threads_.size()) + 1; }
 
   /// Calls f(i) for each i in [0, n) and returns when all are done.
   template <class F>

@@ -126,8 +126,7 @@ class LineState {
         dim,     n * partial_stride};
     std::size_t total = 0;
     for (std::size_t size : sizes) total += rounded(size);
-    memory_.reset(
-        static_cast<float*>(::operator new (total * sizeof(float), std::align_val_t{64})));
+    memory_.reset(static_cast<float*>(::operator new(total * sizeof(float), std::align_val_t{64})));
     std::fill_n(memory_.get(), total, 0.0f);
     float* at = memory_.get();
     const auto take = [&](std::size_t size) {
@@ -165,7 +164,7 @@ class LineState {
   static constexpr std::size_t rounded(std::size_t size) { return (size + 15) / 16 * 16; }
   struct Release {
     void operator()(float* memory) const noexcept {
-      ::operator delete (memory, std::align_val_t{64});
+      ::operator delete(memory, std::align_val_t{64});
     }
   };
   std::unique_ptr<float, Release> memory_;

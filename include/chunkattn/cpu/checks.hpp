@@ -19,7 +19,7 @@ namespace cpu {
 /// A contiguous range of float, half or bfloat16.
 template <class R>
 concept QoRange = std::ranges::contiguous_range<R> && std::ranges::sized_range<R> &&
-    QoElement<std::ranges::range_value_t<R>>;
+                  QoElement<std::ranges::range_value_t<R>>;
 
 template <class R>
 [[nodiscard]] auto span_of(R&& range) noexcept {

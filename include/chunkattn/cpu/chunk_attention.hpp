@@ -57,8 +57,8 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
       : executor_(&executor), options_(checked(options)) {}
 
   /// Runs on its own executor of `num_threads` threads; 0: as many as there are CPUs to use.
-  explicit ChunkAttention(int num_threads = 0,
-                          AttentionOptions options = {}) requires std::constructible_from<Exec, int>
+  explicit ChunkAttention(int num_threads = 0, AttentionOptions options = {})
+    requires std::constructible_from<Exec, int>
       : owned_(std::make_unique<Exec>(num_threads)),
         executor_(owned_.get()),
         options_(checked(options)) {}
@@ -71,7 +71,7 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   /// \param k, v   [num_rows][num_kv_heads][HeadDim], the caller's row order; float, half or
   ///               bfloat16, rounded to the layer's type to nearest even
   template <class T, cpu::QoRange K, cpu::QoRange V>
-  requires CpuKvElement<T>
+    requires CpuKvElement<T>
   void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v) {
     detail::check_current(plan);
     const PlanView& view = plan;
@@ -119,7 +119,7 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   /// Throws InvalidArgument before anything is touched. If the executor throws, `out` and `lse` are
   /// unspecified and everything else is as before.
   template <class T, cpu::QoRange Q, cpu::QoRange Out>
-  requires CpuKvElement<T>
+    requires CpuKvElement<T>
   void run(const KvView<T>& layer, const LiveView& plan, const Q& q, Out&& out,
            std::span<float> lse = {}) {
     detail::check_current(plan);

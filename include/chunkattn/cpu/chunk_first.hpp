@@ -151,8 +151,8 @@ template <class T>
 }
 
 /// out[line] (rescaled) += sum over tokens of p[token][line] * V[token], for `Lines` lines and
-/// `Vectors` vectors of each. `near`: these columns of V are not in L1 yet. Prefetches some lines of
-/// `ahead` at each step.
+/// `Vectors` vectors of each. `near`: these columns of V are not in L1 yet. Prefetches some lines
+/// of `ahead` at each step.
 template <int HeadDim, int Lines, int Vectors, class Rows>
 [[gnu::noinline]] void tile_values(const float* p, Rows v, int count, int begin,
                                    const float* rescale, float* out, bool near, LineCursor& ahead,
@@ -216,7 +216,8 @@ struct BlockLines {
   [[nodiscard]] int num_tiles() const noexcept { return (count + tile_lines - 1) / tile_lines; }
 };
 
-/// How many lines of `ahead` each of `steps` steps prefetches, if `half` are to be prefetched in them.
+/// How many lines of `ahead` each of `steps` steps prefetches, if `half` are to be prefetched in
+/// them.
 inline int burst_of(int half, int steps) noexcept {
   return std::min(max_burst, half / std::max(1, steps) + 1);
 }

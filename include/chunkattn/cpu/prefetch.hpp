@@ -23,12 +23,13 @@ struct MemoryRun {
   const char* end;
 };
 
-/// Cache lines that a kernel may prefetch at once. A core tracks few misses at a time, and some cores drop
-/// what is requested beyond them: Zen 5 loses half of a burst of 16 lines, and nothing of bursts of
-/// 4 that come every 10 ns.
+/// Cache lines that a kernel may prefetch at once. A core tracks few misses at a time, and some
+/// cores drop what is requested beyond them: Zen 5 loses half of a burst of 16 lines, and nothing
+/// of bursts of 4 that come every 10 ns.
 inline constexpr int max_burst = 4;
 
-/// The cache lines that the kernel at work may prefetch. Small, so that its loops keep it in registers.
+/// The cache lines that the kernel at work may prefetch. Small, so that its loops keep it in
+/// registers.
 struct LineCursor {
   const char* at = nullptr;
   const char* end = nullptr;
@@ -89,8 +90,8 @@ class Prefetcher {
     cursor.left = granted_ = queued_;
     lead_ -= read;
   }
-  /// Before a block of `tokens` is streamed: allows to prefetch as much as it reads, and more if the
-  /// stream is not as far ahead as it should be.
+  /// Before a block of `tokens` is streamed: allows to prefetch as much as it reads, and more if
+  /// the stream is not as far ahead as it should be.
   void grant_stream(int tokens) noexcept {
     const int read = num_lines(tokens);
     const int lines = read + std::max(0, stream_lead - lead_);
@@ -109,9 +110,9 @@ class Prefetcher {
   LineCursor cursor;  ///< for the kernel at work
 
  private:
-  // How far streams are prefetched ahead of reading. Measured on Zen 5, nothing shared: 4 KB is best
-  // for fp32 (8 KB: 6 % slower), 4 and 8 KB for 16 bits (16 KB: 6 % slower), 16 KB for 8 bits (8
-  // KB: 11 %, 4 KB: 105 % slower).
+  // How far streams are prefetched ahead of reading. Measured on Zen 5, nothing shared: 4 KB is
+  // best for fp32 (8 KB: 6 % slower), 4 and 8 KB for 16 bits (16 KB: 6 % slower), 16 KB for 8 bits
+  // (8 KB: 11 %, 4 KB: 105 % slower).
   static constexpr int stream_lead = 16384 / static_cast<int>(sizeof(T)) / 64;
   // What L2 holds of later streams, besides queries, outputs and the products' K and V.
   static constexpr int stream_lines_early = (256 << 10) / 64;

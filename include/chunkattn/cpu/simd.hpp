@@ -98,8 +98,7 @@ template <int N, class F>
 CHUNKATTN_INLINE void repeat(F&& f) {
   [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
     (f(std::integral_constant<int, I>{}), ...);
-  }
-  (std::make_integer_sequence<int, N>{});
+  }(std::make_integer_sequence<int, N>{});
 }
 #define CHUNKATTN_LAMBDA __attribute__((always_inline))
 

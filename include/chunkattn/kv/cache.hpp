@@ -181,7 +181,7 @@ class KvCache<Cpu, T> {
   struct Release {
     std::size_t alignment = 64;
     void operator()(char* memory) const noexcept {
-      ::operator delete (memory, std::align_val_t{alignment});
+      ::operator delete(memory, std::align_val_t{alignment});
     }
   };
   using Memory = std::unique_ptr<char, Release>;
@@ -196,7 +196,7 @@ class KvCache<Cpu, T> {
 
   static Memory allocate(std::size_t bytes) {
     const std::size_t alignment = bytes >= huge_page ? huge_page : 64;
-    Memory memory(static_cast<char*>(::operator new (bytes, std::align_val_t{alignment})),
+    Memory memory(static_cast<char*>(::operator new(bytes, std::align_val_t{alignment})),
                   Release{alignment});
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     if (alignment == huge_page) madvise(memory.get(), bytes / huge_page * huge_page, MADV_HUGEPAGE);

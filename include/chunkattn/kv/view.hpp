@@ -72,15 +72,17 @@ struct KvView : KvScales<T> {
            token * stride_token;
   }
   /// Scale of the K row of (slot, kv_head, token); those of the next tokens follow.
-  [[nodiscard]] float* k_row_scale(SlotIndex slot, int kv_head,
-                                   int token) const noexcept requires has_row_scales<T> {
+  [[nodiscard]] float* k_row_scale(SlotIndex slot, int kv_head, int token) const noexcept
+    requires has_row_scales<T>
+  {
     return detail::slot_base(this->k_scale, this->k_scale_slabs, slab_shift, slot,
                              this->scale_stride_slot) +
            kv_head * this->scale_stride_head + token;
   }
   /// Scale of the V row of (slot, kv_head, token).
-  [[nodiscard]] float* v_row_scale(SlotIndex slot, int kv_head,
-                                   int token) const noexcept requires has_row_scales<T> {
+  [[nodiscard]] float* v_row_scale(SlotIndex slot, int kv_head, int token) const noexcept
+    requires has_row_scales<T>
+  {
     return detail::slot_base(this->v_scale, this->v_scale_slabs, slab_shift, slot,
                              this->scale_stride_slot) +
            kv_head * this->scale_stride_head + token;
@@ -141,8 +143,8 @@ template <class T>
 /// A view of an engine's own memory: K and V each [num_slots][num_kv_heads][chunk_size][head_dim],
 /// densely packed. 8-bit elements: see the overload with scales.
 template <class T>
-requires(!has_row_scales<T>)
-    [[nodiscard]] KvView<T> make_kv_view(T* k, T* v, const KvGeometry& geometry) {
+  requires(!has_row_scales<T>)
+[[nodiscard]] KvView<T> make_kv_view(T* k, T* v, const KvGeometry& geometry) {
   return detail::dense_kv_view(k, v, geometry);
 }
 

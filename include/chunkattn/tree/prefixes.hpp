@@ -162,7 +162,7 @@ class Prefixes {
     }
   }
   /// Undoes one use of a path by a live or held sequence, keeping or removing what nobody uses.
-  void drop_path(NodeIndex last, std::int32_t TreeNode::*count) noexcept {
+  void drop_path(NodeIndex last, std::int32_t TreeNode::* count) noexcept {
     const std::int32_t keep_end = rules_.retains ? written_end(last) : 0;
     for (NodeIndex n = last; n != none;) {
       TreeNode& record = topology_.node(n);

@@ -17,8 +17,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 template <class R>
 concept RetentionPolicy = requires(const R& policy, int priority) {
   { R::retains } -> std::convertible_to<bool>;
-  { policy.level(priority) }
-  noexcept->std::convertible_to<int>;
+  { policy.level(priority) } noexcept -> std::convertible_to<int>;
   { policy.high_watermark } -> std::convertible_to<std::size_t>;
   { policy.low_watermark } -> std::convertible_to<std::size_t>;
   { policy.max_pinned } -> std::convertible_to<std::size_t>;

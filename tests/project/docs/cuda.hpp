@@ -1,5 +1,5 @@
-// What docs/cuda.md takes for granted: a tree, a stream, device memory. The device is the emulator, so
-// that the page's code runs without a GPU.
+// What docs/cuda.md takes for granted: a tree, a stream, device memory. The device is the emulator,
+// so that the page's code runs without a GPU.
 #pragma once
 
 #include <cstddef>
