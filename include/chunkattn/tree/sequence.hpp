@@ -124,21 +124,22 @@ class Sequence {
   /// from a file, received from another machine. They must be this sequence's to write, without a
   /// gap, and in no step. Tokens that are loaded to the last need not be computed.
   void mark_loaded(TokenRange range) {
-    check_range(range);
-    core().mark_loaded(index_, range);
+    detail::TreeCore& c = core();
+    check_range(c.sequences[index_], range);
+    c.mark_loaded(index_, range);
   }
 
   /// A second sequence with the first `length` tokens, by default all of them. Shared paths are not
   /// copied; a short private tail is (TreeOptions::min_run). What steps are still computing and
   /// outputs that are to come stay with this one. Throws OutOfChunks.
   [[nodiscard]] Sequence fork(std::size_t length = whole) {
-    const SequenceIndex twin = fork_index(length == whole ? size() : length, false);
+    const SequenceIndex twin = fork_index(length, false);
     if (twin == detail::none) detail::fail_out_of_chunks(core(), 1);
     return Sequence(shared_, twin);
   }
   /// The same; nothing and no change when the budget is spent.
   [[nodiscard]] std::optional<Sequence> try_fork(std::size_t length = whole) {
-    const SequenceIndex twin = fork_index(length == whole ? size() : length, false);
+    const SequenceIndex twin = fork_index(length, false);
     if (twin == detail::none) return std::nullopt;
     return Sequence(shared_, twin);
   }
@@ -196,8 +197,8 @@ class Sequence {
   /// for swapping out, saving and moving K/V. Positions up to size() + num_reserved().
   template <class F>
   void for_each_run(TokenRange range, const F& f) const {
-    check_range(range);
     const detail::TreeCore& c = core();
+    check_range(c.sequences[index_], range);
     std::vector<Piece> nodes;  // (node, offset, length, -) last first
     c.sequences.for_each_node(index_, range,
                               [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
@@ -253,8 +254,7 @@ class Sequence {
   }
   [[nodiscard]] const detail::SequenceRecord& record() const { return core().sequences[index_]; }
 
-  void check_range(TokenRange range) const {
-    const auto& r = record();
+  static void check_range(const detail::SequenceRecord& r, TokenRange range) {
     const std::int32_t end = r.size + r.reserved;
     if (range.begin < 0 || range.begin > end) [[unlikely]]
       detail::fail_argument("range.begin", range.begin,
@@ -267,6 +267,7 @@ class Sequence {
   SequenceIndex fork_index(std::size_t length, bool compute_last) {
     detail::TreeCore& c = core();
     const std::size_t known = detail::to_size(c.sequences[index_].size);
+    if (length == whole && !compute_last) length = known;
     if (length < 1 || length > known) [[unlikely]]
       detail::fail_argument("length", length,
                             "1 to the sequence's " + std::to_string(known) + " known tokens");

@@ -27,9 +27,9 @@ class Sequences {
   /// Indices of sequences are below this.
   [[nodiscard]] std::size_t num_indices() const noexcept { return records_.size(); }
   [[nodiscard]] std::size_t capacity() const noexcept { return records_.capacity(); }
+  /// Of a handle's index and generation: a generation ends when its sequence leaves.
   [[nodiscard]] bool is_live(SequenceIndex s, std::uint32_t generation) const noexcept {
-    return s >= 0 && at(s) < records_.size() && records_[at(s)].generation == generation &&
-           records_[at(s)].state == SequenceState::live;
+    return records_[at(s)].generation == generation;
   }
 
   /// Never given to another sequence of this tree.
@@ -46,7 +46,7 @@ class Sequences {
   /// Makes room for one more, so that add() cannot fail.
   void reserve() {
     if (records_.size() == records_.capacity()) [[unlikely]]
-      records_.reserve(std::max<std::size_t>(16, 2 * records_.capacity()));
+      grow();
   }
   SequenceIndex add() noexcept {
     SequenceIndex s = free_records_;
@@ -80,10 +80,10 @@ class Sequences {
   void for_each_node(SequenceIndex s, TokenRange range, const F& f) const {
     for (NodeIndex i = records_[at(s)].tail; i != root_node; i = topology_.node(i).parent) {
       const TreeNode& n = topology_.node(i);
-      if (n.end() <= range.begin) return;
       const std::int32_t begin = std::max(range.begin, n.position);
       const std::int32_t end = std::min(range.end(), n.end());
       if (begin < end) f(i, begin - n.position, end - begin);
+      if (begin == range.begin) return;
     }
   }
   /// The node of the path that holds this position.
@@ -203,6 +203,10 @@ class Sequences {
   void change() noexcept { ++version_; }
 
  private:
+  [[gnu::noinline]] void grow() {
+    records_.reserve(std::max<std::size_t>(16, 2 * records_.capacity()));
+  }
+
   Topology& topology_;
   Prefixes& prefixes_;
   TreeStats& stats_;
