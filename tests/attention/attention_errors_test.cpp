@@ -160,8 +160,10 @@ TEST_CASE_FIXTURE(Fixture, "write: sizes, slots and copies, before anything is s
         [&] { attention.write(problem.kv.view, LiveView::unchecked(view), k_rows, v_rows); });
   };
   const std::span<const float> rows(k);
-  CHECK(contains(failure_of(plan, rows.first(64), rows), "k.size() = 64"));
-  CHECK(contains(failure_of(plan, rows, rows.first(32)), "v.size() = 32"));
+  CHECK(contains(failure_of(plan, rows.first(64), rows),
+                 "k.size() = 64: expected num_rows * num_kv_heads * head_dim = 320"));
+  CHECK(contains(failure_of(plan, rows, rows.first(32)),
+                 "v.size() = 32: expected num_rows * num_kv_heads * head_dim = 320"));
   CHECK(contains(failure_of(plan, {static_cast<const float*>(nullptr), k.size()}, rows),
                  "k.data() = null"));
 

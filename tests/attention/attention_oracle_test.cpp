@@ -275,3 +275,19 @@ TEST_CASE("8-bit K/V: the error against what was quantised") {
   CHECK(largest < 0.05);
   CHECK(std::sqrt(square / norm) < 0.02);
 }
+
+TEST_CASE("a comparison reports the largest error and where it is worst") {
+  Reference reference;
+  reference.num_rows = reference.num_qo_heads = 1;
+  reference.head_dim = 3;
+  reference.out = {1, 2, 3};
+  reference.abs_v = {1, 2, 3};
+  reference.lse = {0};
+  reference.logit_size = {1};
+  const std::vector<float> out{1, 2.5f, 2.75f};
+  const OracleReport report = compare_with_reference(reference, std::span<const float>(out));
+  CHECK(!report.ok());
+  CHECK(report.max_abs_error == 0.5);
+  CHECK(report.index == 1);
+  CHECK(report.worst > 1e4);
+}

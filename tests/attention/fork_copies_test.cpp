@@ -184,6 +184,36 @@ TEST_CASE("a step in flight that rests on a lost one does not count as having ma
   CHECK(e.content(twin, 4) == e.content(s, 4));
 }
 
+TEST_CASE("copies of a step that ends in vain are carried by the next") {
+  Engine e;
+  auto s = e.start({1, 2, 3});
+  auto other = e.tree.insert(std::vector<int>(30, 5));
+  auto step = e.tree.begin_step();
+  REQUIRE(step.add(other, 4));
+  (void)e.plan.build(step);
+  std::optional<Tree::InFlight> lost = std::move(step).submitted();
+  auto twin = s.fork();
+  step = e.tree.begin_step();
+  REQUIRE(step.add(other, 4));
+  CHECK(e.plan.build(step).num_copies == 1);
+  auto later = std::move(step).submitted();  // rests on the first, which never runs
+  lost.reset();
+  {
+    const auto done = std::move(later).finished();
+  }
+  CHECK(twin.num_written() == 1);
+  twin.append(4);
+  step = e.tree.begin_step();
+  REQUIRE(step.add(twin));
+  const auto view = e.plan.build(step);
+  CHECK(view.num_copies == 1);
+  e.run(view);
+  {
+    const auto done = std::move(step).finished();
+  }
+  CHECK(e.content(twin, 3) == e.content(s, 3));
+}
+
 TEST_CASE("a twin and its source attend alike, also in the step that makes the copy") {
   test::Random random(2);
   for (int round = 0; round < test::scaled(40); ++round) {

@@ -1,6 +1,7 @@
 // KvCache and write(): the layout, growth that moves nothing, what is stored where.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -166,6 +167,30 @@ TEST_CASE("write performs the plan's row copies first, scales included") {
 }
 
 #if CHUNKATTN_EXCEPTIONS
+TEST_CASE_TEMPLATE("poison fills one slot with NaN, in every layer", T, float, half, std::int8_t) {
+  constexpr int slots = 3, chunk = 4, heads = 2, dim = 8;
+  KvCache<Cpu, T> cache(chunk, {.num_layers = 2, .num_kv_heads = heads, .head_dim = dim}, slots);
+  const auto bytes_of = [&](int layer, SlotIndex slot) {
+    const auto view = cache.layer(layer);
+    return std::span(reinterpret_cast<unsigned char*>(view.k_row(slot, 0, 0)),
+                     static_cast<std::size_t>(view.stride_slot) * sizeof(T));
+  };
+  const auto all_are = [](std::span<const unsigned char> bytes, unsigned char value) {
+    return std::all_of(bytes.begin(), bytes.end(), [&](auto byte) { return byte == value; });
+  };
+  for (int l = 0; l < 2; ++l)
+    for (SlotIndex s = 0; s < slots; ++s) std::ranges::fill(bytes_of(l, s), 0x11);
+  cache.poison(1);
+  cache.poison(static_cast<SlotIndex>(1 << 20));  // no memory of this cache
+  for (int l = 0; l < 2; ++l)
+    for (SlotIndex s = 0; s < slots; ++s) CHECK(all_are(bytes_of(l, s), s == 1 ? 0xff : 0x11));
+  const auto view = cache.layer(1);
+  if constexpr (has_row_scales<T>)
+    CHECK(std::isnan(*view.v_row_scale(1, 1, chunk - 1)));
+  else
+    CHECK(std::isnan(to_float(*view.v_row(1, 1, chunk - 1))));
+}
+
 TEST_CASE("bad geometry and layers") {
   const auto message = [](auto&& f) {
     try {
@@ -182,6 +207,9 @@ TEST_CASE("bad geometry and layers") {
   CHECK(message([] {
           Cache(64, {.num_layers = 1, .num_kv_heads = 0, .head_dim = 8});
         }).find("options.num_kv_heads = 0") == 0);
+  CHECK(message([] {
+          Cache(64, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 0});
+        }).find("options.head_dim = 0") == 0);
   CHECK(message([] {
           Cache(64, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 12});
         }).find("options.head_dim = 12") == 0);

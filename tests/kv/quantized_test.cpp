@@ -3,8 +3,10 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -90,6 +92,18 @@ TEST_CASE("quantize_row stores so many elements, to nearest even, and no more") 
   CHECK(quantize_row(negative, 2, stored) == 2.0f / 127);
   CHECK(stored[0] == 32);
   CHECK(stored[1] == -127);
+}
+
+TEST_CASE("rows of zeros and of what is no number store zeros, in their places alone") {
+  const float zeros[3] = {0, -0.0f, 0};
+  const float broken[3] = {1, std::numeric_limits<float>::infinity(), 2};
+  for (const float* row : {zeros, broken}) {
+    std::int8_t stored[5] = {99, 99, 99, 99, 99};
+    const float scale = quantize_row(row, 3, stored + 1);
+    CHECK((row == zeros ? scale == 0 : std::isnan(scale)));
+    const std::vector<int> expected{99, 0, 0, 0, 99};
+    for (std::size_t i = 0; i < 5; ++i) CHECK(stored[i] == expected[i]);
+  }
 }
 
 TEST_CASE("the oracle's rows are scale times integer") {

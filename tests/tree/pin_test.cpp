@@ -117,7 +117,14 @@ TEST_CASE("only what is written is pinned") {
   CHECK_FALSE(tree.pin(iota(0, 12)));
   CHECK_FALSE(tree.pin(iota(900, 3)));
   CHECK_FALSE(Tree::Pin());
-  s.mark_loaded({0, 6});
+  {
+    const auto nothing = tree.pin(iota(900, 3));
+    s.mark_loaded({0, 1});
+    const auto first = tree.pin(iota(0, 1));
+    CHECK(first.size() == 1);
+    CHECK(nothing.size() == 0);
+  }
+  s.mark_loaded({1, 5});
   auto pin = tree.pin(iota(0, 12));
   CHECK(pin.size() == 6);
   tree.check_invariants();

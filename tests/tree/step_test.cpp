@@ -333,6 +333,30 @@ TEST_CASE("what rests on a step that was lost counts for nothing and is computed
   b.tree.check_invariants();
 }
 
+TEST_CASE("a job that is taken over is left by the one that had it, and counted once") {
+  for (const std::size_t done : {0u, 4u}) {
+    CAPTURE(done);
+    Bench<Tree> b;
+    auto writer = b.tree.insert(iota(1, 10)), next = b.tree.insert(iota(1, 10));
+    if (done > 0) {
+      auto step = b.tree.begin_step();
+      REQUIRE(step.add(writer, done));
+      const auto finished = b.finish(std::move(step));
+    }
+    CHECK(writer.num_uncomputed() == 10 - done);
+    CHECK(next.take_over() == 10 - done);
+    CHECK(writer.num_uncomputed() == 1);  // its last token, for an output
+    CHECK(next.num_uncomputed() == 10 - done);
+    CHECK(b.tree.stats().hand_overs == 1);
+    CHECK(next.take_over() == 0);
+    CHECK(b.tree.stats().hand_overs == 1);
+    b.run({&next});
+    b.run({&writer});
+    CHECK(b.device.wrong(writer) + b.device.wrong(next) == 0);
+    b.tree.check_invariants();
+  }
+}
+
 TEST_CASE("several steps lost, in any order: every token is computed again") {
   for (const bool oldest_first : {true, false})
     for (const bool idle : {true, false}) {

@@ -322,6 +322,30 @@ TEST_CASE("Priority: the lowest goes first, then the least recently used; parent
   tree.check_invariants();
 }
 
+TEST_CASE("events say whose tokens became cache or stopped being it, and where they lie") {
+  PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 8});
+  std::vector<CacheEvent> events;
+  tree.set_event_sink([&](const CacheEvent& event) { events.push_back(event); });
+  {  // so that the next one does not begin in slot 0
+    const auto blocker = tree.insert(std::vector<int>(4, 1));
+    auto s = tree.insert(std::vector<int>(7, 2), {.name_space = {.tenant = 3}});
+    s.mark_loaded(s.loadable());
+    CHECK(events.empty());
+    s.leave();
+  }
+  REQUIRE(events.size() == 1);
+  CHECK(events[0].kind == CacheEvent::Kind::stored);
+  CHECK(events[0].name_space == Namespace{.tenant = 3});
+  CHECK(events[0].position == 0);
+  CHECK(events[0].length == 7);
+  CHECK(events[0].first_slot == 1);
+  tree.clear();
+  REQUIRE(events.size() >= 2);
+  CHECK(events.back().kind == CacheEvent::Kind::cleared);
+  for (std::size_t i = 1; i + 1 < events.size(); ++i)
+    CHECK(events[i].kind == CacheEvent::Kind::evicted);
+}
+
 TEST_CASE("only one watermark set: a leave evicts down to it, no further") {
   PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {}, Lru{{.high_watermark = 3}});
   for (int i = 0; i < 5; ++i) {

@@ -34,7 +34,8 @@ TEST_CASE("the text tree names ranges, slots, users and tokens") {
     const auto dropped = std::move(step);
   }
   CHECK(to_text(tree).find("(cached)") != std::string::npos);
-  CHECK(to_text(tree, 2).find("1 2 ...") != std::string::npos);
+  CHECK(to_text(tree, 2).find("  1 2 ...\n") != std::string::npos);
+  CHECK(to_text(tree, 0).find(")  ...\n") != std::string::npos);
 }
 
 TEST_CASE("the text tree takes the caller's words for tokens and names namespaces") {

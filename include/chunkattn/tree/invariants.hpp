@@ -58,6 +58,8 @@ class TreeInspector {
             return true;
           });
       topology_.for_each_slot(n, [&](SlotIndex s) {
+        NodeIndex& last = counted[at(s)].owner;
+        if (last == none || topology_.node(last).position < n.position) last = index;
         ++counted[at(s)].nodes;
         counted[at(s)].active += n.active() ? 1 : 0;
         counted[at(s)].pinned += n.pins > 0 ? 1 : 0;
@@ -103,6 +105,9 @@ class TreeInspector {
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       const auto index = static_cast<SlotIndex>(s);
       expect(counted[s].nodes == slots_[index].nodes, "nodes per slot", index);
+      const NodeIndex owner = slots_[index].owner;
+      expect(counted[s].nodes == 0 || owner == none || owner == counted[s].owner,
+             "nobody but the last node in a slot owns what is behind it", index);
       expect(counted[s].active == slots_[index].active, "active nodes per slot", index);
       expect(counted[s].pinned == slots_[index].pinned, "pinned nodes per slot", index);
       pinned += counted[s].pinned > 0 ? 1 : 0;
