@@ -10,8 +10,10 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string_view>
 #include <vector>
 
+#include "chunkattn/attention/options.hpp"
 #include "chunkattn/cpu/simd.hpp"
 #include "chunkattn/kv/quantized.hpp"
 #include "support/random.hpp"
@@ -236,4 +238,19 @@ TEST_CASE("quantize_row: a row that is not finite gets a NaN scale, whatever els
     CHECK(is_nan_bits(quantize_row(row.data(), 40, stored)));
     for (const std::int8_t value : stored) CHECK(value == 0);
   }
+}
+
+TEST_CASE("the instruction set in use has a name") {
+  const std::string_view name = instruction_set();
+#if defined(CHUNKATTN_FORCE_PORTABLE)
+  CHECK(name == "portable");
+#elif defined(CHUNKATTN_ISA_AVX512)
+  CHECK(name == "avx512");
+#elif defined(CHUNKATTN_ISA_AVX2)
+  CHECK(name == "avx2");
+#elif defined(CHUNKATTN_ISA_NEON)
+  CHECK(name == "neon");
+#else
+  CHECK(name == "portable");
+#endif
 }
