@@ -49,13 +49,16 @@ class Judge:
         """Programs that reach the fault: those configured for its header first, each lot by time."""
         first = next((names for pattern, names in self.config.FIRST if fnmatch.fnmatch(site.header, pattern)), [])
         reaching = [p for p in programs if number in self.reached[p.name]]
+        if not reaching:  # perhaps in a process that a test forks, which notes nothing
+            reaching = [p for p in programs if p.name in first]
         return sorted(reaching, key=lambda p: (p.name not in first, self.seconds[p.name], p.name))
 
     def judge(self, site, number, programs):
         """{"verdict", "by", "seconds"}: stops at the first program that notices."""
         begin = time.monotonic()
         order = self.order(site, number, programs)
-        verdict, by = ("survived" if order else "not reached"), None
+        reached = any(number in self.reached[p.name] for p in programs)
+        verdict, by = ("survived" if reached else "not reached"), None
         for program in order:
             limit = self.factor * self.seconds[program.name] + self.config.SLACK_SECONDS
             code, _, _ = self._start(program, {"CHUNKATTN_MUTANT": str(number)}, limit)

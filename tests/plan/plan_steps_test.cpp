@@ -113,6 +113,27 @@ TEST_CASE("rebuilds equal joins, leaves, forks and row changes") {
   }
 }
 
+TEST_CASE("a plan that is built anew holds no more than a fresh one") {
+  Tree tree(FixedAllocator(256));
+  AttentionPlan kept;
+  std::vector<Tree::Sequence> batch;
+  for (int i = 0; i < 8; ++i) {
+    batch.push_back(tree.insert(prompt_of(100, 20, i)));  // each a rebuild
+    auto step = tree.begin_step();
+    for (auto& s : batch)
+      if (s.num_uncomputed() > 0) REQUIRE(step.add(s));
+    const PlanView ours = kept.build(step);
+    AttentionPlan fresh;
+    const PlanView theirs = fresh.build(step);
+    CHECK(ours.num_pieces == theirs.num_pieces);
+    CHECK(ours.num_segments == theirs.num_segments);
+    CHECK(ours.num_rows == theirs.num_rows);
+    auto done = std::move(step).finished();
+    for (const StepRow row : done.rows()) done.commit(row, 7);
+  }
+  CHECK(kept.num_rebuilds() == 8);
+}
+
 TEST_CASE("who reads what another writes comes after it, and each position is written once") {
   PrefixTree<int, 4> tree;
   AttentionPlan plan;

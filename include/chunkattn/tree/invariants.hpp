@@ -78,6 +78,8 @@ class TreeInspector {
     expect(n.written >= 0 && n.written <= n.length, "written tokens lie within the node", index);
     expect(n.scheduled >= n.written || n.written == n.length, "what is written was scheduled",
            index);
+    expect(n.scheduled >= 0 && n.scheduled <= n.length, "scheduled tokens lie within the node",
+           index);
     expect(n.live <= parent.live && n.held <= parent.held, "counts grow towards the root", index);
     expect(n.retained == (!n.active()), "exactly the unused nodes are retained", index);
     expect(
