@@ -184,6 +184,18 @@ TEST_CASE("a step in flight that rests on a lost one does not count as having ma
   CHECK(e.content(twin, 4) == e.content(s, 4));
 }
 
+TEST_CASE("a fork of tokens that are not computed has nothing to copy") {
+  Engine e;
+  auto s = e.start({1, 2, 3});
+  auto more = e.tree.insert(std::vector<int>{9, 8, 7});
+  more.append(6);
+  auto twin = more.fork();
+  CHECK(chunkattn::detail::TreeAccess::core(e.tree).copies.all().empty());
+  auto step = e.tree.begin_step();
+  REQUIRE(step.add(more));
+  CHECK(e.plan.build(step).num_copies == 0);
+}
+
 TEST_CASE("copies of a step that ends in vain are carried by the next") {
   Engine e;
   auto s = e.start({1, 2, 3});

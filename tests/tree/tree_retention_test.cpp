@@ -342,8 +342,15 @@ TEST_CASE("events say whose tokens became cache or stopped being it, and where t
   tree.clear();
   REQUIRE(events.size() >= 2);
   CHECK(events.back().kind == CacheEvent::Kind::cleared);
-  for (std::size_t i = 1; i + 1 < events.size(); ++i)
+  std::int32_t end = 7;  // it goes slot by slot, from its end
+  for (std::size_t i = 1; i + 1 < events.size(); ++i) {
     CHECK(events[i].kind == CacheEvent::Kind::evicted);
+    CHECK(events[i].name_space == Namespace{.tenant = 3});
+    CHECK(events[i].position + events[i].length == end);
+    CHECK(events[i].first_slot == 1 + events[i].position / 4);
+    end = events[i].position;
+  }
+  CHECK(end == 0);
 }
 
 TEST_CASE("only one watermark set: a leave evicts down to it, no further") {

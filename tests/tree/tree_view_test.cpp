@@ -44,6 +44,9 @@ TEST_CASE("the text tree takes the caller's words for tokens and names namespace
   const std::string text = to_text(tree, 8, [](char c) { return std::string("<") + c + ">"; });
   CHECK(text.find("<h> <i>") != std::string::npos);
   CHECK(text.find("tenant 7, adapter 3") != std::string::npos);
+  CHECK(text.find("public") == std::string::npos);
+  auto b = tree.insert(std::vector<char>{'o', 'k'}, {.public_length = 2});
+  CHECK(to_text(tree).find(", public)") != std::string::npos);
 }
 
 TEST_CASE("the graph has one node and one edge per tree node, with quotes escaped") {

@@ -80,6 +80,8 @@ class TreeInspector {
            index);
     expect(n.scheduled >= 0 && n.scheduled <= n.length, "scheduled tokens lie within the node",
            index);
+    expect(n.writer == none || n.length == 0 || n.written < n.length,
+           "what is written has no writer", index);
     expect(n.live <= parent.live && n.held <= parent.held, "counts grow towards the root", index);
     expect(n.retained == (!n.active()), "exactly the unused nodes are retained", index);
     expect(
