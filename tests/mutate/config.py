@@ -86,17 +86,19 @@ EXCLUDED = [
          reason=AHEAD),
     dict(headers=CPU, text=r"max_burst|^burst\(|^const (auto|int) \w*burst = |Rows::packed && near|tokens\(true\)",
          reason=AHEAD),
+    dict(headers=CPU, functions=["burst_of"], reason=AHEAD),
+    dict(headers=CPU, functions=["block_logits"], text=r"^half, ", reason=AHEAD),
     dict(headers=CPU, text=r"(tile|line|whole|i) == 0[,)]", changes="==|0", reason=AHEAD),
 
     dict(calls=["item_ns"], reason=TIME),
     dict(headers=["*/schedule.hpp"], functions=["item_ns", "rows_per_block", "total_ns"], reason=TIME),
-    dict(headers=["*/schedule.hpp"], functions=["cut_items"],
+    dict(headers=["*/schedule.hpp"], functions=["cut_items", "take", "rest_of"],
          text=r"\b(few|share|target|room|fraction|tokens_ns|taken|total|work|parts|blocks|cost)\b", reason=TIME),
     dict(headers=CPU, functions=["prepare"], text=r"\b(cost\.|min_tasks|has_products)", reason=TIME),
 
     dict(headers=CPU, text=r"num_lines - tile \* tile_lines > width|\bleft >= |count > 2", operators=["comparison"],
          reason=KERNEL),
-    dict(headers=CPU, text=r"spin_limit|spin_pause|__builtin_ia32_pause", reason=KERNEL),
+    dict(headers=[*CPU, "*/base/*.hpp"], text=r"spin_limit|spin_pause|__builtin_ia32_pause", reason=KERNEL),
 
     dict(calls=["reserve"], reason=MORE),
     dict(text=r"\bcapacity\(\)", reason=MORE),

@@ -82,6 +82,8 @@ class TreeInspector {
            index);
     expect(n.writer == none || n.length == 0 || n.written < n.length,
            "what is written has no writer", index);
+    expect(n.tail_of == none || sequences_[n.tail_of].tail == index, "a tail is its sequence's",
+           index);
     expect(n.live <= parent.live && n.held <= parent.held, "counts grow towards the root", index);
     expect(n.retained == (!n.active()), "exactly the unused nodes are retained", index);
     expect(
