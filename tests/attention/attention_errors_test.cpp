@@ -106,7 +106,9 @@ TEST_CASE_FIXTURE(Fixture, "run: buffers") {
   std::vector<float> q = problem.q;
   q.pop_back();
   CHECK(contains(failure(problem.kv.view, plan, q), "q.size() = " + std::to_string(q.size())));
-  CHECK(contains(failure(problem.kv.view, plan, {}), "q.size() = 0: expected a positive multiple"));
+  CHECK(contains(failure(problem.kv.view, plan, {}),
+                 "q.size() = 0: expected a positive multiple of num_rows * head_dim = " +
+                     std::to_string(plan.num_rows) + " * 32"));
 
   q = problem.q;
   CHECK(contains(

@@ -96,7 +96,7 @@ EXCLUDED = [
          text=r"\b(few|share|target|room|fraction|tokens_ns|taken|total|work|parts|blocks|cost)\b", reason=TIME),
     dict(headers=CPU, functions=["prepare"], text=r"\b(cost\.|min_tasks|has_products)", reason=TIME),
 
-    dict(headers=CPU, text=r"num_lines - tile \* tile_lines > width|\bleft >= |count > 2", operators=["comparison"],
+    dict(headers=CPU, text=r"lines.count - tile \* tile_lines > |\bleft >= |count > 2", operators=["comparison"],
          reason=KERNEL),
     dict(headers=[*CPU, "*/base/*.hpp"], text=r"spin_limit|spin_pause|__builtin_ia32_pause", reason=KERNEL),
 
