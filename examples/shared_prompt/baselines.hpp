@@ -83,7 +83,7 @@ OwnedPlan unshared_plan(const chunkattn::PlanView& plan, int first, int count,
                             .length = kv_len,
                             .parent = -1,
                             .num_sequences = 1});
-    out.pieces.insert(out.pieces.end(), pieces.begin(), pieces.end());
+    for (const chunkattn::Piece& piece : pieces) out.pieces.push_back(piece);
     out.row_token.push_back(count == plan.num_rows ? plan.row_token[first + i] : i);
     out.row_kv_len.push_back(kv_len);
     out.row_segment.push_back(i);

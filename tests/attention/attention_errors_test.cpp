@@ -92,7 +92,7 @@ TEST_CASE_FIXTURE(Fixture, "run: the plan and the layer") {
   changed.num_slots = 1;
   CHECK(contains(failure(changed, plan, problem.q), "less than layer.num_slots, 1"));
 
-  std::vector<Piece> pieces = problem.plan.pieces;
+  Array<Piece> pieces = problem.plan.pieces;
   for (Piece& piece : pieces)
     if (piece.slot >= 0) piece.begin = 60;
   for (Piece& piece : pieces) piece.length += 10;
@@ -169,7 +169,7 @@ TEST_CASE_FIXTURE(Fixture, "write: sizes, slots and copies, before anything is s
   CHECK(contains(failure_of(plan, {static_cast<const float*>(nullptr), k.size()}, rows),
                  "k.data() = null"));
 
-  std::vector<WriteTarget> writes = problem.plan.writes;
+  Array<WriteTarget> writes = problem.plan.writes;
   writes.back() = {problem.kv.view.num_slots, 0};
   plan.writes = writes.data();
   CHECK(contains(failure_of(plan, rows, rows), "less than layer.num_slots"));

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "chunkattn/base/array.hpp"
 #include "chunkattn/cpu/walk.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
@@ -109,7 +110,7 @@ TEST_CASE("a row's path is walked from position 0 in whole blocks, however it is
         if (segment + 2 == static_cast<std::int32_t>(plan.segments.size())) ++segment;
     }
     const PlanView view = plan.view();
-    std::vector<std::int32_t> path(7, 99);
+    Array<std::int32_t> path{99, 99, 99, 99, 99, 99, 99};
     for (int row = 0; row < view.num_rows; ++row) {
       Places all;
       for (std::int32_t s = view.row_segment[row]; s >= 0; s = view.segments[s].parent) {

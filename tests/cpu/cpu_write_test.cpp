@@ -31,6 +31,28 @@ std::vector<float> rows_of(test::Random& random, const test::RandomPlan& plan) {
   return rows;
 }
 
+/// 8-bit K/V in which every byte counts.
+struct Memory8 : test::QuantizedStorage {
+  explicit Memory8(int num_slots) : QuantizedStorage(num_slots, heads, 16, dim) {}
+  void fill(test::Random& random) {
+    for (auto* values : {&k, &v})
+      for (std::int8_t& value : *values) value = static_cast<std::int8_t>(random.bits() >> 56);
+    for (auto* scales : {&k_scale, &v_scale}) random.fill(std::span(*scales));
+  }
+  void copy(const Memory8& other) {
+    k = other.k;
+    v = other.v;
+    k_scale = other.k_scale;
+    v_scale = other.v_scale;
+  }
+  void check_equal(const Memory8& other) const {
+    CHECK(k == other.k);
+    CHECK(v == other.v);
+    CHECK(k_scale == other.k_scale);
+    CHECK(v_scale == other.v_scale);
+  }
+};
+
 }  // namespace
 
 TEST_CASE("write stores every row of a batch, whatever its size") {
@@ -56,16 +78,9 @@ TEST_CASE("8-bit rows: values and scales of K and of V each in their place, noth
   test::Random random(62);
   for (int round = 0; round < test::scaled(10); ++round) {
     const test::RandomPlan plan = plan_of(random, 12, random.pick({1, 4}));
-    test::QuantizedStorage kv(plan.num_slots, heads, 16, dim);
-    for (std::int8_t& value : kv.k) value = static_cast<std::int8_t>(random.bits() >> 56);
-    for (std::int8_t& value : kv.v) value = static_cast<std::int8_t>(random.bits() >> 56);
-    random.fill(std::span(kv.k_scale));
-    random.fill(std::span(kv.v_scale));
-    test::QuantizedStorage expected(plan.num_slots, heads, 16, dim);
-    expected.k = kv.k;
-    expected.v = kv.v;
-    expected.k_scale = kv.k_scale;
-    expected.v_scale = kv.v_scale;
+    Memory8 kv(plan.num_slots), expected(plan.num_slots);
+    kv.fill(random);
+    expected.copy(kv);
     const std::vector<float> k = rows_of(random, plan), v = rows_of(random, plan);
     for (std::size_t row = 0; row < plan.writes.size(); ++row) {
       const WriteTarget to = plan.writes[row];
@@ -79,10 +94,7 @@ TEST_CASE("8-bit rows: values and scales of K and of V each in their place, noth
       }
     }
     ChunkAttention<Cpu, dim>(2).write(kv.view, plan.view(), k, v);
-    CHECK(kv.k == expected.k);
-    CHECK(kv.v == expected.v);
-    CHECK(kv.k_scale == expected.k_scale);
-    CHECK(kv.v_scale == expected.v_scale);
+    kv.check_equal(expected);
   }
 }
 
@@ -96,16 +108,9 @@ TEST_CASE("row copies: those rows of every head, and nothing beside them") {
     const RowCopy copy{plan.num_slots - 1, random.uniform(0, 16 - length), plan.num_slots - 2,
                        random.uniform(0, 16 - length), length};
     plan.copies.push_back(copy);
-    test::QuantizedStorage kv(plan.num_slots, heads, 16, dim);
-    for (std::int8_t& value : kv.k) value = static_cast<std::int8_t>(random.bits() >> 56);
-    for (std::int8_t& value : kv.v) value = static_cast<std::int8_t>(random.bits() >> 56);
-    random.fill(std::span(kv.k_scale));
-    random.fill(std::span(kv.v_scale));
-    test::QuantizedStorage expected(plan.num_slots, heads, 16, dim);
-    expected.k = kv.k;
-    expected.v = kv.v;
-    expected.k_scale = kv.k_scale;
-    expected.v_scale = kv.v_scale;
+    Memory8 kv(plan.num_slots), expected(plan.num_slots);
+    kv.fill(random);
+    expected.copy(kv);
     const KvView<std::int8_t>& view = expected.view;
     for (int head = 0; head < heads; ++head) {
       for (int t = 0; t < length; ++t) {
@@ -122,10 +127,7 @@ TEST_CASE("row copies: those rows of every head, and nothing beside them") {
     }
     const std::vector<float> rows = rows_of(random, plan);
     ChunkAttention<Cpu, dim>(2).write(kv.view, plan.view(), rows, rows);
-    CHECK(kv.k == expected.k);
-    CHECK(kv.v == expected.v);
-    CHECK(kv.k_scale == expected.k_scale);
-    CHECK(kv.v_scale == expected.v_scale);
+    kv.check_equal(expected);
   }
 }
 

@@ -17,6 +17,10 @@
 using namespace chunkattn;
 using test::Random;
 
+// Not under the classes themselves, where every program would pay for instantiating them.
+static_assert(SlotOwner<PrefixTree<int>> && PlacedSequence<PrefixTree<int>::Sequence>);
+static_assert(KvProvider<KvCache<Cpu, float>>);
+
 namespace {
 
 template <class T>

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -17,6 +16,7 @@
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
+using test::iota;
 using test::refused;
 
 namespace {
@@ -24,12 +24,6 @@ namespace {
 using Tree = PrefixTree<int, 8, PoolAllocator, Priority>;
 using Cache = KvCache<Cpu, float>;
 constexpr KvCacheOptions geometry{.num_layers = 2, .num_kv_heads = 1, .head_dim = 8};
-
-std::vector<int> iota(int first, std::size_t n) {
-  std::vector<int> tokens(n);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
 
 /// Puts K/V in place at a range, with a mark of who did.
 void put(Tree::Sequence& s, TokenRange range, Cache& cache, float who) {

@@ -115,8 +115,6 @@ EXPLAINED = [
          reason=NEVER + ": a handle is emptied when its sequence leaves"),
     dict(header="*tree/shared_tree.hpp", original="number = threads.fetch_add(1", becomes="(1 - 1)",
          reason=CHOICE + ": numbers from 0, of which the first is drawn twice"),
-    dict(header="*tree/departures.hpp", original="if (had_copies || stats_.live_sequences == 0)", becomes="!= 0",
-         reason=CHOICE + ": what waits goes when the step that it waits for ends"),
     dict(header="*tree/prefixes.hpp", original="space.is_public ? 2 : 1", becomes="",
          reason=CHOICE + ": a hash only proposes, the name spaces are compared"),
     dict(header="*tree/core.hpp", original="unwritten <= few_tokens ?", becomes="unwritten < few_tokens",

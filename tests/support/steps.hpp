@@ -1,8 +1,9 @@
-// Short ways to run steps of a tree in tests, and the text of a refusal.
+// Short ways to name tokens and run steps of a tree in tests, and the text of a refusal.
 #pragma once
 
 #include <cstddef>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -14,6 +15,13 @@
 namespace test {
 
 inline constexpr std::size_t no_limit = std::numeric_limits<std::size_t>::max();
+
+/// n tokens, counting up from `first`.
+inline std::vector<int> iota(int first, std::size_t n) {
+  std::vector<int> tokens(n);
+  std::iota(tokens.begin(), tokens.end(), first);
+  return tokens;
+}
 
 /// what() of the InvalidArgument that f throws.
 template <class F>

@@ -7,7 +7,6 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -19,16 +18,11 @@
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
+using test::iota;
 
 namespace {
 
 using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
-
-std::vector<int> iota(int first, std::size_t n) {
-  std::vector<int> tokens(n);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
 
 /// Destroys it on another thread.
 template <class T>

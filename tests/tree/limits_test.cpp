@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +16,7 @@
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
+using test::iota;
 using test::refused;
 
 namespace {
@@ -25,12 +25,6 @@ using Tree = PrefixTree<int, 4>;
 using Cache = KvCache<Cpu, float>;
 constexpr KvCacheOptions geometry{.num_layers = 2, .num_kv_heads = 1, .head_dim = 8};
 constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
-
-std::vector<int> iota(int first, std::size_t n) {
-  std::vector<int> tokens(n);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
 
 bool starts(const std::string& text, const std::string& with) {
   if (text.find(with) != 0) MESSAGE("the text was: " << text);

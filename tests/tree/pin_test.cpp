@@ -3,7 +3,6 @@
 
 #include <climits>
 #include <cstddef>
-#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -16,16 +15,11 @@
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
+using test::iota;
 
 namespace {
 
 using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
-
-std::vector<int> iota(int first, std::size_t n) {
-  std::vector<int> tokens(n);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
 
 /// Joins, computes everything and leaves.
 template <class AnyTree>

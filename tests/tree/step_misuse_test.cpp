@@ -2,7 +2,6 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -13,6 +12,7 @@
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
+using test::iota;
 using test::refused;
 
 namespace {
@@ -25,12 +25,6 @@ static_assert(!std::is_copy_constructible_v<Tree::InFlight> &&
 static_assert(!std::is_copy_constructible_v<Tree::Finished> &&
               !std::is_copy_assignable_v<Tree::Finished>);
 static_assert(!std::is_convertible_v<PlanView, LiveView>);
-
-std::vector<int> iota(int first, std::size_t n) {
-  std::vector<int> tokens(n);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
 
 bool starts(const std::string& text, const char* with) {
   CAPTURE(text);

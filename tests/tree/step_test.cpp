@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <initializer_list>
-#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -15,17 +14,12 @@
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
+using test::iota;
 
 namespace {
 
 using Tree = PrefixTree<int, 4>;
 using CachingTree = PrefixTree<int, 4, PoolAllocator, Lru>;
-
-std::vector<int> iota(int first, std::size_t n) {
-  std::vector<int> tokens(n);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
 
 /// A tree, its device and a plan.
 template <class T>
@@ -190,6 +184,60 @@ TEST_CASE("what a dropped step was to write is nobody's to read") {
     CHECK(b.device.wrong(third) == 0);
     CHECK(twin.num_written() == 10);
   }
+}
+
+TEST_CASE("the last to leave takes along copies whose step was lost") {
+  Bench<PrefixTree<int, 16>> b;
+  auto other = b.tree.insert(iota(100, 3));
+  auto s = b.tree.insert(iota(1, 6));
+  for (int i = 0; i < 4; ++i) b.run({&s});  // a fork copies the K/V of three outputs
+  auto twin = s.fork();
+  CHECK(b.tree.stats().copied_tokens == 3);
+  auto step = b.tree.begin_step();
+  CHECK(step.add(twin));
+  std::optional<PrefixTree<int, 16>::InFlight> lost = b.submit(std::move(step));
+  step = b.tree.begin_step();
+  CHECK(step.add(other));
+  auto flight = b.submit(std::move(step));  // its plan does not carry the copy once more
+  lost.reset();
+  twin.leave();
+  s.leave();
+  b.device.run_all();
+  {
+    const auto done = std::move(flight).finished();
+  }
+  CHECK(b.tree.stats().leaving_sequences == 2);  // the copy is still to be made, for all we know
+  other.leave();
+  CHECK(b.tree.stats().leaving_sequences == 0);
+  CHECK(b.tree.stats().used_slots == 0);
+  b.tree.check_invariants();
+}
+
+TEST_CASE("what nobody is left to write has no writer, though a step still holds it") {
+  Bench<Tree> b;
+  auto first = b.tree.insert(iota(1, 20));
+  std::vector<int> branch = iota(1, 8);
+  branch.push_back(90);
+  auto other = b.tree.insert(branch);  // now first's prompt is 8 tokens and 12
+  auto step = b.tree.begin_step();
+  CHECK(step.add(first, 3));
+  auto flight = b.submit(std::move(step));
+  auto second = b.tree.insert(iota(1, 20));
+  CHECK(second.take_over() == 12);  // not the 8: a step is at them
+  first.leave();
+  second.leave();
+  b.tree.check_invariants();
+  auto stranger = b.tree.insert(iota(50, 6));
+  auto third = b.tree.insert(iota(1, 20));
+  {
+    b.device.run_all();
+    const auto done = std::move(flight).finished();
+  }
+  b.tree.check_invariants();
+  b.run({&other, &third, &stranger});
+  CHECK(third.num_written() == 20);
+  CHECK(b.device.wrong(third) == 0);
+  CHECK(b.device.wrong_reads() == 0);
 }
 
 TEST_CASE("a step that is assigned over is cancelled, one in flight is abandoned") {

@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <map>
 #include <new>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,16 +16,12 @@
 #include "chunkattn/plan/attention_plan.hpp"
 #include "chunkattn/tree/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
+#include "tests/support/steps.hpp"
 
 using namespace chunkattn;
+using test::iota;
 
 namespace {
-
-std::vector<int> iota(int first, std::size_t n) {
-  std::vector<int> tokens(n);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
 
 /// All that a handle says.
 struct Said {

@@ -13,7 +13,6 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -25,14 +24,9 @@
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
+using test::iota;
 
 namespace {
-
-std::vector<int> iota(int first, std::size_t n) {
-  std::vector<int> tokens(n);
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
 
 /// Joins, computes everything and leaves.
 template <class Tree>

@@ -59,6 +59,9 @@
 
 #define CHUNKATTN_INLINE inline __attribute__((always_inline))
 
+// What runs once, or on failure only: compiled for size, as is what leads to it.
+#define CHUNKATTN_COLD __attribute__((cold, noinline))
+
 // Asks for a cache line ahead of its use; harmless for any address.
 #define CHUNKATTN_PREFETCH(address) __builtin_prefetch(address)
 #define CHUNKATTN_PREFETCH_WRITE(address) __builtin_prefetch(address, 1)

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -12,6 +13,59 @@
 #include "config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// A piece of a message: text or a number. Call sites only list pieces; what puts them together is
+/// compiled once, for size.
+class MessagePart {
+ public:
+  MessagePart(const char* text) : text_(text) {}
+  MessagePart(std::string_view text) : text_(text) {}
+  MessagePart(const std::string& text) : text_(text) {}
+  MessagePart(const void* pointer) : text_(pointer == nullptr ? "null" : "non-null") {}
+  MessagePart(int number) : MessagePart(static_cast<long long>(number)) {}
+  MessagePart(long number) : MessagePart(static_cast<long long>(number)) {}
+  MessagePart(long long number) : kind_(Kind::integer), integer_(number) {}
+  MessagePart(unsigned number) : MessagePart(static_cast<unsigned long long>(number)) {}
+  MessagePart(unsigned long number) : MessagePart(static_cast<unsigned long long>(number)) {}
+  MessagePart(unsigned long long number) : kind_(Kind::count), count_(number) {}
+  MessagePart(double number) : kind_(Kind::real), real_(number) {}
+
+  CHUNKATTN_COLD void append_to(std::string& message) const {
+    switch (kind_) {
+      case Kind::text:
+        message += text_;
+        break;
+      case Kind::integer:
+        message += std::to_string(integer_);
+        break;
+      case Kind::count:
+        message += std::to_string(count_);
+        break;
+      case Kind::real:
+        message += std::to_string(real_);
+    }
+  }
+
+ private:
+  enum class Kind { text, integer, count, real };
+
+  Kind kind_ = Kind::text;
+  std::string_view text_;
+  long long integer_ = 0;
+  unsigned long long count_ = 0;
+  double real_ = 0;
+};
+using MessageParts = std::initializer_list<MessagePart>;
+
+CHUNKATTN_COLD inline std::string joined(MessageParts pieces) {
+  std::string message;
+  for (const MessagePart& piece : pieces) piece.append_to(message);
+  return message;
+}
+
+}  // namespace detail
 
 /// Where a check stands in the library's source; filled in by the compiler at the call.
 struct SourceLocation {
@@ -55,11 +109,10 @@ class InvalidArgument : public Error {
 class OutOfChunks : public Error {
  public:
   /// All in slots.
-  OutOfChunks(std::size_t asked, std::size_t available, std::size_t capacity,
-              SourceLocation where = SourceLocation::current())
-      : Error("out of chunks: asked for " + std::to_string(asked) + ", " +
-                  std::to_string(available) + " available of " + std::to_string(capacity) +
-                  "; wait for a sequence to leave, or raise max_chunks",
+  CHUNKATTN_COLD OutOfChunks(std::size_t asked, std::size_t available, std::size_t capacity,
+                             SourceLocation where = SourceLocation::current())
+      : Error(detail::joined({"out of chunks: asked for ", asked, ", ", available, " available of ",
+                              capacity, "; wait for a sequence to leave, or raise max_chunks"}),
               where),
         asked_(asked),
         available_(available),
@@ -82,11 +135,9 @@ class DeviceError : public Error {
   /// \param call  the runtime's function
   /// \param code  its result
   /// \param text  the runtime's own words for it
-  DeviceError(std::string_view call, int code, std::string_view text,
-              SourceLocation where = SourceLocation::current())
-      : Error(std::string(call) + " failed with code " + std::to_string(code) + " (" +
-                  std::string(text) + ")",
-              where),
+  CHUNKATTN_COLD DeviceError(std::string_view call, int code, std::string_view text,
+                             SourceLocation where = SourceLocation::current())
+      : Error(detail::joined({call, " failed with code ", code, " (", text, ")"}), where),
         code_(code) {}
 
   /// The runtime's error code.
@@ -112,7 +163,7 @@ inline FailureHandler& failure_handler_slot() noexcept {
 }
 
 template <class E>
-[[noreturn]] void fail(const E& error) {
+[[noreturn]] CHUNKATTN_COLD void fail(const E& error) {
   static_assert(std::is_base_of_v<Error, E>, "only the chunkattn::Error family is thrown");
 #if CHUNKATTN_EXCEPTIONS
   throw error;
@@ -122,38 +173,30 @@ template <class E>
 #endif
 }
 
-inline std::string to_text(const char* value) {
-  return value;
-}
-inline std::string to_text(std::string_view value) {
-  return std::string(value);
-}
-inline std::string to_text(const std::string& value) {
-  return value;
-}
-inline std::string to_text(const void* value) {
-  return value == nullptr ? "null" : "non-null";
-}
-template <class T>
-  requires std::is_arithmetic_v<T>
-std::string to_text(T value) {
-  return std::to_string(value);
-}
-
 /// Throws InvalidArgument "argument = value: expected ...".
-template <class Value>
-[[noreturn]] void fail_argument(std::string_view argument, const Value& value,
-                                std::string_view expected,
-                                SourceLocation where = SourceLocation::current()) {
-  fail(InvalidArgument(
-      std::string(argument) + " = " + to_text(value) + ": expected " + std::string(expected),
-      where));
+[[noreturn]] CHUNKATTN_COLD inline void fail_argument(
+    std::string_view argument, MessagePart value, MessageParts expected,
+    SourceLocation where = SourceLocation::current()) {
+  fail(InvalidArgument(joined({argument, " = ", value, ": expected "}) + joined(expected), where));
+}
+[[noreturn]] CHUNKATTN_COLD inline void fail_argument(
+    std::string_view argument, MessagePart value, std::string_view expected,
+    SourceLocation where = SourceLocation::current()) {
+  fail_argument(argument, value, {expected}, where);
 }
 
 /// Checks one argument. `expected` completes the sentence "expected ...".
 template <class Value>
-void check_argument(bool ok, std::string_view argument, const Value& value,
-                    std::string_view expected, SourceLocation where = SourceLocation::current()) {
+CHUNKATTN_INLINE void check_argument(bool ok, std::string_view argument, const Value& value,
+                                     std::string_view expected,
+                                     SourceLocation where = SourceLocation::current()) {
+  if (!ok) [[unlikely]]
+    fail_argument(argument, value, expected, where);
+}
+template <class Value>
+CHUNKATTN_INLINE void check_argument(bool ok, std::string_view argument, const Value& value,
+                                     MessageParts expected,
+                                     SourceLocation where = SourceLocation::current()) {
   if (!ok) [[unlikely]]
     fail_argument(argument, value, expected, where);
 }

@@ -56,9 +56,9 @@ class ThreadPool {
     } catch (const std::exception& error) {
       const std::size_t started = threads_.size();
       stop();
-      detail::fail(Error("num_threads = " + std::to_string(num_threads) +
-                         ": expected no more than the system allows, thread " +
-                         std::to_string(started + 2) + " could not be started: " + error.what()));
+      detail::fail(Error(detail::joined({"num_threads = ", num_threads,
+                                         ": expected no more than the system allows, thread ",
+                                         started + 2, " could not be started: ", error.what()})));
     }
 #else
     start(extra);

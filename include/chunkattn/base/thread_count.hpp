@@ -25,7 +25,7 @@ inline constexpr int no_quota = std::numeric_limits<int>::max();
 
 /// Takes the number that `text` begins with, after blanks, out of it; 0 if there is none or it is
 /// negative or beyond any quota.
-inline std::int64_t take_number(std::string_view& text) {
+CHUNKATTN_COLD inline std::int64_t take_number(std::string_view& text) {
   text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
   std::int64_t number = 0;
   for (; !text.empty() && text[0] >= '0' && text[0] <= '9'; text.remove_prefix(1)) {
@@ -44,27 +44,31 @@ inline int quota_threads(std::int64_t quota, std::int64_t period) {
 
 /// \param cpu_max  what the file cpu.max of a cgroup (version 2) holds: "max 100000",
 ///                 "150000 100000", or nothing
-inline int quota_of_v2(std::string_view cpu_max) {
+CHUNKATTN_COLD inline int quota_of_v2(std::string_view cpu_max) {
   const std::int64_t quota = take_number(cpu_max);
   return quota_threads(quota, take_number(cpu_max));
 }
 
 /// \param cfs_quota_us, cfs_period_us  what the files cpu.cfs_* of a cgroup (version 1) hold
-inline int quota_of_v1(std::string_view cfs_quota_us, std::string_view cfs_period_us) {
+CHUNKATTN_COLD inline int quota_of_v1(std::string_view cfs_quota_us,
+                                      std::string_view cfs_period_us) {
   return quota_threads(take_number(cfs_quota_us), take_number(cfs_period_us));
 }
 
 /// The tightest quota of this process' cgroup and those above it.
 /// \param read  read(path) gives what a file holds, "" if there is none
 template <class Read>
-int cgroup_quota(const Read& read) {
+CHUNKATTN_COLD int cgroup_quota(const Read& read) {
   int least = no_quota;
   // Quotas of the group at `path` below `mount` and of its ancestors. A container may see its own
   // group as the root.
-  const auto walk = [&](const std::string& mount, std::string_view path, auto&& quota) {
+  const auto walk = [&](const std::string& mount, std::string_view path, bool is_v2) {
     for (;; path = path.substr(0, path.rfind('/'))) {
       if (path == "/") path = "";
-      least = std::min(least, quota(mount + std::string(path) + '/'));
+      const std::string group = mount + std::string(path) + '/';
+      least = std::min(least, is_v2 ? quota_of_v2(read(group + "cpu.max"))
+                                    : quota_of_v1(read(group + "cpu.cfs_quota_us"),
+                                                  read(group + "cpu.cfs_period_us")));
       if (path.empty()) return;
     }
   };
@@ -78,21 +82,17 @@ int cgroup_quota(const Read& read) {
     const std::string controllers(line.substr(first + 1, second - first - 1));
     const std::string_view path = line.substr(second + 1);
     if (controllers.empty()) {
-      walk("/sys/fs/cgroup", path,
-           [&](const std::string& group) { return quota_of_v2(read(group + "cpu.max")); });
+      walk("/sys/fs/cgroup", path, true);
     } else if ((',' + controllers + ',').find(",cpu,") != std::string::npos) {
-      const auto quota = [&](const std::string& group) {
-        return quota_of_v1(read(group + "cpu.cfs_quota_us"), read(group + "cpu.cfs_period_us"));
-      };
-      walk("/sys/fs/cgroup/" + controllers, path, quota);
-      if (controllers != "cpu") walk("/sys/fs/cgroup/cpu", path, quota);
+      walk("/sys/fs/cgroup/" + controllers, path, false);
+      if (controllers != "cpu") walk("/sys/fs/cgroup/cpu", path, false);
     }
   }
   return least;
 }
 
 /// What a file holds; "" where it cannot be read.
-inline std::string read_file(const std::string& path) {
+CHUNKATTN_COLD inline std::string read_file(const std::string& path) {
   std::string text;
   if (std::FILE* const file = std::fopen(path.c_str(), "r")) {
     char buffer[1024];
@@ -104,7 +104,7 @@ inline std::string read_file(const std::string& path) {
 }
 
 /// CPUs that the calling thread may run on, at least 1.
-inline int usable_cpus() {
+CHUNKATTN_COLD inline int usable_cpus() {
 #if defined(__linux__) && defined(CPU_ALLOC)
   for (int cpus = 1024; cpus <= 1 << 20; cpus *= 2) {  // too small a set is refused
     cpu_set_t* const set = CPU_ALLOC(cpus);
@@ -119,7 +119,7 @@ inline int usable_cpus() {
 }
 
 /// Threads of a pool whose caller names no number.
-inline int default_threads() {
+CHUNKATTN_COLD inline int default_threads() {
 #if defined(__linux__)
   return std::min(usable_cpus(), cgroup_quota(&read_file));
 #else

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <ranges>
+#include <iterator>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -16,14 +16,17 @@
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {
 
-/// A contiguous range of float, half or bfloat16.
+/// A contiguous range of float, half or bfloat16: what std::data() and std::size() take. (The
+/// concepts of <ranges> would cost whoever includes this 8 % of the compile time.)
 template <class R>
-concept QoRange = std::ranges::contiguous_range<R> && std::ranges::sized_range<R> &&
-                  QoElement<std::ranges::range_value_t<R>>;
+concept QoRange = requires(R& range) {
+  std::size(range);
+  requires QoElement<std::remove_cvref_t<decltype(*std::data(range))>>;
+};
 
 template <class R>
 [[nodiscard]] auto span_of(R&& range) noexcept {
-  return std::span(std::ranges::data(range), std::ranges::size(range));
+  return std::span(std::data(range), std::size(range));
 }
 
 /// `view` can be read for `plan` with this head_dim. Where a slot lies is checked apart.
@@ -34,11 +37,11 @@ void check_view(const KvView<T>& view, const PlanView& plan, int head_dim) {
                  "at least one query row: add() a sequence to the step and build() the plan");
   if (view.head_dim != head_dim) [[unlikely]]  // messages are put together only on failure
     detail::fail_argument("layer.head_dim", view.head_dim,
-                          "the HeadDim of ChunkAttention, " + std::to_string(head_dim));
+                          {"the HeadDim of ChunkAttention, ", head_dim});
   check_argument(view.num_kv_heads > 0, "layer.num_kv_heads", view.num_kv_heads, "at least 1");
   if (view.chunk_size != plan.chunk_size) [[unlikely]]
     detail::fail_argument("layer.chunk_size", view.chunk_size,
-                          "the plan's chunk size, " + std::to_string(plan.chunk_size));
+                          {"the plan's chunk size, ", plan.chunk_size});
   check_argument(view.k != nullptr || view.k_slabs != nullptr, "layer.k",
                  static_cast<const void*>(view.k), "memory of K");
   check_argument(view.v != nullptr || view.v_slabs != nullptr, "layer.v",
@@ -65,12 +68,12 @@ void check_pieces(const KvView<T>& view, const PlanView& plan) {
     for (int p = 0; p < segment.piece_count; ++p) {
       if (piece[p].slot < 0 || piece[p].slot >= view.num_slots) [[unlikely]]
         detail::fail_argument("plan's slot", piece[p].slot,
-                              "less than layer.num_slots, " + std::to_string(view.num_slots) +
-                                  ": take the layer's view after the step is built");
+                              {"less than layer.num_slots, ", view.num_slots,
+                               ": take the layer's view after the step is built"});
       if (piece[p].begin < 0 || piece[p].length < 0 ||
           piece[p].begin > view.chunk_size - piece[p].length) [[unlikely]]
         detail::fail_argument("plan's piece end", piece[p].begin + piece[p].length,
-                              "at most layer.chunk_size, " + std::to_string(view.chunk_size));
+                              {"at most layer.chunk_size, ", view.chunk_size});
     }
   }
 }
@@ -81,8 +84,8 @@ void check_writes(const KvView<T>& view, const PlanView& plan) {
   const auto check_slot = [&](SlotIndex slot) {
     if (slot < 0 || slot >= view.num_slots) [[unlikely]]
       detail::fail_argument("plan's slot", slot,
-                            "less than layer.num_slots, " + std::to_string(view.num_slots) +
-                                ": take the layer's view after the step is built");
+                            {"less than layer.num_slots, ", view.num_slots,
+                             ": take the layer's view after the step is built"});
   };
   const auto fits = [&](int begin, int length) {
     return begin >= 0 && length >= 0 && begin <= view.chunk_size - length;
@@ -108,10 +111,9 @@ void check_writes(const KvView<T>& view, const PlanView& plan) {
 inline void check_size(const char* name, const void* data, std::size_t size, std::size_t expected,
                        const char* shape) {
   if (size != expected) [[unlikely]]
-    detail::fail_argument(std::string(name) + ".size()", size,
-                          std::string(shape) + " = " + std::to_string(expected));
+    detail::fail_argument(detail::joined({name, ".size()"}), size, {shape, " = ", expected});
   if (data == nullptr) [[unlikely]]
-    detail::fail_argument(std::string(name) + ".data()", data, "memory");
+    detail::fail_argument(detail::joined({name, ".data()"}), data, "memory");
 }
 
 }  // namespace cpu

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,6 +21,7 @@
 
 #include "../attention/options.hpp"
 #include "../attention/state.hpp"
+#include "../base/array.hpp"
 #include "../base/concepts.hpp"
 #include "../base/executor.hpp"
 #include "block.hpp"
@@ -80,12 +82,12 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     const std::size_t expected =
         static_cast<std::size_t>(view.num_rows) * static_cast<std::size_t>(heads) * HeadDim;
     constexpr const char* shape = "num_rows * num_kv_heads * head_dim";
-    cpu::check_size("k", std::ranges::data(k), std::ranges::size(k), expected, shape);
-    cpu::check_size("v", std::ranges::data(v), std::ranges::size(v), expected, shape);
+    cpu::check_size("k", std::data(k), std::size(k), expected, shape);
+    cpu::check_size("v", std::data(v), std::size(v), expected, shape);
     cpu::check_writes(layer, view);
 
-    const auto* const k_rows = std::ranges::data(k);
-    const auto* const v_rows = std::ranges::data(v);
+    const auto* const k_rows = std::data(k);
+    const auto* const v_rows = std::data(v);
     if (view.num_copies > 0) {
       executor_->parallel_for(heads, [&](int head) {
         for (int c = 0; c < view.num_copies; ++c)
@@ -130,9 +132,8 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     const int num_qo_heads = detail::count_qo_heads(query.size(), view.num_rows, HeadDim);
     cpu::check_size("q", query.data(), query.size(), query.size(), "");
     if (num_qo_heads % layer.num_kv_heads != 0) [[unlikely]]
-      detail::fail_argument(
-          "num_qo_heads", num_qo_heads,
-          "a multiple of layer.num_kv_heads, " + std::to_string(layer.num_kv_heads));
+      detail::fail_argument("num_qo_heads", num_qo_heads,
+                            {"a multiple of layer.num_kv_heads, ", layer.num_kv_heads});
     cpu::check_size("out", result.data(), result.size(), query.size(), "q.size()");
     detail::check_argument(lse.empty() || lse.size() == query.size() / HeadDim, "lse.size()",
                            lse.size(), "0 or num_rows * num_qo_heads");
@@ -273,7 +274,7 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   // Some heads of a row, by itself, in blocks that begin at multiples of block_tokens.
   template <class T, class X, class Y>
   void run_row(const Call<T, X, Y>& call, const cpu::Task& task, State& state,
-               std::vector<std::int32_t>& path) noexcept {
+               Array<std::int32_t>& path) noexcept {
     const cpu::TaskLines lines{task.job, task.job + 1, task.head_begin, task.head_end, call.group};
     cpu::PathWalk walk(call.plan, task.job, path);
     Prefetcher<T, cpu::PathWalk> ahead(call.kv, task.head_begin, task.head_end,
@@ -458,7 +459,7 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   cpu::Schedule schedule_;
   cpu::TaskQueue tasks_;
   std::vector<State> workers_;
-  std::vector<std::vector<std::int32_t>> paths_;  // per worker, for Reduce::batch_invariant
+  std::vector<Array<std::int32_t>> paths_;  // per worker, for Reduce::batch_invariant
   Partials partials_;
 };
 

@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "../attention/state.hpp"
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../base/spin_lock.hpp"
 #include "block.hpp"
@@ -155,7 +155,7 @@ class PartialResults {
                      static_cast<std::size_t>(kv_head)];
   }
 
-  std::vector<float> memory_;
+  Array<float> memory_;
   std::unique_ptr<Meeting[]> meetings_;
   std::size_t num_meetings_ = 0;
   std::int64_t rows_per_head_ = 0;

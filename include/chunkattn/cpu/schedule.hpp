@@ -15,8 +15,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../plan/view.hpp"
 
@@ -110,9 +110,9 @@ class Schedule {
     cut_items();
   }
 
-  [[nodiscard]] const std::vector<WorkItem>& items() const noexcept { return unit_items_; }
-  [[nodiscard]] const std::vector<Unit>& units() const noexcept { return units_; }
-  [[nodiscard]] const std::vector<RowBlock>& row_blocks() const noexcept { return row_blocks_; }
+  [[nodiscard]] const Array<WorkItem>& items() const noexcept { return unit_items_; }
+  [[nodiscard]] const Array<Unit>& units() const noexcept { return units_; }
+  [[nodiscard]] const Array<RowBlock>& row_blocks() const noexcept { return row_blocks_; }
   /// Rows of partial results per KV head, all units that need merging together.
   [[nodiscard]] std::int64_t num_partial_rows() const noexcept { return num_partial_rows_; }
   /// Items of segments that several sequences have in common: 0 if nothing is shared.
@@ -312,10 +312,10 @@ class Schedule {
   }
 
   ScheduleOptions options_;
-  std::vector<std::int32_t> visible_, block_items_, fill_;
-  std::vector<WorkItem> items_, unit_items_;
-  std::vector<RowBlock> row_blocks_;
-  std::vector<Unit> units_;
+  Array<std::int32_t> visible_, block_items_, fill_;
+  Array<WorkItem> items_, unit_items_;
+  Array<RowBlock> row_blocks_;
+  Array<Unit> units_;
   std::int64_t num_partial_rows_ = 0;
   int max_block_rows_ = 0;
   int num_shared_items_ = 0;

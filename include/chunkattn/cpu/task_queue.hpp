@@ -6,8 +6,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
@@ -42,19 +42,7 @@ class TaskQueue {
     threads_ = threads;
     jobs_.resize(static_cast<std::size_t>(num_jobs));
     for (int j = 0; j < num_jobs; ++j) jobs_[static_cast<std::size_t>(j)] = {size(j), j, 0, 0};
-    std::sort(jobs_.begin(), jobs_.end(), [](const Job& a, const Job& b) {
-      return a.size.cost != b.size.cost ? a.size.cost > b.size.cost : a.index < b.index;
-    });
-    size_ = 0;
-    for (Job& job : jobs_) {
-      job.begin = size_;
-      size_ += num_heads * job.size.parts;
-    }
-    double left = 0;
-    for (std::size_t j = jobs_.size(); j-- > 0;) {
-      left += jobs_[j].size.cost * num_heads;
-      jobs_[j].left = left;
-    }
+    line_up();
   }
 
   /// Jobs times heads times parts: no more tasks than this.
@@ -83,6 +71,23 @@ class TaskQueue {
     double left;         // cost of this job and all that follow, all heads
   };
 
+  // Puts the jobs in the order in which they are handed out.
+  void line_up() {
+    std::sort(jobs_.begin(), jobs_.end(), [](const Job& a, const Job& b) {
+      return a.size.cost != b.size.cost ? a.size.cost > b.size.cost : a.index < b.index;
+    });
+    size_ = 0;
+    for (Job& job : jobs_) {
+      job.begin = size_;
+      size_ += num_heads_ * job.size.parts;
+    }
+    double left = 0;
+    for (std::size_t j = jobs_.size(); j-- > 0;) {
+      left += jobs_[j].size.cost * num_heads_;
+      jobs_[j].left = left;
+    }
+  }
+
   // The task that begins at part `at`, counted over all heads; returns how many parts it has.
   int choose(const Job& job, int at, Task& task) const noexcept {
     const int parts = job.size.parts;
@@ -106,7 +111,7 @@ class TaskQueue {
     return count;
   }
 
-  std::vector<Job> jobs_;
+  Array<Job> jobs_;
   int size_ = 0;
   int num_heads_ = 1;
   int threads_ = 1;

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../plan/view.hpp"
 #include "schedule.hpp"
@@ -102,7 +102,7 @@ class PathWalk {
  public:
   /// Writes the row's segments, leaf first, to `path`, which must have room for them. This walk and
   /// its copies read it.
-  PathWalk(const PlanView& plan, int row, std::vector<std::int32_t>& path) noexcept
+  PathWalk(const PlanView& plan, int row, Array<std::int32_t>& path) noexcept
       : plan_(plan), path_(path), row_(row), kv_len_(plan.row_kv_len[row]) {
     path.clear();
     for (std::int32_t s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent)
@@ -140,7 +140,7 @@ class PathWalk {
   }
 
   const PlanView& plan_;
-  const std::vector<std::int32_t>& path_;
+  const Array<std::int32_t>& path_;
   std::size_t to_walk_;  // segments of the path
   int row_;
   std::int32_t kv_len_;

@@ -253,7 +253,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     if (options_.workspace == nullptr) return needed;
     detail::check_argument(options_.workspace_bytes >= needed, "options.workspace_bytes",
                            options_.workspace_bytes,
-                           "at least workspace_size(limits) = " + std::to_string(needed));
+                           {"at least workspace_size(limits) = ", needed});
     detail::check_argument(reinterpret_cast<std::uintptr_t>(options_.workspace) % 256 == 0,
                            "options.workspace", options_.workspace, "256-byte alignment");
     return 0;
@@ -262,10 +262,9 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   template <class T>
   void check_layer(const KvView<T>& layer) {
     detail::check_argument(layer.head_dim == HeadDim, "layer.head_dim", layer.head_dim,
-                           "HeadDim = " + std::to_string(HeadDim));
+                           {"HeadDim = ", HeadDim});
     detail::check_argument(layer.num_kv_heads == limits_.num_kv_heads, "layer.num_kv_heads",
-                           layer.num_kv_heads,
-                           "limits.num_kv_heads = " + std::to_string(limits_.num_kv_heads));
+                           layer.num_kv_heads, {"limits.num_kv_heads = ", limits_.num_kv_heads});
     detail::check_argument(
         layer.stride_token % 8 == 0 && layer.stride_head % 8 == 0 && layer.stride_slot % 8 == 0,
         "layer strides", layer.stride_token, "multiples of 8 elements");
@@ -280,14 +279,13 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   }
   static void check_size(const char* name, std::size_t size, std::size_t expected) {
     detail::check_argument(size == expected, name, size,
-                           "num_rows * heads * head_dim = " + std::to_string(expected));
+                           {"num_rows * heads * head_dim = ", expected});
   }
 
   void check_pointer(const char* name, const void* pointer, std::size_t alignment = 16) {
     detail::check_argument(pointer != nullptr, name, pointer, "device memory");
     detail::check_argument(reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0, name,
-                           pointer,
-                           "an address that is a multiple of " + std::to_string(alignment));
+                           pointer, {"an address that is a multiple of ", alignment});
     if (!options_.check_pointers) return;
     for (const void* known : known_pointers_)
       if (known == pointer) return;
@@ -298,7 +296,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
         attributes.type != cudaMemoryTypeUnregistered && attributes.devicePointer != nullptr, name,
         pointer, "device memory, this is host memory");
     detail::check_argument(attributes.type != cudaMemoryTypeDevice || attributes.device == device_,
-                           name, attributes.device, "memory of device " + std::to_string(device_));
+                           name, attributes.device, {"memory of device ", device_});
     known_pointers_[next_pointer_++ % known_pointers_.size()] = pointer;
   }
 
@@ -310,8 +308,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
 #else  // older runtimes do not tell: the current device is the best guess
     cuda_detail::check_cuda(cudaGetDevice(&device), "cudaGetDevice");
 #endif
-    detail::check_argument(device == device_, "stream", device,
-                           "a stream of device " + std::to_string(device_));
+    detail::check_argument(device == device_, "stream", device, {"a stream of device ", device_});
     checked_stream_ = stream;
     stream_checked_ = true;
   }

@@ -57,7 +57,7 @@ class KvCache<Cuda, T> {
   /// memory) leaves the cache as it was.
   void grow(std::size_t num_slots) {
     detail::check_argument(num_slots <= max_slabs_ << slab_shift_, "num_slots", num_slots,
-                           "at most slot_limit = " + std::to_string(max_slabs_ << slab_shift_));
+                           {"at most slot_limit = ", max_slabs_ << slab_shift_});
     const std::size_t slabs = (num_slots + per_slab() - 1) >> slab_shift_;
     while (slabs_.size() < slabs) {
       cuda_detail::DeviceMemory slab(bytes_per_slot() << slab_shift_);
@@ -75,7 +75,7 @@ class KvCache<Cuda, T> {
   /// K and V of layer `index` as device pointers, for all slots the tree has handed out so far.
   [[nodiscard]] KvView<T> layer(int index) {
     detail::check_argument(index >= 0 && index < options_.num_layers, "layer", index,
-                           "less than num_layers, " + std::to_string(options_.num_layers));
+                           {"less than num_layers, ", options_.num_layers});
     detail::check_argument(table_.data() != nullptr, "layer", index,
                            "a cache that was not moved from");
     const std::size_t needed = slots_.num_slots();

@@ -149,7 +149,7 @@ class PlanUpload {
   /// and the host waits only when two earlier uploads are still under way.
   void prepare(const PlanView& plan, cudaStream_t stream) {
     check(plan);
-    Changes changes = difference(plan);
+    const Changes changes = difference(plan);
     if (!changes.any()) return;
     if (is_capturing(stream))
       detail::fail_argument("stream", "capturing",
@@ -199,17 +199,14 @@ class PlanUpload {
  private:
   void check(const PlanView& plan) const {
     detail::check_argument(plan.num_rows > 0 && plan.num_rows <= limits_.max_rows, "plan.num_rows",
-                           plan.num_rows,
-                           "1 to limits.max_rows = " + std::to_string(limits_.max_rows));
+                           plan.num_rows, {"1 to limits.max_rows = ", limits_.max_rows});
     detail::check_argument(plan.num_segments <= limits_.max_segments, "plan.num_segments",
                            plan.num_segments,
-                           "at most limits.max_segments = " + std::to_string(limits_.max_segments));
+                           {"at most limits.max_segments = ", limits_.max_segments});
     detail::check_argument(plan.num_pieces <= limits_.max_pieces, "plan.num_pieces",
-                           plan.num_pieces,
-                           "at most limits.max_pieces = " + std::to_string(limits_.max_pieces));
+                           plan.num_pieces, {"at most limits.max_pieces = ", limits_.max_pieces});
     detail::check_argument(plan.num_copies <= limits_.max_copies, "plan.num_copies",
-                           plan.num_copies,
-                           "at most limits.max_copies = " + std::to_string(limits_.max_copies));
+                           plan.num_copies, {"at most limits.max_copies = ", limits_.max_copies});
   }
 
   template <class E>

@@ -30,7 +30,7 @@ class DeviceMemory {
   DeviceMemory() = default;
   explicit DeviceMemory(std::size_t bytes) {
     void* memory = nullptr;
-    const std::string call = "cudaMalloc(" + std::to_string(bytes) + ")";
+    const std::string call = detail::joined({"cudaMalloc(", bytes, ")"});
     if (bytes > 0) check_cuda(cudaMalloc(&memory, bytes), call.c_str());
     data_ = static_cast<std::byte*>(memory);
   }

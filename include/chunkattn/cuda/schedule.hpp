@@ -65,9 +65,9 @@ class Scheduler {
           static_cast<std::size_t>(num_partials_) <= capacity.partials)
         return;
     }
-    detail::fail_argument("plan (tasks)", tasks_.size(),
-                          "at most " + std::to_string(capacity.tasks) +
-                              " tasks: raise the rows or segments of the limits");
+    detail::fail_argument(
+        "plan (tasks)", tasks_.size(),
+        {"at most ", capacity.tasks, " tasks: raise the rows or segments of the limits"});
   }
 
   [[nodiscard]] const std::vector<Task>& tasks() const noexcept { return tasks_; }

@@ -121,11 +121,10 @@ class KvCache<Cpu, T> {
   /// each step, on the thread that calls the tree: a tree that grows needs more memory, which this
   /// call provides.
   [[nodiscard]] KvView<T> layer(int index) {
+    if (layers_.empty()) [[unlikely]]
+      detail::fail_argument("layer", index, "a cache that was not moved from");
     if (index < 0 || static_cast<std::size_t>(index) >= layers_.size()) [[unlikely]]
-      detail::fail_argument("layer", index,
-                            layers_.empty()
-                                ? std::string("a cache that was not moved from")
-                                : "less than num_layers, " + std::to_string(options_.num_layers));
+      detail::fail_argument("layer", index, {"less than num_layers, ", options_.num_layers});
     const std::size_t needed = slots_.num_slots();
     if (needed > num_slots_) grow(needed);
     Layer& layer = layers_[static_cast<std::size_t>(index)];
@@ -205,7 +204,7 @@ class KvCache<Cpu, T> {
   }
 
   // Larger tables of slab addresses. Old ones are kept: views may still point at them.
-  void new_tables(std::size_t capacity) {
+  CHUNKATTN_COLD void new_tables(std::size_t capacity) {
     std::vector<Tables> made(layers_.size());
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       made[l].k = copied(layers_[l].table.k, capacity);
@@ -252,7 +251,5 @@ class KvCache<Cpu, T> {
   std::vector<Tables> old_tables_;
   SlotSource slots_;
 };
-
-static_assert(KvProvider<KvCache<Cpu, float>>);
 
 CHUNKATTN_NAMESPACE_END

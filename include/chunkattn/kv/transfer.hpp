@@ -187,11 +187,10 @@ void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                 std::span<const std::byte> buffer, TokenRange held) {
   detail::check_known(sequence, range);
   const TokenRange loadable = sequence.loadable();
-  detail::check_argument(
-      range.empty() || (range.begin >= loadable.begin && range.end() <= loadable.end()),
-      "range.begin", range.begin,
-      "positions within the sequence's loadable() range, from " + std::to_string(loadable.begin) +
-          " to " + std::to_string(loadable.end()));
+  if (!range.empty() && (range.begin < loadable.begin || range.end() > loadable.end())) [[unlikely]]
+    detail::fail_argument("range.begin", range.begin,
+                          {"positions within the sequence's loadable() range, from ",
+                           loadable.begin, " to ", loadable.end()});
   detail::transfer(
       sequence, range, cache, buffer, held,
       [](void* row, const std::byte* from, std::size_t bytes) { std::memcpy(row, from, bytes); });

@@ -107,12 +107,11 @@ namespace detail {
   const auto row = static_cast<std::size_t>(num_rows) * static_cast<std::size_t>(head_dim);
   if (q_size == 0 || row == 0 || q_size % row != 0) [[unlikely]]
     fail_argument("q.size()", q_size,
-                  "a positive multiple of num_rows * head_dim = " + std::to_string(num_rows) +
-                      " * " + std::to_string(head_dim));
+                  {"a positive multiple of num_rows * head_dim = ", num_rows, " * ", head_dim});
   if (q_size / row > max_qo_heads) [[unlikely]]
-    fail_argument("num_qo_heads", q_size / row,
-                  "at most " + std::to_string(max_qo_heads) +
-                      " from q.size() = " + std::to_string(q_size) + " / (num_rows * head_dim)");
+    fail_argument(
+        "num_qo_heads", q_size / row,
+        {"at most ", max_qo_heads, " from q.size() = ", q_size, " / (num_rows * head_dim)"});
   return static_cast<int>(q_size / row);
 }
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../base/slot.hpp"
 #include "view.hpp"
@@ -13,14 +13,14 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// The arrays that PlanView describes. AttentionPlan fills one from a tree; an engine that makes a
 /// plan by hand fills its own and passes LiveView::unchecked(arrays.view()) to the kernels.
 struct PlanArrays {
-  std::vector<Segment> segments;          ///< parents before children
-  std::vector<Piece> pieces;              ///< found through their segments
-  std::vector<std::int32_t> row_token;    ///< [num_rows] row -> the caller's token index
-  std::vector<std::int32_t> row_kv_len;   ///< [num_rows] path positions the row sees
-  std::vector<std::int32_t> row_segment;  ///< [num_rows] the deepest segment of the row's path
-  std::vector<WriteTarget> writes;        ///< [num_rows] in the caller's token order
-  std::vector<RowCopy> copies;            ///< row copies before this step writes
-  std::int32_t chunk_size = 0;            ///< tokens per slot
+  Array<Segment> segments;           ///< parents before children
+  Array<Piece> pieces;               ///< found through their segments
+  Array<std::int32_t> row_token;     ///< [num_rows] row -> the caller's token index
+  Array<std::int32_t> row_kv_len;    ///< [num_rows] path positions the row sees
+  Array<std::int32_t> row_segment;   ///< [num_rows] the deepest segment of the row's path
+  Array<WriteTarget> writes;         ///< [num_rows] in the caller's token order
+  Array<RowCopy> copies;             ///< row copies before this step writes
+  std::int32_t chunk_size = 0;       ///< tokens per slot
   std::uint64_t topology = 0;        ///< changes when rows, segments or their row intervals change
   std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../base/error.hpp"
 #include "../tree/step.hpp"
@@ -418,15 +419,15 @@ class AttentionPlan {
 
   std::shared_ptr<ViewTicket> ticket_;
   std::uint64_t views_ = 0;
-  std::vector<Built> built_;
+  Array<Built> built_;
   std::uint64_t built_for_ = 0;  // the tree's number, 0: nothing
   std::uint64_t built_version_ = 0;
   std::uint64_t num_rebuilds_ = 0;
   PlanArrays arrays_;
 
   std::uint64_t mark_ = 0;
-  std::vector<ActiveNode> nodes_;  // by node
-  std::vector<Frame> stack_;
+  Array<ActiveNode> nodes_;  // by node
+  Array<Frame> stack_;
 };
 
 CHUNKATTN_NAMESPACE_END

@@ -42,9 +42,8 @@ class BlockTable {
     if (kv_len == std::numeric_limits<std::size_t>::max())
       kv_len = std::max(sequence.size(), sequence.num_scheduled());
     if (kv_len < 1 || kv_len > known) [[unlikely]]
-      detail::fail_argument(
-          "kv_len", kv_len,
-          "from 1 to the sequence's " + std::to_string(known) + " known and reserved tokens");
+      detail::fail_argument("kv_len", kv_len,
+                            {"from 1 to the sequence's ", known, " known and reserved tokens"});
     constexpr std::int32_t page = Sequence::chunk_size;
     const std::size_t before = indices_.size();
     std::int32_t misplaced = -1;
@@ -60,10 +59,9 @@ class BlockTable {
     if (misplaced >= 0) [[unlikely]] {
       indices_.resize(before);
       detail::fail_argument("sequence", "not page-aligned",
-                            "a path that fills whole slots: position " + std::to_string(misplaced) +
-                                " does not stand at its place in a page of " +
-                                std::to_string(page) +
-                                " tokens; make the tree with Sharing::chunk");
+                            {"a path that fills whole slots: position ", misplaced,
+                             " does not stand at its place in a page of ", page,
+                             " tokens; make the tree with Sharing::chunk"});
     }
     indptr_.push_back(static_cast<std::int32_t>(indices_.size()));
     last_page_len_.push_back((static_cast<std::int32_t>(kv_len) - 1) % page + 1);
@@ -88,8 +86,7 @@ class BlockTable {
       const auto end = static_cast<std::size_t>(indptr_[i + 1]);
       if (end - begin > max_pages) [[unlikely]]
         detail::fail_argument("max_pages", max_pages,
-                              "at least " + std::to_string(end - begin) + ", what sequence " +
-                                  std::to_string(i) + " has");
+                              {"at least ", end - begin, ", what sequence ", i, " has"});
       for (std::size_t p = begin; p < end; ++p) table[i * max_pages + p - begin] = indices_[p];
     }
     return table;

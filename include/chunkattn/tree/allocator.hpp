@@ -3,8 +3,8 @@
 
 #include <cstddef>
 #include <utility>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/concepts.hpp"
 #include "../base/config.hpp"
 #include "../base/error.hpp"
@@ -36,7 +36,7 @@ class SlotFreeList {
   [[nodiscard]] std::size_t high_water() const noexcept { return high_water_; }
 
  private:
-  std::vector<SlotIndex> free_;
+  Array<SlotIndex> free_;
   std::size_t high_water_ = 0;
 };
 
@@ -93,7 +93,7 @@ class FixedAllocator {
   [[nodiscard]] std::size_t high_water() const noexcept { return capacity_; }
 
  private:
-  std::vector<SlotIndex> free_;
+  Array<SlotIndex> free_;
   std::size_t capacity_;
 };
 

@@ -3,8 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "records.hpp"
 
@@ -31,7 +31,7 @@ class ChildIndex {
     const std::size_t wanted = 2 * count + 2;
     std::size_t capacity = table_.empty() ? 64 : table_.size();
     while (capacity < wanted) capacity *= 2;
-    std::vector<Entry> grown(capacity);
+    Array<Entry> grown(capacity);
     table_.swap(grown);
     for (const Entry& entry : grown)
       if (entry.node != none) place(entry);
@@ -83,7 +83,7 @@ class ChildIndex {
     table_[i] = entry;
   }
 
-  std::vector<Entry> table_;  // power of two, at most half full
+  Array<Entry> table_;  // power of two, at most half full
   std::size_t size_ = 0;
 };
 

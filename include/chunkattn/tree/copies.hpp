@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <limits>
 #include <span>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "records.hpp"
 #include "sequences.hpp"
@@ -133,7 +133,7 @@ class Copies {
 
   template <class F>
   void erase(const F& done) noexcept {
-    std::erase_if(copies_, [&](const PendingCopy& copy) {
+    copies_.erase_if([&](const PendingCopy& copy) {
       if (!done(copy)) return false;
       --sequences_[copy.source].copies;
       --sequences_[copy.target].copies;
@@ -145,7 +145,7 @@ class Copies {
   Topology& topology_;
   Slots& slots_;
   Sequences& sequences_;
-  std::vector<PendingCopy> copies_;
+  Array<PendingCopy> copies_;
   std::uint64_t oldest_step_ = no_step;
 };
 

@@ -368,11 +368,11 @@ class TreeCore {
     const std::int32_t first = n.position + n.written;
     if (n.writer != s) [[unlikely]]
       fail_argument("range.begin", range.begin,
-                    "positions that are this sequence's to write; another is to write position " +
-                        std::to_string(first) + ": take_over() first");
+                    {"positions that are this sequence's to write; another is to write position ",
+                     first, ": take_over() first"});
     if (n.written < offset) [[unlikely]]
       fail_argument("range.begin", range.begin,
-                    "at most " + std::to_string(first) + ", the first position without K/V");
+                    {"at most ", first, ", the first position without K/V"});
   }
 
   Tokens& tokens_;

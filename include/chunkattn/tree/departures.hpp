@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "copies.hpp"
 #include "prefixes.hpp"
@@ -87,7 +87,7 @@ class Departures {
     // One that goes may release the last copy that another waits for: repeat while any goes.
     for (std::size_t before = 0; before != leaving_.size() && !leaving_.empty();) {
       before = leaving_.size();
-      std::erase_if(leaving_, [&](SequenceIndex s) {
+      leaving_.erase_if([&](SequenceIndex s) {
         if (sequences_[s].copies > 0 || sequences_[s].steps > 0) return false;
         finish(s);
         return true;
@@ -199,7 +199,7 @@ class Departures {
   Sequences& sequences_;
   Copies& copies_;
   TreeStats& stats_;
-  std::vector<SequenceIndex> leaving_;
+  Array<SequenceIndex> leaving_;
 };
 
 }  // namespace detail

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/concepts.hpp"
 #include "../base/config.hpp"
 #include "../base/error.hpp"
@@ -38,8 +38,8 @@ class TreeInspector {
   };
 
   void check_storage() const {
-    std::vector<SlotRecord> counted(slots_.size());
-    std::vector<std::uint8_t> taken(slots_.size() * chunk_size_);
+    Array<SlotRecord> counted(slots_.size());
+    Array<std::uint8_t> taken(slots_.size() * chunk_size_);
     Totals totals;
     for (std::size_t i = 0; i < topology_.num_indices(); ++i) {
       const auto index = static_cast<NodeIndex>(i);
@@ -106,7 +106,7 @@ class TreeInspector {
     expect_equal(counted.retained, listed, "retained nodes");
   }
 
-  void check_slots(const std::vector<SlotRecord>& counted) const {
+  void check_slots(const Array<SlotRecord>& counted) const {
     std::size_t used = 0, cached = 0, pinned = 0;
     for (std::size_t s = 0; s < slots_.size(); ++s) {
       const auto index = static_cast<SlotIndex>(s);
@@ -130,7 +130,7 @@ class TreeInspector {
   }
 
   void check_pins() const {
-    std::vector<std::int32_t> pins(topology_.num_indices());
+    Array<std::int32_t> pins(topology_.num_indices());
     for (const PinRecord& pin : prefixes_.pins_)
       for (NodeIndex n = pin.last; n != none && n != root_node; n = topology_.node(n).parent)
         ++pins[at(n)];
@@ -141,7 +141,7 @@ class TreeInspector {
 
   void check_sequences() const {
     check_steps_and_copies();
-    std::vector<TreeNode> counted(topology_.num_indices());
+    Array<TreeNode> counted(topology_.num_indices());
     std::size_t live = 0, leaving = 0;
     for (std::size_t i = 0; i < sequences_.num_indices(); ++i) {
       const SequenceRecord& record = sequences_[static_cast<SequenceIndex>(i)];
@@ -154,6 +154,7 @@ class TreeInspector {
       if (topology_.node(n).state == NodeState::unused) continue;
       expect(topology_.node(n).live == counted[i].live && topology_.node(n).held == counted[i].held,
              "sequences per node", n);
+      expect(has_own_writer(n), "a node's writer has it on its path, live or kept for a step", n);
     }
     expect_equal(live, stats_.live_sequences, "live sequences");
     expect_equal(leaving, stats_.leaving_sequences, "leaving sequences");
@@ -161,9 +162,9 @@ class TreeInspector {
 
   // What outstanding steps and pending copies count on sequences and slots.
   void check_steps_and_copies() const {
-    std::vector<std::int32_t> copies_of(sequences_.num_indices()), copies(slots_.size());
-    std::vector<std::int32_t> steps(sequences_.num_indices()), superseded(steps.size());
-    for (const auto& step : tree_.steps.steps_) {
+    Array<std::int32_t> copies_of(sequences_.num_indices()), copies(slots_.size());
+    Array<std::int32_t> steps(sequences_.num_indices()), superseded(steps.size());
+    for (const StepRecord* step : tree_.steps.steps_) {
       if (!Steps::is_outstanding(*step)) continue;
       for (const StepEntry& entry : step->entries) {
         ++steps[at(entry.sequence)];
@@ -191,8 +192,7 @@ class TreeInspector {
   }
 
   // A sequence's tail and its path; counts it on the nodes.
-  void check_path(const SequenceRecord& record, SequenceIndex s,
-                  std::vector<TreeNode>& counted) const {
+  void check_path(const SequenceRecord& record, SequenceIndex s, Array<TreeNode>& counted) const {
     const bool is_live = record.state == SequenceState::live;
     const TreeNode& tail = topology_.node(record.tail);
     expect(!is_live || (tail.tail_of == s && tail.first_child == none),
@@ -207,21 +207,25 @@ class TreeInspector {
       (is_live ? counted[at(index)].live : counted[at(index)].held) += 1;
       covered += n.length;
       if (is_live && index != root_node && n.written < n.length)
-        expect(n.writer != none && is_writing(sequences_[n.writer]),
-               "pending K/V has a writer, live or kept for a step", index);
+        expect(n.writer != none, "pending K/V has a writer", index);
     }
     expect(covered == tail.end(), "the path has no gaps", s);
   }
 
-  static bool is_writing(const SequenceRecord& record) noexcept {
-    return record.state == SequenceState::live ||
-           (record.state == SequenceState::leaving && record.steps > 0);
+  [[nodiscard]] bool has_own_writer(NodeIndex index) const noexcept {
+    const TreeNode& n = topology_.node(index);
+    if (n.writer == none) return true;
+    const SequenceRecord& writer = sequences_[n.writer];
+    const bool is_writing = writer.state == SequenceState::live ||
+                            (writer.state == SequenceState::leaving && writer.steps > 0);
+    NodeIndex i = is_writing ? writer.tail : none;
+    while (i != none && i != index) i = topology_.node(i).parent;
+    return i == index;
   }
 
   static void expect(bool ok, const char* what, std::int64_t index) {
     if (!ok) [[unlikely]]
-      fail(Error("prefix tree invariant broken: " + std::string(what) + " (at " +
-                 std::to_string(index) + ")"));
+      fail(Error(joined({"prefix tree invariant broken: ", what, " (at ", index, ")"})));
   }
 
   static void expect_equal(std::size_t counted, std::size_t kept, const char* what) {

@@ -251,7 +251,4 @@ class PrefixTree {
   std::shared_ptr<Shared> shared_;
 };
 
-static_assert(SlotOwner<PrefixTree<int>>);
-static_assert(PlacedSequence<PrefixTree<int>::Sequence>);
-
 CHUNKATTN_NAMESPACE_END

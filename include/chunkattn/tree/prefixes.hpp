@@ -8,8 +8,8 @@
 #include <functional>
 #include <limits>
 #include <utility>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "child_index.hpp"
 #include "records.hpp"
@@ -264,7 +264,7 @@ class Prefixes {
     std::int32_t pin = free_pin();
     if (pin == none) {
       pin = static_cast<std::int32_t>(pins_.size());
-      pins_.emplace_back();
+      pins_.push_back({});
     }
     pins_[at(pin)].last = match.last;
     return pin;
@@ -330,7 +330,7 @@ class Prefixes {
   [[nodiscard]] static std::int64_t level_of(const TreeNode& n) noexcept {
     return n.pins > 0 ? pinned_level : n.level;
   }
-  std::vector<RetainedLevel>::iterator find_level(std::int64_t level) noexcept {
+  RetainedLevel* find_level(std::int64_t level) noexcept {
     return std::lower_bound(
         levels_.begin(), levels_.end(), level,
         [](const RetainedLevel& l, std::int64_t value) { return l.level < value; });
@@ -404,8 +404,8 @@ class Prefixes {
   std::int32_t unit_;
   TreeStats& stats_;
   ChildIndex index_;
-  std::vector<RetainedLevel> levels_;  // by level, ascending
-  std::vector<PinRecord> pins_;
+  Array<RetainedLevel> levels_;  // by level, ascending
+  Array<PinRecord> pins_;
   std::function<void(const CacheEvent&)> event_sink_;
 };
 

@@ -6,9 +6,8 @@
 #include <cstdint>
 #include <string>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../base/slot.hpp"
 #include "core.hpp"
@@ -83,12 +82,16 @@ NodeText describe(const Tree& tree, NodeIndex index, std::int32_t max_tokens,
 /// Calls f(node, depth) for every node below the root, parents first, older siblings first.
 template <class F>
 void for_each_below_root(const TreeCore& core, const F& f) {
-  std::vector<std::pair<NodeIndex, int>> stack;
+  struct Visit {
+    NodeIndex node;
+    int depth;
+  };
+  Array<Visit> stack;
   const auto push_children = [&](NodeIndex n, int depth) {
     // The youngest child is linked first, so the oldest comes to lie on top of the stack.
     for (NodeIndex c = core.topology.node(n).first_child; c != none;
          c = core.topology.node(c).next_sibling)
-      stack.emplace_back(c, depth);
+      stack.push_back({c, depth});
   };
   push_children(root_node, 0);
   while (!stack.empty()) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "../base/array.hpp"
 #include "../base/concepts.hpp"
 #include "../base/config.hpp"
 #include "../base/error.hpp"
@@ -199,7 +200,7 @@ class Sequence {
   void for_each_run(TokenRange range, const F& f) const {
     const detail::TreeCore& c = core();
     check_range(c.sequences[index_], range);
-    std::vector<Piece> nodes;  // (node, offset, length, -) last first
+    Array<Piece> nodes;  // (node, offset, length, -) last first
     c.sequences.for_each_node(index_, range,
                               [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
                                 nodes.push_back({n, offset, length, 0});
@@ -257,11 +258,10 @@ class Sequence {
   static void check_range(const detail::SequenceRecord& r, TokenRange range) {
     const std::int32_t end = r.size + r.reserved;
     if (range.begin < 0 || range.begin > end) [[unlikely]]
-      detail::fail_argument("range.begin", range.begin,
-                            "0 to the sequence's end, " + std::to_string(end));
+      detail::fail_argument("range.begin", range.begin, {"0 to the sequence's end, ", end});
     if (range.length < 0 || range.length > end - range.begin) [[unlikely]]
       detail::fail_argument("range.length", range.length,
-                            "an end within the sequence's " + std::to_string(end) + " positions");
+                            {"an end within the sequence's ", end, " positions"});
   }
 
   SequenceIndex fork_index(std::size_t length, bool compute_last) {
@@ -269,8 +269,7 @@ class Sequence {
     const std::size_t known = detail::to_size(c.sequences[index_].size);
     if (length == whole && !compute_last) length = known;
     if (length < 1 || length > known) [[unlikely]]
-      detail::fail_argument("length", length,
-                            "1 to the sequence's " + std::to_string(known) + " known tokens");
+      detail::fail_argument("length", length, {"1 to the sequence's ", known, " known tokens"});
     shared_->expect_handle();
     return c.fork(index_, static_cast<std::int32_t>(length), compute_last);
   }

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "prefixes.hpp"
 #include "records.hpp"
@@ -210,7 +210,7 @@ class Sequences {
   Topology& topology_;
   Prefixes& prefixes_;
   TreeStats& stats_;
-  std::vector<SequenceRecord> records_;
+  Array<SequenceRecord> records_;
   SequenceIndex free_records_ = none;
   std::uint64_t version_ = 1;
 };

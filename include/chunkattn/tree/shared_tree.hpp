@@ -10,8 +10,8 @@
 #include <mutex>
 #include <optional>
 #include <utility>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../base/error.hpp"
 #include "core.hpp"
@@ -83,11 +83,11 @@ class SharedTree {
     std::uint64_t generation;
   };
 
-  void settle() {
+  CHUNKATTN_COLD void settle() {
     const std::lock_guard guard(mutex_);
     // In an order that does not depend on which thread came first.
     std::sort(dropped_.begin(), dropped_.end(), [](const Dropped& a, const Dropped& b) {
-      return std::pair(a.what, a.index) < std::pair(b.what, b.index);
+      return a.what != b.what ? a.what < b.what : a.index < b.index;
     });
     for (const Dropped& dropped : dropped_) act(dropped.what, dropped.index, dropped.generation);
     dropped_.clear();
@@ -119,7 +119,7 @@ class SharedTree {
   std::atomic<bool> any_dropped_{false};
   std::size_t handles_ = 0, room_ = 0;
   std::mutex mutex_;
-  std::vector<Dropped> dropped_;
+  Array<Dropped> dropped_;
 };
 
 }  // namespace detail

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <functional>
 #include <utility>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/concepts.hpp"
 #include "../base/config.hpp"
 #include "records.hpp"
@@ -164,8 +164,8 @@ class Slots {
   SlotAllocator& allocator_;
   Tokens& tokens_;
   TreeStats& stats_;
-  std::vector<SlotRecord> records_;
-  std::vector<SlotIndex> acquired_;
+  Array<SlotRecord> records_;
+  Array<SlotIndex> acquired_;
   std::size_t num_pinned_ = 0;
   std::function<void(SlotIndex)> free_sink_;
 };

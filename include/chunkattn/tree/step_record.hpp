@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../base/ticket.hpp"
 #include "records.hpp"
@@ -53,7 +53,7 @@ struct StepRecord {
   bool built = false;    ///< a plan was built for it
   bool is_void = false;  ///< it was abandoned, or rests on one that was: nothing of it counts
   std::int32_t num_rows = 0;
-  std::vector<StepEntry> entries;
+  Array<StepEntry> entries;
   std::shared_ptr<ViewTicket> ticket;  ///< of the plan that was built for it
   std::uint64_t ticket_number = 0;
 

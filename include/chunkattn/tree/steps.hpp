@@ -8,10 +8,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../base/error.hpp"
 #include "copies.hpp"
@@ -34,8 +33,13 @@ class Steps {
         departures_(departures),
         tokens_(tokens),
         stats_(stats) {}
+  Steps(const Steps&) = delete;
+  Steps& operator=(const Steps&) = delete;
   ~Steps() {
-    for (auto& step : steps_) step->invalidate_view();
+    for (StepRecord* step : steps_) {
+      step->invalidate_view();
+      delete step;
+    }
   }
 
   /// Steps in flight at the same time, at most.
@@ -53,9 +57,9 @@ class Steps {
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       const StepState state = steps_[i]->state;
       if (state == StepState::open) [[unlikely]]
-        fail_argument("begin_step()", "a second open step",
-                      "that step " + std::to_string(steps_[i]->number) +
-                          " is submitted, finished or dropped first");
+        fail_argument(
+            "begin_step()", "a second open step",
+            {"that step ", steps_[i]->number, " is submitted, finished or dropped first"});
       outstanding += state == StepState::in_flight || state == StepState::abandoned ? 1 : 0;
       if (state == StepState::free) index = static_cast<std::int32_t>(i);
     }
@@ -64,7 +68,8 @@ class Steps {
                    "flight, call device_idle() when the device is idle");
     if (index == none) {
       index = static_cast<std::int32_t>(steps_.size());
-      steps_.push_back(std::make_unique<StepRecord>());
+      steps_.reserve(steps_.size() + 1);
+      steps_.push_back(new StepRecord());
     }
     StepRecord& step = *steps_[at(index)];
     step.number = ++last_step_;
@@ -133,7 +138,7 @@ class Steps {
   }
 
   /// The copies that the step's plan must carry.
-  void carry_copies(const StepRecord& step, std::vector<RowCopy>& rows) {
+  void carry_copies(const StepRecord& step, Array<RowCopy>& rows) {
     rows.clear();
     if (copies_.empty()) return;
     rows.reserve(copies_.all().size());
@@ -148,7 +153,7 @@ class Steps {
   }
 
   /// The handle of an open step or a step in flight is gone.
-  void drop(std::int32_t index, std::uint64_t number) noexcept {
+  CHUNKATTN_COLD void drop(std::int32_t index, std::uint64_t number) noexcept {
     StepRecord& step = *steps_[at(index)];
     if (step.number != number) return;
     if (step.state == StepState::open) cancel(step);
@@ -160,11 +165,11 @@ class Steps {
   /// The device has run the step: the K/V of its positions is written.
   void finish(StepRecord& step) {
     if (step.state == StepState::open) check_built(step);
-    for (const auto& other : steps_)
+    for (const StepRecord* other : steps_)
       if (other->state == StepState::in_flight && other->number < step.number) [[unlikely]]
-        fail_argument("step", step.number,
-                      "step " + std::to_string(other->number) +
-                          " first: steps finish in the order they were submitted");
+        fail_argument(
+            "step", step.number,
+            {"step ", other->number, " first: steps finish in the order they were submitted"});
     resolve_abandoned(step.number);
     for (StepEntry& entry : step.entries) {
       SequenceRecord& record = sequences_[entry.sequence];
@@ -192,7 +197,7 @@ class Steps {
   /// Nothing runs any more: steps that were dropped in flight hold nothing back.
   void device_idle() noexcept {
     idle_ = last_step_;
-    for (const auto& step : steps_)
+    for (const StepRecord* step : steps_)
       if (step->state == StepState::open) --idle_;  // the last one: it has not run
     resolve_abandoned(0);
     end_outstanding();
@@ -219,12 +224,11 @@ class Steps {
                     "a row of Finished::rows(): live, not superseded, not committed yet");
     if (count < 1 || count > at(entry.drafts) + 1) [[unlikely]]
       fail_argument("outputs.size()", count,
-                    "1 to " + std::to_string(entry.drafts + 1) + ", the row's drafts and one more");
+                    {"1 to ", entry.drafts + 1, ", the row's drafts and one more"});
     const SequenceRecord& record = sequences_[entry.sequence];
     if (entry.output_position() != record.size) [[unlikely]]
-      fail_argument(
-          "row", entry.output_position(),
-          "the outputs of the earlier step first, from position " + std::to_string(record.size));
+      fail_argument("row", entry.output_position(),
+                    {"the outputs of the earlier step first, from position ", record.size});
   }
   /// The tokens that were stored from the entry's output position on are known: accepted drafts,
   /// then one more, which is the next to be computed.
@@ -279,13 +283,13 @@ class Steps {
 
   /// The outstanding step with this number is void, or there is none.
   [[nodiscard]] bool is_void(std::uint64_t number) const noexcept {
-    for (const auto& step : steps_)
+    for (const StepRecord* step : steps_)
       if (step->number == number && is_outstanding(*step)) return step->is_void;
     return true;
   }
   [[nodiscard]] std::uint64_t oldest_step_of(SequenceIndex s) const noexcept {
     std::uint64_t oldest = Copies::no_step;
-    for (const auto& step : steps_)
+    for (const StepRecord* step : steps_)
       if (is_outstanding(*step) && step->number < oldest)
         for (const StepEntry& entry : step->entries)
           if (entry.sequence == s) oldest = step->number;
@@ -371,7 +375,7 @@ class Steps {
     step.state = StepState::abandoned;
     step.invalidate_view();
     any_void_ = true;
-    for (auto& other : steps_) {
+    for (StepRecord* other : steps_) {
       if (other->number < step.number || other->is_void || !is_outstanding(*other)) continue;
       other->is_void = true;
       for (const StepEntry& entry : other->entries)
@@ -399,9 +403,9 @@ class Steps {
   void resolve_abandoned(std::uint64_t before) noexcept {
     if (!any_void_) return;
     std::uint64_t idle_before = idle_ + 1;
-    for (const auto& step : steps_)
+    for (const StepRecord* step : steps_)
       if (step->state == StepState::in_flight) idle_before = std::min(idle_before, step->number);
-    for (auto& step : steps_) {
+    for (StepRecord* step : steps_) {
       if (step->state != StepState::abandoned || step->number >= std::max(before, idle_before))
         continue;
       for (const StepEntry& entry : step->entries) {
@@ -425,7 +429,7 @@ class Steps {
   void end_outstanding() noexcept {
     std::uint64_t oldest = Copies::no_step;
     any_void_ = false;
-    for (const auto& step : steps_) {
+    for (const StepRecord* step : steps_) {
       if (!is_outstanding(*step)) continue;
       oldest = std::min(oldest, step->number);
       any_void_ = any_void_ || step->is_void;
@@ -440,7 +444,7 @@ class Steps {
   Departures& departures_;
   const Tokens& tokens_;
   TreeStats& stats_;
-  std::vector<std::unique_ptr<StepRecord>> steps_;
+  Array<StepRecord*> steps_;  // owned; handles keep a record's index, plans its address
   std::uint64_t last_step_ = 0;
   std::uint64_t idle_ = 0;  ///< no device runs a step up to this one
   bool any_void_ = false;

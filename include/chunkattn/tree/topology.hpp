@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "records.hpp"
 #include "slots.hpp"
@@ -19,7 +19,7 @@ class Topology {
  public:
   Topology(Slots& slot_table, ChunkGeometry geometry, TreeStats& stats)
       : chunk(geometry), slots_(slot_table), stats_(stats) {
-    nodes_.emplace_back();
+    nodes_.push_back({});
     nodes_[root_node].state = NodeState::published;
     stats_.nodes = 1;
   }
@@ -228,7 +228,7 @@ class Topology {
       node(n) = TreeNode{};
     } else {
       n = static_cast<NodeIndex>(nodes_.size());
-      nodes_.emplace_back();
+      nodes_.push_back({});
     }
     TreeNode& record = node(n);
     record.position = node(parent).end();
@@ -334,7 +334,7 @@ class Topology {
 
   Slots& slots_;
   TreeStats& stats_;
-  std::vector<TreeNode> nodes_;
+  Array<TreeNode> nodes_;
   NodeIndex free_nodes_ = none;
 };
 

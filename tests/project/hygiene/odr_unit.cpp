@@ -5,11 +5,9 @@ struct UNIT;
 
 #define CONCAT_(a, b) a##b
 #define CONCAT(a, b) CONCAT_(a, b)
-#define TEXT_(a) #a
-#define TEXT(a) TEXT_(a)
 
 const char* CONCAT(isa_, UNIT)() {
-  return TEXT(CHUNKATTN_ISA);
+  return chunkattn::instruction_set();
 }
 
 double CONCAT(attend_, UNIT)(hygiene::Tree& tree, hygiene::Cache& cache, std::vector<float>& out) {
