@@ -173,22 +173,23 @@ template <class E>
 #endif
 }
 
-/// Throws InvalidArgument "argument = value: expected ...".
+/// Throws InvalidArgument "argument = value: expected ...". Not string_view in the second form:
+/// braces around a text and a number could make one.
 [[noreturn]] CHUNKATTN_COLD inline void fail_argument(
     std::string_view argument, MessagePart value, MessageParts expected,
     SourceLocation where = SourceLocation::current()) {
   fail(InvalidArgument(joined({argument, " = ", value, ": expected "}) + joined(expected), where));
 }
 [[noreturn]] CHUNKATTN_COLD inline void fail_argument(
-    std::string_view argument, MessagePart value, std::string_view expected,
+    std::string_view argument, MessagePart value, const char* expected,
     SourceLocation where = SourceLocation::current()) {
-  fail_argument(argument, value, {expected}, where);
+  fail_argument(argument, value, MessageParts{expected}, where);
 }
 
 /// Checks one argument. `expected` completes the sentence "expected ...".
 template <class Value>
 CHUNKATTN_INLINE void check_argument(bool ok, std::string_view argument, const Value& value,
-                                     std::string_view expected,
+                                     const char* expected,
                                      SourceLocation where = SourceLocation::current()) {
   if (!ok) [[unlikely]]
     fail_argument(argument, value, expected, where);
