@@ -95,6 +95,18 @@ TEST_CASE("ThreadPool passes one exception on, after every call has ended, and g
     CHECK(calls.load() == 10);
   }
 }
+
+TEST_CASE("ThreadPool: after an exception, calls that have not begun are skipped") {
+  ThreadPool pool(2);
+  constexpr int n = 10'000'000;
+  std::atomic<int> calls{0};
+  CHECK_THROWS_AS(pool.parallel_for(n,
+                                    [&](int) {
+                                      if (calls++ == 100) throw std::runtime_error("no");
+                                    }),
+                  std::runtime_error);
+  CHECK(calls < n);
+}
 #endif
 
 TEST_CASE("CPU quotas: what the files of cgroups say") {

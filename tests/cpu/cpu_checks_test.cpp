@@ -165,3 +165,11 @@ TEST_CASE("buffers have the size that their shape says") {
 }
 
 #endif
+
+TEST_CASE("the number of query heads is what q's size says, if it says one") {
+  CHECK(detail::count_qo_heads(1, 1, 1) == 1);
+  CHECK(detail::count_qo_heads(6 * 5 * 4, 5, 4) == 6);
+  CHECK(failure([&] { (void)detail::count_qo_heads(0, 1, 1); }).find("q.size() = 0") == 0);
+  CHECK(failure([&] { (void)detail::count_qo_heads(8, 0, 8); }).find("q.size() = 8") == 0);
+  CHECK(failure([&] { (void)detail::count_qo_heads(7, 1, 8); }).find("q.size() = 7") == 0);
+}

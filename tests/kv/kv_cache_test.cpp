@@ -79,6 +79,24 @@ TEST_CASE("growth moves no slot, keeps what it holds, and old views stay valid")
       CHECK(view.k_row(s, 1, 15) == where[static_cast<std::size_t>(s)]);
 }
 
+TEST_CASE("growth through many slabs: their table grows too") {
+  // A slot is as large as a slab should be: each has one to itself. Only a few rows are touched.
+  KvCache<Cpu, half> cache(128, {.num_layers = 2, .num_kv_heads = 32, .head_dim = 256}, 1);
+  REQUIRE(cache.bytes_per_slot() == std::size_t{2} << 22);
+  std::vector<half*> where;
+  for (int slots = 1; slots <= 40; ++slots) {
+    cache.grow(static_cast<std::size_t>(slots));
+    CHECK(cache.bytes() == static_cast<std::size_t>(slots) * cache.bytes_per_slot());
+    const KvView<half> view = cache.layer(1);
+    where.push_back(view.v_row(slots - 1, 31, 0));
+    where.back()->bits = static_cast<std::uint16_t>(slots);
+    for (int s = 0; s < slots; ++s) {
+      REQUIRE(view.v_row(s, 31, 0) == where[static_cast<std::size_t>(s)]);
+      CHECK(view.v_row(s, 31, 0)->bits == s + 1);
+    }
+  }
+}
+
 TEST_CASE("a cache follows its tree") {
   PrefixTree<int, 16> tree;
   KvCache<Cpu, float> cache(tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});

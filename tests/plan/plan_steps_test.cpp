@@ -70,6 +70,35 @@ TEST_CASE("640 decode steps with random chunk phases: no allocation, one topolog
   }
 }
 
+TEST_CASE("slots of one token: a piece for each, and none beyond the sequence") {
+  using Narrow = PrefixTree<std::int32_t, 1, FixedAllocator>;
+  Narrow tree(FixedAllocator(200));
+  AttentionPlan plan;
+  std::vector<Narrow::Sequence> batch;
+  batch.push_back(tree.insert(prompt_of(3, 2, 0)));
+  batch.push_back(tree.insert(prompt_of(3, 4, 1)));
+  for (int i = 0; i < 40; ++i) {
+    auto step = tree.begin_step();
+    for (auto& s : batch) REQUIRE(step.add(s));
+    const PlanView view = plan.build(step);
+    for (int row = 0; row < view.num_rows; ++row) {
+      int seen = 0;
+      for (int s = view.row_segment[row]; s >= 0; s = view.segments[s].parent) {
+        const Segment& segment = view.segments[s];
+        for (int p = 0; p < segment.piece_count; ++p) {
+          const Piece& piece = view.pieces[segment.piece_begin + p];
+          CHECK((piece.slot >= 0 && piece.slot < 200 && piece.length == 1));
+          ++seen;
+        }
+      }
+      CHECK(seen >= view.row_kv_len[row]);
+    }
+    auto done = std::move(step).finished();
+    for (const StepRow row : done.rows()) done.commit(row, 7);
+  }
+  CHECK(plan.num_rebuilds() <= 3);
+}
+
 TEST_CASE("rebuilds equal joins, leaves, forks and row changes") {
   test::Random random(2);
   for (const int b : {32, 256}) {

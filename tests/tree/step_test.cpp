@@ -240,6 +240,21 @@ TEST_CASE("what nobody is left to write has no writer, though a step still holds
   CHECK(b.device.wrong_reads() == 0);
 }
 
+TEST_CASE("device_idle() says nothing of a step that is still open") {
+  Bench<Tree> b;
+  auto s = b.tree.insert(iota(1, 10));
+  auto step = b.tree.begin_step();
+  CHECK(step.add(s));
+  b.tree.device_idle();
+  {
+    const auto lost = b.submit(std::move(step));
+  }
+  s.leave();
+  CHECK(b.tree.stats().leaving_sequences == 1);  // the device may be writing its places
+  b.tree.device_idle();
+  CHECK(b.tree.stats().leaving_sequences == 0);
+}
+
 TEST_CASE("a step that is assigned over is cancelled, one in flight is abandoned") {
   Bench<Tree> b;
   auto s = b.tree.insert(iota(1, 4));

@@ -176,7 +176,6 @@ class Schedule {
     const int min_product_rows = (options_.min_product_lines + options_.group - 1) / options_.group;
     const std::size_t blocks = row_blocks_.size();
     block_items_.assign(2 * blocks + 1, 0);  // products of block 0, its streams, products of 1, …
-    num_shared_items_ = 0;
     const auto first_block = [&](std::int32_t row) {
       std::size_t b =
           static_cast<std::size_t>(row) * blocks / static_cast<std::size_t>(plan.num_rows);
@@ -195,7 +194,6 @@ class Schedule {
           const std::int32_t end = std::min(segment.row_end, row_blocks_[b].row_end);
           const std::size_t list = 2 * b + (end - begin >= min_product_rows ? 0 : 1);
           f(list, WorkItem{s, 0, length, begin, end});
-          if (segment.num_sequences > 1) ++num_shared_items_;
         }
       }
     };
@@ -206,6 +204,7 @@ class Schedule {
     num_shared_items_ = 0;
     for_each_block([&](std::size_t list, const WorkItem& item) {
       items_[static_cast<std::size_t>(fill_[list]++)] = item;
+      if (plan.segments[item.segment].num_sequences > 1) ++num_shared_items_;
     });
   }
 
