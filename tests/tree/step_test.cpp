@@ -242,14 +242,20 @@ TEST_CASE("what nobody is left to write has no writer, though a step still holds
 
 TEST_CASE("device_idle() says nothing of a step that is still open") {
   Bench<Tree> b;
-  auto s = b.tree.insert(iota(1, 10));
+  auto other = b.tree.insert(iota(90, 3)), s = b.tree.insert(iota(1, 10));
   auto step = b.tree.begin_step();
+  CHECK(step.add(other));
+  auto flight = b.submit(std::move(step));
+  step = b.tree.begin_step();
   CHECK(step.add(s));
   b.tree.device_idle();
   {
     const auto lost = b.submit(std::move(step));
   }
   s.leave();
+  {
+    const auto done = std::move(flight).finished();
+  }
   CHECK(b.tree.stats().leaving_sequences == 1);  // the device may be writing its places
   b.tree.device_idle();
   CHECK(b.tree.stats().leaving_sequences == 0);
