@@ -63,7 +63,7 @@ foreign() {
     $0 == unit || /^include\/chunkattn\// { next }
     /(^|\/)(fmt|nlohmann|CLI|xxhash|doctest|benchmark|cub|thrust|cuda|cccl)[\/._]/ { print; next }
     /\/c\+\+\/|\/lib\/(gcc|clang)\// { next }
-    /^\/usr\/lib\/linux\/uapi\// { next }  # the kernel's headers, as Debian 13 has them
+    /^\/usr\/lib\/linux\/uapi\// { next }  # kernel headers of Debian 13
     /^\/usr\/include\/([a-z0-9_]+-linux-gnu[a-z0-9]*\/)?((bits|sys|asm|asm-generic|linux|gnu)\/|[a-z0-9_-]+[.]h$)/ { next }
     { print }'
 }
