@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 #include <limits>
@@ -22,6 +23,15 @@ inline void release_array(void* memory, std::size_t alignment) noexcept {
     ::operator delete(memory, std::align_val_t{alignment});
   else
     ::operator delete(memory);
+}
+
+/// What operator new does with more bytes than there can be.
+[[noreturn]] CHUNKATTN_COLD inline void fail_allocation() {
+#if CHUNKATTN_EXCEPTIONS
+  throw std::bad_alloc();
+#else
+  std::abort();
+#endif
 }
 
 /// Memory of `bytes`, with the first `used` of `old`, which is released. Throws std::bad_alloc, and
@@ -162,8 +172,10 @@ class Array {
 
   __attribute__((noinline)) void grow(std::size_t capacity) {
     constexpr auto most = static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max());
-    const std::size_t bytes = capacity <= most / sizeof(T) ? capacity * sizeof(T) : most;
-    data_ = static_cast<T*>(detail::regrown_array(data_, size_ * sizeof(T), bytes, alignof(T)));
+    if (capacity > most / sizeof(T)) [[unlikely]]
+      detail::fail_allocation();
+    data_ = static_cast<T*>(
+        detail::regrown_array(data_, size_ * sizeof(T), capacity * sizeof(T), alignof(T)));
     capacity_ = capacity;
   }
 
