@@ -56,7 +56,7 @@ float putter(const Tree::Sequence& s, TokenRange range, Cache& cache) {
 }
 
 struct Bench {
-  explicit Bench(std::size_t slots = 64) : slots(slots), tree(PoolAllocator{.max_chunks = slots}) {
+  explicit Bench(std::size_t count = 64) : slots(count), tree(PoolAllocator{.max_chunks = count}) {
     tree.set_free_sink([this](SlotIndex slot) { cache.poison(slot); });
   }
   /// Where nobody is live: a sequence that takes all there is pushes the cache out and leaves none.
