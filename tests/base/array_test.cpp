@@ -49,8 +49,13 @@ TEST_CASE("any sequence of operations leaves what std::vector holds") {
           vector.resize(size, value);
           break;
         case 2:
-          array.assign(size, value);
-          vector.assign(size, value);
+          if (vector.empty()) {
+            array.assign(size, value);
+            vector.assign(size, value);
+          } else {  // an element of its own
+            array.assign(size, array[at]);
+            vector.assign(size, Record(vector[at]));
+          }
           break;
         case 3:
           array.insert(array.begin() + at, value);
@@ -76,7 +81,9 @@ TEST_CASE("any sequence of operations leaves what std::vector holds") {
         case 7: {
           Array<Record> moved(std::move(array));
           CHECK(array.empty());
+          array.push_back(value);  // released by what follows
           array = std::move(moved);
+          CHECK(moved.empty());
           break;
         }
         case 8:

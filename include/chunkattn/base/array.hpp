@@ -1,6 +1,5 @@
-// A growable array of plain records. It stands where std::vector would, for what that costs whoever
-// includes this library: about 15 ms of compilation per element type, in every translation unit,
-// and there are thirty; this one takes 1 ms.
+// A growable array of plain records. It stands where std::vector would, for the time that compilers
+// take for each of its element types, in every unit that includes this library.
 #pragma once
 
 #include <algorithm>
@@ -71,7 +70,7 @@ class Array {
     return *this;
   }
   Array& operator=(Array&& other) noexcept {
-    swap(other);
+    Array(std::move(other)).swap(*this);  // `other` is left empty, what was here is released
     return *this;
   }
   ~Array() { detail::release_array(data_, alignof(T)); }
@@ -137,9 +136,8 @@ class Array {
     data_[at] = copy;
   }
   void assign(std::size_t size, const T& value) {
-    const T copy = value;
     clear();
-    resize(size, copy);
+    resize(size, value);
   }
   /// Of another array.
   void assign(const T* first, const T* last) {

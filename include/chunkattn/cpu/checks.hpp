@@ -17,7 +17,7 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {
 
 /// A contiguous range of float, half or bfloat16: what std::data() and std::size() take. (The
-/// concepts of <ranges> would cost whoever includes this 8 % of the compile time.)
+/// concepts of <ranges> are slow to include.)
 template <class R>
 concept QoRange = requires(R& range) {
   std::size(range);

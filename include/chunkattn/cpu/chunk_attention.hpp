@@ -15,7 +15,6 @@
 #include <iterator>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 

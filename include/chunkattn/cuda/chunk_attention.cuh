@@ -18,7 +18,6 @@
 #include <array>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <type_traits>
 #include <utility>
 

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "../base/config.hpp"
 #include "../base/element.hpp"
