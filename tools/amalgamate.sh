@@ -14,9 +14,15 @@ awk -v license="$license" '
     while (match(path, /[^\/]+\/\.\.\//)) path = substr(path, 1, RSTART - 1) substr(path, RSTART + RLENGTH)
     return path
   }
+  function once(path,    line, found) {
+    while (!found && (getline line < path) > 0) found = line ~ /^#pragma once/
+    close(path)
+    return found
+  }
+  # Headers without "#pragma once" are there to be included several times.
   function emit(path,    line, name, folder, target) {
     if (path in seen) return
-    seen[path] = 1
+    if (once(path)) seen[path] = 1
     folder = path
     sub(/[^\/]*$/, "", folder)
     print "\n// --- " substr(path, 9) " ---\n"

@@ -27,17 +27,6 @@ namespace shared_prompt {
 
 inline constexpr int head_dim = 128, chunk_size = 64;
 
-// What the kernels were compiled for.
-#if defined(CHUNKATTN_ISA_AVX512)
-inline constexpr const char* instruction_set = "AVX-512";
-#elif defined(CHUNKATTN_ISA_AVX2)
-inline constexpr const char* instruction_set = "AVX2";
-#elif defined(CHUNKATTN_ISA_NEON)
-inline constexpr const char* instruction_set = "NEON";
-#else
-inline constexpr const char* instruction_set = "portable";
-#endif
-
 /// \param cut  drop so many of the tokens that all prompts begin with
 inline std::vector<Job> make_jobs(int count, std::ptrdiff_t cut,
                                   examples::WordTokenizer& tokenizer) {
@@ -98,7 +87,8 @@ int run(const Settings& settings) {
              examples::dim(fmt::format(
                  "{} query heads, {} K/V heads of {}, {} K/V, chunks of {}, {} thread{}, {}",
                  settings.num_qo_heads, settings.num_kv_heads, head_dim, settings.kv, chunk_size,
-                 executor.concurrency(), executor.concurrency() == 1 ? "" : "s", instruction_set)));
+                 executor.concurrency(), executor.concurrency() == 1 ? "" : "s",
+                 chunkattn::instruction_set())));
 
   std::unique_ptr<examples::CudaAttention> gpu;
   if (settings.device == "cuda")

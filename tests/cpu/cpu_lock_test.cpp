@@ -21,7 +21,7 @@ inline void wait_for_intruder() {
 
 #include <vector>
 
-#include "chunkattn/cpu/partial_results.hpp"
+#include "chunkattn/cpu/kernels.hpp"
 #include "support/random_plan.hpp"
 
 using namespace chunkattn;
@@ -29,7 +29,7 @@ using namespace chunkattn;
 namespace {
 
 constexpr int dim = 16;
-using Partials = cpu::PartialResults<dim>;
+using Partials = cpu::CHUNKATTN_LEAST_ISA::PartialResults<dim>;
 
 }  // namespace
 
@@ -74,7 +74,7 @@ TEST_CASE("merges into the same rows exclude each other, and give back what they
   partials.reset(schedule, plan.num_rows(), 1, 2, false);
   const cpu::TaskLines lines{0, 2, 0, 1, 2};
   const auto merge = [&] {
-    cpu::LineState<dim> state;
+    cpu::CHUNKATTN_LEAST_ISA::LineState<dim> state;
     state.reserve(lines.count());
     state.clear(0, lines.count());
     for (int l = 0; l < lines.count(); ++l) {

@@ -15,6 +15,7 @@ HEADERS = [
     "chunkattn/kv/*.hpp",
     "chunkattn/attention/*.hpp",
     "chunkattn/cpu/*.hpp",
+    "chunkattn/cpu/isa/*.hpp",
     "chunkattn/base/executor.hpp",
 ]
 
@@ -33,8 +34,8 @@ FIRST = [
     ("chunkattn/cpu/schedule.hpp", ["cpu_schedule_test", "cpu_cut_test", "attention_threads_test"]),
     ("chunkattn/cpu/checks.hpp", ["cpu_checks_test", "attention_errors_test"]),
     ("chunkattn/cpu/walk.hpp", ["cpu_walk_test"]),
-    ("chunkattn/cpu/write.hpp", ["cpu_write_test", "kv_cache_test"]),
-    ("chunkattn/cpu/partial_results.hpp", ["cpu_lock_test", "cpu_cut_test", "attention_threads_test"]),
+    ("chunkattn/cpu/isa/write.hpp", ["cpu_write_test", "kv_cache_test"]),
+    ("chunkattn/cpu/isa/partial_results.hpp", ["cpu_lock_test", "cpu_cut_test", "attention_threads_test"]),
     ("chunkattn/base/spin_lock.hpp", ["cpu_lock_test"]),
     ("chunkattn/cpu/*", ["attention_errors_test", "attention_invariant_test", "attention_oracle_test"]),
     ("chunkattn/attention/state.hpp", ["softmax_state_test"]),
@@ -54,7 +55,8 @@ DEFINES = ['-DCHUNKATTN_SOURCE_DIR="@ROOT@"', '-DCHUNKATTN_BINARY_DIR="@WORK@"']
 NATIVE = ["-march=native"]
 # How the variants are built that tests/CMakeLists.txt declares there.
 DECLARED = "tests/CMakeLists.txt"
-VARIANTS = {"portable": ["-march=native", "-DCHUNKATTN_FORCE_PORTABLE"], "avx2": ["-mavx2", "-mfma", "-mf16c"]}
+VARIANTS = {"portable": ["-march=native", "-DCHUNKATTN_ISA=portable"], "avx2": ["-mavx2", "-mfma", "-mf16c", "-DCHUNKATTN_ISA=avx2"],
+            "plain": []}
 
 ARGUMENTS = ["--abort-after=1"]  # doctest: the first failure is enough
 ENVIRONMENT = {"CHUNKATTN_SEED": "20261121"}  # the same random inputs in every run

@@ -14,28 +14,28 @@ CHOICE = "another of several right ways"
 
 
 def _cpu(name, original, becomes, reason):
-    return dict(header=f"*/cpu/{name}.hpp", original=original, becomes=becomes, reason=reason)
+    return dict(header=f"*/cpu/*{name}.hpp", original=original, becomes=becomes, reason=reason)
 
 
 EXPLAINED = [
     _cpu("block", "i < run.count", "i <= run.count", PADDED),
     _cpu("block", "k[count + i] = k[count - 1]", "k[count - 1 + i]", "the last of 16 repeats is not needed"),
-    _cpu("block", "n * dim, dim * stride + n", "", "sizes are rounded up and have a tile to spare; the order of parts "
+    _cpu("line_state", "n * dim, dim * stride + n", "", "sizes are rounded up and have a tile to spare; the order of parts "
          "of equal total does not matter"),
-    _cpu("block", "total += rounded(size)", "rounded(size - 1)", "sizes are multiples of 16 but on narrow vectors"),
+    _cpu("line_state", "total += rounded(size)", "rounded(size - 1)", "sizes are multiples of 16 but on narrow vectors"),
 
-    _cpu("chunk_attention", "view.num_copies > 0", "view.num_copies >= 0", AGAIN),
-    _cpu("chunk_attention", "parallel_for(calls", "calls + 1", AGAIN),
-    _cpu("chunk_attention", "(call + 1) * rows_per_call", "(call + (1 + 1))", AGAIN + ": writing twice is harmless"),
-    _cpu("chunk_attention", "block.unit_count > 1", "block.unit_count >= 1", CHOICE + ": one unit merged with nothing"),
-    _cpu("chunk_attention", "head < lines.head_end; ++head", "head <= lines.head_end", PADDED),
-    _cpu("chunk_attention", "paths_.size() < workers_.size()", "<=", SAME),
-    _cpu("chunk_attention", "workers_.resize(", "threads + 1", "a worker more that nobody uses"),
-    _cpu("chunk_attention", "JobSize{cost, 1, max_lines / group}", "max_lines / group, 1",
+    _cpu("engine", "plan.num_copies > 0", "plan.num_copies >= 0", AGAIN),
+    _cpu("engine", "parallel_for(calls", "calls + 1", AGAIN),
+    _cpu("engine", "(call + 1) * rows_per_call", "(call + (1 + 1))", AGAIN + ": writing twice is harmless"),
+    _cpu("engine", "block.unit_count > 1", "block.unit_count >= 1", CHOICE + ": one unit merged with nothing"),
+    _cpu("engine", "head < lines.head_end; ++head", "head <= lines.head_end", PADDED),
+    _cpu("engine", "paths_.size() < workers_.size()", "<=", SAME),
+    _cpu("engine", "workers_.resize(", "threads + 1", "a worker more that nobody uses"),
+    _cpu("engine", "JobSize{cost, 1, max_lines / group}", "max_lines / group, 1",
          AGAIN + ": parts of a row-by-row job are not told apart"),
-    _cpu("chunk_attention", "prepare_rows(view, layer.num_kv_heads, group)", "group + 1", "more memory than is needed"),
-    _cpu("chunk_attention", "std::fill_n(result, HeadDim, 0.0f)", "HeadDim + 1", OVERWRITTEN + ", or not read again"),
-    _cpu("chunk_attention", "line < lines; line += block", "line <= lines", PADDED),
+    _cpu("engine", "prepare_rows(call.plan, call.kv.num_kv_heads, call.group, threads)", "call.group + 1", "more memory than is needed"),
+    _cpu("engine", "std::fill_n(result, HeadDim, 0.0f)", "HeadDim + 1", OVERWRITTEN + ", or not read again"),
+    _cpu("engine", "line < lines; line += block", "line <= lines", PADDED),
 
     _cpu("chunk_first", "i < width; ++i) any", "i <= width", "at the most a needless factor of 1"),
     _cpu("chunk_first", "l < num_lines; ++l)", "l <= num_lines", "more tokens are looked at, and masked"),
@@ -67,12 +67,12 @@ EXPLAINED = [
     _cpu("sequence_first", "visible[l] = l < used ?", "l <= used ?", "of lines that nobody reads"),
     _cpu("sequence_first", "visible_tokens(block, state, line) : 0", ": (0 + 1)", "of lines that nobody reads"),
     _cpu("chunk_first", "if (lines.seen == 0) return;", "deleted", AGAIN),
-    _cpu("block", "std::fill(max + begin, max + end, empty_max)", "empty_max + 1", SAME + ": 1 is nothing to 1e38"),
+    _cpu("line_state", "std::fill(max + begin, max + end, empty_max)", "empty_max + 1", SAME + ": 1 is nothing to 1e38"),
     _cpu("sequence_first", "t + parities <= count", "t + parities < count", CHOICE + ": the last pair goes one by one"),
-    _cpu("block", "std::fill(out + begin * HeadDim", "out + 1 + end", PADDED),
-    _cpu("chunk_attention", "JobSize{cost, 1, max_lines / group}", "(1 + 1), max_lines", AGAIN + ": the row twice"),
+    _cpu("line_state", "std::fill(out + begin * HeadDim", "out + 1 + end", PADDED),
+    _cpu("engine", "JobSize{cost, 1, max_lines / group}", "(1 + 1), max_lines", AGAIN + ": the row twice"),
     _cpu("partial_results", "if (softmax.empty()) continue;", "deleted", AGAIN + ": merging nothing"),
-    _cpu("chunk_attention", ": 4 * threads", "", CHOICE + ": how many tasks are wanted"),
+    _cpu("engine", ": 4 * threads", "", CHOICE + ": how many tasks are wanted"),
     _cpu("task_queue", "a.size.cost > b.size.cost", "a.size.cost >= b.size.cost", SAME + ": they differ there"),
     _cpu("task_queue", "cost * most <= share", "cost * most < share", CHOICE),
     _cpu("task_queue", "{size(j), j, 0, 0}", "", OVERWRITTEN),

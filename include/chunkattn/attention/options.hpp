@@ -8,6 +8,7 @@
 #include "../base/config.hpp"
 #include "../base/device.hpp"
 #include "../base/error.hpp"
+#include "../base/instruction_sets.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -38,6 +39,8 @@ struct AttentionOptions {
   /// fit. Reading them together is faster, unless sequences name the same slots and the plan does
   /// not know it (block tables without a tree): then 1 leaves what they share in the caches.
   int max_task_heads = 0;
+  /// CPU: whose vectors compute; automatic: see instruction_set().
+  InstructionSet instruction_set = InstructionSet::automatic;
 };
 
 namespace detail {
@@ -57,13 +60,6 @@ namespace detail {
 CHUNKATTN_NAMESPACE_END
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
-
-/// The instruction set that this translation unit's CPU kernels are compiled for: "avx512", "avx2",
-/// "neon", or "portable" (four lanes in plain C++, many times slower): what the compiler's options
-/// allow, for example -march=native.
-[[nodiscard]] constexpr const char* instruction_set() noexcept {
-  return CHUNKATTN_TEXT(CHUNKATTN_ISA);
-}
 
 /// Attention over a prefix tree's plan on one device. Backends specialise it.
 template <class Device, int HeadDim, class Exec = ThreadPool>

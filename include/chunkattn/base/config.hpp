@@ -1,4 +1,4 @@
-// What the compiler offers: namespaces, exceptions, host/device qualifiers, the instruction set.
+// What the compiler offers: namespaces, exceptions, host/device qualifiers, inlining.
 #pragma once
 
 #include "version.hpp"
@@ -16,35 +16,6 @@
   }                             \
   }
 
-// Code that is compiled differently for another instruction set lives one inline namespace deeper,
-// named after that set: two translation units built with different -march options then never share
-// a kernel. Tree, plan and K/V types stay outside, so that they can cross such a border.
-#if defined(CHUNKATTN_FORCE_PORTABLE)
-#define CHUNKATTN_ISA portable
-#elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
-    defined(__AVX512VL__) && defined(__FMA__) && defined(__F16C__)
-#define CHUNKATTN_ISA avx512
-#define CHUNKATTN_ISA_AVX512 1
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#define CHUNKATTN_ISA avx2
-#define CHUNKATTN_ISA_AVX2 1
-#elif defined(__aarch64__) && defined(__ARM_NEON)
-#define CHUNKATTN_ISA neon
-#define CHUNKATTN_ISA_NEON 1
-#else
-#define CHUNKATTN_ISA portable
-#endif
-
-#define CHUNKATTN_TEXT_OF(name) #name
-#define CHUNKATTN_TEXT(name) CHUNKATTN_TEXT_OF(name)
-
-#define CHUNKATTN_ISA_NAMESPACE_BEGIN \
-  CHUNKATTN_NAMESPACE_BEGIN           \
-  inline namespace CHUNKATTN_ISA {
-#define CHUNKATTN_ISA_NAMESPACE_END \
-  }                                 \
-  CHUNKATTN_NAMESPACE_END
-
 #if defined(__cpp_exceptions) || defined(__EXCEPTIONS)
 #define CHUNKATTN_EXCEPTIONS 1
 #else
@@ -58,6 +29,7 @@
 #endif
 
 #define CHUNKATTN_INLINE inline __attribute__((always_inline))
+#define CHUNKATTN_LAMBDA __attribute__((always_inline))
 
 // What runs once, or on failure only: compiled for size, as is what leads to it.
 #define CHUNKATTN_COLD __attribute__((cold, noinline))

@@ -10,6 +10,7 @@
 
 #include "../base/config.hpp"
 #include "../base/error.hpp"
+#include "../base/instruction_sets.hpp"
 #include "../kv/view.hpp"
 #include "../plan/view.hpp"
 

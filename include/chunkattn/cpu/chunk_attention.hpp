@@ -8,30 +8,21 @@
 // partial results are merged (in order, or under a spin lock).
 #pragma once
 
-#include <algorithm>
-#include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <iterator>
 #include <memory>
 #include <span>
 #include <utility>
-#include <vector>
+#include <variant>
 
 #include "../attention/options.hpp"
-#include "../attention/state.hpp"
-#include "../base/array.hpp"
 #include "../base/concepts.hpp"
 #include "../base/executor.hpp"
-#include "block.hpp"
+#include "call.hpp"
 #include "checks.hpp"
-#include "chunk_first.hpp"
-#include "partial_results.hpp"
-#include "prefetch.hpp"
+#include "dispatch.hpp"
+#include "kernels.hpp"
 #include "schedule.hpp"
-#include "sequence_first.hpp"
-#include "task_queue.hpp"
-#include "write.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
@@ -55,14 +46,17 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   /// Runs on `executor`, which must outlive this object.
   /// \throws InvalidArgument for options that make no sense
   explicit ChunkAttention(Exec& executor, AttentionOptions options = {})
-      : executor_(&executor), options_(checked(options)) {}
+      : executor_(&executor),
+        options_(checked(options)),
+        engine_(cpu::make_engine<HeadDim>(options_)) {}
 
   /// Runs on its own executor of `num_threads` threads; 0: as many as there are CPUs to use.
   explicit ChunkAttention(int num_threads = 0, AttentionOptions options = {})
     requires std::constructible_from<Exec, int>
       : owned_(std::make_unique<Exec>(num_threads)),
         executor_(owned_.get()),
-        options_(checked(options)) {}
+        options_(checked(options)),
+        engine_(cpu::make_engine<HeadDim>(options_)) {}
 
   /// Performs the plan's row copies in this layer, then stores K and V of the plan's query tokens.
   /// Rows whose K/V is already written are skipped. Doing it twice is harmless.
@@ -85,27 +79,9 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     cpu::check_size("v", std::data(v), std::size(v), expected, shape);
     cpu::check_writes(layer, view);
 
-    const auto* const k_rows = std::data(k);
-    const auto* const v_rows = std::data(v);
-    if (view.num_copies > 0) {
-      executor_->parallel_for(heads, [&](int head) {
-        for (int c = 0; c < view.num_copies; ++c)
-          cpu::copy_rows<HeadDim>(layer, view.copies[c], head);
-      });
-    }
-    constexpr int rows_per_call = 8;  // small enough to balance, large enough to be worth a call
-    const int calls = (view.num_rows + rows_per_call - 1) / rows_per_call;
-    executor_->parallel_for(calls, [&](int call) {
-      const int end = std::min(view.num_rows, (call + 1) * rows_per_call);
-      for (int row = call * rows_per_call; row < end; ++row) {
-        const WriteTarget& target = view.writes[row];
-        if (target.slot == no_slot) continue;
-        for (int head = 0; head < heads; ++head) {
-          const std::ptrdiff_t at = (static_cast<std::ptrdiff_t>(row) * heads + head) * HeadDim;
-          cpu::write_row<HeadDim>(layer, target, head, k_rows + at, v_rows + at);
-        }
-      }
-    });
+    std::visit(
+        [&](auto& engine) { engine.write(*executor_, layer, view, std::data(k), std::data(v)); },
+        engine_);
   }
 
   /// Attention of the plan's rows over their whole paths, causal. num_qo_heads is
@@ -139,63 +115,23 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     cpu::check_pieces(layer, view);
 
     const int group = num_qo_heads / layer.num_kv_heads;
-    const bool invariant = options_.reduce == Reduce::batch_invariant;
-    if (invariant)
-      prepare_rows(view, layer.num_kv_heads, group);
-    else
-      prepare<T>(view, layer.num_kv_heads, group);
     using X = std::remove_const_t<std::remove_pointer_t<decltype(query.data())>>;
     using Y = std::remove_pointer_t<decltype(result.data())>;
-    const Call<T, X, Y> call{
+    const cpu::Call<T, X, Y> call{
         layer,        view, query.data(), result.data(), lse.empty() ? nullptr : lse.data(),
         num_qo_heads, group};
-    std::atomic<int> next{0};
-    executor_->parallel_for(
-        std::min(tasks_.size(), static_cast<int>(workers_.size())), [&](int worker) {
-          State& state = workers_[static_cast<std::size_t>(worker)];
-          cpu::Task task;
-          while (tasks_.take(next, task)) {
-            if (invariant)
-              run_row(call, task, state, paths_[static_cast<std::size_t>(worker)]);
-            else
-              run_units(call, task, state);
-          }
-        });
+    std::visit([&](auto& engine) { engine.run(*executor_, call); }, engine_);
   }
 
   /// How the last run() was cut into tasks.
-  [[nodiscard]] const cpu::Schedule& schedule() const noexcept { return schedule_; }
-  /// The options, with sm_scale resolved.
+  [[nodiscard]] const cpu::Schedule& schedule() const noexcept {
+    return std::visit([](const auto& engine) -> const cpu::Schedule& { return engine.schedule(); },
+                      engine_);
+  }
+  /// The options, with sm_scale and instruction_set resolved.
   [[nodiscard]] const AttentionOptions& options() const noexcept { return options_; }
 
  private:
-  using State = cpu::LineState<HeadDim>;
-  using Partials = cpu::PartialResults<HeadDim>;
-  template <class T, class Walk>
-  using Prefetcher = cpu::Prefetcher<HeadDim, T, Walk>;
-
-  template <class T, class X, class Y>
-  struct Call {
-    const KvView<T>& kv;
-    const PlanView& plan;
-    const X* q;
-    Y* out;
-    float* lse;
-    int num_qo_heads;
-    int group;
-
-    // Of one query head of a row, in the caller's order.
-    std::ptrdiff_t qo_index(int row, int qo_head) const noexcept {
-      return static_cast<std::ptrdiff_t>(plan.row_token[row]) * num_qo_heads + qo_head;
-    }
-  };
-
-  // Lines of one task: their state (queries twice, outputs) should fit in half of a usual L2.
-  static constexpr int max_lines = HeadDim <= 128 ? 256 : 128;
-  // From this many lines on, matrix products beat streaming the lines a few at a time.
-  template <class T>
-  static constexpr int min_product_lines = sizeof(T) == 4 ? 5 : 9;
-
   static AttentionOptions checked(AttentionOptions options) {
     detail::check_argument(options.min_tasks >= 0, "options.min_tasks", options.min_tasks,
                            "a count, or 0 for the default");
@@ -207,259 +143,14 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
                            "options.reduce", static_cast<int>(options.reduce),
                            "Reduce::deterministic, Reduce::spin_lock or Reduce::batch_invariant");
     options.sm_scale = detail::resolved_sm_scale(options.sm_scale, HeadDim);
+    options.instruction_set = cpu::resolved(options.instruction_set);
     return options;
-  }
-
-  // Derives the tasks and makes room for them. Allocates only beyond what was seen before.
-  template <class T>
-  void prepare(const PlanView& plan, int num_kv_heads, int group) {
-    const int threads = std::max(1, static_cast<int>(executor_->concurrency()));
-    const int min_tasks = options_.min_tasks > 0                     ? options_.min_tasks
-                          : options_.reduce == Reduce::deterministic ? 64
-                                                                     : 4 * threads;
-    cpu::ScheduleOptions wanted;
-    wanted.num_kv_heads = num_kv_heads;
-    wanted.group = group;
-    wanted.max_lines = max_lines;
-    wanted.min_product_lines = min_product_lines<T>;
-    wanted.tile_lines = cpu::tile_lines;
-    wanted.min_tasks = min_tasks;
-    wanted.cost.bytes_per_token = 2.0 * HeadDim * static_cast<double>(sizeof(T));
-    wanted.cost.flops_per_token_line = 4.0 * HeadDim;
-    schedule_.derive(plan, wanted);
-
-    // Products are computed head by head, so that the head's private tails come in meanwhile.
-    const auto& row_blocks = schedule_.row_blocks();
-    prepare_tasks(static_cast<int>(row_blocks.size()), num_kv_heads, [&](int b) {
-      const cpu::RowBlock& block = row_blocks[static_cast<std::size_t>(b)];
-      const int lines = block.num_rows() * group;
-      const int heads = block.has_products ? 1 : max_lines / lines;
-      return std::pair(cpu::JobSize{block.cost, block.unit_count, heads}, lines);
-    });
-    if (schedule_.num_partial_rows() > 0)
-      partials_.reset(schedule_, plan.num_rows, num_kv_heads, group,
-                      options_.reduce == Reduce::deterministic);
-  }
-
-  // The same for Reduce::batch_invariant, where every row is a task of its own.
-  void prepare_rows(const PlanView& plan, int num_kv_heads, int group) {
-    prepare_tasks(plan.num_rows, num_kv_heads, [&](int row) {
-      const auto cost = static_cast<double>(plan.row_kv_len[row]);
-      return std::pair(cpu::JobSize{cost, 1, max_lines / group}, group);
-    });
-    if (paths_.size() < workers_.size()) paths_.resize(workers_.size());
-    for (auto& path : paths_) path.reserve(static_cast<std::size_t>(plan.num_segments));
-  }
-
-  // Queues jobs and makes room for their state. `size` gives a job's JobSize and its lines per
-  // head.
-  template <class Size>
-  void prepare_tasks(int num_jobs, int num_kv_heads, const Size& size) {
-    const int threads = std::max(1, static_cast<int>(executor_->concurrency()));
-    const int limit = options_.max_task_heads > 0 ? std::min(options_.max_task_heads, num_kv_heads)
-                                                  : num_kv_heads;
-    int most_lines = 0;
-    tasks_.reset(num_jobs, num_kv_heads, threads, [&](int j) {
-      auto [job, lines] = size(j);
-      job.max_heads = std::clamp(job.max_heads, 1, limit);
-      most_lines = std::max(most_lines, job.max_heads * lines);
-      return job;
-    });
-    if (workers_.size() < static_cast<std::size_t>(threads))
-      workers_.resize(static_cast<std::size_t>(threads));
-    for (State& worker : workers_) worker.reserve(most_lines);
-  }
-
-  // Some heads of a row, by itself, in blocks that begin at multiples of block_tokens.
-  template <class T, class X, class Y>
-  void run_row(const Call<T, X, Y>& call, const cpu::Task& task, State& state,
-               Array<std::int32_t>& path) noexcept {
-    const cpu::TaskLines lines{task.job, task.job + 1, task.head_begin, task.head_end, call.group};
-    cpu::PathWalk walk(call.plan, task.job, path);
-    Prefetcher<T, cpu::PathWalk> ahead(call.kv, task.head_begin, task.head_end,
-                                       cpu::ItemWalk(call.plan, nullptr, nullptr), walk);
-    ahead.start();
-    load_queries(call, lines, state);
-    stream(call, walk, lines, state, ahead);
-    finish_lines(call, lines, false, state);
-  }
-
-  // Some units of a row block, for some heads, from the queries to results or partial results.
-  template <class T, class X, class Y>
-  void run_units(const Call<T, X, Y>& call, const cpu::Task& task, State& state) noexcept {
-    const cpu::RowBlock& block = schedule_.row_blocks()[static_cast<std::size_t>(task.job)];
-    const cpu::Unit* const units = schedule_.units().data() + block.unit_begin;
-    const bool whole = task.part_end - task.part_begin == block.unit_count;
-    // Units of their own, merged in order, so that it does not matter who computed which.
-    const bool ordered = options_.reduce == Reduce::deterministic && block.unit_count > 1;
-    cpu::TaskLines lines{block.row_begin, block.row_end, task.head_begin, task.head_end,
-                         call.group};
-    if (!whole) {
-      std::swap(lines.row_begin, lines.row_end);
-      for (int u = task.part_begin; u < task.part_end; ++u) {
-        lines.row_begin = std::min(lines.row_begin, units[u].row_begin);
-        lines.row_end = std::max(lines.row_end, units[u].row_end);
-      }
-    }
-    load_queries(call, lines, state);
-    if (block.has_products) transpose_queries(lines.per_head(), state);
-    if (ordered && whole) Partials::clear(state.merged, lines.count());
-    for (int u = task.part_begin; u < task.part_end; ++u) {
-      if (ordered && u > task.part_begin) clear(units[u], lines, state);
-      run_unit(call, units[u], lines, state);
-      if (ordered && whole) Partials::merge_unit(units[u], lines, state);
-      if (ordered && !whole) partials_.leave(units[u], lines, state);
-    }
-
-    if (whole) {
-      finish_lines(call, lines, ordered, state);
-      return;
-    }
-    if (!ordered) partials_.merge_under_lock(task.job, lines, state);
-    const int head = task.head_begin;
-    if (!partials_.is_last(task.job, head, task.part_end - task.part_begin)) return;
-    const auto finish = [&](int row, int l, float* result) {
-      finish_partial(call, row, head * call.group + l, result);
-    };
-    if (ordered)
-      partials_.finish_left(block, units, head, finish);
-    else
-      partials_.finish_rows(block, head, finish);
-  }
-
-  // Empties the states that a unit before this one may have left.
-  static void clear(const cpu::Unit& unit, const cpu::TaskLines& lines, State& state) noexcept {
-    for (int head = lines.head_begin; head < lines.head_end; ++head)
-      state.clear(lines.line(head, unit.row_begin), lines.line(head, unit.row_end));
-  }
-
-  // Adds what a unit's items contribute to the state of the lines.
-  template <class T, class X, class Y>
-  void run_unit(const Call<T, X, Y>& call, const cpu::Unit& unit, const cpu::TaskLines& lines,
-                State& state) noexcept {
-    const cpu::WorkItem* const items = schedule_.items().data();
-    cpu::ItemWalk products(call.plan, items + unit.item_begin, items + unit.stream_begin);
-    cpu::ItemWalk streams(call.plan, items + unit.stream_begin, items + unit.item_end);
-    Prefetcher<T, cpu::ItemWalk> ahead(call.kv, lines.head_begin, lines.head_end, products,
-                                       streams);
-    ahead.start();
-    cpu::BlockSpan span;
-    while (products.next(span)) {
-      const cpu::Block<T> block(span, call.kv, lines.head_begin);
-      const int num_lines = (span.row_end - span.row_begin) * call.group;
-      ahead.grant_product(span.count, num_lines);
-      cpu::chunk_first_block<HeadDim>(block, lines.line(lines.head_begin, span.row_begin),
-                                      num_lines, state, ahead.cursor);
-      ahead.settle();
-    }
-    stream(call, streams, lines, state, ahead);
-  }
-
-  // Streams the blocks of a walk, each for all heads of the task, as they lie in memory.
-  template <class T, class X, class Y, class Walk>
-  void stream(const Call<T, X, Y>& call, Walk& walk, const cpu::TaskLines& lines, State& state,
-              Prefetcher<T, Walk>& ahead) noexcept {
-    cpu::BlockSpan span;
-    while (walk.next(span)) {
-      for (int head = lines.head_begin; head < lines.head_end; ++head) {
-        const cpu::Block<T> block(span, call.kv, head);
-        ahead.grant_stream(span.count);
-        cpu::sequence_first_block<HeadDim>(block, lines.line(head, span.row_begin),
-                                           (span.row_end - span.row_begin) * call.group, state,
-                                           ahead.cursor);
-        ahead.settle();
-      }
-    }
-  }
-
-  // The state of a task's lines before anything is seen, and their queries as scaled floats.
-  template <class T, class X, class Y>
-  void load_queries(const Call<T, X, Y>& call, const cpu::TaskLines& lines, State& state) noexcept {
-    constexpr int width = simd::width_for<HeadDim>;
-    state.clear(0, lines.count());
-    for (int row = lines.row_begin; row < lines.row_end; ++row) {
-      for (int head = lines.head_begin; head < lines.head_end; ++head) {
-        const int line = lines.line(head, row);
-        const X* const from = call.q + call.qo_index(row, head * call.group) * HeadDim;
-        std::fill_n(state.kv_len + line, call.group, call.plan.row_kv_len[row]);
-        for (int i = 0; i < call.group * HeadDim; i += width)
-          simd::store(state.q + line * HeadDim + i, simd::load_widened<width>(from + i) *
-                                                        simd::broadcast<width>(options_.sm_scale));
-      }
-    }
-  }
-
-  // The queries of the first lines once more, as products need them.
-  static void transpose_queries(int lines, State& state) noexcept {
-    constexpr int block = simd::native_width;
-    constexpr int whole = HeadDim / block * block;
-    for (int line = 0; line < lines; line += block) {  // lines beyond the last are nobody's
-      float* const to = state.q_transposed + line;
-      for (int i = 0; i < whole; i += block) {
-        simd::Float<block> rows[block];
-        simd::repeat<block>([&](auto l) CHUNKATTN_LAMBDA {
-          rows[l] = simd::load<block>(state.q + (line + l) * HeadDim + i);
-        });
-        simd::transpose<block>(rows);
-        simd::repeat<block>([&](auto d) CHUNKATTN_LAMBDA {
-          simd::store(to + (i + d) * state.transposed_stride, rows[d]);
-        });
-      }
-      for (int i = whole; i < HeadDim; ++i)
-        for (int l = 0; l < block; ++l)
-          to[i * state.transposed_stride + l] = state.q[(line + l) * HeadDim + i];
-    }
-  }
-
-  // Writes the results of a task that had its lines to itself, from state.merged if it merged
-  // units.
-  template <class T, class X, class Y>
-  void finish_lines(const Call<T, X, Y>& call, const cpu::TaskLines& lines, bool merged,
-                    State& state) noexcept {
-    for (int row = lines.row_begin; row < lines.row_end; ++row) {
-      for (int head = lines.head_begin; head < lines.head_end; ++head) {
-        for (int l = 0; l < call.group; ++l) {
-          const int line = lines.line(head, row) + l;
-          const int qo_head = head * call.group + l;
-          if (merged)
-            finish_partial(call, row, qo_head, state.merged_line(line));
-          else
-            finish_line(call, row, qo_head, {state.max[line], state.sum[line]},
-                        state.out + line * HeadDim);
-        }
-      }
-    }
-  }
-
-  // Normalises one line and writes it where the caller wants it.
-  template <class T, class X, class Y>
-  void finish_line(const Call<T, X, Y>& call, int row, int qo_head, SoftmaxState softmax,
-                   const float* from) noexcept {
-    constexpr int width = simd::width_for<HeadDim>;
-    const std::ptrdiff_t to = call.qo_index(row, qo_head);
-    const float factor = normaliser(softmax);
-    for (int i = 0; i < HeadDim; i += width)
-      simd::store_narrowed<width>(call.out + to * HeadDim + i,
-                                  simd::load<width>(from + i) * simd::broadcast<width>(factor));
-    if (call.lse != nullptr) call.lse[to] = log_sum_exp(softmax);
-  }
-
-  // The same for a partial result that is complete.
-  template <class T, class X, class Y>
-  void finish_partial(const Call<T, X, Y>& call, int row, int qo_head, float* result) noexcept {
-    const SoftmaxState softmax = Partials::softmax_of(result);
-    if (softmax.empty()) std::fill_n(result, HeadDim, 0.0f);
-    finish_line(call, row, qo_head, softmax, result);
   }
 
   std::unique_ptr<Exec> owned_;
   Exec* executor_;
   AttentionOptions options_;
-  cpu::Schedule schedule_;
-  cpu::TaskQueue tasks_;
-  std::vector<State> workers_;
-  std::vector<Array<std::int32_t>> paths_;  // per worker, for Reduce::batch_invariant
-  Partials partials_;
+  cpu::AnyEngine<HeadDim> engine_;
 };
 
 CHUNKATTN_ISA_NAMESPACE_END

@@ -10,12 +10,22 @@
 #include <type_traits>
 
 #include "../base/config.hpp"
+#include "../base/instruction_sets.hpp"
 #include "../kv/view.hpp"
-#include "simd.hpp"
 #include "walk.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {
+
+/// Prefetches the cache line at `address`, from memory to L2: L1 is the kernel's.
+CHUNKATTN_INLINE void prefetch(const void* address) {
+  __builtin_prefetch(address, 0, 2);
+}
+
+/// Prefetches the cache line at `address`, from L2 to L1.
+CHUNKATTN_INLINE void prefetch_near(const void* address) {
+  __builtin_prefetch(address, 0, 3);
+}
 
 /// A stretch of memory.
 struct MemoryRun {
@@ -49,7 +59,7 @@ struct LineCursor {
       end = next->end;
       ++next;
     }
-    for (int i = 0; i < count; ++i) simd::prefetch(at + i * 64);
+    for (int i = 0; i < count; ++i) prefetch(at + i * 64);
     at += count * 64;
     left -= count;
   }
@@ -163,8 +173,8 @@ class Prefetcher {
     add_rows(kv_.v_row(run.slot, head, run.begin), run.count, count);
     if constexpr (has_row_scales<T>) {
       for (int t = 0; t < run.count; t += 16) {
-        simd::prefetch(kv_.k_row_scale(run.slot, head, run.begin + t));
-        simd::prefetch(kv_.v_row_scale(run.slot, head, run.begin + t));
+        prefetch(kv_.k_row_scale(run.slot, head, run.begin + t));
+        prefetch(kv_.v_row_scale(run.slot, head, run.begin + t));
       }
     }
   }

@@ -18,6 +18,7 @@
 
 #include "../base/array.hpp"
 #include "../base/config.hpp"
+#include "../base/instruction_sets.hpp"
 #include "../plan/view.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN

@@ -9,6 +9,7 @@
 
 #include "../base/array.hpp"
 #include "../base/config.hpp"
+#include "../base/instruction_sets.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {

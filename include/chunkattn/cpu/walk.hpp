@@ -9,6 +9,7 @@
 
 #include "../base/array.hpp"
 #include "../base/config.hpp"
+#include "../base/instruction_sets.hpp"
 #include "../plan/view.hpp"
 #include "schedule.hpp"
 

@@ -1,4 +1,4 @@
-// Calls the same computation compiled for three instruction sets, on one tree and one cache that
+// Calls the same computation compiled for four sets of instruction sets, on one tree and one cache that
 // this unit made. What each unit prints must not depend on the order of linking.
 #include <cmath>
 #include <cstdio>
@@ -6,7 +6,7 @@
 
 #include "attend.hpp"
 
-#define UNIT_LIST(X) X(plain) X(avx2) X(avx512)
+#define UNIT_LIST(X) X(plain) X(portable) X(avx2) X(avx512)
 #define DECLARE(unit)       \
   const char* isa_##unit(); \
   double attend_##unit(hygiene::Tree&, hygiene::Cache&, std::vector<float>&);
@@ -47,6 +47,7 @@ void check(const char* name, const char* isa, bool supported,
 
 int main() {
   check("plain", isa_plain(), true, &attend_plain);
+  check("portable", isa_portable(), true, &attend_portable);
   check("avx2", isa_avx2(), __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"),
         &attend_avx2);
   check("avx512", isa_avx512(),

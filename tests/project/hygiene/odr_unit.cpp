@@ -1,13 +1,15 @@
-// Compiled once per instruction set (UNIT names it); all results are linked into one program.
+// Compiled once per set of instruction sets (UNIT names it); all results are linked into one program.
 #include "attend.hpp"
 
 struct UNIT;
 
 #define CONCAT_(a, b) a##b
 #define CONCAT(a, b) CONCAT_(a, b)
+#define TEXT_(a) #a
+#define TEXT(a) TEXT_(a)
 
 const char* CONCAT(isa_, UNIT)() {
-  return chunkattn::instruction_set();
+  return TEXT(CHUNKATTN_ISA_SET);
 }
 
 double CONCAT(attend_, UNIT)(hygiene::Tree& tree, hygiene::Cache& cache, std::vector<float>& out) {

@@ -1,17 +1,8 @@
 // The sequence-first kernel (Algorithm 2): K and V of a few query lines streamed once, at the speed
 // of memory. Private chunks are its work, and segments shared by so few lines that a matrix product
 // would not pay.
-#pragma once
 
-#include <algorithm>
-
-#include "../base/config.hpp"
-#include "block.hpp"
-#include "prefetch.hpp"
-#include "simd.hpp"
-
-CHUNKATTN_ISA_NAMESPACE_BEGIN
-namespace cpu {
+CHUNKATTN_PASS_BEGIN
 
 /// The most lines that it takes at once.
 inline constexpr int stream_lines = 4;
@@ -203,5 +194,4 @@ void sequence_first_block(const Block<T>& block, int line0, int num_lines,
   }
 }
 
-}  // namespace cpu
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_PASS_END

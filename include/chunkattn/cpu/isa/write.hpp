@@ -1,18 +1,6 @@
 // Storing new K and V rows, and the row copies that a fork asks for.
-#pragma once
 
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
-
-#include "../base/config.hpp"
-#include "../kv/quantized.hpp"
-#include "../kv/view.hpp"
-#include "../plan/view.hpp"
-#include "simd.hpp"
-
-CHUNKATTN_ISA_NAMESPACE_BEGIN
-namespace cpu {
+CHUNKATTN_PASS_BEGIN
 
 /// Stores one K or V row as T, rounding to nearest even. Equal types are copied bit for bit.
 template <int HeadDim, class T, class X>
@@ -64,5 +52,4 @@ void copy_rows(const KvView<T>& kv, const RowCopy& copy, int kv_head) noexcept {
   }
 }
 
-}  // namespace cpu
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_PASS_END

@@ -4,19 +4,8 @@
 // Sᵀ = K·Qᵀ, tokens by lines: K is left row-major and broadcast, Q was transposed once per task,
 // and maximum and sum of each line run down the tokens without a horizontal step. Then O += P·V
 // with lines broadcast against V's rows. 16-bit K and V are widened once per block into scratch.
-#pragma once
 
-#include <algorithm>
-#include <cstdint>
-#include <type_traits>
-
-#include "../base/config.hpp"
-#include "block.hpp"
-#include "prefetch.hpp"
-#include "simd.hpp"
-
-CHUNKATTN_ISA_NAMESPACE_BEGIN
-namespace cpu {
+CHUNKATTN_PASS_BEGIN
 
 /// Tokens whose logits are computed at once: their K, as floats, and Q of a tile fit the L1 cache.
 inline constexpr int logit_tokens = 32;
@@ -77,8 +66,8 @@ template <int HeadDim, int Vectors, class Rows>
     for (int outer = 0; outer < HeadDim; outer += step) {
       lines.advance(burst);
       if (!Rows::packed && near && outer % 16 == 0) {
-        simd::repeat<group>(
-            [&](auto j) CHUNKATTN_LAMBDA { simd::prefetch_near(k[t + group + j] + outer); });
+        simd::repeat<group>([&](auto j)
+                                CHUNKATTN_LAMBDA { prefetch_near(k[t + group + j] + outer); });
       }
       for (int i = outer; i < outer + step; i += parities) {
         simd::repeat<parities>([&](auto parity) CHUNKATTN_LAMBDA {
@@ -189,7 +178,7 @@ template <int HeadDim, int Lines, int Vectors, class Rows>
     simd::repeat<value_step>([&](auto u) CHUNKATTN_LAMBDA {
       if (prefetch_value)
         for (int at = 0; at < Vectors * width; at += 16)
-          simd::prefetch_near(v[t + value_step + u] + begin + at);
+          prefetch_near(v[t + value_step + u] + begin + at);
       token(t + u);
     });
     t += value_step;
@@ -356,5 +345,4 @@ void chunk_first_block(const Block<T>& block, int line0, int num_lines, LineStat
     column_values<HeadDim, 1>(block, lines, passes * wide_columns * width, state, ahead, burst);
 }
 
-}  // namespace cpu
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_PASS_END

@@ -1,23 +1,7 @@
 // Partial results of a row block whose walk was cut into units, and how they become one: in order
 // (the same bits whoever computed which unit), or as they come under a spin lock.
-#pragma once
 
-#include <algorithm>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-
-#include "../attention/state.hpp"
-#include "../base/array.hpp"
-#include "../base/config.hpp"
-#include "../base/spin_lock.hpp"
-#include "block.hpp"
-#include "schedule.hpp"
-#include "simd.hpp"
-
-CHUNKATTN_ISA_NAMESPACE_BEGIN
-namespace cpu {
+CHUNKATTN_PASS_BEGIN
 
 /// A partial result is one line's unnormalised output, its maximum and its sum, in `stride` floats.
 /// While the sum is 0 the output is not looked at.
@@ -163,5 +147,4 @@ class PartialResults {
   int group_ = 1;
 };
 
-}  // namespace cpu
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_PASS_END

@@ -2,23 +2,8 @@
 // machine's width, 4 where nothing better is known. GCC's vector extension gives the types and the
 // arithmetic operators; what it cannot say well (fused multiply-add, widening, maximum) is below,
 // once per instruction set.
-#pragma once
 
-#include <bit>
-#include <cstdint>
-#include <type_traits>
-#include <utility>
-
-#include "../base/config.hpp"
-#include "../base/element.hpp"
-
-#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
-#include <immintrin.h>
-#elif defined(CHUNKATTN_ISA_NEON)
-#include <arm_neon.h>
-#endif
-
-CHUNKATTN_ISA_NAMESPACE_BEGIN
+CHUNKATTN_PASS_BEGIN
 namespace simd {
 
 typedef float f32x4 __attribute__((vector_size(16)));
@@ -26,12 +11,12 @@ typedef std::int32_t i32x4 __attribute__((vector_size(16)));
 typedef std::uint32_t u32x4 __attribute__((vector_size(16)));
 typedef std::uint16_t u16x4 __attribute__((vector_size(8)));
 typedef std::int8_t i8x4 __attribute__((vector_size(4)));
-#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+#if defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef std::int32_t i32x8 __attribute__((vector_size(32)));
 typedef std::uint32_t u32x8 __attribute__((vector_size(32)));
 #endif
-#if defined(CHUNKATTN_ISA_AVX512)
+#if defined(CHUNKATTN_PASS_AVX512)
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef std::int32_t i32x16 __attribute__((vector_size(64)));
 typedef std::uint32_t u32x16 __attribute__((vector_size(64)));
@@ -47,7 +32,7 @@ struct Lanes<4> {
   using Unsigned = u32x4;
 };
 
-#if defined(CHUNKATTN_ISA_AVX512)
+#if defined(CHUNKATTN_PASS_AVX512)
 template <>
 struct Lanes<8> {
   using Float = f32x8;
@@ -62,7 +47,7 @@ struct Lanes<16> {
 };
 inline constexpr int native_width = 16;
 inline constexpr int num_accumulators = 16;  // of 32 registers
-#elif defined(CHUNKATTN_ISA_AVX2)
+#elif defined(CHUNKATTN_PASS_AVX2)
 template <>
 struct Lanes<8> {
   using Float = f32x8;
@@ -71,7 +56,7 @@ struct Lanes<8> {
 };
 inline constexpr int native_width = 8;
 inline constexpr int num_accumulators = 8;  // of 16 registers
-#elif defined(CHUNKATTN_ISA_NEON)
+#elif defined(CHUNKATTN_PASS_NEON)
 inline constexpr int native_width = 4;
 inline constexpr int num_accumulators = 16;  // of 32 registers
 #else
@@ -92,6 +77,12 @@ inline constexpr int width_for = elements % native_width == 0         ? native_w
                                  : elements % (native_width / 2) == 0 ? native_width / 2
                                                                       : 4;
 
+/// std::bit_cast, which is no function of this instruction set.
+template <class To, class From>
+CHUNKATTN_INLINE To bits_as(From from) {
+  return __builtin_bit_cast(To, from);
+}
+
 /// Calls f(0), f(1), … f(N - 1) with compile-time indices, so that arrays of vectors that they
 /// index live in registers.
 template <int N, class F>
@@ -100,7 +91,6 @@ CHUNKATTN_INLINE void repeat(F&& f) {
     (f(std::integral_constant<int, I>{}), ...);
   }(std::make_integer_sequence<int, N>{});
 }
-#define CHUNKATTN_LAMBDA __attribute__((always_inline))
 
 template <int W>
 CHUNKATTN_INLINE Float<W> load(const float* from) {
@@ -121,8 +111,8 @@ CHUNKATTN_INLINE void store(float* to, V value) {
 
 template <int W>
 CHUNKATTN_INLINE Float<W> broadcast(float value) {
-#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
-#if defined(CHUNKATTN_ISA_AVX512)
+#if defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)
+#if defined(CHUNKATTN_PASS_AVX512)
   if constexpr (W == 16) return _mm512_set1_ps(value);
 #endif
   if constexpr (W == 8) return _mm256_set1_ps(value);
@@ -140,9 +130,9 @@ CHUNKATTN_INLINE Float<W> zero() {
 
 /// a * b + c, fused where the machine can.
 CHUNKATTN_INLINE f32x4 fma(f32x4 a, f32x4 b, f32x4 c) {
-#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+#if defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)
   return _mm_fmadd_ps(a, b, c);
-#elif defined(CHUNKATTN_ISA_NEON)
+#elif defined(CHUNKATTN_PASS_NEON)
   return vfmaq_f32(c, a, b);
 #else
   return a * b + c;
@@ -150,15 +140,15 @@ CHUNKATTN_INLINE f32x4 fma(f32x4 a, f32x4 b, f32x4 c) {
 }
 /// The larger of each lane. Where b is NaN, b; where only a is, a or b as the machine likes.
 CHUNKATTN_INLINE f32x4 max(f32x4 a, f32x4 b) {
-#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+#if defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)
   return _mm_max_ps(a, b);
-#elif defined(CHUNKATTN_ISA_NEON)
+#elif defined(CHUNKATTN_PASS_NEON)
   return vmaxq_f32(a, b);
 #else
   return a > b ? a : b;
 #endif
 }
-#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+#if defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)
 CHUNKATTN_INLINE f32x8 fma(f32x8 a, f32x8 b, f32x8 c) {
   return _mm256_fmadd_ps(a, b, c);
 }
@@ -166,7 +156,7 @@ CHUNKATTN_INLINE f32x8 max(f32x8 a, f32x8 b) {
   return _mm256_max_ps(a, b);
 }
 #endif
-#if defined(CHUNKATTN_ISA_AVX512)
+#if defined(CHUNKATTN_PASS_AVX512)
 CHUNKATTN_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
   return _mm512_fmadd_ps(a, b, c);
 }
@@ -184,14 +174,14 @@ CHUNKATTN_INLINE Float<W> load_widened(const float* from) {
 
 template <int W>
 CHUNKATTN_INLINE Float<W> load_widened(const bfloat16* from) {
-#if defined(CHUNKATTN_ISA_AVX512)
+#if defined(CHUNKATTN_PASS_AVX512)
   if constexpr (W == 16) {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     return _mm512_castsi512_ps(
         _mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, bits), 16));
   }
 #endif
-#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+#if defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)
   if constexpr (W == 8) {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
@@ -200,7 +190,7 @@ CHUNKATTN_INLINE Float<W> load_widened(const bfloat16* from) {
   if constexpr (W == 4) {
     u16x4 bits;
     __builtin_memcpy(&bits, from, sizeof bits);
-    return std::bit_cast<f32x4>(__builtin_convertvector(bits, u32x4) << 16);
+    return bits_as<f32x4>(__builtin_convertvector(bits, u32x4) << 16);
   }
 }
 
@@ -211,31 +201,30 @@ CHUNKATTN_INLINE f32x4 widen_half_bits(u32x4 bits) {
   const u32x4 magnitude = (bits & 0x7fffu) << 13;
   const u32x4 exponent = magnitude & 0x0f800000u;
   const u32x4 normal = magnitude + 0x38000000u;
-  const u32x4 subnormal = std::bit_cast<u32x4>(std::bit_cast<f32x4>(magnitude + 0x38800000u) -
-                                               std::bit_cast<float>(0x38800000u));
+  const u32x4 subnormal =
+      bits_as<u32x4>(bits_as<f32x4>(magnitude + 0x38800000u) - bits_as<float>(0x38800000u));
   const u32x4 is_subnormal = (u32x4)(exponent == 0u);
   const u32x4 special = (u32x4)(exponent == 0x0f800000u) & 0x7f800000u;
-  return std::bit_cast<f32x4>((is_subnormal & subnormal) | (~is_subnormal & (normal | special)) |
-                              sign);
+  return bits_as<f32x4>((is_subnormal & subnormal) | (~is_subnormal & (normal | special)) | sign);
 }
 
 template <int W>
 CHUNKATTN_INLINE Float<W> load_widened(const half* from) {
-#if defined(CHUNKATTN_ISA_AVX512)
+#if defined(CHUNKATTN_PASS_AVX512)
   if constexpr (W == 16)
     return _mm512_maskz_cvtph_ps(0xffff,
                                  _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 #endif
-#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+#if defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)
   if constexpr (W == 8)
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #endif
   if constexpr (W == 4) {
     u16x4 bits;
     __builtin_memcpy(&bits, from, sizeof bits);
-#if defined(CHUNKATTN_ISA_NEON)
-    return vcvt_f32_f16(std::bit_cast<float16x4_t>(bits));
-#elif defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+#if defined(CHUNKATTN_PASS_NEON)
+    return vcvt_f32_f16(bits_as<float16x4_t>(bits));
+#elif defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)
     return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 #else
     return widen_half_bits(__builtin_convertvector(bits, u32x4));
@@ -245,13 +234,13 @@ CHUNKATTN_INLINE Float<W> load_widened(const half* from) {
 
 template <int W>
 CHUNKATTN_INLINE Float<W> load_widened(const std::int8_t* from) {
-#if defined(CHUNKATTN_ISA_AVX512)
+#if defined(CHUNKATTN_PASS_AVX512)
   if constexpr (W == 16) {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, bits));
   }
 #endif
-#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
+#if defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)
   if constexpr (W == 8) {
     const __m128i bits = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bits));
@@ -273,8 +262,8 @@ CHUNKATTN_INLINE void store_narrowed(float* to, Float<W> value) {
 
 template <int W>
 CHUNKATTN_INLINE void store_narrowed(half* to, Float<W> value) {
-#if defined(CHUNKATTN_ISA_AVX512) || defined(CHUNKATTN_ISA_AVX2)
-#if defined(CHUNKATTN_ISA_AVX512)
+#if defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)
+#if defined(CHUNKATTN_PASS_AVX512)
   if constexpr (W == 16) {
     _mm256_storeu_si256(
         reinterpret_cast<__m256i*>(to),
@@ -289,7 +278,7 @@ CHUNKATTN_INLINE void store_narrowed(half* to, Float<W> value) {
   }
 #endif
   if constexpr (W == 4) {
-#if defined(CHUNKATTN_ISA_NEON)
+#if defined(CHUNKATTN_PASS_NEON)
     const float16x4_t narrow = vcvt_f16_f32(value);
     __builtin_memcpy(static_cast<void*>(to), &narrow, sizeof narrow);
 #else
@@ -300,7 +289,7 @@ CHUNKATTN_INLINE void store_narrowed(half* to, Float<W> value) {
 
 template <int W>
 CHUNKATTN_INLINE void store_narrowed(bfloat16* to, Float<W> value) {
-  const Unsigned<W> bits = std::bit_cast<Unsigned<W>>(value);
+  const Unsigned<W> bits = bits_as<Unsigned<W>>(value);
   const Unsigned<W> is_nan = (Unsigned<W>)((bits & 0x7fffffffu) > 0x7f800000u);
   const Unsigned<W> rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const Unsigned<W> result = (is_nan & ((bits >> 16) | 0x40u)) | (~is_nan & rounded);
@@ -422,7 +411,7 @@ CHUNKATTN_INLINE Int<W> iota() {
 /// p * scale, or 0 where x is below `lowest`. A NaN in p stays.
 template <int W>
 CHUNKATTN_INLINE Float<W> scale_or_zero(Float<W> p, Float<W> scale, Float<W> x, Float<W> lowest) {
-#if defined(CHUNKATTN_ISA_AVX512)
+#if defined(CHUNKATTN_PASS_AVX512)
   if constexpr (W == 16)
     return _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(x, lowest, _CMP_NLT_UQ), p, scale);
 #endif
@@ -440,7 +429,7 @@ CHUNKATTN_INLINE Float<W> exp_nonpositive(Float<W> x) {
   // exponent field of 2^n holds. Multiplied, not added as bits: an integer sum would lose NaN.
   const Float<W> magic = broadcast<W>(0x1.8p23f + 127.0f);
   Float<W> shifted = fma(clamped, broadcast<W>(1.44269504f), magic);
-  const Float<W> scale = std::bit_cast<Float<W>>(std::bit_cast<Int<W>>(shifted) << 23);
+  const Float<W> scale = bits_as<Float<W>>(bits_as<Int<W>>(shifted) << 23);
 #if defined(__FAST_MATH__)
   __asm__("" : "+m"(shifted));  // keeps (x + magic) - magic from being folded to x
 #endif
@@ -457,15 +446,5 @@ CHUNKATTN_INLINE Float<W> exp_nonpositive(Float<W> x) {
   return scale_or_zero<W>(p, scale, x, lowest);
 }
 
-/// Prefetches the cache line at `address`, from memory to L2: L1 is the kernel's.
-CHUNKATTN_INLINE void prefetch(const void* address) {
-  __builtin_prefetch(address, 0, 2);
-}
-
-/// Prefetches the cache line at `address`, from L2 to L1.
-CHUNKATTN_INLINE void prefetch_near(const void* address) {
-  __builtin_prefetch(address, 0, 3);
-}
-
 }  // namespace simd
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_PASS_END
