@@ -20,13 +20,15 @@
 
 namespace bench {
 
-/// A batch of sequences, each a path of (id, tokens): equal ids from the root on are shared.
+/// A batch of sequences, each a path of (id, tokens): equal ids from the root on are shared. The
+/// last query_tokens of each are computed in the step: 1 is decoding, more is prefill.
 struct Batch {
   struct Part {
     std::uint32_t id;
     int tokens;
   };
   std::vector<std::vector<Part>> sequences;
+  int query_tokens = 1;
 
   [[nodiscard]] int size() const { return static_cast<int>(sequences.size()); }
 };
@@ -83,7 +85,7 @@ class UnsharedPlan {
   std::vector<std::int32_t> row_segment_;
 };
 
-/// The batch in a tree, with one query token per sequence in an open step.
+/// The batch in a tree, with its query tokens in an open step.
 /// \tparam share  false: each sequence is a tenant of its own, so nothing is found in common
 template <int ChunkSize>
 class PlannedBatch {
@@ -100,15 +102,16 @@ class PlannedBatch {
       chunkattn::InsertOptions options;
       if (!share) options.name_space.tenant = ++tenant;
       sequences_.push_back(tree_.insert(std::span<const std::uint32_t>(prompt), options));
-      // K/V is filled in later; the last token is the query.
+      // K/V is filled in later; the last tokens are the query.
       chunkattn::TokenRange range = sequences_.back().loadable();
       range.length =
-          std::min(range.end(), static_cast<std::int32_t>(prompt.size()) - 1) - range.begin;
+          std::min(range.end(), static_cast<std::int32_t>(prompt.size()) - batch.query_tokens) -
+          range.begin;
       if (range.length > 0) sequences_.back().mark_loaded(range);
     }
     step_.emplace(tree_.begin_step());
     for (auto& sequence : sequences_)
-      if (!step_->add(sequence, 1)) std::abort();
+      if (!step_->add(sequence, batch.query_tokens)) std::abort();
     view_ = plan_.build(*step_);
   }
 
@@ -126,11 +129,11 @@ class PlannedBatch {
     for (int s = 0; s < view.num_segments; ++s) {
       const chunkattn::Segment& segment = view.segments[s];
       std::int32_t kv_len = 0;
-      for (int row = segment.row_begin; row < segment.row_end; ++row)
+      for (int row = segment.row_begin; row < segment.row_end; ++row) {
         kv_len = std::max(kv_len, view.row_kv_len[row]);
-      const double seen = std::clamp(kv_len - segment.position, 0, segment.length);
-      work.tokens += seen;
-      work.pairs += seen * (segment.row_end - segment.row_begin);
+        work.pairs += std::clamp(view.row_kv_len[row] - segment.position, 0, segment.length);
+      }
+      work.tokens += std::clamp(kv_len - segment.position, 0, segment.length);
     }
     return work;
   }

@@ -1,0 +1,103 @@
+// See pair_step.hpp. CHUNKATTN_BENCH_PLAIN: the build without -march, of the usual head_dim alone,
+// because it contains every instruction set's kernels.
+#include "bench/pair_step.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "chunkattn/chunk_attention.hpp"
+
+namespace bench {
+namespace {
+
+int num_rows(const chunkattn::PlanView& plan) {
+  return plan.num_rows;
+}
+
+template <class T, int HeadDim>
+class AttentionStep : public Step {
+ public:
+  AttentionStep(const StepCase& which, chunkattn::ThreadPool& pool, std::size_t cold_bytes)
+      : planned_(which.batch, true), attention_(pool, which.options) {
+    const auto work = planned_.work();
+    const double token_bytes =
+        2.0 * HeadDim * sizeof(T) + (std::is_same_v<T, std::int8_t> ? 2.0 * sizeof(float) : 0.0);
+    const double kv_bytes = work.tokens * which.num_kv_heads * token_bytes;
+    q_.resize(static_cast<std::size_t>(num_rows(planned_.view())) *
+              static_cast<std::size_t>(which.num_qo_heads) * HeadDim);
+    out_.resize(q_.size());
+    fill_random(q_.data(), q_.size(), 1);
+    flops = work.pairs * which.num_qo_heads * 4.0 * HeadDim;
+    bytes = kv_bytes + 2.0 * static_cast<double>(q_.size() * sizeof(float));
+    const double wanted = which.cold ? static_cast<double>(cold_bytes) / kv_bytes : 0.0;
+    const int layers = std::clamp(static_cast<int>(wanted) + 1, 1, 512);
+    cache_.emplace(planned_.tree(), chunkattn::KvCacheOptions{layers, which.num_kv_heads, HeadDim});
+    for (int l = 0; l < layers; ++l) layers_.push_back(cache_->layer(l));
+    pool.parallel_for(layers, [&](int l) {
+      fill_layer(layers_[static_cast<std::size_t>(l)], static_cast<std::uint64_t>(l));
+    });
+    // Where memory is virtual, the first pass over fresh pages is slow.
+    for (int l = 0; l < layers; ++l) AttentionStep::run();
+  }
+
+  void run() override {
+    attention_.run(layers_[next_++ % layers_.size()], planned_.view(), q_, out_);
+  }
+
+ private:
+  PlannedBatch<64> planned_;
+  chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim> attention_;
+  std::optional<chunkattn::KvCache<chunkattn::Cpu, T>> cache_;
+  std::vector<chunkattn::KvView<T>> layers_;
+  std::vector<float> q_, out_;
+  std::size_t next_ = 0;
+};
+
+template <int HeadDim>
+std::unique_ptr<Step> make(const StepCase& which, chunkattn::ThreadPool& pool,
+                           std::size_t cold_bytes) {
+  switch (which.element) {
+    case Element::fp32:
+      return std::make_unique<AttentionStep<float, HeadDim>>(which, pool, cold_bytes);
+    case Element::bf16:
+      return std::make_unique<AttentionStep<chunkattn::bfloat16, HeadDim>>(which, pool, cold_bytes);
+    case Element::fp16:
+      if constexpr (HeadDim == 128)
+        return std::make_unique<AttentionStep<chunkattn::half, HeadDim>>(which, pool, cold_bytes);
+      return nullptr;
+    case Element::int8:
+      if constexpr (HeadDim == 128)
+        return std::make_unique<AttentionStep<std::int8_t, HeadDim>>(which, pool, cold_bytes);
+      return nullptr;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+#if defined(CHUNKATTN_BENCH_PLAIN)
+std::unique_ptr<Step> make_plain_step(const StepCase& which, chunkattn::ThreadPool& pool,
+                                      std::size_t cold_bytes) {
+  return which.head_dim == 128 ? make<128>(which, pool, cold_bytes) : nullptr;
+}
+#else
+std::unique_ptr<Step> make_native_step(const StepCase& which, chunkattn::ThreadPool& pool,
+                                       std::size_t cold_bytes) {
+  switch (which.head_dim) {
+    case 64:
+      return make<64>(which, pool, cold_bytes);
+    case 80:
+      return make<80>(which, pool, cold_bytes);
+    case 96:
+      return make<96>(which, pool, cold_bytes);
+    case 128:
+      return make<128>(which, pool, cold_bytes);
+    case 256:
+      return make<256>(which, pool, cold_bytes);
+    default:
+      return nullptr;
+  }
+}
+#endif
+
+}  // namespace bench

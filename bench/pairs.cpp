@@ -1,0 +1,250 @@
+// Two ways to compute attention held against each other: their steps in turn, in one process, at
+// least 41 rounds each, the median of the ratios with its 95 % interval. Neighbours on a shared
+// machine change the times of both by tens of percents, and hardly touch the ratio.
+//
+//   pairs_bench [--filter=TEXT]... [--rounds=N] [--threads=N] [--cold=MB] [--list]
+//
+// The ratio is that of the times per flop, first over second: below 1 the first is faster.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/machine.hpp"
+#include "bench/pair_step.hpp"
+#include "chunkattn/chunk_attention.hpp"
+
+namespace {
+
+using namespace bench;
+using chunkattn::Reduce;
+
+struct Side {
+  MakeStep* make;
+  StepCase which;
+};
+
+struct Pair {
+  std::string name;
+  Side first;
+  Side second;
+};
+
+constexpr std::pair<Element, const char*> elements[] = {{Element::fp32, "fp32"},
+                                                        {Element::bf16, "bf16"},
+                                                        {Element::fp16, "fp16"},
+                                                        {Element::int8, "int8"}};
+
+std::string text(int a, char separator, int b) {
+  return std::to_string(a) + separator + std::to_string(b);
+}
+
+StepCase decode(int batch, int shared, int own, int qo_heads, int kv_heads, int head_dim = 128) {
+  return {one_prefix(batch, shared, own), qo_heads, kv_heads, head_dim};
+}
+
+StepCase prefill(int batch, int shared, int tokens, int qo_heads, int kv_heads,
+                 int head_dim = 128) {
+  StepCase which = decode(batch, shared, tokens, qo_heads, kv_heads, head_dim);
+  which.batch.query_tokens = tokens;
+  which.cold = false;
+  return which;
+}
+
+/// The same case for some element types.
+void add_types(std::vector<Pair>& pairs, const std::string& name, Side first, Side second,
+               std::size_t num_types) {
+  for (std::size_t i = 0; i < num_types; ++i) {
+    first.which.element = second.which.element = elements[i].first;
+    pairs.push_back({name + "/" + elements[i].second, first, second});
+  }
+}
+
+// Compiled without -march, against -march=native.
+void add_builds(std::vector<Pair>& pairs) {
+  const auto add = [&](const std::string& name, const StepCase& which) {
+    add_types(pairs, "plain:native/" + name, {make_plain_step, which}, {make_native_step, which},
+              4);
+  };
+  for (const int kv_heads : {32, 8}) {
+    const std::string heads = text(32, ':', kv_heads);
+    add("decode/heads:" + heads + "/shared:4096/own:64", decode(32, 4096, 64, 32, kv_heads));
+    add("decode/heads:" + heads + "/shared:0/own:1024", decode(32, 0, 1024, 32, kv_heads));
+  }
+  add("prefill/heads:32:8/4x512", prefill(4, 0, 512, 32, 8));
+}
+
+// Batch invariance, against the default.
+void add_invariant(std::vector<Pair>& pairs) {
+  const auto add = [&](const std::string& name, StepCase which) {
+    const Side second{make_native_step, which};
+    which.options.reduce = Reduce::batch_invariant;
+    add_types(pairs, "invariant:default/" + name, {make_native_step, which}, second, 4);
+  };
+  for (const int kv_heads : {32, 8}) {
+    const std::string heads = "heads:" + text(32, ':', kv_heads);
+    for (const int shared : {1024, 4096})
+      add(heads + "/shared:" + std::to_string(shared) + "/own:64",
+          decode(32, shared, 64, 32, kv_heads));
+    add(heads + "/shared:0/own:1024", decode(32, 0, 1024, 32, kv_heads));
+  }
+}
+
+// Heads that do not divide by the threads, against 32/8 with as many query lines per KV head.
+void add_heads(std::vector<Pair>& pairs) {
+  constexpr int shapes[][2] = {{9, 3}, {24, 4}, {16, 1}};
+  for (const auto& [qo_heads, kv_heads] : shapes) {
+    for (const int head_dim : {64, 128}) {
+      const int lines = 32 * qo_heads / kv_heads;
+      add_types(pairs, "heads:" + text(qo_heads, ':', kv_heads) + "/d:" + std::to_string(head_dim),
+                {make_native_step, decode(32, 4096, 64, qo_heads, kv_heads, head_dim)},
+                {make_native_step, decode(lines / 4, 4096, 64, 32, 8, head_dim)}, 2);
+    }
+  }
+}
+
+// Other head_dims, against 128.
+void add_head_dims(std::vector<Pair>& pairs) {
+  for (const int head_dim : {64, 80, 96, 256}) {
+    const std::string name = "d:" + text(head_dim, ':', 128);
+    add_types(pairs, name + "/decode", {make_native_step, decode(32, 4096, 64, 32, 8, head_dim)},
+              {make_native_step, decode(32, 4096, 64, 32, 8)}, 2);
+    add_types(pairs, name + "/prefill", {make_native_step, prefill(4, 0, 512, 32, 8, head_dim)},
+              {make_native_step, prefill(4, 0, 512, 32, 8)}, 2);
+  }
+}
+
+// Prompts whose prefix is computed already, against prompts that are computed whole.
+void add_prefill(std::vector<Pair>& pairs) {
+  add_types(pairs, "prefill:4x512/1x8192", {make_native_step, prefill(1, 0, 8192, 32, 8)},
+            {make_native_step, prefill(4, 0, 512, 32, 8)}, 2);
+  add_types(pairs, "prefill:4x512/4x2048", {make_native_step, prefill(4, 0, 2048, 32, 8)},
+            {make_native_step, prefill(4, 0, 512, 32, 8)}, 2);
+  add_types(pairs, "prefill:4x512/32x64 after 4096",
+            {make_native_step, prefill(32, 4096, 64, 32, 8)},
+            {make_native_step, prefill(4, 0, 512, 32, 8)}, 2);
+}
+
+struct Result {
+  double ratio, low, high;  // of the times per flop
+  double seconds[2];        // medians
+  double best[2];           // least
+};
+
+double quantile(const std::vector<double>& sorted, double at) {
+  const double last = static_cast<double>(sorted.size() - 1);
+  return sorted[static_cast<std::size_t>(std::clamp(std::round(at), 0.0, last))];
+}
+
+Result measure(Step& first, Step& second, int rounds) {
+  std::vector<double> logs, seconds[2];
+  Step* const steps[] = {&first, &second};
+  for (int round = 0; round < rounds; ++round) {
+    for (int i = 0; i < 2; ++i) {
+      const int which = (i + round) % 2;
+      const auto start = Clock::now();
+      steps[which]->run();
+      seconds[which].push_back(seconds_since(start));
+    }
+    logs.push_back(std::log(seconds[0].back() / first.flops / seconds[1].back() * second.flops));
+  }
+  std::sort(logs.begin(), logs.end());
+  // The order statistics beyond the middle by 1.96 standard deviations of the binomial
+  // distribution: whatever the distribution of the times.
+  const double n = rounds;
+  const double reach = 1.96 * std::sqrt(n) / 2;
+  return {std::exp(quantile(logs, (n - 1) / 2)),
+          std::exp(quantile(logs, (n - 1) / 2 - reach)),
+          std::exp(quantile(logs, (n - 1) / 2 + reach)),
+          {median(seconds[0]), median(seconds[1])},
+          {*std::min_element(seconds[0].begin(), seconds[0].end()),
+           *std::min_element(seconds[1].begin(), seconds[1].end())}};
+}
+
+struct Arguments {
+  std::vector<std::string_view> filters;
+  int rounds = 41;
+  int threads = 0;
+  int cold_mb = 0;
+  bool list = false;
+
+  [[nodiscard]] bool wants(std::string_view name) const {
+    return filters.empty() || std::any_of(filters.begin(), filters.end(), [&](auto filter) {
+             return name.find(filter) != std::string_view::npos;
+           });
+  }
+};
+
+bool parse(int argc, char** argv, Arguments& to) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    const auto value = [&](std::string_view name) {
+      return argument.substr(0, name.size()) == name ? argument.substr(name.size())
+                                                     : std::string_view();
+    };
+    const auto number = [&](std::string_view name, int& into) {
+      const std::string_view digits = value(name);
+      return !digits.empty() &&
+             std::from_chars(digits.data(), digits.data() + digits.size(), into).ptr ==
+                 digits.data() + digits.size() &&
+             into > 0;
+    };
+    if (argument == "--list")
+      to.list = true;
+    else if (const auto filter = value("--filter="); !filter.empty())
+      to.filters.push_back(filter);
+    else if (!number("--rounds=", to.rounds) && !number("--threads=", to.threads) &&
+             !number("--cold=", to.cold_mb))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  if (!parse(argc, argv, arguments)) {
+    std::fprintf(stderr,
+                 "usage: pairs_bench [--filter=TEXT]... [--rounds=N] [--threads=N] [--cold=MB] "
+                 "[--list]\n");
+    return 2;
+  }
+  std::vector<Pair> pairs;
+  add_builds(pairs);
+  add_invariant(pairs);
+  add_heads(pairs);
+  add_head_dims(pairs);
+  add_prefill(pairs);
+  std::erase_if(pairs, [&](const Pair& pair) { return !arguments.wants(pair.name); });
+  if (arguments.list) {
+    for (const Pair& pair : pairs) std::printf("%s\n", pair.name.c_str());
+    return 0;
+  }
+  chunkattn::ThreadPool pool(arguments.threads);
+  const std::size_t cold_bytes =
+      arguments.cold_mb > 0
+          ? static_cast<std::size_t>(arguments.cold_mb) << 20
+          : std::min(4 * std::max(last_level_cache_bytes(), std::size_t{64} << 20),
+                     std::size_t{2} << 30);
+  std::uint64_t sink = 0;
+  std::printf("%d threads, %s; FMA peak %.0f GFLOP/s (measured); %d rounds\n", pool.concurrency(),
+              chunkattn::describe_instruction_set().c_str(),
+              examples::fma_rate(pool, 20'000'000, sink) * 1e-9, arguments.rounds);
+  std::printf("%-50s %7s %15s %17s %17s %15s\n", "pair", "ratio", "95 %", "median ms", "best ms",
+              "GFLOP/s");
+  for (const Pair& pair : pairs) {
+    const auto first = pair.first.make(pair.first.which, pool, cold_bytes);
+    const auto second = pair.second.make(pair.second.which, pool, cold_bytes);
+    if (!first || !second) continue;  // not built
+    const Result r = measure(*first, *second, arguments.rounds);
+    std::printf("%-50s %7.3f %7.3f %7.3f %8.2f %8.2f %8.2f %8.2f %7.0f %7.0f\n", pair.name.c_str(),
+                r.ratio, r.low, r.high, r.seconds[0] * 1e3, r.seconds[1] * 1e3, r.best[0] * 1e3,
+                r.best[1] * 1e3, first->flops / r.seconds[0] * 1e-9,
+                second->flops / r.seconds[1] * 1e-9);
+    std::fflush(stdout);
+  }
+}
