@@ -101,11 +101,11 @@ class Schedule {
   void derive(const PlanView& plan, const ScheduleOptions& options) {
     options_ = options;
     find_visible(plan);
-    cut_rows(plan.num_rows, std::max(1, options.max_lines / options.group));
+    cut_rows(plan.num_rows, ceil(plan.num_rows, std::max(1, options.max_lines / options.group)));
     list_items(plan);
-    const int rows = rows_per_block(plan.num_rows, total_ns());
-    if (rows < max_block_rows_) {
-      cut_rows(plan.num_rows, rows);
+    const int blocks = num_blocks(plan.num_rows, total_ns());
+    if (blocks > static_cast<int>(row_blocks_.size())) {
+      cut_rows(plan.num_rows, blocks);
       list_items(plan);
     }
     cut_items();
@@ -120,20 +120,40 @@ class Schedule {
   [[nodiscard]] int num_shared_items() const noexcept { return num_shared_items_; }
 
  private:
-  // Rows of a block, if the largest blocks give fewer tasks than wanted. Cutting rows costs another
-  // pass over what they share, from a cache; cutting along KV costs the lines' states.
-  int rows_per_block(int num_rows, double total_ns) const {
-    const auto ceil = [](int a, int b) { return (a + b - 1) / b; };
+  static int ceil(int a, int b) { return (a + b - 1) / b; }
+
+  // Into how many blocks rows are cut, if the largest blocks give fewer tasks than wanted. Cutting
+  // rows costs another pass over what they share, from a cache; cutting along KV costs the lines'
+  // states.
+  int num_blocks(int num_rows, double total_ns) const {
     const int group = options_.group;
-    const int blocks = ceil(options_.min_tasks, options_.num_kv_heads);
-    if (static_cast<int>(row_blocks_.size()) >= blocks) return max_block_rows_;
+    const int fewest = static_cast<int>(row_blocks_.size());
+    const int wanted = ceil(options_.min_tasks, options_.num_kv_heads);
+    if (fewest >= wanted) return fewest;
     if (num_shared_items_ == 0) {  // free, so tasks may be small enough to end together
       const double row_ns = total_ns / num_rows + 1;
-      return std::max(ceil(num_rows, 4 * blocks), static_cast<int>(min_unit_ns / row_ns) + 1);
+      const int rows =
+          std::max(ceil(num_rows, 4 * wanted), static_cast<int>(min_unit_ns / row_ns) + 1);
+      return ceil(num_rows, rows);
     }
     // Worth it where there is too little to read per line for as many cuts along KV.
-    if (total_ns / (num_rows * group * min_unit_line_ns) >= 0.5 * blocks) return max_block_rows_;
-    return std::max(ceil(options_.tile_lines, group), ceil(num_rows, blocks));
+    if (total_ns / (num_rows * group * min_unit_line_ns) >= 0.5 * wanted) return fewest;
+    // As many as fill the vectors of the products: 33 lines would cost as much as 48.
+    const int most = std::min(wanted, num_rows / ceil(options_.tile_lines, group));
+    for (int count = most; count > fewest; --count)
+      if (16 * padded_lines(num_rows, count) <= 17 * num_rows * group) return count;
+    return fewest;
+  }
+  // Lines that products compute if rows are cut into so many blocks: half a tile is their grain.
+  int padded_lines(int num_rows, int num_blocks) const noexcept {
+    const int grain = options_.tile_lines / 2;
+    int total = 0;
+    for (int b = 0; b < num_blocks; ++b) {
+      const int lines =
+          (cut(num_rows, b + 1, num_blocks) - cut(num_rows, b, num_blocks)) * options_.group;
+      total += ceil(lines, grain) * grain;
+    }
+    return total;
   }
 
   // Tokens of each segment that any row sees, from the rows' lengths up the tree.
@@ -157,14 +177,11 @@ class Schedule {
     }
   }
 
-  void cut_rows(int num_rows, int max_rows) {
-    const int count = (num_rows + max_rows - 1) / max_rows;
+  void cut_rows(int num_rows, int count) {
     row_blocks_.resize(static_cast<std::size_t>(count));
-    max_block_rows_ = 0;
     for (int b = 0; b < count; ++b) {
       RowBlock& block = row_blocks_[static_cast<std::size_t>(b)];
       block = {cut(num_rows, b, count), cut(num_rows, b + 1, count), 0, 0, false, 0};
-      max_block_rows_ = std::max(max_block_rows_, block.num_rows());
     }
   }
   static std::int32_t cut(int total, int part, int parts) {
@@ -317,7 +334,6 @@ class Schedule {
   Array<RowBlock> row_blocks_;
   Array<Unit> units_;
   std::int64_t num_partial_rows_ = 0;
-  int max_block_rows_ = 0;
   int num_shared_items_ = 0;
 };
 
