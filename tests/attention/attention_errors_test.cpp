@@ -203,6 +203,12 @@ TEST_CASE("options and executors") {
                      ChunkAttention<Cpu, 8> attention(1, {.reduce = static_cast<Reduce>(reduce)});
                    }),
                    "options.reduce = " + std::to_string(reduce) + ": expected "));
+  for (const int accuracy : {-1, 3, 77})
+    CHECK(contains(message_of([&] {
+                     ChunkAttention<Cpu, 8> attention(
+                         1, {.accuracy = static_cast<Accuracy>(accuracy)});
+                   }),
+                   "options.accuracy = " + std::to_string(accuracy) + ": expected "));
 }
 
 #endif

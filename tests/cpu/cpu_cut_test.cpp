@@ -22,8 +22,10 @@ template <class T>
 void check_answer(ChunkAttention<Cpu, 64>& attention, const test::AttentionCase<T>& problem) {
   test::Answer<float> answer(problem);
   attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
-  CHECK(compare_with_reference(problem.reference, std::span<const float>(answer.out)).ok());
-  CHECK(test::worst_lse(problem.reference, answer.lse) <= 1);
+  const Rounding rounding = test::rounding_in<T>(attention);
+  CHECK(
+      compare_with_reference(problem.reference, std::span<const float>(answer.out), rounding).ok());
+  CHECK(test::worst_lse(problem.reference, answer.lse, rounding) <= 1);
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ NATIVE = ["-march=native"]
 # How the variants are built that tests/CMakeLists.txt declares there.
 DECLARED = "tests/CMakeLists.txt"
 VARIANTS = {"portable": ["-march=native", "-DCHUNKATTN_ISA=portable"], "avx2": ["-mavx2", "-mfma", "-mf16c", "-DCHUNKATTN_ISA=avx2"],
-            "plain": []}
+            "tiles": ["-march=native", "-DCHUNKATTN_SOFTWARE_TILES"], "plain": []}
 
 ARGUMENTS = ["--abort-after=1"]  # doctest: the first failure is enough
 ENVIRONMENT = {"CHUNKATTN_SEED": "20261121"}  # the same random inputs in every run

@@ -99,14 +99,30 @@ struct Answer {
         lse(problem.reference.lse.size(), std::numeric_limits<float>::quiet_NaN()) {}
 };
 
+/// How `attention` rounds products over K and V of T.
+template <class T, int HeadDim, class Exec>
+chunkattn::Rounding rounding_in(
+    const chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, Exec>& attention) {
+  const chunkattn::AttentionOptions& options = attention.options();
+#if defined(CHUNKATTN_SOFTWARE_TILES)
+  constexpr bool tiles = true;
+#else
+  const bool tiles = options.instruction_set == chunkattn::InstructionSet::amx;
+#endif
+  if (!tiles || HeadDim % 32 != 0 || options.reduce == chunkattn::Reduce::batch_invariant)
+    return {};
+  return chunkattn::rounding_of<T>(options.accuracy);
+}
+
 /// Largest |lse - ref| / bound; infinity for NaN.
-inline double worst_lse(const chunkattn::Reference& reference, std::span<const float> lse) {
+inline double worst_lse(const chunkattn::Reference& reference, std::span<const float> lse,
+                        chunkattn::Rounding rounding = {}) {
   double worst = 0;
   for (std::size_t i = 0; i < lse.size(); ++i) {
     const double expected = reference.lse[i];
     const double got = static_cast<double>(lse[i]);
     if (expected == -std::numeric_limits<double>::infinity() && got == expected) continue;
-    const double ratio = std::abs(got - expected) / reference.lse_bound(i);
+    const double ratio = std::abs(got - expected) / reference.lse_bound(i, rounding);
     if (!(ratio <= worst)) worst = ratio >= 0 ? ratio : std::numeric_limits<double>::infinity();
   }
   return worst;

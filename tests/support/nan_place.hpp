@@ -114,7 +114,7 @@ struct NanPlace {
 template <class X>
 int wrong_elements(const NanPlace& nan, const RandomPlan& plan, const chunkattn::Reference& clean,
                    int num_kv_heads, std::span<const X> out, std::span<const float> lse,
-                   double u_p = 0x1p-24) {
+                   chunkattn::Rounding rounding = {}) {
   int wrong = 0;
   const auto check = [&](double got, bool want_nan, double expected, double bound) {
     const bool right = want_nan ? std::isnan(got) : std::abs(got - expected) <= bound;
@@ -128,13 +128,13 @@ int wrong_elements(const NanPlace& nan, const RandomPlan& plan, const chunkattn:
                                    static_cast<std::size_t>(clean.num_qo_heads) +
                                static_cast<std::size_t>(h);
       check(static_cast<double>(lse[line]), reached && nan.where != NanPlace::v, clean.lse[line],
-            clean.lse_bound(line));
+            clean.lse_bound(line, rounding));
       for (int d = 0; d < clean.head_dim; ++d) {
         const std::size_t at =
             line * static_cast<std::size_t>(clean.head_dim) + static_cast<std::size_t>(d);
         const bool hit = nan.where != NanPlace::v || nan.element < 0 || nan.element == d;
         check(static_cast<double>(chunkattn::to_float(out[at])), reached && hit, clean.out[at],
-              clean.bound(at, chunkattn::unit_roundoff<X>(), u_p));
+              clean.bound(at, chunkattn::unit_roundoff<X>(), rounding));
       }
     }
   }

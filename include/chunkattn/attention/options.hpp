@@ -28,6 +28,21 @@ enum class Reduce {
   batch_invariant,
 };
 
+/// How accurate products must be at least. It matters where the processor has a matrix unit
+/// (InstructionSet::amx) and K and V are stored in 16 or 8 bits; anything else computes in fp32.
+/// Such a unit multiplies bfloat16 and adds up in fp32, so queries and probabilities become sums of
+/// bfloat16 terms; 16- and 8-bit K and V are such sums already. rounding_of() has the errors.
+enum class Accuracy {
+  /// No matrix unit: everything in fp32, to about 2^-22 of the largest terms of a sum.
+  fp32,
+  /// Two terms: each query element and probability off by at most 2^-17 of itself (half K and V:
+  /// 2^-15.4), which is below what storing outputs in 16 bits costs.
+  two_terms,
+  /// One term, the fastest: off by at most 2^-8 of itself, for half K and V by 2^-7. Logits of size
+  /// s are off by up to s / 256.
+  one_term,
+};
+
 /// How attention is computed.
 struct AttentionOptions {
   float sm_scale = 0;                     ///< factor of q·k, finite; 0: 1 / sqrt(HeadDim)
@@ -41,6 +56,8 @@ struct AttentionOptions {
   int max_task_heads = 0;
   /// CPU: whose vectors compute; automatic: see instruction_set().
   InstructionSet instruction_set = InstructionSet::automatic;
+  /// CPU: the least accuracy of products. Reduce::batch_invariant computes in fp32 whatever it is.
+  Accuracy accuracy = Accuracy::two_terms;
 };
 
 namespace detail {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "../base/config.hpp"
@@ -15,8 +16,29 @@
 #include "../base/error.hpp"
 #include "../kv/view.hpp"
 #include "../plan/view.hpp"
+#include "options.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+/// How a kernel rounds on the way to its output, beyond what fp32 does; relative.
+struct Rounding {
+  double p;      ///< of the probabilities and values as they are fed to PV
+  double logit;  ///< of queries and keys as they are fed to QK
+
+  constexpr Rounding(double p_ = 0x1p-24, double logit_ = 0) noexcept : p(p_), logit(logit_) {}
+};
+
+/// The largest rounding errors of products over K and V of T, by tiles (see Accuracy). Two terms of
+/// bfloat16 hold a float but for 2^-17 of it, and K and V exactly. Of half K and V, which are two
+/// terms themselves, the product of both second terms is left out: another 2^-16.
+template <class T>
+[[nodiscard]] constexpr Rounding rounding_of(Accuracy accuracy) noexcept {
+  constexpr bool is_half = std::is_same_v<T, half>;
+  if (std::is_same_v<T, float> || accuracy == Accuracy::fp32) return {};
+  const double u =
+      accuracy == Accuracy::two_terms ? (is_half ? 0x3p-17 : 0x1p-17) : (is_half ? 0x2p-8 : 0x1p-8);
+  return {u, u};
+}
 
 /// What the oracle returns. Rows are in the caller's order.
 struct Reference {
@@ -29,20 +51,27 @@ struct Reference {
   /// As `lse`: the largest finite sm_scale * sum |q_i k_i| of any token.
   std::vector<double> logit_size;
 
-  /// How far an exact kernel may be from `out[index]`, where it rounds its output by `u_out`
-  /// (relative) and feeds PV with probabilities rounded by `u_p`:
-  ///   u_out |out| + 2 (u_p + delta) sum p|v| + 1e-6,   delta = 4 * 2^-24 * logit_size
-  /// (delta: the logit's own rounding when it is accumulated in fp32). One token dropped out of
-  /// 4,096 of unit variance breaks it.
-  [[nodiscard]] double bound(std::size_t index, double u_out, double u_p = 0x1p-24) const {
-    const double delta = 4 * 0x1p-24 * logit_size[index / static_cast<std::size_t>(head_dim)];
-    return u_out * std::abs(out[index]) + 2 * (u_p + delta) * abs_v[index] + 1e-6;
+  /// How far a kernel that rounds as `rounding` says may be from `out[index]`, where it rounds its
+  /// output by `u_out` (relative):
+  ///   u_out |out| + (e^(2 (u_p + delta)) - 1) sum p|v| + 1e-6
+  ///   delta = (u_logit + 4 * 2^-24) * logit_size
+  /// (delta: the logit's own rounding, accumulated in fp32). In fp32 one token dropped out of 4,096
+  /// of unit variance breaks it.
+  [[nodiscard]] double bound(std::size_t index, double u_out, Rounding rounding = {}) const {
+    const double delta = logit_error(index / static_cast<std::size_t>(head_dim), rounding);
+    return u_out * std::abs(out[index]) + std::expm1(2 * (rounding.p + delta)) * abs_v[index] +
+           1e-6;
   }
 
-  /// How far an exact kernel's lse may be off: the logit's rounding and that of the sum.
-  [[nodiscard]] double lse_bound(std::size_t index) const {
+  /// How far such a kernel's lse may be off: the logit's rounding and that of the sum.
+  [[nodiscard]] double lse_bound(std::size_t index, Rounding rounding = {}) const {
     const double size = lse[index] > -1e300 ? std::abs(lse[index]) : 0.0;
-    return 4 * 0x1p-24 * logit_size[index] + 4 * 0x1p-24 * size + 2e-6;
+    return logit_error(index, rounding) + 4 * 0x1p-24 * size + 2e-6;
+  }
+
+  /// How far any logit of a line may be off.
+  [[nodiscard]] double logit_error(std::size_t line, Rounding rounding) const {
+    return (rounding.logit + 4 * 0x1p-24) * logit_size[line];
   }
 };
 
@@ -52,6 +81,7 @@ struct OracleReport {
   /// number, and as 0 where it has NaN; a number there counts as huge.
   double worst = 0;
   double max_abs_error = 0;  ///< largest |out - ref|
+  double rms = 0;            ///< root mean square of |out - ref| / bound, where that is a number
   std::size_t index = 0;     ///< where `worst` is
   /// Whether every element is within its bound.
   [[nodiscard]] bool ok() const noexcept { return worst <= 1.0; }
@@ -192,17 +222,16 @@ template <class T, class X>
 
 /// Holds a kernel's output against the oracle's, element by element. The output's own rounding is
 /// that of X.
-/// \param u_p  rounding of the probabilities as they are fed to PV (2^-24: fp32)
 template <class X>
 [[nodiscard]] OracleReport compare_with_reference(const Reference& reference,
-                                                  std::span<const X> out, double u_p = 0x1p-24) {
+                                                  std::span<const X> out, Rounding rounding = {}) {
   detail::check_argument(out.size() == reference.out.size(), "out.size()", out.size(),
                          "num_rows * num_qo_heads * head_dim");
   OracleReport report;
   for (std::size_t i = 0; i < out.size(); ++i) {
     const double got = static_cast<double>(to_float(out[i]));
     double error = std::abs(got - reference.out[i]);
-    double ratio = error / reference.bound(i, unit_roundoff<X>(), u_p);
+    double ratio = error / reference.bound(i, unit_roundoff<X>(), rounding);
     if (detail::is_nan(got) && detail::is_nan(reference.out[i]))
       ratio = error = 0;
     else if (detail::is_nan(ratio))
@@ -212,7 +241,9 @@ template <class X>
       report.index = i;
     }
     if (error > report.max_abs_error) report.max_abs_error = error;
+    report.rms += ratio * ratio;
   }
+  if (!out.empty()) report.rms = std::sqrt(report.rms / static_cast<double>(out.size()));
   return report;
 }
 

@@ -142,6 +142,11 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
                                options.reduce == Reduce::batch_invariant,
                            "options.reduce", static_cast<int>(options.reduce),
                            "Reduce::deterministic, Reduce::spin_lock or Reduce::batch_invariant");
+    detail::check_argument(options.accuracy == Accuracy::fp32 ||
+                               options.accuracy == Accuracy::two_terms ||
+                               options.accuracy == Accuracy::one_term,
+                           "options.accuracy", static_cast<int>(options.accuracy),
+                           "Accuracy::fp32, Accuracy::two_terms or Accuracy::one_term");
     options.sm_scale = detail::resolved_sm_scale(options.sm_scale, HeadDim);
     options.instruction_set = cpu::resolved(options.instruction_set);
     return options;

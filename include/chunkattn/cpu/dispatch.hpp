@@ -10,6 +10,7 @@
 #include "../base/config.hpp"
 #include "../base/error.hpp"
 #include "../base/instruction_sets.hpp"
+#include "amx.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
@@ -22,6 +23,8 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
       return "avx2";
     case InstructionSet::avx512:
       return "avx512";
+    case InstructionSet::amx:
+      return "amx";
     case InstructionSet::portable:
       return "portable";
     default:
@@ -45,6 +48,9 @@ inline constexpr InstructionSet compiled_sets[] = {
 #if defined(CHUNKATTN_WITH_AVX512)
     InstructionSet::avx512,
 #endif
+#if defined(CHUNKATTN_WITH_AMX)
+    InstructionSet::amx,
+#endif
 };
 
 /// Whether the processor and the operating system have what kernels of `set` need.
@@ -58,8 +64,20 @@ inline constexpr InstructionSet compiled_sets[] = {
   if (set == InstructionSet::avx512)
     return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (set == InstructionSet::amx)
+    return is_supported(InstructionSet::avx512) && amx_state() == AmxState::granted;
 #endif
   return set == InstructionSet::portable || set == InstructionSet::neon;
+}
+
+/// What a list of instruction sets says behind one that does not run here; nothing if it does.
+[[nodiscard]] inline const char* why_not(InstructionSet set) noexcept {
+  if (is_supported(set)) return "";
+#if defined(__x86_64__)
+  if (set == InstructionSet::amx && amx_state() == AmxState::refused)
+    return " (refused by the operating system)";
+#endif
+  return " (not on this processor)";
 }
 
 /// The instruction set that `wanted` (automatic: CHUNKATTN_CPU_ISA, else the best) stands for.
@@ -75,8 +93,7 @@ inline constexpr InstructionSet compiled_sets[] = {
                       : wanted == InstructionSet::automatic ? true
                                                             : wanted == set;
     if (fits && is_supported(set)) return set;
-    all += std::string(all.empty() ? "" : ", ") + name_of(set) +
-           (is_supported(set) ? "" : " (not on this processor)");
+    all += std::string(all.empty() ? "" : ", ") + name_of(set) + why_not(set);
   }
   if (is_forced)
     detail::fail_argument("CHUNKATTN_CPU_ISA", forced, {"one that this build has: ", all});
@@ -86,10 +103,10 @@ inline constexpr InstructionSet compiled_sets[] = {
 
 }  // namespace cpu
 
-/// The instruction set whose CPU kernels run: "avx512", "avx2", "neon", or "portable" (four lanes
-/// in plain C++, many times slower). A build for x86-64 has all of that architecture and chooses by
-/// what the processor has, unless compiler options or CHUNKATTN_ISA leave fewer; the environment
-/// variable CHUNKATTN_CPU_ISA forces one.
+/// The instruction set whose CPU kernels run: "amx", "avx512", "avx2", "neon", or "portable" (four
+/// lanes in plain C++, many times slower). A build for x86-64 has all of that architecture and
+/// chooses by what the processor has, unless compiler options or CHUNKATTN_ISA leave fewer; the
+/// environment variable CHUNKATTN_CPU_ISA forces one.
 /// \throws InvalidArgument if that one is not compiled in, or the processor lacks it
 [[nodiscard]] inline const char* instruction_set() {
   return name_of(cpu::resolved(InstructionSet::automatic));
@@ -100,8 +117,7 @@ inline constexpr InstructionSet compiled_sets[] = {
   std::string text = instruction_set();
   const char* separator = " of ";
   for (const InstructionSet set : cpu::compiled_sets) {
-    text += std::string(separator) + name_of(set);
-    if (!cpu::is_supported(set)) text += " (not on this processor)";
+    text += std::string(separator) + name_of(set) + cpu::why_not(set);
     separator = ", ";
   }
   return text;

@@ -37,6 +37,9 @@
 #include "schedule.hpp"
 #include "task_queue.hpp"
 #include "walk.hpp"
+#if defined(CHUNKATTN_SOFTWARE_TILES)
+#include "software_tiles.hpp"
+#endif
 
 #if defined(CHUNKATTN_WITH_AVX2) || defined(CHUNKATTN_WITH_AVX512)
 #include <immintrin.h>
@@ -53,11 +56,26 @@
   }                             \
   CHUNKATTN_ISA_NAMESPACE_END
 
+// The same around functions that may use the matrix unit besides. Its instructions are written as
+// assembler, for which clang wants the permission and g++ does not.
+#define CHUNKATTN_TILES_BEGIN   \
+  CHUNKATTN_ISA_NAMESPACE_BEGIN \
+  namespace cpu::CHUNKATTN_PASS { \
+  CHUNKATTN_TILES_ALLOW
+#define CHUNKATTN_TILES_END     \
+  CHUNKATTN_TILES_FORBID        \
+  }                             \
+  CHUNKATTN_ISA_NAMESPACE_END
+
 #if defined(__clang__)
 #define CHUNKATTN_ALLOW_AVX2                                                                  \
   _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
 #define CHUNKATTN_ALLOW_AVX512                                                                \
   _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
+#define CHUNKATTN_ALLOW_AMX                                                                   \
+  _Pragma("clang attribute push(__attribute__((target(\"amx-tile,amx-bf16\"))), apply_to = function)")
+#define CHUNKATTN_ALLOW_AVX512_AMX                                                            \
+  _Pragma("clang attribute push(__attribute__((target(\"amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
 #define CHUNKATTN_FORBID _Pragma("clang attribute pop")
 #else
 #define CHUNKATTN_ALLOW_AVX2   \
@@ -67,6 +85,9 @@
   _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\")")
 #define CHUNKATTN_FORBID _Pragma("GCC pop_options")
 #endif
+
+#define CHUNKATTN_TILES_ALLOW CHUNKATTN_PASS_ALLOW
+#define CHUNKATTN_TILES_FORBID CHUNKATTN_PASS_FORBID
 
 #if defined(CHUNKATTN_WITH_PORTABLE)
 #define CHUNKATTN_PASS portable
@@ -107,9 +128,26 @@
 #undef CHUNKATTN_PASS_FORBID
 #endif
 
+#undef CHUNKATTN_TILES_ALLOW
+#undef CHUNKATTN_TILES_FORBID
+
 #if defined(CHUNKATTN_WITH_AVX512)
 #define CHUNKATTN_PASS avx512
 #define CHUNKATTN_PASS_AVX512 1
+#if defined(CHUNKATTN_WITH_AMX)
+#define CHUNKATTN_PASS_AMX 1
+#endif
+#if defined(CHUNKATTN_WITH_AMX) && defined(__clang__)
+#if defined(CHUNKATTN_NATIVE_AVX512)
+#define CHUNKATTN_TILES_ALLOW CHUNKATTN_ALLOW_AMX
+#else
+#define CHUNKATTN_TILES_ALLOW CHUNKATTN_ALLOW_AVX512_AMX
+#endif
+#define CHUNKATTN_TILES_FORBID CHUNKATTN_FORBID
+#else
+#define CHUNKATTN_TILES_ALLOW CHUNKATTN_PASS_ALLOW
+#define CHUNKATTN_TILES_FORBID CHUNKATTN_PASS_FORBID
+#endif
 #if defined(CHUNKATTN_NATIVE_AVX512)
 #define CHUNKATTN_PASS_ALLOW
 #define CHUNKATTN_PASS_FORBID
@@ -120,12 +158,17 @@
 #include "isa/all.hpp"
 #undef CHUNKATTN_PASS
 #undef CHUNKATTN_PASS_AVX512
+#undef CHUNKATTN_PASS_AMX
+#undef CHUNKATTN_TILES_ALLOW
+#undef CHUNKATTN_TILES_FORBID
 #undef CHUNKATTN_PASS_ALLOW
 #undef CHUNKATTN_PASS_FORBID
 #endif
 
 #undef CHUNKATTN_PASS_BEGIN
 #undef CHUNKATTN_PASS_END
+#undef CHUNKATTN_TILES_BEGIN
+#undef CHUNKATTN_TILES_END
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {
@@ -152,12 +195,16 @@ using AnyEngine = typename EngineList<void
 #endif
                                       >::Any;
 
-/// The engine of options.instruction_set, which is one that is compiled.
+/// The engine of options.instruction_set, which is one that is compiled. The avx512 engine is that of
+/// amx too.
 template <int HeadDim, std::size_t I = 0>
 [[nodiscard]] AnyEngine<HeadDim> make_engine(const AttentionOptions& options) {
   using Engine = std::variant_alternative_t<I, AnyEngine<HeadDim>>;
+  const InstructionSet vectors = options.instruction_set == InstructionSet::amx
+                                     ? InstructionSet::avx512
+                                     : options.instruction_set;
   if constexpr (I + 1 < std::variant_size_v<AnyEngine<HeadDim>>)
-    if (options.instruction_set != Engine::instruction_set)
+    if (vectors != Engine::instruction_set)
       return make_engine<HeadDim, I + 1>(options);
   return Engine(options);
 }

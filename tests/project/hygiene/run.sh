@@ -121,13 +121,15 @@ case $check in
       (cd "$work" && "$cxx" $(printf '%s.o ' $order) main.o -pthread -o other && ./other) >"$work/other.txt"
       cmp "$work/forward.txt" "$work/other.txt" || fail "the order of linking changes the result: $order"
     done
-    for isa in "plain portable_avx2_avx512" "portable portable" "avx2 avx2_avx512" "avx512 avx512"; do
+    amx=""  # carried along where the compiler knows it
+    if [ "$(uname -s)" = Linux ] && [ "$("$cxx" -dumpversion | cut -d. -f1)" -ge 12 ]; then amx=_amx; fi
+    for isa in "plain portable_avx2_avx512$amx" "portable portable" "avx2 avx2_avx512$amx" "avx512 avx512$amx"; do
       grep -q "^${isa% *}: isa ${isa#* },\|^${isa% *}: SKIPPED" "$work/forward.txt" ||
         fail "unit ${isa% *} is not compiled for ${isa#* }"
     done
     # What the linker may merge with another unit's function uses nothing that the options do not promise.
     objdump -d -C --no-show-raw-insn "$work/plain.o" |
-      awk '/^[0-9a-f]+ <.*>:$/ { f = $0 } /%[yz]mm|vfmadd|%k[1-7]/ { if (!(f in seen)) print f; seen[f] = 1 }' |
+      awk '/^[0-9a-f]+ <.*>:$/ { f = $0 } /%[yzt]mm|vfmadd|%k[1-7]/ { if (!(f in seen)) print f; seen[f] = 1 }' |
       grep -v '::avx2::\|::avx512::' && fail "the functions above use AVX outside its namespace"
     echo "all orders of linking give the same bits"
     ;;

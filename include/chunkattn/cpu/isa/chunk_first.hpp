@@ -99,8 +99,8 @@ template <int HeadDim, int Vectors, class Rows>
 
 /// The online softmax of one vector of lines: turns logits[0, count) into probabilities, moves max
 /// and sum, leaves the factor for the output in `rescale`. Returns whether some maximum moved.
-/// Lane l sees the tokens below visible[l] (all of them if `full`).
-template <class T>
+/// Lane l sees the tokens below visible[l] (all of them if `full`). Logits are [token][Stride].
+template <int Stride = tile_lines, class T>
 [[gnu::noinline]] bool tile_softmax(const Block<T>& block, int count, bool full,
                                     const std::int32_t* visible, float* logits, float* max,
                                     float* sum, float* rescale) noexcept {
@@ -111,10 +111,10 @@ template <class T>
   const Vector old_max = simd::load<width>(max);
   Vector largest = old_max;
   for (int t = 0; t < count; ++t) {
-    Vector s = simd::load<width>(logits + t * tile_lines);
+    Vector s = simd::load<width>(logits + t * Stride);
     if constexpr (has_row_scales<T>) {
       s = s * simd::broadcast<width>(block.k_scale[t]);
-      simd::store(logits + t * tile_lines, s);
+      simd::store(logits + t * Stride, s);
     }
     if (!full) s = simd::select<width>(simd::broadcast_int<width>(t) < seen, s, lowest);
     largest = simd::max(largest, s);
@@ -122,13 +122,13 @@ template <class T>
   const Vector factor = simd::exp_nonpositive<width>(old_max - largest);
   Vector total = simd::zero<width>();
   for (int t = 0; t < count; ++t) {
-    const Vector s = simd::load<width>(logits + t * tile_lines);
+    const Vector s = simd::load<width>(logits + t * Stride);
     Vector p = simd::exp_nonpositive<width>(s - largest);
     if (!full)
       p = simd::select<width>(simd::broadcast_int<width>(t) < seen, p, simd::zero<width>());
     total = total + p;
     if constexpr (has_row_scales<T>) p = p * simd::broadcast<width>(block.v_scale[t]);
-    simd::store(logits + t * tile_lines, p);
+    simd::store(logits + t * Stride, p);
   }
   simd::store(max, largest);
   simd::store(sum, simd::fma(simd::load<width>(sum), factor, total));

@@ -9,7 +9,8 @@ class Engine {
  public:
   static constexpr InstructionSet instruction_set = InstructionSet::CHUNKATTN_PASS;
 
-  explicit Engine(const AttentionOptions& options) : options_(options) {}
+  explicit Engine(const AttentionOptions& options)
+      : options_(options), terms_(tile_terms(options)) {}
 
   /// Performs the plan's row copies, then stores K and V of its query tokens.
   template <class Exec, class T, class K, class V>
@@ -47,12 +48,13 @@ class Engine {
     executor.parallel_for(
         std::min(tasks_.size(), static_cast<int>(workers_.size())), [&](int worker) {
           State& state = workers_[static_cast<std::size_t>(worker)];
+          Tiles tiles(uses_tiles<T>());
           Task task;
           while (tasks_.take(next, task)) {
             if (invariant)
               run_row(call, task, state, paths_[static_cast<std::size_t>(worker)]);
             else
-              run_units(call, task, state);
+              run_units(call, task, state, tiles);
           }
         });
   }
@@ -69,6 +71,19 @@ class Engine {
   // From this many lines on, matrix products beat streaming the lines a few at a time.
   template <class T>
   static constexpr int min_product_lines = sizeof(T) == 4 ? 5 : 9;
+  // The same for products through tiles. Not measured yet.
+  static constexpr int min_matrix_lines = 9;
+
+  // The terms that tiles are to multiply; 0: no tiles.
+  static int tile_terms(const AttentionOptions& options) noexcept {
+    if (!Tiles::runs_on(options.instruction_set) || options.reduce == Reduce::batch_invariant)
+      return 0;
+    return options.accuracy == Accuracy::fp32 ? 0 : options.accuracy == Accuracy::one_term ? 1 : 2;
+  }
+  template <class T>
+  [[nodiscard]] bool uses_tiles() const noexcept {
+    return fits_tiles<HeadDim, T> && terms_ > 0;
+  }
 
   // Derives the tasks and makes room for them. Allocates only beyond what was seen before.
   template <class T>
@@ -80,7 +95,7 @@ class Engine {
     wanted.num_kv_heads = num_kv_heads;
     wanted.group = group;
     wanted.max_lines = max_lines;
-    wanted.min_product_lines = min_product_lines<T>;
+    wanted.min_product_lines = uses_tiles<T>() ? min_matrix_lines : min_product_lines<T>;
     wanted.tile_lines = tile_lines;
     wanted.min_tasks = min_tasks;
     wanted.cost.bytes_per_token = 2.0 * HeadDim * static_cast<double>(sizeof(T));
@@ -144,7 +159,7 @@ class Engine {
 
   // Some units of a row block, for some heads, from the queries to results or partial results.
   template <class T, class X, class Y>
-  void run_units(const Call<T, X, Y>& call, const Task& task, State& state) noexcept {
+  void run_units(const Call<T, X, Y>& call, const Task& task, State& state, Tiles& tiles) noexcept {
     const RowBlock& block = schedule_.row_blocks()[static_cast<std::size_t>(task.job)];
     const Unit* const units = schedule_.units().data() + block.unit_begin;
     const bool whole = task.part_end - task.part_begin == block.unit_count;
@@ -159,11 +174,11 @@ class Engine {
       }
     }
     load_queries(call, lines, state);
-    if (block.has_products) transpose_queries(lines.per_head(), state);
+    if (block.has_products) arrange_queries<T>(lines.per_head(), state);
     if (ordered && whole) Partials::clear(state.merged, lines.count());
     for (int u = task.part_begin; u < task.part_end; ++u) {
       if (ordered && u > task.part_begin) clear(units[u], lines, state);
-      run_unit(call, units[u], lines, state);
+      run_unit(call, units[u], lines, state, tiles);
       if (ordered && whole) Partials::merge_unit(units[u], lines, state);
       if (ordered && !whole) partials_.leave(units[u], lines, state);
     }
@@ -192,8 +207,8 @@ class Engine {
 
   // Adds what a unit's items contribute to the state of the lines.
   template <class T, class X, class Y>
-  void run_unit(const Call<T, X, Y>& call, const Unit& unit, const TaskLines& lines,
-                State& state) noexcept {
+  void run_unit(const Call<T, X, Y>& call, const Unit& unit, const TaskLines& lines, State& state,
+                [[maybe_unused]] Tiles& tiles) noexcept {
     const WorkItem* const items = schedule_.items().data();
     ItemWalk products(call.plan, items + unit.item_begin, items + unit.stream_begin);
     ItemWalk streams(call.plan, items + unit.stream_begin, items + unit.item_end);
@@ -205,8 +220,14 @@ class Engine {
       const Block<T> block(span, call.kv, lines.head_begin);
       const int num_lines = (span.row_end - span.row_begin) * call.group;
       ahead.grant_product(span.count, num_lines);
-      chunk_first_block<HeadDim>(block, lines.line(lines.head_begin, span.row_begin), num_lines,
-                                 state, ahead.cursor);
+      const int line = lines.line(lines.head_begin, span.row_begin);
+      bool done = false;
+      if constexpr (fits_tiles<HeadDim, T>) {
+        done = uses_tiles<T>();
+        if (done)
+          tile_first_block<HeadDim>(block, line, num_lines, terms_, state, tiles, ahead.cursor);
+      }
+      if (!done) chunk_first_block<HeadDim>(block, line, num_lines, state, ahead.cursor);
       ahead.settle();
     }
     stream(call, streams, lines, state, ahead);
@@ -247,6 +268,12 @@ class Engine {
   }
 
   // The queries of the first lines once more, as products need them.
+  template <class T>
+  void arrange_queries(int lines, State& state) const noexcept {
+    if constexpr (fits_tiles<HeadDim, T>)
+      if (uses_tiles<T>()) return pack_queries<HeadDim>(lines, terms_, state);
+    transpose_queries(lines, state);
+  }
   static void transpose_queries(int lines, State& state) noexcept {
     constexpr int block = simd::native_width;
     constexpr int whole = HeadDim / block * block;
@@ -310,6 +337,7 @@ class Engine {
   }
 
   AttentionOptions options_;
+  int terms_;
   Schedule schedule_;
   TaskQueue tasks_;
   std::vector<State> workers_;

@@ -13,7 +13,7 @@ class LineState {
   static constexpr int partial_stride = HeadDim + 16;
 
   float* q = nullptr;              ///< [lines][HeadDim], scaled by sm_scale
-  float* q_transposed = nullptr;   ///< [HeadDim][transposed_stride], the same
+  float* q_transposed = nullptr;   ///< [HeadDim][transposed_stride], the same, or pairs for tiles
   float* out = nullptr;            ///< [lines][HeadDim], unnormalised
   float* merged = nullptr;         ///< [lines][partial_stride], see PartialResults
   float* max = nullptr;            ///< [lines]
@@ -23,6 +23,7 @@ class LineState {
   float* rescale = nullptr;        ///< [lines] factors of the current block
   float* scratch = nullptr;        ///< [block_tokens][HeadDim], widened K or V
   float* spare = nullptr;          ///< [HeadDim] a line that nobody reads
+  float* tile_scratch = nullptr;   ///< see TileScratch
   std::ptrdiff_t transposed_stride = 0;
 
   /// Makes room for `lines` lines; keeps memory that is large enough.
@@ -33,9 +34,18 @@ class LineState {
                                             tile_lines);  // tiles may begin at any line
     // An odd number of cache lines, so that a column does not fall into few cache sets.
     const std::size_t stride = (n / 16 | 1) * 16 + 16 * (n % 16 != 0 ? 2 : 0);
-    const std::size_t sizes[] = {
-        n * dim, dim * stride + n,  n * dim, n, n, n, n * block_tokens, n, block_tokens * dim,
-        dim,     n * partial_stride};
+    const std::size_t sizes[] = {n * dim,
+                                 dim * stride + n + tile_size,
+                                 n * dim,
+                                 n,
+                                 n,
+                                 n,
+                                 n * block_tokens,
+                                 n,
+                                 block_tokens * dim,
+                                 dim,
+                                 n * partial_stride,
+                                 TileScratch<HeadDim>::size};
     std::size_t total = 0;
     for (std::size_t size : sizes) total += rounded(size);
     memory_.reset(static_cast<float*>(::operator new(total * sizeof(float), std::align_val_t{64})));
@@ -57,6 +67,7 @@ class LineState {
     scratch = take(sizes[8]);
     spare = take(sizes[9]);
     merged = take(sizes[10]);
+    tile_scratch = take(sizes[11]);
     transposed_stride = static_cast<std::ptrdiff_t>(stride);
     capacity_ = lines;
   }
