@@ -67,7 +67,7 @@ int check_nan(std::uint64_t stream, int cases) {
         CAPTURE(element_name<X>());
         CAPTURE(where);
         CAPTURE(static_cast<int>(attention.options().reduce));
-        test::Answer<X> answer(clean);
+        test::Answer<X> before(clean), answer(clean);
         for (X& value : answer.out) value = from_float<X>(7.0f);  // a NaN must be written
         for (float& value : answer.lse) value = 7.0f;
         attention.run(kv.view, clean.plan.view(), queries, answer.out, answer.lse);
@@ -75,6 +75,11 @@ int check_nan(std::uint64_t stream, int cases) {
         CHECK(test::wrong_elements(nan, clean.plan, clean.reference, kv_heads,
                                    std::span<const X>(answer.out), answer.lse,
                                    test::rounding_in<T>(attention)) == 0);
+        if (attention.options().reduce == Reduce::spin_lock) continue;
+        attention.run(clean.kv.view, clean.plan.view(), clean.q, before.out);
+        CHECK(test::changed_lines(nan, clean.plan, kv_heads, kv_heads * group, HeadDim,
+                                  std::span<const X>(before.out),
+                                  std::span<const X>(answer.out)) == 0);
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "attention_case.hpp"
@@ -139,6 +140,24 @@ int wrong_elements(const NanPlace& nan, const RandomPlan& plan, const chunkattn:
     }
   }
   return wrong;
+}
+
+/// How many lines that the NaN does not reach have other bits than without it.
+template <class X>
+int changed_lines(const NanPlace& nan, const RandomPlan& plan, int num_kv_heads, int num_qo_heads,
+                  int head_dim, std::span<const X> before, std::span<const X> after) {
+  int changed = 0;
+  for (std::size_t r = 0; r < plan.row_token.size(); ++r) {
+    for (int h = 0; h < num_qo_heads; ++h) {
+      if (nan.reaches(plan, r, h, num_qo_heads / num_kv_heads)) continue;
+      const std::size_t line =
+          static_cast<std::size_t>(plan.row_token[r]) * static_cast<std::size_t>(num_qo_heads) +
+          static_cast<std::size_t>(h);
+      const auto dim = static_cast<std::size_t>(head_dim);
+      changed += std::memcmp(&before[line * dim], &after[line * dim], dim * sizeof(X)) != 0 ? 1 : 0;
+    }
+  }
+  return changed;
 }
 
 }  // namespace test

@@ -133,6 +133,25 @@ case $check in
       grep -v '::avx2::\|::avx512::' && fail "the functions above use AVX outside its namespace"
     echo "all orders of linking give the same bits"
     ;;
+  tiles)
+    # A plain build carries the matrix unit's instructions, in the avx512 kernels alone.
+    case $(uname -s)-$(uname -m) in Linux-x86_64) ;; *) skip "hygiene tiles: AMX is for Linux on x86-64" ;; esac
+    cat >"$work/tiles.cpp" <<'END'
+#include <chunkattn/chunk_attention.hpp>
+void attend(chunkattn::ChunkAttention<chunkattn::Cpu, 64>& attention, const chunkattn::LiveView& plan,
+            const chunkattn::KvView<chunkattn::bfloat16>& kv, std::span<const float> q, std::span<float> out) {
+  attention.run(kv, plan, q, out);
+}
+END
+    "$cxx" -std=c++20 -O2 -I include -c "$work/tiles.cpp" -o "$work/tiles.o"
+    objdump -d -C --no-show-raw-insn "$work/tiles.o" >"$work/tiles.txt"
+    for instruction in ldtilecfg tilerelease tilezero tileloadd tileloaddt1 tilestored tdpbf16ps; do
+      grep -qw "$instruction" "$work/tiles.txt" || fail "$instruction does not appear"
+    done
+    awk '/^[0-9a-f]+ <.*>:$/ { f = $0 } /%tmm|tilecfg|tilerelease/ { if (!(f in seen)) print f; seen[f] = 1 }' \
+      "$work/tiles.txt" | grep -v '::avx512::' && fail "the functions above use tiles outside their namespace"
+    echo "tiles are used in $(grep -c 'tdpbf16ps' "$work/tiles.txt") products, all in the avx512 kernels"
+    ;;
   macros)
     # Every macro of ours carries the prefix,
     if grep -rnE '^ *# *define +[A-Za-z_0-9]+' include | grep -vE 'define +CHUNKATTN_'; then

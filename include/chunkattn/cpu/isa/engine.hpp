@@ -96,7 +96,7 @@ class Engine {
     wanted.group = group;
     wanted.max_lines = max_lines;
     wanted.min_product_lines = uses_tiles<T>() ? min_matrix_lines : min_product_lines<T>;
-    wanted.tile_lines = tile_lines;
+    wanted.tile_lines = uses_tiles<T>() ? matrix_lines : tile_lines;
     wanted.min_tasks = min_tasks;
     wanted.cost.bytes_per_token = 2.0 * HeadDim * static_cast<double>(sizeof(T));
     wanted.cost.flops_per_token_line = 4.0 * HeadDim;
