@@ -208,7 +208,7 @@ class Engine {
   // Adds what a unit's items contribute to the state of the lines.
   template <class T, class X, class Y>
   void run_unit(const Call<T, X, Y>& call, const Unit& unit, const TaskLines& lines, State& state,
-                [[maybe_unused]] Tiles& tiles) noexcept {
+                Tiles& tiles) noexcept {
     const WorkItem* const items = schedule_.items().data();
     ItemWalk products(call.plan, items + unit.item_begin, items + unit.stream_begin);
     ItemWalk streams(call.plan, items + unit.stream_begin, items + unit.item_end);
@@ -220,17 +220,21 @@ class Engine {
       const Block<T> block(span, call.kv, lines.head_begin);
       const int num_lines = (span.row_end - span.row_begin) * call.group;
       ahead.grant_product(span.count, num_lines);
-      const int line = lines.line(lines.head_begin, span.row_begin);
-      bool done = false;
-      if constexpr (fits_tiles<HeadDim, T>) {
-        done = uses_tiles<T>();
-        if (done)
-          tile_first_block<HeadDim>(block, line, num_lines, terms_, state, tiles, ahead.cursor);
-      }
-      if (!done) chunk_first_block<HeadDim>(block, line, num_lines, state, ahead.cursor);
+      add_product(block, lines.line(lines.head_begin, span.row_begin), num_lines, state, tiles,
+                  ahead.cursor);
       ahead.settle();
     }
     stream(call, streams, lines, state, ahead);
+  }
+
+  // One block for lines [line, line + num_lines), by tiles or by vectors.
+  template <class T>
+  void add_product(const Block<T>& block, int line, int num_lines, State& state,
+                   [[maybe_unused]] Tiles& tiles, LineCursor& ahead) const noexcept {
+    if constexpr (fits_tiles<HeadDim, T>)
+      if (uses_tiles<T>())
+        return tile_first_block(block, line, num_lines, terms_, state, tiles, ahead);
+    chunk_first_block(block, line, num_lines, state, ahead);
   }
 
   // Streams the blocks of a walk, each for all heads of the task, as they lie in memory.
