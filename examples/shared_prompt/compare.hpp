@@ -132,9 +132,10 @@ MemoryReport measure_memory(const Moment<T>& moment) {
   return report;
 }
 
-/// Errors of every variant against the oracle, row by row on all threads.
+/// Errors of every variant against the oracle, for kernels that round like `rounding`, row by row
+/// on all threads.
 template <class T>
-void judge(chunkattn::ThreadPool& executor, const Moment<T>& moment,
+void judge(chunkattn::ThreadPool& executor, const Moment<T>& moment, chunkattn::Rounding rounding,
            std::vector<Variant>& variants) {
   const std::size_t row_size = moment.q.size() / static_cast<std::size_t>(moment.plan.num_rows);
   std::vector<std::vector<chunkattn::OracleReport>> reports(
@@ -147,7 +148,7 @@ void judge(chunkattn::ThreadPool& executor, const Moment<T>& moment,
         chunkattn::reference_attention(moment.kv, one.view(), moment.q.subspan(at, row_size));
     for (const Variant& variant : variants)
       reports[static_cast<std::size_t>(row)].push_back(chunkattn::compare_with_reference(
-          reference, std::span<const float>(variant.out).subspan(at, row_size)));
+          reference, std::span<const float>(variant.out).subspan(at, row_size), rounding));
   });
   for (const auto& row : reports)
     for (std::size_t i = 0; i < variants.size(); ++i) {
@@ -265,7 +266,7 @@ CompareReport compare(chunkattn::ThreadPool& executor,
                          : variant.floor_ms == from_cache ? "cache read"
                                                           : "arithmetic";
   }
-  judge(executor, moment, variants);
+  judge(executor, moment, attention.template rounding<T>(), variants);
   for (Variant& variant : variants) variant.run = nullptr;  // what it refers to goes away
   return report;
 }

@@ -9,6 +9,7 @@
 #include "../base/device.hpp"
 #include "../base/error.hpp"
 #include "../base/instruction_sets.hpp"
+#include "accuracy.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -26,21 +27,6 @@ enum class Reduce {
   /// only at absolute positions. A prefix found in the cache then gives the bits of a cold run, in
   /// any batch. Slower: nothing that rows share is read once for all. CPU only.
   batch_invariant,
-};
-
-/// How accurate products must be at least. It matters where the processor has a matrix unit
-/// (InstructionSet::amx) and K and V are stored in 16 or 8 bits; anything else computes in fp32.
-/// Such a unit multiplies bfloat16 and adds up in fp32, so queries and probabilities become sums of
-/// bfloat16 terms; 16- and 8-bit K and V are such sums already. rounding_of() has the errors.
-enum class Accuracy {
-  /// No matrix unit: everything in fp32, to about 2^-22 of the largest terms of a sum.
-  fp32,
-  /// Two terms: each query element and probability off by at most 2^-17 of itself (half K and V:
-  /// 2^-15.4), which is below what storing outputs in 16 bits costs.
-  two_terms,
-  /// One term, the fastest: off by at most 2^-8 of itself, for half K and V by 2^-7. Logits of size
-  /// s are off by up to s / 256.
-  one_term,
 };
 
 /// How attention is computed.

@@ -15,6 +15,7 @@
 #include <utility>
 #include <variant>
 
+#include "../attention/accuracy.hpp"
 #include "../attention/options.hpp"
 #include "../base/concepts.hpp"
 #include "../base/executor.hpp"
@@ -127,6 +128,12 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   [[nodiscard]] const cpu::Schedule& schedule() const noexcept {
     return std::visit([](const auto& engine) -> const cpu::Schedule& { return engine.schedule(); },
                       engine_);
+  }
+  /// How run() rounds products over K and V of T, for compare_with_reference().
+  template <class T>
+  [[nodiscard]] Rounding rounding() const noexcept {
+    const auto uses_tiles = [](const auto& engine) { return engine.template uses_tiles<T>(); };
+    return std::visit(uses_tiles, engine_) ? rounding_of<T>(options_.accuracy) : Rounding{};
   }
   /// The options, with sm_scale and instruction_set resolved.
   [[nodiscard]] const AttentionOptions& options() const noexcept { return options_; }

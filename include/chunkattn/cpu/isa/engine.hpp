@@ -62,6 +62,12 @@ class Engine {
   /// How the last run() was cut into tasks.
   [[nodiscard]] const Schedule& schedule() const noexcept { return schedule_; }
 
+  /// Whether products over K and V of T go through tiles.
+  template <class T>
+  [[nodiscard]] bool uses_tiles() const noexcept {
+    return fits_tiles<HeadDim, T> && terms_ > 0;
+  }
+
  private:
   using State = LineState<HeadDim>;
   using Partials = PartialResults<HeadDim>;
@@ -79,10 +85,6 @@ class Engine {
     if (!Tiles::runs_on(options.instruction_set) || options.reduce == Reduce::batch_invariant)
       return 0;
     return options.accuracy == Accuracy::fp32 ? 0 : options.accuracy == Accuracy::one_term ? 1 : 2;
-  }
-  template <class T>
-  [[nodiscard]] bool uses_tiles() const noexcept {
-    return fits_tiles<HeadDim, T> && terms_ > 0;
   }
 
   // Derives the tasks and makes room for them. Allocates only beyond what was seen before.
