@@ -18,7 +18,7 @@ template <class T, int HeadDim>
 class AttentionStep : public Step {
  public:
   AttentionStep(const StepCase& which, chunkattn::ThreadPool& pool, std::size_t cold_bytes)
-      : planned_(which.batch, true), attention_(pool, which.options) {
+      : planned_(which.batch, which.share), attention_(pool, which.options) {
     const auto work = planned_.work();
     const double token_bytes =
         2.0 * HeadDim * sizeof(T) + (std::is_same_v<T, std::int8_t> ? 2.0 * sizeof(float) : 0.0);

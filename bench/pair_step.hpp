@@ -21,7 +21,8 @@ struct StepCase {
   int head_dim = 128;
   Element element = Element::fp32;
   chunkattn::AttentionOptions options{};
-  bool cold = true;  ///< each call finds its K/V in memory, not in a cache
+  bool share = true;  ///< false: every sequence has a copy of its own of what they have in common
+  bool cold = true;   ///< each call finds its K/V in memory, not in a cache
 };
 
 /// A call that can be timed.

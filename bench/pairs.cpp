@@ -4,11 +4,15 @@
 //
 //   pairs_bench [--filter=TEXT]... [--rounds=N] [--threads=N] [--cold=MB] [--list]
 //
-// The ratio is that of the times per flop, first over second: below 1 the first is faster.
+// The ratio is that of the times per flop, first over second: below 1 the first is faster. "Of
+// peak" is the first one's part of what the same threads' fp32 multiply-adds reach between the
+// rounds; with a matrix unit it may be above 100 %.
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +20,8 @@
 #include "bench/machine.hpp"
 #include "bench/pair_step.hpp"
 #include "chunkattn/chunk_attention.hpp"
+#include "examples/support/huge_buffer.hpp"
+#include "examples/support/machine_limits.hpp"
 
 namespace {
 
@@ -52,6 +58,44 @@ StepCase prefill(int batch, int shared, int tokens, int qo_heads, int kv_heads,
   which.batch.query_tokens = tokens;
   which.cold = false;
   return which;
+}
+
+/// Reads as many bytes as attention has to, from memory that no cache holds.
+class ReadStep : public Step {
+ public:
+  ReadStep(const StepCase& which, chunkattn::ThreadPool& pool, std::size_t cold_bytes)
+      : pool_(pool), buffer_(std::max(cold_bytes, std::size_t{64} << 20)) {
+    const auto step = make_native_step(which, pool, 0);
+    flops = step->flops;
+    bytes = step->bytes;
+    std::memset(buffer_.as<char>(), 1, buffer_.bytes());
+  }
+  void run() override {
+    const int threads = pool_.concurrency();
+    auto left = static_cast<std::size_t>(bytes);
+    while (left > 0) {
+      if (at_ == buffer_.bytes()) at_ = 0;
+      const std::size_t size = std::min(left, buffer_.bytes() - at_);
+      const std::size_t share = size / static_cast<std::size_t>(threads);
+      pool_.parallel_for(threads, [&](int t) {
+        const std::size_t begin = at_ + static_cast<std::size_t>(t) * share;
+        sum_ += examples::sum_bytes(buffer_.as<char>() + begin, share);
+      });
+      at_ += size;
+      left -= size;
+    }
+  }
+
+ private:
+  chunkattn::ThreadPool& pool_;
+  examples::HugeBuffer buffer_;
+  std::size_t at_ = 0;
+  std::atomic<std::uint64_t> sum_{0};
+};
+
+std::unique_ptr<Step> make_read_step(const StepCase& which, chunkattn::ThreadPool& pool,
+                                     std::size_t cold_bytes) {
+  return std::make_unique<ReadStep>(which, pool, cold_bytes);
 }
 
 /// The same case for some element types.
@@ -117,21 +161,39 @@ void add_head_dims(std::vector<Pair>& pairs) {
   }
 }
 
-// Prompts whose prefix is computed already, against prompts that are computed whole.
+// Prefill of long prompts, and of new tokens over a prefix with and without sharing it.
 void add_prefill(std::vector<Pair>& pairs) {
   add_types(pairs, "prefill:4x512/1x8192", {make_native_step, prefill(1, 0, 8192, 32, 8)},
             {make_native_step, prefill(4, 0, 512, 32, 8)}, 2);
   add_types(pairs, "prefill:4x512/4x2048", {make_native_step, prefill(4, 0, 2048, 32, 8)},
             {make_native_step, prefill(4, 0, 512, 32, 8)}, 2);
-  add_types(pairs, "prefill:4x512/32x64 after 4096",
-            {make_native_step, prefill(32, 4096, 64, 32, 8)},
-            {make_native_step, prefill(4, 0, 512, 32, 8)}, 2);
+  const StepCase shared = prefill(32, 4096, 64, 32, 8);
+  StepCase unshared = shared;
+  unshared.share = false;
+  add_types(pairs, "shared:unshared/prefill/32x64 after 4096", {make_native_step, shared},
+            {make_native_step, unshared}, 2);
+}
+
+// Attention against plain reads of the bytes that it has to read.
+void add_reads(std::vector<Pair>& pairs) {
+  for (const int kv_heads : {32, 8}) {
+    const std::string heads = "heads:" + text(32, ':', kv_heads);
+    for (const int shared : {1024, 2048, 4096}) {
+      const StepCase which = decode(32, shared, 64, 32, kv_heads);
+      add_types(pairs, "ours:reads/" + heads + "/shared:" + std::to_string(shared) + "/own:64",
+                {make_native_step, which}, {make_read_step, which}, 4);
+    }
+    const StepCase which = decode(32, 0, 1024, 32, kv_heads);
+    add_types(pairs, "ours:reads/" + heads + "/shared:0/own:1024", {make_native_step, which},
+              {make_read_step, which}, 4);
+  }
 }
 
 struct Result {
   double ratio, low, high;  // of the times per flop
   double seconds[2];        // medians
   double best[2];           // least
+  double of_peak;           // the first one's part of the fp32 multiply-add rate, median
 };
 
 double quantile(const std::vector<double>& sorted, double at) {
@@ -139,8 +201,9 @@ double quantile(const std::vector<double>& sorted, double at) {
   return sorted[static_cast<std::size_t>(std::clamp(std::round(at), 0.0, last))];
 }
 
-Result measure(Step& first, Step& second, int rounds) {
-  std::vector<double> logs, seconds[2];
+Result measure(chunkattn::ThreadPool& pool, Step& first, Step& second, int rounds) {
+  std::vector<double> logs, of_peak, seconds[2];
+  std::uint64_t sink = 0;
   Step* const steps[] = {&first, &second};
   for (int round = 0; round < rounds; ++round) {
     for (int i = 0; i < 2; ++i) {
@@ -149,6 +212,7 @@ Result measure(Step& first, Step& second, int rounds) {
       steps[which]->run();
       seconds[which].push_back(seconds_since(start));
     }
+    of_peak.push_back(first.flops / seconds[0].back() / examples::fma_rate(pool, 100'000, sink));
     logs.push_back(std::log(seconds[0].back() / first.flops / seconds[1].back() * second.flops));
   }
   std::sort(logs.begin(), logs.end());
@@ -161,7 +225,8 @@ Result measure(Step& first, Step& second, int rounds) {
           std::exp(quantile(logs, (n - 1) / 2 + reach)),
           {median(seconds[0]), median(seconds[1])},
           {*std::min_element(seconds[0].begin(), seconds[0].end()),
-           *std::min_element(seconds[1].begin(), seconds[1].end())}};
+           *std::min_element(seconds[1].begin(), seconds[1].end())},
+          median(of_peak)};
 }
 
 struct Arguments {
@@ -219,6 +284,7 @@ int main(int argc, char** argv) {
   add_heads(pairs);
   add_head_dims(pairs);
   add_prefill(pairs);
+  add_reads(pairs);
   std::erase_if(pairs, [&](const Pair& pair) { return !arguments.wants(pair.name); });
   if (arguments.list) {
     for (const Pair& pair : pairs) std::printf("%s\n", pair.name.c_str());
@@ -234,17 +300,17 @@ int main(int argc, char** argv) {
   std::printf("%d threads, %s; FMA peak %.0f GFLOP/s (measured); %d rounds\n", pool.concurrency(),
               chunkattn::describe_instruction_set().c_str(),
               examples::fma_rate(pool, 20'000'000, sink) * 1e-9, arguments.rounds);
-  std::printf("%-50s %7s %15s %17s %17s %15s\n", "pair", "ratio", "95 %", "median ms", "best ms",
-              "GFLOP/s");
+  std::printf("%-50s %7s %15s %17s %17s %15s %8s\n", "pair", "ratio", "95 %", "median ms",
+              "best ms", "GFLOP/s", "of peak");
   for (const Pair& pair : pairs) {
     const auto first = pair.first.make(pair.first.which, pool, cold_bytes);
     const auto second = pair.second.make(pair.second.which, pool, cold_bytes);
     if (!first || !second) continue;  // not built
-    const Result r = measure(*first, *second, arguments.rounds);
-    std::printf("%-50s %7.3f %7.3f %7.3f %8.2f %8.2f %8.2f %8.2f %7.0f %7.0f\n", pair.name.c_str(),
-                r.ratio, r.low, r.high, r.seconds[0] * 1e3, r.seconds[1] * 1e3, r.best[0] * 1e3,
-                r.best[1] * 1e3, first->flops / r.seconds[0] * 1e-9,
-                second->flops / r.seconds[1] * 1e-9);
+    const Result r = measure(pool, *first, *second, arguments.rounds);
+    std::printf("%-50s %7.3f %7.3f %7.3f %8.2f %8.2f %8.2f %8.2f %7.0f %7.0f %6.0f %%\n",
+                pair.name.c_str(), r.ratio, r.low, r.high, r.seconds[0] * 1e3, r.seconds[1] * 1e3,
+                r.best[0] * 1e3, r.best[1] * 1e3, first->flops / r.seconds[0] * 1e-9,
+                second->flops / r.seconds[1] * 1e-9, r.of_peak * 100);
     std::fflush(stdout);
   }
 }
