@@ -115,6 +115,11 @@ class Array {
     size_ = size;
   }
   void clear() noexcept { size_ = 0; }
+  /// Makes elements of `count` that the caller has written behind the last, within capacity().
+  void take(std::size_t count) noexcept {
+    check(count <= capacity_ - size_);
+    size_ += count;
+  }
   void push_back(const T& value) {
     if (size_ == capacity_) [[unlikely]] {
       const T copy = value;

@@ -149,7 +149,9 @@ class AttentionPlan {
     if (record.entries.empty()) return {};
     core.steps.carry_copies(record, arrays_.copies);
     const Entries entries = record.entries;
-    if (!matches(core, entries) || !advance(core, entries)) rebuild(core, entries, record.num_rows);
+    const bool may_advance = built_for_ == core.id && built_version_ == core.sequences.version() &&
+                             built_.size() == entries.size();
+    if (!may_advance || !advance(core, entries)) rebuild(core, entries, record.num_rows);
     ticket_->current = record.ticket_number = ++views_;
     record.ticket = ticket_;
     record.built = true;
@@ -170,43 +172,48 @@ class AttentionPlan {
     std::int32_t length;           // query tokens
     std::int32_t row = 0;          // the plan's index of the first of them
     std::int32_t piece_limit = 0;  // end of the room for the sequence's own pieces
+    std::int32_t covered = 0;      // path positions that the segments hold
   };
 
   static constexpr std::int32_t none = -1;
   static std::size_t at(std::int32_t i) noexcept { return static_cast<std::size_t>(i); }
 
-  [[nodiscard]] bool matches(const TreeCore& core, Entries entries) const noexcept {
-    return built_for_ == core.id && built_version_ == core.sequences.version() &&
-           std::equal(entries.begin(), entries.end(), built_.begin(), built_.end(),
-                      [](const detail::StepEntry& entry, const Built& built) {
-                        return entry.sequence == built.sequence &&
-                               entry.generation == built.generation && entry.length == built.length;
-                      });
-  }
-
-  /// The common step: lengths grow, and now and then a tail gets one slot more. False if a tail
-  /// got its first place, which makes a new segment.
+  /// The common step: lengths grow, and now and then a tail gets one slot more. False if the
+  /// entries are others, or a tail got its first place, which makes a new segment.
   bool advance(const TreeCore& core, Entries entries) {
     bool pieces_changed = false;
-    for (std::size_t e = 0; e < entries.size(); ++e) {
-      const detail::StepEntry& entry = entries[e];
-      if (e + 8 < entries.size()) {
-        CHUNKATTN_PREFETCH(&core.topology.node(core.sequences[entries[e + 8].sequence].tail));
-        CHUNKATTN_PREFETCH(&arrays_.segments[at(arrays_.row_segment[at(built_[e + 8].row)])]);
+    std::int32_t* const row_kv_len = arrays_.row_kv_len.data();
+    WriteTarget* const writes = arrays_.writes.data();
+    Built* built = built_.data();
+    for (const detail::StepEntry& entry : entries) {
+      Built& row = *built++;
+      if (entry.sequence != row.sequence || entry.generation != row.generation ||
+          entry.length != row.length) [[unlikely]]
+        return false;
+      // Decoding within what the pieces cover, the output's place included.
+      if (entry.slot != no_slot && entry.begin + 2 <= row.covered) [[likely]] {
+        row_kv_len[row.row] = entry.begin + 1;
+        writes[entry.first_row] = {entry.slot, entry.offset};
+      } else if (!advance(core, entry, row, pieces_changed)) {
+        return false;
       }
-      Built& built = built_[e];
-      const auto& tail = core.topology.node(core.sequences[entry.sequence].tail);
-      Segment& segment = arrays_.segments[at(arrays_.row_segment[at(built.row)])];
-      if (tail.end() > segment.position + segment.length) {
-        if (built.piece_limit == 0) return false;
-        pieces_changed = true;
-        while (tail.end() > segment.position + segment.length) append_piece(core, built, segment);
-      }
-      for (std::int32_t i = 0; i < entry.length; ++i)
-        arrays_.row_kv_len[at(built.row + i)] = entry.begin + i + 1;
-      set_writes(core, entry);
     }
     if (pieces_changed) ++arrays_.pieces_version;
+    return true;
+  }
+  bool advance(const TreeCore& core, const detail::StepEntry& entry, Built& built,
+               bool& pieces_changed) {
+    const auto& tail = core.topology.node(core.sequences[entry.sequence].tail);
+    Segment& segment = arrays_.segments[at(arrays_.row_segment[at(built.row)])];
+    if (tail.end() > built.covered) {
+      if (built.piece_limit == 0) return false;
+      pieces_changed = true;
+      while (tail.end() > segment.position + segment.length) append_piece(core, built, segment);
+      built.covered = segment.position + segment.length;
+    }
+    for (std::int32_t i = 0; i < entry.length; ++i)
+      arrays_.row_kv_len[at(built.row + i)] = entry.begin + i + 1;
+    set_writes(core, entry);
     return true;
   }
 
@@ -350,6 +357,9 @@ class AttentionPlan {
         arrays_.pieces.resize(arrays_.pieces.size() + at(slack(arrays_.chunk_size)), Piece{});
         built.piece_limit = static_cast<std::int32_t>(arrays_.pieces.size());
       }
+      if (segment != none)
+        built.covered =
+            arrays_.segments[at(segment)].position + arrays_.segments[at(segment)].length;
       for (std::int32_t i = 0; i < entry.length; ++i, ++row) {
         arrays_.row_token[at(row)] = entry.first_row + i;
         arrays_.row_kv_len[at(row)] = entry.begin + i + 1;

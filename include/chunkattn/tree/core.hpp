@@ -11,6 +11,7 @@
 #include "../base/error.hpp"
 #include "copies.hpp"
 #include "departures.hpp"
+#include "outputs.hpp"
 #include "prefixes.hpp"
 #include "sequences.hpp"
 #include "slots.hpp"
@@ -32,7 +33,8 @@ class TreeCore {
         sequences(topology, prefixes, stats),
         copies(topology, slot_table, sequences),
         departures(topology, prefixes, sequences, copies, stats),
-        steps(topology, sequences, copies, departures, tokens, stats),
+        outputs(topology, sequences),
+        steps(topology, sequences, copies, departures, outputs, tokens, stats),
         tokens_(tokens) {
     static std::atomic<std::uint64_t> trees{0};
     id = ++trees;
@@ -49,6 +51,7 @@ class TreeCore {
   Sequences sequences;
   Copies copies;
   Departures departures;
+  Outputs outputs;
   Steps steps;
   /// Tells the trees of a process apart, also one that took the place of another in memory. Nothing
   /// is decided by it.
@@ -157,7 +160,7 @@ class TreeCore {
       TreeNode& n = topology.node(i);
       if (n.written >= offset + length) return;
       n.scheduled = offset + length;
-      Steps::set_written(n, offset + length);
+      n.set_written(offset + length);
     });
     if (range.begin <= record.cursor) record.cursor = std::max(record.cursor, range.end());
     record.computed = std::max(record.computed, range.end());

@@ -44,6 +44,7 @@ class Departures {
     ++stats_.leaving_sequences;
     ++stats_.leaves;
     sequences_.change();
+    sequences_.give_up_outputs();
     const bool had_copies = record.copies > 0;
     if (had_copies && record.steps == 0) copies_.cancel(s);
     if (retains() && record.steps == 0) publish_tail(s, /*may_merge=*/false);

@@ -79,6 +79,11 @@ struct alignas(64) TreeNode {
 
   [[nodiscard]] bool active() const noexcept { return live + held > 0; }
   [[nodiscard]] std::int32_t end() const noexcept { return position + length; }
+  /// The K/V of the first tokens is written.
+  void set_written(std::int32_t count) noexcept {
+    written = count;
+    if (written == length) writer = none;
+  }
 };
 
 /// The nodes of a slot form a chain from ancestor to descendant with disjoint ranges. The one at

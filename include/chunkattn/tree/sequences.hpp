@@ -24,6 +24,8 @@ class Sequences {
   [[nodiscard]] const SequenceRecord& operator[](SequenceIndex s) const noexcept {
     return records_[at(s)];
   }
+  /// [num_indices()] until one joins.
+  [[nodiscard]] SequenceRecord* records() noexcept { return records_.data(); }
   /// Indices of sequences are below this.
   [[nodiscard]] std::size_t num_indices() const noexcept { return records_.size(); }
   [[nodiscard]] std::size_t capacity() const noexcept { return records_.capacity(); }
@@ -162,12 +164,15 @@ class Sequences {
   /// Gives up the places behind the first `keep` reserved ones. Where a step still uses the tail,
   /// its slots stay with it.
   void shrink_reserved(SequenceRecord& record, std::int32_t keep) noexcept {
+    shrink_reserved(record, keep, record.steps > 0);
+  }
+  void shrink_reserved(SequenceRecord& record, std::int32_t keep, bool keep_slots) noexcept {
     record.reserved = keep;
     const std::int32_t end = record.size + keep;
     record.cursor = std::min(record.cursor, end);
     record.computed = std::min(record.computed, end);
     const std::int32_t length = end - topology_.node(record.tail).position;
-    if (record.steps > 0)
+    if (keep_slots)
       topology_.shorten(record.tail, length);
     else if (topology_.release_places(record.tail, length))
       ++version_;
@@ -176,6 +181,7 @@ class Sequences {
   /// on them, count for nothing.
   void drop_reserved(SequenceRecord& record) noexcept {
     if (record.reserved == 0) return;
+    ++outputs_given_up_;
     ++record.epoch;
     record.superseded = record.steps;
     shrink_reserved(record, 0);
@@ -201,6 +207,10 @@ class Sequences {
   /// Changes whenever a plan over live sequences may have to be rebuilt.
   [[nodiscard]] std::uint64_t version() const noexcept { return version_; }
   void change() noexcept { ++version_; }
+  /// Counts what may keep outputs that are to come from being committed: sequences that left, and
+  /// outputs that were given up.
+  [[nodiscard]] std::uint64_t outputs_given_up() const noexcept { return outputs_given_up_; }
+  void give_up_outputs() noexcept { ++outputs_given_up_; }
 
  private:
   [[gnu::noinline]] void grow() {
@@ -213,6 +223,7 @@ class Sequences {
   Array<SequenceRecord> records_;
   SequenceIndex free_records_ = none;
   std::uint64_t version_ = 1;
+  std::uint64_t outputs_given_up_ = 0;
 };
 
 }  // namespace detail

@@ -55,17 +55,11 @@ struct StepRow {
   }
 };
 
-/// What Step::add() says: the rows, or why there are none.
-class AddResult {
+/// Whether Step::add() added something, or why not.
+class AddStatus {
  public:
-  /// Whether the sequence was added.
+  /// Whether it was added.
   [[nodiscard]] explicit operator bool() const noexcept { return reason_ == HoldReason::none; }
-  /// Its rows. Throws if it was not added.
-  [[nodiscard]] const StepRow& row() const {
-    detail::check_argument(reason_ == HoldReason::none, "add()", "not added",
-                           "to be asked for rows only where it was");
-    return row_;
-  }
   /// Why it was not added.
   [[nodiscard]] HoldReason reason() const noexcept { return reason_; }
   /// With HoldReason::waits_for_sequence: which one. Add it first, wait until it has written, or
@@ -80,7 +74,34 @@ class AddResult {
   HoldReason reason_ = HoldReason::none;
   SequenceId waits_for_ = SequenceId::none;
   std::uint64_t step_ = 0;
+};
+
+/// What Step::add() says of a sequence: its rows, or why there are none.
+class AddResult : public AddStatus {
+ public:
+  /// Its rows. Throws if it was not added.
+  [[nodiscard]] const StepRow& row() const {
+    detail::check_argument(static_cast<bool>(*this), "add()", "not added",
+                           "to be asked for rows only where it was");
+    return row_;
+  }
+
+ private:
+  template <class>
+  friend class Step;
   StepRow row_;
+};
+
+/// What Step::add() says of many sequences: all were added, or none, and why.
+class AddAllResult : public AddStatus {
+ public:
+  /// Where none was added: the first that could not be, counted from 0.
+  [[nodiscard]] std::size_t held_index() const noexcept { return held_index_; }
+
+ private:
+  template <class>
+  friend class Step;
+  std::size_t held_index_ = 0;
 };
 
 /// Drafts whose tokens only the device knows.
@@ -178,8 +199,8 @@ class [[nodiscard]] Finished {
       using reference = StepRow;                          ///< a value
 
       /// At the first row from `at` on that has an output.
-      iterator(const detail::Steps& steps, const detail::StepRecord& record, std::size_t at)
-          : steps_(&steps), record_(&record), at_(at) {
+      iterator(const detail::Outputs& outputs, const detail::StepRecord& record, std::size_t at)
+          : outputs_(&outputs), record_(&record), at_(at) {
         skip();
       }
       /// The row.
@@ -199,26 +220,26 @@ class [[nodiscard]] Finished {
 
      private:
       void skip() {
-        while (at_ < record_->entries.size() && !steps_->has_output(record_->entries[at_])) ++at_;
+        while (at_ < record_->entries.size() && !outputs_->has_output(record_->entries[at_])) ++at_;
       }
-      const detail::Steps* steps_;
+      const detail::Outputs* outputs_;
       const detail::StepRecord* record_;
       std::size_t at_;
     };
     /// The first row.
-    [[nodiscard]] iterator begin() const { return {*steps_, *record_, 0}; }
+    [[nodiscard]] iterator begin() const { return {*outputs_, *record_, 0}; }
     /// Behind the last.
-    [[nodiscard]] iterator end() const { return {*steps_, *record_, record_->entries.size()}; }
+    [[nodiscard]] iterator end() const { return {*outputs_, *record_, record_->entries.size()}; }
 
    private:
     friend class Finished;
-    Rows(const detail::Steps& steps, const detail::StepRecord& record)
-        : steps_(&steps), record_(&record) {}
-    const detail::Steps* steps_;
+    Rows(const detail::Outputs& outputs, const detail::StepRecord& record)
+        : outputs_(&outputs), record_(&record) {}
+    const detail::Outputs* outputs_;
     const detail::StepRecord* record_;
   };
   /// The rows that are to be sampled from; valid until this object is moved or dropped.
-  [[nodiscard]] Rows rows() const { return {handle_.core().steps, handle_.record()}; }
+  [[nodiscard]] Rows rows() const { return {handle_.core().outputs, handle_.record()}; }
 
   /// The output that was sampled from the row's logits: it becomes the next token to compute. A row
   /// with drafts: the first draft was wrong. Throws InvalidArgument for a row that rows() does not
@@ -235,7 +256,13 @@ class [[nodiscard]] Finished {
         detail::Sequences::id_of(record.entries[index].sequence,
                                  record.entries[index].generation) != row.sequence) [[unlikely]]
       detail::fail_argument("row", row.index, "a row of this step");
-    handle_.tree().commit(record.entries[index], outputs);
+    handle_.tree().commit(record, record.entries[index], outputs);
+  }
+  /// One output for each row that rows() gives, in that order. All of them are committed or none:
+  /// throws InvalidArgument where there are more or fewer, or where an earlier step's output is to
+  /// be committed first.
+  void commit(std::span<const token_type> outputs) {
+    handle_.tree().commit(handle_.record(), outputs);
   }
 
  private:
@@ -326,6 +353,24 @@ class [[nodiscard]] Step {
     return add(sequence, budget, {}, limited(drafts.count));
   }
 
+  /// Adds the next tokens of many sequences, at most `budget` of each: what add() would do for one
+  /// after the other, in this order, made for thousands that decode. All of them are added or none:
+  /// also where one of the handles is refused, which the error names by its index.
+  [[nodiscard]] AddAllResult add(std::span<Sequence<Tree>> sequences,
+                                 std::size_t budget = std::numeric_limits<std::size_t>::max()) {
+    return add_all(sequences.size(), budget,
+                   [sequences](std::size_t i) -> Sequence<Tree>& { return sequences[i]; });
+  }
+  /// The same for handles that stand anywhere, none of them null.
+  [[nodiscard]] AddAllResult add(std::span<Sequence<Tree>* const> sequences,
+                                 std::size_t budget = std::numeric_limits<std::size_t>::max()) {
+    for (std::size_t i = 0; i < sequences.size(); ++i)
+      if (sequences[i] == nullptr) [[unlikely]]
+        fail_handle(i, "null", "a sequence");
+    return add_all(sequences.size(), budget,
+                   [sequences](std::size_t i) -> Sequence<Tree>& { return *sequences[i]; });
+  }
+
   /// Query tokens added so far: rows of q, k, v and out.
   [[nodiscard]] int num_rows() const { return handle_.record().num_rows; }
   /// Sequences added so far.
@@ -366,15 +411,75 @@ class [[nodiscard]] Step {
         tree.add(record, sequence.index_, limited(budget),
                  drafts.first(std::min(drafts.size(), budget)), unknown_drafts);
     AddResult result;
-    result.reason_ = outcome.reason;
-    result.step_ = outcome.step;
-    if (outcome.waits_for != detail::none)
-      result.waits_for_ = tree.core.sequences.id_of(outcome.waits_for);
+    set_status(result, outcome);
     if (outcome.reason == HoldReason::none)
       result.row_ = detail::row_of(record.entries.back(),
                                    static_cast<std::int32_t>(record.entries.size()) - 1,
                                    tree.core.sequences.id_of(sequence.index_));
     return result;
+  }
+
+  template <class At>
+  AddAllResult add_all(std::size_t count, std::size_t budget, At at) {
+    Tree& tree = handle_.tree();
+    if (budget < 1) [[unlikely]]
+      detail::fail_argument("budget", budget, "at least one token");
+    detail::StepRecord& record = handle_.record();
+    detail::Steps& steps = tree.core.steps;
+    steps.make_room(record, count);
+    struct Addition {  // takes out again what was added, unless all was
+      detail::Steps& steps;
+      detail::StepRecord& record;
+      std::size_t first = record.entries.size();
+      bool built = record.built, all_added = false;
+      ~Addition() {
+        if (!all_added) steps.take_out(record, first);
+        record.built = built && !all_added;
+      }
+    } addition{steps, record};
+    const auto* const shared = handle_.shared().get();
+    AddAllResult result;
+    detail::DecodingRun run = steps.decoding(record);
+    for (std::size_t i = 0; i < count; ++i) {
+      const Sequence<Tree>& sequence = at(i);
+      if (sequence.shared_.get() == shared &&
+          run.add(sequence.index_, sequence.generation_, chunk_size)) [[likely]]
+        continue;
+      run.store();
+      const detail::AddOutcome outcome = add_other(sequence, i, budget);
+      if (outcome.reason != HoldReason::none) [[unlikely]] {
+        set_status(result, outcome);
+        result.held_index_ = i;
+        return result;
+      }
+      run.load();
+    }
+    run.store();
+    addition.all_added = count > 0;
+    return result;
+  }
+  /// One of many that is not just decoding, or that is refused.
+  detail::AddOutcome add_other(const Sequence<Tree>& sequence, std::size_t index,
+                               std::size_t budget) {
+    if (!sequence.is_live()) [[unlikely]]
+      fail_handle(index, "not live", "a live handle, not one moved from or used after leave()");
+    if (sequence.shared_ != handle_.shared()) [[unlikely]]
+      fail_handle(index, "of another tree", "a sequence of the step's tree");
+    detail::StepRecord& record = handle_.record();
+    Tree& tree = handle_.tree();
+    if (tree.core.sequences[sequence.index_].last_step == record.number) [[unlikely]]
+      fail_handle(index, "added twice", "each sequence at most once per step");
+    return tree.add(record, sequence.index_, limited(budget), {}, 0);
+  }
+  [[noreturn]] CHUNKATTN_COLD static void fail_handle(std::size_t index, const char* value,
+                                                      const char* expected) {
+    detail::fail_argument(detail::joined({"sequences[", index, "]"}), value, expected);
+  }
+  void set_status(AddStatus& status, const detail::AddOutcome& outcome) const {
+    status.reason_ = outcome.reason;
+    status.step_ = outcome.step;
+    if (outcome.waits_for != detail::none)
+      status.waits_for_ = handle_.core().sequences.id_of(outcome.waits_for);
   }
   static std::int32_t limited(std::size_t n) noexcept {
     return static_cast<std::int32_t>(std::min(n, std::size_t{1} << 30));

@@ -24,6 +24,8 @@ struct StepEntry {
   std::int32_t length = 0;
   std::int32_t drafts = 0;     ///< of these, the last ones: guesses
   std::int32_t first_row = 0;  ///< in the caller's order
+  SlotIndex slot = no_slot;    ///< Decoding: where the K/V of the one row goes; else no_slot
+  std::int32_t offset = 0;     ///< in that slot, never the last place
   bool has_output = false;     ///< it reaches the end of the sequence: there is something to sample
   bool drafts_known = false;   ///< the drafts' tokens are stored, to be compared with the outputs
 
@@ -53,6 +55,11 @@ struct StepRecord {
   bool built = false;    ///< a plan was built for it
   bool is_void = false;  ///< it was abandoned, or rests on one that was: nothing of it counts
   std::int32_t num_rows = 0;
+  std::int32_t num_outputs = 0;  ///< once it has finished: entries whose output is to come
+  /// Once it has finished: each entry has one output to come, which can be committed, until
+  /// Sequences::outputs_given_up() is another number.
+  bool all_outputs = false;
+  std::uint64_t outputs_given_up = 0;
   Array<StepEntry> entries;
   std::shared_ptr<ViewTicket> ticket;  ///< of the plan that was built for it
   std::uint64_t ticket_number = 0;

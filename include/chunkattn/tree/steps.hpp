@@ -13,7 +13,9 @@
 #include "../base/config.hpp"
 #include "../base/error.hpp"
 #include "copies.hpp"
+#include "decoding.hpp"
 #include "departures.hpp"
+#include "outputs.hpp"
 #include "sequences.hpp"
 #include "step_record.hpp"
 #include "topology.hpp"
@@ -25,11 +27,12 @@ namespace detail {
 class Steps {
  public:
   Steps(Topology& topology, Sequences& sequences, Copies& copies, Departures& departures,
-        const Tokens& tokens, TreeStats& stats)
+        Outputs& outputs, const Tokens& tokens, TreeStats& stats)
       : topology_(topology),
         sequences_(sequences),
         copies_(copies),
         departures_(departures),
+        outputs_(outputs),
         tokens_(tokens),
         stats_(stats) {}
   Steps(const Steps&) = delete;
@@ -74,7 +77,7 @@ class Steps {
     step.number = ++last_step_;
     step.state = StepState::open;
     step.built = step.is_void = false;
-    step.num_rows = 0;
+    step.num_rows = step.num_outputs = 0;
     step.entries.clear();
     if (outstanding == 0) copies_.set_oldest_step(step.number);
     return index;
@@ -87,6 +90,13 @@ class Steps {
                  bool drafts_known) {
     SequenceRecord& record = sequences_[s];
     look_ahead(s);
+    make_room(step, 1);
+    if (DecodingRun run = decoding(step);
+        drafts == 0 && run.add(s, record.generation, topology_.chunk.size)) {
+      run.store();
+      step.built = false;
+      return {};
+    }
     if (record.last_step == step.number) [[unlikely]]
       fail_argument("sequence", "added twice", "each sequence at most once per step");
     const std::int32_t begin = record.cursor;
@@ -104,8 +114,6 @@ class Steps {
       if (end <= begin) return outcome;
       length = end - begin;
     }
-    if (step.entries.size() == step.entries.capacity())
-      step.entries.reserve(2 * step.entries.size() + 8);
     StepEntry entry;
     if (begin + length == places_end) {
       entry.has_output = true;
@@ -134,6 +142,27 @@ class Steps {
     record.last_step = step.number;
     ++record.steps;
     return {};
+  }
+
+  /// Adds many sequences, as far as each is the common case; make_room() comes first.
+  [[nodiscard]] DecodingRun decoding(StepRecord& step) noexcept {
+    const std::int32_t max_steps = step.is_void ? 0 : any_void_ ? 1 : max_in_flight;
+    return {topology_, sequences_, stats_, step, max_steps};
+  }
+  /// Makes room for `count` more entries.
+  static void make_room(StepRecord& step, std::size_t count) {
+    const std::size_t size = step.entries.size();
+    if (step.entries.capacity() - size < count) step.entries.reserve(2 * size + count + 8);
+  }
+  /// Takes the entries from `first` on out of an open step again, as if they had not been added:
+  /// earlier steps of their sequences use no place behind those that were there before.
+  CHUNKATTN_COLD void take_out(StepRecord& step, std::size_t first) noexcept {
+    for (; step.entries.size() > first; step.entries.pop_back()) {
+      const StepEntry& entry = step.entries.back();
+      cancel(entry, /*keep_slots=*/false);
+      sequences_[entry.sequence].last_step = 0;
+      step.num_rows -= entry.length;
+    }
   }
 
   /// The copies that the step's plan must carry.
@@ -170,17 +199,19 @@ class Steps {
             "step", step.number,
             {"step ", other->number, " first: steps finish in the order they were submitted"});
     resolve_abandoned(step.number);
+    step.all_outputs = true;
+    SequenceRecord* const records = sequences_.records();
+    TreeNode* const nodes = topology_.nodes();
+    std::int32_t num_outputs = 0;
     for (StepEntry& entry : step.entries) {
-      SequenceRecord& record = sequences_[entry.sequence];
-      --record.steps;
-      if (step.is_void || entry.epoch != record.epoch) [[unlikely]] {
-        give_up(entry, record);
-        entry.has_output = false;
-      } else {
-        mark_written(entry, record);
-      }
-      departures_.end_step_of(entry.sequence);
+      SequenceRecord& record = records[entry.sequence];
+      num_outputs += 1;
+      if (!step.is_void && Decoding::finish(entry, record, nodes)) continue;
+      end_entry(step, entry, record);
+      num_outputs -= entry.has_output ? 0 : 1;
     }
+    step.num_outputs = num_outputs;
+    step.outputs_given_up = sequences_.outputs_given_up();
     if (!copies_.empty()) {
       if (step.is_void)
         copies_.put_back(step.number);
@@ -209,58 +240,13 @@ class Steps {
            step.state == StepState::abandoned;
   }
 
-  // ---- outputs -------------------------------------------------------------------------------
-
-  /// Whether the entry's outputs can still be committed.
-  [[nodiscard]] bool has_output(const StepEntry& entry) const noexcept {
-    const SequenceRecord& record = sequences_[entry.sequence];  // leaving raises the generation
-    return entry.has_output && record.generation == entry.generation && record.epoch == entry.epoch;
-  }
-  /// Throws InvalidArgument unless the entry's outputs can be committed now, `count` of them.
-  void check_commit(const StepEntry& entry, std::size_t count) const {
-    if (!has_output(entry)) [[unlikely]]
-      fail_argument("row", "without output",
-                    "a row of Finished::rows(): live, not superseded, not committed yet");
-    if (count < 1 || count > at(entry.drafts) + 1) [[unlikely]]
-      fail_argument("outputs.size()", count,
-                    {"1 to ", entry.drafts + 1, ", the row's drafts and one more"});
-    const SequenceRecord& record = sequences_[entry.sequence];
-    if (entry.output_position() != record.size) [[unlikely]]
-      fail_argument("row", entry.output_position(),
-                    {"the outputs of the earlier step first, from position ", record.size});
-  }
-  /// The tokens that were stored from the entry's output position on are known: accepted drafts,
-  /// then one more, which is the next to be computed.
-  void commit(StepEntry& entry, std::int32_t count) noexcept {
-    SequenceRecord& record = sequences_[entry.sequence];
-    TreeNode& tail = topology_.node(record.tail);
-    const std::int32_t first = record.size - tail.position;
-    entry.has_output = false;
-    record.size += count;
-    record.reserved -= count;
-    if (count <= entry.drafts) [[unlikely]] {
-      record.computed = std::min(record.computed, record.size - 1);  // a draft's, at that place
-      sequences_.drop_reserved(record);
-      record.cursor = record.size - 1;
-      tail.scheduled = std::min(tail.scheduled, record.cursor - tail.position);
-    }
-    if (tail.written == first)  // else an earlier position is still to be computed
-      set_written(tail, std::min(record.computed, record.size) - tail.position);
-  }
   /// The handle of a finished step is gone: what was not committed is given up.
   void close(std::int32_t index, std::uint64_t number) noexcept {
     StepRecord& step = *steps_[at(index)];
     if (step.number != number || step.state != StepState::finished) return;
-    for (const StepEntry& entry : step.entries)
-      if (has_output(entry)) sequences_.drop_reserved(sequences_[entry.sequence]);
+    outputs_.give_up(step);
     step.entries.clear();
     step.state = StepState::free;
-  }
-
-  /// The K/V of a node's first tokens is written.
-  static void set_written(TreeNode& n, std::int32_t written) noexcept {
-    n.written = written;
-    if (n.written == n.length) n.writer = none;
   }
 
  private:
@@ -341,7 +327,7 @@ class Steps {
   void mark_written(const StepEntry& entry, SequenceRecord& record) noexcept {
     record.computed = std::max(record.computed, entry.end());
     const auto mark = [&](TreeNode& n, std::int32_t offset, std::int32_t end) {
-      if (n.writer == entry.sequence && n.written >= offset && n.written < end) set_written(n, end);
+      if (n.writer == entry.sequence && n.written >= offset && n.written < end) n.set_written(end);
     };
     const std::int32_t end = std::min(entry.end(), record.size);  // known tokens
     TreeNode& tail = topology_.node(record.tail);
@@ -353,14 +339,31 @@ class Steps {
                              });
   }
 
+  /// The step has run: what of the entry counts.
+  void end_entry(StepRecord& step, StepEntry& entry, SequenceRecord& record) noexcept {
+    --record.steps;
+    if (step.is_void || entry.epoch != record.epoch) {
+      give_up(entry, record);
+      entry.has_output = false;
+    } else {
+      mark_written(entry, record);
+    }
+    departures_.end_step_of(entry.sequence);
+    step.all_outputs = step.all_outputs && entry.has_output && entry.drafts == 0 &&
+                       record.state == SequenceState::live &&
+                       entry.output_position() == record.size;
+  }
+  void cancel(const StepEntry& entry, bool keep_slots) noexcept {
+    SequenceRecord& record = sequences_[entry.sequence];
+    --record.steps;
+    take_back(entry, record);
+    if (entry.has_output && entry.epoch == record.epoch)  // nothing was scheduled behind it
+      sequences_.shrink_reserved(record, record.reserved - entry.drafts - 1, keep_slots);
+  }
   /// The step does not run: its places come back, its copies are still to be made.
   void cancel(StepRecord& step) noexcept {
     for (const StepEntry& entry : step.entries) {
-      SequenceRecord& record = sequences_[entry.sequence];
-      --record.steps;
-      take_back(entry, record);
-      if (entry.has_output && entry.epoch == record.epoch)  // nothing was scheduled behind it
-        sequences_.shrink_reserved(record, record.reserved - entry.drafts - 1);
+      cancel(entry, /*keep_slots=*/sequences_[entry.sequence].steps > 1);
       departures_.end_step_of(entry.sequence);
     }
     copies_.put_back(step.number);
@@ -441,6 +444,7 @@ class Steps {
   Sequences& sequences_;
   Copies& copies_;
   Departures& departures_;
+  Outputs& outputs_;
   const Tokens& tokens_;
   TreeStats& stats_;
   Array<StepRecord*> steps_;  // owned; handles keep a record's index, plans its address

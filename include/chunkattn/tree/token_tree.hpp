@@ -120,8 +120,8 @@ class TokenTree {
     return outcome;
   }
 
-  void commit(StepEntry& entry, std::span<const Token> outputs) {
-    core.steps.check_commit(entry, outputs.size());
+  void commit(StepRecord& step, StepEntry& entry, std::span<const Token> outputs) {
+    core.outputs.check(entry, outputs.size());
     const TreeNode& tail = core.sequences.tail(entry.sequence);
     const std::int32_t first = entry.output_position() - tail.position;
     if (outputs.size() > 1 && entry.drafts_known) {
@@ -130,13 +130,28 @@ class TokenTree {
       check_argument(same == static_cast<std::int32_t>(accepted.size()), "outputs", same,
                      "drafts as they were added, then one token: this many agree");
     }
-    if (outputs.size() == 1) {  // the common case; a loop over runs makes g++ 14 warn of bounds
-      const std::int32_t place = tail.begin + first;
-      tokens_.store(core.topology.slot_of(tail, place), place % ChunkSize, outputs[0]);
-    } else {
+    if (outputs.size() == 1)
+      store_output(entry, outputs[0]);
+    else
       store(tail, first, outputs);
-    }
-    core.steps.commit(entry, static_cast<std::int32_t>(outputs.size()));
+    core.outputs.commit(step, entry, static_cast<std::int32_t>(outputs.size()));
+  }
+  /// One output for each entry that has one to come, in their order.
+  void commit(StepRecord& step, std::span<const Token> outputs) {
+    const std::size_t expected = core.outputs.count(step);
+    check_argument(outputs.size() == expected, "outputs.size()", outputs.size(),
+                   {"one for each of the ", expected, " rows of Finished::rows()"});
+    struct Store {
+      TokenTree& tree;
+      std::span<const Token> outputs;
+      CHUNKATTN_INLINE void operator()(const StepEntry& entry, std::size_t output) const {
+        tree.store_output(entry, outputs[output]);
+      }
+      CHUNKATTN_INLINE void ahead(const StepEntry& entry) const noexcept {
+        if (entry.slot != no_slot) tree.tokens_.prefetch(entry.slot, entry.offset + 1);
+      }
+    };
+    core.outputs.commit_all(step, Store{*this, outputs});
   }
 
   // ---- reading -------------------------------------------------------------------------------
@@ -239,6 +254,14 @@ class TokenTree {
     match.used = std::min(match.used, match.length - core.topology.node(match.last).position);
   }
 
+  /// The first output of an entry, at its place.
+  CHUNKATTN_INLINE void store_output(const StepEntry& entry, const Token& output) {
+    if (entry.slot != no_slot) [[likely]]
+      return tokens_.store(entry.slot, entry.offset + 1, output);
+    const TreeNode& tail = core.topology.node(core.sequences[entry.sequence].tail);
+    const std::int32_t place = tail.begin + entry.output_position() - tail.position;
+    tokens_.store(core.topology.slot_of(tail, place), place % ChunkSize, output);
+  }
   void store(const TreeNode& n, std::int32_t first, std::span<const Token> tokens) {
     core.topology.for_each_run(
         n, first, static_cast<std::int32_t>(tokens.size()),

@@ -28,6 +28,8 @@ class Topology {
 
   [[nodiscard]] TreeNode& node(NodeIndex n) noexcept { return nodes_[at(n)]; }
   [[nodiscard]] const TreeNode& node(NodeIndex n) const noexcept { return nodes_[at(n)]; }
+  /// [num_indices()] until one is added.
+  [[nodiscard]] TreeNode* nodes() noexcept { return nodes_.data(); }
   /// Indices of nodes are below this.
   [[nodiscard]] std::size_t num_indices() const noexcept { return nodes_.size(); }
 

@@ -1,0 +1,121 @@
+// Outputs of finished steps: which can be committed, and what a sequence is once they are.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "../base/config.hpp"
+#include "../base/error.hpp"
+#include "decoding.hpp"
+#include "sequences.hpp"
+#include "step_record.hpp"
+#include "topology.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+class Outputs {
+ public:
+  Outputs(Topology& topology, Sequences& sequences) : topology_(topology), sequences_(sequences) {}
+
+  /// Whether the entry's outputs can still be committed.
+  [[nodiscard]] bool has_output(const StepEntry& entry) const noexcept {
+    const SequenceRecord& record = sequences_[entry.sequence];  // leaving raises the generation
+    return entry.has_output && record.generation == entry.generation && record.epoch == entry.epoch;
+  }
+  /// How many entries has_output(). Throws InvalidArgument where one of them cannot be committed
+  /// yet.
+  [[nodiscard]] std::size_t count(const StepRecord& step) const {
+    if (has_all(step)) return step.entries.size();
+    std::size_t outputs = 0;
+    for (const StepEntry& entry : step.entries) {
+      if (!has_output(entry)) continue;
+      check_order(entry);
+      ++outputs;
+    }
+    return outputs;
+  }
+  /// Throws InvalidArgument unless the entry's outputs can be committed now, `count` of them.
+  void check(const StepEntry& entry, std::size_t count) const {
+    if (!has_output(entry)) [[unlikely]]
+      fail_argument("row", "without output",
+                    "a row of Finished::rows(): live, not superseded, not committed yet");
+    if (count < 1 || count > at(entry.drafts) + 1) [[unlikely]]
+      fail_argument("outputs.size()", count,
+                    {"1 to ", entry.drafts + 1, ", the row's drafts and one more"});
+    check_order(entry);
+  }
+
+  /// The tokens that were stored from the entry's output position on are known: accepted drafts,
+  /// then one more, which is the next to be computed.
+  void commit(StepRecord& step, StepEntry& entry, std::int32_t count) noexcept {
+    SequenceRecord& record = sequences_[entry.sequence];
+    --step.num_outputs;
+    if (count == 1 && Decoding::is_plain(entry, record)) return Decoding::commit(entry, record);
+    TreeNode& tail = topology_.node(record.tail);
+    const std::int32_t first = record.size - tail.position;
+    entry.has_output = false;
+    record.size += count;
+    record.reserved -= count;
+    if (count <= entry.drafts) [[unlikely]] {
+      record.computed = std::min(record.computed, record.size - 1);  // a draft's, at that place
+      sequences_.drop_reserved(record);
+      record.cursor = record.size - 1;
+      tail.scheduled = std::min(tail.scheduled, record.cursor - tail.position);
+    }
+    if (tail.written == first)  // else an earlier position is still to be computed
+      tail.set_written(std::min(record.computed, record.size) - tail.position);
+  }
+  /// One output of each entry that has one, all of which count() has checked.
+  /// \param store  store(entry, n) stores the n-th of them, counted from 0; store.ahead(entry) asks
+  ///               early for a place
+  template <class Store>
+  void commit_all(StepRecord& step, const Store& store) {
+    const bool all = has_all(step);
+    SequenceRecord* const records = sequences_.records();
+    std::size_t output = 0;
+    std::int32_t plain = 0;
+    for (StepEntry& entry : step.entries) {
+      if (!all && !has_output(entry)) continue;
+      if (step.entries.end() - &entry > 16) store.ahead((&entry)[16]);
+      SequenceRecord& record = records[entry.sequence];
+      store(entry, output++);
+      if (Decoding::is_plain(entry, record)) [[likely]] {
+        Decoding::commit(entry, record);
+        plain += 1;
+      } else {
+        commit(step, entry, 1);
+      }
+    }
+    step.num_outputs -= plain;
+  }
+  /// Those that were not committed are not any more.
+  void give_up(const StepRecord& step) noexcept {
+    if (step.num_outputs == 0) return;
+    for (const StepEntry& entry : step.entries)
+      if (has_output(entry)) sequences_.drop_reserved(sequences_[entry.sequence]);
+  }
+
+ private:
+  /// Whether nothing has come between the end of the step, when each of its entries had one output
+  /// to come, and this.
+  [[nodiscard]] bool has_all(const StepRecord& step) const noexcept {
+    return step.all_outputs && at(step.num_outputs) == step.entries.size() &&
+           step.outputs_given_up == sequences_.outputs_given_up();
+  }
+  void check_order(const StepEntry& entry) const {
+    const SequenceRecord& record = sequences_[entry.sequence];
+    if (entry.output_position() != record.size) [[unlikely]]
+      fail_argument("row", entry.output_position(),
+                    {"the outputs of the earlier step first, from position ", record.size});
+  }
+
+  Topology& topology_;
+  Sequences& sequences_;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END
