@@ -328,6 +328,77 @@ void decode_step(benchmark::State& state) {
 }
 BENCHMARK(decode_step)->Arg(1)->Arg(32)->Arg(256)->Arg(10000)->UseManualTime();
 
+/// All that an engine asks of the host for one decode step, by calls for the whole batch:
+/// begin_step, add, build, finished, commit. range(0) sequences share prompts of 4,096 tokens,
+/// range(1) different ones; their own lengths are staggered over a chunk. Medians of whole steps,
+/// and of each call.
+void whole_step(benchmark::State& state) {
+  const auto count = static_cast<std::size_t>(state.range(0));
+  const auto prefixes = static_cast<std::size_t>(state.range(1));
+  Tree tree;
+  tree.insert(random_tokens(chunk * 16 * count, 1)).leave();  // as in Batch
+  std::vector<Tree::Sequence> sequences;
+  for (std::size_t i = 0; i < count; ++i) {
+    auto prompt = random_tokens(4096, 11 + i * prefixes / count);
+    const auto tail = random_tokens(100 + i % chunk, 1000 + i);
+    prompt.insert(prompt.end(), tail.begin(), tail.end());
+    sequences.push_back(tree.insert(prompt));
+    load_prompt(sequences.back());
+  }
+  AttentionPlan plan;
+  const std::vector<Token> outputs = random_tokens(count, 3);
+  std::vector<double> whole, adding, building, finishing, committing;
+  const auto run = [&] {
+    using Clock = std::chrono::steady_clock;
+    const auto seconds = [](Clock::time_point from, Clock::time_point to) {
+      return std::chrono::duration<double>(to - from).count();
+    };
+    const auto start = Clock::now();
+    auto step = tree.begin_step();
+    const auto added = step.add(sequences);
+    if (!added) state.SkipWithError("a sequence was held");
+    const auto filled = Clock::now();
+    benchmark::DoNotOptimize(plan.build(step));
+    const auto built = Clock::now();
+    Clock::time_point finished;
+    {
+      auto done = std::move(step).finished();
+      finished = Clock::now();
+      done.commit(outputs);
+    }
+    const auto end = Clock::now();
+    whole.push_back(seconds(start, end));
+    adding.push_back(seconds(start, filled));
+    building.push_back(seconds(filled, built));
+    finishing.push_back(seconds(built, finished));
+    committing.push_back(seconds(finished, end));
+  };
+  for (int warm = 0; warm < 70; ++warm) run();
+  for (auto* times : {&whole, &adding, &building, &finishing, &committing}) times->clear();
+  const std::uint64_t rebuilds = plan.num_rebuilds();
+  for (auto _ : state) {
+    run();
+    state.SetIterationTime(whole.back());
+  }
+  const auto median_us = [](std::vector<double>& times) {
+    const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+    std::nth_element(times.begin(), middle, times.end());
+    return *middle * 1e6;
+  };
+  state.counters["median_us"] = median_us(whole);
+  state.counters["add_us"] = median_us(adding);
+  state.counters["build_us"] = median_us(building);
+  state.counters["finish_us"] = median_us(finishing);
+  state.counters["commit_us"] = median_us(committing);
+  state.counters["rebuilds"] = double(plan.num_rebuilds() - rebuilds);
+}
+BENCHMARK(whole_step)
+    ->Args({256, 1})
+    ->Args({10000, 1})
+    ->Args({10000, 16})
+    ->Iterations(640)
+    ->UseManualTime();
+
 /// One sequence joins range(0) others (and one leaves), so that the plan is rebuilt.
 void plan_rebuild(benchmark::State& state) {
   Batch batch(static_cast<std::size_t>(state.range(0)));
