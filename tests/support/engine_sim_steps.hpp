@@ -64,8 +64,31 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
 
   std::size_t any_budget() { return one_in(2) ? 1 + below(6) : std::size_t{1000}; }
 
+  /// All live sequences, one of them twice, in one call: it is refused, or one is held, and nothing
+  /// has changed.
+  void add_refused(SimStep& step) {
+    std::vector<decltype(&live_[0]->handle)> handles;
+    for (const LivePtr& live : live_)
+      if (live->tokens.size() <= this->options_.max_length) handles.push_back(&live->handle);
+    if (handles.empty()) return;
+    handles.push_back(handles[below(handles.size())]);
+    try {
+      const AddAllResult held = step.open->add(handles, any_budget());
+      expect(!held && held.held_index() + 1 < handles.size(), "all of a batch or nothing");
+      count("batch held");
+    } catch (const InvalidArgument& error) {
+      expect(std::string(error.what()).find("once per step") != std::string::npos,
+             "a batch says what is wrong");
+      count("batch refused");
+    }
+    log("add a batch: refused");
+    expect(step.open->num_rows() == step.num_rows, "nothing of a refused batch is in the step");
+    for (const LivePtr& live : live_) this->check_sequence(*live);
+  }
+
   /// Adds any sequence, with or without drafts.
   void add_any(SimStep& step) {
+    if (one_in(6)) add_refused(step);
     const LivePtr live = this->any_live();
     const std::size_t drafts = one_in(4) ? 1 + below(5) : 0;
     (void)add(step, live, any_budget(), drafts, one_in(4));
@@ -351,7 +374,32 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
     return all;
   }
 
+  /// All rows at once, where no row has drafts and no earlier output is to come. False: another
+  /// case.
+  bool commit_all(SimStep& step) {
+    std::vector<SimToken> outputs;
+    const std::vector<StepRow> all = rows(step);
+    for (const StepRow& row : all) {
+      const Entry& entry = step.entries[static_cast<std::size_t>(row.index)];
+      const auto first = static_cast<std::size_t>(entry.output_position());
+      if (entry.drafts > 0 || first != entry.live->known) return false;
+      outputs.push_back(entry.live->tokens[first]);
+    }
+    log("commit all " + text(outputs.size()));
+    step.finished->commit(outputs);
+    for (const StepRow& row : all) {
+      Entry& entry = step.entries[static_cast<std::size_t>(row.index)];
+      entry.has_output = false;
+      ++entry.live->known;
+      this->mark_done(*entry.live, entry.live->computed);
+      if (entry.live->handle.is_live()) this->check_sequence(*entry.live);
+    }
+    count("outputs committed at once");
+    return true;
+  }
+
   void commit_some(SimStep& step, std::size_t skip_one_in) {
+    if (skip_one_in == 0 && one_in(2) && commit_all(step)) return;
     for (const StepRow& row : rows(step))
       if (skip_one_in == 0 || !one_in(skip_one_in)) {
         Entry& entry = step.entries[static_cast<std::size_t>(row.index)];
