@@ -66,8 +66,10 @@ class PagedCase : public Prepared {
       : planned_(which.batch, which.method != Method::paged_unshared),
         attention_(*setting.pool,
                    // What the pages share stays in the caches then: this baseline's fastest way.
-                   {.max_task_heads = which.method == Method::paged_shared_pages ? 1 : 0}) {
-    if (which.method == Method::paged_shared_pages) unshared_.emplace(planned_.view());
+                   {.max_task_heads = which.method == Method::paged_shared_pages ? 1 : 0}),
+        invariant_(*setting.pool, {.reduce = Reduce::batch_invariant}),
+        unshared_(planned_.view()),
+        shared_pages_(which.method == Method::paged_shared_pages) {
     const auto work = planned_.work();
     const double token_bytes =
         2.0 * head_dim * sizeof(T) + (std::is_same_v<T, std::int8_t> ? 2.0 * sizeof(float) : 0.0);
@@ -89,22 +91,23 @@ class PagedCase : public Prepared {
     for (int l = 0; l < layers; ++l) PagedCase::step();
   }
 
-  void step() override {
-    if (unshared_)
-      step(unshared_->view());
-    else
-      step(plan());
-  }
-  /// A step over the next layer with this plan.
-  void step(const LiveView& plan) {
-    attention_.run(layers_[next_++ % layers_.size()], plan, q_, out_);
-  }
-  [[nodiscard]] const LiveView& plan() const { return planned_.view(); }
+  void step() override { shared_pages_ ? step_unshared() : step(planned_.view(), attention_); }
+  /// A step in which each row reads its whole path by itself.
+  void step_unshared() { step(unshared_.view(), attention_); }
+  /// A step with Reduce::batch_invariant.
+  void step_invariant() { step(planned_.view(), invariant_); }
 
  private:
+  // A step over the next layer.
+  void step(const LiveView& plan, ChunkAttention<Cpu, head_dim>& attention) {
+    attention.run(layers_[next_++ % layers_.size()], plan, q_, out_);
+  }
+
   bench::PlannedBatch<ChunkSize> planned_;
-  std::optional<bench::UnsharedPlan> unshared_;
   ChunkAttention<Cpu, head_dim> attention_;
+  ChunkAttention<Cpu, head_dim> invariant_;
+  bench::UnsharedPlan unshared_;
+  bool shared_pages_;
   std::optional<KvCache<Cpu, T>> cache_;
   std::vector<KvView<T>> layers_;
   std::vector<float> q_, out_;
@@ -194,28 +197,25 @@ void register_case(const std::string& name, bool cold, Make make) {
       ->MinTime(0.5);
 }
 
-/// Ours against the paged kernel where nothing is shared, step by step in turn over the same K/V.
+/// Two ways to take a step, in turn over the same K/V: the time of `a` against that of `b`.
 template <class T>
-void add_interleaved(const char* type, const Case& ours) {
-  const std::string name = std::string("interleaved/") + type +
-                           "/heads:" + std::to_string(ours.num_qo_heads) + ":" +
-                           std::to_string(ours.num_kv_heads) + "/" + ours.name + "/cold";
+void add_interleaved(const std::string& name, const char* counter, const Case& which,
+                     void (PagedCase<T, 64>::*a)(), void (PagedCase<T, 64>::*b)()) {
   benchmark::RegisterBenchmark(
       name.c_str(),
-      [ours](benchmark::State& state) {
-        PagedCase<T, 64> timed(ours);
-        const bench::UnsharedPlan paged(timed.plan());
+      [which, counter, a, b](benchmark::State& state) {
+        PagedCase<T, 64> timed(which);
         std::vector<double> logs;
         for (auto _ : state) {
-          const auto time = [&](const LiveView& plan) {
+          const auto time = [&](void (PagedCase<T, 64>::*step)()) {
             const auto start = bench::Clock::now();
-            timed.step(plan);
+            (timed.*step)();
             return bench::seconds_since(start);
           };
-          const bool ours_first = logs.size() % 2 == 0;
-          const double first = time(ours_first ? timed.plan() : paged.view());
-          const double second = time(ours_first ? paged.view() : timed.plan());
-          logs.push_back(std::log(ours_first ? first / second : second / first));
+          const bool a_first = logs.size() % 2 == 0;
+          const double first = a_first ? time(a) : time(b);
+          const double second = a_first ? time(b) : time(a);
+          logs.push_back(std::log(a_first ? first / second : second / first));
           state.SetIterationTime(first + second);
         }
         // A distribution-free 95 % bound of the median: the order statistic beyond n/2 by one-sided
@@ -224,7 +224,7 @@ void add_interleaved(const char* type, const Case& ours) {
         const double n = static_cast<double>(logs.size());
         const auto upper =
             static_cast<std::size_t>(std::min(n - 1, std::ceil(n / 2 + 1.645 * std::sqrt(n) / 2)));
-        state.counters["ratio_to_paged"] = std::exp(logs[logs.size() / 2]);
+        state.counters[counter] = std::exp(logs[logs.size() / 2]);
         state.counters["upper_95"] = std::exp(logs[upper]);
       })
       ->UseManualTime()
@@ -232,14 +232,30 @@ void add_interleaved(const char* type, const Case& ours) {
       ->MinTime(4);
 }
 
+std::string name_of(const std::string& method, const char* type, const Case& which) {
+  return method + "/" + type + "/heads:" + std::to_string(which.num_qo_heads) + ":" +
+         std::to_string(which.num_kv_heads) + "/" + which.name + (which.cold ? "/cold" : "/warm");
+}
+
+/// Ours against the paged kernel where nothing is shared.
+template <class T>
+void add_against_paged(const char* type, const Case& ours) {
+  add_interleaved<T>(name_of("interleaved", type, ours), "ratio_to_paged", ours,
+                     &PagedCase<T, 64>::step, &PagedCase<T, 64>::step_unshared);
+}
+
+/// Reduce::batch_invariant against the default.
+template <class T>
+void add_invariant(const char* type, const Case& which) {
+  add_interleaved<T>(name_of("invariant", type, which), "ratio_to_default", which,
+                     &PagedCase<T, 64>::step_invariant, &PagedCase<T, 64>::step);
+}
+
 template <class T, int ChunkSize = 64>
 void add(const char* type, Case which) {
   static constexpr const char* methods[] = {"ours", "paged_shared_pages", "paged_unshared",
                                             "naive"};
-  const std::string name = std::string(methods[static_cast<int>(which.method)]) + "/" + type +
-                           "/heads:" + std::to_string(which.num_qo_heads) + ":" +
-                           std::to_string(which.num_kv_heads) + "/" + which.name +
-                           (which.cold ? "/cold" : "/warm") +
+  const std::string name = name_of(methods[static_cast<int>(which.method)], type, which) +
                            (ChunkSize == 64 ? "" : "/chunk:" + std::to_string(ChunkSize));
   register_case(name, which.cold, [which]() -> std::unique_ptr<Prepared> {
     if (which.method == Method::naive) return std::make_unique<NaiveCase>(which);
@@ -364,9 +380,19 @@ void add_all() {
     for (const int own : {1, 256, 512, 1024, 2048})
       add<half>("fp16", prefix_case(32, 2048, own, 32, method));
   }
-  add_interleaved<half>("fp16", prefix_case(32, 0, 1024));
-  add_interleaved<half>("fp16", prefix_case(32, 0, 1024, 8));
-  add_interleaved<float>("fp32", prefix_case(32, 0, 1024));
+  add_against_paged<half>("fp16", prefix_case(32, 0, 1024));
+  add_against_paged<half>("fp16", prefix_case(32, 0, 1024, 8));
+  add_against_paged<float>("fp32", prefix_case(32, 0, 1024));
+  for (const int kv_heads : {32, 8}) {
+    for (const int shared : {0, 1024, 4096}) {
+      const Case which = prefix_case(32, shared, shared == 0 ? 1024 : 64, kv_heads);
+      add_invariant<float>("fp32", which);
+      add_invariant<half>("fp16", which);
+      add_invariant<bfloat16>("bf16", which);
+      add_invariant<std::int8_t>("int8", which);
+    }
+    add_invariant<half>("fp16", prefix_case(32, 1000, 64, kv_heads));  // a block straddles
+  }
   add<half>("fp16", staggered());
   add<half, 16>("fp16", prefix_case(32, 2048, 64));
   add<half, 32>("fp16", prefix_case(32, 2048, 64));

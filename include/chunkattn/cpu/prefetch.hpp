@@ -71,12 +71,12 @@ inline constexpr int lines_per_row = (HeadDim * static_cast<int>(sizeof(T)) + 63
 
 /// Everything that one task reads: the products' blocks of its first KV head, then the streams'
 /// blocks, each for all of the task's heads.
-template <int HeadDim, class T, class StreamWalk>
+template <int HeadDim, class T>
 class Prefetcher {
  public:
   /// For the heads [head_begin, head_end), with copies of walks that the task will take.
   Prefetcher(const KvView<T>& kv, int head_begin, int head_end, const ItemWalk& products,
-             const StreamWalk& streams) noexcept
+             const ItemWalk& streams) noexcept
       : kv_(kv),
         products_{products, head_begin, head_begin + 1},
         streams_{streams, head_begin, head_end} {}
@@ -137,9 +137,8 @@ class Prefetcher {
   }
 
   // Blocks still to be queued, each for several heads.
-  template <class Walk>
   struct Source {
-    Walk walk;
+    ItemWalk walk;
     int head_begin;
     int head_end;
     int head = head_end;  // the next one of `block`
@@ -147,8 +146,7 @@ class Prefetcher {
   };
 
   // Queues blocks of a source until `lines` lines are queued; returns how many came.
-  template <class Walk>
-  int refill(Source<Walk>& source, int lines) noexcept {
+  int refill(Source& source, int lines) noexcept {
     if (queued_ >= lines) return 0;
     const int before = queued_;
     int count = 0;
@@ -192,8 +190,8 @@ class Prefetcher {
   }
 
   const KvView<T>& kv_;
-  Source<ItemWalk> products_;
-  Source<StreamWalk> streams_;
+  Source products_;
+  Source streams_;
   int early_ = 0;    // lines of streams that were queued during products
   int queued_ = 0;   // cache lines of runs that were not prefetched yet
   int granted_ = 0;  // of the kernel at work

@@ -10,6 +10,10 @@
 //
 // Where the cuts fall in deterministic mode depends on the plan and the geometry alone, never on
 // the number of threads: so the same bits come out for any.
+//
+// In batch-invariant mode lists are not cut at all, and items hold whole blocks, which begin at
+// multiples of block_tokens *positions*: each row is to see the same blocks, in order, however the
+// tree cuts its path. A block that straddles segments belongs to the last of them.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +31,8 @@ namespace cpu {
 /// Tokens that a kernel takes at once, and the grain at which a segment can be cut.
 inline constexpr int block_tokens = 64;
 
-/// Tokens [token_begin, token_end) of a segment (counted from its start) for [row_begin, row_end).
+/// Tokens [token_begin, token_end) of a segment for [row_begin, row_end), counted from its start:
+/// those with negative numbers lie before it on the rows' path, in the segments above.
 struct WorkItem {
   std::int32_t segment;
   std::int32_t token_begin;
@@ -86,6 +91,7 @@ struct ScheduleOptions {
   int min_product_lines = 5;  ///< from how many lines on an item is computed by products
   int tile_lines = 32;        ///< lines that a product needs to be efficient: blocks have no fewer
   int min_tasks = 1;          ///< how many tasks are wanted in all, if the work allows
+  bool invariant = false;     ///< each row sees whole blocks in order: Reduce::batch_invariant
   CostModel cost;
 };
 
@@ -136,6 +142,8 @@ class Schedule {
           std::max(ceil(num_rows, 4 * wanted), static_cast<int>(min_unit_ns / row_ns) + 1);
       return ceil(num_rows, rows);
     }
+    if (options_.invariant)  // there are no cuts along KV: as small as products are worth it
+      return std::max(ceil(options_.min_product_lines, group), ceil(num_rows, blocks));
     // Worth it where there is too little to read per line for as many cuts along KV.
     if (total_ns / (num_rows * group * min_unit_line_ns) >= 0.5 * wanted) return fewest;
     // As many as fill the vectors of the products: 33 lines would cost as much as 48.
@@ -156,12 +164,15 @@ class Schedule {
     return total;
   }
 
-  // Tokens of each segment that any row sees, from the rows' lengths up the tree.
+  // Where the tokens of each segment end that any row sees, from the rows' lengths up the tree: not
+  // positive if rows see none of it. And how many rows see no segment below it.
   void find_visible(const PlanView& plan) {
     visible_.assign(static_cast<std::size_t>(plan.num_segments), 0);
+    ending_.assign(static_cast<std::size_t>(plan.num_segments), 0);
     for (int row = 0; row < plan.num_rows; ++row) {
       const std::int32_t s = plan.row_segment[row];
       if (s < 0) continue;
+      ++ending_[static_cast<std::size_t>(s)];
       std::int32_t& kv_len = visible_[static_cast<std::size_t>(s)];
       kv_len = std::max(kv_len, plan.row_kv_len[row]);
     }
@@ -172,8 +183,7 @@ class Schedule {
         std::int32_t& above = visible_[static_cast<std::size_t>(segment.parent)];
         above = std::max(above, kv_len);
       }
-      visible_[static_cast<std::size_t>(s)] =
-          std::clamp(kv_len - segment.position, 0, segment.length);
+      visible_[static_cast<std::size_t>(s)] = std::min(kv_len - segment.position, segment.length);
     }
   }
 
@@ -186,6 +196,37 @@ class Schedule {
   }
   static std::int32_t cut(int total, int part, int parts) {
     return static_cast<std::int32_t>(static_cast<std::int64_t>(total) * part / parts);
+  }
+
+  // What is read for whom, parents first: f(item).
+  template <class F>
+  void for_each_item(const PlanView& plan, const F& f) const {
+    const auto emit = [&](int s, int begin, int end, int row_begin, int row_end) {
+      if (begin < end && row_begin < row_end) f(WorkItem{s, begin, end, row_begin, row_end});
+    };
+    for (int s = 0; s < plan.num_segments; ++s) {
+      const Segment& segment = plan.segments[s];
+      const std::int32_t end = visible_[static_cast<std::size_t>(s)];
+      int ending = ending_[static_cast<std::size_t>(s)];
+      if (!options_.invariant) {
+        emit(s, 0, end, segment.row_begin, segment.row_end);
+        continue;
+      }
+      // Blocks that end in this segment are the same for all of its rows. The one after these
+      // straddles for rows that go on; it ends here for the others.
+      const std::int32_t begin = -(segment.position % block_tokens);
+      const std::int32_t whole =
+          segment.length - (segment.position + segment.length) % block_tokens;
+      const bool all_end = ending == segment.row_end - segment.row_begin;
+      emit(s, begin, all_end ? end : std::min(whole, end), segment.row_begin, segment.row_end);
+      if (all_end) continue;
+      for (int row = segment.row_begin; row < segment.row_end && ending > 0; ++row) {
+        const int first = row;
+        while (row < segment.row_end && plan.row_segment[row] == s) ++row;
+        emit(s, whole, end, first, row);
+        ending -= row - first;
+      }
+    }
   }
 
   // Each segment goes into every row block that it meets: to the products if at least
@@ -202,18 +243,16 @@ class Schedule {
       return b;
     };
     const auto for_each_block = [&](auto&& f) {
-      for (int s = 0; s < plan.num_segments; ++s) {
-        const Segment& segment = plan.segments[s];
-        const std::int32_t length = visible_[static_cast<std::size_t>(s)];
-        if (length <= 0 || segment.row_begin >= segment.row_end) continue;
-        for (std::size_t b = first_block(segment.row_begin);
-             b < blocks && row_blocks_[b].row_begin < segment.row_end; ++b) {
-          const std::int32_t begin = std::max(segment.row_begin, row_blocks_[b].row_begin);
-          const std::int32_t end = std::min(segment.row_end, row_blocks_[b].row_end);
-          const std::size_t list = 2 * b + (end - begin >= min_product_rows ? 0 : 1);
-          f(list, WorkItem{s, 0, length, begin, end});
+      for_each_item(plan, [&](WorkItem item) {
+        const std::int32_t row_begin = item.row_begin;
+        const std::int32_t row_end = item.row_end;
+        for (std::size_t b = first_block(row_begin);
+             b < blocks && row_blocks_[b].row_begin < row_end; ++b) {
+          item.row_begin = std::max(row_begin, row_blocks_[b].row_begin);
+          item.row_end = std::min(row_end, row_blocks_[b].row_end);
+          f(2 * b + (item.row_end - item.row_begin >= min_product_rows ? 0 : 1), item);
         }
-      }
+      });
     };
     for_each_block([&](std::size_t list, const WorkItem&) { ++block_items_[list + 1]; });
     for (std::size_t l = 0; l < 2 * blocks; ++l) block_items_[l + 1] += block_items_[l];
@@ -239,7 +278,7 @@ class Schedule {
   struct Rest {
     const WorkItem* item;
     const WorkItem* end;
-    int token = 0;
+    int tokens = 0;  // of the next item
     double taken = 0;
     double total = 0;
   };
@@ -252,7 +291,7 @@ class Schedule {
   void take(Rest& rest, double part) {
     while (rest.item != rest.end) {
       WorkItem item = *rest.item;
-      item.token_begin = rest.token;
+      item.token_begin += rest.tokens;
       const double room = rest.total * part - rest.taken;
       const double all_ns = item_ns(item);
       if (part < 1 && all_ns > room) {
@@ -265,15 +304,16 @@ class Schedule {
       const double taken_ns = item_ns(item);
       add_item(item, taken_ns);
       rest.taken += taken_ns;
-      rest.token = item.token_end;
+      rest.tokens = item.token_end - rest.item->token_begin;
       if (item.token_end < rest.item->token_end) return;
       ++rest.item;
-      rest.token = 0;
+      rest.tokens = 0;
     }
   }
 
   void cut_items() {
     const bool few =
+        !options_.invariant &&
         static_cast<int>(row_blocks_.size()) * options_.num_kv_heads < options_.min_tasks;
     const double share = total_ns() * options_.num_kv_heads / options_.min_tasks;
     units_.clear();
@@ -329,7 +369,7 @@ class Schedule {
   }
 
   ScheduleOptions options_;
-  Array<std::int32_t> visible_, block_items_, fill_;
+  Array<std::int32_t> visible_, ending_, block_items_, fill_;
   Array<WorkItem> items_, unit_items_;
   Array<RowBlock> row_blocks_;
   Array<Unit> units_;

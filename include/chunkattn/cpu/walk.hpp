@@ -1,5 +1,5 @@
-// The order in which a task reads K and V: walks that yield blocks of at most block_tokens
-// consecutive path positions, as pieces of slots. Each is walked twice, once to compute and once,
+// The order in which a task reads K and V: a walk that yields blocks of at most block_tokens
+// consecutive path positions, as pieces of slots. It is walked twice, once to compute and once,
 // further ahead, to prefetch what will be read.
 #pragma once
 
@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../base/instruction_sets.hpp"
 #include "../plan/view.hpp"
@@ -44,7 +43,8 @@ struct BlockSpan {
   }
 };
 
-/// Walks the items of a unit. A block never crosses a segment, but it may collect several pieces.
+/// Walks the items of a unit. A block never crosses an item, but it may collect several pieces,
+/// also of the segments above where the item begins before its own.
 class ItemWalk {
  public:
   ItemWalk(const PlanView& plan, const WorkItem* begin, const WorkItem* end) noexcept
@@ -55,7 +55,7 @@ class ItemWalk {
   /// Steps to the next block; false at the end.
   bool next(BlockSpan& block) noexcept {
     if (item_ == end_) return false;
-    block.start(plan_.segments[item_->segment].position + token_, item_->row_begin, item_->row_end);
+    block.start(position(), item_->row_begin, item_->row_end);
     while (block.count < block_tokens && token_ < item_->token_end) {
       const int count = std::min(
           {piece_->length - within_, block_tokens - block.count, item_->token_end - token_});
@@ -65,6 +65,7 @@ class ItemWalk {
       if (within_ == piece_->length) {
         ++piece_;
         within_ = 0;
+        if (token_ <= 0 && token_ < item_->token_end) find_piece();  // of the next segment, perhaps
       }
     }
     if (token_ == item_->token_end && ++item_ != end_) enter();
@@ -72,81 +73,37 @@ class ItemWalk {
   }
 
  private:
-  // Finds the piece that holds the item's first token.
   void enter() noexcept {
-    const Segment& segment = plan_.segments[item_->segment];
     token_ = item_->token_begin;
-    const Piece* const first = plan_.pieces + segment.piece_begin;
+    find_piece();
+  }
+  [[nodiscard]] std::int32_t position() const noexcept {
+    return plan_.segments[item_->segment].position + token_;
+  }
+
+  // Finds the piece that holds the next token.
+  void find_piece() noexcept {
+    const Segment* segment = &plan_.segments[item_->segment];
+    const std::int32_t at = position();
+    while (segment->position > at) segment = &plan_.segments[segment->parent];
+    const Piece* const first = plan_.pieces + segment->piece_begin;
     piece_ = first;
-    if (token_ > 0) {
-      const std::int32_t position = segment.position + token_;
-      piece_ = std::upper_bound(
-                   first, first + segment.piece_count, position,
-                   [](std::int32_t at, const Piece& piece) { return at < piece.position; }) -
+    if (at > segment->position) {
+      piece_ = std::upper_bound(first, first + segment->piece_count, at,
+                                [](std::int32_t position, const Piece& piece) {
+                                  return position < piece.position;
+                                }) -
                1;
     }
-    within_ = segment.position + token_ - piece_->position;
+    within_ = at - piece_->position;
   }
 
   const PlanView& plan_;
   const WorkItem* item_;
   const WorkItem* end_;
   const Piece* piece_ = nullptr;
-  int token_ = 0;   // within the segment
+  int token_ = 0;   // of the item's segment, negative before it
   int within_ = 0;  // within the piece
-};
-
-/// Walks the tokens that one row sees from position 0 on, for Reduce::batch_invariant. Every block
-/// begins at a multiple of block_tokens, however the tree happens to cut the path, so that the
-/// order of arithmetic depends on the row's own tokens alone.
-class PathWalk {
- public:
-  /// Writes the row's segments, leaf first, to `path`, which must have room for them. This walk and
-  /// its copies read it.
-  PathWalk(const PlanView& plan, int row, Array<std::int32_t>& path) noexcept
-      : plan_(plan), path_(path), row_(row), kv_len_(plan.row_kv_len[row]) {
-    path.clear();
-    for (std::int32_t s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent)
-      path.push_back(s);
-    to_walk_ = path.size();
-    skip_to_piece();
-  }
-
-  /// Steps to the next block; false at the end.
-  bool next(BlockSpan& block) noexcept {
-    block.start(position_, row_, row_ + 1);
-    while (block.count < block_tokens && position_ < kv_len_ && to_walk_ > 0) {
-      const Piece& piece = plan_.pieces[segment().piece_begin + piece_];
-      const int within = position_ - piece.position;
-      const int count =
-          std::min({piece.length - within, block_tokens - block.count, kv_len_ - position_});
-      block.append({piece.slot, piece.begin + within, count});
-      position_ += count;
-      if (within + count == piece.length) {
-        ++piece_;
-        skip_to_piece();
-      }
-    }
-    return block.count > 0;
-  }
-
- private:
-  const Segment& segment() const noexcept { return plan_.segments[path_[to_walk_ - 1]]; }
-  // On to the next segment where this one has no further piece.
-  void skip_to_piece() noexcept {
-    while (to_walk_ > 0 && piece_ == segment().piece_count) {
-      --to_walk_;
-      piece_ = 0;
-    }
-  }
-
-  const PlanView& plan_;
-  const Array<std::int32_t>& path_;
-  std::size_t to_walk_;  // segments of the path
-  int row_;
-  std::int32_t kv_len_;
-  std::int32_t piece_ = 0;
-  std::int32_t position_ = 0;
 };
 
 }  // namespace cpu

@@ -7,95 +7,8 @@
 
 CHUNKATTN_PASS_BEGIN
 
-/// Tokens whose logits are computed at once: their K, as floats, and Q of a tile fit the L1 cache.
-inline constexpr int logit_tokens = 32;
-/// Tokens and dims of the innermost loops over Q.
-inline constexpr int logit_group = simd::num_accumulators / 2;
-inline constexpr int logit_step = 8;
 /// Tokens of the innermost loop over V.
 inline constexpr int value_step = 4;
-
-/// fp32 rows of K or V: read where they lie.
-struct ScatteredRows {
-  static constexpr bool packed = false;
-  const float* const* rows;
-  CHUNKATTN_INLINE const float* operator[](int t) const noexcept { return rows[t]; }
-};
-
-/// Rows that were widened into scratch, one after another: in L1 already.
-template <int Columns>
-struct PackedRows {
-  static constexpr bool packed = true;
-  const float* scratch;
-  CHUNKATTN_INLINE const float* operator[](int t) const noexcept { return scratch + t * Columns; }
-};
-
-/// Columns [begin, begin + Columns) of `count` rows as floats.
-template <int HeadDim, int Columns, class T>
-CHUNKATTN_INLINE auto widened(const T* const* rows, int count, int begin, float* scratch) noexcept {
-  constexpr int width = simd::width_for<HeadDim>;
-  for (int t = 0; t < count; ++t)
-    simd::repeat<Columns / width>([&](auto i) CHUNKATTN_LAMBDA {
-      simd::store(scratch + t * Columns + i * width,
-                  simd::load_widened<width>(rows[t] + begin + i * width));
-    });
-  return PackedRows<Columns>{scratch};
-}
-
-/// logits[token][lane] of one tile: Vectors * native_width lines from q_transposed on, tokens
-/// [0, count) rounded up to whole groups. `near`: the rows of K are not in L1 yet. Prefetches some
-/// lines of `ahead` at each step.
-template <int HeadDim, int Vectors, class Rows>
-[[gnu::noinline]] void tile_logits(Rows k, int count, const float* q_transposed,
-                                   std::ptrdiff_t stride, bool near, LineCursor& ahead, int burst,
-                                   float* logits) noexcept {
-  constexpr int width = simd::native_width;
-  constexpr int group = logit_group;
-  constexpr int parities = Vectors == 1 ? 2 : 1;  // enough chains of additions in flight
-  constexpr int step = logit_step;
-  LineCursor lines = ahead;
-  for (int t = 0; t < count; t += group) {
-    simd::Float<width> sums[group][2];
-    simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
-      sums[j][0] = simd::zero<width>();
-      sums[j][1] = simd::zero<width>();
-    });
-    const float* rows[group];
-    simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA { rows[j] = k[t + j]; });
-    const float* column = q_transposed;
-    for (int outer = 0; outer < HeadDim; outer += step) {
-      lines.advance(burst);
-      if (!Rows::packed && near && outer % 16 == 0) {
-        simd::repeat<group>([&](auto j)
-                                CHUNKATTN_LAMBDA { prefetch_near(k[t + group + j] + outer); });
-      }
-      for (int i = outer; i < outer + step; i += parities) {
-        simd::repeat<parities>([&](auto parity) CHUNKATTN_LAMBDA {
-          simd::Float<width> query[Vectors];
-          simd::repeat<Vectors>(
-              [&](auto v) CHUNKATTN_LAMBDA { query[v] = simd::load<width>(column + v * width); });
-          column += stride;
-          simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
-            const simd::Float<width> key = simd::broadcast<width>(rows[j][i + parity]);
-            simd::repeat<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
-              sums[j][v + parity] = simd::fma(key, query[v], sums[j][v + parity]);
-            });
-          });
-        });
-      }
-    }
-    simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
-      float* const to = logits + (t + j) * tile_lines;
-      if constexpr (Vectors == 1) {
-        simd::store(to, sums[j][0] + sums[j][1]);
-      } else {
-        simd::repeat<Vectors>([&](auto v)
-                                  CHUNKATTN_LAMBDA { simd::store(to + v * width, sums[j][v]); });
-      }
-    });
-  }
-  ahead = lines;
-}
 
 /// The online softmax of one vector of lines: turns logits[0, count) into probabilities, moves max
 /// and sum, leaves the factor for the output in `rescale`. Returns whether some maximum moved.
@@ -120,18 +33,19 @@ template <int Stride = tile_lines, class T>
     largest = simd::max(largest, s);
   }
   const Vector factor = simd::exp_nonpositive<width>(old_max - largest);
-  Vector total = simd::zero<width>();
+  Vector totals[width];  // of the tokens at positions 0, 1, … modulo width, as streams add them
+  for (Vector& total : totals) total = simd::zero<width>();
   for (int t = 0; t < count; ++t) {
     const Vector s = simd::load<width>(logits + t * Stride);
     Vector p = simd::exp_nonpositive<width>(s - largest);
     if (!full)
       p = simd::select<width>(simd::broadcast_int<width>(t) < seen, p, simd::zero<width>());
-    total = total + p;
+    totals[t % width] = totals[t % width] + p;
     if constexpr (has_row_scales<T>) p = p * simd::broadcast<width>(block.v_scale[t]);
     simd::store(logits + t * Stride, p);
   }
   simd::store(max, largest);
-  simd::store(sum, simd::fma(simd::load<width>(sum), factor, total));
+  simd::store(sum, simd::fma(simd::load<width>(sum), factor, simd::sum_as_lanes<width>(totals)));
   simd::store(rescale, factor);
   const simd::Int<width> moved = largest > old_max;
   std::int32_t any = 0;
@@ -211,9 +125,10 @@ inline int burst_of(int half, int steps) noexcept {
   return std::min(max_burst, half / std::max(1, steps) + 1);
 }
 
-/// K, a part of the block at a time, against all tiles: state.p receives logits.
+/// K, a part of the block at a time, against all tiles: state.p receives logits, added up
+/// `as_streamed` or dim by dim.
 template <int HeadDim, class T>
-CHUNKATTN_INLINE void block_logits(const Block<T>& block, const BlockLines& lines,
+CHUNKATTN_INLINE void block_logits(const Block<T>& block, const BlockLines& lines, bool as_streamed,
                                    LineState<HeadDim>& state, LineCursor& ahead,
                                    int half) noexcept {
   const int num_tiles = lines.num_tiles();
@@ -230,12 +145,18 @@ CHUNKATTN_INLINE void block_logits(const Block<T>& block, const BlockLines& line
     for (int tile = 0; tile < num_tiles; ++tile) {
       const float* const q = state.q_transposed + lines.begin + tile * tile_lines;
       float* const logits = state.p + (tile * block_tokens + begin) * tile_lines;
+      const auto compute = [&]<int Vectors>(std::integral_constant<int, Vectors>) CHUNKATTN_LAMBDA {
+        if (as_streamed)
+          tile_logits_as_streamed<HeadDim, Vectors>(k, count, q, state.transposed_stride, tile == 0,
+                                                    ahead, burst, logits);
+        else
+          tile_logits<HeadDim, Vectors>(k, count, q, state.transposed_stride, tile == 0, ahead,
+                                        burst, logits);
+      };
       if (lines.count - tile * tile_lines > simd::native_width)
-        tile_logits<HeadDim, 2>(k, count, q, state.transposed_stride, tile == 0, ahead, burst,
-                                logits);
+        compute(std::integral_constant<int, 2>{});
       else
-        tile_logits<HeadDim, 1>(k, count, q, state.transposed_stride, tile == 0, ahead, burst,
-                                logits);
+        compute(std::integral_constant<int, 1>{});
     }
   }
 }
@@ -322,16 +243,17 @@ CHUNKATTN_INLINE void column_values(const Block<T>& block, const BlockLines& lin
   }
 }
 
-/// One block for lines [line0, line0 + num_lines).
+/// One block for lines [line0, line0 + num_lines). Where logits are added up `as_streamed`, the
+/// state becomes bit for bit what sequence_first_block would make of it.
 template <int HeadDim, class T>
-void chunk_first_block(const Block<T>& block, int line0, int num_lines, LineState<HeadDim>& state,
-                       LineCursor& ahead) noexcept {
+void chunk_first_block(const Block<T>& block, int line0, int num_lines, bool as_streamed,
+                       LineState<HeadDim>& state, LineCursor& ahead) noexcept {
   BlockLines lines{line0, num_lines};
   for (int l = 0; l < num_lines; ++l)
     lines.seen = std::max(lines.seen, visible_tokens(block, state, line0 + l));
   if (lines.seen == 0) return;
   const int half = ahead.left / 2;  // of what is to be prefetched, for each product
-  block_logits(block, lines, state, ahead, half);
+  block_logits(block, lines, as_streamed, state, ahead, half);
   block_softmax(block, lines, state);
 
   constexpr int width = simd::width_for<HeadDim>;

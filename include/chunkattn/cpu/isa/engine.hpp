@@ -39,24 +39,15 @@ class Engine {
   template <class Exec, class T, class X, class Y>
   void run(Exec& executor, const Call<T, X, Y>& call) {
     const int threads = std::max(1, static_cast<int>(executor.concurrency()));
-    const bool invariant = options_.reduce == Reduce::batch_invariant;
-    if (invariant)
-      prepare_rows(call.plan, call.kv.num_kv_heads, call.group, threads);
-    else
-      prepare<T>(call.plan, call.kv.num_kv_heads, call.group, threads);
+    prepare<T>(call.plan, call.kv.num_kv_heads, call.group, threads);
     std::atomic<int> next{0};
-    executor.parallel_for(
-        std::min(tasks_.size(), static_cast<int>(workers_.size())), [&](int worker) {
-          State& state = workers_[static_cast<std::size_t>(worker)];
-          Tiles tiles(uses_tiles<T>());
-          Task task;
-          while (tasks_.take(next, task)) {
-            if (invariant)
-              run_row(call, task, state, paths_[static_cast<std::size_t>(worker)]);
-            else
-              run_units(call, task, state, tiles);
-          }
-        });
+    executor.parallel_for(std::min(tasks_.size(), static_cast<int>(workers_.size())),
+                          [&](int worker) {
+                            State& state = workers_[static_cast<std::size_t>(worker)];
+                            Tiles tiles(uses_tiles<T>());
+                            Task task;
+                            while (tasks_.take(next, task)) run_units(call, task, state, tiles);
+                          });
   }
 
   /// How the last run() was cut into tasks.
@@ -69,6 +60,11 @@ class Engine {
   }
 
  private:
+  // Whether a row's bits may depend on its own tokens alone.
+  [[nodiscard]] bool invariant() const noexcept {
+    return options_.reduce == Reduce::batch_invariant;
+  }
+
   using State = LineState<HeadDim>;
   using Partials = PartialResults<HeadDim>;
 
@@ -100,6 +96,7 @@ class Engine {
     wanted.min_product_lines = uses_tiles<T>() ? min_matrix_lines : min_product_lines<T>;
     wanted.tile_lines = uses_tiles<T>() ? matrix_lines : tile_lines;
     wanted.min_tasks = min_tasks;
+    wanted.invariant = invariant();
     wanted.cost.bytes_per_token = 2.0 * HeadDim * static_cast<double>(sizeof(T));
     wanted.cost.flops_per_token_line = 4.0 * HeadDim;
     schedule_.derive(plan, wanted);
@@ -115,16 +112,6 @@ class Engine {
     if (schedule_.num_partial_rows() > 0)
       partials_.reset(schedule_, plan.num_rows, num_kv_heads, group,
                       options_.reduce == Reduce::deterministic);
-  }
-
-  // The same for Reduce::batch_invariant, where every row is a task of its own.
-  void prepare_rows(const PlanView& plan, int num_kv_heads, int group, int threads) {
-    prepare_tasks(plan.num_rows, num_kv_heads, threads, [&](int row) {
-      const auto cost = static_cast<double>(plan.row_kv_len[row]);
-      return std::pair(JobSize{cost, 1, max_lines / group}, group);
-    });
-    if (paths_.size() < workers_.size()) paths_.resize(workers_.size());
-    for (auto& path : paths_) path.reserve(static_cast<std::size_t>(plan.num_segments));
   }
 
   // Queues jobs and makes room for their state. `size` gives a job's JobSize and its lines per
@@ -143,20 +130,6 @@ class Engine {
     if (workers_.size() < static_cast<std::size_t>(threads))
       workers_.resize(static_cast<std::size_t>(threads));
     for (State& worker : workers_) worker.reserve(most_lines);
-  }
-
-  // Some heads of a row, by itself, in blocks that begin at multiples of block_tokens.
-  template <class T, class X, class Y>
-  void run_row(const Call<T, X, Y>& call, const Task& task, State& state,
-               Array<std::int32_t>& path) noexcept {
-    const TaskLines lines{task.job, task.job + 1, task.head_begin, task.head_end, call.group};
-    PathWalk walk(call.plan, task.job, path);
-    Prefetcher<HeadDim, T, PathWalk> ahead(call.kv, task.head_begin, task.head_end,
-                                           ItemWalk(call.plan, nullptr, nullptr), walk);
-    ahead.start();
-    load_queries(call, lines, state);
-    stream(call, walk, lines, state, ahead);
-    finish_lines(call, lines, false, state);
   }
 
   // Some units of a row block, for some heads, from the queries to results or partial results.
@@ -214,8 +187,7 @@ class Engine {
     const WorkItem* const items = schedule_.items().data();
     ItemWalk products(call.plan, items + unit.item_begin, items + unit.stream_begin);
     ItemWalk streams(call.plan, items + unit.stream_begin, items + unit.item_end);
-    Prefetcher<HeadDim, T, ItemWalk> ahead(call.kv, lines.head_begin, lines.head_end, products,
-                                           streams);
+    Prefetcher<HeadDim, T> ahead(call.kv, lines.head_begin, lines.head_end, products, streams);
     ahead.start();
     BlockSpan span;
     while (products.next(span)) {
@@ -236,13 +208,13 @@ class Engine {
     if constexpr (fits_tiles<HeadDim, T>)
       if (uses_tiles<T>())
         return tile_first_block(block, line, num_lines, terms_, state, tiles, ahead);
-    chunk_first_block(block, line, num_lines, state, ahead);
+    chunk_first_block<HeadDim>(block, line, num_lines, invariant(), state, ahead);
   }
 
   // Streams the blocks of a walk, each for all heads of the task, as they lie in memory.
-  template <class T, class X, class Y, class Walk>
-  void stream(const Call<T, X, Y>& call, Walk& walk, const TaskLines& lines, State& state,
-              Prefetcher<HeadDim, T, Walk>& ahead) noexcept {
+  template <class T, class X, class Y>
+  void stream(const Call<T, X, Y>& call, ItemWalk& walk, const TaskLines& lines, State& state,
+              Prefetcher<HeadDim, T>& ahead) noexcept {
     BlockSpan span;
     while (walk.next(span)) {
       for (int head = lines.head_begin; head < lines.head_end; ++head) {
@@ -347,7 +319,6 @@ class Engine {
   Schedule schedule_;
   TaskQueue tasks_;
   std::vector<State> workers_;
-  std::vector<Array<std::int32_t>> paths_;  // per worker, for Reduce::batch_invariant
   Partials partials_;
 };
 

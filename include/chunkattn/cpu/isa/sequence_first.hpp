@@ -73,17 +73,14 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
   LineCursor lines = ahead;
   const auto pass = [&]<int N>(std::integral_constant<int, N>, int begin,
                                bool first) CHUNKATTN_LAMBDA {
-    // Even and odd tokens apart where that is needed for enough additions in flight.
-    constexpr int parities = 2 * N * Lines <= simd::num_accumulators ? 2 : 1;
-    simd::Float<width> sums[parities][Lines][N];
+    simd::Float<width> sums[Lines][N];
     simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
       const simd::Float<width> factor = simd::broadcast<width>(rescale[l]);
       simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
-        sums[0][l][i] = simd::load<width>(out[l] + begin + i * width) * factor;
-        if constexpr (parities == 2) sums[1][l][i] = simd::zero<width>();
+        sums[l][i] = simd::load<width>(out[l] + begin + i * width) * factor;
       });
     });
-    const auto token = [&](int t, auto parity) CHUNKATTN_LAMBDA {
+    for (int t = 0; t < count; ++t) {
       const T* const row = block.v[t] + begin;
       simd::Float<width> weight[Lines];
       simd::repeat<Lines>([&](auto l)
@@ -91,20 +88,13 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
       simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
         if (first) prefetch_some<lines_per_row<HeadDim, T>, N>(lines, i);
         const simd::Float<width> value = simd::load_widened<width>(row + i * width);
-        simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
-          sums[parity][l][i] = simd::fma(weight[l], value, sums[parity][l][i]);
-        });
+        simd::repeat<Lines>(
+            [&](auto l) CHUNKATTN_LAMBDA { sums[l][i] = simd::fma(weight[l], value, sums[l][i]); });
       });
-    };
-    int t = 0;
-    for (; t + parities <= count; t += parities)
-      simd::repeat<parities>([&](auto parity) CHUNKATTN_LAMBDA { token(t + parity, parity); });
-    for (; t < count; ++t) token(t, std::integral_constant<int, 0>{});
+    }
     simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
-      simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
-        if constexpr (parities == 2) sums[0][l][i] = sums[0][l][i] + sums[1][l][i];
-        simd::store(out[l] + begin + i * width, sums[0][l][i]);
-      });
+      simd::repeat<N>(
+          [&](auto i) CHUNKATTN_LAMBDA { simd::store(out[l] + begin + i * width, sums[l][i]); });
     });
   };
   constexpr int whole = vectors / wide;
@@ -171,7 +161,9 @@ void stream_block(const Block<T>& block, int line0, int used, LineState<HeadDim>
       if (new_max > old_max)
         rescale[l] = simd::exp_nonpositive<4>(simd::broadcast<4>(old_max - new_max))[0];
       state.max[line] = new_max;
-      state.sum[line] = state.sum[line] * rescale[l] + simd::reduce_sum<width>(sum);
+      state.sum[line] =
+          simd::fma(simd::broadcast<4>(state.sum[line]), simd::broadcast<4>(rescale[l]),
+                    simd::broadcast<4>(simd::reduce_sum<width>(sum)))[0];
     }
   }
   stream_values<HeadDim, Lines>(block, common, logits, rescale, out, ahead);

@@ -128,12 +128,16 @@ CHUNKATTN_INLINE Float<W> zero() {
   return Float<W>{};
 }
 
-/// a * b + c, fused where the machine can.
+/// a * b + c, fused where the machine can: in one place as in any other, or kernels that have to
+/// give the same bits would not.
 CHUNKATTN_INLINE f32x4 fma(f32x4 a, f32x4 b, f32x4 c) {
 #if defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)
   return _mm_fmadd_ps(a, b, c);
 #elif defined(CHUNKATTN_PASS_NEON)
   return vfmaq_f32(c, a, b);
+#elif defined(__FP_FAST_FMAF)  // where GCC fuses a * b + c here and not there
+  return f32x4{__builtin_fmaf(a[0], b[0], c[0]), __builtin_fmaf(a[1], b[1], c[1]),
+               __builtin_fmaf(a[2], b[2], c[2]), __builtin_fmaf(a[3], b[3], c[3])};
 #else
   return a * b + c;
 #endif
@@ -389,6 +393,13 @@ CHUNKATTN_INLINE float reduce_sum(Float<W> value) {
     __builtin_memcpy(&high, reinterpret_cast<const char*>(&value) + sizeof low, sizeof high);
     return reduce_sum<W / 2>(low + high);
   }
+}
+/// The sum of N vectors, added as reduce_sum adds the N lanes of one. Spoils `parts`.
+template <int N, class V>
+CHUNKATTN_INLINE V sum_as_lanes(V (&parts)[N]) {
+  for (int half = N / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) parts[i] = parts[i] + parts[i + half];
+  return parts[0];
 }
 /// `value` where lane < count, else `other`.
 template <int W>
