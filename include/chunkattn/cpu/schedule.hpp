@@ -91,6 +91,7 @@ struct ScheduleOptions {
   int min_product_lines = 5;  ///< from how many lines on an item is computed by products
   int tile_lines = 32;        ///< lines that a product needs to be efficient: blocks have no fewer
   int min_tasks = 1;          ///< how many tasks are wanted in all, if the work allows
+  int min_free_tasks = 1;     ///< the same where nothing is shared, so that more cost nothing
   bool invariant = false;     ///< each row sees whole blocks in order: Reduce::batch_invariant
   CostModel cost;
 };
@@ -134,7 +135,8 @@ class Schedule {
   int num_blocks(int num_rows, double total_ns) const {
     const int group = options_.group;
     const int fewest = static_cast<int>(row_blocks_.size());
-    const int wanted = ceil(options_.min_tasks, options_.num_kv_heads);
+    const int wanted = ceil(num_shared_items_ == 0 ? options_.min_free_tasks : options_.min_tasks,
+                            options_.num_kv_heads);
     if (fewest >= wanted) return fewest;
     if (num_shared_items_ == 0) {  // free, so tasks may be small enough to end together
       const double row_ns = total_ns / num_rows + 1;
@@ -143,7 +145,8 @@ class Schedule {
       return ceil(num_rows, rows);
     }
     if (options_.invariant)  // there are no cuts along KV: as small as products are worth it
-      return std::max(ceil(options_.min_product_lines, group), ceil(num_rows, blocks));
+      return ceil(num_rows,
+                  std::max(ceil(options_.min_product_lines, group), ceil(num_rows, wanted)));
     // Worth it where there is too little to read per line for as many cuts along KV.
     if (total_ns / (num_rows * group * min_unit_line_ns) >= 0.5 * wanted) return fewest;
     // As many as fill the vectors of the products: 33 lines would cost as much as 48.

@@ -86,8 +86,9 @@ class Engine {
   // Derives the tasks and makes room for them. Allocates only beyond what was seen before.
   template <class T>
   void prepare(const PlanView& plan, int num_kv_heads, int group, int threads) {
+    constexpr int enough_tasks = 64;
     const int min_tasks = options_.min_tasks > 0                     ? options_.min_tasks
-                          : options_.reduce == Reduce::deterministic ? 64
+                          : options_.reduce == Reduce::deterministic ? enough_tasks
                                                                      : 4 * threads;
     ScheduleOptions wanted;
     wanted.num_kv_heads = num_kv_heads;
@@ -96,6 +97,7 @@ class Engine {
     wanted.min_product_lines = uses_tiles<T>() ? min_matrix_lines : min_product_lines<T>;
     wanted.tile_lines = uses_tiles<T>() ? matrix_lines : tile_lines;
     wanted.min_tasks = min_tasks;
+    wanted.min_free_tasks = options_.min_tasks > 0 ? min_tasks : std::max(min_tasks, enough_tasks);
     wanted.invariant = invariant();
     wanted.cost.bytes_per_token = 2.0 * HeadDim * static_cast<double>(sizeof(T));
     wanted.cost.flops_per_token_line = 4.0 * HeadDim;

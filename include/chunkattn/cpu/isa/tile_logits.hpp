@@ -94,71 +94,76 @@ template <int HeadDim, int Vectors, class Rows>
 }
 
 /// The same in the order of a streamed dot product: one sum for each lane of its vectors, and these
-/// are added by halves. Here a vector holds as many lines, so the sums come one after the other.
+/// are added by halves. Here a vector holds as many lines, so those sums are computed one after the
+/// other: a few tokens and vectors of lines at once, or lanes where registers are many.
 template <int HeadDim, int Vectors, class Rows>
 [[gnu::noinline]] void tile_logits_as_streamed(Rows k, int count, const float* q_transposed,
                                                std::ptrdiff_t stride, bool near, LineCursor& ahead,
                                                int burst, float* logits) noexcept {
   constexpr int width = simd::native_width;
-  constexpr int group = logit_group;
   constexpr int lanes = simd::width_for<HeadDim>;  // of a streamed vector
-  constexpr int together = 2 / Vectors;            // enough chains of additions in flight
-  constexpr int columns = HeadDim / lanes * together;
-  using Sums = simd::Float<width>[group][Vectors];
+  // K is an operand in memory of AVX-512, else it should be loaded once for two vectors.
+  constexpr int vectors = width == 16 ? 1 : Vectors;
+  constexpr int together = width == 16 ? 4 : 1;  // lanes
+  constexpr int group = simd::num_accumulators / (together * vectors);
+  constexpr int turns = lanes / together;
+  constexpr int columns = HeadDim / turns;
+  constexpr int bursts =
+      std::max(1, columns * group / (logit_step * logit_group) * vectors / Vectors);
+  using Sums = simd::Float<width>[group][vectors];
   const auto for_each = [](const auto& f) CHUNKATTN_LAMBDA {
     simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
-      simd::repeat<Vectors>([&](auto v) CHUNKATTN_LAMBDA { f(j, v); });
+      simd::repeat<vectors>([&](auto v) CHUNKATTN_LAMBDA { f(j, v); });
     });
   };
   LineCursor lines = ahead;
   for (int t = 0; t < count; t += group) {
     const float* rows[group];
     simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA { rows[j] = k[t + j]; });
-    Sums waiting[std::bit_width(unsigned{lanes})];  // [level] of every (lanes >> level)-th lane
-    int level = 0;
-    int lane = 0;  // counts in bit-reversed order, so that a carry is a sum of two halves
-    for (int near_column = 0; near_column < HeadDim; near_column += columns) {
-      if (!Rows::packed && near) {
-        for (int column = (near_column + 15) / 16 * 16; column < near_column + columns;
-             column += 16)
-          simd::repeat<group>([&](auto j)
-                                  CHUNKATTN_LAMBDA { prefetch_near(k[t + group + j] + column); });
-      }
-      Sums sums[together];
-      simd::repeat<together>([&](auto c) CHUNKATTN_LAMBDA {
-        for_each([&](auto j, auto v) CHUNKATTN_LAMBDA { sums[c][j][v] = simd::zero<width>(); });
-      });
-      for (int i = 0; i < HeadDim; i += lanes) {
-        if (i * together % (logit_step * lanes) == 0) lines.advance(burst);
+    for (int vector = 0; vector < Vectors; vector += vectors) {
+      Sums parts[turns];  // every turns-th lane
+      for (int turn = 0; turn < turns; ++turn) {
+        simd::repeat<bursts>([&](auto) CHUNKATTN_LAMBDA { lines.advance(burst); });
+        if (!Rows::packed && near && vector == 0) {
+          for (int c = (turn * columns + 15) / 16 * 16; c < (turn + 1) * columns; c += 16)
+            simd::repeat<group>([&](auto j)
+                                    CHUNKATTN_LAMBDA { prefetch_near(k[t + group + j] + c); });
+        }
+        Sums sums[together];
         simd::repeat<together>([&](auto c) CHUNKATTN_LAMBDA {
-          const int dim = i + lane + c * (lanes / 2);
-          simd::Float<width> query[Vectors];
-          simd::repeat<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
-            query[v] = simd::load<width>(q_transposed + dim * stride + v * width);
-          });
-          simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
-            const simd::Float<width> key = simd::broadcast<width>(rows[j][dim]);
-            simd::repeat<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
-              sums[c][j][v] = simd::fma(key, query[v], sums[c][j][v]);
+          for_each([&](auto j, auto v) CHUNKATTN_LAMBDA { sums[c][j][v] = simd::zero<width>(); });
+        });
+        const float* column = q_transposed + turn * stride + vector * width;
+        for (int i = turn; i < HeadDim; i += lanes, column += lanes * stride) {
+          simd::repeat<together>([&](auto c) CHUNKATTN_LAMBDA {
+            simd::Float<width> query[vectors];
+            simd::repeat<vectors>([&](auto v) CHUNKATTN_LAMBDA {
+              query[v] = simd::load<width>(column + c * turns * stride + v * width);
+            });
+            simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
+              const simd::Float<width> key = simd::broadcast<width>(rows[j][i + c * turns]);
+              simd::repeat<vectors>([&](auto v) CHUNKATTN_LAMBDA {
+                sums[c][j][v] = simd::fma(key, query[v], sums[c][j][v]);
+              });
             });
           });
+        }
+        for_each([&](auto j, auto v) CHUNKATTN_LAMBDA {
+          if constexpr (together == 4)
+            parts[turn][j][v] = (sums[0][j][v] + sums[2][j][v]) + (sums[1][j][v] + sums[3][j][v]);
+          else
+            parts[turn][j][v] = sums[0][j][v];
         });
       }
-      if constexpr (together == 2)
-        for_each([&](auto j, auto v)
-                     CHUNKATTN_LAMBDA { sums[0][j][v] = sums[0][j][v] + sums[1][j][v]; });
-      int half = lanes / 2 / together;
-      for (level = 0; (lane & half) != 0; ++level, half /= 2) {
-        for_each([&](auto j, auto v)
-                     CHUNKATTN_LAMBDA { sums[0][j][v] = waiting[level][j][v] + sums[0][j][v]; });
-        lane -= half;
-      }
-      lane += half;
-      for_each([&](auto j, auto v) CHUNKATTN_LAMBDA { waiting[level][j][v] = sums[0][j][v]; });
+      for (int half = turns / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i)
+          for_each([&](auto j, auto v) CHUNKATTN_LAMBDA {
+            parts[i][j][v] = parts[i][j][v] + parts[i + half][j][v];
+          });
+      for_each([&](auto j, auto v) CHUNKATTN_LAMBDA {
+        simd::store(logits + (t + j) * tile_lines + (vector + v) * width, parts[0][j][v]);
+      });
     }
-    for_each([&](auto j, auto v) CHUNKATTN_LAMBDA {
-      simd::store(logits + (t + j) * tile_lines + v * width, waiting[level][j][v]);
-    });
   }
   ahead = lines;
 }
