@@ -112,24 +112,45 @@ void compare_hit_with_cold(Reduce reduce, double tolerance) {
     for (const auto& prompt : prompts) warm.push_back(tree.insert(prompt));
     for (Sequence& sequence : warm) together.push_back(&sequence);
     CHECK(warm[1].num_cached() >= shared.size());
-    const auto hit = compute(tree, kv, attention, together, random);
-
-    for (std::size_t i = 0; i < prompts.size(); ++i) {
-      PrefixTree<int, 16> cold_tree;
-      KvCache<Cpu, T> cold_kv(
-          cold_tree, {.num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim});
-      auto alone = cold_tree.insert(prompts[i]);
-      using Alone = typename PrefixTree<int, 16>::Sequence;
-      const auto cold =
-          compute(cold_tree, cold_kv, attention, std::vector<Alone*>{&alone}, random)[0];
-      REQUIRE(hit[i].size() == cold.size());
-      if (tolerance == 0) {
-        CHECK(std::memcmp(hit[i].data(), cold.data(), cold.size() * sizeof(float)) == 0);
-      } else {
-        for (std::size_t j = 0; j < cold.size(); ++j)
-          CHECK(hit[i][j] == doctest::Approx(cold[j]).epsilon(tolerance).scale(1));
+    const auto check_against_cold = [&] {
+      const auto hit = compute(tree, kv, attention, together, random);
+      for (std::size_t i = 0; i < together.size(); ++i) {
+        PrefixTree<int, 64> cold_tree;
+        KvCache<Cpu, T> cold_kv(
+            cold_tree, {.num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim});
+        auto alone = cold_tree.insert(together[i]->tokens());
+        using Alone = typename PrefixTree<int, 64>::Sequence;
+        const auto cold =
+            compute(cold_tree, cold_kv, attention, std::vector<Alone*>{&alone}, random)[0];
+        REQUIRE(hit[i].size() == cold.size());
+        if (tolerance == 0) {
+          CHECK(std::memcmp(hit[i].data(), cold.data(), cold.size() * sizeof(float)) == 0);
+        } else {
+          for (std::size_t j = 0; j < cold.size(); ++j)
+            CHECK(hit[i][j] == doctest::Approx(cold[j]).epsilon(tolerance).scale(1));
+        }
       }
+    };
+    check_against_cold();
+
+    // Each goes back to some length and on in another way; twins branch off anywhere.
+    std::vector<Sequence> twins;
+    const auto go_on = [&](Sequence& sequence) {
+      std::vector<int> more(1 + random.index(80));
+      for (int& token : more) token = random.uniform(0, 49);
+      sequence.append(more);
+    };
+    for (Sequence& sequence : warm) {
+      const std::size_t size = sequence.tokens().size();
+      if (random.chance(0.5)) twins.push_back(sequence.fork(1 + random.index(size)));
+      if (random.chance(0.7)) sequence.truncate(1 + random.index(size));
+      go_on(sequence);
     }
+    for (Sequence& twin : twins) {
+      go_on(twin);
+      together.push_back(&twin);
+    }
+    check_against_cold();
   }
 }
 

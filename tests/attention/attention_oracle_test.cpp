@@ -33,6 +33,7 @@ void check_shapes(std::uint64_t stream, int cases) {
   Random random(stream);
   ChunkAttention<Cpu, HeadDim> ordered(2);
   ChunkAttention<Cpu, HeadDim> locked(2, {.reduce = Reduce::spin_lock, .min_tasks = 16});
+  ChunkAttention<Cpu, HeadDim> invariant(2, {.reduce = Reduce::batch_invariant});
   for (int i = 0; i < test::scaled(cases); ++i) {
     const Share share = random.pick({Share::none, Share::some, Share::all});
     const int group = random.pick({1, 1, 2, 3, 4, 5, 8, 16});
@@ -49,7 +50,7 @@ void check_shapes(std::uint64_t stream, int cases) {
     CAPTURE(options.num_sequences);
     CAPTURE(options.chunk_size);
     CAPTURE(options.max_queries);
-    for (auto* attention : {&ordered, &locked}) {
+    for (auto* attention : {&ordered, &locked, &invariant}) {
       test::Answer<X> answer(problem);
       attention->run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
       const Rounding rounding = test::rounding_in<T>(*attention);

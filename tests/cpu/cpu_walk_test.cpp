@@ -1,5 +1,6 @@
-// The walks over K and V, place by place: what each block holds, which rows read it, where blocks
-// begin. Both walks are copied to run ahead, so they must not depend on being the first.
+// The walk over K and V, place by place: what each block holds, which rows read it, where blocks
+// begin. It is copied to run ahead, so it must not depend on being the first. And the items of a
+// batch-invariant schedule, which show each row its path in whole blocks.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/base/array.hpp"
+#include "chunkattn/cpu/schedule.hpp"
 #include "chunkattn/cpu/walk.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
@@ -94,7 +95,7 @@ TEST_CASE("items are walked in blocks that hold their tokens, in order") {
   }
 }
 
-TEST_CASE("a row's path is walked from position 0 in whole blocks, however it is cut") {
+TEST_CASE("batch-invariant: each row sees its path from position 0 in whole blocks, in order") {
   test::Random random(82);
   for (int round = 0; round < test::scaled(100); ++round) {
     test::RandomPlan plan = plan_of(random);
@@ -104,13 +105,41 @@ TEST_CASE("a row's path is walked from position 0 in whole blocks, however it is
       plan.segments.insert(plan.segments.begin(), {0, plan.num_rows(), 0, 0, 0, 0, -1, 2});
       const Segment& last = plan.segments.back();
       const int position = last.position + last.length;
-      plan.segments.push_back({0, 1, last.piece_begin, 0, position, 0,
+      plan.segments.push_back({last.row_begin, last.row_end, last.piece_begin, 0, position, 0,
                                static_cast<std::int32_t>(plan.segments.size()) - 1, 1});
       for (std::int32_t& segment : plan.row_segment)
         if (segment + 2 == static_cast<std::int32_t>(plan.segments.size())) ++segment;
     }
+    for (std::int32_t& kv_len : plan.row_kv_len)
+      if (random.chance(0.2)) kv_len = random.uniform(0, kv_len);
     const PlanView view = plan.view();
-    Array<std::int32_t> path{99, 99, 99, 99, 99, 99, 99};
+    cpu::Schedule schedule;
+    cpu::ScheduleOptions options;
+    options.invariant = true;
+    options.max_lines = random.pick({1, 4, 256});
+    options.min_product_lines = random.pick({1, 3, 5});
+    options.min_tasks = random.pick({1, 64});
+    schedule.derive(view, options);
+    CHECK(schedule.num_partial_rows() == 0);
+    std::vector<Places> seen(static_cast<std::size_t>(view.num_rows));
+    for (const cpu::Unit& unit : schedule.units()) {
+      const cpu::WorkItem* const items = schedule.items().data();
+      cpu::ItemWalk walk(view, items + unit.item_begin, items + unit.item_end);
+      BlockSpan block;
+      while (walk.next(block)) {
+        CHECK(block.position % block_tokens == 0);
+        Places places;
+        add(block, places);
+        for (int row = block.row_begin; row < block.row_end; ++row) {
+          Places& path = seen[static_cast<std::size_t>(row)];
+          const int visible = std::min(view.row_kv_len[row] - block.position, block.count);
+          if (visible <= 0) continue;
+          CHECK(static_cast<int>(path.size()) == block.position);
+          CHECK((visible == block_tokens || block.position + visible == view.row_kv_len[row]));
+          path.insert(path.end(), places.begin(), places.begin() + visible);
+        }
+      }
+    }
     for (int row = 0; row < view.num_rows; ++row) {
       Places all;
       for (std::int32_t s = view.row_segment[row]; s >= 0; s = view.segments[s].parent) {
@@ -118,19 +147,7 @@ TEST_CASE("a row's path is walked from position 0 in whole blocks, however it is
         all.insert(all.begin(), above.begin(), above.end());
       }
       all.resize(static_cast<std::size_t>(view.row_kv_len[row]));
-      cpu::PathWalk walk(view, row, path);
-      BlockSpan block;
-      Places seen;
-      for (int position = 0; position < view.row_kv_len[row]; position += block_tokens) {
-        REQUIRE(walk.next(block));
-        CHECK(block.position == position);
-        CHECK(block.count == std::min(block_tokens, view.row_kv_len[row] - position));
-        CHECK(block.row_begin == row);
-        CHECK(block.row_end == row + 1);
-        add(block, seen);
-      }
-      CHECK_FALSE(walk.next(block));
-      CHECK(seen == all);
+      CHECK(seen[static_cast<std::size_t>(row)] == all);
     }
   }
 }

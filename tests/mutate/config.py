@@ -37,7 +37,7 @@ FIRST = [
     ("chunkattn/cpu/isa/write.hpp", ["cpu_write_test", "kv_cache_test"]),
     ("chunkattn/cpu/isa/partial_results.hpp", ["cpu_lock_test", "cpu_cut_test", "attention_threads_test"]),
     ("chunkattn/base/spin_lock.hpp", ["cpu_lock_test"]),
-    ("chunkattn/cpu/*", ["attention_errors_test", "attention_invariant_test", "attention_oracle_test"]),
+    ("chunkattn/cpu/*", ["attention_errors_test", "attention_invariant_test", "attention_oracle_test", "attention_alone_test"]),
     ("chunkattn/attention/state.hpp", ["softmax_state_test"]),
     ("chunkattn/plan/block_table.hpp", ["block_table_test"]),
     ("chunkattn/kv/quantized.hpp", ["quantized_test"]),

@@ -29,11 +29,7 @@ EXPLAINED = [
     _cpu("engine", "(call + 1) * rows_per_call", "(call + (1 + 1))", AGAIN + ": writing twice is harmless"),
     _cpu("engine", "block.unit_count > 1", "block.unit_count >= 1", CHOICE + ": one unit merged with nothing"),
     _cpu("engine", "head < lines.head_end; ++head", "head <= lines.head_end", PADDED),
-    _cpu("engine", "paths_.size() < workers_.size()", "<=", SAME),
     _cpu("engine", "workers_.resize(", "threads + 1", "a worker more that nobody uses"),
-    _cpu("engine", "JobSize{cost, 1, max_lines / group}", "max_lines / group, 1",
-         AGAIN + ": parts of a row-by-row job are not told apart"),
-    _cpu("engine", "prepare_rows(call.plan, call.kv.num_kv_heads, call.group, threads)", "call.group + 1", "more memory than is needed"),
     _cpu("engine", "std::fill_n(result, HeadDim, 0.0f)", "HeadDim + 1", OVERWRITTEN + ", or not read again"),
     _cpu("engine", "line < lines; line += block", "line <= lines", PADDED),
 
@@ -49,7 +45,7 @@ EXPLAINED = [
 
     _cpu("schedule", "b > 0 && row_blocks_[b].row_begin > row", "", NEVER + ": the guess is never too high"),
     _cpu("schedule", "b + 1 < blocks", "b + 1 <= blocks", NEVER + ": the last block has the row"),
-    _cpu("schedule", "segment.row_begin >= segment.row_end", "segment.row_begin > segment.row_end",
+    _cpu("schedule", "row_begin < row_end) f(", "row_begin <= row_end",
          NEVER + ": what has no rows is not visible"),
     _cpu("schedule", "rows < max_block_rows_", "<=", SAME),
 

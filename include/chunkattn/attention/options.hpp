@@ -23,9 +23,10 @@ enum class Reduce {
   /// Merged as they come under a spin lock per (row block, KV head), the paper's rule for CPUs;
   /// work is cut by the number of threads.
   spin_lock,
-  /// A row's bits depend on its own tokens and query alone: each row walks its path by itself, cut
-  /// only at absolute positions. A prefix found in the cache then gives the bits of a cold run, in
-  /// any batch. Slower: nothing that rows share is read once for all. CPU only.
+  /// A row's bits depend on its own tokens and query, types and instruction set alone: a prefix found
+  /// in the cache gives the bits of a cold run, in any batch, for any number of threads. What rows
+  /// share is still read once for all, but walks are never cut along KV: with few rows and heads,
+  /// many threads have less to do. Not with -ffast-math. CPU only.
   batch_invariant,
 };
 
@@ -34,7 +35,7 @@ struct AttentionOptions {
   float sm_scale = 0;                     ///< factor of q·k, finite; 0: 1 / sqrt(HeadDim)
   Reduce reduce = Reduce::deterministic;  ///< how partial results meet
   /// CPU: cut work along KV until there are about this many tasks, where each stays worth it.
-  /// 0: 64 in deterministic mode, else four per thread.
+  /// 0: 64 in deterministic mode and where nothing is shared, else four per thread.
   int min_tasks = 0;
   /// CPU: how many KV heads a task may read together where everything is streamed; 0: as many as
   /// fit. Reading them together is faster, unless sequences name the same slots and the plan does

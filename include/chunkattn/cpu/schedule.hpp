@@ -91,9 +91,9 @@ struct ScheduleOptions {
   int min_product_lines = 5;  ///< from how many lines on an item is computed by products
   int tile_lines = 32;        ///< lines that a product needs to be efficient: blocks have no fewer
   int min_tasks = 1;          ///< how many tasks are wanted in all, if the work allows
-  int min_free_tasks = 1;     ///< the same where nothing is shared, so that more cost nothing
-  bool invariant = false;     ///< each row sees whole blocks in order: Reduce::batch_invariant
   CostModel cost;
+  int min_free_tasks = 0;  ///< at least so many where nothing is shared, so that they cost nothing
+  bool invariant = false;  ///< each row sees whole blocks in order: Reduce::batch_invariant
 };
 
 /// Derives and holds the tasks of one call. Its memory is kept: no allocation once it has seen the
@@ -135,8 +135,8 @@ class Schedule {
   int num_blocks(int num_rows, double total_ns) const {
     const int group = options_.group;
     const int fewest = static_cast<int>(row_blocks_.size());
-    const int wanted = ceil(num_shared_items_ == 0 ? options_.min_free_tasks : options_.min_tasks,
-                            options_.num_kv_heads);
+    const int free_tasks = num_shared_items_ == 0 ? options_.min_free_tasks : 0;
+    const int wanted = ceil(std::max(options_.min_tasks, free_tasks), options_.num_kv_heads);
     if (fewest >= wanted) return fewest;
     if (num_shared_items_ == 0) {  // free, so tasks may be small enough to end together
       const double row_ns = total_ns / num_rows + 1;

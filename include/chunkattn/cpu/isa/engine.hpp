@@ -97,7 +97,7 @@ class Engine {
     wanted.min_product_lines = uses_tiles<T>() ? min_matrix_lines : min_product_lines<T>;
     wanted.tile_lines = uses_tiles<T>() ? matrix_lines : tile_lines;
     wanted.min_tasks = min_tasks;
-    wanted.min_free_tasks = options_.min_tasks > 0 ? min_tasks : std::max(min_tasks, enough_tasks);
+    if (options_.min_tasks == 0) wanted.min_free_tasks = enough_tasks;
     wanted.invariant = invariant();
     wanted.cost.bytes_per_token = 2.0 * HeadDim * static_cast<double>(sizeof(T));
     wanted.cost.flops_per_token_line = 4.0 * HeadDim;
