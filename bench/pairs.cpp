@@ -26,7 +26,6 @@
 namespace {
 
 using namespace bench;
-using chunkattn::Reduce;
 
 struct Side {
   MakeStep* make;
@@ -119,22 +118,6 @@ void add_builds(std::vector<Pair>& pairs) {
     add("decode/heads:" + heads + "/shared:0/own:1024", decode(32, 0, 1024, 32, kv_heads));
   }
   add("prefill/heads:32:8/4x512", prefill(4, 0, 512, 32, 8));
-}
-
-// Batch invariance, against the default.
-void add_invariant(std::vector<Pair>& pairs) {
-  const auto add = [&](const std::string& name, StepCase which) {
-    const Side second{make_native_step, which};
-    which.options.reduce = Reduce::batch_invariant;
-    add_types(pairs, "invariant:default/" + name, {make_native_step, which}, second, 4);
-  };
-  for (const int kv_heads : {32, 8}) {
-    const std::string heads = "heads:" + text(32, ':', kv_heads);
-    for (const int shared : {1024, 4096})
-      add(heads + "/shared:" + std::to_string(shared) + "/own:64",
-          decode(32, shared, 64, 32, kv_heads));
-    add(heads + "/shared:0/own:1024", decode(32, 0, 1024, 32, kv_heads));
-  }
 }
 
 // Heads that do not divide by the threads, against 32/8 with as many query lines per KV head.
@@ -280,7 +263,6 @@ int main(int argc, char** argv) {
   }
   std::vector<Pair> pairs;
   add_builds(pairs);
-  add_invariant(pairs);
   add_heads(pairs);
   add_head_dims(pairs);
   add_prefill(pairs);

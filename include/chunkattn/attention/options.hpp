@@ -23,10 +23,10 @@ enum class Reduce {
   /// Merged as they come under a spin lock per (row block, KV head), the paper's rule for CPUs;
   /// work is cut by the number of threads.
   spin_lock,
-  /// A row's bits depend on its own tokens and query, types and instruction set alone: a prefix found
-  /// in the cache gives the bits of a cold run, in any batch, for any number of threads. What rows
-  /// share is still read once for all, but walks are never cut along KV: with few rows and heads,
-  /// many threads have less to do. Not with -ffast-math. CPU only.
+  /// A row's bits depend on its own tokens and query, types and instruction set alone: a prefix
+  /// found in the cache gives the bits of a cold run, in any batch, for any number of threads. What
+  /// rows share is still read once for all, but walks are never cut along KV: with few rows and
+  /// heads, many threads have less to do. Not with -ffast-math. CPU only.
   batch_invariant,
 };
 

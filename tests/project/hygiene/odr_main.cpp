@@ -1,5 +1,5 @@
-// Calls the same computation compiled for four sets of instruction sets, on one tree and one cache that
-// this unit made. What each unit prints must not depend on the order of linking.
+// Calls the same computation compiled for four sets of instruction sets, on one tree and one cache
+// that this unit made. What each unit prints must not depend on the order of linking.
 #include <cmath>
 #include <cstdio>
 #include <cstring>

@@ -1,4 +1,4 @@
-// Compiled once per set of instruction sets (UNIT names it); all results are linked into one program.
+// Compiled once per set of instruction sets, which UNIT names, and linked into one program.
 #include "attend.hpp"
 
 struct UNIT;
