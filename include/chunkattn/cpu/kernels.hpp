@@ -47,14 +47,15 @@
 #include <arm_neon.h>
 #endif
 
+// A pragma stands last in a macro: g++ 14 loses the braces that follow it there.
 #define CHUNKATTN_PASS_BEGIN    \
   CHUNKATTN_ISA_NAMESPACE_BEGIN \
   namespace cpu::CHUNKATTN_PASS { \
   CHUNKATTN_PASS_ALLOW
-#define CHUNKATTN_PASS_END      \
-  CHUNKATTN_PASS_FORBID         \
-  }                             \
-  CHUNKATTN_ISA_NAMESPACE_END
+#define CHUNKATTN_PASS_END    \
+  }                           \
+  CHUNKATTN_ISA_NAMESPACE_END \
+  CHUNKATTN_PASS_FORBID
 
 // The same around functions that may use the matrix unit besides. Its instructions are written as
 // assembler, for which clang wants the permission and g++ does not.
@@ -62,10 +63,10 @@
   CHUNKATTN_ISA_NAMESPACE_BEGIN \
   namespace cpu::CHUNKATTN_PASS { \
   CHUNKATTN_TILES_ALLOW
-#define CHUNKATTN_TILES_END     \
-  CHUNKATTN_TILES_FORBID        \
-  }                             \
-  CHUNKATTN_ISA_NAMESPACE_END
+#define CHUNKATTN_TILES_END   \
+  }                           \
+  CHUNKATTN_ISA_NAMESPACE_END \
+  CHUNKATTN_TILES_FORBID
 
 #if defined(__clang__)
 #define CHUNKATTN_ALLOW_AVX2                                                                  \
