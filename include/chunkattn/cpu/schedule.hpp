@@ -204,7 +204,7 @@ class Schedule {
   // What is read for whom, parents first: f(item).
   template <class F>
   void for_each_item(const PlanView& plan, const F& f) const {
-    const auto emit = [&](int s, int begin, int end, int row_begin, int row_end) {
+    const auto list_item = [&](int s, int begin, int end, int row_begin, int row_end) {
       if (begin < end && row_begin < row_end) f(WorkItem{s, begin, end, row_begin, row_end});
     };
     for (int s = 0; s < plan.num_segments; ++s) {
@@ -212,7 +212,7 @@ class Schedule {
       const std::int32_t end = visible_[static_cast<std::size_t>(s)];
       int ending = ending_[static_cast<std::size_t>(s)];
       if (!options_.invariant) {
-        emit(s, 0, end, segment.row_begin, segment.row_end);
+        list_item(s, 0, end, segment.row_begin, segment.row_end);
         continue;
       }
       // Blocks that end in this segment are the same for all of its rows. The one after these
@@ -221,12 +221,12 @@ class Schedule {
       const std::int32_t whole =
           segment.length - (segment.position + segment.length) % block_tokens;
       const bool all_end = ending == segment.row_end - segment.row_begin;
-      emit(s, begin, all_end ? end : std::min(whole, end), segment.row_begin, segment.row_end);
+      list_item(s, begin, all_end ? end : std::min(whole, end), segment.row_begin, segment.row_end);
       if (all_end) continue;
       for (int row = segment.row_begin; row < segment.row_end && ending > 0; ++row) {
         const int first = row;
         while (row < segment.row_end && plan.row_segment[row] == s) ++row;
-        emit(s, whole, end, first, row);
+        list_item(s, whole, end, first, row);
         ending -= row - first;
       }
     }
