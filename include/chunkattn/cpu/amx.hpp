@@ -44,8 +44,8 @@ class AmxProbe {
     return x;
   }
   static std::uint32_t enabled_registers() noexcept {  // the lower half of XCR0
-    std::uint32_t low = 0, high = 0;
-    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    std::uint32_t low = 0;
+    __asm__ volatile("xgetbv" : "=a"(low) : "c"(0) : "rdx");
     return low;
   }
 
