@@ -32,13 +32,15 @@ struct Lanes<4> {
   using Unsigned = u32x4;
 };
 
-#if defined(CHUNKATTN_PASS_AVX512)
+#if defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)
 template <>
 struct Lanes<8> {
   using Float = f32x8;
   using Int = i32x8;
   using Unsigned = u32x8;
 };
+#endif
+#if defined(CHUNKATTN_PASS_AVX512)
 template <>
 struct Lanes<16> {
   using Float = f32x16;
@@ -48,12 +50,6 @@ struct Lanes<16> {
 inline constexpr int native_width = 16;
 inline constexpr int num_accumulators = 16;  // of 32 registers
 #elif defined(CHUNKATTN_PASS_AVX2)
-template <>
-struct Lanes<8> {
-  using Float = f32x8;
-  using Int = i32x8;
-  using Unsigned = u32x8;
-};
 inline constexpr int native_width = 8;
 inline constexpr int num_accumulators = 8;  // of 16 registers
 #elif defined(CHUNKATTN_PASS_NEON)
@@ -291,15 +287,26 @@ CHUNKATTN_INLINE void store_narrowed(half* to, Float<W> value) {
   }
 }
 
+/// x rounded to nearest even to a bfloat16, as a float. NaN stays NaN.
+template <int W>
+CHUNKATTN_INLINE Float<W> rounded_to_bfloat16(Float<W> x) {
+  const Unsigned<W> bits = bits_as<Unsigned<W>>(x);
+  const Unsigned<W> is_nan = (Unsigned<W>)((bits & 0x7fffffffu) > 0x7f800000u);
+  const Unsigned<W> rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  return bits_as<Float<W>>(((is_nan & (bits | 0x400000u)) | (~is_nan & rounded)) & 0xffff0000u);
+}
+
+/// Stores the upper halves of floats: all there is to those that are bfloat16.
+template <int W>
+CHUNKATTN_INLINE void store_upper_halves(void* to, Float<W> value) {
+  typedef std::uint16_t Narrow __attribute__((vector_size(2 * W)));
+  const Narrow narrow = __builtin_convertvector(bits_as<Unsigned<W>>(value) >> 16, Narrow);
+  __builtin_memcpy(to, &narrow, sizeof narrow);
+}
+
 template <int W>
 CHUNKATTN_INLINE void store_narrowed(bfloat16* to, Float<W> value) {
-  const Unsigned<W> bits = bits_as<Unsigned<W>>(value);
-  const Unsigned<W> is_nan = (Unsigned<W>)((bits & 0x7fffffffu) > 0x7f800000u);
-  const Unsigned<W> rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const Unsigned<W> result = (is_nan & ((bits >> 16) | 0x40u)) | (~is_nan & rounded);
-  typedef std::uint16_t Narrow __attribute__((vector_size(2 * W)));
-  const Narrow narrow = __builtin_convertvector(result, Narrow);
-  __builtin_memcpy(static_cast<void*>(to), &narrow, sizeof narrow);
+  store_upper_halves<W>(to, rounded_to_bfloat16<W>(value));
 }
 
 // ---- Across lanes -----------------------------------------------------------------------------

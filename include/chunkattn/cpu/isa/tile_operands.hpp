@@ -24,21 +24,10 @@ constexpr int stored_terms(int terms) noexcept {
   return std::is_same_v<T, half> ? terms : 1;
 }
 
-/// x rounded to nearest even to a bfloat16, as a float. NaN stays NaN.
-template <int W>
-CHUNKATTN_INLINE simd::Float<W> rounded_to_bfloat16(simd::Float<W> x) noexcept {
-  using Bits = simd::Unsigned<W>;
-  const Bits bits = simd::bits_as<Bits>(x);
-  const Bits is_nan = (Bits)((bits & 0x7fffffffu) > 0x7f800000u);
-  const Bits rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  return simd::bits_as<simd::Float<W>>(((is_nan & (bits | 0x400000u)) | (~is_nan & rounded)) &
-                                       0xffff0000u);
-}
-
 /// Splits off the next term of x.
 template <int W>
 CHUNKATTN_INLINE simd::Float<W> take_term(simd::Float<W>& x) noexcept {
-  const simd::Float<W> term = rounded_to_bfloat16<W>(x);
+  const simd::Float<W> term = simd::rounded_to_bfloat16<W>(x);
   x = x - term;
   return term;
 }
@@ -49,15 +38,6 @@ CHUNKATTN_INLINE simd::Float<W> paired(simd::Float<W> even, simd::Float<W> odd) 
   using Bits = simd::Unsigned<W>;
   return simd::bits_as<simd::Float<W>>((simd::bits_as<Bits>(even) >> 16) |
                                        (simd::bits_as<Bits>(odd) & 0xffff0000u));
-}
-
-/// Stores the upper halves of floats that are bfloat16.
-template <int W>
-CHUNKATTN_INLINE void store_term(void* to, simd::Float<W> term) noexcept {
-  typedef std::uint16_t Narrow __attribute__((vector_size(2 * W)));
-  const Narrow narrow =
-      __builtin_convertvector(simd::bits_as<simd::Unsigned<W>>(term) >> 16, Narrow);
-  __builtin_memcpy(to, &narrow, sizeof narrow);
 }
 
 // ---- Queries ----------------------------------------------------------------------------------
@@ -76,8 +56,8 @@ template <int HeadDim>
         simd::Float<width> x[2] = {simd::load<width>(from), simd::load<width>(from + width)};
         for (int term = 0; term < terms; ++term) {
           alignas(64) float row[width];  // 2 * width elements of 16 bits
-          store_term<width>(row, take_term<width>(x[0]));
-          store_term<width>(row + width / 2, take_term<width>(x[1]));
+          simd::store_upper_halves<width>(row, take_term<width>(x[0]));
+          simd::store_upper_halves<width>(row + width / 2, take_term<width>(x[1]));
           pairs[term][l] = simd::load<width>(row);
         }
       }
@@ -134,7 +114,7 @@ KeyTile key_tile(const Block<T>& block, int t, int seen, int terms, float* scrat
       for (int at = 0; at < HeadDim; at += width) {
         simd::Float<width> x = simd::load_widened<width>(block.k[t + i] + at);
         for (int term = 0; term < stored_terms<T>(terms); ++term)
-          store_term<width>(row + term * term_bytes + 2 * at, take_term<width>(x));
+          simd::store_upper_halves<width>(row + term * term_bytes + 2 * at, take_term<width>(x));
       }
     }
   }
@@ -217,8 +197,8 @@ template <class T>
         const simd::Float<width> a = take_term<width>(even);
         pairs[0][i] = paired<width>(a, take_term<width>(odd));
         if (terms == 2)
-          pairs[1][i] =
-              paired<width>(rounded_to_bfloat16<width>(even), rounded_to_bfloat16<width>(odd));
+          pairs[1][i] = paired<width>(simd::rounded_to_bfloat16<width>(even),
+                                      simd::rounded_to_bfloat16<width>(odd));
       });
       float* const tiles = to + (t / tile_depth * 2 + line / tile_size) * tile +
                            line % tile_size * tile_size + t % tile_depth / 2;
