@@ -21,21 +21,21 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Adds sequences to an open step one after the other. Between load() and store() it alone changes
-/// the step; the step has room for the entries.
+/// Adds sequences to an open step one after the other. Until store() it alone changes the step,
+/// which has room for the entries.
 class DecodingRun {
  public:
   /// \param max_steps  outstanding steps, this one included, that a sequence may be in
   DecodingRun(Topology& topology, Sequences& sequences, TreeStats& stats, StepRecord& step,
               std::int32_t max_steps) noexcept
-      : topology_(topology),
-        sequences_(sequences),
-        stats_(stats),
+      : stats_(stats),
         step_(step),
+        records_(sequences.records()),
+        nodes_(topology.nodes()),
+        next_(step.entries.end()),
+        row_(step.num_rows),
         step_number_(step.number),
-        max_steps_(max_steps) {
-    load();
-  }
+        max_steps_(max_steps) {}
 
   /// Adds the last token of a sequence. False, with nothing changed, where more is to be asked or
   /// done, or where the handle's generation is over.
@@ -74,55 +74,52 @@ class DecodingRun {
     entry.has_output = entry.drafts_known = true;
     return true;
   }
-  /// Writes to the step what add() did. load() goes on after others have changed it.
+  /// Writes to the step what add() did.
   void store() noexcept {
     const auto count = static_cast<std::size_t>(next_ - step_.entries.end());
     step_.entries.take(count);
     step_.num_rows = row_;
     stats_.stored_tokens += count;
   }
-  void load() noexcept {
-    records_ = sequences_.records();
-    nodes_ = topology_.nodes();
-    next_ = step_.entries.end();
-    row_ = step_.num_rows;
-  }
 
  private:
-  Topology& topology_;
-  Sequences& sequences_;
   TreeStats& stats_;
   StepRecord& step_;
-  SequenceRecord* records_ = nullptr;
-  TreeNode* nodes_ = nullptr;
-  StepEntry* next_ = nullptr;
-  std::int32_t row_ = 0;
+  SequenceRecord* records_;
+  TreeNode* nodes_;
+  StepEntry* next_;
+  std::int32_t row_;
   std::uint64_t step_number_;
   std::int32_t max_steps_;
 };
 
-/// What the end of a step does for such entries.
+/// What the end of a step and its outputs do for such entries. Each takes the entries from `entry`
+/// on as far as they are that case, and returns the first that is not, or `end`.
 struct Decoding {
-  /// The row's K/V is written, its output is to come. False, with nothing changed, where there is
-  /// more to it.
-  CHUNKATTN_INLINE static bool finish(const StepEntry& entry, SequenceRecord& record,
-                                      TreeNode* nodes) noexcept {
-    const std::int32_t end = entry.begin + 1;
-    if (entry.slot == no_slot || record.state != SequenceState::live ||
-        record.epoch != entry.epoch || record.size != end) [[unlikely]]
-      return false;
-    TreeNode& tail = nodes[record.tail];
-    if (tail.writer != entry.sequence || tail.written != entry.begin - tail.position) [[unlikely]]
-      return false;
-    tail.written += 1;  // it stays the writer: the output's place is its own too
-    record.steps -= 1;
-    record.computed = std::max(record.computed, end);
-    return true;
+  /// The rows' K/V is written, their outputs are to come.
+  __attribute__((noinline)) static StepEntry* finish(StepEntry* entry, StepEntry* end,
+                                                     SequenceRecord* records,
+                                                     TreeNode* nodes) noexcept {
+    for (; entry != end; ++entry) {
+      SequenceRecord& record = records[entry->sequence];
+      const std::int32_t size = entry->begin + 1;
+      if (entry->slot == no_slot || record.state != SequenceState::live ||
+          record.epoch != entry->epoch || record.size != size) [[unlikely]]
+        break;
+      TreeNode& tail = nodes[record.tail];
+      if (tail.writer != entry->sequence || tail.written != entry->begin - tail.position)
+          [[unlikely]]
+        break;
+      tail.written += 1;  // it stays the writer: the output's place is its own too
+      record.steps -= 1;
+      record.computed = std::max(record.computed, size);
+    }
+    return entry;
   }
 
   /// Whether an output of the entry, which can be committed, only makes its sequence longer.
-  [[nodiscard]] static bool is_plain(const StepEntry& entry,
-                                     const SequenceRecord& record) noexcept {
+  [[nodiscard]] CHUNKATTN_INLINE static bool is_plain(const StepEntry& entry,
+                                                      const SequenceRecord& record) noexcept {
     return entry.slot != no_slot && record.computed == record.size;
   }
   /// Commits it; its token stands behind that of the row, in the same slot.
@@ -130,6 +127,23 @@ struct Decoding {
     entry.has_output = false;
     record.size += 1;
     record.reserved -= 1;
+  }
+  /// Stores and commits one output of each.
+  /// \param store  store(entry) stores the next output; store.ahead(entry) asks early for its place
+  template <class Store>
+  __attribute__((noinline)) static StepEntry* commit(StepEntry* entry, StepEntry* end,
+                                                     SequenceRecord* records, Store& store) {
+    Store next = store;  // in registers
+    for (; entry != end; ++entry) {
+      SequenceRecord& record = records[entry->sequence];
+      if (!is_plain(*entry, record)) [[unlikely]]
+        break;
+      if (end - entry > 16) next.ahead(entry[16]);
+      next(*entry);
+      commit(*entry, record);
+    }
+    store = next;
+    return entry;
   }
 };
 

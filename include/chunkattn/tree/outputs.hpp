@@ -69,27 +69,22 @@ class Outputs {
       tail.set_written(std::min(record.computed, record.size) - tail.position);
   }
   /// One output of each entry that has one, all of which count() has checked.
-  /// \param store  store(entry, n) stores the n-th of them, counted from 0; store.ahead(entry) asks
-  ///               early for a place
+  /// \param store  as for Decoding::commit
   template <class Store>
-  void commit_all(StepRecord& step, const Store& store) {
+  void commit_all(StepRecord& step, Store store) {
     const bool all = has_all(step);
-    SequenceRecord* const records = sequences_.records();
-    std::size_t output = 0;
-    std::int32_t plain = 0;
-    for (StepEntry& entry : step.entries) {
-      if (!all && !has_output(entry)) continue;
-      if (step.entries.end() - &entry > 16) store.ahead((&entry)[16]);
-      SequenceRecord& record = records[entry.sequence];
-      store(entry, output++);
-      if (Decoding::is_plain(entry, record)) [[likely]] {
-        Decoding::commit(entry, record);
-        plain += 1;
-      } else {
-        commit(step, entry, 1);
+    StepEntry* const end = step.entries.end();
+    for (StepEntry* entry = step.entries.begin();; ++entry) {
+      if (all) {
+        StepEntry* const first = entry;
+        entry = Decoding::commit(first, end, sequences_.records(), store);
+        step.num_outputs -= static_cast<std::int32_t>(entry - first);
       }
+      if (entry == end) break;
+      if (!all && !has_output(*entry)) continue;
+      store(*entry);
+      commit(step, *entry, 1);
     }
-    step.num_outputs -= plain;
   }
   /// Those that were not committed are not any more.
   void give_up(const StepRecord& step) noexcept {

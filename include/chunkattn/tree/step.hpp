@@ -439,24 +439,34 @@ class [[nodiscard]] Step {
     } addition{steps, record};
     const auto* const shared = handle_.shared().get();
     AddAllResult result;
-    detail::DecodingRun run = steps.decoding(record);
-    for (std::size_t i = 0; i < count; ++i) {
-      const Sequence<Tree>& sequence = at(i);
-      if (sequence.shared_.get() == shared &&
-          run.add(sequence.index_, sequence.generation_, chunk_size)) [[likely]]
-        continue;
-      run.store();
-      const detail::AddOutcome outcome = add_other(sequence, i, budget);
+    for (std::size_t i = 0;; ++i) {
+      i = add_decoding(steps.decoding(record), shared, at, i, count);
+      if (i == count) break;
+      const detail::AddOutcome outcome = add_other(at(i), i, budget);
       if (outcome.reason != HoldReason::none) [[unlikely]] {
         set_status(result, outcome);
         result.held_index_ = i;
         return result;
       }
-      run.load();
     }
-    run.store();
     addition.all_added = count > 0;
     return result;
+  }
+  /// Adds those of many from number i on that just decode. Returns the number of the first that
+  /// does not, or `count`. A function of its own, so that the loop's variables stay in registers.
+  template <class At>
+  __attribute__((noinline)) static std::size_t add_decoding(detail::DecodingRun run,
+                                                            const detail::SharedTree<Tree>* shared,
+                                                            At at, std::size_t i,
+                                                            std::size_t count) {
+    for (; i < count; ++i) {
+      const Sequence<Tree>& sequence = at(i);
+      if (sequence.shared_.get() != shared ||
+          !run.add(sequence.index_, sequence.generation_, chunk_size)) [[unlikely]]
+        break;
+    }
+    run.store();
+    return i;
   }
   /// One of many that is not just decoding, or that is refused.
   detail::AddOutcome add_other(const Sequence<Tree>& sequence, std::size_t index,

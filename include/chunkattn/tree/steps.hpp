@@ -200,17 +200,15 @@ class Steps {
             {"step ", other->number, " first: steps finish in the order they were submitted"});
     resolve_abandoned(step.number);
     step.all_outputs = true;
-    SequenceRecord* const records = sequences_.records();
-    TreeNode* const nodes = topology_.nodes();
-    std::int32_t num_outputs = 0;
-    for (StepEntry& entry : step.entries) {
-      SequenceRecord& record = records[entry.sequence];
-      num_outputs += 1;
-      if (!step.is_void && Decoding::finish(entry, record, nodes)) continue;
-      end_entry(step, entry, record);
-      num_outputs -= entry.has_output ? 0 : 1;
+    step.num_outputs = static_cast<std::int32_t>(step.entries.size());
+    for (StepEntry* entry = step.entries.begin();; ++entry) {
+      if (!step.is_void)
+        entry =
+            Decoding::finish(entry, step.entries.end(), sequences_.records(), topology_.nodes());
+      if (entry == step.entries.end()) break;
+      end_entry(step, *entry, sequences_[entry->sequence]);
+      step.num_outputs -= entry->has_output ? 0 : 1;
     }
-    step.num_outputs = num_outputs;
     step.outputs_given_up = sequences_.outputs_given_up();
     if (!copies_.empty()) {
       if (step.is_void)

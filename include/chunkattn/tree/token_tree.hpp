@@ -142,16 +142,16 @@ class TokenTree {
     check_argument(outputs.size() == expected, "outputs.size()", outputs.size(),
                    {"one for each of the ", expected, " rows of Finished::rows()"});
     struct Store {
-      TokenTree& tree;
-      std::span<const Token> outputs;
-      CHUNKATTN_INLINE void operator()(const StepEntry& entry, std::size_t output) const {
-        tree.store_output(entry, outputs[output]);
+      TokenTree* tree;
+      const Token* next;
+      CHUNKATTN_INLINE void operator()(const StepEntry& entry) {
+        tree->store_output(entry, *next++);
       }
       CHUNKATTN_INLINE void ahead(const StepEntry& entry) const noexcept {
-        if (entry.slot != no_slot) tree.tokens_.prefetch(entry.slot, entry.offset + 1);
+        if (entry.slot != no_slot) tree->tokens_.prefetch(entry.slot, entry.offset + 1);
       }
     };
-    core.outputs.commit_all(step, Store{*this, outputs});
+    core.outputs.commit_all(step, Store{this, outputs.data()});
   }
 
   // ---- reading -------------------------------------------------------------------------------
