@@ -12,6 +12,7 @@
 #include <unistd.h>
 #endif
 
+#include "bench/matrix_rate.hpp"
 #include "chunkattn/base/executor.hpp"
 #include "examples/support/huge_buffer.hpp"
 #include "examples/support/machine_limits.hpp"
@@ -33,12 +34,21 @@ inline double median(std::vector<double> values) {
 
 /// Rates that the machine reaches with the threads of a pool.
 struct Rates {
-  double dram_read = 0;  ///< bytes per second, from memory beyond every cache
-  double fma_peak = 0;   ///< fp32 operations per second
+  double dram_read = 0;    ///< bytes per second, from memory beyond every cache
+  double fma_peak = 0;     ///< fp32 operations per second
+  double matrix_peak = 0;  ///< bfloat16 operations per second of matrix units, 0: there are none
 
+  /// Harmonic means of these and other rates.
+  [[nodiscard]] Rates mean_with(const Rates& other) const {
+    const auto mean = [](double a, double b) { return a > 0 ? 2 / (1 / a + 1 / b) : 0; };
+    return {mean(dram_read, other.dram_read), mean(fma_peak, other.fma_peak),
+            mean(matrix_peak, other.matrix_peak)};
+  }
   /// The least time that so many operations and bytes can take.
-  [[nodiscard]] double floor_seconds(double flops, double bytes) const {
-    return std::max(flops / fma_peak, bytes / dram_read);
+  /// \param products  of matrix units for each operation; 0: fp32 multiply-adds do them
+  [[nodiscard]] double floor_seconds(double flops, double bytes, double products = 0) const {
+    const double compute = products > 0 ? flops * products / matrix_peak : flops / fma_peak;
+    return std::max(compute, bytes / dram_read);
   }
 };
 
@@ -63,16 +73,17 @@ class Machine {
     // Where memory is virtual, the first pass over fresh pages is slow.
     const std::size_t samples = dram_bytes / sample_bytes;
     for (std::size_t i = 0; i < samples; ++i) static_cast<void>(sample());
-    std::vector<double> read, fma;
+    std::vector<double> read, fma, matrix;
     for (std::size_t i = 0; i < samples; ++i) {
       const Rates rates = sample();
       read.push_back(rates.dram_read);
       fma.push_back(rates.fma_peak);
+      matrix.push_back(rates.matrix_peak);
     }
-    overall_ = {median(read), median(fma)};
+    overall_ = {median(read), median(fma), median(matrix)};
   }
 
-  /// Both rates at this moment, reading the next `bytes`, rounded up to 64 MB.
+  /// The rates at this moment, reading the next `bytes`, rounded up to 64 MB.
   [[nodiscard]] Rates sample(double bytes = 0) {
     double seconds = 0;
     int pieces = 0;
@@ -82,7 +93,8 @@ class Machine {
       at_ += sample_bytes;
       ++pieces;
     } while (static_cast<double>(pieces) * sample_bytes < bytes);
-    return {pieces / seconds, examples::fma_rate(pool_, 100'000, sink_[0])};
+    return {pieces / seconds, examples::fma_rate(pool_, 100'000, sink_[0]),
+            matrix_rate(pool_, 20'000)};
   }
   /// What was measured at the start.
   [[nodiscard]] const Rates& overall() const { return overall_; }

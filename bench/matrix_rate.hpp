@@ -1,0 +1,65 @@
+// What the processor's matrix unit does at best, measured; 0 where there is none.
+#pragma once
+
+#include <type_traits>
+
+#include "chunkattn/chunk_attention.hpp"
+#include "examples/support/machine_limits.hpp"
+
+namespace bench {
+
+#if defined(CHUNKATTN_WITH_AMX)
+
+#if defined(__clang__)
+__attribute__((
+    target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2")))
+#endif
+inline void
+multiply_tiles(int iterations) {
+  alignas(64) static const char zeros[1024] = {};
+  chunkattn::cpu::avx512::AmxTiles tiles(true);
+  tiles.zero<0>();
+  tiles.zero<1>();
+  tiles.zero<2>();
+  tiles.zero<3>();
+  tiles.load<4>(zeros, 64);
+  tiles.load<5>(zeros, 64);
+  tiles.load<6>(zeros, 64);
+  tiles.load<7>(zeros, 64);
+  for (int i = 0; i < iterations; ++i) {
+    tiles.dot<0, 4, 6>();
+    tiles.dot<1, 4, 7>();
+    tiles.dot<2, 5, 6>();
+    tiles.dot<3, 5, 7>();
+  }
+}
+
+/// bfloat16 operations per second of all threads of a pool, in so many rounds of four independent
+/// products of tiles.
+inline double matrix_rate(chunkattn::ThreadPool& pool, int iterations) {
+  if (!chunkattn::cpu::is_supported(chunkattn::InstructionSet::amx)) return 0;
+  constexpr double flops_of_dot = 2.0 * 16 * 16 * 32;
+  const int threads = pool.concurrency();
+  const double ms = examples::milliseconds(
+      [&] { pool.parallel_for(threads, [&](int) { multiply_tiles(iterations); }); });
+  return 4.0 * iterations * flops_of_dot * threads / (ms * 1e-3);
+}
+
+#else
+
+inline double matrix_rate(chunkattn::ThreadPool&, int) {
+  return 0;
+}
+
+#endif
+
+/// Products of two bfloat16 that take the place of one multiplication, where attention of T rounds
+/// so; 0 where it computes in fp32.
+template <class T, class Attention>
+double matrix_products(const Attention& attention) {
+  if (attention.template rounding<T>().logit == 0) return 0;
+  const bool two_terms = attention.options().accuracy == chunkattn::Accuracy::two_terms;
+  return !two_terms ? 1 : std::is_same_v<T, chunkattn::half> ? 3 : 2;
+}
+
+}  // namespace bench
