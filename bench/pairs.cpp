@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -157,6 +158,24 @@ void add_prefill(std::vector<Pair>& pairs) {
             {make_native_step, unshared}, 2);
 }
 
+// What is chosen for so many query lines, against products whatever their number, and against
+// streams: new tokens of one sequence are lines that have all that is cached in common.
+void add_paths(std::vector<Pair>& pairs) {
+  for (const int lines :
+       {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 17, 20, 24, 26, 28, 32, 33, 40, 48, 56, 64}) {
+    StepCase chosen = decode(1, 4096, lines, 32, 32);
+    chosen.batch.query_tokens = lines;
+    StepCase products = chosen, streams = chosen;
+    products.options.min_product_lines = 1;
+    streams.options.min_product_lines = std::numeric_limits<int>::max();
+    const std::string name = "/lines:" + std::to_string(lines);
+    add_types(pairs, "chosen:products" + name, {make_native_step, chosen},
+              {make_native_step, products}, 4);
+    add_types(pairs, "chosen:streams" + name, {make_native_step, chosen},
+              {make_native_step, streams}, 4);
+  }
+}
+
 // Attention against plain reads of the bytes that it has to read.
 void add_reads(std::vector<Pair>& pairs) {
   for (const int kv_heads : {32, 8}) {
@@ -266,6 +285,7 @@ int main(int argc, char** argv) {
   add_heads(pairs);
   add_head_dims(pairs);
   add_prefill(pairs);
+  add_paths(pairs);
   add_reads(pairs);
   std::erase_if(pairs, [&](const Pair& pair) { return !arguments.wants(pair.name); });
   if (arguments.list) {

@@ -190,6 +190,8 @@ TEST_CASE("options and executors") {
                  "options.max_task_heads = -1"));
   CHECK(contains(message_of([] { ChunkAttention<Cpu, 8> attention(1, {.min_tasks = -2}); }),
                  "options.min_tasks = -2"));
+  CHECK(contains(message_of([] { ChunkAttention<Cpu, 8> attention(1, {.min_product_lines = -3}); }),
+                 "options.min_product_lines = -3"));
   for (const float scale :
        {-1.0f, -0x1p-149f, std::numeric_limits<float>::infinity(),
         -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(),

@@ -32,7 +32,8 @@ template <int HeadDim, class T, class X = float>
 void check_shapes(std::uint64_t stream, int cases) {
   Random random(stream);
   ChunkAttention<Cpu, HeadDim> ordered(2);
-  ChunkAttention<Cpu, HeadDim> locked(2, {.reduce = Reduce::spin_lock, .min_tasks = 16});
+  ChunkAttention<Cpu, HeadDim> locked(
+      2, {.reduce = Reduce::spin_lock, .min_tasks = 16, .min_product_lines = 1});
   ChunkAttention<Cpu, HeadDim> invariant(2, {.reduce = Reduce::batch_invariant});
   for (int i = 0; i < test::scaled(cases); ++i) {
     const Share share = random.pick({Share::none, Share::some, Share::all});

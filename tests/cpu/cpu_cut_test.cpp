@@ -152,7 +152,8 @@ TEST_CASE("the schedule of a run is the one of its geometry, and no item is empt
     const int rows = problem.plan.num_rows();
     problem.plan.segments.push_back(
         {rows, rows, problem.plan.segments[0].piece_begin, 1, 0, 1, -1, 0});
-    ChunkAttention<Cpu, 64> attention(2);
+    const int min_product_lines = random.pick({1, 9, 30});
+    ChunkAttention<Cpu, 64> attention(2, {.min_product_lines = min_product_lines});
     test::Answer<float> answer(problem);
     attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out);
     const cpu::Schedule& schedule = attention.schedule();
@@ -178,8 +179,8 @@ TEST_CASE("the schedule of a run is the one of its geometry, and no item is empt
           std::int32_t& end = token_end[static_cast<std::size_t>(item.segment)];
           end = std::max(end, item.token_end);
           shared += view.segments[item.segment].num_sequences > 1;
-          // From nine lines of 16-bit K and V on, an item is a product.
-          CHECK((i < unit.stream_begin) == ((item.row_end - item.row_begin) * group >= 9));
+          CHECK((i < unit.stream_begin) ==
+                ((item.row_end - item.row_begin) * group >= min_product_lines));
         }
       }
     }

@@ -22,6 +22,7 @@ using chunkattn::cpu::CostModel;
 using chunkattn::cpu::JobSize;
 using chunkattn::cpu::RowBlock;
 using chunkattn::cpu::Schedule;
+using chunkattn::cpu::ScheduleOptions;
 using chunkattn::cpu::Task;
 using chunkattn::cpu::TaskQueue;
 using chunkattn::cpu::Unit;
@@ -96,11 +97,46 @@ double busy_fraction(const Schedule& schedule, int num_kv_heads, int threads) {
   return total / (end * threads);
 }
 
+ScheduleOptions options_for(int num_kv_heads, int group) {
+  return {.num_kv_heads = num_kv_heads,
+          .group = group,
+          .max_lines = max_lines,
+          .min_product_lines = min_product_lines,
+          .tile_lines = tile_lines,
+          .min_tasks = min_tasks,
+          .cost = fp16_cost()};
+}
+
 Schedule derive(const test::RandomPlan& plan, int num_kv_heads, int group) {
   Schedule schedule;
-  schedule.derive(plan.view(), {num_kv_heads, group, max_lines, min_product_lines, tile_lines,
-                                min_tasks, fp16_cost()});
+  schedule.derive(plan.view(), options_for(num_kv_heads, group));
   return schedule;
+}
+
+// Sequences that share nothing, each with `rows` query tokens at its end.
+test::RandomPlan unshared(int sequences, int tokens, int rows) {
+  test::RandomPlan plan = levels({sequences}, {tokens});
+  plan.row_segment.clear();
+  plan.row_kv_len.clear();
+  plan.row_token.clear();
+  for (int s = 0; s < sequences; ++s) {
+    auto& segment = plan.segments[static_cast<std::size_t>(s)];
+    segment.row_begin = s * rows;
+    segment.row_end = (s + 1) * rows;
+    for (int row = 0; row < rows; ++row) {
+      plan.row_segment.push_back(s);
+      plan.row_kv_len.push_back(tokens - rows + row + 1);
+      plan.row_token.push_back(s * rows + row);
+    }
+  }
+  plan.writes.assign(plan.row_token.size(), {chunkattn::no_slot, 0});
+  return plan;
+}
+
+std::int64_t tokens_read(const Schedule& schedule) {
+  std::int64_t total = 0;
+  for (const WorkItem& item : schedule.items()) total += item.token_end - item.token_begin;
+  return total;
 }
 
 }  // namespace
@@ -237,5 +273,47 @@ TEST_CASE("rows are cut where that leaves the products' vectors full") {
       for (const RowBlock& block : blocks) lines += (block.num_rows() * group + grain - 1) / grain;
       CHECK(lines * grain <= rows * group * 17 / 16);
     }
+  }
+}
+
+TEST_CASE("query tokens of one sequence do not read its K/V again each") {
+  for (const int sequences : {1, 3, 32}) {
+    for (const int rows : {1, 2, 5, 8, 33, 64}) {
+      for (const int heads : {1, 8, 32}) {
+        CAPTURE(sequences);
+        CAPTURE(rows);
+        CAPTURE(heads);
+        for (const bool invariant : {false, true}) {
+          ScheduleOptions options = options_for(heads, 1);
+          options.min_free_tasks = min_tasks;
+          options.invariant = invariant;
+          Schedule schedule;
+          schedule.derive(unshared(sequences, 4096, rows).view(), options);
+          // Cuts may part a sequence, and many lines are parted on purpose.
+          const int times = invariant ? 1 + rows / min_product_lines : 1 + rows / tile_lines;
+          CHECK(tokens_read(schedule) <= std::int64_t{sequences} * 4096 * times * 2);
+          if (sequences == 32 && rows == 1 && heads == 1)
+            CHECK(schedule.row_blocks().size() == 32);  // cut at will
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("products are chosen where they use enough of their vectors") {
+  for (int lines = 1; lines <= 64; ++lines) {
+    CAPTURE(lines);
+    ScheduleOptions options = options_for(32, 1);
+    options.product_grain = 16;
+    options.min_product_fill = 0.75;
+    Schedule schedule;
+    schedule.derive(unshared(1, 4096, lines).view(), options);
+    const bool expected = lines >= min_product_lines && 4 * lines >= 3 * ((lines + 15) / 16 * 16);
+    CHECK(schedule.row_blocks().size() == 1);
+    CHECK(schedule.row_blocks()[0].has_products == expected);
+    // What is read for more rows comes first, also by the order of products and streams.
+    options.invariant = true;
+    schedule.derive(unshared(1, 4096, lines).view(), options);
+    CHECK(schedule.row_blocks()[0].has_products == (lines >= 12));
   }
 }

@@ -41,6 +41,9 @@ struct AttentionOptions {
   /// fit. Reading them together is faster, unless sequences name the same slots and the plan does
   /// not know it (block tables without a tree): then 1 leaves what they share in the caches.
   int max_task_heads = 0;
+  /// CPU: from how many query lines on (rows times query heads per KV head) what they share is
+  /// computed by matrix products, below it is streamed; 0: from where on that was measured faster.
+  int min_product_lines = 0;
   /// CPU: whose vectors compute; automatic: see instruction_set().
   InstructionSet instruction_set = InstructionSet::automatic;
   /// CPU: the least accuracy of products. Reduce::batch_invariant computes in fp32 whatever it is.

@@ -144,6 +144,8 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
                            "a count, or 0 for the default");
     detail::check_argument(options.max_task_heads >= 0, "options.max_task_heads",
                            options.max_task_heads, "a count, or 0 for the default");
+    detail::check_argument(options.min_product_lines >= 0, "options.min_product_lines",
+                           options.min_product_lines, "a count, or 0 for the default");
     detail::check_argument(options.reduce == Reduce::deterministic ||
                                options.reduce == Reduce::spin_lock ||
                                options.reduce == Reduce::batch_invariant,

@@ -86,11 +86,13 @@ struct CostModel {
 /// What a schedule is cut for.
 struct ScheduleOptions {
   int num_kv_heads = 1;
-  int group = 1;              ///< query heads per KV head
-  int max_lines = 256;        ///< lines (rows * group) of a row block, unless one row has more
-  int min_product_lines = 5;  ///< from how many lines on an item is computed by products
-  int tile_lines = 32;        ///< lines that a product needs to be efficient: blocks have no fewer
-  int min_tasks = 1;          ///< how many tasks are wanted in all, if the work allows
+  int group = 1;                ///< query heads per KV head
+  int max_lines = 256;          ///< lines (rows * group) of a row block, unless one row has more
+  int min_product_lines = 5;    ///< from how many lines on an item is computed by products, …
+  int product_grain = 1;        ///< … which compute so many lines, and multiples of it, …
+  double min_product_fill = 0;  ///< … if they need at least this part of these
+  int tile_lines = 32;  ///< lines that a product needs to be efficient: blocks have no fewer
+  int min_tasks = 1;    ///< how many tasks are wanted in all, if the work allows
   CostModel cost;
   int min_free_tasks = 0;  ///< at least so many where nothing is shared, so that they cost nothing
   bool invariant = false;  ///< each row sees whole blocks in order: Reduce::batch_invariant
@@ -108,12 +110,12 @@ class Schedule {
   void derive(const PlanView& plan, const ScheduleOptions& options) {
     options_ = options;
     find_visible(plan);
-    cut_rows(plan.num_rows, ceil(plan.num_rows, std::max(1, options.max_lines / options.group)));
-    list_items(plan);
-    const int blocks = num_blocks(plan.num_rows, total_ns());
-    if (blocks > static_cast<int>(row_blocks_.size())) {
-      cut_rows(plan.num_rows, blocks);
-      list_items(plan);
+    const int fewest = ceil(plan.num_rows, std::max(1, options.max_lines / options.group));
+    cut_rows(plan, fewest);
+    const double total = total_ns();
+    if (num_shared_items_ > 0 || !cut_rows_freely(plan, total)) {
+      const int blocks = num_blocks(plan.num_rows, fewest, total);
+      if (blocks != static_cast<int>(row_blocks_.size())) cut_rows(plan, blocks);
     }
     cut_items();
   }
@@ -129,24 +131,35 @@ class Schedule {
  private:
   static int ceil(int a, int b) { return (a + b - 1) / b; }
 
-  // Into how many blocks rows are cut, if the largest blocks give fewer tasks than wanted. Cutting
-  // rows costs another pass over what they share, from a cache; cutting along KV costs the lines'
-  // states.
-  int num_blocks(int num_rows, double total_ns) const {
+  // Row blocks of which each KV head has about so many tasks in all.
+  int blocks_for(int tasks) const noexcept { return ceil(tasks, options_.num_kv_heads); }
+
+  // Where rows have next to nothing in common, cuts between them cost nothing, so tasks may be
+  // small enough to end together. Says whether it is so; if not, other cuts are to be made.
+  bool cut_rows_freely(const PlanView& plan, double total_ns) {
+    const int wanted = blocks_for(std::max(options_.min_tasks, options_.min_free_tasks));
+    if (static_cast<int>(row_blocks_.size()) >= wanted) return true;
+    const double row_ns = total_ns / plan.num_rows + 1;
+    const int rows =
+        std::max(ceil(plan.num_rows, 4 * wanted), static_cast<int>(min_unit_ns / row_ns) + 1);
+    const std::int64_t tokens = total_tokens();
+    cut_rows(plan, ceil(plan.num_rows, rows));
+    // More are read again where query tokens of one sequence were parted.
+    return total_tokens() - tokens <= tokens / 20;
+  }
+
+  // Into how many blocks rows are cut that read much in common, if the largest blocks give fewer
+  // tasks than wanted. Cutting rows costs another pass over what they share, from a cache; cutting
+  // along KV costs the lines' states.
+  int num_blocks(int num_rows, int fewest, double total_ns) const {
     const int group = options_.group;
-    const int fewest = static_cast<int>(row_blocks_.size());
-    const int free_tasks = num_shared_items_ == 0 ? options_.min_free_tasks : 0;
-    const int wanted = ceil(std::max(options_.min_tasks, free_tasks), options_.num_kv_heads);
+    const int wanted = blocks_for(options_.min_tasks);
     if (fewest >= wanted) return fewest;
-    if (num_shared_items_ == 0) {  // free, so tasks may be small enough to end together
-      const double row_ns = total_ns / num_rows + 1;
-      const int rows =
-          std::max(ceil(num_rows, 4 * wanted), static_cast<int>(min_unit_ns / row_ns) + 1);
-      return ceil(num_rows, rows);
+    if (options_.invariant) {  // there are no cuts along KV: as small as products are worth it
+      int rows = ceil(num_rows, wanted);
+      while (rows < num_rows && !uses_products(rows)) ++rows;
+      return std::max(fewest, num_rows / rows);
     }
-    if (options_.invariant)  // there are no cuts along KV: as small as products are worth it
-      return ceil(num_rows,
-                  std::max(ceil(options_.min_product_lines, group), ceil(num_rows, wanted)));
     // Worth it where there is too little to read per line for as many cuts along KV.
     if (total_ns / (num_rows * group * min_unit_line_ns) >= 0.5 * wanted) return fewest;
     // As many as fill the vectors of the products: 33 lines would cost as much as 48.
@@ -154,6 +167,16 @@ class Schedule {
     for (int count = most; count > fewest; --count)
       if (16 * padded_lines(num_rows, count) <= 17 * num_rows * group) return count;
     return fewest;
+  }
+  // Whether products compute an item of so many rows faster than streams. Products are computed
+  // before streams: where a row's bits depend on the order, no segment may be streamed whose
+  // children, which have no more rows, are products.
+  bool uses_products(int rows) const noexcept {
+    const std::int64_t lines = std::int64_t{rows} * options_.group;
+    const std::int64_t grain = options_.product_grain;
+    const std::int64_t computed = options_.invariant ? grain : (lines + grain - 1) / grain * grain;
+    return lines >= options_.min_product_lines &&
+           static_cast<double>(lines) >= options_.min_product_fill * static_cast<double>(computed);
   }
   // Lines that products compute if rows are cut into so many blocks: half a tile is their grain.
   int padded_lines(int num_rows, int num_blocks) const noexcept {
@@ -190,12 +213,13 @@ class Schedule {
     }
   }
 
-  void cut_rows(int num_rows, int count) {
+  void cut_rows(const PlanView& plan, int count) {
     row_blocks_.resize(static_cast<std::size_t>(count));
     for (int b = 0; b < count; ++b) {
       RowBlock& block = row_blocks_[static_cast<std::size_t>(b)];
-      block = {cut(num_rows, b, count), cut(num_rows, b + 1, count), 0, 0, false, 0};
+      block = {cut(plan.num_rows, b, count), cut(plan.num_rows, b + 1, count), 0, 0, false, 0};
     }
+    list_items(plan);
   }
   static std::int32_t cut(int total, int part, int parts) {
     return static_cast<std::int32_t>(static_cast<std::int64_t>(total) * part / parts);
@@ -232,10 +256,9 @@ class Schedule {
     }
   }
 
-  // Each segment goes into every row block that it meets: to the products if at least
-  // min_product_rows of the block see it (counting sort, order kept).
+  // Each segment goes into every row block that it meets: to the products if enough rows of the
+  // block see it (counting sort, order kept).
   void list_items(const PlanView& plan) {
-    const int min_product_rows = (options_.min_product_lines + options_.group - 1) / options_.group;
     const std::size_t blocks = row_blocks_.size();
     block_items_.assign(2 * blocks + 1, 0);  // products of block 0, its streams, products of 1, …
     const auto first_block = [&](std::int32_t row) {
@@ -253,7 +276,7 @@ class Schedule {
              b < blocks && row_blocks_[b].row_begin < row_end; ++b) {
           item.row_begin = std::max(row_begin, row_blocks_[b].row_begin);
           item.row_end = std::min(row_end, row_blocks_[b].row_end);
-          f(2 * b + (item.row_end - item.row_begin >= min_product_rows ? 0 : 1), item);
+          f(2 * b + (uses_products(item.row_end - item.row_begin) ? 0 : 1), item);
         }
       });
     };
@@ -270,6 +293,11 @@ class Schedule {
 
   double item_ns(const WorkItem& item) const noexcept {
     return options_.cost.item_ns(item, options_.group);
+  }
+  std::int64_t total_tokens() const noexcept {
+    std::int64_t total = 0;
+    for (const WorkItem& item : items_) total += item.token_end - item.token_begin;
+    return total;
   }
   double total_ns() const noexcept {
     double total = 0;

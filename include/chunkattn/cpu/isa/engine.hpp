@@ -70,10 +70,14 @@ class Engine {
 
   // Lines of one task: their state (queries twice, outputs) should fit in half of a usual L2.
   static constexpr int max_lines = HeadDim <= 128 ? 256 : 128;
-  // From this many lines on, matrix products beat streaming the lines a few at a time.
+  // From this many lines on, matrix products beat streaming the lines a few at a time, if they use
+  // this part of the vectors: whole grains are computed. (Two vectors of 8 take as long as one.)
   template <class T>
   static constexpr int min_product_lines = sizeof(T) == 4 ? 5 : 9;
-  // The same for products through tiles. Not measured yet.
+  template <class T>
+  static constexpr double min_product_fill = sizeof(T) == 4 ? 0.6 : 0.78;
+  static constexpr int product_grain = std::min(16, tile_lines);
+  // From how many lines on products through tiles do so. Not measured yet.
   static constexpr int min_matrix_lines = 9;
 
   // The terms that tiles are to multiply; 0: no tiles.
@@ -94,7 +98,15 @@ class Engine {
     wanted.num_kv_heads = num_kv_heads;
     wanted.group = group;
     wanted.max_lines = max_lines;
-    wanted.min_product_lines = uses_tiles<T>() ? min_matrix_lines : min_product_lines<T>;
+    if (options_.min_product_lines > 0) {
+      wanted.min_product_lines = options_.min_product_lines;
+    } else if (uses_tiles<T>()) {
+      wanted.min_product_lines = min_matrix_lines;
+    } else {
+      wanted.min_product_lines = min_product_lines<T>;
+      wanted.min_product_fill = min_product_fill<T>;
+      wanted.product_grain = product_grain;
+    }
     wanted.tile_lines = uses_tiles<T>() ? matrix_lines : tile_lines;
     wanted.min_tasks = min_tasks;
     if (options_.min_tasks == 0) wanted.min_free_tasks = enough_tasks;
