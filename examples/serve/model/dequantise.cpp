@@ -1,0 +1,119 @@
+#include "dequantise.hpp"
+
+#include <chunkattn/chunkattn.hpp>
+#include <cstring>
+
+namespace serve {
+
+namespace {
+
+float half_at(const std::byte* bytes) {
+  chunkattn::half value;
+  std::memcpy(&value.bits, bytes, sizeof value.bits);
+  return chunkattn::to_float(value);
+}
+
+// Each of these makes the floats of one block.
+
+void from_f32(const std::byte* in, float* out) {
+  std::memcpy(out, in, sizeof *out);
+}
+
+void from_f16(const std::byte* in, float* out) {
+  *out = half_at(in);
+}
+
+void from_bf16(const std::byte* in, float* out) {
+  chunkattn::bfloat16 value;
+  std::memcpy(&value.bits, in, sizeof value.bits);
+  *out = chunkattn::to_float(value);
+}
+
+/// Low nibbles are elements 0 to 15, high ones 16 to 31.
+void from_nibbles(const std::byte* in, float scale, float offset, float* out) {
+  for (int i = 0; i < 16; ++i) {
+    const auto pair = std::to_integer<int>(in[i]);
+    out[i] = scale * static_cast<float>(pair & 15) + offset;
+    out[i + 16] = scale * static_cast<float>(pair >> 4) + offset;
+  }
+}
+
+void from_q4_0(const std::byte* in, float* out) {
+  const float scale = half_at(in);
+  from_nibbles(in + 2, scale, -8 * scale, out);
+}
+
+void from_q4_1(const std::byte* in, float* out) {
+  from_nibbles(in + 4, half_at(in), half_at(in + 2), out);
+}
+
+void from_q8_0(const std::byte* in, float* out) {
+  const float scale = half_at(in);
+  for (int i = 0; i < 32; ++i)
+    out[i] = scale * static_cast<float>(static_cast<std::int8_t>(in[2 + i]));
+}
+
+/// 256 elements: 128 bytes of low nibbles, 64 of the two bits above, 16 scales of 16 elements each,
+/// and the scale of the scales. Each half of 128 elements is four runs of 32 that share bytes.
+void from_q6_k(const std::byte* in, float* out) {
+  const std::byte* low = in;
+  const std::byte* high = in + 128;
+  const std::byte* scales = in + 192;
+  const float scale = half_at(in + 208);
+  for (int half = 0; half < 2; ++half, low += 64, high += 32, scales += 8, out += 128)
+    for (int run = 0; run < 4; ++run)
+      for (int i = 0; i < 32; ++i) {
+        const int nibbles = std::to_integer<int>(low[i + run % 2 * 32]);
+        const int nibble = run < 2 ? nibbles & 15 : nibbles >> 4;
+        const int bits = std::to_integer<int>(high[i]) >> (2 * run) & 3;
+        const auto step = static_cast<std::int8_t>(scales[run * 2 + i / 16]);
+        out[run * 32 + i] =
+            scale * static_cast<float>(step) * static_cast<float>((bits << 4 | nibble) - 32);
+      }
+}
+
+template <auto one_block, std::size_t elements, std::size_t bytes>
+void convert(const std::byte* in, float* out, std::size_t blocks) {
+  for (std::size_t b = 0; b < blocks; ++b) one_block(in + b * bytes, out + b * elements);
+}
+
+struct Format {
+  TensorType type;
+  Block block;
+  void (*to_floats)(const std::byte* in, float* out, std::size_t blocks);
+};
+
+template <auto one_block, std::size_t elements, std::size_t bytes>
+constexpr Format format(TensorType type) {
+  return {type, {elements, bytes}, convert<one_block, elements, bytes>};
+}
+
+constexpr Format formats[] = {
+    format<from_f32, 1, 4>(TensorType::f32),      format<from_f16, 1, 2>(TensorType::f16),
+    format<from_bf16, 1, 2>(TensorType::bf16),    format<from_q4_0, 32, 18>(TensorType::q4_0),
+    format<from_q4_1, 32, 20>(TensorType::q4_1),  format<from_q8_0, 32, 34>(TensorType::q8_0),
+    format<from_q6_k, 256, 210>(TensorType::q6_k)};
+
+const Format* find(std::uint32_t type) {
+  for (const Format& format : formats)
+    if (static_cast<std::uint32_t>(format.type) == type) return &format;
+  return nullptr;
+}
+
+}  // namespace
+
+bool is_readable(std::uint32_t type) {
+  return find(type) != nullptr;
+}
+
+Block block_of(TensorType type) {
+  return find(static_cast<std::uint32_t>(type))->block;
+}
+
+void dequantise(const Tensor& tensor, std::size_t output, std::span<float> to) {
+  const Format& format = *find(static_cast<std::uint32_t>(tensor.type));
+  const std::size_t blocks = tensor.inputs / format.block.elements;
+  format.to_floats(tensor.bytes.data() + output * blocks * format.block.bytes, to.data(), blocks);
+}
+
+}  // namespace serve
