@@ -61,6 +61,8 @@ need() {
       json) has_header nlohmann/json.hpp || missing+=(nlohmann-json3-dev) ;;
       cli11) has_header CLI/CLI.hpp || missing+=(libcli11-dev) ;;
       xxhash) has_header xxhash.h || missing+=(libxxhash-dev) ;;
+      utf8proc) has_header utf8proc.h || missing+=(libutf8proc-dev) ;;
+      onednn) has_header oneapi/dnnl/dnnl.h || missing+=(libdnnl-dev) ;;
       aarch64)
         have aarch64-linux-gnu-g++ || missing+=(g++-aarch64-linux-gnu)
         have qemu-aarch64 || missing+=(qemu-user)

@@ -68,13 +68,13 @@ class FieldReader {
 
   [[noreturn]] void fail(std::string_view field, const std::string& value,
                          const std::string& expected) const {
-    throw FileError(file_->path() + ": not " + std::string(format_) + ": " + std::string(field) +
-                    " = " + value + ": expected " + expected);
+    throw FileError(file_->path() + ": not " + format_ + ": " + std::string(field) + " = " + value +
+                    ": expected " + expected);
   }
 
  private:
   const MappedFile* file_;
-  std::string_view format_;
+  std::string format_;
   std::size_t at_ = 0;
 };
 

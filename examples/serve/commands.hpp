@@ -1,0 +1,13 @@
+// The commands of the program.
+#pragma once
+
+namespace serve {
+
+/// serve generate: the texts that a list of prompts goes on with, all in one batch.
+int generate(int argc, char** argv);
+/// serve score: what a model says of tokens that are given.
+int score(int argc, char** argv);
+/// serve tokenize: the tokens of a list of texts, for comparing with other tokenizers.
+int tokenize(int argc, char** argv);
+
+}  // namespace serve

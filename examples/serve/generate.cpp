@@ -1,0 +1,271 @@
+// serve generate: runs a list of prompts as one batch that joins and leaves at different steps.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <chunkattn/chunkattn.hpp>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../support/options.hpp"
+#include "../support/table.hpp"
+#include "commands.hpp"
+#include "loaded_model.hpp"
+
+namespace serve {
+
+namespace {
+
+struct Arguments {
+  ModelArguments model;
+  std::vector<std::string> prompts;
+  std::string prompts_file, sharing = "token";
+  int max_tokens = 64, chunk_size = 64, chunks = 0, stagger = 5, step_tokens = 512;
+  bool check = false;
+};
+
+/// What is to be generated, and what is to come out.
+struct Job {
+  std::string prompt;
+  std::vector<Message> messages;  ///< in place of the prompt
+  int max_tokens = 0;
+  std::optional<int> steps;  ///< in place of max_tokens: positions, the prompt's included
+  std::optional<std::string> text;
+};
+
+std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw FileError(path + ": cannot be opened");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+Job read_job(const nlohmann::json& entry, const std::string& field, int max_tokens) {
+  const auto count = [&](const char* name, int least) {
+    const auto& value = entry.at(name);
+    if (!value.is_number_integer() || value < least || value > 1 << 24)
+      throw FileError(
+          fmt::format("{}.{} = {}: expected {} to 2^24", field, name, value.dump(), least));
+    return value.get<int>();
+  };
+  Job job;
+  job.max_tokens = entry.contains("max_tokens") ? count("max_tokens", 0) : max_tokens;
+  if (entry.contains("steps")) job.steps = count("steps", 1);
+  if (entry.contains("text")) job.text = entry.at("text").get<std::string>();
+  if (entry.contains("prompt") == entry.contains("messages"))
+    throw FileError(field + ": expected a prompt or messages, and not both");
+  if (entry.contains("prompt")) {
+    job.prompt = entry.at("prompt").get<std::string>();
+    return job;
+  }
+  for (const auto& message : entry.at("messages").get<std::vector<nlohmann::json>>())
+    job.messages.push_back(
+        {message.at("role").get<std::string>(), message.at("content").get<std::string>()});
+  return job;
+}
+
+std::vector<Job> read_jobs(const Arguments& arguments) {
+  std::vector<Job> jobs;
+  for (const std::string& prompt : arguments.prompts)
+    jobs.push_back({prompt, {}, arguments.max_tokens, {}, {}});
+  if (!arguments.prompts_file.empty()) {
+    try {
+      const auto document = nlohmann::json::parse(read_text(arguments.prompts_file));
+      for (const auto& entry : document.get<std::vector<nlohmann::json>>())
+        jobs.push_back(read_job(entry, fmt::format("{}: [{}]", arguments.prompts_file, jobs.size()),
+                                arguments.max_tokens));
+    } catch (const nlohmann::json::exception& error) {
+      const std::string text = error.what();  // "[its name and number] parse error at ..."
+      throw FileError(arguments.prompts_file + ": JSON: " + text.substr(text.find(' ') + 1));
+    }
+  }
+  if (jobs.empty()) throw examples::UsageError("expected --prompts FILE.json or --prompt TEXT");
+  if (arguments.check &&
+      std::none_of(jobs.begin(), jobs.end(), [](const Job& job) { return job.text.has_value(); }))
+    throw examples::UsageError("--check: expected a text beside some prompt of --prompts");
+  return jobs;
+}
+
+Request make_request(const Job& job, const LoadedModel& loaded, RequestId id) {
+  const Tokenizer& tokenizer = *loaded.tokenizer;
+  Request request;
+  request.id = id;
+  if (job.messages.empty()) {
+    request.prompt = tokenizer.encode_prompt(job.prompt);
+  } else {
+    if (!loaded.chat) throw std::invalid_argument("messages: " + loaded.no_chat);
+    request.prompt = tokenizer.encode(loaded.chat->prompt(job.messages));
+  }
+  if (job.steps) {  // as llama2.c counts: the token that the last position gives is printed, too
+    const auto length = static_cast<std::size_t>(*job.steps) + 1;
+    request.prompt.resize(std::min(request.prompt.size(), length));
+    request.max_length = length;
+  } else {
+    request.max_length = request.prompt.size() + static_cast<std::size_t>(job.max_tokens);
+  }
+  return request;
+}
+
+/// Enough for all requests at once, each by itself.
+std::size_t chunks_for(const std::vector<Request>& requests, const Config& config, int chunk_size) {
+  std::size_t chunks = 0;
+  for (const Request& request : requests) {
+    const auto positions = static_cast<std::size_t>(config.max_positions);
+    chunks +=
+        std::min(request.max_length, positions + 1) / static_cast<std::size_t>(chunk_size) + 2;
+  }
+  return chunks;
+}
+
+/// Two requests join together, the next two `stagger` steps later, and so on.
+std::vector<Completion> run_all(Engine& engine, const std::vector<Request>& requests, int stagger) {
+  std::vector<Completion> completions(requests.size());
+  std::size_t submitted = 0, completed = 0;
+  for (int number = 0; completed < requests.size(); ++number) {
+    while (submitted < requests.size() &&
+           (static_cast<int>(submitted / 2) * stagger <= number || submitted == completed))
+      engine.submit(requests[submitted++]);
+    engine.step();
+    for (Completion& completion : engine.take_completions()) {
+      completions[static_cast<std::size_t>(completion.id)] = std::move(completion);
+      ++completed;
+    }
+  }
+  return completions;
+}
+
+/// Whether a text is as it should be: the whole, or what follows the prompt.
+bool is_expected(const Job& job, const std::string& whole, const std::string& generated) {
+  if (!job.text || whole == *job.text || generated == *job.text) return true;
+  const auto [in_whole, in_text] =
+      std::mismatch(whole.begin(), whole.end(), job.text->begin(), job.text->end());
+  fmt::print("{} from byte {} on; expected:\n{}\n", examples::red("differs"),
+             in_whole - whole.begin(), *job.text);
+  return false;
+}
+
+/// Prints all texts. Returns how many that can be checked are wrong.
+int print_texts(const std::vector<Job>& jobs, const std::vector<Request>& requests,
+                const std::vector<Completion>& completions, const Tokenizer& tokenizer,
+                bool check) {
+  int wrong = 0, checked = 0;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const Completion& completion = completions[i];
+    const std::size_t prompt = requests[i].prompt.size();
+    const std::string whole = tokenizer.decode(completion.tokens);
+    const std::string before = tokenizer.decode(requests[i].prompt);
+    const std::string generated = whole.substr(std::min(before.size(), whole.size()));
+    const std::string steps = fmt::format(
+        "steps {} to {}; prompt: {} tokens computed, {} from the tree", completion.joined + 1,
+        completion.left, completion.computed, prompt - std::min(prompt, completion.computed));
+    fmt::print("\n{}  {}\n{}\n", examples::bold(fmt::format("#{}", i + 1)), examples::dim(steps),
+               jobs[i].messages.empty() ? whole : generated);
+    if (!check || !jobs[i].text) continue;
+    ++checked;
+    if (!is_expected(jobs[i], whole, generated)) ++wrong;
+  }
+  if (check)
+    fmt::print("\n{}    {} of {} texts as recorded\n", examples::bold("check"),
+               wrong == 0 ? examples::green(std::to_string(checked))
+                          : examples::red(std::to_string(checked - wrong)),
+               checked);
+  return wrong;
+}
+
+void print_stats(const Engine& engine, const std::vector<Request>& requests,
+                 const std::vector<Completion>& completions, double seconds) {
+  const EngineStats& stats = engine.stats();
+  std::size_t prompt = 0, computed = 0, generated = 0;
+  for (std::size_t i = 0; i < completions.size(); ++i) {
+    prompt += requests[i].prompt.size();
+    computed += completions[i].computed;
+    generated += completions[i].tokens.size() - requests[i].prompt.size();
+  }
+  const auto mib = [&](std::size_t chunks) {
+    return static_cast<double>(chunks * engine.bytes_per_chunk()) / (1 << 20);
+  };
+  const auto rate = [seconds](std::size_t tokens) {
+    return static_cast<double>(tokens) / std::max(seconds, 1e-9);
+  };
+  fmt::print("\n{}  {} of {} tokens computed, {} from the tree\n", examples::bold("prompts"),
+             computed, prompt, prompt - std::min(prompt, computed));
+  fmt::print("{}   {} chunks where {} tokens by themselves take {}\n", examples::bold("shared"),
+             stats.chunks, stats.unshared_tokens, stats.unshared_chunks);
+  fmt::print("{}      {:.2f} MiB instead of {:.2f}, {:.2f} times less\n", examples::bold("K/V"),
+             mib(stats.chunks), mib(stats.unshared_chunks),
+             static_cast<double>(stats.unshared_chunks) /
+                 static_cast<double>(std::max<std::size_t>(stats.chunks, 1)));
+  fmt::print(
+      "{}    {} tokens generated in {:.2f} s, {:.0f} tokens/s; {} through the model, {:.0f}/s\n",
+      examples::bold("speed"), generated, seconds, rate(generated), stats.rows, rate(stats.rows));
+  fmt::print("{}    {}, at most {} sequences; {} plan rebuilds; {} preempted, {} tokens again\n",
+             examples::bold("steps"), stats.steps, stats.peak_sequences, stats.plan_rebuilds,
+             stats.preemptions, stats.recomputed);
+}
+
+Arguments read_arguments(int argc, char** argv, bool& help) {
+  Arguments a;
+  examples::Options options("serve generate", "goes on with many prompts at once, greedily");
+  a.model.add_to(options);
+  options.texts("--prompt", "TEXT", "a prompt; may be given several times", a.prompts);
+  options.text("--prompts", "FILE.json",
+               "a list of {\"prompt\" or \"messages\", \"max_tokens\" or \"steps\", \"text\"}",
+               a.prompts_file);
+  options.flag("--check", "exit with 1 if a text is not as the file has it", a.check);
+  options.number("--max-tokens", "N", "tokens to generate where the file does not say",
+                 a.max_tokens, 0, 1 << 24);
+  options.number("--stagger", "N", "steps between one pair of requests and the next", a.stagger, 0,
+                 1 << 20);
+  options.number("--step-tokens", "N", "tokens of prompts in one step", a.step_tokens, 1, 1 << 20);
+  options.number("--chunk-size", "N", "tokens of a chunk: 8, 16, 32 or 64", a.chunk_size, 8, 64);
+  options.number("--chunks", "N", "chunks of K/V; 0: enough for all prompts", a.chunks, 0, 1 << 30);
+  options.choice("--sharing", {"token", "chunk"}, "what is shared: any prefix, or whole chunks",
+                 a.sharing);
+  help = !options.parse(argc, argv);
+  if (a.chunk_size != 8 && a.chunk_size != 16 && a.chunk_size != 32 && a.chunk_size != 64)
+    throw examples::UsageError(
+        fmt::format("--chunk-size = {}: expected 8, 16, 32 or 64", a.chunk_size));
+  return a;
+}
+
+}  // namespace
+
+int generate(int argc, char** argv) {
+  bool help = false;
+  const Arguments arguments = read_arguments(argc, argv, help);
+  if (help) return 0;
+  const ProductKind kind = product_kind(arguments.model);
+  const std::vector<Job> jobs = read_jobs(arguments);
+  chunkattn::ThreadPool executor(arguments.model.threads);
+  const LoadedModel loaded = load(arguments.model, executor);
+  fmt::print("{}    {}\n", examples::bold("model"), examples::wrapped(describe(loaded.model), 9));
+  std::vector<Request> requests;
+  for (const Job& job : jobs) requests.push_back(make_request(job, loaded, requests.size()));
+
+  EngineOptions options;
+  options.chunk_size = arguments.chunk_size;
+  if (arguments.sharing == "chunk") options.sharing = chunkattn::Sharing::chunk;
+  options.reduce = reduce_of(arguments.model);
+  options.kv = kv_type(arguments.model, loaded.model);
+  options.max_chunks = arguments.chunks > 0
+                           ? static_cast<std::size_t>(arguments.chunks)
+                           : chunks_for(requests, loaded.model.config, arguments.chunk_size);
+  options.step_tokens = static_cast<std::size_t>(arguments.step_tokens);
+  options.stop = loaded.tokenizer->stop_tokens();
+  Products products(executor, kind);
+  const auto engine = make_engine(loaded.model, products, options);
+
+  const auto start = std::chrono::steady_clock::now();
+  const auto completions = run_all(*engine, requests, arguments.stagger);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const int wrong = print_texts(jobs, requests, completions, *loaded.tokenizer, arguments.check);
+  print_stats(*engine, requests, completions, seconds);
+  return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace serve

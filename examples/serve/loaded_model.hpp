@@ -1,0 +1,45 @@
+// A model with its tokenizer, as command lines name them.
+#pragma once
+
+#include <chunkattn/chunkattn.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "../support/options.hpp"
+#include "engine/engine.hpp"
+#include "model/load.hpp"
+#include "text/chat_template.hpp"
+#include "text/tokenizer.hpp"
+
+namespace serve {
+
+/// What all commands that run a model are told about it.
+struct ModelArguments {
+  std::string model;      ///< a GGUF file or a llama2.c checkpoint
+  std::string tokenizer;  ///< of a checkpoint
+  std::string random;     ///< or a shape, see read_shape()
+  std::string weights = "auto", kv = "auto", products = "auto", mode = "deterministic";
+  int threads = 0;
+
+  void add_to(examples::Options& options);
+};
+
+struct LoadedModel {
+  Model model;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::optional<ChatTemplate> chat;
+  std::string no_chat;  ///< why there is none
+};
+
+/// \throws examples::UsageError, FileError
+[[nodiscard]] LoadedModel load(const ModelArguments& arguments, chunkattn::ThreadPool& executor);
+
+[[nodiscard]] ProductKind product_kind(const ModelArguments& arguments);
+[[nodiscard]] KvType kv_type(const ModelArguments& arguments, const Model& model);
+[[nodiscard]] chunkattn::Reduce reduce_of(const ModelArguments& arguments);
+
+/// "30 layers, dim 576, ...": one line.
+[[nodiscard]] std::string describe(const Model& model);
+
+}  // namespace serve

@@ -1,0 +1,38 @@
+// A small inference engine over chunkattn: see docs/serve.md.
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "../support/options.hpp"
+#include "commands.hpp"
+
+namespace {
+
+struct Command {
+  std::string_view name, help;
+  int (*run)(int argc, char** argv);
+};
+
+constexpr Command commands[] = {
+    {"generate", "goes on with a list of prompts, all in one batch", serve::generate},
+    {"score", "prints what a model says of given tokens", serve::score},
+    {"tokenize", "prints the tokens of texts", serve::tokenize}};
+
+int run(int argc, char** argv) {
+  const std::string_view name = argc > 1 ? argv[1] : "--help";
+  for (const Command& command : commands)
+    if (name == command.name) return command.run(argc - 1, argv + 1);
+  if (name != "--help" && name != "-h")
+    throw examples::UsageError(fmt::format("{}: no such command; serve --help lists them", name));
+  fmt::print("serve: a small inference engine over one prefix tree\n\n");
+  for (const Command& command : commands)
+    fmt::print("  serve {:<8}  {}\n", command.name, command.help);
+  fmt::print("\nserve COMMAND --help lists the options of a command.\n");
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return examples::guarded("serve", [&] { return run(argc, argv); });
+}

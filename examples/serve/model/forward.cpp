@@ -1,0 +1,142 @@
+#include "forward.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace serve {
+
+namespace {
+
+std::size_t to_size(int n) {
+  return static_cast<std::size_t>(n);
+}
+
+/// out = weight * x / rms(x)
+void rms_norm(std::span<const float> x, std::span<const float> weight, float eps, float* out) {
+  float sums[lanes] =
+      {};  // in lanes, so that compilers can use vectors without a licence to reorder
+  std::size_t i = 0;
+  for (; i + lanes <= x.size(); i += lanes)
+    for (std::size_t l = 0; l < lanes; ++l) sums[l] += x[i + l] * x[i + l];
+  for (std::size_t l = 0; i + l < x.size(); ++l) sums[l] += x[i + l] * x[i + l];
+  float sum = 0;
+  for (const float one : sums) sum += one;
+  const float scale = 1.0f / std::sqrt(sum / static_cast<float>(x.size()) + eps);
+  for (std::size_t j = 0; j < x.size(); ++j) out[j] = weight[j] * (scale * x[j]);
+}
+
+/// Rotates neighbouring pairs of each head.
+void rotate(std::span<const float> heads, std::span<const float> cosines,
+            std::span<const float> sines, float* out) {
+  const std::size_t pairs = cosines.size();
+  for (std::size_t head = 0; head < heads.size(); head += 2 * pairs)
+    for (std::size_t i = 0; i < pairs; ++i) {
+      const float a = heads[head + 2 * i], b = heads[head + 2 * i + 1];
+      out[head + 2 * i] = a * cosines[i] - b * sines[i];
+      out[head + 2 * i + 1] = a * sines[i] + b * cosines[i];
+    }
+}
+
+}  // namespace
+
+int argmax(std::span<const float> values) {
+  return static_cast<int>(std::max_element(values.begin(), values.end()) - values.begin());
+}
+
+template <class F>
+void Forward::for_rows(std::size_t rows, const F& f) {
+  constexpr std::size_t block = 8;  // enough work for a thread to be woken
+  const std::size_t blocks = (rows + block - 1) / block;
+  products_.executor().parallel_for(static_cast<int>(blocks), [&](int b) {
+    const std::size_t first = to_size(b) * block;
+    for (std::size_t r = first; r < std::min(rows, first + block); ++r) f(r);
+  });
+}
+
+void Forward::begin(std::span<const int> tokens, std::span<const int> positions) {
+  const Config& c = model_.config;
+  rows_ = tokens.size();
+  const std::size_t room = row_room(rows_), dim = to_size(c.dim), kv_dim = to_size(c.kv_dim());
+  x_.resize(rows_ * dim);
+  input_.assign(room * padded(dim), 0.0f);
+  qkv_.resize(room * (dim + 2 * kv_dim));
+  q_.resize(rows_ * dim);
+  k_.resize(rows_ * kv_dim);
+  v_.resize(rows_ * kv_dim);
+  attended_.resize(rows_ * dim);
+  delta_.resize(room * dim);
+  gate_up_.resize(room * 2 * to_size(c.hidden_dim));
+  hidden_.assign(room * padded(to_size(c.hidden_dim)), 0.0f);
+  const std::size_t pairs = model_.rope_frequencies.size();
+  cosines_.resize(rows_ * pairs);
+  sines_.resize(rows_ * pairs);
+  for_rows(rows_, [&](std::size_t r) {
+    model_.embedding.get(to_size(tokens[r]), std::span(x_).subspan(r * dim, dim));
+    for (std::size_t i = 0; i < pairs; ++i) {
+      const float angle = static_cast<float>(positions[r]) * model_.rope_frequencies[i];
+      cosines_[r * pairs + i] = std::cos(angle);
+      sines_[r * pairs + i] = std::sin(angle);
+    }
+  });
+}
+
+void Forward::make_qkv(const Layer& layer) {
+  const std::size_t dim = to_size(model_.config.dim), kv_dim = to_size(model_.config.kv_dim());
+  const std::size_t pairs = model_.rope_frequencies.size();
+  for_rows(rows_, [&](std::size_t r) {
+    rms_norm(std::span(x_).subspan(r * dim, dim), layer.attention_norm, model_.config.norm_eps,
+             input_.data() + r * padded(dim));
+  });
+  products_.run(input_, rows_, layer.qkv, qkv_);
+  for_rows(rows_, [&](std::size_t r) {
+    const std::span<const float> row = std::span(qkv_).subspan(r * layer.qkv.outputs());
+    const auto cosines = std::span(cosines_).subspan(r * pairs, pairs);
+    const auto sines = std::span(sines_).subspan(r * pairs, pairs);
+    rotate(row.first(dim), cosines, sines, q_.data() + r * dim);
+    rotate(row.subspan(dim, kv_dim), cosines, sines, k_.data() + r * kv_dim);
+    std::copy_n(row.data() + dim + kv_dim, kv_dim, v_.data() + r * kv_dim);
+  });
+}
+
+void Forward::add_attention(const Layer& layer) {
+  const std::size_t dim = to_size(model_.config.dim);
+  for_rows(rows_, [&](std::size_t r) {
+    std::copy_n(attended_.data() + r * dim, dim, input_.data() + r * padded(dim));
+  });
+  products_.run(input_, rows_, layer.out, delta_);
+  for_rows(rows_, [&](std::size_t r) {
+    for (std::size_t i = r * dim; i < (r + 1) * dim; ++i) x_[i] += delta_[i];
+    rms_norm(std::span(x_).subspan(r * dim, dim), layer.ffn_norm, model_.config.norm_eps,
+             input_.data() + r * padded(dim));
+  });
+}
+
+void Forward::add_ffn(const Layer& layer) {
+  const std::size_t dim = to_size(model_.config.dim), width = to_size(model_.config.hidden_dim);
+  products_.run(input_, rows_, layer.gate_up, gate_up_);
+  for_rows(rows_, [&](std::size_t r) {
+    const float* gate = gate_up_.data() + r * 2 * width;
+    float* out = hidden_.data() + r * padded(width);
+    for (std::size_t i = 0; i < width; ++i)
+      out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * gate[width + i];
+  });
+  products_.run(hidden_, rows_, layer.down, delta_);
+  for_rows(rows_, [&](std::size_t r) {
+    for (std::size_t i = r * dim; i < (r + 1) * dim; ++i) x_[i] += delta_[i];
+  });
+}
+
+std::span<const float> Forward::logits_of(std::span<const int> logit_rows) {
+  const std::size_t dim = to_size(model_.config.dim), rows = logit_rows.size();
+  const std::size_t room = row_room(rows);
+  input_.assign(room * padded(dim), 0.0f);
+  for_rows(rows, [&](std::size_t i) {
+    rms_norm(std::span(x_).subspan(to_size(logit_rows[i]) * dim, dim), model_.final_norm,
+             model_.config.norm_eps, input_.data() + i * padded(dim));
+  });
+  logits_.resize(room * to_size(model_.config.vocab_size));
+  products_.run(input_, rows, model_.classifier(), logits_);
+  return std::span(logits_).first(rows * to_size(model_.config.vocab_size));
+}
+
+}  // namespace serve

@@ -1,0 +1,170 @@
+// The program as a user runs it: help, mistakes on the command line, foreign files, recorded texts
+// in every mode, and what SmolLM2 says.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <string>
+
+#include "files.hpp"
+
+namespace {
+
+struct Outcome {
+  int status = -1;
+  std::string output;  // stdout and stderr
+  [[nodiscard]] bool says(const std::string& text) const {
+    return output.find(text) != std::string::npos;
+  }
+};
+
+Outcome run(const std::string& arguments) {
+  const std::string command = "'" SERVE_PROGRAM "' " + arguments + " 2>&1";
+  Outcome outcome;
+  std::FILE* pipe = ::popen(command.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  std::array<char, 4096> block{};
+  for (std::size_t got; (got = std::fread(block.data(), 1, block.size(), pipe)) != 0;)
+    outcome.output.append(block.data(), got);
+  const int status = ::pclose(pipe);
+  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return outcome;
+}
+
+void expect_failure(int status, const std::string& arguments, const std::string& message) {
+  CAPTURE(arguments);
+  const Outcome outcome = run(arguments);
+  CAPTURE(outcome.output);
+  CHECK(outcome.status == status);
+  CHECK(outcome.output.starts_with("serve: "));
+  CHECK(outcome.says(message));
+}
+
+std::string stories_arguments(const std::string& folder) {
+  return "generate --model '" + folder + "/stories260K.bin' --tokenizer '" + folder +
+         "/tok512.bin' ";
+}
+
+const std::string tiny_shape =
+    R"({"dim": 64, "hidden_dim": 172, "num_layers": 2, "num_qo_heads": 8, "num_kv_heads": 4,)"
+    R"( "vocab_size": 300, "max_positions": 256})";
+
+}  // namespace
+
+TEST_CASE("there is help, and what is not known is refused") {
+  CHECK(run("--help").says("serve generate"));
+  CHECK(run("").status == 0);
+  const Outcome help = run("generate --help");
+  CHECK(help.status == 0);
+  for (const char* option : {"--model FILE", "--prompts FILE.json", "--threads N", "--check"})
+    CHECK(help.says(option));
+  CHECK(run("generate --help >/dev/full").status == 1);
+  expect_failure(2, "nonsense", "nonsense: no such command");
+  expect_failure(2, "generate --nonsense", "--nonsense: no such option");
+  expect_failure(2, "generate --prompt x", "expected --model FILE or --random SHAPE");
+  expect_failure(2, "generate --model x --random y --prompt x", "and not both");
+  expect_failure(2, "generate --model x", "expected --prompts FILE.json or --prompt TEXT");
+  expect_failure(2, "generate --chunk-size 24", "--chunk-size = 24: expected 8, 16, 32 or 64");
+  expect_failure(2, "generate --kv fp8", "--kv = fp8: expected auto|fp32|fp16|bf16");
+  expect_failure(2, "generate --check --prompt x", "--check: expected a text");
+  expect_failure(2, "generate --products onednn --mode batch_invariant", "--products = onednn");
+  expect_failure(2, "tokenize --model x", "expected both --model FILE and --texts FILE.json");
+}
+
+TEST_CASE("files that are not what they should be are refused by name") {
+  expect_failure(1, "generate --model /nonexistent --prompt x", "/nonexistent: cannot be opened");
+  expect_failure(1, "generate --model / --prompt x", "/: not a regular file");
+  expect_failure(2, "generate --model '" SERVE_REPOSITORY "/LICENSE' --prompt x", "--tokenizer");
+  expect_failure(1, "generate --model '" SERVE_REPOSITORY "/LICENSE' --tokenizer x --prompt x",
+                 "LICENSE: not a llama2.c checkpoint: dim = ");
+  const test::TemporaryFile prompts("prompts.json");
+  const std::string arguments = "generate --random llama2-7b --prompts '" + prompts.path() + "'";
+  prompts.write("[{\"prompt\": \"Once\",\n \"steps\" 3}]");
+  expect_failure(1, arguments, "prompts.json: JSON: parse error at line 2");
+  prompts.write("{}");
+  expect_failure(1, arguments, "prompts.json: JSON: type must be array, but is object");
+  prompts.write(R"([{"prompt": "a"}, {"prompt": "b", "max_tokens": 1.5}])");
+  expect_failure(1, arguments, "prompts.json: [1].max_tokens = 1.5: expected 0 to 2^24");
+  prompts.write(R"([{"prompt": "a", "messages": []}])");
+  expect_failure(1, arguments, "prompts.json: [0]: expected a prompt or messages, and not both");
+}
+
+TEST_CASE("random weights of any shape run, and repeat") {
+  const test::TemporaryFile shape("shape.json");
+  shape.write(tiny_shape);
+  const std::string arguments = "generate --random '" + shape.path() +
+                                "' --mode batch_invariant --max-tokens 12 --prompt abc --prompt ";
+  const Outcome one = run(arguments + "abd --threads 1"), two = run(arguments + "abd --threads 2");
+  CAPTURE(one.output);
+  CHECK(one.status == 0);
+  CHECK(one.says("2 layers, dim 64, 8 query heads over 4 K/V heads of 8"));
+  CHECK(one.says("5 of 8 tokens computed, 3 from the tree"));  // bos, a and b
+  const auto texts = [](const Outcome& o) { return o.output.substr(0, o.output.find("speed")); };
+  CHECK(texts(one) == texts(two));
+  const test::TemporaryFile chat("chat.json");
+  chat.write(R"([{"messages": [{"role": "user", "content": "Hi"}]}])");
+  expect_failure(1, "generate --random '" + shape.path() + "' --prompts '" + chat.path() + "'",
+                 "messages: random weights have no chat template");
+  shape.write("{\"dim\": 64}");
+  expect_failure(1, arguments + "x", "key 'hidden_dim' not found");
+}
+
+TEST_CASE("the recorded texts come out in every mode") {
+  const std::string folder = test::stories_folder();
+  if (folder.empty()) return;
+  const std::string prompts =
+      stories_arguments(folder) + "--prompts '" + folder + "/stories260K.prompts.json' --check ";
+  for (const char* options :
+       {"", "--threads 1", "--threads 2 --chunk-size 8", "--products own", "--stagger 0",
+        "--mode spin_lock --chunk-size 16 --sharing chunk",
+        "--mode batch_invariant --chunk-size 32", "--stagger 11 --step-tokens 3",
+        "--chunk-size 8 --chunks 70 --stagger 0"}) {
+    const Outcome outcome = run(prompts + options);
+    CAPTURE(options);
+    CAPTURE(outcome.output);
+    CHECK(outcome.status == 0);
+    CHECK(outcome.says("6 of 6 texts as recorded"));
+  }
+  for (const char* kv : {"fp16", "bf16"}) {
+    const Outcome outcome = run(stories_arguments(folder) + "--prompts '" + folder +
+                                "/stories260K.prompts.json' --kv " + kv);
+    CHECK(outcome.status == 0);
+    CHECK(outcome.says("40 from the tree"));  // what is shared depends on the tokens alone
+  }
+}
+
+TEST_CASE("--check fails on a text that is not as recorded") {
+  const std::string folder = test::stories_folder();
+  if (folder.empty()) return;
+  const test::TemporaryFile prompts("wrong.json");
+  const std::string arguments = stories_arguments(folder) + "--prompts '" + prompts.path() + "'";
+  prompts.write(R"([{"prompt": "Once upon a time", "steps": 20, "text": "no"}])");
+  CHECK(run(arguments).status == 0);
+  const Outcome outcome = run(arguments + " --check");
+  CHECK(outcome.status == 1);
+  CHECK(outcome.says("differs from byte 0 on"));
+  CHECK(outcome.says("0 of 1 texts as recorded"));
+  // As an API answers: only what follows the prompt.
+  prompts.write(R"([{"prompt": "Once upon a time", "max_tokens": 4, "text": ", there was a"}])");
+  CHECK(run(arguments + " --check").status == 0);
+}
+
+TEST_CASE("SmolLM2 knows its capitals, and what a chat shares") {
+  const std::string model = test::smollm2_file();
+  if (model.empty()) return;
+  const test::TemporaryFile prompts("chat.json");
+  prompts.write(R"([{"messages": [{"role": "user", "content": "What is the capital of France?"}],
+                     "max_tokens": 12, "text": "The capital of France is Paris."},
+                    {"messages": [{"role": "user", "content": "What is the capital of Germany?"}],
+                     "max_tokens": 12, "text": "The capital of Germany is Berlin."},
+                    {"prompt": "The capital of France is", "max_tokens": 1, "text": " Paris"}])");
+  for (const char* options : {"", "--mode batch_invariant --weights fp32"}) {
+    const Outcome outcome = run("generate --model '" + model + "' --check --prompts '" +
+                                prompts.path() + "' " + options);
+    CAPTURE(outcome.output);
+    CHECK(outcome.status == 0);
+    CHECK(outcome.says("3 of 3 texts as recorded"));
+    CHECK(outcome.says("29 from the tree"));
+  }
+}

@@ -1,0 +1,72 @@
+#include "tokenizer.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace serve {
+
+Tokenizer::Tokenizer(std::vector<std::string> pieces, SpecialTokens special)
+    : pieces_(std::move(pieces)), special_(std::move(special)), invisible_(pieces_.size()) {
+  for (const int token : special_.invisible) invisible_[static_cast<std::size_t>(token)] = true;
+  std::erase_if(special_.by_name, [this](int token) { return piece(token).empty(); });
+  // Where one name begins another, the longer is meant.
+  std::sort(special_.by_name.begin(), special_.by_name.end(),
+            [this](int a, int b) { return piece(a).size() > piece(b).size(); });
+}
+
+bool Tokenizer::is_invisible(int token) const {
+  return token < 0 || invisible_[static_cast<std::size_t>(token)];
+}
+
+std::vector<int> Tokenizer::encode(std::span<const TextPart> parts) const {
+  std::vector<int> tokens;
+  std::string text;  // since the last special token
+  bool begins = true;
+  const auto close_text = [&] {
+    if (!text.empty()) add_text(text, begins, tokens);
+    text.clear();
+  };
+  for (const TextPart& part : parts) {
+    for (std::size_t at = 0; at < part.text.size();) {
+      const std::string_view rest = std::string_view(part.text).substr(at);
+      const auto named =
+          part.trusted ? std::find_if(special_.by_name.begin(), special_.by_name.end(),
+                                      [&](int token) { return rest.starts_with(piece(token)); })
+                       : special_.by_name.end();
+      if (named == special_.by_name.end()) {
+        text += part.text[at++];
+        continue;
+      }
+      close_text();
+      tokens.push_back(*named);
+      begins = true;
+      at += piece(*named).size();
+    }
+  }
+  close_text();
+  return tokens;
+}
+
+std::vector<int> Tokenizer::encode_prompt(std::string_view text) const {
+  const TextPart part{std::string(text), true};
+  std::vector<int> tokens = encode({&part, 1});
+  if (special_.add_bos) tokens.insert(tokens.begin(), special_.bos);
+  return tokens;
+}
+
+std::string Tokenizer::decode(int previous, int token) const {
+  if (is_invisible(token)) return "";
+  return is_invisible(previous) ? first_piece(piece(token)) : piece(token);
+}
+
+std::string Tokenizer::decode(std::span<const int> tokens) const {
+  std::string text;
+  int previous = -1;
+  for (const int token : tokens) {
+    text += decode(previous, token);
+    previous = token;
+  }
+  return text;
+}
+
+}  // namespace serve

@@ -1,0 +1,81 @@
+// Text to tokens and back.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../model/gguf.hpp"
+
+namespace serve {
+
+/// A part of a text. Only where it is trusted do the names of special tokens stand for these
+/// tokens: in templates and in plain prompts, never in what somebody says in a chat.
+struct TextPart {
+  std::string text;
+  bool trusted = false;
+};
+
+/// What a model's vocabulary says beside its pieces.
+struct SpecialTokens {
+  int bos = -1;                ///< begins a text; -1: none
+  bool add_bos = false;        ///< whether plain prompts begin with it
+  std::vector<int> stop;       ///< each ends a text that is generated
+  std::vector<int> by_name;    ///< what the text of a trusted part may name
+  std::vector<int> invisible;  ///< left out of what is decoded
+};
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  /// The parts as one text: words go on from one part to the next.
+  [[nodiscard]] std::vector<int> encode(std::span<const TextPart> parts) const;
+  /// A prompt as a user writes it: trusted, and behind bos if the model wants one.
+  [[nodiscard]] std::vector<int> encode_prompt(std::string_view text) const;
+
+  /// The bytes of `token` behind `previous` (-1: first of all). One token may be a part of a
+  /// character.
+  [[nodiscard]] std::string decode(int previous, int token) const;
+  [[nodiscard]] std::string decode(std::span<const int> tokens) const;
+
+  [[nodiscard]] int vocab_size() const { return static_cast<int>(pieces_.size()); }
+  [[nodiscard]] int bos() const { return special_.bos; }
+  [[nodiscard]] const std::vector<int>& stop_tokens() const { return special_.stop; }
+
+ protected:
+  /// \param pieces  what each token stands for
+  Tokenizer(std::vector<std::string> pieces, SpecialTokens special);
+
+  /// Adds the tokens of a text without special tokens.
+  /// \param begins  whether nothing stands before it, or a special token
+  virtual void add_text(std::string_view text, bool begins, std::vector<int>& tokens) const = 0;
+  /// What becomes of a piece that begins a text.
+  [[nodiscard]] virtual std::string first_piece(const std::string& piece) const { return piece; }
+
+  [[nodiscard]] const std::string& piece(int token) const {
+    return pieces_[static_cast<std::size_t>(token)];
+  }
+
+ private:
+  [[nodiscard]] bool is_invisible(int token) const;
+
+  std::vector<std::string> pieces_;
+  SpecialTokens special_;
+  std::vector<bool> invisible_;
+};
+
+/// The tokenizer that a GGUF file brings. \throws FileError that names the key
+[[nodiscard]] std::unique_ptr<Tokenizer> read_tokenizer(const Gguf& gguf);
+
+/// A llama2.c tokenizer file for a vocabulary of this size. \throws FileError
+[[nodiscard]] std::unique_ptr<Tokenizer> read_llama2c_tokenizer(const std::string& path,
+                                                                int vocab_size);
+
+/// A token per byte, for models without a tokenizer. \pre vocab_size >= 259
+[[nodiscard]] std::unique_ptr<Tokenizer> byte_tokenizer(int vocab_size);
+
+}  // namespace serve
