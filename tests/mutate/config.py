@@ -25,7 +25,6 @@ TESTS = ["tests/*/*_test.cpp"]
 LEFT_OUT_TESTS = {
     "cli_examples_test": "runs example programs that were built elsewhere",
     "cuda_*": "tests of the CUDA backend, whose headers are not mutated",
-    "llama_cuda_test": "the same",
 }
 # Which programs are tried first for which header, as globs; all others that reach a fault follow.
 FIRST = [

@@ -40,6 +40,9 @@ struct EngineOptions {
   std::size_t max_chunks = 1024;  ///< of K/V; what has left stays as cache while there is room
   std::size_t step_tokens = 512;  ///< tokens of a step, beside one for each that decodes
   std::vector<int> stop;          ///< tokens that end a text
+  /// Attention in fp16 on a GPU, with the CPU's beside it: it gets the same tokens, and its logits
+  /// are what the GPU's are held against.
+  bool on_gpu = false;
 };
 
 struct EngineStats {
@@ -53,6 +56,9 @@ struct EngineStats {
   std::size_t unshared_chunks = 0;  ///< these
   std::size_t chunks = 0;           ///< that were in use
   std::size_t unshared_tokens = 0;  ///< of all live sequences, each counted by itself
+  // On a GPU:
+  std::size_t compared_logits = 0;  ///< with the CPU's
+  double largest_difference = 0;    ///< among them
 };
 
 class Engine {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "../model/forward.hpp"
+#include "attention_cuda.hpp"
 #include "engine.hpp"
 
 namespace serve {
@@ -29,7 +32,12 @@ class TreeEngine final : public Engine {
               {.sharing = options.sharing}),
         attention_(
             make_attention(options.kv, tree_, model.config, products.executor(), options.reduce)),
-        forward_(model, products) {}
+        forward_(model, products) {
+    // A step has a row for each that decodes, of which there are no more than chunks.
+    if (options.on_gpu)
+      on_gpu_ = std::make_unique<AttentionOnGpu<Tree>>(tree_, model.config,
+                                                       options.max_chunks + options.step_tokens);
+  }
 
   void submit(Request request) override {
     const auto fail = [&](const char* field, std::size_t value, const std::string& expected) {
@@ -70,7 +78,7 @@ class TreeEngine final : public Engine {
   std::vector<Completion> take_completions() override { return std::exchange(completions_, {}); }
   [[nodiscard]] const EngineStats& stats() const override { return stats_; }
   [[nodiscard]] std::size_t bytes_per_chunk() const override {
-    return attention_->bytes_per_chunk();
+    return (on_gpu_ ? on_gpu_ : attention_)->bytes_per_chunk();
   }
 
  private:
@@ -170,7 +178,7 @@ class TreeEngine final : public Engine {
     for (const Group* group : {&decoding_, &prefilling_})
       for (const Sequence& sequence : group->sequences) {
         tokens += sequence.size();
-        chunks += chunks_alone(sequence.size());
+        chunks += chunks_alone(sequence.size() + 1);  // its output has a place already
       }
     if (chunks < stats_.unshared_chunks) return;
     const chunkattn::TreeStats tree = tree_.stats();
@@ -182,12 +190,30 @@ class TreeEngine final : public Engine {
   void compute(Step step) {
     const auto view = plan_.build(step);
     const std::vector<int> tokens = view.tokens(), positions = view.positions();
-    const std::span<const float> logits = forward_.run(
-        tokens, positions, logit_rows_,
-        [&](int layer, std::span<const float> q, std::span<const float> k, std::span<const float> v,
-            std::span<float> out) { attention_->run(layer, view, q, k, v, out); });
+    const auto logits_by = [&](Attention& attention) {
+      return forward_.run(tokens, positions, logit_rows_,
+                          [&](int layer, std::span<const float> q, std::span<const float> k,
+                              std::span<const float> v,
+                              std::span<float> out) { attention.run(layer, view, q, k, v, out); });
+    };
+    std::span<const float> logits = logits_by(*attention_);
+    if (on_gpu_) {
+      const std::vector<float> expected(logits.begin(), logits.end());
+      logits = logits_by(*on_gpu_);
+      compare(logits, expected);
+    }
     stats_.plan_rebuilds = plan_.num_rebuilds();
     sample(std::move(step).finished(), logits);
+  }
+
+  void compare(std::span<const float> logits, std::span<const float> expected) {
+    stats_.compared_logits += logits.size();
+    for (std::size_t i = 0; i < logits.size(); ++i) {
+      const double difference = std::abs(static_cast<double>(logits[i]) - expected[i]);
+      stats_.largest_difference =
+          std::max(stats_.largest_difference,
+                   std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference);
+    }
   }
 
   void sample(typename Tree::Finished finished, std::span<const float> logits) {
@@ -236,7 +262,7 @@ class TreeEngine final : public Engine {
   const Model& model_;
   EngineOptions options_;
   Tree tree_;
-  std::unique_ptr<Attention> attention_;
+  std::unique_ptr<Attention> attention_, on_gpu_;
   Forward forward_;
   chunkattn::AttentionPlan plan_;
   std::deque<Live> waiting_;

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdio>
+#include <sstream>
 #include <string>
 
 #include "files.hpp"
@@ -72,6 +73,21 @@ TEST_CASE("there is help, and what is not known is refused") {
   expect_failure(2, "tokenize --model x", "expected both --model FILE and --texts FILE.json");
 }
 
+TEST_CASE("what is printed for a person fits 80 columns") {
+  const test::TemporaryFile shape("shape.json");
+  shape.write(tiny_shape);
+  for (const std::string& arguments :
+       {std::string("--help"), std::string("generate --help"), std::string("score --help"),
+        std::string("tokenize --help"),
+        "generate --max-tokens 1 --prompt x --random '" + shape.path() + "'"}) {
+    std::istringstream output(run(arguments).output);
+    for (std::string line; std::getline(output, line);) {
+      CAPTURE(line);
+      CHECK(line.size() <= 80);
+    }
+  }
+}
+
 TEST_CASE("files that are not what they should be are refused by name") {
   expect_failure(1, "generate --model /nonexistent --prompt x", "/nonexistent: cannot be opened");
   expect_failure(1, "generate --model / --prompt x", "/: not a regular file");
@@ -132,6 +148,20 @@ TEST_CASE("the recorded texts come out in every mode") {
     CHECK(outcome.status == 0);
     CHECK(outcome.says("40 from the tree"));  // what is shared depends on the tokens alone
   }
+}
+
+TEST_CASE("--device cuda says why it cannot run, or agrees with the CPU") {
+  const test::TemporaryFile shape("shape.json");
+  shape.write(tiny_shape);
+  const Outcome outcome =
+      run("generate --device cuda --prompt Once --random '" + shape.path() + "'");
+  CAPTURE(outcome.output);
+  if (outcome.status == 2)
+    CHECK(outcome.says("--device = cuda: this program was built without CUDA"));
+  else if (outcome.status == 1)  // no GPU: the call and its code
+    CHECK(outcome.says("cudaGetDeviceCount failed with code "));
+  else
+    CHECK(outcome.says("of the GPU against the CPU's"));
 }
 
 TEST_CASE("--check fails on a text that is not as recorded") {

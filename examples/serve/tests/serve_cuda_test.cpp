@@ -1,13 +1,10 @@
-// What `llama --device cuda` does between its forward pass and the kernels - padding heads of 8 to
-// 16, fp16, copies to and fro - on the fake device, teacher-forced against the CPU backend.
+// What `serve generate --device cuda` does between its forward pass and the kernels - padding heads
+// of 8 to 16, fp16, copies to and fro - on the fake device, teacher-forced against the CPU backend.
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,30 +13,24 @@
 #include "chunkattn/plan/attention_plan.hpp"
 #include "chunkattn/tree/prefix_tree.hpp"
 #include "simt/runtime.hpp"
-#include "support/random.hpp"
+#include "tests/support/random.hpp"
 // After the fakes, which take the place of the CUDA runtime and of ptx.cuh.
-#include "examples/llama/model.hpp"
 #include "examples/support/cuda_attention.cuh"
+#include "files.hpp"
+#include "model/forward.hpp"
+#include "model/load.hpp"
 
 namespace {
 
 using Tree = chunkattn::PrefixTree<std::int32_t, 16>;
 
-llama::Model model() {
-  const char* folder = std::getenv("CHUNKATTN_DATA");
-  const std::string data = folder != nullptr ? folder : CHUNKATTN_SOURCE_DIR "/../shared";
-  const std::string checkpoint = data + "/models/stories260K.bin";
-  if (std::filesystem::exists(checkpoint)) return llama::load_checkpoint(checkpoint);
-  std::printf("no %s, set CHUNKATTN_DATA: random weights instead\n", checkpoint.c_str());
-  llama::Config config;
-  config.dim = 64;
-  config.hidden_dim = 172;
-  config.num_layers = 4;
-  config.num_qo_heads = 8;
-  config.num_kv_heads = 4;
-  config.vocab_size = 512;
-  config.max_positions = 512;
-  return llama::random_model(config, 2024);
+/// The recorded texts' model, or random weights of its shape.
+serve::Model weights(chunkattn::ThreadPool& executor) {
+  const std::string folder = test::stories_folder();
+  if (!folder.empty())
+    return serve::load_llama2c(folder + "/stories260K.bin", serve::Element::fp32);
+  return serve::random_model({64, 172, 4, 8, 4, 512, 512, true, 1e-5f, 10000.0f},
+                             serve::Element::fp32, 2024, executor);
 }
 
 }  // namespace
@@ -47,13 +38,15 @@ llama::Model model() {
 TEST_CASE("padded heads of 8 on the fake device give the logits of the CPU") {
   test::Random random(21);
   simt::current_schedule() = {simt::Order::shuffled, simt::Copies::at_wait, random.bits()};
-  const llama::Model weights = model();
-  const llama::Config& config = weights.config;
+  chunkattn::ThreadPool executor(1);
+  const serve::Model model = weights(executor);
+  const serve::Config& config = model.config;
   REQUIRE(config.head_dim() == 8);
 
   Tree tree;
   chunkattn::AttentionPlan plan;
-  chunkattn::ThreadPool executor(1);
+  serve::Products products(executor, serve::ProductKind::own);
+  serve::Forward on_host(model, products);
   chunkattn::KvCache<chunkattn::Cpu, float> cache(
       tree, {.num_layers = config.num_layers, .num_kv_heads = config.num_kv_heads, .head_dim = 8});
   chunkattn::ChunkAttention<chunkattn::Cpu, 8> on_cpu(executor);
@@ -76,25 +69,25 @@ TEST_CASE("padded heads of 8 on the fake device give the logits of the CPU") {
     const std::vector<int> tokens = view.tokens(), positions = view.positions();
     std::vector<int> rows;
     for (std::size_t i = 0; i < tokens.size(); ++i) rows.push_back(static_cast<int>(i));
-    const auto expected =
-        llama::forward(weights, executor, tokens, positions, rows,
-                       [&](int l, std::span<const float> q, std::span<const float> k,
-                           std::span<const float> v, std::span<float> out) {
-                         on_cpu.write(cache.layer(l), view, k, v);
-                         on_cpu.run(cache.layer(l), view, q, out);
-                       });
+    const auto logits = on_host.run(tokens, positions, rows,
+                                    [&](int l, std::span<const float> q, std::span<const float> k,
+                                        std::span<const float> v, std::span<float> out) {
+                                      on_cpu.write(cache.layer(l), view, k, v);
+                                      on_cpu.run(cache.layer(l), view, q, out);
+                                    });
+    const std::vector<float> expected(logits.begin(), logits.end());
     const auto actual =
-        llama::forward(weights, executor, tokens, positions, rows,
-                       [&](int l, std::span<const float> q, std::span<const float> k,
-                           std::span<const float> v, std::span<float> out) {
-                         on_gpu.write(l, view, tree.num_slots(), k, v);
-                         on_gpu.run(l, view, q, out, true);
-                         std::vector<float> paged(out.size());
-                         on_gpu.run(l, view, q, paged, false);
-                         for (std::size_t i = 0; i < out.size(); ++i)
-                           shared_or_not = std::max(
-                               shared_or_not, std::abs(static_cast<double>(out[i]) - paged[i]));
-                       });
+        on_host.run(tokens, positions, rows,
+                    [&](int l, std::span<const float> q, std::span<const float> k,
+                        std::span<const float> v, std::span<float> out) {
+                      on_gpu.write(l, view, tree.num_slots(), k, v);
+                      on_gpu.run(l, view, q, out, true);
+                      std::vector<float> paged(out.size());
+                      on_gpu.run(l, view, q, paged, false);
+                      for (std::size_t i = 0; i < out.size(); ++i)
+                        shared_or_not = std::max(shared_or_not,
+                                                 std::abs(static_cast<double>(out[i]) - paged[i]));
+                    });
     REQUIRE(actual.size() == expected.size());
     for (std::size_t i = 0; i < actual.size(); ++i) {
       const double difference = std::abs(static_cast<double>(actual[i]) - expected[i]);
