@@ -161,8 +161,8 @@ void add_prefill(std::vector<Pair>& pairs) {
 // What is chosen for so many query lines, against products whatever their number, and against
 // streams: new tokens of one sequence are lines that have all that is cached in common.
 void add_paths(std::vector<Pair>& pairs) {
-  for (const int lines :
-       {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 17, 20, 24, 26, 28, 32, 33, 40, 48, 56, 64}) {
+  for (const int lines : {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13,
+                          14, 16, 17, 20, 24, 26, 28, 32, 33, 40, 48, 56, 64}) {
     StepCase chosen = decode(1, 4096, lines, 32, 32);
     chosen.batch.query_tokens = lines;
     StepCase products = chosen, streams = chosen;

@@ -28,6 +28,7 @@ struct Rounding {
   double p;      ///< of the probabilities and values as they are fed to PV
   double logit;  ///< of queries and keys as they are fed to QK
 
+  /// fp32, unless told otherwise.
   constexpr Rounding(double p_ = 0x1p-24, double logit_ = 0) noexcept : p(p_), logit(logit_) {}
 };
 

@@ -43,7 +43,9 @@ struct MergedState {
 
 /// The base that a state's maximum and logarithms are in. Device kernels use one of base 2.
 struct BaseE {
+  /// e^x
   [[nodiscard]] CHUNKATTN_HD static float exp(float x) noexcept { return std::exp(x); }
+  /// The natural logarithm of x.
   [[nodiscard]] CHUNKATTN_HD static float log(float x) noexcept { return std::log(x); }
 };
 

@@ -32,6 +32,7 @@ template <class P>
 template <class T, bool = has_row_scales<T>>
 struct KvScales {};
 
+/// The scales of 8-bit rows.
 template <class T>
 struct KvScales<T, true> {
   float* k_scale = nullptr;  ///< scale of the K row (slot 0, head 0, token 0), unless in slabs
