@@ -39,6 +39,7 @@ constexpr int qo_heads = 6;
 chunkattn::CostModel eager_model() {
   chunkattn::CostModel model;
   model.task_ps = 0;
+  model.merge_ps = 0;
   model.launch_ps = 0;
   model.min_split_tokens = 64;
   return model;

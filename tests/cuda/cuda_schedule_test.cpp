@@ -9,6 +9,7 @@
 
 #include "chunkattn/cuda/locate.hpp"
 #include "chunkattn/cuda/schedule.hpp"
+#include "support/level_plan.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
 
@@ -21,31 +22,6 @@ using chunkattn::Segment;
 using namespace chunkattn::cuda_detail;
 
 constexpr ScheduleCapacity plenty{std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28};
-
-// One shared prefix, then `private_tokens` of each sequence's own.
-test::RandomPlan two_levels(int sequences, int shared, int private_tokens) {
-  test::RandomPlan plan;
-  plan.chunk_size = 64;
-  int slot = 0;
-  const auto add = [&](int row_begin, int row_end, int position, int length, int parent, int n) {
-    Segment s{row_begin, row_end, static_cast<int>(plan.pieces.size()), 0, position, length,
-              parent,    n};
-    for (int done = 0; done < length; done += 64, ++s.piece_count)
-      plan.pieces.push_back({slot++, 0, std::min(64, length - done), position + done});
-    plan.segments.push_back(s);
-    return static_cast<int>(plan.segments.size()) - 1;
-  };
-  const int root = shared > 0 ? add(0, sequences, 0, shared, -1, sequences) : -1;
-  for (int i = 0; i < sequences; ++i) {
-    plan.row_segment.push_back(private_tokens > 0 ? add(i, i + 1, shared, private_tokens, root, 1)
-                                                  : root);
-    plan.row_kv_len.push_back(shared + private_tokens);
-    plan.row_token.push_back(i);
-  }
-  plan.writes.assign(plan.row_token.size(), {chunkattn::no_slot, 0});
-  plan.num_slots = slot;
-  return plan;
-}
 
 // Every (row, head) sees each visible position exactly once, through one streaming task or through
 // the partials its final task merges.
@@ -136,7 +112,7 @@ TEST_CASE("tasks cover each visible position of each row exactly once") {
     geometry.head_dim = 128;
     CostModel model;
     if (random.chance(0.7)) {
-      model.launch_ps = model.task_ps = 0;
+      model.launch_ps = model.task_ps = model.merge_ps = 0;
       model.min_split_tokens = 64;
     }
     Scheduler scheduler;
@@ -148,7 +124,12 @@ TEST_CASE("tasks cover each visible position of each row exactly once") {
     REQUIRE(again.tasks().size() == scheduler.tasks().size());
     for (std::size_t t = 0; t < again.tasks().size(); ++t)
       CHECK(std::memcmp(&again.tasks()[t], &scheduler.tasks()[t], sizeof(Task)) == 0);
-    // With next to no room it still covers everything.
+    // So it does with half the room for partial results, within that room,
+    const auto fewer = static_cast<std::size_t>(scheduler.num_partials() / 2);
+    again.build(plan.view(), geometry, model, {std::size_t{1} << 20, std::size_t{1} << 20, fewer});
+    CHECK(again.num_partials() <= scheduler.num_partials() / 2);
+    check_exact_cover(plan, geometry, again);
+    // and with next to none.
     const ScheduleCapacity small{again.tasks().size() + 1000, std::size_t{1} << 20, 0};
     again.build(plan.view(), geometry, model, small);
     CHECK(again.num_chunk_first() == 0);
@@ -157,7 +138,7 @@ TEST_CASE("tasks cover each visible position of each row exactly once") {
 }
 
 TEST_CASE("a long shared prefix is read once") {
-  const test::RandomPlan plan = two_levels(32, 2048, 64);
+  const test::RandomPlan plan = test::make_two_level_plan(32, 2048, 64);
   Scheduler scheduler;
   scheduler.build(plan.view(), {32, 32, 128}, CostModel{}, plenty);
   CHECK(scheduler.summary().num_shared == 1);
@@ -168,7 +149,7 @@ TEST_CASE("a long shared prefix is read once") {
 }
 
 TEST_CASE("with nothing shared there is one phase") {
-  const test::RandomPlan plan = two_levels(256, 0, 700);
+  const test::RandomPlan plan = test::make_two_level_plan(256, 0, 700);
   Scheduler scheduler;
   scheduler.build(plan.view(), {32, 8, 128}, CostModel{}, plenty);
   CHECK(scheduler.num_chunk_first() == 0);
@@ -179,7 +160,7 @@ TEST_CASE("with nothing shared there is one phase") {
 TEST_CASE("sharing that does not pay is not done") {
   Scheduler scheduler;
   const auto shared = [&](int sequences, int length, int private_tokens, Geometry geometry) {
-    const test::RandomPlan plan = two_levels(sequences, length, private_tokens);
+    const test::RandomPlan plan = test::make_two_level_plan(sequences, length, private_tokens);
     scheduler.build(plan.view(), geometry, CostModel{}, plenty);
     return scheduler.summary().num_shared;
   };
@@ -193,7 +174,7 @@ TEST_CASE("sharing that does not pay is not done") {
 }
 
 TEST_CASE("few sequences are cut along KV until the device is busy") {
-  const test::RandomPlan plan = two_levels(1, 0, 32768);
+  const test::RandomPlan plan = test::make_two_level_plan(1, 0, 32768);
   Scheduler scheduler;
   const CostModel model;
   scheduler.build(plan.view(), {32, 8, 128}, model, plenty);
@@ -225,7 +206,7 @@ TEST_CASE("tasks stand longest first") {
 }
 
 TEST_CASE("a schedule that cannot fit is refused by name") {
-  const test::RandomPlan plan = two_levels(32, 2048, 64);
+  const test::RandomPlan plan = test::make_two_level_plan(32, 2048, 64);
   Scheduler scheduler;
   CHECK_THROWS_WITH_AS(scheduler.build(plan.view(), {32, 32, 128}, CostModel{}, {4, 4, 4}),
                        doctest::Contains("at most 4 tasks"), chunkattn::InvalidArgument);

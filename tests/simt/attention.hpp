@@ -17,6 +17,7 @@ inline chunkattn::CostModel eager_model() {
   chunkattn::CostModel model;
   model.num_blocks = 64;
   model.task_ps = 0;
+  model.merge_ps = 0;
   model.launch_ps = 0;
   model.min_split_tokens = 64;
   return model;

@@ -210,6 +210,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     for (const auto& [name, value] : {std::pair{"options.model.ps_per_kib", model.ps_per_kib},
                                       std::pair{"options.model.ps_per_mflop", model.ps_per_mflop},
                                       std::pair{"options.model.task_ps", model.task_ps},
+                                      std::pair{"options.model.merge_ps", model.merge_ps},
                                       std::pair{"options.model.launch_ps", model.launch_ps}})
       detail::check_argument(value >= 0, name, value, "a time");
     detail::check_argument(model.min_split_tokens > 0, "options.model.min_split_tokens",

@@ -3,8 +3,9 @@
 //
 // A task streams L tokens of K and V for one KV head past a tile of R rows:
 //     bytes = 2 * L * head_dim * 2          flops = 4 * R * L * head_dim (padded rows included)
-// and takes the longer of both times plus a fixed cost. Times are in picoseconds of one block that
-// has its share of the device, so that 264 of them run side by side on an H200.
+// and takes the longer of both times, a fixed cost, and the time of its partial results. Times are
+// in picoseconds of one block that has its share of the device, so that 264 of them run side by
+// side on an H200.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +23,9 @@ struct CostModel {
   std::int64_t ps_per_kib = 63000;      ///< one block reading or writing 1 KiB of device memory
   std::int64_t ps_per_mflop = 590000;   ///< one block doing 10^6 floating-point operations
   std::int64_t task_ps = 1500000;       ///< start, first loads, epilogue
+  std::int64_t merge_ps = 500000;       ///< 128 threads reading their columns of one partial result
   std::int64_t launch_ps = 2500000;     ///< one more kernel on the stream
-  std::int32_t min_split_tokens = 256;  ///< no KV split is shorter
+  std::int32_t min_split_tokens = 128;  ///< no KV split is shorter
 
   /// One task: `tokens` K/V rows of `head_dim` 16-bit elements past a tile of `tile_rows`.
   [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows,
@@ -31,6 +33,21 @@ struct CostModel {
     const std::int64_t bytes = 4 * tokens * head_dim;
     const std::int64_t flops = 4 * tokens * head_dim * tile_rows;
     return std::max(bytes * ps_per_kib / 1024, flops * ps_per_mflop / 1000000);
+  }
+
+  /// A chunk-first task: streams, and writes a partial result for each of its `rows` packed rows.
+  [[nodiscard]] constexpr std::int64_t chunk_first_ps(std::int64_t tokens, int tile_rows, int rows,
+                                                      int head_dim) const noexcept {
+    return task_ps + stream_ps(tokens, tile_rows, head_dim) + partial_ps(rows, head_dim) / 2;
+  }
+
+  /// A sequence-first task: streams, and merges `merges` partial results for each of its rows, one
+  /// after the other, four columns per thread.
+  [[nodiscard]] constexpr std::int64_t sequence_first_ps(std::int64_t tokens, int tile_rows,
+                                                         int rows, int head_dim,
+                                                         int merges) const noexcept {
+    const std::int64_t rounds = (std::int64_t{rows} * head_dim + 511) / 512;
+    return task_ps + stream_ps(tokens, tile_rows, head_dim) + merges * rounds * merge_ps;
   }
 
   /// `rows` partial results of one KV head, written by one kernel and read by the next.

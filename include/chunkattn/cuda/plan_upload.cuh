@@ -99,7 +99,8 @@ struct WorkspaceLayout {
     const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
     const std::int64_t group = limits.num_qo_heads / limits.num_kv_heads;
     const std::int64_t tiles = limits.max_rows + limits.max_rows * group / max_tile_rows + 1;
-    capacity.tasks = size(3 * tiles + 1024);
+    const std::int64_t merge_tasks = limits.max_rows * (group / merge_rows(head_dim) + 1);
+    capacity.tasks = size(3 * tiles + merge_tasks + 1024);
     capacity.merges = size(std::int64_t{16} * limits.max_rows + 1024);
     capacity.partials = size(std::int64_t{limits.max_partial_rows} * limits.num_qo_heads);
     const std::size_t most[PlanArray::count] = {1,

@@ -11,20 +11,10 @@
 #include "../plan/view.hpp"
 #include "cost_model.hpp"
 #include "device_plan.hpp"
+#include "kv_splits.hpp"
 #include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-
-/// Heads of the layers that a schedule serves.
-struct Geometry {
-  std::int32_t num_qo_heads = 0;  ///< query heads
-  std::int32_t num_kv_heads = 0;  ///< heads of K and of V
-  std::int32_t head_dim = 0;      ///< elements per head
-  /// Query heads that read the same K and V.
-  [[nodiscard]] constexpr std::int32_t group() const noexcept {
-    return num_qo_heads / num_kv_heads;
-  }
-};
 
 /// What a step moves and computes, for floors and tests. All KV heads together.
 struct ScheduleSummary {
@@ -38,13 +28,6 @@ struct ScheduleSummary {
 
 namespace cuda_detail {
 
-/// How much room a schedule has.
-struct ScheduleCapacity {
-  std::size_t tasks = 0;
-  std::size_t merges = 0;
-  std::size_t partials = 0;  ///< rows x query heads
-};
-
 /// Builds task lists. Keeps its memory from call to call.
 class Scheduler {
  public:
@@ -56,17 +39,13 @@ class Scheduler {
     geometry_ = geometry;
     model_ = model;
     measure();
-    // Plainer until it fits: no cuts along KV, then nothing shared.
-    for (const auto [share, split] : {Mode{true, true}, Mode{true, false}, Mode{false, false}}) {
+    // Fewer cuts along KV until it fits, then nothing shared.
+    for (const bool share : {true, false}) {
       choose_runs(share);
-      choose_splits(split);
-      emit();
-      if (tasks_.size() <= capacity.tasks && merges_.size() <= capacity.merges &&
-          static_cast<std::size_t>(num_partials_) <= capacity.partials)
-        return;
+      if (splits_.choose(runs_, geometry_, model_, capacity)) return emit();
     }
     detail::fail_argument(
-        "plan (tasks)", tasks_.size(),
+        "plan (tasks)", splits_.num_tasks(),
         {"at most ", capacity.tasks, " tasks: raise the rows or segments of the limits"});
   }
 
@@ -89,9 +68,6 @@ class Scheduler {
   }
 
  private:
-  struct Mode {
-    bool share, split;
-  };
   struct Node {
     std::int32_t kv_len = 0;        // the most any row below sees
     std::int32_t tokens = 0;        // of this segment, visible to some row
@@ -101,22 +77,9 @@ class Scheduler {
     std::int64_t branch_tile_rows = 0;  // padded rows of all branches together
     std::int32_t run_begin = 0;         // first position of the run that ends here
     std::int32_t run_tokens = 0;
-    bool shared = false;     // the run that ends here is a task of its own
-    std::int32_t unit = -1;  // its index in units_
+    bool shared = false;    // the run that ends here is a task of its own
+    std::int32_t run = -1;  // its index in runs_
   };
-  // A run of positions on the path of `segment` for rows [row_begin, row_end).
-  struct Unit {
-    std::int32_t segment, row_begin, row_end, position, tokens;
-    std::int32_t splits = 1;
-    std::int32_t step = 0;          // tokens of a split; the last one is open
-    bool last = false;              // a sequence's own run: merges and writes
-    bool covered = false;           // such a run, all of it in the shared run that ends with it
-    bool moved = false;             // such a run, cut along KV: streamed by chunk-first tasks
-    std::int32_t partial_base = 0;  // of the first split; the next is partial_stride on
-    std::int32_t partial_stride = 0;
-    std::int32_t above = -1;  // the nearest shared unit on the path
-  };
-
   [[nodiscard]] int packed(int rows) const noexcept { return rows * geometry_.group(); }
 
   // Rows of tiles that hold `rows` packed rows.
@@ -166,7 +129,7 @@ class Scheduler {
 
   // Top-down: a run either becomes a task shared by all rows below, or goes on into each branch.
   void choose_runs(bool share) {
-    units_.clear();
+    runs_.clear();
     std::int64_t gain = 0;
     for (int s = 0; s < plan_.num_segments; ++s) {
       const Segment& segment = plan_.segments[s];
@@ -191,18 +154,18 @@ class Scheduler {
     for (int s = 0; s < plan_.num_segments; ++s) {
       const Segment& segment = plan_.segments[s];
       Node& node = nodes_[index(s)];
-      const int above = segment.parent >= 0 ? nodes_[index(segment.parent)].unit : -1;
-      node.unit = above;
+      const int above = segment.parent >= 0 ? nodes_[index(segment.parent)].run : -1;
+      node.run = above;
       if (node.shared) {
-        node.unit = add_unit(s, segment.row_begin, segment.row_end, node, above);
+        node.run = add_run(s, segment.row_begin, segment.row_end, node, above);
       }
       if (node.direct_count > 0) {
-        const int unit =
-            add_unit(s, node.direct_begin, node.direct_begin + node.direct_count, node, node.unit);
-        units_[index(unit)].last = true;
+        const int run =
+            add_run(s, node.direct_begin, node.direct_begin + node.direct_count, node, node.run);
+        runs_[index(run)].last = true;
         if (node.shared) {
-          units_[index(unit)].covered = true;
-          units_[index(unit)].tokens = 0;
+          runs_[index(run)].covered = true;
+          runs_[index(run)].tokens = 0;
         }
       }
     }
@@ -216,44 +179,9 @@ class Scheduler {
     return std::max(bytes_only, flops * model_.ps_per_mflop / 1000000);
   }
 
-  int add_unit(int segment, int row_begin, int row_end, const Node& node, int above) {
-    Unit unit{segment, row_begin, row_end, node.run_begin, node.run_tokens};
-    unit.above = above;
-    units_.push_back(unit);
-    return static_cast<int>(units_.size()) - 1;
-  }
-
-  // Cuts long runs so that no block works on when the others are done.
-  void choose_splits(bool split) {
-    summary_ = {};
-    std::int64_t total = 0;
-    bool has_phase1 = false;
-    for (const Unit& unit : units_) {
-      total += stream_all(unit.tokens, packed(unit.row_end - unit.row_begin));
-      has_phase1 |= !unit.last;
-    }
-    const std::int64_t ideal = total * geometry_.num_kv_heads / model_.num_blocks + 1;
-    for (Unit& unit : units_) {
-      if (!split || unit.tokens < 2 * model_.min_split_tokens) continue;
-      const int rows = std::min(packed(unit.row_end - unit.row_begin), max_tile_rows);
-      const std::int64_t one = model_.stream_ps(unit.tokens, tile_rows_for(rows), dim());
-      const std::int64_t most = unit.tokens / model_.min_split_tokens;
-      const auto splits =
-          static_cast<std::int32_t>(std::clamp((one + ideal - 1) / ideal, std::int64_t{1}, most));
-      if (splits < 2) continue;
-      const std::int64_t gain = one - one / splits;
-      std::int64_t cost =
-          model_.partial_ps(std::int64_t{rows} * (splits - (unit.last ? 0 : 1)), dim()) +
-          model_.task_ps;
-      if (unit.last && !has_phase1) cost += model_.launch_ps;
-      if (gain <= cost) continue;
-      // Whole tiles, and no split without a token.
-      const int tile = kv_tile_tokens(dim());
-      unit.step = ((unit.tokens + splits - 1) / splits + tile - 1) / tile * tile;
-      unit.splits = (unit.tokens + unit.step - 1) / unit.step;
-      unit.moved = unit.last && unit.splits > 1;
-      summary_.num_split += unit.splits - 1;
-    }
+  int add_run(int segment, int row_begin, int row_end, const Node& node, int above) {
+    runs_.push_back({segment, row_begin, row_end, node.run_begin, node.run_tokens, above});
+    return static_cast<int>(runs_.size()) - 1;
   }
 
   void emit() {
@@ -261,78 +189,85 @@ class Scheduler {
     merges_.clear();
     keys_.clear();
     num_partials_ = 0;
-    for (Unit& unit : units_) {
-      if (unit.last && !unit.moved) continue;
-      if (!unit.last) ++summary_.num_shared;
-      const std::int64_t stride =
-          std::int64_t{unit.row_end - unit.row_begin} * geometry_.num_qo_heads;
-      unit.partial_stride = static_cast<std::int32_t>(stride);
-      unit.partial_base = static_cast<std::int32_t>(num_partials_ - std::int64_t{unit.row_begin} *
-                                                                        geometry_.num_qo_heads);
-      num_partials_ += stride * unit.splits;
-      if (num_partials_ > max_index) return;  // too many: build() falls back
-      for (int i = 0; i < unit.splits; ++i) {
-        const int begin = unit.position + i * unit.step;
-        const bool open = i == unit.splits - 1;
-        add_tiles(unit, true, begin, open ? open_end : begin + unit.step,
-                  unit.partial_base + i * unit.partial_stride, 0, 0);
-      }
-    }
+    summary_ = {};
+    for (Run& run : runs_)
+      if (!run.last || run.moved()) emit_chunk_first(run);
     sort_tasks(0);
     num_chunk_first_ = static_cast<int>(tasks_.size());
-    for (const Unit& unit : units_) {
-      if (!unit.last) continue;
-      const std::size_t first = merges_.size();
-      if (unit.moved) add_merges(unit);
-      for (int u = unit.above; u >= 0; u = units_[index(u)].above) add_merges(units_[index(u)]);
-      std::reverse(merges_.begin() + static_cast<std::ptrdiff_t>(first), merges_.end());
-      // A run without visible tokens is streamed all the same: it may grow before the next build.
-      add_tiles(unit, !unit.moved && !unit.covered, unit.position, open_end, 0,
-                static_cast<std::int32_t>(first),
-                static_cast<std::int32_t>(merges_.size() - first));
-    }
+    for (const Run& run : runs_)
+      if (run.last) emit_sequence_first(run);
     sort_tasks(static_cast<std::size_t>(num_chunk_first_));
     summary_.partial_bytes = num_partials_ * 2 * (dim() + 1) * 4;
     summary_.kv_bytes = summary_.kv_tokens * geometry_.num_kv_heads * dim() * 4;
     summary_.padded_flops *= geometry_.num_kv_heads;
   }
 
-  void add_merges(const Unit& unit) {
-    for (int i = unit.splits - 1; i >= 0; --i)
-      merges_.push_back(unit.partial_base + i * unit.partial_stride);
+  void emit_chunk_first(Run& run) {
+    if (!run.last) ++summary_.num_shared;
+    summary_.num_split += run.splits - 1;
+    // The partial of (plan row, query head) has the index base + row * num_qo_heads + head.
+    run.partial_stride = (run.row_end - run.row_begin) * geometry_.num_qo_heads;
+    run.partial_base =
+        static_cast<std::int32_t>(num_partials_) - run.row_begin * geometry_.num_qo_heads;
+    num_partials_ += std::int64_t{run.partial_stride} * run.splits;
+    for (int i = 0; i < run.splits; ++i) {
+      const int begin = run.position + i * run.step;
+      const bool open = i == run.splits - 1;
+      Task task{};
+      task.segment = run.segment;
+      task.position_begin = begin;
+      task.position_end = open ? open_end : begin + run.step;
+      task.partial_base = run.partial_base + i * run.partial_stride;
+      add_tiles(run, task, true);
+    }
   }
 
-  void add_tiles(const Unit& unit, bool streams, int begin, int end, int partial_base,
-                 int merge_begin, int merge_count) {
-    const int first = packed(unit.row_begin);
-    const int stop = packed(unit.row_end);
-    for (int row = first; row < stop;) {
-      const int left = stop - row;
-      Task task{};
-      task.tile_rows = left >= max_tile_rows ? max_tile_rows : tile_rows_for(left);
+  void emit_sequence_first(const Run& run) {
+    const std::size_t first = merges_.size();
+    if (run.moved()) add_merges(run);
+    for (int r = run.above; r >= 0; r = runs_[index(r)].above) add_merges(runs_[index(r)]);
+    std::reverse(merges_.begin() + static_cast<std::ptrdiff_t>(first), merges_.end());
+    Task task{};
+    task.segment = run.streams_last() ? run.segment : -1;
+    task.position_begin = run.position;
+    task.position_end = open_end;
+    task.merge_begin = static_cast<std::int32_t>(first);
+    task.merge_count = static_cast<std::int32_t>(merges_.size() - first);
+    add_tiles(run, task, false);
+  }
+
+  void add_merges(const Run& run) {
+    for (int i = run.splits - 1; i >= 0; --i)
+      merges_.push_back(run.partial_base + i * run.partial_stride);
+  }
+
+  // One task per tile of the run's rows, all else as in `task`.
+  void add_tiles(const Run& run, Task task, bool chunk_first) {
+    const int most = task.segment >= 0 ? max_tile_rows : merge_rows(dim());
+    const int stop = packed(run.row_end);
+    for (int row = packed(run.row_begin); row < stop; row += task.row_count) {
+      task.row_count = std::min(stop - row, most);
+      task.tile_rows = tile_rows_for(task.row_count);
       task.row_begin = row;
-      task.row_count = std::min(left, task.tile_rows);
-      task.segment = streams ? unit.segment : -1;
-      task.position_begin = begin;
-      task.position_end = end;
-      task.partial_base = partial_base;
-      task.merge_begin = merge_begin;
-      task.merge_count = merge_count;
-      std::int64_t tokens = 0;
-      if (streams) {
-        std::int32_t seen = 0;
-        for (int r = row / geometry_.group(); r <= (row + task.row_count - 1) / geometry_.group();
-             ++r)
-          seen = std::max(seen, plan_.row_kv_len[r]);
-        tokens =
-            std::clamp(std::min({seen, end, unit.position + unit.tokens}) - begin, 0, unit.tokens);
-      }
+      const std::int32_t tokens = task.segment >= 0 ? visible_tokens(run, task) : 0;
       summary_.kv_tokens += tokens;
-      summary_.padded_flops += 4 * tokens * dim() * task.tile_rows;
-      keys_.push_back(model_.stream_ps(tokens, task.tile_rows, dim()) + merge_count);
+      summary_.padded_flops += std::int64_t{4} * tokens * dim() * task.tile_rows;
+      keys_.push_back(chunk_first
+                          ? model_.chunk_first_ps(tokens, task.tile_rows, task.row_count, dim())
+                          : model_.sequence_first_ps(tokens, task.tile_rows, task.row_count, dim(),
+                                                     task.merge_count));
       tasks_.push_back(task);
-      row += task.row_count;
     }
+  }
+
+  // Positions of a task that one of its rows sees.
+  [[nodiscard]] std::int32_t visible_tokens(const Run& run, const Task& task) const noexcept {
+    std::int32_t seen = 0;
+    const int last = (task.row_begin + task.row_count - 1) / geometry_.group();
+    for (int row = task.row_begin / geometry_.group(); row <= last; ++row)
+      seen = std::max(seen, plan_.row_kv_len[row]);
+    const std::int32_t end = std::min({seen, task.position_end, run.position + run.tokens});
+    return std::clamp(end - task.position_begin, 0, run.tokens);
   }
 
   // Longest first; among equals the plan's order, so that tiles of one run stay neighbours.
@@ -348,14 +283,14 @@ class Scheduler {
     std::copy(sorted_.begin(), sorted_.end(), tasks_.begin() + static_cast<std::ptrdiff_t>(from));
   }
 
-  static constexpr std::int64_t max_index = 0x7fffffff;
   static std::size_t index(std::int32_t i) noexcept { return static_cast<std::size_t>(i); }
 
   PlanView plan_;
   Geometry geometry_;
   CostModel model_;
   std::vector<Node> nodes_;
-  std::vector<Unit> units_;
+  std::vector<Run> runs_;
+  KvSplits splits_;
   std::vector<Task> tasks_, sorted_;
   std::vector<std::int64_t> keys_;
   std::vector<std::size_t> order_;

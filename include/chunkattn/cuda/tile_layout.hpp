@@ -29,6 +29,13 @@ constexpr int max_stages(int head_dim) noexcept {
   return head_dim <= 128 ? 4 : 3;
 }
 
+/// Packed rows of a task that streams nothing and merges only: those whose columns the threads of a
+/// block hold at once, four each.
+constexpr int merge_rows(int head_dim) noexcept {
+  const int rows = block_threads * 4 / head_dim;
+  return rows < 1 ? 1 : rows > 16 ? 16 : rows;
+}
+
 /// Bytes of one stage: K and V of a tile, 16-bit elements.
 CHUNKATTN_HD constexpr int stage_bytes(int head_dim) noexcept {
   return 2 * kv_tile_tokens(head_dim) * head_dim * 2;
