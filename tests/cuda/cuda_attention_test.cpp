@@ -342,6 +342,43 @@ TEST_CASE("row copies of forks reach every layer by one launch") {
   CHECK(wrong == 0);
 }
 
+TEST_CASE("pending row copies are uploaded once per step, and write() may be captured") {
+  Engine engine(19);
+  simt::current_schedule() = {};
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 3)));
+  engine.prefill(0);
+  for (int i = 0; i < 4; ++i) {  // outputs of its own, too few to be shared by forks
+    engine.drain_and_check();
+    engine.decode_plan();
+    engine.enqueue();
+    engine.submit();
+  }
+  engine.drain_and_check();
+  for (int i = 0; i < 2; ++i) {  // twice the same: what is known of the last step's is not enough
+    engine.sequences.push_back(engine.sequences[0].fork());
+    engine.decode_plan();
+    REQUIRE(engine.view.num_copies > 0);
+    const auto before = engine.attention->counts().uploads;
+    const int waits = simt::device().calls["cudaEventSynchronize"];
+    Step& step = engine.new_step();
+    const auto layer = engine.cache.layer(0);
+    const auto write_and_run = [&] {
+      engine.attention->write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
+      engine.attention->run(layer, engine.view, step.q->span(), step.out->span(), step.lse->span(),
+                            &engine.stream);
+    };
+    for (int layers = 0; layers < 8; ++layers) write_and_run();
+    CHECK(engine.attention->counts().uploads - before == 1);
+    CHECK(simt::device().calls["cudaEventSynchronize"] - waits == 1);
+    simt::Graph graph(engine.stream);
+    CHECK_NOTHROW(write_and_run());
+    graph.end();
+    graph.replay();
+    engine.submit();
+    engine.drain_and_check();
+  }
+}
+
 TEST_CASE("float K and V are rounded on the way in") {
   Engine engine(17);
   simt::current_schedule() = {};

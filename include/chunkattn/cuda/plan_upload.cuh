@@ -144,6 +144,7 @@ class PlanUpload {
     writes_.reserve(rows);
     tokens_.reserve(rows);
     deepest_.reserve(rows);
+    copies_.reserve(to_size(limits.max_copies));
   }
 
   /// Makes the device's plan equal to `plan`, by operations on `stream`. No memory is allocated
@@ -246,8 +247,10 @@ class PlanUpload {
             changes.array[PlanArray::merges] = true;
       }
     }
-    if (plan.num_copies > 0) changes.array[PlanArray::copies] = true;
-    if (plan.num_copies != num_copies_) changes.array[PlanArray::header] = true;
+    // Copies that every layer is to make stand there once; an older list does no harm.
+    if (plan.num_copies > 0 && !equal(copies_, plan.copies, plan.num_copies))
+      changes.array[PlanArray::copies] = true;
+    if (to_size(plan.num_copies) != copies_.size()) changes.array[PlanArray::header] = true;
     if (!equal(kv_len_, plan.row_kv_len, plan.num_rows) ||
         !equal(writes_, plan.writes, plan.num_rows)) {
       changes.advance = is_next_step(plan);
@@ -261,7 +264,7 @@ class PlanUpload {
     segments_ = plan.segments;
     topology_ = plan.topology;
     pieces_version_ = plan.pieces_version;
-    num_copies_ = plan.num_copies;
+    copies_.assign(plan.copies, plan.copies + plan.num_copies);
     const auto rows = static_cast<std::size_t>(plan.num_rows);
     tokens_.assign(plan.row_token, plan.row_token + rows);
     deepest_.assign(plan.row_segment, plan.row_segment + rows);
@@ -360,7 +363,7 @@ class PlanUpload {
   // What the device has.
   const Segment* segments_ = nullptr;
   std::uint64_t topology_ = 0, pieces_version_ = 0;
-  std::int32_t num_copies_ = 0;
+  std::vector<RowCopy> copies_;
   std::vector<std::int32_t> tokens_, deepest_, kv_len_;
   std::vector<WriteTarget> writes_;
 };
