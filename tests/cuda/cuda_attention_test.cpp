@@ -379,6 +379,49 @@ TEST_CASE("pending row copies are uploaded once per step, and write() may be cap
   }
 }
 
+TEST_CASE("the driver is asked about an address once, however many layers there are") {
+  Engine engine(20);
+  simt::current_schedule() = {};
+  constexpr int layers = 80;
+  KvCache<Cuda, half> cache(engine.tree, {layers, kv_heads, head_dim});
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 3)));
+  engine.begin();
+  engine.add(0, 40);
+  engine.build();
+  Step& step = engine.new_step();
+  const auto run_layers = [&] {
+    for (int l = 0; l < layers; ++l) {
+      engine.attention->write(cache.layer(l), engine.view, step.k->span(), step.v->span(),
+                              &engine.stream);
+      engine.attention->run(cache.layer(l), engine.view, step.q->span(), step.out->span(),
+                            step.lse->span(), &engine.stream);
+    }
+  };
+  int& queries = simt::device().calls["cudaPointerGetAttributes"];
+  queries = 0;
+  run_layers();
+  CHECK(queries == 2 * layers + 5);  // tables of K and of V; q, k, v, out, lse
+  run_layers();
+  CHECK(queries == 2 * layers + 5);
+  engine.stream.drain();
+  engine.steps.clear();
+}
+
+TEST_CASE("addresses beyond what the table holds are asked about again, and no others are known") {
+  chunkattn::cuda_detail::KnownPointers known;
+  std::vector<char> memory(1 << 16);
+  std::size_t remembered = 0;
+  for (std::size_t i = 0; i < memory.size(); i += 16) {
+    CHECK(!known.contains(&memory[i]));
+    known.insert(&memory[i]);
+    CHECK(known.contains(&memory[i]));
+  }
+  for (std::size_t i = 0; i < memory.size(); i += 16) remembered += known.contains(&memory[i]);
+  CHECK(remembered > 0);
+  CHECK(remembered < memory.size() / 16);
+  CHECK(!known.contains(nullptr));
+}
+
 TEST_CASE("float K and V are rounded on the way in") {
   Engine engine(17);
   simt::current_schedule() = {};

@@ -15,7 +15,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <span>
 #include <type_traits>
@@ -24,6 +23,7 @@
 #include "../attention/options.hpp"
 #include "append.cuh"
 #include "kernels.cuh"
+#include "known_pointers.hpp"
 #include "plan_upload.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -287,8 +287,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     detail::check_argument(reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0, name,
                            pointer, {"an address that is a multiple of ", alignment});
     if (!options_.check_pointers) return;
-    for (const void* known : known_pointers_)
-      if (known == pointer) return;
+    if (known_pointers_.contains(pointer)) return;
     cudaPointerAttributes attributes{};
     cuda_detail::check_cuda(cudaPointerGetAttributes(&attributes, pointer),
                             "cudaPointerGetAttributes");
@@ -297,7 +296,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
         pointer, "device memory, this is host memory");
     detail::check_argument(attributes.type != cudaMemoryTypeDevice || attributes.device == device_,
                            name, attributes.device, {"memory of device ", device_});
-    known_pointers_[next_pointer_++ % known_pointers_.size()] = pointer;
+    known_pointers_.insert(pointer);
   }
 
   void check_stream(cudaStream_t stream) {
@@ -345,8 +344,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   int device_;
   cuda_detail::DeviceMemory own_;
   cuda_detail::PlanUpload upload_;
-  std::array<const void*, 64> known_pointers_{};
-  std::size_t next_pointer_ = 0;
+  cuda_detail::KnownPointers known_pointers_;
   cudaStream_t checked_stream_ = nullptr;
   bool stream_checked_ = false;
   bool shared_allowed_[2] = {};
