@@ -12,6 +12,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -27,8 +28,10 @@ enum cudaError_t {
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
   cudaErrorNoDevice = 100,
+  cudaErrorNotReady = 600,
   cudaErrorLaunchFailure = 719,
-  cudaErrorStreamCaptureUnsupported = 900
+  cudaErrorStreamCaptureUnsupported = 900,
+  cudaErrorStreamCaptureImplicit = 906
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
 enum cudaDeviceAttr {
@@ -51,10 +54,22 @@ namespace simt {
 
 using Operation = std::function<void()>;
 
+struct Stream;
+inline std::set<Stream*>& all_streams() {
+  static std::set<Stream*> streams;
+  return streams;
+}
+
 struct Stream {
+  Stream() { all_streams().insert(this); }
+  ~Stream() { all_streams().erase(this); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
   std::deque<Operation> queue;
   std::vector<Operation>* capture = nullptr;
   int device = 0;
+  bool blocking = true;  // waits for the default stream, so that one knows of the other's capture
 
   void enqueue(Operation operation) {
     if (capture != nullptr)
@@ -76,6 +91,12 @@ struct Event {
   std::uint64_t recorded = 0, passed = 0;
 };
 
+/// What was set up of a kernel before its first launch.
+struct KernelState {
+  int shared_bytes = 48 * 1024;  // dynamic, at most
+  bool max_carveout = false;
+};
+
 /// The one fake device and what it noticed.
 struct Device {
   struct Range {
@@ -87,23 +108,29 @@ struct Device {
   std::map<std::string, int> calls;
   std::string failing_call;
   cudaError_t failure = cudaSuccess;
+  int calls_before_failure = 0;
   int count = 1, major = 9, sms = 2, shared_per_block = 232448, shared_per_sm = 233472;
+  int blocks_by_registers = 2;                 // of a multiprocessor
+  std::map<const void*, KernelState> kernels;  // those that are loaded
+  int late_loads = 0;                          // kernels that their first launch had to load
   int early_reuses = 0;        // pinned memory that changed while a copy from it was under way
   int capture_violations = 0;  // allocations and waits inside a capture
-  bool capturing = false;
+  Stream* capturing = nullptr;
   std::vector<std::string> launches;
 
   cudaError_t called(const char* name) {
     ++calls[name];
-    if (failing_call == name) {
+    if (failing_call == name && calls_before_failure-- == 0) {
       failing_call.clear();
       return failure;
     }
     return cudaSuccess;
   }
-  void fail(const char* name, cudaError_t error) {
+  /// Lets the next call but `after` fail.
+  void fail(const char* name, cudaError_t error, int after = 0) {
     failing_call = name;
     failure = error;
+    calls_before_failure = after;
   }
   const Range* find(const void* pointer) const {
     auto next = memory.upper_bound(static_cast<const unsigned char*>(pointer));
@@ -114,7 +141,7 @@ struct Device {
     return inside ? &next->second : nullptr;
   }
   cudaError_t allocate(void** out, std::size_t bytes, cudaMemoryType type) {
-    if (capturing) ++capture_violations;
+    if (capturing != nullptr) ++capture_violations;
     if (posix_memalign(out, 256, bytes) != 0) return cudaErrorMemoryAllocation;
     std::memset(*out, 0xff, bytes);
     memory[static_cast<unsigned char*>(*out)] = {bytes, type};
@@ -189,7 +216,7 @@ inline cudaError_t cudaMemset(void* target, int value, std::size_t bytes) {
 }
 inline cudaError_t cudaMemcpy(void* target, const void* source, std::size_t bytes,
                               cudaMemcpyKind kind) {
-  if (simt::device().capturing) ++simt::device().capture_violations;
+  if (simt::device().capturing != nullptr) ++simt::device().capture_violations;
   simt::Stream& stream = simt::device().default_stream;
   if (kind == cudaMemcpyDeviceToHost) {
     stream.drain();
@@ -227,13 +254,20 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const cudaError_t result = simt::device().called("cudaEventRecord");
+  if (result != cudaSuccess) return result;
   event->stream = &simt::stream_of(stream);
   const std::uint64_t number = ++event->recorded;
   event->stream->enqueue([=] { event->passed = number; });
-  return simt::device().called("cudaEventRecord");
+  return cudaSuccess;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const cudaError_t result = simt::device().called("cudaEventQuery");
+  if (result != cudaSuccess) return result;
+  return event->passed < event->recorded ? cudaErrorNotReady : cudaSuccess;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  if (simt::device().capturing) ++simt::device().capture_violations;
+  if (simt::device().capturing != nullptr) ++simt::device().capture_violations;
   while (event->passed < event->recorded) {  // no further than it must
     const simt::Operation operation = std::move(event->stream->queue.front());
     event->stream->queue.pop_front();
@@ -248,7 +282,15 @@ inline cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
 inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   *status = simt::stream_of(stream).capture != nullptr ? cudaStreamCaptureStatusActive
                                                        : cudaStreamCaptureStatusNone;
+  const simt::Stream* capturing = simt::device().capturing;
+  if (stream == nullptr && capturing != nullptr && capturing->blocking)
+    return cudaErrorStreamCaptureImplicit;
   return simt::device().called("cudaStreamIsCapturing");
+}
+inline cudaError_t cudaDeviceSynchronize() {
+  if (simt::device().capturing != nullptr) ++simt::device().capture_violations;
+  for (simt::Stream* stream : simt::all_streams()) stream->drain();
+  return simt::device().called("cudaDeviceSynchronize");
 }
 inline cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   *stream = new simt::Stream;
@@ -278,11 +320,11 @@ class Graph {
  public:
   explicit Graph(Stream& stream) : stream_(stream) {
     stream.capture = &operations_;
-    device().capturing = true;
+    device().capturing = &stream;
   }
   void end() {
     stream_.capture = nullptr;
-    device().capturing = false;
+    device().capturing = nullptr;
   }
   void replay() {
     for (const Operation& operation : operations_) stream_.enqueue(operation);
@@ -301,20 +343,51 @@ namespace cuda_detail {
 
 inline void check_cuda(cudaError_t result, const char* call, SourceLocation where);
 
+inline simt::KernelState& loaded(const void* kernel, int& missing) {
+  auto& kernels = simt::device().kernels;
+  const auto found = kernels.find(kernel);
+  if (found == kernels.end()) ++missing;
+  return kernels[kernel];
+}
+
 template <class Arguments>
 void launch(const char* name, void (*kernel)(Arguments), int grid, int threads, int shared_bytes,
             cudaStream_t stream, std::type_identity_t<Arguments> arguments) {
-  check_cuda(simt::device().called("launch"), name, SourceLocation::current());
+  const auto where = SourceLocation::current();
+  check_cuda(simt::device().called("launch"), name, where);
+  const auto& state = loaded(reinterpret_cast<const void*>(kernel), simt::device().late_loads);
+  check_cuda(shared_bytes > state.shared_bytes ? cudaErrorInvalidValue : cudaSuccess, name, where);
   simt::device().launches.emplace_back(name);
   simt::stream_of(stream).enqueue([=] {
     simt::launch(grid, threads, static_cast<std::size_t>(shared_bytes), [&] { kernel(arguments); });
   });
 }
 
-template <class Kernel>
-void allow_shared(Kernel*, int) {
+template <class Arguments>
+void load_kernel(void (*kernel)(Arguments)) {
+  check_cuda(simt::device().called("cudaFuncGetAttributes"), "cudaFuncGetAttributes",
+             SourceLocation::current());
+  int expected = 0;
+  loaded(reinterpret_cast<const void*>(kernel), expected);
+}
+
+template <class Arguments>
+void allow_shared(void (*kernel)(Arguments), int bytes) {
   check_cuda(simt::device().called("cudaFuncSetAttribute"), "cudaFuncSetAttribute",
              SourceLocation::current());
+  int expected = 0;
+  loaded(reinterpret_cast<const void*>(kernel), expected) = {bytes, true};
+}
+
+template <class Arguments>
+int blocks_per_sm(void (*kernel)(Arguments), int, int shared_bytes) {
+  check_cuda(simt::device().called("cudaOccupancyMaxActiveBlocksPerMultiprocessor"), "occupancy",
+             SourceLocation::current());
+  int missing = 0;
+  const auto& state = loaded(reinterpret_cast<const void*>(kernel), missing);
+  // Without the carve-out set the driver may keep half of the memory as L1.
+  const int per_sm = simt::device().shared_per_sm / (missing == 0 && state.max_carveout ? 1 : 2);
+  return std::min(per_sm / (shared_bytes + 1024), simt::device().blocks_by_registers);
 }
 
 }  // namespace cuda_detail

@@ -17,13 +17,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
 #include "../attention/options.hpp"
-#include "append.cuh"
-#include "kernels.cuh"
-#include "known_pointers.hpp"
+#include "checks.cuh"
+#include "kernel_table.cuh"
 #include "plan_upload.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -38,6 +38,13 @@ struct CudaOptions {
   std::size_t workspace_bytes = 0;  ///< size of `workspace`
   /// Ask the driver whether q, k, v, out are device memory, once per new address.
   bool check_pointers = true;
+  /// Refuse a stream while work that was enqueued on another is under way: an event per call. On in
+  /// debug builds.
+#if defined(NDEBUG)
+  bool check_streams = false;
+#else
+  bool check_streams = true;
+#endif
 };
 
 CHUNKATTN_NAMESPACE_END
@@ -46,8 +53,9 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 
 /// Exact attention over shared prefixes on a GPU of compute capability 8.0 or newer. One object
 /// serves every layer of one geometry, K/V in half or bfloat16. It belongs to the device that was
-/// current at construction and is used on one stream at a time, by one thread at a time; several
-/// objects may work on several streams. After construction nothing is allocated.
+/// current at construction and is used on one stream at a time (another may follow when the first
+/// has finished what was enqueued), by one thread at a time; several objects may work on several
+/// streams. After construction nothing is allocated and no kernel is loaded.
 template <int HeadDim, class Exec>
 class ChunkAttention<Cuda, HeadDim, Exec> {
   static_assert(cuda_detail::supported_head_dim(HeadDim),
@@ -66,12 +74,13 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   explicit ChunkAttention(CudaLimits limits, CudaOptions options = {})
       : limits_(cuda_detail::completed(limits)),
         options_(checked(options)),
-        device_(find_device()),
+        checks_(find_device(), options.check_pointers, options.check_streams),
         own_(own_bytes()),
         upload_(limits_, {limits_.num_qo_heads, limits_.num_kv_heads, HeadDim}, model(),
                 options.workspace == nullptr ? own_.data()
                                              : static_cast<std::byte*>(options.workspace)) {
     upload_.set_advance(&cuda_detail::advance_kernel<>);
+    cuda_detail::load_kernel(&cuda_detail::advance_kernel<>);
     // The tickets start at zero; each launch leaves them so.
     cuda_detail::check_cuda(cudaMemset(upload_.memory().counters, 0, sizeof(cuda_detail::Counters)),
                             "cudaMemset");
@@ -88,8 +97,9 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   /// \param plan  what AttentionPlan::build() gave for the step
   void prepare(const LiveView& plan, cudaStream_t stream) {
     detail::check_current(plan);
-    check_stream(stream);
+    checks_.stream(stream);
     upload_.prepare(plan, stream);
+    checks_.enqueued(stream);
   }
 
   /// Performs the plan's row copies in this layer, then stores K and V of the plan's query tokens.
@@ -110,18 +120,25 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     const std::size_t expected = line_count(view, limits_.num_kv_heads) * HeadDim;
     check_size("k.size()", k.size(), expected);
     check_size("v.size()", v.size(), expected);
-    check_pointer("k", k.data());
-    check_pointer("v", v.data());
+    checks_.pointer("k", k.data());
+    checks_.pointer("v", v.data());
     prepare(plan, stream);
     const bool capturing = cuda_detail::is_capturing(stream);
     if (capturing || view.num_copies > 0)
       launch_copies<T>(layer, nullptr, 1, view, capturing, stream);
     const std::int64_t rows = capturing ? limits_.max_rows : view.num_rows;
     const std::int64_t items = rows * limits_.num_kv_heads * (HeadDim / 8);
-    cuda_detail::launch(
-        "write_kernel", &cuda_detail::write_kernel<T, Source>,
-        small_grid((items + cuda_detail::small_threads - 1) / cuda_detail::small_threads),
-        cuda_detail::small_threads, 0, stream, {upload_.memory(), layer, k.data(), v.data()});
+    const int grid =
+        small_grid((items + cuda_detail::small_threads - 1) / cuda_detail::small_threads);
+    const auto kernel = [&] {
+      if constexpr (std::is_same_v<Source, T>)
+        return kernels<T>().write;
+      else
+        return kernels<T>().write_floats;
+    }();
+    cuda_detail::launch("write_kernel", kernel, grid, cuda_detail::small_threads, 0, stream,
+                        {upload_.memory(), layer, k.data(), v.data()});
+    checks_.enqueued(stream);
   }
 
   /// Performs the plan's row copies in every layer by one launch; write() then finds them done
@@ -138,6 +155,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     const bool capturing = cuda_detail::is_capturing(stream);
     if (capturing || view.num_copies > 0)
       launch_copies<T>(first, layers, num_layers, view, capturing, stream);
+    checks_.enqueued(stream);
   }
 
   /// Attention of the plan's rows over their whole paths, causal. NaN in, NaN out, as on the CPU
@@ -158,11 +176,10 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     check_size("q.size()", q.size(), lines * HeadDim);
     check_size("out.size()", out.size(), lines * HeadDim);
     if (!lse.empty()) check_size("lse.size()", lse.size(), lines);
-    check_pointer("q", q.data());
-    check_pointer("out", out.data());
-    if (!lse.empty()) check_pointer("lse", lse.data());
+    checks_.pointer("q", q.data());
+    checks_.pointer("out", out.data());
+    if (!lse.empty()) checks_.pointer("lse", lse.data());
     prepare(plan, stream);
-    allow_shared<T>();
 
     const auto& scheduler = upload_.scheduler();
     const bool capturing = cuda_detail::is_capturing(stream);
@@ -182,12 +199,13 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
       return capturing || items > most ? most : static_cast<int>(items);
     };
     if (capturing || scheduler.num_chunk_first() > 0)
-      cuda_detail::launch("chunk_first_kernel", &cuda_detail::chunk_first_kernel<T, HeadDim>,
+      cuda_detail::launch("chunk_first_kernel", kernels<T>().chunk_first,
                           grid(scheduler.num_chunk_first()), cuda_detail::block_threads, shared,
                           stream, arguments);
-    cuda_detail::launch("sequence_first_kernel", &cuda_detail::sequence_first_kernel<T, HeadDim>,
+    cuda_detail::launch("sequence_first_kernel", kernels<T>().sequence_first,
                         grid(scheduler.num_sequence_first()), cuda_detail::block_threads, shared,
                         stream, arguments);
+    checks_.enqueued(stream);
   }
 
   /// The maxima it was made for.
@@ -236,7 +254,11 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     occupancy_ = cuda_detail::choose_occupancy(
         HeadDim, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
         attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device), HeadDim <= 128 ? 2 : 1);
-    detail::check_argument(occupancy_.num_stages > 0, "HeadDim", HeadDim,
+    const int shared = cuda_detail::shared_bytes(HeadDim, occupancy_.num_stages);
+    if (occupancy_.num_stages > 0)  // what the driver says of it counts
+      occupancy_.blocks_per_sm =
+          std::min(kernels<half>().load(shared), kernels<bfloat16>().load(shared));
+    detail::check_argument(occupancy_.blocks_per_sm > 0, "HeadDim", HeadDim,
                            "less on this device: its shared memory is too small");
     return device;
   }
@@ -270,8 +292,8 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
         "layer strides", layer.stride_token, "multiples of 8 elements");
     const void* k = layer.k_slabs != nullptr ? static_cast<const void*>(layer.k_slabs) : layer.k;
     const void* v = layer.v_slabs != nullptr ? static_cast<const void*>(layer.v_slabs) : layer.v;
-    check_pointer("layer.k", k, layer.k_slabs != nullptr ? 8 : 16);
-    check_pointer("layer.v", v, layer.v_slabs != nullptr ? 8 : 16);
+    checks_.pointer("layer.k", k, layer.k_slabs != nullptr ? 8 : 16);
+    checks_.pointer("layer.v", v, layer.v_slabs != nullptr ? 8 : 16);
   }
 
   static std::size_t line_count(const PlanView& view, int heads) {
@@ -282,44 +304,9 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
                            {"num_rows * heads * head_dim = ", expected});
   }
 
-  void check_pointer(const char* name, const void* pointer, std::size_t alignment = 16) {
-    detail::check_argument(pointer != nullptr, name, pointer, "device memory");
-    detail::check_argument(reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0, name,
-                           pointer, {"an address that is a multiple of ", alignment});
-    if (!options_.check_pointers) return;
-    if (known_pointers_.contains(pointer)) return;
-    cudaPointerAttributes attributes{};
-    cuda_detail::check_cuda(cudaPointerGetAttributes(&attributes, pointer),
-                            "cudaPointerGetAttributes");
-    detail::check_argument(
-        attributes.type != cudaMemoryTypeUnregistered && attributes.devicePointer != nullptr, name,
-        pointer, "device memory, this is host memory");
-    detail::check_argument(attributes.type != cudaMemoryTypeDevice || attributes.device == device_,
-                           name, attributes.device, {"memory of device ", device_});
-    known_pointers_.insert(pointer);
-  }
-
-  void check_stream(cudaStream_t stream) {
-    if (stream == checked_stream_ && stream_checked_) return;
-    int device = 0;
-#if CUDART_VERSION >= 12080
-    cuda_detail::check_cuda(cudaStreamGetDevice(stream, &device), "cudaStreamGetDevice");
-#else  // older runtimes do not tell: the current device is the best guess
-    cuda_detail::check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-#endif
-    detail::check_argument(device == device_, "stream", device, {"a stream of device ", device_});
-    checked_stream_ = stream;
-    stream_checked_ = true;
-  }
-
   template <class T>
-  void allow_shared() {
-    bool& done = shared_allowed_[std::is_same_v<T, half> ? 0 : 1];
-    if (done) return;
-    const int bytes = cuda_detail::shared_bytes(HeadDim, occupancy_.num_stages);
-    cuda_detail::allow_shared(&cuda_detail::chunk_first_kernel<T, HeadDim>, bytes);
-    cuda_detail::allow_shared(&cuda_detail::sequence_first_kernel<T, HeadDim>, bytes);
-    done = true;
+  [[nodiscard]] auto& kernels() const noexcept {
+    return std::get<cuda_detail::KernelTable<T, HeadDim>>(kernels_);
   }
 
   [[nodiscard]] int small_grid(std::int64_t blocks) const noexcept {
@@ -331,7 +318,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   void launch_copies(const KvView<T>& first, const KvView<T>* layers, int num_layers,
                      const PlanView& view, bool capturing, cudaStream_t stream) {
     const std::int64_t copies = capturing ? limits_.max_copies : view.num_copies;
-    cuda_detail::launch("copy_rows_kernel", &cuda_detail::copy_rows_kernel<T>,
+    cuda_detail::launch("copy_rows_kernel", kernels<T>().copy_rows,
                         small_grid(copies * num_layers * limits_.num_kv_heads),
                         cuda_detail::small_threads, 0, stream,
                         {upload_.memory(), first, layers, num_layers});
@@ -341,13 +328,11 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   CudaOptions options_;
   int num_sms_ = 0;
   cuda_detail::Occupancy occupancy_;
-  int device_;
+  std::tuple<cuda_detail::KernelTable<half, HeadDim>, cuda_detail::KernelTable<bfloat16, HeadDim>>
+      kernels_;
+  cuda_detail::CallChecks checks_;
   cuda_detail::DeviceMemory own_;
   cuda_detail::PlanUpload upload_;
-  cuda_detail::KnownPointers known_pointers_;
-  cudaStream_t checked_stream_ = nullptr;
-  bool stream_checked_ = false;
-  bool shared_allowed_[2] = {};
 };
 
 CHUNKATTN_ISA_NAMESPACE_END

@@ -73,13 +73,22 @@ class KvCache<Cuda, T> {
   }
 
   /// K and V of layer `index` as device pointers, for all slots the tree has handed out so far.
-  [[nodiscard]] KvView<T> layer(int index) {
+  /// Grows where it must, which is refused inside a capture: call grow() before.
+  /// \param stream  the stream that may be capturing. The default one knows of the captures of
+  ///                blocking streams only; name yours if it is a non-blocking one.
+  [[nodiscard]] KvView<T> layer(int index, cudaStream_t stream = nullptr) {
     detail::check_argument(index >= 0 && index < options_.num_layers, "layer", index,
                            {"less than num_layers, ", options_.num_layers});
     detail::check_argument(table_.data() != nullptr, "layer", index,
                            "a cache that was not moved from");
     const std::size_t needed = slots_.num_slots();
-    if (needed > num_slots_) grow(needed);
+    if (needed > num_slots_) {
+      detail::check_argument(!cuda_detail::is_capture_near(stream), "num_slots", num_slots_,
+                             {"grow(", needed,
+                              ") before the capture: memory cannot be allocated "
+                              "inside it"});
+      grow(needed);
+    }
     return view(index);
   }
 

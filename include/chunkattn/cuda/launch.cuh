@@ -1,4 +1,4 @@
-// The one place where kernels are launched.
+// The one place where kernels are set up and launched.
 #pragma once
 
 #include <cstddef>
@@ -23,12 +23,35 @@ void launch(const char* name, void (*kernel)(Arguments), int grid, int threads, 
       name);
 }
 
-/// Allows a kernel more than 48 KB of dynamic shared memory.
-template <class Kernel>
-void allow_shared(Kernel* kernel, int bytes) {
-  check_cuda(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+/// Loads a kernel on the current device, which its first launch would do otherwise.
+template <class Arguments>
+void load_kernel(void (*kernel)(Arguments)) {
+  cudaFuncAttributes attributes{};
+  check_cuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)),
+             "cudaFuncGetAttributes");
+}
+
+/// Allows a kernel `bytes` of dynamic shared memory and asks for as much of it per multiprocessor
+/// as there is: the kernels keep nothing in L1.
+template <class Arguments>
+void allow_shared(void (*kernel)(Arguments), int bytes) {
+  const void* const function = reinterpret_cast<const void*>(kernel);
+  check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "cudaFuncSetAttribute(max dynamic shared memory)");
+  check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared),
+             "cudaFuncSetAttribute(shared memory carve-out)");
+}
+
+/// Blocks of a kernel that a multiprocessor of the current device holds.
+template <class Arguments>
+[[nodiscard]] int blocks_per_sm(void (*kernel)(Arguments), int threads, int shared_bytes) {
+  int blocks = 0;
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+                 &blocks, reinterpret_cast<const void*>(kernel), threads,
+                 static_cast<std::size_t>(shared_bytes)),
+             "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  return blocks;
 }
 #endif
 

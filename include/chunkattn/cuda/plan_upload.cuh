@@ -314,8 +314,7 @@ class PlanUpload {
                                   {scheduler_.tasks().data(), scheduler_.tasks().size()},
                                   {scheduler_.merges().data(), scheduler_.merges().size()}};
     next_ ^= 1;
-    events_[next_].wait();  // the copies that last read this buffer
-    std::byte* const staging = staging_[next_].data();
+    std::byte* const staging = free_staging();
     // Neighbours travel together where what lies between them is little.
     for (int a = 0; a < PlanArray::count;) {
       if (!changes.array[a] || source[a].count == 0) {
@@ -337,7 +336,19 @@ class PlanUpload {
       counts_.bytes += end - begin;
     }
     events_[next_].record(stream);
+    in_doubt_[next_] = false;
     ++counts_.uploads;
+  }
+
+  // The other pinned buffer, once the copies that last read it have landed.
+  std::byte* free_staging() {
+    next_ ^= 1;
+    if (in_doubt_[next_])
+      check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    else
+      events_[next_].wait();
+    in_doubt_[next_] = true;  // until its event stands behind all of its copies
+    return staging_[next_].data();
   }
 
   static std::size_t to_size(std::int32_t n) noexcept { return static_cast<std::size_t>(n); }
@@ -356,6 +367,7 @@ class PlanUpload {
   std::byte* workspace_;
   PinnedMemory staging_[2];
   Event events_[2];
+  bool in_doubt_[2] = {};  // an upload failed after some of its copies
   int next_ = 0;
   void (*advance_)(PlanMemory) = nullptr;
   Scheduler scheduler_, fresh_;

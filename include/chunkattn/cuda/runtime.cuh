@@ -86,6 +86,13 @@ class Event {
   }
   /// Waits on the host; returns at once when the event has passed or was never recorded.
   void wait() { check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+  /// Whether it has passed, or was never recorded.
+  [[nodiscard]] bool has_passed() {
+    const cudaError_t result = cudaEventQuery(event_);
+    if (result != cudaErrorNotReady) check_cuda(result, "cudaEventQuery");
+    (void)cudaGetLastError();  // "not ready" is an answer
+    return result == cudaSuccess;
+  }
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -95,6 +102,19 @@ class Event {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check_cuda(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
   return status == cudaStreamCaptureStatusActive;
+}
+
+/// Whether `stream` is capturing or, for the default stream, any stream that waits for it: then
+/// nothing may be allocated.
+[[nodiscard]] inline bool is_capture_near(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t result = cudaStreamIsCapturing(stream, &status);
+  if (result == cudaErrorStreamCaptureImplicit) {
+    (void)cudaGetLastError();  // the answer; the capture goes on
+    return true;
+  }
+  check_cuda(result, "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
 }
 
 }  // namespace cuda_detail

@@ -42,7 +42,7 @@ class Scheduler {
     // Fewer cuts along KV until it fits, then nothing shared.
     for (const bool share : {true, false}) {
       choose_runs(share);
-      if (splits_.choose(runs_, geometry_, model_, capacity)) return emit();
+      if (splits_.choose(runs_, geometry_, model_, capacity)) return make_tasks();
     }
     detail::fail_argument(
         "plan (tasks)", splits_.num_tasks(),
@@ -184,25 +184,25 @@ class Scheduler {
     return static_cast<int>(runs_.size()) - 1;
   }
 
-  void emit() {
+  void make_tasks() {
     tasks_.clear();
     merges_.clear();
     keys_.clear();
     num_partials_ = 0;
     summary_ = {};
     for (Run& run : runs_)
-      if (!run.last || run.moved()) emit_chunk_first(run);
+      if (!run.last || run.moved()) add_chunk_first(run);
     sort_tasks(0);
     num_chunk_first_ = static_cast<int>(tasks_.size());
     for (const Run& run : runs_)
-      if (run.last) emit_sequence_first(run);
+      if (run.last) add_sequence_first(run);
     sort_tasks(static_cast<std::size_t>(num_chunk_first_));
     summary_.partial_bytes = num_partials_ * 2 * (dim() + 1) * 4;
     summary_.kv_bytes = summary_.kv_tokens * geometry_.num_kv_heads * dim() * 4;
     summary_.padded_flops *= geometry_.num_kv_heads;
   }
 
-  void emit_chunk_first(Run& run) {
+  void add_chunk_first(Run& run) {
     if (!run.last) ++summary_.num_shared;
     summary_.num_split += run.splits - 1;
     // The partial of (plan row, query head) has the index base + row * num_qo_heads + head.
@@ -222,7 +222,7 @@ class Scheduler {
     }
   }
 
-  void emit_sequence_first(const Run& run) {
+  void add_sequence_first(const Run& run) {
     const std::size_t first = merges_.size();
     if (run.moved()) add_merges(run);
     for (int r = run.above; r >= 0; r = runs_[index(r)].above) add_merges(runs_[index(r)]);

@@ -1,0 +1,70 @@
+// What the driver can tell about the arguments of a call: where memory lies, whose stream it is.
+#pragma once
+
+#include <cstdint>
+
+#include "known_pointers.hpp"
+#include "runtime.cuh"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace cuda_detail {
+
+/// Checks of one object's calls. Refuses by InvalidArgument.
+class CallChecks {
+ public:
+  /// \param pointers  ask the driver about addresses, once about each
+  /// \param streams   watch that two streams are not used at the same time
+  CallChecks(int device, bool pointers, bool streams)
+      : device_(device), pointers_(pointers), streams_(streams) {}
+
+  /// `pointer` is memory that the device can read, at a multiple of `alignment`.
+  void pointer(const char* name, const void* pointer, std::size_t alignment = 16) {
+    detail::check_argument(pointer != nullptr, name, pointer, "device memory");
+    detail::check_argument(reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0, name,
+                           pointer, {"an address that is a multiple of ", alignment});
+    if (!pointers_ || known_.contains(pointer)) return;
+    cudaPointerAttributes attributes{};
+    check_cuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
+    detail::check_argument(
+        attributes.type != cudaMemoryTypeUnregistered && attributes.devicePointer != nullptr, name,
+        pointer, "device memory, this is host memory");
+    detail::check_argument(attributes.type != cudaMemoryTypeDevice || attributes.device == device_,
+                           name, attributes.device, {"memory of device ", device_});
+    known_.insert(pointer);
+  }
+
+  /// `stream` is of the device, and what was enqueued on another has finished.
+  void stream(cudaStream_t stream) {
+    if (known_stream_ && stream == stream_) return;
+    int device = 0;
+#if CUDART_VERSION >= 12080
+    check_cuda(cudaStreamGetDevice(stream, &device), "cudaStreamGetDevice");
+#else  // older runtimes do not tell: the current device is the best guess
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+#endif
+    detail::check_argument(device == device_, "stream", device, {"a stream of device ", device_});
+    detail::check_argument(!streams_ || !known_stream_ || last_work_.has_passed(), "stream",
+                           static_cast<const void*>(stream),
+                           {"the stream of the calls before, ", static_cast<const void*>(stream_),
+                            ", until it has finished their work"});
+    stream_ = stream;
+    known_stream_ = true;
+  }
+
+  /// Something was enqueued on `stream`.
+  void enqueued(cudaStream_t stream) {
+    // An event inside a capture belongs to the graph and says nothing of when that runs.
+    if (streams_ && !is_capturing(stream)) last_work_.record(stream);
+  }
+
+ private:
+  int device_;
+  bool pointers_, streams_;
+  KnownPointers known_;
+  cudaStream_t stream_ = nullptr;
+  bool known_stream_ = false;
+  Event last_work_;
+};
+
+}  // namespace cuda_detail
+CHUNKATTN_NAMESPACE_END

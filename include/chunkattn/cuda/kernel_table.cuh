@@ -1,0 +1,41 @@
+// The kernels of one element type, chosen and loaded once.
+//
+// nvcc gives every translation unit its own copy of a kernel template's host side, so attributes
+// set in one and a launch from another may mean two different kernels. Therefore an object takes
+// their addresses where it is constructed, readies them there, on its device and outside of any
+// capture (a kernel is otherwise loaded by its first launch), and launches nothing else.
+#pragma once
+
+#include <algorithm>
+
+#include "append.cuh"
+#include "kernels.cuh"
+#include "launch.cuh"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace cuda_detail {
+
+/// Host addresses of the kernels for K/V of T.
+template <class T, int HeadDim>
+struct KernelTable {
+  void (*chunk_first)(AttentionArguments<T>) = &chunk_first_kernel<T, HeadDim>;
+  void (*sequence_first)(AttentionArguments<T>) = &sequence_first_kernel<T, HeadDim>;
+  void (*write)(WriteArguments<T, T>) = &write_kernel<T, T>;
+  void (*write_floats)(WriteArguments<T, float>) = &write_kernel<T, float>;
+  void (*copy_rows)(CopyArguments<T>) = &copy_rows_kernel<T>;
+
+  /// Loads all of them on the current device and allows the attention kernels `shared_bytes`.
+  /// \return blocks of the attention kernels that a multiprocessor holds, 0: none
+  [[nodiscard]] int load(int shared_bytes) const {
+    load_kernel(write);
+    load_kernel(write_floats);
+    load_kernel(copy_rows);
+    allow_shared(chunk_first, shared_bytes);
+    allow_shared(sequence_first, shared_bytes);
+    return std::min(blocks_per_sm(chunk_first, block_threads, shared_bytes),
+                    blocks_per_sm(sequence_first, block_threads, shared_bytes));
+  }
+};
+
+}  // namespace cuda_detail
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,314 @@
+// What the CUDA backend refuses, asks the driver and readies ahead: on the fake device.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "simt/engine.hpp"
+
+namespace {
+
+using namespace simt;
+
+}  // namespace
+
+TEST_CASE("an upload inside a capture is refused") {
+  Engine engine(15);
+  simt::current_schedule() = {};
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 4)));
+  engine.prefill(0);
+  engine.drain_and_check();
+  engine.decode_plan();
+  Step& step = engine.new_step();
+  simt::Graph graph(engine.stream);
+  CHECK_THROWS_AS(engine.attention->run(engine.cache.layer(0), engine.view, step.q->span(),
+                                        step.out->span(), {}, &engine.stream),
+                  chunkattn::InvalidArgument);
+  graph.end();
+  engine.steps.clear();
+}
+
+TEST_CASE("the driver is asked about an address once, however many layers there are") {
+  Engine engine(20);
+  simt::current_schedule() = {};
+  constexpr int layers = 80;
+  KvCache<Cuda, half> cache(engine.tree, {layers, kv_heads, head_dim});
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 3)));
+  engine.begin();
+  engine.add(0, 40);
+  engine.build();
+  Step& step = engine.new_step();
+  const auto run_layers = [&] {
+    for (int l = 0; l < layers; ++l) {
+      engine.attention->write(cache.layer(l), engine.view, step.k->span(), step.v->span(),
+                              &engine.stream);
+      engine.attention->run(cache.layer(l), engine.view, step.q->span(), step.out->span(),
+                            step.lse->span(), &engine.stream);
+    }
+  };
+  int& queries = simt::device().calls["cudaPointerGetAttributes"];
+  queries = 0;
+  run_layers();
+  CHECK(queries == 2 * layers + 5);  // tables of K and of V; q, k, v, out, lse
+  run_layers();
+  CHECK(queries == 2 * layers + 5);
+  engine.stream.drain();
+  engine.steps.clear();
+}
+
+TEST_CASE("addresses beyond what the table holds are asked about again, and no others are known") {
+  chunkattn::cuda_detail::KnownPointers known;
+  std::vector<char> memory(1 << 16);
+  std::size_t remembered = 0;
+  for (std::size_t i = 0; i < memory.size(); i += 16) {
+    CHECK(!known.contains(&memory[i]));
+    known.insert(&memory[i]);
+    CHECK(known.contains(&memory[i]));
+  }
+  for (std::size_t i = 0; i < memory.size(); i += 16) remembered += known.contains(&memory[i]);
+  CHECK(remembered > 0);
+  CHECK(remembered < memory.size() / 16);
+  CHECK(!known.contains(nullptr));
+}
+
+TEST_CASE("bad input is named, and nothing has changed") {
+  simt::Device& device = simt::device();
+  const auto make = [](CudaOptions options = {}, CudaLimits limits = Engine::limits()) {
+    return ChunkAttention<Cuda, head_dim>(limits, options);
+  };
+  SUBCASE("no device") {
+    device.count = 0;
+    CHECK_THROWS_AS(make(), chunkattn::DeviceError);
+    device.count = 1;
+  }
+  SUBCASE("a device that is too old") {
+    device.major = 7;
+    CHECK_THROWS_WITH_AS(make(), doctest::Contains("compute capability = 7"),
+                         chunkattn::InvalidArgument);
+    device.major = 9;
+  }
+  SUBCASE("too little shared memory") {
+    device.shared_per_block = 8192;
+    CHECK_THROWS_WITH_AS(make(), doctest::Contains("HeadDim = 16"), chunkattn::InvalidArgument);
+    device.shared_per_block = 232448;
+  }
+  SUBCASE("out of device memory") {
+    device.fail("cudaMalloc", cudaErrorMemoryAllocation);
+    CHECK_THROWS_WITH_AS(make(), doctest::Contains("cudaMalloc("), chunkattn::DeviceError);
+    const auto held = device.memory.size();
+    device.fail("cudaMallocHost", cudaErrorMemoryAllocation);
+    CHECK_THROWS_AS(make(), chunkattn::DeviceError);
+    CHECK(device.memory.size() == held);  // nothing leaks
+  }
+  SUBCASE("a workspace that is too small") {
+    DeviceArray<unsigned char> memory(4096);
+    CudaOptions options;
+    options.workspace = memory.span().data();
+    options.workspace_bytes = 4096;
+    CHECK_THROWS_WITH_AS(make(options), doctest::Contains("workspace_bytes = 4096"),
+                         chunkattn::InvalidArgument);
+  }
+  SUBCASE("the caller's workspace") {
+    const auto bytes = ChunkAttention<Cuda, head_dim>::workspace_size(Engine::limits());
+    DeviceArray<unsigned char> memory(bytes);
+    CudaOptions options;
+    options.workspace = memory.span().data();
+    options.workspace_bytes = bytes;
+    const int mallocs = device.calls["cudaMalloc"];
+    (void)make(options);
+    CHECK(device.calls["cudaMalloc"] == mallocs);
+  }
+  SUBCASE("options") {
+    for (const float scale :
+         {-1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+      CudaOptions options;
+      options.sm_scale = scale;
+      CHECK_THROWS_WITH_AS(make(options), doctest::Contains("options.sm_scale = "),
+                           chunkattn::InvalidArgument);
+    }
+    CudaOptions options;
+    options.model.task_ps = -1;
+    CHECK_THROWS_WITH_AS(make(options), doctest::Contains("options.model.task_ps = -1"),
+                         chunkattn::InvalidArgument);
+    options.model = {};
+    options.model.min_split_tokens = 0;
+    CHECK_THROWS_WITH_AS(make(options), doctest::Contains("options.model.min_split_tokens = 0"),
+                         chunkattn::InvalidArgument);
+  }
+  SUBCASE("limits") {
+    CudaLimits limits = Engine::limits();
+    limits.num_qo_heads = 5;
+    CHECK_THROWS_WITH_AS(make({}, limits), doctest::Contains("num_qo_heads = 5"),
+                         chunkattn::InvalidArgument);
+    limits = Engine::limits();
+    limits.max_rows = 1 << 20;
+    limits.num_kv_heads = 1 << 10;
+    limits.num_qo_heads = 1 << 11;
+    CHECK_THROWS_WITH_AS(make({}, limits), doctest::Contains("limits.num_qo_heads = 2048"),
+                         chunkattn::InvalidArgument);
+    limits = Engine::limits();
+    limits.max_rows = 0;
+    CHECK_THROWS_AS(make({}, limits), chunkattn::InvalidArgument);
+  }
+}
+
+TEST_CASE("bad arguments of a step are named, and the next step is right") {
+  simt::current_schedule() = {};
+  Engine engine(18);
+  for (int i = 0; i < 2; ++i) {
+    engine.sequences.push_back(engine.tree.insert(engine.prompt(30, 4)));
+    engine.prefill(engine.sequences.size() - 1);
+  }
+  engine.drain_and_check();
+  engine.decode_plan();
+  Step& step = engine.new_step();
+  const auto layer = engine.cache.layer(0);
+  const auto run = [&](auto q, simt::Stream* stream) {
+    engine.attention->run(layer, engine.view, q, step.out->span(), {}, stream);
+  };
+  std::vector<half> host(step.q->size);
+  CHECK_THROWS_WITH_AS(run(std::span<half>(host), &engine.stream), doctest::Contains("q = "),
+                       chunkattn::InvalidArgument);
+  CHECK_THROWS_WITH_AS(run(step.q->span().first(16), &engine.stream),
+                       doctest::Contains("q.size() = 16"), chunkattn::InvalidArgument);
+  simt::Stream other;
+  other.device = 1;
+  CHECK_THROWS_WITH_AS(run(step.q->span(), &other), doctest::Contains("stream = 1"),
+                       chunkattn::InvalidArgument);
+  simt::device().fail("launch", cudaErrorLaunchFailure);
+  CHECK_THROWS_AS(run(step.q->span(), &engine.stream), chunkattn::DeviceError);
+  engine.steps.clear();
+  engine.tree.check_invariants();
+  engine.enqueue();
+  engine.submit();
+  engine.drain_and_check();
+}
+
+TEST_CASE("the cache grows without moving a slot") {
+  KvCache<Cuda, half> cache(64, {2, 8, 128}, 3);
+  const auto before = cache.layer(1);
+  const half* place = before.k_row(2, 3, 4);
+  const auto per_slab = cache.bytes() / cache.bytes_per_slot();
+  cache.grow(per_slab + 1);
+  CHECK(before.k_row(2, 3, 4) == place);
+  CHECK(cache.layer(1).k_slabs == before.k_slabs);
+  CHECK(cache.bytes() == 2 * per_slab * cache.bytes_per_slot());
+  simt::device().fail("cudaMalloc", cudaErrorMemoryAllocation);
+  CHECK_THROWS_AS(cache.grow(2 * per_slab + 1), chunkattn::DeviceError);
+  CHECK(cache.num_slots() == per_slab + 1);
+  cache.grow(2 * per_slab + 1);
+}
+
+TEST_CASE("every kernel is loaded and set up by the constructor") {
+  simt::Device& device = simt::device();
+  device.kernels.clear();
+  device.late_loads = 0;
+  Engine engine(21);
+  simt::current_schedule() = {};
+  const int sets = device.calls["cudaFuncSetAttribute"];
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 4)));
+  engine.prefill(0);
+  engine.decode_plan();
+  engine.enqueue();
+  engine.submit();
+  engine.drain_and_check();
+  CHECK(device.late_loads == 0);
+  CHECK(device.calls["cudaFuncSetAttribute"] == sets);
+}
+
+TEST_CASE("the driver says how many blocks run at the same time") {
+  simt::Device& device = simt::device();
+  const auto blocks = [] { return ChunkAttention<Cuda, head_dim>(Engine::limits()).num_blocks(); };
+  CHECK(blocks() == 2 * device.sms);
+  device.blocks_by_registers = 1;
+  CHECK(blocks() == device.sms);
+  device.blocks_by_registers = 0;
+  CHECK_THROWS_WITH_AS(blocks(), doctest::Contains("HeadDim = 16"), chunkattn::InvalidArgument);
+  device.blocks_by_registers = 2;
+}
+
+TEST_CASE("layer() does not grow inside a capture") {
+  Tree tree;
+  KvCache<Cuda, half> cache(tree, {1, kv_heads, head_dim});
+  std::vector<int> tokens(40);
+  Tree::Sequence sequence = tree.insert(tokens);
+  for (const bool blocking : {true, false}) {
+    simt::Stream stream;
+    stream.blocking = blocking;
+    simt::Graph graph(stream);
+    const auto bytes = cache.bytes();
+    // Nothing tells of a non-blocking stream's capture but the stream itself.
+    CHECK_THROWS_WITH_AS(blocking ? cache.layer(0) : cache.layer(0, &stream),
+                         doctest::Contains("before the capture"), chunkattn::InvalidArgument);
+    CHECK(cache.bytes() == bytes);
+    graph.end();
+    CHECK(simt::device().capture_violations == 0);
+  }
+  CHECK(cache.layer(0).num_slots > 0);
+  simt::Stream stream;
+  simt::Graph graph(stream);
+  CHECK_NOTHROW((void)cache.layer(0, &stream));  // large enough now
+  graph.end();
+}
+
+TEST_CASE("two streams at the same time are refused where streams are watched") {
+  for (const bool watched : {true, false}) {
+    CudaOptions options;
+    options.check_streams = watched;
+    Engine engine(22, options);
+    simt::current_schedule() = {};
+    engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 4)));
+    engine.prefill(0);
+    engine.drain_and_check();
+    engine.decode_plan();
+    engine.enqueue();
+    simt::Stream other;
+    Step& step = engine.steps.front();
+    const auto run_on_other = [&] {
+      engine.attention->run(engine.cache.layer(0), engine.view, step.q->span(), step.out->span(),
+                            {}, &other);
+    };
+    if (watched) {
+      CHECK_THROWS_WITH_AS(run_on_other(),
+                           doctest::Contains("stream = non-null: expected the stream"),
+                           chunkattn::InvalidArgument);
+      engine.stream.drain();
+    }
+    CHECK_NOTHROW(run_on_other());
+    engine.stream.drain();
+    other.drain();
+    engine.submit();
+    engine.drain_and_check();
+  }
+}
+
+TEST_CASE("after a failed upload its buffer is used again only when its copies have landed") {
+  for (const bool copies_first : {true, false}) {
+    const char* failing = copies_first ? "cudaMemcpyAsync" : "cudaEventRecord";
+    CAPTURE(copies_first);
+    Engine engine(23);
+    simt::current_schedule() = {};
+    simt::device().early_reuses = 0;
+    engine.sequences.push_back(engine.tree.insert(engine.prompt(40, 4)));
+    engine.prefill(0);
+    engine.drain_and_check();
+    // Plans with rows far apart in the workspace: several copies each, of which the second
+    // fails, or the event behind them.
+    for (int i = 0; i < 4; ++i) {
+      engine.decode_plan();
+      if (i == 0) simt::device().fail(failing, cudaErrorLaunchFailure, copies_first ? 1 : 0);
+      try {
+        engine.attention->prepare(engine.view, &engine.stream);
+      } catch (const chunkattn::DeviceError&) {
+        CHECK(i == 0);
+      }
+      engine.open.reset();  // cancelled
+      if (i < 3) engine.sequences.push_back(engine.sequences[0].fork());
+    }
+    CHECK(simt::device().failing_call.empty());
+    engine.stream.drain();
+    CHECK(simt::device().early_reuses == 0);
+  }
+}

@@ -1,0 +1,179 @@
+// An engine of one layer on the fake device: a tree, a cache, sequences; steps are checked against
+// the oracle when the stream has been drained.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "chunkattn/attention/reference.hpp"
+#include "chunkattn/plan/attention_plan.hpp"
+#include "chunkattn/tree/prefix_tree.hpp"
+#include "simt/runtime.hpp"
+#include "support/random.hpp"
+#include "support/random_plan.hpp"
+// After the fakes, which take the place of the CUDA runtime and of ptx.cuh.
+#include "chunkattn/cuda/chunk_attention.cuh"
+#include "chunkattn/cuda/kv_cache.cuh"
+
+namespace simt {
+
+using chunkattn::AttentionPlan;
+using chunkattn::ChunkAttention;
+using chunkattn::Cuda;
+using chunkattn::CudaLimits;
+using chunkattn::CudaOptions;
+using chunkattn::half;
+using chunkattn::KvCache;
+using Tree = chunkattn::PrefixTree<int, 16>;
+
+inline constexpr int head_dim = 16;
+inline constexpr int kv_heads = 2;
+inline constexpr int qo_heads = 6;
+
+inline chunkattn::CostModel engine_model() {
+  chunkattn::CostModel model;
+  model.task_ps = 0;
+  model.merge_ps = 0;
+  model.launch_ps = 0;
+  model.min_split_tokens = 64;
+  return model;
+}
+
+template <class T>
+struct DeviceArray {
+  chunkattn::cuda_detail::DeviceMemory memory;
+  std::size_t size;
+  explicit DeviceArray(std::size_t n) : memory(n * sizeof(T)), size(n) {}
+  std::span<T> span() { return {reinterpret_cast<T*>(memory.data()), size}; }
+  std::span<T> first(std::size_t n) { return span().first(n); }
+};
+
+// A plan's arrays as they were, for the oracle later on.
+inline test::RandomPlan snapshot(const chunkattn::PlanView& view) {
+  test::RandomPlan plan;
+  const auto n = static_cast<std::size_t>(view.num_rows);
+  plan.chunk_size = view.chunk_size;
+  plan.segments.assign(view.segments, view.segments + view.num_segments);
+  plan.pieces.assign(view.pieces, view.pieces + view.num_pieces);
+  plan.row_token.assign(view.row_token, view.row_token + n);
+  plan.row_kv_len.assign(view.row_kv_len, view.row_kv_len + n);
+  plan.row_segment.assign(view.row_segment, view.row_segment + n);
+  return plan;
+}
+
+struct Step {
+  test::RandomPlan plan;
+  std::unique_ptr<DeviceArray<half>> q, k, v, out;
+  std::unique_ptr<DeviceArray<float>> lse;
+};
+
+// An engine of one layer: a tree, a cache, sequences; steps are checked when the stream drained.
+struct Engine {
+  explicit Engine(std::uint64_t stream_number, CudaOptions options = {}) : random(stream_number) {
+    options.model = engine_model();
+    attention = std::make_unique<ChunkAttention<Cuda, head_dim>>(limits(), options);
+  }
+  static CudaLimits limits() {
+    CudaLimits limits;
+    limits.max_rows = 64;
+    limits.num_qo_heads = qo_heads;
+    limits.num_kv_heads = kv_heads;
+    return limits;
+  }
+  std::vector<int> prompt(int shared, int own) {
+    std::vector<int> tokens;
+    for (int i = 0; i < shared; ++i) tokens.push_back(i);
+    for (int i = 0; i < own; ++i) tokens.push_back(random.uniform(1000, 1 << 30));
+    return tokens;
+  }
+
+  // Queries, K and V of the planned rows; nothing runs yet.
+  Step& new_step() {
+    const auto rows = static_cast<std::size_t>(view.num_rows);
+    Step& step = steps.emplace_back();
+    step.plan = snapshot(view);
+    step.q = std::make_unique<DeviceArray<half>>(rows * qo_heads * head_dim);
+    step.out = std::make_unique<DeviceArray<half>>(rows * qo_heads * head_dim);
+    step.k = std::make_unique<DeviceArray<half>>(rows * kv_heads * head_dim);
+    step.v = std::make_unique<DeviceArray<half>>(rows * kv_heads * head_dim);
+    step.lse = std::make_unique<DeviceArray<float>>(rows * qo_heads);
+    random.fill(step.q->span());
+    random.fill(step.k->span());
+    random.fill(step.v->span());
+    return step;
+  }
+  void enqueue() {
+    Step& step = new_step();
+    attention->write(cache.layer(0), view, step.k->span(), step.v->span(), &stream);
+    attention->run(cache.layer(0), view, step.q->span(), step.out->span(), step.lse->span(),
+                   &stream);
+  }
+  // The host goes on; the device is as late as it may be.
+  void submit() {
+    in_flight.push_back(std::move(*open).submitted());
+    open.reset();
+    if (in_flight.size() == 4) drain_and_check();
+  }
+  void drain_and_check() {
+    stream.drain();
+    for (Step& step : steps) {
+      const auto reference = chunkattn::reference_attention(cache.layer(0), step.plan.view(),
+                                                            std::span<const half>(step.q->span()));
+      const auto report = chunkattn::compare_with_reference(
+          reference, std::span<const half>(step.out->span()), 0x1p-11);
+      CHECK(report.worst <= 1.0);
+    }
+    steps.clear();
+    CHECK(device().early_reuses == 0);
+    for (Tree::InFlight& step : in_flight) {
+      Tree::Finished finished = std::move(step).finished();
+      for (const auto& row : finished.rows()) finished.commit(row, random.uniform(1000, 1 << 30));
+    }
+    in_flight.clear();
+  }
+
+  void begin() { open.emplace(tree.begin_step()); }
+  void add(std::size_t index, std::size_t budget = 1) {
+    REQUIRE(bool(open->add(sequences[index], budget)));
+  }
+  void build() { view = plan.build(*open); }
+
+  // 40 tokens at a time.
+  void prefill(std::size_t index) {
+    while (sequences[index].num_uncomputed() > 0) {
+      begin();
+      add(index, 40);
+      build();
+      enqueue();
+      submit();
+    }
+  }
+  void decode_plan() {
+    begin();
+    for (std::size_t i = 0; i < sequences.size(); ++i) add(i);
+    build();
+  }
+
+  test::Random random;
+  Stream stream;
+  Tree tree;
+  KvCache<Cuda, half> cache{tree, {1, kv_heads, head_dim}};
+  std::unique_ptr<ChunkAttention<Cuda, head_dim>> attention;
+  AttentionPlan plan;
+  Tree::StepView view;
+  std::vector<Tree::Sequence> sequences;
+  std::deque<Step> steps;
+  std::optional<Tree::Step> open;
+  std::deque<Tree::InFlight> in_flight;
+};
+
+inline void shuffled(std::uint64_t seed) {
+  current_schedule() = {Order::shuffled, Copies::at_wait, seed};
+}
+
+}  // namespace simt
