@@ -104,6 +104,8 @@ def check(nvcc, disassembler, work, arch, head_dim, element):
     if disassembler:
         sass = subprocess.run([disassembler, "--dump-sass", cubin], capture_output=True, text=True).stdout
         for function in re.split(r"\bFunction : ", sass)[1:]:
+            if re.search(r"\bI2F\.U64\b", function):
+                failures.append(f"{where}: {function.split()[0]} divides 64-bit integers")
             if "chunk_first" not in function and "sequence_first" not in function:
                 continue
             mma = len(re.findall(r"\bHMMA\.16816", function))

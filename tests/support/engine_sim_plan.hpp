@@ -98,8 +98,23 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
       }
       step.writes.push_back(touched({w.slot, w.offset}, entry, e, p));
     }
+    check_copies_apart(step);
     record_reads(step);
     for (std::int32_t i = 0; i < view.num_segments; ++i) check_segment(view, i);
+  }
+
+  // A backend may copy and write at the same time.
+  void check_copies_apart(const SimStep& step) const {
+    for (const Copy& copy : step.copies)
+      for (const Touched& write : step.writes) {
+        const auto inside = [&](SlotIndex slot, std::int32_t begin) {
+          return write.place.first == slot && write.place.second >= begin &&
+                 write.place.second < begin + copy.rows.length;
+        };
+        expect(!inside(copy.rows.source_slot, copy.rows.source_begin) &&
+                   !inside(copy.rows.target_slot, copy.rows.target_begin),
+               "no row that a step copies from or to is one that it writes");
+      }
   }
 
   void record_reads(SimStep& step) {

@@ -41,58 +41,73 @@ CHUNKATTN_DEVICE Piece16 read_piece(const X* from) {
   }
 }
 
-/// Stores K and V of the plan's tokens, one each of many sequences or runs of many. X: T or float.
+/// Performs one row copy for one KV head, by the whole block.
+template <class T>
+CHUNKATTN_DEVICE void copy_rows(const KvView<T>& kv, const RowCopy& copy, int head) {
+  const int pieces = kv.head_dim / 8;
+  for (int i = ptx::thread_index(); i < copy.length * pieces; i += small_threads) {
+    const int row = i / pieces;
+    const int piece = i % pieces * 8;
+    const int from = copy.source_begin + row;
+    const int to = copy.target_begin + row;
+    *reinterpret_cast<Piece16*>(kv.k_row(copy.target_slot, head, to) + piece) =
+        *reinterpret_cast<const Piece16*>(kv.k_row(copy.source_slot, head, from) + piece);
+    *reinterpret_cast<Piece16*>(kv.v_row(copy.target_slot, head, to) + piece) =
+        *reinterpret_cast<const Piece16*>(kv.v_row(copy.source_slot, head, from) + piece);
+  }
+}
+
+/// (token, KV head) pairs whose K and V one block stores at a time.
+CHUNKATTN_HD constexpr int written_lines(int head_dim) noexcept {
+  return small_threads / (head_dim / 8);
+}
+
+/// Stores K and V of the plan's tokens, one each of many sequences or runs of many, and performs
+/// the plan's row copies. In any order: no row that is copied from or to is one that the step
+/// writes. X: T or float.
 template <class T, class X>
 CHUNKATTN_KERNEL write_kernel(const WriteArguments<T, X> args) {
+  const int heads = args.kv.num_kv_heads;
   const int pieces = args.kv.head_dim / 8;
-  const int per_token = args.kv.num_kv_heads * pieces;
-  const std::int64_t items = std::int64_t{args.plan.header->num_rows} * per_token;
-  const int stride = ptx::grid_size() * small_threads;
-  for (std::int64_t i = ptx::block_index() * small_threads + ptx::thread_index(); i < items;
-       i += stride) {
-    const int token = static_cast<int>(i / per_token);
-    const int rest = static_cast<int>(i % per_token);
-    const int head = rest / pieces;
-    const int piece = rest % pieces;
-    const WriteTarget target = args.plan.writes[token];
+  const int lines_per_block = written_lines(args.kv.head_dim);
+  const int own_line = ptx::thread_index() / pieces;
+  const int piece = ptx::thread_index() % pieces;
+  // Lines fit 32 bits, one step beyond the last of them 32 without a sign.
+  const auto lines = static_cast<std::uint32_t>(args.plan.header->num_rows * heads);
+  const auto stride = static_cast<std::uint32_t>(ptx::grid_size() * lines_per_block);
+  auto line = static_cast<std::uint32_t>(ptx::block_index() * lines_per_block + own_line);
+  if (own_line >= lines_per_block) line = lines;  // threads left over
+  for (; line < lines; line += stride) {
+    const WriteTarget target = args.plan.writes[line / static_cast<std::uint32_t>(heads)];
     if (target.slot == no_slot) continue;
+    const int head = static_cast<int>(line % static_cast<std::uint32_t>(heads));
+    const std::int64_t from = (std::int64_t{line} * pieces + piece) * 8;
     *reinterpret_cast<Piece16*>(args.kv.k_row(target.slot, head, target.offset) + piece * 8) =
-        read_piece<T>(args.k + i * 8);
+        read_piece<T>(args.k + from);
     *reinterpret_cast<Piece16*>(args.kv.v_row(target.slot, head, target.offset) + piece * 8) =
-        read_piece<T>(args.v + i * 8);
+        read_piece<T>(args.v + from);
   }
+  const int copies = args.plan.header->num_copies * heads;
+  for (int i = ptx::block_index(); i < copies; i += ptx::grid_size())
+    copy_rows(args.kv, args.plan.copies[i / heads], i % heads);
 }
 
 template <class T>
 struct CopyArguments {
   PlanMemory plan;
-  KvView<T> first;          ///< used where `layers` is null
   const KvView<T>* layers;  ///< device array of num_layers views
   std::int32_t num_layers;
+  std::int32_t num_kv_heads;
 };
 
 /// Performs the plan's row copies in every layer. A block takes (copy, layer, KV head) triples.
 template <class T>
 CHUNKATTN_KERNEL copy_rows_kernel(const CopyArguments<T> args) {
-  const int heads = args.first.num_kv_heads;
-  const int pieces = args.first.head_dim / 8;
+  const int heads = args.num_kv_heads;
   const int items = args.plan.header->num_copies * args.num_layers * heads;
-  for (int item = ptx::block_index(); item < items; item += ptx::grid_size()) {
-    const int head = item % heads;
-    const int layer = item / heads % args.num_layers;
-    const RowCopy copy = args.plan.copies[item / heads / args.num_layers];
-    const KvView<T>& kv = args.layers != nullptr ? args.layers[layer] : args.first;
-    for (int i = ptx::thread_index(); i < copy.length * pieces; i += small_threads) {
-      const int row = i / pieces;
-      const int piece = i % pieces * 8;
-      const int from = copy.source_begin + row;
-      const int to = copy.target_begin + row;
-      *reinterpret_cast<Piece16*>(kv.k_row(copy.target_slot, head, to) + piece) =
-          *reinterpret_cast<const Piece16*>(kv.k_row(copy.source_slot, head, from) + piece);
-      *reinterpret_cast<Piece16*>(kv.v_row(copy.target_slot, head, to) + piece) =
-          *reinterpret_cast<const Piece16*>(kv.v_row(copy.source_slot, head, from) + piece);
-    }
-  }
+  for (int item = ptx::block_index(); item < items; item += ptx::grid_size())
+    copy_rows(args.layers[item / heads % args.num_layers],
+              args.plan.copies[item / heads / args.num_layers], item % heads);
 }
 
 /// A decode step for every row: each sees one position more and writes to the next place.

@@ -124,12 +124,12 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     checks_.pointer("v", v.data());
     prepare(plan, stream);
     const bool capturing = cuda_detail::is_capturing(stream);
-    if (capturing || view.num_copies > 0)
-      launch_copies<T>(layer, nullptr, 1, view, capturing, stream);
-    const std::int64_t rows = capturing ? limits_.max_rows : view.num_rows;
-    const std::int64_t items = rows * limits_.num_kv_heads * (HeadDim / 8);
-    const int grid =
-        small_grid((items + cuda_detail::small_threads - 1) / cuda_detail::small_threads);
+    // A graph is replayed with other plans: as large as any may need.
+    const std::int64_t heads = limits_.num_kv_heads;
+    const std::int64_t lines = (capturing ? limits_.max_rows : view.num_rows) * heads;
+    const std::int64_t copies = (capturing ? limits_.max_copies : view.num_copies) * heads;
+    constexpr int at_once = cuda_detail::written_lines(HeadDim);
+    const int grid = small_grid(std::max((lines + at_once - 1) / at_once, copies));
     const auto kernel = [&] {
       if constexpr (std::is_same_v<Source, T>)
         return kernels<T>().write;
@@ -151,10 +151,15 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     const PlanView& view = plan;
     check_layer(first);
     detail::check_argument(num_layers > 0, "num_layers", num_layers, "at least 1");
+    checks_.pointer("layers", layers, alignof(KvView<T>));
     prepare(plan, stream);
     const bool capturing = cuda_detail::is_capturing(stream);
-    if (capturing || view.num_copies > 0)
-      launch_copies<T>(first, layers, num_layers, view, capturing, stream);
+    if (!capturing && view.num_copies == 0) return;
+    const std::int64_t copies = capturing ? limits_.max_copies : view.num_copies;
+    cuda_detail::launch("copy_rows_kernel", kernels<T>().copy_rows,
+                        small_grid(copies * num_layers * limits_.num_kv_heads),
+                        cuda_detail::small_threads, 0, stream,
+                        {upload_.memory(), layers, num_layers, limits_.num_kv_heads});
     checks_.enqueued(stream);
   }
 
@@ -312,16 +317,6 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   [[nodiscard]] int small_grid(std::int64_t blocks) const noexcept {
     const std::int64_t most = std::int64_t{num_sms_} * 8;
     return static_cast<int>(std::max(std::int64_t{1}, std::min(blocks, most)));
-  }
-
-  template <class T>
-  void launch_copies(const KvView<T>& first, const KvView<T>* layers, int num_layers,
-                     const PlanView& view, bool capturing, cudaStream_t stream) {
-    const std::int64_t copies = capturing ? limits_.max_copies : view.num_copies;
-    cuda_detail::launch("copy_rows_kernel", kernels<T>().copy_rows,
-                        small_grid(copies * num_layers * limits_.num_kv_heads),
-                        cuda_detail::small_threads, 0, stream,
-                        {upload_.memory(), first, layers, num_layers});
   }
 
   CudaLimits limits_;

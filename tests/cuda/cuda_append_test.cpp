@@ -1,0 +1,104 @@
+// K/V of new tokens and row copies of forks by one launch, for every head dimension: under the
+// emulator.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "simt/emulator.hpp"
+#include "support/nan_place.hpp"
+#include "support/random.hpp"
+#include "support/random_plan.hpp"
+// After the emulator, which takes the place of ptx.cuh.
+#include "chunkattn/cuda/append.cuh"
+
+namespace {
+
+using chunkattn::half;
+using chunkattn::KvView;
+using namespace chunkattn::cuda_detail;
+
+constexpr int chunk = 16;
+constexpr int heads = 3;
+
+struct Plan {
+  PlanHeader header{};
+  std::vector<chunkattn::WriteTarget> writes;
+  std::vector<chunkattn::RowCopy> copies;
+
+  PlanMemory memory() {
+    PlanMemory memory{};
+    memory.header = &header;
+    memory.writes = writes.data();
+    memory.copies = copies.data();
+    return memory;
+  }
+};
+
+// Slots 0..3: copies go from 0 to 1 and within 1, tokens to 2 and 3.
+Plan make_plan(int tokens) {
+  Plan plan;
+  plan.copies = {{0, 3, 1, 5, 7}, {0, 0, 1, 0, 2}};
+  for (int t = 0; t < tokens; ++t) plan.writes.push_back({2 + t / chunk, t % chunk});
+  plan.writes[static_cast<std::size_t>(tokens / 2)].slot = chunkattn::no_slot;
+  plan.header.num_rows = tokens;
+  plan.header.num_copies = static_cast<int>(plan.copies.size());
+  return plan;
+}
+
+}  // namespace
+
+TEST_CASE("tokens and row copies reach their places by one launch") {
+  test::Random random(41);
+  for (const int head_dim : {16, 64, 96, 128, 256})
+    for (const int grid : {1, 3, 20}) {
+      CAPTURE(head_dim);
+      CAPTURE(grid);
+      test::KvStorage<half> kv(4, heads, chunk, head_dim);
+      random.fill(std::span(kv.k));
+      random.fill(std::span(kv.v));
+      const test::KvStorage<half> before = test::copy_of<half>(kv);
+      const int tokens = random.uniform(1, 2 * chunk);
+      Plan plan = make_plan(tokens);
+      std::vector<Piece16> k(static_cast<std::size_t>(tokens * heads * head_dim / 8)), v(k.size());
+      const std::span<half> new_k(reinterpret_cast<half*>(k.data()), k.size() * 8);
+      const std::span<half> new_v(reinterpret_cast<half*>(v.data()), v.size() * 8);
+      random.fill(new_k);
+      random.fill(new_v);
+      simt::current_schedule() = {simt::Order::shuffled, simt::Copies::at_wait, random.bits()};
+      simt::launch(grid, small_threads, 0, [&] {
+        write_kernel<half, half>({plan.memory(), kv.view, new_k.data(), new_v.data()});
+      });
+
+      int wrong = 0;
+      const auto expect = [&](int slot, int head, int row, const half* k_row, const half* v_row) {
+        for (int d = 0; d < head_dim; ++d)
+          wrong += !(kv.view.k_row(slot, head, row)[d] == k_row[d]) +
+                   !(kv.view.v_row(slot, head, row)[d] == v_row[d]);
+      };
+      for (int head = 0; head < heads; ++head) {
+        std::vector<int> written(4 * chunk, 0);
+        for (int t = 0; t < tokens; ++t) {
+          const auto target = plan.writes[static_cast<std::size_t>(t)];
+          if (target.slot == chunkattn::no_slot) continue;
+          const auto from = static_cast<std::size_t>((t * heads + head) * head_dim);
+          expect(target.slot, head, target.offset, &new_k[from], &new_v[from]);
+          ++written[static_cast<std::size_t>(target.slot * chunk + target.offset)];
+        }
+        for (const auto& copy : plan.copies)
+          for (int i = 0; i < copy.length; ++i) {
+            expect(copy.target_slot, head, copy.target_begin + i,
+                   before.view.k_row(copy.source_slot, head, copy.source_begin + i),
+                   before.view.v_row(copy.source_slot, head, copy.source_begin + i));
+            ++written[static_cast<std::size_t>(copy.target_slot * chunk + copy.target_begin + i)];
+          }
+        for (int place = 0; place < 4 * chunk; ++place) {  // and nothing else has changed
+          if (written[static_cast<std::size_t>(place)] > 0) continue;
+          const int slot = place / chunk, row = place % chunk;
+          expect(slot, head, row, before.view.k_row(slot, head, row),
+                 before.view.v_row(slot, head, row));
+        }
+      }
+      CHECK(wrong == 0);
+    }
+}
