@@ -29,6 +29,10 @@ NEWER = ["100a", "120a"]
 # Registers that allow the tuned number of blocks of 128 threads per multiprocessor (65536 each).
 MAX_REGISTERS = {16: 255, 64: 255, 96: 255, 128: 255, 256: 255}
 
+# The loop over KV tiles at head_dim 128, as machine code has it with its rare branches: at most so many
+# instructions in a tile of 64, 32 and 16 rows.
+MAX_LOOP = {64: 1200, 32: 970, 16: 850}
+
 
 def find_nvcc():
     nvcc = os.environ.get("NVCC") or shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
@@ -77,6 +81,20 @@ def parse(text):
             name = None
 
 
+def loops(function):
+    """(instructions, HMMA among them) of each innermost loop with HMMA, by HMMA, the most first."""
+    code = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", function)]
+    found = []
+    for at, text in code:
+        target = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", text)
+        if target and int(target[1], 16) <= at:
+            body = [t for a, t in code if int(target[1], 16) <= a <= at]
+            found.append((int(target[1], 16), at, len(body), sum("HMMA" in t for t in body)))
+    found = [loop for loop in found if loop[3]]
+    innermost = [a for a in found if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in found)]
+    return sorted([loop[2:] for loop in innermost], key=lambda loop: -loop[1])
+
+
 def check(nvcc, disassembler, work, arch, head_dim, element):
     """Compiles one configuration. Returns what to print and what failed."""
     lines, failures = [], []
@@ -111,7 +129,12 @@ def check(nvcc, disassembler, work, arch, head_dim, element):
             mma = len(re.findall(r"\bHMMA\.16816", function))
             copies = len(re.findall(r"\bLDGSTS\.E\.(?:\w+\.)*128", function))
             local = len(re.findall(r"\b(?:LDL|STL)\b", function))
-            lines.append(f"{where:34} {mma} HMMA.16816, {copies} LDGSTS.128, {local} local accesses")
+            bodies = dict(zip([64, 32, 16], [length for length, _ in loops(function)]))
+            lines.append(f"{where:34} {mma} HMMA.16816, {copies} LDGSTS.128, {local} local accesses, loops of "
+                         f"{', '.join(map(str, bodies.values()))} instructions")
+            if head_dim == 128:
+                failures += [f"{where}: {bodies.get(rows)} instructions in the loop of {rows} rows"
+                             for rows, most in MAX_LOOP.items() if bodies.get(rows, most + 1) > most]
             if not mma or not copies or local:
                 failures.append(f"{where}: machine code lacks HMMA or LDGSTS, or uses local memory")
     return lines, failures

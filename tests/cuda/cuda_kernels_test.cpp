@@ -147,6 +147,27 @@ TEST_CASE("logits up to +-80 stay exact") {
   }
 }
 
+TEST_CASE("a scale of any size leaves masked rows alone") {
+  test::Random random(12);
+  for (const float scale : {1e-30f, 1e-10f, 1e10f, 1e30f}) {
+    Case c = random_case(random);
+    c.plan.max_queries = 20;  // rows that see nothing of a tile stand beside rows that do
+    test::AttentionCase<half, half> problem(random, c.plan, 16, 1, c.group);
+    shuffle_turns(random);
+    const auto got = simt::attention_step<half, 16>(problem.kv.view, problem.plan.view(),
+                                                    std::span<const half>(problem.q),
+                                                    simt::eager_model(), 2, 3, scale);
+    const auto reference = chunkattn::reference_attention(problem.kv.view, problem.plan.view(),
+                                                          std::span<const half>(problem.q), scale);
+    CAPTURE(scale);
+    int nans = 0;
+    for (const half x : got.out) nans += std::isnan(chunkattn::to_float(x));
+    CHECK(nans == 0);
+    CHECK(
+        chunkattn::compare_with_reference(reference, std::span<const half>(got.out), 0x1p-11).ok());
+  }
+}
+
 TEST_CASE("the order of turns and the time of copies do not change a bit") {
   test::Random random(6);
   test::RandomPlanOptions options;

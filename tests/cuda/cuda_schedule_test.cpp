@@ -246,6 +246,24 @@ TEST_CASE("one ldmatrix phase touches every bank once") {
       }
 }
 
+TEST_CASE("four rows of an accumulator are stored into different banks") {
+  for (const int columns : {16, 64, 96, 128, 256})
+    for (int row = 0; row < 16; ++row) {
+      std::set<int> places;
+      for (int column = 0; column < columns; ++column) {
+        const int place = accumulator_column(columns, row, column);
+        CHECK(place / 4 * 4 + column % 4 == place);  // groups of four stay together
+        places.insert(place);
+      }
+      CHECK(places.size() == static_cast<std::size_t>(columns));  // and none is lost
+      CHECK(*places.rbegin() == columns - 1);
+      std::set<int> banks;
+      for (int r = row / 4 * 4; r < row / 4 * 4 + 4; ++r)
+        banks.insert((r * columns + accumulator_column(columns, r, 0)) % 32 / 8);
+      CHECK(banks.size() == 4);
+    }
+}
+
 TEST_CASE("stages fit the device and keep enough bytes in flight") {
   struct Machine {
     const char* name;

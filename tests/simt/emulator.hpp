@@ -365,6 +365,12 @@ V shuffle_xor(V value, int mask) {
   });
 }
 
+inline bool any(bool condition) {
+  return block().template collective<bool, bool>("any", condition, [](const bool* in, bool* out) {
+    std::fill(out, out + 32, std::find(in, in + 32, true) != in + 32);
+  });
+}
+
 inline int atomic_add(int* target, int value) {
   const int old = *target;
   *target += value;
@@ -487,6 +493,12 @@ std::uint32_t pack(float low, float high) {
 
 inline float exp2(float x) {
   return std::exp2(x);
+}
+inline float max(float a, float b) {
+  return std::fmax(a, b);
+}
+inline float fma(float a, float b, float c) {
+  return std::fma(a, b, c);
 }
 inline float log2(float x) {
   return std::log2(x);

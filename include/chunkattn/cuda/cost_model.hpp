@@ -19,11 +19,12 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// multiprocessors with two blocks each: 16 bytes per ns and block) and an mma.sync rate of about
 /// 450 TFLOP/s. They are estimates until the sweep of bench/cuda_sweep.cu has been fitted.
 struct CostModel {
-  std::int32_t num_blocks = 264;        ///< blocks that run at the same time
-  std::int64_t ps_per_kib = 63000;      ///< one block reading or writing 1 KiB of device memory
-  std::int64_t ps_per_mflop = 590000;   ///< one block doing 10^6 floating-point operations
-  std::int64_t task_ps = 1500000;       ///< start, first loads, epilogue
-  std::int64_t merge_ps = 500000;       ///< 128 threads reading their columns of one partial result
+  std::int32_t num_blocks = 264;       ///< blocks that run at the same time
+  std::int64_t ps_per_kib = 63000;     ///< one block reading or writing 1 KiB of device memory
+  std::int64_t ps_per_mflop = 590000;  ///< one block doing 10^6 floating-point operations
+  std::int64_t task_ps = 1500000;      ///< start, first loads, epilogue
+  /// 128 threads reading their columns of one partial result; four reads are under way at a time.
+  std::int64_t merge_ps = 150000;
   std::int64_t launch_ps = 2500000;     ///< one more kernel on the stream
   std::int32_t min_split_tokens = 128;  ///< no KV split is shorter
 

@@ -102,7 +102,8 @@ class KvSplits {
     caps_[0] = caps_[1] = uncut;
     if (!apply()) return false;
     best_ = play();
-    for (const int kind : {0, 1}) search(kind);
+    // Shared runs once more, since cut runs of sequences join their launch.
+    for (const int kind : {0, 1, 0}) search(kind);
     return apply();
   }
 
@@ -141,7 +142,7 @@ class KvSplits {
         std::min<std::int64_t>(tokens / model_.min_split_tokens, 4 * longest / even + 1);
     candidates_.clear();
     const std::int64_t kept = caps_[kind];
-    for (std::int64_t pieces = 2; pieces <= most; ++pieces) {
+    for (std::int64_t pieces = 1; pieces <= most; ++pieces) {
       caps_[kind] = (longest + pieces - 1) / pieces;
       if (!apply()) break;  // nor would more of them fit
       candidates_.push_back({bound(), caps_[kind]});

@@ -11,10 +11,14 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace cuda_detail {
 
-/// The maximum (base 2, scaled) of a row that has seen nothing. Finite, so that differences are
-/// ordinary numbers under fast-math; a masked logit is lower still.
+/// The maximum of a row that has seen nothing, of q k and scaled in base 2. Finite, so that
+/// differences are ordinary numbers.
+inline constexpr float empty_max = -1.0e30f;
 inline constexpr float empty_max2 = -1.0e30f;
-inline constexpr float masked_logit2 = -3.0e38f;
+inline constexpr float lowest_max2 = -3.0e38f;
+
+/// Beyond this a scaled logit is rounded by more than 2^-8.
+inline constexpr float far_max2 = 65536.0f;
 
 /// What both attention kernels are given. T: half or bfloat16.
 template <class T>
@@ -35,6 +39,10 @@ struct alignas(8) Packed4 {
   std::uint32_t words[2];
 };
 
+struct alignas(8) Float2 {
+  float v[2];
+};
+
 struct alignas(16) Float4 {
   float v[4];
 };
@@ -50,10 +58,9 @@ struct RowResult {
   SoftmaxState state{empty_max2, 0.0f};
   float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};  ///< weighted values, not normalised
 
-  /// Adds a part whose weighted values stand at `value`, which is not read where it is empty.
-  CHUNKATTN_DEVICE void add(SoftmaxState part, const float* value) {
+  /// Adds a part with the weighted values `v`, which count for nothing where it is empty.
+  CHUNKATTN_DEVICE void add(SoftmaxState part, const Float4& v) {
     if (part.empty()) return;
-    const Float4 v = *reinterpret_cast<const Float4*>(value);
     const MergedState merged = merge_states<Base2>(state, part);
     for (int j = 0; j < 4; ++j) o[j] = merged.weight_a * o[j] + merged.weight_b * v.v[j];
     state = merged.state;
@@ -74,8 +81,36 @@ CHUNKATTN_DEVICE void add_warps(const unsigned char* shared, int row, int column
     const int warp =
         (w * Warps::row_warps + row / 16) * Warps::column_warps + column / Warps::warp_columns;
     const int warp_row = warp * 16 + row % 16;
-    result.add(stats[warp_row],
-               accumulators + warp_row * Warps::warp_columns + column % Warps::warp_columns);
+    const float* values =
+        accumulators + warp_row * Warps::warp_columns +
+        accumulator_column(Warps::warp_columns, row, column % Warps::warp_columns);
+    result.add(stats[warp_row], *reinterpret_cast<const Float4*>(values));
+  }
+}
+
+/// Adds the partial results that a task merges, in path order. They are read a few at a time: one
+/// after the other, each read would wait for the one before.
+template <int HeadDim>
+CHUNKATTN_DEVICE void add_partials(const PlanMemory& plan, const Task& task, int row_partial,
+                                   int column, RowResult& result) {
+  constexpr int at_once = 4;
+  const std::int32_t* merges = plan.merges + task.merge_begin;
+  for (int first = 0; first < task.merge_count; first += at_once) {
+    float lse[at_once];
+    Float4 values[at_once];
+    CHUNKATTN_UNROLL
+    for (int i = 0; i < at_once; ++i) {
+      const int p = first + i < task.merge_count ? first + i : first;
+      const std::int64_t index = merges[p] + row_partial;
+      lse[i] = plan.partial_lse[index];
+      values[i] = *reinterpret_cast<const Float4*>(plan.partial_out + index * HeadDim + column);
+    }
+    CHUNKATTN_UNROLL
+    for (int i = 0; i < at_once; ++i) {
+      const bool none =
+          first + i >= task.merge_count || lse[i] <= empty_max2;  // a NaN is something
+      result.add({lse[i], none ? 0.0f : 1.0f}, values[i]);
+    }
   }
 }
 
@@ -90,19 +125,12 @@ CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T>& args, const Task& 
   const int* row_index = reinterpret_cast<const int*>(shared + Layout::row_index);
   const int* row_partial = reinterpret_cast<const int*>(shared + Layout::row_partial);
   constexpr int vectors = HeadDim / 4;
-  const int num_merges = Final ? task.merge_count : 0;
-  const std::int32_t* merges = args.plan.merges + task.merge_begin;
 
   for (int i = ptx::thread_index(); i < task.row_count * vectors; i += block_threads) {
     const int row = i / vectors;
     const int column = i % vectors * 4;
     RowResult result;
-    for (int p = 0; p < num_merges; ++p) {
-      const std::int64_t index = merges[p] + row_partial[row];
-      const float lse = args.plan.partial_lse[index];
-      result.add({lse, lse <= empty_max2 ? 0.0f : 1.0f},
-                 args.plan.partial_out + index * HeadDim + column);
-    }
+    if constexpr (Final) add_partials<HeadDim>(args.plan, task, row_partial[row], column, result);
     if (streamed) add_warps<HeadDim, TileRows>(shared, row, column, result);
     const float scale = normaliser(result.state);
     float(&o)[4] = result.o;

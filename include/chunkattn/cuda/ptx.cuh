@@ -76,6 +76,11 @@ CHUNKATTN_DEVICE V shuffle_xor(V value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
 
+/// Whether `condition` holds in any lane. All 32 lanes take part.
+CHUNKATTN_DEVICE bool any(bool condition) {
+  return __any_sync(0xffffffffu, condition) != 0;
+}
+
 CHUNKATTN_DEVICE int atomic_add(int* target, int value) {
   return atomicAdd(target, value);
 }
@@ -152,6 +157,16 @@ CHUNKATTN_DEVICE float exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+/// The greater one; `a` where `b` is NaN and the other way round.
+CHUNKATTN_DEVICE float max(float a, float b) {
+  return fmaxf(a, b);
+}
+
+/// a * b + c, rounded once.
+CHUNKATTN_DEVICE float fma(float a, float b, float c) {
+  return fmaf(a, b, c);
 }
 
 CHUNKATTN_DEVICE float log2(float x) {

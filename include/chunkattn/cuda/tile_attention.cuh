@@ -13,61 +13,10 @@
 
 #include "../base/bit_cast.hpp"
 #include "merge.cuh"
+#include "piece_cursor.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace cuda_detail {
-
-/// Walks the pieces of a path: where is the K/V row of a position?
-class PieceCursor {
- public:
-  CHUNKATTN_DEVICE PieceCursor(const PlanMemory& plan, const Task& task)
-      : plan_(plan), deepest_(task.segment) {}
-
-  /// The piece that holds `position`, which lies on the path and never goes back.
-  CHUNKATTN_DEVICE const Piece& seek(int position) {
-    if (position < piece_.position + piece_.length) return piece_;
-    if (position >= segment_end_) {
-      enter_segment(position);
-    } else {  // mostly the very next one
-      piece_ = plan_.pieces[++index_];
-      if (position < piece_.position + piece_.length) return piece_;
-    }
-    int high = last_;  // ends beyond `position`
-    while (index_ < high) {
-      const int middle = (index_ + high) / 2;
-      const Piece& piece = plan_.pieces[middle];
-      if (position >= piece.position + piece.length)
-        index_ = middle + 1;
-      else
-        high = middle;
-    }
-    piece_ = plan_.pieces[index_];
-    return piece_;
-  }
-
- private:
-  // From the deepest segment up: paths are short, and this happens once per segment.
-  CHUNKATTN_DEVICE void enter_segment(int position) {
-    const Segment* segment = &plan_.segments[deepest_];
-    while (position < segment->position) segment = &plan_.segments[segment->parent];
-    segment_end_ = segment->position + segment->length;
-    index_ = segment->piece_begin;
-    last_ = index_ + segment->piece_count - 1;
-  }
-
-  const PlanMemory& plan_;
-  int deepest_;
-  Piece piece_{0, 0, 0, 0};
-  int segment_end_ = 0;
-  int index_ = 0;
-  int last_ = 0;
-};
-
-template <class T>
-struct TokenRows {
-  const T* k;
-  const T* v;  ///< null: nothing to read, zeros
-};
 
 /// Queries, K/V stages and tables of one block, and the loop over them.
 template <class T, int HeadDim, int TileRows>
@@ -104,7 +53,7 @@ class TileAttention {
     if (num_tiles == 0) return false;
 
     const int stages = args_.num_stages;
-    for (int tile = 0; tile < stages; ++tile) make_token_table(begin, tile, end);
+    for (int tile = 0; tile < stages; ++tile) make_token_table(begin + tile * kv_tile, tile, end);
     load_queries();
     ptx::barrier();  // token tables
     for (int tile = 0; tile < stages - 1; ++tile) {
@@ -112,17 +61,19 @@ class TileAttention {
       ptx::cp_async_commit();
     }
 
+    int stage = 0;  // of this tile, and of the one `stages` on
     for (int tile = 0; tile < num_tiles; ++tile) {
       ptx::cp_async_wait(stages - 2);
       ptx::barrier();  // everyone's copies of this tile have landed; tile - 1 is used up
       if (tile == 0 && q_in_registers) read_query_fragments();
-      if (tile + stages - 1 < num_tiles) load_tile(tile + stages - 1);
+      if (tile + stages - 1 < num_tiles) load_tile(stage > 0 ? stage - 1 : stages - 1);
       ptx::cp_async_commit();
-      make_token_table(begin, tile + stages, end);
       const int tile_begin = begin + tile * kv_tile;
+      make_token_table(tile_begin + stages * kv_tile, stage, end);
       if (min_len_ < end && tile_begin + kv_tile > min_len_)
-        take_out_specials(tile % stages, tile_begin, end);
-      attend(tile % stages, begin + tile * kv_tile + kv_warp_ * Warps::warp_tokens, end);
+        take_out_specials(stage, tile_begin, end);
+      attend(stage, tile_begin + kv_warp_ * Warps::warp_tokens, end);
+      stage = stage + 1 < stages ? stage + 1 : 0;
     }
     ptx::cp_async_wait(0);
     ptx::barrier();  // the stages are free for the accumulators
@@ -175,10 +126,10 @@ class TileAttention {
 
   // Where the rows of a tile lie: one token per thread, the ring of tables one round ahead of the
   // copies that use it.
-  CHUNKATTN_DEVICE void make_token_table(int begin, int tile, int end) {
+  CHUNKATTN_DEVICE void make_token_table(int tile_begin, int stage, int end) {
     const int token = ptx::thread_index();
     if (token >= kv_tile) return;
-    const int position = begin + tile * kv_tile + token;
+    const int position = tile_begin + token;
     TokenRows<T> rows{args_.q, nullptr};  // any valid address: it is not read
     if (position < end) {
       const Piece& piece = cursor_.seek(position);
@@ -186,7 +137,7 @@ class TileAttention {
       rows.k = args_.kv.k_row(piece.slot, kv_head_, offset);
       rows.v = args_.kv.v_row(piece.slot, kv_head_, offset);
     }
-    token_table(tile % args_.num_stages)[token] = rows;
+    token_table(stage)[token] = rows;
   }
 
   CHUNKATTN_DEVICE TokenRows<T>* token_table(int stage) {
@@ -210,8 +161,7 @@ class TileAttention {
     }  // joins the group of the first tile
   }
 
-  CHUNKATTN_DEVICE void load_tile(int tile) {
-    const int stage = tile % args_.num_stages;
+  CHUNKATTN_DEVICE void load_tile(int stage) {
     const TokenRows<T>* table = token_table(stage);
     const ptx::SharedAddress k =
         ptx::shared_address(shared_ + Layout::stages) + stage * stage_bytes(HeadDim);
@@ -228,29 +178,25 @@ class TileAttention {
     }
   }
 
-  CHUNKATTN_DEVICE void read_query_fragment(int step, std::uint32_t (&fragment)[4]) {
+  CHUNKATTN_DEVICE void read_query_fragment(int start, int step, std::uint32_t (&fragment)[4]) {
     const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::q);
-    const int row = row_warp_ * 16 + lane_ % 16;
-    ptx::ldmatrix_x4(fragment, at_step(q, row, lane_ / 16, step));
+    ptx::ldmatrix_x4(fragment, q + at_step(start, step));
   }
 
   CHUNKATTN_DEVICE void read_query_fragments() {
+    const int start = swizzled(row_warp_ * 16 + lane_ % 16, lane_ / 16);
     CHUNKATTN_UNROLL
-    for (int step = 0; step < k_steps; ++step) read_query_fragment(step, query_[step]);
+    for (int step = 0; step < k_steps; ++step) read_query_fragment(start, step, query_[step]);
   }
 
-  // The address of 16-byte piece 2 * step + `piece` of row `row`, from that of step 0: the swizzle
-  // is an exclusive or, so a step is one more (where rows have a multiple of 8 pieces: others add
-  // up).
-  CHUNKATTN_DEVICE static ptx::SharedAddress at_step(ptx::SharedAddress tile, int row, int piece,
-                                                     int step) {
-    if constexpr (row_pieces % 8 == 0) {
-      const int start = swizzled(row, piece);
-      return tile + (start ^ (step * 32));
-    } else {
-      return tile + swizzled(row, step * 2 + piece);
-    }
+  // Where piece p + 2 * step of a row lies, from where piece p = 0 or 1 does: the swizzle is an
+  // exclusive or over the pieces of 64 or 128 bytes. It repeats after 8 rows, so that 16 rows on is
+  // 16 rows of bytes on.
+  CHUNKATTN_DEVICE static int at_step(int start, int step) {
+    if constexpr (row_pieces % 8 == 0) return start ^ (step * 32);
+    return (start ^ (step % 2 * 32)) + step / 2 * 64;
   }
+  static constexpr int bytes_of_16_rows = 16 * row_pieces * 16;
 
   // For tiles of which some rows see more than others. An infinity or NaN in V must not reach rows
   // that do not see it, and 0 x NaN is NaN: zeros take their place, and the rows that see the first
@@ -313,69 +259,115 @@ class TileAttention {
   // S = Q K^T.
   CHUNKATTN_DEVICE void multiply_keys(ptx::SharedAddress k, Scores& s) {
     constexpr int tokens = Warps::warp_tokens;
+    const int lane = ptx::opaque(lane_);  // no registers for addresses while P V needs them
+    const int q_start = swizzled(row_warp_ * 16 + lane % 16, lane / 16);
+    const int k_start = swizzled(kv_warp_ * tokens + lane / 16 * 8 + lane % 8, lane / 8 % 2);
     CHUNKATTN_UNROLL
     for (int n = 0; n < tokens / 8; ++n)
       for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
     CHUNKATTN_UNROLL
     for (int step = 0; step < k_steps; ++step) {
       std::uint32_t fragment[4];
-      if constexpr (!q_in_registers) read_query_fragment(step, fragment);
+      if constexpr (!q_in_registers) read_query_fragment(q_start, step, fragment);
       const std::uint32_t(&a)[4] = q_in_registers ? query_[q_in_registers ? step : 0] : fragment;
       CHUNKATTN_UNROLL
       for (int n = 0; n < tokens / 16; ++n) {
         // Matrices: tokens 0-7 and columns 0-7, then columns 8-15; tokens 8-15 likewise.
         std::uint32_t b[4];
-        const int token = kv_warp_ * tokens + n * 16 + lane_ / 16 * 8 + lane_ % 8;
-        ptx::ldmatrix_x4(b, at_step(k, token, lane_ / 8 % 2, step));
+        ptx::ldmatrix_x4(b, k + (at_step(k_start, step) + n * bytes_of_16_rows));
         ptx::mma<T>(s[2 * n], a, b[0], b[1]);
         ptx::mma<T>(s[2 * n + 1], a, b[2], b[3]);
       }
     }
   }
 
-  // The online softmax: S becomes P, outputs and sums are rescaled to the new maximum. Products
-  // with K rows that hold NaN are replaced here, not multiplied by zero.
+  // The online softmax: S becomes P, outputs and sums are rescaled where a maximum has moved. The
+  // maximum is that of the logits as mma left them; scaling is part of the one operation before
+  // exp2. A NaN does not move it, but stays in P.
   CHUNKATTN_DEVICE void softmax(int position, int end, Scores& s) {
     constexpr int tokens = Warps::warp_tokens;
-    const int* row_len = reinterpret_cast<const int*>(shared_ + Layout::row_len) + row_warp_ * 16;
-    const bool masked = position + tokens > min_len_ || position + tokens > end;
+    if (position + tokens > min_len_ || position + tokens > end) mask(position, end, s);
+    float max[2];
     CHUNKATTN_UNROLL
     for (int half_tile = 0; half_tile < 2; ++half_tile) {
-      const int len = row_len[lane_ / 4 + half_tile * 8];
-      const int limit = (len < end ? len : end) - position;
-      float max = max_[half_tile];
+      max[half_tile] = max_[half_tile];
+      CHUNKATTN_UNROLL
+      for (int n = 0; n < tokens / 8; ++n)
+        for (int j = 0; j < 2; ++j)
+          max[half_tile] = ptx::max(max[half_tile], s[n][half_tile * 2 + j]);
+      for (int lanes = 1; lanes <= 2; lanes *= 2)
+        max[half_tile] = ptx::max(max[half_tile], ptx::shuffle_xor(max[half_tile], lanes));
+    }
+    if (ptx::any(max[0] > max_[0] || max[1] > max_[1])) rescale(max);
+    if (far_) subtract_max(s);
+    CHUNKATTN_UNROLL
+    for (int half_tile = 0; half_tile < 2; ++half_tile) {
+      const float offset = far_ ? 0.0f : -scaled_max(half_tile);
       CHUNKATTN_UNROLL
       for (int n = 0; n < tokens / 8; ++n)
         for (int j = 0; j < 2; ++j) {
           float& x = s[n][half_tile * 2 + j];
-          x *= args_.scale2;
-          if (masked && n * 8 + lane_ % 4 * 2 + j >= limit) x = masked_logit2;
-          max = x > max ? x : max;
+          x = ptx::exp2(ptx::fma(x, args_.scale2, offset));
+          sum_[half_tile] += x;
         }
-      for (int mask = 1; mask <= 2; mask *= 2) {
-        const float other = ptx::shuffle_xor(max, mask);
-        max = other > max ? other : max;
-      }
-      const float correction = ptx::exp2(max_[half_tile] - max);
-      max_[half_tile] = max;
+    }
+  }
+
+  // Where a maximum is so large that its own rounding is no small number any more, the product in
+  // one operation would differ from it by more than exp2 can stand.
+  CHUNKATTN_DEVICE void subtract_max(Scores& s) {
+    CHUNKATTN_UNROLL
+    for (int n = 0; n < Warps::warp_tokens / 8; ++n)
+      for (int i = 0; i < 4; ++i) s[n][i] -= max_[i / 2];
+  }
+
+  // Logits of tokens that a row does not see become minus infinity, whatever they were: products
+  // with K rows that hold NaN are replaced, not multiplied by zero.
+  CHUNKATTN_DEVICE void mask(int position, int end, Scores& s) {
+    const int* row_len = reinterpret_cast<const int*>(shared_ + Layout::row_len) + row_warp_ * 16;
+    CHUNKATTN_UNROLL
+    for (int half_tile = 0; half_tile < 2; ++half_tile) {
+      const int len = row_len[lane_ / 4 + half_tile * 8];
+      const int limit = (len < end ? len : end) - position - lane_ % 4 * 2;
+      CHUNKATTN_UNROLL
+      for (int n = 0; n < Warps::warp_tokens / 8; ++n)
+        for (int j = 0; j < 2; ++j)
+          if (n * 8 + j >= limit) s[n][half_tile * 2 + j] = detail::bit_cast<float>(0xff800000u);
+    }
+  }
+
+  // Brings outputs and sums to the new maxima.
+  CHUNKATTN_DEVICE void rescale(const float (&max)[2]) {
+    bool far = false;
+    CHUNKATTN_UNROLL
+    for (int half_tile = 0; half_tile < 2; ++half_tile) {
+      // One that has not moved has the factor 1, infinity too.
+      const float moved =
+          max[half_tile] > max_[half_tile] ? max_[half_tile] - max[half_tile] : 0.0f;
+      const float correction = ptx::exp2(moved * args_.scale2);
+      max_[half_tile] = max[half_tile];
+      const float scaled = scaled_max(half_tile);
+      far = far || (max[half_tile] > empty_max && (scaled > far_max2 || scaled < -far_max2));
       sum_[half_tile] *= correction;
       CHUNKATTN_UNROLL
       for (int n = 0; n < Warps::warp_columns / 8; ++n)
         for (int j = 0; j < 2; ++j) out_[n][half_tile * 2 + j] *= correction;
-      CHUNKATTN_UNROLL
-      for (int n = 0; n < tokens / 8; ++n)
-        for (int j = 0; j < 2; ++j) {
-          float& x = s[n][half_tile * 2 + j];
-          x = ptx::exp2(x - max);
-          sum_[half_tile] += x;
-        }
     }
+    far_ = ptx::any(far);
+  }
+
+  // In base 2, and finite from below even where a large scale meets a row that has seen nothing.
+  CHUNKATTN_DEVICE float scaled_max(int half_tile) {
+    return ptx::max(max_[half_tile] * args_.scale2, lowest_max2);
   }
 
   // O += P V. P's accumulator layout is the A operand's: two groups of 8 tokens make a step of 16.
   CHUNKATTN_DEVICE void add_values(ptx::SharedAddress v, const Scores& s) {
     constexpr int tokens = Warps::warp_tokens;
     constexpr int columns = Warps::warp_columns;
+    const int lane = ptx::opaque(lane_);
+    const int v_start =
+        at_step(swizzled(kv_warp_ * tokens + lane % 16, lane / 16), column_warp_ * (columns / 16));
     CHUNKATTN_UNROLL
     for (int step = 0; step < tokens / 16; ++step) {
       const std::uint32_t p[4] = {ptx::pack<T>(s[2 * step][0], s[2 * step][1]),
@@ -385,9 +377,7 @@ class TileAttention {
       CHUNKATTN_UNROLL
       for (int n = 0; n < columns / 16; ++n) {
         std::uint32_t b[4];
-        const int token = kv_warp_ * tokens + step * 16 + lane_ % 16;
-        const int step_of_columns = column_warp_ * (columns / 16) + n;
-        ptx::ldmatrix_x4_trans(b, at_step(v, token, lane_ / 16, step_of_columns));
+        ptx::ldmatrix_x4_trans(b, v + (at_step(v_start, n) + step * bytes_of_16_rows));
         ptx::mma<T>(out_[2 * n], p, b[0], b[1]);
         ptx::mma<T>(out_[2 * n + 1], p, b[2], b[3]);
       }
@@ -404,11 +394,13 @@ class TileAttention {
       const int row = lane_ / 4 + half_tile * 8;
       float sum = sum_[half_tile];
       for (int mask = 1; mask <= 2; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
-      if (lane_ % 4 == 0) stats[row] = {max_[half_tile], sum};
+      if (row_warp_ * 16 + row >= task_.row_count) continue;  // nobody reads it
+      if (lane_ % 4 == 0) stats[row] = {scaled_max(half_tile), sum};
       CHUNKATTN_UNROLL
       for (int n = 0; n < columns / 8; ++n)
-        for (int j = 0; j < 2; ++j)
-          accumulator[row * columns + n * 8 + lane_ % 4 * 2 + j] = out_[n][half_tile * 2 + j];
+        *reinterpret_cast<Float2*>(accumulator + row * columns +
+                                   accumulator_column(columns, row, n * 8 + lane_ % 4 * 2)) = {
+            out_[n][half_tile * 2], out_[n][half_tile * 2 + 1]};
     }
   }
 
@@ -421,8 +413,9 @@ class TileAttention {
   int min_len_ = 0;
   std::uint32_t query_[q_in_registers ? k_steps : 1][4];
   float out_[Warps::warp_columns / 8][4] = {};
-  float max_[2] = {empty_max2, empty_max2};
+  float max_[2] = {empty_max, empty_max};  // of q k, not scaled
   float sum_[2] = {0.0f, 0.0f};
+  bool far_ = false;  // some scaled maximum of this warp is beyond far_max2
 };
 
 template <class T, int HeadDim, int TileRows, bool Final>

@@ -50,6 +50,14 @@ CHUNKATTN_HD constexpr int swizzle(int head_dim, int row, int chunk) noexcept {
   return chunk ^ ((row >> 2) & 1);                       // 2 pieces: four rows fill the banks
 }
 
+/// Which column of a row of `columns` floats holds column `column` of an accumulator: groups of
+/// eight change places with the row, so that the four rows that half a warp stores at a time, eight
+/// columns each, stand in different banks. Groups of four columns stay together.
+CHUNKATTN_HD constexpr int accumulator_column(int columns, int row, int column) noexcept {
+  const int group = columns % 32 == 0 ? row % 4 : row / 2 % 2;  // of 16: rows start in two banks
+  return column ^ (group * 8);
+}
+
 /// How the four warps share a tile of `TileRows` query rows: along rows first (16 each), then along
 /// the tokens of the tile, at head_dim 256 also along the columns of V (so that an accumulator of
 /// 16 rows fits the registers).

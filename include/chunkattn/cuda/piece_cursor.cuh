@@ -1,0 +1,63 @@
+// Where K/V rows lie along a path: what the threads that fill the tables of a tile walk.
+#pragma once
+
+#include "device_plan.hpp"
+#include "ptx.cuh"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace cuda_detail {
+
+/// Walks the pieces of a path: where is the K/V row of a position?
+class PieceCursor {
+ public:
+  CHUNKATTN_DEVICE PieceCursor(const PlanMemory& plan, const Task& task)
+      : plan_(plan), deepest_(task.segment) {}
+
+  /// The piece that holds `position`, which lies on the path and never goes back.
+  CHUNKATTN_DEVICE const Piece& seek(int position) {
+    if (position < piece_.position + piece_.length) return piece_;
+    if (position >= segment_end_) {
+      enter_segment(position);
+    } else {  // mostly the very next one
+      piece_ = plan_.pieces[++index_];
+      if (position < piece_.position + piece_.length) return piece_;
+    }
+    int high = last_;  // ends beyond `position`
+    while (index_ < high) {
+      const int middle = (index_ + high) / 2;
+      const Piece& piece = plan_.pieces[middle];
+      if (position >= piece.position + piece.length)
+        index_ = middle + 1;
+      else
+        high = middle;
+    }
+    piece_ = plan_.pieces[index_];
+    return piece_;
+  }
+
+ private:
+  // From the deepest segment up: paths are short, and this happens once per segment.
+  CHUNKATTN_DEVICE void enter_segment(int position) {
+    const Segment* segment = &plan_.segments[deepest_];
+    while (position < segment->position) segment = &plan_.segments[segment->parent];
+    segment_end_ = segment->position + segment->length;
+    index_ = segment->piece_begin;
+    last_ = index_ + segment->piece_count - 1;
+  }
+
+  const PlanMemory& plan_;
+  int deepest_;
+  Piece piece_{0, 0, 0, 0};
+  int segment_end_ = 0;
+  int index_ = 0;
+  int last_ = 0;
+};
+
+template <class T>
+struct TokenRows {
+  const T* k;
+  const T* v;  ///< null: nothing to read, zeros
+};
+
+}  // namespace cuda_detail
+CHUNKATTN_NAMESPACE_END
