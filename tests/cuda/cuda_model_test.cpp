@@ -1,0 +1,81 @@
+// The model of a GPU that schedules are judged by: what its constants were fitted to, arithmetic
+// that can be done by hand, and that no other cut of the figures' cases is much better.
+#include "bench/cuda_model.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "support/level_plan.hpp"
+
+namespace {
+
+using model::Item;
+using model::Machine;
+
+double modelled(const test::RandomPlan& plan, const chunkattn::Geometry& geometry,
+                const chunkattn::CostModel& cost) {
+  constexpr chunkattn::cuda_detail::ScheduleCapacity plenty{1u << 20, 1u << 20, 1u << 30};
+  chunkattn::cuda_detail::Scheduler scheduler;
+  scheduler.build(plan.view(), geometry, cost, plenty);
+  return model::play(Machine{}, plan.view(), geometry, scheduler);
+}
+
+}  // namespace
+
+TEST_CASE("the frozen constants give what they were fitted to") {
+  for (const model::Fitted& fitted : model::fitted_cases()) {
+    CAPTURE(fitted.name);
+    CHECK(std::abs(model::play(Machine{}, fitted) / fitted.us - 1) <= 0.1);
+  }
+}
+
+TEST_CASE("blocks wait for themselves, share the memory, and take turns") {
+  Machine machine;
+  machine.num_blocks = 4;
+  machine.bytes_per_us = 100;
+  machine.block_bytes_per_us = 50;
+  machine.block_flops_per_us = 10;
+  const Item bytes{300, 300, 0, 2};
+  CHECK(model::play(machine, std::vector<Item>{bytes}) == doctest::Approx(2 + 6));
+  CHECK(model::play(machine, std::vector<Item>(2, bytes)) == doctest::Approx(2 + 6));
+  CHECK(model::play(machine, std::vector<Item>(4, bytes)) == doctest::Approx(2 + 12));
+  CHECK(model::play(machine, std::vector<Item>(5, bytes)) == doctest::Approx(2 + 12 + 2 + 6));
+  const Item flops{300, 300, 100, 2};  // leaves memory for the other
+  CHECK(model::play(machine, {flops, bytes}) == doctest::Approx(2 + 10));
+  CHECK(model::play(machine, std::vector<Item>{{0, 0, 0, 3}}) == doctest::Approx(3));
+}
+
+TEST_CASE("no other cut of the figures' cases is much better in the model") {
+  struct Case {
+    int sequences, shared, own;
+    chunkattn::Geometry geometry;
+    double before;  // as the figures have it
+  };
+  for (const Case& c : {Case{32, 4096, 512, {32, 32, 128}, 123},
+                        {256, 4096, 512, {32, 8, 128}, 241},
+                        {32, 1024, 64, {32, 32, 128}, 0},
+                        {32, 2048, 64, {32, 32, 128}, 0},
+                        {32, 4096, 64, {32, 32, 128}, 0}}) {
+    CAPTURE(c.shared);
+    CAPTURE(c.own);
+    const test::RandomPlan plan = test::make_two_level_plan(c.sequences, c.shared, c.own);
+    const double us = modelled(plan, c.geometry, {});
+    if (c.before > 0) CHECK(us < c.before * 0.86);
+    for (const int min_split_tokens : {64, 256, 384, 512, 768, 1024, 2048}) {
+      chunkattn::CostModel cost;
+      cost.min_split_tokens = min_split_tokens;
+      CHECK(us <= 1.1 * modelled(plan, c.geometry, cost));
+    }
+  }
+}
+
+TEST_CASE("every constant is varied by itself, down and up") {
+  const std::vector<Machine> machines = model::varied(Machine{});
+  REQUIRE(machines.size() == 13);
+  CHECK(machines[1].bytes_per_us == doctest::Approx(0.7 * Machine{}.bytes_per_us));
+  CHECK(machines[2].bytes_per_us == doctest::Approx(1.3 * Machine{}.bytes_per_us));
+  CHECK(machines[2].task_us == Machine{}.task_us);
+  CHECK(machines[12].launch_us == doctest::Approx(1.3 * Machine{}.launch_us));
+}
