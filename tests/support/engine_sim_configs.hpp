@@ -35,6 +35,7 @@ inline std::vector<SimConfig> sim_configs(int chunk_size) {
                                std::string(", min_run ") + std::to_string(min_run);
       all.push_back({rule + ", no limit", o});
       SimOptions few = o;  // few sequences that meet often
+      few.retention.max_pinned = 3;
       few.max_live = 6;
       few.letters = 2;
       few.many_namespaces = false;
@@ -45,7 +46,6 @@ inline std::vector<SimConfig> sim_configs(int chunk_size) {
       o.retention.max_pinned = 8;
       all.push_back({rule + ", out of chunks", o});
       few.budget = 14;
-      few.retention.max_pinned = 6;
       all.push_back({rule + ", few sequences, out of chunks", few});
       o.budget = 200;
       o.retention.high_watermark = 70;

@@ -102,7 +102,7 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
   }
 
   void rare() {
-    switch (below(12)) {
+    switch (below(14)) {
       case 0:
         return clear();
       case 1:
@@ -116,9 +116,11 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
       }
       case 4:
       case 5:
-        return everybody();
       case 6:
       case 7:
+        return everybody();
+      case 8:
+      case 9:
         return burst();
       default:
         return check_all();
