@@ -37,8 +37,13 @@ Kernel make_kernel(std::size_t rows, const Matrix& matrix, std::size_t outputs) 
       {size(rows), size(outputs)}, memory::data_type::f32, memory::dims{size(matrix.outputs()), 1}};
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+#if DNNL_VERSION_MAJOR < 3
   const dnnl::matmul::primitive_desc description(
       dnnl::matmul::desc(kernel.x, kernel.weights, kernel.out), attributes, engine());
+#else
+  const dnnl::matmul::primitive_desc description(engine(), kernel.x, kernel.weights, kernel.out,
+                                                 attributes);
+#endif
   kernel.product = dnnl::matmul(description);
   kernel.scratchpad = memory(description.scratchpad_desc(), engine());
   return kernel;
