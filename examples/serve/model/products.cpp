@@ -94,9 +94,13 @@ void Products::run(std::span<const float> x, std::size_t rows, const Matrix& wei
   const detail::ProductCall call{x.data(), rows, &weights, out.data()};
   const bool onednn = kind_ == ProductKind::onednn;
   if (onednn && weights.element() == Element::bf16) {
-    rounded_.resize(row_room(rows) * weights.stride());
-    for (std::size_t i = 0; i < rounded_.size(); ++i)
-      rounded_[i] = chunkattn::to_bfloat16(x[i]).bits;
+    const std::size_t stride = weights.stride(), room = row_room(rows);
+    rounded_.resize(room * stride);
+    executor_.parallel_for(static_cast<int>(room), [&](int row) {
+      const std::size_t begin = static_cast<std::size_t>(row) * stride;
+      for (std::size_t i = begin; i < begin + stride; ++i)
+        rounded_[i] = chunkattn::to_bfloat16(x[i]).bits;
+    });
   }
   // oneDNN gets as few and large parts as there are threads. Ours may be smaller: whoever is late
   // then holds nobody up. All begin at a multiple of a vector.

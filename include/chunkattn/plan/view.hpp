@@ -43,10 +43,11 @@ struct WriteTarget {
 
 /// Non-owning view of a plan. All arrays are in host memory.
 struct PlanView {
-  std::int32_t num_rows = 0;                ///< query tokens of the step
-  std::int32_t num_segments = 0;            ///< parents before children
-  std::int32_t num_pieces = 0;              ///< extent of the piece array (it may have unused gaps)
-  std::int32_t num_copies = 0;              ///< row copies to perform before this step writes
+  std::int32_t num_rows = 0;      ///< query tokens of the step
+  std::int32_t num_segments = 0;  ///< parents before children
+  std::int32_t num_pieces = 0;    ///< extent of the piece array (it may have unused gaps)
+  std::int32_t num_copies =
+      0;  ///< row copies to perform before this step reads: of rows it does not write
   std::int32_t chunk_size = 0;              ///< tokens per slot
   const Segment* segments = nullptr;        ///< [num_segments]
   const Piece* pieces = nullptr;            ///< [num_pieces], found through their segments
