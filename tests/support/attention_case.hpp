@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "chunkattn/attention/reference.hpp"
@@ -75,8 +76,13 @@ struct AttentionCase {
   /// \param q_deviation  1: logits of about unit variance; 20: logits up to about ±80
   AttentionCase(Random& random, const RandomPlanOptions& options, int head_dim_, int num_kv_heads,
                 int group, float q_deviation = 1.0f)
-      : plan(make_random_plan(random, options)),
-        kv(plan.num_slots, num_kv_heads, options.chunk_size, head_dim_),
+      : AttentionCase(random, make_random_plan(random, options), head_dim_, num_kv_heads, group,
+                      q_deviation) {}
+
+  AttentionCase(Random& random, RandomPlan plan_, int head_dim_, int num_kv_heads, int group,
+                float q_deviation = 1.0f)
+      : plan(std::move(plan_)),
+        kv(plan.num_slots, num_kv_heads, plan.chunk_size, head_dim_),
         num_qo_heads(num_kv_heads * group),
         head_dim(head_dim_) {
     fill_kv(random, plan, kv.view);
