@@ -2,6 +2,7 @@
 // is judged by it, element by element, against a bound that follows from the roundings made.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -33,9 +34,10 @@ struct Reference {
   /// How far a kernel that rounds as `rounding` says may be from `out[index]`, where it rounds its
   /// output by `u_out` (relative):
   ///   u_out |out| + (e^(2 (u_p + delta)) - 1) sum p|v| + 1e-6
-  ///   delta = (u_logit + 4 * 2^-24) * logit_size
-  /// (delta: the logit's own rounding, accumulated in fp32). In fp32 one token dropped out of 4,096
-  /// of unit variance breaks it.
+  ///   delta = (u_logit + max(4, sqrt(head_dim)) * 2^-24) * logit_size
+  /// (delta: the logit's own rounding, and that of a sum of head_dim products in fp32, one after
+  /// the other: sqrt(n) roundings of its size, Higham and Mary, SIAM J. Sci. Comput. 41, 2019). In
+  /// fp32 one token dropped out of 4,096 of unit variance breaks it.
   [[nodiscard]] double bound(std::size_t index, double u_out, Rounding rounding = {}) const {
     const double delta = logit_error(index / static_cast<std::size_t>(head_dim), rounding);
     return u_out * std::abs(out[index]) + std::expm1(2 * (rounding.p + delta)) * abs_v[index] +
@@ -50,7 +52,8 @@ struct Reference {
 
   /// How far any logit of a line may be off.
   [[nodiscard]] double logit_error(std::size_t line, Rounding rounding) const {
-    return (rounding.logit + 4 * 0x1p-24) * logit_size[line];
+    const double sums = std::max(4.0, std::sqrt(static_cast<double>(head_dim))) * 0x1p-24;
+    return (rounding.logit + sums) * logit_size[line];
   }
 };
 
