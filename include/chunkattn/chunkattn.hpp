@@ -18,6 +18,7 @@
 #include "plan/block_table.hpp"
 #include "plan/view.hpp"
 #include "tree/allocator.hpp"
+#include "tree/nodes.hpp"
 #include "tree/prefix_tree.hpp"
 #include "tree/print.hpp"
 #include "tree/retention.hpp"

@@ -1,10 +1,11 @@
-// to_text and to_dot: what a person reads of a tree.
+// to_text, to_dot and for_each_node: what a person or a program reads of a tree.
 #include <doctest/doctest.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "chunkattn/tree/nodes.hpp"
 #include "chunkattn/tree/prefix_tree.hpp"
 #include "chunkattn/tree/print.hpp"
 
@@ -71,4 +72,44 @@ TEST_CASE("an empty tree prints") {
   const Tree tree;
   CHECK(to_text(tree) == "0 sequences, 0 nodes, 0 slots (0 cached)\n");
   CHECK(to_dot(tree).find("->") == std::string::npos);
+}
+
+TEST_CASE("a program is told of each node: whose, whose child, how many share it") {
+  Tree tree;
+  auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6}, {.name_space = {.tenant = 7}});
+  a.mark_loaded(a.loadable());
+  CHECK(a.num_shared() == 0);
+  auto b = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 9}, {.name_space = {.tenant = 7}});
+  auto other = tree.insert(std::vector<int>{1, 2, 3});
+  CHECK(a.num_shared() == 5);
+  CHECK(b.num_shared() == 5);
+  CHECK(other.num_shared() == 0);
+  const auto nodes = [&] {
+    std::vector<NodeInfo<int>> all;
+    for_each_node(tree, 2, [&](const NodeInfo<int>& node) { all.push_back(node); });
+    return all;
+  };
+  const auto live = nodes();
+  REQUIRE(live.size() == 4);
+  CHECK(live[0].parent == 0);
+  CHECK(live[0].length == 5);
+  CHECK(live[0].num_sequences == 2);
+  CHECK(live[0].name_space == Namespace{.tenant = 7});
+  CHECK(live[0].first_tokens == std::vector<int>{1, 2});
+  for (const int child : {1, 2}) {
+    CHECK(live[child].parent == live[0].id);
+    CHECK(live[child].position == 5);
+    CHECK(live[child].num_sequences == 1);
+    CHECK_FALSE(live[child].cached);
+  }
+  CHECK(live[1].first_tokens == std::vector<int>{6});
+  CHECK(live[2].first_tokens == std::vector<int>{9});
+  CHECK(live[3].length == 3);
+  b.leave();
+  CHECK(a.num_shared() == 0);
+  a.leave();
+  other.leave();
+  const auto left = nodes();
+  REQUIRE(left.size() == 2);  // only what was written stays
+  for (const auto& node : left) CHECK((node.cached && node.num_sequences == 0));
 }

@@ -7,10 +7,10 @@
 #include <string>
 #include <type_traits>
 
-#include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../base/slot.hpp"
 #include "core.hpp"
+#include "nodes.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -38,20 +38,12 @@ NodeText describe(const Tree& tree, NodeIndex index, std::int32_t max_tokens,
   const TreeNode& n = core.topology.node(index);
   NodeText text;
   text.range = std::to_string(n.position) + ".." + std::to_string(n.end());
-  // Places behind what is known hold reserved tokens, which have no text yet.
-  const bool is_live_tail =
-      n.tail_of != none && core.sequences[n.tail_of].state == SequenceState::live;
-  const std::int32_t known =
-      is_live_tail ? std::min(n.length, core.sequences[n.tail_of].size - n.position) : n.length;
-  std::int32_t shown = 0;
-  core.topology.for_each_run(
-      n, 0, known, [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t) {
-        for (std::int32_t i = 0; i < run && shown < max_tokens; ++i, ++shown) {
-          if (shown > 0) text.tokens += ' ';
-          text.tokens += token_text(TreeAccess::token_at(tree, slot, offset + i));
-        }
-        return shown < max_tokens;
-      });
+  const std::int32_t known = known_length(core, n);
+  const std::int32_t shown = std::max(0, std::min(known, max_tokens));
+  for_first_tokens(tree, n, shown, [&](const auto& token) {
+    if (!text.tokens.empty()) text.tokens += ' ';
+    text.tokens += token_text(token);
+  });
   if (known > shown) text.tokens += shown > 0 ? " ..." : "...";
   if (n.length > known) text.tokens += " +" + std::to_string(n.length - known) + " reserved";
   std::int32_t count = 0;
@@ -77,29 +69,6 @@ NodeText describe(const Tree& tree, NodeIndex index, std::int32_t max_tokens,
   if (n.name_space.tenant != 0) text.state += ", tenant " + std::to_string(n.name_space.tenant);
   if (n.name_space.adapter != 0) text.state += ", adapter " + std::to_string(n.name_space.adapter);
   return text;
-}
-
-/// Calls f(node, depth) for every node below the root, parents first, older siblings first.
-template <class F>
-void for_each_below_root(const TreeCore& core, const F& f) {
-  struct Visit {
-    NodeIndex node;
-    int depth;
-  };
-  Array<Visit> stack;
-  const auto push_children = [&](NodeIndex n, int depth) {
-    // The youngest child is linked first, so the oldest comes to lie on top of the stack.
-    for (NodeIndex c = core.topology.node(n).first_child; c != none;
-         c = core.topology.node(c).next_sibling)
-      stack.push_back({c, depth});
-  };
-  push_children(root_node, 0);
-  while (!stack.empty()) {
-    const auto [n, depth] = stack.back();
-    stack.pop_back();
-    f(n, depth);
-    push_children(n, depth + 1);
-  }
 }
 
 inline std::string quoted_for_dot(const std::string& text) {

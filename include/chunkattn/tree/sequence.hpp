@@ -1,6 +1,7 @@
 // The handle of a sequence in a prefix tree.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -98,6 +99,10 @@ class Sequence {
     const detail::Sequences& sequences = core().sequences;
     const SequenceIndex writer = sequences.waits_for(index_);
     return writer == detail::none ? SequenceId::none : sequences.id_of(writer);
+  }
+  /// Leading tokens that other live sequences have, too: these stay when this one leaves.
+  [[nodiscard]] std::size_t num_shared() const {
+    return std::min(size(), detail::to_size(core().sequences.num_shared(index_)));
   }
   /// Places behind size() that steps have taken for drafts and outputs that are to come.
   [[nodiscard]] std::size_t num_reserved() const { return detail::to_size(record().reserved); }

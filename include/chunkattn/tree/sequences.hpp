@@ -116,6 +116,12 @@ class Sequences {
     for_each_awaited(s, [&](NodeIndex n) { writer = topology_.node(n).writer; });
     return writer;
   }
+  /// Leading places of the path that other live sequences have, too.
+  [[nodiscard]] std::int32_t num_shared(SequenceIndex s) const noexcept {
+    NodeIndex n = records_[at(s)].tail;
+    while (n != root_node && topology_.node(n).live < 2) n = topology_.node(n).parent;
+    return n == root_node ? 0 : topology_.node(n).end();
+  }
   /// Leading tokens of the path that every tenant of the adapter may share.
   [[nodiscard]] std::int32_t public_length(SequenceIndex s) const noexcept {
     NodeIndex n = records_[at(s)].tail;
