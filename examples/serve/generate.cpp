@@ -122,21 +122,34 @@ std::size_t chunks_for(const std::vector<Request>& requests, const Config& confi
   return chunks;
 }
 
+/// What became of a prompt.
+struct Text {
+  std::vector<int> tokens;  ///< generated ones
+  std::size_t cached = 0;   ///< tokens of the prompt
+  int first_step = 0, last_step = 0;
+};
+
 /// Two requests join together, the next two `stagger` steps later, and so on.
-std::vector<Completion> run_all(Engine& engine, const std::vector<Request>& requests, int stagger) {
-  std::vector<Completion> completions(requests.size());
+std::vector<Text> run_all(Engine& engine, const std::vector<Request>& requests, int stagger) {
+  std::vector<Text> texts(requests.size());
   std::size_t submitted = 0, completed = 0;
   for (int number = 0; completed < requests.size(); ++number) {
     while (submitted < requests.size() &&
            (static_cast<int>(submitted / 2) * stagger <= number || submitted == completed))
       engine.submit(requests[submitted++]);
-    engine.step();
-    for (Completion& completion : engine.take_completions()) {
-      completions[static_cast<std::size_t>(completion.id)] = std::move(completion);
-      ++completed;
+    engine.step(number);
+    for (const Event& event : engine.take_events()) {
+      Text& text = texts[static_cast<std::size_t>(event.id)];
+      text.last_step = engine.stats().steps;
+      if (text.first_step == 0) {
+        text.first_step = text.last_step;
+        text.cached = event.cached;
+      }
+      if (event.token >= 0) text.tokens.push_back(event.token);
+      if (event.finish != Finish::none) ++completed;
     }
   }
-  return completions;
+  return texts;
 }
 
 /// Whether a text is as it should be: the whole, or what follows the prompt.
@@ -151,18 +164,18 @@ bool is_expected(const Job& job, const std::string& whole, const std::string& ge
 
 /// Prints all texts. Returns how many that can be checked are wrong.
 int print_texts(const std::vector<Job>& jobs, const std::vector<Request>& requests,
-                const std::vector<Completion>& completions, const Tokenizer& tokenizer,
-                bool check) {
+                const std::vector<Text>& texts, const Tokenizer& tokenizer, bool check) {
   int wrong = 0, checked = 0;
   for (std::size_t i = 0; i < jobs.size(); ++i) {
-    const Completion& completion = completions[i];
-    const std::size_t prompt = requests[i].prompt.size();
-    const std::string whole = tokenizer.decode(completion.tokens);
+    const Text& text = texts[i];
+    std::vector<int> tokens = requests[i].prompt;
+    tokens.insert(tokens.end(), text.tokens.begin(), text.tokens.end());
+    const std::string whole = tokenizer.decode(tokens);
     const std::string before = tokenizer.decode(requests[i].prompt);
     const std::string generated = whole.substr(std::min(before.size(), whole.size()));
     const std::string steps = fmt::format(
-        "steps {} to {}; prompt: {} tokens computed, {} from the tree", completion.joined + 1,
-        completion.left, completion.computed, prompt - std::min(prompt, completion.computed));
+        "first token in step {}, last in {}; prompt: {} tokens computed, {} from the tree",
+        text.first_step, text.last_step, requests[i].prompt.size() - text.cached, text.cached);
     fmt::print("\n{}  {}\n{}\n", examples::bold(fmt::format("#{}", i + 1)), examples::dim(steps),
                jobs[i].messages.empty() ? whole : generated);
     if (!check || !jobs[i].text) continue;
@@ -177,15 +190,8 @@ int print_texts(const std::vector<Job>& jobs, const std::vector<Request>& reques
   return wrong;
 }
 
-void print_stats(const Engine& engine, const std::vector<Request>& requests,
-                 const std::vector<Completion>& completions, double seconds) {
+void print_stats(const Engine& engine, double seconds) {
   const EngineStats& stats = engine.stats();
-  std::size_t prompt = 0, computed = 0, generated = 0;
-  for (std::size_t i = 0; i < completions.size(); ++i) {
-    prompt += requests[i].prompt.size();
-    computed += completions[i].computed;
-    generated += completions[i].tokens.size() - requests[i].prompt.size();
-  }
   const auto mib = [&](std::size_t chunks) {
     return static_cast<double>(chunks * engine.bytes_per_chunk()) / (1 << 20);
   };
@@ -193,7 +199,7 @@ void print_stats(const Engine& engine, const std::vector<Request>& requests,
     return static_cast<double>(tokens) / std::max(seconds, 1e-9);
   };
   fmt::print("\n{}  {} of {} tokens computed, {} from the tree\n", examples::bold("prompts"),
-             computed, prompt, prompt - std::min(prompt, computed));
+             stats.prompt_tokens - stats.cached_tokens, stats.prompt_tokens, stats.cached_tokens);
   fmt::print("{}   {} chunks where {} tokens by themselves take {}\n", examples::bold("shared"),
              stats.chunks, stats.unshared_tokens, stats.unshared_chunks);
   fmt::print("{}      {:.2f} MiB, by themselves {:.2f}: {:.2f} times as much\n",
@@ -201,8 +207,8 @@ void print_stats(const Engine& engine, const std::vector<Request>& requests,
              static_cast<double>(stats.unshared_chunks) /
                  static_cast<double>(std::max<std::size_t>(stats.chunks, 1)));
   fmt::print("{}    {} tokens generated in {:.2f} s: {:.0f}/s; {} through the model: {:.0f}/s\n",
-             examples::bold("speed"), generated, seconds, rate(generated), stats.rows,
-             rate(stats.rows));
+             examples::bold("speed"), stats.generated_tokens, seconds, rate(stats.generated_tokens),
+             stats.rows, rate(stats.rows));
   fmt::print("{}    {}, at most {} sequences; {} plan rebuilds; {} preempted, {} tokens again\n",
              examples::bold("steps"), stats.steps, stats.peak_sequences, stats.plan_rebuilds,
              stats.preemptions, stats.recomputed);
@@ -276,11 +282,11 @@ int generate(int argc, char** argv) {
   const auto engine = make_engine(loaded.model, products, options);
 
   const auto start = std::chrono::steady_clock::now();
-  const auto completions = run_all(*engine, requests, arguments.stagger);
+  const auto texts = run_all(*engine, requests, arguments.stagger);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const int wrong = print_texts(jobs, requests, completions, *loaded.tokenizer, arguments.check);
-  print_stats(*engine, requests, completions, seconds);
+  const int wrong = print_texts(jobs, requests, texts, *loaded.tokenizer, arguments.check);
+  print_stats(*engine, seconds);
   // In fp16 a near tie may fall the other way and the text go on differently: there the logits are
   // what is judged.
   const bool good = options.on_gpu ? logits_agree(engine->stats()) || !arguments.check : wrong == 0;

@@ -38,7 +38,8 @@ Scores score(const std::vector<int>& tokens, const Model& model, Products& produ
   constexpr std::size_t step_tokens = 256;  // each with all of its logits
   chunkattn::PrefixTree<std::int32_t, 64> tree;
   chunkattn::AttentionPlan plan;
-  const auto attention = make_attention(kv, tree, model.config, products.executor(), reduce);
+  const auto attention =
+      make_attention(kv, tree, model.config, products.executor(), {.reduce = reduce});
   Forward forward(model, products);
   auto sequence = tree.insert(tokens);
   const auto vocabulary = static_cast<std::size_t>(model.config.vocab_size);

@@ -4,8 +4,22 @@
 
 namespace serve {
 
+namespace {
+
+void check(const EngineOptions& options) {
+  const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
+  if (options.step_tokens < 1) fail("step_tokens = 0: expected at least 1");
+  if (options.max_sequences < 1) fail("max_sequences = 0: expected at least 1");
+  if (options.on_gpu && options.mode != Mode::tree) fail("mode: expected tree beside on_gpu");
+  if (options.on_gpu && options.preempt != Preempt::recompute)
+    fail("preempt: expected recompute beside on_gpu");
+}
+
+}  // namespace
+
 std::unique_ptr<Engine> make_engine(const Model& model, Products& products,
                                     const EngineOptions& options) {
+  check(options);
   switch (options.chunk_size) {  // a constant of the tree's type
     case 8:
       return std::make_unique<TreeEngine<8>>(model, products, options);

@@ -1,12 +1,15 @@
 // Continuous batching: requests join while others decode, all live ones advance together, and each
 // leaves when it is done. One step is one forward pass over whatever rows it has: a token of each
 // sequence that decodes, and parts of prompts as far as the budget of tokens goes.
+//
+// What happens to a request is told by events. The engine has no clock and no threads of its own:
+// whoever calls step() says what time it is.
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -18,18 +21,55 @@ namespace serve {
 
 using RequestId = std::uint64_t;
 
-struct Request {
-  RequestId id = 0;
-  std::vector<int> prompt;     ///< at least one token
-  std::size_t max_length = 0;  ///< tokens at most, the prompt's included
+/// How a token is chosen from logits.
+struct Sampling {
+  double temperature = 0;  ///< 0: the token of the greatest logit; at most 2
+  double top_p = 1;        ///< only the most likely tokens, of this probability together; (0, 1]
+  /// Choice i of a request draws from a stream of its own, by position. The same request with the
+  /// same seed gets the same text; in batch-invariant mode whatever else runs.
+  std::uint64_t seed = 0;
 };
 
-/// What became of a request.
-struct Completion {
+struct Request {
+  RequestId id = 0;            ///< of no other request that has not ended
+  std::vector<int> prompt;     ///< at least one token
+  std::size_t max_length = 0;  ///< tokens at most, the prompt's included
+  int choices = 1;             ///< texts wanted, 1 to 128; they share the prompt
+  Sampling sampling;
+  std::uint64_t tenant = 0;  ///< shares K/V only with its own
+  /// On the clock that step() is told; past it the request ends.
+  double deadline = std::numeric_limits<double>::infinity();
+};
+
+enum class Finish {
+  none,       ///< it goes on
+  stop,       ///< the model's end token, or Engine::stop()
+  length,     ///< max_length, or where the model's positions end
+  cancelled,  ///< Engine::cancel()
+  deadline    ///< Request::deadline has passed
+};
+
+/// What happened to one choice of a request. Events stand in the order in which they happened; each
+/// generated token has one, and each choice has exactly one with a finish, its last.
+struct Event {
   RequestId id = 0;
-  std::vector<int> tokens;   ///< prompt and generated ones, without the one that ended the text
-  std::size_t computed = 0;  ///< of the prompt, through the model; the rest was cached
-  int joined = 0, left = 0;  ///< steps
+  int choice = 0;
+  int token = -1;                ///< a new token; -1: the choice ended without one
+  Finish finish = Finish::none;  ///< not none: the last event of this choice
+  std::size_t cached = 0;        ///< prompt tokens that were found in the cache, in first events
+};
+
+/// How K/V is shared. The other two are what the tree is to be compared with.
+enum class Mode {
+  tree,         ///< prompts share K/V and its reading: one prefix tree, chunk-first attention
+  paged,        ///< nothing is shared; attention reads the pages of each sequence by itself
+  paged_prefix  ///< full pages are shared and not computed again, and read by each sequence itself
+};
+
+/// What becomes of the K/V of a sequence that has to make room.
+enum class Preempt {
+  recompute,  ///< it is computed again where the cache has lost it
+  swap        ///< what no other sequence has is copied to host memory and back, room permitting
 };
 
 struct EngineOptions {
@@ -43,14 +83,27 @@ struct EngineOptions {
   /// Attention in fp16 on a GPU, with the CPU's beside it: it gets the same tokens, and its logits
   /// are what the GPU's are held against.
   bool on_gpu = false;
+  Mode mode = Mode::tree;
+  Preempt preempt = Preempt::recompute;
+  std::size_t swap_bytes = std::size_t{1} << 30;                        ///< of host memory, at most
+  std::size_t max_sequences = std::numeric_limits<std::size_t>::max();  ///< that are live at once
 };
 
+/// Counts since the engine was made.
 struct EngineStats {
   int steps = 0;
-  std::size_t rows = 0;            ///< tokens that went through the model
-  std::size_t peak_sequences = 0;  ///< live in one step
+  std::size_t rows = 0;              ///< tokens that went through the model
+  std::size_t prompt_tokens = 0;     ///< of requests whose prompts are computed
+  std::size_t cached_tokens = 0;     ///< of these, found in the cache
+  std::size_t generated_tokens = 0;  ///< told by events
+  std::size_t peak_sequences = 0;    ///< live in one step
+  std::size_t peak_chunks = 0;       ///< in use in one step, cache not counted
   int preemptions = 0;
-  std::size_t recomputed = 0;  ///< tokens of those that were preempted
+  int swaps = 0;                    ///< of these, with K/V copied to host memory
+  int swaps_refused = 0;            ///< for want of host memory; computed again
+  std::size_t swapped_tokens = 0;   ///< copied to host memory
+  std::size_t restored_tokens = 0;  ///< copied back; the others were still cached, or given up
+  std::size_t recomputed = 0;  ///< tokens that were computed before their sequence was preempted
   std::uint64_t plan_rebuilds = 0;
   // In the step where requests by themselves would have held most chunks:
   std::size_t unshared_chunks = 0;  ///< these
@@ -61,17 +114,43 @@ struct EngineStats {
   double largest_difference = 0;    ///< among them
 };
 
+/// The tree at one moment, for a page that draws it.
+struct TreeSnapshot {
+  struct Node {
+    int id = 0;
+    int parent = 0;  ///< 0: a root
+    std::size_t tokens = 0;
+    std::size_t sequences = 0;  ///< that have it; 0: cached
+    std::uint64_t tenant = 0;
+    std::vector<int> first_tokens;  ///< 16 at most
+  };
+  std::vector<Node> nodes;  ///< parents first
+  std::size_t chunk_size = 0;
+  std::size_t chunks_used = 0;    ///< by live sequences
+  std::size_t chunks_cached = 0;  ///< by nothing but cache
+  std::size_t chunks_free = 0;
+};
+
 class Engine {
  public:
   virtual ~Engine() = default;
   /// Takes a request; it joins in the next step that has room for it.
-  /// \throws std::invalid_argument for what can never run: names the field
+  /// \throws std::invalid_argument for what can never run: names the field, its value and what was
+  ///         expected
   virtual void submit(Request request) = 0;
+  /// Ends all choices of a request that have not ended. Unknown ids are ignored: it has ended.
+  virtual void cancel(RequestId id) = 0;
+  /// Ends one choice as if the model had: a stop string was found in its text.
+  virtual void stop(RequestId id, int choice) = 0;
   /// One step. False where nothing was left to do.
-  virtual bool step() = 0;
-  /// Those that have ended since the last call.
-  [[nodiscard]] virtual std::vector<Completion> take_completions() = 0;
+  /// \param now  seconds on any clock that does not go back
+  virtual bool step(double now) = 0;
+  /// What has happened since the last call.
+  [[nodiscard]] virtual std::vector<Event> take_events() = 0;
+  /// Requests of which nothing has run so far.
+  [[nodiscard]] virtual std::size_t waiting() const = 0;
   [[nodiscard]] virtual const EngineStats& stats() const = 0;
+  [[nodiscard]] virtual TreeSnapshot snapshot() const = 0;
   [[nodiscard]] virtual std::size_t bytes_per_chunk() const = 0;
 };
 

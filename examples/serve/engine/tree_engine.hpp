@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -14,6 +16,10 @@
 #include "../model/forward.hpp"
 #include "attention_cuda.hpp"
 #include "engine.hpp"
+#include "paged_view.hpp"
+#include "sampling.hpp"
+#include "swap.hpp"
+#include "work.hpp"
 
 namespace serve {
 
@@ -29,9 +35,10 @@ class TreeEngine final : public Engine {
       : model_(model),
         options_(options),
         tree_(chunkattn::PoolAllocator{.max_chunks = options.max_chunks},
-              {.sharing = options.sharing}),
-        attention_(
-            make_attention(options.kv, tree_, model.config, products.executor(), options.reduce)),
+              {.sharing = options.mode == Mode::tree ? options.sharing : chunkattn::Sharing::chunk},
+              retention_of(options.mode)),
+        attention_(make_attention(options.kv, tree_, model.config, products.executor(),
+                                  attention_options(options))),
         forward_(model, products) {
     // A step has a row for each that decodes, of which there are no more than chunks.
     if (options.on_gpu)
@@ -40,88 +47,228 @@ class TreeEngine final : public Engine {
   }
 
   void submit(Request request) override {
-    const auto fail = [&](const char* field, std::size_t value, const std::string& expected) {
+    check(request);
+    // The last token that is generated needs no position: it is not computed.
+    request.max_length = std::min(request.max_length, positions() + 1);
+    const std::vector<int> prompt = std::move(request.prompt);
+    const auto job = std::make_shared<Job>(std::move(request), prompt.size());
+    jobs_.emplace(job->request.id, job);
+    ++num_waiting_;
+    // Without sharing, every choice computes the prompt by itself.
+    const int parts = options_.mode == Mode::paged ? job->request.choices : 1;
+    for (int choice = 0; choice < parts; ++choice) {
+      Work work;
+      work.job = job;
+      work.choice = choice;
+      work.splits = parts < job->request.choices;
+      work.tokens = prompt;
+      waiting_.push_back(std::move(work));
+    }
+  }
+
+  void cancel(RequestId id) override {
+    const auto found = jobs_.find(id);
+    if (found == jobs_.end()) return;
+    end_all(found->second, Finish::cancelled);
+    sweep();
+  }
+
+  void stop(RequestId id, int choice) override {
+    const auto found = jobs_.find(id);
+    if (found == jobs_.end()) return;
+    const std::shared_ptr<Job> job = found->second;
+    if (choice < 0 || choice >= job->request.choices || job->has_ended(choice)) return;
+    end(*job, {id, choice, -1, Finish::stop, 0});
+    sweep();
+  }
+
+  bool step(double now) override {
+    expire(now);
+    admit();
+    if (live() == 0) return false;
+    for (bool is_alone = false; !try_step();) {
+      if (live() > 1) {
+        preempt();
+        ++stats_.preemptions;
+      } else {
+        if (std::exchange(is_alone, true)) throw std::logic_error("a sequence alone has no room");
+        preempt();  // its path leads through chunks that others have cut: it goes a way of its own
+        admit(/*by_itself=*/true);
+      }
+    }
+    return true;
+  }
+
+  std::vector<Event> take_events() override { return std::exchange(events_, {}); }
+  [[nodiscard]] std::size_t waiting() const override { return num_waiting_; }
+  [[nodiscard]] const EngineStats& stats() const override { return stats_; }
+  [[nodiscard]] std::size_t bytes_per_chunk() const override {
+    return on_gpu_ ? on_gpu_->bytes_per_chunk() : attention_->bytes_per_chunk();
+  }
+
+  [[nodiscard]] TreeSnapshot snapshot() const override {
+    TreeSnapshot shot;
+    chunkattn::for_each_node(tree_, 16, [&](const chunkattn::NodeInfo<std::int32_t>& node) {
+      shot.nodes.push_back({node.id, node.parent, static_cast<std::size_t>(node.length),
+                            static_cast<std::size_t>(node.num_sequences), node.name_space.tenant,
+                            node.first_tokens});
+    });
+    const chunkattn::TreeStats tree = tree_.stats();
+    shot.chunk_size = ChunkSize;
+    shot.chunks_cached = tree.retained_slots;
+    shot.chunks_used = tree.used_slots - tree.retained_slots;
+    shot.chunks_free = options_.max_chunks - tree.used_slots;
+    return shot;
+  }
+
+ private:
+  using Group = serve::Group<Sequence>;
+
+  static chunkattn::Lru retention_of(Mode mode) {
+    chunkattn::Lru retention;
+    if (mode == Mode::paged) retention.high_watermark = 0;  // nobody would find what is kept
+    return retention;
+  }
+  static chunkattn::AttentionOptions attention_options(const EngineOptions& options) {
+    chunkattn::AttentionOptions attention{.reduce = options.reduce};
+    // Several sequences name the same pages: one head at a time leaves them in the caches.
+    if (options.mode == Mode::paged_prefix) attention.max_task_heads = 1;
+    return attention;
+  }
+  static std::size_t chunks_alone(std::size_t tokens) {
+    return (tokens + ChunkSize - 1) / ChunkSize;
+  }
+  [[nodiscard]] std::size_t positions() const {
+    return static_cast<std::size_t>(model_.config.max_positions);
+  }
+  [[nodiscard]] std::size_t live() const { return decoding_.size() + prefilling_.size(); }
+
+  void check(const Request& request) const {
+    const auto fail = [&](const char* field, auto value, const std::string& expected) {
       throw std::invalid_argument("request " + std::to_string(request.id) + ": " + field + " = " +
                                   std::to_string(value) + ": expected " + expected);
     };
-    const auto positions = static_cast<std::size_t>(model_.config.max_positions);
     const std::size_t size = request.prompt.size();
-    if (size < 1 || size > positions)
+    if (jobs_.contains(request.id)) fail("id", request.id, "one that no other request has");
+    if (size < 1 || size > positions())
       fail("tokens of the prompt", size,
-           "1 to the model's positions, " + std::to_string(positions));
+           "1 to the model's positions, " + std::to_string(positions()));
     if (request.max_length < size)
       fail("max_length", request.max_length,
            "at least the prompt's tokens, " + std::to_string(size));
-    // The last token that is generated needs no position: it is not computed.
-    request.max_length = std::min(request.max_length, positions + 1);
-    if (chunks_alone(request.max_length) + 1 > options_.max_chunks)
+    if (chunks_alone(std::min(request.max_length, positions() + 1)) + 1 > options_.max_chunks)
       fail("max_length", request.max_length,
            "no more than " + std::to_string((options_.max_chunks - 1) * ChunkSize) +
                ", what max_chunks has room for");
     for (const int token : request.prompt)
       if (token < 0 || token >= model_.config.vocab_size)
-        fail("a token of the prompt", static_cast<std::size_t>(token), "a token of the model");
-    Live live;
-    live.completion.id = request.id;
-    live.request = std::move(request);
-    waiting_.push_back(std::move(live));
+        fail("a token of the prompt", token, "a token of the model");
+    if (request.choices < 1 || request.choices > 128) fail("choices", request.choices, "1 to 128");
+    if (std::isnan(request.deadline)) fail("deadline", request.deadline, "a time");
+    check_sampling(request.sampling);
   }
 
-  bool step() override {
-    if (waiting_.empty() && decoding_.empty() && prefilling_.empty()) return false;
-    admit();
-    while (!try_step())
-      if (!preempt()) throw std::logic_error("no sequence can run, and none can make room");
-    return true;
-  }
+  // --- ends
+  // ---------------------------------------------------------------------------------------
 
-  std::vector<Completion> take_completions() override { return std::exchange(completions_, {}); }
-  [[nodiscard]] const EngineStats& stats() const override { return stats_; }
-  [[nodiscard]] std::size_t bytes_per_chunk() const override {
-    return (on_gpu_ ? on_gpu_ : attention_)->bytes_per_chunk();
+  void end(Job& job, const Event& last) {
+    events_.push_back(last);
+    job.ended[static_cast<std::size_t>(last.choice)] = 1;
+    if (--job.open > 0) return;
+    if (!job.joined) --num_waiting_;
+    jobs_.erase(job.request.id);
   }
-
- private:
-  /// What the engine knows of a request beside its sequence.
-  struct Live {
-    Request request;  ///< the prompt of one that was preempted has what it had generated, too
-    Completion completion;
-    bool joined = false;
-    bool preempted = false;
-    bool decodes = false;  ///< its prompt is computed
-    bool done = false;
-    std::size_t keep = 0;  ///< of its tokens, when it is done
-  };
-  /// Sequences that do the same, side by side as Step::add() takes them, in the order of joining.
-  struct Group {
-    std::vector<Sequence> sequences;
-    std::vector<Live> live;
-    [[nodiscard]] std::size_t size() const { return live.size(); }
-    [[nodiscard]] bool empty() const { return live.empty(); }
-    void push(Sequence sequence, Live one) {
-      sequences.push_back(std::move(sequence));
-      live.push_back(std::move(one));
+  void end_all(std::shared_ptr<Job> job, Finish finish) {
+    for (int choice = 0; choice < job->request.choices; ++choice)
+      if (!job->has_ended(choice)) end(*job, {job->request.id, choice, -1, finish, 0});
+  }
+  void expire(double now) {
+    const std::size_t before = jobs_.size();
+    for (auto at = jobs_.begin(); at != jobs_.end();) {
+      const std::shared_ptr<Job> job = (at++)->second;  // which end_all() takes out
+      if (job->request.deadline < now) end_all(job, Finish::deadline);
     }
-  };
-
-  static std::size_t chunks_alone(std::size_t tokens) {
-    return (tokens + ChunkSize - 1) / ChunkSize;
+    if (jobs_.size() < before) sweep();
+  }
+  /// What nobody wants any more leaves.
+  void sweep() {
+    std::erase_if(waiting_, [](const Work& work) { return !work.is_wanted(); });
+    regroup();
   }
 
-  /// Requests join in their order while there is room for them, and a chunk for each to grow.
-  void admit() {
-    while (!waiting_.empty()) {
-      const std::size_t live = decoding_.size() + prefilling_.size();
-      Live& next = waiting_.front();
-      if (tree_.slots_needed(next.request.prompt) + live + 1 > tree_.slots_available()) return;
-      auto sequence = tree_.try_insert(next.request.prompt);
+  // --- who is live
+  // --------------------------------------------------------------------------------
+
+  /// Work joins in its order while there is room for it, and a chunk for each to grow.
+  void admit(bool by_itself = false) {
+    while (!waiting_.empty() && live() < options_.max_sequences) {
+      auto sequence = try_join(waiting_.front(), by_itself);
       if (!sequence) return;
-      if (!std::exchange(next.joined, true)) next.completion.joined = stats_.steps;
-      prefilling_.push(std::move(*sequence), std::move(next));
+      Work work = std::move(waiting_.front());
       waiting_.pop_front();
+      if (!std::exchange(work.job->joined, true)) --num_waiting_;
+      work.tokens = {};
+      if (work.swapped) stats_.restored_tokens += copy_in(*sequence, *work.swapped, *attention_);
+      work.swapped.reset();
+      prefilling_.push(std::move(*sequence), std::move(work));
+      if (by_itself) return;
     }
   }
+  std::optional<Sequence> try_join(const Work& work, bool by_itself) {
+    chunkattn::InsertOptions options{.name_space = {.tenant = work.job->request.tenant}};
+    const auto fits = [&] {
+      return tree_.slots_needed(work.tokens, options) + live() + 1 <= tree_.slots_available();
+    };
+    // Cached chunks that others have cut may cost more than they save; where nobody is live, it is
+    // not to wait for that.
+    by_itself = by_itself || options_.mode == Mode::paged || (live() == 0 && !fits());
+    if (by_itself) options.name_space.adapter = ++num_unshared_;  // nobody else's weights
+    return fits() ? tree_.try_insert(work.tokens, options) : std::nullopt;
+  }
 
+  /// The one that joined last leaves, and waits in front of the others.
+  void preempt() {
+    auto [sequence, work] = (prefilling_.empty() ? decoding_ : prefilling_).pop();
+    work.tokens = sequence.tokens();
+    work.reached = std::max(work.reached, sequence.num_written());
+    work.decodes = false;
+    if (options_.preempt == Preempt::swap) swap_out(sequence, work);
+    waiting_.push_front(std::move(work));
+  }
+  void swap_out(const Sequence& sequence, Work& work) {
+    const chunkattn::TokenRange range = private_range(sequence);
+    const auto tokens = static_cast<std::size_t>(range.length);
+    std::size_t used = tokens * attention_->bytes_per_token();
+    for (const Work& other : waiting_) used += other.swapped_bytes();
+    if (used > options_.swap_bytes) {
+      ++stats_.swaps_refused;
+      return;
+    }
+    work.swapped = copy_out(sequence, range, *attention_);
+    ++stats_.swaps;
+    stats_.swapped_tokens += tokens;
+  }
+
+  /// Those that are done leave; those whose prompts are computed decode from now on.
+  void regroup() {
+    Group decoding, prefilling;
+    for (Group* group : {&decoding_, &prefilling_, &split_off_})
+      for (std::size_t i = 0; i < group->size(); ++i) {
+        Work& work = group->works[i];
+        if (work.is_wanted())
+          (work.decodes ? decoding : prefilling)
+              .push(std::move(group->sequences[i]), std::move(work));
+      }
+    decoding_ = std::move(decoding);
+    prefilling_ = std::move(prefilling);
+    split_off_ = {};
+  }
+
+  // --- a step
+  // -------------------------------------------------------------------------------------
+
+  /// False, with nothing changed, if there is no room for a token of each that decodes, or nothing
+  /// can run.
   [[nodiscard]] bool try_step() {
     Step step = tree_.begin_step();
     if (!fill(step)) return false;
@@ -130,50 +277,40 @@ class TreeEngine final : public Engine {
     return true;
   }
 
-  /// A token of all that decode; then parts of prompts while the budget lasts. False if there is no
-  /// room for a token of each, or nothing can run.
+  /// A token of all that decode; then parts of prompts while the budget lasts.
   bool fill(Step& step) {
-    if (!decoding_.empty() && !step.add(std::span<Sequence>(decoding_.sequences))) return false;
     in_step_.clear();
     logit_rows_.clear();
-    for (Live& live : decoding_.live) {
-      logit_rows_.push_back(static_cast<int>(in_step_.size()));
-      in_step_.push_back(&live);
+    paged_view_.clear();
+    if (!decoding_.empty() && !step.add(std::span<Sequence>(decoding_.sequences))) return false;
+    for (std::size_t i = 0; i < decoding_.size(); ++i) {
+      logit_rows_.push_back(static_cast<int>(i));
+      add_rows(decoding_, i, static_cast<int>(decoding_.sequences[i].size()) - 1, 1);
     }
     std::size_t budget = options_.step_tokens;
     for (std::size_t i = 0; i < prefilling_.size() && budget > 0; ++i) {
       const auto added = step.add(prefilling_.sequences[i], budget);
       if (!added) continue;  // it waits for what another one is to compute, or for a chunk
-      Live& live = prefilling_.live[i];
-      in_step_.push_back(&live);
-      const auto rows = static_cast<std::size_t>(added.row().num_rows);
       if (added.row().has_output) logit_rows_.push_back(added.row().output_row());
-      budget -= rows;
-      (live.preempted ? stats_.recomputed : live.completion.computed) += rows;
+      add_rows(prefilling_, i, added.row().position, added.row().num_rows);
+      budget -= static_cast<std::size_t>(added.row().num_rows);
     }
     return step.num_rows() > 0;
   }
-
-  /// The one that joined last leaves and waits again, with what it has generated as its prompt;
-  /// its K/V stays as cache for as long as there is room.
-  bool preempt() {
-    Group& group = prefilling_.empty() ? decoding_ : prefilling_;
-    if (decoding_.size() + prefilling_.size() < 2) return false;
-    Live live = std::move(group.live.back());
-    live.request.prompt = group.sequences.back().tokens();
-    live.decodes = false;
-    live.preempted = true;
-    group.live.pop_back();
-    group.sequences.pop_back();
-    waiting_.push_front(std::move(live));
-    ++stats_.preemptions;
-    return true;
+  void add_rows(Group& group, std::size_t i, int position, int rows) {
+    in_step_.push_back({&group.sequences[i], &group.works[i]});
+    stats_.recomputed += group.works[i].count_rows(static_cast<std::size_t>(position),
+                                                   static_cast<std::size_t>(rows));
+    if (options_.mode != Mode::tree) paged_view_.add(group.sequences[i], position, rows);
   }
 
   void count_step(const Step& step) {
     ++stats_.steps;
     stats_.rows += static_cast<std::size_t>(step.num_rows());
-    stats_.peak_sequences = std::max(stats_.peak_sequences, decoding_.size() + prefilling_.size());
+    stats_.peak_sequences = std::max(stats_.peak_sequences, live());
+    const chunkattn::TreeStats tree = tree_.stats();
+    const std::size_t used = tree.used_slots - tree.retained_slots;
+    stats_.peak_chunks = std::max(stats_.peak_chunks, used);
     std::size_t tokens = 0, chunks = 0;
     for (const Group* group : {&decoding_, &prefilling_})
       for (const Sequence& sequence : group->sequences) {
@@ -181,15 +318,16 @@ class TreeEngine final : public Engine {
         chunks += chunks_alone(sequence.size() + 1);  // its output has a place already
       }
     if (chunks < stats_.unshared_chunks) return;
-    const chunkattn::TreeStats tree = tree_.stats();
     stats_.unshared_chunks = chunks;
     stats_.unshared_tokens = tokens;
-    stats_.chunks = tree.used_slots - tree.retained_slots;
+    stats_.chunks = used;
   }
 
   void compute(Step step) {
-    const auto view = plan_.build(step);
-    const std::vector<int> tokens = view.tokens(), positions = view.positions();
+    const auto plan = plan_.build(step);
+    const std::vector<int> tokens = plan.tokens(), positions = plan.positions();
+    chunkattn::LiveView view = plan;
+    if (options_.mode != Mode::tree) view = paged_view_.over(plan);
     const auto logits_by = [&](Attention& attention) {
       return forward_.run(tokens, positions, logit_rows_,
                           [&](int layer, std::span<const float> q, std::span<const float> k,
@@ -216,60 +354,97 @@ class TreeEngine final : public Engine {
     }
   }
 
-  void sample(typename Tree::Finished finished, std::span<const float> logits) {
+  void sample(typename Tree::Finished finished, std::span<const float> all_logits) {
     const auto vocabulary = static_cast<std::size_t>(model_.config.vocab_size);
     bool changed = false;
     outputs_.clear();
     for (const chunkattn::StepRow& row : finished.rows()) {
-      const int next = argmax(logits.subspan(outputs_.size() * vocabulary, vocabulary));
-      outputs_.push_back(next);
-      Live& live = *in_step_[static_cast<std::size_t>(row.index)];
-      const bool stops =
-          std::find(options_.stop.begin(), options_.stop.end(), next) != options_.stop.end();
-      const auto length = static_cast<std::size_t>(row.position + row.num_rows) + 1;
-      live.done = stops || length >= live.request.max_length;
-      live.keep = stops ? length - 1 : std::min(length, live.request.max_length);
-      changed |= live.done || !live.decodes;
-      live.decodes = true;
+      const auto logits = all_logits.subspan(outputs_.size() * vocabulary, vocabulary);
+      const auto position = static_cast<std::size_t>(row.position + row.num_rows);
+      auto [sequence, work] = in_step_[static_cast<std::size_t>(row.index)];
+      if (position == work->job->prompt_size) finish_prompt(*work);
+      const int choices = std::exchange(work->splits, false) ? work->job->request.choices : 0;
+      outputs_.push_back(choose(*work, logits, position));
+      for (int choice = work->choice + 1; choice < choices; ++choice)
+        if (!work->job->has_ended(choice)) split_off(*sequence, *work, choice, logits);
+      changed = changed || !work->is_wanted() || !work->decodes || !split_off_.empty();
+      work->decodes = true;
     }
     finished.commit(outputs_);  // those that leave get theirs too, and nobody computes it
     if (changed) regroup();
   }
 
-  /// Those that are done leave; those whose prompts are computed decode from now on.
-  void regroup() {
-    Group decoding, prefilling;
-    for (Group* group : {&decoding_, &prefilling_})
-      for (std::size_t i = 0; i < group->size(); ++i) {
-        Live& live = group->live[i];
-        if (live.done)
-          complete(group->sequences[i], live);
-        else
-          (live.decodes ? decoding : prefilling)
-              .push(std::move(group->sequences[i]), std::move(live));
-      }
-    decoding_ = std::move(decoding);
-    prefilling_ = std::move(prefilling);
+  void finish_prompt(Work& work) {
+    work.cached = work.job->prompt_size - work.computed;
+    stats_.prompt_tokens += work.job->prompt_size;
+    stats_.cached_tokens += work.cached;
+    if (work.splits)
+      while (work.job->has_ended(work.choice)) ++work.choice;  // one has not, or it had left
   }
 
-  void complete(const Sequence& sequence, Live& live) {
-    live.completion.tokens = sequence.tokens();
-    live.completion.tokens.resize(live.keep);
-    live.completion.left = stats_.steps;
-    completions_.push_back(std::move(live.completion));
+  /// The next token of a choice, and what that means for it.
+  int choose(Work& work, std::span<const float> logits, std::size_t position) {
+    Job& job = *work.job;
+    const int token = sampler_.sample(logits, job.request.sampling, work.choice, position);
+    Event event{job.request.id, work.choice, token, Finish::none, std::exchange(work.cached, 0)};
+    if (std::find(options_.stop.begin(), options_.stop.end(), token) != options_.stop.end())
+      event.finish = Finish::stop;
+    else if (position + 1 >= job.request.max_length)
+      event.finish = Finish::length;
+    if (event.finish == Finish::stop || position >= job.request.max_length) event.token = -1;
+    stats_.generated_tokens += event.token >= 0 ? 1 : 0;
+    if (event.finish == Finish::none)
+      events_.push_back(event);
+    else
+      end(job, event);
+    return token;
+  }
+
+  /// Another choice goes on from a prompt that is computed, in a fork where there is room for one.
+  void split_off(Sequence& prompt, const Work& first, int choice, std::span<const float> logits) {
+    Work work;
+    work.job = first.job;
+    work.choice = choice;
+    work.cached = first.job->prompt_size - first.computed;
+    work.reached = prompt.size();
+    const int token = choose(work, logits, prompt.size());
+    if (!work.is_wanted()) return;
+    if (live() + split_off_.size() < options_.max_sequences) {
+      auto twin = prompt.try_fork();
+      if (twin && twin->try_append(std::span(&token, 1))) {
+        work.decodes = true;
+        split_off_.push(std::move(*twin), std::move(work));
+        return;
+      }
+    }
+    work.tokens = prompt.tokens();
+    work.tokens.push_back(token);
+    waiting_.push_front(std::move(work));
   }
 
   const Model& model_;
   EngineOptions options_;
   Tree tree_;
-  std::unique_ptr<Attention> attention_, on_gpu_;
+  std::unique_ptr<HostAttention> attention_;
+  std::unique_ptr<Attention> on_gpu_;
   Forward forward_;
+  Sampler sampler_;
   chunkattn::AttentionPlan plan_;
-  std::deque<Live> waiting_;
-  Group decoding_, prefilling_;
-  std::vector<Live*> in_step_;  // by StepRow::index
+  PagedView paged_view_;
+
+  std::map<RequestId, std::shared_ptr<Job>> jobs_;
+  std::deque<Work> waiting_;
+  std::size_t num_waiting_ = 0;     // requests
+  std::uint64_t num_unshared_ = 0;  // sequences that joined in a name space of their own
+  Group decoding_, prefilling_, split_off_;
+
+  struct StepEntry {
+    Sequence* sequence;
+    Work* work;
+  };
+  std::vector<StepEntry> in_step_;  // by StepRow::index
   std::vector<int> logit_rows_, outputs_;
-  std::vector<Completion> completions_;
+  std::vector<Event> events_;
   EngineStats stats_;
 };
 

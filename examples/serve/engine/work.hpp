@@ -1,0 +1,83 @@
+// What the engine knows of requests beside their sequences.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "engine.hpp"
+#include "swap.hpp"
+
+namespace serve {
+
+/// A request until all of its choices have ended.
+struct Job {
+  Job(Request r, std::size_t prompt_tokens)
+      : request(std::move(r)),
+        prompt_size(prompt_tokens),
+        open(request.choices),
+        ended(static_cast<std::size_t>(open)) {}
+
+  [[nodiscard]] bool has_ended(int choice) const {
+    return ended[static_cast<std::size_t>(choice)] != 0;
+  }
+
+  Request request;  ///< its prompt is where the work is
+  std::size_t prompt_size;
+  int open;                 ///< choices that have not ended
+  std::vector<char> ended;  ///< by choice
+  bool joined = false;      ///< some of its work was live
+};
+
+/// What one sequence is for: a choice, or a prompt that its choices have in common.
+struct Work {
+  std::shared_ptr<Job> job;
+  int choice = 0;
+  /// It computes the prompt for all choices; they split off when that is done.
+  bool splits = false;
+  std::vector<int> tokens;  ///< prompt and generated ones, while it waits
+  std::optional<SwappedKv> swapped;
+  bool decodes = false;      ///< all but its last token is computed
+  std::size_t reached = 0;   ///< positions that were computed before it was preempted
+  std::size_t computed = 0;  ///< tokens of the prompt that went through the model
+  std::size_t cached = 0;    ///< the others, until an event has told of them
+
+  /// False when everything it was for has ended.
+  [[nodiscard]] bool is_wanted() const { return splits ? job->open > 0 : !job->has_ended(choice); }
+  [[nodiscard]] std::size_t swapped_bytes() const { return swapped ? swapped->bytes.size() : 0; }
+
+  /// Rows [position, position + rows) are in a step. Returns how many of them are computed again.
+  std::size_t count_rows(std::size_t position, std::size_t rows) {
+    const std::size_t end = position + rows;
+    const std::size_t again = std::min(end, reached) - std::min(position, reached);
+    const std::size_t in_prompt =
+        std::min(end, job->prompt_size) - std::min(position, job->prompt_size);
+    computed += in_prompt - std::min(again, in_prompt);
+    return again;
+  }
+};
+
+/// Sequences that do the same, side by side as Step::add() takes them, in the order of joining.
+template <class Sequence>
+struct Group {
+  std::vector<Sequence> sequences;
+  std::vector<Work> works;
+
+  [[nodiscard]] std::size_t size() const { return works.size(); }
+  [[nodiscard]] bool empty() const { return works.empty(); }
+  void push(Sequence sequence, Work work) {
+    sequences.push_back(std::move(sequence));
+    works.push_back(std::move(work));
+  }
+  std::pair<Sequence, Work> pop() {
+    std::pair<Sequence, Work> last(std::move(sequences.back()), std::move(works.back()));
+    sequences.pop_back();
+    works.pop_back();
+    return last;
+  }
+};
+
+}  // namespace serve

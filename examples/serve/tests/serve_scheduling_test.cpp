@@ -1,0 +1,437 @@
+// The engine on a simulated clock: whatever joins, leaves, is cancelled or has to make room, each
+// choice says what it says alone, ends once, and leaves nothing behind.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.hpp"
+#include "model/load.hpp"
+#include "tests/support/random.hpp"
+
+using namespace serve;
+
+namespace {
+
+const Config tiny{32, 64, 2, 4, 2, 60, 128, true, 1e-5f, 10000.0f};
+constexpr double forever = std::numeric_limits<double>::infinity();
+const Mode all_modes[] = {Mode::tree, Mode::paged, Mode::paged_prefix};
+const Preempt both_preempts[] = {Preempt::recompute, Preempt::swap};
+
+std::size_t to_size(int n) {
+  return static_cast<std::size_t>(n);
+}
+
+struct Fixture {
+  chunkattn::ThreadPool pool{2};
+  Model model;
+  Products products{pool, ProductKind::own};
+
+  explicit Fixture(std::uint64_t seed = 11)
+      : model(random_model(tiny, Element::fp32, seed, pool)) {}
+
+  [[nodiscard]] EngineOptions options(Mode mode = Mode::tree,
+                                      Preempt preempt = Preempt::recompute) const {
+    EngineOptions options;
+    options.chunk_size = 8;
+    options.reduce = chunkattn::Reduce::batch_invariant;
+    options.mode = mode;
+    options.preempt = preempt;
+    return options;
+  }
+  std::unique_ptr<Engine> engine(const EngineOptions& options) {
+    return make_engine(model, products, options);
+  }
+};
+
+/// What became of one choice.
+struct Told {
+  std::vector<int> tokens;
+  Finish finish = Finish::none;
+  std::size_t cached = 0;
+  int events = 0;
+};
+using Key = std::pair<RequestId, int>;
+
+/// Takes all events; checks what holds of any order of events.
+void listen(Engine& engine, std::map<Key, Told>& told) {
+  for (const Event& event : engine.take_events()) {
+    Told& one = told[{event.id, event.choice}];
+    CHECK(one.finish == Finish::none);  // nothing behind the last
+    CHECK((event.token >= 0 || event.finish != Finish::none));
+    CHECK((one.events == 0 || event.cached == 0));
+    ++one.events;
+    one.cached += event.cached;
+    if (event.token >= 0) one.tokens.push_back(event.token);
+    one.finish = event.finish;
+  }
+}
+
+std::map<Key, Told> run_to_end(Engine& engine) {
+  std::map<Key, Told> told;
+  while (engine.step(0)) listen(engine, told);
+  listen(engine, told);
+  return told;
+}
+
+void check_snapshot(const TreeSnapshot& shot, const EngineOptions& options) {
+  CHECK(shot.chunks_used + shot.chunks_cached + shot.chunks_free == options.max_chunks);
+  std::map<int, std::uint64_t> tenants;
+  for (const TreeSnapshot::Node& node : shot.nodes) {
+    CHECK(node.tokens > 0);
+    CHECK(node.first_tokens.size() == std::min<std::size_t>(node.tokens, 16));
+    if (node.parent != 0) CHECK(tenants.at(node.parent) == node.tenant);
+    tenants[node.id] = node.tenant;
+  }
+}
+
+/// Nobody is there any more, and nothing is in use.
+void check_empty(Engine& engine, const EngineOptions& options) {
+  CHECK_FALSE(engine.step(1e9));
+  CHECK(engine.take_events().empty());
+  CHECK(engine.waiting() == 0);
+  const TreeSnapshot shot = engine.snapshot();
+  check_snapshot(shot, options);
+  CHECK(shot.chunks_used == 0);
+  if (options.mode == Mode::paged) CHECK(shot.chunks_cached == 0);
+  for (const TreeSnapshot::Node& node : shot.nodes) CHECK(node.sequences == 0);
+}
+
+/// A request, and what its client does.
+struct Client {
+  Request request;
+  double arrival = 0;
+  double cancel = forever;
+  std::optional<std::size_t> stop_after;  ///< tokens of each choice
+};
+
+std::vector<Client> random_clients(test::Random& random, int count) {
+  std::vector<std::vector<int>> beginnings(2, std::vector<int>(24));
+  for (auto& beginning : beginnings)
+    for (int& token : beginning) token = random.uniform(3, 59);
+  std::vector<Client> clients;
+  for (int i = 0; i < count; ++i) {
+    Client client;
+    Request& request = client.request;
+    request.id = to_size(i);
+    request.tenant = to_size(random.uniform(0, 1));
+    const auto& beginning = beginnings[random.index(2)];
+    request.prompt.assign(beginning.begin(), beginning.begin() + random.uniform(0, 24));
+    for (int n = random.uniform(1, 8); n > 0; --n) request.prompt.push_back(random.uniform(3, 59));
+    request.max_length = request.prompt.size() + to_size(random.uniform(0, 24));
+    request.choices = random.chance(0.5) ? 1 : random.uniform(2, 4);
+    if (random.chance(0.6)) request.sampling = {1.5, random.chance(0.5) ? 1 : 0.9, random.bits()};
+    client.arrival = random.uniform(0, 40);
+    if (random.chance(0.2)) request.deadline = client.arrival + random.uniform(-1, 40);
+    if (random.chance(0.2)) client.cancel = client.arrival + random.uniform(0, 30);
+    if (random.chance(0.2)) client.stop_after = to_size(random.uniform(0, 10));
+    clients.push_back(std::move(client));
+  }
+  return clients;
+}
+
+/// Runs all clients against one engine.
+std::map<Key, Told> serve_all(Engine& engine, const EngineOptions& options,
+                              const std::vector<Client>& clients) {
+  std::map<Key, Told> told;
+  double now = 0;
+  for (bool worked = true, waits = true; worked || waits; ++now) {
+    waits = false;
+    for (const Client& client : clients) {
+      if (client.arrival == now) engine.submit(client.request);
+      if (client.cancel == now) engine.cancel(client.request.id);
+      waits = waits || client.arrival > now;
+    }
+    engine.cancel(clients.size() + 7);  // nobody
+    engine.stop(clients.size() + 7, 0);
+    engine.stop(0, 99);
+    worked = engine.step(now);
+    check_snapshot(engine.snapshot(), options);
+    listen(engine, told);
+    for (const Client& client : clients)
+      for (int choice = 0; client.stop_after && choice < client.request.choices; ++choice) {
+        const auto found = told.find({client.request.id, choice});
+        if (found != told.end() && found->second.tokens.size() >= *client.stop_after)
+          engine.stop(client.request.id, choice);
+      }
+    listen(engine, told);
+  }
+  return told;
+}
+
+}  // namespace
+
+TEST_CASE("in any company, each choice says what it says alone") {
+  test::Random random(21);
+  Fixture fixture;
+  for (int round = 0; round < test::scaled(2); ++round) {
+    const auto clients = random_clients(random, 24);
+    const std::vector<int> ends{random.uniform(3, 59)};
+    std::map<Key, Told> alone;
+    EngineOptions plenty = fixture.options();
+    plenty.stop = ends;
+    for (const Client& client : clients) {
+      const auto engine = fixture.engine(plenty);
+      Request request = client.request;
+      request.deadline = forever;
+      engine->submit(request);
+      for (auto& [key, told] : run_to_end(*engine)) alone[key] = std::move(told);
+    }
+    for (const Mode mode : all_modes)
+      for (const Preempt preempt : both_preempts) {
+        EngineOptions options = fixture.options(mode, preempt);
+        options.stop = ends;
+        options.max_chunks = to_size(random.uniform(9, 24));  // the longest alone needs 8
+        options.step_tokens = to_size(random.uniform(1, 60));
+        if (random.chance(0.3)) options.max_sequences = to_size(random.uniform(1, 8));
+        if (random.chance(0.5)) options.swap_bytes = to_size(random.uniform(0, 20000));
+        if (random.chance(0.3)) options.sharing = chunkattn::Sharing::chunk;
+        CAPTURE(static_cast<int>(mode));
+        CAPTURE(static_cast<int>(preempt));
+        const auto engine = fixture.engine(options);
+        const auto told = serve_all(*engine, options, clients);
+        check_empty(*engine, options);
+        for (const Client& client : clients)
+          for (int choice = 0; choice < client.request.choices; ++choice) {
+            CAPTURE(client.request.id);
+            CAPTURE(choice);
+            REQUIRE(told.contains({client.request.id, choice}));
+            const Told& one = told.at({client.request.id, choice});
+            const Told& expected = alone.at({client.request.id, choice});
+            CHECK(one.finish != Finish::none);
+            REQUIRE(one.tokens.size() <= expected.tokens.size());
+            CHECK(std::equal(one.tokens.begin(), one.tokens.end(), expected.tokens.begin()));
+            CHECK((one.finish != Finish::deadline || client.request.deadline < forever));
+            CHECK((one.finish != Finish::cancelled || client.cancel < forever));
+            const bool was_stopped = client.stop_after && one.finish == Finish::stop;
+            if (one.finish == Finish::length || (one.finish == Finish::stop && !was_stopped)) {
+              CHECK(one.finish == expected.finish);
+              CHECK(one.tokens == expected.tokens);
+            }
+            if (mode == Mode::paged) CHECK(one.cached == 0);
+            CHECK(one.cached < client.request.prompt.size());
+          }
+      }
+  }
+}
+
+TEST_CASE("a sequence that makes room is computed again, or copied out and back") {
+  Fixture fixture;
+  // Two of 16 and 32 more tokens: 6 chunks each, where there are 8. Both join; the second leaves
+  // when both have 4, with 31 tokens computed, and the first takes 2 of its chunks: 16 are left.
+  std::vector<Request> requests(2);
+  for (int i = 0; i < 2; ++i) {
+    requests[to_size(i)].id = to_size(i);
+    requests[to_size(i)].prompt.assign(16, 10 + i);
+    requests[to_size(i)].max_length = 48;
+  }
+  EngineOptions options = fixture.options();
+  const auto expected = [&] {
+    const auto engine = fixture.engine(options);
+    for (const Request& request : requests) engine->submit(request);
+    const auto told = run_to_end(*engine);
+    CHECK(engine->stats().preemptions == 0);
+    return told;
+  }();
+  options.max_chunks = 8;
+  const auto run = [&](EngineStats& stats) {
+    const auto engine = fixture.engine(options);
+    for (const Request& request : requests) engine->submit(request);
+    const auto told = run_to_end(*engine);
+    check_empty(*engine, options);
+    for (const auto& [key, one] : told) CHECK(one.tokens == expected.at(key).tokens);
+    stats = engine->stats();
+    CHECK(stats.preemptions == 1);
+  };
+  EngineStats recompute, swap, refused;
+  run(recompute);
+  CHECK(recompute.recomputed == 15);
+  CHECK(recompute.swaps + recompute.swaps_refused == 0);
+  options.preempt = Preempt::swap;
+  run(swap);
+  CHECK(swap.swaps == 1);
+  CHECK(swap.swapped_tokens == 31);
+  CHECK(swap.restored_tokens == 15);  // the rest was still cached
+  CHECK(swap.recomputed == 0);
+  CHECK(swap.rows + 15 == recompute.rows);
+  options.swap_bytes = 1000;
+  run(refused);
+  CHECK(refused.swaps == 0);
+  CHECK(refused.swaps_refused == 1);
+  CHECK(refused.recomputed == 15);
+}
+
+TEST_CASE("swapping copies what is private, not what others have") {
+  Fixture fixture;
+  EngineOptions options = fixture.options(Mode::tree, Preempt::swap);
+  options.max_chunks = 8;
+  const auto engine = fixture.engine(options);
+  for (int i = 0; i < 2; ++i) {
+    Request request;
+    request.id = to_size(i);
+    request.prompt.assign(32, 9);
+    request.prompt.push_back(20 + i);
+    request.max_length = 56;
+    engine->submit(request);
+  }
+  const auto told = run_to_end(*engine);  // 4 chunks in common, and 3 each
+  CHECK(engine->stats().preemptions == 1);
+  CHECK(engine->stats().swaps == 1);
+  CHECK(engine->stats().swapped_tokens > 0);
+  CHECK(engine->stats().swapped_tokens <= 24);
+  CHECK(engine->stats().recomputed == 0);
+  check_empty(*engine, options);
+}
+
+TEST_CASE("the choices of a request compute its prompt once, except where nothing is shared") {
+  Fixture fixture;
+  for (const Mode mode : all_modes) {
+    EngineOptions options = fixture.options(mode);
+    const auto engine = fixture.engine(options);
+    Request request{5, std::vector<int>(21, 7), 31, 4, {1.0, 1.0, 99}, 0, forever};
+    engine->submit(request);
+    const auto told = run_to_end(*engine);
+    REQUIRE(told.size() == 4);
+    std::set<std::vector<int>> texts;
+    for (const auto& [key, one] : told) {
+      CHECK(one.tokens.size() == 10);
+      CHECK(one.finish == Finish::length);
+      texts.insert(one.tokens);
+    }
+    CHECK(texts.size() > 1);  // of one seed
+    const std::size_t prompts = mode == Mode::paged ? 4 : 1;
+    CHECK(engine->stats().prompt_tokens == prompts * 21);
+    CHECK(engine->stats().cached_tokens == 0);
+    CHECK(engine->stats().rows == prompts * 21 + 4 * 9);
+    CHECK(engine->stats().generated_tokens == 40);
+    CHECK(engine->stats().peak_sequences == 4);
+    check_empty(*engine, options);
+  }
+}
+
+TEST_CASE("tenants share with themselves alone, and events say how much was cached") {
+  Fixture fixture;
+  for (const Mode mode : all_modes) {
+    const EngineOptions options = fixture.options(mode);
+    const auto engine = fixture.engine(options);
+    const auto cached = [&](RequestId id, std::uint64_t tenant) {
+      Request request{id, {}, 30, 1, {}, tenant, forever};
+      for (int token = 3; token < 28; ++token) request.prompt.push_back(token);
+      engine->submit(request);
+      return run_to_end(*engine).at({id, 0}).cached;
+    };
+    CHECK(cached(1, 4) == 0);
+    CHECK(cached(2, 5) == 0);
+    const std::size_t again = mode == Mode::tree ? 24 : mode == Mode::paged ? 0 : 24;
+    CHECK(cached(3, 4) == again);
+    CHECK(cached(4, 5) == again);
+    std::set<std::uint64_t> tenants;
+    for (const auto& node : engine->snapshot().nodes) tenants.insert(node.tenant);
+    CHECK(tenants.size() == (mode == Mode::paged ? 0 : 2));
+    check_empty(*engine, options);
+  }
+}
+
+TEST_CASE("a request ends when its time has passed, also where it never ran") {
+  Fixture fixture;
+  EngineOptions options = fixture.options();
+  options.max_sequences = 1;
+  const auto engine = fixture.engine(options);
+  engine->submit({1, {3, 4, 5}, 100, 1, {}, 0, 4.0});
+  engine->submit({2, {6, 7}, 20, 3, {}, 0, 1.5});
+  engine->submit({3, {8}, 3, 1, {}, 0, forever});
+  CHECK(engine->waiting() == 3);
+  std::map<Key, Told> told;
+  for (int now = 0; now < 2; ++now) CHECK(engine->step(now));
+  CHECK(engine->waiting() == 2);
+  CHECK(engine->step(2));
+  CHECK(engine->waiting() == 1);
+  listen(*engine, told);
+  for (int choice = 0; choice < 3; ++choice) {
+    CHECK(told.at({2, choice}).finish == Finish::deadline);
+    CHECK(told.at({2, choice}).tokens.empty());
+  }
+  for (double now = 3; engine->step(now); ++now) listen(*engine, told);
+  listen(*engine, told);
+  CHECK(told.at({1, 0}).finish == Finish::deadline);
+  CHECK(told.at({1, 0}).tokens.size() == 5);  // steps at 0, 1, 2, 3 and 4: not yet past it
+  CHECK(told.at({3, 0}).finish == Finish::length);
+  check_empty(*engine, options);
+}
+
+TEST_CASE("what is cancelled or stopped leaves at once") {
+  Fixture fixture;
+  const EngineOptions options = fixture.options();
+  const auto engine = fixture.engine(options);
+  engine->submit({1, std::vector<int>(20, 5), 60, 2, {}, 0, forever});
+  std::map<Key, Told> told;
+  for (int i = 0; i < 3; ++i) CHECK(engine->step(0));
+  engine->stop(1, 0);
+  engine->stop(1, 0);
+  engine->stop(1, -1);
+  listen(*engine, told);
+  CHECK(told.at({1, 0}).finish == Finish::stop);
+  CHECK(told.at({1, 0}).tokens.size() == 3);
+  CHECK(told.at({1, 1}).finish == Finish::none);
+  CHECK(engine->step(0));
+  engine->cancel(1);
+  engine->cancel(1);
+  CHECK(engine->snapshot().chunks_used == 0);
+  listen(*engine, told);
+  CHECK(told.at({1, 1}).finish == Finish::cancelled);
+  CHECK(told.at({1, 1}).tokens.size() == 4);
+  check_empty(*engine, options);
+  engine->submit({1, {3}, 5, 1, {}, 0, forever});  // the id is free again
+  CHECK(run_to_end(*engine).at({1, 0}).tokens.size() == 4);
+}
+
+TEST_CASE("what cannot be is refused, with the field's name") {
+  Fixture fixture;
+  const auto engine = fixture.engine(fixture.options());
+  const auto refusal = [&](const Request& request) -> std::string {
+    try {
+      engine->submit(request);
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  Request good{1, {3, 4}, 5, 1, {}, 0, forever};
+  CHECK(refusal(good).empty());
+  CHECK(refusal(good) == "request 1: id = 1: expected one that no other request has");
+  good.id = 2;
+  const auto with = [&](auto change) {
+    Request request = good;
+    change(request);
+    return refusal(request);
+  };
+  CHECK(with([](Request& r) { r.choices = 0; }) == "request 2: choices = 0: expected 1 to 128");
+  CHECK(with([](Request& r) { r.choices = 129; }).find("choices = 129") != std::string::npos);
+  CHECK(with([](Request& r) { r.prompt[1] = -4; }).find("= -4: expected a token") !=
+        std::string::npos);
+  CHECK(with([](Request& r) { r.sampling.temperature = 3; }).find("temperature = 3") !=
+        std::string::npos);
+  CHECK(with([](Request& r) { r.sampling.top_p = 0; }).find("top_p = 0") != std::string::npos);
+  CHECK(with([](Request& r) {
+          r.deadline = std::numeric_limits<double>::quiet_NaN();
+        }).find("deadline = nan") != std::string::npos);
+  CHECK(engine->waiting() == 1);
+  const auto refused = [&](auto change) {
+    EngineOptions options = fixture.options();
+    change(options);
+    CHECK_THROWS_AS((void)fixture.engine(options), std::invalid_argument);
+  };
+  refused([](EngineOptions& o) { o.step_tokens = 0; });
+  refused([](EngineOptions& o) { o.max_sequences = 0; });
+  refused([](EngineOptions& o) { o.on_gpu = true, o.mode = Mode::paged; });
+  refused([](EngineOptions& o) { o.on_gpu = true, o.preempt = Preempt::swap; });
+}
