@@ -3,6 +3,8 @@
 
 namespace serve {
 
+/// serve bench: a load of requests with times of arrival, and how they fared.
+int bench(int argc, char** argv);
 /// serve generate: the texts that a list of prompts goes on with, all in one batch.
 int generate(int argc, char** argv);
 /// serve score: what a model says of tokens that are given.

@@ -14,6 +14,7 @@ struct Command {
 };
 
 constexpr Command commands[] = {
+    {"bench", "runs a load of requests, and says how they fared", serve::bench},
     {"generate", "goes on with a list of prompts, all in one batch", serve::generate},
     {"score", "prints what a model says of given tokens", serve::score},
     {"tokenize", "prints the tokens of texts", serve::tokenize}};

@@ -109,6 +109,7 @@ struct EngineStats {
   std::size_t unshared_chunks = 0;  ///< these
   std::size_t chunks = 0;           ///< that were in use
   std::size_t unshared_tokens = 0;  ///< of all live sequences, each counted by itself
+  std::size_t distinct_tokens = 0;  ///< of these, what is shared counted once
   // On a GPU:
   std::size_t compared_logits = 0;  ///< with the CPU's
   double largest_difference = 0;    ///< among them

@@ -317,10 +317,14 @@ class TreeEngine final : public Engine {
         tokens += sequence.size();
         chunks += chunks_alone(sequence.size() + 1);  // its output has a place already
       }
-    if (chunks < stats_.unshared_chunks) return;
+    if (chunks <= stats_.unshared_chunks) return;
     stats_.unshared_chunks = chunks;
     stats_.unshared_tokens = tokens;
     stats_.chunks = used;
+    stats_.distinct_tokens = 0;
+    chunkattn::for_each_node(tree_, 0, [&](const chunkattn::NodeInfo<std::int32_t>& node) {
+      if (node.num_sequences > 0) stats_.distinct_tokens += static_cast<std::size_t>(node.length);
+    });
   }
 
   void compute(Step step) {

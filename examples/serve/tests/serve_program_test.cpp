@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 
@@ -77,8 +78,10 @@ TEST_CASE("what is printed for a person fits 80 columns") {
   const test::TemporaryFile shape("shape.json");
   shape.write(tiny_shape);
   for (const std::string& arguments :
-       {std::string("--help"), std::string("generate --help"), std::string("score --help"),
-        std::string("tokenize --help"),
+       {std::string("--help"), std::string("bench --help"), std::string("generate --help"),
+        std::string("score --help"), std::string("tokenize --help"),
+        "bench --requests 2 --prompt-tokens 20 --shared-tokens 9 --completion-tokens 3 --random '" +
+            shape.path() + "'",
         "generate --max-tokens 1 --prompt x --random '" + shape.path() + "'"}) {
     std::istringstream output(run(arguments).output);
     for (std::string line; std::getline(output, line);) {
@@ -124,6 +127,30 @@ TEST_CASE("random weights of any shape run, and repeat") {
                  "messages: random weights have no chat template");
   shape.write("{\"dim\": 64}");
   expect_failure(1, arguments + "x", "key 'hidden_dim' not found");
+}
+
+TEST_CASE("a load runs in every mode, and is reported") {
+  const test::TemporaryFile shape("shape.json"), report("report.json");
+  shape.write(tiny_shape);
+  for (const std::string cache : {"tree", "paged", "paged_prefix"}) {
+    const Outcome outcome = run("bench --random '" + shape.path() + "' --cache " + cache +
+                                " --requests 5 --prompt-tokens 70 --shared-tokens 64 --rate 1000" +
+                                " --completion-tokens 8 --json '" + report.path() + "'");
+    CAPTURE(outcome.output);
+    CHECK(outcome.status == 0);
+    CHECK(outcome.says("5 of 5 done in "));
+    const auto json = nlohmann::json::parse(test::read_text(report.path()));
+    CHECK(json.at("completed") == 5);
+    CHECK(json.at("prompt_tokens") == 5 * 70);
+    CHECK(json.at("cached_tokens") == (cache == "paged" ? 0 : 4 * 64));
+    CHECK(json.at("batch_kv_bytes") >= json.at("batch_kv_bytes_of_tokens"));
+  }
+  expect_failure(2, "bench --prompt-tokens 5 --shared-tokens 6", "--shared-tokens = 6");
+  expect_failure(2, "bench --shrink 3", "--shrink = 3: expected a power of two up to 512");
+  expect_failure(2, "bench --random '" + shape.path() + "' --prompt-tokens 5000",
+                 "--prompt-tokens and --completion-tokens = 5064 together");
+  expect_failure(1, "bench --random '" + shape.path() + "' --trace /nonexistent",
+                 "/nonexistent: cannot be opened");
 }
 
 TEST_CASE("the recorded texts come out in every mode") {

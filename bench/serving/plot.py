@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Draws docs/benchmarks/serving.svg and rewrites the tables of docs/serving_benchmarks.md.
+
+    python3 bench/serving/plot.py            # needs matplotlib; without it only the tables
+
+From docs/benchmarks/serving_*.json, which experiment.py wrote. A table's place is between the lines
+`<!-- table NAME -->` and `<!-- end -->`, NAME being that of the file.
+"""
+
+import json
+import pathlib
+import re
+import statistics
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+DATA = ROOT / "docs" / "benchmarks"
+DOCUMENT = ROOT / "docs" / "serving_benchmarks.md"
+MODES = {
+    "tree": ("chunkattn", "#0072b2"),
+    "paged_prefix": ("paged, prefix caching", "#e69f00"),
+    "paged": ("paged, nothing shared", "#d55e00"),
+}
+
+
+def groups_of(results):
+    """{(prompt, shared, load, mode): [report]}"""
+    groups = {}
+    for entry in results["cells"]:
+        cell = entry["cell"]
+        key = (cell["prompt"], cell["shared"], cell["load"], cell["cache"])
+        groups.setdefault(key, []).append(entry["report"])
+    return groups
+
+
+def median(reports, value):
+    return statistics.median(value(report) for report in reports)
+
+
+def row_of(key, reports):
+    prompt, shared, load, mode = key
+    rate = reports[0]["arguments"]["rate"]
+    kv = median(reports, lambda r: r["peak_kv_bytes"]) / 2**20
+    over = median(reports, lambda r: r["batch_kv_bytes"] / r["batch_kv_bytes_of_tokens"])
+    cells = [
+        prompt,
+        shared,
+        "all at once" if load == "full" else f"{rate:.2f}/s",
+        MODES[mode][0],
+        f"{1e3 * median(reports, lambda r: r['normalised_latency']):.1f}",
+        f"{median(reports, lambda r: r['ttft']['p50']):.2f}",
+        f"{1e3 * median(reports, lambda r: r['tpot']['p50']):.1f}",
+        f"{median(reports, lambda r: r['tokens_per_second']):.0f}",
+        f"{kv:.0f}",
+        f"{over:.3f}",
+        int(median(reports, lambda r: r["peak_batch"])),
+    ]
+    mark = " (ended early)" if any(report["capped"] for report in reports) else ""
+    return "| " + " | ".join(str(cell) for cell in cells) + mark + " |"
+
+
+def table_of(groups):
+    head = ["n_p", "n_s", "arrivals", "cache", "latency ms/token", "TTFT p50 s", "TPOT p50 ms"]
+    head += ["tokens/s", "K/V peak MiB", "K/V ÷ tokens", "batch"]
+    lines = ["| " + " | ".join(head) + " |", "|" + " ---: |" * len(head)]
+    order = {load: i for i, load in enumerate(["full"])}
+    keys = sorted(
+        groups,
+        key=lambda k: (k[0], -k[1], order.get(k[2], 1 + k[2] if k[2] != "full" else 0),
+                       list(MODES).index(k[3])),
+    )
+    return "\n".join(lines + [row_of(key, groups[key]) for key in keys])
+
+
+def draw(all_groups):
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        print("no matplotlib: no plot")
+        return
+    matplotlib.rcParams["svg.hashsalt"] = "chunkattn"
+    panels = [
+        (name, prompt)
+        for name, groups in all_groups.items()
+        for prompt in sorted({k[0] for k in groups if k[1] and k[2] != "full"})
+    ]
+    if not panels:
+        return
+    figure, grid = plt.subplots(1, len(panels), figsize=(3.7 * len(panels), 3.8), squeeze=False)
+    for axes, (name, prompt) in zip(grid.flat, panels):
+        for mode, (label, colour) in MODES.items():
+            points = sorted(
+                (reports[0]["arguments"]["rate"],
+                 1e3 * median(reports, lambda r: r["normalised_latency"]))
+                for (p, shared, load, cache), reports in all_groups[name].items()
+                if p == prompt and shared and load != "full" and cache == mode
+            )
+            if points:
+                axes.plot(*zip(*points), marker="o", markersize=4, label=label, color=colour)
+        axes.set_title(f"{name}, {prompt} shared tokens", fontsize=10)
+        axes.set_xlabel("requests per second")
+        axes.set_ylabel("ms per token, from arrival")
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    figure.legend(*grid.flat[0].get_legend_handles_labels(), loc="lower center", ncol=3,
+                  frameon=False)
+    figure.savefig(DATA / "serving.svg", metadata={"Date": None})
+    print("docs/benchmarks/serving.svg")
+
+
+def main():
+    all_groups = {}
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for path in sorted(DATA.glob("serving_*.json")):
+        name = path.stem.removeprefix("serving_")
+        all_groups[name] = groups_of(json.loads(path.read_text(encoding="utf-8")))
+        text = re.sub(
+            rf"(<!-- table {name} -->\n).*?(<!-- end -->)",
+            lambda found: f"{found[1]}{table_of(all_groups[found[1].split()[2]])}\n{found[2]}",
+            text,
+            flags=re.S,
+        )
+    DOCUMENT.write_text(text, encoding="utf-8")
+    print("docs/serving_benchmarks.md")
+    draw(all_groups)
+
+
+if __name__ == "__main__":
+    main()
