@@ -68,11 +68,10 @@ class Experiment:
         if self.path.exists():
             self.results = json.loads(self.path.read_text(encoding="utf-8"))
         self.done = {key_of(entry["cell"]): entry for entry in self.results["cells"]}
-        self.results["context"] = {
-            "processor": processor(),
-            "date": datetime.date.today().isoformat(),
-            "command": shlex.join(sys.argv),
-        }
+        context = self.results["context"]
+        context["processor"] = processor()
+        context["date"] = datetime.date.today().isoformat()
+        context.setdefault("commands", []).append(shlex.join(sys.argv))
 
     def run(self, cell):
         if key_of(cell) in self.done:
@@ -109,7 +108,7 @@ class Experiment:
         options = self.options
         for prompt in options.prompts:
             for shared in (prompt, 0):
-                modes = MODES if prompt in options.paged or not shared else MODES[:2]
+                modes = MODES if not shared or prompt in options.paged else MODES[:2]
                 full = self.run_load(prompt, shared, "full", 0, modes)
                 if not shared:
                     continue  # nothing differs; one load tells how much it costs
@@ -133,7 +132,7 @@ def main():
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--unshared-requests", type=int, default=32)
-    parser.add_argument("--rates", type=numbers, default=[0.5, 0.8, 1.2])
+    parser.add_argument("--rates", type=numbers, default=[0.6, 0.9, 1.2])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--more", default="", help="further options of serve bench")

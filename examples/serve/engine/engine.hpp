@@ -105,8 +105,8 @@ struct EngineStats {
   std::size_t restored_tokens = 0;  ///< copied back; the others were still cached, or given up
   std::size_t recomputed = 0;  ///< tokens that were computed before their sequence was preempted
   std::uint64_t plan_rebuilds = 0;
-  // In the step where requests by themselves would have held most chunks:
-  std::size_t unshared_chunks = 0;  ///< these
+  // In the step where live sequences had most tokens:
+  std::size_t unshared_chunks = 0;  ///< that they would have held by themselves
   std::size_t chunks = 0;           ///< that were in use
   std::size_t unshared_tokens = 0;  ///< of all live sequences, each counted by itself
   std::size_t distinct_tokens = 0;  ///< of these, what is shared counted once

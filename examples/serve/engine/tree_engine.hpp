@@ -317,7 +317,7 @@ class TreeEngine final : public Engine {
         tokens += sequence.size();
         chunks += chunks_alone(sequence.size() + 1);  // its output has a place already
       }
-    if (chunks <= stats_.unshared_chunks) return;
+    if (tokens <= stats_.unshared_tokens) return;
     stats_.unshared_chunks = chunks;
     stats_.unshared_tokens = tokens;
     stats_.chunks = used;
