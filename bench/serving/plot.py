@@ -62,11 +62,9 @@ def table_of(groups):
     head = ["n_p", "n_s", "arrivals", "cache", "latency ms/token", "TTFT p50 s", "TPOT p50 ms"]
     head += ["tokens/s", "K/V peak MiB", "K/V ÷ tokens", "batch"]
     lines = ["| " + " | ".join(head) + " |", "|" + " ---: |" * len(head)]
-    order = {load: i for i, load in enumerate(["full"])}
     keys = sorted(
         groups,
-        key=lambda k: (k[0], -k[1], order.get(k[2], 1 + k[2] if k[2] != "full" else 0),
-                       list(MODES).index(k[3])),
+        key=lambda k: (k[0], -k[1], 0 if k[2] == "full" else 1 + k[2], list(MODES).index(k[3])),
     )
     return "\n".join(lines + [row_of(key, groups[key]) for key in keys])
 
