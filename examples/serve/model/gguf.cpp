@@ -271,7 +271,7 @@ std::span<const double> Gguf::numbers(std::string_view key) const {
 const Tensor& Gguf::tensor(std::string_view name, std::size_t outputs, std::size_t inputs) const {
   const std::string field = "tensor " + std::string(name);
   const auto shape = [](std::size_t a, std::size_t b) {
-    return "[" + std::to_string(a) + "][" + std::to_string(b) + "]";
+    return std::string("[").append(std::to_string(a)) + "][" + std::to_string(b) + "]";
   };
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) fail(field, "not there", shape(outputs, inputs));
