@@ -62,6 +62,7 @@ need() {
       cli11) has_header CLI/CLI.hpp || missing+=(libcli11-dev) ;;
       xxhash) has_header xxhash.h || missing+=(libxxhash-dev) ;;
       utf8proc) has_header utf8proc.h || missing+=(libutf8proc-dev) ;;
+      httplib) has_header httplib.h || missing+=(libcpp-httplib-dev) ;;
       onednn) has_header oneapi/dnnl/dnnl.h || missing+=(libdnnl-dev) ;;
       aarch64)
         have aarch64-linux-gnu-g++ || missing+=(g++-aarch64-linux-gnu)

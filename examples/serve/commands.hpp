@@ -7,6 +7,8 @@ namespace serve {
 int bench(int argc, char** argv);
 /// serve generate: the texts that a list of prompts goes on with, all in one batch.
 int generate(int argc, char** argv);
+/// serve run: serves a model over HTTP.
+int run(int argc, char** argv);
 /// serve score: what a model says of tokens that are given.
 int score(int argc, char** argv);
 /// serve tokenize: the tokens of a list of texts, for comparing with other tokenizers.

@@ -16,10 +16,13 @@ struct Command {
 constexpr Command commands[] = {
     {"bench", "runs a load of requests, and says how they fared", serve::bench},
     {"generate", "goes on with a list of prompts, all in one batch", serve::generate},
+#ifdef SERVE_HAVE_SERVER
+    {"run", "serves a model over HTTP, as OpenAI's API has it", serve::run},
+#endif
     {"score", "prints what a model says of given tokens", serve::score},
     {"tokenize", "prints the tokens of texts", serve::tokenize}};
 
-int run(int argc, char** argv) {
+int run_command(int argc, char** argv) {
   const std::string_view name = argc > 1 ? argv[1] : "--help";
   for (const Command& command : commands)
     if (name == command.name) return command.run(argc - 1, argv + 1);
@@ -35,5 +38,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return examples::guarded("serve", [&] { return run(argc, argv); });
+  return examples::guarded("serve", [&] { return run_command(argc, argv); });
 }

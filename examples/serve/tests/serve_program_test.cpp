@@ -79,7 +79,7 @@ TEST_CASE("what is printed for a person fits 80 columns") {
   shape.write(tiny_shape);
   for (const std::string& arguments :
        {std::string("--help"), std::string("bench --help"), std::string("generate --help"),
-        std::string("score --help"), std::string("tokenize --help"),
+        std::string("run --help"), std::string("score --help"), std::string("tokenize --help"),
         "bench --requests 2 --prompt-tokens 20 --shared-tokens 9 --completion-tokens 3 --random '" +
             shape.path() + "'",
         "generate --max-tokens 1 --prompt x --random '" + shape.path() + "'"}) {

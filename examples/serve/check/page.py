@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""The page of `serve run` in headless Chromium, which is spoken to through a pipe: Python's library is enough.
+
+usage: page.py SERVE [--model FILE.gguf] [--screenshot FILE.png]
+
+Draws the tree of some requests; shows no prompt without the key; with a model that chats, five chats stream at
+once and share their system message. Exit 77 where there is no Chromium."""
+import argparse
+import base64
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+
+SHAPE = {"dim": 64, "hidden_dim": 172, "num_layers": 2, "num_qo_heads": 8, "num_kv_heads": 4,
+         "vocab_size": 300, "max_positions": 1024}
+KEY = "a key for this check"
+LIMIT = 120  # seconds
+
+
+class Browser:
+    """DevTools' protocol: messages of JSON, each with a zero byte behind it."""
+
+    def __init__(self, program, folder):
+        to_read, self.to = os.pipe()
+        self.from_, from_write = os.pipe()
+
+        def wire():  # Chromium reads from 3 and writes to 4
+            os.dup2(to_read, 63)
+            os.dup2(from_write, 64)
+            os.dup2(63, 3)
+            os.dup2(64, 4)
+        self.process = subprocess.Popen(
+            [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
+             "--disable-dev-shm-usage", f"--user-data-dir={folder}", "--hide-scrollbars", "about:blank"],
+            close_fds=False, preexec_fn=wire, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.close(to_read)
+        os.close(from_write)
+        self.rest, self.number, self.session, self.errors = b"", 0, None, []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(domain + ".enable")
+
+    def call(self, method, **params):
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": params}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.to, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self.rest:
+                got = os.read(self.from_, 1 << 16)
+                assert got, "Chromium has ended"
+                self.rest += got
+            text, _, self.rest = self.rest.partition(b"\0")
+            answer = json.loads(text)
+            entry = answer.get("params", {}).get("entry", {})
+            if answer.get("method") == "Runtime.exceptionThrown" or entry.get("level") == "error":
+                self.errors.append(json.dumps(answer["params"]))
+            if answer.get("id") == self.number:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def ask(self, expression):
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def wait_for(self, expression):
+        limit = time.monotonic() + LIMIT
+        while not self.ask(expression):
+            assert time.monotonic() < limit, f"waited in vain for {expression}; {self.errors}"
+            time.sleep(0.1)
+
+    def open(self, url, width=1360, height=760):
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
+                  mobile=False)
+        self.call("Page.navigate", url=url)
+        self.wait_for("typeof poll === 'function' && document.readyState === 'complete'")
+
+    def screenshot(self, file):
+        data = self.call("Page.captureScreenshot", format="png")["data"]
+        with open(file, "wb") as out:
+            out.write(base64.b64decode(data))
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def start(serve, model, *options):
+    process = subprocess.Popen([serve, "run", *model, "--port", "0", "--quiet", *options],
+                               stdout=subprocess.PIPE, text=True)
+    url = ""
+    for line in process.stdout:
+        if "http://" in line and not url:
+            url = line.split(" at ")[1].split()[0]
+        if line.startswith("stop"):
+            break
+    threading.Thread(target=process.stdout.read, daemon=True).start()
+    return process, url
+
+
+def complete(url, prompt, key=""):
+    body = json.dumps({"prompt": prompt, "max_tokens": 8, "temperature": 0}).encode()
+    headers = {"Content-Type": "application/json"}
+    if key:
+        headers["Authorization"] = "Bearer " + key
+    urllib.request.urlopen(urllib.request.Request(url + "/v1/completions", body, headers), timeout=LIMIT).read()
+
+
+DOCUMENTS = ["You are a clerk at a train station. The train to the coast leaves at nine and at five, from "
+             "platform two, and takes three hours. There is a dining car.",
+             "You are a cook. Today there is onion soup, trout with almonds, and a plum cake. Nothing else is left, "
+             "and the kitchen closes at ten."]
+QUESTIONS = ["When can I leave?", "What can I eat?", "What do you recommend to a child?", "Is it late already?"]
+
+
+def chat(url, document, question):
+    body = json.dumps({"messages": [{"role": "system", "content": document}, {"role": "user", "content": question}],
+                       "max_tokens": 60, "temperature": 0.3}).encode()
+    request = urllib.request.Request(url + "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    urllib.request.urlopen(request, timeout=10 * LIMIT).read()
+
+
+def check_tree(browser, url):
+    """A server without a key: the tree is drawn, with texts."""
+    for end in ("and one end", "and another", "with a third"):
+        complete(url, "a beginning that three requests share, " + end)
+    browser.open(url)
+    browser.wait_for("document.querySelectorAll('.node').length >= 4")
+    assert "a beginning" in browser.ask("document.querySelector('#draw').innerText")
+    assert browser.ask("document.querySelector('#model').textContent"), "no name of the model"
+    assert browser.ask("document.querySelector('#key').hidden"), "a key is asked for, and none is needed"
+    boxes = browser.ask("[...document.querySelectorAll('.node')].map(n => n.getBoundingClientRect().width)")
+    assert all(width > 0 for width in boxes), boxes
+
+
+def check_key(browser, url):
+    """With a key: counts for all, texts for those who have it."""
+    complete(url, "a secret that nobody else is to read", KEY)
+    browser.open(url)
+    browser.wait_for("document.querySelectorAll('.node').length >= 1 && !document.querySelector('#key').hidden")
+    assert "secret" not in browser.ask("document.documentElement.outerHTML")
+    assert "tokens" in browser.ask("document.querySelector('#draw').innerText")
+    browser.ask(f"$('key').value = {json.dumps(KEY)}; $('key').onchange()")
+    browser.wait_for("document.querySelector('#draw').innerText.includes('a secret')")
+    browser.wait_for("document.querySelector('#model').textContent === 'random'")
+    # What Chromium logs of the one refusal is no fault of the page.
+    browser.errors = [error for error in browser.errors if "401" not in error]
+
+
+def check_chats(browser, url, screenshot):
+    """Five chats at once below one system message."""
+    browser.open(url)
+    browser.ask("$('ask').value = 'What is a tree?'; send(); true")
+    browser.wait_for("running === 0 && document.querySelectorAll('.assistant .note').length === 1")
+    assert len(browser.ask("document.querySelector('.assistant').innerText")) > 20
+    # Others are there, too: their chats are about two documents.
+    others = [threading.Thread(target=chat, args=(url, document, question))
+              for document in DOCUMENTS for question in QUESTIONS]
+    for other in others:
+        other.start()
+    browser.ask("many(); true")
+    browser.wait_for("last.nodes.some(node => node.sequences >= 5) && running === 5")
+    # The replies are some way on.
+    browser.wait_for("[...document.querySelectorAll('.assistant')].slice(-5).every(box => box.innerText.length > 90)")
+    time.sleep(0.6)  # what moves has moved
+    if screenshot:
+        browser.screenshot(screenshot)
+    browser.wait_for("running === 0")
+    for other in others:
+        other.join()
+    assert not browser.ask("document.querySelector('.wrong') !== null"), "a chat failed"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("serve")
+    parser.add_argument("--model", default="", help="a GGUF file that can chat")
+    parser.add_argument("--screenshot", default="", help="while five chats run; needs --model")
+    arguments = parser.parse_args()
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if not program:
+        print("SKIPPED: the page needs Chromium (Debian: chromium)")
+        return 77
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        shape = os.path.join(folder, "shape.json")
+        with open(shape, "w", encoding="ascii") as file:
+            json.dump(SHAPE, file)
+        random = ["--random", shape]
+        cases = [(check_tree, random, []), (check_key, random, ["--api-key", KEY])]
+        if arguments.model:
+            def chats(browser, url):
+                check_chats(browser, url, arguments.screenshot)
+            cases.append((chats, ["--model", arguments.model], []))
+        browser = Browser(program, os.path.join(folder, "profile"))
+        try:
+            for case, model, options in cases:
+                process, url = start(arguments.serve, model, *options)
+                try:
+                    case(browser, url)
+                    assert not browser.errors, browser.errors
+                    browser.call("Page.navigate", url="about:blank")  # it misses no server that has ended
+                finally:
+                    process.send_signal(signal.SIGTERM)
+                    process.wait(timeout=LIMIT)
+        finally:
+            browser.end()
+    print(f"the page  {len(cases)} checks passed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+// serve run: a model for any client of OpenAI's API, until SIGINT or SIGTERM.
+#include <fmt/format.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <chunkattn/chunkattn.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <thread>
+
+#include "../support/options.hpp"
+#include "../support/table.hpp"
+#include "commands.hpp"
+#include "loaded_model.hpp"
+#include "server/http_server.hpp"
+
+namespace serve {
+
+namespace {
+
+struct Arguments {
+  ModelArguments model;
+  HttpOptions http;
+  ServiceOptions service;
+  std::string name, preempt = "swap";
+  int chunk_size = 64, chunks = 0, kv_mib = 512, swap_mib = 512, step_tokens = 512;
+  int max_requests = 256, max_choices = 16, max_connections = 256, max_body_kib = 4096;
+  int drain_seconds = 30;
+  bool quiet = false;
+};
+
+Arguments read_arguments(int argc, char** argv, bool& help) {
+  Arguments a;
+  examples::Options options("serve run", "serves a model over HTTP, as OpenAI's API has it");
+  a.model.add_to(options);
+  options.text("--host", "ADDRESS", "to listen at; any but 127.0.0.1 opens it to others",
+               a.http.host);
+  options.number("--port", "N", "0: any that is free", a.http.port, 0, 65535);
+  options.text("--api-key", "KEY", "asked of all clients; or in CHUNKATTN_API_KEY", a.http.api_key);
+  options.text("--name", "NAME", "of the model; else the file's", a.name);
+  options.number("--kv-mib", "N", "MiB of K/V", a.kv_mib, 1, 1 << 30);
+  options.number("--chunks", "N", "chunks of K/V; 0: as --kv-mib says", a.chunks, 0, 1 << 30);
+  options.number("--chunk-size", "N", "tokens of a chunk: 8, 16, 32 or 64", a.chunk_size, 8, 64);
+  options.choice("--preempt", {"swap", "recompute"}, "what becomes of K/V that must make room",
+                 a.preempt);
+  options.number("--swap-mib", "N", "MiB of host memory to swap to", a.swap_mib, 0, 1 << 30);
+  options.number("--step-tokens", "N", "tokens of prompts in one step", a.step_tokens, 1, 1 << 20);
+  options.number("--max-requests", "N", "that wait or run; others are told to come again",
+                 a.max_requests, 1, 1 << 20);
+  options.number("--max-choices", "N", "the most that n may be", a.max_choices, 1, 128);
+  options.number("--max-connections", "N", "at once", a.max_connections, 1, 400);
+  options.number("--max-body-kib", "N", "KiB of a request", a.max_body_kib, 1, 1 << 20);
+  options.number("--timeout", "SECONDS", "the longest that a request may take",
+                 a.service.request_seconds, 0.0, 1e9);
+  options.number("--drain", "SECONDS", "that requests have to end at SIGTERM", a.drain_seconds, 0,
+                 1 << 20);
+  options.flag("--quiet", "no line for each request", a.quiet);
+  help = !options.parse(argc, argv);
+  if (const char* key = std::getenv("CHUNKATTN_API_KEY"); key != nullptr && a.http.api_key.empty())
+    a.http.api_key = key;
+  if (a.chunk_size != 8 && a.chunk_size != 16 && a.chunk_size != 32 && a.chunk_size != 64)
+    throw examples::UsageError(
+        fmt::format("--chunk-size = {}: expected 8, 16, 32 or 64", a.chunk_size));
+  a.service.max_requests = static_cast<std::size_t>(a.max_requests);
+  a.http.max_connections = static_cast<std::size_t>(a.max_connections);
+  a.http.max_body = static_cast<std::size_t>(a.max_body_kib) << 10;
+  if (!a.quiet)
+    a.http.log = [](const std::string& line) {
+      fmt::print("         {}\n", line);
+      std::fflush(stdout);
+    };
+  return a;
+}
+
+std::string model_name(const Arguments& arguments) {
+  if (!arguments.name.empty()) return arguments.name;
+  if (arguments.model.model.empty()) return "random";
+  std::string name = std::filesystem::path(arguments.model.model).stem().string();
+  // SmolLM2-135M-Instruct.Q4_1: how the file keeps it is not its name.
+  if (const std::size_t dot = name.rfind(".Q"); dot != std::string::npos) name.resize(dot);
+  return name;
+}
+
+std::size_t chunks_for(const Arguments& arguments, const Config& config, KvType kv) {
+  if (arguments.chunks > 0) return static_cast<std::size_t>(arguments.chunks);
+  const std::size_t bytes = static_cast<std::size_t>(2 * config.num_layers * config.kv_dim()) *
+                            static_cast<std::size_t>(arguments.chunk_size) *
+                            (kv == KvType::fp32 ? 4 : 2);
+  return std::max<std::size_t>((static_cast<std::size_t>(arguments.kv_mib) << 20) / bytes, 2);
+}
+
+EngineOptions engine_options(const Arguments& arguments, const LoadedModel& loaded) {
+  EngineOptions options;
+  options.chunk_size = arguments.chunk_size;
+  options.reduce = reduce_of(arguments.model);
+  options.kv = kv_type(arguments.model, loaded.model);
+  options.max_chunks = chunks_for(arguments, loaded.model.config, options.kv);
+  options.step_tokens = static_cast<std::size_t>(arguments.step_tokens);
+  options.stop = loaded.tokenizer->stop_tokens();
+  options.preempt = arguments.preempt == "swap" ? Preempt::swap : Preempt::recompute;
+  options.swap_bytes = static_cast<std::size_t>(arguments.swap_mib) << 20;
+  return options;
+}
+
+/// SIGINT and SIGTERM are waited for, not interrupted by: made before all threads, which inherit
+/// it.
+sigset_t block_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return signals;
+}
+
+/// Waits for a signal, or until the engine fails.
+void wait_for_the_end(const sigset_t& signals, const Service& service) {
+  const timespec half_a_second{0, 500'000'000};
+  while (sigtimedwait(&signals, nullptr, &half_a_second) < 0 && service.failure().empty()) continue;
+}
+
+void print_how_to_talk(const Served& served, const std::string& address, bool key) {
+  const std::string header = key ? " -H \"Authorization: Bearer $CHUNKATTN_API_KEY\"" : "";
+  const char* path = served.chat != nullptr ? "/v1/chat/completions" : "/v1/completions";
+  const char* body = served.chat != nullptr
+                         ? R"({"messages": [{"role": "user", "content": "Why is the sky blue?"}], )"
+                           R"("stream": true})"
+                         : R"({"prompt": "Once upon a time", "max_tokens": 50, "stream": true})";
+  fmt::print("{}  {} at {}\n", examples::bold("serving"), served.name, address);
+  fmt::print("         / is a page to look at, /v1 is OpenAI's API, /metrics are for Prometheus\n");
+  fmt::print("{}      curl -N {}{}{} -H 'Content-Type: application/json' -d '{}'\n",
+             examples::bold("try"), address, path, header, body);
+  fmt::print("{}     SIGINT (Ctrl-C) or SIGTERM\n", examples::bold("stop"));
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int run(int argc, char** argv) {
+  bool help = false;
+  const Arguments arguments = read_arguments(argc, argv, help);
+  if (help) return 0;
+  const ProductKind kind = product_kind(arguments.model);
+  const sigset_t signals = block_signals();
+  const auto start = std::chrono::steady_clock::now();
+  chunkattn::ThreadPool executor(arguments.model.threads);
+  const LoadedModel loaded = load(arguments.model, executor);
+  Products products(executor, kind);
+  const EngineOptions options = engine_options(arguments, loaded);
+  auto engine = make_engine(loaded.model, products, options);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  fmt::print("{}    {}\n", examples::bold("model"), examples::wrapped(describe(loaded.model), 9));
+  fmt::print("{}      {} chunks of {} tokens, {:.0f} MiB; loaded in {:.1f} s\n",
+             examples::bold("K/V"), options.max_chunks, options.chunk_size,
+             static_cast<double>(options.max_chunks * engine->bytes_per_chunk()) / (1 << 20),
+             seconds.count());
+
+  Served served;
+  served.name = model_name(arguments);
+  served.tokenizer = loaded.tokenizer.get();
+  served.chat = loaded.chat ? &*loaded.chat : nullptr;
+  served.no_chat = loaded.no_chat;
+  served.max_length =
+      std::min(static_cast<std::size_t>(loaded.model.config.max_positions),
+               (options.max_chunks - 1) * static_cast<std::size_t>(options.chunk_size));
+  served.max_choices = arguments.max_choices;
+  Service service(std::move(engine), *loaded.tokenizer, arguments.service);
+  HttpServer server(service, served, arguments.http);
+  const int port = server.bind();
+  std::thread http([&] { server.run(); });
+  const std::string host = arguments.http.host.find(':') == std::string::npos
+                               ? arguments.http.host
+                               : "[" + arguments.http.host + "]";
+  print_how_to_talk(served, fmt::format("http://{}:{}", host, port),
+                    !arguments.http.api_key.empty());
+
+  wait_for_the_end(signals, service);
+  fmt::print("{}     no new requests; those that run have {} s\n", examples::bold("ends"),
+             arguments.drain_seconds);
+  std::fflush(stdout);
+  service.close();
+  service.drain(std::chrono::seconds(arguments.drain_seconds));
+  server.stop(std::chrono::seconds(5));
+  http.join();
+  if (!service.failure().empty())
+    throw std::runtime_error("the engine has failed: " + service.failure());
+  return 0;
+}
+
+}  // namespace serve

@@ -1,0 +1,68 @@
+#include "answer.hpp"
+
+#include <fmt/format.h>
+
+#include <chrono>
+
+#include "api_error.hpp"
+
+namespace serve {
+
+Answer::Answer(ReplyHead head, const ApiRequest& request, Service::Ticket ticket,
+               std::function<void(const std::string&)> at_end)
+    : head_(std::move(head)),
+      stream_(request.stream),
+      include_usage_(request.include_usage),
+      choices_(static_cast<std::size_t>(request.job.choices)),
+      running_(choices_.size()),
+      at_end_(std::move(at_end)),
+      ticket_(std::move(ticket)) {
+  usage_.prompt = request.job.prompt.size();
+}
+
+bool Answer::go_on(httplib::DataSink& sink) {
+  if (!sink.is_writable()) return false;
+  std::string out;
+  bool good = true;
+  try {
+    out = take(ticket_.channel().take(std::chrono::milliseconds(100)));
+    if (ended()) out += ending();
+  } catch (const Refused& refused) {  // too late for another status
+    const std::string body = ApiError(500, refused.what()).body();
+    out = stream_ ? event(body) : body;
+    good = false;
+  }
+  if (!out.empty() && !sink.write(out.data(), out.size())) return false;
+  if (good && ended()) sink.done();
+  return good;
+}
+
+/// What is to be written of these pieces now.
+std::string Answer::take(const std::vector<Piece>& pieces) {
+  std::string out;
+  if (stream_ && !std::exchange(opened_, true))
+    for (std::size_t i = 0; i < choices_.size(); ++i)
+      out += opening_event(head_, static_cast<int>(i));
+  for (const Piece& piece : pieces) {
+    WholeChoice& choice = choices_[static_cast<std::size_t>(piece.choice)];
+    usage_.generated += piece.tokens;
+    choice.finish = piece.finish;
+    if (piece.finish != Finish::none) --running_;
+    if (!stream_)
+      choice.text += piece.text;
+    else if (!piece.text.empty() || piece.finish != Finish::none)
+      out += piece_event(head_, piece);
+  }
+  return out;
+}
+
+/// What stands behind all pieces.
+std::string Answer::ending() {
+  usage_.cached = ticket_.channel().cached();
+  at_end_(fmt::format("prompt {} ({} cached), {} generated", usage_.prompt, usage_.cached,
+                      usage_.generated));
+  if (!stream_) return whole_reply(head_, choices_, usage_);
+  return (include_usage_ ? usage_event(head_, usage_) : "") + done_event;
+}
+
+}  // namespace serve

@@ -1,0 +1,94 @@
+#include "api_reply.hpp"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace serve {
+
+namespace {
+
+using Json = nlohmann::json;
+
+/// OpenAI's names where it has one.
+Json finish_name(Finish finish) {
+  switch (finish) {
+    case Finish::stop:
+      return "stop";
+    case Finish::length:
+      return "length";
+    case Finish::cancelled:
+      return "cancelled";
+    case Finish::deadline:
+      return "deadline";
+    default:
+      return nullptr;
+  }
+}
+
+Json head_of(const ReplyHead& head, bool chunk) {
+  const char* object = !head.chat ? "text_completion"
+                       : chunk    ? "chat.completion.chunk"
+                                  : "chat.completion";
+  return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model}};
+}
+
+Json usage_of(const Usage& usage) {
+  return {{"prompt_tokens", usage.prompt},
+          {"completion_tokens", usage.generated},
+          {"total_tokens", usage.prompt + usage.generated},
+          {"prompt_tokens_details", {{"cached_tokens", usage.cached}}}};
+}
+
+std::string chunk(const ReplyHead& head, int choice, const char* key, Json value, Finish finish) {
+  Json data = head_of(head, true);
+  data["choices"] = Json::array({{{"index", choice},
+                                  {key, std::move(value)},
+                                  {"logprobs", nullptr},
+                                  {"finish_reason", finish_name(finish)}}});
+  return event(data.dump());
+}
+
+}  // namespace
+
+std::string whole_reply(const ReplyHead& head, const std::vector<WholeChoice>& choices,
+                        const Usage& usage) {
+  Json reply = head_of(head, false);
+  reply["choices"] = Json::array();
+  for (const WholeChoice& choice : choices) {
+    Json one{{"index", reply["choices"].size()},
+             {"logprobs", nullptr},
+             {"finish_reason", finish_name(choice.finish)}};
+    if (head.chat)
+      one["message"] = {{"role", "assistant"}, {"content", choice.text}};
+    else
+      one["text"] = choice.text;
+    reply["choices"].push_back(std::move(one));
+  }
+  reply["usage"] = usage_of(usage);
+  return reply.dump();
+}
+
+std::string event(const std::string& data) {
+  return "data: " + data + "\n\n";
+}
+
+std::string opening_event(const ReplyHead& head, int choice) {
+  if (!head.chat) return "";
+  return chunk(head, choice, "delta", {{"role", "assistant"}, {"content", ""}}, Finish::none);
+}
+
+std::string piece_event(const ReplyHead& head, const Piece& piece) {
+  if (!head.chat) return chunk(head, piece.choice, "text", piece.text, piece.finish);
+  Json delta = Json::object();
+  if (!piece.text.empty()) delta["content"] = piece.text;
+  return chunk(head, piece.choice, "delta", std::move(delta), piece.finish);
+}
+
+std::string usage_event(const ReplyHead& head, const Usage& usage) {
+  Json data = head_of(head, true);
+  data["choices"] = Json::array();
+  data["usage"] = usage_of(usage);
+  return event(data.dump());
+}
+
+}  // namespace serve

@@ -1,0 +1,42 @@
+// The replies of /v1/completions and /v1/chat/completions.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "channel.hpp"
+
+namespace serve {
+
+/// What all parts of one reply repeat.
+struct ReplyHead {
+  bool chat = false;
+  std::string id, model;
+  long long created = 0;  ///< seconds since 1970
+};
+
+struct Usage {
+  std::size_t prompt = 0, cached = 0, generated = 0;  ///< tokens; cached ones of the prompt
+};
+
+/// A choice of a reply that comes as a whole.
+struct WholeChoice {
+  std::string text;
+  Finish finish = Finish::none;
+};
+
+[[nodiscard]] std::string whole_reply(const ReplyHead& head,
+                                      const std::vector<WholeChoice>& choices, const Usage& usage);
+
+// Lines of a stream of server-sent events, each with the empty line behind it:
+
+/// What opens a choice of a chat; nothing for a completion.
+[[nodiscard]] std::string opening_event(const ReplyHead& head, int choice);
+[[nodiscard]] std::string piece_event(const ReplyHead& head, const Piece& piece);
+[[nodiscard]] std::string usage_event(const ReplyHead& head, const Usage& usage);
+[[nodiscard]] std::string event(const std::string& data);
+/// The last of all.
+inline constexpr const char* done_event = "data: [DONE]\n\n";
+
+}  // namespace serve

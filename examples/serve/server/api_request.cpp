@@ -1,0 +1,202 @@
+#include "api_request.hpp"
+
+#include <fmt/format.h>
+
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "api_error.hpp"
+#include "json_fields.hpp"
+
+namespace serve {
+
+namespace {
+
+using Json = nlohmann::json;
+constexpr long long far = 1ll << 62;
+
+/// Fields of OpenAI's API that would change what comes out and are not made here: not to be
+/// ignored.
+void refuse_what_is_missing(const Fields& fields) {
+  for (const char* name : {"frequency_penalty", "presence_penalty"})
+    if (const Json* value = fields.find(name); value != nullptr && *value != 0)
+      fields.fail(name, *value, "0: penalties are not supported");
+  for (const char* name : {"logprobs", "top_logprobs", "echo", "suffix", "tools", "functions",
+                           "logit_bias", "audio", "prediction"})
+    if (const Json* value = fields.find(name);
+        value != nullptr && *value != false && !value->empty() && *value != "")
+      fields.fail(name, *value, "nothing: not supported");
+  if (const Json* format = fields.find("response_format");
+      format != nullptr && (!format->is_object() || format->value("type", Json()) != "text"))
+    fields.fail("response_format", *format, "{\"type\": \"text\"}: others are not supported");
+  if (const Json* best = fields.find("best_of"); best != nullptr && *best != 1)
+    fields.fail("best_of", *best, "1: others are not supported");
+}
+
+std::vector<std::string> read_stop(const Fields& fields) {
+  const Json* value = fields.find("stop");
+  if (value == nullptr) return {};
+  const char* expected = "a string of 1 to 256 bytes, or up to 4 of them";
+  const auto is_stop = [](const Json& one) {
+    return one.is_string() && !one.get_ref<const std::string&>().empty() &&
+           one.get_ref<const std::string&>().size() <= 256;
+  };
+  if (is_stop(*value)) return {value->get<std::string>()};
+  if (!value->is_array() || value->size() > 4) fields.fail("stop", *value, expected);
+  for (std::size_t i = 0; i < value->size(); ++i)
+    if (!is_stop((*value)[i])) fields.fail(fmt::format("stop[{}]", i), (*value)[i], expected);
+  return value->get<std::vector<std::string>>();
+}
+
+/// What both endpoints have in common: all but the prompt and its length.
+ApiRequest read_common(const Fields& fields, const Served& served) {
+  const std::string model = fields.text("model", 256);
+  if (!model.empty() && model != served.name)
+    throw ApiError(404, fmt::format("model = {}: expected {}", model, served.name), "model",
+                   "model_not_found");
+  refuse_what_is_missing(fields);
+  ApiRequest request;
+  request.job.choices = static_cast<int>(fields.integer("n", 1, served.max_choices, 1));
+  request.job.stop = read_stop(fields);
+  request.job.cache_salt = fields.text("cache_salt", 256);
+  Sampling& sampling = request.job.sampling;
+  sampling.temperature = fields.number("temperature", 0, 2, 1);
+  sampling.top_p = fields.number("top_p", 0, 1, 1);
+  if (sampling.top_p == 0) sampling.top_p = 1e-9;  // the most likely token, as others have it
+  if (fields.find("seed") != nullptr)
+    sampling.seed = static_cast<std::uint64_t>(fields.integer("seed", -far, far, 0));
+  else
+    sampling.seed = (std::uint64_t{std::random_device()()} << 32) | std::random_device()();
+  request.stream = fields.boolean("stream", false);
+  if (const Json* options = fields.find("stream_options"); options != nullptr) {
+    if (!options->is_object() || !request.stream)
+      fields.fail("stream_options", *options, "an object, and stream = true beside it");
+    request.include_usage = Fields(*options).boolean("include_usage", false);
+  }
+  return request;
+}
+
+/// Takes the prompt and as many tokens as were asked for, or as many as there is room for.
+/// \param field  where the prompt stood
+void set_prompt(ApiRequest& request, std::vector<int> prompt, const char* field,
+                std::optional<long long> max_tokens, const char* max_tokens_field,
+                const Served& served) {
+  const std::size_t size = prompt.size();
+  if (size == 0)
+    throw ApiError(400, fmt::format("{} = 0 tokens: expected at least one", field), field);
+  if (size >= served.max_length)
+    throw ApiError(400,
+                   fmt::format("{} = {} tokens: expected less than {}, what a text may have", field,
+                               size, served.max_length),
+                   field, "context_length_exceeded");
+  const std::size_t room = served.max_length - size;
+  if (max_tokens && static_cast<std::size_t>(*max_tokens) > room)
+    throw ApiError(400,
+                   fmt::format("{} = {}: expected at most {} behind {} tokens of the prompt",
+                               max_tokens_field, *max_tokens, room, size),
+                   max_tokens_field, "context_length_exceeded");
+  request.job.max_tokens = max_tokens ? static_cast<std::size_t>(*max_tokens) : room;
+  request.job.prompt = std::move(prompt);
+}
+
+std::optional<long long> read_count(const Fields& fields, const char* name) {
+  if (fields.find(name) == nullptr) return std::nullopt;
+  return fields.integer(name, 1, far, 1);
+}
+
+std::vector<int> read_tokens(const Fields& fields, const Json& value, const Served& served) {
+  std::vector<int> tokens;
+  tokens.reserve(value.size());
+  for (std::size_t i = 0; i < value.size(); ++i) {
+    const Json& token = value[i];
+    if (!token.is_number_unsigned() ||
+        token.get<std::uint64_t>() >= static_cast<std::uint64_t>(served.tokenizer->vocab_size()))
+      fields.fail(fmt::format("prompt[{}]", i), token,
+                  fmt::format("a token from 0 to {}", served.tokenizer->vocab_size() - 1));
+    tokens.push_back(token.get<int>());
+  }
+  return tokens;
+}
+
+std::vector<int> read_prompt(const Fields& fields, const Served& served) {
+  const Json* value = fields.find("prompt");
+  const char* expected = "a string, or a list of tokens";
+  if (value == nullptr) fields.fail("prompt", Json(), expected);
+  if (value->is_array() && value->size() == 1 && !value->front().is_number())
+    value = &value->front();  // a list of one prompt
+  if (value->is_string())
+    return served.tokenizer->encode_prompt(value->get_ref<const std::string&>());
+  if (!value->is_array() || (!value->empty() && !value->front().is_number()))
+    fields.fail("prompt", *value, expected);
+  return read_tokens(fields, *value, served);
+}
+
+/// What is said: a string, or a list of parts of type text.
+std::string read_content(const Fields& fields, const Json& message, const std::string& where) {
+  const auto content = message.find("content");
+  const char* expected = "a string, or a list of {\"type\": \"text\", \"text\": …}";
+  if (content == message.end()) fields.fail(where, Json(), expected);
+  if (content->is_string()) return content->get<std::string>();
+  if (!content->is_array()) fields.fail(where, *content, expected);
+  std::string all;
+  for (std::size_t i = 0; i < content->size(); ++i) {
+    const Json& part = (*content)[i];
+    if (!part.is_object() || part.value("type", Json()) != "text" ||
+        !part.value("text", Json()).is_string())
+      fields.fail(fmt::format("{}[{}]", where, i), part, "{\"type\": \"text\", \"text\": …}");
+    all += part.at("text").get_ref<const std::string&>();
+  }
+  return all;
+}
+
+std::vector<Message> read_messages(const Fields& fields) {
+  const Json* value = fields.find("messages");
+  if (value == nullptr || !value->is_array() || value->empty())
+    fields.fail("messages", value == nullptr ? Json() : *value, "a list of at least one message");
+  std::vector<Message> messages;
+  for (std::size_t i = 0; i < value->size(); ++i) {
+    const Json& message = (*value)[i];
+    const std::string where = fmt::format("messages[{}]", i);
+    if (!message.is_object()) fields.fail(where, message, "{\"role\": …, \"content\": …}");
+    const Json role = message.value("role", Json());
+    if (role != "system" && role != "developer" && role != "user" && role != "assistant")
+      fields.fail(where + ".role", role, "system, developer, user or assistant");
+    messages.push_back({role == "developer" ? "system" : role.get<std::string>(),
+                        read_content(fields, message, where + ".content")});
+  }
+  return messages;
+}
+
+}  // namespace
+
+ApiRequest read_completion(std::string_view body, const Served& served) {
+  const Json object = parse_object(body);
+  const Fields fields(object);
+  ApiRequest request = read_common(fields, served);
+  const auto max_tokens = read_count(fields, "max_tokens").value_or(16);  // as OpenAI's
+  set_prompt(request, read_prompt(fields, served), "prompt", max_tokens, "max_tokens", served);
+  return request;
+}
+
+ApiRequest read_chat(std::string_view body, const Served& served) {
+  const Json object = parse_object(body);
+  const Fields fields(object);
+  ApiRequest request = read_common(fields, served);
+  const std::vector<Message> messages = read_messages(fields);
+  if (served.chat == nullptr)
+    throw ApiError(400, "messages: this model takes no chats, only prompts: " + served.no_chat,
+                   "messages");
+  const char* newer = "max_completion_tokens";
+  const char* name = fields.find(newer) != nullptr ? newer : "max_tokens";
+  std::vector<int> prompt;
+  try {
+    prompt = served.tokenizer->encode(served.chat->prompt(messages));
+  } catch (const std::invalid_argument& error) {  // names the message
+    throw ApiError(400, error.what(), "messages");
+  }
+  set_prompt(request, std::move(prompt), "messages", read_count(fields, name), name, served);
+  return request;
+}
+
+}  // namespace serve

@@ -1,0 +1,35 @@
+// The bodies of /v1/completions and /v1/chat/completions.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "../text/chat_template.hpp"
+#include "../text/tokenizer.hpp"
+#include "service.hpp"
+
+namespace serve {
+
+/// What is served, and within which limits.
+struct Served {
+  std::string name;  ///< of the model
+  const Tokenizer* tokenizer = nullptr;
+  const ChatTemplate* chat = nullptr;  ///< null: there is none,
+  std::string no_chat;                 ///< for this reason
+  std::size_t max_length = 0;          ///< tokens of a text, its prompt included
+  int max_choices = 16;
+};
+
+struct ApiRequest {
+  Job job;
+  bool stream = false;
+  bool include_usage = false;  ///< in a stream
+};
+
+/// \throws ApiError that names the field
+[[nodiscard]] ApiRequest read_completion(std::string_view body, const Served& served);
+[[nodiscard]] ApiRequest read_chat(std::string_view body, const Served& served);
+
+}  // namespace serve

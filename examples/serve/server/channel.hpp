@@ -1,0 +1,99 @@
+// What the engine's thread tells a request.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../engine/engine.hpp"
+
+namespace serve {
+
+/// Why a request is not served.
+class Refused : public std::runtime_error {
+ public:
+  enum class Reason {
+    full,     ///< there are as many as may be; later there may be room
+    closing,  ///< the server ends
+    invalid,  ///< it can never run
+    failed    ///< the engine is broken
+  };
+  Refused(Reason reason, const std::string& message)
+      : std::runtime_error(message), reason_(reason) {}
+  [[nodiscard]] Reason reason() const { return reason_; }
+
+ private:
+  Reason reason_;
+};
+
+/// More of the text of one choice.
+struct Piece {
+  int choice = 0;
+  std::string text;              ///< whole characters
+  std::size_t tokens = 0;        ///< that were generated for it, held back text included
+  Finish finish = Finish::none;  ///< not none: the last piece of this choice
+};
+
+/// From the engine's thread to that of a request. Holds no more than the request may generate.
+class Channel {
+ public:
+  /// The engine has taken the request.
+  void accept() {
+    const std::lock_guard lock(mutex_);
+    accepted_ = true;
+    changed_.notify_one();
+  }
+  /// The request is over, for this reason.
+  void refuse(Refused::Reason reason, const std::string& message) {
+    const std::lock_guard lock(mutex_);
+    refused_ = Refusal{reason, message};
+    changed_.notify_one();
+  }
+  void push(Piece piece, std::size_t cached) {
+    const std::lock_guard lock(mutex_);
+    pieces_.push_back(std::move(piece));
+    cached_ = std::max(cached_, cached);
+    changed_.notify_one();
+  }
+
+  /// Waits until the engine has taken the request. \throws Refused
+  void wait_until_accepted() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return accepted_ || refused_; });
+    if (refused_) throw Refused(refused_->reason, refused_->message);
+  }
+  /// All pieces since the last call; waits for the first for a time. \throws Refused
+  [[nodiscard]] std::vector<Piece> take(std::chrono::milliseconds limit) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, limit, [this] { return !pieces_.empty() || refused_; });
+    if (pieces_.empty() && refused_) throw Refused(refused_->reason, refused_->message);
+    return std::exchange(pieces_, {});
+  }
+  /// Tokens of the prompt that were found in the cache, as far as it is known.
+  [[nodiscard]] std::size_t cached() const {
+    const std::lock_guard lock(mutex_);
+    return cached_;
+  }
+
+ private:
+  struct Refusal {  // no exception: threads would share its text
+    Refused::Reason reason;
+    std::string message;
+  };
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Piece> pieces_;
+  std::size_t cached_ = 0;
+  bool accepted_ = false;
+  std::optional<Refusal> refused_;
+};
+
+}  // namespace serve

@@ -1,0 +1,65 @@
+// The service by HTTP, as OpenAI's API has it.
+#pragma once
+
+#include <httplib.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <string>
+
+#include "api_request.hpp"
+#include "service.hpp"
+
+namespace serve {
+
+struct HttpOptions {
+  std::string host = "127.0.0.1";
+  int port = 8000;                              ///< 0: any that is free
+  std::string api_key;                          ///< empty: everybody may
+  std::size_t max_connections = 256;            ///< at once
+  std::size_t max_body = std::size_t{4} << 20;  ///< bytes
+  /// Called with a line for each text that was asked for, from any thread.
+  std::function<void(const std::string&)> log = [](const std::string&) {};
+};
+
+class HttpServer {
+ public:
+  /// Both outlive the server.
+  HttpServer(Service& service, const Served& served, HttpOptions options);
+  HttpServer(const HttpServer&) = delete;
+  HttpServer& operator=(const HttpServer&) = delete;
+
+  /// Takes the port, from when on connections are queued. Returns its number.
+  /// \throws std::runtime_error that names host and port
+  int bind();
+  /// Serves until stop(). \pre bind()
+  void run();
+  /// Waits until replies are written that are being written now, for a time, then ends run().
+  /// From any thread. \pre run() was called or will be
+  void stop(std::chrono::duration<double> limit);
+
+ private:
+  struct Reply;
+  [[nodiscard]] bool handle_before_body(const httplib::Request& request,
+                                        httplib::Response& response);
+  void handle(const httplib::Request& request, httplib::Response& response,
+              const std::string& body);
+  [[nodiscard]] Reply reply_to(const httplib::Request& request) const;
+  void generate(const httplib::Request& request, httplib::Response& response,
+                const std::string& body);
+  [[nodiscard]] bool has_key(const httplib::Request& request) const;
+  [[nodiscard]] bool may_be_named(const std::string& host) const;
+
+  Service& service_;
+  const Served& served_;
+  const HttpOptions options_;
+  const std::string id_prefix_;  // of replies: no other server's
+  std::atomic<std::uint64_t> replies_ = 0;
+  std::atomic<int> generating_ = 0;  // replies that are not written to their end
+  int listening_ = -1;
+  httplib::Server server_;
+};
+
+}  // namespace serve

@@ -1,0 +1,72 @@
+#include "metrics.hpp"
+
+#include <fmt/format.h>
+
+namespace serve {
+
+namespace {
+
+class Text {
+ public:
+  void about(const char* name, const char* type, const char* help) {
+    text_ += fmt::format("# HELP chunkattn_{0} {2}\n# TYPE chunkattn_{0} {1}\n", name, type, help);
+  }
+  template <class Number>
+  void value(const std::string& name, Number number) {
+    text_ += fmt::format("chunkattn_{} {}\n", name, number);
+  }
+  /// A metric of one value.
+  template <class Number>
+  void one(const char* name, const char* type, const char* help, Number number) {
+    about(name, type, help);
+    value(name, number);
+  }
+  void histogram(const char* name, const char* help, const Histogram& h) {
+    about(name, "histogram", help);
+    for (std::size_t i = 0; i < h.bounds.size(); ++i)
+      value(fmt::format("{}_bucket{{le=\"{}\"}}", name, h.bounds[i]), h.at_most[i]);
+    value(fmt::format("{}_bucket{{le=\"+Inf\"}}", name), h.count);
+    value(fmt::format("{}_sum", name), h.sum);
+    value(fmt::format("{}_count", name), h.count);
+  }
+  [[nodiscard]] std::string take() { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+
+}  // namespace
+
+std::string metrics_text(const ServiceCounters& c, const TreeSnapshot& tree) {
+  Text text;
+  text.one("requests", "gauge", "requests that wait or run", c.requests);
+  text.one("requests_waiting", "gauge", "requests that the engine has not begun with", c.waiting);
+  text.one("cache_salts", "gauge", "cache salts that are remembered", c.salts);
+  text.one("requests_accepted_total", "counter", "requests that the engine has taken", c.accepted);
+  text.about("requests_refused_total", "counter", "requests that were refused");
+  const char* reasons[] = {"full", "closing", "invalid", "failed"};
+  for (std::size_t i = 0; i < std::size(reasons); ++i)
+    text.value(fmt::format("requests_refused_total{{reason=\"{}\"}}", reasons[i]), c.refused[i]);
+  text.about("choices_finished_total", "counter", "texts that have ended");
+  const char* ends[] = {"", "stop", "length", "cancelled", "deadline"};
+  for (std::size_t i = 1; i < std::size(ends); ++i)
+    text.value(fmt::format("choices_finished_total{{reason=\"{}\"}}", ends[i]), c.finished[i]);
+  text.one("prompt_tokens_total", "counter", "tokens of prompts", c.prompt_tokens);
+  text.one("cached_prompt_tokens_total", "counter", "of these, found in the cache",
+           c.cached_tokens);
+  text.one("generated_tokens_total", "counter", "tokens that were generated", c.generated_tokens);
+  text.histogram("first_token_seconds", "from a request to its first token", c.first_token);
+  text.histogram("request_seconds", "from a request to its end", c.whole);
+  text.about("chunks", "gauge", "chunks of K/V");
+  text.value("chunks{state=\"used\"}", tree.chunks_used);
+  text.value("chunks{state=\"cached\"}", tree.chunks_cached);
+  text.value("chunks{state=\"free\"}", tree.chunks_free);
+  text.one("steps_total", "counter", "forward passes", c.engine.steps);
+  text.one("rows_total", "counter", "tokens that went through the model", c.engine.rows);
+  text.one("preemptions_total", "counter", "sequences that had to make room", c.engine.preemptions);
+  text.one("swaps_total", "counter", "of these, copied to host memory", c.engine.swaps);
+  text.one("recomputed_tokens_total", "counter", "tokens computed again", c.engine.recomputed);
+  return text.take();
+}
+
+}  // namespace serve

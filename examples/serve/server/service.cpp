@@ -1,0 +1,260 @@
+#include "service.hpp"
+
+#include <fmt/format.h>
+
+#include <exception>
+#include <stdexcept>
+#include <utility>
+
+namespace serve {
+
+Service::Service(std::unique_ptr<Engine> engine, const Tokenizer& tokenizer, ServiceOptions options)
+    : engine_(std::move(engine)),
+      tokenizer_(tokenizer),
+      options_(options),
+      tenants_(options.max_salts),
+      thread_([this] { run(); }) {}
+
+Service::~Service() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = stopping_ = true;
+    work_.notify_one();
+  }
+  thread_.join();
+}
+
+double Service::now() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+}
+
+// --- from any thread
+// ---------------------------------------------------------------------------------
+
+Service::Ticket Service::submit(Job job) {
+  auto channel = std::make_shared<Channel>();
+  RequestId id = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) throw refusal(Refused::Reason::failed);
+    if (closing_) throw refusal(Refused::Reason::closing);
+    if (counters_.requests >= options_.max_requests) throw refusal(Refused::Reason::full);
+    ++counters_.requests;
+    id = ++last_id_;
+    commands_.push_back({[this, id, job = std::move(job), channel, came = now()]() mutable {
+                           start(id, std::move(job), std::move(channel), came);
+                         },
+                         channel});
+    work_.notify_one();
+  }
+  Ticket ticket(*this, id, channel);
+  channel->wait_until_accepted();
+  return ticket;
+}
+
+/// \pre mutex_ is held
+Refused Service::refusal(Refused::Reason reason) {
+  ++counters_.refused[static_cast<std::size_t>(reason)];
+  switch (reason) {
+    case Refused::Reason::full:
+      return {reason, fmt::format("all {} places for requests are taken: try again later",
+                                  options_.max_requests)};
+    case Refused::Reason::closing:
+      return {reason, "the server is shutting down"};
+    default:
+      return {reason, "the engine has failed: " + failure_};
+  }
+}
+
+void Service::cancel(RequestId id) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) return;
+  commands_.push_back(
+      {[this, id] { engine_->cancel(id); }, nullptr});  // of one that has ended: nothing
+  work_.notify_one();
+}
+
+void Service::close() {
+  const std::lock_guard lock(mutex_);
+  closing_ = true;
+}
+
+void Service::drain(std::chrono::duration<double> limit) {
+  std::unique_lock lock(mutex_);
+  const auto none_left = [this] { return counters_.requests == 0; };
+  if (idle_.wait_for(lock, limit, none_left)) return;
+  commands_.push_back({[this] { cancel_all(); }, nullptr});
+  work_.notify_one();
+  idle_.wait(lock, none_left);
+}
+
+std::string Service::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+bool Service::closing() const {
+  const std::lock_guard lock(mutex_);
+  return closing_;
+}
+
+ServiceCounters Service::counters() const {
+  const std::lock_guard lock(mutex_);
+  return counters_;
+}
+
+TreeSnapshot Service::snapshot() {
+  auto promise = std::make_shared<std::promise<TreeSnapshot>>();
+  std::future<TreeSnapshot> future = promise->get_future();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) return {};
+    commands_.push_back({[this, promise] { promise->set_value(engine_->snapshot()); }, nullptr});
+    work_.notify_one();
+  }
+  try {
+    return future.get();
+  } catch (const std::future_error&) {  // the engine failed before it came to that
+    return {};
+  }
+}
+
+// --- the engine's thread
+// -----------------------------------------------------------------------------
+
+void Service::run() {
+  try {
+    bool busy = false;
+    while (run_commands(!busy)) {
+      busy = engine_->step(now());
+      deliver_all();
+    }
+    cancel_all();
+    deliver_all();
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+}
+
+/// Does what was asked for since the last step, or waits for it. False when the service ends.
+bool Service::run_commands(bool wait) {
+  {
+    std::unique_lock lock(mutex_);
+    counters_.engine = engine_->stats();
+    counters_.waiting = engine_->waiting();
+    counters_.salts = tenants_.size();
+    if (wait) work_.wait(lock, [this] { return stopping_ || !commands_.empty(); });
+    if (stopping_ && commands_.empty()) return false;
+    taken_.swap(commands_);
+  }
+  for (; !taken_.empty(); taken_.pop_front()) taken_.front().run();
+  return true;
+}
+
+void Service::cancel_all() {
+  for (const auto& [id, live] : live_) engine_->cancel(id);
+}
+
+void Service::start(RequestId id, Job job, std::shared_ptr<Channel> channel, double came) {
+  Live live;
+  live.channel = channel;
+  live.prompt_tokens = job.prompt.size();
+  live.came = came;
+  live.running = static_cast<std::size_t>(job.choices);
+  for (int i = 0; i < job.choices; ++i)
+    live.texts.emplace_back(tokenizer_, job.prompt.empty() ? -1 : job.prompt.back(), job.stop);
+  Request request;
+  request.id = id;
+  request.max_length = job.prompt.size() + job.max_tokens;
+  request.prompt = std::move(job.prompt);
+  request.choices = job.choices;
+  request.sampling = job.sampling;
+  request.tenant = tenants_.number_of(job.cache_salt);
+  request.deadline = came + options_.request_seconds;
+  try {
+    engine_->submit(std::move(request));
+  } catch (const std::invalid_argument& error) {
+    {
+      const std::lock_guard lock(mutex_);
+      --counters_.requests;
+      ++counters_.refused[static_cast<std::size_t>(Refused::Reason::invalid)];
+      idle_.notify_all();
+    }
+    channel->refuse(Refused::Reason::invalid, error.what());
+    return;
+  }
+  live_.emplace(id, std::move(live));
+  {
+    const std::lock_guard lock(mutex_);
+    ++counters_.accepted;
+  }
+  channel->accept();
+}
+
+/// Events may ask the engine to end a choice, of which there are events again.
+void Service::deliver_all() {
+  for (auto events = engine_->take_events(); !events.empty(); events = engine_->take_events())
+    for (const Event& event : events) deliver(event);
+}
+
+void Service::deliver(const Event& event) {
+  const auto found = live_.find(event.id);
+  if (found == live_.end()) return;
+  Live& live = found->second;
+  ChoiceText& text = live.texts[static_cast<std::size_t>(event.choice)];
+  Piece piece;
+  piece.choice = event.choice;
+  piece.finish = event.finish;
+  const bool stopped_before = text.stopped();
+  if (event.token >= 0 && !stopped_before) {
+    piece.text = text.push(event.token);
+    piece.tokens = 1;
+  }
+  if (event.finish != Finish::none && !text.stopped()) piece.text += text.finish();
+  if (text.stopped()) {  // also by what was held back, or by the last token
+    if (event.finish == Finish::length) piece.finish = Finish::stop;
+    if (event.finish == Finish::none && !stopped_before) engine_->stop(event.id, event.choice);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    counters_.generated_tokens += piece.tokens;
+    if (!std::exchange(live.begun, true)) {
+      counters_.first_token.add(now() - live.came);
+      counters_.prompt_tokens += live.prompt_tokens;
+      counters_.cached_tokens += event.cached;
+    }
+    if (event.finish != Finish::none) ++counters_.finished[static_cast<std::size_t>(piece.finish)];
+  }
+  const bool last = event.finish != Finish::none && --live.running == 0;
+  const auto channel = live.channel;
+  if (last) end(found);  // before the client hears of it: it sees its place given back
+  channel->push(std::move(piece), event.cached);
+}
+
+void Service::end(std::map<RequestId, Live>::iterator live) {
+  const std::lock_guard lock(mutex_);
+  counters_.whole.add(now() - live->second.came);
+  --counters_.requests;
+  live_.erase(live);
+  idle_.notify_all();
+}
+
+/// Nothing can go on: everybody who waits is told.
+void Service::fail(const std::string& why) {
+  const std::string message = "the engine has failed: " + why;
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = why.empty() ? "for no known reason" : why;
+    counters_.requests = 0;
+    for (Command& command : commands_) taken_.push_back(std::move(command));
+    commands_.clear();
+    idle_.notify_all();
+  }
+  for (const Command& command : taken_)
+    if (command.channel) command.channel->refuse(Refused::Reason::failed, message);
+  taken_.clear();
+  for (const auto& [id, live] : live_) live.channel->refuse(Refused::Reason::failed, message);
+  live_.clear();
+}
+
+}  // namespace serve

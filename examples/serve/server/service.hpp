@@ -1,0 +1,155 @@
+// Requests from many threads, one engine. The engine belongs to a thread of its own, which alone
+// calls it; requests reach it through a bounded queue and hear of it through channels.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../engine/engine.hpp"
+#include "../text/tokenizer.hpp"
+#include "channel.hpp"
+#include "choice_text.hpp"
+#include "histogram.hpp"
+#include "tenants.hpp"
+
+namespace serve {
+
+/// What a client asks for.
+struct Job {
+  std::vector<int> prompt;
+  std::size_t max_tokens = 0;  ///< to generate, of each choice
+  int choices = 1;
+  Sampling sampling;
+  std::vector<std::string> stop;  ///< strings that end a text; none is empty
+  std::string cache_salt;         ///< K/V is shared only among requests with the same
+};
+
+struct ServiceOptions {
+  std::size_t max_requests = 256;  ///< that wait or run; more are refused
+  std::size_t max_salts = 10'000;  ///< that are remembered
+  double request_seconds = 600;    ///< a request ends when so many have passed since it came
+};
+
+/// Counts since the service was made.
+struct ServiceCounters {
+  std::size_t requests = 0;  ///< that wait or run now
+  std::size_t waiting = 0;   ///< of them: the engine has not begun with them
+  std::size_t salts = 0;     ///< that are remembered now
+  std::uint64_t accepted = 0;
+  std::uint64_t refused[4] = {};   ///< by Refused::Reason
+  std::uint64_t finished[5] = {};  ///< choices by Finish
+  std::uint64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
+  Histogram first_token;  ///< from the request to the first token of any choice
+  Histogram whole;        ///< from the request to the end of its last choice
+  EngineStats engine;
+};
+
+class Service {
+ public:
+  /// A request that waits or runs. To drop it is to cancel it.
+  class Ticket {
+   public:
+    Ticket(Service& service, RequestId id, std::shared_ptr<Channel> channel)
+        : service_(&service), id_(id), channel_(std::move(channel)) {}
+    Ticket(Ticket&& from) noexcept
+        : service_(std::exchange(from.service_, nullptr)),
+          id_(from.id_),
+          channel_(std::move(from.channel_)) {}
+    Ticket& operator=(Ticket&&) = delete;
+    ~Ticket() {
+      if (service_ != nullptr) service_->cancel(id_);
+    }
+    [[nodiscard]] Channel& channel() { return *channel_; }
+
+   private:
+    Service* service_;
+    RequestId id_;
+    std::shared_ptr<Channel> channel_;
+  };
+
+  /// \param tokenizer  outlives the service
+  Service(std::unique_ptr<Engine> engine, const Tokenizer& tokenizer, ServiceOptions options);
+  /// Cancels what still runs. \pre no ticket is left
+  ~Service();
+  Service(const Service&) = delete;
+  Service& operator=(const Service&) = delete;
+
+  /// Hands a request to the engine. From any thread, as everything here. \throws Refused
+  [[nodiscard]] Ticket submit(Job job);
+
+  /// Refuses all requests from now on.
+  void close();
+  /// Waits until all requests have ended; cancels those that have not within the limit.
+  /// \pre close() was called
+  void drain(std::chrono::duration<double> limit);
+  /// Why the engine can do no more; empty while it can.
+  [[nodiscard]] std::string failure() const;
+  [[nodiscard]] bool closing() const;
+
+  [[nodiscard]] ServiceCounters counters() const;
+  /// The tree between two steps. Empty if the engine is broken.
+  [[nodiscard]] TreeSnapshot snapshot();
+
+ private:
+  /// What the engine's thread knows of a request.
+  struct Live {
+    std::shared_ptr<Channel> channel;
+    std::vector<ChoiceText> texts;  ///< by choice
+    std::size_t running = 0;        ///< choices that have not ended
+    std::size_t prompt_tokens = 0;
+    double came = 0;
+    bool begun = false;  ///< something was heard of it
+  };
+  struct Command {
+    std::function<void()> run;
+    std::shared_ptr<Channel> channel;  ///< of a request that is to start: told if that cannot be
+  };
+
+  void cancel(RequestId id);
+  [[nodiscard]] double now() const;
+  [[nodiscard]] Refused refusal(Refused::Reason reason);
+
+  // On the engine's thread:
+  void run();
+  [[nodiscard]] bool run_commands(bool wait);
+  void start(RequestId id, Job job, std::shared_ptr<Channel> channel, double came);
+  void deliver_all();
+  void deliver(const Event& event);
+  void end(std::map<RequestId, Live>::iterator live);
+  void cancel_all();
+  void fail(const std::string& why);
+
+  std::unique_ptr<Engine> engine_;
+  const Tokenizer& tokenizer_;
+  const ServiceOptions options_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+
+  // Of the engine's thread alone:
+  std::map<RequestId, Live> live_;
+  Tenants tenants_;
+  std::deque<Command> taken_;  // from commands_, to be run now
+
+  mutable std::mutex mutex_;  // of all below
+  std::condition_variable work_, idle_;
+  std::deque<Command> commands_;
+  ServiceCounters counters_;
+  RequestId last_id_ = 0;
+  bool closing_ = false, stopping_ = false;
+  std::string failure_;
+
+  std::thread thread_;  // the last: it sees all others made
+};
+
+}  // namespace serve

@@ -1,0 +1,33 @@
+// Texts that end a text.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace serve {
+
+/// Finds the first of some strings in a text that comes in pieces, wherever these are cut. The text
+/// ends before it. What may be its beginning is held back until more is known.
+class StopStrings {
+ public:
+  /// \pre none is empty
+  explicit StopStrings(std::vector<std::string> strings) : strings_(std::move(strings)) {}
+
+  /// Goes on with the text. Returns what can be said of it. \pre not found()
+  [[nodiscard]] std::string push(std::string_view text);
+  [[nodiscard]] bool found() const { return found_; }
+  /// What was held back, of a text that ended otherwise.
+  [[nodiscard]] std::string finish() { return std::exchange(held_, {}); }
+
+ private:
+  /// Bytes at the end of the text that may be the beginning of a stop string.
+  [[nodiscard]] std::size_t doubtful() const;
+
+  std::vector<std::string> strings_;
+  std::string held_;
+  bool found_ = false;
+};
+
+}  // namespace serve

@@ -1,0 +1,23 @@
+// What leaves the server is valid UTF-8, whatever bytes tokens have.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace serve {
+
+/// Bytes in pieces, characters out. A character that is not whole yet is held back; bytes that can
+/// be no part of one become U+FFFD, as browsers have it: one for each longest beginning of a
+/// character.
+class Utf8Stream {
+ public:
+  /// The characters that these bytes complete.
+  [[nodiscard]] std::string push(std::string_view bytes);
+  /// At the end of the text: U+FFFD if half a character was held back.
+  [[nodiscard]] std::string finish();
+
+ private:
+  std::string held_;
+};
+
+}  // namespace serve

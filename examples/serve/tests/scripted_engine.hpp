@@ -1,0 +1,149 @@
+// An engine without a model: what it says is the prompt again and again, so that tests know it. It
+// can be held, and it can break.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.hpp"
+
+namespace test {
+
+class ScriptedEngine final : public serve::Engine {
+ public:
+  /// What tests turn, from their threads.
+  struct Levers {
+    std::atomic<bool> held = false;          ///< no step makes progress
+    std::atomic<bool> breaks = false;        ///< the next step fails
+    std::atomic<std::size_t> submitted = 0;  ///< requests so far
+    std::atomic<std::uint64_t> tenant = 0;   ///< of the last of them
+  };
+
+  /// \param first  prompt tokens that are not repeated: bos
+  explicit ScriptedEngine(Levers& levers, std::size_t first = 0) : levers_(levers), first_(first) {}
+
+  void submit(serve::Request request) override {
+    if (request.prompt.size() > 200)
+      throw std::invalid_argument("prompt = " + std::to_string(request.prompt.size()) +
+                                  " tokens: expected at most 200");
+    levers_.tenant = request.tenant;
+    ++levers_.submitted;
+    Live live;
+    live.choices.resize(static_cast<std::size_t>(request.choices));
+    live.request = std::move(request);
+    const serve::RequestId id = live.request.id;
+    live_.emplace(id, std::move(live));
+  }
+
+  void cancel(serve::RequestId id) override {
+    const auto found = live_.find(id);
+    if (found == live_.end()) return;
+    for (std::size_t c = 0; c < found->second.choices.size(); ++c)
+      end(found->second, c, -1, serve::Finish::cancelled);
+    live_.erase(found);
+  }
+
+  void stop(serve::RequestId id, int choice) override {
+    const auto found = live_.find(id);
+    if (found == live_.end()) return;
+    end(found->second, static_cast<std::size_t>(choice), -1, serve::Finish::stop);
+  }
+
+  bool step(double now) override {
+    if (levers_.breaks) throw std::runtime_error("it was told to break");
+    std::erase_if(live_, [](const auto& entry) { return entry.second.has_ended(); });
+    if (live_.empty()) return false;
+    ++stats_.steps;
+    if (levers_.held) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return true;
+    }
+    for (auto& [id, live] : live_)
+      for (std::size_t c = 0; c < live.choices.size(); ++c) advance(live, c, now);
+    return true;
+  }
+
+  std::vector<serve::Event> take_events() override { return std::exchange(events_, {}); }
+  [[nodiscard]] std::size_t waiting() const override { return 0; }
+  [[nodiscard]] const serve::EngineStats& stats() const override { return stats_; }
+  [[nodiscard]] std::size_t bytes_per_chunk() const override { return 1; }
+  /// A chunk and a node for each choice that runs.
+  [[nodiscard]] serve::TreeSnapshot snapshot() const override {
+    serve::TreeSnapshot tree;
+    tree.chunk_size = 8;
+    for (const auto& [id, live] : live_)
+      for (const Choice& choice : live.choices)
+        if (!choice.ended) {
+          ++tree.chunks_used;
+          serve::TreeSnapshot::Node node;
+          node.id = static_cast<int>(tree.chunks_used);
+          node.tokens = live.request.prompt.size() + choice.said;
+          node.sequences = 1;
+          node.first_tokens.assign(live.request.prompt.begin(), live.request.prompt.begin() + 1);
+          tree.nodes.push_back(node);
+        }
+    return tree;
+  }
+
+ private:
+  struct Choice {
+    std::size_t said = 0;
+    bool ended = false;
+  };
+  struct Live {
+    serve::Request request;
+    std::vector<Choice> choices;
+    [[nodiscard]] bool has_ended() const {
+      for (const Choice& choice : choices)
+        if (!choice.ended) return false;
+      return true;
+    }
+  };
+
+  void advance(Live& live, std::size_t c, double now) {
+    Choice& choice = live.choices[c];
+    if (choice.ended) return;
+    const serve::Request& request = live.request;
+    if (now >= request.deadline) return end(live, c, -1, serve::Finish::deadline);
+    const std::size_t period = request.prompt.size() - first_;
+    const int token =
+        period == 0 ? request.prompt.back() : request.prompt[first_ + choice.said % period];
+    ++choice.said;
+    if (request.prompt.size() + choice.said >= request.max_length)
+      end(live, c, token, serve::Finish::length);
+    else
+      tell(live, c, token, serve::Finish::none);
+  }
+  void end(Live& live, std::size_t c, int token, serve::Finish finish) {
+    if (std::exchange(live.choices[c].ended, true)) return;
+    tell(live, c, token, finish);
+  }
+  void tell(const Live& live, std::size_t c, int token, serve::Finish finish) {
+    events_.push_back({live.request.id, static_cast<int>(c), token, finish, 1});
+  }
+
+  Levers& levers_;
+  std::size_t first_;
+  std::map<serve::RequestId, Live> live_;
+  std::vector<serve::Event> events_;
+  serve::EngineStats stats_;
+};
+
+/// Waits for what must become true, however slow the machine is; a test that waits in vain fails.
+template <class Condition>
+bool eventually(Condition condition) {
+  const auto start = std::chrono::steady_clock::now();
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() - start > std::chrono::minutes(2)) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+}  // namespace test

@@ -1,0 +1,228 @@
+// Connections: too many, clients that go away, an engine that breaks, the end of the server, bytes
+// that are no requests.
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "http_setup.hpp"
+#include "tests/support/random.hpp"
+
+using namespace serve;
+using test::eventually;
+using test::Json;
+using test::post;
+using test::RawConnection;
+using test::reply_of;
+using test::ScriptedSite;
+
+namespace {
+
+const char* const completions = "/v1/completions";
+
+/// The head of a request for text by hand.
+std::string head(const std::string& rest) {
+  return "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" +
+         rest;
+}
+
+std::string raw_request(const std::string& body, const std::string& rest = "") {
+  return head("Content-Length: " + std::to_string(body.size()) + "\r\n" + rest + "\r\n" + body);
+}
+
+}  // namespace
+
+TEST_CASE("when all places are taken a request is told to come again") {
+  ServiceOptions options;
+  options.max_requests = 2;
+  ScriptedSite s({}, options);
+  s.levers.held = true;
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 2; ++i)
+    clients.emplace_back([&] {
+      auto client = s.site.client();
+      CHECK(post(client, completions, Json{{"prompt", "abc"}}).status == 200);
+    });
+  CHECK(eventually([&] { return s.levers.submitted == 2; }));
+  auto client = s.site.client();
+  const auto reply = post(client, completions, Json{{"prompt", "abc"}});
+  CHECK(reply.status == 429);
+  CHECK(reply.headers.find("Retry-After")->second == "1");
+  CHECK(reply.body["error"]["type"] == "rate_limit_error");
+  s.levers.held = false;
+  for (std::thread& thread : clients) thread.join();
+  CHECK(post(client, completions, Json{{"prompt", "abc"}}).status == 200);
+}
+
+TEST_CASE("when all connections are taken a connection is turned away") {
+  HttpOptions http;
+  http.max_connections = 2;
+  ScriptedSite s(http);
+  s.levers.held = true;
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 2; ++i)
+    clients.emplace_back([&] {
+      auto client = s.site.client();
+      client.set_keep_alive(false);
+      CHECK(post(client, completions, Json{{"prompt", "abc"}}).status == 200);
+    });
+  CHECK(eventually([&] { return s.levers.submitted == 2; }));
+  RawConnection waits(s.site.port()), waits_too(s.site.port());
+  const std::string request =
+      "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+  waits.send(request);
+  waits_too.send(request);
+  RawConnection turned_away(s.site.port());
+  turned_away.send(raw_request(R"({"prompt": "abc"})"));
+  const std::string reply = turned_away.read();
+  CHECK(reply.starts_with("HTTP/1.1 429"));
+  CHECK(reply.find("all 2 connections are taken") != std::string::npos);
+  s.levers.held = false;
+  for (std::thread& thread : clients) thread.join();
+  CHECK(waits.read().starts_with("HTTP/1.1 200"));
+  CHECK(waits_too.read().starts_with("HTTP/1.1 200"));
+}
+
+TEST_CASE("a client that goes away frees what it had") {
+  ScriptedSite s;
+  s.levers.held = true;
+  for (const bool stream : {false, true}) {
+    const Json body{{"prompt", "abc"}, {"stream", stream}, {"max_tokens", 200}};
+    auto connection = std::make_unique<RawConnection>(s.site.port());
+    connection->send(raw_request(body.dump()));
+    CHECK(eventually([&] { return s.site.service().snapshot().chunks_used == 1; }));
+    connection.reset();
+    CHECK(eventually([&] { return s.site.service().snapshot().chunks_used == 0; }));
+    CHECK(eventually([&] { return s.site.service().counters().requests == 0; }));
+  }
+  CHECK(s.site.service().counters().finished[static_cast<int>(Finish::cancelled)] == 2);
+  // In the middle of a stream.
+  s.levers.held = false;
+  RawConnection connection(s.site.port());
+  connection.send(raw_request(R"({"prompt": "abc", "stream": true, "max_tokens": 2})"));
+  CHECK(connection.read("[DONE]").find("data: ") != std::string::npos);
+}
+
+TEST_CASE("when the engine breaks, replies say so") {
+  ScriptedSite s;
+  s.levers.held = true;
+  std::string streamed;
+  std::thread client([&] {
+    auto c = s.site.client();
+    const Json body{{"prompt", "abc"}, {"stream", true}};
+    RawConnection connection(s.site.port());
+    connection.send(raw_request(body.dump()));
+    streamed = connection.read();
+  });
+  CHECK(eventually([&] { return s.levers.submitted == 1; }));
+  s.levers.breaks = true;
+  client.join();
+  CHECK(streamed.find("\"server_error\"") != std::string::npos);
+  auto other = s.site.client();
+  CHECK(post(other, completions, Json{{"prompt", "abc"}}).status == 500);
+  CHECK(reply_of(other.Get("/health")).status == 503);
+  CHECK(reply_of(other.Get("/health")).body["status"] == "failed");
+  CHECK(reply_of(other.Get("/tree")).status == 200);
+}
+
+TEST_CASE("at the end new requests are refused, and those that run are answered") {
+  ScriptedSite s;
+  s.levers.held = true;
+  std::thread running([&] {
+    auto client = s.site.client();
+    const auto reply = post(client, completions, Json{{"prompt", "abc"}, {"max_tokens", 4}});
+    CHECK(reply.status == 200);
+    CHECK(reply.body["choices"][0]["text"] == "abc");
+  });
+  CHECK(eventually([&] { return s.levers.submitted == 1; }));
+  s.site.service().close();
+  auto client = s.site.client();
+  client.set_keep_alive(false);
+  CHECK(post(client, completions, Json{{"prompt", "abc"}}).status == 503);
+  CHECK(reply_of(client.Get("/health")).body["status"] == "closing");
+  s.levers.held = false;
+  s.site.service().drain(std::chrono::hours(1));
+  s.site.stop();
+  running.join();
+}
+
+TEST_CASE("bytes that are no requests are refused, and the server goes on") {
+  HttpOptions http;
+  http.max_body = 1000;
+  ScriptedSite s(http);
+  const std::string body = R"({"prompt": "abc"})";
+  const std::string long_body = R"({"prompt": ")" + std::string(1500, 'x') + "\"}";
+  const auto chunked = [](const std::string& text, const std::string& end = "0\r\n\r\n") {
+    char size[20];
+    std::snprintf(size, sizeof size, "%zx\r\n", text.size());
+    return head("Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n") + size + text + "\r\n" +
+           end;
+  };
+  const std::pair<std::string, const char*> cases[] = {
+      {"nonsense\r\n\r\n", "400"},
+      {"GET / HTTP/9.9\r\n\r\n", "400"},
+      {std::string("GET /\0 HTTP/1.1\r\n\r\n", 20), "400"},
+      {"GET / HTTP/1.1\r\nRange: bytes=0-5\r\n\r\n", "400"},
+      {"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", "400"},
+      {"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", "404"},
+      {"TRACE / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", "405"},
+      {head("Content-Length: abc\r\n\r\n"), "400"},
+      {head("Content-Length: -5\r\n\r\n"), "400"},
+      {head("Content-Length: 99999999999999999999\r\n\r\n"), "400"},
+      {head("Content-Length: 17\r\nContent-Length: 18\r\n\r\n") + body, "400"},
+      {head("Content-Length: 17\r\nTransfer-Encoding: chunked\r\n\r\n") + body, "400"},
+      {head("Transfer-Encoding: gzip\r\n\r\n"), "400"},
+      {head("\r\n") + body, "400"},
+      {chunked(body, "xyz\r\n"), "400"},
+      {chunked(body), "200"},
+      {chunked(long_body), "413"},
+      {raw_request(long_body), "413"},
+      {raw_request(std::string(100'000, 'x')), "413"},
+      {"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 19\r\n"
+       "Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\nhello\r\n--x--\r\n",
+       "415"},
+      {raw_request(body, "Connection: close\r\n"), "200"},
+      {"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: "
+       "17\r\n\r\n" +
+           body,
+       "200"}};
+  for (const auto& [bytes, status] : cases) {
+    CAPTURE(bytes.substr(0, 200));
+    RawConnection connection(s.site.port());
+    connection.send(bytes);
+    const std::string reply = connection.read();
+    CAPTURE(reply);
+    CHECK(reply.starts_with(std::string("HTTP/1.1 ") + status));
+    if (*status != '2') CHECK(reply.find("\"error\"") != std::string::npos);
+  }
+  {  // A promise that is not kept: the client ends in the middle.
+    RawConnection connection(s.site.port());
+    connection.send(head("Content-Length: 100\r\n\r\n{"));
+  }
+  test::Random random(1);
+  for (int i = 0; i < test::scaled(30); ++i) {
+    // Any bytes, cut anywhere, with others in their middle.
+    std::string bytes = raw_request(body, "Connection: close\r\n");
+    for (int k = random.uniform(0, 4); k > 0; --k)
+      bytes[random.index(bytes.size())] = static_cast<char>(random.uniform(0, 255));
+    bytes.resize(static_cast<std::size_t>(random.uniform(0, static_cast<int>(bytes.size()))));
+    RawConnection connection(s.site.port());
+    connection.send(bytes);
+  }
+  auto client = s.site.client();
+  CHECK(post(client, completions, Json{{"prompt", "abc"}}).status == 200);
+  CHECK(eventually([&] { return s.site.service().counters().requests == 0; }));
+}
+
+TEST_CASE("one connection serves many requests, good and bad ones") {
+  ScriptedSite s;
+  auto client = s.site.client();
+  for (int i = 0; i < 20; ++i) {
+    CHECK(post(client, completions, Json{{"prompt", "abc"}, {"max_tokens", 4}}).status == 200);
+    CHECK(post(client, completions, Json{{"prompt", 5}}).status == 400);
+    CHECK(post(client, "/nonsense", Json{{"prompt", 5}}).status == 404);
+  }
+}

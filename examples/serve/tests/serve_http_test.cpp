@@ -1,0 +1,314 @@
+// The server over loopback: replies whole and streamed, every field that is refused, every path,
+// keys.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "http_setup.hpp"
+#include "tests/support/random.hpp"
+
+using namespace serve;
+using test::eventually;
+using test::Json;
+using test::post;
+using test::RawConnection;
+using test::reply_of;
+using test::ScriptedSite;
+
+namespace {
+
+const char* const completions = "/v1/completions";
+const char* const chats = "/v1/chat/completions";
+
+Json user_says(const std::string& text) {
+  return {{"messages", {{{"role", "user"}, {"content", text}}}}};
+}
+
+}  // namespace
+
+TEST_CASE("a completion comes as a whole, as OpenAI's") {
+  ScriptedSite s;
+  auto client = s.site.client();
+  const auto reply = post(client, completions,
+                          Json{{"model", "tiny"}, {"prompt", "abé"}, {"max_tokens", 10}, {"n", 2}});
+  CHECK(reply.status == 200);
+  CAPTURE(reply.body.dump());
+  CHECK(reply.body["object"] == "text_completion");
+  CHECK(reply.body["id"].get<std::string>().starts_with("cmpl-"));
+  CHECK(reply.body["model"] == "tiny");
+  CHECK(reply.body["created"].get<long long>() > 1'700'000'000);
+  REQUIRE(reply.body["choices"].size() == 2);
+  for (int i = 0; i < 2; ++i) {
+    CHECK(reply.body["choices"][i]["index"] == i);
+    CHECK(reply.body["choices"][i]["text"] == "abéabé");  // each time a token to begin a text
+    CHECK(reply.body["choices"][i]["finish_reason"] == "length");
+  }
+  CHECK(reply.body["usage"] == Json{{"prompt_tokens", 5},
+                                    {"completion_tokens", 20},
+                                    {"total_tokens", 25},
+                                    {"prompt_tokens_details", {{"cached_tokens", 1}}}});
+  const auto tokens = post(client, completions,
+                           Json{{"prompt", {100, 101, 102}}, {"max_tokens", 4}, {"stop", nullptr}});
+  CHECK(tokens.body["usage"]["prompt_tokens"] == 3);
+  const auto one = post(client, completions, Json{{"prompt", {"ab"}}});
+  CHECK(one.body["usage"]["completion_tokens"] == 16);  // OpenAI's default
+}
+
+TEST_CASE("a chat comes as a whole, and its content is text alone") {
+  ScriptedSite s;
+  auto client = s.site.client();
+  Json body = user_says("Hi");
+  body["max_completion_tokens"] = 24;
+  body["max_tokens"] = 3;  // the older name does not count beside the newer
+  const auto reply = post(client, chats, body);
+  CHECK(reply.status == 200);
+  CHECK(reply.body["object"] == "chat.completion");
+  CHECK(reply.body["choices"][0]["message"] ==
+        Json{{"role", "assistant"}, {"content", "<|im_start|>user\nHi<|im_"}});
+  body["messages"] = {
+      {{"role", "developer"}, {"content", "A"}},
+      {{"role", "user"},
+       {"content", {{{"type", "text"}, {"text", "B"}}, {{"type", "text"}, {"text", "C"}}}}}};
+  body["max_completion_tokens"] = 57;
+  CHECK(post(client, chats, body).body["choices"][0]["message"]["content"] ==
+        "<|im_start|>system\nA<|im_end|>\n<|im_start|>user\nBC<|im_en");
+  body = user_says("x");
+  const auto full = post(client, chats, body);  // as much as there is room for
+  CHECK(full.body["usage"]["total_tokens"] == 256);
+}
+
+TEST_CASE("streams come in whole characters, with usage if wanted, and end with [DONE]") {
+  ScriptedSite s;
+  auto client = s.site.client();
+  Json body{{"prompt", "é€ "}, {"max_tokens", 13}, {"stream", true}, {"n", 2}};
+  for (const bool usage : {false, true}) {
+    if (usage) body["stream_options"] = {{"include_usage", true}};
+    const auto result = client.Post(completions, body.dump(), "application/json");
+    REQUIRE(static_cast<bool>(result));
+    CHECK(result->get_header_value("Content-Type") == "text/event-stream");
+    auto events = test::events_of(result->body);
+    REQUIRE(events.size() > 3);
+    CHECK(events.back() == "[DONE]");
+    events.pop_back();
+    if (usage) {
+      const Json last = Json::parse(events.back());
+      CHECK(last["choices"].empty());
+      CHECK(last["usage"]["completion_tokens"] == 26);
+      events.pop_back();
+    }
+    std::string texts[2];
+    Json finish[2];
+    for (const std::string& event : events) {
+      const Json data = Json::parse(event);  // which refuses half a character
+      CHECK(!data.contains("usage"));
+      const Json& choice = data["choices"].at(0);
+      texts[choice["index"].get<int>()] += choice["text"].get<std::string>();
+      if (!choice["finish_reason"].is_null())
+        finish[choice["index"].get<int>()] = choice["finish_reason"];
+    }
+    for (int i = 0; i < 2; ++i) {
+      CHECK(texts[i] == "é€ é€");  // bos, 2, 3, 1; bos, 2, 3: 13 tokens
+      CHECK(finish[i] == "length");
+    }
+  }
+  Json chat = user_says("Hello");
+  chat["stream"] = true;
+  chat["stop"] = "Hello";
+  const auto result = client.Post(chats, chat.dump(), "application/json");
+  REQUIRE(static_cast<bool>(result));
+  const auto events = test::events_of(result->body);
+  const Json first = Json::parse(events.front());
+  CHECK(first["object"] == "chat.completion.chunk");
+  CHECK(first["choices"][0]["delta"] == Json{{"role", "assistant"}, {"content", ""}});
+  std::string text;
+  for (std::size_t i = 1; i + 2 < events.size(); ++i)
+    text += Json::parse(events[i])["choices"][0]["delta"]["content"].get<std::string>();
+  CHECK(text == "<|im_start|>user\n");
+  CHECK(Json::parse(events[events.size() - 2])["choices"][0]["finish_reason"] == "stop");
+}
+
+TEST_CASE("a field that is wrong is named, with its value and what was expected") {
+  ScriptedSite s;
+  auto client = s.site.client();
+  struct Wrong {
+    const char* path;
+    std::string body;
+    const char* param;
+    const char* says;
+  };
+  const std::string deep = std::string(40, '[') + std::string(40, ']');
+  const Wrong wrong[] = {
+      {completions, "", "", "the body is not JSON"},
+      {completions, "{", "", "the body is not JSON"},
+      {completions, "[]", "", "the body is array: expected an object"},
+      {completions, "null", "", "the body is null"},
+      {completions, R"({"prompt": "a", "user": tru})", "user", "(in user or behind it)"},
+      {completions, "{\"prompt\": \"\xff\xfe\"}", "prompt", "UTF-8"},
+      {completions, R"({"prompt": "\ud800"})", "prompt", "surrogate"},
+      {completions, R"({"prompt": "a", "top_p": 1e999})", "top_p", "overflow"},
+      {completions, R"({"prompt": "a", "metadata": )" + deep + "}", "metadata",
+       "more than 32 levels"},
+      {completions, std::string(100'000, '['), "", "more than 32 levels"},
+      {completions, R"({"prompt": "a")" + std::string(100'000, ' '), "prompt", "not JSON"},
+      {completions, "{}", "prompt", "prompt = null: expected a string, or a list of tokens"},
+      {completions, R"({"prompt": 7})", "prompt", "prompt = 7"},
+      {completions, R"({"prompt": []})", "prompt", "0 tokens: expected at least one"},
+      {completions, R"({"prompt": ["a", "b"]})", "prompt", "prompt = […]"},
+      {completions, R"({"prompt": [5, -1]})", "prompt[1]", "prompt[1] = -1: expected a token"},
+      {completions, R"({"prompt": [5, 300]})", "prompt[1]", "from 0 to 299"},
+      {completions, R"({"prompt": [5, 1e3]})", "prompt[1]", "prompt[1] = 1000.0"},
+      {completions, R"({"prompt": "a", "max_tokens": 0})", "max_tokens", "max_tokens = 0"},
+      {completions, R"({"prompt": "a", "max_tokens": 1.5})", "max_tokens", "max_tokens = 1.5"},
+      {completions, R"({"prompt": "a", "max_tokens": "5"})", "max_tokens", "max_tokens = \"5\""},
+      {completions, R"({"prompt": "a", "max_tokens": 18446744073709551615})", "max_tokens",
+       "1844674"},
+      {completions, R"({"prompt": "a", "max_tokens": 99999999999999999999999})", "max_tokens",
+       "e+22"},
+      {completions, R"({"prompt": "a", "max_tokens": 255})", "max_tokens", "at most 254 behind 2"},
+      {completions, R"({"prompt": "a", "n": 0})", "n", "n = 0: expected an integer from 1 to 16"},
+      {completions, R"({"prompt": "a", "n": 17})", "n", "n = 17"},
+      {completions, R"({"prompt": "a", "temperature": -0.1})", "temperature", "from 0 to 2"},
+      {completions, R"({"prompt": "a", "temperature": "hot"})", "temperature", "\"hot\""},
+      {completions, R"({"prompt": "a", "top_p": 1.01})", "top_p", "top_p = 1.01"},
+      {completions, R"({"prompt": "a", "seed": 1e30})", "seed", "seed = 1e+30"},
+      {completions, R"({"prompt": "a", "stop": ""})", "stop", "stop = \"\""},
+      {completions, R"({"prompt": "a", "stop": ["a", 5]})", "stop[1]", "stop[1] = 5"},
+      {completions, R"({"prompt": "a", "stop": ["a", "b", "c", "d", "e"]})", "stop", "up to 4"},
+      {completions, R"({"prompt": "a", "stream": 1})", "stream",
+       "stream = 1: expected true or false"},
+      {completions, R"({"prompt": "a", "stream_options": {}})", "stream_options", "stream = true"},
+      {completions, R"({"prompt": "a", "cache_salt": 5})", "cache_salt", "a string of at most 256"},
+      {completions, R"({"prompt": "a", "logprobs": 3})", "logprobs", "not supported"},
+      {completions, R"({"prompt": "a", "echo": true})", "echo", "not supported"},
+      {completions, R"({"prompt": "a", "presence_penalty": 0.5})", "presence_penalty",
+       "not supported"},
+      {completions, R"({"prompt": "a", "best_of": 3})", "best_of", "not supported"},
+      {chats, "{}", "messages", "messages = null"},
+      {chats, R"({"messages": []})", "messages", "at least one message"},
+      {chats, R"({"messages": ["a"]})", "messages[0]", "messages[0] = \"a\""},
+      {chats, R"({"messages": [{"role": "user"}]})", "messages[0].content",
+       "messages[0].content = null"},
+      {chats, R"({"messages": [{"role": "tool", "content": "a"}]})", "messages[0].role",
+       "\"tool\""},
+      {chats, R"({"messages": [{"content": "a"}]})", "messages[0].role", "= null"},
+      {chats, R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})",
+       "messages[0].content[0]", "expected {\"type\": \"text\""},
+      {chats,
+       R"({"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "a"}]})",
+       "messages", "only as the first"},
+      {chats, R"({"messages": [{"role": "user", "content": "a"}], "tools": [1]})", "tools",
+       "not supported"},
+      {chats,
+       R"({"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}})",
+       "response_format", "not supported"},
+  };
+  for (const Wrong& one : wrong) {
+    CAPTURE(one.body.substr(0, 100));
+    const auto reply = post(client, one.path, one.body);
+    CAPTURE(reply.body.dump());
+    CHECK(reply.status == 400);
+    CHECK(reply.body["error"]["type"] == "invalid_request_error");
+    CHECK(reply.body["error"]["message"].get<std::string>().find(one.says) != std::string::npos);
+    CHECK(reply.body["error"]["param"] == (*one.param == '\0' ? Json() : Json(one.param)));
+  }
+  const std::string long_prompt(300, 'x');
+  for (const char* path : {completions, chats}) {
+    Json body = user_says(long_prompt);
+    body["prompt"] = long_prompt;
+    const auto reply = post(client, path, body);
+    CHECK(reply.status == 400);
+    CHECK(reply.body["error"]["code"] == "context_length_exceeded");
+  }
+  // What the engine itself refuses.
+  CHECK(post(client, completions, Json{{"prompt", std::string(210, 'x')}}).status == 400);
+  CHECK(post(client, completions, Json{{"prompt", "a"}, {"model", "gpt-4"}}).status == 404);
+  CHECK(post(client, completions, Json{{"prompt", "a"}, {"user", "me"}, {"seed", -5}}).status ==
+        200);
+  s.site.served().chat = nullptr;
+  s.site.served().no_chat = "it has no template";
+  CHECK(post(client, chats, user_says("a"))
+            .body["error"]["message"]
+            .get<std::string>()
+            .ends_with("it has no template"));
+  CHECK(s.site.service().counters().requests == 0);
+}
+
+TEST_CASE("there is a page, models, health, metrics, a tree; and nothing else") {
+  ScriptedSite s;
+  auto client = s.site.client();
+  const auto page = client.Get("/");
+  REQUIRE(static_cast<bool>(page));
+  CHECK(page->status == 200);
+  CHECK(page->get_header_value("Content-Type") == "text/html; charset=utf-8");
+  CHECK(page->body.find("chunkattn") != std::string::npos);
+  CHECK(reply_of(client.Get("/v1/models")).body["data"][0]["id"] == "tiny");
+  CHECK(reply_of(client.Get("/v1/models/tiny")).body["id"] == "tiny");
+  CHECK(reply_of(client.Get("/v1/models/other")).status == 404);
+  CHECK(reply_of(client.Get("/health")).body["status"] == "ok");
+  CHECK(post(client, completions, Json{{"prompt", "abc"}}).status == 200);
+  const auto metrics = client.Get("/metrics");
+  REQUIRE(static_cast<bool>(metrics));
+  for (const char* line : {"\nchunkattn_generated_tokens_total 16\n", "\nchunkattn_requests 0\n",
+                           "\nchunkattn_choices_finished_total{reason=\"length\"} 1\n",
+                           "\nchunkattn_first_token_seconds_bucket{le=\"+Inf\"} 1\n",
+                           "\nchunkattn_chunks{state=\"used\"} 0\n"})
+    CHECK(metrics->body.find(line) != std::string::npos);
+  CHECK(reply_of(client.Get("/tree")).body["generated_tokens"] == 16);
+  CHECK(reply_of(client.Get("/nonsense")).status == 404);
+  CHECK(reply_of(client.Get("/" + std::string(7000, 'x'))).status == 404);
+  CHECK(reply_of(client.Get("/a%0Ab")).status == 404);
+  CHECK(post(client, "/nonsense", Json{}).status == 404);
+  CHECK(post(client, "/health", Json{}).status == 405);
+  const auto wrong = reply_of(client.Get(completions));
+  CHECK(wrong.status == 405);
+  CHECK(wrong.headers.find("Allow")->second == "POST");
+  CHECK(reply_of(client.Delete(chats)).status == 405);
+  CHECK(reply_of(client.Put("/v1/models", "{}", "application/json")).status == 405);
+  CHECK(reply_of(client.Options(chats)).status == 405);
+  const auto form = reply_of(client.Post(completions, "{}", "application/x-www-form-urlencoded"));
+  CHECK(form.status == 415);
+}
+
+TEST_CASE("with a key, texts are for those who have it; counts are for all") {
+  HttpOptions http;
+  http.api_key = "secret";
+  ScriptedSite s(http);
+  auto good = s.site.client("secret"), bad = s.site.client("Secret"), none = s.site.client();
+  const Json body{{"prompt", "abc"}};
+  for (auto* client : {&bad, &none}) {
+    const auto reply = post(*client, completions, body);
+    CHECK(reply.status == 401);
+    CHECK(reply.body["error"]["code"] == "invalid_api_key");
+    CHECK(reply_of(client->Get("/v1/models")).status == 401);
+    CHECK(reply_of(client->Get("/health")).status == 200);
+  }
+  CHECK(post(good, completions, body).status == 200);
+  s.levers.held = true;
+  std::thread held([&] { CHECK(post(good, completions, body).status == 200); });
+  CHECK(eventually([&] { return s.levers.submitted == 2; }));
+  auto other = s.site.client("secret");
+  CHECK(reply_of(other.Get("/tree")).body["nodes"].at(0).contains("text"));
+  for (auto* client : {&bad, &none}) {
+    const Json node = reply_of(client->Get("/tree")).body["nodes"].at(0);
+    CHECK(!node.contains("text"));
+    CHECK(node["tokens"].get<int>() >= 4);
+  }
+  s.levers.held = false;
+  held.join();
+}
+
+TEST_CASE("a page of another site is not answered where no key is asked for") {
+  ScriptedSite s;
+  RawConnection rebound(s.site.port());
+  rebound.send("GET /v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n");
+  CHECK(rebound.read().starts_with("HTTP/1.1 403"));
+  for (const char* host : {"localhost", "localhost:8000", "127.0.0.1:9", "[::1]:7", "[::1]"}) {
+    RawConnection local(s.site.port());
+    local.send(std::string("GET /v1/models HTTP/1.1\r\nHost: ") + host +
+               "\r\nConnection: close\r\n\r\n");
+    CHECK(local.read().starts_with("HTTP/1.1 200"));
+  }
+}

@@ -1,0 +1,246 @@
+// The service without HTTP: what requests hear, refusals, cancellation, deadlines, the end of it
+// all.
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "scripted_engine.hpp"
+#include "server/service.hpp"
+#include "tests/support/random.hpp"
+
+using namespace serve;
+using test::eventually;
+
+namespace {
+
+struct Setup {
+  std::unique_ptr<Tokenizer> tokenizer = byte_tokenizer(300);
+  test::ScriptedEngine::Levers levers;
+  Service service;
+
+  explicit Setup(ServiceOptions options = {})
+      : service(std::make_unique<test::ScriptedEngine>(levers), *tokenizer, options) {}
+
+  [[nodiscard]] Job job(const std::string& text, std::size_t max_tokens) const {
+    Job job;
+    const TextPart part{text, false};
+    job.prompt = tokenizer->encode({&part, 1});
+    job.max_tokens = max_tokens;
+    return job;
+  }
+};
+
+struct Heard {
+  std::string text;
+  std::size_t tokens = 0;
+  Finish finish = Finish::none;
+};
+
+/// All that a request says.
+std::vector<Heard> hear(Service::Ticket& ticket, int choices) {
+  std::vector<Heard> heard(static_cast<std::size_t>(choices));
+  for (int running = choices; running > 0;)
+    for (const Piece& piece : ticket.channel().take(std::chrono::seconds(1))) {
+      Heard& one = heard[static_cast<std::size_t>(piece.choice)];
+      CHECK(one.finish == Finish::none);
+      one.text += piece.text;
+      one.tokens += piece.tokens;
+      one.finish = piece.finish;
+      if (piece.finish != Finish::none) --running;
+    }
+  return heard;
+}
+
+std::optional<Refused::Reason> refusal(Service& service, Job job) {
+  try {
+    (void)service.submit(std::move(job));
+  } catch (const Refused& refused) {
+    return refused.reason();
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+TEST_CASE("a request hears its text to the end, in characters") {
+  Setup s;
+  auto ticket = s.service.submit(s.job("é€", 7));
+  const auto heard = hear(ticket, 1);
+  CHECK(heard[0].text == "é€é");
+  CHECK(heard[0].tokens == 7);
+  CHECK(heard[0].finish == Finish::length);
+  CHECK(ticket.channel().cached() == 1);
+  const ServiceCounters counters = s.service.counters();
+  CHECK(counters.requests == 0);
+  CHECK(counters.accepted == 1);
+  CHECK(counters.generated_tokens == 7);
+  CHECK(counters.prompt_tokens == 5);
+  CHECK(counters.cached_tokens == 1);
+  CHECK(counters.finished[static_cast<int>(Finish::length)] == 1);
+  CHECK(counters.first_token.count == 1);
+  CHECK(counters.whole.count == 1);
+}
+
+TEST_CASE("a stop string ends the choice that says it") {
+  Setup s;
+  Job job = s.job("one two END more ", 100);
+  job.choices = 3;
+  job.stop = {"never", "END"};
+  auto ticket = s.service.submit(job);
+  for (const Heard& one : hear(ticket, 3)) {
+    CHECK(one.text == "one two ");
+    CHECK(one.finish == Finish::stop);
+    CHECK(one.tokens == 11);
+  }
+  job.max_tokens = 11;  // its last letter is the last token
+  auto at_the_end = s.service.submit(job);
+  CHECK(hear(at_the_end, 3)[2].finish == Finish::stop);
+  job.max_tokens = 10;
+  auto too_short = s.service.submit(job);
+  const auto heard = hear(too_short, 3);
+  CHECK(heard[1].text == "one two EN");
+  CHECK(heard[1].finish == Finish::length);
+}
+
+TEST_CASE("many threads are served at once, each its own text") {
+  Setup s;
+  test::Random random(1);
+  std::vector<std::string> prompts;
+  for (int i = 0; i < 24; ++i)
+    prompts.push_back("thread " + std::to_string(i) + std::string(random.index(9), 'x') + ". ");
+  std::vector<std::string> texts(prompts.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < prompts.size(); ++i)
+    threads.emplace_back([&, i] {
+      for (int round = 0; round < 5; ++round) {
+        auto ticket = s.service.submit(s.job(prompts[i], 2 * prompts[i].size()));
+        for (bool ended = false; !ended;)
+          for (const Piece& piece : ticket.channel().take(std::chrono::seconds(1))) {
+            texts[i] += piece.text;
+            ended = piece.finish != Finish::none;
+          }
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    std::string expected;
+    for (int k = 0; k < 10; ++k) expected += prompts[i];
+    CHECK(texts[i] == expected);
+  }
+  CHECK(s.service.counters().requests == 0);
+}
+
+TEST_CASE("more requests than there are places are refused, and served when there is one") {
+  ServiceOptions options;
+  options.max_requests = 3;
+  Setup s(options);
+  s.levers.held = true;
+  std::vector<Service::Ticket> tickets;
+  for (int i = 0; i < 3; ++i) tickets.push_back(s.service.submit(s.job("abc", 5)));
+  CHECK(refusal(s.service, s.job("abc", 5)) == Refused::Reason::full);
+  CHECK(s.service.counters().requests == 3);
+  CHECK(s.service.counters().refused[0] == 1);
+  tickets.pop_back();  // a client goes away
+  CHECK(eventually([&] { return s.service.counters().requests == 2; }));
+  CHECK(s.service.snapshot().chunks_used == 2);
+  CHECK(s.service.counters().finished[static_cast<int>(Finish::cancelled)] == 1);
+  auto next = s.service.submit(s.job("xy", 4));
+  s.levers.held = false;
+  CHECK(hear(next, 1)[0].text == "xyxy");
+}
+
+TEST_CASE("what the engine refuses is refused with its words") {
+  Setup s;
+  std::string said;
+  try {
+    (void)s.service.submit(s.job(std::string(201, 'x'), 5));
+  } catch (const Refused& refused) {
+    CHECK(refused.reason() == Refused::Reason::invalid);
+    said = refused.what();
+  }
+  CHECK(said == "prompt = 201 tokens: expected at most 200");
+  CHECK(s.service.counters().requests == 0);
+}
+
+TEST_CASE("a request ends at its deadline") {
+  ServiceOptions options;
+  options.request_seconds = 0;
+  Setup s(options);
+  auto ticket = s.service.submit(s.job("abc", 5));
+  CHECK(hear(ticket, 1)[0].finish == Finish::deadline);
+}
+
+TEST_CASE("salts make tenants") {
+  Setup s;
+  Job job = s.job("a", 1);
+  const auto tenant_of = [&](const std::string& salt) {
+    job.cache_salt = salt;
+    auto ticket = s.service.submit(job);
+    (void)hear(ticket, 1);
+    return s.levers.tenant.load();
+  };
+  CHECK(tenant_of("") == 0);
+  const auto one = tenant_of("one");
+  CHECK(one != 0);
+  CHECK(tenant_of("two") != one);
+  CHECK(tenant_of("one") == one);
+}
+
+TEST_CASE("a service that ends lets requests end, refuses others, and cancels after a time") {
+  Setup s;
+  auto first = s.service.submit(s.job("abc", 6));
+  s.service.close();
+  CHECK(s.service.closing());
+  s.service.drain(std::chrono::hours(1));
+  CHECK(hear(first, 1)[0].text == "abcabc");
+  CHECK(refusal(s.service, s.job("abc", 6)) == Refused::Reason::closing);
+
+  Setup held;
+  held.levers.held = true;
+  auto cut_off = held.service.submit(held.job("abc", 6));
+  held.service.close();
+  held.service.drain(std::chrono::seconds(0));
+  CHECK(hear(cut_off, 1)[0].finish == Finish::cancelled);
+  CHECK(held.service.counters().requests == 0);
+}
+
+TEST_CASE("when the engine breaks, all that wait hear of it") {
+  Setup s;
+  s.levers.held = true;
+  auto ticket = s.service.submit(s.job("abc", 6));
+  s.levers.breaks = true;
+  CHECK_THROWS_AS(hear(ticket, 1), Refused);
+  CHECK(s.service.failure() == "it was told to break");
+  CHECK(refusal(s.service, s.job("abc", 6)) == Refused::Reason::failed);
+  CHECK(s.service.snapshot().nodes.empty());
+  s.service.close();
+  s.service.drain(std::chrono::hours(1));  // nobody is left
+}
+
+TEST_CASE("requests that come while the engine breaks are all answered") {
+  for (int round = 0; round < test::scaled(20); ++round) {
+    Setup s;
+    std::atomic<int> answered = 0;
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 6; ++i)
+      threads.emplace_back([&, i] {
+        for (int k = 0; k < 5; ++k) {
+          try {
+            auto ticket = s.service.submit(s.job("abc", 6));
+            for (bool ended = false; !ended;)
+              for (const Piece& piece : ticket.channel().take(std::chrono::seconds(1)))
+                ended = piece.finish != Finish::none;
+          } catch (const Refused&) {
+          }
+          ++answered;
+          if (i == 0 && k == 2) s.levers.breaks = true;
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    CHECK(answered == 30);
+  }
+}
