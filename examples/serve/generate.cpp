@@ -17,6 +17,8 @@
 #include "../support/table.hpp"
 #include "commands.hpp"
 #include "loaded_model.hpp"
+#include "parallel/parallel_engine.hpp"
+#include "parallel/run_rank.hpp"
 
 namespace serve {
 
@@ -25,7 +27,7 @@ namespace {
 struct Arguments {
   ModelArguments model;
   std::vector<std::string> prompts;
-  std::string prompts_file, sharing = "token", device = "cpu";
+  std::string prompts_file, sharing = "token", device = "cpu", parallel = "none";
   int max_tokens = 64, chunk_size = 64, chunks = 0, stagger = 5, step_tokens = 512;
   bool check = false;
 };
@@ -244,26 +246,24 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
   options.choice("--sharing", {"token", "chunk"}, "what is shared: any prefix, or whole chunks",
                  a.sharing);
   options.choice("--device", {"cpu", "cuda"}, "where attention runs (cuda: in fp16)", a.device);
+  options.choice("--parallel", {"none", "tensor"},
+                 "tensor: heads and weights split over the processes of mpirun", a.parallel);
   help = !options.parse(argc, argv);
   if (a.device == "cuda" && !examples::built_with_cuda)
     throw examples::UsageError(examples::no_cuda_message);
+  if (a.device == "cuda" && a.parallel != "none")
+    throw examples::UsageError("--device = cuda: expected cpu beside --parallel tensor");
   if (a.chunk_size != 8 && a.chunk_size != 16 && a.chunk_size != 32 && a.chunk_size != 64)
     throw examples::UsageError(
         fmt::format("--chunk-size = {}: expected 8, 16, 32 or 64", a.chunk_size));
   return a;
 }
 
-}  // namespace
-
-int generate(int argc, char** argv) {
-  bool help = false;
-  const Arguments arguments = read_arguments(argc, argv, help);
-  if (help) return 0;
+int generate_on(Communicator& ranks, const Arguments& arguments) {
   const ProductKind kind = product_kind(arguments.model);
   const std::vector<Job> jobs = read_jobs(arguments);
-  chunkattn::ThreadPool executor(arguments.model.threads);
-  const LoadedModel loaded = load(arguments.model, executor);
-  fmt::print("{}    {}\n", examples::bold("model"), examples::wrapped(describe(loaded.model), 9));
+  chunkattn::ThreadPool executor(thread_count(arguments.model, ranks));
+  const LoadedModel loaded = load(arguments.model, executor, ranks);
   std::vector<Request> requests;
   for (const Job& job : jobs) requests.push_back(make_request(job, loaded, requests.size()));
 
@@ -278,9 +278,18 @@ int generate(int argc, char** argv) {
   options.step_tokens = static_cast<std::size_t>(arguments.step_tokens);
   options.stop = loaded.tokenizer->stop_tokens();
   options.on_gpu = arguments.device == "cuda";
-  Products products(executor, kind);
-  const auto engine = make_engine(loaded.model, products, options);
+  Products products(executor, kind, ranks);
+  auto engine = make_engine(loaded.model, products, options);
+  if (ranks.size() > 1) {
+    check_setup(ranks, loaded.model, options);
+    if (ranks.rank() > 0) return follow(ranks, *engine), 0;
+    engine = lead(ranks, std::move(engine));
+  }
 
+  fmt::print("{}    {}\n", examples::bold("model"), examples::wrapped(describe(loaded.model), 9));
+  if (ranks.size() > 1)
+    fmt::print("{}    {}, each with such a part of the model\n", examples::bold("ranks"),
+               ranks.size());
   const auto start = std::chrono::steady_clock::now();
   const auto texts = run_all(*engine, requests, arguments.stagger);
   const double seconds =
@@ -291,6 +300,16 @@ int generate(int argc, char** argv) {
   // what is judged.
   const bool good = options.on_gpu ? logits_agree(engine->stats()) || !arguments.check : wrong == 0;
   return good ? 0 : 1;
+}
+
+}  // namespace
+
+int generate(int argc, char** argv) {
+  bool help = false;
+  const Arguments arguments = read_arguments(argc, argv, help);
+  if (help) return 0;
+  return run_rank(arguments.parallel,
+                  [&](Communicator& ranks) { return generate_on(ranks, arguments); });
 }
 
 }  // namespace serve

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <utility>
+
+#include "parallel/split_model.hpp"
 
 namespace serve {
 
@@ -19,7 +22,7 @@ void ModelArguments::add_to(examples::Options& options) {
                  "who multiplies; auto: oneDNN where there is one", products);
   options.choice("--mode", {"deterministic", "batch_invariant", "spin_lock"},
                  "batch_invariant: a text has the same bits in any company", mode);
-  options.number("--threads", "N", "0: one for each processor", threads, 0, 1024);
+  options.number("--threads", "N", "0: one for each processor; of a rank 1", threads, 0, 1024);
 }
 
 ProductKind product_kind(const ModelArguments& arguments) {
@@ -75,9 +78,7 @@ LoadedModel load_file(const ModelArguments& arguments, Element element,
   return loaded;
 }
 
-}  // namespace
-
-LoadedModel load(const ModelArguments& arguments, chunkattn::ThreadPool& executor) {
+LoadedModel load_whole(const ModelArguments& arguments, chunkattn::ThreadPool& executor) {
   if (arguments.model.empty() == arguments.random.empty())
     throw examples::UsageError("expected --model FILE or --random SHAPE, and not both");
   const bool checkpoint = !arguments.model.empty() && !is_gguf(arguments.model);
@@ -94,6 +95,19 @@ LoadedModel load(const ModelArguments& arguments, chunkattn::ThreadPool& executo
   loaded.tokenizer = byte_tokenizer(config.vocab_size);
   loaded.no_chat = "random weights have no chat template";
   return loaded;
+}
+
+}  // namespace
+
+LoadedModel load(const ModelArguments& arguments, chunkattn::ThreadPool& executor,
+                 const Communicator& ranks) {
+  LoadedModel loaded = load_whole(arguments, executor);
+  if (ranks.size() > 1) loaded.model = part_of(std::move(loaded.model), ranks.rank(), ranks.size());
+  return loaded;
+}
+
+int thread_count(const ModelArguments& arguments, const Communicator& ranks) {
+  return arguments.threads == 0 && ranks.size() > 1 ? 1 : arguments.threads;
 }
 
 std::string describe(const Model& model) {

@@ -9,6 +9,7 @@
 #include "../support/options.hpp"
 #include "engine/engine.hpp"
 #include "model/load.hpp"
+#include "parallel/communicator.hpp"
 #include "text/chat_template.hpp"
 #include "text/tokenizer.hpp"
 
@@ -32,8 +33,13 @@ struct LoadedModel {
   std::string no_chat;  ///< why there is none
 };
 
-/// \throws examples::UsageError, FileError
-[[nodiscard]] LoadedModel load(const ModelArguments& arguments, chunkattn::ThreadPool& executor);
+/// The model, or this rank's part of it.
+/// \throws examples::UsageError, FileError; std::invalid_argument where it has no such parts
+[[nodiscard]] LoadedModel load(const ModelArguments& arguments, chunkattn::ThreadPool& executor,
+                               const Communicator& ranks = alone());
+
+/// Threads of the pool as --threads says: 0 is all processors, of several ranks one each.
+[[nodiscard]] int thread_count(const ModelArguments& arguments, const Communicator& ranks);
 
 [[nodiscard]] ProductKind product_kind(const ModelArguments& arguments);
 [[nodiscard]] KvType kv_type(const ModelArguments& arguments, const Model& model);

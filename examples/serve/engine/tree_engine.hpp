@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "../model/forward.hpp"
+#include "../parallel/agreed_tokens.hpp"
+#include "../parallel/agreement.hpp"
 #include "attention_cuda.hpp"
 #include "engine.hpp"
 #include "paged_view.hpp"
@@ -39,7 +41,8 @@ class TreeEngine final : public Engine {
               retention_of(options.mode)),
         attention_(make_attention(options.kv, tree_, model.config, products.executor(),
                                   attention_options(options))),
-        forward_(model, products) {
+        forward_(model, products),
+        agreed_(products.ranks()) {
     // A step has a row for each that decodes, of which there are no more than chunks.
     if (options.on_gpu)
       on_gpu_ = std::make_unique<AttentionOnGpu<Tree>>(tree_, model.config,
@@ -332,6 +335,7 @@ class TreeEngine final : public Engine {
     const std::vector<int> tokens = plan.tokens(), positions = plan.positions();
     chunkattn::LiveView view = plan;
     if (options_.mode != Mode::tree) view = paged_view_.over(plan);
+    check_step(agreed_.ranks(), tokens, positions, logit_rows_, tree_.stats());
     const auto logits_by = [&](Attention& attention) {
       return forward_.run(tokens, positions, logit_rows_,
                           [&](int layer, std::span<const float> q, std::span<const float> k,
@@ -362,6 +366,7 @@ class TreeEngine final : public Engine {
     const auto vocabulary = static_cast<std::size_t>(model_.config.vocab_size);
     bool changed = false;
     outputs_.clear();
+    agreed_.begin();
     for (const chunkattn::StepRow& row : finished.rows()) {
       const auto logits = all_logits.subspan(outputs_.size() * vocabulary, vocabulary);
       const auto position = static_cast<std::size_t>(row.position + row.num_rows);
@@ -374,6 +379,7 @@ class TreeEngine final : public Engine {
       changed = changed || !work->is_wanted() || !work->decodes || !split_off_.empty();
       work->decodes = true;
     }
+    agreed_.end();
     finished.commit(outputs_);  // those that leave get theirs too, and nobody computes it
     if (changed) regroup();
   }
@@ -389,7 +395,8 @@ class TreeEngine final : public Engine {
   /// The next token of a choice, and what that means for it.
   int choose(Work& work, std::span<const float> logits, std::size_t position) {
     Job& job = *work.job;
-    const int token = sampler_.sample(logits, job.request.sampling, work.choice, position);
+    const int token = agreed_.next(
+        [&] { return sampler_.sample(logits, job.request.sampling, work.choice, position); });
     Event event{job.request.id, work.choice, token, Finish::none, std::exchange(work.cached, 0)};
     if (std::find(options_.stop.begin(), options_.stop.end(), token) != options_.stop.end())
       event.finish = Finish::stop;
@@ -433,6 +440,7 @@ class TreeEngine final : public Engine {
   std::unique_ptr<Attention> on_gpu_;
   Forward forward_;
   Sampler sampler_;
+  AgreedTokens agreed_;
   chunkattn::AttentionPlan plan_;
   PagedView paged_view_;
 

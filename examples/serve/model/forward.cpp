@@ -56,14 +56,16 @@ void Forward::for_rows(std::size_t rows, const F& f) {
 void Forward::begin(std::span<const int> tokens, std::span<const int> positions) {
   const Config& c = model_.config;
   rows_ = tokens.size();
-  const std::size_t room = row_room(rows_), dim = to_size(c.dim), kv_dim = to_size(c.kv_dim());
+  const std::size_t room = row_room(rows_), dim = to_size(c.dim);
+  const std::size_t q_dim = to_size(c.q_dim()), kv_dim = to_size(c.kv_dim());
   x_.resize(rows_ * dim);
   input_.assign(room * padded(dim), 0.0f);
-  qkv_.resize(room * (dim + 2 * kv_dim));
-  q_.resize(rows_ * dim);
+  qkv_.resize(room * (q_dim + 2 * kv_dim));
+  q_.resize(rows_ * q_dim);
   k_.resize(rows_ * kv_dim);
   v_.resize(rows_ * kv_dim);
-  attended_.resize(rows_ * dim);
+  attended_.resize(rows_ * q_dim);
+  heads_.assign(room * padded(q_dim), 0.0f);
   delta_.resize(room * dim);
   gate_up_.resize(room * 2 * to_size(c.hidden_dim));
   hidden_.assign(room * padded(to_size(c.hidden_dim)), 0.0f);
@@ -71,17 +73,28 @@ void Forward::begin(std::span<const int> tokens, std::span<const int> positions)
   cosines_.resize(rows_ * pairs);
   sines_.resize(rows_ * pairs);
   for_rows(rows_, [&](std::size_t r) {
-    model_.embedding.get(to_size(tokens[r]), std::span(x_).subspan(r * dim, dim));
+    embed(to_size(tokens[r]), std::span(x_).subspan(r * dim, dim));
     for (std::size_t i = 0; i < pairs; ++i) {
       const float angle = static_cast<float>(positions[r]) * model_.rope_frequencies[i];
       cosines_[r * pairs + i] = std::cos(angle);
       sines_[r * pairs + i] = std::sin(angle);
     }
   });
+  products_.ranks().sum(x_);
+}
+
+/// The embedding of a token, or zeros where another rank has it.
+void Forward::embed(std::size_t token, std::span<float> x) const {
+  const std::size_t first = to_size(products_.ranks().rank()) * model_.embedding.outputs();
+  if (token >= first && token < first + model_.embedding.outputs())
+    model_.embedding.get(token - first, x);
+  else
+    std::fill(x.begin(), x.end(), 0.0f);
 }
 
 void Forward::make_qkv(const Layer& layer) {
-  const std::size_t dim = to_size(model_.config.dim), kv_dim = to_size(model_.config.kv_dim());
+  const std::size_t dim = to_size(model_.config.dim), q_dim = to_size(model_.config.q_dim());
+  const std::size_t kv_dim = to_size(model_.config.kv_dim());
   const std::size_t pairs = model_.rope_frequencies.size();
   for_rows(rows_, [&](std::size_t r) {
     rms_norm(std::span(x_).subspan(r * dim, dim), layer.attention_norm, model_.config.norm_eps,
@@ -92,18 +105,19 @@ void Forward::make_qkv(const Layer& layer) {
     const std::span<const float> row = std::span(qkv_).subspan(r * layer.qkv.outputs());
     const auto cosines = std::span(cosines_).subspan(r * pairs, pairs);
     const auto sines = std::span(sines_).subspan(r * pairs, pairs);
-    rotate(row.first(dim), cosines, sines, q_.data() + r * dim);
-    rotate(row.subspan(dim, kv_dim), cosines, sines, k_.data() + r * kv_dim);
-    std::copy_n(row.data() + dim + kv_dim, kv_dim, v_.data() + r * kv_dim);
+    rotate(row.first(q_dim), cosines, sines, q_.data() + r * q_dim);
+    rotate(row.subspan(q_dim, kv_dim), cosines, sines, k_.data() + r * kv_dim);
+    std::copy_n(row.data() + q_dim + kv_dim, kv_dim, v_.data() + r * kv_dim);
   });
 }
 
 void Forward::add_attention(const Layer& layer) {
-  const std::size_t dim = to_size(model_.config.dim);
+  const std::size_t dim = to_size(model_.config.dim), q_dim = to_size(model_.config.q_dim());
   for_rows(rows_, [&](std::size_t r) {
-    std::copy_n(attended_.data() + r * dim, dim, input_.data() + r * padded(dim));
+    std::copy_n(attended_.data() + r * q_dim, q_dim, heads_.data() + r * padded(q_dim));
   });
-  products_.run(input_, rows_, layer.out, delta_);
+  products_.run(heads_, rows_, layer.out, delta_);
+  products_.ranks().sum(std::span(delta_).first(rows_ * dim));
   for_rows(rows_, [&](std::size_t r) {
     for (std::size_t i = r * dim; i < (r + 1) * dim; ++i) x_[i] += delta_[i];
     rms_norm(std::span(x_).subspan(r * dim, dim), layer.ffn_norm, model_.config.norm_eps,
@@ -121,6 +135,7 @@ void Forward::add_ffn(const Layer& layer) {
       out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * gate[width + i];
   });
   products_.run(hidden_, rows_, layer.down, delta_);
+  products_.ranks().sum(std::span(delta_).first(rows_ * dim));
   for_rows(rows_, [&](std::size_t r) {
     for (std::size_t i = r * dim; i < (r + 1) * dim; ++i) x_[i] += delta_[i];
   });
@@ -134,9 +149,29 @@ std::span<const float> Forward::logits_of(std::span<const int> logit_rows) {
     rms_norm(std::span(x_).subspan(to_size(logit_rows[i]) * dim, dim), model_.final_norm,
              model_.config.norm_eps, input_.data() + i * padded(dim));
   });
-  logits_.resize(room * to_size(model_.config.vocab_size));
+  const std::size_t part = model_.classifier().outputs();
+  logits_.resize(room * part);
   products_.run(input_, rows, model_.classifier(), logits_);
-  return std::span(logits_).first(rows * to_size(model_.config.vocab_size));
+  return gathered_logits(rows, part);
+}
+
+/// The logits of all ranks side by side. Only rank 0 gets them: on others they are zero.
+std::span<const float> Forward::gathered_logits(std::size_t rows, std::size_t part) {
+  Communicator& ranks = products_.ranks();
+  const std::size_t vocabulary = to_size(model_.config.vocab_size);
+  const std::span<const float> own = std::span(logits_).first(rows * part);
+  if (ranks.size() == 1) return own;
+  whole_logits_.assign(rows * vocabulary, 0.0f);
+  if (ranks.rank() == 0) gathered_.resize(to_size(ranks.size()) * own.size());
+  ranks.gather(own, gathered_);
+  if (ranks.rank() == 0)
+    for_rows(rows, [&](std::size_t r) {
+      for (std::size_t first = 0; first < vocabulary; first += part)
+        std::copy_n(gathered_.data() + first / part * own.size() + r * part,
+                    std::min(part, vocabulary - first),
+                    whole_logits_.data() + r * vocabulary + first);
+    });
+  return whole_logits_;
 }
 
 }  // namespace serve

@@ -22,9 +22,9 @@ class Forward {
 
   /// One pass over the rows of a step: tokens[r] stands at positions[r] of its sequence.
   /// attend(layer, q, k, v, out) has q, out [rows][num_qo_heads][head_dim] and k, v
-  /// [rows][num_kv_heads][head_dim], q and k rotated.
-  /// Returns the logits [logit_rows.size()][vocab_size] of the rows that are asked for; good until
-  /// the next call.
+  /// [rows][num_kv_heads][head_dim], q and k rotated; of a rank's part of a model its own heads.
+  /// Returns the logits [logit_rows.size()][vocab_size] of the rows that are asked for, on ranks
+  /// other than 0 zeros; good until the next call.
   template <class Attend>
   std::span<const float> run(std::span<const int> tokens, std::span<const int> positions,
                              std::span<const int> logit_rows, Attend&& attend) {
@@ -42,10 +42,12 @@ class Forward {
 
  private:
   void begin(std::span<const int> tokens, std::span<const int> positions);
+  void embed(std::size_t token, std::span<float> x) const;
   void make_qkv(const Layer& layer);
   void add_attention(const Layer& layer);
   void add_ffn(const Layer& layer);
   std::span<const float> logits_of(std::span<const int> logit_rows);
+  std::span<const float> gathered_logits(std::size_t rows, std::size_t part);
   /// Calls f(row) for each row, many rows on all threads.
   template <class F>
   void for_rows(std::size_t rows, const F& f);
@@ -57,10 +59,12 @@ class Forward {
   std::vector<float> input_;            // [row_room][padded(dim)]: of a product
   std::vector<float> cosines_, sines_;  // [rows][head_dim / 2]
   std::vector<float> qkv_, q_, k_, v_, attended_;
+  std::vector<float> heads_;    // [row_room][padded(num_qo_heads * head_dim)]: attended_
   std::vector<float> delta_;    // [row_room][dim]: what is added to x
   std::vector<float> gate_up_;  // [row_room][2 * hidden_dim]
   std::vector<float> hidden_;   // [row_room][padded(hidden_dim)]
-  std::vector<float> logits_;
+  std::vector<float> logits_;   // [row_room][outputs of the classifier]
+  std::vector<float> gathered_, whole_logits_;  // of all ranks
 };
 
 }  // namespace serve

@@ -22,8 +22,10 @@ struct Config {
   bool tied = true;  ///< the classifier is the token embedding
   float norm_eps = 1e-5f;
   float rope_base = 10000.0f;
+  int head_size = 0;  ///< 0: dim / num_qo_heads; a part of a model has fewer heads of this size
 
-  [[nodiscard]] int head_dim() const { return dim / num_qo_heads; }
+  [[nodiscard]] int head_dim() const { return head_size > 0 ? head_size : dim / num_qo_heads; }
+  [[nodiscard]] int q_dim() const { return num_qo_heads * head_dim(); }
   [[nodiscard]] int kv_dim() const { return num_kv_heads * head_dim(); }
 };
 
@@ -92,7 +94,7 @@ struct Layer {
 
 struct Model {
   Config config;
-  Matrix embedding;  ///< [vocab_size][dim]
+  Matrix embedding;  ///< [vocab_size][dim], or a rank's part of it
   std::vector<Layer> layers;
   std::vector<float> final_norm;
   Matrix own_classifier;                ///< empty where config.tied

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "../parallel/communicator.hpp"
 #include "model.hpp"
 
 namespace serve {
@@ -37,10 +38,13 @@ inline constexpr bool built_with_onednn = false;
 
 class Products {
  public:
+  /// \param ranks  that each multiply with a part of the model
   /// \pre kind is own, or built_with_onednn
-  Products(chunkattn::ThreadPool& executor, ProductKind kind) : executor_(executor), kind_(kind) {}
+  Products(chunkattn::ThreadPool& executor, ProductKind kind, Communicator& ranks = alone())
+      : executor_(executor), kind_(kind), ranks_(ranks) {}
 
   [[nodiscard]] chunkattn::ThreadPool& executor() const { return executor_; }
+  [[nodiscard]] Communicator& ranks() const { return ranks_; }
 
   /// out[r][o] = sum over i of x[r][i] * weights[o][i], for r < rows.
   /// \param x    [row_room(rows)][weights.stride()], zeros behind the inputs
@@ -50,6 +54,7 @@ class Products {
  private:
   chunkattn::ThreadPool& executor_;
   ProductKind kind_;
+  Communicator& ranks_;
   std::vector<std::uint16_t> rounded_;  // x in bf16
 };
 
