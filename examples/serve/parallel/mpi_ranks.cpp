@@ -89,8 +89,10 @@ class MpiRanks final : public Communicator {
   std::vector<float> terms_;                                      // [size][own share]
 };
 
-/// Says why and ends all ranks.
+/// Says why and ends all ranks. Where all fail alike, rank 0 speaks for them: the others give it a
+/// moment.
 [[noreturn]] void end_job(const Communicator& ranks, const char* message, int status) {
+  if (ranks.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
   std::fflush(stdout);
   std::fprintf(stderr, "serve: rank %d of %d: %s\n", ranks.rank(), ranks.size(), message);
   MPI_Abort(MPI_COMM_WORLD, status);

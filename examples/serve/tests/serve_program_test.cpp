@@ -1,37 +1,20 @@
 // The program as a user runs it: help, mistakes on the command line, foreign files, recorded texts
 // in every mode, and what SmolLM2 says.
 #include <doctest/doctest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 
 #include "files.hpp"
+#include "programs.hpp"
 
 namespace {
 
-struct Outcome {
-  int status = -1;
-  std::string output;  // stdout and stderr
-  [[nodiscard]] bool says(const std::string& text) const {
-    return output.find(text) != std::string::npos;
-  }
-};
+using test::Outcome;
 
 Outcome run(const std::string& arguments) {
-  const std::string command = "'" SERVE_PROGRAM "' " + arguments + " 2>&1";
-  Outcome outcome;
-  std::FILE* pipe = ::popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  std::array<char, 4096> block{};
-  for (std::size_t got; (got = std::fread(block.data(), 1, block.size(), pipe)) != 0;)
-    outcome.output.append(block.data(), got);
-  const int status = ::pclose(pipe);
-  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return outcome;
+  return test::run("'" SERVE_PROGRAM "' " + arguments);
 }
 
 void expect_failure(int status, const std::string& arguments, const std::string& message) {

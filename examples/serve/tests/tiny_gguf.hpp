@@ -1,6 +1,7 @@
 // A GGUF file of the smallest sensible Llama: 2 layers, 2 query heads over 1 K/V head of 8.
 #pragma once
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -19,15 +20,24 @@ inline std::vector<float> tiny_values(std::size_t count, int n) {
   return values;
 }
 
+/// The same heads several times over.
+struct TinyHeads {
+  int times = 1;
+  /// Weights of a size that leaves activations at about 1, as in real models: what rounding does
+  /// to them stays small.
+  bool gentle = false;
+};
+
 /// \param tied  without a classifier of its own
-inline GgufWriter tiny_gguf(bool tied = true) {
+inline GgufWriter tiny_gguf(bool tied = true, TinyHeads heads = {}) {
+  const int dim = tiny_dim * heads.times, kv_dim = tiny_kv_dim * heads.times;
   GgufWriter file;
   file.text("general.architecture", "llama");
   file.integer("llama.block_count", 2);
-  file.integer("llama.embedding_length", tiny_dim);
+  file.integer("llama.embedding_length", static_cast<std::uint32_t>(dim));
   file.integer("llama.feed_forward_length", tiny_hidden);
-  file.integer("llama.attention.head_count", 2);
-  file.integer("llama.attention.head_count_kv", 1);
+  file.integer("llama.attention.head_count", static_cast<std::uint32_t>(2 * heads.times));
+  file.integer("llama.attention.head_count_kv", static_cast<std::uint32_t>(heads.times));
   file.integer("llama.context_length", 64);
   file.integer("llama.rope.dimension_count", 8);
   file.real("llama.rope.freq_base", 500.0f);
@@ -41,29 +51,33 @@ inline GgufWriter tiny_gguf(bool tied = true) {
   file.integer("tokenizer.ggml.eos_token_id", 8);
   int n = 0;
   const auto matrix = [&](const std::string& name, int outputs, int inputs) {
+    auto values = tiny_values(static_cast<std::size_t>(outputs * inputs), n++);
+    // Uniform in [-125, 125] to a variance of 1 / inputs.
+    if (heads.gentle)
+      for (float& value : values) value *= std::sqrt(3.0f / static_cast<float>(inputs)) / 125;
     file.floats(name + ".weight", static_cast<std::uint64_t>(inputs),
-                static_cast<std::uint64_t>(outputs),
-                tiny_values(static_cast<std::size_t>(outputs * inputs), n++));
+                static_cast<std::uint64_t>(outputs), values);
   };
   const auto vector = [&](const std::string& name, int size) {
-    file.floats(name + ".weight", static_cast<std::uint64_t>(size), 0,
-                tiny_values(static_cast<std::size_t>(size), n++));
+    auto values = tiny_values(static_cast<std::size_t>(size), n++);
+    if (heads.gentle) values.assign(values.size(), 1.0f);
+    file.floats(name + ".weight", static_cast<std::uint64_t>(size), 0, values);
   };
-  matrix("token_embd", tiny_vocabulary, tiny_dim);
+  matrix("token_embd", tiny_vocabulary, dim);
   for (int l = 0; l < 2; ++l) {
     const std::string block = "blk." + std::to_string(l) + ".";
-    vector(block + "attn_norm", tiny_dim);
-    matrix(block + "attn_q", tiny_dim, tiny_dim);
-    matrix(block + "attn_k", tiny_kv_dim, tiny_dim);
-    matrix(block + "attn_v", tiny_kv_dim, tiny_dim);
-    matrix(block + "attn_output", tiny_dim, tiny_dim);
-    vector(block + "ffn_norm", tiny_dim);
-    matrix(block + "ffn_gate", tiny_hidden, tiny_dim);
-    matrix(block + "ffn_up", tiny_hidden, tiny_dim);
-    matrix(block + "ffn_down", tiny_dim, tiny_hidden);
+    vector(block + "attn_norm", dim);
+    matrix(block + "attn_q", dim, dim);
+    matrix(block + "attn_k", kv_dim, dim);
+    matrix(block + "attn_v", kv_dim, dim);
+    matrix(block + "attn_output", dim, dim);
+    vector(block + "ffn_norm", dim);
+    matrix(block + "ffn_gate", tiny_hidden, dim);
+    matrix(block + "ffn_up", tiny_hidden, dim);
+    matrix(block + "ffn_down", dim, tiny_hidden);
   }
-  vector("output_norm", tiny_dim);
-  if (!tied) matrix("output", tiny_vocabulary, tiny_dim);
+  vector("output_norm", dim);
+  if (!tied) matrix("output", tiny_vocabulary, dim);
   return file;
 }
 
