@@ -74,12 +74,18 @@ int stray(Communicator& ranks) {
       part_of(random_model(config, Element::fp32, 1, pool), ranks.rank(), ranks.size());
   Products products(pool, ProductKind::own, ranks);
   auto engine = make_engine(part, products, {});
-  const Request request{1, {5, 6, 7}, 10};
-  if (ranks.rank() + 1 == ranks.size()) engine->submit({2, {8, 9}, 10});
+  Request request;
+  request.prompt = {5, 6, 7};
+  request.max_length = 10;
+  if (ranks.rank() + 1 == ranks.size()) {
+    Request unknown = request;
+    unknown.id = 1;
+    engine->submit(unknown);
+  }
   if (ranks.rank() > 0) return follow(ranks, *engine), 0;
   engine = lead(ranks, std::move(engine));
   engine->submit(request);
-  while (engine->step()) {
+  while (engine->step(0)) {
   }
   return 0;
 }

@@ -71,12 +71,10 @@ void expect_failure(int ranks, const std::string& command, const std::string& me
 
 TEST_CASE("collectives give all ranks the same bits") {
   if (!have_mpirun()) return;
-  for (const int ranks : {1, 2, 5}) {
-    const test::Outcome outcome = run(ranks, ranks_program + "collectives");
-    CAPTURE(outcome.output);
-    CHECK(outcome.status == 0);
-    CHECK(outcome.says("collectives are right"));
-  }
+  const test::Outcome outcome = run(3, ranks_program + "collectives");
+  CAPTURE(outcome.output);
+  CHECK(outcome.status == 0);
+  CHECK(outcome.says("collectives are right"));
 }
 
 TEST_CASE("a rank that fails ends all, with its message") {
@@ -84,8 +82,6 @@ TEST_CASE("a rank that fails ends all, with its message") {
   expect_failure(3, ranks_program + "fail 0", "serve: rank 0 of 3: no more of this");
   expect_failure(3, ranks_program + "fail 2", "serve: rank 2 of 3: no more of this");
   expect_failure(2, ranks_program + "stray", "serve: rank 1 of 2: step and tree: digest = ");
-  expect_failure(2, generate + "--model /nonexistent --prompt x",
-                 "rank 0 of 2: /nonexistent: cannot be opened");
 }
 
 TEST_CASE("the same greedy texts come from 1, 2 and 4 ranks") {
@@ -96,22 +92,20 @@ TEST_CASE("the same greedy texts come from 1, 2 and 4 ranks") {
   prompts.write(tiny_prompts);
   const std::string arguments = "--weights fp32 --chunk-size 8 --model '" + model.path() +
                                 "' --prompts '" + prompts.path() + "' ";
-  for (const int ranks : {1, 2, 4}) {
-    expect_texts(ranks, arguments, 4);
-    expect_texts(ranks, arguments + "--mode batch_invariant --chunks 8 --step-tokens 3", 4);
-  }
+  expect_texts(1, arguments, 4);
+  expect_texts(2, arguments, 4);
+  expect_texts(4, arguments + "--mode batch_invariant --chunks 8 --step-tokens 3", 4);
   expect_failure(3, generate + arguments,
                  "num_kv_heads = 4 on 3 ranks: expected a number of ranks that divides it");
 }
 
-TEST_CASE("recorded texts come from several ranks") {
+TEST_CASE("recorded texts come from four ranks") {
   const std::string folder = test::stories_folder();
   if (folder.empty() || !have_mpirun()) return;
-  for (const int ranks : {2, 4})
-    expect_texts(ranks,
-                 "--model '" + folder + "/stories260K.bin' --tokenizer '" + folder +
-                     "/tok512.bin' --prompts '" + folder + "/stories260K.prompts.json'",
-                 6);
+  expect_texts(4,
+               "--model '" + folder + "/stories260K.bin' --tokenizer '" + folder +
+                   "/tok512.bin' --prompts '" + folder + "/stories260K.prompts.json'",
+               6);
 }
 
 TEST_CASE("SmolLM2 knows its capitals on three ranks") {

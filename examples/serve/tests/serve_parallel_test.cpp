@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <mutex>
 #include <span>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "model/forward.hpp"
@@ -47,7 +48,7 @@ std::vector<float> logits_of(const Model& model, Products& products,
   chunkattn::AttentionPlan plan;
   Forward forward(model, products);
   const auto attention = make_attention(KvType::fp32, tree, model.config, products.executor(),
-                                        chunkattn::Reduce::deterministic);
+                                        chunkattn::AttentionOptions{});
   std::vector<float> all;
   auto sequence = tree.insert(prompt);
   for (const std::size_t budget : {(prompt.size() + 1) / 2, prompt.size()}) {
@@ -66,6 +67,64 @@ std::vector<float> logits_of(const Model& model, Products& products,
     std::move(step).finished().commit(std::vector<int>(added.row().has_output ? 1 : 0, 0));
   }
   return all;
+}
+
+/// Runs script(engine) on rank 0 of `size`, with the others behind it. All ranks' counts are the
+/// same in the end.
+template <class Script>
+void run_engines(int size, const Config& config, const EngineOptions& options,
+                 const Script& script) {
+  std::vector<EngineStats> stats(to_size(size));
+  test::run_ranks(size, [&](Communicator& ranks) {
+    chunkattn::ThreadPool pool(1);
+    const Model part =
+        part_of(random_model(config, Element::fp32, 3, pool), ranks.rank(), ranks.size());
+    Products products(pool, ProductKind::own, ranks);
+    auto engine = make_engine(part, products, options);
+    check_setup(ranks, part, options);
+    const Engine& own = *engine;
+    if (ranks.rank() == 0) {
+      const auto leader = lead(ranks, std::move(engine));
+      script(*leader);
+      stats[0] = own.stats();
+    } else {
+      follow(ranks, *engine);
+      stats[to_size(ranks.rank())] = own.stats();
+    }
+  });
+  for (const EngineStats& other : stats) {
+    CHECK(other.steps == stats[0].steps);
+    CHECK(other.rows == stats[0].rows);
+    CHECK(other.generated_tokens == stats[0].generated_tokens);
+    CHECK(other.preemptions == stats[0].preemptions);
+    CHECK(other.swapped_tokens == stats[0].swapped_tokens);
+    CHECK(other.peak_chunks == stats[0].peak_chunks);
+  }
+}
+
+/// What choices of requests said, and that each has ended.
+using Texts = std::map<std::pair<RequestId, int>, std::vector<int>>;
+void listen(Engine& engine, Texts& texts, int& open) {
+  for (const Event& event : engine.take_events()) {
+    if (event.token >= 0) texts[{event.id, event.choice}].push_back(event.token);
+    if (event.finish != Finish::none) --open;
+  }
+}
+
+std::vector<Request> random_requests(test::Random& random, int count, int vocabulary) {
+  std::vector<Request> requests(to_size(count));
+  for (int i = 0; i < count; ++i) {
+    Request& request = requests[to_size(i)];
+    request.id = to_size(i);
+    request.tenant = random.chance(0.2) ? 1 : 0;
+    request.prompt.assign(to_size(random.uniform(1, 20)), 4);
+    for (int n = random.uniform(0, 8); n > 0; --n)
+      request.prompt.push_back(random.uniform(0, vocabulary - 1));
+    request.max_length = request.prompt.size() + to_size(random.uniform(0, 20));
+    request.choices = random.chance(0.7) ? 1 : random.uniform(2, 3);
+    if (random.chance(0.5)) request.sampling = {1.5, 0.9, random.bits()};
+  }
+  return requests;
 }
 
 }  // namespace
@@ -143,4 +202,66 @@ TEST_CASE("a rank whose model or options are others is told so") {
     else
       CHECK_NOTHROW(check_agreement(ranks, "the step", Digest().add(value)));
   });
+}
+
+TEST_CASE("in any company, and with whatever ends early, each choice says what it says alone") {
+  test::Random random(2);
+  const int size = random.uniform(2, 3);
+  const Config config{48, 40, 2, 6, size == 3 ? 3 : 2, 50, 128, true, 1e-5f, 10000.0f};
+  const auto requests = random_requests(random, 8, config.vocab_size);
+  EngineOptions options;
+  options.chunk_size = 8;
+  options.reduce = chunkattn::Reduce::batch_invariant;
+  Texts alone;
+  run_engines(size, config, options, [&](Engine& engine) {
+    for (const Request& request : requests) {
+      int open = request.choices;
+      engine.submit(request);
+      while (engine.step(0)) {
+      }
+      listen(engine, alone, open);
+      CHECK(open == 0);
+    }
+  });
+  for (const auto preempt : {Preempt::recompute, Preempt::swap}) {
+    options.preempt = preempt;
+    options.max_chunks = to_size(random.uniform(8, 16));  // the longest alone needs 7
+    options.step_tokens = to_size(random.uniform(1, 40));
+    const auto cancelled = random.index(requests.size()), stopped = random.index(requests.size());
+    Texts texts;
+    run_engines(size, config, options, [&](Engine& engine) {
+      int open = 0;
+      double now = 0;
+      for (const Request& request : requests) {  // two steps after one another
+        Request with_deadline = request;
+        if (request.id == 5) with_deadline.deadline = now + 10;
+        engine.submit(with_deadline);
+        open += request.choices;
+        for (int i = 0; i < 2; ++i) engine.step(now++);
+        if (request.id == 6) {
+          engine.cancel(cancelled);
+          engine.stop(stopped, 0);
+        }
+      }
+      Request wrong = requests[0];
+      wrong.id = 99;
+      wrong.choices = 0;
+      CHECK_THROWS_AS(engine.submit(wrong), std::invalid_argument);  // and nobody hears of it
+      while (engine.step(now++)) {
+      }
+      listen(engine, texts, open);
+      CHECK(open == 0);
+      CHECK(engine.snapshot().chunks_used == 0);
+    });
+    for (const Request& request : requests)
+      for (int choice = 0; choice < request.choices; ++choice) {
+        const auto& text = texts[{request.id, choice}];
+        const auto& whole = alone[{request.id, choice}];
+        CAPTURE(request.id);
+        REQUIRE(text.size() <= whole.size());
+        CHECK(std::equal(text.begin(), text.end(), whole.begin()));
+        if (request.id != 5 && request.id != cancelled && (request.id != stopped || choice > 0))
+          CHECK(text.size() == whole.size());
+      }
+  }
 }
