@@ -64,6 +64,7 @@ need() {
       utf8proc) has_header utf8proc.h || missing+=(libutf8proc-dev) ;;
       httplib) has_header httplib.h || missing+=(libcpp-httplib-dev) ;;
       onednn) has_header oneapi/dnnl/dnnl.h || missing+=(libdnnl-dev) ;;
+      mpi) have mpirun && have mpicxx || missing+=(libopenmpi-dev openmpi-bin) ;;
       aarch64)
         have aarch64-linux-gnu-g++ || missing+=(g++-aarch64-linux-gnu)
         have qemu-aarch64 || missing+=(qemu-user)
@@ -88,3 +89,6 @@ static_assert(f(1) == 1);' | "${CXX:-c++}" -std=c++20 -x c++ -fsyntax-only - 2>/
     fail "${CXX:-c++} does not compile C++20: install g++ 12 or clang 16 (or newer) and set CXX to it"
   fi
 }
+
+# want ITEM...: the same for what can be done without: says so where it cannot be installed.
+want() { (need "$@") || echo "going on without: $*"; }
