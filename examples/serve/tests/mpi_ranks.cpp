@@ -1,4 +1,8 @@
-// What serve_mpi_test starts under mpirun: serve_mpi_ranks collectives, fail RANK, or stray.
+// What serve_mpi_test starts under mpirun: serve_mpi_ranks collectives, context,
+// fail RANK or stray. And `mpirun -n 3 serve_mpi_ranks measure`: what collectives cost here.
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <span>
@@ -7,6 +11,7 @@
 #include <vector>
 
 #include "../../support/options.hpp"
+#include "context_check.hpp"
 #include "model/load.hpp"
 #include "parallel/message.hpp"
 #include "parallel/parallel_engine.hpp"
@@ -90,7 +95,42 @@ int stray(Communicator& ranks) {
   return 0;
 }
 
+int check_context(Communicator& ranks) {
+  for (std::uint64_t stream = 0; stream < 5; ++stream) test::ContextRank(ranks, stream).run();
+  if (ranks.rank() == 0) std::printf("the context is right\n");
+  return 0;
+}
+
+/// Microseconds of a sum over the ranks, and of a message from rank 0: the medians of 15 runs.
+int measure(Communicator& ranks) {
+  using Clock = std::chrono::steady_clock;
+  const auto median = [](const auto& collective) {
+    constexpr int times = 200;
+    std::vector<double> runs(15);
+    for (double& run : runs) {
+      const auto start = Clock::now();
+      for (int i = 0; i < times; ++i) collective();
+      run = std::chrono::duration<double, std::micro>(Clock::now() - start).count() / times;
+    }
+    std::nth_element(runs.begin(), runs.begin() + 7, runs.end());
+    return runs[7];
+  };
+  const auto print = [&](const char* what, std::size_t bytes, double us) {
+    if (ranks.rank() == 0) std::printf("%-9s %8zu bytes  %9.2f us\n", what, bytes, us);
+  };
+  for (const std::size_t count : {1u, 576u, 4096u, 32768u, 262144u}) {
+    std::vector<float> values(count);
+    print("sum", count * sizeof(float), median([&] { ranks.sum(values); }));
+  }
+  std::uint64_t value = 0;
+  print("broadcast", sizeof value,
+        median([&] { ranks.broadcast(std::as_writable_bytes(std::span(&value, 1))); }));
+  return 0;
+}
+
 int run(Communicator& ranks, const std::string& what, int argument) {
+  if (what == "measure") return measure(ranks);
+  if (what == "context") return check_context(ranks);
   if (what == "fail") return fail(ranks, argument);
   return what == "stray" ? stray(ranks) : check_collectives(ranks);
 }

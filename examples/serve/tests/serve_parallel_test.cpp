@@ -1,5 +1,6 @@
 // A model split over ranks, which are threads here: the same logits as in one piece, the same texts
-// in any company, equal steps on all ranks, and refusals of what cannot be split.
+// in any company, equal steps on all ranks, and refusals of what cannot be split. And a context
+// that is split.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "context_check.hpp"
 #include "model/forward.hpp"
 #include "model/load.hpp"
 #include "parallel/agreement.hpp"
@@ -264,4 +266,19 @@ TEST_CASE("in any company, and with whatever ends early, each choice says what i
           CHECK(text.size() == whole.size());
       }
   }
+}
+
+TEST_CASE("attention over a context on 1, 2 and 4 ranks is attention over all of it") {
+  for (int round = 0; round < test::scaled(10); ++round)
+    for (const int size : {1, 2, 4})
+      test::run_ranks(size, [round](Communicator& ranks) {
+        test::ContextRank(ranks, 1000 + static_cast<std::uint64_t>(round)).run();  // may throw
+      });
+}
+
+TEST_CASE("a context with rows to be copied between chunks is refused") {
+  chunkattn::PlanView plan;
+  plan.num_copies = 2;
+  CHECK_THROWS_WITH(ContextPart(alone()).over(plan),
+                    "plan.num_copies = 2: expected 0: chunks lie on several ranks");
 }

@@ -1,0 +1,86 @@
+#include "context_part.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+
+namespace serve {
+
+chunkattn::LiveView ContextPart::over(const chunkattn::PlanView& plan) {
+  if (plan.num_copies > 0)
+    throw std::invalid_argument("plan.num_copies = " + std::to_string(plan.num_copies) +
+                                ": expected 0: chunks lie on several ranks");
+  segments_.clear();
+  pieces_.clear();
+  row_kv_len_.clear();
+  writes_.clear();
+  for (std::int32_t s = 0; s < plan.num_segments; ++s) add_segment(plan, plan.segments[s]);
+  for (std::int32_t row = 0; row < plan.num_rows; ++row) {
+    row_kv_len_.push_back(visible(plan, row));
+    const chunkattn::WriteTarget target = plan.writes[row];
+    const bool own = target.slot != chunkattn::no_slot && is_own(target.slot);
+    writes_.push_back({own ? target.slot / size_ : chunkattn::no_slot, target.offset});
+  }
+  chunkattn::PlanView view = plan;  // its rows, and who is whose parent
+  view.num_pieces = static_cast<std::int32_t>(pieces_.size());
+  view.segments = segments_.data();
+  view.pieces = pieces_.data();
+  view.row_kv_len = row_kv_len_.data();
+  view.writes = writes_.data();
+  return chunkattn::LiveView::unchecked(view);
+}
+
+/// The same segment with this rank's pieces, side by side: positions count its own tokens only.
+/// Rows see the first tokens of their paths, so what they see of these are the first ones, too.
+void ContextPart::add_segment(const chunkattn::PlanView& plan, const chunkattn::Segment& segment) {
+  chunkattn::Segment part = segment;
+  part.piece_begin = static_cast<std::int32_t>(pieces_.size());
+  part.position = 0;
+  if (segment.parent >= 0) {
+    const auto& above = segments_[static_cast<std::size_t>(segment.parent)];
+    part.position = above.position + above.length;
+  }
+  part.length = 0;
+  for (std::int32_t p = 0; p < segment.piece_count; ++p) {
+    chunkattn::Piece piece = plan.pieces[segment.piece_begin + p];
+    if (!is_own(piece.slot)) continue;
+    piece.slot /= size_;
+    piece.position = part.position + part.length;
+    part.length += piece.length;
+    pieces_.push_back(piece);
+  }
+  part.piece_count = static_cast<std::int32_t>(pieces_.size()) - part.piece_begin;
+  segments_.push_back(part);
+}
+
+std::int32_t ContextPart::visible(const chunkattn::PlanView& plan, std::int32_t row) const {
+  const std::int32_t kv_len = plan.row_kv_len[row];
+  std::int32_t s = plan.row_segment[row];
+  while (s >= 0 && plan.segments[s].position >= kv_len) s = plan.segments[s].parent;
+  if (s < 0) return 0;
+  const chunkattn::Segment& segment = plan.segments[s];
+  std::int32_t count = segments_[static_cast<std::size_t>(s)].position;
+  for (std::int32_t p = 0; p < segment.piece_count; ++p) {
+    const chunkattn::Piece& piece = plan.pieces[segment.piece_begin + p];
+    if (is_own(piece.slot)) count += chunkattn::visible_length(piece, kv_len);
+  }
+  return count;
+}
+
+void merge_parts(Communicator& ranks, std::span<float> out, std::span<float> lse, int head_dim) {
+  if (ranks.size() == 1) return;
+  const auto dim = static_cast<std::size_t>(head_dim);
+  const auto size = static_cast<std::size_t>(ranks.rank() == 0 ? ranks.size() : 0);
+  std::vector<float> outs(size * out.size()), lses(size * lse.size());
+  ranks.gather(out, outs);
+  ranks.gather(lse, lses);
+  for (std::size_t r = 1; r < size; ++r)  // on rank 0, whose own results stand in place
+    for (std::size_t line = 0; line < lse.size(); ++line)
+      chunkattn::merge_outputs(&out[line * dim], lse[line], &outs[r * out.size() + line * dim],
+                               lses[r * lse.size() + line], head_dim);
+  ranks.broadcast(std::as_writable_bytes(out));
+  ranks.broadcast(std::as_writable_bytes(lse));
+}
+
+}  // namespace serve
