@@ -90,6 +90,7 @@ void check_setup(Communicator& ranks, const Model& model, const EngineOptions& o
                   Digest()
                       .add(options.chunk_size)
                       .add(static_cast<int>(options.sharing))
+                      .add(static_cast<int>(options.kv))
                       .add(options.max_chunks)
                       .add(options.step_tokens)
                       .add(static_cast<int>(options.mode))
