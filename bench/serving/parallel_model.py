@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Prints what a simple model says of 8 to 1,024 ranks: steps under tensor parallelism, and replicas
-with and without prefix-aware routing. Nothing here is measured but the constants below, and these on
-one machine; docs/serve_parallel.md says by which commands, and what the model leaves out."""
+"""Prints what a simple model says of 1 to 1,024 ranks: steps under tensor parallelism, and replicas with
+and without prefix-aware routing. Nothing is measured but four constants, and these on one machine:
+docs/serve_parallel.md says by which commands, and what the model leaves out."""
 
 import argparse
 from dataclasses import dataclass
 
 # --- measured: one rank is one thread (docs/serve_parallel.md, "Measured") ---------------------------
-WEIGHT_RATE = 0.0e9  # bytes of weights read per second in a decode step
-PREFILL_RATE = 0.0e9  # multiplications with weights per second in prefill, each one a weight and a token
-MESSAGE_SECONDS = 0.0e-6  # of one message between ranks, without its bytes
-MESSAGE_RATE = 0.0e9  # bytes per second that a rank sends
+WEIGHT_RATE = 9.6e9  # bytes of weights read per second in a decode step
+PREFILL_RATE = 147e9  # products of a weight and an activation per second, in prefill
+MESSAGE_SECONDS = 0.9e-6  # of one message between ranks, without its bytes
+MESSAGE_RATE = 1.4e9  # bytes per second that a rank sends
 # --- chosen: the model and the load ------------------------------------------------------------------
 
 

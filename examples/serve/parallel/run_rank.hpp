@@ -17,10 +17,8 @@ using RankBody = std::function<int(Communicator&)>;
 /// \throws examples::UsageError where this program has no MPI; and what `body` throws alone
 int run_rank(const std::string& parallel, const RankBody& body);
 
-#if defined(SERVE_HAVE_MPI)
 namespace detail {
-int run_mpi_rank(const RankBody& body);
+int run_mpi_rank(const RankBody& body);  // where MPI is found
 }
-#endif
 
 }  // namespace serve
