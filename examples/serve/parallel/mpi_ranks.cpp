@@ -90,11 +90,13 @@ class MpiRanks final : public Communicator {
 };
 
 /// Says why and ends all ranks. Where all fail alike, rank 0 speaks for them: the others give it a
-/// moment.
+/// moment. And mpirun gets one to pass the message on.
 [[noreturn]] void end_job(const Communicator& ranks, const char* message, int status) {
-  if (ranks.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  using std::chrono::milliseconds;
+  if (ranks.rank() != 0) std::this_thread::sleep_for(milliseconds(500));
   std::fflush(stdout);
   std::fprintf(stderr, "serve: rank %d of %d: %s\n", ranks.rank(), ranks.size(), message);
+  std::this_thread::sleep_for(milliseconds(200));
   MPI_Abort(MPI_COMM_WORLD, status);
   std::abort();  // not reached
 }
