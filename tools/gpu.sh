@@ -1,34 +1,51 @@
 #!/usr/bin/env bash
-# What needs an NVIDIA GPU, in parts that each end well within ten minutes on 16 cores:
-#   gpu.sh pack      gather what a machine without a network lacks (header libraries, weights, trees)
-#                    into .gpu-pack/
-#   gpu.sh test      build and run the whole test suite: the host's, then the CUDA tests
-#   gpu.sh sanitize  compute-sanitizer (memcheck, racecheck, initcheck, synccheck), reduced tests
-#   gpu.sh bench     the sweep: one JSON lines file, one table
-#   gpu.sh           test, sanitize, bench; finished parts are not run again (remove the output
-#                    folder to start over)
-# Needs nvcc and a host compiler. Output: ${OUT:-build/gpu}. Environment: CUDA_ARCH (default: the
-# device's), NVCC, CHUNKATTN_SEED.
-set -euo pipefail
-cd "$(dirname "$0")/.."
-out=${OUT:-build/gpu}
-part=${1:-all}
+# What needs an NVIDIA GPU, for a machine that is rented by the minute. docs/gpu.md has the order.
+#   gpu.sh pack       gather what a bare machine lacks into .gpu-pack/: header libraries, weights,
+#                     trees, and what lies in PEERS_DIR (wheels, FastTree-Artifact)
+#   gpu.sh build      compile all programs into build/gpu; needs nvcc, but no GPU
+#   gpu.sh test       the CUDA tests; serve on the GPU beside the CPU               test.txt
+#   gpu.sh sanitize   compute-sanitizer: memcheck, racecheck                        sanitize.txt
+#   gpu.sh sanitize2  the same: initcheck, synccheck                                sanitize2.txt
+#   gpu.sh bench      the sweep, a line of JSON per case, and a table               bench.txt
+#   gpu.sh profile    Nsight Compute on four cases of it                            profile.txt
+#   gpu.sh peers      other projects' kernels on the same cases                     peers.txt
+#   gpu.sh            test to peers
+# Steps may be named in any order, alone or several. Each ends within nine minutes on 16 cores and
+# leaves one file in OUT (default build/gpu/results). A part that fails does not stop the others.
+# Environment: CUDA_ARCH (default: the device's, without one 90a), NVCC, CHUNKATTN_SEED.
+# Exit: 0 passed, 1 something failed or is missing, 2 bad arguments, 77 no GPU for these steps.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+build=build/gpu
+out=${OUT:-$build/results}
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+all_steps="test sanitize sanitize2 bench profile peers"
+failures=()
+
+usage() { sed -n '2,18s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+failed() { failures+=("$*"); echo "FAILED: $*"; }
+
+# --- what a bare machine lacks -----------------------------------------------------------------------
 
 pack() {
   local data=${CHUNKATTN_DATA:-../shared} dir file header found
-  mkdir -p .gpu-pack/include
-  for header in doctest/doctest.h nlohmann/json.hpp xxhash.h; do
+  rm -rf .gpu-pack
+  mkdir -p .gpu-pack/include .gpu-pack/lib
+  for header in doctest/doctest.h nlohmann/json.hpp fmt/core.h CLI/CLI.hpp utf8proc.h; do
     found=""
-    for dir in /usr/include /usr/local/include ${HEADERS_DIR:-}; do
+    for dir in ${HEADERS_DIR:-} /usr/local/include /usr/include; do
       [ -f "$dir/$header" ] || continue
       cp -R "$dir/${header%%/*}" .gpu-pack/include/
       found=yes
+      break
     done
-    [ -n "$found" ] || { echo "$header not found: install it, or set HEADERS_DIR to the folder it is in" >&2; return 1; }
+    [ -n "$found" ] || failed "pack: $header not found: install it, or set HEADERS_DIR to the folder it is in"
+  done
+  for file in /usr/lib/*/libutf8proc.a /usr/local/lib/libutf8proc.a; do
+    if [ -f "$file" ]; then cp "$file" .gpu-pack/lib/; fi
   done
   for file in models/stories260K.bin models/tok512.bin models/stories260K.prompts.json \
-    models/stories260K.greedy.txt workloads/kernel_trees.json; do
+    workloads/kernel_trees.json; do
     if [ -f "$data/$file" ]; then
       mkdir -p ".gpu-pack/data/$(dirname "$file")"
       cp "$data/$file" ".gpu-pack/data/$file"
@@ -36,92 +53,152 @@ pack() {
       echo "not packed, what needs it will be left out: $data/$file (set CHUNKATTN_DATA)"
     fi
   done
-  echo "packed $(find .gpu-pack -type f | wc -l) files into .gpu-pack/ ($(du -sh .gpu-pack | cut -f1)); a copy of the tree with it is enough"
+  if [ -d "${PEERS_DIR:-}" ]; then cp -R "$PEERS_DIR" .gpu-pack/peers; fi
+  echo "packed $(find .gpu-pack -type f | wc -l) files into .gpu-pack/ ($(du -sh .gpu-pack | cut -f1))"
 }
 
-if [ "$part" = pack ]; then pack; exit; fi
-case $part in all | test | sanitize | bench) ;; *) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
+# --- programs, compiled once for the sources as they are ---------------------------------------------
 
-if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L >/dev/null 2>&1; then
-  echo "No NVIDIA GPU here. NOT checked: the CUDA kernels on hardware, compute-sanitizer, the sweep."
-  echo "Checked elsewhere: the same kernels under tests/simt (ctest -R cuda), compiled code by"
-  echo "tests/cuda/check_ptxas.py."
-  exit 0
-fi
-[ -x "$nvcc" ] || { echo "nvcc not found: set NVCC" >&2; exit 1; }
-mkdir -p "$out"
-[ -n "${CHUNKATTN_DATA:-}" ] || [ ! -d .gpu-pack/data ] || export CHUNKATTN_DATA="$PWD/.gpu-pack/data"
-nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | tee "$out/device.txt"
-cap=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1 | tr -d .)
-arch=${CUDA_ARCH:-$cap}
-[ "$arch" = 90 ] && arch=90a
-flags=(-std=c++20 -O3 -lineinfo -Iinclude -Itests -I. -I.gpu-pack/include
-  -gencode "arch=compute_$arch,code=sm_$arch" --threads 4)
+flags=(-std=c++20 -O3 -lineinfo -Iinclude -Itests -I. -Iexamples/serve -I.gpu-pack/include)
+inputs() { find include tests/cuda tests/support tests/main.cpp bench examples -type f -print0 | sort -z | xargs -0 sha256sum; }
 
-build_tests() {
-  [ -x "$out/cuda_gpu_test" ] && [ -z "$(find include tests/cuda tests/support -newer "$out/cuda_gpu_test" -type f -print -quit)" ] && return
-  "$nvcc" "${flags[@]}" -o "$out/cuda_gpu_test" tests/cuda/cuda_gpu_test.cu tests/main.cpp
+# program NAME: compiles it unless build/gpu has it for these sources and this architecture. One that
+# was compiled on another machine is taken as it is.
+program() {
+  local name=$1 stamp
+  stamp="sm_$arch $sources"
+  [ -x "$build/$name" ] && [ "$(cat "$build/$name.stamp" 2>/dev/null)" = "$stamp" ] && return
+  if [ ! -x "$nvcc" ]; then failed "$name: not built, nvcc not found (set NVCC)"; return 1; fi
+  echo "compiling $name for sm_$arch"
+  rm -f "$build/$name.stamp"
+  if ! "compile_$name" "$build/$name" -gencode "arch=compute_$arch,code=sm_$arch" --split-compile 0 \
+    >"$build/$name.log" 2>&1; then
+    tail -n 20 "$build/$name.log"
+    failed "$name: does not compile"
+    return 1
+  fi
+  echo "$stamp" >"$build/$name.stamp"
 }
-# The host's tests run here too: same sources, this machine's compiler.
-run_host_tests() {
-  local host=${CXX:-g++} jobs=(-P "$(nproc)") failed=0 program
-  mkdir -p "$out/host"
-  find tests -name '*_test.cpp' | xargs "${jobs[@]}" -I{} sh -c \
-    '"$0" -std=c++20 -O2 -march=native -DCHUNKATTN_SOURCE_DIR="\"$PWD\"" \
-      -DCHUNKATTN_BINARY_DIR="\"$(realpath "$1")\"" -Iinclude -Itests -I. -I.gpu-pack/include \
-      "$2" tests/main.cpp -pthread -o "$1/host/$(basename "$2" .cpp)"' "$host" "$out" {} \
-    || echo "some host tests did not compile" >&2
-  : >"$out/host.txt"
-  for program in "$out"/host/*_test; do
-    echo "== $(basename "$program")"
-    timeout 120 "$program" | tail -3 || failed=1
-  done >"$out/host.txt" 2>&1
-  cat "$out/host.txt"
-  for program in $(find tests -name '*_test.cpp'); do
-    [ -x "$out/host/$(basename "$program" .cpp)" ] || { echo "NOT compiled: $program"; failed=1; }
-  done
-  return $failed
+compile_cuda_gpu_test() { "$nvcc" "${flags[@]}" "${@:2}" -o "$1" tests/cuda/cuda_gpu_test.cu tests/main.cpp; }
+compile_cuda_sweep() { "$nvcc" "${flags[@]}" "${@:2}" -o "$1" bench/cuda_sweep.cu; }
+# By hand and with static libraries, so that it runs where nothing is installed.
+compile_serve() {
+  local objects=$build/serve.o
+  rm -rf "$objects"
+  mkdir -p "$objects"
+  find examples/serve -name '*.cpp' ! -path '*/tests/*' ! -name products_onednn.cpp -print0 |
+    xargs -0 -P "$(nproc)" -I{} sh -c '"$@" -c -o "$0/$(echo {} | tr / _).o" {}' "$objects" \
+      "${CXX:-g++}" -std=c++20 -O3 -march=x86-64-v3 -DFMT_HEADER_ONLY -DCHUNKATTN_EXAMPLES_CUDA "${flags[@]:3}" || return
+  "$nvcc" "${flags[@]}" "${@:2}" -o "$1" examples/support/cuda_attention.cu "$objects"/*.o -L.gpu-pack/lib -lutf8proc
 }
+
+# --- steps -------------------------------------------------------------------------------------------
+
+# part NAME SECONDS COMMAND...: runs it, its output goes to the step's file and here.
+part() {
+  local name=$1 seconds=$2 status
+  shift 2
+  echo "== $name"
+  timeout -k 5 "$seconds" "$@" 2>&1 | head -c 1500000 | tee "$build/part.txt"
+  status=${PIPESTATUS[0]}
+  [ "$status" = 124 ] && failed "$name: not done within $seconds s" && return
+  [ "$status" = 0 ] || failed "$name: exit $status"
+}
+
 run_test() {
-  local failed=0
-  run_host_tests || failed=1
-  build_tests
-  "$out/cuda_gpu_test" | tee "$out/test.txt" || failed=1
-  return $failed
+  program cuda_gpu_test && part "CUDA tests" 300 "$build/cuda_gpu_test"
+  if [ ! -f "$data/models/stories260K.bin" ]; then failed "serve: no weights, see gpu.sh pack"; return; fi
+  program serve && part "serve, logits as on the CPU" 120 "$build/serve" generate --device cuda \
+    --model "$data/models/stories260K.bin" --tokenizer "$data/models/tok512.bin" \
+    --prompts "$data/models/stories260K.prompts.json" --check
 }
-run_sanitize() {
-  build_tests
+run_sanitizers() {
   local tool sanitizer
   sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
-  if [ ! -x "$sanitizer" ]; then echo "compute-sanitizer not found: NOT run" | tee "$out/sanitize.txt"; return; fi
-  : >"$out/sanitize.txt"
-  for tool in memcheck racecheck initcheck synccheck; do
-    echo "== $tool"
-    # The oracle on the host takes its time under no tool: a twentieth of the cases is enough here.
-    CHUNKATTN_TEST_SCALE=0.05 timeout 140 "$sanitizer" --tool "$tool" --error-exitcode 9 \
-      "$out/cuda_gpu_test" --test-case="kernels agree*,*graph*" 2>&1 | tail -15
-    echo "exit ${PIPESTATUS[0]}"
-  done | tee "$out/sanitize.txt"
-  ! grep -Eq '^exit [^0]' "$out/sanitize.txt"
+  if [ ! -x "$sanitizer" ]; then failed "compute-sanitizer not found"; return; fi
+  program cuda_gpu_test || return
+  for tool in "$@"; do  # few cases: these tools are slow, and the oracle on the host is not their business
+    part "$tool" 250 env CHUNKATTN_TEST_SCALE=0.05 "$sanitizer" --tool "$tool" --error-exitcode 9 \
+      "$build/cuda_gpu_test" "--test-case=kernels agree*,*graph*"
+  done
 }
+run_sanitize() { run_sanitizers memcheck racecheck; }
+run_sanitize2() { run_sanitizers initcheck synccheck; }
 run_bench() {
-  "$nvcc" "${flags[@]}" -o "$out/cuda_sweep" bench/cuda_sweep.cu
-  "$out/cuda_sweep" "${SECONDS_PER_CASE:-0.3}" | tee "$out/sweep.jsonl"
-  python3 - "$out/sweep.jsonl" <<'PY' | tee "$out/sweep.txt"
-import json, sys
-rows = [json.loads(line) for line in open(sys.argv[1])]
-print(f"{'case':16} {'b':>4} {'heads':>6} {'shared':>7} {'own':>5} {'us':>9} {'floor':>9} {'of floor':>9}")
-for r in rows:
-    if "case" in r:
-        print(f"{r['case']:16} {r['batch']:4} {r['qo_heads']:3}/{r['kv_heads']:<2} {r['shared']:7} "
-              f"{r['private']:5} {r['us']:9.1f} {r['floor_us']:9.1f} {r['of_floor']:9.0%}")
-PY
+  program cuda_sweep || return
+  part "sweep" 480 "$build/cuda_sweep" "${SECONDS_PER_CASE:-0.3}"
+  sed -n 's/^{"case": "\([^"]*\)".* "us": \([0-9.]*\), "floor_us": \([0-9.]*\),.*/\1|\2|\3/p' "$build/part.txt" |
+    awk -F'|' 'BEGIN { printf "%-34s %9s %9s %9s\n", "case", "us", "floor", "of floor" }
+               { printf "%-34s %9.1f %9.1f %8.0f%%\n", $1, $2, $3, 100 * $3 / $2 }'
+}
+profiled=("b 32 32/32 4096+64" "b 32 32/32 4096+512" "b 256 32/8 4096+512" "b 32 32/32 0+4096")
+run_profile() {
+  local ncu name
+  ncu=$(command -v ncu || echo "$(dirname "$nvcc")/ncu")
+  if [ ! -x "$ncu" ]; then failed "ncu not found"; return; fi
+  program cuda_sweep || return
+  for name in "${profiled[@]}"; do
+    part "$name" 120 "$ncu" --set full --clock-control none --kernel-name "regex:_first_kernel" \
+      --launch-count 2 "$build/cuda_sweep" 0 "$name"
+  done
+}
+run_peers() {
+  local python=${PYTHON:-python3} wheels=(.gpu-pack/peers/*.whl)
+  if ! "$python" -c "import torch" 2>/dev/null; then failed "peers: $python has no PyTorch (set PYTHON)"; return; fi
+  if [ -f "${wheels[0]}" ]; then
+    part "wheels" 60 "$python" -m pip install -q --no-index --no-deps --upgrade --target "$build/site" "${wheels[@]}"
+  fi
+  part "peers" 460 env PYTHONPATH="$build/site" FASTTREE=.gpu-pack/peers/FastTree-Artifact/kernel_bench \
+    "$python" bench/peers/gpu_peers.py --seconds 400
 }
 
-for step in test sanitize bench; do
-  [ "$part" = all ] || [ "$part" = "$step" ] || continue
-  if [ "$part" = all ] && [ -f "$out/$step.done" ]; then echo "== $step: done before"; continue; fi
-  echo "== $step"
-  "run_$step"
-  date -u +%FT%TZ >"$out/$step.done"
+# --- arguments ---------------------------------------------------------------------------------------
+
+steps=${*:-$all_steps}
+for step in $steps; do
+  case " pack build $all_steps " in *" $step "*) ;; *) echo "gpu.sh: unknown step '$step'" >&2; usage ;; esac
 done
+data=${CHUNKATTN_DATA:-../shared}
+[ ! -d .gpu-pack/data ] || data=.gpu-pack/data
+export CHUNKATTN_DATA=$data
+mkdir -p "$build"
+device=$(nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader 2>/dev/null | head -n 1)
+cap=$(echo "${device##*, }" | tr -d .)
+arch=${CUDA_ARCH:-${cap:-90}}
+[ "$arch" = 90 ] && arch=90a
+sources=$(inputs | sha256sum | cut -d' ' -f1)
+lacking=0
+
+for step in $steps; do
+  if [ "$step" = pack ]; then pack; continue; fi
+  if [ "$step" = build ]; then
+    for name in cuda_gpu_test cuda_sweep serve; do program "$name"; done
+    continue
+  fi
+  if [ -z "$device" ]; then
+    echo "$step: NOT run, no NVIDIA GPU here"
+    lacking=1
+    continue
+  fi
+  mkdir -p "$out"
+  echo "==== $step"
+  start=$SECONDS
+  exec 3>&1 > >(tee "$out/$step.txt")
+  tee_pid=$!
+  echo "# $(date -u +%FT%TZ) $device, sm_$arch, sources ${sources:0:12}"
+  "run_$step"
+  echo "# $step took $((SECONDS - start)) s"
+  exec >&3 3>&-
+  wait "$tee_pid"
+done
+
+if [ ${#failures[@]} -gt 0 ]; then
+  echo "FAILED, ${#failures[@]}:"
+  printf '  %s\n' "${failures[@]}"
+  exit 1
+fi
+if [ $lacking = 1 ]; then
+  echo "Checked without a GPU: the same kernels under tests/simt (ctest -R cuda), compiled code by"
+  echo "tests/cuda/check_ptxas.py."
+  exit 77
+fi

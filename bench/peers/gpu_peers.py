@@ -1,23 +1,29 @@
 #!/usr/bin/env python3
-"""Attention peers on an NVIDIA GPU: PyTorch's SDPA and, where it can be imported, FlashInfer.
+"""Attention peers on an NVIDIA GPU: PyTorch's SDPA and, where they can be imported, FlashInfer and
+FastTree (its artifact's kernel_bench folder, named by FASTTREE; Triton compiles it). PAT, which has
+to be built, is not among them.
 
     python3 gpu_peers.py --json peers.json     # on a machine with a GPU and PyTorch
     python3 gpu_peers.py --self-check          # anywhere with numpy: the case construction alone
 
 NEVER RUN ON A GPU YET: only the self-check has run. Read its first figures with suspicion.
 
-Per case and peer: the time of an eager step and, where it can be captured, of a CUDA graph's
-replay; K/V sets rotate through at least 4 times the L2 cache. The machine's copy bandwidth and
+Per case and peer: the time of an eager step and, where it can be captured, of one CUDA graph that
+runs through all K/V sets, by set, as bench/cuda_sweep.cu times ours; sets rotate through at least 4
+times the L2 cache. The machine's copy bandwidth and
 dense fp16 rate are measured in the same run, and every time is also given as a ratio to the floor
 max(bytes / bandwidth, flops / rate).
 """
 
 import argparse
+import contextlib
 import json
 import math
+import os
 import statistics
 import sys
 import time
+import types
 
 import numpy as np
 
@@ -180,6 +186,9 @@ def make_peers():
     class SdpaFlash(Sdpa):
         name, backend = "PyTorch SDPA, flash", SDPBackend.FLASH_ATTENTION
 
+    class SdpaCudnn(Sdpa):
+        name, backend = "PyTorch SDPA, cuDNN", SDPBackend.CUDNN_ATTENTION
+
     class SharedPrefix(Peer):
         """The prefix as one problem of batch x group rows, the rest per sequence, then a merge."""
 
@@ -209,7 +218,60 @@ def make_peers():
             weight = torch.sigmoid(lse2.reshape(lse1.shape) - lse1).unsqueeze(-1)
             return torch.lerp(o1, o2.float(), weight)
 
-    peers = [SdpaEfficient, SdpaFlash, SharedPrefix]
+    class FastTree(Peer):
+        """The tree of a prefix and its leaves; K/V as rows [token][head]. Split and tile sizes as its
+        benchmark sets them."""
+
+        name, shares = "FastTree", True
+
+        def load(self, problem):
+            case = self.case
+            parts_k = [problem.shared_k, *problem.private_k]
+            parts_v = [problem.shared_v, *problem.private_v]
+            rows = [np.concatenate(list(parts), axis=1) for parts in (parts_k, parts_v)]
+            nodes = []
+            for n in range(case.batch + 1):
+                node = types.SimpleNamespace(id=n, parent=0 if n else -1)
+                node.seqlen = case.private if n else case.shared
+                node.num_children = 0 if n else case.batch
+                node.requests = [n - 1] if n else list(range(case.batch))
+                nodes.append(node)
+            starts = [0] + [case.shared + n * case.private for n in range(case.batch + 1)]
+            self.params = fasttree.FastTreeParams()
+            self.params.set_kv_group_num(case.group)
+            self.params.set_q_tile_sizes([64, 16])
+            self.params.set_kv_tile_sizes([32, 32])
+            with contextlib.redirect_stdout(sys.stderr):  # it talks
+                self.tables, _ = fasttree.fasttree_preparation(
+                    nodes,
+                    starts,
+                    case.batch,
+                    case.num_qo_heads,
+                    case.num_kv_heads,
+                    case.head_dim,
+                    [1024, 128],
+                    [132, 528],
+                    [132, 132],
+                    self.params,
+                )
+            return self.tensor(problem.q), *(self.tensor(r.transpose(1, 0, 2)) for r in rows)
+
+        def run(self, loaded):
+            q, k, v = loaded
+            out = torch.empty_like(q)
+            tiles = self.params.TSQs, self.params.TSKs
+            scale = self.case.head_dim**-0.5
+            fasttree.fasttree_decode(q, k, v, out, *self.tables, *tiles, scale)
+            return out
+
+    peers = [SdpaEfficient, SdpaFlash, SdpaCudnn, SharedPrefix]
+    try:
+        sys.path.append(os.environ.get("FASTTREE", ""))
+        import fasttree
+
+        peers.append(FastTree)
+    except ImportError:
+        print("FastTree cannot be imported (FASTTREE): left out", file=sys.stderr)
     try:
         import flashinfer
     except ImportError:
@@ -327,16 +389,13 @@ def measure(torch, kind, case, problem, machine):
     best = statistics.median(eager)
     result = {"eager_us": best, "host_us": host, "sets": len(sets)}
     try:
-        graphs = []
-        for one in sets[:16]:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for one in sets:
                 peer.run(one)
-            graphs.append(graph)
-        if len(graphs) == len(sets) or len(graphs) * peer.set_bytes() > 2 * l2:
-            replays = event_times(torch, lambda i: graphs[i % len(graphs)].replay(), 60)[10:]
-            result["graph_us"] = statistics.median(replays)
-            best = min(best, result["graph_us"])
+        replays = event_times(torch, lambda _: graph.replay(), 30)[5:]
+        result["graph_us"] = statistics.median(replays) / len(sets)
+        best = min(best, result["graph_us"])
     except RuntimeError as error:
         result["graph_failed"] = str(error).splitlines()[0]
     floor = 1e6 * max(
@@ -350,6 +409,7 @@ def main():
     parser.add_argument("--json", help="write the results here")
     parser.add_argument("--self-check", action="store_true")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no case after these")
     arguments = parser.parse_args()
     if arguments.self_check:
         return self_check()
@@ -361,8 +421,12 @@ def main():
     machine |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     print(json.dumps(machine))
     results = []
+    begin = time.monotonic()
     for case in gpu_cases():
         if arguments.only not in case.name:
+            continue
+        if time.monotonic() - begin > arguments.seconds:
+            print(json.dumps({"case": case.name, "failed": "not run, out of time"}), flush=True)
             continue
         small = make_problem(small_case(case), seed=1)
         expected = reference(small)

@@ -95,6 +95,66 @@ END
     [ "$longest" -le 80 ] || fail "a line of the help has $longest columns"
     echo "$(wc -l <"$work/verbs") verbs and $(wc -l <"$work/checks") checks, each of them listed"
     ;;
+  gpu)  # tools/gpu.sh on a machine whose GPU and tools are imitated: what is run, left and said
+    tree=$work/tree
+    mkdir -p "$tree/tools" "$tree/tests/cuda" "$tree/tests/support" "$tree/include" "$tree/bench/peers" \
+      "$tree/examples/serve" "$tree/.gpu-pack/data/models" "$work/bin"
+    cp "$root/tools/gpu.sh" "$tree/tools/"
+    touch "$tree/tests/main.cpp" "$tree/bench/peers/gpu_peers.py" "$tree/.gpu-pack/data/models/stories260K.bin"
+    imitate() { { echo '#!/usr/bin/env bash'; cat; } >"$work/bin/$1"; chmod +x "$work/bin/$1"; }
+    # What it "compiles" prints its arguments and leaves with 3 where its name is in BROKEN.
+    imitate nvcc <<'END'
+echo "nvcc $*" >>"$CALLS"
+while [ "$1" != -o ]; do shift; done
+case " ${UNBUILDABLE:-} " in *" $(basename "$2") "*) echo "error: no such header"; exit 1 ;; esac
+printf '#!/usr/bin/env bash\necho "%s $*"\ncase " ${BROKEN:-} " in *" %s "*) exit 3 ;; esac\n' "$(basename "$2")" "$(basename "$2")" >"$2"
+chmod +x "$2"
+END
+    imitate g++ <<<'while [ "$1" != -o ]; do shift; done; touch "$2"'
+    imitate nvidia-smi <<<'[ -n "${NO_GPU:-}" ] && exit 9; echo "NVIDIA H200, 580.1, 143771 MiB, 9.0"'
+    imitate compute-sanitizer <<<'echo "compute-sanitizer $*"; [ "$2" != "${BROKEN_TOOL:-}" ]'
+    imitate ncu <<<'echo "ncu $*"'
+    imitate python3 <<<'echo "python3 $*"'
+    export CALLS=$work/calls OUT=$work/out CXX=$work/bin/g++ NVCC=$work/bin/nvcc
+    gpu() {  # STATUS ARGUMENTS...
+      local expected=$1 status=0
+      shift
+      rm -rf "$OUT" "$CALLS"
+      touch "$CALLS"
+      env -u CUDA_ARCH -u PYTHON PATH="$work/bin:$PATH" bash "$tree/tools/gpu.sh" "$@" >"$work/log" 2>&1 || status=$?
+      [ "$status" = "$expected" ] || { cat "$work/log"; fail "gpu.sh $*: exit $status, not $expected"; }
+    }
+    gpu 2 tset
+    says "$work/log" "unknown step 'tset'"
+    NO_GPU=1 gpu 77 bench
+    says "$work/log" "bench: NOT run, no NVIDIA GPU here"
+    NO_GPU=1 gpu 0 build
+    says "$CALLS" "code=sm_90a"
+    NO_GPU=1 gpu 0 build
+    [ ! -s "$CALLS" ] || fail "compiled again although nothing has changed"
+    gpu 0 sanitize2 bench
+    [ "$(ls "$OUT" | tr '\n' ' ')" = "bench.txt sanitize2.txt " ] || fail "left: $(ls "$OUT")"
+    says "$OUT/sanitize2.txt" "compute-sanitizer --tool synccheck"
+    gpu 0
+    [ "$(ls "$OUT" | wc -l)" = 6 ] || fail "not six files: $(ls "$OUT")"
+    [ "$(grep -c '^ncu ' "$OUT/profile.txt")" = 4 ] || fail "not four cases profiled"
+    [ ! -s "$CALLS" ] || fail "compiled again although nothing has changed"
+    BROKEN="cuda_gpu_test" BROKEN_TOOL=memcheck gpu 1 test sanitize bench
+    says "$work/log" "FAILED, 2:"
+    says "$work/log" "  CUDA tests: exit 3"
+    says "$work/log" "  memcheck: exit 1"
+    says "$OUT/test.txt" "serve generate --device cuda"
+    says "$OUT/sanitize.txt" "compute-sanitizer --tool racecheck"
+    says "$OUT/bench.txt" "cuda_sweep 0.3"
+    echo "// changed" >>"$tree/tests/main.cpp"
+    UNBUILDABLE=cuda_sweep gpu 1 test bench
+    says "$work/log" "  cuda_sweep: does not compile"
+    says "$OUT/test.txt" "cuda_gpu_test"
+    rm "$work/bin/python3"
+    imitate python3 <<<'exit 1'
+    gpu 1 peers
+    says "$work/log" "peers: python3 has no PyTorch"
+    ;;
   *)
     echo "unknown check $check"
     exit 2
