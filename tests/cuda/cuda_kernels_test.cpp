@@ -40,7 +40,7 @@ void shuffle_turns(test::Random& random) {
                                     simt::Order::shuffled};
   simt::current_schedule() = {random.pick(orders),
                               random.chance(0.5) ? simt::Copies::at_issue : simt::Copies::at_wait,
-                              random.bits()};
+                              random.bits(), random.uniform(1, 3)};
 }
 
 template <class T, int HeadDim>
@@ -182,7 +182,7 @@ TEST_CASE("the order of turns and the time of copies do not change a bit") {
   for (const auto order : {simt::Order::forward, simt::Order::reversed, simt::Order::shuffled})
     for (const auto copies : {simt::Copies::at_issue, simt::Copies::at_wait})
       for (const int stages : {2, 3, 4}) {
-        simt::current_schedule() = {order, copies, random.bits()};
+        simt::current_schedule() = {order, copies, random.bits(), random.uniform(1, 3)};
         const auto got =
             simt::attention_step<half, 64>(storage.view, plan.view(), std::span<const half>(q),
                                            simt::eager_model(), stages, random.uniform(1, 5));

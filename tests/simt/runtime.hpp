@@ -375,6 +375,8 @@ template <class Arguments>
 void allow_shared(void (*kernel)(Arguments), int bytes) {
   check_cuda(simt::device().called("cudaFuncSetAttribute"), "cudaFuncSetAttribute",
              SourceLocation::current());
+  check_cuda(bytes > simt::device().shared_per_block ? cudaErrorInvalidValue : cudaSuccess,
+             "cudaFuncSetAttribute(max dynamic shared memory)", SourceLocation::current());
   int expected = 0;
   loaded(reinterpret_cast<const void*>(kernel), expected) = {bytes, true};
 }
