@@ -31,6 +31,9 @@ struct Machine {
   double task_us = 3.0;    ///< ticket, task, tables, first K/V, epilogue: five loads in a row
   double merge_us = 0.15;  ///< one partial result of 128 threads' columns, of four read at a time
   double launch_us = 2.0;  ///< start and drain of a kernel inside a graph
+  double wait_us = 1.0;    ///< from another block's last store to the read behind its flag
+  /// Of task_us, in one launch: two of the five loads, ticket and task, while the last task runs.
+  double ahead = 0.4;
 };
 
 /// What one (task, KV head) pair does.
@@ -38,7 +41,8 @@ struct Item {
   double memory_bytes = 0;  ///< from device memory
   double bytes = 0;         ///< through the L2 too
   double flops = 0;
-  double wait_us = 0;  ///< before and after streaming
+  double wait_us = 0;  ///< before streaming
+  double end_us = 0;   ///< after it: partial results that it merges, once they are there
 };
 
 /// An item of `tokens` K/V rows of head dimension 128 past a tile of `tile_rows`, of which `rows`
@@ -53,20 +57,31 @@ inline Item make_item(const Machine& machine, std::int64_t tokens, int tile_rows
   if (chunk_first) item.memory_bytes += 4.0 * rows * (dim + 1);
   item.flops = 4.0 * static_cast<double>(tokens) * dim * tile_rows;
   const int rounds = (rows * dim + 511) / 512;
-  item.wait_us = machine.task_us + machine.merge_us * merges * rounds;
+  item.wait_us = machine.task_us;
+  item.end_us = machine.merge_us * merges * rounds;
   return item;
 }
 
-/// Microseconds from a launch's first ticket to its last block's end.
-inline double play(const Machine& machine, const std::vector<Item>& items) {
+/// Microseconds from a launch's first ticket to its last block's end. The first `chunk_first` items
+/// wait for nobody; what others do in the end (`end_us`), they do when all of the first are done.
+/// Each block fetches `ahead` of the start of all items but its first beforehand.
+inline double play(const Machine& machine, const std::vector<Item>& items,
+                   std::size_t chunk_first = 0, double ahead = 0) {
   struct Stream {
     double left, most;  // bytes, bytes per microsecond
+    std::size_t item;
   };
-  using Start = std::pair<double, std::size_t>;  // (when its waiting ends, which)
-  std::priority_queue<Start, std::vector<Start>, std::greater<>> waiting;
+  struct Wait {
+    double until;
+    std::size_t item;
+    bool ends;  // the item, or only what goes before its streaming
+    bool operator>(const Wait& other) const { return until > other.until; }
+  };
+  std::priority_queue<Wait, std::vector<Wait>, std::greater<>> waiting;
   std::vector<Stream> streams;
   std::vector<double> rates;
-  std::size_t next = 0;
+  std::vector<std::size_t> blocked;
+  std::size_t next = 0, unfinished = chunk_first;
   int free = machine.num_blocks;
   double now = 0;
   const auto share_memory = [&] {  // nobody gets more than he can take, the rest is shared evenly
@@ -79,62 +94,84 @@ inline double play(const Machine& machine, const std::vector<Item>& items) {
       rest -= rates.back();
     }
   };
+  const auto end_of_stream = [&](std::size_t item) {
+    if (items[item].end_us > 0 && unfinished > 0)
+      blocked.push_back(item);
+    else
+      waiting.push({now + items[item].end_us, item, true});
+  };
   while (true) {
     for (; free > 0 && next < items.size(); --free, ++next)
-      waiting.push({now + items[next].wait_us, next});
+      waiting.push(
+          {now + items[next].wait_us - (now > 0 ? ahead * machine.task_us : 0), next, false});
     if (waiting.empty() && streams.empty()) return now;
     share_memory();
-    double step = waiting.empty() ? 1e30 : waiting.top().first - now;
+    double step = waiting.empty() ? 1e30 : waiting.top().until - now;
     for (std::size_t i = 0; i < streams.size(); ++i)
       step = std::min(step, streams[i].left / rates[i]);
     now += step;
     std::size_t kept = 0;
     for (std::size_t i = 0; i < streams.size(); ++i) {
       streams[i].left -= rates[i] * step;
-      if (streams[i].left > 1e-3) streams[kept++] = streams[i];
+      if (streams[i].left > 1e-3)
+        streams[kept++] = streams[i];
+      else
+        end_of_stream(streams[i].item);
     }
-    free += static_cast<int>(streams.size() - kept);
     streams.resize(kept);
-    for (; !waiting.empty() && waiting.top().first <= now + 1e-9; waiting.pop()) {
-      const Item& item = items[waiting.top().second];
+    while (!waiting.empty() && waiting.top().until <= now + 1e-9) {
+      const Wait wait = waiting.top();
+      waiting.pop();
+      const Item& item = items[wait.item];
       const double alone = std::max(item.bytes / machine.block_bytes_per_us,
                                     item.flops / machine.block_flops_per_us);
-      if (alone > 0)
-        streams.push_back({item.memory_bytes, item.memory_bytes / alone});
-      else
+      if (!wait.ends && alone > 0) {
+        streams.push_back({item.memory_bytes, item.memory_bytes / alone, wait.item});
+      } else if (!wait.ends) {
+        end_of_stream(wait.item);
+      } else {
         ++free;
+        if (wait.item < chunk_first && --unfinished == 0) {
+          for (const std::size_t other : blocked)
+            waiting.push({now + machine.wait_us + items[other].end_us, other, true});
+          blocked.clear();
+        }
+      }
     }
   }
 }
 
-/// Both launches of a schedule.
+/// A schedule, by one launch or by one for each phase.
 inline double play(const Machine& machine, const chunkattn::PlanView& plan,
                    const chunkattn::Geometry& geometry,
-                   const chunkattn::cuda_detail::Scheduler& scheduler) {
+                   const chunkattn::cuda_detail::Scheduler& scheduler, bool one_launch = true) {
   using chunkattn::cuda_detail::Task;
   const std::vector<Task>& tasks = scheduler.tasks();
   const auto phase1 = static_cast<std::size_t>(scheduler.num_chunk_first());
   std::map<std::pair<int, int>, int> readers;  // tiles of the same run
   for (const Task& task : tasks) ++readers[{task.segment, task.position_begin}];
-  double us = 0;
-  for (const bool chunk_first : {true, false}) {
-    std::vector<Item> items;
-    for (std::size_t t = chunk_first ? 0 : phase1; t < (chunk_first ? phase1 : tasks.size()); ++t) {
-      const Task& task = tasks[t];
-      std::int64_t tokens = 0;
-      if (task.segment >= 0) {
-        const chunkattn::Segment& segment = plan.segments[task.segment];
-        const int seen = plan.row_kv_len[task.row_begin / geometry.group()];
-        tokens = std::min({task.position_end, segment.position + segment.length, seen}) -
-                 task.position_begin;
-      }
-      const Item item =
-          make_item(machine, tokens, task.tile_rows, task.row_count,
-                    readers[{task.segment, task.position_begin}], chunk_first, task.merge_count);
-      items.insert(items.end(), static_cast<std::size_t>(geometry.num_kv_heads), item);
+  std::vector<Item> items;
+  for (std::size_t t = 0; t < tasks.size(); ++t) {
+    const Task& task = tasks[t];
+    std::int64_t tokens = 0;
+    if (task.segment >= 0) {
+      const chunkattn::Segment& segment = plan.segments[task.segment];
+      const int seen = plan.row_kv_len[task.row_begin / geometry.group()];
+      tokens = std::min({task.position_end, segment.position + segment.length, seen}) -
+               task.position_begin;
     }
-    if (!items.empty()) us += play(machine, items) + machine.launch_us;
+    const Item item =
+        make_item(machine, tokens, task.tile_rows, task.row_count,
+                  readers[{task.segment, task.position_begin}], t < phase1, task.merge_count);
+    items.insert(items.end(), static_cast<std::size_t>(geometry.num_kv_heads), item);
   }
+  const std::size_t first = phase1 * static_cast<std::size_t>(geometry.num_kv_heads);
+  if (one_launch) return machine.launch_us + play(machine, items, first, machine.ahead);
+  const auto middle = items.begin() + static_cast<std::ptrdiff_t>(first);
+  const std::vector<Item> chunk_first(items.begin(), middle);
+  const std::vector<Item> sequence_first(middle, items.end());
+  double us = machine.launch_us + play(machine, sequence_first);
+  if (first > 0) us += machine.launch_us + play(machine, chunk_first);
   return us;
 }
 
@@ -189,9 +226,9 @@ inline double play(const Machine& machine, const Fitted& fitted) {
 /// The machine, and it with each constant 30 % lower and higher.
 inline std::vector<Machine> varied(const Machine& machine) {
   std::vector<Machine> machines{machine};
-  for (const auto constant :
-       {&Machine::bytes_per_us, &Machine::block_bytes_per_us, &Machine::block_flops_per_us,
-        &Machine::task_us, &Machine::merge_us, &Machine::launch_us})
+  for (const auto constant : {&Machine::bytes_per_us, &Machine::block_bytes_per_us,
+                              &Machine::block_flops_per_us, &Machine::task_us, &Machine::merge_us,
+                              &Machine::launch_us, &Machine::wait_us, &Machine::ahead})
     for (const double factor : {0.7, 1.3}) {
       machines.push_back(machine);
       machines.back().*constant *= factor;

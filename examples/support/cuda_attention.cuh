@@ -123,7 +123,7 @@ class CudaAttentionOf final : public CudaAttention {
   static chunkattn::CudaOptions options(const CudaShape& shape, bool share) {
     chunkattn::CudaOptions options;
     options.sm_scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
-    if (!share) options.model.launch_ps = std::int64_t{1} << 50;
+    if (!share) options.model.wait_ps = std::int64_t{1} << 50;
     return options;
   }
 

@@ -77,7 +77,7 @@ void check(test::Random& random, const Case& c) {
   limits.max_partial_rows = 64 * plan.num_rows();
   CudaOptions options;
   if (c.eager) {
-    options.model.task_ps = options.model.merge_ps = options.model.launch_ps = 0;
+    options.model.task_ps = options.model.merge_ps = options.model.wait_ps = 0;
     options.model.min_split_tokens = 64;
   }
   ChunkAttention<Cuda, HeadDim> attention(limits, options);

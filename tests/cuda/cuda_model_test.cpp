@@ -47,6 +47,24 @@ TEST_CASE("blocks wait for themselves, share the memory, and take turns") {
   CHECK(model::play(machine, std::vector<Item>{{0, 0, 0, 3}}) == doctest::Approx(3));
 }
 
+TEST_CASE("whoever merges waits for the last partial result, and later tasks start sooner") {
+  Machine machine;
+  machine.num_blocks = 2;
+  machine.bytes_per_us = 100;
+  machine.block_bytes_per_us = 50;
+  machine.task_us = 5;
+  machine.wait_us = 1;
+  const Item chunk{300, 300, 0, 5};  // 5 + 6
+  const Item merge{0, 0, 0, 5, 0.5};
+  const Item plain{0, 0, 0, 5};
+  // The merge is ready after 5, waits till 11, then for the flag, and merges.
+  CHECK(model::play(machine, {chunk, merge}, 1) == doctest::Approx(11 + 1 + 0.5));
+  // One that starts at 11 finds the flag set.
+  CHECK(model::play(machine, {chunk, chunk, merge}, 2) == doctest::Approx(11 + 5 + 0.5));
+  CHECK(model::play(machine, {chunk, chunk, merge}, 2, 0.4) == doctest::Approx(11 + 3 + 0.5));
+  CHECK(model::play(machine, {chunk, plain}, 1) == doctest::Approx(11));
+}
+
 TEST_CASE("no other cut of the figures' cases is much better in the model") {
   struct Case {
     int sequences, shared, own;
@@ -66,16 +84,19 @@ TEST_CASE("no other cut of the figures' cases is much better in the model") {
     for (const int min_split_tokens : {64, 256, 384, 512, 768, 1024, 2048}) {
       chunkattn::CostModel cost;
       cost.min_split_tokens = min_split_tokens;
-      CHECK(us <= 1.1 * modelled(plan, c.geometry, cost));
+      // The scheduler does not know that a block streams faster where others leave it the memory.
+      CHECK(us <= 1.2 * modelled(plan, c.geometry, cost));
     }
   }
 }
 
 TEST_CASE("every constant is varied by itself, down and up") {
   const std::vector<Machine> machines = model::varied(Machine{});
-  REQUIRE(machines.size() == 13);
+  REQUIRE(machines.size() == 17);
   CHECK(machines[1].bytes_per_us == doctest::Approx(0.7 * Machine{}.bytes_per_us));
   CHECK(machines[2].bytes_per_us == doctest::Approx(1.3 * Machine{}.bytes_per_us));
   CHECK(machines[2].task_us == Machine{}.task_us);
   CHECK(machines[12].launch_us == doctest::Approx(1.3 * Machine{}.launch_us));
+  CHECK(machines[14].wait_us == doctest::Approx(1.3 * Machine{}.wait_us));
+  CHECK(machines[15].ahead == doctest::Approx(0.7 * Machine{}.ahead));
 }

@@ -30,8 +30,9 @@ void check_exact_cover(const test::RandomPlan& plan, const Geometry& geometry,
   const PlanView view = plan.view();
   const int group = geometry.group();
   struct Source {
-    int row, begin, end;
+    int row, begin, end, flag;
   };
+  std::set<int> flags;
   std::map<std::int64_t, Source> partials;  // index of (row, first head of KV head 0) -> range
   const auto ranges_of = [&](const Task& task, int packed, int& begin, int& end) {
     const int row = packed / group;
@@ -53,6 +54,11 @@ void check_exact_cover(const test::RandomPlan& plan, const Geometry& geometry,
     CHECK((task.tile_rows == 16 || task.tile_rows == 32 || task.tile_rows == 64));
     REQUIRE(task.row_count >= 1);
     REQUIRE(task.row_count <= task.tile_rows);
+    if (t < scheduler.num_chunk_first()) {
+      CHECK(flags.insert(task.flag).second);
+      CHECK(task.flag >= 0);
+      CHECK(task.flag < scheduler.num_chunk_first());
+    }
     for (int packed = task.row_begin; packed < task.row_begin + task.row_count; ++packed) {
       const int row = packed / group;
       int begin = 0, end = 0;
@@ -62,16 +68,17 @@ void check_exact_cover(const test::RandomPlan& plan, const Geometry& geometry,
         const std::int64_t index = task.partial_base + line;
         REQUIRE(index >= 0);
         REQUIRE(index < scheduler.num_partials());
-        REQUIRE(partials.emplace(index, Source{packed, begin, end}).second);
+        REQUIRE(partials.emplace(index, Source{packed, begin, end, task.flag}).second);
       } else {
         auto& mine = seen[static_cast<std::size_t>(packed)];
         REQUIRE(mine.empty());
         for (int m = 0; m < task.merge_count; ++m) {
-          const std::int64_t index =
-              scheduler.merges()[static_cast<std::size_t>(task.merge_begin + m)] + line;
-          const auto found = partials.find(index);
+          const Merge& merge = scheduler.merges()[static_cast<std::size_t>(task.merge_begin + m)];
+          const auto found = partials.find(merge.partial_base + line);
           REQUIRE(found != partials.end());
           REQUIRE(found->second.row == packed);
+          // Whoever writes it raises the flag that is waited for.
+          CHECK(found->second.flag == merge.flag + (packed - merge.row_begin) / max_tile_rows);
           mine.emplace_back(found->second.begin, found->second.end);
           CHECK((m == 0 || mine[mine.size() - 1] >= mine[mine.size() - 2]));  // in path order
         }
@@ -112,7 +119,7 @@ TEST_CASE("tasks cover each visible position of each row exactly once") {
     geometry.head_dim = 128;
     CostModel model;
     if (random.chance(0.7)) {
-      model.launch_ps = model.task_ps = model.merge_ps = 0;
+      model.wait_ps = model.task_ps = model.merge_ps = 0;
       model.min_split_tokens = 64;
     }
     Scheduler scheduler;
@@ -168,7 +175,7 @@ TEST_CASE("sharing that does not pay is not done") {
   CHECK(shared(32, 1024, 64, {32, 32, 128}) == 1);
   CHECK(shared(1, 4096, 64, {32, 32, 128}) == 0);  // nobody to share with
   CHECK(shared(64, 4096, 64, {32, 8, 128}) == 1);
-  CHECK(shared(2, 64, 64, {2, 2, 128}) == 0);  // saves less than the second launch
+  CHECK(shared(2, 64, 64, {2, 2, 128}) == 0);  // saves less than the wait for partials costs
   // Rows that all end in the shared run and fit one tile are one group already.
   CHECK(shared(16, 4096, 0, {8, 8, 128}) == 0);
 }

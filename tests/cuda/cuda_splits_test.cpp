@@ -1,5 +1,5 @@
-// Where runs are cut along KV: both launches, played by as many blocks as the device holds, end
-// when their work does.
+// Where runs are cut along KV: a launch, played by as many blocks as the device holds, ends when
+// its work does.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -20,28 +20,30 @@ using namespace chunkattn::cuda_detail;
 
 constexpr ScheduleCapacity plenty{std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28};
 
-// One launch: blocks take (task, KV head) pairs in order, each the next one when it is free.
-struct Launch {
-  std::int64_t items = 0;
-  std::int64_t work = 0;
-  std::int64_t longest = 0;
+// The launch: blocks take (task, KV head) pairs in order, each the next one when it is free.
+// Whoever merges does so when the last partial result is there.
+struct Played {
+  std::int64_t items[2] = {};    // of each phase
+  std::int64_t longest[2] = {};  // the same
+  std::int64_t work[2] = {};     // the same
+  std::int64_t least_rest = 0;   // of those that merge, from the last partial result on
   std::int64_t makespan = 0;
-
-  // No launch can end before this.
-  double floor(int num_blocks) const {
-    return std::max(static_cast<double>(work) / num_blocks, static_cast<double>(longest));
-  }
+  double ratio = 0;  // of the makespan to what no schedule of these tasks can beat
+  double apart = 0;  // of the makespan to what no schedule can beat whose phases are launches
 };
 
-Launch play(const test::RandomPlan& plan, const Geometry& geometry, const CostModel& model,
-            const Scheduler& scheduler, bool chunk_first) {
-  Launch launch;
+Played play(const test::RandomPlan& plan, const Geometry& geometry) {
+  const CostModel model;
+  Scheduler scheduler;
+  scheduler.build(plan.view(), geometry, model, plenty);
+  Played played;
   std::priority_queue<std::int64_t, std::vector<std::int64_t>, std::greater<>> free;
   for (int b = 0; b < model.num_blocks; ++b) free.push(0);
   const auto& tasks = scheduler.tasks();
-  const auto phase1 = static_cast<std::size_t>(scheduler.num_chunk_first());
-  for (std::size_t t = chunk_first ? 0 : phase1; t < (chunk_first ? phase1 : tasks.size()); ++t) {
+  std::int64_t ready = 0;  // the last partial result
+  for (std::size_t t = 0; t < tasks.size(); ++t) {
     const Task& task = tasks[t];
+    const int phase = t < static_cast<std::size_t>(scheduler.num_chunk_first()) ? 0 : 1;
     std::int64_t tokens = 0;
     if (task.segment >= 0) {
       const auto& segment = plan.segments[static_cast<std::size_t>(task.segment)];
@@ -49,37 +51,35 @@ Launch play(const test::RandomPlan& plan, const Geometry& geometry, const CostMo
       tokens = std::min({task.position_end, segment.position + segment.length, seen}) -
                task.position_begin;
     }
+    const int dim = geometry.head_dim;
     const std::int64_t ps =
-        chunk_first
-            ? model.chunk_first_ps(tokens, task.tile_rows, task.row_count, geometry.head_dim)
-            : model.sequence_first_ps(tokens, task.tile_rows, task.row_count, geometry.head_dim,
-                                      task.merge_count);
+        phase == 0 ? model.chunk_first_ps(tokens, task.tile_rows, task.row_count, dim)
+                   : model.sequence_first_ps(tokens, task.tile_rows, task.row_count, dim, 0);
+    const std::int64_t rest = model.merge_all_ps(task.row_count, dim, task.merge_count);
+    if (phase == 0) CHECK(rest == 0);
     for (int head = 0; head < geometry.num_kv_heads; ++head) {
-      const std::int64_t end = free.top() + ps;
+      const std::int64_t end = std::max(free.top() + ps, rest > 0 ? ready : 0) + rest;
       free.pop();
       free.push(end);
-      launch.makespan = std::max(launch.makespan, end);
+      played.makespan = std::max(played.makespan, end);
     }
-    launch.items += geometry.num_kv_heads;
-    launch.work += ps * geometry.num_kv_heads;
-    launch.longest = std::max(launch.longest, ps);
+    if (t + 1 == static_cast<std::size_t>(scheduler.num_chunk_first()))
+      ready = played.makespan + model.wait_ps;
+    if (rest > 0 && (played.least_rest == 0 || rest < played.least_rest)) played.least_rest = rest;
+    played.items[phase] += geometry.num_kv_heads;
+    played.work[phase] += (ps + rest) * geometry.num_kv_heads;
+    played.longest[phase] = std::max(played.longest[phase], ps + rest);
   }
-  return launch;
-}
-
-struct Played {
-  Launch first, second;
-  double ratio = 0;  // of the modelled time to what no schedule of these tasks can beat
-};
-
-Played play(const test::RandomPlan& plan, const Geometry& geometry) {
-  const CostModel model;
-  Scheduler scheduler;
-  scheduler.build(plan.view(), geometry, model, plenty);
-  Played played{play(plan, geometry, model, scheduler, true),
-                play(plan, geometry, model, scheduler, false)};
-  played.ratio = static_cast<double>(played.first.makespan + played.second.makespan) /
-                 (played.first.floor(model.num_blocks) + played.second.floor(model.num_blocks));
+  const std::int64_t chain =
+      std::max(played.longest[0] + model.wait_ps + played.least_rest, played.longest[1]);
+  const auto share = [&](std::int64_t work) {
+    return static_cast<double>(work) / model.num_blocks;
+  };
+  const auto makespan = static_cast<double>(played.makespan);
+  played.ratio =
+      makespan / std::max(share(played.work[0] + played.work[1]), static_cast<double>(chain));
+  played.apart = makespan / (std::max(share(played.work[0]), double(played.longest[0])) +
+                             std::max(share(played.work[1]), double(played.longest[1])));
   return played;
 }
 
@@ -97,10 +97,15 @@ TEST_CASE("a makespan is what blocks that take items one by one come to") {
     const int copies = random.uniform(1, 12);
     std::vector<std::int64_t> free(static_cast<std::size_t>(blocks), 0);
     makespan.start(blocks, copies);
+    const std::int64_t ready = random.uniform(0, 3000);
     for (int task = random.uniform(0, 30); task > 0; --task) {
       const std::int64_t ps = random.uniform(0, 1000);
-      makespan.add(ps);
-      for (int c = 0; c < copies; ++c) *std::min_element(free.begin(), free.end()) += ps;
+      const std::int64_t rest = random.chance(0.5) ? random.uniform(1, 300) : 0;
+      makespan.add(ps, rest > 0 ? ready : 0, rest);
+      for (int c = 0; c < copies; ++c) {
+        std::int64_t& first = *std::min_element(free.begin(), free.end());
+        first = std::max(first + ps, rest > 0 ? ready : 0) + rest;
+      }
     }
     CHECK(makespan.end() == *std::max_element(free.begin(), free.end()));
   }
@@ -110,13 +115,13 @@ TEST_CASE("a shared prefix fills the device, however long what follows it") {
   const int num_blocks = CostModel{}.num_blocks;
   for (const int own : {64, 512, 1024}) {
     CAPTURE(own);
-    const Launch first = play(test::make_two_level_plan(32, 4096, own), mha).first;
-    CHECK(first.items > num_blocks * 9 / 10);
-    CHECK(first.items <= num_blocks);  // and not a second round for a few
+    const Played played = play(test::make_two_level_plan(32, 4096, own), mha);
+    CHECK(played.items[0] > num_blocks * 9 / 10);
+    CHECK(played.items[0] <= num_blocks);  // and not a second round for a few
   }
 }
 
-TEST_CASE("both launches end when their work does") {
+TEST_CASE("a launch ends when its work does") {
   struct Case {
     int sequences, shared, own;
     Geometry geometry;
@@ -131,17 +136,23 @@ TEST_CASE("both launches end when their work does") {
     for (const int shared : {4096, 32768})
       for (const int own : {64, 512}) cases.push_back({sequences, shared, own, gqa});
   for (const int sequences : {1, 8, 20, 48, 64, 256}) cases.push_back({sequences, 0, 4096, gqa});
+  int few = 0;
   for (const Case& c : cases) {
     CAPTURE(c.sequences);
     CAPTURE(c.shared);
     CAPTURE(c.own);
     CAPTURE(c.geometry.num_kv_heads);
-    CHECK(play(test::make_two_level_plan(c.sequences, c.shared, c.own), c.geometry).ratio <= 1.05);
+    const Played played = play(test::make_two_level_plan(c.sequences, c.shared, c.own), c.geometry);
+    // A few sequences are a round of each phase, which the work of both together says nothing of.
+    CHECK((played.ratio <= 1.05 || played.apart <= 0.9));
+    few += played.ratio > 1.05 ? 1 : 0;
   }
+  CHECK(few <= 1);
 }
 
-// FastTree (MLSys 2025), the trees of its kernel benchmark.
-TEST_CASE("so they do for published trees") {
+// FastTree (MLSys 2025), the trees of its kernel benchmark. Small ones are a round of each phase,
+// which the work of both together says nothing of.
+TEST_CASE("published trees end no later than two launches could") {
   struct Tree {
     std::vector<int> nodes, tokens;
   };
@@ -168,11 +179,11 @@ TEST_CASE("so they do for published trees") {
       CAPTURE(tree.nodes.size());
       CAPTURE(tree.nodes.back());
       CAPTURE(geometry.num_kv_heads);
-      // A launch of one to three rounds of tasks that are not worth a cut cannot end evenly.
-      uneven += played.ratio > 1.05 ? 1 : 0;
-      CHECK(played.ratio <= 1.2);
+      // A few rounds of tasks that are not worth a cut cannot end evenly.
+      uneven += played.apart > 1.05 ? 1 : 0;
+      CHECK(played.apart <= 1.15);
     }
-  CHECK(uneven <= 4);
+  CHECK(uneven <= 2);
 }
 
 TEST_CASE("where partial results are scarce, cuts are fewer, not gone") {

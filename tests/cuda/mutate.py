@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""Deletes each barrier, wait and commit of the kernels in turn and runs the emulated tests.
+"""Deletes and weakens what orders the kernels' memory, one place at a time, and runs the emulated tests.
+
+Deleted: barriers, waits, commits, and calls that wait, look or publish. Weakened: a wait that lets one
+group more stay under way, an acquire or release made plain, a flag or a launch compared with the one
+before.
 
 A mutant that no test notices is a survivor: either the statement is not needed, or the tests are
 too weak. docs/cuda.md explains each. Mutants are compiled and run `--jobs` at a time.
@@ -20,10 +24,19 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-FILES = ["tile_attention.cuh", "merge.cuh", "append.cuh"]
-STATEMENT = re.compile(r"^\s*ptx::(barrier|cp_async_wait|cp_async_commit)\(.*\);")
+FILES = ["tile_attention.cuh", "run_tasks.cuh", "merge.cuh", "append.cuh"]
+STATEMENT = re.compile(r"^\s*(ptx::(barrier|cp_async_wait|cp_async_commit|store_release)"
+                       r"|partials\.(wait|look)|publish_partials|queue\.fetch)\(.*\);")
+WEAKER = [  # (what, what becomes of it)
+    (r"cp_async_wait\((.*)\);", r"cp_async_wait(\1 + 1);"),
+    (r"ptx::load_acquire\((.*?)\)", r"*\1"),
+    (r"ptx::store_release\((.*), launch\);", r"*(\1) = launch;"),
+    (r"(==|!=) launch_\b", r"\1 launch_ - 1"),
+    (r"counters\.launches \+ 1", "counters.launches"),
+    (r"last_row / max_tile_rows", "first_row / max_tile_rows"),
+]
 TESTS = ["cuda_kernels_test"]
-CASES = "emulated kernels*,prefill*,the order of turns*,a NaN*"
+CASES = "emulated kernels*,prefill*,the order of turns*,a task waits*,a NaN*"
 
 # Statements whose absence the emulator cannot show; docs/cuda.md says why each stays.
 EXPECTED_SURVIVORS = {}
@@ -34,16 +47,20 @@ def mutants():
         path = os.path.join(ROOT, "include", "chunkattn", "cuda", name)
         for number, line in enumerate(open(path), 1):
             if STATEMENT.match(line):
-                yield name, number, line.strip()
+                yield name, number, line.strip(), "/* deleted */"
+            for pattern, weaker in WEAKER:
+                if re.search(pattern, line):
+                    changed = re.sub(pattern, weaker, line.rstrip("\n"))
+                    yield name, number, changed.strip(), changed
 
 
 def run(mutant, cxx, work):
-    name, number, statement = mutant
-    tree = os.path.join(work, f"{name}.{number}")
+    name, number, statement, changed = mutant
+    tree = tempfile.mkdtemp(dir=work)
     shutil.copytree(os.path.join(ROOT, "include"), os.path.join(tree, "include"))
     path = os.path.join(tree, "include", "chunkattn", "cuda", name)
     lines = open(path).read().splitlines()
-    lines[number - 1] = "/* deleted */"
+    lines[number - 1] = changed
     open(path, "w").write("\n".join(lines) + "\n")
     verdict = "SURVIVED"
     for test in TESTS:
@@ -60,7 +77,7 @@ def run(mutant, cxx, work):
         if verdict != "SURVIVED":
             break
     shutil.rmtree(tree)
-    return name, number, statement, verdict
+    return name, number, ("deleted: " if changed == "/* deleted */" else "") + statement, verdict
 
 
 def main():
@@ -74,7 +91,7 @@ def main():
     all_mutants = list(mutants())
     if options.list:
         for i, mutant in enumerate(all_mutants):
-            print(i, *mutant, sep=": ")
+            print(i, *mutant[:3], "(deleted)" if mutant[3] == "/* deleted */" else "(weakened)", sep=": ")
         return 0
     if options.only:
         all_mutants = [all_mutants[int(i)] for i in options.only.split(",")]
@@ -86,7 +103,7 @@ def main():
             note = " (expected, see docs/cuda.md)" if verdict == "SURVIVED" and expected else ""
             unexpected += verdict == "SURVIVED" and not expected
             verdicts.append({"file": name, "line": number, "statement": statement, "verdict": verdict})
-            print(f"{name}:{number}: {statement:60} {verdict}{note}", flush=True)
+            print(f"{name}:{number}: {statement:80} {verdict}{note}", flush=True)
     if options.json:
         with open(options.json, "w") as file:
             json.dump(verdicts, file, indent=1)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# run.sh: compiles the CUDA kernels and looks at what came out (check_ptxas.py).
+# run.sh [kernels|wrappers]: compiles the CUDA kernels (check_ptxas.py) or each wrapper of ptx.cuh
+# (check_sass.py) and looks at what came out.
 # Exit 0: passed. 77: a tool is missing, said aloud. Anything else: failed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -10,4 +11,6 @@ nvcc=${NVCC:-}
 [ -x "$nvcc" ] || nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 [ -x "$nvcc" ] || skip "cuda compiled needs nvcc"
 command -v python3 >/dev/null || skip "cuda compiled needs python3"
-NVCC=$nvcc exec python3 "$here/check_ptxas.py" --tuned
+export NVCC=$nvcc
+[ "${1:-kernels}" = kernels ] || exec python3 "$here/check_sass.py"
+exec python3 "$here/check_ptxas.py" --tuned

@@ -1,4 +1,4 @@
-// One step of attention under the emulator, straight from a plan: schedule, both kernels, results.
+// One step of attention under the emulator, straight from a plan: schedule, kernel, results.
 #pragma once
 
 #include <cmath>
@@ -18,7 +18,7 @@ inline chunkattn::CostModel eager_model() {
   model.num_blocks = 64;
   model.task_ps = 0;
   model.merge_ps = 0;
-  model.launch_ps = 0;
+  model.wait_ps = 0;
   model.min_split_tokens = 64;
   return model;
 }
@@ -48,6 +48,9 @@ StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView
   const auto partials = static_cast<std::size_t>(schedule.num_partials());
   std::vector<Float4> partial_out(partials * HeadDim / 4, Float4{{NAN, NAN, NAN, NAN}});
   std::vector<float> partial_lse(partials, NAN);
+  result.counters.launches = 6;  // the last of which has set all flags
+  std::vector<std::uint32_t> flags(
+      static_cast<std::size_t>(schedule.num_chunk_first() * kv.num_kv_heads), 6);
   std::vector<std::int32_t> kv_len(plan.row_kv_len, plan.row_kv_len + rows);
   std::vector<Packed4<T>> out(q.size() / 4, Packed4<T>{{0xffffffffu, 0xffffffffu}});
   result.lse.assign(q.size() / HeadDim, NAN);
@@ -64,6 +67,7 @@ StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView
                nullptr,
                plan.copies,
                &result.counters,
+               flags.data(),
                reinterpret_cast<float*>(partial_out.data()),
                partial_lse.data()};
   args.kv = kv;
@@ -76,8 +80,7 @@ StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView
   args.scale2 = (sm_scale != 0 ? sm_scale : 1.0f / std::sqrt(static_cast<float>(HeadDim))) *
                 1.4426950408889634f;
   const auto shared = static_cast<std::size_t>(SharedLayout<HeadDim>::total(num_stages));
-  launch(grid, block_threads, shared, [&] { chunk_first_kernel<T, HeadDim>(args); });
-  launch(grid, block_threads, shared, [&] { sequence_first_kernel<T, HeadDim>(args); });
+  launch(grid, block_threads, shared, [&] { attention_kernel<T, HeadDim>(args); });
   const T* written = reinterpret_cast<const T*>(out.data());
   result.out.assign(written, written + q.size());
   return result;

@@ -39,7 +39,7 @@ inline chunkattn::CostModel engine_model() {
   chunkattn::CostModel model;
   model.task_ps = 0;
   model.merge_ps = 0;
-  model.launch_ps = 0;
+  model.wait_ps = 0;
   model.min_split_tokens = 64;
   return model;
 }

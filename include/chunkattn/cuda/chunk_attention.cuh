@@ -81,9 +81,12 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
                                              : static_cast<std::byte*>(options.workspace)) {
     upload_.set_advance(&cuda_detail::advance_kernel<>);
     cuda_detail::load_kernel(&cuda_detail::advance_kernel<>);
-    // The tickets start at zero; each launch leaves them so.
-    cuda_detail::check_cuda(cudaMemset(upload_.memory().counters, 0, sizeof(cuda_detail::Counters)),
-                            "cudaMemset");
+    // The tickets start at zero; each launch leaves them so, and counts itself: no flag has its
+    // number.
+    const auto& layout = upload_.layout();
+    cuda_detail::check_cuda(
+        cudaMemset(upload_.memory().counters, 0, layout.partial_out - layout.counters),
+        "cudaMemset");
     // It may still be under way, and the caller's stream need not wait for the default one.
     cuda_detail::check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   }
@@ -186,7 +189,6 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     if (!lse.empty()) checks_.pointer("lse", lse.data());
     prepare(plan, stream);
 
-    const auto& scheduler = upload_.scheduler();
     const bool capturing = cuda_detail::is_capturing(stream);
     const cuda_detail::AttentionArguments<T> arguments{upload_.memory(),
                                                        layer,
@@ -198,18 +200,13 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
                                                        occupancy_.num_stages,
                                                        options_.sm_scale * 1.4426950408889634f};
     const int shared = cuda_detail::shared_bytes(HeadDim, occupancy_.num_stages);
-    const auto grid = [&](int tasks) {
-      const std::int64_t items = std::int64_t{tasks} * limits_.num_kv_heads;
-      const int most = num_blocks();
-      return capturing || items > most ? most : static_cast<int>(items);
-    };
-    if (capturing || scheduler.num_chunk_first() > 0)
-      cuda_detail::launch("chunk_first_kernel", kernels<T>().chunk_first,
-                          grid(scheduler.num_chunk_first()), cuda_detail::block_threads, shared,
-                          stream, arguments);
-    cuda_detail::launch("sequence_first_kernel", kernels<T>().sequence_first,
-                        grid(scheduler.num_sequence_first()), cuda_detail::block_threads, shared,
-                        stream, arguments);
+    const std::int64_t items =
+        static_cast<std::int64_t>(upload_.scheduler().tasks().size()) * limits_.num_kv_heads;
+    const int most = num_blocks();
+    // A graph is replayed with other plans: as many as any may need.
+    const int grid = capturing || items > most ? most : static_cast<int>(items);
+    cuda_detail::launch("attention_kernel", kernels<T>().attention, grid,
+                        cuda_detail::block_threads, shared, stream, arguments);
     checks_.enqueued(stream);
   }
 
@@ -234,7 +231,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
                                       std::pair{"options.model.ps_per_mflop", model.ps_per_mflop},
                                       std::pair{"options.model.task_ps", model.task_ps},
                                       std::pair{"options.model.merge_ps", model.merge_ps},
-                                      std::pair{"options.model.launch_ps", model.launch_ps}})
+                                      std::pair{"options.model.wait_ps", model.wait_ps}})
       detail::check_argument(value >= 0, name, value, "a time");
     detail::check_argument(model.min_split_tokens > 0, "options.model.min_split_tokens",
                            model.min_split_tokens, "at least 1");

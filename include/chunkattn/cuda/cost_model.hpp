@@ -25,7 +25,8 @@ struct CostModel {
   std::int64_t task_ps = 1500000;      ///< start, first loads, epilogue
   /// 128 threads reading their columns of one partial result; four reads are under way at a time.
   std::int64_t merge_ps = 150000;
-  std::int64_t launch_ps = 2500000;     ///< one more kernel on the stream
+  /// The way to partial results of other tasks: their flags, and the first of them.
+  std::int64_t wait_ps = 1000000;
   std::int32_t min_split_tokens = 128;  ///< no KV split is shorter
 
   /// One task: `tokens` K/V rows of `head_dim` 16-bit elements past a tile of `tile_rows`.
@@ -42,16 +43,22 @@ struct CostModel {
     return task_ps + stream_ps(tokens, tile_rows, head_dim) + partial_ps(rows, head_dim) / 2;
   }
 
-  /// A sequence-first task: streams, and merges `merges` partial results for each of its rows, one
-  /// after the other, four columns per thread.
+  /// A sequence-first task: streams, then merges `merges` partial results for each of its rows.
   [[nodiscard]] constexpr std::int64_t sequence_first_ps(std::int64_t tokens, int tile_rows,
                                                          int rows, int head_dim,
                                                          int merges) const noexcept {
-    const std::int64_t rounds = (std::int64_t{rows} * head_dim + 511) / 512;
-    return task_ps + stream_ps(tokens, tile_rows, head_dim) + merges * rounds * merge_ps;
+    return task_ps + stream_ps(tokens, tile_rows, head_dim) + merge_all_ps(rows, head_dim, merges);
   }
 
-  /// `rows` partial results of one KV head, written by one kernel and read by the next.
+  /// Its end: `merges` partial results for each of `rows`, one after the other, four columns per
+  /// thread.
+  [[nodiscard]] constexpr std::int64_t merge_all_ps(int rows, int head_dim,
+                                                    int merges) const noexcept {
+    const std::int64_t rounds = (std::int64_t{rows} * head_dim + 511) / 512;
+    return merges * rounds * merge_ps;
+  }
+
+  /// `rows` partial results of one KV head, written by one task and read by others.
   [[nodiscard]] constexpr std::int64_t partial_ps(std::int64_t rows, int head_dim) const noexcept {
     return 2 * rows * (head_dim + 1) * 4 * ps_per_kib / 1024;
   }

@@ -24,9 +24,19 @@ struct alignas(16) Task {
                                 ///< partial_base + row * num_qo_heads + head
   std::int32_t merge_begin;     ///< sequence-first: into PlanMemory::merges
   std::int32_t merge_count;
-  std::int32_t unused[3];
+  std::int32_t flag;  ///< chunk-first: of KV head h, flag * num_kv_heads + h in PlanMemory::flags
+  std::int32_t unused[2];
 };
 static_assert(sizeof(Task) == 48);
+
+/// The partial results of one range of a run, one task per tile of its rows, as a sequence-first
+/// task merges them.
+struct alignas(16) Merge {
+  std::int32_t partial_base;  ///< as the tasks'
+  std::int32_t flag;          ///< of the first tile; the others' follow
+  std::int32_t row_begin;     ///< packed row that the first tile begins with
+  std::int32_t unused;
+};
 
 inline constexpr std::int32_t open_end = 0x7fffffff;
 
@@ -40,17 +50,19 @@ struct PlanHeader {
   std::int32_t unused[4];
 };
 
-/// Tickets: blocks take work in task order. The last block to leave a launch zeroes them.
+/// Tickets: blocks take work in task order. The last block to leave a launch zeroes them and counts
+/// the launch, so that flags which earlier launches have set mean nothing to the next.
 struct Counters {
-  std::int32_t next[2];
-  std::int32_t left[2];
+  std::int32_t next;
+  std::int32_t left;
+  std::uint32_t launches;
 };
 
 /// Device pointers; fixed for the life of an attention object.
 struct PlanMemory {
   const PlanHeader* header;
   const Task* tasks;
-  const std::int32_t* merges;  ///< partial_base of each partial, in path order
+  const Merge* merges;  ///< in path order
   const Segment* segments;
   const Piece* pieces;
   const std::int32_t* row_token;
@@ -59,8 +71,9 @@ struct PlanMemory {
   WriteTarget* writes;
   const RowCopy* copies;
   Counters* counters;
-  float* partial_out;  ///< [partial][head_dim], normalised
-  float* partial_lse;  ///< [partial], base 2; at most empty_lse2: empty
+  std::uint32_t* flags;  ///< [chunk-first task][KV head]: the launch that last wrote its partials
+  float* partial_out;    ///< [partial][head_dim], normalised
+  float* partial_lse;    ///< [partial], base 2; at most empty_lse2: empty
 };
 
 }  // namespace cuda_detail

@@ -6,8 +6,6 @@
 // capture (a kernel is otherwise loaded by its first launch), and launches nothing else.
 #pragma once
 
-#include <algorithm>
-
 #include "append.cuh"
 #include "kernels.cuh"
 #include "launch.cuh"
@@ -18,22 +16,19 @@ namespace cuda_detail {
 /// Host addresses of the kernels for K/V of T.
 template <class T, int HeadDim>
 struct KernelTable {
-  void (*chunk_first)(AttentionArguments<T>) = &chunk_first_kernel<T, HeadDim>;
-  void (*sequence_first)(AttentionArguments<T>) = &sequence_first_kernel<T, HeadDim>;
+  void (*attention)(AttentionArguments<T>) = &attention_kernel<T, HeadDim>;
   void (*write)(WriteArguments<T, T>) = &write_kernel<T, T>;
   void (*write_floats)(WriteArguments<T, float>) = &write_kernel<T, float>;
   void (*copy_rows)(CopyArguments<T>) = &copy_rows_kernel<T>;
 
-  /// Loads all of them on the current device and allows the attention kernels `shared_bytes`.
-  /// \return blocks of the attention kernels that a multiprocessor holds, 0: none
+  /// Loads all of them on the current device and allows the attention kernel `shared_bytes`.
+  /// \return blocks of the attention kernel that a multiprocessor holds, 0: none
   [[nodiscard]] int load(int shared_bytes) const {
     load_kernel(write);
     load_kernel(write_floats);
     load_kernel(copy_rows);
-    allow_shared(chunk_first, shared_bytes);
-    allow_shared(sequence_first, shared_bytes);
-    return std::min(blocks_per_sm(chunk_first, block_threads, shared_bytes),
-                    blocks_per_sm(sequence_first, block_threads, shared_bytes));
+    allow_shared(attention, shared_bytes);
+    return blocks_per_sm(attention, block_threads, shared_bytes);
   }
 };
 

@@ -1,8 +1,9 @@
-// Where runs are cut along KV: as often as makes the two launches end soonest.
+// Where runs are cut along KV: as often as makes the launch end soonest.
 //
-// The blocks of a launch take its items, (task, KV head) pairs, longest first, each the next one as
-// soon as it is free. So lengths tell when a launch ends, and no quotient does: 288 equal items on
-// 264 blocks take as long as 528. Candidates are tried in the order of what they promise at best.
+// Its blocks take (task, KV head) pairs, each the next one as soon as it is free: the chunk-first
+// ones, longest first, then the sequence-first ones, longest first, which end with partial results
+// of the former. So lengths tell when a launch ends, and no quotient does: 288 equal items on 264
+// blocks take as long as 528. Candidates are tried in the order of what they promise at best.
 #pragma once
 
 #include <algorithm>
@@ -52,6 +53,7 @@ struct Run {
   std::int32_t merges = 0;        ///< partial results from the path's begin to the end of this run
   std::int32_t partial_base = 0;  ///< of the first split; the next is partial_stride on
   std::int32_t partial_stride = 0;
+  std::int32_t flag_base = 0;  ///< of the first split's first tile; the next split's follow
 
   /// An own run, cut: streamed by chunk-first tasks.
   [[nodiscard]] bool moved() const noexcept { return last && splits > 1; }
@@ -72,10 +74,11 @@ class Makespan {
     free_.assign(static_cast<std::size_t>(num_blocks / together), 0);
     end_ = 0;
   }
-  void add(std::int64_t ps) {
+  /// An item that takes `ps`, and then, from `ready` on at the earliest, `rest`.
+  void add(std::int64_t ps, std::int64_t ready = 0, std::int64_t rest = 0) {
     for (int i = 0; i < pushes_; ++i) {
       std::pop_heap(free_.begin(), free_.end(), std::greater<>());
-      free_.back() += ps;
+      free_.back() = std::max(free_.back() + ps, ready) + rest;
       end_ = std::max(end_, free_.back());
       std::push_heap(free_.begin(), free_.end(), std::greater<>());
     }
@@ -91,8 +94,8 @@ class Makespan {
 /// Chooses `splits` and `step` of runs. Keeps its memory from call to call.
 class KvSplits {
  public:
-  /// Cuts `runs` so that the modelled time of both launches is least and everything fits
-  /// `capacity`. False: not even the uncut runs fit.
+  /// Cuts `runs` so that the modelled time of the launch is least and everything fits `capacity`.
+  /// False: not even the uncut runs fit.
   bool choose(std::vector<Run>& runs, const Geometry& geometry, const CostModel& model,
               const ScheduleCapacity& capacity) {
     runs_ = &runs;
@@ -102,7 +105,7 @@ class KvSplits {
     caps_[0] = caps_[1] = uncut;
     if (!apply()) return false;
     best_ = play();
-    // Shared runs once more, since cut runs of sequences join their launch.
+    // Shared runs once more, since cut runs of sequences join their phase.
     for (const int kind : {0, 1, 0}) search(kind);
     return apply();
   }
@@ -111,10 +114,11 @@ class KvSplits {
   [[nodiscard]] std::size_t num_tasks() const noexcept { return used_.tasks; }
 
  private:
-  // One launch: tasks of equal length, and what they come to for one KV head.
-  struct Launch {
+  // One phase: tasks of equal length, and what they come to for one KV head.
+  struct Phase {
     struct Tasks {
-      std::int64_t ps;
+      std::int64_t ps;    // until partial results are needed
+      std::int64_t rest;  // with them
       std::int32_t count;
     };
     std::vector<Tasks> tasks;
@@ -137,7 +141,7 @@ class KvSplits {
       tokens = std::max(tokens, run.tokens);
     }
     // Pieces finer than a quarter of an even share balance no better, and each costs a start.
-    const std::int64_t even = even_share(launches_[kind]) + 1;
+    const std::int64_t even = even_share(phases_[kind]) + 1;
     const std::int64_t most =
         std::min<std::int64_t>(tokens / model_.min_split_tokens, 4 * longest / even + 1);
     candidates_.clear();
@@ -174,12 +178,12 @@ class KvSplits {
     return model_.stream_ps(run.tokens, tile, geometry_.head_dim);
   }
 
-  // Cuts each run into pieces no longer than its kind's cap, and lists the tasks of both launches.
+  // Cuts each run into pieces no longer than its kind's cap, and lists the tasks of both phases.
   // False: no room for them.
   bool apply() {
-    for (Launch& launch : launches_) {
-      launch.tasks.clear();
-      launch.work = launch.longest = 0;
+    for (Phase& phase : phases_) {
+      phase.tasks.clear();
+      phase.work = phase.longest = 0;
     }
     used_ = {};
     for (Run& run : *runs_) {
@@ -219,7 +223,7 @@ class KvSplits {
     run.splits = (run.tokens + run.step - 1) / run.step;
   }
 
-  // `times` x the tiles of a run against `tokens` positions, in launch 0 (chunk-first) or 1.
+  // `times` x the tiles of a run against `tokens` positions, in phase 0 (chunk-first) or 1.
   void add_tiles(const Run& run, int which, std::int32_t tokens, std::int32_t times) {
     const bool merge_only = which == 1 && !run.streams_last();
     const int most = merge_only ? merge_rows(geometry_.head_dim) : max_tile_rows;
@@ -231,43 +235,39 @@ class KvSplits {
     if (count == 0) return;
     const int dim = geometry_.head_dim;
     const int tile = tile_rows_for(rows);
-    const std::int64_t ps = which == 0
-                                ? model_.chunk_first_ps(tokens, tile, rows, dim)
-                                : model_.sequence_first_ps(tokens, tile, rows, dim, run.merges);
-    Launch& launch = launches_[which];
-    launch.work += ps * count;
-    launch.longest = std::max(launch.longest, ps);
+    const std::int64_t ps = which == 0 ? model_.chunk_first_ps(tokens, tile, rows, dim)
+                                       : model_.sequence_first_ps(tokens, tile, rows, dim, 0);
+    const std::int64_t rest = which == 0 ? 0 : model_.merge_all_ps(rows, dim, run.merges);
+    Phase& phase = phases_[which];
+    phase.work += (ps + rest) * count;
+    phase.longest = std::max(phase.longest, ps + rest);
     used_.tasks += static_cast<std::size_t>(count);
-    if (!launch.tasks.empty() && launch.tasks.back().ps == ps)
-      launch.tasks.back().count += count;
+    if (!phase.tasks.empty() && phase.tasks.back().ps == ps && phase.tasks.back().rest == rest)
+      phase.tasks.back().count += count;
     else
-      launch.tasks.push_back({ps, count});
+      phase.tasks.push_back({ps, rest, count});
   }
 
-  [[nodiscard]] std::int64_t even_share(const Launch& launch) const noexcept {
-    return launch.work * geometry_.num_kv_heads / model_.num_blocks;
-  }
-  // A launch more than the last one costs its start.
-  [[nodiscard]] std::int64_t launch_ps() const noexcept {
-    return launches_[0].tasks.empty() ? 0 : model_.launch_ps;
+  [[nodiscard]] std::int64_t even_share(const Phase& phase) const noexcept {
+    return phase.work * geometry_.num_kv_heads / model_.num_blocks;
   }
   [[nodiscard]] std::int64_t bound() const noexcept {
-    std::int64_t ps = launch_ps();
-    for (const Launch& launch : launches_) ps += std::max(even_share(launch), launch.longest);
-    return ps;
+    return std::max(
+        {even_share(phases_[0]) + even_share(phases_[1]), phases_[0].longest, phases_[1].longest});
   }
-  // The modelled time of both launches.
+  // The modelled time of the launch. Whoever merges is taken to need the last partial result.
   [[nodiscard]] std::int64_t play() {
-    std::int64_t ps = launch_ps();
-    for (Launch& launch : launches_) {
-      std::sort(launch.tasks.begin(), launch.tasks.end(),
-                [](const auto& a, const auto& b) { return a.ps > b.ps; });
-      makespan_.start(model_.num_blocks, geometry_.num_kv_heads);
-      for (const auto& tasks : launch.tasks)
-        for (int i = 0; i < tasks.count; ++i) makespan_.add(tasks.ps);
-      ps += makespan_.end();
+    makespan_.start(model_.num_blocks, geometry_.num_kv_heads);
+    for (Phase& phase : phases_) {
+      const std::int64_t ready = makespan_.end() + model_.wait_ps;
+      std::sort(phase.tasks.begin(), phase.tasks.end(), [](const auto& a, const auto& b) {
+        return a.ps + a.rest != b.ps + b.rest ? a.ps + a.rest > b.ps + b.rest : a.ps > b.ps;
+      });
+      for (const auto& tasks : phase.tasks)
+        for (int i = 0; i < tasks.count; ++i)
+          makespan_.add(tasks.ps, tasks.rest > 0 ? ready : 0, tasks.rest);
     }
-    return ps;
+    return makespan_.end();
   }
 
   std::vector<Run>* runs_ = nullptr;
@@ -276,7 +276,7 @@ class KvSplits {
   ScheduleCapacity capacity_;
   ScheduleCapacity used_;
   std::int64_t caps_[2] = {uncut, uncut};  // ps of streaming a piece, by kind
-  Launch launches_[2];
+  Phase phases_[2];
   std::vector<Candidate> candidates_;
   Makespan makespan_;
   std::int64_t best_ = 0;

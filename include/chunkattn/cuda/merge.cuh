@@ -20,7 +20,7 @@ inline constexpr float lowest_max2 = -3.0e38f;
 /// Beyond this a scaled logit is rounded by more than 2^-8.
 inline constexpr float far_max2 = 65536.0f;
 
-/// What both attention kernels are given. T: half or bfloat16.
+/// What the attention kernel is given. T: half or bfloat16.
 template <class T>
 struct AttentionArguments {
   PlanMemory plan;
@@ -94,16 +94,17 @@ template <int HeadDim>
 CHUNKATTN_DEVICE void add_partials(const PlanMemory& plan, const Task& task, int row_partial,
                                    int column, RowResult& result) {
   constexpr int at_once = 4;
-  const std::int32_t* merges = plan.merges + task.merge_begin;
+  const Merge* merges = plan.merges + task.merge_begin;
   for (int first = 0; first < task.merge_count; first += at_once) {
     float lse[at_once];
     Float4 values[at_once];
     CHUNKATTN_UNROLL
     for (int i = 0; i < at_once; ++i) {
       const int p = first + i < task.merge_count ? first + i : first;
-      const std::int64_t index = merges[p] + row_partial;
-      lse[i] = plan.partial_lse[index];
-      values[i] = *reinterpret_cast<const Float4*>(plan.partial_out + index * HeadDim + column);
+      const std::int64_t index = merges[p].partial_base + row_partial;
+      lse[i] = ptx::load(plan.partial_lse + index);
+      values[i] =
+          ptx::load(reinterpret_cast<const Float4*>(plan.partial_out + index * HeadDim + column));
     }
     CHUNKATTN_UNROLL
     for (int i = 0; i < at_once; ++i) {
@@ -146,9 +147,10 @@ CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T>& args, const Task& 
       if (column == 0 && args.lse != nullptr) args.lse[line] = lse2 * 0.6931471805599453f;
     } else {
       const std::int64_t index = task.partial_base + row_partial[row];
-      *reinterpret_cast<Float4*>(args.plan.partial_out + index * HeadDim + column) =
-          Float4{{o[0], o[1], o[2], o[3]}};
-      if (column == 0) args.plan.partial_lse[index] = result.state.empty() ? empty_max2 : lse2;
+      ptx::store(reinterpret_cast<Float4*>(args.plan.partial_out + index * HeadDim + column),
+                 Float4{{o[0], o[1], o[2], o[3]}});
+      if (column == 0)
+        ptx::store(args.plan.partial_lse + index, result.state.empty() ? empty_max2 : lse2);
     }
   }
 }

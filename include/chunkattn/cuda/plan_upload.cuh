@@ -84,14 +84,15 @@ struct PlanArray {
 inline constexpr std::size_t plan_element_bytes[PlanArray::count] = {
     sizeof(PlanHeader),   sizeof(Segment),      sizeof(Piece),       sizeof(std::int32_t),
     sizeof(std::int32_t), sizeof(std::int32_t), sizeof(WriteTarget), sizeof(RowCopy),
-    sizeof(Task),         sizeof(std::int32_t)};
+    sizeof(Task),         sizeof(Merge)};
 
 /// Where each array lies in the workspace; the uploaded part comes first and is mirrored in pinned
 /// memory.
 struct WorkspaceLayout {
   std::size_t offset[PlanArray::count] = {};
   std::size_t upload_bytes = 0;
-  std::size_t counters = 0, partial_out = 0, partial_lse = 0;
+  std::size_t counters = 0, flags = 0;  // zero at first
+  std::size_t partial_out = 0, partial_lse = 0;
   std::size_t total = 0;
   ScheduleCapacity capacity;
 
@@ -116,6 +117,7 @@ struct WorkspaceLayout {
     for (int a = 0; a < PlanArray::count; ++a) offset[a] = take(most[a] * plan_element_bytes[a]);
     upload_bytes = total;
     counters = take(sizeof(Counters));
+    flags = take(capacity.tasks * size(limits.num_kv_heads) * sizeof(std::uint32_t));
     partial_out = take(capacity.partials * size(head_dim) * sizeof(float));
     partial_lse = take(capacity.partials * sizeof(float));
   }
@@ -180,7 +182,7 @@ class PlanUpload {
     PlanMemory memory{};
     memory.header = at<PlanHeader>(PlanArray::header);
     memory.tasks = at<Task>(PlanArray::tasks);
-    memory.merges = at<std::int32_t>(PlanArray::merges);
+    memory.merges = at<Merge>(PlanArray::merges);
     memory.segments = at<Segment>(PlanArray::segments);
     memory.pieces = at<Piece>(PlanArray::pieces);
     memory.row_token = at<std::int32_t>(PlanArray::row_token);
@@ -189,6 +191,7 @@ class PlanUpload {
     memory.writes = at<WriteTarget>(PlanArray::writes);
     memory.copies = at<RowCopy>(PlanArray::copies);
     memory.counters = reinterpret_cast<Counters*>(workspace_ + layout_.counters);
+    memory.flags = reinterpret_cast<std::uint32_t*>(workspace_ + layout_.flags);
     memory.partial_out = reinterpret_cast<float*>(workspace_ + layout_.partial_out);
     memory.partial_lse = reinterpret_cast<float*>(workspace_ + layout_.partial_lse);
     return memory;

@@ -2,12 +2,13 @@
 // copies, ldmatrix, mma. The kernels hold no inline assembly of their own, so a test that defines
 // CHUNKATTN_PTX_PROVIDED and these same functions runs the same kernel source on the host.
 //
-// Instruction meanings: PTX ISA 7.0, sections on cp.async, ldmatrix, mma.m16n8k16 and ex2. libcu++
-// wraps none of these four (its cuda::ptx starts with sm_90's bulk copies), hence the few lines of
-// assembly here.
+// Instruction meanings: PTX ISA 7.0, sections on cp.async, ldmatrix, mma.m16n8k16, ex2, ld and st.
+// libcu++ wraps none of the first four (its cuda::ptx starts with sm_90's bulk copies), hence the
+// few lines of assembly here. tests/cuda/check_sass.py looks at what becomes of each.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../base/config.hpp"
 #include "../base/element.hpp"
@@ -83,6 +84,36 @@ CHUNKATTN_DEVICE bool any(bool condition) {
 
 CHUNKATTN_DEVICE int atomic_add(int* target, int value) {
   return atomicAdd(target, value);
+}
+
+/// Global memory by which blocks of one launch tell one another something: what a thread stores,
+/// and what others of its block have stored before a barrier, is there for whoever loads after it
+/// has acquired what this thread released then.
+template <class V>
+CHUNKATTN_DEVICE V load(const V* source) {
+  return *source;
+}
+template <class V>
+CHUNKATTN_DEVICE void store(V* target, std::type_identity_t<V> value) {
+  *target = value;
+}
+CHUNKATTN_DEVICE std::uint32_t load_acquire(const std::uint32_t* source) {
+  std::uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+               : "=r"(value)
+               : "l"(__cvta_generic_to_global(source))
+               : "memory");
+  return value;
+}
+CHUNKATTN_DEVICE void store_release(std::uint32_t* target, std::uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(target)),
+               "r"(value)
+               : "memory");
+}
+
+/// Between two looks at what another block is to store.
+CHUNKATTN_DEVICE void pause() {
+  __nanosleep(32);
 }
 
 /// Copies 16 bytes from global to shared memory in the background, or writes 16 zero bytes where

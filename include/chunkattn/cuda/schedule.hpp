@@ -54,7 +54,7 @@ class Scheduler {
   [[nodiscard]] int num_sequence_first() const noexcept {
     return static_cast<int>(tasks_.size()) - num_chunk_first_;
   }
-  [[nodiscard]] const std::vector<std::int32_t>& merges() const noexcept { return merges_; }
+  [[nodiscard]] const std::vector<Merge>& merges() const noexcept { return merges_; }
   [[nodiscard]] std::int64_t num_partials() const noexcept { return num_partials_; }
   [[nodiscard]] const ScheduleSummary& summary() const noexcept { return summary_; }
   /// K/V rows that the plan's rows saw when this was built, each segment once.
@@ -148,8 +148,8 @@ class Scheduler {
       node.shared = together < apart;
       if (node.shared) gain += apart - together;
     }
-    // The second kernel must earn its launch.
-    if (share && gain > 0 && gain * geometry_.num_kv_heads / model_.num_blocks < model_.launch_ps)
+    // It must earn what the wait for partial results costs.
+    if (share && gain > 0 && gain * geometry_.num_kv_heads / model_.num_blocks < model_.wait_ps)
       return choose_runs(false);
     for (int s = 0; s < plan_.num_segments; ++s) {
       const Segment& segment = plan_.segments[s];
@@ -210,6 +210,7 @@ class Scheduler {
     run.partial_base =
         static_cast<std::int32_t>(num_partials_) - run.row_begin * geometry_.num_qo_heads;
     num_partials_ += std::int64_t{run.partial_stride} * run.splits;
+    run.flag_base = static_cast<std::int32_t>(tasks_.size());  // as many tasks as flags before this
     for (int i = 0; i < run.splits; ++i) {
       const int begin = run.position + i * run.step;
       const bool open = i == run.splits - 1;
@@ -218,6 +219,7 @@ class Scheduler {
       task.position_begin = begin;
       task.position_end = open ? open_end : begin + run.step;
       task.partial_base = run.partial_base + i * run.partial_stride;
+      task.flag = static_cast<std::int32_t>(tasks_.size());
       add_tiles(run, task, true);
     }
   }
@@ -237,8 +239,11 @@ class Scheduler {
   }
 
   void add_merges(const Run& run) {
+    const int row_begin = packed(run.row_begin);
+    const int tiles = num_tiles(packed(run.row_end) - row_begin);
     for (int i = run.splits - 1; i >= 0; --i)
-      merges_.push_back(run.partial_base + i * run.partial_stride);
+      merges_.push_back(
+          {run.partial_base + i * run.partial_stride, run.flag_base + i * tiles, row_begin, 0});
   }
 
   // One task per tile of the run's rows, all else as in `task`.
@@ -257,6 +262,7 @@ class Scheduler {
                           : model_.sequence_first_ps(tokens, task.tile_rows, task.row_count, dim(),
                                                      task.merge_count));
       tasks_.push_back(task);
+      ++task.flag;
     }
   }
 
@@ -294,7 +300,7 @@ class Scheduler {
   std::vector<Task> tasks_, sorted_;
   std::vector<std::int64_t> keys_;
   std::vector<std::size_t> order_;
-  std::vector<std::int32_t> merges_;
+  std::vector<Merge> merges_;
   std::int64_t num_partials_ = 0;
   std::int64_t visible_tokens_ = 0;
   int num_chunk_first_ = 0;

@@ -4,7 +4,7 @@
 // (mma m16n8k16), the online softmax in fp32 registers (paper, Algorithms 1 and 2, with the maximum
 // kept in base 2). Both phases run this same loop: chunk-first over what sequences share,
 // sequence-first over what they do not; they differ in how tasks are cut and in what becomes of the
-// result (merge.cuh).
+// result (merge.cuh, run_tasks.cuh).
 //
 // Positions on a path are contiguous, so causality, reserved places and rows of other owners are
 // one comparison: position < min(row_kv_len, end of the range). K/V rows that no row of the tile
@@ -417,50 +417,6 @@ class TileAttention {
   float sum_[2] = {0.0f, 0.0f};
   bool far_ = false;  // some scaled maximum of this warp is beyond far_max2
 };
-
-template <class T, int HeadDim, int TileRows, bool Final>
-CHUNKATTN_DEVICE void run_task(const AttentionArguments<T>& args, const Task& task, int kv_head,
-                               unsigned char* shared) {
-  TileAttention<T, HeadDim, TileRows> tile(args, task, kv_head, shared);
-  const bool streamed = tile.run();
-  write_rows<T, HeadDim, TileRows, Final>(args, task, shared, streamed);
-}
-
-/// The blocks of a launch take (task, KV head) pairs in order until none is left. Which block runs
-/// which does not change the result.
-template <class T, int HeadDim, bool Final>
-CHUNKATTN_DEVICE void run_phase(const AttentionArguments<T>& args) {
-  using Layout = SharedLayout<HeadDim>;
-  unsigned char* shared = ptx::dynamic_shared();
-  int* ticket = reinterpret_cast<int*>(shared + Layout::scalars);
-  constexpr int phase = Final ? 1 : 0;
-  Counters& counters = *args.plan.counters;
-  const PlanHeader& header = *args.plan.header;
-  const int first = Final ? header.num_chunk_first : 0;
-  const int items =
-      (Final ? header.num_sequence_first : header.num_chunk_first) * args.num_kv_heads;
-  while (true) {
-    // Nobody reads the last ticket any more: a task begins with a barrier.
-    if (ptx::thread_index() == 0) *ticket = ptx::atomic_add(&counters.next[phase], 1);
-    ptx::barrier();  // ticket; the last task's tables and accumulators are read
-    const int item = *ticket;
-    if (item >= items) break;
-    const Task& task = args.plan.tasks[first + item / args.num_kv_heads];
-    const int kv_head = item % args.num_kv_heads;
-    if (task.tile_rows == 16)
-      run_task<T, HeadDim, 16, Final>(args, task, kv_head, shared);
-    else if (task.tile_rows == 32)
-      run_task<T, HeadDim, 32, Final>(args, task, kv_head, shared);
-    else
-      run_task<T, HeadDim, 64, Final>(args, task, kv_head, shared);
-  }
-  if (ptx::thread_index() == 0) {
-    if (ptx::atomic_add(&counters.left[phase], 1) == ptx::grid_size() - 1) {
-      counters.left[phase] = 0;  // every block has drawn its last ticket
-      counters.next[phase] = 0;
-    }
-  }
-}
 
 }  // namespace cuda_detail
 CHUNKATTN_NAMESPACE_END

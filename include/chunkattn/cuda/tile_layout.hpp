@@ -85,8 +85,10 @@ struct SharedLayout {
   static constexpr int row_index = row_len + max_tile_rows * 4;      // int
   static constexpr int row_partial = row_index + max_tile_rows * 4;  // int
   static constexpr int stats = row_partial + max_tile_rows * 4;      // [4 warps][16] {max, sum}
-  static constexpr int scalars = stats + block_warps * 16 * 8;       // 16 ints
-  static constexpr int q = (scalars + 64 + 127) / 128 * 128;         // [64][HeadDim]
+  static constexpr int tasks = stats + block_warps * 16 * 8;         // this Task and the next
+  static constexpr int tickets = tasks + 2 * 48;                     // ints
+  static constexpr int missing = tickets + 2 * 4;                    // int
+  static constexpr int q = (missing + 4 + 127) / 128 * 128;          // [64][HeadDim]
   static constexpr int stages = q + max_tile_rows * HeadDim * 2;
   static constexpr int total(int num_stages) noexcept {
     return stages + num_stages * stage_bytes(HeadDim);
@@ -96,7 +98,7 @@ struct SharedLayout {
 
 constexpr int shared_bytes(int head_dim, int num_stages) noexcept {
   const int tables = max_stages(head_dim) * kv_tile_tokens(head_dim) * 16 + 3 * max_tile_rows * 4 +
-                     block_warps * 16 * 8 + 64;
+                     block_warps * 16 * 8 + 2 * 48 + 3 * 4;
   return (tables + 127) / 128 * 128 + max_tile_rows * head_dim * 2 +
          num_stages * stage_bytes(head_dim);
 }
