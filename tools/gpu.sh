@@ -138,8 +138,8 @@ run_profile() {
   if [ ! -x "$ncu" ]; then failed "ncu not found"; return; fi
   program cuda_sweep || return
   for name in "${profiled[@]}"; do
-    part "$name" 120 "$ncu" --set full --clock-control none --kernel-name "regex:_first_kernel" \
-      --launch-count 2 "$build/cuda_sweep" 0 "$name"
+    part "$name" 120 "$ncu" --set full --clock-control none --kernel-name "regex:attention_kernel" \
+      --launch-count 1 "$build/cuda_sweep" 0 "$name"
   done
 }
 run_peers() {

@@ -27,6 +27,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 FILES = ["tile_attention.cuh", "run_tasks.cuh", "merge.cuh", "append.cuh"]
 STATEMENT = re.compile(r"^\s*(ptx::(barrier|cp_async_wait|cp_async_commit|store_release)"
                        r"|partials\.(wait|look)|publish_partials|queue\.fetch)\(.*\);")
+DELETED = "/* deleted */;"
 WEAKER = [  # (what, what becomes of it)
     (r"cp_async_wait\((.*)\);", r"cp_async_wait(\1 + 1);"),
     (r"ptx::load_acquire\((.*?)\)", r"*\1"),
@@ -47,7 +48,7 @@ def mutants():
         path = os.path.join(ROOT, "include", "chunkattn", "cuda", name)
         for number, line in enumerate(open(path), 1):
             if STATEMENT.match(line):
-                yield name, number, line.strip(), "/* deleted */"
+                yield name, number, line.strip(), DELETED
             for pattern, weaker in WEAKER:
                 if re.search(pattern, line):
                     changed = re.sub(pattern, weaker, line.rstrip("\n"))
@@ -77,7 +78,7 @@ def run(mutant, cxx, work):
         if verdict != "SURVIVED":
             break
     shutil.rmtree(tree)
-    return name, number, ("deleted: " if changed == "/* deleted */" else "") + statement, verdict
+    return name, number, ("deleted: " if changed == DELETED else "") + statement, verdict
 
 
 def main():
@@ -91,7 +92,7 @@ def main():
     all_mutants = list(mutants())
     if options.list:
         for i, mutant in enumerate(all_mutants):
-            print(i, *mutant[:3], "(deleted)" if mutant[3] == "/* deleted */" else "(weakened)", sep=": ")
+            print(i, *mutant[:3], "(deleted)" if mutant[3] == DELETED else "(weakened)", sep=": ")
         return 0
     if options.only:
         all_mutants = [all_mutants[int(i)] for i in options.only.split(",")]
