@@ -2,6 +2,7 @@
 // CUDA backend too.
 #pragma once
 
+#include "attention/merge_state.hpp"
 #include "attention/reference.hpp"
 #include "base/concepts.hpp"
 #include "base/config.hpp"

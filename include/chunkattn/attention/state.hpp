@@ -80,27 +80,4 @@ template <class Base = BaseE>
   return state.empty() ? 0.0f : 1.0f / state.sum;
 }
 
-/// Merges two *normalised* results (o, lse) of `head_dim` elements into a, as engines that hold
-/// (out, lse) pairs do. An lse below -3e38 (minus infinity included) marks an empty side, whose
-/// elements are not looked at; an lse of NaN makes everything NaN.
-CHUNKATTN_HD inline void merge_outputs(float* out_a, float& lse_a, const float* out_b, float lse_b,
-                                       int head_dim) noexcept {
-  const auto is_empty = [](float lse) {  // compared as bits: the value may be an infinity
-    const std::uint32_t bits = detail::bit_cast<std::uint32_t>(lse);
-    return bits >= detail::bit_cast<std::uint32_t>(-3.0e38f) &&
-           bits <= 0xff800000u;  // NaN is above
-  };
-  if (is_empty(lse_b)) return;
-  if (is_empty(lse_a)) {
-    for (int i = 0; i < head_dim; ++i) out_a[i] = out_b[i];
-    lse_a = lse_b;
-    return;
-  }
-  const MergedState merged = merge_states({lse_a, 1.0f}, {lse_b, 1.0f});
-  const float scale = normaliser(merged.state);
-  for (int i = 0; i < head_dim; ++i)
-    out_a[i] = (merged.weight_a * out_a[i] + merged.weight_b * out_b[i]) * scale;
-  lse_a = log_sum_exp(merged.state);
-}
-
 CHUNKATTN_NAMESPACE_END
