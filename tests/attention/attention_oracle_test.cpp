@@ -28,8 +28,9 @@ test::RandomPlanOptions random_shape(Random& random, Share share) {
   return options;
 }
 
+/// \param fixed_group, fixed_heads  query heads per KV head and KV heads; 0: any
 template <int HeadDim, class T, class X = float>
-void check_shapes(std::uint64_t stream, int cases) {
+void check_shapes(std::uint64_t stream, int cases, int fixed_group = 0, int fixed_heads = 0) {
   Random random(stream);
   ChunkAttention<Cpu, HeadDim> ordered(2);
   ChunkAttention<Cpu, HeadDim> locked(
@@ -37,8 +38,8 @@ void check_shapes(std::uint64_t stream, int cases) {
   ChunkAttention<Cpu, HeadDim> invariant(2, {.reduce = Reduce::batch_invariant});
   for (int i = 0; i < test::scaled(cases); ++i) {
     const Share share = random.pick({Share::none, Share::some, Share::all});
-    const int group = random.pick({1, 1, 2, 3, 4, 5, 8, 16});
-    const int num_kv_heads = random.uniform(1, group > 4 ? 1 : 3);
+    const int group = fixed_group > 0 ? fixed_group : random.pick({1, 1, 2, 3, 4, 5, 8, 16});
+    const int num_kv_heads = fixed_heads > 0 ? fixed_heads : random.uniform(1, group > 4 ? 1 : 3);
     const float deviation = random.pick({1.0f, 20.0f});
     const auto options = random_shape(random, share);
     const test::AttentionCase<T, X> problem(random, options, HeadDim, num_kv_heads, group,
@@ -72,8 +73,8 @@ constexpr bool has_all_sets = true;
 constexpr bool has_all_sets = false;
 #endif
 template <int HeadDim, class T>
-void check_more_shapes(std::uint64_t stream, int cases) {
-  if constexpr (!has_all_sets) check_shapes<HeadDim, T>(stream, cases);
+void check_more_shapes(std::uint64_t stream, int cases, int group = 0, int heads = 0) {
+  if constexpr (!has_all_sets) check_shapes<HeadDim, T>(stream, cases, group, heads);
 }
 
 }  // namespace
@@ -107,6 +108,21 @@ TEST_CASE("16-bit queries and outputs") {
   check_shapes<64, half, half>(31, 8);
   check_shapes<128, bfloat16, bfloat16>(32, 8);
   check_shapes<72, float, half>(33, 6);
+}
+
+TEST_CASE("every group of 1 to 16 query heads") {
+  for (int group = 1; group <= 16; ++group) {
+    const auto stream = static_cast<std::uint64_t>(group);
+    check_shapes<128, float>(50 + stream, 2, group);
+    check_shapes<128, bfloat16>(70 + stream, 2, group);
+  }
+}
+
+TEST_CASE("shapes of models: 24 query heads on 4 of 256, groups of 3 of 64") {
+  check_more_shapes<256, float>(90, 3, 6, 4);
+  check_more_shapes<256, half>(91, 3, 6, 4);
+  check_shapes<64, std::int8_t>(92, 4, 3, 3);
+  check_shapes<64, half, half>(93, 4, 3, 3);
 }
 
 TEST_CASE("one token dropped out of 4,096 breaks the bound") {
