@@ -4,6 +4,7 @@
 
 #include "attention/merge_state.hpp"
 #include "attention/reference.hpp"
+#include "attention/variant.hpp"
 #include "base/concepts.hpp"
 #include "base/config.hpp"
 #include "base/device.hpp"

@@ -79,8 +79,6 @@ EXPLAINED = [
 
     dict(header="*base/executor.hpp", original="num_threads > 1 ?", becomes="", reason=SAME),
     dict(header="*base/executor.hpp", original="if (n <= 0) return;", becomes="", reason=AGAIN),
-    dict(header="*attention/state.hpp", original="is_empty(lse_a)", becomes="lse_a + 1",
-         reason=SAME + ": 1 is nothing to 3e38"),
     dict(header="*block_table.hpp", original="misplaced = -1", becomes="-(1 + 1)", reason=SAME),
     dict(header="*block_table.hpp", original="piece.begin > 0 && indices_.size() > before",
          becomes="piece.begin >= 0 &&", reason=NEVER + ": a path enters a slot at its start once"),

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 #include <vector>
@@ -17,8 +18,17 @@
 #include "../kv/view.hpp"
 #include "../plan/view.hpp"
 #include "accuracy.hpp"
+#include "lanes.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+/// A variant as its definition has it, in double precision; what is empty does nothing.
+struct ReferenceVariant {
+  std::function<double(double, Place)> logit;  ///< what becomes of a scaled logit
+  std::function<bool(Place)> visible;          ///< whether the row sees the key
+  std::function<double(int)> sink;             ///< one more logit of a query head, without a value
+  double gain = 1;                             ///< by how much `logit` enlarges errors, at most
+};
 
 /// What the oracle returns. Rows are in the caller's order.
 struct Reference {
@@ -28,7 +38,8 @@ struct Reference {
   std::vector<double> out;    ///< [num_rows][num_qo_heads][head_dim]
   std::vector<double> lse;    ///< [num_rows][num_qo_heads], natural log; -infinity for an empty row
   std::vector<double> abs_v;  ///< as `out`: sum p|v|, what rounding errors of p are weighed by
-  /// As `lse`: the largest finite sm_scale * sum |q_i k_i| of any token.
+  /// As `lse`: the largest finite sm_scale * sum |q_i k_i| of any token; with a variant, what its
+  /// logit may add to that.
   std::vector<double> logit_size;
 
   /// How far a kernel that rounds as `rounding` says may be from `out[index]`, where it rounds its
@@ -91,13 +102,15 @@ void load_row(const KvView<T>& kv, bool is_v, SlotIndex slot, int kv_head, int t
 
 /// K and V of what one row sees, for one KV head, leaf first.
 struct SeenRows {
-  std::vector<double> k, v;  ///< [count][head_dim]
+  std::vector<double> k, v;   ///< [count][head_dim]
+  std::vector<int> position;  ///< [count] path positions
   std::size_t count = 0;
 
   template <class T>
   void gather(const KvView<T>& kv, const PlanView& plan, int row, int kv_head) {
     const auto dim = static_cast<std::size_t>(kv.head_dim);
     count = 0;
+    position.clear();
     for (int s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent) {
       const Segment& segment = plan.segments[s];
       for (int p = 0; p < segment.piece_count; ++p) {
@@ -110,6 +123,7 @@ struct SeenRows {
           }
           load_row(kv, false, piece.slot, kv_head, piece.begin + t, &k[count * dim]);
           load_row(kv, true, piece.slot, kv_head, piece.begin + t, &v[count * dim]);
+          position.push_back(piece.position + t);
         }
       }
     }
@@ -117,15 +131,21 @@ struct SeenRows {
 };
 
 /// One query head of one row: `line` of the result from the query's `head_dim` elements.
+/// \param at  the row's place and head; its key is not looked at
 template <class X>
-void reference_line(const X* query, const SeenRows& seen, double scale, std::size_t line,
+void reference_line(const X* query, const SeenRows& seen, double scale,
+                    const ReferenceVariant& variant, Place at, std::size_t line,
                     Reference& result) {
   const auto dim = static_cast<std::size_t>(result.head_dim);
   double* const out = &result.out[line * dim];
   double* const abs_v = &result.abs_v[line * dim];
   std::vector<double> logits(seen.count);
+  std::vector<bool> visible(seen.count, true);
   double largest = -std::numeric_limits<double>::max();
+  if (variant.sink && variant.sink(at.head) > largest) largest = variant.sink(at.head);
   for (std::size_t t = 0; t < seen.count; ++t) {
+    at.key = seen.position[t];
+    if (variant.visible && !(visible[t] = variant.visible(at))) continue;
     double dot = 0;
     double size = 0;
     for (std::size_t i = 0; i < dim; ++i) {
@@ -134,13 +154,16 @@ void reference_line(const X* query, const SeenRows& seen, double scale, std::siz
       size += std::abs(product);
     }
     logits[t] = dot * scale;
+    if (variant.logit) logits[t] = variant.logit(logits[t], at);
     if (logits[t] > largest) largest = logits[t];
-    size *= scale;  // an infinite one has no rounding error
+    size *= scale * variant.gain;  // an infinite one has no rounding error
+    if (variant.logit) size += std::abs(logits[t]);
     if (size > result.logit_size[line] && size <= std::numeric_limits<double>::max())
       result.logit_size[line] = size;
   }
-  double sum = 0;
+  double sum = variant.sink ? std::exp(variant.sink(at.head) - largest) : 0.0;
   for (std::size_t t = 0; t < seen.count; ++t) {
+    if (!visible[t]) continue;
     const double p = std::exp(logits[t] - largest);
     sum += p;
     for (std::size_t i = 0; i < dim; ++i) {
@@ -163,10 +186,12 @@ void reference_line(const X* query, const SeenRows& seen, double scale, std::siz
 /// \param kv        K and V of one layer, in host memory
 /// \param q         [num_rows][num_qo_heads][head_dim], the caller's row order
 /// \param sm_scale  0: 1 / sqrt(head_dim)
+/// \param variant   what is done to logits besides
 /// \throws InvalidArgument where the sizes do not fit each other
 template <class T, class X>
 [[nodiscard]] Reference reference_attention(const KvView<T>& kv, const PlanView& plan,
-                                            std::span<const X> q, double sm_scale = 0) {
+                                            std::span<const X> q, double sm_scale = 0,
+                                            const ReferenceVariant& variant = {}) {
   detail::check_argument(plan.num_rows > 0, "plan.num_rows", plan.num_rows, "at least one row");
   detail::check_argument(kv.num_kv_heads > 0, "kv.num_kv_heads", kv.num_kv_heads, "at least 1");
   detail::check_argument(kv.head_dim > 0, "kv.head_dim", kv.head_dim, "at least 1");
@@ -193,10 +218,11 @@ template <class T, class X>
   for (int row = 0; row < plan.num_rows; ++row) {
     for (int head = 0; head < result.num_qo_heads; ++head) {
       if (head % group == 0) seen.gather(kv, plan, row, head / group);
-      if (seen.count == 0) break;
+      if (seen.count == 0 && !variant.sink) break;
       const std::size_t line = static_cast<std::size_t>(plan.row_token[row]) * num_qo_heads +
                                static_cast<std::size_t>(head);
-      detail::reference_line(&q[line * dim], seen, scale, line, result);
+      const Place at{plan.row_token[row], plan.row_kv_len[row] - 1, 0, head};
+      detail::reference_line(&q[line * dim], seen, scale, variant, at, line, result);
     }
   }
   return result;

@@ -12,7 +12,7 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {
 
 /// A run's arguments, checked. K and V are T, queries X, outputs Y.
-template <class T, class X, class Y>
+template <class T, class X, class Y, class V>
 struct Call {
   const KvView<T>& kv;
   const PlanView& plan;
@@ -21,6 +21,7 @@ struct Call {
   float* lse;
   int num_qo_heads;
   int group;
+  const V& variant;
 
   // Of one query head of a row, in the caller's order.
   std::ptrdiff_t qo_index(int row, int qo_head) const noexcept {

@@ -17,6 +17,7 @@
 
 #include "../attention/accuracy.hpp"
 #include "../attention/options.hpp"
+#include "../attention/variant.hpp"
 #include "../base/concepts.hpp"
 #include "../base/executor.hpp"
 #include "call.hpp"
@@ -100,6 +101,19 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     requires CpuKvElement<T>
   void run(const KvView<T>& layer, const LiveView& plan, const Q& q, Out&& out,
            std::span<float> lse = {}) {
+    run(layer, plan, Plain{}, q, std::forward<Out>(out), lse);
+  }
+
+  /// The same with a variant (attention/variant.hpp): a window, a soft cap, sinks, biases, masks,
+  /// or what the caller has written. Its members may differ from call to call, its type for each
+  /// layer.
+  ///
+  /// \param variant  read until run() returns
+  /// \throws InvalidArgument where the variant's members make no sense
+  template <class T, AttentionVariant V, cpu::QoRange Q, cpu::QoRange Out>
+    requires CpuKvElement<T>
+  void run(const KvView<T>& layer, const LiveView& plan, const V& variant, const Q& q, Out&& out,
+           std::span<float> lse = {}) {
     detail::check_current(plan);
     const PlanView& view = plan;
     const auto query = cpu::span_of(q);
@@ -113,14 +127,15 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     cpu::check_size("out", result.data(), result.size(), query.size(), "q.size()");
     detail::check_argument(lse.empty() || lse.size() == query.size() / HeadDim, "lse.size()",
                            lse.size(), "0 or num_rows * num_qo_heads");
+    if constexpr (ChecksItself<V>) variant.check(num_qo_heads);
     cpu::check_pieces(layer, view);
 
     const int group = num_qo_heads / layer.num_kv_heads;
     using X = std::remove_const_t<std::remove_pointer_t<decltype(query.data())>>;
     using Y = std::remove_pointer_t<decltype(result.data())>;
-    const cpu::Call<T, X, Y> call{
-        layer,        view, query.data(), result.data(), lse.empty() ? nullptr : lse.data(),
-        num_qo_heads, group};
+    const cpu::Call<T, X, Y, V> call{
+        layer,        view,  query.data(), result.data(), lse.empty() ? nullptr : lse.data(),
+        num_qo_heads, group, variant};
     std::visit([&](auto& engine) { engine.run(*executor_, call); }, engine_);
   }
 

@@ -21,8 +21,10 @@
 #include <variant>
 #include <vector>
 
+#include "../attention/merge_state.hpp"
 #include "../attention/options.hpp"
 #include "../attention/state.hpp"
+#include "../attention/variant.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../base/element.hpp"

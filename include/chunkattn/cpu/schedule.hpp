@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../attention/variant.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../base/instruction_sets.hpp"
@@ -95,6 +96,7 @@ struct ScheduleOptions {
   int min_tasks = 1;    ///< how many tasks are wanted in all, if the work allows
   CostModel cost;
   int min_free_tasks = 0;  ///< at least so many where nothing is shared, so that they cost nothing
+  const KeyRange* hidden = nullptr;  ///< [num_rows] keys that are not read for a row, or null
   bool invariant = false;  ///< each row sees whole blocks in order: Reduce::batch_invariant
 };
 
@@ -256,6 +258,33 @@ class Schedule {
     }
   }
 
+  // The tokens of an item that some row sees: those before and those after what is hidden from all.
+  template <class F>
+  void for_each_visible_part(const PlanView& plan, const WorkItem& item, const F& f) const {
+    KeyRange hidden = options_.hidden[item.row_begin];
+    std::int32_t kv_len = 0;
+    for (int row = item.row_begin; row < item.row_end; ++row) {
+      hidden.begin = std::max(hidden.begin, options_.hidden[row].begin);
+      hidden.end = std::min(hidden.end, options_.hidden[row].end);
+      kv_len = std::max(kv_len, plan.row_kv_len[row]);
+    }
+    hidden.begin = std::min(hidden.begin, kv_len);
+    if (options_.invariant) {  // whole blocks
+      hidden.begin = ceil(hidden.begin, block_tokens) * block_tokens;
+      hidden.end = hidden.end / block_tokens * block_tokens;
+    }
+    const std::int32_t position = plan.segments[item.segment].position;
+    const auto list_part = [&](int begin, int end) {
+      WorkItem part = item;
+      part.token_begin = std::max(part.token_begin, begin - position);
+      part.token_end = std::min(part.token_end, end - position);
+      if (part.token_begin < part.token_end) f(part);
+    };
+    if (hidden.size() == 0) hidden.end = hidden.begin;
+    list_part(0, std::min(hidden.begin, kv_len));
+    list_part(hidden.end, kv_len);
+  }
+
   // Each segment goes into every row block that it meets: to the products if enough rows of the
   // block see it (counting sort, order kept).
   void list_items(const PlanView& plan) {
@@ -276,7 +305,11 @@ class Schedule {
              b < blocks && row_blocks_[b].row_begin < row_end; ++b) {
           item.row_begin = std::max(row_begin, row_blocks_[b].row_begin);
           item.row_end = std::min(row_end, row_blocks_[b].row_end);
-          f(2 * b + (uses_products(item.row_end - item.row_begin) ? 0 : 1), item);
+          const std::size_t list = 2 * b + (uses_products(item.row_end - item.row_begin) ? 0 : 1);
+          if (options_.hidden == nullptr)
+            f(list, item);
+          else
+            for_each_visible_part(plan, item, [&](const WorkItem& part) { f(list, part); });
         }
       });
     };

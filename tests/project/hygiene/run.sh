@@ -152,6 +152,30 @@ END
       "$work/tiles.txt" | grep -v '::avx512::' && fail "the functions above use tiles outside their namespace"
     echo "tiles are used in $(grep -c 'tdpbf16ps' "$work/tiles.txt") products, all in the avx512 kernels"
     ;;
+  variants)
+    # A user's variant is part of the kernels: their loops over keys call nothing, with any vectors.
+    cat >"$work/variant.cpp" <<'END'
+#include <chunkattn/chunk_attention.hpp>
+struct Mine {
+  int near;
+  auto logit(auto s, chunkattn::lanes::At at) const { return s + 0.1f * tanh(s) * (at.key - at.query); }
+  auto visible(chunkattn::lanes::At at) const {
+    return at.query - at.key < near ||
+           chunkattn::lanes::per_lane([n = near](chunkattn::Place p) { return p.key % n == p.head; });
+  }
+};
+void attend(chunkattn::ChunkAttention<chunkattn::Cpu, 16>& attention, const chunkattn::LiveView& plan,
+            const chunkattn::KvView<float>& kv, std::span<const float> q, std::span<float> out) {
+  attention.run(kv, plan, chunkattn::combine(Mine{3}, chunkattn::SlidingWindow{9}), q, out);
+}
+END
+    "$cxx" -std=c++20 -O2 -I include -c "$work/variant.cpp" -o "$work/variant.o"
+    objdump -d -C --no-show-raw-insn "$work/variant.o" |
+      awk '/^[0-9a-f]+ <.*>:$/ { f = $0; inside = /(stream_block|tile_softmax)<.*Mine/; kernels += inside }
+           inside && /\tcall|\tbl / { print f; print; calls = 1 }
+           END { print kernels + 0 " kernels with a variant"; exit calls || kernels < 4 }' ||
+      fail "the kernels above call something, or there are none"
+    ;;
   macros)
     # Every macro of ours carries the prefix,
     if grep -rnE '^ *# *define +[A-Za-z_0-9]+' include | grep -vE 'define +CHUNKATTN_'; then

@@ -3,6 +3,8 @@
 #include "simd.hpp"
 #include "tiles.hpp"
 #include "line_state.hpp"
+#include "evaluate.hpp"
+#include "rules.hpp"
 #include "tile_logits.hpp"
 #include "chunk_first.hpp"
 #if defined(CHUNKATTN_SOFTWARE_TILES) || defined(CHUNKATTN_PASS_AMX)

@@ -13,13 +13,18 @@ inline constexpr int value_step = 4;
 /// The online softmax of one vector of lines: turns logits[0, count) into probabilities, moves max
 /// and sum, leaves the factor for the output in `rescale`. Returns whether some maximum moved.
 /// Lane l sees the tokens below visible[l] (all of them if `full`). Logits are [token][Stride].
-template <int Stride = tile_lines, class T>
+/// With rules that hide keys, says in `some_hidden` whether one was, for a lane with visible[l] >=
+/// 0.
+template <int Stride = tile_lines, class T, class Rules = NoRules>
 [[gnu::noinline]] bool tile_softmax(const Block<T>& block, int count, bool full,
                                     const std::int32_t* visible, float* logits, float* max,
-                                    float* sum, float* rescale) noexcept {
+                                    float* sum, float* rescale, Rules rules = {},
+                                    SomeHidden<Rules> some_hidden = {}) noexcept {
   constexpr int width = simd::native_width;
   using Vector = simd::Float<width>;
+  const auto terms = rules.template for_rows<width>();
   const simd::Int<width> seen = simd::load_int<width>(visible);
+  [[maybe_unused]] simd::Int<width> hidden{};
   const Vector lowest = simd::broadcast<width>(empty_max);
   const Vector old_max = simd::load<width>(max);
   Vector largest = old_max;
@@ -27,9 +32,20 @@ template <int Stride = tile_lines, class T>
     Vector s = simd::load<width>(logits + t * Stride);
     if constexpr (has_row_scales<T>) {
       s = s * simd::broadcast<width>(block.k_scale[t]);
-      simd::store(logits + t * Stride, s);
+      if constexpr (!Rules::change_logits && !Rules::hide) simd::store(logits + t * Stride, s);
     }
-    if (!full) s = simd::select<width>(simd::broadcast_int<width>(t) < seen, s, lowest);
+    if constexpr (Rules::change_logits) {
+      s = terms.logit(s, block.position + t);
+      if constexpr (!Rules::hide) simd::store(logits + t * Stride, s);
+    }
+    if constexpr (Rules::hide) {
+      simd::Int<width> mask = terms.visible(block.position + t);
+      if (!full) mask = mask & (simd::broadcast_int<width>(t) < seen);
+      hidden = hidden | ~mask;
+      s = simd::select<width>(mask, s, simd::broadcast<width>(hidden_logit));
+      simd::store(logits + t * Stride, s);
+    } else if (!full)
+      s = simd::select<width>(simd::broadcast_int<width>(t) < seen, s, lowest);
     largest = simd::max(largest, s);
   }
   const Vector factor = simd::exp_nonpositive<width>(old_max - largest);
@@ -38,15 +54,18 @@ template <int Stride = tile_lines, class T>
   for (int t = 0; t < count; ++t) {
     const Vector s = simd::load<width>(logits + t * Stride);
     Vector p = simd::exp_nonpositive<width>(s - largest);
-    if (!full)
+    if (!Rules::hide && !full)
       p = simd::select<width>(simd::broadcast_int<width>(t) < seen, p, simd::zero<width>());
     totals[t % width] = totals[t % width] + p;
     if constexpr (has_row_scales<T>) p = p * simd::broadcast<width>(block.v_scale[t]);
+    if constexpr (Rules::hide) p = marked<width>(p, s);
     simd::store(logits + t * Stride, p);
   }
   simd::store(max, largest);
   simd::store(sum, simd::fma(simd::load<width>(sum), factor, simd::sum_as_lanes<width>(totals)));
   simd::store(rescale, factor);
+  if constexpr (Rules::hide)
+    if (some_hidden != nullptr) *some_hidden |= any_of<width>(hidden & (seen >= 0));
   const simd::Int<width> moved = largest > old_max;
   std::int32_t any = 0;
   for (int i = 0; i < width; ++i) any |= moved[i];
@@ -115,6 +134,7 @@ struct BlockLines {
   int seen = 0;            ///< tokens of the block that some line sees
   bool same_view = true;   ///< every line sees all of these
   bool max_moved = false;  ///< some line's maximum rose: outputs are to be rescaled
+  bool hidden = false;     ///< rules hide some token from some line
 
   [[nodiscard]] int num_tiles() const noexcept { return (count + tile_lines - 1) / tile_lines; }
 };
@@ -162,26 +182,29 @@ CHUNKATTN_INLINE void block_logits(const Block<T>& block, const BlockLines& line
 }
 
 /// Turns the logits in state.p into probabilities; notes in `lines` what the values need to know.
-template <int HeadDim, class T>
+template <int HeadDim, class T, class Rules>
 CHUNKATTN_INLINE void block_softmax(const Block<T>& block, BlockLines& lines,
-                                    LineState<HeadDim>& state) noexcept {
+                                    LineState<HeadDim>& state, Rules rules) noexcept {
   constexpr int width = simd::native_width;
   for (int tile = 0; tile < lines.num_tiles(); ++tile) {
     const int first = lines.begin + tile * tile_lines;
     const int count = std::min(tile_lines, lines.count - tile * tile_lines);
     alignas(64) std::int32_t visible[tile_lines] = {};
+    if constexpr (Rules::hide) std::fill_n(visible, tile_lines, -1);
     int least = lines.seen;
     for (int l = 0; l < count; ++l) {
       visible[l] = visible_tokens(block, state, first + l);
       least = std::min(least, visible[l]);
     }
-    lines.same_view = lines.same_view && least == lines.seen;
+    lines.same_view = lines.same_view && (Rules::hide || least == lines.seen);
     float* const p = state.p + tile * block_tokens * tile_lines;
     for (int l = 0; l < count; l += width) {
       const bool full = least == lines.seen && count - l >= width;
-      lines.max_moved |=
-          tile_softmax(block, lines.seen, full, visible + l, p + l, state.max + first + l,
-                       state.sum + first + l, state.rescale + tile * tile_lines + l);
+      SomeHidden<Rules> some_hidden{};
+      if constexpr (Rules::hide) some_hidden = &lines.hidden;
+      lines.max_moved |= tile_softmax(
+          block, lines.seen, full, visible + l, p + l, state.max + first + l, state.sum + first + l,
+          state.rescale + tile * tile_lines + l, rules.from(first + l), some_hidden);
     }
   }
 }
@@ -243,28 +266,62 @@ CHUNKATTN_INLINE void column_values(const Block<T>& block, const BlockLines& lin
   }
 }
 
-/// One block for lines [line0, line0 + num_lines). Where logits are added up `as_streamed`, the
-/// state becomes bit for bit what sequence_first_block would make of it.
+/// P·V of all columns.
 template <int HeadDim, class T>
-void chunk_first_block(const Block<T>& block, int line0, int num_lines, bool as_streamed,
-                       LineState<HeadDim>& state, LineCursor& ahead) noexcept {
-  BlockLines lines{line0, num_lines};
-  for (int l = 0; l < num_lines; ++l)
-    lines.seen = std::max(lines.seen, visible_tokens(block, state, line0 + l));
-  if (lines.seen == 0) return;
-  const int half = ahead.left / 2;  // of what is to be prefetched, for each product
-  block_logits(block, lines, as_streamed, state, ahead, half);
-  block_softmax(block, lines, state);
-
+CHUNKATTN_INLINE void block_values(const Block<T>& block, const BlockLines& lines,
+                                   LineState<HeadDim>& state, LineCursor& ahead,
+                                   int half) noexcept {
   constexpr int width = simd::width_for<HeadDim>;
   constexpr int passes = HeadDim / width / wide_columns;
-  const int groups = (num_lines + line_group - 1) / line_group;
+  const int groups = (lines.count + line_group - 1) / line_group;
   const int burst = burst_of(half, std::max(1, passes) * groups * (lines.seen / value_step));
   for (int pass = 0; pass < passes; ++pass)
     column_values<HeadDim, wide_columns>(block, lines, pass * wide_columns * width, state, ahead,
                                          burst);
   if constexpr (HeadDim / width % wide_columns != 0)
     column_values<HeadDim, 1>(block, lines, passes * wide_columns * width, state, ahead, burst);
+}
+
+/// Hides values from products that not all lines may see: `special` receives them.
+template <int HeadDim, class T>
+[[gnu::noinline]] void hide_values(const BlockLines& lines, const LineState<HeadDim>& state,
+                                   SpecialValues<HeadDim, T>& special) noexcept {
+  constexpr int width = simd::native_width;
+  for (int t = 0; t < lines.seen; ++t) {
+    simd::Int<width> hidden{};
+    for (int l = 0; l < lines.count; l += width) {
+      const float* const p =
+          state.p + (l / tile_lines * block_tokens + t) * tile_lines + l % tile_lines;
+      hidden = hidden |
+               (is_hidden<width>(simd::load<width>(p)) & (simd::iota<width>() < lines.count - l));
+    }
+    if (any_of<width>(hidden)) special.inspect(t);
+  }
+}
+
+/// One block for lines [line0, line0 + num_lines). Where logits are added up `as_streamed`, the
+/// state becomes bit for bit what sequence_first_block would make of it.
+template <int HeadDim, class T, class Rules>
+[[gnu::noinline]] void chunk_first_block(Block<T>& block, int line0, int num_lines,
+                                         bool as_streamed, LineState<HeadDim>& state,
+                                         LineCursor& ahead, Rules rules) noexcept {
+  BlockLines lines{line0, num_lines};
+  for (int l = 0; l < num_lines; ++l)
+    lines.seen = std::max(lines.seen, visible_tokens(block, state, line0 + l));
+  if (lines.seen == 0) return;
+  const int half = ahead.left / 2;  // of what is to be prefetched, for each product
+  block_logits(block, lines, as_streamed, state, ahead, half);
+  block_softmax(block, lines, state, rules);
+  if constexpr (Rules::hide) {
+    SpecialValues<HeadDim, T> special(block);
+    if (lines.hidden) hide_values(lines, state, special);
+    block_values(block, lines, state, ahead, half);
+    for (int l = 0; l < num_lines && !special.empty(); ++l)
+      special.add(state.p + l / tile_lines * block_tokens * tile_lines + l % tile_lines, tile_lines,
+                  state.out + (line0 + l) * HeadDim);
+  } else {
+    block_values(block, lines, state, ahead, half);
+  }
 }
 
 CHUNKATTN_PASS_END

@@ -36,10 +36,10 @@ class Engine {
     });
   }
 
-  template <class Exec, class T, class X, class Y>
-  void run(Exec& executor, const Call<T, X, Y>& call) {
+  template <class Exec, class T, class X, class Y, class V>
+  void run(Exec& executor, const Call<T, X, Y, V>& call) {
     const int threads = std::max(1, static_cast<int>(executor.concurrency()));
-    prepare<T>(call.plan, call.kv.num_kv_heads, call.group, threads);
+    prepare(call, threads);
     std::atomic<int> next{0};
     executor.parallel_for(std::min(tasks_.size(), static_cast<int>(workers_.size())),
                           [&](int worker) {
@@ -88,8 +88,11 @@ class Engine {
   }
 
   // Derives the tasks and makes room for them. Allocates only beyond what was seen before.
-  template <class T>
-  void prepare(const PlanView& plan, int num_kv_heads, int group, int threads) {
+  template <class T, class X, class Y, class V>
+  void prepare(const Call<T, X, Y, V>& call, int threads) {
+    const PlanView& plan = call.plan;
+    const int num_kv_heads = call.kv.num_kv_heads;
+    const int group = call.group;
     constexpr int enough_tasks = 64;
     const int min_tasks = options_.min_tasks > 0                     ? options_.min_tasks
                           : options_.reduce == Reduce::deterministic ? enough_tasks
@@ -113,6 +116,12 @@ class Engine {
     wanted.invariant = invariant();
     wanted.cost.bytes_per_token = 2.0 * HeadDim * static_cast<double>(sizeof(T));
     wanted.cost.flops_per_token_line = 4.0 * HeadDim;
+    if constexpr (SkipsKeys<V>) {
+      hidden_.resize(static_cast<std::size_t>(plan.num_rows));
+      for (int row = 0; row < plan.num_rows; ++row)
+        hidden_[static_cast<std::size_t>(row)] = call.variant.hidden(plan.row_kv_len[row] - 1);
+      wanted.hidden = hidden_.data();
+    }
     schedule_.derive(plan, wanted);
 
     // Products are computed head by head, so that the head's private tails come in meanwhile.
@@ -147,8 +156,9 @@ class Engine {
   }
 
   // Some units of a row block, for some heads, from the queries to results or partial results.
-  template <class T, class X, class Y>
-  void run_units(const Call<T, X, Y>& call, const Task& task, State& state, Tiles& tiles) noexcept {
+  template <class T, class X, class Y, class V>
+  void run_units(const Call<T, X, Y, V>& call, const Task& task, State& state,
+                 Tiles& tiles) noexcept {
     const RowBlock& block = schedule_.row_blocks()[static_cast<std::size_t>(task.job)];
     const Unit* const units = schedule_.units().data() + block.unit_begin;
     const bool whole = task.part_end - task.part_begin == block.unit_count;
@@ -195,56 +205,58 @@ class Engine {
   }
 
   // Adds what a unit's items contribute to the state of the lines.
-  template <class T, class X, class Y>
-  void run_unit(const Call<T, X, Y>& call, const Unit& unit, const TaskLines& lines, State& state,
-                Tiles& tiles) noexcept {
+  template <class T, class X, class Y, class V>
+  void run_unit(const Call<T, X, Y, V>& call, const Unit& unit, const TaskLines& lines,
+                State& state, Tiles& tiles) noexcept {
     const WorkItem* const items = schedule_.items().data();
     ItemWalk products(call.plan, items + unit.item_begin, items + unit.stream_begin);
     ItemWalk streams(call.plan, items + unit.stream_begin, items + unit.item_end);
     Prefetcher<HeadDim, T> ahead(call.kv, lines.head_begin, lines.head_end, products, streams);
     ahead.start();
+    const auto rules = rules_of(call.variant, state);
     BlockSpan span;
     while (products.next(span)) {
-      const Block<T> block(span, call.kv, lines.head_begin);
+      Block<T> block(span, call.kv, lines.head_begin);
       const int num_lines = (span.row_end - span.row_begin) * call.group;
       ahead.grant_product(span.count, num_lines);
       add_product(block, lines.line(lines.head_begin, span.row_begin), num_lines, state, tiles,
-                  ahead.cursor);
+                  ahead.cursor, rules);
       ahead.settle();
     }
     stream(call, streams, lines, state, ahead);
   }
 
   // One block for lines [line, line + num_lines), by tiles or by vectors.
-  template <class T>
-  void add_product(const Block<T>& block, int line, int num_lines, State& state,
-                   [[maybe_unused]] Tiles& tiles, LineCursor& ahead) const noexcept {
+  template <class T, class Rules>
+  void add_product(Block<T>& block, int line, int num_lines, State& state,
+                   [[maybe_unused]] Tiles& tiles, LineCursor& ahead, Rules rules) const noexcept {
     if constexpr (fits_tiles<HeadDim, T>)
       if (uses_tiles<T>())
-        return tile_first_block(block, line, num_lines, terms_, state, tiles, ahead);
-    chunk_first_block<HeadDim>(block, line, num_lines, invariant(), state, ahead);
+        return tile_first_block(block, line, num_lines, terms_, state, tiles, ahead, rules);
+    chunk_first_block<HeadDim>(block, line, num_lines, invariant(), state, ahead, rules);
   }
 
   // Streams the blocks of a walk, each for all heads of the task, as they lie in memory.
-  template <class T, class X, class Y>
-  void stream(const Call<T, X, Y>& call, ItemWalk& walk, const TaskLines& lines, State& state,
+  template <class T, class X, class Y, class V>
+  void stream(const Call<T, X, Y, V>& call, ItemWalk& walk, const TaskLines& lines, State& state,
               Prefetcher<HeadDim, T>& ahead) noexcept {
+    const auto rules = rules_of(call.variant, state);
     BlockSpan span;
     while (walk.next(span)) {
       for (int head = lines.head_begin; head < lines.head_end; ++head) {
-        const Block<T> block(span, call.kv, head);
+        Block<T> block(span, call.kv, head);
         ahead.grant_stream(span.count);
         sequence_first_block<HeadDim>(block, lines.line(head, span.row_begin),
                                       (span.row_end - span.row_begin) * call.group, state,
-                                      ahead.cursor);
+                                      ahead.cursor, rules);
         ahead.settle();
       }
     }
   }
 
   // The state of a task's lines before anything is seen, and their queries as scaled floats.
-  template <class T, class X, class Y>
-  void load_queries(const Call<T, X, Y>& call, const TaskLines& lines, State& state) noexcept {
+  template <class T, class X, class Y, class V>
+  void load_queries(const Call<T, X, Y, V>& call, const TaskLines& lines, State& state) noexcept {
     constexpr int width = simd::width_for<HeadDim>;
     state.clear(0, lines.count());
     for (int row = lines.row_begin; row < lines.row_end; ++row) {
@@ -252,10 +264,20 @@ class Engine {
         const int line = lines.line(head, row);
         const X* const from = call.q + call.qo_index(row, head * call.group) * HeadDim;
         std::fill_n(state.kv_len + line, call.group, call.plan.row_kv_len[row]);
+        if constexpr (!std::is_same_v<V, Plain>) {
+          std::fill_n(state.row + line, call.group, call.plan.row_token[row]);
+          for (int l = 0; l < call.group; ++l) state.head[line + l] = head * call.group + l;
+        }
         for (int i = 0; i < call.group * HeadDim; i += width)
           simd::store(state.q + line * HeadDim + i, simd::load_widened<width>(from + i) *
                                                         simd::broadcast<width>(options_.sm_scale));
       }
+    }
+    if constexpr (!std::is_same_v<V, Plain>) {  // vectors of lines reach beyond the last
+      const int end = lines.count();
+      std::fill_n(state.kv_len + end, tile_lines, 0);
+      std::fill_n(state.row + end, tile_lines, state.row[end - 1]);
+      std::fill_n(state.head + end, tile_lines, state.head[end - 1]);
     }
   }
 
@@ -289,8 +311,8 @@ class Engine {
 
   // Writes the results of a task that had its lines to itself, from state.merged if it merged
   // units.
-  template <class T, class X, class Y>
-  void finish_lines(const Call<T, X, Y>& call, const TaskLines& lines, bool merged,
+  template <class T, class X, class Y, class V>
+  void finish_lines(const Call<T, X, Y, V>& call, const TaskLines& lines, bool merged,
                     State& state) noexcept {
     for (int row = lines.row_begin; row < lines.row_end; ++row) {
       for (int head = lines.head_begin; head < lines.head_end; ++head) {
@@ -308,12 +330,19 @@ class Engine {
   }
 
   // Normalises one line and writes it where the caller wants it.
-  template <class T, class X, class Y>
-  void finish_line(const Call<T, X, Y>& call, int row, int qo_head, SoftmaxState softmax,
+  template <class T, class X, class Y, class V>
+  void finish_line(const Call<T, X, Y, V>& call, int row, int qo_head, SoftmaxState softmax,
                    const float* from) noexcept {
     constexpr int width = simd::width_for<HeadDim>;
     const std::ptrdiff_t to = call.qo_index(row, qo_head);
-    const float factor = normaliser(softmax);
+    float factor = normaliser(softmax);
+    if constexpr (HasSinks<V>) {
+      if (const float sink = call.variant.sink(qo_head); !is_empty_lse(sink)) {
+        const MergedState merged = merge_states(softmax, {sink, 1.0f});
+        factor = merged.weight_a * normaliser(merged.state);
+        softmax = merged.state;
+      }
+    }
     for (int i = 0; i < HeadDim; i += width)
       simd::store_narrowed<width>(call.out + to * HeadDim + i,
                                   simd::load<width>(from + i) * simd::broadcast<width>(factor));
@@ -321,8 +350,8 @@ class Engine {
   }
 
   // The same for a partial result that is complete.
-  template <class T, class X, class Y>
-  void finish_partial(const Call<T, X, Y>& call, int row, int qo_head, float* result) noexcept {
+  template <class T, class X, class Y, class V>
+  void finish_partial(const Call<T, X, Y, V>& call, int row, int qo_head, float* result) noexcept {
     const SoftmaxState softmax = Partials::softmax_of(result);
     if (softmax.empty()) std::fill_n(result, HeadDim, 0.0f);
     finish_line(call, row, qo_head, softmax, result);
@@ -330,6 +359,7 @@ class Engine {
 
   AttentionOptions options_;
   int terms_;
+  Array<KeyRange> hidden_;  // by row, of the last call whose variant skips keys
   Schedule schedule_;
   TaskQueue tasks_;
   std::vector<State> workers_;

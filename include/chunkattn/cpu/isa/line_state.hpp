@@ -25,6 +25,8 @@ class LineState {
   float* spare = nullptr;          ///< [HeadDim] a line that nobody reads
   float* tile_scratch = nullptr;   ///< see TileScratch
   std::ptrdiff_t transposed_stride = 0;
+  std::int32_t* row = nullptr;   ///< [lines] query token, in the caller's order: for variants
+  std::int32_t* head = nullptr;  ///< [lines] query head: for variants
 
   /// Makes room for `lines` lines; keeps memory that is large enough.
   void reserve(int lines) {
@@ -45,7 +47,9 @@ class LineState {
                                  block_tokens * dim,
                                  dim,
                                  n * partial_stride,
-                                 TileScratch<HeadDim>::size};
+                                 TileScratch<HeadDim>::size,
+                                 n,
+                                 n};
     std::size_t total = 0;
     for (std::size_t size : sizes) total += rounded(size);
     memory_.reset(static_cast<float*>(::operator new(total * sizeof(float), std::align_val_t{64})));
@@ -68,6 +72,8 @@ class LineState {
     spare = take(sizes[9]);
     merged = take(sizes[10]);
     tile_scratch = take(sizes[11]);
+    row = reinterpret_cast<std::int32_t*>(take(sizes[12]));
+    head = reinterpret_cast<std::int32_t*>(take(sizes[13]));
     transposed_stride = static_cast<std::ptrdiff_t>(stride);
     capacity_ = lines;
   }

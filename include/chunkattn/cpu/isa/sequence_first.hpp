@@ -107,10 +107,27 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
   ahead = lines;
 }
 
-/// One block for `Lines` line slots, of which the first `used` are lines line0, line0 + 1, …
+/// P·V of a stream where rules may hide keys of the first `count` from some of its lines.
 template <int HeadDim, int Lines, class T>
-void stream_block(const Block<T>& block, int line0, int used, LineState<HeadDim>& state,
-                  LineCursor& ahead) noexcept {
+CHUNKATTN_INLINE void stream_visible_values(Block<T>& block, int count, int used,
+                                            const float (*p)[block_tokens + 16],
+                                            const float (&rescale)[Lines],
+                                            float* const (&out)[Lines],
+                                            LineCursor& ahead) noexcept {
+  SpecialValues<HeadDim, T> special(block);
+  for (int t = 0; t < count; ++t) {
+    bool hidden = false;
+    for (int l = 0; l < used; ++l) hidden = hidden || is_hidden(p[l][t]);
+    if (hidden) special.inspect(t);
+  }
+  stream_values<HeadDim, Lines>(block, count, p, rescale, out, ahead);
+  for (int l = 0; l < used; ++l) special.add(p[l], 1, out[l]);
+}
+
+/// One block for `Lines` line slots, of which the first `used` are lines line0, line0 + 1, …
+template <int HeadDim, int Lines, class T, class Rules>
+[[gnu::noinline]] void stream_block(Block<T>& block, int line0, int used, LineState<HeadDim>& state,
+                                    LineCursor& ahead, Rules rules) noexcept {
   constexpr int width = simd::native_width;
   alignas(64) float logits[Lines][block_tokens + 16];
   const float* q[Lines];
@@ -131,16 +148,20 @@ void stream_block(const Block<T>& block, int line0, int used, LineState<HeadDim>
   stream_logits<HeadDim, Lines>(block, count, q, logits, ahead);
   for (int l = 0; l < Lines; ++l) {
     // Tokens that this line does not see: a logit that loses, then a probability of exactly 0.
+    const int line = line0 + std::min(l, used - 1);
+    const auto terms = rules.from(line).template for_keys<width>();
     simd::Float<width> largest = simd::broadcast<width>(empty_max);
     for (int t = 0; t < count; t += width) {
       simd::Float<width> s = simd::load<width>(logits[l] + t);
       if constexpr (has_row_scales<T>) s = s * simd::load<width>(block.k_scale + t);
-      s = simd::select<width>(simd::iota<width>() + t < visible[l], s,
-                              simd::broadcast<width>(empty_max));
+      if constexpr (Rules::change_logits) s = terms.logit(s, block.position + t);
+      simd::Int<width> mask = simd::iota<width>() + t < visible[l];
+      if constexpr (Rules::hide) mask = mask & terms.visible(block.position + t);
+      s = simd::select<width>(mask, s,
+                              simd::broadcast<width>(Rules::hide ? hidden_logit : empty_max));
       simd::store(logits[l] + t, s);
       largest = simd::max(largest, s);
     }
-    const int line = line0 + std::min(l, used - 1);
     const float old_max = state.max[line];
     const float new_max = std::max(old_max, simd::reduce_max<width>(largest));
     simd::Float<width> sum = simd::zero<width>();
@@ -148,13 +169,13 @@ void stream_block(const Block<T>& block, int line0, int used, LineState<HeadDim>
       const simd::Float<width> s = simd::load<width>(logits[l] + t);
       const simd::Float<width> e =
           simd::exp_nonpositive<width>(s - simd::broadcast<width>(new_max));
-      const simd::Float<width> p =
-          simd::select<width>(simd::iota<width>() + t < visible[l], e, simd::zero<width>());
+      simd::Float<width> p = e;
+      if constexpr (!Rules::hide)
+        p = simd::select<width>(simd::iota<width>() + t < visible[l], e, simd::zero<width>());
       sum = sum + p;
-      if constexpr (has_row_scales<T>)
-        simd::store(logits[l] + t, p * simd::load<width>(block.v_scale + t));
-      else
-        simd::store(logits[l] + t, p);
+      if constexpr (has_row_scales<T>) p = p * simd::load<width>(block.v_scale + t);
+      if constexpr (Rules::hide) p = marked<width>(p, s);
+      simd::store(logits[l] + t, p);
     }
     rescale[l] = 1.0f;
     if (l < used) {
@@ -166,23 +187,25 @@ void stream_block(const Block<T>& block, int line0, int used, LineState<HeadDim>
                     simd::broadcast<4>(simd::reduce_sum<width>(sum)))[0];
     }
   }
+  if constexpr (Rules::hide)
+    return stream_visible_values<HeadDim, Lines>(block, count, used, logits, rescale, out, ahead);
   stream_values<HeadDim, Lines>(block, common, logits, rescale, out, ahead);
   for (int l = 0; l < used && common < count; ++l)
     for (int t = common; t < visible[l]; ++t) add_value<HeadDim>(logits[l][t], block.v[t], out[l]);
 }
 
 /// One block for lines [line0, line0 + num_lines), a few at a time.
-template <int HeadDim, class T>
-void sequence_first_block(const Block<T>& block, int line0, int num_lines,
-                          LineState<HeadDim>& state, LineCursor& ahead) noexcept {
+template <int HeadDim, class T, class Rules>
+void sequence_first_block(Block<T>& block, int line0, int num_lines, LineState<HeadDim>& state,
+                          LineCursor& ahead, Rules rules) noexcept {
   for (int line = 0; line < num_lines; line += stream_lines) {
     const int count = std::min(stream_lines, num_lines - line);
     if (count > 2)
-      stream_block<HeadDim, 4>(block, line0 + line, count, state, ahead);
+      stream_block<HeadDim, 4>(block, line0 + line, count, state, ahead, rules);
     else if (count == 2)
-      stream_block<HeadDim, 2>(block, line0 + line, 2, state, ahead);
+      stream_block<HeadDim, 2>(block, line0 + line, 2, state, ahead, rules);
     else
-      stream_block<HeadDim, 1>(block, line0 + line, 1, state, ahead);
+      stream_block<HeadDim, 1>(block, line0 + line, 1, state, ahead, rules);
   }
 }
 

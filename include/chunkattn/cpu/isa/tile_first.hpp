@@ -34,9 +34,10 @@ CHUNKATTN_INLINE void repair_logits(const Block<T>& block, int seen, const float
 }
 
 /// Turns logits into probabilities and rescales the outputs of lines whose maximum moved.
-template <int HeadDim, class T>
+template <int HeadDim, class T, class Rules>
 CHUNKATTN_INLINE void matrix_softmax(const Block<T>& block, MatrixLines& lines,
-                                     LineState<HeadDim>& state, float* logits) noexcept {
+                                     LineState<HeadDim>& state, float* logits,
+                                     Rules rules) noexcept {
   constexpr int width = simd::native_width;
   bool moved = false;
   for (int l = 0; l < lines.count; l += width) {
@@ -46,7 +47,8 @@ CHUNKATTN_INLINE void matrix_softmax(const Block<T>& block, MatrixLines& lines,
     repair_logits<HeadDim>(block, lines.seen, state.q + line * HeadDim, lines.visible + l,
                            logits + l);
     moved |= tile_softmax<matrix_lines>(block, lines.seen, full, lines.visible + l, logits + l,
-                                        state.max + line, state.sum + line, lines.rescale + l);
+                                        state.max + line, state.sum + line, lines.rescale + l,
+                                        rules.from(line));
   }
   for (int l = 0; moved && l < lines.count; ++l) {
     if (lines.rescale[l] == 1.0f) continue;
@@ -66,6 +68,7 @@ template <int HeadDim, class T>
   for (int l = 0; l < lines.count; ++l) {
     float* const out = state.out + (lines.begin + l) * HeadDim;
     for (int t = common; t < lines.visible[l]; ++t) {
+      if (is_hidden(p[t * matrix_lines + l])) continue;
       const simd::Float<width> weight = simd::broadcast<width>(p[t * matrix_lines + l]);
       for (int i = 0; i < HeadDim; i += width) {
         const simd::Float<width> x = simd::load_widened<width>(block.v[t] + i);
@@ -115,9 +118,10 @@ MatrixLines matrix_lines_of(const Block<T>& block, int begin, int count,
 }
 
 /// One block for lines [line0, line0 + num_lines), whose queries pack_queries() has packed.
-template <int HeadDim, class T>
+template <int HeadDim, class T, class Rules>
 void tile_first_block(const Block<T>& block, int line0, int num_lines, int terms,
-                      LineState<HeadDim>& state, Tiles& tiles, LineCursor& ahead) noexcept {
+                      LineState<HeadDim>& state, Tiles& tiles, LineCursor& ahead,
+                      Rules rules) noexcept {
   constexpr int slice = 2 * block_tokens * tile_size;  // of V: two terms of 32 columns
   const TileScratch<HeadDim> scratch(state.tile_scratch);
   MatrixBlock work{terms, stored_terms<T>(terms)};
@@ -127,6 +131,7 @@ void tile_first_block(const Block<T>& block, int line0, int num_lines, int terms
     work.common = std::min(work.common, visible);
   }
   if (work.seen == 0) return;
+  if constexpr (Rules::hide) work.common = 0;  // not known yet
   for (int t = 0; t < work.seen; t += tile_size)
     work.keys[t / tile_size] = key_tile<HeadDim>(block, t, work.seen, terms, state.scratch);
 
@@ -158,7 +163,7 @@ void tile_first_block(const Block<T>& block, int line0, int num_lines, int terms
     else
       matrix_logits<HeadDim, false>(tiles, work, lines.seen, q, state.transposed_stride, ahead,
                                     burst, scratch.logits);
-    matrix_softmax(block, lines, state, scratch.logits);
+    matrix_softmax(block, lines, state, scratch.logits, rules);
     pack_probabilities(scratch.logits, lines.visible, two_tiles ? matrix_lines : tile_size,
                        lines.seen, terms, scratch.p);
     add_values(tiles, work, lines, scratch, state, ahead, burst, values);

@@ -123,12 +123,6 @@ KeyTile key_tile(const Block<T>& block, int t, int seen, int terms, float* scrat
 
 // ---- Values -----------------------------------------------------------------------------------
 
-/// Where x is infinite or NaN.
-template <int W>
-CHUNKATTN_INLINE simd::Int<W> is_special(simd::Float<W> x) noexcept {
-  return (simd::Int<W>)((simd::bits_as<simd::Unsigned<W>>(x) & 0x7f800000u) == 0x7f800000u);
-}
-
 /// 32 columns of V from `begin` on as right tiles, [term][2 steps of 32 tokens][2 halves of the
 /// columns][16 pairs of tokens][16 columns]. Tokens from `seen` on are zeros. So are infinities and
 /// NaN of tokens from `common` on, which not all lines see: their probability of 0 would make NaN.

@@ -1,0 +1,12 @@
+// expect: AttentionVariant
+#include <chunkattn/attention/variant.hpp>
+
+struct Misspelt {
+  auto visable(chunkattn::lanes::At at) const { return at.key < 5; }
+};
+
+#ifdef CHUNKATTN_CONTROL
+const auto both = chunkattn::combine(chunkattn::SoftCap{1.0f}, chunkattn::SlidingWindow{1});
+#else
+const auto both = chunkattn::combine(chunkattn::SoftCap{1.0f}, Misspelt{});
+#endif

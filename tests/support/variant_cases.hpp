@@ -1,0 +1,276 @@
+// Variants of attention with random members, each beside its definition in double precision, and
+// what holds their answers against the oracle.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "attention_case.hpp"
+#include "chunkattn/attention/variant.hpp"
+#include "nan_place.hpp"
+
+namespace test {
+
+using chunkattn::Place;
+using chunkattn::ReferenceVariant;
+
+/// What members are drawn for.
+struct VariantShape {
+  int num_qo_heads;
+};
+
+/// A number in [-1, 1] that looks random, the same for the same place.
+inline float noise(Place at) {
+  auto x = static_cast<std::uint32_t>(at.row * 73 + at.key * 31 + at.head * 17);
+  x = (x ^ (x >> 7)) * 0x9e3779b1u;
+  return static_cast<float>(x >> 8) * 0x1p-23f - 1.0f;
+}
+
+// Each case has `variant` and `definition`, made from random members.
+
+struct SoftCapCase {
+  chunkattn::SoftCap variant;
+  ReferenceVariant definition;
+
+  SoftCapCase(Random& random, VariantShape) : variant{random.pick({0.5f, 5.0f, 50.0f})} {
+    const auto cap = static_cast<double>(variant.cap);
+    definition.logit = [cap](double s, Place) { return cap * std::tanh(s / cap); };
+  }
+};
+
+struct WindowCase {
+  chunkattn::SlidingWindow variant;
+  ReferenceVariant definition;
+
+  WindowCase(Random& random, VariantShape)
+      : variant{random.pick({1, 7, 64, 100, 1000}), random.pick({0, 0, 5})} {
+    const auto window = variant;
+    definition.visible = [window](Place at) {
+      return at.key > at.query - window.size || at.key < window.keep;
+    };
+  }
+};
+
+struct SinksCase {
+  std::vector<float> logits;
+  chunkattn::Sinks variant;
+  ReferenceVariant definition;
+
+  SinksCase(Random& random, VariantShape shape)
+      : logits(static_cast<std::size_t>(shape.num_qo_heads)), variant{logits} {
+    random.fill(std::span(logits), 4.0f);
+    if (random.chance(0.3))
+      logits[random.index(logits.size())] = -std::numeric_limits<float>::infinity();
+    definition.sink = [this](int head) {
+      return static_cast<double>(logits[static_cast<std::size_t>(head)]);
+    };
+  }
+};
+
+struct AlibiCase {
+  std::vector<float> slopes;
+  chunkattn::Alibi variant;
+  ReferenceVariant definition;
+
+  AlibiCase(Random& random, VariantShape shape)
+      : slopes(static_cast<std::size_t>(shape.num_qo_heads)), variant{slopes} {
+    for (float& slope : slopes) slope = std::exp2(-static_cast<float>(random.uniform(1, 8)));
+    definition.logit = [this](double s, Place at) {
+      return s -
+             static_cast<double>(slopes[static_cast<std::size_t>(at.head)]) * (at.query - at.key);
+    };
+  }
+};
+
+/// Adds 2 * noise, and minus infinity at some places.
+struct BiasCase {
+  static float bias(Place at) {
+    const float x = noise(at);
+    return x > 0.9f ? -std::numeric_limits<float>::infinity() : 2.0f * x;
+  }
+  struct Function {
+    float operator()(Place at) const { return bias(at); }
+  };
+  chunkattn::Bias<Function> variant{};
+  ReferenceVariant definition;
+
+  BiasCase(Random&, VariantShape) {
+    definition.logit = [](double s, Place at) { return s + static_cast<double>(bias(at)); };
+  }
+};
+
+/// Hides a third of all places, and every place from some rows.
+struct MaskCase {
+  static bool shows(Place at) { return at.row % 5 != 3 && noise(at) > -0.4f; }
+  struct Function {
+    bool operator()(Place at) const { return shows(at); }
+  };
+  chunkattn::Mask<Function> variant{};
+  ReferenceVariant definition;
+
+  MaskCase(Random&, VariantShape) {
+    definition.visible = [](Place at) { return shows(at); };
+  }
+};
+
+/// What a user might write: weak logits far away, a table by distance, and pages of 16 keys of
+/// which each head skips some.
+struct UserVariant {
+  const float* by_distance;  ///< [64]
+
+  auto logit(auto s, chunkattn::lanes::At at) const {
+    using namespace chunkattn::lanes;
+    const auto distance = at.query - at.key;
+    return select(distance >= 32 && at.head != 1, -min(-s, 3) / 2, s * 0.75f) +
+           table(by_distance, min(distance, 63));
+  }
+  auto visible(chunkattn::lanes::At at) const {
+    return !(at.key * 3 > at.query * 2 && at.key + at.row == at.query) || at.key == at.query;
+  }
+};
+struct UserCase {
+  std::vector<float> by_distance = std::vector<float>(64);
+  UserVariant variant{by_distance.data()};
+  ReferenceVariant definition;
+
+  UserCase(Random& random, VariantShape) {
+    random.fill(std::span(by_distance));
+    definition.logit = [this](double s, Place at) {
+      const int distance = at.query - at.key;
+      const double weak = distance >= 32 && at.head != 1 ? std::max(s, -3.0) / 2 : s * 0.75;
+      return weak +
+             static_cast<double>(by_distance[static_cast<std::size_t>(std::min(distance, 63))]);
+    };
+    definition.visible = [](Place at) {
+      return at.key == at.query || at.key * 3 <= at.query * 2 || at.key + at.row != at.query;
+    };
+  }
+};
+
+/// Two cases at once: what is to be seen must be visible in both, logits go through one after the
+/// other.
+template <class A, class B>
+struct PairCase {
+  A a;
+  B b;
+  decltype(chunkattn::combine(a.variant, b.variant)) variant;
+  ReferenceVariant definition;
+
+  PairCase(Random& random, VariantShape shape)
+      : a(random, shape), b(random, shape), variant(chunkattn::combine(a.variant, b.variant)) {
+    const ReferenceVariant &first = a.definition, &second = b.definition;
+    definition.logit = [&](double s, Place at) {
+      if (first.logit) s = first.logit(s, at);
+      return second.logit ? second.logit(s, at) : s;
+    };
+    definition.visible = [&](Place at) {
+      return (!first.visible || first.visible(at)) && (!second.visible || second.visible(at));
+    };
+    if (first.sink) definition.sink = first.sink;
+    if (second.sink) definition.sink = second.sink;
+  }
+  PairCase(const PairCase&) = delete;
+};
+
+/// Makes K and V NaN wherever no query head may look: whoever reads it is caught.
+template <class T>
+void poison_hidden(const RandomPlan& plan, const chunkattn::KvView<T>& kv, int group,
+                   const ReferenceVariant& definition) {
+  if (!definition.visible) return;
+  std::vector<bool> seen(static_cast<std::size_t>(kv.num_slots * kv.chunk_size * kv.num_kv_heads));
+  const auto index = [&](int slot, int offset, int head) {
+    return static_cast<std::size_t>((slot * kv.chunk_size + offset) * kv.num_kv_heads + head);
+  };
+  for (std::size_t row = 0; row < plan.row_kv_len.size(); ++row)
+    for (int key = 0; key < plan.row_kv_len[row]; ++key) {
+      const chunkattn::Piece place = place_of(plan, row, key);
+      for (int head = 0; head < kv.num_kv_heads * group; ++head)
+        if (definition.visible({plan.row_token[row], plan.row_kv_len[row] - 1, key, head}))
+          seen[index(place.slot, place.begin, head / group)] = true;
+    }
+  for (int slot = 0; slot < kv.num_slots; ++slot)
+    for (int offset = 0; offset < kv.chunk_size; ++offset)
+      for (int head = 0; head < kv.num_kv_heads; ++head) {
+        if (seen[index(slot, offset, head)]) continue;
+        const float nan = std::numeric_limits<float>::quiet_NaN();
+        if constexpr (chunkattn::has_row_scales<T>) {
+          *kv.k_row_scale(slot, head, offset) = nan;
+          *kv.v_row_scale(slot, head, offset) = nan;
+        } else {
+          std::fill_n(kv.k_row(slot, head, offset), kv.head_dim, chunkattn::from_float<T>(nan));
+          std::fill_n(kv.v_row(slot, head, offset), kv.head_dim, chunkattn::from_float<T>(nan));
+        }
+      }
+}
+
+/// Every mode of attention that computes by other kernels or in another order.
+template <int HeadDim>
+std::vector<chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim>> variant_modes() {
+  std::vector<chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim>> modes;
+  modes.emplace_back(2);
+  modes.emplace_back(
+      2, chunkattn::AttentionOptions{
+             .reduce = chunkattn::Reduce::spin_lock, .min_tasks = 32, .min_product_lines = 1});
+  modes.emplace_back(2, chunkattn::AttentionOptions{.min_product_lines = 1 << 20});
+  modes.emplace_back(2, chunkattn::AttentionOptions{.reduce = chunkattn::Reduce::batch_invariant});
+  return modes;
+}
+
+/// One problem in all modes.
+template <class T, int HeadDim, class Case>
+void check_variant_case(std::vector<chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim>>& modes,
+                        const AttentionCase<T>& problem, int group, const Case& of) {
+  poison_hidden(problem.plan, problem.kv.view, group, of.definition);
+  const chunkattn::Reference reference = chunkattn::reference_attention(
+      problem.kv.view, problem.plan.view(), std::span<const float>(problem.q), 0, of.definition);
+  for (auto& attention : modes) {
+    CAPTURE(static_cast<int>(attention.options().reduce));
+    CAPTURE(attention.options().min_product_lines);
+    Answer<> answer(problem);
+    attention.run(problem.kv.view, problem.plan.view(), of.variant, problem.q, answer.out,
+                  answer.lse);
+    const chunkattn::Rounding rounding = rounding_in<T>(attention);
+    CHECK(chunkattn::compare_with_reference(reference, std::span<const float>(answer.out), rounding)
+              .worst <= 1.0);
+    CHECK(worst_lse(reference, answer.lse, rounding) <= 1.0);
+  }
+}
+
+/// A variant, generated: groups of 1, 4 and 6, nothing, some and all shared, decode and prefill,
+/// and now and then walks long enough to be cut.
+template <class Case, class T, int HeadDim = 32>
+void check_variant(std::uint64_t stream) {
+  Random random(stream);
+  auto modes = variant_modes<HeadDim>();
+  for (const int group : {1, 4, 6}) {
+    for (const Share share : {Share::none, Share::some, Share::all}) {
+      for (const int queries : {1, 9}) {
+        RandomPlanOptions options;
+        options.share = share;
+        const bool is_long = random.chance(0.1);
+        options.num_sequences = is_long ? 2 : random.uniform(2, 8);
+        options.max_length = is_long ? 3000 : random.pick({20, 110});
+        options.max_queries = queries;
+        options.chunk_size = random.pick({4, 16, 64});
+        const int heads = random.uniform(1, 2);
+        const AttentionCase<T> problem(random, options, HeadDim, heads, group,
+                                       random.pick({1.0f, 10.0f}));
+        CAPTURE(stream);
+        CAPTURE(group);
+        CAPTURE(static_cast<int>(share));
+        CAPTURE(queries);
+        const Case of(random, VariantShape{heads * group});
+        check_variant_case(modes, problem, group, of);
+      }
+    }
+  }
+}
+
+}  // namespace test
