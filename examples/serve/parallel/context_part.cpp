@@ -68,17 +68,14 @@ std::int32_t ContextPart::visible(const chunkattn::PlanView& plan, std::int32_t 
   return count;
 }
 
-void merge_parts(Communicator& ranks, std::span<float> out, std::span<float> lse, int head_dim) {
+void merge_parts(Communicator& ranks, std::span<float> out, std::span<float> lse) {
   if (ranks.size() == 1) return;
-  const auto dim = static_cast<std::size_t>(head_dim);
   const auto size = static_cast<std::size_t>(ranks.rank() == 0 ? ranks.size() : 0);
   std::vector<float> outs(size * out.size()), lses(size * lse.size());
   ranks.gather(out, outs);
   ranks.gather(lse, lses);
-  for (std::size_t r = 1; r < size; ++r)  // on rank 0, whose own results stand in place
-    for (std::size_t line = 0; line < lse.size(); ++line)
-      chunkattn::merge_outputs(&out[line * dim], lse[line], &outs[r * out.size() + line * dim],
-                               lses[r * lse.size() + line], head_dim);
+  if (ranks.rank() == 0)
+    chunkattn::merge_states(std::span<const float>(outs), lses, ranks.size(), out, lse);
   ranks.broadcast(std::as_writable_bytes(out));
   ranks.broadcast(std::as_writable_bytes(lse));
 }

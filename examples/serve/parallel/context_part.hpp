@@ -49,6 +49,6 @@ class ContextPart {
 /// The results over all ranks' parts, merged in the order of the ranks: the same bits on all.
 /// \param out  [rows][num_qo_heads][head_dim], of run()
 /// \param lse  [rows][num_qo_heads]
-void merge_parts(Communicator& ranks, std::span<float> out, std::span<float> lse, int head_dim);
+void merge_parts(Communicator& ranks, std::span<float> out, std::span<float> lse);
 
 }  // namespace serve

@@ -67,7 +67,7 @@ class ContextRank {
     } else {
       lse.assign(lse.size(), chunkattn::empty_lse());  // it has no chunk so far
     }
-    serve::merge_parts(ranks_, out, lse, head_dim);
+    serve::merge_parts(ranks_, out, lse);
     serve::check_agreement(ranks_, "merged results", serve::Digest().add(out).add(lse));
 
     attention_.write(whole_.layer(0), plan, k, v);
