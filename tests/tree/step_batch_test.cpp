@@ -99,8 +99,8 @@ std::vector<std::int64_t> seen(const PlanView& plan) {
 /// The same engine twice: one adds and commits by batches, the other by single calls.
 template <class Tree>
 struct Engine {
-  explicit Engine(std::size_t slots, bool batches)
-      : tree(PoolAllocator{.max_chunks = slots}), batches(batches) {}
+  Engine(std::size_t slots, bool by_batches)
+      : tree(PoolAllocator{.max_chunks = slots}), batches(by_batches) {}
 
   /// Adds what is named; the index of the first that was held, or none.
   std::optional<std::size_t> add(typename Tree::Step& step, const std::vector<std::size_t>& who,
