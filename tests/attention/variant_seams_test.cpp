@@ -1,12 +1,15 @@
 // Variants where things meet: shared nodes, cut walks, rows that see nothing, values that are no
 // numbers, other batches.
 #include <doctest/doctest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -75,7 +78,66 @@ test::RandomPlan only_row(const test::RandomPlan& plan, std::size_t row) {
   return alone;
 }
 
+/// Floats in front of which nothing may be read.
+class GuardedTable {
+ public:
+  GuardedTable() {
+    void* const pages =
+        mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(pages != MAP_FAILED);
+    pages_ = static_cast<char*>(pages);
+    REQUIRE(mprotect(pages_, page, PROT_NONE) == 0);
+  }
+  ~GuardedTable() { munmap(pages_, 2 * page); }
+  GuardedTable(const GuardedTable&) = delete;
+  GuardedTable& operator=(const GuardedTable&) = delete;
+
+  [[nodiscard]] std::span<float> values() const {
+    return {reinterpret_cast<float*>(pages_ + page), page / sizeof(float)};
+  }
+
+ private:
+  const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  char* pages_ = nullptr;
+};
+
+/// Logits of a row are multiplied by a number of its position.
+struct Tempered {
+  const float* by_position;
+  auto logit(auto s, lanes::At at) const { return s * lanes::table(by_position, at.query); }
+};
+
 }  // namespace
+
+TEST_CASE("a table by position is not read for lanes without a position") {
+  Random random(8);
+  const GuardedTable table;
+  for (std::size_t i = 0; i < table.values().size(); ++i)
+    table.values()[i] = 0.5f + 0.25f * static_cast<float>(i % 7);
+  const float* const numbers = table.values().data();
+  ReferenceVariant definition;
+  definition.logit = [numbers](double s, Place at) {
+    return s * static_cast<double>(numbers[at.query]);
+  };
+  definition.gain = 2;
+  test::RandomPlanOptions options;
+  options.share = Share::all;
+  options.num_sequences = 7;
+  options.max_length = 100;
+  test::RandomPlan plan = make_random_plan(random, options);
+  plan.row_kv_len[2] = 0;  // it sees nothing
+  const test::AttentionCase<bfloat16> problem(random, plan, dim, 1, 3);
+  const Reference reference = reference_attention(problem.kv.view, problem.plan.view(),
+                                                  std::span(problem.q), 0, definition);
+  for (auto& attention : test::variant_modes<dim>()) {
+    test::Answer<> answer(problem);
+    attention.run(problem.kv.view, problem.plan.view(), Tempered{numbers}, problem.q, answer.out,
+                  answer.lse);
+    CHECK(compare_with_reference(reference, std::span<const float>(answer.out),
+                                 test::rounding_in<bfloat16>(attention))
+              .ok());
+  }
+}
 
 TEST_CASE("sinks count once, whatever is shared and however walks are cut") {
   constexpr int sequences = 5, shared = 3000, own = 100, heads = 4;

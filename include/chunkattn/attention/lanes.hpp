@@ -256,7 +256,7 @@ CHUNKATTN_INLINE constexpr auto select(C condition, A a, B b) noexcept {
   return Select<C, decltype(expression(a)), decltype(expression(b))>{condition, expression(a),
                                                                      expression(b)};
 }
-/// data[index]: nothing is read for a key beyond the row's own position.
+/// data[index]: nothing is read for a key beyond the row's own position, nor for a row without one.
 template <Expression I>
   requires(I::kind == Kind::integer)
 CHUNKATTN_INLINE constexpr auto table(const float* data, I index) noexcept {

@@ -2,14 +2,10 @@
 // are handed to run(). A variant has some of these members and pays for no other:
 //
 //     auto logit(auto s, lanes::At at) const    the logit that takes the place of s
-//     auto visible(lanes::At at) const          whether the row sees the key (it never sees later
-//     ones) KeyRange hidden(int query) const          keys that a row at this position sees for
-//     certain
-//                                               none of: they are not even read
-//     float sink(int head) const                one more logit in the softmax of this query head,
-//                                               without a value
-//     void check(int num_qo_heads) const        throws InvalidArgument where the members make no
-//     sense
+//     auto visible(lanes::At at) const          whether the row sees the key; never a later one
+//     KeyRange hidden(int query) const          keys that no row at this position sees: not read
+//     float sink(int head) const                one more logit of the head, without a value
+//     void check(int num_qo_heads) const        throws InvalidArgument where members make no sense
 //
 // The first two return expressions (lanes.hpp). Positions are path positions, so a variant does not
 // see how the tree cuts the path, and what is shared stays shared.

@@ -101,8 +101,9 @@ struct Evaluator {
 
   template <class I>
   CHUNKATTN_INLINE Real of(const lanes::Table<I>& table) const {
-    Int index = of(table.index);
-    if constexpr (!I::fixed) index = (Lanes::keys(key) <= at.query()) & index;
+    // A line behind the last, or one that sees nothing, stands at position -1.
+    const Int read = I::fixed ? Int(at.query() >= 0) : Int(Lanes::keys(key) <= at.query());
+    const Int index = read & of(table.index);
     Real result{};
     for (int lane = 0; lane < W; ++lane) result[lane] = table.data[index[lane]];
     return result;
