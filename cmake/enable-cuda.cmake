@@ -1,6 +1,6 @@
 # Enables CUDA for the project's own targets where nvcc is found; CHUNKATTN_HAVE_NVCC tells.
 set(CHUNKATTN_HAVE_NVCC FALSE)
-if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   # Ampere, and Hopper with its own instructions. nvcc's default is older than the kernels allow.
   set(CMAKE_CUDA_ARCHITECTURES "80;90a" CACHE STRING "GPU architectures of the CUDA targets")
 endif()
