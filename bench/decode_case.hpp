@@ -123,17 +123,23 @@ class PlannedBatch {
     double tokens = 0;
     double pairs = 0;
   };
-  [[nodiscard]] Work work() const {
+  /// \param window  keys that a row sees, the last ones; 0: all
+  [[nodiscard]] Work work(int window = 0) const {
     Work work;
     const chunkattn::PlanView& view = view_;
     for (int s = 0; s < view.num_segments; ++s) {
       const chunkattn::Segment& segment = view.segments[s];
-      std::int32_t kv_len = 0;
+      std::int32_t begin = segment.length, end = 0;
       for (int row = segment.row_begin; row < segment.row_end; ++row) {
-        kv_len = std::max(kv_len, view.row_kv_len[row]);
-        work.pairs += std::clamp(view.row_kv_len[row] - segment.position, 0, segment.length);
+        const std::int32_t kv_len = view.row_kv_len[row];
+        const std::int32_t first =
+            std::max(0, (window > 0 ? kv_len - window : 0) - segment.position);
+        const std::int32_t last = std::min(kv_len - segment.position, segment.length);
+        work.pairs += std::max(0, last - first);
+        begin = std::min(begin, first);
+        end = std::max(end, last);
       }
-      work.tokens += std::clamp(kv_len - segment.position, 0, segment.length);
+      work.tokens += std::max(0, end - begin);
     }
     return work;
   }

@@ -14,12 +14,13 @@ int num_rows(const chunkattn::PlanView& plan) {
   return plan.num_rows;
 }
 
-template <class T, int HeadDim>
+template <class T, int HeadDim, class Variant>
 class AttentionStep : public Step {
  public:
-  AttentionStep(const StepCase& which, chunkattn::ThreadPool& pool, std::size_t cold_bytes)
-      : planned_(which.batch, which.share), attention_(pool, which.options) {
-    const auto work = planned_.work();
+  AttentionStep(const StepCase& which, const Variant& variant, chunkattn::ThreadPool& pool,
+                std::size_t cold_bytes)
+      : planned_(which.batch, which.share), attention_(pool, which.options), variant_(variant) {
+    const auto work = planned_.work(which.window);
     const double token_bytes =
         2.0 * HeadDim * sizeof(T) + (std::is_same_v<T, std::int8_t> ? 2.0 * sizeof(float) : 0.0);
     const double kv_bytes = work.tokens * which.num_kv_heads * token_bytes;
@@ -41,33 +42,51 @@ class AttentionStep : public Step {
   }
 
   void run() override {
-    attention_.run(layers_[next_++ % layers_.size()], planned_.view(), q_, out_);
+    attention_.run(layers_[next_++ % layers_.size()], planned_.view(), variant_, q_, out_);
   }
 
  private:
   PlannedBatch<64> planned_;
   chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim> attention_;
+  Variant variant_;
   std::optional<chunkattn::KvCache<chunkattn::Cpu, T>> cache_;
   std::vector<chunkattn::KvView<T>> layers_;
   std::vector<float> q_, out_;
   std::size_t next_ = 0;
 };
 
+#if defined(CHUNKATTN_BENCH_PLAIN)
+constexpr bool has_windows = false;
+#else
+constexpr bool has_windows = true;
+#endif
+
+template <class T, int HeadDim>
+std::unique_ptr<Step> make_of(const StepCase& which, chunkattn::ThreadPool& pool,
+                              std::size_t cold_bytes) {
+  using namespace chunkattn;
+  if (which.window == 0)
+    return std::make_unique<AttentionStep<T, HeadDim, Plain>>(which, Plain{}, pool, cold_bytes);
+  if constexpr (has_windows && HeadDim == 128 && sizeof(T) > 1 && !std::is_same_v<T, half>)
+    return std::make_unique<AttentionStep<T, HeadDim, SlidingWindow>>(
+        which, SlidingWindow{which.window}, pool, cold_bytes);
+  return nullptr;
+}
+
 template <int HeadDim>
 std::unique_ptr<Step> make(const StepCase& which, chunkattn::ThreadPool& pool,
                            std::size_t cold_bytes) {
   switch (which.element) {
     case Element::fp32:
-      return std::make_unique<AttentionStep<float, HeadDim>>(which, pool, cold_bytes);
+      return make_of<float, HeadDim>(which, pool, cold_bytes);
     case Element::bf16:
-      return std::make_unique<AttentionStep<chunkattn::bfloat16, HeadDim>>(which, pool, cold_bytes);
+      return make_of<chunkattn::bfloat16, HeadDim>(which, pool, cold_bytes);
     case Element::fp16:
       if constexpr (HeadDim == 128)
-        return std::make_unique<AttentionStep<chunkattn::half, HeadDim>>(which, pool, cold_bytes);
+        return make_of<chunkattn::half, HeadDim>(which, pool, cold_bytes);
       return nullptr;
     case Element::int8:
-      if constexpr (HeadDim == 128)
-        return std::make_unique<AttentionStep<std::int8_t, HeadDim>>(which, pool, cold_bytes);
+      if constexpr (HeadDim == 128) return make_of<std::int8_t, HeadDim>(which, pool, cold_bytes);
       return nullptr;
   }
   return nullptr;

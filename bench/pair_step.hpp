@@ -23,6 +23,7 @@ struct StepCase {
   chunkattn::AttentionOptions options{};
   bool share = true;  ///< false: every sequence has a copy of its own of what they have in common
   bool cold = true;   ///< each call finds its K/V in memory, not in a cache
+  int window = 0;     ///< SlidingWindow of a decode step; 0: none
 };
 
 /// A call that can be timed.
@@ -34,7 +35,7 @@ struct Step {
 };
 
 /// Everything that a step needs, built and warmed up. \p cold_bytes of K/V are kept in rotation for
-/// a cold case. Null for a head_dim or element type that this build of it leaves out.
+/// a cold case. Null for a head_dim, element type or window that this build of it leaves out.
 using MakeStep = std::unique_ptr<Step>(const StepCase& which, chunkattn::ThreadPool& pool,
                                        std::size_t cold_bytes);
 MakeStep make_native_step;  ///< compiled with -march=native

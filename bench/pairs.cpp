@@ -191,6 +191,22 @@ void add_reads(std::vector<Pair>& pairs) {
   }
 }
 
+// A window over a long context, against a context of its length.
+void add_windows(std::vector<Pair>& pairs) {
+  const auto add = [&](const std::string& name, StepCase windowed, const StepCase& plain) {
+    windowed.window = 1024;
+    add_types(pairs, "window:context/" + name, {make_native_step, windowed},
+              {make_native_step, plain}, 2);
+  };
+  for (const int batch : {1, 4}) {
+    const std::string b = "b:" + std::to_string(batch);
+    add(b + "/own:32768", decode(batch, 0, 32768, 32, 8), decode(batch, 0, 1024, 32, 8));
+    add(b + "/own:32768/heads:32:32", decode(batch, 0, 32768, 32, 32),
+        decode(batch, 0, 1024, 32, 32));
+  }
+  add("b:32/shared:32704/own:64", decode(32, 32704, 64, 32, 8), decode(32, 960, 64, 32, 8));
+}
+
 struct Result {
   double ratio, low, high;  // of the times per flop
   double seconds[2];        // medians
@@ -287,6 +303,7 @@ int main(int argc, char** argv) {
   add_prefill(pairs);
   add_paths(pairs);
   add_reads(pairs);
+  add_windows(pairs);
   std::erase_if(pairs, [&](const Pair& pair) { return !arguments.wants(pair.name); });
   if (arguments.list) {
     for (const Pair& pair : pairs) std::printf("%s\n", pair.name.c_str());
