@@ -46,6 +46,7 @@ concept Truth = Expression<E> && E::kind == Kind::truth;
 
 // ---- What an expression is made of ------------------------------------------------------------
 
+/// \cond evaluators  kernels look into these, users name none of them
 /// The logit: sm_scale * q·k, and what variants before this one made of it.
 struct Logit {
   static constexpr Kind kind = Kind::real;
@@ -59,6 +60,7 @@ struct Input {
   static constexpr bool fixed = C != Coordinate::key;
 };
 
+/// \endcond
 /// The places of a vector's logits, lane by lane: see Place.
 struct At {
   Input<Coordinate::key> key;      ///< path position of the key
@@ -66,6 +68,7 @@ struct At {
   Input<Coordinate::row> row;      ///< query token, in the caller's order
   Input<Coordinate::head> head;    ///< query head
 };
+/// \cond evaluators
 
 template <class X>
 struct Constant {
@@ -137,6 +140,7 @@ struct Select {
   A a;
   B b;
 };
+/// \endcond
 
 // ---- Operators --------------------------------------------------------------------------------
 
