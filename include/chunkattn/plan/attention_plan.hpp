@@ -16,6 +16,7 @@
 #include "../base/error.hpp"
 #include "../tree/step.hpp"
 #include "arrays.hpp"
+#include "draft_segments.hpp"
 #include "view.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -84,6 +85,7 @@ class StepView : public LiveView {
     return unknown;
   }
   /// [num_rows] the tokens' path positions, in the caller's row order: for the rotary embedding.
+  /// Drafts that are a tree stand as far behind the path as they are deep.
   [[nodiscard]] std::vector<std::int32_t> positions() const {
     std::vector<std::int32_t> all;
     for_each_token([&](const detail::StepEntry&, std::int32_t position, const token_type*) {
@@ -102,9 +104,15 @@ class StepView : public LiveView {
   void for_each_token(const F& f) const {
     detail::check_current(*this);
     if (step_ == nullptr) return;
-    for (const detail::StepEntry& entry : step_->entries)
-      for (std::int32_t p = entry.begin; p < entry.end(); ++p)
+    for (const detail::StepEntry& entry : step_->entries) {
+      const std::span<const detail::Draft> drafts = step_->tree_of(entry);
+      const std::int32_t end = drafts.empty() ? entry.end() : entry.output_position();
+      for (std::int32_t p = entry.begin; p < end; ++p)
         f(entry, p, shared_->tree->known_token(entry, p));
+      for (const detail::Draft& draft : drafts)
+        f(entry, entry.output_position() + draft.depth - 1,
+          entry.drafts_known ? &shared_->tree->token_at(draft.slot, draft.offset) : nullptr);
+    }
   }
 
   std::shared_ptr<detail::SharedTree<Tree>> shared_;
@@ -150,8 +158,8 @@ class AttentionPlan {
     core.steps.carry_copies(record, arrays_.copies);
     const Entries entries = record.entries;
     const bool may_advance = built_for_ == core.id && built_version_ == core.sequences.version() &&
-                             built_.size() == entries.size();
-    if (!may_advance || !advance(core, entries)) rebuild(core, entries, record.num_rows);
+                             built_.size() == entries.size() && record.trees.empty();
+    if (!may_advance || !advance(core, entries)) rebuild(core, record);
     ticket_->current = record.ticket_number = ++views_;
     record.ticket = ticket_;
     record.built = true;
@@ -255,7 +263,9 @@ class AttentionPlan {
     std::int32_t sequences;  // seen before the segment was opened
   };
 
-  void rebuild(const TreeCore& core, Entries entries, std::int32_t num_rows) {
+  void rebuild(const TreeCore& core, const detail::StepRecord& step) {
+    const Entries entries = step.entries;
+    const std::int32_t num_rows = step.num_rows;
     built_for_ = 0;  // until all is there: an allocation may fail
     arrays_.chunk_size = core.topology.chunk.size;
     arrays_.row_token.resize(at(num_rows));
@@ -268,9 +278,13 @@ class AttentionPlan {
     for (const detail::StepEntry& entry : entries)
       built_.push_back({entry.sequence, entry.generation, entry.length});
     link_paths(core, entries);
-    number_rows(core, entries);
-    for (const detail::StepEntry& entry : entries) set_writes(core, entry);
-    built_for_ = core.id;
+    number_rows(core, step);
+    for (const detail::StepEntry& entry : entries) {
+      detail::StepEntry path = entry;
+      if (!step.tree_of(entry).empty()) path.length -= entry.drafts;
+      set_writes(core, path);
+    }
+    built_for_ = step.trees.empty() ? core.id : 0;  // trees are others in every step
     built_version_ = core.sequences.version();
     arrays_.topology = detail::next_topology();
     ++arrays_.pieces_version;
@@ -309,7 +323,7 @@ class AttentionPlan {
     }
   }
 
-  void number_rows(const TreeCore& core, Entries entries) {
+  void number_rows(const TreeCore& core, const detail::StepRecord& step) {
     std::int32_t row = 0, sequences = 0;
     stack_.clear();
     stack_.push_back({nodes_[detail::root_node].first_child, none, false, 0});
@@ -329,11 +343,11 @@ class AttentionPlan {
       // One segment for the unary run that starts here.
       const auto piece_begin = static_cast<std::int32_t>(arrays_.pieces.size());
       const std::int32_t position = core.topology.node(n).position;
-      add_pieces(core, n, piece_begin);
+      add_pieces(core, step, n, piece_begin);
       while (nodes_[at(n)].first_child != none &&
              nodes_[at(n)].first_child == nodes_[at(n)].last_child) {
         n = nodes_[at(n)].first_child;
-        add_pieces(core, n, piece_begin);
+        add_pieces(core, step, n, piece_begin);
       }
       std::int32_t segment = frame.segment;
       const auto piece_end = static_cast<std::int32_t>(arrays_.pieces.size());
@@ -349,10 +363,11 @@ class AttentionPlan {
         stack_.push_back({nodes_[at(n)].first_child, segment, false, 0});
         continue;
       }
-      const detail::StepEntry& entry = entries[at(e)];
+      const detail::StepEntry& entry = step.entries[at(e)];
+      const std::span<const detail::Draft> drafts = step.tree_of(entry);
       Built& built = built_[at(e)];
       built.row = row;
-      if (core.topology.node(n).length > 0) {
+      if (core.topology.node(n).length > 0 && drafts.empty()) {
         extend_to_slot_end(core, n);
         arrays_.pieces.resize(arrays_.pieces.size() + at(slack(arrays_.chunk_size)), Piece{});
         built.piece_limit = static_cast<std::int32_t>(arrays_.pieces.size());
@@ -360,19 +375,31 @@ class AttentionPlan {
       if (segment != none)
         built.covered =
             arrays_.segments[at(segment)].position + arrays_.segments[at(segment)].length;
-      for (std::int32_t i = 0; i < entry.length; ++i, ++row) {
+      const std::int32_t on_path = drafts.empty() ? entry.length : entry.length - entry.drafts;
+      for (std::int32_t i = 0; i < on_path; ++i, ++row) {
         arrays_.row_token[at(row)] = entry.first_row + i;
         arrays_.row_kv_len[at(row)] = entry.begin + i + 1;
         arrays_.row_segment[at(row)] = segment;
+      }
+      if (!drafts.empty()) {
+        draft_segments_.append(
+            drafts, {entry.first_row + on_path, row, entry.output_position(), segment}, arrays_);
+        row += static_cast<std::int32_t>(drafts.size());
       }
       ++sequences;
     }
   }
 
-  void add_pieces(const TreeCore& core, NodeIndex index, std::int32_t piece_begin) {
+  void add_pieces(const TreeCore& core, const detail::StepRecord& step, NodeIndex index,
+                  std::int32_t piece_begin) {
     const auto& n = core.topology.node(index);
+    std::int32_t length = n.length;
+    if (const std::int32_t e = nodes_[at(index)].entry; e != none && !step.trees.empty()) {
+      const detail::StepEntry& entry = step.entries[at(e)];  // its drafts have their own segments
+      if (!step.tree_of(entry).empty()) length = entry.output_position() - n.position;
+    }
     core.topology.for_each_run(
-        n, 0, n.length,
+        n, 0, length,
         [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
           if (static_cast<std::int32_t>(arrays_.pieces.size()) > piece_begin) {
             Piece& last = arrays_.pieces.back();
@@ -438,6 +465,7 @@ class AttentionPlan {
   std::uint64_t mark_ = 0;
   Array<ActiveNode> nodes_;  // by node
   Array<Frame> stack_;
+  detail::DraftSegments draft_segments_;
 };
 
 CHUNKATTN_NAMESPACE_END

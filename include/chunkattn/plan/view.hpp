@@ -3,7 +3,8 @@
 // A *row* is one query token of the step. The caller numbers tokens in its own order; the plan
 // numbers rows depth-first over the prefix tree, so that the rows below any node are contiguous.
 // A *segment* is a run of path positions that exactly the rows [row_begin, row_end) have in common;
-// segments stand parents first. A *piece* is the part of a segment inside one slot.
+// segments stand parents first. A *piece* is the part of a segment inside one slot. The branches of
+// a tree of drafts are segments as well, whose rows and pieces are single tokens or short runs.
 //
 // Causality is one number per row: row r sees the path positions below row_kv_len[r]. So of a piece
 // it sees the first min(length, row_kv_len[r] - position) tokens, none where that is not positive.

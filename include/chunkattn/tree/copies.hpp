@@ -1,4 +1,4 @@
-// The row copies that forks ask for, until a step has made them.
+// The row copies that forks and accepted drafts ask for, until a step has made them.
 #pragma once
 
 #include <algorithm>
@@ -26,9 +26,9 @@ class Copies {
   [[nodiscard]] std::span<const PendingCopy> all() const noexcept { return copies_; }
   [[nodiscard]] bool empty() const noexcept { return copies_.empty(); }
 
-  /// Makes room for the copies of one tail, so that request() cannot fail: one per row at the most.
-  void reserve() {
-    const std::size_t rows = at(topology_.chunk.size);
+  /// Makes room for the copies of so many rows, so that request() cannot fail: one per row at the
+  /// most.
+  void reserve(std::size_t rows) {
     if (copies_.capacity() - copies_.size() < rows) copies_.reserve(2 * copies_.capacity() + rows);
   }
   /// Asks for the K/V of the first `count` tokens of `from` at `to`, which has them in one slot.
@@ -41,19 +41,23 @@ class Copies {
         [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
           const std::size_t older = slots_[slot].pending_copies > 0 ? copies_.size() : 0;
           for (std::int32_t i = 0; i < run;) {
-            PendingCopy copy{
-                {slot, offset + i, to.first_slot, to.begin + done + i, run - i}, source, target};
+            PendingCopy copy{{slot, offset + i, to.first_slot, to.begin + done + i, run - i},
+                             source,
+                             target,
+                             to.position + done + i};
             for (std::size_t k = 0; k < older; ++k)
               if (copies_[k].rows.target_slot == slot && redirect(copy, copies_[k], offset + i))
                 break;
-            ++sequences_[copy.source].copies;
-            ++sequences_[copy.target].copies;
-            ++slots_[copy.rows.target_slot].pending_copies;
-            copies_.push_back(copy);
+            push_back(copy);
             i += copy.rows.length;
           }
           return true;
         });
+  }
+  /// Asks for a copy of rows that are there, to path positions of `target` from `position` on.
+  void request(SequenceIndex source, SequenceIndex target, const RowCopy& rows,
+               std::int32_t position) noexcept {
+    push_back({rows, source, target, position});
   }
 
   /// Calls f(copy) for the copies that the step's plan must carry, and notes that it does: those
@@ -76,15 +80,15 @@ class Copies {
       if (copy.step == step) copy.step = 0;
   }
 
-  /// A twin that leaves before its tail was copied takes the copies back, unless a step that may
-  /// still run has them or another shares the tail.
+  /// A sequence that leaves before rows of its tail were copied takes the copies back, unless a
+  /// step that may still run has them or another shares that part of the tail.
   void cancel(SequenceIndex s) noexcept {
     TreeNode& tail = sequences_.tail(s);
     erase([&](const PendingCopy& copy) {
-      const bool own =  // not in a part that was split off and is shared
-          copy.rows.target_slot == tail.first_slot && copy.rows.target_begin >= tail.begin;
-      if (copy.target != s || !own || !is_idle(copy)) return false;
-      tail.written = tail.scheduled = 0;
+      const std::int32_t first = copy.position - tail.position;  // below 0: split off, and shared
+      if (copy.target != s || first < 0 || !is_idle(copy)) return false;
+      tail.written = std::min(tail.written, first);
+      tail.scheduled = std::min(tail.scheduled, first);
       return true;
     });
   }
@@ -95,13 +99,15 @@ class Copies {
 
   /// Shortens [0, end) of a path to what does not wait for a copy.
   [[nodiscard]] std::int32_t readable_end(NodeIndex last, std::int32_t end) const noexcept {
-    if (copies_.empty()) return end;
-    for (NodeIndex i = last; i != root_node; i = topology_.node(i).parent) {
-      const TreeNode& n = topology_.node(i);  // what is copied starts a slot of its own
-      if (n.first_slot == no_slot || slots_[n.first_slot].pending_copies == 0) continue;
-      for (const PendingCopy& copy : copies_)
-        if (copy.rows.target_slot == n.first_slot)
-          end = std::min(end, n.position + std::max(0, copy.rows.target_begin - n.begin));
+    for (const PendingCopy& copy : copies_) {
+      if (copy.position >= end) continue;
+      NodeIndex i = last;  // what a copy writes is on no path but those that have its first row
+      while (topology_.node(i).position > copy.position) i = topology_.node(i).parent;
+      const TreeNode& n = topology_.node(i);
+      const std::int32_t place = n.begin + copy.position - n.position;
+      if (topology_.slot_of(n, place) == copy.rows.target_slot &&
+          topology_.chunk.offset(place) == copy.rows.target_begin)
+        end = copy.position;
     }
     return end;
   }
@@ -131,6 +137,12 @@ class Copies {
     return false;
   }
 
+  void push_back(const PendingCopy& copy) noexcept {
+    ++sequences_[copy.source].copies;
+    ++sequences_[copy.target].copies;
+    ++slots_[copy.rows.target_slot].pending_copies;
+    copies_.push_back(copy);
+  }
   template <class F>
   void erase(const F& done) noexcept {
     copies_.erase_if([&](const PendingCopy& copy) {

@@ -11,6 +11,7 @@
 #include "../base/error.hpp"
 #include "copies.hpp"
 #include "departures.hpp"
+#include "drafts.hpp"
 #include "outputs.hpp"
 #include "prefixes.hpp"
 #include "sequences.hpp"
@@ -33,8 +34,9 @@ class TreeCore {
         sequences(topology, prefixes, stats),
         copies(topology, slot_table, sequences),
         departures(topology, prefixes, sequences, copies, stats),
+        drafts(topology, prefixes, sequences, copies, departures),
         outputs(topology, sequences),
-        steps(topology, sequences, copies, departures, outputs, tokens, stats),
+        steps(topology, sequences, copies, departures, drafts, outputs, tokens, stats),
         tokens_(tokens) {
     static std::atomic<std::uint64_t> trees{0};
     id = ++trees;
@@ -51,6 +53,7 @@ class TreeCore {
   Sequences sequences;
   Copies copies;
   Departures departures;
+  Drafts drafts;
   Outputs outputs;
   Steps steps;
   /// Tells the trees of a process apart, also one that took the place of another in memory. Nothing
@@ -205,7 +208,7 @@ class TreeCore {
     departures.reserve();
     const ForkPlan plan = plan_fork(s, length);
     if (plan.copied > 0) {
-      copies.reserve();
+      copies.reserve(at(topology.chunk.size));
       if (!prefixes.acquire(topology.chunk.slots_for(plan.copied))) return none;
     }
 

@@ -36,13 +36,17 @@ class Departures {
   /// The sequence stops counting as live at once. Its places are given up when no step and no copy
   /// uses them any more.
   void leave(SequenceIndex s) noexcept {
+    ++stats_.leaves;
+    retire(s);
+  }
+  /// The same for one that was never anybody's.
+  void retire(SequenceIndex s) noexcept {
     SequenceRecord& record = sequences_[s];
     if (record.steps == 0) sequences_.drop_reserved(record);
     record.state = SequenceState::leaving;
     ++record.generation;
     --stats_.live_sequences;
     ++stats_.leaving_sequences;
-    ++stats_.leaves;
     sequences_.change();
     sequences_.give_up_outputs();
     const bool had_copies = record.copies > 0;

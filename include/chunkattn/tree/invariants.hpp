@@ -165,6 +165,9 @@ class TreeInspector {
     Array<std::int32_t> copies_of(sequences_.num_indices()), copies(slots_.size());
     Array<std::int32_t> steps(sequences_.num_indices()), superseded(steps.size());
     for (const StepRecord* step : tree_.steps.steps_) {
+      if (step->state == StepState::free)
+        expect(step->aside == none, "a step that is over has no drafts", 0);
+      if (step->aside != none) ++steps[at(step->aside)];
       if (!Steps::is_outstanding(*step)) continue;
       for (const StepEntry& entry : step->entries) {
         ++steps[at(entry.sequence)];
@@ -177,6 +180,11 @@ class TreeInspector {
       ++copies_of[at(copy.target)];
       expect(slots_[copy.rows.source_slot].nodes > 0 && slots_[copy.rows.target_slot].nodes > 0,
              "a pending copy is between slots in use", copy.rows.target_slot);
+      const TreeNode& n = topology_.node(sequences_.node_of(copy.target, copy.position));
+      const std::int32_t place = n.begin + copy.position - n.position;
+      expect(topology_.slot_of(n, place) == copy.rows.target_slot &&
+                 topology_.chunk.offset(place) == copy.rows.target_begin,
+             "a pending copy goes to its path position", copy.rows.target_slot);
     }
     for (std::size_t i = 0; i < slots_.size(); ++i)
       expect(slots_[static_cast<SlotIndex>(i)].pending_copies == copies[i],

@@ -39,18 +39,24 @@ class Outputs {
   }
   /// Throws InvalidArgument unless the entry's outputs can be committed now, `count` of them.
   void check(const StepEntry& entry, std::size_t count) const {
-    if (!has_output(entry)) [[unlikely]]
-      fail_argument("row", "without output",
-                    "a row of Finished::rows(): live, not superseded, not committed yet");
+    check(entry);
     if (count < 1 || count > at(entry.drafts) + 1) [[unlikely]]
       fail_argument("outputs.size()", count,
                     {"1 to ", entry.drafts + 1, ", the row's drafts and one more"});
     check_order(entry);
   }
+  /// Throws InvalidArgument unless outputs of the entry can be committed at some time.
+  void check(const StepEntry& entry) const {
+    if (!has_output(entry)) [[unlikely]]
+      fail_argument("row", "without output",
+                    "a row of Finished::rows(): live, not superseded, not committed yet");
+  }
 
   /// The tokens that were stored from the entry's output position on are known: accepted drafts,
   /// then one more, which is the next to be computed.
-  void commit(StepRecord& step, StepEntry& entry, std::int32_t count) noexcept {
+  /// \param on_trunk  the accepted drafts stand at these places
+  void commit(StepRecord& step, StepEntry& entry, std::int32_t count,
+              bool on_trunk = true) noexcept {
     SequenceRecord& record = sequences_[entry.sequence];
     --step.num_outputs;
     if (count == 1 && Decoding::is_plain(entry, record)) return Decoding::commit(entry, record);
@@ -59,7 +65,7 @@ class Outputs {
     entry.has_output = false;
     record.size += count;
     record.reserved -= count;
-    if (count <= entry.drafts) [[unlikely]] {
+    if (count <= entry.drafts || !on_trunk) [[unlikely]] {
       record.computed = std::min(record.computed, record.size - 1);  // a draft's, at that place
       sequences_.drop_reserved(record);
       record.cursor = record.size - 1;

@@ -45,8 +45,17 @@ struct UnknownDrafts {
 
 namespace detail {
 
-inline StepRow row_of(const StepEntry& entry, std::int32_t index, SequenceId id) noexcept {
-  return {id, index, entry.begin, entry.first_row, entry.length, entry.drafts, entry.has_output};
+inline StepRow row_of(const StepRecord& step, std::int32_t index, SequenceId id) noexcept {
+  const StepEntry& entry = step.entries[at(index)];
+  const auto in_tree = static_cast<std::int32_t>(step.tree_of(entry).size());
+  const std::int32_t num_drafts = in_tree > 0 ? in_tree : entry.drafts;
+  return {id,
+          index,
+          entry.begin,
+          entry.first_row,
+          entry.length - entry.drafts + num_drafts,
+          num_drafts,
+          entry.has_output};
 }
 
 /// Ownership of a step's record, whatever the step's state.
@@ -140,7 +149,7 @@ class [[nodiscard]] Finished {
       /// The row.
       StepRow operator*() const {
         const detail::StepEntry& entry = record_->entries[at_];
-        return detail::row_of(entry, static_cast<std::int32_t>(at_),
+        return detail::row_of(*record_, static_cast<std::int32_t>(at_),
                               detail::Sequences::id_of(entry.sequence, entry.generation));
       }
       /// On to the next.
@@ -183,14 +192,14 @@ class [[nodiscard]] Finished {
   }
   /// The same with drafts: those that were right, then one token more.
   void commit(const StepRow& row, std::span<const token_type> outputs) {
-    detail::StepRecord& record = handle_.record();
-    const auto index = static_cast<std::size_t>(row.index);
-    if (row.index < 0 || index >= record.entries.size() ||
-        record.entries[index].begin != row.position ||
-        detail::Sequences::id_of(record.entries[index].sequence,
-                                 record.entries[index].generation) != row.sequence) [[unlikely]]
-      detail::fail_argument("row", row.index, "a row of this step");
-    handle_.tree().commit(record, record.entries[index], outputs);
+    handle_.tree().commit(handle_.record(), entry_of(row), outputs);
+  }
+  /// The same with a tree of drafts, of which one branch was right: the drafts from the path down
+  /// to number `leaf`, then one token more. -1: no draft was right, `outputs` is one token. K/V
+  /// that does not stand on the path yet is copied to it by the next step whose plan is built; what
+  /// a rejected draft has left, nothing reads or finds.
+  void commit(const StepRow& row, std::span<const token_type> outputs, std::int32_t leaf) {
+    handle_.tree().commit(handle_.record(), entry_of(row), outputs, leaf);
   }
   /// One output for each row that rows() gives, in that order. All of them are committed or none:
   /// throws InvalidArgument where there are more or fewer, or where an earlier step's output is to
@@ -204,6 +213,16 @@ class [[nodiscard]] Finished {
   friend class Step;
   template <class>
   friend class InFlight;
+  detail::StepEntry& entry_of(const StepRow& row) const {
+    detail::StepRecord& record = handle_.record();
+    const auto index = static_cast<std::size_t>(row.index);
+    if (row.index < 0 || index >= record.entries.size() ||
+        record.entries[index].begin != row.position ||
+        detail::Sequences::id_of(record.entries[index].sequence,
+                                 record.entries[index].generation) != row.sequence) [[unlikely]]
+      detail::fail_argument("row", row.index, "a row of this step");
+    return record.entries[index];
+  }
   explicit Finished(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}
   void close() noexcept { handle_.template drop<detail::SharedTree<Tree>::Drop::finished>(); }
 
@@ -279,12 +298,31 @@ class [[nodiscard]] Step {
   [[nodiscard]] AddResult add(Sequence<Tree>& sequence,
                               std::size_t budget = std::numeric_limits<std::size_t>::max(),
                               std::span<const token_type> drafts = {}) {
-    return add(sequence, budget, drafts, 0);
+    return add_with(sequence, budget, {limited(std::min(drafts.size(), budget))}, drafts);
   }
   /// The same with drafts that only the device knows. Whether accepted ones are the drafts is then
   /// the engine's word.
   [[nodiscard]] AddResult add(Sequence<Tree>& sequence, std::size_t budget, UnknownDrafts drafts) {
-    return add(sequence, budget, {}, limited(drafts.count));
+    return add_with(sequence, budget, {limited(drafts.count), drafts.count == 0}, {});
+  }
+  /// The same with drafts that are a tree (EAGLE, Medusa): draft i follows draft `parents[i]`,
+  /// which stands before it, or, where that is -1, the sequence's last token. It sees the path and
+  /// the drafts between, its position is that of the last token plus its depth. Their rows stand in
+  /// the order of `drafts`; where the budget ends, the last ones are left out. The longest branch
+  /// takes places of the sequence, the others slots that they share with those of the step's other
+  /// sequences, until the step's outputs are committed and copied.
+  [[nodiscard]] AddResult add(Sequence<Tree>& sequence, std::size_t budget,
+                              std::span<const token_type> drafts,
+                              std::span<const std::int32_t> parents) {
+    detail::check_parents(parents, drafts.size());
+    return add_with(sequence, budget, {limited(std::min(drafts.size(), budget)), true, parents},
+                    drafts);
+  }
+  /// The same with drafts that only the device knows.
+  [[nodiscard]] AddResult add(Sequence<Tree>& sequence, std::size_t budget, UnknownDrafts drafts,
+                              std::span<const std::int32_t> parents) {
+    detail::check_parents(parents, drafts.count);
+    return add_with(sequence, budget, {limited(drafts.count), drafts.count == 0, parents}, {});
   }
 
   /// Adds the next tokens of many sequences, at most `budget` of each: what add() would do for one
@@ -333,8 +371,8 @@ class [[nodiscard]] Step {
   friend class AttentionPlan;
   explicit Step(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}
 
-  AddResult add(Sequence<Tree>& sequence, std::size_t budget, std::span<const token_type> drafts,
-                std::int32_t unknown_drafts) {
+  AddResult add_with(Sequence<Tree>& sequence, std::size_t budget, const detail::NewDrafts& drafts,
+                     std::span<const token_type> tokens) {
     Tree& tree = handle_.tree();
     if (&sequence.tree() != &tree) [[unlikely]]
       detail::fail_argument("sequence", "of another tree", "a sequence of the step's tree");
@@ -342,13 +380,11 @@ class [[nodiscard]] Step {
       detail::fail_argument("budget", budget, "at least one token");
     detail::StepRecord& record = handle_.record();
     const detail::AddOutcome outcome =
-        tree.add(record, sequence.index_, limited(budget),
-                 drafts.first(std::min(drafts.size(), budget)), unknown_drafts);
+        tree.add(record, sequence.index_, limited(budget), drafts, tokens);
     AddResult result;
     set_status(result, outcome);
     if (outcome.reason == HoldReason::none)
-      result.row_ = detail::row_of(record.entries.back(),
-                                   static_cast<std::int32_t>(record.entries.size()) - 1,
+      result.row_ = detail::row_of(record, static_cast<std::int32_t>(record.entries.size()) - 1,
                                    tree.core.sequences.id_of(sequence.index_));
     return result;
   }
@@ -413,7 +449,7 @@ class [[nodiscard]] Step {
     Tree& tree = handle_.tree();
     if (tree.core.sequences[sequence.index_].last_step == record.number) [[unlikely]]
       fail_handle(index, "added twice", "each sequence at most once per step");
-    return tree.add(record, sequence.index_, limited(budget), {}, 0);
+    return tree.add(record, sequence.index_, limited(budget), {}, {});
   }
   [[noreturn]] CHUNKATTN_COLD static void fail_handle(std::size_t index, const char* value,
                                                       const char* expected) {

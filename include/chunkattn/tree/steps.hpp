@@ -15,6 +15,7 @@
 #include "copies.hpp"
 #include "decoding.hpp"
 #include "departures.hpp"
+#include "drafts.hpp"
 #include "outputs.hpp"
 #include "sequences.hpp"
 #include "step_record.hpp"
@@ -27,11 +28,12 @@ namespace detail {
 class Steps {
  public:
   Steps(Topology& topology, Sequences& sequences, Copies& copies, Departures& departures,
-        Outputs& outputs, const Tokens& tokens, TreeStats& stats)
+        Drafts& drafts, Outputs& outputs, const Tokens& tokens, TreeStats& stats)
       : topology_(topology),
         sequences_(sequences),
         copies_(copies),
         departures_(departures),
+        drafts_(drafts),
         outputs_(outputs),
         tokens_(tokens),
         stats_(stats) {}
@@ -79,20 +81,20 @@ class Steps {
     step.built = step.is_void = false;
     step.num_rows = step.num_outputs = 0;
     step.entries.clear();
+    step.trees.clear();
+    step.drafts.clear();
     if (outstanding == 0) copies_.set_oldest_step(step.number);
     return index;
   }
 
-  /// Adds the next positions of a sequence, at most `budget`, `drafts` of them guesses behind its
-  /// last place. Either all of it happens or nothing does.
-  /// \param drafts_known  their tokens are given, and stored by the caller
-  AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget, std::int32_t drafts,
-                 bool drafts_known) {
+  /// Adds the next positions of a sequence, at most `budget`, and behind its last place drafts as
+  /// far as the budget goes. Either all of it happens or nothing does.
+  AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget, const NewDrafts& drafts) {
     SequenceRecord& record = sequences_[s];
     look_ahead(s);
     make_room(step, 1);
     if (DecodingRun run = decoding(step);
-        drafts == 0 && run.add(s, record.generation, topology_.chunk.size)) {
+        drafts.count == 0 && run.add(s, record.generation, topology_.chunk.size)) {
       run.store();
       step.built = false;
       return {};
@@ -115,18 +117,23 @@ class Steps {
       length = end - begin;
     }
     StepEntry entry;
+    std::int32_t num_aside = 0;
     if (begin + length == places_end) {
+      Drafts::Addition added(drafts_, step, drafts, std::min(budget - length, drafts.count));
       entry.has_output = true;
-      entry.drafts_known = drafts_known;
-      entry.drafts = std::min(budget - length, drafts);
+      entry.drafts_known = drafts.known;
+      entry.drafts = added.trunk();
       const std::int32_t places = entry.drafts + 1;
       if (places > max_length - places_end) [[unlikely]]
         fail_argument("tokens of the sequence", places_end,
                       "at most 2^30, drafts and output included");
-      if (!sequences_.grow_tail(record, places)) return {HoldReason::out_of_chunks};
-      topology_.node(record.tail).writer = s;
+      if (!added.take_places() || !sequences_.grow_tail(record, places))
+        return {HoldReason::out_of_chunks};
+      TreeNode& tail = topology_.node(record.tail);
+      tail.writer = s;
       record.reserved += places;
       length += entry.drafts;
+      num_aside = added.keep(tail, places_end - tail.position);
     }
     entry.sequence = s;
     entry.generation = record.generation;
@@ -135,7 +142,7 @@ class Steps {
     entry.length = length;
     entry.first_row = step.num_rows;
     step.entries.push_back(entry);
-    step.num_rows += length;
+    step.num_rows += length + num_aside;
     step.built = false;
     set_scheduled(s, {begin, length}, true);
     record.cursor = begin + length;
@@ -245,6 +252,9 @@ class Steps {
     outputs_.give_up(step);
     step.entries.clear();
     step.state = StepState::free;
+    if (step.aside == none) return;
+    drafts_.release(step);
+    departures_.finish_all();
   }
 
  private:
@@ -365,6 +375,7 @@ class Steps {
       departures_.end_step_of(entry.sequence);
     }
     copies_.put_back(step.number);
+    drafts_.release(step);
     ++stats_.cancelled_steps;
     end(step, StepState::free);
   }
@@ -415,6 +426,7 @@ class Steps {
         departures_.end_step_of(entry.sequence);
       }
       copies_.put_back(step->number);
+      drafts_.release(*step);
       step->entries.clear();
       step->state = StepState::free;
     }
@@ -442,6 +454,7 @@ class Steps {
   Sequences& sequences_;
   Copies& copies_;
   Departures& departures_;
+  Drafts& drafts_;
   Outputs& outputs_;
   const Tokens& tokens_;
   TreeStats& stats_;

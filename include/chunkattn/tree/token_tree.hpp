@@ -107,21 +107,26 @@ class TokenTree {
     return true;
   }
 
-  AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget,
-                 std::span<const Token> drafts, std::int32_t unknown_drafts) {
-    const auto known = static_cast<std::int32_t>(drafts.size());
-    const AddOutcome outcome =
-        core.steps.add(step, s, budget, known + unknown_drafts, unknown_drafts == 0);
-    if (known > 0 && outcome.reason == HoldReason::none && step.entries.back().drafts > 0) {
+  /// \param tokens  of the drafts, or empty where these are not known
+  AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget, const NewDrafts& drafts,
+                 std::span<const Token> tokens) {
+    const AddOutcome outcome = core.steps.add(step, s, budget, drafts);
+    if (!tokens.empty() && outcome.reason == HoldReason::none && step.entries.back().drafts > 0) {
       const TreeNode& tail = core.sequences.tail(s);
       const StepEntry& entry = step.entries.back();
-      store(tail, entry.output_position() - tail.position, drafts.first(at(entry.drafts)));
+      const std::span<const Draft> tree = step.tree_of(entry);
+      if (tree.empty())
+        store(tail, entry.output_position() - tail.position, tokens.first(at(entry.drafts)));
+      for (std::size_t i = 0; i < tree.size(); ++i)
+        tokens_.store(tree[i].slot, tree[i].offset, tokens[i]);
     }
     return outcome;
   }
 
   void commit(StepRecord& step, StepEntry& entry, std::span<const Token> outputs) {
     core.outputs.check(entry, outputs.size());
+    check_argument(outputs.size() == 1 || step.tree_of(entry).empty(), "outputs.size()",
+                   outputs.size(), "1, or commit(row, outputs, leaf): the row's drafts are a tree");
     const TreeNode& tail = core.sequences.tail(entry.sequence);
     const std::int32_t first = entry.output_position() - tail.position;
     if (outputs.size() > 1 && entry.drafts_known) {
@@ -135,6 +140,30 @@ class TokenTree {
     else
       store(tail, first, outputs);
     core.outputs.commit(step, entry, static_cast<std::int32_t>(outputs.size()));
+  }
+  /// The same with the drafts up to `leaf`, none where it is -1.
+  void commit(StepRecord& step, StepEntry& entry, std::span<const Token> outputs,
+              std::int32_t leaf) {
+    core.outputs.check(entry);
+    const std::span<const Draft> tree = step.tree_of(entry);
+    const std::int32_t depth = Drafts::depth_of(entry, tree, leaf);
+    if (outputs.size() != at(depth) + 1) [[unlikely]]
+      fail_argument("outputs.size()", outputs.size(),
+                    {depth + 1, ", the drafts up to leaf = ", leaf, " and one more"});
+    if (depth == 0 || tree.empty()) return commit(step, entry, outputs);
+    core.outputs.check(entry, outputs.size());
+    for (std::int32_t i = leaf; entry.drafts_known && i != none; i = tree[at(i)].parent) {
+      const Draft& draft = tree[at(i)];
+      const bool same =
+          tokens_.equal(draft.slot, draft.offset, outputs.subspan(at(draft.depth) - 1, 1));
+      check_argument(same, "outputs", draft.depth - 1,
+                     "drafts as they were added, then one token: this one is another");
+    }
+    core.drafts.reserve_moves(depth);
+    const TreeNode& tail = core.sequences.tail(entry.sequence);
+    const bool moves = core.drafts.move(step, entry, tree, leaf);
+    store(tail, entry.output_position() - tail.position, outputs);
+    core.outputs.commit(step, entry, depth + 1, /*on_trunk=*/!moves);
   }
   /// One output for each entry that has one to come, in their order.
   void commit(StepRecord& step, std::span<const Token> outputs) {
