@@ -31,13 +31,35 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
   using View = decltype(std::declval<AttentionPlan&>().build(std::declval<Step&>()));
 
   enum class State : std::uint8_t { open, in_flight, abandoned, finished };
-  /// The rows of a sequence in a step: path positions [begin, begin + length).
+  /// A draft of a tree.
+  struct SimDraft {
+    std::int32_t parent = -1, depth = 0;
+    SimToken token{};
+    std::uint64_t hash = 0;  // of its branch
+    bool on_trunk = false;
+    std::optional<Place> place{};  // from the first plan on
+  };
+  /// The rows of a sequence in a step: path positions [begin, begin + length). Those of a tree of
+  /// drafts are its trunk's.
   struct Entry {
     LivePtr live;
     std::int32_t begin = 0, length = 0, drafts = 0, first_row = 0;
     bool has_output = false, drafts_known = false;
     std::uint32_t drops = 0;  // of the sequence, when it was added
+    std::vector<SimDraft> tree{};
 
+    [[nodiscard]] std::int32_t num_drafts() const {
+      return tree.empty() ? drafts : static_cast<std::int32_t>(tree.size());
+    }
+    [[nodiscard]] std::int32_t num_rows() const { return length - drafts + num_drafts(); }
+    /// Drafts from the path down to this one.
+    [[nodiscard]] std::vector<std::size_t> branch(std::int32_t leaf) const {
+      std::vector<std::size_t> all;
+      for (; leaf >= 0; leaf = tree[all.back()].parent)
+        all.push_back(static_cast<std::size_t>(leaf));
+      std::reverse(all.begin(), all.end());
+      return all;
+    }
     [[nodiscard]] std::int32_t end() const { return begin + length; }
     [[nodiscard]] std::int32_t output_position() const { return end() - drafts; }
     /// The outputs that it rests on were given up.
@@ -65,6 +87,7 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
     View view;
     std::vector<Entry> entries;
     std::int32_t num_rows = 0;
+    std::size_t aside = 0;  // drafts that stand on no trunk
     std::vector<Copy> copies;
     std::vector<Touched> writes, reads;
   };
@@ -74,9 +97,16 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
   void record(SimStep& step) {
     const View& view = step.view;
     queries_.clear();
-    for (std::size_t e = 0; e < step.entries.size(); ++e)
-      for (std::int32_t p = step.entries[e].begin; p < step.entries[e].end(); ++p)
-        queries_.push_back({e, static_cast<std::size_t>(p)});
+    for (std::size_t e = 0; e < step.entries.size(); ++e) {
+      const Entry& entry = step.entries[e];
+      const std::int32_t end = entry.tree.empty() ? entry.end() : entry.output_position();
+      for (std::int32_t p = entry.begin; p < end; ++p)
+        queries_.push_back({e, static_cast<std::size_t>(p), -1});
+      for (std::size_t d = 0; d < entry.tree.size(); ++d)
+        queries_.push_back(
+            {e, static_cast<std::size_t>(entry.output_position() + entry.tree[d].depth - 1),
+             static_cast<std::int32_t>(d)});
+    }
     expect(view.num_rows == static_cast<std::int32_t>(queries_.size()), "a row per query token");
     expect(view.is_current(), "a view is current when it was built");
     check_inputs(step);
@@ -88,9 +118,15 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
     }
     step.writes.clear();
     for (std::size_t t = 0; t < queries_.size(); ++t) {
-      const auto [e, p] = queries_[t];
+      const auto [e, p, d] = queries_[t];
       const WriteTarget w = view.writes[t];
+      expect(w.slot != no_slot || d < 0, "a draft's K/V is written");
       if (w.slot == no_slot) continue;
+      if (d >= 0) {
+        record_draft(step, e, step.entries[e].tree[static_cast<std::size_t>(d)], p,
+                     {w.slot, w.offset});
+        continue;
+      }
       const Entry& entry = step.entries[e];
       if (!entry.superseded()) {
         expect(Place(w.slot, w.offset) == entry.live->places[p], "K/V goes to the token's place");
@@ -101,6 +137,21 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
     check_copies_apart(step);
     record_reads(step);
     for (std::int32_t i = 0; i < view.num_segments; ++i) check_segment(view, i);
+  }
+
+  void record_draft(SimStep& step, std::size_t e, SimDraft& draft, std::size_t position,
+                    Place place) {
+    const Entry& entry = step.entries[e];
+    expect(!draft.place || *draft.place == place, "a draft's place never changes");
+    draft.place = place;
+    if (!entry.superseded()) {
+      const auto& places = entry.live->places;
+      expect(draft.on_trunk ? places[position] == place
+                            : std::find(places.begin(), places.end(), place) == places.end(),
+             "a tree's trunk stands on the path, the rest aside");
+    }
+    step.writes.push_back(
+        {place, entry.superseded() ? 0 : draft.hash, memory_.epoch(place.first), e});
   }
 
   // A backend may copy and write at the same time.
@@ -124,18 +175,29 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
     for (std::int32_t r = 0; r < view.num_rows; ++r) {
       const auto t = static_cast<std::size_t>(view.row_token[r]);
       expect(t < queries_.size() && !seen_[t]++, "rows are a permutation of the query tokens");
-      const auto [e, position] = queries_[t];
+      const auto [e, position, d] = queries_[t];
       const Entry& entry = step.entries[e];
       expect(view.row_kv_len[r] == static_cast<std::int32_t>(position) + 1,
              "a row sees up to itself");
       visible_places(view, r);
+      const std::vector<std::size_t> branch = entry.branch(d);
+      const std::size_t path_end = visible_.size() - branch.size();
       if (!entry.superseded()) {
         expect(visible_.size() == position + 1, "all of it");
-        expect(std::equal(visible_.begin(), visible_.end(), entry.live->places.begin()),
-               "a row reads its own path");
+        expect(
+            std::equal(visible_.begin(), visible_.begin() + static_cast<std::ptrdiff_t>(path_end),
+                       entry.live->places.begin()),
+            "a row reads its own path");
       }
-      for (std::size_t p = 0; p < visible_.size(); ++p)
+      for (std::size_t p = 0; p < path_end; ++p)
         step.reads.push_back(touched(visible_[p], entry, e, p));
+      for (std::size_t i = 0; i < branch.size(); ++i) {
+        const SimDraft& draft = entry.tree[branch[i]];
+        const Place place = visible_[path_end + i];
+        expect(place == draft.place, "a draft reads the drafts of its branch");
+        step.reads.push_back(
+            {place, entry.superseded() ? 0 : draft.hash, memory_.epoch(place.first), e});
+      }
     }
   }
 
@@ -155,7 +217,7 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
     bool compare = true, any_unknown = false;
     std::size_t listed = 0;
     for (std::size_t t = 0; t < queries_.size(); ++t) {
-      const auto [e, p] = queries_[t];
+      const auto [e, p, d] = queries_[t];
       const Entry& entry = step.entries[e];
       expect(positions[t] == static_cast<std::int32_t>(p), "positions");
       const bool is_listed =
@@ -169,8 +231,10 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
       const bool draft =
           entry.drafts_known && p >= static_cast<std::size_t>(entry.output_position());
       const bool known = p < entry.live->known || draft;
+      const SimToken token =
+          d < 0 ? entry.live->tokens[p] : entry.tree[static_cast<std::size_t>(d)].token;
       expect(is_listed == !known, "exactly the outputs that are to come are unknown");
-      expect(tokens[t] == (known ? entry.live->tokens[p] : placeholder), "token ids");
+      expect(tokens[t] == (known ? token : placeholder), "token ids");
       if (!is_listed) continue;
       expect(unknown[listed].sequence == entry.live->id && unknown[listed].position == positions[t],
              "unknown tokens are named");
@@ -198,7 +262,7 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
     expect(position == s.position + s.length, "a segment's length is that of its pieces");
     std::set<std::size_t> on_it;
     for (std::int32_t r = s.row_begin; r < s.row_end; ++r)
-      on_it.insert(queries_[static_cast<std::size_t>(view.row_token[r])].first);
+      on_it.insert(queries_[static_cast<std::size_t>(view.row_token[r])].entry);
     expect(static_cast<std::int32_t>(on_it.size()) == s.num_sequences, "sequences per segment");
     if (s.parent >= 0) {
       const Segment& p = view.segments[s.parent];
@@ -290,7 +354,11 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
   bool device_lost_ = false;  // a step that was dropped in flight did not run as it should
 
  private:
-  std::vector<std::pair<std::size_t, std::size_t>> queries_;  // (entry, position)
+  struct Query {
+    std::size_t entry, position;
+    std::int32_t draft;  // of the entry's tree, -1: a token of the path
+  };
+  std::vector<Query> queries_;
   std::vector<std::uint8_t> seen_;
   std::vector<Place> visible_;
   std::vector<std::uint64_t> guard_;  // by place: the hash that some sequence surely has there

@@ -28,6 +28,7 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
   using Base::text, Base::name, Base::tree_, Base::live_, Base::steps_, Base::finished_;
   using typename Base::Entry, typename Base::State, typename Base::SimStep;
   using typename Base::Live, typename Base::LivePtr, typename Base::Finished;
+  using typename Base::SimDraft;
 
   static constexpr std::size_t max_in_flight = 4;
 
@@ -91,11 +92,44 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
     if (one_in(6)) add_refused(step);
     const LivePtr live = this->any_live();
     const std::size_t drafts = one_in(4) ? 1 + below(5) : 0;
-    (void)add(step, live, any_budget(), drafts, one_in(4));
+    std::vector<std::int32_t> parents;
+    if (one_in(2))
+      for (std::size_t i = 0; i < drafts; ++i)
+        parents.push_back(static_cast<std::int32_t>(below(i + 1)) - 1);
+    (void)add(step, live, any_budget(), drafts, one_in(4), parents);
   }
 
+  /// The drafts that a step takes, as a tree; nothing where they are a chain.
+  std::vector<SimDraft> planted(const Live& live, std::span<const SimToken> drafts,
+                                const std::vector<std::int32_t>& parents) {
+    std::vector<SimDraft> tree;
+    bool chain = true;
+    std::size_t deepest = 0;
+    const std::size_t size = live.tokens.size();
+    for (std::size_t i = 0; i < drafts.size(); ++i) {
+      const std::int32_t parent = parents[i];
+      const SimDraft* above = parent < 0 ? nullptr : &tree[static_cast<std::size_t>(parent)];
+      chain = chain && parent + 1 == static_cast<std::int32_t>(i);
+      const std::int32_t depth = above != nullptr ? above->depth + 1 : 1;
+      const std::uint64_t hash = above != nullptr ? above->hash : live.hash.back();
+      const auto position = size + static_cast<std::size_t>(depth) - 1;
+      const std::uint64_t own =
+          extend_hash(hash, space_at(live.name_space, position, live.public_end), drafts[i]);
+      tree.push_back({parent, depth, drafts[i], own});
+      if (depth > tree[deepest].depth) deepest = i;
+    }
+    if (chain) return {};
+    for (auto i = static_cast<std::int32_t>(deepest); i >= 0;) {
+      SimDraft& draft = tree[static_cast<std::size_t>(i)];
+      draft.on_trunk = true;
+      i = draft.parent;
+    }
+    return tree;
+  }
+
+  /// \param parents  of the drafts, where they are no chain
   HoldReason add(SimStep& step, const LivePtr& live, std::size_t budget, std::size_t num_drafts,
-                 bool unknown) {
+                 bool unknown, const std::vector<std::int32_t>& parents = {}) {
     if (live->tokens.size() > this->options_.max_length) return HoldReason::nothing_to_compute;
     if (live->last_step == step.number) {
       expect_refused([&] { (void)step.open->add(live->handle); }, "once per step");
@@ -107,18 +141,35 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
     std::vector<SimToken> drafts;
     for (std::size_t i = 0; i < num_drafts; ++i) drafts.push_back(this->any_token());
     std::size_t kept = reaches ? std::min(num_drafts, budget - length) : 0;
-    const std::size_t needed = live->handle.slots_needed(kept + 1);
+    std::vector<SimDraft> tree;
+    if (!parents.empty()) tree = planted(*live, std::span(drafts).first(kept), parents);
+    std::size_t aside = tree.size();
+    std::vector<SimToken> trunk(drafts);
+    if (!tree.empty()) {
+      trunk.clear();
+      for (const SimDraft& draft : tree)
+        if (draft.on_trunk) trunk.push_back(draft.token);
+      aside -= trunk.size();
+      kept = trunk.size();
+    }
+    const auto slots = [](std::size_t places) { return (places + ChunkSize - 1) / ChunkSize; };
+    const std::size_t needed =
+        live->handle.slots_needed(kept + 1) + slots(step.aside + aside) - slots(step.aside);
     const std::size_t available = tree_->slots_available();
     const bool pending = live->handle.num_pending() > 0;
     const bool held =
         step.is_void || (live->steps > 0 && (live->superseded > 0 || any_void() ||
                                              live->steps >= static_cast<int>(max_in_flight)));
-    const AddResult result = unknown
-                                 ? step.open->add(live->handle, budget, UnknownDrafts{num_drafts})
-                                 : step.open->add(live->handle, budget, drafts);
+    const UnknownDrafts only_counted{num_drafts};
+    const AddResult result = parents.empty()
+                                 ? unknown ? step.open->add(live->handle, budget, only_counted)
+                                           : step.open->add(live->handle, budget, drafts)
+                             : unknown ? step.open->add(live->handle, budget, only_counted, parents)
+                                       : step.open->add(live->handle, budget, drafts, parents);
     const HoldReason reason = result.reason();
     log("add " + name(*live) + " [" + text(begin) + ", " + text(begin + length) + ") of " +
-        text(end) + ", " + text(kept) + " drafts: " + text(static_cast<int>(reason)));
+        text(end) + ", " + text(kept) + " drafts, " + text(aside) +
+        " aside: " + text(static_cast<int>(reason)));
     if (begin == end) {
       expect(reason == HoldReason::nothing_to_compute, "nothing to compute");
     } else if (held) {
@@ -151,7 +202,8 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
     const StepRow& row = result.row();
     if (pending && static_cast<std::size_t>(row.num_rows) < length) {
       length = static_cast<std::size_t>(row.num_rows);
-      kept = 0;
+      kept = aside = 0;
+      tree.clear();
       reaches = false;
       count("add up to what another is to write");
     }
@@ -159,17 +211,21 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
     expect(row.sequence == live->id && row.position == static_cast<std::int32_t>(begin) &&
                row.index == static_cast<std::int32_t>(step.entries.size()) &&
                row.first_row == step.num_rows &&
-               row.num_rows == static_cast<std::int32_t>(length) &&
-               row.num_drafts == static_cast<std::int32_t>(kept) && row.has_output == reaches,
+               row.num_rows == static_cast<std::int32_t>(length + aside) &&
+               row.num_drafts == static_cast<std::int32_t>(kept + aside) &&
+               row.has_output == reaches,
            "the rows that were added");
     expect(available - tree_->slots_available() <= (reaches ? needed : 0), "slots as promised");
-    step.entries.push_back({live, row.position, row.num_rows, row.num_drafts, row.first_row,
-                            reaches, !unknown, live->drops});
+    if (!tree.empty()) count(unknown ? "add with a tree of unknown drafts" : "add with a tree");
+    step.entries.push_back({live, row.position, static_cast<std::int32_t>(length),
+                            static_cast<std::int32_t>(kept), row.first_row, reaches, !unknown,
+                            live->drops, std::move(tree)});
     step.num_rows += row.num_rows;
+    step.aside += aside;
     step.built = step.executed = false;
     expect(step.open->num_rows() == step.num_rows, "rows of a step");
     if (reaches) {
-      for (std::size_t i = 0; i < kept; ++i) this->push_token(*live, drafts[i]);
+      for (std::size_t i = 0; i < kept; ++i) this->push_token(*live, trunk[i]);
       this->push_token(*live, this->any_token());
       count(kept > 0 ? unknown ? "add with unknown drafts" : "add with drafts" : "add to the end");
       if (begin > live->known) count("add behind an output to come");
@@ -366,7 +422,7 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
       expect(next < all.size(), "every output that counts is asked for");
       const StepRow& row = all[next++];
       expect(row.sequence == entry.live->id && row.first_row == entry.first_row &&
-                 row.num_rows == entry.length && row.num_drafts == entry.drafts &&
+                 row.num_rows == entry.num_rows() && row.num_drafts == entry.num_drafts() &&
                  row.output_row() == entry.first_row + entry.length - 1 - entry.drafts,
              "rows with outputs, in the order of add()");
     }
@@ -407,7 +463,75 @@ class EngineSimSteps : public EngineSimPlan<Retention, ChunkSize> {
       }
   }
 
+  /// One branch of a tree, or nothing of it.
+  void commit_branch(SimStep& step, const StepRow& row, Entry& entry) {
+    Live& live = *entry.live;
+    const auto first = static_cast<std::size_t>(entry.output_position());
+    const auto leaf = static_cast<std::int32_t>(below(entry.tree.size() + 1)) - 1;
+    const std::vector<std::size_t> branch = entry.branch(leaf);
+    std::vector<SimToken> outputs;
+    std::size_t on_trunk = 0;
+    for (const std::size_t d : branch) {
+      outputs.push_back(entry.tree[d].token);
+      on_trunk += entry.tree[d].on_trunk ? 1 : 0;
+    }
+    const bool all_right =
+        on_trunk == branch.size() && on_trunk == static_cast<std::size_t>(entry.drafts);
+    outputs.push_back(all_right ? live.tokens[first + on_trunk] : this->any_token());
+    const auto refused = [&](const std::vector<SimToken>& tokens, std::int32_t end,
+                             const char* what) {
+      expect_refused([&] { step.finished->commit(row, tokens, end); }, what);
+    };
+    const auto commit = [&] {
+      if (leaf < 0 && one_in(2))
+        step.finished->commit(row, outputs);
+      else
+        step.finished->commit(row, outputs, leaf);
+    };
+    log("commit branch " + text(leaf) + " of " + text(branch.size()) + " drafts to " + name(live));
+    if (first != live.known) {
+      expect_refused(commit, "outputs in order");
+      return count("commit out of order");
+    }
+    if (one_in(10)) {
+      auto tokens = outputs;
+      tokens.push_back(0);
+      refused(tokens, leaf, "a branch and one more");
+      refused(outputs, static_cast<std::int32_t>(entry.tree.size()), "a draft of the row");
+      refused(outputs, -2, "a draft of the row");
+      if (!branch.empty()) {
+        expect_refused([&] { step.finished->commit(row, outputs); }, "which branch");
+        tokens = outputs;
+        tokens[below(branch.size())] += 1;
+        if (entry.drafts_known) refused(tokens, leaf, "accepted drafts are the drafts");
+      }
+      count("commit of a branch refused");
+    }
+    commit();
+    entry.has_output = false;
+    if (all_right) {
+      live.known = first + on_trunk + 1;
+      count("trunk right");
+    } else {
+      this->cut(live, first + on_trunk);
+      for (std::size_t i = on_trunk; i < outputs.size(); ++i) this->push_token(live, outputs[i]);
+      live.computed = first + branch.size();
+      live.known = live.tokens.size();
+      ++live.drops;
+      live.superseded = live.steps;
+      count(branch.empty()              ? "no branch right"
+            : on_trunk == branch.size() ? "a part of the trunk right"
+                                        : "a branch aside right");
+      if (live.steps > 0) count("draft wrong under later steps");
+    }
+    this->mark_done(live, live.computed);
+    expect_refused([&] { step.finished->commit(row, outputs, leaf); },
+                   "outputs are committed once");
+    if (live.handle.is_live()) this->check_sequence(live);
+  }
+
   void commit(SimStep& step, const StepRow& row, Entry& entry) {
+    if (!entry.tree.empty()) return commit_branch(step, row, entry);
     Live& live = *entry.live;
     const auto first = static_cast<std::size_t>(entry.output_position());
     const auto drafts = static_cast<std::size_t>(entry.drafts);

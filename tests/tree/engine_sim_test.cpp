@@ -29,7 +29,7 @@ void run_all(const char* policy, int per_config) {
       try {
         test::run_sim<Retention, ChunkSize>(config, seed, now, totals);
       } catch (const std::exception& error) {
-        FAIL(std::string(policy) << ", " << error.what());
+        FAIL(policy << ", " << std::string(error.what()));
       }
       operations += static_cast<std::uint64_t>(now);
     }

@@ -51,6 +51,13 @@ class Drafts {
         copies_(copies),
         departures_(departures) {}
 
+  /// Makes room for what trees need, so that only slots may be wanting. Moves the tree's records.
+  void reserve() {
+    prefixes_.reserve_nodes(1);
+    sequences_.reserve();
+    departures_.reserve();
+  }
+
   /// The drafts of an entry that is being added. Until keep() nothing has happened.
   class Addition {
    public:
@@ -175,10 +182,7 @@ class Drafts {
     sequences_.shrink_reserved(record, record.reserved - count, /*keep_slots=*/false);
   }
   /// A sequence without tokens, found by nobody, that has left and that one step uses.
-  SequenceIndex add_sequence() {
-    prefixes_.reserve_nodes(1);
-    sequences_.reserve();
-    departures_.reserve();
+  SequenceIndex add_sequence() noexcept {
     const SequenceIndex s = sequences_.add();
     prefixes_.use_path(root_node);
     sequences_.add_tail(s, root_node, {});

@@ -90,6 +90,7 @@ class Steps {
   /// Adds the next positions of a sequence, at most `budget`, and behind its last place drafts as
   /// far as the budget goes. Either all of it happens or nothing does.
   AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget, const NewDrafts& drafts) {
+    if (!drafts.parents.empty()) drafts_.reserve();
     SequenceRecord& record = sequences_[s];
     look_ahead(s);
     make_room(step, 1);
