@@ -25,7 +25,10 @@ void run_all(const char* policy, int per_config) {
     const int ops = test::scaled(per_config);
     for (int left = ops; left > 0; left -= test::sim_round) {
       const int now = left < test::sim_round ? left : test::sim_round;
-      const std::uint64_t seed = test::run_seed() + 0x9e3779b97f4a7c15u * ++trees;
+      // Mixed: seeds that are one step of the generator apart would give every tree the same
+      // choices, shifted by one.
+      test::RandomChoices seeds(test::run_seed() + 0x9e3779b97f4a7c15u * ++trees);
+      const std::uint64_t seed = seeds.below(~std::size_t{0});
       try {
         test::run_sim<Retention, ChunkSize>(config, seed, now, totals);
       } catch (const std::exception& error) {
