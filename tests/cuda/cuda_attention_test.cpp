@@ -3,11 +3,15 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "simt/engine.hpp"
+#include "support/parents.hpp"
 
 namespace {
 
@@ -218,4 +222,67 @@ TEST_CASE("float K and V are rounded on the way in") {
     CHECK(view.k_row(target.slot, 1, target.offset)[3] == chunkattn::to_half(k.span()[at]));
     CHECK(view.v_row(target.slot, 1, target.offset)[3] == chunkattn::to_half(v.span()[at]));
   }
+}
+
+TEST_CASE("trees of drafts agree with the oracle, and accepted branches get to their paths") {
+  using chunkattn::Piece, chunkattn::StepRow;
+  Engine engine(15);
+  shuffled(engine.random.bits());
+  for (int i = 0; i < 3; ++i) {
+    engine.sequences.push_back(engine.tree.insert(engine.prompt(i < 2 ? 70 : 0, 5 + 20 * i)));
+    engine.prefill(engine.sequences.size() - 1);
+  }
+  engine.drain_and_check();
+  struct Accepted {
+    std::size_t sequence;
+    std::int32_t position;
+    std::vector<half> k;  // of head 0
+  };
+  std::vector<Accepted> accepted;
+  const auto check_accepted = [&] {
+    const auto layer = engine.cache.layer(0);
+    for (const Accepted& one : accepted)
+      engine.sequences[one.sequence].for_each_run({one.position, 1}, [&](const Piece& piece) {
+        CHECK(std::equal(one.k.begin(), one.k.end(), layer.k_row(piece.slot, 0, piece.begin)));
+      });
+    accepted.clear();
+  };
+  for (int step = 0; step < std::max(12, test::scaled(12)); ++step) {
+    if (step == 6) engine.sequences[2] = engine.sequences[0].fork();  // on a forked tail
+    engine.begin();
+    std::vector<test::Parents> parents;
+    for (auto& sequence : engine.sequences) {
+      parents.push_back(test::random_parents(engine.random, engine.random.uniform(1, 16)));
+      const std::vector<int> drafts(parents.back().size(), 1);
+      REQUIRE(bool(engine.open->add(sequence, 100, drafts, parents.back())));
+    }
+    engine.build();
+    engine.enqueue();
+    const Step& now = engine.steps.back();
+    auto flight = std::move(*engine.open).submitted();
+    engine.open.reset();
+    engine.stream.drain();
+    check_accepted();  // this step has copied them
+    std::vector<half> k(now.k->span().begin(), now.k->span().end());
+    engine.check_steps();
+    auto finished = std::move(flight).finished();
+    for (const StepRow row : finished.rows()) {
+      const auto index = static_cast<std::size_t>(row.index);
+      const std::int32_t leaf = engine.random.uniform(-1, row.num_drafts - 1);
+      const auto branch = test::branch_of(parents[index], leaf);
+      std::vector<int> outputs(branch.size(), 1);
+      outputs.push_back(engine.random.uniform(1000, 1 << 30));
+      finished.commit(row, outputs, leaf);
+      std::int32_t position = row.position + row.num_rows - row.num_drafts;
+      for (const std::size_t draft : branch) {
+        const auto r = static_cast<std::size_t>(row.output_row()) + 1 + draft;
+        const auto first = k.begin() + static_cast<std::ptrdiff_t>(r * kv_heads * head_dim);
+        accepted.push_back({index, position++, {first, first + head_dim}});
+      }
+    }
+    if (step == 5) {  // the one that will be replaced
+      std::erase_if(accepted, [](const Accepted& one) { return one.sequence == 2; });
+    }
+  }
+  engine.drain_and_check();
 }
