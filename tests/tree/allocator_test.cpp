@@ -223,6 +223,8 @@ TEST_CASE("an allocator that throws: the operation has not happened") {
   a.mark_loaded(a.loadable());
   a.append(7);
   const std::vector<int> drafts(20, 1);
+  std::vector<std::int32_t> parents;
+  for (int i = 0; i < 20; ++i) parents.push_back(i < 4 ? -1 : i - 4);
   auto step = tree.begin_step();
   const std::vector<int> before = a.tokens();
   const auto unchanged = [&] {
@@ -243,6 +245,14 @@ TEST_CASE("an allocator that throws: the operation has not happened") {
     countdown = at;
     CHECK_THROWS_AS((void)step.add(a, 100, drafts), std::runtime_error);
     CHECK(step.num_sequences() == 0);
+    unchanged();
+    countdown = at;  // 15 of the drafts stand aside, in 4 slots, 5 on 6 places of the sequence
+    CHECK_THROWS_AS((void)step.add(a, 100, drafts, parents), std::runtime_error);
+    CHECK(step.num_sequences() == 0);
+    CHECK(tree.stats().leaving_sequences == 0);
+    unchanged();
+    countdown = 4;
+    CHECK_THROWS_AS((void)step.add(a, 100, drafts, parents), std::runtime_error);
     unchanged();
     countdown = at;
     CHECK_THROWS_AS((void)a.try_append(drafts), std::runtime_error);

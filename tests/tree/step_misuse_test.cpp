@@ -132,6 +132,78 @@ TEST_CASE("commit: as many outputs as the row has, drafts as they were") {
   CHECK(s.size() == 12);
 }
 
+TEST_CASE("trees of drafts: parents before children, and one branch") {
+  Bench b;
+  auto s = b.tree.insert(iota(1, 6));
+  {
+    auto step = b.tree.begin_step();
+    using Parents = std::vector<std::int32_t>;
+    const auto add = [&](std::size_t drafts, const Parents& parents) {
+      return refused([&] { (void)step.add(s, 1000, iota(20, drafts), parents); });
+    };
+    CHECK(add(3, {-1, 0}) == "parents.size() = 2: expected one for each of the 3 drafts");
+    CHECK(add(3, {-1, 1, 0}) ==
+          "parents[1] = 1: expected -1, the sequence's last token, or an earlier draft, below 1");
+    CHECK(starts(add(1, {-2}), "parents[0] = -2"));
+    CHECK(starts(add(1, {0}), "parents[0] = 0"));
+    const Parents late{-1, 0, 0, 7};
+    CHECK(starts(refused([&] { (void)step.add(s, 7, UnknownDrafts{4}, late); }), "parents[3] = 7"));
+    CHECK(step.num_rows() == 0);
+    b.tree.check_invariants();
+    // Where the budget ends, the last ones are left out: here a chain is left.
+    const StepRow row = step.add(s, 8, iota(20, 4), Parents{-1, 0, 0, 1}).row();
+    CHECK(row.num_drafts == 2);
+    CHECK(row.num_rows == 8);
+  }
+  auto step = b.tree.begin_step();
+  const std::vector<int> drafts{7, 8, 9, 10};  // 7 8 and 7 9 10
+  REQUIRE(step.add(s, 1000, drafts, std::vector<std::int32_t>{-1, 0, 0, 2}));
+  b.view = b.plan.build(step);
+  CHECK(b.view.tokens() == std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  CHECK(b.view.positions() == std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 7, 8});
+  auto done = std::move(step).finished();
+  const StepRow row = first_row(done);
+  CHECK(row.num_drafts == 4);
+  CHECK(row.output_row() == 5);
+  const auto commit = [&](std::vector<int> outputs, std::int32_t leaf) {
+    return refused([&] { done.commit(row, outputs, leaf); });
+  };
+  CHECK(commit({7, 9, 3}, 4) == "leaf = 4: expected -1, none, or one of the row's drafts, below 4");
+  CHECK(starts(commit({7, 9, 3}, -2), "leaf = -2"));
+  CHECK(commit({7, 3}, 2) ==
+        "outputs.size() = 2: expected 3, the drafts up to leaf = 2 and one more");
+  CHECK(starts(commit({}, -1), "outputs.size() = 0: expected 1,"));
+  CHECK(commit({7, 8, 3}, 2) ==
+        "outputs = 1: expected drafts as they were added, then one token: this one is another");
+  CHECK(refused([&] { done.commit(row, std::vector<int>{7, 8, 3}); }) ==
+        "outputs.size() = 3: expected 1, or commit(row, outputs, leaf): the row's drafts are a "
+        "tree");
+  CHECK(s.tokens() == iota(1, 6));
+  CHECK(commit({7, 9, 3}, 2) == "no error");
+  CHECK(s.tokens() == std::vector<int>{1, 2, 3, 4, 5, 6, 7, 9, 3});
+  CHECK(starts(commit({7, 9, 3}, 2), "row = without output"));
+  b.tree.check_invariants();
+
+  // The leaf of a chain is counted in the same way.
+  auto chain = b.run(s, {4, 5});
+  CHECK(starts(refused([&] { chain.commit(first_row(chain), iota(4, 2), 1); }),
+               "outputs.size() = 2"));
+  chain.commit(first_row(chain), iota(4, 2), 0);
+  CHECK(s.size() == 11);
+
+  // Drafts that only the device knows.
+  auto last = b.tree.begin_step();
+  REQUIRE(last.add(s, 1000, UnknownDrafts{2}, std::vector<std::int32_t>{-1, -1}));
+  b.view = b.plan.build(last);
+  REQUIRE(b.view.unknown_tokens().size() == 2);
+  CHECK(b.view.unknown_tokens()[1].row == 2);
+  CHECK(b.view.unknown_tokens()[1].position == 11);
+  auto unknown = std::move(last).finished();
+  unknown.commit(first_row(unknown), iota(60, 2), 1);
+  CHECK(s.size() == 13);
+  b.tree.check_invariants();
+}
+
 TEST_CASE("commit: in the order of the steps, and no row that started on what was rejected") {
   Bench b;
   auto s = b.tree.insert(iota(1, 6));

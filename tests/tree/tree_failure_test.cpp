@@ -85,8 +85,8 @@ struct Scenario {
     live.emplace(to, std::move(*s));
   }
 
-  // A step of everybody, up to `budget` tokens each, with drafts for some.
-  void begin(std::size_t budget, std::size_t drafts = 0) {
+  // A step of everybody, up to `budget` tokens each, with drafts for some, a chain or a tree.
+  void begin(std::size_t budget, std::size_t drafts = 0, std::vector<std::int32_t> parents = {}) {
     attempt([&] { open.emplace(tree.begin_step()); });
     const std::vector<int> guessed = iota(900, drafts);
     for (int pass = 0; pass < 2; ++pass)  // once more for those that waited for others
@@ -94,7 +94,10 @@ struct Scenario {
         if (s.num_uncomputed() == 0 && s.num_reserved() == 0) continue;
         if (added.count(name) > 0) continue;
         bool is_added = false;
-        attempt([&] { is_added = static_cast<bool>(open->add(s, budget, guessed)); });
+        attempt([&] {
+          is_added = static_cast<bool>(parents.empty() ? open->add(s, budget, guessed)
+                                                       : open->add(s, budget, guessed, parents));
+        });
         if (is_added) added.insert({name, 0});
       }
     added.clear();
@@ -104,13 +107,16 @@ struct Scenario {
     attempt([&] { in_flight.push_back(std::move(*open).submitted()); });
     open.reset();
   }
-  void finish(int output) {
+  /// \param leaf  of a tree, the draft that is right, with those before it
+  void finish(int output, std::int32_t leaf = -1, const std::vector<int>& branch = {}) {
     std::optional<typename Tree::Finished> finished;
     attempt([&] { finished.emplace(std::move(in_flight.front()).finished()); });
     in_flight.erase(in_flight.begin());
     std::vector<StepRow> rows;
     for (const StepRow row : finished->rows()) rows.push_back(row);
-    for (const StepRow& row : rows) attempt([&] { finished->commit(row, output); });
+    std::vector<int> outputs = branch;
+    outputs.push_back(output);
+    for (const StepRow& row : rows) attempt([&] { finished->commit(row, outputs, leaf); });
   }
   void step(std::size_t budget, int output) {
     begin(budget);
@@ -148,6 +154,10 @@ struct Scenario {
     submit();
     finish(900);
     finish(7);
+    begin(100, 4, {-1, -1, 1, 0});  // of 900 … 903 the trunk is 901, 902
+    submit();
+    finish(7, 3, {900, 903});
+    decode(1);
     join("tenant", iota(0, 30), {.name_space = {.tenant = 3}, .public_length = 10, .priority = 5});
     typename Tree::Pin pin;
     attempt([&] { pin = tree.pin(iota(0, 11)); });

@@ -75,6 +75,7 @@ class Drafts {
       if (!is_tree_ || kept_) return;
       step_.drafts.resize(before_);
       if (taken_ > 0) drafts_.give_back(step_, taken_);
+      if (first_of_step_) drafts_.close(step_);
     }
 
     /// Drafts that stand on the sequence's own places.
@@ -82,6 +83,7 @@ class Drafts {
     /// Takes places for the others; false where the budget is spent.
     bool take_places() {
       if (!is_tree_) return true;
+      first_of_step_ = step_.aside == none;
       const auto aside = static_cast<std::int32_t>(step_.drafts.size() - before_) - trunk_;
       if (!drafts_.take(step_, aside)) return false;
       taken_ = aside;
@@ -123,15 +125,21 @@ class Drafts {
     StepRecord& step_;
     std::int32_t trunk_, deepest_ = none, taken_ = 0;
     std::size_t before_;  // drafts of other entries
-    bool is_tree_ = false, kept_ = false;
+    bool is_tree_ = false, first_of_step_ = false, kept_ = false;
   };
 
-  /// The step has ended, and no output of it is to come: what stands aside is given up as soon as
-  /// no copy needs it.
+  /// The step has ended, and no output of it is to come: what stands aside is given up by
+  /// Departures::finish_all() as soon as no copy needs it.
   void release(StepRecord& step) noexcept {
     if (step.aside == none) return;
     --sequences_[step.aside].steps;
     step.aside = none;
+  }
+  /// The same at once.
+  void close(StepRecord& step) noexcept {
+    if (step.aside == none) return;
+    release(step);
+    departures_.finish_all();
   }
 
   // ---- commit --------------------------------------------------------------------------------

@@ -253,9 +253,7 @@ class Steps {
     outputs_.give_up(step);
     step.entries.clear();
     step.state = StepState::free;
-    if (step.aside == none) return;
-    drafts_.release(step);
-    departures_.finish_all();
+    drafts_.close(step);
   }
 
  private:
