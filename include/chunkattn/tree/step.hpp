@@ -45,17 +45,15 @@ struct UnknownDrafts {
 
 namespace detail {
 
-inline StepRow row_of(const StepRecord& step, std::int32_t index, SequenceId id) noexcept {
-  const StepEntry& entry = step.entries[at(index)];
-  const auto in_tree = static_cast<std::int32_t>(step.tree_of(entry).size());
-  const std::int32_t num_drafts = in_tree > 0 ? in_tree : entry.drafts;
-  return {id,
-          index,
-          entry.begin,
-          entry.first_row,
-          entry.length - entry.drafts + num_drafts,
-          num_drafts,
-          entry.has_output};
+inline StepRow row_of(const StepRecord& step, const StepEntry& entry, std::int32_t index,
+                      SequenceId id) noexcept {
+  StepRow row{id,           index,        entry.begin,     entry.first_row,
+              entry.length, entry.drafts, entry.has_output};
+  if (const auto tree = step.tree_of(entry); !tree.empty()) {
+    row.num_drafts = static_cast<std::int32_t>(tree.size());
+    row.num_rows += row.num_drafts - entry.drafts;
+  }
+  return row;
 }
 
 /// Ownership of a step's record, whatever the step's state.
@@ -149,7 +147,7 @@ class [[nodiscard]] Finished {
       /// The row.
       StepRow operator*() const {
         const detail::StepEntry& entry = record_->entries[at_];
-        return detail::row_of(*record_, static_cast<std::int32_t>(at_),
+        return detail::row_of(*record_, entry, static_cast<std::int32_t>(at_),
                               detail::Sequences::id_of(entry.sequence, entry.generation));
       }
       /// On to the next.
@@ -384,7 +382,8 @@ class [[nodiscard]] Step {
     AddResult result;
     set_status(result, outcome);
     if (outcome.reason == HoldReason::none)
-      result.row_ = detail::row_of(record, static_cast<std::int32_t>(record.entries.size()) - 1,
+      result.row_ = detail::row_of(record, record.entries.back(),
+                                   static_cast<std::int32_t>(record.entries.size()) - 1,
                                    tree.core.sequences.id_of(sequence.index_));
     return result;
   }

@@ -88,17 +88,21 @@ struct StepRecord {
   [[nodiscard]] std::span<const Draft> tree_of(const StepEntry& entry) const noexcept {
     if (entry.drafts == 0 || trees.empty()) [[likely]]
       return {};
-    const auto index = static_cast<std::int32_t>(&entry - entries.begin());
-    const DraftTree* const tree =
-        std::lower_bound(trees.begin(), trees.end(), index,
-                         [](const DraftTree& t, std::int32_t value) { return t.entry < value; });
-    if (tree == trees.end() || tree->entry != index) return {};
-    return {drafts.begin() + tree->first, at(tree->count)};
+    return find_tree(static_cast<std::int32_t>(&entry - entries.begin()));
   }
 
   void invalidate_view() noexcept {
     if (ticket && ticket->current == ticket_number) ticket->current = 0;
     ticket.reset();
+  }
+
+ private:
+  [[nodiscard, gnu::noinline]] std::span<const Draft> find_tree(std::int32_t entry) const noexcept {
+    const DraftTree* const tree =
+        std::lower_bound(trees.begin(), trees.end(), entry,
+                         [](const DraftTree& t, std::int32_t value) { return t.entry < value; });
+    if (tree == trees.end() || tree->entry != entry) return {};
+    return {drafts.begin() + tree->first, at(tree->count)};
   }
 };
 

@@ -90,66 +90,15 @@ class Steps {
   /// Adds the next positions of a sequence, at most `budget`, and behind its last place drafts as
   /// far as the budget goes. Either all of it happens or nothing does.
   AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget, const NewDrafts& drafts) {
-    if (!drafts.parents.empty()) drafts_.reserve();
-    SequenceRecord& record = sequences_[s];
     look_ahead(s);
     make_room(step, 1);
     if (DecodingRun run = decoding(step);
-        drafts.count == 0 && run.add(s, record.generation, topology_.chunk.size)) {
+        drafts.count == 0 && run.add(s, sequences_[s].generation, topology_.chunk.size)) {
       run.store();
       step.built = false;
       return {};
     }
-    if (record.last_step == step.number) [[unlikely]]
-      fail_argument("sequence", "added twice", "each sequence at most once per step");
-    const std::int32_t begin = record.cursor;
-    const std::int32_t places_end = record.size + record.reserved;
-    if (begin == places_end) return {HoldReason::nothing_to_compute};
-    if (step.is_void) [[unlikely]]
-      return {HoldReason::waits_for_step, none, step.number};
-    if (record.steps > 0 && (record.superseded > 0 || any_void_ || record.steps >= max_in_flight))
-        [[unlikely]]
-      return {HoldReason::waits_for_step, none, oldest_step_of(s)};
-    std::int32_t length = std::min(budget, places_end - begin);
-    if (record.may_wait) {
-      std::int32_t end = begin + length;
-      const AddOutcome outcome = find_missing(s, end);
-      if (end <= begin) return outcome;
-      length = end - begin;
-    }
-    StepEntry entry;
-    std::int32_t num_aside = 0;
-    if (begin + length == places_end) {
-      Drafts::Addition added(drafts_, step, drafts, std::min(budget - length, drafts.count));
-      entry.has_output = true;
-      entry.drafts_known = drafts.known;
-      entry.drafts = added.trunk();
-      const std::int32_t places = entry.drafts + 1;
-      if (places > max_length - places_end) [[unlikely]]
-        fail_argument("tokens of the sequence", places_end,
-                      "at most 2^30, drafts and output included");
-      if (!added.take_places() || !sequences_.grow_tail(record, places))
-        return {HoldReason::out_of_chunks};
-      TreeNode& tail = topology_.node(record.tail);
-      tail.writer = s;
-      record.reserved += places;
-      length += entry.drafts;
-      num_aside = added.keep(tail, places_end - tail.position);
-    }
-    entry.sequence = s;
-    entry.generation = record.generation;
-    entry.epoch = record.epoch;
-    entry.begin = begin;
-    entry.length = length;
-    entry.first_row = step.num_rows;
-    step.entries.push_back(entry);
-    step.num_rows += length + num_aside;
-    step.built = false;
-    set_scheduled(s, {begin, length}, true);
-    record.cursor = begin + length;
-    record.last_step = step.number;
-    ++record.steps;
-    return {};
+    return add_other(step, s, budget, drafts);
   }
 
   /// Adds many sequences, as far as each is the common case; make_room() comes first.
@@ -258,6 +207,63 @@ class Steps {
 
  private:
   friend class TreeInspector;
+
+  /// The same where it is not just decoding.
+  [[gnu::noinline]] AddOutcome add_other(StepRecord& step, SequenceIndex s, std::int32_t budget,
+                                         const NewDrafts& drafts) {
+    if (!drafts.parents.empty()) drafts_.reserve();
+    SequenceRecord& record = sequences_[s];
+    if (record.last_step == step.number) [[unlikely]]
+      fail_argument("sequence", "added twice", "each sequence at most once per step");
+    const std::int32_t begin = record.cursor;
+    const std::int32_t places_end = record.size + record.reserved;
+    if (begin == places_end) return {HoldReason::nothing_to_compute};
+    if (step.is_void) [[unlikely]]
+      return {HoldReason::waits_for_step, none, step.number};
+    if (record.steps > 0 && (record.superseded > 0 || any_void_ || record.steps >= max_in_flight))
+        [[unlikely]]
+      return {HoldReason::waits_for_step, none, oldest_step_of(s)};
+    std::int32_t length = std::min(budget, places_end - begin);
+    if (record.may_wait) {
+      std::int32_t end = begin + length;
+      const AddOutcome outcome = find_missing(s, end);
+      if (end <= begin) return outcome;
+      length = end - begin;
+    }
+    StepEntry entry;
+    std::int32_t num_aside = 0;
+    if (begin + length == places_end) {
+      Drafts::Addition added(drafts_, step, drafts, std::min(budget - length, drafts.count));
+      entry.has_output = true;
+      entry.drafts_known = drafts.known;
+      entry.drafts = added.trunk();
+      const std::int32_t places = entry.drafts + 1;
+      if (places > max_length - places_end) [[unlikely]]
+        fail_argument("tokens of the sequence", places_end,
+                      "at most 2^30, drafts and output included");
+      if (!added.take_places() || !sequences_.grow_tail(record, places))
+        return {HoldReason::out_of_chunks};
+      TreeNode& tail = topology_.node(record.tail);
+      tail.writer = s;
+      record.reserved += places;
+      length += entry.drafts;
+      num_aside = added.keep(tail, places_end - tail.position);
+    }
+    entry.sequence = s;
+    entry.generation = record.generation;
+    entry.epoch = record.epoch;
+    entry.begin = begin;
+    entry.length = length;
+    entry.first_row = step.num_rows;
+    step.entries.push_back(entry);
+    step.num_rows += length + num_aside;
+    step.built = false;
+    set_scheduled(s, {begin, length}, true);
+    record.cursor = begin + length;
+    record.last_step = step.number;
+    ++record.steps;
+    return {};
+  }
 
   /// A step goes over thousands of sequences, which do not fit in a core's cache: prefetches early
   /// what those after `s` will touch.

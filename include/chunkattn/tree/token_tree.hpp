@@ -111,22 +111,15 @@ class TokenTree {
   AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget, const NewDrafts& drafts,
                  std::span<const Token> tokens) {
     const AddOutcome outcome = core.steps.add(step, s, budget, drafts);
-    if (!tokens.empty() && outcome.reason == HoldReason::none && step.entries.back().drafts > 0) {
-      const TreeNode& tail = core.sequences.tail(s);
-      const StepEntry& entry = step.entries.back();
-      const std::span<const Draft> tree = step.tree_of(entry);
-      if (tree.empty())
-        store(tail, entry.output_position() - tail.position, tokens.first(at(entry.drafts)));
-      for (std::size_t i = 0; i < tree.size(); ++i)
-        tokens_.store(tree[i].slot, tree[i].offset, tokens[i]);
-    }
+    if (!tokens.empty() && outcome.reason == HoldReason::none) store_drafts(step, tokens);
     return outcome;
   }
 
   void commit(StepRecord& step, StepEntry& entry, std::span<const Token> outputs) {
     core.outputs.check(entry, outputs.size());
-    check_argument(outputs.size() == 1 || step.tree_of(entry).empty(), "outputs.size()",
-                   outputs.size(), "1, or commit(row, outputs, leaf): the row's drafts are a tree");
+    if (outputs.size() > 1)
+      check_argument(step.tree_of(entry).empty(), "outputs.size()", outputs.size(),
+                     "1, or commit(row, outputs, leaf): the row's drafts are a tree");
     const TreeNode& tail = core.sequences.tail(entry.sequence);
     const std::int32_t first = entry.output_position() - tail.position;
     if (outputs.size() > 1 && entry.drafts_known) {
@@ -290,6 +283,16 @@ class TokenTree {
     const TreeNode& tail = core.topology.node(core.sequences[entry.sequence].tail);
     const std::int32_t place = tail.begin + entry.output_position() - tail.position;
     tokens_.store(core.topology.slot_of(tail, place), place % ChunkSize, output);
+  }
+  /// Those of the step's last entry.
+  [[gnu::noinline]] void store_drafts(const StepRecord& step, std::span<const Token> tokens) {
+    const StepEntry& entry = step.entries.back();
+    const TreeNode& tail = core.sequences.tail(entry.sequence);
+    const std::span<const Draft> tree = step.tree_of(entry);
+    if (tree.empty())
+      store(tail, entry.output_position() - tail.position, tokens.first(at(entry.drafts)));
+    for (std::size_t i = 0; i < tree.size(); ++i)
+      tokens_.store(tree[i].slot, tree[i].offset, tokens[i]);
   }
   void store(const TreeNode& n, std::int32_t first, std::span<const Token> tokens) {
     core.topology.for_each_run(
