@@ -108,8 +108,8 @@ class TokenTree {
   }
 
   /// \param tokens  of the drafts, or empty where these are not known
-  AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget, const NewDrafts& drafts,
-                 std::span<const Token> tokens) {
+  CHUNKATTN_INLINE AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget,
+                                  const NewDrafts& drafts, std::span<const Token> tokens) {
     const AddOutcome outcome = core.steps.add(step, s, budget, drafts);
     if (!tokens.empty() && outcome.reason == HoldReason::none) store_drafts(step, tokens);
     return outcome;
@@ -117,21 +117,10 @@ class TokenTree {
 
   void commit(StepRecord& step, StepEntry& entry, std::span<const Token> outputs) {
     core.outputs.check(entry, outputs.size());
-    if (outputs.size() > 1)
-      check_argument(step.tree_of(entry).empty(), "outputs.size()", outputs.size(),
-                     "1, or commit(row, outputs, leaf): the row's drafts are a tree");
-    const TreeNode& tail = core.sequences.tail(entry.sequence);
-    const std::int32_t first = entry.output_position() - tail.position;
-    if (outputs.size() > 1 && entry.drafts_known) {
-      const auto accepted = outputs.first(outputs.size() - 1);
-      const std::int32_t same = common_length(tail, first, accepted);
-      check_argument(same == static_cast<std::int32_t>(accepted.size()), "outputs", same,
-                     "drafts as they were added, then one token: this many agree");
-    }
     if (outputs.size() == 1)
       store_output(entry, outputs[0]);
     else
-      store(tail, first, outputs);
+      store_chain(step, entry, outputs);
     core.outputs.commit(step, entry, static_cast<std::int32_t>(outputs.size()));
   }
   /// The same with the drafts up to `leaf`, none where it is -1.
@@ -284,7 +273,22 @@ class TokenTree {
     const std::int32_t place = tail.begin + entry.output_position() - tail.position;
     tokens_.store(core.topology.slot_of(tail, place), place % ChunkSize, output);
   }
-  /// Those of the step's last entry.
+  /// Drafts that are a chain, and one token more. Throws InvalidArgument where they are others.
+  [[gnu::noinline]] void store_chain(const StepRecord& step, const StepEntry& entry,
+                                     std::span<const Token> outputs) {
+    check_argument(step.tree_of(entry).empty(), "outputs.size()", outputs.size(),
+                   "1, or commit(row, outputs, leaf): the row's drafts are a tree");
+    const TreeNode& tail = core.sequences.tail(entry.sequence);
+    const std::int32_t first = entry.output_position() - tail.position;
+    if (entry.drafts_known) {
+      const auto accepted = outputs.first(outputs.size() - 1);
+      const std::int32_t same = common_length(tail, first, accepted);
+      check_argument(same == static_cast<std::int32_t>(accepted.size()), "outputs", same,
+                     "drafts as they were added, then one token: this many agree");
+    }
+    store(tail, first, outputs);
+  }
+  /// The drafts of the step's last entry.
   [[gnu::noinline]] void store_drafts(const StepRecord& step, std::span<const Token> tokens) {
     const StepEntry& entry = step.entries.back();
     const TreeNode& tail = core.sequences.tail(entry.sequence);
