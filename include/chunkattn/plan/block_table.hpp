@@ -32,9 +32,9 @@ class BlockTable {
   }
 
   /// Adds the first `kv_len` places of a sequence; by default its known tokens, and what an open
-  /// step has of it beyond them (drafts). Throws InvalidArgument, with the table unchanged, if
-  /// there are none or not so many, or if Sharing::token made the path leave a slot before its end
-  /// or enter one after its start.
+  /// step has of it beyond them (drafts; of a tree the longest branch). Throws InvalidArgument,
+  /// with the table unchanged, if there are none or not so many, or if Sharing::token made the path
+  /// leave a slot before its end or enter one after its start.
   template <PlacedSequence Sequence>
   void add(const Sequence& sequence, std::size_t kv_len = std::numeric_limits<std::size_t>::max()) {
     const std::size_t known = sequence.size() + sequence.num_reserved();

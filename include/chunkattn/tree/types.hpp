@@ -108,11 +108,12 @@ struct TreeStats {
   std::uint64_t cancelled_steps = 0;     ///< steps that were dropped before they were submitted
   std::uint64_t abandoned_steps = 0;     ///< steps that were dropped in flight
   std::size_t live_sequences = 0;        ///< joined and not left
-  std::size_t leaving_sequences = 0;     ///< left, and still used by a step or a copy
-  std::size_t nodes = 0;                 ///< runs of tokens, live and cached
-  std::size_t used_slots = 0;            ///< live + retained + retiring
-  std::size_t retained_slots = 0;        ///< held by nothing but cached, evictable nodes
-  std::size_t stored_tokens = 0;         ///< places taken in used slots; the rest is fragmentation
+  /// Left, and still used by a step or a copy; a step with a tree of drafts counts as one more.
+  std::size_t leaving_sequences = 0;
+  std::size_t nodes = 0;           ///< runs of tokens, live and cached
+  std::size_t used_slots = 0;      ///< live + retained + retiring
+  std::size_t retained_slots = 0;  ///< held by nothing but cached, evictable nodes
+  std::size_t stored_tokens = 0;   ///< places taken in used slots; the rest is fragmentation
 };
 
 /// Something entered the cache's reach or left it; for routers that mirror what is cached where.
