@@ -395,7 +395,9 @@ class AttentionPlan {
     const auto& n = core.topology.node(index);
     std::int32_t length = n.length;
     if (const std::int32_t e = nodes_[at(index)].entry; e != none && !step.trees.empty()) {
-      const detail::StepEntry& entry = step.entries[at(e)];  // its drafts have their own segments
+      // A tree of drafts has segments of its own, behind the path. (Where rows are superseded, the
+      // path may end behind the tail: there its spare slots lie, kept for the step.)
+      const detail::StepEntry& entry = step.entries[at(e)];
       if (!step.tree_of(entry).empty()) length = entry.output_position() - n.position;
     }
     core.topology.for_each_run(
