@@ -74,7 +74,7 @@ class PagedCase : public Prepared {
         shared_pages_(which.method == Method::paged_shared_pages) {
     const auto work = planned_.work();
     const double token_bytes =
-        2.0 * head_dim * sizeof(T) + (std::is_same_v<T, std::int8_t> ? 2.0 * sizeof(float) : 0.0);
+        2.0 * head_dim * sizeof(T) + (has_row_scales<T> ? 2.0 * sizeof(float) : 0.0);
     const double kv_bytes = work.tokens * which.num_kv_heads * token_bytes;
     flops = work.pairs * which.num_qo_heads * 4.0 * head_dim;
     bytes = kv_bytes + 2.0 * which.batch.size() * which.num_qo_heads * head_dim * sizeof(float);
@@ -368,6 +368,7 @@ void add_all() {
   add_type<half>("fp16");
   add_type<bfloat16>("bf16");
   add_type<std::int8_t>("int8");
+  add_type<float8_e4m3>("e4m3");
   constexpr Method paged[] = {Method::paged_shared_pages, Method::paged_unshared};
   for (const int shared : {1024, 2048, 4096}) {
     for (const int kv_heads : {32, 8}) {

@@ -186,7 +186,7 @@ void fill_layer(const chunkattn::KvView<T>& view, std::uint64_t seed) {
     for (int head = 0; head < view.num_kv_heads; ++head) {
       fill_random(view.k_row(slot, head, 0), row, ++seed);
       fill_random(view.v_row(slot, head, 0), row, ++seed);
-      if constexpr (std::is_same_v<T, std::int8_t>) {
+      if constexpr (chunkattn::has_row_scales<T>) {
         std::fill_n(view.k_row_scale(slot, head, 0), view.chunk_size, 1.0f / 64);
         std::fill_n(view.v_row_scale(slot, head, 0), view.chunk_size, 1.0f / 64);
       }

@@ -119,10 +119,7 @@ Header make_header(const chunkattn::KvCacheOptions& geometry, const std::string&
   header.byte_order = byte_order;
   header.layout = layout;
   header.token_bytes = sizeof(Token);
-  if constexpr (std::is_same_v<T, std::int8_t>)
-    std::snprintf(header.element, sizeof(header.element), "int8");
-  else
-    std::snprintf(header.element, sizeof(header.element), "%s", chunkattn::element_name<T>());
+  std::snprintf(header.element, sizeof(header.element), "%s", chunkattn::element_name<T>());
   header.num_layers = static_cast<std::uint32_t>(geometry.num_layers);
   header.num_kv_heads = static_cast<std::uint32_t>(geometry.num_kv_heads);
   header.head_dim = static_cast<std::uint32_t>(geometry.head_dim);

@@ -86,12 +86,9 @@ void fill_with_integers(Random& random, const test::RandomPlan& plan, const KvVi
     for (int head = 0; head < kv.num_kv_heads; ++head) {
       for (int i = 0; i < kv.head_dim; ++i) {
         const int value = random.uniform(-8, 8);
-        if constexpr (std::is_same_v<T, std::int8_t>)
-          kv.v_row(slot, head, offset)[i] = static_cast<std::int8_t>(value);
-        else
-          kv.v_row(slot, head, offset)[i] = from_float<T>(static_cast<float>(value));
+        kv.v_row(slot, head, offset)[i] = test::stored<T>(static_cast<float>(value));
       }
-      if constexpr (std::is_same_v<T, std::int8_t>) *kv.v_row_scale(slot, head, offset) = 0.5f;
+      if constexpr (has_row_scales<T>) *kv.v_row_scale(slot, head, offset) = 0.5f;
     }
   });
 }
@@ -114,7 +111,7 @@ TEST_CASE("each accuracy keeps its bounds, worst case and root mean square") {
 }
 
 TEST_CASE_TEMPLATE("with q = 0 and integers in V every accuracy is exact, and no token is dropped",
-                   T, bfloat16, half, std::int8_t) {
+                   T, bfloat16, half, std::int8_t, float8_e4m3) {
   Random random(4);
   constexpr int dim = 64;
   for (const Accuracy accuracy : accuracies) {

@@ -188,5 +188,6 @@ TEST_CASE("a row has the bits of the same row alone: 16-bit K/V") {
 
 TEST_CASE("a row has the bits of the same row alone: 8-bit K/V") {
   check_rows<64, std::int8_t>(99, 10);
+  check_more_rows<64, float8_e4m3>(101, 5);
   check_more_rows<128, std::int8_t>(100, 10);
 }

@@ -96,6 +96,7 @@ TEST_CASE("a NaN reaches every line that sees it, and no other") {
   merged += check_nan<64, half>(3, 8);
   merged += check_nan<128, bfloat16>(4, 8);
   merged += check_nan<64, std::int8_t>(5, 8);
+  merged += check_nan<64, float8_e4m3>(7, 8);
   merged += check_nan<40, bfloat16, bfloat16>(6, 6);
   CHECK(merged > 0);  // partial results carried NaN too
 }
@@ -131,6 +132,7 @@ TEST_CASE("K and V of NaN that write() rounds and quantises stay NaN") {
   check(0.0f);
   check(half{});
   check(std::int8_t{});
+  check(float8_e4m3{});
 }
 
 TEST_CASE_TEMPLATE("infinite logits: -inf has no weight, +inf gives NaN", T, float, half,

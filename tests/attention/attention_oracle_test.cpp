@@ -102,6 +102,8 @@ TEST_CASE("16-bit K/V") {
 TEST_CASE("8-bit K/V: exact for what is stored") {
   check_shapes<64, std::int8_t>(21, 8);
   check_shapes<128, std::int8_t>(22, 8);
+  check_shapes<64, float8_e4m3>(23, 8);
+  check_more_shapes<40, float8_e4m3>(24, 8);
 }
 
 TEST_CASE("16-bit queries and outputs") {
@@ -245,14 +247,15 @@ TEST_CASE_TEMPLATE("cut walks: what the last call left behind is not merged into
 }
 
 TEST_CASE_TEMPLATE("what write() stores is what attention reads", T, float, half, bfloat16,
-                   std::int8_t) {
+                   std::int8_t, float8_e4m3) {
   Random random(47);
   constexpr int dim = 64;
   for (int round = 0; round < test::scaled(6); ++round) {
     const Share share = random.pick({Share::none, Share::some, Share::all});
     const test::RandomPlan plan = make_random_plan(random, random_shape(random, share));
     const int heads = random.uniform(1, 3);
-    const test::WrittenRows rows(random, plan, heads, dim, std::is_same_v<T, std::int8_t>);
+    constexpr int largest = !has_row_scales<T> ? 0 : std::is_same_v<T, std::int8_t> ? 127 : 448;
+    const test::WrittenRows rows(random, plan, heads, dim, largest);
     test::Storage<T> kv(plan.num_slots, heads, plan.chunk_size, dim);
     test::poison_kv(kv.view);
     ChunkAttention<Cpu, dim> attention(2);

@@ -47,6 +47,7 @@ TEST_CASE("a bias by row, position and head") {
 }
 TEST_CASE("a mask by row, position and head") {
   check_types<test::MaskCase>(60);
+  test::check_variant<test::MaskCase, float8_e4m3>(64);
 }
 TEST_CASE("a user's own") {
   check_types<test::UserCase>(70);

@@ -66,6 +66,42 @@ void check_nearest(float value) {
   }
 }
 
+// What the bits of a float8_e4m3 stand for, by OCP's definition; magnitudes up to 0x7e.
+double e4m3_number(int magnitude) {
+  const int exponent = magnitude / 8;
+  const double fraction = magnitude % 8 / 8.0;
+  return exponent == 0 ? std::ldexp(fraction, -6) : std::ldexp(1 + fraction, exponent - 7);
+}
+
+// The nearest magnitude of all: of two the even one, what is beyond the last becomes that.
+int nearest_e4m3(double size) {
+  int best = 0;
+  for (int magnitude = 1; magnitude <= 0x7e; ++magnitude) {
+    const double distance = std::abs(e4m3_number(magnitude) - size);
+    const double least = std::abs(e4m3_number(best) - size);
+    if (distance < least || (distance == least && magnitude % 2 == 0)) best = magnitude;
+  }
+  return best;
+}
+
+// Every float8_e4m3, W at once.
+template <int W>
+void check_widened_e4m3() {
+  for (int first = 0; first < 256; first += W) {
+    float8_e4m3 values[W];
+    for (int l = 0; l < W; ++l) values[l].bits = static_cast<std::uint8_t>(first + l);
+    float widened[W];
+    simd::store(widened, simd::load_widened<W>(values));
+    for (int l = 0; l < W; ++l) {
+      CAPTURE(first + l);
+      if ((first + l) % 128 == 0x7f)
+        CHECK(is_nan_bits(widened[l]));
+      else
+        CHECK(same_bits(widened[l], to_float(values[l])));
+    }
+  }
+}
+
 template <int W, class T>
 void check_vectors(const std::vector<float>& values) {
   std::size_t different = 0;
@@ -115,6 +151,55 @@ TEST_CASE("rounding to nearest even, checked against the neighbours") {
   CHECK(to_half(0x1p-25f).bits == 0);
   CHECK(to_half(0x1.000002p-25f).bits == 1);
   CHECK(to_bfloat16(std::numeric_limits<float>::max()).bits == 0x7f80);
+}
+
+TEST_CASE("float8_e4m3: all 256 are what their definition says, and survive") {
+  for (int bits = 0; bits < 256; ++bits) {
+    CAPTURE(bits);
+    const float8_e4m3 value{static_cast<std::uint8_t>(bits)};
+    const float wide = to_float(value);
+    CHECK((std::bit_cast<std::uint32_t>(wide) >> 31 != 0) == (bits >= 128));
+    if (bits % 128 == 0x7f)
+      CHECK(is_nan_bits(wide));
+    else
+      CHECK(std::abs(static_cast<double>(wide)) == e4m3_number(bits % 128));
+    CHECK(to_float8_e4m3(wide) == value);
+  }
+  CHECK(to_float(float8_e4m3{0x7e}) == 448.0f);
+  CHECK(to_float(float8_e4m3{0x81}) == -0x1p-9f);
+  check_widened_e4m3<4>();
+  check_widened_e4m3<simd::native_width>();
+#if defined(__AVX512F__) && !defined(CHUNKATTN_ISA)
+  check_widened_e4m3<8>();
+#endif
+}
+
+TEST_CASE("float8_e4m3: rounding as its definition in double, too large becomes 448") {
+  std::vector<float> values{448, 449, 463, 464, 465, 480, 1e6f, std::numeric_limits<float>::max()};
+  for (int i = 0; i < 0x7e; ++i) {  // numbers, the middles between them, and both sides of each
+    const double low = e4m3_number(i), middle = (low + e4m3_number(i + 1)) / 2;
+    for (const auto x : {static_cast<float>(low), static_cast<float>(middle)})
+      for (const float to : {0.0f, x, 1e3f}) values.push_back(std::nextafter(x, to));
+  }
+  test::Random random;
+  for (int i = 0; i < 20000; ++i)
+    values.push_back(std::ldexp(std::abs(random.normal()), random.uniform(-14, 10)));
+  for (int i = 0; i < 2000; ++i) {  // any float at all
+    const auto bits = static_cast<std::uint32_t>(random.bits()) & 0x7fffffffu;
+    values.push_back(std::bit_cast<float>(bits < 0x7f800000u ? bits : bits - 0x00800000u));
+  }
+  for (const float value : values) {
+    CAPTURE(value);
+    const int expected = nearest_e4m3(static_cast<double>(value));
+    CHECK(to_float8_e4m3(value).bits == expected);
+    CHECK(to_float8_e4m3(-value).bits == expected + 128);
+  }
+  CHECK(to_float8_e4m3(std::bit_cast<float>(0x7f800000u)).bits == 0x7e);
+  CHECK(to_float8_e4m3(std::bit_cast<float>(0xff800000u)).bits == 0xfe);
+  for (const std::uint32_t nan : {0x7fc00000u, 0x7f800001u, 0x7fffffffu}) {
+    CHECK(to_float8_e4m3(std::bit_cast<float>(nan)).bits == 0x7f);
+    CHECK(to_float8_e4m3(std::bit_cast<float>(nan | 0x80000000u)).bits == 0xff);
+  }
 }
 
 TEST_CASE("vector conversions agree with the integer ones, bit for bit") {
@@ -203,6 +288,32 @@ TEST_CASE("quantize_row: at most half a step off, extremes reach 127, zeros stay
   std::int8_t stored[16];
   CHECK(quantize_row(zeros.data(), 16, stored) == 0.0f);
   CHECK(stored[3] == 0);
+}
+
+TEST_CASE("quantize_row: float8_e4m3 is within its roundings, extremes reach 448") {
+  test::Random random;
+  for (int i = 0; i < 2000; ++i) {
+    std::vector<float> row(24);
+    random.fill(std::span(row), std::ldexp(1.0f, random.uniform(-149, 120)));
+    float8_e4m3 stored[24];
+    const float scale = quantize_row(row.data(), 24, stored);
+    const auto reach = std::abs(*std::max_element(
+        row.begin(), row.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }));
+    if (reach == 0) {
+      CHECK(scale == 0.0f);
+      continue;
+    }
+    CAPTURE(reach);
+    CHECK(scale == std::max(reach / 448, 0x1p-126f));
+    int largest = 0;
+    for (std::size_t j = 0; j < row.size(); ++j) {
+      const double exact = static_cast<double>(row[j]), unit = static_cast<double>(scale);
+      const double got = unit * static_cast<double>(to_float(stored[j]));
+      CHECK(std::abs(got - exact) <= 1.0001 * std::max(0x1p-4 * std::abs(exact), 0x1p-10 * unit));
+      largest = std::max(largest, stored[j].bits % 128);
+    }
+    if (scale > 0x1p-126f) CHECK(largest == 0x7e);
+  }
 }
 
 TEST_CASE("quantize_row: from the smallest subnormal to the largest float") {

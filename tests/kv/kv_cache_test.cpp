@@ -50,7 +50,7 @@ std::uintptr_t address(const T* pointer) {
 }
 
 TEST_CASE_TEMPLATE("K and V of one head are adjacent, slots 64-byte aligned", T, float, half,
-                   bfloat16, std::int8_t) {
+                   bfloat16, std::int8_t, float8_e4m3) {
   KvCache<Cpu, T> cache(64, {.num_layers = 2, .num_kv_heads = 3, .head_dim = 128}, 100);
   const KvView<T> view = cache.layer(1);
   CHECK(view.num_slots == 100);
@@ -60,7 +60,7 @@ TEST_CASE_TEMPLATE("K and V of one head are adjacent, slots 64-byte aligned", T,
       CHECK(view.k_row(slot, head, 1) == view.k_row(slot, head, 0) + 128);
       CHECK(view.v_row(slot, head, 0) == view.k_row(slot, head, 0) + 64 * 128);
       CHECK(view.v_row(slot, head, 63) == view.v_row(slot, head, 0) + 63 * 128);
-      if constexpr (std::is_same_v<T, std::int8_t>) {
+      if constexpr (has_row_scales<T>) {
         CHECK(address(view.k_row_scale(slot, head, 0)) ==
               address(view.v_row(slot, head, 0) + 64 * 128));
         CHECK(view.v_row_scale(slot, head, 0) == view.k_row_scale(slot, head, 0) + 64);
@@ -210,7 +210,8 @@ TEST_CASE("write performs the plan's row copies first, scales included") {
 }
 
 #if CHUNKATTN_EXCEPTIONS
-TEST_CASE_TEMPLATE("poison fills one slot with NaN, in every layer", T, float, half, std::int8_t) {
+TEST_CASE_TEMPLATE("poison fills one slot with NaN, in every layer", T, float, half, std::int8_t,
+                   float8_e4m3) {
   constexpr int slots = 3, chunk = 4, heads = 2, dim = 8;
   KvCache<Cpu, T> cache(chunk, {.num_layers = 2, .num_kv_heads = heads, .head_dim = dim}, slots);
   const auto bytes_of = [&](int layer, SlotIndex slot) {

@@ -152,7 +152,7 @@ TEST_CASE("spans cover a range once per layer and head, inside their slots") {
 }
 
 TEST_CASE_TEMPLATE("gather and scatter are inverse, whatever the chunk size", T, float, half,
-                   bfloat16, std::int8_t) {
+                   bfloat16, std::int8_t, float8_e4m3) {
   Random random(1);
   const auto prompt = random_prompt(random, 53);
   Tree tree;

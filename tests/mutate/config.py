@@ -117,7 +117,7 @@ EXCLUDED = [
     dict(text=r"([\w.\[\]]+) [<>] ([\w.\[\]]+) \? (\1 : \2|\2 : \1)", operators=["comparison"],
          reason="the larger of two equal values is either"),
 
-    dict(headers=["*/simd.hpp"], functions=["store_narrowed"], changes="return;",
+    dict(headers=["*/elements.hpp"], functions=["store_narrowed"], changes="return;",
          reason="what follows is compiled for other vectors only"),
 
     dict(calls=["fail_argument"], from_argument=0, reason=MESSAGE),

@@ -1,6 +1,7 @@
 // One random attention problem and its answer: what every oracle test draws from.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -18,12 +19,13 @@
 namespace test {
 
 /// 8-bit K/V memory with its scales, poisoned by NaN scales where no row may look.
-struct QuantizedStorage {
-  std::vector<std::int8_t> k, v;
+template <class T>
+struct ScaledStorage {
+  std::vector<T> k, v;
   std::vector<float> k_scale, v_scale;
-  chunkattn::KvView<std::int8_t> view;
+  chunkattn::KvView<T> view;
 
-  QuantizedStorage(int num_slots, int num_kv_heads, int chunk_size, int head_dim) {
+  ScaledStorage(int num_slots, int num_kv_heads, int chunk_size, int head_dim) {
     const auto rows = static_cast<std::size_t>(num_slots) * static_cast<std::size_t>(num_kv_heads) *
                       static_cast<std::size_t>(chunk_size);
     k.resize(rows * static_cast<std::size_t>(head_dim));
@@ -35,18 +37,34 @@ struct QuantizedStorage {
   }
 };
 
-template <class T>
-using Storage = std::conditional_t<std::is_same_v<T, std::int8_t>, QuantizedStorage, KvStorage<T>>;
+using QuantizedStorage = ScaledStorage<std::int8_t>;
 
-inline void fill_kv(Random& random, const RandomPlan& plan,
-                    const chunkattn::KvView<std::int8_t>& kv, float k_deviation = 1.0f,
-                    float v_deviation = 1.0f) {
+template <class T>
+using Storage = std::conditional_t<chunkattn::has_row_scales<T>, ScaledStorage<T>, KvStorage<T>>;
+
+/// The 8 bits or more that a number which they hold exactly is stored as.
+template <class T>
+T stored(float value) {
+  if constexpr (std::is_same_v<T, std::int8_t>)
+    return static_cast<std::int8_t>(value);
+  else
+    return chunkattn::from_float<T>(value);
+}
+
+template <class T>
+  requires chunkattn::has_row_scales<T>
+void fill_kv(Random& random, const RandomPlan& plan, const chunkattn::KvView<T>& kv,
+             float k_deviation = 1.0f, float v_deviation = 1.0f) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (int slot = 0; slot < kv.num_slots; ++slot) {
     for (int head = 0; head < kv.num_kv_heads; ++head) {
       for (int t = 0; t < kv.chunk_size; ++t) {
         *kv.k_row_scale(slot, head, t) = nan;
         *kv.v_row_scale(slot, head, t) = nan;
+        if constexpr (chunkattn::FloatElement<T>) {
+          std::fill_n(kv.k_row(slot, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
+          std::fill_n(kv.v_row(slot, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
+        }
       }
     }
   }

@@ -22,6 +22,9 @@ T some_nan(Random& random) {
   } else if constexpr (std::is_same_v<T, chunkattn::half>) {
     constexpr std::uint16_t bits[] = {0x7e00u, 0xfe00u, 0xffffu, 0x7c01u};
     return {random.pick(bits)};
+  } else if constexpr (std::is_same_v<T, chunkattn::float8_e4m3>) {
+    constexpr std::uint8_t bits[] = {0x7fu, 0xffu};
+    return {random.pick(bits)};
   } else {
     constexpr std::uint16_t bits[] = {0x7fc0u, 0xffc0u, 0xffffu, 0x7f81u};
     return {random.pick(bits)};
@@ -49,7 +52,7 @@ Storage<T> copy_of(const Storage<T>& from) {
   Storage<T> copy(view.num_slots, view.num_kv_heads, view.chunk_size, view.head_dim);
   std::copy(from.k.begin(), from.k.end(), copy.k.begin());
   std::copy(from.v.begin(), from.v.end(), copy.v.begin());
-  if constexpr (std::is_same_v<T, std::int8_t>) {
+  if constexpr (chunkattn::has_row_scales<T>) {
     std::copy(from.k_scale.begin(), from.k_scale.end(), copy.k_scale.begin());
     std::copy(from.v_scale.begin(), from.v_scale.end(), copy.v_scale.begin());
   }
@@ -82,16 +85,22 @@ struct NanPlace {
       const std::size_t line =
           static_cast<std::size_t>(plan.row_token[row]) * qo_heads + static_cast<std::size_t>(head);
       fill(random, &queries[line * dim], kv.head_dim);
-    } else if constexpr (std::is_same_v<T, std::int8_t>) {  // the scale stands for the whole row
-      element = -1;
-      *(where == k ? kv.k_row_scale(place.slot, head, place.begin)
-                   : kv.v_row_scale(place.slot, head, place.begin)) = some_nan<float>(random);
-    } else {
+      return;
+    }
+    if constexpr (chunkattn::has_row_scales<T>) {
+      if (!chunkattn::FloatElement<T> ||
+          random.chance(0.5)) {  // the scale stands for the whole row
+        element = -1;
+        *(where == k ? kv.k_row_scale(place.slot, head, place.begin)
+                     : kv.v_row_scale(place.slot, head, place.begin)) = some_nan<float>(random);
+        return;
+      }
+    }
+    if constexpr (chunkattn::FloatElement<T>)
       fill(random,
            where == k ? kv.k_row(place.slot, head, place.begin)
                       : kv.v_row(place.slot, head, place.begin),
            kv.head_dim);
-    }
   }
 
   /// Whether query head `qo_head` of row `r` sees it.

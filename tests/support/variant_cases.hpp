@@ -203,7 +203,8 @@ void poison_hidden(const RandomPlan& plan, const chunkattn::KvView<T>& kv, int g
         if constexpr (chunkattn::has_row_scales<T>) {
           *kv.k_row_scale(slot, head, offset) = nan;
           *kv.v_row_scale(slot, head, offset) = nan;
-        } else {
+        }
+        if constexpr (chunkattn::FloatElement<T>) {
           std::fill_n(kv.k_row(slot, head, offset), kv.head_dim, chunkattn::from_float<T>(nan));
           std::fill_n(kv.v_row(slot, head, offset), kv.head_dim, chunkattn::from_float<T>(nan));
         }

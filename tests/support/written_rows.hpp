@@ -20,9 +20,9 @@ void poison_kv(const chunkattn::KvView<T>& kv) {
   for (int slot = 0; slot < kv.num_slots; ++slot) {
     for (int head = 0; head < kv.num_kv_heads; ++head) {
       for (int t = 0; t < kv.chunk_size; ++t) {
-        if constexpr (std::is_same_v<T, std::int8_t>) {
+        if constexpr (chunkattn::has_row_scales<T>)
           *kv.k_row_scale(slot, head, t) = *kv.v_row_scale(slot, head, t) = nan;
-        } else {
+        if constexpr (chunkattn::FloatElement<T>) {
           std::fill_n(kv.k_row(slot, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
           std::fill_n(kv.v_row(slot, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
         }
@@ -34,9 +34,9 @@ void poison_kv(const chunkattn::KvView<T>& kv) {
 /// K and V of every token that some row of a plan sees.
 class WrittenRows {
  public:
-  /// \param eight_bits  values that 8 bits hold exactly: a power of two times integers of which the
-  ///                 largest is 127
-  WrittenRows(Random& random, const RandomPlan& plan, int heads, int head_dim, bool eight_bits)
+  /// \param largest  0, or values that 8 bits hold exactly: a power of two times integers up to
+  ///                 127, or times float8_e4m3 up to 448, the largest of which is in every row
+  WrittenRows(Random& random, const RandomPlan& plan, int heads, int head_dim, int largest)
       : chunk_size_(plan.chunk_size), heads_(heads), head_dim_(head_dim) {
     plan.for_each_visible([&](int slot, int offset) { targets_.push_back({slot, offset}); });
     const auto less = [](auto a, auto b) {
@@ -51,11 +51,15 @@ class WrittenRows {
     for (auto* values : {&k_, &v_}) {
       random.fill(std::span(*values));
       const auto dim = static_cast<std::size_t>(head_dim);
-      for (std::size_t row = 0; eight_bits && row < values->size(); row += dim) {
-        const float step = random.pick({0x1p-7f, 0x1p-6f, 0x1p-5f});
-        for (std::size_t i = row; i < row + dim; ++i)
-          (*values)[i] = step * static_cast<float>(random.uniform(-127, 127));
-        (*values)[row + random.index(dim)] = step * random.pick({127.0f, -127.0f});
+      for (std::size_t row = 0; largest > 0 && row < values->size(); row += dim) {
+        const float step = random.pick({1.0f, 2.0f, 4.0f}) * (largest == 127 ? 0x1p-7f : 0x1p-9f);
+        for (std::size_t i = row; i < row + dim; ++i) {
+          auto number = static_cast<float>(random.uniform(-largest, largest));
+          if (largest == 448) number = chunkattn::to_float(chunkattn::to_float8_e4m3(number));
+          (*values)[i] = step * number;
+        }
+        (*values)[row + random.index(dim)] =
+            step * static_cast<float>(random.pick({largest, -largest}));
       }
     }
   }
@@ -80,7 +84,7 @@ class WrittenRows {
   template <class T>
   void store(const chunkattn::KvView<float>& kv) const {
     const auto rounded = [](float value) {
-      if constexpr (std::is_same_v<T, std::int8_t>)
+      if constexpr (chunkattn::has_row_scales<T>)
         return value;
       else
         return chunkattn::to_float(chunkattn::from_float<T>(value));

@@ -87,6 +87,14 @@ inline bool is_nan(double value) noexcept {
   return (std::bit_cast<std::uint64_t>(value) & 0x7fffffffffffffffu) > 0x7ff0000000000000u;
 }
 
+/// What the 8 bits of an element say.
+inline double stored_number(std::int8_t value) noexcept {
+  return value;
+}
+inline double stored_number(float8_e4m3 value) noexcept {
+  return static_cast<double>(to_float(value));
+}
+
 /// Row `token` of K or V as doubles.
 template <class T>
 void load_row(const KvView<T>& kv, bool is_v, SlotIndex slot, int kv_head, int token, double* row) {
@@ -94,7 +102,7 @@ void load_row(const KvView<T>& kv, bool is_v, SlotIndex slot, int kv_head, int t
   if constexpr (has_row_scales<T>) {
     const double scale = static_cast<double>(is_v ? *kv.v_row_scale(slot, kv_head, token)
                                                   : *kv.k_row_scale(slot, kv_head, token));
-    for (int i = 0; i < kv.head_dim; ++i) row[i] = scale * from[i];
+    for (int i = 0; i < kv.head_dim; ++i) row[i] = scale * stored_number(from[i]);
   } else {
     for (int i = 0; i < kv.head_dim; ++i) row[i] = static_cast<double>(to_float(from[i]));
   }

@@ -1,5 +1,5 @@
 // Element types: float, half (IEEE binary16) and bfloat16, with exact conversions; K and V may also
-// be 8-bit integers with a scale per row.
+// be 8-bit integers or floats with a scale per row.
 #pragma once
 
 #include <concepts>
@@ -23,17 +23,29 @@ struct bfloat16 {
   friend constexpr bool operator==(bfloat16, bfloat16) = default;
 };
 
+/// An 8-bit float as OCP's OFP8 has it ("E4M3", also called e4m3fn): 1 sign, 4 exponent, 3 fraction
+/// bits. There are no infinities; 0x7f and 0xff are NaN, 448 is the largest number, 2^-9 the
+/// smallest subnormal. Arithmetic is done in float.
+struct float8_e4m3 {
+  std::uint8_t bits = 0;  ///< as in memory
+  friend constexpr bool operator==(float8_e4m3, float8_e4m3) = default;
+};
+
 /// What K and V may be stored as.
 template <class T>
 concept KvElement = std::same_as<T, float> || std::same_as<T, half> || std::same_as<T, bfloat16>;
 
-/// What the CPU backend reads K and V as: the float types, or std::int8_t with scales.
+/// Whether each row of K and V has a float scale beside its elements: those of 8 bits.
 template <class T>
-concept CpuKvElement = KvElement<T> || std::same_as<T, std::int8_t>;
+inline constexpr bool has_row_scales = std::same_as<T, std::int8_t> || std::same_as<T, float8_e4m3>;
 
-/// Whether each row of K and V has a float scale beside its elements.
+/// The floats among the element types.
 template <class T>
-inline constexpr bool has_row_scales = std::same_as<T, std::int8_t>;
+concept FloatElement = KvElement<T> || std::same_as<T, float8_e4m3>;
+
+/// What the CPU backend reads K and V as: the float types, or 8 bits with scales.
+template <class T>
+concept CpuKvElement = KvElement<T> || has_row_scales<T>;
 
 /// What Q and O may be passed as.
 template <class T>
@@ -68,6 +80,16 @@ CHUNKATTN_HD constexpr float to_float(float value) noexcept {
   return value;
 }
 
+/// Exact: every float8_e4m3 is a half, too.
+CHUNKATTN_HD constexpr float to_float(float8_e4m3 value) noexcept {
+  const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x80u) << 24;
+  const std::uint32_t magnitude = value.bits & 0x7fu;
+  if (magnitude == 0x7fu) return detail::bit_cast<float>(sign | 0x7fc00000u);
+  if (magnitude >= 8) return detail::bit_cast<float>(sign | ((magnitude << 20) + 0x3c000000u));
+  const float size = static_cast<float>(magnitude) * 0x1p-9f;  // subnormal
+  return detail::bit_cast<float>(sign | detail::bit_cast<std::uint32_t>(size));
+}
+
 /// Rounds to nearest, ties to even; overflow becomes infinity, NaN stays a quiet NaN.
 CHUNKATTN_HD constexpr half to_half(float value) noexcept {
   const std::uint32_t bits = detail::bit_cast<std::uint32_t>(value);
@@ -98,10 +120,32 @@ CHUNKATTN_HD constexpr bfloat16 to_bfloat16(float value) noexcept {
   return {static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
-/// Converts a float to any element type, rounding to nearest even.
-template <KvElement T>
+/// Rounds to nearest, ties to even; what is larger than 448, infinities too, becomes 448 of its
+/// sign. NaN stays NaN.
+CHUNKATTN_HD constexpr float8_e4m3 to_float8_e4m3(float value) noexcept {
+  const std::uint32_t bits = detail::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 24) & 0x80u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return {static_cast<std::uint8_t>(sign | 0x7fu)};
+  if (magnitude >= 0x43e00000u) return {static_cast<std::uint8_t>(sign | 0x7eu)};  // from 448 on
+  // Bits to drop: the last that is kept is worth 2^-9 below the smallest normal, 2^-6.
+  const std::uint32_t exponent = magnitude >> 23;
+  if (exponent < 117u) return {static_cast<std::uint8_t>(sign)};  // below 2^-10
+  const std::uint32_t shift = exponent < 121u ? 141u - exponent : 20u;
+  const std::uint32_t fraction = (magnitude & 0x7fffffu) | 0x800000u;
+  const std::uint32_t rounded =
+      (fraction + (1u << (shift - 1u)) - 1u + ((fraction >> shift) & 1u)) >> shift;
+  // A normal's leading bit counts one exponent; a carry reaches the next one rightly.
+  const std::uint32_t below = exponent < 121u ? 0u : (exponent - 121u) << 3;
+  return {static_cast<std::uint8_t>(sign | (below + rounded))};
+}
+
+/// Converts a float to any float element type, rounding to nearest even.
+template <FloatElement T>
 CHUNKATTN_HD constexpr T from_float(float value) noexcept {
-  if constexpr (std::is_same_v<T, half>)
+  if constexpr (std::is_same_v<T, float8_e4m3>)
+    return to_float8_e4m3(value);
+  else if constexpr (std::is_same_v<T, half>)
     return to_half(value);
   else if constexpr (std::is_same_v<T, bfloat16>)
     return to_bfloat16(value);
@@ -115,9 +159,11 @@ constexpr double unit_roundoff() noexcept {
   return std::is_same_v<T, half> ? 0x1p-11 : std::is_same_v<T, bfloat16> ? 0x1p-8 : 0x1p-24;
 }
 
-/// "float", "half" or "bfloat16": for messages and tables.
-template <KvElement T>
+/// "float", "half", "bfloat16", "float8_e4m3" or "int8": for messages and tables.
+template <CpuKvElement T>
 constexpr const char* element_name() noexcept {
+  if constexpr (std::is_same_v<T, std::int8_t>) return "int8";
+  if constexpr (std::is_same_v<T, float8_e4m3>) return "float8_e4m3";
   return std::is_same_v<T, half> ? "half" : std::is_same_v<T, bfloat16> ? "bfloat16" : "float";
 }
 

@@ -68,8 +68,8 @@ class KvCache;
 template <class T>
 class KvCache<Cpu, T> {
   static_assert(CpuKvElement<T>,
-                "KvCache<Cpu, T>: T must be float, chunkattn::half, chunkattn::bfloat16 or "
-                "std::int8_t");
+                "KvCache<Cpu, T>: T must be float, chunkattn::half, chunkattn::bfloat16, "
+                "std::int8_t or chunkattn::float8_e4m3");
 
  public:
   /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().

@@ -148,14 +148,15 @@ template <class T>
 }
 
 /// The same for 8-bit elements, with scales each [num_slots][num_kv_heads][chunk_size].
-[[nodiscard]] inline KvView<std::int8_t> make_kv_view(std::int8_t* k, std::int8_t* v,
-                                                      float* k_scale, float* v_scale,
-                                                      const KvGeometry& geometry) {
+template <class T>
+  requires has_row_scales<T>
+[[nodiscard]] KvView<T> make_kv_view(T* k, T* v, float* k_scale, float* v_scale,
+                                     const KvGeometry& geometry) {
   detail::check_argument(k_scale != nullptr, "k_scale", static_cast<const void*>(k_scale),
                          "memory of K's scales");
   detail::check_argument(v_scale != nullptr, "v_scale", static_cast<const void*>(v_scale),
                          "memory of V's scales");
-  KvView<std::int8_t> view = detail::dense_kv_view(k, v, geometry);
+  KvView<T> view = detail::dense_kv_view(k, v, geometry);
   view.k_scale = k_scale;
   view.v_scale = v_scale;
   view.scale_stride_head = geometry.chunk_size;

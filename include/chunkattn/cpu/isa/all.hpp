@@ -1,6 +1,7 @@
 // The kernels of one pass, in the order in which they build on each other; see kernels.hpp.
 // clang-format off
 #include "simd.hpp"
+#include "elements.hpp"
 #include "tiles.hpp"
 #include "line_state.hpp"
 #include "evaluate.hpp"

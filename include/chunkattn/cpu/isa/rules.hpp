@@ -139,7 +139,7 @@ class SpecialValues {
 
   /// Looks at a token that some line does not see.
   void inspect(int t) noexcept {
-    if constexpr (!has_row_scales<T>) {
+    if constexpr (!std::is_same_v<T, std::int8_t>) {
       constexpr int width = simd::width_for<HeadDim>;
       simd::Int<width> special{};
       for (int i = 0; i < HeadDim; i += width)
