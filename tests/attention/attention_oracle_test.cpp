@@ -318,7 +318,7 @@ TEST_CASE("8-bit K/V: the error against what was quantised") {
 TEST_CASE("a comparison reports the largest error and where it is worst") {
   Reference reference;
   reference.num_rows = reference.num_qo_heads = 1;
-  reference.head_dim = 3;
+  reference.head_dim = reference.value_dim = 3;
   reference.out = {1, 2, 3};
   reference.abs_v = {1, 2, 3};
   reference.lse = {0};

@@ -176,6 +176,65 @@ TEST_CASE_TEMPLATE("gather and scatter are inverse, whatever the chunk size", T,
                   InvalidArgument);
 }
 
+TEST_CASE_TEMPLATE("gather and scatter with rows of V shorter or longer than K's", T, half,
+                   float8_e4m3) {
+  Random random(4);
+  for (const int value_dim : {8, 24}) {
+    const KvCacheOptions uneven{
+        .num_layers = 2, .num_kv_heads = 3, .head_dim = 16, .value_dim = value_dim};
+    const auto prompt = random_prompt(random, 41);
+    Tree tree;
+    PrefixTree<int, 16> other;
+    KvCache<Cpu, T> cache(tree, uneven), other_cache(other, uneven);
+    auto sequence = tree.insert(prompt);
+    auto copy = other.insert(prompt);
+    std::vector<T> rows;  // of all spans, K and V of a token after each other
+    for_each_kv_span(sequence, {0, 41}, cache, [&](const auto& span) {
+      for (int t = 0; t < span.length; ++t) {
+        for (int i = 0; i < 16; ++i)
+          rows.push_back(span.k[t * span.stride_token + i] = from_float<T>(random.normal()));
+        for (int i = 0; i < value_dim; ++i)
+          rows.push_back(span.v[t * span.v_stride_token + i] = from_float<T>(random.normal()));
+        if (span.k_scale != nullptr) {
+          span.k_scale[t] = static_cast<float>(span.position + t);
+          span.v_scale[t] = -static_cast<float>(span.position + t);
+        }
+      }
+    });
+    sequence.mark_loaded({0, 41});
+    const std::size_t scales = has_row_scales<T> ? 2 * sizeof(float) : 0;
+    const auto row_bytes = static_cast<std::size_t>(16 + value_dim) * sizeof(T) + scales;
+    CHECK(kv_bytes(cache, 41) == 41 * 2 * 3 * row_bytes);
+    CHECK(cache.bytes_per_slot() == 8 * 2 * 3 * row_bytes);
+    std::vector<std::byte> buffer(kv_bytes(cache, 41));
+    gather_kv(sequence, {0, 41}, cache, buffer);
+    scatter_kv(copy, {0, 41}, other_cache, std::span<const std::byte>(buffer));
+
+    // Slots of 16 tokens are twice those of 8: tokens are compared one by one.
+    std::size_t at = 0;
+    int wrong_rows = 0;
+    for_each_kv_span(sequence, {0, 41}, cache, [&](const auto& from) {
+      for (int t = 0; t < from.length; ++t) {
+        for_each_kv_span(copy, {from.position + t, 1}, other_cache, [&](const auto& to) {
+          if (to.layer != from.layer || to.kv_head != from.kv_head) return;
+          const auto dim = static_cast<std::ptrdiff_t>(16);
+          wrong_rows +=
+              !std::equal(to.k, to.k + dim, rows.begin() + static_cast<std::ptrdiff_t>(at));
+          wrong_rows += !std::equal(to.v, to.v + value_dim,
+                                    rows.begin() + static_cast<std::ptrdiff_t>(at) + dim);
+          if (to.k_scale != nullptr) {
+            wrong_rows += to.k_scale[0] != static_cast<float>(from.position + t);
+            wrong_rows += to.v_scale[0] != -static_cast<float>(from.position + t);
+          }
+          at += static_cast<std::size_t>(16 + value_dim);
+        });
+      }
+    });
+    CHECK(at == rows.size());
+    CHECK(wrong_rows == 0);
+  }
+}
+
 TEST_CASE_TEMPLATE("swapping out and resuming is exact", T, half, std::int8_t) {
   Random random(2);
   for (int round = 0; round < test::scaled(60); ++round) {

@@ -25,15 +25,15 @@ struct ScaledStorage {
   std::vector<float> k_scale, v_scale;
   chunkattn::KvView<T> view;
 
-  ScaledStorage(int num_slots, int num_kv_heads, int chunk_size, int head_dim) {
+  ScaledStorage(int num_slots, int num_kv_heads, int chunk_size, int head_dim, int value_dim = 0) {
     const auto rows = static_cast<std::size_t>(num_slots) * static_cast<std::size_t>(num_kv_heads) *
                       static_cast<std::size_t>(chunk_size);
     k.resize(rows * static_cast<std::size_t>(head_dim));
-    v.resize(k.size());
+    v.resize(rows * static_cast<std::size_t>(value_dim > 0 ? value_dim : head_dim));
     k_scale.resize(rows);
     v_scale.resize(rows);
     view = chunkattn::make_kv_view(k.data(), v.data(), k_scale.data(), v_scale.data(),
-                                   {num_slots, num_kv_heads, chunk_size, head_dim});
+                                   {num_slots, num_kv_heads, chunk_size, head_dim, value_dim});
   }
 };
 
@@ -63,20 +63,21 @@ void fill_kv(Random& random, const RandomPlan& plan, const chunkattn::KvView<T>&
         *kv.v_row_scale(slot, head, t) = nan;
         if constexpr (chunkattn::FloatElement<T>) {
           std::fill_n(kv.k_row(slot, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
-          std::fill_n(kv.v_row(slot, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
+          std::fill_n(kv.v_row(slot, head, t), kv.dim_of_v(), chunkattn::from_float<T>(nan));
         }
       }
     }
   }
   std::vector<float> row(static_cast<std::size_t>(kv.head_dim));
+  std::vector<float> v_row(static_cast<std::size_t>(kv.dim_of_v()));
   plan.for_each_visible([&](int slot, int offset) {
     for (int head = 0; head < kv.num_kv_heads; ++head) {
       random.fill(std::span(row), k_deviation);
       *kv.k_row_scale(slot, head, offset) =
           chunkattn::quantize_row(row.data(), kv.head_dim, kv.k_row(slot, head, offset));
-      random.fill(std::span(row), v_deviation);
+      random.fill(std::span(v_row), v_deviation);
       *kv.v_row_scale(slot, head, offset) =
-          chunkattn::quantize_row(row.data(), kv.head_dim, kv.v_row(slot, head, offset));
+          chunkattn::quantize_row(v_row.data(), kv.dim_of_v(), kv.v_row(slot, head, offset));
     }
   });
 }
@@ -92,15 +93,16 @@ struct AttentionCase {
   chunkattn::Reference reference;
 
   /// \param q_deviation  1: logits of about unit variance; 20: logits up to about ±80
+  /// \param value_dim    elements per row of V; 0: as many as of K
   AttentionCase(Random& random, const RandomPlanOptions& options, int head_dim_, int num_kv_heads,
-                int group, float q_deviation = 1.0f)
+                int group, float q_deviation = 1.0f, int value_dim = 0)
       : AttentionCase(random, make_random_plan(random, options), head_dim_, num_kv_heads, group,
-                      q_deviation) {}
+                      q_deviation, value_dim) {}
 
   AttentionCase(Random& random, RandomPlan plan_, int head_dim_, int num_kv_heads, int group,
-                float q_deviation = 1.0f)
+                float q_deviation = 1.0f, int value_dim = 0)
       : plan(std::move(plan_)),
-        kv(plan.num_slots, num_kv_heads, plan.chunk_size, head_dim_),
+        kv(plan.num_slots, num_kv_heads, plan.chunk_size, head_dim_, value_dim),
         num_qo_heads(num_kv_heads * group),
         head_dim(head_dim_) {
     fill_kv(random, plan, kv.view);
@@ -119,21 +121,23 @@ struct Answer {
 
   template <class Case>
   explicit Answer(const Case& problem)
-      : out(problem.q.size(), chunkattn::from_float<X>(std::numeric_limits<float>::quiet_NaN())),
+      : out(problem.reference.out.size(),
+            chunkattn::from_float<X>(std::numeric_limits<float>::quiet_NaN())),
         lse(problem.reference.lse.size(), std::numeric_limits<float>::quiet_NaN()) {}
 };
 
 /// How `attention` rounds products over K and V of T.
-template <class T, int HeadDim, class Exec>
+template <class T, int HeadDim, class Exec, int ValueDim>
 chunkattn::Rounding rounding_in(
-    const chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, Exec>& attention) {
+    const chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, Exec, ValueDim>& attention) {
   const chunkattn::AttentionOptions& options = attention.options();
 #if defined(CHUNKATTN_SOFTWARE_TILES)
   constexpr bool tiles = true;
 #else
   const bool tiles = options.instruction_set == chunkattn::InstructionSet::amx;
 #endif
-  if (!tiles || HeadDim % 32 != 0 || options.reduce == chunkattn::Reduce::batch_invariant)
+  if (!tiles || HeadDim % 32 != 0 || ValueDim % 32 != 0 ||
+      options.reduce == chunkattn::Reduce::batch_invariant)
     return {};
   return chunkattn::rounding_of<T>(options.accuracy);
 }

@@ -49,7 +49,8 @@ inline chunkattn::Piece place_of(const RandomPlan& plan, std::size_t row, int po
 template <class T>
 Storage<T> copy_of(const Storage<T>& from) {
   const auto& view = from.view;
-  Storage<T> copy(view.num_slots, view.num_kv_heads, view.chunk_size, view.head_dim);
+  Storage<T> copy(view.num_slots, view.num_kv_heads, view.chunk_size, view.head_dim,
+                  view.value_dim);
   std::copy(from.k.begin(), from.k.end(), copy.k.begin());
   std::copy(from.v.begin(), from.v.end(), copy.v.begin());
   if constexpr (chunkattn::has_row_scales<T>) {

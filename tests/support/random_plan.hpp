@@ -219,10 +219,8 @@ void fill_kv(Random& random, const RandomPlan& plan, const chunkattn::KvView<T>&
     for (int head = 0; head < kv.num_kv_heads; ++head) {
       T* k = kv.k_row(slot, head, offset);
       T* v = kv.v_row(slot, head, offset);
-      for (int i = 0; i < kv.head_dim; ++i) {
-        k[i] = value_k();
-        v[i] = value_v();
-      }
+      for (int i = 0; i < kv.head_dim; ++i) k[i] = value_k();
+      for (int i = 0; i < kv.dim_of_v(); ++i) v[i] = value_v();
     }
   };
   for (int slot = 0; slot < kv.num_slots; ++slot)
@@ -235,19 +233,20 @@ void fill_kv(Random& random, const RandomPlan& plan, const chunkattn::KvView<T>&
   });
 }
 
-/// K and V memory of one layer in the layout [slot][kv_head][token][head_dim], K and V apart.
+/// K and V memory of one layer in the layout [slot][kv_head][token][head_dim], K and V apart (V
+/// with value_dim, unless that is 0).
 template <class T>
 struct KvStorage {
   std::vector<T> k, v;
   chunkattn::KvView<T> view;
 
-  KvStorage(int num_slots, int num_kv_heads, int chunk_size, int head_dim) {
-    const auto size = static_cast<std::size_t>(num_slots) * static_cast<std::size_t>(num_kv_heads) *
-                      static_cast<std::size_t>(chunk_size) * static_cast<std::size_t>(head_dim);
-    k.resize(size);
-    v.resize(size);
+  KvStorage(int num_slots, int num_kv_heads, int chunk_size, int head_dim, int value_dim = 0) {
+    const auto rows = static_cast<std::size_t>(num_slots) * static_cast<std::size_t>(num_kv_heads) *
+                      static_cast<std::size_t>(chunk_size);
+    k.resize(rows * static_cast<std::size_t>(head_dim));
+    v.resize(rows * static_cast<std::size_t>(value_dim > 0 ? value_dim : head_dim));
     view = chunkattn::make_kv_view(k.data(), v.data(),
-                                   {num_slots, num_kv_heads, chunk_size, head_dim});
+                                   {num_slots, num_kv_heads, chunk_size, head_dim, value_dim});
   }
 };
 

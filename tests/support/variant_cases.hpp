@@ -206,15 +206,17 @@ void poison_hidden(const RandomPlan& plan, const chunkattn::KvView<T>& kv, int g
         }
         if constexpr (chunkattn::FloatElement<T>) {
           std::fill_n(kv.k_row(slot, head, offset), kv.head_dim, chunkattn::from_float<T>(nan));
-          std::fill_n(kv.v_row(slot, head, offset), kv.head_dim, chunkattn::from_float<T>(nan));
+          std::fill_n(kv.v_row(slot, head, offset), kv.dim_of_v(), chunkattn::from_float<T>(nan));
         }
       }
 }
 
 /// Every mode of attention that computes by other kernels or in another order.
-template <int HeadDim>
-std::vector<chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim>> variant_modes() {
-  std::vector<chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim>> modes;
+template <int HeadDim, int ValueDim = HeadDim>
+auto variant_modes() {
+  using Attention =
+      chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, chunkattn::ThreadPool, ValueDim>;
+  std::vector<Attention> modes;
   modes.emplace_back(2);
   modes.emplace_back(
       2, chunkattn::AttentionOptions{
@@ -225,9 +227,9 @@ std::vector<chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim>> variant_modes() 
 }
 
 /// One problem in all modes.
-template <class T, int HeadDim, class Case>
-void check_variant_case(std::vector<chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim>>& modes,
-                        const AttentionCase<T>& problem, int group, const Case& of) {
+template <class T, class Attention, class Case>
+void check_variant_case(std::vector<Attention>& modes, const AttentionCase<T>& problem, int group,
+                        const Case& of) {
   poison_hidden(problem.plan, problem.kv.view, group, of.definition);
   const chunkattn::Reference reference = chunkattn::reference_attention(
       problem.kv.view, problem.plan.view(), std::span<const float>(problem.q), 0, of.definition);
@@ -246,10 +248,10 @@ void check_variant_case(std::vector<chunkattn::ChunkAttention<chunkattn::Cpu, He
 
 /// A variant, generated: groups of 1, 4 and 6, nothing, some and all shared, decode and prefill,
 /// and now and then walks long enough to be cut.
-template <class Case, class T, int HeadDim = 32>
+template <class Case, class T, int HeadDim = 32, int ValueDim = HeadDim>
 void check_variant(std::uint64_t stream) {
   Random random(stream);
-  auto modes = variant_modes<HeadDim>();
+  auto modes = variant_modes<HeadDim, ValueDim>();
   for (const int group : {1, 4, 6}) {
     for (const Share share : {Share::none, Share::some, Share::all}) {
       for (const int queries : {1, 9}) {
@@ -262,7 +264,7 @@ void check_variant(std::uint64_t stream) {
         options.chunk_size = random.pick({4, 16, 64});
         const int heads = random.uniform(1, 2);
         const AttentionCase<T> problem(random, options, HeadDim, heads, group,
-                                       random.pick({1.0f, 10.0f}));
+                                       random.pick({1.0f, 10.0f}), ValueDim);
         CAPTURE(stream);
         CAPTURE(group);
         CAPTURE(static_cast<int>(share));

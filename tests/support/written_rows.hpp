@@ -24,7 +24,7 @@ void poison_kv(const chunkattn::KvView<T>& kv) {
           *kv.k_row_scale(slot, head, t) = *kv.v_row_scale(slot, head, t) = nan;
         if constexpr (chunkattn::FloatElement<T>) {
           std::fill_n(kv.k_row(slot, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
-          std::fill_n(kv.v_row(slot, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
+          std::fill_n(kv.v_row(slot, head, t), kv.dim_of_v(), chunkattn::from_float<T>(nan));
         }
       }
     }
@@ -36,8 +36,12 @@ class WrittenRows {
  public:
   /// \param largest  0, or values that 8 bits hold exactly: a power of two times integers up to
   ///                 127, or times float8_e4m3 up to 448, the largest of which is in every row
-  WrittenRows(Random& random, const RandomPlan& plan, int heads, int head_dim, int largest)
-      : chunk_size_(plan.chunk_size), heads_(heads), head_dim_(head_dim) {
+  WrittenRows(Random& random, const RandomPlan& plan, int heads, int head_dim, int largest,
+              int value_dim = 0)
+      : chunk_size_(plan.chunk_size),
+        heads_(heads),
+        head_dim_(head_dim),
+        value_dim_(value_dim > 0 ? value_dim : head_dim) {
     plan.for_each_visible([&](int slot, int offset) { targets_.push_back({slot, offset}); });
     const auto less = [](auto a, auto b) {
       return a.slot != b.slot ? a.slot < b.slot : a.offset < b.offset;
@@ -46,11 +50,11 @@ class WrittenRows {
     std::sort(targets_.begin(), targets_.end(), less);
     targets_.erase(std::unique(targets_.begin(), targets_.end(), same), targets_.end());
     random.shuffle(targets_);
-    k_.resize(targets_.size() * row_size());
-    v_.resize(k_.size());
+    k_.resize(targets_.size() * row_size(head_dim_));
+    v_.resize(targets_.size() * row_size(value_dim_));
     for (auto* values : {&k_, &v_}) {
       random.fill(std::span(*values));
-      const auto dim = static_cast<std::size_t>(head_dim);
+      const auto dim = static_cast<std::size_t>(values == &k_ ? head_dim_ : value_dim_);
       for (std::size_t row = 0; largest > 0 && row < values->size(); row += dim) {
         const float step = random.pick({1.0f, 2.0f, 4.0f}) * (largest == 127 ? 0x1p-7f : 0x1p-9f);
         for (std::size_t i = row; i < row + dim; ++i) {
@@ -73,9 +77,10 @@ class WrittenRows {
       plan.num_rows = static_cast<std::int32_t>(count);
       plan.chunk_size = chunk_size_;
       plan.writes = &targets_[begin];
-      attention.write(kv, chunkattn::LiveView::unchecked(plan),
-                      std::span(k_).subspan(begin * row_size(), count * row_size()),
-                      std::span(v_).subspan(begin * row_size(), count * row_size()));
+      attention.write(
+          kv, chunkattn::LiveView::unchecked(plan),
+          std::span(k_).subspan(begin * row_size(head_dim_), count * row_size(head_dim_)),
+          std::span(v_).subspan(begin * row_size(value_dim_), count * row_size(value_dim_)));
       begin += count;
     }
   }
@@ -89,25 +94,25 @@ class WrittenRows {
       else
         return chunkattn::to_float(chunkattn::from_float<T>(value));
     };
-    std::size_t at = 0;
+    std::size_t at_k = 0, at_v = 0;
     for (const chunkattn::WriteTarget& target : targets_) {
       for (int head = 0; head < heads_; ++head) {
-        for (int i = 0; i < head_dim_; ++i, ++at) {
-          kv.k_row(target.slot, head, target.offset)[i] = rounded(k_[at]);
-          kv.v_row(target.slot, head, target.offset)[i] = rounded(v_[at]);
-        }
+        for (int i = 0; i < head_dim_; ++i)
+          kv.k_row(target.slot, head, target.offset)[i] = rounded(k_[at_k++]);
+        for (int i = 0; i < value_dim_; ++i)
+          kv.v_row(target.slot, head, target.offset)[i] = rounded(v_[at_v++]);
       }
     }
   }
 
  private:
-  [[nodiscard]] std::size_t row_size() const {
-    return static_cast<std::size_t>(heads_) * static_cast<std::size_t>(head_dim_);
+  [[nodiscard]] std::size_t row_size(int dim) const {
+    return static_cast<std::size_t>(heads_) * static_cast<std::size_t>(dim);
   }
 
-  int chunk_size_, heads_, head_dim_;
+  int chunk_size_, heads_, head_dim_, value_dim_;
   std::vector<chunkattn::WriteTarget> targets_;
-  std::vector<float> k_, v_;  // [target][head][head_dim]
+  std::vector<float> k_, v_;  // [target][head][head_dim or value_dim]
 };
 
 }  // namespace test

@@ -69,7 +69,7 @@ CHUNKATTN_NAMESPACE_END
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
 /// Attention over a prefix tree's plan on one device. Backends specialise it.
-template <class Device, int HeadDim, class Exec = ThreadPool>
+template <class Device, int HeadDim, class Exec = ThreadPool, int ValueDim = HeadDim>
 class ChunkAttention;
 
 CHUNKATTN_ISA_NAMESPACE_END

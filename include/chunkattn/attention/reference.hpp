@@ -34,8 +34,9 @@ struct ReferenceVariant {
 struct Reference {
   int num_rows = 0;           ///< query tokens
   int num_qo_heads = 0;       ///< query heads
-  int head_dim = 0;           ///< elements per head
-  std::vector<double> out;    ///< [num_rows][num_qo_heads][head_dim]
+  int head_dim = 0;           ///< elements per head of q and K
+  int value_dim = 0;          ///< elements per head of V and out
+  std::vector<double> out;    ///< [num_rows][num_qo_heads][value_dim]
   std::vector<double> lse;    ///< [num_rows][num_qo_heads], natural log; -infinity for an empty row
   std::vector<double> abs_v;  ///< as `out`: sum p|v|, what rounding errors of p are weighed by
   /// As `lse`: the largest finite sm_scale * sum |q_i k_i| of any token; with a variant, what its
@@ -50,7 +51,7 @@ struct Reference {
   /// the other: sqrt(n) roundings of its size, Higham and Mary, SIAM J. Sci. Comput. 41, 2019). In
   /// fp32 one token dropped out of 4,096 of unit variance breaks it.
   [[nodiscard]] double bound(std::size_t index, double u_out, Rounding rounding = {}) const {
-    const double delta = logit_error(index / static_cast<std::size_t>(head_dim), rounding);
+    const double delta = logit_error(index / static_cast<std::size_t>(value_dim), rounding);
     return u_out * std::abs(out[index]) + std::expm1(2 * (rounding.p + delta)) * abs_v[index] +
            1e-6;
   }
@@ -99,24 +100,26 @@ inline double stored_number(float8_e4m3 value) noexcept {
 template <class T>
 void load_row(const KvView<T>& kv, bool is_v, SlotIndex slot, int kv_head, int token, double* row) {
   const T* from = is_v ? kv.v_row(slot, kv_head, token) : kv.k_row(slot, kv_head, token);
+  const int dim = is_v ? kv.dim_of_v() : kv.head_dim;
   if constexpr (has_row_scales<T>) {
     const double scale = static_cast<double>(is_v ? *kv.v_row_scale(slot, kv_head, token)
                                                   : *kv.k_row_scale(slot, kv_head, token));
-    for (int i = 0; i < kv.head_dim; ++i) row[i] = scale * stored_number(from[i]);
+    for (int i = 0; i < dim; ++i) row[i] = scale * stored_number(from[i]);
   } else {
-    for (int i = 0; i < kv.head_dim; ++i) row[i] = static_cast<double>(to_float(from[i]));
+    for (int i = 0; i < dim; ++i) row[i] = static_cast<double>(to_float(from[i]));
   }
 }
 
 /// K and V of what one row sees, for one KV head, leaf first.
 struct SeenRows {
-  std::vector<double> k, v;   ///< [count][head_dim]
+  std::vector<double> k, v;   ///< [count][head_dim], [count][value_dim]
   std::vector<int> position;  ///< [count] path positions
   std::size_t count = 0;
 
   template <class T>
   void gather(const KvView<T>& kv, const PlanView& plan, int row, int kv_head) {
     const auto dim = static_cast<std::size_t>(kv.head_dim);
+    const auto value_dim = static_cast<std::size_t>(kv.dim_of_v());
     count = 0;
     position.clear();
     for (int s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent) {
@@ -127,10 +130,10 @@ struct SeenRows {
         for (int t = 0; t < seen; ++t, ++count) {
           if (k.size() < (count + 1) * dim) {
             k.resize(2 * (count + 1) * dim);
-            v.resize(2 * (count + 1) * dim);
+            v.resize(2 * (count + 1) * value_dim);
           }
           load_row(kv, false, piece.slot, kv_head, piece.begin + t, &k[count * dim]);
-          load_row(kv, true, piece.slot, kv_head, piece.begin + t, &v[count * dim]);
+          load_row(kv, true, piece.slot, kv_head, piece.begin + t, &v[count * value_dim]);
           position.push_back(piece.position + t);
         }
       }
@@ -145,8 +148,9 @@ void reference_line(const X* query, const SeenRows& seen, double scale,
                     const ReferenceVariant& variant, Place at, std::size_t line,
                     Reference& result) {
   const auto dim = static_cast<std::size_t>(result.head_dim);
-  double* const out = &result.out[line * dim];
-  double* const abs_v = &result.abs_v[line * dim];
+  const auto value_dim = static_cast<std::size_t>(result.value_dim);
+  double* const out = &result.out[line * value_dim];
+  double* const abs_v = &result.abs_v[line * value_dim];
   std::vector<double> logits(seen.count);
   std::vector<bool> visible(seen.count, true);
   double largest = -std::numeric_limits<double>::max();
@@ -174,13 +178,13 @@ void reference_line(const X* query, const SeenRows& seen, double scale,
     if (!visible[t]) continue;
     const double p = std::exp(logits[t] - largest);
     sum += p;
-    for (std::size_t i = 0; i < dim; ++i) {
-      out[i] += p * seen.v[t * dim + i];
-      abs_v[i] += p * std::abs(seen.v[t * dim + i]);
+    for (std::size_t i = 0; i < value_dim; ++i) {
+      out[i] += p * seen.v[t * value_dim + i];
+      abs_v[i] += p * std::abs(seen.v[t * value_dim + i]);
     }
   }
   if (sum == 0) return;
-  for (std::size_t i = 0; i < dim; ++i) {
+  for (std::size_t i = 0; i < value_dim; ++i) {
     out[i] /= sum;
     abs_v[i] /= sum;
   }
@@ -210,16 +214,18 @@ template <class T, class X>
   result.num_rows = plan.num_rows;
   result.num_qo_heads = detail::count_qo_heads(q.size(), plan.num_rows, kv.head_dim);
   result.head_dim = kv.head_dim;
+  result.value_dim = kv.dim_of_v();
   detail::check_argument(result.num_qo_heads % kv.num_kv_heads == 0, "num_qo_heads",
                          result.num_qo_heads, "a multiple of num_kv_heads");
   const int group = result.num_qo_heads / kv.num_kv_heads;
   const std::size_t dim = static_cast<std::size_t>(kv.head_dim);
   const double scale = sm_scale != 0 ? sm_scale : 1.0 / std::sqrt(static_cast<double>(dim));
-  result.out.assign(q.size(), 0.0);
-  result.abs_v.assign(q.size(), 0.0);
+  const std::size_t lines = q.size() / dim;
+  result.out.assign(lines * static_cast<std::size_t>(result.value_dim), 0.0);
+  result.abs_v.assign(result.out.size(), 0.0);
   // Minus infinity from its bits, which -ffast-math leaves alone.
-  result.lse.assign(q.size() / dim, std::bit_cast<double>(std::uint64_t{0xfff0000000000000u}));
-  result.logit_size.assign(q.size() / dim, 0.0);
+  result.lse.assign(lines, std::bit_cast<double>(std::uint64_t{0xfff0000000000000u}));
+  result.logit_size.assign(lines, 0.0);
 
   const auto num_qo_heads = static_cast<std::size_t>(result.num_qo_heads);
   detail::SeenRows seen;
@@ -242,7 +248,7 @@ template <class X>
 [[nodiscard]] OracleReport compare_with_reference(const Reference& reference,
                                                   std::span<const X> out, Rounding rounding = {}) {
   detail::check_argument(out.size() == reference.out.size(), "out.size()", out.size(),
-                         "num_rows * num_qo_heads * head_dim");
+                         "num_rows * num_qo_heads * value_dim");
   OracleReport report;
   for (std::size_t i = 0; i < out.size(); ++i) {
     const double got = static_cast<double>(to_float(out[i]));

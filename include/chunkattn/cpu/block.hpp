@@ -44,9 +44,10 @@ struct Block {
   void append(const KvView<T>& kv, const SlotRun& run, int kv_head, int at) noexcept {
     const T* k_row = kv.k_row(run.slot, kv_head, run.begin);
     const T* v_row = kv.v_row(run.slot, kv_head, run.begin);
+    const std::int64_t v_stride = kv.token_stride_of_v();
     for (int i = 0; i < run.count; ++i) {
       k[at + i] = k_row + i * kv.stride_token;
-      v[at + i] = v_row + i * kv.stride_token;
+      v[at + i] = v_row + i * v_stride;
     }
     if constexpr (has_row_scales<T>) {
       const float* k_row_scale = kv.k_row_scale(run.slot, kv_head, run.begin);

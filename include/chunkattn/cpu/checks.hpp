@@ -30,15 +30,18 @@ template <class R>
   return std::span(std::data(range), std::size(range));
 }
 
-/// `view` can be read for `plan` with this head_dim. Where a slot lies is checked apart.
+/// `view` can be read for `plan` with these dims of K and V. Where a slot lies is checked apart.
 template <class T>
-void check_view(const KvView<T>& view, const PlanView& plan, int head_dim) {
+void check_view(const KvView<T>& view, const PlanView& plan, int head_dim, int value_dim) {
   using detail::check_argument;
   check_argument(plan.num_rows > 0, "plan.num_rows", plan.num_rows,
                  "at least one query row: add() a sequence to the step and build() the plan");
   if (view.head_dim != head_dim) [[unlikely]]  // messages are put together only on failure
     detail::fail_argument("layer.head_dim", view.head_dim,
                           {"the HeadDim of ChunkAttention, ", head_dim});
+  if (view.dim_of_v() != value_dim) [[unlikely]]
+    detail::fail_argument("layer.value_dim", view.dim_of_v(),
+                          {"the ValueDim of ChunkAttention, ", value_dim});
   check_argument(view.num_kv_heads > 0, "layer.num_kv_heads", view.num_kv_heads, "at least 1");
   if (view.chunk_size != plan.chunk_size) [[unlikely]]
     detail::fail_argument("layer.chunk_size", view.chunk_size,

@@ -32,14 +32,19 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// type of K/V and every number of heads; it is used by one thread at a time. After the largest
 /// plan has been seen, nothing is allocated.
 ///
-/// \tparam HeadDim  a multiple of 8, at most 256
-/// \tparam Exec     runs the tasks (concept Executor)
-template <int HeadDim, class Exec>
-class ChunkAttention<Cpu, HeadDim, Exec> {
+/// \tparam HeadDim   elements per head of Q and K: a multiple of 8, at most 256
+/// \tparam Exec      runs the tasks (concept Executor)
+/// \tparam ValueDim  elements per head of V and O, likewise; as many as of K unless told otherwise
+template <int HeadDim, class Exec, int ValueDim>
+class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
   static_assert(
       HeadDim > 0 && HeadDim % 8 == 0 && HeadDim <= 256,
       "ChunkAttention<Cpu, HeadDim>: HeadDim must be a multiple of 8 and at most 256; pad "
       "the heads of your model to the next multiple of 8 with zeros");
+  static_assert(
+      ValueDim > 0 && ValueDim % 8 == 0 && ValueDim <= 256,
+      "ChunkAttention<Cpu, HeadDim, Exec, ValueDim>: ValueDim must be a multiple of 8 and "
+      "at most 256");
   static_assert(Executor<Exec>,
                 "ChunkAttention<Cpu, HeadDim, Exec>: Exec must offer concurrency() and "
                 "parallel_for(n, f), see the concept Executor");
@@ -50,7 +55,7 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   explicit ChunkAttention(Exec& executor, AttentionOptions options = {})
       : executor_(&executor),
         options_(checked(options)),
-        engine_(cpu::make_engine<HeadDim>(options_)) {}
+        engine_(cpu::make_engine<HeadDim, ValueDim>(options_)) {}
 
   /// Runs on its own executor of `num_threads` threads; 0: as many as there are CPUs to use.
   explicit ChunkAttention(int num_threads = 0, AttentionOptions options = {})
@@ -58,27 +63,28 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
       : owned_(std::make_unique<Exec>(num_threads)),
         executor_(owned_.get()),
         options_(checked(options)),
-        engine_(cpu::make_engine<HeadDim>(options_)) {}
+        engine_(cpu::make_engine<HeadDim, ValueDim>(options_)) {}
 
   /// Performs the plan's row copies in this layer, then stores K and V of the plan's query tokens.
   /// Rows whose K/V is already written are skipped. Doing it twice is harmless.
   ///
   /// \param layer  K and V memory of the layer
   /// \param plan   what AttentionPlan::build() gave for the step
-  /// \param k, v   [num_rows][num_kv_heads][HeadDim], the caller's row order; float, half or
-  ///               bfloat16, rounded to the layer's type to nearest even
+  /// \param k, v   [num_rows][num_kv_heads][HeadDim] (v: ValueDim), the caller's row order; float,
+  ///               half or bfloat16, rounded to the layer's type to nearest even
   template <class T, cpu::QoRange K, cpu::QoRange V>
     requires CpuKvElement<T>
   void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v) {
     detail::check_current(plan);
     const PlanView& view = plan;
-    cpu::check_view(layer, view, HeadDim);
-    const int heads = layer.num_kv_heads;
-    const std::size_t expected =
-        static_cast<std::size_t>(view.num_rows) * static_cast<std::size_t>(heads) * HeadDim;
-    constexpr const char* shape = "num_rows * num_kv_heads * head_dim";
-    cpu::check_size("k", std::data(k), std::size(k), expected, shape);
-    cpu::check_size("v", std::data(v), std::size(v), expected, shape);
+    cpu::check_view(layer, view, HeadDim, ValueDim);
+    const std::size_t lines =
+        static_cast<std::size_t>(view.num_rows) * static_cast<std::size_t>(layer.num_kv_heads);
+    cpu::check_size("k", std::data(k), std::size(k), lines * HeadDim,
+                    "num_rows * num_kv_heads * head_dim");
+    cpu::check_size("v", std::data(v), std::size(v), lines * ValueDim,
+                    ValueDim == HeadDim ? "num_rows * num_kv_heads * head_dim"
+                                        : "num_rows * num_kv_heads * value_dim");
     cpu::check_writes(layer, view);
 
     std::visit(
@@ -92,7 +98,7 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   /// docs/cpu.md says what becomes of NaN and infinities.
   ///
   /// \param q    [num_rows][num_qo_heads][HeadDim], the caller's row order
-  /// \param out  the same shape; every element is written
+  /// \param out  [num_rows][num_qo_heads][ValueDim]; every element is written
   /// \param lse  [num_rows][num_qo_heads], natural logarithm of the softmax denominator; or empty
   ///
   /// Throws InvalidArgument before anything is touched. If the executor throws, `out` and `lse` are
@@ -118,15 +124,17 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
     const PlanView& view = plan;
     const auto query = cpu::span_of(q);
     const auto result = cpu::span_of(out);
-    cpu::check_view(layer, view, HeadDim);
+    cpu::check_view(layer, view, HeadDim, ValueDim);
     const int num_qo_heads = detail::count_qo_heads(query.size(), view.num_rows, HeadDim);
     cpu::check_size("q", query.data(), query.size(), query.size(), "");
     if (num_qo_heads % layer.num_kv_heads != 0) [[unlikely]]
       detail::fail_argument("num_qo_heads", num_qo_heads,
                             {"a multiple of layer.num_kv_heads, ", layer.num_kv_heads});
-    cpu::check_size("out", result.data(), result.size(), query.size(), "q.size()");
-    detail::check_argument(lse.empty() || lse.size() == query.size() / HeadDim, "lse.size()",
-                           lse.size(), "0 or num_rows * num_qo_heads");
+    const std::size_t lines = query.size() / HeadDim;
+    cpu::check_size("out", result.data(), result.size(), lines * ValueDim,
+                    ValueDim == HeadDim ? "q.size()" : "num_rows * num_qo_heads * value_dim");
+    detail::check_argument(lse.empty() || lse.size() == lines, "lse.size()", lse.size(),
+                           "0 or num_rows * num_qo_heads");
     if constexpr (ChecksItself<V>) variant.check(num_qo_heads);
     cpu::check_pieces(layer, view);
 
@@ -179,7 +187,7 @@ class ChunkAttention<Cpu, HeadDim, Exec> {
   std::unique_ptr<Exec> owned_;
   Exec* executor_;
   AttentionOptions options_;
-  cpu::AnyEngine<HeadDim> engine_;
+  cpu::AnyEngine<HeadDim, ValueDim> engine_;
 };
 
 CHUNKATTN_ISA_NAMESPACE_END

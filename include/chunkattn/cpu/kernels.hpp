@@ -182,33 +182,34 @@ struct EngineList {
 };
 
 /// One of the engines that are compiled.
-template <int HeadDim>
+template <int HeadDim, int ValueDim>
 using AnyEngine = typename EngineList<void
 #if defined(CHUNKATTN_WITH_PORTABLE)
-                                      , portable::Engine<HeadDim>
+                                      , portable::Engine<HeadDim, ValueDim>
 #endif
 #if defined(CHUNKATTN_WITH_NEON)
-                                      , neon::Engine<HeadDim>
+                                      , neon::Engine<HeadDim, ValueDim>
 #endif
 #if defined(CHUNKATTN_WITH_AVX2)
-                                      , avx2::Engine<HeadDim>
+                                      , avx2::Engine<HeadDim, ValueDim>
 #endif
 #if defined(CHUNKATTN_WITH_AVX512)
-                                      , avx512::Engine<HeadDim>
+                                      , avx512::Engine<HeadDim, ValueDim>
 #endif
                                       >::Any;
 
 /// The engine of options.instruction_set, which is one that is compiled. The avx512 engine is that of
 /// amx too.
-template <int HeadDim, std::size_t I = 0>
-[[nodiscard]] AnyEngine<HeadDim> make_engine(const AttentionOptions& options) {
-  using Engine = std::variant_alternative_t<I, AnyEngine<HeadDim>>;
+template <int HeadDim, int ValueDim, std::size_t I = 0>
+[[nodiscard]] AnyEngine<HeadDim, ValueDim> make_engine(const AttentionOptions& options) {
+  using Engines = AnyEngine<HeadDim, ValueDim>;
+  using Engine = std::variant_alternative_t<I, Engines>;
   const InstructionSet vectors = options.instruction_set == InstructionSet::amx
                                      ? InstructionSet::avx512
                                      : options.instruction_set;
-  if constexpr (I + 1 < std::variant_size_v<AnyEngine<HeadDim>>)
+  if constexpr (I + 1 < std::variant_size_v<Engines>)
     if (vectors != Engine::instruction_set)
-      return make_engine<HeadDim, I + 1>(options);
+      return make_engine<HeadDim, ValueDim, I + 1>(options);
   return Engine(options);
 }
 

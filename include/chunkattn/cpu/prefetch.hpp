@@ -66,12 +66,12 @@ struct LineCursor {
 };
 
 /// Cache lines of one row of K or V.
-template <int HeadDim, class T>
-inline constexpr int lines_per_row = (HeadDim * static_cast<int>(sizeof(T)) + 63) / 64;
+template <int Dim, class T>
+inline constexpr int lines_per_row = (Dim * static_cast<int>(sizeof(T)) + 63) / 64;
 
 /// Everything that one task reads: the products' blocks of its first KV head, then the streams'
 /// blocks, each for all of the task's heads.
-template <int HeadDim, class T>
+template <int HeadDim, int ValueDim, class T>
 class Prefetcher {
  public:
   /// For the heads [head_begin, head_end), with copies of walks that the task will take.
@@ -94,7 +94,8 @@ class Prefetcher {
     const int read = num_lines(tokens);
     refill(products_, queued_ + 1);
     // What memory can bring meanwhile: about 6 bytes per ns, while the core computes 100 flops.
-    const int room = static_cast<int>(std::int64_t{tokens} * lines * HeadDim * 4 / 100 * 6 / 64);
+    constexpr int flops = 2 * (HeadDim + ValueDim);
+    const int room = static_cast<int>(std::int64_t{tokens} * lines * flops / 100 * 6 / 64);
     const int early = std::min(stream_lines_early - early_, room - queued_);
     if (early > 0) early_ += refill(streams_, queued_ + early);
     cursor.left = granted_ = queued_;
@@ -130,10 +131,13 @@ class Prefetcher {
 
   // Lines of K and V of so many tokens.
   int num_lines(int tokens) const noexcept {
-    const int lines = kv_.stride_token == HeadDim
-                          ? (tokens * HeadDim * static_cast<int>(sizeof(T)) + 63) / 64
-                          : tokens * lines_per_row<HeadDim, T>;
-    return 2 * lines;
+    return num_lines<HeadDim>(tokens, kv_.stride_token) +
+           num_lines<ValueDim>(tokens, kv_.token_stride_of_v());
+  }
+  template <int Dim>
+  static int num_lines(int tokens, std::int64_t stride) noexcept {
+    return stride == Dim ? (tokens * Dim * static_cast<int>(sizeof(T)) + 63) / 64
+                         : tokens * lines_per_row<Dim, T>;
   }
 
   // Blocks still to be queued, each for several heads.
@@ -167,8 +171,9 @@ class Prefetcher {
   }
 
   void add_run(const SlotRun& run, int head, int& count) noexcept {
-    add_rows(kv_.k_row(run.slot, head, run.begin), run.count, count);
-    add_rows(kv_.v_row(run.slot, head, run.begin), run.count, count);
+    add_rows<HeadDim>(kv_.k_row(run.slot, head, run.begin), kv_.stride_token, run.count, count);
+    add_rows<ValueDim>(kv_.v_row(run.slot, head, run.begin), kv_.token_stride_of_v(), run.count,
+                       count);
     if constexpr (has_row_scales<T>) {
       for (int t = 0; t < run.count; t += 16) {
         prefetch(kv_.k_row_scale(run.slot, head, run.begin + t));
@@ -176,11 +181,12 @@ class Prefetcher {
       }
     }
   }
-  void add_rows(const T* row, int tokens, int& count) noexcept {
-    if (kv_.stride_token == HeadDim) {
-      add(row, static_cast<std::size_t>(tokens) * HeadDim * sizeof(T), count);
+  template <int Dim>
+  void add_rows(const T* row, std::int64_t stride, int tokens, int& count) noexcept {
+    if (stride == Dim) {
+      add(row, static_cast<std::size_t>(tokens) * Dim * sizeof(T), count);
     } else {
-      for (int t = 0; t < tokens; ++t) add(row + t * kv_.stride_token, HeadDim * sizeof(T), count);
+      for (int t = 0; t < tokens; ++t) add(row + t * stride, Dim * sizeof(T), count);
     }
   }
   void add(const void* begin, std::size_t bytes, int& count) noexcept {

@@ -51,6 +51,14 @@ CHUNKATTN_NAMESPACE_END
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
+/// Rows of V that are longer or shorter than those of K: on the CPU alone.
+template <int HeadDim, class Exec, int ValueDim>
+class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
+  static_assert(ValueDim == HeadDim,
+                "ChunkAttention<Cuda, HeadDim, Exec, ValueDim>: ValueDim must be HeadDim so far; "
+                "pad the shorter of your model's K and V heads with zeros");
+};
+
 /// Exact attention over shared prefixes on a GPU of compute capability 8.0 or newer. One object
 /// serves every layer of one geometry, K/V in half or bfloat16. It belongs to the device that was
 /// current at construction and is used on one stream at a time (another may follow when the first
@@ -287,6 +295,8 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   void check_layer(const KvView<T>& layer) {
     detail::check_argument(layer.head_dim == HeadDim, "layer.head_dim", layer.head_dim,
                            {"HeadDim = ", HeadDim});
+    detail::check_argument(layer.value_dim == 0, "layer.value_dim", layer.value_dim,
+                           "0: on CUDA rows of V are as those of K");
     detail::check_argument(layer.num_kv_heads == limits_.num_kv_heads, "layer.num_kv_heads",
                            layer.num_kv_heads, {"limits.num_kv_heads = ", limits_.num_kv_heads});
     detail::check_argument(

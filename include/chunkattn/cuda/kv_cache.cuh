@@ -42,6 +42,8 @@ class KvCache<Cuda, T> {
           std::size_t slot_limit = default_slot_limit)
       : options_(options), chunk_size_(chunk_size) {
     detail::check_kv_geometry(options, chunk_size, sizeof(T));
+    detail::check_argument(options.dim_of_v() == options.head_dim, "options.value_dim",
+                           options.value_dim, "0 or options.head_dim: on CUDA they are equal");
     while (slab_shift_ < 16 && bytes_per_slot() << slab_shift_ < slab_target) ++slab_shift_;
     max_slabs_ = std::max<std::size_t>(1, (slot_limit + per_slab() - 1) >> slab_shift_);
     table_ = cuda_detail::DeviceMemory(max_slabs_ * num_tables() * sizeof(T*));

@@ -30,7 +30,11 @@ CHUNKATTN_NAMESPACE_BEGIN
 struct KvCacheOptions {
   int num_layers = 1;    ///< layers of the model, each with memory of its own
   int num_kv_heads = 1;  ///< heads of K and of V
-  int head_dim = 0;      ///< elements per head
+  int head_dim = 0;      ///< elements per head of K, and of V
+  int value_dim = 0;     ///< elements per head of V where they are others (CPU); 0: head_dim
+
+  /// Elements per head of V.
+  [[nodiscard]] int dim_of_v() const noexcept { return value_dim != 0 ? value_dim : head_dim; }
 };
 
 namespace detail {
@@ -43,9 +47,12 @@ inline void check_kv_geometry(const KvCacheOptions& options, int chunk_size, std
                  "at least 1");
   check_argument(options.head_dim > 0 && options.head_dim % 8 == 0, "options.head_dim",
                  options.head_dim, "a positive multiple of 8");
+  check_argument(options.value_dim >= 0 && options.value_dim % 8 == 0, "options.value_dim",
+                 options.value_dim, "a positive multiple of 8, or 0 for head_dim");
   check_argument(chunk_size > 0, "chunk_size", chunk_size, "at least 1");
   std::size_t room = (std::size_t{1} << 62) / (2 * (element + sizeof(float)));
-  for (const int factor : {options.num_layers, options.num_kv_heads, options.head_dim, chunk_size})
+  for (const int factor : {options.num_layers, options.num_kv_heads,
+                           std::max(options.head_dim, options.value_dim), chunk_size})
     room /= static_cast<std::size_t>(factor);
   check_argument(room > 0, "options.num_kv_heads", options.num_kv_heads,
                  "num_layers, num_kv_heads, head_dim and chunk_size that give less than 2^62 bytes "
@@ -60,11 +67,11 @@ class KvCache;
 
 /// K/V in host memory.
 ///
-/// Layout of a slot in one layer: for each KV head K [chunk_size][head_dim], then V the same, so
-/// that what one task reads is one stretch of memory; 8-bit elements are followed by the scales of
-/// that head, K's [chunk_size] and V's [chunk_size]. Slots come in slabs that are never moved or
-/// given back before the end; each begins at a 64-byte boundary and lies on huge pages where the
-/// system has them. New memory holds anything.
+/// Layout of a slot in one layer: for each KV head K [chunk_size][head_dim], then V
+/// [chunk_size][value_dim], so that what one task reads is one stretch of memory; 8-bit elements
+/// are followed by the scales of that head, K's [chunk_size] and V's [chunk_size]. Slots come in
+/// slabs that are never moved or given back before the end; each begins at a 64-byte boundary and
+/// lies on huge pages where the system has them. New memory holds anything.
 template <class T>
 class KvCache<Cpu, T> {
   static_assert(CpuKvElement<T>,
@@ -104,9 +111,9 @@ class KvCache<Cpu, T> {
           char* const slab = layer.slabs.back().get();
           const std::size_t at = layer.slabs.size() - 1;
           layer.table.k[at] = reinterpret_cast<T*>(slab);
-          layer.table.v[at] = reinterpret_cast<T*>(slab + rows_bytes());
+          layer.table.v[at] = reinterpret_cast<T*>(slab + rows_bytes(options_.head_dim));
           if constexpr (has_row_scales<T>) {
-            layer.table.k_scale[at] = reinterpret_cast<float*>(slab + 2 * rows_bytes());
+            layer.table.k_scale[at] = reinterpret_cast<float*>(slab + kv_bytes());
             layer.table.v_scale[at] = layer.table.k_scale[at] + chunk_size_;
           }
         }
@@ -138,6 +145,12 @@ class KvCache<Cpu, T> {
     view.stride_token = options_.head_dim;
     view.stride_head = static_cast<std::int64_t>(head_bytes() / sizeof(T));
     view.stride_slot = static_cast<std::int64_t>(slot_bytes() / sizeof(T));
+    if (options_.dim_of_v() != options_.head_dim) {
+      view.value_dim = options_.value_dim;
+      view.v_stride_token = options_.value_dim;
+      view.v_stride_head = view.stride_head;
+      view.v_stride_slot = view.stride_slot;
+    }
     if constexpr (has_row_scales<T>) {
       view.k_scale_slabs = layer.table.k_scale.get();
       view.v_scale_slabs = layer.table.v_scale.get();
@@ -227,13 +240,15 @@ class KvCache<Cpu, T> {
     return to;
   }
 
-  /// Bytes of K (or V) of one (slot, head).
-  [[nodiscard]] std::size_t rows_bytes() const noexcept {
-    return static_cast<std::size_t>(chunk_size_) * static_cast<std::size_t>(options_.head_dim) *
-           sizeof(T);
+  /// Bytes of the rows of one (slot, head), `dim` elements each.
+  [[nodiscard]] std::size_t rows_bytes(int dim) const noexcept {
+    return static_cast<std::size_t>(chunk_size_) * static_cast<std::size_t>(dim) * sizeof(T);
+  }
+  [[nodiscard]] std::size_t kv_bytes() const noexcept {
+    return rows_bytes(options_.head_dim) + rows_bytes(options_.dim_of_v());
   }
   [[nodiscard]] std::size_t head_bytes() const noexcept {
-    return 2 * rows_bytes() +
+    return kv_bytes() +
            (has_row_scales<T> ? 2 * static_cast<std::size_t>(chunk_size_) * sizeof(float) : 0);
   }
   [[nodiscard]] std::size_t slot_bytes() const noexcept {

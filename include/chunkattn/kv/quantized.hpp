@@ -35,7 +35,7 @@ inline void store_nearest(float x, float8_e4m3& to) noexcept {
 /// reaches the outputs as NaN.
 template <class T>
   requires has_row_scales<T>
-float quantize_row(const float* from, int count, T* to) noexcept {
+inline float quantize_row(const float* from, int count, T* to) noexcept {
   std::uint32_t largest = 0;  // magnitudes compare as their bits do, those of infinity and NaN too
   for (int i = 0; i < count; ++i) {
     const std::uint32_t size = std::bit_cast<std::uint32_t>(from[i]) & 0x7fffffffu;

@@ -24,8 +24,9 @@
 CHUNKATTN_NAMESPACE_BEGIN
 
 /// Consecutive rows of one layer and KV head inside one slot: path positions
-/// [position, position + length). Row i is head_dim elements at k + i * stride_token, and likewise
-/// for v. Of 8-bit K/V k_scale[i] and v_scale[i] are the rows' scales; else they are null.
+/// [position, position + length). Row i is head_dim elements at k + i * stride_token, and those of
+/// V (value_dim, if that differs) are at v + i * v_stride_token. Of 8-bit K/V k_scale[i] and
+/// v_scale[i] are the rows' scales; else they are null.
 template <class T>
 struct KvSpan {
   SlotIndex slot = no_slot;       ///< the chunk
@@ -36,15 +37,30 @@ struct KvSpan {
   std::int32_t length = 0;        ///< rows
   T* k = nullptr;                 ///< first K row
   T* v = nullptr;                 ///< first V row
-  std::int64_t stride_token = 0;  ///< elements from a row to the next
+  std::int64_t stride_token = 0;  ///< elements from a row of K to the next
   float* k_scale = nullptr;       ///< scales of the K rows, 8-bit K/V only
   float* v_scale = nullptr;       ///< scales of the V rows, 8-bit K/V only
+
+  std::int64_t v_stride_token = 0;  ///< elements from a row of V to the next
 };
 
 namespace detail {
 
 template <class Cache>
 using cache_element = std::remove_pointer_t<decltype(std::declval<Cache&>().layer(0).k)>;
+
+/// Bytes of a row of K, of a row of V.
+template <class Cache>
+[[nodiscard]] std::pair<std::size_t, std::size_t> row_bytes(const Cache& cache) {
+  const auto bytes = [](int dim) {
+    return static_cast<std::size_t>(dim) * sizeof(cache_element<Cache>);
+  };
+  const auto& options = cache.options();
+  if constexpr (requires { options.dim_of_v(); })
+    return {bytes(options.head_dim), bytes(options.dim_of_v())};
+  else
+    return {bytes(options.head_dim), bytes(options.head_dim)};
+}
 
 /// The range is of the sequence; then its end() is a number.
 template <class Sequence>
@@ -100,6 +116,7 @@ void for_each_kv_span(const Sequence& sequence, TokenRange range, Cache& cache, 
         span.k = view.k_row(piece.slot, head, piece.begin);
         span.v = view.v_row(piece.slot, head, piece.begin);
         span.stride_token = view.stride_token;
+        span.v_stride_token = view.token_stride_of_v();
         if constexpr (has_row_scales<T>) {
           span.k_scale = view.k_row_scale(piece.slot, head, piece.begin);
           span.v_scale = view.v_row_scale(piece.slot, head, piece.begin);
@@ -115,16 +132,16 @@ template <KvProvider Cache>
 [[nodiscard]] std::size_t kv_bytes(const Cache& cache, std::size_t length) {
   using T = detail::cache_element<Cache>;
   const auto& options = cache.options();
-  const std::size_t rows = 2 * length * static_cast<std::size_t>(options.num_layers) *
+  const std::size_t rows = length * static_cast<std::size_t>(options.num_layers) *
                            static_cast<std::size_t>(options.num_kv_heads);
-  const std::size_t scale = has_row_scales<T> ? sizeof(float) : 0;
-  return rows * (static_cast<std::size_t>(options.head_dim) * sizeof(T) + scale);
+  const auto [k, v] = detail::row_bytes(cache);
+  return rows * (k + v + (has_row_scales<T> ? 2 * sizeof(float) : 0));
 }
 
 namespace detail {
 
 /// Pairs each row of `range` with its place in a contiguous buffer that holds the positions `held`,
-/// laid out [num_layers][K, V][num_kv_heads][held.length][head_dim] without regard to chunks, for
+/// laid out [num_layers][K, V][num_kv_heads][held.length][dim] without regard to chunks, for
 /// 8-bit elements followed by float scales [num_layers][K, V][num_kv_heads][held.length].
 template <class Sequence, class Cache, class Byte, class Copy>
 void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::span<Byte> buffer,
@@ -138,32 +155,34 @@ void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::spa
                  "kv_bytes() of the positions it holds");
   const auto heads = static_cast<std::size_t>(cache.options().num_kv_heads);
   const auto layers = static_cast<std::size_t>(cache.options().num_layers);
-  const std::size_t row = static_cast<std::size_t>(cache.options().head_dim) * sizeof(T);
-  Byte* const scales = buffer.data() + 2 * layers * heads * length * row;
+  const auto [k_row, v_row] = row_bytes(cache);
+  const std::size_t rows = heads * length;  // of K of a layer
+  Byte* const scales = buffer.data() + layers * rows * (k_row + v_row);
   for_each_kv_span(sequence, range, cache, [&](const KvSpan<T>& span) {
     const auto layer = static_cast<std::size_t>(span.layer);
     const auto head = static_cast<std::size_t>(span.kv_head);
     const auto first = static_cast<std::size_t>(span.position - held.begin);
-    const std::size_t k = ((2 * layer + 0) * heads + head) * length + first;
-    const std::size_t v = ((2 * layer + 1) * heads + head) * length + first;
-    for (std::int32_t i = 0; i < span.length; ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      copy(span.k + i * span.stride_token, buffer.data() + (k + at) * row, row);
-      copy(span.v + i * span.stride_token, buffer.data() + (v + at) * row, row);
+    const std::size_t at = head * length + first;
+    Byte* k = buffer.data() + layer * rows * (k_row + v_row) + at * k_row;
+    Byte* v = buffer.data() + layer * rows * (k_row + v_row) + rows * k_row + at * v_row;
+    for (std::int32_t i = 0; i < span.length; ++i, k += k_row, v += v_row) {
+      copy(span.k + i * span.stride_token, k, k_row);
+      copy(span.v + i * span.v_stride_token, v, v_row);
     }
     if (span.k_scale == nullptr) return;
     const std::size_t bytes = static_cast<std::size_t>(span.length) * sizeof(float);
-    copy(span.k_scale, scales + k * sizeof(float), bytes);
-    copy(span.v_scale, scales + v * sizeof(float), bytes);
+    copy(span.k_scale, scales + (2 * layer * rows + at) * sizeof(float), bytes);
+    copy(span.v_scale, scales + ((2 * layer + 1) * rows + at) * sizeof(float), bytes);
   });
 }
 
 }  // namespace detail
 
 /// Copies the K/V of the path positions `range`, all layers, to a contiguous host buffer of
-/// kv_bytes() bytes: [num_layers][K, V][num_kv_heads][range.length][head_dim], for 8-bit elements
-/// followed by the scales [num_layers][K, V][num_kv_heads][range.length] in float. The layout does
-/// not depend on the chunk size. Throws InvalidArgument for positions whose K/V is not in place.
+/// kv_bytes() bytes: [num_layers][K, V][num_kv_heads][range.length][head_dim] (V: value_dim), for
+/// 8-bit elements followed by the scales [num_layers][K, V][num_kv_heads][range.length] in float.
+/// The layout does not depend on the chunk size. Throws InvalidArgument for positions whose K/V is
+/// not in place.
 template <PlacedSequence Sequence, KvProvider Cache>
 void gather_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                std::span<std::byte> buffer) {

@@ -45,7 +45,8 @@ struct KvScales<T, true> {
 
 /// The K and V rows of one layer, [slot][kv_head][token][head_dim] up to strides (in elements; the
 /// innermost is 1). With `k_slabs` the slots lie in slabs of 2^slab_shift slots each, so that a
-/// growing pool never moves one; without, slot s starts at k + s * stride_slot.
+/// growing pool never moves one; without, slot s starts at k + s * stride_slot. Rows of V are as
+/// those of K unless `value_dim` is set: then they have so many elements and strides of their own.
 template <class T>
 struct KvView : KvScales<T> {
   T* k = nullptr;                 ///< K of slot 0, unless in slabs
@@ -61,6 +62,11 @@ struct KvView : KvScales<T> {
   std::int64_t stride_head = 0;   ///< elements from a KV head to the next
   std::int64_t stride_token = 0;  ///< elements from a token to the next
 
+  std::int32_t value_dim = 0;       ///< elements per row of V; 0: V's rows are as K's. CPU only
+  std::int64_t v_stride_slot = 0;   ///< V's strides, where value_dim is set
+  std::int64_t v_stride_head = 0;   ///< elements from a KV head to the next
+  std::int64_t v_stride_token = 0;  ///< elements from a token to the next
+
   /// First element of K of (slot, kv_head, token).
   [[nodiscard]] CHUNKATTN_HD T* k_row(SlotIndex slot, int kv_head, int token) const noexcept {
     return detail::slot_base(k, k_slabs, slab_shift, slot, stride_slot) + kv_head * stride_head +
@@ -68,8 +74,19 @@ struct KvView : KvScales<T> {
   }
   /// First element of V of (slot, kv_head, token).
   [[nodiscard]] CHUNKATTN_HD T* v_row(SlotIndex slot, int kv_head, int token) const noexcept {
+    if (has_own_values())
+      return detail::slot_base(v, v_slabs, slab_shift, slot, v_stride_slot) +
+             kv_head * v_stride_head + token * v_stride_token;
     return detail::slot_base(v, v_slabs, slab_shift, slot, stride_slot) + kv_head * stride_head +
            token * stride_token;
+  }
+  /// Elements per row of V.
+  [[nodiscard]] std::int32_t dim_of_v() const noexcept {
+    return value_dim != 0 ? value_dim : head_dim;
+  }
+  /// Elements from a token of V to the next.
+  [[nodiscard]] std::int64_t token_stride_of_v() const noexcept {
+    return has_own_values() ? v_stride_token : stride_token;
   }
   /// Scale of the K row of (slot, kv_head, token); those of the next tokens follow.
   [[nodiscard]] float* k_row_scale(SlotIndex slot, int kv_head, int token) const noexcept
@@ -87,6 +104,16 @@ struct KvView : KvScales<T> {
                              this->scale_stride_slot) +
            kv_head * this->scale_stride_head + token;
   }
+
+ private:
+  // Kernels on a GPU never see others.
+  [[nodiscard]] CHUNKATTN_HD bool has_own_values() const noexcept {
+#if defined(__CUDA_ARCH__)
+    return false;
+#else
+    return value_dim != 0;
+#endif
+  }
 };
 
 /// The shape of one layer's K, and of its V.
@@ -95,6 +122,7 @@ struct KvGeometry {
   std::int32_t num_kv_heads = 0;  ///< heads of K and of V
   std::int32_t chunk_size = 0;    ///< tokens per slot
   std::int32_t head_dim = 0;      ///< elements per row
+  std::int32_t value_dim = 0;     ///< elements per row of V; 0: as many as of K
 };
 
 /// The most query heads of a call: what is counted per row and head then stays within 32 bits.
@@ -124,6 +152,8 @@ template <class T>
                  "at least 1");
   check_argument(geometry.chunk_size > 0, "geometry.chunk_size", geometry.chunk_size, "at least 1");
   check_argument(geometry.head_dim > 0, "geometry.head_dim", geometry.head_dim, "at least 1");
+  check_argument(geometry.value_dim >= 0, "geometry.value_dim", geometry.value_dim,
+                 "at least 1, or 0 for head_dim");
   KvView<T> view;
   view.k = k;
   view.v = v;
@@ -134,13 +164,19 @@ template <class T>
   view.stride_token = geometry.head_dim;
   view.stride_head = view.stride_token * geometry.chunk_size;
   view.stride_slot = view.stride_head * geometry.num_kv_heads;
+  if (geometry.value_dim != 0 && geometry.value_dim != geometry.head_dim) {
+    view.value_dim = geometry.value_dim;
+    view.v_stride_token = geometry.value_dim;
+    view.v_stride_head = view.v_stride_token * geometry.chunk_size;
+    view.v_stride_slot = view.v_stride_head * geometry.num_kv_heads;
+  }
   return view;
 }
 
 }  // namespace detail
 
-/// A view of an engine's own memory: K and V each [num_slots][num_kv_heads][chunk_size][head_dim],
-/// densely packed. 8-bit elements: see the overload with scales.
+/// A view of an engine's own memory: K and V each [num_slots][num_kv_heads][chunk_size][head_dim]
+/// (V: value_dim), densely packed. 8-bit elements: see the overload with scales.
 template <class T>
   requires(!has_row_scales<T>)
 [[nodiscard]] KvView<T> make_kv_view(T* k, T* v, const KvGeometry& geometry) {

@@ -75,16 +75,16 @@ template <int Stride = tile_lines, class T, class Rules = NoRules>
 /// out[line] (rescaled) += sum over tokens of p[token][line] * V[token], for `Lines` lines and
 /// `Vectors` vectors of each. `near`: these columns of V are not in L1 yet. Prefetches some lines
 /// of `ahead` at each step.
-template <int HeadDim, int Lines, int Vectors, class Rows>
+template <int ValueDim, int Lines, int Vectors, class Rows>
 [[gnu::noinline]] void tile_values(const float* p, Rows v, int count, int begin,
                                    const float* rescale, float* out, bool near, LineCursor& ahead,
                                    int burst) noexcept {
-  constexpr int width = simd::width_for<HeadDim>;
+  constexpr int width = simd::width_for<ValueDim>;
   simd::Float<width> sums[Lines][Vectors];
   float* const to = out + begin;
   simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
     simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
-      sums[l][i] = simd::load<width>(to + l * HeadDim + i * width);
+      sums[l][i] = simd::load<width>(to + l * ValueDim + i * width);
     });
   });
   if (rescale != nullptr) {
@@ -123,7 +123,7 @@ template <int HeadDim, int Lines, int Vectors, class Rows>
   ahead = lines;
   simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
     simd::repeat<Vectors>(
-        [&](auto i) CHUNKATTN_LAMBDA { simd::store(to + l * HeadDim + i * width, sums[l][i]); });
+        [&](auto i) CHUNKATTN_LAMBDA { simd::store(to + l * ValueDim + i * width, sums[l][i]); });
   });
 }
 
@@ -147,9 +147,9 @@ inline int burst_of(int half, int steps) noexcept {
 
 /// K, a part of the block at a time, against all tiles: state.p receives logits, added up
 /// `as_streamed` or dim by dim.
-template <int HeadDim, class T>
+template <int HeadDim, int ValueDim, class T>
 CHUNKATTN_INLINE void block_logits(const Block<T>& block, const BlockLines& lines, bool as_streamed,
-                                   LineState<HeadDim>& state, LineCursor& ahead,
+                                   LineState<HeadDim, ValueDim>& state, LineCursor& ahead,
                                    int half) noexcept {
   const int num_tiles = lines.num_tiles();
   const int burst = burst_of(
@@ -182,9 +182,9 @@ CHUNKATTN_INLINE void block_logits(const Block<T>& block, const BlockLines& line
 }
 
 /// Turns the logits in state.p into probabilities; notes in `lines` what the values need to know.
-template <int HeadDim, class T, class Rules>
-CHUNKATTN_INLINE void block_softmax(const Block<T>& block, BlockLines& lines,
-                                    LineState<HeadDim>& state, Rules rules) noexcept {
+template <class T, class State, class Rules>
+CHUNKATTN_INLINE void block_softmax(const Block<T>& block, BlockLines& lines, State& state,
+                                    Rules rules) noexcept {
   constexpr int width = simd::native_width;
   for (int tile = 0; tile < lines.num_tiles(); ++tile) {
     const int first = lines.begin + tile * tile_lines;
@@ -211,25 +211,25 @@ CHUNKATTN_INLINE void block_softmax(const Block<T>& block, BlockLines& lines,
 
 /// Columns [begin, begin + Vectors * width) of the outputs of `Lines` lines from `line` on. Tokens
 /// that only some of them see are added line by line.
-template <int HeadDim, int Lines, int Vectors, class T, class Rows>
+template <int Lines, int Vectors, class T, class Rows, class State>
 CHUNKATTN_INLINE void group_values(const Block<T>& block, const BlockLines& lines, int line, Rows v,
-                                   int begin, LineState<HeadDim>& state, LineCursor& ahead,
-                                   int burst) noexcept {
-  constexpr int num_columns = Vectors * simd::width_for<HeadDim>;
+                                   int begin, State& state, LineCursor& ahead, int burst) noexcept {
+  constexpr int dim = State::value_dim;
+  constexpr int num_columns = Vectors * simd::width_for<dim>;
   const float* const p =
       state.p + line / tile_lines * block_tokens * tile_lines + line % tile_lines;
   const float* const rescale = lines.max_moved ? state.rescale + line : nullptr;
-  float* const out = state.out + (lines.begin + line) * HeadDim;
+  float* const out = state.out + (lines.begin + line) * dim;
   int common = lines.seen;  // tokens that all of these lines see
   if (!lines.same_view)
     for (int l = 0; l < Lines; ++l)
       common = std::min(common, visible_tokens(block, state, lines.begin + line + l));
-  tile_values<HeadDim, Lines, Vectors>(p, v, common, begin, rescale, out, line == 0, ahead, burst);
+  tile_values<dim, Lines, Vectors>(p, v, common, begin, rescale, out, line == 0, ahead, burst);
   if (lines.same_view) return;
   for (int l = 0; l < Lines; ++l)
     for (int t = common; t < visible_tokens(block, state, lines.begin + line + l); ++t)
       add_value<num_columns>(p[t * tile_lines + l], v[t] + (Rows::packed ? 0 : begin),
-                             out + l * HeadDim + begin);
+                             out + l * dim + begin);
 }
 
 /// Vectors and lines of the output tile that is held in registers.
@@ -237,20 +237,20 @@ inline constexpr int wide_columns = 2;
 inline constexpr int line_group = simd::num_accumulators / wide_columns;
 
 /// Columns [begin, begin + Vectors * width) of all outputs: P·V, a group of lines at a time.
-template <int HeadDim, int Vectors, class T>
+template <int Vectors, class T, class State>
 CHUNKATTN_INLINE void column_values(const Block<T>& block, const BlockLines& lines, int begin,
-                                    LineState<HeadDim>& state, LineCursor& ahead,
-                                    int burst) noexcept {
+                                    State& state, LineCursor& ahead, int burst) noexcept {
+  constexpr int dim = State::value_dim;
   const auto v = [&] {
     if constexpr (std::is_same_v<T, float>)
       return ScatteredRows{block.v};
     else
-      return widened<HeadDim, Vectors * simd::width_for<HeadDim>>(block.v, lines.seen, begin,
-                                                                  state.scratch);
+      return widened<dim, Vectors * simd::width_for<dim>>(block.v, lines.seen, begin,
+                                                          state.scratch);
   }();
   int line = 0;
   const auto group = [&]<int Lines>(std::integral_constant<int, Lines>) CHUNKATTN_LAMBDA {
-    group_values<HeadDim, Lines, Vectors>(block, lines, line, v, begin, state, ahead, burst);
+    group_values<Lines, Vectors>(block, lines, line, v, begin, state, ahead, burst);
     line += Lines;
   };
   while (line < lines.count) {
@@ -267,25 +267,23 @@ CHUNKATTN_INLINE void column_values(const Block<T>& block, const BlockLines& lin
 }
 
 /// P·V of all columns.
-template <int HeadDim, class T>
-CHUNKATTN_INLINE void block_values(const Block<T>& block, const BlockLines& lines,
-                                   LineState<HeadDim>& state, LineCursor& ahead,
-                                   int half) noexcept {
-  constexpr int width = simd::width_for<HeadDim>;
-  constexpr int passes = HeadDim / width / wide_columns;
+template <class T, class State>
+CHUNKATTN_INLINE void block_values(const Block<T>& block, const BlockLines& lines, State& state,
+                                   LineCursor& ahead, int half) noexcept {
+  constexpr int width = simd::width_for<State::value_dim>;
+  constexpr int passes = State::value_dim / width / wide_columns;
   const int groups = (lines.count + line_group - 1) / line_group;
   const int burst = burst_of(half, std::max(1, passes) * groups * (lines.seen / value_step));
   for (int pass = 0; pass < passes; ++pass)
-    column_values<HeadDim, wide_columns>(block, lines, pass * wide_columns * width, state, ahead,
-                                         burst);
-  if constexpr (HeadDim / width % wide_columns != 0)
-    column_values<HeadDim, 1>(block, lines, passes * wide_columns * width, state, ahead, burst);
+    column_values<wide_columns>(block, lines, pass * wide_columns * width, state, ahead, burst);
+  if constexpr (State::value_dim / width % wide_columns != 0)
+    column_values<1>(block, lines, passes * wide_columns * width, state, ahead, burst);
 }
 
 /// Hides values from products that not all lines may see: `special` receives them.
-template <int HeadDim, class T>
-[[gnu::noinline]] void hide_values(const BlockLines& lines, const LineState<HeadDim>& state,
-                                   SpecialValues<HeadDim, T>& special) noexcept {
+template <class State, class Values>
+[[gnu::noinline]] void hide_values(const BlockLines& lines, const State& state,
+                                   Values& special) noexcept {
   constexpr int width = simd::native_width;
   for (int t = 0; t < lines.seen; ++t) {
     simd::Int<width> hidden{};
@@ -301,10 +299,10 @@ template <int HeadDim, class T>
 
 /// One block for lines [line0, line0 + num_lines). Where logits are added up `as_streamed`, the
 /// state becomes bit for bit what sequence_first_block would make of it.
-template <int HeadDim, class T, class Rules>
+template <class T, class State, class Rules>
 [[gnu::noinline]] void chunk_first_block(Block<T>& block, int line0, int num_lines,
-                                         bool as_streamed, LineState<HeadDim>& state,
-                                         LineCursor& ahead, Rules rules) noexcept {
+                                         bool as_streamed, State& state, LineCursor& ahead,
+                                         Rules rules) noexcept {
   BlockLines lines{line0, num_lines};
   for (int l = 0; l < num_lines; ++l)
     lines.seen = std::max(lines.seen, visible_tokens(block, state, line0 + l));
@@ -313,12 +311,12 @@ template <int HeadDim, class T, class Rules>
   block_logits(block, lines, as_streamed, state, ahead, half);
   block_softmax(block, lines, state, rules);
   if constexpr (Rules::hide) {
-    SpecialValues<HeadDim, T> special(block);
+    SpecialValues<State::value_dim, T> special(block);
     if (lines.hidden) hide_values(lines, state, special);
     block_values(block, lines, state, ahead, half);
     for (int l = 0; l < num_lines && !special.empty(); ++l)
       special.add(state.p + l / tile_lines * block_tokens * tile_lines + l % tile_lines, tile_lines,
-                  state.out + (line0 + l) * HeadDim);
+                  state.out + (line0 + l) * State::value_dim);
   } else {
     block_values(block, lines, state, ahead, half);
   }

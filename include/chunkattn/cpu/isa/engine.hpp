@@ -4,7 +4,7 @@
 CHUNKATTN_PASS_BEGIN
 
 /// Computes calls of one object. After the largest plan has been seen, nothing is allocated.
-template <int HeadDim>
+template <int HeadDim, int ValueDim>
 class Engine {
  public:
   static constexpr InstructionSet instruction_set = InstructionSet::CHUNKATTN_PASS;
@@ -18,7 +18,8 @@ class Engine {
     const int heads = layer.num_kv_heads;
     if (plan.num_copies > 0) {
       executor.parallel_for(heads, [&](int head) {
-        for (int c = 0; c < plan.num_copies; ++c) copy_rows<HeadDim>(layer, plan.copies[c], head);
+        for (int c = 0; c < plan.num_copies; ++c)
+          copy_rows<HeadDim, ValueDim>(layer, plan.copies[c], head);
       });
     }
     constexpr int rows_per_call = 8;  // small enough to balance, large enough to be worth a call
@@ -29,8 +30,9 @@ class Engine {
         const WriteTarget& target = plan.writes[row];
         if (target.slot == no_slot) continue;
         for (int head = 0; head < heads; ++head) {
-          const std::ptrdiff_t at = (static_cast<std::ptrdiff_t>(row) * heads + head) * HeadDim;
-          write_row<HeadDim>(layer, target, head, k + at, v + at);
+          const std::ptrdiff_t line = static_cast<std::ptrdiff_t>(row) * heads + head;
+          write_row<HeadDim, ValueDim>(layer, target, head, k + line * HeadDim,
+                                       v + line * ValueDim);
         }
       }
     });
@@ -56,7 +58,7 @@ class Engine {
   /// Whether products over K and V of T go through tiles.
   template <class T>
   [[nodiscard]] bool uses_tiles() const noexcept {
-    return fits_tiles<HeadDim, T> && terms_ > 0;
+    return fits_tiles<HeadDim, ValueDim, T> && terms_ > 0;
   }
 
  private:
@@ -65,11 +67,11 @@ class Engine {
     return options_.reduce == Reduce::batch_invariant;
   }
 
-  using State = LineState<HeadDim>;
-  using Partials = PartialResults<HeadDim>;
+  using State = LineState<HeadDim, ValueDim>;
+  using Partials = PartialResults<State>;
 
   // Lines of one task: their state (queries twice, outputs) should fit in half of a usual L2.
-  static constexpr int max_lines = HeadDim <= 128 ? 256 : 128;
+  static constexpr int max_lines = 2 * HeadDim + ValueDim <= 384 ? 256 : 128;
   // From this many lines on, matrix products beat streaming the lines a few at a time, if they use
   // this part of the vectors: whole grains are computed. (Two vectors of 8 take as long as one.)
   template <class T>
@@ -114,8 +116,8 @@ class Engine {
     wanted.min_tasks = min_tasks;
     if (options_.min_tasks == 0) wanted.min_free_tasks = enough_tasks;
     wanted.invariant = invariant();
-    wanted.cost.bytes_per_token = 2.0 * HeadDim * static_cast<double>(sizeof(T));
-    wanted.cost.flops_per_token_line = 4.0 * HeadDim;
+    wanted.cost.bytes_per_token = (HeadDim + ValueDim) * static_cast<double>(sizeof(T));
+    wanted.cost.flops_per_token_line = 2.0 * (HeadDim + ValueDim);
     if constexpr (SkipsKeys<V>) {
       hidden_.resize(static_cast<std::size_t>(plan.num_rows));
       for (int row = 0; row < plan.num_rows; ++row)
@@ -211,7 +213,8 @@ class Engine {
     const WorkItem* const items = schedule_.items().data();
     ItemWalk products(call.plan, items + unit.item_begin, items + unit.stream_begin);
     ItemWalk streams(call.plan, items + unit.stream_begin, items + unit.item_end);
-    Prefetcher<HeadDim, T> ahead(call.kv, lines.head_begin, lines.head_end, products, streams);
+    Prefetcher<HeadDim, ValueDim, T> ahead(call.kv, lines.head_begin, lines.head_end, products,
+                                           streams);
     ahead.start();
     const auto rules = rules_of(call.variant, state);
     BlockSpan span;
@@ -230,25 +233,25 @@ class Engine {
   template <class T, class Rules>
   void add_product(Block<T>& block, int line, int num_lines, State& state,
                    [[maybe_unused]] Tiles& tiles, LineCursor& ahead, Rules rules) const noexcept {
-    if constexpr (fits_tiles<HeadDim, T>)
+    if constexpr (fits_tiles<HeadDim, ValueDim, T>)
       if (uses_tiles<T>())
         return tile_first_block(block, line, num_lines, terms_, state, tiles, ahead, rules);
-    chunk_first_block<HeadDim>(block, line, num_lines, invariant(), state, ahead, rules);
+    chunk_first_block(block, line, num_lines, invariant(), state, ahead, rules);
   }
 
   // Streams the blocks of a walk, each for all heads of the task, as they lie in memory.
   template <class T, class X, class Y, class V>
   void stream(const Call<T, X, Y, V>& call, ItemWalk& walk, const TaskLines& lines, State& state,
-              Prefetcher<HeadDim, T>& ahead) noexcept {
+              Prefetcher<HeadDim, ValueDim, T>& ahead) noexcept {
     const auto rules = rules_of(call.variant, state);
     BlockSpan span;
     while (walk.next(span)) {
       for (int head = lines.head_begin; head < lines.head_end; ++head) {
         Block<T> block(span, call.kv, head);
         ahead.grant_stream(span.count);
-        sequence_first_block<HeadDim>(block, lines.line(head, span.row_begin),
-                                      (span.row_end - span.row_begin) * call.group, state,
-                                      ahead.cursor, rules);
+        sequence_first_block(block, lines.line(head, span.row_begin),
+                             (span.row_end - span.row_begin) * call.group, state, ahead.cursor,
+                             rules);
         ahead.settle();
       }
     }
@@ -284,8 +287,8 @@ class Engine {
   // The queries of the first lines once more, as products need them.
   template <class T>
   void arrange_queries(int lines, State& state) const noexcept {
-    if constexpr (fits_tiles<HeadDim, T>)
-      if (uses_tiles<T>()) return pack_queries<HeadDim>(lines, terms_, state);
+    if constexpr (fits_tiles<HeadDim, ValueDim, T>)
+      if (uses_tiles<T>()) return pack_queries(lines, terms_, state);
     transpose_queries(lines, state);
   }
   static void transpose_queries(int lines, State& state) noexcept {
@@ -323,7 +326,7 @@ class Engine {
             finish_partial(call, row, qo_head, state.merged_line(line));
           else
             finish_line(call, row, qo_head, {state.max[line], state.sum[line]},
-                        state.out + line * HeadDim);
+                        state.out + line * ValueDim);
         }
       }
     }
@@ -333,7 +336,7 @@ class Engine {
   template <class T, class X, class Y, class V>
   void finish_line(const Call<T, X, Y, V>& call, int row, int qo_head, SoftmaxState softmax,
                    const float* from) noexcept {
-    constexpr int width = simd::width_for<HeadDim>;
+    constexpr int width = simd::width_for<ValueDim>;
     const std::ptrdiff_t to = call.qo_index(row, qo_head);
     float factor = normaliser(softmax);
     if constexpr (HasSinks<V>) {
@@ -343,8 +346,8 @@ class Engine {
         softmax = merged.state;
       }
     }
-    for (int i = 0; i < HeadDim; i += width)
-      simd::store_narrowed<width>(call.out + to * HeadDim + i,
+    for (int i = 0; i < ValueDim; i += width)
+      simd::store_narrowed<width>(call.out + to * ValueDim + i,
                                   simd::load<width>(from + i) * simd::broadcast<width>(factor));
     if (call.lse != nullptr) call.lse[to] = log_sum_exp(softmax);
   }
@@ -353,7 +356,7 @@ class Engine {
   template <class T, class X, class Y, class V>
   void finish_partial(const Call<T, X, Y, V>& call, int row, int qo_head, float* result) noexcept {
     const SoftmaxState softmax = Partials::softmax_of(result);
-    if (softmax.empty()) std::fill_n(result, HeadDim, 0.0f);
+    if (softmax.empty()) std::fill_n(result, ValueDim, 0.0f);
     finish_line(call, row, qo_head, softmax, result);
   }
 

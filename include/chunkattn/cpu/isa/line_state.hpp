@@ -7,22 +7,23 @@ inline constexpr int tile_lines = 2 * simd::native_width;
 
 /// The memory of one worker, for the lines of one task: queries, running softmax, outputs, and the
 /// kernels' scratch. Everything is 64-byte aligned.
-template <int HeadDim>
+template <int HeadDim, int ValueDim>
 class LineState {
  public:
-  static constexpr int partial_stride = HeadDim + 16;
+  static constexpr int value_dim = ValueDim;
+  static constexpr int partial_stride = ValueDim + 16;
 
   float* q = nullptr;              ///< [lines][HeadDim], scaled by sm_scale
   float* q_transposed = nullptr;   ///< [HeadDim][transposed_stride], the same, or pairs for tiles
-  float* out = nullptr;            ///< [lines][HeadDim], unnormalised
+  float* out = nullptr;            ///< [lines][ValueDim], unnormalised
   float* merged = nullptr;         ///< [lines][partial_stride], see PartialResults
   float* max = nullptr;            ///< [lines]
   float* sum = nullptr;            ///< [lines]
   std::int32_t* kv_len = nullptr;  ///< [lines] positions seen
   float* p = nullptr;              ///< [tiles][block_tokens][tile_lines], probabilities
   float* rescale = nullptr;        ///< [lines] factors of the current block
-  float* scratch = nullptr;        ///< [block_tokens][HeadDim], widened K or V
-  float* spare = nullptr;          ///< [HeadDim] a line that nobody reads
+  float* scratch = nullptr;        ///< [block_tokens][HeadDim or ValueDim], widened K or V
+  float* spare = nullptr;          ///< [ValueDim] a line that nobody reads
   float* tile_scratch = nullptr;   ///< see TileScratch
   std::ptrdiff_t transposed_stride = 0;
   std::int32_t* row = nullptr;   ///< [lines] query token, in the caller's order: for variants
@@ -31,23 +32,23 @@ class LineState {
   /// Makes room for `lines` lines; keeps memory that is large enough.
   void reserve(int lines) {
     if (lines <= capacity_) return;
-    constexpr std::size_t dim = HeadDim;
+    constexpr std::size_t k_dim = HeadDim, v_dim = ValueDim;
     const auto n = static_cast<std::size_t>((lines + tile_lines - 1) / tile_lines * tile_lines +
                                             tile_lines);  // tiles may begin at any line
     // An odd number of cache lines, so that a column does not fall into few cache sets.
     const std::size_t stride = (n / 16 | 1) * 16 + 16 * (n % 16 != 0 ? 2 : 0);
-    const std::size_t sizes[] = {n * dim,
-                                 dim * stride + n + tile_size,
-                                 n * dim,
+    const std::size_t sizes[] = {n * k_dim,
+                                 k_dim * stride + n + tile_size,
+                                 n * v_dim,
                                  n,
                                  n,
                                  n,
                                  n * block_tokens,
                                  n,
-                                 block_tokens * dim,
-                                 dim,
+                                 block_tokens * std::max(k_dim, v_dim),
+                                 v_dim,
                                  n * partial_stride,
-                                 TileScratch<HeadDim>::size,
+                                 TileScratch<ValueDim>::size,
                                  n,
                                  n};
     std::size_t total = 0;
@@ -86,7 +87,7 @@ class LineState {
   void clear(int begin, int end) noexcept {
     std::fill(max + begin, max + end, empty_max);
     std::fill(sum + begin, sum + end, 0.0f);
-    std::fill(out + begin * HeadDim, out + end * HeadDim, 0.0f);
+    std::fill(out + begin * ValueDim, out + end * ValueDim, 0.0f);
   }
 
  private:
@@ -101,9 +102,8 @@ class LineState {
 };
 
 /// Number of the block's tokens that `line` sees.
-template <class T, int HeadDim>
-CHUNKATTN_INLINE int visible_tokens(const Block<T>& block, const LineState<HeadDim>& state,
-                                    int line) noexcept {
+template <class T, class State>
+CHUNKATTN_INLINE int visible_tokens(const Block<T>& block, const State& state, int line) noexcept {
   return std::clamp(state.kv_len[line] - block.position, 0, block.count);
 }
 

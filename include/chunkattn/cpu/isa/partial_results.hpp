@@ -5,10 +5,10 @@ CHUNKATTN_PASS_BEGIN
 
 /// A partial result is one line's unnormalised output, its maximum and its sum, in `stride` floats.
 /// While the sum is 0 the output is not looked at.
-template <int HeadDim>
+template <class State>
 class PartialResults {
  public:
-  using State = LineState<HeadDim>;
+  static constexpr int dim = State::value_dim;
   static constexpr int stride = State::partial_stride;
 
   /// Makes room for what units leave (ordered), or for one result of each row (under locks).
@@ -38,14 +38,14 @@ class PartialResults {
   }
   /// What a result says about its line.
   static SoftmaxState softmax_of(const float* result) noexcept {
-    return {result[HeadDim], result[HeadDim + 1]};
+    return {result[dim], result[dim + 1]};
   }
 
   /// Merges a unit's lines into state.merged: for a worker that has all units, one after the other.
   static void merge_unit(const Unit& unit, const TaskLines& lines, State& state) noexcept {
     for (int head = lines.head_begin; head < lines.head_end; ++head)
       for (int l = lines.line(head, unit.row_begin); l < lines.line(head, unit.row_end); ++l)
-        merge(state.merged_line(l), {state.max[l], state.sum[l]}, state.out + l * HeadDim);
+        merge(state.merged_line(l), {state.max[l], state.sum[l]}, state.out + l * dim);
   }
 
   /// Leaves a unit's lines, of one head.
@@ -53,7 +53,7 @@ class PartialResults {
     const int first = lines.line(lines.head_begin, unit.row_begin);
     float* to = row(unit.partial_row, lines.head_begin);
     for (int l = first; l < first + unit.num_rows() * group_; ++l, to += stride) {
-      std::copy_n(state.out + l * HeadDim, HeadDim, to);
+      std::copy_n(state.out + l * dim, dim, to);
       set(to, {state.max[l], state.sum[l]});
     }
   }
@@ -85,7 +85,7 @@ class PartialResults {
     for (int l = 0; l < lines.per_head(); ++l, into += stride) {
       const SoftmaxState softmax{state.max[l], state.sum[l]};
       if (softmax.empty()) continue;
-      merge(into, softmax, state.out + l * HeadDim);
+      merge(into, softmax, state.out + l * dim);
       CHUNKATTN_SPIN_LOCK_HOOK();
     }
     lock.unlock();
@@ -110,18 +110,18 @@ class PartialResults {
   };
 
   static void set(float* result, SoftmaxState softmax) noexcept {
-    result[HeadDim] = softmax.max;
-    result[HeadDim + 1] = softmax.sum;
+    result[dim] = softmax.max;
+    result[dim + 1] = softmax.sum;
   }
   // Merges (softmax, out) of one line into a result.
   static void merge(float* into, SoftmaxState softmax, const float* out) noexcept {
-    constexpr int width = simd::width_for<HeadDim>;
+    constexpr int width = simd::width_for<dim>;
     const SoftmaxState old = softmax_of(into);
     const MergedState merged = merge_states(old, softmax);
     if (old.empty()) {
-      std::copy_n(out, HeadDim, into);
+      std::copy_n(out, dim, into);
     } else {
-      for (int i = 0; i < HeadDim; i += width)
+      for (int i = 0; i < dim; i += width)
         simd::store(
             into + i,
             simd::fma(simd::load<width>(out + i), simd::broadcast<width>(merged.weight_b),

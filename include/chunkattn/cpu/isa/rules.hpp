@@ -103,8 +103,8 @@ struct VariantRules {
   }
 };
 
-template <class Variant, int HeadDim>
-CHUNKATTN_INLINE auto rules_of(const Variant& variant, const LineState<HeadDim>& state) noexcept {
+template <class Variant, class State>
+CHUNKATTN_INLINE auto rules_of(const Variant& variant, const State& state) noexcept {
   if constexpr (ChangesLogits<Variant> || HidesKeys<Variant>)
     return VariantRules<Variant>{&variant, {state.kv_len, state.row, state.head}};
   else
@@ -121,13 +121,13 @@ CHUNKATTN_INLINE simd::Int<W> is_special(simd::Float<W> x) noexcept {
   return (simd::Int<W>)((simd::bits_as<simd::Unsigned<W>>(x) & 0x7f800000u) == 0x7f800000u);
 }
 
-template <int HeadDim, class T>
-alignas(64) inline constexpr T zero_row[HeadDim] = {};
+template <int ValueDim, class T>
+alignas(64) inline constexpr T zero_row[ValueDim] = {};
 
 /// The rows of V that hold infinities or NaN and that some line does not see: a product would make
 /// NaN of 0 times these. While this object is there zeros stand in for them in the block; they are
 /// added to the lines that see them.
-template <int HeadDim, class T>
+template <int ValueDim, class T>
 class SpecialValues {
  public:
   explicit SpecialValues(Block<T>& block) noexcept : block_(block) {}
@@ -140,21 +140,21 @@ class SpecialValues {
   /// Looks at a token that some line does not see.
   void inspect(int t) noexcept {
     if constexpr (!std::is_same_v<T, std::int8_t>) {
-      constexpr int width = simd::width_for<HeadDim>;
+      constexpr int width = simd::width_for<ValueDim>;
       simd::Int<width> special{};
-      for (int i = 0; i < HeadDim; i += width)
+      for (int i = 0; i < ValueDim; i += width)
         special = special | is_special<width>(simd::load_widened<width>(block_.v[t] + i));
       if (!any_of<width>(special)) return;
       tokens_[count_] = t;
       rows_[count_++] = block_.v[t];
-      block_.v[t] = zero_row<HeadDim, T>;
+      block_.v[t] = zero_row<ValueDim, T>;
     }
   }
   /// Adds those that a line sees, whose probabilities stand `stride` apart.
   void add(const float* p, int stride, float* out) const noexcept {
     for (int i = 0; i < count_; ++i)
       if (const float weight = p[tokens_[i] * stride]; !is_hidden(weight))
-        add_value<HeadDim>(weight, rows_[i], out);
+        add_value<ValueDim>(weight, rows_[i], out);
   }
   [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
 

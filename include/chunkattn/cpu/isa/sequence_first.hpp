@@ -62,13 +62,13 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
 
 /// out[line] = rescale[line] * out[line] + sum over the first `count` tokens of p[line][token] *
 /// V[token].
-template <int HeadDim, int Lines, class T>
+template <int ValueDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
                                     const float (*p)[block_tokens + 16],
                                     const float (&rescale)[Lines], float* const (&out)[Lines],
                                     LineCursor& ahead) noexcept {
-  constexpr int width = simd::width_for<HeadDim>;
-  constexpr int vectors = HeadDim / width;
+  constexpr int width = simd::width_for<ValueDim>;
+  constexpr int vectors = ValueDim / width;
   constexpr int wide = simd::num_accumulators / Lines;  // vectors of a line held at once
   LineCursor lines = ahead;
   const auto pass = [&]<int N>(std::integral_constant<int, N>, int begin,
@@ -86,7 +86,7 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
       simd::repeat<Lines>([&](auto l)
                               CHUNKATTN_LAMBDA { weight[l] = simd::broadcast<width>(p[l][t]); });
       simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
-        if (first) prefetch_some<lines_per_row<HeadDim, T>, N>(lines, i);
+        if (first) prefetch_some<lines_per_row<ValueDim, T>, N>(lines, i);
         const simd::Float<width> value = simd::load_widened<width>(row + i * width);
         simd::repeat<Lines>(
             [&](auto l) CHUNKATTN_LAMBDA { sums[l][i] = simd::fma(weight[l], value, sums[l][i]); });
@@ -108,26 +108,27 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
 }
 
 /// P·V of a stream where rules may hide keys of the first `count` from some of its lines.
-template <int HeadDim, int Lines, class T>
+template <int ValueDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_visible_values(Block<T>& block, int count, int used,
                                             const float (*p)[block_tokens + 16],
                                             const float (&rescale)[Lines],
                                             float* const (&out)[Lines],
                                             LineCursor& ahead) noexcept {
-  SpecialValues<HeadDim, T> special(block);
+  SpecialValues<ValueDim, T> special(block);
   for (int t = 0; t < count; ++t) {
     bool hidden = false;
     for (int l = 0; l < used; ++l) hidden = hidden || is_hidden(p[l][t]);
     if (hidden) special.inspect(t);
   }
-  stream_values<HeadDim, Lines>(block, count, p, rescale, out, ahead);
+  stream_values<ValueDim, Lines>(block, count, p, rescale, out, ahead);
   for (int l = 0; l < used; ++l) special.add(p[l], 1, out[l]);
 }
 
 /// One block for `Lines` line slots, of which the first `used` are lines line0, line0 + 1, …
-template <int HeadDim, int Lines, class T, class Rules>
-[[gnu::noinline]] void stream_block(Block<T>& block, int line0, int used, LineState<HeadDim>& state,
-                                    LineCursor& ahead, Rules rules) noexcept {
+template <int Lines, int HeadDim, int ValueDim, class T, class Rules>
+[[gnu::noinline]] void stream_block(Block<T>& block, int line0, int used,
+                                    LineState<HeadDim, ValueDim>& state, LineCursor& ahead,
+                                    Rules rules) noexcept {
   constexpr int width = simd::native_width;
   alignas(64) float logits[Lines][block_tokens + 16];
   const float* q[Lines];
@@ -139,7 +140,7 @@ template <int HeadDim, int Lines, class T, class Rules>
   for (int l = 0; l < Lines; ++l) {
     const int line = line0 + std::min(l, used - 1);
     q[l] = state.q + line * HeadDim;
-    out[l] = l < used ? state.out + line * HeadDim : state.spare;
+    out[l] = l < used ? state.out + line * ValueDim : state.spare;
     visible[l] = l < used ? visible_tokens(block, state, line) : 0;
     count = std::max(count, visible[l]);
     if (l < used) common = std::min(common, visible[l]);
@@ -188,24 +189,24 @@ template <int HeadDim, int Lines, class T, class Rules>
     }
   }
   if constexpr (Rules::hide)
-    return stream_visible_values<HeadDim, Lines>(block, count, used, logits, rescale, out, ahead);
-  stream_values<HeadDim, Lines>(block, common, logits, rescale, out, ahead);
+    return stream_visible_values<ValueDim, Lines>(block, count, used, logits, rescale, out, ahead);
+  stream_values<ValueDim, Lines>(block, common, logits, rescale, out, ahead);
   for (int l = 0; l < used && common < count; ++l)
-    for (int t = common; t < visible[l]; ++t) add_value<HeadDim>(logits[l][t], block.v[t], out[l]);
+    for (int t = common; t < visible[l]; ++t) add_value<ValueDim>(logits[l][t], block.v[t], out[l]);
 }
 
 /// One block for lines [line0, line0 + num_lines), a few at a time.
-template <int HeadDim, class T, class Rules>
-void sequence_first_block(Block<T>& block, int line0, int num_lines, LineState<HeadDim>& state,
+template <class T, class State, class Rules>
+void sequence_first_block(Block<T>& block, int line0, int num_lines, State& state,
                           LineCursor& ahead, Rules rules) noexcept {
   for (int line = 0; line < num_lines; line += stream_lines) {
     const int count = std::min(stream_lines, num_lines - line);
     if (count > 2)
-      stream_block<HeadDim, 4>(block, line0 + line, count, state, ahead, rules);
+      stream_block<4>(block, line0 + line, count, state, ahead, rules);
     else if (count == 2)
-      stream_block<HeadDim, 2>(block, line0 + line, 2, state, ahead, rules);
+      stream_block<2>(block, line0 + line, 2, state, ahead, rules);
     else
-      stream_block<HeadDim, 1>(block, line0 + line, 1, state, ahead, rules);
+      stream_block<1>(block, line0 + line, 1, state, ahead, rules);
   }
 }
 

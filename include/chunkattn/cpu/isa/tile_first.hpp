@@ -34,9 +34,9 @@ CHUNKATTN_INLINE void repair_logits(const Block<T>& block, int seen, const float
 }
 
 /// Turns logits into probabilities and rescales the outputs of lines whose maximum moved.
-template <int HeadDim, class T, class Rules>
+template <int HeadDim, int ValueDim, class T, class Rules>
 CHUNKATTN_INLINE void matrix_softmax(const Block<T>& block, MatrixLines& lines,
-                                     LineState<HeadDim>& state, float* logits,
+                                     LineState<HeadDim, ValueDim>& state, float* logits,
                                      Rules rules) noexcept {
   constexpr int width = simd::native_width;
   bool moved = false;
@@ -52,25 +52,26 @@ CHUNKATTN_INLINE void matrix_softmax(const Block<T>& block, MatrixLines& lines,
   }
   for (int l = 0; moved && l < lines.count; ++l) {
     if (lines.rescale[l] == 1.0f) continue;
-    float* const out = state.out + (lines.begin + l) * HeadDim;
+    float* const out = state.out + (lines.begin + l) * ValueDim;
     const simd::Float<width> factor = simd::broadcast<width>(lines.rescale[l]);
-    for (int i = 0; i < HeadDim; i += width)
+    for (int i = 0; i < ValueDim; i += width)
       simd::store(out + i, simd::load<width>(out + i) * factor);
   }
 }
 
 /// Adds the infinities and NaN that pack_values() left out, to the lines that see them.
-template <int HeadDim, class T>
+template <class T, class State>
 [[gnu::noinline]] void add_special_values(const Block<T>& block, int common,
                                           const MatrixLines& lines, const float* p,
-                                          LineState<HeadDim>& state) noexcept {
+                                          State& state) noexcept {
   constexpr int width = simd::native_width;
+  constexpr int dim = State::value_dim;
   for (int l = 0; l < lines.count; ++l) {
-    float* const out = state.out + (lines.begin + l) * HeadDim;
+    float* const out = state.out + (lines.begin + l) * dim;
     for (int t = common; t < lines.visible[l]; ++t) {
       if (is_hidden(p[t * matrix_lines + l])) continue;
       const simd::Float<width> weight = simd::broadcast<width>(p[t * matrix_lines + l]);
-      for (int i = 0; i < HeadDim; i += width) {
+      for (int i = 0; i < dim; i += width) {
         const simd::Float<width> x = simd::load_widened<width>(block.v[t] + i);
         const simd::Float<width> old = simd::load<width>(out + i);
         simd::store(out + i, simd::select<width>(is_special<width>(x), old + weight * x, old));
@@ -80,35 +81,35 @@ template <int HeadDim, class T>
 }
 
 /// O += P·V of some lines, 32 columns at a time, for which `values(column)` gives V.
-template <int HeadDim, class Values>
+template <int ValueDim, class State, class Values>
 CHUNKATTN_INLINE void add_values(Tiles& tiles, const MatrixBlock& work, const MatrixLines& lines,
-                                 const TileScratch<HeadDim>& scratch, LineState<HeadDim>& state,
+                                 const TileScratch<ValueDim>& scratch, State& state,
                                  LineCursor& ahead, int burst, Values&& values) noexcept {
   const bool two_tiles = lines.count > tile_size;
   const int rest = lines.count % tile_size;  // lines of a last tile that is not full
-  float* first = state.out + lines.begin * HeadDim;
-  float* second = first + tile_size * HeadDim;
-  float* const last = first + (lines.count - rest) * HeadDim;
+  float* first = state.out + lines.begin * ValueDim;
+  float* second = first + tile_size * ValueDim;
+  float* const last = first + (lines.count - rest) * ValueDim;
   if (rest > 0) {  // the rows behind these lines are other lines'
-    std::copy_n(last, rest * HeadDim, scratch.out);
+    std::copy_n(last, rest * ValueDim, scratch.out);
     (two_tiles ? second : first) = scratch.out;
   }
-  for (int i = 0; i < HeadDim; i += tile_depth) {
+  for (int i = 0; i < ValueDim; i += tile_depth) {
     const float* const v = values(i);
     if (two_tiles)
-      matrix_values<HeadDim, true>(tiles, work, lines.steps(), scratch.p, v, ahead, burst,
-                                   first + i, second + i);
+      matrix_values<ValueDim, true>(tiles, work, lines.steps(), scratch.p, v, ahead, burst,
+                                    first + i, second + i);
     else
-      matrix_values<HeadDim, false>(tiles, work, lines.steps(), scratch.p, v, ahead, burst,
-                                    first + i, nullptr);
+      matrix_values<ValueDim, false>(tiles, work, lines.steps(), scratch.p, v, ahead, burst,
+                                     first + i, nullptr);
   }
-  if (rest > 0) std::copy_n(scratch.out, rest * HeadDim, last);
+  if (rest > 0) std::copy_n(scratch.out, rest * ValueDim, last);
 }
 
 /// Lines [begin, begin + count) of a block and what each sees of it.
-template <int HeadDim, class T>
+template <class T, class State>
 MatrixLines matrix_lines_of(const Block<T>& block, int begin, int count,
-                            const LineState<HeadDim>& state) noexcept {
+                            const State& state) noexcept {
   MatrixLines lines{begin, count};
   for (int l = 0; l < count; ++l) {
     lines.visible[l] = visible_tokens(block, state, begin + l);
@@ -118,12 +119,12 @@ MatrixLines matrix_lines_of(const Block<T>& block, int begin, int count,
 }
 
 /// One block for lines [line0, line0 + num_lines), whose queries pack_queries() has packed.
-template <int HeadDim, class T, class Rules>
+template <int HeadDim, int ValueDim, class T, class Rules>
 void tile_first_block(const Block<T>& block, int line0, int num_lines, int terms,
-                      LineState<HeadDim>& state, Tiles& tiles, LineCursor& ahead,
+                      LineState<HeadDim, ValueDim>& state, Tiles& tiles, LineCursor& ahead,
                       Rules rules) noexcept {
   constexpr int slice = 2 * block_tokens * tile_size;  // of V: two terms of 32 columns
-  const TileScratch<HeadDim> scratch(state.tile_scratch);
+  const TileScratch<ValueDim> scratch(state.tile_scratch);
   MatrixBlock work{terms, stored_terms<T>(terms)};
   for (int l = 0; l < num_lines; ++l) {
     const int visible = visible_tokens(block, state, line0 + l);
@@ -143,13 +144,14 @@ void tile_first_block(const Block<T>& block, int line0, int num_lines, int terms
     return to;
   };
   if (groups > 1)
-    for (int i = 0; i < HeadDim; i += tile_depth) pack(i, scratch.v + i / tile_depth * slice);
+    for (int i = 0; i < ValueDim; i += tile_depth) pack(i, scratch.v + i / tile_depth * slice);
   const auto values = [&](int i) {
     return groups > 1 ? scratch.v + i / tile_depth * slice : pack(i, scratch.v);
   };
 
-  const int products = terms + work.stored_terms - 1;  // 1, 2 or 3 pairs of terms
-  const int steps = (work.seen + tile_depth - 1) / tile_depth * (HeadDim / tile_depth) * products;
+  const int products = terms + work.stored_terms - 1;              // 1, 2 or 3 pairs of terms
+  constexpr int slices = (HeadDim + ValueDim) / (2 * tile_depth);  // of K or V, in the mean
+  const int steps = (work.seen + tile_depth - 1) / tile_depth * slices * products;
   const int burst = burst_of(ahead.left / 2, groups * steps);
   for (int l = 0; l < num_lines; l += matrix_lines) {
     MatrixLines lines =

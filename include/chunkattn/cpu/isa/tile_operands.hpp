@@ -44,8 +44,9 @@ CHUNKATTN_INLINE simd::Float<W> paired(simd::Float<W> even, simd::Float<W> odd) 
 
 /// The queries of the first lines as right tiles, once per task: q_transposed becomes
 /// [term][HeadDim / 2 pairs][transposed_stride], so that a block may begin at any line.
-template <int HeadDim>
-[[gnu::noinline]] void pack_queries(int lines, int terms, LineState<HeadDim>& state) noexcept {
+template <int HeadDim, int ValueDim>
+[[gnu::noinline]] void pack_queries(int lines, int terms,
+                                    LineState<HeadDim, ValueDim>& state) noexcept {
   constexpr int width = simd::native_width;
   const std::ptrdiff_t stride = state.transposed_stride;
   for (int line = 0; line < lines; line += width) {  // lines beyond the last are nobody's

@@ -76,15 +76,15 @@ template <int HeadDim, bool TwoTiles>
   ahead = lines;
 }
 
-/// 32 columns of the outputs of one or two tiles of lines, rows HeadDim floats apart: += P·V over
+/// 32 columns of the outputs of one or two tiles of lines, rows ValueDim floats apart: += P·V over
 /// `steps` times 32 tokens.
-template <int HeadDim, bool TwoTiles>
+template <int ValueDim, bool TwoTiles>
 [[gnu::noinline]] void matrix_values(Tiles& tiles, const MatrixBlock& work, int steps,
                                      const float* p, const float* v, LineCursor& ahead, int burst,
                                      float* first, float* second) noexcept {
   constexpr int tile = tile_size * tile_size;
   constexpr std::ptrdiff_t tile_bytes = tile_size * sizeof(float);
-  constexpr std::ptrdiff_t row_bytes = HeadDim * sizeof(float);
+  constexpr std::ptrdiff_t row_bytes = ValueDim * sizeof(float);
   LineCursor lines = ahead;
   tiles.template load<0>(first, row_bytes);
   tiles.template load<1>(first + tile_size, row_bytes);

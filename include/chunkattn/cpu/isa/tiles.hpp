@@ -104,24 +104,25 @@ inline constexpr bool has_tiles = false;
 
 /// Whether products over K and V of T go through tiles where there are some. fp32 would need three
 /// terms, and head dimensions that leave a tile partly empty are not worth code of their own.
-template <int HeadDim, class T>
-inline constexpr bool fits_tiles = has_tiles && HeadDim % (2 * tile_size) == 0 && sizeof(T) < 4;
+template <int HeadDim, int ValueDim, class T>
+inline constexpr bool fits_tiles =
+    has_tiles && HeadDim % (2 * tile_size) == 0 && ValueDim % (2 * tile_size) == 0 && sizeof(T) < 4;
 
 /// Lines that are computed at once: two tiles beside each other.
 inline constexpr int matrix_lines = 2 * tile_size;
 
 /// A worker's scratch for a block, in floats.
-template <int HeadDim>
+template <int ValueDim>
 struct TileScratch {
-  static constexpr std::size_t v_size = block_tokens * HeadDim;  // two terms of half a float
+  static constexpr std::size_t v_size = block_tokens * ValueDim;  // two terms of half a float
   static constexpr std::size_t logits_size = block_tokens * matrix_lines;
-  static constexpr std::size_t out_size = tile_size * HeadDim;
+  static constexpr std::size_t out_size = tile_size * ValueDim;
   static constexpr std::size_t size = has_tiles ? v_size + 2 * logits_size + out_size : 0;
 
-  float* v;       ///< [HeadDim / 32] of what pack_values() makes
+  float* v;       ///< [ValueDim / 32] of what pack_values() makes
   float* logits;  ///< [block_tokens][matrix_lines], then probabilities
   float* p;       ///< what pack_probabilities() makes
-  float* out;     ///< [tile_size][HeadDim], outputs of a tile that has fewer lines
+  float* out;     ///< [tile_size][ValueDim], outputs of a tile that has fewer lines
 
   explicit TileScratch(float* memory) noexcept
       : v(memory), logits(v + v_size), p(logits + logits_size), out(p + logits_size) {}

@@ -3,38 +3,38 @@
 CHUNKATTN_PASS_BEGIN
 
 /// Stores one K or V row as T, rounding to nearest even. Equal types are copied bit for bit.
-template <int HeadDim, class T, class X>
+template <int Dim, class T, class X>
 CHUNKATTN_INLINE void store_row(const X* from, T* to) noexcept {
   if constexpr (std::is_same_v<T, X>) {
-    std::memcpy(to, from, HeadDim * sizeof(T));
+    std::memcpy(to, from, Dim * sizeof(T));
   } else {
-    constexpr int width = simd::width_for<HeadDim>;
-    for (int i = 0; i < HeadDim; i += width)
+    constexpr int width = simd::width_for<Dim>;
+    for (int i = 0; i < Dim; i += width)
       simd::store_narrowed<width>(to + i, simd::load_widened<width>(from + i));
   }
 }
 
 /// Stores K and V of one row (the caller's token index) for one KV head.
-/// \param k,v  [HeadDim] of that row and head
-template <int HeadDim, class T, class X>
+/// \param k,v  [HeadDim], [ValueDim] of that row and head
+template <int HeadDim, int ValueDim, class T, class X>
 void write_row(const KvView<T>& kv, const WriteTarget& target, int kv_head, const X* k,
                const X* v) noexcept {
   T* const to_k = kv.k_row(target.slot, kv_head, target.offset);
   T* const to_v = kv.v_row(target.slot, kv_head, target.offset);
   if constexpr (has_row_scales<T>) {
-    alignas(64) float row[HeadDim];
+    alignas(64) float row[std::max(HeadDim, ValueDim)];
     store_row<HeadDim>(k, row);
     *kv.k_row_scale(target.slot, kv_head, target.offset) = quantize_row(row, HeadDim, to_k);
-    store_row<HeadDim>(v, row);
-    *kv.v_row_scale(target.slot, kv_head, target.offset) = quantize_row(row, HeadDim, to_v);
+    store_row<ValueDim>(v, row);
+    *kv.v_row_scale(target.slot, kv_head, target.offset) = quantize_row(row, ValueDim, to_v);
   } else {
     store_row<HeadDim>(k, to_k);
-    store_row<HeadDim>(v, to_v);
+    store_row<ValueDim>(v, to_v);
   }
 }
 
 /// Performs one row copy for one KV head.
-template <int HeadDim, class T>
+template <int HeadDim, int ValueDim, class T>
 void copy_rows(const KvView<T>& kv, const RowCopy& copy, int kv_head) noexcept {
   for (int i = 0; i < copy.length; ++i) {
     const int from = copy.source_begin + i;
@@ -42,7 +42,7 @@ void copy_rows(const KvView<T>& kv, const RowCopy& copy, int kv_head) noexcept {
     std::memmove(kv.k_row(copy.target_slot, kv_head, to), kv.k_row(copy.source_slot, kv_head, from),
                  HeadDim * sizeof(T));
     std::memmove(kv.v_row(copy.target_slot, kv_head, to), kv.v_row(copy.source_slot, kv_head, from),
-                 HeadDim * sizeof(T));
+                 ValueDim * sizeof(T));
     if constexpr (has_row_scales<T>) {
       *kv.k_row_scale(copy.target_slot, kv_head, to) =
           *kv.k_row_scale(copy.source_slot, kv_head, from);

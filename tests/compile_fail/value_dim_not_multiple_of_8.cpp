@@ -1,0 +1,8 @@
+// expect: ValueDim must be a multiple of 8 and at most 256
+#include <chunkattn/chunk_attention.hpp>
+
+#ifdef CHUNKATTN_CONTROL
+chunkattn::ChunkAttention<chunkattn::Cpu, 16, chunkattn::ThreadPool, 8> attention;
+#else
+chunkattn::ChunkAttention<chunkattn::Cpu, 16, chunkattn::ThreadPool, 12> attention;
+#endif
