@@ -168,6 +168,49 @@ TEST_CASE_TEMPLATE("what write() stores in a cache is what attention reads", T, 
   }
 }
 
+// Multi-head latent attention: 512 elements of latent vector, 64 of position, one KV head.
+TEST_CASE_TEMPLATE("latent attention: V is the first elements of K, stored once", T, bfloat16,
+                   float8_e4m3) {
+  constexpr int dim = 576, value_dim = 512;
+  Random random(61);
+  Attention<dim, value_dim> attention(2, {.sm_scale = 0.072f});
+  Attention<dim, value_dim> streamed(2, {.sm_scale = 0.072f, .min_product_lines = 1000});
+  for (int round = 0; round < 3; ++round) {
+    const int queries = random.pick({1, 6});
+    const test::RandomPlan plan = make_random_plan(
+        random, random_shape(random, random.pick({Share::some, Share::all}), queries));
+    KvCache<Cpu, T> cache(plan.chunk_size,
+                          {.head_dim = dim, .value_dim = value_dim, .v_in_k = true},
+                          static_cast<std::size_t>(plan.num_slots));
+    const KvView<T> layer = cache.layer(0);
+    CHECK(layer.has_v_in_k());
+    CHECK(layer.v_row(1, 0, 2) == layer.k_row(1, 0, 2));
+    const std::size_t scale = has_row_scales<T> ? sizeof(float) : 0;
+    CHECK(cache.bytes_per_slot() ==
+          static_cast<std::size_t>(plan.chunk_size) * (dim * sizeof(T) + scale));
+    test::poison_kv(layer);
+    const test::WrittenRows rows(random, plan, 1, dim, has_row_scales<T> ? 448 : 0, value_dim);
+    rows.write_k(attention, layer);
+    test::KvStorage<float> exact(plan.num_slots, 1, plan.chunk_size, dim, value_dim);
+    test::poison_kv(exact.view);
+    rows.template store<T>(exact.view);
+    plan.for_each_visible([&](int slot, int offset) {
+      std::copy_n(exact.view.k_row(slot, 0, offset), value_dim, exact.view.v_row(slot, 0, offset));
+    });
+    const auto lines = static_cast<std::size_t>(plan.num_rows()) * 16;
+    std::vector<float> q(lines * dim), out(lines * value_dim, 7.0f);
+    random.fill(std::span(q));
+    const Reference reference = reference_attention(
+        exact.view, plan.view(), std::span<const float>(q), attention.options().sm_scale);
+    for (auto* kernels : {&attention, &streamed}) {
+      kernels->run(layer, plan.view(), q, out);
+      CHECK(compare_with_reference(reference, std::span<const float>(out),
+                                   test::rounding_in<T>(attention))
+                .worst <= 1.0);
+    }
+  }
+}
+
 #if CHUNKATTN_EXCEPTIONS
 TEST_CASE("what does not fit is named") {
   Random random(51);
@@ -189,6 +232,7 @@ TEST_CASE("what does not fit is named") {
   const auto& layer = problem.kv.view;
   CHECK(named([&] { attention.write(layer, plan, k, v); }) == "");
   CHECK(named([&] { attention.write(layer, plan, k, k); }) == "v.size()");
+  CHECK(named([&] { attention.write(layer, plan, k); }) == "v");
   CHECK(named([&] { attention.run(layer, plan, problem.q, out); }) == "");
   CHECK(named([&] { attention.run(layer, plan, problem.q, k); }) == "out.size()");
   KvView<bfloat16> other = layer;
@@ -197,6 +241,8 @@ TEST_CASE("what does not fit is named") {
   CHECK(named([] { KvCache<Cpu, half>(16, {.head_dim = 64, .value_dim = 12}); }) ==
         "options.value_dim");
   CHECK(named([] { KvCache<Cpu, half>(16, {.head_dim = 64, .value_dim = -8}); }) ==
+        "options.value_dim");
+  CHECK(named([] { KvCache<Cpu, half>(16, {.head_dim = 64, .value_dim = 64, .v_in_k = true}); }) ==
         "options.value_dim");
   float element = 0;
   CHECK(named([&] { static_cast<void>(make_kv_view(&element, &element, {1, 1, 1, 1, -1})); }) ==

@@ -1,4 +1,4 @@
-// expect: HeadDim must be a multiple of 8 and at most 256; pad the heads of your model
+// expect: HeadDim must be a multiple of 8 and at most 576; pad the heads of your model
 #include <chunkattn/chunk_attention.hpp>
 
 #ifdef CHUNKATTN_CONTROL

@@ -1,4 +1,4 @@
-// expect: ValueDim must be a multiple of 8 and at most 256
+// expect: ValueDim must be a multiple of 8 and at most 576
 #include <chunkattn/chunk_attention.hpp>
 
 #ifdef CHUNKATTN_CONTROL

@@ -176,12 +176,16 @@ TEST_CASE_TEMPLATE("gather and scatter are inverse, whatever the chunk size", T,
                   InvalidArgument);
 }
 
-TEST_CASE_TEMPLATE("gather and scatter with rows of V shorter or longer than K's", T, half,
+TEST_CASE_TEMPLATE("gather and scatter with rows of V shorter or longer than K's, or in K", T, half,
                    float8_e4m3) {
   Random random(4);
-  for (const int value_dim : {8, 24}) {
-    const KvCacheOptions uneven{
-        .num_layers = 2, .num_kv_heads = 3, .head_dim = 16, .value_dim = value_dim};
+  for (const auto& [value_dim, v_in_k] : {std::pair(8, false), {24, false}, {8, true}}) {
+    const KvCacheOptions uneven{.num_layers = 2,
+                                .num_kv_heads = 3,
+                                .head_dim = 16,
+                                .value_dim = value_dim,
+                                .v_in_k = v_in_k};
+    const int v_elements = v_in_k ? 0 : value_dim;  // apart from K
     const auto prompt = random_prompt(random, 41);
     Tree tree;
     PrefixTree<int, 16> other;
@@ -193,17 +197,17 @@ TEST_CASE_TEMPLATE("gather and scatter with rows of V shorter or longer than K's
       for (int t = 0; t < span.length; ++t) {
         for (int i = 0; i < 16; ++i)
           rows.push_back(span.k[t * span.stride_token + i] = from_float<T>(random.normal()));
-        for (int i = 0; i < value_dim; ++i)
+        for (int i = 0; i < v_elements; ++i)
           rows.push_back(span.v[t * span.v_stride_token + i] = from_float<T>(random.normal()));
         if (span.k_scale != nullptr) {
-          span.k_scale[t] = static_cast<float>(span.position + t);
           span.v_scale[t] = -static_cast<float>(span.position + t);
+          span.k_scale[t] = static_cast<float>(span.position + t);
         }
       }
     });
     sequence.mark_loaded({0, 41});
-    const std::size_t scales = has_row_scales<T> ? 2 * sizeof(float) : 0;
-    const auto row_bytes = static_cast<std::size_t>(16 + value_dim) * sizeof(T) + scales;
+    const std::size_t scales = has_row_scales<T> ? (v_in_k ? 1 : 2) * sizeof(float) : 0;
+    const auto row_bytes = static_cast<std::size_t>(16 + v_elements) * sizeof(T) + scales;
     CHECK(kv_bytes(cache, 41) == 41 * 2 * 3 * row_bytes);
     CHECK(cache.bytes_per_slot() == 8 * 2 * 3 * row_bytes);
     std::vector<std::byte> buffer(kv_bytes(cache, 41));
@@ -220,13 +224,13 @@ TEST_CASE_TEMPLATE("gather and scatter with rows of V shorter or longer than K's
           const auto dim = static_cast<std::ptrdiff_t>(16);
           wrong_rows +=
               !std::equal(to.k, to.k + dim, rows.begin() + static_cast<std::ptrdiff_t>(at));
-          wrong_rows += !std::equal(to.v, to.v + value_dim,
+          wrong_rows += !std::equal(to.v, to.v + v_elements,
                                     rows.begin() + static_cast<std::ptrdiff_t>(at) + dim);
           if (to.k_scale != nullptr) {
             wrong_rows += to.k_scale[0] != static_cast<float>(from.position + t);
-            wrong_rows += to.v_scale[0] != -static_cast<float>(from.position + t);
+            wrong_rows += to.v_scale[0] != (v_in_k ? to.k_scale[0] : -to.k_scale[0]);
           }
-          at += static_cast<std::size_t>(16 + value_dim);
+          at += static_cast<std::size_t>(16 + v_elements);
         });
       }
     });

@@ -85,6 +85,16 @@ class WrittenRows {
     }
   }
 
+  /// K alone, where V is in it.
+  template <class Attention, class T>
+  void write_k(Attention& attention, const chunkattn::KvView<T>& kv) const {
+    chunkattn::PlanView plan;
+    plan.num_rows = static_cast<std::int32_t>(targets_.size());
+    plan.chunk_size = chunk_size_;
+    plan.writes = targets_.data();
+    attention.write(kv, chunkattn::LiveView::unchecked(plan), k_);
+  }
+
   /// By the test itself, as floats that were rounded to T (8-bit values are exact).
   template <class T>
   void store(const chunkattn::KvView<float>& kv) const {

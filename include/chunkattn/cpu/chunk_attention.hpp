@@ -32,19 +32,19 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// type of K/V and every number of heads; it is used by one thread at a time. After the largest
 /// plan has been seen, nothing is allocated.
 ///
-/// \tparam HeadDim   elements per head of Q and K: a multiple of 8, at most 256
+/// \tparam HeadDim   elements per head of Q and K: a multiple of 8, at most 576
 /// \tparam Exec      runs the tasks (concept Executor)
 /// \tparam ValueDim  elements per head of V and O, likewise; as many as of K unless told otherwise
 template <int HeadDim, class Exec, int ValueDim>
 class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
   static_assert(
-      HeadDim > 0 && HeadDim % 8 == 0 && HeadDim <= 256,
-      "ChunkAttention<Cpu, HeadDim>: HeadDim must be a multiple of 8 and at most 256; pad "
+      HeadDim > 0 && HeadDim % 8 == 0 && HeadDim <= 576,
+      "ChunkAttention<Cpu, HeadDim>: HeadDim must be a multiple of 8 and at most 576; pad "
       "the heads of your model to the next multiple of 8 with zeros");
   static_assert(
-      ValueDim > 0 && ValueDim % 8 == 0 && ValueDim <= 256,
+      ValueDim > 0 && ValueDim % 8 == 0 && ValueDim <= 576,
       "ChunkAttention<Cpu, HeadDim, Exec, ValueDim>: ValueDim must be a multiple of 8 and "
-      "at most 256");
+      "at most 576");
   static_assert(Executor<Exec>,
                 "ChunkAttention<Cpu, HeadDim, Exec>: Exec must offer concurrency() and "
                 "parallel_for(n, f), see the concept Executor");
@@ -75,21 +75,26 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
   template <class T, cpu::QoRange K, cpu::QoRange V>
     requires CpuKvElement<T>
   void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v) {
-    detail::check_current(plan);
-    const PlanView& view = plan;
-    cpu::check_view(layer, view, HeadDim, ValueDim);
-    const std::size_t lines =
-        static_cast<std::size_t>(view.num_rows) * static_cast<std::size_t>(layer.num_kv_heads);
-    cpu::check_size("k", std::data(k), std::size(k), lines * HeadDim,
-                    "num_rows * num_kv_heads * head_dim");
-    cpu::check_size("v", std::data(v), std::size(v), lines * ValueDim,
+    const PlanView& view = checked_write(layer, plan, std::data(k), std::size(k));
+    cpu::check_size("v", std::data(v), std::size(v), std::size(k) / HeadDim * ValueDim,
                     ValueDim == HeadDim ? "num_rows * num_kv_heads * head_dim"
                                         : "num_rows * num_kv_heads * value_dim");
-    cpu::check_writes(layer, view);
-
+    detail::check_argument(!layer.has_v_in_k(), "v", "given",
+                           "nothing: this layer's V is in K, which is written alone");
     std::visit(
         [&](auto& engine) { engine.write(*executor_, layer, view, std::data(k), std::data(v)); },
         engine_);
+  }
+
+  /// The same for a layer whose V is in K (KvCacheOptions::v_in_k).
+  template <class T, cpu::QoRange K>
+    requires CpuKvElement<T>
+  void write(const KvView<T>& layer, const LiveView& plan, const K& k) {
+    const PlanView& view = checked_write(layer, plan, std::data(k), std::size(k));
+    detail::check_argument(layer.has_v_in_k(), "v", "not given",
+                           "[num_rows][num_kv_heads][ValueDim], but for layers whose V is in K");
+    std::visit([&](auto& engine) { engine.write(*executor_, layer, view, std::data(k), nullptr); },
+               engine_);
   }
 
   /// Attention of the plan's rows over their whole paths, causal. num_qo_heads is
@@ -162,6 +167,21 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
   [[nodiscard]] const AttentionOptions& options() const noexcept { return options_; }
 
  private:
+  // The plan of a write, if it, the layer and K of `size` elements fit each other.
+  template <class T>
+  static const PlanView& checked_write(const KvView<T>& layer, const LiveView& plan, const void* k,
+                                       std::size_t size) {
+    detail::check_current(plan);
+    const PlanView& view = plan;
+    cpu::check_view(layer, view, HeadDim, ValueDim);
+    cpu::check_size("k", k, size,
+                    static_cast<std::size_t>(view.num_rows) *
+                        static_cast<std::size_t>(layer.num_kv_heads) * HeadDim,
+                    "num_rows * num_kv_heads * head_dim");
+    cpu::check_writes(layer, view);
+    return view;
+  }
+
   static AttentionOptions checked(AttentionOptions options) {
     detail::check_argument(options.min_tasks >= 0, "options.min_tasks", options.min_tasks,
                            "a count, or 0 for the default");

@@ -131,8 +131,9 @@ class Prefetcher {
 
   // Lines of K and V of so many tokens.
   int num_lines(int tokens) const noexcept {
-    return num_lines<HeadDim>(tokens, kv_.stride_token) +
-           num_lines<ValueDim>(tokens, kv_.token_stride_of_v());
+    const int of_k = num_lines<HeadDim>(tokens, kv_.stride_token);
+    if (ValueDim != HeadDim && kv_.has_v_in_k()) return of_k;
+    return of_k + num_lines<ValueDim>(tokens, kv_.token_stride_of_v());
   }
   template <int Dim>
   static int num_lines(int tokens, std::int64_t stride) noexcept {
@@ -172,8 +173,9 @@ class Prefetcher {
 
   void add_run(const SlotRun& run, int head, int& count) noexcept {
     add_rows<HeadDim>(kv_.k_row(run.slot, head, run.begin), kv_.stride_token, run.count, count);
-    add_rows<ValueDim>(kv_.v_row(run.slot, head, run.begin), kv_.token_stride_of_v(), run.count,
-                       count);
+    if (ValueDim == HeadDim || !kv_.has_v_in_k())
+      add_rows<ValueDim>(kv_.v_row(run.slot, head, run.begin), kv_.token_stride_of_v(), run.count,
+                         count);
     if constexpr (has_row_scales<T>) {
       for (int t = 0; t < run.count; t += 16) {
         prefetch(kv_.k_row_scale(run.slot, head, run.begin + t));

@@ -32,6 +32,9 @@ struct KvCacheOptions {
   int num_kv_heads = 1;  ///< heads of K and of V
   int head_dim = 0;      ///< elements per head of K, and of V
   int value_dim = 0;     ///< elements per head of V where they are others (CPU); 0: head_dim
+  /// CPU: V is the first value_dim elements of each row of K, and stored there alone: the latent
+  /// vectors of multi-head latent attention.
+  bool v_in_k = false;
 
   /// Elements per head of V.
   [[nodiscard]] int dim_of_v() const noexcept { return value_dim != 0 ? value_dim : head_dim; }
@@ -49,6 +52,8 @@ inline void check_kv_geometry(const KvCacheOptions& options, int chunk_size, std
                  options.head_dim, "a positive multiple of 8");
   check_argument(options.value_dim >= 0 && options.value_dim % 8 == 0, "options.value_dim",
                  options.value_dim, "a positive multiple of 8, or 0 for head_dim");
+  check_argument(!options.v_in_k || (options.value_dim > 0 && options.value_dim < options.head_dim),
+                 "options.value_dim", options.value_dim, "less than head_dim, with v_in_k");
   check_argument(chunk_size > 0, "chunk_size", chunk_size, "at least 1");
   std::size_t room = (std::size_t{1} << 62) / (2 * (element + sizeof(float)));
   for (const int factor : {options.num_layers, options.num_kv_heads,
@@ -69,9 +74,10 @@ class KvCache;
 ///
 /// Layout of a slot in one layer: for each KV head K [chunk_size][head_dim], then V
 /// [chunk_size][value_dim], so that what one task reads is one stretch of memory; 8-bit elements
-/// are followed by the scales of that head, K's [chunk_size] and V's [chunk_size]. Slots come in
-/// slabs that are never moved or given back before the end; each begins at a 64-byte boundary and
-/// lies on huge pages where the system has them. New memory holds anything.
+/// are followed by the scales of that head, K's [chunk_size] and V's [chunk_size]. With v_in_k
+/// there is K alone, and its scales. Slots come in slabs that are never moved or given back before
+/// the end; each begins at a 64-byte boundary and lies on huge pages where the system has them. New
+/// memory holds anything.
 template <class T>
 class KvCache<Cpu, T> {
   static_assert(CpuKvElement<T>,
@@ -151,9 +157,13 @@ class KvCache<Cpu, T> {
       view.v_stride_head = view.stride_head;
       view.v_stride_slot = view.stride_slot;
     }
+    if (options_.v_in_k) {
+      view.v_slabs = view.k_slabs;
+      view.v_stride_token = view.stride_token;
+    }
     if constexpr (has_row_scales<T>) {
       view.k_scale_slabs = layer.table.k_scale.get();
-      view.v_scale_slabs = layer.table.v_scale.get();
+      view.v_scale_slabs = options_.v_in_k ? view.k_scale_slabs : layer.table.v_scale.get();
       view.scale_stride_head = static_cast<std::int64_t>(head_bytes() / sizeof(float));
       view.scale_stride_slot = static_cast<std::int64_t>(slot_bytes() / sizeof(float));
     }
@@ -245,11 +255,11 @@ class KvCache<Cpu, T> {
     return static_cast<std::size_t>(chunk_size_) * static_cast<std::size_t>(dim) * sizeof(T);
   }
   [[nodiscard]] std::size_t kv_bytes() const noexcept {
-    return rows_bytes(options_.head_dim) + rows_bytes(options_.dim_of_v());
+    return rows_bytes(options_.head_dim) + (options_.v_in_k ? 0 : rows_bytes(options_.dim_of_v()));
   }
   [[nodiscard]] std::size_t head_bytes() const noexcept {
-    return kv_bytes() +
-           (has_row_scales<T> ? 2 * static_cast<std::size_t>(chunk_size_) * sizeof(float) : 0);
+    const std::size_t scales = !has_row_scales<T> ? 0 : options_.v_in_k ? 1 : 2;
+    return kv_bytes() + scales * static_cast<std::size_t>(chunk_size_) * sizeof(float);
   }
   [[nodiscard]] std::size_t slot_bytes() const noexcept {
     return static_cast<std::size_t>(options_.num_kv_heads) * head_bytes();

@@ -25,8 +25,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 /// Consecutive rows of one layer and KV head inside one slot: path positions
 /// [position, position + length). Row i is head_dim elements at k + i * stride_token, and those of
-/// V (value_dim, if that differs) are at v + i * v_stride_token. Of 8-bit K/V k_scale[i] and
-/// v_scale[i] are the rows' scales; else they are null.
+/// V (value_dim, if that differs) are at v + i * v_stride_token, which is in K's row with v_in_k.
+/// Of 8-bit K/V k_scale[i] and v_scale[i] are the rows' scales; else they are null.
 template <class T>
 struct KvSpan {
   SlotIndex slot = no_slot;       ///< the chunk
@@ -49,15 +49,15 @@ namespace detail {
 template <class Cache>
 using cache_element = std::remove_pointer_t<decltype(std::declval<Cache&>().layer(0).k)>;
 
-/// Bytes of a row of K, of a row of V.
+/// Bytes of a row of K, of a row of V: none where V is in K.
 template <class Cache>
 [[nodiscard]] std::pair<std::size_t, std::size_t> row_bytes(const Cache& cache) {
   const auto bytes = [](int dim) {
     return static_cast<std::size_t>(dim) * sizeof(cache_element<Cache>);
   };
   const auto& options = cache.options();
-  if constexpr (requires { options.dim_of_v(); })
-    return {bytes(options.head_dim), bytes(options.dim_of_v())};
+  if constexpr (requires { options.v_in_k; })
+    return {bytes(options.head_dim), options.v_in_k ? 0 : bytes(options.dim_of_v())};
   else
     return {bytes(options.head_dim), bytes(options.head_dim)};
 }
@@ -135,13 +135,15 @@ template <KvProvider Cache>
   const std::size_t rows = length * static_cast<std::size_t>(options.num_layers) *
                            static_cast<std::size_t>(options.num_kv_heads);
   const auto [k, v] = detail::row_bytes(cache);
-  return rows * (k + v + (has_row_scales<T> ? 2 * sizeof(float) : 0));
+  const std::size_t scales = !has_row_scales<T> ? 0 : v > 0 ? 2 : 1;
+  return rows * (k + v + scales * sizeof(float));
 }
 
 namespace detail {
 
 /// Pairs each row of `range` with its place in a contiguous buffer that holds the positions `held`,
-/// laid out [num_layers][K, V][num_kv_heads][held.length][dim] without regard to chunks, for
+/// laid out [num_layers][K, V][num_kv_heads][held.length][dim] without regard to chunks (without V
+/// where it is in K), for
 /// 8-bit elements followed by float scales [num_layers][K, V][num_kv_heads][held.length].
 template <class Sequence, class Cache, class Byte, class Copy>
 void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::span<Byte> buffer,
@@ -157,6 +159,7 @@ void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::spa
   const auto layers = static_cast<std::size_t>(cache.options().num_layers);
   const auto [k_row, v_row] = row_bytes(cache);
   const std::size_t rows = heads * length;  // of K of a layer
+  const bool has_v = v_row > 0;
   Byte* const scales = buffer.data() + layers * rows * (k_row + v_row);
   for_each_kv_span(sequence, range, cache, [&](const KvSpan<T>& span) {
     const auto layer = static_cast<std::size_t>(span.layer);
@@ -167,12 +170,13 @@ void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::spa
     Byte* v = buffer.data() + layer * rows * (k_row + v_row) + rows * k_row + at * v_row;
     for (std::int32_t i = 0; i < span.length; ++i, k += k_row, v += v_row) {
       copy(span.k + i * span.stride_token, k, k_row);
-      copy(span.v + i * span.v_stride_token, v, v_row);
+      if (has_v) copy(span.v + i * span.v_stride_token, v, v_row);
     }
     if (span.k_scale == nullptr) return;
     const std::size_t bytes = static_cast<std::size_t>(span.length) * sizeof(float);
-    copy(span.k_scale, scales + (2 * layer * rows + at) * sizeof(float), bytes);
-    copy(span.v_scale, scales + ((2 * layer + 1) * rows + at) * sizeof(float), bytes);
+    Byte* const scale = scales + ((has_v ? 2 : 1) * layer * rows + at) * sizeof(float);
+    copy(span.k_scale, scale, bytes);
+    if (has_v) copy(span.v_scale, scale + rows * sizeof(float), bytes);
   });
 }
 

@@ -80,6 +80,10 @@ struct KvView : KvScales<T> {
     return detail::slot_base(v, v_slabs, slab_shift, slot, stride_slot) + kv_head * stride_head +
            token * stride_token;
   }
+  /// Whether rows of V are the first value_dim elements of K's: latent attention stores one vector.
+  [[nodiscard]] bool has_v_in_k() const noexcept {
+    return value_dim != 0 && v == k && v_slabs == k_slabs;
+  }
   /// Elements per row of V.
   [[nodiscard]] std::int32_t dim_of_v() const noexcept {
     return value_dim != 0 ? value_dim : head_dim;

@@ -12,9 +12,10 @@ class Engine {
   explicit Engine(const AttentionOptions& options)
       : options_(options), terms_(tile_terms(options)) {}
 
-  /// Performs the plan's row copies, then stores K and V of its query tokens.
+  /// Performs the plan's row copies, then stores K and V of its query tokens; K alone if v is
+  /// nullptr.
   template <class Exec, class T, class K, class V>
-  void write(Exec& executor, const KvView<T>& layer, const PlanView& plan, const K* k, const V* v) {
+  void write(Exec& executor, const KvView<T>& layer, const PlanView& plan, const K* k, V v) {
     const int heads = layer.num_kv_heads;
     if (plan.num_copies > 0) {
       executor.parallel_for(heads, [&](int head) {
@@ -31,8 +32,9 @@ class Engine {
         if (target.slot == no_slot) continue;
         for (int head = 0; head < heads; ++head) {
           const std::ptrdiff_t line = static_cast<std::ptrdiff_t>(row) * heads + head;
-          write_row<HeadDim, ValueDim>(layer, target, head, k + line * HeadDim,
-                                       v + line * ValueDim);
+          write_k<HeadDim>(layer, target, head, k + line * HeadDim);
+          if constexpr (!std::is_null_pointer_v<V>)
+            write_v<ValueDim>(layer, target, head, v + line * ValueDim);
         }
       }
     });

@@ -14,23 +14,34 @@ CHUNKATTN_INLINE void store_row(const X* from, T* to) noexcept {
   }
 }
 
-/// Stores K and V of one row (the caller's token index) for one KV head.
-/// \param k,v  [HeadDim], [ValueDim] of that row and head
-template <int HeadDim, int ValueDim, class T, class X>
-void write_row(const KvView<T>& kv, const WriteTarget& target, int kv_head, const X* k,
-               const X* v) noexcept {
-  T* const to_k = kv.k_row(target.slot, kv_head, target.offset);
-  T* const to_v = kv.v_row(target.slot, kv_head, target.offset);
-  if constexpr (has_row_scales<T>) {
-    alignas(64) float row[std::max(HeadDim, ValueDim)];
-    store_row<HeadDim>(k, row);
-    *kv.k_row_scale(target.slot, kv_head, target.offset) = quantize_row(row, HeadDim, to_k);
-    store_row<ValueDim>(v, row);
-    *kv.v_row_scale(target.slot, kv_head, target.offset) = quantize_row(row, ValueDim, to_v);
-  } else {
-    store_row<HeadDim>(k, to_k);
-    store_row<ValueDim>(v, to_v);
-  }
+/// The same in 8 bits; returns the row's scale.
+template <int Dim, class T, class X>
+CHUNKATTN_INLINE float store_scaled_row(const X* from, T* to) noexcept {
+  alignas(64) float row[Dim];
+  store_row<Dim>(from, row);
+  return quantize_row(row, Dim, to);
+}
+
+/// Stores K of one token for one KV head.
+/// \param k  [HeadDim] of that token and head
+template <int HeadDim, class T, class X>
+void write_k(const KvView<T>& kv, const WriteTarget& target, int kv_head, const X* k) noexcept {
+  T* const to = kv.k_row(target.slot, kv_head, target.offset);
+  if constexpr (has_row_scales<T>)
+    *kv.k_row_scale(target.slot, kv_head, target.offset) = store_scaled_row<HeadDim>(k, to);
+  else
+    store_row<HeadDim>(k, to);
+}
+
+/// Stores V of one token for one KV head.
+/// \param v  [ValueDim] of that token and head
+template <int ValueDim, class T, class X>
+void write_v(const KvView<T>& kv, const WriteTarget& target, int kv_head, const X* v) noexcept {
+  T* const to = kv.v_row(target.slot, kv_head, target.offset);
+  if constexpr (has_row_scales<T>)
+    *kv.v_row_scale(target.slot, kv_head, target.offset) = store_scaled_row<ValueDim>(v, to);
+  else
+    store_row<ValueDim>(v, to);
 }
 
 /// Performs one row copy for one KV head.
