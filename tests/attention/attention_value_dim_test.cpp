@@ -185,6 +185,17 @@ TEST_CASE_TEMPLATE("latent attention: V is the first elements of K, stored once"
     const KvView<T> layer = cache.layer(0);
     CHECK(layer.has_v_in_k());
     CHECK(layer.v_row(1, 0, 2) == layer.k_row(1, 0, 2));
+    std::vector<T> memory(static_cast<std::size_t>(plan.chunk_size) * 2 * dim);
+    float scales[1] = {};
+    const KvGeometry geometry{2, 1, plan.chunk_size, dim, value_dim};
+    const auto own = [&] {
+      if constexpr (has_row_scales<T>)
+        return make_kv_view(memory.data(), memory.data(), scales, scales, geometry);
+      else
+        return make_kv_view(memory.data(), memory.data(), geometry);
+    }();
+    CHECK(own.has_v_in_k());
+    CHECK(own.v_row(1, 0, 2) == own.k_row(1, 0, 2));
     const std::size_t scale = has_row_scales<T> ? sizeof(float) : 0;
     CHECK(cache.bytes_per_slot() ==
           static_cast<std::size_t>(plan.chunk_size) * (dim * sizeof(T) + scale));

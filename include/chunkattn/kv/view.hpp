@@ -169,8 +169,10 @@ template <class T>
   view.stride_head = view.stride_token * geometry.chunk_size;
   view.stride_slot = view.stride_head * geometry.num_kv_heads;
   if (geometry.value_dim != 0 && geometry.value_dim != geometry.head_dim) {
+    check_argument(v != k || geometry.value_dim < geometry.head_dim, "geometry.value_dim",
+                   geometry.value_dim, "less than head_dim, since v is k");
     view.value_dim = geometry.value_dim;
-    view.v_stride_token = geometry.value_dim;
+    view.v_stride_token = v == k ? geometry.head_dim : geometry.value_dim;
     view.v_stride_head = view.v_stride_token * geometry.chunk_size;
     view.v_stride_slot = view.v_stride_head * geometry.num_kv_heads;
   }
@@ -180,7 +182,8 @@ template <class T>
 }  // namespace detail
 
 /// A view of an engine's own memory: K and V each [num_slots][num_kv_heads][chunk_size][head_dim]
-/// (V: value_dim), densely packed. 8-bit elements: see the overload with scales.
+/// (V: value_dim), densely packed. With a value_dim and v = k, V is in K: see
+/// KvCacheOptions::v_in_k. 8-bit elements: see the overload with scales.
 template <class T>
   requires(!has_row_scales<T>)
 [[nodiscard]] KvView<T> make_kv_view(T* k, T* v, const KvGeometry& geometry) {
