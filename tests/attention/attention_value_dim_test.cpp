@@ -20,9 +20,10 @@ using test::Share;
 
 namespace {
 
-// Builds for one instruction set or a matrix unit in software run fewer: kernels take long to
-// compile.
-#if defined(CHUNKATTN_ISA) || defined(CHUNKATTN_SOFTWARE_TILES)
+// Builds for one instruction set, with a matrix unit in software or a sanitizer run fewer: kernels
+// take long to compile.
+#if defined(CHUNKATTN_ISA) || defined(CHUNKATTN_SOFTWARE_TILES) || \
+    defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool is_variant = true;
 #else
 constexpr bool is_variant = false;
