@@ -66,11 +66,12 @@ struct Fixture {
     return failure([&] { cpu::check_writes(view, plan); });
   }
   template <class T>
-  std::string of_view(const KvView<T>& changed, int num_rows = 1, int head_dim = dim) {
+  std::string of_view(const KvView<T>& changed, int num_rows = 1, int head_dim = dim,
+                      int value_dim = dim) {
     PlanView plan;
     plan.num_rows = num_rows;
     plan.chunk_size = chunk;
-    return failure([&] { cpu::check_view(changed, plan, head_dim); });
+    return failure([&] { cpu::check_view(changed, plan, head_dim, value_dim); });
   }
 };
 
@@ -117,6 +118,7 @@ TEST_CASE_FIXTURE(Fixture, "the view fits the plan and has memory") {
   CHECK(of_view(view8) == "");
   CHECK(of_view(view, 0) == "plan.num_rows = 0");
   CHECK(of_view(view, 1, 16) == "layer.head_dim = 8");
+  CHECK(of_view(view, 1, dim, 16) == "layer.value_dim = 8");
   KvView<float> changed = view;
   changed.num_kv_heads = 0;
   CHECK(of_view(changed) == "layer.num_kv_heads = 0");

@@ -29,7 +29,8 @@ using namespace chunkattn;
 namespace {
 
 constexpr int dim = 16;
-using Partials = cpu::CHUNKATTN_LEAST_ISA::PartialResults<dim>;
+using State = cpu::CHUNKATTN_LEAST_ISA::LineState<dim, dim>;
+using Partials = cpu::CHUNKATTN_LEAST_ISA::PartialResults<State>;
 
 }  // namespace
 
@@ -74,7 +75,7 @@ TEST_CASE("merges into the same rows exclude each other, and give back what they
   partials.reset(schedule, plan.num_rows(), 1, 2, false);
   const cpu::TaskLines lines{0, 2, 0, 1, 2};
   const auto merge = [&] {
-    cpu::CHUNKATTN_LEAST_ISA::LineState<dim> state;
+    State state;
     state.reserve(lines.count());
     state.clear(0, lines.count());
     for (int l = 0; l < lines.count(); ++l) {

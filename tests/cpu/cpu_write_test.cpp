@@ -33,7 +33,7 @@ std::vector<float> rows_of(test::Random& random, const test::RandomPlan& plan) {
 
 /// 8-bit K/V in which every byte counts.
 struct Memory8 : test::QuantizedStorage {
-  explicit Memory8(int num_slots) : QuantizedStorage(num_slots, heads, 16, dim) {}
+  explicit Memory8(int num_slots) : ScaledStorage(num_slots, heads, 16, dim) {}
   void fill(test::Random& random) {
     for (auto* values : {&k, &v})
       for (std::int8_t& value : *values) value = static_cast<std::int8_t>(random.bits() >> 56);

@@ -187,7 +187,8 @@ TEST_CASE("bad arguments of a step are named, and the next step is right") {
 }
 
 TEST_CASE("the cache refuses rows of V that are not as those of K") {
-  KvCacheOptions options{.num_layers = 1, .num_kv_heads = 2, .head_dim = 128, .value_dim = 128};
+  chunkattn::KvCacheOptions options{
+      .num_layers = 1, .num_kv_heads = 2, .head_dim = 128, .value_dim = 128};
   CHECK(KvCache<Cuda, half>(64, options, 1).layer(0).value_dim == 0);
   options.value_dim = 64;
   CHECK_THROWS_AS((KvCache<Cuda, half>(64, options, 1)), chunkattn::InvalidArgument);
