@@ -120,7 +120,8 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
     for (std::size_t t = 0; t < queries_.size(); ++t) {
       const auto [e, p, d] = queries_[t];
       const WriteTarget w = view.writes[t];
-      expect(w.slot != no_slot || d < 0, "a draft's K/V is written");
+      expect(w.slot != no_slot || d < 0 || step.entries[e].superseded(),
+             "a draft's K/V is written");
       if (w.slot == no_slot) continue;
       if (d >= 0) {
         record_draft(step, e, step.entries[e].tree[static_cast<std::size_t>(d)], p,
@@ -180,7 +181,7 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
       expect(view.row_kv_len[r] == static_cast<std::int32_t>(position) + 1,
              "a row sees up to itself");
       visible_places(view, r);
-      const std::vector<std::size_t> branch = entry.branch(d);
+      const auto branch = entry.branch(entry.superseded() ? -1 : d);
       const std::size_t path_end = visible_.size() - branch.size();
       if (!entry.superseded()) {
         expect(visible_.size() == position + 1, "all of it");

@@ -32,7 +32,7 @@ void run_all(const char* policy, int per_config) {
       try {
         test::run_sim<Retention, ChunkSize>(config, seed, now, totals);
       } catch (const std::exception& error) {
-        FAIL(policy << ", " << std::string(error.what()));
+        FAIL(std::string(policy) << ", " << std::string(error.what()));
       }
       operations += static_cast<std::uint64_t>(now);
     }

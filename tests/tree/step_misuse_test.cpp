@@ -204,6 +204,26 @@ TEST_CASE("trees of drafts: parents before children, and one branch") {
   b.tree.check_invariants();
 }
 
+TEST_CASE("what was computed behind a trunk is superseded by another branch of its length") {
+  for (const std::int32_t leaf : {1, 3}) {  // the trunk, and the branch aside
+    Bench b;
+    auto s = b.tree.insert(iota(1, 6));
+    auto step = b.tree.begin_step();
+    REQUIRE(
+        step.add(s, 1000, std::vector<int>{7, 8, 9, 10}, std::vector<std::int32_t>{-1, 0, -1, 2}));
+    b.view = b.plan.build(step);
+    auto first = std::move(step).submitted();
+    auto second = b.open(s).submitted();
+    auto done = std::move(first).finished();
+    auto later = std::move(second).finished();
+    const std::vector<int> outputs = leaf == 1 ? std::vector<int>{7, 8, 5} : iota(9, 3);
+    done.commit(first_row(done), outputs, leaf);
+    CHECK((later.rows().begin() != later.rows().end()) == (leaf == 1));
+    CHECK(s.num_uncomputed() == (leaf == 1 ? 0 : 1));
+    b.tree.check_invariants();
+  }
+}
+
 TEST_CASE("commit: in the order of the steps, and no row that started on what was rejected") {
   Bench b;
   auto s = b.tree.insert(iota(1, 6));

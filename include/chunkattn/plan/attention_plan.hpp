@@ -382,23 +382,30 @@ class AttentionPlan {
         arrays_.row_segment[at(row)] = segment;
       }
       if (!drafts.empty()) {
-        draft_segments_.append(
-            drafts, {entry.first_row + on_path, row, entry.output_position(), segment}, arrays_);
+        const detail::DraftSegments::Rows rows{entry.first_row + on_path, row,
+                                               entry.output_position(), segment};
+        if (counts(core, entry))
+          draft_segments_.append(drafts, rows, arrays_);
+        else
+          draft_segments_.append_superseded(drafts, rows, arrays_);
         row += static_cast<std::int32_t>(drafts.size());
       }
       ++sequences;
     }
   }
 
+  /// Whether the entry's rows are not superseded: else its path may have become shorter.
+  static bool counts(const TreeCore& core, const detail::StepEntry& entry) noexcept {
+    return entry.epoch == core.sequences[entry.sequence].epoch;
+  }
   void add_pieces(const TreeCore& core, const detail::StepRecord& step, NodeIndex index,
                   std::int32_t piece_begin) {
     const auto& n = core.topology.node(index);
     std::int32_t length = n.length;
     if (const std::int32_t e = nodes_[at(index)].entry; e != none && !step.trees.empty()) {
-      // A tree of drafts has segments of its own, behind the path. (Where rows are superseded, the
-      // path may end behind the tail: there its spare slots lie, kept for the step.)
-      const detail::StepEntry& entry = step.entries[at(e)];
-      if (!step.tree_of(entry).empty()) length = entry.output_position() - n.position;
+      const detail::StepEntry& entry = step.entries[at(e)];  // its drafts have their own segments
+      if (!step.tree_of(entry).empty() && counts(core, entry))
+        length = entry.output_position() - n.position;
     }
     core.topology.for_each_run(
         n, 0, length,

@@ -68,6 +68,19 @@ class DraftSegments {
     }
   }
 
+  /// The same for drafts that count for nothing any more: they see no more than what is left of
+  /// their path, and write nothing.
+  static void append_superseded(std::span<const Draft> drafts, const Rows& rows,
+                                PlanArrays& arrays) noexcept {
+    for (std::size_t i = 0; i < drafts.size(); ++i) {
+      const std::size_t row = at(rows.row) + i, token = at(rows.token) + i;
+      arrays.row_token[row] = static_cast<std::int32_t>(token);
+      arrays.row_kv_len[row] = rows.position + drafts[i].depth;
+      arrays.row_segment[row] = rows.segment;
+      arrays.writes[token] = {no_slot, 0};
+    }
+  }
+
  private:
   struct Links {
     std::int32_t first_child = none, next_sibling = none;
