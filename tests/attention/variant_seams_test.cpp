@@ -1,8 +1,6 @@
 // Variants where things meet: shared nodes, cut walks, rows that see nothing, values that are no
 // numbers, other batches.
 #include <doctest/doctest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -13,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "support/guarded_table.hpp"
 #include "support/variant_cases.hpp"
 
 using namespace chunkattn;
@@ -78,29 +77,6 @@ test::RandomPlan only_row(const test::RandomPlan& plan, std::size_t row) {
   return alone;
 }
 
-/// Floats in front of which nothing may be read.
-class GuardedTable {
- public:
-  GuardedTable() {
-    void* const pages =
-        mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    REQUIRE(pages != MAP_FAILED);
-    pages_ = static_cast<char*>(pages);
-    REQUIRE(mprotect(pages_, page, PROT_NONE) == 0);
-  }
-  ~GuardedTable() { munmap(pages_, 2 * page); }
-  GuardedTable(const GuardedTable&) = delete;
-  GuardedTable& operator=(const GuardedTable&) = delete;
-
-  [[nodiscard]] std::span<float> values() const {
-    return {reinterpret_cast<float*>(pages_ + page), page / sizeof(float)};
-  }
-
- private:
-  const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  char* pages_ = nullptr;
-};
-
 /// Logits of a row are multiplied by a number of its position.
 struct Tempered {
   const float* by_position;
@@ -111,7 +87,7 @@ struct Tempered {
 
 TEST_CASE("a table by position is not read for lanes without a position") {
   Random random(8);
-  const GuardedTable table;
+  const test::GuardedTable table;
   for (std::size_t i = 0; i < table.values().size(); ++i)
     table.values()[i] = 0.5f + 0.25f * static_cast<float>(i % 7);
   const float* const numbers = table.values().data();

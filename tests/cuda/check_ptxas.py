@@ -55,11 +55,11 @@ def supported(nvcc, arch):
     return not listing or "sm_" + arch.rstrip("af") in listing
 
 
-def compile_kernels(nvcc, arch, head_dim, element, out):
+def compile_kernels(nvcc, arch, head_dim, element, out, source="kernels.cu"):
     command = [nvcc, "-std=c++20", "-O3", "-I" + os.path.join(ROOT, "include"),
                "-gencode", f"arch=compute_{arch},code=sm_{arch}", "-Xptxas", "-v,-warn-spills",
                "-Xcompiler", "-Wall,-Wextra", f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}",
-               "-cubin", "-o", out, os.path.join(HERE, "kernels.cu")]
+               "-cubin", "-o", out, os.path.join(HERE, source)]
     result = subprocess.run(command, capture_output=True, text=True)
     return result.returncode, result.stdout + result.stderr
 
@@ -140,6 +140,22 @@ def check(nvcc, disassembler, work, arch, head_dim, element):
     return lines, failures
 
 
+def check_variants(nvcc, work, arch):
+    """Compiles the attention kernel with each variant of the library. Returns as check()."""
+    where = f"sm_{arch} variants"
+    start = time.time()
+    code, text = compile_kernels(nvcc, arch, 128, "half", os.path.join(work, f"variants_{arch}.cubin"),
+                                 "variant_kernels.cu")
+    if code != 0:
+        return [text], [f"{where}: do not compile"]
+    kernels = list(parse(text))
+    failures = [f"{where}: {line}" for line in text.splitlines() if "warning" in line.lower()]
+    if any(stack or stores or loads for _, _, stack, stores, loads in kernels) or not kernels:
+        failures.append(f"{where}: a kernel spills")
+    registers = ", ".join(str(kernel[1]) for kernel in kernels)
+    return [f"{where:34} {registers} registers, compiled in {time.time() - start:.1f} s"], failures
+
+
 def main():
     options = argparse.ArgumentParser()
     options.add_argument("--arch", default="80,90a")
@@ -172,6 +188,8 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             checks = [pool.submit(check, nvcc, disassembler, work, *c) for c in configurations]
+            checks += [pool.submit(check_variants, nvcc, work, arch) for arch in options.arch.split(",")
+                       if supported(nvcc, arch)]
             for done in checks:
                 lines, failed = done.result()
                 print("\n".join(lines), flush=True)

@@ -75,6 +75,34 @@ TEST_CASE("a step without a new piece uploads nothing") {
   CHECK(simt::device().calls["cudaMallocHost"] == mallocs);
 }
 
+TEST_CASE("the first plan of all may get a piece") {
+  test::Random random(18);
+  test::RandomPlan plan = test::make_random_plan(random, {});
+  simt::Stream stream;
+  ChunkAttention<Cuda, head_dim> attention(Engine::limits());
+  attention.prepare(plan.view(), &stream);
+  ++plan.pieces_version;
+  attention.prepare(plan.view(), &stream);
+  CHECK(attention.counts().uploads == 2);
+}
+
+TEST_CASE("the host waits for an upload only when both buffers are being copied from") {
+  test::Random random(20);
+  test::RandomPlan plan = test::make_random_plan(random, {});
+  simt::Stream stream;
+  ChunkAttention<Cuda, head_dim> attention(Engine::limits());
+  std::vector<std::size_t> queued;
+  for (int uploads = 0; uploads < 3; ++uploads) {
+    ++plan.topology;
+    attention.prepare(plan.view(), &stream);
+    queued.push_back(stream.queue.size());
+  }
+  CHECK(queued[1] == 2 * queued[0]);  // nothing has run
+  CHECK(queued[2] < 3 * queued[0]);   // the first upload has
+  stream.drain();
+  CHECK(simt::device().early_reuses == 0);
+}
+
 TEST_CASE("a captured graph is replayed while sequences grow, join and leave") {
   Engine engine(13);
   shuffled(engine.random.bits());

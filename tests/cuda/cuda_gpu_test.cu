@@ -53,8 +53,9 @@ struct Case {
   bool eager = false;  // share and split wherever it is possible
 };
 
-template <class T, int HeadDim>
-void check(test::Random& random, const Case& c) {
+template <class T, int HeadDim, class V = chunkattn::Plain>
+void check(test::Random& random, const Case& c, const V& variant = {},
+           const chunkattn::ReferenceVariant& definition = {}) {
   const test::RandomPlan plan = test::make_random_plan(random, c.plan);
   test::KvStorage<T> storage(plan.num_slots, c.num_kv_heads, c.plan.chunk_size, HeadDim);
   test::fill_kv(random, plan, storage.view, c.k_deviation);
@@ -88,13 +89,13 @@ void check(test::Random& random, const Case& c) {
   cudaStream_t stream = nullptr;
   REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
   REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
-  attention.run(layer, plan.view(), span_of(q), span_of(out), span_of(lse), stream);
-  attention.run(layer, plan.view(), span_of(q), span_of(again), {}, stream);
+  attention.run(layer, plan.view(), variant, span_of(q), span_of(out), span_of(lse), stream);
+  attention.run(layer, plan.view(), variant, span_of(q), span_of(again), {}, stream);
   REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
   cudaStreamDestroy(stream);
 
-  const auto reference =
-      chunkattn::reference_attention(storage.view, plan.view(), std::span<const T>(queries));
+  const auto reference = chunkattn::reference_attention(storage.view, plan.view(),
+                                                        std::span<const T>(queries), 0, definition);
   const std::vector<T> got = to_host(out);
   const auto report = chunkattn::compare_with_reference(reference, std::span<const T>(got),
                                                         chunkattn::unit_roundoff<T>());
@@ -141,6 +142,43 @@ TEST_CASE_TEMPLATE("kernels agree with the oracle", T, Half, bfloat16) {
     check<T, 96>(random, random_case(random));
     check<T, 128>(random, random_case(random));
     check<T, 256>(random, random_case(random));
+  }
+}
+
+namespace {
+
+struct ThirdsOfKeys {
+  CHUNKATTN_HD bool operator()(chunkattn::Place at) const { return (at.key + at.head) % 3 != 1; }
+};
+
+}  // namespace
+
+TEST_CASE("variants agree with their definitions") {
+  using namespace chunkattn;
+  test::Random random(105);
+  for (int i = 0; i < test::scaled(20); ++i) {
+    Case c = random_case(random);
+    const int heads = c.num_kv_heads * c.group;
+    std::vector<float> numbers(static_cast<std::size_t>(heads));
+    random.fill(std::span(numbers));
+    const thrust::device_vector<float> on_device(numbers.begin(), numbers.end());
+    const std::span<const float> per_head(thrust::raw_pointer_cast(on_device.data()),
+                                          numbers.size());
+    const auto number = [&](int head) {
+      return static_cast<double>(numbers[static_cast<std::size_t>(head)]);
+    };
+    const SlidingWindow window{random.pick({1, 64, 200}), random.pick({0, 4})};
+    ReferenceVariant capped, sunk, biased;
+    capped.logit = [](double s, Place) { return 5 * std::tanh(s / 5); };
+    capped.visible = sunk.visible = [window](Place at) {
+      return at.key > at.query - window.size || at.key < window.keep;
+    };
+    sunk.sink = number;
+    biased.logit = [&](double s, Place at) { return s + number(at.head) * (at.key - at.query); };
+    biased.visible = ThirdsOfKeys{};
+    check<Half, 128>(random, c, combine(SoftCap{5.0f}, window), capped);
+    check<Half, 128>(random, c, combine(Sinks{per_head}, window), sunk);
+    check<Half, 128>(random, c, combine(Alibi{per_head}, Mask{ThirdsOfKeys{}}), biased);
   }
 }
 

@@ -115,6 +115,24 @@ TEST_CASE_TEMPLATE("emulated kernels agree with the oracle", T, half, Bfloat16Or
 #endif
 }
 
+TEST_CASE("groups of 1 to 16, and the heads of models that are out of the ordinary") {
+  test::Random random(14);
+  for (int group = 1; group <= 16; ++group) {
+    Case c = random_case(random);
+    c.group = group;
+    check<half, 16>(random, c);
+  }
+  Case c = random_case(random);
+  c.group = 3;
+  check<half, 64>(random, c);
+#if !defined(CHUNKATTN_FEW_KERNELS)
+  c.plan.num_sequences = 2;
+  c.group = 6;  // 24 query heads
+  c.num_kv_heads = 4;
+  check<half, 256>(random, c);
+#endif
+}
+
 TEST_CASE("prefill of many rows is causal over the path") {
   test::Random random(3);
   for (int i = 0; i < test::scaled(4); ++i) {

@@ -24,9 +24,10 @@ using namespace chunkattn::cuda_detail;
 constexpr ScheduleCapacity plenty{std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28};
 
 // Every (row, head) sees each visible position exactly once, through one streaming task or through
-// the partials its final task merges.
+// the partials its final task merges; only what is `hidden` from the row may be left out.
 void check_exact_cover(const test::RandomPlan& plan, const Geometry& geometry,
-                       const Scheduler& scheduler) {
+                       const Scheduler& scheduler,
+                       const std::vector<chunkattn::KeyRange>& hidden = {}) {
   const PlanView view = plan.view();
   const int group = geometry.group();
   struct Source {
@@ -86,6 +87,12 @@ void check_exact_cover(const test::RandomPlan& plan, const Geometry& geometry,
       }
     }
   }
+  // The first position from `from` to `to` that the row sees, or `to`.
+  const auto skip_hidden = [&](int row, int from, int to) {
+    if (hidden.empty() || from >= to) return from;
+    const chunkattn::KeyRange range = hidden[static_cast<std::size_t>(row)];
+    return from >= range.begin && from < range.end ? std::min(range.end, to) : from;
+  };
   for (int packed = 0; packed < view.num_rows * group; ++packed) {
     auto& mine = seen[static_cast<std::size_t>(packed)];
     REQUIRE(!mine.empty());  // every row has one final task
@@ -93,10 +100,11 @@ void check_exact_cover(const test::RandomPlan& plan, const Geometry& geometry,
     int reached = 0;
     for (const auto& [begin, end] : mine) {
       if (begin == end) continue;
-      CHECK(begin == reached);
+      CHECK(skip_hidden(packed / group, reached, begin) == begin);
       reached = end;
     }
-    CHECK(reached == view.row_kv_len[packed / group]);
+    const int kv_len = view.row_kv_len[packed / group];
+    CHECK(skip_hidden(packed / group, reached, kv_len) == kv_len);
   }
 }
 
@@ -141,6 +149,53 @@ TEST_CASE("tasks cover each visible position of each row exactly once") {
     again.build(plan.view(), geometry, model, small);
     CHECK(again.num_chunk_first() == 0);
     check_exact_cover(plan, geometry, again);
+  }
+}
+
+TEST_CASE("tasks leave out what is hidden from all of their rows, and nothing else") {
+  test::Random random(24);
+  for (int i = 0; i < test::scaled(200); ++i) {
+    test::RandomPlanOptions options;
+    options.share = random.pick({test::Share::none, test::Share::some, test::Share::all});
+    options.num_sequences = random.uniform(1, 30);
+    options.max_length = random.uniform(1, 900);
+    options.max_queries = random.chance(0.3) ? 100 : 1;
+    const test::RandomPlan plan = test::make_random_plan(random, options);
+    const int window = random.pick({1, 50, 300, 3000}), keep = random.pick({0, 1, 100});
+    std::vector<chunkattn::KeyRange> hidden;
+    for (const std::int32_t kv_len : plan.row_kv_len) hidden.push_back({keep, kv_len - window});
+    CostModel model;
+    if (random.chance(0.7)) {
+      model.wait_ps = model.task_ps = model.merge_ps = 0;
+      model.min_split_tokens = 64;
+    }
+    const Geometry geometry{4, 2, 128};
+    Scheduler scheduler;
+    scheduler.build(plan.view(), geometry, model, plenty, hidden.data());
+    check_exact_cover(plan, geometry, scheduler, hidden);
+    // The same lists when nothing is hidden as without being told of it.
+    Scheduler all, told;
+    std::fill(hidden.begin(), hidden.end(), chunkattn::KeyRange{7, 7});
+    all.build(plan.view(), geometry, model, plenty);
+    told.build(plan.view(), geometry, model, plenty, hidden.data());
+    REQUIRE(all.tasks().size() == told.tasks().size());
+    for (std::size_t t = 0; t < all.tasks().size(); ++t)
+      CHECK(std::memcmp(&all.tasks()[t], &told.tasks()[t], sizeof(Task)) == 0);
+  }
+}
+
+TEST_CASE("a window over a long context costs about what a short context does") {
+  constexpr int window = 1024;
+  for (const int sequences : {1, 8, 64}) {
+    const test::RandomPlan far = test::make_two_level_plan(sequences, 0, 32768);
+    const test::RandomPlan near = test::make_two_level_plan(sequences, 0, window);
+    const std::vector<chunkattn::KeyRange> hidden(static_cast<std::size_t>(sequences),
+                                                  {0, 32768 - window});
+    Scheduler of_far, of_near;
+    of_far.build(far.view(), {32, 8, 128}, CostModel{}, plenty, hidden.data());
+    of_near.build(near.view(), {32, 8, 128}, CostModel{}, plenty);
+    CHECK(of_far.summary().kv_tokens == of_near.summary().kv_tokens);
+    CHECK(of_far.tasks().size() == of_near.tasks().size());
   }
 }
 

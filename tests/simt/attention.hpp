@@ -31,17 +31,28 @@ struct StepResult {
   chunkattn::cuda_detail::Counters counters{};
 };
 
+/// What a variant hides from each row of a plan.
+template <class V>
+std::vector<chunkattn::KeyRange> hidden_ranges(const chunkattn::PlanView& plan, const V& variant) {
+  const chunkattn::cuda_detail::HiddenKeys hidden(variant);
+  std::vector<chunkattn::KeyRange> ranges;
+  for (int row = 0; row < plan.num_rows; ++row) ranges.push_back(hidden(plan.row_kv_len[row]));
+  return ranges;
+}
+
 /// Runs the plan over K/V in host memory. Outputs and workspace start as NaN.
-template <class T, int HeadDim>
+template <class T, int HeadDim, class V = chunkattn::Plain>
 StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView plan,
                              std::span<const T> q, const chunkattn::CostModel& model,
-                             int num_stages = 2, int grid = 3, float sm_scale = 0) {
+                             int num_stages = 2, int grid = 3, float sm_scale = 0,
+                             const V& variant = {}) {
   using namespace chunkattn::cuda_detail;
   StepResult<T> result;
   const auto rows = static_cast<std::size_t>(plan.num_rows);
   const int num_qo_heads = static_cast<int>(q.size() / rows / static_cast<std::size_t>(HeadDim));
   result.scheduler.build(plan, {num_qo_heads, kv.num_kv_heads, HeadDim}, model,
-                         {std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28});
+                         {std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28},
+                         hidden_ranges(plan, variant).data());
   const Scheduler& schedule = result.scheduler;
   const PlanHeader header{
       plan.num_rows, 0, schedule.num_chunk_first(), schedule.num_sequence_first(), {}};
@@ -55,8 +66,8 @@ StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView
   std::vector<Packed4<T>> out(q.size() / 4, Packed4<T>{{0xffffffffu, 0xffffffffu}});
   result.lse.assign(q.size() / HeadDim, NAN);
 
-  AttentionArguments<T> args{};
-  args.plan = {&header,
+  CallArguments<T> call{};
+  call.plan = {&header,
                schedule.tasks().data(),
                schedule.merges().data(),
                plan.segments,
@@ -70,17 +81,17 @@ StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView
                flags.data(),
                reinterpret_cast<float*>(partial_out.data()),
                partial_lse.data()};
-  args.kv = kv;
-  args.q = q.data();
-  args.out = reinterpret_cast<T*>(out.data());
-  args.lse = result.lse.data();
-  args.num_kv_heads = kv.num_kv_heads;
-  args.group = num_qo_heads / kv.num_kv_heads;
-  args.num_stages = num_stages;
-  args.scale2 = (sm_scale != 0 ? sm_scale : 1.0f / std::sqrt(static_cast<float>(HeadDim))) *
-                1.4426950408889634f;
+  call.kv = kv;
+  call.q = q.data();
+  call.out = reinterpret_cast<T*>(out.data());
+  call.lse = result.lse.data();
+  call.num_kv_heads = kv.num_kv_heads;
+  call.group = num_qo_heads / kv.num_kv_heads;
+  call.num_stages = num_stages;
+  if (sm_scale == 0) sm_scale = 1.0f / std::sqrt(static_cast<float>(HeadDim));
+  const AttentionArguments<T, V> args = with_variant(call, variant, sm_scale);
   const auto shared = static_cast<std::size_t>(SharedLayout<HeadDim>::total(num_stages));
-  launch(grid, block_threads, shared, [&] { attention_kernel<T, HeadDim>(args); });
+  launch(grid, block_threads, shared, [&] { attention_kernel<T, HeadDim, V>(args); });
   const T* written = reinterpret_cast<const T*>(out.data());
   result.out.assign(written, written + q.size());
   return result;

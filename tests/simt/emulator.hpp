@@ -264,6 +264,9 @@ inline float fma(float a, float b, float c) {
 inline float log2(float x) {
   return std::log2(x);
 }
+inline float divide(float a, float b) {
+  return a / b;
+}
 
 }  // namespace ptx
 CHUNKATTN_NAMESPACE_END

@@ -226,32 +226,52 @@ auto variant_modes() {
   return modes;
 }
 
-/// One problem in all modes.
-template <class T, class Attention, class Case>
-void check_variant_case(std::vector<Attention>& modes, const AttentionCase<T>& problem, int group,
+/// The CPU as a backend of check_variant(): a variant in each mode.
+template <int HeadDim, int ValueDim = HeadDim>
+struct CpuModes {
+  template <class T>
+  using Query = float;
+  static constexpr int head_dim = HeadDim;
+  static constexpr int value_dim = ValueDim;
+  static constexpr int long_path = 3000;  ///< tokens from which on walks are cut
+
+  decltype(variant_modes<HeadDim, ValueDim>()) modes = variant_modes<HeadDim, ValueDim>();
+
+  /// Calls check(out, lse, rounding) with each answer.
+  template <class T, class V, class F>
+  void each_answer(const AttentionCase<T>& problem, const V& variant, const F& check) {
+    for (auto& attention : modes) {
+      CAPTURE(static_cast<int>(attention.options().reduce));
+      CAPTURE(attention.options().min_product_lines);
+      Answer<> answer(problem);
+      attention.run(problem.kv.view, problem.plan.view(), variant, problem.q, answer.out,
+                    answer.lse);
+      check(std::span<const float>(answer.out), answer.lse, rounding_in<T>(attention));
+    }
+  }
+};
+
+/// One problem in each of a backend's modes.
+template <class Backend, class T, class X, class Case>
+void check_variant_case(Backend& backend, const AttentionCase<T, X>& problem, int group,
                         const Case& of) {
   poison_hidden(problem.plan, problem.kv.view, group, of.definition);
   const chunkattn::Reference reference = chunkattn::reference_attention(
-      problem.kv.view, problem.plan.view(), std::span<const float>(problem.q), 0, of.definition);
-  for (auto& attention : modes) {
-    CAPTURE(static_cast<int>(attention.options().reduce));
-    CAPTURE(attention.options().min_product_lines);
-    Answer<> answer(problem);
-    attention.run(problem.kv.view, problem.plan.view(), of.variant, problem.q, answer.out,
-                  answer.lse);
-    const chunkattn::Rounding rounding = rounding_in<T>(attention);
-    CHECK(chunkattn::compare_with_reference(reference, std::span<const float>(answer.out), rounding)
-              .worst <= 1.0);
-    CHECK(worst_lse(reference, answer.lse, rounding) <= 1.0);
-  }
+      problem.kv.view, problem.plan.view(), std::span<const X>(problem.q), 0, of.definition);
+  const auto check = [&](std::span<const X> out, std::span<const float> lse,
+                         chunkattn::Rounding rounding) {
+    CHECK(chunkattn::compare_with_reference(reference, out, rounding).worst <= 1.0);
+    CHECK(worst_lse(reference, lse, rounding) <= 1.0);
+  };
+  backend.each_answer(problem, of.variant, check);
 }
 
-/// A variant, generated: groups of 1, 4 and 6, nothing, some and all shared, decode and prefill,
-/// and now and then walks long enough to be cut.
-template <class Case, class T, int HeadDim = 32, int ValueDim = HeadDim>
-void check_variant(std::uint64_t stream) {
+/// A variant on a backend, generated: groups of 1, 4 and 6, nothing, some and all shared, decode
+/// and prefill, and now and then paths long enough to be cut.
+template <class Case, class T, class Backend>
+void check_variant_on(Backend backend, std::uint64_t stream) {
+  using X = typename Backend::template Query<T>;
   Random random(stream);
-  auto modes = variant_modes<HeadDim, ValueDim>();
   for (const int group : {1, 4, 6}) {
     for (const Share share : {Share::none, Share::some, Share::all}) {
       for (const int queries : {1, 9}) {
@@ -259,21 +279,27 @@ void check_variant(std::uint64_t stream) {
         options.share = share;
         const bool is_long = random.chance(0.1);
         options.num_sequences = is_long ? 2 : random.uniform(2, 8);
-        options.max_length = is_long ? 3000 : random.pick({20, 110});
+        options.max_length = is_long ? Backend::long_path : random.pick({20, 110});
         options.max_queries = queries;
         options.chunk_size = random.pick({4, 16, 64});
         const int heads = random.uniform(1, 2);
-        const AttentionCase<T> problem(random, options, HeadDim, heads, group,
-                                       random.pick({1.0f, 10.0f}), ValueDim);
+        const AttentionCase<T, X> problem(random, options, Backend::head_dim, heads, group,
+                                          random.pick({1.0f, 10.0f}), Backend::value_dim);
         CAPTURE(stream);
         CAPTURE(group);
         CAPTURE(static_cast<int>(share));
         CAPTURE(queries);
         const Case of(random, VariantShape{heads * group});
-        check_variant_case(modes, problem, group, of);
+        check_variant_case(backend, problem, group, of);
       }
     }
   }
+}
+
+/// The same on the CPU.
+template <class Case, class T, int HeadDim = 32, int ValueDim = HeadDim>
+void check_variant(std::uint64_t stream) {
+  check_variant_on<Case, T>(CpuModes<HeadDim, ValueDim>{}, stream);
 }
 
 }  // namespace test

@@ -4,11 +4,13 @@
 //     auto logit(auto s, lanes::At at) const    the logit that takes the place of s
 //     auto visible(lanes::At at) const          whether the row sees the key; never a later one
 //     KeyRange hidden(int query) const          keys that no row at this position sees: not read
-//     float sink(int head) const                one more logit of the head, without a value
+//     auto sink(lanes::At at) const             one more logit, without a value; no matter the key
 //     void check(int num_qo_heads) const        throws InvalidArgument where members make no sense
 //
-// The first two return expressions (lanes.hpp). Positions are path positions, so a variant does not
-// see how the tree cuts the path, and what is shared stays shared.
+// logit, visible and sink return expressions (lanes.hpp): they are called on the host, whatever the
+// device. hidden is called on the device, too, so for CUDA it is marked CHUNKATTN_HD and reads
+// nothing but members. Positions are path positions, so a variant does not see how the tree cuts
+// the path, and what is shared stays shared.
 #pragma once
 
 #include <concepts>
@@ -32,7 +34,7 @@ struct KeyRange {
   std::int32_t end = 0;    ///< one past the last; none where it is not above `begin`
 
   /// How many there are.
-  [[nodiscard]] constexpr std::int32_t size() const noexcept {
+  [[nodiscard]] CHUNKATTN_HD constexpr std::int32_t size() const noexcept {
     return end > begin ? end - begin : 0;
   }
 };
@@ -53,8 +55,9 @@ concept SkipsKeys = requires(const V& variant, int query) {
   { variant.hidden(query) } -> std::convertible_to<KeyRange>;
 };
 template <class V>
-concept HasSinks = requires(const V& variant, int head) {
-  { variant.sink(head) } -> std::convertible_to<float>;
+concept HasSinks = requires(const V& variant, lanes::At at) {
+  { variant.sink(at) } -> lanes::Operand;
+  requires decltype(lanes::expression(variant.sink(at)))::fixed;
 };
 template <class V>
 concept ChecksItself =
@@ -98,7 +101,9 @@ struct SlidingWindow {
   std::int32_t keep = 0;  ///< first tokens of the path that stay visible ("attention sinks")
 
   auto visible(lanes::At at) const { return at.query - at.key < size || at.key < keep; }
-  [[nodiscard]] KeyRange hidden(int query) const noexcept { return {keep, query - size + 1}; }
+  [[nodiscard]] CHUNKATTN_HD KeyRange hidden(int query) const noexcept {
+    return {keep, query - size + 1};
+  }
   void check(int) const {
     detail::check_argument(size > 0, "SlidingWindow::size", size, "at least 1 key");
     detail::check_argument(keep >= 0, "SlidingWindow::keep", keep, "a count");
@@ -108,11 +113,9 @@ struct SlidingWindow {
 /// A learned logit per query head that takes part in the softmax and has no value: out becomes
 /// smaller, and lse counts it. (Merged states that both have it would count it twice.)
 struct Sinks {
-  std::span<const float> logits;  ///< [num_qo_heads]; minus infinity: none
+  std::span<const float> logits;  ///< [num_qo_heads], the device's memory; minus infinity: none
 
-  [[nodiscard]] float sink(int head) const noexcept {
-    return logits[static_cast<std::size_t>(head)];
-  }
+  auto sink(lanes::At at) const { return lanes::table(logits.data(), at.head); }
   void check(int num_qo_heads) const {
     detail::check_per_head("Sinks::logits", logits.size(), num_qo_heads);
   }
@@ -120,7 +123,7 @@ struct Sinks {
 
 /// Attention with linear biases: slope * (key - query), so that distant keys count for less.
 struct Alibi {
-  std::span<const float> slopes;  ///< [num_qo_heads], positive
+  std::span<const float> slopes;  ///< [num_qo_heads], the device's memory; positive
 
   auto logit(auto s, lanes::At at) const {
     return s + lanes::table(slopes.data(), at.head) * (at.key - at.query);
@@ -178,7 +181,7 @@ struct Both {
     else
       return a.visible(at) && b.visible(at);
   }
-  [[nodiscard]] KeyRange hidden(int query) const
+  [[nodiscard]] CHUNKATTN_HD KeyRange hidden(int query) const
     requires SkipsKeys<A> || SkipsKeys<B>
   {
     KeyRange range;
@@ -187,13 +190,13 @@ struct Both {
       if (const KeyRange other = b.hidden(query); other.size() > range.size()) range = other;
     return range;
   }
-  [[nodiscard]] float sink(int head) const
+  auto sink(lanes::At at) const
     requires HasSinks<A> || HasSinks<B>
   {
     if constexpr (HasSinks<A>)
-      return a.sink(head);
+      return a.sink(at);
     else
-      return b.sink(head);
+      return b.sink(at);
   }
   void check(int num_qo_heads) const {
     if constexpr (ChecksItself<A>) a.check(num_qo_heads);

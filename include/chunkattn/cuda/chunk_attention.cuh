@@ -20,8 +20,10 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "../attention/options.hpp"
+#include "../attention/variant.hpp"
 #include "checks.cuh"
 #include "kernel_table.cuh"
 #include "plan_upload.cuh"
@@ -113,6 +115,24 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     checks_.enqueued(stream);
   }
 
+  /// The same for calls of run() with `variant`: loads its kernel for K/V of T, and makes tasks for
+  /// its window. Call it before run() is captured. Afterwards prepare(plan, stream) keeps these
+  /// tasks up to date, too.
+  /// \throws InvalidArgument where the variant's members make no sense, or its tables are host
+  /// memory
+  template <class T, AttentionVariant V>
+  void prepare(const KvView<T>& layer, const LiveView& plan, const V& variant,
+               cudaStream_t stream) {
+    detail::check_current(plan);
+    check_layer(layer);
+    check_variant(variant);
+    prepare(plan, stream);
+    const bool capturing = cuda_detail::is_capturing(stream);
+    (void)kernel_for<T, V>(capturing);
+    (void)upload_.schedule_for(cuda_detail::HiddenKeys(variant), plan, capturing, stream);
+    checks_.enqueued(stream);
+  }
+
   /// Performs the plan's row copies in this layer, then stores K and V of the plan's query tokens.
   /// Tokens whose target slot is no_slot are skipped. Doing it twice is harmless.
   ///
@@ -183,6 +203,20 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   template <class T>
   void run(const KvView<T>& layer, const LiveView& plan, std::span<const std::type_identity_t<T>> q,
            std::span<std::type_identity_t<T>> out, std::span<float> lse, cudaStream_t stream) {
+    run(layer, plan, Plain{}, q, out, lse, stream);
+  }
+
+  /// The same with a variant (attention/variant.hpp): a window, a soft cap, sinks, biases, masks,
+  /// or what the caller has written. Its type chooses a kernel, which is loaded by the first call
+  /// or by prepare(); its members may differ from call to call.
+  ///
+  /// \param variant  copied; what its tables (Sinks::logits, Alibi::slopes) point to is device
+  ///                 memory, and what per_lane() calls can be called there
+  /// \throws InvalidArgument where the variant's members make no sense
+  template <class T, AttentionVariant V>
+  void run(const KvView<T>& layer, const LiveView& plan, const V& variant,
+           std::span<const std::type_identity_t<T>> q, std::span<std::type_identity_t<T>> out,
+           std::span<float> lse, cudaStream_t stream) {
     static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
                   "ChunkAttention<Cuda>::run: T must be chunkattn::half or chunkattn::bfloat16");
     detail::check_current(plan);
@@ -195,26 +229,35 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     checks_.pointer("q", q.data());
     checks_.pointer("out", out.data());
     if (!lse.empty()) checks_.pointer("lse", lse.data());
+    check_variant(variant);
     prepare(plan, stream);
 
     const bool capturing = cuda_detail::is_capturing(stream);
-    const cuda_detail::AttentionArguments<T> arguments{upload_.memory(),
-                                                       layer,
-                                                       q.data(),
-                                                       out.data(),
-                                                       lse.data(),
-                                                       limits_.num_kv_heads,
-                                                       limits_.num_qo_heads / limits_.num_kv_heads,
-                                                       occupancy_.num_stages,
-                                                       options_.sm_scale * 1.4426950408889634f};
-    const int shared = cuda_detail::shared_bytes(HeadDim, occupancy_.num_stages);
+    static_assert(
+        sizeof(cuda_detail::AttentionArguments<T, V>) <= 4096,
+        "ChunkAttention<Cuda>::run: a variant holds too much for a kernel's arguments: let "
+        "it point to device memory");
+    const auto kernel = kernel_for<T, V>(capturing);
+    const int schedule =
+        upload_.schedule_for(cuda_detail::HiddenKeys(variant), view, capturing, stream);
+    const cuda_detail::CallArguments<T> call{upload_.memory(schedule),
+                                             layer,
+                                             q.data(),
+                                             out.data(),
+                                             lse.data(),
+                                             limits_.num_kv_heads,
+                                             limits_.num_qo_heads / limits_.num_kv_heads,
+                                             occupancy_.num_stages,
+                                             0};
     const std::int64_t items =
-        static_cast<std::int64_t>(upload_.scheduler().tasks().size()) * limits_.num_kv_heads;
+        static_cast<std::int64_t>(upload_.scheduler(schedule).tasks().size()) *
+        limits_.num_kv_heads;
     const int most = num_blocks();
     // A graph is replayed with other plans: as many as any may need.
     const int grid = capturing || items > most ? most : static_cast<int>(items);
-    cuda_detail::launch("attention_kernel", kernels<T>().attention, grid,
-                        cuda_detail::block_threads, shared, stream, arguments);
+    cuda_detail::launch("attention_kernel", kernel, grid, cuda_detail::block_threads,
+                        shared_bytes(), stream,
+                        cuda_detail::with_variant(call, variant, options_.sm_scale));
     checks_.enqueued(stream);
   }
 
@@ -264,7 +307,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     occupancy_ = cuda_detail::choose_occupancy(
         HeadDim, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
         attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device), HeadDim <= 128 ? 2 : 1);
-    const int shared = cuda_detail::shared_bytes(HeadDim, occupancy_.num_stages);
+    const int shared = shared_bytes();
     if (occupancy_.num_stages > 0)  // what the driver says of it counts
       occupancy_.blocks_per_sm =
           std::min(kernels<half>().load(shared), kernels<bfloat16>().load(shared));
@@ -316,6 +359,47 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
                            {"num_rows * heads * head_dim = ", expected});
   }
 
+  template <class V>
+  void check_variant(const V& variant) {
+    if constexpr (ChecksItself<V>) variant.check(limits_.num_qo_heads);
+    if constexpr (!std::is_same_v<V, Plain>) {
+      const auto check = [this](const char* name, const auto& term) {
+        cuda_detail::Tables::each(
+            term, [&](const float* data) { checks_.pointer(name, data, alignof(float)); });
+      };
+      const auto terms = cuda_detail::terms_of(variant, options_.sm_scale);
+      check("a table of variant.logit", terms.logit);
+      check("a table of variant.visible", terms.visible);
+      check("a table of variant.sink", terms.sink);
+    }
+  }
+
+  [[nodiscard]] int shared_bytes() const noexcept {
+    return cuda_detail::shared_bytes(HeadDim, occupancy_.num_stages);
+  }
+
+  // The kernel of a variant, loaded on this device by the first call that needs it.
+  template <class T, class V>
+  [[nodiscard]] auto kernel_for(bool capturing) {
+    if constexpr (std::is_same_v<V, Plain>) {
+      return kernels<T>().attention;
+    } else {
+      const auto kernel = cuda_detail::attention_kernel_address<T, HeadDim, V>();
+      const auto* const address = reinterpret_cast<const void*>(kernel);
+      if (std::find(loaded_.begin(), loaded_.end(), address) == loaded_.end()) {
+        if (capturing)
+          detail::fail_argument("stream", "capturing",
+                                "prepare(layer, plan, variant, stream) before the capture: the "
+                                "variant's kernel is not loaded yet");
+        loaded_.reserve(loaded_.size() + 1);
+        cuda_detail::allow_shared(kernel, shared_bytes());
+        cuda_detail::load_kernel(kernel);
+        loaded_.push_back(address);
+      }
+      return kernel;
+    }
+  }
+
   template <class T>
   [[nodiscard]] auto& kernels() const noexcept {
     return std::get<cuda_detail::KernelTable<T, HeadDim>>(kernels_);
@@ -332,6 +416,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   cuda_detail::Occupancy occupancy_;
   std::tuple<cuda_detail::KernelTable<half, HeadDim>, cuda_detail::KernelTable<bfloat16, HeadDim>>
       kernels_;
+  std::vector<const void*> loaded_;  // kernels of variants
   cuda_detail::CallChecks checks_;
   cuda_detail::DeviceMemory own_;
   cuda_detail::PlanUpload upload_;

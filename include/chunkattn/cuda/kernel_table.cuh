@@ -32,5 +32,12 @@ struct KernelTable {
   }
 };
 
+/// Host address of the attention kernel of a variant. Not inlined, so that all translation units
+/// that call it for one variant get the same.
+template <class T, int HeadDim, class V>
+[[gnu::noinline]] auto attention_kernel_address() {
+  return &attention_kernel<T, HeadDim, V>;
+}
+
 }  // namespace cuda_detail
 CHUNKATTN_NAMESPACE_END

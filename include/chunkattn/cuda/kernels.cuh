@@ -11,9 +11,12 @@ namespace cuda_detail {
 /// (Algorithm 2): what a sequence has for itself, streamed once, merged with the partials of what
 /// it shares, normalised and written in the caller's order. With nothing shared this is a plain
 /// paged kernel.
-template <class T, int HeadDim>
+///
+/// V: what is done to logits besides (attention/variant.hpp). Compiled for the variants alone that
+/// somebody calls run() with.
+template <class T, int HeadDim, class V = Plain>
 CHUNKATTN_KERNEL CHUNKATTN_LAUNCH_BOUNDS(block_threads, HeadDim <= 128 ? 2 : 1)
-    attention_kernel(const AttentionArguments<T> args) {
+    attention_kernel(const AttentionArguments<T, V> args) {
   run_tasks<T, HeadDim>(args);
 }
 

@@ -14,6 +14,7 @@
 #include <numeric>
 #include <vector>
 
+#include "../attention/variant.hpp"
 #include "../base/config.hpp"
 #include "cost_model.hpp"
 #include "tile_layout.hpp"
@@ -40,7 +41,8 @@ struct ScheduleCapacity {
   std::size_t partials = 0;  ///< rows x query heads
 };
 
-/// A run of positions on the path of `segment` for rows [row_begin, row_end). It is streamed by
+/// `tokens` positions on the path of `segment`, from `position` on, for rows [row_begin, row_end),
+/// without those that are hidden from all of them. It is streamed by
 /// chunk-first tasks where several sequences share it (`last` is false) and where it is cut, else
 /// by the tasks that merge and write.
 struct Run {
@@ -54,12 +56,20 @@ struct Run {
   std::int32_t partial_base = 0;  ///< of the first split; the next is partial_stride on
   std::int32_t partial_stride = 0;
   std::int32_t flag_base = 0;  ///< of the first split's first tile; the next split's follow
+  KeyRange hidden{};           ///< positions among these that none of its rows sees
 
   /// An own run, cut: streamed by chunk-first tasks.
   [[nodiscard]] bool moved() const noexcept { return last && splits > 1; }
   /// An own run that is streamed by the tasks that merge and write. Without visible tokens too: it
   /// may grow before the next build.
   [[nodiscard]] bool streams_last() const noexcept { return last && !moved() && !covered; }
+  /// The path position of a token, counted without those that are hidden.
+  [[nodiscard]] std::int32_t position_of(std::int32_t token) const noexcept {
+    const std::int32_t at = position + token;
+    return hidden.begin >= position && hidden.begin < hidden.end && at >= hidden.begin
+               ? at + hidden.end - hidden.begin
+               : at;
+  }
 };
 
 /// When the last of `num_blocks` blocks is done that take items in the order of add(), each the

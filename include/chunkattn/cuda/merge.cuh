@@ -5,8 +5,10 @@
 #include "../attention/state.hpp"
 #include "../kv/view.hpp"
 #include "device_plan.hpp"
+#include "evaluate.cuh"
 #include "ptx.cuh"
 #include "tile_layout.hpp"
+#include "variant_terms.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace cuda_detail {
@@ -20,9 +22,9 @@ inline constexpr float lowest_max2 = -3.0e38f;
 /// Beyond this a scaled logit is rounded by more than 2^-8.
 inline constexpr float far_max2 = 65536.0f;
 
-/// What the attention kernel is given. T: half or bfloat16.
+/// What the attention kernel is given, whatever the variant. T: half or bfloat16.
 template <class T>
-struct AttentionArguments {
+struct CallArguments {
   PlanMemory plan;
   KvView<T> kv;
   const T* q;  ///< [num_rows][num_qo_heads][head_dim], the caller's order
@@ -31,8 +33,28 @@ struct AttentionArguments {
   std::int32_t num_kv_heads;
   std::int32_t group;       ///< query heads per KV head
   std::int32_t num_stages;  ///< cp.async stages, 2..4
-  float scale2;             ///< sm_scale * log2(e)
+  float scale2;             ///< log2(e), times sm_scale unless a variant scales
 };
+
+/// The same with what a variant adds: nothing where there is none.
+template <class T, class V = Plain>
+struct AttentionArguments : CallArguments<T> {
+  VariantTerms<V> variant;
+};
+template <class T>
+struct AttentionArguments<T, Plain> : CallArguments<T> {};
+
+/// The same for `variant` of q·k times `sm_scale`.
+template <class T, class V>
+[[nodiscard]] AttentionArguments<T, V> with_variant(CallArguments<T> call, const V& variant,
+                                                    float sm_scale) {
+  constexpr float log2e = 1.4426950408889634f;
+  call.scale2 = VariantTerms<V>::changes_logits ? log2e : sm_scale * log2e;
+  if constexpr (std::is_same_v<V, Plain>)
+    return {call};
+  else
+    return {call, terms_of(variant, sm_scale)};
+}
 
 template <class T>
 struct alignas(8) Packed4 {
@@ -115,12 +137,31 @@ CHUNKATTN_DEVICE void add_partials(const PlanMemory& plan, const Task& task, int
   }
 }
 
+/// The place of row i of a tile, with what row_len and row_index say of it.
+template <class T>
+CHUNKATTN_DEVICE Line line_of(const CallArguments<T>& args, int row_len, int row_index) {
+  if (row_index < 0) return {-1, -1, 0};
+  const int num_qo_heads = args.num_kv_heads * args.group;
+  const int row = row_index / num_qo_heads;
+  return {row_len - 1, row, row_index - row * num_qo_heads};
+}
+
+/// Adds the variant's logit without a value: by the one task that writes the row, so once.
+template <class T, class V>
+CHUNKATTN_DEVICE void add_sink(const AttentionArguments<T, V>& args, int row_len, int row_index,
+                               RowResult& result) {
+  Line line = line_of(args, row_len, row_index);
+  if (line.query < 0) line.query = 0;  // a row that sees nothing has its sink
+  const float sink2 = as_real(Evaluator{line, 0.0f, 0}.of(args.variant.sink)) * 1.4426950408889634f;
+  result.add({sink2, sink2 <= empty_max2 ? 0.0f : 1.0f}, Float4{});  // a NaN is something
+}
+
 /// Reduces and writes the rows of a task.
 ///
 /// Final: adds the partials task.merge_* in path order and writes q-typed output rows.
 /// Otherwise: writes one normalised fp32 partial per row.
-template <class T, int HeadDim, int TileRows, bool Final>
-CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T>& args, const Task& task,
+template <class T, int HeadDim, int TileRows, bool Final, class V>
+CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T, V>& args, const Task& task,
                                  const unsigned char* shared, bool streamed) {
   using Layout = SharedLayout<HeadDim>;
   const int* row_index = reinterpret_cast<const int*>(shared + Layout::row_index);
@@ -133,6 +174,9 @@ CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T>& args, const Task& 
     RowResult result;
     if constexpr (Final) add_partials<HeadDim>(args.plan, task, row_partial[row], column, result);
     if (streamed) add_warps<HeadDim, TileRows>(shared, row, column, result);
+    if constexpr (Final && VariantTerms<V>::has_sinks)
+      add_sink(args, reinterpret_cast<const int*>(shared + Layout::row_len)[row], row_index[row],
+               result);
     const float scale = normaliser(result.state);
     float(&o)[4] = result.o;
     for (int j = 0; j < 4; ++j) o[j] *= scale;

@@ -12,7 +12,7 @@
 #include "launch.cuh"
 #include "locate.hpp"
 #include "runtime.cuh"
-#include "schedule.hpp"
+#include "schedules.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -26,6 +26,7 @@ struct CudaLimits {
   std::int32_t max_pieces = 0;        ///< extent of the piece array; 64 * max_rows + 4096
   std::int32_t max_copies = 0;        ///< max_rows
   std::int32_t max_partial_rows = 0;  ///< rows with partial results; 4 * max_rows + 256
+  std::int32_t max_windows = 0;       ///< windows whose task lists are kept, at most 7; 2
 };
 
 /// What ChunkAttention<Cuda>::prepare() had to do, counted for tests and for curious users.
@@ -57,6 +58,9 @@ namespace cuda_detail {
   detail::check_argument(limits.max_copies >= 0, "limits.max_copies", limits.max_copies, "a count");
   detail::check_argument(limits.max_partial_rows >= 0, "limits.max_partial_rows",
                          limits.max_partial_rows, "a count");
+  detail::check_argument(limits.max_windows >= 0 && limits.max_windows < Schedules::most,
+                         "limits.max_windows", limits.max_windows, "at most 7");
+  if (limits.max_windows == 0) limits.max_windows = 2;
   if (limits.max_segments == 0) limits.max_segments = 4 * limits.max_rows;
   if (limits.max_pieces == 0) limits.max_pieces = 64 * limits.max_rows + 4096;
   if (limits.max_copies == 0) limits.max_copies = limits.max_rows;
@@ -67,7 +71,6 @@ namespace cuda_detail {
 /// Arrays of a plan that the device has a copy of.
 struct PlanArray {
   enum Index {
-    header,
     segments,
     pieces,
     row_token,
@@ -75,21 +78,29 @@ struct PlanArray {
     row_kv_len,
     writes,
     copies,
-    tasks,
-    merges,
-    count
+    lists,  // header, tasks and merges of each schedule
+    most = lists + 3 * Schedules::most
   };
+  static constexpr int header(int schedule) noexcept { return lists + 3 * schedule; }
+  static constexpr int tasks(int schedule) noexcept { return lists + 3 * schedule + 1; }
+  static constexpr int merges(int schedule) noexcept { return lists + 3 * schedule + 2; }
+
+  /// Bytes of an element.
+  static constexpr std::size_t element_bytes(int array) noexcept {
+    constexpr std::size_t of_plan[lists] = {
+        sizeof(Segment),      sizeof(Piece),       sizeof(std::int32_t), sizeof(std::int32_t),
+        sizeof(std::int32_t), sizeof(WriteTarget), sizeof(RowCopy)};
+    constexpr std::size_t of_list[3] = {sizeof(PlanHeader), sizeof(Task), sizeof(Merge)};
+    return array < lists ? of_plan[array] : of_list[(array - lists) % 3];
+  }
 };
-/// Bytes of an element of each.
-inline constexpr std::size_t plan_element_bytes[PlanArray::count] = {
-    sizeof(PlanHeader),   sizeof(Segment),      sizeof(Piece),       sizeof(std::int32_t),
-    sizeof(std::int32_t), sizeof(std::int32_t), sizeof(WriteTarget), sizeof(RowCopy),
-    sizeof(Task),         sizeof(Merge)};
 
 /// Where each array lies in the workspace; the uploaded part comes first and is mirrored in pinned
 /// memory.
 struct WorkspaceLayout {
-  std::size_t offset[PlanArray::count] = {};
+  std::size_t offset[PlanArray::most] = {};
+  int num_schedules = 0;
+  int num_arrays = 0;
   std::size_t upload_bytes = 0;
   std::size_t counters = 0, flags = 0;  // zero at first
   std::size_t partial_out = 0, partial_lse = 0;
@@ -104,17 +115,16 @@ struct WorkspaceLayout {
     capacity.tasks = size(3 * tiles + merge_tasks + 1024);
     capacity.merges = size(std::int64_t{16} * limits.max_rows + 1024);
     capacity.partials = size(std::int64_t{limits.max_partial_rows} * limits.num_qo_heads);
-    const std::size_t most[PlanArray::count] = {1,
-                                                size(limits.max_segments),
-                                                size(limits.max_pieces),
-                                                size(limits.max_rows),
-                                                size(limits.max_rows),
-                                                size(limits.max_rows),
-                                                size(limits.max_rows),
-                                                size(limits.max_copies),
-                                                capacity.tasks,
-                                                capacity.merges};
-    for (int a = 0; a < PlanArray::count; ++a) offset[a] = take(most[a] * plan_element_bytes[a]);
+    num_schedules = 1 + limits.max_windows;
+    num_arrays = PlanArray::lists + 3 * num_schedules;
+    const std::size_t most[PlanArray::lists] = {size(limits.max_segments), size(limits.max_pieces),
+                                                size(limits.max_rows),     size(limits.max_rows),
+                                                size(limits.max_rows),     size(limits.max_rows),
+                                                size(limits.max_copies)};
+    const std::size_t most_of_list[3] = {1, capacity.tasks, capacity.merges};
+    for (int a = 0; a < num_arrays; ++a)
+      offset[a] = take((a < PlanArray::lists ? most[a] : most_of_list[(a - PlanArray::lists) % 3]) *
+                       PlanArray::element_bytes(a));
     upload_bytes = total;
     counters = take(sizeof(Counters));
     flags = take(capacity.tasks * size(limits.num_kv_heads) * sizeof(std::uint32_t));
@@ -140,7 +150,8 @@ class PlanUpload {
         geometry_(geometry),
         model_(model),
         workspace_(workspace),
-        staging_{PinnedMemory(layout_.upload_bytes), PinnedMemory(layout_.upload_bytes)} {
+        staging_{PinnedMemory(layout_.upload_bytes), PinnedMemory(layout_.upload_bytes)},
+        schedules_(layout_.num_schedules) {
     const auto rows = static_cast<std::size_t>(limits.max_rows);
     kv_len_.reserve(rows);
     writes_.reserve(rows);
@@ -159,11 +170,10 @@ class PlanUpload {
       detail::fail_argument("stream", "capturing",
                             "prepare(plan, stream) before the capture: an upload inside it would "
                             "be replayed with stale contents");
-    if (changes.schedule) {
-      fresh_.build(plan, geometry_, model_, layout_.capacity);  // throws before any change
-      std::swap(scheduler_, fresh_);
-      ++counts_.schedules;
-    }
+    for (int i = 0; i < schedules_.count(); ++i)  // throws before any change
+      if (changes.schedule[i]) build(i, plan, schedules_[i].hidden());
+    for (int i = 0; i < schedules_.count(); ++i)
+      if (changes.schedule[i]) schedules_[i].take();
     segments_ = nullptr;  // a call that fails from here on leaves nothing to build upon
     upload(plan, changes, stream);
     if (changes.advance) {
@@ -173,16 +183,42 @@ class PlanUpload {
     remember(plan);
   }
 
+  /// Which schedule is for a variant that hides these keys, of the plan that was prepared last;
+  /// made and copied where there is none yet.
+  int schedule_for(const HiddenKeys& hidden, const PlanView& plan, bool capturing,
+                   cudaStream_t stream) {
+    int i = schedules_.find(hidden);
+    if (i < 0) {
+      if (capturing)
+        detail::fail_argument("stream", "capturing",
+                              "prepare(layer, plan, variant, stream) before the capture: no other "
+                              "call has used this window yet");
+      i = schedules_.replaceable();
+      if (i < 0)
+        detail::fail_argument("limits.max_windows", limits_.max_windows,
+                              "more: captured graphs use a window each");
+      build(i, plan, hidden);
+      schedules_.drop(i);
+      schedules_[i].take();
+      Changes changes;
+      changes.list(i);
+      upload(plan, changes, stream);
+      schedules_.keep(i);
+    }
+    schedules_.use(i, capturing);
+    return i;
+  }
+
   void launch_advance(cudaStream_t stream) {
     const int grid = (limits_.max_rows + 255) / 256;
     launch("advance_kernel", advance_, grid, 256, 0, stream, memory());
   }
 
-  [[nodiscard]] PlanMemory memory() const noexcept {
+  [[nodiscard]] PlanMemory memory(int schedule = 0) const noexcept {
     PlanMemory memory{};
-    memory.header = at<PlanHeader>(PlanArray::header);
-    memory.tasks = at<Task>(PlanArray::tasks);
-    memory.merges = at<Merge>(PlanArray::merges);
+    memory.header = at<PlanHeader>(PlanArray::header(schedule));
+    memory.tasks = at<Task>(PlanArray::tasks(schedule));
+    memory.merges = at<Merge>(PlanArray::merges(schedule));
     memory.segments = at<Segment>(PlanArray::segments);
     memory.pieces = at<Piece>(PlanArray::pieces);
     memory.row_token = at<std::int32_t>(PlanArray::row_token);
@@ -197,7 +233,9 @@ class PlanUpload {
     return memory;
   }
   [[nodiscard]] const WorkspaceLayout& layout() const noexcept { return layout_; }
-  [[nodiscard]] const Scheduler& scheduler() const noexcept { return scheduler_; }
+  [[nodiscard]] const Scheduler& scheduler(int schedule = 0) const noexcept {
+    return schedules_[schedule].list();
+  }
   [[nodiscard]] const UploadCounts& counts() const noexcept { return counts_; }
   void set_advance(void (*kernel)(PlanMemory)) noexcept { advance_ = kernel; }
 
@@ -222,14 +260,21 @@ class PlanUpload {
 
   // How a plan differs from what the device has.
   struct Changes {
-    bool array[PlanArray::count] = {};  // to be copied
-    bool schedule = false;              // tasks are to be chosen anew
-    bool advance = false;               // the advance kernel makes the rest
+    bool array[PlanArray::most] = {};     // to be copied
+    bool schedule[Schedules::most] = {};  // tasks are to be chosen anew
+    bool advance = false;                 // the advance kernel makes the rest
 
+    void list(int i) noexcept {
+      array[PlanArray::header(i)] = array[PlanArray::tasks(i)] = array[PlanArray::merges(i)] = true;
+    }
+    void make_list(int i) noexcept {
+      schedule[i] = true;
+      list(i);
+    }
     [[nodiscard]] bool any_array() const noexcept {
       return std::any_of(std::begin(array), std::end(array), [](bool changed) { return changed; });
     }
-    [[nodiscard]] bool any() const noexcept { return any_array() || schedule || advance; }
+    [[nodiscard]] bool any() const noexcept { return any_array() || advance; }
   };
 
   [[nodiscard]] Changes difference(const PlanView& plan) {
@@ -238,26 +283,27 @@ class PlanUpload {
                            equal(tokens_, plan.row_token, plan.num_rows) &&
                            equal(deepest_, plan.row_segment, plan.num_rows);
     if (!same_rows) {
-      std::fill(std::begin(changes.array), std::end(changes.array), true);
-      changes.schedule = true;
+      std::fill_n(changes.array, static_cast<int>(PlanArray::lists), true);
+      schedules_.drop_unused();
+      for (int i = 0; i < schedules_.count(); ++i)
+        if (schedules_.in_use(i)) changes.make_list(i);
       return changes;
     }
     if (plan.pieces_version != pieces_version_) {
       changes.array[PlanArray::segments] = changes.array[PlanArray::pieces] = true;
-      if (has_aged(plan)) {
-        changes.schedule = true;
-        changes.array[PlanArray::header] = changes.array[PlanArray::tasks] =
-            changes.array[PlanArray::merges] = true;
-      }
+      for (int i = 0; i < schedules_.count(); ++i)
+        if (schedules_.in_use(i) && schedules_[i].has_aged(plan, geometry_)) changes.make_list(i);
     }
     // Copies that every layer is to make stand there once; an older list does no harm.
     if (plan.num_copies > 0 && !equal(copies_, plan.copies, plan.num_copies))
       changes.array[PlanArray::copies] = true;
-    if (to_size(plan.num_copies) != copies_.size()) changes.array[PlanArray::header] = true;
+    if (to_size(plan.num_copies) != copies_.size()) changes.array[PlanArray::header(0)] = true;
     if (!equal(kv_len_, plan.row_kv_len, plan.num_rows) ||
         !equal(writes_, plan.writes, plan.num_rows)) {
       changes.advance = is_next_step(plan);
       changes.array[PlanArray::row_kv_len] = changes.array[PlanArray::writes] = !changes.advance;
+      for (int i = 1; i < schedules_.count(); ++i)
+        if (schedules_.in_use(i) && !schedules_[i].holds(plan)) changes.make_list(i);
     }
     return changes;
   }
@@ -275,11 +321,9 @@ class PlanUpload {
     writes_.assign(plan.writes, plan.writes + rows);
   }
 
-  // Splits were chosen for the lengths of then: an eighth more or less, and they are chosen anew.
-  bool has_aged(const PlanView& plan) {
-    const std::int64_t then = scheduler_.visible_tokens();
-    const std::int64_t now = fresh_.count_visible(plan);
-    return now > then + then / 8 || now < then - then / 8;
+  void build(int i, const PlanView& plan, const HiddenKeys& hidden) {
+    schedules_[i].build(plan, hidden, geometry_, model_, layout_.capacity);
+    ++counts_.schedules;
   }
 
   // Does advance_kernel lead from what the device has to `plan`?
@@ -298,38 +342,36 @@ class PlanUpload {
 
   void upload(const PlanView& plan, const Changes& changes, cudaStream_t stream) {
     if (!changes.any_array()) return;
-    const PlanHeader counts{plan.num_rows,
-                            plan.num_copies,
-                            scheduler_.num_chunk_first(),
-                            scheduler_.num_sequence_first(),
-                            {}};
-    const struct {
+    PlanHeader headers[Schedules::most];
+    struct {
       const void* data;
       std::size_t count;
-    } source[PlanArray::count] = {{&counts, 1},
-                                  {plan.segments, to_size(plan.num_segments)},
-                                  {plan.pieces, to_size(plan.num_pieces)},
-                                  {plan.row_token, to_size(plan.num_rows)},
-                                  {plan.row_segment, to_size(plan.num_rows)},
-                                  {plan.row_kv_len, to_size(plan.num_rows)},
-                                  {plan.writes, to_size(plan.num_rows)},
-                                  {plan.copies, to_size(plan.num_copies)},
-                                  {scheduler_.tasks().data(), scheduler_.tasks().size()},
-                                  {scheduler_.merges().data(), scheduler_.merges().size()}};
-    next_ ^= 1;
+    } source[PlanArray::most] = {
+        {plan.segments, to_size(plan.num_segments)}, {plan.pieces, to_size(plan.num_pieces)},
+        {plan.row_token, to_size(plan.num_rows)},    {plan.row_segment, to_size(plan.num_rows)},
+        {plan.row_kv_len, to_size(plan.num_rows)},   {plan.writes, to_size(plan.num_rows)},
+        {plan.copies, to_size(plan.num_copies)}};
+    for (int i = 0; i < schedules_.count(); ++i) {
+      const Scheduler& list = scheduler(i);
+      headers[i] = {
+          plan.num_rows, plan.num_copies, list.num_chunk_first(), list.num_sequence_first(), {}};
+      source[PlanArray::header(i)] = {&headers[i], 1};
+      source[PlanArray::tasks(i)] = {list.tasks().data(), list.tasks().size()};
+      source[PlanArray::merges(i)] = {list.merges().data(), list.merges().size()};
+    }
     std::byte* const staging = free_staging();
     // Neighbours travel together where what lies between them is little.
-    for (int a = 0; a < PlanArray::count;) {
+    for (int a = 0; a < layout_.num_arrays;) {
       if (!changes.array[a] || source[a].count == 0) {
         ++a;
         continue;
       }
       const std::size_t begin = layout_.offset[a];
       std::size_t end = begin;
-      for (; a < PlanArray::count && changes.array[a] &&
+      for (; a < layout_.num_arrays && changes.array[a] &&
              (end == begin || layout_.offset[a] - end <= merge_gap);
            ++a) {
-        const std::size_t bytes = source[a].count * plan_element_bytes[a];
+        const std::size_t bytes = source[a].count * PlanArray::element_bytes(a);
         if (bytes > 0) std::memcpy(staging + layout_.offset[a], source[a].data, bytes);
         end = layout_.offset[a] + bytes;
       }
@@ -357,7 +399,7 @@ class PlanUpload {
   static std::size_t to_size(std::int32_t n) noexcept { return static_cast<std::size_t>(n); }
 
   template <class E>
-  [[nodiscard]] E* at(PlanArray::Index array) const noexcept {
+  [[nodiscard]] E* at(int array) const noexcept {
     return reinterpret_cast<E*>(workspace_ + layout_.offset[array]);
   }
 
@@ -373,7 +415,7 @@ class PlanUpload {
   bool in_doubt_[2] = {};  // an upload failed after some of its copies
   int next_ = 0;
   void (*advance_)(PlanMemory) = nullptr;
-  Scheduler scheduler_, fresh_;
+  Schedules schedules_;
   UploadCounts counts_;
   // What the device has.
   const Segment* segments_ = nullptr;

@@ -204,6 +204,11 @@ CHUNKATTN_DEVICE float log2(float x) {
   return log2f(x);
 }
 
+/// a / b within two units in the last place, for |b| between 2^-126 and 2^126.
+CHUNKATTN_DEVICE float divide(float a, float b) {
+  return __fdividef(a, b);
+}
+
 }  // namespace ptx
 CHUNKATTN_NAMESPACE_END
 

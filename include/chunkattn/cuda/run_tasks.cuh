@@ -20,7 +20,7 @@ class TaskQueue {
   using Layout = SharedLayout<HeadDim>;
 
  public:
-  CHUNKATTN_DEVICE TaskQueue(const AttentionArguments<T>& args, unsigned char* shared)
+  CHUNKATTN_DEVICE TaskQueue(const CallArguments<T>& args, unsigned char* shared)
       : args_(args),
         tasks_(reinterpret_cast<Task*>(shared + Layout::tasks)),
         tickets_(reinterpret_cast<int*>(shared + Layout::tickets)),
@@ -65,7 +65,7 @@ class TaskQueue {
  private:
   CHUNKATTN_DEVICE static bool is_last_thread() { return ptx::thread_index() == block_threads - 1; }
 
-  const AttentionArguments<T>& args_;
+  const CallArguments<T>& args_;
   Task* tasks_;   // [2]
   int* tickets_;  // [2]
   int num_chunk_first_, items_;
@@ -79,7 +79,7 @@ class PartialsWait {
   static constexpr int first_thread = block_threads / 2;
 
  public:
-  CHUNKATTN_DEVICE PartialsWait(const AttentionArguments<T>& args, const Task& task, int kv_head,
+  CHUNKATTN_DEVICE PartialsWait(const CallArguments<T>& args, const Task& task, int kv_head,
                                 std::uint32_t launch, unsigned char* shared)
       : args_(args),
         task_(task),
@@ -120,7 +120,7 @@ class PartialsWait {
     return true;
   }
 
-  const AttentionArguments<T>& args_;
+  const CallArguments<T>& args_;
   const Task& task_;
   int kv_head_;
   std::uint32_t launch_;
@@ -129,22 +129,22 @@ class PartialsWait {
 
 /// The partial results of a chunk-first task are there, for whoever acquires it.
 template <class T>
-CHUNKATTN_DEVICE void publish_partials(const AttentionArguments<T>& args, const Task& task,
-                                       int kv_head, std::uint32_t launch) {
+CHUNKATTN_DEVICE void publish_partials(const CallArguments<T>& args, const Task& task, int kv_head,
+                                       std::uint32_t launch) {
   ptx::barrier();  // all threads' rows are stored
   if (ptx::thread_index() == 0)
     ptx::store_release(&args.plan.flags[task.flag * args.num_kv_heads + kv_head], launch);
 }
 
-template <class T, int HeadDim, int TileRows>
-CHUNKATTN_DEVICE void run_task(const AttentionArguments<T>& args, TaskQueue<T, HeadDim>& queue,
+template <class T, int HeadDim, int TileRows, class V>
+CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T, HeadDim>& queue,
                                std::uint32_t launch, unsigned char* shared) {
   const Task& task = queue.task();
   const int kv_head = queue.kv_head();
   PartialsWait<T, HeadDim> partials(args, task, kv_head, launch, shared);
   queue.draw();
   partials.look();
-  TileAttention<T, HeadDim, TileRows> tile(args, task, kv_head, shared);
+  TileAttention<T, HeadDim, TileRows, V> tile(args, task, kv_head, shared);
   const bool streamed = tile.run();
   queue.fetch();
   if (queue.is_chunk_first()) {
@@ -156,8 +156,8 @@ CHUNKATTN_DEVICE void run_task(const AttentionArguments<T>& args, TaskQueue<T, H
   }
 }
 
-template <class T, int HeadDim>
-CHUNKATTN_DEVICE void run_tasks(const AttentionArguments<T>& args) {
+template <class T, int HeadDim, class V>
+CHUNKATTN_DEVICE void run_tasks(const AttentionArguments<T, V>& args) {
   unsigned char* shared = ptx::dynamic_shared();
   Counters& counters = *args.plan.counters;
   const std::uint32_t launch = counters.launches + 1;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "../attention/variant.hpp"
 #include "../base/error.hpp"
 #include "../plan/view.hpp"
 #include "cost_model.hpp"
@@ -31,11 +32,14 @@ namespace cuda_detail {
 /// Builds task lists. Keeps its memory from call to call.
 class Scheduler {
  public:
+  /// \param hidden  [num_rows] keys that a row does not see for certain, nothing beyond its own; or
+  ///                null. Read here only.
   /// \throws InvalidArgument if the rows of a segment are not contiguous, or if even the plainest
   ///         schedule does not fit `capacity`.
   void build(const PlanView& plan, const Geometry& geometry, const CostModel& model,
-             const ScheduleCapacity& capacity) {
+             const ScheduleCapacity& capacity, const KeyRange* hidden = nullptr) {
     plan_ = plan;
+    hidden_ = hidden;
     geometry_ = geometry;
     model_ = model;
     measure();
@@ -61,8 +65,11 @@ class Scheduler {
   [[nodiscard]] std::int64_t visible_tokens() const noexcept { return visible_tokens_; }
 
   /// What visible_tokens() would be now: tells when a schedule has aged.
-  [[nodiscard]] std::int64_t count_visible(const PlanView& plan) {
+  [[nodiscard]] std::int64_t count_visible(const PlanView& plan, const Geometry& geometry,
+                                           const KeyRange* hidden = nullptr) {
     plan_ = plan;
+    geometry_ = geometry;
+    hidden_ = hidden;
     measure();
     return visible_tokens_;
   }
@@ -70,6 +77,7 @@ class Scheduler {
  private:
   struct Node {
     std::int32_t kv_len = 0;        // the most any row below sees
+    KeyRange hidden{0, open_end};   // from all rows below
     std::int32_t tokens = 0;        // of this segment, visible to some row
     std::int32_t direct_begin = 0;  // rows whose path ends here
     std::int32_t direct_count = 0;
@@ -107,12 +115,13 @@ class Scheduler {
                              "the rows of a segment side by side");
       ++node.direct_count;
       node.kv_len = std::max(node.kv_len, plan_.row_kv_len[row]);
+      node.hidden = common(node.hidden, hidden_from(row));
     }
     visible_tokens_ = 0;
     for (int s = plan_.num_segments - 1; s >= 0; --s) {
       Node& node = nodes_[index(s)];
       const Segment& segment = plan_.segments[s];
-      node.tokens = std::clamp(node.kv_len - segment.position, 0, segment.length);
+      node.tokens = visible_between(segment.position, end_of(segment, node), node.hidden);
       visible_tokens_ += node.tokens;
       if (node.direct_count > 0) {
         ++node.branches;
@@ -121,10 +130,28 @@ class Scheduler {
       if (segment.parent >= 0 && segment.row_end > segment.row_begin) {
         Node& parent = nodes_[index(segment.parent)];
         parent.kv_len = std::max(parent.kv_len, node.kv_len);
+        parent.hidden = common(parent.hidden, node.hidden);
         ++parent.branches;
         parent.branch_tile_rows += padded(packed(segment.row_end - segment.row_begin));
       }
     }
+  }
+
+  [[nodiscard]] KeyRange hidden_from(int row) const noexcept {
+    return hidden_ != nullptr ? hidden_[row] : KeyRange{};
+  }
+  // What is in both. Ranges that are empty have something empty in common.
+  [[nodiscard]] static KeyRange common(KeyRange a, KeyRange b) noexcept {
+    return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
+  }
+  // Positions [begin, end) that are not hidden.
+  [[nodiscard]] static std::int32_t visible_between(std::int32_t begin, std::int32_t end,
+                                                    KeyRange hidden) noexcept {
+    return KeyRange{begin, end}.size() - common({begin, end}, hidden).size();
+  }
+  // One past the last position of a segment that some row below may see.
+  [[nodiscard]] static std::int32_t end_of(const Segment& segment, const Node& node) noexcept {
+    return std::min(segment.position + segment.length, node.kv_len);
   }
 
   // Top-down: a run either becomes a task shared by all rows below, or goes on into each branch.
@@ -137,7 +164,7 @@ class Scheduler {
       const Node* parent = segment.parent >= 0 ? &nodes_[index(segment.parent)] : nullptr;
       const bool fresh = parent == nullptr || parent->shared;
       node.run_begin = fresh ? segment.position : parent->run_begin;
-      node.run_tokens = (fresh ? 0 : parent->run_tokens) + node.tokens;
+      node.run_tokens = visible_between(node.run_begin, end_of(segment, node), node.hidden);
       node.shared = false;
       const int rows = packed(segment.row_end - segment.row_begin);
       if (!share || node.branches < 2 || node.run_tokens == 0) continue;
@@ -180,7 +207,11 @@ class Scheduler {
   }
 
   int add_run(int segment, int row_begin, int row_end, const Node& node, int above) {
-    runs_.push_back({segment, row_begin, row_end, node.run_begin, node.run_tokens, above});
+    Run run{segment, row_begin, row_end, node.run_begin, node.run_tokens, above};
+    run.hidden = node.hidden;
+    if (run.hidden.begin <= run.position)  // it begins with what is seen
+      run.position = std::max(run.position, run.hidden.end);
+    runs_.push_back(run);
     return static_cast<int>(runs_.size()) - 1;
   }
 
@@ -212,12 +243,11 @@ class Scheduler {
     num_partials_ += std::int64_t{run.partial_stride} * run.splits;
     run.flag_base = static_cast<std::int32_t>(tasks_.size());  // as many tasks as flags before this
     for (int i = 0; i < run.splits; ++i) {
-      const int begin = run.position + i * run.step;
       const bool open = i == run.splits - 1;
       Task task{};
       task.segment = run.segment;
-      task.position_begin = begin;
-      task.position_end = open ? open_end : begin + run.step;
+      task.position_begin = run.position_of(i * run.step);
+      task.position_end = open ? open_end : run.position_of((i + 1) * run.step);
       task.partial_base = run.partial_base + i * run.partial_stride;
       task.flag = static_cast<std::int32_t>(tasks_.size());
       add_tiles(run, task, true);
@@ -269,11 +299,14 @@ class Scheduler {
   // Positions of a task that one of its rows sees.
   [[nodiscard]] std::int32_t visible_tokens(const Run& run, const Task& task) const noexcept {
     std::int32_t seen = 0;
+    KeyRange hidden{0, open_end};
     const int last = (task.row_begin + task.row_count - 1) / geometry_.group();
-    for (int row = task.row_begin / geometry_.group(); row <= last; ++row)
+    for (int row = task.row_begin / geometry_.group(); row <= last; ++row) {
       seen = std::max(seen, plan_.row_kv_len[row]);
-    const std::int32_t end = std::min({seen, task.position_end, run.position + run.tokens});
-    return std::clamp(end - task.position_begin, 0, run.tokens);
+      hidden = common(hidden, hidden_from(row));
+    }
+    const std::int32_t end = std::min({seen, task.position_end, run.position_of(run.tokens)});
+    return visible_between(task.position_begin, end, hidden);
   }
 
   // Longest first; among equals the plan's order, so that tiles of one run stay neighbours.
@@ -292,6 +325,7 @@ class Scheduler {
   static std::size_t index(std::int32_t i) noexcept { return static_cast<std::size_t>(i); }
 
   PlanView plan_;
+  const KeyRange* hidden_ = nullptr;  // [num_rows] or null
   Geometry geometry_;
   CostModel model_;
   std::vector<Node> nodes_;

@@ -14,13 +14,15 @@
 #include "../base/bit_cast.hpp"
 #include "merge.cuh"
 #include "piece_cursor.cuh"
+#include "variant_tile.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace cuda_detail {
 
 /// Queries, K/V stages and tables of one block, and the loop over them.
-template <class T, int HeadDim, int TileRows>
+template <class T, int HeadDim, int TileRows, class V>
 class TileAttention {
+  using Variant = VariantTerms<V>;
   using Layout = SharedLayout<HeadDim>;
   using Warps = WarpLayout<HeadDim, TileRows>;
   static constexpr int kv_tile = Warps::kv_tile;
@@ -28,11 +30,12 @@ class TileAttention {
   static constexpr int k_steps = HeadDim / 16;
   // Query fragments stay in registers where these suffice; elsewhere they are read again per tile
   // (16 KB more of shared memory beside the 128 KB that four warps read of K and V).
-  static constexpr bool q_in_registers = HeadDim <= 64 || (HeadDim <= 128 && TileRows < 64);
+  static constexpr bool q_in_registers =
+      HeadDim <= 64 || (HeadDim <= 128 && TileRows < 64 && !Variant::hides_keys);
 
  public:
-  CHUNKATTN_DEVICE TileAttention(const AttentionArguments<T>& args, const Task& task, int kv_head,
-                                 unsigned char* shared)
+  CHUNKATTN_DEVICE TileAttention(const AttentionArguments<T, V>& args, const Task& task,
+                                 int kv_head, unsigned char* shared)
       : args_(args), task_(task), kv_head_(kv_head), shared_(shared), cursor_(args.plan, task) {
     const int thread = ptx::opaque(ptx::thread_index());
     const int warp = thread / 32;
@@ -49,11 +52,13 @@ class TileAttention {
     ptx::barrier();  // row table
     const int end = find_bounds();
     const int begin = task_.position_begin;
-    const int num_tiles = end > begin ? (end - begin + kv_tile - 1) / kv_tile : 0;
+    int num_tiles = end > begin ? (end - begin + kv_tile - 1) / kv_tile : 0;
+    if constexpr (Variant::skips_keys) num_tiles -= find_hidden_tiles(begin, end);
     if (num_tiles == 0) return false;
 
     const int stages = args_.num_stages;
-    for (int tile = 0; tile < stages; ++tile) make_token_table(begin + tile * kv_tile, tile, end);
+    for (int tile = 0; tile < stages; ++tile)
+      make_token_table(begin + tile * kv_tile + hidden_before(tile), tile, end);
     load_queries();
     ptx::barrier();  // token tables
     for (int tile = 0; tile < stages - 1; ++tile) {
@@ -68,10 +73,12 @@ class TileAttention {
       if (tile == 0 && q_in_registers) read_query_fragments();
       if (tile + stages - 1 < num_tiles) load_tile(stage > 0 ? stage - 1 : stages - 1);
       ptx::cp_async_commit();
-      const int tile_begin = begin + tile * kv_tile;
-      make_token_table(tile_begin + stages * kv_tile, stage, end);
-      if (min_len_ < end && tile_begin + kv_tile > min_len_)
-        take_out_specials(stage, tile_begin, end);
+      int tile_begin = begin + tile * kv_tile;
+      make_token_table(tile_begin + stages * kv_tile + hidden_before(tile + stages), stage, end);
+      tile_begin += hidden_before(tile);
+      if constexpr (!Variant::hides_keys)
+        if (min_len_ < end && tile_begin + kv_tile > min_len_)
+          take_out_specials(stage, tile_begin, end);
       attend(stage, tile_begin + kv_warp_ * Warps::warp_tokens, end);
       stage = stage + 1 < stages ? stage + 1 : 0;
     }
@@ -122,6 +129,17 @@ class TileAttention {
     int end = last.position + last.length;
     end = task_.position_end < end ? task_.position_end : end;
     return most < end ? most : end;
+  }
+
+  CHUNKATTN_DEVICE int find_hidden_tiles(int begin, int end) {
+    return hidden_.find(args_.variant.skipping,
+                        reinterpret_cast<const int*>(shared_ + Layout::row_len), task_.row_count,
+                        begin, end, kv_tile);
+  }
+  // Positions that are left out before the task's tile number `tile`.
+  CHUNKATTN_DEVICE int hidden_before(int tile) {
+    if constexpr (Variant::skips_keys) return hidden_.before(tile);
+    return 0;
   }
 
   // Where the rows of a tile lie: one token per thread, the ring of tables one round ahead of the
@@ -252,8 +270,20 @@ class TileAttention {
     const ptx::SharedAddress v = k + stage_bytes(HeadDim) / 2;
     Scores s;
     multiply_keys(k, s);
-    softmax(position, end, s);
-    add_values(v, s);
+    if constexpr (Variant::changes_logits) variant_tile(position, end).change_logits(s);
+    if constexpr (Variant::hides_keys) {
+      const bool hidden = variant_tile(position, end).hide_keys(s);
+      softmax(s);
+      if (!hidden)
+        add_values(v, s);
+      else if (ptx::any(add_values<true>(v, s) != 0))
+        add_specials(v, position, end);
+    } else {
+      if (position + Warps::warp_tokens > min_len_ || position + Warps::warp_tokens > end)
+        mask(position, end, s);
+      softmax(s);
+      add_values(v, s);
+    }
   }
 
   // S = Q K^T.
@@ -284,9 +314,8 @@ class TileAttention {
   // The online softmax: S becomes P, outputs and sums are rescaled where a maximum has moved. The
   // maximum is that of the logits as mma left them; scaling is part of the one operation before
   // exp2. A NaN does not move it, but stays in P.
-  CHUNKATTN_DEVICE void softmax(int position, int end, Scores& s) {
+  CHUNKATTN_DEVICE void softmax(Scores& s) {
     constexpr int tokens = Warps::warp_tokens;
-    if (position + tokens > min_len_ || position + tokens > end) mask(position, end, s);
     float max[2];
     CHUNKATTN_UNROLL
     for (int half_tile = 0; half_tile < 2; ++half_tile) {
@@ -336,6 +365,15 @@ class TileAttention {
     }
   }
 
+  // This lane's part of 16 rows and one warp's tokens, as the variant sees it.
+  CHUNKATTN_DEVICE auto variant_tile(int position, int end) {
+    const int* row_len = reinterpret_cast<const int*>(shared_ + Layout::row_len);
+    const int* row_index = reinterpret_cast<const int*>(shared_ + Layout::row_index);
+    return VariantTile<T, V, Warps::warp_tokens>(args_, row_len + row_warp_ * 16,
+                                                 row_index + row_warp_ * 16, ptx::opaque(lane_),
+                                                 position, end);
+  }
+
   // Brings outputs and sums to the new maxima.
   CHUNKATTN_DEVICE void rescale(const float (&max)[2]) {
     bool far = false;
@@ -362,14 +400,15 @@ class TileAttention {
   }
 
   // O += P V. P's accumulator layout is the A operand's: two groups of 8 tokens make a step of 16.
-  CHUNKATTN_DEVICE void add_values(ptx::SharedAddress v, const Scores& s) {
-    constexpr int tokens = Warps::warp_tokens;
+  // Where some row does not see some token (`Mixed`), without infinities and NaN of V: not 0 if
+  // there are any.
+  template <bool Mixed = false>
+  CHUNKATTN_DEVICE std::uint32_t add_values(ptx::SharedAddress v, const Scores& s) {
     constexpr int columns = Warps::warp_columns;
-    const int lane = ptx::opaque(lane_);
-    const int v_start =
-        at_step(swizzled(kv_warp_ * tokens + lane % 16, lane / 16), column_warp_ * (columns / 16));
+    const int v_start = first_value();
+    std::uint32_t special = 0;
     CHUNKATTN_UNROLL
-    for (int step = 0; step < tokens / 16; ++step) {
+    for (int step = 0; step < Warps::warp_tokens / 16; ++step) {
       const std::uint32_t p[4] = {ptx::pack<T>(s[2 * step][0], s[2 * step][1]),
                                   ptx::pack<T>(s[2 * step][2], s[2 * step][3]),
                                   ptx::pack<T>(s[2 * step + 1][0], s[2 * step + 1][1]),
@@ -378,9 +417,46 @@ class TileAttention {
       for (int n = 0; n < columns / 16; ++n) {
         std::uint32_t b[4];
         ptx::ldmatrix_x4_trans(b, v + (at_step(v_start, n) + step * bytes_of_16_rows));
+        if constexpr (Mixed) special |= Pair<T>::take_specials(b);
         ptx::mma<T>(out_[2 * n], p, b[0], b[1]);
         ptx::mma<T>(out_[2 * n + 1], p, b[2], b[3]);
       }
+    }
+    return special;
+  }
+
+  // Where this lane finds its row of the first matrix of V that its warp multiplies by.
+  CHUNKATTN_DEVICE int first_value() {
+    const int lane = ptx::opaque(lane_);
+    return at_step(swizzled(kv_warp_ * Warps::warp_tokens + lane % 16, lane / 16),
+                   column_warp_ * (Warps::warp_columns / 16));
+  }
+
+  // Makes NaN of the outputs of rows that see an infinity or NaN of their column. Rare: it may be
+  // slow, but must not need more registers than the rest.
+  CHUNKATTN_DEVICE void add_specials(ptx::SharedAddress v, int position, int end) {
+    const int v_start = first_value();
+    CHUNKATTN_UNROLL
+    for (int n = 0; n < Warps::warp_columns / 16; ++n) {
+      float found[2][4] = {};
+      CHUNKATTN_UNROLL_BY(1)
+      for (int step = 0; step < Warps::warp_tokens / 16; ++step) {
+        const auto tile = variant_tile(position + step * 16, end);
+        std::uint32_t seen[4];
+        CHUNKATTN_UNROLL
+        for (int i = 0; i < 4; ++i)
+          seen[i] = Pair<T>::of(tile.sees(i % 2, i / 2 * 8), tile.sees(i % 2, i / 2 * 8 + 1));
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, v + (at_step(v_start, n) + step * bytes_of_16_rows));
+        CHUNKATTN_UNROLL
+        for (int i = 0; i < 4; ++i) b[i] = Pair<T>::specials(b[i]) & Pair<T>::ones;
+        ptx::mma<T>(found[0], seen, b[0], b[1]);
+        ptx::mma<T>(found[1], seen, b[2], b[3]);
+      }
+      CHUNKATTN_UNROLL
+      for (int i = 0; i < 8; ++i)
+        if (found[i / 4][i % 4] > 0)
+          out_[2 * n + i / 4][i % 4] = detail::bit_cast<float>(0x7fc00000u);
     }
   }
 
@@ -404,13 +480,14 @@ class TileAttention {
     }
   }
 
-  const AttentionArguments<T>& args_;
+  const AttentionArguments<T, V>& args_;
   const Task& task_;
   int kv_head_;
   unsigned char* shared_;
   PieceCursor cursor_;
   int lane_ = 0, row_warp_ = 0, column_warp_ = 0, kv_warp_ = 0;
   int min_len_ = 0;
+  std::conditional_t<Variant::skips_keys, HiddenTiles, NoTerm> hidden_;
   std::uint32_t query_[q_in_registers ? k_steps : 1][4];
   float out_[Warps::warp_columns / 8][4] = {};
   float max_[2] = {empty_max, empty_max};  // of q k, not scaled

@@ -342,7 +342,9 @@ class Engine {
     const std::ptrdiff_t to = call.qo_index(row, qo_head);
     float factor = normaliser(softmax);
     if constexpr (HasSinks<V>) {
-      if (const float sink = call.variant.sink(qo_head); !is_empty_lse(sink)) {
+      const Place at{call.plan.row_token[row], std::max(call.plan.row_kv_len[row] - 1, 0), 0,
+                     qo_head};
+      if (const float sink = sink_of<width>(call.variant, at); !is_empty_lse(sink)) {
         const MergedState merged = merge_states(softmax, {sink, 1.0f});
         factor = merged.weight_a * normaliser(merged.state);
         softmax = merged.state;

@@ -64,6 +64,14 @@ CHUNKATTN_INLINE auto terms_of(const Variant& variant, const Lanes& at) {
   return Terms<W, Lanes, decltype(logit()), decltype(visible())>{at, logit(), visible()};
 }
 
+/// The variant's one more logit of a row and head.
+template <int W, class Variant>
+CHUNKATTN_INLINE float sink_of(const Variant& variant, const Place& at) {
+  const KeyLanes<W> lanes{at};
+  const Evaluator<W, KeyLanes<W>> evaluate{lanes, simd::zero<W>(), at.key};
+  return as_real<W>(evaluate.of(lanes::expression(variant.sink(lanes::At{}))))[0];
+}
+
 /// No variant: nothing is asked, nothing is passed.
 struct NoRules {
   static constexpr bool change_logits = false;

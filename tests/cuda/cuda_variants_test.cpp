@@ -1,0 +1,291 @@
+// Variants of attention on the emulated GPU: the CPU's matrix, against the same definitions.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "simt/variants.hpp"
+#include "support/guarded_table.hpp"
+#include "support/level_plan.hpp"
+
+using namespace chunkattn;
+
+namespace {
+
+template <class Case>
+void check_types(std::uint64_t stream) {
+  test::check_variant_on<Case, half>(simt::CudaModes<16>{}, stream);
+  test::check_variant_on<Case, bfloat16>(simt::CudaModes<16>{}, stream + 1);
+}
+
+}  // namespace
+
+TEST_CASE("soft cap") {
+  check_types<test::SoftCapCase>(10);
+}
+TEST_CASE("sliding window, with and without first tokens") {
+  check_types<test::WindowCase>(20);
+}
+TEST_CASE("learned sinks") {
+  check_types<test::SinksCase>(30);
+}
+TEST_CASE("linear biases") {
+  check_types<test::AlibiCase>(40);
+}
+TEST_CASE("a bias by row, position and head") {
+  check_types<test::BiasCase>(50);
+}
+TEST_CASE("a mask by row, position and head") {
+  check_types<test::MaskCase>(60);
+}
+TEST_CASE("a user's own") {
+  check_types<test::UserCase>(70);
+}
+
+namespace {
+
+/// Fewer problems, since wide heads take long here.
+template <class Case, class T, int HeadDim>
+void check_dim(std::uint64_t stream) {
+  test::Random random(stream);
+  simt::CudaModes<HeadDim> backend;
+  for (const int queries : {1, 9}) {
+    test::RandomPlanOptions options;
+    options.share = test::Share::all;
+    options.num_sequences = 3;
+    options.max_length = 90;
+    options.max_queries = queries;
+    const int group = random.pick({1, 4, 6});
+    const test::AttentionCase<T, T> problem(random, options, HeadDim, 1, group);
+    test::check_variant_case(backend, problem, group, Case(random, {group}));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("other head dimensions: other ways to share a tile among warps") {
+  check_dim<test::MaskCase, half, 64>(91);
+  check_dim<test::PairCase<test::SoftCapCase, test::WindowCase>, bfloat16, 256>(92);
+}
+
+// ---- Seams ------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int dim = 16;
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+/// Half-precision queries, all ones.
+std::vector<half> ones(std::size_t size) {
+  return std::vector<half>(size, to_half(1.0f));
+}
+
+template <class V>
+simt::StepResult<half> run(const test::RandomPlan& plan, const KvView<half>& kv,
+                           std::span<const half> q, const V& variant,
+                           const CostModel& model = simt::eager_model()) {
+  return simt::attention_step<half, dim>(kv, plan.view(), q, model, 2, 3, 0, variant);
+}
+
+/// A softmax with one more in the denominator.
+struct OneMore {
+  auto sink(lanes::At) const { return 0; }
+};
+
+struct Nobody {
+  CHUNKATTN_HD bool operator()(Place) const { return false; }
+};
+
+}  // namespace
+
+TEST_CASE("sinks count once, whatever is shared and however runs are cut") {
+  constexpr int sequences = 5, shared = 700, own = 200, heads = 4;
+  simt::current_schedule() = {};
+  const test::RandomPlan plan = test::make_two_level_plan(sequences, shared, own);
+  test::KvStorage<half> kv(plan.num_slots, 1, plan.chunk_size, dim);
+  std::fill(kv.k.begin(), kv.k.end(), to_half(0.0f));  // all tokens weigh the same
+  std::fill(kv.v.begin(), kv.v.end(), to_half(1.0f));
+  const std::vector<float> sinks{0.0f, 7.0f, 20.0f, -infinity};
+  const auto q = ones(sequences * heads * dim);
+  for (const bool share : {true, false}) {
+    CostModel model = simt::eager_model();
+    if (!share) model.wait_ps = std::int64_t{1} << 50;
+    const auto got = run(plan, kv.view, q, Sinks{sinks}, model);
+    CHECK((got.scheduler.summary().num_shared > 0) == share);
+    if (share) CHECK(got.scheduler.summary().num_split > 0);
+    for (std::size_t line = 0; line < got.lse.size(); ++line) {
+      const double others = std::exp(static_cast<double>(sinks[line % heads]));
+      const double all = shared + own + others;
+      CHECK(static_cast<double>(got.lse[line]) == doctest::Approx(std::log(all)));
+      CHECK(static_cast<double>(to_float(got.out[line * dim])) ==
+            doctest::Approx((shared + own) / all).epsilon(0.002));
+    }
+  }
+}
+
+TEST_CASE("a sink may be a number") {
+  simt::current_schedule() = {};
+  const test::RandomPlan plan = test::make_two_level_plan(1, 10, 1);
+  test::KvStorage<half> kv(plan.num_slots, 1, plan.chunk_size, dim);
+  std::fill(kv.k.begin(), kv.k.end(), to_half(0.0f));
+  std::fill(kv.v.begin(), kv.v.end(), to_half(1.0f));
+  const auto got = run(plan, kv.view, ones(dim), OneMore{});
+  CHECK(got.lse[0] == doctest::Approx(std::log(12.0f)));
+}
+
+TEST_CASE("nodes outside of every window are neither read nor listed") {
+  test::Random random(81);
+  constexpr int sequences = 6, shared = 900;
+  for (const int window : {1, 64, 100, 500, 5000}) {
+    for (const int keep : {0, 4, 100}) {
+      CAPTURE(window);
+      CAPTURE(keep);
+      const int own = random.pick({3, 64, 300});
+      test::RandomPlan plan = test::make_two_level_plan(sequences, shared, own);
+      test::KvStorage<half> kv(plan.num_slots, 1, plan.chunk_size, dim);
+      fill_kv(random, plan, kv.view);
+      const int first = std::max(0, shared + own - window);  // that a row sees, besides `keep`
+      std::vector<half> q(sequences * dim);
+      random.fill(std::span(q));
+      simt::shuffle_turns(random);
+      const auto all = run(plan, kv.view, q, SlidingWindow{window, keep});
+      // Whole tiles of 64 are read.
+      for (Piece& piece : plan.pieces)
+        if (piece.position >= keep + 63 && piece.position + piece.length <= first - 63)
+          piece.slot = 1 << 30;  // nowhere near the memory there is
+      const auto got = run(plan, kv.view, q, SlidingWindow{window, keep});
+      CHECK(got.out == all.out);
+      const auto& schedule = got.scheduler;
+      const std::int64_t seen = std::min(shared + own, keep + (shared + own - first));
+      CHECK(schedule.summary().kv_tokens <= sequences * seen);
+      if (first >= shared && keep == 0) CHECK(schedule.num_chunk_first() == 0);
+      for (const auto& task : schedule.tasks())
+        if (task.segment >= 0 && keep == 0) CHECK(task.position_begin >= first);
+    }
+  }
+}
+
+TEST_CASE("rows that see nothing: zeros, and an lse of minus infinity or of the sink") {
+  test::Random random(82);
+  simt::shuffle_turns(random);
+  const test::RandomPlan plan = test::make_two_level_plan(4, 300, 100);  // empty + empty
+  test::KvStorage<half> kv(plan.num_slots, 1, plan.chunk_size, dim);
+  fill_kv(random, plan, kv.view);
+  const auto q = ones(4 * 4 * dim);
+  const auto nothing = run(plan, kv.view, q, Mask<Nobody>{});
+  CHECK(nothing.scheduler.num_partials() > 0);
+  for (const half x : nothing.out) CHECK(to_float(x) == 0.0f);
+  for (const float x : nothing.lse) CHECK(x == -infinity);
+  const std::vector<float> sinks{1.0f, -2.0f, 300.0f, -infinity};
+  const auto sink = run(plan, kv.view, q, combine(Mask<Nobody>{}, Sinks{sinks}));
+  for (const half x : sink.out) CHECK(to_float(x) == 0.0f);
+  for (std::size_t i = 0; i < sink.lse.size(); ++i) {
+    if (i % 4 == 3)
+      CHECK(sink.lse[i] == -infinity);
+    else
+      CHECK(sink.lse[i] == doctest::Approx(sinks[i % 4]));
+  }
+}
+
+TEST_CASE("the running maximum outlasts tiles of which nothing is seen") {
+  test::Random random(83);
+  const test::RandomPlan plan = test::make_two_level_plan(3, 500, 10);
+  test::KvStorage<half> kv(plan.num_slots, 1, plan.chunk_size, dim);
+  std::fill(kv.k.begin(), kv.k.end(), to_half(-5.0f));
+  std::fill(kv.v.begin(), kv.v.end(), to_half(3.0f));
+  std::fill_n(kv.view.k_row(0, 0, 0), dim, to_half(15.0f));  // a logit of 60, others of -20
+  std::fill_n(kv.view.v_row(0, 0, 0), dim, to_half(7.0f));
+  const auto q = ones(3 * dim);
+  simt::shuffle_turns(random);
+  const auto got = run(plan, kv.view, q, SlidingWindow{2, 1});
+  for (const float x : got.lse) CHECK(x == doctest::Approx(60.0f));
+  for (const half x : got.out) CHECK(to_float(x) == 7.0f);
+}
+
+TEST_CASE("a NaN or infinity in V reaches the rows that see it, and no other") {
+  test::Random random(84);
+  for (int round = 0; round < test::scaled(12); ++round) {
+    test::RandomPlanOptions options;
+    options.share = test::Share::all;
+    options.num_sequences = 6;
+    options.max_queries = random.pick({1, 20});
+    options.max_length = random.pick({30, 120});
+    const test::AttentionCase<half, half> problem(random, options, dim, 1, 2);
+    const test::RandomPlan& plan = problem.plan;
+    const test::MaskCase mask(random, {2});
+    simt::shuffle_turns(random);
+    const auto before = run(plan, problem.kv.view, problem.q, mask.variant);
+    const std::size_t row = random.index(plan.row_kv_len.size());
+    const Piece place = test::place_of(plan, row, random.uniform(0, plan.row_kv_len[row] - 1));
+    problem.kv.view.v_row(place.slot, 0, place.begin)[3] =
+        from_float<half>(random.pick({std::nanf(""), infinity, -infinity}));
+    const auto after = run(plan, problem.kv.view, problem.q, mask.variant);
+    for (std::size_t r = 0; r < plan.row_kv_len.size(); ++r)
+      for (int head = 0; head < 2; ++head) {
+        const int token = plan.row_token[r];
+        const Piece mine = test::place_of(plan, r, place.position);
+        const bool sees =
+            place.position < plan.row_kv_len[r] && mine.slot == place.slot &&
+            mine.begin == place.begin &&
+            test::MaskCase::shows({token, plan.row_kv_len[r] - 1, place.position, head});
+        const std::size_t line = static_cast<std::size_t>(token * 2 + head) * dim;
+        for (std::size_t i = 0; i < dim; ++i) {
+          if (i == 3 && sees)
+            CHECK(!std::isfinite(to_float(after.out[line + i])));
+          else
+            CHECK(after.out[line + i] == before.out[line + i]);
+        }
+      }
+  }
+}
+
+TEST_CASE("infinite logits: what a soft cap makes of them") {
+  simt::current_schedule() = {};
+  const test::RandomPlan plan = test::make_two_level_plan(1, 10, 1);
+  test::KvStorage<half> kv(plan.num_slots, 1, plan.chunk_size, dim);
+  std::fill(kv.k.begin(), kv.k.end(), to_half(0.0f));
+  std::fill(kv.v.begin(), kv.v.end(), to_half(1.0f));
+  for (const float sign : {1.0f, -1.0f}) {
+    kv.view.k_row(0, 0, 4)[0] = to_half(sign * infinity);
+    const auto got = run(plan, kv.view, ones(dim), SoftCap{2.0f});
+    CHECK(static_cast<double>(got.lse[0]) == doctest::Approx(std::log(10 + std::exp(2.0 * sign))));
+  }
+}
+
+namespace {
+
+/// Logits of a row are multiplied by a number of its position.
+struct Tempered {
+  const float* by_position;
+  auto logit(auto s, lanes::At at) const { return s * lanes::table(by_position, at.query); }
+};
+
+}  // namespace
+
+TEST_CASE("a table by position is not read for lanes without a position") {
+  test::Random random(85);
+  const test::GuardedTable table;
+  for (std::size_t i = 0; i < table.values().size(); ++i)
+    table.values()[i] = 0.5f + 0.25f * static_cast<float>(i % 7);
+  const float* const numbers = table.values().data();
+  ReferenceVariant definition;
+  definition.logit = [numbers](double s, Place at) {
+    return s * static_cast<double>(numbers[at.query]);
+  };
+  definition.gain = 2;
+  test::RandomPlanOptions options;
+  options.share = test::Share::all;
+  options.num_sequences = 7;
+  options.max_length = 100;
+  test::RandomPlan plan = make_random_plan(random, options);
+  plan.row_kv_len[2] = 0;  // it sees nothing
+  const test::AttentionCase<half, half> problem(random, plan, dim, 1, 3);
+  const Reference reference = reference_attention(problem.kv.view, problem.plan.view(),
+                                                  std::span<const half>(problem.q), 0, definition);
+  const auto got = run(problem.plan, problem.kv.view, problem.q, Tempered{numbers});
+  CHECK(compare_with_reference(reference, std::span<const half>(got.out), unit_roundoff<half>())
+            .ok());
+}

@@ -1,0 +1,27 @@
+// Instantiates the attention kernel with each variant of the library, for the checks of compiled
+// code: nvcc -DHEAD_DIM=128 -DELEMENT=half -cubin variant_kernels.cu
+#include "chunkattn/cuda/kernels.cuh"
+
+using namespace chunkattn;
+
+/// Functions of a place, as a user writes them for both backends.
+struct Nearer {
+  CHUNKATTN_HD float operator()(Place at) const {
+    return -0.01f * static_cast<float>(at.query - at.key);
+  }
+};
+struct OddRows {
+  CHUNKATTN_HD bool operator()(Place at) const { return at.row % 2 == 1 || at.key < at.head; }
+};
+
+#define INSTANTIATE(...)                                                                  \
+  template __global__ void cuda_detail::attention_kernel<ELEMENT, HEAD_DIM, __VA_ARGS__>( \
+      const cuda_detail::AttentionArguments<ELEMENT, __VA_ARGS__>)
+
+INSTANTIATE(SoftCap);
+INSTANTIATE(SlidingWindow);
+INSTANTIATE(Sinks);
+INSTANTIATE(Alibi);
+INSTANTIATE(Bias<Nearer>);
+INSTANTIATE(Mask<OddRows>);
+INSTANTIATE(Both<SoftCap, SlidingWindow>);

@@ -1,0 +1,45 @@
+// The emulated kernels as a backend of test::check_variant_on().
+#pragma once
+
+#include <span>
+
+#include "simt/attention.hpp"
+#include "support/variant_cases.hpp"
+
+namespace simt {
+
+/// Threads and blocks in some order.
+inline void shuffle_turns(test::Random& random) {
+  current_schedule() = {random.pick({Order::forward, Order::reversed, Order::shuffled}),
+                        random.pick({Copies::at_issue, Copies::at_wait}), random.bits(),
+                        random.uniform(1, 3)};
+}
+
+template <int HeadDim>
+struct CudaModes {
+  template <class T>
+  using Query = T;
+  static constexpr int head_dim = HeadDim;
+  static constexpr int value_dim = HeadDim;
+  static constexpr int long_path = 400;  ///< tokens from which on runs are cut
+
+  test::Random random{99};
+
+  /// Calls check(out, lse, rounding) with each answer: shared and cut as often as that can be, and
+  /// neither.
+  template <class T, class V, class F>
+  void each_answer(const test::AttentionCase<T, T>& problem, const V& variant, const F& check) {
+    for (const bool eager : {true, false}) {
+      CAPTURE(eager);
+      chunkattn::CostModel model = eager_model();
+      if (!eager) model.wait_ps = std::int64_t{1} << 50;
+      shuffle_turns(random);
+      const StepResult<T> got = attention_step<T, HeadDim>(problem.kv.view, problem.plan.view(),
+                                                           std::span<const T>(problem.q), model,
+                                                           random.uniform(2, 3), 3, 0, variant);
+      check(std::span<const T>(got.out), got.lse, chunkattn::unit_roundoff<T>());
+    }
+  }
+};
+
+}  // namespace simt
