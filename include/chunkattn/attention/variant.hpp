@@ -88,7 +88,9 @@ inline void check_per_head(std::string_view name, std::size_t size, int num_qo_h
 struct SoftCap {
   float cap;  ///< positive, finite
 
+  /// The capped logit.
   auto logit(auto s, lanes::At) const { return cap * tanh(s / cap); }
+  /// Throws InvalidArgument for a cap that is none.
   void check(int) const {
     detail::check_argument(cap > 0 && detail::is_finite(cap), "SoftCap::cap", cap,
                            "a positive finite bound");
@@ -100,10 +102,13 @@ struct SlidingWindow {
   std::int32_t size;      ///< at least 1
   std::int32_t keep = 0;  ///< first tokens of the path that stay visible ("attention sinks")
 
+  /// Whether the key is in the window, or one of the first.
   auto visible(lanes::At at) const { return at.query - at.key < size || at.key < keep; }
+  /// What lies between the first keys and the window.
   [[nodiscard]] CHUNKATTN_HD KeyRange hidden(int query) const noexcept {
     return {keep, query - size + 1};
   }
+  /// Throws InvalidArgument for sizes below 1 and negative counts.
   void check(int) const {
     detail::check_argument(size > 0, "SlidingWindow::size", size, "at least 1 key");
     detail::check_argument(keep >= 0, "SlidingWindow::keep", keep, "a count");
@@ -115,7 +120,9 @@ struct SlidingWindow {
 struct Sinks {
   std::span<const float> logits;  ///< [num_qo_heads], the device's memory; minus infinity: none
 
+  /// That of the row's query head.
   auto sink(lanes::At at) const { return lanes::table(logits.data(), at.head); }
+  /// Throws InvalidArgument unless there is one for each query head.
   void check(int num_qo_heads) const {
     detail::check_per_head("Sinks::logits", logits.size(), num_qo_heads);
   }
@@ -125,9 +132,11 @@ struct Sinks {
 struct Alibi {
   std::span<const float> slopes;  ///< [num_qo_heads], the device's memory; positive
 
+  /// The logit and its bias.
   auto logit(auto s, lanes::At at) const {
     return s + lanes::table(slopes.data(), at.head) * (at.key - at.query);
   }
+  /// Throws InvalidArgument unless there is one for each query head.
   void check(int num_qo_heads) const {
     detail::check_per_head("Alibi::slopes", slopes.size(), num_qo_heads);
   }
@@ -138,6 +147,7 @@ template <class F>
 struct Bias {
   F f;  ///< called for every logit, by several threads at once
 
+  /// The logit and its bias.
   auto logit(auto s, lanes::At) const { return s + lanes::per_lane(f); }
 };
 template <class F>
@@ -148,6 +158,7 @@ template <class F>
 struct Mask {
   F f;  ///< called for every logit, by several threads at once
 
+  /// What the function says.
   auto visible(lanes::At) const { return lanes::per_lane(f); }
 };
 template <class F>
@@ -161,6 +172,7 @@ struct Both {
   A a;  ///< the first
   B b;  ///< the second
 
+  /// Through both, or the one that changes logits.
   auto logit(auto s, lanes::At at) const
     requires ChangesLogits<A> || ChangesLogits<B>
   {
@@ -171,6 +183,7 @@ struct Both {
     else
       return b.logit(a.logit(s, at), at);
   }
+  /// Whether both show the key.
   auto visible(lanes::At at) const
     requires HidesKeys<A> || HidesKeys<B>
   {
@@ -181,6 +194,7 @@ struct Both {
     else
       return a.visible(at) && b.visible(at);
   }
+  /// The longer of what they hide: both are hidden, but one range is all that can be said.
   [[nodiscard]] CHUNKATTN_HD KeyRange hidden(int query) const
     requires SkipsKeys<A> || SkipsKeys<B>
   {
@@ -190,6 +204,7 @@ struct Both {
       if (const KeyRange other = b.hidden(query); other.size() > range.size()) range = other;
     return range;
   }
+  /// That of the one which has sinks.
   auto sink(lanes::At at) const
     requires HasSinks<A> || HasSinks<B>
   {
@@ -198,6 +213,7 @@ struct Both {
     else
       return b.sink(at);
   }
+  /// Checks both.
   void check(int num_qo_heads) const {
     if constexpr (ChecksItself<A>) a.check(num_qo_heads);
     if constexpr (ChecksItself<B>) b.check(num_qo_heads);
