@@ -306,9 +306,6 @@ class EngineSimPlan : public EngineSimBase<Retention, ChunkSize> {
       expect(guard_[memory_.index(w.place)] == 0, "what is written is never written again");
       const bool spoil = spoils(step.entries[w.entry]) && (noise != 0 || w.hash == 0);
       memory_.row(w.place) = spoil ? noise : w.hash;
-      if (getenv("DBG"))
-        this->log("write " + this->text(w.place.first) + "[" + this->text(w.place.second) +
-                  "] for " + this->name(*step.entries[w.entry].live));
     }
     for (const Touched& r : step.reads) {
       expect(memory_.epoch(r.place.first) == r.epoch, "no slot that a step reads is freed");
