@@ -2,7 +2,7 @@
 #include <chunkattn/chunk_attention.hpp>
 
 #ifdef CHUNKATTN_CONTROL
-chunkattn::ChunkAttention<chunkattn::Cpu, 256> attention;
+chunkattn::ChunkAttention<chunkattn::Cpu, 576> attention;
 #else
-chunkattn::ChunkAttention<chunkattn::Cpu, 264> attention;
+chunkattn::ChunkAttention<chunkattn::Cpu, 584> attention;
 #endif
