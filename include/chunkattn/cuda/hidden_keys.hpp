@@ -46,7 +46,11 @@ class HiddenKeys {
     if constexpr (SkipsKeys<Part>) {
       static_assert(std::is_trivially_copyable_v<Part> && sizeof(Part) <= sizeof(members_),
                     "a struct with hidden() should hold a few numbers: combine() it with others");
-      std::memcpy(members_.data(), &part, sizeof(Part));
+      // Bytes that are no member's differ between equal structs: each call would plan anew.
+      static_assert(std::is_empty_v<Part> || std::has_unique_object_representations_v<Part>,
+                    "a struct with hidden() should hold integers without gaps between them: fill "
+                    "the gaps, and combine() it with a struct that holds the rest");
+      if constexpr (!std::is_empty_v<Part>) std::memcpy(members_.data(), &part, sizeof(Part));
       range_ = [](const std::byte* members, int query) {
         alignas(Part) std::byte copy[sizeof(Part)];
         std::memcpy(copy, members, sizeof(Part));
