@@ -35,6 +35,12 @@ inline float noise(Place at) {
 
 // Each case has `variant` and `definition`, made from random members.
 
+struct PlainCase {
+  chunkattn::Plain variant;
+  ReferenceVariant definition;
+  PlainCase(Random&, VariantShape) {}
+};
+
 struct SoftCapCase {
   chunkattn::SoftCap variant;
   ReferenceVariant definition;

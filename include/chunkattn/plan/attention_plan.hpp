@@ -15,6 +15,7 @@
 #include "../base/config.hpp"
 #include "../base/error.hpp"
 #include "../tree/step.hpp"
+#include "active_nodes.hpp"
 #include "arrays.hpp"
 #include "draft_segments.hpp"
 #include "view.hpp"
@@ -251,11 +252,6 @@ class AttentionPlan {
 
   // ---- rebuilding: walk up from each tail, then depth-first down over what was touched ---------
 
-  struct ActiveNode {
-    std::uint64_t mark = 0;
-    std::int32_t first_child = none, last_child = none, next_sibling = none;
-    std::int32_t entry = none;  // of the sequence whose tail this is
-  };
   struct Frame {
     NodeIndex next;          // child to visit
     std::int32_t segment;    // that its path runs through, none at the root
@@ -277,7 +273,7 @@ class AttentionPlan {
     built_.clear();
     for (const detail::StepEntry& entry : entries)
       built_.push_back({entry.sequence, entry.generation, entry.length});
-    link_paths(core, entries);
+    nodes_.link(core, entries);
     number_rows(core, step);
     for (const detail::StepEntry& entry : entries) {
       detail::StepEntry path = entry;
@@ -291,42 +287,10 @@ class AttentionPlan {
     ++num_rebuilds_;
   }
 
-  /// Marks the nodes on the rows' paths and links them to their marked children, in the order of
-  /// the first row below.
-  void link_paths(const TreeCore& core, Entries entries) {
-    ++mark_;
-    const auto touch = [&](NodeIndex n) -> ActiveNode& {
-      if (nodes_.size() <= at(n)) nodes_.resize(2 * at(n) + 64);
-      ActiveNode& node = nodes_[at(n)];
-      if (node.mark != mark_) {
-        node = ActiveNode{};
-        node.mark = mark_;
-      }
-      return node;
-    };
-    touch(detail::root_node);
-    for (std::size_t e = 0; e < entries.size(); ++e) {
-      NodeIndex child = core.sequences[entries[e].sequence].tail;
-      touch(child).entry = static_cast<std::int32_t>(e);
-      while (child != detail::root_node) {
-        const NodeIndex parent = core.topology.node(child).parent;
-        const bool known = at(parent) < nodes_.size() && nodes_[at(parent)].mark == mark_;
-        ActiveNode& node = touch(parent);
-        if (node.first_child == none)
-          node.first_child = child;
-        else
-          nodes_[at(node.last_child)].next_sibling = child;
-        node.last_child = child;
-        if (known) break;
-        child = parent;
-      }
-    }
-  }
-
   void number_rows(const TreeCore& core, const detail::StepRecord& step) {
     std::int32_t row = 0, sequences = 0;
     stack_.clear();
-    stack_.push_back({nodes_[detail::root_node].first_child, none, false, 0});
+    push_children(core, step, detail::root_node, none, row);
     while (!stack_.empty()) {
       const Frame frame = stack_.back();
       stack_.pop_back();
@@ -337,16 +301,15 @@ class AttentionPlan {
       }
       if (frame.next == none) continue;
       NodeIndex n = frame.next;
-      if (nodes_[at(n)].next_sibling != none)
-        stack_.push_back({nodes_[at(n)].next_sibling, frame.segment, false, 0});
+      if (nodes_[n].next_sibling != none)
+        stack_.push_back({nodes_[n].next_sibling, frame.segment, false, 0});
 
       // One segment for the unary run that starts here.
       const auto piece_begin = static_cast<std::int32_t>(arrays_.pieces.size());
       const std::int32_t position = core.topology.node(n).position;
       add_pieces(core, step, n, piece_begin);
-      while (nodes_[at(n)].first_child != none &&
-             nodes_[at(n)].first_child == nodes_[at(n)].last_child) {
-        n = nodes_[at(n)].first_child;
+      while (nodes_[n].first_child != none && nodes_[n].first_child == nodes_[n].last_child) {
+        n = nodes_[n].first_child;
         add_pieces(core, step, n, piece_begin);
       }
       std::int32_t segment = frame.segment;
@@ -358,15 +321,15 @@ class AttentionPlan {
                                     last.position + last.length - position, frame.segment, 0});
         stack_.push_back({none, segment, true, sequences});
       }
-      const std::int32_t e = nodes_[at(n)].entry;
+      const std::int32_t e = nodes_[n].entry;
       if (e == none) {
-        stack_.push_back({nodes_[at(n)].first_child, segment, false, 0});
+        push_children(core, step, n, segment, row);
         continue;
       }
       const detail::StepEntry& entry = step.entries[at(e)];
       const std::span<const detail::Draft> drafts = step.tree_of(entry);
       Built& built = built_[at(e)];
-      built.row = row;
+      if (piece_end > piece_begin) number_path(core, step, e, segment, row);
       if (core.topology.node(n).length > 0 && drafts.empty()) {
         extend_to_slot_end(core, n);
         arrays_.pieces.resize(arrays_.pieces.size() + at(slack(arrays_.chunk_size)), Piece{});
@@ -375,40 +338,71 @@ class AttentionPlan {
       if (segment != none)
         built.covered =
             arrays_.segments[at(segment)].position + arrays_.segments[at(segment)].length;
-      const std::int32_t on_path = drafts.empty() ? entry.length : entry.length - entry.drafts;
-      for (std::int32_t i = 0; i < on_path; ++i, ++row) {
-        arrays_.row_token[at(row)] = entry.first_row + i;
-        arrays_.row_kv_len[at(row)] = entry.begin + i + 1;
-        arrays_.row_segment[at(row)] = segment;
-      }
-      if (!drafts.empty()) {
-        const detail::DraftSegments::Rows rows{entry.first_row + on_path, row,
-                                               entry.output_position(), segment};
-        if (counts(core, entry))
-          draft_segments_.append(drafts, rows, arrays_);
-        else
-          draft_segments_.append_superseded(drafts, rows, arrays_);
+      if (!drafts.empty() && counts(core, entry)) {
+        draft_segments_.append(
+            drafts, {first_draft(step, entry), row, entry.output_position(), segment}, arrays_);
         row += static_cast<std::int32_t>(drafts.size());
       }
       ++sequences;
     }
   }
 
+  /// Visits the children of `n` next. The rows of tails without a place of their own end at
+  /// `segment`, as those of drafts on a fork do: they come first, since the rows of a segment stand
+  /// side by side.
+  void push_children(const TreeCore& core, const detail::StepRecord& step, NodeIndex n,
+                     std::int32_t segment, std::int32_t& row) {
+    const NodeIndex first = nodes_[n].first_child;
+    stack_.push_back({first, segment, false, 0});
+    for (NodeIndex child = first; child != none; child = nodes_[child].next_sibling)
+      if (const std::int32_t e = nodes_[child].entry;
+          e != none && num_places(core, step, child) <= 0)
+        number_path(core, step, e, segment, row);
+  }
+
+  /// The rows of an entry that end at `segment`: all but those of drafts that have their own.
+  void number_path(const TreeCore& core, const detail::StepRecord& step, std::int32_t e,
+                   std::int32_t segment, std::int32_t& row) {
+    const detail::StepEntry& entry = step.entries[at(e)];
+    const std::span<const detail::Draft> drafts = step.tree_of(entry);
+    built_[at(e)].row = row;
+    for (std::int32_t token = entry.first_row; token < first_draft(step, entry); ++token, ++row) {
+      arrays_.row_token[at(row)] = token;
+      arrays_.row_kv_len[at(row)] = entry.begin + token - entry.first_row + 1;
+      arrays_.row_segment[at(row)] = segment;
+    }
+    if (drafts.empty() || counts(core, entry)) return;
+    draft_segments_.append_superseded(
+        drafts, {first_draft(step, entry), row, entry.output_position(), segment}, arrays_);
+    row += static_cast<std::int32_t>(drafts.size());
+  }
+
+  /// The first row, as the caller counts, of an entry's tree of drafts; or the end of its rows.
+  static std::int32_t first_draft(const detail::StepRecord& step,
+                                  const detail::StepEntry& entry) noexcept {
+    return entry.first_row + entry.length - (step.tree_of(entry).empty() ? 0 : entry.drafts);
+  }
+
   /// Whether the entry's rows are not superseded: else its path may have become shorter.
   static bool counts(const TreeCore& core, const detail::StepEntry& entry) noexcept {
     return entry.epoch == core.sequences[entry.sequence].epoch;
   }
+  /// Places of a node that its segment holds: not those of a tree of drafts.
+  std::int32_t num_places(const TreeCore& core, const detail::StepRecord& step,
+                          NodeIndex index) const noexcept {
+    const auto& n = core.topology.node(index);
+    if (const std::int32_t e = nodes_[index].entry; e != none && !step.trees.empty()) {
+      const detail::StepEntry& entry = step.entries[at(e)];
+      if (!step.tree_of(entry).empty() && counts(core, entry))
+        return entry.output_position() - n.position;
+    }
+    return n.length;
+  }
   void add_pieces(const TreeCore& core, const detail::StepRecord& step, NodeIndex index,
                   std::int32_t piece_begin) {
     const auto& n = core.topology.node(index);
-    std::int32_t length = n.length;
-    if (const std::int32_t e = nodes_[at(index)].entry; e != none && !step.trees.empty()) {
-      const detail::StepEntry& entry = step.entries[at(e)];  // its drafts have their own segments
-      if (!step.tree_of(entry).empty() && counts(core, entry))
-        length = entry.output_position() - n.position;
-    }
     core.topology.for_each_run(
-        n, 0, length,
+        n, 0, num_places(core, step, index),
         [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
           if (static_cast<std::int32_t>(arrays_.pieces.size()) > piece_begin) {
             Piece& last = arrays_.pieces.back();
@@ -471,8 +465,7 @@ class AttentionPlan {
   std::uint64_t num_rebuilds_ = 0;
   PlanArrays arrays_;
 
-  std::uint64_t mark_ = 0;
-  Array<ActiveNode> nodes_;  // by node
+  detail::ActiveNodes nodes_;
   Array<Frame> stack_;
   detail::DraftSegments draft_segments_;
 };

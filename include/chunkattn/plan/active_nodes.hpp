@@ -1,0 +1,68 @@
+// The nodes of the tree that are on the paths of a step's rows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "../base/array.hpp"
+#include "../base/config.hpp"
+#include "../tree/core.hpp"
+#include "../tree/step_record.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// The paths of a step as a tree of their own. Keeps its memory.
+class ActiveNodes {
+ public:
+  struct Node {
+    std::uint64_t mark = 0;
+    std::int32_t first_child = none, last_child = none, next_sibling = none;
+    std::int32_t entry = none;  // of the sequence whose tail this is
+  };
+
+  /// Marks the nodes on the rows' paths and links them to their marked children, in the order of
+  /// the first row below.
+  void link(const TreeCore& core, std::span<const StepEntry> entries) {
+    ++mark_;
+    const auto touch = [&](NodeIndex n) -> Node& {
+      if (nodes_.size() <= at(n)) nodes_.resize(2 * at(n) + 64);
+      Node& node = nodes_[at(n)];
+      if (node.mark != mark_) {
+        node = Node{};
+        node.mark = mark_;
+      }
+      return node;
+    };
+    touch(root_node);
+    for (std::size_t e = 0; e < entries.size(); ++e) {
+      NodeIndex child = core.sequences[entries[e].sequence].tail;
+      touch(child).entry = static_cast<std::int32_t>(e);
+      while (child != root_node) {
+        const NodeIndex parent = core.topology.node(child).parent;
+        const bool known = at(parent) < nodes_.size() && nodes_[at(parent)].mark == mark_;
+        Node& node = touch(parent);
+        if (node.first_child == none)
+          node.first_child = child;
+        else
+          nodes_[at(node.last_child)].next_sibling = child;
+        node.last_child = child;
+        if (known) break;
+        child = parent;
+      }
+    }
+  }
+
+  /// One that the last link() marked.
+  [[nodiscard]] const Node& operator[](NodeIndex n) const noexcept { return nodes_[at(n)]; }
+
+ private:
+  std::uint64_t mark_ = 0;
+  Array<Node> nodes_;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END
