@@ -89,15 +89,16 @@ TEST_CASE("tails that outgrow their room in the piece array several times") {
     for (int i = 0; i < 220; ++i) {
       auto step = tree.begin_step();
       for (auto& s : batch) REQUIRE(step.add(s, 1000, drafts));
-      const auto expected = [&] {
-        AttentionPlan fresh;
-        return meaning(fresh.build(step));
-      }();
       const auto view = kept.build(step);
-      if (i >= 2) moves += view.num_pieces > extent ? 1 : 0;
+      const bool moved = i >= 2 && view.num_pieces > extent;
+      moves += moved ? 1 : 0;
       extent = view.num_pieces;
       rebuilds.push_back(kept.num_rebuilds());
-      REQUIRE(meaning(view) == expected);
+      if (moved || i % 10 == 0) {  // writing down what all rows see takes long
+        const auto seen = meaning(view);
+        AttentionPlan fresh;
+        REQUIRE(seen == meaning(fresh.build(step)));
+      }
       auto done = std::move(step).finished();
       std::vector<int> outputs = drafts;
       outputs.push_back(6);

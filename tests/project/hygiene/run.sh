@@ -26,17 +26,19 @@ find_clang() {
 }
 
 # Each header on its own, included twice, as its own translation unit.
-headers_with() {  # headers_with "compiler and options"
-  find include -name '*.hpp' ! -path '*/cpu/isa/*' | sort | while read -r header; do
+headers_with() {  # headers_with "compiler and options" [find's options]
+  local command=$1
+  shift
+  find include "$@" -name '*.hpp' ! -path '*/cpu/isa/*' | sort | while read -r header; do
     unit=$work/$(echo "${header#include/}" | tr '/.' '__').cpp
     printf '#include <%s>\n#include <%s>\n' "${header#include/}" "${header#include/}" >"$unit"
     echo "$unit"
   done >"$work/units"
   [ -s "$work/units" ] || fail "no headers found"
   # shellcheck disable=SC2086
-  xargs -P "$jobs" -I{} sh -c "$1 -std=c++20 -fsyntax-only $warnings -I include {} || { echo 'FAILED: {}'; exit 255; }" \
+  xargs -P "$jobs" -I{} sh -c "$command -std=c++20 -fsyntax-only $warnings -I include {} || { echo 'FAILED: {}'; exit 255; }" \
     <"$work/units"
-  echo "$(wc -l <"$work/units") headers stand alone with $1"
+  echo "$(wc -l <"$work/units") headers stand alone with $command"
 }
 
 # Compiles and runs a program: smoke "compiler" options...
@@ -80,11 +82,10 @@ case $check in
     find_clang
     echo '#include <version>' | "$clang" -stdlib=libc++ -x c++ -fsyntax-only - 2>/dev/null ||
       skip "hygiene $check needs libc++"
-    headers_with "$clang -stdlib=libc++"
+    headers_with "$clang -stdlib=libc++" -maxdepth 2  # those that users include
     ;;
   flags)
-    smoke "$cxx" -O1 -fno-exceptions
-    smoke "$cxx" -O1 -fno-rtti
+    smoke "$cxx" -O1 -fno-exceptions -fno-rtti
     smoke "$cxx" -O2 -ffast-math
     smoke "$cxx" -O2 -march=native -ffast-math -fno-exceptions -fno-rtti
     smoke "$cxx" -O0
