@@ -1,0 +1,62 @@
+// Decode steps of one version of the library, as a shared object of its own: ./dev compare loads
+// two of these into a process. It keeps to what earlier versions have, too.
+#include "steps.hpp"
+
+#include <chunkattn/chunkattn.hpp>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using namespace chunkattn;
+
+template <class T>
+class Steps final : public compare::Steps {
+  using Tree = PrefixTree<int, 64>;
+
+ public:
+  explicit Steps(const compare::Case& c, const compare::Memory& memory)
+      : q_(memory.q, compare::q_size(c)), out_(memory.out, q_.size()) {
+    for (int s = 0; s < c.sequences; ++s) {
+      std::vector<int> prompt;
+      for (int i = 0; i < c.shared; ++i) prompt.push_back(i);
+      for (int i = 0; i < c.own; ++i) prompt.push_back((s + 1) * 1000000 + i);
+      sequences_.push_back(tree_.insert(prompt));
+    }
+    {
+      auto prefill = tree_.begin_step();
+      for (auto& sequence : sequences_) (void)prefill.add(sequence, std::size_t{1} << 30);
+      (void)plan_.build(prefill);
+      auto done = std::move(prefill).finished();
+      for (const auto& row : done.rows()) done.commit(row, 7);
+    }
+    step_.emplace(tree_.begin_step());
+    for (auto& sequence : sequences_) (void)step_->add(sequence);
+    view_ = plan_.build(*step_);
+    layer_ = make_kv_view(static_cast<T*>(memory.k), static_cast<T*>(memory.v),
+                          {static_cast<int>(tree_.num_slots()), c.kv_heads, 64, compare::head_dim});
+  }
+  void run() override { attention_.run(layer_, view_, q_, out_); }
+
+ private:
+  Tree tree_;
+  AttentionPlan plan_;
+  std::vector<Tree::Sequence> sequences_;
+  std::optional<Tree::Step> step_;
+  ChunkAttention<Cpu, compare::head_dim> attention_{2};
+  Tree::StepView view_;
+  KvView<T> layer_;
+  std::span<const float> q_;
+  std::span<float> out_;
+};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) compare::Steps* make_steps(
+    const compare::Case& c, const compare::Memory& memory) {
+  if (c.is_bf16) return new Steps<bfloat16>(c, memory);
+  return new Steps<float>(c, memory);
+}

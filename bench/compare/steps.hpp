@@ -1,0 +1,38 @@
+// What ./dev compare asks of each version of the library.
+#pragma once
+
+#include <cstddef>
+
+namespace compare {
+
+inline constexpr int head_dim = 128;
+inline constexpr int qo_heads = 32;
+
+struct Case {
+  bool is_bf16;
+  int kv_heads, sequences, shared, own;
+};
+
+inline std::size_t q_size(const Case& c) {
+  return static_cast<std::size_t>(c.sequences) * qo_heads * head_dim;
+}
+
+/// Both versions read the same memory: where it lies makes no difference between them.
+struct Memory {
+  void *k, *v;
+  const float* q;
+  float* out;  ///< its own
+};
+
+/// A decode step that can be repeated.
+class Steps {
+ public:
+  virtual ~Steps() = default;
+  virtual void run() = 0;
+};
+
+/// What the shared object exports.
+using MakeSteps = Steps* (*)(const Case&, const Memory&);
+inline constexpr const char* make_steps_name = "make_steps";
+
+}  // namespace compare
