@@ -6,7 +6,8 @@ the kernels are tuned for; tensor-core and 16-byte asynchronous copy instruction
 code, where cuobjdump or nvdisasm is at hand (PATH, the toolkit, or Triton's package). Prints one
 line per kernel and the time to compile the CUDA umbrella header.
 
-Usage: check_ptxas.py [--arch 80,90a] [--head-dim 16,64,96,128,256] [--quick | --tuned]
+Usage: check_ptxas.py [--arch 80,90a] [--head-dim 16,64,96,128,256,192:128,256:64] [--quick | --tuned]
+(192:128: heads of K of 192 elements, of V of 128)
 Exit: 0 passed, 1 failed, 77 no nvcc.
 """
 import argparse
@@ -26,8 +27,8 @@ HERE = os.path.join(ROOT, "tests", "cuda")
 # Compiled where the toolkit has them; the tuning is for the older ones.
 NEWER = ["100a", "120a"]
 
-# Registers that allow the tuned number of blocks of 128 threads per multiprocessor (65536 each).
-MAX_REGISTERS = {16: 255, 64: 255, 96: 255, 128: 255, 256: 255}
+# Registers that allow two blocks of 128 threads per multiprocessor (65536 each).
+MAX_REGISTERS = 255
 
 # The loop over KV tiles at head_dim 128, as machine code has it with its rare branches: at most so many
 # instructions in a tile of 64, 32 and 16 rows.
@@ -56,9 +57,10 @@ def supported(nvcc, arch):
 
 
 def compile_kernels(nvcc, arch, head_dim, element, out, source="kernels.cu"):
+    k, _, v = head_dim.partition(":")
     command = [nvcc, "-std=c++20", "-O3", "-I" + os.path.join(ROOT, "include"),
                "-gencode", f"arch=compute_{arch},code=sm_{arch}", "-Xptxas", "-v,-warn-spills",
-               "-Xcompiler", "-Wall,-Wextra", f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}",
+               "-Xcompiler", "-Wall,-Wextra", f"-DHEAD_DIM={k}", f"-DVALUE_DIM={v or k}", f"-DELEMENT={element}",
                "-cubin", "-o", out, os.path.join(HERE, source)]
     result = subprocess.run(command, capture_output=True, text=True)
     return result.returncode, result.stdout + result.stderr
@@ -99,7 +101,7 @@ def check(nvcc, disassembler, work, arch, head_dim, element):
     """Compiles one configuration. Returns what to print and what failed."""
     lines, failures = [], []
     where = f"sm_{arch} head_dim {head_dim} {element}"
-    cubin = os.path.join(work, f"kernels_{arch}_{head_dim}_{element}.cubin")
+    cubin = os.path.join(work, f"kernels_{arch}_{head_dim.replace(':', '_')}_{element}.cubin")
     start = time.time()
     code, text = compile_kernels(nvcc, arch, head_dim, element, cubin)
     seconds = time.time() - start
@@ -116,7 +118,7 @@ def check(nvcc, disassembler, work, arch, head_dim, element):
                      f"{stores + loads} bytes spilled")
         if stack or stores or loads:
             failures.append(f"{where}: {name} spills")
-        if registers > MAX_REGISTERS[head_dim]:
+        if registers > MAX_REGISTERS:
             failures.append(f"{where}: {name} needs {registers} registers")
     lines.append(f"{where:34} compiled in {seconds:.1f} s")
     if disassembler:
@@ -132,7 +134,7 @@ def check(nvcc, disassembler, work, arch, head_dim, element):
             bodies = dict(zip([64, 32, 16], [length for length, _ in loops(function)]))
             lines.append(f"{where:34} {mma} HMMA.16816, {copies} LDGSTS.128, {local} local accesses, loops of "
                          f"{', '.join(map(str, bodies.values()))} instructions")
-            if head_dim == 128:
+            if head_dim == "128":
                 failures += [f"{where}: {bodies.get(rows)} instructions in the loop of {rows} rows"
                              for rows, most in MAX_LOOP.items() if bodies.get(rows, most + 1) > most]
             if not mma or not copies or local:
@@ -144,7 +146,7 @@ def check_variants(nvcc, work, arch):
     """Compiles the attention kernel with each variant of the library. Returns as check()."""
     where = f"sm_{arch} variants"
     start = time.time()
-    code, text = compile_kernels(nvcc, arch, 128, "half", os.path.join(work, f"variants_{arch}.cubin"),
+    code, text = compile_kernels(nvcc, arch, "128", "half", os.path.join(work, f"variants_{arch}.cubin"),
                                  "variant_kernels.cu")
     if code != 0:
         return [text], [f"{where}: do not compile"]
@@ -159,12 +161,13 @@ def check_variants(nvcc, work, arch):
 def main():
     options = argparse.ArgumentParser()
     options.add_argument("--arch", default="80,90a")
-    options.add_argument("--head-dim", default="16,64,96,128,256")
+    options.add_argument("--head-dim", default="16,64,96,128,256,192:128,256:64")
     options.add_argument("--quick", action="store_true", help="one element type, no umbrella timing")
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--tuned", action="store_true",
                          help="head_dim 64 and 128, both element types, and one configuration for "
-                              "each newer architecture this nvcc has; no umbrella timing")
+                              "heads of V of their own and for each newer architecture this nvcc "
+                              "has; no umbrella timing")
     options = options.parse_args()
     nvcc = find_nvcc()
     if nvcc is None:
@@ -178,13 +181,14 @@ def main():
             print(f"sm_{arch}: this nvcc does not know it, NOT checked")
             continue
         dims = "64,128" if options.tuned else options.head_dim
-        for head_dim in map(int, dims.split(",")):
+        for head_dim in dims.split(","):
             for element in ["half"] if options.quick else ["half", "bfloat16"]:
                 configurations.append((arch, head_dim, element))
     if options.tuned:
         for arch in NEWER:
             if supported(nvcc, arch):
-                configurations.append((arch, 128, "half"))
+                configurations.append((arch, "128", "half"))
+        configurations.append(("90a", "192:128", "bfloat16"))
     with tempfile.TemporaryDirectory() as work:
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             checks = [pool.submit(check, nvcc, disassembler, work, *c) for c in configurations]

@@ -1,5 +1,5 @@
-// K/V of new tokens and row copies of forks by one launch, for every head dimension: under the
-// emulator.
+// K/V of new tokens and row copies of forks by one launch, for every head dimension, of V too:
+// under the emulator.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -11,6 +11,7 @@
 #include "support/random_plan.hpp"
 // After the emulator, which takes the place of ptx.cuh.
 #include "chunkattn/cuda/append.cuh"
+#include "chunkattn/cuda/tile_layout.hpp"
 
 namespace {
 
@@ -50,17 +51,21 @@ Plan make_plan(int tokens) {
 
 TEST_CASE("tokens and row copies reach their places by one launch") {
   test::Random random(41);
-  for (const int head_dim : {16, 64, 96, 128, 256})
+  for (const HeadDims dims :
+       {HeadDims{16}, HeadDims{64}, HeadDims{96}, HeadDims{128}, HeadDims{256}, HeadDims{192, 128},
+        HeadDims{128, 16}, HeadDims{16, 64}})
     for (const int grid : {1, 3, 20}) {
-      CAPTURE(head_dim);
+      CAPTURE(dims.k);
+      CAPTURE(dims.v);
       CAPTURE(grid);
-      test::KvStorage<half> kv(4, heads, chunk, head_dim);
+      test::KvStorage<half> kv(4, heads, chunk, dims.k, dims.v);
       random.fill(std::span(kv.k));
       random.fill(std::span(kv.v));
       const test::KvStorage<half> before = test::copy_of<half>(kv);
       const int tokens = random.uniform(1, 2 * chunk);
       Plan plan = make_plan(tokens);
-      std::vector<Piece16> k(static_cast<std::size_t>(tokens * heads * head_dim / 8)), v(k.size());
+      std::vector<Piece16> k(static_cast<std::size_t>(tokens * heads * dims.k / 8));
+      std::vector<Piece16> v(static_cast<std::size_t>(tokens * heads * dims.v / 8));
       const std::span<half> new_k(reinterpret_cast<half*>(k.data()), k.size() * 8);
       const std::span<half> new_v(reinterpret_cast<half*>(v.data()), v.size() * 8);
       random.fill(new_k);
@@ -72,17 +77,17 @@ TEST_CASE("tokens and row copies reach their places by one launch") {
 
       int wrong = 0;
       const auto expect = [&](int slot, int head, int row, const half* k_row, const half* v_row) {
-        for (int d = 0; d < head_dim; ++d)
-          wrong += !(kv.view.k_row(slot, head, row)[d] == k_row[d]) +
-                   !(kv.view.v_row(slot, head, row)[d] == v_row[d]);
+        for (int d = 0; d < dims.k; ++d) wrong += !(kv.view.k_row(slot, head, row)[d] == k_row[d]);
+        for (int d = 0; d < dims.v; ++d) wrong += !(kv.view.v_row(slot, head, row)[d] == v_row[d]);
       };
       for (int head = 0; head < heads; ++head) {
         std::vector<int> written(4 * chunk, 0);
         for (int t = 0; t < tokens; ++t) {
           const auto target = plan.writes[static_cast<std::size_t>(t)];
           if (target.slot == chunkattn::no_slot) continue;
-          const auto from = static_cast<std::size_t>((t * heads + head) * head_dim);
-          expect(target.slot, head, target.offset, &new_k[from], &new_v[from]);
+          const auto line = static_cast<std::size_t>(t * heads + head);
+          expect(target.slot, head, target.offset, &new_k[line * static_cast<std::size_t>(dims.k)],
+                 &new_v[line * static_cast<std::size_t>(dims.v)]);
           ++written[static_cast<std::size_t>(target.slot * chunk + target.offset)];
         }
         for (const auto& copy : plan.copies)

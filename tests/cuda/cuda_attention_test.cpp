@@ -17,7 +17,31 @@ namespace {
 
 using namespace simt;
 
+/// Decodes with forks on shared tails, checked by the oracle.
+template <int ValueDim>
+void check_values_of(std::uint64_t stream) {
+  EngineOf<ValueDim> engine(stream);
+  shuffled(engine.random.bits());
+  for (int i = 0; i < 4; ++i) {
+    engine.sequences.push_back(engine.tree.insert(engine.prompt(70, 10 * i)));
+    engine.prefill(engine.sequences.size() - 1);
+  }
+  CHECK(engine.cache.layer(0).dim_of_v() == ValueDim);
+  for (int step = 0; step < std::max(20, test::scaled(20)); ++step) {
+    engine.decode_plan();
+    engine.enqueue();
+    engine.submit();
+    if (step % 6 == 5) engine.drain_and_check();
+    if (step % 8 == 4) engine.sequences[0] = engine.sequences[1].fork();  // copies of rows
+  }
+  engine.drain_and_check();
+}
+
 }  // namespace
+
+TEST_CASE("rows of V that are longer than those of K: written, copied, attended to") {
+  check_values_of<64>(21);
+}
 
 TEST_CASE("decode steps enqueued ahead of the device agree with the oracle") {
   Engine engine(11);

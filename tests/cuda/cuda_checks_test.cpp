@@ -186,12 +186,64 @@ TEST_CASE("bad arguments of a step are named, and the next step is right") {
   engine.drain_and_check();
 }
 
-TEST_CASE("the cache refuses rows of V that are not as those of K") {
+TEST_CASE("the cache has rows of V of their own, but not in K's") {
   chunkattn::KvCacheOptions options{
-      .num_layers = 1, .num_kv_heads = 2, .head_dim = 128, .value_dim = 128};
+      .num_layers = 3, .num_kv_heads = 2, .head_dim = 128, .value_dim = 128};
   CHECK(KvCache<Cuda, half>(64, options, 1).layer(0).value_dim == 0);
   options.value_dim = 64;
+  KvCache<Cuda, half> cache(64, options, 70);
+  CHECK(cache.bytes_per_slot() == std::size_t{3 * 2 * 64 * (128 + 64)} * sizeof(half));
+  // Nothing overlaps: each row of each layer holds what it was given.
+  const auto each_row = [&](const auto& f) {
+    for (int l = 0; l < 3; ++l) {
+      const auto layer = cache.layer(l);
+      CHECK(layer.value_dim == 64);
+      for (const int slot : {0, 1, 68, 69})
+        for (int head = 0; head < 2; ++head)
+          for (const int token : {0, 1, 63}) {
+            f(std::span(layer.k_row(slot, head, token), 128));
+            f(std::span(layer.v_row(slot, head, token), 64));
+          }
+    }
+  };
+  float next = 1;
+  each_row([&](std::span<half> row) {
+    for (half& x : row) x = chunkattn::to_half(next);
+    ++next;
+  });
+  next = 1;
+  each_row([&](std::span<half> row) {
+    CHECK(std::all_of(row.begin(), row.end(),
+                      [&](half x) { return chunkattn::to_float(x) == next; }));
+    ++next;
+  });
+  options.v_in_k = true;
   CHECK_THROWS_AS((KvCache<Cuda, half>(64, options, 1)), chunkattn::InvalidArgument);
+}
+
+TEST_CASE("a layer's rows of V are those that the kernels were compiled for") {
+  Engine engine(33);
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 3)));
+  engine.begin();
+  engine.add(0, 100);
+  engine.build();
+  simt::Step& step = engine.new_step();
+  const auto run = [&](auto& attention, const chunkattn::KvView<half>& layer) {
+    attention.run(layer, engine.view, step.q->span(), step.out->span(), step.lse->span(),
+                  &engine.stream);
+  };
+  KvCache<Cuda, half> longer(16, {1, simt::kv_heads, simt::head_dim, 64}, 4);
+  CHECK_THROWS_WITH_AS(run(*engine.attention, longer.layer(0)),
+                       doctest::Contains("layer.value_dim = 64"), chunkattn::InvalidArgument);
+  ChunkAttention<Cuda, simt::head_dim, chunkattn::ThreadPool, 64> attention(Engine::limits());
+  CHECK_THROWS_WITH_AS(run(attention, engine.cache.layer(0)),
+                       doctest::Contains("layer.value_dim = 0"), chunkattn::InvalidArgument);
+  CHECK_THROWS_WITH_AS(run(attention, longer.layer(0)), doctest::Contains("out.size()"),
+                       chunkattn::InvalidArgument);
+  auto odd = longer.layer(0);
+  odd.v_stride_token += 4;
+  CHECK_THROWS_WITH_AS(run(attention, odd), doctest::Contains("strides of V"),
+                       chunkattn::InvalidArgument);
 }
 
 TEST_CASE("the cache grows without moving a slot") {

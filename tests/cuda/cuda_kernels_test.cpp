@@ -17,6 +17,7 @@ namespace {
 
 using chunkattn::bfloat16;
 using chunkattn::half;
+using chunkattn::cuda_detail::HeadDims;
 
 struct Case {
   test::RandomPlanOptions plan;
@@ -43,24 +44,24 @@ void shuffle_turns(test::Random& random) {
                               random.bits(), random.uniform(1, 3)};
 }
 
-template <class T, int HeadDim>
+template <class T, HeadDims Dims>
 simt::StepResult<T> check(test::Random& random, const Case& c) {
   const test::RandomPlan plan = test::make_random_plan(random, c.plan);
-  test::KvStorage<T> storage(plan.num_slots, c.num_kv_heads, c.plan.chunk_size, HeadDim);
+  test::KvStorage<T> storage(plan.num_slots, c.num_kv_heads, c.plan.chunk_size, Dims.k, Dims.v);
   test::fill_kv(random, plan, storage.view, c.k_deviation);
   const auto q = random_queries<T>(
-      random, static_cast<std::size_t>(plan.num_rows() * c.num_kv_heads * c.group * HeadDim));
+      random, static_cast<std::size_t>(plan.num_rows() * c.num_kv_heads * c.group * Dims.k));
   chunkattn::CostModel model = simt::eager_model();
   if (c.never_share) model.wait_ps = std::int64_t{1} << 50;
   shuffle_turns(random);
-  simt::StepResult<T> got = simt::attention_step<T, HeadDim>(
+  simt::StepResult<T> got = simt::attention_step<T, Dims>(
       storage.view, plan.view(), std::span<const T>(q), model, c.num_stages);
   const auto reference =
       chunkattn::reference_attention(storage.view, plan.view(), std::span<const T>(q));
   const auto report = chunkattn::compare_with_reference(reference, std::span<const T>(got.out),
                                                         chunkattn::unit_roundoff<T>());
-  INFO("head_dim ", HeadDim, ", kv heads ", c.num_kv_heads, ", group ", c.group, ", chunk ",
-       c.plan.chunk_size, ", rows ", plan.num_rows(), ", at ", report.index);
+  INFO("head_dim ", Dims.k, ", value_dim ", Dims.v, ", kv heads ", c.num_kv_heads, ", group ",
+       c.group, ", chunk ", c.plan.chunk_size, ", rows ", plan.num_rows(), ", at ", report.index);
   CHECK(report.worst <= 1.0);
   for (std::size_t i = 0; i < got.lse.size(); ++i) {
     if (std::isinf(reference.lse[i])) {
@@ -112,6 +113,20 @@ TEST_CASE_TEMPLATE("emulated kernels agree with the oracle", T, half, Bfloat16Or
   for (int i = 0; i < test::scaled(3); ++i) check<T, 96>(random, random_case(random));
   for (int i = 0; i < test::scaled(3); ++i) check<T, 128>(random, random_case(random));
   for (int i = 0; i < test::scaled(3); ++i) check<T, 256>(random, random_case(random));
+#endif
+}
+
+TEST_CASE("rows of V that are shorter or longer than those of K") {
+  test::Random random(15);
+  for (int i = 0; i < test::scaled(6); ++i)
+    check<half, HeadDims{64, 16}>(random, random_case(random));
+#if !defined(CHUNKATTN_FEW_KERNELS)
+  for (int i = 0; i < test::scaled(4); ++i) {
+    check<half, HeadDims{192, 128}>(random, random_case(random));
+    check<bfloat16, HeadDims{256, 64}>(random, random_case(random));
+  }
+  check<bfloat16, HeadDims{128, 96}>(random, random_case(random));
+  check<half, HeadDims{16, 128}>(random, random_case(random));
 #endif
 }
 
@@ -299,22 +314,21 @@ test::RandomPlan plan_of(Kind kind, test::Random& random, Case& c) {
   }
 }
 
-}  // namespace
-
-TEST_CASE_TEMPLATE("a NaN reaches every line that sees it, and no other", T, half, Bfloat16OrHalf) {
-  test::Random random(std::is_same_v<T, half> ? 9 : 10);
+template <class T, HeadDims Dims>
+void check_nans(std::uint64_t stream) {
+  test::Random random(stream);
   for (int i = 0; i < test::scaled(10); ++i)
     for (const Kind kind : {Kind::merged, Kind::mixed, Kind::decode}) {
       Case c = random_case(random);
-      const test::AttentionCase<T, T> clean(random, plan_of(kind, random, c), 16, c.num_kv_heads,
-                                            c.group);
+      const test::AttentionCase<T, T> clean(random, plan_of(kind, random, c), Dims.k,
+                                            c.num_kv_heads, c.group, 1.0f, Dims.v);
       for (const auto where : {test::NanPlace::q, test::NanPlace::k, test::NanPlace::v}) {
         const test::KvStorage<T> kv = test::copy_of<T>(clean.kv);
         std::vector<T> q = clean.q;
         const test::NanPlace nan(random, where, clean.plan, kv.view, std::span(q));
         CAPTURE(where);
         shuffle_turns(random);
-        const auto got = simt::attention_step<T, 16>(
+        const auto got = simt::attention_step<T, Dims>(
             kv.view, clean.plan.view(), std::span<const T>(q), simt::eager_model(), c.num_stages);
         CHECK(test::wrong_elements(nan, clean.plan, clean.reference, c.num_kv_heads,
                                    std::span<const T>(got.out), got.lse,
@@ -322,6 +336,14 @@ TEST_CASE_TEMPLATE("a NaN reaches every line that sees it, and no other", T, hal
         if (kind == Kind::merged) CHECK(got.scheduler.num_partials() > 0);
       }
     }
+}
+
+}  // namespace
+
+TEST_CASE("a NaN reaches every line that sees it, and no other") {
+  check_nans<half, 16>(9);
+  check_nans<Bfloat16OrHalf, 16>(10);
+  check_nans<half, HeadDims{64, 16}>(16);
 }
 
 TEST_CASE("infinite logits: -inf has no weight, +inf gives NaN") {

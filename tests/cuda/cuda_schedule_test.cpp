@@ -333,13 +333,13 @@ TEST_CASE("stages fit the device and keep enough bytes in flight") {
   };
   for (const Machine& m : {Machine{"sm_80", 166912, 167936}, Machine{"sm_86", 101376, 102400},
                            Machine{"sm_90", 232448, 233472}})
-    for (const int head_dim : {64, 96, 128, 256}) {
-      const Occupancy chosen =
-          choose_occupancy(head_dim, m.per_block, m.per_sm, head_dim <= 128 ? 2 : 1);
-      INFO(m.name, " head_dim ", head_dim);
+    for (const HeadDims dims : {HeadDims{64}, HeadDims{96}, HeadDims{128}, HeadDims{192, 128},
+                                HeadDims{256}, HeadDims{256, 64}}) {
+      const Occupancy chosen = choose_occupancy(dims, m.per_block, m.per_sm, wanted_blocks(dims));
+      INFO(m.name, " head_dim ", dims.k, " value_dim ", dims.v);
       REQUIRE(chosen.num_stages >= min_stages);
-      CHECK(shared_bytes(head_dim, chosen.num_stages) <= m.per_block);
-      CHECK(chosen.blocks_per_sm * (shared_bytes(head_dim, chosen.num_stages) + 1024) <= m.per_sm);
+      CHECK(shared_bytes(dims, chosen.num_stages) <= m.per_block);
+      CHECK(chosen.blocks_per_sm * (shared_bytes(dims, chosen.num_stages) + 1024) <= m.per_sm);
       CHECK(chosen.bytes_in_flight >= (m.per_sm > 110000 ? 48 : 24) * 1024);
     }
   CHECK(choose_occupancy(128, 232448, 233472, 2).num_stages == 2);

@@ -1,12 +1,13 @@
 // Instantiates every kernel of the library for one head dimension and element type, for
-// the checks of compiled code: nvcc -DHEAD_DIM=128 -DELEMENT=half -cubin kernels.cu
+// the checks of compiled code: nvcc -DHEAD_DIM=128 -DVALUE_DIM=128 -DELEMENT=half -cubin kernels.cu
 #include "chunkattn/cuda/append.cuh"
 #include "chunkattn/cuda/kernels.cuh"
 
 using chunkattn::ELEMENT;
 namespace cuda_detail = chunkattn::cuda_detail;
 
-template __global__ void cuda_detail::attention_kernel<ELEMENT, HEAD_DIM>(
+template __global__ void
+cuda_detail::attention_kernel<ELEMENT, cuda_detail::HeadDims{HEAD_DIM, VALUE_DIM}>(
     const cuda_detail::AttentionArguments<ELEMENT>);
 template __global__ void cuda_detail::write_kernel<ELEMENT, ELEMENT>(
     const cuda_detail::WriteArguments<ELEMENT, ELEMENT>);

@@ -1,5 +1,5 @@
 // Instantiates the attention kernel with each variant of the library, for the checks of compiled
-// code: nvcc -DHEAD_DIM=128 -DELEMENT=half -cubin variant_kernels.cu
+// code: nvcc -DHEAD_DIM=128 -DVALUE_DIM=128 -DELEMENT=half -cubin variant_kernels.cu
 #include "chunkattn/cuda/kernels.cuh"
 
 using namespace chunkattn;
@@ -14,8 +14,10 @@ struct OddRows {
   CHUNKATTN_HD bool operator()(Place at) const { return at.row % 2 == 1 || at.key < at.head; }
 };
 
-#define INSTANTIATE(...)                                                                  \
-  template __global__ void cuda_detail::attention_kernel<ELEMENT, HEAD_DIM, __VA_ARGS__>( \
+constexpr cuda_detail::HeadDims dims{HEAD_DIM, VALUE_DIM};
+
+#define INSTANTIATE(...)                                                              \
+  template __global__ void cuda_detail::attention_kernel<ELEMENT, dims, __VA_ARGS__>( \
       const cuda_detail::AttentionArguments<ELEMENT, __VA_ARGS__>)
 
 INSTANTIATE(SoftCap);

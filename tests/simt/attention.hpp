@@ -41,7 +41,7 @@ std::vector<chunkattn::KeyRange> hidden_ranges(const chunkattn::PlanView& plan, 
 }
 
 /// Runs the plan over K/V in host memory. Outputs and workspace start as NaN.
-template <class T, int HeadDim, class V = chunkattn::Plain>
+template <class T, chunkattn::cuda_detail::HeadDims Dims, class V = chunkattn::Plain>
 StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView plan,
                              std::span<const T> q, const chunkattn::CostModel& model,
                              int num_stages = 2, int grid = 3, float sm_scale = 0,
@@ -49,22 +49,23 @@ StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView
   using namespace chunkattn::cuda_detail;
   StepResult<T> result;
   const auto rows = static_cast<std::size_t>(plan.num_rows);
-  const int num_qo_heads = static_cast<int>(q.size() / rows / static_cast<std::size_t>(HeadDim));
-  result.scheduler.build(plan, {num_qo_heads, kv.num_kv_heads, HeadDim}, model,
+  const int num_qo_heads = static_cast<int>(q.size() / rows / static_cast<std::size_t>(Dims.k));
+  result.scheduler.build(plan, {num_qo_heads, kv.num_kv_heads, Dims.k, Dims.v}, model,
                          {std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28},
                          hidden_ranges(plan, variant).data());
   const Scheduler& schedule = result.scheduler;
   const PlanHeader header{
       plan.num_rows, 0, schedule.num_chunk_first(), schedule.num_sequence_first(), {}};
   const auto partials = static_cast<std::size_t>(schedule.num_partials());
-  std::vector<Float4> partial_out(partials * HeadDim / 4, Float4{{NAN, NAN, NAN, NAN}});
+  std::vector<Float4> partial_out(partials * Dims.v / 4, Float4{{NAN, NAN, NAN, NAN}});
   std::vector<float> partial_lse(partials, NAN);
   result.counters.launches = 6;  // the last of which has set all flags
   std::vector<std::uint32_t> flags(
       static_cast<std::size_t>(schedule.num_chunk_first() * kv.num_kv_heads), 6);
   std::vector<std::int32_t> kv_len(plan.row_kv_len, plan.row_kv_len + rows);
-  std::vector<Packed4<T>> out(q.size() / 4, Packed4<T>{{0xffffffffu, 0xffffffffu}});
-  result.lse.assign(q.size() / HeadDim, NAN);
+  const std::size_t lines = q.size() / Dims.k;
+  std::vector<Packed4<T>> out(lines * Dims.v / 4, Packed4<T>{{0xffffffffu, 0xffffffffu}});
+  result.lse.assign(lines, NAN);
 
   CallArguments<T> call{};
   call.plan = {&header,
@@ -88,12 +89,12 @@ StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView
   call.num_kv_heads = kv.num_kv_heads;
   call.group = num_qo_heads / kv.num_kv_heads;
   call.num_stages = num_stages;
-  if (sm_scale == 0) sm_scale = 1.0f / std::sqrt(static_cast<float>(HeadDim));
+  if (sm_scale == 0) sm_scale = 1.0f / std::sqrt(static_cast<float>(Dims.k));
   const AttentionArguments<T, V> args = with_variant(call, variant, sm_scale);
-  const auto shared = static_cast<std::size_t>(SharedLayout<HeadDim>::total(num_stages));
-  launch(grid, block_threads, shared, [&] { attention_kernel<T, HeadDim, V>(args); });
+  const auto shared = static_cast<std::size_t>(SharedLayout<Dims>::total(num_stages));
+  launch(grid, block_threads, shared, [&] { attention_kernel<T, Dims, V>(args); });
   const T* written = reinterpret_cast<const T*>(out.data());
-  result.out.assign(written, written + q.size());
+  result.out.assign(written, written + lines * Dims.v);
   return result;
 }
 

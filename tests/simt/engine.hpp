@@ -73,10 +73,13 @@ struct Step {
 };
 
 // An engine of one layer: a tree, a cache, sequences; steps are checked when the stream drained.
-struct Engine {
-  explicit Engine(std::uint64_t stream_number, CudaOptions options = {}) : random(stream_number) {
+template <int ValueDim>
+struct EngineOf {
+  using Attention = ChunkAttention<Cuda, head_dim, chunkattn::ThreadPool, ValueDim>;
+
+  explicit EngineOf(std::uint64_t stream_number, CudaOptions options = {}) : random(stream_number) {
     options.model = engine_model();
-    attention = std::make_unique<ChunkAttention<Cuda, head_dim>>(limits(), options);
+    attention = std::make_unique<Attention>(limits(), options);
   }
   static CudaLimits limits() {
     CudaLimits limits;
@@ -98,9 +101,9 @@ struct Engine {
     Step& step = steps.emplace_back();
     step.plan = snapshot(view);
     step.q = std::make_unique<DeviceArray<half>>(rows * qo_heads * head_dim);
-    step.out = std::make_unique<DeviceArray<half>>(rows * qo_heads * head_dim);
+    step.out = std::make_unique<DeviceArray<half>>(rows * qo_heads * ValueDim);
     step.k = std::make_unique<DeviceArray<half>>(rows * kv_heads * head_dim);
-    step.v = std::make_unique<DeviceArray<half>>(rows * kv_heads * head_dim);
+    step.v = std::make_unique<DeviceArray<half>>(rows * kv_heads * ValueDim);
     step.lse = std::make_unique<DeviceArray<float>>(rows * qo_heads);
     random.fill(step.q->span());
     random.fill(step.k->span());
@@ -166,8 +169,8 @@ struct Engine {
   test::Random random;
   Stream stream;
   Tree tree;
-  KvCache<Cuda, half> cache{tree, {1, kv_heads, head_dim}};
-  std::unique_ptr<ChunkAttention<Cuda, head_dim>> attention;
+  KvCache<Cuda, half> cache{tree, {1, kv_heads, head_dim, ValueDim}};
+  std::unique_ptr<Attention> attention;
   AttentionPlan plan;
   Tree::StepView view;
   std::vector<Tree::Sequence> sequences;
@@ -175,6 +178,8 @@ struct Engine {
   std::optional<Tree::Step> open;
   std::deque<Tree::InFlight> in_flight;
 };
+
+using Engine = EngineOf<head_dim>;
 
 inline void shuffled(std::uint64_t seed) {
   current_schedule() = {Order::shuffled, Copies::at_wait, seed};

@@ -15,12 +15,12 @@ inline void shuffle_turns(test::Random& random) {
                         random.uniform(1, 3)};
 }
 
-template <int HeadDim>
+template <int HeadDim, int ValueDim = HeadDim>
 struct CudaModes {
   template <class T>
   using Query = T;
   static constexpr int head_dim = HeadDim;
-  static constexpr int value_dim = HeadDim;
+  static constexpr int value_dim = ValueDim;
   static constexpr int long_path = 400;  ///< tokens from which on runs are cut
 
   test::Random random{99};
@@ -28,17 +28,22 @@ struct CudaModes {
   /// Calls check(out, lse, rounding) with each answer: shared and cut as often as that can be, and
   /// neither.
   template <class T, class V, class F>
-  void each_answer(const test::AttentionCase<T, T>& problem, const V& variant, const F& check) {
+  void each_answer(const chunkattn::KvView<T>& kv, const chunkattn::PlanView& plan,
+                   std::span<const T> q, const V& variant, const F& check) {
     for (const bool eager : {true, false}) {
       CAPTURE(eager);
       chunkattn::CostModel model = eager_model();
       if (!eager) model.wait_ps = std::int64_t{1} << 50;
       shuffle_turns(random);
-      const StepResult<T> got = attention_step<T, HeadDim>(problem.kv.view, problem.plan.view(),
-                                                           std::span<const T>(problem.q), model,
-                                                           random.uniform(2, 3), 3, 0, variant);
+      const StepResult<T> got =
+          attention_step<T, chunkattn::cuda_detail::HeadDims{HeadDim, ValueDim}>(
+              kv, plan, q, model, random.uniform(2, 3), 3, 0, variant);
       check(std::span<const T>(got.out), got.lse, chunkattn::unit_roundoff<T>());
     }
+  }
+  template <class T, class V, class F>
+  void each_answer(const test::AttentionCase<T, T>& problem, const V& variant, const F& check) {
+    each_answer<T>(problem.kv.view, problem.plan.view(), problem.q, variant, check);
   }
 };
 

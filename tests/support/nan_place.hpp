@@ -81,11 +81,12 @@ struct NanPlace {
     const int kv_len = plan.row_kv_len[row];
     place = place_of(plan, row, random.chance(0.5) ? kv_len - 1 : random.uniform(0, kv_len - 1));
     head = random.uniform(0, where == q ? static_cast<int>(qo_heads) - 1 : kv.num_kv_heads - 1);
-    element = random.chance(0.5) ? -1 : random.uniform(0, kv.head_dim - 1);
+    const int elements = where == v ? kv.dim_of_v() : kv.head_dim;
+    element = random.chance(0.5) ? -1 : random.uniform(0, elements - 1);
     if (where == q) {
       const std::size_t line =
           static_cast<std::size_t>(plan.row_token[row]) * qo_heads + static_cast<std::size_t>(head);
-      fill(random, &queries[line * dim], kv.head_dim);
+      fill(random, &queries[line * dim], elements);
       return;
     }
     if constexpr (chunkattn::has_row_scales<T>) {
@@ -101,7 +102,7 @@ struct NanPlace {
       fill(random,
            where == k ? kv.k_row(place.slot, head, place.begin)
                       : kv.v_row(place.slot, head, place.begin),
-           kv.head_dim);
+           elements);
   }
 
   /// Whether query head `qo_head` of row `r` sees it.
@@ -140,9 +141,9 @@ int wrong_elements(const NanPlace& nan, const RandomPlan& plan, const chunkattn:
                                static_cast<std::size_t>(h);
       check(static_cast<double>(lse[line]), reached && nan.where != NanPlace::v, clean.lse[line],
             clean.lse_bound(line, rounding));
-      for (int d = 0; d < clean.head_dim; ++d) {
+      for (int d = 0; d < clean.value_dim; ++d) {
         const std::size_t at =
-            line * static_cast<std::size_t>(clean.head_dim) + static_cast<std::size_t>(d);
+            line * static_cast<std::size_t>(clean.value_dim) + static_cast<std::size_t>(d);
         const bool hit = nan.where != NanPlace::v || nan.element < 0 || nan.element == d;
         check(static_cast<double>(chunkattn::to_float(out[at])), reached && hit, clean.out[at],
               clean.bound(at, chunkattn::unit_roundoff<X>(), rounding));

@@ -22,7 +22,7 @@ struct WriteArguments {
   PlanMemory plan;
   KvView<T> kv;
   const X* k;  ///< [num_rows][num_kv_heads][head_dim], the caller's order
-  const X* v;
+  const X* v;  ///< the same with value_dim
 };
 
 template <class T, class X>
@@ -41,25 +41,34 @@ CHUNKATTN_DEVICE Piece16 read_piece(const X* from) {
   }
 }
 
+/// Pieces of the longer of a token's two rows.
+template <class T>
+CHUNKATTN_DEVICE int most_pieces(const KvView<T>& kv) {
+  return (kv.head_dim > kv.dim_of_v() ? kv.head_dim : kv.dim_of_v()) / 8;
+}
+
 /// Performs one row copy for one KV head, by the whole block.
 template <class T>
 CHUNKATTN_DEVICE void copy_rows(const KvView<T>& kv, const RowCopy& copy, int head) {
-  const int pieces = kv.head_dim / 8;
+  const int pieces = most_pieces(kv);
   for (int i = ptx::thread_index(); i < copy.length * pieces; i += small_threads) {
     const int row = i / pieces;
     const int piece = i % pieces * 8;
     const int from = copy.source_begin + row;
     const int to = copy.target_begin + row;
-    *reinterpret_cast<Piece16*>(kv.k_row(copy.target_slot, head, to) + piece) =
-        *reinterpret_cast<const Piece16*>(kv.k_row(copy.source_slot, head, from) + piece);
-    *reinterpret_cast<Piece16*>(kv.v_row(copy.target_slot, head, to) + piece) =
-        *reinterpret_cast<const Piece16*>(kv.v_row(copy.source_slot, head, from) + piece);
+    if (piece < kv.head_dim)
+      *reinterpret_cast<Piece16*>(kv.k_row(copy.target_slot, head, to) + piece) =
+          *reinterpret_cast<const Piece16*>(kv.k_row(copy.source_slot, head, from) + piece);
+    if (piece < kv.dim_of_v())
+      *reinterpret_cast<Piece16*>(kv.v_row(copy.target_slot, head, to) + piece) =
+          *reinterpret_cast<const Piece16*>(kv.v_row(copy.source_slot, head, from) + piece);
   }
 }
 
-/// (token, KV head) pairs whose K and V one block stores at a time.
-CHUNKATTN_HD constexpr int written_lines(int head_dim) noexcept {
-  return small_threads / (head_dim / 8);
+/// (token, KV head) pairs whose K and V one block stores at a time. `dim`: elements of the longer
+/// one.
+CHUNKATTN_HD constexpr int written_lines(int dim) noexcept {
+  return small_threads / (dim / 8);
 }
 
 /// Stores K and V of the plan's tokens, one each of many sequences or runs of many, and performs
@@ -68,8 +77,8 @@ CHUNKATTN_HD constexpr int written_lines(int head_dim) noexcept {
 template <class T, class X>
 CHUNKATTN_KERNEL write_kernel(const WriteArguments<T, X> args) {
   const int heads = args.kv.num_kv_heads;
-  const int pieces = args.kv.head_dim / 8;
-  const int lines_per_block = written_lines(args.kv.head_dim);
+  const int pieces = most_pieces(args.kv);
+  const int lines_per_block = written_lines(pieces * 8);
   const int own_line = ptx::thread_index() / pieces;
   const int piece = ptx::thread_index() % pieces;
   // Lines fit 32 bits, one step beyond the last of them 32 without a sign.
@@ -81,11 +90,13 @@ CHUNKATTN_KERNEL write_kernel(const WriteArguments<T, X> args) {
     const WriteTarget target = args.plan.writes[line / static_cast<std::uint32_t>(heads)];
     if (target.slot == no_slot) continue;
     const int head = static_cast<int>(line % static_cast<std::uint32_t>(heads));
-    const std::int64_t from = (std::int64_t{line} * pieces + piece) * 8;
-    *reinterpret_cast<Piece16*>(args.kv.k_row(target.slot, head, target.offset) + piece * 8) =
-        read_piece<T>(args.k + from);
-    *reinterpret_cast<Piece16*>(args.kv.v_row(target.slot, head, target.offset) + piece * 8) =
-        read_piece<T>(args.v + from);
+    const auto store = [&](T* to, const X* from, int dim) {
+      if (piece * 8 < dim)
+        *reinterpret_cast<Piece16*>(to + piece * 8) =
+            read_piece<T>(from + std::int64_t{line} * dim + piece * 8);
+    };
+    store(args.kv.k_row(target.slot, head, target.offset), args.k, args.kv.head_dim);
+    store(args.kv.v_row(target.slot, head, target.offset), args.v, args.kv.dim_of_v());
   }
   const int copies = args.plan.header->num_copies * heads;
   for (int i = ptx::block_index(); i < copies; i += ptx::grid_size())

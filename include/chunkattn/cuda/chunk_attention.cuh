@@ -53,29 +53,26 @@ CHUNKATTN_NAMESPACE_END
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
-/// Rows of V that are longer or shorter than those of K: on the CPU alone.
-template <int HeadDim, class Exec, int ValueDim>
-class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
-  static_assert(ValueDim == HeadDim,
-                "ChunkAttention<Cuda, HeadDim, Exec, ValueDim>: ValueDim must be HeadDim so far; "
-                "pad the shorter of your model's K and V heads with zeros");
-};
-
 /// Exact attention over shared prefixes on a GPU of compute capability 8.0 or newer. One object
 /// serves every layer of one geometry, K/V in half or bfloat16. It belongs to the device that was
 /// current at construction and is used on one stream at a time (another may follow when the first
 /// has finished what was enqueued), by one thread at a time; several objects may work on several
 /// streams. After construction nothing is allocated and no kernel is loaded.
-template <int HeadDim, class Exec>
-class ChunkAttention<Cuda, HeadDim, Exec> {
-  static_assert(cuda_detail::supported_head_dim(HeadDim),
-                "ChunkAttention<Cuda, HeadDim>: HeadDim must be 64, 96, 128 or 256 (or 16); pad "
-                "the heads of your model to the next of these with zeros");
+///
+/// Rows of V, and of the output, have ValueDim elements.
+template <int HeadDim, class Exec, int ValueDim>
+class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
+  static constexpr cuda_detail::HeadDims dims{HeadDim, ValueDim};
+  static_assert(cuda_detail::supported_head_dims(dims),
+                "ChunkAttention<Cuda, HeadDim, Exec, ValueDim>: HeadDim must be 64, 96, 128 or 256 "
+                "(or 16), ValueDim, if it differs, 64, 96 or 128 (or 16); with a HeadDim of 192 or "
+                "256 it must be 64 or 128. Pad the heads of your model to the next of these with "
+                "zeros");
 
  public:
   /// Device memory the object needs: plan, tasks and partial results at their declared maxima.
   [[nodiscard]] static std::size_t workspace_size(const CudaLimits& limits) {
-    return cuda_detail::WorkspaceLayout(cuda_detail::completed(limits), HeadDim).total;
+    return cuda_detail::WorkspaceLayout(cuda_detail::completed(limits), ValueDim).total;
   }
 
   /// \throws InvalidArgument for limits or options that make no sense or a workspace that is too
@@ -86,7 +83,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
         options_(checked(options)),
         checks_(find_device(), options.check_pointers, options.check_streams),
         own_(own_bytes()),
-        upload_(limits_, {limits_.num_qo_heads, limits_.num_kv_heads, HeadDim}, model(),
+        upload_(limits_, {limits_.num_qo_heads, limits_.num_kv_heads, HeadDim, ValueDim}, model(),
                 options.workspace == nullptr ? own_.data()
                                              : static_cast<std::byte*>(options.workspace)) {
     upload_.set_advance(&cuda_detail::advance_kernel<>);
@@ -137,8 +134,8 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   /// Tokens whose target slot is no_slot are skipped. Doing it twice is harmless.
   ///
   /// \param layer  K and V of the layer, device pointers
-  /// \param k, v   device memory [num_rows][num_kv_heads][HeadDim], the caller's row order, of T or
-  ///               float (rounded to nearest even)
+  /// \param k, v   device memory [num_rows][num_kv_heads][HeadDim] (v: ValueDim), the caller's row
+  ///               order, of T or float (rounded to nearest even)
   template <class T, class X>
   void write(const KvView<T>& layer, const LiveView& plan, std::span<X> k, std::span<X> v,
              cudaStream_t stream) {
@@ -148,9 +145,9 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     detail::check_current(plan);
     const PlanView& view = plan;
     check_layer(layer);
-    const std::size_t expected = line_count(view, limits_.num_kv_heads) * HeadDim;
-    check_size("k.size()", k.size(), expected);
-    check_size("v.size()", v.size(), expected);
+    const std::size_t kv_lines = line_count(view, limits_.num_kv_heads);
+    check_size("k.size()", k.size(), kv_lines * HeadDim);
+    check_size("v.size()", v.size(), kv_lines * ValueDim);
     checks_.pointer("k", k.data());
     checks_.pointer("v", v.data());
     prepare(plan, stream);
@@ -159,7 +156,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     const std::int64_t heads = limits_.num_kv_heads;
     const std::int64_t lines = (capturing ? limits_.max_rows : view.num_rows) * heads;
     const std::int64_t copies = (capturing ? limits_.max_copies : view.num_copies) * heads;
-    constexpr int at_once = cuda_detail::written_lines(HeadDim);
+    constexpr int at_once = cuda_detail::written_lines(std::max(HeadDim, ValueDim));
     const int grid = small_grid(std::max((lines + at_once - 1) / at_once, copies));
     const auto kernel = [&] {
       if constexpr (std::is_same_v<Source, T>)
@@ -198,7 +195,8 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   /// (docs/cpu.md).
   ///
   /// \param layer   K and V of the layer, device pointers
-  /// \param q, out  device memory [num_rows][num_qo_heads][HeadDim], the caller's row order
+  /// \param q, out  device memory [num_rows][num_qo_heads][HeadDim] (out: ValueDim), the caller's
+  ///                row order
   /// \param lse     device memory [num_rows][num_qo_heads], natural log of the sum of exp; or empty
   template <class T>
   void run(const KvView<T>& layer, const LiveView& plan, std::span<const std::type_identity_t<T>> q,
@@ -224,7 +222,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     check_layer(layer);
     const std::size_t lines = line_count(view, limits_.num_qo_heads);
     check_size("q.size()", q.size(), lines * HeadDim);
-    check_size("out.size()", out.size(), lines * HeadDim);
+    check_size("out.size()", out.size(), lines * ValueDim);
     if (!lse.empty()) check_size("lse.size()", lse.size(), lines);
     checks_.pointer("q", q.data());
     checks_.pointer("out", out.data());
@@ -305,8 +303,9 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     detail::check_argument(major >= 8, "compute capability", major, "8.0 or newer");
     num_sms_ = attribute(cudaDevAttrMultiProcessorCount, device);
     occupancy_ = cuda_detail::choose_occupancy(
-        HeadDim, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-        attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device), HeadDim <= 128 ? 2 : 1);
+        dims, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
+        cuda_detail::wanted_blocks(dims));
     const int shared = shared_bytes();
     if (occupancy_.num_stages > 0)  // what the driver says of it counts
       occupancy_.blocks_per_sm =
@@ -338,13 +337,19 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   void check_layer(const KvView<T>& layer) {
     detail::check_argument(layer.head_dim == HeadDim, "layer.head_dim", layer.head_dim,
                            {"HeadDim = ", HeadDim});
-    detail::check_argument(layer.value_dim == 0, "layer.value_dim", layer.value_dim,
-                           "0: on CUDA rows of V are as those of K");
+    detail::check_argument(
+        layer.value_dim == (ValueDim == HeadDim ? 0 : ValueDim), "layer.value_dim", layer.value_dim,
+        {"0 where V's rows are as K's, else the ValueDim of ChunkAttention, ", ValueDim});
+    detail::check_argument(!layer.has_v_in_k(), "layer.v", static_cast<const void*>(layer.v),
+                           "memory of V: on CUDA it is not in K's rows");
     detail::check_argument(layer.num_kv_heads == limits_.num_kv_heads, "layer.num_kv_heads",
                            layer.num_kv_heads, {"limits.num_kv_heads = ", limits_.num_kv_heads});
     detail::check_argument(
         layer.stride_token % 8 == 0 && layer.stride_head % 8 == 0 && layer.stride_slot % 8 == 0,
         "layer strides", layer.stride_token, "multiples of 8 elements");
+    detail::check_argument(layer.v_stride_token % 8 == 0 && layer.v_stride_head % 8 == 0 &&
+                               layer.v_stride_slot % 8 == 0,
+                           "layer strides of V", layer.v_stride_token, "multiples of 8 elements");
     const void* k = layer.k_slabs != nullptr ? static_cast<const void*>(layer.k_slabs) : layer.k;
     const void* v = layer.v_slabs != nullptr ? static_cast<const void*>(layer.v_slabs) : layer.v;
     checks_.pointer("layer.k", k, layer.k_slabs != nullptr ? 8 : 16);
@@ -356,7 +361,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   }
   static void check_size(const char* name, std::size_t size, std::size_t expected) {
     detail::check_argument(size == expected, name, size,
-                           {"num_rows * heads * head_dim = ", expected});
+                           {"num_rows * heads * elements = ", expected});
   }
 
   template <class V>
@@ -375,7 +380,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   }
 
   [[nodiscard]] int shared_bytes() const noexcept {
-    return cuda_detail::shared_bytes(HeadDim, occupancy_.num_stages);
+    return cuda_detail::shared_bytes(dims, occupancy_.num_stages);
   }
 
   // The kernel of a variant, loaded on this device by the first call that needs it.
@@ -384,7 +389,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
     if constexpr (std::is_same_v<V, Plain>) {
       return kernels<T>().attention;
     } else {
-      const auto kernel = cuda_detail::attention_kernel_address<T, HeadDim, V>();
+      const auto kernel = cuda_detail::attention_kernel_address<T, dims, V>();
       const auto* const address = reinterpret_cast<const void*>(kernel);
       if (std::find(loaded_.begin(), loaded_.end(), address) == loaded_.end()) {
         if (capturing)
@@ -402,7 +407,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
 
   template <class T>
   [[nodiscard]] auto& kernels() const noexcept {
-    return std::get<cuda_detail::KernelTable<T, HeadDim>>(kernels_);
+    return std::get<cuda_detail::KernelTable<T, dims>>(kernels_);
   }
 
   [[nodiscard]] int small_grid(std::int64_t blocks) const noexcept {
@@ -414,7 +419,7 @@ class ChunkAttention<Cuda, HeadDim, Exec> {
   CudaOptions options_;
   int num_sms_ = 0;
   cuda_detail::Occupancy occupancy_;
-  std::tuple<cuda_detail::KernelTable<half, HeadDim>, cuda_detail::KernelTable<bfloat16, HeadDim>>
+  std::tuple<cuda_detail::KernelTable<half, dims>, cuda_detail::KernelTable<bfloat16, dims>>
       kernels_;
   std::vector<const void*> loaded_;  // kernels of variants
   cuda_detail::CallChecks checks_;

@@ -2,7 +2,8 @@
 // of judgement.
 //
 // A task streams L tokens of K and V for one KV head past a tile of R rows:
-//     bytes = 2 * L * head_dim * 2          flops = 4 * R * L * head_dim (padded rows included)
+//     bytes = L * (k + v) * 2          flops = 2 * R * L * (k + v) (padded rows included)
+// where rows of K have k elements and those of V have v,
 // and takes the longer of both times, a fixed cost, and the time of its partial results. Times are
 // in picoseconds of one block that has its share of the device, so that 264 of them run side by
 // side on an H200.
@@ -12,6 +13,7 @@
 #include <cstdint>
 
 #include "../base/config.hpp"
+#include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -29,38 +31,38 @@ struct CostModel {
   std::int64_t wait_ps = 1000000;
   std::int32_t min_split_tokens = 128;  ///< no KV split is shorter
 
-  /// One task: `tokens` K/V rows of `head_dim` 16-bit elements past a tile of `tile_rows`.
+  /// One task: `tokens` K/V rows of 16-bit elements past a tile of `tile_rows`.
   [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows,
-                                                 int head_dim) const noexcept {
-    const std::int64_t bytes = 4 * tokens * head_dim;
-    const std::int64_t flops = 4 * tokens * head_dim * tile_rows;
+                                                 cuda_detail::HeadDims dims) const noexcept {
+    const std::int64_t bytes = 2 * tokens * (dims.k + dims.v);
+    const std::int64_t flops = bytes * tile_rows;
     return std::max(bytes * ps_per_kib / 1024, flops * ps_per_mflop / 1000000);
   }
 
   /// A chunk-first task: streams, and writes a partial result for each of its `rows` packed rows.
   [[nodiscard]] constexpr std::int64_t chunk_first_ps(std::int64_t tokens, int tile_rows, int rows,
-                                                      int head_dim) const noexcept {
-    return task_ps + stream_ps(tokens, tile_rows, head_dim) + partial_ps(rows, head_dim) / 2;
+                                                      cuda_detail::HeadDims dims) const noexcept {
+    return task_ps + stream_ps(tokens, tile_rows, dims) + partial_ps(rows, dims.v) / 2;
   }
 
   /// A sequence-first task: streams, then merges `merges` partial results for each of its rows.
   [[nodiscard]] constexpr std::int64_t sequence_first_ps(std::int64_t tokens, int tile_rows,
-                                                         int rows, int head_dim,
+                                                         int rows, cuda_detail::HeadDims dims,
                                                          int merges) const noexcept {
-    return task_ps + stream_ps(tokens, tile_rows, head_dim) + merge_all_ps(rows, head_dim, merges);
+    return task_ps + stream_ps(tokens, tile_rows, dims) + merge_all_ps(rows, dims.v, merges);
   }
 
   /// Its end: `merges` partial results for each of `rows`, one after the other, four columns per
   /// thread.
-  [[nodiscard]] constexpr std::int64_t merge_all_ps(int rows, int head_dim,
+  [[nodiscard]] constexpr std::int64_t merge_all_ps(int rows, int value_dim,
                                                     int merges) const noexcept {
-    const std::int64_t rounds = (std::int64_t{rows} * head_dim + 511) / 512;
+    const std::int64_t rounds = (std::int64_t{rows} * value_dim + 511) / 512;
     return merges * rounds * merge_ps;
   }
 
   /// `rows` partial results of one KV head, written by one task and read by others.
-  [[nodiscard]] constexpr std::int64_t partial_ps(std::int64_t rows, int head_dim) const noexcept {
-    return 2 * rows * (head_dim + 1) * 4 * ps_per_kib / 1024;
+  [[nodiscard]] constexpr std::int64_t partial_ps(std::int64_t rows, int value_dim) const noexcept {
+    return 2 * rows * (value_dim + 1) * 4 * ps_per_kib / 1024;
   }
 };
 

@@ -72,7 +72,7 @@ struct PlanMemory {
   const RowCopy* copies;
   Counters* counters;
   std::uint32_t* flags;  ///< [chunk-first task][KV head]: the launch that last wrote its partials
-  float* partial_out;    ///< [partial][head_dim], normalised
+  float* partial_out;    ///< [partial][value_dim], normalised
   float* partial_lse;    ///< [partial], base 2; at most empty_lse2: empty
 };
 

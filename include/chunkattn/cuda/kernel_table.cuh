@@ -14,9 +14,9 @@ CHUNKATTN_NAMESPACE_BEGIN
 namespace cuda_detail {
 
 /// Host addresses of the kernels for K/V of T.
-template <class T, int HeadDim>
+template <class T, HeadDims Dims>
 struct KernelTable {
-  void (*attention)(AttentionArguments<T>) = &attention_kernel<T, HeadDim>;
+  void (*attention)(AttentionArguments<T>) = &attention_kernel<T, Dims>;
   void (*write)(WriteArguments<T, T>) = &write_kernel<T, T>;
   void (*write_floats)(WriteArguments<T, float>) = &write_kernel<T, float>;
   void (*copy_rows)(CopyArguments<T>) = &copy_rows_kernel<T>;
@@ -34,9 +34,9 @@ struct KernelTable {
 
 /// Host address of the attention kernel of a variant. Not inlined, so that all translation units
 /// that call it for one variant get the same.
-template <class T, int HeadDim, class V>
+template <class T, HeadDims Dims, class V>
 [[gnu::noinline]] auto attention_kernel_address() {
-  return &attention_kernel<T, HeadDim, V>;
+  return &attention_kernel<T, Dims, V>;
 }
 
 }  // namespace cuda_detail

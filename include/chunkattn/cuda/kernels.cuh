@@ -14,10 +14,10 @@ namespace cuda_detail {
 ///
 /// V: what is done to logits besides (attention/variant.hpp). Compiled for the variants alone that
 /// somebody calls run() with.
-template <class T, int HeadDim, class V = Plain>
-CHUNKATTN_KERNEL CHUNKATTN_LAUNCH_BOUNDS(block_threads, HeadDim <= 128 ? 2 : 1)
+template <class T, HeadDims Dims, class V = Plain>
+CHUNKATTN_KERNEL CHUNKATTN_LAUNCH_BOUNDS(block_threads, wanted_blocks(Dims))
     attention_kernel(const AttentionArguments<T, V> args) {
-  run_tasks<T, HeadDim>(args);
+  run_tasks<T, Dims>(args);
 }
 
 }  // namespace cuda_detail

@@ -13,8 +13,8 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// K/V in device memory, [slot][kv_head][token][head_dim] for K and for V in each layer, so that an
-/// engine's own kernels can write it through a KvView.
+/// K/V in device memory, [slot][kv_head][token][head_dim] for K and, with value_dim, for V in each
+/// layer, so that an engine's own kernels can write it through a KvView.
 ///
 /// Slots come in slabs of 2^n slots, one allocation for all layers; growth adds slabs and never
 /// moves one. The tables of slab addresses lie on the device at fixed places, so views and captured
@@ -42,8 +42,8 @@ class KvCache<Cuda, T> {
           std::size_t slot_limit = default_slot_limit)
       : options_(options), chunk_size_(chunk_size) {
     detail::check_kv_geometry(options, chunk_size, sizeof(T));
-    detail::check_argument(options.dim_of_v() == options.head_dim, "options.value_dim",
-                           options.value_dim, "0 or options.head_dim: on CUDA they are equal");
+    detail::check_argument(!options.v_in_k, "options.v_in_k", options.v_in_k,
+                           "false: on CUDA V has rows of its own");
     while (slab_shift_ < 16 && bytes_per_slot() << slab_shift_ < slab_target) ++slab_shift_;
     max_slabs_ = std::max<std::size_t>(1, (slot_limit + per_slab() - 1) >> slab_shift_);
     table_ = cuda_detail::DeviceMemory(max_slabs_ * num_tables() * sizeof(T*));
@@ -66,7 +66,9 @@ class KvCache<Cuda, T> {
       T* first = reinterpret_cast<T*>(slab.data());
       const std::size_t at = slabs_.size();
       for (std::size_t t = 0; t < num_tables(); ++t) {  // K of layer 0, V of layer 0, K of 1, ...
-        T* const place = first + t * slab_elements();
+        T* const place =
+            first +
+            ((t / 2 * layer_elements() + t % 2 * rows_elements(options_.head_dim)) << slab_shift_);
         copy_now(table_.data() + (t * max_slabs_ + at) * sizeof(T*), &place, sizeof place);
       }
       slabs_.push_back(std::move(slab));
@@ -107,7 +109,7 @@ class KvCache<Cuda, T> {
   [[nodiscard]] std::size_t num_slots() const noexcept { return num_slots_; }
   /// Bytes of K and V of one slot, all layers together.
   [[nodiscard]] std::size_t bytes_per_slot() const noexcept {
-    return num_tables() * slot_elements() * sizeof(T);
+    return static_cast<std::size_t>(options_.num_layers) * layer_elements() * sizeof(T);
   }
   /// Bytes of device memory held, all layers together.
   [[nodiscard]] std::size_t bytes() const noexcept {
@@ -121,12 +123,13 @@ class KvCache<Cuda, T> {
   [[nodiscard]] std::size_t num_tables() const noexcept {
     return 2 * static_cast<std::size_t>(options_.num_layers);
   }
-  [[nodiscard]] std::size_t slot_elements() const noexcept {
+  // Elements of one slot in one layer: of rows of `dim`, of K and V.
+  [[nodiscard]] std::size_t rows_elements(int dim) const noexcept {
     return static_cast<std::size_t>(options_.num_kv_heads) * static_cast<std::size_t>(chunk_size_) *
-           static_cast<std::size_t>(options_.head_dim);
+           static_cast<std::size_t>(dim);
   }
-  [[nodiscard]] std::size_t slab_elements() const noexcept {
-    return slot_elements() << slab_shift_;
+  [[nodiscard]] std::size_t layer_elements() const noexcept {
+    return rows_elements(options_.head_dim) + rows_elements(options_.dim_of_v());
   }
 
   [[nodiscard]] KvView<T> view(int index) const {
@@ -142,6 +145,12 @@ class KvCache<Cuda, T> {
     view.stride_token = options_.head_dim;
     view.stride_head = view.stride_token * chunk_size_;
     view.stride_slot = view.stride_head * options_.num_kv_heads;
+    if (options_.dim_of_v() != options_.head_dim) {
+      view.value_dim = options_.value_dim;
+      view.v_stride_token = options_.value_dim;
+      view.v_stride_head = view.v_stride_token * chunk_size_;
+      view.v_stride_slot = view.v_stride_head * options_.num_kv_heads;
+    }
     return view;
   }
 

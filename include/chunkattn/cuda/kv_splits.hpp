@@ -25,10 +25,14 @@ CHUNKATTN_NAMESPACE_BEGIN
 struct Geometry {
   std::int32_t num_qo_heads = 0;  ///< query heads
   std::int32_t num_kv_heads = 0;  ///< heads of K and of V
-  std::int32_t head_dim = 0;      ///< elements per head
+  std::int32_t head_dim = 0;      ///< elements per head of K
+  std::int32_t value_dim = 0;     ///< elements per head of V; 0: head_dim
   /// Query heads that read the same K and V.
   [[nodiscard]] constexpr std::int32_t group() const noexcept {
     return num_qo_heads / num_kv_heads;
+  }
+  [[nodiscard]] constexpr cuda_detail::HeadDims dims() const noexcept {
+    return {head_dim, value_dim != 0 ? value_dim : head_dim};
   }
 };
 
@@ -185,7 +189,7 @@ class KvSplits {
   }
   [[nodiscard]] std::int64_t stream_ps(const Run& run) const noexcept {
     const int tile = tile_rows_for(std::min(rows(run), max_tile_rows));
-    return model_.stream_ps(run.tokens, tile, geometry_.head_dim);
+    return model_.stream_ps(run.tokens, tile, geometry_.dims());
   }
 
   // Cuts each run into pieces no longer than its kind's cap, and lists the tasks of both phases.
@@ -227,7 +231,7 @@ class KvSplits {
                                                        run.tokens / model_.min_split_tokens);
     if (pieces < 2) return;
     // Whole KV tiles, and no split without a token.
-    const int tile = kv_tile_tokens(geometry_.head_dim);
+    const int tile = kv_tile_tokens(geometry_.dims());
     const auto count = static_cast<std::int32_t>(pieces);
     run.step = ((run.tokens + count - 1) / count + tile - 1) / tile * tile;
     run.splits = (run.tokens + run.step - 1) / run.step;
@@ -236,18 +240,18 @@ class KvSplits {
   // `times` x the tiles of a run against `tokens` positions, in phase 0 (chunk-first) or 1.
   void add_tiles(const Run& run, int which, std::int32_t tokens, std::int32_t times) {
     const bool merge_only = which == 1 && !run.streams_last();
-    const int most = merge_only ? merge_rows(geometry_.head_dim) : max_tile_rows;
+    const int most = merge_only ? merge_rows(geometry_.dims().v) : max_tile_rows;
     const int rest = rows(run) % most;
     add_tasks(run, which, tokens, most, rows(run) / most * times);
     if (rest > 0) add_tasks(run, which, tokens, rest, times);
   }
   void add_tasks(const Run& run, int which, std::int32_t tokens, int rows, std::int32_t count) {
     if (count == 0) return;
-    const int dim = geometry_.head_dim;
+    const HeadDims dims = geometry_.dims();
     const int tile = tile_rows_for(rows);
-    const std::int64_t ps = which == 0 ? model_.chunk_first_ps(tokens, tile, rows, dim)
-                                       : model_.sequence_first_ps(tokens, tile, rows, dim, 0);
-    const std::int64_t rest = which == 0 ? 0 : model_.merge_all_ps(rows, dim, run.merges);
+    const std::int64_t ps = which == 0 ? model_.chunk_first_ps(tokens, tile, rows, dims)
+                                       : model_.sequence_first_ps(tokens, tile, rows, dims, 0);
+    const std::int64_t rest = which == 0 ? 0 : model_.merge_all_ps(rows, dims.v, run.merges);
     Phase& phase = phases_[which];
     phase.work += (ps + rest) * count;
     phase.longest = std::max(phase.longest, ps + rest);

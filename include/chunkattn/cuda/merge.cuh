@@ -28,7 +28,7 @@ struct CallArguments {
   PlanMemory plan;
   KvView<T> kv;
   const T* q;  ///< [num_rows][num_qo_heads][head_dim], the caller's order
-  T* out;      ///< as q
+  T* out;      ///< [num_rows][num_qo_heads][value_dim]
   float* lse;  ///< [num_rows][num_qo_heads], natural log; may be null
   std::int32_t num_kv_heads;
   std::int32_t group;       ///< query heads per KV head
@@ -92,11 +92,11 @@ struct RowResult {
 /// What the warps of a block left of one row. The accumulators stand in shared memory as
 /// [kv_warps][row_warps][column_warps][16][warp_columns] floats, not normalised, their maxima and
 /// sums in `stats` [warp][16].
-template <int HeadDim, int TileRows>
+template <HeadDims Dims, int TileRows>
 CHUNKATTN_DEVICE void add_warps(const unsigned char* shared, int row, int column,
                                 RowResult& result) {
-  using Layout = SharedLayout<HeadDim>;
-  using Warps = WarpLayout<HeadDim, TileRows>;
+  using Layout = SharedLayout<Dims>;
+  using Warps = WarpLayout<Dims, TileRows>;
   const SoftmaxState* stats = reinterpret_cast<const SoftmaxState*>(shared + Layout::stats);
   const float* accumulators = reinterpret_cast<const float*>(shared + Layout::stages);
   for (int w = 0; w < Warps::kv_warps; ++w) {
@@ -112,7 +112,7 @@ CHUNKATTN_DEVICE void add_warps(const unsigned char* shared, int row, int column
 
 /// Adds the partial results that a task merges, in path order. They are read a few at a time: one
 /// after the other, each read would wait for the one before.
-template <int HeadDim>
+template <int ValueDim>
 CHUNKATTN_DEVICE void add_partials(const PlanMemory& plan, const Task& task, int row_partial,
                                    int column, RowResult& result) {
   constexpr int at_once = 4;
@@ -126,7 +126,7 @@ CHUNKATTN_DEVICE void add_partials(const PlanMemory& plan, const Task& task, int
       const std::int64_t index = merges[p].partial_base + row_partial;
       lse[i] = ptx::load(plan.partial_lse + index);
       values[i] =
-          ptx::load(reinterpret_cast<const Float4*>(plan.partial_out + index * HeadDim + column));
+          ptx::load(reinterpret_cast<const Float4*>(plan.partial_out + index * ValueDim + column));
     }
     CHUNKATTN_UNROLL
     for (int i = 0; i < at_once; ++i) {
@@ -160,20 +160,20 @@ CHUNKATTN_DEVICE void add_sink(const AttentionArguments<T, V>& args, int row_len
 ///
 /// Final: adds the partials task.merge_* in path order and writes q-typed output rows.
 /// Otherwise: writes one normalised fp32 partial per row.
-template <class T, int HeadDim, int TileRows, bool Final, class V>
+template <class T, HeadDims Dims, int TileRows, bool Final, class V>
 CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T, V>& args, const Task& task,
                                  const unsigned char* shared, bool streamed) {
-  using Layout = SharedLayout<HeadDim>;
+  using Layout = SharedLayout<Dims>;
   const int* row_index = reinterpret_cast<const int*>(shared + Layout::row_index);
   const int* row_partial = reinterpret_cast<const int*>(shared + Layout::row_partial);
-  constexpr int vectors = HeadDim / 4;
+  constexpr int vectors = Dims.v / 4;
 
   for (int i = ptx::thread_index(); i < task.row_count * vectors; i += block_threads) {
     const int row = i / vectors;
     const int column = i % vectors * 4;
     RowResult result;
-    if constexpr (Final) add_partials<HeadDim>(args.plan, task, row_partial[row], column, result);
-    if (streamed) add_warps<HeadDim, TileRows>(shared, row, column, result);
+    if constexpr (Final) add_partials<Dims.v>(args.plan, task, row_partial[row], column, result);
+    if (streamed) add_warps<Dims, TileRows>(shared, row, column, result);
     if constexpr (Final && VariantTerms<V>::has_sinks)
       add_sink(args, reinterpret_cast<const int*>(shared + Layout::row_len)[row], row_index[row],
                result);
@@ -187,11 +187,11 @@ CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T, V>& args, const Tas
       Packed4<T> packed;
       packed.words[0] = ptx::pack<T>(o[0], o[1]);
       packed.words[1] = ptx::pack<T>(o[2], o[3]);
-      *reinterpret_cast<Packed4<T>*>(args.out + line * HeadDim + column) = packed;
+      *reinterpret_cast<Packed4<T>*>(args.out + line * Dims.v + column) = packed;
       if (column == 0 && args.lse != nullptr) args.lse[line] = lse2 * 0.6931471805599453f;
     } else {
       const std::int64_t index = task.partial_base + row_partial[row];
-      ptx::store(reinterpret_cast<Float4*>(args.plan.partial_out + index * HeadDim + column),
+      ptx::store(reinterpret_cast<Float4*>(args.plan.partial_out + index * Dims.v + column),
                  Float4{{o[0], o[1], o[2], o[3]}});
       if (column == 0)
         ptx::store(args.plan.partial_lse + index, result.state.empty() ? empty_max2 : lse2);

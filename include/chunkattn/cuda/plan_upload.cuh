@@ -107,11 +107,11 @@ struct WorkspaceLayout {
   std::size_t total = 0;
   ScheduleCapacity capacity;
 
-  WorkspaceLayout(const CudaLimits& limits, int head_dim) {
+  WorkspaceLayout(const CudaLimits& limits, int value_dim) {
     const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
     const std::int64_t group = limits.num_qo_heads / limits.num_kv_heads;
     const std::int64_t tiles = limits.max_rows + limits.max_rows * group / max_tile_rows + 1;
-    const std::int64_t merge_tasks = limits.max_rows * (group / merge_rows(head_dim) + 1);
+    const std::int64_t merge_tasks = limits.max_rows * (group / merge_rows(value_dim) + 1);
     capacity.tasks = size(3 * tiles + merge_tasks + 1024);
     capacity.merges = size(std::int64_t{16} * limits.max_rows + 1024);
     capacity.partials = size(std::int64_t{limits.max_partial_rows} * limits.num_qo_heads);
@@ -128,7 +128,7 @@ struct WorkspaceLayout {
     upload_bytes = total;
     counters = take(sizeof(Counters));
     flags = take(capacity.tasks * size(limits.num_kv_heads) * sizeof(std::uint32_t));
-    partial_out = take(capacity.partials * size(head_dim) * sizeof(float));
+    partial_out = take(capacity.partials * size(value_dim) * sizeof(float));
     partial_lse = take(capacity.partials * sizeof(float));
   }
 
@@ -146,7 +146,7 @@ class PlanUpload {
   PlanUpload(const CudaLimits& limits, const Geometry& geometry, const CostModel& model,
              std::byte* workspace)
       : limits_(limits),
-        layout_(limits, geometry.head_dim),
+        layout_(limits, geometry.dims().v),
         geometry_(geometry),
         model_(model),
         workspace_(workspace),

@@ -15,9 +15,9 @@ namespace cuda_detail {
 
 /// The tasks of a block, each fetched while the one before it runs. Its last thread does the
 /// fetching: it has nothing to do while the tables of a task are made.
-template <class T, int HeadDim>
+template <class T, HeadDims Dims>
 class TaskQueue {
-  using Layout = SharedLayout<HeadDim>;
+  using Layout = SharedLayout<Dims>;
 
  public:
   CHUNKATTN_DEVICE TaskQueue(const CallArguments<T>& args, unsigned char* shared)
@@ -73,7 +73,7 @@ class TaskQueue {
 };
 
 /// The partial results that a sequence-first task merges: are they there?
-template <class T, int HeadDim>
+template <class T, HeadDims Dims>
 class PartialsWait {
   // Threads that do nothing else while the tables of a task are made.
   static constexpr int first_thread = block_threads / 2;
@@ -85,7 +85,7 @@ class PartialsWait {
         task_(task),
         kv_head_(kv_head),
         launch_(launch),
-        missing_(reinterpret_cast<int*>(shared + SharedLayout<HeadDim>::missing)) {}
+        missing_(reinterpret_cast<int*>(shared + SharedLayout<Dims>::missing)) {}
 
   /// Looks once, before the barriers of the task. *missing is 0.
   CHUNKATTN_DEVICE void look() {
@@ -136,41 +136,40 @@ CHUNKATTN_DEVICE void publish_partials(const CallArguments<T>& args, const Task&
     ptx::store_release(&args.plan.flags[task.flag * args.num_kv_heads + kv_head], launch);
 }
 
-template <class T, int HeadDim, int TileRows, class V>
-CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T, HeadDim>& queue,
+template <class T, HeadDims Dims, int TileRows, class V>
+CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T, Dims>& queue,
                                std::uint32_t launch, unsigned char* shared) {
   const Task& task = queue.task();
   const int kv_head = queue.kv_head();
-  PartialsWait<T, HeadDim> partials(args, task, kv_head, launch, shared);
+  PartialsWait<T, Dims> partials(args, task, kv_head, launch, shared);
   queue.draw();
   partials.look();
-  TileAttention<T, HeadDim, TileRows, V> tile(args, task, kv_head, shared);
+  TileAttention<T, Dims, TileRows, V> tile(args, task, kv_head, shared);
   const bool streamed = tile.run();
   queue.fetch();
   if (queue.is_chunk_first()) {
-    write_rows<T, HeadDim, TileRows, false>(args, task, shared, streamed);
+    write_rows<T, Dims, TileRows, false>(args, task, shared, streamed);
     publish_partials(args, task, kv_head, launch);
   } else {
     partials.wait();
-    write_rows<T, HeadDim, TileRows, true>(args, task, shared, streamed);
+    write_rows<T, Dims, TileRows, true>(args, task, shared, streamed);
   }
 }
 
-template <class T, int HeadDim, class V>
+template <class T, HeadDims Dims, class V>
 CHUNKATTN_DEVICE void run_tasks(const AttentionArguments<T, V>& args) {
   unsigned char* shared = ptx::dynamic_shared();
   Counters& counters = *args.plan.counters;
   const std::uint32_t launch = counters.launches + 1;
-  if (ptx::thread_index() == 0)
-    *reinterpret_cast<int*>(shared + SharedLayout<HeadDim>::missing) = 0;
-  TaskQueue<T, HeadDim> queue(args, shared);
+  if (ptx::thread_index() == 0) *reinterpret_cast<int*>(shared + SharedLayout<Dims>::missing) = 0;
+  TaskQueue<T, Dims> queue(args, shared);
   while (queue.next()) {
     if (queue.task().tile_rows == 16)
-      run_task<T, HeadDim, 16>(args, queue, launch, shared);
+      run_task<T, Dims, 16>(args, queue, launch, shared);
     else if (queue.task().tile_rows == 32)
-      run_task<T, HeadDim, 32>(args, queue, launch, shared);
+      run_task<T, Dims, 32>(args, queue, launch, shared);
     else
-      run_task<T, HeadDim, 64>(args, queue, launch, shared);
+      run_task<T, Dims, 64>(args, queue, launch, shared);
   }
   // The last block to leave: all have drawn their last ticket, and nobody waits any more.
   if (ptx::thread_index() == 0 && ptx::atomic_add(&counters.left, 1) == ptx::grid_size() - 1)

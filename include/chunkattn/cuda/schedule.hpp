@@ -97,14 +97,14 @@ class Scheduler {
   }
   [[nodiscard]] std::int64_t stream_all(std::int64_t tokens, int rows) const noexcept {
     const int rest = rows % max_tile_rows;
-    std::int64_t ps = rows / max_tile_rows * model_.stream_ps(tokens, max_tile_rows, dim());
-    if (rest > 0) ps += model_.stream_ps(tokens, tile_rows_for(rest), dim());
+    std::int64_t ps = rows / max_tile_rows * model_.stream_ps(tokens, max_tile_rows, dims());
+    if (rest > 0) ps += model_.stream_ps(tokens, tile_rows_for(rest), dims());
     return ps;
   }
   [[nodiscard]] static int num_tiles(int rows) noexcept {
     return (rows + max_tile_rows - 1) / max_tile_rows;
   }
-  [[nodiscard]] int dim() const noexcept { return geometry_.head_dim; }
+  [[nodiscard]] HeadDims dims() const noexcept { return geometry_.dims(); }
 
   void measure() {
     nodes_.assign(static_cast<std::size_t>(plan_.num_segments), Node{});
@@ -170,7 +170,7 @@ class Scheduler {
       if (!share || node.branches < 2 || node.run_tokens == 0) continue;
       const std::int64_t together = stream_all(node.run_tokens, rows) +
                                     num_tiles(rows) * model_.task_ps +
-                                    model_.partial_ps(rows, dim());
+                                    model_.partial_ps(rows, dims().v);
       const std::int64_t apart = stream_apart(node);
       node.shared = together < apart;
       if (node.shared) gain += apart - together;
@@ -201,8 +201,9 @@ class Scheduler {
   // The time of streaming a node's run once per branch: bytes for each of their tiles.
   [[nodiscard]] std::int64_t stream_apart(const Node& node) const noexcept {
     // Branches of few rows differ from one another little: the average tile stands for all.
-    const std::int64_t bytes_only = node.branches * model_.stream_ps(node.run_tokens, 0, dim());
-    const std::int64_t flops = 4 * std::int64_t{node.run_tokens} * dim() * node.branch_tile_rows;
+    const std::int64_t bytes_only = node.branches * model_.stream_ps(node.run_tokens, 0, dims());
+    const std::int64_t flops =
+        2 * std::int64_t{node.run_tokens} * (dims().k + dims().v) * node.branch_tile_rows;
     return std::max(bytes_only, flops * model_.ps_per_mflop / 1000000);
   }
 
@@ -228,8 +229,8 @@ class Scheduler {
     for (const Run& run : runs_)
       if (run.last) add_sequence_first(run);
     sort_tasks(static_cast<std::size_t>(num_chunk_first_));
-    summary_.partial_bytes = num_partials_ * 2 * (dim() + 1) * 4;
-    summary_.kv_bytes = summary_.kv_tokens * geometry_.num_kv_heads * dim() * 4;
+    summary_.partial_bytes = num_partials_ * 2 * (dims().v + 1) * 4;
+    summary_.kv_bytes = summary_.kv_tokens * geometry_.num_kv_heads * (dims().k + dims().v) * 2;
     summary_.padded_flops *= geometry_.num_kv_heads;
   }
 
@@ -278,7 +279,7 @@ class Scheduler {
 
   // One task per tile of the run's rows, all else as in `task`.
   void add_tiles(const Run& run, Task task, bool chunk_first) {
-    const int most = task.segment >= 0 ? max_tile_rows : merge_rows(dim());
+    const int most = task.segment >= 0 ? max_tile_rows : merge_rows(dims().v);
     const int stop = packed(run.row_end);
     for (int row = packed(run.row_begin); row < stop; row += task.row_count) {
       task.row_count = std::min(stop - row, most);
@@ -286,10 +287,10 @@ class Scheduler {
       task.row_begin = row;
       const std::int32_t tokens = task.segment >= 0 ? visible_tokens(run, task) : 0;
       summary_.kv_tokens += tokens;
-      summary_.padded_flops += std::int64_t{4} * tokens * dim() * task.tile_rows;
+      summary_.padded_flops += std::int64_t{2} * tokens * (dims().k + dims().v) * task.tile_rows;
       keys_.push_back(chunk_first
-                          ? model_.chunk_first_ps(tokens, task.tile_rows, task.row_count, dim())
-                          : model_.sequence_first_ps(tokens, task.tile_rows, task.row_count, dim(),
+                          ? model_.chunk_first_ps(tokens, task.tile_rows, task.row_count, dims())
+                          : model_.sequence_first_ps(tokens, task.tile_rows, task.row_count, dims(),
                                                      task.merge_count));
       tasks_.push_back(task);
       ++task.flag;

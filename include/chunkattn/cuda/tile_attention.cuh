@@ -20,18 +20,19 @@ CHUNKATTN_NAMESPACE_BEGIN
 namespace cuda_detail {
 
 /// Queries, K/V stages and tables of one block, and the loop over them.
-template <class T, int HeadDim, int TileRows, class V>
+template <class T, HeadDims Dims, int TileRows, class V>
 class TileAttention {
   using Variant = VariantTerms<V>;
-  using Layout = SharedLayout<HeadDim>;
-  using Warps = WarpLayout<HeadDim, TileRows>;
+  using Layout = SharedLayout<Dims>;
+  using Warps = WarpLayout<Dims, TileRows>;
   static constexpr int kv_tile = Warps::kv_tile;
-  static constexpr int row_pieces = HeadDim / 8;  // 16-byte pieces of a row
-  static constexpr int k_steps = HeadDim / 16;
+  static constexpr int k_pieces = Dims.k / 8;  // of 16 bytes
+  static constexpr int v_pieces = Dims.v / 8;
+  static constexpr int k_steps = Dims.k / 16;
   // Query fragments stay in registers where these suffice; elsewhere they are read again per tile
   // (16 KB more of shared memory beside the 128 KB that four warps read of K and V).
   static constexpr bool q_in_registers =
-      HeadDim <= 64 || (HeadDim <= 128 && TileRows < 64 && !Variant::hides_keys);
+      Dims.k <= 64 || (Dims.k <= 128 && TileRows < 64 && !Variant::hides_keys);
 
  public:
   CHUNKATTN_DEVICE TileAttention(const AttentionArguments<T, V>& args, const Task& task,
@@ -153,7 +154,8 @@ class TileAttention {
       const Piece& piece = cursor_.seek(position);
       const int offset = piece.begin + position - piece.position;
       rows.k = args_.kv.k_row(piece.slot, kv_head_, offset);
-      rows.v = args_.kv.v_row(piece.slot, kv_head_, offset);
+      rows.v = Dims.k == Dims.v ? args_.kv.v_row_as_k(piece.slot, kv_head_, offset)
+                                : args_.kv.v_row(piece.slot, kv_head_, offset);
     }
     token_table(stage)[token] = rows;
   }
@@ -162,59 +164,52 @@ class TileAttention {
     return reinterpret_cast<TokenRows<T>*>(shared_ + Layout::token_table) + stage * kv_tile;
   }
 
-  CHUNKATTN_DEVICE static int swizzled(int row, int piece) {
-    return (row * row_pieces + swizzle(HeadDim, row, piece)) * 16;
+  CHUNKATTN_DEVICE ptx::SharedAddress stage_address(int stage) {
+    return ptx::shared_address(shared_ + Layout::stages) + stage * stage_bytes(Dims);
   }
 
   CHUNKATTN_DEVICE void load_queries() {
     const int* row_index = reinterpret_cast<const int*>(shared_ + Layout::row_index);
     const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::q);
     CHUNKATTN_UNROLL_BY(1)
-    for (int i = ptx::thread_index(); i < TileRows * row_pieces; i += block_threads) {
-      const int row = i / row_pieces;
-      const int piece = i % row_pieces;
+    for (int i = ptx::thread_index(); i < TileRows * k_pieces; i += block_threads) {
+      const int row = i / k_pieces;
+      const int piece = i % k_pieces;
       const int line = row_index[row];
-      const T* source = args_.q + (line < 0 ? 0 : static_cast<std::int64_t>(line) * HeadDim);
-      ptx::cp_async_16(q + swizzled(row, piece), source + piece * 8, line >= 0);
+      const T* source = args_.q + (line < 0 ? 0 : static_cast<std::int64_t>(line) * Dims.k);
+      ptx::cp_async_16(q + swizzled<k_pieces>(row, piece), source + piece * 8, line >= 0);
     }  // joins the group of the first tile
   }
 
   CHUNKATTN_DEVICE void load_tile(int stage) {
     const TokenRows<T>* table = token_table(stage);
-    const ptx::SharedAddress k =
-        ptx::shared_address(shared_ + Layout::stages) + stage * stage_bytes(HeadDim);
-    const ptx::SharedAddress v = k + stage_bytes(HeadDim) / 2;
+    const ptx::SharedAddress k = stage_address(stage);
+    const ptx::SharedAddress v = k + stage_bytes_of_k(Dims);
+    constexpr int most_pieces = k_pieces > v_pieces ? k_pieces : v_pieces;
     CHUNKATTN_UNROLL_BY(2)
-    for (int i = ptx::thread_index(); i < kv_tile * row_pieces; i += block_threads) {
-      const int token = i / row_pieces;
-      const int piece = i % row_pieces;
+    for (int i = ptx::thread_index(); i < kv_tile * most_pieces; i += block_threads) {
+      const int token = i / most_pieces;
+      const int piece = i % most_pieces;
       const TokenRows<T> rows = table[token];
       const bool valid = rows.v != nullptr;
-      const int place = swizzled(token, piece);
-      ptx::cp_async_16(k + place, rows.k + piece * 8, valid);
-      ptx::cp_async_16(v + place, valid ? rows.v + piece * 8 : rows.k, valid);
+      if (k_pieces == most_pieces || piece < k_pieces)
+        ptx::cp_async_16(k + swizzled<k_pieces>(token, piece), rows.k + piece * 8, valid);
+      if (v_pieces == most_pieces || piece < v_pieces)
+        ptx::cp_async_16(v + swizzled<v_pieces>(token, piece), valid ? rows.v + piece * 8 : rows.k,
+                         valid);
     }
   }
 
   CHUNKATTN_DEVICE void read_query_fragment(int start, int step, std::uint32_t (&fragment)[4]) {
     const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::q);
-    ptx::ldmatrix_x4(fragment, q + at_step(start, step));
+    ptx::ldmatrix_x4(fragment, q + at_step<k_pieces>(start, step));
   }
 
   CHUNKATTN_DEVICE void read_query_fragments() {
-    const int start = swizzled(row_warp_ * 16 + lane_ % 16, lane_ / 16);
+    const int start = swizzled<k_pieces>(row_warp_ * 16 + lane_ % 16, lane_ / 16);
     CHUNKATTN_UNROLL
     for (int step = 0; step < k_steps; ++step) read_query_fragment(start, step, query_[step]);
   }
-
-  // Where piece p + 2 * step of a row lies, from where piece p = 0 or 1 does: the swizzle is an
-  // exclusive or over the pieces of 64 or 128 bytes. It repeats after 8 rows, so that 16 rows on is
-  // 16 rows of bytes on.
-  CHUNKATTN_DEVICE static int at_step(int start, int step) {
-    if constexpr (row_pieces % 8 == 0) return start ^ (step * 32);
-    return (start ^ (step % 2 * 32)) + step / 2 * 64;
-  }
-  static constexpr int bytes_of_16_rows = 16 * row_pieces * 16;
 
   // For tiles of which some rows see more than others. An infinity or NaN in V must not reach rows
   // that do not see it, and 0 x NaN is NaN: zeros take their place, and the rows that see the first
@@ -223,14 +218,14 @@ class TileAttention {
     constexpr std::uint32_t exponent = std::is_same_v<T, half> ? 0x7c00u : 0x7f80u;
     const int thread = ptx::opaque(ptx::thread_index());  // nothing of this ahead of the loop
     std::uint32_t* first_specials = reinterpret_cast<std::uint32_t*>(shared_ + Layout::stats);
-    if (thread < HeadDim / 2) {  // two columns
+    if (thread < Dims.v / 2) {  // two columns
       unsigned char* v =
-          shared_ + Layout::stages + stage * stage_bytes(HeadDim) + stage_bytes(HeadDim) / 2;
+          shared_ + Layout::stages + stage * stage_bytes(Dims) + stage_bytes_of_k(Dims);
       std::uint32_t first = 0xffffffffu;  // none in either column
       CHUNKATTN_UNROLL_BY(1)
       for (int token = kv_tile; token-- > 0;) {
-        std::uint32_t& word =
-            *reinterpret_cast<std::uint32_t*>(v + swizzled(token, thread / 4) + thread % 4 * 4);
+        std::uint32_t& word = *reinterpret_cast<std::uint32_t*>(
+            v + swizzled<v_pieces>(token, thread / 4) + thread % 4 * 4);
         for (int shift = 0; shift <= 16; shift += 16) {
           if ((word >> shift & exponent) != exponent) continue;
           word &= ~(0xffffu << shift);
@@ -265,9 +260,8 @@ class TileAttention {
   // One warp's part of a tile: 16 rows x warp_tokens tokens from path position `position` on.
   CHUNKATTN_DEVICE void attend(int stage, int position, int end) {
     if (position >= end) return;  // the same for all lanes
-    const ptx::SharedAddress k =
-        ptx::shared_address(shared_ + Layout::stages) + stage * stage_bytes(HeadDim);
-    const ptx::SharedAddress v = k + stage_bytes(HeadDim) / 2;
+    const ptx::SharedAddress k = stage_address(stage);
+    const ptx::SharedAddress v = k + stage_bytes_of_k(Dims);
     Scores s;
     multiply_keys(k, s);
     if constexpr (Variant::changes_logits) variant_tile(position, end).change_logits(s);
@@ -290,8 +284,9 @@ class TileAttention {
   CHUNKATTN_DEVICE void multiply_keys(ptx::SharedAddress k, Scores& s) {
     constexpr int tokens = Warps::warp_tokens;
     const int lane = ptx::opaque(lane_);  // no registers for addresses while P V needs them
-    const int q_start = swizzled(row_warp_ * 16 + lane % 16, lane / 16);
-    const int k_start = swizzled(kv_warp_ * tokens + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    const int q_start = swizzled<k_pieces>(row_warp_ * 16 + lane % 16, lane / 16);
+    const int k_start =
+        swizzled<k_pieces>(kv_warp_ * tokens + lane / 16 * 8 + lane % 8, lane / 8 % 2);
     CHUNKATTN_UNROLL
     for (int n = 0; n < tokens / 8; ++n)
       for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
@@ -304,7 +299,8 @@ class TileAttention {
       for (int n = 0; n < tokens / 16; ++n) {
         // Matrices: tokens 0-7 and columns 0-7, then columns 8-15; tokens 8-15 likewise.
         std::uint32_t b[4];
-        ptx::ldmatrix_x4(b, k + (at_step(k_start, step) + n * bytes_of_16_rows));
+        ptx::ldmatrix_x4(b,
+                         k + (at_step<k_pieces>(k_start, step) + n * bytes_of_16_rows<k_pieces>));
         ptx::mma<T>(s[2 * n], a, b[0], b[1]);
         ptx::mma<T>(s[2 * n + 1], a, b[2], b[3]);
       }
@@ -416,7 +412,8 @@ class TileAttention {
       CHUNKATTN_UNROLL
       for (int n = 0; n < columns / 16; ++n) {
         std::uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, v + (at_step(v_start, n) + step * bytes_of_16_rows));
+        ptx::ldmatrix_x4_trans(
+            b, v + (at_step<v_pieces>(v_start, n) + step * bytes_of_16_rows<v_pieces>));
         if constexpr (Mixed) special |= Pair<T>::take_specials(b);
         ptx::mma<T>(out_[2 * n], p, b[0], b[1]);
         ptx::mma<T>(out_[2 * n + 1], p, b[2], b[3]);
@@ -428,8 +425,9 @@ class TileAttention {
   // Where this lane finds its row of the first matrix of V that its warp multiplies by.
   CHUNKATTN_DEVICE int first_value() {
     const int lane = ptx::opaque(lane_);
-    return at_step(swizzled(kv_warp_ * Warps::warp_tokens + lane % 16, lane / 16),
-                   column_warp_ * (Warps::warp_columns / 16));
+    return at_step<v_pieces>(
+        swizzled<v_pieces>(kv_warp_ * Warps::warp_tokens + lane % 16, lane / 16),
+        column_warp_ * (Warps::warp_columns / 16));
   }
 
   // Makes NaN of the outputs of rows that see an infinity or NaN of their column. Rare: it may be
@@ -447,7 +445,8 @@ class TileAttention {
         for (int i = 0; i < 4; ++i)
           seen[i] = Pair<T>::of(tile.sees(i % 2, i / 2 * 8), tile.sees(i % 2, i / 2 * 8 + 1));
         std::uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, v + (at_step(v_start, n) + step * bytes_of_16_rows));
+        ptx::ldmatrix_x4_trans(
+            b, v + (at_step<v_pieces>(v_start, n) + step * bytes_of_16_rows<v_pieces>));
         CHUNKATTN_UNROLL
         for (int i = 0; i < 4; ++i) b[i] = Pair<T>::specials(b[i]) & Pair<T>::ones;
         ptx::mma<T>(found[0], seen, b[0], b[1]);

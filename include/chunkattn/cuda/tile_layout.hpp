@@ -14,41 +14,83 @@ inline constexpr int block_warps = block_threads / 32;
 inline constexpr int max_tile_rows = 64;
 inline constexpr int min_stages = 2;
 
-/// Head dimensions the kernels are built for. 16 serves tiny models (zero-padded) and tests.
-constexpr bool supported_head_dim(int head_dim) noexcept {
-  return head_dim == 16 || head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 256;
+/// Elements per row of K and Q, and of V and the output.
+struct HeadDims {
+  int k;
+  int v;
+  constexpr HeadDims(int k_dim, int v_dim) noexcept : k(k_dim), v(v_dim) {}
+  /// As many of each.
+  constexpr HeadDims(int dim) noexcept : HeadDims(dim, dim) {}  // NOLINT: 128 says it all
+};
+
+/// What the kernels are built for. 16 serves tiny models (zero-padded) and tests. Beyond 128 two
+/// warps share V's columns, so that these must be a power of two.
+constexpr bool supported_head_dims(HeadDims dims) noexcept {
+  const auto small = [](int dim) { return dim == 16 || dim == 64 || dim == 96 || dim == 128; };
+  if (small(dims.k)) return small(dims.v);
+  return (dims.k == 192 || dims.k == 256) && dims.v <= dims.k &&
+         (dims.v == 64 || dims.v == 128 || dims.v == 256);
 }
 
 /// Tokens of K and V that one pipeline stage holds.
-CHUNKATTN_HD constexpr int kv_tile_tokens(int head_dim) noexcept {
-  return head_dim <= 128 ? 64 : 32;
+CHUNKATTN_HD constexpr int kv_tile_tokens(HeadDims dims) noexcept {
+  return dims.k <= 128 ? 64 : 32;
 }
 
-/// The deepest ring: at head_dim 256 one stage less, so that two fit beside its tables in 99 KB.
-constexpr int max_stages(int head_dim) noexcept {
-  return head_dim <= 128 ? 4 : 3;
+/// The deepest ring: at 256 elements each one stage less, so that two fit beside its tables in 99
+/// KB.
+constexpr int max_stages(HeadDims dims) noexcept {
+  return dims.k + dims.v < 512 ? 4 : 3;
+}
+
+/// Blocks of the attention kernel that a multiprocessor is to hold.
+constexpr int wanted_blocks(HeadDims dims) noexcept {
+  return dims.v <= 128 ? 2 : 1;
 }
 
 /// Packed rows of a task that streams nothing and merges only: those whose columns the threads of a
 /// block hold at once, four each.
-constexpr int merge_rows(int head_dim) noexcept {
-  const int rows = block_threads * 4 / head_dim;
+constexpr int merge_rows(int value_dim) noexcept {
+  const int rows = block_threads * 4 / value_dim;
   return rows < 1 ? 1 : rows > 16 ? 16 : rows;
 }
 
-/// Bytes of one stage: K and V of a tile, 16-bit elements.
-CHUNKATTN_HD constexpr int stage_bytes(int head_dim) noexcept {
-  return 2 * kv_tile_tokens(head_dim) * head_dim * 2;
+/// Bytes of K in one stage, 16-bit elements; V follows.
+CHUNKATTN_HD constexpr int stage_bytes_of_k(HeadDims dims) noexcept {
+  return kv_tile_tokens(dims) * dims.k * 2;
+}
+/// Bytes of one stage: K and V of a tile.
+CHUNKATTN_HD constexpr int stage_bytes(HeadDims dims) noexcept {
+  return kv_tile_tokens(dims) * (dims.k + dims.v) * 2;
 }
 
 /// Which 16-byte piece of row `row` holds the logical piece `chunk`, so that the 8 rows that one
-/// ldmatrix phase reads stand in 8 different groups of 4 banks. A row has head_dim/8 pieces.
-CHUNKATTN_HD constexpr int swizzle(int head_dim, int row, int chunk) noexcept {
-  const int pieces = head_dim / 8;
+/// ldmatrix phase reads stand in 8 different groups of 4 banks. A row has dim/8 pieces.
+CHUNKATTN_HD constexpr int swizzle(int dim, int row, int chunk) noexcept {
+  const int pieces = dim / 8;
   if (pieces % 8 == 0) return chunk ^ (row & 7);         // a row starts in bank 0
   if (pieces % 4 == 0) return chunk ^ ((row >> 1) & 3);  // rows start in banks 0 and 16 in turn
   return chunk ^ ((row >> 2) & 1);                       // 2 pieces: four rows fill the banks
 }
+
+/// Where a piece of a row of `Pieces` lies in a stage or among the queries, in bytes.
+template <int Pieces>
+CHUNKATTN_HD constexpr int swizzled(int row, int piece) noexcept {
+  return (row * Pieces + swizzle(Pieces * 8, row, piece)) * 16;
+}
+
+/// Where piece p + 2 * step of a row lies, from where piece p = 0 or 1 does: the swizzle is an
+/// exclusive or over the pieces of 64 or 128 bytes.
+template <int Pieces>
+CHUNKATTN_HD constexpr int at_step(int start, int step) noexcept {
+  constexpr bool one_period = Pieces >= 8 && (Pieces & (Pieces - 1)) == 0;
+  constexpr int steps = one_period ? Pieces / 2 : Pieces % 8 == 0 ? 4 : 2;
+  return (start ^ (step % steps * 32)) + step / steps * (steps * 32);
+}
+
+/// 16 rows on, from any piece: the swizzle repeats after 8.
+template <int Pieces>
+inline constexpr int bytes_of_16_rows = 16 * Pieces * 16;
 
 /// Which column of a row of `columns` floats holds column `column` of an accumulator: groups of
 /// eight change places with the row, so that the four rows that half a warp stores at a time, eight
@@ -59,16 +101,16 @@ CHUNKATTN_HD constexpr int accumulator_column(int columns, int row, int column) 
 }
 
 /// How the four warps share a tile of `TileRows` query rows: along rows first (16 each), then along
-/// the tokens of the tile, at head_dim 256 also along the columns of V (so that an accumulator of
-/// 16 rows fits the registers).
-template <int HeadDim, int TileRows>
+/// the tokens of the tile, with tiles of 32 also along the columns of V (so that an accumulator of
+/// 16 rows by 256 columns fits the registers).
+template <HeadDims Dims, int TileRows>
 struct WarpLayout {
-  static constexpr int kv_tile = kv_tile_tokens(HeadDim);
+  static constexpr int kv_tile = kv_tile_tokens(Dims);
   static constexpr int row_warps = TileRows / 16;
-  static constexpr int column_warps = HeadDim == 256 && TileRows < 64 ? 2 : 1;
+  static constexpr int column_warps = kv_tile == 32 && TileRows < 64 ? 2 : 1;
   static constexpr int kv_warps = block_warps / (row_warps * column_warps);
   static constexpr int warp_tokens = kv_tile / kv_warps;
-  static constexpr int warp_columns = HeadDim / column_warps;
+  static constexpr int warp_columns = Dims.v / column_warps;
   static_assert(TileRows == 16 || TileRows == 32 || TileRows == 64, "tiles are 16, 32 or 64 rows");
   static_assert(row_warps * column_warps * kv_warps == block_warps);
   static_assert(warp_tokens % 16 == 0 && warp_columns % 16 == 0);
@@ -78,29 +120,28 @@ struct WarpLayout {
 ///
 /// After the loop the stages are reused for the warps' accumulators: 4 warps x 16 rows x
 /// warp_columns floats, at most one stage for head_dim <= 128 and two for 256.
-template <int HeadDim>
+template <HeadDims Dims>
 struct SharedLayout {
   static constexpr int token_table = 0;  // [max_stages][kv_tile] pairs of pointers
-  static constexpr int row_len = token_table + max_stages(HeadDim) * kv_tile_tokens(HeadDim) * 16;
+  static constexpr int row_len = token_table + max_stages(Dims) * kv_tile_tokens(Dims) * 16;
   static constexpr int row_index = row_len + max_tile_rows * 4;      // int
   static constexpr int row_partial = row_index + max_tile_rows * 4;  // int
   static constexpr int stats = row_partial + max_tile_rows * 4;      // [4 warps][16] {max, sum}
   static constexpr int tasks = stats + block_warps * 16 * 8;         // this Task and the next
   static constexpr int tickets = tasks + 2 * 48;                     // ints
   static constexpr int missing = tickets + 2 * 4;                    // int
-  static constexpr int q = (missing + 4 + 127) / 128 * 128;          // [64][HeadDim]
-  static constexpr int stages = q + max_tile_rows * HeadDim * 2;
+  static constexpr int q = (missing + 4 + 127) / 128 * 128;          // [64][Dims.k]
+  static constexpr int stages = q + max_tile_rows * Dims.k * 2;
   static constexpr int total(int num_stages) noexcept {
-    return stages + num_stages * stage_bytes(HeadDim);
+    return stages + num_stages * stage_bytes(Dims);
   }
-  static_assert(block_warps * 16 * HeadDim * 4 <= min_stages * stage_bytes(HeadDim));
+  static_assert(block_warps * 16 * Dims.v * 4 <= min_stages * stage_bytes(Dims));
 };
 
-constexpr int shared_bytes(int head_dim, int num_stages) noexcept {
-  const int tables = max_stages(head_dim) * kv_tile_tokens(head_dim) * 16 + 3 * max_tile_rows * 4 +
+constexpr int shared_bytes(HeadDims dims, int num_stages) noexcept {
+  const int tables = max_stages(dims) * kv_tile_tokens(dims) * 16 + 3 * max_tile_rows * 4 +
                      block_warps * 16 * 8 + 2 * 48 + 3 * 4;
-  return (tables + 127) / 128 * 128 + max_tile_rows * head_dim * 2 +
-         num_stages * stage_bytes(head_dim);
+  return (tables + 127) / 128 * 128 + max_tile_rows * dims.k * 2 + num_stages * stage_bytes(dims);
 }
 static_assert(shared_bytes(128, 3) == SharedLayout<128>::total(3));
 static_assert(shared_bytes(256, 2) == SharedLayout<256>::total(2));
@@ -121,16 +162,16 @@ inline constexpr int enough_in_flight = 48 * 1024;
 /// for itself.
 ///
 /// head_dim 128 on 228 KB: 2 stages of 32 KB and 2 blocks, 64 KB in flight.
-constexpr Occupancy choose_occupancy(int head_dim, int shared_per_block, int shared_per_sm,
+constexpr Occupancy choose_occupancy(HeadDims dims, int shared_per_block, int shared_per_sm,
                                      int max_blocks = 4) noexcept {
   Occupancy best;
-  for (int stages = min_stages; stages <= max_stages(head_dim); ++stages) {
-    const int bytes = shared_bytes(head_dim, stages);
+  for (int stages = min_stages; stages <= max_stages(dims); ++stages) {
+    const int bytes = shared_bytes(dims, stages);
     if (bytes > shared_per_block) break;
     int blocks = shared_per_sm / (bytes + 1024);
     if (blocks > max_blocks) blocks = max_blocks;
     if (blocks < 1) continue;
-    const int in_flight = blocks * (stages - 1) * stage_bytes(head_dim);
+    const int in_flight = blocks * (stages - 1) * stage_bytes(dims);
     const bool enough = in_flight >= enough_in_flight;
     const bool best_enough = best.bytes_in_flight >= enough_in_flight;
     const bool better = enough != best_enough                    ? enough

@@ -31,7 +31,7 @@ struct KvCacheOptions {
   int num_layers = 1;    ///< layers of the model, each with memory of its own
   int num_kv_heads = 1;  ///< heads of K and of V
   int head_dim = 0;      ///< elements per head of K, and of V
-  int value_dim = 0;     ///< elements per head of V where they are others (CPU); 0: head_dim
+  int value_dim = 0;     ///< elements per head of V where they are others; 0: head_dim
   /// CPU: V is the first value_dim elements of each row of K, and stored there alone: the latent
   /// vectors of multi-head latent attention.
   bool v_in_k = false;

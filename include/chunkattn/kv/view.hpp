@@ -62,7 +62,7 @@ struct KvView : KvScales<T> {
   std::int64_t stride_head = 0;   ///< elements from a KV head to the next
   std::int64_t stride_token = 0;  ///< elements from a token to the next
 
-  std::int32_t value_dim = 0;       ///< elements per row of V; 0: V's rows are as K's. CPU only
+  std::int32_t value_dim = 0;       ///< elements per row of V; 0: V's rows are as K's
   std::int64_t v_stride_slot = 0;   ///< V's strides, where value_dim is set
   std::int64_t v_stride_head = 0;   ///< elements from a KV head to the next
   std::int64_t v_stride_token = 0;  ///< elements from a token to the next
@@ -74,9 +74,12 @@ struct KvView : KvScales<T> {
   }
   /// First element of V of (slot, kv_head, token).
   [[nodiscard]] CHUNKATTN_HD T* v_row(SlotIndex slot, int kv_head, int token) const noexcept {
-    if (has_own_values())
-      return detail::slot_base(v, v_slabs, slab_shift, slot, v_stride_slot) +
-             kv_head * v_stride_head + token * v_stride_token;
+    if (value_dim == 0) return v_row_as_k(slot, kv_head, token);
+    return detail::slot_base(v, v_slabs, slab_shift, slot, v_stride_slot) +
+           kv_head * v_stride_head + token * v_stride_token;
+  }
+  /// The same for kernels that are compiled for views without value_dim.
+  [[nodiscard]] CHUNKATTN_HD T* v_row_as_k(SlotIndex slot, int kv_head, int token) const noexcept {
     return detail::slot_base(v, v_slabs, slab_shift, slot, stride_slot) + kv_head * stride_head +
            token * stride_token;
   }
@@ -85,12 +88,12 @@ struct KvView : KvScales<T> {
     return value_dim != 0 && v == k && v_slabs == k_slabs;
   }
   /// Elements per row of V.
-  [[nodiscard]] std::int32_t dim_of_v() const noexcept {
+  [[nodiscard]] CHUNKATTN_HD std::int32_t dim_of_v() const noexcept {
     return value_dim != 0 ? value_dim : head_dim;
   }
   /// Elements from a token of V to the next.
   [[nodiscard]] std::int64_t token_stride_of_v() const noexcept {
-    return has_own_values() ? v_stride_token : stride_token;
+    return value_dim != 0 ? v_stride_token : stride_token;
   }
   /// Scale of the K row of (slot, kv_head, token); those of the next tokens follow.
   [[nodiscard]] float* k_row_scale(SlotIndex slot, int kv_head, int token) const noexcept
@@ -107,16 +110,6 @@ struct KvView : KvScales<T> {
     return detail::slot_base(this->v_scale, this->v_scale_slabs, slab_shift, slot,
                              this->scale_stride_slot) +
            kv_head * this->scale_stride_head + token;
-  }
-
- private:
-  // Kernels on a GPU never see others.
-  [[nodiscard]] CHUNKATTN_HD bool has_own_values() const noexcept {
-#if defined(__CUDA_ARCH__)
-    return false;
-#else
-    return value_dim != 0;
-#endif
   }
 };
 
