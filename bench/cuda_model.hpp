@@ -1,6 +1,6 @@
 // A model of a GPU for schedules of the CUDA backend: blocks take tasks in order; a task first
 // waits for its chain of latencies, then streams, sharing the memory with the blocks that stream
-// beside it.
+// beside it, and merges when the partial results that it needs are there.
 //
 // It answers which of two schedules is better and how far from the floor one should be expected. It
 // was fitted to predictions of another model of the same machine, never to a measurement: the first
@@ -43,6 +43,7 @@ struct Item {
   double flops = 0;
   double wait_us = 0;  ///< before streaming
   double end_us = 0;   ///< after it: partial results that it merges, once they are there
+  std::vector<std::size_t> needs{};  ///< the items that make them, which stand before this
 };
 
 /// An item of `tokens` K/V rows of head dimension 128 past a tile of `tile_rows`, of which `rows`
@@ -62,11 +63,10 @@ inline Item make_item(const Machine& machine, std::int64_t tokens, int tile_rows
   return item;
 }
 
-/// Microseconds from a launch's first ticket to its last block's end. The first `chunk_first` items
-/// wait for nobody; what others do in the end (`end_us`), they do when all of the first are done.
-/// Each block fetches `ahead` of the start of all items but its first beforehand.
-inline double play(const Machine& machine, const std::vector<Item>& items,
-                   std::size_t chunk_first = 0, double ahead = 0) {
+/// Microseconds from a launch's first ticket to its last block's end. What an item does in the end
+/// (`end_us`), it does when those that it needs are done. Each block fetches `ahead` of the start
+/// of all items but its first beforehand.
+inline double play(const Machine& machine, const std::vector<Item>& items, double ahead = 0) {
   struct Stream {
     double left, most;  // bytes, bytes per microsecond
     std::size_t item;
@@ -80,8 +80,14 @@ inline double play(const Machine& machine, const std::vector<Item>& items,
   std::priority_queue<Wait, std::vector<Wait>, std::greater<>> waiting;
   std::vector<Stream> streams;
   std::vector<double> rates;
-  std::vector<std::size_t> blocked;
-  std::size_t next = 0, unfinished = chunk_first;
+  std::vector<std::vector<std::size_t>> needed_by(items.size());
+  std::vector<std::size_t> missing(items.size());  // of what an item needs
+  std::vector<bool> blocked(items.size());         // has streamed, and waits for these
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    missing[i] = items[i].needs.size();
+    for (const std::size_t needed : items[i].needs) needed_by[needed].push_back(i);
+  }
+  std::size_t next = 0;
   int free = machine.num_blocks;
   double now = 0;
   const auto share_memory = [&] {  // nobody gets more than he can take, the rest is shared evenly
@@ -95,8 +101,8 @@ inline double play(const Machine& machine, const std::vector<Item>& items,
     }
   };
   const auto end_of_stream = [&](std::size_t item) {
-    if (items[item].end_us > 0 && unfinished > 0)
-      blocked.push_back(item);
+    if (missing[item] > 0)
+      blocked[item] = true;
     else
       waiting.push({now + items[item].end_us, item, true});
   };
@@ -131,11 +137,9 @@ inline double play(const Machine& machine, const std::vector<Item>& items,
         end_of_stream(wait.item);
       } else {
         ++free;
-        if (wait.item < chunk_first && --unfinished == 0) {
-          for (const std::size_t other : blocked)
+        for (const std::size_t other : needed_by[wait.item])
+          if (--missing[other] == 0 && blocked[other])
             waiting.push({now + machine.wait_us + items[other].end_us, other, true});
-          blocked.clear();
-        }
       }
     }
   }
@@ -145,11 +149,15 @@ inline double play(const Machine& machine, const std::vector<Item>& items,
 inline double play(const Machine& machine, const chunkattn::PlanView& plan,
                    const chunkattn::Geometry& geometry,
                    const chunkattn::cuda_detail::Scheduler& scheduler, bool one_launch = true) {
+  using chunkattn::cuda_detail::max_tile_rows;
   using chunkattn::cuda_detail::Task;
   const std::vector<Task>& tasks = scheduler.tasks();
   const auto phase1 = static_cast<std::size_t>(scheduler.num_chunk_first());
   std::map<std::pair<int, int>, int> readers;  // tiles of the same run
   for (const Task& task : tasks) ++readers[{task.segment, task.position_begin}];
+  std::vector<std::size_t> task_of(phase1);  // that sets a flag
+  for (std::size_t t = 0; t < phase1; ++t) task_of[static_cast<std::size_t>(tasks[t].flag)] = t;
+  const auto heads = static_cast<std::size_t>(geometry.num_kv_heads);
   std::vector<Item> items;
   for (std::size_t t = 0; t < tasks.size(); ++t) {
     const Task& task = tasks[t];
@@ -160,18 +168,30 @@ inline double play(const Machine& machine, const chunkattn::PlanView& plan,
       tokens = std::min({task.position_end, segment.position + segment.length, seen}) -
                task.position_begin;
     }
-    const Item item =
+    Item item =
         make_item(machine, tokens, task.tile_rows, task.row_count,
                   readers[{task.segment, task.position_begin}], t < phase1, task.merge_count);
-    items.insert(items.end(), static_cast<std::size_t>(geometry.num_kv_heads), item);
+    // The tasks whose flags it waits for, of its own head each.
+    std::vector<std::size_t> needs;
+    for (int m = 0; one_launch && t >= phase1 && m < task.merge_count; ++m) {
+      const auto& merge = scheduler.merges()[static_cast<std::size_t>(task.merge_begin + m)];
+      const int first_row = task.row_begin - merge.row_begin;
+      const int last_row = first_row + task.row_count - 1;
+      for (int tile = first_row / max_tile_rows; tile <= last_row / max_tile_rows; ++tile)
+        needs.push_back(task_of[static_cast<std::size_t>(merge.flag + tile)]);
+    }
+    for (std::size_t head = 0; head < heads; ++head) {
+      item.needs.clear();
+      for (const std::size_t needed : needs) item.needs.push_back(needed * heads + head);
+      items.push_back(item);
+    }
   }
-  const std::size_t first = phase1 * static_cast<std::size_t>(geometry.num_kv_heads);
-  if (one_launch) return machine.launch_us + play(machine, items, first, machine.ahead);
-  const auto middle = items.begin() + static_cast<std::ptrdiff_t>(first);
+  if (one_launch) return machine.launch_us + play(machine, items, machine.ahead);
+  const auto middle = items.begin() + static_cast<std::ptrdiff_t>(phase1 * heads);
   const std::vector<Item> chunk_first(items.begin(), middle);
   const std::vector<Item> sequence_first(middle, items.end());
   double us = machine.launch_us + play(machine, sequence_first);
-  if (first > 0) us += machine.launch_us + play(machine, chunk_first);
+  if (phase1 > 0) us += machine.launch_us + play(machine, chunk_first);
   return us;
 }
 

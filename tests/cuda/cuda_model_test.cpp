@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/level_plan.hpp"
+#include "support/schedule_cases.hpp"
 
 namespace {
 
@@ -47,7 +48,7 @@ TEST_CASE("blocks wait for themselves, share the memory, and take turns") {
   CHECK(model::play(machine, std::vector<Item>{{0, 0, 0, 3}}) == doctest::Approx(3));
 }
 
-TEST_CASE("whoever merges waits for the last partial result, and later tasks start sooner") {
+TEST_CASE("whoever merges waits for what it needs, and later tasks start sooner") {
   Machine machine;
   machine.num_blocks = 2;
   machine.bytes_per_us = 100;
@@ -55,14 +56,20 @@ TEST_CASE("whoever merges waits for the last partial result, and later tasks sta
   machine.task_us = 5;
   machine.wait_us = 1;
   const Item chunk{300, 300, 0, 5};  // 5 + 6
-  const Item merge{0, 0, 0, 5, 0.5};
+  const Item merge{0, 0, 0, 5, 0.5, {0}};
+  const Item merge_both{0, 0, 0, 5, 0.5, {0, 1}};
   const Item plain{0, 0, 0, 5};
   // The merge is ready after 5, waits till 11, then for the flag, and merges.
-  CHECK(model::play(machine, {chunk, merge}, 1) == doctest::Approx(11 + 1 + 0.5));
+  CHECK(model::play(machine, {chunk, merge}) == doctest::Approx(11 + 1 + 0.5));
   // One that starts at 11 finds the flag set.
-  CHECK(model::play(machine, {chunk, chunk, merge}, 2) == doctest::Approx(11 + 5 + 0.5));
-  CHECK(model::play(machine, {chunk, chunk, merge}, 2, 0.4) == doctest::Approx(11 + 3 + 0.5));
-  CHECK(model::play(machine, {chunk, plain}, 1) == doctest::Approx(11));
+  CHECK(model::play(machine, {chunk, chunk, merge}) == doctest::Approx(11 + 5 + 0.5));
+  CHECK(model::play(machine, {chunk, chunk, merge}, 0.4) == doctest::Approx(11 + 3 + 0.5));
+  CHECK(model::play(machine, {chunk, plain}) == doctest::Approx(11));
+  // The longer one ends at 17 while the other block merges from 16 on: only if it needs that, it
+  // waits for it.
+  const Item longer{600, 600, 0, 5};
+  CHECK(model::play(machine, {chunk, longer, merge}) == doctest::Approx(17));
+  CHECK(model::play(machine, {chunk, longer, merge_both}) == doctest::Approx(17 + 1 + 0.5));
 }
 
 TEST_CASE("no other cut of the figures' cases is much better in the model") {
@@ -84,8 +91,22 @@ TEST_CASE("no other cut of the figures' cases is much better in the model") {
     for (const int min_split_tokens : {64, 256, 384, 512, 768, 1024, 2048}) {
       chunkattn::CostModel cost;
       cost.min_split_tokens = min_split_tokens;
-      // The scheduler does not know that a block streams faster where others leave it the memory.
-      CHECK(us <= 1.2 * modelled(plan, c.geometry, cost));
+      CHECK(us <= 1.05 * modelled(plan, c.geometry, cost));
+    }
+  }
+}
+
+TEST_CASE("nor is one of any case in the model") {
+  for (const test::ScheduleCase& c : test::two_level_cases()) {
+    CAPTURE(c.name);
+    const test::RandomPlan plan = c.plan();
+    const double us = modelled(plan, c.geometry, {});
+    for (const int min_split_tokens : {64, 192, 256, 384, 768}) {
+      chunkattn::CostModel cost;
+      cost.min_split_tokens = min_split_tokens;
+      // The scheduler does not know that blocks out of step leave one another the memory while
+      // they start.
+      CHECK(us <= 1.1 * modelled(plan, c.geometry, cost));
     }
   }
 }

@@ -235,13 +235,24 @@ TEST_CASE("sharing that does not pay is not done") {
   CHECK(shared(16, 4096, 0, {8, 8, 128}) == 0);
 }
 
+TEST_CASE("rows that see nothing, where nothing costs anything, still have their tasks") {
+  test::RandomPlan plan = test::make_two_level_plan(4, 2000, 300);
+  std::fill(plan.row_kv_len.begin(), plan.row_kv_len.end(), 0);
+  CostModel model;
+  model.task_ps = model.merge_ps = model.wait_ps = 0;
+  Scheduler scheduler;
+  scheduler.build(plan.view(), {4, 2, 64}, model, plenty);
+  CHECK(scheduler.num_sequence_first() == 4);
+  CHECK(scheduler.summary().kv_tokens == 0);
+}
+
 TEST_CASE("few sequences are cut along KV until the device is busy") {
   const test::RandomPlan plan = test::make_two_level_plan(1, 0, 32768);
   Scheduler scheduler;
   const CostModel model;
   scheduler.build(plan.view(), {32, 8, 128}, model, plenty);
   const int tasks = scheduler.num_chunk_first() * 8;
-  CHECK(tasks >= model.num_blocks * 3 / 4);
+  CHECK(model.kib_ps(tasks) > model.alone_ps_per_kib);  // the memory is
   CHECK(tasks <= model.num_blocks * 2);
   CHECK(scheduler.num_sequence_first() == 1);  // the merge
   const auto& first = scheduler.tasks().front();

@@ -5,12 +5,16 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <map>
 #include <queue>
+#include <utility>
 #include <vector>
 
 #include "chunkattn/cuda/schedule.hpp"
 #include "support/level_plan.hpp"
 #include "support/random.hpp"
+#include "support/schedule_cases.hpp"
 
 namespace {
 
@@ -20,72 +24,193 @@ using namespace chunkattn::cuda_detail;
 
 constexpr ScheduleCapacity plenty{std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28};
 
-// The launch: blocks take (task, KV head) pairs in order, each the next one when it is free.
-// Whoever merges does so when the last partial result is there.
+// A task for one KV head, by the cost model.
+struct Length {
+  std::int64_t ps = 0;      // until it needs partial results
+  std::int64_t rest = 0;    // with them
+  std::int64_t needed = 0;  // the longest task whose partial results it merges; 0: it merges none
+  [[nodiscard]] std::int64_t all() const { return ps + rest; }
+};
+
 struct Played {
-  std::int64_t items[2] = {};    // of each phase
-  std::int64_t longest[2] = {};  // the same
-  std::int64_t work[2] = {};     // the same
-  std::int64_t least_rest = 0;   // of those that merge, from the last partial result on
+  std::int64_t chunk_first_items = 0;
   std::int64_t makespan = 0;
-  double ratio = 0;  // of the makespan to what no schedule of these tasks can beat
-  double apart = 0;  // of the makespan to what no schedule can beat whose phases are launches
+  std::int64_t busy = 0;   // all blocks busy all the time, or the longest chain
+  std::int64_t bound = 0;  // no order of these tasks ends sooner
+  [[nodiscard]] double to_busy() const {
+    return static_cast<double>(makespan) / static_cast<double>(busy);
+  }
+  [[nodiscard]] double to_bound() const {
+    return static_cast<double>(makespan) / static_cast<double>(bound);
+  }
+};
+
+class Launch {
+ public:
+  // Tasks as the scheduler makes them by `judgement`; what they cost is by CostModel{} always.
+  Launch(const test::RandomPlan& plan, const Geometry& geometry, const CostModel& judgement = {})
+      : plan_(plan), geometry_(geometry), heads_(static_cast<std::size_t>(geometry.num_kv_heads)) {
+    scheduler_.build(plan.view(), geometry, judgement, plenty);
+    first_ = static_cast<std::size_t>(scheduler_.num_chunk_first());
+    for (const Task& task : tasks()) ++readers_[{task.segment, task.position_begin}];
+    measure();
+  }
+
+  Played play() const {
+    const std::int64_t busy = std::max(even_share(), chain());
+    return {static_cast<std::int64_t>(first_ * heads_), makespan(), busy, std::max(busy, rounds())};
+  }
+
+  // Blocks take (task, KV head) pairs in order, each the next one when it is free. Whoever merges
+  // waits for the flags of those tasks, of its own head.
+  std::int64_t makespan() const {
+    std::priority_queue<std::int64_t, std::vector<std::int64_t>, std::greater<>> free;
+    for (int b = 0; b < model_.num_blocks; ++b) free.push(0);
+    std::vector<std::int64_t> flags(first_ * heads_);
+    std::int64_t last = 0;
+    for (std::size_t t = 0; t < tasks().size(); ++t)
+      for (std::size_t head = 0; head < heads_; ++head) {
+        std::int64_t ready = 0;
+        if (t >= first_)
+          each_needed(tasks()[t], [&](std::size_t flag) {
+            ready = std::max(ready, flags[flag * heads_ + head] + model_.wait_ps);
+          });
+        const std::int64_t end = std::max(free.top() + lengths_[t].ps, ready) + lengths_[t].rest;
+        free.pop();
+        free.push(end);
+        last = std::max(last, end);
+        if (t < first_) flags[static_cast<std::size_t>(tasks()[t].flag) * heads_ + head] = end;
+      }
+    return last;
+  }
+
+ private:
+  const std::vector<Task>& tasks() const { return scheduler_.tasks(); }
+
+  std::int64_t tokens(const Task& task) const {
+    if (task.segment < 0) return 0;
+    const auto& segment = plan_.segments[static_cast<std::size_t>(task.segment)];
+    const int seen = plan_.row_kv_len[static_cast<std::size_t>(task.row_begin / geometry_.group())];
+    return std::min({task.position_end, segment.position + segment.length, seen}) -
+           task.position_begin;
+  }
+  // f(flag) for the tasks whose partial results a task merges.
+  template <class F>
+  void each_needed(const Task& task, F&& f) const {
+    for (int m = 0; m < task.merge_count; ++m) {
+      const Merge& merge = scheduler_.merges()[static_cast<std::size_t>(task.merge_begin + m)];
+      const int first_row = task.row_begin - merge.row_begin;
+      const int last_row = first_row + task.row_count - 1;
+      for (int tile = first_row / max_tile_rows; tile <= last_row / max_tile_rows; ++tile)
+        f(static_cast<std::size_t>(merge.flag + tile));
+    }
+  }
+
+  // Blocks share the memory. Chunk-first tasks that leave blocks free have more of it while these,
+  // when they have streamed their own, wait.
+  void measure() {
+    const auto blocks = static_cast<std::size_t>(model_.num_blocks);
+    const std::size_t items[] = {first_ * heads_, (tasks().size() - first_) * heads_};
+    const int dim = geometry_.head_dim;
+    std::int64_t longest[2] = {};
+    for (std::size_t t = 0; t < tasks().size(); ++t)
+      longest[t < first_ ? 0 : 1] =
+          std::max(longest[t < first_ ? 0 : 1],
+                   model_.stream_ps(tokens(tasks()[t]), tasks()[t].tile_rows, dim));
+    const auto kib_ps = [&](std::size_t n) { return model_.kib_ps(static_cast<std::int64_t>(n)); };
+    std::int64_t kib[2] = {model_.ps_per_kib, kib_ps(items[1])};
+    if (items[0] < blocks) {
+      kib[1] = kib_ps(items[0] + items[1]);
+      const std::int64_t all = longest[0] + 1;
+      const std::int64_t beside = 1024 * std::min(all, longest[1]) / all;
+      kib[0] = (beside * kib[1] + (1024 - beside) * kib_ps(items[0])) / 1024;
+    }
+    std::vector<std::int64_t> of_flag(first_);
+    for (std::size_t t = 0; t < tasks().size(); ++t) {
+      const Task& task = tasks()[t];
+      const int readers = readers_.at({task.segment, task.position_begin});
+      Length length;
+      const auto share = [&](std::int64_t all) {  // one of its tiles pays for the memory
+        return readers == 1 ? all : std::max(all / readers, model_.kib_ps(1));
+      };
+      if (t < first_) {
+        length.ps =
+            model_.chunk_first_ps(tokens(task), task.tile_rows, task.row_count, dim, share(kib[0]));
+        of_flag[static_cast<std::size_t>(task.flag)] = length.ps;
+      } else {
+        length.ps = model_.sequence_first_ps(tokens(task), task.tile_rows, dim, share(kib[1]));
+        length.rest = model_.merge_all_ps(task.row_count, dim, task.merge_count);
+        each_needed(task, [&](std::size_t flag) {
+          length.needed = std::max(length.needed, of_flag[flag]);
+        });
+      }
+      lengths_.push_back(length);
+    }
+  }
+
+  std::int64_t even_share() const {
+    std::int64_t work = 0;
+    for (const Length& length : lengths_) work += length.all();
+    return work * geometry_.num_kv_heads / model_.num_blocks;
+  }
+  std::int64_t chain() const {
+    std::int64_t longest = 0;
+    for (const Length& length : lengths_) {
+      longest = std::max(longest, length.all());
+      if (length.needed > 0)
+        longest = std::max(longest, length.needed + model_.wait_ps + length.rest);
+    }
+    return longest;
+  }
+  // Tasks are not divided, blocks take chunk-first ones first, and whoever merges waits. So till
+  // some time each block ends no more sequence-first tasks than of the shortest there are.
+  std::int64_t rounds() const {
+    std::int64_t shortest = std::numeric_limits<std::int64_t>::max(), soonest = shortest;
+    for (std::size_t t = first_; t < lengths_.size(); ++t) {
+      shortest = std::min(shortest, lengths_[t].all());
+      soonest = std::min(soonest, lengths_[t].needed > 0
+                                      ? lengths_[t].needed + model_.wait_ps + lengths_[t].rest
+                                      : 0);
+    }
+    std::vector<std::int64_t> begin;  // of each block's first sequence-first task, by one head each
+    for (std::size_t t = 0; t < first_; ++t) begin.insert(begin.end(), heads_, lengths_[t].ps);
+    const auto blocks = static_cast<std::size_t>(model_.num_blocks);
+    const auto items = static_cast<std::int64_t>((lengths_.size() - first_) * heads_);
+    const auto ended = [&](std::int64_t at) {
+      std::int64_t count = 0;
+      if (begin.size() > blocks) {  // each block has done one of the shortest at least
+        const std::int64_t left = at - *std::min_element(begin.begin(), begin.end());
+        return left < 0 ? 0 : left / shortest * model_.num_blocks;
+      }
+      for (const std::int64_t from : begin)
+        count += std::max<std::int64_t>(at - from, 0) / shortest;
+      const std::int64_t one = std::max(shortest, soonest);
+      const std::int64_t each = at < one ? 0 : 1 + (at - one) / shortest;
+      return count + each * static_cast<std::int64_t>(blocks - begin.size());
+    };
+    std::int64_t low = 0, high = makespan();  // too soon, and not
+    while (high - low > 1) {
+      const std::int64_t middle = (low + high) / 2;
+      (ended(middle) < items ? low : high) = middle;
+    }
+    return high;
+  }
+
+  const test::RandomPlan& plan_;
+  Geometry geometry_;
+  std::size_t heads_;
+  CostModel model_;
+  Scheduler scheduler_;
+  std::size_t first_ = 0;                       // sequence-first task
+  std::map<std::pair<int, int>, int> readers_;  // tiles of the same range
+  std::vector<Length> lengths_;
 };
 
 Played play(const test::RandomPlan& plan, const Geometry& geometry) {
-  const CostModel model;
-  Scheduler scheduler;
-  scheduler.build(plan.view(), geometry, model, plenty);
-  Played played;
-  std::priority_queue<std::int64_t, std::vector<std::int64_t>, std::greater<>> free;
-  for (int b = 0; b < model.num_blocks; ++b) free.push(0);
-  const auto& tasks = scheduler.tasks();
-  std::int64_t ready = 0;  // the last partial result
-  for (std::size_t t = 0; t < tasks.size(); ++t) {
-    const Task& task = tasks[t];
-    const int phase = t < static_cast<std::size_t>(scheduler.num_chunk_first()) ? 0 : 1;
-    std::int64_t tokens = 0;
-    if (task.segment >= 0) {
-      const auto& segment = plan.segments[static_cast<std::size_t>(task.segment)];
-      const int seen = plan.row_kv_len[static_cast<std::size_t>(task.row_begin / geometry.group())];
-      tokens = std::min({task.position_end, segment.position + segment.length, seen}) -
-               task.position_begin;
-    }
-    const int dim = geometry.head_dim;
-    const std::int64_t ps =
-        phase == 0 ? model.chunk_first_ps(tokens, task.tile_rows, task.row_count, dim)
-                   : model.sequence_first_ps(tokens, task.tile_rows, task.row_count, dim, 0);
-    const std::int64_t rest = model.merge_all_ps(task.row_count, dim, task.merge_count);
-    if (phase == 0) CHECK(rest == 0);
-    for (int head = 0; head < geometry.num_kv_heads; ++head) {
-      const std::int64_t end = std::max(free.top() + ps, rest > 0 ? ready : 0) + rest;
-      free.pop();
-      free.push(end);
-      played.makespan = std::max(played.makespan, end);
-    }
-    if (t + 1 == static_cast<std::size_t>(scheduler.num_chunk_first()))
-      ready = played.makespan + model.wait_ps;
-    if (rest > 0 && (played.least_rest == 0 || rest < played.least_rest)) played.least_rest = rest;
-    played.items[phase] += geometry.num_kv_heads;
-    played.work[phase] += (ps + rest) * geometry.num_kv_heads;
-    played.longest[phase] = std::max(played.longest[phase], ps + rest);
-  }
-  const std::int64_t chain =
-      std::max(played.longest[0] + model.wait_ps + played.least_rest, played.longest[1]);
-  const auto share = [&](std::int64_t work) {
-    return static_cast<double>(work) / model.num_blocks;
-  };
-  const auto makespan = static_cast<double>(played.makespan);
-  played.ratio =
-      makespan / std::max(share(played.work[0] + played.work[1]), static_cast<double>(chain));
-  played.apart = makespan / (std::max(share(played.work[0]), double(played.longest[0])) +
-                             std::max(share(played.work[1]), double(played.longest[1])));
-  return played;
+  return Launch(plan, geometry).play();
 }
 
-constexpr Geometry mha{32, 32, 128};
-constexpr Geometry gqa{32, 8, 128};
-constexpr Geometry mqa{16, 1, 128};
+using test::gqa, test::mha;
 
 }  // namespace
 
@@ -111,92 +236,84 @@ TEST_CASE("a makespan is what blocks that take items one by one come to") {
   }
 }
 
-TEST_CASE("a shared prefix fills the device, however long what follows it") {
-  const int num_blocks = CostModel{}.num_blocks;
+TEST_CASE("a shared prefix keeps the memory busy, however long what follows it") {
+  const CostModel model;
   for (const int own : {64, 512, 1024}) {
     CAPTURE(own);
     const Played played = play(test::make_two_level_plan(32, 4096, own), mha);
-    CHECK(played.items[0] > num_blocks * 9 / 10);
-    CHECK(played.items[0] <= num_blocks);  // and not a second round for a few
+    // More blocks that stream would each be slower,
+    CHECK(model.kib_ps(played.chunk_first_items) > model.alone_ps_per_kib);
+    CHECK(played.chunk_first_items <= model.num_blocks);  // and no second round for a few
   }
 }
 
-TEST_CASE("a launch ends when its work does") {
-  struct Case {
-    int sequences, shared, own;
-    Geometry geometry;
-  };
-  std::vector<Case> cases;
-  for (const int shared : {1024, 2048, 4096}) {
-    for (const int own : {0, 64, 512, 1024}) cases.push_back({32, shared, own, mha});
-    cases.push_back({32, 0, shared, mha});
+TEST_CASE("no order of its tasks ends a launch sooner") {
+  // Few rounds of tasks keep not all blocks busy all the time, whatever their order.
+  int few_rounds = 0;
+  for (const test::ScheduleCase& c : test::two_level_cases()) {
+    CAPTURE(c.name);
+    const Played played = play(c.plan(), c.geometry);
+    CHECK(played.to_bound() <= 1.05);
+    CHECK(played.to_busy() <= 1.3);
+    few_rounds += played.to_busy() > 1.05 ? 1 : 0;
   }
-  for (const int sequences : {1, 4, 16, 64, 96}) cases.push_back({sequences, 2048, 256, mha});
-  for (const int sequences : {64, 256})
-    for (const int shared : {4096, 32768})
-      for (const int own : {64, 512}) cases.push_back({sequences, shared, own, gqa});
-  for (const int sequences : {1, 8, 20, 48, 64, 256}) cases.push_back({sequences, 0, 4096, gqa});
-  int few = 0;
-  for (const Case& c : cases) {
-    CAPTURE(c.sequences);
-    CAPTURE(c.shared);
-    CAPTURE(c.own);
-    CAPTURE(c.geometry.num_kv_heads);
-    const Played played = play(test::make_two_level_plan(c.sequences, c.shared, c.own), c.geometry);
-    // A few sequences are a round of each phase, which the work of both together says nothing of.
-    CHECK((played.ratio <= 1.05 || played.apart <= 0.9));
-    few += played.ratio > 1.05 ? 1 : 0;
-  }
-  CHECK(few <= 1);
-}
-
-// FastTree (MLSys 2025), the trees of its kernel benchmark. Small ones are a round of each phase,
-// which the work of both together says nothing of.
-TEST_CASE("published trees end no later than two launches could") {
-  struct Tree {
-    std::vector<int> nodes, tokens;
-  };
-  const Tree trees[] = {
-      {{1, 2, 64}, {8, 256, 32}},
-      {{1, 4, 256}, {8, 256, 32}},
-      {{1, 4, 8, 256}, {8, 256, 256, 32}},
-      {{1, 256}, {256, 32}},
-      {{1, 1024}, {2048, 32}},
-      {{1, 16, 64}, {1024, 256, 32}},
-      {{1, 4, 16, 512}, {1024, 256, 128, 32}},
-      {{1, 4, 16, 64, 256, 1024}, {256, 8, 256, 64, 32, 256}},
-      {{1, 10}, {4000, 400}},
-      {{1, 2, 4, 8, 16, 32, 64, 128, 1024}, {16, 16, 16, 16, 16, 16, 16, 16, 16}},
-      {{1, 2, 4, 8, 16, 32, 64, 128, 1024}, {256, 128, 64, 16, 16, 16, 16, 16, 16}},
-      {{1, 8, 16, 32, 64, 128, 1024}, {256, 128, 64, 16, 16, 16, 16}},
-      {{1, 8, 16, 32, 64, 256, 1024}, {256, 128, 64, 16, 16, 16, 16}},
-      {{1, 16, 32, 64, 128, 1024}, {256, 128, 64, 16, 16, 16}},
-      {{1, 16, 32, 64, 256, 1024}, {256, 128, 64, 16, 16, 16}}};
+  CHECK(few_rounds <= 4);
+  few_rounds = 0;
   int uneven = 0;
-  for (const Tree& tree : trees)
-    for (const Geometry& geometry : {mha, gqa, mqa}) {
-      const Played played = play(test::make_level_plan(tree.nodes, tree.tokens), geometry);
-      CAPTURE(tree.nodes.size());
-      CAPTURE(tree.nodes.back());
-      CAPTURE(geometry.num_kv_heads);
-      // A few rounds of tasks that are not worth a cut cannot end evenly.
-      uneven += played.apart > 1.05 ? 1 : 0;
-      CHECK(played.apart <= 1.15);
-    }
-  CHECK(uneven <= 2);
+  for (const test::ScheduleCase& c : test::published_trees()) {
+    CAPTURE(c.name);
+    const Played played = play(c.plan(), c.geometry);
+    CHECK(played.to_bound() <= 1.06);
+    CHECK(played.to_busy() <= 1.55);
+    uneven += played.to_bound() > 1.05 ? 1 : 0;
+    few_rounds += played.to_busy() > 1.05 ? 1 : 0;
+  }
+  // 17 nodes and 64 sequences: a block has two or three of the former, then several of the latter.
+  CHECK(uneven <= 1);
+  CHECK(few_rounds <= 9);
+}
+
+TEST_CASE("no other cut is better") {
+  std::vector<CostModel> others;
+  for (const int min_split_tokens : {192, 256, 512, 1024, 2048}) {
+    others.emplace_back();
+    others.back().min_split_tokens = min_split_tokens;
+  }
+  for (const std::int64_t task_ps : {0, 3000000, 6000000}) {  // finer, and coarser
+    others.emplace_back();
+    others.back().task_ps = task_ps;
+  }
+  others.emplace_back();  // more tasks at a time
+  others.back().alone_ps_per_kib = others.back().ps_per_kib;
+  others.emplace_back();  // nothing shared or cut
+  others.back().wait_ps = std::int64_t{1} << 50;
+  std::vector<test::ScheduleCase> cases = test::two_level_cases();
+  for (test::ScheduleCase& c : test::published_trees()) cases.push_back(std::move(c));
+  for (const test::ScheduleCase& c : cases) {
+    CAPTURE(c.name);
+    const test::RandomPlan plan = c.plan();
+    const std::int64_t end = Launch(plan, c.geometry).makespan();
+    for (const CostModel& other : others)
+      CHECK(static_cast<double>(end) <=
+            1.05 * static_cast<double>(Launch(plan, c.geometry, other).makespan()));
+  }
 }
 
 TEST_CASE("where partial results are scarce, cuts are fewer, not gone") {
   const test::RandomPlan plan = test::make_two_level_plan(32, 4096, 64);
   const CostModel model;
-  for (const std::size_t partials_of_a_line : {1, 2, 4, 6}) {
+  Scheduler all;
+  all.build(plan.view(), mha, model, plenty);
+  const auto most = static_cast<std::size_t>(all.num_chunk_first());
+  REQUIRE(most > 2);
+  for (std::size_t partials_of_a_line = 1; partials_of_a_line <= most + 1; ++partials_of_a_line) {
     ScheduleCapacity few = plenty;
     few.partials = partials_of_a_line * 32 * 32;
     Scheduler scheduler;
     scheduler.build(plan.view(), mha, model, few);
     CAPTURE(partials_of_a_line);
     CHECK(scheduler.summary().num_shared == 1);
-    CHECK(scheduler.num_chunk_first() == static_cast<int>(partials_of_a_line));
+    CHECK(scheduler.num_chunk_first() == static_cast<int>(std::min(partials_of_a_line, most)));
   }
 }
 

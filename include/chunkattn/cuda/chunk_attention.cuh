@@ -276,11 +276,13 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
   static CudaOptions checked(CudaOptions options) {
     options.sm_scale = detail::resolved_sm_scale(options.sm_scale, HeadDim);
     const CostModel& model = options.model;
-    for (const auto& [name, value] : {std::pair{"options.model.ps_per_kib", model.ps_per_kib},
-                                      std::pair{"options.model.ps_per_mflop", model.ps_per_mflop},
-                                      std::pair{"options.model.task_ps", model.task_ps},
-                                      std::pair{"options.model.merge_ps", model.merge_ps},
-                                      std::pair{"options.model.wait_ps", model.wait_ps}})
+    for (const auto& [name, value] :
+         {std::pair{"options.model.ps_per_kib", model.ps_per_kib},
+          std::pair{"options.model.alone_ps_per_kib", model.alone_ps_per_kib},
+          std::pair{"options.model.ps_per_mflop", model.ps_per_mflop},
+          std::pair{"options.model.task_ps", model.task_ps},
+          std::pair{"options.model.merge_ps", model.merge_ps},
+          std::pair{"options.model.wait_ps", model.wait_ps}})
       detail::check_argument(value >= 0, name, value, "a time");
     detail::check_argument(model.min_split_tokens > 0, "options.model.min_split_tokens",
                            model.min_split_tokens, "at least 1");

@@ -18,38 +18,54 @@
 CHUNKATTN_NAMESPACE_BEGIN
 
 /// Rates and fixed costs. The defaults describe an H200 by its copy bandwidth (4.3 TB/s over 132
-/// multiprocessors with two blocks each: 16 bytes per ns and block) and an mma.sync rate of about
-/// 450 TFLOP/s. They are estimates until the sweep of bench/cuda_sweep.cu has been fitted.
+/// multiprocessors with two blocks each: 16 bytes per ns and block; 27 where few others stream) and
+/// an mma.sync rate of about 380 TFLOP/s. They are estimates until the sweep of bench/cuda_sweep.cu
+/// has been fitted.
 struct CostModel {
-  std::int32_t num_blocks = 264;       ///< blocks that run at the same time
-  std::int64_t ps_per_kib = 63000;     ///< one block reading or writing 1 KiB of device memory
-  std::int64_t ps_per_mflop = 590000;  ///< one block doing 10^6 floating-point operations
-  std::int64_t task_ps = 1500000;      ///< start, first loads, epilogue
+  std::int32_t num_blocks = 264;    ///< blocks that run at the same time
+  std::int64_t ps_per_kib = 63000;  ///< one block moving 1 KiB of device memory, all others too
+  std::int64_t alone_ps_per_kib = 38000;  ///< the same, the memory idle otherwise
+  std::int64_t ps_per_mflop = 690000;     ///< one block doing 10^6 floating-point operations
+  std::int64_t task_ps = 1500000;         ///< start, first loads, epilogue
   /// 128 threads reading their columns of one partial result; four reads are under way at a time.
   std::int64_t merge_ps = 150000;
   /// The way to partial results of other tasks: their flags, and the first of them.
   std::int64_t wait_ps = 1000000;
   std::int32_t min_split_tokens = 128;  ///< no KV split is shorter
 
-  /// One task: `tokens` K/V rows of 16-bit elements past a tile of `tile_rows`.
+  /// 1 KiB of device memory, for each of `streams` blocks that stream side by side.
+  [[nodiscard]] constexpr std::int64_t kib_ps(std::int64_t streams) const noexcept {
+    const std::int64_t share =
+        ps_per_kib * std::min<std::int64_t>(streams, num_blocks) / num_blocks;
+    return std::min(ps_per_kib, std::max(alone_ps_per_kib, share));
+  }
+
+  /// One task: `tokens` K/V rows of 16-bit elements past a tile of `tile_rows`, each KiB
+  /// in `kib` ps.
   [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows,
-                                                 cuda_detail::HeadDims dims) const noexcept {
+                                                 cuda_detail::HeadDims dims,
+                                                 std::int64_t kib) const noexcept {
     const std::int64_t bytes = 2 * tokens * (dims.k + dims.v);
     const std::int64_t flops = bytes * tile_rows;
-    return std::max(bytes * ps_per_kib / 1024, flops * ps_per_mflop / 1000000);
+    return std::max(bytes * kib / 1024, flops * ps_per_mflop / 1000000);
+  }
+  [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows,
+                                                 cuda_detail::HeadDims dims) const noexcept {
+    return stream_ps(tokens, tile_rows, dims, ps_per_kib);
   }
 
   /// A chunk-first task: streams, and writes a partial result for each of its `rows` packed rows.
   [[nodiscard]] constexpr std::int64_t chunk_first_ps(std::int64_t tokens, int tile_rows, int rows,
-                                                      cuda_detail::HeadDims dims) const noexcept {
-    return task_ps + stream_ps(tokens, tile_rows, dims) + partial_ps(rows, dims.v) / 2;
+                                                      cuda_detail::HeadDims dims,
+                                                      std::int64_t kib) const noexcept {
+    return task_ps + stream_ps(tokens, tile_rows, dims, kib) + partial_ps(rows, dims.v) / 2;
   }
 
-  /// A sequence-first task: streams, then merges `merges` partial results for each of its rows.
+  /// A sequence-first task until it needs partial results.
   [[nodiscard]] constexpr std::int64_t sequence_first_ps(std::int64_t tokens, int tile_rows,
-                                                         int rows, cuda_detail::HeadDims dims,
-                                                         int merges) const noexcept {
-    return task_ps + stream_ps(tokens, tile_rows, dims) + merge_all_ps(rows, dims.v, merges);
+                                                         cuda_detail::HeadDims dims,
+                                                         std::int64_t kib) const noexcept {
+    return task_ps + stream_ps(tokens, tile_rows, dims, kib);
   }
 
   /// Its end: `merges` partial results for each of `rows`, one after the other, four columns per

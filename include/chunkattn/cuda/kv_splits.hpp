@@ -3,13 +3,14 @@
 // Its blocks take (task, KV head) pairs, each the next one as soon as it is free: the chunk-first
 // ones, longest first, then the sequence-first ones, longest first, which end with partial results
 // of the former. So lengths tell when a launch ends, and no quotient does: 288 equal items on 264
-// blocks take as long as 528. Candidates are tried in the order of what they promise at best.
+// blocks take as long as 528. Nor does it help to fill all blocks with chunk-first tasks where
+// fewer have the memory busy: the others begin their sequences meanwhile. Candidates are tried in
+// the order of what they promise at best.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -64,6 +65,8 @@ struct Run {
 
   /// An own run, cut: streamed by chunk-first tasks.
   [[nodiscard]] bool moved() const noexcept { return last && splits > 1; }
+  /// It is streamed by chunk-first tasks.
+  [[nodiscard]] bool chunk_first() const noexcept { return !last || splits > 1; }
   /// An own run that is streamed by the tasks that merge and write. Without visible tokens too: it
   /// may grow before the next build.
   [[nodiscard]] bool streams_last() const noexcept { return last && !moved() && !covered; }
@@ -88,18 +91,34 @@ class Makespan {
     free_.assign(static_cast<std::size_t>(num_blocks / together), 0);
     end_ = 0;
   }
-  /// An item that takes `ps`, and then, from `ready` on at the earliest, `rest`.
-  void add(std::int64_t ps, std::int64_t ready = 0, std::int64_t rest = 0) {
+  /// An item that takes `ps`, and then, from `ready` on at the earliest, `rest`. Returns when the
+  /// last of its copies is done.
+  std::int64_t add(std::int64_t ps, std::int64_t ready = 0, std::int64_t rest = 0) {
+    std::int64_t last = 0;
     for (int i = 0; i < pushes_; ++i) {
-      std::pop_heap(free_.begin(), free_.end(), std::greater<>());
-      free_.back() = std::max(free_.back() + ps, ready) + rest;
-      end_ = std::max(end_, free_.back());
-      std::push_heap(free_.begin(), free_.end(), std::greater<>());
+      const std::int64_t end = std::max(free_.front() + ps, ready) + rest;
+      last = std::max(last, end);
+      replace_first(end);
     }
+    end_ = std::max(end_, last);
+    return last;
   }
   [[nodiscard]] std::int64_t end() const noexcept { return end_; }
 
  private:
+  // The block that was free first is now the one that is at `end`. (std::pop_heap and push_heap
+  // would go down and up again.)
+  void replace_first(std::int64_t end) noexcept {
+    std::size_t at = 0;
+    for (std::size_t below = 1; below < free_.size(); below = 2 * at + 1) {
+      if (below + 1 < free_.size() && free_[below + 1] < free_[below]) ++below;
+      if (end <= free_[below]) break;
+      free_[at] = free_[below];
+      at = below;
+    }
+    free_[at] = end;
+  }
+
   std::vector<std::int64_t> free_;  // a heap, the earliest first
   int pushes_ = 0;
   std::int64_t end_ = 0;
@@ -108,190 +127,330 @@ class Makespan {
 /// Chooses `splits` and `step` of runs. Keeps its memory from call to call.
 class KvSplits {
  public:
+  /// The end of a launch that does not fit.
+  static constexpr std::int64_t never = std::numeric_limits<std::int64_t>::max();
+
   /// Cuts `runs` so that the modelled time of the launch is least and everything fits `capacity`.
-  /// False: not even the uncut runs fit.
-  bool choose(std::vector<Run>& runs, const Geometry& geometry, const CostModel& model,
-              const ScheduleCapacity& capacity) {
+  /// Returns that time, or `never` if not even the uncut runs fit.
+  std::int64_t choose(std::vector<Run>& runs, const Geometry& geometry, const CostModel& model,
+                      const ScheduleCapacity& capacity) {
     runs_ = &runs;
     geometry_ = geometry;
     model_ = model;
     capacity_ = capacity;
-    caps_[0] = caps_[1] = uncut;
-    if (!apply()) return false;
-    best_ = play();
-    // Shared runs once more, since cut runs of sequences join their phase.
-    for (const int kind : {0, 1, 0}) search(kind);
-    return apply();
+    group_ = geometry.group();
+    merge_rows_ = merge_rows(geometry.dims().v);
+    alone_kib_ps_ = model.kib_ps(1);
+    best_ = never;
+    caps_ = {};
+    if (!apply()) return never;
+    // How shared runs are best cut depends on how own ones are: for the latter uncut and halved,
+    // if that could be of use, then the other way round.
+    const Longest own = longest(1);
+    const std::int64_t starts = longest(0).runs > 0 && most_pieces(1, own) > 1 ? 2 : 1;
+    for (std::int64_t pieces = 1; pieces <= starts; ++pieces) {
+      caps_.of[1] = cap_of(own, pieces);
+      search(0);
+    }
+    caps_ = best_caps_;
+    const std::int64_t before = caps_.of[1];
+    search(1);
+    if (best_caps_.of[1] != before) {
+      caps_ = best_caps_;
+      search(0);
+    }
+    caps_ = best_caps_;
+    apply();
+    return best_;
   }
 
   /// Tasks of the runs as they stand.
   [[nodiscard]] std::size_t num_tasks() const noexcept { return used_.tasks; }
+  /// What 1 KiB of a run takes a block in phase 0 (chunk-first) or 1, in ps. One of its tiles pays
+  /// for the memory; the others find it in the cache.
+  [[nodiscard]] std::int64_t kib_ps(const Run& run, int phase) const noexcept {
+    const std::int64_t kib = kib_ps_[phase];
+    const int tiles = (rows(run) + max_tile_rows - 1) / max_tile_rows;
+    return tiles == 1 ? kib : std::max(kib / tiles, alone_kib_ps_);
+  }
+  /// The work of the runs as they stand, divided evenly among the blocks.
+  [[nodiscard]] std::int64_t even_share() const noexcept {
+    return even_share(phases_[0].work + phases_[1].work);
+  }
 
  private:
-  // One phase: tasks of equal length, and what they come to for one KV head.
+  static constexpr std::int64_t uncut = std::numeric_limits<std::int64_t>::max();
+
+  // Runs of a kind.
+  struct Longest {
+    std::int64_t runs = 0;
+    std::int64_t stream_ps = 0;
+    std::int32_t tokens = 0;
+  };
+  // What the tasks of one phase come to for one KV head.
   struct Phase {
-    struct Tasks {
-      std::int64_t ps;    // until partial results are needed
-      std::int64_t rest;  // with them
-      std::int32_t count;
-    };
-    std::vector<Tasks> tasks;
+    std::int64_t tasks = 0;
+    std::int64_t longest_stream = 0;  // all blocks sharing the memory
     std::int64_t work = 0;
-    std::int64_t longest = 0;
+    std::int64_t longest = 0, shortest = never;
+    std::int64_t least_rest = never;
+  };
+  // ps of streaming a piece, by kind of run (0: shared, 1: own), all blocks sharing the memory.
+  struct Caps {
+    std::int64_t of[2] = {uncut, uncut};
+  };
+  // Tiles of a run that are alike.
+  struct Tiles {
+    std::int64_t ps;    // until partial results are needed
+    std::int64_t rest;  // with them
+    std::int32_t run;
+    std::int32_t count;
   };
   struct Candidate {
     std::int64_t bound;  // no better time is possible
     std::int64_t cap;
   };
-  static constexpr std::int64_t uncut = std::numeric_limits<std::int64_t>::max();
 
-  // Tries cuts of the runs of one kind (0: shared, 1: own), the other kind as it stands.
-  void search(int kind) {
-    std::int64_t longest = 0;
-    std::int32_t tokens = 0;
+  [[nodiscard]] Longest longest(int kind) const noexcept {
+    Longest longest;
     for (const Run& run : *runs_) {
       if (run.last != (kind == 1)) continue;
-      longest = std::max(longest, stream_ps(run));
-      tokens = std::max(tokens, run.tokens);
+      longest.stream_ps = std::max(longest.stream_ps, stream_ps(run, run.tokens));
+      longest.tokens = std::max(longest.tokens, run.tokens);
+      ++longest.runs;
     }
-    // Pieces finer than a quarter of an even share balance no better, and each costs a start.
-    const std::int64_t even = even_share(phases_[kind]) + 1;
+    return longest;
+  }
+  // Pieces finer than a quarter of an even share balance no better, and each costs a start.
+  [[nodiscard]] std::int64_t most_pieces(int kind, const Longest& run) const noexcept {
+    const std::int64_t even = even_share(phases_[kind].work) + 1;
     const std::int64_t most =
-        std::min<std::int64_t>(tokens / model_.min_split_tokens, 4 * longest / even + 1);
+        std::min<std::int64_t>(run.tokens / model_.min_split_tokens, 4 * run.stream_ps / even + 1);
+    return std::max<std::int64_t>(most, 1);
+  }
+  [[nodiscard]] static std::int64_t cap_of(const Longest& run, std::int64_t pieces) noexcept {
+    return pieces == 1 ? uncut : (run.stream_ps + pieces - 1) / pieces;
+  }
+
+  // Tries cuts of the runs of one kind, the other kind as it stands.
+  void search(int kind) {
+    const Longest run = longest(kind);
+    apply();
+    const std::int64_t most = most_pieces(kind, run);
     candidates_.clear();
-    const std::int64_t kept = caps_[kind];
-    for (std::int64_t pieces = 1; pieces <= most; ++pieces) {
-      caps_[kind] = (longest + pieces - 1) / pieces;
-      if (!apply()) break;  // nor would more of them fit
-      candidates_.push_back({bound(), caps_[kind]});
+    // Pieces that take longer than the best launch, if at half of what they take among all others,
+    // are of no use. Of many runs, cuts that differ little come to nearly the same.
+    const std::int64_t fewest = 1 + run.stream_ps / 2 / std::max<std::int64_t>(best_, 1);
+    for (std::int64_t pieces = fewest; pieces <= most; pieces += 1 + pieces * run.runs / 1024) {
+      caps_.of[kind] = cap_of(run, pieces);
+      if (!apply()) break;               // nor would more of them fit
+      if (even_share() >= best_) break;  // nor would more of them be less work
+      candidates_.push_back({bound(), caps_.of[kind]});
     }
     // Not std::stable_sort, which allocates: among equals the coarser cut.
     std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
       return a.bound != b.bound ? a.bound < b.bound : a.cap > b.cap;
     });
-    caps_[kind] = kept;
-    std::int64_t best_cap = kept;
     for (const Candidate& candidate : candidates_) {
-      if (candidate.bound >= best_) break;
-      caps_[kind] = candidate.cap;
+      if (candidate.bound >= best_ - best_ / 64) break;  // little to be won
+      caps_.of[kind] = candidate.cap;
       apply();
       const std::int64_t ps = play();
       if (ps >= best_) continue;
       best_ = ps;
-      best_cap = candidate.cap;
+      best_caps_ = caps_;
     }
-    caps_[kind] = best_cap;
-    apply();
   }
 
   [[nodiscard]] int rows(const Run& run) const noexcept {
-    return (run.row_end - run.row_begin) * geometry_.group();
+    return (run.row_end - run.row_begin) * group_;
   }
-  [[nodiscard]] std::int64_t stream_ps(const Run& run) const noexcept {
+  // Tokens of the last split.
+  [[nodiscard]] static std::int32_t last_tokens(const Run& run) noexcept {
+    return run.tokens - (run.splits - 1) * run.step;
+  }
+  [[nodiscard]] std::int64_t stream_ps(const Run& run, std::int32_t tokens) const noexcept {
     const int tile = tile_rows_for(std::min(rows(run), max_tile_rows));
-    return model_.stream_ps(run.tokens, tile, geometry_.dims());
+    return model_.stream_ps(tokens, tile, geometry_.dims());
   }
 
-  // Cuts each run into pieces no longer than its kind's cap, and lists the tasks of both phases.
+  // Cuts each run into pieces no longer than its kind's cap, and adds up the tasks of both phases.
   // False: no room for them.
   bool apply() {
-    for (Phase& phase : phases_) {
-      phase.tasks.clear();
-      phase.work = phase.longest = 0;
-    }
+    phases_[0] = phases_[1] = {};
     used_ = {};
+    all_merge_ = true;
     for (Run& run : *runs_) {
       cut(run);
       const std::int32_t above =
           run.above >= 0 ? (*runs_)[static_cast<std::size_t>(run.above)].merges : 0;
-      const bool chunk_first = !run.last || run.moved();
-      run.merges = above + (chunk_first ? run.splits : 0);
-      if (chunk_first) {
-        add_tiles(run, 0, run.step, run.splits - 1);
-        add_tiles(run, 0, run.tokens - (run.splits - 1) * run.step, 1);
+      run.merges = above + (run.chunk_first() ? run.splits : 0);
+      if (run.chunk_first()) {
+        count_tasks(phases_[0], run, std::max(run.step, last_tokens(run)), run.splits,
+                    max_tile_rows);
         used_.partials += static_cast<std::size_t>(run.row_end - run.row_begin) *
                           static_cast<std::size_t>(geometry_.num_qo_heads) *
                           static_cast<std::size_t>(run.splits);
       }
       if (run.last) {
-        add_tiles(run, 1, run.streams_last() ? run.tokens : 0, 1);
+        all_merge_ = all_merge_ && run.merges > 0;
+        if (run.streams_last())
+          count_tasks(phases_[1], run, run.tokens, 1, max_tile_rows);
+        else
+          count_tasks(phases_[1], run, 0, 1, merge_rows_);
         used_.merges += static_cast<std::size_t>(run.merges);
       }
     }
+    used_.tasks = static_cast<std::size_t>(phases_[0].tasks + phases_[1].tasks);
+    share_memory();
+    for (const Run& run : *runs_)
+      for (const int phase : {0, 1})
+        each_tiles(run, phase, [&](std::int64_t ps, std::int64_t rest, std::int32_t count) {
+          Phase& sum = phases_[phase];
+          sum.work += (ps + rest) * count;
+          sum.longest = std::max(sum.longest, ps + rest);
+          sum.shortest = std::min(sum.shortest, ps + rest);
+          sum.least_rest = std::min(sum.least_rest, rest);
+        });
     return used_.tasks <= capacity_.tasks && used_.merges <= capacity_.merges &&
            used_.partials <= std::min<std::size_t>(capacity_.partials, 0x7fffffff);
+  }
+  void count_tasks(Phase& phase, const Run& run, std::int32_t tokens, std::int32_t splits,
+                   int most) const {
+    phase.tasks += std::int64_t{splits} * ((rows(run) + most - 1) / most);
+    phase.longest_stream = std::max(phase.longest_stream, stream_ps(run, tokens));
+  }
+
+  // Where chunk-first tasks leave blocks free, these stream what they may and then wait: the rest
+  // of the memory goes to the former. So it does where there are few tasks at all.
+  void share_memory() noexcept {
+    const std::int64_t first = phases_[0].tasks * geometry_.num_kv_heads;
+    const std::int64_t second = phases_[1].tasks * geometry_.num_kv_heads;
+    kib_ps_[0] = model_.ps_per_kib;
+    kib_ps_[1] = model_.kib_ps(second);
+    if (first >= model_.num_blocks) return;
+    kib_ps_[1] = model_.kib_ps(first + second);
+    const std::int64_t all = phases_[0].longest_stream + 1;
+    const std::int64_t beside = 1024 * std::min(all, phases_[1].longest_stream) / all;
+    kib_ps_[0] = (beside * kib_ps_[1] + (1024 - beside) * model_.kib_ps(first)) / 1024;
   }
 
   void cut(Run& run) const noexcept {
     run.splits = 1;
     run.step = run.tokens;
-    const std::int64_t cap = caps_[run.last ? 1 : 0];
+    const std::int64_t cap = caps_.of[run.last ? 1 : 0];
     if (cap == uncut || run.covered || run.tokens < 2 * model_.min_split_tokens) return;
-    const std::int64_t pieces = std::min<std::int64_t>((stream_ps(run) + cap - 1) / cap,
+    const std::int64_t pieces = std::min<std::int64_t>((stream_ps(run, run.tokens) + cap - 1) / cap,
                                                        run.tokens / model_.min_split_tokens);
     if (pieces < 2) return;
-    // Whole KV tiles, and no split without a token.
+    // Whole KV tiles, and no split without a token. The last one takes what is left over, or is
+    // what is left, whichever makes the longest shorter.
     const int tile = kv_tile_tokens(geometry_.dims());
     const auto count = static_cast<std::int32_t>(pieces);
-    run.step = ((run.tokens + count - 1) / count + tile - 1) / tile * tile;
-    run.splits = (run.tokens + run.step - 1) / run.step;
+    const std::int32_t more = ((run.tokens + count - 1) / count + tile - 1) / tile * tile;
+    const std::int32_t less = run.tokens / count / tile * tile;
+    if (less >= model_.min_split_tokens && run.tokens - (count - 1) * less < more) {
+      run.step = less;
+      run.splits = count;
+    } else {
+      run.step = more;
+      run.splits = (run.tokens + more - 1) / more;
+    }
   }
 
-  // `times` x the tiles of a run against `tokens` positions, in phase 0 (chunk-first) or 1.
-  void add_tiles(const Run& run, int which, std::int32_t tokens, std::int32_t times) {
-    const bool merge_only = which == 1 && !run.streams_last();
-    const int most = merge_only ? merge_rows(geometry_.dims().v) : max_tile_rows;
-    const int rest = rows(run) % most;
-    add_tasks(run, which, tokens, most, rows(run) / most * times);
-    if (rest > 0) add_tasks(run, which, tokens, rest, times);
-  }
-  void add_tasks(const Run& run, int which, std::int32_t tokens, int rows, std::int32_t count) {
-    if (count == 0) return;
+  // f(ps, rest, count) for the tiles of a run in phase 0 (chunk-first) or 1.
+  template <class F>
+  void each_tiles(const Run& run, int phase, F&& f) const {
+    if (phase == 0 ? !run.chunk_first() : !run.last) return;
     const HeadDims dims = geometry_.dims();
-    const int tile = tile_rows_for(rows);
-    const std::int64_t ps = which == 0 ? model_.chunk_first_ps(tokens, tile, rows, dims)
-                                       : model_.sequence_first_ps(tokens, tile, rows, dims, 0);
-    const std::int64_t rest = which == 0 ? 0 : model_.merge_all_ps(rows, dims.v, run.merges);
-    Phase& phase = phases_[which];
-    phase.work += (ps + rest) * count;
-    phase.longest = std::max(phase.longest, ps + rest);
-    used_.tasks += static_cast<std::size_t>(count);
-    if (!phase.tasks.empty() && phase.tasks.back().ps == ps && phase.tasks.back().rest == rest)
-      phase.tasks.back().count += count;
-    else
-      phase.tasks.push_back({ps, rest, count});
+    const bool merge_only = phase == 1 && !run.streams_last();
+    const int most = merge_only ? merge_rows_ : max_tile_rows;
+    const int all = rows(run);
+    const std::int64_t kib = kib_ps(run, phase);
+    const auto tiles = [&](int rows, int count) {
+      const int tile = tile_rows_for(rows);
+      if (phase == 1) {
+        f(model_.sequence_first_ps(merge_only ? 0 : run.tokens, tile, dims, kib),
+          model_.merge_all_ps(rows, dims.v, run.merges), count);
+        return;
+      }
+      if (run.splits > 1)
+        f(model_.chunk_first_ps(run.step, tile, rows, dims, kib), 0, count * (run.splits - 1));
+      f(model_.chunk_first_ps(last_tokens(run), tile, rows, dims, kib), 0, count);
+    };
+    if (all >= most) tiles(most, all / most);
+    if (all % most > 0) tiles(all % most, 1);
   }
 
-  [[nodiscard]] std::int64_t even_share(const Phase& phase) const noexcept {
-    return phase.work * geometry_.num_kv_heads / model_.num_blocks;
+  [[nodiscard]] std::int64_t even_share(std::int64_t work) const noexcept {
+    return work * geometry_.num_kv_heads / model_.num_blocks;
   }
+  // No order of the tasks ends sooner.
   [[nodiscard]] std::int64_t bound() const noexcept {
-    return std::max(
-        {even_share(phases_[0]) + even_share(phases_[1]), phases_[0].longest, phases_[1].longest});
+    const Phase& first = phases_[0];
+    const Phase& second = phases_[1];
+    if (first.tasks == 0) return std::max(even_share(), second.longest);
+    const std::int64_t ready = first.shortest + model_.wait_ps;  // at the earliest
+    const std::int64_t free = model_.num_blocks - first.tasks * geometry_.num_kv_heads;
+    const std::int64_t chain =
+        std::max(first.longest + model_.wait_ps + second.least_rest, second.longest);
+    if (free <= 0)  // each block has a chunk-first task before any other
+      return std::max({even_share(), chain, first.shortest + second.longest});
+    if (!all_merge_) return std::max(even_share(), chain);
+    // Blocks that begin with a task that merges wait before it ends.
+    const std::int64_t wait = std::max<std::int64_t>(ready - second.longest, 0);
+    const std::int64_t waiting = std::min(free, second.tasks * geometry_.num_kv_heads);
+    return std::max(even_share() + waiting * wait / model_.num_blocks, chain);
   }
-  // The modelled time of the launch. Whoever merges is taken to need the last partial result.
+
+  // The modelled time of the launch. Whoever merges needs the partial results of its path. Not
+  // played to its end when that is no better than what there is.
   [[nodiscard]] std::int64_t play() {
     makespan_.start(model_.num_blocks, geometry_.num_kv_heads);
-    for (Phase& phase : phases_) {
-      const std::int64_t ready = makespan_.end() + model_.wait_ps;
-      std::sort(phase.tasks.begin(), phase.tasks.end(), [](const auto& a, const auto& b) {
-        return a.ps + a.rest != b.ps + b.rest ? a.ps + a.rest > b.ps + b.rest : a.ps > b.ps;
-      });
-      for (const auto& tasks : phase.tasks)
-        for (int i = 0; i < tasks.count; ++i)
-          makespan_.add(tasks.ps, tasks.rest > 0 ? ready : 0, tasks.rest);
+    ready_.assign(runs_->size(), 0);
+    for (const int phase : {0, 1}) {
+      list(phase);
+      for (const Tiles& tiles : tiles_) {
+        std::int64_t& ready = ready_[static_cast<std::size_t>(tiles.run)];
+        std::int64_t end = 0;
+        for (int i = 0; i < tiles.count; ++i)
+          end = makespan_.add(tiles.ps, phase == 1 ? ready : 0, tiles.rest);
+        if (phase == 0) ready = std::max(ready, end + model_.wait_ps);
+        if (makespan_.end() >= best_) return never;
+      }
+      if (phase == 1) break;
+      for (std::size_t r = 0; r < runs_->size(); ++r)  // those above come first
+        if (const std::int32_t above = (*runs_)[r].above; above >= 0)
+          ready_[r] = std::max(ready_[r], ready_[static_cast<std::size_t>(above)]);
     }
     return makespan_.end();
+  }
+  // The tiles of a phase, longest first.
+  void list(int phase) {
+    tiles_.clear();
+    for (std::size_t r = 0; r < runs_->size(); ++r)
+      each_tiles((*runs_)[r], phase, [&](std::int64_t ps, std::int64_t rest, std::int32_t count) {
+        tiles_.push_back({ps, rest, static_cast<std::int32_t>(r), count});
+      });
+    std::sort(tiles_.begin(), tiles_.end(), [](const Tiles& a, const Tiles& b) {
+      return a.ps + a.rest != b.ps + b.rest ? a.ps + a.rest > b.ps + b.rest : a.run < b.run;
+    });
   }
 
   std::vector<Run>* runs_ = nullptr;
   Geometry geometry_;
+  int group_ = 1, merge_rows_ = 1;
+  std::int64_t alone_kib_ps_ = 0;
   CostModel model_;
   ScheduleCapacity capacity_;
   ScheduleCapacity used_;
-  std::int64_t caps_[2] = {uncut, uncut};  // ps of streaming a piece, by kind
+  Caps caps_, best_caps_;
   Phase phases_[2];
+  bool all_merge_ = true;        // the tasks of phase 1
+  std::int64_t kib_ps_[2] = {};  // of a block in each phase
   std::vector<Candidate> candidates_;
+  std::vector<Tiles> tiles_;
+  std::vector<std::int64_t> ready_;  // by run: its path's partial results, flags and all
   Makespan makespan_;
   std::int64_t best_ = 0;
 };

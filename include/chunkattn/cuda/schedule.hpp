@@ -43,14 +43,25 @@ class Scheduler {
     geometry_ = geometry;
     model_ = model;
     measure();
-    // Fewer cuts along KV until it fits, then nothing shared.
-    for (const bool share : {true, false}) {
-      choose_runs(share);
-      if (splits_.choose(runs_, geometry_, model_, capacity)) return make_tasks();
+    const std::int64_t gain = choose_runs(true);
+    std::int64_t end = splits_.choose(runs_, geometry_, model_, capacity);
+    if (end == KvSplits::never || (gain > 0 && may_cost_more(gain, end))) {
+      std::swap(runs_, other_runs_);
+      std::swap(splits_, other_splits_);
+      choose_runs(false);
+      const std::int64_t apart = splits_.choose(runs_, geometry_, model_, capacity);
+      if (end == KvSplits::never || apart <= end + end / 32) {
+        end = apart;
+      } else {
+        std::swap(runs_, other_runs_);
+        std::swap(splits_, other_splits_);
+      }
     }
-    detail::fail_argument(
-        "plan (tasks)", splits_.num_tasks(),
-        {"at most ", capacity.tasks, " tasks: raise the rows or segments of the limits"});
+    if (end == KvSplits::never)
+      detail::fail_argument(
+          "plan (tasks)", splits_.num_tasks(),
+          {"at most ", capacity.tasks, " tasks: raise the rows or segments of the limits"});
+    make_tasks();
   }
 
   [[nodiscard]] const std::vector<Task>& tasks() const noexcept { return tasks_; }
@@ -154,8 +165,18 @@ class Scheduler {
     return std::min(segment.position + segment.length, node.kv_len);
   }
 
+  // Whether a launch that ends at `end` may end later than one where nothing is shared. (All that
+  // sharing saves is work of that one.) Where blocks are idle anyway, little work is saved, and the
+  // wait for partial results may cost more.
+  [[nodiscard]] bool may_cost_more(std::int64_t gain, std::int64_t end) const noexcept {
+    const std::int64_t saved = gain * geometry_.num_kv_heads / model_.num_blocks;
+    return splits_.even_share() + saved < end + end / 32 &&
+           saved < 8 * (model_.task_ps + model_.wait_ps);
+  }
+
   // Top-down: a run either becomes a task shared by all rows below, or goes on into each branch.
-  void choose_runs(bool share) {
+  // Returns what sharing saves in all, in ps of work of one KV head.
+  std::int64_t choose_runs(bool share) {
     runs_.clear();
     std::int64_t gain = 0;
     for (int s = 0; s < plan_.num_segments; ++s) {
@@ -175,9 +196,6 @@ class Scheduler {
       node.shared = together < apart;
       if (node.shared) gain += apart - together;
     }
-    // It must earn what the wait for partial results costs.
-    if (share && gain > 0 && gain * geometry_.num_kv_heads / model_.num_blocks < model_.wait_ps)
-      return choose_runs(false);
     for (int s = 0; s < plan_.num_segments; ++s) {
       const Segment& segment = plan_.segments[s];
       Node& node = nodes_[index(s)];
@@ -196,6 +214,7 @@ class Scheduler {
         }
       }
     }
+    return gain;
   }
 
   // The time of streaming a node's run once per branch: bytes for each of their tiles.
@@ -223,7 +242,7 @@ class Scheduler {
     num_partials_ = 0;
     summary_ = {};
     for (Run& run : runs_)
-      if (!run.last || run.moved()) add_chunk_first(run);
+      if (run.chunk_first()) add_chunk_first(run);
     sort_tasks(0);
     num_chunk_first_ = static_cast<int>(tasks_.size());
     for (const Run& run : runs_)
@@ -288,10 +307,11 @@ class Scheduler {
       const std::int32_t tokens = task.segment >= 0 ? visible_tokens(run, task) : 0;
       summary_.kv_tokens += tokens;
       summary_.padded_flops += std::int64_t{2} * tokens * (dims().k + dims().v) * task.tile_rows;
-      keys_.push_back(chunk_first
-                          ? model_.chunk_first_ps(tokens, task.tile_rows, task.row_count, dims())
-                          : model_.sequence_first_ps(tokens, task.tile_rows, task.row_count, dims(),
-                                                     task.merge_count));
+      const std::int64_t kib = splits_.kib_ps(run, chunk_first ? 0 : 1);
+      keys_.push_back(
+          chunk_first ? model_.chunk_first_ps(tokens, task.tile_rows, task.row_count, dims(), kib)
+                      : model_.sequence_first_ps(tokens, task.tile_rows, dims(), kib) +
+                            model_.merge_all_ps(task.row_count, dims().v, task.merge_count));
       tasks_.push_back(task);
       ++task.flag;
     }
@@ -330,8 +350,8 @@ class Scheduler {
   Geometry geometry_;
   CostModel model_;
   std::vector<Node> nodes_;
-  std::vector<Run> runs_;
-  KvSplits splits_;
+  std::vector<Run> runs_, other_runs_;  // of what was chosen; and not
+  KvSplits splits_, other_splits_;
   std::vector<Task> tasks_, sorted_;
   std::vector<std::int64_t> keys_;
   std::vector<std::size_t> order_;
