@@ -223,6 +223,54 @@ TEST_CASE("the order of turns and the time of copies do not change a bit") {
       }
 }
 
+namespace {
+
+// Tasks of all kinds, one after the other in a block: of each height, with many KV tiles, one, and
+// none (rows of which all is shared and cut merge only). With one block they are all in a row, with
+// many each block has few: the same bits, so none has left anything to the next.
+template <class T, int HeadDim>
+void check_tasks_in_a_row(test::Random& random, const test::RandomPlan& plan, int group) {
+  constexpr int num_kv_heads = 2;
+  test::KvStorage<T> storage(plan.num_slots, num_kv_heads, plan.chunk_size, HeadDim);
+  test::fill_kv(random, plan, storage.view);
+  const auto q = random_queries<T>(
+      random, static_cast<std::size_t>(plan.num_rows() * num_kv_heads * group * HeadDim));
+  const auto reference =
+      chunkattn::reference_attention(storage.view, plan.view(), std::span<const T>(q));
+  std::vector<T> first;
+  std::vector<float> first_lse;
+  for (int stages = 2; stages <= chunkattn::cuda_detail::max_stages(HeadDim); ++stages)
+    for (const int grid : {1, 2, 40}) {
+      CAPTURE(stages);
+      CAPTURE(grid);
+      shuffle_turns(random);
+      const auto got = simt::attention_step<T, HeadDim>(
+          storage.view, plan.view(), std::span<const T>(q), simt::eager_model(), stages, grid);
+      CHECK(chunkattn::compare_with_reference(reference, std::span<const T>(got.out),
+                                              chunkattn::unit_roundoff<T>())
+                .ok());
+      if (first.empty()) {
+        first = got.out;
+        first_lse = got.lse;
+      }
+      CHECK(got.out == first);
+      CHECK(got.lse == first_lse);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("tasks in a row in one block have the bits of tasks in many") {
+  test::Random random(15);
+  // 100 lines at the root, the sequences' own tokens fill a part of a tile, one, or several.
+  for (const int own : {5, 64, 300})
+    check_tasks_in_a_row<half, 16>(random, test::make_level_plan({1, 3, 10}, {400, 70, own}), 10);
+  // All shared, and tokens of a few.
+  check_tasks_in_a_row<half, 16>(random, test::make_level_plan({1, 5}, {600, 0}), 5);
+  check_tasks_in_a_row<half, 16>(random, test::make_level_plan({1, 2, 5}, {600, 130, 0}), 3);
+  check_tasks_in_a_row<half, 256>(random, test::make_level_plan({1, 3}, {100, 40}), 12);
+}
+
 TEST_CASE("a task waits for partial results that another block is late with") {
   // Block A takes the prefix, of seven KV tiles, block B a sequence of one: from barrier to barrier
   // in turn, B is done first.

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Deletes and weakens what orders the kernels' memory, one place at a time, and runs the emulated tests.
 
-Deleted: barriers, waits, commits, and calls that wait, look or publish. Weakened: a wait that lets one
-group more stay under way, an acquire or release made plain, a flag or a launch compared with the one
-before.
+Deleted: barriers, waits, commits, and calls that wait, look, load or publish. Weakened: a wait that lets
+one group more stay under way, an acquire or release made plain, a flag or a launch compared with the one
+before; of what is made for the next task, its place, or the time from which on it may be made.
 
 A mutant that no test notices is a survivor: either the statement is not needed, or the tests are
 too weak. docs/cuda.md explains each. Mutants are compiled and run `--jobs` at a time.
@@ -24,20 +24,27 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-FILES = ["tile_attention.cuh", "run_tasks.cuh", "merge.cuh", "append.cuh"]
+FILES = ["tile_feed.cuh", "tile_attention.cuh", "run_tasks.cuh", "merge.cuh", "append.cuh"]
 STATEMENT = re.compile(r"^\s*(ptx::(barrier|cp_async_wait|cp_async_commit|store_release)"
-                       r"|partials\.(wait|look)|publish_partials|queue\.fetch)\(.*\);")
+                       r"|partials\.(wait|look)|publish_partials|queue\.fetch|load_ahead|feed_\.load_rest)\(.*\);")
 DELETED = "/* deleted */;"
 WEAKER = [  # (what, what becomes of it)
     (r"cp_async_wait\((.*)\);", r"cp_async_wait(\1 + 1);"),
     (r"ptx::load_acquire\((.*?)\)", r"*\1"),
     (r"ptx::store_release\((.*), launch\);", r"*(\1) = launch;"),
-    (r"(==|!=) launch_\b", r"\1 launch_ - 1"),
+    (r"(==|!=) launch_\.number", r"\1 launch_.number - 1"),
     (r"counters\.launches \+ 1", "counters.launches"),
     (r"last_row / max_tile_rows", "first_row / max_tile_rows"),
+    (r"advance\(feed\.tiles_ahead\(\)\)", "advance(feed.tiles_ahead() + 1)"),
+    (r"tables_\[\(count_ \+ 1\) % 2\]", "tables_[count_ % 2]"),  # over those of the task at work
+    (r"\(count_ \+ ahead\) % 3", "(count_ + ahead) % 2"),  # likewise its Task
+    (r"accumulator_stages \+ tile;", "accumulator_stages + tile - 1;"),  # K/V where accumulators stand
+    (r"num_stages - Layout::accumulator_stages;", "num_stages - 1;"),  # likewise, at head_dim 256
+    (r"num_tiles - stages \+ 1", "num_tiles - stages"),  # the next task's tables a tile too early
+    (r"tile \+ stages - 1 < num_tiles", "tile + stages - 1 <= num_tiles"),  # a tile of the next task
 ]
 TESTS = ["cuda_kernels_test"]
-CASES = "emulated kernels*,prefill*,the order of turns*,a task waits*,a NaN*"
+CASES = "emulated kernels*,prefill*,the order of turns*,tasks in a row*,a task waits*,a NaN*"
 
 # Statements whose absence the emulator cannot show; docs/cuda.md says why each stays.
 EXPECTED_SURVIVORS = {}

@@ -110,6 +110,13 @@ CHUNKATTN_DEVICE void add_warps(const unsigned char* shared, int row, int column
   }
 }
 
+/// Where the result of a packed row stands among partial results.
+template <class T>
+CHUNKATTN_DEVICE int row_of_partials(const CallArguments<T>& args, int packed, int kv_head) {
+  const int row = packed / args.group;
+  return (row * args.num_kv_heads + kv_head) * args.group + packed - row * args.group;
+}
+
 /// Adds the partial results that a task merges, in path order. They are read a few at a time: one
 /// after the other, each read would wait for the one before.
 template <int ValueDim>
@@ -137,7 +144,7 @@ CHUNKATTN_DEVICE void add_partials(const PlanMemory& plan, const Task& task, int
   }
 }
 
-/// The place of row i of a tile, with what row_len and row_index say of it.
+/// The place of a row of a tile, with what its RowTable says of it.
 template <class T>
 CHUNKATTN_DEVICE Line line_of(const CallArguments<T>& args, int row_len, int row_index) {
   if (row_index < 0) return {-1, -1, 0};
@@ -162,35 +169,33 @@ CHUNKATTN_DEVICE void add_sink(const AttentionArguments<T, V>& args, int row_len
 /// Otherwise: writes one normalised fp32 partial per row.
 template <class T, HeadDims Dims, int TileRows, bool Final, class V>
 CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T, V>& args, const Task& task,
-                                 const unsigned char* shared, bool streamed) {
-  using Layout = SharedLayout<Dims>;
-  const int* row_index = reinterpret_cast<const int*>(shared + Layout::row_index);
-  const int* row_partial = reinterpret_cast<const int*>(shared + Layout::row_partial);
+                                 int kv_head, const RowTable& rows, const unsigned char* shared,
+                                 bool streamed) {
   constexpr int vectors = Dims.v / 4;
 
   for (int i = ptx::thread_index(); i < task.row_count * vectors; i += block_threads) {
     const int row = i / vectors;
     const int column = i % vectors * 4;
+    const int partial = row_of_partials(args, task.row_begin + row, kv_head);
     RowResult result;
-    if constexpr (Final) add_partials<Dims.v>(args.plan, task, row_partial[row], column, result);
+    if constexpr (Final) add_partials<Dims.v>(args.plan, task, partial, column, result);
     if (streamed) add_warps<Dims, TileRows>(shared, row, column, result);
     if constexpr (Final && VariantTerms<V>::has_sinks)
-      add_sink(args, reinterpret_cast<const int*>(shared + Layout::row_len)[row], row_index[row],
-               result);
+      add_sink(args, rows.len[row], rows.index[row], result);
     const float scale = normaliser(result.state);
     float(&o)[4] = result.o;
     for (int j = 0; j < 4; ++j) o[j] *= scale;
     const float lse2 = log_sum_exp<Base2>(result.state);
 
     if constexpr (Final) {
-      const std::int64_t line = row_index[row];
+      const std::int64_t line = rows.index[row];
       Packed4<T> packed;
       packed.words[0] = ptx::pack<T>(o[0], o[1]);
       packed.words[1] = ptx::pack<T>(o[2], o[3]);
       *reinterpret_cast<Packed4<T>*>(args.out + line * Dims.v + column) = packed;
       if (column == 0 && args.lse != nullptr) args.lse[line] = lse2 * 0.6931471805599453f;
     } else {
-      const std::int64_t index = task.partial_base + row_partial[row];
+      const std::int64_t index = task.partial_base + partial;
       ptx::store(reinterpret_cast<Float4*>(args.plan.partial_out + index * Dims.v + column),
                  Float4{{o[0], o[1], o[2], o[3]}});
       if (column == 0)

@@ -10,8 +10,14 @@ namespace cuda_detail {
 /// Walks the pieces of a path: where is the K/V row of a position?
 class PieceCursor {
  public:
-  CHUNKATTN_DEVICE PieceCursor(const PlanMemory& plan, const Task& task)
-      : plan_(plan), deepest_(task.segment) {}
+  CHUNKATTN_DEVICE explicit PieceCursor(const PlanMemory& plan) : plan_(plan) {}
+
+  /// Goes to the begin of the path that ends with `segment`.
+  CHUNKATTN_DEVICE void restart(int segment) {
+    deepest_ = segment;
+    piece_ = {0, 0, 0, 0};
+    segment_end_ = 0;
+  }
 
   /// The piece that holds `position`, which lies on the path and never goes back.
   CHUNKATTN_DEVICE const Piece& seek(int position) {
@@ -46,7 +52,7 @@ class PieceCursor {
   }
 
   const PlanMemory& plan_;
-  int deepest_;
+  int deepest_ = -1;
   Piece piece_{0, 0, 0, 0};
   int segment_end_ = 0;
   int index_ = 0;

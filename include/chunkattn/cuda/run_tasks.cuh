@@ -1,11 +1,16 @@
-// Which block does what, and who waits for whom.
+// Which block does what, what it does ahead, and who waits for whom.
 //
 // Blocks take (task, KV head) pairs by tickets, in the order of the task list: first the
 // chunk-first ones, which wait for nobody, then the sequence-first ones, which wait for the partial
-// results that they merge. A block draws its next ticket while it works on the last one, and works
-// on them in the order it drew them. So whoever holds a chunk-first ticket has only such ahead of
-// it and comes to an end, however few blocks are resident; and whoever waits, waits for such a
-// ticket, drawn by a block that runs. Which block runs which task does not change the result.
+// results that they merge. A block draws tickets ahead of its work, two at most, and works on them
+// in the order it drew them. So whoever holds a chunk-first ticket has only such ahead of it and
+// comes to an end, however few blocks are resident; and whoever waits, waits for such a ticket,
+// drawn by a block that runs. Which block runs which task does not change the result.
+//
+// While a task runs, the next one begins: when all K/V of the one is on its way, the tables of the
+// other are made, and when the one has made its products, queries and first K/V of the other are
+// copied beside its accumulators, while it merges and writes. All that is read ahead was there
+// before the launch, so nobody waits for it; partial results are read in their task's turn.
 #pragma once
 
 #include "tile_attention.cuh"
@@ -13,8 +18,17 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace cuda_detail {
 
-/// The tasks of a block, each fetched while the one before it runs. Its last thread does the
-/// fetching: it has nothing to do while the tables of a task are made.
+/// What holds for all tasks of a launch, in shared memory: registers are for products.
+struct LaunchState {
+  std::uint32_t number;  ///< counts launches; flags are compared with it
+  int num_chunk_first;   ///< (task, KV head) pairs that wait for nobody
+  int num_items;         ///< all pairs
+  int missing;           ///< of the task at work: not 0 where partial results were not there yet
+};
+static_assert(sizeof(LaunchState) == launch_bytes);
+
+/// The tasks of a block: the one it works on, the next one, and the one after it, which is fetched
+/// meanwhile. Its last thread does the fetching: it has nothing to do while token tables are made.
 template <class T, HeadDims Dims>
 class TaskQueue {
   using Layout = SharedLayout<Dims>;
@@ -24,107 +38,112 @@ class TaskQueue {
       : args_(args),
         tasks_(reinterpret_cast<Task*>(shared + Layout::tasks)),
         tickets_(reinterpret_cast<int*>(shared + Layout::tickets)),
-        num_chunk_first_(args.plan.header->num_chunk_first),
-        items_((num_chunk_first_ + args.plan.header->num_sequence_first) * args.num_kv_heads) {
-    draw();
-    fetch();
-  }
+        tables_(reinterpret_cast<TileTables*>(shared + Layout::tables)),
+        launch_(*reinterpret_cast<LaunchState*>(shared + Layout::launch)) {}
 
-  /// Goes to the task that was fetched. False: there is none.
-  CHUNKATTN_DEVICE bool next() {
-    slot_ ^= 1;
-    ptx::cp_async_wait(0);
-    ptx::barrier();  // ticket and task; the last task's tables and accumulators are read
-    return tickets_[slot_] < items_;
-  }
-  CHUNKATTN_DEVICE const Task& task() const { return tasks_[slot_]; }
-  CHUNKATTN_DEVICE int kv_head() const { return tickets_[slot_] % args_.num_kv_heads; }
+  /// The task that the block works on, if there is one. Both hold from advance() on.
+  CHUNKATTN_DEVICE bool has_task() const { return tickets_[slot(0)] < launch_.num_items; }
+  CHUNKATTN_DEVICE const Task& task() const { return tasks_[slot(0)]; }
+  CHUNKATTN_DEVICE TileTables& tables() const { return tables_[count_ % 2]; }
   CHUNKATTN_DEVICE bool is_chunk_first() const {
-    return tickets_[slot_] < num_chunk_first_ * args_.num_kv_heads;
+    return tickets_[slot(0)] < launch_.num_chunk_first;
   }
+  /// The next one.
+  CHUNKATTN_DEVICE bool has_next() const { return tickets_[slot(1)] < launch_.num_items; }
+  CHUNKATTN_DEVICE const Task& next_task() const { return tasks_[slot(1)]; }
+  CHUNKATTN_DEVICE TileTables& next_tables() const { return tables_[(count_ + 1) % 2]; }
+  CHUNKATTN_DEVICE int next_kv_head() const { return tickets_[slot(1)] % args_.num_kv_heads; }
 
-  /// Draws the ticket after this one.
+  /// Which thread it is that fetches.
+  CHUNKATTN_DEVICE static bool is_last_thread() { return ptx::thread_index() == block_threads - 1; }
+  /// Draws the ticket after that.
   CHUNKATTN_DEVICE void draw() {
-    if (is_last_thread()) tickets_[slot_ ^ 1] = ptx::atomic_add(&args_.plan.counters->next, 1);
+    if (is_last_thread()) drawn_ = ptx::atomic_add(&args_.plan.counters->next, 1);
   }
-  /// Begins to copy its task.
+  /// Notes it and begins to copy its task.
   CHUNKATTN_DEVICE void fetch() {
     if (!is_last_thread()) return;
-    const int ticket = tickets_[slot_ ^ 1];
-    if (ticket < items_) {
-      const ptx::SharedAddress to = ptx::shared_address(&tasks_[slot_ ^ 1]);
-      const auto* from =
-          reinterpret_cast<const unsigned char*>(args_.plan.tasks + ticket / args_.num_kv_heads);
-      CHUNKATTN_UNROLL
-      for (int i = 0; i < static_cast<int>(sizeof(Task)); i += 16)
-        ptx::cp_async_16(to + i, from + i, true);
-    }
-    ptx::cp_async_commit();
+    tickets_[slot(2)] = drawn_;
+    if (drawn_ >= launch_.num_items) return;
+    const ptx::SharedAddress to = ptx::shared_address(&tasks_[slot(2)]);
+    const auto* from =
+        reinterpret_cast<const unsigned char*>(args_.plan.tasks + drawn_ / args_.num_kv_heads);
+    CHUNKATTN_UNROLL
+    for (int i = 0; i < static_cast<int>(sizeof(Task)); i += 16)
+      ptx::cp_async_16(to + i, from + i, true);
+  }
+  /// Goes to the next task, when all but the last `pending` groups of copies have landed, among
+  /// them the one after it.
+  CHUNKATTN_DEVICE void advance(int pending) {
+    ++count_;
+    ptx::cp_async_wait(pending);
+    ptx::barrier();  // tickets and tasks; the last task's accumulators are read
   }
 
  private:
-  CHUNKATTN_DEVICE static bool is_last_thread() { return ptx::thread_index() == block_threads - 1; }
+  CHUNKATTN_DEVICE unsigned slot(unsigned ahead) const { return (count_ + ahead) % 3; }
 
   const CallArguments<T>& args_;
-  Task* tasks_;   // [2]
-  int* tickets_;  // [2]
-  int num_chunk_first_, items_;
-  int slot_ = 1;
+  Task* tasks_;         // [3]
+  int* tickets_;        // [3]
+  TileTables* tables_;  // [2]
+  const LaunchState& launch_;
+  unsigned count_ = 0;  // of tasks, and two
+  int drawn_ = 0;
 };
 
 /// The partial results that a sequence-first task merges: are they there?
 template <class T, HeadDims Dims>
 class PartialsWait {
-  // Threads that do nothing else while the tables of a task are made.
+  // Threads that do nothing else while token tables are made.
   static constexpr int first_thread = block_threads / 2;
 
  public:
-  CHUNKATTN_DEVICE PartialsWait(const CallArguments<T>& args, const Task& task, int kv_head,
-                                std::uint32_t launch, unsigned char* shared)
-      : args_(args),
-        task_(task),
-        kv_head_(kv_head),
-        launch_(launch),
-        missing_(reinterpret_cast<int*>(shared + SharedLayout<Dims>::missing)) {}
+  CHUNKATTN_DEVICE PartialsWait(const CallArguments<T>& args, const TaskQueue<T, Dims>& queue,
+                                LaunchState& launch)
+      : args_(args), queue_(queue), launch_(launch) {}
 
-  /// Looks once, before the barriers of the task. *missing is 0.
+  /// Looks once, a barrier before wait(). `missing` is 0.
   CHUNKATTN_DEVICE void look() {
     if (ptx::thread_index() < first_thread) return;
-    for (int m = ptx::thread_index() - first_thread; m < task_.merge_count; m += first_thread)
-      if (!each_tile(m,
-                     [&](const std::uint32_t* flag) { return ptx::load_acquire(flag) == launch_; }))
-        *missing_ = 1;
+    const int merge_count = queue_.task().merge_count;
+    for (int m = ptx::thread_index() - first_thread; m < merge_count; m += first_thread)
+      if (!each_tile(m, [&](const std::uint32_t* flag) {
+            return ptx::load_acquire(flag) == launch_.number;
+          }))
+        launch_.missing = 1;
   }
 
   /// Waits for what was missing then.
   CHUNKATTN_DEVICE void wait() {
-    if (*missing_ == 0) return;
-    for (int m = ptx::thread_index(); m < task_.merge_count; m += block_threads)
+    if (launch_.missing == 0) return;
+    const int merge_count = queue_.task().merge_count;
+    for (int m = ptx::thread_index(); m < merge_count; m += block_threads)
       each_tile(m, [&](const std::uint32_t* flag) {
-        while (ptx::load_acquire(flag) != launch_) ptx::pause();
+        while (ptx::load_acquire(flag) != launch_.number) ptx::pause();
         return true;
       });
     ptx::barrier();  // each thread has acquired its part
-    if (ptx::thread_index() == 0) *missing_ = 0;
+    if (ptx::thread_index() == 0) launch_.missing = 0;
   }
 
  private:
   // f(flag) of merge `m` for each tile that the task's rows are in, until one is false.
   template <class F>
   CHUNKATTN_DEVICE bool each_tile(int m, F&& f) const {
-    const Merge merge = args_.plan.merges[task_.merge_begin + m];
-    const int first_row = task_.row_begin - merge.row_begin;
-    const int last_row = first_row + task_.row_count - 1;
+    const Task& task = queue_.task();
+    const Merge merge = args_.plan.merges[task.merge_begin + m];
+    const int first_row = task.row_begin - merge.row_begin;
+    const int last_row = first_row + task.row_count - 1;
     for (int tile = first_row / max_tile_rows; tile <= last_row / max_tile_rows; ++tile)
-      if (!f(&args_.plan.flags[(merge.flag + tile) * args_.num_kv_heads + kv_head_])) return false;
+      if (!f(&args_.plan.flags[(merge.flag + tile) * args_.num_kv_heads + queue_.tables().kv_head]))
+        return false;
     return true;
   }
 
   const CallArguments<T>& args_;
-  const Task& task_;
-  int kv_head_;
-  std::uint32_t launch_;
-  int* missing_;
+  const TaskQueue<T, Dims>& queue_;
+  LaunchState& launch_;
 };
 
 /// The partial results of a chunk-first task are there, for whoever acquires it.
@@ -136,23 +155,48 @@ CHUNKATTN_DEVICE void publish_partials(const CallArguments<T>& args, const Task&
     ptx::store_release(&args.plan.flags[task.flag * args.num_kv_heads + kv_head], launch);
 }
 
+/// What comes before a task's first copies, while all K/V of the task before is on its way: the
+/// tables of the next task, and the fetching of the one after it.
+template <class T, HeadDims Dims, class V>
+CHUNKATTN_DEVICE void look_ahead(TaskQueue<T, Dims>& queue, TileFeed<T, Dims, V>& feed) {
+  const bool more = queue.has_next();
+  queue.draw();
+  if (more) feed.make_row_table(queue.next_tables(), queue.next_task(), queue.next_kv_head());
+  ptx::barrier();  // row table; the token tables of the task before are used up
+  queue.fetch();
+  if (more) feed.make_token_tables(queue.next_tables(), queue.next_task());
+}
+
+/// The next task's first copies, once the task before has made its products.
+template <class T, HeadDims Dims, class V>
+CHUNKATTN_DEVICE void load_ahead(const TaskQueue<T, Dims>& queue, TileFeed<T, Dims, V>& feed) {
+  ptx::barrier();          // stages and queries are used up; the next task's tables are made
+  ptx::cp_async_commit();  // the task after that, unless it went with a tile
+  if (queue.has_next()) feed.load_ahead(queue.next_tables(), queue.next_task());
+}
+
 template <class T, HeadDims Dims, int TileRows, class V>
 CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T, Dims>& queue,
-                               std::uint32_t launch, unsigned char* shared) {
+                               TileFeed<T, Dims, V>& feed, LaunchState& launch,
+                               unsigned char* shared) {
   const Task& task = queue.task();
-  const int kv_head = queue.kv_head();
-  PartialsWait<T, Dims> partials(args, task, kv_head, launch, shared);
-  queue.draw();
-  partials.look();
-  TileAttention<T, Dims, TileRows, V> tile(args, task, kv_head, shared);
-  const bool streamed = tile.run();
-  queue.fetch();
+  const TileTables& tables = queue.tables();
+  PartialsWait<T, Dims> partials(args, queue, launch);
+  TileAttention<T, Dims, TileRows, V> tile(args, feed, tables, shared);
+  tile.run([&] {
+    look_ahead(queue, feed);
+    partials.look();
+  });
+  load_ahead(queue, feed);
+  const bool streamed = tile.streamed();
+  if (streamed) tile.store_accumulators(task.row_count);
+  ptx::barrier();  // accumulators and stats
   if (queue.is_chunk_first()) {
-    write_rows<T, Dims, TileRows, false>(args, task, shared, streamed);
-    publish_partials(args, task, kv_head, launch);
+    write_rows<T, Dims, TileRows, false>(args, task, tables.kv_head, tables.rows, shared, streamed);
+    publish_partials(args, task, tables.kv_head, launch.number);
   } else {
     partials.wait();
-    write_rows<T, Dims, TileRows, true>(args, task, shared, streamed);
+    write_rows<T, Dims, TileRows, true>(args, task, tables.kv_head, tables.rows, shared, streamed);
   }
 }
 
@@ -160,20 +204,33 @@ template <class T, HeadDims Dims, class V>
 CHUNKATTN_DEVICE void run_tasks(const AttentionArguments<T, V>& args) {
   unsigned char* shared = ptx::dynamic_shared();
   Counters& counters = *args.plan.counters;
-  const std::uint32_t launch = counters.launches + 1;
-  if (ptx::thread_index() == 0) *reinterpret_cast<int*>(shared + SharedLayout<Dims>::missing) = 0;
+  LaunchState& launch = *reinterpret_cast<LaunchState*>(shared + SharedLayout<Dims>::launch);
   TaskQueue<T, Dims> queue(args, shared);
-  while (queue.next()) {
-    if (queue.task().tile_rows == 16)
-      run_task<T, Dims, 16>(args, queue, launch, shared);
-    else if (queue.task().tile_rows == 32)
-      run_task<T, Dims, 32>(args, queue, launch, shared);
-    else
-      run_task<T, Dims, 64>(args, queue, launch, shared);
+  TileFeed<T, Dims, V> feed(args, shared);
+  if (queue.is_last_thread()) {
+    const PlanHeader& header = *args.plan.header;
+    const int num_chunk_first = header.num_chunk_first * args.num_kv_heads;
+    launch = {counters.launches + 1, num_chunk_first,
+              num_chunk_first + header.num_sequence_first * args.num_kv_heads, 0};
   }
+  queue.draw();
+  queue.fetch();
+  ptx::cp_async_commit();
+  queue.advance(0);  // to before the first task
+  look_ahead(queue, feed);
+  load_ahead(queue, feed);
+  for (queue.advance(feed.tiles_ahead()); queue.has_task(); queue.advance(feed.tiles_ahead())) {
+    if (queue.task().tile_rows == 16)
+      run_task<T, Dims, 16>(args, queue, feed, launch, shared);
+    else if (queue.task().tile_rows == 32)
+      run_task<T, Dims, 32>(args, queue, feed, launch, shared);
+    else
+      run_task<T, Dims, 64>(args, queue, feed, launch, shared);
+  }
+  ptx::cp_async_wait(0);  // groups without copies
   // The last block to leave: all have drawn their last ticket, and nobody waits any more.
   if (ptx::thread_index() == 0 && ptx::atomic_add(&counters.left, 1) == ptx::grid_size() - 1)
-    counters = {0, 0, launch};
+    counters = {0, 0, launch.number};
 }
 
 }  // namespace cuda_detail

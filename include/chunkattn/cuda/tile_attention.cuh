@@ -1,10 +1,10 @@
 // One task: a tile of query rows against a range of path positions, for one KV head.
 //
-// K and V arrive through a ring of cp.async stages; S = Q K^T and O += P V run on the tensor cores
-// (mma m16n8k16), the online softmax in fp32 registers (paper, Algorithms 1 and 2, with the maximum
-// kept in base 2). Both phases run this same loop: chunk-first over what sequences share,
-// sequence-first over what they do not; they differ in how tasks are cut and in what becomes of the
-// result (merge.cuh, run_tasks.cuh).
+// K and V arrive through a ring of cp.async stages (tile_feed.cuh); S = Q K^T and O += P V run on
+// the tensor cores (mma m16n8k16), the online softmax in fp32 registers (paper, Algorithms 1 and 2,
+// with the maximum kept in base 2). Both phases run this same loop: chunk-first over what sequences
+// share, sequence-first over what they do not; they differ in how tasks are cut and in what becomes
+// of the result (merge.cuh, run_tasks.cuh).
 //
 // Positions on a path are contiguous, so causality, reserved places and rows of other owners are
 // one comparison: position < min(row_kv_len, end of the range). K/V rows that no row of the tile
@@ -13,18 +13,18 @@
 
 #include "../base/bit_cast.hpp"
 #include "merge.cuh"
-#include "piece_cursor.cuh"
-#include "variant_tile.cuh"
+#include "tile_feed.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace cuda_detail {
 
-/// Queries, K/V stages and tables of one block, and the loop over them.
+/// The products of one task: its loop over KV tiles.
 template <class T, HeadDims Dims, int TileRows, class V>
 class TileAttention {
   using Variant = VariantTerms<V>;
   using Layout = SharedLayout<Dims>;
   using Warps = WarpLayout<Dims, TileRows>;
+  using Feed = TileFeed<T, Dims, V>;
   static constexpr int kv_tile = Warps::kv_tile;
   static constexpr int k_pieces = Dims.k / 8;  // of 16 bytes
   static constexpr int v_pieces = Dims.v / 8;
@@ -35,9 +35,10 @@ class TileAttention {
       Dims.k <= 64 || (Dims.k <= 128 && TileRows < 64 && !Variant::hides_keys);
 
  public:
-  CHUNKATTN_DEVICE TileAttention(const AttentionArguments<T, V>& args, const Task& task,
-                                 int kv_head, unsigned char* shared)
-      : args_(args), task_(task), kv_head_(kv_head), shared_(shared), cursor_(args.plan, task) {
+  /// \param tables  of the task, at which `feed` stands
+  CHUNKATTN_DEVICE TileAttention(const AttentionArguments<T, V>& args, Feed& feed,
+                                 const TileTables& tables, unsigned char* shared)
+      : args_(args), feed_(feed), tables_(tables), shared_(shared), range_(tables.range) {
     const int thread = ptx::opaque(ptx::thread_index());
     const int warp = thread / 32;
     lane_ = thread % 32;
@@ -46,158 +47,71 @@ class TileAttention {
     kv_warp_ = warp / (Warps::column_warps * Warps::row_warps);
   }
 
-  /// Streams the task's range. On return the block's accumulators and stats stand in shared memory
-  /// and a barrier has passed. False: there was nothing to stream.
-  CHUNKATTN_DEVICE bool run() {
-    make_row_table();
-    ptx::barrier();  // row table
-    const int end = find_bounds();
-    const int begin = task_.position_begin;
-    int num_tiles = end > begin ? (end - begin + kv_tile - 1) / kv_tile : 0;
-    if constexpr (Variant::skips_keys) num_tiles -= find_hidden_tiles(begin, end);
-    if (num_tiles == 0) return false;
-
+  /// Streams the task's range. Once all of its K/V is on the way, and before waiting for the last,
+  /// calls ahead(), of all threads: from then on `feed` stands at the next task.
+  template <class Ahead>
+  CHUNKATTN_DEVICE void run(Ahead&& ahead) {
     const int stages = args_.num_stages;
-    for (int tile = 0; tile < stages; ++tile)
-      make_token_table(begin + tile * kv_tile + hidden_before(tile), tile, end);
-    load_queries();
-    ptx::barrier();  // token tables
-    for (int tile = 0; tile < stages - 1; ++tile) {
-      if (tile < num_tiles) load_tile(tile);
-      ptx::cp_async_commit();
-    }
-
-    int stage = 0;  // of this tile, and of the one `stages` on
-    for (int tile = 0; tile < num_tiles; ++tile) {
-      ptx::cp_async_wait(stages - 2);
-      ptx::barrier();  // everyone's copies of this tile have landed; tile - 1 is used up
-      if (tile == 0 && q_in_registers) read_query_fragments();
-      if (tile + stages - 1 < num_tiles) load_tile(stage > 0 ? stage - 1 : stages - 1);
-      ptx::cp_async_commit();
-      int tile_begin = begin + tile * kv_tile;
-      make_token_table(tile_begin + stages * kv_tile + hidden_before(tile + stages), stage, end);
-      tile_begin += hidden_before(tile);
-      if constexpr (!Variant::hides_keys)
-        if (min_len_ < end && tile_begin + kv_tile > min_len_)
-          take_out_specials(stage, tile_begin, end);
-      attend(stage, tile_begin + kv_warp_ * Warps::warp_tokens, end);
-      stage = stage + 1 < stages ? stage + 1 : 0;
-    }
-    ptx::cp_async_wait(0);
-    ptx::barrier();  // the stages are free for the accumulators
-    store_accumulators();
-    ptx::barrier();  // accumulators and stats
-    return true;
-  }
-
-  /// Fills row_len, row_index and row_partial. Rows past row_count see everything, so that they
-  /// never force the masked path; their queries are zeros and their results are dropped.
-  CHUNKATTN_DEVICE void make_row_table() {
-    int* row_len = reinterpret_cast<int*>(shared_ + Layout::row_len);
-    int* row_index = reinterpret_cast<int*>(shared_ + Layout::row_index);
-    int* row_partial = reinterpret_cast<int*>(shared_ + Layout::row_partial);
-    const int num_qo_heads = args_.num_kv_heads * args_.group;
-    for (int i = ptx::thread_index(); i < TileRows; i += block_threads) {
-      const bool valid = i < task_.row_count;
-      const int packed = task_.row_begin + (valid ? i : 0);
-      const int row = packed / args_.group;
-      const int head = kv_head_ * args_.group + packed % args_.group;
-      row_len[i] = valid ? args_.plan.row_kv_len[row] : open_end;
-      row_index[i] = valid ? args_.plan.row_token[row] * num_qo_heads + head : -1;
-      row_partial[i] = row * num_qo_heads + head;
+    const int num_tiles = range_.num_tiles;
+    const int last_round = num_tiles < stages ? 0 : num_tiles - stages + 1;
+    feed_.load_rest(num_tiles);
+    int tile = 0;
+    int stage = feed_.first_stage();  // of this tile, and of the one `stages` on
+    CHUNKATTN_UNROLL_BY(1)
+    for (int part = 0; part < 2; ++part) {
+      if (part == 1) ahead();
+      const int stop = part == 0 ? last_round : num_tiles;
+      for (; tile < stop; ++tile) {
+        ptx::cp_async_wait(stages - 2);
+        ptx::barrier();  // everyone's copies of this tile have landed; tile - 1 is used up
+        if (tile == 0 && q_in_registers) read_query_fragments();
+        if (tile + stages - 1 < num_tiles) {
+          feed_.load_tile(stage > 0 ? stage - 1 : stages - 1);
+          feed_.make_token_table(tables_, position_of(tile + stages), stage, range_.end);
+        }
+        ptx::cp_async_commit();
+        const int position = position_of(tile);
+        if constexpr (!Variant::hides_keys)
+          if (range_.min_len < range_.end && position + kv_tile > range_.min_len)
+            take_out_specials(stage, position, range_.end);
+        attend(stage, position + kv_warp_ * Warps::warp_tokens, range_.end);
+        stage = stage + 1 < stages ? stage + 1 : 0;
+      }
     }
   }
+
+  /// Leaves outputs and stats of the task's rows in shared memory, where nobody may need the stages
+  /// that they take any more.
+  CHUNKATTN_DEVICE void store_accumulators(int row_count) {
+    constexpr int columns = Warps::warp_columns;
+    const int warp = ptx::thread_index() / 32;
+    float* accumulator = reinterpret_cast<float*>(shared_ + Layout::stages) + warp * 16 * columns;
+    SoftmaxState* stats = reinterpret_cast<SoftmaxState*>(shared_ + Layout::stats) + warp * 16;
+    CHUNKATTN_UNROLL
+    for (int half_tile = 0; half_tile < 2; ++half_tile) {
+      const int row = lane_ / 4 + half_tile * 8;
+      float sum = sum_[half_tile];
+      for (int mask = 1; mask <= 2; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
+      if (row_warp_ * 16 + row >= row_count) continue;  // nobody reads it
+      if (lane_ % 4 == 0) stats[row] = {scaled_max(half_tile), sum};
+      CHUNKATTN_UNROLL
+      for (int n = 0; n < columns / 8; ++n)
+        *reinterpret_cast<Float2*>(accumulator + row * columns +
+                                   accumulator_column(columns, row, n * 8 + lane_ % 4 * 2)) = {
+            out_[n][half_tile * 2], out_[n][half_tile * 2 + 1]};
+    }
+  }
+
+  /// Whether there was anything to stream.
+  CHUNKATTN_DEVICE bool streamed() const { return range_.num_tiles > 0; }
 
  private:
-  // The first position nobody in the tile may see; sets min_len_, below which all may.
-  CHUNKATTN_DEVICE int find_bounds() {
-    const int* row_len = reinterpret_cast<const int*>(shared_ + Layout::row_len);
-    int most = 0;
-    int least = open_end;
-    for (int i = lane_; i < task_.row_count; i += 32) {
-      most = row_len[i] > most ? row_len[i] : most;
-      least = row_len[i] < least ? row_len[i] : least;
-    }
-    for (int mask = 16; mask > 0; mask /= 2) {
-      const int other_most = ptx::shuffle_xor(most, mask);
-      const int other_least = ptx::shuffle_xor(least, mask);
-      most = other_most > most ? other_most : most;
-      least = other_least < least ? other_least : least;
-    }
-    min_len_ = least;
-    if (task_.segment < 0) return 0;
-    const Segment& last = args_.plan.segments[task_.segment];
-    int end = last.position + last.length;
-    end = task_.position_end < end ? task_.position_end : end;
-    return most < end ? most : end;
-  }
-
-  CHUNKATTN_DEVICE int find_hidden_tiles(int begin, int end) {
-    return hidden_.find(args_.variant.skipping,
-                        reinterpret_cast<const int*>(shared_ + Layout::row_len), task_.row_count,
-                        begin, end, kv_tile);
-  }
-  // Positions that are left out before the task's tile number `tile`.
-  CHUNKATTN_DEVICE int hidden_before(int tile) {
-    if constexpr (Variant::skips_keys) return hidden_.before(tile);
-    return 0;
-  }
-
-  // Where the rows of a tile lie: one token per thread, the ring of tables one round ahead of the
-  // copies that use it.
-  CHUNKATTN_DEVICE void make_token_table(int tile_begin, int stage, int end) {
-    const int token = ptx::thread_index();
-    if (token >= kv_tile) return;
-    const int position = tile_begin + token;
-    TokenRows<T> rows{args_.q, nullptr};  // any valid address: it is not read
-    if (position < end) {
-      const Piece& piece = cursor_.seek(position);
-      const int offset = piece.begin + position - piece.position;
-      rows.k = args_.kv.k_row(piece.slot, kv_head_, offset);
-      rows.v = Dims.k == Dims.v ? args_.kv.v_row_as_k(piece.slot, kv_head_, offset)
-                                : args_.kv.v_row(piece.slot, kv_head_, offset);
-    }
-    token_table(stage)[token] = rows;
-  }
-
-  CHUNKATTN_DEVICE TokenRows<T>* token_table(int stage) {
-    return reinterpret_cast<TokenRows<T>*>(shared_ + Layout::token_table) + stage * kv_tile;
+  CHUNKATTN_DEVICE int position_of(int tile) const {
+    return range_.begin + tile * kv_tile + Feed::hidden_before(tables_.range, tile);
   }
 
   CHUNKATTN_DEVICE ptx::SharedAddress stage_address(int stage) {
     return ptx::shared_address(shared_ + Layout::stages) + stage * stage_bytes(Dims);
-  }
-
-  CHUNKATTN_DEVICE void load_queries() {
-    const int* row_index = reinterpret_cast<const int*>(shared_ + Layout::row_index);
-    const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::q);
-    CHUNKATTN_UNROLL_BY(1)
-    for (int i = ptx::thread_index(); i < TileRows * k_pieces; i += block_threads) {
-      const int row = i / k_pieces;
-      const int piece = i % k_pieces;
-      const int line = row_index[row];
-      const T* source = args_.q + (line < 0 ? 0 : static_cast<std::int64_t>(line) * Dims.k);
-      ptx::cp_async_16(q + swizzled<k_pieces>(row, piece), source + piece * 8, line >= 0);
-    }  // joins the group of the first tile
-  }
-
-  CHUNKATTN_DEVICE void load_tile(int stage) {
-    const TokenRows<T>* table = token_table(stage);
-    const ptx::SharedAddress k = stage_address(stage);
-    const ptx::SharedAddress v = k + stage_bytes_of_k(Dims);
-    constexpr int most_pieces = k_pieces > v_pieces ? k_pieces : v_pieces;
-    CHUNKATTN_UNROLL_BY(2)
-    for (int i = ptx::thread_index(); i < kv_tile * most_pieces; i += block_threads) {
-      const int token = i / most_pieces;
-      const int piece = i % most_pieces;
-      const TokenRows<T> rows = table[token];
-      const bool valid = rows.v != nullptr;
-      if (k_pieces == most_pieces || piece < k_pieces)
-        ptx::cp_async_16(k + swizzled<k_pieces>(token, piece), rows.k + piece * 8, valid);
-      if (v_pieces == most_pieces || piece < v_pieces)
-        ptx::cp_async_16(v + swizzled<v_pieces>(token, piece), valid ? rows.v + piece * 8 : rows.k,
-                         valid);
-    }
   }
 
   CHUNKATTN_DEVICE void read_query_fragment(int start, int step, std::uint32_t (&fragment)[4]) {
@@ -236,7 +150,7 @@ class TileAttention {
     }
     ptx::barrier();  // taken out, noted
     const int lane = thread % 32;
-    const int* row_len = reinterpret_cast<const int*>(shared_ + Layout::row_len) + row_warp_ * 16;
+    const int* row_len = tables_.rows.len + row_warp_ * 16;
     CHUNKATTN_UNROLL
     for (int half_tile = 0; half_tile < 2; ++half_tile) {
       const int len = row_len[lane / 4 + half_tile * 8];
@@ -273,7 +187,7 @@ class TileAttention {
       else if (ptx::any(add_values<true>(v, s) != 0))
         add_specials(v, position, end);
     } else {
-      if (position + Warps::warp_tokens > min_len_ || position + Warps::warp_tokens > end)
+      if (position + Warps::warp_tokens > range_.min_len || position + Warps::warp_tokens > end)
         mask(position, end, s);
       softmax(s);
       add_values(v, s);
@@ -349,7 +263,7 @@ class TileAttention {
   // Logits of tokens that a row does not see become minus infinity, whatever they were: products
   // with K rows that hold NaN are replaced, not multiplied by zero.
   CHUNKATTN_DEVICE void mask(int position, int end, Scores& s) {
-    const int* row_len = reinterpret_cast<const int*>(shared_ + Layout::row_len) + row_warp_ * 16;
+    const int* row_len = tables_.rows.len + row_warp_ * 16;
     CHUNKATTN_UNROLL
     for (int half_tile = 0; half_tile < 2; ++half_tile) {
       const int len = row_len[lane_ / 4 + half_tile * 8];
@@ -363,11 +277,9 @@ class TileAttention {
 
   // This lane's part of 16 rows and one warp's tokens, as the variant sees it.
   CHUNKATTN_DEVICE auto variant_tile(int position, int end) {
-    const int* row_len = reinterpret_cast<const int*>(shared_ + Layout::row_len);
-    const int* row_index = reinterpret_cast<const int*>(shared_ + Layout::row_index);
-    return VariantTile<T, V, Warps::warp_tokens>(args_, row_len + row_warp_ * 16,
-                                                 row_index + row_warp_ * 16, ptx::opaque(lane_),
-                                                 position, end);
+    return VariantTile<T, V, Warps::warp_tokens>(args_, tables_.rows.len + row_warp_ * 16,
+                                                 tables_.rows.index + row_warp_ * 16,
+                                                 ptx::opaque(lane_), position, end);
   }
 
   // Brings outputs and sums to the new maxima.
@@ -459,34 +371,12 @@ class TileAttention {
     }
   }
 
-  CHUNKATTN_DEVICE void store_accumulators() {
-    constexpr int columns = Warps::warp_columns;
-    const int warp = ptx::thread_index() / 32;
-    float* accumulator = reinterpret_cast<float*>(shared_ + Layout::stages) + warp * 16 * columns;
-    SoftmaxState* stats = reinterpret_cast<SoftmaxState*>(shared_ + Layout::stats) + warp * 16;
-    CHUNKATTN_UNROLL
-    for (int half_tile = 0; half_tile < 2; ++half_tile) {
-      const int row = lane_ / 4 + half_tile * 8;
-      float sum = sum_[half_tile];
-      for (int mask = 1; mask <= 2; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
-      if (row_warp_ * 16 + row >= task_.row_count) continue;  // nobody reads it
-      if (lane_ % 4 == 0) stats[row] = {scaled_max(half_tile), sum};
-      CHUNKATTN_UNROLL
-      for (int n = 0; n < columns / 8; ++n)
-        *reinterpret_cast<Float2*>(accumulator + row * columns +
-                                   accumulator_column(columns, row, n * 8 + lane_ % 4 * 2)) = {
-            out_[n][half_tile * 2], out_[n][half_tile * 2 + 1]};
-    }
-  }
-
   const AttentionArguments<T, V>& args_;
-  const Task& task_;
-  int kv_head_;
+  Feed& feed_;
+  const TileTables& tables_;
   unsigned char* shared_;
-  PieceCursor cursor_;
+  const TileRange range_;  // in registers, all but what is hidden
   int lane_ = 0, row_warp_ = 0, column_warp_ = 0, kv_warp_ = 0;
-  int min_len_ = 0;
-  std::conditional_t<Variant::skips_keys, HiddenTiles, NoTerm> hidden_;
   std::uint32_t query_[q_in_registers ? k_steps : 1][4];
   float out_[Warps::warp_columns / 8][4] = {};
   float max_[2] = {empty_max, empty_max};  // of q k, not scaled

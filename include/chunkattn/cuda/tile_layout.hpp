@@ -116,32 +116,48 @@ struct WarpLayout {
   static_assert(warp_tokens % 16 == 0 && warp_columns % 16 == 0);
 };
 
-/// Offsets into the dynamic shared memory of the attention kernels, in bytes.
-///
-/// After the loop the stages are reused for the warps' accumulators: 4 warps x 16 rows x
-/// warp_columns floats, at most one stage for head_dim <= 128 and two for 256.
-template <HeadDims Dims>
-struct SharedLayout {
-  static constexpr int token_table = 0;  // [max_stages][kv_tile] pairs of pointers
-  static constexpr int row_len = token_table + max_stages(Dims) * kv_tile_tokens(Dims) * 16;
-  static constexpr int row_index = row_len + max_tile_rows * 4;      // int
-  static constexpr int row_partial = row_index + max_tile_rows * 4;  // int
-  static constexpr int stats = row_partial + max_tile_rows * 4;      // [4 warps][16] {max, sum}
-  static constexpr int tasks = stats + block_warps * 16 * 8;         // this Task and the next
-  static constexpr int tickets = tasks + 2 * 48;                     // ints
-  static constexpr int missing = tickets + 2 * 4;                    // int
-  static constexpr int q = (missing + 4 + 127) / 128 * 128;          // [64][Dims.k]
-  static constexpr int stages = q + max_tile_rows * Dims.k * 2;
-  static constexpr int total(int num_stages) noexcept {
-    return stages + num_stages * stage_bytes(Dims);
-  }
-  static_assert(block_warps * 16 * Dims.v * 4 <= min_stages * stage_bytes(Dims));
+/// What the rows of a tile are. Rows past a task's row_count see everything, so that they never
+/// force the masked path; their queries are zeros and their results are dropped.
+struct RowTable {
+  std::int32_t len[max_tile_rows];    ///< a row sees the positions below
+  std::int32_t index[max_tile_rows];  ///< line of q and out; -1: no row
 };
 
+/// Bytes of TileTables (tile_feed.cuh) and LaunchState (run_tasks.cuh).
+inline constexpr int table_bytes = int{sizeof(RowTable)} + 8 * 4;
+inline constexpr int launch_bytes = 4 * 4;
+
+/// Offsets into the dynamic shared memory of the attention kernels, in bytes. What a task is made
+/// of stands there twice or three times: the next one's is made while one runs.
+///
+/// After the loop the first stages are used for the warps' accumulators: 4 warps x 16 rows x
+/// warp_columns floats. The first K/V of the next task goes into the others.
+template <HeadDims Dims>
+struct SharedLayout {
+  static constexpr int tables = 0;                            // this task's TileTables, the next's
+  static constexpr int stats = tables + 2 * table_bytes;      // [4 warps][16] {max, sum}
+  static constexpr int tasks = stats + block_warps * 16 * 8;  // this Task and the next two
+  static constexpr int tickets = tasks + 3 * 48;              // ints, likewise
+  static constexpr int launch = tickets + 3 * 4;              // LaunchState
+  static constexpr int q = (launch + launch_bytes + 127) / 128 * 128;  // [64][Dims.k]
+  static constexpr int stages = q + max_tile_rows * Dims.k * 2;
+  /// [num_stages][kv_tile] pairs of pointers, behind the stages.
+  CHUNKATTN_HD static constexpr int token_tables(int num_stages) noexcept {
+    return stages + num_stages * stage_bytes(Dims);
+  }
+  static constexpr int total(int num_stages) noexcept {
+    return token_tables(num_stages) + num_stages * kv_tile_tokens(Dims) * 16;
+  }
+  static constexpr int accumulator_stages =
+      (block_warps * 16 * Dims.v * 4 + stage_bytes(Dims) - 1) / stage_bytes(Dims);
+  static_assert(accumulator_stages <= min_stages);
+};
+
+/// Dynamic shared memory of a block, in bytes.
 constexpr int shared_bytes(HeadDims dims, int num_stages) noexcept {
-  const int tables = max_stages(dims) * kv_tile_tokens(dims) * 16 + 3 * max_tile_rows * 4 +
-                     block_warps * 16 * 8 + 2 * 48 + 3 * 4;
-  return (tables + 127) / 128 * 128 + max_tile_rows * dims.k * 2 + num_stages * stage_bytes(dims);
+  const int tables = 2 * table_bytes + block_warps * 16 * 8 + 3 * 48 + 3 * 4 + launch_bytes;
+  return (tables + 127) / 128 * 128 + max_tile_rows * dims.k * 2 +
+         num_stages * (stage_bytes(dims) + kv_tile_tokens(dims) * 16);
 }
 static_assert(shared_bytes(128, 3) == SharedLayout<128>::total(3));
 static_assert(shared_bytes(256, 2) == SharedLayout<256>::total(2));

@@ -1,0 +1,204 @@
+// What a task is made of, on its way into shared memory: what its rows are and see, where its K/V
+// rows lie, then queries, K and V.
+//
+// The tables of a task are made while the one before it still waits for its last K/V, and its first
+// copies begin when that one has no more products to make. So this is not part of the loop over a
+// task (tile_attention.cuh), and outlives it.
+#pragma once
+
+#include "piece_cursor.cuh"
+#include "variant_tile.cuh"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace cuda_detail {
+
+/// The part of a task's range that its rows see, in KV tiles.
+struct TileRange {
+  int begin;           ///< first position
+  int end;             ///< nobody in the tile sees this position or a later one
+  int min_len;         ///< everyone sees what lies below
+  int num_tiles;       ///< to stream
+  HiddenTiles hidden;  ///< left out among them
+};
+
+/// What a task keeps in shared memory from one task before it on.
+struct alignas(16) TileTables {
+  RowTable rows;
+  TileRange range;
+  int kv_head;
+};
+static_assert(sizeof(TileTables) == table_bytes);
+
+/// Feeds a block with one task after the other.
+template <class T, HeadDims Dims, class V>
+class TileFeed {
+  using Variant = VariantTerms<V>;
+  using Layout = SharedLayout<Dims>;
+  static constexpr int kv_tile = kv_tile_tokens(Dims);
+  static constexpr int k_pieces = Dims.k / 8;  // of 16 bytes
+  static constexpr int v_pieces = Dims.v / 8;
+
+ public:
+  CHUNKATTN_DEVICE TileFeed(const AttentionArguments<T, V>& args, unsigned char* shared)
+      : args_(args), shared_(shared), cursor_(args.plan) {}
+
+  /// Goes to the next task: fills its RowTable, while other tables are in use.
+  CHUNKATTN_DEVICE void make_row_table(TileTables& tables, const Task& task, int kv_head) {
+    end_ = end_of_range(task);
+    if (ptx::thread_index() == 0) tables.kv_head = kv_head;
+    RowTable& table = tables.rows;
+    const int num_qo_heads = args_.num_kv_heads * args_.group;
+    for (int i = ptx::thread_index(); i < task.tile_rows; i += block_threads) {
+      const bool valid = i < task.row_count;
+      const int packed = task.row_begin + (valid ? i : 0);
+      const int row = packed / args_.group;
+      const int head = kv_head * args_.group + packed % args_.group;
+      table.len[i] = valid ? args_.plan.row_kv_len[row] : open_end;
+      table.index[i] = valid ? args_.plan.row_token[row] * num_qo_heads + head : -1;
+    }
+  }
+  /// Behind a barrier: its range, and where the rows of its first `num_stages` tiles lie. Nothing
+  /// of the task before may be loaded any more.
+  CHUNKATTN_DEVICE void make_token_tables(TileTables& tables, const Task& task) {
+    const TileRange range = find_range(tables.rows, task);
+    if (ptx::thread_index() == 0) tables.range = range;
+    cursor_.restart(task.segment);
+    if (range.num_tiles == 0) return;
+    CHUNKATTN_UNROLL_BY(1)
+    for (int tile = 0; tile < args_.num_stages; ++tile)
+      make_token_table(tables, range.begin + tile * kv_tile + hidden_before(range, tile),
+                       stage_of(tile), range.end);
+  }
+
+  /// Behind another one: begins to copy the queries, and as many tiles as have stages which the
+  /// accumulators of the task before leave alone.
+  CHUNKATTN_DEVICE void load_ahead(const TileTables& tables, const Task& task) {
+    const int num_tiles = tables.range.num_tiles;
+    if (num_tiles > 0) load_queries(tables.rows, task.tile_rows);  // they join the first group
+    load_tiles(0, tiles_ahead(), num_tiles);
+  }
+  /// Behind the barrier after which those are read: the other tiles of the first round but one.
+  CHUNKATTN_DEVICE void load_rest(int num_tiles) {
+    load_tiles(tiles_ahead(), args_.num_stages - 1, num_tiles);
+  }
+  /// Groups of copies that load_ahead() leaves under way.
+  CHUNKATTN_DEVICE int tiles_ahead() const { return args_.num_stages - Layout::accumulator_stages; }
+
+  /// Positions that are left out before tile number `tile`.
+  CHUNKATTN_DEVICE static int hidden_before(const TileRange& range, int tile) {
+    if constexpr (Variant::skips_keys) return range.hidden.before(tile);
+    return 0;
+  }
+
+  /// Where the task's first tile lies, the others follow. The accumulators take stage 0.
+  CHUNKATTN_DEVICE int first_stage() const { return stage_of(0); }
+
+  /// Where the rows of a tile lie: one token per thread, the ring of tables one round ahead of the
+  /// copies that use it. Positions only grow.
+  CHUNKATTN_DEVICE void make_token_table(const TileTables& tables, int tile_begin, int stage,
+                                         int end) {
+    const int token = ptx::thread_index();
+    if (token >= kv_tile) return;
+    const int position = tile_begin + token;
+    TokenRows<T> rows{args_.q, nullptr};  // any valid address: it is not read
+    if (position < end) {
+      const Piece& piece = cursor_.seek(position);
+      const int offset = piece.begin + position - piece.position;
+      rows.k = args_.kv.k_row(piece.slot, tables.kv_head, offset);
+      rows.v = Dims.k == Dims.v ? args_.kv.v_row_as_k(piece.slot, tables.kv_head, offset)
+                                : args_.kv.v_row(piece.slot, tables.kv_head, offset);
+    }
+    token_table(stage)[token] = rows;
+  }
+
+  CHUNKATTN_DEVICE void load_tile(int stage) {
+    const TokenRows<T>* table = token_table(stage);
+    const ptx::SharedAddress k =
+        ptx::shared_address(shared_ + Layout::stages) + stage * stage_bytes(Dims);
+    const ptx::SharedAddress v = k + stage_bytes_of_k(Dims);
+    constexpr int most_pieces = k_pieces > v_pieces ? k_pieces : v_pieces;
+    CHUNKATTN_UNROLL_BY(2)
+    for (int i = ptx::thread_index(); i < kv_tile * most_pieces; i += block_threads) {
+      const int token = i / most_pieces;
+      const int piece = i % most_pieces;
+      const TokenRows<T> rows = table[token];
+      const bool valid = rows.v != nullptr;
+      if (k_pieces == most_pieces || piece < k_pieces)
+        ptx::cp_async_16(k + swizzled<k_pieces>(token, piece), rows.k + piece * 8, valid);
+      if (v_pieces == most_pieces || piece < v_pieces)
+        ptx::cp_async_16(v + swizzled<v_pieces>(token, piece), valid ? rows.v + piece * 8 : rows.k,
+                         valid);
+    }
+  }
+
+ private:
+  CHUNKATTN_DEVICE int end_of_range(const Task& task) const {
+    if (task.segment < 0) return task.position_begin;
+    const Segment& last = args_.plan.segments[task.segment];
+    const int end = last.position + last.length;
+    return task.position_end < end ? task.position_end : end;
+  }
+
+  CHUNKATTN_DEVICE TileRange find_range(const RowTable& rows, const Task& task) const {
+    const int* row_len = rows.len;
+    int most = 0;
+    int least = open_end;
+    for (int i = ptx::thread_index() % 32; i < task.row_count; i += 32) {
+      most = row_len[i] > most ? row_len[i] : most;
+      least = row_len[i] < least ? row_len[i] : least;
+    }
+    for (int mask = 16; mask > 0; mask /= 2) {
+      const int other_most = ptx::shuffle_xor(most, mask);
+      const int other_least = ptx::shuffle_xor(least, mask);
+      most = other_most > most ? other_most : most;
+      least = other_least < least ? other_least : least;
+    }
+    TileRange range{task.position_begin, most < end_ ? most : end_, least, 0, {}};
+    if (range.end <= range.begin) return range;
+    range.num_tiles = (range.end - range.begin + kv_tile - 1) / kv_tile;
+    if constexpr (Variant::skips_keys)
+      range.num_tiles -= range.hidden.find(args_.variant.skipping, row_len, task.row_count,
+                                           range.begin, range.end, kv_tile);
+    return range;
+  }
+
+  CHUNKATTN_DEVICE void load_queries(const RowTable& rows, int tile_rows) {
+    const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::q);
+    CHUNKATTN_UNROLL_BY(1)
+    for (int i = ptx::thread_index(); i < tile_rows * k_pieces; i += block_threads) {
+      const int row = i / k_pieces;
+      const int piece = i % k_pieces;
+      const int line = rows.index[row];
+      const T* source = args_.q + (line < 0 ? 0 : static_cast<std::int64_t>(line) * Dims.k);
+      ptx::cp_async_16(q + swizzled<k_pieces>(row, piece), source + piece * 8, line >= 0);
+    }
+  }
+
+  // A group for each tile, whether there is such a tile or not.
+  CHUNKATTN_DEVICE void load_tiles(int first, int last, int num_tiles) {
+    CHUNKATTN_UNROLL_BY(1)
+    for (int tile = first; tile < last; ++tile) {
+      if (tile < num_tiles) load_tile(stage_of(tile));
+      ptx::cp_async_commit();
+    }
+  }
+
+  // The first stage is the first one that no accumulators take, if there is any.
+  CHUNKATTN_DEVICE int stage_of(int tile) const {
+    const int stage = Layout::accumulator_stages + tile;
+    return stage < args_.num_stages ? stage : stage - args_.num_stages;
+  }
+
+  CHUNKATTN_DEVICE TokenRows<T>* token_table(int stage) const {
+    return reinterpret_cast<TokenRows<T>*>(shared_ + Layout::token_tables(args_.num_stages)) +
+           stage * kv_tile;
+  }
+
+  const AttentionArguments<T, V>& args_;
+  unsigned char* shared_;
+  PieceCursor cursor_;
+  int end_ = 0;  // of the task's range, whatever rows see
+};
+
+}  // namespace cuda_detail
+CHUNKATTN_NAMESPACE_END
