@@ -49,6 +49,7 @@ struct CostModel {
     const std::int64_t flops = bytes * tile_rows;
     return std::max(bytes * kib / 1024, flops * ps_per_mflop / 1000000);
   }
+  /// The same while all blocks stream.
   [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows,
                                                  cuda_detail::HeadDims dims) const noexcept {
     return stream_ps(tokens, tile_rows, dims, ps_per_kib);

@@ -32,6 +32,7 @@ struct Geometry {
   [[nodiscard]] constexpr std::int32_t group() const noexcept {
     return num_qo_heads / num_kv_heads;
   }
+  /// Elements of K and of V.
   [[nodiscard]] constexpr cuda_detail::HeadDims dims() const noexcept {
     return {head_dim, value_dim != 0 ? value_dim : head_dim};
   }
