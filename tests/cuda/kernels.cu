@@ -6,8 +6,7 @@
 using chunkattn::ELEMENT;
 namespace cuda_detail = chunkattn::cuda_detail;
 
-template __global__ void
-cuda_detail::attention_kernel<ELEMENT, cuda_detail::HeadDims{HEAD_DIM, VALUE_DIM}>(
+template __global__ void cuda_detail::attention_kernel<ELEMENT, HEAD_DIM, VALUE_DIM>(
     const cuda_detail::AttentionArguments<ELEMENT>);
 template __global__ void cuda_detail::write_kernel<ELEMENT, ELEMENT>(
     const cuda_detail::WriteArguments<ELEMENT, ELEMENT>);

@@ -14,10 +14,9 @@ struct OddRows {
   CHUNKATTN_HD bool operator()(Place at) const { return at.row % 2 == 1 || at.key < at.head; }
 };
 
-constexpr cuda_detail::HeadDims dims{HEAD_DIM, VALUE_DIM};
-
-#define INSTANTIATE(...)                                                              \
-  template __global__ void cuda_detail::attention_kernel<ELEMENT, dims, __VA_ARGS__>( \
+#define INSTANTIATE(...)                                                    \
+  template __global__ void                                                  \
+  cuda_detail::attention_kernel<ELEMENT, HEAD_DIM, VALUE_DIM, __VA_ARGS__>( \
       const cuda_detail::AttentionArguments<ELEMENT, __VA_ARGS__>)
 
 INSTANTIATE(SoftCap);

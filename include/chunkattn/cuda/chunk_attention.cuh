@@ -273,6 +273,9 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
   [[nodiscard]] int num_blocks() const noexcept { return num_sms_ * occupancy_.blocks_per_sm; }
 
  private:
+  template <class T>
+  using Kernels = cuda_detail::KernelTable<T, HeadDim, ValueDim>;
+
   static CudaOptions checked(CudaOptions options) {
     options.sm_scale = detail::resolved_sm_scale(options.sm_scale, HeadDim);
     const CostModel& model = options.model;
@@ -391,7 +394,7 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
     if constexpr (std::is_same_v<V, Plain>) {
       return kernels<T>().attention;
     } else {
-      const auto kernel = cuda_detail::attention_kernel_address<T, dims, V>();
+      const auto kernel = cuda_detail::attention_kernel_address<T, HeadDim, ValueDim, V>();
       const auto* const address = reinterpret_cast<const void*>(kernel);
       if (std::find(loaded_.begin(), loaded_.end(), address) == loaded_.end()) {
         if (capturing)
@@ -409,7 +412,7 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
 
   template <class T>
   [[nodiscard]] auto& kernels() const noexcept {
-    return std::get<cuda_detail::KernelTable<T, dims>>(kernels_);
+    return std::get<Kernels<T>>(kernels_);
   }
 
   [[nodiscard]] int small_grid(std::int64_t blocks) const noexcept {
@@ -421,8 +424,7 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
   CudaOptions options_;
   int num_sms_ = 0;
   cuda_detail::Occupancy occupancy_;
-  std::tuple<cuda_detail::KernelTable<half, dims>, cuda_detail::KernelTable<bfloat16, dims>>
-      kernels_;
+  std::tuple<Kernels<half>, Kernels<bfloat16>> kernels_;
   std::vector<const void*> loaded_;  // kernels of variants
   cuda_detail::CallChecks checks_;
   cuda_detail::DeviceMemory own_;

@@ -14,9 +14,9 @@ CHUNKATTN_NAMESPACE_BEGIN
 namespace cuda_detail {
 
 /// Host addresses of the kernels for K/V of T.
-template <class T, HeadDims Dims>
+template <class T, int HeadDim, int ValueDim>
 struct KernelTable {
-  void (*attention)(AttentionArguments<T>) = &attention_kernel<T, Dims>;
+  void (*attention)(AttentionArguments<T>) = &attention_kernel<T, HeadDim, ValueDim>;
   void (*write)(WriteArguments<T, T>) = &write_kernel<T, T>;
   void (*write_floats)(WriteArguments<T, float>) = &write_kernel<T, float>;
   void (*copy_rows)(CopyArguments<T>) = &copy_rows_kernel<T>;
@@ -34,9 +34,9 @@ struct KernelTable {
 
 /// Host address of the attention kernel of a variant. Not inlined, so that all translation units
 /// that call it for one variant get the same.
-template <class T, HeadDims Dims, class V>
+template <class T, int HeadDim, int ValueDim, class V>
 [[gnu::noinline]] auto attention_kernel_address() {
-  return &attention_kernel<T, Dims, V>;
+  return &attention_kernel<T, HeadDim, ValueDim, V>;
 }
 
 }  // namespace cuda_detail

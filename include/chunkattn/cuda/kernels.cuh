@@ -13,11 +13,12 @@ namespace cuda_detail {
 /// paged kernel.
 ///
 /// V: what is done to logits besides (attention/variant.hpp). Compiled for the variants alone that
-/// somebody calls run() with.
-template <class T, HeadDims Dims, class V = Plain>
-CHUNKATTN_KERNEL CHUNKATTN_LAUNCH_BOUNDS(block_threads, wanted_blocks(Dims))
+/// somebody calls run() with. (Two numbers, not HeadDims: nvcc 13.0 cannot write the host side of a
+/// kernel with an argument of a class.)
+template <class T, int HeadDim, int ValueDim, class V = Plain>
+CHUNKATTN_KERNEL CHUNKATTN_LAUNCH_BOUNDS(block_threads, wanted_blocks(HeadDims{HeadDim, ValueDim}))
     attention_kernel(const AttentionArguments<T, V> args) {
-  run_tasks<T, Dims>(args);
+  run_tasks<T, HeadDims{HeadDim, ValueDim}>(args);
 }
 
 }  // namespace cuda_detail

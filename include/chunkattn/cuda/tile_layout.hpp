@@ -18,9 +18,10 @@ inline constexpr int min_stages = 2;
 struct HeadDims {
   int k;
   int v;
-  constexpr HeadDims(int k_dim, int v_dim) noexcept : k(k_dim), v(v_dim) {}
+  CHUNKATTN_HD constexpr HeadDims(int k_dim, int v_dim) noexcept : k(k_dim), v(v_dim) {}
   /// As many of each.
-  constexpr HeadDims(int dim) noexcept : HeadDims(dim, dim) {}  // NOLINT: 128 says it all
+  CHUNKATTN_HD constexpr HeadDims(int dim) noexcept
+      : HeadDims(dim, dim) {}  // NOLINT: 128 says it all
 };
 
 /// What the kernels are built for. 16 serves tiny models (zero-padded) and tests. Beyond 128 two
