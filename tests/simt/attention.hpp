@@ -91,7 +91,7 @@ StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView
   call.num_stages = num_stages;
   if (sm_scale == 0) sm_scale = 1.0f / std::sqrt(static_cast<float>(Dims.k));
   const AttentionArguments<T, V> args = with_variant(call, variant, sm_scale);
-  const auto shared = static_cast<std::size_t>(SharedLayout<Dims>::total(num_stages));
+  const auto shared = static_cast<std::size_t>(shared_bytes(Dims, num_stages));
   launch(grid, block_threads, shared, [&] { attention_kernel<T, Dims.k, Dims.v, V>(args); });
   const T* written = reinterpret_cast<const T*>(out.data());
   result.out.assign(written, written + lines * Dims.v);

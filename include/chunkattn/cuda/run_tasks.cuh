@@ -29,17 +29,15 @@ static_assert(sizeof(LaunchState) == launch_bytes);
 
 /// The tasks of a block: the one it works on, the next one, and the one after it, which is fetched
 /// meanwhile. Its last thread does the fetching: it has nothing to do while token tables are made.
-template <class T, HeadDims Dims>
+template <class T>
 class TaskQueue {
-  using Layout = SharedLayout<Dims>;
-
  public:
   CHUNKATTN_DEVICE TaskQueue(const CallArguments<T>& args, unsigned char* shared)
       : args_(args),
-        tasks_(reinterpret_cast<Task*>(shared + Layout::tasks)),
-        tickets_(reinterpret_cast<int*>(shared + Layout::tickets)),
-        tables_(reinterpret_cast<TileTables*>(shared + Layout::tables)),
-        launch_(*reinterpret_cast<LaunchState*>(shared + Layout::launch)) {}
+        tasks_(reinterpret_cast<Task*>(shared + SharedTables::tasks)),
+        tickets_(reinterpret_cast<int*>(shared + SharedTables::tickets)),
+        tables_(reinterpret_cast<TileTables*>(shared + SharedTables::tables)),
+        launch_(*reinterpret_cast<LaunchState*>(shared + SharedTables::launch)) {}
 
   /// The task that the block works on, if there is one. Both hold from advance() on.
   CHUNKATTN_DEVICE bool has_task() const { return tickets_[slot(0)] < launch_.num_items; }
@@ -93,13 +91,13 @@ class TaskQueue {
 };
 
 /// The partial results that a sequence-first task merges: are they there?
-template <class T, HeadDims Dims>
+template <class T>
 class PartialsWait {
   // Threads that do nothing else while token tables are made.
   static constexpr int first_thread = block_threads / 2;
 
  public:
-  CHUNKATTN_DEVICE PartialsWait(const CallArguments<T>& args, const TaskQueue<T, Dims>& queue,
+  CHUNKATTN_DEVICE PartialsWait(const CallArguments<T>& args, const TaskQueue<T>& queue,
                                 LaunchState& launch)
       : args_(args), queue_(queue), launch_(launch) {}
 
@@ -142,7 +140,7 @@ class PartialsWait {
   }
 
   const CallArguments<T>& args_;
-  const TaskQueue<T, Dims>& queue_;
+  const TaskQueue<T>& queue_;
   LaunchState& launch_;
 };
 
@@ -158,7 +156,7 @@ CHUNKATTN_DEVICE void publish_partials(const CallArguments<T>& args, const Task&
 /// What comes before a task's first copies, while all K/V of the task before is on its way: the
 /// tables of the next task, and the fetching of the one after it.
 template <class T, HeadDims Dims, class V>
-CHUNKATTN_DEVICE void look_ahead(TaskQueue<T, Dims>& queue, TileFeed<T, Dims, V>& feed) {
+CHUNKATTN_DEVICE void look_ahead(TaskQueue<T>& queue, TileFeed<T, Dims, V>& feed) {
   const bool more = queue.has_next();
   queue.draw();
   if (more) feed.make_row_table(queue.next_tables(), queue.next_task(), queue.next_kv_head());
@@ -169,19 +167,19 @@ CHUNKATTN_DEVICE void look_ahead(TaskQueue<T, Dims>& queue, TileFeed<T, Dims, V>
 
 /// The next task's first copies, once the task before has made its products.
 template <class T, HeadDims Dims, class V>
-CHUNKATTN_DEVICE void load_ahead(const TaskQueue<T, Dims>& queue, TileFeed<T, Dims, V>& feed) {
+CHUNKATTN_DEVICE void load_ahead(const TaskQueue<T>& queue, TileFeed<T, Dims, V>& feed) {
   ptx::barrier();          // stages and queries are used up; the next task's tables are made
   ptx::cp_async_commit();  // the task after that, unless it went with a tile
   if (queue.has_next()) feed.load_ahead(queue.next_tables(), queue.next_task());
 }
 
 template <class T, HeadDims Dims, int TileRows, class V>
-CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T, Dims>& queue,
+CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T>& queue,
                                TileFeed<T, Dims, V>& feed, LaunchState& launch,
                                unsigned char* shared) {
   const Task& task = queue.task();
   const TileTables& tables = queue.tables();
-  PartialsWait<T, Dims> partials(args, queue, launch);
+  PartialsWait<T> partials(args, queue, launch);
   TileAttention<T, Dims, TileRows, V> tile(args, feed, tables, shared);
   tile.run([&] {
     look_ahead(queue, feed);
@@ -204,8 +202,8 @@ template <class T, HeadDims Dims, class V>
 CHUNKATTN_DEVICE void run_tasks(const AttentionArguments<T, V>& args) {
   unsigned char* shared = ptx::dynamic_shared();
   Counters& counters = *args.plan.counters;
-  LaunchState& launch = *reinterpret_cast<LaunchState*>(shared + SharedLayout<Dims>::launch);
-  TaskQueue<T, Dims> queue(args, shared);
+  LaunchState& launch = *reinterpret_cast<LaunchState*>(shared + SharedTables::launch);
+  TaskQueue<T> queue(args, shared);
   TileFeed<T, Dims, V> feed(args, shared);
   if (queue.is_last_thread()) {
     const PlanHeader& header = *args.plan.header;

@@ -56,13 +56,22 @@ constexpr int merge_rows(int value_dim) noexcept {
   return rows < 1 ? 1 : rows > 16 ? 16 : rows;
 }
 
-/// Bytes of K in one stage, 16-bit elements; V follows.
+/// Bytes of a tile's queries, 16-bit elements.
+CHUNKATTN_HD constexpr int query_bytes(HeadDims dims) noexcept {
+  return max_tile_rows * dims.k * 2;
+}
+/// Bytes of K in one stage; V follows.
 CHUNKATTN_HD constexpr int stage_bytes_of_k(HeadDims dims) noexcept {
   return kv_tile_tokens(dims) * dims.k * 2;
 }
 /// Bytes of one stage: K and V of a tile.
 CHUNKATTN_HD constexpr int stage_bytes(HeadDims dims) noexcept {
   return kv_tile_tokens(dims) * (dims.k + dims.v) * 2;
+}
+
+/// Bytes of the addresses of these rows: a pair of pointers for each token.
+constexpr int token_table_bytes(HeadDims dims) noexcept {
+  return kv_tile_tokens(dims) * 16;
 }
 
 /// Which 16-byte piece of row `row` holds the logical piece `chunk`, so that the 8 rows that one
@@ -128,26 +137,27 @@ struct RowTable {
 inline constexpr int table_bytes = int{sizeof(RowTable)} + 8 * 4;
 inline constexpr int launch_bytes = 4 * 4;
 
-/// Offsets into the dynamic shared memory of the attention kernels, in bytes. What a task is made
-/// of stands there twice or three times: the next one's is made while one runs.
-///
-/// After the loop the first stages are used for the warps' accumulators: 4 warps x 16 rows x
-/// warp_columns floats. The first K/V of the next task goes into the others.
-template <HeadDims Dims>
-struct SharedLayout {
+/// Offsets into the dynamic shared memory of the attention kernels, in bytes: what lies there
+/// whatever the head dimensions. What a task is made of stands twice or three times: the next one's
+/// is made while one runs.
+struct SharedTables {
   static constexpr int tables = 0;                            // this task's TileTables, the next's
   static constexpr int stats = tables + 2 * table_bytes;      // [4 warps][16] {max, sum}
   static constexpr int tasks = stats + block_warps * 16 * 8;  // this Task and the next two
   static constexpr int tickets = tasks + 3 * 48;              // ints, likewise
   static constexpr int launch = tickets + 3 * 4;              // LaunchState
-  static constexpr int q = (launch + launch_bytes + 127) / 128 * 128;  // [64][Dims.k]
-  static constexpr int stages = q + max_tile_rows * Dims.k * 2;
-  /// [num_stages][kv_tile] pairs of pointers, behind the stages.
+  static constexpr int q = (launch + launch_bytes + 127) / 128 * 128;
+};
+
+/// The queries of a tile, [64][k], the stages, and for each of these a table of its tokens follow.
+///
+/// After the loop the first stages are used for the warps' accumulators: 4 warps x 16 rows x
+/// warp_columns floats. The first K/V of the next task goes into the others.
+template <HeadDims Dims>
+struct SharedLayout : SharedTables {
+  static constexpr int stages = q + query_bytes(Dims);
   CHUNKATTN_HD static constexpr int token_tables(int num_stages) noexcept {
     return stages + num_stages * stage_bytes(Dims);
-  }
-  static constexpr int total(int num_stages) noexcept {
-    return token_tables(num_stages) + num_stages * kv_tile_tokens(Dims) * 16;
   }
   static constexpr int accumulator_stages =
       (block_warps * 16 * Dims.v * 4 + stage_bytes(Dims) - 1) / stage_bytes(Dims);
@@ -156,12 +166,9 @@ struct SharedLayout {
 
 /// Dynamic shared memory of a block, in bytes.
 constexpr int shared_bytes(HeadDims dims, int num_stages) noexcept {
-  const int tables = 2 * table_bytes + block_warps * 16 * 8 + 3 * 48 + 3 * 4 + launch_bytes;
-  return (tables + 127) / 128 * 128 + max_tile_rows * dims.k * 2 +
-         num_stages * (stage_bytes(dims) + kv_tile_tokens(dims) * 16);
+  return SharedTables::q + query_bytes(dims) +
+         num_stages * (stage_bytes(dims) + token_table_bytes(dims));
 }
-static_assert(shared_bytes(128, 3) == SharedLayout<128>::total(3));
-static_assert(shared_bytes(256, 2) == SharedLayout<256>::total(2));
 
 /// Stages and blocks per multiprocessor for a device's shared memory.
 struct Occupancy {
