@@ -73,7 +73,7 @@ struct PlanMemory {
   Counters* counters;
   std::uint32_t* flags;  ///< [chunk-first task][KV head]: the launch that last wrote its partials
   float* partial_out;    ///< [partial][value_dim], normalised
-  float* partial_lse;    ///< [partial], base 2; at most empty_lse2: empty
+  float* partial_lse;    ///< [partial], base 2; at most empty_max2: empty
 };
 
 }  // namespace cuda_detail

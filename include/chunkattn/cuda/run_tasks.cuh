@@ -18,7 +18,7 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace cuda_detail {
 
-/// What holds for all tasks of a launch, in shared memory: registers are for products.
+/// What a block knows of its launch, in shared memory: registers are for products.
 struct LaunchState {
   std::uint32_t number;  ///< counts launches; flags are compared with it
   int num_chunk_first;   ///< (task, KV head) pairs that wait for nobody
@@ -39,7 +39,7 @@ class TaskQueue {
         tables_(reinterpret_cast<TileTables*>(shared + SharedTables::tables)),
         launch_(*reinterpret_cast<LaunchState*>(shared + SharedTables::launch)) {}
 
-  /// The task that the block works on, if there is one. Both hold from advance() on.
+  /// The task that the block works on, if there is one.
   CHUNKATTN_DEVICE bool has_task() const { return tickets_[slot(0)] < launch_.num_items; }
   CHUNKATTN_DEVICE const Task& task() const { return tasks_[slot(0)]; }
   CHUNKATTN_DEVICE TileTables& tables() const { return tables_[count_ % 2]; }
@@ -70,8 +70,8 @@ class TaskQueue {
     for (int i = 0; i < static_cast<int>(sizeof(Task)); i += 16)
       ptx::cp_async_16(to + i, from + i, true);
   }
-  /// Goes to the next task, when all but the last `pending` groups of copies have landed, among
-  /// them the one after it.
+  /// Goes to the next task, when all but the last `pending` groups of copies have landed; the task
+  /// after it is among those that have.
   CHUNKATTN_DEVICE void advance(int pending) {
     ++count_;
     ptx::cp_async_wait(pending);
@@ -86,7 +86,7 @@ class TaskQueue {
   int* tickets_;        // [3]
   TileTables* tables_;  // [2]
   const LaunchState& launch_;
-  unsigned count_ = 0;  // of tasks, and two
+  unsigned count_ = 0;  // of advances: two lead to the first task
   int drawn_ = 0;
 };
 

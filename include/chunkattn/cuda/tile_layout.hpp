@@ -38,8 +38,7 @@ CHUNKATTN_HD constexpr int kv_tile_tokens(HeadDims dims) noexcept {
   return dims.k <= 128 ? 64 : 32;
 }
 
-/// The deepest ring: at 256 elements each one stage less, so that two fit beside its tables in 99
-/// KB.
+/// The deepest ring. At 256 elements each, three stages have 64 KB under way, with one block.
 constexpr int max_stages(HeadDims dims) noexcept {
   return dims.k + dims.v < 512 ? 4 : 3;
 }
