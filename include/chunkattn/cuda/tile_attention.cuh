@@ -129,7 +129,7 @@ class TileAttention {
   // that do not see it, and 0 x NaN is NaN: zeros take their place, and the rows that see the first
   // one of a column become NaN there.
   CHUNKATTN_DEVICE void take_out_specials(int stage, int position, int end) {
-    constexpr std::uint32_t exponent = std::is_same_v<T, half> ? 0x7c00u : 0x7f80u;
+    constexpr std::uint32_t exponent = Pair<T>::exponents & 0xffffu;
     const int thread = ptx::opaque(ptx::thread_index());  // nothing of this ahead of the loop
     std::uint32_t* first_specials = reinterpret_cast<std::uint32_t*>(shared_ + Layout::stats);
     if (thread < Dims.v / 2) {  // two columns
