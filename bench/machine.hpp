@@ -13,6 +13,7 @@
 #endif
 
 #include "bench/matrix_rate.hpp"
+#include "bench/median.hpp"
 #include "chunkattn/base/executor.hpp"
 #include "examples/support/huge_buffer.hpp"
 #include "examples/support/machine_limits.hpp"
@@ -23,13 +24,6 @@ using Clock = std::chrono::steady_clock;
 
 inline double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-inline double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
 }
 
 /// Rates that the machine reaches with the threads of a pool.

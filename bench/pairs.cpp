@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <limits>
@@ -208,19 +207,14 @@ void add_windows(std::vector<Pair>& pairs) {
 }
 
 struct Result {
-  double ratio, low, high;  // of the times per flop
-  double seconds[2];        // medians
-  double best[2];           // least
-  double of_peak;           // the first one's part of the fp32 multiply-add rate, median
+  MedianInterval ratio;  // of the times per flop
+  double seconds[2];     // medians
+  double best[2];        // least
+  double of_peak;        // the first one's part of the fp32 multiply-add rate, median
 };
 
-double quantile(const std::vector<double>& sorted, double at) {
-  const double last = static_cast<double>(sorted.size() - 1);
-  return sorted[static_cast<std::size_t>(std::clamp(std::round(at), 0.0, last))];
-}
-
 Result measure(chunkattn::ThreadPool& pool, Step& first, Step& second, int rounds) {
-  std::vector<double> logs, of_peak, seconds[2];
+  std::vector<double> ratios, of_peak, seconds[2];
   std::uint64_t sink = 0;
   Step* const steps[] = {&first, &second};
   for (int round = 0; round < rounds; ++round) {
@@ -231,16 +225,9 @@ Result measure(chunkattn::ThreadPool& pool, Step& first, Step& second, int round
       seconds[which].push_back(seconds_since(start));
     }
     of_peak.push_back(first.flops / seconds[0].back() / examples::fma_rate(pool, 100'000, sink));
-    logs.push_back(std::log(seconds[0].back() / first.flops / seconds[1].back() * second.flops));
+    ratios.push_back(seconds[0].back() / first.flops / seconds[1].back() * second.flops);
   }
-  std::sort(logs.begin(), logs.end());
-  // The order statistics beyond the middle by 1.96 standard deviations of the binomial
-  // distribution: whatever the distribution of the times.
-  const double n = rounds;
-  const double reach = 1.96 * std::sqrt(n) / 2;
-  return {std::exp(quantile(logs, (n - 1) / 2)),
-          std::exp(quantile(logs, (n - 1) / 2 - reach)),
-          std::exp(quantile(logs, (n - 1) / 2 + reach)),
+  return {median_interval(ratios),
           {median(seconds[0]), median(seconds[1])},
           {*std::min_element(seconds[0].begin(), seconds[0].end()),
            *std::min_element(seconds[1].begin(), seconds[1].end())},
@@ -327,9 +314,10 @@ int main(int argc, char** argv) {
     if (!first || !second) continue;  // not built
     const Result r = measure(pool, *first, *second, arguments.rounds);
     std::printf("%-50s %7.3f %7.3f %7.3f %8.2f %8.2f %8.2f %8.2f %7.0f %7.0f %6.0f %%\n",
-                pair.name.c_str(), r.ratio, r.low, r.high, r.seconds[0] * 1e3, r.seconds[1] * 1e3,
-                r.best[0] * 1e3, r.best[1] * 1e3, first->flops / r.seconds[0] * 1e-9,
-                second->flops / r.seconds[1] * 1e-9, r.of_peak * 100);
+                pair.name.c_str(), r.ratio.median, r.ratio.low, r.ratio.high, r.seconds[0] * 1e3,
+                r.seconds[1] * 1e3, r.best[0] * 1e3, r.best[1] * 1e3,
+                first->flops / r.seconds[0] * 1e-9, second->flops / r.seconds[1] * 1e-9,
+                r.of_peak * 100);
     std::fflush(stdout);
   }
 }

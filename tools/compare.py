@@ -65,8 +65,8 @@ def main():
                   "-o", library, BENCH / "steps.cpp"])
         libraries.append(library)
     program = folder / "compare_steps"
-    compile_([arguments.cxx, "-std=c++20", "-O2", f"-I{BENCH}", "-o", program, BENCH / "main.cpp",
-              "-ldl", "-pthread"])
+    compile_([arguments.cxx, "-std=c++20", "-O2", f"-I{ROOT}", f"-I{BENCH}", "-o", program,
+              BENCH / "main.cpp", "-ldl", "-pthread"])
     return subprocess.run([program, *libraries, str(arguments.rounds), arguments.filter]).returncode
 
 

@@ -4,7 +4,6 @@
 // Usage: compare_steps BEFORE.so AFTER.so ROUNDS [substring of the cases]
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -17,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/median.hpp"
 #include "steps.hpp"
 
 namespace {
@@ -55,10 +55,46 @@ void fill(std::vector<float>& memory, bool bf16, std::mt19937& random) {
     if (!bf16) continue;
     std::uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
-    bits = (bits & 0xffff0000u) | bits >> 16;
-    bits = (bits & 0xffffu) | (bits & 0xffffu) << 16;  // two of the same
+    bits = (bits & 0xffff0000u) | bits >> 16;  // two of the same
     std::memcpy(&x, &bits, sizeof bits);
   }
+}
+
+/// Those with `part` in their names, by type.
+std::vector<Case> cases_with(const std::string& part) {
+  std::vector<Case> cases;
+  for (const bool bf16 : {false, true})
+    for (const int kv_heads : {32, 8})
+      for (const auto& [shared, own] :
+           {std::pair{1024, 64}, std::pair{4096, 64}, std::pair{0, 1024}})
+        cases.push_back({bf16, kv_heads, 32, shared, own});
+  std::erase_if(cases, [&](const Case& c) { return name_of(c).find(part) == std::string::npos; });
+  return cases;
+}
+
+struct Result {
+  bench::MedianInterval ratio;  // of the times, after over before
+  double before;                // median, in milliseconds
+  bool same_bits;               // of the outputs
+};
+
+/// `k` and `v` are filled.
+Result measure(const compare::MakeSteps (&make)[2], const Case& c, int rounds,
+               std::vector<float>& k, std::vector<float>& v, std::mt19937& random) {
+  std::vector<float> q(compare::q_size(c)), out[2] = {q, q};
+  fill(q, false, random);
+  std::unique_ptr<compare::Steps> steps[2];
+  for (int w = 0; w < 2; ++w)
+    steps[w].reset(make[w](c, {k.data(), v.data(), q.data(), out[w].data()}));
+  std::vector<double> ratios, before;
+  for (int round = -2; round < rounds; ++round) {
+    double ms[2];
+    for (const int w : {round & 1, 1 - (round & 1)}) ms[w] = milliseconds(*steps[w]);
+    if (round < 0) continue;  // caches and clocks
+    ratios.push_back(ms[1] / ms[0]);
+    before.push_back(ms[0]);
+  }
+  return {bench::median_interval(ratios), bench::median(before), out[0] == out[1]};
 }
 
 }  // namespace
@@ -72,53 +108,30 @@ int main(int argc, char** argv) {
   const compare::MakeSteps make[2] = {load(argv[1]), load(argv[2])};
   const int rounds = std::atoi(argv[3]);
   const std::string filter = argc > 4 ? argv[4] : "";
-  std::mt19937 random(1);
-  std::printf("%-28s %7s %15s %10s\n", "case", "ratio", "95 %", "before ms");
-  double logarithms = 0;
-  int cases = 0;
-  bool same_bits = true;
-  for (const bool bf16 : {false, true}) {
-    std::vector<float> k(std::size_t{160} << 20), v(k.size());
-    fill(k, bf16, random);
-    fill(v, bf16, random);
-    for (const int kv_heads : {32, 8})
-      for (const auto& [shared, own] :
-           {std::pair{1024, 64}, std::pair{4096, 64}, std::pair{0, 1024}}) {
-        const Case c{bf16, kv_heads, 32, shared, own};
-        if (name_of(c).find(filter) == std::string::npos) continue;
-        std::vector<float> q(compare::q_size(c)), out[2] = {q, q};
-        fill(q, false, random);
-        std::unique_ptr<compare::Steps> steps[2];
-        for (int w = 0; w < 2; ++w)
-          steps[w].reset(make[w](c, {k.data(), v.data(), q.data(), out[w].data()}));
-        std::vector<double> ratios, before;
-        for (int round = -2; round < rounds; ++round) {
-          double ms[2];
-          for (const int w : {round & 1, 1 - (round & 1)}) ms[w] = milliseconds(*steps[w]);
-          if (round < 0) continue;  // caches and clocks
-          ratios.push_back(ms[1] / ms[0]);
-          before.push_back(ms[0]);
-        }
-        same_bits = same_bits && out[0] == out[1];
-        std::sort(ratios.begin(), ratios.end());
-        std::sort(before.begin(), before.end());
-        // The order statistics that hold the median with 95 %, whatever the shape.
-        const double middle = (rounds - 1) / 2.0, reach = 1.96 * std::sqrt(rounds) / 2;
-        const auto at = [&](double i) {
-          return ratios[static_cast<std::size_t>(std::clamp(std::lround(i), 0L, rounds - 1L))];
-        };
-        std::printf("%-28s %7.3f %7.3f %7.3f %10.2f\n", name_of(c).c_str(), at(middle),
-                    at(middle - reach), at(middle + reach), before[before.size() / 2]);
-        std::fflush(stdout);
-        logarithms += std::log(at(middle));
-        ++cases;
-      }
-  }
-  if (cases == 0) {
+  const std::vector<Case> cases = cases_with(filter);
+  if (cases.empty()) {
     std::fprintf(stderr, "compare: no case has \"%s\" in its name\n", filter.c_str());
     return 2;
   }
-  std::printf("\n%d cases, geometric mean of the medians %.3f; %s\n", cases,
-              std::exp(logarithms / cases),
+  std::mt19937 random(1);
+  std::printf("%-28s %7s %15s %10s\n", "case", "ratio", "95 %", "before ms");
+  std::vector<float> k(std::size_t{160} << 20), v(k.size());
+  double logarithms = 0;
+  bool same_bits = true;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const Case& c = cases[i];
+    if (i == 0 || c.is_bf16 != cases[i - 1].is_bf16) {
+      fill(k, c.is_bf16, random);
+      fill(v, c.is_bf16, random);
+    }
+    const Result r = measure(make, c, rounds, k, v, random);
+    std::printf("%-28s %7.3f %7.3f %7.3f %10.2f\n", name_of(c).c_str(), r.ratio.median, r.ratio.low,
+                r.ratio.high, r.before);
+    std::fflush(stdout);
+    logarithms += std::log(r.ratio.median);
+    same_bits = same_bits && r.same_bits;
+  }
+  std::printf("\n%zu cases, geometric mean of the medians %.3f; %s\n", cases.size(),
+              std::exp(logarithms / static_cast<double>(cases.size())),
               same_bits ? "the same bits" : "the bits of some outputs differ");
 }
