@@ -18,6 +18,7 @@ namespace {
 using chunkattn::bfloat16;
 using chunkattn::half;
 using chunkattn::cuda_detail::HeadDims;
+using simt::shuffle_turns;
 
 struct Case {
   test::RandomPlanOptions plan;
@@ -28,20 +29,11 @@ struct Case {
   bool never_share = false;
 };
 
-// K/V memory whose rows start at multiples of 16 bytes, as device memory does.
 template <class T>
 std::vector<T> random_queries(test::Random& random, std::size_t size) {
   std::vector<T> q(size);
   random.fill(std::span<T>(q));
   return q;
-}
-
-void shuffle_turns(test::Random& random) {
-  constexpr simt::Order orders[] = {simt::Order::forward, simt::Order::reversed,
-                                    simt::Order::shuffled};
-  simt::current_schedule() = {random.pick(orders),
-                              random.chance(0.5) ? simt::Copies::at_issue : simt::Copies::at_wait,
-                              random.bits(), random.uniform(1, 3)};
 }
 
 template <class T, HeadDims Dims>

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "simt/emulator.hpp"
+#include "support/random.hpp"
 // After the emulator, which takes the place of ptx.cuh.
 #include "chunkattn/cuda/kernels.cuh"
 #include "chunkattn/cuda/schedule.hpp"
@@ -21,6 +22,14 @@ inline chunkattn::CostModel eager_model() {
   model.wait_ps = 0;
   model.min_split_tokens = 64;
   return model;
+}
+
+/// Threads, blocks and copies in some order.
+inline void shuffle_turns(test::Random& random) {
+  constexpr Order orders[] = {Order::forward, Order::reversed, Order::shuffled};
+  current_schedule() = {random.pick(orders),
+                        random.chance(0.5) ? Copies::at_issue : Copies::at_wait, random.bits(),
+                        random.uniform(1, 3)};
 }
 
 template <class T>

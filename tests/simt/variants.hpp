@@ -8,13 +8,6 @@
 
 namespace simt {
 
-/// Threads and blocks in some order.
-inline void shuffle_turns(test::Random& random) {
-  current_schedule() = {random.pick({Order::forward, Order::reversed, Order::shuffled}),
-                        random.pick({Copies::at_issue, Copies::at_wait}), random.bits(),
-                        random.uniform(1, 3)};
-}
-
 template <int HeadDim, int ValueDim = HeadDim>
 struct CudaModes {
   template <class T>
