@@ -1,6 +1,5 @@
-// A model of a GPU for schedules of the CUDA backend: blocks take tasks in order; a task first
-// waits for its chain of latencies, then streams, sharing the memory with the blocks that stream
-// beside it, and merges when the partial results that it needs are there.
+// A model of a GPU for schedules of the CUDA backend: what they cost on it (cuda_launch.hpp plays
+// them), what no schedule can cost less than, and what its constants were fitted to.
 //
 // It answers which of two schedules is better and how far from the floor one should be expected. It
 // was fitted to predictions of another model of the same machine, never to a measurement: the first
@@ -11,42 +10,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <queue>
 #include <utility>
 #include <vector>
 
+#include "bench/cuda_launch.hpp"
 #include "chunkattn/cuda/schedule.hpp"
 
 namespace model {
-
-/// An H200 at two blocks per multiprocessor and head dimension 128. Frozen: schedules are changed
-/// to suit it, not the other way round.
-struct Machine {
-  int num_blocks = 264;         ///< 132 multiprocessors, two blocks each (registers, shared memory)
-  double bytes_per_us = 4.3e6;  ///< copies of 2 GB; 4.8 TB/s is what the data sheet says
-  /// One block alone: 32 KB under way (one stage of 32 KB) per 1.2 us of loaded memory latency.
-  double block_bytes_per_us = 27e3;
-  /// One block's 64-row tiles: 345 to 390 TFLOP/s over 264 blocks, estimated from machine code.
-  double block_flops_per_us = 1.45e6;
-  double task_us = 3.0;    ///< ticket, task, tables, first K/V, epilogue: five loads in a row
-  double merge_us = 0.15;  ///< one partial result of 128 threads' columns, of four read at a time
-  double launch_us = 2.0;  ///< start and drain of a kernel inside a graph
-  double wait_us = 1.0;    ///< from another block's last store to the read behind its flag
-  /// Of task_us, in one launch: four of the five loads pass while the task before runs. Ticket,
-  /// task and tables while its last K/V comes (the model counts that as its streaming), the first
-  /// K/V while it merges and writes. The epilogue remains.
-  double ahead = 0.8;
-};
-
-/// What one (task, KV head) pair does.
-struct Item {
-  double memory_bytes = 0;  ///< from device memory
-  double bytes = 0;         ///< through the L2 too
-  double flops = 0;
-  double wait_us = 0;  ///< before streaming
-  double end_us = 0;   ///< after it: partial results that it merges, once they are there
-  std::vector<std::size_t> needs{};  ///< the items that make them, which stand before this
-};
 
 /// An item of `tokens` K/V rows of head dimension 128 past a tile of `tile_rows`, of which `rows`
 /// are used; `readers` items of a launch stream the same K/V, so that one of them pays for the
@@ -60,91 +30,16 @@ inline Item make_item(const Machine& machine, std::int64_t tokens, int tile_rows
   if (chunk_first) item.memory_bytes += 4.0 * rows * (dim + 1);
   item.flops = 4.0 * static_cast<double>(tokens) * dim * tile_rows;
   const int rounds = (rows * dim + 511) / 512;
-  item.wait_us = machine.task_us;
+  item.write_us = machine.task_us / 5;
+  item.wait_us = machine.task_us - item.write_us;
   item.end_us = machine.merge_us * merges * rounds;
   return item;
 }
 
-/// Microseconds from a launch's first ticket to its last block's end. What an item does in the end
-/// (`end_us`), it does when those that it needs are done. Each block fetches `ahead` of the start
-/// of all items but its first beforehand.
+/// Microseconds from a launch's first ticket to its last block's end. Each block does `ahead` of
+/// the start of all items but its first beforehand.
 inline double play(const Machine& machine, const std::vector<Item>& items, double ahead = 0) {
-  struct Stream {
-    double left, most;  // bytes, bytes per microsecond
-    std::size_t item;
-  };
-  struct Wait {
-    double until;
-    std::size_t item;
-    bool ends;  // the item, or only what goes before its streaming
-    bool operator>(const Wait& other) const { return until > other.until; }
-  };
-  std::priority_queue<Wait, std::vector<Wait>, std::greater<>> waiting;
-  std::vector<Stream> streams;
-  std::vector<double> rates;
-  std::vector<std::vector<std::size_t>> needed_by(items.size());
-  std::vector<std::size_t> missing(items.size());  // of what an item needs
-  std::vector<bool> blocked(items.size());         // has streamed, and waits for these
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    missing[i] = items[i].needs.size();
-    for (const std::size_t needed : items[i].needs) needed_by[needed].push_back(i);
-  }
-  std::size_t next = 0;
-  int free = machine.num_blocks;
-  double now = 0;
-  const auto share_memory = [&] {  // nobody gets more than he can take, the rest is shared evenly
-    std::sort(streams.begin(), streams.end(),
-              [](const Stream& a, const Stream& b) { return a.most < b.most; });
-    rates.clear();
-    double rest = machine.bytes_per_us;
-    for (std::size_t i = 0; i < streams.size(); ++i) {
-      rates.push_back(std::min(streams[i].most, rest / static_cast<double>(streams.size() - i)));
-      rest -= rates.back();
-    }
-  };
-  const auto end_of_stream = [&](std::size_t item) {
-    if (missing[item] > 0)
-      blocked[item] = true;
-    else
-      waiting.push({now + items[item].end_us, item, true});
-  };
-  while (true) {
-    for (; free > 0 && next < items.size(); --free, ++next)
-      waiting.push(
-          {now + items[next].wait_us - (now > 0 ? ahead * machine.task_us : 0), next, false});
-    if (waiting.empty() && streams.empty()) return now;
-    share_memory();
-    double step = waiting.empty() ? 1e30 : waiting.top().until - now;
-    for (std::size_t i = 0; i < streams.size(); ++i)
-      step = std::min(step, streams[i].left / rates[i]);
-    now += step;
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < streams.size(); ++i) {
-      streams[i].left -= rates[i] * step;
-      if (streams[i].left > 1e-3)
-        streams[kept++] = streams[i];
-      else
-        end_of_stream(streams[i].item);
-    }
-    streams.resize(kept);
-    while (!waiting.empty() && waiting.top().until <= now + 1e-9) {
-      const Wait wait = waiting.top();
-      waiting.pop();
-      const Item& item = items[wait.item];
-      const double alone = std::max(item.bytes / machine.block_bytes_per_us,
-                                    item.flops / machine.block_flops_per_us);
-      if (!wait.ends && alone > 0) {
-        streams.push_back({item.memory_bytes, item.memory_bytes / alone, wait.item});
-      } else if (!wait.ends) {
-        end_of_stream(wait.item);
-      } else {
-        ++free;
-        for (const std::size_t other : needed_by[wait.item])
-          if (--missing[other] == 0 && blocked[other])
-            waiting.push({now + machine.wait_us + items[other].end_us, other, true});
-      }
-    }
-  }
+  return Launch(machine, items, ahead).play();
 }
 
 /// A schedule, by one launch or by one for each phase.

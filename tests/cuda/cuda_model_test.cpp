@@ -5,6 +5,8 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "support/level_plan.hpp"
@@ -56,20 +58,61 @@ TEST_CASE("whoever merges waits for what it needs, and later tasks start sooner"
   machine.task_us = 5;
   machine.wait_us = 1;
   const Item chunk{300, 300, 0, 5};  // 5 + 6
-  const Item merge{0, 0, 0, 5, 0.5, {0}};
-  const Item merge_both{0, 0, 0, 5, 0.5, {0, 1}};
+  const auto merging = [](std::vector<std::size_t> needs) {
+    return Item{.wait_us = 5, .end_us = 0.5, .needs = std::move(needs)};
+  };
   const Item plain{0, 0, 0, 5};
   // The merge is ready after 5, waits till 11, then for the flag, and merges.
-  CHECK(model::play(machine, {chunk, merge}) == doctest::Approx(11 + 1 + 0.5));
+  CHECK(model::play(machine, {chunk, merging({0})}) == doctest::Approx(11 + 1 + 0.5));
   // One that starts at 11 finds the flag set.
-  CHECK(model::play(machine, {chunk, chunk, merge}) == doctest::Approx(11 + 5 + 0.5));
-  CHECK(model::play(machine, {chunk, chunk, merge}, 0.4) == doctest::Approx(11 + 3 + 0.5));
+  CHECK(model::play(machine, {chunk, chunk, merging({0})}) == doctest::Approx(11 + 5 + 0.5));
+  CHECK(model::play(machine, {chunk, chunk, merging({0})}, 0.4) == doctest::Approx(11 + 3 + 0.5));
   CHECK(model::play(machine, {chunk, plain}) == doctest::Approx(11));
   // The longer one ends at 17 while the other block merges from 16 on: only if it needs that, it
   // waits for it.
   const Item longer{600, 600, 0, 5};
-  CHECK(model::play(machine, {chunk, longer, merge}) == doctest::Approx(17));
-  CHECK(model::play(machine, {chunk, longer, merge_both}) == doctest::Approx(17 + 1 + 0.5));
+  CHECK(model::play(machine, {chunk, longer, merging({0})}) == doctest::Approx(17));
+  CHECK(model::play(machine, {chunk, longer, merging({0, 1})}) == doctest::Approx(17 + 1 + 0.5));
+}
+
+TEST_CASE("a block's next item begins when this one's K/V is there") {
+  Machine machine;
+  machine.num_blocks = 1;
+  machine.bytes_per_us = 100;
+  machine.block_bytes_per_us = 50;
+  machine.block_flops_per_us = 100;
+  machine.task_us = 5;
+  machine.ahead_bytes = 200;
+  const auto item = [](double bytes, double flops = 0) {
+    return Item{.memory_bytes = bytes,
+                .bytes = bytes,
+                .flops = flops,
+                .wait_us = 4,
+                .end_us = 3,
+                .write_us = 1};
+  };
+  const auto both = [&](const Item& next, double ahead) {
+    return model::play(machine, {item(300), next}, ahead);
+  };
+  const double first = 4 + 6 + 3 + 1;
+  CHECK(both(item(300), 0) == doctest::Approx(first + first));
+  // 200 of 300 bytes come while the first one merges and writes,
+  CHECK(both(item(300), 0.8) == doctest::Approx(first + 2 + 3 + 1));
+  // half a time unit late: 175,
+  CHECK(both(item(300), 0.7) == doctest::Approx(first + 2.5 + 3 + 1));
+  // all of 150, and its products remain.
+  CHECK(both(item(150, 70), 0.8) == doctest::Approx(first + 0.7 + 3 + 1));
+}
+
+TEST_CASE("blocks draw tickets before they are free") {
+  Machine machine;
+  machine.num_blocks = 2;
+  machine.task_us = 5;
+  const auto item = [](double us) { return Item{.wait_us = 4, .end_us = us, .write_us = 1}; };
+  // Without that the second block would do all that is short.
+  const std::vector<Item> items{item(95), item(5), item(5), item(5)};
+  CHECK(model::play(machine, items) == doctest::Approx(100));
+  CHECK(model::play(machine, items, 0.8) == doctest::Approx(100 + 6));
 }
 
 TEST_CASE("no other cut of the figures' cases is much better in the model") {
