@@ -25,8 +25,9 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FILES = ["tile_feed.cuh", "tile_attention.cuh", "run_tasks.cuh", "merge.cuh", "append.cuh"]
-STATEMENT = re.compile(r"^\s*(ptx::(barrier|cp_async_wait|cp_async_commit|store_release)"
-                       r"|partials\.(wait|look)|publish_partials|queue\.fetch|load_ahead|feed_\.load_rest)\(.*\);")
+STATEMENT = re.compile(r"^\s*(if \(.*\) )?(ptx::(barrier|cp_async_wait|cp_async_commit|store_release)"
+                       r"|partials\.(wait|look)|publish_partials|queue\.fetch|load_ahead"
+                       r"|feed_?\.(load_tiles|load_queries|end))\(.*\);")
 DELETED = "/* deleted */;"
 WEAKER = [  # (what, what becomes of it)
     (r"cp_async_wait\((.*)\);", r"cp_async_wait(\1 + 1);"),
@@ -35,13 +36,16 @@ WEAKER = [  # (what, what becomes of it)
     (r"(==|!=) launch_\.number", r"\1 launch_.number - 1"),
     (r"counters\.launches \+ 1", "counters.launches"),
     (r"last_row / max_tile_rows", "first_row / max_tile_rows"),
-    (r"advance\(feed\.tiles_ahead\(\)\)", "advance(feed.tiles_ahead() + 1)"),
+    (r"advance\(feed\.tiles_beside\(\)\)", "advance(feed.tiles_beside() + 1)"),
     (r"tables_\[\(count_ \+ 1\) % 2\]", "tables_[count_ % 2]"),  # over those of the task at work
     (r"\(count_ \+ ahead\) % 3", "(count_ + ahead) % 2"),  # likewise its Task
-    (r"accumulator_stages \+ tile;", "accumulator_stages + tile - 1;"),  # K/V where accumulators stand
+    (r"args_\.num_stages\) - 1;", "args_.num_stages - 1);"),  # accumulators where K/V stands
+    (r"accumulator_stages % args", "accumulator_stages - 1 % args"),  # K/V where accumulators stand
+    (r"first_stage_ \+ num_tiles_\)", "first_stage_ + num_tiles_ + 1)"),
     (r"num_stages - Layout::accumulator_stages;", "num_stages - 1;"),  # likewise, where they take two stages
     (r"num_tiles - stages \+ 1", "num_tiles - stages"),  # the next task's tables a tile too early
-    (r"tile \+ stages - 1 < num_tiles", "tile + stages - 1 <= num_tiles"),  # a tile of the next task
+    (r"stages - 1 - num_tiles;", "stages - num_tiles;"),  # another tile of the next task
+    (r"more < feed_", "more <= feed_"),  # one that it has not
 ]
 TESTS = ["cuda_kernels_test"]
 CASES = "emulated kernels*,prefill*,the order of turns*,tasks in a row*,a task waits*,a NaN*"

@@ -89,16 +89,15 @@ struct RowResult {
   }
 };
 
-/// What the warps of a block left of one row. The accumulators stand in shared memory as
+/// What the warps of a block left of one row. `accumulators` stand in shared memory as
 /// [kv_warps][row_warps][column_warps][16][warp_columns] floats, not normalised, their maxima and
 /// sums in `stats` [warp][16].
 template <HeadDims Dims, int TileRows>
-CHUNKATTN_DEVICE void add_warps(const unsigned char* shared, int row, int column,
-                                RowResult& result) {
+CHUNKATTN_DEVICE void add_warps(const unsigned char* shared, const float* accumulators, int row,
+                                int column, RowResult& result) {
   using Layout = SharedLayout<Dims>;
   using Warps = WarpLayout<Dims, TileRows>;
   const SoftmaxState* stats = reinterpret_cast<const SoftmaxState*>(shared + Layout::stats);
-  const float* accumulators = reinterpret_cast<const float*>(shared + Layout::stages);
   for (int w = 0; w < Warps::kv_warps; ++w) {
     const int warp =
         (w * Warps::row_warps + row / 16) * Warps::column_warps + column / Warps::warp_columns;
@@ -167,10 +166,11 @@ CHUNKATTN_DEVICE void add_sink(const AttentionArguments<T, V>& args, int row_len
 ///
 /// Final: adds the partials task.merge_* in path order and writes q-typed output rows.
 /// Otherwise: writes one normalised fp32 partial per row.
+/// \param accumulators  of the task's warps; null: there was nothing to stream
 template <class T, HeadDims Dims, int TileRows, bool Final, class V>
 CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T, V>& args, const Task& task,
                                  int kv_head, const RowTable& rows, const unsigned char* shared,
-                                 bool streamed) {
+                                 const float* accumulators) {
   constexpr int vectors = Dims.v / 4;
 
   for (int i = ptx::thread_index(); i < task.row_count * vectors; i += block_threads) {
@@ -179,7 +179,8 @@ CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T, V>& args, const Tas
     const int partial = row_of_partials(args, task.row_begin + row, kv_head);
     RowResult result;
     if constexpr (Final) add_partials<Dims.v>(args.plan, task, partial, column, result);
-    if (streamed) add_warps<Dims, TileRows>(shared, row, column, result);
+    if (accumulators != nullptr)
+      add_warps<Dims, TileRows>(shared, accumulators, row, column, result);
     if constexpr (Final && VariantTerms<V>::has_sinks)
       add_sink(args, rows.len[row], rows.index[row], result);
     const float scale = normaliser(result.state);

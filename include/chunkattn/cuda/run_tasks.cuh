@@ -8,9 +8,9 @@
 // drawn by a block that runs. Which block runs which task does not change the result.
 //
 // While a task runs, the next one begins: when all K/V of the one is on its way, the tables of the
-// other are made, and when the one has made its products, queries and first K/V of the other are
-// copied beside its accumulators, while it merges and writes. All that is read ahead was there
-// before the launch, so nobody waits for it; partial results are read in their task's turn.
+// other are made, and its first K/V takes the stages that the one has used up. Its queries follow
+// when the one has made its products. All that is read ahead was there before the launch, so nobody
+// waits for it; partial results are read in their task's turn.
 #pragma once
 
 #include "tile_attention.cuh"
@@ -162,15 +162,19 @@ CHUNKATTN_DEVICE void look_ahead(TaskQueue<T>& queue, TileFeed<T, Dims, V>& feed
   if (more) feed.make_row_table(queue.next_tables(), queue.next_task(), queue.next_kv_head());
   ptx::barrier();  // row table; the token tables of the task before are used up
   queue.fetch();
-  if (more) feed.make_token_tables(queue.next_tables(), queue.next_task());
+  if (more)
+    feed.make_token_tables(queue.next_tables(), queue.next_task());
+  else
+    feed.end();
 }
 
-/// The next task's first copies, once the task before has made its products.
+/// The copies of the next task that must wait for the last products of the one before.
 template <class T, HeadDims Dims, class V>
 CHUNKATTN_DEVICE void load_ahead(const TaskQueue<T>& queue, TileFeed<T, Dims, V>& feed) {
-  ptx::barrier();          // stages and queries are used up; the next task's tables are made
-  ptx::cp_async_commit();  // the task after that, unless it went with a tile
-  if (queue.has_next()) feed.load_ahead(queue.next_tables(), queue.next_task());
+  ptx::barrier();  // stages and queries are used up; the next task's tables are made
+  feed.load_queries(queue.next_tables(), queue.next_task());
+  ptx::cp_async_commit();  // and the task after that, unless it went with a tile
+  feed.load_tiles(0, feed.tiles_beside());
 }
 
 template <class T, HeadDims Dims, int TileRows, class V>
@@ -186,15 +190,17 @@ CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T
     partials.look();
   });
   load_ahead(queue, feed);
-  const bool streamed = tile.streamed();
-  if (streamed) tile.store_accumulators(task.row_count);
+  float* accumulators = tile.streamed() ? feed.accumulators() : nullptr;
+  if (accumulators != nullptr) tile.store_accumulators(task.row_count, accumulators);
   ptx::barrier();  // accumulators and stats
   if (queue.is_chunk_first()) {
-    write_rows<T, Dims, TileRows, false>(args, task, tables.kv_head, tables.rows, shared, streamed);
+    write_rows<T, Dims, TileRows, false>(args, task, tables.kv_head, tables.rows, shared,
+                                         accumulators);
     publish_partials(args, task, tables.kv_head, launch.number);
   } else {
     partials.wait();
-    write_rows<T, Dims, TileRows, true>(args, task, tables.kv_head, tables.rows, shared, streamed);
+    write_rows<T, Dims, TileRows, true>(args, task, tables.kv_head, tables.rows, shared,
+                                        accumulators);
   }
 }
 
@@ -217,7 +223,8 @@ CHUNKATTN_DEVICE void run_tasks(const AttentionArguments<T, V>& args) {
   queue.advance(0);  // to before the first task
   look_ahead(queue, feed);
   load_ahead(queue, feed);
-  for (queue.advance(feed.tiles_ahead()); queue.has_task(); queue.advance(feed.tiles_ahead())) {
+  if (feed.goes_on) feed.load_tiles(0, args.num_stages - 1);
+  for (queue.advance(feed.tiles_beside()); queue.has_task(); queue.advance(feed.tiles_beside())) {
     if (queue.task().tile_rows == 16)
       run_task<T, Dims, 16>(args, queue, feed, launch, shared);
     else if (queue.task().tile_rows == 32)

@@ -47,28 +47,36 @@ class TileAttention {
     kv_warp_ = warp / (Warps::column_warps * Warps::row_warps);
   }
 
-  /// Streams the task's range. Once all of its K/V is on the way, and before waiting for the last,
-  /// calls ahead(), of all threads: from then on `feed` stands at the next task.
+  /// Streams the task's range, of which the first tiles are on their way. Once all of its K/V is,
+  /// and before waiting for the last, calls ahead(), of all threads: from then on `feed` stands at
+  /// the next task, whose first tiles take the stages that this one leaves.
   template <class Ahead>
   CHUNKATTN_DEVICE void run(Ahead&& ahead) {
     const int stages = args_.num_stages;
     const int num_tiles = range_.num_tiles;
     const int last_round = num_tiles < stages ? 0 : num_tiles - stages + 1;
-    feed_.load_rest(num_tiles);
+    if (!Feed::goes_on) feed_.load_tiles(feed_.tiles_beside(), stages - 1);
     int tile = 0;
     int stage = feed_.first_stage();  // of this tile, and of the one `stages` on
     CHUNKATTN_UNROLL_BY(1)
     for (int part = 0; part < 2; ++part) {
-      if (part == 1) ahead();
+      if (part == 1) {
+        ahead();
+        if (Feed::goes_on && num_tiles < stages - 1) {  // stages that this task does not need
+          ptx::barrier();                               // the next task's tables are made
+          feed_.load_tiles(0, stages - 1 - num_tiles);
+        }
+      }
       const int stop = part == 0 ? last_round : num_tiles;
       for (; tile < stop; ++tile) {
         ptx::cp_async_wait(stages - 2);
         ptx::barrier();  // everyone's copies of this tile have landed; tile - 1 is used up
         if (tile == 0 && q_in_registers) read_query_fragments();
-        if (tile + stages - 1 < num_tiles) {
+        const int more = tile + stages - 1 - num_tiles;  // tiles, of the next task
+        if (part == 0 || (Feed::goes_on && more < feed_.num_tiles()))
           feed_.load_tile(stage > 0 ? stage - 1 : stages - 1);
+        if (part == 0)
           feed_.make_token_table(tables_, position_of(tile + stages), stage, range_.end);
-        }
         ptx::cp_async_commit();
         const int position = position_of(tile);
         if constexpr (!Variant::hides_keys)
@@ -80,12 +88,12 @@ class TileAttention {
     }
   }
 
-  /// Leaves outputs and stats of the task's rows in shared memory, where nobody may need the stages
-  /// that they take any more.
-  CHUNKATTN_DEVICE void store_accumulators(int row_count) {
+  /// Leaves outputs of the task's rows in `accumulators`, which nobody may need any more, and their
+  /// stats.
+  CHUNKATTN_DEVICE void store_accumulators(int row_count, float* accumulators) {
     constexpr int columns = Warps::warp_columns;
     const int warp = ptx::thread_index() / 32;
-    float* accumulator = reinterpret_cast<float*>(shared_ + Layout::stages) + warp * 16 * columns;
+    float* accumulator = accumulators + warp * 16 * columns;
     SoftmaxState* stats = reinterpret_cast<SoftmaxState*>(shared_ + Layout::stats) + warp * 16;
     CHUNKATTN_UNROLL
     for (int half_tile = 0; half_tile < 2; ++half_tile) {

@@ -1,9 +1,10 @@
 // What a task is made of, on its way into shared memory: what its rows are and see, where its K/V
 // rows lie, then queries, K and V.
 //
-// The tables of a task are made while the one before it still waits for its last K/V, and its first
-// copies begin when that one has no more products to make. So this is not part of the loop over a
-// task (tile_attention.cuh), and outlives it.
+// The tables of a task are made while the one before it still waits for its last K/V. Then the ring
+// of stages goes on: a stage that this one has used up takes K/V of the next. Queries follow when
+// it has no more products to make. So this is not part of the loop over a task
+// (tile_attention.cuh), and outlives it.
 #pragma once
 
 #include "piece_cursor.cuh"
@@ -40,7 +41,10 @@ class TileFeed {
 
  public:
   CHUNKATTN_DEVICE TileFeed(const AttentionArguments<T, V>& args, unsigned char* shared)
-      : args_(args), shared_(shared), cursor_(args.plan) {}
+      : args_(args),
+        shared_(shared),
+        cursor_(args.plan),
+        first_stage_(goes_on ? 0 : Layout::accumulator_stages % args.num_stages) {}
 
   /// Goes to the next task: fills its RowTable, while other tables are in use.
   CHUNKATTN_DEVICE void make_row_table(TileTables& tables, const Task& task, int kv_head) {
@@ -62,36 +66,64 @@ class TileFeed {
   CHUNKATTN_DEVICE void make_token_tables(TileTables& tables, const Task& task) {
     const TileRange range = find_range(tables.rows, task);
     if (ptx::thread_index() == 0) tables.range = range;
+    if constexpr (goes_on) first_stage_ = (first_stage_ + num_tiles_) % args_.num_stages;
+    num_tiles_ = range.num_tiles;
     cursor_.restart(task.segment);
-    if (range.num_tiles == 0) return;
+    if (num_tiles_ == 0) return;
     CHUNKATTN_UNROLL_BY(1)
     for (int tile = 0; tile < args_.num_stages; ++tile)
       make_token_table(tables, range.begin + tile * kv_tile + hidden_before(range, tile),
                        stage_of(tile), range.end);
   }
+  /// There is no next task.
+  CHUNKATTN_DEVICE void end() { num_tiles_ = 0; }
 
-  /// Behind another one: begins to copy the queries, and as many tiles as have stages which the
-  /// accumulators of the task before leave alone.
-  CHUNKATTN_DEVICE void load_ahead(const TileTables& tables, const Task& task) {
-    const int num_tiles = tables.range.num_tiles;
-    if (num_tiles > 0) load_queries(tables.rows, task.tile_rows);  // they join the first group
-    load_tiles(0, tiles_ahead(), num_tiles);
+  /// Behind another one: begins to copy tiles [first, last) of the task, as far as there are such,
+  /// in a group each.
+  CHUNKATTN_DEVICE void load_tiles(int first, int last) {
+    CHUNKATTN_UNROLL_BY(1)
+    for (int tile = first; tile < last; ++tile) {
+      if (tile < num_tiles_) load_tile(stage_of(tile));
+      ptx::cp_async_commit();
+    }
   }
-  /// Behind the barrier after which those are read: the other tiles of the first round but one.
-  CHUNKATTN_DEVICE void load_rest(int num_tiles) {
-    load_tiles(tiles_ahead(), args_.num_stages - 1, num_tiles);
+  /// Likewise its queries. They join the next group.
+  CHUNKATTN_DEVICE void load_queries(const TileTables& tables, const Task& task) {
+    if (num_tiles_ == 0) return;
+    const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::q);
+    CHUNKATTN_UNROLL_BY(1)
+    for (int i = ptx::thread_index(); i < task.tile_rows * k_pieces; i += block_threads) {
+      const int row = i / k_pieces;
+      const int piece = i % k_pieces;
+      const int line = tables.rows.index[row];
+      const T* source = args_.q + (line < 0 ? 0 : static_cast<std::int64_t>(line) * Dims.k);
+      ptx::cp_async_16(q + swizzled<k_pieces>(row, piece), source + piece * 8, line >= 0);
+    }
   }
-  /// Groups of copies that load_ahead() leaves under way.
-  CHUNKATTN_DEVICE int tiles_ahead() const { return args_.num_stages - Layout::accumulator_stages; }
+
+  /// Whether the ring goes on from task to task: where one stage holds a task's accumulators, that
+  /// of its last tile does. Elsewhere they take the first stages, and each task begins behind them.
+  static constexpr bool goes_on = Layout::accumulator_stages == 1;
+  /// Where a task leaves its accumulators, once it has no more products to make.
+  CHUNKATTN_DEVICE float* accumulators() const {
+    const int stage = !goes_on ? 0 : (first_stage_ > 0 ? first_stage_ : args_.num_stages) - 1;
+    return reinterpret_cast<float*>(shared_ + Layout::stages + stage * stage_bytes(Dims));
+  }
+  /// Where the ring does not go on: tiles that have a stage beside the accumulators of the task
+  /// before.
+  CHUNKATTN_DEVICE int tiles_beside() const {
+    return goes_on ? 0 : args_.num_stages - Layout::accumulator_stages;
+  }
+  /// Tiles of the task whose tables were made last.
+  CHUNKATTN_DEVICE int num_tiles() const { return num_tiles_; }
+  /// Where its first tile lies; the others follow.
+  CHUNKATTN_DEVICE int first_stage() const { return first_stage_; }
 
   /// Positions that are left out before tile number `tile`.
   CHUNKATTN_DEVICE static int hidden_before(const TileRange& range, int tile) {
     if constexpr (Variant::skips_keys) return range.hidden.before(tile);
     return 0;
   }
-
-  /// Where the task's first tile lies, the others follow. The accumulators take stage 0.
-  CHUNKATTN_DEVICE int first_stage() const { return stage_of(0); }
 
   /// Where the rows of a tile lie: one token per thread, the ring of tables one round ahead of the
   /// copies that use it. Positions only grow.
@@ -162,30 +194,8 @@ class TileFeed {
     return range;
   }
 
-  CHUNKATTN_DEVICE void load_queries(const RowTable& rows, int tile_rows) {
-    const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::q);
-    CHUNKATTN_UNROLL_BY(1)
-    for (int i = ptx::thread_index(); i < tile_rows * k_pieces; i += block_threads) {
-      const int row = i / k_pieces;
-      const int piece = i % k_pieces;
-      const int line = rows.index[row];
-      const T* source = args_.q + (line < 0 ? 0 : static_cast<std::int64_t>(line) * Dims.k);
-      ptx::cp_async_16(q + swizzled<k_pieces>(row, piece), source + piece * 8, line >= 0);
-    }
-  }
-
-  // A group for each tile, whether there is such a tile or not.
-  CHUNKATTN_DEVICE void load_tiles(int first, int last, int num_tiles) {
-    CHUNKATTN_UNROLL_BY(1)
-    for (int tile = first; tile < last; ++tile) {
-      if (tile < num_tiles) load_tile(stage_of(tile));
-      ptx::cp_async_commit();
-    }
-  }
-
-  // The first stage is the first one that no accumulators take, if there is any.
   CHUNKATTN_DEVICE int stage_of(int tile) const {
-    const int stage = Layout::accumulator_stages + tile;
+    const int stage = first_stage_ + tile;
     return stage < args_.num_stages ? stage : stage - args_.num_stages;
   }
 
@@ -198,6 +208,8 @@ class TileFeed {
   unsigned char* shared_;
   PieceCursor cursor_;
   int end_ = 0;  // of the task's range, whatever rows see
+  int first_stage_;
+  int num_tiles_ = 0;
 };
 
 }  // namespace cuda_detail
