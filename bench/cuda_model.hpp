@@ -143,9 +143,10 @@ inline double play(const Machine& machine, const Fitted& fitted) {
 /// The machine, and it with each constant 30 % lower and higher.
 inline std::vector<Machine> varied(const Machine& machine) {
   std::vector<Machine> machines{machine};
-  for (const auto constant : {&Machine::bytes_per_us, &Machine::block_bytes_per_us,
-                              &Machine::block_flops_per_us, &Machine::task_us, &Machine::merge_us,
-                              &Machine::launch_us, &Machine::wait_us, &Machine::ahead})
+  for (const auto constant :
+       {&Machine::bytes_per_us, &Machine::block_bytes_per_us, &Machine::block_flops_per_us,
+        &Machine::task_us, &Machine::merge_us, &Machine::launch_us, &Machine::wait_us,
+        &Machine::ahead, &Machine::ahead_bytes})
     for (const double factor : {0.7, 1.3}) {
       machines.push_back(machine);
       machines.back().*constant *= factor;

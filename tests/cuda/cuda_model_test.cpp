@@ -156,11 +156,12 @@ TEST_CASE("nor is one of any case in the model") {
 
 TEST_CASE("every constant is varied by itself, down and up") {
   const std::vector<Machine> machines = model::varied(Machine{});
-  REQUIRE(machines.size() == 17);
+  REQUIRE(machines.size() == 19);
   CHECK(machines[1].bytes_per_us == doctest::Approx(0.7 * Machine{}.bytes_per_us));
   CHECK(machines[2].bytes_per_us == doctest::Approx(1.3 * Machine{}.bytes_per_us));
   CHECK(machines[2].task_us == Machine{}.task_us);
   CHECK(machines[12].launch_us == doctest::Approx(1.3 * Machine{}.launch_us));
   CHECK(machines[14].wait_us == doctest::Approx(1.3 * Machine{}.wait_us));
   CHECK(machines[15].ahead == doctest::Approx(0.7 * Machine{}.ahead));
+  CHECK(machines[18].ahead_bytes == doctest::Approx(1.3 * Machine{}.ahead_bytes));
 }
