@@ -145,8 +145,10 @@ run_profile() {
 run_peers() {
   local python=${PYTHON:-python3} wheels=(.gpu-pack/peers/*.whl)
   if ! "$python" -c "import torch" 2>/dev/null; then failed "peers: $python has no PyTorch (set PYTHON)"; return; fi
-  if [ -f "${wheels[0]}" ]; then
-    part "wheels" 60 "$python" -m pip install -q --no-index --no-deps --upgrade --target "$build/site" "${wheels[@]}"
+  if [ -f "${wheels[0]}" ]; then  # one by one: one that does not fit this machine keeps no other away
+    part "wheels" 60 bash -c 'status=0; for wheel in "${@:3}"; do
+      "$1" -m pip install -q --no-index --no-deps --upgrade --target "$2" "$wheel" || status=1; done; exit $status' \
+      _ "$python" "$build/site" "${wheels[@]}"
   fi
   part "peers" 460 env PYTHONPATH="$build/site" FASTTREE=.gpu-pack/peers/FastTree-Artifact/kernel_bench \
     "$python" bench/peers/gpu_peers.py --seconds 400

@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""Attention peers on an NVIDIA GPU: PyTorch's SDPA and, where they can be imported, FlashInfer and
-FastTree (its artifact's kernel_bench folder, named by FASTTREE; Triton compiles it). PAT, which has
-to be built, is not among them.
+"""Attention peers on an NVIDIA GPU: PyTorch's SDPA and, where they can be imported, FlashInfer,
+FastTree (its artifact's kernel_bench folder, named by FASTTREE; Triton compiles it) and PAT
+(prefix_attn, built for this PyTorch).
 
     python3 gpu_peers.py --json peers.json     # on a machine with a GPU and PyTorch
     python3 gpu_peers.py --self-check          # anywhere with numpy: the case construction alone
 
 NEVER RUN ON A GPU YET: only the self-check has run. Read its first figures with suspicion.
 
-Per case and peer: the time of an eager step and, where it can be captured, of one CUDA graph that
-runs through all K/V sets, by set, as bench/cuda_sweep.cu times ours; sets rotate through at least 4
-times the L2 cache. The machine's copy bandwidth and
-dense fp16 rate are measured in the same run, and every time is also given as a ratio to the floor
-max(bytes / bandwidth, flops / rate).
+Per case and peer: the time of an eager step and of one CUDA graph that runs through all K/V sets,
+by set, as bench/cuda_sweep.cu times ours; sets rotate through at least 4 times the L2 cache. Where
+nothing can be captured, instead of the graph: the same steps launched while the device waits, so
+that the host's time is not in it. The machine's copy bandwidth and dense fp16 rate are measured in
+the same run, and every time is also given as a ratio to the floor max(bytes / bandwidth, flops /
+rate).
 """
 
 import argparse
 import contextlib
+import importlib
 import json
 import math
 import os
@@ -91,6 +93,20 @@ def cascade_arrays(case):
     return table, pages, (level0, level1)
 
 
+PAT_PAGE = 32  # as its benchmark has it
+
+
+def pat_arrays(case):
+    """Lengths of the sequences, their pages, and how many pages there are."""
+    table, pages = page_table(case, PAT_PAGE)
+    return np.full(case.batch, case.tokens, np.int32), table, pages
+
+
+def pat_pages(problem, table, pages):
+    """K and V as [page][token in page][num_kv_heads][head_dim]."""
+    return [rows.transpose(0, 2, 1, 3) for rows in fill_pages(problem, table, pages, PAT_PAGE)]
+
+
 def attend_pages(problem, queries, k, v, indptr, indices, last):
     """numpy: each entry's queries over its pages. Returns out and log-sum-exp, double."""
     case = problem.case
@@ -111,6 +127,18 @@ def attend_pages(problem, queries, k, v, indptr, indices, last):
     return out, lse
 
 
+def check_pat(problem):
+    """A sequence's pages, as far as its length goes, are its path."""
+    lengths, table, pages = pat_arrays(problem.case)
+    k, v = pat_pages(problem, table, pages)
+    assert pages == len(np.unique(table))
+    assert table.size - pages == (problem.case.batch - 1) * problem.case.shared // PAT_PAGE
+    for s, length in enumerate(lengths):
+        for rows, path in ((k, problem.key(s)), (v, problem.value(s))):
+            tokens = np.concatenate(list(rows[table[s]]))[:length]
+            assert np.array_equal(tokens.transpose(1, 0, 2), path), problem.case.name
+
+
 def self_check():
     for case in {small_case(case) for case in gpu_cases()}:
         problem = make_problem(case)
@@ -128,10 +156,20 @@ def self_check():
             (o1, l1), (o2, l2) = (attend_pages(problem, a[0], k, v, *a[1:]) for a in levels)
             weight = (1 / (1 + np.exp(l1 - l2)))[..., None]
             assert np.abs(o1 + weight * (o2 - o1) - expected).max() < 1e-12, case.name
+            check_pat(problem)
         print(f"ok  {case.name}")
 
 
 # --- peers: load(problem) -> a set, run(set) -> output --------------------------------------------
+
+
+def optional(module, project):
+    """The module or, where it cannot be imported, None, and why."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        print(f"{project} cannot be imported ({error}): left out", file=sys.stderr)
+        return None
 
 
 def make_peers():
@@ -141,16 +179,19 @@ def make_peers():
 
     class Peer:
         shares = False
+        captured = True  # its launches are part of a graph
 
         def __init__(self, case):
             self.case = case
 
         @classmethod
-        def supports(cls, case):
-            """Own copies of a long prefix are left out where the host could not even make them."""
+        def objection(cls, case):
+            """Why it does not run a case, or nothing."""
             if case.kv_bytes(cls.shares) > 8 << 30:
-                return False
-            return case.shared > 0 or not cls.shares
+                return "own copies of the prefix are more than the host could make"
+            if cls.shares and case.shared == 0:
+                return "nothing is shared"
+            return ""
 
         def tensor(self, array):
             return torch.from_numpy(np.ascontiguousarray(array)).to("cuda", torch.float16)
@@ -264,18 +305,54 @@ def make_peers():
             fasttree.fasttree_decode(q, k, v, out, *self.tables, *tiles, scale)
             return out
 
-    peers = [SdpaEfficient, SdpaFlash, SdpaCudnn, SharedPrefix]
-    try:
-        sys.path.append(os.environ.get("FASTTREE", ""))
-        import fasttree
+    class Pat(Peer):
+        """Its tree of pages decides which queries share a block, what is cut, and tile sizes."""
 
+        name, shares = "PAT", True
+        # It launches on streams of its own making and on the default one, whichever is current:
+        # none of it would be in a graph.
+        captured = False
+
+        @classmethod
+        def objection(cls, case):
+            if case.group not in (1, 2, 4, 8) or case.head_dim not in (64, 128):
+                return "PAT has groups of 1, 2, 4 or 8 and heads of 64 or 128 elements"
+            return super().objection(case)
+
+        def load(self, problem):
+            case = self.case
+            lengths, table, count = pat_arrays(case)
+            self.table = torch.from_numpy(table)  # the tree points to it
+            self.tree = prefix_attn.PrefixTreeCPP(PAT_PAGE)
+            self.tree.build_radix_tree(lengths.tolist(), self.table)
+            self.tree.pack_schedule(None, case.group, case.num_kv_heads)
+            self.tree.kernel_info.to_gpu(torch.device("cuda", torch.cuda.current_device()))
+            rows = pat_pages(problem, table, count)
+            return self.tensor(problem.q[:, None]), *(self.tensor(r) for r in rows)
+
+        def run(self, loaded):
+            q, k, v = loaded
+            out = torch.empty_like(q)
+            prefix_attn.prefix_attn_with_kvcache(
+                q=q,
+                k_cache_paged=k,
+                v_cache_paged=v,
+                tree=self.tree,
+                softmax_scale=self.case.head_dim**-0.5,
+                out=out,
+            )
+            return out
+
+    peers = [SdpaEfficient, SdpaFlash, SdpaCudnn, SharedPrefix]
+    sys.path.append(os.environ.get("FASTTREE", ""))
+    fasttree = optional("fasttree", "FastTree")
+    if fasttree:
         peers.append(FastTree)
-    except ImportError:
-        print("FastTree cannot be imported (FASTTREE): left out", file=sys.stderr)
-    try:
-        import flashinfer
-    except ImportError:
-        print("FlashInfer cannot be imported: left out", file=sys.stderr)
+    prefix_attn = optional("prefix_attn", "PAT")
+    if prefix_attn:
+        peers.append(Pat)
+    flashinfer = optional("flashinfer", "FlashInfer")
+    if not flashinfer:
         return torch, peers
 
     class FlashInfer(Peer):
@@ -371,6 +448,38 @@ def limits(torch):
     return {"bytes_per_s": 2 * a.numel() / (copy * 1e-6), "flops_per_s": 2 * n**3 / (matmul * 1e-6)}
 
 
+def graph_time(torch, peer, sets):
+    """Microseconds of a step inside one graph of a step over each set."""
+    expected = peer.run(sets[0]).float()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [peer.run(one) for one in sets]
+    for out in outs:
+        out.fill_(math.nan)
+    graph.replay()
+    if not all(torch.allclose(out.float(), expected, 0, TOLERANCE["fp16"]) for out in outs):
+        raise RuntimeError("a replay does not do what an eager step does")
+    replays = event_times(torch, lambda _: graph.replay(), 30)[5:]
+    return statistics.median(replays) / len(sets)
+
+
+def queued_time(torch, peer, sets, host_us):
+    """The same of steps that were launched, in `host_us` each, while the device waited."""
+    times = []
+    for _ in range(30):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(int(2000 * (200 + 2 * host_us * len(sets))))  # cycles, at most 2 GHz
+        start.record()
+        for one in sets:
+            peer.run(one)
+        if start.query():
+            raise RuntimeError("the host was slower than the device")
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * start.elapsed_time(stop) / len(sets))
+    return statistics.median(times[5:])
+
+
 def measure(torch, kind, case, problem, machine):
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
     peer = kind(case)
@@ -388,16 +497,15 @@ def measure(torch, kind, case, problem, machine):
     torch.cuda.synchronize()
     best = statistics.median(eager)
     result = {"eager_us": best, "host_us": host, "sets": len(sets)}
+    how = "graph" if kind.captured else "queued"
     try:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for one in sets:
-                peer.run(one)
-        replays = event_times(torch, lambda _: graph.replay(), 30)[5:]
-        result["graph_us"] = statistics.median(replays) / len(sets)
-        best = min(best, result["graph_us"])
+        if kind.captured:
+            result["graph_us"] = graph_time(torch, peer, sets)
+        else:
+            result["queued_us"] = queued_time(torch, peer, sets, host)
+        best = min(best, result[f"{how}_us"])
     except RuntimeError as error:
-        result["graph_failed"] = str(error).splitlines()[0]
+        result[f"{how}_failed"] = str(error).splitlines()[0]
     floor = 1e6 * max(
         case.least_bytes() / machine["bytes_per_s"], case.flops() / machine["flops_per_s"]
     )
@@ -432,9 +540,11 @@ def main():
         expected = reference(small)
         problem = make_problem(case, seed=2)
         for kind in peers:
-            if not kind.supports(case):
-                continue
             row = {"case": case.name, "peer": kind.name, "shares": kind.shares}
+            objection = kind.objection(case)
+            if objection:
+                print(json.dumps(row | {"left_out": objection}), flush=True)
+                continue
             try:
                 peer = kind(small_case(case))
                 out = peer.run(peer.load(small)).reshape(expected.shape).float().cpu().numpy()

@@ -113,16 +113,17 @@ END
     imitate g++ <<<'while [ "$1" != -o ]; do shift; done; touch "$2"'
     imitate nvidia-smi <<<'[ -n "${NO_GPU:-}" ] && exit 9; echo "NVIDIA H200, 580.1, 143771 MiB, 9.0"'
     imitate compute-sanitizer <<<'echo "compute-sanitizer $*"; [ "$2" != "${BROKEN_TOOL:-}" ]'
-    imitate ncu <<<'echo "ncu $*"'
-    imitate python3 <<<'echo "python3 $*"'
-    export CALLS=$work/calls OUT=$work/out CXX=$work/bin/g++ NVCC=$work/bin/nvcc
+    imitate ncu <<<'echo "ncu $*"; [ -z "${TALKATIVE:-}" ] || head -c 3000000 /dev/zero | tr "\0" "x"'
+    imitate python3 <<<'echo "python3 $*"; case "$*" in *broken.whl) exit 1 ;; esac'
+    imitate timeout <<<'echo "$3" >>"$LIMITS"; shift 3; exec "$@"'
+    export CALLS=$work/calls LIMITS=$work/limits OUT=$work/out CXX=$work/bin/g++ NVCC=$work/bin/nvcc
     gpu() {  # STATUS ARGUMENTS...
       local expected=$1 status=0
       shift
-      rm -rf "$OUT" "$CALLS"
+      rm -rf "$OUT" "$CALLS" "$LIMITS"
       touch "$CALLS"
       env -u CUDA_ARCH -u PYTHON PATH="$work/bin:$PATH" bash "$tree/tools/gpu.sh" "$@" >"$work/log" 2>&1 || status=$?
-      [ "$status" = "$expected" ] || { cat "$work/log"; fail "gpu.sh $*: exit $status, not $expected"; }
+      [ "$status" = "$expected" ] || { tail -c 4000 "$work/log"; fail "gpu.sh $*: exit $status, not $expected"; }
     }
     gpu 2 tset
     says "$work/log" "unknown step 'tset'"
@@ -139,6 +140,20 @@ END
     [ "$(ls "$OUT" | wc -l)" = 6 ] || fail "not six files: $(ls "$OUT")"
     [ "$(grep -c '^ncu ' "$OUT/profile.txt")" = 4 ] || fail "not four cases profiled"
     [ ! -s "$CALLS" ] || fail "compiled again although nothing has changed"
+    for step in test sanitize sanitize2 bench profile peers; do  # each within nine minutes, none without a limit
+      gpu 0 $step
+      seconds=$(awk '{ s += $1 } END { print s }' "$LIMITS")
+      [ "$seconds" -gt 0 ] && [ "$seconds" -le 540 ] || fail "$step may take $seconds s"
+      [ "$(grep -c '^== ' "$OUT/$step.txt")" = "$(wc -l <"$LIMITS")" ] || fail "$step: a part without a limit"
+    done
+    TALKATIVE=yes gpu 1 profile
+    [ "$(wc -c <"$OUT/profile.txt")" -le 6100000 ] || fail "profile.txt has $(wc -c <"$OUT/profile.txt") bytes"
+    mkdir "$tree/.gpu-pack/peers"
+    touch "$tree/.gpu-pack/peers/broken.whl" "$tree/.gpu-pack/peers/good.whl"
+    gpu 1 peers
+    says "$work/log" "  wheels: exit 1"
+    says "$OUT/peers.txt" "good.whl"
+    says "$OUT/peers.txt" "gpu_peers.py --seconds 400"
     BROKEN="cuda_gpu_test" BROKEN_TOOL=memcheck gpu 1 test sanitize bench
     says "$work/log" "FAILED, 2:"
     says "$work/log" "  CUDA tests: exit 3"
@@ -154,6 +169,11 @@ END
     imitate python3 <<<'exit 1'
     gpu 1 peers
     says "$work/log" "peers: python3 has no PyTorch"
+    if python3 -c "import numpy" 2>/dev/null; then
+      (cd "$root" && python3 bench/peers/gpu_peers.py --self-check >"$work/log") || { cat "$work/log"; fail "gpu_peers.py"; }
+    else
+      echo "numpy not found: the peers' cases were NOT checked (gpu_peers.py --self-check)"
+    fi
     ;;
   *)
     echo "unknown check $check"
