@@ -56,8 +56,9 @@ def register(name, i):
 
 def check_copy(k):
     k.only(r"LDGSTS\.E\.BYPASS\.LTC128B\.128\S* \[R\S*\], .*P\d")
-    order = [k.place(p) for p in (r"LDGSTS", r"LDGDEPBAR", r"DEPBAR\.LE SB0, 0x1\b")]
-    assert None not in order and order == sorted(order), f"copy, commit, wait stand at {order}"
+    waits = [rf"DEPBAR\.LE SB0, 0x{left}\b" for left in (3, 2, 1, 0)]
+    order = [k.place(p) for p in (r"LDGSTS", r"LDGDEPBAR", *waits)]
+    assert None not in order and order == sorted(order), f"copy, commit, waits stand at {order}"
 
 
 def check_matrices(k, transposed):
@@ -99,6 +100,21 @@ def check_fma(k):
     assert {a, b} == {k.load(0), k.load(4)} and c == k.load(8) and out == k.stores[0]
 
 
+def check_quotient(k):
+    x = k.only(r"MUFU\.RCP R\d+, (R\d+)")[1]
+    assert x == k.load(4), "not the reciprocal of the divisor"
+
+
+def check_exchange(k):
+    out, x = k.only(r"SHFL\.BFLY PT, (R\d+), (R\d+), 0x2, 0x1f").groups()
+    assert x == k.load(0) and out == k.stores[0]
+
+
+def check_meet(k):
+    order = [k.place(p) for p in (r"STS", r"BAR\.SYNC", r"LDS")]
+    assert None not in order and order == sorted(order), f"store, barrier, load stand at {order}"
+
+
 def check_release(k):
     data, fence, flag = (k.place(p) for p in (r"STG\.E \S*", r"MEMBAR\.\S*GPU", r"STG\.E\.STRONG\.GPU"))
     assert None not in (data, fence, flag) and data < fence < flag, f"data, fence, flag stand at {data, fence, flag}"
@@ -114,6 +130,20 @@ def check_ticket(k):
     k.only(r"ATOMG\.E\.ADD\.(?:STRONG\.)?GPU")
 
 
+# No one instruction: where a thread stands, what keeps the compiler from looking ahead, a library's function.
+NO_INSTRUCTION = {"thread_index", "block_index", "grid_size", "block_size", "opaque", "log2"}
+
+
+def unchecked():
+    """Wrappers of ptx.cuh that no kernel here uses."""
+    with open(os.path.join(ROOT, "include", "chunkattn", "cuda", "ptx.cuh")) as file:
+        wrappers = set(re.findall(r"^CHUNKATTN_DEVICE [\w:*& ]+?[ *&](\w+)\(", file.read(), re.MULTILINE))
+    with open(os.path.join(HERE, "ptx_wrappers.cu")) as file:
+        used = set(re.findall(r"\bptx::(\w+)", file.read()))
+    assert len(wrappers) > 20, f"not the wrappers: {sorted(wrappers)}"
+    return sorted(wrappers - used - NO_INSTRUCTION)
+
+
 CHECKS = {
     "copy_16": check_copy,
     "load_matrices": lambda k: check_matrices(k, False),
@@ -125,6 +155,10 @@ CHECKS = {
     "power_of_2": check_exp2,
     "greater": check_max,
     "multiply_add": check_fma,
+    "quotient": check_quotient,
+    "exchange": check_exchange,
+    "vote": lambda k: k.only(r"VOTE\.ANY"),
+    "meet": check_meet,
     "release": check_release,
     "acquire": check_acquire,
     "ticket": check_ticket,
@@ -143,7 +177,9 @@ def main():
     if disassembler is None:
         print("SKIPPED: check_sass.py needs cuobjdump")
         return 77
-    failures = 0
+    failures = len(unchecked())
+    for name in unchecked():
+        print(f"FAILED: {name} of ptx.cuh is in no kernel of ptx_wrappers.cu")
     for arch in options.arch.split(","):
         if not supported(nvcc, arch):
             print(f"sm_{arch}: this nvcc does not know it, NOT checked")

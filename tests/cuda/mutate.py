@@ -11,7 +11,7 @@ too weak. Mutants are compiled and run `--jobs` at a time.
 Usage: mutate.py [--jobs 2] [--cxx g++] [--only 3,7] [--json FILE] [--list]
 (--only: mutants by their number in --list.) A mutant takes about 15 s on an idle core, nearly all
 of it the compiler's.
-Exit: 0 no mutant has survived, 1 otherwise.
+Exit: 0 no mutant has survived, 1 otherwise, or where the kernels have no place for one of these.
 """
 import argparse
 import concurrent.futures
@@ -25,9 +25,9 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FILES = ["tile_feed.cuh", "tile_attention.cuh", "run_tasks.cuh", "merge.cuh", "append.cuh"]
-STATEMENT = re.compile(r"^\s*(if \(.*\) )?(ptx::(barrier|cp_async_wait|cp_async_commit|store_release)"
-                       r"|partials\.(wait|look)|publish_partials|queue\.fetch|load_ahead"
-                       r"|feed_?\.(load_tiles|load_queries|end))\(.*\);")
+STATEMENTS = [r"ptx::barrier", r"ptx::cp_async_wait", r"ptx::cp_async_commit", r"ptx::store_release", r"partials\.wait",
+              r"partials\.look", r"publish_partials", r"queue\.fetch", r"load_ahead", r"feed_?\.load_tiles",
+              r"feed\.load_queries", r"feed\.end"]
 DELETED = "/* deleted */;"
 WEAKER = [  # (what, what becomes of it)
     (r"cp_async_wait\((.*)\);", r"cp_async_wait(\1 + 1);"),
@@ -51,14 +51,18 @@ TESTS = ["cuda_kernels_test"]
 CASES = "emulated kernels*,prefill*,the order of turns*,tasks in a row*,a task waits*,a NaN*"
 
 
-def mutants():
+def mutants(found):
+    """Every mutant; adds to `found` what there is one of."""
     for name in FILES:
         path = os.path.join(ROOT, "include", "chunkattn", "cuda", name)
         for number, line in enumerate(open(path), 1):
-            if STATEMENT.match(line):
-                yield name, number, line.strip(), DELETED
+            for statement in STATEMENTS:
+                if re.match(rf"\s*(if \(.*\) )?{statement}\(.*\);", line):
+                    found.add(statement)
+                    yield name, number, line.strip(), DELETED
             for pattern, weaker in WEAKER:
                 if re.search(pattern, line):
+                    found.add(pattern)
                     changed = re.sub(pattern, weaker, line.rstrip("\n"))
                     yield name, number, changed.strip(), changed
 
@@ -97,7 +101,12 @@ def main():
     options.add_argument("--json", help="write the verdicts there")
     options.add_argument("--list", action="store_true")
     options = options.parse_args()
-    all_mutants = list(mutants())
+    found = set()
+    all_mutants = list(mutants(found))
+    gone = [pattern for pattern in STATEMENTS + [weaker[0] for weaker in WEAKER] if pattern not in found]
+    if gone:  # the kernels are written otherwise now: nothing would be tried of this
+        print("NOWHERE in the kernels:", *gone, sep="\n  ")
+        return 1
     if options.list:
         for i, mutant in enumerate(all_mutants):
             print(i, *mutant[:3], "(deleted)" if mutant[3] == DELETED else "(weakened)", sep=": ")

@@ -21,7 +21,10 @@ extern "C" {
 __global__ void copy_16(const uint4* source, int valid) {
   ptx::cp_async_16(ptx::shared_address(ptx::dynamic_shared()), source, valid != 0);
   ptx::cp_async_commit();
+  ptx::cp_async_wait(3);
+  ptx::cp_async_wait(2);
   ptx::cp_async_wait(1);
+  ptx::cp_async_wait(0);
 }
 
 __global__ void load_matrices(std::uint32_t* out) {
@@ -56,6 +59,21 @@ __global__ void greater(float* out, const float* x) {
 }
 __global__ void multiply_add(float* out, const float* x) {
   *out = ptx::fma(x[0], x[1], x[2]);
+}
+__global__ void quotient(float* out, const float* x) {
+  *out = ptx::divide(x[0], x[1]);
+}
+
+__global__ void exchange(float* out, const float* x) {
+  *out = ptx::shuffle_xor(x[threadIdx.x], 2);
+}
+__global__ void vote(int* out, const int* x) {
+  *out = ptx::any(*x != 0) ? 3 : 5;
+}
+__global__ void meet(float* out) {
+  reinterpret_cast<float*>(ptx::dynamic_shared())[threadIdx.x] = 1.0f;
+  ptx::barrier();
+  *out = reinterpret_cast<float*>(ptx::dynamic_shared())[threadIdx.x ^ 1];
 }
 
 __global__ void release(std::uint32_t* flag, float* data) {

@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
-# run.sh [kernels|wrappers]: compiles the CUDA kernels (check_ptxas.py) or each wrapper of ptx.cuh
-# (check_sass.py) and looks at what came out.
+# run.sh [kernels|wrappers|mutants]: compiles the CUDA kernels (check_ptxas.py) or each wrapper of ptx.cuh
+# (check_sass.py) and looks at what came out; or names the mutants of the kernels (mutate.py), none of
+# whose kinds may be without a place in them.
 # Exit 0: passed. 77: a tool is missing, said aloud. Anything else: failed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
 skip() { echo "SKIPPED: $*"; exit 77; }
 
+if [ "${1:-kernels}" = mutants ]; then
+  command -v python3 >/dev/null || skip "cuda mutants needs python3"
+  exec python3 "$here/mutate.py" --list
+fi
 nvcc=${NVCC:-}
 [ -x "$nvcc" ] || nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 [ -x "$nvcc" ] || skip "cuda compiled needs nvcc"

@@ -170,7 +170,8 @@ END
     gpu 1 peers
     says "$work/log" "peers: python3 has no PyTorch"
     if python3 -c "import numpy" 2>/dev/null; then
-      (cd "$root" && python3 bench/peers/gpu_peers.py --self-check >"$work/log") || { cat "$work/log"; fail "gpu_peers.py"; }
+      (cd "$root" && python3 bench/peers/gpu_peers.py --self-check >"$work/log") ||
+        { cat "$work/log"; fail "gpu_peers.py"; }
     else
       echo "numpy not found: the peers' cases were NOT checked (gpu_peers.py --self-check)"
     fi
