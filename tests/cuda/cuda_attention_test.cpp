@@ -173,6 +173,57 @@ TEST_CASE("a captured graph is replayed while sequences grow, join and leave") {
   CHECK(simt::device().capture_violations == 0);
 }
 
+TEST_CASE("a captured graph has blocks for any plan, not for that of its capture") {
+  Engine engine(24);
+  simt::current_schedule() = {};
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 3)));
+  engine.prefill(0);
+  engine.drain_and_check();
+  engine.decode_plan();  // one row
+  Step& step = engine.new_step();
+  const auto layer = engine.cache.layer(0);
+  struct Blocks {
+    int write, run;
+  };
+  const auto blocks_of = [&](auto& attention, bool captured) {
+    attention.prepare(engine.view, &engine.stream);
+    const auto count = [&](const auto& call) {
+      engine.stream.drain();
+      const auto before = simt::statistics().blocks;
+      if (captured) {
+        simt::Graph graph(engine.stream);
+        call();
+        graph.end();
+        graph.replay();
+        engine.stream.drain();
+      } else {
+        call();
+        engine.stream.drain();
+      }
+      return static_cast<int>(simt::statistics().blocks - before);
+    };
+    return Blocks{
+        count([&] {
+          attention.write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
+        }),
+        count([&] {
+          attention.run(layer, engine.view, step.q->span(), step.out->span(), {}, &engine.stream);
+        })};
+  };
+  CHECK(blocks_of(*engine.attention, false).write == 1);
+  CHECK(blocks_of(*engine.attention, false).run == kv_heads);
+  CHECK(blocks_of(*engine.attention, true).run == engine.attention->num_blocks());
+  CudaLimits limits = Engine::limits();
+  limits.max_copies = 6;
+  ChunkAttention<Cuda, head_dim> many_copies(limits);
+  CHECK(blocks_of(many_copies, true).write == 6 * kv_heads);
+  limits.max_copies = 1;
+  limits.max_rows = 640;  // 128 pairs of a row and a KV head at once
+  ChunkAttention<Cuda, head_dim> many_rows(limits);
+  CHECK(blocks_of(many_rows, true).write == 10);
+  engine.steps.clear();
+}
+
 TEST_CASE("row copies of forks reach every layer by one launch") {
   simt::current_schedule() = {};
   test::Random random(16);

@@ -156,6 +156,7 @@ TEST_CASE("bad input is named, and nothing has changed") {
 
 TEST_CASE("bad arguments of a step are named, and the next step is right") {
   simt::current_schedule() = {};
+  std::vector<half> host(1 << 16);  // where no device memory was that is known by its address
   Engine engine(18);
   for (int i = 0; i < 2; ++i) {
     engine.sequences.push_back(engine.tree.insert(engine.prompt(30, 4)));
@@ -168,9 +169,9 @@ TEST_CASE("bad arguments of a step are named, and the next step is right") {
   const auto run = [&](auto q, simt::Stream* stream) {
     engine.attention->run(layer, engine.view, q, step.out->span(), {}, stream);
   };
-  std::vector<half> host(step.q->size);
-  CHECK_THROWS_WITH_AS(run(std::span<half>(host), &engine.stream), doctest::Contains("q = "),
-                       chunkattn::InvalidArgument);
+  REQUIRE(step.q->size <= host.size());
+  CHECK_THROWS_WITH_AS(run(std::span<half>(host).first(step.q->size), &engine.stream),
+                       doctest::Contains("q = "), chunkattn::InvalidArgument);
   CHECK_THROWS_WITH_AS(run(step.q->span().first(16), &engine.stream),
                        doctest::Contains("q.size() = 16"), chunkattn::InvalidArgument);
   simt::Stream other;
@@ -270,12 +271,56 @@ TEST_CASE("every kernel is loaded and set up by the constructor") {
   const int sets = device.calls["cudaFuncSetAttribute"];
   engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 4)));
   engine.prefill(0);
+  for (int step = 0; step < 2; ++step) {  // the second is what the first foretells
+    engine.decode_plan();
+    engine.enqueue();
+    engine.submit();
+    engine.drain_and_check();
+  }
+  // Both element types, floats too, and copies of rows for all layers.
   engine.decode_plan();
-  engine.enqueue();
-  engine.submit();
-  engine.drain_and_check();
+  Step& step = engine.new_step();
+  ChunkAttention<Cuda, head_dim>& attention = *engine.attention;
+  KvCache<Cuda, chunkattn::bfloat16> other(16, {1, kv_heads, head_dim}, 64);
+  DeviceArray<float> k(step.k->size), v(step.v->size);
+  DeviceArray<chunkattn::bfloat16> q(step.q->size), out(step.out->size);
+  const auto run_with = [&](auto& cache, const auto& queries, const auto& outputs) {
+    const auto layer = cache.layer(0);
+    attention.copy_rows(layer, cache.device_layers(), 1, engine.view, &engine.stream);
+    attention.write(layer, engine.view, k.span(), v.span(), &engine.stream);
+    attention.run(layer, engine.view, queries, outputs, {}, &engine.stream);
+  };
+  attention.prepare(engine.view, &engine.stream);
+  engine.stream.drain();
+  {
+    simt::Graph graph(engine.stream);  // in which row copies are launched where there are none, too
+    run_with(engine.cache, step.q->span(), step.out->span());
+    run_with(other, q.span(), out.span());
+    graph.end();
+    CHECK(graph.size() == 6);
+  }
   CHECK(device.late_loads == 0);
   CHECK(device.calls["cudaFuncSetAttribute"] == sets);
+  engine.steps.clear();
+}
+
+TEST_CASE("shared memory beyond what every kernel has is asked for, and must be there") {
+  using namespace chunkattn::cuda_detail;
+  struct Arguments {};
+  constexpr auto kernel = +[](Arguments) {};
+  simt::Device& device = simt::device();
+  device.kernels.clear();
+  simt::Stream stream;
+  constexpr int bytes = 64 * 1024;
+  load_kernel(kernel);
+  CHECK(blocks_per_sm(kernel, 32, bytes) == 0);
+  CHECK_THROWS_AS(launch("kernel", kernel, 1, 32, bytes, &stream, {}), chunkattn::DeviceError);
+  CHECK_NOTHROW(launch("kernel", kernel, 1, 32, 48 * 1024, &stream, {}));
+  CHECK_THROWS_AS(allow_shared(kernel, device.shared_per_block + 1), chunkattn::DeviceError);
+  CHECK_THROWS_AS(launch("kernel", kernel, 1, 32, bytes, &stream, {}), chunkattn::DeviceError);
+  allow_shared(kernel, bytes);
+  CHECK_NOTHROW(launch("kernel", kernel, 1, 32, bytes, &stream, {}));
+  stream.drain();
 }
 
 TEST_CASE("the driver says how many blocks run at the same time") {
@@ -284,6 +329,10 @@ TEST_CASE("the driver says how many blocks run at the same time") {
   CHECK(blocks() == 2 * device.sms);
   device.blocks_by_registers = 1;
   CHECK(blocks() == device.sms);
+  device.blocks_by_registers = 1000;  // as many as all of the shared memory holds, L1 has none
+  const ChunkAttention<Cuda, head_dim> attention(Engine::limits());
+  const int bytes = chunkattn::cuda_detail::shared_bytes(head_dim, attention.num_stages()) + 1024;
+  CHECK(attention.num_blocks() == device.sms * (device.shared_per_sm / bytes));
   device.blocks_by_registers = 0;
   CHECK_THROWS_WITH_AS(blocks(), doctest::Contains("HeadDim = 16"), chunkattn::InvalidArgument);
   device.blocks_by_registers = 2;
@@ -314,6 +363,11 @@ TEST_CASE("layer() does not grow inside a capture") {
 }
 
 TEST_CASE("two streams at the same time are refused where streams are watched") {
+#if defined(NDEBUG)
+  CHECK(!CudaOptions{}.check_streams);
+#else
+  CHECK(CudaOptions{}.check_streams);
+#endif
   for (const bool watched : {true, false}) {
     CudaOptions options;
     options.check_streams = watched;

@@ -67,14 +67,41 @@ TEST_CASE("lanes and threads that meet at different places are reported") {
     else
       (void)ptx::shuffle_xor(1, 1);
   };
+  const auto votes = [] {
+    if (ptx::thread_index() < 5)
+      (void)ptx::any(true);
+    else
+      (void)ptx::any(true);
+  };
+  const auto products = [] {
+    float d[4] = {};
+    const std::uint32_t a[4] = {};
+    if (ptx::thread_index() < 5)
+      ptx::mma<half>(d, a, 0, 0);
+    else
+      ptx::mma<half>(d, a, 0, 0);
+  };
+  const auto matrices = [] {
+    std::uint32_t r[4];
+    if (ptx::thread_index() < 5)
+      ptx::ldmatrix_x4(r, {0});
+    else
+      ptx::ldmatrix_x4(r, {0});
+  };
   const auto barriers = [] {
     if (ptx::thread_index() < 32)
       ptx::barrier();
     else
       ptx::barrier();
   };
-  CHECK_THROWS_WITH_AS(simt::launch(1, 32, 0, shuffles), doctest::Contains("different operations"),
-                       simt::Fault);
+  const auto meets = [](const auto& kernel) {
+    CHECK_THROWS_WITH_AS(simt::launch(1, 32, 64, kernel), doctest::Contains("different operations"),
+                         simt::Fault);
+  };
+  meets(shuffles);
+  meets(votes);
+  meets(products);
+  meets(matrices);
   CHECK_THROWS_WITH_AS(simt::launch(1, 64, 0, barriers), doctest::Contains("different barriers"),
                        simt::Fault);
 }

@@ -286,6 +286,99 @@ TEST_CASE("a task waits for partial results that another block is late with") {
   }
 }
 
+TEST_CASE("partial results join in the order of the path") {
+  using namespace chunkattn::cuda_detail;
+  constexpr int most = 9, dim = 16;
+  test::Random random(17);
+  std::vector<Float4> out(most * dim / 4);
+  std::vector<float> lse(most);
+  std::vector<Merge> merges;
+  for (int i = 0; i < most; ++i) {
+    merges.push_back({(i * 5) % most, 0, 0, 0});  // anywhere in memory
+    lse[static_cast<std::size_t>(i)] = random.normal();
+    for (int c = 0; c < dim / 4; ++c)
+      for (float& x : out[static_cast<std::size_t>(i * dim / 4 + c)].v) x = random.normal();
+  }
+  lse[5] = empty_max2;
+  PlanMemory plan{};
+  plan.merges = merges.data();
+  plan.partial_out = reinterpret_cast<float*>(out.data());
+  plan.partial_lse = lse.data();
+  simt::current_schedule() = {};
+  for (int count = 1; count <= most; ++count) {
+    int wrong = 0;
+    simt::launch(1, 32, 0, [&] {
+      Task task{};
+      task.merge_count = count;
+      RowResult expected, got;
+      for (int i = 0; i < count; ++i) {
+        const auto at = static_cast<std::size_t>(merges[static_cast<std::size_t>(i)].partial_base);
+        expected.add({lse[at], at == 5 ? 0.0f : 1.0f}, out[at * dim / 4 + 1]);
+      }
+      add_partials<dim>(plan, task, 0, 4, got);
+      wrong += std::memcmp(&expected, &got, sizeof got) != 0;
+    });
+    CAPTURE(count);
+    CHECK(wrong == 0);
+  }
+}
+
+namespace {
+
+// What one query head and its keys leave behind, when `key` has been written to all of `tokens`
+// keys: powers of two that were taken, and words of the accumulators' stage that were stored.
+struct Traces {
+  std::uint64_t powers = 0;
+  int stored = 0;
+};
+
+template <class F>
+Traces traces_of(int tokens, F&& key) {
+  test::RandomPlan plan = test::make_two_level_plan(1, 0, tokens);
+  test::KvStorage<half> kv(plan.num_slots, 1, plan.chunk_size, 16);
+  for (int position = 0; position < tokens; ++position) {
+    const auto& piece = plan.pieces[static_cast<std::size_t>(position / plan.chunk_size)];
+    const int offset = position % plan.chunk_size;
+    std::fill_n(kv.view.k_row(piece.slot, 0, offset), 16, chunkattn::to_half(key(position)));
+    std::fill_n(kv.view.v_row(piece.slot, 0, offset), 16, chunkattn::to_half(1.0f));
+  }
+  const std::vector<half> q(16, chunkattn::to_half(1.0f));
+  simt::current_schedule() = {};
+  const auto before = simt::statistics().powers;
+  Traces traces;
+  chunkattn::CostModel model = simt::eager_model();
+  model.min_split_tokens = tokens;  // one task
+  const auto got = simt::attention_step<half, 16>(
+      kv.view, plan.view(), std::span<const half>(q), model, 2, 1, 0, {}, [&] {
+        const auto* words = reinterpret_cast<const std::uint32_t*>(
+            chunkattn::ptx::dynamic_shared() + chunkattn::cuda_detail::SharedLayout<16>::stages +
+            chunkattn::cuda_detail::stage_bytes(16));
+        const int all = chunkattn::cuda_detail::stage_bytes(16) / 4;
+        if (chunkattn::ptx::thread_index() == 0)
+          traces.stored = all - static_cast<int>(std::count(words, words + all, 0xffffffffu));
+      });
+  CHECK(got.scheduler.num_chunk_first() == 0);
+  traces.powers = simt::statistics().powers - before;
+  return traces;
+}
+
+}  // namespace
+
+TEST_CASE("outputs are rescaled only where a maximum has moved") {
+  constexpr int tiles = 5;
+  const auto falls =
+      traces_of(tiles * 64, [](int position) { return static_cast<float>(-position) / 64; });
+  const auto rises =
+      traces_of(tiles * 64, [](int position) { return static_cast<float>(position) / 64; });
+  // All threads, two rows each, in all tiles but the first.
+  CHECK(rises.powers - falls.powers == (tiles - 1) * 128 * 2);
+}
+
+TEST_CASE("accumulators of rows that no query stands in are not stored") {
+  // One tile, in the first stage; they stand in the one before: four warps, one row each.
+  CHECK(traces_of(64, [](int) { return 1.0f; }).stored == 4 * 16);
+}
+
 TEST_CASE("one token dropped of many breaks the bound") {
   test::Random random(7);
   test::RandomPlanOptions options;

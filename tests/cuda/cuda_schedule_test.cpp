@@ -278,6 +278,22 @@ TEST_CASE("tasks stand longest first") {
   }
 }
 
+TEST_CASE("chunk-first tasks stand longest first, whatever comes first in the tree") {
+  const test::RandomPlan plan = test::make_level_plan({1, 8, 96}, {300, 2000, 20});
+  CostModel model;
+  model.min_split_tokens = 4000;  // nothing is cut
+  Scheduler scheduler;
+  scheduler.build(plan.view(), {8, 8, 128}, model, plenty);
+  REQUIRE(scheduler.summary().num_shared == 9);
+  std::vector<int> lengths;
+  for (int t = 0; t < scheduler.num_chunk_first(); ++t) {
+    const Task& task = scheduler.tasks()[static_cast<std::size_t>(t)];
+    lengths.push_back(plan.segments[static_cast<std::size_t>(task.segment)].length);
+  }
+  CHECK(lengths.front() == 2000);
+  CHECK(std::is_sorted(lengths.rbegin(), lengths.rend()));
+}
+
 TEST_CASE("a schedule that cannot fit is refused by name") {
   const test::RandomPlan plan = test::make_two_level_plan(32, 2048, 64);
   Scheduler scheduler;

@@ -50,11 +50,13 @@ std::vector<chunkattn::KeyRange> hidden_ranges(const chunkattn::PlanView& plan, 
 }
 
 /// Runs the plan over K/V in host memory. Outputs and workspace start as NaN.
-template <class T, chunkattn::cuda_detail::HeadDims Dims, class V = chunkattn::Plain>
-StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView plan,
-                             std::span<const T> q, const chunkattn::CostModel& model,
-                             int num_stages = 2, int grid = 3, float sm_scale = 0,
-                             const V& variant = {}) {
+/// Each thread calls after() when it has done its part of the kernel.
+template <class T, chunkattn::cuda_detail::HeadDims Dims, class V = chunkattn::Plain,
+          class After = void (*)()>
+StepResult<T> attention_step(
+    const chunkattn::KvView<T>& kv, chunkattn::PlanView plan, std::span<const T> q,
+    const chunkattn::CostModel& model, int num_stages = 2, int grid = 3, float sm_scale = 0,
+    const V& variant = {}, After&& after = [] {}) {
   using namespace chunkattn::cuda_detail;
   StepResult<T> result;
   const auto rows = static_cast<std::size_t>(plan.num_rows);
@@ -101,7 +103,10 @@ StepResult<T> attention_step(const chunkattn::KvView<T>& kv, chunkattn::PlanView
   if (sm_scale == 0) sm_scale = 1.0f / std::sqrt(static_cast<float>(Dims.k));
   const AttentionArguments<T, V> args = with_variant(call, variant, sm_scale);
   const auto shared = static_cast<std::size_t>(shared_bytes(Dims, num_stages));
-  launch(grid, block_threads, shared, [&] { attention_kernel<T, Dims.k, Dims.v, V>(args); });
+  launch(grid, block_threads, shared, [&] {
+    attention_kernel<T, Dims.k, Dims.v, V>(args);
+    after();
+  });
   const T* written = reinterpret_cast<const T*>(out.data());
   result.out.assign(written, written + lines * Dims.v);
   return result;

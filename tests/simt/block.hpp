@@ -40,7 +40,7 @@ inline Schedule& current_schedule() {
 
 /// Counts what kernels did, for tests that must know that something happened.
 struct Statistics {
-  std::uint64_t mma = 0, cp_async = 0, barriers = 0, blocks = 0, pauses = 0;
+  std::uint64_t mma = 0, cp_async = 0, barriers = 0, blocks = 0, pauses = 0, powers = 0;
 };
 inline Statistics& statistics() {
   static Statistics counts;

@@ -253,6 +253,7 @@ std::uint32_t pack(float low, float high) {
 }
 
 inline float exp2(float x) {
+  ++simt::statistics().powers;
   return std::exp2(x);
 }
 inline float max(float a, float b) {

@@ -40,6 +40,12 @@ enum cudaDeviceAttr {
   cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
+enum cudaFuncAttribute {
+  cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+  cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
+enum cudaSharedCarveout { cudaSharedmemCarveoutMaxShared = 100 };
+struct cudaFuncAttributes {};
 enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
 inline constexpr unsigned cudaEventDisableTiming = 2;
@@ -312,6 +318,34 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
                  range != nullptr ? const_cast<void*>(pointer) : nullptr};
   return simt::device().called("cudaPointerGetAttributes");
 }
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* kernel) {
+  const cudaError_t result = simt::device().called("cudaFuncGetAttributes");
+  if (result == cudaSuccess) (void)simt::device().kernels[kernel];
+  return result;
+}
+inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute which, int value) {
+  const cudaError_t result = simt::device().called("cudaFuncSetAttribute");
+  if (result != cudaSuccess) return result;
+  simt::KernelState& state = simt::device().kernels[kernel];
+  if (which == cudaFuncAttributePreferredSharedMemoryCarveout)
+    state.max_carveout = value == cudaSharedmemCarveoutMaxShared;
+  else if (value > simt::device().shared_per_block)
+    return cudaErrorInvalidValue;
+  else
+    state.shared_bytes = value;
+  return cudaSuccess;
+}
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel,
+                                                                 int, std::size_t shared_bytes) {
+  const simt::KernelState& state = simt::device().kernels[kernel];
+  const auto bytes = static_cast<int>(shared_bytes);
+  // Without the carve-out set the driver may keep half of the memory as L1.
+  const int per_sm = simt::device().shared_per_sm / (state.max_carveout ? 1 : 2);
+  *blocks = bytes > state.shared_bytes
+                ? 0
+                : std::min(per_sm / (bytes + 1024), simt::device().blocks_by_registers);
+  return simt::device().called("cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+}
 
 namespace simt {
 
@@ -343,53 +377,20 @@ namespace cuda_detail {
 
 inline void check_cuda(cudaError_t result, const char* call, SourceLocation where);
 
-inline simt::KernelState& loaded(const void* kernel, int& missing) {
-  auto& kernels = simt::device().kernels;
-  const auto found = kernels.find(kernel);
-  if (found == kernels.end()) ++missing;
-  return kernels[kernel];
-}
-
 template <class Arguments>
 void launch(const char* name, void (*kernel)(Arguments), int grid, int threads, int shared_bytes,
             cudaStream_t stream, std::type_identity_t<Arguments> arguments) {
   const auto where = SourceLocation::current();
-  check_cuda(simt::device().called("launch"), name, where);
-  const auto& state = loaded(reinterpret_cast<const void*>(kernel), simt::device().late_loads);
-  check_cuda(shared_bytes > state.shared_bytes ? cudaErrorInvalidValue : cudaSuccess, name, where);
-  simt::device().launches.emplace_back(name);
+  simt::Device& device = simt::device();
+  check_cuda(device.called("launch"), name, where);
+  const auto [state, late] = device.kernels.try_emplace(reinterpret_cast<const void*>(kernel));
+  device.late_loads += late ? 1 : 0;
+  check_cuda(shared_bytes > state->second.shared_bytes ? cudaErrorInvalidValue : cudaSuccess, name,
+             where);
+  device.launches.emplace_back(name);
   simt::stream_of(stream).enqueue([=] {
     simt::launch(grid, threads, static_cast<std::size_t>(shared_bytes), [&] { kernel(arguments); });
   });
-}
-
-template <class Arguments>
-void load_kernel(void (*kernel)(Arguments)) {
-  check_cuda(simt::device().called("cudaFuncGetAttributes"), "cudaFuncGetAttributes",
-             SourceLocation::current());
-  int expected = 0;
-  loaded(reinterpret_cast<const void*>(kernel), expected);
-}
-
-template <class Arguments>
-void allow_shared(void (*kernel)(Arguments), int bytes) {
-  check_cuda(simt::device().called("cudaFuncSetAttribute"), "cudaFuncSetAttribute",
-             SourceLocation::current());
-  check_cuda(bytes > simt::device().shared_per_block ? cudaErrorInvalidValue : cudaSuccess,
-             "cudaFuncSetAttribute(max dynamic shared memory)", SourceLocation::current());
-  int expected = 0;
-  loaded(reinterpret_cast<const void*>(kernel), expected) = {bytes, true};
-}
-
-template <class Arguments>
-int blocks_per_sm(void (*kernel)(Arguments), int, int shared_bytes) {
-  check_cuda(simt::device().called("cudaOccupancyMaxActiveBlocksPerMultiprocessor"), "occupancy",
-             SourceLocation::current());
-  int missing = 0;
-  const auto& state = loaded(reinterpret_cast<const void*>(kernel), missing);
-  // Without the carve-out set the driver may keep half of the memory as L1.
-  const int per_sm = simt::device().shared_per_sm / (missing == 0 && state.max_carveout ? 1 : 2);
-  return std::min(per_sm / (shared_bytes + 1024), simt::device().blocks_by_registers);
 }
 
 }  // namespace cuda_detail

@@ -22,6 +22,7 @@ void launch(const char* name, void (*kernel)(Arguments), int grid, int threads, 
                        static_cast<std::size_t>(shared_bytes), stream),
       name);
 }
+#endif
 
 /// Loads a kernel on the current device, which its first launch would do otherwise.
 template <class Arguments>
@@ -53,7 +54,6 @@ template <class Arguments>
              "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   return blocks;
 }
-#endif
 
 }  // namespace cuda_detail
 CHUNKATTN_NAMESPACE_END
