@@ -136,6 +136,21 @@ TEST_CASE("a row that sees nothing gives zeros also where its row block is cut a
   }
 }
 
+TEST_CASE("rows that see next to nothing do not make row blocks of more lines than there may be") {
+  test::Random random(53);
+  test::RandomPlanOptions options;
+  options.num_sequences = 40;
+  options.share = test::Share::none;
+  test::AttentionCase<float> problem(random, options, 64, 1, 8);
+  std::fill(problem.plan.row_kv_len.begin(), problem.plan.row_kv_len.end(), 1);
+  problem.reference =
+      reference_attention(problem.kv.view, problem.plan.view(), std::span<const float>(problem.q));
+  ChunkAttention<Cpu, 64> attention(2);
+  check_answer(attention, problem);
+  for (const cpu::RowBlock& block : attention.schedule().row_blocks())
+    CHECK(block.num_rows() * 8 <= 256);
+}
+
 TEST_CASE("the schedule of a run is the one of its geometry, and no item is empty") {
   test::Random random(52);
   for (int round = 0; round < test::scaled(40); ++round) {

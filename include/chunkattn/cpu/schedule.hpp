@@ -140,12 +140,13 @@ class Schedule {
   // small enough to end together. Says whether it is so; if not, other cuts are to be made.
   bool cut_rows_freely(const PlanView& plan, double total_ns) {
     const int wanted = blocks_for(std::max(options_.min_tasks, options_.min_free_tasks));
-    if (static_cast<int>(row_blocks_.size()) >= wanted) return true;
+    const int fewest = static_cast<int>(row_blocks_.size());
+    if (fewest >= wanted) return true;
     const double row_ns = total_ns / plan.num_rows + 1;
     const int rows =
         std::max(ceil(plan.num_rows, 4 * wanted), static_cast<int>(min_unit_ns / row_ns) + 1);
     const std::int64_t tokens = total_tokens();
-    cut_rows(plan, ceil(plan.num_rows, rows));
+    cut_rows(plan, std::max(fewest, ceil(plan.num_rows, rows)));
     // More are read again where query tokens of one sequence were parted.
     return total_tokens() - tokens <= tokens / 20;
   }
