@@ -315,7 +315,7 @@ TEST_CASE("partial results join in the order of the path") {
         const auto at = static_cast<std::size_t>(merges[static_cast<std::size_t>(i)].partial_base);
         expected.add({lse[at], at == 5 ? 0.0f : 1.0f}, out[at * dim / 4 + 1]);
       }
-      add_partials<dim>(plan, task, 0, 4, got);
+      add_partials<dim>(plan, task, 0, count, 0, 4, got);
       wrong += std::memcmp(&expected, &got, sizeof got) != 0;
     });
     CAPTURE(count);
@@ -477,6 +477,85 @@ TEST_CASE("a NaN reaches every line that sees it, and no other") {
   check_nans<half, 16>(9);
   check_nans<Bfloat16OrHalf, 16>(10);
   check_nans<half, HeadDims{64, 16}>(16);
+}
+
+namespace {
+
+// A prefix in `pieces` partial results, merged by tasks of one row or of a few: `group` of each of
+// two sequences with tokens of their own, or of both where there are none.
+template <class T, HeadDims Dims>
+void check_shared_merges(test::Random& random, int group, int pieces, int own) {
+  CAPTURE(Dims.v);
+  CAPTURE(group);
+  CAPTURE(pieces);
+  CAPTURE(own);
+  const test::RandomPlan plan = test::make_two_level_plan(2, 64 * pieces, own);
+  test::AttentionCase<T, T> problem(random, plan, Dims.k, 1, group, 1.0f, Dims.v);
+  const auto run = [&](const test::KvStorage<T>& kv, const std::vector<T>& q) {
+    shuffle_turns(random);
+    auto got = simt::attention_step<T, Dims>(kv.view, plan.view(), std::span<const T>(q),
+                                             simt::eager_model(), random.uniform(2, 3));
+    CHECK(got.scheduler.tasks().back().merge_count == pieces);
+    return got;
+  };
+  const auto first = run(problem.kv, problem.q);
+  CHECK(chunkattn::compare_with_reference(problem.reference, std::span<const T>(first.out),
+                                          chunkattn::unit_roundoff<T>())
+            .ok());
+  CHECK(test::worst_lse(problem.reference, first.lse) <= 1.0);
+  for (int i = 0; i < 2; ++i) {  // other turns, the same bits
+    const auto again = run(problem.kv, problem.q);
+    CHECK(again.out == first.out);
+    CHECK(again.lse == first.lse);
+  }
+  for (const auto where : {test::NanPlace::k, test::NanPlace::v}) {
+    const test::KvStorage<T> kv = test::copy_of<T>(problem.kv);
+    std::vector<T> q = problem.q;
+    const test::NanPlace nan(random, where, plan, kv.view, std::span(q));
+    CAPTURE(where);
+    const auto got = run(kv, q);
+    CHECK(test::wrong_elements(nan, plan, problem.reference, 1, std::span<const T>(got.out),
+                               got.lse, chunkattn::unit_roundoff<T>()) == 0);
+  }
+  // Pieces of which no row sees anything, those of a whole group of threads among them.
+  for (std::size_t at = 0; at < problem.q.size(); at += Dims.k)
+    problem.q[at] = chunkattn::from_float<T>(0.5f + std::abs(chunkattn::to_float(problem.q[at])));
+  const int seen = random.uniform(0, pieces - 1);
+  for (int position = 0; position < 64 * pieces; ++position)
+    if (position / 64 != seen || own > 0) {
+      const auto place = test::place_of(plan, 0, position);
+      problem.kv.view.k_row(place.slot, 0, place.begin)[0] =
+          chunkattn::from_float<T>(-std::numeric_limits<float>::infinity());
+    }
+  const auto got = run(problem.kv, problem.q);
+  const auto reference =
+      chunkattn::reference_attention(problem.kv.view, plan.view(), std::span<const T>(problem.q));
+  CHECK(chunkattn::compare_with_reference(reference, std::span<const T>(got.out),
+                                          chunkattn::unit_roundoff<T>())
+            .ok());
+  CHECK(test::worst_lse(reference, got.lse) <= 1.0);
+}
+
+}  // namespace
+
+TEST_CASE("few rows merge many partial results, by groups of threads") {
+  test::Random random(17);
+  for (int pieces = 1; pieces <= 20; ++pieces)
+    for (const int group : {1, 2, random.uniform(3, 10)})
+      check_shared_merges<half, 16>(random, group, pieces, pieces % 3 * 20);
+  for (const int pieces : {4, 5, 9, 16, 20}) {
+    const int own = random.chance(0.5) ? 40 : 0;
+    const int group = random.uniform(1, 4);
+    check_shared_merges<half, HeadDims{64, 16}>(random, 9 - group, pieces, own);
+    check_shared_merges<half, 64>(random, group, pieces, own);
+#if !defined(CHUNKATTN_FEW_KERNELS)
+    check_shared_merges<bfloat16, HeadDims{128, 96}>(random, 1 + group / 2, pieces, own);
+    check_shared_merges<half, 128>(random, 1 + group % 2, pieces, own);
+    check_shared_merges<half, HeadDims{192, 128}>(random, 1, pieces, own);
+    check_shared_merges<bfloat16, HeadDims{256, 64}>(random, group, pieces, own);
+#endif
+    check_shared_merges<half, 256>(random, 1, pieces, own);
+  }
 }
 
 TEST_CASE("infinite logits: -inf has no weight, +inf gives NaN") {

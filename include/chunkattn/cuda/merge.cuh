@@ -89,25 +89,60 @@ struct RowResult {
   }
 };
 
-/// What the warps of a block left of one row. `accumulators` stand in shared memory as
+/// Results of rows in shared memory: in `accumulators`
 /// [kv_warps][row_warps][column_warps][16][warp_columns] floats, not normalised, their maxima and
 /// sums in `stats` [warp][16].
 template <HeadDims Dims, int TileRows>
-CHUNKATTN_DEVICE void add_warps(const unsigned char* shared, const float* accumulators, int row,
-                                int column, RowResult& result) {
-  using Layout = SharedLayout<Dims>;
+class SharedResults {
   using Warps = WarpLayout<Dims, TileRows>;
-  const SoftmaxState* stats = reinterpret_cast<const SoftmaxState*>(shared + Layout::stats);
-  for (int w = 0; w < Warps::kv_warps; ++w) {
+
+ public:
+  CHUNKATTN_DEVICE SharedResults(unsigned char* shared, float* accumulators)
+      : stats_(reinterpret_cast<SoftmaxState*>(shared + SharedLayout<Dims>::stats)),
+        accumulators_(accumulators) {}
+
+  /// Adds what the warps of the block left of a row.
+  CHUNKATTN_DEVICE void add_warps(int row, int column, RowResult& result) const {
+    for (int w = 0; w < Warps::kv_warps; ++w) add(w, row, column, result);
+  }
+  /// Leaves what a group of threads has of one of the task's `row_count` rows, for add_groups().
+  CHUNKATTN_DEVICE void put_group(int group, int row_count, int row, int column,
+                                  const RowResult& result) const {
+    const int w = group % Warps::kv_warps;
+    row += row_of_group(group, row_count);
+    const float(&o)[4] = result.o;
+    *values(w, row, column) = Float4{{o[0], o[1], o[2], o[3]}};
+    if (column % Warps::warp_columns == 0) stats_[warp_row(w, row, column)] = result.state;
+  }
+  /// Adds what all groups but the first left of a row.
+  CHUNKATTN_DEVICE void add_groups(int groups, int row_count, int row, int column,
+                                   RowResult& result) const {
+    for (int group = 1; group < groups; ++group)
+      add(group % Warps::kv_warps, row + row_of_group(group, row_count), column, result);
+  }
+
+ private:
+  // Groups stand beside one another where warps do, behind the rows that these have left.
+  CHUNKATTN_DEVICE static int row_of_group(int group, int row_count) {
+    return (1 + group / Warps::kv_warps) * row_count;
+  }
+  CHUNKATTN_DEVICE static int warp_row(int w, int row, int column) {
     const int warp =
         (w * Warps::row_warps + row / 16) * Warps::column_warps + column / Warps::warp_columns;
-    const int warp_row = warp * 16 + row % 16;
-    const float* values =
-        accumulators + warp_row * Warps::warp_columns +
-        accumulator_column(Warps::warp_columns, row, column % Warps::warp_columns);
-    result.add(stats[warp_row], *reinterpret_cast<const Float4*>(values));
+    return warp * 16 + row % 16;
   }
-}
+  CHUNKATTN_DEVICE Float4* values(int w, int row, int column) const {
+    return reinterpret_cast<Float4*>(
+        accumulators_ + warp_row(w, row, column) * Warps::warp_columns +
+        accumulator_column(Warps::warp_columns, row, column % Warps::warp_columns));
+  }
+  CHUNKATTN_DEVICE void add(int w, int row, int column, RowResult& result) const {
+    result.add(stats_[warp_row(w, row, column)], *values(w, row, column));
+  }
+
+  SoftmaxState* stats_;
+  float* accumulators_;
+};
 
 /// Where the result of a packed row stands among partial results.
 template <class T>
@@ -116,19 +151,19 @@ CHUNKATTN_DEVICE int row_of_partials(const CallArguments<T>& args, int packed, i
   return (row * args.num_kv_heads + kv_head) * args.group + packed - row * args.group;
 }
 
-/// Adds the partial results that a task merges, in path order. They are read a few at a time: one
-/// after the other, each read would wait for the one before.
+/// Adds partial results [begin, end) of those that a task merges, in path order. They are read a
+/// few at a time: one after the other, each read would wait for the one before.
 template <int ValueDim>
-CHUNKATTN_DEVICE void add_partials(const PlanMemory& plan, const Task& task, int row_partial,
-                                   int column, RowResult& result) {
-  constexpr int at_once = 4;
+CHUNKATTN_DEVICE void add_partials(const PlanMemory& plan, const Task& task, int begin, int end,
+                                   int row_partial, int column, RowResult& result) {
+  constexpr int at_once = merges_at_once;
   const Merge* merges = plan.merges + task.merge_begin;
-  for (int first = 0; first < task.merge_count; first += at_once) {
+  for (int first = begin; first < end; first += at_once) {
     float lse[at_once];
     Float4 values[at_once];
     CHUNKATTN_UNROLL
     for (int i = 0; i < at_once; ++i) {
-      const int p = first + i < task.merge_count ? first + i : first;
+      const int p = first + i < end ? first + i : first;
       const std::int64_t index = merges[p].partial_base + row_partial;
       lse[i] = ptx::load(plan.partial_lse + index);
       values[i] =
@@ -136,8 +171,7 @@ CHUNKATTN_DEVICE void add_partials(const PlanMemory& plan, const Task& task, int
     }
     CHUNKATTN_UNROLL
     for (int i = 0; i < at_once; ++i) {
-      const bool none =
-          first + i >= task.merge_count || lse[i] <= empty_max2;  // a NaN is something
+      const bool none = first + i >= end || lse[i] <= empty_max2;  // a NaN is something
       result.add({lse[i], none ? 0.0f : 1.0f}, values[i]);
     }
   }
@@ -162,25 +196,51 @@ CHUNKATTN_DEVICE void add_sink(const AttentionArguments<T, V>& args, int row_len
   result.add({sink2, sink2 <= empty_max2 ? 0.0f : 1.0f}, Float4{});  // a NaN is something
 }
 
-/// Reduces and writes the rows of a task.
+/// Reduces and writes the rows of a task. All threads of the block call it.
 ///
-/// Final: adds the partials task.merge_* in path order and writes q-typed output rows.
+/// Final: adds the partials task.merge_* in path order and writes q-typed output rows. Where rows
+/// are few, groups of threads share their partials, each with a part of the path; the first one has
+/// the rest to do.
 /// Otherwise: writes one normalised fp32 partial per row.
-/// \param accumulators  of the task's warps; null: there was nothing to stream
+/// \param accumulators  of the task's warps, if it has streamed anything
 template <class T, HeadDims Dims, int TileRows, bool Final, class V>
 CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T, V>& args, const Task& task,
-                                 int kv_head, const RowTable& rows, const unsigned char* shared,
-                                 const float* accumulators) {
+                                 int kv_head, const RowTable& rows, unsigned char* shared,
+                                 float* accumulators, bool streamed) {
   constexpr int vectors = Dims.v / 4;
+  const SharedResults<Dims, TileRows> results(shared, accumulators);
+  const int threads = task.row_count * vectors;
+  int bits = 0;
+  if constexpr (Final && TileRows == 16)
+    bits = merge_group_bits(task.row_count, Dims.v, task.merge_count);
+  RowResult part;  // of the thread's group
+  if (bits > 0) {
+    const int thread = ptx::opaque(ptx::thread_index());
+    const int group = (thread << bits) / block_threads;
+    const int i = thread & ((block_threads >> bits) - 1);
+    const int row = i / vectors;
+    const int column = i % vectors * 4;
+    if (i < threads) {
+      add_partials<Dims.v>(args.plan, task, task.merge_count * group >> bits,
+                           task.merge_count * (group + 1) >> bits,
+                           row_of_partials(args, task.row_begin + row, kv_head), column, part);
+      if (group > 0) results.put_group(group, task.row_count, row, column, part);
+    }
+    ptx::barrier();  // the groups' results
+  }
 
-  for (int i = ptx::thread_index(); i < task.row_count * vectors; i += block_threads) {
+  for (int i = ptx::thread_index(); i < threads; i += block_threads) {  // the first group
     const int row = i / vectors;
     const int column = i % vectors * 4;
     const int partial = row_of_partials(args, task.row_begin + row, kv_head);
-    RowResult result;
-    if constexpr (Final) add_partials<Dims.v>(args.plan, task, partial, column, result);
-    if (accumulators != nullptr)
-      add_warps<Dims, TileRows>(shared, accumulators, row, column, result);
+    RowResult result = part;
+    if constexpr (Final) {
+      if (bits > 0)
+        results.add_groups(1 << bits, task.row_count, row, column, result);
+      else
+        add_partials<Dims.v>(args.plan, task, 0, task.merge_count, partial, column, result);
+    }
+    if (streamed) results.add_warps(row, column, result);
     if constexpr (Final && VariantTerms<V>::has_sinks)
       add_sink(args, rows.len[row], rows.index[row], result);
     const float scale = normaliser(result.state);

@@ -190,17 +190,18 @@ CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T
     partials.look();
   });
   load_ahead(queue, feed);
-  float* accumulators = tile.streamed() ? feed.accumulators() : nullptr;
-  if (accumulators != nullptr) tile.store_accumulators(task.row_count, accumulators);
+  float* accumulators = feed.accumulators();
+  const bool streamed = tile.streamed();
+  if (streamed) tile.store_accumulators(task.row_count, accumulators);
   ptx::barrier();  // accumulators and stats
   if (queue.is_chunk_first()) {
     write_rows<T, Dims, TileRows, false>(args, task, tables.kv_head, tables.rows, shared,
-                                         accumulators);
+                                         accumulators, streamed);
     publish_partials(args, task, tables.kv_head, launch.number);
   } else {
     partials.wait();
     write_rows<T, Dims, TileRows, true>(args, task, tables.kv_head, tables.rows, shared,
-                                        accumulators);
+                                        accumulators, streamed);
   }
 }
 

@@ -55,6 +55,31 @@ constexpr int merge_rows(int value_dim) noexcept {
   return rows < 1 ? 1 : rows > 16 ? 16 : rows;
 }
 
+/// Partial results of a row that a thread reads at a time.
+inline constexpr int merges_at_once = 4;
+
+/// log2 of the groups of threads that share the partial results of a task's rows: where the rows'
+/// columns, four per thread, leave half of a block idle, and each group still has a read's worth of
+/// them. Each group leaves a result for each row among the accumulators of rows that no query
+/// stands in; of 16 to a warp eight suffice.
+CHUNKATTN_HD constexpr int merge_group_bits(int rows, int value_dim, int merges) noexcept {
+  int bits = 0;
+  if (rows > 8) return bits;
+  while ((rows * value_dim << (bits + 1)) <= block_threads * 4 && merges_at_once << bits < merges)
+    ++bits;
+  return bits;
+}
+
+/// Partial results that a thread adds one after the other for a task. Groups of threads share them;
+/// putting the groups together (a barrier, then their results out of shared memory) is as long as
+/// one more.
+constexpr int merges_in_a_row(int rows, int value_dim, int merges) noexcept {
+  const int bits = merge_group_bits(rows, value_dim, merges);
+  if (bits > 0) return ((merges - 1) >> bits) + 2;
+  const int rounds = (rows * value_dim + block_threads * 4 - 1) / (block_threads * 4);
+  return rounds * merges;
+}
+
 /// Bytes of a tile's queries, 16-bit elements.
 CHUNKATTN_HD constexpr int query_bytes(HeadDims dims) noexcept {
   return max_tile_rows * dims.k * 2;
