@@ -29,10 +29,9 @@ inline Item make_item(const Machine& machine, std::int64_t tokens, int tile_rows
   item.memory_bytes = item.bytes / readers;
   if (chunk_first) item.memory_bytes += 4.0 * rows * (dim + 1);
   item.flops = 4.0 * static_cast<double>(tokens) * dim * tile_rows;
-  const int rounds = (rows * dim + 511) / 512;
   item.write_us = machine.task_us / 5;
   item.wait_us = machine.task_us - item.write_us;
-  item.end_us = machine.merge_us * merges * rounds;
+  item.end_us = machine.merge_us * chunkattn::cuda_detail::merges_in_a_row(rows, dim, merges);
   return item;
 }
 

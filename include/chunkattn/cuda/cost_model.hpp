@@ -69,12 +69,10 @@ struct CostModel {
     return task_ps + stream_ps(tokens, tile_rows, dims, kib);
   }
 
-  /// Its end: `merges` partial results for each of `rows`, one after the other, four columns per
-  /// thread.
+  /// Its end: `merges` partial results for each of `rows`.
   [[nodiscard]] constexpr std::int64_t merge_all_ps(int rows, int value_dim,
                                                     int merges) const noexcept {
-    const std::int64_t rounds = (std::int64_t{rows} * value_dim + 511) / 512;
-    return merges * rounds * merge_ps;
+    return cuda_detail::merges_in_a_row(rows, value_dim, merges) * merge_ps;
   }
 
   /// `rows` partial results of one KV head, written by one task and read by others.

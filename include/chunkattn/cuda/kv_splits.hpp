@@ -61,8 +61,9 @@ struct Run {
   std::int32_t merges = 0;        ///< partial results from the path's begin to the end of this run
   std::int32_t partial_base = 0;  ///< of the first split; the next is partial_stride on
   std::int32_t partial_stride = 0;
-  std::int32_t flag_base = 0;  ///< of the first split's first tile; the next split's follow
-  KeyRange hidden{};           ///< positions among these that none of its rows sees
+  std::int32_t flag_base = 0;   ///< of the first split's first tile; the next split's follow
+  std::int32_t merge_rows = 0;  ///< packed rows of a task where it only merges
+  KeyRange hidden{};            ///< positions among these that none of its rows sees
 
   /// An own run, cut: streamed by chunk-first tasks.
   [[nodiscard]] bool moved() const noexcept { return last && splits > 1; }
@@ -71,6 +72,10 @@ struct Run {
   /// An own run that is streamed by the tasks that merge and write. Without visible tokens too: it
   /// may grow before the next build.
   [[nodiscard]] bool streams_last() const noexcept { return last && !moved() && !covered; }
+  /// Packed rows of its tasks at most: of those that merge and write, or chunk-first ones.
+  [[nodiscard]] int most_rows(bool writing) const noexcept {
+    return writing && !streams_last() ? merge_rows : max_tile_rows;
+  }
   /// The path position of a token, counted without those that are hidden.
   [[nodiscard]] std::int32_t position_of(std::int32_t token) const noexcept {
     const std::int32_t at = position + token;
@@ -287,21 +292,18 @@ class KvSplits {
           run.above >= 0 ? (*runs_)[static_cast<std::size_t>(run.above)].merges : 0;
       run.merges = above + (run.chunk_first() ? run.splits : 0);
       if (run.chunk_first()) {
-        count_tasks(phases_[0], run, std::max(run.step, last_tokens(run)), run.splits,
-                    max_tile_rows);
+        count_tasks(phases_[0], run, std::max(run.step, last_tokens(run)), run.splits);
         used_.partials += static_cast<std::size_t>(run.row_end - run.row_begin) *
                           static_cast<std::size_t>(geometry_.num_qo_heads) *
                           static_cast<std::size_t>(run.splits);
       }
       if (run.last) {
         all_merge_ = all_merge_ && run.merges > 0;
-        if (run.streams_last())
-          count_tasks(phases_[1], run, run.tokens, 1, max_tile_rows);
-        else
-          count_tasks(phases_[1], run, 0, 1, merge_rows_);
+        if (run.streams_last()) count_tasks(phases_[1], run, run.tokens, 1);
         used_.merges += static_cast<std::size_t>(run.merges);
       }
     }
+    count_merges();
     used_.tasks = static_cast<std::size_t>(phases_[0].tasks + phases_[1].tasks);
     share_memory();
     for (const Run& run : *runs_)
@@ -316,10 +318,38 @@ class KvSplits {
     return used_.tasks <= capacity_.tasks && used_.merges <= capacity_.merges &&
            used_.partials <= std::min<std::size_t>(capacity_.partials, 0x7fffffff);
   }
-  void count_tasks(Phase& phase, const Run& run, std::int32_t tokens, std::int32_t splits,
-                   int most) const {
-    phase.tasks += std::int64_t{splits} * ((rows(run) + most - 1) / most);
+  void count_tasks(Phase& phase, const Run& run, std::int32_t tokens, std::int32_t splits) const {
+    phase.tasks += splits * num_tiles(rows(run), max_tile_rows);
     phase.longest_stream = std::max(phase.longest_stream, stream_ps(run, tokens));
+  }
+  // The tasks that only merge. Each has as many rows as a block holds the columns of; or fewer, so
+  // that threads share partial results, where one round of blocks still takes all of phase 1.
+  void count_merges() noexcept {
+    std::int64_t merging = 0;
+    for (int least = 1; least <= merge_rows_; least *= 2) {
+      merging = 0;
+      for (Run& run : *runs_) {
+        if (!run.last || run.streams_last()) continue;
+        run.merge_rows = best_merge_rows(run.merges, least);
+        merging += num_tiles(rows(run), run.merge_rows);
+      }
+      const std::int64_t tasks = phases_[1].tasks + merging;
+      if (tasks * geometry_.num_kv_heads <= model_.num_blocks &&
+          static_cast<std::size_t>(phases_[0].tasks + tasks) <= capacity_.tasks)
+        break;
+    }
+    phases_[1].tasks += merging;
+  }
+  [[nodiscard]] int best_merge_rows(int merges, int least) const noexcept {
+    const auto in_a_row = [&](int rows) {
+      return merges_in_a_row(rows, geometry_.dims().v, merges);
+    };
+    int rows = merge_rows_;
+    while (rows / 2 >= least && in_a_row(rows / 2) < in_a_row(rows)) rows /= 2;
+    return rows;
+  }
+  [[nodiscard]] static std::int64_t num_tiles(int rows, int most) noexcept {
+    return (rows + most - 1) / most;
   }
 
   // Where chunk-first tasks leave blocks free, these stream what they may and then wait: the rest
@@ -365,7 +395,7 @@ class KvSplits {
     if (phase == 0 ? !run.chunk_first() : !run.last) return;
     const HeadDims dims = geometry_.dims();
     const bool merge_only = phase == 1 && !run.streams_last();
-    const int most = merge_only ? merge_rows_ : max_tile_rows;
+    const int most = run.most_rows(phase == 1);
     const int all = rows(run);
     const std::int64_t kib = kib_ps(run, phase);
     const auto tiles = [&](int rows, int count) {

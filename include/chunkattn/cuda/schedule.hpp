@@ -298,7 +298,7 @@ class Scheduler {
 
   // One task per tile of the run's rows, all else as in `task`.
   void add_tiles(const Run& run, Task task, bool chunk_first) {
-    const int most = task.segment >= 0 ? max_tile_rows : merge_rows(dims().v);
+    const int most = run.most_rows(!chunk_first);
     const int stop = packed(run.row_end);
     for (int row = packed(run.row_begin); row < stop; row += task.row_count) {
       task.row_count = std::min(stop - row, most);
