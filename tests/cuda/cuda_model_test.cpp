@@ -131,10 +131,10 @@ TEST_CASE("no other cut of the figures' cases is much better in the model") {
     const test::RandomPlan plan = test::make_two_level_plan(c.sequences, c.shared, c.own);
     const double us = modelled(plan, c.geometry, {});
     if (c.before > 0) CHECK(us < c.before * 0.86);
-    for (const int min_split_tokens : {64, 256, 384, 512, 768, 1024, 2048}) {
+    for (const int min_split_tokens : {128, 256, 384, 512, 768, 1024, 2048}) {
       chunkattn::CostModel cost;
       cost.min_split_tokens = min_split_tokens;
-      CHECK(us <= 1.05 * modelled(plan, c.geometry, cost));
+      CHECK(us <= 1.02 * modelled(plan, c.geometry, cost));
     }
   }
 }
@@ -144,13 +144,30 @@ TEST_CASE("nor is one of any case in the model") {
     CAPTURE(c.name);
     const test::RandomPlan plan = c.plan();
     const double us = modelled(plan, c.geometry, {});
-    for (const int min_split_tokens : {64, 192, 256, 384, 768}) {
+    for (const int min_split_tokens : {128, 192, 256, 384, 768}) {
       chunkattn::CostModel cost;
       cost.min_split_tokens = min_split_tokens;
       // The scheduler does not know that blocks out of step leave one another the memory while
       // they start.
-      CHECK(us <= 1.1 * modelled(plan, c.geometry, cost));
+      CHECK(us <= 1.02 * modelled(plan, c.geometry, cost));
     }
+  }
+}
+
+TEST_CASE("a few partial results per row are all that few rows cost") {
+  struct Case {
+    int sequences, shared, own;
+    chunkattn::Geometry geometry;
+    double us;
+  };
+  for (const Case& c :
+       {Case{1, 0, 4096, {32, 8, 128}, 11.5},  // 2.4 us of merging, were it in a row
+        {32, 1024, 0, {32, 32, 128}, 12.0},
+        {32, 2048, 0, {32, 32, 128}, 15.9}}) {
+    CAPTURE(c.shared);
+    CAPTURE(c.own);
+    const test::RandomPlan plan = test::make_two_level_plan(c.sequences, c.shared, c.own);
+    CHECK(modelled(plan, c.geometry, {}) < c.us);
   }
 }
 

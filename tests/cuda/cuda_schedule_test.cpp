@@ -353,6 +353,32 @@ TEST_CASE("four rows of an accumulator are stored into different banks") {
     }
 }
 
+TEST_CASE("groups of threads that share merges fit a block, and the rows that no query stands in") {
+  for (const int value_dim : {16, 64, 96, 128, 256})
+    for (int rows = 1; rows <= max_tile_rows; ++rows)
+      for (int merges = 0; merges <= 200; ++merges) {
+        const int groups = 1 << merge_group_bits(rows, value_dim, merges);
+        const int in_a_row = merges_in_a_row(rows, value_dim, merges);
+        const int rounds = (rows * value_dim / 4 + block_threads - 1) / block_threads;
+        CHECK(in_a_row <= rounds * merges);
+        if (groups == 1) {
+          CHECK(in_a_row == rounds * merges);
+          continue;
+        }
+        CHECK(merges > merges_at_once * groups / 2);  // for fewer, half of the groups would do
+        CHECK(groups * rows * value_dim / 4 <= block_threads);
+        CHECK(in_a_row == (merges + groups - 1) / groups + 1);
+        // Two warps at least have rows of their own, which stand beside one another.
+        const int kv_warps = value_dim >= 64 ? 2 : block_warps;
+        CHECK((2 + (groups - 1) / kv_warps) * rows <= 16);
+      }
+  CHECK(merge_group_bits(1, 128, 4) == 0);  // read at a time by one thread
+  CHECK(merge_group_bits(1, 128, 5) == 1);
+  CHECK(merge_group_bits(1, 128, 20) == 2);  // of 32 threads
+  CHECK(merge_group_bits(2, 128, 20) == 1);
+  CHECK(merge_group_bits(4, 128, 20) == 0);
+}
+
 TEST_CASE("stages fit the device and keep enough bytes in flight") {
   struct Machine {
     const char* name;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <queue>
@@ -48,9 +49,10 @@ struct Played {
 class Launch {
  public:
   // Tasks as the scheduler makes them by `judgement`; what they cost is by CostModel{} always.
-  Launch(const test::RandomPlan& plan, const Geometry& geometry, const CostModel& judgement = {})
+  Launch(const test::RandomPlan& plan, const Geometry& geometry, const CostModel& judgement = {},
+         const ScheduleCapacity& capacity = plenty)
       : plan_(plan), geometry_(geometry), heads_(static_cast<std::size_t>(geometry.num_kv_heads)) {
-    scheduler_.build(plan.view(), geometry, judgement, plenty);
+    scheduler_.build(plan.view(), geometry, judgement, capacity);
     first_ = static_cast<std::size_t>(scheduler_.num_chunk_first());
     for (const Task& task : tasks()) ++readers_[{task.segment, task.position_begin}];
     measure();
@@ -134,8 +136,8 @@ class Launch {
         return readers == 1 ? all : std::max(all / readers, model_.kib_ps(1));
       };
       if (t < first_) {
-        length.ps =
-            model_.chunk_first_ps(tokens(task), task.tile_rows, task.row_count, dim, share(kib[0]));
+        length.ps = model_.chunk_first_ps(tokens(task), task.tile_rows, task.row_count, dim,
+                                          share(kib[0]), kib[0]);
         of_flag[static_cast<std::size_t>(task.flag)] = length.ps;
       } else {
         length.ps = model_.sequence_first_ps(tokens(task), task.tile_rows, dim, share(kib[1]));
@@ -253,18 +255,18 @@ TEST_CASE("no order of its tasks ends a launch sooner") {
   for (const test::ScheduleCase& c : test::two_level_cases()) {
     CAPTURE(c.name);
     const Played played = play(c.plan(), c.geometry);
-    CHECK(played.to_bound() <= 1.05);
-    CHECK(played.to_busy() <= 1.3);
+    CHECK(played.to_bound() <= 1.03);
+    CHECK(played.to_busy() <= 1.06);
     few_rounds += played.to_busy() > 1.05 ? 1 : 0;
   }
-  CHECK(few_rounds <= 4);
+  CHECK(few_rounds <= 1);
   few_rounds = 0;
   int uneven = 0;
   for (const test::ScheduleCase& c : test::published_trees()) {
     CAPTURE(c.name);
     const Played played = play(c.plan(), c.geometry);
     CHECK(played.to_bound() <= 1.06);
-    CHECK(played.to_busy() <= 1.55);
+    CHECK(played.to_busy() <= 1.33);
     uneven += played.to_bound() > 1.05 ? 1 : 0;
     few_rounds += played.to_busy() > 1.05 ? 1 : 0;
   }
@@ -275,7 +277,7 @@ TEST_CASE("no order of its tasks ends a launch sooner") {
 
 TEST_CASE("no other cut is better") {
   std::vector<CostModel> others;
-  for (const int min_split_tokens : {192, 256, 512, 1024, 2048}) {
+  for (const int min_split_tokens : {128, 192, 256, 512, 1024, 2048}) {
     others.emplace_back();
     others.back().min_split_tokens = min_split_tokens;
   }
@@ -295,25 +297,27 @@ TEST_CASE("no other cut is better") {
     const std::int64_t end = Launch(plan, c.geometry).makespan();
     for (const CostModel& other : others)
       CHECK(static_cast<double>(end) <=
-            1.05 * static_cast<double>(Launch(plan, c.geometry, other).makespan()));
+            1.04 * static_cast<double>(Launch(plan, c.geometry, other).makespan()));
   }
 }
 
 TEST_CASE("where partial results are scarce, cuts are fewer, not gone") {
   const test::RandomPlan plan = test::make_two_level_plan(32, 4096, 64);
-  const CostModel model;
-  Scheduler all;
-  all.build(plan.view(), mha, model, plenty);
-  const auto most = static_cast<std::size_t>(all.num_chunk_first());
-  REQUIRE(most > 2);
-  for (std::size_t partials_of_a_line = 1; partials_of_a_line <= most + 1; ++partials_of_a_line) {
+  // With five of a line blocks have the memory busy, and with eight: with six or seven they share
+  // it without one of them being done sooner.
+  constexpr int cuts[] = {1, 2, 3, 4, 5, 5, 5, 8, 8};
+  std::int64_t before = std::numeric_limits<std::int64_t>::max();
+  for (std::size_t i = 0; i < std::size(cuts); ++i) {
     ScheduleCapacity few = plenty;
-    few.partials = partials_of_a_line * 32 * 32;
+    few.partials = (i + 1) * 32 * 32;
     Scheduler scheduler;
-    scheduler.build(plan.view(), mha, model, few);
-    CAPTURE(partials_of_a_line);
+    scheduler.build(plan.view(), mha, CostModel{}, few);
+    CAPTURE(i);
     CHECK(scheduler.summary().num_shared == 1);
-    CHECK(scheduler.num_chunk_first() == static_cast<int>(std::min(partials_of_a_line, most)));
+    CHECK(scheduler.num_chunk_first() == cuts[i]);
+    const std::int64_t end = Launch(plan, mha, {}, few).makespan();
+    CHECK(end <= before);
+    before = end;
   }
 }
 
@@ -326,6 +330,26 @@ TEST_CASE("rows that only merge are spread over the blocks") {
     const int group = geometry.group();
     CHECK(scheduler.num_sequence_first() == 32 * group / merge_rows(128));
   }
+  // One sequence's rows are so few that each has a task, in which all threads share its merges,
+  const test::RandomPlan plan = test::make_two_level_plan(1, 0, 4096);
+  Scheduler scheduler;
+  scheduler.build(plan.view(), gqa, CostModel{}, plenty);
+  REQUIRE(scheduler.num_chunk_first() > 4);
+  CHECK(scheduler.num_sequence_first() == gqa.group());
+  // as far as there is room for them,
+  ScheduleCapacity few = plenty;
+  const std::size_t most = scheduler.tasks().size();
+  for (few.tasks = 1; few.tasks < most; ++few.tasks) {
+    scheduler.build(plan.view(), gqa, CostModel{}, few);
+    CHECK(scheduler.tasks().size() <= few.tasks);
+    CHECK(scheduler.tasks().size() + 2 * gqa.group() > few.tasks);
+  }
+  // but not where few partial results leave nothing to share.
+  few.tasks = plenty.tasks;
+  few.partials = 4 * static_cast<std::size_t>(gqa.num_qo_heads);
+  scheduler.build(plan.view(), gqa, CostModel{}, few);
+  CHECK(scheduler.num_chunk_first() == 4);
+  CHECK(scheduler.num_sequence_first() == 1);
   CHECK(merge_rows(128) == 4);  // 128 threads, four columns each
   CHECK(merge_rows(256) == 2);
   CHECK(merge_rows(16) == 16);  // the smallest tile

@@ -31,7 +31,7 @@ struct CostModel {
   std::int64_t merge_ps = 150000;
   /// The way to partial results of other tasks: their flags, and the first of them.
   std::int64_t wait_ps = 1000000;
-  std::int32_t min_split_tokens = 128;  ///< no KV split is shorter
+  std::int32_t min_split_tokens = 64;  ///< no KV split is shorter
 
   /// 1 KiB of device memory, for each of `streams` blocks that stream side by side.
   [[nodiscard]] constexpr std::int64_t kib_ps(std::int64_t streams) const noexcept {
@@ -55,11 +55,13 @@ struct CostModel {
     return stream_ps(tokens, tile_rows, dims, ps_per_kib);
   }
 
-  /// A chunk-first task: streams, and writes a partial result for each of its `rows` packed rows.
+  /// A chunk-first task: streams, and writes a partial result for each of its `rows` packed rows,
+  /// each KiB in `write_kib` ps: whoever shares what it reads, that is its own.
   [[nodiscard]] constexpr std::int64_t chunk_first_ps(std::int64_t tokens, int tile_rows, int rows,
-                                                      cuda_detail::HeadDims dims,
-                                                      std::int64_t kib) const noexcept {
-    return task_ps + stream_ps(tokens, tile_rows, dims, kib) + partial_ps(rows, dims.v) / 2;
+                                                      cuda_detail::HeadDims dims, std::int64_t kib,
+                                                      std::int64_t write_kib) const noexcept {
+    return task_ps + stream_ps(tokens, tile_rows, dims, kib) +
+           partial_bytes(rows, dims.v) * write_kib / 1024;
   }
 
   /// A sequence-first task until it needs partial results.
@@ -77,7 +79,13 @@ struct CostModel {
 
   /// `rows` partial results of one KV head, written by one task and read by others.
   [[nodiscard]] constexpr std::int64_t partial_ps(std::int64_t rows, int value_dim) const noexcept {
-    return 2 * rows * (value_dim + 1) * 4 * ps_per_kib / 1024;
+    return 2 * partial_bytes(rows, value_dim) * ps_per_kib / 1024;
+  }
+
+ private:
+  [[nodiscard]] static constexpr std::int64_t partial_bytes(std::int64_t rows,
+                                                            int value_dim) noexcept {
+    return rows * (value_dim + 1) * 4;
   }
 };
 

@@ -179,6 +179,8 @@ class KvSplits {
     const int tiles = (rows(run) + max_tile_rows - 1) / max_tile_rows;
     return tiles == 1 ? kib : std::max(kib / tiles, alone_kib_ps_);
   }
+  /// The same of what nobody else reads.
+  [[nodiscard]] std::int64_t kib_ps(int phase) const noexcept { return kib_ps_[phase]; }
   /// The work of the runs as they stand, divided evenly among the blocks.
   [[nodiscard]] std::int64_t even_share() const noexcept {
     return even_share(phases_[0].work + phases_[1].work);
@@ -406,8 +408,9 @@ class KvSplits {
         return;
       }
       if (run.splits > 1)
-        f(model_.chunk_first_ps(run.step, tile, rows, dims, kib), 0, count * (run.splits - 1));
-      f(model_.chunk_first_ps(last_tokens(run), tile, rows, dims, kib), 0, count);
+        f(model_.chunk_first_ps(run.step, tile, rows, dims, kib, kib_ps_[0]), 0,
+          count * (run.splits - 1));
+      f(model_.chunk_first_ps(last_tokens(run), tile, rows, dims, kib, kib_ps_[0]), 0, count);
     };
     if (all >= most) tiles(most, all / most);
     if (all % most > 0) tiles(all % most, 1);

@@ -308,10 +308,11 @@ class Scheduler {
       summary_.kv_tokens += tokens;
       summary_.padded_flops += std::int64_t{2} * tokens * (dims().k + dims().v) * task.tile_rows;
       const std::int64_t kib = splits_.kib_ps(run, chunk_first ? 0 : 1);
-      keys_.push_back(
-          chunk_first ? model_.chunk_first_ps(tokens, task.tile_rows, task.row_count, dims(), kib)
-                      : model_.sequence_first_ps(tokens, task.tile_rows, dims(), kib) +
-                            model_.merge_all_ps(task.row_count, dims().v, task.merge_count));
+      keys_.push_back(chunk_first
+                          ? model_.chunk_first_ps(tokens, task.tile_rows, task.row_count, dims(),
+                                                  kib, splits_.kib_ps(0))
+                          : model_.sequence_first_ps(tokens, task.tile_rows, dims(), kib) +
+                                model_.merge_all_ps(task.row_count, dims().v, task.merge_count));
       tasks_.push_back(task);
       ++task.flag;
     }
