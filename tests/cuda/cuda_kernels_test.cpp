@@ -47,7 +47,8 @@ simt::StepResult<T> check(test::Random& random, const Case& c) {
   if (c.never_share) model.wait_ps = std::int64_t{1} << 50;
   shuffle_turns(random);
   simt::StepResult<T> got = simt::attention_step<T, Dims>(
-      storage.view, plan.view(), std::span<const T>(q), model, c.num_stages);
+      storage.view, plan.view(), std::span<const T>(q), model, c.num_stages, 3, 0, {}, [] {},
+      random.uniform(1, c.num_kv_heads));
   const auto reference =
       chunkattn::reference_attention(storage.view, plan.view(), std::span<const T>(q));
   const auto report = chunkattn::compare_with_reference(reference, std::span<const T>(got.out),
@@ -83,7 +84,7 @@ Case random_case(test::Random& random) {
   c.plan.max_length = lengths[random.index(4)];
   c.plan.max_queries = random.chance(0.3) ? random.uniform(2, 9) : 1;
   c.group = random.pick(groups);
-  c.num_kv_heads = random.uniform(1, 2);
+  c.num_kv_heads = random.uniform(1, 3);
   c.num_stages = random.uniform(2, 3);
   return c;
 }
@@ -212,6 +213,42 @@ TEST_CASE("the order of turns and the time of copies do not change a bit") {
         CHECK(got.scheduler.num_chunk_first() > 3);
         if (first.empty()) first = got.out;
         CHECK(got.out == first);
+      }
+}
+
+TEST_CASE("pairs in another order have the same bits, however many blocks there are") {
+  test::Random random(17);
+  const test::RandomPlan plan = test::make_level_plan({1, 2, 5}, {150, 140, 30});
+  constexpr int num_kv_heads = 4, group = 14;  // 70 lines at the root: two tiles
+  test::KvStorage<half> storage(plan.num_slots, num_kv_heads, plan.chunk_size, 16);
+  test::fill_kv(random, plan, storage.view);
+  const auto q = random_queries<half>(
+      random, static_cast<std::size_t>(plan.num_rows() * num_kv_heads * group * 16));
+  const auto reference =
+      chunkattn::reference_attention(storage.view, plan.view(), std::span<const half>(q));
+  std::vector<half> first;
+  std::vector<float> first_lse;
+  for (int ahead = num_kv_heads; ahead > 0; --ahead)
+    for (const auto order : {simt::Order::forward, simt::Order::reversed, simt::Order::shuffled})
+      for (const int resident : {1, 2, 3}) {
+        CAPTURE(ahead);
+        CAPTURE(resident);
+        simt::current_schedule() = {
+            order, random.chance(0.5) ? simt::Copies::at_issue : simt::Copies::at_wait,
+            random.bits(), resident};
+        const auto got = simt::attention_step<half, 16>(
+            storage.view, plan.view(), std::span<const half>(q), simt::eager_model(),
+            random.uniform(2, 4), random.uniform(resident, 12), 0, {}, [] {}, ahead);
+        CHECK(got.scheduler.num_chunk_first() > 3);
+        CHECK(chunkattn::compare_with_reference(reference, std::span<const half>(got.out),
+                                                chunkattn::unit_roundoff<half>())
+                  .ok());
+        if (first.empty()) {
+          first = got.out;
+          first_lse = got.lse;
+        }
+        CHECK(got.out == first);
+        CHECK(got.lse == first_lse);
       }
 }
 

@@ -171,6 +171,36 @@ TEST_CASE("a few partial results per row are all that few rows cost") {
   }
 }
 
+TEST_CASE("an order that has both kinds of tasks side by side costs no more") {
+  chunkattn::CostModel apart;  // no block takes more than its share: nothing is gained
+  apart.alone_ps_per_kib = apart.ps_per_kib;
+  const struct {
+    int sequences, shared, own;
+    chunkattn::Geometry geometry;
+    double gain;
+  } cases[] = {{256, 4096, 512, {32, 8, 128}, 0.1},    {128, 2048, 512, {32, 8, 128}, -0.01},
+               {256, 2048, 512, {32, 8, 128}, 0.05},   {512, 16384, 512, {32, 16, 128}, 0.1},
+               {192, 2048, 2048, {128, 16, 128}, 0.0}, {256, 8192, 1024, {16, 4, 128}, 0.05},
+               {256, 2048, 512, {16, 4, 128}, -0.01},  {512, 8192, 1024, {8, 2, 128}, 0.05},
+               {64, 16384, 512, {128, 8, 128}, -0.01}, {64, 1024, 1024, {128, 8, 128}, -0.01},
+               {32, 2048, 2048, {128, 8, 128}, -0.01}, {64, 4096, 512, {32, 8, 128}, -0.01}};
+  for (const auto& c : cases) {
+    CAPTURE(c.sequences);
+    CAPTURE(c.shared);
+    CAPTURE(c.own);
+    CAPTURE(c.geometry.num_kv_heads);
+    const test::RandomPlan plan = test::make_two_level_plan(c.sequences, c.shared, c.own);
+    CHECK(modelled(plan, c.geometry, {}) <= (1 - c.gain) * modelled(plan, c.geometry, apart));
+  }
+}
+
+TEST_CASE("many sequences of grouped queries come near the floor") {
+  const Machine machine;
+  const test::RandomPlan plan = test::make_two_level_plan(256, 4096, 512);
+  const chunkattn::Geometry geometry{32, 8, 128};
+  CHECK(modelled(plan, geometry, {}) <= model::floor_us(machine, plan.view(), geometry) / 0.8);
+}
+
 TEST_CASE("every constant is varied by itself, down and up") {
   const std::vector<Machine> machines = model::varied(Machine{});
   REQUIRE(machines.size() == 19);

@@ -294,6 +294,120 @@ TEST_CASE("chunk-first tasks stand longest first, whatever comes first in the tr
   CHECK(std::is_sorted(lengths.rbegin(), lengths.rend()));
 }
 
+TEST_CASE("each (task, KV head) pair has one ticket, chunk-first ones of its head come before it") {
+  test::Random random(25);
+  const auto check = [](const ItemOrder& order) {
+    CAPTURE(order.num_chunk_first);
+    CAPTURE(order.num_sequence_first);
+    CAPTURE(order.num_kv_heads);
+    CAPTURE(order.ahead);
+    std::vector<int> chunk_first(static_cast<std::size_t>(order.num_kv_heads), 0);
+    std::vector<bool> seen(static_cast<std::size_t>(order.num_pairs()), false);
+    bool good = true;
+    for (int ticket = 0; ticket < order.num_pairs(); ++ticket) {
+      const int pair = order.pair(ticket);
+      REQUIRE(pair >= 0);
+      REQUIRE(pair < order.num_pairs());
+      good = good && !seen[static_cast<std::size_t>(pair)];
+      seen[static_cast<std::size_t>(pair)] = true;
+      int& before = chunk_first[static_cast<std::size_t>(pair % order.num_kv_heads)];
+      if (order.is_chunk_first(pair))
+        ++before;
+      else
+        good = good && before == order.num_chunk_first;
+      if (order.ahead == order.num_kv_heads) good = good && pair == ticket;
+    }
+    CHECK(good);
+  };
+  for (int i = 0; i < test::scaled(300); ++i) {
+    ItemOrder order{random.uniform(0, 60), random.uniform(1, 60), random.uniform(1, 32)};
+    order.ahead = random.uniform(1, order.num_kv_heads);
+    check(order);
+  }
+  // As many tasks as can be mixed.
+  for (const int chunk_first : {1, 20000, ItemOrder::most_mixed_tasks - 1})
+    check({chunk_first, ItemOrder::most_mixed_tasks - chunk_first, 3, 1});
+}
+
+TEST_CASE("both kinds of pairs alternate evenly, task after task") {
+  const ItemOrder order{2, 4, 3, 1};                     // task * 3 + head
+  const std::vector<int> expected{0, 3,                  //
+                                  1, 6,  9,  4, 12, 15,  // 0 and 1 of head 1; 2 to 5 of head 0
+                                  2, 7,  10, 5, 13, 16,  //
+                                  8, 11, 14, 17};
+  std::vector<int> pairs;
+  for (int ticket = 0; ticket < order.num_pairs(); ++ticket) pairs.push_back(order.pair(ticket));
+  CHECK(pairs == expected);
+}
+
+TEST_CASE("whatever a pair waits for stands before it, as far ahead as the heads are") {
+  test::Random random(26);
+  int merges = 0;
+  for (int i = 0; i < test::scaled(60); ++i) {
+    test::RandomPlanOptions options;
+    options.share = random.pick({test::Share::some, test::Share::all});
+    options.num_sequences = random.uniform(1, 40);
+    options.max_length = random.uniform(1, 900);
+    const test::RandomPlan plan = test::make_random_plan(random, options);
+    Geometry geometry;
+    geometry.num_kv_heads = random.uniform(1, 32);
+    geometry.num_qo_heads = geometry.num_kv_heads * random.uniform(1, 16);
+    geometry.head_dim = 128;
+    CostModel model;
+    model.wait_ps = model.task_ps = model.merge_ps = 0;
+    model.min_split_tokens = 64;
+    Scheduler scheduler;
+    scheduler.build(plan.view(), geometry, model, plenty);
+    ItemOrder order = scheduler.order();
+    CHECK(order.num_pairs() == static_cast<int>(scheduler.tasks().size()) * geometry.num_kv_heads);
+    CHECK(order.ahead >= 1);
+    CHECK(order.ahead <= geometry.num_kv_heads);
+    for (order.ahead = 1; order.ahead <= geometry.num_kv_heads; ++order.ahead) {
+      std::set<std::pair<int, int>> raised;  // flag, KV head
+      bool good = true;
+      for (int ticket = 0; ticket < order.num_pairs(); ++ticket) {
+        const int pair = order.pair(ticket), head = pair % geometry.num_kv_heads;
+        const Task& task =
+            scheduler.tasks()[static_cast<std::size_t>(pair / geometry.num_kv_heads)];
+        if (order.is_chunk_first(pair)) {
+          raised.insert({task.flag, head});
+          continue;
+        }
+        for (int m = task.merge_begin; m < task.merge_begin + task.merge_count; ++m) {
+          const Merge& merge = scheduler.merges()[static_cast<std::size_t>(m)];
+          const int first = (task.row_begin - merge.row_begin) / max_tile_rows;
+          const int last = (task.row_begin + task.row_count - 1 - merge.row_begin) / max_tile_rows;
+          for (int tile = first; tile <= last; ++tile)
+            good = good && raised.count({merge.flag + tile, head}) == 1;
+          ++merges;
+        }
+      }
+      CHECK(good);
+    }
+  }
+  CHECK(merges > 0);
+}
+
+TEST_CASE("tasks of both kinds run side by side where one computes and the other streams") {
+  Scheduler scheduler;
+  const auto ahead = [&](int sequences, int shared, int own, Geometry geometry) {
+    const test::RandomPlan plan = test::make_two_level_plan(sequences, shared, own);
+    scheduler.build(plan.view(), geometry, CostModel{}, plenty);
+    return scheduler.order().ahead;
+  };
+  CHECK(ahead(256, 4096, 512, {32, 8, 128}) == 2);
+  // Partial results come with the time that two heads take.
+  const int pairs = scheduler.num_chunk_first() * 2;
+  CHECK(pairs > CostModel{}.num_blocks / 2);
+  CHECK(ahead(512, 8192, 1024, {16, 4, 128}) == 1);
+  CHECK(ahead(512, 8192, 1024, {8, 2, 128}) == 1);
+  CHECK(ahead(32, 4096, 512, {32, 32, 128}) == 32);  // both stream
+  CHECK(ahead(256, 32768, 64, {32, 8, 128}) == 8);   // little to stream beside
+  CHECK(ahead(256, 0, 4096, {32, 8, 128}) == 8);     // nothing shared
+  CHECK(ahead(32, 2048, 2048, {128, 8, 128}) == 8);  // sequences as long as the launch
+  CHECK(ahead(256, 4096, 512, {16, 1, 128}) == 1);   // one head: nothing to go through
+}
+
 TEST_CASE("a schedule that cannot fit is refused by name") {
   const test::RandomPlan plan = test::make_two_level_plan(32, 2048, 64);
   Scheduler scheduler;

@@ -38,6 +38,7 @@ struct Played {
   std::int64_t makespan = 0;
   std::int64_t busy = 0;   // all blocks busy all the time, or the longest chain
   std::int64_t bound = 0;  // no order of these tasks ends sooner
+  bool in_rounds = true;   // one kind after the other; else the bound is `busy`
   [[nodiscard]] double to_busy() const {
     return static_cast<double>(makespan) / static_cast<double>(busy);
   }
@@ -60,7 +61,9 @@ class Launch {
 
   Played play() const {
     const std::int64_t busy = std::max(even_share(), chain());
-    return {static_cast<std::int64_t>(first_ * heads_), makespan(), busy, std::max(busy, rounds())};
+    const bool in_rounds = scheduler_.order().ahead == geometry_.num_kv_heads;
+    return {static_cast<std::int64_t>(first_ * heads_), makespan(), busy,
+            in_rounds ? std::max(busy, rounds()) : busy, in_rounds};
   }
 
   // Blocks take (task, KV head) pairs in order, each the next one when it is free. Whoever merges
@@ -70,19 +73,21 @@ class Launch {
     for (int b = 0; b < model_.num_blocks; ++b) free.push(0);
     std::vector<std::int64_t> flags(first_ * heads_);
     std::int64_t last = 0;
-    for (std::size_t t = 0; t < tasks().size(); ++t)
-      for (std::size_t head = 0; head < heads_; ++head) {
-        std::int64_t ready = 0;
-        if (t >= first_)
-          each_needed(tasks()[t], [&](std::size_t flag) {
-            ready = std::max(ready, flags[flag * heads_ + head] + model_.wait_ps);
-          });
-        const std::int64_t end = std::max(free.top() + lengths_[t].ps, ready) + lengths_[t].rest;
-        free.pop();
-        free.push(end);
-        last = std::max(last, end);
-        if (t < first_) flags[static_cast<std::size_t>(tasks()[t].flag) * heads_ + head] = end;
-      }
+    const ItemOrder order = scheduler_.order();
+    for (std::int32_t ticket = 0; ticket < order.num_pairs(); ++ticket) {
+      const auto pair = static_cast<std::size_t>(order.pair(ticket));
+      const std::size_t t = pair / heads_, head = pair % heads_;
+      std::int64_t ready = 0;
+      if (t >= first_)
+        each_needed(tasks()[t], [&](std::size_t flag) {
+          ready = std::max(ready, flags[flag * heads_ + head] + model_.wait_ps);
+        });
+      const std::int64_t end = std::max(free.top() + lengths_[t].ps, ready) + lengths_[t].rest;
+      free.pop();
+      free.push(end);
+      last = std::max(last, end);
+      if (t < first_) flags[static_cast<std::size_t>(tasks()[t].flag) * heads_ + head] = end;
+    }
     return last;
   }
 
@@ -127,6 +132,40 @@ class Launch {
       const std::int64_t beside = 1024 * std::min(all, longest[1]) / all;
       kib[0] = (beside * kib[1] + (1024 - beside) * kib_ps(items[0])) / 1024;
     }
+    measure(kib[0], kib[1]);
+    if (scheduler_.order().ahead < geometry_.num_kv_heads) measure_mixed();
+  }
+  // What one kind of tasks leaves of the memory, the other takes: alone, each ends when the memory
+  // has given all, or when blocks are done that have it for themselves. The heads that are ahead
+  // have nothing beside them, nor have the last ones.
+  void measure_mixed() {
+    const std::int64_t before = even_share();
+    std::int64_t memory[2] = {}, blocks[2] = {};
+    measure(model_.alone_ps_per_kib, model_.alone_ps_per_kib);
+    for (std::size_t t = 0; t < tasks().size(); ++t) {
+      const Task& task = tasks()[t];
+      const int phase = t < first_ ? 0 : 1;
+      blocks[phase] += lengths_[t].all();
+      memory[phase] += model_.stream_ps(tokens(task), 0, geometry_.head_dim) /
+                       readers_.at({task.segment, task.position_begin});
+      if (phase == 0) memory[0] += model_.partial_ps(task.row_count, geometry_.head_dim) / 2;
+    }
+    const std::int64_t apart = std::max(memory[0], blocks[0]) + std::max(memory[1], blocks[1]);
+    const std::int64_t mixed = std::max(memory[0] + memory[1], blocks[0] + blocks[1]);
+    const std::int64_t gain =
+        (apart - mixed) * (geometry_.num_kv_heads - scheduler_.order().ahead) / model_.num_blocks;
+    // The memory is as much cheaper.
+    std::int64_t low = model_.alone_ps_per_kib, high = model_.ps_per_kib;
+    while (high - low > 1) {
+      const std::int64_t middle = (low + high) / 2;
+      measure(middle, middle);
+      (even_share() < before - gain ? low : high) = middle;
+    }
+    measure(high, high);
+  }
+  void measure(std::int64_t chunk_first_kib, std::int64_t sequence_first_kib) {
+    const int dim = geometry_.head_dim;
+    lengths_.clear();
     std::vector<std::int64_t> of_flag(first_);
     for (std::size_t t = 0; t < tasks().size(); ++t) {
       const Task& task = tasks()[t];
@@ -137,10 +176,11 @@ class Launch {
       };
       if (t < first_) {
         length.ps = model_.chunk_first_ps(tokens(task), task.tile_rows, task.row_count, dim,
-                                          share(kib[0]), kib[0]);
+                                          share(chunk_first_kib), chunk_first_kib);
         of_flag[static_cast<std::size_t>(task.flag)] = length.ps;
       } else {
-        length.ps = model_.sequence_first_ps(tokens(task), task.tile_rows, dim, share(kib[1]));
+        length.ps =
+            model_.sequence_first_ps(tokens(task), task.tile_rows, dim, share(sequence_first_kib));
         length.rest = model_.merge_all_ps(task.row_count, dim, task.merge_count);
         each_needed(task, [&](std::size_t flag) {
           length.needed = std::max(length.needed, of_flag[flag]);
@@ -164,8 +204,9 @@ class Launch {
     }
     return longest;
   }
-  // Tasks are not divided, blocks take chunk-first ones first, and whoever merges waits. So till
-  // some time each block ends no more sequence-first tasks than of the shortest there are.
+  // Where all heads are ahead: tasks are not divided, blocks take chunk-first ones first, and
+  // whoever merges waits. So till some time each block ends no more sequence-first tasks than of
+  // the shortest there are.
   std::int64_t rounds() const {
     std::int64_t shortest = std::numeric_limits<std::int64_t>::max(), soonest = shortest;
     for (std::size_t t = first_; t < lengths_.size(); ++t) {
@@ -255,7 +296,7 @@ TEST_CASE("no order of its tasks ends a launch sooner") {
   for (const test::ScheduleCase& c : test::two_level_cases()) {
     CAPTURE(c.name);
     const Played played = play(c.plan(), c.geometry);
-    CHECK(played.to_bound() <= 1.03);
+    CHECK(played.to_bound() <= (played.in_rounds ? 1.03 : 1.05));
     CHECK(played.to_busy() <= 1.06);
     few_rounds += played.to_busy() > 1.05 ? 1 : 0;
   }

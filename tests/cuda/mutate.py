@@ -3,7 +3,8 @@
 
 Deleted: barriers, waits, commits, and calls that wait, look, load or publish. Weakened: a wait that lets
 one group more stay under way, an acquire or release made plain, a flag or a launch compared with the one
-before; of what is made for the next task, its place, or the time from which on it may be made.
+before, the order of tickets; of what is made for the next task, its place, or the time from which on it
+may be made.
 
 A mutant that no test notices is a survivor: either the statement is not needed, or the tests are
 too weak. Mutants are compiled and run `--jobs` at a time.
@@ -39,6 +40,7 @@ WEAKER = [  # (what, what becomes of it)
     (r"advance\(feed\.tiles_beside\(\)\)", "advance(feed.tiles_beside() + 1)"),
     (r"tables_\[\(count_ \+ 1\) % 2\]", "tables_[count_ % 2]"),  # over those of the task at work
     (r"\(count_ \+ ahead\) % 3", "(count_ + ahead) % 2"),  # likewise its Task
+    (r"header\.ahead", "header.ahead - 1"),  # pairs before what they wait for
     (r"args_\.num_stages\) - 1;", "args_.num_stages - 1);"),  # accumulators where K/V stands
     (r"accumulator_stages % args", "accumulator_stages - 1 % args"),  # K/V where accumulators stand
     (r"first_stage_ \+ num_tiles_\)", "first_stage_ + num_tiles_ + 1)"),
@@ -49,7 +51,8 @@ WEAKER = [  # (what, what becomes of it)
     (r"more < feed_", "more <= feed_"),  # one that it has not
 ]
 TESTS = ["cuda_kernels_test"]
-CASES = "emulated kernels*,prefill*,the order of turns*,tasks in a row*,a task waits*,a NaN*,few rows*"
+CASES = ("emulated kernels*,prefill*,the order of turns*,tasks in a row*,pairs in another*,a task waits*,a NaN*,"
+         "few rows*")
 
 
 def mutants(found):

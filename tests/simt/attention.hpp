@@ -50,13 +50,14 @@ std::vector<chunkattn::KeyRange> hidden_ranges(const chunkattn::PlanView& plan, 
 }
 
 /// Runs the plan over K/V in host memory. Outputs and workspace start as NaN.
-/// Each thread calls after() when it has done its part of the kernel.
+/// Each thread calls after() when it has done its part of the kernel. `ahead`: in another order of
+/// (task, KV head) pairs than the scheduler's.
 template <class T, chunkattn::cuda_detail::HeadDims Dims, class V = chunkattn::Plain,
           class After = void (*)()>
 StepResult<T> attention_step(
     const chunkattn::KvView<T>& kv, chunkattn::PlanView plan, std::span<const T> q,
     const chunkattn::CostModel& model, int num_stages = 2, int grid = 3, float sm_scale = 0,
-    const V& variant = {}, After&& after = [] {}) {
+    const V& variant = {}, After&& after = [] {}, int ahead = 0) {
   using namespace chunkattn::cuda_detail;
   StepResult<T> result;
   const auto rows = static_cast<std::size_t>(plan.num_rows);
@@ -65,8 +66,12 @@ StepResult<T> attention_step(
                          {std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28},
                          hidden_ranges(plan, variant).data());
   const Scheduler& schedule = result.scheduler;
-  const PlanHeader header{
-      plan.num_rows, 0, schedule.num_chunk_first(), schedule.num_sequence_first(), {}};
+  const PlanHeader header{plan.num_rows,
+                          0,
+                          schedule.num_chunk_first(),
+                          schedule.num_sequence_first(),
+                          ahead > 0 ? ahead : schedule.order().ahead,
+                          {}};
   const auto partials = static_cast<std::size_t>(schedule.num_partials());
   std::vector<Float4> partial_out(partials * Dims.v / 4, Float4{{NAN, NAN, NAN, NAN}});
   std::vector<float> partial_lse(partials, NAN);

@@ -77,8 +77,10 @@ template <int ValueDim>
 struct EngineOf {
   using Attention = ChunkAttention<Cuda, head_dim, chunkattn::ThreadPool, ValueDim>;
 
-  explicit EngineOf(std::uint64_t stream_number, CudaOptions options = {}) : random(stream_number) {
-    options.model = engine_model();
+  explicit EngineOf(std::uint64_t stream_number, CudaOptions options = {},
+                    const chunkattn::CostModel& model = engine_model())
+      : random(stream_number) {
+    options.model = model;
     attention = std::make_unique<Attention>(limits(), options);
   }
   static CudaLimits limits() {

@@ -47,11 +47,13 @@ struct PlanHeader {
   std::int32_t num_copies;
   std::int32_t num_chunk_first;     ///< tasks [0, num_chunk_first) write partials
   std::int32_t num_sequence_first;  ///< tasks that follow merge and write the output
-  std::int32_t unused[4];
+  std::int32_t ahead;               ///< KV heads that the former are ahead, as ItemOrder has it
+  std::int32_t unused[3];
 };
 
-/// Tickets: blocks take work in task order. The last block to leave a launch zeroes them and counts
-/// the launch, so that flags which earlier launches have set mean nothing to the next.
+/// Tickets: blocks take work in the order of ItemOrder. The last block to leave a launch zeroes
+/// them and counts the launch, so that flags which earlier launches have set mean nothing to the
+/// next.
 struct Counters {
   std::int32_t next;
   std::int32_t left;

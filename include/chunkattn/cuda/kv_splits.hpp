@@ -6,38 +6,28 @@
 // blocks take as long as 528. Nor does it help to fill all blocks with chunk-first tasks where
 // fewer have the memory busy: the others begin their sequences meanwhile. Candidates are tried in
 // the order of what they promise at best.
+//
+// That is so where both kinds of tasks are bound by the memory. Where one is bound by arithmetic,
+// the other may have the memory meanwhile: then the order goes through the KV heads
+// (item_order.hpp).
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "../attention/variant.hpp"
 #include "../base/config.hpp"
 #include "cost_model.hpp"
+#include "geometry.hpp"
+#include "item_order.hpp"
 #include "makespan.hpp"
 #include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-
-/// Heads of the layers that a schedule serves.
-struct Geometry {
-  std::int32_t num_qo_heads = 0;  ///< query heads
-  std::int32_t num_kv_heads = 0;  ///< heads of K and of V
-  std::int32_t head_dim = 0;      ///< elements per head of K
-  std::int32_t value_dim = 0;     ///< elements per head of V; 0: head_dim
-  /// Query heads that read the same K and V.
-  [[nodiscard]] constexpr std::int32_t group() const noexcept {
-    return num_qo_heads / num_kv_heads;
-  }
-  /// Elements of K and of V.
-  [[nodiscard]] constexpr cuda_detail::HeadDims dims() const noexcept {
-    return {head_dim, value_dim != 0 ? value_dim : head_dim};
-  }
-};
-
 namespace cuda_detail {
 
 /// How much room a schedule has.
@@ -104,6 +94,7 @@ class KvSplits {
     alone_kib_ps_ = model.kib_ps(1);
     best_ = never;
     caps_ = {};
+    ahead_ = geometry.num_kv_heads;
     if (!apply()) return never;
     // How shared runs are best cut depends on how own ones are: for the latter uncut and halved,
     // if that could be of use, then the other way round.
@@ -120,11 +111,14 @@ class KvSplits {
       caps_ = best_caps_;
       search(0);
     }
+    search_mixed();
     caps_ = best_caps_;
     apply();
     return best_;
   }
 
+  /// How many KV heads chunk-first tasks are ahead, as ItemOrder has it.
+  [[nodiscard]] std::int32_t ahead() const noexcept { return ahead_; }
   /// Tasks of the runs as they stand.
   [[nodiscard]] std::size_t num_tasks() const noexcept { return used_.tasks; }
   /// What 1 KiB of a run takes a block in phase 0 (chunk-first) or 1, in ps. One of its tiles pays
@@ -168,6 +162,11 @@ class KvSplits {
     std::int64_t rest;  // with them
     std::int32_t run;
     std::int32_t count;
+  };
+  // When a launch ends if nothing but its work counts: of two kinds of tasks one after the other,
+  // and side by side.
+  struct Ends {
+    std::int64_t apart, mixed;
   };
   struct Candidate {
     std::int64_t bound;  // no better time is possible
@@ -223,6 +222,52 @@ class KvSplits {
       best_ = ps;
       best_caps_ = caps_;
     }
+  }
+
+  // Tries to have both kinds of tasks side by side, chunk-first ones a quarter of the KV heads
+  // ahead. Blocks that wait hold tickets of tasks that others wait for: so pieces are to be short
+  // beside the time that so many heads take, that partial results be there when they are needed.
+  void search_mixed() {
+    const std::int32_t heads = geometry_.num_kv_heads;
+    const std::int32_t ahead = std::max(heads / 4, 1);
+    caps_ = best_caps_;
+    apply();
+    const std::int64_t least = std::min(phases_[0].work, phases_[1].work);
+    if (least * (heads - ahead) / heads < (phases_[0].work + phases_[1].work) / 16) return;
+    const Ends before = ends(ahead);
+    const std::int64_t good = before.apart - before.apart / 16;  // less is too uncertain
+    if (before.mixed > good || phases_[1].longest > before.apart / 4) return;
+    const std::int64_t longest = phases_[0].longest, most = before.apart / heads * ahead * 2 / 5;
+    if (longest > most) {
+      caps_.of[0] = phases_[0].longest_stream / (longest / (most + 1) + 1);
+      if (!apply() || phases_[0].longest > most + most / 4) return;
+    }
+    const std::int64_t end = ends(ahead).mixed;
+    if (end > good || used_.tasks > ItemOrder::most_mixed_tasks) return;
+    best_ -= before.apart - end;
+    best_caps_ = caps_;
+    ahead_ = ahead;
+  }
+  // Whatever order tasks are in, they end when the memory has given all, or when blocks are done
+  // that have it for themselves.
+  [[nodiscard]] Ends ends(std::int32_t ahead) {
+    std::int64_t memory[2] = {}, blocks[2] = {};
+    kib_ps_[0] = kib_ps_[1] = alone_kib_ps_;
+    for (const Run& run : *runs_)
+      for (const int phase : {0, 1}) {
+        each_tiles(run, phase, [&](std::int64_t ps, std::int64_t rest, std::int32_t count) {
+          blocks[phase] += (ps + rest) * count;
+        });
+        if (phase == 0 ? !run.chunk_first() : !run.streams_last()) continue;
+        memory[phase] += model_.stream_ps(run.tokens, 0, geometry_.dims());
+        if (phase == 0)
+          memory[0] += run.splits * model_.partial_ps(rows(run), geometry_.dims().v) / 2;
+      }
+    share_memory();
+    const std::int64_t apart =
+        even_share(std::max(memory[0], blocks[0]) + std::max(memory[1], blocks[1]));
+    const std::int64_t beside = even_share(std::max(memory[0] + memory[1], blocks[0] + blocks[1]));
+    return {apart, beside + (apart - beside) * ahead / geometry_.num_kv_heads};
   }
 
   [[nodiscard]] int rows(const Run& run) const noexcept {
@@ -434,6 +479,7 @@ class KvSplits {
   ScheduleCapacity capacity_;
   ScheduleCapacity used_;
   Caps caps_, best_caps_;
+  std::int32_t ahead_ = 1;
   Phase phases_[2];
   bool all_merge_ = true;        // the tasks of phase 1
   std::int64_t kib_ps_[2] = {};  // of a block in each phase

@@ -1,11 +1,12 @@
 // Which block does what, what it does ahead, and who waits for whom.
 //
-// Blocks take (task, KV head) pairs by tickets, in the order of the task list: first the
-// chunk-first ones, which wait for nobody, then the sequence-first ones, which wait for the partial
-// results that they merge. A block draws tickets ahead of its work, two at most, and works on them
-// in the order it drew them. So whoever holds a chunk-first ticket has only such ahead of it and
-// comes to an end, however few blocks are resident; and whoever waits, waits for such a ticket,
-// drawn by a block that runs. Which block runs which task does not change the result.
+// Blocks take (task, KV head) pairs by tickets: chunk-first ones, which wait for nobody, and
+// sequence-first ones, which wait for the partial results that they merge. All that a pair waits
+// for has earlier tickets (item_order.hpp). A block draws tickets ahead of its work, two at most,
+// and works on them in the order it drew them. So the earliest pair that is not done, if its ticket
+// is drawn, is the one that its block works on, and it waits for nobody: all before it is done.
+// It comes to an end, and then the next one, however few blocks are resident. Which block runs
+// which task does not change the result.
 //
 // While a task runs, the next one begins: when all K/V of the one is on its way, the tables of the
 // other are made, and its first K/V takes the stages that the one has used up. Its queries follow
@@ -13,6 +14,7 @@
 // waits for it; partial results are read in their task's turn.
 #pragma once
 
+#include "item_order.hpp"
 #include "tile_attention.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -21,9 +23,8 @@ namespace cuda_detail {
 /// What a block knows of its launch, in shared memory: registers are for products.
 struct LaunchState {
   std::uint32_t number;  ///< counts launches; flags are compared with it
-  int num_chunk_first;   ///< (task, KV head) pairs that wait for nobody
-  int num_items;         ///< all pairs
   int missing;           ///< of the task at work: not 0 where partial results were not there yet
+  ItemOrder order;
 };
 static_assert(sizeof(LaunchState) == launch_bytes);
 
@@ -35,22 +36,22 @@ class TaskQueue {
   CHUNKATTN_DEVICE TaskQueue(const CallArguments<T>& args, unsigned char* shared)
       : args_(args),
         tasks_(reinterpret_cast<Task*>(shared + SharedTables::tasks)),
-        tickets_(reinterpret_cast<int*>(shared + SharedTables::tickets)),
+        pairs_(reinterpret_cast<int*>(shared + SharedTables::pairs)),
         tables_(reinterpret_cast<TileTables*>(shared + SharedTables::tables)),
         launch_(*reinterpret_cast<LaunchState*>(shared + SharedTables::launch)) {}
 
   /// The task that the block works on, if there is one.
-  CHUNKATTN_DEVICE bool has_task() const { return tickets_[slot(0)] < launch_.num_items; }
+  CHUNKATTN_DEVICE bool has_task() const { return pairs_[slot(0)] < launch_.order.num_pairs(); }
   CHUNKATTN_DEVICE const Task& task() const { return tasks_[slot(0)]; }
   CHUNKATTN_DEVICE TileTables& tables() const { return tables_[count_ % 2]; }
   CHUNKATTN_DEVICE bool is_chunk_first() const {
-    return tickets_[slot(0)] < launch_.num_chunk_first;
+    return launch_.order.is_chunk_first(pairs_[slot(0)]);
   }
   /// The next one.
-  CHUNKATTN_DEVICE bool has_next() const { return tickets_[slot(1)] < launch_.num_items; }
+  CHUNKATTN_DEVICE bool has_next() const { return pairs_[slot(1)] < launch_.order.num_pairs(); }
   CHUNKATTN_DEVICE const Task& next_task() const { return tasks_[slot(1)]; }
   CHUNKATTN_DEVICE TileTables& next_tables() const { return tables_[(count_ + 1) % 2]; }
-  CHUNKATTN_DEVICE int next_kv_head() const { return tickets_[slot(1)] % args_.num_kv_heads; }
+  CHUNKATTN_DEVICE int next_kv_head() const { return pairs_[slot(1)] % args_.num_kv_heads; }
 
   /// Which thread it is that fetches.
   CHUNKATTN_DEVICE static bool is_last_thread() { return ptx::thread_index() == block_threads - 1; }
@@ -61,11 +62,13 @@ class TaskQueue {
   /// Notes it and begins to copy its task.
   CHUNKATTN_DEVICE void fetch() {
     if (!is_last_thread()) return;
-    tickets_[slot(2)] = drawn_;
-    if (drawn_ >= launch_.num_items) return;
+    const bool more = drawn_ < launch_.order.num_pairs();
+    const int pair = more ? launch_.order.pair(drawn_) : drawn_;
+    pairs_[slot(2)] = pair;
+    if (!more) return;
     const ptx::SharedAddress to = ptx::shared_address(&tasks_[slot(2)]);
     const auto* from =
-        reinterpret_cast<const unsigned char*>(args_.plan.tasks + drawn_ / args_.num_kv_heads);
+        reinterpret_cast<const unsigned char*>(args_.plan.tasks + pair / args_.num_kv_heads);
     CHUNKATTN_UNROLL
     for (int i = 0; i < static_cast<int>(sizeof(Task)); i += 16)
       ptx::cp_async_16(to + i, from + i, true);
@@ -75,7 +78,7 @@ class TaskQueue {
   CHUNKATTN_DEVICE void advance(int pending) {
     ++count_;
     ptx::cp_async_wait(pending);
-    ptx::barrier();  // tickets and tasks; the last task's accumulators are read
+    ptx::barrier();  // pairs and tasks; the last task's accumulators are read
   }
 
  private:
@@ -83,7 +86,7 @@ class TaskQueue {
 
   const CallArguments<T>& args_;
   Task* tasks_;         // [3]
-  int* tickets_;        // [3]
+  int* pairs_;          // [3], as ItemOrder numbers them
   TileTables* tables_;  // [2]
   const LaunchState& launch_;
   unsigned count_ = 0;  // of advances: two lead to the first task
@@ -214,9 +217,9 @@ CHUNKATTN_DEVICE void run_tasks(const AttentionArguments<T, V>& args) {
   TileFeed<T, Dims, V> feed(args, shared);
   if (queue.is_last_thread()) {
     const PlanHeader& header = *args.plan.header;
-    const int num_chunk_first = header.num_chunk_first * args.num_kv_heads;
-    launch = {counters.launches + 1, num_chunk_first,
-              num_chunk_first + header.num_sequence_first * args.num_kv_heads, 0};
+    launch = {counters.launches + 1,
+              0,
+              {header.num_chunk_first, header.num_sequence_first, args.num_kv_heads, header.ahead}};
   }
   queue.draw();
   queue.fetch();

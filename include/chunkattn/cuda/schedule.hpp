@@ -12,6 +12,7 @@
 #include "../plan/view.hpp"
 #include "cost_model.hpp"
 #include "device_plan.hpp"
+#include "item_order.hpp"
 #include "kv_splits.hpp"
 #include "tile_layout.hpp"
 
@@ -68,6 +69,10 @@ class Scheduler {
   [[nodiscard]] int num_chunk_first() const noexcept { return num_chunk_first_; }
   [[nodiscard]] int num_sequence_first() const noexcept {
     return static_cast<int>(tasks_.size()) - num_chunk_first_;
+  }
+  /// In which order their pairs with KV heads are taken.
+  [[nodiscard]] ItemOrder order() const noexcept {
+    return {num_chunk_first_, num_sequence_first(), geometry_.num_kv_heads, splits_.ahead()};
   }
   [[nodiscard]] const std::vector<Merge>& merges() const noexcept { return merges_; }
   [[nodiscard]] std::int64_t num_partials() const noexcept { return num_partials_; }

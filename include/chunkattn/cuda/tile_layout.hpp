@@ -159,7 +159,7 @@ struct RowTable {
 
 /// Bytes of TileTables (tile_feed.cuh) and LaunchState (run_tasks.cuh).
 inline constexpr int table_bytes = int{sizeof(RowTable)} + 8 * 4;
-inline constexpr int launch_bytes = 4 * 4;
+inline constexpr int launch_bytes = 6 * 4;
 
 /// Offsets into the dynamic shared memory of the attention kernels, in bytes: what lies there
 /// whatever the head dimensions. What a task is made of stands twice or three times: the next one's
@@ -168,8 +168,8 @@ struct SharedTables {
   static constexpr int tables = 0;                            // this task's TileTables, the next's
   static constexpr int stats = tables + 2 * table_bytes;      // [4 warps][16] {max, sum}
   static constexpr int tasks = stats + block_warps * 16 * 8;  // this Task and the next two
-  static constexpr int tickets = tasks + 3 * 48;              // ints, likewise
-  static constexpr int launch = tickets + 3 * 4;              // LaunchState
+  static constexpr int pairs = tasks + 3 * 48;                // ints, likewise
+  static constexpr int launch = pairs + 3 * 4;                // LaunchState
   static constexpr int q = (launch + launch_bytes + 127) / 128 * 128;
 };
 
