@@ -29,7 +29,12 @@ bool print_fit(const model::Machine& machine) {
   return good;
 }
 
-void print_case(const model::Machine& machine, const test::ScheduleCase& c) {
+// Cases that the memory bounds: all of them, and those whose time is near the floor.
+struct Tally {
+  int cases = 0, near = 0;
+};
+
+void print_case(const model::Machine& machine, const test::ScheduleCase& c, Tally& tally) {
   const test::RandomPlan plan = c.plan();
   chunkattn::cuda_detail::Scheduler scheduler;
   constexpr chunkattn::cuda_detail::ScheduleCapacity plenty{1u << 20, 1u << 20, 1u << 30};
@@ -40,7 +45,8 @@ void print_case(const model::Machine& machine, const test::ScheduleCase& c) {
     const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
     build_us = std::min(build_us, took.count());
   }
-  const double floor = model::floor_us(machine, plan.view(), c.geometry);
+  const model::Floor bounds = model::floor_of(machine, plan.view(), c.geometry);
+  const double floor = bounds.us();
   double us = 0, least = 1e30, most = 0;
   for (const model::Machine& varied : model::varied(machine)) {
     const double now = model::play(varied, plan.view(), c.geometry, scheduler);
@@ -50,9 +56,15 @@ void print_case(const model::Machine& machine, const test::ScheduleCase& c) {
   }
   const double apart = model::play(machine, plan.view(), c.geometry, scheduler, false);
   const bool near = us <= std::max(floor / 0.8, floor + 8);
+  if (bounds.memory_bound()) {
+    ++tally.cases;
+    tally.near += near ? 1 : 0;
+  }
   std::printf("%-40s %8.1f %10.1f %9.1f to %6.1f %6.0f %% %12.1f %8.0f %s\n", c.name.c_str(), floor,
               us, least, most, 100 * floor / us, apart, build_us,
-              near ? "" : "beyond floor / 0.8 and floor + 8");
+              !bounds.memory_bound() ? "arithmetic"
+              : near                 ? ""
+                                     : "beyond floor / 0.8 and floor + 8");
 }
 
 }  // namespace
@@ -63,9 +75,13 @@ int main(int argc, char** argv) {
   const bool good = print_fit(machine);
   std::printf("\n%-40s %8s %10s %19s %8s %12s %8s\n", "schedules of today", "floor us", "modelled",
               "constants +-30 %", "of floor", "two launches", "build us");
-  for (const auto& cases : {test::two_level_cases(), test::published_trees()})
+  for (const auto& cases : {test::two_level_cases(), test::published_trees()}) {
+    Tally tally;
     for (const test::ScheduleCase& c : cases)
-      if (c.name.find(filter) != std::string::npos) print_case(machine, c);
+      if (c.name.find(filter) != std::string::npos) print_case(machine, c, tally);
+    std::printf("%d of %d that the memory bounds take at most floor / 0.8 or floor + 8\n",
+                tally.near, tally.cases);
+  }
   if (!good) std::printf("the constants do not give what they were fitted to within 10 %%\n");
   return good ? 0 : 1;
 }

@@ -107,17 +107,23 @@ inline double play(const Machine& machine, const chunkattn::PlanView& plan,
   return us;
 }
 
-/// No schedule is faster: K, V, Q and O once through the memory, or 790 TFLOP/s of dense products.
-inline double floor_us(const Machine& machine, const chunkattn::PlanView& plan,
-                       const chunkattn::Geometry& geometry) {
+/// No schedule is faster.
+struct Floor {
+  double memory_us;      ///< K, V, Q and O once through the memory
+  double arithmetic_us;  ///< all products at 790 TFLOP/s, dense
+  [[nodiscard]] double us() const { return std::max(memory_us, arithmetic_us); }
+  /// What the goals near the floor hold for.
+  [[nodiscard]] bool memory_bound() const { return arithmetic_us <= memory_us / 2; }
+};
+inline Floor floor_of(const Machine& machine, const chunkattn::PlanView& plan,
+                      const chunkattn::Geometry& geometry) {
   constexpr int dim = 128;
   double tokens = 0, products = 0;
   for (int s = 0; s < plan.num_segments; ++s) tokens += plan.segments[s].length;
   for (int row = 0; row < plan.num_rows; ++row) products += plan.row_kv_len[row];
   const double bytes = 4.0 * tokens * dim * geometry.num_kv_heads +
                        4.0 * plan.num_rows * dim * geometry.num_qo_heads;
-  return std::max(bytes / machine.bytes_per_us,
-                  4.0 * products * dim * geometry.num_qo_heads / 790e6);
+  return {bytes / machine.bytes_per_us, 4.0 * products * dim * geometry.num_qo_heads / 790e6};
 }
 
 /// What the constants were fitted to: launches as an earlier scheduler cut them.

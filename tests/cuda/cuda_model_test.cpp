@@ -198,7 +198,7 @@ TEST_CASE("many sequences of grouped queries come near the floor") {
   const Machine machine;
   const test::RandomPlan plan = test::make_two_level_plan(256, 4096, 512);
   const chunkattn::Geometry geometry{32, 8, 128};
-  CHECK(modelled(plan, geometry, {}) <= model::floor_us(machine, plan.view(), geometry) / 0.8);
+  CHECK(modelled(plan, geometry, {}) <= model::floor_of(machine, plan.view(), geometry).us() / 0.8);
 }
 
 TEST_CASE("every constant is varied by itself, down and up") {
