@@ -216,6 +216,34 @@ TEST_CASE("the order of turns and the time of copies do not change a bit") {
       }
 }
 
+namespace {
+
+// Answers to the same question: within the oracle's bound, and all of the same bits.
+template <class T>
+class SameAnswer {
+ public:
+  explicit SameAnswer(const chunkattn::Reference& reference) : reference_(reference) {}
+
+  void check(const simt::StepResult<T>& got) {
+    CHECK(chunkattn::compare_with_reference(reference_, std::span<const T>(got.out),
+                                            chunkattn::unit_roundoff<T>())
+              .ok());
+    if (out_.empty()) {
+      out_ = got.out;
+      lse_ = got.lse;
+    }
+    CHECK(got.out == out_);
+    CHECK(got.lse == lse_);
+  }
+
+ private:
+  const chunkattn::Reference& reference_;
+  std::vector<T> out_;
+  std::vector<float> lse_;
+};
+
+}  // namespace
+
 TEST_CASE("pairs in another order have the same bits, however many blocks there are") {
   test::Random random(17);
   const test::RandomPlan plan = test::make_level_plan({1, 2, 5}, {150, 140, 30});
@@ -226,8 +254,7 @@ TEST_CASE("pairs in another order have the same bits, however many blocks there 
       random, static_cast<std::size_t>(plan.num_rows() * num_kv_heads * group * 16));
   const auto reference =
       chunkattn::reference_attention(storage.view, plan.view(), std::span<const half>(q));
-  std::vector<half> first;
-  std::vector<float> first_lse;
+  SameAnswer<half> same(reference);
   for (int ahead = num_kv_heads; ahead > 0; --ahead)
     for (const auto order : {simt::Order::forward, simt::Order::reversed, simt::Order::shuffled})
       for (const int resident : {1, 2, 3}) {
@@ -240,15 +267,7 @@ TEST_CASE("pairs in another order have the same bits, however many blocks there 
             storage.view, plan.view(), std::span<const half>(q), simt::eager_model(),
             random.uniform(2, 4), random.uniform(resident, 12), 0, {}, [] {}, ahead);
         CHECK(got.scheduler.num_chunk_first() > 3);
-        CHECK(chunkattn::compare_with_reference(reference, std::span<const half>(got.out),
-                                                chunkattn::unit_roundoff<half>())
-                  .ok());
-        if (first.empty()) {
-          first = got.out;
-          first_lse = got.lse;
-        }
-        CHECK(got.out == first);
-        CHECK(got.lse == first_lse);
+        same.check(got);
       }
 }
 
@@ -266,8 +285,7 @@ void check_tasks_in_a_row(test::Random& random, const test::RandomPlan& plan, in
       random, static_cast<std::size_t>(plan.num_rows() * num_kv_heads * group * HeadDim));
   const auto reference =
       chunkattn::reference_attention(storage.view, plan.view(), std::span<const T>(q));
-  std::vector<T> first;
-  std::vector<float> first_lse;
+  SameAnswer<T> same(reference);
   for (int stages = 2; stages <= chunkattn::cuda_detail::max_stages(HeadDim); ++stages)
     for (const int grid : {1, 2, 40}) {
       CAPTURE(stages);
@@ -275,15 +293,7 @@ void check_tasks_in_a_row(test::Random& random, const test::RandomPlan& plan, in
       shuffle_turns(random);
       const auto got = simt::attention_step<T, HeadDim>(
           storage.view, plan.view(), std::span<const T>(q), simt::eager_model(), stages, grid);
-      CHECK(chunkattn::compare_with_reference(reference, std::span<const T>(got.out),
-                                              chunkattn::unit_roundoff<T>())
-                .ok());
-      if (first.empty()) {
-        first = got.out;
-        first_lse = got.lse;
-      }
-      CHECK(got.out == first);
-      CHECK(got.lse == first_lse);
+      same.check(got);
     }
 }
 

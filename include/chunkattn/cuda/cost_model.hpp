@@ -89,7 +89,7 @@ struct CostModel {
   }
 };
 
-/// Tiles for `rows` packed rows: as many of 64 as fill up, the rest in the smallest that holds it.
+/// The height of a tile that holds `rows` packed rows, at most 64.
 [[nodiscard]] constexpr int tile_rows_for(int rows) noexcept {
   return rows > 32 ? 64 : rows > 16 ? 32 : 16;
 }

@@ -125,7 +125,7 @@ class KvSplits {
   /// for the memory; the others find it in the cache.
   [[nodiscard]] std::int64_t kib_ps(const Run& run, int phase) const noexcept {
     const std::int64_t kib = kib_ps_[phase];
-    const int tiles = (rows(run) + max_tile_rows - 1) / max_tile_rows;
+    const int tiles = num_tiles(rows(run));
     return tiles == 1 ? kib : std::max(kib / tiles, alone_kib_ps_);
   }
   /// The same of what nobody else reads.
@@ -321,7 +321,7 @@ class KvSplits {
            used_.partials <= std::min<std::size_t>(capacity_.partials, 0x7fffffff);
   }
   void count_tasks(Phase& phase, const Run& run, std::int32_t tokens, std::int32_t splits) const {
-    phase.tasks += splits * num_tiles(rows(run), max_tile_rows);
+    phase.tasks += std::int64_t{splits} * num_tiles(rows(run));
     phase.longest_stream = std::max(phase.longest_stream, stream_ps(run, tokens));
   }
   // The tasks that only merge. Each has as many rows as a block holds the columns of; or fewer, so
@@ -349,9 +349,6 @@ class KvSplits {
     int rows = merge_rows_;
     while (rows / 2 >= least && in_a_row(rows / 2) < in_a_row(rows)) rows /= 2;
     return rows;
-  }
-  [[nodiscard]] static std::int64_t num_tiles(int rows, int most) noexcept {
-    return (rows + most - 1) / most;
   }
 
   // Where chunk-first tasks leave blocks free, these stream what they may and then wait: the rest

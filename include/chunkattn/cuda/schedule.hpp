@@ -117,9 +117,6 @@ class Scheduler {
     if (rest > 0) ps += model_.stream_ps(tokens, tile_rows_for(rest), dims());
     return ps;
   }
-  [[nodiscard]] static int num_tiles(int rows) noexcept {
-    return (rows + max_tile_rows - 1) / max_tile_rows;
-  }
   [[nodiscard]] HeadDims dims() const noexcept { return geometry_.dims(); }
 
   void measure() {

@@ -48,6 +48,11 @@ constexpr int wanted_blocks(HeadDims dims) noexcept {
   return dims.v <= 128 ? 2 : 1;
 }
 
+/// Tiles of at most `most` packed rows that `rows` of them take.
+constexpr int num_tiles(int rows, int most = max_tile_rows) noexcept {
+  return (rows + most - 1) / most;
+}
+
 /// Packed rows of a task that streams nothing and merges only: those whose columns the threads of a
 /// block hold at once, four each.
 constexpr int merge_rows(int value_dim) noexcept {
