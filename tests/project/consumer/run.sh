@@ -27,11 +27,14 @@ build_and_run() {
   "$work/build/consumer"
 }
 
-stage() {  # installs into $work/stage, then moves it: nothing may point at where it was
+stage() {  # installs as README says, then moves it: nothing may point at where it was
   "$cmake" -G "$generator" -S "$root" -B "$work/library" -DCMAKE_CXX_COMPILER="$cxx" \
-    -DCHUNKATTN_BUILD_TESTS=OFF -DCHUNKATTN_BUILD_EXAMPLES=OFF -DCHUNKATTN_BUILD_BENCH=OFF \
-    -DCHUNKATTN_CUDA=OFF -DCMAKE_INSTALL_PREFIX="$work/first" >"$work/library.log"
-  "$cmake" --install "$work/library" >>"$work/library.log"
+    -DCMAKE_EXPORT_COMPILE_COMMANDS=ON --no-warn-unused-cli >"$work/library.log"
+  if [ -e "$work/library/compile_commands.json" ]; then
+    echo "FAILED: without options $(grep -c '"file":' "$work/library/compile_commands.json") objects would be compiled"
+    exit 1
+  fi
+  "$cmake" --install "$work/library" --prefix "$work/first" >>"$work/library.log"
   mv "$work/first" "$work/stage"
   if grep -rlF "$root" "$work/stage"; then
     echo "FAILED: the installed files above name the source tree"
@@ -75,9 +78,19 @@ case $mode in
       exit 1
     fi
     ;;
-  add_subdirectory | fetch_content)
+  add_subdirectory)
     configure "$mode" -DCHUNKATTN_ROOT="$root"
     build_and_run
+    ;;
+  fetch_content)
+    sed -n '/^```cmake$/,/^```$/{//!p}' "$root/README.md" >"$work/readme.cmake"
+    grep -q "GIT_TAG v$CHUNKATTN_VERSION)" "$work/readme.cmake" ||
+      { echo "FAILED: README's FetchContent lines do not name v$CHUNKATTN_VERSION"; exit 1; }
+    configure "$mode" -DCHUNKATTN_ROOT="$root" -DREADME_LINES="$work/readme.cmake"
+    build_and_run
+    ;;
+  serve)  # configured by itself, as its CMakeLists.txt says it can be
+    "$cmake" -G "$generator" -S "$root/examples/serve" -B "$work/build" -DCMAKE_CXX_COMPILER="$cxx"
     ;;
   pkg_config)
     if ! command -v pkg-config >/dev/null; then

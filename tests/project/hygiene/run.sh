@@ -245,6 +245,7 @@ END
     "$work/quick_start" >"$work/printed" || fail "README's quick start does not run"
     awk '/It prints$/ { marked = 1 } marked && /^```/ { if (inside) exit; inside = 1; next } inside' \
       README.md >"$work/shown"
+    ! grep -E '(g|c)\+\+ -std=' README.md | grep -v -e ' -O2 ' || fail "README's command above lacks -O2"
     diff "$work/shown" "$work/printed" || fail "README's quick start does not print what the README shows (<)"
     echo "README's quick start: $lines lines, builds, runs and prints what the README shows"
     ;;
