@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Whatever must repeat the version agrees with include/chunkattn/base/version.hpp.
+# Whatever must repeat the version agrees with include/chunkattn/base/version.hpp, and whatever repeats the
+# repository's address with the vcpkg port.
 set -eu
 cd "$(dirname "$0")/.."
 part() { sed -n "s/^#define CHUNKATTN_VERSION_$1 \([0-9]*\)$/\1/p" include/chunkattn/base/version.hpp; }
@@ -14,5 +15,14 @@ expect $packaging/conan/chunkattn/config.yml "^  \"$version\":"
 expect $packaging/conan/chunkattn/all/conandata.yml "/v$version\.tar\.gz\""
 expect CHANGELOG.md "^## $version"
 expect include/chunkattn/base/config.hpp "inline namespace v$(part MAJOR)_$(part MINOR) "
+expect README.md "GIT_TAG v$version\)"
+expect README.md "requires\(\"chunkattn/$version\"\)"
+expect CITATION.cff "^version: $version$"
+repository=$(sed -n 's/^ *REPO //p' $packaging/vcpkg/ports/chunkattn/portfile.cmake)
+address=$(grep -rhoE 'github\.com/[A-Za-z0-9_-]+/chunkattn' README.md CITATION.cff .github cmake | sort -u)
+if [ "$address" != "github.com/$repository" ]; then
+  echo "FAILED: the repository is named github.com/$repository and also:" $address
+  status=1
+fi
 [ $status -eq 0 ] && echo "version $version everywhere"
 exit $status

@@ -95,6 +95,47 @@ END
     [ "$longest" -le 80 ] || fail "a line of the help has $longest columns"
     echo "$(wc -l <"$work/verbs") verbs and $(wc -l <"$work/checks") checks, each of them listed"
     ;;
+  release)  # tools/release.sh tags what the changelog tells of, and refuses everything else
+    git -C "$root" rev-parse 2>/dev/null || skip "dev release needs git and a clone"
+    mkdir "$work/tree"
+    (cd "$root" && git ls-files -z | xargs -0 tar -c --ignore-failed-read 2>/dev/null) | tar -x -C "$work/tree"
+    cp "$root/tools/release.sh" "$work/tree/tools/"  # also where it is not committed yet
+    cd "$work/tree"
+    git init -q
+    git config user.name test
+    git config user.email test@localhost
+    release() {  # STATUS TEXT
+      local status=0
+      tools/release.sh >"$work/log" 2>&1 || status=$?
+      [ $status = "$1" ] || { cat "$work/log"; fail "release.sh: exit $status, not $1"; }
+      says "$work/log" "$2"
+    }
+    version=$(sed -n 's/^#define CHUNKATTN_VERSION_[MP][A-Z]* \([0-9]*\)$/\1/p' include/chunkattn/base/version.hpp | paste -sd.)
+    # A section of our own at the top: the repository may be between two releases.
+    sed -i "0,/^## /s//## $version\n\n### New\n\n- A line of the test.\n\n## /" CHANGELOG.md
+    git add -A
+    git commit -q -m first
+    cp CHANGELOG.md "$work/changelog"
+    sed -i "0,/^## .*/s//## 99.0.0/" CHANGELOG.md
+    release 1 "CHANGELOG.md begins with version 99.0.0"
+    sed "/^### New/,/^- A line/d" "$work/changelog" >CHANGELOG.md
+    release 1 "CHANGELOG.md says nothing of version $version"
+    cp "$work/changelog" CHANGELOG.md
+    sed -i 's/^version: .*/version: 99.0.0/' CITATION.cff
+    release 1 "CITATION.cff does not name version $version"
+    git checkout -q CITATION.cff
+    echo >>README.md
+    release 1 "not committed"
+    git checkout -q README.md
+    [ -z "$(git tag)" ] || fail "a refused release left a tag: $(git tag)"
+    release 0 "as v$version"
+    git tag -l --format='%(contents)' "v$version" >"$work/message"
+    says "$work/message" "### New"
+    says "$work/message" "- A line of the test."
+    [ "$(grep -c '^## ' "$work/message")" = 0 ] || fail "the tag tells of other versions, too"
+    [ "$(git rev-parse "v$version^{commit}")" = "$(git rev-parse HEAD)" ] || fail "the tag is not of this commit"
+    release 1 "the tag v$version exists already"
+    ;;
   gpu)  # tools/gpu.sh on a machine whose GPU and tools are imitated: what is run, left and said
     tree=$work/tree
     mkdir -p "$tree/tools" "$tree/tests/cuda" "$tree/tests/support" "$tree/include" "$tree/bench/peers" \
