@@ -19,7 +19,7 @@ expect README.md "GIT_TAG v$version\)"
 expect README.md "requires\(\"chunkattn/$version\"\)"
 expect CITATION.cff "^version: $version$"
 repository=$(sed -n 's/^ *REPO //p' $packaging/vcpkg/ports/chunkattn/portfile.cmake)
-address=$(grep -rhoE 'github\.com/[A-Za-z0-9_-]+/chunkattn' README.md CITATION.cff .github cmake | sort -u)
+address=$(grep -rhoE 'github\.com/[A-Za-z0-9_-]+/chunkattn' README.md CITATION.cff .github cmake tools | sort -u)
 if [ "$address" != "github.com/$repository" ]; then
   echo "FAILED: the repository is named github.com/$repository and also:" $address
   status=1

@@ -39,8 +39,10 @@ concept Expression = requires {
   { E::kind } -> std::convertible_to<Kind>;
   { E::fixed } -> std::convertible_to<bool>;
 };
+/// An expression that is a number.
 template <class E>
 concept Real = Expression<E> && E::kind != Kind::truth;  // integers become reals
+/// An expression that is true or false.
 template <class E>
 concept Truth = Expression<E> && E::kind == Kind::truth;
 
@@ -144,8 +146,10 @@ struct Select {
 
 // ---- Operators --------------------------------------------------------------------------------
 
+/// A number of C++, the same in all lanes.
 template <class X>
 concept Number = std::is_arithmetic_v<X> && !std::same_as<X, bool>;
+/// One side of an operator.
 template <class X>
 concept Operand = Real<X> || Number<X>;
 /// What an operator takes: at least one side is an expression.

@@ -42,23 +42,28 @@ struct KeyRange {
 /// Attention without a variant.
 struct Plain {};
 
+/// Has `logit(s, at)`: the logit that takes the place of s.
 template <class V>
 concept ChangesLogits = requires(const V& variant, lanes::Logit s, lanes::At at) {
   { variant.logit(s, at) } -> lanes::Real;
 };
+/// Has `visible(at)`: whether the row sees the key.
 template <class V>
 concept HidesKeys = requires(const V& variant, lanes::At at) {
   { variant.visible(at) } -> lanes::Truth;
 };
+/// Has `hidden(query)`: keys that a row at this position does not see for certain.
 template <class V>
 concept SkipsKeys = requires(const V& variant, int query) {
   { variant.hidden(query) } -> std::convertible_to<KeyRange>;
 };
+/// Has `sink(at)`: one more logit in the softmax, the same for all keys.
 template <class V>
 concept HasSinks = requires(const V& variant, lanes::At at) {
   { variant.sink(at) } -> lanes::Operand;
   requires decltype(lanes::expression(variant.sink(at)))::fixed;
 };
+/// Has `check(num_qo_heads)`, which throws InvalidArgument where members make no sense.
 template <class V>
 concept ChecksItself =
     requires(const V& variant, int num_qo_heads) { variant.check(num_qo_heads); };
