@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "chunkattn/attention/reference.hpp"
@@ -92,6 +93,32 @@ TEST_CASE("quantize_row stores so many elements, to nearest even, and no more") 
   CHECK(quantize_row(negative, 2, stored) == 2.0f / 127);
   CHECK(stored[0] == 32);
   CHECK(stored[1] == -127);
+}
+
+TEST_CASE_TEMPLATE("the smallest values: no scale is subnormal, none makes an infinity", T,
+                   std::int8_t, float8_e4m3) {
+  const auto value = [](T stored) {
+    if constexpr (std::is_same_v<T, float8_e4m3>)
+      return to_float(stored);
+    else
+      return static_cast<float>(stored);
+  };
+  const float unit = std::numeric_limits<float>::min();  // 2^-126, the smallest scale
+  for (const float largest : {3.0f, 96.0f, detail::largest_stored<T>}) {
+    const float row[4] = {largest * unit, -2 * unit, unit / 8, 0};
+    T stored[4];
+    CHECK(quantize_row(row, 4, stored) == unit);
+    CHECK(value(stored[0]) == largest);
+    CHECK(value(stored[1]) == -2);
+    CHECK(value(stored[2]) == (std::is_same_v<T, std::int8_t> ? 0 : 0.125f));
+    CHECK(value(stored[3]) == 0);
+  }
+  // Far below: everything is nearest to zero.
+  const float row[2] = {std::numeric_limits<float>::denorm_min(), -0x1p-140f};
+  T stored[2];
+  CHECK(quantize_row(row, 2, stored) == unit);
+  CHECK(value(stored[0]) == 0);
+  CHECK(value(stored[1]) == 0);
 }
 
 TEST_CASE("rows of zeros and of what is no number store zeros, in their places alone") {

@@ -1,10 +1,14 @@
 // Replaces the global operator new of a test program: counts allocations, and fails the one that is
-// asked for. Include it in one translation unit only.
+// asked for. What is freed is overwritten, so that who goes on reading it shows it. Include it in
+// one translation unit only.
 #pragma once
+
+#include <malloc.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 
 namespace test {
@@ -17,13 +21,15 @@ struct HeapCounters {
 };
 inline HeapCounters heap;
 
-inline void* counted_new(std::size_t size) {
+inline void* counted_new(std::size_t size, std::size_t alignment = 0) {
   ++heap.allocations;
   if (heap.fail_in >= 0 && heap.fail_in-- == 0) {
     ++heap.failures;
     throw std::bad_alloc();
   }
-  void* memory = std::malloc(size > 0 ? size : 1);
+  void* memory = alignment == 0 ? std::malloc(size > 0 ? size : 1)
+                                : std::aligned_alloc(
+                                      alignment, (size + alignment - 1) / alignment * alignment);
   if (memory == nullptr) throw std::bad_alloc();
   ++heap.outstanding;
   return memory;
@@ -31,6 +37,9 @@ inline void* counted_new(std::size_t size) {
 inline void counted_delete(void* memory) noexcept {
   if (memory == nullptr) return;
   --heap.outstanding;
+  constexpr std::size_t most = 4096;  // the start of large memory will do
+  const std::size_t size = malloc_usable_size(memory);
+  std::memset(memory, 0xdd, size < most ? size : most);
   std::free(memory);
 }
 
@@ -52,5 +61,14 @@ void operator delete(void* memory, std::size_t) noexcept {
   test::counted_delete(memory);
 }
 void operator delete[](void* memory, std::size_t) noexcept {
+  test::counted_delete(memory);
+}
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return test::counted_new(size, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory, std::align_val_t) noexcept {
+  test::counted_delete(memory);
+}
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
   test::counted_delete(memory);
 }

@@ -97,35 +97,20 @@ class KvCache<Cpu, T> {
       : options_(options), chunk_size_(chunk_size) {
     detail::check_kv_geometry(options, chunk_size, sizeof(T));
     while (slab_shift_ < 16 && slot_bytes() << slab_shift_ < slab_target) ++slab_shift_;
-    layers_.resize(static_cast<std::size_t>(options.num_layers));
+    tables_.resize(static_cast<std::size_t>(options.num_layers));
     grow(num_slots);
   }
 
   /// Makes room for slots [0, num_slots) in every layer; never moves one. Views taken before stay
-  /// valid for the slots they had. Throws InvalidArgument beyond 2^31 - 1 slots or 2^62 bytes.
+  /// valid for the slots they had. Throws InvalidArgument beyond 2^31 - 1 slots or 2^62 bytes;
+  /// where memory runs out, no layer has got any.
   void grow(std::size_t num_slots) {
     detail::check_argument(
         num_slots <= std::min(max_slots, (std::size_t{1} << 62) / bytes_per_slot()), "num_slots",
         num_slots, "at most 2^31 - 1 slots, and 2^62 bytes of K and V");
     const std::size_t per_slab = std::size_t{1} << slab_shift_;
     const std::size_t slabs = (num_slots + per_slab - 1) / per_slab;
-    if (slabs > num_slabs_) {
-      if (slabs > table_capacity_) new_tables(std::max(slabs, 2 * table_capacity_ + 8));
-      for (Layer& layer : layers_) {
-        while (layer.slabs.size() < slabs) {
-          layer.slabs.push_back(allocate(slot_bytes() << slab_shift_));
-          char* const slab = layer.slabs.back().get();
-          const std::size_t at = layer.slabs.size() - 1;
-          layer.table.k[at] = reinterpret_cast<T*>(slab);
-          layer.table.v[at] = reinterpret_cast<T*>(slab + rows_bytes(options_.head_dim));
-          if constexpr (has_row_scales<T>) {
-            layer.table.k_scale[at] = reinterpret_cast<float*>(slab + kv_bytes());
-            layer.table.v_scale[at] = layer.table.k_scale[at] + chunk_size_;
-          }
-        }
-      }
-      num_slabs_ = slabs;
-    }
+    if (slabs > num_slabs_) add_slabs(slabs);
     num_slots_ = std::max(num_slots_, num_slots);
   }
 
@@ -133,16 +118,16 @@ class KvCache<Cpu, T> {
   /// each step, on the thread that calls the tree: a tree that grows needs more memory, which this
   /// call provides.
   [[nodiscard]] KvView<T> layer(int index) {
-    if (layers_.empty()) [[unlikely]]
+    if (tables_.empty()) [[unlikely]]
       detail::fail_argument("layer", index, "a cache that was not moved from");
-    if (index < 0 || static_cast<std::size_t>(index) >= layers_.size()) [[unlikely]]
+    if (index < 0 || static_cast<std::size_t>(index) >= tables_.size()) [[unlikely]]
       detail::fail_argument("layer", index, {"less than num_layers, ", options_.num_layers});
     const std::size_t needed = slots_.num_slots();
     if (needed > num_slots_) grow(needed);
-    Layer& layer = layers_[static_cast<std::size_t>(index)];
+    const Tables& table = tables_[static_cast<std::size_t>(index)];
     KvView<T> view;
-    view.k_slabs = layer.table.k.get();
-    view.v_slabs = layer.table.v.get();
+    view.k_slabs = table.k.get();
+    view.v_slabs = table.v.get();
     view.slab_shift = slab_shift_;
     view.num_slots = static_cast<std::int32_t>(num_slots_);
     view.num_kv_heads = options_.num_kv_heads;
@@ -162,8 +147,8 @@ class KvCache<Cpu, T> {
       view.v_stride_token = view.stride_token;
     }
     if constexpr (has_row_scales<T>) {
-      view.k_scale_slabs = layer.table.k_scale.get();
-      view.v_scale_slabs = options_.v_in_k ? view.k_scale_slabs : layer.table.v_scale.get();
+      view.k_scale_slabs = table.k_scale.get();
+      view.v_scale_slabs = options_.v_in_k ? view.k_scale_slabs : table.v_scale.get();
       view.scale_stride_head = static_cast<std::int64_t>(head_bytes() / sizeof(float));
       view.scale_stride_slot = static_cast<std::int64_t>(slot_bytes() / sizeof(float));
     }
@@ -176,8 +161,9 @@ class KvCache<Cpu, T> {
     const auto at = static_cast<std::size_t>(slot);
     if (at >> slab_shift_ >= num_slabs_) return;
     const std::size_t within = at & ((std::size_t{1} << slab_shift_) - 1);
-    for (Layer& layer : layers_)
-      std::memset(layer.slabs[at >> slab_shift_].get() + within * slot_bytes(), 0xff, slot_bytes());
+    for (const Tables& table : tables_)
+      std::memset(reinterpret_cast<char*>(table.k[at >> slab_shift_]) + within * slot_bytes(), 0xff,
+                  slot_bytes());
   }
 
   /// Number of the tree that it follows, 0 for none.
@@ -210,10 +196,6 @@ class KvCache<Cpu, T> {
     std::unique_ptr<T*[]> k, v;
     std::unique_ptr<float*[]> k_scale, v_scale;
   };
-  struct Layer {
-    std::vector<Memory> slabs;
-    Tables table;
-  };
 
   static Memory allocate(std::size_t bytes) {
     const std::size_t alignment = bytes >= huge_page ? huge_page : 64;
@@ -225,22 +207,40 @@ class KvCache<Cpu, T> {
     return memory;
   }
 
-  // Larger tables of slab addresses. Old ones are kept: views may still point at them.
-  CHUNKATTN_COLD void new_tables(std::size_t capacity) {
-    std::vector<Tables> made(layers_.size());
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
-      made[l].k = copied(layers_[l].table.k, capacity);
-      made[l].v = copied(layers_[l].table.v, capacity);
-      if constexpr (has_row_scales<T>) {
-        made[l].k_scale = copied(layers_[l].table.k_scale, capacity);
-        made[l].v_scale = copied(layers_[l].table.v_scale, capacity);
+  // Memory for slabs [num_slabs_, slabs) of every layer, or an exception and of none.
+  CHUNKATTN_COLD void add_slabs(std::size_t slabs) {
+    if (slabs > table_capacity_) new_tables(std::max(slabs, 2 * table_capacity_ + 8));
+    std::vector<Memory> made((slabs - num_slabs_) * tables_.size());
+    for (Memory& slab : made) slab = allocate(slot_bytes() << slab_shift_);
+    memory_.push_back(std::move(made));
+    // From here on nothing fails.
+    const Memory* next = memory_.back().data();
+    for (const Tables& table : tables_) {
+      for (std::size_t at = num_slabs_; at < slabs; ++at) {
+        char* const slab = (next++)->get();
+        table.k[at] = reinterpret_cast<T*>(slab);
+        table.v[at] = reinterpret_cast<T*>(slab + rows_bytes(options_.head_dim));
+        if constexpr (has_row_scales<T>) {
+          table.k_scale[at] = reinterpret_cast<float*>(slab + kv_bytes());
+          table.v_scale[at] = table.k_scale[at] + chunk_size_;
+        }
       }
     }
-    old_tables_.reserve(old_tables_.size() + layers_.size());
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
-      std::swap(layers_[l].table, made[l]);
-      old_tables_.push_back(std::move(made[l]));
+    num_slabs_ = slabs;
+  }
+  // Larger tables of slab addresses. Old ones are kept: views may still point at them.
+  CHUNKATTN_COLD void new_tables(std::size_t capacity) {
+    std::vector<Tables> made(tables_.size());
+    for (std::size_t l = 0; l < tables_.size(); ++l) {
+      made[l].k = copied(tables_[l].k, capacity);
+      made[l].v = copied(tables_[l].v, capacity);
+      if constexpr (has_row_scales<T>) {
+        made[l].k_scale = copied(tables_[l].k_scale, capacity);
+        made[l].v_scale = copied(tables_[l].v_scale, capacity);
+      }
     }
+    old_tables_.push_back(std::move(tables_));
+    tables_ = std::move(made);
     table_capacity_ = capacity;
   }
   template <class P>
@@ -271,8 +271,9 @@ class KvCache<Cpu, T> {
   std::size_t num_slots_ = 0;
   std::size_t num_slabs_ = 0;  // with memory in every layer
   std::size_t table_capacity_ = 0;
-  std::vector<Layer> layers_;
-  std::vector<Tables> old_tables_;
+  std::vector<Tables> tables_;  // by layer
+  std::vector<std::vector<Tables>> old_tables_;
+  std::vector<std::vector<Memory>> memory_;  // of each growth
   SlotSource slots_;
 };
 
