@@ -256,10 +256,21 @@ TEST_CASE("the cache grows without moving a slot") {
   CHECK(before.k_row(2, 3, 4) == place);
   CHECK(cache.layer(1).k_slabs == before.k_slabs);
   CHECK(cache.bytes() == 2 * per_slab * cache.bytes_per_slot());
-  simt::device().fail("cudaMalloc", cudaErrorMemoryAllocation);
-  CHECK_THROWS_AS(cache.grow(2 * per_slab + 1), chunkattn::DeviceError);
-  CHECK(cache.num_slots() == per_slab + 1);
-  cache.grow(2 * per_slab + 1);
+  // A growth by two slabs that fails at any call: nothing of it stays.
+  const auto held = simt::device().memory.size();
+  const auto fails = [&](const char* call, int after) {
+    simt::device().fail(call, cudaErrorMemoryAllocation, after);
+    CHECK_THROWS_AS(cache.grow(4 * per_slab), chunkattn::DeviceError);
+    CHECK(cache.bytes() == 2 * per_slab * cache.bytes_per_slot());
+    CHECK(cache.num_slots() == per_slab + 1);
+    CHECK(simt::device().memory.size() == held);
+  };
+  for (const int after : {0, 1}) fails("cudaMalloc", after);
+  for (const int after : {0, 5, 7}) fails("cudaMemcpy", after);
+  cache.grow(3 * per_slab);
+  const auto layer = cache.layer(1);
+  for (const std::size_t slot : {std::size_t{0}, 2 * per_slab, 3 * per_slab - 1})
+    CHECK(simt::device().find(layer.v_row(static_cast<int>(slot), 7, 63)) != nullptr);
 }
 
 TEST_CASE("every kernel is loaded and set up by the constructor") {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <type_traits>
 #include <vector>
@@ -55,24 +56,17 @@ class KvCache<Cuda, T> {
     copy_now(views_.data(), views.data(), views.size() * sizeof(KvView<T>));
   }
 
-  /// Makes room for slots [0, num_slots) in every layer; never moves one. A DeviceError (out of
-  /// memory) leaves the cache as it was.
+  /// Makes room for slots [0, num_slots) in every layer; never moves one. A failure (DeviceError:
+  /// out of memory) leaves the cache as it was.
   void grow(std::size_t num_slots) {
     detail::check_argument(num_slots <= max_slabs_ << slab_shift_, "num_slots", num_slots,
                            {"at most slot_limit = ", max_slabs_ << slab_shift_});
     const std::size_t slabs = (num_slots + per_slab() - 1) >> slab_shift_;
-    while (slabs_.size() < slabs) {
-      cuda_detail::DeviceMemory slab(bytes_per_slot() << slab_shift_);
-      T* first = reinterpret_cast<T*>(slab.data());
-      const std::size_t at = slabs_.size();
-      for (std::size_t t = 0; t < num_tables(); ++t) {  // K of layer 0, V of layer 0, K of 1, ...
-        T* const place =
-            first +
-            ((t / 2 * layer_elements() + t % 2 * rows_elements(options_.head_dim)) << slab_shift_);
-        copy_now(table_.data() + (t * max_slabs_ + at) * sizeof(T*), &place, sizeof place);
-      }
-      slabs_.push_back(std::move(slab));
-    }
+    std::vector<cuda_detail::DeviceMemory> made(std::max(slabs, slabs_.size()) - slabs_.size());
+    slabs_.reserve(slabs_.size() + made.size());
+    for (auto& slab : made) slab = cuda_detail::DeviceMemory(bytes_per_slot() << slab_shift_);
+    for (std::size_t i = 0; i < made.size(); ++i) enter(made[i], slabs_.size() + i);
+    std::move(made.begin(), made.end(), std::back_inserter(slabs_));
     num_slots_ = std::max(num_slots_, num_slots);
   }
 
@@ -152,6 +146,17 @@ class KvCache<Cuda, T> {
       view.v_stride_slot = view.v_stride_head * options_.num_kv_heads;
     }
     return view;
+  }
+
+  // Puts the addresses of slab number `at` into the tables. Nobody reads them until it is counted.
+  void enter(const cuda_detail::DeviceMemory& slab, std::size_t at) {
+    T* const first = reinterpret_cast<T*>(slab.data());
+    for (std::size_t t = 0; t < num_tables(); ++t) {  // K of layer 0, V of layer 0, K of 1, ...
+      T* const place =
+          first +
+          ((t / 2 * layer_elements() + t % 2 * rows_elements(options_.head_dim)) << slab_shift_);
+      copy_now(table_.data() + (t * max_slabs_ + at) * sizeof(T*), &place, sizeof place);
+    }
   }
 
   // New entries of a table: no kernel under way looks at them yet. A copy from pageable memory may
