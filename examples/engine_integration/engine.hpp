@@ -87,17 +87,6 @@ struct LayerMemory {
   }
 };
 
-/// The same memory, seen by one of several tensor-parallel ranks: its share of the KV heads.
-/// Nothing is copied; the tree and the plan are the same for all ranks, because they depend on the
-/// calls alone.
-template <class T>
-chunkattn::KvView<T> heads_of_rank(chunkattn::KvView<T> view, int rank, int num_ranks) {
-  view.num_kv_heads /= num_ranks;
-  view.k += rank * view.num_kv_heads * view.stride_head;
-  view.v += rank * view.num_kv_heads * view.stride_head;
-  return view;
-}
-
 /// The engine's own K/V-writing kernel in place of ChunkAttention::write: first the plan's row
 /// copies, then one row per query token. k, v: [num_rows][num_kv_heads][head_dim], the caller's row
 /// order.

@@ -136,6 +136,7 @@ void own_parts(KvType type) {
   const auto parallel = prefill<T>([&](auto& memory, const LiveView& plan, ToyModel& model) {
     write_kv<T>(memory.view, plan, model.k, model.v);
     constexpr int num_ranks = 2, heads = num_qo_heads / num_ranks;
+    constexpr int kv_heads = num_kv_heads / num_ranks;
     for (int rank = 0; rank < num_ranks; ++rank) {  // each on its own device
       const int rows = plan.num_rows;
       std::vector<float> q(count(rows, heads)), out(q.size());
@@ -143,7 +144,7 @@ void own_parts(KvType type) {
       for (int row = 0; row < rows; ++row)
         std::copy_n(model.q.begin() + part(row), heads * head_dim,
                     q.begin() + row * heads * head_dim);
-      attention.run(heads_of_rank(memory.view, rank, num_ranks), plan, q, out);
+      attention.run(memory.view.heads(rank * kv_heads, kv_heads), plan, q, out);
       for (int row = 0; row < rows; ++row)
         std::copy_n(out.begin() + row * heads * head_dim, heads * head_dim,
                     model.out.begin() + part(row));

@@ -138,8 +138,6 @@ class DenseKv {
   /// The same memory as pages: page j of row r is slot r * 2^slab_shift + j.
   [[nodiscard]] chunkattn::KvView<T> paged_view() {
     chunkattn::KvView<T> view;
-    view.k = k_;
-    view.v = v_;
     view.k_slabs = k_slabs_.data();
     view.v_slabs = v_slabs_.data();
     view.slab_shift = slab_shift_;

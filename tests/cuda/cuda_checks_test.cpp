@@ -1,6 +1,7 @@
 // What the CUDA backend refuses, asks the driver and readies ahead: on the fake device.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -245,6 +246,73 @@ TEST_CASE("a layer's rows of V are those that the kernels were compiled for") {
   odd.v_stride_token += 4;
   CHECK_THROWS_WITH_AS(run(attention, odd), doctest::Contains("strides of V"),
                        chunkattn::InvalidArgument);
+}
+
+TEST_CASE("a layer of another tree, without slots, or with a shifted pointer") {
+  Engine engine(41), other(42);
+  for (Engine* each : {&engine, &other}) {
+    each->sequences.push_back(each->tree.insert(each->prompt(20, 3)));
+    each->begin();
+    each->add(0, 100);
+    each->build();
+  }
+  simt::Step& step = engine.new_step();
+  const auto run = [&](const chunkattn::KvView<half>& layer) {
+    engine.attention->run(layer, engine.view, step.q->span(), step.out->span(), step.lse->span(),
+                          &engine.stream);
+  };
+  const auto write = [&](const chunkattn::KvView<half>& layer) {
+    engine.attention->write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
+  };
+  const auto refused = [&](const chunkattn::KvView<half>& layer, const char* why) {
+    CHECK_THROWS_WITH_AS(run(layer), doctest::Contains(why), chunkattn::InvalidArgument);
+    CHECK_THROWS_WITH_AS(write(layer), doctest::Contains(why), chunkattn::InvalidArgument);
+  };
+  refused(other.cache.layer(0), "layer = of another tree");
+  refused(KvCache<Cuda, half>(16, {1, kv_heads, head_dim}).layer(0), "layer.num_slots = 0");
+  half elsewhere{};
+  auto shifted = engine.cache.layer(0);
+  shifted.k = &elsewhere;
+  refused(shifted, "layer.k = non-null: expected null, since K lies in slabs");
+  auto overlapping = engine.cache.layer(0);
+  overlapping.v_slabs = overlapping.k_slabs;
+  CHECK_THROWS_WITH_AS(write(overlapping), doctest::Contains("layer.v = K's memory"),
+                       chunkattn::InvalidArgument);
+  CHECK(engine.stream.queue.empty());
+  KvCache<Cuda, half> free(16, {1, kv_heads, head_dim}, 64);  // follows no tree
+  CHECK_NOTHROW(write(free.layer(0)));
+  engine.stream.drain();
+  engine.steps.clear();
+}
+
+TEST_CASE("two ranks, each with half of the heads of a layer, whose values differ") {
+  Engine engine(43);
+  simt::current_schedule() = {};
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 3)));
+  engine.begin();
+  engine.add(0, 100);
+  engine.build();
+  Step& step = engine.new_step();
+  const auto rows = static_cast<std::size_t>(engine.view.num_rows);
+  CudaLimits limits = Engine::limits();
+  limits.num_qo_heads = qo_heads / 2;
+  limits.num_kv_heads = 1;
+  ChunkAttention<Cuda, head_dim> attention(limits, {.model = engine_model()});
+  const auto share = [&](int rank) { return engine.cache.layer(0).heads(rank, 1); };
+  DeviceArray<half> k(rows * head_dim), v(k.size), q(rows * qo_heads / 2 * head_dim), out(q.size);
+  std::ranges::fill(k.span(), half{});
+  for (int rank = 0; rank < 2; ++rank) {
+    std::ranges::fill(v.span(), chunkattn::to_half(static_cast<float>(rank + 1)));
+    attention.write(share(rank), engine.view, k.span(), v.span(), &engine.stream);
+    engine.stream.drain();
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    std::ranges::copy(step.q->first(q.size), q.span().begin());
+    attention.run(share(rank), engine.view, q.span(), out.span(), {}, &engine.stream);
+    engine.stream.drain();
+    for (const half x : out.span()) REQUIRE(chunkattn::to_float(x) == static_cast<float>(rank + 1));
+  }
+  engine.steps.clear();
 }
 
 TEST_CASE("the cache grows without moving a slot") {

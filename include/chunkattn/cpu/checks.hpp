@@ -11,6 +11,7 @@
 #include "../base/config.hpp"
 #include "../base/error.hpp"
 #include "../base/instruction_sets.hpp"
+#include "../kv/checks.hpp"
 #include "../kv/view.hpp"
 #include "../plan/view.hpp"
 
@@ -46,16 +47,7 @@ void check_view(const KvView<T>& view, const PlanView& plan, int head_dim, int v
   if (view.chunk_size != plan.chunk_size) [[unlikely]]
     detail::fail_argument("layer.chunk_size", view.chunk_size,
                           {"the plan's chunk size, ", plan.chunk_size});
-  check_argument(view.k != nullptr || view.k_slabs != nullptr, "layer.k",
-                 static_cast<const void*>(view.k), "memory of K");
-  check_argument(view.v != nullptr || view.v_slabs != nullptr, "layer.v",
-                 static_cast<const void*>(view.v), "memory of V");
-  if constexpr (has_row_scales<T>) {
-    check_argument(view.k_scale != nullptr || view.k_scale_slabs != nullptr, "layer.k_scale",
-                   static_cast<const void*>(view.k_scale), "memory of K's scales");
-    check_argument(view.v_scale != nullptr || view.v_scale_slabs != nullptr, "layer.v_scale",
-                   static_cast<const void*>(view.v_scale), "memory of V's scales");
-  }
+  detail::check_layer_of_plan(view, plan);
   // Kernels load vectors at any element; an element itself must be aligned.
   const auto address =
       reinterpret_cast<std::uintptr_t>(view.k) | reinterpret_cast<std::uintptr_t>(view.v);

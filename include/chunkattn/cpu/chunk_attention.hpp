@@ -179,6 +179,7 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
                         static_cast<std::size_t>(layer.num_kv_heads) * HeadDim,
                     "num_rows * num_kv_heads * head_dim");
     cpu::check_writes(layer, view);
+    detail::check_own_v(layer);
     return view;
   }
 

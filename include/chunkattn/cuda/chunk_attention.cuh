@@ -24,6 +24,7 @@
 
 #include "../attention/options.hpp"
 #include "../attention/variant.hpp"
+#include "../kv/checks.hpp"
 #include "checks.cuh"
 #include "kernel_table.cuh"
 #include "plan_upload.cuh"
@@ -121,7 +122,7 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
   void prepare(const KvView<T>& layer, const LiveView& plan, const V& variant,
                cudaStream_t stream) {
     detail::check_current(plan);
-    check_layer(layer);
+    check_layer(layer, plan);
     check_variant(variant);
     prepare(plan, stream);
     const bool capturing = cuda_detail::is_capturing(stream);
@@ -144,7 +145,8 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
                   "write: K and V must be of the layer's element type or float");
     detail::check_current(plan);
     const PlanView& view = plan;
-    check_layer(layer);
+    check_layer(layer, plan);
+    detail::check_own_v(layer);
     const std::size_t kv_lines = line_count(view, limits_.num_kv_heads);
     check_size("k.size()", k.size(), kv_lines * HeadDim);
     check_size("v.size()", v.size(), kv_lines * ValueDim);
@@ -177,7 +179,7 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
                  const LiveView& plan, cudaStream_t stream) {
     detail::check_current(plan);
     const PlanView& view = plan;
-    check_layer(first);
+    check_layer(first, plan);
     detail::check_argument(num_layers > 0, "num_layers", num_layers, "at least 1");
     checks_.pointer("layers", layers, alignof(KvView<T>));
     prepare(plan, stream);
@@ -219,7 +221,7 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
                   "ChunkAttention<Cuda>::run: T must be chunkattn::half or chunkattn::bfloat16");
     detail::check_current(plan);
     const PlanView& view = plan;
-    check_layer(layer);
+    check_layer(layer, plan);
     const std::size_t lines = line_count(view, limits_.num_qo_heads);
     check_size("q.size()", q.size(), lines * HeadDim);
     check_size("out.size()", out.size(), lines * ValueDim);
@@ -339,7 +341,8 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
   }
 
   template <class T>
-  void check_layer(const KvView<T>& layer) {
+  void check_layer(const KvView<T>& layer, const PlanView& plan) {
+    detail::check_layer_of_plan(layer, plan);
     detail::check_argument(layer.head_dim == HeadDim, "layer.head_dim", layer.head_dim,
                            {"HeadDim = ", HeadDim});
     detail::check_argument(

@@ -129,6 +129,7 @@ class KvCache<Cuda, T> {
   [[nodiscard]] KvView<T> view(int index) const {
     T* const* tables = reinterpret_cast<T* const*>(table_.data());
     KvView<T> view;
+    view.tree_id = slots_.tree_id;
     view.k_slabs = tables + 2 * static_cast<std::size_t>(index) * max_slabs_;
     view.v_slabs = view.k_slabs + max_slabs_;
     view.slab_shift = slab_shift_;

@@ -126,6 +126,7 @@ class KvCache<Cpu, T> {
     if (needed > num_slots_) grow(needed);
     const Tables& table = tables_[static_cast<std::size_t>(index)];
     KvView<T> view;
+    view.tree_id = slots_.tree_id;
     view.k_slabs = table.k.get();
     view.v_slabs = table.v.get();
     view.slab_shift = slab_shift_;

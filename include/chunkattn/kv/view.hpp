@@ -47,6 +47,7 @@ struct KvScales<T, true> {
 /// innermost is 1). With `k_slabs` the slots lie in slabs of 2^slab_shift slots each, so that a
 /// growing pool never moves one; without, slot s starts at k + s * stride_slot. Rows of V are as
 /// those of K unless `value_dim` is set: then they have so many elements and strides of their own.
+/// A share of the heads is heads(first, count), for both kinds.
 template <class T>
 struct KvView : KvScales<T> {
   T* k = nullptr;                 ///< K of slot 0, unless in slabs
@@ -58,6 +59,7 @@ struct KvView : KvScales<T> {
   std::int32_t num_kv_heads = 0;  ///< heads of K and of V
   std::int32_t head_dim = 0;      ///< elements per row
   std::int32_t chunk_size = 0;    ///< tokens per slot
+  std::int32_t first_head = 0;    ///< of what the pointers lead to: head 0 of this view
   std::int64_t stride_slot = 0;   ///< elements from a slot to the next
   std::int64_t stride_head = 0;   ///< elements from a KV head to the next
   std::int64_t stride_token = 0;  ///< elements from a token to the next
@@ -67,21 +69,47 @@ struct KvView : KvScales<T> {
   std::int64_t v_stride_head = 0;   ///< elements from a KV head to the next
   std::int64_t v_stride_token = 0;  ///< elements from a token to the next
 
+  /// Of the tree whose slots these are, see PrefixTree; 0: memory of an engine's own.
+  std::uint64_t tree_id = 0;
+
+  /// The KV heads [first, first + count) as a view: the share of a tensor-parallel rank. Its head 0
+  /// is head `first` of this one. Throws InvalidArgument for heads that this view does not have.
+  [[nodiscard]] KvView heads(int first, int count) const {
+    if (first < 0 || first >= num_kv_heads) [[unlikely]]
+      detail::fail_argument("first", first, {"a KV head of the view, which has ", num_kv_heads});
+    if (count < 1 || count > num_kv_heads - first) [[unlikely]]
+      detail::fail_argument(
+          "count", count, {"from 1 to ", num_kv_heads - first, ", the view's heads from first on"});
+    KvView share = *this;
+    share.num_kv_heads = count;
+    if (is_dense()) {  // so that k + s * stride_slot stays right for an engine's own kernels
+      share.k = k_row(0, first, 0);
+      share.v = v_row(0, first, 0);
+      if constexpr (has_row_scales<T>) {
+        share.k_scale = k_row_scale(0, first, 0);
+        share.v_scale = v_row_scale(0, first, 0);
+      }
+    } else {
+      share.first_head += first;
+    }
+    return share;
+  }
+
   /// First element of K of (slot, kv_head, token).
   [[nodiscard]] CHUNKATTN_HD T* k_row(SlotIndex slot, int kv_head, int token) const noexcept {
-    return detail::slot_base(k, k_slabs, slab_shift, slot, stride_slot) + kv_head * stride_head +
-           token * stride_token;
+    return detail::slot_base(k, k_slabs, slab_shift, slot, stride_slot) +
+           (first_head + kv_head) * stride_head + token * stride_token;
   }
   /// First element of V of (slot, kv_head, token).
   [[nodiscard]] CHUNKATTN_HD T* v_row(SlotIndex slot, int kv_head, int token) const noexcept {
     if (value_dim == 0) return v_row_as_k(slot, kv_head, token);
     return detail::slot_base(v, v_slabs, slab_shift, slot, v_stride_slot) +
-           kv_head * v_stride_head + token * v_stride_token;
+           (first_head + kv_head) * v_stride_head + token * v_stride_token;
   }
   /// The same for kernels that are compiled for views without value_dim.
   [[nodiscard]] CHUNKATTN_HD T* v_row_as_k(SlotIndex slot, int kv_head, int token) const noexcept {
-    return detail::slot_base(v, v_slabs, slab_shift, slot, stride_slot) + kv_head * stride_head +
-           token * stride_token;
+    return detail::slot_base(v, v_slabs, slab_shift, slot, stride_slot) +
+           (first_head + kv_head) * stride_head + token * stride_token;
   }
   /// Whether rows of V are the first value_dim elements of K's: latent attention stores one vector.
   [[nodiscard]] bool has_v_in_k() const noexcept {
@@ -101,7 +129,7 @@ struct KvView : KvScales<T> {
   {
     return detail::slot_base(this->k_scale, this->k_scale_slabs, slab_shift, slot,
                              this->scale_stride_slot) +
-           kv_head * this->scale_stride_head + token;
+           (first_head + kv_head) * this->scale_stride_head + token;
   }
   /// Scale of the V row of (slot, kv_head, token).
   [[nodiscard]] float* v_row_scale(SlotIndex slot, int kv_head, int token) const noexcept
@@ -109,7 +137,14 @@ struct KvView : KvScales<T> {
   {
     return detail::slot_base(this->v_scale, this->v_scale_slabs, slab_shift, slot,
                              this->scale_stride_slot) +
-           kv_head * this->scale_stride_head + token;
+           (first_head + kv_head) * this->scale_stride_head + token;
+  }
+
+ private:
+  [[nodiscard]] bool is_dense() const noexcept {
+    if constexpr (has_row_scales<T>)
+      if (this->k_scale_slabs != nullptr || this->v_scale_slabs != nullptr) return false;
+    return k_slabs == nullptr && v_slabs == nullptr;
   }
 };
 
@@ -140,6 +175,14 @@ namespace detail {
   return static_cast<int>(q_size / row);
 }
 
+/// Rows of `dim` elements at k and at v have some of them in common.
+template <class T>
+[[nodiscard]] bool rows_overlap(const T* k, const T* v, std::int32_t dim) noexcept {
+  const auto at_k = reinterpret_cast<std::uintptr_t>(k), at_v = reinterpret_cast<std::uintptr_t>(v);
+  const std::uintptr_t distance = at_k < at_v ? at_v - at_k : at_k - at_v;
+  return distance < static_cast<std::uintptr_t>(dim) * sizeof(T);
+}
+
 template <class T>
 [[nodiscard]] KvView<T> dense_kv_view(T* k, T* v, const KvGeometry& geometry) {
   check_argument(k != nullptr, "k", static_cast<const void*>(k), "memory of K");
@@ -151,6 +194,11 @@ template <class T>
   check_argument(geometry.head_dim > 0, "geometry.head_dim", geometry.head_dim, "at least 1");
   check_argument(geometry.value_dim >= 0, "geometry.value_dim", geometry.value_dim,
                  "at least 1, or 0 for head_dim");
+  const bool v_in_k = v == k && geometry.value_dim != 0 && geometry.value_dim < geometry.head_dim;
+  check_argument(v != k || v_in_k, "v", "k",
+                 "memory of V of its own, or a geometry.value_dim less than head_dim: V in K");
+  check_argument(v_in_k || !rows_overlap(k, v, geometry.head_dim), "v", "within rows of K",
+                 "memory of V of its own");
   KvView<T> view;
   view.k = k;
   view.v = v;
@@ -162,10 +210,8 @@ template <class T>
   view.stride_head = view.stride_token * geometry.chunk_size;
   view.stride_slot = view.stride_head * geometry.num_kv_heads;
   if (geometry.value_dim != 0 && geometry.value_dim != geometry.head_dim) {
-    check_argument(v != k || geometry.value_dim < geometry.head_dim, "geometry.value_dim",
-                   geometry.value_dim, "less than head_dim, since v is k");
     view.value_dim = geometry.value_dim;
-    view.v_stride_token = v == k ? geometry.head_dim : geometry.value_dim;
+    view.v_stride_token = v_in_k ? geometry.head_dim : geometry.value_dim;
     view.v_stride_head = view.v_stride_token * geometry.chunk_size;
     view.v_stride_slot = view.v_stride_head * geometry.num_kv_heads;
   }

@@ -164,7 +164,9 @@ class AttentionPlan {
     ticket_->current = record.ticket_number = ++views_;
     record.ticket = ticket_;
     record.built = true;
-    return {arrays_.view(), ticket_, step.handle_};
+    PlanView view = arrays_.view();
+    view.tree_id = core.id;
+    return {view, ticket_, step.handle_};
   }
 
   /// How often build() could not just advance.

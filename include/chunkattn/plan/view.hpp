@@ -60,6 +60,7 @@ struct PlanView {
   const RowCopy* copies = nullptr;            ///< [num_copies]
   std::uint64_t topology = 0;        ///< changes when rows, segments or their row intervals change
   std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
+  std::uint64_t tree_id = 0;         ///< of the tree whose slots these are; 0: made by hand
 };
 
 /// A plan's arrays with the proof that they stand for a step that is still there: what

@@ -1,0 +1,273 @@
+// KvView: a share of the KV heads, V in K's memory, and whose slots a view describes.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/kv/cache.hpp"
+#include "chunkattn/kv/view.hpp"
+#include "chunkattn/plan/attention_plan.hpp"
+#include "chunkattn/tree/prefix_tree.hpp"
+
+using namespace chunkattn;
+
+namespace {
+
+using Tree = PrefixTree<int, 16>;
+
+template <class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// Every row of heads(first, count) is that of the whole view, some heads further on.
+template <class T>
+void check_share(const KvView<T>& whole, int first, int count) {
+  const KvView<T> share = whole.heads(first, count);
+  CHECK(share.num_kv_heads == count);
+  CHECK(share.has_v_in_k() == whole.has_v_in_k());
+  for (SlotIndex slot = 0; slot < whole.num_slots; ++slot) {
+    for (int head = 0; head < count; ++head) {
+      for (const int token : {0, whole.chunk_size - 1}) {
+        CHECK(share.k_row(slot, head, token) == whole.k_row(slot, first + head, token));
+        CHECK(share.v_row(slot, head, token) == whole.v_row(slot, first + head, token));
+        if (whole.value_dim == 0)
+          CHECK(share.v_row_as_k(slot, head, token) == whole.v_row(slot, first + head, token));
+        if constexpr (has_row_scales<T>) {
+          CHECK(share.k_row_scale(slot, head, token) ==
+                whole.k_row_scale(slot, first + head, token));
+          CHECK(share.v_row_scale(slot, head, token) ==
+                whole.v_row_scale(slot, first + head, token));
+        }
+      }
+    }
+  }
+}
+
+template <class T>
+void check_shares(const KvView<T>& whole) {
+  for (int first = 0; first < whole.num_kv_heads; ++first)
+    for (int count = 1; count <= whole.num_kv_heads - first; ++count)
+      check_share(whole, first, count);
+  // A share of a share.
+  const KvView<T> last = whole.heads(1, 3).heads(1, 2).heads(1, 1);
+  CHECK(last.k_row(1, 0, 2) == whole.k_row(1, 3, 2));
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("a share of the heads of a cache, whatever its V", T, float, std::int8_t) {
+  KvCacheOptions options{.num_layers = 2, .num_kv_heads = 4, .head_dim = 16};
+  check_shares(KvCache<Cpu, T>(8, options, 3).layer(1));
+  options.value_dim = 8;
+  check_shares(KvCache<Cpu, T>(8, options, 3).layer(1));
+  options.v_in_k = true;
+  check_shares(KvCache<Cpu, T>(8, options, 3).layer(1));
+}
+
+TEST_CASE("a share of the heads of dense memory keeps its plain addresses") {
+  std::vector<float> k(3 * 4 * 8 * 16), v(k.size());
+  for (const int value_dim : {0, 8}) {
+    const auto whole = make_kv_view(k.data(), v.data(), {3, 4, 8, 16, value_dim});
+    check_shares(whole);
+    // For kernels of an engine's own, which count from `k` on.
+    const auto share = whole.heads(2, 2);
+    CHECK(share.k + share.stride_slot + share.stride_head + share.stride_token ==
+          whole.k_row(1, 3, 1));
+  }
+  check_shares(make_kv_view(k.data(), k.data(), {3, 4, 8, 16, 8}));
+  std::vector<std::int8_t> k8(k.size()), v8(k.size());
+  std::vector<float> k_scale(3 * 4 * 8), v_scale(k_scale.size());
+  const auto whole =
+      make_kv_view(k8.data(), v8.data(), k_scale.data(), v_scale.data(), {3, 4, 8, 16});
+  check_shares(whole);
+  CHECK(whole.heads(1, 1).v_scale == whole.v_row_scale(0, 1, 0));
+  // Values in slabs, scales not.
+  std::int8_t* slabs[] = {k8.data()};
+  KvView<std::int8_t> mixed = whole;
+  mixed.k = mixed.v = nullptr;
+  mixed.k_slabs = mixed.v_slabs = slabs;
+  mixed.slab_shift = 2;
+  check_shares(mixed);
+}
+
+#if CHUNKATTN_EXCEPTIONS
+TEST_CASE("heads that a view does not have") {
+  KvCache<Cpu, float> cache(8, {.num_layers = 1, .num_kv_heads = 4, .head_dim = 16}, 3);
+  const auto view = cache.layer(0);
+  const auto refused = [&](int first, int count) {
+    return message_of([&] { (void)view.heads(first, count); });
+  };
+  CHECK(refused(-1, 1) == "first = -1: expected a KV head of the view, which has 4");
+  CHECK(refused(4, 1) == "first = 4: expected a KV head of the view, which has 4");
+  CHECK(refused(1, 0) == "count = 0: expected from 1 to 3, the view's heads from first on");
+  CHECK(refused(1, 4) == "count = 4: expected from 1 to 3, the view's heads from first on");
+  CHECK(refused(1, 3) == "no error");
+}
+
+TEST_CASE("V in K's memory, where it would overwrite K") {
+  std::vector<float> m(2 * 2 * 8 * 16 * 2);
+  const auto refused = [&](float* k, float* v, int value_dim = 0) {
+    return message_of([&] { (void)make_kv_view(k, v, {2, 2, 8, 16, value_dim}); });
+  };
+  CHECK(refused(m.data(), m.data()).find("v = k: expected memory of V of its own") == 0);
+  CHECK(refused(m.data(), m.data(), 16).find("v = k: expected memory of V of its own") == 0);
+  CHECK(refused(m.data(), m.data() + 15).find("v = within rows of K") == 0);
+  CHECK(refused(m.data() + 15, m.data()).find("v = within rows of K") == 0);
+  CHECK(refused(m.data(), m.data() + 16) == "no error");  // strides may follow
+  CHECK(refused(m.data(), m.data(), 8) == "no error");
+  std::vector<std::int8_t> m8(m.size());
+  std::vector<float> scales(2 * 2 * 8);
+  CHECK(message_of([&] {
+          (void)make_kv_view(m8.data(), m8.data(), scales.data(), scales.data(), {2, 2, 8, 16});
+        }).find("v = k: expected") == 0);
+}
+#endif
+
+namespace {
+
+struct Fixture {
+  Tree tree;
+  AttentionPlan plan;
+  ChunkAttention<Cpu, 16> attention{1};
+  std::vector<Tree::Sequence> sequences;
+
+  Tree::StepView build(Tree::Step& step) {
+    std::vector<int> prompt(20, 7);
+    sequences.push_back(tree.insert(prompt));
+    CHECK(step.add(sequences.back()));
+    return plan.build(step);
+  }
+  std::string of_write(const KvView<float>& layer, const LiveView& view) {
+    const std::vector<float> k(20 * static_cast<std::size_t>(layer.num_kv_heads) * 16);
+    return message_of([&] { attention.write(layer, view, k, k); });
+  }
+  std::string of_run(const KvView<float>& layer, const LiveView& view) {
+    std::vector<float> q(20 * static_cast<std::size_t>(layer.num_kv_heads) * 16), out(q.size());
+    return message_of([&] { attention.run(layer, view, q, out); });
+  }
+  std::string of_both(const KvView<float>& layer, const LiveView& view) {
+    const std::string of_layer = of_write(layer, view);
+    CHECK(of_run(layer, view) == of_layer);
+    return of_layer;
+  }
+};
+
+constexpr KvCacheOptions shape{.num_layers = 2, .num_kv_heads = 4, .head_dim = 16};
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "two ranks, each with half of the heads, whose values differ") {
+  KvCache<Cpu, float> cache(tree, shape);
+  auto step = tree.begin_step();
+  const auto view = build(step);
+  constexpr std::size_t rows = 20, dim = 16, heads = 4, group = 2;
+  std::vector<float> k(rows * heads * dim), v(k.size()), q(rows * heads * group * dim),
+      out(q.size());
+  for (std::size_t i = 0; i < k.size(); ++i) {
+    k[i] = static_cast<float>(i * 37 % 101) / 101;
+    v[i] = static_cast<float>(i / dim % heads * 1000 + i % 13);  // each head its thousands
+  }
+  for (std::size_t i = 0; i < q.size(); ++i) q[i] = static_cast<float>(i * 53 % 97) / 97;
+  attention.write(cache.layer(0), view, k, v);
+  attention.run(cache.layer(0), view, q, out);
+
+  const auto part = [](const std::vector<float>& all, std::size_t rank) {
+    std::vector<float> half;
+    const std::size_t row = all.size() / rows, begin = rank * row / 2;
+    for (std::size_t r = 0; r < rows; ++r)
+      for (std::size_t i = begin; i < begin + row / 2; ++i) half.push_back(all[r * row + i]);
+    return half;
+  };
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    const auto layer = cache.layer(1).heads(static_cast<int>(rank) * 2, 2);
+    attention.write(layer, view, part(k, rank), part(v, rank));
+    std::vector<float> own(out.size() / 2);
+    attention.run(layer, view, part(q, rank), own);
+    const std::vector<float> expected = part(out, rank);
+    for (std::size_t i = 0; i < own.size(); ++i)
+      REQUIRE(own[i] == doctest::Approx(expected[i]).epsilon(1e-5));
+  }
+  // What the ranks wrote is the layer as a whole.
+  for (int head = 0; head < 4; ++head)
+    CHECK(cache.layer(1).v_row(0, head, 3)[5] == cache.layer(0).v_row(0, head, 3)[5]);
+}
+
+#if CHUNKATTN_EXCEPTIONS
+TEST_CASE_FIXTURE(Fixture, "a shifted pointer of a view in slabs is refused") {
+  KvCache<Cpu, float> cache(tree, shape);
+  auto step = tree.begin_step();
+  const auto view = build(step);
+  float elsewhere = 0;
+  auto layer = cache.layer(0);
+  layer.k = &elsewhere;
+  CHECK(of_both(layer, view)
+            .find("layer.k = non-null: expected null, since K lies in slabs: a "
+                  "share of the heads is heads(first, count)") == 0);
+  layer = cache.layer(0);
+  layer.v = &elsewhere;
+  CHECK(of_both(layer, view).find("layer.v = non-null: expected null, since V lies in slabs") == 0);
+}
+
+TEST_CASE_FIXTURE(Fixture, "K/V of another tree") {
+  auto step = tree.begin_step();
+  const auto view = build(step);
+  Tree twin;
+  const auto other = twin.insert(std::vector<int>(20, 7));
+  KvCache<Cpu, float> wrong(twin, shape), own(tree, shape);
+  CHECK(wrong.layer(0).tree_id == other.tree_id());
+  CHECK(view.tree_id == sequences[0].tree_id());
+  CHECK(
+      of_both(wrong.layer(0), view) ==
+      "layer = of another tree: expected the K/V memory of the plan's tree: a KvCache made for it");
+  CHECK(of_both(wrong.layer(0).heads(1, 1), view).find("layer = of another tree") == 0);
+  CHECK(of_both(own.layer(0), view) == "no error");
+  // The tree may have been moved meanwhile.
+  Tree moved = std::move(tree);
+  CHECK(of_both(own.layer(0), view) == "no error");
+  // What follows no tree, and arrays made by hand, stand for any.
+  KvCache<Cpu, float> free(16, shape, 2);
+  CHECK(free.layer(0).tree_id == 0);
+  CHECK(of_both(free.layer(0), view) == "no error");
+  std::vector<float> k(std::size_t{2} * 4 * 16 * 16), v(k.size());
+  CHECK(of_both(make_kv_view(k.data(), v.data(), {2, 4, 16, 16}), view) == "no error");
+  PlanView by_hand = view;
+  by_hand.tree_id = 0;
+  CHECK(of_both(wrong.layer(0), LiveView::unchecked(by_hand)) == "no error");
+  tree = std::move(moved);
+}
+
+TEST_CASE_FIXTURE(Fixture, "a cache without slots is not one without memory") {
+  KvCache<Cpu, float> empty(16, shape), early(tree, shape);
+  const auto before = early.layer(0);
+  auto step = tree.begin_step();
+  const auto view = build(step);
+  for (const auto& layer : {empty.layer(0), before})
+    CHECK(of_both(layer, view) ==
+          "layer.num_slots = 0: expected memory for the plan's slots: take the layer's view after "
+          "the step is built, of a cache that follows its tree or was told to grow");
+  CHECK(of_both(early.layer(0), view) == "no error");
+  auto broken = early.layer(0);
+  broken.k_slabs = nullptr;
+  CHECK(of_both(broken, view).find("layer.k = null") == 0);
+}
+
+TEST_CASE_FIXTURE(Fixture, "write: V in K's memory of a view made by hand") {
+  KvCache<Cpu, float> cache(tree, shape);
+  auto step = tree.begin_step();
+  const auto view = build(step);
+  auto layer = cache.layer(0);
+  layer.v_slabs = layer.k_slabs;
+  CHECK(of_write(layer, view).find("layer.v = K's memory: expected memory of V of its own") == 0);
+}
+#endif
