@@ -315,6 +315,44 @@ TEST_CASE("two ranks, each with half of the heads of a layer, whose values diffe
   engine.steps.clear();
 }
 
+TEST_CASE("a step that forgets to write a layer, where that is checked") {
+  Engine engine(44);
+  simt::current_schedule() = {};
+  KvCache<Cuda, half> cache(
+      engine.tree,
+      {.num_layers = 2, .num_kv_heads = kv_heads, .head_dim = head_dim, .check_writes = true});
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 3)));
+  engine.begin();
+  engine.add(0, 100);
+  engine.build();
+  Step& step = engine.new_step();
+  const auto write = [&](int layer) {
+    engine.attention->write(cache.layer(layer), engine.view, step.k->span(), step.v->span(),
+                            &engine.stream);
+  };
+  const auto run = [&](int layer) {
+    engine.attention->run(cache.layer(layer), engine.view, step.q->span(), step.out->span(), {},
+                          &engine.stream);
+  };
+  write(0);
+  run(0);
+  CHECK_THROWS_WITH_AS(run(1),
+                       doctest::Contains("layer = 1: expected step 1 to write it before run()"),
+                       chunkattn::InvalidArgument);
+  CHECK_THROWS_WITH_AS(
+      (void)std::move(*engine.open).finished(),
+      doctest::Contains("layer = 1: expected step 1 to write it before finished()"),
+      chunkattn::InvalidArgument);
+  mark_written(cache.layer(1), engine.view);  // a graph was launched, say
+  run(1);
+  engine.stream.drain();
+  engine.steps.clear();
+  (void)std::move(*engine.open).finished();
+  CHECK_THROWS_WITH_AS((KvCache<Cuda, half>(16, cache.options(), 4)),
+                       doctest::Contains("options.check_writes = true"),
+                       chunkattn::InvalidArgument);
+}
+
 TEST_CASE("the cache grows without moving a slot") {
   KvCache<Cuda, half> cache(64, {2, 8, 128}, 3);
   const auto before = cache.layer(1);

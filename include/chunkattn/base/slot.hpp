@@ -38,12 +38,18 @@ struct RowCopy {
   std::int32_t length;        ///< token places to copy
 };
 
+namespace detail {
+class WriteChecks;
+}
+
 /// How many slots a tree has handed out, for K/V memory that follows it: valid wherever the tree is
 /// moved, and 0 once it is gone.
 struct SlotSource {
   std::shared_ptr<const void> tree;                     ///< keeps what it reads alive
   std::size_t (*slots_of)(const void* tree) = nullptr;  ///< reads it
   std::uint64_t tree_id = 0;                            ///< of the tree; 0: there is none
+  /// Told of the tree's steps, for KvCacheOptions::check_writes; null: nobody is.
+  std::shared_ptr<detail::WriteChecks> write_checks{};
 
   /// One more than the largest slot index handed out.
   [[nodiscard]] std::size_t num_slots() const { return tree ? slots_of(tree.get()) : 0; }

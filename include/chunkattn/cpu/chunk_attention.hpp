@@ -20,6 +20,7 @@
 #include "../attention/variant.hpp"
 #include "../base/concepts.hpp"
 #include "../base/executor.hpp"
+#include "../kv/checks.hpp"
 #include "call.hpp"
 #include "checks.hpp"
 #include "dispatch.hpp"
@@ -84,6 +85,7 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
     std::visit(
         [&](auto& engine) { engine.write(*executor_, layer, view, std::data(k), std::data(v)); },
         engine_);
+    detail::note_written(layer, view);
   }
 
   /// The same for a layer whose V is in K (KvCacheOptions::v_in_k).
@@ -95,6 +97,7 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
                            "[num_rows][num_kv_heads][ValueDim], but for layers whose V is in K");
     std::visit([&](auto& engine) { engine.write(*executor_, layer, view, std::data(k), nullptr); },
                engine_);
+    detail::note_written(layer, view);
   }
 
   /// Attention of the plan's rows over their whole paths, causal. num_qo_heads is
@@ -142,6 +145,7 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
                            "0 or num_rows * num_qo_heads");
     if constexpr (ChecksItself<V>) variant.check(num_qo_heads);
     cpu::check_pieces(layer, view);
+    detail::check_written(layer, view);
 
     const int group = num_qo_heads / layer.num_kv_heads;
     using X = std::remove_const_t<std::remove_pointer_t<decltype(query.data())>>;

@@ -169,6 +169,7 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
     cuda_detail::launch("write_kernel", kernel, grid, cuda_detail::small_threads, 0, stream,
                         {upload_.memory(), layer, k.data(), v.data()});
     checks_.enqueued(stream);
+    detail::note_written(layer, view);
   }
 
   /// Performs the plan's row copies in every layer by one launch; write() then finds them done
@@ -222,6 +223,7 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
     detail::check_current(plan);
     const PlanView& view = plan;
     check_layer(layer, plan);
+    detail::check_written(layer, view);
     const std::size_t lines = line_count(view, limits_.num_qo_heads);
     check_size("q.size()", q.size(), lines * HeadDim);
     check_size("out.size()", out.size(), lines * ValueDim);

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <memory>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../kv/cache.hpp"
@@ -33,28 +34,14 @@ class KvCache<Cuda, T> {
   /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
   template <SlotOwner Tree>
   KvCache(const Tree& tree, KvCacheOptions options, std::size_t slot_limit = default_slot_limit)
-      : KvCache(Tree::chunk_size, options, static_cast<std::size_t>(tree.num_slots()), slot_limit) {
-    slots_ = tree.slot_source();
-  }
+      : KvCache(tree.slot_source(), Tree::chunk_size, options,
+                static_cast<std::size_t>(tree.num_slots()), slot_limit) {}
 
   /// Memory for `num_slots` slots of `chunk_size` tokens on the current device; `slot_limit` bounds
   /// what it may grow to (8 bytes of tables per slab).
   KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0,
           std::size_t slot_limit = default_slot_limit)
-      : options_(options), chunk_size_(chunk_size) {
-    detail::check_kv_geometry(options, chunk_size, sizeof(T));
-    detail::check_argument(!options.v_in_k, "options.v_in_k", options.v_in_k,
-                           "false: on CUDA V has rows of its own");
-    while (slab_shift_ < 16 && bytes_per_slot() << slab_shift_ < slab_target) ++slab_shift_;
-    max_slabs_ = std::max<std::size_t>(1, (slot_limit + per_slab() - 1) >> slab_shift_);
-    table_ = cuda_detail::DeviceMemory(max_slabs_ * num_tables() * sizeof(T*));
-    views_ =
-        cuda_detail::DeviceMemory(static_cast<std::size_t>(options.num_layers) * sizeof(KvView<T>));
-    grow(num_slots);
-    std::vector<KvView<T>> views;
-    for (int l = 0; l < options.num_layers; ++l) views.push_back(view(l));
-    copy_now(views_.data(), views.data(), views.size() * sizeof(KvView<T>));
-  }
+      : KvCache(SlotSource{}, chunk_size, options, num_slots, slot_limit) {}
 
   /// Makes room for slots [0, num_slots) in every layer; never moves one. A failure (DeviceError:
   /// out of memory) leaves the cache as it was.
@@ -111,6 +98,24 @@ class KvCache<Cuda, T> {
   }
 
  private:
+  KvCache(SlotSource slots, int chunk_size, const KvCacheOptions& options, std::size_t num_slots,
+          std::size_t slot_limit)
+      : options_(options), chunk_size_(chunk_size), slots_(std::move(slots)) {
+    detail::check_kv_geometry(options, chunk_size, sizeof(T));
+    detail::check_argument(!options.v_in_k, "options.v_in_k", options.v_in_k,
+                           "false: on CUDA V has rows of its own");
+    while (slab_shift_ < 16 && bytes_per_slot() << slab_shift_ < slab_target) ++slab_shift_;
+    max_slabs_ = std::max<std::size_t>(1, (slot_limit + per_slab() - 1) >> slab_shift_);
+    table_ = cuda_detail::DeviceMemory(max_slabs_ * num_tables() * sizeof(T*));
+    views_ =
+        cuda_detail::DeviceMemory(static_cast<std::size_t>(options.num_layers) * sizeof(KvView<T>));
+    grow(num_slots);
+    write_check_ = detail::make_write_check(options, slots_);
+    std::vector<KvView<T>> views;
+    for (int l = 0; l < options.num_layers; ++l) views.push_back(view(l));
+    copy_now(views_.data(), views.data(), views.size() * sizeof(KvView<T>));
+  }
+
   static constexpr std::size_t slab_target = std::size_t{64} << 20;
 
   [[nodiscard]] std::size_t per_slab() const noexcept { return std::size_t{1} << slab_shift_; }
@@ -130,6 +135,8 @@ class KvCache<Cuda, T> {
     T* const* tables = reinterpret_cast<T* const*>(table_.data());
     KvView<T> view;
     view.tree_id = slots_.tree_id;
+    view.layer = index;
+    view.write_check = write_check_.get();
     view.k_slabs = tables + 2 * static_cast<std::size_t>(index) * max_slabs_;
     view.v_slabs = view.k_slabs + max_slabs_;
     view.slab_shift = slab_shift_;
@@ -176,6 +183,7 @@ class KvCache<Cuda, T> {
   cuda_detail::DeviceMemory table_, views_;
   std::vector<cuda_detail::DeviceMemory> slabs_;
   SlotSource slots_;
+  std::shared_ptr<detail::WriteCheck> write_check_;
 };
 
 static_assert(KvProvider<KvCache<Cuda, half>>);

@@ -22,6 +22,7 @@
 #include "../base/device.hpp"
 #include "../base/error.hpp"
 #include "../base/slot.hpp"
+#include "../base/write_check.hpp"
 #include "view.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -35,6 +36,12 @@ struct KvCacheOptions {
   /// CPU: V is the first value_dim elements of each row of K, and stored there alone: the latent
   /// vectors of multi-head latent attention.
   bool v_in_k = false;
+  /// For debugging an engine: that each step whose rows have K/V to write writes all of every
+  /// layer, and each layer before run() reads it. Else run(), or finished() with nothing changed,
+  /// throws InvalidArgument that names the layer. Kernels of the engine's own and captured graphs
+  /// are told of by mark_written(). K/V that mark_loaded() tells of is in no step. A layer of the
+  /// model that has the K/V of another one takes that one's view, and has no layer here.
+  bool check_writes = false;
 
   /// Elements per head of V.
   [[nodiscard]] int dim_of_v() const noexcept { return value_dim != 0 ? value_dim : head_dim; }
@@ -64,6 +71,17 @@ inline void check_kv_geometry(const KvCacheOptions& options, int chunk_size, std
                  "per slot");
 }
 
+/// The check that `options` asks for of a cache that follows `source`, or null.
+[[nodiscard]] inline std::shared_ptr<WriteCheck> make_write_check(const KvCacheOptions& options,
+                                                                  const SlotSource& source) {
+  if (!options.check_writes) return nullptr;
+  check_argument(source.write_checks != nullptr, "options.check_writes", "true",
+                 "false for memory that follows no PrefixTree: there are no steps to check");
+  auto check = std::make_shared<WriteCheck>(options.num_layers, options.num_kv_heads);
+  source.write_checks->add(check);
+  return check;
+}
+
 }  // namespace detail
 
 /// K and V memory of every layer of a model, one place per slot of a tree.
@@ -88,18 +106,12 @@ class KvCache<Cpu, T> {
   /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
   template <SlotOwner Tree>
   KvCache(const Tree& tree, KvCacheOptions options)
-      : KvCache(Tree::chunk_size, options, static_cast<std::size_t>(tree.num_slots())) {
-    slots_ = tree.slot_source();
-  }
+      : KvCache(tree.slot_source(), Tree::chunk_size, options,
+                static_cast<std::size_t>(tree.num_slots())) {}
 
   /// Memory for `num_slots` slots of `chunk_size` tokens; grow() adds to it.
   KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0)
-      : options_(options), chunk_size_(chunk_size) {
-    detail::check_kv_geometry(options, chunk_size, sizeof(T));
-    while (slab_shift_ < 16 && slot_bytes() << slab_shift_ < slab_target) ++slab_shift_;
-    tables_.resize(static_cast<std::size_t>(options.num_layers));
-    grow(num_slots);
-  }
+      : KvCache(SlotSource{}, chunk_size, options, num_slots) {}
 
   /// Makes room for slots [0, num_slots) in every layer; never moves one. Views taken before stay
   /// valid for the slots they had. Throws InvalidArgument beyond 2^31 - 1 slots or 2^62 bytes;
@@ -127,6 +139,8 @@ class KvCache<Cpu, T> {
     const Tables& table = tables_[static_cast<std::size_t>(index)];
     KvView<T> view;
     view.tree_id = slots_.tree_id;
+    view.layer = index;
+    view.write_check = write_check_.get();
     view.k_slabs = table.k.get();
     view.v_slabs = table.v.get();
     view.slab_shift = slab_shift_;
@@ -183,6 +197,15 @@ class KvCache<Cpu, T> {
   }
 
  private:
+  KvCache(SlotSource slots, int chunk_size, const KvCacheOptions& options, std::size_t num_slots)
+      : options_(options), chunk_size_(chunk_size), slots_(std::move(slots)) {
+    detail::check_kv_geometry(options, chunk_size, sizeof(T));
+    while (slab_shift_ < 16 && slot_bytes() << slab_shift_ < slab_target) ++slab_shift_;
+    tables_.resize(static_cast<std::size_t>(options.num_layers));
+    grow(num_slots);
+    write_check_ = detail::make_write_check(options, slots_);
+  }
+
   static constexpr std::size_t slab_target = std::size_t{4} << 20;
   static constexpr std::size_t huge_page = std::size_t{2} << 20;
 
@@ -276,6 +299,7 @@ class KvCache<Cpu, T> {
   std::vector<std::vector<Tables>> old_tables_;
   std::vector<std::vector<Memory>> memory_;  // of each growth
   SlotSource slots_;
+  std::shared_ptr<detail::WriteCheck> write_check_;
 };
 
 CHUNKATTN_NAMESPACE_END

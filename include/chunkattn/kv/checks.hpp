@@ -3,6 +3,7 @@
 
 #include "../base/config.hpp"
 #include "../base/error.hpp"
+#include "../base/write_check.hpp"
 #include "../plan/view.hpp"
 #include "view.hpp"
 
@@ -43,6 +44,30 @@ void check_own_v(const KvView<T>& layer) {
                  "layer.v", "K's memory", "memory of V of its own, or V in K with a value_dim");
 }
 
+/// With KvCacheOptions::check_writes: throws unless the plan's step has written the layer.
+template <class T>
+CHUNKATTN_INLINE void check_written(const KvView<T>& layer, const PlanView& plan) {
+  if (layer.write_check != nullptr) [[unlikely]]
+    layer.write_check->check_read(plan.step, layer.layer, layer.first_head, layer.num_kv_heads);
+}
+/// The plan's step has written the layer.
+template <class T>
+CHUNKATTN_INLINE void note_written(const KvView<T>& layer, const PlanView& plan) {
+  if (layer.write_check != nullptr) [[unlikely]]
+    layer.write_check->wrote(plan.step, layer.layer, layer.first_head, layer.num_kv_heads);
+}
+
 }  // namespace detail
+
+/// Tells KvCacheOptions::check_writes what ChunkAttention::write() would: that a kernel of the
+/// engine's own, or a captured graph, has written what the plan's step writes to this layer, or is
+/// queued to. On any thread. Does nothing where that option is off or the memory is an engine's
+/// own.
+template <class T>
+void mark_written(const KvView<T>& layer, const LiveView& plan) {
+  detail::check_current(plan);
+  detail::check_layer_of_plan(layer, plan);
+  detail::note_written(layer, plan);
+}
 
 CHUNKATTN_NAMESPACE_END

@@ -14,6 +14,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
+class WriteCheck;
+
 /// Where slot `slot` begins: at start + slot * stride, or in its slab.
 template <class P>
 [[nodiscard]] CHUNKATTN_HD P* slot_base(P* start, P* const* slabs, std::int32_t slab_shift,
@@ -69,8 +71,9 @@ struct KvView : KvScales<T> {
   std::int64_t v_stride_head = 0;   ///< elements from a KV head to the next
   std::int64_t v_stride_token = 0;  ///< elements from a token to the next
 
-  /// Of the tree whose slots these are, see PrefixTree; 0: memory of an engine's own.
-  std::uint64_t tree_id = 0;
+  std::int32_t layer = 0;     ///< of the KvCache
+  std::uint64_t tree_id = 0;  ///< of the tree whose slots these are; 0: memory of an engine's own
+  detail::WriteCheck* write_check = nullptr;  ///< KvCacheOptions::check_writes; null: off
 
   /// The KV heads [first, first + count) as a view: the share of a tensor-parallel rank. Its head 0
   /// is head `first` of this one. Throws InvalidArgument for heads that this view does not have.

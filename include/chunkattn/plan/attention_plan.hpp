@@ -161,11 +161,14 @@ class AttentionPlan {
     const bool may_advance = built_for_ == core.id && built_version_ == core.sequences.version() &&
                              built_.size() == entries.size() && record.trees.empty();
     if (!may_advance || !advance(core, entries)) rebuild(core, record);
+    PlanView view = arrays_.view();
+    view.tree_id = core.id;
+    view.step = record.number;
+    if (auto& checks = *core.steps.write_checks(); checks.any()) [[unlikely]]
+      checks.for_each([&](auto& check) { check.built(view.step, view.writes_anything()); });
     ticket_->current = record.ticket_number = ++views_;
     record.ticket = ticket_;
     record.built = true;
-    PlanView view = arrays_.view();
-    view.tree_id = core.id;
     return {view, ticket_, step.handle_};
   }
 

@@ -227,7 +227,7 @@ class PrefixTree {
               const auto& tree = static_cast<const Shared*>(shared)->tree;
               return tree ? tree->core.slot_table.allocator().high_water() : 0;
             },
-            core().id};
+            core().id, core().steps.write_checks()};
   }
 
  private:

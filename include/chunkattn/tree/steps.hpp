@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../base/error.hpp"
+#include "../base/write_check.hpp"
 #include "copies.hpp"
 #include "decoding.hpp"
 #include "departures.hpp"
@@ -155,6 +157,8 @@ class Steps {
         fail_argument(
             "step", step.number,
             {"step ", other->number, " first: steps finish in the order they were submitted"});
+    if (write_checks_->any() && !step.is_void) [[unlikely]]
+      write_checks_->for_each([&](WriteCheck& check) { check.check_finish(step.number); });
     resolve_abandoned(step.number);
     step.all_outputs = true;
     step.num_outputs = static_cast<std::int32_t>(step.entries.size());
@@ -177,6 +181,11 @@ class Steps {
     step.state = StepState::finished;
     resolve_abandoned(0);
     end(step, StepState::finished);
+  }
+
+  /// Who is told of steps, for KvCacheOptions::check_writes.
+  [[nodiscard]] const std::shared_ptr<WriteChecks>& write_checks() const noexcept {
+    return write_checks_;
   }
 
   /// Nothing runs any more: steps that were dropped in flight hold nothing back.
@@ -389,6 +398,7 @@ class Steps {
   /// run it, and what was planned after it rests on it.
   void abandon(StepRecord& step) noexcept {
     step.state = StepState::abandoned;
+    forget_writes(step);
     step.invalidate_view();
     any_void_ = true;
     for (StepRecord* other : steps_) {
@@ -438,9 +448,14 @@ class Steps {
   }
 
   void end(StepRecord& step, StepState state) noexcept {
+    forget_writes(step);
     step.invalidate_view();
     step.state = state;
     end_outstanding();
+  }
+  void forget_writes(const StepRecord& step) noexcept {
+    if (write_checks_->any()) [[unlikely]]
+      write_checks_->for_each([&](WriteCheck& check) { check.ended(step.number); });
   }
   /// A step is no longer outstanding: what only it used is given up.
   void end_outstanding() noexcept {
@@ -463,6 +478,7 @@ class Steps {
   Outputs& outputs_;
   const Tokens& tokens_;
   TreeStats& stats_;
+  std::shared_ptr<WriteChecks> write_checks_ = std::make_shared<WriteChecks>();
   Array<StepRecord*> steps_;  // owned; handles keep a record's index, plans its address
   std::uint64_t last_step_ = 0;
   std::uint64_t idle_ = 0;  ///< no device runs a step up to this one
