@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "chunkattn/plan/attention_plan.hpp"
 #include "chunkattn/tree/prefix_tree.hpp"
 #include "support/random.hpp"
 #include "support/steps.hpp"
@@ -69,6 +71,102 @@ TEST_CASE("Sharing::token is refused where a path leaves a page early, and only 
   auto c = tree.insert(std::vector<int>{1, 8});  // cuts it behind its first token as well
   table.add(a);
   CHECK(table.indices().size() == 7);
+}
+
+TEST_CASE("a step's query tokens: how many, over how much K/V, and where theirs goes") {
+  Tree tree(PoolAllocator{}, {.sharing = Sharing::chunk});
+  AttentionPlan plan;
+  auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6});
+  auto step = tree.begin_step();
+  CHECK(step.add(a));
+  (void)plan.build(step);
+  (void)std::move(step).finished();
+  a.append(7);  // decodes; b has the first page, and computes a part of its prompt; c all of it
+  auto b = tree.insert(std::vector<int>{1, 2, 3, 4, 9, 9, 9, 9, 9, 9});
+  auto c = tree.insert(std::vector<int>{1, 2, 3, 4}, {.max_reuse = 2});
+  BlockTable table;
+  step = tree.begin_step();
+  const AddResult rows[] = {step.add(a), step.add(b, 3), step.add(c)};
+  table.add(a, rows[0].row());
+  table.add(b, rows[1].row());
+  table.add(c, rows[2].row());
+  const auto view = plan.build(step);
+  CHECK(table.qo_indptr() == std::vector<std::int32_t>{0, 1, 4, 6});
+  CHECK(table.seq_lens() == std::vector<std::int32_t>{7, 7, 4});
+  CHECK(table.indptr() == std::vector<std::int32_t>{0, 2, 4, 5});
+  CHECK(table.indices() == std::vector<std::int32_t>{0, 1, 0, 2, 0});
+  CHECK(table.last_page_len() == std::vector<std::int32_t>{3, 3, 4});
+  CHECK(BlockTable::slot_mapping(view) == std::vector<std::int64_t>{6, 8, 9, 10, -1, -1});
+  CHECK(BlockTable::slot_mapping(view, 99).back() == 99);
+  CHECK(BlockTable::slot_mapping({}).empty());
+  CHECK(test::refused([&] { table.add(a, rows[1].row()); }).find("row = of another sequence") == 0);
+  table.add(a);  // without query tokens
+  CHECK(table.qo_indptr() == std::vector<std::int32_t>{0, 1, 4, 6, 6});
+  CHECK(table.seq_lens() == std::vector<std::int32_t>{7, 7, 4, 7});
+  table.clear();
+  CHECK(table.qo_indptr() == std::vector<std::int32_t>{0});
+  CHECK(table.seq_lens().empty());
+  // Beyond 2^31 places.
+  const WriteTarget far{1 << 30, 3};
+  PlanView large;
+  large.num_rows = 1;
+  large.chunk_size = 64;
+  large.writes = &far;
+  CHECK(BlockTable::slot_mapping(large) == std::vector<std::int64_t>{(std::int64_t{1} << 36) + 3});
+}
+
+TEST_CASE("drafts are query tokens; of a tree the longest branch has pages") {
+  Tree tree(PoolAllocator{}, {.sharing = Sharing::chunk});
+  auto a = tree.insert(std::vector<int>{1, 2, 3});
+  auto b = tree.insert(std::vector<int>{5, 6, 7});
+  BlockTable table;
+  auto step = tree.begin_step();
+  table.add(a, step.add(a, 100, std::vector<int>{7, 8}).row());
+  const std::vector<std::int32_t> parents{-1, 0, -1};
+  table.add(b, step.add(b, 100, std::vector<int>{1, 2, 3}, parents).row());
+  CHECK(table.seq_lens() == std::vector<std::int32_t>{5, 5});
+  CHECK(table.qo_indptr() == std::vector<std::int32_t>{0, 5, 11});
+}
+
+TEST_CASE("random steps: each query token's place is that of its position in the table") {
+  test::Random random(43);
+  Tree tree(PoolAllocator{.max_chunks = 400}, {.sharing = Sharing::chunk});
+  AttentionPlan plan;
+  std::vector<Tree::Sequence> sequences;
+  BlockTable table;
+  int written = 0;
+  for (int round = 0; round < test::scaled(300); ++round) {
+    if (random.uniform(0, 3) == 0) {
+      std::vector<int> prompt(static_cast<std::size_t>(random.uniform(1, 20)));
+      for (int& token : prompt) token = random.uniform(0, 1);
+      if (auto joined = tree.try_insert(prompt)) sequences.push_back(std::move(*joined));
+    }
+    if (sequences.size() > 8) sequences.erase(sequences.begin());
+    auto step = tree.begin_step();
+    table.clear();
+    for (auto& sequence : sequences) {
+      const auto added = step.add(sequence, static_cast<std::size_t>(random.uniform(1, 7)));
+      if (added) table.add(sequence, added.row());
+    }
+    const auto view = plan.build(step);
+    const auto mapping = BlockTable::slot_mapping(view);
+    const auto positions = view.positions();
+    REQUIRE(mapping.size() == static_cast<std::size_t>(table.qo_indptr().back()));
+    for (std::size_t i = 0; i < table.seq_lens().size(); ++i) {
+      const auto end = static_cast<std::size_t>(table.qo_indptr()[i + 1]);
+      REQUIRE(positions[end - 1] == table.seq_lens()[i] - 1);
+      for (auto row = static_cast<std::size_t>(table.qo_indptr()[i]); row < end; ++row) {
+        const std::int32_t p = positions[row];
+        const auto page = static_cast<std::size_t>(table.indptr()[i] + p / 4);
+        if (mapping[row] == -1) continue;
+        REQUIRE(mapping[row] == std::int64_t{table.indices()[page]} * 4 + p % 4);
+        ++written;
+      }
+    }
+    auto done = std::move(step).finished();
+    for (const auto row : done.rows()) done.commit(row, random.uniform(0, 1));
+  }
+  CHECK(written > 100);
 }
 
 namespace {

@@ -10,6 +10,7 @@
 #include "../base/concepts.hpp"
 #include "../base/config.hpp"
 #include "../base/error.hpp"
+#include "../tree/add_result.hpp"
 #include "../tree/types.hpp"
 #include "view.hpp"
 
@@ -22,6 +23,9 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// - `indptr` [batch + 1]: the pages of sequence i are indices[indptr[i]] up to indptr[i + 1].
 /// - `indices` [indptr[batch]]: slots in path order.
 /// - `last_page_len` [batch]: tokens in the last page, from 1 to ChunkSize.
+/// - `seq_lens` [batch]: tokens in all pages of the sequence.
+/// - `qo_indptr` [batch + 1]: the query tokens of sequence i, of those in a step.
+/// - `slot_mapping` [num_rows]: where the K/V of each query token goes.
 class BlockTable {
  public:
   /// Forgets the sequences, keeps the memory.
@@ -29,6 +33,8 @@ class BlockTable {
     indptr_.assign(1, 0);
     indices_.clear();
     last_page_len_.clear();
+    seq_lens_.clear();
+    qo_indptr_.assign(1, 0);
   }
 
   /// Adds the first `kv_len` places of a sequence; by default its known tokens, and what an open
@@ -64,6 +70,21 @@ class BlockTable {
     }
     indptr_.push_back(static_cast<std::int32_t>(indices_.size()));
     last_page_len_.push_back((static_cast<std::int32_t>(kv_len) - 1) % page + 1);
+    seq_lens_.push_back(static_cast<std::int32_t>(kv_len));
+    qo_indptr_.push_back(qo_indptr_.back());
+  }
+  /// Adds a sequence of an open step with its query tokens there: the places up to the last of them
+  /// (of a tree of drafts: the longest branch), which is less than the known tokens where a prompt
+  /// is computed in parts. Added in the order of Step::add(), query token i is row i of the step.
+  /// \param row  what Step::add() gave for it
+  template <PlacedSequence Sequence>
+  void add(const Sequence& sequence, const StepRow& row) {
+    if constexpr (requires { sequence.id() == row.sequence; })
+      detail::check_argument(sequence.id() == row.sequence, "row", "of another sequence",
+                             "the row that Step::add() gave for the sequence");
+    add(sequence, std::min(static_cast<std::size_t>(row.position + row.num_rows),
+                           static_cast<std::size_t>(sequence.num_scheduled())));
+    qo_indptr_.back() += row.num_rows;
   }
 
   /// [num_sequences + 1]: sequence i has the pages [indptr[i], indptr[i + 1]) of indices().
@@ -75,7 +96,29 @@ class BlockTable {
     return last_page_len_;
   }
 
-  /// The same as a padded matrix [batch][max_pages], row by row: vLLM's block_tables. Pages that a
+  /// [num_sequences]: tokens of K/V, vLLM's seq_lens.
+  [[nodiscard]] const std::vector<std::int32_t>& seq_lens() const noexcept { return seq_lens_; }
+  /// [num_sequences + 1]: sequence i has the query tokens [qo_indptr[i], qo_indptr[i + 1]); none
+  /// where it was added without a row. FlashInfer's qo_indptr and append_indptr, vLLM's
+  /// query_start_loc.
+  [[nodiscard]] const std::vector<std::int32_t>& qo_indptr() const noexcept { return qo_indptr_; }
+
+  /// [num_rows] the place of each query token's K/V, slot * page size + offset, in the order of the
+  /// step's rows: vLLM's slot_mapping. `padding` where it is in place already. The plan's copies
+  /// come first, as for every kernel that writes K/V.
+  /// \param plan  what AttentionPlan::build() gave for the step
+  [[nodiscard]] static std::vector<std::int64_t> slot_mapping(const PlanView& plan,
+                                                              std::int64_t padding = -1) {
+    std::vector<std::int64_t> mapping(static_cast<std::size_t>(plan.num_rows), padding);
+    for (std::size_t row = 0; row < mapping.size(); ++row) {
+      const WriteTarget& target = plan.writes[row];
+      if (target.slot != no_slot)
+        mapping[row] = std::int64_t{target.slot} * plan.chunk_size + target.offset;
+    }
+    return mapping;
+  }
+
+  /// The pages as a padded matrix [batch][max_pages], row by row: vLLM's block_tables. Pages that a
   /// sequence does not have are `padding`.
   [[nodiscard]] std::vector<std::int32_t> padded(std::size_t max_pages,
                                                  std::int32_t padding = 0) const {
@@ -95,6 +138,8 @@ class BlockTable {
   std::vector<std::int32_t> indptr_{0};
   std::vector<std::int32_t> indices_;
   std::vector<std::int32_t> last_page_len_;
+  std::vector<std::int32_t> seq_lens_;
+  std::vector<std::int32_t> qo_indptr_{0};
 };
 
 CHUNKATTN_NAMESPACE_END
