@@ -163,9 +163,9 @@ class AttentionPlan {
     if (!may_advance || !advance(core, entries)) rebuild(core, record);
     PlanView view = arrays_.view();
     view.tree_id = core.id;
-    view.step = record.number;
+    view.step_number = record.number;
     if (auto& checks = *core.steps.write_checks(); checks.any()) [[unlikely]]
-      checks.for_each([&](auto& check) { check.built(view.step, view.writes_anything()); });
+      checks.for_each([&](auto& check) { check.built(view.step_number, view.writes_anything()); });
     ticket_->current = record.ticket_number = ++views_;
     record.ticket = ticket_;
     record.built = true;

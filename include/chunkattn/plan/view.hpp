@@ -61,7 +61,7 @@ struct PlanView {
   std::uint64_t topology = 0;        ///< changes when rows, segments or their row intervals change
   std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
   std::uint64_t tree_id = 0;         ///< of the tree whose slots these are; 0: made by hand
-  std::uint64_t step = 0;            ///< number of the step in that tree; 0: made by hand
+  std::uint64_t step_number = 0;     ///< of the step, in that tree; 0: made by hand
 
   /// Whether write() has anything to do: rows to store, or copies to make.
   [[nodiscard]] bool writes_anything() const noexcept {
