@@ -13,6 +13,7 @@
 
 #include "chunkattn/tree/prefix_tree.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/steps.hpp"
 
 using namespace chunkattn;
 
@@ -268,4 +269,97 @@ TEST_CASE("an allocator that throws: the operation has not happened") {
   auto twin = a.fork();
   tree.check_invariants();
   CHECK(twin.tokens() == before);
+}
+
+namespace {
+
+/// Answers `lie` at the call of allocate() that `countdown` names.
+struct LyingAllocator {
+  struct Script {
+    int countdown = -1;
+    SlotIndex lie = 0;
+    std::vector<SlotIndex> freed;
+  };
+  FixedAllocator slots{64};
+  Script* script = nullptr;
+
+  SlotIndex allocate() {
+    if (script->countdown-- == 0) return script->lie;
+    return slots.allocate();
+  }
+  void free(SlotIndex slot) noexcept {
+    script->freed.push_back(slot);
+    slots.free(slot);
+  }
+  [[nodiscard]] std::size_t capacity() const noexcept { return slots.capacity(); }
+  [[nodiscard]] std::size_t available() const noexcept { return slots.available(); }
+  [[nodiscard]] std::size_t high_water() const noexcept { return slots.high_water(); }
+};
+
+}  // namespace
+
+TEST_CASE("an allocator that answers what is no free slot is named, and nothing has changed") {
+  using Tree = PrefixTree<int, 4, LyingAllocator, Lru>;
+  LyingAllocator::Script script;
+  script.freed.reserve(1000);
+  Tree tree(LyingAllocator{.script = &script}, {.min_run = 4});
+  auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5});  // slots 0 and 1
+  a.mark_loaded(a.loadable());
+  a.append(6);
+  a.append(7);
+  {
+    auto cached = tree.insert(std::vector<int>{8, 8, 8, 8});  // slot 2, nobody's from now on
+    cached.mark_loaded(cached.loadable());
+  }
+  const std::vector<int> before = a.tokens(), fresh(20, 9);
+  auto step = tree.begin_step();
+  const auto refused = [&](SlotIndex lie, int countdown, const std::string& why,
+                           const auto& operation) {
+    CAPTURE(lie);
+    CAPTURE(countdown);
+    script.lie = lie;
+    script.countdown = countdown;
+    script.freed.clear();
+    CHECK(test::refused(operation) ==
+          "allocator.allocate() = " + std::to_string(lie) + ": expected " + why);
+    script.countdown = -1;
+    // What it had answered rightly it has back; what it should not have answered was not given.
+    CHECK(script.freed.size() == static_cast<std::size_t>(countdown));
+    CHECK(tree.slots_available() == 62);
+    CHECK(a.tokens() == before);
+    CHECK(a.num_reserved() == 0);
+    CHECK(step.num_rows() == 0);
+    CHECK(tree.stats().live_sequences == 1);
+    CHECK(tree.stats().leaving_sequences == 0);
+    CHECK(tree.stats().used_slots == 3);
+    CHECK(tree.match_prefix(std::vector<int>{8, 8, 8, 8}).cached == 4);
+    tree.check_invariants();
+  };
+  const auto everywhere = [&](SlotIndex lie, int countdown, const std::string& why) {
+    refused(lie, countdown, why, [&] { (void)tree.insert(fresh); });
+    refused(lie, countdown, why, [&] { (void)tree.try_insert(fresh); });
+    refused(lie, countdown, why, [&] { a.append(fresh); });
+    refused(lie, countdown, why, [&] { (void)step.add(a, 100, fresh); });
+    if (countdown == 0) refused(lie, countdown, why, [&] { (void)a.fork(); });
+  };
+  const std::string range = "a slot below its high_water(), 64, or no_slot, -1";
+  for (const int countdown : {0, 1, 3}) {
+    for (const SlotIndex lie : {-2, -1000000, 64, 0x7fffffff}) everywhere(lie, countdown, range);
+    everywhere(0, countdown, "a free slot; the tree has this one already");  // of a live sequence
+    everywhere(2, countdown, "a free slot; the tree has this one already");  // cached
+  }
+  // Twice in one call.
+  const SlotIndex next = [&] {
+    auto other = tree.insert(std::vector<int>{70});
+    SlotIndex slot = no_slot;
+    other.for_each_run({0, 1}, [&](const Piece& piece) { slot = piece.slot; });
+    return slot;
+  }();
+  for (const int countdown : {1, 3})
+    everywhere(next, countdown, "a free slot; the tree has this one already");
+
+  auto twin = a.fork();  // it all works once the allocator does
+  auto b = tree.insert(fresh);
+  REQUIRE(step.add(b, 100, fresh));
+  tree.check_invariants();
 }

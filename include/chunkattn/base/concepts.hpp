@@ -22,7 +22,8 @@ concept TokenType = std::copyable<T> && std::equality_comparable<T> && requires(
 /// Hands out slot indices. It knows nothing of K/V memory.
 ///
 /// - `allocate()` returns a free index in [0, high_water()), or no_slot when the budget is spent.
-///   It may throw; then nothing has changed.
+///   It may throw; then nothing has changed. Another answer is refused by the tree's operation that
+///   asked: InvalidArgument, which names the index, with nothing changed.
 /// - `free(slot)` takes one back. noexcept; the caller frees each slot once.
 /// - `capacity()`: the most slots that can be out at once; `max_slots` if there is no limit.
 /// - `available()`: how many further calls of allocate() the budget allows.

@@ -10,6 +10,7 @@
 #include "../base/array.hpp"
 #include "../base/concepts.hpp"
 #include "../base/config.hpp"
+#include "../base/error.hpp"
 #include "records.hpp"
 #include "token_store.hpp"
 
@@ -101,6 +102,7 @@ class Slots {
 
   /// Takes `count` slots aside, for take(). evict_one() makes one free where the budget is spent;
   /// false if it cannot. False, with nothing taken and nothing evicted, when that is not enough.
+  /// Throws InvalidArgument, with nothing taken, where the allocator answers what is no free slot.
   template <class EvictOne>
   bool acquire(std::int32_t count, const EvictOne& evict_one) {
     if (count <= 0) return true;
@@ -112,26 +114,34 @@ class Slots {
         if (!keep) slot_table.release();
       }
     } guard{*this};
+    acquired_.clear();
+    num_taken_ = 0;
     if (acquired_.capacity() < at(count)) acquired_.reserve(2 * at(count));
-    while (acquired_.size() < at(count)) {
+    for (std::int32_t left = count; left > 0;) {
       const SlotIndex s = allocator_.allocate();
       if (s == no_slot) {
         if (!evict_one()) return false;
         continue;
       }
-      acquired_.push_back(s);
-      if (at(s) >= records_.size()) grow(std::max(allocator_.high_water(), at(s) + 1));
+      if (at(s) >= records_.size()) [[unlikely]]
+        meet(s);
+      if (records_[at(s)].nodes++ > 0) [[unlikely]]  // counted, so that it is not answered twice
+        fail_taken(s);
+      *acquired_.end() = s;
+      acquired_.take(1);
+      --left;
     }
-    std::reverse(acquired_.begin(), acquired_.end());  // used in the order handed out
     guard.keep = true;
     return true;
   }
   /// One of the slots that were acquired, for node `owner`, behind `prev`.
   SlotIndex take(NodeIndex owner, SlotIndex prev, const TreeNode& n) noexcept {
-    const SlotIndex s = acquired_.back();
-    acquired_.pop_back();
+    const SlotIndex s = acquired_[num_taken_++];
     const bool active = n.active();
-    records_[at(s)] = {.owner = owner, .nodes = 1, .active = active ? 1 : 0, .prev = prev};
+    SlotRecord& record = records_[at(s)];  // as new, but for `nodes`, which is 1
+    record.owner = owner;
+    record.active = active ? 1 : 0;
+    record.prev = prev;
     ++stats_.used_slots;
     if (!active) ++stats_.retained_slots;
     if (n.pins > 0) count_pin(s, 1);
@@ -140,15 +150,30 @@ class Slots {
   /// Gives back what was acquired and not needed: an eviction may have made room in a slot that is
   /// in use.
   void release() noexcept {
-    while (!acquired_.empty()) {
-      allocator_.free(acquired_.back());
-      acquired_.pop_back();
+    for (; acquired_.size() > num_taken_; acquired_.pop_back()) {
+      const SlotIndex s = acquired_.back();
+      if (at(s) < records_.size()) records_[at(s)].nodes = 0;  // else there was no memory for it
+      allocator_.free(s);
     }
   }
 
   void set_free_sink(std::function<void(SlotIndex)> sink) { free_sink_ = std::move(sink); }
 
  private:
+  /// Makes a record for a slot that was never seen before.
+  [[gnu::noinline]] void meet(SlotIndex s) {
+    const std::size_t end = allocator_.high_water();
+    if (s < 0 || at(s) >= end) [[unlikely]]
+      fail_argument("allocator.allocate()", s,
+                    {"a slot below its high_water(), ", end, ", or no_slot, ", no_slot});
+    acquired_.push_back(s);  // given back if there is no memory
+    grow(end);
+    acquired_.pop_back();
+  }
+  [[noreturn]] CHUNKATTN_COLD void fail_taken(SlotIndex s) {
+    --records_[at(s)].nodes;
+    fail_argument("allocator.allocate()", s, "a free slot; the tree has this one already");
+  }
   void grow(std::size_t count) {
     tokens_.grow(count);
     if (count > records_.capacity()) records_.reserve(std::max(count, 2 * records_.size()));
@@ -165,7 +190,8 @@ class Slots {
   Tokens& tokens_;
   TreeStats& stats_;
   Array<SlotRecord> records_;
-  Array<SlotIndex> acquired_;
+  Array<SlotIndex> acquired_;  // in the order handed out, in which they are taken
+  std::size_t num_taken_ = 0;
   std::size_t num_pinned_ = 0;
   std::function<void(SlotIndex)> free_sink_;
 };
