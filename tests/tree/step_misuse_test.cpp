@@ -26,6 +26,17 @@ static_assert(!std::is_copy_constructible_v<Tree::Finished> &&
               !std::is_copy_assignable_v<Tree::Finished>);
 static_assert(!std::is_convertible_v<PlanView, LiveView>);
 
+// What refers to an object is not had from a temporary; what can be had is a value.
+template <class T>
+concept HasRows = requires(T&& finished) { std::forward<T>(finished).rows(); };
+static_assert(HasRows<Tree::Finished&> && HasRows<const Tree::Finished&>);
+static_assert(!HasRows<Tree::Finished> && !HasRows<const Tree::Finished>);
+static_assert(std::is_same_v<decltype(std::declval<AddResult>().row()), StepRow>);
+static_assert(std::is_same_v<decltype(std::declval<const Tree&>().options()), TreeOptions>);
+template <class T>
+concept HasAllocator = requires(T&& tree) { std::forward<T>(tree).allocator(); };
+static_assert(HasAllocator<const Tree&> && !HasAllocator<Tree>);
+
 bool starts(const std::string& text, const char* with) {
   CAPTURE(text);
   return text.find(with) == 0;
@@ -222,6 +233,40 @@ TEST_CASE("what was computed behind a trunk is superseded by another branch of i
     CHECK(s.num_uncomputed() == (leaf == 1 ? 0 : 1));
     b.tree.check_invariants();
   }
+}
+
+TEST_CASE("rows: by any kind of loop, and not once their step's outputs are given up") {
+  Bench b;
+  auto s = b.tree.insert(iota(1, 6)), other = b.tree.insert(iota(50, 6));
+  auto step = b.tree.begin_step();
+  REQUIRE(step.add(s));
+  REQUIRE(step.add(other));
+  b.view = b.plan.build(step);
+  std::optional<Tree::Finished> done = std::move(step).finished();
+  int seen = 0;
+  for (auto row : done->rows()) seen += row.index;
+  for (auto& row : done->rows()) seen += 10 * row.index;
+  for (const auto& row : done->rows()) seen += 100 * row.index;
+  for (auto&& row : done->rows()) seen += 1000 * row.index;
+  CHECK(seen == 1111);
+  auto& first = *done->rows().begin();  // a value that lives on
+  CHECK(first.sequence == s.id());
+
+  const auto rows = done->rows();
+  std::optional<Tree::Finished> moved = std::move(*done);
+  CHECK((*rows.begin()).sequence == s.id());
+  moved->commit(*rows.begin(), 7);
+  CHECK((*rows.begin()).sequence == other.id());
+  moved.reset();
+  const std::string over =
+      "rows() = of a step that is over: expected a Finished that is still there: keep it while "
+      "going over its rows";
+  CHECK(refused([&] { (void)rows.begin(); }) == over);
+  CHECK(refused([&] { (void)rows.end(); }) == over);
+  step = b.tree.begin_step();  // the same record, for another step
+  CHECK(refused([&] { (void)rows.begin(); }) == over);
+  b.tree = Tree();
+  CHECK(refused([&] { (void)rows.begin(); }) == over);
 }
 
 TEST_CASE("commit: in the order of the steps, and no row that started on what was rejected") {

@@ -68,7 +68,8 @@ TEST_CASE("one sequence: prefill in pieces, then outputs, each the next step's t
   CHECK(s.num_written() == 0);
   CHECK(s.num_reserved() == 0);
   {
-    CHECK(count(b.finish(std::move(step)).rows()) == 0);
+    const auto done = b.finish(std::move(step));
+    CHECK(count(done.rows()) == 0);
   }
   CHECK(s.num_written() == 7);
   step = b.tree.begin_step();
@@ -390,7 +391,8 @@ TEST_CASE("what rests on a step that was lost counts for nothing and is computed
   step = b.tree.begin_step();
   CHECK(step.add(s).reason() == HoldReason::waits_for_step);
   b.device.run_all();
-  CHECK(count(std::move(later).finished().rows()) == 0);
+  const auto late = std::move(later).finished();
+  CHECK(count(late.rows()) == 0);
   CHECK(s.num_written() == 0);
   CHECK(s.num_uncomputed() == 6);
   CHECK(s.num_reserved() == 0);
@@ -533,7 +535,8 @@ TEST_CASE(
   CHECK(held.reason() == HoldReason::waits_for_step);
   CHECK(held.step() == second.number());
   b.device.reset();
-  CHECK(count(std::move(second).finished().rows()) == 0);
+  const auto none = std::move(second).finished();
+  CHECK(count(none.rows()) == 0);
   CHECK(step.add(s));
   auto done = b.finish(std::move(step));
   for (const StepRow row : done.rows()) done.commit(row, 5);

@@ -25,7 +25,7 @@ struct PlanArrays {
   std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
 
   /// Valid until an array is resized.
-  [[nodiscard]] PlanView view() const noexcept {
+  [[nodiscard]] PlanView view() const& noexcept {
     PlanView view;
     view.num_rows = static_cast<std::int32_t>(row_token.size());
     view.num_segments = static_cast<std::int32_t>(segments.size());
@@ -43,6 +43,7 @@ struct PlanArrays {
     view.pieces_version = pieces_version;
     return view;
   }
+  PlanView view() const&& = delete;  // the arrays of a temporary are gone at once
 };
 
 CHUNKATTN_NAMESPACE_END

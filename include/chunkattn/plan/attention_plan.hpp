@@ -148,7 +148,7 @@ class AttentionPlan {
   /// Views that this plan gave before, or another plan for this step, go out of date. The step's
   /// plan carries the row copies of forks made so far. False where the step has no rows.
   template <class Tree>
-  [[nodiscard]] StepView<Tree> build(Step<Tree>& step) {
+  [[nodiscard]] StepView<Tree> build(Step<Tree>& step) & {
     detail::TreeCore& core = step.handle_.core();
     detail::StepRecord& record = step.handle_.record();
     if (ticket_ == nullptr) ticket_ = std::make_shared<ViewTicket>();
@@ -171,6 +171,8 @@ class AttentionPlan {
     record.built = true;
     return {view, ticket_, step.handle_};
   }
+  template <class Tree>
+  StepView<Tree> build(Step<Tree>& step) && = delete;  // the view would read what is gone
 
   /// How often build() could not just advance.
   [[nodiscard]] std::uint64_t num_rebuilds() const noexcept { return num_rebuilds_; }

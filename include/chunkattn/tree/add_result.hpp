@@ -56,13 +56,22 @@ class AddStatus {
 class AddResult : public AddStatus {
  public:
   /// Its rows. Throws if it was not added.
-  [[nodiscard]] const StepRow& row() const {
-    detail::check_argument(static_cast<bool>(*this), "add()", "not added",
-                           "to be asked for rows only where it was");
+  [[nodiscard]] const StepRow& row() const& {
+    check_added();
+    return row_;
+  }
+  /// The same of a temporary.
+  [[nodiscard]] StepRow row() const&& {
+    check_added();
     return row_;
   }
 
  private:
+  void check_added() const {
+    detail::check_argument(static_cast<bool>(*this), "add()", "not added",
+                           "to be asked for rows only where it was");
+  }
+
   template <class>
   friend class Step;
   StepRow row_;

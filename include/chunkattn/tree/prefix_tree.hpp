@@ -189,9 +189,10 @@ class PrefixTree {
   /// Counts since construction, and the present state.
   [[nodiscard]] TreeStats stats() const { return core().stats; }
   /// The options, with defaults resolved.
-  [[nodiscard]] const TreeOptions& options() const { return core().options; }
+  [[nodiscard]] TreeOptions options() const { return core().options; }
   /// The allocator, for its own statistics.
-  [[nodiscard]] const Allocator& allocator() const { return tree().allocator(); }
+  [[nodiscard]] const Allocator& allocator() const& { return tree().allocator(); }
+  const Allocator& allocator() const&& = delete;  // a temporary tree takes it along
 
   /// Forgets all that is cached, pinned or not, after a change of weights. Live sequences go on,
   /// unshared by later ones.

@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <limits>
 #include <memory>
 #include <span>
@@ -26,6 +25,7 @@
 #include "../base/config.hpp"
 #include "../base/error.hpp"
 #include "add_result.hpp"
+#include "output_rows.hpp"
 #include "retention.hpp"
 #include "sequence.hpp"
 #include "shared_tree.hpp"
@@ -44,17 +44,6 @@ struct UnknownDrafts {
 };
 
 namespace detail {
-
-inline StepRow row_of(const StepRecord& step, const StepEntry& entry, std::int32_t index,
-                      SequenceId id) noexcept {
-  StepRow row{id,           index,        entry.begin,     entry.first_row,
-              entry.length, entry.drafts, entry.has_output};
-  if (const auto tree = step.tree_of(entry); !tree.empty()) {
-    row.num_drafts = static_cast<std::int32_t>(tree.size());
-    row.num_rows += row.num_drafts - entry.drafts;
-  }
-  return row;
-}
 
 /// Ownership of a step's record, whatever the step's state.
 template <class Tree>
@@ -109,6 +98,7 @@ template <class Tree>
 class [[nodiscard]] Finished {
  public:
   using token_type = typename Tree::token_type;  ///< what outputs are
+  using Rows = OutputRows<Tree>;                 ///< what rows() gives
 
   /// Leaves the other one empty.
   Finished(Finished&&) noexcept = default;
@@ -125,62 +115,10 @@ class [[nodiscard]] Finished {
   /// Its number, counted from 1 over all steps of the tree.
   [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
 
-  /// A forward range of the StepRow whose outputs can be committed, in the order of add(): not
-  /// those of sequences that have left, of parts of a prompt, or of rows that were computed behind
-  /// a draft that was rejected.
-  class Rows {
-   public:
-    /// Skips rows without output.
-    class iterator {
-     public:
-      using iterator_category = std::input_iterator_tag;  ///< values are made on the fly
-      using value_type = StepRow;                         ///< what it gives
-      using difference_type = std::ptrdiff_t;             ///< of positions
-      using pointer = const StepRow*;                     ///< not used
-      using reference = StepRow;                          ///< a value
-
-      /// At the first row from `at` on that has an output.
-      iterator(const detail::Outputs& outputs, const detail::StepRecord& record, std::size_t at)
-          : outputs_(&outputs), record_(&record), at_(at) {
-        skip();
-      }
-      /// The row.
-      StepRow operator*() const {
-        const detail::StepEntry& entry = record_->entries[at_];
-        return detail::row_of(*record_, entry, static_cast<std::int32_t>(at_),
-                              detail::Sequences::id_of(entry.sequence, entry.generation));
-      }
-      /// On to the next.
-      iterator& operator++() {
-        ++at_;
-        skip();
-        return *this;
-      }
-      /// Whether both stand at the same row.
-      bool operator==(const iterator& other) const { return at_ == other.at_; }
-
-     private:
-      void skip() {
-        while (at_ < record_->entries.size() && !outputs_->has_output(record_->entries[at_])) ++at_;
-      }
-      const detail::Outputs* outputs_;
-      const detail::StepRecord* record_;
-      std::size_t at_;
-    };
-    /// The first row.
-    [[nodiscard]] iterator begin() const { return {*outputs_, *record_, 0}; }
-    /// Behind the last.
-    [[nodiscard]] iterator end() const { return {*outputs_, *record_, record_->entries.size()}; }
-
-   private:
-    friend class Finished;
-    Rows(const detail::Outputs& outputs, const detail::StepRecord& record)
-        : outputs_(&outputs), record_(&record) {}
-    const detail::Outputs* outputs_;
-    const detail::StepRecord* record_;
-  };
-  /// The rows that are to be sampled from; valid until this object is moved or dropped.
-  [[nodiscard]] Rows rows() const { return {handle_.core().outputs, handle_.record()}; }
+  /// The rows that are to be sampled from, in the order of add(), as a range that is refused once
+  /// this step's outputs are given up. Not of a temporary: an object that is dropped gives them up.
+  [[nodiscard]] Rows rows() const& { return {handle_.shared(), handle_.record()}; }
+  Rows rows() const&& = delete;  // keep the Finished in a variable, and commit through it
 
   /// The output that was sampled from the row's logits: it becomes the next token to compute. A row
   /// with drafts: the first draft was wrong. Throws InvalidArgument for a row that rows() does not

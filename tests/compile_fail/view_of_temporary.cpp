@@ -1,0 +1,16 @@
+// A view of arrays that are gone when the line has ended.
+// expect: deleted
+// expect: view()
+#include <chunkattn/plan/arrays.hpp>
+
+chunkattn::PlanArrays make();
+
+int segments() {
+#ifdef CHUNKATTN_CONTROL
+  const chunkattn::PlanArrays arrays = make();
+  const chunkattn::PlanView view = arrays.view();
+#else
+  const chunkattn::PlanView view = make().view();
+#endif
+  return view.num_segments;
+}
