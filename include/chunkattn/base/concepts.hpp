@@ -5,19 +5,40 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <type_traits>
 
 #include "config.hpp"
 #include "slot.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// A token of a prompt: what is compared to find shared prefixes. Usually an integer id; a struct
-/// may carry further identity (an image's id beside its placeholder token). It needs == and
-/// std::hash.
+namespace detail {
+
+/// Compared by ==. A floating-point number is not its own equal where it is NaN, and what the tree
+/// holds under it would never be found: take its bits (std::bit_cast<std::uint32_t>).
 template <class T>
-concept TokenType = std::copyable<T> && std::equality_comparable<T> && requires(const T& token) {
-  { std::hash<T>{}(token) } -> std::convertible_to<std::size_t>;
-};
+concept EqualToItself = std::equality_comparable<T> && !std::floating_point<T>;  // NaN != NaN
+
+/// A copy that throws would leave half of a prompt in the tree. What owns memory does: take an
+/// index into a table of them.
+template <class T>
+concept NothrowCopyable = std::copyable<T> && std::is_nothrow_copy_constructible_v<T> &&
+                          std::is_nothrow_copy_assignable_v<T>;
+
+}  // namespace detail
+
+/// A token of a prompt: what is compared to find shared prefixes. Usually an integer id; a struct
+/// may carry further identity (an image's id beside its placeholder token).
+///
+/// - It can be made without a value, and copying it never throws.
+/// - `a == b`, where `a == a` always holds: not floating-point numbers, nor a struct whose == uses
+///   them and may meet NaN (the compiler cannot see that). Equal tokens have equal std::hash.
+/// - Neither == nor std::hash throws: the tree also calls them where nothing may fail.
+template <class T>
+concept TokenType = std::default_initializable<T> && detail::NothrowCopyable<T> &&
+                    detail::EqualToItself<T> && requires(const T& token) {
+                      { std::hash<T>{}(token) } -> std::convertible_to<std::size_t>;
+                    };
 
 /// Hands out slot indices. It knows nothing of K/V memory.
 ///
