@@ -166,7 +166,6 @@ class TreeCore {
       n.set_written(offset + length);
     });
     if (range.begin <= record.cursor) record.cursor = std::max(record.cursor, range.end());
-    record.computed = std::max(record.computed, range.end());
   }
 
   /// Makes what others are still to write on this path its own job, where no step is at it.

@@ -1,0 +1,123 @@
+// What becomes of those that leave: of copies that were still to be made, of outputs that are to
+// come, of tokens that another is writing; and in which order they go.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/plan/attention_plan.hpp"
+#include "chunkattn/tree/prefix_tree.hpp"
+#include "tests/support/steps.hpp"
+
+using namespace chunkattn;
+using test::iota;
+using test::refused;
+
+TEST_CASE("what a copy was to write and did not is for its next writer, and no step has it") {
+  using Tree = PrefixTree<int, 8, PoolAllocator, Lru>;
+  Tree tree(PoolAllocator{.max_chunks = 16}, {.min_run = 8});
+  AttentionPlan plan;
+  std::vector<Tree::Sequence> batch;
+  batch.push_back(tree.insert(iota(0, 8)));
+  Tree::Sequence& s = batch.front();
+  for (int i = 0; i < 2; ++i)
+    test::decode(tree, plan, batch, [i](const StepRow&) { return 100 + i; });
+  REQUIRE(s.num_written() == 9);
+  {
+    auto step = tree.begin_step();  // of the drafts, 201 and 202 are the trunk
+    REQUIRE(
+        step.add(s, 100, std::vector<int>{200, 201, 202}, std::vector<std::int32_t>{-1, -1, 1}));
+    (void)plan.build(step);
+    auto done = std::move(step).finished();
+    done.commit(*done.rows().begin(), std::vector<int>{200, 300}, 0);  // 200 is to be copied
+  }
+  const std::vector<int> path = s.tokens();
+  REQUIRE(path.size() == 12);
+  REQUIRE(s.num_written() == 10);
+  auto twin = s.fork();                        // its copies hold the end of s
+  s.leave();                                   // and takes back the copy of 200
+  CHECK(tree.stats().leaving_sequences == 2);  // and what stood aside
+  CHECK(tree.match_prefix(path).cached == 10);
+  auto writer = tree.insert(path);
+  CHECK(writer.num_cached() == 10);
+  auto reader = tree.insert(path);
+  CHECK(reader.num_pending() == 2);
+  CHECK(reader.waits_for() == writer.id());
+  CHECK(reader.take_over() == 2);  // no step is at it
+  tree.check_invariants();
+}
+
+TEST_CASE("replicas whose clients hang up in another order hold the same tree") {
+  using Tree = PrefixTree<int, 4>;
+  const auto slots_after = [](const std::vector<std::size_t>& order) {
+    Tree tree;
+    std::vector<Tree::Sequence> live;
+    for (int i = 0; i < 4; ++i) live.push_back(tree.insert(iota(10 * i, 4)));
+    std::thread([&] {
+      for (const std::size_t i : order) live[i] = Tree::Sequence();
+    }).join();
+    auto next = tree.insert(iota(1000, 16));  // those that were dropped leave, then it takes theirs
+    std::vector<SlotIndex> slots;
+    next.for_each_run({0, 16}, [&](const Piece& piece) { slots.push_back(piece.slot); });
+    CHECK(tree.stats().used_slots == 4);
+    return slots;
+  };
+  const std::vector<SlotIndex> slots = slots_after({0, 1, 2, 3});
+  CHECK(slots.size() == 4);
+  CHECK(slots_after({3, 2, 1, 0}) == slots);
+  CHECK(slots_after({2, 0, 3, 1}) == slots);
+}
+
+TEST_CASE("outputs of a whole step, one of whose sequences has left with the next one in flight") {
+  using Tree = PrefixTree<int, 4>;
+  Tree tree;
+  AttentionPlan plans[2];
+  std::vector<Tree::Sequence> batch;
+  for (int i = 0; i < 3; ++i) batch.push_back(tree.insert(iota(10 * i, 5)));
+  std::vector<Tree::InFlight> flying;
+  for (AttentionPlan& plan : plans) {
+    auto step = tree.begin_step();
+    REQUIRE(step.add(batch));
+    (void)plan.build(step);
+    flying.push_back(std::move(step).submitted());
+  }
+  auto done = std::move(flying[0]).finished();
+  batch[1].leave();
+  CHECK(refused([&] { done.commit(std::vector<int>{71, 72, 73}); }) ==
+        "outputs.size() = 3: expected one for each of the 2 rows of Finished::rows()");
+  done.commit(std::vector<int>{71, 73});
+  CHECK(batch[0].token(5) == 71);
+  CHECK(batch[2].token(5) == 73);
+  tree.check_invariants();
+}
+
+TEST_CASE("tokens that another is still to write are not there to be merged with") {
+  using Tree = PrefixTree<int, 4, PoolAllocator, Priority>;
+  Tree tree(PoolAllocator{.max_chunks = 5});
+  AttentionPlan plan;
+  std::vector<Tree::Sequence> batch;
+  batch.push_back(tree.insert(iota(0, 4), {.priority = 5}));
+  for (int i = 0; i < 5; ++i)
+    test::decode(tree, plan, batch, [i](const StepRow&) { return 100 + i; });
+  const std::vector<int> path = batch.front().tokens();
+  std::optional<Tree::Sequence> writer = tree.insert(path);  // the same, at the lowest priority
+  REQUIRE(writer->num_pending() + writer->num_cached() == 4);
+  batch.clear();  // what it generated goes with it
+  CHECK(tree.stats().merged_tokens == 0);
+  CHECK(tree.match_prefix(path).cached == 4);
+  test::load(*writer);
+  writer.reset();
+  CHECK(tree.match_prefix(path).cached == 9);
+  {
+    auto important = tree.insert(iota(500, 8), {.priority = 3});
+    test::load(important);
+  }
+  auto big = tree.insert(iota(900, 8));  // what had priority 0 goes first, 5 stays
+  CHECK(tree.match_prefix(path).cached == 4);
+  CHECK(tree.match_prefix(iota(500, 8)).cached == 8);
+  tree.check_invariants();
+}
