@@ -381,9 +381,10 @@ TEST_CASE("commit of all rows: as many outputs as rows, in the order of steps, o
         "outputs.size() = 3: expected one for each of the 4 rows of Finished::rows()");
   CHECK(refused([&] { done.commit(std::vector<int>(5, 1)); }) ==
         "outputs.size() = 5: expected one for each of the 4 rows of Finished::rows()");
-  CHECK(refused([&] {
-          later.commit(std::vector<int>(4, 1));
-        }).starts_with("row = "));  // the outputs of the earlier step first
+  CHECK(
+      refused([&] {
+        later.commit(std::vector<int>(4, 1));
+      }).starts_with("position of the row's output = "));  // the outputs of the earlier step first
   CHECK(seen(b.tree, b.all) == before);
   b.all[1].leave();
   CHECK(refused([&] { done.commit(std::vector<int>(4, 1)); }) ==

@@ -78,17 +78,21 @@ TEST_CASE("commit: twice, of another step or tree, of what has no output") {
   CHECK(s.size() == 7);
 
   auto next = b.run(other);
-  CHECK(refused([&] { next.commit(row, 7); }) == "row = 0: expected a row of this step");
+  CHECK(refused([&] { next.commit(row, 7); }) ==
+        "row = of another step: expected a row that rows() of this one gives");
   CHECK(refused([&] { done.commit(first_row(next), 7); }) ==
-        "row = 0: expected a row of this step");
+        "row = of another step: expected a row that rows() of this one gives");
   auto after = b.run(s);  // the same sequence, at the same place in the batch
-  CHECK(refused([&] { after.commit(row, 7); }) == "row = 0: expected a row of this step");
+  CHECK(refused([&] { after.commit(row, 7); }) ==
+        "row = of another step: expected a row that rows() of this one gives");
   CHECK(first_row(after).position == 6);
   StepRow none;
   none.index = 1;
-  CHECK(refused([&] { next.commit(none, 7); }) == "row = 1: expected a row of this step");
+  CHECK(refused([&] { next.commit(none, 7); }) ==
+        "row = of another step: expected a row that rows() of this one gives");
   none.index = -1;
-  CHECK(refused([&] { next.commit(none, 7); }) == "row = -1: expected a row of this step");
+  CHECK(refused([&] { next.commit(none, 7); }) ==
+        "row = of another step: expected a row that rows() of this one gives");
 
   Bench c;  // a tree of the same shape: only the tree tells its rows apart
   auto foreign = c.tree.insert(iota(50, 6));
@@ -98,7 +102,8 @@ TEST_CASE("commit: twice, of another step or tree, of what has no output") {
   other.leave();
   StepRow left;
   left = {SequenceId::none, 0, 0, 0, 6, 0, true};
-  CHECK(refused([&] { next.commit(left, 7); }) == "row = 0: expected a row of this step");
+  CHECK(refused([&] { next.commit(left, 7); }) ==
+        "row = of another step: expected a row that rows() of this one gives");
   CHECK(next.rows().begin() == next.rows().end());
 
   auto part = b.tree.insert(iota(80, 6));
@@ -123,8 +128,9 @@ TEST_CASE("commit: as many outputs as the row has, drafts as they were") {
   CHECK(commit({7, 8, 9, 10, 11}) ==
         "outputs.size() = 5: expected 1 to 4, the row's drafts and one more");
   CHECK(commit({7, 5, 9}) ==
-        "outputs = 1: expected drafts as they were added, then one token: this many agree");
-  CHECK(starts(commit({6, 8}), "outputs = 0"));
+        "outputs[1] = another token than the draft in its place: expected accepted drafts as they "
+        "were added, then one token more");
+  CHECK(starts(commit({6, 8}), "outputs[0] = another token than the draft"));
   CHECK(s.tokens() == iota(1, 6));
   CHECK(s.num_reserved() == 4);
   CHECK(commit({7, 8, 4}) == "no error");
@@ -183,9 +189,10 @@ TEST_CASE("trees of drafts: parents before children, and one branch") {
   CHECK(starts(commit({7, 9, 3}, -2), "leaf = -2"));
   CHECK(commit({7, 3}, 2) ==
         "outputs.size() = 2: expected 3, the drafts up to leaf = 2 and one more");
-  CHECK(starts(commit({}, -1), "outputs.size() = 0: expected 1,"));
+  CHECK(commit({}, -1) == "outputs.size() = 0: expected 1, as leaf = -1 says: no draft was right");
   CHECK(commit({7, 8, 3}, 2) ==
-        "outputs = 1: expected drafts as they were added, then one token: this one is another");
+        "outputs[1] = another token than the draft in its place: expected accepted drafts as they "
+        "were added, then one token more");
   CHECK(refused([&] { done.commit(row, std::vector<int>{7, 8, 3}); }) ==
         "outputs.size() = 3: expected 1, or commit(row, outputs, leaf): the row's drafts are a "
         "tree");
@@ -235,6 +242,23 @@ TEST_CASE("what was computed behind a trunk is superseded by another branch of i
   }
 }
 
+TEST_CASE("commit: of a row without drafts, what is expected is said without counting to one") {
+  Bench b;
+  auto s = b.tree.insert(iota(1, 6));
+  auto done = b.run(s);
+  const StepRow row = first_row(done);
+  CHECK(refused([&] { done.commit(row, std::vector<int>{1, 2}); }) ==
+        "outputs.size() = 2: expected 1: the row has no drafts");
+  CHECK(refused([&] { done.commit(row, std::vector<int>{}); }) ==
+        "outputs.size() = 0: expected 1: the row has no drafts");
+  CHECK(refused([&] { done.commit(row, std::vector<int>{1, 2}, 0); }) ==
+        "leaf = 0: expected -1: the row has no drafts");
+  CHECK(refused([&] { done.commit(row, std::vector<int>{1, 2}, -1); }) ==
+        "outputs.size() = 2: expected 1, as leaf = -1 says: no draft was right");
+  CHECK(s.size() == 6);
+  done.commit(row, 7);
+}
+
 TEST_CASE("rows: by any kind of loop, and not once their step's outputs are given up") {
   Bench b;
   auto s = b.tree.insert(iota(1, 6)), other = b.tree.insert(iota(50, 6));
@@ -277,8 +301,10 @@ TEST_CASE("commit: in the order of the steps, and no row that started on what wa
   CHECK(b.view.unknown_tokens().size() == 1);
   auto done = std::move(first).finished();
   auto later = std::move(second).finished();
-  CHECK(refused([&] { later.commit(first_row(later), 1); }) ==
-        "row = 9: expected the outputs of the earlier step first, from position 6");
+  CHECK(
+      refused([&] { later.commit(first_row(later), 1); }) ==
+      "position of the row's output = 9: expected 6: commit the outputs of the earlier step first, "
+      "or drop its Finished");
   const StepRow superseded = first_row(later);
   done.commit(first_row(done), std::vector<int>{7, 5});  // the second draft was wrong
   CHECK(later.rows().begin() == later.rows().end());
@@ -370,8 +396,10 @@ TEST_CASE("add: of a sequence that is not there, of another tree, twice, of noth
   const AddResult nothing = step.add(moved);  // its output was given up
   CHECK_FALSE(nothing);
   CHECK(nothing.reason() == HoldReason::nothing_to_compute);
-  CHECK(refused([&] { (void)nothing.row(); }) ==
-        "add() = not added: expected to be asked for rows only where it was");
+  CHECK(
+      refused([&] { (void)nothing.row(); }) ==
+      "row() = of a sequence that was not added: expected a result that is true; reason() says why "
+      "this one is not");
   b.tree.check_invariants();
 }
 

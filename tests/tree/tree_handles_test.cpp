@@ -142,12 +142,16 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
         "range.begin = 1: expected at most 0, the first position without K/V");
   CHECK(refused([&] { s.mark_loaded({0, 7}); }) ==
         "range.length = 7: expected an end within the sequence's 6 positions");
+  CHECK(refused([&] { s.append({}); }) == "tokens.size() = 0: expected at least one token");
+  CHECK(refused([&] { (void)tree.insert({}); }) ==
+        "prompt.size() = 0: expected at least one token");
   CHECK(refused([&] { s.mark_loaded({-1, 1}); }) ==
         "range.begin = -1: expected 0 to the sequence's end, 6");
   CHECK(refused([&] { (void)s.fork(0); }) ==
         "length = 0: expected 1 to the sequence's 6 known tokens");
   CHECK(refused([&] { s.truncate(7); }).find("length = 7: expected 1 to") == 0);
-  CHECK(refused([&] { (void)s.token(6); }).find("position = 6") == 0);
+  CHECK(refused([&] { (void)s.token(6); }) ==
+        "position = 6: expected below the sequence's size, 6");
   unchanged();
   CHECK_FALSE(s.try_append(std::vector<int>(11, 1)));
   CHECK_FALSE(tree.try_insert(std::vector<int>(9, 3)).has_value());
@@ -164,6 +168,42 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
           "max_chunks");
   }
   CHECK_THROWS_AS(s.append(std::vector<int>(11, 1)), OutOfChunks);
+  unchanged();
+  const auto never = [&](const auto& operation) -> std::string {
+    try {
+      operation();
+    } catch (const OutOfChunks& error) {
+      unchanged();
+      return (error.never_fits() ? "never, " : "now, ") + std::string(error.what());
+    }
+    return "no error";
+  };
+  const std::string wait = "; wait for a sequence to leave, or raise max_chunks";
+  const std::string refuse = " with nobody else there: refuse the request, or raise max_chunks";
+  CHECK(never([&] { (void)tree.insert(std::vector<int>(16, 3)); }) ==
+        "now, out of chunks: asked for 4, 2 available of 4" + wait);
+  CHECK(never([&] { (void)tree.insert(std::vector<int>(17, 3)); }) ==
+        "never, out of chunks: asked for 5, 2 available of 4; this never fits, as it takes 5" +
+            refuse);
+  CHECK(never([&] { s.append(std::vector<int>(11, 1)); }) ==  // together with what it has
+        "never, out of chunks: asked for 3, 2 available of 4; this never fits, as it takes 5" +
+            refuse);
+  {
+    auto other = tree.insert({7, 7, 7, 7, 7});
+    std::string said;
+    try {
+      s.append({1, 1, 1});
+    } catch (const OutOfChunks& error) {
+      said = error.what();
+      CHECK_FALSE(error.never_fits());
+    }
+    CHECK(said == "out of chunks: asked for 1, 0 available of 4" + wait);
+    try {
+      (void)s.fork(5);
+    } catch (const OutOfChunks& error) {
+      CHECK_FALSE(error.never_fits());
+    }
+  }
   unchanged();
   AttentionPlan plan;
   {
@@ -182,11 +222,32 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
   }
   unchanged();
   CHECK(refused([] { Tree bad({}, {.min_run = 5}); }) ==
-        "min_run = 5: expected between 0 and ChunkSize");
+        "min_run = 5: expected between 0 and ChunkSize, 4");
   CHECK(refused([] { Tree bad({}, {.sharing = static_cast<Sharing>(99)}); }) ==
         "sharing = 99: expected Sharing::token or Sharing::chunk");
   CHECK(refused([] {
           PrefixTree<int, 4, PoolAllocator, Lru> bad(
               {}, {}, Lru{{.high_watermark = 3, .low_watermark = 4}});
-        }) == "low_watermark = 4: expected at most high_watermark");
+        }) == "low_watermark = 4: expected at most high_watermark, 3");
+}
+
+TEST_CASE("tokens that are written out in a call") {
+  Tree tree;
+  auto s = tree.insert({1, 2, 3});
+  CHECK(s.tokens() == std::vector<int>{1, 2, 3});
+  s.append({4});
+  s.append({5, 6});
+  CHECK(s.try_append({7, 8}));
+  CHECK(s.tokens() == std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8});
+  s.mark_loaded(s.loadable());
+  CHECK(tree.match_prefix({1, 2, 9}).cached == 2);
+  CHECK(tree.match_prefix({1, 2, 9}, {.name_space = {.tenant = 1}}).cached == 0);
+  CHECK(tree.slots_needed({9, 9, 9, 9, 9}) == 2);
+  auto limited = tree.try_insert({1, 2, 3}, {.max_reuse = 1});
+  REQUIRE(limited.has_value());
+  CHECK(limited->num_cached() == 1);
+  PrefixTree<int, 4, PoolAllocator, Lru> keeps({}, {}, Lru{{.max_pinned = 4}});
+  auto kept = keeps.insert({1, 2, 3});
+  kept.mark_loaded(kept.loadable());
+  CHECK(keeps.pin({1, 2}).size() == 2);
 }

@@ -109,14 +109,22 @@ class InvalidArgument : public Error {
 class OutOfChunks : public Error {
  public:
   /// All in slots.
+  /// \param alone  what the operation's sequences take at least with nobody else in the tree
   CHUNKATTN_COLD OutOfChunks(std::size_t asked, std::size_t available, std::size_t capacity,
+                             std::size_t alone = 0,
                              SourceLocation where = SourceLocation::current())
       : Error(detail::joined({"out of chunks: asked for ", asked, ", ", available, " available of ",
-                              capacity, "; wait for a sequence to leave, or raise max_chunks"}),
+                              capacity}) +
+                  (alone > capacity
+                       ? detail::joined({"; this never fits, as it takes ", alone,
+                                         " with nobody else there: refuse the request, or raise "
+                                         "max_chunks"})
+                       : "; wait for a sequence to leave, or raise max_chunks"),
               where),
         asked_(asked),
         available_(available),
-        capacity_(capacity) {}
+        capacity_(capacity),
+        never_fits_(alone > capacity) {}
 
   /// Slots that the operation needed.
   [[nodiscard]] std::size_t asked() const noexcept { return asked_; }
@@ -124,9 +132,12 @@ class OutOfChunks : public Error {
   [[nodiscard]] std::size_t available() const noexcept { return available_; }
   /// The whole budget in slots.
   [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  /// Whether waiting is in vain: with nobody else in the tree there would not be enough either.
+  [[nodiscard]] bool never_fits() const noexcept { return never_fits_; }
 
  private:
   std::size_t asked_, available_, capacity_;
+  bool never_fits_;
 };
 
 /// A call of the device's runtime failed: names the call and its code.

@@ -68,8 +68,8 @@ class AddResult : public AddStatus {
 
  private:
   void check_added() const {
-    detail::check_argument(static_cast<bool>(*this), "add()", "not added",
-                           "to be asked for rows only where it was");
+    detail::check_argument(static_cast<bool>(*this), "row()", "of a sequence that was not added",
+                           "a result that is true; reason() says why this one is not");
   }
 
   template <class>

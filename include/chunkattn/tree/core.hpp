@@ -152,8 +152,9 @@ class TreeCore {
   void mark_loaded(SequenceIndex s, TokenRange range) {
     SequenceRecord& record = sequences[s];
     if (range.empty()) return;
-    check_argument(range.end() <= record.size, "range.end()", range.end(),
-                   "at most the known tokens");
+    if (range.end() > record.size) [[unlikely]]
+      fail_argument("range.end()", range.end(),
+                    {"at most ", record.size, ", the sequence's known tokens"});
     check_argument(record.steps == 0, "sequence", "in a step",
                    "a sequence that no open step and no step in flight has");
     sequences.for_each_node(s, range, [&](NodeIndex i, std::int32_t offset, std::int32_t length) {

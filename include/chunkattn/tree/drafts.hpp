@@ -149,6 +149,8 @@ class Drafts {
   static std::int32_t depth_of(const StepEntry& entry, std::span<const Draft> tree,
                                std::int32_t leaf) {
     const std::int32_t count = tree.empty() ? entry.drafts : static_cast<std::int32_t>(tree.size());
+    if (leaf != none && count == 0) [[unlikely]]
+      fail_argument("leaf", leaf, "-1: the row has no drafts");
     if (leaf < none || leaf >= count) [[unlikely]]
       fail_argument("leaf", leaf, {"-1, none, or one of the row's drafts, below ", count});
     if (leaf == none) return 0;

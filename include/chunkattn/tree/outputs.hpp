@@ -40,6 +40,8 @@ class Outputs {
   /// Throws InvalidArgument unless the entry's outputs can be committed now, `count` of them.
   void check(const StepEntry& entry, std::size_t count) const {
     check(entry);
+    if (count != 1 && entry.drafts == 0) [[unlikely]]
+      fail_argument("outputs.size()", count, "1: the row has no drafts");
     if (count < 1 || count > at(entry.drafts) + 1) [[unlikely]]
       fail_argument("outputs.size()", count,
                     {"1 to ", entry.drafts + 1, ", the row's drafts and one more"});
@@ -109,8 +111,9 @@ class Outputs {
   void check_order(const StepEntry& entry) const {
     const SequenceRecord& record = sequences_[entry.sequence];
     if (entry.output_position() != record.size) [[unlikely]]
-      fail_argument("row", entry.output_position(),
-                    {"the outputs of the earlier step first, from position ", record.size});
+      fail_argument(
+          "position of the row's output", entry.output_position(),
+          {record.size, ": commit the outputs of the earlier step first, or drop its Finished"});
   }
 
   Topology& topology_;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -123,8 +124,14 @@ class PrefixTree {
   /// Throws OutOfChunks; InvalidArgument for an empty prompt.
   [[nodiscard]] Sequence insert(std::span<const Token> prompt, const InsertOptions& options = {}) {
     const SequenceIndex index = insert_index(prompt, options);
-    if (index == detail::none) detail::fail_out_of_chunks(core(), slots_needed(prompt, options));
+    if (index == detail::none)
+      detail::fail_out_of_chunks(core(), slots_needed(prompt, options), prompt.size());
     return Sequence(shared_, index);
+  }
+  /// The same for tokens that are written out: insert({1, 2, 3}).
+  [[nodiscard]] Sequence insert(std::initializer_list<Token> prompt,
+                                const InsertOptions& options = {}) {
+    return insert(std::span<const Token>(prompt), options);
   }
   /// The same; nothing when the budget is too small.
   [[nodiscard]] std::optional<Sequence> try_insert(std::span<const Token> prompt,
@@ -132,6 +139,11 @@ class PrefixTree {
     const SequenceIndex index = insert_index(prompt, options);
     if (index == detail::none) return std::nullopt;
     return Sequence(shared_, index);
+  }
+  /// The same for tokens that are written out.
+  [[nodiscard]] std::optional<Sequence> try_insert(std::initializer_list<Token> prompt,
+                                                   const InsertOptions& options = {}) {
+    return try_insert(std::span<const Token>(prompt), options);
   }
 
   /// A prompt that waits for admission.
@@ -173,10 +185,20 @@ class PrefixTree {
                                          const InsertOptions& options = {}) const {
     return tree().match_prefix(prompt, options);
   }
+  /// The same for tokens that are written out.
+  [[nodiscard]] MatchResult match_prefix(std::initializer_list<Token> prompt,
+                                         const InsertOptions& options = {}) const {
+    return match_prefix(std::span<const Token>(prompt), options);
+  }
   /// Slots that insert() would take from slots_available(): admission without an exception.
   [[nodiscard]] std::size_t slots_needed(std::span<const Token> prompt,
                                          const InsertOptions& options = {}) const {
     return tree().slots_needed(prompt, options);
+  }
+  /// The same for tokens that are written out.
+  [[nodiscard]] std::size_t slots_needed(std::initializer_list<Token> prompt,
+                                         const InsertOptions& options = {}) const {
+    return slots_needed(std::span<const Token>(prompt), options);
   }
   /// Slots that are free or held by nothing but cache.
   [[nodiscard]] std::size_t slots_available() const { return core().slot_table.num_available(); }
@@ -205,6 +227,10 @@ class PrefixTree {
     shared_->expect_handle();
     const std::int32_t index = tree.pin(tokens, options);
     return index == detail::none ? Pin() : Pin(shared_, index);
+  }
+  /// The same for tokens that are written out.
+  [[nodiscard]] Pin pin(std::initializer_list<Token> tokens, const InsertOptions& options = {}) {
+    return pin(std::span<const Token>(tokens), options);
   }
   /// Called with every slot that is given back to the allocator, just before. It must not throw nor
   /// call the tree. For debugging: `tree.set_free_sink([&](SlotIndex s) { cache.poison(s); })`.
@@ -235,7 +261,8 @@ class PrefixTree {
   friend struct detail::TreeAccess;
   [[nodiscard]] const detail::TreeCore& core() const { return tree().core; }
   [[nodiscard]] Tree& tree() const {
-    detail::check_argument(shared_ != nullptr, "tree", "moved-from", "a tree");
+    detail::check_argument(shared_ != nullptr, "tree", "moved-from",
+                           "a tree that was not moved from");
     return *shared_->tree;
   }
   SequenceIndex insert_index(std::span<const Token> prompt, const InsertOptions& options) {

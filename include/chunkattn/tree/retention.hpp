@@ -71,7 +71,8 @@ template <RetentionPolicy R>
   if (rules.budget.low_watermark == RetentionBudget{}.low_watermark)
     rules.budget.low_watermark = rules.budget.high_watermark;
   check_argument(rules.budget.low_watermark <= rules.budget.high_watermark, "low_watermark",
-                 rules.budget.low_watermark, "at most high_watermark");
+                 rules.budget.low_watermark,
+                 {"at most high_watermark, ", rules.budget.high_watermark});
   return rules;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -26,8 +27,12 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-[[noreturn]] inline void fail_out_of_chunks(const TreeCore& core, std::size_t asked) {
-  fail(OutOfChunks(asked, core.slot_table.num_available(), core.slot_table.allocator().capacity()));
+/// \param length  places that the operation's sequences would have in all
+[[noreturn]] CHUNKATTN_COLD inline void fail_out_of_chunks(const TreeCore& core, std::size_t asked,
+                                                           std::size_t length) {
+  const auto chunk = static_cast<std::size_t>(core.topology.chunk.size);
+  fail(OutOfChunks(asked, core.slot_table.num_available(), core.slot_table.allocator().capacity(),
+                   (length + chunk - 1) / chunk));
 }
 
 inline std::size_t to_size(std::int32_t n) noexcept {
@@ -110,13 +115,22 @@ class Sequence {
   /// Adds known tokens whose K/V is still to be computed (a user's next message). Refused while
   /// outputs are to come. Throws OutOfChunks.
   void append(std::span<const token_type> tokens) {
-    if (!try_append(tokens)) detail::fail_out_of_chunks(core(), slots_needed(tokens.size()));
+    if (!try_append(tokens))
+      detail::fail_out_of_chunks(core(), slots_needed(tokens.size()), size() + tokens.size());
+  }
+  /// The same for tokens that are written out: append({1, 2, 3}).
+  void append(std::initializer_list<token_type> tokens) {
+    append(std::span<const token_type>(tokens));
   }
   /// The same with one token.
   void append(const token_type& token) { append(std::span<const token_type>(&token, 1)); }
   /// The same; false and no change when the budget is spent.
   [[nodiscard]] bool try_append(std::span<const token_type> tokens) {
     return tree().append(index_, tokens);
+  }
+  /// The same for tokens that are written out.
+  [[nodiscard]] bool try_append(std::initializer_list<token_type> tokens) {
+    return try_append(std::span<const token_type>(tokens));
   }
 
   /// Makes the tokens that others are still to write (num_pending()) this sequence's to compute,
@@ -140,7 +154,7 @@ class Sequence {
   /// outputs that are to come stay with this one. Throws OutOfChunks.
   [[nodiscard]] Sequence fork(std::size_t length = whole) {
     const SequenceIndex twin = fork_index(length, false);
-    if (twin == detail::none) detail::fail_out_of_chunks(core(), 1);
+    if (twin == detail::none) detail::fail_out_of_chunks(core(), 1, size() + chunk_size);
     return Sequence(shared_, twin);
   }
   /// The same; nothing and no change when the budget is spent.
@@ -156,7 +170,7 @@ class Sequence {
   void truncate(std::size_t length) {
     if (length == size() && num_reserved() == 0) return;
     const SequenceIndex shorter = fork_index(length, /*compute_last=*/true);
-    if (shorter == detail::none) detail::fail_out_of_chunks(core(), 1);
+    if (shorter == detail::none) detail::fail_out_of_chunks(core(), 1, size() + chunk_size);
     *this = Sequence(shared_, shorter);
   }
 
@@ -171,7 +185,8 @@ class Sequence {
 
   /// The token at a path position below size().
   [[nodiscard]] token_type token(std::size_t position) const {
-    detail::check_argument(position < size(), "position", position, "below the sequence's size");
+    if (position >= size()) [[unlikely]]
+      detail::fail_argument("position", position, {"below the sequence's size, ", size()});
     return tree().token(index_, static_cast<std::int32_t>(position));
   }
   /// All size() tokens, from the root.

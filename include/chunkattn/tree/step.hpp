@@ -156,7 +156,7 @@ class [[nodiscard]] Finished {
         record.entries[index].begin != row.position ||
         detail::Sequences::id_of(record.entries[index].sequence,
                                  record.entries[index].generation) != row.sequence) [[unlikely]]
-      detail::fail_argument("row", row.index, "a row of this step");
+      detail::fail_argument("row", "of another step", "a row that rows() of this one gives");
     return record.entries[index];
   }
   explicit Finished(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}

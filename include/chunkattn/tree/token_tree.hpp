@@ -129,6 +129,8 @@ class TokenTree {
     core.outputs.check(entry);
     const std::span<const Draft> tree = step.tree_of(entry);
     const std::int32_t depth = Drafts::depth_of(entry, tree, leaf);
+    if (depth == 0 && outputs.size() != 1) [[unlikely]]
+      fail_argument("outputs.size()", outputs.size(), "1, as leaf = -1 says: no draft was right");
     if (outputs.size() != at(depth) + 1) [[unlikely]]
       fail_argument("outputs.size()", outputs.size(),
                     {depth + 1, ", the drafts up to leaf = ", leaf, " and one more"});
@@ -138,8 +140,8 @@ class TokenTree {
       const Draft& draft = tree[at(i)];
       const bool same =
           tokens_.equal(draft.slot, draft.offset, outputs.subspan(at(draft.depth) - 1, 1));
-      check_argument(same, "outputs", draft.depth - 1,
-                     "drafts as they were added, then one token: this one is another");
+      if (!same) [[unlikely]]
+        fail_other_draft(draft.depth - 1);
     }
     core.drafts.reserve_moves(depth);
     const TreeNode& tail = core.sequences.tail(entry.sequence);
@@ -184,9 +186,13 @@ class TokenTree {
   }
 
  private:
+  [[noreturn]] CHUNKATTN_COLD static void fail_other_draft(std::int32_t output) {
+    fail_argument(joined({"outputs[", output, "]"}), "another token than the draft in its place",
+                  "accepted drafts as they were added, then one token more");
+  }
   static TreeOptions resolved(TreeOptions options) {
     check_argument(options.min_run >= 0 && options.min_run <= ChunkSize, "min_run", options.min_run,
-                   "between 0 and ChunkSize");
+                   {"between 0 and ChunkSize, ", ChunkSize});
     check_argument(options.sharing == Sharing::token || options.sharing == Sharing::chunk,
                    "sharing", static_cast<int>(options.sharing),
                    "Sharing::token or Sharing::chunk");
@@ -283,8 +289,8 @@ class TokenTree {
     if (entry.drafts_known) {
       const auto accepted = outputs.first(outputs.size() - 1);
       const std::int32_t same = common_length(tail, first, accepted);
-      check_argument(same == static_cast<std::int32_t>(accepted.size()), "outputs", same,
-                     "drafts as they were added, then one token: this many agree");
+      if (same != static_cast<std::int32_t>(accepted.size())) [[unlikely]]
+        fail_other_draft(same);
     }
     store(tail, first, outputs);
   }

@@ -72,7 +72,7 @@ enum class HoldReason : std::uint8_t {
   none,                ///< it was added
   waits_for_sequence,  ///< another sequence is to write K/V that this one reads: add that one first
   waits_for_step,      ///< a step in flight still uses places that this sequence needs
-  out_of_chunks,       ///< the budget is spent: wait for a sequence to leave
+  out_of_chunks,       ///< the budget is spent: wait for a sequence to leave, or make one
   nothing_to_compute   ///< all known tokens are computed: commit an output, or append()
 };
 
