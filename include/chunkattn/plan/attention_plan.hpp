@@ -41,6 +41,10 @@ class StepView : public LiveView {
   using token_type = typename Tree::token_type;  ///< what sequences are made of
 
   StepView() = default;
+  /// A copy; one that is moved from stays as it is.
+  StepView(const StepView&) = default;
+  /// The same.
+  StepView& operator=(const StepView&) = default;
   /// Whether there are any rows.
   [[nodiscard]] explicit operator bool() const noexcept { return num_rows > 0; }
 
@@ -51,7 +55,10 @@ class StepView : public LiveView {
     std::int32_t position = 0;  ///< its path position
   };
 
-  /// [num_rows] the tokens to compute, in the caller's row order: the model's input ids.
+  /// [num_rows] the tokens to compute, in the caller's row order: the model's input ids. Known
+  /// drafts are what add() was given. A row whose output or draft was given up meanwhile, since a
+  /// draft before it was wrong or an earlier step was dropped, counts for nothing: it has the token
+  /// that the sequence has got at its position since then, or else is unknown.
   /// \param placeholder  stands for unknown_tokens(), which the engine fills in on the device
   [[nodiscard]] std::vector<token_type> tokens(const token_type& placeholder) const {
     std::vector<token_type> all;
@@ -105,14 +112,18 @@ class StepView : public LiveView {
   void for_each_token(const F& f) const {
     detail::check_current(*this);
     if (step_ == nullptr) return;
+    const Tree& tree = *shared_->tree;
     for (const detail::StepEntry& entry : step_->entries) {
+      if (entry.first_row >= num_rows) return;  // added after the plan was built
       const std::span<const detail::Draft> drafts = step_->tree_of(entry);
       const std::int32_t end = drafts.empty() ? entry.end() : entry.output_position();
-      for (std::int32_t p = entry.begin; p < end; ++p)
-        f(entry, p, shared_->tree->known_token(entry, p));
-      for (const detail::Draft& draft : drafts)
-        f(entry, entry.output_position() + draft.depth - 1,
-          entry.drafts_known ? &shared_->tree->token_at(draft.slot, draft.offset) : nullptr);
+      for (std::int32_t p = entry.begin; p < end; ++p) f(entry, p, tree.known_token(entry, p));
+      for (const detail::Draft& draft : drafts) {
+        const std::int32_t p = entry.output_position() + draft.depth - 1;
+        f(entry, p,
+          tree.knows_drafts(entry) ? &tree.token_at(draft.slot, draft.offset)
+                                   : tree.known_token(entry, p));
+      }
     }
   }
 

@@ -77,6 +77,10 @@ struct PlanView {
 class LiveView : public PlanView {
  public:
   LiveView() = default;
+  /// A copy; moving is copying, too: left without its ticket a view would look up to date for ever.
+  LiveView(const LiveView&) = default;
+  /// The same.
+  LiveView& operator=(const LiveView&) = default;
 
   /// Arrays that no step stands behind, made by hand: nothing can tell whether they are up to date.
   [[nodiscard]] static LiveView unchecked(const PlanView& arrays) {

@@ -177,9 +177,14 @@ class TokenTree {
     const std::int32_t place = n.begin + position - n.position;
     return token_at(core.topology.slot_of(n, place), core.topology.chunk.offset(place));
   }
-  /// The token at a path position of an entry, or null where it is not known yet.
+  /// Whether the tokens of the entry's drafts stand at their places: they were given to add(), and
+  /// nothing that the entry rests on was given up since then.
+  [[nodiscard]] bool knows_drafts(const StepEntry& entry) const noexcept {
+    return entry.drafts_known && entry.epoch == core.sequences[entry.sequence].epoch;
+  }
+  /// The token at a path position of an entry, or null where it is not known.
   [[nodiscard]] const Token* known_token(const StepEntry& entry, std::int32_t position) const {
-    const bool draft = entry.drafts_known && position >= entry.output_position();
+    const bool draft = position >= entry.output_position() && knows_drafts(entry);
     return position < core.sequences[entry.sequence].size || draft
                ? &token(entry.sequence, position)
                : nullptr;

@@ -1,0 +1,147 @@
+// What a view says of its step's tokens: of rows that count for nothing any more, of rows that were
+// added after it was built, and after it was moved.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/plan/attention_plan.hpp"
+#include "chunkattn/tree/prefix_tree.hpp"
+#include "tests/support/steps.hpp"
+
+using namespace chunkattn;
+using test::iota;
+
+namespace {
+
+using Tree = PrefixTree<int, 4>;
+using Tokens = std::vector<int>;
+using Parents = std::vector<std::int32_t>;
+
+/// The rows that a view calls unknown, which must be those of its placeholders.
+template <class View>
+std::vector<std::int32_t> unknown_rows(const View& view) {
+  std::vector<std::int32_t> named, placeholders;
+  for (const auto& token : view.unknown_tokens()) {
+    named.push_back(token.row);
+    CHECK(token.position == view.positions()[static_cast<std::size_t>(token.row)]);
+  }
+  const Tokens tokens = view.tokens(-1);
+  for (std::size_t r = 0; r < tokens.size(); ++r)
+    if (tokens[r] == -1) placeholders.push_back(static_cast<std::int32_t>(r));
+  CHECK(named == placeholders);
+  return named;
+}
+
+/// A step in flight that computes 6 tokens, and one behind it with drafts.
+struct TwoSteps {
+  explicit TwoSteps(const Parents& parents = {}) {
+    auto step = tree.begin_step();
+    REQUIRE(step.add(s));
+    (void)plans[0].build(step);
+    first.emplace(std::move(step).submitted());
+    step = tree.begin_step();
+    REQUIRE((parents.empty() ? step.add(s, 100, Tokens{20, 21, 22})
+                             : step.add(s, 100, Tokens{20, 21, 22}, parents)));
+    view = plans[1].build(step);
+    second.emplace(std::move(step).submitted());
+  }
+
+  Tree tree;
+  AttentionPlan plans[2];
+  Tree::Sequence s = tree.insert(iota(0, 6));
+  std::optional<Tree::InFlight> first, second;
+  Tree::StepView view;
+};
+
+}  // namespace
+
+TEST_CASE("known drafts behind a step that was dropped in flight: theirs until they are given up") {
+  for (const Parents& parents : {Parents{}, Parents{-1, 0, 0}}) {
+    CAPTURE(parents.size());
+    TwoSteps t(parents);
+    CHECK(t.view.tokens(-1) == Tokens{-1, 20, 21, 22});
+    t.first.reset();  // both may still run
+    CHECK(t.view.is_current());
+    CHECK(t.view.tokens(-1) == Tokens{-1, 20, 21, 22});
+    CHECK(unknown_rows(t.view) == std::vector<std::int32_t>{0});
+
+    t.tree.device_idle();  // what the first was to give is given up
+    CHECK(t.view.is_current());
+    CHECK(t.view.tokens(-1) == Tokens{-1, -1, -1, -1});
+    CHECK(unknown_rows(t.view) == std::vector<std::int32_t>{0, 1, 2, 3});
+    t.s.append(Tokens{70, 71});  // where the output and the first draft stood
+    CHECK(t.view.tokens(-1) == Tokens{70, 71, -1, -1});
+    CHECK(test::refused([&] { (void)t.view.tokens(); }) ==
+          "token at position = 8: expected known tokens; this one is the output of a step that is "
+          "not committed: use tokens(placeholder) and unknown_tokens()");
+    t.tree.check_invariants();
+
+    const auto finished = std::move(*t.second).finished();
+    CHECK(finished.rows().begin() == finished.rows().end());
+    CHECK(t.s.tokens() == Tokens{0, 1, 2, 3, 4, 5, 70, 71});
+    CHECK(t.s.num_uncomputed() == 8);
+  }
+}
+
+TEST_CASE("known drafts behind a draft that was wrong") {
+  Tree tree;
+  AttentionPlan plans[2];
+  auto s = tree.insert(iota(0, 6)), other = tree.insert(iota(50, 2));
+  auto step = tree.begin_step();
+  REQUIRE(step.add(s, 100, Tokens{20, 21}));
+  (void)plans[0].build(step);
+  auto first = std::move(step).submitted();
+  step = tree.begin_step();
+  REQUIRE(step.add(s, 100, Tokens{30, 31}));
+  REQUIRE(step.add(other, 100, Tokens{60}));
+  const auto view = plans[1].build(step);
+  auto second = std::move(step).submitted();
+  CHECK(view.tokens(-1) == Tokens{-1, 30, 31, 50, 51, 60});
+  auto finished = std::move(first).finished();
+  finished.commit(*finished.rows().begin(), Tokens{20, 99});
+  CHECK(s.size() == 8);
+  // The second step's rows stand at positions 8, 9 and 10, behind what the sequence is now.
+  CHECK(view.tokens(-1) == Tokens{-1, -1, -1, 50, 51, 60});
+  s.append(Tokens{80, 81});
+  CHECK(view.tokens(-1) == Tokens{80, 81, -1, 50, 51, 60});
+  CHECK(unknown_rows(view) == std::vector<std::int32_t>{2});
+  const auto done = std::move(second).finished();
+  CHECK((*done.rows().begin()).sequence == other.id());
+}
+
+TEST_CASE("a view has the rows for which it was built, whatever is added later") {
+  Tree tree;
+  AttentionPlan plan;
+  auto s = tree.insert(iota(0, 3)), other = tree.insert(iota(50, 2));
+  auto step = tree.begin_step();
+  REQUIRE(step.add(s));
+  auto view = plan.build(step);
+  REQUIRE(step.add(other, 100, Tokens{60, 61}, Parents{-1, -1}));
+  CHECK(view.num_rows == 3);
+  CHECK(view.tokens() == iota(0, 3));
+  CHECK(view.positions() == iota(0, 3));
+  CHECK(view.unknown_tokens().empty());
+  view = plan.build(step);
+  CHECK(view.tokens() == Tokens{0, 1, 2, 50, 51, 60, 61});
+}
+
+TEST_CASE("a view that was moved from is the view that it was") {
+  Tree tree;
+  AttentionPlan plan;
+  auto s = tree.insert(iota(0, 3));
+  auto step = tree.begin_step();
+  REQUIRE(step.add(s));
+  auto view = plan.build(step);
+  const auto moved = std::move(view);
+  CHECK(moved.tokens() == iota(0, 3));
+  CHECK(view.is_current());  // NOLINT(bugprone-use-after-move)
+  CHECK(view.tokens() == iota(0, 3));
+  auto assigned = Tree::StepView();
+  assigned = std::move(view);
+  (void)std::move(step).finished();
+  for (const auto& each : {moved, view, assigned}) CHECK_FALSE(each.is_current());
+  CHECK(test::refused([&] { (void)view.tokens(); }).substr(0, 19) == "plan = out of date:");
+}
