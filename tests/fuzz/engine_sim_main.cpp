@@ -24,12 +24,19 @@ struct Kind {
   Run run;
 };
 
+template <class Retention, int ChunkSize>
+constexpr Kind kind(const char* name) {
+  return {name, ChunkSize, Retention::retains, &test::run_sim<Retention, ChunkSize>};
+}
+using chunkattn::Lru, chunkattn::NoRetention, chunkattn::Priority;
 constexpr Kind kinds[] = {
-    {"NoRetention, 4", 4, false, &test::run_sim<chunkattn::NoRetention, 4>},
-    {"Lru, 4", 4, true, &test::run_sim<chunkattn::Lru, 4>},
-    {"Priority, 4", 4, true, &test::run_sim<chunkattn::Priority, 4>},
-    {"Lru, 16", 16, true, &test::run_sim<chunkattn::Lru, 16>},
-    {"NoRetention, 1", 1, false, &test::run_sim<chunkattn::NoRetention, 1>},
+    kind<NoRetention, 4>("NoRetention, 4"),
+    kind<Lru, 4>("Lru, 4"),
+    kind<Priority, 4>("Priority, 4"),
+    kind<NoRetention, 1>("NoRetention, 1"),
+    kind<Priority, 2>("Priority, 2"),
+    kind<Lru, 16>("Lru, 16"),
+    kind<Lru, 64>("Lru, 64"),
 };
 
 std::uint64_t number(const char* text) {

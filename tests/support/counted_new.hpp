@@ -1,6 +1,6 @@
-// Replaces the global operator new of a test program: counts allocations, and fails the one that is
-// asked for. What is freed is overwritten, so that who goes on reading it shows it. Include it in
-// one translation unit only.
+// Replaces the global operator new of a test program: counts allocations of each thread, and fails
+// the one that is asked for. What is freed is overwritten, so that who goes on reading it shows it.
+// Include it in one translation unit only.
 #pragma once
 
 #include <malloc.h>
@@ -19,7 +19,7 @@ struct HeapCounters {
   std::int64_t fail_in = -1;  ///< fails the allocation after this many more; -1: none
   std::uint64_t failures = 0;
 };
-inline HeapCounters heap;
+inline thread_local HeapCounters heap;
 
 inline void* counted_new(std::size_t size, std::size_t alignment = 0) {
   ++heap.allocations;
@@ -50,6 +50,17 @@ void* operator new(std::size_t size) {
 }
 void* operator new[](std::size_t size) {
   return test::counted_new(size);
+}
+// The standard library's own forward to the above, those of a sanitizer do not.
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  try {
+    return test::counted_new(size);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+void* operator new[](std::size_t size, const std::nothrow_t& nothrow) noexcept {
+  return operator new(size, nothrow);
 }
 void operator delete(void* memory) noexcept {
   test::counted_delete(memory);

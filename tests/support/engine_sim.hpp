@@ -3,8 +3,10 @@
 //
 // Operations are drawn from `Choices` (random numbers, or the bytes of a fuzzer), predicted,
 // applied to the tree and to the model, and compared. This file has the model of a sequence and
-// what must hold between operations; engine_sim_plan.hpp the device, engine_sim_steps.hpp the life
-// of a step, engine_sim_ops.hpp everything else and the choice of operations.
+// what must hold between operations; engine_sim_faults.hpp what fails around the tree,
+// engine_sim_plan.hpp the device, engine_sim_steps.hpp the life of a step, engine_sim_ops.hpp what
+// becomes of sequences between steps, engine_sim_handles.hpp moved-from objects and other threads,
+// engine_sim_run.hpp the choice of operations.
 #pragma once
 
 #include <algorithm>
@@ -19,12 +21,14 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "chunkattn/plan/attention_plan.hpp"
 #include "chunkattn/tree/prefix_tree.hpp"
 #include "chunkattn/tree/print.hpp"
+#include "tests/support/counted_new.hpp"
 #include "tests/support/shadow_memory.hpp"
 
 namespace test {
@@ -129,6 +133,13 @@ class EngineSimBase {
       refused = true;
     }
     expect(refused, what);
+  }
+  /// Calls what cannot fail, and so must not need memory.
+  template <class F>
+  static void spare(const F& call) {
+    const std::uint64_t before = heap.allocations;
+    call();
+    expect(heap.allocations == before, "what cannot fail allocates nothing");
   }
 
   [[nodiscard]] std::size_t below(std::size_t n) { return choices_.below(n); }
@@ -324,9 +335,39 @@ class EngineSimBase {
            "every live sequence is counted");
   }
 
-  /// Effects of handles that were dropped on another thread: they come with the next call that
-  /// changes the tree.
+  // ---- handles that are dropped --------------------------------------------------------------
+
+  /// In the tree's order.
+  enum class Dropped : std::uint8_t { sequence, step, finished, pin };
+
+  /// Drops a handle. The effect comes at once on the thread that last called the tree, and
+  /// elsewhere with the next call that changes the tree. Returns whether it came at once.
+  template <class Handle, class Effect>
+  bool drop_handle(Dropped what, Handle& handle, bool elsewhere, Effect&& effect) {
+    if (elsewhere) {
+      bool allocates = false;
+      std::thread([taken = std::move(handle), &allocates]() mutable {
+        const std::uint64_t before = heap.allocations;
+        taken = Handle();
+        allocates = heap.allocations != before;
+      }).join();
+      expect(!allocates, "what cannot fail allocates nothing");
+    }
+    spare([&] { handle = Handle(); });
+    if (!elsewhere && owned_) {
+      effect();
+      return true;
+    }
+    if (!elsewhere) count("dropped while the tree was another thread's");
+    if (what == Dropped::sequence) ++deferred_sequences_;
+    deferred_.emplace_back(what, std::forward<Effect>(effect));
+    return false;
+  }
+
+  /// Effects of handles that were dropped on another thread than the tree's: they come with the
+  /// next call that changes the tree, which is this thread's from then on.
   void entering() {
+    owned_ = true;
     auto effects = std::move(deferred_);
     deferred_.clear();
     std::stable_sort(effects.begin(), effects.end(),
@@ -337,7 +378,7 @@ class EngineSimBase {
 
   /// Has them now, by a call that does nothing else.
   void settle() {
-    if (deferred_.empty()) return;
+    if (deferred_.empty() && owned_) return;
     entering();
     expect(!tree_->pin({}), "nothing is pinned");
   }
@@ -348,8 +389,9 @@ class EngineSimBase {
   ShadowMemory memory_;
   std::optional<Tree> tree_;
   std::vector<LivePtr> live_;
-  std::vector<std::pair<int, std::function<void()>>> deferred_;  // in the tree's order
+  std::vector<std::pair<Dropped, std::function<void()>>> deferred_;
   std::size_t deferred_sequences_ = 0;
+  bool owned_ = true;          // this thread was the last that called the tree
   std::uint64_t weights_ = 0;  // changes with clear()
   std::uint64_t last_uid_ = 0;
 

@@ -23,13 +23,14 @@ struct SimConfig {
 inline std::vector<SimConfig> sim_configs(int chunk_size) {
   std::vector<SimConfig> all;
   const auto c = static_cast<std::size_t>(chunk_size);
+  const bool is_large = chunk_size > 16;  // what the model does grows with the tokens
   for (const Sharing sharing : {Sharing::token, Sharing::chunk})
     for (const int min_run : {0, 1, chunk_size}) {
       if (sharing == Sharing::chunk && min_run != 0) continue;
       SimOptions o;
       o.tree = {.sharing = sharing, .min_run = min_run};
-      o.max_prompt = 6 + 4 * c;
-      o.max_length = 30 + 14 * c;
+      o.max_prompt = 6 + (is_large ? 2 : 4) * c;
+      o.max_length = 30 + (is_large ? 4 : 14) * c;
       o.retention.max_pinned = 40;
       const std::string rule = (sharing == Sharing::token ? "token" : "chunk") +
                                std::string(", min_run ") + std::to_string(min_run);
@@ -75,8 +76,12 @@ inline constexpr const char* sim_events[] = {
     "add with drafts",
     "add with unknown drafts",
     "admitted",
+    "admitted on another thread",
     "all drafts right",
     "all drafts wrong",
+    "allocator had none after all",
+    "allocator lied",
+    "allocator threw",
     "append",
     "append failed",
     "append refused",
@@ -90,16 +95,21 @@ inline constexpr const char* sim_events[] = {
     "commit of other drafts refused",
     "commit out of order",
     "computed twice rather than waited for",
+    "crowd of threads",
+    "crowd: dropped without the lock",
+    "crowd: steps dropped in flight",
     "decode step",
     "device idle",
     "draft wrong under later steps",
     "dropped step ran late",
+    "dropped while the tree was another thread's",
     "everybody",
     "everybody, but out of chunks",
     "evicted slots",
     "evicted tokens",
     "finished out of order",
     "finished step dropped on another thread",
+    "finished step moved",
     "fork",
     "fork at an earlier length",
     "fork beside outputs to come",
@@ -116,6 +126,9 @@ inline constexpr const char* sim_events[] = {
     "insert found pending",
     "insert with a public prefix",
     "insert with nothing to compute",
+    "known draft",
+    "known draft behind a step that was dropped",
+    "known draft that was given up",
     "leave",
     "left a step in flight",
     "left a step that was built",
@@ -123,18 +136,29 @@ inline constexpr const char* sim_events[] = {
     "left before its output was committed",
     "left in the middle of a prefill",
     "left on another thread",
+    "left on the thread that called the tree",
     "left while waiting for another",
     "load",
     "load refused",
+    "memory ran out: add",
+    "memory ran out: admit",
+    "memory ran out: begin_step",
+    "memory ran out: build",
+    "memory ran out: fork",
+    "memory ran out: insert",
+    "memory ran out: swap_out",
     "merged tokens",
     "not admitted",
+    "open step moved",
     "output committed",
     "output given up",
     "output given up under later steps",
     "pin",
+    "pin moved",
     "pin of a part",
     "pin refused",
     "plan advanced",
+    "plan moved",
     "plan rebuilt",
     "published tokens",
     "resume",
@@ -144,12 +168,15 @@ inline constexpr const char* sim_events[] = {
     "rows behind a draft that was wrong",
     "rows copied",
     "rows of a void step",
+    "sequence moved",
     "some drafts right",
     "split between slots",
     "split inside a slot",
     "step dropped on another thread",
     "step finished",
+    "step in flight moved",
     "step submitted",
+    "step that was moved from refused",
     "step with garbage",
     "submitted before it was built",
     "swap out",
@@ -163,11 +190,17 @@ inline constexpr const char* sim_events[] = {
     "unknown token",
     "unpin",
     "unpin on another thread",
+    "view moved",
 };
 
+/// As a table of docs/testing.md.
 inline void print_counters(const Counters& counters) {
-  for (const auto& [what, n] : counters)
-    std::printf("  %-48s %12llu\n", what.c_str(), static_cast<unsigned long long>(n));
+  std::puts("| event | times |\n| --- | --- |");
+  for (const auto& [what, n] : counters) {
+    std::string digits = std::to_string(n);
+    for (std::size_t i = digits.size(); i > 3;) digits.insert(i -= 3, 1, ',');
+    std::printf("| %s | %s |\n", what.c_str(), digits.c_str());
+  }
 }
 
 /// Operations on one tree before the next one is made.

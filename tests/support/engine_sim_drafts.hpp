@@ -96,7 +96,7 @@ class EngineSimDrafts : public EngineSimPlan<Retention, ChunkSize> {
       }
       count("commit of a branch refused");
     }
-    commit();
+    this->insist("commit of a branch", commit);
     entry.has_output = false;
     if (all_right) {
       live.known = first + on_trunk + 1;

@@ -9,8 +9,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -28,8 +26,9 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
 
  protected:
   using Base::below, Base::one_in, Base::count, Base::expect, Base::expect_refused, Base::log;
-  using Base::memory_;
+  using Base::had_none_, Base::memory_, Base::remembered_;
   using Base::text, Base::name, Base::tree_, Base::live_, Base::steps_, Base::options_;
+  using typename Base::Dropped;
   using typename Base::Live, typename Base::LivePtr, typename Base::Sequence, typename Base::Tree;
 
   /// Slots of the longest tail that a fork copies.
@@ -107,20 +106,24 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
       throw;
     }
     std::optional<Sequence> s;
-    if (one_in(2)) {
-      s = tree_->try_insert(prompt, o);
-    } else {
+    const bool throws = one_in(2);
+    const bool answered = this->attempt("insert", [&] {
+      if (!throws) {
+        s = tree_->try_insert(prompt, o);
+        return;
+      }
       try {
         s = tree_->insert(prompt, o);
       } catch (const OutOfChunks&) {
       }
-    }
+    });
+    if (!answered) return;
     log("insert " + text(prompt.size()) + " tokens" +
         (s ? " as #" + text(this->last_uid_ + 1) : "") + ", cached " + text(found.cached) +
         ", pending " + text(found.pending) + (o.share_pending ? "" : ", waits for nobody") +
         ", tenant " + text(o.name_space.tenant) + ", adapter " + text(o.name_space.adapter) +
         ", public " + text(live.public_end));
-    expect(s.has_value() == (needed <= free), "admission says whether it fits");
+    expect(s.has_value() == (needed <= free) || had_none_, "admission says whether it fits");
     if (!s) return count("insert failed");
     expect(free - tree_->slots_available() <= needed, "no more slots than admission said");
     joined(std::move(live), std::move(*s), o, found);
@@ -163,33 +166,49 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     this->adopt(std::move(live), std::move(s));
   }
 
-  void admit() {
-    std::vector<std::vector<SimToken>> prompts(1 + below(5));
+  /// Prompts that wait for admission.
+  struct Waiting {
+    std::vector<std::vector<SimToken>> prompts;
     std::vector<typename Tree::Request> requests;
-    for (auto& prompt : prompts) {
+    std::size_t headroom;
+  };
+  Waiting random_requests() {
+    Waiting waiting;
+    waiting.prompts.resize(1 + below(5));
+    for (auto& prompt : waiting.prompts) {
       prompt = random_prompt();
       InsertOptions o = random_options(prompt.size());
       o.share_pending = true;
-      requests.push_back({prompt, o});
+      waiting.requests.push_back({prompt, o});
     }
-    const std::size_t headroom = below(12);
+    waiting.headroom = below(12);
+    return waiting;
+  }
+  void admit() {
+    const Waiting waiting = random_requests();
+    std::vector<Sequence> joining;
     this->settle();
-    std::vector<Sequence> joining = tree_->admit(requests, headroom);
-    log("admit " + text(joining.size()) + " of " + text(requests.size()));
-    expect(joining.empty() || tree_->slots_available() >= headroom, "headroom is left");
+    if (!this->attempt("admit",
+                       [&] { joining = tree_->admit(waiting.requests, waiting.headroom); }))
+      return;
+    log("admit " + text(joining.size()) + " of " + text(waiting.requests.size()));
+    const std::size_t count_joined = joining.size();
+    admitted(waiting, std::move(joining));
+    if (count_joined == waiting.requests.size() || had_none_) return;
+    const auto& refused = waiting.requests[count_joined];
+    const std::size_t needed = tree_->slots_needed(refused.prompt, refused.options);
+    expect(needed + waiting.headroom > tree_->slots_available(), "who fits is admitted");
+    count("not admitted");
+  }
+  void admitted(const Waiting& waiting, std::vector<Sequence> joining) {
+    expect(joining.empty() || tree_->slots_available() >= waiting.headroom, "headroom is left");
     for (std::size_t i = 0; i < joining.size(); ++i) {
-      const InsertOptions& o = requests[i].options;
-      Live live = model_of(requests[i].prompt, o);
+      Live live = model_of(waiting.requests[i].prompt, waiting.requests[i].options);
       expect(joining[i].size() == live.known, "requests are admitted in order");
       std::fill_n(live.done.begin(), joining[i].num_cached(), 1);
       this->adopt(std::move(live), std::move(joining[i]));
       count("admitted");
     }
-    if (joining.size() == requests.size()) return;
-    const auto& refused = requests[joining.size()];
-    const std::size_t needed = tree_->slots_needed(refused.prompt, refused.options);
-    expect(needed + headroom > tree_->slots_available(), "who fits is admitted");
-    count("not admitted");
   }
 
   /// A match is at least the longest prefix shared with a live sequence, and without retention no
@@ -241,20 +260,14 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     const std::size_t way = below(8);
     log("leave " + name(*live) + (way == 0 ? " elsewhere" : ""));
     this->forget(live);
-    if (way == 0) {
-      std::thread([s = std::move(live->handle)]() mutable { s = Sequence(); }).join();
-      ++this->deferred_sequences_;
-      this->deferred_.emplace_back(0, [live] { live->gone = true; });
-      count("left on another thread");
-      return;
-    }
-    if (way < 4) {
+    if (way > 0 && way < 4) {
       this->entering();
-      live->handle.leave();
+      this->spare([&] { live->handle.leave(); });
+      live->gone = true;
+    } else {
+      this->drop_handle(Dropped::sequence, live->handle, way == 0, [live] { live->gone = true; });
     }
-    live->handle = Sequence();
-    live->gone = true;
-    count("leave");
+    count(way == 0 ? "left on another thread" : "leave");
   }
 
   /// What an unbounded cache must still have.
@@ -274,18 +287,22 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     const std::size_t free = tree_->slots_available();
     const bool in_flight = live->steps > 0;
     std::optional<Sequence> s;
-    if (one_in(2)) {
-      s = live->handle.try_fork(length);
-    } else {
+    const bool throws = one_in(2);
+    const bool answered = this->attempt("fork", [&] {
+      if (!throws) {
+        s = live->handle.try_fork(length);
+        return;
+      }
       try {
         s = live->handle.fork(length);
       } catch (const OutOfChunks&) {
       }
-    }
+    });
+    if (!answered) return;
     log("fork " + name(*live) + " at " + text(length) + " of " + text(live->known) +
         (s ? " into #" + text(this->last_uid_ + 1) : ", failed"));
     if (!s) {
-      expect(free < fork_slots, "a fork takes a short tail's slots at the most");
+      expect(free < fork_slots || had_none_, "a fork takes a short tail's slots at the most");
       return count("fork failed");
     }
     this->check_sequence(*live);
@@ -327,17 +344,25 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     Live before = snapshot(*live);
     for (Place& place : before.places) place = this->resolve(place);
     log("truncate " + name(*live) + " to " + text(length) + " of " + text(live->known));
-    try {
-      live->handle.truncate(length);
-    } catch (const OutOfChunks&) {
-      expect(free < fork_slots, "truncation takes a short tail's slots at the most");
+    bool fits = true;
+    const bool answered = this->attempt("truncate", [&] {
+      try {
+        live->handle.truncate(length);
+      } catch (const OutOfChunks&) {
+        fits = false;
+      }
+    });
+    if (!answered) return;
+    if (!fits) {
+      expect(free < fork_slots || had_none_, "truncation takes a short tail's slots at the most");
       return count("truncate failed");
     }
     if (nothing) return this->check_sequence(*live);
     Sequence handle = std::move(live->handle);
     expect(handle.id() != live->id, "a truncated sequence has a new id");
     this->forget(live);
-    live->gone = true;
+    // The longer sequence was dropped.
+    this->drop_handle(Dropped::sequence, live->handle, false, [live] { live->gone = true; });
     const LivePtr twin = forked(before, std::move(handle), length);
     expect(twin->handle.num_uncomputed() > 0, "the last token is computed again");
     if (before.steps > 0) count("truncated in flight");
@@ -376,8 +401,9 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
       expect_refused([&] { (void)live->handle.try_append(tokens); }, "outputs are to come");
       return count("append refused");
     }
-    const bool fits = live->handle.try_append(tokens);
-    expect(fits == (needed <= free), "append fails only without slots");
+    bool fits = false;
+    if (!this->attempt("append", [&] { fits = live->handle.try_append(tokens); })) return;
+    expect(fits == (needed <= free) || had_none_, "append fails only without slots");
     if (!fits) return count("append failed");
     expect(free - tree_->slots_available() <= needed, "slots as promised");
     for (const SimToken token : tokens) this->push_token(*live, token);
@@ -438,7 +464,8 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
   void take_over() {
     const LivePtr live = this->any_live();
     const std::size_t pending = live->handle.num_pending();
-    const std::size_t got = live->handle.take_over();
+    std::size_t got = 0;
+    this->spare([&] { got = live->handle.take_over(); });
     if (got > 0) log("take over " + text(got) + " by " + name(*live));
     expect(got <= pending && live->handle.num_pending() == pending - got,
            "what it took is its own");
@@ -455,7 +482,8 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     for (const LivePtr& live : live_)
       if (live->superseded > 0 && live->reserved() == 0) from = live;
     if (from == nullptr || live_.size() >= options_.max_live) return take_over();
-    auto s = from->handle.try_fork();
+    std::optional<Sequence> s;
+    this->insist("fork", [&] { s = from->handle.try_fork(); });
     if (!s) return count("fork failed");
     log("regenerate " + name(*from) + " as #" + text(this->last_uid_ + 1));
     const LivePtr twin = forked(*from, std::move(*s), from->known);
@@ -472,6 +500,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
 
   void swap_out() {
     const LivePtr live = this->any_live();
+    this->settle();
     Swapped swapped;
     swapped.had_work = live->handle.num_uncomputed() > 0;
     const std::size_t written = live->handle.num_written();
@@ -479,8 +508,9 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     remember(*live);
     ShadowCache cache{&memory_};
     log("swap out " + name(*live));
-    this->entering();
-    swapped.data = chunkattn::swap_out(live->handle, cache);
+    if (!this->attempt("swap_out",
+                       [&] { swapped.data = chunkattn::swap_out(live->handle, cache); }))
+      return;
     swapped.model = snapshot(*live);
     this->forget(live);
     live->gone = true;
@@ -502,10 +532,12 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     const std::size_t needed = tree_->slots_needed(swapped.data.tokens, swapped.data.options);
     const std::size_t free = tree_->slots_available();
     const MatchResult found = tree_->match_prefix(swapped.data.tokens, swapped.data.options);
-    auto s = chunkattn::resume(*tree_, cache, swapped.data);
+    std::optional<Sequence> s;
+    if (!this->attempt("resume", [&] { s = chunkattn::resume(*tree_, cache, swapped.data); }))
+      return;
     log("resume " + text(swapped.data.written) + " of " + text(swapped.data.tokens.size()) +
         (s ? " as #" + text(this->last_uid_ + 1) : ", failed"));
-    expect(s.has_value() == (needed <= free), "resume needs what slots_needed says");
+    expect(s.has_value() == (needed <= free) || had_none_, "resume needs what slots_needed says");
     if (!s) return count("resume failed");
     Live live;
     live.weights = this->weights_;
@@ -540,7 +572,6 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
 
   std::vector<Swapped> swapped_;
   std::vector<Pinned> pins_;
-  std::unordered_set<std::uint64_t> remembered_;  // paths that an unbounded cache must still have
 };
 
 }  // namespace test

@@ -7,17 +7,16 @@
 #include <cstdint>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "tests/support/engine_sim_ops.hpp"
+#include "tests/support/engine_sim_handles.hpp"
 
 namespace test {
 
 template <class Retention, int ChunkSize>
-class EngineSim : public EngineSimOps<Retention, ChunkSize> {
-  using Base = EngineSimOps<Retention, ChunkSize>;
+class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
+  using Base = EngineSimHandles<Retention, ChunkSize>;
   using Base::below, Base::one_in, Base::count, Base::expect, Base::expect_refused, Base::log;
   using Base::finished_, Base::pins_;
   using Base::text, Base::name, Base::tree_, Base::live_, Base::steps_, Base::options_;
@@ -31,6 +30,7 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
   void operate() {
     const TreeStats before = tree_->stats();
     choose();
+    if (this->any_void()) this->check_views();
     count_events(before);
     tree_->check_invariants();
   }
@@ -38,6 +38,7 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
   void check_all() {
     tree_->check_invariants();
     this->check_all_sequences();
+    this->check_views();
     for (const auto& pin : pins_) check_pin(pin);
   }
 
@@ -50,6 +51,7 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
       drop_steps ? this->drop(*step, false) : (void)this->finish(*step);
     while (!finished_.empty()) this->close(*finished_.back(), false);
     this->device_idle();
+    if (one_in(2)) this->crowd();
     while (!live_.empty()) this->leave();
     this->device_idle();
     pins_.clear();
@@ -73,7 +75,7 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
 
  private:
   void choose() {
-    const std::size_t kind = below(100);
+    const std::size_t kind = below(102);
     if (live_.empty() || (kind < 10 && live_.size() < options_.max_live)) {
       one_in(12) ? this->admit() : this->insert();
     } else if (kind < 20) {
@@ -96,32 +98,32 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
       rare();
     } else if (kind < 47) {
       whole_step();
-    } else {
+    } else if (kind < 100) {
       part_of_a_step();
+    } else {
+      this->move_something();
     }
   }
 
   void rare() {
-    switch (below(14)) {
+    switch (below(16)) {
       case 0:
         return clear();
       case 1:
       case 2:
         return this->device_idle();
-      case 3: {
-        Tree moved = std::move(*tree_);
-        expect_refused([&] { (void)tree_->stats(); }, "a tree that was moved from");
-        tree_ = std::move(moved);
-        return count("tree moved");
-      }
+      case 3:
       case 4:
       case 5:
       case 6:
-      case 7:
         return everybody();
+      case 7:
       case 8:
-      case 9:
         return burst();
+      case 9:
+      case 10:
+      case 11:
+        return this->on_another_thread();
       default:
         return check_all();
     }
@@ -313,12 +315,9 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
       std::swap(pins_[below(pins_.size())], pins_.back());
       auto handle = std::move(pins_.back().handle);
       pins_.pop_back();
-      if (one_in(6)) {
-        std::thread([h = std::move(handle)]() mutable { h = {}; }).join();
-        this->deferred_.emplace_back(3, [] {});
-        return count("unpin on another thread");
-      }
-      return count("unpin");
+      const bool elsewhere = one_in(6);
+      this->drop_handle(Base::Dropped::pin, handle, elsewhere, [] {});
+      return count(elsewhere ? "unpin on another thread" : "unpin");
     }
     std::vector<SimToken> tokens = this->random_prompt();
     InsertOptions o{.name_space = this->random_namespace()};
@@ -326,7 +325,8 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
     this->settle();
     const MatchResult found = tree_->match_prefix(tokens, o);
     const std::size_t written = found.cached - found.cached % this->unit();
-    auto handle = tree_->pin(tokens, o);
+    typename Tree::Pin handle;
+    this->insist("pin", [&] { handle = tree_->pin(tokens, o); });
     log("pin " + text(handle.size()) + " of " + text(written));
     expect(handle.size() == written || handle.size() == 0, "all that is written is pinned");
     expect(static_cast<bool>(handle) == (handle.size() > 0), "a pin that holds nothing is empty");
@@ -345,7 +345,7 @@ class EngineSim : public EngineSimOps<Retention, ChunkSize> {
   void clear() {
     log("clear");
     this->entering();
-    tree_->clear();
+    this->spare([&] { tree_->clear(); });
     ++this->weights_;  // K/V from before must never be found
     for (const auto& pin : pins_) expect(pin.handle.size() == 0, "clear() ends pins");
     if (one_in(2)) pins_.clear();

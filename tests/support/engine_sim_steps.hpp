@@ -8,7 +8,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,7 +24,9 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
 
  protected:
   using Base::below, Base::one_in, Base::count, Base::expect, Base::expect_refused, Base::log;
+  using Base::drop_handle, Base::had_none_, Base::spare;
   using Base::text, Base::name, Base::tree_, Base::live_, Base::steps_, Base::finished_;
+  using typename Base::Dropped;
   using typename Base::Entry, typename Base::State, typename Base::SimStep;
   using typename Base::Live, typename Base::LivePtr, typename Base::Finished;
   using typename Base::SimDraft;
@@ -56,7 +57,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
       return nullptr;
     }
     auto step = std::make_unique<SimStep>();
-    step->open.emplace(tree_->begin_step());
+    this->insist("begin_step", [&] { step->open.emplace(tree_->begin_step()); });
     step->number = step->open->number();
     log("begin step " + text(step->number));
     steps_.push_back(std::move(step));
@@ -133,11 +134,13 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
         step.is_void || (live->steps > 0 && (live->superseded > 0 || any_void() ||
                                              live->steps >= static_cast<int>(max_in_flight)));
     const UnknownDrafts only_counted{num_drafts};
-    const AddResult result = parents.empty()
-                                 ? unknown ? step.open->add(live->handle, budget, only_counted)
-                                           : step.open->add(live->handle, budget, drafts)
-                             : unknown ? step.open->add(live->handle, budget, only_counted, parents)
-                                       : step.open->add(live->handle, budget, drafts, parents);
+    AddResult result;
+    this->insist("add", [&] {
+      result = parents.empty() ? unknown ? step.open->add(live->handle, budget, only_counted)
+                                         : step.open->add(live->handle, budget, drafts)
+               : unknown ? step.open->add(live->handle, budget, only_counted, parents)
+                               : step.open->add(live->handle, budget, drafts, parents);
+    });
     const HoldReason reason = result.reason();
     log("add " + name(*live) + " [" + text(begin) + ", " + text(begin + length) + ") of " +
         text(end) + ", " + text(kept) + " drafts, " + text(aside) +
@@ -157,7 +160,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
       const bool fits =
           !reaches || needed <= available || (pending && result && !result.row().has_output);
       // What is evicted for drafts aside may make room behind the sequence besides.
-      expect((reason == HoldReason::none) == fits || (aside > 0 && result),
+      expect((reason == HoldReason::none) == fits || (aside > 0 && result) || had_none_,
              "a step takes what fits");
       if (reason == HoldReason::out_of_chunks) count("add failed");
     }
@@ -220,7 +223,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
   void build(SimStep& step, AttentionPlan& plan) {
     const std::uint64_t rebuilds = plan.num_rebuilds();
     const auto before = step.view;
-    step.view = plan.build(*step.open);
+    this->insist("build", [&] { step.view = plan.build(*step.open); });
     if (before) expect(!before.is_current(), "a step has one view");
     step.built = true;
     step.executed = false;
@@ -266,7 +269,8 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
       count("submitted before it was built");
       return;
     }
-    step.in_flight.emplace(std::move(*step.open).submitted());
+    spare([&] { step.in_flight.emplace(std::move(*step.open).submitted()); });
+    check_consumed(*step.open);
     step.open.reset();
     step.state = State::in_flight;
     log("submit step " + text(step.number));
@@ -291,7 +295,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
     run_device(step.number);
     this->check_unfreed(step);
     log("finish step " + text(step.number) + (step.is_void ? ", void" : ""));
-    step.finished.emplace(finished());
+    this->insist("finished", [&] { step.finished.emplace(finished()); });
     expect(!step.view.is_current() || step.entries.empty(), "a view ends with its step");
     step.open.reset();
     step.in_flight.reset();
@@ -322,7 +326,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
     this->entering();
     if (!steps_.empty()) run_device(steps_.back()->number - (open_step() != nullptr ? 1 : 0));
     log("device idle");
-    tree_->device_idle();
+    spare([&] { tree_->device_idle(); });
     idle_ = steps_.empty() ? 0 : steps_.back()->number - (open_step() != nullptr ? 1 : 0);
     resolve_abandoned(0);
     count("device idle");
@@ -347,23 +351,41 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
       else
         abandoned(step);
     };
-    if (elsewhere) {
-      step.dropped = true;
-      std::thread([o = std::move(step.open), f = std::move(step.in_flight)]() mutable {
-        o.reset();
-        f.reset();
-      }).join();
-      step.open.reset();
-      step.in_flight.reset();
-      this->deferred_.emplace_back(1, effect);
-      count("step dropped on another thread");
-      return;
-    }
+    if (elsewhere) count("step dropped on another thread");
     const auto view = step.view;
-    step.open.reset();
-    step.in_flight.reset();
-    effect();
-    if (view) expect(!view.is_current(), "a view ends with its step");
+    step.dropped = true;
+    const bool at_once = was_open ? drop_handle(Dropped::step, step.open, elsewhere, effect)
+                                  : drop_handle(Dropped::step, step.in_flight, elsewhere, effect);
+    if (at_once && view) expect(!view.is_current(), "a view ends with its step");
+    if (at_once && !was_open) this->check_views();
+  }
+  /// Nothing can be done with a step that has become another object.
+  template <class Step>
+  void check_consumed(Step& step) {
+    if (!one_in(8)) return;
+    if constexpr (requires { step.num_rows(); }) {
+      expect_refused([&] { (void)step.num_rows(); }, "a step that was moved from");
+      expect_refused([&] { (void)step.num_sequences(); }, "a step that was moved from");
+      expect_refused([&] { (void)std::move(step).submitted(); }, "a step that was moved from");
+      if (!live_.empty()) {
+        const LivePtr live = this->any_live();
+        expect_refused([&] { (void)step.add(live->handle); }, "a step that was moved from");
+        expect_refused([&] { (void)step.add(std::span(&live->handle, 1)); },
+                       "a step that was moved from");
+        this->check_sequence(*live);
+      }
+      expect_refused([&] { (void)plans_[0].build(step); }, "a step that was moved from");
+    }
+    if constexpr (requires { std::move(step).finished(); })
+      expect_refused([&] { (void)std::move(step).finished(); }, "a step that was moved from");
+    if constexpr (requires { step.rows(); }) {
+      expect_refused([&] { (void)step.rows(); }, "a finished step that was moved from");
+      const std::vector<SimToken> outputs(1);
+      expect_refused([&] { step.commit(StepRow{}, outputs); },
+                     "a finished step that was moved from");
+      expect_refused([&] { step.commit(outputs); }, "a finished step that was moved from");
+    }
+    count("step that was moved from refused");
   }
 
   void cancelled(SimStep& step) {
@@ -416,7 +438,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
       outputs.push_back(entry.live->tokens[first]);
     }
     log("commit all " + text(outputs.size()));
-    step.finished->commit(outputs);
+    this->insist("commit", [&] { step.finished->commit(outputs); });
     for (const StepRow& row : all) {
       Entry& entry = step.entries[static_cast<std::size_t>(row.index)];
       entry.has_output = false;
@@ -466,10 +488,12 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
       count("commit out of order");
       return;
     }
-    if (outputs.size() == 1)
-      step.finished->commit(row, outputs[0]);
-    else
-      step.finished->commit(row, outputs);
+    this->insist("commit", [&] {
+      if (outputs.size() == 1)
+        step.finished->commit(row, outputs[0]);
+      else
+        step.finished->commit(row, outputs);
+    });
     entry.has_output = false;
     if (accepted == drafts) {
       live.known += drafts + 1;
@@ -502,19 +526,12 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
           if (entry.live->steps > 0) count("output given up under later steps");
         }
     };
-    if (elsewhere) {
-      std::thread([f = std::move(step.finished)]() mutable { f.reset(); }).join();
-      step.finished.reset();
-      this->deferred_.emplace_back(2, std::move(effect));
-      count("finished step dropped on another thread");
-    } else {
-      step.finished.reset();
-      effect();
-    }
+    if (elsewhere) count("finished step dropped on another thread");
+    drop_handle(Dropped::finished, step.finished, elsewhere, std::move(effect));
   }
 
   SequenceId waits_for_{};  // whom the sequence that was not added waits for
-  std::vector<AttentionPlan> plans_ = std::vector<AttentionPlan>(2);
+  std::vector<AttentionPlan> plans_ = std::vector<AttentionPlan>(4);
 
  private:
   static void take(std::vector<std::unique_ptr<SimStep>>& from,

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -21,10 +23,20 @@ using namespace chunkattn;
 using SimToken = std::int32_t;
 using Place = std::pair<SlotIndex, std::int32_t>;
 
+/// What an allocator may do wrong.
+enum class Lie : std::uint8_t { none, in_use, too_large, negative, spent, breaks };
+struct BrokenAllocator : std::runtime_error {
+  BrokenAllocator() : std::runtime_error("the allocator broke") {}
+};
+
 struct ShadowMemory {
   int chunk_size = 0;
   std::vector<std::uint64_t> rows;    // [slot][offset], 0 for garbage
   std::vector<std::uint64_t> epochs;  // [slot]: how often the slot was freed
+  std::vector<std::uint8_t> used;     // [slot]
+  Lie lie = Lie::none;                // at the next allocation
+  std::size_t lie_at = 0;             // which slot it is about
+  std::uint64_t lies = 0;             // how often it lied
 
   [[nodiscard]] std::size_t index(Place place) const {
     return static_cast<std::size_t>(place.first) * static_cast<std::size_t>(chunk_size) +
@@ -34,23 +46,51 @@ struct ShadowMemory {
   [[nodiscard]] std::uint64_t epoch(SlotIndex slot) const {
     return epochs[static_cast<std::size_t>(slot)];
   }
+  /// The answer to an allocation that is a lie; nothing where there is none of that kind.
+  std::optional<SlotIndex> lied(std::size_t high_water) {
+    const Lie kind = std::exchange(lie, Lie::none);
+    const auto index = static_cast<SlotIndex>(lie_at);
+    ++lies;
+    switch (kind) {
+      case Lie::too_large:
+        return static_cast<SlotIndex>(high_water) + index;
+      case Lie::negative:
+        return -2 - index;
+      case Lie::spent:
+        return no_slot;
+      case Lie::breaks:
+        throw BrokenAllocator();
+      default:
+        for (std::size_t i = 0; i < used.size(); ++i)
+          if (used[(lie_at + i) % used.size()])
+            return static_cast<SlotIndex>((lie_at + i) % used.size());
+    }
+    --lies;
+    return std::nullopt;
+  }
 };
 
-/// A user's own allocator: a pool that turns what is freed into garbage.
+/// A user's own allocator: a pool that turns what is freed into garbage, and lies when told to.
 struct ShadowAllocator {
   PoolAllocator pool;
   ShadowMemory* memory = nullptr;
 
   SlotIndex allocate() {
-    const SlotIndex s = pool.allocate();
-    if (s != no_slot && static_cast<std::size_t>(s) >= memory->epochs.size()) {
-      memory->epochs.resize(static_cast<std::size_t>(s) + 1);
-      memory->rows.resize(memory->index({s + 1, 0}));
+    if (memory->lie != Lie::none) [[unlikely]]
+      if (const auto answer = memory->lied(pool.high_water())) return *answer;
+    const std::size_t size = pool.high_water() + 1;  // first, as memory may run out
+    if (size > memory->epochs.size()) {
+      memory->rows.resize(size * static_cast<std::size_t>(memory->chunk_size));
+      memory->used.resize(size);
+      memory->epochs.resize(size);
     }
+    const SlotIndex s = pool.allocate();
+    if (s != no_slot) memory->used[static_cast<std::size_t>(s)] = 1;
     return s;
   }
   void free(SlotIndex s) noexcept {
     ++memory->epochs[static_cast<std::size_t>(s)];
+    memory->used[static_cast<std::size_t>(s)] = 0;
     std::fill_n(&memory->row({s, 0}), memory->chunk_size, 0);
     pool.free(s);
   }

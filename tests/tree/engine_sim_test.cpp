@@ -54,6 +54,13 @@ TEST_CASE("an engine on Lru, chunks of 16") {
   run_all<Lru, 16>("Lru", 600);
 }
 
+TEST_CASE("an engine on Lru, chunks of 1") {
+  run_all<Lru, 1>("Lru", 600);
+}
+TEST_CASE("an engine on Priority, chunks of 64") {
+  run_all<Priority, 64>("Priority", 600);
+}
+
 TEST_CASE("every kind of event happened") {
   std::printf("%llu operations\n", static_cast<unsigned long long>(operations));
   test::print_counters(totals);

@@ -35,7 +35,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// - `Retention`: what happens to chunks nobody uses: NoRetention (the paper's), Lru, Priority.
 ///
 /// One writer at a time: calls that change the tree or a sequence need an external lock. Const
-/// queries may run at the same time as each other. A failed call leaves live sequences, their
+/// queries may run at the same time as each other. Handles may be dropped on any thread, without
+/// the lock only where that thread never calls the tree. A failed call leaves live sequences, their
 /// handles and their K/V as they were (it may have evicted cache).
 template <TokenType Token, int ChunkSize = 64, ChunkAllocator Allocator = PoolAllocator,
           RetentionPolicy Retention = NoRetention>
