@@ -137,6 +137,24 @@ TEST_CASE("a new thread is not taken for the tree's own that has ended") {
   CHECK(tree.stats().live_sequences == 0);
 }
 
+TEST_CASE("a plan may end on another thread than the step that was built with it") {
+  Tree tree;
+  auto s = tree.insert(iota(0, 6));
+  for (int i = 0; i < 20; ++i) {
+    std::optional<AttentionPlan> plan(std::in_place);
+    auto step = tree.begin_step();
+    REQUIRE(step.add(s));
+    const auto view = plan->build(step);
+    std::thread other([&] { plan.reset(); });
+    {
+      const auto dropped = std::move(step).submitted();
+    }
+    other.join();
+    CHECK_FALSE(view.is_current());
+    tree.device_idle();
+  }
+}
+
 TEST_CASE("an engine on one thread, its clients hanging up on others") {
   test::Random random(1);
   Tree tree(PoolAllocator{.max_chunks = 400}, {}, Lru{{.max_pinned = 40}});

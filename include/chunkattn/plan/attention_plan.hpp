@@ -152,7 +152,7 @@ class AttentionPlan {
     return *this;
   }
   ~AttentionPlan() {
-    if (ticket_) ticket_->current = 0;
+    if (ticket_) ticket_->set(0);
   }
 
   /// Brings the arrays up to date with an open step, whose rows keep the order of Step::add().
@@ -163,7 +163,7 @@ class AttentionPlan {
     detail::TreeCore& core = step.handle_.core();
     detail::StepRecord& record = step.handle_.record();
     if (ticket_ == nullptr) ticket_ = std::make_shared<ViewTicket>();
-    ticket_->current = 0;
+    ticket_->set(0);
     record.invalidate_view();  // another plan's: it may lack copies
     record.built = false;
     if (record.entries.empty()) return {};
@@ -177,7 +177,8 @@ class AttentionPlan {
     view.step_number = record.number;
     if (auto& checks = *core.steps.write_checks(); checks.any()) [[unlikely]]
       checks.for_each([&](auto& check) { check.built(view.step_number, view.writes_anything()); });
-    ticket_->current = record.ticket_number = ++views_;
+    record.ticket_number = ++views_;
+    ticket_->set(views_);
     record.ticket = ticket_;
     record.built = true;
     return {view, ticket_, step.handle_};

@@ -90,12 +90,14 @@ class LiveView : public PlanView {
   }
 
   /// Whether the arrays may still be used.
-  [[nodiscard]] bool is_current() const noexcept { return !ticket_ || ticket_->current == number_; }
+  [[nodiscard]] bool is_current() const noexcept {
+    return !ticket_ || ticket_->current() == number_;
+  }
 
  protected:
   /// Arrays that are up to date as long as the ticket says so.
   LiveView(const PlanView& arrays, std::shared_ptr<const ViewTicket> ticket)
-      : PlanView(arrays), ticket_(std::move(ticket)), number_(ticket_->current) {}
+      : PlanView(arrays), ticket_(std::move(ticket)), number_(ticket_->current()) {}
 
  private:
   std::shared_ptr<const ViewTicket> ticket_;

@@ -92,7 +92,7 @@ struct StepRecord {
   }
 
   void invalidate_view() noexcept {
-    if (ticket && ticket->current == ticket_number) ticket->current = 0;
+    if (ticket && ticket->current() == ticket_number) ticket->set(0);
     ticket.reset();
   }
 
