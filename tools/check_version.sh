@@ -14,7 +14,9 @@ expect $packaging/vcpkg/ports/chunkattn/vcpkg.json "\"version-semver\": \"$versi
 expect $packaging/conan/chunkattn/config.yml "^  \"$version\":"
 expect $packaging/conan/chunkattn/all/conandata.yml "/v$version\.tar\.gz\""
 expect CHANGELOG.md "^## $version"
-expect include/chunkattn/base/config.hpp "inline namespace v$(part MAJOR)_$(part MINOR) "
+for abi in v$(part MAJOR)_$(part MINOR) v$(part MAJOR)_$(part MINOR)_no_exceptions; do
+  expect include/chunkattn/base/config.hpp "CHUNKATTN_ABI $abi\$"
+done
 expect README.md "GIT_TAG v$version\)"
 expect README.md "requires\(\"chunkattn/$version\"\)"
 expect CITATION.cff "^version: $version$"

@@ -7,20 +7,23 @@
 #error "chunkattn needs C++20: compile with -std=c++20 or newer"
 #endif
 
-// Everything lives in a versioned inline namespace, so that two versions of the library can be
-// linked into one program without their inline functions being merged.
+#if defined(__cpp_exceptions) || defined(__EXCEPTIONS)
+#define CHUNKATTN_EXCEPTIONS 1
+#define CHUNKATTN_ABI v0_2
+#else
+#define CHUNKATTN_EXCEPTIONS 0
+#define CHUNKATTN_ABI v0_2_no_exceptions
+#endif
+
+// Everything lives in an inline namespace that names the version and whether failures throw, so
+// that units that differ in these can be linked into one program without their inline functions
+// being merged.
 #define CHUNKATTN_NAMESPACE_BEGIN \
   namespace chunkattn {           \
-  inline namespace v0_2 {
+  inline namespace CHUNKATTN_ABI {
 #define CHUNKATTN_NAMESPACE_END \
   }                             \
   }
-
-#if defined(__cpp_exceptions) || defined(__EXCEPTIONS)
-#define CHUNKATTN_EXCEPTIONS 1
-#else
-#define CHUNKATTN_EXCEPTIONS 0
-#endif
 
 #if defined(__CUDACC__)
 #define CHUNKATTN_HD __host__ __device__

@@ -134,6 +134,20 @@ case $check in
       grep -v '::avx2::\|::avx512::' && fail "the functions above use AVX outside its namespace"
     echo "all orders of linking give the same bits"
     ;;
+  exceptions)
+    # Units with and without exceptions in one program: the linker must not merge their failures.
+    "$cxx" -std=c++20 -O1 -I include -c "$here/exceptions_main.cpp" -o "$work/with.o"
+    "$cxx" -std=c++20 -O1 -fno-exceptions -I include -c "$here/exceptions_unit.cpp" -o "$work/without.o"
+    for order in "with.o without.o" "without.o with.o"; do
+      # shellcheck disable=SC2086
+      (cd "$work" && "$cxx" $order -pthread -o program)
+      "$work/program" || fail "linked in the order $order, a failure is not caught: status $?"
+      status=0
+      "$work/program" without || status=$?
+      [ $status = 3 ] || fail "linked in the order $order, the handler is not called: status $status"
+    done
+    echo "either order of linking: one unit throws, the other calls its handler"
+    ;;
   tiles)
     # A plain build carries the matrix unit's instructions, in the avx512 kernels alone.
     case $(uname -s)-$(uname -m) in Linux-x86_64) ;; *) skip "hygiene tiles: AMX is for Linux on x86-64" ;; esac
