@@ -2,11 +2,14 @@
 // CUDA backend too.
 #pragma once
 
+// clang-format off
+#include "base/config.hpp"  // first: it refuses what cannot compile the others
+// clang-format on
+
 #include "attention/merge_state.hpp"
 #include "attention/reference.hpp"
 #include "attention/variant.hpp"
 #include "base/concepts.hpp"
-#include "base/config.hpp"
 #include "base/device.hpp"
 #include "base/element.hpp"
 #include "base/error.hpp"

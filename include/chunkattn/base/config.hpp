@@ -3,8 +3,17 @@
 
 #include "version.hpp"
 
-#if !defined(__CUDACC__) && (!defined(__cplusplus) || __cplusplus < 202002L)
+// Who cannot compile the library is told why, and nothing else: the file included last is not
+// there, which ends the compilation.
+#if defined(__clang__) ? __clang_major__ < 14 : (!defined(__GNUC__) || __GNUC__ < 12)
+#error "chunkattn needs g++ 12, clang 14, or a newer one"
+#include <chunkattn/see_the_error_above>
+#elif __cplusplus < 202002L
 #error "chunkattn needs C++20: compile with -std=c++20 or newer"
+#include <chunkattn/see_the_error_above>
+#elif __SIZEOF_POINTER__ != 8
+#error "chunkattn needs a 64-bit target: compile without -m32 or -mx32"
+#include <chunkattn/see_the_error_above>
 #endif
 
 #if defined(__cpp_exceptions) || defined(__EXCEPTIONS)

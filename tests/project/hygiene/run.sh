@@ -16,13 +16,13 @@ cd "$root"
 fail() { echo "FAILED: $*"; exit 1; }
 skip() { echo "SKIPPED: $*"; exit 77; }
 find_clang() {
-  for clang in "${CHUNKATTN_CLANG:-}" clang++-19 clang++-18 clang++-17 clang++-16 clang++; do
+  for clang in "${CHUNKATTN_CLANG:-}" clang++-19 clang++-18 clang++-17 clang++-16 clang++-14 clang++; do
     if [ -n "$clang" ] && command -v "$clang" >/dev/null &&
-      [ "$("$clang" -dumpversion | cut -d. -f1)" -ge 16 ]; then
+      [ "$("$clang" -dumpversion | cut -d. -f1)" -ge 14 ]; then
       return 0
     fi
   done
-  skip "hygiene $check needs clang 16 or newer (Debian: apt-get install clang-19 libc++-19-dev libc++abi-19-dev)"
+  skip "hygiene $check needs clang 14 or newer (Debian: apt-get install clang-19 libc++-19-dev libc++abi-19-dev)"
 }
 
 # Each header on its own, included twice, as its own translation unit.
@@ -133,6 +133,39 @@ case $check in
       awk '/^[0-9a-f]+ <.*>:$/ { f = $0 } /%[yzt]mm|vfmadd|%k[1-7]/ { if (!(f in seen)) print f; seen[f] = 1 }' |
       grep -v '::avx2::\|::avx512::' && fail "the functions above use AVX outside its namespace"
     echo "all orders of linking give the same bits"
+    ;;
+  refused)
+    # What cannot compile the library is told so, and told nothing else.
+    cat >"$work/program.cpp" <<'END'
+#include <chunkattn/chunkattn.hpp>
+using namespace chunkattn;
+PrefixTree<int> tree;
+KvCache<Cpu, half> cache(tree, {1, 1, 64});
+ChunkAttention<Cpu, 64> attention;
+END
+    for header in chunk_attention kv/cache tree/prefix_tree; do
+      echo "#include <chunkattn/$header.hpp>" >"$work/$(basename $header).cpp"
+    done
+    refused() {  # refused TEXT FILE "compiler and options"
+      local said="$work/said" what="$3 $2.cpp"
+      # shellcheck disable=SC2086
+      if $3 -fsyntax-only -I include "$work/$2.cpp" 2>"$said"; then fail "$what compiles"; fi
+      grep -qF "$1" "$said" || { head -20 "$said"; fail "$what does not say: $1"; }
+      [ "$(wc -l <"$said")" -le 14 ] || { head -20 "$said"; fail "$what: $(wc -l <"$said") lines"; }
+      echo "refused: $what"
+    }
+    refused_by() {  # refused_by COMPILER
+      local file old="-U__GNUC__ -D__GNUC__=11"
+      ! "$1" -dM -E -x c++ /dev/null | grep -q __clang__ || old="-U__clang_major__ -D__clang_major__=13"
+      for file in program chunk_attention cache prefix_tree; do
+        refused "chunkattn needs C++20" $file "$1 -std=c++17"
+      done
+      refused "chunkattn needs g++ 12, clang 14" program "$1 -std=c++20 $old"
+      case $(uname -m) in x86_64) refused "chunkattn needs a 64-bit target" program "$1 -std=c++20 -m32" ;; esac
+    }
+    refused_by "$cxx"
+    find_clang
+    refused_by "$clang"
     ;;
   exceptions)
     # Units with and without exceptions in one program: the linker must not merge their failures.
