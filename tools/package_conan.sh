@@ -47,9 +47,11 @@ refused() {  # refused TEXT [settings...]
   if create . "$@" >"$work/refused.log" 2>&1; then fail "accepted: $*"; fi
   grep -m 1 -F "$text" "$work/refused.log" || { cat "$work/refused.log"; fail "not refused in words: $*"; }
 }
-refused "chunkattn needs C++20 of gcc 12 or newer; the profile has gcc 11" \
+refused "chunkattn needs gcc 12 or clang 14 or newer; the profile has gcc 11" \
   -s compiler=gcc -s compiler.version=11 -s compiler.libcxx=libstdc++11
-refused "os=Windows is not supported" -s:h os=Windows
+refused "chunkattn needs gcc 12 or clang 14 or newer; the profile has apple-clang 15" \
+  -s compiler=apple-clang -s compiler.version=15 -s compiler.libcxx=libc++
+for setting in os=Windows os=Macos arch=x86; do refused "$setting is not supported" -s:h "$setting"; done
 
 echo "--- one package serves every setting"
 create . -s build_type=Debug -s compiler.cppstd=20 >"$work/debug.log" 2>&1 || { cat "$work/debug.log"; exit 1; }

@@ -86,7 +86,7 @@ need() {
 #include <span>
 template <std::integral T> constexpr T f(T x) { return std::bit_cast<T>(x); }
 static_assert(f(1) == 1);' | "${CXX:-c++}" -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; then
-    fail "${CXX:-c++} does not compile C++20: install g++ 12 or clang 16 (or newer) and set CXX to it"
+    fail "${CXX:-c++} does not compile C++20: install g++ 12 or clang 14 (or newer) and set CXX to it"
   fi
 }
 

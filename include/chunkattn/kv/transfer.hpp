@@ -157,7 +157,9 @@ void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::spa
                  "kv_bytes() of the positions it holds");
   const auto heads = static_cast<std::size_t>(cache.options().num_kv_heads);
   const auto layers = static_cast<std::size_t>(cache.options().num_layers);
-  const auto [k_row, v_row] = row_bytes(cache);
+  // Not as a structured binding, which clang before 16 cannot capture.
+  const auto bytes_of_row = row_bytes(cache);
+  const std::size_t k_row = bytes_of_row.first, v_row = bytes_of_row.second;
   const std::size_t rows = heads * length;  // of K of a layer
   const bool has_v = v_row > 0;
   Byte* const scales = buffer.data() + layers * rows * (k_row + v_row);

@@ -167,6 +167,33 @@ END
     find_clang
     refused_by "$clang"
     ;;
+  compilers)
+    # README's list of compilers is that of all other places. Those of it that are here compile the quick
+    # start without a warning.
+    list=$(sed -nE 's/^\| a C\+\+20 compiler[^|]*\| (g\+\+ [0-9, ]+, clang [0-9, ]*[0-9]).*/\1/p' README.md)
+    [ -n "$list" ] || fail "README.md has no list of compilers"
+    gcc=${list%, clang*} gcc=${gcc#g++ } clang=${list#*clang }
+    names=""
+    for version in ${gcc//,/}; do names+="g++-$version "; done
+    for version in ${clang//,/}; do names+="clang++-$version "; done
+    says() { grep -qF -- "$2" "$1" || fail "$1 does not say: $2"; }
+    says CONTRIBUTING.md "from $list at"
+    says include/chunkattn/base/config.hpp "needs g++ ${gcc%%,*}, clang ${clang%%,*}, or a newer"
+    says tools/packages.sh "install g++ ${gcc%%,*} or clang ${clang%%,*} (or newer)"
+    says cmake/packaging/conan/chunkattn/all/conanfile.py "{\"gcc\": \"${gcc%%,*}\", \"clang\": \"${clang%%,*}\"}"
+    tested=$(sed -nE 's/.*\{cxx: ([^,]*),.*/\1/p' .github/workflows/ci.yml | tr '\n' ' ')
+    [ "$tested" = "$names" ] || fail "README.md lists $names, .github/workflows/ci.yml tests $tested"
+    tools/quick_start.sh README.md >"$work/quick_start.cpp"
+    for name in $names; do
+      if ! command -v "$name" >/dev/null; then
+        echo "left out: $name is not here"
+        continue
+      fi
+      # shellcheck disable=SC2086
+      "$name" -std=c++20 -fsyntax-only $warnings -I include "$work/quick_start.cpp" || fail "$name"
+      echo "the quick start compiles with $name"
+    done
+    ;;
   exceptions)
     # Units with and without exceptions in one program: the linker must not merge their failures.
     "$cxx" -std=c++20 -O1 -I include -c "$here/exceptions_main.cpp" -o "$work/with.o"

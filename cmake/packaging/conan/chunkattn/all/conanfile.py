@@ -24,7 +24,7 @@ class ChunkattnConan(ConanFile):
 
     @property
     def _oldest_compilers(self):
-        return {"gcc": "12", "clang": "16", "apple-clang": "15"}
+        return {"gcc": "12", "clang": "14"}
 
     def layout(self):
         basic_layout(self, src_folder="src")
@@ -35,15 +35,20 @@ class ChunkattnConan(ConanFile):
     # No word about compiler.cppstd: what is compiled is the consumer, and the target below gives it
     # C++20 whatever the profile says. A compiler that cannot compile the headers is refused.
     def validate(self):
-        if self.settings.get_safe("os") == "Windows":
-            raise ConanInvalidConfiguration("chunkattn is for POSIX systems: os=Windows is not supported")
+        for setting, supported in (("os", ("Linux",)), ("arch", ("x86_64", "armv8"))):
+            value = self.settings.get_safe(setting)
+            if value and value not in supported:
+                raise ConanInvalidConfiguration(
+                    f"chunkattn is for Linux on x86_64 and armv8: {setting}={value} is not supported")
         compiler = self.settings.get_safe("compiler")
         version = self.settings.get_safe("compiler.version")
+        if not compiler or not version:
+            return
         oldest = self._oldest_compilers.get(compiler)
-        if oldest and version and Version(version) < oldest:
+        if not oldest or Version(version) < oldest:
+            wanted = " or ".join(f"{name} {number}" for name, number in self._oldest_compilers.items())
             raise ConanInvalidConfiguration(
-                f"chunkattn needs C++20 of {compiler} {oldest} or newer; the profile has {compiler} {version}"
-            )
+                f"chunkattn needs {wanted} or newer; the profile has {compiler} {version}")
 
     def source(self):
         get(self, **self.conan_data["sources"][self.version], strip_root=True)
@@ -74,5 +79,4 @@ class ChunkattnConan(ConanFile):
             os.path.join(self._cmake_folder, "chunkattn-cxx20.cmake"),
             os.path.join(self._cmake_folder, "chunkattn-cuda.cmake"),
         ])
-        if self.settings.get_safe("os") in ("Linux", "FreeBSD"):
-            self.cpp_info.system_libs = ["pthread"]
+        self.cpp_info.system_libs = ["pthread"]
