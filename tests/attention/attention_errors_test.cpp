@@ -184,6 +184,68 @@ TEST_CASE_FIXTURE(Fixture, "write: sizes, slots and copies, before anything is s
   CHECK(std::memcmp(before.data(), problem.kv.k.data(), 4 * before.size()) == 0);
 }
 
+TEST_CASE_FIXTURE(Fixture, "one that was moved from is refused, its heir works") {
+  const LiveView plan = problem.plan.view();
+  std::vector<float> k(static_cast<std::size_t>(plan.num_rows) * 2 * 32, 1.0f);
+  attention.run(problem.kv.view, plan, problem.q, out, lse);
+  const std::vector<float> expected = out;
+  {
+    ChunkAttention<Cpu, 32> heir(std::move(attention));
+    heir.run(problem.kv.view, plan, problem.q, out, lse);
+    CHECK(out == expected);
+  }
+  // The heir and its threads are gone.
+  const std::vector<float> before = problem.kv.k;
+  out.assign(out.size(), 7.0f);
+  lse.assign(lse.size(), 7.0f);
+  const std::string wanted = "attention = moved-from: expected one that was not moved from";
+  CHECK(failure(problem.kv.view, plan, problem.q) == wanted);
+  CHECK(message_of([&] { attention.write(problem.kv.view, plan, k, k); }) == wanted);
+  CHECK(message_of([&] { attention.write(problem.kv.view, plan, k); }) == wanted);
+  CHECK(std::memcmp(before.data(), problem.kv.k.data(), 4 * before.size()) == 0);
+  // One that uses the caller's executor is no exception.
+  SerialExecutor serial;
+  ChunkAttention<Cpu, 32, SerialExecutor> other(serial), assigned(serial);
+  assigned = std::move(other);
+  CHECK(message_of([&] { other.run(problem.kv.view, plan, problem.q, out, lse); }) == wanted);
+  assigned.run(problem.kv.view, plan, problem.q, out, lse);
+  CHECK(out == expected);
+  // It can be given a new value.
+  attention = ChunkAttention<Cpu, 32>(2);
+  out.assign(out.size(), 7.0f);
+  attention.run(problem.kv.view, plan, problem.q, out, lse);
+  CHECK(out == expected);
+}
+
+TEST_CASE_FIXTURE(Fixture, "options: the largest counts are as good as large ones") {
+  const LiveView plan = problem.plan.view();
+  constexpr int most = std::numeric_limits<int>::max();
+  attention.run(problem.kv.view, plan, problem.q, out, lse);
+  const std::vector<float> expected = out;
+  for (const Reduce reduce : {Reduce::deterministic, Reduce::spin_lock, Reduce::batch_invariant}) {
+    for (const AttentionOptions& extreme :
+         {AttentionOptions{.reduce = reduce, .min_tasks = most},
+          AttentionOptions{.reduce = reduce, .max_task_heads = most},
+          AttentionOptions{.reduce = reduce, .min_product_lines = most}}) {
+      ChunkAttention<Cpu, 32> other(2, extreme);
+      out.assign(out.size(), 7.0f);
+      other.run(problem.kv.view, plan, problem.q, out, lse);
+      for (std::size_t i = 0; i < out.size(); ++i)
+        REQUIRE(out[i] == doctest::Approx(expected[i]).epsilon(1e-4));
+    }
+  }
+}
+
+TEST_CASE("more threads than there are CPUs anywhere are refused before one is started") {
+  for (const int threads :
+       {ThreadPool::max_threads + 1, 100'000, std::numeric_limits<int>::max()}) {
+    const std::string wanted = "num_threads = " + std::to_string(threads) + ": expected at most " +
+                               std::to_string(ThreadPool::max_threads);
+    CHECK(contains(message_of([&] { ChunkAttention<Cpu, 8> attention(threads); }), wanted));
+    CHECK(contains(message_of([&] { ThreadPool pool(threads); }), wanted));
+  }
+}
+
 TEST_CASE("options and executors") {
   CHECK(contains(message_of([] { ThreadPool pool(-1); }), "num_threads = -1"));
   CHECK(contains(message_of([] { ChunkAttention<Cpu, 8> attention(1, {.max_task_heads = -1}); }),

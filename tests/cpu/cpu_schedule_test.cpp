@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <queue>
 #include <string>
 #include <vector>
@@ -17,6 +18,7 @@
 
 namespace {
 
+using chunkattn::KeyRange;
 using chunkattn::Segment;
 using chunkattn::cpu::CostModel;
 using chunkattn::cpu::JobSize;
@@ -175,6 +177,75 @@ TEST_CASE("every row sees each of its positions once, products before streams") 
     }
     for (const auto& row : seen)
       CHECK(std::all_of(row.begin(), row.end(), [](int times) { return times == 1; }));
+  }
+}
+
+TEST_CASE("what is hidden from all rows of an item is not read, what one of them sees is") {
+  test::Random random;
+  for (int round = 0; round < 200; ++round) {
+    test::RandomPlanOptions random_options;
+    random_options.num_sequences = random.uniform(1, 40);
+    random_options.max_length = random.uniform(1, 600);
+    random_options.max_queries = random.uniform(1, 3);
+    const test::RandomPlan plan = test::make_random_plan(random, random_options);
+    const auto view = plan.view();
+    // Ranges that begin and end elsewhere for each row, as no variant of ours has them.
+    std::vector<KeyRange> hidden(static_cast<std::size_t>(view.num_rows));
+    for (int row = 0; row < view.num_rows; ++row) {
+      KeyRange& range = hidden[static_cast<std::size_t>(row)];
+      range.begin = random.uniform(0, std::max(0, view.row_kv_len[row]));
+      range.end = random.uniform(0, std::max(0, view.row_kv_len[row]));
+    }
+    ScheduleOptions options = options_for(random.pick({1, 8}), random.pick({1, 4}));
+    options.hidden = hidden.data();
+    options.invariant = random.uniform(0, 1) == 1;
+    CAPTURE(options.invariant);
+    Schedule schedule;
+    schedule.derive(view, options);
+    const auto is_hidden = [&](int row, int key) {
+      const KeyRange& range = hidden[static_cast<std::size_t>(row)];
+      return key >= range.begin && key < range.end;
+    };
+    std::vector<std::vector<int>> times(hidden.size());
+    for (int row = 0; row < view.num_rows; ++row)
+      times[static_cast<std::size_t>(row)].resize(
+          static_cast<std::size_t>(std::max(0, view.row_kv_len[row])));
+    for (const WorkItem& item : schedule.items()) {
+      const int position = view.segments[item.segment].position;
+      for (int key = position + item.token_begin; key < position + item.token_end; ++key) {
+        bool all_hidden = true;
+        for (int row = item.row_begin; row < item.row_end; ++row) {
+          all_hidden = all_hidden && is_hidden(row, key);
+          if (key < view.row_kv_len[row])
+            ++times[static_cast<std::size_t>(row)][static_cast<std::size_t>(key)];
+        }
+        if (!options.invariant) CHECK(!all_hidden);  // else blocks are read whole
+      }
+    }
+    for (int row = 0; row < view.num_rows; ++row)
+      for (int key = 0; key < view.row_kv_len[row]; ++key) {
+        const int read = times[static_cast<std::size_t>(row)][static_cast<std::size_t>(key)];
+        CHECK((is_hidden(row, key) ? read <= 1 : read == 1));
+      }
+  }
+}
+
+TEST_CASE("any number of wanted tasks is understood, the largest too") {
+  for (const auto& plan : {levels({1, 32}, {4096, 64}), unshared(32, 2048, 1)}) {
+    for (const bool invariant : {false, true}) {
+      const auto derived = [&](int wanted) {
+        ScheduleOptions options = options_for(3, 1);
+        options.min_tasks = options.min_free_tasks = wanted;
+        options.invariant = invariant;
+        Schedule schedule;
+        schedule.derive(plan.view(), options);
+        return schedule;
+      };
+      const Schedule many = derived(1'000'000);
+      const Schedule most = derived(std::numeric_limits<int>::max());
+      CHECK(most.row_blocks().size() == many.row_blocks().size());
+      CHECK(most.units().size() == many.units().size());
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "simt/engine.hpp"
@@ -439,6 +440,12 @@ TEST_CASE("shared memory beyond what every kernel has is asked for, and must be 
   CHECK_NOTHROW(launch("kernel", kernel, 1, 32, bytes, &stream, {}));
   stream.drain();
 }
+
+// The device may still read what it holds, so no object is ever moved from.
+static_assert(!std::is_copy_constructible_v<ChunkAttention<Cuda, head_dim>> &&
+              !std::is_move_constructible_v<ChunkAttention<Cuda, head_dim>>);
+static_assert(!std::is_copy_assignable_v<ChunkAttention<Cuda, head_dim>> &&
+              !std::is_move_assignable_v<ChunkAttention<Cuda, head_dim>>);
 
 TEST_CASE("the driver says how many blocks run at the same time") {
   simt::Device& device = simt::device();

@@ -1,6 +1,7 @@
 // Executors: the library's own thread pool, and one that uses no threads.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -42,13 +43,20 @@ static_assert(Executor<SerialExecutor>);
 /// rethrown after all calls have ended (indices not yet begun are skipped).
 class ThreadPool {
  public:
+  /// The most CPUs that Linux runs on. Threads beyond it could only wait for others.
+  static constexpr int max_threads = 8192;
+
   /// \param num_threads  the caller's included; 0: as many as there are CPUs that the process may
   ///                      run on (affinity mask) and pay for (CPU quota of its cgroup)
+  /// \throws InvalidArgument for less than 0 and more than max_threads
   /// \throws Error where the system does not start so many; none is left behind then
   explicit ThreadPool(int num_threads = 0) {
     detail::check_argument(num_threads >= 0, "num_threads", num_threads,
                            "a count, or 0 for as many as there are CPUs to use");
-    if (num_threads == 0) num_threads = detail::default_threads();
+    detail::check_argument(
+        num_threads <= max_threads, "num_threads", num_threads,
+        {"at most ", max_threads, ", or 0 for as many as there are CPUs to use"});
+    if (num_threads == 0) num_threads = std::min(detail::default_threads(), max_threads);
     const int extra = num_threads > 1 ? num_threads - 1 : 0;
 #if CHUNKATTN_EXCEPTIONS
     try {

@@ -31,7 +31,7 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 
 /// Exact attention over shared prefixes on the CPU. One object serves every layer, every element
 /// type of K/V and every number of heads; it is used by one thread at a time. After the largest
-/// plan has been seen, nothing is allocated.
+/// plan has been seen, nothing is allocated. One that was moved from refuses to run.
 ///
 /// \tparam HeadDim   elements per head of Q and K: a multiple of 8, at most 576
 /// \tparam Exec      runs the tasks (concept Executor)
@@ -54,16 +54,16 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
   /// Runs on `executor`, which must outlive this object.
   /// \throws InvalidArgument for options that make no sense
   explicit ChunkAttention(Exec& executor, AttentionOptions options = {})
-      : executor_(&executor),
-        options_(checked(options)),
+      : options_(checked(options)),
+        executor_(&executor, Release{false}),
         engine_(cpu::make_engine<HeadDim, ValueDim>(options_)) {}
 
   /// Runs on its own executor of `num_threads` threads; 0: as many as there are CPUs to use.
+  /// \throws InvalidArgument for options that make no sense, and what the executor throws
   explicit ChunkAttention(int num_threads = 0, AttentionOptions options = {})
     requires std::constructible_from<Exec, int>
-      : owned_(std::make_unique<Exec>(num_threads)),
-        executor_(owned_.get()),
-        options_(checked(options)),
+      : options_(checked(options)),
+        executor_(new Exec(num_threads), Release{true}),
         engine_(cpu::make_engine<HeadDim, ValueDim>(options_)) {}
 
   /// Performs the plan's row copies in this layer, then stores K and V of the plan's query tokens.
@@ -128,6 +128,7 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
     requires CpuKvElement<T>
   void run(const KvView<T>& layer, const LiveView& plan, const V& variant, const Q& q, Out&& out,
            std::span<float> lse = {}) {
+    check_not_moved_from();
     detail::check_current(plan);
     const PlanView& view = plan;
     const auto query = cpu::span_of(q);
@@ -171,10 +172,16 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
   [[nodiscard]] const AttentionOptions& options() const noexcept { return options_; }
 
  private:
+  void check_not_moved_from() const {
+    detail::check_argument(executor_ != nullptr, "attention", "moved-from",
+                           "one that was not moved from");
+  }
+
   // The plan of a write, if it, the layer and K of `size` elements fit each other.
   template <class T>
-  static const PlanView& checked_write(const KvView<T>& layer, const LiveView& plan, const void* k,
-                                       std::size_t size) {
+  const PlanView& checked_write(const KvView<T>& layer, const LiveView& plan, const void* k,
+                                std::size_t size) const {
+    check_not_moved_from();
     detail::check_current(plan);
     const PlanView& view = plan;
     cpu::check_view(layer, view, HeadDim, ValueDim);
@@ -209,9 +216,16 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
     return options;
   }
 
-  std::unique_ptr<Exec> owned_;
-  Exec* executor_;
+  // Deletes the executor if it is the object's own.
+  struct Release {
+    bool owned;
+    void operator()(Exec* executor) const noexcept {
+      if (owned) delete executor;
+    }
+  };
+
   AttentionOptions options_;
+  std::unique_ptr<Exec, Release> executor_;  // null in an object that was moved from
   cpu::AnyEngine<HeadDim, ValueDim> engine_;
 };
 

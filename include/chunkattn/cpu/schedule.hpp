@@ -131,7 +131,7 @@ class Schedule {
   [[nodiscard]] int num_shared_items() const noexcept { return num_shared_items_; }
 
  private:
-  static int ceil(int a, int b) { return (a + b - 1) / b; }
+  static int ceil(int a, int b) { return static_cast<int>((std::int64_t{a} + b - 1) / b); }
 
   // Row blocks of which each KV head has about so many tasks in all.
   int blocks_for(int tasks) const noexcept { return ceil(tasks, options_.num_kv_heads); }
@@ -144,7 +144,7 @@ class Schedule {
     if (fewest >= wanted) return true;
     const double row_ns = total_ns / plan.num_rows + 1;
     const int rows =
-        std::max(ceil(plan.num_rows, 4 * wanted), static_cast<int>(min_unit_ns / row_ns) + 1);
+        std::max(ceil(ceil(plan.num_rows, wanted), 4), static_cast<int>(min_unit_ns / row_ns) + 1);
     const std::int64_t tokens = total_tokens();
     cut_rows(plan, std::max(fewest, ceil(plan.num_rows, rows)));
     // More are read again where query tokens of one sequence were parted.

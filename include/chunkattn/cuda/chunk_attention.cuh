@@ -58,7 +58,8 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// serves every layer of one geometry, K/V in half or bfloat16. It belongs to the device that was
 /// current at construction and is used on one stream at a time (another may follow when the first
 /// has finished what was enqueued), by one thread at a time; several objects may work on several
-/// streams. After construction nothing is allocated and no kernel is loaded.
+/// streams. It is neither copied nor moved. After construction nothing is allocated and no kernel
+/// is loaded.
 ///
 /// Rows of V, and of the output, have ValueDim elements.
 template <int HeadDim, class Exec, int ValueDim>
