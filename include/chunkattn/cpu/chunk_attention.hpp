@@ -142,8 +142,8 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
     const std::size_t lines = query.size() / HeadDim;
     cpu::check_size("out", result.data(), result.size(), lines * ValueDim,
                     ValueDim == HeadDim ? "q.size()" : "num_rows * num_qo_heads * value_dim");
-    detail::check_argument(lse.empty() || lse.size() == lines, "lse.size()", lse.size(),
-                           "0 or num_rows * num_qo_heads");
+    if (!lse.empty() && lse.size() != lines) [[unlikely]]
+      detail::fail_argument("lse.size()", lse.size(), {"0 or num_rows * num_qo_heads = ", lines});
     if constexpr (ChecksItself<V>) variant.check(num_qo_heads);
     cpu::check_pieces(layer, view);
     detail::check_written(layer, view);

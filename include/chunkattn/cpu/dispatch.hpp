@@ -70,14 +70,33 @@ inline constexpr InstructionSet compiled_sets[] = {
   return set == InstructionSet::portable || set == InstructionSet::neon;
 }
 
-/// What a list of instruction sets says behind one that does not run here; nothing if it does.
-[[nodiscard]] inline const char* why_not(InstructionSet set) noexcept {
-  if (is_supported(set)) return "";
+/// Why a compiled instruction set does not run here, as "this processor lacks"; nothing if it does.
+[[nodiscard]] inline std::string_view why_not(InstructionSet set) noexcept {
+  if (is_supported(set)) return {};
 #if defined(__x86_64__)
   if (set == InstructionSet::amx && amx_state() == AmxState::refused)
-    return " (refused by the operating system)";
+    return "the operating system refuses";
 #endif
-  return " (not on this processor)";
+  return "this processor lacks";
+}
+
+/// Says which instruction sets run, and why `wanted` does not.
+[[noreturn]] CHUNKATTN_COLD inline void fail_instruction_set(std::string_view argument,
+                                                             std::string_view wanted) {
+  std::string running, others, reason;
+  for (std::size_t i = std::size(compiled_sets); i-- > 0;) {
+    const std::string_view name = name_of(compiled_sets[i]), why = why_not(compiled_sets[i]);
+    std::string& names = why.empty() ? running : others;
+    names += detail::joined({names.empty() ? "" : ", ", name});
+    if (wanted == name) reason = detail::joined({"; ", why, " ", name});
+  }
+  for (const InstructionSet set :
+       {InstructionSet::portable, InstructionSet::neon, InstructionSet::avx2,
+        InstructionSet::avx512, InstructionSet::amx})
+    if (wanted == name_of(set) && reason.empty())
+      reason = detail::joined({"; this build has no ", wanted, " kernels"});
+  if (running.empty()) detail::fail_argument(argument, wanted, {"a processor with ", others});
+  detail::fail_argument(argument, wanted, {"one of ", running, reason});
 }
 
 /// The instruction set that `wanted` (automatic: CHUNKATTN_CPU_ISA, else the best) stands for.
@@ -86,19 +105,15 @@ inline constexpr InstructionSet compiled_sets[] = {
   const char* const forced = std::getenv("CHUNKATTN_CPU_ISA");
   const bool is_forced =
       wanted == InstructionSet::automatic && forced != nullptr && *forced != '\0';
-  std::string all;
   for (std::size_t i = std::size(compiled_sets); i-- > 0;) {
     const InstructionSet set = compiled_sets[i];
     const bool fits = is_forced ? std::string_view(forced) == name_of(set)
                       : wanted == InstructionSet::automatic ? true
                                                             : wanted == set;
     if (fits && is_supported(set)) return set;
-    all += std::string(all.empty() ? "" : ", ") + name_of(set) + why_not(set);
   }
-  if (is_forced)
-    detail::fail_argument("CHUNKATTN_CPU_ISA", forced, {"one that this build has: ", all});
-  detail::fail_argument("options.instruction_set", name_of(wanted),
-                        {"one that this build has: ", all});
+  if (is_forced) fail_instruction_set("CHUNKATTN_CPU_ISA", forced);
+  fail_instruction_set("options.instruction_set", name_of(wanted));
 }
 
 }  // namespace cpu
@@ -117,7 +132,9 @@ inline constexpr InstructionSet compiled_sets[] = {
   std::string text = instruction_set();
   const char* separator = " of ";
   for (const InstructionSet set : cpu::compiled_sets) {
-    text += std::string(separator) + name_of(set) + cpu::why_not(set);
+    const std::string_view why = cpu::why_not(set);
+    text += std::string(separator) + name_of(set);
+    if (!why.empty()) text += detail::joined({" (", why, " it)"});
     separator = ", ";
   }
   return text;

@@ -1,0 +1,119 @@
+// Which instruction set runs, and what is said to who asks for one that cannot.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <iterator>
+#include <optional>
+#include <string>
+
+#include "chunkattn/chunk_attention.hpp"
+
+using namespace chunkattn;
+
+namespace {
+
+constexpr InstructionSet all_sets[] = {InstructionSet::portable, InstructionSet::neon,
+                                       InstructionSet::avx2, InstructionSet::avx512,
+                                       InstructionSet::amx};
+
+bool is_compiled(InstructionSet set) {
+  for (const InstructionSet compiled : cpu::compiled_sets)
+    if (compiled == set) return true;
+  return false;
+}
+
+// The environment variable for as long as it lives, then what it was.
+class Forced {
+ public:
+  explicit Forced(const char* value) {
+    if (const char* const old = std::getenv(name)) before_ = old;
+    setenv(name, value, 1);
+  }
+  ~Forced() {
+    if (before_)
+      setenv(name, before_->c_str(), 1);
+    else
+      unsetenv(name);
+  }
+
+ private:
+  static constexpr const char* name = "CHUNKATTN_CPU_ISA";
+  std::optional<std::string> before_;
+};
+
+}  // namespace
+
+#if CHUNKATTN_EXCEPTIONS
+
+namespace {
+
+template <class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Those that run here, the best first.
+std::string running() {
+  std::string names;
+  for (std::size_t i = std::size(cpu::compiled_sets); i-- > 0;)
+    if (cpu::is_supported(cpu::compiled_sets[i]))
+      names += (names.empty() ? "" : ", ") + std::string(name_of(cpu::compiled_sets[i]));
+  return names;
+}
+
+// What is said of a set that does not run here.
+std::string refusal(InstructionSet set) {
+  const std::string name = name_of(set);
+  const std::string text = name + ": expected one of " + running() + "; ";
+  if (!is_compiled(set)) return text + "this build has no " + name + " kernels";
+#if defined(__x86_64__)
+  if (set == InstructionSet::amx && cpu::amx_state() == cpu::AmxState::refused)
+    return text + "the operating system refuses " + name;
+#endif
+  return text + "this processor lacks " + name;
+}
+
+}  // namespace
+
+TEST_CASE("one that cannot run is refused: it says which can, and what that one lacks") {
+  int refused = 0;
+  for (const InstructionSet set : all_sets) {
+    CAPTURE(name_of(set));
+    const bool runs = is_compiled(set) && cpu::is_supported(set);
+    refused += !runs;
+    const std::string by_option =
+        message_of([&] { ChunkAttention<Cpu, 8> attention(1, {.instruction_set = set}); });
+    CHECK(by_option == (runs ? "" : "options.instruction_set = " + refusal(set)));
+    const Forced forced(name_of(set));
+    const std::string by_variable = message_of([] { ChunkAttention<Cpu, 8> attention(1); });
+    CHECK(by_variable == (runs ? "" : "CHUNKATTN_CPU_ISA = " + refusal(set)));
+    if (runs) CHECK(std::string(instruction_set()) == name_of(set));
+  }
+  CHECK(refused > 0);  // no build has NEON and AVX
+}
+
+TEST_CASE("a name that no instruction set has") {
+  const Forced forced("avx1024");
+  CHECK(message_of([] { (void)instruction_set(); }) ==
+        "CHUNKATTN_CPU_ISA = avx1024: expected one of " + running());
+}
+
+#endif
+
+TEST_CASE("the option goes before the variable, and an empty variable is none") {
+  {
+    const Forced forced("avx1024");
+    for (const InstructionSet set : cpu::compiled_sets)
+      if (cpu::is_supported(set)) CHECK(cpu::resolved(set) == set);
+  }
+  const Forced forced("");
+  InstructionSet best = InstructionSet::automatic;
+  for (const InstructionSet set : cpu::compiled_sets)
+    if (cpu::is_supported(set)) best = set;
+  CHECK(cpu::resolved(InstructionSet::automatic) == best);
+}
