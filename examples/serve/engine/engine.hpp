@@ -39,6 +39,8 @@ struct Request {
   std::uint64_t tenant = 0;  ///< shares K/V only with its own
   /// On the clock that step() is told; past it the request ends.
   double deadline = std::numeric_limits<double>::infinity();
+  /// On the same clock; past it the request ends if nothing of it has run.
+  double start_by = std::numeric_limits<double>::infinity();
 };
 
 enum class Finish {
@@ -46,7 +48,8 @@ enum class Finish {
   stop,       ///< the model's end token, or Engine::stop()
   length,     ///< max_length, or where the model's positions end
   cancelled,  ///< Engine::cancel()
-  deadline    ///< Request::deadline has passed
+  deadline,   ///< Request::deadline has passed
+  late        ///< Request::start_by has passed, and nothing of it has run
 };
 
 /// What happened to one choice of a request. Events stand in the order in which they happened; each
@@ -99,6 +102,7 @@ struct EngineStats {
   std::size_t peak_sequences = 0;    ///< live in one step
   std::size_t peak_chunks = 0;       ///< in use in one step, cache not counted
   int preemptions = 0;
+  int fruitless_preemptions = 0;    ///< the most of one sequence between two of its tokens
   int swaps = 0;                    ///< of these, with K/V copied to host memory
   int swaps_refused = 0;            ///< for want of host memory; computed again
   std::size_t swapped_tokens = 0;   ///< copied to host memory
@@ -150,6 +154,8 @@ class Engine {
   [[nodiscard]] virtual std::vector<Event> take_events() = 0;
   /// Requests of which nothing has run so far.
   [[nodiscard]] virtual std::size_t waiting() const = 0;
+  /// Whether a request is one of these. Unknown ids are not: it has ended.
+  [[nodiscard]] virtual bool waits(RequestId id) const = 0;
   [[nodiscard]] virtual const EngineStats& stats() const = 0;
   [[nodiscard]] virtual TreeSnapshot snapshot() const = 0;
   [[nodiscard]] virtual std::size_t bytes_per_chunk() const = 0;

@@ -91,11 +91,11 @@ class TreeEngine final : public Engine {
     if (live() == 0) return false;
     for (bool is_alone = false; !try_step();) {
       if (live() > 1) {
-        preempt();
-        ++stats_.preemptions;
+        make_room();
       } else {
         if (std::exchange(is_alone, true)) throw std::logic_error("a sequence alone has no room");
-        preempt();  // its path leads through chunks that others have cut: it goes a way of its own
+        // Its path leads through chunks that others have cut: it goes a way of its own.
+        preempt(prefilling_.empty() ? decoding_ : prefilling_, 0);
         admit(/*by_itself=*/true);
       }
     }
@@ -104,6 +104,10 @@ class TreeEngine final : public Engine {
 
   std::vector<Event> take_events() override { return std::exchange(events_, {}); }
   [[nodiscard]] std::size_t waiting() const override { return num_waiting_; }
+  [[nodiscard]] bool waits(RequestId id) const override {
+    const auto found = jobs_.find(id);
+    return found != jobs_.end() && !found->second->joined;
+  }
   [[nodiscard]] const EngineStats& stats() const override { return stats_; }
   [[nodiscard]] std::size_t bytes_per_chunk() const override {
     return on_gpu_ ? on_gpu_->bytes_per_chunk() : attention_->bytes_per_chunk();
@@ -167,6 +171,7 @@ class TreeEngine final : public Engine {
       if (token < 0 || token >= model_.config.vocab_size)
         fail("a token of the prompt", token, "a token of the model");
     if (request.choices < 1 || request.choices > 128) fail("choices", request.choices, "1 to 128");
+    if (std::isnan(request.start_by)) fail("start_by", request.start_by, "a time");
     if (std::isnan(request.deadline)) fail("deadline", request.deadline, "a time");
     check_sampling(request.sampling);
   }
@@ -189,7 +194,10 @@ class TreeEngine final : public Engine {
     const std::size_t before = jobs_.size();
     for (auto at = jobs_.begin(); at != jobs_.end();) {
       const std::shared_ptr<Job> job = (at++)->second;  // which end_all() takes out
-      if (job->request.deadline < now) end_all(job, Finish::deadline);
+      if (job->request.deadline < now)
+        end_all(job, Finish::deadline);
+      else if (!job->joined && job->request.start_by < now)
+        end_all(job, Finish::late);
     }
     if (jobs_.size() < before) sweep();
   }
@@ -205,6 +213,7 @@ class TreeEngine final : public Engine {
   /// Work joins in its order while there is room for it, and a chunk for each to grow.
   void admit(bool by_itself = false) {
     while (!waiting_.empty() && live() < options_.max_sequences) {
+      if (waiting_.front().has_precedence() && has_precedence()) return;
       auto sequence = try_join(waiting_.front(), by_itself);
       if (!sequence) return;
       Work work = std::move(waiting_.front());
@@ -216,6 +225,11 @@ class TreeEngine final : public Engine {
       prefilling_.push(std::move(*sequence), std::move(work));
       if (by_itself) return;
     }
+  }
+  /// Whether a live one has: others make room for it, so a second waits until it has got its token.
+  [[nodiscard]] bool has_precedence() const {
+    return std::any_of(prefilling_.works.begin(), prefilling_.works.end(),
+                       [](const Work& work) { return work.has_precedence(); });
   }
   std::optional<Sequence> try_join(const Work& work, bool by_itself) {
     chunkattn::InsertOptions options{.name_space = {.tenant = work.job->request.tenant}};
@@ -229,9 +243,23 @@ class TreeEngine final : public Engine {
     return fits() ? tree_.try_insert(work.tokens, options) : std::nullopt;
   }
 
-  /// The one that joined last leaves, and waits in front of the others.
-  void preempt() {
-    auto [sequence, work] = (prefilling_.empty() ? decoding_ : prefilling_).pop();
+  /// The one that joined last of those without precedence makes room. There is one: no more than
+  /// one has precedence.
+  void make_room() {
+    for (Group* group : {&prefilling_, &decoding_})
+      for (std::size_t i = group->size(); i-- > 0;) {
+        if (group->works[i].has_precedence()) continue;
+        const int in_a_row = ++group->works[i].preempted;
+        stats_.fruitless_preemptions = std::max(stats_.fruitless_preemptions, in_a_row);
+        ++stats_.preemptions;
+        preempt(*group, i);
+        return;
+      }
+    throw std::logic_error("nobody can make room");
+  }
+  /// A sequence leaves, and waits in front of the others.
+  void preempt(Group& group, std::size_t i) {
+    auto [sequence, work] = group.take(i);
     work.tokens = sequence.tokens();
     work.reached = std::max(work.reached, sequence.num_written());
     work.decodes = false;
@@ -395,6 +423,7 @@ class TreeEngine final : public Engine {
   /// The next token of a choice, and what that means for it.
   int choose(Work& work, std::span<const float> logits, std::size_t position) {
     Job& job = *work.job;
+    work.preempted = 0;
     const int token = agreed_.next(
         [&] { return sampler_.sample(logits, job.request.sampling, work.choice, position); });
     Event event{job.request.id, work.choice, token, Finish::none, std::exchange(work.cached, 0)};

@@ -32,6 +32,9 @@ struct Job {
   bool joined = false;      ///< some of its work was live
 };
 
+/// So often a sequence makes room before its next token; then others do until it has got one.
+constexpr int most_preemptions = 2;
+
 /// What one sequence is for: a choice, or a prompt that its choices have in common.
 struct Work {
   std::shared_ptr<Job> job;
@@ -41,12 +44,14 @@ struct Work {
   std::vector<int> tokens;  ///< prompt and generated ones, while it waits
   std::optional<SwappedKv> swapped;
   bool decodes = false;      ///< all but its last token is computed
+  int preempted = 0;         ///< times since its last token
   std::size_t reached = 0;   ///< positions that were computed before it was preempted
   std::size_t computed = 0;  ///< tokens of the prompt that went through the model
   std::size_t cached = 0;    ///< the others, until an event has told of them
 
   /// False when everything it was for has ended.
   [[nodiscard]] bool is_wanted() const { return splits ? job->open > 0 : !job->has_ended(choice); }
+  [[nodiscard]] bool has_precedence() const { return preempted >= most_preemptions; }
   [[nodiscard]] std::size_t swapped_bytes() const { return swapped ? swapped->bytes.size() : 0; }
 
   /// Rows [position, position + rows) are in a step. Returns how many of them are computed again.
@@ -72,11 +77,12 @@ struct Group {
     sequences.push_back(std::move(sequence));
     works.push_back(std::move(work));
   }
-  std::pair<Sequence, Work> pop() {
-    std::pair<Sequence, Work> last(std::move(sequences.back()), std::move(works.back()));
-    sequences.pop_back();
-    works.pop_back();
-    return last;
+  std::pair<Sequence, Work> take(std::size_t i) {
+    std::pair<Sequence, Work> taken(std::move(sequences[i]), std::move(works[i]));
+    const auto at = static_cast<std::ptrdiff_t>(i);
+    sequences.erase(sequences.begin() + at);
+    works.erase(works.begin() + at);
+    return taken;
   }
 };
 

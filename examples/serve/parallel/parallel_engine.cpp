@@ -16,8 +16,8 @@ enum class Command : std::uint8_t { submit, cancel, stop, step, end };
 /// binding counts them.
 template <class R, class F>
 void for_fields(R& request, const F& f) {
-  auto& [id, prompt, max_length, choices, sampling, tenant, deadline] = request;
-  f(id), f(prompt), f(max_length), f(choices), f(sampling), f(tenant), f(deadline);
+  auto& [id, prompt, max_length, choices, sampling, tenant, deadline, start_by] = request;
+  f(id), f(prompt), f(max_length), f(choices), f(sampling), f(tenant), f(deadline), f(start_by);
 }
 
 class Leader final : public Engine {
@@ -56,6 +56,7 @@ class Leader final : public Engine {
   }
   std::vector<Event> take_events() override { return engine_->take_events(); }
   [[nodiscard]] std::size_t waiting() const override { return engine_->waiting(); }
+  [[nodiscard]] bool waits(RequestId id) const override { return engine_->waits(id); }
   [[nodiscard]] TreeSnapshot snapshot() const override { return engine_->snapshot(); }
   [[nodiscard]] const EngineStats& stats() const override { return engine_->stats(); }
   [[nodiscard]] std::size_t bytes_per_chunk() const override {

@@ -54,6 +54,7 @@ int status_of(Refused::Reason reason) {
   switch (reason) {
     case Refused::Reason::full:
       return 429;
+    case Refused::Reason::late:
     case Refused::Reason::closing:
       return 503;
     case Refused::Reason::invalid:

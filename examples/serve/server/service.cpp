@@ -127,6 +127,7 @@ void Service::run() {
     bool busy = false;
     while (run_commands(!busy)) {
       busy = engine_->step(now());
+      tell_begun();
       deliver_all();
     }
     cancel_all();
@@ -171,6 +172,7 @@ void Service::start(RequestId id, Job job, std::shared_ptr<Channel> channel, dou
   request.sampling = job.sampling;
   request.tenant = tenants_.number_of(job.cache_salt);
   request.deadline = came + options_.request_seconds;
+  request.start_by = came + options_.wait_seconds;
   try {
     engine_->submit(std::move(request));
   } catch (const std::invalid_argument& error) {
@@ -191,6 +193,14 @@ void Service::start(RequestId id, Job job, std::shared_ptr<Channel> channel, dou
   channel->accept();
 }
 
+void Service::tell_begun() {
+  for (auto& [id, live] : live_)
+    if (!live.begun && !engine_->waits(id)) {
+      live.begun = true;
+      live.channel->begin();
+    }
+}
+
 /// Events may ask the engine to end a choice, of which there are events again.
 void Service::deliver_all() {
   for (auto events = engine_->take_events(); !events.empty(); events = engine_->take_events())
@@ -200,6 +210,7 @@ void Service::deliver_all() {
 void Service::deliver(const Event& event) {
   const auto found = live_.find(event.id);
   if (found == live_.end()) return;
+  if (event.finish == Finish::late) return refuse_late(found);
   Live& live = found->second;
   ChoiceText& text = live.texts[static_cast<std::size_t>(event.choice)];
   Piece piece;
@@ -218,7 +229,7 @@ void Service::deliver(const Event& event) {
   {
     const std::lock_guard lock(mutex_);
     counters_.generated_tokens += piece.tokens;
-    if (!std::exchange(live.begun, true)) {
+    if (!std::exchange(live.heard, true)) {
       counters_.first_token.add(now() - live.came);
       counters_.prompt_tokens += live.prompt_tokens;
       counters_.cached_tokens += event.cached;
@@ -229,6 +240,21 @@ void Service::deliver(const Event& event) {
   const auto channel = live.channel;
   if (last) end(found);  // before the client hears of it: it sees its place given back
   channel->push(std::move(piece), event.cached);
+}
+
+/// All choices at once: their other events find nobody.
+void Service::refuse_late(std::map<RequestId, Live>::iterator live) {
+  const auto channel = live->second.channel;
+  {
+    const std::lock_guard lock(mutex_);
+    ++counters_.refused[static_cast<std::size_t>(Refused::Reason::late)];
+    --counters_.requests;
+    live_.erase(live);
+    idle_.notify_all();
+  }
+  channel->refuse(
+      Refused::Reason::late,
+      fmt::format("there was no room for it within {} s: try again later", options_.wait_seconds));
 }
 
 void Service::end(std::map<RequestId, Live>::iterator live) {

@@ -40,6 +40,7 @@ struct ServiceOptions {
   std::size_t max_requests = 256;  ///< that wait or run; more are refused
   std::size_t max_salts = 10'000;  ///< that are remembered
   double request_seconds = 600;    ///< a request ends when so many have passed since it came
+  double wait_seconds = 60;        ///< and is refused when it has not begun within so many
 };
 
 /// Counts since the service was made.
@@ -48,8 +49,8 @@ struct ServiceCounters {
   std::size_t waiting = 0;   ///< of them: the engine has not begun with them
   std::size_t salts = 0;     ///< that are remembered now
   std::uint64_t accepted = 0;
-  std::uint64_t refused[4] = {};   ///< by Refused::Reason
-  std::uint64_t finished[5] = {};  ///< choices by Finish
+  std::uint64_t refused[5] = {};   ///< by Refused::Reason
+  std::uint64_t finished[5] = {};  ///< choices by Finish; those that were late are refused
   std::uint64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
   Histogram first_token;  ///< from the request to the first token of any choice
   Histogram whole;        ///< from the request to the end of its last choice
@@ -110,7 +111,8 @@ class Service {
     std::size_t running = 0;        ///< choices that have not ended
     std::size_t prompt_tokens = 0;
     double came = 0;
-    bool begun = false;  ///< something was heard of it
+    bool begun = false;  ///< something of it has run
+    bool heard = false;  ///< it has said something
   };
   struct Command {
     std::function<void()> run;
@@ -125,8 +127,10 @@ class Service {
   void run();
   [[nodiscard]] bool run_commands(bool wait);
   void start(RequestId id, Job job, std::shared_ptr<Channel> channel, double came);
+  void tell_begun();
   void deliver_all();
   void deliver(const Event& event);
+  void refuse_late(std::map<RequestId, Live>::iterator live);
   void end(std::map<RequestId, Live>::iterator live);
   void cancel_all();
   void fail(const std::string& why);

@@ -2,6 +2,7 @@
 // can be held, and it can break.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -20,6 +21,7 @@ class ScriptedEngine final : public serve::Engine {
   /// What tests turn, from their threads.
   struct Levers {
     std::atomic<bool> held = false;          ///< no step makes progress
+    std::atomic<bool> full = false;          ///< there is room for no request that comes
     std::atomic<bool> breaks = false;        ///< the next step fails
     std::atomic<std::size_t> submitted = 0;  ///< requests so far
     std::atomic<std::uint64_t> tenant = 0;   ///< of the last of them
@@ -60,17 +62,27 @@ class ScriptedEngine final : public serve::Engine {
     std::erase_if(live_, [](const auto& entry) { return entry.second.has_ended(); });
     if (live_.empty()) return false;
     ++stats_.steps;
-    if (levers_.held) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      return true;
+    for (auto& [id, live] : live_) {
+      live.waits = live.waits && levers_.full;
+      if (live.waits && now > live.request.start_by)
+        for (std::size_t c = 0; c < live.choices.size(); ++c) end(live, c, -1, serve::Finish::late);
     }
+    if (levers_.held || waiting() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (levers_.held) return true;
     for (auto& [id, live] : live_)
-      for (std::size_t c = 0; c < live.choices.size(); ++c) advance(live, c, now);
+      for (std::size_t c = 0; c < live.choices.size() && !live.waits; ++c) advance(live, c, now);
     return true;
   }
 
   std::vector<serve::Event> take_events() override { return std::exchange(events_, {}); }
-  [[nodiscard]] std::size_t waiting() const override { return 0; }
+  [[nodiscard]] std::size_t waiting() const override {
+    return static_cast<std::size_t>(
+        std::count_if(live_.begin(), live_.end(), [](const auto& e) { return e.second.waits; }));
+  }
+  [[nodiscard]] bool waits(serve::RequestId id) const override {
+    const auto found = live_.find(id);
+    return found != live_.end() && found->second.waits;
+  }
   [[nodiscard]] const serve::EngineStats& stats() const override { return stats_; }
   [[nodiscard]] std::size_t bytes_per_chunk() const override { return 1; }
   /// A chunk and a node for each choice that runs.
@@ -79,7 +91,7 @@ class ScriptedEngine final : public serve::Engine {
     tree.chunk_size = 8;
     for (const auto& [id, live] : live_)
       for (const Choice& choice : live.choices)
-        if (!choice.ended) {
+        if (!live.waits && !choice.ended) {
           ++tree.chunks_used;
           serve::TreeSnapshot::Node node;
           node.id = static_cast<int>(tree.chunks_used);
@@ -99,6 +111,7 @@ class ScriptedEngine final : public serve::Engine {
   struct Live {
     serve::Request request;
     std::vector<Choice> choices;
+    bool waits = true;
     [[nodiscard]] bool has_ended() const {
       for (const Choice& choice : choices)
         if (!choice.ended) return false;

@@ -36,8 +36,8 @@ struct Fixture {
   Model model;
   Products products{pool, ProductKind::own};
 
-  explicit Fixture(std::uint64_t seed = 11)
-      : model(random_model(tiny, Element::fp32, seed, pool)) {}
+  explicit Fixture(const Config& config = tiny)
+      : model(random_model(config, Element::fp32, 11, pool)) {}
 
   [[nodiscard]] EngineOptions options(Mode mode = Mode::tree,
                                       Preempt preempt = Preempt::recompute) const {
@@ -132,6 +132,7 @@ std::vector<Client> random_clients(test::Random& random, int count) {
     if (random.chance(0.6)) request.sampling = {1.5, random.chance(0.5) ? 1 : 0.9, random.bits()};
     client.arrival = random.uniform(0, 40);
     if (random.chance(0.2)) request.deadline = client.arrival + random.uniform(-1, 40);
+    if (random.chance(0.2)) request.start_by = client.arrival + random.uniform(-1, 40);
     if (random.chance(0.2)) client.cancel = client.arrival + random.uniform(0, 30);
     if (random.chance(0.2)) client.stop_after = to_size(random.uniform(0, 10));
     clients.push_back(std::move(client));
@@ -182,7 +183,7 @@ TEST_CASE("in any company, each choice says what it says alone") {
     for (const Client& client : clients) {
       const auto engine = fixture.engine(plenty);
       Request request = client.request;
-      request.deadline = forever;
+      request.deadline = request.start_by = forever;
       engine->submit(request);
       for (auto& [key, told] : run_to_end(*engine)) alone[key] = std::move(told);
     }
@@ -211,6 +212,8 @@ TEST_CASE("in any company, each choice says what it says alone") {
             REQUIRE(one.tokens.size() <= expected.tokens.size());
             CHECK(std::equal(one.tokens.begin(), one.tokens.end(), expected.tokens.begin()));
             CHECK((one.finish != Finish::deadline || client.request.deadline < forever));
+            CHECK((one.finish != Finish::late || client.request.start_by < forever));
+            CHECK((one.finish != Finish::late || one.tokens.empty()));
             CHECK((one.finish != Finish::cancelled || client.cancel < forever));
             const bool was_stopped = client.stop_after && one.finish == Finish::stop;
             if (one.finish == Finish::length || (one.finish == Finish::stop && !was_stopped)) {
@@ -292,6 +295,68 @@ TEST_CASE("swapping copies what is private, not what others have") {
   check_empty(*engine, options);
 }
 
+TEST_CASE("sixty requests at once get all their tokens from ten chunks") {
+  test::Random random(5);
+  Fixture fixture({32, 64, 1, 4, 2, 60, 1024, true, 1e-5f, 10000.0f});
+  std::vector<Request> requests(60);
+  std::size_t tokens = 0;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    Request& request = requests[i];
+    request.id = i;
+    for (int n = random.uniform(1, 500); n > 0; --n)
+      request.prompt.push_back(random.uniform(3, 59));
+    request.max_length = to_size(random.uniform(static_cast<int>(request.prompt.size()) + 1, 576));
+    tokens += request.max_length - request.prompt.size();
+  }
+  for (const Preempt preempt : both_preempts) {
+    EngineOptions options = fixture.options(Mode::tree, preempt);
+    options.chunk_size = 64;
+    options.max_chunks = 10;
+    const auto engine = fixture.engine(options);
+    for (const Request& request : requests) engine->submit(request);
+    for (const auto& [key, one] : run_to_end(*engine)) CHECK(one.finish == Finish::length);
+    const EngineStats& stats = engine->stats();
+    CHECK(stats.generated_tokens == tokens);
+    CHECK(stats.preemptions > 0);
+    CHECK(stats.fruitless_preemptions <= 2);
+    CHECK(stats.recomputed * 4 <= (preempt == Preempt::swap ? 0 : stats.rows));
+    check_empty(*engine, options);
+  }
+}
+
+TEST_CASE("one that made room twice makes room again only when it has got a token") {
+  test::Random random(3);
+  Fixture fixture;
+  for (int round = 0; round < test::scaled(1); ++round) {
+    std::vector<Request> requests(60);
+    std::size_t tokens = 0;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      Request& request = requests[i];
+      request.id = i;
+      for (int n = random.chance(0.3) ? random.uniform(20, 100) : random.uniform(1, 8); n > 0; --n)
+        request.prompt.push_back(random.uniform(3, 59));
+      request.max_length = std::min<std::size_t>(
+          request.prompt.size() + to_size(random.uniform(1, 100)), tiny.max_positions);
+      request.choices = random.uniform(1, 4);
+      request.sampling = {1, 1, i};
+      tokens += to_size(request.choices) * (request.max_length - request.prompt.size());
+    }
+    for (const Mode mode : all_modes)
+      for (const Preempt preempt : both_preempts) {
+        EngineOptions options = fixture.options(mode, preempt);
+        options.max_chunks = 20;
+        options.step_tokens = 1;  // a prompt takes as many steps as it has tokens
+        const auto engine = fixture.engine(options);
+        for (const Request& request : requests) engine->submit(request);
+        (void)run_to_end(*engine);
+        CHECK(engine->stats().generated_tokens == tokens);
+        CHECK(engine->stats().preemptions > 20);
+        CHECK(engine->stats().fruitless_preemptions <= 2);
+        check_empty(*engine, options);
+      }
+  }
+}
+
 TEST_CASE("the choices of a request compute its prompt once, except where nothing is shared") {
   Fixture fixture;
   for (const Mode mode : all_modes) {
@@ -368,6 +433,39 @@ TEST_CASE("a request ends when its time has passed, also where it never ran") {
   check_empty(*engine, options);
 }
 
+TEST_CASE("a request for which there was no room until its time has passed ends") {
+  Fixture fixture;
+  EngineOptions options = fixture.options();
+  options.max_sequences = 1;
+  const auto engine = fixture.engine(options);
+  const auto submit = [&](RequestId id, std::size_t length, double start_by) {
+    Request request{id, {3, 4}, length, 2, {}, 0, forever};
+    request.start_by = start_by;
+    engine->submit(std::move(request));
+  };
+  submit(1, 12, 0);  // it joins at 0, and goes on
+  submit(2, 5, 3);
+  submit(3, 5, forever);
+  std::map<Key, Told> told;
+  for (int now = 0; now < 4; ++now) CHECK(engine->step(now));
+  listen(*engine, told);
+  CHECK(engine->waiting() == 2);
+  CHECK_FALSE(engine->waits(1));
+  CHECK(engine->waits(2));
+  CHECK(engine->step(4));
+  CHECK_FALSE(engine->waits(2));
+  CHECK(engine->waits(3));
+  for (double now = 5; engine->step(now); ++now) listen(*engine, told);
+  listen(*engine, told);
+  for (int choice = 0; choice < 2; ++choice) {
+    CHECK(told.at({1, choice}).finish == Finish::length);
+    CHECK(told.at({2, choice}).finish == Finish::late);
+    CHECK(told.at({2, choice}).tokens.empty());
+    CHECK(told.at({3, choice}).finish == Finish::length);
+  }
+  check_empty(*engine, options);
+}
+
 TEST_CASE("what is cancelled or stopped leaves at once") {
   Fixture fixture;
   const EngineOptions options = fixture.options();
@@ -424,6 +522,9 @@ TEST_CASE("what cannot be is refused, with the field's name") {
   CHECK(with([](Request& r) {
           r.deadline = std::numeric_limits<double>::quiet_NaN();
         }).find("deadline = nan") != std::string::npos);
+  CHECK(with([](Request& r) {
+          r.start_by = std::numeric_limits<double>::quiet_NaN();
+        }).find("start_by = nan") != std::string::npos);
   CHECK(engine->waiting() == 1);
   const auto refused = [&](auto change) {
     EngineOptions options = fixture.options();

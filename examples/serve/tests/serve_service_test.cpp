@@ -174,6 +174,36 @@ TEST_CASE("a request ends at its deadline") {
   CHECK(hear(ticket, 1)[0].finish == Finish::deadline);
 }
 
+TEST_CASE("a request that waits too long for room is refused, and gives its place back") {
+  ServiceOptions options;
+  options.wait_seconds = 0.2;
+  Setup s(options);
+  s.levers.held = true;
+  auto runs = s.service.submit(s.job("abc", 200));
+  CHECK(runs.channel().wait_until_begun(std::chrono::hours(1)));
+  s.levers.full = true;
+  Job job = s.job("abc", 5);
+  job.choices = 3;
+  auto waits = s.service.submit(job);
+  CHECK_FALSE(waits.channel().wait_until_begun(std::chrono::milliseconds(0)));
+  CHECK(eventually([&] { return s.service.counters().waiting == 1; }));
+  std::string said;
+  try {
+    (void)waits.channel().wait_until_begun(std::chrono::hours(1));
+  } catch (const Refused& refused) {
+    CHECK(refused.reason() == Refused::Reason::late);
+    said = refused.what();
+  }
+  CHECK(said == "there was no room for it within 0.2 s: try again later");
+  CHECK(s.service.counters().requests == 1);  // the one that runs
+  CHECK(s.service.counters().refused[static_cast<int>(Refused::Reason::late)] == 1);
+  s.levers.full = false;
+  s.levers.held = false;
+  CHECK(hear(runs, 1)[0].finish == Finish::length);
+  auto next = s.service.submit(s.job("xy", 4));
+  CHECK(hear(next, 1)[0].text == "xyxy");
+}
+
 TEST_CASE("salts make tenants") {
   Setup s;
   Job job = s.job("a", 1);
