@@ -56,8 +56,10 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
   options.number("--max-body-kib", "N", "KiB of a request", a.max_body_kib, 1, 1 << 20);
   options.number("--timeout", "SECONDS", "the longest that a request may take",
                  a.service.request_seconds, 0.0, 1e9);
-  options.number("--drain", "SECONDS", "that requests have to end at SIGTERM", a.drain_seconds, 0,
-                 1 << 20);
+  options.number("--max-wait", "SECONDS", "for room, before a request is told to come again",
+                 a.service.wait_seconds, 0.0, 1e9);
+  options.number("--drain", "SECONDS", "that requests have to end at SIGTERM; a second ends them",
+                 a.drain_seconds, 0, 1 << 20);
   options.flag("--quiet", "no line for each request", a.quiet);
   help = !options.parse(argc, argv);
   if (const char* key = std::getenv("CHUNKATTN_API_KEY"); key != nullptr && a.http.api_key.empty())
@@ -123,6 +125,21 @@ void wait_for_the_end(const sigset_t& signals, const Service& service) {
   while (sigtimedwait(&signals, nullptr, &half_a_second) < 0 && service.failure().empty()) continue;
 }
 
+/// Lets requests end for a time, or until there is another signal; a third ends the program.
+void drain(const sigset_t& signals, Service& service, std::chrono::seconds limit) {
+  const timespec at_once{0, 0};
+  const auto end = std::chrono::steady_clock::now() + limit;
+  while (std::chrono::steady_clock::now() < end &&
+         !service.wait_until_idle(std::chrono::milliseconds(100))) {
+    if (sigtimedwait(&signals, nullptr, &at_once) < 0) continue;
+    fmt::print("{}     at once: those that run are cancelled\n", examples::bold("ends"));
+    std::fflush(stdout);
+    break;
+  }
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  service.drain(std::chrono::seconds(0));
+}
+
 void print_how_to_talk(const Served& served, const std::string& address, bool key) {
   const std::string header = key ? " -H \"Authorization: Bearer $CHUNKATTN_API_KEY\"" : "";
   const char* path = served.chat != nullptr ? "/v1/chat/completions" : "/v1/completions";
@@ -179,11 +196,11 @@ int run(int argc, char** argv) {
                     !arguments.http.api_key.empty());
 
   wait_for_the_end(signals, service);
-  fmt::print("{}     no new requests; those that run have {} s\n", examples::bold("ends"),
-             arguments.drain_seconds);
+  fmt::print("{}     no new requests; those that run have {} s, or until another Ctrl-C\n",
+             examples::bold("ends"), arguments.drain_seconds);
   std::fflush(stdout);
   service.close();
-  service.drain(std::chrono::seconds(arguments.drain_seconds));
+  drain(signals, service, std::chrono::seconds(arguments.drain_seconds));
   server.stop(std::chrono::seconds(5));
   http.join();
   if (!service.failure().empty())

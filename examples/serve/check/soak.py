@@ -158,9 +158,9 @@ class Soak:
             if rng.random() < 0.1:
                 body["n"] = 2
             status, reply, texts = completion(connection, body)
-            while status == 429:
+            while status in (429, 503):
                 self.count("told to come again")
-                check("error" in reply, "429 without a reason")
+                check("error" in reply, f"{status} without a reason")
                 time.sleep(0.02)
                 status, reply, texts = completion(connection, body)
             check(status == 200, f"{status} {reply}")
@@ -279,6 +279,21 @@ class Soak:
                 check(texts == [self.alone[i]], "another text than before the restart")
             connection.close()
 
+    def end_at_once(self):
+        """A second SIGINT ends what a first one lets end."""
+        server = Server(self.command + ["--chunks", "4000", "--drain", str(LIMIT)])
+        connection = server.connect()
+        body = dict(self.body(0, stream=True), max_tokens=900, n=16)
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        response.read(20)  # it is being served
+        server.process.send_signal(signal.SIGINT)
+        response.read(20_000)  # and goes on
+        check(server.process.poll() is None, "one SIGINT ended what was being served")
+        check(server.end(signal.SIGINT) == 0, "SIGINT: the exit status is not 0")
+        check(b'"cancelled"' in response.read(), "a second SIGINT did not end what was being served")
+        connection.close()
+
     def run(self):
         print(f"soak      {self.arguments.requests} requests, --seed {self.arguments.seed}", flush=True)
         start = time.monotonic()
@@ -296,7 +311,8 @@ class Soak:
             if self.arguments.requests >= 3000 and not self.arguments.no_memory:
                 check(slope < 1, "memory grows by more than 1 KiB per request")
             self.kill_and_restart(server)
-            print("ends      killed and started again; ended by SIGTERM with status 0")
+            self.end_at_once()
+            print("ends      killed and started again; ended by SIGTERM, and at once by two SIGINT")
         finally:
             server.process.kill()
 

@@ -100,6 +100,18 @@ void set_prompt(ApiRequest& request, std::vector<int> prompt, const char* field,
   request.job.prompt = std::move(prompt);
 }
 
+/// To tokenise a text that is far too long would take seconds.
+void check_bytes(std::size_t bytes, const char* field, const Served& served) {
+  const std::size_t least = served.tokenizer->least_tokens(bytes);
+  if (least >= served.max_length)
+    throw ApiError(
+        400,
+        fmt::format("{} = {} bytes, which are at least {} tokens: expected less than {}, "
+                    "what a text may have",
+                    field, bytes, least, served.max_length),
+        field, "context_length_exceeded");
+}
+
 std::optional<long long> read_count(const Fields& fields, const char* name) {
   if (fields.find(name) == nullptr) return std::nullopt;
   return fields.integer(name, 1, far, 1);
@@ -125,8 +137,11 @@ std::vector<int> read_prompt(const Fields& fields, const Served& served) {
   if (value == nullptr) fields.fail("prompt", Json(), expected);
   if (value->is_array() && value->size() == 1 && !value->front().is_number())
     value = &value->front();  // a list of one prompt
-  if (value->is_string())
-    return served.tokenizer->encode_prompt(value->get_ref<const std::string&>());
+  if (value->is_string()) {
+    const auto& text = value->get_ref<const std::string&>();
+    check_bytes(text.size(), "prompt", served);
+    return served.tokenizer->encode_prompt(text);
+  }
   if (!value->is_array() || (!value->empty() && !value->front().is_number()))
     fields.fail("prompt", *value, expected);
   return read_tokens(fields, *value, served);
@@ -189,13 +204,17 @@ ApiRequest read_chat(std::string_view body, const Served& served) {
                    "messages");
   const char* newer = "max_completion_tokens";
   const char* name = fields.find(newer) != nullptr ? newer : "max_tokens";
-  std::vector<int> prompt;
+  std::vector<TextPart> parts;
   try {
-    prompt = served.tokenizer->encode(served.chat->prompt(messages));
+    parts = served.chat->prompt(messages);
   } catch (const std::invalid_argument& error) {  // names the message
     throw ApiError(400, error.what(), "messages");
   }
-  set_prompt(request, std::move(prompt), "messages", read_count(fields, name), name, served);
+  std::size_t bytes = 0;
+  for (const TextPart& part : parts) bytes += part.text.size();
+  check_bytes(bytes, "messages", served);
+  set_prompt(request, served.tokenizer->encode(parts), "messages", read_count(fields, name), name,
+             served);
   return request;
 }
 

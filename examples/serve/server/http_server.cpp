@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -67,7 +68,7 @@ int status_of(Refused::Reason reason) {
 void set_error(httplib::Response& response, const ApiError& error) {
   response.status = error.status();
   response.set_content(error.body(), json_type);
-  if (error.status() == 429) response.set_header("Retry-After", "1");
+  if (error.status() == 429 || error.status() == 503) response.set_header("Retry-After", "1");
   if (error.status() == 401) response.set_header("WWW-Authenticate", "Bearer");
 }
 
@@ -113,6 +114,14 @@ void check_route(const std::string& method, const std::string& path) {
                    std::string(expected));
 }
 
+/// Other upgrades are an offer, which is passed over; this one is all that its client understands.
+bool asks_for_websocket(const httplib::Request& request) {
+  std::string upgrade = request.get_header_value("Upgrade");
+  std::transform(upgrade.begin(), upgrade.end(), upgrade.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return upgrade.find("websocket") != std::string::npos;
+}
+
 /// A body within the limit. What is beyond is read and dropped for a while, so that the client
 /// hears of it before the connection is closed. False if there was more than that, or less than
 /// promised.
@@ -146,10 +155,6 @@ HttpServer::HttpServer(Service& service, const Served& served, HttpOptions optio
     listening_ = socket;
   });
   server_.set_tcp_nodelay(true);
-  server_.set_keep_alive_max_count(1'000'000);
-  server_.set_keep_alive_timeout(6);
-  server_.set_read_timeout(10, 0);
-  server_.set_write_timeout(10, 0);
 
   server_.set_pre_routing_handler(
       [this](const httplib::Request& request, httplib::Response& response) {
@@ -210,6 +215,7 @@ void HttpServer::stop(std::chrono::duration<double> limit) {
   wait([this] { return generating_ == 0; }, limit);
   // httplib ignores a stop() before its loop runs.
   wait([this] { return server_.is_running(); }, std::chrono::seconds(10));
+  server_.end_connections();
   server_.stop();
 }
 
@@ -222,6 +228,10 @@ bool HttpServer::handle_before_body(const httplib::Request& request, httplib::Re
                                              options_.max_connections)));
   } else if (const std::string error = framing_error(request); !error.empty()) {
     set_last_error(response, ApiError(400, error));
+  } else if (asks_for_websocket(request)) {
+    set_last_error(response, ApiError(400,
+                                      "Upgrade: websocket: not supported; with stream = true a "
+                                      "reply comes as server-sent events"));
   } else if (request.is_multipart_form_data()) {  // which httplib would read in its own way
     set_last_error(response, ApiError(415, fmt::format("Content-Type: expected {}", json_type)));
   } else if (request.path.size() > 256 ||
@@ -305,6 +315,9 @@ void HttpServer::generate(const httplib::Request& request, httplib::Response& re
   ++generating_;
   const std::shared_ptr<void> writing(nullptr, [this](void*) { --generating_; });
   Service::Ticket ticket = service_.submit(asked.job);
+  // Only now is it known that it is not refused for want of room.
+  while (!ticket.channel().wait_until_begun(std::chrono::milliseconds(100)))
+    if (Connection::current().is_gone()) return;  // nobody reads what is answered
   auto answer = std::make_shared<Answer>(
       std::move(head), asked, std::move(ticket),
       [this, path = request.path, start](const std::string& line) {

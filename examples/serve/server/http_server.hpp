@@ -10,6 +10,7 @@
 #include <string>
 
 #include "api_request.hpp"
+#include "connection.hpp"
 #include "service.hpp"
 
 namespace serve {
@@ -59,7 +60,7 @@ class HttpServer {
   std::atomic<std::uint64_t> replies_ = 0;
   std::atomic<int> generating_ = 0;  // replies that are not written to their end
   int listening_ = -1;
-  httplib::Server server_;
+  ConnectionServer server_;
 };
 
 }  // namespace serve

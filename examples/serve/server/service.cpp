@@ -79,13 +79,17 @@ void Service::close() {
   closing_ = true;
 }
 
-void Service::drain(std::chrono::duration<double> limit) {
+bool Service::wait_until_idle(std::chrono::duration<double> limit) {
   std::unique_lock lock(mutex_);
-  const auto none_left = [this] { return counters_.requests == 0; };
-  if (idle_.wait_for(lock, limit, none_left)) return;
+  return idle_.wait_for(lock, limit, [this] { return counters_.requests == 0; });
+}
+
+void Service::drain(std::chrono::duration<double> limit) {
+  if (wait_until_idle(limit)) return;
+  std::unique_lock lock(mutex_);
   commands_.push_back({[this] { cancel_all(); }, nullptr});
   work_.notify_one();
-  idle_.wait(lock, none_left);
+  idle_.wait(lock, [this] { return counters_.requests == 0; });
 }
 
 std::string Service::failure() const {

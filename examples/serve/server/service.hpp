@@ -92,8 +92,9 @@ class Service {
 
   /// Refuses all requests from now on.
   void close();
-  /// Waits until all requests have ended; cancels those that have not within the limit.
-  /// \pre close() was called
+  /// Waits until all requests have ended; false where that takes longer. \pre close() was called
+  [[nodiscard]] bool wait_until_idle(std::chrono::duration<double> limit);
+  /// The same, and cancels those that have not ended within the limit.
   void drain(std::chrono::duration<double> limit);
   /// Why the engine can do no more; empty while it can.
   [[nodiscard]] std::string failure() const;

@@ -57,6 +57,25 @@ TEST_CASE("when all places are taken a request is told to come again") {
   CHECK(post(client, completions, Json{{"prompt", "abc"}}).status == 200);
 }
 
+TEST_CASE("a request for which there is no room in time is told to come again") {
+  ServiceOptions options;
+  options.wait_seconds = 0.1;
+  ScriptedSite s({}, options);
+  s.levers.full = true;
+  for (const bool stream : {false, true}) {
+    auto client = s.site.client();
+    const auto reply = post(client, completions, Json{{"prompt", "abc"}, {"stream", stream}});
+    CHECK(reply.status == 503);
+    CHECK(reply.headers.find("Retry-After")->second == "1");
+    CHECK(reply.body["error"]["message"] ==
+          "there was no room for it within 0.1 s: try again later");
+  }
+  CHECK(s.site.service().counters().requests == 0);
+  s.levers.full = false;
+  auto client = s.site.client();
+  CHECK(post(client, completions, Json{{"prompt", "abc"}}).status == 200);
+}
+
 TEST_CASE("when all connections are taken a connection is turned away") {
   HttpOptions http;
   http.max_connections = 2;
@@ -99,6 +118,15 @@ TEST_CASE("a client that goes away frees what it had") {
     CHECK(eventually([&] { return s.site.service().counters().requests == 0; }));
   }
   CHECK(s.site.service().counters().finished[static_cast<int>(Finish::cancelled)] == 2);
+  // While it waits for room.
+  s.levers.full = true;
+  {
+    RawConnection connection(s.site.port());
+    connection.send(raw_request(R"({"prompt": "abc"})"));
+    CHECK(eventually([&] { return s.site.service().counters().waiting == 1; }));
+  }
+  CHECK(eventually([&] { return s.site.service().counters().requests == 0; }));
+  s.levers.full = false;
   // In the middle of a stream.
   s.levers.held = false;
   RawConnection connection(s.site.port());
@@ -215,6 +243,60 @@ TEST_CASE("bytes that are no requests are refused, and the server goes on") {
   auto client = s.site.client();
   CHECK(post(client, completions, Json{{"prompt", "abc"}}).status == 200);
   CHECK(eventually([&] { return s.site.service().counters().requests == 0; }));
+}
+
+TEST_CASE("a head that is too large, or can be read in two ways, is refused") {
+  ScriptedSite s;
+  const std::string body = R"({"prompt": "abc"})";
+  const auto headers = [](int count, const std::string& value) {
+    std::string all;
+    for (int i = 0; i < count; ++i) all += "X-" + std::to_string(i) + ": " + value + "\r\n";
+    return all;
+  };
+  const std::pair<std::string, const char*> cases[] = {
+      {raw_request(body, headers(96, "b") + "Connection: close\r\n"), "200"},  // 100
+      {raw_request(body, headers(97, "b") + "Connection: close\r\n"), "431"},
+      {raw_request(body, headers(5000, "b")), "431"},
+      {raw_request(body, headers(1, std::string(17'000, 'b'))), "431"},
+      {head(headers(1, std::string(1 << 20, 'b'))), "431"},  // without an end
+      {raw_request(body, "X-A: b\r\n c\r\n"), "400"},
+      {raw_request(body, "X-A: b\r\n\tc: d\r\n"), "400"},
+      {raw_request(body, "Transfer-Encoding:\r\n chunked\r\n"), "400"},
+      {raw_request(body, "Transfer-Encoding : chunked\r\n"), "400"},
+      {raw_request(body, "X-A\r\n"), "400"},
+      {raw_request(body, ": b\r\n"), "400"},
+      {raw_request(body, "X-A: b\nTransfer-Encoding: chunked\r\n"), "400"},
+      {raw_request(body, "X-A: b\rc\r\n"), "400"},
+      {"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: WebSocket\r\n\r\n",
+       "400"},
+      {raw_request(body, "Upgrade: h2c\r\nConnection: close\r\n"), "200"}};
+  for (const auto& [bytes, status] : cases) {
+    CAPTURE(bytes.substr(0, 300));
+    RawConnection connection(s.site.port());
+    connection.send(bytes);
+    const std::string reply = connection.read();
+    CAPTURE(reply);
+    CHECK(reply.starts_with(std::string("HTTP/1.1 ") + status));
+    if (*status != '2') CHECK(reply.find("\"error\"") != std::string::npos);
+  }
+  RawConnection websocket(s.site.port());
+  websocket.send("GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n\r\n");
+  CHECK(websocket.read().find("Upgrade: websocket: not supported") != std::string::npos);
+}
+
+TEST_CASE("requests that come before the last is answered are answered in their order") {
+  ScriptedSite s;
+  RawConnection connection(s.site.port());
+  connection.send(raw_request(R"({"prompt": "abc", "max_tokens": 4})") +
+                  "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" +
+                  raw_request(R"({"prompt": "xyz", "max_tokens": 4})", "Connection: close\r\n"));
+  const std::string replies = connection.read();
+  CAPTURE(replies);
+  const std::size_t first = replies.find("\"abc\""), second = replies.find("\"ok\""),
+                    third = replies.find("\"xyz\"");
+  CHECK(first < second);
+  CHECK(second < third);
+  CHECK(third != std::string::npos);
 }
 
 TEST_CASE("one connection serves many requests, good and bad ones") {

@@ -222,6 +222,17 @@ TEST_CASE("a field that is wrong is named, with its value and what was expected"
     CHECK(reply.status == 400);
     CHECK(reply.body["error"]["code"] == "context_length_exceeded");
   }
+  // Of one that cannot fit whatever its tokens are, the bytes are counted and nothing else is done.
+  for (const char* path : {completions, chats}) {
+    Json body = user_says(std::string(2000, 'x'));
+    body["prompt"] = std::string(2000, 'x');
+    const auto reply = post(client, path, body);
+    CHECK(reply.status == 400);
+    CHECK(reply.body["error"]["code"] == "context_length_exceeded");
+    CHECK(reply.body["error"]["param"] == (path == chats ? "messages" : "prompt"));
+    CHECK(reply.body["error"]["message"].get<std::string>().find(" bytes, which are at least ") !=
+          std::string::npos);
+  }
   // What the engine itself refuses.
   CHECK(post(client, completions, Json{{"prompt", std::string(210, 'x')}}).status == 400);
   CHECK(post(client, completions, Json{{"prompt", "a"}, {"model", "gpt-4"}}).status == 404);

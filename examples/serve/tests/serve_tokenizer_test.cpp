@@ -196,6 +196,39 @@ TEST_CASE("merging follows its order whatever the length, and not by squares") {
         1 << 20);  // " a", then as many less 1
 }
 
+TEST_CASE("a text has no fewer tokens than its bytes say") {
+  test::Random random(9);
+  const SmallPieces small;
+  const SentencePiece pieces(small.vocabulary, {.stop = {}, .by_name = {2}, .invisible = {}});
+  ByteLevelBpe::Vocabulary bytes;
+  for (int b = 0; b < 256; ++b) bytes.pieces.emplace_back(1, static_cast<char>(b));
+  bytes.pieces.insert(bytes.pieces.end(), {"ab", "abc"});
+  bytes.is_text.assign(258, true);
+  bytes.merges = {{'a', 'b', 256}, {256, 'c', 257}};
+  const ByteLevelBpe letters(bytes, {});
+  const char* parts[] = {"a", "abc", " ", "\xe2\x96\x81", "\xe2\x96\x81", "\xc3\xa9", "</s>", "1"};
+  for (int round = 0; round < test::scaled(500); ++round) {
+    std::string text;
+    for (int n = random.uniform(0, 30); n > 0; --n) text += parts[random.index(8)];
+    CAPTURE(text);
+    for (const Tokenizer* tokenizer :
+         {static_cast<const Tokenizer*>(&pieces), static_cast<const Tokenizer*>(&letters)})
+      CHECK(tokenizer->least_tokens(text.size()) <= tokenizer->encode_prompt(text).size());
+  }
+  std::string abc;
+  for (int i = 0; i < 100; ++i) abc += "abc";
+  CHECK(letters.encode_prompt(abc).size() == 100);
+  CHECK(letters.least_tokens(abc.size()) == 100);
+  CHECK(pieces.least_tokens(1'000'000) > 1'000'000 / 20);
+  // Where bytes have no token, a text of any length may have none.
+  bytes.is_text['x'] = false;
+  CHECK(ByteLevelBpe(bytes, {}).encode_prompt("xxxx").empty());
+  CHECK(ByteLevelBpe(bytes, {}).least_tokens(1'000'000) == 0);
+  bytes.is_text['x'] = true;
+  bytes.is_text[0xff] = false;  // which no text has
+  CHECK(ByteLevelBpe(bytes, {}).least_tokens(300) == 100);
+}
+
 TEST_CASE("tokenizers that cannot be right are refused by their key") {
   CHECK(contains(refused_key([](auto& w) { w.text("tokenizer.ggml.model", "t5"); }),
                  "tokenizer.ggml.model = t5: expected gpt2 or llama"));

@@ -57,6 +57,7 @@ ByteLevelBpe::ByteLevelBpe(Vocabulary vocabulary, SpecialTokens special)
     if (piece.size() == 1) byte_tokens_[static_cast<unsigned char>(piece[0])] = static_cast<int>(i);
     if (pre_tokenizer_ == PreTokenizer::llama3) whole_pieces_.emplace(piece, static_cast<int>(i));
   }
+  if (covers_utf8(byte_tokens_)) most_bytes_ = longest_piece();
   merges_.reserve(vocabulary.merges.size());
   for (std::size_t rank = 0; rank < vocabulary.merges.size(); ++rank) {
     const auto [left, right, merged] = vocabulary.merges[rank];

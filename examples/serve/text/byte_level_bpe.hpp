@@ -30,10 +30,12 @@ class ByteLevelBpe final : public Tokenizer {
 
  private:
   void add_text(std::string_view text, bool begins, std::vector<int>& tokens) const override;
+  [[nodiscard]] std::size_t most_bytes() const override { return most_bytes_; }
   void add_piece(std::string_view piece, std::vector<int>& tokens) const;
 
   PreTokenizer pre_tokenizer_;
   std::array<int, 256> byte_tokens_;
+  std::size_t most_bytes_ = 0;
   std::unordered_map<std::uint64_t, std::pair<std::uint32_t, int>> merges_;
   std::unordered_map<std::string, int> whole_pieces_;  // Llama 3: these need no merges
 };

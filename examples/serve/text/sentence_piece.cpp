@@ -20,6 +20,8 @@ SentencePiece::SentencePiece(Vocabulary vocabulary, SpecialTokens special)
     if (kinds_[i] == Kind::text) text_tokens_.emplace(piece, token);  // the first counts
     if (kinds_[i] == Kind::byte) byte_tokens_[static_cast<unsigned char>(piece[0])] = token;
   }
+  // U+2581, of three bytes, is read as a space.
+  if (covers_utf8(byte_tokens_)) most_bytes_ = 3 * longest_piece();
 }
 
 int SentencePiece::byte_of(std::string_view name) {

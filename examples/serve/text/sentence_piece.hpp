@@ -32,6 +32,7 @@ class SentencePiece final : public Tokenizer {
 
  private:
   void add_text(std::string_view text, bool begins, std::vector<int>& tokens) const override;
+  [[nodiscard]] std::size_t most_bytes() const override { return most_bytes_; }
   std::string first_piece(const std::string& piece) const override;
 
   [[nodiscard]] bool is_text(int token) const {
@@ -41,6 +42,7 @@ class SentencePiece final : public Tokenizer {
   std::vector<float> scores_;
   std::vector<Kind> kinds_;
   std::array<int, 256> byte_tokens_;
+  std::size_t most_bytes_ = 0;
   std::unordered_map<std::string, int> text_tokens_;
   bool space_prefix_;
 };

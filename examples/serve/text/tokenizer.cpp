@@ -54,6 +54,23 @@ std::vector<int> Tokenizer::encode_prompt(std::string_view text) const {
   return tokens;
 }
 
+std::size_t Tokenizer::least_tokens(std::size_t bytes) const {
+  const std::size_t most = most_bytes();
+  return most == 0 ? 0 : (bytes + most - 1) / most;
+}
+
+std::size_t Tokenizer::longest_piece() const {
+  std::size_t longest = 0;
+  for (const std::string& piece : pieces_) longest = std::max(longest, piece.size());
+  return longest;
+}
+
+bool Tokenizer::covers_utf8(std::span<const int, 256> tokens) {
+  for (std::size_t byte = 0; byte < 0xf5; ++byte)
+    if (byte != 0xc0 && byte != 0xc1 && tokens[byte] < 0) return false;
+  return true;
+}
+
 std::string Tokenizer::decode(int previous, int token) const {
   if (is_invisible(token)) return "";
   return is_invisible(previous) ? first_piece(piece(token)) : piece(token);

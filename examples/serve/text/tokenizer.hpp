@@ -37,6 +37,10 @@ class Tokenizer {
   /// A prompt as a user writes it: trusted, and behind bos if the model wants one.
   [[nodiscard]] std::vector<int> encode_prompt(std::string_view text) const;
 
+  /// Tokens that a text of so many bytes of UTF-8 has at least, which says without reading it that
+  /// it is too long.
+  [[nodiscard]] std::size_t least_tokens(std::size_t bytes) const;
+
   /// The bytes of `token` behind `previous` (-1: first of all). One token may be a part of a
   /// character.
   [[nodiscard]] std::string decode(int previous, int token) const;
@@ -53,6 +57,11 @@ class Tokenizer {
   /// Adds the tokens of a text without special tokens.
   /// \param begins  whether nothing stands before it, or a special token
   virtual void add_text(std::string_view text, bool begins, std::vector<int>& tokens) const = 0;
+  /// Bytes of a text that one token covers at most; 0: any number, as where bytes have no token.
+  [[nodiscard]] virtual std::size_t most_bytes() const = 0;
+  [[nodiscard]] std::size_t longest_piece() const;
+  /// Whether no byte that UTF-8 has is left out. \param tokens  by byte; -1: none
+  [[nodiscard]] static bool covers_utf8(std::span<const int, 256> tokens);
   /// What becomes of a piece that begins a text.
   [[nodiscard]] virtual std::string first_piece(const std::string& piece) const { return piece; }
 
