@@ -39,6 +39,8 @@ struct Job {
   int max_tokens = 0;
   std::optional<int> steps;  ///< in place of max_tokens: positions, the prompt's included
   std::optional<std::string> text;
+  std::string weights;  ///< with which the text was recorded; empty: not said
+  std::string field;    ///< where it stands; empty: on the command line
 };
 
 std::string read_text(const std::string& path) {
@@ -59,6 +61,10 @@ Job read_job(const nlohmann::json& entry, const std::string& field, int max_toke
   job.max_tokens = entry.contains("max_tokens") ? count("max_tokens", 0) : max_tokens;
   if (entry.contains("steps")) job.steps = count("steps", 1);
   if (entry.contains("text")) job.text = entry.at("text").get<std::string>();
+  job.field = field;
+  if (entry.contains("weights")) job.weights = entry.at("weights").get<std::string>();
+  if (!job.weights.empty() && job.weights != "fp32" && job.weights != "bf16")
+    throw FileError(fmt::format("{}.weights = {}: expected fp32 or bf16", field, job.weights));
   if (entry.contains("prompt") == entry.contains("messages"))
     throw FileError(field + ": expected a prompt or messages, and not both");
   if (entry.contains("prompt")) {
@@ -74,7 +80,7 @@ Job read_job(const nlohmann::json& entry, const std::string& field, int max_toke
 std::vector<Job> read_jobs(const Arguments& arguments) {
   std::vector<Job> jobs;
   for (const std::string& prompt : arguments.prompts)
-    jobs.push_back({prompt, {}, arguments.max_tokens, {}, {}});
+    jobs.push_back({prompt, {}, arguments.max_tokens, {}, {}, {}, {}});
   if (!arguments.prompts_file.empty()) {
     try {
       const auto document = nlohmann::json::parse(read_text(arguments.prompts_file));
@@ -91,6 +97,20 @@ std::vector<Job> read_jobs(const Arguments& arguments) {
       std::none_of(jobs.begin(), jobs.end(), [](const Job& job) { return job.text.has_value(); }))
     throw examples::UsageError("--check: expected a text beside some prompt of --prompts");
   return jobs;
+}
+
+const char* weights_of(const Model& model) {
+  return model.embedding.element() == Element::fp32 ? "fp32" : "bf16";
+}
+
+/// A text is what one kind of weights says: with another, near ties fall the other way.
+void check_weights(const std::vector<Job>& jobs, const Model& model) {
+  const std::string weights = weights_of(model);
+  for (const Job& job : jobs)
+    if (job.text && !job.weights.empty() && job.weights != weights)
+      throw examples::UsageError(
+          fmt::format("{}.weights = {}: the model's are {}: expected --weights {}", job.field,
+                      job.weights, weights, job.weights));
 }
 
 Request make_request(const Job& job, const LoadedModel& loaded, RequestId id) {
@@ -264,6 +284,7 @@ int generate_on(Communicator& ranks, const Arguments& arguments) {
   const std::vector<Job> jobs = read_jobs(arguments);
   chunkattn::ThreadPool executor(thread_count(arguments.model, ranks));
   const LoadedModel loaded = load(arguments.model, executor, ranks);
+  if (arguments.check) check_weights(jobs, loaded.model);
   std::vector<Request> requests;
   for (const Job& job : jobs) requests.push_back(make_request(job, loaded, requests.size()));
 
@@ -295,6 +316,9 @@ int generate_on(Communicator& ranks, const Arguments& arguments) {
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const int wrong = print_texts(jobs, requests, texts, *loaded.tokenizer, arguments.check);
+  if (wrong > 0 && weights_of(loaded.model) == std::string("bf16"))
+    fmt::print(
+        "         weights are bf16: texts that were recorded with fp32 need --weights fp32\n");
   print_stats(*engine, seconds);
   // In fp16 a near tie may fall the other way and the text go on differently: there the logits are
   // what is judged.

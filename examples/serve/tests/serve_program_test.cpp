@@ -190,6 +190,26 @@ TEST_CASE("--check fails on a text that is not as recorded") {
   CHECK(run(arguments + " --check").status == 0);
 }
 
+TEST_CASE("--check says which weights a record needs") {
+  const test::TemporaryFile shape("shape.json"), prompts("weights.json");
+  shape.write(tiny_shape);
+  const std::string arguments =
+      "generate --check --random '" + shape.path() + "' --prompts '" + prompts.path() + "' ";
+  prompts.write(R"([{"prompt": "a", "max_tokens": 1, "text": "no", "weights": "fp32"}])");
+  expect_failure(2, arguments,
+                 "weights.json: [0].weights = fp32: the model's are bf16: expected --weights fp32");
+  const Outcome fp32 = run(arguments + "--weights fp32");
+  CHECK(fp32.status == 1);
+  CHECK(fp32.says("differs from byte 0 on"));
+  CHECK(!fp32.says("--weights fp32"));
+  prompts.write(R"([{"prompt": "a", "max_tokens": 1, "text": "no"}])");
+  const Outcome bf16 = run(arguments);
+  CHECK(bf16.status == 1);
+  CHECK(bf16.says("weights are bf16: texts that were recorded with fp32 need --weights fp32"));
+  prompts.write(R"([{"prompt": "a", "weights": "fp64"}])");
+  expect_failure(1, arguments, "weights.json: [0].weights = fp64: expected fp32 or bf16");
+}
+
 TEST_CASE("SmolLM2 knows its capitals, and what a chat shares") {
   const std::string model = test::smollm2_file();
   if (model.empty()) return;
