@@ -21,7 +21,8 @@ struct Piece {
   std::int32_t position;  ///< path position of the first one
 };
 
-/// Tokens of the path of `row` in `piece` that the row sees.
+/// How many of the piece's tokens, its first ones, a row sees that sees the path positions below
+/// `kv_len` (`PlanView::row_kv_len`): 0 to `piece.length`.
 CHUNKATTN_HD constexpr std::int32_t visible_length(const Piece& piece,
                                                    std::int32_t kv_len) noexcept {
   const std::int32_t seen = kv_len - piece.position;
