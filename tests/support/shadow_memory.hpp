@@ -32,6 +32,7 @@ struct BrokenAllocator : std::runtime_error {
 struct ShadowMemory {
   int chunk_size = 0;
   std::vector<std::uint64_t> rows;    // [slot][offset], 0 for garbage
+  std::vector<std::uint64_t> values;  // the same for V, which nobody reads
   std::vector<std::uint64_t> epochs;  // [slot]: how often the slot was freed
   std::vector<std::uint8_t> used;     // [slot]
   Lie lie = Lie::none;                // at the next allocation
@@ -100,13 +101,14 @@ struct ShadowAllocator {
 };
 
 /// The shadow as an engine's own K/V cache of one layer and head: gather_kv(), scatter_kv(),
-/// swap_out() and resume() work on it. K and V are the same number.
+/// swap_out() and resume() work on it. Only K means something; V lies beside it.
 struct ShadowCache {
   ShadowMemory* memory;
 
   [[nodiscard]] KvCacheOptions options() const { return {1, 1, 1}; }
   [[nodiscard]] KvView<std::uint64_t> layer(int) const {
-    return make_kv_view(memory->rows.data(), memory->rows.data(),
+    memory->values.resize(memory->rows.size());
+    return make_kv_view(memory->rows.data(), memory->values.data(),
                         {.num_slots = static_cast<std::int32_t>(memory->epochs.size()),
                          .num_kv_heads = 1,
                          .chunk_size = memory->chunk_size,
