@@ -1,12 +1,13 @@
-// Queries are float, half or bfloat16; integers are a mistake.
-// expect: QoRange
+// Queries are float, half or bfloat16; double is a mistake.
+// expect: the elements of q, k, v and out must be float, chunkattn::half or chunkattn::bfloat16
+// lines: 25
 #include <chunkattn/chunkattn.hpp>
 #include <vector>
 
 #ifdef CHUNKATTN_CONTROL
 using Query = float;
 #else
-using Query = int;
+using Query = double;
 #endif
 
 void attend(chunkattn::ChunkAttention<chunkattn::Cpu, 8>& attention,

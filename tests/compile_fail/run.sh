@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # run.sh CASE.cpp: the case must be refused by the compiler with every text it names in a line
 #   // expect: TEXT
+# in at most as many lines as it says, if it does, in a line
+#   // lines: NUMBER
 # and must compile when CHUNKATTN_CONTROL is defined, so that it is refused for that reason only.
 set -u
 case_file=$1
@@ -26,4 +28,9 @@ for text in "${expected[@]}"; do
     exit 1
   fi
 done
+lines=$(wc -l <<<"$errors") most=$(sed -n 's|^// lines: ||p' "$case_file")
+if [ "$lines" -gt "${most:-$lines}" ]; then
+  printf 'FAILED: the errors of %s take %s lines:\n%s\n' "$case_file" "$lines" "$errors"
+  exit 1
+fi
 echo "refused as expected: ${expected[*]}"

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "../base/config.hpp"
 #include "../base/device.hpp"
@@ -70,6 +71,15 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 
 /// Attention over a prefix tree's plan on one device. Backends specialise it.
 template <class Device, int HeadDim, class Exec = ThreadPool, int ValueDim = HeadDim>
-class ChunkAttention;
+class ChunkAttention {
+  static_assert(!std::is_same_v<Device, Cuda>,
+                "ChunkAttention<Cuda, HeadDim> needs nvcc: compile the file that uses it as CUDA "
+                "(.cu), where chunkattn/chunkattn.hpp brings the CUDA backend");
+  static_assert(!std::is_same_v<Device, Cpu>,
+                "ChunkAttention<Cpu, HeadDim>: include chunkattn/chunk_attention.hpp");
+  static_assert(std::is_same_v<Device, Cuda> || std::is_same_v<Device, Cpu>,
+                "ChunkAttention<Device, HeadDim>: Device must be chunkattn::Cpu or "
+                "chunkattn::Cuda");
+};
 
 CHUNKATTN_ISA_NAMESPACE_END

@@ -18,13 +18,52 @@
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {
 
-/// A contiguous range of float, half or bfloat16: what std::data() and std::size() take. (The
-/// concepts of <ranges> are slow to include.)
+/// A contiguous range that knows its size: what std::data() and std::size() take. (The concepts of
+/// <ranges> are slow to include.)
 template <class R>
-concept QoRange = requires(R& range) {
+concept Buffer = requires(R& range) {
   std::size(range);
+  *std::data(range);
+};
+
+/// What stands where a variant or a buffer may: a buffer or a mistake for one.
+template <class R>
+concept NoVariant = Buffer<R> || !std::is_class_v<R>;
+
+/// A variant or a mistake for one.
+template <class R>
+concept MeantAsVariant = !NoVariant<R>;
+
+/// A buffer of float, half or bfloat16.
+template <class R>
+concept QoRange = NoVariant<R> && Buffer<R> && requires(R& range) {
   requires QoElement<std::remove_cvref_t<decltype(*std::data(range))>>;
 };
+
+/// One that can be written.
+template <class R>
+concept WritableRange = QoRange<R> && requires(R& range) {
+  requires !std::is_const_v<std::remove_reference_t<decltype(*std::data(range))>>;
+};
+
+/// Says what is wrong with buffers of which not all are a QoRange.
+template <class... Ranges>
+constexpr void explain_buffers() {
+  static_assert((Buffer<Ranges> && ...),
+                "ChunkAttention: q, k, v and out must be contiguous ranges that know their size, "
+                "such as std::vector and std::span; for a pointer write std::span(pointer, count)");
+  static_assert(((!Buffer<Ranges> || QoRange<Ranges>) && ...),
+                "ChunkAttention: the elements of q, k, v and out must be float, chunkattn::half or "
+                "chunkattn::bfloat16");
+}
+
+/// The same where the last is to be written.
+template <class In, class Out>
+constexpr void explain_run() {
+  explain_buffers<In, Out>();
+  static_assert(!QoRange<Out> || WritableRange<Out>,
+                "ChunkAttention::run: out is written, so its elements must not be const");
+}
 
 template <class R>
 [[nodiscard]] auto span_of(R&& range) noexcept {

@@ -111,7 +111,7 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
   ///
   /// Throws InvalidArgument before anything is touched. If the executor throws, `out` and `lse` are
   /// unspecified and everything else is as before.
-  template <class T, cpu::QoRange Q, cpu::QoRange Out>
+  template <class T, cpu::QoRange Q, cpu::WritableRange Out>
     requires CpuKvElement<T>
   void run(const KvView<T>& layer, const LiveView& plan, const Q& q, Out&& out,
            std::span<float> lse = {}) {
@@ -124,8 +124,8 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
   ///
   /// \param variant  read until run() returns
   /// \throws InvalidArgument where the variant's members make no sense
-  template <class T, AttentionVariant V, cpu::QoRange Q, cpu::QoRange Out>
-    requires CpuKvElement<T>
+  template <class T, class V, cpu::QoRange Q, cpu::WritableRange Out>
+    requires CpuKvElement<T> && cpu::MeantAsVariant<V> && AttentionVariant<V>
   void run(const KvView<T>& layer, const LiveView& plan, const V& variant, const Q& q, Out&& out,
            std::span<float> lse = {}) {
     check_not_moved_from();
@@ -155,6 +155,38 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
         layer,        view,  query.data(), result.data(), lse.empty() ? nullptr : lse.data(),
         num_qo_heads, group, variant};
     std::visit([&](auto& engine) { engine.run(*executor_, call); }, engine_);
+  }
+
+  /// Arguments that the above cannot take are refused in words, at compile time.
+  template <class T, class K, class V>
+    requires CpuKvElement<T>
+  void write(const KvView<T>&, const LiveView&, const K&, const V&) {
+    cpu::explain_buffers<K, V>();
+  }
+  /// The same of a layer whose V is in K.
+  template <class T, class K>
+    requires CpuKvElement<T>
+  void write(const KvView<T>&, const LiveView&, const K&) {
+    cpu::explain_buffers<K>();
+  }
+  /// The same of run().
+  template <class T, cpu::NoVariant Q, class Out>
+    requires CpuKvElement<T>
+  void run(const KvView<T>&, const LiveView&, const Q&, Out&&, std::span<float> = {}) {
+    cpu::explain_run<Q, Out>();
+  }
+  /// The same of run() with a variant.
+  template <class T, class V, class Q, class Out>
+    requires CpuKvElement<T> && cpu::MeantAsVariant<V>
+  void run(const KvView<T>&, const LiveView&, const V&, const Q&, Out&&, std::span<float> = {}) {
+    constexpr bool is_variant =
+        AttentionVariant<V>;  // compilers would explain the concept at length
+    static_assert(
+        is_variant,
+        "ChunkAttention::run: this variant has none of the members logit(s, at), "
+        "visible(at) and sink(at), or not as attention/variant.hpp says: const, and "
+        "returning expressions of chunkattn::lanes; or it has hidden() without visible()");
+    cpu::explain_run<Q, Out>();
   }
 
   /// How the last run() was cut into tasks.

@@ -86,7 +86,13 @@ inline void check_kv_geometry(const KvCacheOptions& options, int chunk_size, std
 
 /// K and V memory of every layer of a model, one place per slot of a tree.
 template <class Device, class T>
-class KvCache;
+class KvCache {
+  static_assert(!std::is_same_v<Device, Cuda>,
+                "KvCache<Cuda, T> needs nvcc: compile the file that uses it as CUDA (.cu), where "
+                "chunkattn/chunkattn.hpp brings the CUDA backend");
+  static_assert(std::is_same_v<Device, Cuda>,
+                "KvCache<Device, T>: Device must be chunkattn::Cpu or chunkattn::Cuda");
+};
 
 /// K/V in host memory.
 ///
