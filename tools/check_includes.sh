@@ -4,7 +4,7 @@
 # CUDA backend do not know each other.
 set -eu
 cd "$(dirname "$0")/.."
-rooms="base tree plan kv attention cpu cuda top"  # lowest first; top: the headers outside all rooms
+rooms="base tree plan kv attention cpu cuda front top"  # lowest first; top: the headers outside all rooms
 max_rooms=15 max_arrows=30 max_lines=500
 status=0
 bad() { echo "FAILED: $*"; status=1; }

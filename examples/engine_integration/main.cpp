@@ -108,7 +108,7 @@ double difference(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 template <class T>
-void own_parts(KvType type) {
+void own_parts() {
   Threads threads(2);
   ChunkAttention<Cpu, head_dim, Threads> attention(threads);
 
@@ -124,12 +124,10 @@ void own_parts(KvType type) {
   });
   require(difference(expected, own_writes) == 0, "2. the engine's own K/V-writing kernel");
 
-  const auto any = make_attention(head_dim, type, threads);
+  const auto any = load_attention(head_dim, threads);
   const auto dispatched = prefill<T>([&](auto& memory, const LiveView& plan, ToyModel& model) {
-    const LayerPointers layer{memory.k.data(), memory.v.data(), memory.view.num_slots, num_kv_heads,
-                              chunk_size};
-    any->write(layer, plan, model.k, model.v);
-    any->run(layer, plan, model.q, model.out);
+    any->write(memory.view, plan, model.k, model.v);
+    any->run(memory.view, plan, model.q, model.out);
   });
   require(difference(expected, dispatched) == 0, "3. head_dim and type chosen at run time");
 
@@ -157,13 +155,13 @@ int run(int argc, char** argv) {
   examples::Options options("engine_integration", "each way to wire the library into an engine");
   if (!options.parse(argc, argv)) return 0;
   engine_loop();
-  own_parts<float>(KvType::fp32);
-  own_parts<chunkattn::half>(KvType::fp16);
-  own_parts<chunkattn::bfloat16>(KvType::bf16);
+  own_parts<float>();
+  own_parts<chunkattn::half>();
+  own_parts<chunkattn::bfloat16>();
 
   Threads threads(1);
   try {
-    make_attention(80, KvType::fp32, threads);
+    (void)load_attention(80, threads);
     require(false, "an unknown head_dim is refused");
   } catch (const chunkattn::InvalidArgument& error) {
     std::printf("\nan unknown head_dim is refused:\n   %s\n", error.what());

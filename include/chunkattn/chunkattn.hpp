@@ -6,6 +6,9 @@
 #include "base/config.hpp"  // first: it refuses what cannot compile the others
 // clang-format on
 
+// The front is here, too: kernels are compiled by those who call make_attention(), and reading it
+// costs little. Units that shall be compiled fast include any_attention.hpp instead of this.
+#include "any_attention.hpp"
 #include "attention/merge_state.hpp"
 #include "attention/reference.hpp"
 #include "attention/variant.hpp"
@@ -18,6 +21,7 @@
 #include "kv/cache.hpp"
 #include "kv/transfer.hpp"
 #include "kv/view.hpp"
+#include "make_attention.hpp"
 #include "plan/arrays.hpp"
 #include "plan/attention_plan.hpp"
 #include "plan/block_table.hpp"
@@ -33,4 +37,5 @@
 #if defined(__CUDACC__)
 #include "cuda/chunk_attention.cuh"
 #include "cuda/kv_cache.cuh"
+#include "make_attention.cuh"
 #endif

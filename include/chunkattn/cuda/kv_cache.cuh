@@ -34,8 +34,12 @@ class KvCache<Cuda, T> {
   /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
   template <SlotOwner Tree>
   KvCache(const Tree& tree, KvCacheOptions options, std::size_t slot_limit = default_slot_limit)
-      : KvCache(tree.slot_source(), Tree::chunk_size, options,
-                static_cast<std::size_t>(tree.num_slots()), slot_limit) {}
+      : KvCache(tree.slot_source(), Tree::chunk_size, options, slot_limit) {}
+
+  /// The same for a tree of which no more is known than its slot_source() and its chunk size.
+  KvCache(const SlotSource& source, int chunk_size, const KvCacheOptions& options,
+          std::size_t slot_limit = default_slot_limit)
+      : KvCache(source, chunk_size, options, source.num_slots(), slot_limit) {}
 
   /// Memory for `num_slots` slots of `chunk_size` tokens on the current device; `slot_limit` bounds
   /// what it may grow to (8 bytes of tables per slab).

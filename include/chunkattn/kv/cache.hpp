@@ -112,8 +112,11 @@ class KvCache<Cpu, T> {
   /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
   template <SlotOwner Tree>
   KvCache(const Tree& tree, KvCacheOptions options)
-      : KvCache(tree.slot_source(), Tree::chunk_size, options,
-                static_cast<std::size_t>(tree.num_slots())) {}
+      : KvCache(tree.slot_source(), Tree::chunk_size, options) {}
+
+  /// The same for a tree of which no more is known than its slot_source() and its chunk size.
+  KvCache(const SlotSource& source, int chunk_size, const KvCacheOptions& options)
+      : KvCache(source, chunk_size, options, source.num_slots()) {}
 
   /// Memory for `num_slots` slots of `chunk_size` tokens; grow() adds to it.
   KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0)

@@ -1,0 +1,154 @@
+// AnyAttention on the fake device: the bits of ChunkAttention<Cuda>, on the stream it is given;
+// what was not compiled in is refused; without a device nothing is made.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "simt/engine.hpp"
+#include "support/steps.hpp"
+// After the fakes.
+#include "chunkattn/make_attention.cuh"
+
+namespace {
+
+using namespace chunkattn;
+using simt::DeviceArray;
+using simt::Engine;
+using test::refused;
+
+using Sizes = HeadDims<16, HeadSize(16, 64)>;
+using Some = Variants<Plain, SlidingWindow>;
+
+/// An engine with one step of three sequences planned, whose attention has the model of the
+/// front's.
+struct Problem : Engine {
+  explicit Problem(std::uint64_t number) : Engine(number, {}, CostModel{}) {
+    simt::current_schedule() = {};
+    begin();
+    for (int i = 0; i < 3; ++i) {
+      sequences.push_back(tree.insert(prompt(20, 1)));
+      add(static_cast<std::size_t>(i), 30);
+    }
+    build();
+  }
+};
+
+template <class T>
+bool same_bits(std::span<const T> a, std::span<const T> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("write and run have the bits of the template's, with and without a variant") {
+  Problem engine(31);
+  simt::Step& step = engine.new_step();
+  const auto any = make_attention<Cuda, Sizes, KvTypes<half>, Some>(16, Engine::limits());
+  CHECK(any->device() == std::string_view("cuda"));
+  CHECK(any->head_dim() == 16);
+  CHECK(any->qo_types().size() == 1);
+  CHECK(any->variants().size() == 2);
+  const auto cache = any->make_cache(engine.tree, ElementType::half, {1, simt::kv_heads});
+  CHECK(cache->bytes_per_slot() == engine.cache.bytes_per_slot());
+  CHECK(cache->tree_id() == engine.cache.tree_id());
+
+  simt::Stream other;
+  DeviceArray<half> out(step.out->size);
+  DeviceArray<float> lse(step.lse->size);
+  std::vector<std::vector<half>> seen;
+  const auto check = [&](const auto& variant) {
+    engine.attention->write(engine.cache.layer(0), engine.view, step.k->span(), step.v->span(),
+                            &engine.stream);
+    engine.attention->run(engine.cache.layer(0), engine.view, variant, step.q->span(),
+                          step.out->span(), step.lse->span(), &engine.stream);
+    engine.stream.drain();
+    any->prepare(engine.view, &other);
+    any->prepare(cache->layer(0, &other), engine.view, variant, &other);
+    any->write(cache->layer(0, &other), engine.view, step.k->span(), step.v->span(), &other);
+    any->run(cache->layer(0, &other), engine.view, step.q->span(), out.span(),
+             {.lse = lse.span(), .variant = variant, .stream = &other});
+    CHECK(!other.queue.empty());  // on that stream, and nothing waited for
+    other.drain();
+    CHECK(same_bits<half>(out.span(), step.out->span()));
+    CHECK(same_bits<float>(lse.span(), step.lse->span()));
+    seen.emplace_back(out.span().begin(), out.span().end());
+  };
+  check(Plain{});
+  check(SlidingWindow{4});
+  CHECK(!same_bits<half>(seen[0], seen[1]));
+  engine.steps.clear();
+}
+
+TEST_CASE("K and V may be float") {
+  Problem engine(32);
+  simt::Step& step = engine.new_step();
+  const auto any = make_attention<Cuda, Sizes, KvTypes<half>>(16, Engine::limits());
+  const auto cache = any->make_cache(engine.tree, ElementType::half, {1, simt::kv_heads});
+  DeviceArray<float> k(step.k->size), v(step.v->size);
+  for (std::size_t i = 0; i < k.size; ++i) k.span()[i] = to_float(step.k->span()[i]);
+  for (std::size_t i = 0; i < v.size; ++i) v.span()[i] = to_float(step.v->span()[i]);
+  any->write(cache->layer(0), engine.view, k.span(), v.span(), &engine.stream);
+  any->write(engine.cache.layer(0), engine.view, step.k->span(), step.v->span(), &engine.stream);
+  DeviceArray<half> out(step.out->size);
+  any->run(cache->layer(0), engine.view, step.q->span(), out.span(), {.stream = &engine.stream});
+  any->run(engine.cache.layer(0), engine.view, step.q->span(), step.out->span(),
+           {.stream = &engine.stream});
+  engine.stream.drain();
+  CHECK(same_bits<half>(out.span(), step.out->span()));
+  engine.check_steps();
+}
+
+TEST_CASE("what was not compiled in is refused by naming what was") {
+  const auto limits = Engine::limits();
+  CHECK(refused([&] { (void)make_attention<Cuda, Sizes, KvTypes<half>>(64, limits); }) ==
+        "head_dim = 64: expected one that this program was built with: 16, 16:64");
+  CHECK(refused([&] {
+          (void)make_attention<Cuda, Sizes, KvTypes<half>>(16, CudaLimits{});
+        }).starts_with("limits.max_rows = 0"));
+  Problem engine(33);
+  simt::Step& step = engine.new_step();
+  const auto any = make_attention<Cuda, Sizes, KvTypes<half>, Some>(16, limits);
+  const AnyKvView layer = engine.cache.layer(0);
+  const auto run = [&](const AnyKvView& kv, ConstElements q, Elements out, RunOptions options) {
+    options.stream = &engine.stream;
+    return refused([&] { any->run(kv, engine.view, q, out, options); });
+  };
+  const auto q = step.q->span(), out = step.out->span(), k = step.k->span();
+  CHECK(run(layer, q, out, {.variant = SoftCap{1}}) ==
+        "variant = SoftCap: expected one that this program was built with: Plain, SlidingWindow");
+  CHECK(run(KvView<bfloat16>{}, q, out, {}) ==
+        "layer.type() = bfloat16: expected one that this program was built with: half");
+  CHECK(run(layer, step.lse->span(), out, {}) ==
+        "q.type = float: expected that of the layer, half");
+  CHECK(run(layer, q, step.lse->span(), {}) == "out.type = float: expected that of q, half");
+  CHECK(run(layer, q.first(1), out, {}).starts_with("q.size() = 1"));
+  CHECK(refused([&] { any->write(layer, engine.view, k, step.lse->span()); }) ==
+        "v.type = float: expected that of k, half");
+  const ConstElements brains(k.data(), ElementType::bfloat16, k.size());
+  CHECK(refused([&] { any->write(layer, engine.view, brains, brains); }) ==
+        "k.type = bfloat16: expected that of the layer (or float), half");
+  CHECK(refused([&] { (void)any->make_cache(engine.tree, ElementType::bfloat16, {1, 2}); }) ==
+        "type = bfloat16: expected one that this program was built with: half");
+  CHECK(engine.stream.queue.empty());
+  engine.steps.clear();
+}
+
+TEST_CASE("without a device an object is not made, and the error says why") {
+  simt::device().fail("cudaGetDeviceCount", cudaErrorNoDevice);
+  const auto make = [] {
+    (void)make_attention<Cuda, HeadDims<16>, KvTypes<half>>(16, Engine::limits());
+  };
+  try {
+    make();
+    FAIL("expected a DeviceError");
+  } catch (const DeviceError& error) {
+    CHECK(error.code() == cudaErrorNoDevice);
+    CHECK(std::string_view(error.what()).starts_with("cudaGetDeviceCount failed with code 100"));
+  }
+  make();  // the device is back
+}

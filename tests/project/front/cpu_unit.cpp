@@ -1,0 +1,11 @@
+// The unit that compiles the CPU's kernels.
+#include <chunkattn/make_attention.hpp>
+
+#include "attention.hpp"
+
+using namespace chunkattn;
+
+std::unique_ptr<AnyAttention> cpu_attention(int head_dim) {
+  return make_attention<Cpu, HeadDims<64, 128>, KvTypes<half>, Variants<Plain, SlidingWindow>>(
+      head_dim, 2);
+}

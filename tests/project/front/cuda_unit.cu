@@ -1,0 +1,16 @@
+// The unit that compiles the GPU's kernels.
+#include <chunkattn/make_attention.cuh>
+
+#include "attention.hpp"
+
+using namespace chunkattn;
+
+std::unique_ptr<AnyAttention> cuda_attention(int head_dim, int max_rows, int num_qo_heads,
+                                             int num_kv_heads) {
+  CudaLimits limits;
+  limits.max_rows = max_rows;
+  limits.num_qo_heads = num_qo_heads;
+  limits.num_kv_heads = num_kv_heads;
+  return make_attention<Cuda, HeadDims<64, HeadSize(192, 128)>, KvTypes<half>,
+                        Variants<Plain, SlidingWindow>>(head_dim, limits);
+}
