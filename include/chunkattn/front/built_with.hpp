@@ -24,6 +24,17 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
+namespace detail {
+
+[[nodiscard]] constexpr bool all_differ(std::span<const std::string_view> names) noexcept {
+  for (std::size_t i = 0; i < names.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j)
+      if (names[i] == names[j]) return false;
+  return true;
+}
+
+}  // namespace detail
+
 /// Elements per head of Q and K, and of V and O.
 struct HeadSize {
   int head_dim;   ///< of Q and K
@@ -54,10 +65,14 @@ struct QoTypes {
 };
 /// The variants that kernels are compiled for, Plain where it is wanted:
 /// Variants<Plain, SlidingWindow>.
-template <detail::NamedVariant... V>
+template <AttentionVariant... V>
 struct Variants {
   static_assert(sizeof...(V) > 0, "Variants: name at least one, perhaps Plain");
+  static_assert((detail::NamedVariant<V> && ...),
+                "Variants: a variant is found by its name at run time; give the type a member "
+                "`static constexpr std::string_view name = \"...\"`");
   static constexpr std::string_view names[sizeof...(V)] = {VariantName<V>::value...};
+  static_assert(detail::all_differ(names), "Variants: two of them have the same name");
 };
 
 namespace detail {

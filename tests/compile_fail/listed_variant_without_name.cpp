@@ -1,0 +1,13 @@
+// expect: Variants: a variant is found by its name at run time; give the type a member
+#include <chunkattn/make_attention.hpp>
+#include <string_view>
+
+struct Nearby {
+#if defined(CHUNKATTN_CONTROL)
+  static constexpr std::string_view name = "Nearby";
+#endif
+  int near;
+  auto visible(chunkattn::lanes::At at) const { return at.query - at.key < near; }
+};
+
+template struct chunkattn::Variants<chunkattn::Plain, Nearby>;

@@ -1,0 +1,15 @@
+// expect: AnyVariant: a variant is found by its name at run time; give the type a member
+#include <chunkattn/any_attention.hpp>
+#include <string_view>
+
+struct Nearby {
+#if defined(CHUNKATTN_CONTROL)
+  static constexpr std::string_view name = "Nearby";
+#endif
+  int near;
+  auto visible(chunkattn::lanes::At at) const { return at.query - at.key < near; }
+};
+
+chunkattn::RunOptions options() {
+  return {.variant = Nearby{4}};
+}
