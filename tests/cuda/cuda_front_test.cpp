@@ -103,6 +103,38 @@ TEST_CASE("K and V may be float") {
   engine.check_steps();
 }
 
+TEST_CASE("calls are captured on the stream that they name, readied by prepare") {
+  Problem engine(34);
+  simt::Step& step = engine.new_step();
+  const auto any = make_attention<Cuda, Sizes, KvTypes<half>, Some>(16, Engine::limits());
+  const auto cache = any->make_cache(engine.tree, ElementType::half, {1, simt::kv_heads});
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 40)));  // more slots than memory
+  simt::Stream other;
+  other.blocking = false;
+  {
+    simt::Graph graph(other);
+    CHECK(refused([&] { (void)cache->layer(0, &other); }).starts_with("num_slots ="));
+    graph.end();
+  }
+  cache->grow(engine.tree.num_slots());
+  const auto run = [&] {
+    any->run(cache->layer(0, &other), engine.view, step.q->span(), step.out->span(),
+             {.variant = SlidingWindow{4}, .stream = &other});
+  };
+  any->prepare(engine.view, &other);
+  {
+    simt::Graph graph(other);
+    CHECK(refused(run).starts_with("stream = capturing"));
+    graph.end();
+  }
+  any->prepare(cache->layer(0), engine.view, SlidingWindow{4}, &other);
+  simt::Graph graph(other);
+  CHECK_NOTHROW(run());
+  graph.end();
+  other.drain();
+  engine.steps.clear();
+}
+
 TEST_CASE("what was not compiled in is refused by naming what was") {
   const auto limits = Engine::limits();
   CHECK(refused([&] { (void)make_attention<Cuda, Sizes, KvTypes<half>>(64, limits); }) ==

@@ -34,6 +34,12 @@ struct Nearby {
   int near;
   auto visible(lanes::At at) const { return at.query - at.key < near; }
 };
+/// One that has taken the name of another.
+struct NotTheWindow {
+  static constexpr std::string_view name = "SlidingWindow";
+  std::int64_t sizes[2];
+  auto visible(lanes::At at) const { return at.query - at.key < 3; }
+};
 /// What a mask calls.
 struct Even {
   static constexpr std::string_view name = "Even";
@@ -213,6 +219,7 @@ TEST_CASE("names of variants: the library's, a user's, those of several together
   CHECK(window.get_if<SlidingWindow>()->size == 7);
   CHECK(window.get_if<SlidingWindow>()->keep == 2);
   CHECK(window.get_if<Plain>() == nullptr);
+  CHECK(window.get_if<NotTheWindow>() == nullptr);  // it is of another size
   const AnyVariant copy = window;
   CHECK(copy.get_if<SlidingWindow>()->size == 7);
 }
@@ -280,6 +287,11 @@ TEST_CASE("a cache follows its tree, and K/V moves through it") {
   std::vector<std::byte> read(saved.size());
   gather_kv(sequence, range, typed, std::span(read));
   CHECK(read == saved);
+  Tree another;
+  auto stranger = another.insert(test::iota(0, 70));
+  CHECK(refused([&] {
+          scatter_kv(stranger, range, typed, std::span<const std::byte>(saved));
+        }).starts_with("cache = of another tree"));
   CHECK(refused([&] { KvCacheOf<float> wrong(*cache); }) == "cache.type() = int8: expected float");
 }
 
