@@ -46,6 +46,7 @@ struct JoinedName {
 
 }  // namespace detail
 
+/// \cond names
 template <detail::NamesItself V>
 struct VariantName<V> {
   static constexpr std::string_view value = V::name;
@@ -83,6 +84,7 @@ struct VariantName<Both<A, B>> {
   static constexpr std::string_view value{detail::JoinedName<A, B>::text.data(),
                                           detail::JoinedName<A, B>::text.size()};
 };
+/// \endcond
 
 /// A copy of a variant, of any type that has a name. What the variant points to (Sinks::logits,
 /// say) is read until the call that it is given to returns.

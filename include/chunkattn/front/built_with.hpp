@@ -42,6 +42,7 @@ struct HeadSize {
 
   /// As many of V as of K.
   constexpr HeadSize(int dim) noexcept : HeadSize(dim, dim) {}
+  /// Each its own.
   constexpr HeadSize(int dim, int dim_of_v) noexcept : head_dim(dim), value_dim(dim_of_v) {}
   friend constexpr bool operator==(HeadSize, HeadSize) = default;
 };
@@ -55,12 +56,14 @@ struct HeadDims {
 template <CpuKvElement... T>
 struct KvTypes {
   static_assert(sizeof...(T) > 0, "KvTypes: name at least one type");
+  /// The types as numbers.
   static constexpr ElementType types[sizeof...(T)] = {element_type_of<T>...};
 };
 /// What q, k, v and out may be passed as on the CPU: QoTypes<float, half>.
 template <QoElement... T>
 struct QoTypes {
   static_assert(sizeof...(T) > 0, "QoTypes: name at least one type");
+  /// The types as numbers.
   static constexpr ElementType types[sizeof...(T)] = {element_type_of<T>...};
 };
 /// The variants that kernels are compiled for, Plain where it is wanted:
@@ -71,6 +74,7 @@ struct Variants {
   static_assert((detail::NamedVariant<V> && ...),
                 "Variants: a variant is found by its name at run time; give the type a member "
                 "`static constexpr std::string_view name = \"...\"`");
+  /// Of the variants.
   static constexpr std::string_view names[sizeof...(V)] = {VariantName<V>::value...};
   static_assert(detail::all_differ(names), "Variants: two of them have the same name");
 };

@@ -34,6 +34,7 @@ struct ConstElements {
   std::size_t size = 0;                     ///< how many, in elements
 
   ConstElements() = default;
+  /// `count` of them from `first` on.
   ConstElements(const void* first, ElementType element, std::size_t count) noexcept
       : data(first), type(element), size(count) {}
   /// A std::vector, std::span, std::array or the like of float, half or bfloat16.
@@ -51,6 +52,7 @@ struct Elements {
   std::size_t size = 0;                     ///< how many, in elements
 
   Elements() = default;
+  /// `count` of them from `first` on.
   Elements(void* first, ElementType element, std::size_t count) noexcept
       : data(first), type(element), size(count) {}
   /// A std::vector, std::span, std::array or the like of float, half or bfloat16, not const.
