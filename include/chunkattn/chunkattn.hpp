@@ -35,7 +35,5 @@
 #include "tree/step.hpp"
 
 #if defined(__CUDACC__)
-#include "cuda/chunk_attention.cuh"
-#include "cuda/kv_cache.cuh"
-#include "make_attention.cuh"
+#include "make_attention.cuh"  // with the CUDA backend that it stands before
 #endif

@@ -333,6 +333,10 @@ TEST_CASE("an engine's own memory as a view of a type known at run time") {
     attention.run(view.as<T>(), problem.view, problem.q, expected.out, expected.lse);
     CHECK(result == expected);
   };
+  std::vector<half> keys(elements), values(elements);
+  const AnyKvView both = make_any_kv_view(ElementType::half, keys.data(), values.data(), geometry);
+  CHECK(both.heads(1, 1).as<half>().num_kv_heads == 1);
+  CHECK(both.heads(1, 1).as<half>().k_row(3, 0, 2) == both.as<half>().k_row(3, 1, 2));
   std::vector<float> scales(2 * elements / 16);
   check(0.0f, nullptr);
   check(half{}, nullptr);
@@ -340,13 +344,14 @@ TEST_CASE("an engine's own memory as a view of a type known at run time") {
   check(std::int8_t{}, scales.data());
   check(float8_e4m3{}, scales.data());
 
-  std::vector<float> memory(elements);
-  float* const m = memory.data();
-  CHECK(refused([&] { (void)make_any_kv_view(ElementType::half, m, m + 1, geometry, m, m); }) ==
+  half* const k = keys.data();
+  half* const v = values.data();
+  float* const m = scales.data();
+  CHECK(refused([&] { (void)make_any_kv_view(ElementType::half, k, v, geometry, m, m); }) ==
         "k_scale = given: expected null: rows of half have no scales");
-  CHECK(refused([&] { (void)make_any_kv_view(ElementType::int8, m, m + 1, geometry); }) ==
+  CHECK(refused([&] { (void)make_any_kv_view(ElementType::int8, k, v, geometry); }) ==
         "k_scale = null: expected memory of K's scales");
-  CHECK(refused([&] { (void)make_any_kv_view(static_cast<ElementType>(9), m, m, geometry); }) ==
+  CHECK(refused([&] { (void)make_any_kv_view(static_cast<ElementType>(9), k, v, geometry); }) ==
         "type = 9: expected an ElementType");
   CHECK(refused([&] { (void)AnyKvView(KvView<half>{}).as<float>(); }) ==
         "layer.type() = half: expected float");

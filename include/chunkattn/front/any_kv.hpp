@@ -46,6 +46,10 @@ class AnyKvView {
   decltype(auto) visit(F&& f) const {
     return std::visit(f, view_);
   }
+  /// The KV heads [first, first + count), as KvView::heads() has it.
+  [[nodiscard]] AnyKvView heads(int first, int count) const {
+    return visit([&](const auto& view) -> AnyKvView { return view.heads(first, count); });
+  }
 
  private:
   using Views = std::variant<KvView<float>, KvView<half>, KvView<bfloat16>, KvView<std::int8_t>,
