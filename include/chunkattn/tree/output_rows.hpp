@@ -69,7 +69,7 @@ class OutputRows {
       return *this;
     }
     /// Whether both stand at the same row.
-    friend bool operator==(const iterator& a, const iterator& b) { return a.at_ == b.at_; }
+    bool operator==(const iterator& other) const { return at_ == other.at_; }
 
    private:
     void skip() {
