@@ -3,8 +3,8 @@
 
 #define CHUNKATTN_VERSION_MAJOR 0
 #define CHUNKATTN_VERSION_MINOR 2
-#define CHUNKATTN_VERSION_PATCH 0
+#define CHUNKATTN_VERSION_PATCH 1
 
-/// One number to compare in an #if: 0.2.0 is 200.
+/// One number to compare in an #if: 0.2.1 is 201.
 #define CHUNKATTN_VERSION \
   (CHUNKATTN_VERSION_MAJOR * 10000 + CHUNKATTN_VERSION_MINOR * 100 + CHUNKATTN_VERSION_PATCH)
