@@ -57,6 +57,31 @@ END
     says "$work/log" "expected asan or tsan, not 'msan'"
     sed 's/^/  /' "$work/closing"
     ;;
+  compile_time)  # it judges what is compiled, not how fast the processor is
+    # A compiler that only takes its time: so much per unit, and SLOW times as long.
+    cat >"$work/compiler" <<'END'
+#!/usr/bin/env bash
+case " $* " in
+  *compile_time_unit.cpp*) work=10 ;;
+  *empty.cpp*) work=0 ;;
+  *umbrella.cpp*) work=4 ;;
+  *CHUNKATTN_ISA=portable*) work=22 ;;
+  *) work=${ALL:-40} ;;
+esac
+exec awk -v n=$((work * SLOW * 400000)) 'BEGIN { while (n-- > 0) sum += n }'
+END
+    chmod +x "$work/compiler"
+    for slow in 1 3; do
+      SLOW=$slow CXX=$work/compiler "$root/tools/compile_time.sh" >"$work/log" 2>&1 ||
+        { cat "$work/log"; fail "compile_time fails where all takes $slow times as long"; }
+      cat "$work/log"
+      if ALL=90 SLOW=$slow CXX=$work/compiler "$root/tools/compile_time.sh" >"$work/log" 2>&1; then
+        cat "$work/log"
+        fail "compile_time passes a quick start that costs twice as much"
+      fi
+      says "$work/log" "FAILED: above the limit"
+    done
+    ;;
   bare)  # without python3, nvcc, clang and pkg-config their tests are skipped, with a reason
     mkdir "$work/bin"
     for tool in bash sh env cat grep sed awk sort find xargs mkdir rm mv cp cut head tail tr wc uname nproc \
