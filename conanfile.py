@@ -15,12 +15,12 @@ _spec.loader.exec_module(_release)
 
 class ChunkattnCheckoutConan(_release.ChunkattnConan):
     url = _release.ChunkattnConan.homepage
-    exports = os.path.join(_release_path, "conanfile.py"), "include/chunkattn/base/version.hpp"
+    exports = os.path.join(_release_path, "conanfile.py"), "include/chunkattn/version.hpp"
     exports_sources = "LICENSE", "cmake/chunkattn-cuda.cmake", "include/*"
     test_package_folder = os.path.join(_release_path, "test_package")
 
     def set_version(self):
-        header = load(self, os.path.join(self.recipe_folder, "include/chunkattn/base/version.hpp"))
+        header = load(self, os.path.join(self.recipe_folder, "include/chunkattn/version.hpp"))
         numbers = re.findall(r"#define CHUNKATTN_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header)
         self.version = ".".join(numbers)
 

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "chunkattn/base/executor.hpp"
+#include "chunkattn/executor.hpp"
 
 namespace bench {
 

@@ -21,8 +21,8 @@
 #include <string>
 #include <vector>
 
-#include "chunkattn/cuda/chunk_attention.cuh"
-#include "chunkattn/plan/arrays.hpp"
+#include "chunkattn/cuda.cuh"
+#include "chunkattn/detail/plan/arrays.hpp"
 
 namespace {
 

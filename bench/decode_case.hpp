@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "chunkattn/kv/cache.hpp"
-#include "chunkattn/plan/attention_plan.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/kv_cache.hpp"
+#include "chunkattn/prefix_tree.hpp"
 
 namespace bench {
 

@@ -14,7 +14,7 @@
 
 #include "bench/matrix_rate.hpp"
 #include "bench/median.hpp"
-#include "chunkattn/base/executor.hpp"
+#include "chunkattn/executor.hpp"
 #include "examples/support/huge_buffer.hpp"
 #include "examples/support/machine_limits.hpp"
 

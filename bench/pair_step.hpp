@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "bench/decode_case.hpp"
-#include "chunkattn/attention/options.hpp"
-#include "chunkattn/base/executor.hpp"
+#include "chunkattn/attention_options.hpp"
+#include "chunkattn/executor.hpp"
 
 namespace bench {
 

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <chunkattn/plan/attention_plan.hpp>
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/attention_plan.hpp>
+#include <chunkattn/prefix_tree.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>

@@ -1,33 +1,55 @@
 #!/usr/bin/env bash
-# The house of the headers: each folder of include/chunkattn is a room, and includes go down the list
-# of rooms below, never up. Within a room no two headers include each other in a circle. The CPU and the
-# CUDA backend do not know each other.
+# The house of the headers. Its face, include/chunkattn/*.hpp, is what users name; behind it, each folder of
+# include/chunkattn/detail is a room, and includes go down the list of rooms below, never up: for a header
+# of the face by the room that it belongs to. Within a room no two headers include each other in a circle.
+# The CPU and the CUDA backend do not know each other.
 set -eu
 cd "$(dirname "$0")/.."
-rooms="base tree plan kv attention cpu cuda front top"  # lowest first; top: the headers outside all rooms
-max_rooms=15 max_arrows=30 max_lines=500
+rooms="base tree plan kv attention cpu cuda front top"  # lowest first; top: above all rooms
+face() {  # face ROOM: its headers that users include
+  case $1 in
+    base) echo version error element executor allocator ;;
+    tree) echo tree_options retention sequence step prefix_tree ;;
+    plan) echo plan_view attention_plan block_table ;;
+    kv) echo kv_view kv_cache transfer ;;
+    attention) echo attention_options variants merge_state testing/reference ;;
+    cpu) echo chunk_attention ;;
+    cuda) echo cuda ;;
+    front) echo any_attention make_attention ;;
+    top) echo chunkattn ;;
+  esac
+}
+max_face=27 max_rooms=15 max_arrows=32 max_lines=500
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 
-declare -A rank=() arrows=() includes=()
+declare -A rank=() room_of=() arrows=() includes=()
 n=0
-for room in $rooms; do rank[$room]=$((n += 1)); done
-room_of() { case $1 in */*) echo "${1%%/*}" ;; *) echo top ;; esac; }
+for room in $rooms; do
+  rank[$room]=$((n += 1))
+  for name in $(face "$room"); do room_of[$name]=$room; done
+done
+find_room() {  # find_room HEADER: in `found`, empty where there is none
+  local rest=${1#detail/}
+  if [ "$rest" != "$1" ]; then found=${rest%%/*}; else found=${room_of[${1%.*}]:-}; fi
+}
 
 headers=0 edges=0
 while read -r path; do
   header=${path#include/chunkattn/}
   headers=$((headers + 1))
-  room=$(room_of "$header")
-  [ -n "${rank[$room]:-}" ] || { bad "$header is in no known room: $rooms"; continue; }
+  find_room "$header"
+  room=$found
+  [ -n "${rank[$room]:-}" ] || { bad "$header is in no known room, of $rooms"; continue; }
   lines=$(wc -l <"$path")
   [ "$lines" -le $max_lines ] || bad "$header has $lines lines, more than $max_lines: one idea per file"
   while read -r name; do
     target=$(realpath -m --relative-to=include/chunkattn "include/chunkattn/$(dirname "$header")/$name")
     edges=$((edges + 1))
     includes[$header]="${includes[$header]:-} $target"
-    to=$(room_of "$target")
     [ -f "include/chunkattn/$target" ] || bad "$header includes $name, which does not exist"
+    find_room "$target"
+    to=$found
     if [ "$to" != "$room" ]; then
       arrows[$room:$to]=1
       [ "${rank[$to]:-99}" -lt "${rank[$room]}" ] || bad "$header includes $target, of a room above its own"
@@ -57,6 +79,8 @@ while :; do
   unset stays
 done
 
+doors=$(find include/chunkattn -maxdepth 1 -type f | wc -l)
+[ "$doors" -le $max_face ] || bad "$doors headers in the face, more than $max_face"
 [ $n -le $max_rooms ] || bad "$n rooms, more than $max_rooms"
 [ ${#arrows[@]} -le $max_arrows ] || bad "${#arrows[@]} arrows between rooms, more than $max_arrows"
 
@@ -67,5 +91,5 @@ fi
 if grep -rnE 'namespace *\{|using namespace' include; then
   bad "no unnamed namespaces and no 'using namespace' in headers"
 fi
-[ $status -eq 0 ] && echo "$headers headers in $n rooms, $edges includes, ${#arrows[@]} arrows between rooms, all downwards"
+[ $status -eq 0 ] && echo "$headers headers ($doors in the face) in $n rooms, $edges includes, ${#arrows[@]} arrows between rooms, all downwards"
 exit $status

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Whatever must repeat the version agrees with include/chunkattn/base/version.hpp, and whatever repeats the
+# Whatever must repeat the version agrees with include/chunkattn/version.hpp, and whatever repeats the
 # repository's address with the vcpkg port.
 set -eu
 cd "$(dirname "$0")/.."
-part() { sed -n "s/^#define CHUNKATTN_VERSION_$1 \([0-9]*\)$/\1/p" include/chunkattn/base/version.hpp; }
+part() { sed -n "s/^#define CHUNKATTN_VERSION_$1 \([0-9]*\)$/\1/p" include/chunkattn/version.hpp; }
 version="$(part MAJOR).$(part MINOR).$(part PATCH)"
 status=0
 expect() {  # expect FILE PATTERN
@@ -15,7 +15,7 @@ expect $packaging/conan/chunkattn/config.yml "^  \"$version\":"
 expect $packaging/conan/chunkattn/all/conandata.yml "/v$version\.tar\.gz\""
 expect CHANGELOG.md "^## $version"
 for abi in v$(part MAJOR)_$(part MINOR) v$(part MAJOR)_$(part MINOR)_no_exceptions; do
-  expect include/chunkattn/base/config.hpp "CHUNKATTN_ABI $abi\$"
+  expect include/chunkattn/detail/base/config.hpp "CHUNKATTN_ABI $abi\$"
 done
 expect README.md "GIT_TAG v$version\)"
 expect README.md "requires\(\"chunkattn/$version\"\)"

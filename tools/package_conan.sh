@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 mkdir -p "$work"
 work=$(cd "$work" && pwd)
 recipe=cmake/packaging/conan/chunkattn
-version=$(sed -n 's/^#define CHUNKATTN_VERSION_[MP][A-Z]* \([0-9]*\)$/\1/p' include/chunkattn/base/version.hpp | paste -sd.)
+version=$(sed -n 's/^#define CHUNKATTN_VERSION_[MP][A-Z]* \([0-9]*\)$/\1/p' include/chunkattn/version.hpp | paste -sd.)
 
 fail() { echo "FAILED: $*"; exit 1; }
 

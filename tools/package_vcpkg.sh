@@ -10,7 +10,7 @@ ports=$root/cmake/packaging/vcpkg
 rm -rf "$work"
 mkdir -p "$work"
 work=$(cd "$work" && pwd)
-version=$(sed -n 's/^#define CHUNKATTN_VERSION_[MP][A-Z]* \([0-9]*\)$/\1/p' include/chunkattn/base/version.hpp | paste -sd.)
+version=$(sed -n 's/^#define CHUNKATTN_VERSION_[MP][A-Z]* \([0-9]*\)$/\1/p' include/chunkattn/version.hpp | paste -sd.)
 
 fail() { echo "FAILED: $*"; exit 1; }
 

@@ -4,7 +4,7 @@
 //
 // There is no model: q, k and v come from a hash of the token and its position, the replies are
 // written down in prompts.cpp. The cache, the plan and the attention are the real ones.
-#include <chunkattn/base/element.hpp>
+#include <chunkattn/element.hpp>
 
 #include "../support/cuda_attention.hpp"
 #include "../support/options.hpp"

@@ -2,8 +2,7 @@
 #pragma once
 
 #include <chrono>
-#include <chunkattn/cuda/chunk_attention.cuh>
-#include <chunkattn/cuda/kv_cache.cuh>
+#include <chunkattn/cuda.cuh>
 #include <cmath>
 #include <cstdint>
 #include <memory>

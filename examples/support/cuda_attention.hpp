@@ -3,7 +3,7 @@
 // CHUNKATTN_EXAMPLES_CUDA where that file is part of the program.
 #pragma once
 
-#include <chunkattn/plan/view.hpp>
+#include <chunkattn/plan_view.hpp>
 #include <cstddef>
 #include <memory>
 #include <span>

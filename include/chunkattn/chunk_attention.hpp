@@ -1,6 +1,264 @@
-// ChunkAttention<Device, HeadDim>: writes K/V and computes attention for a plan's rows. This header
-// brings the CPU backend; the CUDA one is in cuda/chunk_attention.cuh and needs nvcc.
+// ChunkAttention<Cpu, HeadDim>: writes K/V and computes attention for a plan's rows on the CPU,
+// chunk-first and sequence-first (Algorithms 1 and 2) over one list of tasks.
+//
+// One worker takes some KV heads of one row block and walks the tree's segments parents first:
+// shared ones with all their query lines at once, private ones streamed. The state (O, m, d) of its
+// lines stays in the core's cache over the whole walk, so nothing is merged and nothing is locked;
+// only where heads are too few to keep all workers busy is a walk cut along KV, and then the
+// partial results are merged (in order, or under a spin lock).
 #pragma once
 
-#include "attention/options.hpp"
-#include "cpu/chunk_attention.hpp"
+#include <cstddef>
+#include <iterator>
+#include <memory>
+#include <span>
+#include <utility>
+#include <variant>
+
+#include "attention_options.hpp"
+#include "detail/attention/accuracy.hpp"
+#include "detail/base/concepts.hpp"
+#include "detail/cpu/call.hpp"
+#include "detail/cpu/checks.hpp"
+#include "detail/cpu/dispatch.hpp"
+#include "detail/cpu/kernels.hpp"
+#include "detail/cpu/schedule.hpp"
+#include "detail/kv/checks.hpp"
+#include "executor.hpp"
+#include "variants.hpp"
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+
+/// Exact attention over shared prefixes on the CPU. One object serves every layer, every element
+/// type of K/V and every number of heads; it is used by one thread at a time. After the largest
+/// plan has been seen, nothing is allocated. One that was moved from refuses to run.
+///
+/// \tparam HeadDim   elements per head of Q and K: a multiple of 8, at most 576
+/// \tparam Exec      runs the tasks (concept Executor)
+/// \tparam ValueDim  elements per head of V and O, likewise; as many as of K unless told otherwise
+template <int HeadDim, class Exec, int ValueDim>
+class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
+  static_assert(
+      HeadDim > 0 && HeadDim % 8 == 0 && HeadDim <= 576,
+      "ChunkAttention<Cpu, HeadDim>: HeadDim must be a multiple of 8 and at most 576; pad "
+      "the heads of your model to the next multiple of 8 with zeros");
+  static_assert(
+      ValueDim > 0 && ValueDim % 8 == 0 && ValueDim <= 576,
+      "ChunkAttention<Cpu, HeadDim, Exec, ValueDim>: ValueDim must be a multiple of 8 and "
+      "at most 576");
+  static_assert(Executor<Exec>,
+                "ChunkAttention<Cpu, HeadDim, Exec>: Exec must offer concurrency() and "
+                "parallel_for(n, f), see the concept Executor");
+
+ public:
+  /// Runs on `executor`, which must outlive this object.
+  /// \throws InvalidArgument for options that make no sense
+  explicit ChunkAttention(Exec& executor, AttentionOptions options = {})
+      : options_(checked(options)),
+        executor_(&executor, Release{false}),
+        engine_(cpu::make_engine<HeadDim, ValueDim>(options_)) {}
+
+  /// Runs on its own executor of `num_threads` threads; 0: as many as there are CPUs to use.
+  /// \throws InvalidArgument for options that make no sense, and what the executor throws
+  explicit ChunkAttention(int num_threads = 0, AttentionOptions options = {})
+    requires std::constructible_from<Exec, int>
+      : options_(checked(options)),
+        executor_(new Exec(num_threads), Release{true}),
+        engine_(cpu::make_engine<HeadDim, ValueDim>(options_)) {}
+
+  /// Performs the plan's row copies in this layer, then stores K and V of the plan's query tokens.
+  /// Rows whose K/V is already written are skipped. Doing it twice is harmless.
+  ///
+  /// \param layer  K and V memory of the layer
+  /// \param plan   what AttentionPlan::build() gave for the step
+  /// \param k, v   [num_rows][num_kv_heads][HeadDim] (v: ValueDim), the caller's row order; float,
+  ///               half or bfloat16, rounded to the layer's type to nearest even
+  template <class T, cpu::QoRange K, cpu::QoRange V>
+    requires CpuKvElement<T>
+  void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v) {
+    const PlanView& view = checked_write(layer, plan, std::data(k), std::size(k));
+    cpu::check_size("v", std::data(v), std::size(v), std::size(k) / HeadDim * ValueDim,
+                    ValueDim == HeadDim ? "num_rows * num_kv_heads * head_dim"
+                                        : "num_rows * num_kv_heads * value_dim");
+    detail::check_argument(!layer.has_v_in_k(), "v", "given",
+                           "nothing: this layer's V is in K, which is written alone");
+    std::visit(
+        [&](auto& engine) { engine.write(*executor_, layer, view, std::data(k), std::data(v)); },
+        engine_);
+    detail::note_written(layer, view);
+  }
+
+  /// The same for a layer whose V is in K (KvCacheOptions::v_in_k).
+  template <class T, cpu::QoRange K>
+    requires CpuKvElement<T>
+  void write(const KvView<T>& layer, const LiveView& plan, const K& k) {
+    const PlanView& view = checked_write(layer, plan, std::data(k), std::size(k));
+    detail::check_argument(layer.has_v_in_k(), "v", "not given",
+                           "[num_rows][num_kv_heads][ValueDim], but for layers whose V is in K");
+    std::visit([&](auto& engine) { engine.write(*executor_, layer, view, std::data(k), nullptr); },
+               engine_);
+    detail::note_written(layer, view);
+  }
+
+  /// Attention of the plan's rows over their whole paths, causal. num_qo_heads is
+  /// q.size() / (num_rows * HeadDim), at most max_qo_heads, and must be a multiple of the layer's
+  /// num_kv_heads; query head h reads KV head h / (num_qo_heads / num_kv_heads). NaN in, NaN out:
+  /// docs/cpu.md says what becomes of NaN and infinities.
+  ///
+  /// \param q    [num_rows][num_qo_heads][HeadDim], the caller's row order
+  /// \param out  [num_rows][num_qo_heads][ValueDim]; every element is written
+  /// \param lse  [num_rows][num_qo_heads], natural logarithm of the softmax denominator; or empty
+  ///
+  /// Throws InvalidArgument before anything is touched. If the executor throws, `out` and `lse` are
+  /// unspecified and everything else is as before.
+  template <class T, cpu::QoRange Q, cpu::WritableRange Out>
+    requires CpuKvElement<T>
+  void run(const KvView<T>& layer, const LiveView& plan, const Q& q, Out&& out,
+           std::span<float> lse = {}) {
+    run(layer, plan, Plain{}, q, std::forward<Out>(out), lse);
+  }
+
+  /// The same with a variant (variants.hpp): a window, a soft cap, sinks, biases, masks,
+  /// or what the caller has written. Its members may differ from call to call, its type for each
+  /// layer.
+  ///
+  /// \param variant  read until run() returns
+  /// \throws InvalidArgument where the variant's members make no sense
+  template <class T, class V, cpu::QoRange Q, cpu::WritableRange Out>
+    requires CpuKvElement<T> && cpu::MeantAsVariant<V> && AttentionVariant<V>
+  void run(const KvView<T>& layer, const LiveView& plan, const V& variant, const Q& q, Out&& out,
+           std::span<float> lse = {}) {
+    check_not_moved_from();
+    detail::check_current(plan);
+    const PlanView& view = plan;
+    const auto query = cpu::span_of(q);
+    const auto result = cpu::span_of(out);
+    cpu::check_view(layer, view, HeadDim, ValueDim);
+    const int num_qo_heads = detail::count_qo_heads(query.size(), view.num_rows, HeadDim);
+    cpu::check_size("q", query.data(), query.size(), query.size(), "");
+    if (num_qo_heads % layer.num_kv_heads != 0) [[unlikely]]
+      detail::fail_argument("num_qo_heads", num_qo_heads,
+                            {"a multiple of layer.num_kv_heads, ", layer.num_kv_heads});
+    const std::size_t lines = query.size() / HeadDim;
+    cpu::check_size("out", result.data(), result.size(), lines * ValueDim,
+                    ValueDim == HeadDim ? "q.size()" : "num_rows * num_qo_heads * value_dim");
+    if (!lse.empty() && lse.size() != lines) [[unlikely]]
+      detail::fail_argument("lse.size()", lse.size(), {"0 or num_rows * num_qo_heads = ", lines});
+    if constexpr (ChecksItself<V>) variant.check(num_qo_heads);
+    cpu::check_pieces(layer, view);
+    detail::check_written(layer, view);
+
+    const int group = num_qo_heads / layer.num_kv_heads;
+    using X = std::remove_const_t<std::remove_pointer_t<decltype(query.data())>>;
+    using Y = std::remove_pointer_t<decltype(result.data())>;
+    const cpu::Call<T, X, Y, V> call{
+        layer,        view,  query.data(), result.data(), lse.empty() ? nullptr : lse.data(),
+        num_qo_heads, group, variant};
+    std::visit([&](auto& engine) { engine.run(*executor_, call); }, engine_);
+  }
+
+  /// Arguments that the above cannot take are refused in words, at compile time.
+  template <class T, class K, class V>
+    requires CpuKvElement<T>
+  void write(const KvView<T>&, const LiveView&, const K&, const V&) {
+    cpu::explain_buffers<K, V>();
+  }
+  /// The same of a layer whose V is in K.
+  template <class T, class K>
+    requires CpuKvElement<T>
+  void write(const KvView<T>&, const LiveView&, const K&) {
+    cpu::explain_buffers<K>();
+  }
+  /// The same of run().
+  template <class T, cpu::NoVariant Q, class Out>
+    requires CpuKvElement<T>
+  void run(const KvView<T>&, const LiveView&, const Q&, Out&&, std::span<float> = {}) {
+    cpu::explain_run<Q, Out>();
+  }
+  /// The same of run() with a variant.
+  template <class T, class V, class Q, class Out>
+    requires CpuKvElement<T> && cpu::MeantAsVariant<V>
+  void run(const KvView<T>&, const LiveView&, const V&, const Q&, Out&&, std::span<float> = {}) {
+    constexpr bool is_variant =
+        AttentionVariant<V>;  // compilers would explain the concept at length
+    static_assert(
+        is_variant,
+        "ChunkAttention::run: this variant has none of the members logit(s, at), "
+        "visible(at) and sink(at), or not as variants.hpp says: const, and "
+        "returning expressions of chunkattn::lanes; or it has hidden() without visible()");
+    cpu::explain_run<Q, Out>();
+  }
+
+  /// How the last run() was cut into tasks.
+  [[nodiscard]] const cpu::Schedule& schedule() const noexcept {
+    return std::visit([](const auto& engine) -> const cpu::Schedule& { return engine.schedule(); },
+                      engine_);
+  }
+  /// How run() rounds products over K and V of T, for compare_with_reference().
+  template <class T>
+  [[nodiscard]] Rounding rounding() const noexcept {
+    const auto uses_tiles = [](const auto& engine) { return engine.template uses_tiles<T>(); };
+    return std::visit(uses_tiles, engine_) ? rounding_of<T>(options_.accuracy) : Rounding{};
+  }
+  /// The options, with sm_scale and instruction_set resolved.
+  [[nodiscard]] const AttentionOptions& options() const noexcept { return options_; }
+
+ private:
+  void check_not_moved_from() const {
+    detail::check_argument(executor_ != nullptr, "attention", "moved-from",
+                           "one that was not moved from");
+  }
+
+  // The plan of a write, if it, the layer and K of `size` elements fit each other.
+  template <class T>
+  const PlanView& checked_write(const KvView<T>& layer, const LiveView& plan, const void* k,
+                                std::size_t size) const {
+    check_not_moved_from();
+    detail::check_current(plan);
+    const PlanView& view = plan;
+    cpu::check_view(layer, view, HeadDim, ValueDim);
+    cpu::check_size("k", k, size,
+                    static_cast<std::size_t>(view.num_rows) *
+                        static_cast<std::size_t>(layer.num_kv_heads) * HeadDim,
+                    "num_rows * num_kv_heads * head_dim");
+    cpu::check_writes(layer, view);
+    detail::check_own_v(layer);
+    return view;
+  }
+
+  static AttentionOptions checked(AttentionOptions options) {
+    detail::check_argument(options.min_tasks >= 0, "options.min_tasks", options.min_tasks,
+                           "a count, or 0 for the default");
+    detail::check_argument(options.max_task_heads >= 0, "options.max_task_heads",
+                           options.max_task_heads, "a count, or 0 for the default");
+    detail::check_argument(options.min_product_lines >= 0, "options.min_product_lines",
+                           options.min_product_lines, "a count, or 0 for the default");
+    detail::check_argument(options.reduce == Reduce::deterministic ||
+                               options.reduce == Reduce::spin_lock ||
+                               options.reduce == Reduce::batch_invariant,
+                           "options.reduce", static_cast<int>(options.reduce),
+                           "Reduce::deterministic, Reduce::spin_lock or Reduce::batch_invariant");
+    detail::check_argument(options.accuracy == Accuracy::fp32 ||
+                               options.accuracy == Accuracy::two_terms ||
+                               options.accuracy == Accuracy::one_term,
+                           "options.accuracy", static_cast<int>(options.accuracy),
+                           "Accuracy::fp32, Accuracy::two_terms or Accuracy::one_term");
+    options.sm_scale = detail::resolved_sm_scale(options.sm_scale, HeadDim);
+    options.instruction_set = cpu::resolved(options.instruction_set);
+    return options;
+  }
+
+  // Deletes the executor if it is the object's own.
+  struct Release {
+    bool owned;
+    void operator()(Exec* executor) const noexcept {
+      if (owned) delete executor;
+    }
+  };
+
+  AttentionOptions options_;
+  std::unique_ptr<Exec, Release> executor_;  // null in an object that was moved from
+  cpu::AnyEngine<HeadDim, ValueDim> engine_;
+};
+
+CHUNKATTN_ISA_NAMESPACE_END

@@ -1,6 +1,134 @@
-// make_attention<Cuda, …>(): compiles the kernels that AnyAttention offers on a GPU, in one unit of
-// nvcc's. All other units of a program may be .cpp files.
+// make_attention<Cuda, …>: an AnyAttention of a GPU. It compiles every kernel of the lists it is
+// given, so a program includes this in one unit of nvcc's and any_attention.hpp in all others.
 #pragma once
 
+#include <concepts>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+
 #include "any_attention.hpp"
-#include "front/make_attention.cuh"
+#include "cuda.cuh"
+#include "detail/base/config.hpp"
+#include "detail/base/device.hpp"
+#include "detail/base/element_type.hpp"
+#include "detail/base/instruction_sets.hpp"
+#include "detail/base/slot.hpp"
+#include "detail/cuda/kv_cache.cuh"
+#include "detail/front/any_kv.hpp"
+#include "detail/front/any_variant.hpp"
+#include "detail/front/built_with.hpp"
+#include "detail/front/elements.hpp"
+#include "executor.hpp"
+#include "plan_view.hpp"
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+namespace front {
+
+/// ChunkAttention<Cuda, …> as an AnyAttention.
+template <HeadSize Size, class Types, class Variants>
+class CudaAttention final : public AnyAttention {
+ public:
+  CudaAttention(const CudaLimits& limits, const CudaOptions& options)
+      : attention_(limits, options) {}
+
+  [[nodiscard]] const char* device() const noexcept override { return "cuda"; }
+  [[nodiscard]] const char* instruction_set() const noexcept override { return "cuda"; }
+  [[nodiscard]] int head_dim() const noexcept override { return Size.head_dim; }
+  [[nodiscard]] int value_dim() const noexcept override { return Size.value_dim; }
+  [[nodiscard]] std::span<const ElementType> kv_types() const noexcept override {
+    return Types::types;
+  }
+  [[nodiscard]] std::span<const ElementType> qo_types() const noexcept override {
+    return Types::types;
+  }
+  [[nodiscard]] std::span<const std::string_view> variants() const noexcept override {
+    return Variants::names;
+  }
+
+  void prepare(const LiveView& plan, void* stream) override {
+    attention_.prepare(plan, static_cast<cudaStream_t>(stream));
+  }
+  void prepare(const AnyKvView& layer, const LiveView& plan, const AnyVariant& variant,
+               void* stream) override {
+    detail::with_layer(Types{}, layer, [&](const auto& view) {
+      detail::with_variant(Variants{}, variant, [&](const auto& typed) {
+        attention_.prepare(view, plan, typed, static_cast<cudaStream_t>(stream));
+      });
+    });
+  }
+
+  void write(const AnyKvView& layer, const LiveView& plan, const ConstElements& k,
+             const ConstElements& v, void* stream) override {
+    detail::check_same_type("v.type", v.type, "k", k.type);
+    detail::with_layer(Types{}, layer, [&]<class T>(const KvView<T>& view) {
+      const auto write_as = [&]<class X>(X*) {
+        attention_.write(view, plan, detail::typed<X>(k), detail::typed<X>(v),
+                         static_cast<cudaStream_t>(stream));
+      };
+      if (k.type == ElementType::float32) {
+        write_as(static_cast<float*>(nullptr));
+      } else {
+        detail::check_same_type("k.type", k.type, "the layer (or float)", layer.type());
+        write_as(static_cast<T*>(nullptr));
+      }
+    });
+  }
+
+  void run(const AnyKvView& layer, const LiveView& plan, const ConstElements& q,
+           const Elements& out, const RunOptions& options) override {
+    detail::with_layer(Types{}, layer, [&]<class T>(const KvView<T>& view) {
+      detail::check_same_type("q.type", q.type, "the layer", layer.type());
+      detail::check_same_type("out.type", out.type, "q", q.type);
+      detail::with_variant(Variants{}, options.variant, [&](const auto& variant) {
+        attention_.run(view, plan, variant, detail::typed<T>(q), detail::typed<T>(out), options.lse,
+                       static_cast<cudaStream_t>(options.stream));
+      });
+    });
+  }
+
+ private:
+  struct LayerOf {
+    template <class Cache>
+    AnyKvView operator()(Cache& cache, int index, void* stream) const {
+      return cache.layer(index, static_cast<cudaStream_t>(stream));
+    }
+  };
+
+  [[nodiscard]] std::unique_ptr<AnyKvCache> cache_for(
+      SlotSource source, int chunk_size, ElementType type,
+      const KvCacheOptions& options) const override {
+    std::unique_ptr<AnyKvCache> made;
+    detail::with_type(Types{}, type, "type", [&]<class T>(T*) {
+      made = std::make_unique<detail::AnyKvCacheOf<KvCache<Cuda, T>, T, LayerOf>>(
+          std::move(source), chunk_size, options);
+    });
+    return made;
+  }
+
+  ChunkAttention<Cuda, Size.head_dim, ThreadPool, Size.value_dim> attention_;
+};
+
+}  // namespace front
+
+/// Attention for heads of `size` on the GPU that is current; all pointers of its calls are device
+/// memory, their streams cudaStream_t.
+///
+/// \tparam Sizes  HeadDims<…>: what `size` may be
+/// \tparam Types  KvTypes<…>: half, bfloat16 or both; q and out are of K/V's type, k and v too, or
+///                float
+/// \tparam Vs     Variants<…>: what run() may be asked for
+/// \throws InvalidArgument for a size that is not listed, and for limits or options that make no
+///         sense
+/// \throws DeviceError without a usable device or without memory
+template <class Device, class Sizes, class Types, class Vs = Variants<Plain>>
+  requires std::same_as<Device, Cuda>
+[[nodiscard]] std::unique_ptr<AnyAttention> make_attention(HeadSize size, const CudaLimits& limits,
+                                                           const CudaOptions& options = {}) {
+  return detail::with_size(Sizes{}, size, [&]<HeadSize Size>() -> std::unique_ptr<AnyAttention> {
+    return std::make_unique<front::CudaAttention<Size, Types, Vs>>(limits, options);
+  });
+}
+
+CHUNKATTN_ISA_NAMESPACE_END

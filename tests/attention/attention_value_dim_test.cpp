@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/kv/cache.hpp"
+#include "chunkattn/kv_cache.hpp"
 #include "support/variant_cases.hpp"
 #include "support/written_rows.hpp"
 

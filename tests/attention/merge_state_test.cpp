@@ -1,6 +1,6 @@
 // Results over disjoint sets of tokens become the result over all of them: against the definition,
 // and by running attention over a context that is cut anywhere.
-#include "chunkattn/attention/merge_state.hpp"
+#include "chunkattn/merge_state.hpp"
 
 #include <doctest/doctest.h>
 

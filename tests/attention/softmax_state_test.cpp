@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "chunkattn/attention/state.hpp"
+#include "chunkattn/detail/attention/state.hpp"
 #include "support/random.hpp"
 
 using namespace chunkattn;

@@ -1,6 +1,6 @@
 // Element conversions, all of them: every half and bfloat16 there is, rounding to nearest even, and
 // the vector paths against the integer ones.
-#include "chunkattn/base/element.hpp"
+#include "chunkattn/element.hpp"
 
 #include <doctest/doctest.h>
 
@@ -13,10 +13,10 @@
 #include <string_view>
 #include <vector>
 
-#include "chunkattn/attention/options.hpp"
-#include "chunkattn/cpu/dispatch.hpp"
-#include "chunkattn/cpu/kernels.hpp"
-#include "chunkattn/kv/quantized.hpp"
+#include "chunkattn/attention_options.hpp"
+#include "chunkattn/detail/cpu/dispatch.hpp"
+#include "chunkattn/detail/cpu/kernels.hpp"
+#include "chunkattn/detail/kv/quantized.hpp"
 #include "support/random.hpp"
 
 using namespace chunkattn;

@@ -1,5 +1,5 @@
 // Executors: each index exactly once, from any number of threads, again and again; exceptions.
-#include "chunkattn/base/executor.hpp"
+#include "chunkattn/executor.hpp"
 
 #include <doctest/doctest.h>
 
@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "chunkattn/base/thread_count.hpp"
+#include "chunkattn/detail/base/thread_count.hpp"
 
 #if defined(__linux__)
 #include <sched.h>

@@ -1,6 +1,6 @@
 // Leaving must not fail, so free() must be noexcept.
 // expect: ChunkAllocator
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 
 struct Allocator {
   chunkattn::SlotIndex allocate() { return chunkattn::no_slot; }

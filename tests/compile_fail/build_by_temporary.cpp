@@ -1,8 +1,8 @@
 // A view reads its plan's arrays: those of a temporary plan are gone when it has returned.
 // expect: deleted
 // expect: build(
-#include <chunkattn/plan/attention_plan.hpp>
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/attention_plan.hpp>
+#include <chunkattn/prefix_tree.hpp>
 
 using Tree = chunkattn::PrefixTree<int, 64>;
 

@@ -1,6 +1,6 @@
 // A chunk must hold something.
 // expect: PrefixTree: ChunkSize must be a power of two from 1 to 1024, for example 64
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 
 #ifdef CHUNKATTN_CONTROL
 chunkattn::PrefixTree<int, 1> tree;

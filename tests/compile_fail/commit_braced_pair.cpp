@@ -1,6 +1,6 @@
 // {7, 2} reads like two outputs, but could be a pointer and a length: say which list it is.
 // expect: no matching
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 #include <vector>
 
 using Tree = chunkattn::PrefixTree<int, 64>;

@@ -1,6 +1,6 @@
 // A finished step has one owner; a copy would commit twice.
 // expect: deleted
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 #include <utility>
 
 using Handle = chunkattn::PrefixTree<int, 64>::Finished;

@@ -1,6 +1,6 @@
 // A pin undoes itself once; a copy would undo it twice.
 // expect: deleted
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 #include <utility>
 
 using Handle = chunkattn::PrefixTree<int, 64>::Pin;

@@ -1,6 +1,6 @@
 // A handle is moved, or forked; a copy would leave twice.
 // expect: deleted
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 #include <utility>
 
 using Sequence = chunkattn::PrefixTree<int, 64>::Sequence;

@@ -1,6 +1,6 @@
 // A step has one owner; a copy would be cancelled or run twice.
 // expect: deleted
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 #include <utility>
 
 using Handle = chunkattn::PrefixTree<int, 64>::Step;

@@ -1,6 +1,6 @@
 // A step that has finished is another object: std::move(step).finished().
 // expect: finished
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 #include <utility>
 
 using Tree = chunkattn::PrefixTree<int, 64>;

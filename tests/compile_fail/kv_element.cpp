@@ -1,7 +1,7 @@
 // K and V are stored as float, half or bfloat16.
 // expect: KvElement
-#include <chunkattn/kv/cache.hpp>
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/kv_cache.hpp>
+#include <chunkattn/prefix_tree.hpp>
 
 chunkattn::PrefixTree<int, 16> tree;
 #ifdef CHUNKATTN_CONTROL

@@ -1,5 +1,5 @@
 // expect: RetentionPolicy
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 
 struct Forever {};
 

@@ -1,5 +1,5 @@
 // expect: AttentionVariant
-#include <chunkattn/attention/variant.hpp>
+#include <chunkattn/variants.hpp>
 
 struct Misspelt {
   auto visable(chunkattn::lanes::At at) const { return at.key < 5; }

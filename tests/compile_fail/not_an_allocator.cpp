@@ -1,6 +1,6 @@
 // The allocator hands out slot indices; std::allocator hands out memory.
 // expect: ChunkAllocator
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 #include <memory>
 
 #ifdef CHUNKATTN_CONTROL

@@ -2,7 +2,7 @@
 // find none.
 // expect: deleted
 // expect: rows()
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 #include <utility>
 
 using Tree = chunkattn::PrefixTree<int, 64>;

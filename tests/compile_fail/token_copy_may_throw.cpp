@@ -1,7 +1,7 @@
 // An insert whose tokens fail to be copied would stop half-way.
 // expect: TokenType
 // expect: NothrowCopyable
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 #include <string>
 #include <string_view>
 

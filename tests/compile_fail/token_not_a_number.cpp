@@ -1,7 +1,7 @@
 // NaN is not equal to itself: a prompt of such tokens would not be found where it stands.
 // expect: TokenType
 // expect: EqualToItself
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 
 #ifdef CHUNKATTN_CONTROL
 chunkattn::PrefixTree<long long, 64> tree;

@@ -1,6 +1,6 @@
 // Only comparison decides whether two prompts share a token; a hash does not.
 // expect: TokenType
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 
 struct Opaque {
   int value = 0;

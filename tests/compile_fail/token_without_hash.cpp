@@ -1,6 +1,6 @@
 // Children are found through std::hash of their first token.
 // expect: TokenType
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/prefix_tree.hpp>
 
 struct ImageToken {
   int token = 0, image = 0;

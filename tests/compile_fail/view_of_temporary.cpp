@@ -1,7 +1,7 @@
 // A view of arrays that are gone when the line has ended.
 // expect: deleted
 // expect: view()
-#include <chunkattn/plan/arrays.hpp>
+#include <chunkattn/detail/plan/arrays.hpp>
 
 chunkattn::PlanArrays make();
 

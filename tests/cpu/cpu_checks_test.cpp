@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "chunkattn/cpu/checks.hpp"
-#include "chunkattn/kv/view.hpp"
+#include "chunkattn/detail/cpu/checks.hpp"
+#include "chunkattn/kv_view.hpp"
 
 using namespace chunkattn;
 

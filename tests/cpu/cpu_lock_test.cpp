@@ -21,7 +21,7 @@ inline void wait_for_intruder() {
 
 #include <vector>
 
-#include "chunkattn/cpu/kernels.hpp"
+#include "chunkattn/detail/cpu/kernels.hpp"
 #include "support/random_plan.hpp"
 
 using namespace chunkattn;

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "chunkattn/cpu/schedule.hpp"
-#include "chunkattn/cpu/task_queue.hpp"
+#include "chunkattn/detail/cpu/schedule.hpp"
+#include "chunkattn/detail/cpu/task_queue.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
 

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/cpu/schedule.hpp"
-#include "chunkattn/cpu/walk.hpp"
+#include "chunkattn/detail/cpu/schedule.hpp"
+#include "chunkattn/detail/cpu/walk.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
 

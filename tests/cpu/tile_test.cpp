@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/cpu/software_tiles.hpp"
+#include "chunkattn/detail/cpu/software_tiles.hpp"
 #include "support/random.hpp"
 
 using namespace chunkattn;

@@ -201,11 +201,11 @@ def main():
         if not options.quick and not options.tuned:
             source = os.path.join(work, "umbrella.cu")
             with open(source, "w") as file:
-                file.write('#include "chunkattn/cuda/chunk_attention.cuh"\nint main() {}\n')
+                file.write('#include "chunkattn/cuda.cuh"\nint main() {}\n')
             start = time.time()
             subprocess.run([nvcc, "-std=c++20", "-I" + os.path.join(ROOT, "include"),
                             "-gencode", "arch=compute_90a,code=sm_90a", "-c", "-o", os.devnull, source], check=True)
-            print(f"cuda/chunk_attention.cuh alone compiles in {time.time() - start:.1f} s")
+            print(f"cuda.cuh alone compiles in {time.time() - start:.1f} s")
     if not disassembler:
         print("no cuobjdump: the machine code was NOT looked at")
     for failure in failures:

@@ -136,7 +136,7 @@ NO_INSTRUCTION = {"thread_index", "block_index", "grid_size", "block_size", "opa
 
 def unchecked():
     """Wrappers of ptx.cuh that no kernel here uses."""
-    with open(os.path.join(ROOT, "include", "chunkattn", "cuda", "ptx.cuh")) as file:
+    with open(os.path.join(ROOT, "include", "chunkattn", "detail", "cuda", "ptx.cuh")) as file:
         wrappers = set(re.findall(r"^CHUNKATTN_DEVICE [\w:*& ]+?[ *&](\w+)\(", file.read(), re.MULTILINE))
     with open(os.path.join(HERE, "ptx_wrappers.cu")) as file:
         used = set(re.findall(r"\bptx::(\w+)", file.read()))

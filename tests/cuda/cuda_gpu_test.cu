@@ -8,11 +8,10 @@
 #include <span>
 #include <vector>
 
-#include "chunkattn/attention/reference.hpp"
-#include "chunkattn/cuda/chunk_attention.cuh"
-#include "chunkattn/cuda/kv_cache.cuh"
-#include "chunkattn/plan/attention_plan.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/cuda.cuh"
+#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/testing/reference.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "chunkattn/attention/reference.hpp"
+#include "chunkattn/testing/reference.hpp"
 #include "simt/attention.hpp"
 #include "support/level_plan.hpp"
 #include "support/nan_place.hpp"

@@ -58,7 +58,7 @@ CASES = ("emulated kernels*,prefill*,the order of turns*,tasks in a row*,pairs i
 def mutants(found):
     """Every mutant; adds to `found` what there is one of."""
     for name in FILES:
-        path = os.path.join(ROOT, "include", "chunkattn", "cuda", name)
+        path = os.path.join(ROOT, "include", "chunkattn", "detail", "cuda", name)
         for number, line in enumerate(open(path), 1):
             for statement in STATEMENTS:
                 if re.match(rf"\s*(if \(.*\) )?{statement}\(.*\);", line):
@@ -75,7 +75,7 @@ def run(mutant, cxx, work):
     name, number, statement, changed = mutant
     tree = tempfile.mkdtemp(dir=work)
     shutil.copytree(os.path.join(ROOT, "include"), os.path.join(tree, "include"))
-    path = os.path.join(tree, "include", "chunkattn", "cuda", name)
+    path = os.path.join(tree, "include", "chunkattn", "detail", "cuda", name)
     lines = open(path).read().splitlines()
     lines[number - 1] = changed
     open(path, "w").write("\n".join(lines) + "\n")

@@ -1,7 +1,7 @@
-// One kernel for each wrapper of cuda/ptx.cuh, so that check_sass.py can look at what became of it.
-// Every operand is loaded from and stored to a place of its own: that tells which register is
-// which.
-#include "chunkattn/cuda/ptx.cuh"
+// One kernel for each wrapper of detail/cuda/ptx.cuh, so that check_sass.py can look at what became
+// of it. Every operand is loaded from and stored to a place of its own: that tells which register
+// is which.
+#include "chunkattn/detail/cuda/ptx.cuh"
 
 namespace ptx = chunkattn::ptx;
 using chunkattn::bfloat16;

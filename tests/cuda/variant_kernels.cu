@@ -1,6 +1,6 @@
 // Instantiates the attention kernel with each variant of the library, for the checks of compiled
 // code: nvcc -DHEAD_DIM=128 -DVALUE_DIM=128 -DELEMENT=half -cubin variant_kernels.cu
-#include "chunkattn/cuda/kernels.cuh"
+#include "chunkattn/detail/cuda/kernels.cuh"
 
 using namespace chunkattn;
 

@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/kv/transfer.hpp"
+#include "chunkattn/attention_plan.hpp"
 #include "chunkattn/make_attention.hpp"
-#include "chunkattn/plan/attention_plan.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/transfer.hpp"
 #include "support/random.hpp"
 #include "support/steps.hpp"
 

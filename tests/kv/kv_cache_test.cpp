@@ -1,4 +1,6 @@
 // KvCache and write(): the layout, growth that moves nothing, what is stored where.
+#include "chunkattn/kv_cache.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -13,8 +15,7 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/kv/cache.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/prefix_tree.hpp"
 #include "support/attention_case.hpp"
 
 using namespace chunkattn;

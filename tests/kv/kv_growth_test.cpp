@@ -6,7 +6,7 @@
 #include <new>
 #include <vector>
 
-#include "chunkattn/kv/cache.hpp"
+#include "chunkattn/kv_cache.hpp"
 #include "support/counted_new.hpp"
 
 using namespace chunkattn;

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/kv/cache.hpp"
-#include "chunkattn/kv/transfer.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/kv_cache.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/transfer.hpp"
 #include "support/random.hpp"
 
 using namespace chunkattn;

@@ -1,4 +1,6 @@
 // KvView: a share of the KV heads, V in K's memory, and whose slots a view describes.
+#include "chunkattn/kv_view.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -8,11 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "chunkattn/attention_plan.hpp"
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/kv/cache.hpp"
-#include "chunkattn/kv/view.hpp"
-#include "chunkattn/plan/attention_plan.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/kv_cache.hpp"
+#include "chunkattn/prefix_tree.hpp"
 
 using namespace chunkattn;
 

@@ -1,5 +1,5 @@
 // 8-bit K and V: where rows and scales lie, with and without slabs; rounding; what a view refuses.
-#include "chunkattn/kv/quantized.hpp"
+#include "chunkattn/detail/kv/quantized.hpp"
 
 #include <doctest/doctest.h>
 
@@ -11,8 +11,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "chunkattn/attention/reference.hpp"
-#include "chunkattn/kv/view.hpp"
+#include "chunkattn/kv_view.hpp"
+#include "chunkattn/testing/reference.hpp"
 #include "support/random.hpp"
 
 using namespace chunkattn;

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/kv/cache.hpp"
-#include "chunkattn/kv/transfer.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/kv_cache.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/transfer.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
 

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "chunkattn/attention_plan.hpp"
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/kv/cache.hpp"
-#include "chunkattn/kv/transfer.hpp"
-#include "chunkattn/plan/attention_plan.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/kv_cache.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/transfer.hpp"
 #include "support/steps.hpp"
 
 using namespace chunkattn;

@@ -1,5 +1,5 @@
 // Block tables of trees with Sharing::chunk, checked against the tokens that the pages hold.
-#include "chunkattn/plan/block_table.hpp"
+#include "chunkattn/block_table.hpp"
 
 #include <doctest/doctest.h>
 
@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/plan/attention_plan.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/prefix_tree.hpp"
 #include "support/random.hpp"
 #include "support/steps.hpp"
 

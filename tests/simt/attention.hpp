@@ -8,8 +8,8 @@
 #include "simt/emulator.hpp"
 #include "support/random.hpp"
 // After the emulator, which takes the place of ptx.cuh.
-#include "chunkattn/cuda/kernels.cuh"
-#include "chunkattn/cuda/schedule.hpp"
+#include "chunkattn/detail/cuda/kernels.cuh"
+#include "chunkattn/detail/cuda/schedule.hpp"
 
 namespace simt {
 

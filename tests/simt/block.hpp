@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "chunkattn/base/error.hpp"
+#include "chunkattn/error.hpp"
 #include "simt/fiber.hpp"
 #include "simt/memory.hpp"
 

@@ -1,6 +1,6 @@
 // Runs CUDA kernels on the host, one fiber per thread, to find wrong results, missing barriers and
 // bad addresses without a GPU. Include it before any .cuh of the library: it takes the place of
-// cuda/ptx.cuh.
+// detail/cuda/ptx.cuh.
 //
 // What it checks beyond results:
 // - shared memory has the exact size asked for and starts as NaN bytes; addresses of asynchronous
@@ -28,8 +28,8 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/base/config.hpp"
-#include "chunkattn/base/element.hpp"
+#include "chunkattn/detail/base/config.hpp"
+#include "chunkattn/element.hpp"
 #include "simt/block.hpp"
 
 #define CHUNKATTN_PTX_PROVIDED 1

@@ -10,15 +10,14 @@
 #include <span>
 #include <vector>
 
-#include "chunkattn/attention/reference.hpp"
-#include "chunkattn/plan/attention_plan.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/testing/reference.hpp"
 #include "simt/runtime.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
 // After the fakes, which take the place of the CUDA runtime and of ptx.cuh.
-#include "chunkattn/cuda/chunk_attention.cuh"
-#include "chunkattn/cuda/kv_cache.cuh"
+#include "chunkattn/cuda.cuh"
 
 namespace simt {
 

@@ -1,5 +1,5 @@
 // A fake of the CUDA runtime calls the library makes, for tests without a GPU: include it before
-// cuda/chunk_attention.cuh, after emulator.hpp.
+// cuda.cuh, after emulator.hpp.
 //
 // Streams are queues that run only when somebody waits for them: copies and kernels happen as late
 // as is legal, so a pinned buffer that is written again too early, or a plan that is used before
@@ -17,7 +17,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "chunkattn/base/error.hpp"
+#include "chunkattn/error.hpp"
 #include "simt/emulator.hpp"
 
 #define CHUNKATTN_CUDA_RUNTIME_PROVIDED 1

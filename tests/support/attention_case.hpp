@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/attention/reference.hpp"
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/kv/quantized.hpp"
+#include "chunkattn/detail/kv/quantized.hpp"
+#include "chunkattn/testing/reference.hpp"
 #include "random_plan.hpp"
 
 namespace test {

@@ -25,9 +25,9 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/plan/attention_plan.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
-#include "chunkattn/tree/print.hpp"
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/detail/tree/print.hpp"
+#include "chunkattn/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/shadow_memory.hpp"
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/kv/transfer.hpp"
+#include "chunkattn/transfer.hpp"
 #include "tests/support/engine_sim_steps.hpp"
 
 namespace test {

@@ -12,7 +12,7 @@
 #include <span>
 #include <utility>
 
-#include "chunkattn/base/element.hpp"
+#include "chunkattn/element.hpp"
 
 namespace test {
 

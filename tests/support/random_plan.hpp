@@ -10,9 +10,9 @@
 #include <limits>
 #include <vector>
 
-#include "chunkattn/kv/view.hpp"
-#include "chunkattn/plan/arrays.hpp"
-#include "chunkattn/plan/view.hpp"
+#include "chunkattn/detail/plan/arrays.hpp"
+#include "chunkattn/kv_view.hpp"
+#include "chunkattn/plan_view.hpp"
 #include "random.hpp"
 
 namespace test {

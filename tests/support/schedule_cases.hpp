@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "chunkattn/cuda/schedule.hpp"
+#include "chunkattn/detail/cuda/schedule.hpp"
 #include "level_plan.hpp"
 
 namespace test {

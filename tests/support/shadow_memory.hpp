@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/kv/cache.hpp"
-#include "chunkattn/kv/view.hpp"
-#include "chunkattn/tree/allocator.hpp"
-#include "chunkattn/tree/types.hpp"
+#include "chunkattn/allocator.hpp"
+#include "chunkattn/kv_cache.hpp"
+#include "chunkattn/kv_view.hpp"
+#include "chunkattn/tree_options.hpp"
 
 namespace test {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "attention_case.hpp"
-#include "chunkattn/attention/variant.hpp"
+#include "chunkattn/variants.hpp"
 #include "nan_place.hpp"
 
 namespace test {

@@ -1,5 +1,5 @@
 // One conformance suite that every allocator passes: the library's two and users' own.
-#include "chunkattn/tree/allocator.hpp"
+#include "chunkattn/allocator.hpp"
 
 #include <doctest/doctest.h>
 
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
 

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/plan/attention_plan.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/kv/transfer.hpp"
-#include "chunkattn/plan/attention_plan.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/transfer.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/steps.hpp"
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/plan/attention_plan.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/prefix_tree.hpp"
 #include "support/steps.hpp"
 
 using namespace chunkattn;

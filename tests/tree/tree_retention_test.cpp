@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
 

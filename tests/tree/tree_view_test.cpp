@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/tree/nodes.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
-#include "chunkattn/tree/print.hpp"
+#include "chunkattn/detail/tree/nodes.hpp"
+#include "chunkattn/detail/tree/print.hpp"
+#include "chunkattn/prefix_tree.hpp"
 
 using namespace chunkattn;
 using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;

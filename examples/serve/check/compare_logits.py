@@ -34,7 +34,7 @@ LEAD = 1e-3
 def texts_of_the_library():
     """English with code between: the pages and headers of this repository."""
     root = pathlib.Path(__file__).resolve().parents[3]
-    files = sorted(root.glob("docs/*.md")) + sorted(root.glob("include/chunkattn/tree/*.hpp"))
+    files = sorted(root.glob("docs/*.md")) + sorted(root.glob("include/chunkattn/detail/tree/*.hpp"))
     return "\n".join(file.read_text() for file in files)
 
 

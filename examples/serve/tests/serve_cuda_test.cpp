@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "chunkattn/attention_plan.hpp"
 #include "chunkattn/chunkattn.hpp"
-#include "chunkattn/plan/attention_plan.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/prefix_tree.hpp"
 #include "simt/runtime.hpp"
 #include "tests/support/random.hpp"
 // After the fakes, which take the place of the CUDA runtime and of ptx.cuh.

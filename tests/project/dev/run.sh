@@ -135,7 +135,7 @@ END
       [ $status = "$1" ] || { cat "$work/log"; fail "release.sh: exit $status, not $1"; }
       says "$work/log" "$2"
     }
-    version=$(sed -n 's/^#define CHUNKATTN_VERSION_[MP][A-Z]* \([0-9]*\)$/\1/p' include/chunkattn/base/version.hpp | paste -sd.)
+    version=$(sed -n 's/^#define CHUNKATTN_VERSION_[MP][A-Z]* \([0-9]*\)$/\1/p' include/chunkattn/version.hpp | paste -sd.)
     # A section of our own at the top: the repository may be between two releases.
     sed -i "0,/^## /s//## $version\n\n### New\n\n- A line of the test.\n\n## /" CHANGELOG.md
     git add -A

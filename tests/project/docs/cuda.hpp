@@ -9,12 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/plan/attention_plan.hpp"
-#include "chunkattn/tree/prefix_tree.hpp"
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/prefix_tree.hpp"
 #include "simt/runtime.hpp"
 // After the fakes, which take the place of the CUDA runtime and of ptx.cuh.
-#include "chunkattn/cuda/chunk_attention.cuh"
-#include "chunkattn/cuda/kv_cache.cuh"
+#include "chunkattn/cuda.cuh"
 
 template <class T>
 std::span<T> device_memory(std::size_t count) {

@@ -1,6 +1,6 @@
 // A unit of an engine that schedules: a step of two sequences, whose first tokens are the same.
-#include <chunkattn/plan/attention_plan.hpp>
-#include <chunkattn/tree/prefix_tree.hpp>
+#include <chunkattn/attention_plan.hpp>
+#include <chunkattn/prefix_tree.hpp>
 #include <cstdio>
 #include <string>
 #include <vector>

@@ -143,7 +143,7 @@ PrefixTree<int> tree;
 KvCache<Cpu, half> cache(tree, {1, 1, 64});
 ChunkAttention<Cpu, 64> attention;
 END
-    for header in chunk_attention kv/cache tree/prefix_tree; do
+    for header in chunk_attention kv_cache prefix_tree; do
       echo "#include <chunkattn/$header.hpp>" >"$work/$(basename $header).cpp"
     done
     refused() {  # refused TEXT FILE "compiler and options"
@@ -178,7 +178,7 @@ END
     for version in ${clang//,/}; do names+="clang++-$version "; done
     says() { grep -qF -- "$2" "$1" || fail "$1 does not say: $2"; }
     says CONTRIBUTING.md "from $list at"
-    says include/chunkattn/base/config.hpp "needs g++ ${gcc%%,*}, clang ${clang%%,*}, or a newer"
+    says include/chunkattn/detail/base/config.hpp "needs g++ ${gcc%%,*}, clang ${clang%%,*}, or a newer"
     says tools/packages.sh "install g++ ${gcc%%,*} or clang ${clang%%,*} (or newer)"
     says cmake/packaging/conan/chunkattn/all/conanfile.py "{\"gcc\": \"${gcc%%,*}\", \"clang\": \"${clang%%,*}\"}"
     tested=$(sed -nE 's/.*\{cxx: ([^,]*),.*/\1/p' .github/workflows/ci.yml | tr '\n' ' ')
@@ -230,7 +230,6 @@ END
   variants)
     # A user's variant is part of the kernels: their loops over keys call nothing, with any vectors.
     cat >"$work/variant.cpp" <<'END'
-#include <chunkattn/chunk_attention.hpp>
 struct Mine {
   int near;
   auto logit(auto s, chunkattn::lanes::At at) const { return s + 0.1f * tanh(s) * (at.key - at.query); }

@@ -1,0 +1,103 @@
+// The two allocators of the library: they hand out slot indices and know nothing of K/V memory.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include "detail/base/array.hpp"
+#include "detail/base/concepts.hpp"
+#include "detail/base/config.hpp"
+#include "detail/base/slot.hpp"
+#include "error.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Slots that were handed out and came back, last in first out: the warmest memory is reused first.
+class SlotFreeList {
+ public:
+  /// Takes a free slot, or extends the range of slots by one below `limit`. no_slot: none left.
+  SlotIndex take(std::size_t limit) {
+    if (!free_.empty()) {
+      const SlotIndex slot = free_.back();
+      free_.pop_back();
+      return slot;
+    }
+    if (high_water_ >= limit) return no_slot;
+    if (free_.capacity() <= high_water_)  // put() must never allocate
+      free_.reserve(high_water_ < 32 ? 64 : 2 * high_water_);
+    return static_cast<SlotIndex>(high_water_++);
+  }
+
+  void put(SlotIndex slot) noexcept { free_.push_back(slot); }
+
+  [[nodiscard]] std::size_t num_free() const noexcept { return free_.size(); }
+  [[nodiscard]] std::size_t high_water() const noexcept { return high_water_; }
+
+ private:
+  Array<SlotIndex> free_;
+  std::size_t high_water_ = 0;
+};
+
+}  // namespace detail
+
+/// The paper's default (section 3.1): grows on demand, keeps what came back in a free list, and
+/// never returns memory to the system. `PoolAllocator{.max_chunks = 8192}` sets a budget.
+struct PoolAllocator {
+  std::size_t max_chunks = max_slots;  ///< budget in slots
+  detail::SlotFreeList pool{};         ///< its state; leave it as it is
+
+  /// A free slot, or no_slot when the budget is spent.
+  SlotIndex allocate() { return pool.take(capacity()); }
+  /// Takes one back.
+  void free(SlotIndex slot) noexcept { pool.put(slot); }
+  /// The most slots that can be out at once.
+  [[nodiscard]] std::size_t capacity() const noexcept {
+    return max_chunks < max_slots ? max_chunks : max_slots;
+  }
+  /// Slots that can still be handed out.
+  [[nodiscard]] std::size_t available() const noexcept {
+    return capacity() - pool.high_water() + pool.num_free();
+  }
+  /// One more than the largest index handed out so far.
+  [[nodiscard]] std::size_t high_water() const noexcept { return pool.high_water(); }
+};
+
+/// A fixed budget, all of it set aside at construction: high_water() is the capacity from the
+/// start, so K/V memory is allocated once and nothing grows while serving.
+class FixedAllocator {
+ public:
+  /// Throws InvalidArgument unless 1 <= num_chunks <= max_slots.
+  explicit FixedAllocator(std::size_t num_chunks) : capacity_(num_chunks) {
+    detail::check_argument(num_chunks >= 1 && num_chunks <= max_slots, "num_chunks", num_chunks,
+                           "between 1 and 2^31 - 1");
+    free_.reserve(num_chunks);
+    for (std::size_t i = num_chunks; i-- > 0;) free_.push_back(static_cast<SlotIndex>(i));
+  }
+
+  /// A free slot, or no_slot when the budget is spent.
+  SlotIndex allocate() {
+    if (free_.empty()) return no_slot;
+    const SlotIndex slot = free_.back();
+    free_.pop_back();
+    return slot;
+  }
+  /// Takes one back.
+  void free(SlotIndex slot) noexcept { free_.push_back(slot); }
+  /// The most slots that can be out at once.
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  /// Slots that can still be handed out.
+  [[nodiscard]] std::size_t available() const noexcept { return free_.size(); }
+  /// The capacity: K/V memory is needed for all of it from the start.
+  [[nodiscard]] std::size_t high_water() const noexcept { return capacity_; }
+
+ private:
+  Array<SlotIndex> free_;
+  std::size_t capacity_;
+};
+
+static_assert(ChunkAllocator<PoolAllocator>);
+static_assert(ChunkAllocator<FixedAllocator>);
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,51 @@
+// What the compiler offers: namespaces, exceptions, host/device qualifiers, inlining.
+#pragma once
+
+#include "../../version.hpp"
+
+// Who cannot compile the library is told why, and nothing else: the file included last is not
+// there, which ends the compilation.
+#if defined(__clang__) ? __clang_major__ < 14 : (!defined(__GNUC__) || __GNUC__ < 12)
+#error "chunkattn needs g++ 12, clang 14, or a newer one"
+#include <chunkattn/see_the_error_above>
+#elif __cplusplus < 202002L
+#error "chunkattn needs C++20: compile with -std=c++20 or newer"
+#include <chunkattn/see_the_error_above>
+#elif __SIZEOF_POINTER__ != 8
+#error "chunkattn needs a 64-bit target: compile without -m32 or -mx32"
+#include <chunkattn/see_the_error_above>
+#endif
+
+#if defined(__cpp_exceptions) || defined(__EXCEPTIONS)
+#define CHUNKATTN_EXCEPTIONS 1
+#define CHUNKATTN_ABI v0_2
+#else
+#define CHUNKATTN_EXCEPTIONS 0
+#define CHUNKATTN_ABI v0_2_no_exceptions
+#endif
+
+// Everything lives in an inline namespace that names the version and whether failures throw, so
+// that units that differ in these can be linked into one program without their inline functions
+// being merged.
+#define CHUNKATTN_NAMESPACE_BEGIN \
+  namespace chunkattn {           \
+  inline namespace CHUNKATTN_ABI {
+#define CHUNKATTN_NAMESPACE_END \
+  }                             \
+  }
+
+#if defined(__CUDACC__)
+#define CHUNKATTN_HD __host__ __device__
+#else
+#define CHUNKATTN_HD
+#endif
+
+#define CHUNKATTN_INLINE inline __attribute__((always_inline))
+#define CHUNKATTN_LAMBDA __attribute__((always_inline))
+
+// What runs once, or on failure only: compiled for size, as is what leads to it.
+#define CHUNKATTN_COLD __attribute__((cold, noinline))
+
+// Asks for a cache line ahead of its use; harmless for any address.
+#define CHUNKATTN_PREFETCH(address) __builtin_prefetch(address)
+#define CHUNKATTN_PREFETCH_WRITE(address) __builtin_prefetch(address, 1)

@@ -1,0 +1,124 @@
+// The check that each step writes each layer before it reads it: KvCacheOptions::check_writes.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../../error.hpp"
+#include "config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// What the steps of a tree that have something to write have written of one K/V cache so far. The
+/// tree tells of steps, kernels of what they write and read: on any thread.
+class WriteCheck {
+ public:
+  WriteCheck(int num_layers, int num_kv_heads) : num_layers_(num_layers), heads_(num_kv_heads) {}
+
+  /// A plan was built for the step: what was written by an earlier one counts for nothing.
+  /// \param writes  there are rows to write, or copies to make
+  CHUNKATTN_COLD void built(std::uint64_t step, bool writes) {
+    const std::lock_guard guard(mutex_);
+    erase(step);
+    if (writes)
+      steps_.push_back({step, std::vector<std::int32_t>(static_cast<std::size_t>(num_layers_) *
+                                                        static_cast<std::size_t>(heads_))});
+  }
+  /// The KV heads [first, first + count) of the layer are written, or queued to be.
+  CHUNKATTN_COLD void wrote(std::uint64_t step, int layer, int first, int count) {
+    const std::lock_guard guard(mutex_);
+    if (Writes* const writes = find(step))
+      for (int head = first; head < first + count; ++head) ++writes->times[at(layer, head)];
+  }
+  /// Throws InvalidArgument unless they are.
+  CHUNKATTN_COLD void check_read(std::uint64_t step, int layer, int first, int count) {
+    const std::lock_guard guard(mutex_);
+    if (const Writes* const writes = find(step)) check(*writes, layer, first, count, "run()");
+  }
+  /// Throws InvalidArgument unless the step has written all of every layer.
+  CHUNKATTN_COLD void check_finish(std::uint64_t step) {
+    const std::lock_guard guard(mutex_);
+    if (const Writes* const writes = find(step))
+      for (int layer = 0; layer < num_layers_; ++layer)
+        check(*writes, layer, 0, heads_, "finished()");
+  }
+  /// The step has finished or was dropped.
+  CHUNKATTN_COLD void ended(std::uint64_t step) noexcept {
+    const std::lock_guard guard(mutex_);
+    erase(step);
+  }
+
+ private:
+  struct Writes {
+    std::uint64_t step;
+    std::vector<std::int32_t> times;  // [layer][KV head]
+  };
+
+  [[nodiscard]] std::size_t at(int layer, int head) const noexcept {
+    return static_cast<std::size_t>(layer) * static_cast<std::size_t>(heads_) +
+           static_cast<std::size_t>(head);
+  }
+  [[nodiscard]] Writes* find(std::uint64_t step) noexcept {
+    for (Writes& writes : steps_)
+      if (writes.step == step) return &writes;
+    return nullptr;  // it has nothing to write, or was there before the cache
+  }
+  void erase(std::uint64_t step) noexcept {
+    std::erase_if(steps_, [step](const Writes& writes) { return writes.step == step; });
+  }
+
+  void check(const Writes& writes, int layer, int first, int count, const char* before) const {
+    for (int head = first; head < first + count; ++head)
+      if (writes.times[at(layer, head)] == 0)
+        fail_argument(
+            "layer", layer,
+            {"step ", writes.step, " to write ", missing(writes, layer, head), " before ", before,
+             ", by write() or by kernels that mark_written() tells of", hint(writes)});
+  }
+  [[nodiscard]] std::string missing(const Writes& writes, int layer, int head) const {
+    const auto* const times = writes.times.data() + at(layer, 0);
+    if (std::all_of(times, times + heads_, [](std::int32_t n) { return n == 0; })) return "it";
+    return joined({"its KV head ", head});
+  }
+  // One layer written in place of another is the likeliest reason.
+  [[nodiscard]] std::string hint(const Writes& writes) const {
+    for (int layer = 0; layer < num_layers_; ++layer)
+      if (const std::int32_t times = writes.times[at(layer, 0)]; times > 1)
+        return joined({"; layer ", layer, " was written ", times, " times"});
+    return {};
+  }
+
+  int num_layers_, heads_;
+  std::mutex mutex_;
+  std::vector<Writes> steps_;  // at most those in flight, and the open one
+};
+
+/// The write checks of the caches that follow a tree. It tells them of its steps, on its thread.
+class WriteChecks {
+ public:
+  /// Whether there may be any.
+  [[nodiscard]] bool any() const noexcept { return !checks_.empty(); }
+  void add(const std::shared_ptr<WriteCheck>& check) {
+    std::erase_if(checks_, [](const auto& other) { return other.expired(); });
+    checks_.push_back(check);
+  }
+  template <class F>
+  void for_each(const F& f) {
+    for (const std::weak_ptr<WriteCheck>& known : checks_)
+      if (const auto check = known.lock()) f(*check);
+  }
+
+ private:
+  std::vector<std::weak_ptr<WriteCheck>> checks_;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,155 @@
+// Checks of a call's arguments, before any state changes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "../../error.hpp"
+#include "../../kv_view.hpp"
+#include "../../plan_view.hpp"
+#include "../base/config.hpp"
+#include "../base/instruction_sets.hpp"
+#include "../kv/checks.hpp"
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+namespace cpu {
+
+/// A contiguous range that knows its size: what std::data() and std::size() take. (The concepts of
+/// <ranges> are slow to include.)
+template <class R>
+concept Buffer = requires(R& range) {
+  std::size(range);
+  *std::data(range);
+};
+
+/// What stands where a variant or a buffer may: a buffer or a mistake for one.
+template <class R>
+concept NoVariant = Buffer<R> || !std::is_class_v<R>;
+
+/// A variant or a mistake for one.
+template <class R>
+concept MeantAsVariant = !NoVariant<R>;
+
+/// A buffer of float, half or bfloat16.
+template <class R>
+concept QoRange = NoVariant<R> && Buffer<R> && requires(R& range) {
+  requires QoElement<std::remove_cvref_t<decltype(*std::data(range))>>;
+};
+
+/// One that can be written.
+template <class R>
+concept WritableRange = QoRange<R> && requires(R& range) {
+  requires !std::is_const_v<std::remove_reference_t<decltype(*std::data(range))>>;
+};
+
+/// Says what is wrong with buffers of which not all are a QoRange.
+template <class... Ranges>
+constexpr void explain_buffers() {
+  static_assert((Buffer<Ranges> && ...),
+                "ChunkAttention: q, k, v and out must be contiguous ranges that know their size, "
+                "such as std::vector and std::span; for a pointer write std::span(pointer, count)");
+  static_assert(((!Buffer<Ranges> || QoRange<Ranges>) && ...),
+                "ChunkAttention: the elements of q, k, v and out must be float, chunkattn::half or "
+                "chunkattn::bfloat16");
+}
+
+/// The same where the last is to be written.
+template <class In, class Out>
+constexpr void explain_run() {
+  explain_buffers<In, Out>();
+  static_assert(!QoRange<Out> || WritableRange<Out>,
+                "ChunkAttention::run: out is written, so its elements must not be const");
+}
+
+template <class R>
+[[nodiscard]] auto span_of(R&& range) noexcept {
+  return std::span(std::data(range), std::size(range));
+}
+
+/// `view` can be read for `plan` with these dims of K and V. Where a slot lies is checked apart.
+template <class T>
+void check_view(const KvView<T>& view, const PlanView& plan, int head_dim, int value_dim) {
+  using detail::check_argument;
+  check_argument(plan.num_rows > 0, "plan.num_rows", plan.num_rows,
+                 "at least one query row: add() a sequence to the step and build() the plan");
+  if (view.head_dim != head_dim) [[unlikely]]  // messages are put together only on failure
+    detail::fail_argument("layer.head_dim", view.head_dim,
+                          {"the HeadDim of ChunkAttention, ", head_dim});
+  if (view.dim_of_v() != value_dim) [[unlikely]]
+    detail::fail_argument("layer.value_dim", view.dim_of_v(),
+                          {"the ValueDim of ChunkAttention, ", value_dim});
+  check_argument(view.num_kv_heads > 0, "layer.num_kv_heads", view.num_kv_heads, "at least 1");
+  if (view.chunk_size != plan.chunk_size) [[unlikely]]
+    detail::fail_argument("layer.chunk_size", view.chunk_size,
+                          {"the plan's chunk size, ", plan.chunk_size});
+  detail::check_layer_of_plan(view, plan);
+  // Kernels load vectors at any element; an element itself must be aligned.
+  const auto address =
+      reinterpret_cast<std::uintptr_t>(view.k) | reinterpret_cast<std::uintptr_t>(view.v);
+  check_argument(address % alignof(T) == 0, "layer.k", address % alignof(T),
+                 "an address that is a multiple of the element's size");
+}
+
+/// Every piece of the plan lies in slots that the view has, rows within a slot.
+template <class T>
+void check_pieces(const KvView<T>& view, const PlanView& plan) {
+  for (int s = 0; s < plan.num_segments; ++s) {
+    const Segment& segment = plan.segments[s];
+    const Piece* const piece = plan.pieces + segment.piece_begin;
+    for (int p = 0; p < segment.piece_count; ++p) {
+      if (piece[p].slot < 0 || piece[p].slot >= view.num_slots) [[unlikely]]
+        detail::fail_argument("plan's slot", piece[p].slot,
+                              {"less than layer.num_slots, ", view.num_slots,
+                               ": take the layer's view after the step is built"});
+      if (piece[p].begin < 0 || piece[p].length < 0 ||
+          piece[p].begin > view.chunk_size - piece[p].length) [[unlikely]]
+        detail::fail_argument("plan's piece end", piece[p].begin + piece[p].length,
+                              {"at most layer.chunk_size, ", view.chunk_size});
+    }
+  }
+}
+
+/// Every write target and row copy lies in slots that the view has.
+template <class T>
+void check_writes(const KvView<T>& view, const PlanView& plan) {
+  const auto check_slot = [&](SlotIndex slot) {
+    if (slot < 0 || slot >= view.num_slots) [[unlikely]]
+      detail::fail_argument("plan's slot", slot,
+                            {"less than layer.num_slots, ", view.num_slots,
+                             ": take the layer's view after the step is built"});
+  };
+  const auto fits = [&](int begin, int length) {
+    return begin >= 0 && length >= 0 && begin <= view.chunk_size - length;
+  };
+  for (int i = 0; i < plan.num_rows; ++i) {
+    const WriteTarget& target = plan.writes[i];
+    if (target.slot == no_slot) continue;
+    check_slot(target.slot);
+    detail::check_argument(fits(target.offset, 1), "plan's write offset", target.offset,
+                           "less than layer.chunk_size");
+  }
+  for (int i = 0; i < plan.num_copies; ++i) {
+    const RowCopy& copy = plan.copies[i];
+    check_slot(copy.source_slot);
+    check_slot(copy.target_slot);
+    detail::check_argument(
+        fits(copy.source_begin, copy.length) && fits(copy.target_begin, copy.length),
+        "plan's row copy", copy.length, "rows within a slot");
+  }
+}
+
+/// A buffer must have the expected number of elements; `shape` says what that is.
+inline void check_size(const char* name, const void* data, std::size_t size, std::size_t expected,
+                       const char* shape) {
+  if (size != expected) [[unlikely]]
+    detail::fail_argument(detail::joined({name, ".size()"}), size, {shape, " = ", expected});
+  if (data == nullptr) [[unlikely]]
+    detail::fail_argument(detail::joined({name, ".data()"}), data, "memory");
+}
+
+}  // namespace cpu
+CHUNKATTN_ISA_NAMESPACE_END

@@ -1,0 +1,211 @@
+// Prefetching K and V. While rows are streamed, their cache lines are prefetched
+// a few KB ahead, which is what memory needs to stay busy. Products over shared tokens leave memory
+// idle: while they compute, not only their next block is prefetched but also the beginning of what
+// the task will stream afterwards, as much as fits the L2 cache.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "../../kv_view.hpp"
+#include "../base/config.hpp"
+#include "../base/instruction_sets.hpp"
+#include "walk.hpp"
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+namespace cpu {
+
+/// Prefetches the cache line at `address`, from memory to L2: L1 is the kernel's.
+CHUNKATTN_INLINE void prefetch(const void* address) {
+  __builtin_prefetch(address, 0, 2);
+}
+
+/// Prefetches the cache line at `address`, from L2 to L1.
+CHUNKATTN_INLINE void prefetch_near(const void* address) {
+  __builtin_prefetch(address, 0, 3);
+}
+
+/// A stretch of memory.
+struct MemoryRun {
+  const char* begin;
+  const char* end;
+};
+
+/// Cache lines that a kernel may prefetch at once. A core tracks few misses at a time, and some
+/// cores drop what is requested beyond them: Zen 5 loses half of a burst of 16 lines, and nothing
+/// of bursts of 4 that come every 10 ns.
+inline constexpr int max_burst = 4;
+
+/// The cache lines that the kernel at work may prefetch. Small, so that its loops keep it in
+/// registers.
+struct LineCursor {
+  const char* at = nullptr;
+  const char* end = nullptr;
+  const MemoryRun* next = nullptr;
+  const MemoryRun* last = nullptr;
+  int left = 0;  ///< lines
+
+  /// Prefetches the next `count` cache lines, at most max_burst or a compile-time constant.
+  CHUNKATTN_INLINE void advance(int count) noexcept {
+    if (left <= 0) return;
+    if (at >= end) {
+      if (next == last) {
+        left = 0;
+        return;
+      }
+      at = next->begin;
+      end = next->end;
+      ++next;
+    }
+    for (int i = 0; i < count; ++i) prefetch(at + i * 64);
+    at += count * 64;
+    left -= count;
+  }
+};
+
+/// Cache lines of one row of K or V.
+template <int Dim, class T>
+inline constexpr int lines_per_row = (Dim * static_cast<int>(sizeof(T)) + 63) / 64;
+
+/// Everything that one task reads: the products' blocks of its first KV head, then the streams'
+/// blocks, each for all of the task's heads.
+template <int HeadDim, int ValueDim, class T>
+class Prefetcher {
+ public:
+  /// For the heads [head_begin, head_end), with copies of walks that the task will take.
+  Prefetcher(const KvView<T>& kv, int head_begin, int head_end, const ItemWalk& products,
+             const ItemWalk& streams) noexcept
+      : kv_(kv),
+        products_{products, head_begin, head_begin + 1},
+        streams_{streams, head_begin, head_end} {}
+
+  /// Prefetches the first few KB at once.
+  void start() noexcept {
+    if (refill(products_, 1) == 0) refill(streams_, stream_lead);
+    cursor.left = granted_ = std::min(queued_, stream_lead);
+    while (cursor.left > 0) cursor.advance(1);
+    settle();
+  }
+  /// Before a product of `lines` query lines with a block of `tokens`: allows it to prefetch the
+  /// next block, and as far as it leaves memory idle for what is streamed later.
+  void grant_product(int tokens, int lines) noexcept {
+    const int read = num_lines(tokens);
+    refill(products_, queued_ + 1);
+    // What memory can bring meanwhile: about 6 bytes per ns, while the core computes 100 flops.
+    constexpr int flops = 2 * (HeadDim + ValueDim);
+    const int room = static_cast<int>(std::int64_t{tokens} * lines * flops / 100 * 6 / 64);
+    const int early = std::min(stream_lines_early - early_, room - queued_);
+    if (early > 0) early_ += refill(streams_, queued_ + early);
+    cursor.left = granted_ = queued_;
+    lead_ -= read;
+  }
+  /// Before a block of `tokens` is streamed: allows to prefetch as much as it reads, and more if
+  /// the stream is not as far ahead as it should be.
+  void grant_stream(int tokens) noexcept {
+    const int read = num_lines(tokens);
+    const int lines = read + std::max(0, stream_lead - lead_);
+    refill(streams_, lines);
+    cursor.left = granted_ = std::min(lines, queued_);
+    lead_ -= read;
+  }
+  /// After the kernel.
+  void settle() noexcept {
+    const int fetched = granted_ - cursor.left;
+    lead_ += fetched;
+    queued_ -= fetched;
+    if (cursor.next == cursor.last && cursor.at >= cursor.end) queued_ = 0;
+  }
+
+  LineCursor cursor;  ///< for the kernel at work
+
+ private:
+  // How far streams are prefetched ahead of reading. Measured on Zen 5, nothing shared: 4 KB is
+  // best for fp32 (8 KB: 6 % slower), 4 and 8 KB for 16 bits (16 KB: 6 % slower), 16 KB for 8 bits
+  // (8 KB: 11 %, 4 KB: 105 % slower).
+  static constexpr int stream_lead = 16384 / static_cast<int>(sizeof(T)) / 64;
+  // What L2 holds of later streams, besides queries, outputs and the products' K and V.
+  static constexpr int stream_lines_early = (256 << 10) / 64;
+  static constexpr int capacity = 256;
+
+  // Lines of K and V of so many tokens.
+  int num_lines(int tokens) const noexcept {
+    const int of_k = num_lines<HeadDim>(tokens, kv_.stride_token);
+    if (ValueDim != HeadDim && kv_.has_v_in_k()) return of_k;
+    return of_k + num_lines<ValueDim>(tokens, kv_.token_stride_of_v());
+  }
+  template <int Dim>
+  static int num_lines(int tokens, std::int64_t stride) noexcept {
+    return stride == Dim ? (tokens * Dim * static_cast<int>(sizeof(T)) + 63) / 64
+                         : tokens * lines_per_row<Dim, T>;
+  }
+
+  // Blocks still to be queued, each for several heads.
+  struct Source {
+    ItemWalk walk;
+    int head_begin;
+    int head_end;
+    int head = head_end;  // the next one of `block`
+    BlockSpan block{};
+  };
+
+  // Queues blocks of a source until `lines` lines are queued; returns how many came.
+  int refill(Source& source, int lines) noexcept {
+    if (queued_ >= lines) return 0;
+    const int before = queued_;
+    int count = 0;
+    for (const MemoryRun* run = cursor.next; run != cursor.last; ++run) runs_[count++] = *run;
+    // A block may consist of as many pieces as it has tokens.
+    while (queued_ < lines && count + 2 * block_tokens <= capacity) {
+      if (source.head == source.head_end) {
+        if (!source.walk.next(source.block)) break;
+        source.head = source.head_begin;
+      }
+      for (int r = 0; r < source.block.num_runs; ++r)
+        add_run(source.block.runs[r], source.head, count);
+      ++source.head;
+    }
+    cursor.next = runs_;
+    cursor.last = runs_ + count;
+    return queued_ - before;
+  }
+
+  void add_run(const SlotRun& run, int head, int& count) noexcept {
+    add_rows<HeadDim>(kv_.k_row(run.slot, head, run.begin), kv_.stride_token, run.count, count);
+    if (ValueDim == HeadDim || !kv_.has_v_in_k())
+      add_rows<ValueDim>(kv_.v_row(run.slot, head, run.begin), kv_.token_stride_of_v(), run.count,
+                         count);
+    if constexpr (has_row_scales<T>) {
+      for (int t = 0; t < run.count; t += 16) {
+        prefetch(kv_.k_row_scale(run.slot, head, run.begin + t));
+        prefetch(kv_.v_row_scale(run.slot, head, run.begin + t));
+      }
+    }
+  }
+  template <int Dim>
+  void add_rows(const T* row, std::int64_t stride, int tokens, int& count) noexcept {
+    if (stride == Dim) {
+      add(row, static_cast<std::size_t>(tokens) * Dim * sizeof(T), count);
+    } else {
+      for (int t = 0; t < tokens; ++t) add(row + t * stride, Dim * sizeof(T), count);
+    }
+  }
+  void add(const void* begin, std::size_t bytes, int& count) noexcept {
+    const char* const from = static_cast<const char*>(begin);
+    runs_[count++] = {from, from + bytes};
+    queued_ += static_cast<int>((bytes + 63) / 64);
+  }
+
+  const KvView<T>& kv_;
+  Source products_;
+  Source streams_;
+  int early_ = 0;    // lines of streams that were queued during products
+  int queued_ = 0;   // cache lines of runs that were not prefetched yet
+  int granted_ = 0;  // of the kernel at work
+  int lead_ = 0;     // cache lines that were prefetched and not yet read
+  MemoryRun runs_[capacity];
+};
+
+}  // namespace cpu
+CHUNKATTN_ISA_NAMESPACE_END

@@ -1,0 +1,82 @@
+// What the kernels read: tasks, and where the device's copies of a plan's arrays lie. PODs.
+#pragma once
+
+#include <cstdint>
+
+#include "../../plan_view.hpp"
+#include "../base/config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace cuda_detail {
+
+/// One tile of rows over one range of path positions; run once per KV head.
+///
+/// Rows are packed for grouped-query attention: packed row i is plan row i / group, query head
+/// kv_head * group + i % group. The positions lie on the path that ends with `segment`.
+struct alignas(16) Task {
+  std::int32_t tile_rows;       ///< 16, 32 or 64
+  std::int32_t row_begin;       ///< first packed row
+  std::int32_t row_count;       ///< packed rows, at most tile_rows
+  std::int32_t segment;         ///< deepest segment of the range; -1: nothing to stream, merge only
+  std::int32_t position_begin;  ///< first path position
+  std::int32_t position_end;    ///< one past the last; `open_end`: to the end of `segment`
+  std::int32_t partial_base;    ///< chunk-first: the partial of (plan row, qo head) has the index
+                                ///< partial_base + row * num_qo_heads + head
+  std::int32_t merge_begin;     ///< sequence-first: into PlanMemory::merges
+  std::int32_t merge_count;
+  std::int32_t flag;  ///< chunk-first: of KV head h, flag * num_kv_heads + h in PlanMemory::flags
+  std::int32_t unused[2];
+};
+static_assert(sizeof(Task) == 48);
+
+/// The partial results of one range of a run, one task per tile of its rows, as a sequence-first
+/// task merges them.
+struct alignas(16) Merge {
+  std::int32_t partial_base;  ///< as the tasks'
+  std::int32_t flag;          ///< of the first tile; the others' follow
+  std::int32_t row_begin;     ///< packed row that the first tile begins with
+  std::int32_t unused;
+};
+
+inline constexpr std::int32_t open_end = 0x7fffffff;
+
+/// Counts that change from plan to plan; kernels read them on the device, so that a captured graph
+/// stays valid.
+struct PlanHeader {
+  std::int32_t num_rows;
+  std::int32_t num_copies;
+  std::int32_t num_chunk_first;     ///< tasks [0, num_chunk_first) write partials
+  std::int32_t num_sequence_first;  ///< tasks that follow merge and write the output
+  std::int32_t ahead;               ///< KV heads that the former are ahead, as ItemOrder has it
+  std::int32_t unused[3];
+};
+
+/// Tickets: blocks take work in the order of ItemOrder. The last block to leave a launch zeroes
+/// them and counts the launch, so that flags which earlier launches have set mean nothing to the
+/// next.
+struct Counters {
+  std::int32_t next;
+  std::int32_t left;
+  std::uint32_t launches;
+};
+
+/// Device pointers; fixed for the life of an attention object.
+struct PlanMemory {
+  const PlanHeader* header;
+  const Task* tasks;
+  const Merge* merges;  ///< in path order
+  const Segment* segments;
+  const Piece* pieces;
+  const std::int32_t* row_token;
+  std::int32_t* row_kv_len;
+  const std::int32_t* row_segment;
+  WriteTarget* writes;
+  const RowCopy* copies;
+  Counters* counters;
+  std::uint32_t* flags;  ///< [chunk-first task][KV head]: the launch that last wrote its partials
+  float* partial_out;    ///< [partial][value_dim], normalised
+  float* partial_lse;    ///< [partial], base 2; at most empty_max2: empty
+};
+
+}  // namespace cuda_detail
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,369 @@
+// From a plan to tasks: what is shared, how ranges are split along KV, which tile, in what order.
+// Plain integer arithmetic on the host: the same plan gives the same tasks everywhere.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "../../error.hpp"
+#include "../../plan_view.hpp"
+#include "../../variants.hpp"
+#include "cost_model.hpp"
+#include "device_plan.hpp"
+#include "item_order.hpp"
+#include "kv_splits.hpp"
+#include "tile_layout.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// What a step moves and computes, for floors and tests. All KV heads together.
+struct ScheduleSummary {
+  std::int64_t kv_tokens = 0;      ///< K/V rows streamed, one KV head: tasks x their tokens
+  std::int64_t kv_bytes = 0;       ///< the same in bytes, all KV heads
+  std::int64_t partial_bytes = 0;  ///< written and read
+  std::int64_t padded_flops = 0;   ///< with the unused rows of tiles
+  std::int32_t num_shared = 0;     ///< runs that are shared
+  std::int32_t num_split = 0;      ///< further cuts along KV
+};
+
+namespace cuda_detail {
+
+/// Builds task lists. Keeps its memory from call to call.
+class Scheduler {
+ public:
+  /// \param hidden  [num_rows] keys that a row does not see for certain, nothing beyond its own; or
+  ///                null. Read here only.
+  /// \throws InvalidArgument if the rows of a segment are not contiguous, or if even the plainest
+  ///         schedule does not fit `capacity`.
+  void build(const PlanView& plan, const Geometry& geometry, const CostModel& model,
+             const ScheduleCapacity& capacity, const KeyRange* hidden = nullptr) {
+    plan_ = plan;
+    hidden_ = hidden;
+    geometry_ = geometry;
+    model_ = model;
+    measure();
+    const std::int64_t gain = choose_runs(true);
+    std::int64_t end = splits_.choose(runs_, geometry_, model_, capacity);
+    if (end == KvSplits::never || (gain > 0 && may_cost_more(gain, end))) {
+      std::swap(runs_, other_runs_);
+      std::swap(splits_, other_splits_);
+      choose_runs(false);
+      const std::int64_t apart = splits_.choose(runs_, geometry_, model_, capacity);
+      if (end == KvSplits::never || apart <= end + end / 32) {
+        end = apart;
+      } else {
+        std::swap(runs_, other_runs_);
+        std::swap(splits_, other_splits_);
+      }
+    }
+    if (end == KvSplits::never)
+      detail::fail_argument(
+          "plan (tasks)", splits_.num_tasks(),
+          {"at most ", capacity.tasks, " tasks: raise the rows or segments of the limits"});
+    make_tasks();
+  }
+
+  [[nodiscard]] const std::vector<Task>& tasks() const noexcept { return tasks_; }
+  [[nodiscard]] int num_chunk_first() const noexcept { return num_chunk_first_; }
+  [[nodiscard]] int num_sequence_first() const noexcept {
+    return static_cast<int>(tasks_.size()) - num_chunk_first_;
+  }
+  /// In which order their pairs with KV heads are taken.
+  [[nodiscard]] ItemOrder order() const noexcept {
+    return {num_chunk_first_, num_sequence_first(), geometry_.num_kv_heads, splits_.ahead()};
+  }
+  [[nodiscard]] const std::vector<Merge>& merges() const noexcept { return merges_; }
+  [[nodiscard]] std::int64_t num_partials() const noexcept { return num_partials_; }
+  [[nodiscard]] const ScheduleSummary& summary() const noexcept { return summary_; }
+  /// K/V rows that the plan's rows saw when this was built, each segment once.
+  [[nodiscard]] std::int64_t visible_tokens() const noexcept { return visible_tokens_; }
+
+  /// What visible_tokens() would be now: tells when a schedule has aged.
+  [[nodiscard]] std::int64_t count_visible(const PlanView& plan, const Geometry& geometry,
+                                           const KeyRange* hidden = nullptr) {
+    plan_ = plan;
+    geometry_ = geometry;
+    hidden_ = hidden;
+    measure();
+    return visible_tokens_;
+  }
+
+ private:
+  struct Node {
+    std::int32_t kv_len = 0;        // the most any row below sees
+    KeyRange hidden{0, open_end};   // from all rows below
+    std::int32_t tokens = 0;        // of this segment, visible to some row
+    std::int32_t direct_begin = 0;  // rows whose path ends here
+    std::int32_t direct_count = 0;
+    std::int32_t branches = 0;          // children with rows, and direct rows as one
+    std::int64_t branch_tile_rows = 0;  // padded rows of all branches together
+    std::int32_t run_begin = 0;         // first position of the run that ends here
+    std::int32_t run_tokens = 0;
+    bool shared = false;    // the run that ends here is a task of its own
+    std::int32_t run = -1;  // its index in runs_
+  };
+  [[nodiscard]] int packed(int rows) const noexcept { return rows * geometry_.group(); }
+
+  // Rows of tiles that hold `rows` packed rows.
+  [[nodiscard]] static std::int64_t padded(int rows) noexcept {
+    const int rest = rows % max_tile_rows;
+    return rows - rest + (rest > 0 ? tile_rows_for(rest) : 0);
+  }
+  [[nodiscard]] std::int64_t stream_all(std::int64_t tokens, int rows) const noexcept {
+    const int rest = rows % max_tile_rows;
+    std::int64_t ps = rows / max_tile_rows * model_.stream_ps(tokens, max_tile_rows, dims());
+    if (rest > 0) ps += model_.stream_ps(tokens, tile_rows_for(rest), dims());
+    return ps;
+  }
+  [[nodiscard]] HeadDims dims() const noexcept { return geometry_.dims(); }
+
+  void measure() {
+    nodes_.assign(static_cast<std::size_t>(plan_.num_segments), Node{});
+    for (int row = 0; row < plan_.num_rows; ++row) {
+      Node& node = nodes_[index(plan_.row_segment[row])];
+      if (node.direct_count == 0) node.direct_begin = row;
+      detail::check_argument(node.direct_begin + node.direct_count == row, "plan.row_segment", row,
+                             "the rows of a segment side by side");
+      ++node.direct_count;
+      node.kv_len = std::max(node.kv_len, plan_.row_kv_len[row]);
+      node.hidden = common(node.hidden, hidden_from(row));
+    }
+    visible_tokens_ = 0;
+    for (int s = plan_.num_segments - 1; s >= 0; --s) {
+      Node& node = nodes_[index(s)];
+      const Segment& segment = plan_.segments[s];
+      node.tokens = visible_between(segment.position, end_of(segment, node), node.hidden);
+      visible_tokens_ += node.tokens;
+      if (node.direct_count > 0) {
+        ++node.branches;
+        node.branch_tile_rows += padded(packed(node.direct_count));
+      }
+      if (segment.parent >= 0 && segment.row_end > segment.row_begin) {
+        Node& parent = nodes_[index(segment.parent)];
+        parent.kv_len = std::max(parent.kv_len, node.kv_len);
+        parent.hidden = common(parent.hidden, node.hidden);
+        ++parent.branches;
+        parent.branch_tile_rows += padded(packed(segment.row_end - segment.row_begin));
+      }
+    }
+  }
+
+  [[nodiscard]] KeyRange hidden_from(int row) const noexcept {
+    return hidden_ != nullptr ? hidden_[row] : KeyRange{};
+  }
+  // What is in both. Ranges that are empty have something empty in common.
+  [[nodiscard]] static KeyRange common(KeyRange a, KeyRange b) noexcept {
+    return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
+  }
+  // Positions [begin, end) that are not hidden.
+  [[nodiscard]] static std::int32_t visible_between(std::int32_t begin, std::int32_t end,
+                                                    KeyRange hidden) noexcept {
+    return KeyRange{begin, end}.size() - common({begin, end}, hidden).size();
+  }
+  // One past the last position of a segment that some row below may see.
+  [[nodiscard]] static std::int32_t end_of(const Segment& segment, const Node& node) noexcept {
+    return std::min(segment.position + segment.length, node.kv_len);
+  }
+
+  // Whether a launch that ends at `end` may end later than one where nothing is shared. (All that
+  // sharing saves is work of that one.) Where blocks are idle anyway, little work is saved, and the
+  // wait for partial results may cost more.
+  [[nodiscard]] bool may_cost_more(std::int64_t gain, std::int64_t end) const noexcept {
+    const std::int64_t saved = gain * geometry_.num_kv_heads / model_.num_blocks;
+    return splits_.even_share() + saved < end + end / 32 &&
+           saved < 8 * (model_.task_ps + model_.wait_ps);
+  }
+
+  // Top-down: a run either becomes a task shared by all rows below, or goes on into each branch.
+  // Returns what sharing saves in all, in ps of work of one KV head.
+  std::int64_t choose_runs(bool share) {
+    runs_.clear();
+    std::int64_t gain = 0;
+    for (int s = 0; s < plan_.num_segments; ++s) {
+      const Segment& segment = plan_.segments[s];
+      Node& node = nodes_[index(s)];
+      const Node* parent = segment.parent >= 0 ? &nodes_[index(segment.parent)] : nullptr;
+      const bool fresh = parent == nullptr || parent->shared;
+      node.run_begin = fresh ? segment.position : parent->run_begin;
+      node.run_tokens = visible_between(node.run_begin, end_of(segment, node), node.hidden);
+      node.shared = false;
+      const int rows = packed(segment.row_end - segment.row_begin);
+      if (!share || node.branches < 2 || node.run_tokens == 0) continue;
+      const std::int64_t together = stream_all(node.run_tokens, rows) +
+                                    num_tiles(rows) * model_.task_ps +
+                                    model_.partial_ps(rows, dims().v);
+      const std::int64_t apart = stream_apart(node);
+      node.shared = together < apart;
+      if (node.shared) gain += apart - together;
+    }
+    for (int s = 0; s < plan_.num_segments; ++s) {
+      const Segment& segment = plan_.segments[s];
+      Node& node = nodes_[index(s)];
+      const int above = segment.parent >= 0 ? nodes_[index(segment.parent)].run : -1;
+      node.run = above;
+      if (node.shared) {
+        node.run = add_run(s, segment.row_begin, segment.row_end, node, above);
+      }
+      if (node.direct_count > 0) {
+        const int run =
+            add_run(s, node.direct_begin, node.direct_begin + node.direct_count, node, node.run);
+        runs_[index(run)].last = true;
+        if (node.shared) {
+          runs_[index(run)].covered = true;
+          runs_[index(run)].tokens = 0;
+        }
+      }
+    }
+    return gain;
+  }
+
+  // The time of streaming a node's run once per branch: bytes for each of their tiles.
+  [[nodiscard]] std::int64_t stream_apart(const Node& node) const noexcept {
+    // Branches of few rows differ from one another little: the average tile stands for all.
+    const std::int64_t bytes_only = node.branches * model_.stream_ps(node.run_tokens, 0, dims());
+    const std::int64_t flops =
+        2 * std::int64_t{node.run_tokens} * (dims().k + dims().v) * node.branch_tile_rows;
+    return std::max(bytes_only, flops * model_.ps_per_mflop / 1000000);
+  }
+
+  int add_run(int segment, int row_begin, int row_end, const Node& node, int above) {
+    Run run{segment, row_begin, row_end, node.run_begin, node.run_tokens, above};
+    run.hidden = node.hidden;
+    if (run.hidden.begin <= run.position)  // it begins with what is seen
+      run.position = std::max(run.position, run.hidden.end);
+    runs_.push_back(run);
+    return static_cast<int>(runs_.size()) - 1;
+  }
+
+  void make_tasks() {
+    tasks_.clear();
+    merges_.clear();
+    keys_.clear();
+    num_partials_ = 0;
+    summary_ = {};
+    for (Run& run : runs_)
+      if (run.chunk_first()) add_chunk_first(run);
+    sort_tasks(0);
+    num_chunk_first_ = static_cast<int>(tasks_.size());
+    for (const Run& run : runs_)
+      if (run.last) add_sequence_first(run);
+    sort_tasks(static_cast<std::size_t>(num_chunk_first_));
+    summary_.partial_bytes = num_partials_ * 2 * (dims().v + 1) * 4;
+    summary_.kv_bytes = summary_.kv_tokens * geometry_.num_kv_heads * (dims().k + dims().v) * 2;
+    summary_.padded_flops *= geometry_.num_kv_heads;
+  }
+
+  void add_chunk_first(Run& run) {
+    if (!run.last) ++summary_.num_shared;
+    summary_.num_split += run.splits - 1;
+    // The partial of (plan row, query head) has the index base + row * num_qo_heads + head.
+    run.partial_stride = (run.row_end - run.row_begin) * geometry_.num_qo_heads;
+    run.partial_base =
+        static_cast<std::int32_t>(num_partials_) - run.row_begin * geometry_.num_qo_heads;
+    num_partials_ += std::int64_t{run.partial_stride} * run.splits;
+    run.flag_base = static_cast<std::int32_t>(tasks_.size());  // as many tasks as flags before this
+    for (int i = 0; i < run.splits; ++i) {
+      const bool open = i == run.splits - 1;
+      Task task{};
+      task.segment = run.segment;
+      task.position_begin = run.position_of(i * run.step);
+      task.position_end = open ? open_end : run.position_of((i + 1) * run.step);
+      task.partial_base = run.partial_base + i * run.partial_stride;
+      task.flag = static_cast<std::int32_t>(tasks_.size());
+      add_tiles(run, task, true);
+    }
+  }
+
+  void add_sequence_first(const Run& run) {
+    const std::size_t first = merges_.size();
+    if (run.moved()) add_merges(run);
+    for (int r = run.above; r >= 0; r = runs_[index(r)].above) add_merges(runs_[index(r)]);
+    std::reverse(merges_.begin() + static_cast<std::ptrdiff_t>(first), merges_.end());
+    Task task{};
+    task.segment = run.streams_last() ? run.segment : -1;
+    task.position_begin = run.position;
+    task.position_end = open_end;
+    task.merge_begin = static_cast<std::int32_t>(first);
+    task.merge_count = static_cast<std::int32_t>(merges_.size() - first);
+    add_tiles(run, task, false);
+  }
+
+  void add_merges(const Run& run) {
+    const int row_begin = packed(run.row_begin);
+    const int tiles = num_tiles(packed(run.row_end) - row_begin);
+    for (int i = run.splits - 1; i >= 0; --i)
+      merges_.push_back(
+          {run.partial_base + i * run.partial_stride, run.flag_base + i * tiles, row_begin, 0});
+  }
+
+  // One task per tile of the run's rows, all else as in `task`.
+  void add_tiles(const Run& run, Task task, bool chunk_first) {
+    const int most = run.most_rows(!chunk_first);
+    const int stop = packed(run.row_end);
+    for (int row = packed(run.row_begin); row < stop; row += task.row_count) {
+      task.row_count = std::min(stop - row, most);
+      task.tile_rows = tile_rows_for(task.row_count);
+      task.row_begin = row;
+      const std::int32_t tokens = task.segment >= 0 ? visible_tokens(run, task) : 0;
+      summary_.kv_tokens += tokens;
+      summary_.padded_flops += std::int64_t{2} * tokens * (dims().k + dims().v) * task.tile_rows;
+      const std::int64_t kib = splits_.kib_ps(run, chunk_first ? 0 : 1);
+      keys_.push_back(chunk_first
+                          ? model_.chunk_first_ps(tokens, task.tile_rows, task.row_count, dims(),
+                                                  kib, splits_.kib_ps(0))
+                          : model_.sequence_first_ps(tokens, task.tile_rows, dims(), kib) +
+                                model_.merge_all_ps(task.row_count, dims().v, task.merge_count));
+      tasks_.push_back(task);
+      ++task.flag;
+    }
+  }
+
+  // Positions of a task that one of its rows sees.
+  [[nodiscard]] std::int32_t visible_tokens(const Run& run, const Task& task) const noexcept {
+    std::int32_t seen = 0;
+    KeyRange hidden{0, open_end};
+    const int last = (task.row_begin + task.row_count - 1) / geometry_.group();
+    for (int row = task.row_begin / geometry_.group(); row <= last; ++row) {
+      seen = std::max(seen, plan_.row_kv_len[row]);
+      hidden = common(hidden, hidden_from(row));
+    }
+    const std::int32_t end = std::min({seen, task.position_end, run.position_of(run.tokens)});
+    return visible_between(task.position_begin, end, hidden);
+  }
+
+  // Longest first; among equals the plan's order, so that tiles of one run stay neighbours.
+  void sort_tasks(std::size_t from) {
+    order_.resize(tasks_.size() - from);
+    for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = from + i;
+    // Not std::stable_sort, which allocates.
+    std::sort(order_.begin(), order_.end(), [this](std::size_t a, std::size_t b) {
+      return keys_[a] != keys_[b] ? keys_[a] > keys_[b] : a < b;
+    });
+    sorted_.clear();
+    for (const std::size_t i : order_) sorted_.push_back(tasks_[i]);
+    std::copy(sorted_.begin(), sorted_.end(), tasks_.begin() + static_cast<std::ptrdiff_t>(from));
+  }
+
+  static std::size_t index(std::int32_t i) noexcept { return static_cast<std::size_t>(i); }
+
+  PlanView plan_;
+  const KeyRange* hidden_ = nullptr;  // [num_rows] or null
+  Geometry geometry_;
+  CostModel model_;
+  std::vector<Node> nodes_;
+  std::vector<Run> runs_, other_runs_;  // of what was chosen; and not
+  KvSplits splits_, other_splits_;
+  std::vector<Task> tasks_, sorted_;
+  std::vector<std::int64_t> keys_;
+  std::vector<std::size_t> order_;
+  std::vector<Merge> merges_;
+  std::int64_t num_partials_ = 0;
+  std::int64_t visible_tokens_ = 0;
+  int num_chunk_first_ = 0;
+  ScheduleSummary summary_;
+};
+
+}  // namespace cuda_detail
+CHUNKATTN_NAMESPACE_END

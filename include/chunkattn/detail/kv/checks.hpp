@@ -1,0 +1,74 @@
+// What both backends check of a layer's K/V and the plan that it is used with.
+#pragma once
+
+#include "../../error.hpp"
+#include "../../kv_view.hpp"
+#include "../../plan_view.hpp"
+#include "../base/config.hpp"
+#include "../base/write_check.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// The layer is of the plan's tree, as far as both say whose they are, and there is memory.
+template <class T>
+void check_layer_of_plan(const KvView<T>& layer, const PlanView& plan) {
+  check_argument(layer.tree_id == plan.tree_id || layer.tree_id == 0 || plan.tree_id == 0, "layer",
+                 "of another tree", "the K/V memory of the plan's tree: a KvCache made for it");
+  check_argument(layer.num_slots > 0 || layer.k != nullptr, "layer.num_slots", layer.num_slots,
+                 "memory for the plan's slots: take the layer's view after the step is built, of a "
+                 "cache that follows its tree or was told to grow");
+  const auto check = [](const char* name, const void* start, const void* slabs, const char* memory,
+                        const char* null) {
+    check_argument(start != nullptr || slabs != nullptr, name, start, memory);
+    check_argument(start == nullptr || slabs == nullptr, name, start, null);
+  };
+  check("layer.k", layer.k, layer.k_slabs, "memory of K",
+        "null, since K lies in slabs: a share of the heads is heads(first, count)");
+  check("layer.v", layer.v, layer.v_slabs, "memory of V",
+        "null, since V lies in slabs: a share of the heads is heads(first, count)");
+  if constexpr (has_row_scales<T>) {
+    check("layer.k_scale", layer.k_scale, layer.k_scale_slabs, "memory of K's scales",
+          "null, since K's scales lie in slabs: a share of the heads is heads(first, count)");
+    check("layer.v_scale", layer.v_scale, layer.v_scale_slabs, "memory of V's scales",
+          "null, since V's scales lie in slabs: a share of the heads is heads(first, count)");
+  }
+}
+
+/// Rows of V that are written do not overwrite K.
+template <class T>
+void check_own_v(const KvView<T>& layer) {
+  check_argument(layer.value_dim != 0 || layer.v_slabs != layer.k_slabs ||
+                     (layer.k_slabs == nullptr && !rows_overlap(layer.k, layer.v, layer.head_dim)),
+                 "layer.v", "K's memory", "memory of V of its own, or V in K with a value_dim");
+}
+
+/// With KvCacheOptions::check_writes: throws unless the plan's step has written the layer.
+template <class T>
+CHUNKATTN_INLINE void check_written(const KvView<T>& layer, const PlanView& plan) {
+  if (layer.write_check != nullptr) [[unlikely]]
+    layer.write_check->check_read(plan.step_number, layer.layer, layer.first_head,
+                                  layer.num_kv_heads);
+}
+/// The plan's step has written the layer.
+template <class T>
+CHUNKATTN_INLINE void note_written(const KvView<T>& layer, const PlanView& plan) {
+  if (layer.write_check != nullptr) [[unlikely]]
+    layer.write_check->wrote(plan.step_number, layer.layer, layer.first_head, layer.num_kv_heads);
+}
+
+}  // namespace detail
+
+/// Tells KvCacheOptions::check_writes what ChunkAttention::write() would: that a kernel of the
+/// engine's own, or a captured graph, has written what the plan's step writes to this layer, or is
+/// queued to. On any thread. Does nothing where that option is off or the memory is an engine's
+/// own.
+template <class T>
+void mark_written(const KvView<T>& layer, const LiveView& plan) {
+  detail::check_current(plan);
+  detail::check_layer_of_plan(layer, plan);
+  detail::note_written(layer, plan);
+}
+
+CHUNKATTN_NAMESPACE_END

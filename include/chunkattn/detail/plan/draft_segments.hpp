@@ -1,0 +1,130 @@
+// A tree of drafts in a plan: its branches are segments behind those of its sequence's path, like
+// the branches of the prefix tree. So what a draft sees needs no mask, and kernels know nothing of
+// drafts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "../../plan_view.hpp"
+#include "../base/array.hpp"
+#include "../base/config.hpp"
+#include "../tree/step_record.hpp"
+#include "arrays.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Writes trees of drafts into a plan's arrays. Keeps its memory.
+class DraftSegments {
+ public:
+  /// Where the rows of a tree stand.
+  struct Rows {
+    std::int32_t token;     ///< the caller's index of draft 0
+    std::int32_t row;       ///< the plan's index of the first
+    std::int32_t position;  ///< path position of drafts of depth 1
+    std::int32_t segment;   ///< that the path ends with
+  };
+
+  /// Adds segments, pieces, rows and write targets of all drafts, depth-first.
+  void append(std::span<const Draft> drafts, const Rows& rows, PlanArrays& arrays) {
+    link(drafts);
+    std::int32_t row = rows.row;
+    stack_.clear();
+    push_children(first_root_, rows.segment);
+    while (!stack_.empty()) {
+      const Frame frame = stack_.back();
+      stack_.pop_back();
+      if (frame.draft == none) {
+        arrays.segments[at(frame.segment)].row_end = row;
+        continue;
+      }
+      // One segment for the drafts from here on as far as they do not branch.
+      const auto segment = static_cast<std::int32_t>(arrays.segments.size());
+      const auto first_piece = static_cast<std::int32_t>(arrays.pieces.size());
+      const std::int32_t first_row = row,
+                         position = rows.position + drafts[at(frame.draft)].depth - 1;
+      std::int32_t i = frame.draft;
+      while (true) {
+        const Draft& draft = drafts[at(i)];
+        add_piece(draft, rows.position + draft.depth - 1, first_piece, arrays.pieces);
+        arrays.row_token[at(row)] = rows.token + i;
+        arrays.row_kv_len[at(row)] = rows.position + draft.depth;
+        arrays.row_segment[at(row)] = segment;
+        arrays.writes[at(rows.token + i)] = {draft.slot, draft.offset};
+        ++row;
+        const std::int32_t child = links_[at(i)].first_child;
+        if (child == none || links_[at(child)].next_sibling != none) break;
+        i = child;
+      }
+      const auto num_pieces = static_cast<std::int32_t>(arrays.pieces.size()) - first_piece;
+      arrays.segments.push_back(
+          {first_row, row, first_piece, num_pieces, position, row - first_row, frame.segment, 1});
+      stack_.push_back({none, segment});
+      push_children(links_[at(i)].first_child, segment);
+    }
+  }
+
+  /// The same for drafts that count for nothing any more: they see no more than what is left of
+  /// their path, and write nothing.
+  static void append_superseded(std::span<const Draft> drafts, const Rows& rows,
+                                PlanArrays& arrays) noexcept {
+    for (std::size_t i = 0; i < drafts.size(); ++i) {
+      const std::size_t row = at(rows.row) + i, token = at(rows.token) + i;
+      arrays.row_token[row] = static_cast<std::int32_t>(token);
+      arrays.row_kv_len[row] = rows.position + drafts[i].depth;
+      arrays.row_segment[row] = rows.segment;
+      arrays.writes[token] = {no_slot, 0};
+    }
+  }
+
+ private:
+  struct Links {
+    std::int32_t first_child = none, next_sibling = none;
+  };
+  struct Frame {
+    std::int32_t draft;    // to visit; none: close `segment`
+    std::int32_t segment;  // that it continues
+  };
+
+  /// Children in the caller's order.
+  void link(std::span<const Draft> drafts) {
+    links_.assign(drafts.size(), {});
+    first_root_ = none;
+    for (std::size_t i = drafts.size(); i-- > 0;) {
+      const std::int32_t parent = drafts[i].parent;
+      std::int32_t& first = parent == none ? first_root_ : links_[at(parent)].first_child;
+      links_[i].next_sibling = first;
+      first = static_cast<std::int32_t>(i);
+    }
+  }
+  void push_children(std::int32_t first, std::int32_t segment) {
+    const std::size_t begin = stack_.size();
+    for (std::int32_t i = first; i != none; i = links_[at(i)].next_sibling)
+      stack_.push_back({i, segment});
+    for (std::size_t a = begin, b = stack_.size(); a + 1 < b; ++a, --b)  // the first one on top
+      std::swap(stack_[a], stack_[b - 1]);
+  }
+  static void add_piece(const Draft& draft, std::int32_t position, std::int32_t first_piece,
+                        Array<Piece>& pieces) {
+    if (static_cast<std::int32_t>(pieces.size()) > first_piece) {
+      Piece& last = pieces.back();
+      if (last.slot == draft.slot && last.begin + last.length == draft.offset) {
+        ++last.length;
+        return;
+      }
+    }
+    pieces.push_back({draft.slot, draft.offset, 1, position});
+  }
+
+  std::int32_t first_root_ = none;
+  Array<Links> links_;
+  Array<Frame> stack_;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,401 @@
+// The tree without its tokens' type: its parts put together, and what happens to sequences between
+// steps: join, grow, fork, clear.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "../../error.hpp"
+#include "../base/config.hpp"
+#include "copies.hpp"
+#include "departures.hpp"
+#include "drafts.hpp"
+#include "outputs.hpp"
+#include "prefixes.hpp"
+#include "sequences.hpp"
+#include "slots.hpp"
+#include "steps.hpp"
+#include "topology.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+class TreeCore {
+ public:
+  TreeCore(SlotAllocator& allocator, Tokens& tokens, std::int32_t chunk_size,
+           TreeOptions resolved_options, RetentionRules rules)
+      : options(resolved_options),
+        slot_table(allocator, tokens, stats),
+        topology(slot_table, ChunkGeometry(chunk_size), stats),
+        prefixes(topology, slot_table, tokens, resolved_options, rules, stats),
+        sequences(topology, prefixes, stats),
+        copies(topology, slot_table, sequences),
+        departures(topology, prefixes, sequences, copies, stats),
+        drafts(topology, prefixes, sequences, copies, departures),
+        outputs(topology, sequences),
+        steps(topology, sequences, copies, departures, drafts, outputs, tokens, stats),
+        tokens_(tokens) {
+    static std::atomic<std::uint64_t> trees{0};
+    id = ++trees;
+  }
+  TreeCore(const TreeCore&) = delete;
+  TreeCore& operator=(const TreeCore&) = delete;
+
+  /// With defaults resolved.
+  const TreeOptions options;
+  TreeStats stats;
+  Slots slot_table;
+  Topology topology;
+  Prefixes prefixes;
+  Sequences sequences;
+  Copies copies;
+  Departures departures;
+  Drafts drafts;
+  Outputs outputs;
+  Steps steps;
+  /// Tells the trees of a process apart, also one that took the place of another in memory. Nothing
+  /// is decided by it.
+  std::uint64_t id = 0;
+
+  // ---- join ----------------------------------------------------------------------------------
+
+  /// A prompt that is to join, without its tokens.
+  struct Joining {
+    std::int32_t size = 0;
+    std::int32_t public_end = 0;     ///< tokens that every tenant of the adapter may share
+    std::int32_t published_end = 0;  ///< tokens that others may find
+    std::int32_t level = 0;          ///< of retention
+  };
+
+  /// Whose tokens these are at a position.
+  static Namespace space_at(const InsertOptions& options, std::int32_t position,
+                            std::int32_t public_end) noexcept {
+    if (position >= public_end) return options.name_space;
+    return {.adapter = options.name_space.adapter, .is_public = true};
+  }
+
+  /// Free places that the first `fresh` tokens behind a match could take in its last slot.
+  [[nodiscard]] std::int32_t room_at(const Match& match, std::int32_t fresh) const noexcept {
+    if (fresh == 0 || match.used < topology.node(match.last).length) return 0;
+    return topology.room_behind(match.last);
+  }
+
+  /// The new sequence, or none when the budget is too small; then nothing has changed but what was
+  /// cached and not in use. store(node, position) stores the prompt's tokens from `position` on at
+  /// the node's places.
+  template <class Store>
+  SequenceIndex join(Match match, const Joining& prompt, const InsertOptions& how,
+                     const Store& store) {
+    // Everything that may fail comes first: memory for the records, then slots.
+    prefixes.reserve_nodes(4);
+    prefixes.reserve_level(prompt.level);
+    sequences.reserve();
+    departures.reserve();
+    if (match.used > 0 && match.used < topology.node(match.last).length)
+      match.last = prefixes.split(match.last, match.used);
+    if (!hold_while_acquiring(match, prompt.size - match.length)) {
+      ++stats.failed_inserts;
+      return none;
+    }
+    const SequenceIndex index = sequences.add();
+    SequenceRecord& record = sequences[index];
+    record.priority = how.priority;
+    record.level = prompt.level;
+    record.size = prompt.size;
+    NodeIndex last = match.last;
+    std::int32_t position = match.length;
+    while (position <
+           prompt.published_end) {  // at most twice: the public part and the tenant's own
+      const std::int32_t end = position < prompt.public_end
+                                   ? std::min(prompt.public_end, prompt.published_end)
+                                   : prompt.published_end;
+      last = topology.add(last, space_at(how, position, prompt.public_end), prompt.level,
+                          NodeState::published);
+      fill(last, index, end - position);
+      store(topology.node(last), position);
+      if (topology.node(last).state == NodeState::published) prefixes.publish(last);
+      position = end;
+    }
+    sequences.add_tail(index, last, how.name_space);
+    fill(record.tail, index, prompt.size - position);
+    store(topology.node(record.tail), position);
+    slot_table.release();
+    settle_pending(index, match, how);
+    sequences.change();
+    return index;
+  }
+
+  // ---- grow ----------------------------------------------------------------------------------
+
+  /// Throws InvalidArgument unless `count` known tokens can be appended.
+  void check_append(SequenceIndex s, std::size_t count) const {
+    const SequenceRecord& record = sequences[s];
+    check_argument(count > 0, "tokens.size()", 0, "at least one token");
+    check_argument(count <= at(max_length - record.size), "tokens.size()", count,
+                   "a sequence of at most 2^30 tokens");
+    check_argument(record.reserved == 0, "outputs to come", record.reserved,
+                   "none: commit the outputs of finished steps, or drop them, before append()");
+  }
+  /// `count` places for known tokens, which the caller then stores at the end of the tail.
+  bool append(SequenceIndex s, std::int32_t count) {
+    SequenceRecord& record = sequences[s];
+    if (!sequences.grow_tail(record, count)) return false;
+    topology.node(record.tail).writer = s;
+    record.size += count;
+    return true;
+  }
+
+  /// K/V of these positions has come from elsewhere: a file, another machine, host memory.
+  void mark_loaded(SequenceIndex s, TokenRange range) {
+    SequenceRecord& record = sequences[s];
+    if (range.empty()) return;
+    if (range.end() > record.size) [[unlikely]]
+      fail_argument("range.end()", range.end(),
+                    {"at most ", record.size, ", the sequence's known tokens"});
+    check_argument(record.steps == 0, "sequence", "in a step",
+                   "a sequence that no open step and no step in flight has");
+    sequences.for_each_node(s, range, [&](NodeIndex i, std::int32_t offset, std::int32_t length) {
+      check_loadable(s, range, topology.node(i), offset, offset + length);
+    });
+    sequences.for_each_node(s, range, [&](NodeIndex i, std::int32_t offset, std::int32_t length) {
+      TreeNode& n = topology.node(i);
+      if (n.written >= offset + length) return;
+      n.scheduled = offset + length;
+      n.set_written(offset + length);
+    });
+    if (range.begin <= record.cursor) record.cursor = std::max(record.cursor, range.end());
+  }
+
+  /// Makes what others are still to write on this path its own job, where no step is at it.
+  /// Returns the tokens that it got.
+  std::int32_t take_over(SequenceIndex s) noexcept {
+    SequenceRecord& record = sequences[s];
+    std::int32_t taken = 0;
+    sequences.for_each_awaited(s, [&](NodeIndex index) {
+      TreeNode& n = topology.node(index);
+      SequenceRecord& before = sequences[n.writer];
+      // A step may be at it, or one that was dropped in flight.
+      if (n.scheduled > n.written || (steps.any_void() && before.steps > 0)) return;
+      const std::int32_t first = n.position + n.written;
+      if (before.cursor >= first)
+        before.cursor = std::max(before.cursor, std::min(n.end(), before.size - 1));
+      before.may_wait = true;
+      n.writer = s;
+      record.cursor = std::min(record.cursor, first);
+      taken += n.length - n.written;
+    });
+    if (taken > 0) ++stats.hand_overs;
+    return taken;
+  }
+
+  /// Leading tokens whose K/V can be read now: written, and not waiting for a fork's copy.
+  [[nodiscard]] std::int32_t readable_length(SequenceIndex s) const noexcept {
+    const SequenceRecord& record = sequences[s];
+    return copies.readable_end(record.tail,
+                               std::min(prefixes.written_end(record.tail), record.size));
+  }
+
+  // ---- fork ----------------------------------------------------------------------------------
+
+  /// A second sequence with the first `length` tokens; none when the budget is too small for its
+  /// short tail. With `compute_last` the last token is computed again in any case.
+  SequenceIndex fork(SequenceIndex s, std::int32_t length, bool compute_last) {
+    prefixes.reserve_nodes(3);
+    sequences.reserve();
+    departures.reserve();
+    const ForkPlan plan = plan_fork(s, length);
+    if (plan.copied > 0) {
+      copies.reserve(at(topology.chunk.size));
+      if (!prefixes.acquire(topology.chunk.slots_for(plan.copied))) return none;
+    }
+
+    // Split what is shared off; its places do not move.
+    NodeIndex parent = plan.last;
+    if (plan.shared == 0)
+      parent = topology.node(plan.last).parent;
+    else if (plan.shared < topology.node(plan.last).length)
+      parent = prefixes.split(plan.last, plan.shared);
+    else if (plan.last == sequences[s].tail)
+      sequences.retire_tail(s);
+    ++(plan.copied > 0 && plan.shared == 0 ? stats.forks_copied : stats.forks_shared);
+
+    const SequenceIndex index = sequences.add();
+    SequenceRecord& twin = sequences[index];
+    const SequenceRecord& source = sequences[s];
+    twin.priority = source.priority;
+    twin.level = source.level;
+    twin.size = length;
+    twin.cached = std::min(source.cached, length);
+    twin.may_wait = source.may_wait || source.cursor < source.size || source.steps > 0;
+    prefixes.use_path(parent);
+    sequences.add_tail(index, parent, topology.node(source.tail).name_space);
+    TreeNode& copy = topology.node(twin.tail);
+    copy.state = topology.node(source.tail).state;  // stale stays stale, also right below the root
+    twin.cursor = std::min(copy.position + plan.rows,
+                           plan.is_computed && !compute_last ? length : length - 1);
+    if (plan.copied > 0) {
+      topology.extend_apart(twin.tail, plan.copied);
+      copy.written = copy.scheduled = plan.rows;
+      copy.writer = plan.rows < plan.copied ? index : none;
+      const TreeNode& from = topology.node(plan.last);  // the lower part, if it was split
+      copy_tokens(from, copy, plan.copied);
+      if (plan.rows > 0) copies.request(s, index, from, copy, plan.rows);
+      stats.copied_tokens += at(plan.rows);
+    }
+    sequences.change();
+    ++stats.forks;
+    return index;
+  }
+
+  // ---- the cache as a whole ------------------------------------------------------------------
+
+  /// Forgets everything cached. Live sequences stay, but nothing of theirs is found again.
+  void clear() noexcept {
+    prefixes.unpin_all();
+    while (prefixes.evict_one_slot()) {
+    }
+    for (std::size_t i = 1; i < topology.num_indices(); ++i) {
+      const auto n = static_cast<NodeIndex>(i);
+      if (topology.node(n).state == NodeState::published)
+        prefixes.unpublish(n, NodeState::stale);
+      else if (topology.node(n).state == NodeState::hidden)
+        topology.node(n).state = NodeState::stale;
+    }
+    ++stats.clears;
+    sequences.change();
+    departures.clear();
+    prefixes.notify_cleared();
+  }
+
+ private:
+  /// Tokens that two sequences compute each for itself rather than one for both.
+  static constexpr std::int32_t few_tokens = 4;
+
+  /// How a fork divides the last node of its path.
+  struct ForkPlan {
+    NodeIndex last;       ///< the node that holds the last token
+    std::int32_t shared;  ///< tokens of it that both share
+    std::int32_t copied;  ///< tokens behind them that become the twin's own
+    std::int32_t rows;    ///< of these, with K/V to copy
+    bool is_computed;     ///< nothing is left to compute
+  };
+
+  /// A few last tokens that are not computed yet are the twin's own to compute, so that neither
+  /// waits for the other. Of the rest a short private tail is copied, a longer one shared.
+  [[nodiscard]] ForkPlan plan_fork(SequenceIndex s, std::int32_t length) const noexcept {
+    const SequenceRecord& source = sequences[s];
+    const NodeIndex last = sequences.node_of(s, length - 1);
+    const TreeNode& n = topology.node(last);
+    const bool in_tail = last == source.tail;
+    const std::int32_t known = length - n.position;
+    const std::int32_t unwritten = std::max(0, known - n.written);
+    const std::int32_t own = unwritten <= few_tokens ? unwritten : 0;
+    std::int32_t copied = own;
+    if (options.sharing == Sharing::chunk)
+      copied = topology.chunk.offset(known);
+    else if (in_tail && known - own < options.min_run && own == unwritten)
+      copied = known;
+    const std::int32_t rows = in_tail ? std::clamp(n.written - (known - copied), 0, copied) : 0;
+    // Where all of a whole sequence is computed, its next token is another one.
+    const bool is_computed = length == source.size && source.cursor >= length && copied == rows;
+    return {last, known - copied, copied, rows, is_computed};
+  }
+
+  void copy_tokens(const TreeNode& from, const TreeNode& to, std::int32_t count) noexcept {
+    topology.for_each_run(
+        from, 0, count,
+        [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t first) {
+          topology.for_each_run(
+              to, first, run,
+              [&](SlotIndex s, std::int32_t o, std::int32_t part, std::int32_t done) {
+                tokens_.copy(slot, offset + done, s, o, part);
+                return true;
+              });
+          return true;
+        });
+  }
+
+  /// Uses the matched path, so that it is not evicted for the slots that `fresh` tokens behind it
+  /// take. False, and the path as before, where there are not enough.
+  bool hold_while_acquiring(const Match& match, std::int32_t fresh) {
+    struct Hold {
+      Prefixes& prefixes;
+      NodeIndex last;
+      bool keep = false;
+      ~Hold() {
+        if (!keep) prefixes.drop_path(last, &TreeNode::live);
+      }
+    } hold{prefixes, match.last};
+    prefixes.use_path(match.last);
+    hold.keep = prefixes.acquire(topology.chunk.slots_for(fresh - room_at(match, fresh)));
+    return hold.keep;
+  }
+
+  /// Places for tokens that the sequence is to write.
+  void fill(NodeIndex index, SequenceIndex s, std::int32_t count) noexcept {
+    TreeNode& n = topology.node(index);
+    n.live = 1;
+    topology.extend(index, count);
+    n.writer = count > 0 ? s : none;
+  }
+
+  /// What a sequence that left had not written is the new one's to write; what others are to write
+  /// it waits for.
+  void settle_pending(SequenceIndex s, const Match& match, const InsertOptions& how) noexcept {
+    SequenceRecord& record = sequences[s];
+    std::int32_t written_end = match.length, own_begin = match.length;
+    for (NodeIndex i = match.last; i != root_node; i = topology.node(i).parent) {
+      TreeNode& n = topology.node(i);
+      if (n.written == n.length) continue;
+      written_end = n.position + n.written;
+      if (n.writer == none) n.writer = s;
+      if (n.writer == s)
+        own_begin = written_end;
+      else
+        record.may_wait = true;
+    }
+    const auto limit = static_cast<std::int32_t>(
+        std::min(how.max_reuse, at(how.compute_last ? record.size - 1 : record.size)));
+    record.cached = std::min(written_end, limit);
+    record.cursor = std::min(own_begin, limit);
+    ++stats.inserts;
+    stats.prompt_tokens += at(record.size);
+    stats.cached_tokens += at(record.cached);
+    stats.pending_tokens += at(own_begin - written_end);
+  }
+
+  void check_loadable(SequenceIndex s, TokenRange range, const TreeNode& n, std::int32_t offset,
+                      std::int32_t end) const {
+    if (n.written >= end) return;
+    const std::int32_t first = n.position + n.written;
+    if (n.writer != s) [[unlikely]]
+      fail_argument("range.begin", range.begin,
+                    {"positions that are this sequence's to write; another is to write position ",
+                     first, ": take_over() first"});
+    if (n.written < offset) [[unlikely]]
+      fail_argument("range.begin", range.begin,
+                    {"at most ", first, ", the first position without K/V"});
+  }
+
+  Tokens& tokens_;
+};
+
+/// What the printers and the tests see of a PrefixTree beyond its public face.
+struct TreeAccess {
+  template <class Tree>
+  [[nodiscard]] static const TreeCore& core(const Tree& tree) {
+    return tree.core();
+  }
+  /// The token at a place of a slot in use.
+  template <class Tree>
+  [[nodiscard]] static const auto& token_at(const Tree& tree, SlotIndex slot, std::int32_t offset) {
+    return tree.tree().token_at(slot, offset);
+  }
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

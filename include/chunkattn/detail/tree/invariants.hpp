@@ -1,0 +1,258 @@
+// The prefix tree's invariants: everything that is kept incrementally is counted again. For tests.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "../../error.hpp"
+#include "../base/array.hpp"
+#include "../base/concepts.hpp"
+#include "../base/config.hpp"
+#include "core.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Reads the records of a tree. Throws Error that names the first difference.
+class TreeInspector {
+ public:
+  explicit TreeInspector(const TreeCore& tree)
+      : tree_(tree),
+        topology_(tree.topology),
+        slots_(tree.slot_table),
+        prefixes_(tree.prefixes),
+        sequences_(tree.sequences),
+        stats_(tree.stats),
+        chunk_size_(at(topology_.chunk.size)) {}
+
+  void check() const {
+    check_storage();
+    check_sequences();
+  }
+
+ private:
+  struct Totals {
+    std::size_t nodes = 0, places = 0, published = 0, retained = 0;
+  };
+
+  void check_storage() const {
+    Array<SlotRecord> counted(slots_.size());
+    Array<std::uint8_t> taken(slots_.size() * chunk_size_);
+    Totals totals;
+    for (std::size_t i = 0; i < topology_.num_indices(); ++i) {
+      const auto index = static_cast<NodeIndex>(i);
+      const TreeNode& n = topology_.node(index);
+      if (n.state == NodeState::unused) continue;
+      ++totals.nodes;
+      if (index == root_node) continue;
+      check_node(n, index);
+      totals.places += at(n.length);
+      totals.published += n.state == NodeState::published ? 1 : 0;
+      totals.retained += n.retained ? 1 : 0;
+      topology_.for_each_run(
+          n, 0, n.length, [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t) {
+            for (std::int32_t o = offset; o < offset + run; ++o)
+              expect(taken[at(s) * chunk_size_ + at(o)]++ == 0, "a place has one token", s);
+            return true;
+          });
+      topology_.for_each_slot(n, [&](SlotIndex s) {
+        NodeIndex& last = counted[at(s)].owner;
+        if (last == none || topology_.node(last).position < n.position) last = index;
+        ++counted[at(s)].nodes;
+        counted[at(s)].active += n.active() ? 1 : 0;
+        counted[at(s)].pinned += n.pins > 0 ? 1 : 0;
+      });
+    }
+    check_totals(totals);
+    check_slots(counted);
+    check_pins();
+  }
+
+  // A node beside its parent.
+  void check_node(const TreeNode& n, NodeIndex index) const {
+    const TreeNode& parent = topology_.node(n.parent);
+    expect(parent.state != NodeState::unused, "a node's parent exists", index);
+    expect(n.position == parent.end(), "a node continues its parent", index);
+    expect(n.written >= 0 && n.written <= n.length, "written tokens lie within the node", index);
+    expect(n.scheduled >= n.written || n.written == n.length, "what is written was scheduled",
+           index);
+    expect(n.scheduled >= 0 && n.scheduled <= n.length, "scheduled tokens lie within the node",
+           index);
+    expect(n.writer == none || n.length == 0 || n.written < n.length,
+           "what is written has no writer", index);
+    expect(n.tail_of == none || sequences_[n.tail_of].tail == index, "a tail is its sequence's",
+           index);
+    expect(n.live <= parent.live && n.held <= parent.held, "counts grow towards the root", index);
+    expect(n.retained == (!n.active()), "exactly the unused nodes are retained", index);
+    expect(
+        !n.retained || (n.state == NodeState::published && n.length > 0 && n.written == n.length &&
+                        prefixes_.level_of(parent_or_self(n)) >= prefixes_.level_of(n)),
+        "a retained node is published, written, and valued no more than its parent", index);
+    expect(n.tail_of != none || n.length > 0, "only tails are empty", index);
+    if (n.state != NodeState::published) return;
+    expect(parent.state == NodeState::published, "a published node has a published parent", index);
+    expect(prefixes_.find_twin(n) == index, "published children differ in their key", index);
+  }
+
+  void check_totals(const Totals& counted) const {
+    std::size_t listed = 0;
+    for (const auto& level : prefixes_.levels_)
+      for (NodeIndex n = level.oldest; n != none; n = topology_.node(n).newer) ++listed;
+    expect_equal(counted.nodes, stats_.nodes, "number of nodes");
+    expect_equal(counted.places, stats_.stored_tokens, "stored tokens");
+    expect_equal(counted.published, prefixes_.num_published(), "published nodes");
+    expect_equal(counted.retained, listed, "retained nodes");
+  }
+
+  void check_slots(const Array<SlotRecord>& counted) const {
+    std::size_t used = 0, cached = 0, pinned = 0;
+    for (std::size_t s = 0; s < slots_.size(); ++s) {
+      const auto index = static_cast<SlotIndex>(s);
+      expect(counted[s].nodes == slots_[index].nodes, "nodes per slot", index);
+      const NodeIndex owner = slots_[index].owner;
+      expect(counted[s].nodes == 0 || owner == none || owner == counted[s].owner,
+             "nobody but the last node in a slot owns what is behind it", index);
+      expect(counted[s].active == slots_[index].active, "active nodes per slot", index);
+      expect(counted[s].pinned == slots_[index].pinned, "pinned nodes per slot", index);
+      pinned += counted[s].pinned > 0 ? 1 : 0;
+      used += counted[s].nodes > 0 ? 1 : 0;
+      cached += counted[s].nodes > 0 && counted[s].active == 0 ? 1 : 0;
+    }
+    expect_equal(used, stats_.used_slots, "used slots");
+    expect_equal(cached, stats_.retained_slots, "retained slots");
+    expect_equal(pinned, slots_.num_pinned(), "pinned slots");
+    if (slots_.allocator().capacity() < max_slots)
+      expect_equal(used + static_cast<std::size_t>(slots_.allocator().available()),
+                   static_cast<std::size_t>(slots_.allocator().capacity()),
+                   "used and free slots add up to the budget");
+  }
+
+  void check_pins() const {
+    Array<std::int32_t> pins(topology_.num_indices());
+    for (const PinRecord& pin : prefixes_.pins_)
+      for (NodeIndex n = pin.last; n != none && n != root_node; n = topology_.node(n).parent)
+        ++pins[at(n)];
+    for (std::size_t i = 0; i < pins.size(); ++i)
+      expect(topology_.node(static_cast<NodeIndex>(i)).pins == pins[i],
+             "pins of paths through a node", static_cast<std::int64_t>(i));
+  }
+
+  void check_sequences() const {
+    check_steps_and_copies();
+    Array<TreeNode> counted(topology_.num_indices());
+    std::size_t live = 0, leaving = 0;
+    for (std::size_t i = 0; i < sequences_.num_indices(); ++i) {
+      const SequenceRecord& record = sequences_[static_cast<SequenceIndex>(i)];
+      if (record.state == SequenceState::unused) continue;
+      (record.state == SequenceState::live ? live : leaving) += 1;
+      check_path(record, static_cast<SequenceIndex>(i), counted);
+    }
+    for (std::size_t i = 0; i < counted.size(); ++i) {
+      const auto n = static_cast<NodeIndex>(i);
+      if (topology_.node(n).state == NodeState::unused) continue;
+      expect(topology_.node(n).live == counted[i].live && topology_.node(n).held == counted[i].held,
+             "sequences per node", n);
+      expect(has_own_writer(n), "a node's writer has it on its path, live or kept for a step", n);
+    }
+    expect_equal(live, stats_.live_sequences, "live sequences");
+    expect_equal(leaving, stats_.leaving_sequences, "leaving sequences");
+  }
+
+  // What outstanding steps and pending copies count on sequences and slots.
+  void check_steps_and_copies() const {
+    Array<std::int32_t> copies_of(sequences_.num_indices()), copies(slots_.size());
+    Array<std::int32_t> steps(sequences_.num_indices()), superseded(steps.size());
+    for (const StepRecord* step : tree_.steps.steps_) {
+      if (step->state == StepState::free)
+        expect(step->aside == none, "a step that is over has no drafts", 0);
+      if (step->aside != none) ++steps[at(step->aside)];
+      if (!Steps::is_outstanding(*step)) continue;
+      for (const StepEntry& entry : step->entries) {
+        ++steps[at(entry.sequence)];
+        superseded[at(entry.sequence)] += entry.epoch != sequences_[entry.sequence].epoch ? 1 : 0;
+      }
+    }
+    for (const PendingCopy& copy : tree_.copies.all()) {
+      ++copies[at(copy.rows.target_slot)];
+      ++copies_of[at(copy.source)];
+      ++copies_of[at(copy.target)];
+      expect(slots_[copy.rows.source_slot].nodes > 0 && slots_[copy.rows.target_slot].nodes > 0,
+             "a pending copy is between slots in use", copy.rows.target_slot);
+      const TreeNode& n = topology_.node(sequences_.node_of(copy.target, copy.position));
+      const std::int32_t place = n.begin + copy.position - n.position;
+      expect(topology_.slot_of(n, place) == copy.rows.target_slot &&
+                 topology_.chunk.offset(place) == copy.rows.target_begin,
+             "a pending copy goes to its path position", copy.rows.target_slot);
+    }
+    for (std::size_t i = 0; i < slots_.size(); ++i)
+      expect(slots_[static_cast<SlotIndex>(i)].pending_copies == copies[i],
+             "pending copies into a slot", static_cast<std::int64_t>(i));
+    for (std::size_t i = 0; i < sequences_.num_indices(); ++i) {
+      const SequenceRecord& record = sequences_[static_cast<SequenceIndex>(i)];
+      if (record.state == SequenceState::unused) continue;
+      expect(record.copies == copies_of[i], "pending copies from or to a sequence",
+             static_cast<std::int64_t>(i));
+      expect(record.steps == steps[i] && record.superseded == superseded[i],
+             "outstanding steps of a sequence", static_cast<std::int64_t>(i));
+    }
+  }
+
+  // A sequence's tail and its path; counts it on the nodes.
+  void check_path(const SequenceRecord& record, SequenceIndex s, Array<TreeNode>& counted) const {
+    const bool is_live = record.state == SequenceState::live;
+    const TreeNode& tail = topology_.node(record.tail);
+    expect(!is_live || (tail.tail_of == s && tail.first_child == none),
+           "a live sequence has a tail of its own", s);
+    expect(!is_live || tail.length == 0 || topology_.owns_end(tail),
+           "a live tail owns the places behind its tokens", s);
+    expect(tail.end() == record.size + record.reserved, "the path holds exactly the sequence", s);
+    expect(record.cursor <= record.size + record.reserved, "what is computed has a place", s);
+    std::int32_t covered = 0;
+    for (NodeIndex index = record.tail; index != none; index = topology_.node(index).parent) {
+      const TreeNode& n = topology_.node(index);
+      (is_live ? counted[at(index)].live : counted[at(index)].held) += 1;
+      covered += n.length;
+      if (is_live && index != root_node && n.written < n.length)
+        expect(n.writer != none, "pending K/V has a writer", index);
+    }
+    expect(covered == tail.end(), "the path has no gaps", s);
+  }
+
+  [[nodiscard]] bool has_own_writer(NodeIndex index) const noexcept {
+    const TreeNode& n = topology_.node(index);
+    if (n.writer == none) return true;
+    const SequenceRecord& writer = sequences_[n.writer];
+    const bool is_writing = writer.state == SequenceState::live ||
+                            (writer.state == SequenceState::leaving && writer.steps > 0);
+    NodeIndex i = is_writing ? writer.tail : none;
+    while (i != none && i != index) i = topology_.node(i).parent;
+    return i == index;
+  }
+
+  static void expect(bool ok, const char* what, std::int64_t index) {
+    if (!ok) [[unlikely]]
+      fail(Error(joined({"prefix tree invariant broken: ", what, " (at ", index, ")"})));
+  }
+
+  static void expect_equal(std::size_t counted, std::size_t kept, const char* what) {
+    expect(counted == kept, what, static_cast<std::int64_t>(counted));
+  }
+
+  [[nodiscard]] const TreeNode& parent_or_self(const TreeNode& n) const noexcept {
+    return n.parent == root_node ? n : topology_.node(n.parent);
+  }
+
+  const TreeCore& tree_;
+  const Topology& topology_;
+  const Slots& slots_;
+  const Prefixes& prefixes_;
+  const Sequences& sequences_;
+  const TreeStats& stats_;
+  std::size_t chunk_size_;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,201 @@
+// Slots: which are in use, by how many nodes, and for what. They come from the caller's allocator.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "../../error.hpp"
+#include "../base/array.hpp"
+#include "../base/concepts.hpp"
+#include "../base/config.hpp"
+#include "records.hpp"
+#include "token_store.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// The caller's allocator without its type.
+class SlotAllocator {
+ public:
+  virtual ~SlotAllocator() = default;
+  virtual SlotIndex allocate() = 0;
+  virtual void free(SlotIndex slot) noexcept = 0;
+  [[nodiscard]] virtual std::size_t capacity() const noexcept = 0;
+  [[nodiscard]] virtual std::size_t available() const noexcept = 0;
+  [[nodiscard]] virtual std::size_t high_water() const noexcept = 0;
+};
+
+template <ChunkAllocator A>
+class SlotAllocatorOf final : public SlotAllocator {
+ public:
+  explicit SlotAllocatorOf(A allocator) : allocator_(std::move(allocator)) {}
+  [[nodiscard]] const A& get() const noexcept { return allocator_; }
+
+  SlotIndex allocate() override { return allocator_.allocate(); }
+  void free(SlotIndex slot) noexcept override { allocator_.free(slot); }
+  [[nodiscard]] std::size_t capacity() const noexcept override { return allocator_.capacity(); }
+  [[nodiscard]] std::size_t available() const noexcept override { return allocator_.available(); }
+  [[nodiscard]] std::size_t high_water() const noexcept override { return allocator_.high_water(); }
+
+ private:
+  A allocator_;
+};
+
+class Slots {
+ public:
+  Slots(SlotAllocator& allocator, Tokens& tokens, TreeStats& stats)
+      : allocator_(allocator), tokens_(tokens), stats_(stats) {}
+
+  [[nodiscard]] SlotRecord& operator[](SlotIndex s) noexcept { return records_[at(s)]; }
+  [[nodiscard]] const SlotRecord& operator[](SlotIndex s) const noexcept { return records_[at(s)]; }
+  [[nodiscard]] SlotIndex next(SlotIndex s) const noexcept { return records_[at(s)].next; }
+  /// Slots that were ever seen.
+  [[nodiscard]] std::size_t size() const noexcept { return records_.size(); }
+  /// Slots with pinned nodes.
+  [[nodiscard]] std::size_t num_pinned() const noexcept { return num_pinned_; }
+  [[nodiscard]] const SlotAllocator& allocator() const noexcept { return allocator_; }
+  /// Free, or held by nothing but cache.
+  [[nodiscard]] std::size_t num_available() const noexcept {
+    return allocator_.available() + stats_.retained_slots;
+  }
+
+  /// `n` takes its first place in a slot that others have places in.
+  void add_node(SlotIndex s, const TreeNode& n) noexcept {
+    SlotRecord& record = records_[at(s)];
+    ++record.nodes;
+    if (n.active() && record.active++ == 0) --stats_.retained_slots;
+    if (n.pins > 0) count_pin(s, 1);
+  }
+  /// A node gave up its last place in the slot.
+  void remove_node(SlotIndex s, bool active, bool pinned) noexcept {
+    SlotRecord& record = records_[at(s)];
+    if (pinned) count_pin(s, -1);
+    if (record.nodes == 1) {
+      if (!active) --stats_.retained_slots;
+      give_back(s);
+      return;
+    }
+    --record.nodes;
+    if (active && --record.active == 0) ++stats_.retained_slots;
+  }
+  /// One of the slot's nodes is used from now on, or no longer.
+  void set_active(SlotIndex s, bool active) noexcept {
+    SlotRecord& record = records_[at(s)];
+    if (active) {
+      if (record.active++ == 0) --stats_.retained_slots;
+    } else {
+      if (--record.active == 0) ++stats_.retained_slots;
+    }
+  }
+  /// One of the slot's nodes is pinned (+1) or no longer (-1).
+  void count_pin(SlotIndex s, std::int32_t by) noexcept {
+    SlotRecord& record = records_[at(s)];
+    const bool was_pinned = record.pinned > 0;
+    record.pinned += by;
+    if (was_pinned && record.pinned == 0) --num_pinned_;
+    if (!was_pinned && record.pinned > 0) ++num_pinned_;
+  }
+
+  /// Takes `count` slots aside, for take(). evict_one() makes one free where the budget is spent;
+  /// false if it cannot. False, with nothing taken and nothing evicted, when that is not enough.
+  /// Throws InvalidArgument, with nothing taken, where the allocator answers what is no free slot.
+  template <class EvictOne>
+  bool acquire(std::int32_t count, const EvictOne& evict_one) {
+    if (count <= 0) return true;
+    if (at(count) > num_available()) return false;
+    struct GiveBack {
+      Slots& slot_table;
+      bool keep = false;
+      ~GiveBack() {
+        if (!keep) slot_table.release();
+      }
+    } guard{*this};
+    acquired_.clear();
+    num_taken_ = 0;
+    if (acquired_.capacity() < at(count)) acquired_.reserve(2 * at(count));
+    for (std::int32_t left = count; left > 0;) {
+      const SlotIndex s = allocator_.allocate();
+      if (s == no_slot) {
+        if (!evict_one()) return false;
+        continue;
+      }
+      if (at(s) >= records_.size()) [[unlikely]]
+        meet(s);
+      if (records_[at(s)].nodes++ > 0) [[unlikely]]  // counted, so that it is not answered twice
+        fail_taken(s);
+      *acquired_.end() = s;
+      acquired_.take(1);
+      --left;
+    }
+    guard.keep = true;
+    return true;
+  }
+  /// One of the slots that were acquired, for node `owner`, behind `prev`.
+  SlotIndex take(NodeIndex owner, SlotIndex prev, const TreeNode& n) noexcept {
+    const SlotIndex s = acquired_[num_taken_++];
+    const bool active = n.active();
+    SlotRecord& record = records_[at(s)];  // as new, but for `nodes`, which is 1
+    record.owner = owner;
+    record.active = active ? 1 : 0;
+    record.prev = prev;
+    ++stats_.used_slots;
+    if (!active) ++stats_.retained_slots;
+    if (n.pins > 0) count_pin(s, 1);
+    return s;
+  }
+  /// Gives back what was acquired and not needed: an eviction may have made room in a slot that is
+  /// in use.
+  void release() noexcept {
+    for (; acquired_.size() > num_taken_; acquired_.pop_back()) {
+      const SlotIndex s = acquired_.back();
+      if (at(s) < records_.size()) records_[at(s)].nodes = 0;  // else there was no memory for it
+      allocator_.free(s);
+    }
+  }
+
+  void set_free_sink(std::function<void(SlotIndex)> sink) { free_sink_ = std::move(sink); }
+
+ private:
+  /// Makes a record for a slot that was never seen before.
+  [[gnu::noinline]] void meet(SlotIndex s) {
+    const std::size_t end = allocator_.high_water();
+    if (s < 0 || at(s) >= end) [[unlikely]]
+      fail_argument("allocator.allocate()", s,
+                    {"a slot below its high_water(), ", end, ", or no_slot, ", no_slot});
+    acquired_.push_back(s);  // given back if there is no memory
+    grow(end);
+    acquired_.pop_back();
+  }
+  [[noreturn]] CHUNKATTN_COLD void fail_taken(SlotIndex s) {
+    --records_[at(s)].nodes;
+    fail_argument("allocator.allocate()", s, "a free slot; the tree has this one already");
+  }
+  void grow(std::size_t count) {
+    tokens_.grow(count);
+    if (count > records_.capacity()) records_.reserve(std::max(count, 2 * records_.size()));
+    records_.resize(count);
+  }
+  void give_back(SlotIndex s) noexcept {
+    records_[at(s)] = SlotRecord{};
+    --stats_.used_slots;
+    if (free_sink_) free_sink_(s);
+    allocator_.free(s);
+  }
+
+  SlotAllocator& allocator_;
+  Tokens& tokens_;
+  TreeStats& stats_;
+  Array<SlotRecord> records_;
+  Array<SlotIndex> acquired_;  // in the order handed out, in which they are taken
+  std::size_t num_taken_ = 0;
+  std::size_t num_pinned_ = 0;
+  std::function<void(SlotIndex)> free_sink_;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

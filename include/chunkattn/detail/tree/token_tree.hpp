@@ -1,0 +1,324 @@
+// The tree with its tokens' type: finding prompts, and storing what becomes known. All the rest is
+// in TreeCore, which does not know what a token is.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "../../error.hpp"
+#include "../../retention.hpp"
+#include "../base/concepts.hpp"
+#include "../base/config.hpp"
+#include "core.hpp"
+#include "token_store.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
+class TokenTree {
+ public:
+  using token_type = Token;
+  static constexpr int chunk_size = ChunkSize;
+
+  TokenTree(Allocator allocator, const TreeOptions& options, Retention retention)
+      : allocator_(std::move(allocator)),
+        retention_(std::move(retention)),
+        core(allocator_, tokens_, ChunkSize, resolved(options), rules_of(retention_)) {}
+
+ private:
+  TokenStore<Token, ChunkSize> tokens_;
+  SlotAllocatorOf<Allocator> allocator_;
+  Retention retention_;
+
+ public:
+  TreeCore core;
+
+  [[nodiscard]] const Allocator& allocator() const noexcept { return allocator_.get(); }
+
+  // ---- finding -------------------------------------------------------------------------------
+
+  [[nodiscard]] MatchResult match_prefix(std::span<const Token> prompt,
+                                         const InsertOptions& options) const {
+    const Match match = find(prompt, options);
+    std::int32_t written_end = match.length, own_begin = match.length;
+    core.prefixes.for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
+      const TreeNode& n = core.topology.node(i);
+      if (n.written >= used) return;
+      written_end = n.position + n.written;
+      if (n.writer == none) own_begin = written_end;
+    });
+    return {std::min(at(written_end), options.max_reuse), at(own_begin - written_end)};
+  }
+
+  /// Slots that insert() would at most take from the available ones: new ones, and cached ones that
+  /// it brings back into use.
+  [[nodiscard]] std::size_t slots_needed(std::span<const Token> prompt,
+                                         const InsertOptions& options) const {
+    Match match = find(prompt, options);
+    if (!options.share_pending) trim_to_written(match);
+    const std::size_t revived =
+        core.prefixes.count_slots(match, [](const SlotRecord& slot) { return slot.active == 0; });
+    const std::int32_t fresh = static_cast<std::int32_t>(prompt.size()) - match.length;
+    return revived + at(core.topology.chunk.slots_for(fresh - core.room_at(match, fresh)));
+  }
+
+  /// Pins what is written of these tokens; the pin's index, or none.
+  std::int32_t pin(std::span<const Token> tokens, const InsertOptions& options) {
+    Match match = find(tokens, options);
+    trim_to_written(match);
+    if (match.length == 0) return none;
+    core.prefixes.reserve_nodes(1);
+    core.prefixes.reserve_pin();
+    return core.prefixes.pin(match);
+  }
+
+  // ---- storing -------------------------------------------------------------------------------
+
+  SequenceIndex insert(std::span<const Token> prompt, const InsertOptions& options) {
+    check_argument(!prompt.empty(), "prompt.size()", 0, "at least one token");
+    check_argument(prompt.size() <= at(max_length), "prompt.size()", prompt.size(),
+                   "at most 2^30 tokens");
+    Match match = find(prompt, options);
+    const std::int32_t found = match.length;
+    if (!options.share_pending) trim_to_written(match);
+    const auto size = static_cast<std::int32_t>(prompt.size());
+    // What repeats another's pending tokens cannot be found; it stays private until it leaves.
+    const std::int32_t published_end =
+        match.length < found ? match.length : size - size % core.prefixes.unit();
+    return core.join(
+        match,
+        {size, public_length(prompt, options), published_end, retention_.level(options.priority)},
+        options, [&](const TreeNode& n, std::int32_t position) {
+          store(n, 0, prompt.subspan(at(position), at(n.length)));
+        });
+  }
+
+  bool append(SequenceIndex s, std::span<const Token> tokens) {
+    core.check_append(s, tokens.size());
+    const auto count = static_cast<std::int32_t>(tokens.size());
+    if (!core.append(s, count)) return false;
+    const TreeNode& tail = core.sequences.tail(s);
+    store(tail, tail.length - count, tokens);
+    return true;
+  }
+
+  /// \param tokens  of the drafts, or empty where these are not known
+  CHUNKATTN_INLINE AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget,
+                                  const NewDrafts& drafts, std::span<const Token> tokens) {
+    const AddOutcome outcome = core.steps.add(step, s, budget, drafts);
+    if (!tokens.empty() && outcome.reason == HoldReason::none) store_drafts(step, tokens);
+    return outcome;
+  }
+
+  void commit(StepRecord& step, StepEntry& entry, std::span<const Token> outputs) {
+    core.outputs.check(entry, outputs.size());
+    if (outputs.size() == 1)
+      store_output(entry, outputs[0]);
+    else
+      store_chain(step, entry, outputs);
+    core.outputs.commit(step, entry, static_cast<std::int32_t>(outputs.size()));
+  }
+  /// The same with the drafts up to `leaf`, none where it is -1.
+  void commit(StepRecord& step, StepEntry& entry, std::span<const Token> outputs,
+              std::int32_t leaf) {
+    core.outputs.check(entry);
+    const std::span<const Draft> tree = step.tree_of(entry);
+    const std::int32_t depth = Drafts::depth_of(entry, tree, leaf);
+    if (depth == 0 && outputs.size() != 1) [[unlikely]]
+      fail_argument("outputs.size()", outputs.size(), "1, as leaf = -1 says: no draft was right");
+    if (outputs.size() != at(depth) + 1) [[unlikely]]
+      fail_argument("outputs.size()", outputs.size(),
+                    {depth + 1, ", the drafts up to leaf = ", leaf, " and one more"});
+    if (depth == 0 || tree.empty()) return commit(step, entry, outputs);
+    core.outputs.check(entry, outputs.size());
+    for (std::int32_t i = leaf; entry.drafts_known && i != none; i = tree[at(i)].parent) {
+      const Draft& draft = tree[at(i)];
+      const bool same =
+          tokens_.equal(draft.slot, draft.offset, outputs.subspan(at(draft.depth) - 1, 1));
+      if (!same) [[unlikely]]
+        fail_other_draft(draft.depth - 1);
+    }
+    core.drafts.reserve_moves(depth);
+    const TreeNode& tail = core.sequences.tail(entry.sequence);
+    const bool moves = core.drafts.move(step, entry, tree, leaf);
+    store(tail, entry.output_position() - tail.position, outputs);
+    core.outputs.commit(step, entry, depth + 1, /*on_trunk=*/!moves);
+  }
+  /// One output for each entry that has one to come, in their order.
+  void commit(StepRecord& step, std::span<const Token> outputs) {
+    const std::size_t expected = core.outputs.count(step);
+    check_argument(outputs.size() == expected, "outputs.size()", outputs.size(),
+                   {"one for each of the ", expected, " rows of Finished::rows()"});
+    struct Store {
+      TokenTree* tree;
+      const Token* next;
+      CHUNKATTN_INLINE void operator()(const StepEntry& entry) {
+        tree->store_output(entry, *next++);
+      }
+      CHUNKATTN_INLINE void ahead(const StepEntry& entry) const noexcept {
+        if (entry.slot != no_slot) tree->tokens_.prefetch(entry.slot, entry.offset + 1);
+      }
+    };
+    core.outputs.commit_all(step, Store{this, outputs.data()});
+  }
+
+  // ---- reading -------------------------------------------------------------------------------
+
+  [[nodiscard]] const Token& token_at(SlotIndex slot, std::int32_t offset) const noexcept {
+    return tokens_.token(slot, offset);
+  }
+  [[nodiscard]] const Token& token(SequenceIndex s, std::int32_t position) const noexcept {
+    const TreeNode& n = core.topology.node(core.sequences.node_of(s, position));
+    const std::int32_t place = n.begin + position - n.position;
+    return token_at(core.topology.slot_of(n, place), core.topology.chunk.offset(place));
+  }
+  /// Whether the tokens of the entry's drafts stand at their places: they were given to add(), and
+  /// nothing that the entry rests on was given up since then.
+  [[nodiscard]] bool knows_drafts(const StepEntry& entry) const noexcept {
+    return entry.drafts_known && entry.epoch == core.sequences[entry.sequence].epoch;
+  }
+  /// The token at a path position of an entry, or null where it is not known.
+  [[nodiscard]] const Token* known_token(const StepEntry& entry, std::int32_t position) const {
+    const bool draft = position >= entry.output_position() && knows_drafts(entry);
+    return position < core.sequences[entry.sequence].size || draft
+               ? &token(entry.sequence, position)
+               : nullptr;
+  }
+
+ private:
+  [[noreturn]] CHUNKATTN_COLD static void fail_other_draft(std::int32_t output) {
+    fail_argument(joined({"outputs[", output, "]"}), "another token than the draft in its place",
+                  "accepted drafts as they were added, then one token more");
+  }
+  static TreeOptions resolved(TreeOptions options) {
+    check_argument(options.min_run >= 0 && options.min_run <= ChunkSize, "min_run", options.min_run,
+                   {"between 0 and ChunkSize, ", ChunkSize});
+    check_argument(options.sharing == Sharing::token || options.sharing == Sharing::chunk,
+                   "sharing", static_cast<int>(options.sharing),
+                   "Sharing::token or Sharing::chunk");
+    if (options.min_run == 0) options.min_run = std::max(1, ChunkSize / 2);
+    return options;
+  }
+
+  /// Leading tokens of `tokens` that the node holds from `first` on.
+  [[nodiscard]] std::int32_t common_length(const TreeNode& n, std::int32_t first,
+                                           std::span<const Token> tokens) const noexcept {
+    const auto limit =
+        static_cast<std::int32_t>(std::min<std::size_t>(at(n.length - first), tokens.size()));
+    if (limit == 0) return 0;
+    const Token* asked = tokens.data();
+    SlotIndex slot = core.topology.slot_of(n, n.begin + first);
+    std::int32_t offset = (n.begin + first) % ChunkSize;
+    for (std::int32_t done = 0;; offset = 0, slot = core.slot_table.next(slot)) {
+      const std::int32_t run = std::min(limit - done, ChunkSize - offset);
+      const Token* const held = &tokens_.token(slot, offset);
+      // Whole runs usually match; find the exact place only where they do not.
+      if (!std::equal(held, held + run, asked))
+        return done +
+               static_cast<std::int32_t>(std::mismatch(held, held + run, asked).first - held);
+      done += run;
+      if (done == limit) return limit;
+      asked += run;
+    }
+  }
+
+  [[nodiscard]] std::int32_t public_length(std::span<const Token> prompt,
+                                           const InsertOptions& options) const noexcept {
+    const auto length = static_cast<std::int32_t>(std::min(options.public_length, prompt.size()));
+    return length - length % core.prefixes.unit();
+  }
+
+  [[nodiscard]] Match find(std::span<const Token> prompt, const InsertOptions& options) const {
+    const std::int32_t unit = core.prefixes.unit();
+    const std::int32_t public_end = public_length(prompt, options);
+    const auto size = static_cast<std::int32_t>(std::min(prompt.size(), at(max_length)));
+    Match match;
+    while (size - match.length >= unit) {
+      const Namespace space = TreeCore::space_at(options, match.length, public_end);
+      const auto key = prompt.subspan(at(match.length), at(unit));
+      const NodeIndex child = core.prefixes.find_child(
+          match.last, space,
+          Prefixes::finish_hash(tokens_.hash(Prefixes::hash_seed(match.last, space), key)),
+          [&](const TreeNode& c) {  // a key lies in one slot
+            return c.length >= unit && tokens_.equal(c.first_slot, c.begin, key);
+          });
+      if (child == none) break;
+      const std::int32_t end = match.length < public_end ? public_end : size;
+      const TreeNode& c = core.topology.node(child);
+      std::int32_t common =
+          common_length(c, 0, prompt.subspan(at(match.length), at(end - match.length)));
+      common -= common % unit;
+      match.last = child;
+      match.used = common;
+      match.length += common;
+      if (common < c.length) break;
+    }
+    return match;
+  }
+
+  /// Shortens a match to what is written, in units of sharing.
+  void trim_to_written(Match& match) const noexcept {
+    std::int32_t end = match.length;
+    core.prefixes.for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
+      const TreeNode& n = core.topology.node(i);
+      if (n.written < used) end = n.position + n.written;
+    });
+    match.length = end - end % core.prefixes.unit();
+    while (match.last != root_node && core.topology.node(match.last).position >= match.length) {
+      match.last = core.topology.node(match.last).parent;
+      match.used = core.topology.node(match.last).length;
+    }
+    match.used = std::min(match.used, match.length - core.topology.node(match.last).position);
+  }
+
+  /// The first output of an entry, at its place.
+  CHUNKATTN_INLINE void store_output(const StepEntry& entry, const Token& output) {
+    if (entry.slot != no_slot) [[likely]]
+      return tokens_.store(entry.slot, entry.offset + 1, output);
+    const TreeNode& tail = core.topology.node(core.sequences[entry.sequence].tail);
+    const std::int32_t place = tail.begin + entry.output_position() - tail.position;
+    tokens_.store(core.topology.slot_of(tail, place), place % ChunkSize, output);
+  }
+  /// Drafts that are a chain, and one token more. Throws InvalidArgument where they are others.
+  [[gnu::noinline]] void store_chain(const StepRecord& step, const StepEntry& entry,
+                                     std::span<const Token> outputs) {
+    check_argument(step.tree_of(entry).empty(), "outputs.size()", outputs.size(),
+                   "1, or commit(row, outputs, leaf): the row's drafts are a tree");
+    const TreeNode& tail = core.sequences.tail(entry.sequence);
+    const std::int32_t first = entry.output_position() - tail.position;
+    if (entry.drafts_known) {
+      const auto accepted = outputs.first(outputs.size() - 1);
+      const std::int32_t same = common_length(tail, first, accepted);
+      if (same != static_cast<std::int32_t>(accepted.size())) [[unlikely]]
+        fail_other_draft(same);
+    }
+    store(tail, first, outputs);
+  }
+  /// The drafts of the step's last entry.
+  [[gnu::noinline]] void store_drafts(const StepRecord& step, std::span<const Token> tokens) {
+    const StepEntry& entry = step.entries.back();
+    const TreeNode& tail = core.sequences.tail(entry.sequence);
+    const std::span<const Draft> tree = step.tree_of(entry);
+    if (tree.empty())
+      store(tail, entry.output_position() - tail.position, tokens.first(at(entry.drafts)));
+    for (std::size_t i = 0; i < tree.size(); ++i)
+      tokens_.store(tree[i].slot, tree[i].offset, tokens[i]);
+  }
+  void store(const TreeNode& n, std::int32_t first, std::span<const Token> tokens) {
+    core.topology.for_each_run(
+        n, first, static_cast<std::int32_t>(tokens.size()),
+        [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
+          tokens_.store(s, offset, tokens.subspan(at(done), at(run)));
+          return true;
+        });
+  }
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

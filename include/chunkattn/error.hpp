@@ -1,0 +1,226 @@
+// Failures: one family of exceptions, thrown through one place that builds without exceptions too.
+#pragma once
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "detail/base/config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// A piece of a message: text or a number. Call sites only list pieces; what puts them together is
+/// compiled once, for size.
+class MessagePart {
+ public:
+  MessagePart(const char* text) : text_(text) {}
+  MessagePart(std::string_view text) : text_(text) {}
+  MessagePart(const std::string& text) : text_(text) {}
+  MessagePart(const void* pointer) : text_(pointer == nullptr ? "null" : "non-null") {}
+  MessagePart(int number) : MessagePart(static_cast<long long>(number)) {}
+  MessagePart(long number) : MessagePart(static_cast<long long>(number)) {}
+  MessagePart(long long number) : kind_(Kind::integer), integer_(number) {}
+  MessagePart(unsigned number) : MessagePart(static_cast<unsigned long long>(number)) {}
+  MessagePart(unsigned long number) : MessagePart(static_cast<unsigned long long>(number)) {}
+  MessagePart(unsigned long long number) : kind_(Kind::count), count_(number) {}
+  MessagePart(double number) : kind_(Kind::real), real_(number) {}
+
+  CHUNKATTN_COLD void append_to(std::string& message) const {
+    switch (kind_) {
+      case Kind::text:
+        message += text_;
+        break;
+      case Kind::integer:
+        message += std::to_string(integer_);
+        break;
+      case Kind::count:
+        message += std::to_string(count_);
+        break;
+      case Kind::real:
+        message += std::to_string(real_);
+    }
+  }
+
+ private:
+  enum class Kind { text, integer, count, real };
+
+  Kind kind_ = Kind::text;
+  std::string_view text_;
+  long long integer_ = 0;
+  unsigned long long count_ = 0;
+  double real_ = 0;
+};
+using MessageParts = std::initializer_list<MessagePart>;
+
+CHUNKATTN_COLD inline std::string joined(MessageParts pieces) {
+  std::string message;
+  for (const MessagePart& piece : pieces) piece.append_to(message);
+  return message;
+}
+
+}  // namespace detail
+
+/// Where a check stands in the library's source; filled in by the compiler at the call.
+struct SourceLocation {
+  const char* file = "";  ///< as __FILE__
+  int line = 0;           ///< as __LINE__
+
+  /// The place of the call, by its default arguments.
+  static constexpr SourceLocation current(const char* file = __builtin_FILE(),
+                                          int line = __builtin_LINE()) noexcept {
+    return {file, line};
+  }
+};
+
+/// Base of everything the library throws. what() is one line that says what was wrong and what was
+/// expected.
+class Error : public std::runtime_error {
+ public:
+  /// \param message  what() returns it
+  explicit Error(const std::string& message, SourceLocation where = SourceLocation::current())
+      : std::runtime_error(message), where_(where) {}
+
+  /// Where the check stands in the library.
+  [[nodiscard]] SourceLocation where() const noexcept { return where_; }
+
+ private:
+  SourceLocation where_;
+};
+
+/// A caller's mistake: names the argument, its value and what was expected. State is unchanged.
+class InvalidArgument : public Error {
+ public:
+  /// \param message  "argument = value: expected ..."
+  // Not `using Error::Error`: nvcc 13.0 cannot inherit a constructor with this default argument.
+  explicit InvalidArgument(const std::string& message,
+                           SourceLocation where = SourceLocation::current())
+      : Error(message, where) {}
+};
+
+/// The allocator's budget is spent. A normal event under load: the `try_` forms report it without
+/// throwing. Live sequences, their handles and their K/V are as before.
+class OutOfChunks : public Error {
+ public:
+  /// All in slots.
+  /// \param alone  what the operation's sequences take at least with nobody else in the tree
+  CHUNKATTN_COLD OutOfChunks(std::size_t asked, std::size_t available, std::size_t capacity,
+                             std::size_t alone = 0,
+                             SourceLocation where = SourceLocation::current())
+      : Error(detail::joined({"out of chunks: asked for ", asked, ", ", available, " available of ",
+                              capacity}) +
+                  (alone > capacity
+                       ? detail::joined({"; this never fits, as it takes ", alone,
+                                         " with nobody else there: refuse the request, or raise "
+                                         "max_chunks"})
+                       : "; wait for a sequence to leave, or raise max_chunks"),
+              where),
+        asked_(asked),
+        available_(available),
+        capacity_(capacity),
+        never_fits_(alone > capacity) {}
+
+  /// Slots that the operation needed.
+  [[nodiscard]] std::size_t asked() const noexcept { return asked_; }
+  /// Slots that were free or evictable.
+  [[nodiscard]] std::size_t available() const noexcept { return available_; }
+  /// The whole budget in slots.
+  [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
+  /// Whether waiting is in vain: with nobody else in the tree there would not be enough either.
+  [[nodiscard]] bool never_fits() const noexcept { return never_fits_; }
+
+ private:
+  std::size_t asked_, available_, capacity_;
+  bool never_fits_;
+};
+
+/// A call of the device's runtime failed: names the call and its code.
+class DeviceError : public Error {
+ public:
+  /// \param call  the runtime's function
+  /// \param code  its result
+  /// \param text  the runtime's own words for it
+  CHUNKATTN_COLD DeviceError(std::string_view call, int code, std::string_view text,
+                             SourceLocation where = SourceLocation::current())
+      : Error(detail::joined({call, " failed with code ", code, " (", text, ")"}), where),
+        code_(code) {}
+
+  /// The runtime's error code.
+  [[nodiscard]] int code() const noexcept { return code_; }
+
+ private:
+  int code_;
+};
+
+/// What happens to a failure where exceptions are switched off. It must not return.
+using FailureHandler = void (*)(const Error&);
+
+namespace detail {
+
+inline void print_and_abort(const Error& error) {
+  std::fprintf(stderr, "chunkattn: %s\n", error.what());
+  std::abort();
+}
+
+inline FailureHandler& failure_handler_slot() noexcept {
+  static FailureHandler handler = &print_and_abort;
+  return handler;
+}
+
+template <class E>
+[[noreturn]] CHUNKATTN_COLD void fail(const E& error) {
+  static_assert(std::is_base_of_v<Error, E>, "only the chunkattn::Error family is thrown");
+#if CHUNKATTN_EXCEPTIONS
+  throw error;
+#else
+  failure_handler_slot()(error);
+  std::abort();
+#endif
+}
+
+/// Throws InvalidArgument "argument = value: expected ...". Not string_view in the second form:
+/// braces around a text and a number could make one.
+[[noreturn]] CHUNKATTN_COLD inline void fail_argument(
+    std::string_view argument, MessagePart value, MessageParts expected,
+    SourceLocation where = SourceLocation::current()) {
+  fail(InvalidArgument(joined({argument, " = ", value, ": expected "}) + joined(expected), where));
+}
+[[noreturn]] CHUNKATTN_COLD inline void fail_argument(
+    std::string_view argument, MessagePart value, const char* expected,
+    SourceLocation where = SourceLocation::current()) {
+  fail_argument(argument, value, MessageParts{expected}, where);
+}
+
+/// Checks one argument. `expected` completes the sentence "expected ...".
+template <class Value>
+CHUNKATTN_INLINE void check_argument(bool ok, std::string_view argument, const Value& value,
+                                     const char* expected,
+                                     SourceLocation where = SourceLocation::current()) {
+  if (!ok) [[unlikely]]
+    fail_argument(argument, value, expected, where);
+}
+template <class Value>
+CHUNKATTN_INLINE void check_argument(bool ok, std::string_view argument, const Value& value,
+                                     MessageParts expected,
+                                     SourceLocation where = SourceLocation::current()) {
+  if (!ok) [[unlikely]]
+    fail_argument(argument, value, expected, where);
+}
+
+}  // namespace detail
+
+/// Replaces the handler that failures reach in builds with -fno-exceptions; returns the old one.
+/// The default prints the message to stderr and aborts. With exceptions it is never called.
+inline FailureHandler set_failure_handler(FailureHandler handler) noexcept {
+  FailureHandler old = detail::failure_handler_slot();
+  detail::failure_handler_slot() = handler != nullptr ? handler : &detail::print_and_abort;
+  return old;
+}
+
+CHUNKATTN_NAMESPACE_END

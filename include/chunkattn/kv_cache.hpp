@@ -1,0 +1,314 @@
+// KvCache: the library's own memory for K and V, one pool per layer. The CPU's is here; the CUDA
+// backend specialises the same template.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "detail/base/concepts.hpp"
+#include "detail/base/config.hpp"
+#include "detail/base/device.hpp"
+#include "detail/base/slot.hpp"
+#include "detail/base/write_check.hpp"
+#include "error.hpp"
+#include "kv_view.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// Geometry of a model's K/V.
+struct KvCacheOptions {
+  int num_layers = 1;    ///< layers of the model, each with memory of its own
+  int num_kv_heads = 1;  ///< heads of K and of V
+  int head_dim = 0;      ///< elements per head of K, and of V
+  int value_dim = 0;     ///< elements per head of V where they are others; 0: head_dim
+  /// CPU: V is the first value_dim elements of each row of K, and stored there alone: the latent
+  /// vectors of multi-head latent attention.
+  bool v_in_k = false;
+  /// For debugging an engine: that each step whose rows have K/V to write writes all of every
+  /// layer, and each layer before run() reads it. Else run(), or finished() with nothing changed,
+  /// throws InvalidArgument that names the layer. Kernels of the engine's own and captured graphs
+  /// are told of by mark_written(). K/V that mark_loaded() tells of is in no step. A layer of the
+  /// model that has the K/V of another one takes that one's view, and has no layer here.
+  bool check_writes = false;
+
+  /// Elements per head of V.
+  [[nodiscard]] int dim_of_v() const noexcept { return value_dim != 0 ? value_dim : head_dim; }
+};
+
+namespace detail {
+
+/// Throws InvalidArgument unless K and V of one slot, all layers together, are less than 2^62
+/// bytes.
+inline void check_kv_geometry(const KvCacheOptions& options, int chunk_size, std::size_t element) {
+  check_argument(options.num_layers > 0, "options.num_layers", options.num_layers, "at least 1");
+  check_argument(options.num_kv_heads > 0, "options.num_kv_heads", options.num_kv_heads,
+                 "at least 1");
+  check_argument(options.head_dim > 0 && options.head_dim % 8 == 0, "options.head_dim",
+                 options.head_dim, "a positive multiple of 8");
+  check_argument(options.value_dim >= 0 && options.value_dim % 8 == 0, "options.value_dim",
+                 options.value_dim, "a positive multiple of 8, or 0 for head_dim");
+  check_argument(!options.v_in_k || (options.value_dim > 0 && options.value_dim < options.head_dim),
+                 "options.value_dim", options.value_dim, "less than head_dim, with v_in_k");
+  check_argument(chunk_size > 0, "chunk_size", chunk_size, "at least 1");
+  std::size_t room = (std::size_t{1} << 62) / (2 * (element + sizeof(float)));
+  for (const int factor : {options.num_layers, options.num_kv_heads,
+                           std::max(options.head_dim, options.value_dim), chunk_size})
+    room /= static_cast<std::size_t>(factor);
+  check_argument(room > 0, "options.num_kv_heads", options.num_kv_heads,
+                 "num_layers, num_kv_heads, head_dim and chunk_size that give less than 2^62 bytes "
+                 "per slot");
+}
+
+/// The check that `options` asks for of a cache that follows `source`, or null.
+[[nodiscard]] inline std::shared_ptr<WriteCheck> make_write_check(const KvCacheOptions& options,
+                                                                  const SlotSource& source) {
+  if (!options.check_writes) return nullptr;
+  check_argument(source.write_checks != nullptr, "options.check_writes", "true",
+                 "false for memory that follows no PrefixTree: there are no steps to check");
+  auto check = std::make_shared<WriteCheck>(options.num_layers, options.num_kv_heads);
+  source.write_checks->add(check);
+  return check;
+}
+
+}  // namespace detail
+
+/// K and V memory of every layer of a model, one place per slot of a tree.
+template <class Device, class T>
+class KvCache {
+  static_assert(!std::is_same_v<Device, Cuda>,
+                "KvCache<Cuda, T> needs nvcc: compile the file that uses it as CUDA (.cu), where "
+                "chunkattn/chunkattn.hpp brings the CUDA backend");
+  static_assert(std::is_same_v<Device, Cuda>,
+                "KvCache<Device, T>: Device must be chunkattn::Cpu or chunkattn::Cuda");
+};
+
+/// K/V in host memory.
+///
+/// Layout of a slot in one layer: for each KV head K [chunk_size][head_dim], then V
+/// [chunk_size][value_dim], so that what one task reads is one stretch of memory; 8-bit elements
+/// are followed by the scales of that head, K's [chunk_size] and V's [chunk_size]. With v_in_k
+/// there is K alone, and its scales. Slots come in slabs that are never moved or given back before
+/// the end; each begins at a 64-byte boundary and lies on huge pages where the system has them. New
+/// memory holds anything.
+template <class T>
+class KvCache<Cpu, T> {
+  static_assert(CpuKvElement<T>,
+                "KvCache<Cpu, T>: T must be float, chunkattn::half, chunkattn::bfloat16, "
+                "std::int8_t or chunkattn::float8_e4m3");
+
+ public:
+  /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
+  template <SlotOwner Tree>
+  KvCache(const Tree& tree, KvCacheOptions options)
+      : KvCache(tree.slot_source(), Tree::chunk_size, options) {}
+
+  /// The same for a tree of which no more is known than its slot_source() and its chunk size.
+  KvCache(const SlotSource& source, int chunk_size, const KvCacheOptions& options)
+      : KvCache(source, chunk_size, options, source.num_slots()) {}
+
+  /// Memory for `num_slots` slots of `chunk_size` tokens; grow() adds to it.
+  KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0)
+      : KvCache(SlotSource{}, chunk_size, options, num_slots) {}
+
+  /// Makes room for slots [0, num_slots) in every layer; never moves one. Views taken before stay
+  /// valid for the slots they had. Throws InvalidArgument beyond 2^31 - 1 slots or 2^62 bytes;
+  /// where memory runs out, no layer has got any.
+  void grow(std::size_t num_slots) {
+    detail::check_argument(
+        num_slots <= std::min(max_slots, (std::size_t{1} << 62) / bytes_per_slot()), "num_slots",
+        num_slots, "at most 2^31 - 1 slots, and 2^62 bytes of K and V");
+    const std::size_t per_slab = std::size_t{1} << slab_shift_;
+    const std::size_t slabs = (num_slots + per_slab - 1) / per_slab;
+    if (slabs > num_slabs_) add_slabs(slabs);
+    num_slots_ = std::max(num_slots_, num_slots);
+  }
+
+  /// K and V of layer `index`, for all slots that the tree has handed out so far. Take it anew in
+  /// each step, on the thread that calls the tree: a tree that grows needs more memory, which this
+  /// call provides.
+  [[nodiscard]] KvView<T> layer(int index) {
+    if (tables_.empty()) [[unlikely]]
+      detail::fail_argument("layer", index, "a cache that was not moved from");
+    if (index < 0 || static_cast<std::size_t>(index) >= tables_.size()) [[unlikely]]
+      detail::fail_argument("layer", index, {"less than num_layers, ", options_.num_layers});
+    const std::size_t needed = slots_.num_slots();
+    if (needed > num_slots_) grow(needed);
+    const Tables& table = tables_[static_cast<std::size_t>(index)];
+    KvView<T> view;
+    view.tree_id = slots_.tree_id;
+    view.layer = index;
+    view.write_check = write_check_.get();
+    view.k_slabs = table.k.get();
+    view.v_slabs = table.v.get();
+    view.slab_shift = slab_shift_;
+    view.num_slots = static_cast<std::int32_t>(num_slots_);
+    view.num_kv_heads = options_.num_kv_heads;
+    view.head_dim = options_.head_dim;
+    view.chunk_size = chunk_size_;
+    view.stride_token = options_.head_dim;
+    view.stride_head = static_cast<std::int64_t>(head_bytes() / sizeof(T));
+    view.stride_slot = static_cast<std::int64_t>(slot_bytes() / sizeof(T));
+    if (options_.dim_of_v() != options_.head_dim) {
+      view.value_dim = options_.value_dim;
+      view.v_stride_token = options_.value_dim;
+      view.v_stride_head = view.stride_head;
+      view.v_stride_slot = view.stride_slot;
+    }
+    if (options_.v_in_k) {
+      view.v_slabs = view.k_slabs;
+      view.v_stride_token = view.stride_token;
+    }
+    if constexpr (has_row_scales<T>) {
+      view.k_scale_slabs = table.k_scale.get();
+      view.v_scale_slabs = options_.v_in_k ? view.k_scale_slabs : table.v_scale.get();
+      view.scale_stride_head = static_cast<std::int64_t>(head_bytes() / sizeof(float));
+      view.scale_stride_slot = static_cast<std::int64_t>(slot_bytes() / sizeof(float));
+    }
+    return view;
+  }
+
+  /// Fills K and V of a slot with NaN in every layer (8-bit: scales of NaN), so that whoever reads
+  /// them after they were given up shows it. For debugging, see PrefixTree::set_free_sink().
+  void poison(SlotIndex slot) noexcept {
+    const auto at = static_cast<std::size_t>(slot);
+    if (at >> slab_shift_ >= num_slabs_) return;
+    const std::size_t within = at & ((std::size_t{1} << slab_shift_) - 1);
+    for (const Tables& table : tables_)
+      std::memset(reinterpret_cast<char*>(table.k[at >> slab_shift_]) + within * slot_bytes(), 0xff,
+                  slot_bytes());
+  }
+
+  /// Number of the tree that it follows, 0 for none.
+  [[nodiscard]] std::uint64_t tree_id() const noexcept { return slots_.tree_id; }
+  /// The geometry it was made for.
+  [[nodiscard]] const KvCacheOptions& options() const noexcept { return options_; }
+  /// Slots that have memory in every layer.
+  [[nodiscard]] std::size_t num_slots() const noexcept { return num_slots_; }
+  /// Bytes of K and V of one slot, all layers together.
+  [[nodiscard]] std::size_t bytes_per_slot() const noexcept {
+    return slot_bytes() * static_cast<std::size_t>(options_.num_layers);
+  }
+  /// Bytes held, all layers together.
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    return (num_slabs_ << slab_shift_) * bytes_per_slot();
+  }
+
+ private:
+  KvCache(SlotSource slots, int chunk_size, const KvCacheOptions& options, std::size_t num_slots)
+      : options_(options), chunk_size_(chunk_size), slots_(std::move(slots)) {
+    detail::check_kv_geometry(options, chunk_size, sizeof(T));
+    while (slab_shift_ < 16 && slot_bytes() << slab_shift_ < slab_target) ++slab_shift_;
+    tables_.resize(static_cast<std::size_t>(options.num_layers));
+    grow(num_slots);
+    write_check_ = detail::make_write_check(options, slots_);
+  }
+
+  static constexpr std::size_t slab_target = std::size_t{4} << 20;
+  static constexpr std::size_t huge_page = std::size_t{2} << 20;
+
+  struct Release {
+    std::size_t alignment = 64;
+    void operator()(char* memory) const noexcept {
+      ::operator delete(memory, std::align_val_t{alignment});
+    }
+  };
+  using Memory = std::unique_ptr<char, Release>;
+  struct Tables {
+    std::unique_ptr<T*[]> k, v;
+    std::unique_ptr<float*[]> k_scale, v_scale;
+  };
+
+  static Memory allocate(std::size_t bytes) {
+    const std::size_t alignment = bytes >= huge_page ? huge_page : 64;
+    Memory memory(static_cast<char*>(::operator new(bytes, std::align_val_t{alignment})),
+                  Release{alignment});
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    if (alignment == huge_page) madvise(memory.get(), bytes / huge_page * huge_page, MADV_HUGEPAGE);
+#endif
+    return memory;
+  }
+
+  // Memory for slabs [num_slabs_, slabs) of every layer, or an exception and of none.
+  CHUNKATTN_COLD void add_slabs(std::size_t slabs) {
+    if (slabs > table_capacity_) new_tables(std::max(slabs, 2 * table_capacity_ + 8));
+    std::vector<Memory> made((slabs - num_slabs_) * tables_.size());
+    for (Memory& slab : made) slab = allocate(slot_bytes() << slab_shift_);
+    memory_.push_back(std::move(made));
+    // From here on nothing fails.
+    const Memory* next = memory_.back().data();
+    for (const Tables& table : tables_) {
+      for (std::size_t at = num_slabs_; at < slabs; ++at) {
+        char* const slab = (next++)->get();
+        table.k[at] = reinterpret_cast<T*>(slab);
+        table.v[at] = reinterpret_cast<T*>(slab + rows_bytes(options_.head_dim));
+        if constexpr (has_row_scales<T>) {
+          table.k_scale[at] = reinterpret_cast<float*>(slab + kv_bytes());
+          table.v_scale[at] = table.k_scale[at] + chunk_size_;
+        }
+      }
+    }
+    num_slabs_ = slabs;
+  }
+  // Larger tables of slab addresses. Old ones are kept: views may still point at them.
+  CHUNKATTN_COLD void new_tables(std::size_t capacity) {
+    std::vector<Tables> made(tables_.size());
+    for (std::size_t l = 0; l < tables_.size(); ++l) {
+      made[l].k = copied(tables_[l].k, capacity);
+      made[l].v = copied(tables_[l].v, capacity);
+      if constexpr (has_row_scales<T>) {
+        made[l].k_scale = copied(tables_[l].k_scale, capacity);
+        made[l].v_scale = copied(tables_[l].v_scale, capacity);
+      }
+    }
+    old_tables_.push_back(std::move(tables_));
+    tables_ = std::move(made);
+    table_capacity_ = capacity;
+  }
+  template <class P>
+  std::unique_ptr<P[]> copied(const std::unique_ptr<P[]>& from, std::size_t capacity) const {
+    auto to = std::make_unique<P[]>(capacity);
+    std::copy_n(from.get(), num_slabs_, to.get());
+    return to;
+  }
+
+  /// Bytes of the rows of one (slot, head), `dim` elements each.
+  [[nodiscard]] std::size_t rows_bytes(int dim) const noexcept {
+    return static_cast<std::size_t>(chunk_size_) * static_cast<std::size_t>(dim) * sizeof(T);
+  }
+  [[nodiscard]] std::size_t kv_bytes() const noexcept {
+    return rows_bytes(options_.head_dim) + (options_.v_in_k ? 0 : rows_bytes(options_.dim_of_v()));
+  }
+  [[nodiscard]] std::size_t head_bytes() const noexcept {
+    const std::size_t scales = !has_row_scales<T> ? 0 : options_.v_in_k ? 1 : 2;
+    return kv_bytes() + scales * static_cast<std::size_t>(chunk_size_) * sizeof(float);
+  }
+  [[nodiscard]] std::size_t slot_bytes() const noexcept {
+    return static_cast<std::size_t>(options_.num_kv_heads) * head_bytes();
+  }
+
+  KvCacheOptions options_;
+  int chunk_size_;
+  int slab_shift_ = 0;
+  std::size_t num_slots_ = 0;
+  std::size_t num_slabs_ = 0;  // with memory in every layer
+  std::size_t table_capacity_ = 0;
+  std::vector<Tables> tables_;  // by layer
+  std::vector<std::vector<Tables>> old_tables_;
+  std::vector<std::vector<Memory>> memory_;  // of each growth
+  SlotSource slots_;
+  std::shared_ptr<detail::WriteCheck> write_check_;
+};
+
+CHUNKATTN_NAMESPACE_END

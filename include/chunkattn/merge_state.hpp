@@ -1,0 +1,156 @@
+// Merging results of attention: what run() gives for the same queries over disjoint sets of tokens
+// becomes what it would give for all of them together. For engines that compute part of a context
+// elsewhere (another device, another backend, the tokens of a step itself).
+//
+// A result is a state: (out, lse), the normalised output of a query head and the logarithm of its
+// softmax denominator. With m the largest lse and w_i = exp(lse_i - m) (the paper's attn_reduce,
+// Eqn 2, on normalised outputs):
+//     out = sum w_i out_i / sum w_i,   lse = m + log(sum w_i)
+//
+// An lse below -3e38 (minus infinity included) marks an empty state, whose elements are not looked
+// at: they may be anything. Only empty states: 0 and minus infinity, as of a row that sees nothing.
+// A single state that is not empty keeps its values. An lse of NaN or plus infinity makes the whole
+// output NaN, an element of NaN or infinity that element alone (not under -ffinite-math-only).
+// States over sets that overlap, and learned sinks that several states have counted, count twice.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "detail/attention/state.hpp"
+#include "detail/base/bit_cast.hpp"
+#include "detail/base/config.hpp"
+#include "element.hpp"
+#include "error.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// Results whose lse is a logarithm of base 2.
+struct Base2 {
+  /// 2^x
+  [[nodiscard]] CHUNKATTN_HD static float exp(float x) noexcept { return std::exp2(x); }
+  /// The logarithm of x to base 2.
+  [[nodiscard]] CHUNKATTN_HD static float log(float x) noexcept { return std::log2(x); }
+};
+
+/// Whether an lse is that of a row that sees nothing.
+[[nodiscard]] CHUNKATTN_HD inline bool is_empty_lse(float lse) noexcept {
+  const auto bits = detail::bit_cast<std::uint32_t>(lse);  // -ffast-math leaves these alone
+  return bits >= detail::bit_cast<std::uint32_t>(-3.0e38f) && bits <= 0xff800000u;  // NaN is above
+}
+
+namespace detail {
+
+/// States at one distance from each other: what merge_states() is given for one query head.
+template <class X>
+struct StridedStates {
+  const X* outs;
+  const float* lses;
+  std::ptrdiff_t out_stride, lse_stride;
+
+  [[nodiscard]] CHUNKATTN_HD const X* out(int s) const noexcept { return outs + s * out_stride; }
+  [[nodiscard]] CHUNKATTN_HD float lse(int s) const noexcept { return lses[s * lse_stride]; }
+};
+
+/// Two states.
+template <class X>
+struct TwoStates {
+  const X* outs[2];
+  float lses[2];
+
+  [[nodiscard]] CHUNKATTN_HD const X* out(int s) const noexcept { return outs[s]; }
+  [[nodiscard]] CHUNKATTN_HD float lse(int s) const noexcept { return lses[s]; }
+};
+
+/// Merges the states of one query head into `out`, which may be one of theirs; returns the lse.
+template <class Base, class States, class X>
+CHUNKATTN_HD float merge_head(const States& states, int num_states, X* out, int head_dim) noexcept {
+  SoftmaxState all;
+  for (int s = 0; s < num_states; ++s)
+    if (!is_empty_lse(states.lse(s))) all = merge_states<Base>(all, {states.lse(s), 1.0f}).state;
+  const float scale = normaliser(all);
+  constexpr int at_once = 16;  // elements are read before the same ones are written
+  for (int begin = 0; begin < head_dim; begin += at_once) {
+    const int count = head_dim - begin < at_once ? head_dim - begin : at_once;
+    float sums[at_once] = {};
+    for (int s = 0; s < num_states; ++s) {
+      if (is_empty_lse(states.lse(s))) continue;
+      const float weight = Base::exp(states.lse(s) - all.max) * scale;
+      for (int i = 0; i < count; ++i) sums[i] += weight * to_float(states.out(s)[begin + i]);
+    }
+    for (int i = 0; i < count; ++i) out[begin + i] = from_float<X>(sums[i]);
+  }
+  return log_sum_exp<Base>(all);
+}
+
+/// Elements of a head; refuses sizes that do not fit each other.
+inline std::size_t head_dim_of(std::size_t out_size, std::size_t lse_size) {
+  check_argument(lse_size > 0, "lse.size()", lse_size, "at least one query head");
+  check_argument(out_size > 0 && out_size % lse_size == 0, "out.size()", out_size,
+                 {"a positive multiple of lse.size() = ", lse_size});
+  return out_size / lse_size;
+}
+
+}  // namespace detail
+
+/// Merges a state into another, for one query head of one row; for device code, too.
+/// \tparam Base     BaseE: natural logarithms, what run() gives; Base2: those of base 2
+/// \param out, lse  [head_dim] and its lse: one state, then both together
+template <class Base = BaseE, class X>
+CHUNKATTN_HD void merge_state(X* out, float& lse, const X* other_out, float other_lse,
+                              int head_dim) noexcept {
+  const detail::TwoStates<X> states{{out, other_out}, {lse, other_lse}};
+  lse = detail::merge_head<Base>(states, 2, out, head_dim);
+}
+
+/// The same for whole results.
+///
+/// \param out, lse              [num_rows][num_qo_heads][head_dim] and [num_rows][num_qo_heads]
+/// \param other_out, other_lse  the other result, of the same shape
+/// \throws InvalidArgument where the sizes do not fit each other
+template <class Base = BaseE, QoElement X>
+void merge_state(std::span<X> out, std::span<float> lse,
+                 std::type_identity_t<std::span<const X>> other_out,
+                 std::span<const float> other_lse) {
+  const std::size_t dim = detail::head_dim_of(out.size(), lse.size());
+  detail::check_argument(other_out.size() == out.size(), "other_out.size()", other_out.size(),
+                         {"out.size() = ", out.size()});
+  detail::check_argument(other_lse.size() == lse.size(), "other_lse.size()", other_lse.size(),
+                         {"lse.size() = ", lse.size()});
+  for (std::size_t line = 0; line < lse.size(); ++line)
+    merge_state<Base>(out.data() + line * dim, lse[line], other_out.data() + line * dim,
+                      other_lse[line], static_cast<int>(dim));
+}
+
+/// Merges several results, each as run() gave it, in their order.
+///
+/// \param outs  [num_states][num_rows][num_qo_heads][head_dim]
+/// \param lses  [num_states][num_rows][num_qo_heads]
+/// \param out   [num_rows][num_qo_heads][head_dim]; may be one of the states
+/// \param lse   [num_rows][num_qo_heads]; may be that state's
+/// \throws InvalidArgument where the sizes do not fit each other
+template <class Base = BaseE, QoElement X>
+void merge_states(std::span<const X> outs, std::span<const float> lses, int num_states,
+                  std::type_identity_t<std::span<X>> out, std::span<float> lse) {
+  const std::size_t dim = detail::head_dim_of(out.size(), lse.size());
+  detail::check_argument(num_states > 0, "num_states", num_states, "at least one");
+  const auto states = static_cast<std::size_t>(num_states);
+  detail::check_argument(outs.size() % states == 0 && outs.size() / states == out.size(),
+                         "outs.size()", outs.size(),
+                         {"num_states * out.size() = ", num_states, " * ", out.size()});
+  detail::check_argument(lses.size() % states == 0 && lses.size() / states == lse.size(),
+                         "lses.size()", lses.size(),
+                         {"num_states * lse.size() = ", num_states, " * ", lse.size()});
+  for (std::size_t line = 0; line < lse.size(); ++line) {
+    const detail::StridedStates<X> of_line{outs.data() + line * dim, lses.data() + line,
+                                           static_cast<std::ptrdiff_t>(out.size()),
+                                           static_cast<std::ptrdiff_t>(lse.size())};
+    lse[line] = detail::merge_head<Base>(of_line, num_states, out.data() + line * dim,
+                                         static_cast<int>(dim));
+  }
+}
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,118 @@
+// What kernels read: plain arrays that describe which query row attends to which K/V rows.
+//
+// A *row* is one query token of the step. The caller numbers tokens in its own order; the plan
+// numbers rows depth-first over the prefix tree, so that the rows below any node are contiguous.
+// A *segment* is a run of path positions that exactly the rows [row_begin, row_end) have in common;
+// segments stand parents first. A *piece* is the part of a segment inside one slot. The branches of
+// a tree of drafts are segments as well, whose rows and pieces are single tokens or short runs.
+//
+// Causality is one number per row: row r sees the path positions below row_kv_len[r]. So of a piece
+// it sees the first min(length, row_kv_len[r] - position) tokens, none where that is not positive.
+// A piece may reach past what any row sees (places reserved for later tokens, rows of a slot that
+// belong to somebody else): those K/V rows hold anything, NaN included, and must not be used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "detail/base/config.hpp"
+#include "detail/base/slot.hpp"
+#include "detail/base/ticket.hpp"
+#include "error.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// Pieces [piece_begin, piece_begin + piece_count), seen by the rows [row_begin, row_end).
+struct Segment {
+  std::int32_t row_begin;      ///< first row that sees it
+  std::int32_t row_end;        ///< one past the last
+  std::int32_t piece_begin;    ///< index of its first piece
+  std::int32_t piece_count;    ///< its pieces, consecutive and in path order
+  std::int32_t position;       ///< path position of the first token
+  std::int32_t length;         ///< sum of the pieces' lengths, reserved places included
+  std::int32_t parent;         ///< index of the segment before it on the path, -1 for the first
+  std::int32_t num_sequences;  ///< sequences of this plan on it; more than 1: shared
+};
+
+/// Where the K/V of one query token goes; slot == no_slot: nowhere (already written).
+struct WriteTarget {
+  SlotIndex slot;       ///< the chunk, or no_slot
+  std::int32_t offset;  ///< token place inside the slot
+};
+
+/// Non-owning view of a plan. All arrays are in host memory.
+struct PlanView {
+  std::int32_t num_rows = 0;      ///< query tokens of the step
+  std::int32_t num_segments = 0;  ///< parents before children
+  std::int32_t num_pieces = 0;    ///< extent of the piece array (it may have unused gaps)
+  std::int32_t num_copies =
+      0;  ///< row copies to perform before this step reads: of rows it does not write
+  std::int32_t chunk_size = 0;              ///< tokens per slot
+  const Segment* segments = nullptr;        ///< [num_segments]
+  const Piece* pieces = nullptr;            ///< [num_pieces], found through their segments
+  const std::int32_t* row_token = nullptr;  ///< [num_rows] row -> the caller's token index
+  const std::int32_t* row_kv_len =
+      nullptr;  ///< [num_rows] path positions the row sees, own included
+  const std::int32_t* row_segment = nullptr;  ///< [num_rows] the deepest segment of the row's path
+  const WriteTarget* writes = nullptr;        ///< [num_rows] in the caller's token order
+  const RowCopy* copies = nullptr;            ///< [num_copies]
+  std::uint64_t topology = 0;        ///< changes when rows, segments or their row intervals change
+  std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
+  std::uint64_t tree_id = 0;         ///< of the tree whose slots these are; 0: made by hand
+  std::uint64_t step_number = 0;     ///< of the step, in that tree; 0: made by hand
+
+  /// Whether write() has anything to do: rows to store, or copies to make.
+  [[nodiscard]] bool writes_anything() const noexcept {
+    for (std::int32_t row = 0; row < num_rows; ++row)
+      if (writes[row].slot != no_slot) return true;
+    return num_copies > 0;
+  }
+};
+
+/// A plan's arrays with the proof that they stand for a step that is still there: what
+/// ChunkAttention::write() and run() take. A view goes out of date when its plan builds another, or
+/// when its step finishes or is dropped.
+class LiveView : public PlanView {
+ public:
+  LiveView() = default;
+  /// A copy; moving is copying, too: left without its ticket a view would look up to date for ever.
+  LiveView(const LiveView&) = default;
+  /// The same.
+  LiveView& operator=(const LiveView&) = default;
+
+  /// Arrays that no step stands behind, made by hand: nothing can tell whether they are up to date.
+  [[nodiscard]] static LiveView unchecked(const PlanView& arrays) {
+    LiveView view;
+    static_cast<PlanView&>(view) = arrays;
+    return view;
+  }
+
+  /// Whether the arrays may still be used.
+  [[nodiscard]] bool is_current() const noexcept {
+    return !ticket_ || ticket_->current() == number_;
+  }
+
+ protected:
+  /// Arrays that are up to date as long as the ticket says so.
+  LiveView(const PlanView& arrays, std::shared_ptr<const ViewTicket> ticket)
+      : PlanView(arrays), ticket_(std::move(ticket)), number_(ticket_->current()) {}
+
+ private:
+  std::shared_ptr<const ViewTicket> ticket_;
+  std::uint64_t number_ = 0;
+};
+
+namespace detail {
+
+inline void check_current(const LiveView& plan) {
+  if (!plan.is_current()) [[unlikely]]
+    fail(
+        InvalidArgument("plan = out of date: expected the view that its plan built last, of a "
+                        "step that is open or in flight"));
+}
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,283 @@
+// PrefixTree: finds shared prompt prefixes at run time and hands out the slots of their K/V
+// (the paper's prefix-aware KV cache, section 3.1). It knows only tokens and slot indices.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "allocator.hpp"
+#include "detail/base/config.hpp"
+#include "detail/tree/invariants.hpp"
+#include "detail/tree/shared_tree.hpp"
+#include "detail/tree/token_tree.hpp"
+#include "error.hpp"
+#include "retention.hpp"
+#include "sequence.hpp"
+#include "step.hpp"
+#include "tree_options.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// A forest of prompts over one pool of slots, serving every layer of a model.
+///
+/// - `Token`: what a prompt is made of, usually an integer id.
+/// - `ChunkSize`: tokens per slot, a power of two up to 1024.
+/// - `Allocator`: hands out slot indices: PoolAllocator, FixedAllocator or your own.
+/// - `Retention`: what happens to chunks nobody uses: NoRetention (the paper's), Lru, Priority.
+///
+/// One writer at a time: calls that change the tree or a sequence need an external lock. Const
+/// queries may run at the same time as each other. Handles may be dropped on any thread, without
+/// the lock only where that thread never calls the tree. A failed call leaves live sequences, their
+/// handles and their K/V as they were (it may have evicted cache).
+template <TokenType Token, int ChunkSize = 64, ChunkAllocator Allocator = PoolAllocator,
+          RetentionPolicy Retention = NoRetention>
+class PrefixTree {
+  static_assert(ChunkSize >= 1 && ChunkSize <= 1024 && (ChunkSize & (ChunkSize - 1)) == 0,
+                "PrefixTree: ChunkSize must be a power of two from 1 to 1024, for example 64");
+  using Tree = detail::TokenTree<Token, ChunkSize, Allocator, Retention>;
+  using Shared = detail::SharedTree<Tree>;
+
+ public:
+  using token_type = Token;                     ///< what prompts are made of
+  static constexpr int chunk_size = ChunkSize;  ///< tokens per slot
+
+  using Sequence = chunkattn::Sequence<Tree>;  ///< handle of a sequence
+  using Step = chunkattn::Step<Tree>;          ///< an open step
+  using InFlight = chunkattn::InFlight<Tree>;  ///< a step on a device
+  using Finished = chunkattn::Finished<Tree>;  ///< a step that has run
+  using StepView = chunkattn::StepView<Tree>;  ///< what AttentionPlan::build() gives for a step
+
+  /// A pinned prefix: its chunks are evicted only when nothing else is left to evict. Counted: a
+  /// prefix stays pinned until all its pins are gone. Move-only; its destructor unpins.
+  class Pin {
+   public:
+    Pin() = default;
+    /// Leaves `other` empty.
+    Pin(Pin&& other) noexcept = default;
+    /// Unpins what it stood for, and takes over `other`.
+    Pin& operator=(Pin&& other) noexcept {
+      if (this != &other) {
+        release();
+        shared_ = std::move(other.shared_);
+        index_ = other.index_;
+        generation_ = other.generation_;
+      }
+      return *this;
+    }
+    ~Pin() { release(); }
+
+    /// Whether anything is pinned.
+    [[nodiscard]] explicit operator bool() const noexcept { return size() > 0; }
+    /// Tokens that it pins: fewer than at first where even pinned chunks had to go, none after
+    /// clear().
+    [[nodiscard]] std::size_t size() const noexcept {
+      return shared_ && shared_->tree
+                 ? detail::to_size(shared_->tree->core.prefixes.pinned_length(index_, generation_))
+                 : 0;
+    }
+
+   private:
+    friend class PrefixTree;
+    Pin(std::shared_ptr<Shared> shared, std::int32_t index)
+        : shared_(std::move(shared)),
+          index_(index),
+          generation_(shared_->tree->core.prefixes.pin_generation(index)) {
+      shared_->count_handle();
+    }
+    void release() noexcept {
+      if (shared_) shared_->template drop<Shared::Drop::pin>(index_, generation_);
+      shared_.reset();
+    }
+
+    std::shared_ptr<Shared> shared_;
+    std::int32_t index_ = detail::none;
+    std::uint32_t generation_ = 0;
+  };
+
+  /// Throws InvalidArgument for options out of range.
+  explicit PrefixTree(Allocator allocator = Allocator{}, TreeOptions options = {},
+                      Retention retention = {})
+      : shared_(std::make_shared<Shared>(std::move(allocator), options, std::move(retention))) {}
+  /// Handles follow the tree to its new place.
+  PrefixTree(PrefixTree&&) noexcept = default;
+  /// Handles of the tree that stood here are orphaned.
+  PrefixTree& operator=(PrefixTree&& other) noexcept {
+    if (this != &other) {
+      if (shared_) shared_->tree.reset();
+      shared_ = std::move(other.shared_);
+    }
+    return *this;
+  }
+  ~PrefixTree() {
+    if (shared_) shared_->tree.reset();
+  }
+
+  /// A sequence joins: the longest known prefix of the prompt is shared, the rest gets new slots.
+  /// Throws OutOfChunks; InvalidArgument for an empty prompt.
+  [[nodiscard]] Sequence insert(std::span<const Token> prompt, const InsertOptions& options = {}) {
+    const SequenceIndex index = insert_index(prompt, options);
+    if (index == detail::none)
+      detail::fail_out_of_chunks(core(), slots_needed(prompt, options), prompt.size());
+    return Sequence(shared_, index);
+  }
+  /// The same for tokens that are written out: insert({1, 2, 3}).
+  [[nodiscard]] Sequence insert(std::initializer_list<Token> prompt,
+                                const InsertOptions& options = {}) {
+    return insert(std::span<const Token>(prompt), options);
+  }
+  /// The same; nothing when the budget is too small.
+  [[nodiscard]] std::optional<Sequence> try_insert(std::span<const Token> prompt,
+                                                   const InsertOptions& options = {}) {
+    const SequenceIndex index = insert_index(prompt, options);
+    if (index == detail::none) return std::nullopt;
+    return Sequence(shared_, index);
+  }
+  /// The same for tokens that are written out.
+  [[nodiscard]] std::optional<Sequence> try_insert(std::initializer_list<Token> prompt,
+                                                   const InsertOptions& options = {}) {
+    return try_insert(std::span<const Token>(prompt), options);
+  }
+
+  /// A prompt that waits for admission.
+  struct Request {
+    std::span<const Token> prompt;  ///< its tokens
+    InsertOptions options{};        ///< how it joins
+  };
+  /// Admits requests in order until one does not fit beside `headroom` free or evictable slots, and
+  /// returns the sequences that joined: those of the first requests. Later ones share what earlier
+  /// ones brought.
+  [[nodiscard]] std::vector<Sequence> admit(std::span<const Request> requests,
+                                            std::size_t headroom = 0) {
+    std::vector<Sequence> joined;
+    joined.reserve(requests.size());
+    for (const Request& request : requests) {
+      const std::size_t needed = slots_needed(request.prompt, request.options);
+      const std::size_t available = slots_available();
+      if (needed > available || available - needed < headroom) break;
+      auto sequence = try_insert(request.prompt, request.options);
+      if (!sequence) break;
+      joined.push_back(std::move(*sequence));
+    }
+    return joined;
+  }
+
+  /// Opens a step; add sequences to it, build a plan for it, run that, then tell the step. Throws
+  /// InvalidArgument while another step is open or 4 are in flight.
+  [[nodiscard]] Step begin_step() {
+    Tree& tree = enter();
+    shared_->expect_handle();
+    return Step(detail::StepHandle<Tree>(shared_, tree.core.steps.begin()));
+  }
+  /// Says that no device runs any step of this tree, so that what steps that were dropped in flight
+  /// held back can be used again. (The next step that finishes says as much of those before it.)
+  void device_idle() { enter().core.steps.device_idle(); }
+
+  /// How much of a prompt insert() would find. Changes nothing.
+  [[nodiscard]] MatchResult match_prefix(std::span<const Token> prompt,
+                                         const InsertOptions& options = {}) const {
+    return tree().match_prefix(prompt, options);
+  }
+  /// The same for tokens that are written out.
+  [[nodiscard]] MatchResult match_prefix(std::initializer_list<Token> prompt,
+                                         const InsertOptions& options = {}) const {
+    return match_prefix(std::span<const Token>(prompt), options);
+  }
+  /// Slots that insert() would take from slots_available(): admission without an exception.
+  [[nodiscard]] std::size_t slots_needed(std::span<const Token> prompt,
+                                         const InsertOptions& options = {}) const {
+    return tree().slots_needed(prompt, options);
+  }
+  /// The same for tokens that are written out.
+  [[nodiscard]] std::size_t slots_needed(std::initializer_list<Token> prompt,
+                                         const InsertOptions& options = {}) const {
+    return slots_needed(std::span<const Token>(prompt), options);
+  }
+  /// Slots that are free or held by nothing but cache.
+  [[nodiscard]] std::size_t slots_available() const { return core().slot_table.num_available(); }
+  /// One more than the largest slot index handed out: K/V memory must cover [0, num_slots()).
+  [[nodiscard]] std::size_t num_slots() const { return core().slot_table.allocator().high_water(); }
+
+  /// Changes whenever a plan over live sequences may have to be rebuilt: join, leave, fork, a
+  /// dropped reservation. Filling a chunk does not change it.
+  [[nodiscard]] std::uint64_t version() const { return core().sequences.version(); }
+  /// Counts since construction, and the present state.
+  [[nodiscard]] TreeStats stats() const { return core().stats; }
+  /// The options, with defaults resolved.
+  [[nodiscard]] TreeOptions options() const { return core().options; }
+  /// The allocator, for its own statistics.
+  [[nodiscard]] const Allocator& allocator() const& { return tree().allocator(); }
+  const Allocator& allocator() const&& = delete;  // a temporary tree takes it along
+
+  /// Forgets all that is cached, pinned or not, after a change of weights. Live sequences go on,
+  /// unshared by later ones.
+  void clear() { enter().core.clear(); }
+
+  /// Keeps the prefix of `tokens` that is written from eviction while anything else can go. The pin
+  /// is empty where none is, or where the policy's max_pinned slots would be exceeded.
+  [[nodiscard]] Pin pin(std::span<const Token> tokens, const InsertOptions& options = {}) {
+    Tree& tree = enter();
+    shared_->expect_handle();
+    const std::int32_t index = tree.pin(tokens, options);
+    return index == detail::none ? Pin() : Pin(shared_, index);
+  }
+  /// The same for tokens that are written out.
+  [[nodiscard]] Pin pin(std::initializer_list<Token> tokens, const InsertOptions& options = {}) {
+    return pin(std::span<const Token>(tokens), options);
+  }
+  /// Called with every slot that is given back to the allocator, just before. It must not throw nor
+  /// call the tree. For debugging: `tree.set_free_sink([&](SlotIndex s) { cache.poison(s); })`.
+  void set_free_sink(std::function<void(SlotIndex)> sink) {
+    enter().core.slot_table.set_free_sink(std::move(sink));
+  }
+  /// Called when tokens become cache or stop being it. It must not throw nor call the tree.
+  void set_event_sink(std::function<void(const CacheEvent&)> sink) {
+    enter().core.prefixes.set_event_sink(std::move(sink));
+  }
+
+  /// Verifies every invariant by recounting; throws Error that names the first one broken. Linear
+  /// in the size of the tree: for tests.
+  void check_invariants() const { detail::TreeInspector(core()).check(); }
+
+  /// Where a K/V cache learns how many slots there are, wherever the tree is moved and even after
+  /// it is gone.
+  [[nodiscard]] SlotSource slot_source() const {
+    return {shared_,
+            [](const void* shared) -> std::size_t {
+              const auto& tree = static_cast<const Shared*>(shared)->tree;
+              return tree ? tree->core.slot_table.allocator().high_water() : 0;
+            },
+            core().id, core().steps.write_checks()};
+  }
+
+ private:
+  friend struct detail::TreeAccess;
+  [[nodiscard]] const detail::TreeCore& core() const { return tree().core; }
+  [[nodiscard]] Tree& tree() const {
+    detail::check_argument(shared_ != nullptr, "tree", "moved-from",
+                           "a tree that was not moved from");
+    return *shared_->tree;
+  }
+  SequenceIndex insert_index(std::span<const Token> prompt, const InsertOptions& options) {
+    Tree& tree = enter();
+    shared_->expect_handle();
+    return tree.insert(prompt, options);
+  }
+  Tree& enter() {
+    Tree& entered = tree();
+    shared_->enter();
+    return entered;
+  }
+
+  std::shared_ptr<Shared> shared_;
+};
+
+CHUNKATTN_NAMESPACE_END

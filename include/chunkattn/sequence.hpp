@@ -1,0 +1,306 @@
+// The handle of a sequence in a prefix tree.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "detail/base/array.hpp"
+#include "detail/base/concepts.hpp"
+#include "detail/base/config.hpp"
+#include "detail/base/slot.hpp"
+#include "detail/tree/records.hpp"
+#include "detail/tree/shared_tree.hpp"
+#include "error.hpp"
+#include "retention.hpp"
+#include "tree_options.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// \param length  places that the operation's sequences would have in all
+[[noreturn]] CHUNKATTN_COLD inline void fail_out_of_chunks(const TreeCore& core, std::size_t asked,
+                                                           std::size_t length) {
+  const auto chunk = static_cast<std::size_t>(core.topology.chunk.size);
+  fail(OutOfChunks(asked, core.slot_table.num_available(), core.slot_table.allocator().capacity(),
+                   (length + chunk - 1) / chunk));
+}
+
+inline std::size_t to_size(std::int32_t n) noexcept {
+  return static_cast<std::size_t>(n);
+}
+
+}  // namespace detail
+
+/// A sequence in the tree: a stable, move-only handle, valid while others join and leave. Its
+/// destructor leaves, on any thread. It may outlive the tree; then only destroying or assigning to
+/// it is useful. `Tree` is PrefixTree's own; name the type as PrefixTree<...>::Sequence.
+///
+/// A sequence is a path of known tokens. Those whose K/V is not computed yet are what the next
+/// steps compute (Step::add); outputs that are committed come behind them.
+template <class Tree>
+class Sequence {
+ public:
+  using token_type = typename Tree::token_type;        ///< what prompts are made of
+  static constexpr int chunk_size = Tree::chunk_size;  ///< tokens per slot
+
+  /// All of a sequence's tokens, for fork().
+  static constexpr std::size_t whole = std::numeric_limits<std::size_t>::max();
+
+  Sequence() = default;
+  /// Leaves `other` empty.
+  Sequence(Sequence&& other) noexcept = default;
+  /// Leaves what it stood for, and takes over `other`.
+  Sequence& operator=(Sequence&& other) noexcept {
+    if (this != &other) {
+      drop();
+      shared_ = std::move(other.shared_);
+      index_ = other.index_;
+      generation_ = other.generation_;
+    }
+    return *this;
+  }
+  Sequence(const Sequence&) = delete;
+  Sequence& operator=(const Sequence&) = delete;
+  ~Sequence() { drop(); }
+
+  /// Whether the handle still stands for a sequence of a living tree.
+  [[nodiscard]] bool is_live() const noexcept {
+    return shared_ && shared_->tree && shared_->tree->core.sequences.is_live(index_, generation_);
+  }
+  /// Its name in the tree. Throws if not live.
+  [[nodiscard]] SequenceId id() const { return core().sequences.id_of(index_); }
+
+  /// Tokens known: the prompt and what was committed or appended.
+  [[nodiscard]] std::size_t size() const { return detail::to_size(record().size); }
+  /// Prompt tokens that were found with their K/V written, so they need not be computed.
+  [[nodiscard]] std::size_t num_cached() const { return detail::to_size(record().cached); }
+  /// Known tokens that are still to be added to a step.
+  [[nodiscard]] std::size_t num_uncomputed() const {
+    const auto& r = record();
+    return r.cursor < r.size ? detail::to_size(r.size - r.cursor) : 0;
+  }
+  /// Leading positions that are computed or in a step; drafts and outputs to come included.
+  [[nodiscard]] std::size_t num_scheduled() const { return detail::to_size(record().cursor); }
+  /// Leading tokens whose K/V is in place: written by finished steps, or loaded.
+  [[nodiscard]] std::size_t num_written() const {
+    return detail::to_size(core().readable_length(index_));
+  }
+  /// Path tokens that another sequence has still to write.
+  [[nodiscard]] std::size_t num_pending() const {
+    return detail::to_size(core().sequences.num_pending(index_));
+  }
+  /// The sequence that is to write the first of these; SequenceId::none where there are none.
+  [[nodiscard]] SequenceId waits_for() const {
+    const detail::Sequences& sequences = core().sequences;
+    const SequenceIndex writer = sequences.waits_for(index_);
+    return writer == detail::none ? SequenceId::none : sequences.id_of(writer);
+  }
+  /// Leading tokens that other live sequences have, too: these stay when this one leaves.
+  [[nodiscard]] std::size_t num_shared() const {
+    return std::min(size(), detail::to_size(core().sequences.num_shared(index_)));
+  }
+  /// Places behind size() that steps have taken for drafts and outputs that are to come.
+  [[nodiscard]] std::size_t num_reserved() const { return detail::to_size(record().reserved); }
+
+  /// Adds known tokens whose K/V is still to be computed (a user's next message). Refused while
+  /// outputs are to come. Throws OutOfChunks.
+  void append(std::span<const token_type> tokens) {
+    if (!try_append(tokens))
+      detail::fail_out_of_chunks(core(), slots_needed(tokens.size()), size() + tokens.size());
+  }
+  /// The same for tokens that are written out: append({1, 2, 3}).
+  void append(std::initializer_list<token_type> tokens) {
+    append(std::span<const token_type>(tokens));
+  }
+  /// The same with one token.
+  void append(const token_type& token) { append(std::span<const token_type>(&token, 1)); }
+  /// The same; false and no change when the budget is spent.
+  [[nodiscard]] bool try_append(std::span<const token_type> tokens) {
+    return tree().append(index_, tokens);
+  }
+  /// The same for tokens that are written out.
+  [[nodiscard]] bool try_append(std::initializer_list<token_type> tokens) {
+    return try_append(std::span<const token_type>(tokens));
+  }
+
+  /// Makes the tokens that others are still to write (num_pending()) this sequence's to compute,
+  /// except those that a step has already. Returns how many it got; 0: wait for the step.
+  std::size_t take_over() { return detail::to_size(core().take_over(index_)); }
+
+  /// The first positions in a row whose K/V is this sequence's to put in place and that no step
+  /// has; empty where there are none.
+  [[nodiscard]] TokenRange loadable() const { return core().sequences.loadable(index_); }
+  /// Says that the K/V of these positions has been put in place by other means than a step: read
+  /// from a file, received from another machine. They must be this sequence's to write, without a
+  /// gap, and in no step. Tokens that are loaded to the last need not be computed.
+  void mark_loaded(TokenRange range) {
+    detail::TreeCore& c = core();
+    check_range(c.sequences[index_], range);
+    c.mark_loaded(index_, range);
+  }
+
+  /// A second sequence with the first `length` tokens, by default all of them. Shared paths are not
+  /// copied; a short private tail is (TreeOptions::min_run). What steps are still computing and
+  /// outputs that are to come stay with this one. Throws OutOfChunks.
+  [[nodiscard]] Sequence fork(std::size_t length = whole) {
+    const SequenceIndex twin = fork_index(length, false);
+    if (twin == detail::none) detail::fail_out_of_chunks(core(), 1, size() + chunk_size);
+    return Sequence(shared_, twin);
+  }
+  /// The same; nothing and no change when the budget is spent.
+  [[nodiscard]] std::optional<Sequence> try_fork(std::size_t length = whole) {
+    const SequenceIndex twin = fork_index(length, false);
+    if (twin == detail::none) return std::nullopt;
+    return Sequence(shared_, twin);
+  }
+
+  /// Goes back to the first `length` tokens, the last of which is to be computed again: a turn of a
+  /// chat that is edited. It has a new id() afterwards: to steps that have it, it has left.
+  /// Throws OutOfChunks, with nothing changed.
+  void truncate(std::size_t length) {
+    if (length == size() && num_reserved() == 0) return;
+    const SequenceIndex shorter = fork_index(length, /*compute_last=*/true);
+    if (shorter == detail::none) detail::fail_out_of_chunks(core(), 1, size() + chunk_size);
+    *this = Sequence(shared_, shorter);
+  }
+
+  /// Leaves the tree; the handle is empty afterwards. What this sequence alone used is freed, or
+  /// kept as cache, as the retention policy says; what a step uses, when that step has finished.
+  void leave() {
+    (void)core();
+    shared_->enter();
+    drop();
+    shared_.reset();
+  }
+
+  /// The token at a path position below size().
+  [[nodiscard]] token_type token(std::size_t position) const {
+    if (position >= size()) [[unlikely]]
+      detail::fail_argument("position", position, {"below the sequence's size, ", size()});
+    return tree().token(index_, static_cast<std::int32_t>(position));
+  }
+  /// All size() tokens, from the root.
+  [[nodiscard]] std::vector<token_type> tokens() const {
+    std::vector<token_type> all(size());
+    for_each_run({0, record().size}, [&](const Piece& piece) {
+      for (std::int32_t i = 0; i < piece.length; ++i)
+        all[detail::to_size(piece.position + i)] = tree().token_at(piece.slot, piece.begin + i);
+    });
+    return all;
+  }
+
+  /// The options that would insert an equal sequence: whose tokens these are, how far they are
+  /// public, their priority.
+  [[nodiscard]] InsertOptions options() const {
+    const detail::TreeCore& c = core();
+    const auto& r = record();
+    return {.name_space = c.topology.node(r.tail).name_space,
+            .public_length = detail::to_size(c.sequences.public_length(index_)),
+            .priority = r.priority};
+  }
+
+  /// Slots that `n` further tokens would take from the tree's slots_available().
+  [[nodiscard]] std::size_t slots_needed(std::size_t n) const {
+    return core().sequences.slots_needed(index_, n);
+  }
+
+  /// Calls f(const Piece&) for where the path positions of `range` lie, in path order: the walk
+  /// for swapping out, saving and moving K/V. Positions up to size() + num_reserved().
+  template <class F>
+  void for_each_run(TokenRange range, const F& f) const {
+    const detail::TreeCore& c = core();
+    check_range(c.sequences[index_], range);
+    Array<Piece> nodes;  // (node, offset, length, -) last first
+    c.sequences.for_each_node(index_, range,
+                              [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
+                                nodes.push_back({n, offset, length, 0});
+                              });
+    for (std::size_t i = nodes.size(); i-- > 0;) {
+      const detail::TreeNode& n = c.topology.node(nodes[i].slot);
+      c.topology.for_each_run(
+          n, nodes[i].begin, nodes[i].length,
+          [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
+            f(Piece{s, offset, run, n.position + nodes[i].begin + done});
+            return true;
+          });
+    }
+  }
+
+  /// The tree's number in the process. Throws if not live.
+  [[nodiscard]] std::uint64_t tree_id() const { return core().id; }
+  /// Which weights its K/V is of, as far as the tree knows: 1 + the number of clear() calls; 0
+  /// where clear() was called since it joined. Throws if not live.
+  [[nodiscard]] std::uint64_t weights() const {
+    const bool stale = core().topology.node(record().tail).state == detail::NodeState::stale;
+    return stale ? 0 : core().stats.clears + 1;
+  }
+
+ private:
+  template <TokenType, int, ChunkAllocator, RetentionPolicy>
+  friend class PrefixTree;
+  template <class>
+  friend class Step;
+  using Shared = detail::SharedTree<Tree>;
+
+  Sequence(std::shared_ptr<Shared> shared, SequenceIndex index)
+      : shared_(std::move(shared)),
+        index_(index),
+        generation_(shared_->tree->core.sequences[index].generation) {
+    shared_->count_handle();
+  }
+
+  [[nodiscard]] Tree& tree() const {
+    if (!is_live()) [[unlikely]]
+      fail_dead();
+    return *shared_->tree;
+  }
+  [[nodiscard]] detail::TreeCore& core() const { return tree().core; }
+  [[noreturn]] void fail_dead() const {
+    if (shared_ == nullptr)
+      detail::fail_argument("sequence", "empty",
+                            "a live handle, not one moved from or used after leave()");
+    if (!shared_->tree)
+      detail::fail_argument("sequence", "orphaned", "a handle whose tree still exists");
+    detail::fail_argument("sequence", "left", "a live handle");
+  }
+  [[nodiscard]] const detail::SequenceRecord& record() const { return core().sequences[index_]; }
+
+  static void check_range(const detail::SequenceRecord& r, TokenRange range) {
+    const std::int32_t end = r.size + r.reserved;
+    if (range.begin < 0 || range.begin > end) [[unlikely]]
+      detail::fail_argument("range.begin", range.begin, {"0 to the sequence's end, ", end});
+    if (range.length < 0 || range.length > end - range.begin) [[unlikely]]
+      detail::fail_argument("range.length", range.length,
+                            {"an end within the sequence's ", end, " positions"});
+  }
+
+  SequenceIndex fork_index(std::size_t length, bool compute_last) {
+    detail::TreeCore& c = core();
+    const std::size_t known = detail::to_size(c.sequences[index_].size);
+    if (length == whole && !compute_last) length = known;
+    if (length < 1 || length > known) [[unlikely]]
+      detail::fail_argument("length", length, {"1 to the sequence's ", known, " known tokens"});
+    shared_->expect_handle();
+    return c.fork(index_, static_cast<std::int32_t>(length), compute_last);
+  }
+
+  void drop() noexcept {
+    if (shared_) shared_->template drop<Shared::Drop::sequence>(index_, generation_);
+  }
+
+  std::shared_ptr<Shared> shared_;
+  SequenceIndex index_ = detail::none;
+  std::uint32_t generation_ = 0;
+};
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,409 @@
+// A step of an engine as an object of the tree: what is computed, while it runs, and what came out.
+//
+//   Step            open: sequences are added, AttentionPlan::build() makes the kernels' arrays
+//     submitted()   the kernels are queued on a device that runs steps in this order
+//   InFlight        nothing that it reads or writes is used otherwise
+//     finished()    the kernels have run (for a synchronous backend at once: Step::finished())
+//   Finished        outputs are committed
+//
+// Each is move-only and has one owner. Dropping a Step cancels it: nothing happened. Dropping an
+// InFlight keeps everything it may touch aside until a later step has finished. Dropping a Finished
+// gives up the outputs that were not committed.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "detail/base/concepts.hpp"
+#include "detail/base/config.hpp"
+#include "detail/tree/add_result.hpp"
+#include "detail/tree/output_rows.hpp"
+#include "detail/tree/shared_tree.hpp"
+#include "detail/tree/step_record.hpp"
+#include "error.hpp"
+#include "retention.hpp"
+#include "sequence.hpp"
+#include "tree_options.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+class AttentionPlan;
+template <class Tree>
+class StepView;
+
+/// Drafts whose tokens only the device knows.
+struct UnknownDrafts {
+  std::size_t count = 0;  ///< how many
+};
+
+namespace detail {
+
+/// Ownership of a step's record, whatever the step's state.
+template <class Tree>
+class StepHandle {
+ public:
+  using Shared = SharedTree<Tree>;
+
+  StepHandle(std::shared_ptr<Shared> shared, std::int32_t index)
+      : shared_(std::move(shared)), index_(index), number_(core().steps[index].number) {
+    shared_->count_handle();
+  }
+  StepHandle(StepHandle&& other) noexcept = default;
+  StepHandle& operator=(StepHandle&& other) noexcept = default;
+
+  [[nodiscard]] bool empty() const noexcept { return shared_ == nullptr; }
+  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+  [[nodiscard]] Tree& tree() const {
+    if (shared_ == nullptr || !shared_->tree) [[unlikely]]
+      fail_dead();
+    return *shared_->tree;
+  }
+  [[nodiscard]] TreeCore& core() const { return tree().core; }
+  [[noreturn]] void fail_dead() const {
+    if (shared_ == nullptr) fail_argument("step", "moved-from", "a step that was not moved from");
+    fail_argument("step", "orphaned", "a step whose tree still exists");
+  }
+  [[nodiscard]] StepRecord& record() const { return core().steps[index_]; }
+  /// The same as core(), with what other threads dropped meanwhile settled.
+  TreeCore& enter() const {
+    TreeCore& entered = core();
+    shared_->enter();
+    return entered;
+  }
+  [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return shared_; }
+
+  template <typename Shared::Drop What>
+  void drop() noexcept {
+    if (shared_) shared_->template drop<What>(index_, number_);
+    shared_.reset();
+  }
+
+ private:
+  std::shared_ptr<Shared> shared_;
+  std::int32_t index_ = none;
+  std::uint64_t number_ = 0;
+};
+
+}  // namespace detail
+
+/// A step that has finished: its K/V is written. Commit what was sampled, then drop it.
+template <class Tree>
+class [[nodiscard]] Finished {
+ public:
+  using token_type = typename Tree::token_type;  ///< what outputs are
+  using Rows = OutputRows<Tree>;                 ///< what rows() gives
+
+  /// Leaves the other one empty.
+  Finished(Finished&&) noexcept = default;
+  /// Gives up what was not committed, and takes over `other`.
+  Finished& operator=(Finished&& other) noexcept {
+    if (this != &other) {
+      close();
+      handle_ = std::move(other.handle_);
+    }
+    return *this;
+  }
+  ~Finished() { close(); }
+
+  /// Its number, counted from 1 over all steps of the tree.
+  [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
+
+  /// The rows that are to be sampled from, in the order of add(), as a range that is refused once
+  /// this step's outputs are given up. Not of a temporary: an object that is dropped gives them up.
+  [[nodiscard]] Rows rows() const& { return {handle_.shared(), handle_.record()}; }
+  Rows rows() const&& = delete;  // keep the Finished in a variable, and commit through it
+
+  /// The output that was sampled from the row's logits: it becomes the next token to compute. A row
+  /// with drafts: the first draft was wrong. Throws InvalidArgument for a row that rows() does not
+  /// give (any more).
+  void commit(const StepRow& row, const token_type& output) {
+    commit(row, std::span<const token_type>(&output, 1));
+  }
+  /// The same with drafts: those that were right, then one token more.
+  void commit(const StepRow& row, std::span<const token_type> outputs) {
+    handle_.tree().commit(handle_.record(), entry_of(row), outputs);
+  }
+  /// The same with a tree of drafts, of which one branch was right: the drafts from the path down
+  /// to number `leaf`, then one token more. -1: no draft was right, `outputs` is one token. K/V
+  /// that does not stand on the path yet is copied to it by the next step whose plan is built; what
+  /// a rejected draft has left, nothing reads or finds.
+  void commit(const StepRow& row, std::span<const token_type> outputs, std::int32_t leaf) {
+    handle_.tree().commit(handle_.record(), entry_of(row), outputs, leaf);
+  }
+  /// One output for each row that rows() gives, in that order. All of them are committed or none:
+  /// throws InvalidArgument where there are more or fewer, or where an earlier step's output is to
+  /// be committed first.
+  void commit(std::span<const token_type> outputs) {
+    handle_.tree().commit(handle_.record(), outputs);
+  }
+
+ private:
+  template <class>
+  friend class Step;
+  template <class>
+  friend class InFlight;
+  detail::StepEntry& entry_of(const StepRow& row) const {
+    detail::StepRecord& record = handle_.record();
+    const auto index = static_cast<std::size_t>(row.index);
+    if (row.index < 0 || index >= record.entries.size() ||
+        record.entries[index].begin != row.position ||
+        detail::Sequences::id_of(record.entries[index].sequence,
+                                 record.entries[index].generation) != row.sequence) [[unlikely]]
+      detail::fail_argument("row", "of another step", "a row that rows() of this one gives");
+    return record.entries[index];
+  }
+  explicit Finished(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}
+  void close() noexcept { handle_.template drop<detail::SharedTree<Tree>::Drop::finished>(); }
+
+  detail::StepHandle<Tree> handle_;
+};
+
+/// A step that is queued on a device. Steps run in the order in which they were submitted; at most
+/// 4 are in flight.
+template <class Tree>
+class [[nodiscard]] InFlight {
+ public:
+  /// Leaves the other one empty.
+  InFlight(InFlight&&) noexcept = default;
+  /// Drops what it stood for, and takes over `other`.
+  InFlight& operator=(InFlight&& other) noexcept {
+    if (this != &other) {
+      drop();
+      handle_ = std::move(other.handle_);
+    }
+    return *this;
+  }
+  ~InFlight() { drop(); }
+
+  /// Its number, counted from 1 over all steps of the tree.
+  [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
+
+  /// The device has run it: what it computed is written from now on. Throws InvalidArgument, with
+  /// nothing changed, while an earlier step is in flight.
+  Finished<Tree> finished() && {
+    handle_.enter().steps.finish(handle_.record());
+    return Finished<Tree>(std::move(handle_));
+  }
+
+ private:
+  template <class>
+  friend class Step;
+  explicit InFlight(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}
+  void drop() noexcept { handle_.template drop<detail::SharedTree<Tree>::Drop::step>(); }
+
+  detail::StepHandle<Tree> handle_;
+};
+
+/// An open step; a tree has at most one. From add() on, what its rows read and write is kept for
+/// it, whatever becomes of the sequences.
+template <class Tree>
+class [[nodiscard]] Step {
+ public:
+  using token_type = typename Tree::token_type;        ///< what sequences are made of
+  static constexpr int chunk_size = Tree::chunk_size;  ///< tokens per slot
+
+  /// Leaves the other one empty.
+  Step(Step&&) noexcept = default;
+  /// Cancels what it stood for, and takes over `other`.
+  Step& operator=(Step&& other) noexcept {
+    if (this != &other) {
+      drop();
+      handle_ = std::move(other.handle_);
+    }
+    return *this;
+  }
+  ~Step() { drop(); }
+
+  /// Adds the next tokens of a sequence that are to be computed, at most `budget` of them. Where
+  /// these reach its end, the step gives an output for it, and `drafts`, guesses of the tokens
+  /// behind, are computed too, as far as the budget goes. While an earlier step's output for it is
+  /// to come, the token to compute is unknown (StepView::unknown_tokens()).
+  ///
+  /// A sequence that reads what another one is to write comes after that one; before it, it gets no
+  /// further than what is there. Nothing is added to a
+  /// step that was open when an earlier one was dropped in flight: nothing of it counts any more,
+  /// drop or finish it. Where the result is false, nothing has changed but what was cached and not
+  /// in use.
+  [[nodiscard]] AddResult add(Sequence<Tree>& sequence,
+                              std::size_t budget = std::numeric_limits<std::size_t>::max(),
+                              std::span<const token_type> drafts = {}) {
+    return add_with(sequence, budget, {limited(std::min(drafts.size(), budget))}, drafts);
+  }
+  /// The same with drafts that only the device knows. Whether accepted ones are the drafts is then
+  /// the engine's word.
+  [[nodiscard]] AddResult add(Sequence<Tree>& sequence, std::size_t budget, UnknownDrafts drafts) {
+    return add_with(sequence, budget, {limited(drafts.count), drafts.count == 0}, {});
+  }
+  /// The same with drafts that are a tree (EAGLE, Medusa): draft i follows draft `parents[i]`,
+  /// which stands before it, or, where that is -1, the sequence's last token. It sees the path and
+  /// the drafts between, its position is that of the last token plus its depth. Their rows stand in
+  /// the order of `drafts`; where the budget ends, the last ones are left out. The longest branch
+  /// takes places of the sequence, the others slots that they share with those of the step's other
+  /// sequences, until the step's outputs are committed and copied.
+  [[nodiscard]] AddResult add(Sequence<Tree>& sequence, std::size_t budget,
+                              std::span<const token_type> drafts,
+                              std::span<const std::int32_t> parents) {
+    detail::check_parents(parents, drafts.size());
+    return add_with(sequence, budget, {limited(std::min(drafts.size(), budget)), true, parents},
+                    drafts);
+  }
+  /// The same with drafts that only the device knows.
+  [[nodiscard]] AddResult add(Sequence<Tree>& sequence, std::size_t budget, UnknownDrafts drafts,
+                              std::span<const std::int32_t> parents) {
+    detail::check_parents(parents, drafts.count);
+    return add_with(sequence, budget, {limited(drafts.count), drafts.count == 0, parents}, {});
+  }
+
+  /// Adds the next tokens of many sequences, at most `budget` of each: what add() would do for one
+  /// after the other, in this order, made for thousands that decode. All of them are added or none:
+  /// also where one of the handles is refused, which the error names by its index.
+  [[nodiscard]] AddAllResult add(std::span<Sequence<Tree>> sequences,
+                                 std::size_t budget = std::numeric_limits<std::size_t>::max()) {
+    return add_all(sequences.size(), budget,
+                   [sequences](std::size_t i) -> Sequence<Tree>& { return sequences[i]; });
+  }
+  /// The same for handles that stand anywhere, none of them null.
+  [[nodiscard]] AddAllResult add(std::span<Sequence<Tree>* const> sequences,
+                                 std::size_t budget = std::numeric_limits<std::size_t>::max()) {
+    for (std::size_t i = 0; i < sequences.size(); ++i)
+      if (sequences[i] == nullptr) [[unlikely]]
+        fail_handle(i, "null", "a sequence");
+    return add_all(sequences.size(), budget,
+                   [sequences](std::size_t i) -> Sequence<Tree>& { return *sequences[i]; });
+  }
+
+  /// Query tokens added so far: rows of q, k, v and out.
+  [[nodiscard]] int num_rows() const { return handle_.record().num_rows; }
+  /// Sequences added so far.
+  [[nodiscard]] int num_sequences() const {
+    return static_cast<int>(handle_.record().entries.size());
+  }
+  /// Its number, counted from 1 over all steps of the tree.
+  [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
+
+  /// The kernels are queued. Throws InvalidArgument, with nothing changed, unless a plan was built
+  /// after the last add().
+  InFlight<Tree> submitted() && {
+    handle_.core().steps.submit(handle_.record());
+    return InFlight<Tree>(std::move(handle_));
+  }
+  /// The kernels have run, for backends that wait. The same checks as submitted() and
+  /// InFlight::finished().
+  Finished<Tree> finished() && {
+    handle_.enter().steps.finish(handle_.record());
+    return Finished<Tree>(std::move(handle_));
+  }
+
+ private:
+  template <TokenType, int, ChunkAllocator, RetentionPolicy>
+  friend class PrefixTree;
+  friend class AttentionPlan;
+  explicit Step(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}
+
+  AddResult add_with(Sequence<Tree>& sequence, std::size_t budget, const detail::NewDrafts& drafts,
+                     std::span<const token_type> tokens) {
+    Tree& tree = handle_.tree();
+    if (&sequence.tree() != &tree) [[unlikely]]
+      detail::fail_argument("sequence", "of another tree", "a sequence of the step's tree");
+    if (budget < 1) [[unlikely]]
+      detail::fail_argument("budget", budget, "at least one token");
+    detail::StepRecord& record = handle_.record();
+    const detail::AddOutcome outcome =
+        tree.add(record, sequence.index_, limited(budget), drafts, tokens);
+    AddResult result;
+    set_status(result, outcome);
+    if (outcome.reason == HoldReason::none)
+      result.row_ = detail::row_of(record, record.entries.back(),
+                                   static_cast<std::int32_t>(record.entries.size()) - 1,
+                                   tree.core.sequences.id_of(sequence.index_));
+    return result;
+  }
+
+  template <class At>
+  AddAllResult add_all(std::size_t count, std::size_t budget, At at) {
+    Tree& tree = handle_.tree();
+    if (budget < 1) [[unlikely]]
+      detail::fail_argument("budget", budget, "at least one token");
+    detail::StepRecord& record = handle_.record();
+    detail::Steps& steps = tree.core.steps;
+    steps.make_room(record, count);
+    struct Addition {  // takes out again what was added, unless all was
+      detail::Steps& steps;
+      detail::StepRecord& record;
+      std::size_t first = record.entries.size();
+      bool built = record.built, all_added = false;
+      ~Addition() {
+        if (!all_added) steps.take_out(record, first);
+        record.built = built && !all_added;
+      }
+    } addition{steps, record};
+    const auto* const shared = handle_.shared().get();
+    AddAllResult result;
+    for (std::size_t i = 0;; ++i) {
+      i = add_decoding(steps.decoding(record), shared, at, i, count);
+      if (i == count) break;
+      const detail::AddOutcome outcome = add_other(at(i), i, budget);
+      if (outcome.reason != HoldReason::none) [[unlikely]] {
+        set_status(result, outcome);
+        result.held_index_ = i;
+        return result;
+      }
+    }
+    addition.all_added = count > 0;
+    return result;
+  }
+  /// Adds those of many from number i on that just decode. Returns the number of the first that
+  /// does not, or `count`. A function of its own, so that the loop's variables stay in registers.
+  template <class At>
+  __attribute__((noinline)) static std::size_t add_decoding(detail::DecodingRun run,
+                                                            const detail::SharedTree<Tree>* shared,
+                                                            At at, std::size_t i,
+                                                            std::size_t count) {
+    for (; i < count; ++i) {
+      const Sequence<Tree>& sequence = at(i);
+      if (sequence.shared_.get() != shared ||
+          !run.add(sequence.index_, sequence.generation_, chunk_size)) [[unlikely]]
+        break;
+    }
+    run.store();
+    return i;
+  }
+  /// One of many that is not just decoding, or that is refused.
+  detail::AddOutcome add_other(const Sequence<Tree>& sequence, std::size_t index,
+                               std::size_t budget) {
+    if (!sequence.is_live()) [[unlikely]]
+      fail_handle(index, "not live", "a live handle, not one moved from or used after leave()");
+    if (sequence.shared_ != handle_.shared()) [[unlikely]]
+      fail_handle(index, "of another tree", "a sequence of the step's tree");
+    detail::StepRecord& record = handle_.record();
+    Tree& tree = handle_.tree();
+    if (tree.core.sequences[sequence.index_].last_step == record.number) [[unlikely]]
+      fail_handle(index, "added twice", "each sequence at most once per step");
+    return tree.add(record, sequence.index_, limited(budget), {}, {});
+  }
+  [[noreturn]] CHUNKATTN_COLD static void fail_handle(std::size_t index, const char* value,
+                                                      const char* expected) {
+    detail::fail_argument(detail::joined({"sequences[", index, "]"}), value, expected);
+  }
+  void set_status(AddStatus& status, const detail::AddOutcome& outcome) const {
+    status.reason_ = outcome.reason;
+    status.step_ = outcome.step;
+    if (outcome.waits_for != detail::none)
+      status.waits_for_ = handle_.core().sequences.id_of(outcome.waits_for);
+  }
+  static std::int32_t limited(std::size_t n) noexcept {
+    return static_cast<std::int32_t>(std::min(n, std::size_t{1} << 30));
+  }
+  void drop() noexcept { handle_.template drop<detail::SharedTree<Tree>::Drop::step>(); }
+
+  detail::StepHandle<Tree> handle_;
+};
+
+CHUNKATTN_NAMESPACE_END

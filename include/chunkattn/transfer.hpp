@@ -1,0 +1,292 @@
+// Moving K/V out of the cache and back: to host memory when a sequence is preempted, to a file, to
+// another machine. One walker finds the memory; gather, scatter, swap_out and resume use it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "detail/base/concepts.hpp"
+#include "detail/base/config.hpp"
+#include "detail/base/slot.hpp"
+#include "error.hpp"
+#include "kv_cache.hpp"
+#include "kv_view.hpp"
+#include "tree_options.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// Consecutive rows of one layer and KV head inside one slot: path positions
+/// [position, position + length). Row i is head_dim elements at k + i * stride_token, and those of
+/// V (value_dim, if that differs) are at v + i * v_stride_token, which is in K's row with v_in_k.
+/// Of 8-bit K/V k_scale[i] and v_scale[i] are the rows' scales; else they are null.
+template <class T>
+struct KvSpan {
+  SlotIndex slot = no_slot;       ///< the chunk
+  int layer = 0;                  ///< which layer
+  int kv_head = 0;                ///< which KV head
+  std::int32_t begin = 0;         ///< first row in the slot
+  std::int32_t position = 0;      ///< its path position
+  std::int32_t length = 0;        ///< rows
+  T* k = nullptr;                 ///< first K row
+  T* v = nullptr;                 ///< first V row
+  std::int64_t stride_token = 0;  ///< elements from a row of K to the next
+  float* k_scale = nullptr;       ///< scales of the K rows, 8-bit K/V only
+  float* v_scale = nullptr;       ///< scales of the V rows, 8-bit K/V only
+
+  std::int64_t v_stride_token = 0;  ///< elements from a row of V to the next
+};
+
+namespace detail {
+
+template <class Cache>
+using cache_element = std::remove_pointer_t<decltype(std::declval<Cache&>().layer(0).k)>;
+
+/// Bytes of a row of K, of a row of V: none where V is in K.
+template <class Cache>
+[[nodiscard]] std::pair<std::size_t, std::size_t> row_bytes(const Cache& cache) {
+  const auto bytes = [](int dim) {
+    return static_cast<std::size_t>(dim) * sizeof(cache_element<Cache>);
+  };
+  const auto& options = cache.options();
+  if constexpr (requires { options.v_in_k; })
+    return {bytes(options.head_dim), options.v_in_k ? 0 : bytes(options.dim_of_v())};
+  else
+    return {bytes(options.head_dim), bytes(options.head_dim)};
+}
+
+/// The range is of the sequence; then its end() is a number.
+template <class Sequence>
+void check_known(const Sequence& sequence, TokenRange range) {
+  const auto size = static_cast<std::int64_t>(sequence.size());
+  check_argument(range.begin >= 0 && range.begin <= size, "range.begin", range.begin,
+                 "a position of the sequence");
+  check_argument(range.length >= 0 && range.length <= size - range.begin, "range.length",
+                 range.length, "an end within the sequence's known tokens");
+}
+
+/// The range is of the sequence, and the cache has memory for where it lies.
+template <class Sequence, class Cache>
+void check_places(const Sequence& sequence, TokenRange range, Cache& cache) {
+  check_known(sequence, range);
+  if constexpr (requires { cache.tree_id(); })
+    check_argument(cache.tree_id() == 0 || cache.tree_id() == sequence.tree_id(), "cache",
+                   "of another tree", "the K/V memory of the sequence's tree");
+  const auto view = cache.layer(0);
+  check_argument(view.chunk_size == Sequence::chunk_size, "cache.chunk_size", view.chunk_size,
+                 "the ChunkSize of the sequence's tree");
+  sequence.for_each_run(range, [&](const Piece& piece) {
+    check_argument(piece.slot < view.num_slots, "cache.num_slots", view.num_slots,
+                   "memory for every slot of the sequence: a cache of its tree, grown to it");
+  });
+}
+
+}  // namespace detail
+
+/// Calls f(const KvSpan<T>&) for every layer, slot and KV head that hold the K/V of the path
+/// positions `range`; slots in path order within a layer. The slots cannot be freed or moved while
+/// the sequence is live. K/V is in place below Sequence::num_written(); what may be put in place is
+/// Sequence::loadable().
+///
+/// An engine with memory of its own, on a device too, passes any KvProvider and starts its
+/// asynchronous copies in `f`.
+template <PlacedSequence Sequence, KvProvider Cache, class F>
+void for_each_kv_span(const Sequence& sequence, TokenRange range, Cache& cache, const F& f) {
+  using T = detail::cache_element<Cache>;
+  detail::check_places(sequence, range, cache);
+  if (range.empty()) return;
+  for (int l = 0; l < cache.options().num_layers; ++l) {
+    const auto view = cache.layer(l);
+    sequence.for_each_run(range, [&](const Piece& piece) {
+      for (int head = 0; head < view.num_kv_heads; ++head) {
+        KvSpan<T> span;
+        span.slot = piece.slot;
+        span.layer = l;
+        span.kv_head = head;
+        span.begin = piece.begin;
+        span.position = piece.position;
+        span.length = piece.length;
+        span.k = view.k_row(piece.slot, head, piece.begin);
+        span.v = view.v_row(piece.slot, head, piece.begin);
+        span.stride_token = view.stride_token;
+        span.v_stride_token = view.token_stride_of_v();
+        if constexpr (has_row_scales<T>) {
+          span.k_scale = view.k_row_scale(piece.slot, head, piece.begin);
+          span.v_scale = view.v_row_scale(piece.slot, head, piece.begin);
+        }
+        f(std::as_const(span));
+      }
+    });
+  }
+}
+
+/// Bytes that gather() writes and scatter() reads for `length` tokens.
+template <KvProvider Cache>
+[[nodiscard]] std::size_t kv_bytes(const Cache& cache, std::size_t length) {
+  using T = detail::cache_element<Cache>;
+  const auto& options = cache.options();
+  const std::size_t rows = length * static_cast<std::size_t>(options.num_layers) *
+                           static_cast<std::size_t>(options.num_kv_heads);
+  const auto [k, v] = detail::row_bytes(cache);
+  const std::size_t scales = !has_row_scales<T> ? 0 : v > 0 ? 2 : 1;
+  return rows * (k + v + scales * sizeof(float));
+}
+
+namespace detail {
+
+/// Pairs each row of `range` with its place in a contiguous buffer that holds the positions `held`,
+/// laid out [num_layers][K, V][num_kv_heads][held.length][dim] without regard to chunks (without V
+/// where it is in K), for
+/// 8-bit elements followed by float scales [num_layers][K, V][num_kv_heads][held.length].
+template <class Sequence, class Cache, class Byte, class Copy>
+void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::span<Byte> buffer,
+              TokenRange held, const Copy& copy) {
+  using T = cache_element<Cache>;
+  check_argument(held.begin >= 0 && held.begin <= range.begin && held.length >= range.length &&
+                     held.length - range.length >= range.begin - held.begin,
+                 "held", held.begin, "positions that include those of range");
+  const auto length = static_cast<std::size_t>(held.length);
+  check_argument(buffer.size() == kv_bytes(cache, length), "buffer.size()", buffer.size(),
+                 "kv_bytes() of the positions it holds");
+  const auto heads = static_cast<std::size_t>(cache.options().num_kv_heads);
+  const auto layers = static_cast<std::size_t>(cache.options().num_layers);
+  // Not as a structured binding, which clang before 16 cannot capture.
+  const auto bytes_of_row = row_bytes(cache);
+  const std::size_t k_row = bytes_of_row.first, v_row = bytes_of_row.second;
+  const std::size_t rows = heads * length;  // of K of a layer
+  const bool has_v = v_row > 0;
+  Byte* const scales = buffer.data() + layers * rows * (k_row + v_row);
+  for_each_kv_span(sequence, range, cache, [&](const KvSpan<T>& span) {
+    const auto layer = static_cast<std::size_t>(span.layer);
+    const auto head = static_cast<std::size_t>(span.kv_head);
+    const auto first = static_cast<std::size_t>(span.position - held.begin);
+    const std::size_t at = head * length + first;
+    Byte* k = buffer.data() + layer * rows * (k_row + v_row) + at * k_row;
+    Byte* v = buffer.data() + layer * rows * (k_row + v_row) + rows * k_row + at * v_row;
+    for (std::int32_t i = 0; i < span.length; ++i, k += k_row, v += v_row) {
+      copy(span.k + i * span.stride_token, k, k_row);
+      if (has_v) copy(span.v + i * span.v_stride_token, v, v_row);
+    }
+    if (span.k_scale == nullptr) return;
+    const std::size_t bytes = static_cast<std::size_t>(span.length) * sizeof(float);
+    Byte* const scale = scales + ((has_v ? 2 : 1) * layer * rows + at) * sizeof(float);
+    copy(span.k_scale, scale, bytes);
+    if (has_v) copy(span.v_scale, scale + rows * sizeof(float), bytes);
+  });
+}
+
+}  // namespace detail
+
+/// Copies the K/V of the path positions `range`, all layers, to a contiguous host buffer of
+/// kv_bytes() bytes: [num_layers][K, V][num_kv_heads][range.length][head_dim] (V: value_dim), for
+/// 8-bit elements followed by the scales [num_layers][K, V][num_kv_heads][range.length] in float.
+/// The layout does not depend on the chunk size. Throws InvalidArgument for positions whose K/V is
+/// not in place.
+template <PlacedSequence Sequence, KvProvider Cache>
+void gather_kv(const Sequence& sequence, TokenRange range, Cache& cache,
+               std::span<std::byte> buffer) {
+  detail::check_known(sequence, range);
+  detail::check_argument(
+      range.empty() || range.end() <= static_cast<std::int64_t>(sequence.num_written()),
+      "range.end()", range.end(),
+      "at most the sequence's num_written(): K/V behind it is to be computed, or "
+      "to be copied by the next step");
+  detail::transfer(
+      sequence, range, cache, buffer, range,
+      [](const void* row, std::byte* to, std::size_t bytes) { std::memcpy(to, row, bytes); });
+}
+
+/// The reverse of gather_kv(): copies the K/V of `range` out of a buffer that holds the positions
+/// `held`, to positions that are this sequence's to put in place (Sequence::loadable()); then
+/// Sequence::mark_loaded() says so. Throws InvalidArgument for others: they belong to every
+/// sequence on the path.
+template <PlacedSequence Sequence, KvProvider Cache>
+void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
+                std::span<const std::byte> buffer, TokenRange held) {
+  detail::check_known(sequence, range);
+  const TokenRange loadable = sequence.loadable();
+  if (!range.empty() && (range.begin < loadable.begin || range.end() > loadable.end())) [[unlikely]]
+    detail::fail_argument("range.begin", range.begin,
+                          {"positions within the sequence's loadable() range, from ",
+                           loadable.begin, " to ", loadable.end()});
+  detail::transfer(
+      sequence, range, cache, buffer, held,
+      [](void* row, const std::byte* from, std::size_t bytes) { std::memcpy(row, from, bytes); });
+}
+/// The same where the buffer holds just `range`.
+template <PlacedSequence Sequence, KvProvider Cache>
+void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
+                std::span<const std::byte> buffer) {
+  scatter_kv(sequence, range, cache, buffer, range);
+}
+
+/// A preempted sequence: its tokens, whose they are, and the K/V of the first `written` of them.
+template <class Token>
+struct SwappedSequence {
+  std::vector<Token> tokens;  ///< all of them, from the root
+  std::size_t written = 0;    ///< tokens whose K/V is in `kv`
+  std::vector<std::byte> kv;  ///< as gather_kv() lays it out
+  InsertOptions options;      ///< namespace, public length and priority of the sequence
+  std::uint64_t tree_id = 0;  ///< the tree that it left; 0: unknown, its K/V is taken as it is
+  std::uint64_t weights = 0;  ///< Sequence::weights() when it left
+};
+
+/// Preemption by swapping: copies a sequence's tokens and the K/V that is in place to host memory
+/// and lets it leave. Where its K/V is left as cache (a retention policy) and still there at
+/// resume(), nothing is copied back. What steps in flight compute for it is given up; where an
+/// output was to come, the last token is computed again after resume().
+template <PlacedSequence Sequence, KvProvider Cache>
+[[nodiscard]] SwappedSequence<typename Sequence::token_type> swap_out(Sequence& sequence,
+                                                                      Cache& cache) {
+  SwappedSequence<typename Sequence::token_type> swapped;
+  swapped.tokens = sequence.tokens();
+  swapped.written = sequence.num_written();
+  swapped.options = sequence.options();
+  swapped.tree_id = sequence.tree_id();
+  swapped.weights = sequence.weights();
+  swapped.options.compute_last = sequence.num_uncomputed() > 0 || sequence.num_reserved() > 0;
+  swapped.kv.resize(kv_bytes(cache, swapped.written));
+  gather_kv(sequence, {0, static_cast<std::int32_t>(swapped.written)}, cache, swapped.kv);
+  sequence.leave();
+  return swapped;
+}
+
+/// Brings a swapped sequence back, exactly and into its own namespace: what the cache still has is
+/// shared, the rest of the K/V is copied in, tokens that were never computed are left to compute.
+/// K/V of old weights (clear() was called after the sequence joined) is not put in place: all of it
+/// is computed again. Nothing when the tree's budget is too small; then the swapped sequence can be
+/// tried again later.
+template <SlotOwner Tree, KvProvider Cache>
+[[nodiscard]] std::optional<typename Tree::Sequence> resume(
+    Tree& tree, Cache& cache, const SwappedSequence<typename Tree::token_type>& swapped) {
+  detail::check_argument(swapped.written <= swapped.tokens.size(), "swapped.written",
+                         swapped.written, "at most the number of tokens");
+  detail::check_argument(swapped.kv.size() == kv_bytes(cache, swapped.written), "swapped.kv.size()",
+                         swapped.kv.size(), "kv_bytes(cache, swapped.written)");
+  auto sequence = tree.try_insert(swapped.tokens, swapped.options);
+  if (!sequence) return sequence;
+  const TokenRange held{0, static_cast<std::int32_t>(swapped.written)};
+  const bool outdated =
+      swapped.tree_id != 0 && (swapped.weights == 0 || (swapped.tree_id == sequence->tree_id() &&
+                                                        swapped.weights != sequence->weights()));
+  std::size_t end = outdated ? 0 : swapped.written;  // a token whose K/V is loaded is not computed
+  if (end > 0) sequence->take_over();  // what another sequence is still to write is here
+  if (swapped.options.compute_last) end = std::min(end, swapped.tokens.size() - 1);
+  const auto load_end = static_cast<std::int32_t>(end);
+  for (TokenRange range = sequence->loadable(); range.begin < load_end && !range.empty();
+       range = sequence->loadable()) {
+    range.length = std::min(range.length, load_end - range.begin);
+    scatter_kv(*sequence, range, cache, std::span<const std::byte>(swapped.kv), held);
+    sequence->mark_loaded(range);
+  }
+  return sequence;
+}
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,130 @@
+// Options, results and counters of the prefix tree.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "detail/base/config.hpp"
+#include "detail/base/slot.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// Whose tokens these are. Two sequences share K/V only where both fields agree: `tenant` is a
+/// trust boundary (a salt, a customer), `adapter` names the weights (a LoRA, a model). The two are
+/// compared field by field and never mixed, so tenant 5 is not adapter 5.
+struct Namespace {
+  std::uint64_t tenant = 0;   ///< trust boundary
+  std::uint64_t adapter = 0;  ///< which weights
+  /// Tokens that every tenant of the adapter may share: what InsertOptions::public_length covers.
+  /// A tag of its own, so that no tenant number, 0 included, stands for everybody.
+  bool is_public = false;
+  friend constexpr bool operator==(const Namespace&, const Namespace&) = default;
+};
+
+/// What may be shared: any common prefix to the token, or whole chunks only. `chunk` gives standard
+/// block tables for other paged kernels; `token` splits a chunk in place where prompts part.
+enum class Sharing : std::uint8_t { token, chunk };
+
+/// How a tree shares, forks and reuses.
+struct TreeOptions {
+  Sharing sharing = Sharing::token;  ///< exact to the token, or whole chunks
+  /// Sharing::token: a fork copies a private tail of fewer tokens than this and splits a longer one
+  /// in place. 0 means ChunkSize / 2. Slots stay within ChunkSize / min_run of the need.
+  std::int32_t min_run = 0;
+};
+
+/// Path positions [begin, begin + length) of a sequence.
+struct TokenRange {
+  std::int32_t begin = 0;   ///< first path position, counted from 0
+  std::int32_t length = 0;  ///< positions
+  /// One past the last position.
+  [[nodiscard]] constexpr std::int32_t end() const noexcept { return begin + length; }
+  /// Whether there are no positions.
+  [[nodiscard]] constexpr bool empty() const noexcept { return length == 0; }
+  friend constexpr bool operator==(const TokenRange&, const TokenRange&) = default;
+};
+
+/// Names a sequence of a tree for as long as the tree lives; never given to another one. A key for
+/// an engine's own tables.
+enum class SequenceId : std::uint64_t { none = 0 };
+
+/// How a prompt joins.
+struct InsertOptions {
+  Namespace name_space{};  ///< whose tokens these are
+  /// The first tokens of the prompt that every tenant of the same adapter may share.
+  std::size_t public_length = 0;
+  /// Tokens past this one are computed even where their K/V is cached (prompt log-probabilities).
+  /// Their K/V stays shared and is not rewritten.
+  std::size_t max_reuse = std::numeric_limits<std::size_t>::max();
+  /// The last token of the prompt is computed even where its K/V is cached: without its query there
+  /// is nothing to sample from. False for a sequence that goes on with append().
+  bool compute_last = true;
+  /// Retention priority of what this sequence leaves behind; larger stays longer (`Priority`).
+  int priority = 0;
+  /// With false, tokens that another sequence is still to write are not shared but computed a
+  /// second time, so that this sequence waits for nobody.
+  bool share_pending = true;
+};
+
+/// Why Step::add() did not add a sequence.
+enum class HoldReason : std::uint8_t {
+  none,                ///< it was added
+  waits_for_sequence,  ///< another sequence is to write K/V that this one reads: add that one first
+  waits_for_step,      ///< a step in flight still uses places that this sequence needs
+  out_of_chunks,       ///< the budget is spent: wait for a sequence to leave, or make one
+  nothing_to_compute   ///< all known tokens are computed: commit an output, or append()
+};
+
+/// What of a prompt is there. (A sequence that joins computes its last token all the same, see
+/// InsertOptions::compute_last.)
+struct MatchResult {
+  std::size_t cached = 0;   ///< tokens whose K/V is written
+  std::size_t pending = 0;  ///< further tokens whose K/V a live sequence is still to write
+};
+
+/// Counts since construction, and the present state.
+struct TreeStats {
+  std::uint64_t inserts = 0;         ///< sequences that joined by insert()
+  std::uint64_t leaves = 0;          ///< sequences that left
+  std::uint64_t forks = 0;           ///< sequences that joined by fork()
+  std::uint64_t prompt_tokens = 0;   ///< tokens of all inserted prompts
+  std::uint64_t cached_tokens = 0;   ///< of these, found with their K/V written
+  std::uint64_t pending_tokens = 0;  ///< of these, found while another sequence was to write them
+  std::uint64_t splits = 0;          ///< nodes cut in two
+  std::uint64_t splits_inside_slot = 0;  ///< of these, inside a slot
+  std::uint64_t forks_copied = 0;        ///< forks that copied a short tail
+  std::uint64_t forks_shared = 0;        ///< forks that copied nothing
+  std::uint64_t copied_tokens = 0;       ///< K/V rows copied for forks
+  std::uint64_t hand_overs = 0;          ///< pending nodes that got a new writer
+  std::uint64_t merged_tokens = 0;       ///< generated tokens dropped for an equal published path
+  std::uint64_t published_tokens = 0;    ///< generated tokens that became matchable
+  std::uint64_t evicted_tokens = 0;      ///< cached tokens given up
+  std::uint64_t evicted_slots = 0;       ///< slots freed by that
+  std::uint64_t failed_inserts = 0;      ///< for want of slots
+  std::uint64_t failed_adds = 0;         ///< Step::add() and append(), for want of slots
+  std::uint64_t clears = 0;              ///< calls of clear()
+  std::uint64_t steps = 0;               ///< steps that finished
+  std::uint64_t cancelled_steps = 0;     ///< steps that were dropped before they were submitted
+  std::uint64_t abandoned_steps = 0;     ///< steps that were dropped in flight
+  std::size_t live_sequences = 0;        ///< joined and not left
+  /// Left, and still used by a step or a copy; a step with a tree of drafts counts as one more.
+  std::size_t leaving_sequences = 0;
+  std::size_t nodes = 0;           ///< runs of tokens, live and cached
+  std::size_t used_slots = 0;      ///< live + retained + retiring
+  std::size_t retained_slots = 0;  ///< held by nothing but cached, evictable nodes
+  std::size_t stored_tokens = 0;   ///< places taken in used slots; the rest is fragmentation
+};
+
+/// Something entered the cache's reach or left it; for routers that mirror what is cached where.
+struct CacheEvent {
+  /// Became cache, stopped being it, or all of the cache did.
+  enum class Kind : std::uint8_t { stored, evicted, cleared };
+  Kind kind;                       ///< what happened
+  Namespace name_space{};          ///< whose tokens
+  std::int32_t position = 0;       ///< path position of the first token concerned
+  std::int32_t length = 0;         ///< tokens concerned
+  SlotIndex first_slot = no_slot;  ///< where the first of them lies
+};
+
+CHUNKATTN_NAMESPACE_END

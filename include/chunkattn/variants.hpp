@@ -1,0 +1,238 @@
+// Variants of attention: what a model does to logits besides scaling them, as small structs that
+// are handed to run(). A variant has some of these members and pays for no other:
+//
+//     auto logit(auto s, lanes::At at) const    the logit that takes the place of s
+//     auto visible(lanes::At at) const          whether the row sees the key; never a later one
+//     KeyRange hidden(int query) const          keys that no row at this position sees: not read
+//     auto sink(lanes::At at) const             one more logit, without a value; no matter the key
+//     void check(int num_qo_heads) const        throws InvalidArgument where members make no sense
+//
+// logit, visible and sink return expressions (lanes.hpp): they are called on the host, whatever the
+// device. hidden is called on the device, too, so for CUDA it is marked CHUNKATTN_HD and reads
+// nothing but members. Positions are path positions, so a variant does not see how the tree cuts
+// the path, and what is shared stays shared.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <type_traits>
+
+#include "detail/attention/lanes.hpp"
+#include "detail/base/bit_cast.hpp"
+#include "detail/base/config.hpp"
+#include "error.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// Path positions [begin, end).
+struct KeyRange {
+  std::int32_t begin = 0;  ///< the first
+  std::int32_t end = 0;    ///< one past the last; none where it is not above `begin`
+
+  /// How many there are.
+  [[nodiscard]] CHUNKATTN_HD constexpr std::int32_t size() const noexcept {
+    return end > begin ? end - begin : 0;
+  }
+};
+
+/// Attention without a variant.
+struct Plain {};
+
+/// Has `logit(s, at)`: the logit that takes the place of s.
+template <class V>
+concept ChangesLogits = requires(const V& variant, lanes::Logit s, lanes::At at) {
+  { variant.logit(s, at) } -> lanes::Real;
+};
+/// Has `visible(at)`: whether the row sees the key.
+template <class V>
+concept HidesKeys = requires(const V& variant, lanes::At at) {
+  { variant.visible(at) } -> lanes::Truth;
+};
+/// Has `hidden(query)`: keys that a row at this position does not see for certain.
+template <class V>
+concept SkipsKeys = requires(const V& variant, int query) {
+  { variant.hidden(query) } -> std::convertible_to<KeyRange>;
+};
+/// Has `sink(at)`: one more logit in the softmax, the same for all keys.
+template <class V>
+concept HasSinks = requires(const V& variant, lanes::At at) {
+  { variant.sink(at) } -> lanes::Operand;
+  requires decltype(lanes::expression(variant.sink(at)))::fixed;
+};
+/// Has `check(num_qo_heads)`, which throws InvalidArgument where members make no sense.
+template <class V>
+concept ChecksItself =
+    requires(const V& variant, int num_qo_heads) { variant.check(num_qo_heads); };
+
+/// What run() takes as a variant. Keys that hidden() names must not be visible().
+template <class V>
+concept AttentionVariant =
+    std::copy_constructible<V> &&
+    (std::same_as<V, Plain> || ChangesLogits<V> || HidesKeys<V> || HasSinks<V>) &&
+    (!SkipsKeys<V> || HidesKeys<V>);
+
+namespace detail {
+
+/// By the bits, which -ffast-math leaves alone.
+inline bool is_finite(float x) noexcept {
+  return (bit_cast<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+inline void check_per_head(std::string_view name, std::size_t size, int num_qo_heads) {
+  if (size != static_cast<std::size_t>(num_qo_heads)) [[unlikely]]
+    fail_argument(joined({name, ".size()"}), size, {"num_qo_heads = ", num_qo_heads});
+}
+
+}  // namespace detail
+
+/// Logits stay within ±cap: cap * tanh(s / cap). An infinite q·k becomes ±cap.
+struct SoftCap {
+  float cap;  ///< positive, finite
+
+  /// The capped logit.
+  auto logit(auto s, lanes::At) const { return cap * tanh(s / cap); }
+  /// Throws InvalidArgument for a cap that is none.
+  void check(int) const {
+    detail::check_argument(cap > 0 && detail::is_finite(cap), "SoftCap::cap", cap,
+                           "a positive finite bound");
+  }
+};
+
+/// A row sees the last `size` keys, itself included, and the first `keep`, however far away.
+struct SlidingWindow {
+  std::int32_t size;      ///< at least 1
+  std::int32_t keep = 0;  ///< first tokens of the path that stay visible ("attention sinks")
+
+  /// Whether the key is in the window, or one of the first.
+  auto visible(lanes::At at) const { return at.query - at.key < size || at.key < keep; }
+  /// What lies between the first keys and the window.
+  [[nodiscard]] CHUNKATTN_HD KeyRange hidden(int query) const noexcept {
+    return {keep, query - size + 1};
+  }
+  /// Throws InvalidArgument for sizes below 1 and negative counts.
+  void check(int) const {
+    detail::check_argument(size > 0, "SlidingWindow::size", size, "at least 1 key");
+    detail::check_argument(keep >= 0, "SlidingWindow::keep", keep, "a count");
+  }
+};
+
+/// A learned logit per query head that takes part in the softmax and has no value: out becomes
+/// smaller, and lse counts it. (Merged states that both have it would count it twice.)
+struct Sinks {
+  std::span<const float> logits;  ///< [num_qo_heads], the device's memory; minus infinity: none
+
+  /// That of the row's query head.
+  auto sink(lanes::At at) const { return lanes::table(logits.data(), at.head); }
+  /// Throws InvalidArgument unless there is one for each query head.
+  void check(int num_qo_heads) const {
+    detail::check_per_head("Sinks::logits", logits.size(), num_qo_heads);
+  }
+};
+
+/// Attention with linear biases: slope * (key - query), so that distant keys count for less.
+struct Alibi {
+  std::span<const float> slopes;  ///< [num_qo_heads], the device's memory; positive
+
+  /// The logit and its bias.
+  auto logit(auto s, lanes::At at) const {
+    return s + lanes::table(slopes.data(), at.head) * (at.key - at.query);
+  }
+  /// Throws InvalidArgument unless there is one for each query head.
+  void check(int num_qo_heads) const {
+    detail::check_per_head("Alibi::slopes", slopes.size(), num_qo_heads);
+  }
+};
+
+/// Adds f(Place) to each logit.
+template <class F>
+struct Bias {
+  F f;  ///< called for every logit, by several threads at once
+
+  /// The logit and its bias.
+  auto logit(auto s, lanes::At) const { return s + lanes::per_lane(f); }
+};
+template <class F>
+Bias(F) -> Bias<F>;
+
+/// A row sees the keys for which f(Place) is true.
+template <class F>
+struct Mask {
+  F f;  ///< called for every logit, by several threads at once
+
+  /// What the function says.
+  auto visible(lanes::At) const { return lanes::per_lane(f); }
+};
+template <class F>
+Mask(F) -> Mask<F>;
+
+/// Two variants at once: the logit goes through the first, then through the second; a row sees what
+/// both show. Not both may have sinks.
+template <AttentionVariant A, AttentionVariant B>
+struct Both {
+  static_assert(!(HasSinks<A> && HasSinks<B>), "two variants with sinks: add them up in one");
+  A a;  ///< the first
+  B b;  ///< the second
+
+  /// Through both, or the one that changes logits.
+  auto logit(auto s, lanes::At at) const
+    requires ChangesLogits<A> || ChangesLogits<B>
+  {
+    if constexpr (!ChangesLogits<A>)
+      return b.logit(s, at);
+    else if constexpr (!ChangesLogits<B>)
+      return a.logit(s, at);
+    else
+      return b.logit(a.logit(s, at), at);
+  }
+  /// Whether both show the key.
+  auto visible(lanes::At at) const
+    requires HidesKeys<A> || HidesKeys<B>
+  {
+    if constexpr (!HidesKeys<A>)
+      return b.visible(at);
+    else if constexpr (!HidesKeys<B>)
+      return a.visible(at);
+    else
+      return a.visible(at) && b.visible(at);
+  }
+  /// The longer of what they hide: both are hidden, but one range is all that can be said.
+  [[nodiscard]] CHUNKATTN_HD KeyRange hidden(int query) const
+    requires SkipsKeys<A> || SkipsKeys<B>
+  {
+    KeyRange range;
+    if constexpr (SkipsKeys<A>) range = a.hidden(query);
+    if constexpr (SkipsKeys<B>)
+      if (const KeyRange other = b.hidden(query); other.size() > range.size()) range = other;
+    return range;
+  }
+  /// That of the one which has sinks.
+  auto sink(lanes::At at) const
+    requires HasSinks<A> || HasSinks<B>
+  {
+    if constexpr (HasSinks<A>)
+      return a.sink(at);
+    else
+      return b.sink(at);
+  }
+  /// Checks both.
+  void check(int num_qo_heads) const {
+    if constexpr (ChecksItself<A>) a.check(num_qo_heads);
+    if constexpr (ChecksItself<B>) b.check(num_qo_heads);
+  }
+};
+
+/// Several variants at once, from left to right.
+template <AttentionVariant A>
+[[nodiscard]] constexpr A combine(A a) {
+  return a;
+}
+template <AttentionVariant A, AttentionVariant B, AttentionVariant... More>
+[[nodiscard]] constexpr auto combine(A a, B b, More... more) {
+  return combine(Both<A, B>{a, b}, more...);
+}
+
+CHUNKATTN_NAMESPACE_END
