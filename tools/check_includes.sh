@@ -8,9 +8,9 @@ cd "$(dirname "$0")/.."
 rooms="base tree plan kv attention cpu cuda front top"  # lowest first; top: above all rooms
 face() {  # face ROOM: its headers that users include
   case $1 in
-    base) echo version error element executor allocator ;;
-    tree) echo tree_options retention sequence step prefix_tree ;;
-    plan) echo plan_view attention_plan block_table ;;
+    base) echo version error element executor allocator plan_view tree_options retention fwd ;;
+    tree) echo sequence step prefix_tree ;;
+    plan) echo attention_plan block_table ;;
     kv) echo kv_view kv_cache transfer ;;
     attention) echo attention_options variants merge_state testing/reference ;;
     cpu) echo chunk_attention ;;

@@ -1,16 +1,71 @@
-// The two allocators of the library: they hand out slot indices and know nothing of K/V memory.
+// What hands out slots, the places of chunks: the concept, and the two allocators of the library.
+// They know nothing of K/V memory; what follows them does (SlotSource).
 #pragma once
 
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "detail/base/array.hpp"
-#include "detail/base/concepts.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/slot.hpp"
 #include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+/// Index of a slot: one chunk's place in every layer's K/V memory.
+using SlotIndex = std::int32_t;
+inline constexpr SlotIndex no_slot = -1;
+
+/// The largest budget: slot indices are 32-bit and signed.
+inline constexpr std::size_t max_slots = 0x7fffffff;
+
+/// Hands out slot indices. It knows nothing of K/V memory.
+///
+/// - `allocate()` returns a free index in [0, high_water()), or no_slot when the budget is spent.
+///   It may throw; then nothing has changed. Another answer is refused by the tree's operation that
+///   asked: InvalidArgument, which names the index, with nothing changed.
+/// - `free(slot)` takes one back. noexcept; the caller frees each slot once.
+/// - `capacity()`: the most slots that can be out at once; `max_slots` if there is no limit.
+/// - `available()`: how many further calls of allocate() the budget allows.
+/// - `high_water()`: one more than the largest index ever handed out. K/V memory must cover it.
+template <class A>
+concept ChunkAllocator = std::movable<A> && requires(A& a, const A& c, SlotIndex slot) {
+  { a.allocate() } -> std::same_as<SlotIndex>;
+  { a.free(slot) } noexcept;
+  { c.capacity() } noexcept -> std::convertible_to<std::size_t>;
+  { c.available() } noexcept -> std::convertible_to<std::size_t>;
+  { c.high_water() } noexcept -> std::convertible_to<std::size_t>;
+};
+
+namespace detail {
+class WriteChecks;
+}
+
+/// How many slots a tree has handed out, for K/V memory that follows it: valid wherever the tree is
+/// moved, and 0 once it is gone.
+struct SlotSource {
+  std::shared_ptr<const void> tree;                     ///< keeps what it reads alive
+  std::size_t (*slots_of)(const void* tree) = nullptr;  ///< reads it
+  std::uint64_t tree_id = 0;                            ///< of the tree; 0: there is none
+  /// Told of the tree's steps, for KvCacheOptions::check_writes; null: nobody is.
+  std::shared_ptr<detail::WriteChecks> write_checks{};
+
+  /// One more than the largest slot index handed out.
+  [[nodiscard]] std::size_t num_slots() const { return tree ? slots_of(tree.get()) : 0; }
+};
+
+/// What K/V memory follows: PrefixTree.
+///
+/// - `chunk_size`: tokens per slot.
+/// - `num_slots()`: slots handed out so far; `slot_source()`: the same for as long as one likes.
+template <class T>
+concept SlotOwner = requires(const T& tree) {
+  { T::chunk_size } -> std::convertible_to<int>;
+  { tree.num_slots() } -> std::convertible_to<std::size_t>;
+  { tree.slot_source() } -> std::same_as<SlotSource>;
+};
 
 namespace detail {
 

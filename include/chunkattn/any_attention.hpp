@@ -10,10 +10,8 @@
 #include <string_view>
 #include <utility>
 
-#include "detail/base/concepts.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/element_type.hpp"
-#include "detail/base/slot.hpp"
 #include "detail/front/any_kv.hpp"
 #include "detail/front/any_variant.hpp"
 #include "detail/front/elements.hpp"

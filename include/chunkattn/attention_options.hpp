@@ -8,13 +8,11 @@
 
 #include "detail/attention/accuracy.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/device.hpp"
 #include "detail/base/instruction_sets.hpp"
 #include "error.hpp"
+#include "fwd.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-
-class ThreadPool;  // executor.hpp
 
 /// How partial results of the same rows are brought together, where several tasks share them.
 enum class Reduce {
@@ -70,7 +68,7 @@ CHUNKATTN_NAMESPACE_END
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
 /// Attention over a prefix tree's plan on one device. Backends specialise it.
-template <class Device, int HeadDim, class Exec = ThreadPool, int ValueDim = HeadDim>
+template <class Device, int HeadDim, class Exec, int ValueDim>
 class ChunkAttention {
   static_assert(!std::is_same_v<Device, Cuda>,
                 "ChunkAttention<Cuda, HeadDim> needs nvcc: compile the file that uses it as CUDA "

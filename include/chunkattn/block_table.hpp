@@ -7,7 +7,6 @@
 #include <limits>
 #include <vector>
 
-#include "detail/base/concepts.hpp"
 #include "detail/base/config.hpp"
 #include "detail/tree/add_result.hpp"
 #include "error.hpp"

@@ -17,7 +17,6 @@
 
 #include "attention_options.hpp"
 #include "detail/attention/accuracy.hpp"
-#include "detail/base/concepts.hpp"
 #include "detail/cpu/call.hpp"
 #include "detail/cpu/checks.hpp"
 #include "detail/cpu/dispatch.hpp"

@@ -3,6 +3,7 @@
 #pragma once
 
 // clang-format off
+#include "fwd.hpp"
 #include "detail/base/config.hpp"  // first: it refuses what cannot compile the others
 // clang-format on
 
@@ -13,8 +14,6 @@
 #include "attention_plan.hpp"
 #include "block_table.hpp"
 #include "chunk_attention.hpp"
-#include "detail/base/concepts.hpp"
-#include "detail/base/device.hpp"
 #include "detail/plan/arrays.hpp"
 #include "detail/tree/nodes.hpp"
 #include "detail/tree/print.hpp"

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -14,13 +15,23 @@
 #include <utility>
 #include <vector>
 
-#include "detail/base/concepts.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/spin_lock.hpp"
 #include "detail/base/thread_count.hpp"
 #include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+/// Runs independent calls, on threads or not.
+///
+/// - `concurrency()`: how many calls may run at the same time (1 for a serial executor).
+/// - `parallel_for(n, f)` calls f(i) once for each i in [0, n), in any order, and returns when all
+///   have returned. Calls never wait for each other.
+template <class E>
+concept Executor = requires(E& e, void (*f)(int)) {
+  { e.concurrency() } -> std::convertible_to<int>;
+  e.parallel_for(1, f);
+};
 
 /// Runs everything on the calling thread.
 class SerialExecutor {

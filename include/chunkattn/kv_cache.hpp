@@ -17,12 +17,11 @@
 #include <sys/mman.h>
 #endif
 
-#include "detail/base/concepts.hpp"
+#include "allocator.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/device.hpp"
-#include "detail/base/slot.hpp"
 #include "detail/base/write_check.hpp"
 #include "error.hpp"
+#include "fwd.hpp"
 #include "kv_view.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -2,11 +2,12 @@
 // engine's own memory another.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
+#include "allocator.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/slot.hpp"
 #include "element.hpp"
 #include "error.hpp"
 
@@ -149,6 +150,17 @@ struct KvView : KvScales<T> {
       if (this->k_scale_slabs != nullptr || this->v_scale_slabs != nullptr) return false;
     return k_slabs == nullptr && v_slabs == nullptr;
   }
+};
+
+/// K and V memory of a model's layers: KvCache, or an engine's own.
+///
+/// - `layer(l)`: the KvView of layer l. `options()`: the KvCacheOptions, or what has its fields.
+template <class C>
+concept KvProvider = requires(C& cache, const C& constant) {
+  cache.layer(0).k_row(SlotIndex{0}, 0, 0);
+  { constant.options().num_layers } -> std::convertible_to<int>;
+  { constant.options().num_kv_heads } -> std::convertible_to<int>;
+  { constant.options().head_dim } -> std::convertible_to<int>;
 };
 
 /// The shape of one layer's K, and of its V.

@@ -11,16 +11,15 @@
 #include "any_attention.hpp"
 #include "cuda.cuh"
 #include "detail/base/config.hpp"
-#include "detail/base/device.hpp"
 #include "detail/base/element_type.hpp"
 #include "detail/base/instruction_sets.hpp"
-#include "detail/base/slot.hpp"
 #include "detail/cuda/kv_cache.cuh"
 #include "detail/front/any_kv.hpp"
 #include "detail/front/any_variant.hpp"
 #include "detail/front/built_with.hpp"
 #include "detail/front/elements.hpp"
 #include "executor.hpp"
+#include "fwd.hpp"
 #include "plan_view.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN

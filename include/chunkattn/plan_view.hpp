@@ -12,17 +12,34 @@
 // belong to somebody else): those K/V rows hold anything, NaN included, and must not be used.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
 
+#include "allocator.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/slot.hpp"
 #include "detail/base/ticket.hpp"
 #include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+/// Tokens [begin, begin + length) of `slot` hold the path positions [position, position + length).
+struct Piece {
+  SlotIndex slot;         ///< the chunk
+  std::int32_t begin;     ///< first token place inside the slot
+  std::int32_t length;    ///< token places
+  std::int32_t position;  ///< path position of the first one
+};
+
+/// How many of the piece's tokens, its first ones, a row sees that sees the path positions below
+/// `kv_len` (`PlanView::row_kv_len`): 0 to `piece.length`.
+CHUNKATTN_HD constexpr std::int32_t visible_length(const Piece& piece,
+                                                   std::int32_t kv_len) noexcept {
+  const std::int32_t seen = kv_len - piece.position;
+  return seen < 0 ? 0 : (seen < piece.length ? seen : piece.length);
+}
 
 /// Pieces [piece_begin, piece_begin + piece_count), seen by the rows [row_begin, row_end).
 struct Segment {
@@ -40,6 +57,16 @@ struct Segment {
 struct WriteTarget {
   SlotIndex slot;       ///< the chunk, or no_slot
   std::int32_t offset;  ///< token place inside the slot
+};
+
+/// K/V rows [source_begin, +length) of source_slot are to be copied to target_slot, in every layer,
+/// before anything is written. Doing it twice is harmless.
+struct RowCopy {
+  SlotIndex source_slot;      ///< chunk to copy from
+  std::int32_t source_begin;  ///< first token place there
+  SlotIndex target_slot;      ///< chunk to copy to
+  std::int32_t target_begin;  ///< first token place there
+  std::int32_t length;        ///< token places to copy
 };
 
 /// Non-owning view of a plan. All arrays are in host memory.
@@ -102,6 +129,20 @@ class LiveView : public PlanView {
  private:
   std::shared_ptr<const ViewTicket> ticket_;
   std::uint64_t number_ = 0;
+};
+
+/// Where a sequence's tokens lie: Sequence.
+///
+/// - `size()` known tokens, behind them `num_reserved()` places; `num_scheduled()` are computed or
+///   on their way.
+/// - `for_each_run(range, f)` calls f(const Piece&) for the runs of path positions inside one slot.
+template <class S>
+concept PlacedSequence = requires(const S& sequence, void (*f)(const Piece&)) {
+  { S::chunk_size } -> std::convertible_to<int>;
+  { sequence.size() } -> std::convertible_to<std::size_t>;
+  { sequence.num_reserved() } -> std::convertible_to<std::size_t>;
+  { sequence.num_scheduled() } -> std::convertible_to<std::size_t>;
+  sequence.for_each_run({0, 1}, f);
 };
 
 namespace detail {

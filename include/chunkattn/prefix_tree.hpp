@@ -20,6 +20,7 @@
 #include "detail/tree/shared_tree.hpp"
 #include "detail/tree/token_tree.hpp"
 #include "error.hpp"
+#include "fwd.hpp"
 #include "retention.hpp"
 #include "sequence.hpp"
 #include "step.hpp"
@@ -38,8 +39,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// queries may run at the same time as each other. Handles may be dropped on any thread, without
 /// the lock only where that thread never calls the tree. A failed call leaves live sequences, their
 /// handles and their K/V as they were (it may have evicted cache).
-template <TokenType Token, int ChunkSize = 64, ChunkAllocator Allocator = PoolAllocator,
-          RetentionPolicy Retention = NoRetention>
+template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
 class PrefixTree {
   static_assert(ChunkSize >= 1 && ChunkSize <= 1024 && (ChunkSize & (ChunkSize - 1)) == 0,
                 "PrefixTree: ChunkSize must be a power of two from 1 to 1024, for example 64");

@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "allocator.hpp"
 #include "detail/base/array.hpp"
-#include "detail/base/concepts.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/slot.hpp"
 #include "detail/tree/records.hpp"
 #include "detail/tree/shared_tree.hpp"
 #include "error.hpp"
+#include "plan_view.hpp"
 #include "retention.hpp"
 #include "tree_options.hpp"
 

@@ -21,22 +21,19 @@
 #include <utility>
 #include <vector>
 
-#include "detail/base/concepts.hpp"
+#include "allocator.hpp"
 #include "detail/base/config.hpp"
 #include "detail/tree/add_result.hpp"
 #include "detail/tree/output_rows.hpp"
 #include "detail/tree/shared_tree.hpp"
 #include "detail/tree/step_record.hpp"
 #include "error.hpp"
+#include "fwd.hpp"
 #include "retention.hpp"
 #include "sequence.hpp"
 #include "tree_options.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-
-class AttentionPlan;
-template <class Tree>
-class StepView;
 
 /// Drafts whose tokens only the device knows.
 struct UnknownDrafts {

@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "detail/base/concepts.hpp"
+#include "allocator.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/slot.hpp"
 #include "error.hpp"
 #include "kv_cache.hpp"
 #include "kv_view.hpp"
+#include "plan_view.hpp"
 #include "tree_options.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

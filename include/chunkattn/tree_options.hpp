@@ -1,14 +1,30 @@
 // Options, results and counters of the prefix tree.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 
+#include "allocator.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/slot.hpp"
+#include "detail/base/token_concepts.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+/// A token of a prompt: what is compared to find shared prefixes. Usually an integer id; a struct
+/// may carry further identity (an image's id beside its placeholder token).
+///
+/// - It can be made without a value, and copying it never throws.
+/// - `a == b`, where `a == a` always holds: not floating-point numbers, nor a struct whose == uses
+///   them and may meet NaN (the compiler cannot see that). Equal tokens have equal std::hash.
+/// - Neither == nor std::hash throws: the tree also calls them where nothing may fail.
+template <class T>
+concept TokenType = std::default_initializable<T> && detail::NothrowCopyable<T> &&
+                    detail::EqualToItself<T> && requires(const T& token) {
+                      { std::hash<T>{}(token) } -> std::convertible_to<std::size_t>;
+                    };
 
 /// Whose tokens these are. Two sequences share K/V only where both fields agree: `tenant` is a
 /// trust boundary (a salt, a customer), `adapter` names the weights (a LoRA, a model). The two are

@@ -17,7 +17,6 @@
 #include "../../variants.hpp"
 #include "../base/config.hpp"
 #include "../base/element_type.hpp"
-#include "../base/slot.hpp"
 #include "any_kv.hpp"
 #include "any_variant.hpp"
 #include "elements.hpp"

@@ -6,7 +6,6 @@
 #include "../../plan_view.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
-#include "../base/slot.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

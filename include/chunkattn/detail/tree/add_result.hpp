@@ -5,13 +5,11 @@
 #include <cstdint>
 
 #include "../../error.hpp"
+#include "../../fwd.hpp"
 #include "../../tree_options.hpp"
 #include "../base/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-
-template <class Tree>
-class Step;
 
 /// The rows of one sequence in a step. Rows are counted over the whole step, in the order of add().
 struct StepRow {

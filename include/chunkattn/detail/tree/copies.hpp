@@ -7,6 +7,7 @@
 #include <limits>
 #include <span>
 
+#include "../../plan_view.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "records.hpp"

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string>
 
+#include "../../allocator.hpp"
 #include "../../error.hpp"
 #include "../base/array.hpp"
-#include "../base/concepts.hpp"
 #include "../base/config.hpp"
 #include "core.hpp"
 

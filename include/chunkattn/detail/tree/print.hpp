@@ -7,8 +7,8 @@
 #include <string>
 #include <type_traits>
 
+#include "../../plan_view.hpp"
 #include "../base/config.hpp"
-#include "../base/slot.hpp"
 #include "core.hpp"
 #include "nodes.hpp"
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../plan_view.hpp"
 #include "../../tree_options.hpp"
 #include "../base/config.hpp"
 

@@ -7,9 +7,9 @@
 #include <functional>
 #include <utility>
 
+#include "../../allocator.hpp"
 #include "../../error.hpp"
 #include "../base/array.hpp"
-#include "../base/concepts.hpp"
 #include "../base/config.hpp"
 #include "records.hpp"
 #include "token_store.hpp"

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "../base/concepts.hpp"
+#include "../../tree_options.hpp"
 #include "../base/config.hpp"
 #include "child_index.hpp"
 #include "records.hpp"

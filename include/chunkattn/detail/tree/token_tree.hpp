@@ -8,9 +8,10 @@
 #include <span>
 #include <utility>
 
+#include "../../allocator.hpp"
 #include "../../error.hpp"
 #include "../../retention.hpp"
-#include "../base/concepts.hpp"
+#include "../../tree_options.hpp"
 #include "../base/config.hpp"
 #include "core.hpp"
 #include "token_store.hpp"

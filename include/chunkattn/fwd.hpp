@@ -1,0 +1,57 @@
+// The names of the library without what is behind them, for headers that only mention them, and the
+// devices. Template arguments that need not be given have their defaults here.
+#pragma once
+
+#include "allocator.hpp"
+#include "detail/base/config.hpp"
+#include "detail/base/instruction_sets.hpp"
+#include "retention.hpp"
+#include "tree_options.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// The host's processor: plain C++, vector units by the compiler's target options.
+struct Cpu {};
+
+/// An NVIDIA GPU: the headers under cuda/ need nvcc.
+struct Cuda {};
+
+template <TokenType Token, int ChunkSize = 64, ChunkAllocator Allocator = PoolAllocator,
+          RetentionPolicy Retention = NoRetention>
+class PrefixTree;
+template <class Tree>
+class Sequence;
+template <class Tree>
+class Step;
+template <class Tree>
+class InFlight;
+template <class Tree>
+class Finished;
+template <class Tree>
+class StepView;
+class AttentionPlan;
+class BlockTable;
+struct PlanView;
+class LiveView;
+
+struct KvGeometry;
+struct KvCacheOptions;
+template <class T>
+struct KvView;
+template <class Device, class T>
+class KvCache;
+template <class Token>
+struct SwappedSequence;
+
+class SerialExecutor;
+class ThreadPool;
+struct AttentionOptions;
+
+CHUNKATTN_NAMESPACE_END
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+
+template <class Device, int HeadDim, class Exec = ThreadPool, int ValueDim = HeadDim>
+class ChunkAttention;
+
+CHUNKATTN_ISA_NAMESPACE_END
