@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 rooms="base tree plan kv attention cpu cuda front top"  # lowest first; top: above all rooms
 face() {  # face ROOM: its headers that users include
   case $1 in
-    base) echo version error element executor allocator plan_view tree_options retention fwd ;;
+    base) echo version error element executor allocator plan_view tree_options retention fwd instruction_set ;;
     tree) echo sequence step prefix_tree ;;
     plan) echo attention_plan block_table ;;
     kv) echo kv_view kv_cache transfer ;;

@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "detail/base/array.hpp"
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
+#include "detail/base/index_free_list.hpp"
 #include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -67,41 +69,11 @@ concept SlotOwner = requires(const T& tree) {
   { tree.slot_source() } -> std::same_as<SlotSource>;
 };
 
-namespace detail {
-
-/// Slots that were handed out and came back, last in first out: the warmest memory is reused first.
-class SlotFreeList {
- public:
-  /// Takes a free slot, or extends the range of slots by one below `limit`. no_slot: none left.
-  SlotIndex take(std::size_t limit) {
-    if (!free_.empty()) {
-      const SlotIndex slot = free_.back();
-      free_.pop_back();
-      return slot;
-    }
-    if (high_water_ >= limit) return no_slot;
-    if (free_.capacity() <= high_water_)  // put() must never allocate
-      free_.reserve(high_water_ < 32 ? 64 : 2 * high_water_);
-    return static_cast<SlotIndex>(high_water_++);
-  }
-
-  void put(SlotIndex slot) noexcept { free_.push_back(slot); }
-
-  [[nodiscard]] std::size_t num_free() const noexcept { return free_.size(); }
-  [[nodiscard]] std::size_t high_water() const noexcept { return high_water_; }
-
- private:
-  Array<SlotIndex> free_;
-  std::size_t high_water_ = 0;
-};
-
-}  // namespace detail
-
 /// The paper's default (section 3.1): grows on demand, keeps what came back in a free list, and
 /// never returns memory to the system. `PoolAllocator{.max_chunks = 8192}` sets a budget.
 struct PoolAllocator {
   std::size_t max_chunks = max_slots;  ///< budget in slots
-  detail::SlotFreeList pool{};         ///< its state; leave it as it is
+  detail::IndexFreeList pool{};        ///< its state; leave it as it is
 
   /// A free slot, or no_slot when the budget is spent.
   SlotIndex allocate() { return pool.take(capacity()); }

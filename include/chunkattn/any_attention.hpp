@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/element_type.hpp"
 #include "detail/front/any_kv.hpp"

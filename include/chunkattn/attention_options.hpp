@@ -1,16 +1,15 @@
-// What every backend's ChunkAttention is declared from: the options and the primary template.
+// How attention is computed: the options of ChunkAttention on the CPU, and how far kernels may
+// round.
 #pragma once
 
-#include <bit>
-#include <cmath>
-#include <cstdint>
 #include <type_traits>
 
-#include "detail/attention/accuracy.hpp"
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/instruction_sets.hpp"
-#include "error.hpp"
+#include "element.hpp"
 #include "fwd.hpp"
+#include "instruction_set.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -27,6 +26,21 @@ enum class Reduce {
   /// rows share is still read once for all, but walks are never cut along KV: with few rows and
   /// heads, many threads have less to do. Not with -ffast-math. CPU only.
   batch_invariant,
+};
+
+/// How accurate products must be at least. It matters where the processor has a matrix unit
+/// (InstructionSet::amx) and K and V are stored in 16 or 8 bits; anything else computes in fp32.
+/// Such a unit multiplies bfloat16 and adds up in fp32, so queries and probabilities become sums of
+/// bfloat16 terms; 16- and 8-bit K and V are such sums already. rounding_of() has the errors.
+enum class Accuracy {
+  /// No matrix unit: everything in fp32, to about 2^-22 of the largest terms of a sum.
+  fp32,
+  /// Two terms: each query element and probability off by at most 2^-17 of itself (half K and V:
+  /// 2^-15.4), which is below what storing outputs in 16 bits costs.
+  two_terms,
+  /// One term, the fastest: off by at most 2^-8 of itself, for half K and V by 2^-7. Logits of size
+  /// s are off by up to s / 256.
+  one_term,
 };
 
 /// How attention is computed.
@@ -49,19 +63,26 @@ struct AttentionOptions {
   Accuracy accuracy = Accuracy::two_terms;
 };
 
-namespace detail {
+/// How a kernel rounds on the way to its output, beyond what fp32 does; relative.
+struct Rounding {
+  double p;      ///< of the probabilities and values as they are fed to PV
+  double logit;  ///< of queries and keys as they are fed to QK
 
-/// The factor of q·k that the option sm_scale stands for. Refuses what is negative or not finite,
-/// by the bits, which -ffast-math leaves alone.
-[[nodiscard]] inline float resolved_sm_scale(float sm_scale, int head_dim) {
-  const auto bits = std::bit_cast<std::uint32_t>(sm_scale);
-  check_argument(bits < 0x7f800000u || bits == 0x80000000u, "options.sm_scale", sm_scale,
-                 "a positive finite factor, or 0 for 1 / sqrt(HeadDim)");
-  return sm_scale != 0 ? sm_scale
-                       : static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
+  /// fp32, unless told otherwise.
+  constexpr Rounding(double p_ = 0x1p-24, double logit_ = 0) noexcept : p(p_), logit(logit_) {}
+};
+
+/// The largest rounding errors of products over K and V of T, by tiles (see Accuracy). Two terms of
+/// bfloat16 hold a float but for 2^-17 of it, and K and V exactly. Of half K and V, which are two
+/// terms themselves, the product of both second terms is left out: another 2^-16.
+template <class T>
+[[nodiscard]] constexpr Rounding rounding_of(Accuracy accuracy) noexcept {
+  constexpr bool is_half = std::is_same_v<T, half>;
+  if (std::is_same_v<T, float> || accuracy == Accuracy::fp32) return {};
+  const double u =
+      accuracy == Accuracy::two_terms ? (is_half ? 0x3p-17 : 0x1p-17) : (is_half ? 0x2p-8 : 0x1p-8);
+  return {u, u};
 }
-
-}  // namespace detail
 
 CHUNKATTN_NAMESPACE_END
 

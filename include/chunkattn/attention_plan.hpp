@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "detail/base/array.hpp"
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/plan/active_nodes.hpp"
 #include "detail/plan/arrays.hpp"

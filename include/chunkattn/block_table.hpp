@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/tree/add_result.hpp"
 #include "error.hpp"

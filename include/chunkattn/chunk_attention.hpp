@@ -16,14 +16,15 @@
 #include <variant>
 
 #include "attention_options.hpp"
-#include "detail/attention/accuracy.hpp"
+#include "detail/attention/sm_scale.hpp"
+#include "detail/base/check.hpp"
 #include "detail/cpu/call.hpp"
 #include "detail/cpu/checks.hpp"
-#include "detail/cpu/dispatch.hpp"
 #include "detail/cpu/kernels.hpp"
 #include "detail/cpu/schedule.hpp"
 #include "detail/kv/checks.hpp"
 #include "executor.hpp"
+#include "instruction_set.hpp"
 #include "variants.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN

@@ -3,6 +3,7 @@
 #pragma once
 
 // clang-format off
+#include "instruction_set.hpp"
 #include "fwd.hpp"
 #include "detail/base/config.hpp"  // first: it refuses what cannot compile the others
 // clang-format on

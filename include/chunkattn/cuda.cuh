@@ -23,6 +23,8 @@
 #include <vector>
 
 #include "attention_options.hpp"
+#include "detail/attention/sm_scale.hpp"
+#include "detail/base/check.hpp"
 #include "detail/cuda/checks.cuh"
 #include "detail/cuda/kernel_table.cuh"
 #include "detail/cuda/kv_cache.cuh"

@@ -4,68 +4,14 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
-#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <type_traits>
 
 #include "detail/base/config.hpp"
+#include "detail/base/message.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-
-namespace detail {
-
-/// A piece of a message: text or a number. Call sites only list pieces; what puts them together is
-/// compiled once, for size.
-class MessagePart {
- public:
-  MessagePart(const char* text) : text_(text) {}
-  MessagePart(std::string_view text) : text_(text) {}
-  MessagePart(const std::string& text) : text_(text) {}
-  MessagePart(const void* pointer) : text_(pointer == nullptr ? "null" : "non-null") {}
-  MessagePart(int number) : MessagePart(static_cast<long long>(number)) {}
-  MessagePart(long number) : MessagePart(static_cast<long long>(number)) {}
-  MessagePart(long long number) : kind_(Kind::integer), integer_(number) {}
-  MessagePart(unsigned number) : MessagePart(static_cast<unsigned long long>(number)) {}
-  MessagePart(unsigned long number) : MessagePart(static_cast<unsigned long long>(number)) {}
-  MessagePart(unsigned long long number) : kind_(Kind::count), count_(number) {}
-  MessagePart(double number) : kind_(Kind::real), real_(number) {}
-
-  CHUNKATTN_COLD void append_to(std::string& message) const {
-    switch (kind_) {
-      case Kind::text:
-        message += text_;
-        break;
-      case Kind::integer:
-        message += std::to_string(integer_);
-        break;
-      case Kind::count:
-        message += std::to_string(count_);
-        break;
-      case Kind::real:
-        message += std::to_string(real_);
-    }
-  }
-
- private:
-  enum class Kind { text, integer, count, real };
-
-  Kind kind_ = Kind::text;
-  std::string_view text_;
-  long long integer_ = 0;
-  unsigned long long count_ = 0;
-  double real_ = 0;
-};
-using MessageParts = std::initializer_list<MessagePart>;
-
-CHUNKATTN_COLD inline std::string joined(MessageParts pieces) {
-  std::string message;
-  for (const MessagePart& piece : pieces) piece.append_to(message);
-  return message;
-}
-
-}  // namespace detail
 
 /// Where a check stands in the library's source; filled in by the compiler at the call.
 struct SourceLocation {
@@ -171,46 +117,6 @@ inline void print_and_abort(const Error& error) {
 inline FailureHandler& failure_handler_slot() noexcept {
   static FailureHandler handler = &print_and_abort;
   return handler;
-}
-
-template <class E>
-[[noreturn]] CHUNKATTN_COLD void fail(const E& error) {
-  static_assert(std::is_base_of_v<Error, E>, "only the chunkattn::Error family is thrown");
-#if CHUNKATTN_EXCEPTIONS
-  throw error;
-#else
-  failure_handler_slot()(error);
-  std::abort();
-#endif
-}
-
-/// Throws InvalidArgument "argument = value: expected ...". Not string_view in the second form:
-/// braces around a text and a number could make one.
-[[noreturn]] CHUNKATTN_COLD inline void fail_argument(
-    std::string_view argument, MessagePart value, MessageParts expected,
-    SourceLocation where = SourceLocation::current()) {
-  fail(InvalidArgument(joined({argument, " = ", value, ": expected "}) + joined(expected), where));
-}
-[[noreturn]] CHUNKATTN_COLD inline void fail_argument(
-    std::string_view argument, MessagePart value, const char* expected,
-    SourceLocation where = SourceLocation::current()) {
-  fail_argument(argument, value, MessageParts{expected}, where);
-}
-
-/// Checks one argument. `expected` completes the sentence "expected ...".
-template <class Value>
-CHUNKATTN_INLINE void check_argument(bool ok, std::string_view argument, const Value& value,
-                                     const char* expected,
-                                     SourceLocation where = SourceLocation::current()) {
-  if (!ok) [[unlikely]]
-    fail_argument(argument, value, expected, where);
-}
-template <class Value>
-CHUNKATTN_INLINE void check_argument(bool ok, std::string_view argument, const Value& value,
-                                     MessageParts expected,
-                                     SourceLocation where = SourceLocation::current()) {
-  if (!ok) [[unlikely]]
-    fail_argument(argument, value, expected, where);
 }
 
 }  // namespace detail

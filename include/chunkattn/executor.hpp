@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/spin_lock.hpp"
 #include "detail/base/thread_count.hpp"

@@ -18,6 +18,7 @@
 #endif
 
 #include "allocator.hpp"
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/write_check.hpp"
 #include "error.hpp"

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "allocator.hpp"
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "element.hpp"
 #include "error.hpp"

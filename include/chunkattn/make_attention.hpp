@@ -11,6 +11,7 @@
 #include "any_attention.hpp"
 #include "attention_options.hpp"
 #include "chunk_attention.hpp"
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/element_type.hpp"
 #include "detail/base/instruction_sets.hpp"

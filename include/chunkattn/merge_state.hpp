@@ -22,6 +22,7 @@
 
 #include "detail/attention/state.hpp"
 #include "detail/base/bit_cast.hpp"
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "element.hpp"
 #include "error.hpp"

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "allocator.hpp"
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/ticket.hpp"
 #include "error.hpp"

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "allocator.hpp"
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/tree/invariants.hpp"
 #include "detail/tree/shared_tree.hpp"

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "error.hpp"
 

@@ -15,6 +15,7 @@
 
 #include "allocator.hpp"
 #include "detail/base/array.hpp"
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/tree/records.hpp"
 #include "detail/tree/shared_tree.hpp"

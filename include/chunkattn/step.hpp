@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "allocator.hpp"
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/tree/add_result.hpp"
 #include "detail/tree/output_rows.hpp"

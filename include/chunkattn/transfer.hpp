@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "allocator.hpp"
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "error.hpp"
 #include "kv_cache.hpp"

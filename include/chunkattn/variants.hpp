@@ -23,6 +23,7 @@
 
 #include "detail/attention/lanes.hpp"
 #include "detail/base/bit_cast.hpp"
+#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "error.hpp"
 

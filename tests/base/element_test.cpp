@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "chunkattn/attention_options.hpp"
-#include "chunkattn/detail/cpu/dispatch.hpp"
 #include "chunkattn/detail/cpu/kernels.hpp"
 #include "chunkattn/detail/kv/quantized.hpp"
+#include "chunkattn/instruction_set.hpp"
 #include "support/random.hpp"
 
 using namespace chunkattn;

@@ -12,8 +12,9 @@
 #include <span>
 #include <vector>
 
-#include "../detail/attention/accuracy.hpp"
+#include "../attention_options.hpp"
 #include "../detail/attention/lanes.hpp"
+#include "../detail/base/check.hpp"
 #include "../detail/base/config.hpp"
 #include "../element.hpp"
 #include "../error.hpp"

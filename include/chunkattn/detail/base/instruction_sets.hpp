@@ -127,13 +127,3 @@
 #define CHUNKATTN_ISA_NAMESPACE_END \
   }                                 \
   CHUNKATTN_NAMESPACE_END
-
-CHUNKATTN_NAMESPACE_BEGIN
-
-/// What CPU kernels are compiled for: four lanes in plain C++, many times slower, or the vectors of
-/// a processor. avx2 stands for AVX2, FMA, F16C and BMI, avx512 for AVX-512 F, BW, DQ and VL, amx
-/// for these with AMX-TILE and AMX-BF16, whose tiles then multiply 16- and 8-bit K and V.
-/// automatic: the best that the build and the processor have.
-enum class InstructionSet { automatic, portable, neon, avx2, avx512, amx };
-
-CHUNKATTN_NAMESPACE_END

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../../error.hpp"
+#include "check.hpp"
 #include "config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -11,6 +11,7 @@
 #include "../../error.hpp"
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "../base/instruction_sets.hpp"
 #include "../kv/checks.hpp"

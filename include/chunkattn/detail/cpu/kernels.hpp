@@ -21,6 +21,7 @@
 #include <variant>
 #include <vector>
 
+#include "../../instruction_set.hpp"
 #include "../../merge_state.hpp"
 #include "../../attention_options.hpp"
 #include "../attention/state.hpp"

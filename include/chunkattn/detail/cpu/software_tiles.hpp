@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../../instruction_set.hpp"
 #include "../base/bit_cast.hpp"
 #include "../base/config.hpp"
 #include "../base/instruction_sets.hpp"

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "../base/check.hpp"
 #include "known_pointers.hpp"
 #include "runtime.cuh"
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../../kv_cache.hpp"
+#include "../base/check.hpp"
 #include "runtime.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN

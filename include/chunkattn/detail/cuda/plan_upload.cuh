@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "../base/check.hpp"
 #include "device_plan.hpp"
 #include "launch.cuh"
 #include "locate.hpp"

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "../../error.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 
 #if !defined(CHUNKATTN_CUDA_RUNTIME_PROVIDED)

@@ -10,6 +10,7 @@
 #include "../../error.hpp"
 #include "../../plan_view.hpp"
 #include "../../variants.hpp"
+#include "../base/check.hpp"
 #include "cost_model.hpp"
 #include "device_plan.hpp"
 #include "item_order.hpp"

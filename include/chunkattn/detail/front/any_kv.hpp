@@ -11,6 +11,7 @@
 #include "../../error.hpp"
 #include "../../kv_cache.hpp"
 #include "../../kv_view.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "../base/element_type.hpp"
 

@@ -15,6 +15,7 @@
 #include "../../error.hpp"
 #include "../../kv_cache.hpp"
 #include "../../variants.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "../base/element_type.hpp"
 #include "any_kv.hpp"

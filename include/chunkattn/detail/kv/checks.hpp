@@ -4,6 +4,7 @@
 #include "../../error.hpp"
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "../base/write_check.hpp"
 

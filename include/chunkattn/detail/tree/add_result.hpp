@@ -7,6 +7,7 @@
 #include "../../error.hpp"
 #include "../../fwd.hpp"
 #include "../../tree_options.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

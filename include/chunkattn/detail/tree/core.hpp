@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "../../error.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "copies.hpp"
 #include "departures.hpp"

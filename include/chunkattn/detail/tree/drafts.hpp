@@ -11,6 +11,7 @@
 #include <span>
 
 #include "../../error.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "copies.hpp"
 #include "departures.hpp"

@@ -8,6 +8,7 @@
 #include "../../allocator.hpp"
 #include "../../error.hpp"
 #include "../base/array.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "core.hpp"
 

@@ -9,6 +9,7 @@
 
 #include "../../error.hpp"
 #include "../../tree_options.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "add_result.hpp"
 #include "outputs.hpp"

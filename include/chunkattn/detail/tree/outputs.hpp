@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "../../error.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "decoding.hpp"
 #include "sequences.hpp"

@@ -10,6 +10,7 @@
 #include "../../allocator.hpp"
 #include "../../error.hpp"
 #include "../base/array.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "records.hpp"
 #include "token_store.hpp"

@@ -12,6 +12,7 @@
 
 #include "../../error.hpp"
 #include "../base/array.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "../base/write_check.hpp"
 #include "copies.hpp"

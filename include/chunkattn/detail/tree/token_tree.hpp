@@ -12,6 +12,7 @@
 #include "../../error.hpp"
 #include "../../retention.hpp"
 #include "../../tree_options.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "core.hpp"
 #include "token_store.hpp"

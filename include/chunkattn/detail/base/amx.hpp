@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "../base/config.hpp"
-#include "../base/instruction_sets.hpp"
+#include "config.hpp"
+#include "instruction_sets.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace cpu {

@@ -1,4 +1,4 @@
-// Which of the compiled instruction sets runs on this processor.
+// Instruction sets of the CPU kernels: which there are, and which one runs on this processor.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,21 @@
 #include <string>
 #include <string_view>
 
-#include "../../error.hpp"
-#include "../base/config.hpp"
-#include "../base/instruction_sets.hpp"
-#include "amx.hpp"
+#include "detail/base/amx.hpp"
+#include "detail/base/check.hpp"
+#include "detail/base/config.hpp"
+#include "detail/base/instruction_sets.hpp"
+#include "error.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// What CPU kernels are compiled for: four lanes in plain C++, many times slower, or the vectors of
+/// a processor. avx2 stands for AVX2, FMA, F16C and BMI, avx512 for AVX-512 F, BW, DQ and VL, amx
+/// for these with AMX-TILE and AMX-BF16, whose tiles then multiply 16- and 8-bit K and V.
+/// automatic: the best that the build and the processor have.
+enum class InstructionSet { automatic, portable, neon, avx2, avx512, amx };
+
+CHUNKATTN_NAMESPACE_END
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
@@ -31,6 +42,16 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
       return "automatic";
   }
 }
+
+/// The instruction set whose CPU kernels run: "amx", "avx512", "avx2", "neon", or "portable" (four
+/// lanes in plain C++, many times slower). A build for x86-64 has all of that architecture and
+/// chooses by what the processor has, unless compiler options or CHUNKATTN_ISA leave fewer; the
+/// environment variable CHUNKATTN_CPU_ISA forces one.
+/// \throws InvalidArgument if that one is not compiled in, or the processor lacks it
+[[nodiscard]] inline const char* instruction_set();
+
+/// instruction_set(), and what there was to choose from: for logs.
+[[nodiscard]] inline std::string describe_instruction_set();
 
 namespace cpu {
 
@@ -118,17 +139,10 @@ inline constexpr InstructionSet compiled_sets[] = {
 
 }  // namespace cpu
 
-/// The instruction set whose CPU kernels run: "amx", "avx512", "avx2", "neon", or "portable" (four
-/// lanes in plain C++, many times slower). A build for x86-64 has all of that architecture and
-/// chooses by what the processor has, unless compiler options or CHUNKATTN_ISA leave fewer; the
-/// environment variable CHUNKATTN_CPU_ISA forces one.
-/// \throws InvalidArgument if that one is not compiled in, or the processor lacks it
-[[nodiscard]] inline const char* instruction_set() {
+inline const char* instruction_set() {
   return name_of(cpu::resolved(InstructionSet::automatic));
 }
-
-/// instruction_set(), and what there was to choose from: for logs.
-[[nodiscard]] inline std::string describe_instruction_set() {
+inline std::string describe_instruction_set() {
   std::string text = instruction_set();
   const char* separator = " of ";
   for (const InstructionSet set : cpu::compiled_sets) {

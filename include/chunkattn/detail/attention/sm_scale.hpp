@@ -1,0 +1,25 @@
+// The factor of q·k.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "../base/check.hpp"
+#include "../base/config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// The factor of q·k that the option sm_scale stands for. Refuses what is negative or not finite,
+/// by the bits, which -ffast-math leaves alone.
+[[nodiscard]] inline float resolved_sm_scale(float sm_scale, int head_dim) {
+  const auto bits = std::bit_cast<std::uint32_t>(sm_scale);
+  check_argument(bits < 0x7f800000u || bits == 0x80000000u, "options.sm_scale", sm_scale,
+                 "a positive finite factor, or 0 for 1 / sqrt(HeadDim)");
+  return sm_scale != 0 ? sm_scale
+                       : static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
+}
+
+}  // namespace detail
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,63 @@
+// Messages of failures.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// A piece of a message: text or a number. Call sites only list pieces; what puts them together is
+/// compiled once, for size.
+class MessagePart {
+ public:
+  MessagePart(const char* text) : text_(text) {}
+  MessagePart(std::string_view text) : text_(text) {}
+  MessagePart(const std::string& text) : text_(text) {}
+  MessagePart(const void* pointer) : text_(pointer == nullptr ? "null" : "non-null") {}
+  MessagePart(int number) : MessagePart(static_cast<long long>(number)) {}
+  MessagePart(long number) : MessagePart(static_cast<long long>(number)) {}
+  MessagePart(long long number) : kind_(Kind::integer), integer_(number) {}
+  MessagePart(unsigned number) : MessagePart(static_cast<unsigned long long>(number)) {}
+  MessagePart(unsigned long number) : MessagePart(static_cast<unsigned long long>(number)) {}
+  MessagePart(unsigned long long number) : kind_(Kind::count), count_(number) {}
+  MessagePart(double number) : kind_(Kind::real), real_(number) {}
+
+  CHUNKATTN_COLD void append_to(std::string& message) const {
+    switch (kind_) {
+      case Kind::text:
+        message += text_;
+        break;
+      case Kind::integer:
+        message += std::to_string(integer_);
+        break;
+      case Kind::count:
+        message += std::to_string(count_);
+        break;
+      case Kind::real:
+        message += std::to_string(real_);
+    }
+  }
+
+ private:
+  enum class Kind { text, integer, count, real };
+
+  Kind kind_ = Kind::text;
+  std::string_view text_;
+  long long integer_ = 0;
+  unsigned long long count_ = 0;
+  double real_ = 0;
+};
+using MessageParts = std::initializer_list<MessagePart>;
+
+CHUNKATTN_COLD inline std::string joined(MessageParts pieces) {
+  std::string message;
+  for (const MessagePart& piece : pieces) piece.append_to(message);
+  return message;
+}
+
+}  // namespace detail
+CHUNKATTN_NAMESPACE_END
