@@ -196,7 +196,7 @@ class AttentionPlan {
 
   /// What was built for an entry of the step.
   struct Built {
-    SequenceIndex sequence;
+    detail::SequenceIndex sequence;
     std::uint32_t generation;
     std::int32_t length;           // query tokens
     std::int32_t row = 0;          // the plan's index of the first of them
@@ -273,7 +273,7 @@ class AttentionPlan {
   // ---- rebuilding: walk up from each tail, then depth-first down over what was touched ---------
 
   struct Frame {
-    NodeIndex next;          // child to visit
+    detail::NodeIndex next;  // child to visit
     std::int32_t segment;    // that its path runs through, none at the root
     bool leaves;             // on the way up: close `segment`
     std::int32_t sequences;  // seen before the segment was opened
@@ -320,7 +320,7 @@ class AttentionPlan {
         continue;
       }
       if (frame.next == none) continue;
-      NodeIndex n = frame.next;
+      detail::NodeIndex n = frame.next;
       if (nodes_[n].next_sibling != none)
         stack_.push_back({nodes_[n].next_sibling, frame.segment, false, 0});
 
@@ -370,11 +370,11 @@ class AttentionPlan {
   /// Visits the children of `n` next. The rows of tails without a place of their own end at
   /// `segment`, as those of drafts on a fork do: they come first, since the rows of a segment stand
   /// side by side.
-  void push_children(const TreeCore& core, const detail::StepRecord& step, NodeIndex n,
+  void push_children(const TreeCore& core, const detail::StepRecord& step, detail::NodeIndex n,
                      std::int32_t segment, std::int32_t& row) {
-    const NodeIndex first = nodes_[n].first_child;
+    const detail::NodeIndex first = nodes_[n].first_child;
     stack_.push_back({first, segment, false, 0});
-    for (NodeIndex child = first; child != none; child = nodes_[child].next_sibling)
+    for (detail::NodeIndex child = first; child != none; child = nodes_[child].next_sibling)
       if (const std::int32_t e = nodes_[child].entry;
           e != none && num_places(core, step, child) <= 0)
         number_path(core, step, e, segment, row);
@@ -409,7 +409,7 @@ class AttentionPlan {
   }
   /// Places of a node that its segment holds: not those of a tree of drafts.
   std::int32_t num_places(const TreeCore& core, const detail::StepRecord& step,
-                          NodeIndex index) const noexcept {
+                          detail::NodeIndex index) const noexcept {
     const auto& n = core.topology.node(index);
     if (const std::int32_t e = nodes_[index].entry; e != none && !step.trees.empty()) {
       const detail::StepEntry& entry = step.entries[at(e)];
@@ -418,7 +418,7 @@ class AttentionPlan {
     }
     return n.length;
   }
-  void add_pieces(const TreeCore& core, const detail::StepRecord& step, NodeIndex index,
+  void add_pieces(const TreeCore& core, const detail::StepRecord& step, detail::NodeIndex index,
                   std::int32_t piece_begin) {
     const auto& n = core.topology.node(index);
     core.topology.for_each_run(
@@ -438,7 +438,7 @@ class AttentionPlan {
 
   /// The free places behind a tail are its own: the piece covers them, so that it need not change
   /// until the slot is full.
-  void extend_to_slot_end(const TreeCore& core, NodeIndex tail) {
+  void extend_to_slot_end(const TreeCore& core, detail::NodeIndex tail) {
     if (!core.topology.owns_end(core.topology.node(tail))) return;
     Piece& last = arrays_.pieces.back();
     arrays_.segments.back().length += arrays_.chunk_size - (last.begin + last.length);
@@ -462,7 +462,7 @@ class AttentionPlan {
       arrays_.writes[at(entry.first_row + i)] = {no_slot, 0};
     core.sequences.for_each_node(
         entry.sequence, {entry.begin, entry.length},
-        [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
+        [&](detail::NodeIndex index, std::int32_t offset, std::int32_t length) {
           const auto& n = core.topology.node(index);
           if (n.writer != entry.sequence) return;
           const std::int32_t first = std::max(offset, n.written);

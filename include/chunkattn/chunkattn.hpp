@@ -16,8 +16,6 @@
 #include "block_table.hpp"
 #include "chunk_attention.hpp"
 #include "detail/plan/arrays.hpp"
-#include "detail/tree/nodes.hpp"
-#include "detail/tree/print.hpp"
 #include "element.hpp"
 #include "error.hpp"
 #include "kv_cache.hpp"

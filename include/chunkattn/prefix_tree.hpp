@@ -2,6 +2,7 @@
 // (the paper's prefix-aware KV cache, section 3.1). It knows only tokens and slot indices.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -18,6 +19,8 @@
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/tree/invariants.hpp"
+#include "detail/tree/nodes.hpp"
+#include "detail/tree/print.hpp"
 #include "detail/tree/shared_tree.hpp"
 #include "detail/tree/token_tree.hpp"
 #include "error.hpp"
@@ -125,7 +128,7 @@ class PrefixTree {
   /// A sequence joins: the longest known prefix of the prompt is shared, the rest gets new slots.
   /// Throws OutOfChunks; InvalidArgument for an empty prompt.
   [[nodiscard]] Sequence insert(std::span<const Token> prompt, const InsertOptions& options = {}) {
-    const SequenceIndex index = insert_index(prompt, options);
+    const detail::SequenceIndex index = insert_index(prompt, options);
     if (index == detail::none)
       detail::fail_out_of_chunks(core(), slots_needed(prompt, options), prompt.size());
     return Sequence(shared_, index);
@@ -138,7 +141,7 @@ class PrefixTree {
   /// The same; nothing when the budget is too small.
   [[nodiscard]] std::optional<Sequence> try_insert(std::span<const Token> prompt,
                                                    const InsertOptions& options = {}) {
-    const SequenceIndex index = insert_index(prompt, options);
+    const detail::SequenceIndex index = insert_index(prompt, options);
     if (index == detail::none) return std::nullopt;
     return Sequence(shared_, index);
   }
@@ -267,7 +270,7 @@ class PrefixTree {
                            "a tree that was not moved from");
     return *shared_->tree;
   }
-  SequenceIndex insert_index(std::span<const Token> prompt, const InsertOptions& options) {
+  detail::SequenceIndex insert_index(std::span<const Token> prompt, const InsertOptions& options) {
     Tree& tree = enter();
     shared_->expect_handle();
     return tree.insert(prompt, options);
@@ -280,5 +283,88 @@ class PrefixTree {
 
   std::shared_ptr<Shared> shared_;
 };
+
+/// A run of tokens that the same sequences have, as for_each_node() tells of it.
+template <class Token>
+struct NodeInfo {
+  std::int32_t id = 0;              ///< of this tree, until the node is gone
+  std::int32_t parent = 0;          ///< id of the node before it on the path; 0: none, it is a root
+  std::int32_t position = 0;        ///< path position of the first token
+  std::int32_t length = 0;          ///< tokens
+  std::int32_t num_sequences = 0;   ///< live sequences that have it; 0: cached, or leaving
+  bool cached = false;              ///< nobody uses it: it can be evicted
+  Namespace name_space{};           ///< whose tokens these are
+  std::vector<Token> first_tokens;  ///< the first of its tokens, as many as were asked for
+};
+
+/// Calls f(const NodeInfo&) for every node that has tokens, parents first, older siblings first.
+/// Linear in the size of the tree.
+///
+/// \param max_tokens  how many of its tokens each node shows
+template <class Tree, class F>
+void for_each_node(const Tree& tree, std::int32_t max_tokens, const F& f) {
+  const detail::TreeCore& core = detail::TreeAccess::core(tree);
+  NodeInfo<typename Tree::token_type> info;
+  detail::for_each_below_root(core, [&](detail::NodeIndex n, int) {
+    const detail::TreeNode& node = core.topology.node(n);
+    const std::int32_t known = detail::known_length(core, node);
+    if (known <= 0) return;  // a sequence's tail before its first token
+    info.id = n;
+    info.parent = node.parent;
+    info.position = node.position;
+    info.length = known;
+    info.num_sequences = node.live;
+    info.cached = node.retained;
+    info.name_space = node.name_space;
+    info.first_tokens.clear();
+    detail::for_first_tokens(tree, node, std::min(known, std::max(max_tokens, 0)),
+                             [&](const auto& token) { info.first_tokens.push_back(token); });
+    f(static_cast<const NodeInfo<typename Tree::token_type>&>(info));
+  });
+}
+
+/// The tree as indented text, one line per node: path positions, slots as slot[begin:end], who uses
+/// it, and its first `max_tokens` tokens as `token_text(token)` writes them (integers as numbers).
+/// Linear in the size of the tree.
+template <class Tree, class TokenText = detail::DefaultTokenText>
+[[nodiscard]] std::string to_text(const Tree& tree, std::int32_t max_tokens = 8,
+                                  const TokenText& token_text = {}) {
+  const detail::TreeCore& core = detail::TreeAccess::core(tree);
+  const TreeStats stats = tree.stats();
+  std::string out = std::to_string(stats.live_sequences) + " sequences, " +
+                    std::to_string(stats.nodes - 1) + " nodes, " +
+                    std::to_string(stats.used_slots) + " slots (" +
+                    std::to_string(stats.retained_slots) + " cached)\n";
+  detail::for_each_below_root(core, [&](detail::NodeIndex n, int depth) {
+    const detail::NodeText text = detail::describe(tree, n, max_tokens, token_text);
+    out.append(static_cast<std::size_t>(2 * depth), ' ');
+    out += "- " + text.range + "  " + text.where + "  (" + text.state + ")";
+    if (!text.tokens.empty()) out += "  " + text.tokens;
+    out += '\n';
+  });
+  return out;
+}
+
+/// The tree as a Graphviz graph (`dot -Tsvg`): cached nodes dashed, private tails rounded.
+template <class Tree, class TokenText = detail::DefaultTokenText>
+[[nodiscard]] std::string to_dot(const Tree& tree, std::int32_t max_tokens = 8,
+                                 const TokenText& token_text = {}) {
+  const detail::TreeCore& core = detail::TreeAccess::core(tree);
+  std::string out =
+      "digraph prefix_tree {\n  rankdir=LR;\n  node [shape=box, fontname=monospace];\n"
+      "  n0 [label=root, shape=point];\n";
+  detail::for_each_below_root(core, [&](detail::NodeIndex n, int) {
+    const detail::NodeText text = detail::describe(tree, n, max_tokens, token_text);
+    const std::string name = "n" + std::to_string(n);
+    out += "  " + name + " [label=\"" + text.range + "\\n" + detail::quoted_for_dot(text.where) +
+           "\\n" + detail::quoted_for_dot(text.state);
+    if (!text.tokens.empty()) out += "\\n" + detail::quoted_for_dot(text.tokens);
+    out += '"';
+    if (core.topology.node(n).retained) out += ", style=dashed";
+    if (core.topology.node(n).tail_of != detail::none) out += ", style=rounded";
+    out += "];\n  n" + std::to_string(core.topology.node(n).parent) + " -> " + name + ";\n";
+  });
+  return out + "}\n";
+}
 
 CHUNKATTN_NAMESPACE_END

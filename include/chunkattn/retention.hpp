@@ -56,29 +56,6 @@ struct Priority : RetentionBudget {
   [[nodiscard]] constexpr int level(int priority) const noexcept { return priority; }
 };
 
-namespace detail {
-
-/// What the tree keeps of a policy: levels are worked out where a sequence joins.
-struct RetentionRules {
-  bool retains = false;
-  RetentionBudget budget{};
-};
-
-/// Throws InvalidArgument for watermarks that cross.
-template <RetentionPolicy R>
-[[nodiscard]] RetentionRules rules_of(const R& policy) {
-  RetentionRules rules{R::retains,
-                       {policy.high_watermark, policy.low_watermark, policy.max_pinned}};
-  if (rules.budget.low_watermark == RetentionBudget{}.low_watermark)
-    rules.budget.low_watermark = rules.budget.high_watermark;
-  check_argument(rules.budget.low_watermark <= rules.budget.high_watermark, "low_watermark",
-                 rules.budget.low_watermark,
-                 {"at most high_watermark, ", rules.budget.high_watermark});
-  return rules;
-}
-
-}  // namespace detail
-
 static_assert(RetentionPolicy<NoRetention> && RetentionPolicy<Lru> && RetentionPolicy<Priority>);
 
 CHUNKATTN_NAMESPACE_END

@@ -26,22 +26,6 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-namespace detail {
-
-/// \param length  places that the operation's sequences would have in all
-[[noreturn]] CHUNKATTN_COLD inline void fail_out_of_chunks(const TreeCore& core, std::size_t asked,
-                                                           std::size_t length) {
-  const auto chunk = static_cast<std::size_t>(core.topology.chunk.size);
-  fail(OutOfChunks(asked, core.slot_table.num_available(), core.slot_table.allocator().capacity(),
-                   (length + chunk - 1) / chunk));
-}
-
-inline std::size_t to_size(std::int32_t n) noexcept {
-  return static_cast<std::size_t>(n);
-}
-
-}  // namespace detail
-
 /// A sequence in the tree: a stable, move-only handle, valid while others join and leave. Its
 /// destructor leaves, on any thread. It may outlive the tree; then only destroying or assigning to
 /// it is useful. `Tree` is PrefixTree's own; name the type as PrefixTree<...>::Sequence.
@@ -103,7 +87,7 @@ class Sequence {
   /// The sequence that is to write the first of these; SequenceId::none where there are none.
   [[nodiscard]] SequenceId waits_for() const {
     const detail::Sequences& sequences = core().sequences;
-    const SequenceIndex writer = sequences.waits_for(index_);
+    const detail::SequenceIndex writer = sequences.waits_for(index_);
     return writer == detail::none ? SequenceId::none : sequences.id_of(writer);
   }
   /// Leading tokens that other live sequences have, too: these stay when this one leaves.
@@ -154,13 +138,13 @@ class Sequence {
   /// copied; a short private tail is (TreeOptions::min_run). What steps are still computing and
   /// outputs that are to come stay with this one. Throws OutOfChunks.
   [[nodiscard]] Sequence fork(std::size_t length = whole) {
-    const SequenceIndex twin = fork_index(length, false);
+    const detail::SequenceIndex twin = fork_index(length, false);
     if (twin == detail::none) detail::fail_out_of_chunks(core(), 1, size() + chunk_size);
     return Sequence(shared_, twin);
   }
   /// The same; nothing and no change when the budget is spent.
   [[nodiscard]] std::optional<Sequence> try_fork(std::size_t length = whole) {
-    const SequenceIndex twin = fork_index(length, false);
+    const detail::SequenceIndex twin = fork_index(length, false);
     if (twin == detail::none) return std::nullopt;
     return Sequence(shared_, twin);
   }
@@ -170,7 +154,7 @@ class Sequence {
   /// Throws OutOfChunks, with nothing changed.
   void truncate(std::size_t length) {
     if (length == size() && num_reserved() == 0) return;
-    const SequenceIndex shorter = fork_index(length, /*compute_last=*/true);
+    const detail::SequenceIndex shorter = fork_index(length, /*compute_last=*/true);
     if (shorter == detail::none) detail::fail_out_of_chunks(core(), 1, size() + chunk_size);
     *this = Sequence(shared_, shorter);
   }
@@ -223,7 +207,7 @@ class Sequence {
     check_range(c.sequences[index_], range);
     Array<Piece> nodes;  // (node, offset, length, -) last first
     c.sequences.for_each_node(index_, range,
-                              [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
+                              [&](detail::NodeIndex n, std::int32_t offset, std::int32_t length) {
                                 nodes.push_back({n, offset, length, 0});
                               });
     for (std::size_t i = nodes.size(); i-- > 0;) {
@@ -253,7 +237,7 @@ class Sequence {
   friend class Step;
   using Shared = detail::SharedTree<Tree>;
 
-  Sequence(std::shared_ptr<Shared> shared, SequenceIndex index)
+  Sequence(std::shared_ptr<Shared> shared, detail::SequenceIndex index)
       : shared_(std::move(shared)),
         index_(index),
         generation_(shared_->tree->core.sequences[index].generation) {
@@ -285,7 +269,7 @@ class Sequence {
                             {"an end within the sequence's ", end, " positions"});
   }
 
-  SequenceIndex fork_index(std::size_t length, bool compute_last) {
+  detail::SequenceIndex fork_index(std::size_t length, bool compute_last) {
     detail::TreeCore& c = core();
     const std::size_t known = detail::to_size(c.sequences[index_].size);
     if (length == whole && !compute_last) length = known;
@@ -300,7 +284,7 @@ class Sequence {
   }
 
   std::shared_ptr<Shared> shared_;
-  SequenceIndex index_ = detail::none;
+  detail::SequenceIndex index_ = detail::none;
   std::uint32_t generation_ = 0;
 };
 

@@ -24,9 +24,9 @@
 #include "allocator.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
-#include "detail/tree/add_result.hpp"
 #include "detail/tree/output_rows.hpp"
 #include "detail/tree/shared_tree.hpp"
+#include "detail/tree/step_handle.hpp"
 #include "detail/tree/step_record.hpp"
 #include "error.hpp"
 #include "fwd.hpp"
@@ -41,62 +41,12 @@ struct UnknownDrafts {
   std::size_t count = 0;  ///< how many
 };
 
-namespace detail {
-
-/// Ownership of a step's record, whatever the step's state.
-template <class Tree>
-class StepHandle {
- public:
-  using Shared = SharedTree<Tree>;
-
-  StepHandle(std::shared_ptr<Shared> shared, std::int32_t index)
-      : shared_(std::move(shared)), index_(index), number_(core().steps[index].number) {
-    shared_->count_handle();
-  }
-  StepHandle(StepHandle&& other) noexcept = default;
-  StepHandle& operator=(StepHandle&& other) noexcept = default;
-
-  [[nodiscard]] bool empty() const noexcept { return shared_ == nullptr; }
-  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-  [[nodiscard]] Tree& tree() const {
-    if (shared_ == nullptr || !shared_->tree) [[unlikely]]
-      fail_dead();
-    return *shared_->tree;
-  }
-  [[nodiscard]] TreeCore& core() const { return tree().core; }
-  [[noreturn]] void fail_dead() const {
-    if (shared_ == nullptr) fail_argument("step", "moved-from", "a step that was not moved from");
-    fail_argument("step", "orphaned", "a step whose tree still exists");
-  }
-  [[nodiscard]] StepRecord& record() const { return core().steps[index_]; }
-  /// The same as core(), with what other threads dropped meanwhile settled.
-  TreeCore& enter() const {
-    TreeCore& entered = core();
-    shared_->enter();
-    return entered;
-  }
-  [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return shared_; }
-
-  template <typename Shared::Drop What>
-  void drop() noexcept {
-    if (shared_) shared_->template drop<What>(index_, number_);
-    shared_.reset();
-  }
-
- private:
-  std::shared_ptr<Shared> shared_;
-  std::int32_t index_ = none;
-  std::uint64_t number_ = 0;
-};
-
-}  // namespace detail
-
 /// A step that has finished: its K/V is written. Commit what was sampled, then drop it.
 template <class Tree>
 class [[nodiscard]] Finished {
  public:
   using token_type = typename Tree::token_type;  ///< what outputs are
-  using Rows = OutputRows<Tree>;                 ///< what rows() gives
+  using Rows = detail::OutputRows<Tree>;         ///< what rows() gives
 
   /// Leaves the other one empty.
   Finished(Finished&&) noexcept = default;

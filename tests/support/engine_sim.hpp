@@ -26,7 +26,6 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
-#include "chunkattn/detail/tree/print.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/shadow_memory.hpp"

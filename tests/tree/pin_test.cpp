@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
-#include "chunkattn/detail/tree/print.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"

@@ -5,8 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/detail/tree/nodes.hpp"
-#include "chunkattn/detail/tree/print.hpp"
 #include "chunkattn/prefix_tree.hpp"
 
 using namespace chunkattn;

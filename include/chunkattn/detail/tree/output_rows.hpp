@@ -11,7 +11,6 @@
 #include "../../tree_options.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
-#include "add_result.hpp"
 #include "outputs.hpp"
 #include "sequences.hpp"
 #include "shared_tree.hpp"
@@ -35,8 +34,6 @@ inline StepRow row_of(const StepRecord& step, const StepEntry& entry, std::int32
   return row;
 }
 
-}  // namespace detail
-
 /// A range of the StepRow whose outputs can be committed, in the order of add(): not those of
 /// sequences that have left, of parts of a prompt, or of rows that were computed behind a draft
 /// that was rejected. See Finished::rows().
@@ -53,15 +50,15 @@ class OutputRows {
     using reference = const StepRow;  ///< a value; const, so that `auto&` may name it
 
     /// At the first row from `at` on that has an output.
-    iterator(const detail::Outputs& outputs, const detail::StepRecord& record, std::size_t at)
+    iterator(const Outputs& outputs, const StepRecord& record, std::size_t at)
         : outputs_(&outputs), record_(&record), at_(at) {
       skip();
     }
     /// The row.
     reference operator*() const {
-      const detail::StepEntry& entry = record_->entries[at_];
-      return detail::row_of(*record_, entry, static_cast<std::int32_t>(at_),
-                            detail::Sequences::id_of(entry.sequence, entry.generation));
+      const StepEntry& entry = record_->entries[at_];
+      return row_of(*record_, entry, static_cast<std::int32_t>(at_),
+                    Sequences::id_of(entry.sequence, entry.generation));
     }
     /// On to the next.
     iterator& operator++() {
@@ -76,40 +73,42 @@ class OutputRows {
     void skip() {
       while (at_ < record_->entries.size() && !outputs_->has_output(record_->entries[at_])) ++at_;
     }
-    const detail::Outputs* outputs_;
-    const detail::StepRecord* record_;
+    const Outputs* outputs_;
+    const StepRecord* record_;
     std::size_t at_;
   };
   /// The first row. Throws InvalidArgument where the step's Finished is gone.
   [[nodiscard]] iterator begin() const {
-    const detail::StepRecord& step = record();
+    const StepRecord& step = record();
     return {shared_->tree->core.outputs, step, 0};
   }
   /// Behind the last. Throws as begin() does.
   [[nodiscard]] iterator end() const {
-    const detail::StepRecord& step = record();
+    const StepRecord& step = record();
     return {shared_->tree->core.outputs, step, step.entries.size()};
   }
 
  private:
   friend class Finished<Tree>;
-  using Shared = detail::SharedTree<Tree>;
+  using Shared = SharedTree<Tree>;
 
-  OutputRows(std::shared_ptr<const Shared> shared, const detail::StepRecord& record)
+  OutputRows(std::shared_ptr<const Shared> shared, const StepRecord& record)
       : shared_(std::move(shared)), record_(&record), number_(record.number) {}
 
   /// A record lives as long as its tree, and stands for one step after the other.
-  [[nodiscard]] const detail::StepRecord& record() const {
-    if (!shared_->tree || record_->number != number_ ||
-        record_->state != detail::StepState::finished) [[unlikely]]
-      detail::fail_argument("rows()", "of a step that is over",
-                            "a Finished that is still there: keep it while going over its rows");
+  [[nodiscard]] const StepRecord& record() const {
+    if (!shared_->tree || record_->number != number_ || record_->state != StepState::finished)
+        [[unlikely]]
+      fail_argument("rows()", "of a step that is over",
+                    "a Finished that is still there: keep it while going over its rows");
     return *record_;
   }
 
   std::shared_ptr<const Shared> shared_;  // the tree may be gone, and the record with it
-  const detail::StepRecord* record_;
+  const StepRecord* record_;
   std::uint64_t number_;
 };
+
+}  // namespace detail
 
 CHUNKATTN_NAMESPACE_END

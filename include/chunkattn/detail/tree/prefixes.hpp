@@ -14,6 +14,7 @@
 #include "../base/config.hpp"
 #include "child_index.hpp"
 #include "records.hpp"
+#include "retention_rules.hpp"
 #include "slots.hpp"
 #include "token_store.hpp"
 #include "topology.hpp"

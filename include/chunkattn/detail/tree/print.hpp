@@ -85,48 +85,4 @@ inline std::string quoted_for_dot(const std::string& text) {
 
 }  // namespace detail
 
-/// The tree as indented text, one line per node: path positions, slots as slot[begin:end], who uses
-/// it, and its first `max_tokens` tokens as `token_text(token)` writes them (integers as numbers).
-/// Linear in the size of the tree.
-template <class Tree, class TokenText = detail::DefaultTokenText>
-[[nodiscard]] std::string to_text(const Tree& tree, std::int32_t max_tokens = 8,
-                                  const TokenText& token_text = {}) {
-  const detail::TreeCore& core = detail::TreeAccess::core(tree);
-  const TreeStats stats = tree.stats();
-  std::string out = std::to_string(stats.live_sequences) + " sequences, " +
-                    std::to_string(stats.nodes - 1) + " nodes, " +
-                    std::to_string(stats.used_slots) + " slots (" +
-                    std::to_string(stats.retained_slots) + " cached)\n";
-  detail::for_each_below_root(core, [&](NodeIndex n, int depth) {
-    const detail::NodeText text = detail::describe(tree, n, max_tokens, token_text);
-    out.append(static_cast<std::size_t>(2 * depth), ' ');
-    out += "- " + text.range + "  " + text.where + "  (" + text.state + ")";
-    if (!text.tokens.empty()) out += "  " + text.tokens;
-    out += '\n';
-  });
-  return out;
-}
-
-/// The tree as a Graphviz graph (`dot -Tsvg`): cached nodes dashed, private tails rounded.
-template <class Tree, class TokenText = detail::DefaultTokenText>
-[[nodiscard]] std::string to_dot(const Tree& tree, std::int32_t max_tokens = 8,
-                                 const TokenText& token_text = {}) {
-  const detail::TreeCore& core = detail::TreeAccess::core(tree);
-  std::string out =
-      "digraph prefix_tree {\n  rankdir=LR;\n  node [shape=box, fontname=monospace];\n"
-      "  n0 [label=root, shape=point];\n";
-  detail::for_each_below_root(core, [&](NodeIndex n, int) {
-    const detail::NodeText text = detail::describe(tree, n, max_tokens, token_text);
-    const std::string name = "n" + std::to_string(n);
-    out += "  " + name + " [label=\"" + text.range + "\\n" + detail::quoted_for_dot(text.where) +
-           "\\n" + detail::quoted_for_dot(text.state);
-    if (!text.tokens.empty()) out += "\\n" + detail::quoted_for_dot(text.tokens);
-    out += '"';
-    if (core.topology.node(n).retained) out += ", style=dashed";
-    if (core.topology.node(n).tail_of != detail::none) out += ", style=rounded";
-    out += "];\n  n" + std::to_string(core.topology.node(n).parent) + " -> " + name + ";\n";
-  });
-  return out + "}\n";
-}
-
 CHUNKATTN_NAMESPACE_END

@@ -10,10 +10,11 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-using NodeIndex = std::int32_t;
+namespace detail {
+
 using SequenceIndex = std::int32_t;
 
-namespace detail {
+using NodeIndex = std::int32_t;
 
 inline constexpr std::int32_t none = -1;
 inline constexpr NodeIndex root_node = 0;

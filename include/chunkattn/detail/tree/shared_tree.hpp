@@ -21,6 +21,18 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
+/// \param length  places that the operation's sequences would have in all
+[[noreturn]] CHUNKATTN_COLD inline void fail_out_of_chunks(const TreeCore& core, std::size_t asked,
+                                                           std::size_t length) {
+  const auto chunk = static_cast<std::size_t>(core.topology.chunk.size);
+  fail(OutOfChunks(asked, core.slot_table.num_available(), core.slot_table.allocator().capacity(),
+                   (length + chunk - 1) / chunk));
+}
+
+inline std::size_t to_size(std::int32_t n) noexcept {
+  return static_cast<std::size_t>(n);
+}
+
 /// Tells the threads of a process apart, those that have ended too (whose ids and addresses are
 /// used again).
 inline std::uint64_t thread_number() noexcept {

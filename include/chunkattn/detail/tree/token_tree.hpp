@@ -15,6 +15,7 @@
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "core.hpp"
+#include "retention_rules.hpp"
 #include "token_store.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -1,0 +1,31 @@
+// What the tree keeps of a retention policy.
+#pragma once
+
+#include "../../retention.hpp"
+#include "../base/check.hpp"
+#include "../base/config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// What the tree keeps of a policy: levels are worked out where a sequence joins.
+struct RetentionRules {
+  bool retains = false;
+  RetentionBudget budget{};
+};
+
+/// Throws InvalidArgument for watermarks that cross.
+template <RetentionPolicy R>
+[[nodiscard]] RetentionRules rules_of(const R& policy) {
+  RetentionRules rules{R::retains,
+                       {policy.high_watermark, policy.low_watermark, policy.max_pinned}};
+  if (rules.budget.low_watermark == RetentionBudget{}.low_watermark)
+    rules.budget.low_watermark = rules.budget.high_watermark;
+  check_argument(rules.budget.low_watermark <= rules.budget.high_watermark, "low_watermark",
+                 rules.budget.low_watermark,
+                 {"at most high_watermark, ", rules.budget.high_watermark});
+  return rules;
+}
+
+}  // namespace detail
+CHUNKATTN_NAMESPACE_END
