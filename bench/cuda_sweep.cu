@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "chunkattn/cuda.cuh"
-#include "chunkattn/detail/plan/arrays.hpp"
+#include "chunkattn/plan_view.hpp"
 
 namespace {
 

@@ -15,7 +15,7 @@
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/plan/active_nodes.hpp"
-#include "detail/plan/arrays.hpp"
+#include "detail/plan/check_current.hpp"
 #include "detail/plan/draft_segments.hpp"
 #include "error.hpp"
 #include "plan_view.hpp"
@@ -105,7 +105,7 @@ class StepView : public LiveView {
 
  private:
   friend class AttentionPlan;
-  StepView(const PlanView& arrays, std::shared_ptr<const ViewTicket> ticket,
+  StepView(const PlanView& arrays, std::shared_ptr<const detail::ViewTicket> ticket,
            const detail::StepHandle<Tree>& step)
       : LiveView(arrays, std::move(ticket)), shared_(step.shared()), step_(&step.record()) {}
 
@@ -163,7 +163,7 @@ class AttentionPlan {
   [[nodiscard]] StepView<Tree> build(Step<Tree>& step) & {
     detail::TreeCore& core = step.handle_.core();
     detail::StepRecord& record = step.handle_.record();
-    if (ticket_ == nullptr) ticket_ = std::make_shared<ViewTicket>();
+    if (ticket_ == nullptr) ticket_ = std::make_shared<detail::ViewTicket>();
     ticket_->set(0);
     record.invalidate_view();  // another plan's: it may lack copies
     record.built = false;
@@ -477,7 +477,7 @@ class AttentionPlan {
         });
   }
 
-  std::shared_ptr<ViewTicket> ticket_;
+  std::shared_ptr<detail::ViewTicket> ticket_;
   std::uint64_t views_ = 0;
   Array<Built> built_;
   std::uint64_t built_for_ = 0;  // the tree's number, 0: nothing

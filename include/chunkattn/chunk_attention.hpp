@@ -23,6 +23,7 @@
 #include "detail/cpu/kernels.hpp"
 #include "detail/cpu/schedule.hpp"
 #include "detail/kv/checks.hpp"
+#include "detail/plan/check_current.hpp"
 #include "executor.hpp"
 #include "instruction_set.hpp"
 #include "variants.hpp"

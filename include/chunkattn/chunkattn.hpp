@@ -15,7 +15,6 @@
 #include "attention_plan.hpp"
 #include "block_table.hpp"
 #include "chunk_attention.hpp"
-#include "detail/plan/arrays.hpp"
 #include "element.hpp"
 #include "error.hpp"
 #include "kv_cache.hpp"

@@ -30,6 +30,7 @@
 #include "detail/cuda/kv_cache.cuh"
 #include "detail/cuda/plan_upload.cuh"
 #include "detail/kv/checks.hpp"
+#include "detail/plan/check_current.hpp"
 #include "variants.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

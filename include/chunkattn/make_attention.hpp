@@ -19,6 +19,7 @@
 #include "detail/front/any_variant.hpp"
 #include "detail/front/built_with.hpp"
 #include "detail/front/elements.hpp"
+#include "detail/plan/check_current.hpp"
 #include "error.hpp"
 #include "executor.hpp"
 #include "fwd.hpp"

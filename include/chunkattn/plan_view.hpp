@@ -19,10 +19,10 @@
 #include <utility>
 
 #include "allocator.hpp"
+#include "detail/base/array.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/ticket.hpp"
-#include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -124,11 +124,11 @@ class LiveView : public PlanView {
 
  protected:
   /// Arrays that are up to date as long as the ticket says so.
-  LiveView(const PlanView& arrays, std::shared_ptr<const ViewTicket> ticket)
+  LiveView(const PlanView& arrays, std::shared_ptr<const detail::ViewTicket> ticket)
       : PlanView(arrays), ticket_(std::move(ticket)), number_(ticket_->current()) {}
 
  private:
-  std::shared_ptr<const ViewTicket> ticket_;
+  std::shared_ptr<const detail::ViewTicket> ticket_;
   std::uint64_t number_ = 0;
 };
 
@@ -146,15 +146,40 @@ concept PlacedSequence = requires(const S& sequence, void (*f)(const Piece&)) {
   sequence.for_each_run({0, 1}, f);
 };
 
-namespace detail {
+/// The arrays that PlanView describes. AttentionPlan fills one from a tree; an engine that makes a
+/// plan by hand fills its own and passes LiveView::unchecked(arrays.view()) to the kernels.
+struct PlanArrays {
+  Array<Segment> segments;           ///< parents before children
+  Array<Piece> pieces;               ///< found through their segments
+  Array<std::int32_t> row_token;     ///< [num_rows] row -> the caller's token index
+  Array<std::int32_t> row_kv_len;    ///< [num_rows] path positions the row sees
+  Array<std::int32_t> row_segment;   ///< [num_rows] the deepest segment of the row's path
+  Array<WriteTarget> writes;         ///< [num_rows] in the caller's token order
+  Array<RowCopy> copies;             ///< row copies before this step writes
+  std::int32_t chunk_size = 0;       ///< tokens per slot
+  std::uint64_t topology = 0;        ///< changes when rows, segments or their row intervals change
+  std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
 
-inline void check_current(const LiveView& plan) {
-  if (!plan.is_current()) [[unlikely]]
-    fail(
-        InvalidArgument("plan = out of date: expected the view that its plan built last, of a "
-                        "step that is open or in flight"));
-}
-
-}  // namespace detail
+  /// Valid until an array is resized.
+  [[nodiscard]] PlanView view() const& noexcept {
+    PlanView view;
+    view.num_rows = static_cast<std::int32_t>(row_token.size());
+    view.num_segments = static_cast<std::int32_t>(segments.size());
+    view.num_pieces = static_cast<std::int32_t>(pieces.size());
+    view.num_copies = static_cast<std::int32_t>(copies.size());
+    view.chunk_size = chunk_size;
+    view.segments = segments.data();
+    view.pieces = pieces.data();
+    view.row_token = row_token.data();
+    view.row_kv_len = row_kv_len.data();
+    view.row_segment = row_segment.data();
+    view.writes = writes.data();
+    view.copies = copies.data();
+    view.topology = topology;
+    view.pieces_version = pieces_version;
+    return view;
+  }
+  PlanView view() const&& = delete;  // the arrays of a temporary are gone at once
+};
 
 CHUNKATTN_NAMESPACE_END

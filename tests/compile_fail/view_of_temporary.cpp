@@ -1,7 +1,7 @@
 // A view of arrays that are gone when the line has ended.
 // expect: deleted
 // expect: view()
-#include <chunkattn/detail/plan/arrays.hpp>
+#include <chunkattn/plan_view.hpp>
 
 chunkattn::PlanArrays make();
 

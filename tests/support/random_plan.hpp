@@ -10,7 +10,6 @@
 #include <limits>
 #include <vector>
 
-#include "chunkattn/detail/plan/arrays.hpp"
 #include "chunkattn/kv_view.hpp"
 #include "chunkattn/plan_view.hpp"
 #include "random.hpp"

@@ -8,6 +8,8 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
+namespace detail {
+
 /// Shared by a plan, its views and the step they were built for: which view is up to date. A plan
 /// may end on another thread than its step, in any order; nothing else is ordered by the number.
 class ViewTicket {
@@ -22,5 +24,7 @@ class ViewTicket {
  private:
   std::atomic<std::uint64_t> current_{0};
 };
+
+}  // namespace detail
 
 CHUNKATTN_NAMESPACE_END

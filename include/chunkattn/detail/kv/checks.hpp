@@ -7,6 +7,7 @@
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "../base/write_check.hpp"
+#include "../plan/check_current.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -12,7 +12,6 @@
 #include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../tree/step_record.hpp"
-#include "arrays.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
