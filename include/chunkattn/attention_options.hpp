@@ -63,6 +63,9 @@ struct AttentionOptions {
   Accuracy accuracy = Accuracy::two_terms;
 };
 
+/// The most query heads of a call: what is counted per row and head then stays within 32 bits.
+inline constexpr int max_qo_heads = 1 << 16;
+
 /// How a kernel rounds on the way to its output, beyond what fp32 does; relative.
 struct Rounding {
   double p;      ///< of the probabilities and values as they are fed to PV

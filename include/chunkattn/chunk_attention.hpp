@@ -16,6 +16,7 @@
 #include <variant>
 
 #include "attention_options.hpp"
+#include "detail/attention/qo_heads.hpp"
 #include "detail/attention/sm_scale.hpp"
 #include "detail/base/check.hpp"
 #include "detail/cpu/call.hpp"

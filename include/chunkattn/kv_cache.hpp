@@ -21,6 +21,7 @@
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/write_check.hpp"
+#include "detail/kv/cache_geometry.hpp"
 #include "error.hpp"
 #include "fwd.hpp"
 #include "kv_view.hpp"
@@ -46,43 +47,6 @@ struct KvCacheOptions {
   /// Elements per head of V.
   [[nodiscard]] int dim_of_v() const noexcept { return value_dim != 0 ? value_dim : head_dim; }
 };
-
-namespace detail {
-
-/// Throws InvalidArgument unless K and V of one slot, all layers together, are less than 2^62
-/// bytes.
-inline void check_kv_geometry(const KvCacheOptions& options, int chunk_size, std::size_t element) {
-  check_argument(options.num_layers > 0, "options.num_layers", options.num_layers, "at least 1");
-  check_argument(options.num_kv_heads > 0, "options.num_kv_heads", options.num_kv_heads,
-                 "at least 1");
-  check_argument(options.head_dim > 0 && options.head_dim % 8 == 0, "options.head_dim",
-                 options.head_dim, "a positive multiple of 8");
-  check_argument(options.value_dim >= 0 && options.value_dim % 8 == 0, "options.value_dim",
-                 options.value_dim, "a positive multiple of 8, or 0 for head_dim");
-  check_argument(!options.v_in_k || (options.value_dim > 0 && options.value_dim < options.head_dim),
-                 "options.value_dim", options.value_dim, "less than head_dim, with v_in_k");
-  check_argument(chunk_size > 0, "chunk_size", chunk_size, "at least 1");
-  std::size_t room = (std::size_t{1} << 62) / (2 * (element + sizeof(float)));
-  for (const int factor : {options.num_layers, options.num_kv_heads,
-                           std::max(options.head_dim, options.value_dim), chunk_size})
-    room /= static_cast<std::size_t>(factor);
-  check_argument(room > 0, "options.num_kv_heads", options.num_kv_heads,
-                 "num_layers, num_kv_heads, head_dim and chunk_size that give less than 2^62 bytes "
-                 "per slot");
-}
-
-/// The check that `options` asks for of a cache that follows `source`, or null.
-[[nodiscard]] inline std::shared_ptr<WriteCheck> make_write_check(const KvCacheOptions& options,
-                                                                  const SlotSource& source) {
-  if (!options.check_writes) return nullptr;
-  check_argument(source.write_checks != nullptr, "options.check_writes", "true",
-                 "false for memory that follows no PrefixTree: there are no steps to check");
-  auto check = std::make_shared<WriteCheck>(options.num_layers, options.num_kv_heads);
-  source.write_checks->add(check);
-  return check;
-}
-
-}  // namespace detail
 
 /// K and V memory of every layer of a model, one place per slot of a tree.
 template <class Device, class T>

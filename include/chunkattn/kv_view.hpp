@@ -2,6 +2,7 @@
 // engine's own memory another.
 #pragma once
 
+#include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -9,25 +10,13 @@
 #include "allocator.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
+#include "detail/kv/dense_view.hpp"
+#include "detail/kv/quantized.hpp"
+#include "detail/kv/slot_base.hpp"
 #include "element.hpp"
 #include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-
-namespace detail {
-
-class WriteCheck;
-
-/// Where slot `slot` begins: at start + slot * stride, or in its slab.
-template <class P>
-[[nodiscard]] CHUNKATTN_HD P* slot_base(P* start, P* const* slabs, std::int32_t slab_shift,
-                                        SlotIndex slot, std::int64_t stride) noexcept {
-  if (slabs == nullptr) return start + slot * stride;
-  const std::int32_t mask = (std::int32_t{1} << slab_shift) - 1;
-  return slabs[slot >> slab_shift] + (slot & mask) * stride;
-}
-
-}  // namespace detail
 
 /// The scales of 8-bit rows, so that k_i = k_scale * stored_i; nothing for other elements. The
 /// scale of (slot, kv_head, token) stands at scale_stride_slot * slot + scale_stride_head * kv_head
@@ -173,76 +162,13 @@ struct KvGeometry {
   std::int32_t value_dim = 0;     ///< elements per row of V; 0: as many as of K
 };
 
-/// The most query heads of a call: what is counted per row and head then stays within 32 bits.
-inline constexpr int max_qo_heads = 1 << 16;
-
-namespace detail {
-
-/// The query heads of q, [num_rows][num_qo_heads][head_dim], from its size alone.
-[[nodiscard]] inline int count_qo_heads(std::size_t q_size, int num_rows, int head_dim) {
-  const auto row = static_cast<std::size_t>(num_rows) * static_cast<std::size_t>(head_dim);
-  if (q_size == 0 || row == 0 || q_size % row != 0) [[unlikely]]
-    fail_argument("q.size()", q_size,
-                  {"a positive multiple of num_rows * head_dim = ", num_rows, " * ", head_dim});
-  if (q_size / row > max_qo_heads) [[unlikely]]
-    fail_argument(
-        "num_qo_heads", q_size / row,
-        {"at most ", max_qo_heads, " from q.size() = ", q_size, " / (num_rows * head_dim)"});
-  return static_cast<int>(q_size / row);
-}
-
-/// Rows of `dim` elements at k and at v have some of them in common.
-template <class T>
-[[nodiscard]] bool rows_overlap(const T* k, const T* v, std::int32_t dim) noexcept {
-  const auto at_k = reinterpret_cast<std::uintptr_t>(k), at_v = reinterpret_cast<std::uintptr_t>(v);
-  const std::uintptr_t distance = at_k < at_v ? at_v - at_k : at_k - at_v;
-  return distance < static_cast<std::uintptr_t>(dim) * sizeof(T);
-}
-
-template <class T>
-[[nodiscard]] KvView<T> dense_kv_view(T* k, T* v, const KvGeometry& geometry) {
-  check_argument(k != nullptr, "k", static_cast<const void*>(k), "memory of K");
-  check_argument(v != nullptr, "v", static_cast<const void*>(v), "memory of V");
-  check_argument(geometry.num_slots >= 0, "geometry.num_slots", geometry.num_slots, "a count");
-  check_argument(geometry.num_kv_heads > 0, "geometry.num_kv_heads", geometry.num_kv_heads,
-                 "at least 1");
-  check_argument(geometry.chunk_size > 0, "geometry.chunk_size", geometry.chunk_size, "at least 1");
-  check_argument(geometry.head_dim > 0, "geometry.head_dim", geometry.head_dim, "at least 1");
-  check_argument(geometry.value_dim >= 0, "geometry.value_dim", geometry.value_dim,
-                 "at least 1, or 0 for head_dim");
-  const bool v_in_k = v == k && geometry.value_dim != 0 && geometry.value_dim < geometry.head_dim;
-  check_argument(v != k || v_in_k, "v", "k",
-                 "memory of V of its own, or a geometry.value_dim less than head_dim: V in K");
-  check_argument(v_in_k || !rows_overlap(k, v, geometry.head_dim), "v", "within rows of K",
-                 "memory of V of its own");
-  KvView<T> view;
-  view.k = k;
-  view.v = v;
-  view.num_slots = geometry.num_slots;
-  view.num_kv_heads = geometry.num_kv_heads;
-  view.head_dim = geometry.head_dim;
-  view.chunk_size = geometry.chunk_size;
-  view.stride_token = geometry.head_dim;
-  view.stride_head = view.stride_token * geometry.chunk_size;
-  view.stride_slot = view.stride_head * geometry.num_kv_heads;
-  if (geometry.value_dim != 0 && geometry.value_dim != geometry.head_dim) {
-    view.value_dim = geometry.value_dim;
-    view.v_stride_token = v_in_k ? geometry.head_dim : geometry.value_dim;
-    view.v_stride_head = view.v_stride_token * geometry.chunk_size;
-    view.v_stride_slot = view.v_stride_head * geometry.num_kv_heads;
-  }
-  return view;
-}
-
-}  // namespace detail
-
 /// A view of an engine's own memory: K and V each [num_slots][num_kv_heads][chunk_size][head_dim]
 /// (V: value_dim), densely packed. With a value_dim and v = k, V is in K: see
 /// KvCacheOptions::v_in_k. 8-bit elements: see the overload with scales.
 template <class T>
   requires(!has_row_scales<T>)
 [[nodiscard]] KvView<T> make_kv_view(T* k, T* v, const KvGeometry& geometry) {
-  return detail::dense_kv_view(k, v, geometry);
+  return detail::dense_kv_view<KvView<T>>(k, v, geometry);
 }
 
 /// The same for 8-bit elements, with scales each [num_slots][num_kv_heads][chunk_size].
@@ -254,12 +180,38 @@ template <class T>
                          "memory of K's scales");
   detail::check_argument(v_scale != nullptr, "v_scale", static_cast<const void*>(v_scale),
                          "memory of V's scales");
-  KvView<T> view = detail::dense_kv_view(k, v, geometry);
+  KvView<T> view = detail::dense_kv_view<KvView<T>>(k, v, geometry);
   view.k_scale = k_scale;
   view.v_scale = v_scale;
   view.scale_stride_head = geometry.chunk_size;
   view.scale_stride_slot = view.scale_stride_head * geometry.num_kv_heads;
   return view;
+}
+
+/// Stores `count` floats in 8 bits and returns their scale: largest magnitude / 127 of
+/// std::int8_t, / 448 of float8_e4m3, but no subnormal. The error of an element is at most half of
+/// the scale in integers; in floats 2^-4 of the element, or 2^-10 of the scale where that is more.
+/// A row of zeros has scale 0; a row with a NaN or an infinity has scale NaN and zeros, which
+/// reaches the outputs as NaN.
+template <class T>
+  requires has_row_scales<T>
+inline float quantize_row(const float* from, int count, T* to) noexcept {
+  std::uint32_t largest = 0;  // magnitudes compare as their bits do, those of infinity and NaN too
+  for (int i = 0; i < count; ++i) {
+    const std::uint32_t size = std::bit_cast<std::uint32_t>(from[i]) & 0x7fffffffu;
+    largest = size > largest ? size : largest;
+  }
+  if (largest == 0 || largest >= 0x7f800000u) {
+    for (int i = 0; i < count; ++i) to[i] = T{};
+    return largest == 0 ? 0.0f : std::bit_cast<float>(0x7fc00000u);
+  }
+  constexpr float most = detail::largest_stored<T>;
+  constexpr float smallest = most * 0x1p-126f;  // below, 1 / scale would be no number
+  const float reach =
+      std::bit_cast<float>(largest) > smallest ? std::bit_cast<float>(largest) : smallest;
+  const float inverse = most / reach;
+  for (int i = 0; i < count; ++i) detail::store_nearest(from[i] * inverse, to[i]);
+  return reach / most;
 }
 
 CHUNKATTN_NAMESPACE_END

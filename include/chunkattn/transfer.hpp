@@ -16,6 +16,7 @@
 #include "allocator.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
+#include "detail/kv/places.hpp"
 #include "error.hpp"
 #include "kv_cache.hpp"
 #include "kv_view.hpp"
@@ -44,52 +45,6 @@ struct KvSpan {
 
   std::int64_t v_stride_token = 0;  ///< elements from a row of V to the next
 };
-
-namespace detail {
-
-template <class Cache>
-using cache_element = std::remove_pointer_t<decltype(std::declval<Cache&>().layer(0).k)>;
-
-/// Bytes of a row of K, of a row of V: none where V is in K.
-template <class Cache>
-[[nodiscard]] std::pair<std::size_t, std::size_t> row_bytes(const Cache& cache) {
-  const auto bytes = [](int dim) {
-    return static_cast<std::size_t>(dim) * sizeof(cache_element<Cache>);
-  };
-  const auto& options = cache.options();
-  if constexpr (requires { options.v_in_k; })
-    return {bytes(options.head_dim), options.v_in_k ? 0 : bytes(options.dim_of_v())};
-  else
-    return {bytes(options.head_dim), bytes(options.head_dim)};
-}
-
-/// The range is of the sequence; then its end() is a number.
-template <class Sequence>
-void check_known(const Sequence& sequence, TokenRange range) {
-  const auto size = static_cast<std::int64_t>(sequence.size());
-  check_argument(range.begin >= 0 && range.begin <= size, "range.begin", range.begin,
-                 "a position of the sequence");
-  check_argument(range.length >= 0 && range.length <= size - range.begin, "range.length",
-                 range.length, "an end within the sequence's known tokens");
-}
-
-/// The range is of the sequence, and the cache has memory for where it lies.
-template <class Sequence, class Cache>
-void check_places(const Sequence& sequence, TokenRange range, Cache& cache) {
-  check_known(sequence, range);
-  if constexpr (requires { cache.tree_id(); })
-    check_argument(cache.tree_id() == 0 || cache.tree_id() == sequence.tree_id(), "cache",
-                   "of another tree", "the K/V memory of the sequence's tree");
-  const auto view = cache.layer(0);
-  check_argument(view.chunk_size == Sequence::chunk_size, "cache.chunk_size", view.chunk_size,
-                 "the ChunkSize of the sequence's tree");
-  sequence.for_each_run(range, [&](const Piece& piece) {
-    check_argument(piece.slot < view.num_slots, "cache.num_slots", view.num_slots,
-                   "memory for every slot of the sequence: a cache of its tree, grown to it");
-  });
-}
-
-}  // namespace detail
 
 /// Calls f(const KvSpan<T>&) for every layer, slot and KV head that hold the K/V of the path
 /// positions `range`; slots in path order within a layer. The slots cannot be freed or moved while

@@ -15,8 +15,8 @@
 
 #include "chunkattn/attention_options.hpp"
 #include "chunkattn/detail/cpu/kernels.hpp"
-#include "chunkattn/detail/kv/quantized.hpp"
 #include "chunkattn/instruction_set.hpp"
+#include "chunkattn/kv_view.hpp"
 #include "support/random.hpp"
 
 using namespace chunkattn;

@@ -1,5 +1,4 @@
 // 8-bit K and V: where rows and scales lie, with and without slabs; rounding; what a view refuses.
-#include "chunkattn/detail/kv/quantized.hpp"
 
 #include <doctest/doctest.h>
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/detail/kv/quantized.hpp"
+#include "chunkattn/kv_view.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "random_plan.hpp"
 

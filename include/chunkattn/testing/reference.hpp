@@ -14,6 +14,7 @@
 
 #include "../attention_options.hpp"
 #include "../detail/attention/lanes.hpp"
+#include "../detail/attention/qo_heads.hpp"
 #include "../detail/base/check.hpp"
 #include "../detail/base/config.hpp"
 #include "../element.hpp"

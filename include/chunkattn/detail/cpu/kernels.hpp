@@ -31,7 +31,6 @@
 #include "../../element.hpp"
 #include "../base/instruction_sets.hpp"
 #include "../base/spin_lock.hpp"
-#include "../kv/quantized.hpp"
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
 #include "block.hpp"

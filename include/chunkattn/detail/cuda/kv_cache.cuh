@@ -12,6 +12,7 @@
 
 #include "../../kv_cache.hpp"
 #include "../base/check.hpp"
+#include "../kv/cache_geometry.hpp"
 #include "runtime.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -1,0 +1,55 @@
+// Views of densely packed K and V, checked.
+#pragma once
+
+#include "../base/check.hpp"
+#include "../base/config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// Rows of `dim` elements at k and at v have some of them in common.
+template <class T>
+[[nodiscard]] bool rows_overlap(const T* k, const T* v, std::int32_t dim) noexcept {
+  const auto at_k = reinterpret_cast<std::uintptr_t>(k), at_v = reinterpret_cast<std::uintptr_t>(v);
+  const std::uintptr_t distance = at_k < at_v ? at_v - at_k : at_k - at_v;
+  return distance < static_cast<std::uintptr_t>(dim) * sizeof(T);
+}
+
+/// A dense KvView (View) of memory of this KvGeometry (Geometry).
+template <class View, class T, class Geometry>
+[[nodiscard]] View dense_kv_view(T* k, T* v, const Geometry& geometry) {
+  check_argument(k != nullptr, "k", static_cast<const void*>(k), "memory of K");
+  check_argument(v != nullptr, "v", static_cast<const void*>(v), "memory of V");
+  check_argument(geometry.num_slots >= 0, "geometry.num_slots", geometry.num_slots, "a count");
+  check_argument(geometry.num_kv_heads > 0, "geometry.num_kv_heads", geometry.num_kv_heads,
+                 "at least 1");
+  check_argument(geometry.chunk_size > 0, "geometry.chunk_size", geometry.chunk_size, "at least 1");
+  check_argument(geometry.head_dim > 0, "geometry.head_dim", geometry.head_dim, "at least 1");
+  check_argument(geometry.value_dim >= 0, "geometry.value_dim", geometry.value_dim,
+                 "at least 1, or 0 for head_dim");
+  const bool v_in_k = v == k && geometry.value_dim != 0 && geometry.value_dim < geometry.head_dim;
+  check_argument(v != k || v_in_k, "v", "k",
+                 "memory of V of its own, or a geometry.value_dim less than head_dim: V in K");
+  check_argument(v_in_k || !rows_overlap(k, v, geometry.head_dim), "v", "within rows of K",
+                 "memory of V of its own");
+  View view;
+  view.k = k;
+  view.v = v;
+  view.num_slots = geometry.num_slots;
+  view.num_kv_heads = geometry.num_kv_heads;
+  view.head_dim = geometry.head_dim;
+  view.chunk_size = geometry.chunk_size;
+  view.stride_token = geometry.head_dim;
+  view.stride_head = view.stride_token * geometry.chunk_size;
+  view.stride_slot = view.stride_head * geometry.num_kv_heads;
+  if (geometry.value_dim != 0 && geometry.value_dim != geometry.head_dim) {
+    view.value_dim = geometry.value_dim;
+    view.v_stride_token = v_in_k ? geometry.head_dim : geometry.value_dim;
+    view.v_stride_head = view.v_stride_token * geometry.chunk_size;
+    view.v_stride_slot = view.v_stride_head * geometry.num_kv_heads;
+  }
+  return view;
+}
+
+}  // namespace detail
+CHUNKATTN_NAMESPACE_END
