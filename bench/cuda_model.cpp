@@ -36,8 +36,8 @@ struct Tally {
 
 void print_case(const model::Machine& machine, const test::ScheduleCase& c, Tally& tally) {
   const test::RandomPlan plan = c.plan();
-  chunkattn::cuda_detail::Scheduler scheduler;
-  constexpr chunkattn::cuda_detail::ScheduleCapacity plenty{1u << 20, 1u << 20, 1u << 30};
+  chunkattn::detail::cuda::Scheduler scheduler;
+  constexpr chunkattn::detail::cuda::ScheduleCapacity plenty{1u << 20, 1u << 20, 1u << 30};
   double build_us = 1e30;
   for (int i = 0; i < 5; ++i) {
     const auto begin = std::chrono::steady_clock::now();

@@ -31,7 +31,7 @@ inline Item make_item(const Machine& machine, std::int64_t tokens, int tile_rows
   item.flops = 4.0 * static_cast<double>(tokens) * dim * tile_rows;
   item.write_us = machine.task_us / 5;
   item.wait_us = machine.task_us - item.write_us;
-  item.end_us = machine.merge_us * chunkattn::cuda_detail::merges_in_a_row(rows, dim, merges);
+  item.end_us = machine.merge_us * chunkattn::detail::cuda::merges_in_a_row(rows, dim, merges);
   return item;
 }
 
@@ -43,7 +43,7 @@ inline double play(const Machine& machine, const std::vector<Item>& items, doubl
 
 /// Items, which stand as ItemOrder numbers them, in the order of tickets.
 inline std::vector<Item> in_order(const std::vector<Item>& items,
-                                  const chunkattn::cuda_detail::ItemOrder& order) {
+                                  const chunkattn::detail::cuda::ItemOrder& order) {
   std::vector<std::size_t> ticket_of(items.size());
   std::vector<Item> drawn;
   for (std::size_t ticket = 0; ticket < items.size(); ++ticket) {
@@ -58,10 +58,10 @@ inline std::vector<Item> in_order(const std::vector<Item>& items,
 
 /// A schedule, by one launch or by one for each phase.
 inline double play(const Machine& machine, const chunkattn::PlanView& plan,
-                   const chunkattn::Geometry& geometry,
-                   const chunkattn::cuda_detail::Scheduler& scheduler, bool one_launch = true) {
-  using chunkattn::cuda_detail::max_tile_rows;
-  using chunkattn::cuda_detail::Task;
+                   const chunkattn::detail::cuda::Geometry& geometry,
+                   const chunkattn::detail::cuda::Scheduler& scheduler, bool one_launch = true) {
+  using chunkattn::detail::cuda::max_tile_rows;
+  using chunkattn::detail::cuda::Task;
   const std::vector<Task>& tasks = scheduler.tasks();
   const auto phase1 = static_cast<std::size_t>(scheduler.num_chunk_first());
   std::map<std::pair<int, int>, int> readers;  // tiles of the same run
@@ -116,7 +116,7 @@ struct Floor {
   [[nodiscard]] bool memory_bound() const { return arithmetic_us <= memory_us / 2; }
 };
 inline Floor floor_of(const Machine& machine, const chunkattn::PlanView& plan,
-                      const chunkattn::Geometry& geometry) {
+                      const chunkattn::detail::cuda::Geometry& geometry) {
   constexpr int dim = 128;
   double tokens = 0, products = 0;
   for (int s = 0; s < plan.num_segments; ++s) tokens += plan.segments[s].length;

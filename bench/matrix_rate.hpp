@@ -17,7 +17,7 @@ __attribute__((
 inline void
 multiply_tiles(int iterations) {
   alignas(64) static const char zeros[1024] = {};
-  chunkattn::cpu::avx512::AmxTiles tiles(true);
+  chunkattn::detail::cpu::avx512::AmxTiles tiles(true);
   tiles.zero<0>();
   tiles.zero<1>();
   tiles.zero<2>();
@@ -37,7 +37,7 @@ multiply_tiles(int iterations) {
 /// bfloat16 operations per second of all threads of a pool, in so many rounds of four independent
 /// products of tiles.
 inline double matrix_rate(chunkattn::ThreadPool& pool, int iterations) {
-  if (!chunkattn::cpu::is_supported(chunkattn::InstructionSet::amx)) return 0;
+  if (!chunkattn::detail::cpu::is_supported(chunkattn::InstructionSet::amx)) return 0;
   constexpr double flops_of_dot = 2.0 * 16 * 16 * 32;
   const int threads = pool.concurrency();
   const double ms = examples::milliseconds(

@@ -58,7 +58,7 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
   explicit ChunkAttention(Exec& executor, AttentionOptions options = {})
       : options_(checked(options)),
         executor_(&executor, Release{false}),
-        engine_(cpu::make_engine<HeadDim, ValueDim>(options_)) {}
+        engine_(detail::cpu::make_engine<HeadDim, ValueDim>(options_)) {}
 
   /// Runs on its own executor of `num_threads` threads; 0: as many as there are CPUs to use.
   /// \throws InvalidArgument for options that make no sense, and what the executor throws
@@ -66,7 +66,7 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
     requires std::constructible_from<Exec, int>
       : options_(checked(options)),
         executor_(new Exec(num_threads), Release{true}),
-        engine_(cpu::make_engine<HeadDim, ValueDim>(options_)) {}
+        engine_(detail::cpu::make_engine<HeadDim, ValueDim>(options_)) {}
 
   /// Performs the plan's row copies in this layer, then stores K and V of the plan's query tokens.
   /// Rows whose K/V is already written are skipped. Doing it twice is harmless.
@@ -75,13 +75,13 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
   /// \param plan   what AttentionPlan::build() gave for the step
   /// \param k, v   [num_rows][num_kv_heads][HeadDim] (v: ValueDim), the caller's row order; float,
   ///               half or bfloat16, rounded to the layer's type to nearest even
-  template <class T, cpu::QoRange K, cpu::QoRange V>
+  template <class T, detail::cpu::QoRange K, detail::cpu::QoRange V>
     requires CpuKvElement<T>
   void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v) {
     const PlanView& view = checked_write(layer, plan, std::data(k), std::size(k));
-    cpu::check_size("v", std::data(v), std::size(v), std::size(k) / HeadDim * ValueDim,
-                    ValueDim == HeadDim ? "num_rows * num_kv_heads * head_dim"
-                                        : "num_rows * num_kv_heads * value_dim");
+    detail::cpu::check_size("v", std::data(v), std::size(v), std::size(k) / HeadDim * ValueDim,
+                            ValueDim == HeadDim ? "num_rows * num_kv_heads * head_dim"
+                                                : "num_rows * num_kv_heads * value_dim");
     detail::check_argument(!layer.has_v_in_k(), "v", "given",
                            "nothing: this layer's V is in K, which is written alone");
     std::visit(
@@ -91,7 +91,7 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
   }
 
   /// The same for a layer whose V is in K (KvCacheOptions::v_in_k).
-  template <class T, cpu::QoRange K>
+  template <class T, detail::cpu::QoRange K>
     requires CpuKvElement<T>
   void write(const KvView<T>& layer, const LiveView& plan, const K& k) {
     const PlanView& view = checked_write(layer, plan, std::data(k), std::size(k));
@@ -113,7 +113,7 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
   ///
   /// Throws InvalidArgument before anything is touched. If the executor throws, `out` and `lse` are
   /// unspecified and everything else is as before.
-  template <class T, cpu::QoRange Q, cpu::WritableRange Out>
+  template <class T, detail::cpu::QoRange Q, detail::cpu::WritableRange Out>
     requires CpuKvElement<T>
   void run(const KvView<T>& layer, const LiveView& plan, const Q& q, Out&& out,
            std::span<float> lse = {}) {
@@ -126,34 +126,35 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
   ///
   /// \param variant  read until run() returns
   /// \throws InvalidArgument where the variant's members make no sense
-  template <class T, class V, cpu::QoRange Q, cpu::WritableRange Out>
-    requires CpuKvElement<T> && cpu::MeantAsVariant<V> && AttentionVariant<V>
+  template <class T, class V, detail::cpu::QoRange Q, detail::cpu::WritableRange Out>
+    requires CpuKvElement<T> && detail::cpu::MeantAsVariant<V> && AttentionVariant<V>
   void run(const KvView<T>& layer, const LiveView& plan, const V& variant, const Q& q, Out&& out,
            std::span<float> lse = {}) {
     check_not_moved_from();
     detail::check_current(plan);
     const PlanView& view = plan;
-    const auto query = cpu::span_of(q);
-    const auto result = cpu::span_of(out);
-    cpu::check_view(layer, view, HeadDim, ValueDim);
+    const auto query = detail::cpu::span_of(q);
+    const auto result = detail::cpu::span_of(out);
+    detail::cpu::check_view(layer, view, HeadDim, ValueDim);
     const int num_qo_heads = detail::count_qo_heads(query.size(), view.num_rows, HeadDim);
-    cpu::check_size("q", query.data(), query.size(), query.size(), "");
+    detail::cpu::check_size("q", query.data(), query.size(), query.size(), "");
     if (num_qo_heads % layer.num_kv_heads != 0) [[unlikely]]
       detail::fail_argument("num_qo_heads", num_qo_heads,
                             {"a multiple of layer.num_kv_heads, ", layer.num_kv_heads});
     const std::size_t lines = query.size() / HeadDim;
-    cpu::check_size("out", result.data(), result.size(), lines * ValueDim,
-                    ValueDim == HeadDim ? "q.size()" : "num_rows * num_qo_heads * value_dim");
+    detail::cpu::check_size(
+        "out", result.data(), result.size(), lines * ValueDim,
+        ValueDim == HeadDim ? "q.size()" : "num_rows * num_qo_heads * value_dim");
     if (!lse.empty() && lse.size() != lines) [[unlikely]]
       detail::fail_argument("lse.size()", lse.size(), {"0 or num_rows * num_qo_heads = ", lines});
     if constexpr (ChecksItself<V>) variant.check(num_qo_heads);
-    cpu::check_pieces(layer, view);
+    detail::cpu::check_pieces(layer, view);
     detail::check_written(layer, view);
 
     const int group = num_qo_heads / layer.num_kv_heads;
     using X = std::remove_const_t<std::remove_pointer_t<decltype(query.data())>>;
     using Y = std::remove_pointer_t<decltype(result.data())>;
-    const cpu::Call<T, X, Y, V> call{
+    const detail::cpu::Call<T, X, Y, V> call{
         layer,        view,  query.data(), result.data(), lse.empty() ? nullptr : lse.data(),
         num_qo_heads, group, variant};
     std::visit([&](auto& engine) { engine.run(*executor_, call); }, engine_);
@@ -163,23 +164,23 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
   template <class T, class K, class V>
     requires CpuKvElement<T>
   void write(const KvView<T>&, const LiveView&, const K&, const V&) {
-    cpu::explain_buffers<K, V>();
+    detail::cpu::explain_buffers<K, V>();
   }
   /// The same of a layer whose V is in K.
   template <class T, class K>
     requires CpuKvElement<T>
   void write(const KvView<T>&, const LiveView&, const K&) {
-    cpu::explain_buffers<K>();
+    detail::cpu::explain_buffers<K>();
   }
   /// The same of run().
-  template <class T, cpu::NoVariant Q, class Out>
+  template <class T, detail::cpu::NoVariant Q, class Out>
     requires CpuKvElement<T>
   void run(const KvView<T>&, const LiveView&, const Q&, Out&&, std::span<float> = {}) {
-    cpu::explain_run<Q, Out>();
+    detail::cpu::explain_run<Q, Out>();
   }
   /// The same of run() with a variant.
   template <class T, class V, class Q, class Out>
-    requires CpuKvElement<T> && cpu::MeantAsVariant<V>
+    requires CpuKvElement<T> && detail::cpu::MeantAsVariant<V>
   void run(const KvView<T>&, const LiveView&, const V&, const Q&, Out&&, std::span<float> = {}) {
     constexpr bool is_variant =
         AttentionVariant<V>;  // compilers would explain the concept at length
@@ -188,13 +189,14 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
         "ChunkAttention::run: this variant has none of the members logit(s, at), "
         "visible(at) and sink(at), or not as variants.hpp says: const, and "
         "returning expressions of chunkattn::lanes; or it has hidden() without visible()");
-    cpu::explain_run<Q, Out>();
+    detail::cpu::explain_run<Q, Out>();
   }
 
   /// How the last run() was cut into tasks.
-  [[nodiscard]] const cpu::Schedule& schedule() const noexcept {
-    return std::visit([](const auto& engine) -> const cpu::Schedule& { return engine.schedule(); },
-                      engine_);
+  [[nodiscard]] const detail::cpu::Schedule& schedule() const noexcept {
+    return std::visit(
+        [](const auto& engine) -> const detail::cpu::Schedule& { return engine.schedule(); },
+        engine_);
   }
   /// How run() rounds products over K and V of T, for compare_with_reference().
   template <class T>
@@ -218,12 +220,12 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
     check_not_moved_from();
     detail::check_current(plan);
     const PlanView& view = plan;
-    cpu::check_view(layer, view, HeadDim, ValueDim);
-    cpu::check_size("k", k, size,
-                    static_cast<std::size_t>(view.num_rows) *
-                        static_cast<std::size_t>(layer.num_kv_heads) * HeadDim,
-                    "num_rows * num_kv_heads * head_dim");
-    cpu::check_writes(layer, view);
+    detail::cpu::check_view(layer, view, HeadDim, ValueDim);
+    detail::cpu::check_size("k", k, size,
+                            static_cast<std::size_t>(view.num_rows) *
+                                static_cast<std::size_t>(layer.num_kv_heads) * HeadDim,
+                            "num_rows * num_kv_heads * head_dim");
+    detail::cpu::check_writes(layer, view);
     detail::check_own_v(layer);
     return view;
   }
@@ -246,7 +248,7 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
                            "options.accuracy", static_cast<int>(options.accuracy),
                            "Accuracy::fp32, Accuracy::two_terms or Accuracy::one_term");
     options.sm_scale = detail::resolved_sm_scale(options.sm_scale, HeadDim);
-    options.instruction_set = cpu::resolved(options.instruction_set);
+    options.instruction_set = detail::cpu::resolved(options.instruction_set);
     return options;
   }
 
@@ -260,7 +262,7 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
 
   AttentionOptions options_;
   std::unique_ptr<Exec, Release> executor_;  // null in an object that was moved from
-  cpu::AnyEngine<HeadDim, ValueDim> engine_;
+  detail::cpu::AnyEngine<HeadDim, ValueDim> engine_;
 };
 
 CHUNKATTN_ISA_NAMESPACE_END

@@ -68,8 +68,8 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// Rows of V, and of the output, have ValueDim elements.
 template <int HeadDim, class Exec, int ValueDim>
 class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
-  static constexpr cuda_detail::HeadDims dims{HeadDim, ValueDim};
-  static_assert(cuda_detail::supported_head_dims(dims),
+  static constexpr detail::cuda::HeadDims dims{HeadDim, ValueDim};
+  static_assert(detail::cuda::supported_head_dims(dims),
                 "ChunkAttention<Cuda, HeadDim, Exec, ValueDim>: HeadDim must be 64, 96, 128 or 256 "
                 "(or 16), ValueDim, if it differs, 64, 96 or 128 (or 16); with a HeadDim of 192 or "
                 "256 it must be 64 or 128. Pad the heads of your model to the next of these with "
@@ -78,30 +78,30 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
  public:
   /// Device memory the object needs: plan, tasks and partial results at their declared maxima.
   [[nodiscard]] static std::size_t workspace_size(const CudaLimits& limits) {
-    return cuda_detail::WorkspaceLayout(cuda_detail::completed(limits), ValueDim).total;
+    return detail::cuda::WorkspaceLayout(detail::cuda::completed(limits), ValueDim).total;
   }
 
   /// \throws InvalidArgument for limits or options that make no sense or a workspace that is too
   ///         small
   /// \throws DeviceError without a device of compute capability 8.0, or without memory
   explicit ChunkAttention(CudaLimits limits, CudaOptions options = {})
-      : limits_(cuda_detail::completed(limits)),
+      : limits_(detail::cuda::completed(limits)),
         options_(checked(options)),
         checks_(find_device(), options.check_pointers, options.check_streams),
         own_(own_bytes()),
         upload_(limits_, {limits_.num_qo_heads, limits_.num_kv_heads, HeadDim, ValueDim}, model(),
                 options.workspace == nullptr ? own_.data()
                                              : static_cast<std::byte*>(options.workspace)) {
-    upload_.set_advance(&cuda_detail::advance_kernel<>);
-    cuda_detail::load_kernel(&cuda_detail::advance_kernel<>);
+    upload_.set_advance(&detail::cuda::advance_kernel<>);
+    detail::cuda::load_kernel(&detail::cuda::advance_kernel<>);
     // The tickets start at zero; each launch leaves them so, and counts itself: no flag has its
     // number.
     const auto& layout = upload_.layout();
-    cuda_detail::check_cuda(
+    detail::cuda::check_cuda(
         cudaMemset(upload_.memory().counters, 0, layout.partial_out - layout.counters),
         "cudaMemset");
     // It may still be under way, and the caller's stream need not wait for the default one.
-    cuda_detail::check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    detail::cuda::check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   }
 
   ChunkAttention(const ChunkAttention&) = delete;
@@ -130,9 +130,9 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
     check_layer(layer, plan);
     check_variant(variant);
     prepare(plan, stream);
-    const bool capturing = cuda_detail::is_capturing(stream);
+    const bool capturing = detail::cuda::is_capturing(stream);
     (void)kernel_for<T, V>(capturing);
-    (void)upload_.schedule_for(cuda_detail::HiddenKeys(variant), plan, capturing, stream);
+    (void)upload_.schedule_for(detail::cuda::HiddenKeys(variant), plan, capturing, stream);
     checks_.enqueued(stream);
   }
 
@@ -158,12 +158,12 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
     checks_.pointer("k", k.data());
     checks_.pointer("v", v.data());
     prepare(plan, stream);
-    const bool capturing = cuda_detail::is_capturing(stream);
+    const bool capturing = detail::cuda::is_capturing(stream);
     // A graph is replayed with other plans: as large as any may need.
     const std::int64_t heads = limits_.num_kv_heads;
     const std::int64_t lines = (capturing ? limits_.max_rows : view.num_rows) * heads;
     const std::int64_t copies = (capturing ? limits_.max_copies : view.num_copies) * heads;
-    constexpr int at_once = cuda_detail::written_lines(std::max(HeadDim, ValueDim));
+    constexpr int at_once = detail::cuda::written_lines(std::max(HeadDim, ValueDim));
     const int grid = small_grid(std::max((lines + at_once - 1) / at_once, copies));
     const auto kernel = [&] {
       if constexpr (std::is_same_v<Source, T>)
@@ -171,8 +171,8 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
       else
         return kernels<T>().write_floats;
     }();
-    cuda_detail::launch("write_kernel", kernel, grid, cuda_detail::small_threads, 0, stream,
-                        {upload_.memory(), layer, k.data(), v.data()});
+    detail::cuda::launch("write_kernel", kernel, grid, detail::cuda::small_threads, 0, stream,
+                         {upload_.memory(), layer, k.data(), v.data()});
     checks_.enqueued(stream);
     detail::note_written(layer, view);
   }
@@ -189,13 +189,13 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
     detail::check_argument(num_layers > 0, "num_layers", num_layers, "at least 1");
     checks_.pointer("layers", layers, alignof(KvView<T>));
     prepare(plan, stream);
-    const bool capturing = cuda_detail::is_capturing(stream);
+    const bool capturing = detail::cuda::is_capturing(stream);
     if (!capturing && view.num_copies == 0) return;
     const std::int64_t copies = capturing ? limits_.max_copies : view.num_copies;
-    cuda_detail::launch("copy_rows_kernel", kernels<T>().copy_rows,
-                        small_grid(copies * num_layers * limits_.num_kv_heads),
-                        cuda_detail::small_threads, 0, stream,
-                        {upload_.memory(), layers, num_layers, limits_.num_kv_heads});
+    detail::cuda::launch("copy_rows_kernel", kernels<T>().copy_rows,
+                         small_grid(copies * num_layers * limits_.num_kv_heads),
+                         detail::cuda::small_threads, 0, stream,
+                         {upload_.memory(), layers, num_layers, limits_.num_kv_heads});
     checks_.enqueued(stream);
   }
 
@@ -239,32 +239,32 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
     check_variant(variant);
     prepare(plan, stream);
 
-    const bool capturing = cuda_detail::is_capturing(stream);
+    const bool capturing = detail::cuda::is_capturing(stream);
     static_assert(
-        sizeof(cuda_detail::AttentionArguments<T, V>) <= 4096,
+        sizeof(detail::cuda::AttentionArguments<T, V>) <= 4096,
         "ChunkAttention<Cuda>::run: a variant holds too much for a kernel's arguments: let "
         "it point to device memory");
     const auto kernel = kernel_for<T, V>(capturing);
     const int schedule =
-        upload_.schedule_for(cuda_detail::HiddenKeys(variant), view, capturing, stream);
-    const cuda_detail::CallArguments<T> call{upload_.memory(schedule),
-                                             layer,
-                                             q.data(),
-                                             out.data(),
-                                             lse.data(),
-                                             limits_.num_kv_heads,
-                                             limits_.num_qo_heads / limits_.num_kv_heads,
-                                             occupancy_.num_stages,
-                                             0};
+        upload_.schedule_for(detail::cuda::HiddenKeys(variant), view, capturing, stream);
+    const detail::cuda::CallArguments<T> call{upload_.memory(schedule),
+                                              layer,
+                                              q.data(),
+                                              out.data(),
+                                              lse.data(),
+                                              limits_.num_kv_heads,
+                                              limits_.num_qo_heads / limits_.num_kv_heads,
+                                              occupancy_.num_stages,
+                                              0};
     const std::int64_t items =
         static_cast<std::int64_t>(upload_.scheduler(schedule).tasks().size()) *
         limits_.num_kv_heads;
     const int most = num_blocks();
     // A graph is replayed with other plans: as many as any may need.
     const int grid = capturing || items > most ? most : static_cast<int>(items);
-    cuda_detail::launch("attention_kernel", kernel, grid, cuda_detail::block_threads,
-                        shared_bytes(), stream,
-                        cuda_detail::with_variant(call, variant, options_.sm_scale));
+    detail::cuda::launch("attention_kernel", kernel, grid, detail::cuda::block_threads,
+                         shared_bytes(), stream,
+                         detail::cuda::with_variant(call, variant, options_.sm_scale));
     checks_.enqueued(stream);
   }
 
@@ -283,7 +283,7 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
 
  private:
   template <class T>
-  using Kernels = cuda_detail::KernelTable<T, HeadDim, ValueDim>;
+  using Kernels = detail::cuda::KernelTable<T, HeadDim, ValueDim>;
 
   static CudaOptions checked(CudaOptions options) {
     options.sm_scale = detail::resolved_sm_scale(options.sm_scale, HeadDim);
@@ -303,23 +303,23 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
 
   static int attribute(cudaDeviceAttr which, int device) {
     int value = 0;
-    cuda_detail::check_cuda(cudaDeviceGetAttribute(&value, which, device),
-                            "cudaDeviceGetAttribute");
+    detail::cuda::check_cuda(cudaDeviceGetAttribute(&value, which, device),
+                             "cudaDeviceGetAttribute");
     return value;
   }
 
   int find_device() {
     int count = 0;
-    cuda_detail::check_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+    detail::cuda::check_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
     int device = 0;
-    cuda_detail::check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    detail::cuda::check_cuda(cudaGetDevice(&device), "cudaGetDevice");
     const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
     detail::check_argument(major >= 8, "compute capability", major, "8.0 or newer");
     num_sms_ = attribute(cudaDevAttrMultiProcessorCount, device);
-    occupancy_ = cuda_detail::choose_occupancy(
+    occupancy_ = detail::cuda::choose_occupancy(
         dims, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
         attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
-        cuda_detail::wanted_blocks(dims));
+        detail::cuda::wanted_blocks(dims));
     const int shared = shared_bytes();
     if (occupancy_.num_stages > 0)  // what the driver says of it counts
       occupancy_.blocks_per_sm =
@@ -384,10 +384,10 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
     if constexpr (ChecksItself<V>) variant.check(limits_.num_qo_heads);
     if constexpr (!std::is_same_v<V, Plain>) {
       const auto check = [this](const char* name, const auto& term) {
-        cuda_detail::Tables::each(
+        detail::cuda::Tables::each(
             term, [&](const float* data) { checks_.pointer(name, data, alignof(float)); });
       };
-      const auto terms = cuda_detail::terms_of(variant, options_.sm_scale);
+      const auto terms = detail::cuda::terms_of(variant, options_.sm_scale);
       check("a table of variant.logit", terms.logit);
       check("a table of variant.visible", terms.visible);
       check("a table of variant.sink", terms.sink);
@@ -395,7 +395,7 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
   }
 
   [[nodiscard]] int shared_bytes() const noexcept {
-    return cuda_detail::shared_bytes(dims, occupancy_.num_stages);
+    return detail::cuda::shared_bytes(dims, occupancy_.num_stages);
   }
 
   // The kernel of a variant, loaded on this device by the first call that needs it.
@@ -404,7 +404,7 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
     if constexpr (std::is_same_v<V, Plain>) {
       return kernels<T>().attention;
     } else {
-      const auto kernel = cuda_detail::attention_kernel_address<T, HeadDim, ValueDim, V>();
+      const auto kernel = detail::cuda::attention_kernel_address<T, HeadDim, ValueDim, V>();
       const auto* const address = reinterpret_cast<const void*>(kernel);
       if (std::find(loaded_.begin(), loaded_.end(), address) == loaded_.end()) {
         if (capturing)
@@ -412,8 +412,8 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
                                 "prepare(layer, plan, variant, stream) before the capture: the "
                                 "variant's kernel is not loaded yet");
         loaded_.reserve(loaded_.size() + 1);
-        cuda_detail::allow_shared(kernel, shared_bytes());
-        cuda_detail::load_kernel(kernel);
+        detail::cuda::allow_shared(kernel, shared_bytes());
+        detail::cuda::load_kernel(kernel);
         loaded_.push_back(address);
       }
       return kernel;
@@ -433,12 +433,12 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
   CudaLimits limits_;
   CudaOptions options_;
   int num_sms_ = 0;
-  cuda_detail::Occupancy occupancy_;
+  detail::cuda::Occupancy occupancy_;
   std::tuple<Kernels<half>, Kernels<bfloat16>> kernels_;
   std::vector<const void*> loaded_;  // kernels of variants
-  cuda_detail::CallChecks checks_;
-  cuda_detail::DeviceMemory own_;
-  cuda_detail::PlanUpload upload_;
+  detail::cuda::CallChecks checks_;
+  detail::cuda::DeviceMemory own_;
+  detail::cuda::PlanUpload upload_;
 };
 
 CHUNKATTN_ISA_NAMESPACE_END

@@ -112,7 +112,7 @@ class ThreadPool {
     take_calls();
     for (int spins = 0; busy_.load(std::memory_order_acquire) != 0; ++spins) {
       if (spins < spin_limit)
-        spin_pause();
+        detail::spin_pause();
       else
         std::this_thread::yield();
     }
@@ -161,7 +161,7 @@ class ThreadPool {
     for (;;) {
       for (int spins = 0; round_.load(std::memory_order_acquire) == seen; ++spins) {
         if (spins < spin_limit)
-          spin_pause();
+          detail::spin_pause();
         else
           round_.wait(seen, std::memory_order_acquire);
       }

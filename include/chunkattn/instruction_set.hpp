@@ -53,6 +53,9 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// instruction_set(), and what there was to choose from: for logs.
 [[nodiscard]] inline std::string describe_instruction_set();
 
+CHUNKATTN_ISA_NAMESPACE_END
+
+CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
 /// The instruction sets that this translation unit has kernels for, the slowest first.
@@ -138,15 +141,18 @@ inline constexpr InstructionSet compiled_sets[] = {
 }
 
 }  // namespace cpu
+CHUNKATTN_ISA_DETAIL_END
+
+CHUNKATTN_ISA_NAMESPACE_BEGIN
 
 inline const char* instruction_set() {
-  return name_of(cpu::resolved(InstructionSet::automatic));
+  return name_of(detail::cpu::resolved(InstructionSet::automatic));
 }
 inline std::string describe_instruction_set() {
   std::string text = instruction_set();
   const char* separator = " of ";
-  for (const InstructionSet set : cpu::compiled_sets) {
-    const std::string_view why = cpu::why_not(set);
+  for (const InstructionSet set : detail::cpu::compiled_sets) {
+    const std::string_view why = detail::cpu::why_not(set);
     text += std::string(separator) + name_of(set);
     if (!why.empty()) text += detail::joined({" (", why, " it)"});
     separator = ", ";

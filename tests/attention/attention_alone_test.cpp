@@ -119,8 +119,8 @@ void check_rows(std::uint64_t stream, int rounds) {
     const PlanView plan = problem.plan.view();
     problem.reference =
         reference_attention(problem.kv.view, plan, std::span<const float>(problem.q));
-    for (const InstructionSet set : cpu::compiled_sets) {
-      if (!cpu::is_supported(set)) continue;
+    for (const InstructionSet set : detail::cpu::compiled_sets) {
+      if (!detail::cpu::is_supported(set)) continue;
       CAPTURE(name_of(set));
       test::Answer<float> together(problem);
       for (int threads = 1; threads <= 7; ++threads) {

@@ -158,7 +158,7 @@ TEST_CASE("nodes outside of every window are neither read nor listed") {
         attention.run(kv.view, plan.view(), SlidingWindow{window, keep}, q, out);
         for (const float x : out) CHECK(!std::isnan(x));
         const bool invariant = attention.options().reduce == Reduce::batch_invariant;
-        for (const cpu::WorkItem& item : attention.schedule().items()) {
+        for (const detail::cpu::WorkItem& item : attention.schedule().items()) {
           const int position = plan.segments[static_cast<std::size_t>(item.segment)].position;
           const int begin = position + item.token_begin, end = position + item.token_end;
           const int slack = invariant ? 63 : 0;  // whole blocks there

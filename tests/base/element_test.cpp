@@ -21,7 +21,7 @@
 
 using namespace chunkattn;
 // The compiler's options promise it.
-namespace simd = chunkattn::cpu::CHUNKATTN_LEAST_ISA::simd;
+namespace simd = chunkattn::detail::cpu::CHUNKATTN_LEAST_ISA::simd;
 
 namespace {
 
@@ -356,14 +356,16 @@ TEST_CASE("quantize_row: a row that is not finite gets a NaN scale, whatever els
 
 TEST_CASE("the instruction set in use: the best of the compiled ones, and what there was") {
   const std::string_view name = instruction_set();
-  for (const InstructionSet set : cpu::compiled_sets)
-    if (cpu::is_supported(set)) CHECK(cpu::resolved(set) == set);
+  for (const InstructionSet set : detail::cpu::compiled_sets)
+    if (detail::cpu::is_supported(set)) CHECK(detail::cpu::resolved(set) == set);
   CHECK(describe_instruction_set().rfind(std::string(name) + " of ", 0) == 0);
 #if defined(CHUNKATTN_ISA)
   CHECK(name == name_of(InstructionSet::CHUNKATTN_ISA));
 #elif defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
-  CHECK(name == (cpu::is_supported(cpu::compiled_sets[std::size(cpu::compiled_sets) - 1])
-                     ? name_of(cpu::compiled_sets[std::size(cpu::compiled_sets) - 1])
-                     : "avx512"));
+  CHECK(name ==
+        (detail::cpu::is_supported(
+             detail::cpu::compiled_sets[std::size(detail::cpu::compiled_sets) - 1])
+             ? name_of(detail::cpu::compiled_sets[std::size(detail::cpu::compiled_sets) - 1])
+             : "avx512"));
 #endif
 }

@@ -49,21 +49,21 @@ struct Fixture {
     plan.chunk_size = chunk;
     plan.segments = segments.data();
     plan.pieces = pieces.data();
-    return failure([&] { cpu::check_pieces(view, plan); });
+    return failure([&] { detail::cpu::check_pieces(view, plan); });
   }
   std::string of_write(WriteTarget target) {
     const std::vector<WriteTarget> writes{{no_slot, 0}, {0, 0}, target};
     PlanView plan;
     plan.num_rows = 3;
     plan.writes = writes.data();
-    return failure([&] { cpu::check_writes(view, plan); });
+    return failure([&] { detail::cpu::check_writes(view, plan); });
   }
   std::string of_copy(RowCopy copy) {
     const std::vector<RowCopy> copies{{0, 0, 1, 0, 16}, copy};
     PlanView plan;
     plan.num_copies = 2;
     plan.copies = copies.data();
-    return failure([&] { cpu::check_writes(view, plan); });
+    return failure([&] { detail::cpu::check_writes(view, plan); });
   }
   template <class T>
   std::string of_view(const KvView<T>& changed, int num_rows = 1, int head_dim = dim,
@@ -71,7 +71,7 @@ struct Fixture {
     PlanView plan;
     plan.num_rows = num_rows;
     plan.chunk_size = chunk;
-    return failure([&] { cpu::check_view(changed, plan, head_dim, value_dim); });
+    return failure([&] { detail::cpu::check_view(changed, plan, head_dim, value_dim); });
   }
 };
 
@@ -160,10 +160,11 @@ TEST_CASE_FIXTURE(Fixture, "the view fits the plan and has memory") {
 
 TEST_CASE("buffers have the size that their shape says") {
   const float data[64] = {};
-  CHECK(failure([&] { cpu::check_size("q", data, 64, 64, "shape"); }) == "");
-  CHECK(failure([&] { cpu::check_size("q", data, 63, 64, "shape"); }) == "q.size() = 63");
-  CHECK(failure([&] { cpu::check_size("q", data, 65, 64, "shape"); }) == "q.size() = 65");
-  CHECK(failure([&] { cpu::check_size("q", nullptr, 64, 64, ""); }).find("q.data() =") == 0);
+  CHECK(failure([&] { detail::cpu::check_size("q", data, 64, 64, "shape"); }) == "");
+  CHECK(failure([&] { detail::cpu::check_size("q", data, 63, 64, "shape"); }) == "q.size() = 63");
+  CHECK(failure([&] { detail::cpu::check_size("q", data, 65, 64, "shape"); }) == "q.size() = 65");
+  CHECK(failure([&] { detail::cpu::check_size("q", nullptr, 64, 64, ""); }).find("q.data() =") ==
+        0);
 }
 
 #endif

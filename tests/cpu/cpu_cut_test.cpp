@@ -67,11 +67,11 @@ TEST_CASE("every way to merge agrees with the oracle, for any number of tasks an
 }
 
 TEST_CASE("a worker takes several heads of a job while much is left, single ones at the end") {
-  cpu::TaskQueue queue;
-  queue.reset(2, 8, 1, [](int j) { return cpu::JobSize{j == 0 ? 1.0 : 2.0, 3, 6}; });
+  detail::cpu::TaskQueue queue;
+  queue.reset(2, 8, 1, [](int j) { return detail::cpu::JobSize{j == 0 ? 1.0 : 2.0, 3, 6}; });
   CHECK(queue.size() == 2 * 8 * 3);
   std::atomic<int> next{0};
-  cpu::Task task;
+  detail::cpu::Task task;
   std::vector<int> heads;
   while (queue.take(next, task)) {
     if (task.part_begin == 0 && task.part_end == 3)
@@ -147,7 +147,7 @@ TEST_CASE("rows that see next to nothing do not make row blocks of more lines th
       reference_attention(problem.kv.view, problem.plan.view(), std::span<const float>(problem.q));
   ChunkAttention<Cpu, 64> attention(2);
   check_answer(attention, problem);
-  for (const cpu::RowBlock& block : attention.schedule().row_blocks())
+  for (const detail::cpu::RowBlock& block : attention.schedule().row_blocks())
     CHECK(block.num_rows() * 8 <= 256);
 }
 
@@ -171,21 +171,21 @@ TEST_CASE("the schedule of a run is the one of its geometry, and no item is empt
     ChunkAttention<Cpu, 64> attention(2, {.min_product_lines = min_product_lines});
     test::Answer<float> answer(problem);
     attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out);
-    const cpu::Schedule& schedule = attention.schedule();
+    const detail::cpu::Schedule& schedule = attention.schedule();
     const PlanView view = problem.plan.view();
     if (options.share == test::Share::none) CHECK(schedule.num_shared_items() == 0);
     int shared = 0;
     std::vector<std::int32_t> token_end(static_cast<std::size_t>(view.num_segments));
     int last_row = 0;
-    for (const cpu::RowBlock& block : schedule.row_blocks()) {
+    for (const detail::cpu::RowBlock& block : schedule.row_blocks()) {
       CHECK(block.row_begin == last_row);
       CHECK((block.num_rows() == 1 || block.num_rows() * group <= 256));
       CHECK(block.num_rows() > 0);
       last_row = block.row_end;
       for (int u = block.unit_begin; u < block.unit_begin + block.unit_count; ++u) {
-        const cpu::Unit& unit = schedule.units()[static_cast<std::size_t>(u)];
+        const detail::cpu::Unit& unit = schedule.units()[static_cast<std::size_t>(u)];
         for (int i = unit.item_begin; i < unit.item_end; ++i) {
-          const cpu::WorkItem& item = schedule.items()[static_cast<std::size_t>(i)];
+          const detail::cpu::WorkItem& item = schedule.items()[static_cast<std::size_t>(i)];
           CHECK(item.token_begin < item.token_end);
           CHECK(item.token_end <= view.segments[item.segment].length);
           CHECK(item.row_begin < item.row_end);

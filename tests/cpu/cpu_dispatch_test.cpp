@@ -17,7 +17,7 @@ constexpr InstructionSet all_sets[] = {InstructionSet::portable, InstructionSet:
                                        InstructionSet::amx};
 
 bool is_compiled(InstructionSet set) {
-  for (const InstructionSet compiled : cpu::compiled_sets)
+  for (const InstructionSet compiled : detail::cpu::compiled_sets)
     if (compiled == set) return true;
   return false;
 }
@@ -60,9 +60,9 @@ std::string message_of(F&& f) {
 // Those that run here, the best first.
 std::string running() {
   std::string names;
-  for (std::size_t i = std::size(cpu::compiled_sets); i-- > 0;)
-    if (cpu::is_supported(cpu::compiled_sets[i]))
-      names += (names.empty() ? "" : ", ") + std::string(name_of(cpu::compiled_sets[i]));
+  for (std::size_t i = std::size(detail::cpu::compiled_sets); i-- > 0;)
+    if (detail::cpu::is_supported(detail::cpu::compiled_sets[i]))
+      names += (names.empty() ? "" : ", ") + std::string(name_of(detail::cpu::compiled_sets[i]));
   return names;
 }
 
@@ -72,7 +72,7 @@ std::string refusal(InstructionSet set) {
   const std::string text = name + ": expected one of " + running() + "; ";
   if (!is_compiled(set)) return text + "this build has no " + name + " kernels";
 #if defined(__x86_64__)
-  if (set == InstructionSet::amx && cpu::amx_state() == cpu::AmxState::refused)
+  if (set == InstructionSet::amx && detail::cpu::amx_state() == detail::cpu::AmxState::refused)
     return text + "the operating system refuses " + name;
 #endif
   return text + "this processor lacks " + name;
@@ -84,7 +84,7 @@ TEST_CASE("one that cannot run is refused: it says which can, and what that one 
   int refused = 0;
   for (const InstructionSet set : all_sets) {
     CAPTURE(name_of(set));
-    const bool runs = is_compiled(set) && cpu::is_supported(set);
+    const bool runs = is_compiled(set) && detail::cpu::is_supported(set);
     refused += !runs;
     const std::string by_option =
         message_of([&] { ChunkAttention<Cpu, 8> attention(1, {.instruction_set = set}); });
@@ -108,12 +108,12 @@ TEST_CASE("a name that no instruction set has") {
 TEST_CASE("the option goes before the variable, and an empty variable is none") {
   {
     const Forced forced("avx1024");
-    for (const InstructionSet set : cpu::compiled_sets)
-      if (cpu::is_supported(set)) CHECK(cpu::resolved(set) == set);
+    for (const InstructionSet set : detail::cpu::compiled_sets)
+      if (detail::cpu::is_supported(set)) CHECK(detail::cpu::resolved(set) == set);
   }
   const Forced forced("");
   InstructionSet best = InstructionSet::automatic;
-  for (const InstructionSet set : cpu::compiled_sets)
-    if (cpu::is_supported(set)) best = set;
-  CHECK(cpu::resolved(InstructionSet::automatic) == best);
+  for (const InstructionSet set : detail::cpu::compiled_sets)
+    if (detail::cpu::is_supported(set)) best = set;
+  CHECK(detail::cpu::resolved(InstructionSet::automatic) == best);
 }

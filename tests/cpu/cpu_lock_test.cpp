@@ -29,13 +29,13 @@ using namespace chunkattn;
 namespace {
 
 constexpr int dim = 16;
-using State = cpu::CHUNKATTN_LEAST_ISA::LineState<dim, dim>;
-using Partials = cpu::CHUNKATTN_LEAST_ISA::PartialResults<State>;
+using State = detail::cpu::CHUNKATTN_LEAST_ISA::LineState<dim, dim>;
+using Partials = detail::cpu::CHUNKATTN_LEAST_ISA::PartialResults<State>;
 
 }  // namespace
 
 TEST_CASE("a spin lock lets one in after the other") {
-  SpinLock lock;
+  detail::SpinLock lock;
   std::atomic<bool> entered{false};
   lock.lock();
   std::thread other([&] {
@@ -61,7 +61,7 @@ TEST_CASE("merges into the same rows exclude each other, and give back what they
   options.share = test::Share::all;
   options.max_depth = 1;
   const test::RandomPlan plan = make_random_plan(random, options);
-  cpu::Schedule schedule;
+  detail::cpu::Schedule schedule;
   schedule.derive(plan.view(), {.num_kv_heads = 1,
                                 .group = 2,
                                 .max_lines = 256,
@@ -73,7 +73,7 @@ TEST_CASE("merges into the same rows exclude each other, and give back what they
 
   Partials partials;
   partials.reset(schedule, plan.num_rows(), 1, 2, false);
-  const cpu::TaskLines lines{0, 2, 0, 1, 2};
+  const detail::cpu::TaskLines lines{0, 2, 0, 1, 2};
   const auto merge = [&] {
     State state;
     state.reserve(lines.count());

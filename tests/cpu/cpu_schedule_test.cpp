@@ -20,15 +20,15 @@ namespace {
 
 using chunkattn::KeyRange;
 using chunkattn::Segment;
-using chunkattn::cpu::CostModel;
-using chunkattn::cpu::JobSize;
-using chunkattn::cpu::RowBlock;
-using chunkattn::cpu::Schedule;
-using chunkattn::cpu::ScheduleOptions;
-using chunkattn::cpu::Task;
-using chunkattn::cpu::TaskQueue;
-using chunkattn::cpu::Unit;
-using chunkattn::cpu::WorkItem;
+using chunkattn::detail::cpu::CostModel;
+using chunkattn::detail::cpu::JobSize;
+using chunkattn::detail::cpu::RowBlock;
+using chunkattn::detail::cpu::Schedule;
+using chunkattn::detail::cpu::ScheduleOptions;
+using chunkattn::detail::cpu::Task;
+using chunkattn::detail::cpu::TaskQueue;
+using chunkattn::detail::cpu::Unit;
+using chunkattn::detail::cpu::WorkItem;
 
 constexpr int tile_lines = 32, min_product_lines = 9, max_lines = 256, min_tasks = 64;
 

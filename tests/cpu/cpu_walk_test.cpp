@@ -15,8 +15,8 @@
 #include "support/random_plan.hpp"
 
 using namespace chunkattn;
-using cpu::block_tokens;
-using cpu::BlockSpan;
+using detail::cpu::block_tokens;
+using detail::cpu::BlockSpan;
 
 namespace {
 
@@ -61,7 +61,7 @@ TEST_CASE("items are walked in blocks that hold their tokens, in order") {
   test::Random random(81);
   for (int round = 0; round < test::scaled(100); ++round) {
     const test::RandomPlan plan = plan_of(random);
-    std::vector<cpu::WorkItem> items;
+    std::vector<detail::cpu::WorkItem> items;
     for (int i = 0; i < 5; ++i) {
       const auto s = static_cast<std::int32_t>(random.index(plan.segments.size()));
       const int length = plan.segments[static_cast<std::size_t>(s)].length;
@@ -70,14 +70,14 @@ TEST_CASE("items are walked in blocks that hold their tokens, in order") {
       items.push_back({s, begin, end, i, i + 2});
     }
     const PlanView view = plan.view();
-    cpu::ItemWalk walk(view, items.data(), items.data() + items.size());
+    detail::cpu::ItemWalk walk(view, items.data(), items.data() + items.size());
     BlockSpan block;
-    for (const cpu::WorkItem& item : items) {
+    for (const detail::cpu::WorkItem& item : items) {
       const Segment& segment = view.segments[item.segment];
       const Places all = places_of(plan, segment);
       Places seen;
       for (int token = item.token_begin; token < item.token_end; token += block_tokens) {
-        cpu::ItemWalk twin = walk;
+        detail::cpu::ItemWalk twin = walk;
         BlockSpan same;
         REQUIRE(twin.next(same));
         REQUIRE(walk.next(block));
@@ -91,7 +91,7 @@ TEST_CASE("items are walked in blocks that hold their tokens, in order") {
       CHECK(seen == Places(all.begin() + item.token_begin, all.begin() + item.token_end));
     }
     CHECK_FALSE(walk.next(block));
-    CHECK_FALSE(cpu::ItemWalk(view, nullptr, nullptr).next(block));
+    CHECK_FALSE(detail::cpu::ItemWalk(view, nullptr, nullptr).next(block));
   }
 }
 
@@ -113,8 +113,8 @@ TEST_CASE("batch-invariant: each row sees its path from position 0 in whole bloc
     for (std::int32_t& kv_len : plan.row_kv_len)
       if (random.chance(0.2)) kv_len = random.uniform(0, kv_len);
     const PlanView view = plan.view();
-    cpu::Schedule schedule;
-    cpu::ScheduleOptions options;
+    detail::cpu::Schedule schedule;
+    detail::cpu::ScheduleOptions options;
     options.invariant = true;
     options.max_lines = random.pick({1, 4, 256});
     options.min_product_lines = random.pick({1, 3, 5});
@@ -122,9 +122,9 @@ TEST_CASE("batch-invariant: each row sees its path from position 0 in whole bloc
     schedule.derive(view, options);
     CHECK(schedule.num_partial_rows() == 0);
     std::vector<Places> seen(static_cast<std::size_t>(view.num_rows));
-    for (const cpu::Unit& unit : schedule.units()) {
-      const cpu::WorkItem* const items = schedule.items().data();
-      cpu::ItemWalk walk(view, items + unit.item_begin, items + unit.item_end);
+    for (const detail::cpu::Unit& unit : schedule.units()) {
+      const detail::cpu::WorkItem* const items = schedule.items().data();
+      detail::cpu::ItemWalk walk(view, items + unit.item_begin, items + unit.item_end);
       BlockSpan block;
       while (walk.next(block)) {
         CHECK(block.position % block_tokens == 0);

@@ -89,7 +89,7 @@ int differences(const Matrix& x, const Matrix& y) {
 }
 
 Matrix model(const Matrix& a, const Matrix& b, const Matrix& c) {
-  cpu::SoftwareTiles tiles(true);
+  detail::cpu::SoftwareTiles tiles(true);
   Matrix result;
   tiles.load<0>(&c, 64);
   tiles.load<4>(&a, 64);
@@ -179,7 +179,7 @@ TEST_CASE("denormals count as zero and become zero") {
 TEST_CASE("rows lie where their stride says") {
   std::uint32_t memory[16 * 24], copy[16 * 24] = {};
   for (int i = 0; i < 16 * 24; ++i) memory[i] = static_cast<std::uint32_t>(i);
-  cpu::SoftwareTiles tiles(true);
+  detail::cpu::SoftwareTiles tiles(true);
   tiles.load<3>(memory + 1, 24 * 4);
   tiles.store<3>(copy + 2, 24 * 4);
   for (int row = 0; row < 16; ++row)
@@ -201,7 +201,7 @@ __attribute__((
 #endif
 Matrix
 processor(const Matrix& a, const Matrix& b, const Matrix& c) {
-  cpu::avx512::AmxTiles tiles(true);
+  detail::cpu::avx512::AmxTiles tiles(true);
   Matrix result;
   tiles.load<0>(&c, 64);
   tiles.load<4>(&a, 64);
@@ -217,7 +217,7 @@ processor(const Matrix& a, const Matrix& b, const Matrix& c) {
 
 TEST_CASE("the processor's tiles give the model's bits") {
 #if defined(CHUNKATTN_WITH_AMX)
-  if (cpu::is_supported(InstructionSet::amx)) {
+  if (detail::cpu::is_supported(InstructionSet::amx)) {
     Random random(2);
     for (const Numbers numbers : kinds) {
       CAPTURE(static_cast<int>(numbers));
@@ -229,7 +229,8 @@ TEST_CASE("the processor's tiles give the model's bits") {
     }
     return;
   }
-  std::printf("skipped: tiles of the processor: amx%s\n", cpu::why_not(InstructionSet::amx));
+  std::printf("skipped: tiles of the processor: amx%s\n",
+              detail::cpu::why_not(InstructionSet::amx));
 #else
   std::printf("skipped: tiles of the processor: this build has none\n");
 #endif

@@ -17,7 +17,7 @@ namespace {
 
 using chunkattn::half;
 using chunkattn::KvView;
-using namespace chunkattn::cuda_detail;
+using namespace chunkattn::detail::cuda;
 
 constexpr int chunk = 16;
 constexpr int heads = 3;

@@ -78,7 +78,7 @@ TEST_CASE("both kinds of tasks side by side agree with the oracle") {
     engine.decode_plan();
     engine.enqueue();
     model.num_blocks = engine.attention->num_blocks();
-    chunkattn::cuda_detail::Scheduler scheduler;
+    chunkattn::detail::cuda::Scheduler scheduler;
     scheduler.build(snapshot(engine.view).view(), {qo_heads, kv_heads, head_dim}, model,
                     {1u << 20, 1u << 20, 1u << 28});
     CHECK(scheduler.order().ahead == 1);

@@ -61,7 +61,7 @@ TEST_CASE("the driver is asked about an address once, however many layers there 
 }
 
 TEST_CASE("addresses beyond what the table holds are asked about again, and no others are known") {
-  chunkattn::cuda_detail::KnownPointers known;
+  chunkattn::detail::cuda::KnownPointers known;
   std::vector<char> memory(1 << 16);
   std::size_t remembered = 0;
   for (std::size_t i = 0; i < memory.size(); i += 16) {
@@ -423,7 +423,7 @@ TEST_CASE("every kernel is loaded and set up by the constructor") {
 }
 
 TEST_CASE("shared memory beyond what every kernel has is asked for, and must be there") {
-  using namespace chunkattn::cuda_detail;
+  using namespace chunkattn::detail::cuda;
   struct Arguments {};
   constexpr auto kernel = +[](Arguments) {};
   simt::Device& device = simt::device();
@@ -455,7 +455,7 @@ TEST_CASE("the driver says how many blocks run at the same time") {
   CHECK(blocks() == device.sms);
   device.blocks_by_registers = 1000;  // as many as all of the shared memory holds, L1 has none
   const ChunkAttention<Cuda, head_dim> attention(Engine::limits());
-  const int bytes = chunkattn::cuda_detail::shared_bytes(head_dim, attention.num_stages()) + 1024;
+  const int bytes = chunkattn::detail::cuda::shared_bytes(head_dim, attention.num_stages()) + 1024;
   CHECK(attention.num_blocks() == device.sms * (device.shared_per_sm / bytes));
   device.blocks_by_registers = 0;
   CHECK_THROWS_WITH_AS(blocks(), doctest::Contains("HeadDim = 16"), chunkattn::InvalidArgument);

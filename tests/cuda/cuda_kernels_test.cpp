@@ -17,7 +17,7 @@ namespace {
 
 using chunkattn::bfloat16;
 using chunkattn::half;
-using chunkattn::cuda_detail::HeadDims;
+using chunkattn::detail::cuda::HeadDims;
 using simt::shuffle_turns;
 
 struct Case {
@@ -286,7 +286,7 @@ void check_tasks_in_a_row(test::Random& random, const test::RandomPlan& plan, in
   const auto reference =
       chunkattn::reference_attention(storage.view, plan.view(), std::span<const T>(q));
   SameAnswer<T> same(reference);
-  for (int stages = 2; stages <= chunkattn::cuda_detail::max_stages(HeadDim); ++stages)
+  for (int stages = 2; stages <= chunkattn::detail::cuda::max_stages(HeadDim); ++stages)
     for (const int grid : {1, 2, 40}) {
       CAPTURE(stages);
       CAPTURE(grid);
@@ -334,7 +334,7 @@ TEST_CASE("a task waits for partial results that another block is late with") {
 }
 
 TEST_CASE("partial results join in the order of the path") {
-  using namespace chunkattn::cuda_detail;
+  using namespace chunkattn::detail::cuda;
   constexpr int most = 9, dim = 16;
   test::Random random(17);
   std::vector<Float4> out(most * dim / 4);
@@ -398,9 +398,9 @@ Traces traces_of(int tokens, F&& key) {
   const auto got = simt::attention_step<half, 16>(
       kv.view, plan.view(), std::span<const half>(q), model, 2, 1, 0, {}, [&] {
         const auto* words = reinterpret_cast<const std::uint32_t*>(
-            chunkattn::ptx::dynamic_shared() + chunkattn::cuda_detail::SharedLayout<16>::stages +
-            chunkattn::cuda_detail::stage_bytes(16));
-        const int all = chunkattn::cuda_detail::stage_bytes(16) / 4;
+            chunkattn::ptx::dynamic_shared() + chunkattn::detail::cuda::SharedLayout<16>::stages +
+            chunkattn::detail::cuda::stage_bytes(16));
+        const int all = chunkattn::detail::cuda::stage_bytes(16) / 4;
         if (chunkattn::ptx::thread_index() == 0)
           traces.stored = all - static_cast<int>(std::count(words, words + all, 0xffffffffu));
       });

@@ -17,10 +17,10 @@ namespace {
 using model::Item;
 using model::Machine;
 
-double modelled(const test::RandomPlan& plan, const chunkattn::Geometry& geometry,
+double modelled(const test::RandomPlan& plan, const chunkattn::detail::cuda::Geometry& geometry,
                 const chunkattn::CostModel& cost) {
-  constexpr chunkattn::cuda_detail::ScheduleCapacity plenty{1u << 20, 1u << 20, 1u << 30};
-  chunkattn::cuda_detail::Scheduler scheduler;
+  constexpr chunkattn::detail::cuda::ScheduleCapacity plenty{1u << 20, 1u << 20, 1u << 30};
+  chunkattn::detail::cuda::Scheduler scheduler;
   scheduler.build(plan.view(), geometry, cost, plenty);
   return model::play(Machine{}, plan.view(), geometry, scheduler);
 }
@@ -118,7 +118,7 @@ TEST_CASE("blocks draw tickets before they are free") {
 TEST_CASE("no other cut of the figures' cases is much better in the model") {
   struct Case {
     int sequences, shared, own;
-    chunkattn::Geometry geometry;
+    chunkattn::detail::cuda::Geometry geometry;
     double before;  // as the figures have it
   };
   for (const Case& c : {Case{32, 4096, 512, {32, 32, 128}, 123},
@@ -157,7 +157,7 @@ TEST_CASE("nor is one of any case in the model") {
 TEST_CASE("a few partial results per row are all that few rows cost") {
   struct Case {
     int sequences, shared, own;
-    chunkattn::Geometry geometry;
+    chunkattn::detail::cuda::Geometry geometry;
     double us;
   };
   for (const Case& c :
@@ -176,7 +176,7 @@ TEST_CASE("an order that has both kinds of tasks side by side costs no more") {
   apart.alone_ps_per_kib = apart.ps_per_kib;
   const struct {
     int sequences, shared, own;
-    chunkattn::Geometry geometry;
+    chunkattn::detail::cuda::Geometry geometry;
     double gain;
   } cases[] = {{256, 4096, 512, {32, 8, 128}, 0.1},    {128, 2048, 512, {32, 8, 128}, -0.01},
                {256, 2048, 512, {32, 8, 128}, 0.05},   {512, 16384, 512, {32, 16, 128}, 0.1},
@@ -197,7 +197,7 @@ TEST_CASE("an order that has both kinds of tasks side by side costs no more") {
 TEST_CASE("many sequences of grouped queries come near the floor") {
   const Machine machine;
   const test::RandomPlan plan = test::make_two_level_plan(256, 4096, 512);
-  const chunkattn::Geometry geometry{32, 8, 128};
+  const chunkattn::detail::cuda::Geometry geometry{32, 8, 128};
   CHECK(modelled(plan, geometry, {}) <= model::floor_of(machine, plan.view(), geometry).us() / 0.8);
 }
 

@@ -16,10 +16,10 @@
 namespace {
 
 using chunkattn::CostModel;
-using chunkattn::Geometry;
 using chunkattn::PlanView;
 using chunkattn::Segment;
-using namespace chunkattn::cuda_detail;
+using chunkattn::detail::cuda::Geometry;
+using namespace chunkattn::detail::cuda;
 
 constexpr ScheduleCapacity plenty{std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28};
 

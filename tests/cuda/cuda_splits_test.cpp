@@ -20,8 +20,8 @@
 namespace {
 
 using chunkattn::CostModel;
-using chunkattn::Geometry;
-using namespace chunkattn::cuda_detail;
+using chunkattn::detail::cuda::Geometry;
+using namespace chunkattn::detail::cuda;
 
 constexpr ScheduleCapacity plenty{std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28};
 

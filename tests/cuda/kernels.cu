@@ -4,12 +4,12 @@
 #include "chunkattn/detail/cuda/kernels.cuh"
 
 using chunkattn::ELEMENT;
-namespace cuda_detail = chunkattn::cuda_detail;
+namespace detail::cuda = chunkattn::detail::cuda;
 
-template __global__ void cuda_detail::attention_kernel<ELEMENT, HEAD_DIM, VALUE_DIM>(
-    const cuda_detail::AttentionArguments<ELEMENT>);
-template __global__ void cuda_detail::write_kernel<ELEMENT, ELEMENT>(
-    const cuda_detail::WriteArguments<ELEMENT, ELEMENT>);
-template __global__ void cuda_detail::copy_rows_kernel<ELEMENT>(
-    const cuda_detail::CopyArguments<ELEMENT>);
-template __global__ void cuda_detail::advance_kernel<>(const cuda_detail::PlanMemory);
+template __global__ void detail::cuda::attention_kernel<ELEMENT, HEAD_DIM, VALUE_DIM>(
+    const detail::cuda::AttentionArguments<ELEMENT>);
+template __global__ void detail::cuda::write_kernel<ELEMENT, ELEMENT>(
+    const detail::cuda::WriteArguments<ELEMENT, ELEMENT>);
+template __global__ void detail::cuda::copy_rows_kernel<ELEMENT>(
+    const detail::cuda::CopyArguments<ELEMENT>);
+template __global__ void detail::cuda::advance_kernel<>(const detail::cuda::PlanMemory);

@@ -14,10 +14,10 @@ struct OddRows {
   CHUNKATTN_HD bool operator()(Place at) const { return at.row % 2 == 1 || at.key < at.head; }
 };
 
-#define INSTANTIATE(...)                                                    \
-  template __global__ void                                                  \
-  cuda_detail::attention_kernel<ELEMENT, HEAD_DIM, VALUE_DIM, __VA_ARGS__>( \
-      const cuda_detail::AttentionArguments<ELEMENT, __VA_ARGS__>)
+#define INSTANTIATE(...)                                                     \
+  template __global__ void                                                   \
+  detail::cuda::attention_kernel<ELEMENT, HEAD_DIM, VALUE_DIM, __VA_ARGS__>( \
+      const detail::cuda::AttentionArguments<ELEMENT, __VA_ARGS__>)
 
 INSTANTIATE(SoftCap);
 INSTANTIATE(SlidingWindow);

@@ -440,8 +440,8 @@ TEST_CASE("what was not compiled in is refused by naming what was") {
 TEST_CASE("an object says what it is") {
   const auto any =
       make_attention<Cpu, Sizes, KvTypes<half, std::int8_t>, Variants<Plain, SlidingWindow>>(
-          {24, 16}, 1, {.instruction_set = cpu::compiled_sets[0]});
-  const std::string set = name_of(cpu::compiled_sets[0]);
+          {24, 16}, 1, {.instruction_set = detail::cpu::compiled_sets[0]});
+  const std::string set = name_of(detail::cpu::compiled_sets[0]);
   CHECK(any->device() == std::string_view("cpu"));
   CHECK(any->instruction_set() == set);
   CHECK(any->kv_types().size() == 2);

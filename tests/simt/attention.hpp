@@ -36,14 +36,14 @@ template <class T>
 struct StepResult {
   std::vector<T> out;
   std::vector<float> lse;
-  chunkattn::cuda_detail::Scheduler scheduler;
-  chunkattn::cuda_detail::Counters counters{};
+  chunkattn::detail::cuda::Scheduler scheduler;
+  chunkattn::detail::cuda::Counters counters{};
 };
 
 /// What a variant hides from each row of a plan.
 template <class V>
 std::vector<chunkattn::KeyRange> hidden_ranges(const chunkattn::PlanView& plan, const V& variant) {
-  const chunkattn::cuda_detail::HiddenKeys hidden(variant);
+  const chunkattn::detail::cuda::HiddenKeys hidden(variant);
   std::vector<chunkattn::KeyRange> ranges;
   for (int row = 0; row < plan.num_rows; ++row) ranges.push_back(hidden(plan.row_kv_len[row]));
   return ranges;
@@ -52,13 +52,13 @@ std::vector<chunkattn::KeyRange> hidden_ranges(const chunkattn::PlanView& plan, 
 /// Runs the plan over K/V in host memory. Outputs and workspace start as NaN.
 /// Each thread calls after() when it has done its part of the kernel. `ahead`: in another order of
 /// (task, KV head) pairs than the scheduler's.
-template <class T, chunkattn::cuda_detail::HeadDims Dims, class V = chunkattn::Plain,
+template <class T, chunkattn::detail::cuda::HeadDims Dims, class V = chunkattn::Plain,
           class After = void (*)()>
 StepResult<T> attention_step(
     const chunkattn::KvView<T>& kv, chunkattn::PlanView plan, std::span<const T> q,
     const chunkattn::CostModel& model, int num_stages = 2, int grid = 3, float sm_scale = 0,
     const V& variant = {}, After&& after = [] {}, int ahead = 0) {
-  using namespace chunkattn::cuda_detail;
+  using namespace chunkattn::detail::cuda;
   StepResult<T> result;
   const auto rows = static_cast<std::size_t>(plan.num_rows);
   const int num_qo_heads = static_cast<int>(q.size() / rows / static_cast<std::size_t>(Dims.k));

@@ -45,7 +45,7 @@ inline chunkattn::CostModel engine_model() {
 
 template <class T>
 struct DeviceArray {
-  chunkattn::cuda_detail::DeviceMemory memory;
+  chunkattn::detail::cuda::DeviceMemory memory;
   std::size_t size;
   explicit DeviceArray(std::size_t n) : memory(n * sizeof(T)), size(n) {}
   std::span<T> span() { return {reinterpret_cast<T*>(memory.data()), size}; }

@@ -373,7 +373,7 @@ class Graph {
 }  // namespace simt
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 inline void check_cuda(cudaError_t result, const char* call, SourceLocation where);
 
@@ -393,5 +393,5 @@ void launch(const char* name, void (*kernel)(Arguments), int grid, int threads, 
   });
 }
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -29,7 +29,7 @@ struct CudaModes {
       if (!eager) model.wait_ps = std::int64_t{1} << 50;
       shuffle_turns(random);
       const StepResult<T> got =
-          attention_step<T, chunkattn::cuda_detail::HeadDims{HeadDim, ValueDim}>(
+          attention_step<T, chunkattn::detail::cuda::HeadDims{HeadDim, ValueDim}>(
               kv, plan, q, model, random.uniform(2, 3), 3, 0, variant);
       check(std::span<const T>(got.out), got.lse, chunkattn::unit_roundoff<T>());
     }

@@ -12,17 +12,19 @@ namespace test {
 
 struct ScheduleCase {
   std::string name;
-  chunkattn::Geometry geometry;
+  chunkattn::detail::cuda::Geometry geometry;
   std::vector<int> nodes, tokens;  ///< as make_level_plan() has them
   [[nodiscard]] RandomPlan plan() const { return make_level_plan(nodes, tokens); }
 };
 
-inline constexpr chunkattn::Geometry mha{32, 32, 128}, gqa{32, 8, 128}, mqa{16, 1, 128};
+inline constexpr chunkattn::detail::cuda::Geometry mha{32, 32, 128}, gqa{32, 8, 128},
+    mqa{16, 1, 128};
 
 /// "query heads/KV heads b sequences, shared + own tokens".
 inline std::vector<ScheduleCase> two_level_cases() {
   std::vector<ScheduleCase> cases;
-  const auto add = [&](const chunkattn::Geometry& geometry, int sequences, int shared, int own) {
+  const auto add = [&](const chunkattn::detail::cuda::Geometry& geometry, int sequences, int shared,
+                       int own) {
     cases.push_back({std::to_string(geometry.num_qo_heads) + "/" +
                          std::to_string(geometry.num_kv_heads) + " b " + std::to_string(sequences) +
                          ", " + std::to_string(shared) + "+" + std::to_string(own),

@@ -18,7 +18,7 @@
 template <class T>
 std::span<T> device_memory(std::size_t count) {
   (void)simt::device();  // made first, it goes last
-  static std::deque<chunkattn::cuda_detail::DeviceMemory> all;
+  static std::deque<chunkattn::detail::cuda::DeviceMemory> all;
   all.emplace_back(count * sizeof(T));
   return {reinterpret_cast<T*>(all.back().data()), count};
 }

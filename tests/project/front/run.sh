@@ -58,6 +58,6 @@ compile "${flags[@]}" -c "$here/caller.cpp" -o caller.o
 compile "${flags[@]}" -c "$here/layer.cpp" -o layer.o
 compile "${objects[@]}" -o program "${libraries[@]}"
 ./program || fail "the program leaves with $?"
-[ -z "$(nm -C caller.o layer.o | grep -E 'chunkattn::[a-z0-9_:]*(cpu|cuda_detail)::')" ] ||
+[ -z "$(nm -C caller.o layer.o | grep -E 'chunkattn::[a-z0-9_:]*(cpu|detail::cuda)::')" ] ||
   fail "there is something of a backend in units that only call"
 echo "front $backend: one unit for each backend has kernels, the others have none"

@@ -8,7 +8,7 @@
 #include "config.hpp"
 #include "instruction_sets.hpp"
 
-CHUNKATTN_ISA_NAMESPACE_BEGIN
+CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
 enum class AmxState {
@@ -70,4 +70,4 @@ class AmxProbe {
 #endif
 
 }  // namespace cpu
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_ISA_DETAIL_END

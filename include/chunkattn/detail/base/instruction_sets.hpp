@@ -127,3 +127,12 @@
 #define CHUNKATTN_ISA_NAMESPACE_END \
   }                                 \
   CHUNKATTN_NAMESPACE_END
+// The same for what is not public.
+#define CHUNKATTN_ISA_DETAIL_BEGIN \
+  CHUNKATTN_NAMESPACE_BEGIN        \
+  namespace detail {               \
+  inline namespace CHUNKATTN_ISA_SET {
+#define CHUNKATTN_ISA_DETAIL_END \
+  }                              \
+  }                              \
+  CHUNKATTN_NAMESPACE_END

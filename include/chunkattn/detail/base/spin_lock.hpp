@@ -12,6 +12,8 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
+namespace detail {
+
 /// Tells the processor that this thread is only waiting.
 CHUNKATTN_INLINE void spin_pause() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
@@ -36,5 +38,7 @@ class alignas(64) SpinLock {
  private:
   std::atomic<bool> taken_{false};
 };
+
+}  // namespace detail
 
 CHUNKATTN_NAMESPACE_END

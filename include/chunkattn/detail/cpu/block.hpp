@@ -14,7 +14,7 @@
 #include "schedule.hpp"
 #include "walk.hpp"
 
-CHUNKATTN_ISA_NAMESPACE_BEGIN
+CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
 /// A block of one KV head: the addresses of its K and V rows.
@@ -85,4 +85,4 @@ struct TaskLines {
 };
 
 }  // namespace cpu
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_ISA_DETAIL_END

@@ -8,7 +8,7 @@
 #include "../base/config.hpp"
 #include "../base/instruction_sets.hpp"
 
-CHUNKATTN_ISA_NAMESPACE_BEGIN
+CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
 /// A run's arguments, checked. K and V are T, queries X, outputs Y.
@@ -30,4 +30,4 @@ struct Call {
 };
 
 }  // namespace cpu
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_ISA_DETAIL_END

@@ -16,7 +16,7 @@
 #include "../base/instruction_sets.hpp"
 #include "../kv/checks.hpp"
 
-CHUNKATTN_ISA_NAMESPACE_BEGIN
+CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
 /// A contiguous range that knows its size: what std::data() and std::size() take. (The concepts of
@@ -153,4 +153,4 @@ inline void check_size(const char* name, const void* data, std::size_t size, std
 }
 
 }  // namespace cpu
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_ISA_DETAIL_END

@@ -1,8 +1,8 @@
 // The CPU kernels, compiled once for each instruction set of this translation unit: the files of
 // isa/, which have no include guards, between macros that say for which one.
 //
-// CHUNKATTN_PASS_BEGIN opens the instruction set's namespace, cpu::avx512 for example, and where
-// the compiler's options do not promise that set already, allows it for the functions up to
+// CHUNKATTN_PASS_BEGIN opens the instruction set's namespace, detail::cpu::avx512 for example, and
+// where the compiler's options do not promise that set already, allows it for the functions up to
 // CHUNKATTN_PASS_END. Nothing outside such a namespace may use what the options do not promise: it
 // would be merged with the same function of another translation unit and run anywhere.
 #pragma once
@@ -51,23 +51,23 @@
 
 // A pragma stands last in a macro: g++ 14 loses the braces that follow it there.
 #define CHUNKATTN_PASS_BEGIN    \
-  CHUNKATTN_ISA_NAMESPACE_BEGIN \
+  CHUNKATTN_ISA_DETAIL_BEGIN \
   namespace cpu::CHUNKATTN_PASS { \
   CHUNKATTN_PASS_ALLOW
 #define CHUNKATTN_PASS_END    \
   }                           \
-  CHUNKATTN_ISA_NAMESPACE_END \
+  CHUNKATTN_ISA_DETAIL_END \
   CHUNKATTN_PASS_FORBID
 
 // The same around functions that may use the matrix unit besides. Its instructions are written as
 // assembler, for which clang wants the permission and g++ does not.
 #define CHUNKATTN_TILES_BEGIN   \
-  CHUNKATTN_ISA_NAMESPACE_BEGIN \
+  CHUNKATTN_ISA_DETAIL_BEGIN \
   namespace cpu::CHUNKATTN_PASS { \
   CHUNKATTN_TILES_ALLOW
 #define CHUNKATTN_TILES_END   \
   }                           \
-  CHUNKATTN_ISA_NAMESPACE_END \
+  CHUNKATTN_ISA_DETAIL_END \
   CHUNKATTN_TILES_FORBID
 
 #if defined(__clang__)
@@ -173,7 +173,7 @@
 #undef CHUNKATTN_TILES_BEGIN
 #undef CHUNKATTN_TILES_END
 
-CHUNKATTN_ISA_NAMESPACE_BEGIN
+CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
 template <class Nothing, class... Engines>
@@ -214,4 +214,4 @@ template <int HeadDim, int ValueDim, std::size_t I = 0>
 }
 
 }  // namespace cpu
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_ISA_DETAIL_END

@@ -14,7 +14,7 @@
 #include "../base/instruction_sets.hpp"
 #include "walk.hpp"
 
-CHUNKATTN_ISA_NAMESPACE_BEGIN
+CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
 /// Prefetches the cache line at `address`, from memory to L2: L1 is the kernel's.
@@ -208,4 +208,4 @@ class Prefetcher {
 };
 
 }  // namespace cpu
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_ISA_DETAIL_END

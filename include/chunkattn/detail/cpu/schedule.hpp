@@ -26,7 +26,7 @@
 #include "../base/config.hpp"
 #include "../base/instruction_sets.hpp"
 
-CHUNKATTN_ISA_NAMESPACE_BEGIN
+CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
 /// Tokens that a kernel takes at once, and the grain at which a segment can be cut.
@@ -443,4 +443,4 @@ class Schedule {
 };
 
 }  // namespace cpu
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_ISA_DETAIL_END

@@ -21,7 +21,7 @@
 #include "../base/config.hpp"
 #include "../base/instruction_sets.hpp"
 
-CHUNKATTN_ISA_NAMESPACE_BEGIN
+CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
 /// The model. The operations are those of AmxTiles (detail/cpu/isa/tiles.hpp).
@@ -101,4 +101,4 @@ class SoftwareTiles {
 };
 
 }  // namespace cpu
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_ISA_DETAIL_END

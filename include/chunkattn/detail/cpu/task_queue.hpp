@@ -11,7 +11,7 @@
 #include "../base/config.hpp"
 #include "../base/instruction_sets.hpp"
 
-CHUNKATTN_ISA_NAMESPACE_BEGIN
+CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
 /// KV heads [head_begin, head_end) and parts [part_begin, part_end) of a job: several heads with
@@ -119,4 +119,4 @@ class TaskQueue {
 };
 
 }  // namespace cpu
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_ISA_DETAIL_END

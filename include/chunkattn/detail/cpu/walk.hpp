@@ -12,7 +12,7 @@
 #include "../base/instruction_sets.hpp"
 #include "schedule.hpp"
 
-CHUNKATTN_ISA_NAMESPACE_BEGIN
+CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
 /// Tokens [begin, begin + count) of a slot.
@@ -107,4 +107,4 @@ class ItemWalk {
 };
 
 }  // namespace cpu
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_ISA_DETAIL_END

@@ -8,7 +8,7 @@
 #include "ptx.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 inline constexpr int small_threads = 256;
 
@@ -135,5 +135,5 @@ CHUNKATTN_KERNEL advance_kernel(const PlanMemory plan) {
   }
 }
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

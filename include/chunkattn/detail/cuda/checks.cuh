@@ -8,7 +8,7 @@
 #include "runtime.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// Checks of one object's calls. Refuses by InvalidArgument.
 class CallChecks {
@@ -67,5 +67,5 @@ class CallChecks {
   Event last_work_;
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -43,7 +43,7 @@ struct CostModel {
   /// One task: `tokens` K/V rows of 16-bit elements past a tile of `tile_rows`, each KiB
   /// in `kib` ps.
   [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows,
-                                                 cuda_detail::HeadDims dims,
+                                                 detail::cuda::HeadDims dims,
                                                  std::int64_t kib) const noexcept {
     const std::int64_t bytes = 2 * tokens * (dims.k + dims.v);
     const std::int64_t flops = bytes * tile_rows;
@@ -51,14 +51,14 @@ struct CostModel {
   }
   /// The same while all blocks stream.
   [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows,
-                                                 cuda_detail::HeadDims dims) const noexcept {
+                                                 detail::cuda::HeadDims dims) const noexcept {
     return stream_ps(tokens, tile_rows, dims, ps_per_kib);
   }
 
   /// A chunk-first task: streams, and writes a partial result for each of its `rows` packed rows,
   /// each KiB in `write_kib` ps: whoever shares what it reads, that is its own.
   [[nodiscard]] constexpr std::int64_t chunk_first_ps(std::int64_t tokens, int tile_rows, int rows,
-                                                      cuda_detail::HeadDims dims, std::int64_t kib,
+                                                      detail::cuda::HeadDims dims, std::int64_t kib,
                                                       std::int64_t write_kib) const noexcept {
     return task_ps + stream_ps(tokens, tile_rows, dims, kib) +
            partial_bytes(rows, dims.v) * write_kib / 1024;
@@ -66,7 +66,7 @@ struct CostModel {
 
   /// A sequence-first task until it needs partial results.
   [[nodiscard]] constexpr std::int64_t sequence_first_ps(std::int64_t tokens, int tile_rows,
-                                                         cuda_detail::HeadDims dims,
+                                                         detail::cuda::HeadDims dims,
                                                          std::int64_t kib) const noexcept {
     return task_ps + stream_ps(tokens, tile_rows, dims, kib);
   }
@@ -74,7 +74,7 @@ struct CostModel {
   /// Its end: `merges` partial results for each of `rows`.
   [[nodiscard]] constexpr std::int64_t merge_all_ps(int rows, int value_dim,
                                                     int merges) const noexcept {
-    return cuda_detail::merges_in_a_row(rows, value_dim, merges) * merge_ps;
+    return detail::cuda::merges_in_a_row(rows, value_dim, merges) * merge_ps;
   }
 
   /// `rows` partial results of one KV head, written by one task and read by others.

@@ -7,7 +7,7 @@
 #include "../base/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// One tile of rows over one range of path positions; run once per KV head.
 ///
@@ -78,5 +78,5 @@ struct PlanMemory {
   float* partial_lse;    ///< [partial], base 2; at most empty_max2: empty
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

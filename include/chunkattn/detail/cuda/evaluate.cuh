@@ -10,7 +10,7 @@
 #include "ptx.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// A query head of a row: what a logit's place is made of, beside the key.
 struct Line {
@@ -139,5 +139,5 @@ struct Evaluator {
   }
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

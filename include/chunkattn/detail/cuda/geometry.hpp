@@ -7,6 +7,7 @@
 #include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+namespace detail::cuda {
 
 /// Heads of the layers that a schedule serves.
 struct Geometry {
@@ -19,9 +20,10 @@ struct Geometry {
     return num_qo_heads / num_kv_heads;
   }
   /// Elements of K and of V.
-  [[nodiscard]] constexpr cuda_detail::HeadDims dims() const noexcept {
+  [[nodiscard]] constexpr detail::cuda::HeadDims dims() const noexcept {
     return {head_dim, value_dim != 0 ? value_dim : head_dim};
   }
 };
 
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -11,7 +11,7 @@
 #include "../../variants.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 struct SkipsNothing {};
 
@@ -76,5 +76,5 @@ class HiddenKeys {
   std::array<std::byte, 64> members_{};
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

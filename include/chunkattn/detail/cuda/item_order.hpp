@@ -16,7 +16,7 @@
 #include "../base/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// From tickets to pairs; a pair has the number task * num_kv_heads + head. Each has one ticket.
 /// Before the sequence-first pairs of a head stand all chunk-first ones of that head: the rounds
@@ -65,5 +65,5 @@ struct ItemOrder {
   }
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -11,7 +11,7 @@
 #include "launch.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// Host addresses of the kernels for K/V of T.
 template <class T, int HeadDim, int ValueDim>
@@ -39,5 +39,5 @@ template <class T, int HeadDim, int ValueDim, class V>
   return &attention_kernel<T, HeadDim, ValueDim, V>;
 }
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

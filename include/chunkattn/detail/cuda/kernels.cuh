@@ -4,7 +4,7 @@
 #include "run_tasks.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// Chunk-first tasks (paper section 3.2, Algorithm 1): what several sequences share, read once for
 /// all their rows; each row's partial result goes to the workspace. Then sequence-first ones
@@ -21,5 +21,5 @@ CHUNKATTN_KERNEL CHUNKATTN_LAUNCH_BOUNDS(block_threads, wanted_blocks(HeadDims{H
   run_tasks<T, HeadDims{HeadDim, ValueDim}>(args);
 }
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -8,7 +8,7 @@
 #include "../base/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// A set of addresses of limited size: a hash table, which starts anew when it is three quarters
 /// full. A model of 128 layers with buffers of their own uses less than half of that. (A list that
@@ -45,5 +45,5 @@ class KnownPointers {
   std::size_t size_ = 0;
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

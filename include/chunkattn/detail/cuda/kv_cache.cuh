@@ -55,9 +55,9 @@ class KvCache<Cuda, T> {
     detail::check_argument(num_slots <= max_slabs_ << slab_shift_, "num_slots", num_slots,
                            {"at most slot_limit = ", max_slabs_ << slab_shift_});
     const std::size_t slabs = (num_slots + per_slab() - 1) >> slab_shift_;
-    std::vector<cuda_detail::DeviceMemory> made(std::max(slabs, slabs_.size()) - slabs_.size());
+    std::vector<detail::cuda::DeviceMemory> made(std::max(slabs, slabs_.size()) - slabs_.size());
     slabs_.reserve(slabs_.size() + made.size());
-    for (auto& slab : made) slab = cuda_detail::DeviceMemory(bytes_per_slot() << slab_shift_);
+    for (auto& slab : made) slab = detail::cuda::DeviceMemory(bytes_per_slot() << slab_shift_);
     for (std::size_t i = 0; i < made.size(); ++i) enter(made[i], slabs_.size() + i);
     std::move(made.begin(), made.end(), std::back_inserter(slabs_));
     num_slots_ = std::max(num_slots_, num_slots);
@@ -74,7 +74,7 @@ class KvCache<Cuda, T> {
                            "a cache that was not moved from");
     const std::size_t needed = slots_.num_slots();
     if (needed > num_slots_) {
-      detail::check_argument(!cuda_detail::is_capture_near(stream), "num_slots", num_slots_,
+      detail::check_argument(!detail::cuda::is_capture_near(stream), "num_slots", num_slots_,
                              {"grow(", needed,
                               ") before the capture: memory cannot be allocated "
                               "inside it"});
@@ -112,9 +112,9 @@ class KvCache<Cuda, T> {
                            "false: on CUDA V has rows of its own");
     while (slab_shift_ < 16 && bytes_per_slot() << slab_shift_ < slab_target) ++slab_shift_;
     max_slabs_ = std::max<std::size_t>(1, (slot_limit + per_slab() - 1) >> slab_shift_);
-    table_ = cuda_detail::DeviceMemory(max_slabs_ * num_tables() * sizeof(T*));
-    views_ =
-        cuda_detail::DeviceMemory(static_cast<std::size_t>(options.num_layers) * sizeof(KvView<T>));
+    table_ = detail::cuda::DeviceMemory(max_slabs_ * num_tables() * sizeof(T*));
+    views_ = detail::cuda::DeviceMemory(static_cast<std::size_t>(options.num_layers) *
+                                        sizeof(KvView<T>));
     grow(num_slots);
     write_check_ = detail::make_write_check(options, slots_);
     std::vector<KvView<T>> views;
@@ -163,7 +163,7 @@ class KvCache<Cuda, T> {
   }
 
   // Puts the addresses of slab number `at` into the tables. Nobody reads them until it is counted.
-  void enter(const cuda_detail::DeviceMemory& slab, std::size_t at) {
+  void enter(const detail::cuda::DeviceMemory& slab, std::size_t at) {
     T* const first = reinterpret_cast<T*>(slab.data());
     for (std::size_t t = 0; t < num_tables(); ++t) {  // K of layer 0, V of layer 0, K of 1, ...
       T* const place =
@@ -176,9 +176,9 @@ class KvCache<Cuda, T> {
   // New entries of a table: no kernel under way looks at them yet. A copy from pageable memory may
   // return before it has landed, and the caller's streams need not wait for the default one.
   static void copy_now(void* target, const void* source, std::size_t bytes) {
-    cuda_detail::check_cuda(cudaMemcpy(target, source, bytes, cudaMemcpyHostToDevice),
-                            "cudaMemcpy(slab table)");
-    cuda_detail::check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    detail::cuda::check_cuda(cudaMemcpy(target, source, bytes, cudaMemcpyHostToDevice),
+                             "cudaMemcpy(slab table)");
+    detail::cuda::check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   }
 
   KvCacheOptions options_;
@@ -186,8 +186,8 @@ class KvCache<Cuda, T> {
   int slab_shift_ = 0;
   std::size_t max_slabs_ = 0;
   std::size_t num_slots_ = 0;
-  cuda_detail::DeviceMemory table_, views_;
-  std::vector<cuda_detail::DeviceMemory> slabs_;
+  detail::cuda::DeviceMemory table_, views_;
+  std::vector<detail::cuda::DeviceMemory> slabs_;
   SlotSource slots_;
   std::shared_ptr<detail::WriteCheck> write_check_;
 };

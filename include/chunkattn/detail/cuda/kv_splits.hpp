@@ -28,7 +28,7 @@
 #include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// How much room a schedule has.
 struct ScheduleCapacity {
@@ -487,5 +487,5 @@ class KvSplits {
   std::int64_t best_ = 0;
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

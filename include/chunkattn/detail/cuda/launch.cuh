@@ -7,7 +7,7 @@
 #include "runtime.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 #if !defined(CHUNKATTN_CUDA_RUNTIME_PROVIDED)
 /// Launches `kernel` on `stream` and reports what the launch itself reports. One argument, by
@@ -55,5 +55,5 @@ template <class Arguments>
   return blocks;
 }
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -5,7 +5,7 @@
 #include "../base/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// The place of path position `position` on the path that ends with `segment`; no_slot if the path
 /// has no such place.
@@ -28,5 +28,5 @@ namespace cuda_detail {
   return {pieces[low].slot, pieces[low].begin + position - pieces[low].position};
 }
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -10,7 +10,7 @@
 #include "../base/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// When the last of `num_blocks` blocks is done that take items in the order of add(), each the
 /// next one when it is free.
@@ -57,5 +57,5 @@ class Makespan {
   std::int64_t end_ = 0;
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

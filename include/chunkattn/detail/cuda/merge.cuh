@@ -11,7 +11,7 @@
 #include "variant_terms.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// The maximum of a row that has seen nothing, of q k and scaled in base 2. Finite, so that
 /// differences are ordinary numbers.
@@ -265,5 +265,5 @@ CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T, V>& args, const Tas
   }
 }
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -5,7 +5,7 @@
 #include "ptx.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// Walks the pieces of a path: where is the K/V row of a position?
 class PieceCursor {
@@ -65,5 +65,5 @@ struct TokenRows {
   const T* v;  ///< null: nothing to read, zeros
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -38,7 +38,7 @@ struct UploadCounts {
   std::uint64_t advances = 0;   ///< steps made by the advance kernel alone
 };
 
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// `limits` with every 0 replaced; throws InvalidArgument where one makes no sense.
 [[nodiscard]] inline CudaLimits completed(CudaLimits limits) {
@@ -427,5 +427,5 @@ class PlanUpload {
   std::vector<WriteTarget> writes_;
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -18,7 +18,7 @@
 #include "tile_attention.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// What a block knows of its launch, in shared memory: registers are for products.
 struct LaunchState {
@@ -242,5 +242,5 @@ CHUNKATTN_DEVICE void run_tasks(const AttentionArguments<T, V>& args) {
     counters = {0, 0, launch.number};
 }
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -15,7 +15,7 @@
 #endif
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 inline void check_cuda(cudaError_t result, const char* call,
                        SourceLocation where = SourceLocation::current()) {
@@ -118,5 +118,5 @@ class Event {
   return status != cudaStreamCaptureStatusNone;
 }
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

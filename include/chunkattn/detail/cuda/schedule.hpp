@@ -29,7 +29,7 @@ struct ScheduleSummary {
   std::int32_t num_split = 0;      ///< further cuts along KV
 };
 
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// Builds task lists. Keeps its memory from call to call.
 class Scheduler {
@@ -366,5 +366,5 @@ class Scheduler {
   ScheduleSummary summary_;
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

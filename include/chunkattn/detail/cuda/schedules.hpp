@@ -11,7 +11,7 @@
 #include "schedule.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// A task list and what it was made for.
 class KeptSchedule {
@@ -130,5 +130,5 @@ class Schedules {
   std::uint64_t uses_ = 0;
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

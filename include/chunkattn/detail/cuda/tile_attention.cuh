@@ -16,7 +16,7 @@
 #include "tile_feed.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// The products of one task: its loop over KV tiles.
 template <class T, HeadDims Dims, int TileRows, class V>
@@ -392,5 +392,5 @@ class TileAttention {
   bool far_ = false;  // some scaled maximum of this warp is beyond far_max2
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

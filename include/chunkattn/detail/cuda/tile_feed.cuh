@@ -11,7 +11,7 @@
 #include "variant_tile.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// The part of a task's range that its rows see, in KV tiles.
 struct TileRange {
@@ -212,5 +212,5 @@ class TileFeed {
   int num_tiles_ = 0;
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -7,7 +7,7 @@
 #include "../base/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 inline constexpr int block_threads = 128;
 inline constexpr int block_warps = block_threads / 32;
@@ -235,5 +235,5 @@ constexpr Occupancy choose_occupancy(HeadDims dims, int shared_per_block, int sh
   return best;
 }
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -12,7 +12,7 @@
 #include "hidden_keys.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// In the place of an expression that a variant has not.
 struct NoTerm {};
@@ -103,5 +103,5 @@ struct Tables {
   }
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

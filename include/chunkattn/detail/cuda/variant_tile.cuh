@@ -11,7 +11,7 @@
 #include "merge.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace cuda_detail {
+namespace detail::cuda {
 
 /// The part of a tile that one lane holds as mma leaves it: rows lane/4 and lane/4 + 8 of 16, of
 /// each group of 8 tokens number 2*(lane%4) and the next.
@@ -138,5 +138,5 @@ struct Pair {
   }
 };
 
-}  // namespace cuda_detail
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END
