@@ -147,7 +147,7 @@ class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
         ValueDim == HeadDim ? "q.size()" : "num_rows * num_qo_heads * value_dim");
     if (!lse.empty() && lse.size() != lines) [[unlikely]]
       detail::fail_argument("lse.size()", lse.size(), {"0 or num_rows * num_qo_heads = ", lines});
-    if constexpr (ChecksItself<V>) variant.check(num_qo_heads);
+    if constexpr (detail::ChecksItself<V>) variant.check(num_qo_heads);
     detail::cpu::check_pieces(layer, view);
     detail::check_written(layer, view);
 

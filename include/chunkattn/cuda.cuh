@@ -381,7 +381,7 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
 
   template <class V>
   void check_variant(const V& variant) {
-    if constexpr (ChecksItself<V>) variant.check(limits_.num_qo_heads);
+    if constexpr (detail::ChecksItself<V>) variant.check(limits_.num_qo_heads);
     if constexpr (!std::is_same_v<V, Plain>) {
       const auto check = [this](const char* name, const auto& term) {
         detail::cuda::Tables::each(

@@ -20,6 +20,7 @@
 #include <span>
 #include <type_traits>
 
+#include "detail/attention/merge_head.hpp"
 #include "detail/attention/state.hpp"
 #include "detail/base/bit_cast.hpp"
 #include "detail/base/check.hpp"
@@ -28,6 +29,9 @@
 #include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+/// Results whose lse is a natural logarithm: what run() gives.
+using BaseE = detail::BaseE;
 
 /// Results whose lse is a logarithm of base 2.
 struct Base2 {
@@ -39,63 +43,8 @@ struct Base2 {
 
 /// Whether an lse is that of a row that sees nothing.
 [[nodiscard]] CHUNKATTN_HD inline bool is_empty_lse(float lse) noexcept {
-  const auto bits = detail::bit_cast<std::uint32_t>(lse);  // -ffast-math leaves these alone
-  return bits >= detail::bit_cast<std::uint32_t>(-3.0e38f) && bits <= 0xff800000u;  // NaN is above
+  return detail::is_empty_lse(lse);
 }
-
-namespace detail {
-
-/// States at one distance from each other: what merge_states() is given for one query head.
-template <class X>
-struct StridedStates {
-  const X* outs;
-  const float* lses;
-  std::ptrdiff_t out_stride, lse_stride;
-
-  [[nodiscard]] CHUNKATTN_HD const X* out(int s) const noexcept { return outs + s * out_stride; }
-  [[nodiscard]] CHUNKATTN_HD float lse(int s) const noexcept { return lses[s * lse_stride]; }
-};
-
-/// Two states.
-template <class X>
-struct TwoStates {
-  const X* outs[2];
-  float lses[2];
-
-  [[nodiscard]] CHUNKATTN_HD const X* out(int s) const noexcept { return outs[s]; }
-  [[nodiscard]] CHUNKATTN_HD float lse(int s) const noexcept { return lses[s]; }
-};
-
-/// Merges the states of one query head into `out`, which may be one of theirs; returns the lse.
-template <class Base, class States, class X>
-CHUNKATTN_HD float merge_head(const States& states, int num_states, X* out, int head_dim) noexcept {
-  SoftmaxState all;
-  for (int s = 0; s < num_states; ++s)
-    if (!is_empty_lse(states.lse(s))) all = merge_states<Base>(all, {states.lse(s), 1.0f}).state;
-  const float scale = normaliser(all);
-  constexpr int at_once = 16;  // elements are read before the same ones are written
-  for (int begin = 0; begin < head_dim; begin += at_once) {
-    const int count = head_dim - begin < at_once ? head_dim - begin : at_once;
-    float sums[at_once] = {};
-    for (int s = 0; s < num_states; ++s) {
-      if (is_empty_lse(states.lse(s))) continue;
-      const float weight = Base::exp(states.lse(s) - all.max) * scale;
-      for (int i = 0; i < count; ++i) sums[i] += weight * to_float(states.out(s)[begin + i]);
-    }
-    for (int i = 0; i < count; ++i) out[begin + i] = from_float<X>(sums[i]);
-  }
-  return log_sum_exp<Base>(all);
-}
-
-/// Elements of a head; refuses sizes that do not fit each other.
-inline std::size_t head_dim_of(std::size_t out_size, std::size_t lse_size) {
-  check_argument(lse_size > 0, "lse.size()", lse_size, "at least one query head");
-  check_argument(out_size > 0 && out_size % lse_size == 0, "out.size()", out_size,
-                 {"a positive multiple of lse.size() = ", lse_size});
-  return out_size / lse_size;
-}
-
-}  // namespace detail
 
 /// Merges a state into another, for one query head of one row; for device code, too.
 /// \tparam Base     BaseE: natural logarithms, what run() gives; Base2: those of base 2

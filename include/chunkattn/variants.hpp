@@ -7,10 +7,22 @@
 //     auto sink(lanes::At at) const             one more logit, without a value; no matter the key
 //     void check(int num_qo_heads) const        throws InvalidArgument where members make no sense
 //
-// logit, visible and sink return expressions (lanes.hpp): they are called on the host, whatever the
+// logit, visible and sink return expressions: they are called on the host, whatever the
 // device. hidden is called on the device, too, so for CUDA it is marked CHUNKATTN_HD and reads
 // nothing but members. Positions are path positions, so a variant does not see how the tree cuts
 // the path, and what is shared stays shared.
+//
+// The language that variants of attention are written in: expressions over lanes. A lane is one
+// logit, of one query head of one row with one key; some kernels hold consecutive keys in a vector,
+// some consecutive rows. So a variant does not compute with vectors. Its functions are given
+// placeholders and return what is to be computed, as a type; each kernel evaluates that on vectors
+// of its own, compiled for its own instruction set:
+//
+//     auto logit(auto s, lanes::At at) const { return s + slope * (at.key - at.query); }
+//
+// There are reals (float), integers (int) and truths (the results of comparisons). Operators are
+// those of C++: + - * / (real, whatever the operands), comparisons, && || ! (of which both sides
+// are computed), and select, min, max, tanh, table, per_lane.
 #pragma once
 
 #include <concepts>
@@ -22,12 +34,70 @@
 #include <type_traits>
 
 #include "detail/attention/lanes.hpp"
+#include "detail/attention/variant_members.hpp"
 #include "detail/base/bit_cast.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+/// One logit's place: what per_lane() and the oracle hand to a user's function.
+struct Place {
+  int row;    ///< query token, in the caller's order: as in q
+  int query;  ///< its path position
+  int key;    ///< path position of the key, at most `query`
+  int head;   ///< query head
+};
+
+namespace lanes {
+
+/// The places of a vector's logits, lane by lane: see Place.
+struct At {
+  Input<Coordinate::key> key;      ///< path position of the key
+  Input<Coordinate::query> query;  ///< path position of the row
+  Input<Coordinate::row> row;      ///< query token, in the caller's order
+  Input<Coordinate::head> head;    ///< query head
+};
+
+/// The smaller of each lane.
+template <class A, class B>
+  requires Operands<A, B>
+CHUNKATTN_INLINE constexpr auto min(A a, B b) noexcept {
+  return apply<Operation::min>(a, b);
+}
+/// The larger of each lane.
+template <class A, class B>
+  requires Operands<A, B>
+CHUNKATTN_INLINE constexpr auto max(A a, B b) noexcept {
+  return apply<Operation::max>(a, b);
+}
+/// The hyperbolic tangent, within about two units in the last place.
+template <Real A>
+CHUNKATTN_INLINE constexpr auto tanh(A a) noexcept {
+  return apply<Operation::tanh>(a, a);
+}
+/// a where `condition` holds, else b.
+template <Truth C, Operand A, Operand B>
+CHUNKATTN_INLINE constexpr auto select(C condition, A a, B b) noexcept {
+  return Select<C, decltype(expression(a)), decltype(expression(b))>{condition, expression(a),
+                                                                     expression(b)};
+}
+/// data[index]: nothing is read for a key beyond the row's own position, nor for a row without one.
+template <Expression I>
+  requires(I::kind == Kind::integer)
+CHUNKATTN_INLINE constexpr auto table(const float* data, I index) noexcept {
+  return Table<I>{data, index};
+}
+/// f(Place), a number or a bool, one lane after the other: for what lanes cannot say. It is copied
+/// with the variant, so it should capture pointers, not containers.
+template <class F>
+  requires std::is_invocable_v<const F&, Place>
+CHUNKATTN_INLINE constexpr auto per_lane(F f) noexcept {
+  return PerLane<F>{f};
+}
+
+}  // namespace lanes
 
 /// Path positions [begin, end).
 struct KeyRange {
@@ -43,52 +113,12 @@ struct KeyRange {
 /// Attention without a variant.
 struct Plain {};
 
-/// Has `logit(s, at)`: the logit that takes the place of s.
-template <class V>
-concept ChangesLogits = requires(const V& variant, lanes::Logit s, lanes::At at) {
-  { variant.logit(s, at) } -> lanes::Real;
-};
-/// Has `visible(at)`: whether the row sees the key.
-template <class V>
-concept HidesKeys = requires(const V& variant, lanes::At at) {
-  { variant.visible(at) } -> lanes::Truth;
-};
-/// Has `hidden(query)`: keys that a row at this position does not see for certain.
-template <class V>
-concept SkipsKeys = requires(const V& variant, int query) {
-  { variant.hidden(query) } -> std::convertible_to<KeyRange>;
-};
-/// Has `sink(at)`: one more logit in the softmax, the same for all keys.
-template <class V>
-concept HasSinks = requires(const V& variant, lanes::At at) {
-  { variant.sink(at) } -> lanes::Operand;
-  requires decltype(lanes::expression(variant.sink(at)))::fixed;
-};
-/// Has `check(num_qo_heads)`, which throws InvalidArgument where members make no sense.
-template <class V>
-concept ChecksItself =
-    requires(const V& variant, int num_qo_heads) { variant.check(num_qo_heads); };
-
 /// What run() takes as a variant. Keys that hidden() names must not be visible().
 template <class V>
-concept AttentionVariant =
-    std::copy_constructible<V> &&
-    (std::same_as<V, Plain> || ChangesLogits<V> || HidesKeys<V> || HasSinks<V>) &&
-    (!SkipsKeys<V> || HidesKeys<V>);
-
-namespace detail {
-
-/// By the bits, which -ffast-math leaves alone.
-inline bool is_finite(float x) noexcept {
-  return (bit_cast<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u;
-}
-
-inline void check_per_head(std::string_view name, std::size_t size, int num_qo_heads) {
-  if (size != static_cast<std::size_t>(num_qo_heads)) [[unlikely]]
-    fail_argument(joined({name, ".size()"}), size, {"num_qo_heads = ", num_qo_heads});
-}
-
-}  // namespace detail
+concept AttentionVariant = std::copy_constructible<V> &&
+                           (std::same_as<V, Plain> || detail::ChangesLogits<V> ||
+                            detail::HidesKeys<V> || detail::HasSinks<V>) &&
+                           (!detail::SkipsKeys<V> || detail::HidesKeys<V>);
 
 /// Logits stay within ±cap: cap * tanh(s / cap). An infinite q·k becomes ±cap.
 struct SoftCap {
@@ -174,55 +204,56 @@ Mask(F) -> Mask<F>;
 /// both show. Not both may have sinks.
 template <AttentionVariant A, AttentionVariant B>
 struct Both {
-  static_assert(!(HasSinks<A> && HasSinks<B>), "two variants with sinks: add them up in one");
+  static_assert(!(detail::HasSinks<A> && detail::HasSinks<B>),
+                "two variants with sinks: add them up in one");
   A a;  ///< the first
   B b;  ///< the second
 
   /// Through both, or the one that changes logits.
   auto logit(auto s, lanes::At at) const
-    requires ChangesLogits<A> || ChangesLogits<B>
+    requires detail::ChangesLogits<A> || detail::ChangesLogits<B>
   {
-    if constexpr (!ChangesLogits<A>)
+    if constexpr (!detail::ChangesLogits<A>)
       return b.logit(s, at);
-    else if constexpr (!ChangesLogits<B>)
+    else if constexpr (!detail::ChangesLogits<B>)
       return a.logit(s, at);
     else
       return b.logit(a.logit(s, at), at);
   }
   /// Whether both show the key.
   auto visible(lanes::At at) const
-    requires HidesKeys<A> || HidesKeys<B>
+    requires detail::HidesKeys<A> || detail::HidesKeys<B>
   {
-    if constexpr (!HidesKeys<A>)
+    if constexpr (!detail::HidesKeys<A>)
       return b.visible(at);
-    else if constexpr (!HidesKeys<B>)
+    else if constexpr (!detail::HidesKeys<B>)
       return a.visible(at);
     else
       return a.visible(at) && b.visible(at);
   }
   /// The longer of what they hide: both are hidden, but one range is all that can be said.
   [[nodiscard]] CHUNKATTN_HD KeyRange hidden(int query) const
-    requires SkipsKeys<A> || SkipsKeys<B>
+    requires detail::SkipsKeys<A> || detail::SkipsKeys<B>
   {
     KeyRange range;
-    if constexpr (SkipsKeys<A>) range = a.hidden(query);
-    if constexpr (SkipsKeys<B>)
+    if constexpr (detail::SkipsKeys<A>) range = a.hidden(query);
+    if constexpr (detail::SkipsKeys<B>)
       if (const KeyRange other = b.hidden(query); other.size() > range.size()) range = other;
     return range;
   }
   /// That of the one which has sinks.
   auto sink(lanes::At at) const
-    requires HasSinks<A> || HasSinks<B>
+    requires detail::HasSinks<A> || detail::HasSinks<B>
   {
-    if constexpr (HasSinks<A>)
+    if constexpr (detail::HasSinks<A>)
       return a.sink(at);
     else
       return b.sink(at);
   }
   /// Checks both.
   void check(int num_qo_heads) const {
-    if constexpr (ChecksItself<A>) a.check(num_qo_heads);
-    if constexpr (ChecksItself<B>) b.check(num_qo_heads);
+    if constexpr (detail::ChecksItself<A>) a.check(num_qo_heads);
+    if constexpr (detail::ChecksItself<B>) b.check(num_qo_heads);
   }
 };
 

@@ -206,11 +206,12 @@ TEST_CASE("the algebra: NaN is neither empty nor lost") {
   const float nans[] = {std::bit_cast<float>(0x7fc00000u), std::bit_cast<float>(0xffc00000u),
                         std::bit_cast<float>(0xffffffffu)};
   for (const float nan : nans) {
-    CHECK(!SoftmaxState{0.0f, nan}.empty());
-    CHECK(std::isnan(normaliser({0.0f, nan})));
-    CHECK(std::isnan(log_sum_exp({0.0f, nan})));
-    const SoftmaxState whole{1.0f, 2.0f};
-    for (const SoftmaxState broken : {SoftmaxState{0.0f, nan}, SoftmaxState{nan, nan}}) {
+    CHECK(!detail::SoftmaxState{0.0f, nan}.empty());
+    CHECK(std::isnan(detail::normaliser({0.0f, nan})));
+    CHECK(std::isnan(detail::log_sum_exp({0.0f, nan})));
+    const detail::SoftmaxState whole{1.0f, 2.0f};
+    for (const detail::SoftmaxState broken :
+         {detail::SoftmaxState{0.0f, nan}, detail::SoftmaxState{nan, nan}}) {
       CHECK(std::isnan(merge_states(whole, broken).state.sum));
       CHECK(std::isnan(merge_states(broken, whole).state.sum));
       CHECK(std::isnan(merge_states(broken, {}).state.sum));

@@ -215,7 +215,7 @@ TEST_CASE("huge and far apart: no overflow, nothing lost") {
 #if !defined(__FINITE_MATH_ONLY__) || !__FINITE_MATH_ONLY__
 TEST_CASE("an lse of NaN or infinity makes the output NaN, an element itself alone") {
   for (const float broken : {not_a_number, -not_a_number, infinity}) {
-    for (const float whole : {1.0f, empty_lse()}) {
+    for (const float whole : {1.0f, detail::empty_lse()}) {
       for (const bool swapped : {false, true}) {
         float out[2] = {1.0f, 2.0f}, lse = swapped ? whole : broken;
         const float other[2] = {3.0f, 4.0f};

@@ -17,9 +17,9 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-SoftmaxState state_of(const std::vector<float>& logits) {
+detail::SoftmaxState state_of(const std::vector<float>& logits) {
   if (logits.empty()) return {};
-  SoftmaxState state{*std::max_element(logits.begin(), logits.end()), 0.0f};
+  detail::SoftmaxState state{*std::max_element(logits.begin(), logits.end()), 0.0f};
   for (float logit : logits) state.sum += std::exp(logit - state.max);
   return state;
 }
@@ -35,11 +35,12 @@ TEST_CASE("two states merge into that of both sets, whichever holds the maximum"
     random.fill(std::span(b), 3.0f);
     std::vector<float> both = a;
     both.insert(both.end(), b.begin(), b.end());
-    const SoftmaxState expected = state_of(both);
-    const MergedState merged = merge_states(state_of(a), state_of(b));
+    const detail::SoftmaxState expected = state_of(both);
+    const detail::MergedState merged = detail::merge_states(state_of(a), state_of(b));
     CHECK(merged.state.empty() == both.empty());
     CHECK(merged.state.max == expected.max);
-    if (!both.empty()) CHECK(log_sum_exp(merged.state) == Approx(log_sum_exp(expected)));
+    if (!both.empty())
+      CHECK(detail::log_sum_exp(merged.state) == Approx(detail::log_sum_exp(expected)));
     // An empty side counts for nothing, whatever it holds.
     const auto weight = [&](const std::vector<float>& side) {
       return side.empty() ? 0.0f : std::exp(state_of(side).max - expected.max);
@@ -50,25 +51,27 @@ TEST_CASE("two states merge into that of both sets, whichever holds the maximum"
 }
 
 TEST_CASE("the empty state") {
-  const SoftmaxState empty;
+  const detail::SoftmaxState empty;
   CHECK(empty.empty());
-  CHECK_FALSE(SoftmaxState{0.0f, 1.0f}.empty());
-  CHECK(normaliser(empty) == 0.0f);
-  CHECK(normaliser({3.0f, 4.0f}) == 0.25f);
-  CHECK(empty_lse() == -infinity);
-  CHECK(log_sum_exp(empty) == -infinity);
-  CHECK(log_sum_exp({2.0f, 1.0f}) == 2.0f);
+  CHECK_FALSE(detail::SoftmaxState{0.0f, 1.0f}.empty());
+  CHECK(detail::normaliser(empty) == 0.0f);
+  CHECK(detail::normaliser({3.0f, 4.0f}) == 0.25f);
+  CHECK(detail::empty_lse() == -infinity);
+  CHECK(detail::log_sum_exp(empty) == -infinity);
+  CHECK(detail::log_sum_exp({2.0f, 1.0f}) == 2.0f);
 }
 
 TEST_CASE("a sum of 0 is what makes a state empty, not its maximum") {
-  const SoftmaxState some{1.0f, 2.0f};
-  for (const SoftmaxState empty : {SoftmaxState{50.0f, 0.0f}, SoftmaxState{-50.0f, 0.0f}}) {
-    for (const MergedState& merged : {merge_states(empty, some), merge_states(some, empty)}) {
+  const detail::SoftmaxState some{1.0f, 2.0f};
+  for (const detail::SoftmaxState empty :
+       {detail::SoftmaxState{50.0f, 0.0f}, detail::SoftmaxState{-50.0f, 0.0f}}) {
+    for (const detail::MergedState& merged :
+         {detail::merge_states(empty, some), detail::merge_states(some, empty)}) {
       CHECK(merged.state.max == 1.0f);
       CHECK(merged.state.sum == 2.0f);
       CHECK(merged.weight_a + merged.weight_b == 1.0f);
     }
-    CHECK(merge_states(empty, some).weight_a == 0.0f);
-    CHECK(merge_states(some, empty).weight_b == 0.0f);
+    CHECK(detail::merge_states(empty, some).weight_a == 0.0f);
+    CHECK(detail::merge_states(some, empty).weight_b == 0.0f);
   }
 }

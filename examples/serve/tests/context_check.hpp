@@ -65,7 +65,7 @@ class ContextRank {
       attention_.write(own_.layer(0), view, k, v);
       attention_.run(own_.layer(0), view, q, out, lse);
     } else {
-      lse.assign(lse.size(), chunkattn::empty_lse());  // it has no chunk so far
+      lse.assign(lse.size(), chunkattn::detail::empty_lse());  // it has no chunk so far
     }
     serve::merge_parts(ranks_, out, lse);
     serve::check_agreement(ranks_, "merged results", serve::Digest().add(out).add(lse));

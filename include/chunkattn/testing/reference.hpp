@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "../attention_options.hpp"
-#include "../detail/attention/lanes.hpp"
 #include "../detail/attention/qo_heads.hpp"
 #include "../detail/base/check.hpp"
 #include "../detail/base/config.hpp"
@@ -21,6 +20,7 @@
 #include "../error.hpp"
 #include "../kv_view.hpp"
 #include "../plan_view.hpp"
+#include "../variants.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

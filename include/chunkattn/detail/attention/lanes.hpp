@@ -1,14 +1,5 @@
-// The language that variants of attention are written in: expressions over lanes. A lane is one
-// logit, of one query head of one row with one key; some kernels hold consecutive keys in a vector,
-// some consecutive rows. So a variant does not compute with vectors. Its functions are given
-// placeholders and return what is to be computed, as a type; each kernel evaluates that on vectors
-// of its own, compiled for its own instruction set:
-//
-//     auto logit(auto s, lanes::At at) const { return s + slope * (at.key - at.query); }
-//
-// There are reals (float), integers (int) and truths (the results of comparisons). Operators are
-// those of C++: + - * / (real, whatever the operands), comparisons, && || ! (of which both sides
-// are computed), and select, min, max, tanh, table, per_lane.
+// What expressions over lanes are made of, see variants.hpp: types that say what is to be computed.
+// Kernels evaluate them.
 #pragma once
 
 #include <concepts>
@@ -19,13 +10,7 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// One logit's place: what per_lane() and the oracle hand to a user's function.
-struct Place {
-  int row;    ///< query token, in the caller's order: as in q
-  int query;  ///< its path position
-  int key;    ///< path position of the key, at most `query`
-  int head;   ///< query head
-};
+struct Place;
 
 namespace lanes {
 
@@ -48,7 +33,6 @@ concept Truth = Expression<E> && E::kind == Kind::truth;
 
 // ---- What an expression is made of ------------------------------------------------------------
 
-/// \cond evaluators  kernels look into these, users name none of them
 /// The logit: sm_scale * q·k, and what variants before this one made of it.
 struct Logit {
   static constexpr Kind kind = Kind::real;
@@ -61,16 +45,6 @@ struct Input {
   static constexpr Kind kind = Kind::integer;
   static constexpr bool fixed = C != Coordinate::key;
 };
-
-/// \endcond
-/// The places of a vector's logits, lane by lane: see Place.
-struct At {
-  Input<Coordinate::key> key;      ///< path position of the key
-  Input<Coordinate::query> query;  ///< path position of the row
-  Input<Coordinate::row> row;      ///< query token, in the caller's order
-  Input<Coordinate::head> head;    ///< query head
-};
-/// \cond evaluators
 
 template <class X>
 struct Constant {
@@ -142,7 +116,6 @@ struct Select {
   A a;
   B b;
 };
-/// \endcond
 
 // ---- Operators --------------------------------------------------------------------------------
 
@@ -239,43 +212,6 @@ CHUNKATTN_INLINE constexpr auto operator||(A a, B b) noexcept {
 template <Truth A>
 CHUNKATTN_INLINE constexpr auto operator!(A a) noexcept {
   return Not<A>{a};
-}
-
-/// The smaller of each lane.
-template <class A, class B>
-  requires Operands<A, B>
-CHUNKATTN_INLINE constexpr auto min(A a, B b) noexcept {
-  return apply<Operation::min>(a, b);
-}
-/// The larger of each lane.
-template <class A, class B>
-  requires Operands<A, B>
-CHUNKATTN_INLINE constexpr auto max(A a, B b) noexcept {
-  return apply<Operation::max>(a, b);
-}
-/// The hyperbolic tangent, within about two units in the last place.
-template <Real A>
-CHUNKATTN_INLINE constexpr auto tanh(A a) noexcept {
-  return apply<Operation::tanh>(a, a);
-}
-/// a where `condition` holds, else b.
-template <Truth C, Operand A, Operand B>
-CHUNKATTN_INLINE constexpr auto select(C condition, A a, B b) noexcept {
-  return Select<C, decltype(expression(a)), decltype(expression(b))>{condition, expression(a),
-                                                                     expression(b)};
-}
-/// data[index]: nothing is read for a key beyond the row's own position, nor for a row without one.
-template <Expression I>
-  requires(I::kind == Kind::integer)
-CHUNKATTN_INLINE constexpr auto table(const float* data, I index) noexcept {
-  return Table<I>{data, index};
-}
-/// f(Place), a number or a bool, one lane after the other: for what lanes cannot say. It is copied
-/// with the variant, so it should capture pointers, not containers.
-template <class F>
-  requires std::is_invocable_v<const F&, Place>
-CHUNKATTN_INLINE constexpr auto per_lane(F f) noexcept {
-  return PerLane<F>{f};
 }
 
 }  // namespace lanes

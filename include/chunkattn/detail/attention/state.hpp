@@ -20,6 +20,7 @@
 #include "../base/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+namespace detail {
 
 /// The maximum of an empty state: below any logit, far enough from the edge that differences
 /// stay finite.
@@ -66,7 +67,13 @@ template <class Base = BaseE>
 /// What an empty row reports as its lse: minus infinity, made from bits so that -ffast-math cannot
 /// take it for granted that it does not exist.
 [[nodiscard]] CHUNKATTN_HD inline float empty_lse() noexcept {
-  return detail::bit_cast<float>(std::uint32_t{0xff800000u});
+  return bit_cast<float>(std::uint32_t{0xff800000u});
+}
+
+/// Whether an lse is that of a row that sees nothing.
+[[nodiscard]] CHUNKATTN_HD inline bool is_empty_lse(float lse) noexcept {
+  const auto bits = bit_cast<std::uint32_t>(lse);  // -ffast-math leaves these alone
+  return bits >= bit_cast<std::uint32_t>(-3.0e38f) && bits <= 0xff800000u;  // NaN is above
 }
 
 /// Logarithm of the sum of exp(w_i); minus infinity for the empty set.
@@ -80,4 +87,5 @@ template <class Base = BaseE>
   return state.empty() ? 0.0f : 1.0f / state.sum;
 }
 
+}  // namespace detail
 CHUNKATTN_NAMESPACE_END

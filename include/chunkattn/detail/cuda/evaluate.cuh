@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "../attention/lanes.hpp"
+#include "../../variants.hpp"
 #include "ptx.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN

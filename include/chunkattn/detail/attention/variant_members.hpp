@@ -1,0 +1,62 @@
+// Which members a variant has, and checks that they share.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <string_view>
+
+#include "../base/bit_cast.hpp"
+#include "../base/check.hpp"
+#include "../base/config.hpp"
+#include "lanes.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+struct KeyRange;
+namespace lanes {
+struct At;
+}
+
+namespace detail {
+
+/// Has `logit(s, at)`: the logit that takes the place of s.
+template <class V>
+concept ChangesLogits = requires(const V& variant, lanes::Logit s, lanes::At at) {
+  { variant.logit(s, at) } -> lanes::Real;
+};
+
+/// Has `visible(at)`: whether the row sees the key.
+template <class V>
+concept HidesKeys = requires(const V& variant, lanes::At at) {
+  { variant.visible(at) } -> lanes::Truth;
+};
+
+/// Has `hidden(query)`: keys that a row at this position does not see for certain.
+template <class V>
+concept SkipsKeys = requires(const V& variant, int query) {
+  { variant.hidden(query) } -> std::convertible_to<KeyRange>;
+};
+
+/// Has `sink(at)`: one more logit in the softmax, the same for all keys.
+template <class V>
+concept HasSinks = requires(const V& variant, lanes::At at) {
+  { variant.sink(at) } -> lanes::Operand;
+  requires decltype(lanes::expression(variant.sink(at)))::fixed;
+};
+
+/// Has `check(num_qo_heads)`, which throws InvalidArgument where members make no sense.
+template <class V>
+concept ChecksItself =
+    requires(const V& variant, int num_qo_heads) { variant.check(num_qo_heads); };
+
+/// By the bits, which -ffast-math leaves alone.
+inline bool is_finite(float x) noexcept {
+  return (bit_cast<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+inline void check_per_head(std::string_view name, std::size_t size, int num_qo_heads) {
+  if (size != static_cast<std::size_t>(num_qo_heads)) [[unlikely]]
+    fail_argument(joined({name, ".size()"}), size, {"num_qo_heads = ", num_qo_heads});
+}
+
+}  // namespace detail
+CHUNKATTN_NAMESPACE_END
