@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/testing/reference.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/testing/reference.hpp"
 #include "support/nan_place.hpp"
 
 using namespace chunkattn;

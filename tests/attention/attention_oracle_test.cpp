@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/testing/reference.hpp"
 #include "support/attention_case.hpp"
 #include "support/written_rows.hpp"
 

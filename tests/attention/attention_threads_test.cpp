@@ -20,6 +20,7 @@ inline void yield_under_lock() {
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/testing/reference.hpp"
 #include "support/attention_case.hpp"
 
 using namespace chunkattn;

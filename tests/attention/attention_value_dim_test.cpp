@@ -11,6 +11,7 @@
 
 #include "chunkattn/chunk_attention.hpp"
 #include "chunkattn/kv_cache.hpp"
+#include "chunkattn/testing/reference.hpp"
 #include "support/variant_cases.hpp"
 #include "support/written_rows.hpp"
 

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "chunkattn/testing/reference.hpp"
 #include "support/draft_scenario.hpp"
 
 using namespace chunkattn;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "chunkattn/testing/reference.hpp"
 #include "support/guarded_table.hpp"
 #include "support/variant_cases.hpp"
 

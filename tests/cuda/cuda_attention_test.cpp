@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "chunkattn/testing/reference.hpp"
 #include "simt/engine.hpp"
 #include "support/parents.hpp"
 

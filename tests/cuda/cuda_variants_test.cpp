@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "chunkattn/testing/reference.hpp"
 #include "simt/variants.hpp"
 #include "support/draft_scenario.hpp"
 #include "support/guarded_table.hpp"

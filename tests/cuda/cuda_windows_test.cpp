@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "chunkattn/testing/reference.hpp"
 #include "simt/engine.hpp"
 #include "support/attention_case.hpp"
 

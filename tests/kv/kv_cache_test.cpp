@@ -16,6 +16,7 @@
 
 #include "chunkattn/chunk_attention.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/testing/reference.hpp"
 #include "support/attention_case.hpp"
 
 using namespace chunkattn;

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "attention_case.hpp"
+#include "chunkattn/testing/reference.hpp"
 
 namespace test {
 
