@@ -26,7 +26,6 @@
 #include "detail/kv/checks.hpp"
 #include "detail/plan/check_current.hpp"
 #include "executor.hpp"
-#include "instruction_set.hpp"
 #include "variants.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN

@@ -5,7 +5,6 @@
 #include "allocator.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/instruction_sets.hpp"
-#include "retention.hpp"
 #include "tree_options.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -152,3 +152,7 @@ template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
 }
 
 CHUNKATTN_ISA_NAMESPACE_END
+
+#if defined(__CUDACC__)
+#include "detail/front/make_attention.cuh"
+#endif

@@ -25,7 +25,6 @@
 #include "detail/tree/token_tree.hpp"
 #include "error.hpp"
 #include "fwd.hpp"
-#include "retention.hpp"
 #include "sequence.hpp"
 #include "step.hpp"
 #include "tree_options.hpp"

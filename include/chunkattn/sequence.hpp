@@ -21,7 +21,6 @@
 #include "detail/tree/shared_tree.hpp"
 #include "error.hpp"
 #include "plan_view.hpp"
-#include "retention.hpp"
 #include "tree_options.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -30,7 +30,6 @@
 #include "detail/tree/step_record.hpp"
 #include "error.hpp"
 #include "fwd.hpp"
-#include "retention.hpp"
 #include "sequence.hpp"
 #include "tree_options.hpp"
 

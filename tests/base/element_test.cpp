@@ -15,7 +15,6 @@
 
 #include "chunkattn/attention_options.hpp"
 #include "chunkattn/detail/cpu/kernels.hpp"
-#include "chunkattn/instruction_set.hpp"
 #include "chunkattn/kv_view.hpp"
 #include "support/random.hpp"
 

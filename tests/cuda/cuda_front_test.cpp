@@ -12,7 +12,7 @@
 #include "simt/engine.hpp"
 #include "support/steps.hpp"
 // After the fakes.
-#include "chunkattn/make_attention.cuh"
+#include "chunkattn/make_attention.hpp"
 
 namespace {
 

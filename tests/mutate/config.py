@@ -10,7 +10,7 @@ LEAST_RATE = 0.95  # of those that are not explained
 
 # The face of the rooms below chunkattn/detail.
 FACE = {
-    "tree": ["chunkattn/allocator.hpp", "chunkattn/retention.hpp", "chunkattn/tree_options.hpp", "chunkattn/prefix_tree.hpp",
+    "tree": ["chunkattn/allocator.hpp", "chunkattn/tree_options.hpp", "chunkattn/prefix_tree.hpp",
              "chunkattn/sequence.hpp", "chunkattn/step.hpp"],
     "plan": ["chunkattn/plan_view.hpp", "chunkattn/attention_plan.hpp", "chunkattn/block_table.hpp"],
     "kv": ["chunkattn/kv_view.hpp", "chunkattn/kv_cache.hpp", "chunkattn/transfer.hpp"],

@@ -1,5 +1,5 @@
 // The unit that compiles the GPU's kernels.
-#include <chunkattn/make_attention.cuh>
+#include <chunkattn/make_attention.hpp>
 
 #include "attention.hpp"
 

@@ -21,7 +21,6 @@
 #include <variant>
 #include <vector>
 
-#include "../../instruction_set.hpp"
 #include "../../merge_state.hpp"
 #include "../../attention_options.hpp"
 #include "../attention/state.hpp"

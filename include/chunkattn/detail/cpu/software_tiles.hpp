@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../../instruction_set.hpp"
+#include "../../attention_options.hpp"
 #include "../base/bit_cast.hpp"
 #include "../base/config.hpp"
 #include "../base/instruction_sets.hpp"

@@ -9,7 +9,7 @@
 #include <limits>
 #include <utility>
 
-#include "../../retention.hpp"
+#include "../../tree_options.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "child_index.hpp"

@@ -1,7 +1,7 @@
 // What the tree keeps of a retention policy.
 #pragma once
 
-#include "../../retention.hpp"
+#include "../../tree_options.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 

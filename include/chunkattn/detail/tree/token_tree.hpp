@@ -10,7 +10,6 @@
 
 #include "../../allocator.hpp"
 #include "../../error.hpp"
-#include "../../retention.hpp"
 #include "../../tree_options.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"

@@ -8,19 +8,19 @@
 #include <string_view>
 #include <utility>
 
-#include "any_attention.hpp"
-#include "cuda.cuh"
-#include "detail/base/config.hpp"
-#include "detail/base/element_type.hpp"
-#include "detail/base/instruction_sets.hpp"
-#include "detail/cuda/kv_cache.cuh"
-#include "detail/front/any_kv.hpp"
-#include "detail/front/any_variant.hpp"
-#include "detail/front/built_with.hpp"
-#include "detail/front/elements.hpp"
-#include "executor.hpp"
-#include "fwd.hpp"
-#include "plan_view.hpp"
+#include "../../any_attention.hpp"
+#include "../../cuda.cuh"
+#include "../../executor.hpp"
+#include "../../fwd.hpp"
+#include "../../plan_view.hpp"
+#include "../base/config.hpp"
+#include "../base/element_type.hpp"
+#include "../base/instruction_sets.hpp"
+#include "../cuda/kv_cache.cuh"
+#include "any_kv.hpp"
+#include "any_variant.hpp"
+#include "built_with.hpp"
+#include "elements.hpp"
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 namespace front {
