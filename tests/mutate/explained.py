@@ -124,7 +124,7 @@ EXPLAINED = [
     dict(header="*testing/reference.hpp", original="i < kv.head_dim; ++i) row[i]", becomes="i <= kv.head_dim",
          reason=PADDED),
     dict(header="*kv_cache.hpp", original="if (needed > num_slots_) grow(needed);", becomes="needed >= num_slots_", reason=AGAIN),
-    dict(header="*attention_plan.hpp", original="continue;", becomes="deleted",
+    dict(header="*plan/plan_builder.hpp", original="continue;", becomes="deleted",
          reason=SAME + ": a frame that leaves has no next node, which the next line asks"),
     dict(header="*prefix_tree.hpp", original="shared_->expect_handle();", becomes="deleted",
          reason="memory for handles that other threads drop is set aside earlier or later"),
