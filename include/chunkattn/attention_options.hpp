@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <iterator>
 #include <string>
@@ -77,6 +78,37 @@ struct AttentionOptions {
 
 /// The most query heads of a call: what is counted per row and head then stays within 32 bits.
 inline constexpr int max_qo_heads = 1 << 16;
+
+/// CUDA: the most a plan may hold. Workspace, addresses and grids follow from it and never change,
+/// so a captured graph stays valid while plans come and go. 0 chooses the value given.
+struct CudaLimits {
+  std::int32_t max_rows = 0;          ///< query tokens of a step; required
+  std::int32_t num_qo_heads = 0;      ///< required
+  std::int32_t num_kv_heads = 0;      ///< required
+  std::int32_t max_segments = 0;      ///< 4 * max_rows
+  std::int32_t max_pieces = 0;        ///< extent of the piece array; 64 * max_rows + 4096
+  std::int32_t max_copies = 0;        ///< max_rows
+  std::int32_t max_partial_rows = 0;  ///< rows with partial results; 4 * max_rows + 256
+  std::int32_t max_windows = 0;       ///< windows whose task lists are kept, at most 7; 2
+};
+
+/// What ChunkAttention<Cuda>::prepare() had to do, counted for tests and for curious users.
+struct UploadCounts {
+  std::uint64_t schedules = 0;  ///< task lists built
+  std::uint64_t uploads = 0;    ///< prepares that copied something
+  std::uint64_t bytes = 0;      ///< copied
+  std::uint64_t advances = 0;   ///< steps made by the advance kernel alone
+};
+
+/// CUDA: what a step moves and computes, for floors and tests. All KV heads together.
+struct ScheduleSummary {
+  std::int64_t kv_tokens = 0;      ///< K/V rows streamed, one KV head: tasks x their tokens
+  std::int64_t kv_bytes = 0;       ///< the same in bytes, all KV heads
+  std::int64_t partial_bytes = 0;  ///< written and read
+  std::int64_t padded_flops = 0;   ///< with the unused rows of tiles
+  std::int32_t num_shared = 0;     ///< runs that are shared
+  std::int32_t num_split = 0;      ///< further cuts along KV
+};
 
 /// How a kernel rounds on the way to its output, beyond what fp32 does; relative.
 struct Rounding {

@@ -1,5 +1,5 @@
-// ChunkAttention<Cuda, HeadDim>: the CUDA backend's face, the CPU's with device pointers and a
-// stream.
+// The CUDA backend: KvCache<Cuda, T> and ChunkAttention<Cuda, HeadDim>, the CPU's with device
+// pointers and a stream. For nvcc.
 //
 //   ChunkAttention<Cuda, 128> attention({.max_rows = 256, .num_qo_heads = 32, .num_kv_heads = 8});
 //   StepView view = plan.build(step);
@@ -15,22 +15,24 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
+#include <memory>
 #include <span>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "attention_options.hpp"
-#include "detail/attention/sm_scale.hpp"
 #include "detail/base/check.hpp"
-#include "detail/cuda/checks.cuh"
+#include "detail/cuda/device_state.cuh"
 #include "detail/cuda/kernel_table.cuh"
-#include "detail/cuda/kv_cache.cuh"
-#include "detail/cuda/plan_upload.cuh"
+#include "detail/cuda/runtime.cuh"
+#include "detail/kv/cache_geometry.hpp"
 #include "detail/kv/checks.hpp"
 #include "detail/plan/check_current.hpp"
+#include "kv_cache.hpp"
 #include "variants.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -53,6 +55,183 @@ struct CudaOptions {
   bool check_streams = true;
 #endif
 };
+
+/// K/V in device memory, [slot][kv_head][token][head_dim] for K and, with value_dim, for V in each
+/// layer, so that an engine's own kernels can write it through a KvView.
+///
+/// Slots come in slabs of 2^n slots, one allocation for all layers; growth adds slabs and never
+/// moves one. The tables of slab addresses lie on the device at fixed places, so views and captured
+/// graphs stay valid while the cache grows. Growth allocates and copies a few bytes synchronously:
+/// call grow() ahead (admission time) to keep it out of decode steps.
+template <class T>
+class KvCache<Cuda, T> {
+  static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
+                "KvCache<Cuda, T>: T must be chunkattn::half or chunkattn::bfloat16");
+
+ public:
+  /// Slots that the tables of slab addresses have room for, unless told otherwise.
+  static constexpr std::size_t default_slot_limit = std::size_t{1} << 22;
+
+  /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
+  template <SlotOwner Tree>
+  KvCache(const Tree& tree, KvCacheOptions options, std::size_t slot_limit = default_slot_limit)
+      : KvCache(tree.slot_source(), Tree::chunk_size, options, slot_limit) {}
+
+  /// The same for a tree of which no more is known than its slot_source() and its chunk size.
+  KvCache(const SlotSource& source, int chunk_size, const KvCacheOptions& options,
+          std::size_t slot_limit = default_slot_limit)
+      : KvCache(source, chunk_size, options, source.num_slots(), slot_limit) {}
+
+  /// Memory for `num_slots` slots of `chunk_size` tokens on the current device; `slot_limit` bounds
+  /// what it may grow to (8 bytes of tables per slab).
+  KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0,
+          std::size_t slot_limit = default_slot_limit)
+      : KvCache(SlotSource{}, chunk_size, options, num_slots, slot_limit) {}
+
+  /// Makes room for slots [0, num_slots) in every layer; never moves one. A failure (DeviceError:
+  /// out of memory) leaves the cache as it was.
+  void grow(std::size_t num_slots) {
+    detail::check_argument(num_slots <= max_slabs_ << slab_shift_, "num_slots", num_slots,
+                           {"at most slot_limit = ", max_slabs_ << slab_shift_});
+    const std::size_t slabs = (num_slots + per_slab() - 1) >> slab_shift_;
+    std::vector<detail::cuda::DeviceMemory> made(std::max(slabs, slabs_.size()) - slabs_.size());
+    slabs_.reserve(slabs_.size() + made.size());
+    for (auto& slab : made) slab = detail::cuda::DeviceMemory(bytes_per_slot() << slab_shift_);
+    for (std::size_t i = 0; i < made.size(); ++i) enter(made[i], slabs_.size() + i);
+    std::move(made.begin(), made.end(), std::back_inserter(slabs_));
+    num_slots_ = std::max(num_slots_, num_slots);
+  }
+
+  /// K and V of layer `index` as device pointers, for all slots the tree has handed out so far.
+  /// Grows where it must, which is refused inside a capture: call grow() before.
+  /// \param stream  the stream that may be capturing. The default one knows of the captures of
+  ///                blocking streams only; name yours if it is a non-blocking one.
+  [[nodiscard]] KvView<T> layer(int index, cudaStream_t stream = nullptr) {
+    detail::check_argument(index >= 0 && index < options_.num_layers, "layer", index,
+                           {"less than num_layers, ", options_.num_layers});
+    detail::check_argument(table_.data() != nullptr, "layer", index,
+                           "a cache that was not moved from");
+    const std::size_t needed = slots_.num_slots();
+    if (needed > num_slots_) {
+      detail::check_argument(!detail::cuda::is_capture_near(stream), "num_slots", num_slots_,
+                             {"grow(", needed,
+                              ") before the capture: memory cannot be allocated "
+                              "inside it"});
+      grow(needed);
+    }
+    return view(index);
+  }
+
+  /// Views of all layers in device memory, for ChunkAttention<Cuda>::copy_rows. Their num_slots is
+  /// that of the construction; addresses are right for every slot.
+  [[nodiscard]] const KvView<T>* device_layers() const noexcept {
+    return reinterpret_cast<const KvView<T>*>(views_.data());
+  }
+  /// Number of the tree that it follows, 0 for none.
+  [[nodiscard]] std::uint64_t tree_id() const noexcept { return slots_.tree_id; }
+  /// The geometry it was made for.
+  [[nodiscard]] const KvCacheOptions& options() const noexcept { return options_; }
+  /// Slots that have memory in every layer.
+  [[nodiscard]] std::size_t num_slots() const noexcept { return num_slots_; }
+  /// Bytes of K and V of one slot, all layers together.
+  [[nodiscard]] std::size_t bytes_per_slot() const noexcept {
+    return static_cast<std::size_t>(options_.num_layers) * layer_elements() * sizeof(T);
+  }
+  /// Bytes of device memory held, all layers together.
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    return slabs_.size() * (bytes_per_slot() << slab_shift_);
+  }
+
+ private:
+  KvCache(SlotSource slots, int chunk_size, const KvCacheOptions& options, std::size_t num_slots,
+          std::size_t slot_limit)
+      : options_(options), chunk_size_(chunk_size), slots_(std::move(slots)) {
+    detail::check_kv_geometry(options, chunk_size, sizeof(T));
+    detail::check_argument(!options.v_in_k, "options.v_in_k", options.v_in_k,
+                           "false: on CUDA V has rows of its own");
+    while (slab_shift_ < 16 && bytes_per_slot() << slab_shift_ < slab_target) ++slab_shift_;
+    max_slabs_ = std::max<std::size_t>(1, (slot_limit + per_slab() - 1) >> slab_shift_);
+    table_ = detail::cuda::DeviceMemory(max_slabs_ * num_tables() * sizeof(T*));
+    views_ = detail::cuda::DeviceMemory(static_cast<std::size_t>(options.num_layers) *
+                                        sizeof(KvView<T>));
+    grow(num_slots);
+    write_check_ = detail::make_write_check(options, slots_);
+    std::vector<KvView<T>> views;
+    for (int l = 0; l < options.num_layers; ++l) views.push_back(view(l));
+    copy_now(views_.data(), views.data(), views.size() * sizeof(KvView<T>));
+  }
+
+  static constexpr std::size_t slab_target = std::size_t{64} << 20;
+
+  [[nodiscard]] std::size_t per_slab() const noexcept { return std::size_t{1} << slab_shift_; }
+  [[nodiscard]] std::size_t num_tables() const noexcept {
+    return 2 * static_cast<std::size_t>(options_.num_layers);
+  }
+  // Elements of one slot in one layer: of rows of `dim`, of K and V.
+  [[nodiscard]] std::size_t rows_elements(int dim) const noexcept {
+    return static_cast<std::size_t>(options_.num_kv_heads) * static_cast<std::size_t>(chunk_size_) *
+           static_cast<std::size_t>(dim);
+  }
+  [[nodiscard]] std::size_t layer_elements() const noexcept {
+    return rows_elements(options_.head_dim) + rows_elements(options_.dim_of_v());
+  }
+
+  [[nodiscard]] KvView<T> view(int index) const {
+    T* const* tables = reinterpret_cast<T* const*>(table_.data());
+    KvView<T> view;
+    view.tree_id = slots_.tree_id;
+    view.layer = index;
+    view.write_check = write_check_.get();
+    view.k_slabs = tables + 2 * static_cast<std::size_t>(index) * max_slabs_;
+    view.v_slabs = view.k_slabs + max_slabs_;
+    view.slab_shift = slab_shift_;
+    view.num_slots = static_cast<std::int32_t>(num_slots_);
+    view.num_kv_heads = options_.num_kv_heads;
+    view.head_dim = options_.head_dim;
+    view.chunk_size = chunk_size_;
+    view.stride_token = options_.head_dim;
+    view.stride_head = view.stride_token * chunk_size_;
+    view.stride_slot = view.stride_head * options_.num_kv_heads;
+    if (options_.dim_of_v() != options_.head_dim) {
+      view.value_dim = options_.value_dim;
+      view.v_stride_token = options_.value_dim;
+      view.v_stride_head = view.v_stride_token * chunk_size_;
+      view.v_stride_slot = view.v_stride_head * options_.num_kv_heads;
+    }
+    return view;
+  }
+
+  // Puts the addresses of slab number `at` into the tables. Nobody reads them until it is counted.
+  void enter(const detail::cuda::DeviceMemory& slab, std::size_t at) {
+    T* const first = reinterpret_cast<T*>(slab.data());
+    for (std::size_t t = 0; t < num_tables(); ++t) {  // K of layer 0, V of layer 0, K of 1, ...
+      T* const place =
+          first +
+          ((t / 2 * layer_elements() + t % 2 * rows_elements(options_.head_dim)) << slab_shift_);
+      copy_now(table_.data() + (t * max_slabs_ + at) * sizeof(T*), &place, sizeof place);
+    }
+  }
+
+  // New entries of a table: no kernel under way looks at them yet. A copy from pageable memory may
+  // return before it has landed, and the caller's streams need not wait for the default one.
+  static void copy_now(void* target, const void* source, std::size_t bytes) {
+    detail::cuda::check_cuda(cudaMemcpy(target, source, bytes, cudaMemcpyHostToDevice),
+                             "cudaMemcpy(slab table)");
+    detail::cuda::check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  }
+
+  KvCacheOptions options_;
+  int chunk_size_;
+  int slab_shift_ = 0;
+  std::size_t max_slabs_ = 0;
+  std::size_t num_slots_ = 0;
+  detail::cuda::DeviceMemory table_, views_;
+  std::vector<detail::cuda::DeviceMemory> slabs_;
+  SlotSource slots_;
+  std::shared_ptr<detail::WriteCheck> write_check_;
+};
+
+static_assert(KvProvider<KvCache<Cuda, half>>);
 
 CHUNKATTN_NAMESPACE_END
 
@@ -84,25 +263,8 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
   /// \throws InvalidArgument for limits or options that make no sense or a workspace that is too
   ///         small
   /// \throws DeviceError without a device of compute capability 8.0, or without memory
-  explicit ChunkAttention(CudaLimits limits, CudaOptions options = {})
-      : limits_(detail::cuda::completed(limits)),
-        options_(checked(options)),
-        checks_(find_device(), options.check_pointers, options.check_streams),
-        own_(own_bytes()),
-        upload_(limits_, {limits_.num_qo_heads, limits_.num_kv_heads, HeadDim, ValueDim}, model(),
-                options.workspace == nullptr ? own_.data()
-                                             : static_cast<std::byte*>(options.workspace)) {
-    upload_.set_advance(&detail::cuda::advance_kernel<>);
-    detail::cuda::load_kernel(&detail::cuda::advance_kernel<>);
-    // The tickets start at zero; each launch leaves them so, and counts itself: no flag has its
-    // number.
-    const auto& layout = upload_.layout();
-    detail::cuda::check_cuda(
-        cudaMemset(upload_.memory().counters, 0, layout.partial_out - layout.counters),
-        "cudaMemset");
-    // It may still be under way, and the caller's stream need not wait for the default one.
-    detail::cuda::check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
-  }
+  explicit ChunkAttention(const CudaLimits& limits, const CudaOptions& options = {})
+      : state_(limits, options) {}
 
   ChunkAttention(const ChunkAttention&) = delete;
   ChunkAttention& operator=(const ChunkAttention&) = delete;
@@ -113,9 +275,9 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
   /// \param plan  what AttentionPlan::build() gave for the step
   void prepare(const LiveView& plan, cudaStream_t stream) {
     detail::check_current(plan);
-    checks_.stream(stream);
-    upload_.prepare(plan, stream);
-    checks_.enqueued(stream);
+    state_.checks_.stream(stream);
+    state_.upload_.prepare(plan, stream);
+    state_.checks_.enqueued(stream);
   }
 
   /// The same for calls of run() with `variant`: loads its kernel for K/V of T, and makes tasks for
@@ -127,13 +289,13 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
   void prepare(const KvView<T>& layer, const LiveView& plan, const V& variant,
                cudaStream_t stream) {
     detail::check_current(plan);
-    check_layer(layer, plan);
-    check_variant(variant);
+    state_.check_layer(layer, plan);
+    state_.check_variant(variant);
     prepare(plan, stream);
     const bool capturing = detail::cuda::is_capturing(stream);
-    (void)kernel_for<T, V>(capturing);
-    (void)upload_.schedule_for(detail::cuda::HiddenKeys(variant), plan, capturing, stream);
-    checks_.enqueued(stream);
+    (void)state_.template kernel_for<T, V>(capturing);
+    (void)state_.upload_.schedule_for(detail::cuda::HiddenKeys(variant), plan, capturing, stream);
+    state_.checks_.enqueued(stream);
   }
 
   /// Performs the plan's row copies in this layer, then stores K and V of the plan's query tokens.
@@ -150,30 +312,30 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
                   "write: K and V must be of the layer's element type or float");
     detail::check_current(plan);
     const PlanView& view = plan;
-    check_layer(layer, plan);
+    state_.check_layer(layer, plan);
     detail::check_own_v(layer);
-    const std::size_t kv_lines = line_count(view, limits_.num_kv_heads);
-    check_size("k.size()", k.size(), kv_lines * HeadDim);
-    check_size("v.size()", v.size(), kv_lines * ValueDim);
-    checks_.pointer("k", k.data());
-    checks_.pointer("v", v.data());
+    const std::size_t kv_lines = state_.line_count(view, state_.limits_.num_kv_heads);
+    state_.check_size("k.size()", k.size(), kv_lines * HeadDim);
+    state_.check_size("v.size()", v.size(), kv_lines * ValueDim);
+    state_.checks_.pointer("k", k.data());
+    state_.checks_.pointer("v", v.data());
     prepare(plan, stream);
     const bool capturing = detail::cuda::is_capturing(stream);
     // A graph is replayed with other plans: as large as any may need.
-    const std::int64_t heads = limits_.num_kv_heads;
-    const std::int64_t lines = (capturing ? limits_.max_rows : view.num_rows) * heads;
-    const std::int64_t copies = (capturing ? limits_.max_copies : view.num_copies) * heads;
+    const std::int64_t heads = state_.limits_.num_kv_heads;
+    const std::int64_t lines = (capturing ? state_.limits_.max_rows : view.num_rows) * heads;
+    const std::int64_t copies = (capturing ? state_.limits_.max_copies : view.num_copies) * heads;
     constexpr int at_once = detail::cuda::written_lines(std::max(HeadDim, ValueDim));
-    const int grid = small_grid(std::max((lines + at_once - 1) / at_once, copies));
+    const int grid = state_.small_grid(std::max((lines + at_once - 1) / at_once, copies));
     const auto kernel = [&] {
       if constexpr (std::is_same_v<Source, T>)
-        return kernels<T>().write;
+        return state_.template kernels<T>().write;
       else
-        return kernels<T>().write_floats;
+        return state_.template kernels<T>().write_floats;
     }();
     detail::cuda::launch("write_kernel", kernel, grid, detail::cuda::small_threads, 0, stream,
-                         {upload_.memory(), layer, k.data(), v.data()});
-    checks_.enqueued(stream);
+                         {state_.upload_.memory(), layer, k.data(), v.data()});
+    state_.checks_.enqueued(stream);
     detail::note_written(layer, view);
   }
 
@@ -185,18 +347,19 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
                  const LiveView& plan, cudaStream_t stream) {
     detail::check_current(plan);
     const PlanView& view = plan;
-    check_layer(first, plan);
+    state_.check_layer(first, plan);
     detail::check_argument(num_layers > 0, "num_layers", num_layers, "at least 1");
-    checks_.pointer("layers", layers, alignof(KvView<T>));
+    state_.checks_.pointer("layers", layers, alignof(KvView<T>));
     prepare(plan, stream);
     const bool capturing = detail::cuda::is_capturing(stream);
     if (!capturing && view.num_copies == 0) return;
-    const std::int64_t copies = capturing ? limits_.max_copies : view.num_copies;
-    detail::cuda::launch("copy_rows_kernel", kernels<T>().copy_rows,
-                         small_grid(copies * num_layers * limits_.num_kv_heads),
-                         detail::cuda::small_threads, 0, stream,
-                         {upload_.memory(), layers, num_layers, limits_.num_kv_heads});
-    checks_.enqueued(stream);
+    const std::int64_t copies = capturing ? state_.limits_.max_copies : view.num_copies;
+    detail::cuda::launch(
+        "copy_rows_kernel", state_.template kernels<T>().copy_rows,
+        state_.small_grid(copies * num_layers * state_.limits_.num_kv_heads),
+        detail::cuda::small_threads, 0, stream,
+        {state_.upload_.memory(), layers, num_layers, state_.limits_.num_kv_heads});
+    state_.checks_.enqueued(stream);
   }
 
   /// Attention of the plan's rows over their whole paths, causal. NaN in, NaN out, as on the CPU
@@ -227,16 +390,16 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
                   "ChunkAttention<Cuda>::run: T must be chunkattn::half or chunkattn::bfloat16");
     detail::check_current(plan);
     const PlanView& view = plan;
-    check_layer(layer, plan);
+    state_.check_layer(layer, plan);
     detail::check_written(layer, view);
-    const std::size_t lines = line_count(view, limits_.num_qo_heads);
-    check_size("q.size()", q.size(), lines * HeadDim);
-    check_size("out.size()", out.size(), lines * ValueDim);
-    if (!lse.empty()) check_size("lse.size()", lse.size(), lines);
-    checks_.pointer("q", q.data());
-    checks_.pointer("out", out.data());
-    if (!lse.empty()) checks_.pointer("lse", lse.data());
-    check_variant(variant);
+    const std::size_t lines = state_.line_count(view, state_.limits_.num_qo_heads);
+    state_.check_size("q.size()", q.size(), lines * HeadDim);
+    state_.check_size("out.size()", out.size(), lines * ValueDim);
+    if (!lse.empty()) state_.check_size("lse.size()", lse.size(), lines);
+    state_.checks_.pointer("q", q.data());
+    state_.checks_.pointer("out", out.data());
+    if (!lse.empty()) state_.checks_.pointer("lse", lse.data());
+    state_.check_variant(variant);
     prepare(plan, stream);
 
     const bool capturing = detail::cuda::is_capturing(stream);
@@ -244,201 +407,46 @@ class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
         sizeof(detail::cuda::AttentionArguments<T, V>) <= 4096,
         "ChunkAttention<Cuda>::run: a variant holds too much for a kernel's arguments: let "
         "it point to device memory");
-    const auto kernel = kernel_for<T, V>(capturing);
+    const auto kernel = state_.template kernel_for<T, V>(capturing);
     const int schedule =
-        upload_.schedule_for(detail::cuda::HiddenKeys(variant), view, capturing, stream);
-    const detail::cuda::CallArguments<T> call{upload_.memory(schedule),
-                                              layer,
-                                              q.data(),
-                                              out.data(),
-                                              lse.data(),
-                                              limits_.num_kv_heads,
-                                              limits_.num_qo_heads / limits_.num_kv_heads,
-                                              occupancy_.num_stages,
-                                              0};
+        state_.upload_.schedule_for(detail::cuda::HiddenKeys(variant), view, capturing, stream);
+    const detail::cuda::CallArguments<T> call{
+        state_.upload_.memory(schedule),
+        layer,
+        q.data(),
+        out.data(),
+        lse.data(),
+        state_.limits_.num_kv_heads,
+        state_.limits_.num_qo_heads / state_.limits_.num_kv_heads,
+        state_.occupancy_.num_stages,
+        0};
     const std::int64_t items =
-        static_cast<std::int64_t>(upload_.scheduler(schedule).tasks().size()) *
-        limits_.num_kv_heads;
+        static_cast<std::int64_t>(state_.upload_.scheduler(schedule).tasks().size()) *
+        state_.limits_.num_kv_heads;
     const int most = num_blocks();
     // A graph is replayed with other plans: as many as any may need.
     const int grid = capturing || items > most ? most : static_cast<int>(items);
     detail::cuda::launch("attention_kernel", kernel, grid, detail::cuda::block_threads,
-                         shared_bytes(), stream,
-                         detail::cuda::with_variant(call, variant, options_.sm_scale));
-    checks_.enqueued(stream);
+                         state_.shared_bytes(), stream,
+                         detail::cuda::with_variant(call, variant, state_.options_.sm_scale));
+    state_.checks_.enqueued(stream);
   }
 
   /// The maxima it was made for.
-  [[nodiscard]] const CudaLimits& limits() const noexcept { return limits_; }
+  [[nodiscard]] const CudaLimits& limits() const noexcept { return state_.limits_; }
   /// Uploads and what they carried, since construction.
-  [[nodiscard]] const UploadCounts& counts() const noexcept { return upload_.counts(); }
+  [[nodiscard]] const UploadCounts& counts() const noexcept { return state_.upload_.counts(); }
   /// What the last prepared plan streams: for floors and reports.
   [[nodiscard]] const ScheduleSummary& summary() const noexcept {
-    return upload_.scheduler().summary();
+    return state_.upload_.scheduler().summary();
   }
   /// Buffers of the K/V pipeline in shared memory.
-  [[nodiscard]] int num_stages() const noexcept { return occupancy_.num_stages; }
+  [[nodiscard]] int num_stages() const noexcept { return state_.occupancy_.num_stages; }
   /// Blocks of a full launch.
-  [[nodiscard]] int num_blocks() const noexcept { return num_sms_ * occupancy_.blocks_per_sm; }
+  [[nodiscard]] int num_blocks() const noexcept { return state_.num_blocks(); }
 
  private:
-  template <class T>
-  using Kernels = detail::cuda::KernelTable<T, HeadDim, ValueDim>;
-
-  static CudaOptions checked(CudaOptions options) {
-    options.sm_scale = detail::resolved_sm_scale(options.sm_scale, HeadDim);
-    const CostModel& model = options.model;
-    for (const auto& [name, value] :
-         {std::pair{"options.model.ps_per_kib", model.ps_per_kib},
-          std::pair{"options.model.alone_ps_per_kib", model.alone_ps_per_kib},
-          std::pair{"options.model.ps_per_mflop", model.ps_per_mflop},
-          std::pair{"options.model.task_ps", model.task_ps},
-          std::pair{"options.model.merge_ps", model.merge_ps},
-          std::pair{"options.model.wait_ps", model.wait_ps}})
-      detail::check_argument(value >= 0, name, value, "a time");
-    detail::check_argument(model.min_split_tokens > 0, "options.model.min_split_tokens",
-                           model.min_split_tokens, "at least 1");
-    return options;
-  }
-
-  static int attribute(cudaDeviceAttr which, int device) {
-    int value = 0;
-    detail::cuda::check_cuda(cudaDeviceGetAttribute(&value, which, device),
-                             "cudaDeviceGetAttribute");
-    return value;
-  }
-
-  int find_device() {
-    int count = 0;
-    detail::cuda::check_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
-    int device = 0;
-    detail::cuda::check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-    const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
-    detail::check_argument(major >= 8, "compute capability", major, "8.0 or newer");
-    num_sms_ = attribute(cudaDevAttrMultiProcessorCount, device);
-    occupancy_ = detail::cuda::choose_occupancy(
-        dims, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-        attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
-        detail::cuda::wanted_blocks(dims));
-    const int shared = shared_bytes();
-    if (occupancy_.num_stages > 0)  // what the driver says of it counts
-      occupancy_.blocks_per_sm =
-          std::min(kernels<half>().load(shared), kernels<bfloat16>().load(shared));
-    detail::check_argument(occupancy_.blocks_per_sm > 0, "HeadDim", HeadDim,
-                           "less on this device: its shared memory is too small");
-    return device;
-  }
-
-  [[nodiscard]] CostModel model() const noexcept {
-    CostModel model = options_.model;
-    model.num_blocks = num_blocks();
-    return model;
-  }
-
-  // Bytes to allocate: none where the caller brought enough.
-  [[nodiscard]] std::size_t own_bytes() const {
-    const std::size_t needed = workspace_size(limits_);
-    if (options_.workspace == nullptr) return needed;
-    detail::check_argument(options_.workspace_bytes >= needed, "options.workspace_bytes",
-                           options_.workspace_bytes,
-                           {"at least workspace_size(limits) = ", needed});
-    detail::check_argument(reinterpret_cast<std::uintptr_t>(options_.workspace) % 256 == 0,
-                           "options.workspace", options_.workspace, "256-byte alignment");
-    return 0;
-  }
-
-  template <class T>
-  void check_layer(const KvView<T>& layer, const PlanView& plan) {
-    detail::check_layer_of_plan(layer, plan);
-    detail::check_argument(layer.head_dim == HeadDim, "layer.head_dim", layer.head_dim,
-                           {"HeadDim = ", HeadDim});
-    detail::check_argument(
-        layer.value_dim == (ValueDim == HeadDim ? 0 : ValueDim), "layer.value_dim", layer.value_dim,
-        {"0 where V's rows are as K's, else the ValueDim of ChunkAttention, ", ValueDim});
-    detail::check_argument(!layer.has_v_in_k(), "layer.v", static_cast<const void*>(layer.v),
-                           "memory of V: on CUDA it is not in K's rows");
-    detail::check_argument(layer.num_kv_heads == limits_.num_kv_heads, "layer.num_kv_heads",
-                           layer.num_kv_heads, {"limits.num_kv_heads = ", limits_.num_kv_heads});
-    detail::check_argument(
-        layer.stride_token % 8 == 0 && layer.stride_head % 8 == 0 && layer.stride_slot % 8 == 0,
-        "layer strides", layer.stride_token, "multiples of 8 elements");
-    detail::check_argument(layer.v_stride_token % 8 == 0 && layer.v_stride_head % 8 == 0 &&
-                               layer.v_stride_slot % 8 == 0,
-                           "layer strides of V", layer.v_stride_token, "multiples of 8 elements");
-    const void* k = layer.k_slabs != nullptr ? static_cast<const void*>(layer.k_slabs) : layer.k;
-    const void* v = layer.v_slabs != nullptr ? static_cast<const void*>(layer.v_slabs) : layer.v;
-    checks_.pointer("layer.k", k, layer.k_slabs != nullptr ? 8 : 16);
-    checks_.pointer("layer.v", v, layer.v_slabs != nullptr ? 8 : 16);
-  }
-
-  static std::size_t line_count(const PlanView& view, int heads) {
-    return static_cast<std::size_t>(view.num_rows) * static_cast<std::size_t>(heads);
-  }
-  static void check_size(const char* name, std::size_t size, std::size_t expected) {
-    detail::check_argument(size == expected, name, size,
-                           {"num_rows * heads * elements = ", expected});
-  }
-
-  template <class V>
-  void check_variant(const V& variant) {
-    if constexpr (detail::ChecksItself<V>) variant.check(limits_.num_qo_heads);
-    if constexpr (!std::is_same_v<V, Plain>) {
-      const auto check = [this](const char* name, const auto& term) {
-        detail::cuda::Tables::each(
-            term, [&](const float* data) { checks_.pointer(name, data, alignof(float)); });
-      };
-      const auto terms = detail::cuda::terms_of(variant, options_.sm_scale);
-      check("a table of variant.logit", terms.logit);
-      check("a table of variant.visible", terms.visible);
-      check("a table of variant.sink", terms.sink);
-    }
-  }
-
-  [[nodiscard]] int shared_bytes() const noexcept {
-    return detail::cuda::shared_bytes(dims, occupancy_.num_stages);
-  }
-
-  // The kernel of a variant, loaded on this device by the first call that needs it.
-  template <class T, class V>
-  [[nodiscard]] auto kernel_for(bool capturing) {
-    if constexpr (std::is_same_v<V, Plain>) {
-      return kernels<T>().attention;
-    } else {
-      const auto kernel = detail::cuda::attention_kernel_address<T, HeadDim, ValueDim, V>();
-      const auto* const address = reinterpret_cast<const void*>(kernel);
-      if (std::find(loaded_.begin(), loaded_.end(), address) == loaded_.end()) {
-        if (capturing)
-          detail::fail_argument("stream", "capturing",
-                                "prepare(layer, plan, variant, stream) before the capture: the "
-                                "variant's kernel is not loaded yet");
-        loaded_.reserve(loaded_.size() + 1);
-        detail::cuda::allow_shared(kernel, shared_bytes());
-        detail::cuda::load_kernel(kernel);
-        loaded_.push_back(address);
-      }
-      return kernel;
-    }
-  }
-
-  template <class T>
-  [[nodiscard]] auto& kernels() const noexcept {
-    return std::get<Kernels<T>>(kernels_);
-  }
-
-  [[nodiscard]] int small_grid(std::int64_t blocks) const noexcept {
-    const std::int64_t most = std::int64_t{num_sms_} * 8;
-    return static_cast<int>(std::max(std::int64_t{1}, std::min(blocks, most)));
-  }
-
-  CudaLimits limits_;
-  CudaOptions options_;
-  int num_sms_ = 0;
-  detail::cuda::Occupancy occupancy_;
-  std::tuple<Kernels<half>, Kernels<bfloat16>> kernels_;
-  std::vector<const void*> loaded_;  // kernels of variants
-  detail::cuda::CallChecks checks_;
-  detail::cuda::DeviceMemory own_;
-  detail::cuda::PlanUpload upload_;
+  detail::cuda::DeviceState<HeadDim, ValueDim, CudaOptions> state_;
 };
 
 CHUNKATTN_ISA_NAMESPACE_END

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "../../attention_options.hpp"
 #include "../base/check.hpp"
 #include "device_plan.hpp"
 #include "launch.cuh"
@@ -16,27 +17,6 @@
 #include "schedules.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-
-/// The most a plan may hold. Workspace, addresses and grids follow from it and never change, so a
-/// captured graph stays valid while plans come and go. 0 chooses the value given.
-struct CudaLimits {
-  std::int32_t max_rows = 0;          ///< query tokens of a step; required
-  std::int32_t num_qo_heads = 0;      ///< required
-  std::int32_t num_kv_heads = 0;      ///< required
-  std::int32_t max_segments = 0;      ///< 4 * max_rows
-  std::int32_t max_pieces = 0;        ///< extent of the piece array; 64 * max_rows + 4096
-  std::int32_t max_copies = 0;        ///< max_rows
-  std::int32_t max_partial_rows = 0;  ///< rows with partial results; 4 * max_rows + 256
-  std::int32_t max_windows = 0;       ///< windows whose task lists are kept, at most 7; 2
-};
-
-/// What ChunkAttention<Cuda>::prepare() had to do, counted for tests and for curious users.
-struct UploadCounts {
-  std::uint64_t schedules = 0;  ///< task lists built
-  std::uint64_t uploads = 0;    ///< prepares that copied something
-  std::uint64_t bytes = 0;      ///< copied
-  std::uint64_t advances = 0;   ///< steps made by the advance kernel alone
-};
 
 namespace detail::cuda {
 

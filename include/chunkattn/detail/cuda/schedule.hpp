@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "../../attention_options.hpp"
 #include "../../error.hpp"
 #include "../../plan_view.hpp"
 #include "../../variants.hpp"
@@ -18,16 +19,6 @@
 #include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-
-/// What a step moves and computes, for floors and tests. All KV heads together.
-struct ScheduleSummary {
-  std::int64_t kv_tokens = 0;      ///< K/V rows streamed, one KV head: tasks x their tokens
-  std::int64_t kv_bytes = 0;       ///< the same in bytes, all KV heads
-  std::int64_t partial_bytes = 0;  ///< written and read
-  std::int64_t padded_flops = 0;   ///< with the unused rows of tiles
-  std::int32_t num_shared = 0;     ///< runs that are shared
-  std::int32_t num_split = 0;      ///< further cuts along KV
-};
 
 namespace detail::cuda {
 

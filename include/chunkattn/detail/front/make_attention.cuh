@@ -16,7 +16,6 @@
 #include "../base/config.hpp"
 #include "../base/element_type.hpp"
 #include "../base/instruction_sets.hpp"
-#include "../cuda/kv_cache.cuh"
 #include "any_kv.hpp"
 #include "any_variant.hpp"
 #include "built_with.hpp"

@@ -1,0 +1,209 @@
+// What the CUDA backend keeps of a device between calls, and its checks of a call.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../../attention_options.hpp"
+#include "../../kv_view.hpp"
+#include "../../plan_view.hpp"
+#include "../../variants.hpp"
+#include "../attention/sm_scale.hpp"
+#include "../base/check.hpp"
+#include "../base/config.hpp"
+#include "checks.cuh"
+#include "kernel_table.cuh"
+#include "plan_upload.cuh"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace detail::cuda {
+
+/// What ChunkAttention<Cuda> keeps: the device, its kernels, the plan's copy there; and its checks.
+/// Options: Options.
+template <int HeadDim, int ValueDim, class Options>
+class DeviceState {
+  static constexpr HeadDims dims{HeadDim, ValueDim};
+
+ public:
+  DeviceState(const CudaLimits& limits, const Options& options)
+      : limits_(completed(limits)),
+        options_(checked(options)),
+        checks_(find_device(), options.check_pointers, options.check_streams),
+        own_(own_bytes()),
+        upload_(limits_, {limits_.num_qo_heads, limits_.num_kv_heads, HeadDim, ValueDim}, model(),
+                options.workspace == nullptr ? own_.data()
+                                             : static_cast<std::byte*>(options.workspace)) {
+    upload_.set_advance(&advance_kernel<>);
+    load_kernel(&advance_kernel<>);
+    // The tickets start at zero; each launch leaves them so, and counts itself: no flag has its
+    // number.
+    const auto& layout = upload_.layout();
+    check_cuda(cudaMemset(upload_.memory().counters, 0, layout.partial_out - layout.counters),
+               "cudaMemset");
+    // It may still be under way, and the caller's stream need not wait for the default one.
+    check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  }
+
+  /// Blocks of a full launch.
+  [[nodiscard]] int num_blocks() const noexcept { return num_sms_ * occupancy_.blocks_per_sm; }
+  template <class T>
+  using Kernels = KernelTable<T, HeadDim, ValueDim>;
+
+  static Options checked(Options options) {
+    options.sm_scale = resolved_sm_scale(options.sm_scale, HeadDim);
+    const CostModel& model = options.model;
+    for (const auto& [name, value] :
+         {std::pair{"options.model.ps_per_kib", model.ps_per_kib},
+          std::pair{"options.model.alone_ps_per_kib", model.alone_ps_per_kib},
+          std::pair{"options.model.ps_per_mflop", model.ps_per_mflop},
+          std::pair{"options.model.task_ps", model.task_ps},
+          std::pair{"options.model.merge_ps", model.merge_ps},
+          std::pair{"options.model.wait_ps", model.wait_ps}})
+      check_argument(value >= 0, name, value, "a time");
+    check_argument(model.min_split_tokens > 0, "options.model.min_split_tokens",
+                   model.min_split_tokens, "at least 1");
+    return options;
+  }
+
+  static int attribute(cudaDeviceAttr which, int device) {
+    int value = 0;
+    check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+    return value;
+  }
+
+  int find_device() {
+    int count = 0;
+    check_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
+    check_argument(major >= 8, "compute capability", major, "8.0 or newer");
+    num_sms_ = attribute(cudaDevAttrMultiProcessorCount, device);
+    occupancy_ = choose_occupancy(dims, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+                                  attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
+                                  wanted_blocks(dims));
+    const int shared = shared_bytes();
+    if (occupancy_.num_stages > 0)  // what the driver says of it counts
+      occupancy_.blocks_per_sm =
+          std::min(kernels<half>().load(shared), kernels<bfloat16>().load(shared));
+    check_argument(occupancy_.blocks_per_sm > 0, "HeadDim", HeadDim,
+                   "less on this device: its shared memory is too small");
+    return device;
+  }
+
+  [[nodiscard]] CostModel model() const noexcept {
+    CostModel model = options_.model;
+    model.num_blocks = num_blocks();
+    return model;
+  }
+
+  // Bytes to allocate: none where the caller brought enough.
+  [[nodiscard]] std::size_t own_bytes() const {
+    const std::size_t needed = WorkspaceLayout(limits_, ValueDim).total;
+    if (options_.workspace == nullptr) return needed;
+    check_argument(options_.workspace_bytes >= needed, "options.workspace_bytes",
+                   options_.workspace_bytes, {"at least workspace_size(limits) = ", needed});
+    check_argument(reinterpret_cast<std::uintptr_t>(options_.workspace) % 256 == 0,
+                   "options.workspace", options_.workspace, "256-byte alignment");
+    return 0;
+  }
+
+  template <class T>
+  void check_layer(const KvView<T>& layer, const PlanView& plan) {
+    check_layer_of_plan(layer, plan);
+    check_argument(layer.head_dim == HeadDim, "layer.head_dim", layer.head_dim,
+                   {"HeadDim = ", HeadDim});
+    check_argument(
+        layer.value_dim == (ValueDim == HeadDim ? 0 : ValueDim), "layer.value_dim", layer.value_dim,
+        {"0 where V's rows are as K's, else the ValueDim of ChunkAttention, ", ValueDim});
+    check_argument(!layer.has_v_in_k(), "layer.v", static_cast<const void*>(layer.v),
+                   "memory of V: on CUDA it is not in K's rows");
+    check_argument(layer.num_kv_heads == limits_.num_kv_heads, "layer.num_kv_heads",
+                   layer.num_kv_heads, {"limits.num_kv_heads = ", limits_.num_kv_heads});
+    check_argument(
+        layer.stride_token % 8 == 0 && layer.stride_head % 8 == 0 && layer.stride_slot % 8 == 0,
+        "layer strides", layer.stride_token, "multiples of 8 elements");
+    check_argument(layer.v_stride_token % 8 == 0 && layer.v_stride_head % 8 == 0 &&
+                       layer.v_stride_slot % 8 == 0,
+                   "layer strides of V", layer.v_stride_token, "multiples of 8 elements");
+    const void* k = layer.k_slabs != nullptr ? static_cast<const void*>(layer.k_slabs) : layer.k;
+    const void* v = layer.v_slabs != nullptr ? static_cast<const void*>(layer.v_slabs) : layer.v;
+    checks_.pointer("layer.k", k, layer.k_slabs != nullptr ? 8 : 16);
+    checks_.pointer("layer.v", v, layer.v_slabs != nullptr ? 8 : 16);
+  }
+
+  static std::size_t line_count(const PlanView& view, int heads) {
+    return static_cast<std::size_t>(view.num_rows) * static_cast<std::size_t>(heads);
+  }
+  static void check_size(const char* name, std::size_t size, std::size_t expected) {
+    check_argument(size == expected, name, size, {"num_rows * heads * elements = ", expected});
+  }
+
+  template <class V>
+  void check_variant(const V& variant) {
+    if constexpr (ChecksItself<V>) variant.check(limits_.num_qo_heads);
+    if constexpr (!std::is_same_v<V, Plain>) {
+      const auto check = [this](const char* name, const auto& term) {
+        Tables::each(term, [&](const float* data) { checks_.pointer(name, data, alignof(float)); });
+      };
+      const auto terms = terms_of(variant, options_.sm_scale);
+      check("a table of variant.logit", terms.logit);
+      check("a table of variant.visible", terms.visible);
+      check("a table of variant.sink", terms.sink);
+    }
+  }
+
+  [[nodiscard]] int shared_bytes() const noexcept {
+    return detail::cuda::shared_bytes(dims, occupancy_.num_stages);
+  }
+
+  // The kernel of a variant, loaded on this device by the first call that needs it.
+  template <class T, class V>
+  [[nodiscard]] auto kernel_for(bool capturing) {
+    if constexpr (std::is_same_v<V, Plain>) {
+      return kernels<T>().attention;
+    } else {
+      const auto kernel = attention_kernel_address<T, HeadDim, ValueDim, V>();
+      const auto* const address = reinterpret_cast<const void*>(kernel);
+      if (std::find(loaded_.begin(), loaded_.end(), address) == loaded_.end()) {
+        if (capturing)
+          fail_argument("stream", "capturing",
+                        "prepare(layer, plan, variant, stream) before the capture: the "
+                        "variant's kernel is not loaded yet");
+        loaded_.reserve(loaded_.size() + 1);
+        allow_shared(kernel, shared_bytes());
+        load_kernel(kernel);
+        loaded_.push_back(address);
+      }
+      return kernel;
+    }
+  }
+
+  template <class T>
+  [[nodiscard]] auto& kernels() const noexcept {
+    return std::get<Kernels<T>>(kernels_);
+  }
+
+  [[nodiscard]] int small_grid(std::int64_t blocks) const noexcept {
+    const std::int64_t most = std::int64_t{num_sms_} * 8;
+    return static_cast<int>(std::max(std::int64_t{1}, std::min(blocks, most)));
+  }
+
+  CudaLimits limits_;
+  Options options_;
+  int num_sms_ = 0;
+  Occupancy occupancy_;
+  std::tuple<Kernels<half>, Kernels<bfloat16>> kernels_;
+  std::vector<const void*> loaded_;  // kernels of variants
+  CallChecks checks_;
+  DeviceMemory own_;
+  PlanUpload upload_;
+};
+
+}  // namespace detail::cuda
+CHUNKATTN_NAMESPACE_END
