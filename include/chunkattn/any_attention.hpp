@@ -3,24 +3,298 @@
 // sizes, types and variants that it lists.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/element_type.hpp"
-#include "detail/front/any_kv.hpp"
-#include "detail/front/any_variant.hpp"
-#include "detail/front/elements.hpp"
+#include "detail/front/variant_name.hpp"
+#include "element.hpp"
 #include "error.hpp"
 #include "kv_cache.hpp"
+#include "kv_view.hpp"
 #include "plan_view.hpp"
+#include "variants.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+template <class R>
+using range_element = std::remove_pointer_t<decltype(std::data(std::declval<R&>()))>;
+
+/// A contiguous range of float, half or bfloat16.
+template <class R>
+concept ElementRange = requires(R& range) {
+  { std::size(range) } -> std::convertible_to<std::size_t>;
+  requires QoElement<std::remove_const_t<range_element<R>>>;
+};
+
+}  // namespace detail
+
+/// Elements that are read, of a type known at run time. Non-owning; host or device memory.
+struct ConstElements {
+  const void* data = nullptr;               ///< the first; null only where there are none
+  ElementType type = ElementType::float32;  ///< of each of them
+  std::size_t size = 0;                     ///< how many, in elements
+
+  ConstElements() = default;
+  /// `count` of them from `first` on.
+  ConstElements(const void* first, ElementType element, std::size_t count) noexcept
+      : data(first), type(element), size(count) {}
+  /// A std::vector, std::span, std::array or the like of float, half or bfloat16.
+  template <detail::ElementRange R>
+  ConstElements(const R& range) noexcept
+      : ConstElements(std::data(range),
+                      element_type_of<std::remove_const_t<detail::range_element<const R>>>,
+                      std::size(range)) {}
+};
+
+/// Elements that are written, of a type known at run time. Non-owning; host or device memory.
+struct Elements {
+  void* data = nullptr;                     ///< the first
+  ElementType type = ElementType::float32;  ///< of each of them
+  std::size_t size = 0;                     ///< how many, in elements
+
+  Elements() = default;
+  /// `count` of them from `first` on.
+  Elements(void* first, ElementType element, std::size_t count) noexcept
+      : data(first), type(element), size(count) {}
+  /// A std::vector, std::span, std::array or the like of float, half or bfloat16, not const.
+  template <class R>
+    requires detail::ElementRange<std::remove_reference_t<R>> &&
+             (!std::is_const_v<detail::range_element<std::remove_reference_t<R>>>)
+  Elements(R&& range) noexcept
+      : Elements(std::data(range),
+                 element_type_of<detail::range_element<std::remove_reference_t<R>>>,
+                 std::size(range)) {}
+
+  /// The same, to be read.
+  operator ConstElements() const noexcept { return {data, type, size}; }
+};
+
+/// A KvView of any element type. It owns nothing.
+class AnyKvView {
+ public:
+  /// No memory: refused by every call.
+  AnyKvView() = default;
+  /// The same K and V.
+  template <CpuKvElement T>
+  AnyKvView(const KvView<T>& view) noexcept : view_(view) {
+    using Numbered =
+        std::variant_alternative_t<static_cast<std::size_t>(element_type_of<T>), Views>;
+    static_assert(std::is_same_v<Numbered, KvView<T>>, "type() is the index");
+  }
+
+  /// Of K and of V.
+  [[nodiscard]] ElementType type() const noexcept {
+    return static_cast<ElementType>(view_.index());
+  }
+  /// The view as that of T. \throws InvalidArgument if T is not type()
+  template <CpuKvElement T>
+  [[nodiscard]] const KvView<T>& as() const {
+    const KvView<T>* const view = std::get_if<KvView<T>>(&view_);
+    if (view == nullptr) [[unlikely]]
+      detail::fail_argument("layer.type()", name_of(type()), {element_name<T>()});
+    return *view;
+  }
+  /// f(const KvView<T>&) of the T that it has.
+  template <class F>
+  decltype(auto) visit(F&& f) const {
+    return std::visit(f, view_);
+  }
+  /// The KV heads [first, first + count), as KvView::heads() has it.
+  [[nodiscard]] AnyKvView heads(int first, int count) const {
+    return visit([&](const auto& view) -> AnyKvView { return view.heads(first, count); });
+  }
+
+ private:
+  using Views = std::variant<KvView<float>, KvView<half>, KvView<bfloat16>, KvView<std::int8_t>,
+                             KvView<float8_e4m3>>;
+  Views view_;
+};
+
+/// A view of an engine's own memory, laid out as for make_kv_view(k, v, geometry).
+/// \param k_scale, v_scale  scales of 8-bit rows, [num_slots][num_kv_heads][chunk_size]; null for
+///                          other types
+/// \throws InvalidArgument where memory is missing or sizes make no sense
+[[nodiscard]] inline AnyKvView make_any_kv_view(ElementType type, void* k, void* v,
+                                                const KvGeometry& geometry,
+                                                float* k_scale = nullptr,
+                                                float* v_scale = nullptr) {
+  const auto view = [&]<class T>(T*) -> AnyKvView {
+    if constexpr (has_row_scales<T>) {
+      return make_kv_view(static_cast<T*>(k), static_cast<T*>(v), k_scale, v_scale, geometry);
+    } else {
+      detail::check_argument(k_scale == nullptr && v_scale == nullptr, "k_scale", "given",
+                             {"null: rows of ", element_name<T>(), " have no scales"});
+      return make_kv_view(static_cast<T*>(k), static_cast<T*>(v), geometry);
+    }
+  };
+  switch (type) {
+    case ElementType::float32:
+      return view(static_cast<float*>(nullptr));
+    case ElementType::half:
+      return view(static_cast<half*>(nullptr));
+    case ElementType::bfloat16:
+      return view(static_cast<bfloat16*>(nullptr));
+    case ElementType::int8:
+      return view(static_cast<std::int8_t*>(nullptr));
+    case ElementType::float8_e4m3:
+      return view(static_cast<float8_e4m3*>(nullptr));
+  }
+  detail::fail_argument("type", static_cast<int>(type), "an ElementType");
+}
+
+/// A KvCache of some device and element type: AnyAttention::make_cache() makes it.
+class AnyKvCache {
+ public:
+  AnyKvCache() = default;
+  AnyKvCache(const AnyKvCache&) = delete;
+  AnyKvCache& operator=(const AnyKvCache&) = delete;
+  virtual ~AnyKvCache() = default;
+
+  /// Of K and of V.
+  [[nodiscard]] virtual ElementType type() const noexcept = 0;
+  /// K and V of layer `index`, for all slots that the tree has handed out so far. Take it anew in
+  /// each step, on the thread that calls the tree: it grows the memory where the tree has grown.
+  /// \param stream  CUDA: the cudaStream_t that may be capturing; else null
+  /// \throws InvalidArgument for a layer that the cache does not have; std::bad_alloc or
+  ///         DeviceError without memory
+  [[nodiscard]] virtual AnyKvView layer(int index, void* stream = nullptr) = 0;
+  /// Makes room for slots [0, num_slots) in every layer; never moves one.
+  virtual void grow(std::size_t num_slots) = 0;
+
+  /// The geometry it was made for.
+  [[nodiscard]] virtual const KvCacheOptions& options() const noexcept = 0;
+  /// Slots that have memory in every layer.
+  [[nodiscard]] virtual std::size_t num_slots() const noexcept = 0;
+  /// Bytes of K and V of one slot, all layers together.
+  [[nodiscard]] virtual std::size_t bytes_per_slot() const noexcept = 0;
+  /// Bytes held, all layers together.
+  [[nodiscard]] virtual std::size_t bytes() const noexcept = 0;
+  /// Number of the tree that it follows.
+  [[nodiscard]] virtual std::uint64_t tree_id() const noexcept = 0;
+};
+
+/// A cache of known element type as a KvProvider: for for_each_kv_span(), gather_kv() and what else
+/// moves K/V.
+template <CpuKvElement T>
+class KvCacheOf {
+ public:
+  /// `cache` must outlive this object. \throws InvalidArgument if T is not its type
+  explicit KvCacheOf(AnyKvCache& cache) : cache_(&cache) {
+    if (cache.type() != element_type_of<T>) [[unlikely]]
+      detail::fail_argument("cache.type()", name_of(cache.type()), {element_name<T>()});
+  }
+  /// K and V of layer `index`.
+  [[nodiscard]] KvView<T> layer(int index) { return cache_->layer(index).template as<T>(); }
+  /// The cache's geometry.
+  [[nodiscard]] const KvCacheOptions& options() const noexcept { return cache_->options(); }
+  /// Number of the tree that the cache follows.
+  [[nodiscard]] std::uint64_t tree_id() const noexcept { return cache_->tree_id(); }
+
+ private:
+  AnyKvCache* cache_;
+};
+
+/// A copy of a variant, of any type that has a name. What the variant points to (Sinks::logits,
+/// say) is read until the call that it is given to returns.
+class AnyVariant {
+ public:
+  /// The most bytes that a variant may have here.
+  static constexpr std::size_t max_bytes = 128;
+
+  /// Attention without a variant.
+  AnyVariant() noexcept : AnyVariant(Plain{}) {}
+  /// A copy of `variant`.
+  template <class V>
+    requires(!std::same_as<V, AnyVariant>) && AttentionVariant<V>
+  AnyVariant(const V& variant) noexcept {
+    static_assert(detail::NamedVariant<V>,
+                  "AnyVariant: a variant is found by its name at run time; give the type a member "
+                  "`static constexpr std::string_view name = \"...\"`");
+    static_assert(
+        std::is_trivially_copyable_v<V> && sizeof(V) <= max_bytes &&
+            alignof(V) <= alignof(std::max_align_t),
+        "AnyVariant: a variant must be trivially copyable and have at most 128 bytes; let "
+        "it point to what is larger");
+    if constexpr (detail::NamedVariant<V>) name_ = VariantName<V>::value;
+    bytes_ = sizeof(V);
+    ::new (static_cast<void*>(members_)) V(variant);
+  }
+
+  /// The name of its type.
+  [[nodiscard]] std::string_view name() const noexcept { return name_; }
+  /// The variant, if it is a V; else null.
+  template <AttentionVariant V>
+  [[nodiscard]] const V* get_if() const noexcept {
+    if (name_ != VariantName<V>::value || bytes_ != sizeof(V)) return nullptr;
+    return std::launder(reinterpret_cast<const V*>(members_));
+  }
+
+ private:
+  std::string_view name_;
+  std::size_t bytes_ = 0;
+  alignas(std::max_align_t) unsigned char members_[max_bytes] = {};
+};
+
+/// Elements per head of Q and K, and of V and O.
+struct HeadSize {
+  int head_dim;   ///< of Q and K
+  int value_dim;  ///< of V and O
+
+  /// As many of V as of K.
+  constexpr HeadSize(int dim) noexcept : HeadSize(dim, dim) {}
+  /// Each its own.
+  constexpr HeadSize(int dim, int dim_of_v) noexcept : head_dim(dim), value_dim(dim_of_v) {}
+  friend constexpr bool operator==(HeadSize, HeadSize) = default;
+};
+
+/// The sizes of heads that kernels are compiled for: HeadDims<64, 128, HeadSize(192, 128)>.
+template <HeadSize... Sizes>
+struct HeadDims {
+  static_assert(sizeof...(Sizes) > 0, "HeadDims: name at least one size");
+};
+
+/// What K and V may be stored as: KvTypes<half, std::int8_t>.
+template <CpuKvElement... T>
+struct KvTypes {
+  static_assert(sizeof...(T) > 0, "KvTypes: name at least one type");
+  /// The types as numbers.
+  static constexpr ElementType types[sizeof...(T)] = {element_type_of<T>...};
+};
+
+/// What q, k, v and out may be passed as on the CPU: QoTypes<float, half>.
+template <QoElement... T>
+struct QoTypes {
+  static_assert(sizeof...(T) > 0, "QoTypes: name at least one type");
+  /// The types as numbers.
+  static constexpr ElementType types[sizeof...(T)] = {element_type_of<T>...};
+};
+
+/// The variants that kernels are compiled for, Plain where it is wanted:
+/// Variants<Plain, SlidingWindow>.
+template <AttentionVariant... V>
+struct Variants {
+  static_assert(sizeof...(V) > 0, "Variants: name at least one, perhaps Plain");
+  static_assert((detail::NamedVariant<V> && ...),
+                "Variants: a variant is found by its name at run time; give the type a member "
+                "`static constexpr std::string_view name = \"...\"`");
+  /// Of the variants.
+  static constexpr std::string_view names[sizeof...(V)] = {VariantName<V>::value...};
+  static_assert(detail::all_differ(names), "Variants: two of them have the same name");
+};
 
 /// What one call of AnyAttention::run() may be told besides its data.
 struct RunOptions {

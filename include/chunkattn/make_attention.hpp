@@ -1,5 +1,6 @@
-// make_attention<Cpu, …>: an AnyAttention of the CPU. It compiles every kernel of the lists it is
-// given, so a program includes this in one unit and any_attention.hpp in all others.
+// make_attention<Cpu, …> and, under nvcc, make_attention<Cuda, …>: an AnyAttention. They compile
+// every kernel of the lists they are given, so a program includes this in one unit for each backend
+// and any_attention.hpp in all others.
 #pragma once
 
 #include <concepts>
@@ -13,114 +14,23 @@
 #include "chunk_attention.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/element_type.hpp"
 #include "detail/base/instruction_sets.hpp"
-#include "detail/front/any_kv.hpp"
-#include "detail/front/any_variant.hpp"
 #include "detail/front/built_with.hpp"
-#include "detail/front/elements.hpp"
+#include "detail/front/cpu_attention.hpp"
+#include "detail/front/variant_name.hpp"
 #include "detail/plan/check_current.hpp"
+#include "element.hpp"
 #include "error.hpp"
 #include "executor.hpp"
 #include "fwd.hpp"
 #include "kv_cache.hpp"
 #include "plan_view.hpp"
 
+#if defined(__CUDACC__)
+#include "detail/front/cuda_attention.cuh"
+#endif
+
 CHUNKATTN_ISA_NAMESPACE_BEGIN
-namespace front {
-
-/// ChunkAttention<Cpu, …> as an AnyAttention.
-template <HeadSize Size, class Exec, class Types, class Variants, class Qo>
-class CpuAttention final : public AnyAttention {
- public:
-  template <class Threads>
-  CpuAttention(Threads&& threads, const AttentionOptions& options)
-      : attention_(std::forward<Threads>(threads), options) {}
-
-  [[nodiscard]] const char* device() const noexcept override { return "cpu"; }
-  [[nodiscard]] const char* instruction_set() const noexcept override {
-    return name_of(attention_.options().instruction_set);
-  }
-  [[nodiscard]] int head_dim() const noexcept override { return Size.head_dim; }
-  [[nodiscard]] int value_dim() const noexcept override { return Size.value_dim; }
-  [[nodiscard]] std::span<const ElementType> kv_types() const noexcept override {
-    return Types::types;
-  }
-  [[nodiscard]] std::span<const ElementType> qo_types() const noexcept override {
-    return Qo::types;
-  }
-  [[nodiscard]] std::span<const std::string_view> variants() const noexcept override {
-    return Variants::names;
-  }
-
-  void prepare(const LiveView& plan, void* stream) override {
-    check_no_stream(stream);
-    detail::check_current(plan);
-  }
-  void prepare(const AnyKvView& layer, const LiveView& plan, const AnyVariant& variant,
-               void* stream) override {
-    prepare(plan, stream);
-    detail::with_layer(Types{}, layer, [](const auto&) {});
-    detail::with_variant(Variants{}, variant, [](const auto&) {});
-  }
-
-  void write(const AnyKvView& layer, const LiveView& plan, const ConstElements& k,
-             const ConstElements& v, void* stream) override {
-    check_no_stream(stream);
-    const bool has_v = v.data != nullptr || v.size != 0;
-    if (has_v) detail::check_same_type("v.type", v.type, "k", k.type);
-    detail::with_layer(Types{}, layer, [&](const auto& view) {
-      detail::with_type(Qo{}, k.type, "k.type", [&]<class X>(X*) {
-        if (has_v)
-          attention_.write(view, plan, detail::typed<X>(k), detail::typed<X>(v));
-        else
-          attention_.write(view, plan, detail::typed<X>(k));
-      });
-    });
-  }
-
-  void run(const AnyKvView& layer, const LiveView& plan, const ConstElements& q,
-           const Elements& out, const RunOptions& options) override {
-    check_no_stream(options.stream);
-    detail::check_same_type("out.type", out.type, "q", q.type);
-    detail::with_layer(Types{}, layer, [&](const auto& view) {
-      detail::with_type(Qo{}, q.type, "q.type", [&]<class X>(X*) {
-        detail::with_variant(Variants{}, options.variant, [&](const auto& variant) {
-          attention_.run(view, plan, variant, detail::typed<X>(q), detail::typed<X>(out),
-                         options.lse);
-        });
-      });
-    });
-  }
-
- private:
-  struct LayerOf {
-    template <class Cache>
-    AnyKvView operator()(Cache& cache, int index, void* stream) const {
-      check_no_stream(stream);
-      return cache.layer(index);
-    }
-  };
-
-  static void check_no_stream(const void* stream) {
-    detail::check_argument(stream == nullptr, "stream", stream, "null: the CPU has no streams");
-  }
-
-  [[nodiscard]] std::unique_ptr<AnyKvCache> cache_for(
-      SlotSource source, int chunk_size, ElementType type,
-      const KvCacheOptions& options) const override {
-    std::unique_ptr<AnyKvCache> made;
-    detail::with_type(Types{}, type, "type", [&]<class T>(T*) {
-      made = std::make_unique<detail::AnyKvCacheOf<KvCache<Cpu, T>, T, LayerOf>>(
-          std::move(source), chunk_size, options);
-    });
-    return made;
-  }
-
-  ChunkAttention<Cpu, Size.head_dim, Exec, Size.value_dim> attention_;
-};
-
-}  // namespace front
 
 /// Attention on the CPU for heads of `size`, on threads of its own.
 ///
@@ -135,8 +45,8 @@ template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
 [[nodiscard]] std::unique_ptr<AnyAttention> make_attention(HeadSize size, int num_threads = 0,
                                                            const AttentionOptions& options = {}) {
   return detail::with_size(Sizes{}, size, [&]<HeadSize Size>() -> std::unique_ptr<AnyAttention> {
-    return std::make_unique<front::CpuAttention<Size, ThreadPool, Types, Vs, Qo>>(num_threads,
-                                                                                  options);
+    return std::make_unique<detail::front::CpuAttention<Size, ThreadPool, Types, Vs, Qo>>(
+        num_threads, options);
   });
 }
 
@@ -147,12 +57,34 @@ template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
 [[nodiscard]] std::unique_ptr<AnyAttention> make_attention(HeadSize size, Exec& executor,
                                                            const AttentionOptions& options = {}) {
   return detail::with_size(Sizes{}, size, [&]<HeadSize Size>() -> std::unique_ptr<AnyAttention> {
-    return std::make_unique<front::CpuAttention<Size, Exec, Types, Vs, Qo>>(executor, options);
+    return std::make_unique<detail::front::CpuAttention<Size, Exec, Types, Vs, Qo>>(executor,
+                                                                                    options);
   });
 }
 
 CHUNKATTN_ISA_NAMESPACE_END
 
 #if defined(__CUDACC__)
-#include "detail/front/make_attention.cuh"
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+
+/// Attention for heads of `size` on the GPU that is current; all pointers of its calls are device
+/// memory, their streams cudaStream_t.
+///
+/// \tparam Sizes  HeadDims<…>: what `size` may be
+/// \tparam Types  KvTypes<…>: half, bfloat16 or both; q and out are of K/V's type, k and v too, or
+///                float
+/// \tparam Vs     Variants<…>: what run() may be asked for
+/// \throws InvalidArgument for a size that is not listed, and for limits or options that make no
+///         sense
+/// \throws DeviceError without a usable device or without memory
+template <class Device, class Sizes, class Types, class Vs = Variants<Plain>>
+  requires std::same_as<Device, Cuda>
+[[nodiscard]] std::unique_ptr<AnyAttention> make_attention(HeadSize size, const CudaLimits& limits,
+                                                           const CudaOptions& options = {}) {
+  return detail::with_size(Sizes{}, size, [&]<HeadSize Size>() -> std::unique_ptr<AnyAttention> {
+    return std::make_unique<detail::front::CudaAttention<Size, Types, Vs>>(limits, options);
+  });
+}
+
+CHUNKATTN_ISA_NAMESPACE_END
 #endif

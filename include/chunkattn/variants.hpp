@@ -267,4 +267,10 @@ template <AttentionVariant A, AttentionVariant B, AttentionVariant... More>
   return combine(Both<A, B>{a, b}, more...);
 }
 
+/// The name by which a variant is found at run time: that of the library's types, or the member
+/// `static constexpr std::string_view name` of a type of yours (for Bias<F> and Mask<F>: of F).
+/// A name stands for one type in the whole program. Specialise it for types that you cannot change.
+template <class V>
+struct VariantName {};
+
 CHUNKATTN_NAMESPACE_END

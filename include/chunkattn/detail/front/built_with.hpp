@@ -1,5 +1,4 @@
-// What a unit that makes AnyAttention objects compiles kernels for: the lists it names, and finding
-// in them what is asked for at run time.
+// Finds what is asked for at run time in the lists that kernels were compiled for.
 #pragma once
 
 #include <cstddef>
@@ -17,67 +16,9 @@
 #include "../../variants.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
-#include "../base/element_type.hpp"
-#include "any_kv.hpp"
-#include "any_variant.hpp"
-#include "elements.hpp"
+#include "variant_name.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-
-namespace detail {
-
-[[nodiscard]] constexpr bool all_differ(std::span<const std::string_view> names) noexcept {
-  for (std::size_t i = 0; i < names.size(); ++i)
-    for (std::size_t j = 0; j < i; ++j)
-      if (names[i] == names[j]) return false;
-  return true;
-}
-
-}  // namespace detail
-
-/// Elements per head of Q and K, and of V and O.
-struct HeadSize {
-  int head_dim;   ///< of Q and K
-  int value_dim;  ///< of V and O
-
-  /// As many of V as of K.
-  constexpr HeadSize(int dim) noexcept : HeadSize(dim, dim) {}
-  /// Each its own.
-  constexpr HeadSize(int dim, int dim_of_v) noexcept : head_dim(dim), value_dim(dim_of_v) {}
-  friend constexpr bool operator==(HeadSize, HeadSize) = default;
-};
-
-/// The sizes of heads that kernels are compiled for: HeadDims<64, 128, HeadSize(192, 128)>.
-template <HeadSize... Sizes>
-struct HeadDims {
-  static_assert(sizeof...(Sizes) > 0, "HeadDims: name at least one size");
-};
-/// What K and V may be stored as: KvTypes<half, std::int8_t>.
-template <CpuKvElement... T>
-struct KvTypes {
-  static_assert(sizeof...(T) > 0, "KvTypes: name at least one type");
-  /// The types as numbers.
-  static constexpr ElementType types[sizeof...(T)] = {element_type_of<T>...};
-};
-/// What q, k, v and out may be passed as on the CPU: QoTypes<float, half>.
-template <QoElement... T>
-struct QoTypes {
-  static_assert(sizeof...(T) > 0, "QoTypes: name at least one type");
-  /// The types as numbers.
-  static constexpr ElementType types[sizeof...(T)] = {element_type_of<T>...};
-};
-/// The variants that kernels are compiled for, Plain where it is wanted:
-/// Variants<Plain, SlidingWindow>.
-template <AttentionVariant... V>
-struct Variants {
-  static_assert(sizeof...(V) > 0, "Variants: name at least one, perhaps Plain");
-  static_assert((detail::NamedVariant<V> && ...),
-                "Variants: a variant is found by its name at run time; give the type a member "
-                "`static constexpr std::string_view name = \"...\"`");
-  /// Of the variants.
-  static constexpr std::string_view names[sizeof...(V)] = {VariantName<V>::value...};
-  static_assert(detail::all_differ(names), "Variants: two of them have the same name");
-};
 
 namespace detail {
 

@@ -1,5 +1,4 @@
-// make_attention<Cuda, …>: an AnyAttention of a GPU. It compiles every kernel of the lists it is
-// given, so a program includes this in one unit of nvcc's and any_attention.hpp in all others.
+// ChunkAttention<Cuda, …> as an AnyAttention.
 #pragma once
 
 #include <concepts>
@@ -10,18 +9,16 @@
 
 #include "../../any_attention.hpp"
 #include "../../cuda.cuh"
+#include "../../element.hpp"
 #include "../../executor.hpp"
 #include "../../fwd.hpp"
 #include "../../plan_view.hpp"
 #include "../base/config.hpp"
-#include "../base/element_type.hpp"
 #include "../base/instruction_sets.hpp"
-#include "any_kv.hpp"
-#include "any_variant.hpp"
 #include "built_with.hpp"
-#include "elements.hpp"
+#include "variant_name.hpp"
 
-CHUNKATTN_ISA_NAMESPACE_BEGIN
+CHUNKATTN_ISA_DETAIL_BEGIN
 namespace front {
 
 /// ChunkAttention<Cuda, …> as an AnyAttention.
@@ -109,24 +106,4 @@ class CudaAttention final : public AnyAttention {
 };
 
 }  // namespace front
-
-/// Attention for heads of `size` on the GPU that is current; all pointers of its calls are device
-/// memory, their streams cudaStream_t.
-///
-/// \tparam Sizes  HeadDims<…>: what `size` may be
-/// \tparam Types  KvTypes<…>: half, bfloat16 or both; q and out are of K/V's type, k and v too, or
-///                float
-/// \tparam Vs     Variants<…>: what run() may be asked for
-/// \throws InvalidArgument for a size that is not listed, and for limits or options that make no
-///         sense
-/// \throws DeviceError without a usable device or without memory
-template <class Device, class Sizes, class Types, class Vs = Variants<Plain>>
-  requires std::same_as<Device, Cuda>
-[[nodiscard]] std::unique_ptr<AnyAttention> make_attention(HeadSize size, const CudaLimits& limits,
-                                                           const CudaOptions& options = {}) {
-  return detail::with_size(Sizes{}, size, [&]<HeadSize Size>() -> std::unique_ptr<AnyAttention> {
-    return std::make_unique<front::CudaAttention<Size, Types, Vs>>(limits, options);
-  });
-}
-
-CHUNKATTN_ISA_NAMESPACE_END
+CHUNKATTN_ISA_DETAIL_END
