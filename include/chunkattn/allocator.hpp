@@ -12,7 +12,6 @@
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/index_free_list.hpp"
-#include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -20,7 +20,6 @@
 #include "detail/base/config.hpp"
 #include "detail/front/variant_name.hpp"
 #include "element.hpp"
-#include "error.hpp"
 #include "kv_cache.hpp"
 #include "kv_view.hpp"
 #include "plan_view.hpp"

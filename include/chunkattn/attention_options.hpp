@@ -15,7 +15,6 @@
 #include "detail/base/config.hpp"
 #include "detail/base/instruction_sets.hpp"
 #include "element.hpp"
-#include "error.hpp"
 #include "fwd.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -12,7 +12,6 @@
 #include "detail/base/config.hpp"
 #include "detail/plan/check_current.hpp"
 #include "detail/plan/plan_builder.hpp"
-#include "error.hpp"
 #include "plan_view.hpp"
 #include "step.hpp"
 

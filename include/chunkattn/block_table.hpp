@@ -9,7 +9,6 @@
 
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
-#include "error.hpp"
 #include "plan_view.hpp"
 #include "tree_options.hpp"
 

@@ -8,6 +8,7 @@
 // partial results are merged (in order, or under a spin lock).
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <iterator>
 #include <memory>
@@ -19,6 +20,7 @@
 #include "detail/attention/qo_heads.hpp"
 #include "detail/attention/sm_scale.hpp"
 #include "detail/base/check.hpp"
+#include "detail/base/instruction_sets.hpp"
 #include "detail/cpu/call.hpp"
 #include "detail/cpu/checks.hpp"
 #include "detail/cpu/kernels.hpp"

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -22,7 +21,6 @@
 #include "detail/base/config.hpp"
 #include "detail/base/write_check.hpp"
 #include "detail/kv/cache_geometry.hpp"
-#include "error.hpp"
 #include "fwd.hpp"
 #include "kv_view.hpp"
 

@@ -14,7 +14,6 @@
 #include "detail/kv/quantized.hpp"
 #include "detail/kv/slot_base.hpp"
 #include "element.hpp"
-#include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -5,22 +5,17 @@
 
 #include <concepts>
 #include <memory>
-#include <span>
-#include <string_view>
 #include <utility>
 
 #include "any_attention.hpp"
 #include "attention_options.hpp"
 #include "chunk_attention.hpp"
-#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/instruction_sets.hpp"
 #include "detail/front/built_with.hpp"
 #include "detail/front/cpu_attention.hpp"
 #include "detail/front/variant_name.hpp"
-#include "detail/plan/check_current.hpp"
 #include "element.hpp"
-#include "error.hpp"
 #include "executor.hpp"
 #include "fwd.hpp"
 #include "kv_cache.hpp"

@@ -22,11 +22,9 @@
 
 #include "detail/attention/merge_head.hpp"
 #include "detail/attention/state.hpp"
-#include "detail/base/bit_cast.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "element.hpp"
-#include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -20,7 +20,6 @@
 
 #include "allocator.hpp"
 #include "detail/base/array.hpp"
-#include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/ticket.hpp"
 

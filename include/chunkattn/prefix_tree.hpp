@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -23,7 +22,6 @@
 #include "detail/tree/print.hpp"
 #include "detail/tree/shared_tree.hpp"
 #include "detail/tree/token_tree.hpp"
-#include "error.hpp"
 #include "fwd.hpp"
 #include "sequence.hpp"
 #include "step.hpp"

@@ -19,7 +19,6 @@
 #include "detail/base/config.hpp"
 #include "detail/tree/records.hpp"
 #include "detail/tree/shared_tree.hpp"
-#include "error.hpp"
 #include "plan_view.hpp"
 #include "tree_options.hpp"
 

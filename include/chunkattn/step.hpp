@@ -15,7 +15,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -28,7 +27,6 @@
 #include "detail/tree/shared_tree.hpp"
 #include "detail/tree/step_handle.hpp"
 #include "detail/tree/step_record.hpp"
-#include "error.hpp"
 #include "fwd.hpp"
 #include "sequence.hpp"
 #include "tree_options.hpp"

@@ -17,7 +17,6 @@
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/kv/places.hpp"
-#include "error.hpp"
 #include "kv_cache.hpp"
 #include "kv_view.hpp"
 #include "plan_view.hpp"

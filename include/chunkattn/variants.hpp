@@ -28,17 +28,13 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
-#include <string_view>
 #include <type_traits>
 
 #include "detail/attention/lanes.hpp"
 #include "detail/attention/variant_members.hpp"
-#include "detail/base/bit_cast.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
-#include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/detail/attention/state.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "support/nan_place.hpp"
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/detail/attention/state.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "support/attention_case.hpp"
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "chunkattn/detail/attention/qo_heads.hpp"
 #include "chunkattn/detail/cpu/checks.hpp"
 #include "chunkattn/kv_view.hpp"
 

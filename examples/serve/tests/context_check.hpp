@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/detail/attention/state.hpp>
 #include <chunkattn/testing/reference.hpp>
 #include <cmath>
 #include <cstddef>

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "../../error.hpp"
 #include "check.hpp"
 #include "config.hpp"
 

@@ -8,7 +8,6 @@
 #include <string>
 #include <type_traits>
 
-#include "../../error.hpp"
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
 #include "../base/check.hpp"

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "../../attention_options.hpp"
-#include "../../error.hpp"
 #include "../../plan_view.hpp"
 #include "../../variants.hpp"
 #include "../base/check.hpp"

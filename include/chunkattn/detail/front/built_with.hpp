@@ -5,13 +5,11 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "../../any_attention.hpp"
 #include "../../element.hpp"
-#include "../../error.hpp"
 #include "../../kv_cache.hpp"
 #include "../../variants.hpp"
 #include "../base/check.hpp"

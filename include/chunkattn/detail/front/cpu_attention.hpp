@@ -1,7 +1,6 @@
 // ChunkAttention<Cpu, …> as an AnyAttention.
 #pragma once
 
-#include <concepts>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -11,7 +10,6 @@
 #include "../../attention_options.hpp"
 #include "../../chunk_attention.hpp"
 #include "../../element.hpp"
-#include "../../error.hpp"
 #include "../../executor.hpp"
 #include "../../fwd.hpp"
 #include "../../kv_cache.hpp"

@@ -1,7 +1,6 @@
 // ChunkAttention<Cuda, …> as an AnyAttention.
 #pragma once
 
-#include <concepts>
 #include <memory>
 #include <span>
 #include <string_view>

@@ -1,7 +1,6 @@
 // What both backends check of a layer's K/V and the plan that it is used with.
 #pragma once
 
-#include "../../error.hpp"
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
 #include "../base/check.hpp"

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../../error.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "copies.hpp"

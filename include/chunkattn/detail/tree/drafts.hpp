@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <span>
 
-#include "../../error.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "copies.hpp"

@@ -7,7 +7,6 @@
 #include <memory>
 #include <utility>
 
-#include "../../error.hpp"
 #include "../../tree_options.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"

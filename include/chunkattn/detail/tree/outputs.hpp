@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../../error.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "decoding.hpp"

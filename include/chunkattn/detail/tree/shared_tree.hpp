@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "../../error.hpp"
 #include "../../tree_options.hpp"
 #include "../base/array.hpp"
+#include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "core.hpp"
 

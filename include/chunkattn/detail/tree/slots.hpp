@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "../../allocator.hpp"
-#include "../../error.hpp"
 #include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "../../error.hpp"
 #include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "../../allocator.hpp"
-#include "../../error.hpp"
 #include "../../tree_options.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
