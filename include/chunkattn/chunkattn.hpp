@@ -2,6 +2,10 @@
 // CUDA backend too.
 #pragma once
 
+// clang-format off
+#include "detail/base/config.hpp"  // first: it refuses what cannot compile the others
+// clang-format on
+
 #include "allocator.hpp"
 #include "any_attention.hpp"
 #include "attention_options.hpp"
