@@ -21,7 +21,7 @@
 #include "kv_cache.hpp"
 #include "plan_view.hpp"
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(CHUNKATTN_PTX_PROVIDED)  // nvcc, or the emulator of tests
 #include "detail/front/cuda_attention.cuh"
 #endif
 
@@ -59,7 +59,7 @@ template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
 
 CHUNKATTN_ISA_NAMESPACE_END
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(CHUNKATTN_PTX_PROVIDED)  // nvcc, or the emulator of tests
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
 /// Attention for heads of `size` on the GPU that is current; all pointers of its calls are device

@@ -16,6 +16,7 @@
 #include "../attention/sm_scale.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "../kv/checks.hpp"
 #include "checks.cuh"
 #include "kernel_table.cuh"
 #include "plan_upload.cuh"
