@@ -144,7 +144,7 @@ KvCache<Cpu, half> cache(tree, {1, 1, 64});
 ChunkAttention<Cpu, 64> attention;
 END
     for header in chunk_attention kv_cache prefix_tree; do
-      echo "#include <chunkattn/$header.hpp>" >"$work/$(basename $header).cpp"
+      echo "#include <chunkattn/$header.hpp>" >"$work/$header.cpp"
     done
     refused() {  # refused TEXT FILE "compiler and options"
       local said="$work/said" what="$3 $2.cpp"
@@ -157,7 +157,7 @@ END
     refused_by() {  # refused_by COMPILER
       local file old="-U__GNUC__ -D__GNUC__=11"
       ! "$1" -dM -E -x c++ /dev/null | grep -q __clang__ || old="-U__clang_major__ -D__clang_major__=13"
-      for file in program chunk_attention cache prefix_tree; do
+      for file in program chunk_attention kv_cache prefix_tree; do
         refused "chunkattn needs C++20" $file "$1 -std=c++17"
       done
       refused "chunkattn needs g++ 12, clang 14" program "$1 -std=c++20 $old"
