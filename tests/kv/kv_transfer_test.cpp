@@ -179,7 +179,9 @@ TEST_CASE_TEMPLATE("gather and scatter are inverse, whatever the chunk size", T,
 TEST_CASE_TEMPLATE("gather and scatter with rows of V shorter or longer than K's, or in K", T, half,
                    float8_e4m3) {
   Random random(4);
-  for (const auto& [value_dim, v_in_k] : {std::pair(8, false), {24, false}, {8, true}}) {
+  for (const auto& shape : {std::pair(8, false), {24, false}, {8, true}}) {
+    const int value_dim = shape.first;
+    const bool v_in_k = shape.second;
     const KvCacheOptions uneven{.num_layers = 2,
                                 .num_kv_heads = 3,
                                 .head_dim = 16,

@@ -90,7 +90,8 @@ struct Scenario {
     attempt([&] { open.emplace(tree.begin_step()); });
     const std::vector<int> guessed = iota(900, drafts);
     for (int pass = 0; pass < 2; ++pass)  // once more for those that waited for others
-      for (auto& [name, s] : live) {
+      for (auto& [name, sequence] : live) {
+        auto& s = sequence;  // clang before 16 captures no structured bindings
         if (s.num_uncomputed() == 0 && s.num_reserved() == 0) continue;
         if (added.count(name) > 0) continue;
         bool is_added = false;
