@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <string>
 
 #include "chunkattn/chunk_attention.hpp"
 #include "chunkattn/detail/cpu/software_tiles.hpp"
@@ -229,8 +230,8 @@ TEST_CASE("the processor's tiles give the model's bits") {
     }
     return;
   }
-  std::printf("skipped: tiles of the processor: amx%s\n",
-              detail::cpu::why_not(InstructionSet::amx));
+  std::printf("skipped: tiles of the processor: %s amx\n",
+              std::string(detail::cpu::why_not(InstructionSet::amx)).c_str());
 #else
   std::printf("skipped: tiles of the processor: this build has none\n");
 #endif

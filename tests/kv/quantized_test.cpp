@@ -105,7 +105,7 @@ TEST_CASE_TEMPLATE("the smallest values: no scale is subnormal, none makes an in
   const float unit = std::numeric_limits<float>::min();  // 2^-126, the smallest scale
   for (const float largest : {3.0f, 96.0f, detail::largest_stored<T>}) {
     const float row[4] = {largest * unit, -2 * unit, unit / 8, 0};
-    T stored[4];
+    T stored[4] = {};
     CHECK(quantize_row(row, 4, stored) == unit);
     CHECK(value(stored[0]) == largest);
     CHECK(value(stored[1]) == -2);
@@ -114,7 +114,7 @@ TEST_CASE_TEMPLATE("the smallest values: no scale is subnormal, none makes an in
   }
   // Far below: everything is nearest to zero.
   const float row[2] = {std::numeric_limits<float>::denorm_min(), -0x1p-140f};
-  T stored[2];
+  T stored[2] = {};
   CHECK(quantize_row(row, 2, stored) == unit);
   CHECK(value(stored[0]) == 0);
   CHECK(value(stored[1]) == 0);

@@ -35,7 +35,7 @@ struct Request {
   std::vector<int> prompt;     ///< at least one token
   std::size_t max_length = 0;  ///< tokens at most, the prompt's included
   int choices = 1;             ///< texts wanted, 1 to 128; they share the prompt
-  Sampling sampling;
+  Sampling sampling = {};
   std::uint64_t tenant = 0;  ///< shares K/V only with its own
   /// On the clock that step() is told; past it the request ends.
   double deadline = std::numeric_limits<double>::infinity();
