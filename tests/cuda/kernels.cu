@@ -4,12 +4,12 @@
 #include "chunkattn/detail/cuda/kernels.cuh"
 
 using chunkattn::ELEMENT;
-namespace detail::cuda = chunkattn::detail::cuda;
+namespace cuda = chunkattn::detail::cuda;
 
-template __global__ void detail::cuda::attention_kernel<ELEMENT, HEAD_DIM, VALUE_DIM>(
-    const detail::cuda::AttentionArguments<ELEMENT>);
-template __global__ void detail::cuda::write_kernel<ELEMENT, ELEMENT>(
-    const detail::cuda::WriteArguments<ELEMENT, ELEMENT>);
-template __global__ void detail::cuda::copy_rows_kernel<ELEMENT>(
-    const detail::cuda::CopyArguments<ELEMENT>);
-template __global__ void detail::cuda::advance_kernel<>(const detail::cuda::PlanMemory);
+template __global__ void cuda::attention_kernel<ELEMENT, HEAD_DIM, VALUE_DIM>(
+    const cuda::AttentionArguments<ELEMENT>);
+template __global__ void cuda::write_kernel<ELEMENT, ELEMENT>(
+    const cuda::WriteArguments<ELEMENT, ELEMENT>);
+template __global__ void cuda::copy_rows_kernel<ELEMENT>(
+    const cuda::CopyArguments<ELEMENT>);
+template __global__ void cuda::advance_kernel<>(const cuda::PlanMemory);
