@@ -144,9 +144,9 @@ class KvCache<Cuda, T> {
   }
 
  private:
-  KvCache(SlotSource slots, int chunk_size, const KvCacheOptions& options, std::size_t num_slots,
+  KvCache(SlotSource source, int chunk_size, const KvCacheOptions& options, std::size_t num_slots,
           std::size_t slot_limit)
-      : options_(options), chunk_size_(chunk_size), slots_(std::move(slots)) {
+      : options_(options), chunk_size_(chunk_size), slots_(std::move(source)) {
     detail::check_kv_geometry(options, chunk_size, sizeof(T));
     detail::check_argument(!options.v_in_k, "options.v_in_k", options.v_in_k,
                            "false: on CUDA V has rows of its own");

@@ -168,8 +168,8 @@ class KvCache<Cpu, T> {
   }
 
  private:
-  KvCache(SlotSource slots, int chunk_size, const KvCacheOptions& options, std::size_t num_slots)
-      : options_(options), chunk_size_(chunk_size), slots_(std::move(slots)) {
+  KvCache(SlotSource source, int chunk_size, const KvCacheOptions& options, std::size_t num_slots)
+      : options_(options), chunk_size_(chunk_size), slots_(std::move(source)) {
     detail::check_kv_geometry(options, chunk_size, sizeof(T));
     while (slab_shift_ < 16 && slot_bytes() << slab_shift_ < slab_target) ++slab_shift_;
     tables_.resize(static_cast<std::size_t>(options.num_layers));

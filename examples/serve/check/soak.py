@@ -282,10 +282,12 @@ class Soak:
     def end_at_once(self):
         """A second SIGINT ends what a first one lets end."""
         server = Server(self.command + ["--chunks", "4000", "--drain", str(LIMIT)])
-        connection = server.connect()
-        body = dict(self.body(0, stream=True), max_tokens=900, n=16)
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
+        streams = [server.connect() for _ in range(8)]  # work for seconds, also on a fast machine
+        body = json.dumps(dict(self.body(0, stream=True), max_tokens=700, n=16))
+        for connection in streams:
+            connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        response = streams[0].getresponse()
+        check(response.status == 200, f"a long answer: {response.status}")
         response.read(20)  # it is being served
         server.process.send_signal(signal.SIGINT)
         while "closing" not in server.get("/health"):  # two that are pending would be one
@@ -294,7 +296,8 @@ class Soak:
         check(server.process.poll() is None, "one SIGINT ended what was being served")
         check(server.end(signal.SIGINT) == 0, "SIGINT: the exit status is not 0")
         check(b'"cancelled"' in response.read(), "a second SIGINT did not end what was being served")
-        connection.close()
+        for connection in streams:
+            connection.close()
 
     def run(self):
         print(f"soak      {self.arguments.requests} requests, --seed {self.arguments.seed}", flush=True)

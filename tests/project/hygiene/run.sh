@@ -230,6 +230,7 @@ END
   variants)
     # A user's variant is part of the kernels: their loops over keys call nothing, with any vectors.
     cat >"$work/variant.cpp" <<'END'
+#include <chunkattn/chunk_attention.hpp>
 struct Mine {
   int near;
   auto logit(auto s, chunkattn::lanes::At at) const { return s + 0.1f * tanh(s) * (at.key - at.query); }
