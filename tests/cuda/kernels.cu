@@ -10,6 +10,5 @@ template __global__ void cuda::attention_kernel<ELEMENT, HEAD_DIM, VALUE_DIM>(
     const cuda::AttentionArguments<ELEMENT>);
 template __global__ void cuda::write_kernel<ELEMENT, ELEMENT>(
     const cuda::WriteArguments<ELEMENT, ELEMENT>);
-template __global__ void cuda::copy_rows_kernel<ELEMENT>(
-    const cuda::CopyArguments<ELEMENT>);
+template __global__ void cuda::copy_rows_kernel<ELEMENT>(const cuda::CopyArguments<ELEMENT>);
 template __global__ void cuda::advance_kernel<>(const cuda::PlanMemory);
