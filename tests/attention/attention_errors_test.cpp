@@ -13,22 +13,13 @@
 #include "chunkattn/chunk_attention.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "support/attention_case.hpp"
+#include "support/refused.hpp"
 
 using namespace chunkattn;
 
 #if CHUNKATTN_EXCEPTIONS
 
 namespace {
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -51,7 +42,7 @@ struct Fixture {
   std::string failure(const KvView<float>& layer, const PlanView& plan,
                       const std::vector<float>& q) {
     const std::string message =
-        message_of([&] { attention.run(layer, LiveView::unchecked(plan), q, out, lse); });
+        test::refused([&] { attention.run(layer, LiveView::unchecked(plan), q, out, lse); });
     for (float value : out) REQUIRE(value == 7.0f);
     for (float value : lse) REQUIRE(value == 7.0f);
     return message;
@@ -112,17 +103,18 @@ TEST_CASE_FIXTURE(Fixture, "run: buffers") {
                      std::to_string(plan.num_rows) + " * 32"));
 
   q = problem.q;
+  CHECK(contains(test::refused([&] {
+                   attention.run(problem.kv.view, plan, q, std::span(out).first(32), lse);
+                 }),
+                 "out.size() = 32: expected q.size()"));
   CHECK(contains(
-      message_of([&] { attention.run(problem.kv.view, plan, q, std::span(out).first(32), lse); }),
-      "out.size() = 32: expected q.size()"));
-  CHECK(contains(
-      message_of([&] { attention.run(problem.kv.view, plan, q, out, std::span(lse).first(1)); }),
+      test::refused([&] { attention.run(problem.kv.view, plan, q, out, std::span(lse).first(1)); }),
       "lse.size() = 1: expected 0 or num_rows * num_qo_heads = " + std::to_string(lse.size())));
   const std::span<const float> null_q(static_cast<const float*>(nullptr), q.size());
-  CHECK(contains(message_of([&] { attention.run(problem.kv.view, plan, null_q, out, lse); }),
+  CHECK(contains(test::refused([&] { attention.run(problem.kv.view, plan, null_q, out, lse); }),
                  "q.data() = null"));
   const std::span<float> null_out(static_cast<float*>(nullptr), q.size());
-  CHECK(contains(message_of([&] { attention.run(problem.kv.view, plan, q, null_out, lse); }),
+  CHECK(contains(test::refused([&] { attention.run(problem.kv.view, plan, q, null_out, lse); }),
                  "out.data() = null"));
   for (float value : out) CHECK(value == 7.0f);
 }
@@ -135,11 +127,11 @@ TEST_CASE_FIXTURE(Fixture, "run: more heads than an int holds, refused before me
     const std::span<const float> huge(problem.q.data(), row * heads);
     const std::span<float> huge_out(out.data(), row * heads);
     const std::string wanted = "num_qo_heads = " + std::to_string(heads) + ": expected at most";
-    CHECK(contains(message_of([&] { attention.run(problem.kv.view, plan, huge, huge_out, lse); }),
+    CHECK(contains(
+        test::refused([&] { attention.run(problem.kv.view, plan, huge, huge_out, lse); }), wanted));
+    CHECK(contains(test::refused([&] { attention.run(problem.kv.view, plan, huge, out, lse); }),
                    wanted));
-    CHECK(contains(message_of([&] { attention.run(problem.kv.view, plan, huge, out, lse); }),
-                   wanted));
-    CHECK(contains(message_of([&] { (void)reference_attention(problem.kv.view, plan, huge); }),
+    CHECK(contains(test::refused([&] { (void)reference_attention(problem.kv.view, plan, huge); }),
                    wanted));
   }
   for (float value : out) REQUIRE(value == 7.0f);
@@ -147,9 +139,9 @@ TEST_CASE_FIXTURE(Fixture, "run: more heads than an int holds, refused before me
   const std::span<const float> q(problem.q);
   KvView<float> changed = problem.kv.view;
   changed.num_kv_heads = 0;
-  CHECK(contains(message_of([&] { (void)reference_attention(changed, plan, q); }),
+  CHECK(contains(test::refused([&] { (void)reference_attention(changed, plan, q); }),
                  "kv.num_kv_heads = 0"));
-  CHECK(contains(message_of([&] { (void)reference_attention(problem.kv.view, plan, q, -1.0); }),
+  CHECK(contains(test::refused([&] { (void)reference_attention(problem.kv.view, plan, q, -1.0); }),
                  "sm_scale = -1"));
 }
 
@@ -159,7 +151,7 @@ TEST_CASE_FIXTURE(Fixture, "write: sizes, slots and copies, before anything is s
   std::vector<float> k(static_cast<std::size_t>(plan.num_rows) * 2 * 32, 1.0f);
   const auto failure_of = [&](const PlanView& view, std::span<const float> k_rows,
                               std::span<const float> v_rows) {
-    return message_of(
+    return test::refused(
         [&] { attention.write(problem.kv.view, LiveView::unchecked(view), k_rows, v_rows); });
   };
   const std::span<const float> rows(k);
@@ -201,14 +193,14 @@ TEST_CASE_FIXTURE(Fixture, "one that was moved from is refused, its heir works")
   lse.assign(lse.size(), 7.0f);
   const std::string wanted = "attention = moved-from: expected one that was not moved from";
   CHECK(failure(problem.kv.view, plan, problem.q) == wanted);
-  CHECK(message_of([&] { attention.write(problem.kv.view, plan, k, k); }) == wanted);
-  CHECK(message_of([&] { attention.write(problem.kv.view, plan, k); }) == wanted);
+  CHECK(test::refused([&] { attention.write(problem.kv.view, plan, k, k); }) == wanted);
+  CHECK(test::refused([&] { attention.write(problem.kv.view, plan, k); }) == wanted);
   CHECK(std::memcmp(before.data(), problem.kv.k.data(), 4 * before.size()) == 0);
   // One that uses the caller's executor is no exception.
   SerialExecutor serial;
   ChunkAttention<Cpu, 32, SerialExecutor> other(serial), assigned(serial);
   assigned = std::move(other);
-  CHECK(message_of([&] { other.run(problem.kv.view, plan, problem.q, out, lse); }) == wanted);
+  CHECK(test::refused([&] { other.run(problem.kv.view, plan, problem.q, out, lse); }) == wanted);
   assigned.run(problem.kv.view, plan, problem.q, out, lse);
   CHECK(out == expected);
   // It can be given a new value.
@@ -242,34 +234,35 @@ TEST_CASE("more threads than there are CPUs anywhere are refused before one is s
        {ThreadPool::max_threads + 1, 100'000, std::numeric_limits<int>::max()}) {
     const std::string wanted = "num_threads = " + std::to_string(threads) + ": expected at most " +
                                std::to_string(ThreadPool::max_threads);
-    CHECK(contains(message_of([&] { ChunkAttention<Cpu, 8> attention(threads); }), wanted));
-    CHECK(contains(message_of([&] { ThreadPool pool(threads); }), wanted));
+    CHECK(contains(test::refused([&] { ChunkAttention<Cpu, 8> attention(threads); }), wanted));
+    CHECK(contains(test::refused([&] { ThreadPool pool(threads); }), wanted));
   }
 }
 
 TEST_CASE("options and executors") {
-  CHECK(contains(message_of([] { ThreadPool pool(-1); }), "num_threads = -1"));
-  CHECK(contains(message_of([] { ChunkAttention<Cpu, 8> attention(1, {.max_task_heads = -1}); }),
+  CHECK(contains(test::refused([] { ThreadPool pool(-1); }), "num_threads = -1"));
+  CHECK(contains(test::refused([] { ChunkAttention<Cpu, 8> attention(1, {.max_task_heads = -1}); }),
                  "options.max_task_heads = -1"));
-  CHECK(contains(message_of([] { ChunkAttention<Cpu, 8> attention(1, {.min_tasks = -2}); }),
+  CHECK(contains(test::refused([] { ChunkAttention<Cpu, 8> attention(1, {.min_tasks = -2}); }),
                  "options.min_tasks = -2"));
-  CHECK(contains(message_of([] { ChunkAttention<Cpu, 8> attention(1, {.min_product_lines = -3}); }),
-                 "options.min_product_lines = -3"));
+  CHECK(contains(
+      test::refused([] { ChunkAttention<Cpu, 8> attention(1, {.min_product_lines = -3}); }),
+      "options.min_product_lines = -3"));
   for (const float scale :
        {-1.0f, -0x1p-149f, std::numeric_limits<float>::infinity(),
         -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(),
         -std::numeric_limits<float>::quiet_NaN()}) {
     CAPTURE(scale);
-    CHECK(contains(message_of([&] { ChunkAttention<Cpu, 8> attention(1, {.sm_scale = scale}); }),
+    CHECK(contains(test::refused([&] { ChunkAttention<Cpu, 8> attention(1, {.sm_scale = scale}); }),
                    "options.sm_scale = "));
   }
   for (const int reduce : {-1, 3, 99})
-    CHECK(contains(message_of([&] {
+    CHECK(contains(test::refused([&] {
                      ChunkAttention<Cpu, 8> attention(1, {.reduce = static_cast<Reduce>(reduce)});
                    }),
                    "options.reduce = " + std::to_string(reduce) + ": expected "));
   for (const int accuracy : {-1, 3, 77})
-    CHECK(contains(message_of([&] {
+    CHECK(contains(test::refused([&] {
                      ChunkAttention<Cpu, 8> attention(
                          1, {.accuracy = static_cast<Accuracy>(accuracy)});
                    }),

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "support/refused.hpp"
 
 using namespace chunkattn;
 
@@ -47,16 +48,6 @@ class Forced {
 
 namespace {
 
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
-}
-
 // Those that run here, the best first.
 std::string running() {
   std::string names;
@@ -87,11 +78,11 @@ TEST_CASE("one that cannot run is refused: it says which can, and what that one 
     const bool runs = is_compiled(set) && detail::cpu::is_supported(set);
     refused += !runs;
     const std::string by_option =
-        message_of([&] { ChunkAttention<Cpu, 8> attention(1, {.instruction_set = set}); });
-    CHECK(by_option == (runs ? "" : "options.instruction_set = " + refusal(set)));
+        test::refused([&] { ChunkAttention<Cpu, 8> attention(1, {.instruction_set = set}); });
+    CHECK(by_option == (runs ? "no error" : "options.instruction_set = " + refusal(set)));
     const Forced forced(name_of(set));
-    const std::string by_variable = message_of([] { ChunkAttention<Cpu, 8> attention(1); });
-    CHECK(by_variable == (runs ? "" : "CHUNKATTN_CPU_ISA = " + refusal(set)));
+    const std::string by_variable = test::refused([] { ChunkAttention<Cpu, 8> attention(1); });
+    CHECK(by_variable == (runs ? "no error" : "CHUNKATTN_CPU_ISA = " + refusal(set)));
     if (runs) CHECK(std::string(instruction_set()) == name_of(set));
   }
   CHECK(refused > 0);  // no build has NEON and AVX
@@ -99,7 +90,7 @@ TEST_CASE("one that cannot run is refused: it says which can, and what that one 
 
 TEST_CASE("a name that no instruction set has") {
   const Forced forced("avx1024");
-  CHECK(message_of([] { (void)instruction_set(); }) ==
+  CHECK(test::refused([] { (void)instruction_set(); }) ==
         "CHUNKATTN_CPU_ISA = avx1024: expected one of " + running());
 }
 

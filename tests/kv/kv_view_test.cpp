@@ -14,22 +14,13 @@
 #include "chunkattn/chunk_attention.hpp"
 #include "chunkattn/kv_cache.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "support/refused.hpp"
 
 using namespace chunkattn;
 
 namespace {
 
 using Tree = PrefixTree<int, 16>;
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // Every row of heads(first, count) is that of the whole view, some heads further on.
 template <class T>
@@ -107,7 +98,7 @@ TEST_CASE("heads that a view does not have") {
   KvCache<Cpu, float> cache(8, {.num_layers = 1, .num_kv_heads = 4, .head_dim = 16}, 3);
   const auto view = cache.layer(0);
   const auto refused = [&](int first, int count) {
-    return message_of([&] { (void)view.heads(first, count); });
+    return test::refused([&] { (void)view.heads(first, count); });
   };
   CHECK(refused(-1, 1) == "first = -1: expected a KV head of the view, which has 4");
   CHECK(refused(4, 1) == "first = 4: expected a KV head of the view, which has 4");
@@ -119,7 +110,7 @@ TEST_CASE("heads that a view does not have") {
 TEST_CASE("V in K's memory, where it would overwrite K") {
   std::vector<float> m(2 * 2 * 8 * 16 * 2);
   const auto refused = [&](float* k, float* v, int value_dim = 0) {
-    return message_of([&] { (void)make_kv_view(k, v, {2, 2, 8, 16, value_dim}); });
+    return test::refused([&] { (void)make_kv_view(k, v, {2, 2, 8, 16, value_dim}); });
   };
   CHECK(refused(m.data(), m.data()).find("v = k: expected memory of V of its own") == 0);
   CHECK(refused(m.data(), m.data(), 16).find("v = k: expected memory of V of its own") == 0);
@@ -129,7 +120,7 @@ TEST_CASE("V in K's memory, where it would overwrite K") {
   CHECK(refused(m.data(), m.data(), 8) == "no error");
   std::vector<std::int8_t> m8(m.size());
   std::vector<float> scales(2 * 2 * 8);
-  CHECK(message_of([&] {
+  CHECK(test::refused([&] {
           (void)make_kv_view(m8.data(), m8.data(), scales.data(), scales.data(), {2, 2, 8, 16});
         }).find("v = k: expected") == 0);
 }
@@ -151,11 +142,11 @@ struct Fixture {
   }
   std::string of_write(const KvView<float>& layer, const LiveView& view) {
     const std::vector<float> k(20 * static_cast<std::size_t>(layer.num_kv_heads) * 16);
-    return message_of([&] { attention.write(layer, view, k, k); });
+    return test::refused([&] { attention.write(layer, view, k, k); });
   }
   std::string of_run(const KvView<float>& layer, const LiveView& view) {
     std::vector<float> q(20 * static_cast<std::size_t>(layer.num_kv_heads) * 16), out(q.size());
-    return message_of([&] { attention.run(layer, view, q, out); });
+    return test::refused([&] { attention.run(layer, view, q, out); });
   }
   std::string of_both(const KvView<float>& layer, const LiveView& view) {
     const std::string of_layer = of_write(layer, view);

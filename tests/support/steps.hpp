@@ -11,6 +11,7 @@
 
 #include "chunkattn/attention_plan.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "support/refused.hpp"
 
 namespace test {
 
@@ -21,17 +22,6 @@ inline std::vector<int> iota(int first, std::size_t n) {
   std::vector<int> tokens(n);
   std::iota(tokens.begin(), tokens.end(), first);
   return tokens;
-}
-
-/// what() of the InvalidArgument that f throws.
-template <class F>
-std::string refused(const F& f) {
-  try {
-    f();
-  } catch (const chunkattn::InvalidArgument& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 /// All that the sequence may put in place is in place, as if loaded from elsewhere.
