@@ -1,6 +1,7 @@
 // to_text, to_dot and for_each_node: what a person or a program reads of a tree.
 #include <doctest/doctest.h>
 
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,6 +65,33 @@ TEST_CASE("the graph has one node and one edge per tree node, with quotes escape
     ++labels;
   CHECK(edges == tree.stats().nodes - 1);
   CHECK(labels == tree.stats().nodes);
+}
+
+TEST_CASE("of a long node three runs are named") {
+  Tree tree;
+  auto three = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8, 9});
+  CHECK(to_text(tree, 1).find("- 0..9  0[0:4] 1[0:4] 2[0:1]  (") != std::string::npos);
+  auto five = tree.insert(std::vector<int>(20, 0));
+  CHECK(to_text(tree, 1).find("- 0..20  3[0:4] 4[0:4] 5[0:4] ...  (") != std::string::npos);
+}
+
+TEST_CASE("the graph draws what is cached dashed and private tails rounded") {
+  Tree tree;
+  auto live = tree.insert(std::vector<int>{1, 2, 3});
+  auto cached = tree.insert(std::vector<int>{7, 8});
+  cached.mark_loaded(cached.loadable());
+  cached.leave();
+  int dashed = 0, rounded = 0;
+  std::istringstream dot(to_dot(tree));
+  for (std::string line; std::getline(dot, line);) {
+    const auto says = [&](const char* text) { return line.find(text) != std::string::npos; };
+    CHECK(says("style=dashed") == says("cached"));
+    CHECK(says("style=rounded") == says("tail of"));
+    dashed += says("style=dashed");
+    rounded += says("style=rounded");
+  }
+  CHECK(dashed == 1);
+  CHECK(rounded == 1);
 }
 
 TEST_CASE("an empty tree prints") {
