@@ -602,3 +602,21 @@ TEST_CASE("drafts: the accepted stay written, the rest are dropped, whatever the
     }
   }
 }
+
+TEST_CASE("a refused tree of drafts gives back all of its places beside those of others") {
+  Tree tree(PoolAllocator{.max_chunks = 5});
+  const std::vector<int> three{1, 2, 3}, four{5, 6, 7, 8}, other{9};
+  const std::vector<int> two_drafts{1, 2}, four_drafts{1, 2, 3, 4};
+  const std::vector<std::int32_t> two_roots{-1, -1}, four_roots{-1, -1, -1, -1};
+  auto a = tree.insert(three), b = tree.insert(four), c = tree.insert(other);
+  auto step = tree.begin_step();
+  REQUIRE(
+      step.add(a, 100, two_drafts, two_roots));  // a slot for the end of a, one for drafts aside
+  CHECK(tree.stats().used_slots == 5);
+  CHECK_FALSE(step.add(b, 100, four_drafts, four_roots));
+  CHECK(tree.stats().used_slots == 5);
+  c.leave();
+  // One slot for the end of b. Its three drafts aside fit beside the one of a only exactly.
+  CHECK(step.add(b, 100, four_drafts, four_roots));
+  CHECK(tree.stats().used_slots == 5);
+}

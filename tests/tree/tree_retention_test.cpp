@@ -316,6 +316,27 @@ TEST_CASE("Priority: the lowest goes first, then the least recently used; parent
   tree.check_invariants();
 }
 
+TEST_CASE("Priority: what a fork computes is kept at the level of its source") {
+  PrefixTree<int, 4, PoolAllocator, Priority> tree(PoolAllocator{.max_chunks = 4});
+  const auto load = [](auto& sequence) { sequence.mark_loaded(sequence.loadable()); };
+  const std::vector<int> important{7, 7, 7, 7}, prompt{1, 2, 3, 4}, next{8, 8, 8, 8};
+  {
+    auto kept = tree.insert(important, {.priority = 2});
+    load(kept);
+  }
+  auto source = tree.insert(prompt, {.priority = 1});
+  load(source);
+  auto twin = source.fork();
+  for (const int token : {5, 6, 7, 8}) twin.append(token);
+  load(twin);
+  source.leave();
+  twin.leave();
+  CHECK(tree.stats().retained_slots == 3);
+  auto first = tree.insert(next), second = tree.insert(std::vector<int>{9, 9, 9, 9});
+  CHECK(tree.match_prefix(important).cached == 4);  // the twin's own tokens were less important
+  CHECK(tree.match_prefix(std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8}).cached == 4);
+}
+
 TEST_CASE("events say whose tokens became cache or stopped being it, and where they lie") {
   PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 8});
   std::vector<CacheEvent> events;
