@@ -16,7 +16,6 @@
 #include "records.hpp"
 #include "retention_rules.hpp"
 #include "slots.hpp"
-#include "token_store.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

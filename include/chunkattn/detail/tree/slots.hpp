@@ -12,11 +12,29 @@
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "records.hpp"
-#include "token_store.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
+
+/// What the tree does with tokens without knowing them. Runs lie within a slot.
+class Tokens {
+ public:
+  virtual ~Tokens() = default;
+  /// Makes room for slots [0, num_slots).
+  virtual void grow(std::size_t num_slots) = 0;
+  /// Adds tokens to the hash of a key.
+  [[nodiscard]] virtual std::uint64_t hash(std::uint64_t seed, SlotIndex slot, std::int32_t offset,
+                                           std::int32_t count) const noexcept = 0;
+  /// Leading tokens that two runs of `count` have in common.
+  [[nodiscard]] virtual std::int32_t common(SlotIndex a, std::int32_t offset_a, SlotIndex b,
+                                            std::int32_t offset_b,
+                                            std::int32_t count) const noexcept = 0;
+  virtual void copy(SlotIndex from, std::int32_t offset, SlotIndex to, std::int32_t to_offset,
+                    std::int32_t count) noexcept = 0;
+  /// Asks early for a place that will be written.
+  virtual void prefetch(SlotIndex slot, std::int32_t offset) const noexcept = 0;
+};
 
 /// The caller's allocator without its type.
 class SlotAllocator {

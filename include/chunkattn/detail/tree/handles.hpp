@@ -1,0 +1,279 @@
+// What a tree and its handles have in common: the tree proper, the handles that were dropped by
+// other threads than the one that uses the tree, a step's record and its rows.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "../../error.hpp"
+#include "../../tree_options.hpp"
+#include "../base/array.hpp"
+#include "../base/check.hpp"
+#include "../base/config.hpp"
+#include "core.hpp"
+#include "outputs.hpp"
+#include "sequences.hpp"
+#include "step_record.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+template <class Tree>
+class Finished;
+
+namespace detail {
+
+/// \param length  places that the operation's sequences would have in all
+[[noreturn]] CHUNKATTN_COLD inline void fail_out_of_chunks(const TreeCore& core, std::size_t asked,
+                                                           std::size_t length) {
+  const auto chunk = static_cast<std::size_t>(core.topology.chunk.size);
+  fail(OutOfChunks(asked, core.slot_table.num_available(), core.slot_table.allocator().capacity(),
+                   (length + chunk - 1) / chunk));
+}
+
+inline std::size_t to_size(std::int32_t n) noexcept {
+  return static_cast<std::size_t>(n);
+}
+
+/// Tells the threads of a process apart, those that have ended too (whose ids and addresses are
+/// used again).
+inline std::uint64_t thread_number() noexcept {
+  static std::atomic<std::uint64_t> threads{0};
+  thread_local std::uint64_t number = 0;
+  if (number == 0) [[unlikely]]
+    number = threads.fetch_add(1, std::memory_order_relaxed) + 1;
+  return number;
+}
+
+/// Kept alive by the tree and by every handle; `tree` is empty once the tree is gone.
+///
+/// A handle may be dropped by any thread. On the thread that last called the tree it acts at once.
+/// On another one it is put on a list, and acts at the next call of the tree that enters: insert
+/// and its variants, begin_step, finished, leave, pin, clear, device_idle, and setting a sink. So
+/// the tree itself is only ever touched by the thread that calls it.
+template <class Tree>
+class SharedTree {
+ public:
+  /// What a dropped handle asks for.
+  enum class Drop : std::uint8_t { sequence, step, finished, pin };
+
+  template <class... Arguments>
+  explicit SharedTree(Arguments&&... arguments)
+      : tree(std::in_place, std::forward<Arguments>(arguments)...), owner_(thread_number()) {}
+
+  std::optional<Tree> tree;
+
+  /// The calling thread uses the tree: settles what other threads dropped meanwhile.
+  void enter() {
+    owner_.store(thread_number(), std::memory_order_relaxed);
+    if (any_dropped_.load(std::memory_order_acquire)) settle();
+  }
+
+  /// Makes sure that one more handle can be dropped without allocating.
+  void expect_handle() {
+    if (handles_ < room_) return;
+    const std::lock_guard guard(mutex_);
+    dropped_.reserve(2 * handles_ + 16);
+    room_ = dropped_.capacity();
+  }
+  /// A handle was made.
+  void count_handle() noexcept { ++handles_; }
+
+  template <Drop What>
+  void drop(std::int32_t index, std::uint64_t generation) noexcept {
+    if (owner_.load(std::memory_order_relaxed) == thread_number()) [[likely]] {
+      act(What, index, generation);
+      return;
+    }
+    const std::lock_guard guard(mutex_);
+    dropped_.push_back({What, index, generation});
+    any_dropped_.store(true, std::memory_order_release);
+  }
+
+ private:
+  struct Dropped {
+    Drop what;
+    std::int32_t index;
+    std::uint64_t generation;
+  };
+
+  CHUNKATTN_COLD void settle() {
+    const std::lock_guard guard(mutex_);
+    // In an order that does not depend on which thread came first.
+    std::sort(dropped_.begin(), dropped_.end(), [](const Dropped& a, const Dropped& b) {
+      return a.what != b.what ? a.what < b.what : a.index < b.index;
+    });
+    for (const Dropped& dropped : dropped_) act(dropped.what, dropped.index, dropped.generation);
+    dropped_.clear();
+    any_dropped_.store(false, std::memory_order_relaxed);
+  }
+
+  CHUNKATTN_INLINE void act(Drop what, std::int32_t index, std::uint64_t generation) noexcept {
+    --handles_;
+    if (!tree) return;
+    TreeCore& core = tree->core;
+    const auto generation32 = static_cast<std::uint32_t>(generation);
+    switch (what) {
+      case Drop::sequence:
+        if (core.sequences.is_live(index, generation32)) core.departures.leave(index);
+        break;
+      case Drop::step:
+        core.steps.drop(index, generation);
+        break;
+      case Drop::finished:
+        core.steps.close(index, generation);
+        break;
+      case Drop::pin:
+        core.prefixes.unpin(index, generation32);
+        break;
+    }
+  }
+
+  std::atomic<std::uint64_t> owner_;
+  std::atomic<bool> any_dropped_{false};
+  std::size_t handles_ = 0, room_ = 0;
+  std::mutex mutex_;
+  Array<Dropped> dropped_;
+};
+
+/// Ownership of a step's record, whatever the step's state.
+template <class Tree>
+class StepHandle {
+ public:
+  using Shared = SharedTree<Tree>;
+
+  StepHandle(std::shared_ptr<Shared> shared, std::int32_t index)
+      : shared_(std::move(shared)), index_(index), number_(core().steps[index].number) {
+    shared_->count_handle();
+  }
+  StepHandle(StepHandle&& other) noexcept = default;
+  StepHandle& operator=(StepHandle&& other) noexcept = default;
+
+  [[nodiscard]] bool empty() const noexcept { return shared_ == nullptr; }
+  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+  [[nodiscard]] Tree& tree() const {
+    if (shared_ == nullptr || !shared_->tree) [[unlikely]]
+      fail_dead();
+    return *shared_->tree;
+  }
+  [[nodiscard]] TreeCore& core() const { return tree().core; }
+  [[noreturn]] void fail_dead() const {
+    if (shared_ == nullptr) fail_argument("step", "moved-from", "a step that was not moved from");
+    fail_argument("step", "orphaned", "a step whose tree still exists");
+  }
+  [[nodiscard]] StepRecord& record() const { return core().steps[index_]; }
+  /// The same as core(), with what other threads dropped meanwhile settled.
+  TreeCore& enter() const {
+    TreeCore& entered = core();
+    shared_->enter();
+    return entered;
+  }
+  [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return shared_; }
+
+  template <typename Shared::Drop What>
+  void drop() noexcept {
+    if (shared_) shared_->template drop<What>(index_, number_);
+    shared_.reset();
+  }
+
+ private:
+  std::shared_ptr<Shared> shared_;
+  std::int32_t index_ = none;
+  std::uint64_t number_ = 0;
+};
+
+inline StepRow row_of(const StepRecord& step, const StepEntry& entry, std::int32_t index,
+                      SequenceId id) noexcept {
+  StepRow row{id,           index,        entry.begin,     entry.first_row,
+              entry.length, entry.drafts, entry.has_output};
+  if (const auto tree = step.tree_of(entry); !tree.empty()) {
+    row.num_drafts = static_cast<std::int32_t>(tree.size());
+    row.num_rows += row.num_drafts - entry.drafts;
+  }
+  return row;
+}
+
+/// A range of the StepRow whose outputs can be committed, in the order of add(): not those of
+/// sequences that have left, of parts of a prompt, or of rows that were computed behind a draft
+/// that was rejected. See Finished::rows().
+template <class Tree>
+class OutputRows {
+ public:
+  /// Skips rows without output. Valid while the step's Finished is there.
+  class iterator {
+   public:
+    using iterator_category = std::input_iterator_tag;  ///< values are made on the fly
+    using value_type = StepRow;                         ///< what it gives
+    using difference_type = std::ptrdiff_t;             ///< of positions
+    using pointer = const StepRow*;                     ///< not used
+    using reference = const StepRow;  ///< a value; const, so that `auto&` may name it
+
+    /// At the first row from `at` on that has an output.
+    iterator(const Outputs& outputs, const StepRecord& record, std::size_t at)
+        : outputs_(&outputs), record_(&record), at_(at) {
+      skip();
+    }
+    /// The row.
+    reference operator*() const {
+      const StepEntry& entry = record_->entries[at_];
+      return row_of(*record_, entry, static_cast<std::int32_t>(at_),
+                    Sequences::id_of(entry.sequence, entry.generation));
+    }
+    /// On to the next.
+    iterator& operator++() {
+      ++at_;
+      skip();
+      return *this;
+    }
+    /// Whether both stand at the same row.
+    bool operator==(const iterator& other) const { return at_ == other.at_; }
+
+   private:
+    void skip() {
+      while (at_ < record_->entries.size() && !outputs_->has_output(record_->entries[at_])) ++at_;
+    }
+    const Outputs* outputs_;
+    const StepRecord* record_;
+    std::size_t at_;
+  };
+  /// The first row. Throws InvalidArgument where the step's Finished is gone.
+  [[nodiscard]] iterator begin() const {
+    const StepRecord& step = record();
+    return {shared_->tree->core.outputs, step, 0};
+  }
+  /// Behind the last. Throws as begin() does.
+  [[nodiscard]] iterator end() const {
+    const StepRecord& step = record();
+    return {shared_->tree->core.outputs, step, step.entries.size()};
+  }
+
+ private:
+  friend class Finished<Tree>;
+  using Shared = SharedTree<Tree>;
+
+  OutputRows(std::shared_ptr<const Shared> shared, const StepRecord& record)
+      : shared_(std::move(shared)), record_(&record), number_(record.number) {}
+
+  /// A record lives as long as its tree, and stands for one step after the other.
+  [[nodiscard]] const StepRecord& record() const {
+    if (!shared_->tree || record_->number != number_ || record_->state != StepState::finished)
+        [[unlikely]]
+      fail_argument("rows()", "of a step that is over",
+                    "a Finished that is still there: keep it while going over its rows");
+    return *record_;
+  }
+
+  std::shared_ptr<const Shared> shared_;  // the tree may be gone, and the record with it
+  const StepRecord* record_;
+  std::uint64_t number_;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END
