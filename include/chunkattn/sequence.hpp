@@ -17,8 +17,8 @@
 #include "detail/base/array.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
+#include "detail/tree/core.hpp"
 #include "detail/tree/handles.hpp"
-#include "detail/tree/records.hpp"
 #include "plan_view.hpp"
 #include "tree_options.hpp"
 

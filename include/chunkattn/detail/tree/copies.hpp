@@ -10,7 +10,6 @@
 #include "../../plan_view.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
-#include "records.hpp"
 #include "sequences.hpp"
 #include "slots.hpp"
 #include "topology.hpp"
@@ -18,6 +17,16 @@
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
+
+/// A copy asked for by a fork, or for an accepted draft. The first step that is built after it
+/// carries it; when that step has finished, the copy is done. Until then neither end is let go.
+struct PendingCopy {
+  RowCopy rows;
+  SequenceIndex source = none, target = none;
+  std::int32_t position = 0;    ///< path position of the first target row
+  std::uint64_t step = 0;       ///< the outstanding step that carries it, 0: none
+  std::uint64_t last_step = 0;  ///< the last one that carried it
+};
 
 class Copies {
  public:

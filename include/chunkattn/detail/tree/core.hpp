@@ -14,7 +14,6 @@
 #include "drafts.hpp"
 #include "outputs.hpp"
 #include "prefixes.hpp"
-#include "retention_rules.hpp"
 #include "sequences.hpp"
 #include "slots.hpp"
 #include "steps.hpp"

@@ -12,7 +12,6 @@
 #include <cstdint>
 
 #include "../base/config.hpp"
-#include "records.hpp"
 #include "sequences.hpp"
 #include "step_record.hpp"
 #include "topology.hpp"

@@ -10,7 +10,6 @@
 #include "../base/config.hpp"
 #include "copies.hpp"
 #include "prefixes.hpp"
-#include "records.hpp"
 #include "sequences.hpp"
 #include "topology.hpp"
 

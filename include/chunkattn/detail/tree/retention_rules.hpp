@@ -1,9 +1,12 @@
-// What the tree keeps of a retention policy.
+// What the tree keeps of a retention policy, and of pins.
 #pragma once
+
+#include <cstdint>
 
 #include "../../tree_options.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "slots.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
@@ -26,6 +29,12 @@ template <RetentionPolicy R>
                  {"at most high_watermark, ", rules.budget.high_watermark});
   return rules;
 }
+
+/// A pinned path, from the root to `last`; none: the record is free.
+struct PinRecord {
+  NodeIndex last = none;
+  std::uint32_t generation = 0;
+};
 
 }  // namespace detail
 CHUNKATTN_NAMESPACE_END

@@ -5,15 +5,41 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../tree_options.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "prefixes.hpp"
-#include "records.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
+
+/// Tokens of a sequence, at most.
+inline constexpr std::int32_t max_length = 1 << 30;
+
+enum class SequenceState : std::uint8_t { unused, live, leaving };
+
+struct alignas(64) SequenceRecord {
+  NodeIndex tail = none;
+  std::int32_t size = 0;      ///< tokens known
+  std::int32_t cursor = 0;    ///< next position to schedule
+  std::int32_t computed = 0;  ///< end of what finished steps computed, places behind size included
+  std::int32_t cached = 0;    ///< found written at insert
+  std::int32_t reserved = 0;  ///< places behind size: drafts, and outputs that are to come
+  std::uint8_t steps = 0;     ///< outstanding steps that have it
+  std::uint8_t superseded = 0;  ///< of these, started on outputs that were given up
+  SequenceState state = SequenceState::unused;
+  bool may_wait = false;  ///< part of the path may be another sequence's to write
+  std::uint32_t generation = 0;
+  std::uint32_t epoch = 0;    ///< changes when outputs that are to come are given up
+  std::int32_t copies = 0;    ///< pending copies from or to this sequence's path
+  std::int32_t priority = 0;  ///< as the caller gave it
+  std::int32_t level = 0;     ///< what the retention policy makes of it
+  SequenceIndex next_free = none;
+  std::uint64_t last_step = 0;  ///< the last step that it was added to
+};
+static_assert(sizeof(SequenceRecord) == 64, "one cache line per sequence");
 
 class Sequences {
  public:

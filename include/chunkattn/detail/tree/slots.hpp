@@ -1,4 +1,5 @@
-// Slots: which are in use, by how many nodes, and for what. They come from the caller's allocator.
+// Slots: which are in use, by how many nodes, and for what. They come from the caller's allocator,
+// and tokens lie in them. Nodes are known here only as indices.
 #pragma once
 
 #include <algorithm>
@@ -8,14 +9,63 @@
 #include <utility>
 
 #include "../../allocator.hpp"
+#include "../../plan_view.hpp"
+#include "../../tree_options.hpp"
 #include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
-#include "records.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
+
+using NodeIndex = std::int32_t;
+
+/// No node, no sequence, no draft, no pin.
+inline constexpr std::int32_t none = -1;
+
+inline constexpr std::size_t at(std::int32_t index) noexcept {
+  return static_cast<std::size_t>(index);
+}
+
+/// Tokens per slot, a power of two.
+struct ChunkGeometry {
+  std::int32_t size = 1;
+  std::int32_t shift = 0;
+
+  explicit constexpr ChunkGeometry(std::int32_t chunk_size) noexcept : size(chunk_size) {
+    while (std::int32_t{1} << shift < size) ++shift;
+  }
+  /// Slots before this place of a run of slots.
+  [[nodiscard]] constexpr std::int32_t slots_before(std::int32_t place) const noexcept {
+    return place >> shift;
+  }
+  /// Offset of this place in its slot.
+  [[nodiscard]] constexpr std::int32_t offset(std::int32_t place) const noexcept {
+    return place & (size - 1);
+  }
+  /// Slots that this many places take.
+  [[nodiscard]] constexpr std::int32_t slots_for(std::int32_t places) const noexcept {
+    return places <= 0 ? 0 : (places + size - 1) >> shift;
+  }
+};
+
+/// The nodes of a slot form a chain from ancestor to descendant with disjoint ranges. The one at
+/// its end owns the free places behind it. `next` and `prev` link the slots of one node's run.
+struct SlotRecord {
+  NodeIndex owner = none;
+  std::int32_t nodes = 0;   ///< nodes with a range in this slot
+  std::int32_t active = 0;  ///< of these, used by a live or leaving sequence
+  std::int32_t pinned = 0;  ///< of these, pinned
+  SlotIndex next = no_slot, prev = no_slot;
+  std::int32_t pending_copies = 0;  ///< copies still to be made into this slot
+};
+
+/// What a node makes of the slots that it has places in.
+struct SlotUse {
+  bool active = false;
+  bool pinned = false;
+};
 
 /// What the tree does with tokens without knowing them. Runs lie within a slot.
 class Tokens {
@@ -81,24 +131,24 @@ class Slots {
     return allocator_.available() + stats_.retained_slots;
   }
 
-  /// `n` takes its first place in a slot that others have places in.
-  void add_node(SlotIndex s, const TreeNode& n) noexcept {
+  /// A node takes its first place in a slot that others have places in.
+  void add_node(SlotIndex s, SlotUse use) noexcept {
     SlotRecord& record = records_[at(s)];
     ++record.nodes;
-    if (n.active() && record.active++ == 0) --stats_.retained_slots;
-    if (n.pins > 0) count_pin(s, 1);
+    if (use.active && record.active++ == 0) --stats_.retained_slots;
+    if (use.pinned) count_pin(s, 1);
   }
   /// A node gave up its last place in the slot.
-  void remove_node(SlotIndex s, bool active, bool pinned) noexcept {
+  void remove_node(SlotIndex s, SlotUse use) noexcept {
     SlotRecord& record = records_[at(s)];
-    if (pinned) count_pin(s, -1);
+    if (use.pinned) count_pin(s, -1);
     if (record.nodes == 1) {
-      if (!active) --stats_.retained_slots;
+      if (!use.active) --stats_.retained_slots;
       give_back(s);
       return;
     }
     --record.nodes;
-    if (active && --record.active == 0) ++stats_.retained_slots;
+    if (use.active && --record.active == 0) ++stats_.retained_slots;
   }
   /// One of the slot's nodes is used from now on, or no longer.
   void set_active(SlotIndex s, bool active) noexcept {
@@ -153,16 +203,15 @@ class Slots {
     return true;
   }
   /// One of the slots that were acquired, for node `owner`, behind `prev`.
-  SlotIndex take(NodeIndex owner, SlotIndex prev, const TreeNode& n) noexcept {
+  SlotIndex take(NodeIndex owner, SlotIndex prev, SlotUse use) noexcept {
     const SlotIndex s = acquired_[num_taken_++];
-    const bool active = n.active();
     SlotRecord& record = records_[at(s)];  // as new, but for `nodes`, which is 1
     record.owner = owner;
-    record.active = active ? 1 : 0;
+    record.active = use.active ? 1 : 0;
     record.prev = prev;
     ++stats_.used_slots;
-    if (!active) ++stats_.retained_slots;
-    if (n.pins > 0) count_pin(s, 1);
+    if (!use.active) ++stats_.retained_slots;
+    if (use.pinned) count_pin(s, 1);
     return s;
   }
   /// Gives back what was acquired and not needed: an eviction may have made room in a slot that is

@@ -11,7 +11,7 @@
 #include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../base/ticket.hpp"
-#include "records.hpp"
+#include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

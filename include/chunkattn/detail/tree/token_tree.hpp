@@ -14,10 +14,7 @@
 #include "../../tree_options.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
-#include "child_index.hpp"
 #include "core.hpp"
-#include "records.hpp"
-#include "retention_rules.hpp"
 #include "slots.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

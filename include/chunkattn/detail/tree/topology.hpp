@@ -6,14 +6,60 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../plan_view.hpp"
+#include "../../tree_options.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
-#include "records.hpp"
 #include "slots.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
+
+using SequenceIndex = std::int32_t;
+
+inline constexpr NodeIndex root_node = 0;
+
+enum class NodeState : std::uint8_t {
+  unused,
+  hidden,     ///< generated tokens of live sequences: not found by a match
+  published,  ///< in the child index
+  stale       ///< from before clear(): serves its live sequences, never found again
+};
+
+/// A run of tokens on consecutive places: from offset `begin` of `first_slot` to its end, over as
+/// many slots as it takes, all full but the last. A node that is split keeps its slots; the two
+/// halves then share the slot that was cut.
+/// What a decode step touches stands in the first cache line.
+struct alignas(64) TreeNode {
+  NodeIndex parent = none, first_child = none, next_sibling = none, prev_sibling = none;
+  std::int32_t position = 0;  ///< path position of the first token
+  std::int32_t length = 0;    ///< places taken, those of reserved tokens included
+  std::int32_t begin = 0;
+  SlotIndex first_slot = no_slot, last_slot = no_slot;
+  std::int32_t written = 0;      ///< leading tokens whose K/V is written
+  std::int32_t scheduled = 0;    ///< leading tokens that are written or that a step is to write
+  SequenceIndex writer = none;   ///< who is to write those that are not written
+  SequenceIndex tail_of = none;  ///< the sequence whose private tail this is
+  std::int32_t live = 0;         ///< live sequences at or below
+  std::int32_t held = 0;         ///< sequences at or below that left and are still in use
+  NodeState state = NodeState::unused;
+  bool retained = false;
+  std::int32_t level = 0;                ///< of retention: the highest of those that used it
+  std::int32_t pins = 0;                 ///< pins of paths through it
+  std::uint32_t hash = 0;                ///< of the key, while published
+  NodeIndex older = none, newer = none;  ///< neighbours in the retention list
+  Namespace name_space{};
+
+  [[nodiscard]] bool active() const noexcept { return live + held > 0; }
+  [[nodiscard]] SlotUse use() const noexcept { return {active(), pins > 0}; }
+  [[nodiscard]] std::int32_t end() const noexcept { return position + length; }
+  /// The K/V of the first tokens is written.
+  void set_written(std::int32_t count) noexcept {
+    written = count;
+    if (written == length) writer = none;
+  }
+};
 
 class Topology {
  public:
@@ -123,7 +169,7 @@ class Topology {
       if (count == 0) return;
       SlotIndex next = slots_.next(n.last_slot);  // a spare from a dropped reservation
       if (next == no_slot) {
-        next = slots_.take(index, n.last_slot, n);
+        next = slots_.take(index, n.last_slot, n.use());
         slots_[n.last_slot].next = next;
       }
       n.last_slot = next;
@@ -133,7 +179,7 @@ class Topology {
   void extend_apart(NodeIndex index, std::int32_t count) noexcept {
     TreeNode& n = node(index);
     if (count <= 0) return;
-    n.first_slot = n.last_slot = slots_.take(index, no_slot, n);
+    n.first_slot = n.last_slot = slots_.take(index, no_slot, n.use());
     extend(index, count);
   }
 
@@ -152,7 +198,8 @@ class Topology {
     std::int32_t held = std::max(1, chunk.slots_for(n.begin + n.length));
     for (SlotIndex i = s; i != n.last_slot; i = slots_[i].prev) ++held;
     const bool released = held > kept_slots;
-    const bool owned = owns_end(n), pinned = n.pins > 0;
+    const bool owned = owns_end(n);
+    const SlotUse use{active, n.pins > 0};
     for (; held > kept_slots; --held) {
       const SlotIndex prev = held > 1 ? slots_[s].prev : no_slot;
       if (held == 1 && slots_[s].owner == index) {
@@ -161,7 +208,7 @@ class Topology {
         slots_[s].owner = p.length > 0 && p.last_slot == s ? n.parent : none;
         slots_[s].next = no_slot;
       }
-      slots_.remove_node(s, active, pinned);
+      slots_.remove_node(s, use);
       s = prev;
     }
     n.length = keep;
@@ -202,7 +249,7 @@ class Topology {
       t.begin = end_offset(f);
       t.first_slot = t.last_slot = f.last_slot;
       slots_[f.last_slot].owner = to;
-      slots_.add_node(f.last_slot, t);
+      slots_.add_node(f.last_slot, t.use());
     } else if (spare != no_slot) {
       t.first_slot = t.last_slot = spare;
       slots_[f.last_slot].next = slots_[spare].prev = no_slot;
@@ -288,7 +335,7 @@ class Topology {
     } else {
       lower.begin = offset;
       lower.first_slot = cut;
-      slots_.add_node(cut, lower);
+      slots_.add_node(cut, lower.use());
       ++stats_.splits_inside_slot;
     }
     lower.position += keep;
@@ -309,9 +356,9 @@ class Topology {
       n.first_slot = p.last_slot;
       n.begin = end_offset(p);
       slots_[n.first_slot].owner = index;
-      slots_.add_node(n.first_slot, n);
+      slots_.add_node(n.first_slot, n.use());
     } else {
-      n.first_slot = slots_.take(index, no_slot, n);
+      n.first_slot = slots_.take(index, no_slot, n.use());
       n.begin = 0;
     }
     n.last_slot = n.first_slot;
