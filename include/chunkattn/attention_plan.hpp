@@ -69,9 +69,7 @@ class StepView : public LiveView {
     std::int32_t row = 0;
     for_each_token(
         [&](const detail::StepEntry& entry, std::int32_t position, const token_type* token) {
-          if (token == nullptr)
-            unknown.push_back(
-                {row, detail::Sequences::id_of(entry.sequence, entry.generation), position});
+          if (token == nullptr) unknown.push_back({row, entry.id(), position});
           ++row;
         });
     return unknown;

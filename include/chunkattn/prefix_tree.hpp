@@ -80,7 +80,7 @@ class PrefixTree {
     /// clear().
     [[nodiscard]] std::size_t size() const noexcept {
       return shared_ && shared_->tree
-                 ? detail::to_size(shared_->tree->core.prefixes.pinned_length(index_, generation_))
+                 ? detail::to_size(shared_->tree->core.retention.pinned_length(index_, generation_))
                  : 0;
     }
 
@@ -89,7 +89,7 @@ class PrefixTree {
     Pin(std::shared_ptr<Shared> shared, std::int32_t index)
         : shared_(std::move(shared)),
           index_(index),
-          generation_(shared_->tree->core.prefixes.pin_generation(index)) {
+          generation_(shared_->tree->core.retention.pin_generation(index)) {
       shared_->count_handle();
     }
     void release() noexcept {
@@ -178,7 +178,7 @@ class PrefixTree {
   }
   /// Says that no device runs any step of this tree, so that what steps that were dropped in flight
   /// held back can be used again. (The next step that finishes says as much of those before it.)
-  void device_idle() { enter().core.steps.device_idle(); }
+  void device_idle() { enter().core.results.device_idle(); }
 
   /// How much of a prompt insert() would find. Changes nothing.
   [[nodiscard]] MatchResult match_prefix(std::span<const Token> prompt,
@@ -239,7 +239,7 @@ class PrefixTree {
   }
   /// Called when tokens become cache or stop being it. It must not throw nor call the tree.
   void set_event_sink(std::function<void(const CacheEvent&)> sink) {
-    enter().core.prefixes.set_event_sink(std::move(sink));
+    enter().core.retention.set_event_sink(std::move(sink));
   }
 
   /// Verifies every invariant by recounting; throws Error that names the first one broken. Linear

@@ -80,13 +80,12 @@ class Sequence {
   }
   /// Path tokens that another sequence has still to write.
   [[nodiscard]] std::size_t num_pending() const {
-    return detail::to_size(core().sequences.num_pending(index_));
+    return detail::to_size(core().writers.num_pending(index_));
   }
   /// The sequence that is to write the first of these; SequenceId::none where there are none.
   [[nodiscard]] SequenceId waits_for() const {
-    const detail::Sequences& sequences = core().sequences;
-    const detail::SequenceIndex writer = sequences.waits_for(index_);
-    return writer == detail::none ? SequenceId::none : sequences.id_of(writer);
+    const detail::SequenceIndex writer = core().writers.waits_for(index_);
+    return writer == detail::none ? SequenceId::none : core().sequences.id_of(writer);
   }
   /// Leading tokens that other live sequences have, too: these stay when this one leaves.
   [[nodiscard]] std::size_t num_shared() const {
@@ -118,18 +117,18 @@ class Sequence {
 
   /// Makes the tokens that others are still to write (num_pending()) this sequence's to compute,
   /// except those that a step has already. Returns how many it got; 0: wait for the step.
-  std::size_t take_over() { return detail::to_size(core().take_over(index_)); }
+  std::size_t take_over() { return detail::to_size(core().writers.take_over(index_)); }
 
   /// The first positions in a row whose K/V is this sequence's to put in place and that no step
   /// has; empty where there are none.
-  [[nodiscard]] TokenRange loadable() const { return core().sequences.loadable(index_); }
+  [[nodiscard]] TokenRange loadable() const { return core().writers.loadable(index_); }
   /// Says that the K/V of these positions has been put in place by other means than a step: read
   /// from a file, received from another machine. They must be this sequence's to write, without a
   /// gap, and in no step. Tokens that are loaded to the last need not be computed.
   void mark_loaded(TokenRange range) {
     detail::TreeCore& c = core();
     check_range(c.sequences[index_], range);
-    c.mark_loaded(index_, range);
+    c.writers.mark_loaded(index_, range);
   }
 
   /// A second sequence with the first `length` tokens, by default all of them. Shared paths are not

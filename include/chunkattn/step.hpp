@@ -23,8 +23,8 @@
 #include "allocator.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
+#include "detail/tree/core.hpp"
 #include "detail/tree/handles.hpp"
-#include "detail/tree/step_record.hpp"
 #include "fwd.hpp"
 #include "sequence.hpp"
 #include "tree_options.hpp"
@@ -96,9 +96,8 @@ class [[nodiscard]] Finished {
     detail::StepRecord& record = handle_.record();
     const auto index = static_cast<std::size_t>(row.index);
     if (row.index < 0 || index >= record.entries.size() ||
-        record.entries[index].begin != row.position ||
-        detail::Sequences::id_of(record.entries[index].sequence,
-                                 record.entries[index].generation) != row.sequence) [[unlikely]]
+        record.entries[index].begin != row.position || record.entries[index].id() != row.sequence)
+        [[unlikely]]
       detail::fail_argument("row", "of another step", "a row that rows() of this one gives");
     return record.entries[index];
   }
@@ -131,7 +130,7 @@ class [[nodiscard]] InFlight {
   /// The device has run it: what it computed is written from now on. Throws InvalidArgument, with
   /// nothing changed, while an earlier step is in flight.
   Finished<Tree> finished() && {
-    handle_.enter().steps.finish(handle_.record());
+    handle_.enter().results.finish(handle_.record());
     return Finished<Tree>(std::move(handle_));
   }
 
@@ -240,7 +239,7 @@ class [[nodiscard]] Step {
   /// The kernels have run, for backends that wait. The same checks as submitted() and
   /// InFlight::finished().
   Finished<Tree> finished() && {
-    handle_.enter().steps.finish(handle_.record());
+    handle_.enter().results.finish(handle_.record());
     return Finished<Tree>(std::move(handle_));
   }
 
@@ -275,22 +274,22 @@ class [[nodiscard]] Step {
     if (budget < 1) [[unlikely]]
       detail::fail_argument("budget", budget, "at least one token");
     detail::StepRecord& record = handle_.record();
-    detail::Steps& steps = tree.core.steps;
-    steps.make_room(record, count);
+    detail::Additions& additions = tree.core.additions;
+    additions.make_room(record, count);
     struct Addition {  // takes out again what was added, unless all was
-      detail::Steps& steps;
+      detail::Additions& additions;
       detail::StepRecord& record;
       std::size_t first = record.entries.size();
       bool built = record.built, all_added = false;
       ~Addition() {
-        if (!all_added) steps.take_out(record, first);
+        if (!all_added) additions.take_out(record, first);
         record.built = built && !all_added;
       }
-    } addition{steps, record};
+    } addition{additions, record};
     const auto* const shared = handle_.shared().get();
     AddAllResult result;
     for (std::size_t i = 0;; ++i) {
-      i = add_decoding(steps.decoding(record), shared, at, i, count);
+      i = add_decoding(additions.decoding(record), shared, at, i, count);
       if (i == count) break;
       const detail::AddOutcome outcome = add_other(at(i), i, budget);
       if (outcome.reason != HoldReason::none) [[unlikely]] {

@@ -120,7 +120,7 @@ class Array {
     check(count <= capacity_ - size_);
     size_ += count;
   }
-  void push_back(const T& value) {
+  CHUNKATTN_INLINE void push_back(const T& value) {
     if (size_ == capacity_) [[unlikely]] {
       const T copy = value;
       grow(std::max(std::size_t{1}, 2 * size_));

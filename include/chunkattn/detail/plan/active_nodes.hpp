@@ -8,7 +8,7 @@
 #include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../tree/core.hpp"
-#include "../tree/step_record.hpp"
+#include "../tree/steps.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

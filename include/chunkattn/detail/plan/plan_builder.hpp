@@ -12,7 +12,7 @@
 #include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../tree/core.hpp"
-#include "../tree/step_record.hpp"
+#include "../tree/steps.hpp"
 #include "active_nodes.hpp"
 #include "draft_segments.hpp"
 
@@ -32,7 +32,7 @@ class PlanBuilder {
  public:
   /// Brings the arrays up to date with a step that has rows.
   void update(TreeCore& core, StepRecord& record) {
-    core.steps.carry_copies(record, arrays_.copies);
+    core.copies.carry(record.number, arrays_.copies);
     const Entries entries = record.entries;
     const bool may_advance = built_for_ == core.id && built_version_ == core.sequences.version() &&
                              built_.size() == entries.size() && record.trees.empty();

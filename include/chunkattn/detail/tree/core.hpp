@@ -1,5 +1,5 @@
 // The tree without its tokens' type: its parts put together, and what happens to sequences between
-// steps: join, grow, fork, clear.
+// steps: join, grow, fork, leave, clear.
 #pragma once
 
 #include <algorithm>
@@ -7,13 +7,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../error.hpp"
+#include "../../tree_options.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
-#include "copies.hpp"
+#include "additions.hpp"
 #include "departures.hpp"
-#include "drafts.hpp"
-#include "outputs.hpp"
+#include "pending.hpp"
 #include "prefixes.hpp"
+#include "results.hpp"
+#include "retention.hpp"
 #include "sequences.hpp"
 #include "slots.hpp"
 #include "steps.hpp"
@@ -30,13 +33,16 @@ class TreeCore {
       : options(resolved_options),
         slot_table(allocator, tokens, stats),
         topology(slot_table, ChunkGeometry(chunk_size), stats),
-        prefixes(topology, slot_table, tokens, resolved_options, rules, stats),
-        sequences(topology, prefixes, stats),
-        copies(topology, slot_table, sequences),
-        departures(topology, prefixes, sequences, copies, stats),
-        drafts(topology, prefixes, sequences, copies, departures),
-        outputs(topology, sequences),
-        steps(topology, sequences, copies, departures, drafts, outputs, tokens, stats),
+        prefixes(topology, slot_table, tokens, resolved_options.sharing),
+        retention(topology, slot_table, prefixes, rules, stats),
+        sequences(topology, stats),
+        steps(stats),
+        copies(topology, slot_table, sequences, steps),
+        writers(topology, sequences, steps, stats),
+        departures(topology, prefixes, retention, sequences, copies, writers),
+        additions(topology, retention, sequences, steps, writers, departures),
+        outputs(topology, sequences, copies),
+        results(sequences, steps, copies, writers, departures, outputs),
         tokens_(tokens) {
     static std::atomic<std::uint64_t> trees{0};
     id = ++trees;
@@ -50,12 +56,15 @@ class TreeCore {
   Slots slot_table;
   Topology topology;
   Prefixes prefixes;
+  Retention retention;
   Sequences sequences;
-  Copies copies;
-  Departures departures;
-  Drafts drafts;
-  Outputs outputs;
   Steps steps;
+  Copies copies;
+  Writers writers;
+  Departures departures;
+  Additions additions;
+  Outputs outputs;
+  Results results;
   /// Tells the trees of a process apart, also one that took the place of another in memory. Nothing
   /// is decided by it.
   std::uint64_t id = 0;
@@ -91,11 +100,11 @@ class TreeCore {
                      const Store& store) {
     // Everything that may fail comes first: memory for the records, then slots.
     prefixes.reserve_nodes(4);
-    prefixes.reserve_level(prompt.level);
+    retention.reserve_level(prompt.level);
     sequences.reserve();
     departures.reserve();
     if (match.used > 0 && match.used < topology.node(match.last).length)
-      match.last = prefixes.split(match.last, match.used);
+      match.last = retention.split(match.last, match.used);
     if (!hold_while_acquiring(match, prompt.size - match.length)) {
       ++stats.failed_inserts;
       return none;
@@ -142,60 +151,17 @@ class TreeCore {
   /// `count` places for known tokens, which the caller then stores at the end of the tail.
   bool append(SequenceIndex s, std::int32_t count) {
     SequenceRecord& record = sequences[s];
-    if (!sequences.grow_tail(record, count)) return false;
+    if (!retention.grow_tail(record.tail, count)) return false;
     topology.node(record.tail).writer = s;
     record.size += count;
     return true;
-  }
-
-  /// K/V of these positions has come from elsewhere: a file, another machine, host memory.
-  void mark_loaded(SequenceIndex s, TokenRange range) {
-    SequenceRecord& record = sequences[s];
-    if (range.empty()) return;
-    if (range.end() > record.size) [[unlikely]]
-      fail_argument("range.end()", range.end(),
-                    {"at most ", record.size, ", the sequence's known tokens"});
-    check_argument(record.steps == 0, "sequence", "in a step",
-                   "a sequence that no open step and no step in flight has");
-    sequences.for_each_node(s, range, [&](NodeIndex i, std::int32_t offset, std::int32_t length) {
-      check_loadable(s, range, topology.node(i), offset, offset + length);
-    });
-    sequences.for_each_node(s, range, [&](NodeIndex i, std::int32_t offset, std::int32_t length) {
-      TreeNode& n = topology.node(i);
-      if (n.written >= offset + length) return;
-      n.scheduled = offset + length;
-      n.set_written(offset + length);
-    });
-    if (range.begin <= record.cursor) record.cursor = std::max(record.cursor, range.end());
-  }
-
-  /// Makes what others are still to write on this path its own job, where no step is at it.
-  /// Returns the tokens that it got.
-  std::int32_t take_over(SequenceIndex s) noexcept {
-    SequenceRecord& record = sequences[s];
-    std::int32_t taken = 0;
-    sequences.for_each_awaited(s, [&](NodeIndex index) {
-      TreeNode& n = topology.node(index);
-      SequenceRecord& before = sequences[n.writer];
-      // A step may be at it, or one that was dropped in flight.
-      if (n.scheduled > n.written || (steps.any_void() && before.steps > 0)) return;
-      const std::int32_t first = n.position + n.written;
-      if (before.cursor >= first)
-        before.cursor = std::max(before.cursor, std::min(n.end(), before.size - 1));
-      before.may_wait = true;
-      n.writer = s;
-      record.cursor = std::min(record.cursor, first);
-      taken += n.length - n.written;
-    });
-    if (taken > 0) ++stats.hand_overs;
-    return taken;
   }
 
   /// Leading tokens whose K/V can be read now: written, and not waiting for a fork's copy.
   [[nodiscard]] std::int32_t readable_length(SequenceIndex s) const noexcept {
     const SequenceRecord& record = sequences[s];
     return copies.readable_end(record.tail,
-                               std::min(prefixes.written_end(record.tail), record.size));
+                               std::min(topology.written_end(record.tail), record.size));
   }
 
   // ---- fork ----------------------------------------------------------------------------------
@@ -209,7 +175,7 @@ class TreeCore {
     const ForkPlan plan = plan_fork(s, length);
     if (plan.copied > 0) {
       copies.reserve(at(topology.chunk.size));
-      if (!prefixes.acquire(topology.chunk.slots_for(plan.copied))) return none;
+      if (!retention.acquire(topology.chunk.slots_for(plan.copied))) return none;
     }
 
     // Split what is shared off; its places do not move.
@@ -217,7 +183,7 @@ class TreeCore {
     if (plan.shared == 0)
       parent = topology.node(plan.last).parent;
     else if (plan.shared < topology.node(plan.last).length)
-      parent = prefixes.split(plan.last, plan.shared);
+      parent = retention.split(plan.last, plan.shared);
     else if (plan.last == sequences[s].tail)
       sequences.retire_tail(s);
     ++(plan.copied > 0 && plan.shared == 0 ? stats.forks_copied : stats.forks_shared);
@@ -230,7 +196,7 @@ class TreeCore {
     twin.size = length;
     twin.cached = std::min(source.cached, length);
     twin.may_wait = source.may_wait || source.cursor < source.size || source.steps > 0;
-    prefixes.use_path(parent);
+    retention.use_path(parent);
     sequences.add_tail(index, parent, topology.node(source.tail).name_space);
     TreeNode& copy = topology.node(twin.tail);
     copy.state = topology.node(source.tail).state;  // stale stays stale, also right below the root
@@ -250,12 +216,19 @@ class TreeCore {
     return index;
   }
 
+  // ---- leave ---------------------------------------------------------------------------------
+
+  void leave(SequenceIndex s) noexcept {
+    ++stats.leaves;
+    departures.leave(s);
+  }
+
   // ---- the cache as a whole ------------------------------------------------------------------
 
   /// Forgets everything cached. Live sequences stay, but nothing of theirs is found again.
   void clear() noexcept {
-    prefixes.unpin_all();
-    while (prefixes.evict_one_slot()) {
+    retention.unpin_all();
+    while (retention.evict_one_slot()) {
     }
     for (std::size_t i = 1; i < topology.num_indices(); ++i) {
       const auto n = static_cast<NodeIndex>(i);
@@ -267,7 +240,7 @@ class TreeCore {
     ++stats.clears;
     sequences.change();
     departures.clear();
-    prefixes.notify_cleared();
+    retention.notify_cleared();
   }
 
  private:
@@ -322,15 +295,15 @@ class TreeCore {
   /// take. False, and the path as before, where there are not enough.
   bool hold_while_acquiring(const Match& match, std::int32_t fresh) {
     struct Hold {
-      Prefixes& prefixes;
+      Retention& retention;
       NodeIndex last;
       bool keep = false;
       ~Hold() {
-        if (!keep) prefixes.drop_path(last, &TreeNode::live);
+        if (!keep) retention.drop_path(last, &TreeNode::live);
       }
-    } hold{prefixes, match.last};
-    prefixes.use_path(match.last);
-    hold.keep = prefixes.acquire(topology.chunk.slots_for(fresh - room_at(match, fresh)));
+    } hold{retention, match.last};
+    retention.use_path(match.last);
+    hold.keep = retention.acquire(topology.chunk.slots_for(fresh - room_at(match, fresh)));
     return hold.keep;
   }
 
@@ -367,21 +340,16 @@ class TreeCore {
     stats.pending_tokens += at(own_begin - written_end);
   }
 
-  void check_loadable(SequenceIndex s, TokenRange range, const TreeNode& n, std::int32_t offset,
-                      std::int32_t end) const {
-    if (n.written >= end) return;
-    const std::int32_t first = n.position + n.written;
-    if (n.writer != s) [[unlikely]]
-      fail_argument("range.begin", range.begin,
-                    {"positions that are this sequence's to write; another is to write position ",
-                     first, ": take_over() first"});
-    if (n.written < offset) [[unlikely]]
-      fail_argument("range.begin", range.begin,
-                    {"at most ", first, ", the first position without K/V"});
-  }
-
   Tokens& tokens_;
 };
+
+/// \param length  places that the operation's sequences would have in all
+[[noreturn]] CHUNKATTN_COLD inline void fail_out_of_chunks(const TreeCore& core, std::size_t asked,
+                                                           std::size_t length) {
+  const auto chunk = static_cast<std::size_t>(core.topology.chunk.size);
+  fail(OutOfChunks(asked, core.slot_table.num_available(), core.slot_table.allocator().capacity(),
+                   (length + chunk - 1) / chunk));
+}
 
 /// What the printers and the tests see of a PrefixTree beyond its public face.
 struct TreeAccess {

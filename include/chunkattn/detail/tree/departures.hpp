@@ -8,8 +8,9 @@
 
 #include "../base/array.hpp"
 #include "../base/config.hpp"
-#include "copies.hpp"
+#include "pending.hpp"
 #include "prefixes.hpp"
+#include "retention.hpp"
 #include "sequences.hpp"
 #include "topology.hpp"
 
@@ -19,13 +20,14 @@ namespace detail {
 
 class Departures {
  public:
-  Departures(Topology& topology, Prefixes& prefixes, Sequences& sequences, Copies& copies,
-             TreeStats& stats)
+  Departures(Topology& topology, Prefixes& prefixes, Retention& retention, Sequences& sequences,
+             Copies& copies, Writers& writers)
       : topology_(topology),
         prefixes_(prefixes),
+        retention_(retention),
         sequences_(sequences),
         copies_(copies),
-        stats_(stats) {}
+        writers_(writers) {}
 
   /// Makes room for all sequences there can be, so that leave() cannot fail.
   void reserve() {
@@ -35,19 +37,9 @@ class Departures {
   /// The sequence stops counting as live at once. Its places are given up when no step and no copy
   /// uses them any more.
   void leave(SequenceIndex s) noexcept {
-    ++stats_.leaves;
-    retire(s);
-  }
-  /// The same for one that was never anybody's.
-  void retire(SequenceIndex s) noexcept {
     SequenceRecord& record = sequences_[s];
     if (record.steps == 0) sequences_.drop_reserved(record);
-    record.state = SequenceState::leaving;
-    ++record.generation;
-    --stats_.live_sequences;
-    ++stats_.leaving_sequences;
-    sequences_.change();
-    sequences_.give_up_outputs();
+    sequences_.leave(s);
     const bool had_copies = record.copies > 0;
     if (had_copies && record.steps == 0) copies_.cancel(s);
     if (retains() && record.steps == 0) publish_tail(s, /*may_merge=*/false);
@@ -57,26 +49,17 @@ class Departures {
       --n.live;
       ++n.held;
       n.level = std::max(n.level, record.level);
-      if (n.writer == s && !is_used) hand_over(i);
+      if (n.writer == s && !is_used) writers_.hand_over(i);
       i = n.parent;
     }
     if (is_used || record.copies > 0)
       leaving_.push_back(s);  // reserved by reserve()
     else
       finish(s);
-    if (had_copies || stats_.live_sequences == 0)
+    if (had_copies || sequences_.num_live() == 0)
       finish_all();  // others may have waited for the copies
     else
-      prefixes_.keep_to_watermarks();
-  }
-
-  /// A step that had the sequence has ended: if it was the last, and the sequence has left, others
-  /// go on writing what it had still to write.
-  void end_step_of(SequenceIndex s) noexcept {
-    const SequenceRecord& record = sequences_[s];
-    if (record.state != SequenceState::leaving || record.steps > 0) return;
-    for (NodeIndex n = record.tail; n != none; n = topology_.node(n).parent)
-      if (topology_.node(n).writer == s) hand_over(n);
+      retention_.keep_to_watermarks();
   }
 
   /// Forgets copies that only the cache wants, then finish_all().
@@ -97,39 +80,45 @@ class Departures {
         return true;
       });
     }
-    prefixes_.keep_to_watermarks();
+    retention_.keep_to_watermarks();
+  }
+
+  // ---- places aside --------------------------------------------------------------------------
+
+  /// Makes room for what AsidePlaces need, so that only slots may be wanting. Moves the records of
+  /// nodes and sequences.
+  void reserve_aside() {
+    prefixes_.reserve_nodes(1);
+    sequences_.reserve();
+    reserve();
+  }
+  /// A step has no use for them any more: they are given up by finish_all() as soon as no copy
+  /// needs them. False where the step has none.
+  bool release_aside(SequenceIndex& aside) noexcept {
+    if (aside == none) return false;
+    --sequences_[aside].steps;
+    aside = none;
+    return true;
   }
 
  private:
-  [[nodiscard]] bool retains() const noexcept { return prefixes_.rules().retains; }
+  friend class AsidePlaces;
+
+  [[nodiscard]] bool retains() const noexcept { return retention_.rules().retains; }
 
   /// Where nobody is left, nobody wants any copy, except the cache.
   void forget_copies() noexcept {
-    if (stats_.live_sequences == 0) copies_.forget_all();
+    if (sequences_.num_live() == 0) copies_.forget_all();
   }
 
-  /// Gives a pending node to a live sequence below it.
-  void hand_over(NodeIndex index) noexcept {
-    TreeNode& pending = topology_.node(index);
-    pending.writer = none;
-    if (pending.written == pending.length || pending.live == 0) return;
-    pending.writer = find_heir(index);
-    SequenceRecord& heir = sequences_[pending.writer];
-    heir.cursor = std::min(heir.cursor, pending.position + pending.written);
-    ++stats_.hand_overs;
-  }
-  [[nodiscard]] SequenceIndex find_heir(NodeIndex n) const noexcept {
-    const auto is_live = [&](SequenceIndex s) {
-      return s != none && sequences_[s].state == SequenceState::live;
-    };
-    while (true) {
-      if (is_live(topology_.node(n).tail_of)) return topology_.node(n).tail_of;
-      NodeIndex child = topology_.node(n).first_child;
-      while (topology_.node(child).live == 0) child = topology_.node(child).next_sibling;
-      n = child;
-      // The writer below goes on, so that one sequence writes a run from its start to its end.
-      if (is_live(topology_.node(n).writer)) return topology_.node(n).writer;
-    }
+  /// A sequence without tokens, found by nobody, that has left and that one step uses.
+  SequenceIndex add_left() noexcept {
+    const SequenceIndex s = sequences_.add();
+    retention_.use_path(root_node);
+    sequences_.add_tail(s, root_node, {});
+    sequences_[s].steps = 1;
+    leave(s);
+    return s;
   }
 
   void finish(SequenceIndex s) noexcept {
@@ -141,7 +130,7 @@ class Departures {
       topology_.release_places(record.tail, tail.length);
       tail.tail_of = none;
     }
-    prefixes_.drop_path(record.tail, &TreeNode::held);
+    retention_.drop_path(record.tail, &TreeNode::held);
     sequences_.remove(s);
   }
 
@@ -149,7 +138,7 @@ class Departures {
   /// Where an equal path is already there the duplicate is dropped (if it may be: its places must
   /// not be in use) and the rest moves below that path.
   void publish_tail(SequenceIndex s, bool may_merge) noexcept {
-    const std::int32_t end = prefixes_.written_end(sequences_[s].tail);
+    const std::int32_t end = topology_.written_end(sequences_[s].tail);
     const std::int32_t unit = prefixes_.unit();
     for (NodeIndex i = first_hidden(s); i != none; i = first_hidden(s)) {
       const TreeNode& n = topology_.node(i);
@@ -158,8 +147,7 @@ class Departures {
       if (n.length == 0 || usable < unit) return;
       const NodeIndex twin = prefixes_.find_twin(n);
       if (twin == none) {
-        stats_.published_tokens += at(usable);
-        prefixes_.publish(i);
+        retention_.publish_generated(i, usable);
         continue;
       }
       const bool shared = n.live > 0 || n.held > 1;
@@ -183,10 +171,10 @@ class Departures {
   /// of its published sibling `twin`; what follows moves below it.
   void merge_into(SequenceIndex s, NodeIndex n, NodeIndex twin, std::int32_t common) noexcept {
     const NodeIndex target =
-        common < topology_.node(twin).length ? prefixes_.split(twin, common) : twin;
-    const NodeIndex duplicate = common < topology_.node(n).length ? prefixes_.split(n, common) : n;
+        common < topology_.node(twin).length ? retention_.split(twin, common) : twin;
+    const NodeIndex duplicate = common < topology_.node(n).length ? retention_.split(n, common) : n;
     const NodeIndex rest = topology_.node(duplicate).first_child;  // at most one is below
-    if (!topology_.node(target).active()) prefixes_.activate(target);
+    if (!topology_.node(target).active()) retention_.activate(target);
     ++topology_.node(target).held;
     topology_.node(target).level =
         std::max(topology_.node(target).level, topology_.node(duplicate).level);
@@ -194,16 +182,58 @@ class Departures {
       topology_.move(rest, target);
     else
       sequences_[s].tail = target;
-    prefixes_.drop_duplicate(duplicate);
-    stats_.merged_tokens += at(common);
+    retention_.drop_duplicate(duplicate);
   }
 
   Topology& topology_;
   Prefixes& prefixes_;
+  Retention& retention_;
   Sequences& sequences_;
   Copies& copies_;
-  TreeStats& stats_;
+  Writers& writers_;
   Array<SequenceIndex> leaving_;
+};
+
+/// Takes places beside all paths for one step, and gives them back unless keep() is called. They
+/// are places of a sequence that only the step knows of, and that has left already. So what leaves
+/// late, and gives up its places when no step and no copy uses them, has one mechanism.
+class AsidePlaces {
+ public:
+  /// \param aside  that sequence; none: the step has no places aside yet
+  AsidePlaces(Departures& departures, SequenceIndex& aside)
+      : departures_(departures), aside_(aside) {}
+  AsidePlaces(const AsidePlaces&) = delete;
+  AsidePlaces& operator=(const AsidePlaces&) = delete;
+  ~AsidePlaces() {
+    if (taken_ > 0) {
+      SequenceRecord& record = departures_.sequences_[aside_];
+      departures_.sequences_.shrink_reserved(record, record.reserved - taken_,
+                                             /*keep_slots=*/false);
+    }
+    if (is_first_ && departures_.release_aside(aside_)) departures_.finish_all();
+  }
+
+  /// `count` more; false where the budget is spent. Departures::reserve_aside() comes first.
+  bool take(std::int32_t count) {
+    if (count == 0) return true;
+    is_first_ = aside_ == none;
+    if (is_first_) aside_ = departures_.add_left();
+    SequenceRecord& record = departures_.sequences_[aside_];
+    if (!departures_.retention_.grow_tail(record.tail, count)) return false;
+    record.reserved += count;
+    taken_ = count;
+    return true;
+  }
+  void keep() noexcept {
+    taken_ = 0;
+    is_first_ = false;
+  }
+
+ private:
+  Departures& departures_;
+  SequenceIndex& aside_;
+  std::int32_t taken_ = 0;
+  bool is_first_ = false;
 };
 
 }  // namespace detail

@@ -12,15 +12,13 @@
 #include <optional>
 #include <utility>
 
-#include "../../error.hpp"
 #include "../../tree_options.hpp"
 #include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
-#include "core.hpp"
-#include "outputs.hpp"
-#include "sequences.hpp"
-#include "step_record.hpp"
+#include "results.hpp"
+#include "slots.hpp"
+#include "steps.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -28,14 +26,6 @@ template <class Tree>
 class Finished;
 
 namespace detail {
-
-/// \param length  places that the operation's sequences would have in all
-[[noreturn]] CHUNKATTN_COLD inline void fail_out_of_chunks(const TreeCore& core, std::size_t asked,
-                                                           std::size_t length) {
-  const auto chunk = static_cast<std::size_t>(core.topology.chunk.size);
-  fail(OutOfChunks(asked, core.slot_table.num_available(), core.slot_table.allocator().capacity(),
-                   (length + chunk - 1) / chunk));
-}
 
 inline std::size_t to_size(std::int32_t n) noexcept {
   return static_cast<std::size_t>(n);
@@ -117,20 +107,20 @@ class SharedTree {
   CHUNKATTN_INLINE void act(Drop what, std::int32_t index, std::uint64_t generation) noexcept {
     --handles_;
     if (!tree) return;
-    TreeCore& core = tree->core;
+    auto& core = tree->core;
     const auto generation32 = static_cast<std::uint32_t>(generation);
     switch (what) {
       case Drop::sequence:
-        if (core.sequences.is_live(index, generation32)) core.departures.leave(index);
+        if (core.sequences.is_live(index, generation32)) core.leave(index);
         break;
       case Drop::step:
-        core.steps.drop(index, generation);
+        core.results.drop(index, generation);
         break;
       case Drop::finished:
-        core.steps.close(index, generation);
+        core.results.close(index, generation);
         break;
       case Drop::pin:
-        core.prefixes.unpin(index, generation32);
+        core.retention.unpin(index, generation32);
         break;
     }
   }
@@ -162,15 +152,15 @@ class StepHandle {
       fail_dead();
     return *shared_->tree;
   }
-  [[nodiscard]] TreeCore& core() const { return tree().core; }
+  [[nodiscard]] auto& core() const { return tree().core; }
   [[noreturn]] void fail_dead() const {
     if (shared_ == nullptr) fail_argument("step", "moved-from", "a step that was not moved from");
     fail_argument("step", "orphaned", "a step whose tree still exists");
   }
   [[nodiscard]] StepRecord& record() const { return core().steps[index_]; }
   /// The same as core(), with what other threads dropped meanwhile settled.
-  TreeCore& enter() const {
-    TreeCore& entered = core();
+  auto& enter() const {
+    auto& entered = core();
     shared_->enter();
     return entered;
   }
@@ -222,8 +212,7 @@ class OutputRows {
     /// The row.
     reference operator*() const {
       const StepEntry& entry = record_->entries[at_];
-      return row_of(*record_, entry, static_cast<std::int32_t>(at_),
-                    Sequences::id_of(entry.sequence, entry.generation));
+      return row_of(*record_, entry, static_cast<std::int32_t>(at_), entry.id());
     }
     /// On to the next.
     iterator& operator++() {

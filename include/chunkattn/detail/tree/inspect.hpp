@@ -30,6 +30,7 @@ class TreeInspector {
         topology_(tree.topology),
         slots_(tree.slot_table),
         prefixes_(tree.prefixes),
+        retention_(tree.retention),
         sequences_(tree.sequences),
         stats_(tree.stats),
         chunk_size_(at(topology_.chunk.size)) {}
@@ -95,7 +96,7 @@ class TreeInspector {
     expect(n.retained == (!n.active()), "exactly the unused nodes are retained", index);
     expect(
         !n.retained || (n.state == NodeState::published && n.length > 0 && n.written == n.length &&
-                        prefixes_.level_of(parent_or_self(n)) >= prefixes_.level_of(n)),
+                        retention_.level_of(parent_or_self(n)) >= retention_.level_of(n)),
         "a retained node is published, written, and valued no more than its parent", index);
     expect(n.tail_of != none || n.length > 0, "only tails are empty", index);
     if (n.state != NodeState::published) return;
@@ -105,7 +106,7 @@ class TreeInspector {
 
   void check_totals(const Totals& counted) const {
     std::size_t listed = 0;
-    for (const auto& level : prefixes_.levels_)
+    for (const auto& level : retention_.levels_)
       for (NodeIndex n = level.oldest; n != none; n = topology_.node(n).newer) ++listed;
     expect_equal(counted.nodes, stats_.nodes, "number of nodes");
     expect_equal(counted.places, stats_.stored_tokens, "stored tokens");
@@ -138,7 +139,7 @@ class TreeInspector {
 
   void check_pins() const {
     Array<std::int32_t> pins(topology_.num_indices());
-    for (const PinRecord& pin : prefixes_.pins_)
+    for (const PinRecord& pin : retention_.pins_)
       for (NodeIndex n = pin.last; n != none && n != root_node; n = topology_.node(n).parent)
         ++pins[at(n)];
     for (std::size_t i = 0; i < pins.size(); ++i)
@@ -171,7 +172,7 @@ class TreeInspector {
   void check_steps_and_copies() const {
     Array<std::int32_t> copies_of(sequences_.num_indices()), copies(slots_.size());
     Array<std::int32_t> steps(sequences_.num_indices()), superseded(steps.size());
-    for (const StepRecord* step : tree_.steps.steps_) {
+    for (const StepRecord* step : tree_.steps.all()) {
       if (step->state == StepState::free)
         expect(step->aside == none, "a step that is over has no drafts", 0);
       if (step->aside != none) ++steps[at(step->aside)];
@@ -255,6 +256,7 @@ class TreeInspector {
   const Topology& topology_;
   const Slots& slots_;
   const Prefixes& prefixes_;
+  const Retention& retention_;
   const Sequences& sequences_;
   const TreeStats& stats_;
   std::size_t chunk_size_;

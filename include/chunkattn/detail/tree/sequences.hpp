@@ -1,4 +1,4 @@
-// Sequences: their records, their paths, and the end of their private tails.
+// Sequences: their records, their paths, and the places at the end of their private tails.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,6 @@
 #include "../../tree_options.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
-#include "prefixes.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -43,8 +42,7 @@ static_assert(sizeof(SequenceRecord) == 64, "one cache line per sequence");
 
 class Sequences {
  public:
-  Sequences(Topology& topology, Prefixes& prefixes, TreeStats& stats)
-      : topology_(topology), prefixes_(prefixes), stats_(stats) {}
+  Sequences(Topology& topology, TreeStats& stats) : topology_(topology), stats_(stats) {}
 
   [[nodiscard]] SequenceRecord& operator[](SequenceIndex s) noexcept { return records_[at(s)]; }
   [[nodiscard]] const SequenceRecord& operator[](SequenceIndex s) const noexcept {
@@ -63,11 +61,9 @@ class Sequences {
   /// Never given to another sequence of this tree.
   [[nodiscard]] SequenceId id_of(SequenceIndex s) const noexcept {
     const SequenceRecord& record = records_[at(s)];  // leaving has raised the generation already
-    return id_of(s, record.generation - (record.state == SequenceState::leaving ? 1 : 0));
+    return sequence_id(s, record.generation - (record.state == SequenceState::leaving ? 1 : 0));
   }
-  [[nodiscard]] static SequenceId id_of(SequenceIndex s, std::uint32_t generation) noexcept {
-    return SequenceId{(std::uint64_t{generation} << 32) + static_cast<std::uint32_t>(s) + 1};
-  }
+  [[nodiscard]] std::size_t num_live() const noexcept { return stats_.live_sequences; }
 
   // ---- records -------------------------------------------------------------------------------
 
@@ -87,6 +83,16 @@ class Sequences {
     }
     ++stats_.live_sequences;
     return s;
+  }
+  /// It is live no longer. Its record stays until remove().
+  void leave(SequenceIndex s) noexcept {
+    SequenceRecord& record = records_[at(s)];
+    record.state = SequenceState::leaving;
+    ++record.generation;
+    --stats_.live_sequences;
+    ++stats_.leaving_sequences;
+    ++version_;
+    ++outputs_given_up_;
   }
   void remove(SequenceIndex s) noexcept {
     SequenceRecord& record = records_[at(s)];
@@ -120,28 +126,6 @@ class Sequences {
     while (topology_.node(n).position > position) n = topology_.node(n).parent;
     return n;
   }
-  /// Calls f for the nodes of the path that another sequence has still to write, last first.
-  template <class F>
-  void for_each_awaited(SequenceIndex s, const F& f) const {
-    if (!records_[at(s)].may_wait) return;
-    for (NodeIndex i = records_[at(s)].tail; i != root_node; i = topology_.node(i).parent) {
-      const TreeNode& n = topology_.node(i);
-      if (n.writer != s && n.written < n.length) f(i);
-    }
-  }
-  /// Path positions that another sequence is to write.
-  [[nodiscard]] std::int32_t num_pending(SequenceIndex s) const noexcept {
-    std::int32_t pending = 0;
-    for_each_awaited(
-        s, [&](NodeIndex n) { pending += topology_.node(n).length - topology_.node(n).written; });
-    return pending;
-  }
-  /// Who is to write the first of these positions; none where there are none.
-  [[nodiscard]] SequenceIndex waits_for(SequenceIndex s) const noexcept {
-    SequenceIndex writer = none;
-    for_each_awaited(s, [&](NodeIndex n) { writer = topology_.node(n).writer; });
-    return writer;
-  }
   /// Leading places of the path that other live sequences have, too.
   [[nodiscard]] std::int32_t num_shared(SequenceIndex s) const noexcept {
     NodeIndex n = records_[at(s)].tail;
@@ -154,21 +138,6 @@ class Sequences {
     while (n != root_node && !topology_.node(n).name_space.is_public) n = topology_.node(n).parent;
     return topology_.node(n).end();
   }
-  /// The topmost run of positions that are this sequence's to write, empty while a step has it.
-  [[nodiscard]] TokenRange loadable(SequenceIndex s) const noexcept {
-    const SequenceRecord& record = records_[at(s)];
-    std::int32_t begin = record.size, end = record.size;
-    if (record.steps > 0) return {record.size, 0};
-    for (NodeIndex i = record.tail; i != root_node; i = topology_.node(i).parent) {
-      const TreeNode& n = topology_.node(i);
-      const std::int32_t first = n.position + n.written;
-      const std::int32_t last = std::min(n.end(), record.size);
-      if (first >= last || n.writer != s) continue;
-      if (begin != last) end = last;  // not in one run with what stands below
-      begin = first;
-    }
-    return {begin, end - begin};
-  }
 
   // ---- the private tail ----------------------------------------------------------------------
 
@@ -176,22 +145,6 @@ class Sequences {
   [[nodiscard]] std::size_t slots_needed(SequenceIndex s, std::size_t count) const noexcept {
     const std::size_t room = at(topology_.room(topology_.node(records_[at(s)].tail)));
     return count <= room ? 0 : (count - room - 1) / at(topology_.chunk.size) + 1;
-  }
-  /// `count` more places; false, and nothing changed, where the budget is spent.
-  bool grow_tail(SequenceRecord& record, std::int32_t count) {
-    TreeNode& tail = topology_.node(record.tail);
-    if (tail.length > 0 && count <= topology_.chunk.size - topology_.end_offset(tail)) {
-      tail.length += count;  // a tail that holds tokens owns the places behind them
-      stats_.stored_tokens += at(count);
-      return true;
-    }
-    if (!prefixes_.acquire(topology_.chunk.slots_for(count - topology_.room(tail)))) {
-      ++stats_.failed_adds;
-      return false;
-    }
-    topology_.extend(record.tail, count);
-    prefixes_.release();
-    return true;
   }
   /// Gives up the places behind the first `keep` reserved ones. Where a step still uses the tail,
   /// its slots stay with it.
@@ -242,7 +195,6 @@ class Sequences {
   /// Counts what may keep outputs that are to come from being committed: sequences that left, and
   /// outputs that were given up.
   [[nodiscard]] std::uint64_t outputs_given_up() const noexcept { return outputs_given_up_; }
-  void give_up_outputs() noexcept { ++outputs_given_up_; }
 
  private:
   [[gnu::noinline]] void grow() {
@@ -250,7 +202,6 @@ class Sequences {
   }
 
   Topology& topology_;
-  Prefixes& prefixes_;
   TreeStats& stats_;
   Array<SequenceRecord> records_;
   SequenceIndex free_records_ = none;

@@ -203,7 +203,7 @@ class Slots {
     return true;
   }
   /// One of the slots that were acquired, for node `owner`, behind `prev`.
-  SlotIndex take(NodeIndex owner, SlotIndex prev, SlotUse use) noexcept {
+  CHUNKATTN_INLINE SlotIndex take(NodeIndex owner, SlotIndex prev, SlotUse use) noexcept {
     const SlotIndex s = acquired_[num_taken_++];
     SlotRecord& record = records_[at(s)];  // as new, but for `nodes`, which is 1
     record.owner = owner;
@@ -223,6 +223,9 @@ class Slots {
       allocator_.free(s);
     }
   }
+
+  /// Asks early for a place whose token will be written.
+  void prefetch(SlotIndex s, std::int32_t offset) const noexcept { tokens_.prefetch(s, offset); }
 
   void set_free_sink(std::function<void(SlotIndex)> sink) { free_sink_ = std::move(sink); }
 

@@ -15,6 +15,8 @@
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "core.hpp"
+#include "prefixes.hpp"
+#include "retention.hpp"
 #include "slots.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -128,8 +130,8 @@ class TokenTree {
     trim_to_written(match);
     if (match.length == 0) return none;
     core.prefixes.reserve_nodes(1);
-    core.prefixes.reserve_pin();
-    return core.prefixes.pin(match);
+    core.retention.reserve_pin();
+    return core.retention.pin(match);
   }
 
   // ---- storing -------------------------------------------------------------------------------
@@ -165,7 +167,7 @@ class TokenTree {
   /// \param tokens  of the drafts, or empty where these are not known
   CHUNKATTN_INLINE AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget,
                                   const NewDrafts& drafts, std::span<const Token> tokens) {
-    const AddOutcome outcome = core.steps.add(step, s, budget, drafts);
+    const AddOutcome outcome = core.additions.add(step, s, budget, drafts);
     if (!tokens.empty() && outcome.reason == HoldReason::none) store_drafts(step, tokens);
     return outcome;
   }
@@ -183,7 +185,7 @@ class TokenTree {
               std::int32_t leaf) {
     core.outputs.check(entry);
     const std::span<const Draft> tree = step.tree_of(entry);
-    const std::int32_t depth = Drafts::depth_of(entry, tree, leaf);
+    const std::int32_t depth = Outputs::depth_of(entry, tree, leaf);
     if (depth == 0 && outputs.size() != 1) [[unlikely]]
       fail_argument("outputs.size()", outputs.size(), "1, as leaf = -1 says: no draft was right");
     if (outputs.size() != at(depth) + 1) [[unlikely]]
@@ -198,9 +200,9 @@ class TokenTree {
       if (!same) [[unlikely]]
         fail_other_draft(draft.depth - 1);
     }
-    core.drafts.reserve_moves(depth);
+    core.outputs.reserve_moves(depth);
     const TreeNode& tail = core.sequences.tail(entry.sequence);
-    const bool moves = core.drafts.move(step, entry, tree, leaf);
+    const bool moves = core.outputs.move(step, entry, tree, leaf);
     store(tail, entry.output_position() - tail.position, outputs);
     core.outputs.commit(step, entry, depth + 1, /*on_trunk=*/!moves);
   }

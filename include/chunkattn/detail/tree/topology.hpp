@@ -18,6 +18,11 @@ namespace detail {
 
 using SequenceIndex = std::int32_t;
 
+/// Never given to another sequence of the tree: a generation ends when its sequence leaves.
+inline SequenceId sequence_id(SequenceIndex s, std::uint32_t generation) noexcept {
+  return SequenceId{(std::uint64_t{generation} << 32) + static_cast<std::uint32_t>(s) + 1};
+}
+
 inline constexpr NodeIndex root_node = 0;
 
 enum class NodeState : std::uint8_t {
@@ -78,6 +83,17 @@ class Topology {
   [[nodiscard]] TreeNode* nodes() noexcept { return nodes_.data(); }
   /// Indices of nodes are below this.
   [[nodiscard]] std::size_t num_indices() const noexcept { return nodes_.size(); }
+  /// Nodes that there are.
+  [[nodiscard]] std::size_t num_nodes() const noexcept { return stats_.nodes; }
+  /// The first path position whose K/V is not written, on the path to `last`.
+  [[nodiscard]] std::int32_t written_end(NodeIndex last) const noexcept {
+    std::int32_t end = node(last).end();
+    for (NodeIndex i = last; i != root_node; i = node(i).parent) {
+      const TreeNode& n = node(i);
+      if (n.written < n.length) end = n.position + n.written;
+    }
+    return end;
+  }
 
   // ---- places --------------------------------------------------------------------------------
 
@@ -255,6 +271,16 @@ class Topology {
       slots_[f.last_slot].next = slots_[spare].prev = no_slot;
     }
     for (SlotIndex s = spare; s != no_slot; s = slots_.next(s)) slots_[s].owner = to;
+  }
+
+  /// Counts places that were added to the ends of nodes without extend().
+  void count_places(std::size_t count) noexcept { stats_.stored_tokens += count; }
+  /// Asks early for what a step writes to a node.
+  void prefetch(NodeIndex n) const noexcept { CHUNKATTN_PREFETCH_WRITE(&nodes_[at(n)]); }
+  /// The same for the token behind its last place.
+  void prefetch_end(NodeIndex index) const noexcept {
+    const TreeNode& n = node(index);
+    if (n.last_slot != no_slot) slots_.prefetch(n.last_slot, chunk.offset(n.begin + n.length));
   }
 
   // ---- nodes ---------------------------------------------------------------------------------
