@@ -12,6 +12,7 @@
 #include "detail/base/config.hpp"
 #include "detail/plan/check_current.hpp"
 #include "detail/plan/plan_builder.hpp"
+#include "detail/tree/step_reader.hpp"
 #include "plan_view.hpp"
 #include "step.hpp"
 
@@ -88,29 +89,15 @@ class StepView : public LiveView {
   friend class AttentionPlan;
   StepView(const PlanView& arrays, std::shared_ptr<const detail::ViewTicket> ticket,
            const detail::StepHandle<Tree>& step)
-      : LiveView(arrays, std::move(ticket)), shared_(step.shared()), step_(&step.record()) {}
+      : LiveView(arrays, std::move(ticket)), tokens_(step) {}
 
   template <class F>
   void for_each_token(const F& f) const {
     detail::check_current(*this);
-    if (step_ == nullptr) return;
-    const Tree& tree = *shared_->tree;
-    for (const detail::StepEntry& entry : step_->entries) {
-      if (entry.first_row >= num_rows) return;  // added after the plan was built
-      const std::span<const detail::Draft> drafts = step_->tree_of(entry);
-      const std::int32_t end = drafts.empty() ? entry.end() : entry.output_position();
-      for (std::int32_t p = entry.begin; p < end; ++p) f(entry, p, tree.known_token(entry, p));
-      for (const detail::Draft& draft : drafts) {
-        const std::int32_t p = entry.output_position() + draft.depth - 1;
-        f(entry, p,
-          tree.knows_drafts(entry) ? &tree.token_at(draft.slot, draft.offset)
-                                   : tree.known_token(entry, p));
-      }
-    }
+    tokens_.for_each_row(num_rows, f);
   }
 
-  std::shared_ptr<detail::SharedTree<Tree>> shared_;
-  const detail::StepRecord* step_ = nullptr;
+  detail::StepTokens<Tree> tokens_;
 };
 
 /// The query tokens of one step and the K/V that each of them reads, as plain arrays.
@@ -142,23 +129,14 @@ class AttentionPlan {
   /// plan carries the row copies of forks made so far. False where the step has no rows.
   template <class Tree>
   [[nodiscard]] StepView<Tree> build(Step<Tree>& step) & {
-    detail::TreeCore& core = step.handle_.core();
-    detail::StepRecord& record = step.handle_.record();
+    detail::StepReader reader(step.handle_.core(), step.handle_.record());
     if (ticket_ == nullptr) ticket_ = std::make_shared<detail::ViewTicket>();
     ticket_->set(0);
-    record.invalidate_view();  // another plan's: it may lack copies
-    record.built = false;
-    if (record.entries.empty()) return {};
-    builder_.update(core, record);
+    reader.start_plan();
+    if (reader.entries().empty()) return {};
+    builder_.update(reader);
     PlanView view = builder_.view();
-    view.tree_id = core.id;
-    view.step_number = record.number;
-    if (auto& checks = *core.steps.write_checks(); checks.any()) [[unlikely]]
-      checks.for_each([&](auto& check) { check.built(view.step_number, view.writes_anything()); });
-    record.ticket_number = ++views_;
-    ticket_->set(views_);
-    record.ticket = ticket_;
-    record.built = true;
+    reader.finish_plan(view, ticket_, ++views_);
     return {view, ticket_, step.handle_};
   }
   template <class Tree>

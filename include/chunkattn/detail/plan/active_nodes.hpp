@@ -7,8 +7,7 @@
 
 #include "../base/array.hpp"
 #include "../base/config.hpp"
-#include "../tree/core.hpp"
-#include "../tree/steps.hpp"
+#include "../tree/step_reader.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -25,7 +24,7 @@ class ActiveNodes {
 
   /// Marks the nodes on the rows' paths and links them to their marked children, in the order of
   /// the first row below.
-  void link(const TreeCore& core, std::span<const StepEntry> entries) {
+  void link(const StepReader& step) {
     ++mark_;
     const auto touch = [&](NodeIndex n) -> Node& {
       if (nodes_.size() <= at(n)) nodes_.resize(2 * at(n) + 64);
@@ -37,11 +36,12 @@ class ActiveNodes {
       return node;
     };
     touch(root_node);
+    const std::span<const StepEntry> entries = step.entries();
     for (std::size_t e = 0; e < entries.size(); ++e) {
-      NodeIndex child = core.sequences[entries[e].sequence].tail;
+      NodeIndex child = step.tail_of(entries[e]);
       touch(child).entry = static_cast<std::int32_t>(e);
       while (child != root_node) {
-        const NodeIndex parent = core.topology.node(child).parent;
+        const NodeIndex parent = step.parent_of(child);
         const bool known = at(parent) < nodes_.size() && nodes_[at(parent)].mark == mark_;
         Node& node = touch(parent);
         if (node.first_child == none)

@@ -11,7 +11,7 @@
 #include "../../plan_view.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
-#include "../tree/steps.hpp"
+#include "../tree/step_reader.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

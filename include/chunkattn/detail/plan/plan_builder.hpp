@@ -11,8 +11,7 @@
 #include "../../plan_view.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
-#include "../tree/core.hpp"
-#include "../tree/steps.hpp"
+#include "../tree/step_reader.hpp"
 #include "active_nodes.hpp"
 #include "draft_segments.hpp"
 
@@ -31,12 +30,11 @@ inline std::uint64_t next_topology() noexcept {
 class PlanBuilder {
  public:
   /// Brings the arrays up to date with a step that has rows.
-  void update(TreeCore& core, StepRecord& record) {
-    core.copies.carry(record.number, arrays_.copies);
-    const Entries entries = record.entries;
-    const bool may_advance = built_for_ == core.id && built_version_ == core.sequences.version() &&
-                             built_.size() == entries.size() && record.trees.empty();
-    if (!may_advance || !advance(core, entries)) rebuild(core, record);
+  void update(StepReader& step) {
+    step.carry_copies(arrays_.copies);
+    const bool may_advance = built_for_ == step.tree_id() && built_version_ == step.version() &&
+                             built_.size() == step.entries().size() && !step.has_trees();
+    if (!may_advance || !advance(step)) rebuild(step);
   }
 
   /// The arrays; valid until the next update().
@@ -45,8 +43,6 @@ class PlanBuilder {
   [[nodiscard]] std::uint64_t num_rebuilds() const noexcept { return num_rebuilds_; }
 
  private:
-  using Entries = std::span<const StepEntry>;
-
   /// What was built for an entry of the step.
   struct Built {
     SequenceIndex sequence;
@@ -59,12 +55,12 @@ class PlanBuilder {
 
   /// The common step: lengths grow, and now and then a tail gets one slot more. False if the
   /// entries are others, or a tail got its first place, which makes a new segment.
-  bool advance(const TreeCore& core, Entries entries) {
+  bool advance(const StepReader& step) {
     bool pieces_changed = false;
     std::int32_t* const row_kv_len = arrays_.row_kv_len.data();
     WriteTarget* const writes = arrays_.writes.data();
     Built* built = built_.data();
-    for (const StepEntry& entry : entries) {
+    for (const StepEntry& entry : step.entries()) {
       Built& row = *built++;
       if (entry.sequence != row.sequence || entry.generation != row.generation ||
           entry.length != row.length) [[unlikely]]
@@ -73,30 +69,30 @@ class PlanBuilder {
       if (entry.slot != no_slot && entry.begin + 2 <= row.covered) [[likely]] {
         row_kv_len[row.row] = entry.begin + 1;
         writes[entry.first_row] = {entry.slot, entry.offset};
-      } else if (!advance(core, entry, row, pieces_changed)) {
+      } else if (!advance(step, entry, row, pieces_changed)) {
         return false;
       }
     }
     if (pieces_changed) ++arrays_.pieces_version;
     return true;
   }
-  bool advance(const TreeCore& core, const StepEntry& entry, Built& built, bool& pieces_changed) {
-    const auto& tail = core.topology.node(core.sequences[entry.sequence].tail);
+  bool advance(const StepReader& step, const StepEntry& entry, Built& built, bool& pieces_changed) {
+    const std::int32_t end = step.end_of(step.tail_of(entry));
     Segment& segment = arrays_.segments[at(arrays_.row_segment[at(built.row)])];
-    if (tail.end() > built.covered) {
+    if (end > built.covered) {
       if (built.piece_limit == 0) return false;
       pieces_changed = true;
-      while (tail.end() > segment.position + segment.length) append_piece(core, built, segment);
+      while (end > segment.position + segment.length) append_piece(step, built, segment);
       built.covered = segment.position + segment.length;
     }
     for (std::int32_t i = 0; i < entry.length; ++i)
       arrays_.row_kv_len[at(built.row + i)] = entry.begin + i + 1;
-    set_writes(core, entry);
+    set_writes(step, entry, entry.length);
     return true;
   }
 
   /// Adds the tail's next slot to its segment, moving the segment's pieces where they have room.
-  void append_piece(const TreeCore& core, Built& built, Segment& segment) {
+  void append_piece(const StepReader& step, Built& built, Segment& segment) {
     if (segment.piece_begin + segment.piece_count == built.piece_limit) {
       const std::size_t begin = arrays_.pieces.size();
       arrays_.pieces.resize(begin + 2 * at(segment.piece_count) + at(slack(arrays_.chunk_size)),
@@ -107,7 +103,7 @@ class PlanBuilder {
       built.piece_limit = static_cast<std::int32_t>(arrays_.pieces.size());
     }
     const Piece& last = arrays_.pieces[at(segment.piece_begin + segment.piece_count - 1)];
-    const SlotIndex next = core.slot_table.next(last.slot);
+    const SlotIndex next = step.next_slot(last.slot);
     arrays_.pieces[at(segment.piece_begin + segment.piece_count)] = {next, 0, arrays_.chunk_size,
                                                                      last.position + last.length};
     ++segment.piece_count;
@@ -128,11 +124,10 @@ class PlanBuilder {
     std::int32_t sequences;  // seen before the segment was opened
   };
 
-  void rebuild(const TreeCore& core, const StepRecord& step) {
-    const Entries entries = step.entries;
-    const std::int32_t num_rows = step.num_rows;
+  void rebuild(const StepReader& step) {
+    const std::int32_t num_rows = step.num_rows();
     built_for_ = 0;  // until all is there: an allocation may fail
-    arrays_.chunk_size = core.topology.chunk.size;
+    arrays_.chunk_size = step.chunk_size();
     arrays_.row_token.resize(at(num_rows));
     arrays_.row_kv_len.resize(at(num_rows));
     arrays_.row_segment.resize(at(num_rows));
@@ -140,26 +135,23 @@ class PlanBuilder {
     arrays_.segments.clear();
     arrays_.pieces.clear();
     built_.clear();
-    for (const StepEntry& entry : entries)
+    for (const StepEntry& entry : step.entries())
       built_.push_back({entry.sequence, entry.generation, entry.length});
-    nodes_.link(core, entries);
-    number_rows(core, step);
-    for (const StepEntry& entry : entries) {
-      StepEntry path = entry;
-      if (!step.tree_of(entry).empty()) path.length -= entry.drafts;
-      set_writes(core, path);
-    }
-    built_for_ = step.trees.empty() ? core.id : 0;  // trees are others in every step
-    built_version_ = core.sequences.version();
+    nodes_.link(step);
+    number_rows(step);
+    for (const StepEntry& entry : step.entries())
+      set_writes(step, entry, first_draft(step, entry) - entry.first_row);
+    built_for_ = step.has_trees() ? 0 : step.tree_id();  // trees are others in every step
+    built_version_ = step.version();
     arrays_.topology = next_topology();
     ++arrays_.pieces_version;
     ++num_rebuilds_;
   }
 
-  void number_rows(const TreeCore& core, const StepRecord& step) {
+  void number_rows(const StepReader& step) {
     std::int32_t row = 0, sequences = 0;
     stack_.clear();
-    push_children(core, step, root_node, none, row);
+    push_children(step, root_node, none, row);
     while (!stack_.empty()) {
       const Frame frame = stack_.back();
       stack_.pop_back();
@@ -175,11 +167,11 @@ class PlanBuilder {
 
       // One segment for the unary run that starts here.
       const auto piece_begin = static_cast<std::int32_t>(arrays_.pieces.size());
-      const std::int32_t position = core.topology.node(n).position;
-      add_pieces(core, step, n, piece_begin);
+      const std::int32_t position = step.begin_of(n);
+      add_pieces(step, n, piece_begin);
       while (nodes_[n].first_child != none && nodes_[n].first_child == nodes_[n].last_child) {
         n = nodes_[n].first_child;
-        add_pieces(core, step, n, piece_begin);
+        add_pieces(step, n, piece_begin);
       }
       std::int32_t segment = frame.segment;
       const auto piece_end = static_cast<std::int32_t>(arrays_.pieces.size());
@@ -192,22 +184,22 @@ class PlanBuilder {
       }
       const std::int32_t e = nodes_[n].entry;
       if (e == none) {
-        push_children(core, step, n, segment, row);
+        push_children(step, n, segment, row);
         continue;
       }
-      const StepEntry& entry = step.entries[at(e)];
+      const StepEntry& entry = step.entries()[at(e)];
       const std::span<const Draft> drafts = step.tree_of(entry);
       Built& built = built_[at(e)];
-      if (piece_end > piece_begin) number_path(core, step, e, segment, row);
-      if (core.topology.node(n).length > 0 && drafts.empty()) {
-        extend_to_slot_end(core, n);
+      if (piece_end > piece_begin) number_path(step, e, segment, row);
+      if (step.length_of(n) > 0 && drafts.empty()) {
+        extend_to_slot_end(step, n);
         arrays_.pieces.resize(arrays_.pieces.size() + at(slack(arrays_.chunk_size)), Piece{});
         built.piece_limit = static_cast<std::int32_t>(arrays_.pieces.size());
       }
       if (segment != none)
         built.covered =
             arrays_.segments[at(segment)].position + arrays_.segments[at(segment)].length;
-      if (!drafts.empty() && counts(core, entry)) {
+      if (!drafts.empty() && step.counts(entry)) {
         draft_segments_.append(
             drafts, {first_draft(step, entry), row, entry.output_position(), segment}, arrays_);
         row += static_cast<std::int32_t>(drafts.size());
@@ -219,20 +211,18 @@ class PlanBuilder {
   /// Visits the children of `n` next. The rows of tails without a place of their own end at
   /// `segment`, as those of drafts on a fork do: they come first, since the rows of a segment stand
   /// side by side.
-  void push_children(const TreeCore& core, const StepRecord& step, NodeIndex n,
-                     std::int32_t segment, std::int32_t& row) {
+  void push_children(const StepReader& step, NodeIndex n, std::int32_t segment, std::int32_t& row) {
     const NodeIndex first = nodes_[n].first_child;
     stack_.push_back({first, segment, false, 0});
     for (NodeIndex child = first; child != none; child = nodes_[child].next_sibling)
-      if (const std::int32_t e = nodes_[child].entry;
-          e != none && num_places(core, step, child) <= 0)
-        number_path(core, step, e, segment, row);
+      if (const std::int32_t e = nodes_[child].entry; e != none && num_places(step, child) <= 0)
+        number_path(step, e, segment, row);
   }
 
   /// The rows of an entry that end at `segment`: all but those of drafts that have their own.
-  void number_path(const TreeCore& core, const StepRecord& step, std::int32_t e,
-                   std::int32_t segment, std::int32_t& row) {
-    const StepEntry& entry = step.entries[at(e)];
+  void number_path(const StepReader& step, std::int32_t e, std::int32_t segment,
+                   std::int32_t& row) {
+    const StepEntry& entry = step.entries()[at(e)];
     const std::span<const Draft> drafts = step.tree_of(entry);
     built_[at(e)].row = row;
     for (std::int32_t token = entry.first_row; token < first_draft(step, entry); ++token, ++row) {
@@ -240,88 +230,59 @@ class PlanBuilder {
       arrays_.row_kv_len[at(row)] = entry.begin + token - entry.first_row + 1;
       arrays_.row_segment[at(row)] = segment;
     }
-    if (drafts.empty() || counts(core, entry)) return;
+    if (drafts.empty() || step.counts(entry)) return;
     draft_segments_.append_superseded(
         drafts, {first_draft(step, entry), row, entry.output_position(), segment}, arrays_);
     row += static_cast<std::int32_t>(drafts.size());
   }
 
   /// The first row, as the caller counts, of an entry's tree of drafts; or the end of its rows.
-  static std::int32_t first_draft(const StepRecord& step, const StepEntry& entry) noexcept {
+  static std::int32_t first_draft(const StepReader& step, const StepEntry& entry) noexcept {
     return entry.first_row + entry.length - (step.tree_of(entry).empty() ? 0 : entry.drafts);
   }
 
-  /// Whether the entry's rows are not superseded: else its path may have become shorter.
-  static bool counts(const TreeCore& core, const StepEntry& entry) noexcept {
-    return entry.epoch == core.sequences[entry.sequence].epoch;
-  }
   /// Places of a node that its segment holds: not those of a tree of drafts.
-  std::int32_t num_places(const TreeCore& core, const StepRecord& step,
-                          NodeIndex index) const noexcept {
-    const auto& n = core.topology.node(index);
-    if (const std::int32_t e = nodes_[index].entry; e != none && !step.trees.empty()) {
-      const StepEntry& entry = step.entries[at(e)];
-      if (!step.tree_of(entry).empty() && counts(core, entry))
-        return entry.output_position() - n.position;
+  std::int32_t num_places(const StepReader& step, NodeIndex index) const noexcept {
+    if (const std::int32_t e = nodes_[index].entry; e != none && step.has_trees()) {
+      const StepEntry& entry = step.entries()[at(e)];
+      if (!step.tree_of(entry).empty() && step.counts(entry))
+        return entry.output_position() - step.begin_of(index);
     }
-    return n.length;
+    return step.length_of(index);
   }
-  void add_pieces(const TreeCore& core, const StepRecord& step, NodeIndex index,
-                  std::int32_t piece_begin) {
-    const auto& n = core.topology.node(index);
-    core.topology.for_each_run(
-        n, 0, num_places(core, step, index),
+  void add_pieces(const StepReader& step, NodeIndex index, std::int32_t piece_begin) {
+    const std::int32_t position = step.begin_of(index);
+    step.for_each_run(
+        index, num_places(step, index),
         [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
           if (static_cast<std::int32_t>(arrays_.pieces.size()) > piece_begin) {
             Piece& last = arrays_.pieces.back();
             if (last.slot == slot && last.begin + last.length == offset) {
               last.length += run;  // split nodes of one path read as one
-              return true;
+              return;
             }
           }
-          arrays_.pieces.push_back({slot, offset, run, n.position + done});
-          return true;
+          arrays_.pieces.push_back({slot, offset, run, position + done});
         });
   }
 
   /// The free places behind a tail are its own: the piece covers them, so that it need not change
   /// until the slot is full.
-  void extend_to_slot_end(const TreeCore& core, NodeIndex tail) {
-    if (!core.topology.owns_end(core.topology.node(tail))) return;
+  void extend_to_slot_end(const StepReader& step, NodeIndex tail) {
+    if (!step.owns_end(tail)) return;
     Piece& last = arrays_.pieces.back();
     arrays_.segments.back().length += arrays_.chunk_size - (last.begin + last.length);
     last.length = arrays_.chunk_size - last.begin;
   }
 
-  /// Where the new tokens' K/V go. Positions that are written, or another sequence's to write, are
-  /// skipped.
-  void set_writes(const TreeCore& core, const StepEntry& entry) {
-    const auto& tail = core.topology.node(core.sequences[entry.sequence].tail);
-    if (entry.length == 1 && entry.begin >= tail.position) {  // decode
-      const std::int32_t offset = entry.begin - tail.position, place = tail.begin + offset;
-      WriteTarget& target = arrays_.writes[at(entry.first_row)];
-      if (tail.writer == entry.sequence && offset >= tail.written && offset < tail.length)
-        target = {core.topology.slot_of(tail, place), core.topology.chunk.offset(place)};
-      else
-        target = {no_slot, 0};
-      return;
-    }
-    for (std::int32_t i = 0; i < entry.length; ++i)
-      arrays_.writes[at(entry.first_row + i)] = {no_slot, 0};
-    core.sequences.for_each_node(
-        entry.sequence, {entry.begin, entry.length},
-        [&](NodeIndex index, std::int32_t offset, std::int32_t length) {
-          const auto& n = core.topology.node(index);
-          if (n.writer != entry.sequence) return;
-          const std::int32_t first = std::max(offset, n.written);
-          const std::int32_t row = entry.first_row + n.position + first - entry.begin;
-          core.topology.for_each_run(
-              n, first, offset + length - first,
-              [&](SlotIndex slot, std::int32_t place, std::int32_t run, std::int32_t done) {
-                for (std::int32_t i = 0; i < run; ++i)
-                  arrays_.writes[at(row + done + i)] = {slot, place + i};
-                return true;
-              });
+  /// Where the K/V of the entry's first `num_rows` tokens go.
+  void set_writes(const StepReader& step, const StepEntry& entry, std::int32_t num_rows) {
+    WriteTarget* const writes = arrays_.writes.data() + entry.first_row;
+    for (std::int32_t i = 0; i < num_rows; ++i) writes[i] = {no_slot, 0};
+    step.for_each_write(
+        entry, num_rows,
+        [&](std::int32_t row, SlotIndex slot, std::int32_t offset, std::int32_t count) {
+          for (std::int32_t i = 0; i < count; ++i) writes[row + i] = {slot, offset + i};
         });
   }
 

@@ -44,9 +44,8 @@ inline std::uint64_t thread_number() noexcept {
 /// Kept alive by the tree and by every handle; `tree` is empty once the tree is gone.
 ///
 /// A handle may be dropped by any thread. On the thread that last called the tree it acts at once.
-/// On another one it is put on a list, and acts at the next call of the tree that enters: insert
-/// and its variants, begin_step, finished, leave, pin, clear, device_idle, and setting a sink. So
-/// the tree itself is only ever touched by the thread that calls it.
+/// On another one it is put on a list, and acts at the next call that does enter(); docs/cache.md
+/// says which do ("Threads"). So the tree itself is only ever touched by the thread that calls it.
 template <class Tree>
 class SharedTree {
  public:

@@ -234,6 +234,25 @@ class TokenTree {
     const std::int32_t place = n.begin + position - n.position;
     return token_at(core.topology.slot_of(n, place), core.topology.chunk.offset(place));
   }
+  /// Calls f(entry, path position, token) for the step's first `num_rows` rows, in the order of
+  /// add(), rows of drafts that are a tree in that of the drafts. The token is null where it is not
+  /// known.
+  template <class F>
+  void for_each_row(const StepRecord& step, std::int32_t num_rows, const F& f) const {
+    for (const StepEntry& entry : step.entries) {
+      if (entry.first_row >= num_rows) return;
+      const std::span<const Draft> drafts = step.tree_of(entry);
+      const std::int32_t end = drafts.empty() ? entry.end() : entry.output_position();
+      for (std::int32_t p = entry.begin; p < end; ++p) f(entry, p, known_token(entry, p));
+      for (const Draft& draft : drafts) {
+        const std::int32_t p = entry.output_position() + draft.depth - 1;
+        f(entry, p,
+          knows_drafts(entry) ? &token_at(draft.slot, draft.offset) : known_token(entry, p));
+      }
+    }
+  }
+
+ private:
   /// Whether the tokens of the entry's drafts stand at their places: they were given to add(), and
   /// nothing that the entry rests on was given up since then.
   [[nodiscard]] bool knows_drafts(const StepEntry& entry) const noexcept {
@@ -246,8 +265,6 @@ class TokenTree {
                ? &token(entry.sequence, position)
                : nullptr;
   }
-
- private:
   [[noreturn]] CHUNKATTN_COLD static void fail_other_draft(std::int32_t output) {
     fail_argument(joined({"outputs[", output, "]"}), "another token than the draft in its place",
                   "accepted drafts as they were added, then one token more");
