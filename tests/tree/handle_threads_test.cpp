@@ -56,6 +56,71 @@ TEST_CASE("a sequence dropped by another thread leaves at the tree's next call")
   }
 }
 
+TEST_CASE("the calls that look for handles that other threads dropped, and those that do not") {
+  // Whether `call`, given the tree, a sequence and an open step that has it, lets the one leave
+  // that was dropped elsewhere before.
+  const auto settles = [](const auto& call) {
+    Tree tree;
+    auto dropped = tree.insert(iota(0, 6));
+    auto kept = tree.insert(iota(50, 6));
+    AttentionPlan plan;
+    std::optional<Tree::Step> step = tree.begin_step();
+    REQUIRE(step->add(kept));
+    REQUIRE(plan.build(*step));
+    drop_elsewhere(std::move(dropped));
+    const auto leaves = tree.stats().leaves;
+    call(tree, kept, step);
+    return tree.stats().leaves > leaves;
+  };
+  using Sequence = Tree::Sequence;
+  using Step = std::optional<Tree::Step>;
+  const auto ends = [](Step& step) { step.reset(); };
+  CHECK(settles([](Tree& tree, Sequence&, Step&) { (void)tree.insert(iota(90, 4)); }));
+  CHECK(settles([](Tree& tree, Sequence&, Step&) { (void)tree.try_insert(iota(90, 4)); }));
+  CHECK(settles([](Tree& tree, Sequence&, Step&) {
+    const auto prompt = iota(90, 4);
+    const Tree::Request request{prompt};
+    (void)tree.admit({&request, 1});
+  }));
+  CHECK(settles([&](Tree& tree, Sequence&, Step& step) {
+    ends(step);
+    (void)tree.begin_step();
+  }));
+  CHECK(settles([](Tree&, Sequence&, Step& step) { (void)std::move(*step).finished(); }));
+  CHECK(
+      settles([](Tree&, Sequence&, Step& step) { (void)std::move(*step).submitted().finished(); }));
+  CHECK(settles([](Tree& tree, Sequence&, Step&) { (void)tree.pin(iota(0, 6)); }));
+  CHECK(settles([](Tree& tree, Sequence&, Step&) { tree.clear(); }));
+  CHECK(settles([](Tree& tree, Sequence&, Step&) { tree.device_idle(); }));
+  CHECK(settles([](Tree& tree, Sequence&, Step&) { tree.set_free_sink({}); }));
+  CHECK(settles([](Tree& tree, Sequence&, Step&) { tree.set_event_sink({}); }));
+  std::size_t left = 0;  // Sequence::leave() is one more itself
+  CHECK(settles([&](Tree& tree, Sequence& kept, Step&) {
+    kept.leave();
+    left = tree.stats().leaves;
+  }));
+  CHECK(left == 2);
+
+  CHECK_FALSE(settles([](Tree& tree, Sequence&, Step&) { (void)tree.admit({}); }));
+  CHECK_FALSE(settles([](Tree& tree, Sequence&, Step&) { (void)tree.match_prefix(iota(0, 6)); }));
+  std::optional<Sequence> twin;  // outlives its tree
+  CHECK_FALSE(settles([&](Tree&, Sequence& kept, Step&) { twin = kept.fork(); }));
+  CHECK_FALSE(settles([](Tree&, Sequence&, Step& step) {
+    AttentionPlan plan;
+    (void)plan.build(*step);
+  }));
+  CHECK_FALSE(settles([](Tree&, Sequence&, Step& step) { (void)std::move(*step).submitted(); }));
+  CHECK_FALSE(settles([&](Tree&, Sequence& kept, Step& step) {
+    ends(step);
+    kept.append(1);
+  }));
+  CHECK_FALSE(settles([&](Tree&, Sequence& kept, Step& step) {
+    ends(step);
+    kept.mark_loaded(kept.loadable());
+  }));
+  CHECK_FALSE(settles([](Tree&, Sequence& kept, Step&) { (void)kept.take_over(); }));
+}
+
 TEST_CASE("steps and pins dropped by another thread") {
   Tree tree(PoolAllocator{.max_chunks = 8}, {}, Lru{{.max_pinned = 8}});
   AttentionPlan plan;
