@@ -2,7 +2,8 @@
 # The house of the headers. Its face, include/chunkattn/*.hpp, is what users name; behind it, each folder of
 # include/chunkattn/detail is a room, and includes go down the list of rooms below, never up: for a header
 # of the face by the room that it belongs to. Within a room no two headers include each other in a circle.
-# The CPU and the CUDA backend do not know each other.
+# The CPU and the CUDA backend do not know each other. The tree stands on few headers and floors, a floor being
+# a header above those that it includes, and plans read it through one header.
 set -eu
 cd "$(dirname "$0")/.."
 rooms="base tree plan kv attention cpu cuda front top"  # lowest first; top: above all rooms
@@ -20,6 +21,7 @@ face() {  # face ROOM: its headers that users include
   esac
 }
 max_face=24 max_rooms=15 max_arrows=30 max_lines=500
+max_tree=15 max_floors=10 tree_reader=detail/tree/step_reader.hpp
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 
@@ -55,6 +57,10 @@ while read -r path; do
       [ "${rank[$to]:-99}" -lt "${rank[$room]}" ] || bad "$header includes $target, of a room above its own"
     fi
     case $room:$to in cpu:cuda | cuda:cpu) bad "$header includes $target of the other backend" ;; esac
+    case $room:$target in
+      plan:$tree_reader) ;;
+      plan:detail/tree/*) bad "$header includes $target: plans read the tree through $tree_reader" ;;
+    esac
     case $header:$target in
       chunkattn.hpp:*.cuh | make_attention.hpp:*.cuh) ;;
       *.hpp:*.cuh) bad "$header includes $target: a .hpp must compile without nvcc" ;;
@@ -79,6 +85,27 @@ while :; do
   unset stays
 done
 
+# Floors of the tree: each header of it one above the highest that it includes. Without circles there are no
+# more rounds than headers.
+declare -A floor=()
+floors=0 changed=1
+for ((round = 0; changed && round <= headers; ++round)); do
+  changed=0
+  for header in "${!includes[@]}"; do
+    find_room "$header"
+    [ "$found" = tree ] || continue
+    height=1
+    for target in ${includes[$header]}; do
+      if [ "${floor[$target]:-0}" -ge $height ]; then height=$((floor[$target] + 1)); fi
+    done
+    if [ $height != "${floor[$header]:-0}" ]; then floor[$header]=$height changed=1; fi
+    if [ $height -gt $floors ]; then floors=$height; fi
+  done
+done
+tree=$(find include/chunkattn/detail/tree -type f | wc -l)
+[ "$tree" -le $max_tree ] || bad "$tree headers in detail/tree, more than $max_tree"
+[ $floors -le $max_floors ] || bad "the tree has $floors floors, more than $max_floors"
+
 doors=$(find include/chunkattn -maxdepth 1 -type f | wc -l)
 [ "$doors" -le $max_face ] || bad "$doors headers in the face, more than $max_face"
 [ $n -le $max_rooms ] || bad "$n rooms, more than $max_rooms"
@@ -91,5 +118,5 @@ fi
 if grep -rnE 'namespace *\{|using namespace' include; then
   bad "no unnamed namespaces and no 'using namespace' in headers"
 fi
-[ $status -eq 0 ] && echo "$headers headers ($doors in the face) in $n rooms, $edges includes, ${#arrows[@]} arrows between rooms, all downwards"
+[ $status -eq 0 ] && echo "$headers headers ($doors in the face) in $n rooms, $edges includes, ${#arrows[@]} arrows between rooms, all downwards; the tree: $tree headers on $floors floors"
 exit $status
