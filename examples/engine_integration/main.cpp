@@ -110,7 +110,7 @@ double difference(const std::vector<float>& a, const std::vector<float>& b) {
 template <class T>
 void own_parts() {
   Threads threads(2);
-  ChunkAttention<Cpu, head_dim, Threads> attention(threads);
+  ChunkAttention<Cpu, head_dim, head_dim, Threads> attention(threads);
 
   const auto expected = prefill<T>([&](auto& memory, const LiveView& plan, ToyModel& model) {
     attention.write(memory.view, plan, model.k, model.v);

@@ -88,7 +88,7 @@ class ToyModel {
 
 using Tree = chunkattn::PrefixTree<Token, 16, chunkattn::PoolAllocator, chunkattn::Lru>;
 using Cache = chunkattn::KvCache<chunkattn::Cpu, chunkattn::half>;
-using Attention = chunkattn::ChunkAttention<chunkattn::Cpu, ToyModel::head_dim, Threads>;
+using Attention = chunkattn::ChunkAttention<chunkattn::Cpu, ToyModel::head_dim, ToyModel::head_dim, Threads>;
 using LayerViews = std::vector<chunkattn::KvView<chunkattn::half>>;
 
 /// One forward pass over a step's rows.

@@ -135,7 +135,7 @@ CHUNKATTN_NAMESPACE_END
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
 /// Attention over a prefix tree's plan on one device. Backends specialise it.
-template <class Device, int HeadDim, class Exec, int ValueDim>
+template <class Device, int HeadDim, int ValueDim, class Exec>
 class ChunkAttention {
   static_assert(!std::is_same_v<Device, Cuda>,
                 "ChunkAttention<Cuda, HeadDim> needs nvcc: compile the file that uses it as CUDA "

@@ -37,20 +37,19 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// plan has been seen, nothing is allocated. One that was moved from refuses to run.
 ///
 /// \tparam HeadDim   elements per head of Q and K: a multiple of 8, at most 576
-/// \tparam Exec      runs the tasks (concept Executor)
 /// \tparam ValueDim  elements per head of V and O, likewise; as many as of K unless told otherwise
-template <int HeadDim, class Exec, int ValueDim>
-class ChunkAttention<Cpu, HeadDim, Exec, ValueDim> {
+/// \tparam Exec      runs the tasks (concept Executor)
+template <int HeadDim, int ValueDim, class Exec>
+class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   static_assert(
       HeadDim > 0 && HeadDim % 8 == 0 && HeadDim <= 576,
       "ChunkAttention<Cpu, HeadDim>: HeadDim must be a multiple of 8 and at most 576; pad "
       "the heads of your model to the next multiple of 8 with zeros");
   static_assert(
       ValueDim > 0 && ValueDim % 8 == 0 && ValueDim <= 576,
-      "ChunkAttention<Cpu, HeadDim, Exec, ValueDim>: ValueDim must be a multiple of 8 and "
-      "at most 576");
+      "ChunkAttention<Cpu, HeadDim, ValueDim>: ValueDim must be a multiple of 8 and at most 576");
   static_assert(Executor<Exec>,
-                "ChunkAttention<Cpu, HeadDim, Exec>: Exec must offer concurrency() and "
+                "ChunkAttention<Cpu, HeadDim, ValueDim, Exec>: Exec must offer concurrency() and "
                 "parallel_for(n, f), see the concept Executor");
 
  public:

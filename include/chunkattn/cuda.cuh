@@ -246,11 +246,11 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// is loaded.
 ///
 /// Rows of V, and of the output, have ValueDim elements.
-template <int HeadDim, class Exec, int ValueDim>
-class ChunkAttention<Cuda, HeadDim, Exec, ValueDim> {
+template <int HeadDim, int ValueDim, class Exec>
+class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   static constexpr detail::cuda::HeadDims dims{HeadDim, ValueDim};
   static_assert(detail::cuda::supported_head_dims(dims),
-                "ChunkAttention<Cuda, HeadDim, Exec, ValueDim>: HeadDim must be 64, 96, 128 or 256 "
+                "ChunkAttention<Cuda, HeadDim, ValueDim>: HeadDim must be 64, 96, 128 or 256 "
                 "(or 16), ValueDim, if it differs, 64, 96 or 128 (or 16); with a HeadDim of 192 or "
                 "256 it must be 64 or 128. Pad the heads of your model to the next of these with "
                 "zeros");

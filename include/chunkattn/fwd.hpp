@@ -50,7 +50,7 @@ CHUNKATTN_NAMESPACE_END
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
-template <class Device, int HeadDim, class Exec = ThreadPool, int ValueDim = HeadDim>
+template <class Device, int HeadDim, int ValueDim = HeadDim, class Exec = ThreadPool>
 class ChunkAttention;
 
 CHUNKATTN_ISA_NAMESPACE_END

@@ -198,7 +198,7 @@ TEST_CASE_FIXTURE(Fixture, "one that was moved from is refused, its heir works")
   CHECK(std::memcmp(before.data(), problem.kv.k.data(), 4 * before.size()) == 0);
   // One that uses the caller's executor is no exception.
   SerialExecutor serial;
-  ChunkAttention<Cpu, 32, SerialExecutor> other(serial), assigned(serial);
+  ChunkAttention<Cpu, 32, 32, SerialExecutor> other(serial), assigned(serial);
   assigned = std::move(other);
   CHECK(test::refused([&] { other.run(problem.kv.view, plan, problem.q, out, lse); }) == wanted);
   assigned.run(problem.kv.view, plan, problem.q, out, lse);

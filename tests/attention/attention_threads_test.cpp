@@ -177,13 +177,13 @@ TEST_CASE("other executors: serial, and one that runs everything backwards") {
   const test::AttentionCase<float> problem(random, long_shapes(random), 64, 2, 2);
   test::Answer<> expected(problem);
   SerialExecutor serial;
-  ChunkAttention<Cpu, 64, SerialExecutor>(serial).run(problem.kv.view, problem.plan.view(),
-                                                      problem.q, expected.out);
+  ChunkAttention<Cpu, 64, 64, SerialExecutor>(serial).run(problem.kv.view, problem.plan.view(),
+                                                          problem.q, expected.out);
   CHECK(compare_with_reference(problem.reference, std::span<const float>(expected.out)).ok());
   BackwardsExecutor backwards;
   test::Answer<> answer(problem);
-  ChunkAttention<Cpu, 64, BackwardsExecutor>(backwards).run(problem.kv.view, problem.plan.view(),
-                                                            problem.q, answer.out);
+  ChunkAttention<Cpu, 64, 64, BackwardsExecutor>(backwards).run(
+      problem.kv.view, problem.plan.view(), problem.q, answer.out);
   CHECK(answer.out == expected.out);
 }
 
@@ -194,7 +194,7 @@ TEST_CASE("an executor that throws: K/V as before, and the next run is right") {
     const test::AttentionCase<float> problem(random, long_shapes(random), 64, 2, 1);
     const std::vector<float> k = problem.kv.k;
     FailingExecutor executor;
-    ChunkAttention<Cpu, 64, FailingExecutor> attention(executor, {.reduce = reduce});
+    ChunkAttention<Cpu, 64, 64, FailingExecutor> attention(executor, {.reduce = reduce});
     for (int good = 0; good < 2; ++good) {
       executor.good = good;
       test::Answer<> answer(problem);

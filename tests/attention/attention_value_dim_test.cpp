@@ -31,7 +31,7 @@ constexpr bool is_variant = false;
 #endif
 
 template <int HeadDim, int ValueDim>
-using Attention = ChunkAttention<Cpu, HeadDim, ThreadPool, ValueDim>;
+using Attention = ChunkAttention<Cpu, HeadDim, ValueDim>;
 
 test::RandomPlanOptions random_shape(Random& random, Share share, int queries) {
   test::RandomPlanOptions options;

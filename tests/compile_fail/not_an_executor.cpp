@@ -12,4 +12,4 @@ struct Queue {
 };
 
 Queue queue;
-chunkattn::ChunkAttention<chunkattn::Cpu, 64, Queue> attention(queue);
+chunkattn::ChunkAttention<chunkattn::Cpu, 64, 64, Queue> attention(queue);

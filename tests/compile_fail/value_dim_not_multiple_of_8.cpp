@@ -2,7 +2,7 @@
 #include <chunkattn/chunk_attention.hpp>
 
 #ifdef CHUNKATTN_CONTROL
-chunkattn::ChunkAttention<chunkattn::Cpu, 16, chunkattn::ThreadPool, 8> attention;
+chunkattn::ChunkAttention<chunkattn::Cpu, 16, 8> attention;
 #else
-chunkattn::ChunkAttention<chunkattn::Cpu, 16, chunkattn::ThreadPool, 12> attention;
+chunkattn::ChunkAttention<chunkattn::Cpu, 16, 12> attention;
 #endif

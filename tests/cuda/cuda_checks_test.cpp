@@ -238,7 +238,7 @@ TEST_CASE("a layer's rows of V are those that the kernels were compiled for") {
   KvCache<Cuda, half> longer(16, {1, simt::kv_heads, simt::head_dim, 64}, 4);
   CHECK_THROWS_WITH_AS(run(*engine.attention, longer.layer(0)),
                        doctest::Contains("layer.value_dim = 64"), chunkattn::InvalidArgument);
-  ChunkAttention<Cuda, simt::head_dim, chunkattn::ThreadPool, 64> attention(Engine::limits());
+  ChunkAttention<Cuda, simt::head_dim, 64> attention(Engine::limits());
   CHECK_THROWS_WITH_AS(run(attention, engine.cache.layer(0)),
                        doctest::Contains("layer.value_dim = 0"), chunkattn::InvalidArgument);
   CHECK_THROWS_WITH_AS(run(attention, longer.layer(0)), doctest::Contains("out.size()"),

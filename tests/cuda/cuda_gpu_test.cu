@@ -80,7 +80,7 @@ void check(test::Random& random, const Case& c, const V& variant = {},
     options.model.task_ps = options.model.merge_ps = options.model.wait_ps = 0;
     options.model.min_split_tokens = 64;
   }
-  ChunkAttention<Cuda, HeadDim, chunkattn::ThreadPool, ValueDim> attention(limits, options);
+  ChunkAttention<Cuda, HeadDim, ValueDim> attention(limits, options);
   const auto layer = chunkattn::make_kv_view(
       const_cast<T*>(thrust::raw_pointer_cast(k.data())),
       const_cast<T*>(thrust::raw_pointer_cast(v.data())),

@@ -132,7 +132,7 @@ void check_same_bits() {
   const KvCacheOptions options{2, num_kv_heads, Size.head_dim,
                                Size.value_dim == Size.head_dim ? 0 : Size.value_dim};
 
-  ChunkAttention<Cpu, Size.head_dim, ThreadPool, Size.value_dim> attention(2);
+  ChunkAttention<Cpu, Size.head_dim, Size.value_dim> attention(2);
   KvCache<Cpu, T> cache(problem.tree, options);
   Result<float> expected(problem, Size.value_dim);
   attention.write(cache.layer(0), problem.view, problem.k, problem.v);
@@ -305,7 +305,7 @@ TEST_CASE("V in K's rows: written by K alone") {
   Result<float> result(problem, 16), expected(problem, 16);
   any->run(cache->layer(0), problem.view, problem.q, result.out, {.lse = result.lse});
 
-  ChunkAttention<Cpu, 24, ThreadPool, 16> attention(1);
+  ChunkAttention<Cpu, 24, 16> attention(1);
   KvCache<Cpu, bfloat16> own(problem.tree, {1, num_kv_heads, 24, 16, true});
   attention.write(own.layer(0), problem.view, problem.k);
   attention.run(own.layer(0), problem.view, problem.q, expected.out, expected.lse);

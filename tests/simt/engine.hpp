@@ -74,7 +74,7 @@ struct Step {
 // An engine of one layer: a tree, a cache, sequences; steps are checked when the stream drained.
 template <int ValueDim>
 struct EngineOf {
-  using Attention = ChunkAttention<Cuda, head_dim, chunkattn::ThreadPool, ValueDim>;
+  using Attention = ChunkAttention<Cuda, head_dim, ValueDim>;
 
   explicit EngineOf(std::uint64_t stream_number, CudaOptions options = {},
                     const chunkattn::CostModel& model = engine_model())

@@ -127,9 +127,9 @@ struct Answer {
 };
 
 /// How `attention` rounds products over K and V of T.
-template <class T, int HeadDim, class Exec, int ValueDim>
+template <class T, int HeadDim, int ValueDim, class Exec>
 chunkattn::Rounding rounding_in(
-    const chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, Exec, ValueDim>& attention) {
+    const chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, ValueDim, Exec>& attention) {
   const chunkattn::AttentionOptions& options = attention.options();
 #if defined(CHUNKATTN_SOFTWARE_TILES)
   constexpr bool tiles = true;

@@ -221,8 +221,7 @@ void poison_hidden(const RandomPlan& plan, const chunkattn::KvView<T>& kv, int g
 /// Every mode of attention that computes by other kernels or in another order.
 template <int HeadDim, int ValueDim = HeadDim>
 auto variant_modes() {
-  using Attention =
-      chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, chunkattn::ThreadPool, ValueDim>;
+  using Attention = chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, ValueDim>;
   std::vector<Attention> modes;
   modes.emplace_back(2);
   modes.emplace_back(

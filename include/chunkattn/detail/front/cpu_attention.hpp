@@ -112,7 +112,7 @@ class CpuAttention final : public AnyAttention {
     return made;
   }
 
-  ChunkAttention<Cpu, Size.head_dim, Exec, Size.value_dim> attention_;
+  ChunkAttention<Cpu, Size.head_dim, Size.value_dim, Exec> attention_;
 };
 
 }  // namespace front

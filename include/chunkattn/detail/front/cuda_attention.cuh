@@ -101,7 +101,7 @@ class CudaAttention final : public AnyAttention {
     return made;
   }
 
-  ChunkAttention<Cuda, Size.head_dim, ThreadPool, Size.value_dim> attention_;
+  ChunkAttention<Cuda, Size.head_dim, Size.value_dim> attention_;
 };
 
 }  // namespace front
