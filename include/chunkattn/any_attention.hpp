@@ -207,7 +207,9 @@ class KvCacheOf {
   AnyKvCache* cache_;
 };
 
-/// A copy of a variant, of any type that has a name. What the variant points to (Sinks::logits,
+/// A copy of a variant, of any type that has a name: of the library's, and of those with a member
+/// `static constexpr std::string_view name` (for Bias<F> and Mask<F>: of F), which no other type in
+/// the program may have. What the variant points to (Sinks::logits,
 /// say) is read until the call that it is given to returns.
 class AnyVariant {
  public:
@@ -228,7 +230,7 @@ class AnyVariant {
             alignof(V) <= alignof(std::max_align_t),
         "AnyVariant: a variant must be trivially copyable and have at most 128 bytes; let "
         "it point to what is larger");
-    if constexpr (detail::NamedVariant<V>) name_ = VariantName<V>::value;
+    if constexpr (detail::NamedVariant<V>) name_ = detail::VariantName<V>::value;
     bytes_ = sizeof(V);
     ::new (static_cast<void*>(members_)) V(variant);
   }
@@ -238,7 +240,7 @@ class AnyVariant {
   /// The variant, if it is a V; else null.
   template <AttentionVariant V>
   [[nodiscard]] const V* get_if() const noexcept {
-    if (name_ != VariantName<V>::value || bytes_ != sizeof(V)) return nullptr;
+    if (name_ != detail::VariantName<V>::value || bytes_ != sizeof(V)) return nullptr;
     return std::launder(reinterpret_cast<const V*>(members_));
   }
 
@@ -291,7 +293,7 @@ struct Variants {
                 "Variants: a variant is found by its name at run time; give the type a member "
                 "`static constexpr std::string_view name = \"...\"`");
   /// Of the variants.
-  static constexpr std::string_view names[sizeof...(V)] = {VariantName<V>::value...};
+  static constexpr std::string_view names[sizeof...(V)] = {detail::VariantName<V>::value...};
   static_assert(detail::all_differ(names), "Variants: two of them have the same name");
 };
 

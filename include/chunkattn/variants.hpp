@@ -196,77 +196,75 @@ struct Mask {
 template <class F>
 Mask(F) -> Mask<F>;
 
-/// Two variants at once: the logit goes through the first, then through the second; a row sees what
-/// both show. Not both may have sinks.
+namespace detail {
+
+/// Two variants at once: see combine().
 template <AttentionVariant A, AttentionVariant B>
 struct Both {
-  static_assert(!(detail::HasSinks<A> && detail::HasSinks<B>),
-                "two variants with sinks: add them up in one");
+  static_assert(!(HasSinks<A> && HasSinks<B>), "two variants with sinks: add them up in one");
   A a;  ///< the first
   B b;  ///< the second
 
   /// Through both, or the one that changes logits.
   auto logit(auto s, lanes::At at) const
-    requires detail::ChangesLogits<A> || detail::ChangesLogits<B>
+    requires ChangesLogits<A> || ChangesLogits<B>
   {
-    if constexpr (!detail::ChangesLogits<A>)
+    if constexpr (!ChangesLogits<A>)
       return b.logit(s, at);
-    else if constexpr (!detail::ChangesLogits<B>)
+    else if constexpr (!ChangesLogits<B>)
       return a.logit(s, at);
     else
       return b.logit(a.logit(s, at), at);
   }
   /// Whether both show the key.
   auto visible(lanes::At at) const
-    requires detail::HidesKeys<A> || detail::HidesKeys<B>
+    requires HidesKeys<A> || HidesKeys<B>
   {
-    if constexpr (!detail::HidesKeys<A>)
+    if constexpr (!HidesKeys<A>)
       return b.visible(at);
-    else if constexpr (!detail::HidesKeys<B>)
+    else if constexpr (!HidesKeys<B>)
       return a.visible(at);
     else
       return a.visible(at) && b.visible(at);
   }
   /// The longer of what they hide: both are hidden, but one range is all that can be said.
   [[nodiscard]] CHUNKATTN_HD KeyRange hidden(int query) const
-    requires detail::SkipsKeys<A> || detail::SkipsKeys<B>
+    requires SkipsKeys<A> || SkipsKeys<B>
   {
     KeyRange range;
-    if constexpr (detail::SkipsKeys<A>) range = a.hidden(query);
-    if constexpr (detail::SkipsKeys<B>)
+    if constexpr (SkipsKeys<A>) range = a.hidden(query);
+    if constexpr (SkipsKeys<B>)
       if (const KeyRange other = b.hidden(query); other.size() > range.size()) range = other;
     return range;
   }
   /// That of the one which has sinks.
   auto sink(lanes::At at) const
-    requires detail::HasSinks<A> || detail::HasSinks<B>
+    requires HasSinks<A> || HasSinks<B>
   {
-    if constexpr (detail::HasSinks<A>)
+    if constexpr (HasSinks<A>)
       return a.sink(at);
     else
       return b.sink(at);
   }
   /// Checks both.
   void check(int num_qo_heads) const {
-    if constexpr (detail::ChecksItself<A>) a.check(num_qo_heads);
-    if constexpr (detail::ChecksItself<B>) b.check(num_qo_heads);
+    if constexpr (ChecksItself<A>) a.check(num_qo_heads);
+    if constexpr (ChecksItself<B>) b.check(num_qo_heads);
   }
 };
 
-/// Several variants at once, from left to right.
+}  // namespace detail
+
+/// Several variants at once: a logit goes through them from left to right, a row sees the keys that
+/// all of them show. At most one may have sinks. In a list of types (Variants) it is
+/// `decltype(combine(SlidingWindow{}, SoftCap{}))`.
 template <AttentionVariant A>
 [[nodiscard]] constexpr A combine(A a) {
   return a;
 }
 template <AttentionVariant A, AttentionVariant B, AttentionVariant... More>
 [[nodiscard]] constexpr auto combine(A a, B b, More... more) {
-  return combine(Both<A, B>{a, b}, more...);
+  return combine(detail::Both<A, B>{a, b}, more...);
 }
-
-/// The name by which a variant is found at run time: that of the library's types, or the member
-/// `static constexpr std::string_view name` of a type of yours (for Bias<F> and Mask<F>: of F).
-/// A name stands for one type in the whole program. Specialise it for types that you cannot change.
-template <class V>
-struct VariantName {};
 
 CHUNKATTN_NAMESPACE_END

@@ -25,4 +25,4 @@ INSTANTIATE(Sinks);
 INSTANTIATE(Alibi);
 INSTANTIATE(Bias<Nearer>);
 INSTANTIATE(Mask<OddRows>);
-INSTANTIATE(Both<SoftCap, SlidingWindow>);
+INSTANTIATE(decltype(combine(SoftCap{}, SlidingWindow{})));

@@ -59,7 +59,8 @@ struct Counting {
 using Sizes = HeadDims<16, 24, HeadSize(24, 16)>;
 using Types = KvTypes<float, half, bfloat16, std::int8_t, float8_e4m3>;
 using Small = KvTypes<half>;
-using Some = Variants<Plain, SlidingWindow, Both<SoftCap, Sinks>, Nearby, Mask<Even>>;
+using Some =
+    Variants<Plain, SlidingWindow, decltype(combine(SoftCap{}, Sinks{})), Nearby, Mask<Even>>;
 
 /// Three prompts with a common prefix in one step, and the data of its rows.
 struct Problem {

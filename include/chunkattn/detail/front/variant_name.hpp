@@ -16,6 +16,12 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
+/// The name by which a variant is found at run time: that of the library's types, or the member
+/// `static constexpr std::string_view name` of a user's type, of Bias<F> and Mask<F> that of F.
+/// A name stands for one type in the whole program.
+template <class V>
+struct VariantName {};
+
 template <class V>
 concept NamesItself = requires {
   { V::name } -> std::convertible_to<std::string_view>;
@@ -46,9 +52,7 @@ struct JoinedName {
   return true;
 }
 
-}  // namespace detail
-
-template <detail::NamesItself V>
+template <NamesItself V>
 struct VariantName<V> {
   static constexpr std::string_view value = V::name;
 };
@@ -72,18 +76,20 @@ template <>
 struct VariantName<Alibi> {
   static constexpr std::string_view value = "Alibi";
 };
-template <detail::NamesItself F>
+template <NamesItself F>
 struct VariantName<Bias<F>> {
   static constexpr std::string_view value = F::name;
 };
-template <detail::NamesItself F>
+template <NamesItself F>
 struct VariantName<Mask<F>> {
   static constexpr std::string_view value = F::name;
 };
-template <detail::NamedVariant A, detail::NamedVariant B>
+template <NamedVariant A, NamedVariant B>
 struct VariantName<Both<A, B>> {
-  static constexpr std::string_view value{detail::JoinedName<A, B>::text.data(),
-                                          detail::JoinedName<A, B>::text.size()};
+  static constexpr std::string_view value{JoinedName<A, B>::text.data(),
+                                          JoinedName<A, B>::text.size()};
 };
+
+}  // namespace detail
 
 CHUNKATTN_NAMESPACE_END
