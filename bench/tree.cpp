@@ -206,7 +206,7 @@ struct Steps {
     filling.start();
     auto step = tree.begin_step();
     for (auto& sequence : sequences) {
-      const auto added = step.add(sequence, drafts.size() + 1, drafts);
+      const auto added = step.add(sequence, drafts.size() + 1, {.tokens = drafts});
       benchmark::DoNotOptimize(added);
     }
     double seconds = filling.stop();

@@ -88,7 +88,8 @@ class ToyModel {
 
 using Tree = chunkattn::PrefixTree<Token, 16, chunkattn::PoolAllocator, chunkattn::Lru>;
 using Cache = chunkattn::KvCache<chunkattn::Cpu, chunkattn::half>;
-using Attention = chunkattn::ChunkAttention<chunkattn::Cpu, ToyModel::head_dim, ToyModel::head_dim, Threads>;
+using Attention =
+    chunkattn::ChunkAttention<chunkattn::Cpu, ToyModel::head_dim, ToyModel::head_dim, Threads>;
 using LayerViews = std::vector<chunkattn::KvView<chunkattn::half>>;
 
 /// One forward pass over a step's rows.
@@ -168,20 +169,21 @@ class Server {
   /// Counts why a sequence has no rows in this step. It is tried again in the next.
   void hold(const chunkattn::AddResult& result) {
     switch (result.reason()) {
-      case chunkattn::HoldReason::waits_for_sequence:
+      case chunkattn::AddResult::Reason::waits_for_sequence:
         // It shares a prefix that result.waits_for() is still to compute and that is not in this
         // step or an earlier one. An engine that knows better than first come, first served can add
         // that sequence first, or let this one take_over() the work.
         ++stats_.held_for_sequence;
         break;
-      case chunkattn::HoldReason::waits_for_step:
+      case chunkattn::AddResult::Reason::waits_for_step:
         ++stats_.held_for_step;  // until result.step() has finished
         break;
-      case chunkattn::HoldReason::out_of_chunks:
+      case chunkattn::AddResult::Reason::out_of_chunks:
         out_of_chunks_ = true;
         break;
-      case chunkattn::HoldReason::nothing_to_compute:  // its last output was given up: append()
-      case chunkattn::HoldReason::none:
+      case chunkattn::AddResult::Reason::nothing_to_compute:  // its last output was given up:
+                                                              // append()
+      case chunkattn::AddResult::Reason::none:
         break;
     }
   }
@@ -262,7 +264,8 @@ class SyncServer : private Server {
       if (budget == 0) break;
       // A guess of what comes next: here the latest token again, twice.
       const std::vector<Token> drafts(2, live.sequence.token(live.sequence.size() - 1));
-      const auto added = step.add(live.sequence, std::min(budget, prefill_chunk), drafts);
+      const auto added =
+          step.add(live.sequence, std::min(budget, prefill_chunk), {.tokens = drafts});
       if (added)
         budget -= static_cast<std::size_t>(added.row().num_rows);
       else

@@ -12,9 +12,11 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -31,9 +33,17 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// Drafts whose tokens only the device knows.
-struct UnknownDrafts {
-  std::size_t count = 0;  ///< how many
+/// Drafts for Step::add(): guesses of the tokens behind a sequence's last one.
+template <class Token>
+struct Drafts {
+  std::span<const Token> tokens{};  ///< in the order of their rows
+  /// How many there are where only the device knows their tokens; 0 where `tokens` has them.
+  /// Whether accepted ones are the drafts is then the engine's word.
+  std::size_t count = 0;
+  /// [tokens.size() or count] of drafts that are a tree (EAGLE, Medusa): draft i follows draft
+  /// parents[i], which stands before it, or, where that is -1, the sequence's last token. Empty:
+  /// each follows the one before it.
+  std::span<const std::int32_t> parents{};
 };
 
 /// A step that has finished: its K/V is written. Commit what was sampled, then drop it.
@@ -63,22 +73,28 @@ class [[nodiscard]] Finished {
   [[nodiscard]] Rows rows() const& { return {handle_.shared(), handle_.record()}; }
   Rows rows() const&& = delete;  // keep the Finished in a variable, and commit through it
 
-  /// The output that was sampled from the row's logits: it becomes the next token to compute. A row
-  /// with drafts: the first draft was wrong. Throws InvalidArgument for a row that rows() does not
-  /// give (any more).
-  void commit(const StepRow& row, const token_type& output) {
-    commit(row, std::span<const token_type>(&output, 1));
-  }
-  /// The same with drafts: those that were right, then one token more.
-  void commit(const StepRow& row, std::span<const token_type> outputs) {
-    handle_.tree().commit(handle_.record(), entry_of(row), outputs);
-  }
-  /// The same with a tree of drafts, of which one branch was right: the drafts from the path down
-  /// to number `leaf`, then one token more. -1: no draft was right, `outputs` is one token. K/V
-  /// that does not stand on the path yet is copied to it by the next step whose plan is built; what
-  /// a rejected draft has left, nothing reads or finds.
-  void commit(const StepRow& row, std::span<const token_type> outputs, std::int32_t leaf) {
-    handle_.tree().commit(handle_.record(), entry_of(row), outputs, leaf);
+  /// The output that was sampled from the row's logits: it becomes the next token to compute. Of a
+  /// row with drafts: those that were right, then one token more. K/V of a tree's drafts that does
+  /// not stand on the path yet is copied to it by the next step whose plan is built; what a
+  /// rejected draft has left, nothing reads or finds.
+  ///
+  /// \param outputs  a token, or a contiguous range of them
+  /// \param leaf     of a tree of drafts: the last of its drafts that was right, to which `outputs`
+  ///                 is the branch; -1: none was right, `outputs` is one token. Not needed for a
+  ///                 chain
+  /// \throws InvalidArgument for a row that rows() does not give (any more), for more outputs than
+  ///         the row has, and for an accepted draft that is another token than was added
+  template <class Outputs>
+    requires std::convertible_to<const Outputs&, token_type> ||
+             std::convertible_to<const Outputs&, std::span<const token_type>>
+  void commit(const StepRow& row, const Outputs& outputs,
+              std::optional<std::int32_t> leaf = std::nullopt) {
+    if constexpr (std::convertible_to<const Outputs&, std::span<const token_type>>) {
+      commit_row(row, outputs, leaf);
+    } else {
+      const token_type output = outputs;
+      commit_row(row, std::span<const token_type>(&output, 1), leaf);
+    }
   }
   /// One output for each row that rows() gives, in that order. All of them are committed or none:
   /// throws InvalidArgument where there are more or fewer, or where an earlier step's output is to
@@ -92,6 +108,14 @@ class [[nodiscard]] Finished {
   friend class Step;
   template <class>
   friend class InFlight;
+  void commit_row(const StepRow& row, std::span<const token_type> outputs,
+                  std::optional<std::int32_t> leaf) {
+    detail::StepEntry& entry = entry_of(row);
+    if (leaf)
+      handle_.tree().commit(handle_.record(), entry, outputs, *leaf);
+    else
+      handle_.tree().commit(handle_.record(), entry, outputs);
+  }
   detail::StepEntry& entry_of(const StepRow& row) const {
     detail::StepRecord& record = handle_.record();
     const auto index = static_cast<std::size_t>(row.index);
@@ -164,56 +188,43 @@ class [[nodiscard]] Step {
   ~Step() { drop(); }
 
   /// Adds the next tokens of a sequence that are to be computed, at most `budget` of them. Where
-  /// these reach its end, the step gives an output for it, and `drafts`, guesses of the tokens
-  /// behind, are computed too, as far as the budget goes. While an earlier step's output for it is
-  /// to come, the token to compute is unknown (StepView::unknown_tokens()).
+  /// these reach its end, the step gives an output for it, and `drafts` are computed behind them,
+  /// as far as the budget goes. While an earlier step's output for it is to come, the token to
+  /// compute is unknown (StepView::unknown_tokens()).
   ///
   /// A sequence that reads what another one is to write comes after that one; before it, it gets no
   /// further than what is there. Nothing is added to a
   /// step that was open when an earlier one was dropped in flight: nothing of it counts any more,
   /// drop or finish it. Where the result is false, nothing has changed but what was cached and not
   /// in use.
+  ///
+  /// A draft sees the path and, of a tree, the drafts between; its position is that of the last
+  /// token plus its depth. The longest branch of a tree takes places of the sequence, the others
+  /// slots that they share with those of the step's other sequences, until the step's outputs are
+  /// committed and copied.
+  /// \throws InvalidArgument for a sequence of another tree or of this step, a budget of 0, and
+  ///         drafts whose parents do not fit them
   [[nodiscard]] AddResult add(Sequence<Tree>& sequence,
                               std::size_t budget = std::numeric_limits<std::size_t>::max(),
-                              std::span<const token_type> drafts = {}) {
-    return add_with(sequence, budget, {limited(std::min(drafts.size(), budget))}, drafts);
-  }
-  /// The same with drafts that only the device knows. Whether accepted ones are the drafts is then
-  /// the engine's word.
-  [[nodiscard]] AddResult add(Sequence<Tree>& sequence, std::size_t budget, UnknownDrafts drafts) {
-    return add_with(sequence, budget, {limited(drafts.count), drafts.count == 0}, {});
-  }
-  /// The same with drafts that are a tree (EAGLE, Medusa): draft i follows draft `parents[i]`,
-  /// which stands before it, or, where that is -1, the sequence's last token. It sees the path and
-  /// the drafts between, its position is that of the last token plus its depth. Their rows stand in
-  /// the order of `drafts`; where the budget ends, the last ones are left out. The longest branch
-  /// takes places of the sequence, the others slots that they share with those of the step's other
-  /// sequences, until the step's outputs are committed and copied.
-  [[nodiscard]] AddResult add(Sequence<Tree>& sequence, std::size_t budget,
-                              std::span<const token_type> drafts,
-                              std::span<const std::int32_t> parents) {
-    detail::check_parents(parents, drafts.size());
-    return add_with(sequence, budget, {limited(std::min(drafts.size(), budget)), true, parents},
-                    drafts);
-  }
-  /// The same with drafts that only the device knows.
-  [[nodiscard]] AddResult add(Sequence<Tree>& sequence, std::size_t budget, UnknownDrafts drafts,
-                              std::span<const std::int32_t> parents) {
-    detail::check_parents(parents, drafts.count);
-    return add_with(sequence, budget, {limited(drafts.count), drafts.count == 0, parents}, {});
+                              const Drafts<token_type>& drafts = {}) {
+    const bool known = drafts.count == 0;
+    if (!known || !drafts.parents.empty()) [[unlikely]]
+      check_drafts(drafts);
+    const std::size_t count = known ? std::min(drafts.tokens.size(), budget) : drafts.count;
+    return add_with(sequence, budget, {limited(count), known, drafts.parents}, drafts.tokens);
   }
 
   /// Adds the next tokens of many sequences, at most `budget` of each: what add() would do for one
   /// after the other, in this order, made for thousands that decode. All of them are added or none:
   /// also where one of the handles is refused, which the error names by its index.
-  [[nodiscard]] AddAllResult add(std::span<Sequence<Tree>> sequences,
-                                 std::size_t budget = std::numeric_limits<std::size_t>::max()) {
+  [[nodiscard]] AddResult add(std::span<Sequence<Tree>> sequences,
+                              std::size_t budget = std::numeric_limits<std::size_t>::max()) {
     return add_all(sequences.size(), budget,
                    [sequences](std::size_t i) -> Sequence<Tree>& { return sequences[i]; });
   }
   /// The same for handles that stand anywhere, none of them null.
-  [[nodiscard]] AddAllResult add(std::span<Sequence<Tree>* const> sequences,
-                                 std::size_t budget = std::numeric_limits<std::size_t>::max()) {
+  [[nodiscard]] AddResult add(std::span<Sequence<Tree>* const> sequences,
+                              std::size_t budget = std::numeric_limits<std::size_t>::max()) {
     for (std::size_t i = 0; i < sequences.size(); ++i)
       if (sequences[i] == nullptr) [[unlikely]]
         fail_handle(i, "null", "a sequence");
@@ -261,15 +272,22 @@ class [[nodiscard]] Step {
         tree.add(record, sequence.index_, limited(budget), drafts, tokens);
     AddResult result;
     set_status(result, outcome);
-    if (outcome.reason == HoldReason::none)
+    if (outcome.reason == AddResult::Reason::none)
       result.row_ = detail::row_of(record, record.entries.back(),
                                    static_cast<std::int32_t>(record.entries.size()) - 1,
                                    tree.core.sequences.id_of(sequence.index_));
     return result;
   }
 
+  CHUNKATTN_COLD static void check_drafts(const Drafts<token_type>& drafts) {
+    detail::check_argument(drafts.count == 0 || drafts.tokens.empty(), "drafts.count", drafts.count,
+                           "0 for drafts whose tokens are given");
+    if (!drafts.parents.empty())
+      detail::check_parents(drafts.parents, drafts.tokens.size() + drafts.count);
+  }
+
   template <class At>
-  AddAllResult add_all(std::size_t count, std::size_t budget, At at) {
+  AddResult add_all(std::size_t count, std::size_t budget, At at) {
     Tree& tree = handle_.tree();
     if (budget < 1) [[unlikely]]
       detail::fail_argument("budget", budget, "at least one token");
@@ -287,12 +305,12 @@ class [[nodiscard]] Step {
       }
     } addition{additions, record};
     const auto* const shared = handle_.shared().get();
-    AddAllResult result;
+    AddResult result;
     for (std::size_t i = 0;; ++i) {
       i = add_decoding(additions.decoding(record), shared, at, i, count);
       if (i == count) break;
       const detail::AddOutcome outcome = add_other(at(i), i, budget);
-      if (outcome.reason != HoldReason::none) [[unlikely]] {
+      if (outcome.reason != AddResult::Reason::none) [[unlikely]] {
         set_status(result, outcome);
         result.held_index_ = i;
         return result;
@@ -334,7 +352,7 @@ class [[nodiscard]] Step {
                                                       const char* expected) {
     detail::fail_argument(detail::joined({"sequences[", index, "]"}), value, expected);
   }
-  void set_status(AddStatus& status, const detail::AddOutcome& outcome) const {
+  void set_status(AddResult& status, const detail::AddOutcome& outcome) const {
     status.reason_ = outcome.reason;
     status.step_ = outcome.step;
     if (outcome.waits_for != detail::none)

@@ -136,15 +136,6 @@ struct CacheEvent {
   SlotIndex first_slot = no_slot;  ///< where the first of them lies
 };
 
-/// Why Step::add() did not add a sequence.
-enum class HoldReason : std::uint8_t {
-  none,                ///< it was added
-  waits_for_sequence,  ///< another sequence is to write K/V that this one reads: add that one first
-  waits_for_step,      ///< a step in flight still uses places that this sequence needs
-  out_of_chunks,       ///< the budget is spent: wait for a sequence to leave, or make one
-  nothing_to_compute   ///< all known tokens are computed: commit an output, or append()
-};
-
 /// The rows of one sequence in a step. Rows are counted over the whole step, in the order of add().
 struct StepRow {
   SequenceId sequence = SequenceId::none;  ///< whose
@@ -163,62 +154,57 @@ struct StepRow {
   }
 };
 
-/// Whether Step::add() added something, or why not.
-class AddStatus {
+/// What Step::add() says: that it added what it was given, or why it added nothing.
+class AddResult {
  public:
-  /// Whether it was added.
-  [[nodiscard]] explicit operator bool() const noexcept { return reason_ == HoldReason::none; }
-  /// Why it was not added.
-  [[nodiscard]] HoldReason reason() const noexcept { return reason_; }
-  /// With HoldReason::waits_for_sequence: which one. Add it first, wait until it has written, or
+  /// Why a sequence was not added.
+  enum class Reason : std::uint8_t {
+    none,                ///< it was added
+    waits_for_sequence,  ///< another sequence is to write K/V that this one reads: add that first
+    waits_for_step,      ///< a step in flight still uses places that this sequence needs
+    out_of_chunks,       ///< the budget is spent: wait for a sequence to leave, or make one
+    nothing_to_compute   ///< all known tokens are computed: commit an output, or append()
+  };
+
+  /// Whether all was added.
+  [[nodiscard]] explicit operator bool() const noexcept { return reason_ == Reason::none; }
+  /// Why nothing was.
+  [[nodiscard]] Reason reason() const noexcept { return reason_; }
+  /// With Reason::waits_for_sequence: which one. Add it first, wait until it has written, or
   /// Sequence::take_over() its job.
   [[nodiscard]] SequenceId waits_for() const noexcept { return waits_for_; }
-  /// With HoldReason::waits_for_step: the number of the step that has to finish first.
+  /// With Reason::waits_for_step: the number of the step that has to finish first.
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
-
- private:
-  template <class>
-  friend class Step;
-  HoldReason reason_ = HoldReason::none;
-  SequenceId waits_for_ = SequenceId::none;
-  std::uint64_t step_ = 0;
-};
-
-/// What Step::add() says of a sequence: its rows, or why there are none.
-class AddResult : public AddStatus {
- public:
-  /// Its rows. Throws if it was not added.
-  [[nodiscard]] const StepRow& row() const& {
-    check_added();
-    return row_;
-  }
-  /// The same of a temporary.
-  [[nodiscard]] StepRow row() const&& {
-    check_added();
-    return row_;
-  }
-
- private:
-  void check_added() const {
-    detail::check_argument(static_cast<bool>(*this), "row()", "of a sequence that was not added",
-                           "a result that is true; reason() says why this one is not");
-  }
-
-  template <class>
-  friend class Step;
-  StepRow row_;
-};
-
-/// What Step::add() says of many sequences: all were added, or none, and why.
-class AddAllResult : public AddStatus {
- public:
-  /// Where none was added: the first that could not be, counted from 0.
+  /// Of many sequences of which none was added: the first that could not be, counted from 0.
   [[nodiscard]] std::size_t held_index() const noexcept { return held_index_; }
 
+  /// The rows of a sequence that was added by itself.
+  /// \throws InvalidArgument if it was not
+  [[nodiscard]] const StepRow& row() const& {
+    check_row();
+    return row_;
+  }
+  /// As above, of a temporary.
+  [[nodiscard]] StepRow row() const&& {
+    check_row();
+    return row_;
+  }
+
  private:
+  void check_row() const {
+    detail::check_argument(reason_ == Reason::none, "row()", "of a sequence that was not added",
+                           "a result that is true; reason() says why this one is not");
+    detail::check_argument(row_.num_rows > 0, "row()", "of many sequences",
+                           "the result of adding one");
+  }
+
   template <class>
   friend class Step;
+  Reason reason_ = Reason::none;
+  SequenceId waits_for_ = SequenceId::none;
+  std::uint64_t step_ = 0;
   std::size_t held_index_ = 0;
+  StepRow row_;
 };
 
 /// A retention policy. `retains` is a constant; `level(priority)` orders what is evicted: lower

@@ -375,7 +375,7 @@ TEST_CASE("trees of drafts agree with the oracle, and accepted branches get to t
     for (auto& sequence : engine.sequences) {
       parents.push_back(test::random_parents(engine.random, engine.random.uniform(1, 16)));
       const std::vector<int> drafts(parents.back().size(), 1);
-      REQUIRE(bool(engine.open->add(sequence, 100, drafts, parents.back())));
+      REQUIRE(bool(engine.open->add(sequence, 100, {.tokens = drafts, .parents = parents.back()})));
     }
     engine.build();
     engine.enqueue();

@@ -121,7 +121,7 @@ TEST_CASE("outputs to come and tokens in a step are given up by a swap") {
   Bench b;
   auto s = b.tree.insert(iota(0, 10));
   auto step = b.tree.begin_step();
-  REQUIRE(step.add(s, 50, iota(90, 4)));
+  REQUIRE(step.add(s, 50, {.tokens = iota(90, 4)}));
   CHECK(b.plan.build(step));
   auto flight = std::move(step).submitted();
   const auto swapped = swap_out(s, b.cache);

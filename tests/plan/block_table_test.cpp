@@ -35,7 +35,7 @@ TEST_CASE("a small table, written out") {
   CHECK_THROWS_AS(table.add(a, 7), InvalidArgument);
   CHECK(table.indptr().size() == 4);
   auto step = tree.begin_step();
-  CHECK(step.add(a, 100, std::vector<int>{7, 8}));
+  CHECK(step.add(a, 100, {.tokens = std::vector<int>{7, 8}}));
   table.clear();
   table.add(a);     // what the step computes is part of the table: drafts too
   table.add(a, 9);  // and if asked for the place of the output
@@ -121,9 +121,9 @@ TEST_CASE("drafts are query tokens; of a tree the longest branch has pages") {
   auto b = tree.insert(std::vector<int>{5, 6, 7});
   BlockTable table;
   auto step = tree.begin_step();
-  table.add(a, step.add(a, 100, std::vector<int>{7, 8}).row());
+  table.add(a, step.add(a, 100, {.tokens = std::vector<int>{7, 8}}).row());
   const std::vector<std::int32_t> parents{-1, 0, -1};
-  table.add(b, step.add(b, 100, std::vector<int>{1, 2, 3}, parents).row());
+  table.add(b, step.add(b, 100, {.tokens = std::vector<int>{1, 2, 3}, .parents = parents}).row());
   CHECK(table.seq_lens() == std::vector<std::int32_t>{5, 5});
   CHECK(table.qo_indptr() == std::vector<std::int32_t>{0, 5, 11});
 }

@@ -88,7 +88,7 @@ TEST_CASE("tails that outgrow their room in the piece array several times") {
     int moves = 0;
     for (int i = 0; i < 220; ++i) {
       auto step = tree.begin_step();
-      for (auto& s : batch) REQUIRE(step.add(s, 1000, drafts));
+      for (auto& s : batch) REQUIRE(step.add(s, 1000, {.tokens = drafts}));
       const auto view = kept.build(step);
       const bool moved = i >= 2 && view.num_pieces > extent;
       moves += moved ? 1 : 0;
@@ -132,7 +132,7 @@ TEST_CASE("the numbers of topology and pieces change whenever these do") {
       }
       auto step = tree.begin_step();
       const std::vector<int> drafts(random.chance(0.3) ? 2 : 0, 5);
-      for (auto& s : batch) (void)step.add(s, 100, drafts);
+      for (auto& s : batch) (void)step.add(s, 100, {.tokens = drafts});
       const auto view = plan.build(step);
       const Seen now = seen(view);
       const auto expected = [&] {

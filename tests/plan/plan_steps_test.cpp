@@ -173,7 +173,7 @@ TEST_CASE("who reads what another writes comes after it, and each position is wr
   CHECK(twin.waits_for() == a.id());
   CHECK(twin.num_uncomputed() == 1);
   const auto held = [&](AddResult result) {
-    return result.reason() == HoldReason::waits_for_sequence && result.waits_for() == a.id();
+    return result.reason() == AddResult::Reason::waits_for_sequence && result.waits_for() == a.id();
   };
   {
     auto step = tree.begin_step();

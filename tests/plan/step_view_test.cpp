@@ -43,8 +43,9 @@ struct TwoSteps {
     (void)plans[0].build(step);
     first.emplace(std::move(step).submitted());
     step = tree.begin_step();
-    REQUIRE((parents.empty() ? step.add(s, 100, Tokens{20, 21, 22})
-                             : step.add(s, 100, Tokens{20, 21, 22}, parents)));
+    REQUIRE((parents.empty()
+                 ? step.add(s, 100, {.tokens = Tokens{20, 21, 22}})
+                 : step.add(s, 100, {.tokens = Tokens{20, 21, 22}, .parents = parents})));
     view = plans[1].build(step);
     second.emplace(std::move(step).submitted());
   }
@@ -91,12 +92,12 @@ TEST_CASE("known drafts behind a draft that was wrong") {
   AttentionPlan plans[2];
   auto s = tree.insert(iota(0, 6)), other = tree.insert(iota(50, 2));
   auto step = tree.begin_step();
-  REQUIRE(step.add(s, 100, Tokens{20, 21}));
+  REQUIRE(step.add(s, 100, {.tokens = Tokens{20, 21}}));
   (void)plans[0].build(step);
   auto first = std::move(step).submitted();
   step = tree.begin_step();
-  REQUIRE(step.add(s, 100, Tokens{30, 31}));
-  REQUIRE(step.add(other, 100, Tokens{60}));
+  REQUIRE(step.add(s, 100, {.tokens = Tokens{30, 31}}));
+  REQUIRE(step.add(other, 100, {.tokens = Tokens{60}}));
   const auto view = plans[1].build(step);
   auto second = std::move(step).submitted();
   CHECK(view.tokens(-1) == Tokens{-1, 30, 31, 50, 51, 60});
@@ -119,7 +120,7 @@ TEST_CASE("a view has the rows for which it was built, whatever is added later")
   auto step = tree.begin_step();
   REQUIRE(step.add(s));
   auto view = plan.build(step);
-  REQUIRE(step.add(other, 100, Tokens{60, 61}, Parents{-1, -1}));
+  REQUIRE(step.add(other, 100, {.tokens = Tokens{60, 61}, .parents = Parents{-1, -1}}));
   CHECK(view.num_rows == 3);
   CHECK(view.tokens() == iota(0, 3));
   CHECK(view.positions() == iota(0, 3));

@@ -115,7 +115,7 @@ class DraftEngine {
   /// False where the chat cannot be added now.
   bool add(typename Tree::Step& step, Chat& chat, std::size_t budget, const Tokens& drafts = {},
            const Parents& parents = {}) {
-    const auto added = step.add(chat.sequence, budget, drafts, parents);
+    const auto added = step.add(chat.sequence, budget, {.tokens = drafts, .parents = parents});
     if (!added) return false;
     const chunkattn::StepRow& row = added.row();
     const auto kept = static_cast<std::size_t>(row.num_drafts);

@@ -248,10 +248,10 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
     expect(depth <= live_.size(), "nobody waits for himself");
     for (std::size_t tries = 0; tries < 100; ++tries) {
       if (live->tokens.size() > options_.max_length) return false;
-      const HoldReason reason = this->add(step, live, 1000, 0, false);
-      if (reason == HoldReason::none) return true;
-      if (reason == HoldReason::out_of_chunks) return false;
-      expect(reason == HoldReason::waits_for_sequence, "only a sequence is waited for");
+      const AddResult::Reason reason = this->add(step, live, 1000, 0, false);
+      if (reason == AddResult::Reason::none) return true;
+      if (reason == AddResult::Reason::out_of_chunks) return false;
+      expect(reason == AddResult::Reason::waits_for_sequence, "only a sequence is waited for");
       const LivePtr writer = this->find_live(this->waits_for_);
       expect(writer != nullptr, "who is waited for is live");
       if (writer->last_step == step.number) return true;  // it went as far as it could
@@ -280,7 +280,7 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
       SimStep* step = this->begin_step();
       bool first_place = false, all = true;
       for (const LivePtr& live : chosen) {
-        all = all && this->add(*step, live, 1, 0, false) == HoldReason::none;
+        all = all && this->add(*step, live, 1, 0, false) == AddResult::Reason::none;
         const auto& tail = this->tail_of(*live);
         first_place |= tail.length <= 2;
       }

@@ -75,7 +75,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
     if (handles.empty()) return;
     handles.push_back(handles[below(handles.size())]);
     try {
-      const AddAllResult held = step.open->add(handles, any_budget());
+      const AddResult held = step.open->add(handles, any_budget());
       expect(!held && held.held_index() + 1 < handles.size(), "all of a batch or nothing");
       count("batch held");
     } catch (const InvalidArgument& error) {
@@ -101,12 +101,14 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
   }
 
   /// \param parents  of the drafts, where they are no chain
-  HoldReason add(SimStep& step, const LivePtr& live, std::size_t budget, std::size_t num_drafts,
-                 bool unknown, const std::vector<std::int32_t>& parents = {}) {
-    if (live->tokens.size() > this->options_.max_length) return HoldReason::nothing_to_compute;
+  AddResult::Reason add(SimStep& step, const LivePtr& live, std::size_t budget,
+                        std::size_t num_drafts, bool unknown,
+                        const std::vector<std::int32_t>& parents = {}) {
+    if (live->tokens.size() > this->options_.max_length)
+      return AddResult::Reason::nothing_to_compute;
     if (live->last_step == step.number) {
       expect_refused([&] { (void)step.open->add(live->handle); }, "once per step");
-      return HoldReason::nothing_to_compute;
+      return AddResult::Reason::nothing_to_compute;
     }
     const std::size_t begin = live->handle.num_scheduled(), end = live->tokens.size();
     std::size_t length = std::min(budget, end - begin);
@@ -133,41 +135,40 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
     const bool held =
         step.is_void || (live->steps > 0 && (live->superseded > 0 || any_void() ||
                                              live->steps >= static_cast<int>(max_in_flight)));
-    const UnknownDrafts only_counted{num_drafts};
+    chunkattn::Drafts<SimToken> added{.parents = parents};
+    if (unknown)
+      added.count = num_drafts;
+    else
+      added.tokens = drafts;
     AddResult result;
-    this->insist("add", [&] {
-      result = parents.empty() ? unknown ? step.open->add(live->handle, budget, only_counted)
-                                         : step.open->add(live->handle, budget, drafts)
-               : unknown ? step.open->add(live->handle, budget, only_counted, parents)
-                               : step.open->add(live->handle, budget, drafts, parents);
-    });
-    const HoldReason reason = result.reason();
+    this->insist("add", [&] { result = step.open->add(live->handle, budget, added); });
+    const AddResult::Reason reason = result.reason();
     log("add " + name(*live) + " [" + text(begin) + ", " + text(begin + length) + ") of " +
         text(end) + ", " + text(kept) + " drafts, " + text(aside) +
         " aside: " + text(static_cast<int>(reason)));
     if (begin == end) {
-      expect(reason == HoldReason::nothing_to_compute, "nothing to compute");
+      expect(reason == AddResult::Reason::nothing_to_compute, "nothing to compute");
     } else if (held) {
-      expect(reason == HoldReason::waits_for_step, "what was given up is waited for");
+      expect(reason == AddResult::Reason::waits_for_step, "what was given up is waited for");
       count("add waits for a step");
-    } else if (pending &&
-               (reason == HoldReason::waits_for_sequence || reason == HoldReason::waits_for_step)) {
-      count(reason == HoldReason::waits_for_step ? "add waits for the step of one that left"
-                                                 : "add waits for a sequence");
+    } else if (pending && (reason == AddResult::Reason::waits_for_sequence ||
+                           reason == AddResult::Reason::waits_for_step)) {
+      count(reason == AddResult::Reason::waits_for_step ? "add waits for the step of one that left"
+                                                        : "add waits for a sequence");
     } else {
-      expect(reason == HoldReason::none || reason == HoldReason::out_of_chunks,
+      expect(reason == AddResult::Reason::none || reason == AddResult::Reason::out_of_chunks,
              "a step waits for nobody");
       const bool fits =
           !reaches || needed <= available || (pending && result && !result.row().has_output);
       // What is evicted for drafts aside may make room behind the sequence besides.
-      expect((reason == HoldReason::none) == fits || (aside > 0 && result) || had_none_,
+      expect((reason == AddResult::Reason::none) == fits || (aside > 0 && result) || had_none_,
              "a step takes what fits");
-      if (reason == HoldReason::out_of_chunks) count("add failed");
+      if (reason == AddResult::Reason::out_of_chunks) count("add failed");
     }
-    expect(static_cast<bool>(result) == (reason == HoldReason::none), "a reason, or added");
-    if (reason == HoldReason::waits_for_step)
+    expect(static_cast<bool>(result) == (reason == AddResult::Reason::none), "a reason, or added");
+    if (reason == AddResult::Reason::waits_for_step)
       expect(is_outstanding(result.step()), "waits for an outstanding step");
-    if (reason == HoldReason::waits_for_sequence)
+    if (reason == AddResult::Reason::waits_for_sequence)
       expect(result.waits_for() != SequenceId::none && result.waits_for() != live->id,
              "waits for another sequence");
     waits_for_ = result.waits_for();

@@ -244,16 +244,18 @@ TEST_CASE("an allocator that throws: the operation has not happened") {
     CHECK_THROWS_AS((void)tree.try_insert(std::vector<int>(20, 8)), std::runtime_error);
     unchanged();
     countdown = at;
-    CHECK_THROWS_AS((void)step.add(a, 100, drafts), std::runtime_error);
+    CHECK_THROWS_AS((void)step.add(a, 100, {.tokens = drafts}), std::runtime_error);
     CHECK(step.num_sequences() == 0);
     unchanged();
     countdown = at;  // 15 of the drafts stand aside, in 4 slots, 5 on 6 places of the sequence
-    CHECK_THROWS_AS((void)step.add(a, 100, drafts, parents), std::runtime_error);
+    CHECK_THROWS_AS((void)step.add(a, 100, {.tokens = drafts, .parents = parents}),
+                    std::runtime_error);
     CHECK(step.num_sequences() == 0);
     CHECK(tree.stats().leaving_sequences == 0);
     unchanged();
     countdown = 4;
-    CHECK_THROWS_AS((void)step.add(a, 100, drafts, parents), std::runtime_error);
+    CHECK_THROWS_AS((void)step.add(a, 100, {.tokens = drafts, .parents = parents}),
+                    std::runtime_error);
     unchanged();
     countdown = at;
     CHECK_THROWS_AS((void)a.try_append(drafts), std::runtime_error);
@@ -339,7 +341,7 @@ TEST_CASE("an allocator that answers what is no free slot is named, and nothing 
     refused(lie, countdown, why, [&] { (void)tree.insert(fresh); });
     refused(lie, countdown, why, [&] { (void)tree.try_insert(fresh); });
     refused(lie, countdown, why, [&] { a.append(fresh); });
-    refused(lie, countdown, why, [&] { (void)step.add(a, 100, fresh); });
+    refused(lie, countdown, why, [&] { (void)step.add(a, 100, {.tokens = fresh}); });
     if (countdown == 0) refused(lie, countdown, why, [&] { (void)a.fork(); });
   };
   const std::string range = "a slot below its high_water(), 64, or no_slot, -1";
@@ -360,6 +362,6 @@ TEST_CASE("an allocator that answers what is no free slot is named, and nothing 
 
   auto twin = a.fork();  // it all works once the allocator does
   auto b = tree.insert(fresh);
-  REQUIRE(step.add(b, 100, fresh));
+  REQUIRE(step.add(b, 100, {.tokens = fresh}));
   tree.check_invariants();
 }

@@ -29,8 +29,9 @@ TEST_CASE("what a copy was to write and did not is for its next writer, and no s
   REQUIRE(s.num_written() == 9);
   {
     auto step = tree.begin_step();  // of the drafts, 201 and 202 are the trunk
-    REQUIRE(
-        step.add(s, 100, std::vector<int>{200, 201, 202}, std::vector<std::int32_t>{-1, -1, 1}));
+    REQUIRE(step.add(s, 100,
+                     {.tokens = std::vector<int>{200, 201, 202},
+                      .parents = std::vector<std::int32_t>{-1, -1, 1}}));
     (void)plan.build(step);
     auto done = std::move(step).finished();
     done.commit(*done.rows().begin(), std::vector<int>{200, 300}, 0);  // 200 is to be copied

@@ -90,37 +90,38 @@ TEST_CASE("budgets, drafts and lengths beyond what there can be") {
   auto s = tree.insert(iota(0, 6));
   {
     auto step = tree.begin_step();
-    const StepRow row = step.add(s, most, UnknownDrafts{5}).row();
+    const StepRow row = step.add(s, most, {.count = 5}).row();
     CHECK(row.num_rows == 11);
     CHECK(row.num_drafts == 5);
   }
   {
     auto step = tree.begin_step();
-    const StepRow row = step.add(s, 10, UnknownDrafts{most}).row();
+    const StepRow row = step.add(s, 10, {.count = most}).row();
     CHECK(row.num_rows == 10);
     CHECK(row.num_drafts == 4);
   }
   {
     auto step = tree.begin_step();
-    const StepRow row = step.add(s, 8, iota(50, 20)).row();
+    const StepRow row = step.add(s, 8, {.tokens = iota(50, 20)}).row();
     CHECK(row.num_drafts == 2);
     CHECK(plan.build(step).tokens() == std::vector<int>{0, 1, 2, 3, 4, 5, 50, 51});
   }
   {
     auto step = tree.begin_step();
-    CHECK(step.add(s, 6, iota(50, 20)).row().num_drafts == 0);
+    CHECK(step.add(s, 6, {.tokens = iota(50, 20)}).row().num_drafts == 0);
   }
   {
     auto step = tree.begin_step();
-    const StepRow row = step.add(s, 3, iota(50, 20)).row();  // it does not reach the end
+    const StepRow row =
+        step.add(s, 3, {.tokens = iota(50, 20)}).row();  // it does not reach the end
     CHECK(row.num_drafts == 0);
     CHECK_FALSE(row.has_output);
     CHECK(s.num_reserved() == 0);
   }
   auto step = tree.begin_step();
-  CHECK(starts(refused([&] { (void)step.add(s, most, UnknownDrafts{most}); }),
+  CHECK(starts(refused([&] { (void)step.add(s, most, {.count = most}); }),
                "tokens of the sequence = 6: expected at most 2^30"));
-  CHECK(step.add(s, most, UnknownDrafts{1 << 29}).reason() == HoldReason::out_of_chunks);
+  CHECK(step.add(s, most, {.count = 1 << 29}).reason() == AddResult::Reason::out_of_chunks);
   CHECK(starts(refused([&] { s.truncate(most); }), "length = 18446744073709551615: expected 1 to"));
   CHECK(s.num_reserved() == 0);
   CHECK(step.num_rows() == 0);

@@ -88,7 +88,7 @@ class Replica {
     const std::vector<int> drafts(random_.index(4), 1);
     for (Tree::Sequence& s : live_) {
       if (random_.chance(0.3)) continue;
-      const AddResult result = step.add(s, 1 + random_.index(12), drafts);
+      const AddResult result = step.add(s, 1 + random_.index(12), {.tokens = drafts});
       see(static_cast<std::uint64_t>(result.reason()));
       see(static_cast<std::uint64_t>(result.waits_for()));
       see(result.step());

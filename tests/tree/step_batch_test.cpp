@@ -108,7 +108,7 @@ struct Engine {
     std::vector<typename Tree::Sequence*> handles;
     for (const std::size_t i : who) handles.push_back(&live[i]);
     if (batches) {
-      const AddAllResult result = step.add(handles, budget);
+      const AddResult result = step.add(handles, budget);
       reason = result.reason();
       return result ? std::nullopt : std::optional(result.held_index());
     }
@@ -132,7 +132,7 @@ struct Engine {
   AttentionPlan plan;
   std::vector<typename Tree::Sequence> live;
   std::deque<typename Tree::InFlight> flying;
-  HoldReason reason = HoldReason::none;
+  AddResult::Reason reason = AddResult::Reason::none;
   bool batches;
 };
 
@@ -329,7 +329,7 @@ TEST_CASE("out of chunks in the middle: none is added, and all are where there i
     const auto before = seen(b.tree, b.all);
     const auto added = step.add(b.all);
     if (!added) {
-      CHECK(added.reason() == HoldReason::out_of_chunks);
+      CHECK(added.reason() == AddResult::Reason::out_of_chunks);
       CHECK(added.held_index() > 0);
       CHECK(step.num_rows() == 0);
       CHECK(seen(b.tree, b.all) == before);
@@ -404,7 +404,7 @@ TEST_CASE("commit of all rows: as many outputs as rows, in the order of steps, o
 TEST_CASE("one output for a row with drafts: the first draft was wrong") {
   Bench b(2);
   auto step = b.tree.begin_step();
-  REQUIRE(step.add(b.all[0], 100, std::vector<int>{5, 6}));
+  REQUIRE(step.add(b.all[0], 100, {.tokens = std::vector<int>{5, 6}}));
   REQUIRE(step.add(b.all[1]));
   REQUIRE(b.plan.build(step));
   const std::size_t size = b.all[0].size();

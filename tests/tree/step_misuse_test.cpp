@@ -46,7 +46,7 @@ struct Bench {
   /// An open step with one sequence, built.
   Tree::Step open(Tree::Sequence& s, const std::vector<int>& drafts = {}) {
     auto step = tree.begin_step();
-    REQUIRE(step.add(s, 1000, drafts));
+    REQUIRE(step.add(s, 1000, {.tokens = drafts}));
     view = plan.build(step);
     return step;
   }
@@ -140,7 +140,7 @@ TEST_CASE("commit: as many outputs as the row has, drafts as they were") {
 
   // Drafts that only the device knows are not compared, but counted.
   auto step = b.tree.begin_step();
-  REQUIRE(step.add(s, 1000, UnknownDrafts{2}));
+  REQUIRE(step.add(s, 1000, {.count = 2}));
   (void)b.plan.build(step);
   auto unknown = std::move(step).finished();
   const StepRow last = first_row(unknown);
@@ -156,7 +156,8 @@ TEST_CASE("trees of drafts: parents before children, and one branch") {
     auto step = b.tree.begin_step();
     using Parents = std::vector<std::int32_t>;
     const auto add = [&](std::size_t drafts, const Parents& parents) {
-      return refused([&] { (void)step.add(s, 1000, iota(20, drafts), parents); });
+      return refused(
+          [&] { (void)step.add(s, 1000, {.tokens = iota(20, drafts), .parents = parents}); });
     };
     CHECK(add(3, {-1, 0}) == "parents.size() = 2: expected one for each of the 3 drafts");
     CHECK(add(3, {-1, 1, 0}) ==
@@ -164,17 +165,19 @@ TEST_CASE("trees of drafts: parents before children, and one branch") {
     CHECK(starts(add(1, {-2}), "parents[0] = -2"));
     CHECK(starts(add(1, {0}), "parents[0] = 0"));
     const Parents late{-1, 0, 0, 7};
-    CHECK(starts(refused([&] { (void)step.add(s, 7, UnknownDrafts{4}, late); }), "parents[3] = 7"));
+    CHECK(starts(refused([&] { (void)step.add(s, 7, {.count = 4, .parents = late}); }),
+                 "parents[3] = 7"));
     CHECK(step.num_rows() == 0);
     b.tree.check_invariants();
     // Where the budget ends, the last ones are left out: here a chain is left.
-    const StepRow row = step.add(s, 8, iota(20, 4), Parents{-1, 0, 0, 1}).row();
+    const StepRow row =
+        step.add(s, 8, {.tokens = iota(20, 4), .parents = Parents{-1, 0, 0, 1}}).row();
     CHECK(row.num_drafts == 2);
     CHECK(row.num_rows == 8);
   }
   auto step = b.tree.begin_step();
   const std::vector<int> drafts{7, 8, 9, 10};  // 7 8 and 7 9 10
-  REQUIRE(step.add(s, 1000, drafts, std::vector<std::int32_t>{-1, 0, 0, 2}));
+  REQUIRE(step.add(s, 1000, {.tokens = drafts, .parents = std::vector<std::int32_t>{-1, 0, 0, 2}}));
   b.view = b.plan.build(step);
   CHECK(b.view.tokens() == std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
   CHECK(b.view.positions() == std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 7, 8});
@@ -211,7 +214,7 @@ TEST_CASE("trees of drafts: parents before children, and one branch") {
 
   // Drafts that only the device knows.
   auto last = b.tree.begin_step();
-  REQUIRE(last.add(s, 1000, UnknownDrafts{2}, std::vector<std::int32_t>{-1, -1}));
+  REQUIRE(last.add(s, 1000, {.count = 2, .parents = std::vector<std::int32_t>{-1, -1}}));
   b.view = b.plan.build(last);
   REQUIRE(b.view.unknown_tokens().size() == 2);
   CHECK(b.view.unknown_tokens()[1].row == 2);
@@ -227,8 +230,9 @@ TEST_CASE("what was computed behind a trunk is superseded by another branch of i
     Bench b;
     auto s = b.tree.insert(iota(1, 6));
     auto step = b.tree.begin_step();
-    REQUIRE(
-        step.add(s, 1000, std::vector<int>{7, 8, 9, 10}, std::vector<std::int32_t>{-1, 0, -1, 2}));
+    REQUIRE(step.add(s, 1000,
+                     {.tokens = std::vector<int>{7, 8, 9, 10},
+                      .parents = std::vector<std::int32_t>{-1, 0, -1, 2}}));
     b.view = b.plan.build(step);
     auto first = std::move(step).submitted();
     auto second = b.open(s).submitted();
@@ -395,7 +399,7 @@ TEST_CASE("add: of a sequence that is not there, of another tree, twice, of noth
   step = b.tree.begin_step();
   const AddResult nothing = step.add(moved);  // its output was given up
   CHECK_FALSE(nothing);
-  CHECK(nothing.reason() == HoldReason::nothing_to_compute);
+  CHECK(nothing.reason() == AddResult::Reason::nothing_to_compute);
   CHECK(
       refused([&] { (void)nothing.row(); }) ==
       "row() = of a sequence that was not added: expected a result that is true; reason() says why "

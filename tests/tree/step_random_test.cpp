@@ -128,8 +128,8 @@ class Engine {
     for (Sequence& s : live_) {
       if (random_.chance(0.2)) continue;
       const std::vector<int> guess = random_.chance(0.3) ? tokens(4) : std::vector<int>{};
-      const AddResult result = step.add(s, 1 + random_.index(15), guess);
-      held += result.reason() == HoldReason::waits_for_sequence ? 1 : 0;
+      const AddResult result = step.add(s, 1 + random_.index(15), {.tokens = guess});
+      held += result.reason() == AddResult::Reason::waits_for_sequence ? 1 : 0;
       if (!result) continue;
       rows.push_back(result.row());
       drafts.emplace_back(s.id(), guess);

@@ -126,7 +126,7 @@ TEST_CASE("a dropped step gives its places back, and nothing of it happened") {
   const TreeStats before = b.tree.stats();
   {
     auto step = b.tree.begin_step();
-    CHECK(step.add(s, 40, iota(50, 20)));
+    CHECK(step.add(s, 40, {.tokens = iota(50, 20)}));
     CHECK(s.num_reserved() == 21);
     CHECK(b.tree.stats().used_slots == 8);
     const auto view = b.plan.build(step);
@@ -167,7 +167,7 @@ TEST_CASE("what a dropped step was to write is nobody's to read") {
     CHECK(step.add(third).waits_for() == writer.id());
     const AddResult held = step.add(twin);
     CHECK_FALSE(held);
-    CHECK((held.reason() == HoldReason::waits_for_sequence) == !lost);
+    CHECK((held.reason() == AddResult::Reason::waits_for_sequence) == !lost);
     {
       const auto dropped = std::move(step);
     }
@@ -323,7 +323,7 @@ TEST_CASE(
   auto flight = b.submit(std::move(step));
   step = b.tree.begin_step();
   const AddResult held = step.add(twin);
-  CHECK(held.reason() == HoldReason::waits_for_step);
+  CHECK(held.reason() == AddResult::Reason::waits_for_step);
   CHECK(held.step() == 1);
   b.device.run_all();
   {
@@ -389,7 +389,7 @@ TEST_CASE("what rests on a step that was lost counts for nothing and is computed
   auto later = b.submit(std::move(step));
   lost.reset();
   step = b.tree.begin_step();
-  CHECK(step.add(s).reason() == HoldReason::waits_for_step);
+  CHECK(step.add(s).reason() == AddResult::Reason::waits_for_step);
   b.device.run_all();
   const auto late = std::move(later).finished();
   CHECK(count(late.rows()) == 0);
@@ -461,7 +461,7 @@ TEST_CASE("several steps lost, in any order: every token is computed again") {
       }
       if (idle) b.tree.device_idle();
       CHECK(step.add(other));
-      if (!idle) CHECK(step.add(s).reason() == HoldReason::waits_for_step);
+      if (!idle) CHECK(step.add(s).reason() == AddResult::Reason::waits_for_step);
       {
         const auto done = b.finish(std::move(step));
       }
@@ -520,7 +520,7 @@ TEST_CASE(
   CHECK(step.add(s));
   auto first = b.submit(std::move(step));
   step = b.tree.begin_step();
-  CHECK(step.add(s, 10, UnknownDrafts{3}));
+  CHECK(step.add(s, 10, {.count = 3}));
   auto second = b.submit(std::move(step));
   b.device.run_next();
   {
@@ -532,7 +532,7 @@ TEST_CASE(
   CHECK(s.num_uncomputed() == 1);
   step = b.tree.begin_step();
   const AddResult held = step.add(s);  // the second step still writes at the same place
-  CHECK(held.reason() == HoldReason::waits_for_step);
+  CHECK(held.reason() == AddResult::Reason::waits_for_step);
   CHECK(held.step() == second.number());
   b.device.reset();
   const auto none = std::move(second).finished();
@@ -586,7 +586,7 @@ TEST_CASE("drafts: the accepted stay written, the rest are dropped, whatever the
     for (int i = 0; i < 6; ++i) {
       const std::vector<int> drafts = iota(30, random.index(10));
       auto step = b.tree.begin_step();
-      CHECK(step.add(s, 100, drafts));
+      CHECK(step.add(s, 100, {.tokens = drafts}));
       auto done = b.finish(std::move(step));
       const std::size_t right = random.index(drafts.size() + 1), size = s.size();
       std::vector<int> outputs(drafts.begin(), drafts.begin() + static_cast<std::ptrdiff_t>(right));

@@ -96,8 +96,9 @@ struct Scenario {
         if (added.count(name) > 0) continue;
         bool is_added = false;
         attempt([&] {
-          is_added = static_cast<bool>(parents.empty() ? open->add(s, budget, guessed)
-                                                       : open->add(s, budget, guessed, parents));
+          is_added = static_cast<bool>(
+              parents.empty() ? open->add(s, budget, {.tokens = guessed})
+                              : open->add(s, budget, {.tokens = guessed, .parents = parents}));
         });
         if (is_added) added.insert({name, 0});
       }

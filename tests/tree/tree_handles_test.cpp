@@ -208,7 +208,8 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
   AttentionPlan plan;
   {
     auto step = tree.begin_step();
-    CHECK(step.add(s, 10, std::vector<int>(11, 1)));  // 6 tokens and 4 drafts fill the budget
+    CHECK(step.add(s, 10,
+                   {.tokens = std::vector<int>(11, 1)}));  // 6 tokens and 4 drafts fill the budget
     CHECK(s.num_reserved() == 5);
     CHECK(refused([&] { s.append(1); }) ==
           "outputs to come = 5: expected none: commit the outputs of finished steps, or drop them, "
@@ -218,7 +219,8 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
   unchanged();
   {
     auto step = tree.begin_step();
-    CHECK(step.add(s, 100, std::vector<int>(11, 1)).reason() == HoldReason::out_of_chunks);
+    CHECK(step.add(s, 100, {.tokens = std::vector<int>(11, 1)}).reason() ==
+          AddResult::Reason::out_of_chunks);
   }
   unchanged();
   CHECK(refused([] { Tree bad({}, {.min_run = 5}); }) ==

@@ -26,7 +26,7 @@ TEST_CASE("the text tree names ranges, slots, users and tokens") {
   b.leave();
   a.append(7);
   auto step = tree.begin_step();
-  CHECK(step.add(a, 2, std::vector<int>{8}));
+  CHECK(step.add(a, 2, {.tokens = std::vector<int>{8}}));
   CHECK(to_text(tree).find("0 written, tail of #0)  7 +2 reserved\n") != std::string::npos);
   a.leave();
   CHECK(to_text(tree).find("(leaving") != std::string::npos);

@@ -252,12 +252,12 @@ class Additions {
       fail_argument("sequence", "added twice", "each sequence at most once per step");
     const std::int32_t begin = record.cursor;
     const std::int32_t places_end = record.size + record.reserved;
-    if (begin == places_end) return {HoldReason::nothing_to_compute};
+    if (begin == places_end) return {AddResult::Reason::nothing_to_compute};
     if (step.is_void) [[unlikely]]
-      return {HoldReason::waits_for_step, none, step.number};
+      return {AddResult::Reason::waits_for_step, none, step.number};
     if (record.steps > 0 && (record.superseded > 0 || steps_.any_void() ||
                              record.steps >= Steps::max_in_flight)) [[unlikely]]
-      return {HoldReason::waits_for_step, none, steps_.oldest_step_of(s)};
+      return {AddResult::Reason::waits_for_step, none, steps_.oldest_step_of(s)};
     std::int32_t length = std::min(budget, places_end - begin);
     if (record.may_wait) {
       std::int32_t end = begin + length;
@@ -279,7 +279,7 @@ class Additions {
         fail_argument("tokens of the sequence", places_end,
                       "at most 2^30, drafts and output included");
       if (!aside.take(num_aside) || !retention_.grow_tail(record.tail, places))
-        return {HoldReason::out_of_chunks};
+        return {AddResult::Reason::out_of_chunks};
       TreeNode& tail = topology_.node(record.tail);
       tail.writer = s;
       record.reserved += places;

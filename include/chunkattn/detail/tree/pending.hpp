@@ -229,9 +229,9 @@ class Writers {
       if (n.position >= end || n.scheduled >= std::min(n.length, end - n.position)) return;
       end = n.position + n.scheduled;
       if (sequences_[n.writer].state == SequenceState::live)
-        outcome = {HoldReason::waits_for_sequence, n.writer};
+        outcome = {AddResult::Reason::waits_for_sequence, n.writer};
       else
-        outcome = {HoldReason::waits_for_step, none, steps_.oldest_step_of(n.writer)};
+        outcome = {AddResult::Reason::waits_for_step, none, steps_.oldest_step_of(n.writer)};
     });
     sequences_[s].may_wait = waits;
     return outcome;

@@ -61,9 +61,9 @@ struct DraftTree {
 
 /// What became of a sequence that was to be added to a step.
 struct AddOutcome {
-  HoldReason reason = HoldReason::none;
-  SequenceIndex waits_for = none;  ///< HoldReason::waits_for_sequence
-  std::uint64_t step = 0;          ///< HoldReason::waits_for_step
+  HoldReason reason = AddResult::Reason::none;
+  SequenceIndex waits_for = none;  ///< AddResult::Reason::waits_for_sequence
+  std::uint64_t step = 0;          ///< AddResult::Reason::waits_for_step
 };
 
 enum class StepState : std::uint8_t {

@@ -168,7 +168,7 @@ class TokenTree {
   CHUNKATTN_INLINE AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget,
                                   const NewDrafts& drafts, std::span<const Token> tokens) {
     const AddOutcome outcome = core.additions.add(step, s, budget, drafts);
-    if (!tokens.empty() && outcome.reason == HoldReason::none) store_drafts(step, tokens);
+    if (!tokens.empty() && outcome.reason == AddResult::Reason::none) store_drafts(step, tokens);
     return outcome;
   }
 
