@@ -23,6 +23,7 @@
 
 #include "chunkattn/cuda.cuh"
 #include "chunkattn/plan_view.hpp"
+#include "chunkattn/testing/inspect.hpp"
 
 namespace {
 
@@ -221,7 +222,7 @@ void run_case(const Case& c, double bandwidth, double rate, double seconds, cuda
   const std::size_t lines = static_cast<std::size_t>(c.batch()) * c.qo_heads;
   auto q = random_halves(lines * d, 2);
   thrust::device_vector<half> out(lines * d);
-  chunkattn::CudaLimits limits;
+  chunkattn::CudaOptions::Limits limits;
   limits.max_rows = c.batch();
   limits.max_segments = static_cast<int>(plan.segments.size());
   limits.max_partial_rows = static_cast<int>(plan.segments.size()) * 4 + 16 * c.batch() + 256;
@@ -242,7 +243,7 @@ void run_case(const Case& c, double bandwidth, double rate, double seconds, cuda
   run(0);
   check(cudaStreamSynchronize(stream), "run");
   const double us = measure(stream, layers, seconds, run);
-  const auto& summary = attention.summary();
+  const auto& summary = summary_of(attention);
   const double bytes = plan.stored_tokens * c.kv_heads * d * 4 + 2.0 * lines * d * 2;
   const double flops = 4.0 * c.qo_heads * d * c.batch() * (c.shared() + c.own());
   const double floor = std::max(bytes / bandwidth, flops / rate);

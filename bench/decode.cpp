@@ -66,9 +66,10 @@ class PagedCase : public Prepared {
  public:
   explicit PagedCase(const Case& which)
       : planned_(which.batch, which.method != Method::paged_unshared),
-        attention_(*setting.pool,
-                   // What the pages share stays in the caches then: this baseline's fastest way.
-                   {.max_task_heads = which.method == Method::paged_shared_pages ? 1 : 0}),
+        attention_(
+            *setting.pool,
+            // What the pages share stays in the caches then: this baseline's fastest way.
+            {.tuning = {.max_task_heads = which.method == Method::paged_shared_pages ? 1 : 0}}),
         invariant_(*setting.pool, {.reduce = Reduce::batch_invariant}),
         unshared_(planned_.view()),
         shared_pages_(which.method == Method::paged_shared_pages) {

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/testing/inspect.hpp"
 #include "examples/support/machine_limits.hpp"
 
 namespace bench {
@@ -57,7 +58,7 @@ inline double matrix_rate(chunkattn::ThreadPool&, int) {
 /// so; 0 where it computes in fp32.
 template <class T, class Attention>
 double matrix_products(const Attention& attention) {
-  if (attention.template rounding<T>().logit == 0) return 0;
+  if (chunkattn::rounding_of<T>(attention).logit == 0) return 0;
   const bool two_terms = attention.options().accuracy == chunkattn::Accuracy::two_terms;
   return !two_terms ? 1 : std::is_same_v<T, chunkattn::half> ? 3 : 2;
 }

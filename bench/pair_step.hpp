@@ -20,7 +20,7 @@ struct StepCase {
   int num_kv_heads = 8;
   int head_dim = 128;
   Element element = Element::fp32;
-  chunkattn::AttentionOptions options{};
+  chunkattn::CpuOptions options{};
   bool share = true;  ///< false: every sequence has a copy of its own of what they have in common
   bool cold = true;   ///< each call finds its K/V in memory, not in a cache
   int window = 0;     ///< SlidingWindow of a decode step; 0: none

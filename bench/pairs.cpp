@@ -165,8 +165,8 @@ void add_paths(std::vector<Pair>& pairs) {
     StepCase chosen = decode(1, 4096, lines, 32, 32);
     chosen.batch.query_tokens = lines;
     StepCase products = chosen, streams = chosen;
-    products.options.min_product_lines = 1;
-    streams.options.min_product_lines = std::numeric_limits<int>::max();
+    products.options.tuning.min_product_lines = 1;
+    streams.options.tuning.min_product_lines = std::numeric_limits<int>::max();
     const std::string name = "/lines:" + std::to_string(lines);
     add_types(pairs, "chosen:products" + name, {make_native_step, chosen},
               {make_native_step, products}, 4);

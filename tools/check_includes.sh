@@ -13,7 +13,7 @@ face() {  # face ROOM: its headers that users include
     tree) echo sequence step prefix_tree ;;
     plan) echo attention_plan block_table ;;
     kv) echo kv_view kv_cache transfer ;;
-    attention) echo attention_options variants merge_state testing/reference ;;
+    attention) echo attention_options variants merge_state testing/reference testing/inspect ;;
     cpu) echo chunk_attention ;;
     cuda) echo cuda ;;
     front) echo any_attention make_attention ;;

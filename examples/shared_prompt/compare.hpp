@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/testing/inspect.hpp>
 #include <chunkattn/testing/reference.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -187,7 +188,8 @@ CompareReport compare(chunkattn::ThreadPool& executor,
 
   OwnedPlan unshared, shared_pages = shared_pages_plan(plan);
   // The best that can be done for pages that the plan does not know to be shared: head by head.
-  chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim> head_by_head(executor, {.max_task_heads = 1});
+  chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim> head_by_head(
+      executor, {.tuning = {.max_task_heads = 1}});
   chunkattn::KvView<T> dense_view;
   auto& variants = report.variants;
   const auto add = [&](std::string key, std::string name, std::string limit_name, double held,
@@ -267,7 +269,7 @@ CompareReport compare(chunkattn::ThreadPool& executor,
                          : variant.floor_ms == from_cache ? "cache read"
                                                           : "arithmetic";
   }
-  judge(executor, moment, attention.template rounding<T>(), variants);
+  judge(executor, moment, chunkattn::rounding_of<T>(attention), variants);
   for (Variant& variant : variants) variant.run = nullptr;  // what it refers to goes away
   return report;
 }

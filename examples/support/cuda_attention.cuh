@@ -110,8 +110,8 @@ class CudaAttentionOf final : public CudaAttention {
   static std::size_t lines(int rows, int heads) {
     return static_cast<std::size_t>(rows) * static_cast<std::size_t>(heads);
   }
-  static chunkattn::CudaLimits limits(const CudaShape& shape) {
-    chunkattn::CudaLimits limits;
+  static chunkattn::CudaOptions::Limits limits(const CudaShape& shape) {
+    chunkattn::CudaOptions::Limits limits;
     limits.max_rows = shape.max_rows;
     limits.num_qo_heads = shape.num_qo_heads;
     limits.num_kv_heads = shape.num_kv_heads;
@@ -122,7 +122,7 @@ class CudaAttentionOf final : public CudaAttention {
   static chunkattn::CudaOptions options(const CudaShape& shape, bool share) {
     chunkattn::CudaOptions options;
     options.sm_scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
-    if (!share) options.model.wait_ps = std::int64_t{1} << 50;
+    if (!share) options.tuning.wait_ps = std::int64_t{1} << 50;
     return options;
   }
 

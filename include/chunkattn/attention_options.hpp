@@ -1,5 +1,5 @@
-// How attention is computed: the options of ChunkAttention on the CPU, how far kernels may round,
-// and which instruction set runs.
+// How attention is computed: the options of ChunkAttention on each backend, and which instruction
+// set runs on the CPU.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,6 @@
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/instruction_sets.hpp"
-#include "element.hpp"
 #include "fwd.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -37,7 +36,7 @@ enum class Reduce {
 /// How accurate products must be at least. It matters where the processor has a matrix unit
 /// (InstructionSet::amx) and K and V are stored in 16 or 8 bits; anything else computes in fp32.
 /// Such a unit multiplies bfloat16 and adds up in fp32, so queries and probabilities become sums of
-/// bfloat16 terms; 16- and 8-bit K and V are such sums already. rounding_of() has the errors.
+/// bfloat16 terms; 16- and 8-bit K and V are such sums already.
 enum class Accuracy {
   /// No matrix unit: everything in fp32, to about 2^-22 of the largest terms of a sum.
   fp32,
@@ -55,80 +54,83 @@ enum class Accuracy {
 /// automatic: the best that the build and the processor have.
 enum class InstructionSet { automatic, portable, neon, avx2, avx512, amx };
 
-/// How attention is computed.
-struct AttentionOptions {
+/// How attention is computed on the CPU.
+struct CpuOptions {
   float sm_scale = 0;                     ///< factor of q·k, finite; 0: 1 / sqrt(HeadDim)
   Reduce reduce = Reduce::deterministic;  ///< how partial results meet
-  /// CPU: cut work along KV until there are about this many tasks, where each stays worth it.
-  /// 0: 64 in deterministic mode and where nothing is shared, else four per thread.
-  int min_tasks = 0;
-  /// CPU: how many KV heads a task may read together where everything is streamed; 0: as many as
-  /// fit. Reading them together is faster, unless sequences name the same slots and the plan does
-  /// not know it (block tables without a tree): then 1 leaves what they share in the caches.
-  int max_task_heads = 0;
-  /// CPU: from how many query lines on (rows times query heads per KV head) what they share is
-  /// computed by matrix products, below it is streamed; 0: from where on that was measured faster.
-  int min_product_lines = 0;
-  /// CPU: whose vectors compute; automatic: see instruction_set().
+  /// Whose vectors compute; automatic: see instruction_set().
   InstructionSet instruction_set = InstructionSet::automatic;
-  /// CPU: the least accuracy of products. Reduce::batch_invariant computes in fp32 whatever it is.
+  /// The least accuracy of products. Reduce::batch_invariant computes in fp32 whatever it is.
   Accuracy accuracy = Accuracy::two_terms;
+
+  /// How work is cut and computed: for measurements, and where more is known than the plan tells.
+  struct Tuning {
+    /// Cut work along KV until there are about this many tasks, where each stays worth it. 0: 64 in
+    /// deterministic mode and where nothing is shared, else four per thread.
+    int min_tasks = 0;
+    /// How many KV heads a task may read together where everything is streamed; 0: as many as fit.
+    /// Reading them together is faster, unless sequences name the same slots and the plan does not
+    /// know it (block tables without a tree): then 1 leaves what they share in the caches.
+    int max_task_heads = 0;
+    /// From how many query lines on (rows times query heads per KV head) what they share is
+    /// computed by matrix products, below it is streamed; 0: from where on that was measured
+    /// faster.
+    int min_product_lines = 0;
+  };
+  Tuning tuning{};  ///< see there
+};
+
+/// How attention on a GPU is computed.
+struct CudaOptions {
+  float sm_scale = 0;  ///< factor of q·k, finite; 0: 1 / sqrt(HeadDim)
+  /// Device memory of workspace_size(limits) bytes, 256-byte aligned; null: allocated by the
+  /// constructor.
+  void* workspace = nullptr;
+  std::size_t workspace_bytes = 0;  ///< size of `workspace`
+  /// Ask the driver whether q, k, v, out are device memory, once per new address.
+  bool check_pointers = true;
+  /// Refuse a stream while work that was enqueued on another is under way: an event per call. On in
+  /// debug builds.
+#if defined(NDEBUG)
+  bool check_streams = false;
+#else
+  bool check_streams = true;
+#endif
+
+  /// The most a plan may hold. Workspace, addresses and grids follow from it and never change, so a
+  /// captured graph stays valid while plans come and go. 0 chooses the value given.
+  struct Limits {
+    std::int32_t max_rows = 0;          ///< query tokens of a step; required
+    std::int32_t num_qo_heads = 0;      ///< required
+    std::int32_t num_kv_heads = 0;      ///< required
+    std::int32_t max_segments = 0;      ///< 4 * max_rows
+    std::int32_t max_pieces = 0;        ///< extent of the piece array; 64 * max_rows + 4096
+    std::int32_t max_copies = 0;        ///< max_rows
+    std::int32_t max_partial_rows = 0;  ///< rows with partial results; 4 * max_rows + 256
+    std::int32_t max_windows = 0;       ///< windows whose task lists are kept, at most 7; 2
+  };
+
+  /// What the device's work costs, by which tasks are cut. Times are in picoseconds of one block
+  /// that has its share of the device. The defaults describe an H200 by its copy bandwidth
+  /// (4.3 TB/s over 132 multiprocessors with two blocks each: 16 bytes per ns and block; 27 where
+  /// few others stream) and an mma.sync rate of about 380 TFLOP/s. They are estimates until the
+  /// sweep of bench/cuda_sweep.cu has been fitted.
+  struct Tuning {
+    std::int64_t ps_per_kib = 63000;  ///< one block moving 1 KiB of device memory, all others too
+    std::int64_t alone_ps_per_kib = 38000;  ///< the same, the memory idle otherwise
+    std::int64_t ps_per_mflop = 690000;     ///< one block doing 10^6 floating-point operations
+    std::int64_t task_ps = 1500000;         ///< start, first loads, epilogue
+    /// 128 threads reading their columns of one partial result; four reads are under way at a time.
+    std::int64_t merge_ps = 150000;
+    /// The way to partial results of other tasks: their flags, and the first of them.
+    std::int64_t wait_ps = 1000000;
+    std::int32_t min_split_tokens = 64;  ///< no KV split is shorter
+  };
+  Tuning tuning{};  ///< see there
 };
 
 /// The most query heads of a call: what is counted per row and head then stays within 32 bits.
 inline constexpr int max_qo_heads = 1 << 16;
-
-/// CUDA: the most a plan may hold. Workspace, addresses and grids follow from it and never change,
-/// so a captured graph stays valid while plans come and go. 0 chooses the value given.
-struct CudaLimits {
-  std::int32_t max_rows = 0;          ///< query tokens of a step; required
-  std::int32_t num_qo_heads = 0;      ///< required
-  std::int32_t num_kv_heads = 0;      ///< required
-  std::int32_t max_segments = 0;      ///< 4 * max_rows
-  std::int32_t max_pieces = 0;        ///< extent of the piece array; 64 * max_rows + 4096
-  std::int32_t max_copies = 0;        ///< max_rows
-  std::int32_t max_partial_rows = 0;  ///< rows with partial results; 4 * max_rows + 256
-  std::int32_t max_windows = 0;       ///< windows whose task lists are kept, at most 7; 2
-};
-
-/// What ChunkAttention<Cuda>::prepare() had to do, counted for tests and for curious users.
-struct UploadCounts {
-  std::uint64_t schedules = 0;  ///< task lists built
-  std::uint64_t uploads = 0;    ///< prepares that copied something
-  std::uint64_t bytes = 0;      ///< copied
-  std::uint64_t advances = 0;   ///< steps made by the advance kernel alone
-};
-
-/// CUDA: what a step moves and computes, for floors and tests. All KV heads together.
-struct ScheduleSummary {
-  std::int64_t kv_tokens = 0;      ///< K/V rows streamed, one KV head: tasks x their tokens
-  std::int64_t kv_bytes = 0;       ///< the same in bytes, all KV heads
-  std::int64_t partial_bytes = 0;  ///< written and read
-  std::int64_t padded_flops = 0;   ///< with the unused rows of tiles
-  std::int32_t num_shared = 0;     ///< runs that are shared
-  std::int32_t num_split = 0;      ///< further cuts along KV
-};
-
-/// How a kernel rounds on the way to its output, beyond what fp32 does; relative.
-struct Rounding {
-  double p;      ///< of the probabilities and values as they are fed to PV
-  double logit;  ///< of queries and keys as they are fed to QK
-
-  /// fp32, unless told otherwise.
-  constexpr Rounding(double p_ = 0x1p-24, double logit_ = 0) noexcept : p(p_), logit(logit_) {}
-};
-
-/// The largest rounding errors of products over K and V of T, by tiles (see Accuracy). Two terms of
-/// bfloat16 hold a float but for 2^-17 of it, and K and V exactly. Of half K and V, which are two
-/// terms themselves, the product of both second terms is left out: another 2^-16.
-template <class T>
-[[nodiscard]] constexpr Rounding rounding_of(Accuracy accuracy) noexcept {
-  constexpr bool is_half = std::is_same_v<T, half>;
-  if (std::is_same_v<T, float> || accuracy == Accuracy::fp32) return {};
-  const double u =
-      accuracy == Accuracy::two_terms ? (is_half ? 0x3p-17 : 0x1p-17) : (is_half ? 0x2p-8 : 0x1p-8);
-  return {u, u};
-}
 
 CHUNKATTN_NAMESPACE_END
 

@@ -55,14 +55,14 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
  public:
   /// Runs on `executor`, which must outlive this object.
   /// \throws InvalidArgument for options that make no sense
-  explicit ChunkAttention(Exec& executor, AttentionOptions options = {})
+  explicit ChunkAttention(Exec& executor, CpuOptions options = {})
       : options_(checked(options)),
         executor_(&executor, Release{false}),
         engine_(detail::cpu::make_engine<HeadDim, ValueDim>(options_)) {}
 
   /// Runs on its own executor of `num_threads` threads; 0: as many as there are CPUs to use.
   /// \throws InvalidArgument for options that make no sense, and what the executor throws
-  explicit ChunkAttention(int num_threads = 0, AttentionOptions options = {})
+  explicit ChunkAttention(int num_threads = 0, CpuOptions options = {})
     requires std::constructible_from<Exec, int>
       : options_(checked(options)),
         executor_(new Exec(num_threads), Release{true}),
@@ -192,22 +192,12 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     detail::cpu::explain_run<Q, Out>();
   }
 
-  /// How the last run() was cut into tasks.
-  [[nodiscard]] const detail::cpu::Schedule& schedule() const noexcept {
-    return std::visit(
-        [](const auto& engine) -> const detail::cpu::Schedule& { return engine.schedule(); },
-        engine_);
-  }
-  /// How run() rounds products over K and V of T, for compare_with_reference().
-  template <class T>
-  [[nodiscard]] Rounding rounding() const noexcept {
-    const auto uses_tiles = [](const auto& engine) { return engine.template uses_tiles<T>(); };
-    return std::visit(uses_tiles, engine_) ? rounding_of<T>(options_.accuracy) : Rounding{};
-  }
   /// The options, with sm_scale and instruction_set resolved.
-  [[nodiscard]] const AttentionOptions& options() const noexcept { return options_; }
+  [[nodiscard]] const CpuOptions& options() const noexcept { return options_; }
 
  private:
+  friend struct detail::AttentionAccess;
+
   void check_not_moved_from() const {
     detail::check_argument(executor_ != nullptr, "attention", "moved-from",
                            "one that was not moved from");
@@ -230,13 +220,14 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     return view;
   }
 
-  static AttentionOptions checked(AttentionOptions options) {
-    detail::check_argument(options.min_tasks >= 0, "options.min_tasks", options.min_tasks,
+  static CpuOptions checked(CpuOptions options) {
+    detail::check_argument(options.tuning.min_tasks >= 0, "options.tuning.min_tasks",
+                           options.tuning.min_tasks, "a count, or 0 for the default");
+    detail::check_argument(options.tuning.max_task_heads >= 0, "options.tuning.max_task_heads",
+                           options.tuning.max_task_heads, "a count, or 0 for the default");
+    detail::check_argument(options.tuning.min_product_lines >= 0,
+                           "options.tuning.min_product_lines", options.tuning.min_product_lines,
                            "a count, or 0 for the default");
-    detail::check_argument(options.max_task_heads >= 0, "options.max_task_heads",
-                           options.max_task_heads, "a count, or 0 for the default");
-    detail::check_argument(options.min_product_lines >= 0, "options.min_product_lines",
-                           options.min_product_lines, "a count, or 0 for the default");
     detail::check_argument(options.reduce == Reduce::deterministic ||
                                options.reduce == Reduce::spin_lock ||
                                options.reduce == Reduce::batch_invariant,
@@ -260,7 +251,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     }
   };
 
-  AttentionOptions options_;
+  CpuOptions options_;
   std::unique_ptr<Exec, Release> executor_;  // null in an object that was moved from
   detail::cpu::AnyEngine<HeadDim, ValueDim> engine_;
 };

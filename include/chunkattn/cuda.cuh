@@ -38,25 +38,6 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// How attention on a GPU is computed.
-struct CudaOptions {
-  float sm_scale = 0;  ///< factor of q·k, finite; 0: 1 / sqrt(HeadDim)
-  CostModel model;     ///< num_blocks is replaced by what the device holds
-  /// Device memory of workspace_size(limits) bytes, 256-byte aligned; null: allocated by the
-  /// constructor.
-  void* workspace = nullptr;
-  std::size_t workspace_bytes = 0;  ///< size of `workspace`
-  /// Ask the driver whether q, k, v, out are device memory, once per new address.
-  bool check_pointers = true;
-  /// Refuse a stream while work that was enqueued on another is under way: an event per call. On in
-  /// debug builds.
-#if defined(NDEBUG)
-  bool check_streams = false;
-#else
-  bool check_streams = true;
-#endif
-};
-
 /// K/V in device memory, [slot][kv_head][token][head_dim] for K and, with value_dim, for V in each
 /// layer, so that an engine's own kernels can write it through a KvView.
 ///
@@ -257,14 +238,14 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
 
  public:
   /// Device memory the object needs: plan, tasks and partial results at their declared maxima.
-  [[nodiscard]] static std::size_t workspace_size(const CudaLimits& limits) {
+  [[nodiscard]] static std::size_t workspace_size(const CudaOptions::Limits& limits) {
     return detail::cuda::WorkspaceLayout(detail::cuda::completed(limits), ValueDim).total;
   }
 
   /// \throws InvalidArgument for limits or options that make no sense or a workspace that is too
   ///         small
   /// \throws DeviceError without a device of compute capability 8.0, or without memory
-  explicit ChunkAttention(const CudaLimits& limits, const CudaOptions& options = {})
+  explicit ChunkAttention(const CudaOptions::Limits& limits, const CudaOptions& options = {})
       : state_(limits, options) {}
 
   ChunkAttention(const ChunkAttention&) = delete;
@@ -434,20 +415,16 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   }
 
   /// The maxima it was made for.
-  [[nodiscard]] const CudaLimits& limits() const noexcept { return state_.limits_; }
-  /// Uploads and what they carried, since construction.
-  [[nodiscard]] const UploadCounts& counts() const noexcept { return state_.upload_.counts(); }
-  /// What the last prepared plan streams: for floors and reports.
-  [[nodiscard]] const ScheduleSummary& summary() const noexcept {
-    return state_.upload_.scheduler().summary();
-  }
+  [[nodiscard]] const CudaOptions::Limits& limits() const noexcept { return state_.limits_; }
   /// Buffers of the K/V pipeline in shared memory.
   [[nodiscard]] int num_stages() const noexcept { return state_.occupancy_.num_stages; }
   /// Blocks of a full launch.
   [[nodiscard]] int num_blocks() const noexcept { return state_.num_blocks(); }
 
  private:
-  detail::cuda::DeviceState<HeadDim, ValueDim, CudaOptions> state_;
+  friend struct detail::AttentionAccess;
+
+  detail::cuda::DeviceState<HeadDim, ValueDim> state_;
 };
 
 CHUNKATTN_ISA_NAMESPACE_END

@@ -44,7 +44,12 @@ struct SwappedSequence;
 
 class SerialExecutor;
 class ThreadPool;
-struct AttentionOptions;
+struct CpuOptions;
+struct CudaOptions;
+
+namespace detail {
+struct AttentionAccess;  // testing/inspect.hpp
+}
 
 CHUNKATTN_NAMESPACE_END
 

@@ -38,7 +38,7 @@ template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
           class Qo = QoTypes<float>>
   requires std::same_as<Device, Cpu>
 [[nodiscard]] std::unique_ptr<AnyAttention> make_attention(HeadSize size, int num_threads = 0,
-                                                           const AttentionOptions& options = {}) {
+                                                           const CpuOptions& options = {}) {
   return detail::with_size(Sizes{}, size, [&]<HeadSize Size>() -> std::unique_ptr<AnyAttention> {
     return std::make_unique<detail::front::CpuAttention<Size, ThreadPool, Types, Vs, Qo>>(
         num_threads, options);
@@ -50,7 +50,7 @@ template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
           class Qo = QoTypes<float>, Executor Exec>
   requires std::same_as<Device, Cpu>
 [[nodiscard]] std::unique_ptr<AnyAttention> make_attention(HeadSize size, Exec& executor,
-                                                           const AttentionOptions& options = {}) {
+                                                           const CpuOptions& options = {}) {
   return detail::with_size(Sizes{}, size, [&]<HeadSize Size>() -> std::unique_ptr<AnyAttention> {
     return std::make_unique<detail::front::CpuAttention<Size, Exec, Types, Vs, Qo>>(executor,
                                                                                     options);
@@ -74,7 +74,8 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// \throws DeviceError without a usable device or without memory
 template <class Device, class Sizes, class Types, class Vs = Variants<Plain>>
   requires std::same_as<Device, Cuda>
-[[nodiscard]] std::unique_ptr<AnyAttention> make_attention(HeadSize size, const CudaLimits& limits,
+[[nodiscard]] std::unique_ptr<AnyAttention> make_attention(HeadSize size,
+                                                           const CudaOptions::Limits& limits,
                                                            const CudaOptions& options = {}) {
   return detail::with_size(Sizes{}, size, [&]<HeadSize Size>() -> std::unique_ptr<AnyAttention> {
     return std::make_unique<detail::front::CudaAttention<Size, Types, Vs>>(limits, options);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/testing/inspect.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "support/attention_case.hpp"
 
@@ -44,8 +45,8 @@ Errors errors_of(ChunkAttention<Cpu, HeadDim>& attention, const test::AttentionC
   test::Answer<> answer(problem);
   attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
   const Rounding rounding = test::rounding_in<T>(attention);
-  CHECK(attention.template rounding<T>().p == rounding.p);
-  CHECK(attention.template rounding<T>().logit == rounding.logit);
+  CHECK(chunkattn::rounding_of<T>(attention).p == rounding.p);
+  CHECK(chunkattn::rounding_of<T>(attention).logit == rounding.logit);
   const OracleReport report =
       compare_with_reference(problem.reference, std::span<const float>(answer.out), rounding);
   return {report.worst, report.rms, report.max_abs_error,

@@ -127,12 +127,12 @@ void check_rows(std::uint64_t stream, int rounds) {
       for (int threads = 1; threads <= 7; ++threads) {
         CAPTURE(threads);
         test::Answer<float> answer(problem);
-        ChunkAttention<Cpu, HeadDim> attention(threads,
-                                               {.reduce = Reduce::batch_invariant,
-                                                .min_tasks = random.pick({0, 0, 1, 50}),
-                                                .max_task_heads = random.pick({0, 1}),
-                                                .min_product_lines = random.pick({0, 1, 20, 1000}),
-                                                .instruction_set = set});
+        ChunkAttention<Cpu, HeadDim> attention(
+            threads, {.reduce = Reduce::batch_invariant,
+                      .instruction_set = set,
+                      .tuning = {.min_tasks = random.pick({0, 0, 1, 50}),
+                                 .max_task_heads = random.pick({0, 1}),
+                                 .min_product_lines = random.pick({0, 1, 20, 1000})}});
         attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
         if (threads == 1) together = answer;
         CHECK(same_bits<float>(answer.out, together.out));

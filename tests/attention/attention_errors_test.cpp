@@ -216,10 +216,10 @@ TEST_CASE_FIXTURE(Fixture, "options: the largest counts are as good as large one
   attention.run(problem.kv.view, plan, problem.q, out, lse);
   const std::vector<float> expected = out;
   for (const Reduce reduce : {Reduce::deterministic, Reduce::spin_lock, Reduce::batch_invariant}) {
-    for (const AttentionOptions& extreme :
-         {AttentionOptions{.reduce = reduce, .min_tasks = most},
-          AttentionOptions{.reduce = reduce, .max_task_heads = most},
-          AttentionOptions{.reduce = reduce, .min_product_lines = most}}) {
+    for (const CpuOptions& extreme :
+         {CpuOptions{.reduce = reduce, .tuning = {.min_tasks = most}},
+          CpuOptions{.reduce = reduce, .tuning = {.max_task_heads = most}},
+          CpuOptions{.reduce = reduce, .tuning = {.min_product_lines = most}}}) {
       ChunkAttention<Cpu, 32> other(2, extreme);
       out.assign(out.size(), 7.0f);
       other.run(problem.kv.view, plan, problem.q, out, lse);
@@ -241,13 +241,17 @@ TEST_CASE("more threads than there are CPUs anywhere are refused before one is s
 
 TEST_CASE("options and executors") {
   CHECK(contains(test::refused([] { ThreadPool pool(-1); }), "num_threads = -1"));
-  CHECK(contains(test::refused([] { ChunkAttention<Cpu, 8> attention(1, {.max_task_heads = -1}); }),
-                 "options.max_task_heads = -1"));
-  CHECK(contains(test::refused([] { ChunkAttention<Cpu, 8> attention(1, {.min_tasks = -2}); }),
-                 "options.min_tasks = -2"));
+  CHECK(contains(test::refused([] {
+                   ChunkAttention<Cpu, 8> attention(1, {.tuning = {.max_task_heads = -1}});
+                 }),
+                 "options.tuning.max_task_heads = -1"));
   CHECK(contains(
-      test::refused([] { ChunkAttention<Cpu, 8> attention(1, {.min_product_lines = -3}); }),
-      "options.min_product_lines = -3"));
+      test::refused([] { ChunkAttention<Cpu, 8> attention(1, {.tuning = {.min_tasks = -2}}); }),
+      "options.tuning.min_tasks = -2"));
+  CHECK(contains(test::refused([] {
+                   ChunkAttention<Cpu, 8> attention(1, {.tuning = {.min_product_lines = -3}});
+                 }),
+                 "options.tuning.min_product_lines = -3"));
   for (const float scale :
        {-1.0f, -0x1p-149f, std::numeric_limits<float>::infinity(),
         -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(),

@@ -13,6 +13,7 @@
 
 #include "chunkattn/chunk_attention.hpp"
 #include "chunkattn/detail/attention/state.hpp"
+#include "chunkattn/testing/inspect.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "support/nan_place.hpp"
 
@@ -45,8 +46,8 @@ template <int HeadDim>
 std::vector<ChunkAttention<Cpu, HeadDim>> every_mode() {
   std::vector<ChunkAttention<Cpu, HeadDim>> modes;
   modes.emplace_back(2);
-  modes.emplace_back(2, AttentionOptions{.reduce = Reduce::spin_lock, .min_tasks = 32});
-  modes.emplace_back(2, AttentionOptions{.reduce = Reduce::batch_invariant});
+  modes.emplace_back(2, CpuOptions{.reduce = Reduce::spin_lock, .tuning = {.min_tasks = 32}});
+  modes.emplace_back(2, CpuOptions{.reduce = Reduce::batch_invariant});
   return modes;
 }
 
@@ -73,7 +74,7 @@ int check_nan(std::uint64_t stream, int cases) {
         for (X& value : answer.out) value = from_float<X>(7.0f);  // a NaN must be written
         for (float& value : answer.lse) value = 7.0f;
         attention.run(kv.view, clean.plan.view(), queries, answer.out, answer.lse);
-        merged += attention.schedule().num_partial_rows() > 0 ? 1 : 0;
+        merged += schedule_of(attention).num_partial_rows() > 0 ? 1 : 0;
         CHECK(test::wrong_elements(nan, clean.plan, clean.reference, kv_heads,
                                    std::span<const X>(answer.out), answer.lse,
                                    test::rounding_in<T>(attention)) == 0);

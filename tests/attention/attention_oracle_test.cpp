@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/testing/inspect.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "support/attention_case.hpp"
 #include "support/written_rows.hpp"
@@ -35,7 +36,7 @@ void check_shapes(std::uint64_t stream, int cases, int fixed_group = 0, int fixe
   Random random(stream);
   ChunkAttention<Cpu, HeadDim> ordered(2);
   ChunkAttention<Cpu, HeadDim> locked(
-      2, {.reduce = Reduce::spin_lock, .min_tasks = 16, .min_product_lines = 1});
+      2, {.reduce = Reduce::spin_lock, .tuning = {.min_tasks = 16, .min_product_lines = 1}});
   ChunkAttention<Cpu, HeadDim> invariant(2, {.reduce = Reduce::batch_invariant});
   for (int i = 0; i < test::scaled(cases); ++i) {
     const Share share = random.pick({Share::none, Share::some, Share::all});
@@ -62,7 +63,7 @@ void check_shapes(std::uint64_t stream, int cases, int fixed_group = 0, int fixe
       CHECK(report.worst <= 1.0);
       CHECK(test::worst_lse(problem.reference, answer.lse, rounding) <= 1.0);
       const bool any_shared = problem.plan.any_shared();
-      if (!any_shared) CHECK(attention->schedule().num_shared_items() == 0);
+      if (!any_shared) CHECK(schedule_of(*attention).num_shared_items() == 0);
     }
   }
 }
@@ -221,7 +222,7 @@ TEST_CASE_TEMPLATE("cut walks: what the last call left behind is not merged into
   // first of several heads. Several workers leave units to each other, or meet under the lock.
   ChunkAttention<Cpu, 64> alone(1);
   ChunkAttention<Cpu, 64> ordered(3);
-  ChunkAttention<Cpu, 64> locked(3, {.reduce = Reduce::spin_lock, .min_tasks = 64});
+  ChunkAttention<Cpu, 64> locked(3, {.reduce = Reduce::spin_lock, .tuning = {.min_tasks = 64}});
   for (int call = 0; call < test::scaled(6); ++call) {
     test::RandomPlanOptions options;
     options.num_sequences = random.uniform(1, 3);
@@ -235,7 +236,7 @@ TEST_CASE_TEMPLATE("cut walks: what the last call left behind is not merged into
         const test::AttentionCase<T> problem(random, options, 64, heads, random.pick({1, 2, 4}));
         test::Answer<> answer(problem);
         attention->run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
-        cut = attention->schedule().num_partial_rows() > 0;
+        cut = schedule_of(*attention).num_partial_rows() > 0;
         const Rounding rounding = test::rounding_in<T>(*attention);
         CHECK(
             compare_with_reference(problem.reference, std::span<const float>(answer.out), rounding)

@@ -20,6 +20,7 @@ inline void yield_under_lock() {
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/testing/inspect.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "support/attention_case.hpp"
 
@@ -110,7 +111,7 @@ TEST_CASE("deterministic mode: the same bits for 1, 2, 4 and 7 threads") {
     CHECK(compare_with_reference(problem.reference, std::span<const float>(first.out),
                                  test::rounding_in<half>(alone))
               .ok());
-    cut += alone.schedule().num_partial_rows() > 0 ? 1 : 0;
+    cut += schedule_of(alone).num_partial_rows() > 0 ? 1 : 0;
     for (const int threads : {2, 4, 7}) {
       ChunkAttention<Cpu, 64> attention(threads);
       for (int repeat = 0; repeat < 2; ++repeat) {
@@ -130,14 +131,15 @@ TEST_CASE("merges under a contended lock are exact") {
   for (int i = 0; i < test::scaled(6) || (cut == 0 && i < 60); ++i) {
     const test::AttentionCase<float> problem(random, long_shapes(random), 32, 1,
                                              random.pick({1, 4}));
-    ChunkAttention<Cpu, 32> attention(4, {.reduce = Reduce::spin_lock, .min_tasks = 64});
+    ChunkAttention<Cpu, 32> attention(4,
+                                      {.reduce = Reduce::spin_lock, .tuning = {.min_tasks = 64}});
     for (int repeat = 0; repeat < 3; ++repeat) {
       test::Answer<> answer(problem);
       attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
       CHECK(compare_with_reference(problem.reference, std::span<const float>(answer.out)).ok());
       CHECK(test::worst_lse(problem.reference, answer.lse) <= 1.0);
     }
-    cut += attention.schedule().num_partial_rows() > 0 ? 1 : 0;
+    cut += schedule_of(attention).num_partial_rows() > 0 ? 1 : 0;
   }
   CHECK(cut > 0);
 }
@@ -161,7 +163,7 @@ TEST_CASE("few KV heads leave no thread without work") {
   CHECK(compare_with_reference(reference_attention(kv.view, plan.view(), std::span<const float>(q)),
                                std::span<const float>(out), test::rounding_in<half>(attention))
             .ok());
-  const auto& units = attention.schedule().units();
+  const auto& units = schedule_of(attention).units();
   CHECK(units.size() >= 16);
   double total = 0;
   double largest = 0;

@@ -127,8 +127,9 @@ TEST_CASE("batch-invariant: the same bits for any number of threads, by products
                                                 128);
     test::Answer<> first(problem), answer(problem);
     for (const int threads : {1, 2, 5}) {
-      Attention<64, 128> attention(threads, {.reduce = Reduce::batch_invariant,
-                                             .min_product_lines = random.pick({1, 20, 1000})});
+      Attention<64, 128> attention(threads,
+                                   {.reduce = Reduce::batch_invariant,
+                                    .tuning = {.min_product_lines = random.pick({1, 20, 1000})}});
       attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
       if (threads == 1) first = answer;
       CHECK(std::memcmp(first.out.data(), answer.out.data(), first.out.size() * sizeof(float)) ==
@@ -176,7 +177,8 @@ TEST_CASE_TEMPLATE("latent attention: V is the first elements of K, stored once"
   constexpr int dim = 576, value_dim = 512;
   Random random(61);
   Attention<dim, value_dim> attention(2, {.sm_scale = 0.072f});
-  Attention<dim, value_dim> streamed(2, {.sm_scale = 0.072f, .min_product_lines = 1000});
+  Attention<dim, value_dim> streamed(2,
+                                     {.sm_scale = 0.072f, .tuning = {.min_product_lines = 1000}});
   for (int round = 0; round < 3; ++round) {
     const int queries = random.pick({1, 6});
     const test::RandomPlan plan = make_random_plan(

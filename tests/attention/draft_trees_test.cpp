@@ -29,7 +29,7 @@ void check_step(const std::vector<Tokens>& paths, int num_kv_heads, std::span<co
   static auto modes = variant_modes<head_dim>();
   for (auto& attention : modes) {
     CAPTURE(static_cast<int>(attention.options().reduce));
-    CAPTURE(attention.options().min_product_lines);
+    CAPTURE(attention.options().tuning.min_product_lines);
     std::vector<float> out(q.size(), std::numeric_limits<float>::quiet_NaN());
     std::vector<float> lse(reference.lse.size(), out[0]);
     attention.run(kv, view, of.variant, q, out, lse);

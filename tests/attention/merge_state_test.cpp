@@ -161,8 +161,8 @@ TEST_CASE("a context cut in two, grouped heads: the parts' results become the wh
     };
     const int length = problem.plan.segments[0].length;
     const int at = random.uniform(0, problem.plan.row_kv_len.back());
-    AttentionOptions cut_walks;
-    cut_walks.min_tasks = random.pick({1, 64});
+    CpuOptions cut_walks;
+    cut_walks.tuning.min_tasks = random.pick({1, 64});
     ChunkAttention<Cpu, dim> attention(2, cut_walks);
     test::Answer<> answer(problem);
     std::vector<float> outs, lses;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "chunkattn/testing/inspect.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "support/guarded_table.hpp"
 #include "support/variant_cases.hpp"
@@ -128,7 +129,7 @@ TEST_CASE("sinks count once, whatever is shared and however walks are cut") {
     std::vector<float> out(q.size()), lse(q.size() / dim);
     attention.run(kv.view, plan.view(), Sinks{sinks}, q, out, lse);
     if (attention.options().reduce != Reduce::batch_invariant)
-      CHECK(attention.schedule().num_partial_rows() > 0);
+      CHECK(schedule_of(attention).num_partial_rows() > 0);
     for (std::size_t line = 0; line < lse.size(); ++line) {
       const double others = std::exp(static_cast<double>(sinks[line % heads]));
       CHECK(static_cast<double>(lse[line]) == Approx(std::log(shared + own + others)));
@@ -159,7 +160,7 @@ TEST_CASE("nodes outside of every window are neither read nor listed") {
         attention.run(kv.view, plan.view(), SlidingWindow{window, keep}, q, out);
         for (const float x : out) CHECK(!std::isnan(x));
         const bool invariant = attention.options().reduce == Reduce::batch_invariant;
-        for (const detail::cpu::WorkItem& item : attention.schedule().items()) {
+        for (const detail::cpu::WorkItem& item : schedule_of(attention).items()) {
           const int position = plan.segments[static_cast<std::size_t>(item.segment)].position;
           const int begin = position + item.token_begin, end = position + item.token_end;
           const int slack = invariant ? 63 : 0;  // whole blocks there
@@ -274,7 +275,7 @@ TEST_CASE("the same bits for any number of threads") {
     ChunkAttention<Cpu, dim> attention(threads);
     std::vector<float> out(q.size());
     attention.run(kv.view, plan.view(), variant, q, out);
-    CHECK(attention.schedule().num_partial_rows() > 0);
+    CHECK(schedule_of(attention).num_partial_rows() > 0);
     if (expected.empty()) expected = out;
     CHECK(out == expected);
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/testing/inspect.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "support/attention_case.hpp"
 
@@ -58,10 +59,10 @@ TEST_CASE("every way to merge agrees with the oracle, for any number of tasks an
       CAPTURE(static_cast<int>(reduce));
       ChunkAttention<Cpu, 64> attention(random.pick({1, 3}),
                                         {.reduce = reduce,
-                                         .min_tasks = random.pick({0, 1, 300}),
-                                         .max_task_heads = random.pick({0, 1, 2})});
+                                         .tuning = {.min_tasks = random.pick({0, 1, 300}),
+                                                    .max_task_heads = random.pick({0, 1, 2})}});
       for (int again = 0; again < 2; ++again) check_answer(attention, problem);
-      if (reduce != Reduce::batch_invariant) cut += attention.schedule().num_partial_rows() > 0;
+      if (reduce != Reduce::batch_invariant) cut += schedule_of(attention).num_partial_rows() > 0;
     }
   }
   CHECK(cut > 0);
@@ -123,7 +124,7 @@ TEST_CASE("a row that sees nothing gives zeros also where its row block is cut a
       attention.run(kv.view, everything.view(), q, out, lse);
       fill_kv(random, plan, kv.view);
       attention.run(kv.view, plan.view(), q, out, lse);
-      cut += attention.schedule().num_partial_rows() > 0 ? 1 : 0;
+      cut += schedule_of(attention).num_partial_rows() > 0 ? 1 : 0;
       const Reference reference =
           reference_attention(kv.view, plan.view(), std::span<const float>(q));
       CHECK(compare_with_reference(reference, std::span<const float>(out)).ok());
@@ -148,7 +149,7 @@ TEST_CASE("rows that see next to nothing do not make row blocks of more lines th
       reference_attention(problem.kv.view, problem.plan.view(), std::span<const float>(problem.q));
   ChunkAttention<Cpu, 64> attention(2);
   check_answer(attention, problem);
-  for (const detail::cpu::RowBlock& block : attention.schedule().row_blocks())
+  for (const detail::cpu::RowBlock& block : schedule_of(attention).row_blocks())
     CHECK(block.num_rows() * 8 <= 256);
 }
 
@@ -169,10 +170,10 @@ TEST_CASE("the schedule of a run is the one of its geometry, and no item is empt
     problem.plan.segments.push_back(
         {rows, rows, problem.plan.segments[0].piece_begin, 1, 0, 1, -1, 0});
     const int min_product_lines = random.pick({1, 9, 30});
-    ChunkAttention<Cpu, 64> attention(2, {.min_product_lines = min_product_lines});
+    ChunkAttention<Cpu, 64> attention(2, {.tuning = {.min_product_lines = min_product_lines}});
     test::Answer<float> answer(problem);
     attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out);
-    const detail::cpu::Schedule& schedule = attention.schedule();
+    const detail::cpu::Schedule& schedule = schedule_of(attention);
     const PlanView view = problem.plan.view();
     if (options.share == test::Share::none) CHECK(schedule.num_shared_items() == 0);
     int shared = 0;

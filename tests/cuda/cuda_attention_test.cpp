@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "chunkattn/testing/inspect.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "simt/engine.hpp"
 #include "support/parents.hpp"
@@ -46,7 +47,7 @@ TEST_CASE("decode steps enqueued ahead of the device agree with the oracle") {
     engine.prefill(engine.sequences.size() - 1);
   }
   engine.drain_and_check();
-  const auto before = engine.attention->counts();
+  const auto before = uploads_of(*engine.attention);
   for (int step = 0; step < std::max(60, test::scaled(60)); ++step) {
     engine.decode_plan();
     engine.enqueue();
@@ -59,7 +60,7 @@ TEST_CASE("decode steps enqueued ahead of the device agree with the oracle") {
     }
   }
   engine.drain_and_check();
-  const auto after = engine.attention->counts();
+  const auto after = uploads_of(*engine.attention);
   CHECK(after.advances - before.advances > 20);  // most steps are one small kernel
   CHECK(after.schedules - before.schedules < 12);
   CHECK(simt::device().launches.size() > 0);
@@ -67,7 +68,7 @@ TEST_CASE("decode steps enqueued ahead of the device agree with the oracle") {
 
 TEST_CASE("both kinds of tasks side by side agree with the oracle") {
   // The prefix is bound by arithmetic, what follows it by the memory.
-  chunkattn::CostModel model = engine_model();
+  chunkattn::detail::cuda::CostModel model = engine_model();
   model.ps_per_mflop *= 3;
   Engine engine(22, {}, model);
   shuffled(engine.random.bits());
@@ -97,20 +98,20 @@ TEST_CASE("a step without a new piece uploads nothing") {
   engine.enqueue();
   engine.submit();
   engine.drain_and_check();
-  const auto before = engine.attention->counts();
+  const auto before = uploads_of(*engine.attention);
   const int copies = simt::device().calls["cudaMemcpyAsync"];
   const int mallocs = simt::device().calls["cudaMallocHost"];
   int quiet_steps = 0;
   for (int step = 0; step < 32; ++step) {
-    const auto uploads = engine.attention->counts().uploads;
+    const auto uploads = uploads_of(*engine.attention).uploads;
     engine.decode_plan();
     engine.attention->prepare(engine.view, &engine.stream);
-    if (engine.attention->counts().uploads == uploads) ++quiet_steps;
+    if (uploads_of(*engine.attention).uploads == uploads) ++quiet_steps;
     engine.enqueue();
     engine.submit();
   }
   engine.drain_and_check();
-  const auto after = engine.attention->counts();
+  const auto after = uploads_of(*engine.attention);
   CHECK(after.advances - before.advances == 32);
   CHECK(quiet_steps >= 28);  // two chunks fill in 32 steps; each new piece is one upload
   CHECK(simt::device().calls["cudaMemcpyAsync"] - copies <= 8);
@@ -125,7 +126,7 @@ TEST_CASE("the first plan of all may get a piece") {
   attention.prepare(plan.view(), &stream);
   ++plan.pieces_version;
   attention.prepare(plan.view(), &stream);
-  CHECK(attention.counts().uploads == 2);
+  CHECK(uploads_of(attention).uploads == 2);
 }
 
 TEST_CASE("the host waits for an upload only when both buffers are being copied from") {
@@ -237,7 +238,7 @@ TEST_CASE("a captured graph has blocks for any plan, not for that of its capture
   CHECK(blocks_of(*engine.attention, false).write == 1);
   CHECK(blocks_of(*engine.attention, false).run == kv_heads);
   CHECK(blocks_of(*engine.attention, true).run == engine.attention->num_blocks());
-  CudaLimits limits = Engine::limits();
+  CudaOptions::Limits limits = Engine::limits();
   limits.max_copies = 6;
   ChunkAttention<Cuda, head_dim> many_copies(limits);
   CHECK(blocks_of(many_copies, true).write == 6 * kv_heads);
@@ -303,7 +304,7 @@ TEST_CASE("pending row copies are uploaded once per step, and write() may be cap
     engine.sequences.push_back(engine.sequences[0].fork());
     engine.decode_plan();
     REQUIRE(engine.view.num_copies > 0);
-    const auto before = engine.attention->counts().uploads;
+    const auto before = uploads_of(*engine.attention).uploads;
     const int waits = simt::device().calls["cudaEventSynchronize"];
     Step& step = engine.new_step();
     const auto layer = engine.cache.layer(0);
@@ -313,7 +314,7 @@ TEST_CASE("pending row copies are uploaded once per step, and write() may be cap
                             &engine.stream);
     };
     for (int layers = 0; layers < 8; ++layers) write_and_run();
-    CHECK(engine.attention->counts().uploads - before == 1);
+    CHECK(uploads_of(*engine.attention).uploads - before == 1);
     CHECK(simt::device().calls["cudaEventSynchronize"] - waits == 1);
     simt::Graph graph(engine.stream);
     CHECK_NOTHROW(write_and_run());

@@ -77,7 +77,7 @@ TEST_CASE("addresses beyond what the table holds are asked about again, and no o
 
 TEST_CASE("bad input is named, and nothing has changed") {
   simt::Device& device = simt::device();
-  const auto make = [](CudaOptions options = {}, CudaLimits limits = Engine::limits()) {
+  const auto make = [](CudaOptions options = {}, CudaOptions::Limits limits = Engine::limits()) {
     return ChunkAttention<Cuda, head_dim>(limits, options);
   };
   SUBCASE("no device") {
@@ -131,16 +131,16 @@ TEST_CASE("bad input is named, and nothing has changed") {
                            chunkattn::InvalidArgument);
     }
     CudaOptions options;
-    options.model.task_ps = -1;
-    CHECK_THROWS_WITH_AS(make(options), doctest::Contains("options.model.task_ps = -1"),
+    options.tuning.task_ps = -1;
+    CHECK_THROWS_WITH_AS(make(options), doctest::Contains("options.tuning.task_ps = -1"),
                          chunkattn::InvalidArgument);
-    options.model = {};
-    options.model.min_split_tokens = 0;
-    CHECK_THROWS_WITH_AS(make(options), doctest::Contains("options.model.min_split_tokens = 0"),
+    options.tuning = {};
+    options.tuning.min_split_tokens = 0;
+    CHECK_THROWS_WITH_AS(make(options), doctest::Contains("options.tuning.min_split_tokens = 0"),
                          chunkattn::InvalidArgument);
   }
   SUBCASE("limits") {
-    CudaLimits limits = Engine::limits();
+    CudaOptions::Limits limits = Engine::limits();
     limits.num_qo_heads = 5;
     CHECK_THROWS_WITH_AS(make({}, limits), doctest::Contains("num_qo_heads = 5"),
                          chunkattn::InvalidArgument);
@@ -295,10 +295,10 @@ TEST_CASE("two ranks, each with half of the heads of a layer, whose values diffe
   engine.build();
   Step& step = engine.new_step();
   const auto rows = static_cast<std::size_t>(engine.view.num_rows);
-  CudaLimits limits = Engine::limits();
+  CudaOptions::Limits limits = Engine::limits();
   limits.num_qo_heads = qo_heads / 2;
   limits.num_kv_heads = 1;
-  ChunkAttention<Cuda, head_dim> attention(limits, {.model = engine_model()});
+  ChunkAttention<Cuda, head_dim> attention(limits, {.tuning = engine_model()});
   const auto share = [&](int rank) { return engine.cache.layer(0).heads(rank, 1); };
   DeviceArray<half> k(rows * head_dim), v(k.size), q(rows * qo_heads / 2 * head_dim), out(q.size);
   std::ranges::fill(k.span(), half{});

@@ -27,7 +27,7 @@ using Some = Variants<Plain, SlidingWindow>;
 /// An engine with one step of three sequences planned, whose attention has the model of the
 /// front's.
 struct Problem : Engine {
-  explicit Problem(std::uint64_t number) : Engine(number, {}, CostModel{}) {
+  explicit Problem(std::uint64_t number) : Engine(number, {}, detail::cuda::CostModel{}) {
     simt::current_schedule() = {};
     begin();
     for (int i = 0; i < 3; ++i) {
@@ -140,7 +140,7 @@ TEST_CASE("what was not compiled in is refused by naming what was") {
   CHECK(refused([&] { (void)make_attention<Cuda, Sizes, KvTypes<half>>(64, limits); }) ==
         "head_dim = 64: expected one that this program was built with: 16, 16:64");
   CHECK(refused([&] {
-          (void)make_attention<Cuda, Sizes, KvTypes<half>>(16, CudaLimits{});
+          (void)make_attention<Cuda, Sizes, KvTypes<half>>(16, CudaOptions::Limits{});
         }).starts_with("limits.max_rows = 0"));
   Problem engine(33);
   simt::Step& step = engine.new_step();

@@ -20,7 +20,6 @@ namespace {
 using chunkattn::bfloat16;
 using chunkattn::ChunkAttention;
 using chunkattn::Cuda;
-using chunkattn::CudaLimits;
 using chunkattn::CudaOptions;
 using Half = chunkattn::half;  // cuda_fp16.h, which Thrust includes, has a half of its own
 
@@ -68,7 +67,7 @@ void check(test::Random& random, const Case& c, const V& variant = {},
   thrust::device_vector<T> out(lines * ValueDim, poison), again(out.size(), poison);
   thrust::device_vector<float> lse(lines, NAN);
 
-  CudaLimits limits;
+  CudaOptions::Limits limits;
   limits.max_rows = plan.num_rows();
   limits.num_qo_heads = c.num_kv_heads * c.group;
   limits.num_kv_heads = c.num_kv_heads;
@@ -77,8 +76,8 @@ void check(test::Random& random, const Case& c, const V& variant = {},
   limits.max_partial_rows = 64 * plan.num_rows();
   CudaOptions options;
   if (c.eager) {
-    options.model.task_ps = options.model.merge_ps = options.model.wait_ps = 0;
-    options.model.min_split_tokens = 64;
+    options.tuning.task_ps = options.tuning.merge_ps = options.tuning.wait_ps = 0;
+    options.tuning.min_split_tokens = 64;
   }
   ChunkAttention<Cuda, HeadDim, ValueDim> attention(limits, options);
   const auto layer = chunkattn::make_kv_view(
@@ -192,7 +191,7 @@ TEST_CASE("1,000 graph replays with staggered lengths equal eager steps") {
   test::Random random(103);
   chunkattn::PrefixTree<int, 64> tree;
   chunkattn::KvCache<Cuda, Half> cache(64, {1, kv_heads, head_dim}, 256);
-  CudaLimits limits;
+  CudaOptions::Limits limits;
   limits.max_rows = 512;
   limits.num_qo_heads = qo_heads;
   limits.num_kv_heads = kv_heads;
@@ -265,7 +264,7 @@ TEST_CASE("1,000 graph replays with staggered lengths equal eager steps") {
 }
 
 TEST_CASE("host memory where device memory is meant is refused") {
-  CudaLimits limits;
+  CudaOptions::Limits limits;
   limits.max_rows = 4;
   limits.num_qo_heads = limits.num_kv_heads = 1;
   ChunkAttention<Cuda, 64> attention(limits);

@@ -43,7 +43,7 @@ simt::StepResult<T> check(test::Random& random, const Case& c) {
   test::fill_kv(random, plan, storage.view, c.k_deviation);
   const auto q = random_queries<T>(
       random, static_cast<std::size_t>(plan.num_rows() * c.num_kv_heads * c.group * Dims.k));
-  chunkattn::CostModel model = simt::eager_model();
+  chunkattn::detail::cuda::CostModel model = simt::eager_model();
   if (c.never_share) model.wait_ps = std::int64_t{1} << 50;
   shuffle_turns(random);
   simt::StepResult<T> got = simt::attention_step<T, Dims>(
@@ -318,7 +318,7 @@ TEST_CASE("a task waits for partial results that another block is late with") {
   test::KvStorage<half> storage(plan.num_slots, 1, plan.chunk_size, 64);
   test::fill_kv(random, plan, storage.view);
   const auto q = random_queries<half>(random, 4 * 64);
-  chunkattn::CostModel model = simt::eager_model();
+  chunkattn::detail::cuda::CostModel model = simt::eager_model();
   model.min_split_tokens = 400;
   std::vector<half> first;
   for (const int resident : {1, 2, 3}) {
@@ -393,7 +393,7 @@ Traces traces_of(int tokens, F&& key) {
   simt::current_schedule() = {};
   const auto before = simt::statistics().powers;
   Traces traces;
-  chunkattn::CostModel model = simt::eager_model();
+  chunkattn::detail::cuda::CostModel model = simt::eager_model();
   model.min_split_tokens = tokens;  // one task
   const auto got = simt::attention_step<half, 16>(
       kv.view, plan.view(), std::span<const half>(q), model, 2, 1, 0, {}, [&] {

@@ -18,7 +18,7 @@ using model::Item;
 using model::Machine;
 
 double modelled(const test::RandomPlan& plan, const chunkattn::detail::cuda::Geometry& geometry,
-                const chunkattn::CostModel& cost) {
+                const chunkattn::detail::cuda::CostModel& cost) {
   constexpr chunkattn::detail::cuda::ScheduleCapacity plenty{1u << 20, 1u << 20, 1u << 30};
   chunkattn::detail::cuda::Scheduler scheduler;
   scheduler.build(plan.view(), geometry, cost, plenty);
@@ -132,7 +132,7 @@ TEST_CASE("no other cut of the figures' cases is much better in the model") {
     const double us = modelled(plan, c.geometry, {});
     if (c.before > 0) CHECK(us < c.before * 0.86);
     for (const int min_split_tokens : {128, 256, 384, 512, 768, 1024, 2048}) {
-      chunkattn::CostModel cost;
+      chunkattn::detail::cuda::CostModel cost;
       cost.min_split_tokens = min_split_tokens;
       CHECK(us <= 1.02 * modelled(plan, c.geometry, cost));
     }
@@ -145,7 +145,7 @@ TEST_CASE("nor is one of any case in the model") {
     const test::RandomPlan plan = c.plan();
     const double us = modelled(plan, c.geometry, {});
     for (const int min_split_tokens : {128, 192, 256, 384, 768}) {
-      chunkattn::CostModel cost;
+      chunkattn::detail::cuda::CostModel cost;
       cost.min_split_tokens = min_split_tokens;
       // The scheduler does not know that blocks out of step leave one another the memory while
       // they start.
@@ -172,7 +172,8 @@ TEST_CASE("a few partial results per row are all that few rows cost") {
 }
 
 TEST_CASE("an order that has both kinds of tasks side by side costs no more") {
-  chunkattn::CostModel apart;  // no block takes more than its share: nothing is gained
+  chunkattn::detail::cuda::CostModel
+      apart;  // no block takes more than its share: nothing is gained
   apart.alone_ps_per_kib = apart.ps_per_kib;
   const struct {
     int sequences, shared, own;

@@ -15,9 +15,9 @@
 
 namespace {
 
-using chunkattn::CostModel;
 using chunkattn::PlanView;
 using chunkattn::Segment;
+using chunkattn::detail::cuda::CostModel;
 using chunkattn::detail::cuda::Geometry;
 using namespace chunkattn::detail::cuda;
 

@@ -19,7 +19,7 @@
 
 namespace {
 
-using chunkattn::CostModel;
+using chunkattn::detail::cuda::CostModel;
 using chunkattn::detail::cuda::Geometry;
 using namespace chunkattn::detail::cuda;
 

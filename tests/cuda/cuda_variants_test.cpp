@@ -115,7 +115,7 @@ std::vector<half> ones(std::size_t size) {
 template <class V>
 simt::StepResult<half> run(const test::RandomPlan& plan, const KvView<half>& kv,
                            std::span<const half> q, const V& variant,
-                           const CostModel& model = simt::eager_model()) {
+                           const detail::cuda::CostModel& model = simt::eager_model()) {
   return simt::attention_step<half, dim>(kv, plan.view(), q, model, 2, 3, 0, variant);
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("sinks count once, whatever is shared and however runs are cut") {
   const std::vector<float> sinks{0.0f, 7.0f, 20.0f, -infinity};
   const auto q = ones(sequences * heads * dim);
   for (const bool share : {true, false}) {
-    CostModel model = simt::eager_model();
+    detail::cuda::CostModel model = simt::eager_model();
     if (!share) model.wait_ps = std::int64_t{1} << 50;
     const auto got = run(plan, kv.view, q, Sinks{sinks}, model);
     CHECK((got.scheduler.summary().num_shared > 0) == share);

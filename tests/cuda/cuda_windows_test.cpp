@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "chunkattn/testing/inspect.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "simt/engine.hpp"
 #include "support/attention_case.hpp"
@@ -78,7 +79,7 @@ TEST_CASE("layers with and without a window take turns: planned once, copied onc
   DeviceArray<float> sinks(std::size_t{2} * qo_heads);  // of two layers
   engine.random.fill(sinks.span());
   const SlidingWindow window{40, 3};
-  chunkattn::UploadCounts first;
+  chunkattn::detail::cuda::UploadCounts first;
   for (int step = 0; step < 24; ++step) {
     engine.decode_plan();
     Step& made = engine.new_step();
@@ -86,7 +87,7 @@ TEST_CASE("layers with and without a window take turns: planned once, copied onc
     engine.attention->write(layer, engine.view, made.k->span(), made.v->span(), &engine.stream);
     engine.attention->run(layer, engine.view, made.q->span(), made.out->span(), made.lse->span(),
                           &engine.stream);
-    const auto after_plain = engine.attention->counts();
+    const auto after_plain = uploads_of(*engine.attention);
     std::vector<std::unique_ptr<Call>> calls;
     for (std::size_t layers = 0; layers < 4; ++layers) {
       const std::span<const float> logits = sinks.span().subspan(layers % 2 * qo_heads, qo_heads);
@@ -101,7 +102,7 @@ TEST_CASE("layers with and without a window take turns: planned once, copied onc
       engine.attention->run(layer, engine.view, made.q->span(), made.out->span(), made.lse->span(),
                             &engine.stream);
     }
-    const auto after = engine.attention->counts();
+    const auto after = uploads_of(*engine.attention);
     if (step == 0) {  // the window's own list, once
       CHECK(after.schedules == after_plain.schedules + 1);
       CHECK(after.uploads == after_plain.uploads + 1);
@@ -115,7 +116,7 @@ TEST_CASE("layers with and without a window take turns: planned once, copied onc
     engine.drain_and_check();
   }
   // The window has moved on by more than half of itself; new lists are for that.
-  const auto last = engine.attention->counts();
+  const auto last = uploads_of(*engine.attention);
   CHECK(last.schedules - first.schedules <= 6);
   CHECK(last.advances - first.advances == 23);
   CHECK(simt::device().late_loads == 0);
@@ -195,7 +196,7 @@ void check_lengths(test::Random& random, const V& variant, const ReferenceVarian
   options.reserve_chance = 0;
   test::RandomPlan plan = test::make_random_plan(random, options);
   CudaOptions cuda;
-  cuda.model = engine_model();
+  cuda.tuning = engine_model();
   ChunkAttention<Cuda, head_dim> attention(Engine::limits(), cuda);
   KvCache<Cuda, half> cache(options.chunk_size, {1, kv_heads, head_dim},
                             static_cast<std::size_t>(plan.num_slots));
@@ -234,7 +235,7 @@ TEST_CASE("a list serves as long as what it leaves out is hidden") {
 TEST_CASE("windows beyond the limit take the place of others, but of none that a graph uses") {
   Engine engine(34);
   simt::current_schedule() = {};
-  CudaLimits limits = Engine::limits();
+  CudaOptions::Limits limits = Engine::limits();
   limits.max_windows = 1;
   engine.attention = std::make_unique<ChunkAttention<Cuda, head_dim>>(limits);
   start(engine, 2);
@@ -275,7 +276,7 @@ TEST_CASE("variants that make no sense are refused before anything has changed")
   engine.decode_plan();
   Step& made = engine.new_step();
   const auto layer = engine.cache.layer(0);
-  const auto before = engine.attention->counts();
+  const auto before = uploads_of(*engine.attention);
   const std::size_t queued = engine.stream.queue.size();
   const auto message = [&](const auto& variant) {
     return refusal([&] {
@@ -290,7 +291,7 @@ TEST_CASE("variants that make no sense are refused before anything has changed")
   const std::string wrong = message(Sinks{host});
   CHECK(wrong.starts_with("a table of variant.sink = "));
   CHECK(wrong.ends_with("expected device memory, this is host memory"));
-  CHECK(engine.attention->counts().uploads == before.uploads);
+  CHECK(uploads_of(*engine.attention).uploads == before.uploads);
   CHECK(engine.stream.queue.size() == queued);
   {
     DeviceArray<float> device(qo_heads);
@@ -301,7 +302,7 @@ TEST_CASE("variants that make no sense are refused before anything has changed")
           "stream = capturing: expected prepare(plan, stream) before the capture: an "
           "upload inside it would be replayed with stale contents");
   }
-  CudaLimits limits = Engine::limits();
+  CudaOptions::Limits limits = Engine::limits();
   limits.max_windows = 8;
   CHECK(refusal([&] { (void)ChunkAttention<Cuda, head_dim>::workspace_size(limits); }) ==
         "limits.max_windows = 8: expected at most 7");

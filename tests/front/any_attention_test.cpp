@@ -227,7 +227,7 @@ TEST_CASE("names of variants: the library's, a user's, those of several together
 
 TEST_CASE("q and out of another type, and options of the attention") {
   Problem problem(16);
-  const AttentionOptions options{.sm_scale = 0.5f, .reduce = Reduce::batch_invariant};
+  const CpuOptions options{.sm_scale = 0.5f, .reduce = Reduce::batch_invariant};
   ChunkAttention<Cpu, 16> attention(1, options);
   KvCache<Cpu, half> cache(problem.tree, {1, num_kv_heads, 16});
   const auto to_halves = [](const std::vector<float>& values) {
@@ -368,8 +368,8 @@ TEST_CASE("what was not compiled in is refused by naming what was") {
           (void)make_attention<Cpu, Dims, Small>(16, -1);
         }).starts_with("num_threads = -1"));
   CHECK(refused([] {
-          (void)make_attention<Cpu, Dims, Small>(16, 1, {.min_tasks = -1});
-        }).starts_with("options.min_tasks = -1"));
+          (void)make_attention<Cpu, Dims, Small>(16, 1, {.tuning = {.min_tasks = -1}});
+        }).starts_with("options.tuning.min_tasks = -1"));
 
   Problem problem(16);
   const auto any = make_attention<Cpu, HeadDims<16>, Small, Some>(16, 1);

@@ -14,8 +14,8 @@
 namespace simt {
 
 /// A cost model under which small test plans are shared and split.
-inline chunkattn::CostModel eager_model() {
-  chunkattn::CostModel model;
+inline chunkattn::detail::cuda::CostModel eager_model() {
+  chunkattn::detail::cuda::CostModel model;
   model.num_blocks = 64;
   model.task_ps = 0;
   model.merge_ps = 0;
@@ -56,8 +56,8 @@ template <class T, chunkattn::detail::cuda::HeadDims Dims, class V = chunkattn::
           class After = void (*)()>
 StepResult<T> attention_step(
     const chunkattn::KvView<T>& kv, chunkattn::PlanView plan, std::span<const T> q,
-    const chunkattn::CostModel& model, int num_stages = 2, int grid = 3, float sm_scale = 0,
-    const V& variant = {}, After&& after = [] {}, int ahead = 0) {
+    const chunkattn::detail::cuda::CostModel& model, int num_stages = 2, int grid = 3,
+    float sm_scale = 0, const V& variant = {}, After&& after = [] {}, int ahead = 0) {
   using namespace chunkattn::detail::cuda;
   StepResult<T> result;
   const auto rows = static_cast<std::size_t>(plan.num_rows);

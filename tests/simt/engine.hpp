@@ -24,7 +24,6 @@ namespace simt {
 using chunkattn::AttentionPlan;
 using chunkattn::ChunkAttention;
 using chunkattn::Cuda;
-using chunkattn::CudaLimits;
 using chunkattn::CudaOptions;
 using chunkattn::half;
 using chunkattn::KvCache;
@@ -34,8 +33,8 @@ inline constexpr int head_dim = 16;
 inline constexpr int kv_heads = 2;
 inline constexpr int qo_heads = 6;
 
-inline chunkattn::CostModel engine_model() {
-  chunkattn::CostModel model;
+inline chunkattn::detail::cuda::CostModel engine_model() {
+  chunkattn::detail::cuda::CostModel model;
   model.task_ps = 0;
   model.merge_ps = 0;
   model.wait_ps = 0;
@@ -77,13 +76,13 @@ struct EngineOf {
   using Attention = ChunkAttention<Cuda, head_dim, ValueDim>;
 
   explicit EngineOf(std::uint64_t stream_number, CudaOptions options = {},
-                    const chunkattn::CostModel& model = engine_model())
+                    const chunkattn::detail::cuda::CostModel& model = engine_model())
       : random(stream_number) {
-    options.model = model;
+    options.tuning = model;
     attention = std::make_unique<Attention>(limits(), options);
   }
-  static CudaLimits limits() {
-    CudaLimits limits;
+  static CudaOptions::Limits limits() {
+    CudaOptions::Limits limits;
     limits.max_rows = 64;
     limits.num_qo_heads = qo_heads;
     limits.num_kv_heads = kv_heads;

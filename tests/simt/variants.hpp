@@ -25,7 +25,7 @@ struct CudaModes {
                    std::span<const T> q, const V& variant, const F& check) {
     for (const bool eager : {true, false}) {
       CAPTURE(eager);
-      chunkattn::CostModel model = eager_model();
+      chunkattn::detail::cuda::CostModel model = eager_model();
       if (!eager) model.wait_ps = std::int64_t{1} << 50;
       shuffle_turns(random);
       const StepResult<T> got =

@@ -130,7 +130,7 @@ struct Answer {
 template <class T, int HeadDim, int ValueDim, class Exec>
 chunkattn::Rounding rounding_in(
     const chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, ValueDim, Exec>& attention) {
-  const chunkattn::AttentionOptions& options = attention.options();
+  const chunkattn::CpuOptions& options = attention.options();
 #if defined(CHUNKATTN_SOFTWARE_TILES)
   constexpr bool tiles = true;
 #else

@@ -224,11 +224,10 @@ auto variant_modes() {
   using Attention = chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, ValueDim>;
   std::vector<Attention> modes;
   modes.emplace_back(2);
-  modes.emplace_back(
-      2, chunkattn::AttentionOptions{
-             .reduce = chunkattn::Reduce::spin_lock, .min_tasks = 32, .min_product_lines = 1});
-  modes.emplace_back(2, chunkattn::AttentionOptions{.min_product_lines = 1 << 20});
-  modes.emplace_back(2, chunkattn::AttentionOptions{.reduce = chunkattn::Reduce::batch_invariant});
+  modes.emplace_back(2, chunkattn::CpuOptions{.reduce = chunkattn::Reduce::spin_lock,
+                                              .tuning = {.min_tasks = 32, .min_product_lines = 1}});
+  modes.emplace_back(2, chunkattn::CpuOptions{.tuning = {.min_product_lines = 1 << 20}});
+  modes.emplace_back(2, chunkattn::CpuOptions{.reduce = chunkattn::Reduce::batch_invariant});
   return modes;
 }
 
@@ -248,7 +247,7 @@ struct CpuModes {
   void each_answer(const AttentionCase<T>& problem, const V& variant, const F& check) {
     for (auto& attention : modes) {
       CAPTURE(static_cast<int>(attention.options().reduce));
-      CAPTURE(attention.options().min_product_lines);
+      CAPTURE(attention.options().tuning.min_product_lines);
       Answer<> answer(problem);
       attention.run(problem.kv.view, problem.plan.view(), variant, problem.q, answer.out,
                     answer.lse);

@@ -48,7 +48,7 @@ class AttentionOf final : public HostAttention {
  public:
   template <class Tree>
   AttentionOf(const Tree& tree, const Config& config, chunkattn::ThreadPool& executor,
-              const chunkattn::AttentionOptions& options)
+              const chunkattn::CpuOptions& options)
       : cache_(tree, {.num_layers = config.num_layers,
                       .num_kv_heads = config.num_kv_heads,
                       .head_dim = HeadDim}),
@@ -114,7 +114,7 @@ SERVE_FOR_HEAD_DIMS(extern template, chunkattn::bfloat16)
 template <class T, class Tree>
 std::unique_ptr<HostAttention> make_attention_of(const Tree& tree, const Config& config,
                                                  chunkattn::ThreadPool& executor,
-                                                 const chunkattn::AttentionOptions& options) {
+                                                 const chunkattn::CpuOptions& options) {
   switch (config.head_dim()) {  // of llama2.c's models, of SmolLM2 and of Llama
     case 8:
       return std::make_unique<AttentionOf<8, T>>(tree, config, executor, options);
@@ -134,7 +134,7 @@ std::unique_ptr<HostAttention> make_attention_of(const Tree& tree, const Config&
 template <class Tree>
 std::unique_ptr<HostAttention> make_attention(KvType kv, const Tree& tree, const Config& config,
                                               chunkattn::ThreadPool& executor,
-                                              const chunkattn::AttentionOptions& options) {
+                                              const chunkattn::CpuOptions& options) {
   switch (kv) {
     case KvType::fp16:
       return make_attention_of<chunkattn::half>(tree, config, executor, options);

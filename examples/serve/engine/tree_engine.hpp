@@ -136,10 +136,10 @@ class TreeEngine final : public Engine {
     if (mode == Mode::paged) retention.high_watermark = 0;  // nobody would find what is kept
     return retention;
   }
-  static chunkattn::AttentionOptions attention_options(const EngineOptions& options) {
-    chunkattn::AttentionOptions attention{.reduce = options.reduce};
+  static chunkattn::CpuOptions attention_options(const EngineOptions& options) {
+    chunkattn::CpuOptions attention{.reduce = options.reduce};
     // Several sequences name the same pages: one head at a time leaves them in the caches.
-    if (options.mode == Mode::paged_prefix) attention.max_task_heads = 1;
+    if (options.mode == Mode::paged_prefix) attention.tuning.max_task_heads = 1;
     return attention;
   }
   static std::size_t chunks_alone(std::size_t tokens) {

@@ -50,7 +50,7 @@ std::vector<float> logits_of(const Model& model, Products& products,
   chunkattn::AttentionPlan plan;
   Forward forward(model, products);
   const auto attention = make_attention(KvType::fp32, tree, model.config, products.executor(),
-                                        chunkattn::AttentionOptions{});
+                                        chunkattn::CpuOptions{});
   std::vector<float> all;
   auto sequence = tree.insert(prompt);
   for (const std::size_t budget : {(prompt.size() + 1) / 2, prompt.size()}) {

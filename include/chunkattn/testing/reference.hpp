@@ -10,6 +10,7 @@
 #include <functional>
 #include <limits>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "../attention_options.hpp"
@@ -22,6 +23,27 @@
 #include "../variants.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+/// How a kernel rounds on the way to its output, beyond what fp32 does; relative.
+struct Rounding {
+  double p;      ///< of the probabilities and values as they are fed to PV
+  double logit;  ///< of queries and keys as they are fed to QK
+
+  /// fp32, unless told otherwise.
+  constexpr Rounding(double p_ = 0x1p-24, double logit_ = 0) noexcept : p(p_), logit(logit_) {}
+};
+
+/// The largest rounding errors of products over K and V of T, by tiles (see Accuracy). Two terms of
+/// bfloat16 hold a float but for 2^-17 of it, and K and V exactly. Of half K and V, which are two
+/// terms themselves, the product of both second terms is left out: another 2^-16.
+template <class T>
+[[nodiscard]] constexpr Rounding rounding_of(Accuracy accuracy) noexcept {
+  constexpr bool is_half = std::is_same_v<T, half>;
+  if (std::is_same_v<T, float> || accuracy == Accuracy::fp32) return {};
+  const double u =
+      accuracy == Accuracy::two_terms ? (is_half ? 0x3p-17 : 0x1p-17) : (is_half ? 0x2p-8 : 0x1p-8);
+  return {u, u};
+}
 
 /// A variant as its definition has it, in double precision; what is empty does nothing.
 struct ReferenceVariant {

@@ -7,7 +7,7 @@ using namespace chunkattn;
 
 std::unique_ptr<AnyAttention> cuda_attention(int head_dim, int max_rows, int num_qo_heads,
                                              int num_kv_heads) {
-  CudaLimits limits;
+  CudaOptions::Limits limits;
   limits.max_rows = max_rows;
   limits.num_qo_heads = num_qo_heads;
   limits.num_kv_heads = num_kv_heads;

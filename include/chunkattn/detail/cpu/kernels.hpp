@@ -200,7 +200,7 @@ using AnyEngine = typename EngineList<void
 /// The engine of options.instruction_set, which is one that is compiled. The avx512 engine is that of
 /// amx too.
 template <int HeadDim, int ValueDim, std::size_t I = 0>
-[[nodiscard]] AnyEngine<HeadDim, ValueDim> make_engine(const AttentionOptions& options) {
+[[nodiscard]] AnyEngine<HeadDim, ValueDim> make_engine(const CpuOptions& options) {
   using Engines = AnyEngine<HeadDim, ValueDim>;
   using Engine = std::variant_alternative_t<I, Engines>;
   const InstructionSet vectors = options.instruction_set == InstructionSet::amx

@@ -12,26 +12,16 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "../../attention_options.hpp"
 #include "../base/config.hpp"
 #include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
+namespace detail::cuda {
 
-/// Rates and fixed costs. The defaults describe an H200 by its copy bandwidth (4.3 TB/s over 132
-/// multiprocessors with two blocks each: 16 bytes per ns and block; 27 where few others stream) and
-/// an mma.sync rate of about 380 TFLOP/s. They are estimates until the sweep of bench/cuda_sweep.cu
-/// has been fitted.
-struct CostModel {
-  std::int32_t num_blocks = 264;    ///< blocks that run at the same time
-  std::int64_t ps_per_kib = 63000;  ///< one block moving 1 KiB of device memory, all others too
-  std::int64_t alone_ps_per_kib = 38000;  ///< the same, the memory idle otherwise
-  std::int64_t ps_per_mflop = 690000;     ///< one block doing 10^6 floating-point operations
-  std::int64_t task_ps = 1500000;         ///< start, first loads, epilogue
-  /// 128 threads reading their columns of one partial result; four reads are under way at a time.
-  std::int64_t merge_ps = 150000;
-  /// The way to partial results of other tasks: their flags, and the first of them.
-  std::int64_t wait_ps = 1000000;
-  std::int32_t min_split_tokens = 64;  ///< no KV split is shorter
+/// Rates and fixed costs, for so many blocks.
+struct CostModel : CudaOptions::Tuning {
+  std::int32_t num_blocks = 264;  ///< that run at the same time
 
   /// 1 KiB of device memory, for each of `streams` blocks that stream side by side.
   [[nodiscard]] constexpr std::int64_t kib_ps(std::int64_t streams) const noexcept {
@@ -42,8 +32,7 @@ struct CostModel {
 
   /// One task: `tokens` K/V rows of 16-bit elements past a tile of `tile_rows`, each KiB
   /// in `kib` ps.
-  [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows,
-                                                 detail::cuda::HeadDims dims,
+  [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows, HeadDims dims,
                                                  std::int64_t kib) const noexcept {
     const std::int64_t bytes = 2 * tokens * (dims.k + dims.v);
     const std::int64_t flops = bytes * tile_rows;
@@ -51,14 +40,14 @@ struct CostModel {
   }
   /// The same while all blocks stream.
   [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows,
-                                                 detail::cuda::HeadDims dims) const noexcept {
+                                                 HeadDims dims) const noexcept {
     return stream_ps(tokens, tile_rows, dims, ps_per_kib);
   }
 
   /// A chunk-first task: streams, and writes a partial result for each of its `rows` packed rows,
   /// each KiB in `write_kib` ps: whoever shares what it reads, that is its own.
   [[nodiscard]] constexpr std::int64_t chunk_first_ps(std::int64_t tokens, int tile_rows, int rows,
-                                                      detail::cuda::HeadDims dims, std::int64_t kib,
+                                                      HeadDims dims, std::int64_t kib,
                                                       std::int64_t write_kib) const noexcept {
     return task_ps + stream_ps(tokens, tile_rows, dims, kib) +
            partial_bytes(rows, dims.v) * write_kib / 1024;
@@ -66,7 +55,7 @@ struct CostModel {
 
   /// A sequence-first task until it needs partial results.
   [[nodiscard]] constexpr std::int64_t sequence_first_ps(std::int64_t tokens, int tile_rows,
-                                                         detail::cuda::HeadDims dims,
+                                                         HeadDims dims,
                                                          std::int64_t kib) const noexcept {
     return task_ps + stream_ps(tokens, tile_rows, dims, kib);
   }
@@ -74,7 +63,7 @@ struct CostModel {
   /// Its end: `merges` partial results for each of `rows`.
   [[nodiscard]] constexpr std::int64_t merge_all_ps(int rows, int value_dim,
                                                     int merges) const noexcept {
-    return detail::cuda::merges_in_a_row(rows, value_dim, merges) * merge_ps;
+    return merges_in_a_row(rows, value_dim, merges) * merge_ps;
   }
 
   /// `rows` partial results of one KV head, written by one task and read by others.
@@ -94,4 +83,5 @@ struct CostModel {
   return rows > 32 ? 64 : rows > 16 ? 32 : 16;
 }
 
+}  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -25,13 +25,12 @@ CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {
 
 /// What ChunkAttention<Cuda> keeps: the device, its kernels, the plan's copy there; and its checks.
-/// Options: Options.
-template <int HeadDim, int ValueDim, class Options>
+template <int HeadDim, int ValueDim>
 class DeviceState {
   static constexpr HeadDims dims{HeadDim, ValueDim};
 
  public:
-  DeviceState(const CudaLimits& limits, const Options& options)
+  DeviceState(const CudaOptions::Limits& limits, const CudaOptions& options)
       : limits_(completed(limits)),
         options_(checked(options)),
         checks_(find_device(), options.check_pointers, options.check_streams),
@@ -55,19 +54,19 @@ class DeviceState {
   template <class T>
   using Kernels = KernelTable<T, HeadDim, ValueDim>;
 
-  static Options checked(Options options) {
+  static CudaOptions checked(CudaOptions options) {
     options.sm_scale = resolved_sm_scale(options.sm_scale, HeadDim);
-    const CostModel& model = options.model;
+    const CudaOptions::Tuning& tuning = options.tuning;
     for (const auto& [name, value] :
-         {std::pair{"options.model.ps_per_kib", model.ps_per_kib},
-          std::pair{"options.model.alone_ps_per_kib", model.alone_ps_per_kib},
-          std::pair{"options.model.ps_per_mflop", model.ps_per_mflop},
-          std::pair{"options.model.task_ps", model.task_ps},
-          std::pair{"options.model.merge_ps", model.merge_ps},
-          std::pair{"options.model.wait_ps", model.wait_ps}})
+         {std::pair{"options.tuning.ps_per_kib", tuning.ps_per_kib},
+          std::pair{"options.tuning.alone_ps_per_kib", tuning.alone_ps_per_kib},
+          std::pair{"options.tuning.ps_per_mflop", tuning.ps_per_mflop},
+          std::pair{"options.tuning.task_ps", tuning.task_ps},
+          std::pair{"options.tuning.merge_ps", tuning.merge_ps},
+          std::pair{"options.tuning.wait_ps", tuning.wait_ps}})
       check_argument(value >= 0, name, value, "a time");
-    check_argument(model.min_split_tokens > 0, "options.model.min_split_tokens",
-                   model.min_split_tokens, "at least 1");
+    check_argument(tuning.min_split_tokens > 0, "options.tuning.min_split_tokens",
+                   tuning.min_split_tokens, "at least 1");
     return options;
   }
 
@@ -97,11 +96,7 @@ class DeviceState {
     return device;
   }
 
-  [[nodiscard]] CostModel model() const noexcept {
-    CostModel model = options_.model;
-    model.num_blocks = num_blocks();
-    return model;
-  }
+  [[nodiscard]] CostModel model() const noexcept { return {options_.tuning, num_blocks()}; }
 
   // Bytes to allocate: none where the caller brought enough.
   [[nodiscard]] std::size_t own_bytes() const {
@@ -195,8 +190,8 @@ class DeviceState {
     return static_cast<int>(std::max(std::int64_t{1}, std::min(blocks, most)));
   }
 
-  CudaLimits limits_;
-  Options options_;
+  CudaOptions::Limits limits_;
+  CudaOptions options_;
   int num_sms_ = 0;
   Occupancy occupancy_;
   std::tuple<Kernels<half>, Kernels<bfloat16>> kernels_;

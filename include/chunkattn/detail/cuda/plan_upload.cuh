@@ -19,8 +19,16 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail::cuda {
 
+/// What ChunkAttention<Cuda>::prepare() had to do, counted for tests and for curious users.
+struct UploadCounts {
+  std::uint64_t schedules = 0;  ///< task lists built
+  std::uint64_t uploads = 0;    ///< prepares that copied something
+  std::uint64_t bytes = 0;      ///< copied
+  std::uint64_t advances = 0;   ///< steps made by the advance kernel alone
+};
+
 /// `limits` with every 0 replaced; throws InvalidArgument where one makes no sense.
-[[nodiscard]] inline CudaLimits completed(CudaLimits limits) {
+[[nodiscard]] inline CudaOptions::Limits completed(CudaOptions::Limits limits) {
   detail::check_argument(limits.max_rows > 0 && limits.max_rows <= (1 << 20), "limits.max_rows",
                          limits.max_rows, "between 1 and 1048576");
   detail::check_argument(limits.num_kv_heads > 0, "limits.num_kv_heads", limits.num_kv_heads,
@@ -87,7 +95,7 @@ struct WorkspaceLayout {
   std::size_t total = 0;
   ScheduleCapacity capacity;
 
-  WorkspaceLayout(const CudaLimits& limits, int value_dim) {
+  WorkspaceLayout(const CudaOptions::Limits& limits, int value_dim) {
     const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
     const std::int64_t group = limits.num_qo_heads / limits.num_kv_heads;
     const std::int64_t tiles = limits.max_rows + limits.max_rows * group / max_tile_rows + 1;
@@ -123,7 +131,7 @@ struct WorkspaceLayout {
 /// Keeps the device's copy of a plan up to date, in the order of one stream.
 class PlanUpload {
  public:
-  PlanUpload(const CudaLimits& limits, const Geometry& geometry, const CostModel& model,
+  PlanUpload(const CudaOptions::Limits& limits, const Geometry& geometry, const CostModel& model,
              std::byte* workspace)
       : limits_(limits),
         layout_(limits, geometry.dims().v),
@@ -386,7 +394,7 @@ class PlanUpload {
 
   static constexpr std::size_t merge_gap = 4096;
 
-  CudaLimits limits_;
+  CudaOptions::Limits limits_;
   WorkspaceLayout layout_;
   Geometry geometry_;
   CostModel model_;

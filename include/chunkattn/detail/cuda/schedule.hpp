@@ -21,6 +21,16 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail::cuda {
 
+/// What a step moves and computes, for floors and tests. All KV heads together.
+struct ScheduleSummary {
+  std::int64_t kv_tokens = 0;      ///< K/V rows streamed, one KV head: tasks x their tokens
+  std::int64_t kv_bytes = 0;       ///< the same in bytes, all KV heads
+  std::int64_t partial_bytes = 0;  ///< written and read
+  std::int64_t padded_flops = 0;   ///< with the unused rows of tiles
+  std::int32_t num_shared = 0;     ///< runs that are shared
+  std::int32_t num_split = 0;      ///< further cuts along KV
+};
+
 /// Builds task lists. Keeps its memory from call to call.
 class Scheduler {
  public:

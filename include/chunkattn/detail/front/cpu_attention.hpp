@@ -29,7 +29,7 @@ template <HeadSize Size, class Exec, class Types, class Variants, class Qo>
 class CpuAttention final : public AnyAttention {
  public:
   template <class Threads>
-  CpuAttention(Threads&& threads, const AttentionOptions& options)
+  CpuAttention(Threads&& threads, const CpuOptions& options)
       : attention_(std::forward<Threads>(threads), options) {}
 
   [[nodiscard]] const char* device() const noexcept override { return "cpu"; }

@@ -24,7 +24,7 @@ namespace front {
 template <HeadSize Size, class Types, class Variants>
 class CudaAttention final : public AnyAttention {
  public:
-  CudaAttention(const CudaLimits& limits, const CudaOptions& options)
+  CudaAttention(const CudaOptions::Limits& limits, const CudaOptions& options)
       : attention_(limits, options) {}
 
   [[nodiscard]] const char* device() const noexcept override { return "cuda"; }

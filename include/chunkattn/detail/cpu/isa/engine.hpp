@@ -9,8 +9,7 @@ class Engine {
  public:
   static constexpr InstructionSet instruction_set = InstructionSet::CHUNKATTN_PASS;
 
-  explicit Engine(const AttentionOptions& options)
-      : options_(options), terms_(tile_terms(options)) {}
+  explicit Engine(const CpuOptions& options) : options_(options), terms_(tile_terms(options)) {}
 
   /// Performs the plan's row copies, then stores K and V of its query tokens; K alone if v is
   /// nullptr.
@@ -85,7 +84,7 @@ class Engine {
   static constexpr int min_matrix_lines = 9;
 
   // The terms that tiles are to multiply; 0: no tiles.
-  static int tile_terms(const AttentionOptions& options) noexcept {
+  static int tile_terms(const CpuOptions& options) noexcept {
     if (!Tiles::runs_on(options.instruction_set) || options.reduce == Reduce::batch_invariant)
       return 0;
     return options.accuracy == Accuracy::fp32 ? 0 : options.accuracy == Accuracy::one_term ? 1 : 2;
@@ -98,15 +97,15 @@ class Engine {
     const int num_kv_heads = call.kv.num_kv_heads;
     const int group = call.group;
     constexpr int enough_tasks = 64;
-    const int min_tasks = options_.min_tasks > 0                     ? options_.min_tasks
+    const int min_tasks = options_.tuning.min_tasks > 0              ? options_.tuning.min_tasks
                           : options_.reduce == Reduce::deterministic ? enough_tasks
                                                                      : 4 * threads;
     ScheduleOptions wanted;
     wanted.num_kv_heads = num_kv_heads;
     wanted.group = group;
     wanted.max_lines = max_lines;
-    if (options_.min_product_lines > 0) {
-      wanted.min_product_lines = options_.min_product_lines;
+    if (options_.tuning.min_product_lines > 0) {
+      wanted.min_product_lines = options_.tuning.min_product_lines;
     } else if (uses_tiles<T>()) {
       wanted.min_product_lines = min_matrix_lines;
     } else {
@@ -116,7 +115,7 @@ class Engine {
     }
     wanted.tile_lines = uses_tiles<T>() ? matrix_lines : tile_lines;
     wanted.min_tasks = min_tasks;
-    if (options_.min_tasks == 0) wanted.min_free_tasks = enough_tasks;
+    if (options_.tuning.min_tasks == 0) wanted.min_free_tasks = enough_tasks;
     wanted.invariant = invariant();
     wanted.cost.bytes_per_token = (HeadDim + ValueDim) * static_cast<double>(sizeof(T));
     wanted.cost.flops_per_token_line = 2.0 * (HeadDim + ValueDim);
@@ -145,8 +144,9 @@ class Engine {
   // head.
   template <class Size>
   void prepare_tasks(int num_jobs, int num_kv_heads, int threads, const Size& size) {
-    const int limit = options_.max_task_heads > 0 ? std::min(options_.max_task_heads, num_kv_heads)
-                                                  : num_kv_heads;
+    const int limit = options_.tuning.max_task_heads > 0
+                          ? std::min(options_.tuning.max_task_heads, num_kv_heads)
+                          : num_kv_heads;
     int most_lines = 0;
     tasks_.reset(num_jobs, num_kv_heads, threads, [&](int j) {
       auto [job, lines] = size(j);
@@ -364,7 +364,7 @@ class Engine {
     finish_line(call, row, qo_head, softmax, result);
   }
 
-  AttentionOptions options_;
+  CpuOptions options_;
   int terms_;
   Array<KeyRange> hidden_;  // by row, of the last call whose variant skips keys
   Schedule schedule_;
