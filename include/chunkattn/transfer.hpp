@@ -182,57 +182,68 @@ void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
   scatter_kv(sequence, range, cache, buffer, range);
 }
 
-/// A preempted sequence: its tokens, whose they are, and the K/V of the first `written` of them.
+/// A preempted sequence: its tokens, whose they are, and the K/V that left with it.
 template <class Token>
 struct SwappedSequence {
   std::vector<Token> tokens;  ///< all of them, from the root
-  std::size_t written = 0;    ///< tokens whose K/V is in `kv`
-  std::vector<std::byte> kv;  ///< as gather_kv() lays it out
+  std::size_t shared = 0;     ///< the first of them, which other live sequences had, too
+  std::size_t written = 0;    ///< tokens whose K/V was in place
+  std::vector<std::byte> kv;  ///< of [shared, written), as gather_kv() lays it out
   InsertOptions options;      ///< namespace, public length and priority of the sequence
   std::uint64_t tree_id = 0;  ///< the tree that it left; 0: unknown, its K/V is taken as it is
   std::uint64_t weights = 0;  ///< Sequence::weights() when it left
 };
 
-/// Preemption by swapping: copies a sequence's tokens and the K/V that is in place to host memory
-/// and lets it leave. Where its K/V is left as cache (a retention policy) and still there at
-/// resume(), nothing is copied back. What steps in flight compute for it is given up; where an
-/// output was to come, the last token is computed again after resume().
+/// Preemption by swapping: copies a sequence's tokens and the K/V that it alone had in place to
+/// host memory and lets it leave. What other live sequences have (Sequence::num_shared()) is not
+/// copied, and where K/V is left as cache (a retention policy) and still there at resume(), nothing
+/// is copied back. What steps in flight compute for it is given up; where an output was to come,
+/// the last token is computed again after resume().
 template <PlacedSequence Sequence, KvProvider Cache>
 [[nodiscard]] SwappedSequence<typename Sequence::token_type> swap_out(Sequence& sequence,
                                                                       Cache& cache) {
   SwappedSequence<typename Sequence::token_type> swapped;
   swapped.tokens = sequence.tokens();
   swapped.written = sequence.num_written();
+  swapped.shared = std::min(sequence.num_shared(), swapped.written);
   swapped.options = sequence.options();
   swapped.tree_id = sequence.tree_id();
   swapped.weights = sequence.weights();
   swapped.options.compute_last = sequence.num_uncomputed() > 0 || sequence.num_reserved() > 0;
-  swapped.kv.resize(kv_bytes(cache, swapped.written));
-  gather_kv(sequence, {0, static_cast<std::int32_t>(swapped.written)}, cache, swapped.kv);
+  const std::size_t length = swapped.written - swapped.shared;
+  swapped.kv.resize(kv_bytes(cache, length));
+  gather_kv(sequence,
+            {static_cast<std::int32_t>(swapped.shared), static_cast<std::int32_t>(length)}, cache,
+            swapped.kv);
   sequence.leave();
   return swapped;
 }
 
 /// Brings a swapped sequence back, exactly and into its own namespace: what the cache still has is
 /// shared, the rest of the K/V is copied in, tokens that were never computed are left to compute.
-/// K/V of old weights (clear() was called after the sequence joined) is not put in place: all of it
-/// is computed again. Nothing when the tree's budget is too small; then the swapped sequence can be
-/// tried again later.
+/// All that the cache lacks is computed again where some of the first `shared` tokens are not there
+/// any more, and where the K/V is of old weights (clear() was called after the sequence joined).
+/// Nothing when the tree's budget is too small; then the swapped sequence can be tried again later.
 template <SlotOwner Tree, KvProvider Cache>
 [[nodiscard]] std::optional<typename Tree::Sequence> resume(
     Tree& tree, Cache& cache, const SwappedSequence<typename Tree::token_type>& swapped) {
   detail::check_argument(swapped.written <= swapped.tokens.size(), "swapped.written",
                          swapped.written, "at most the number of tokens");
-  detail::check_argument(swapped.kv.size() == kv_bytes(cache, swapped.written), "swapped.kv.size()",
-                         swapped.kv.size(), "kv_bytes(cache, swapped.written)");
+  detail::check_argument(swapped.shared <= swapped.written, "swapped.shared", swapped.shared,
+                         "at most swapped.written");
+  const std::size_t length = swapped.written - swapped.shared;
+  detail::check_argument(swapped.kv.size() == kv_bytes(cache, length), "swapped.kv.size()",
+                         swapped.kv.size(), "kv_bytes(cache, swapped.written - swapped.shared)");
   auto sequence = tree.try_insert(swapped.tokens, swapped.options);
   if (!sequence) return sequence;
-  const TokenRange held{0, static_cast<std::int32_t>(swapped.written)};
+  const TokenRange held{static_cast<std::int32_t>(swapped.shared),
+                        static_cast<std::int32_t>(length)};
   const bool outdated =
       swapped.tree_id != 0 && (swapped.weights == 0 || (swapped.tree_id == sequence->tree_id() &&
                                                         swapped.weights != sequence->weights()));
-  std::size_t end = outdated ? 0 : swapped.written;  // a token whose K/V is loaded is not computed
-  if (end > 0) sequence->take_over();  // what another sequence is still to write is here
+  if (outdated || length == 0 || sequence->num_written() < swapped.shared) return sequence;
+  sequence->take_over();              // what another sequence is still to write is here
+  std::size_t end = swapped.written;  // a token whose K/V is loaded is not computed
   if (swapped.options.compute_last) end = std::min(end, swapped.tokens.size() - 1);
   const auto load_end = static_cast<std::int32_t>(end);
   for (TokenRange range = sequence->loadable(); range.begin < load_end && !range.empty();

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -87,15 +88,74 @@ TEST_CASE("what another sequence has still to write is not taken for computed") 
   CHECK(waits.num_written() == 12);
   const auto swapped = swap_out(waits, b.cache);
   CHECK(swapped.written == 12);
-  CHECK(swapped.kv.size() == kv_bytes(b.cache, 12));
+  CHECK(swapped.shared == 12);
+  CHECK(swapped.kv.empty());
   CHECK(swapped.tokens == iota(0, 40));
+  {
+    auto back = resume(b.tree, b.cache, swapped);
+    REQUIRE(back);
+    CHECK(back->num_written() == 12);
+    CHECK(back->num_pending() == 18);
+    CHECK(back->num_uncomputed() == 10);
+    CHECK(putter(*back, {0, 12}, b.cache) == 100);
+  }
   writer.leave();
   b.evict_all();
   auto back = resume(b.tree, b.cache, swapped);
   REQUIRE(back);
-  CHECK(back->num_written() == 12);
-  CHECK(back->num_uncomputed() == 28);
-  CHECK(putter(*back, {0, 12}, b.cache) == 100);
+  CHECK(back->num_written() == 0);
+  CHECK(back->num_uncomputed() == 40);
+}
+
+TEST_CASE("what other live sequences have is not swapped out; without it, all is computed again") {
+  // Which of the others' 30 tokens are there at resume(): all, some, none, or to be written again.
+  for (const int there : {30, 20, 0, -1}) {
+    CAPTURE(there);
+    Bench b;
+    auto other = b.tree.insert(iota(0, 30));
+    compute(other, 30, b.cache, 100);
+    auto goes = b.tree.insert(iota(0, 40));
+    compute(goes, 10, b.cache, 200);
+    const auto swapped = swap_out(goes, b.cache);
+    CHECK(swapped.shared == 30);
+    CHECK(swapped.written == 40);
+    CHECK(swapped.kv.size() == kv_bytes(b.cache, 10));
+    other.leave();
+    b.evict_all();
+    std::optional<Tree::Sequence> again;
+    if (there != 0) {
+      again = b.tree.insert(iota(0, there < 0 ? 30 : static_cast<std::size_t>(there)));
+      if (there > 0) compute(*again, 30, b.cache, 300);
+    }
+    auto back = resume(b.tree, b.cache, swapped);
+    REQUIRE(back);
+    const int written = there < 0 ? 0 : there;
+    CHECK(back->num_written() == (there == 30 ? 40u : static_cast<std::size_t>(written)));
+    CHECK(back->num_pending() == (there < 0 ? 30u : 0u));
+    CHECK((written == 0 || putter(*back, {0, written}, b.cache) == 300));
+    if (there == 30) CHECK(putter(*back, {30, 10}, b.cache) == 200);
+    b.tree.check_invariants();
+  }
+}
+
+TEST_CASE("a swapped sequence whose numbers do not fit each other is refused") {
+  Bench b;
+  auto s = b.tree.insert(iota(0, 30));
+  compute(s, 20, b.cache, 100);
+  const auto swapped = swap_out(s, b.cache);
+  const auto resumed = [&](auto change) {
+    auto damaged = swapped;
+    change(damaged);
+    return refused([&] { (void)resume(b.tree, b.cache, damaged); });
+  };
+  CHECK(resumed([](auto& d) { d.written = 31; }) ==
+        "swapped.written = 31: expected at most the number of tokens");
+  CHECK(resumed([](auto& d) { d.shared = 21; }) ==
+        "swapped.shared = 21: expected at most swapped.written");
+  CHECK(resumed([](auto& d) {
+          d.shared = 1;
+        }).starts_with("swapped.kv.size() = " + std::to_string(swapped.kv.size())));
+  CHECK(b.tree.stats().live_sequences == 0);
 }
 
 TEST_CASE("a fork whose copy is not made is swapped out without the rows that were not copied") {

@@ -504,6 +504,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     Swapped swapped;
     swapped.had_work = live->handle.num_uncomputed() > 0;
     const std::size_t written = live->handle.num_written();
+    const std::size_t shared = std::min(live->handle.num_shared(), written);
     const bool lost_output = live->reserved() > 0;
     remember(*live);
     ShadowCache cache{&memory_};
@@ -517,6 +518,9 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     this->cut(swapped.model, swapped.model.known);
     expect(swapped.data.written == written && swapped.data.tokens == swapped.model.tokens,
            "all of it is swapped out");
+    expect(swapped.data.shared == shared &&
+               swapped.data.kv.size() == chunkattn::kv_bytes(cache, written - shared),
+           "what other live sequences have is not copied");
     expect(swapped.data.options.compute_last || !lost_output,
            "the output that was to come is computed after resume()");
     if (swapped_.size() < 6) swapped_.push_back(std::move(swapped));
@@ -549,11 +553,13 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     const std::size_t written = s->num_written();
     const bool outdated = swapped.model.weights != this->weights_;
     if (outdated) count("resume after clear");
+    const bool lost = found.cached < swapped.data.shared;  // by those that had it, too
+    if (lost) count("resume without what was shared");
     if (s->num_pending() == 0) {
       const std::size_t loaded =
-          outdated ? 0
-                   : std::min(swapped.data.written,
-                              live.known - (swapped.data.options.compute_last ? 1 : 0));
+          outdated || lost ? 0
+                           : std::min(swapped.data.written,
+                                      live.known - (swapped.data.options.compute_last ? 1 : 0));
       const bool copies = !chunkattn::detail::TreeAccess::core(*tree_).copies.all().empty();
       expect(written >= loaded || copies, "K/V is back in place");
       std::fill_n(live.done.begin(), std::max(loaded, found.cached), 1);

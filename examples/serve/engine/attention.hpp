@@ -3,11 +3,11 @@
 
 #include <chunkattn/chunkattn.hpp>
 #include <cstddef>
-#include <cstring>
 #include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <variant>
 
 #include "../model/model.hpp"
 
@@ -28,19 +28,16 @@ class Attention {
   [[nodiscard]] virtual std::size_t bytes_per_chunk() const = 0;
 };
 
-/// The same with K/V in host memory, of which parts can be copied out and back.
+/// The caches that K and V may be kept in.
+using AnyCache = std::variant<chunkattn::KvCache<chunkattn::Cpu, float>*,
+                              chunkattn::KvCache<chunkattn::Cpu, chunkattn::half>*,
+                              chunkattn::KvCache<chunkattn::Cpu, chunkattn::bfloat16>*>;
+
+/// The same with K/V in host memory, for chunkattn::swap_out() and resume().
 class HostAttention : public Attention {
  public:
-  /// Bytes of K and V of a token, all layers together.
-  [[nodiscard]] virtual std::size_t bytes_per_token() const = 0;
-  /// Copies the K/V of pieces of a path to memory that holds the path positions `held`.
-  /// \param to  [num_layers][K, V][num_kv_heads][held.length][head_dim]
-  /// \pre `held` has all positions of the pieces
-  virtual void copy_out(std::span<const chunkattn::Piece> pieces, chunkattn::TokenRange held,
-                        std::span<std::byte> to) = 0;
-  /// The other way; \pre no step reads the places meanwhile.
-  virtual void copy_in(std::span<const chunkattn::Piece> pieces, chunkattn::TokenRange held,
-                       std::span<const std::byte> from) = 0;
+  /// Where K and V are.
+  [[nodiscard]] virtual AnyCache cache() = 0;
 };
 
 template <int HeadDim, class T>
@@ -60,43 +57,9 @@ class AttentionOf final : public HostAttention {
     attention_.run(cache_.layer(layer), view, q, out);
   }
   [[nodiscard]] std::size_t bytes_per_chunk() const override { return cache_.bytes_per_slot(); }
-  [[nodiscard]] std::size_t bytes_per_token() const override {
-    return chunkattn::kv_bytes(cache_, 1);
-  }
-  void copy_out(std::span<const chunkattn::Piece> pieces, chunkattn::TokenRange held,
-                std::span<std::byte> to) override {
-    for_each_run(pieces, held, [&](const T* rows, std::size_t at, std::size_t bytes) {
-      std::memcpy(to.data() + at, rows, bytes);
-    });
-  }
-  void copy_in(std::span<const chunkattn::Piece> pieces, chunkattn::TokenRange held,
-               std::span<const std::byte> from) override {
-    for_each_run(pieces, held, [&](T* rows, std::size_t at, std::size_t bytes) {
-      std::memcpy(rows, from.data() + at, bytes);
-    });
-  }
+  [[nodiscard]] AnyCache cache() override { return &cache_; }
 
  private:
-  /// Calls f(rows, at, bytes) for each run of K or V rows that lie side by side; `at`: their place
-  /// among those of the positions `held`.
-  template <class F>
-  void for_each_run(std::span<const chunkattn::Piece> pieces, chunkattn::TokenRange held,
-                    const F& f) {
-    constexpr std::size_t row_bytes = HeadDim * sizeof(T);
-    const auto length = static_cast<std::size_t>(held.length);
-    std::size_t run = 0;  // [num_layers][K, V][num_kv_heads]
-    for (int l = 0; l < cache_.options().num_layers; ++l) {
-      const chunkattn::KvView<T> view = cache_.layer(l);
-      for (const bool is_v : {false, true})
-        for (int head = 0; head < view.num_kv_heads; ++head, ++run)
-          for (const chunkattn::Piece& piece : pieces)
-            f(is_v ? view.v_row(piece.slot, head, piece.begin)
-                   : view.k_row(piece.slot, head, piece.begin),
-              (run * length + static_cast<std::size_t>(piece.position - held.begin)) * row_bytes,
-              static_cast<std::size_t>(piece.length) * row_bytes);
-    }
-  }
-
   chunkattn::KvCache<chunkattn::Cpu, T> cache_;
   chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim> attention_;
 };

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "../model/forward.hpp"
@@ -20,7 +21,6 @@
 #include "engine.hpp"
 #include "paged_view.hpp"
 #include "sampling.hpp"
-#include "swap.hpp"
 #include "work.hpp"
 
 namespace serve {
@@ -220,7 +220,7 @@ class TreeEngine final : public Engine {
       waiting_.pop_front();
       if (!std::exchange(work.job->joined, true)) --num_waiting_;
       work.tokens = {};
-      if (work.swapped) stats_.restored_tokens += copy_in(*sequence, *work.swapped, *attention_);
+      if (work.swapped) stats_.restored_tokens += sequence->num_written() - sequence->num_cached();
       work.swapped.reset();
       prefilling_.push(std::move(*sequence), std::move(work));
       if (by_itself) return;
@@ -231,7 +231,7 @@ class TreeEngine final : public Engine {
     return std::any_of(prefilling_.works.begin(), prefilling_.works.end(),
                        [](const Work& work) { return work.has_precedence(); });
   }
-  std::optional<Sequence> try_join(const Work& work, bool by_itself) {
+  std::optional<Sequence> try_join(Work& work, bool by_itself) {
     chunkattn::InsertOptions options{.name_space = {.tenant = work.job->request.tenant}};
     const auto fits = [&] {
       return tree_.slots_needed(work.tokens, options) + live() + 1 <= tree_.slots_available();
@@ -240,7 +240,11 @@ class TreeEngine final : public Engine {
     // not to wait for that.
     by_itself = by_itself || options_.mode == Mode::paged || (live() == 0 && !fits());
     if (by_itself) options.name_space.adapter = ++num_unshared_;  // nobody else's weights
-    return fits() ? tree_.try_insert(work.tokens, options) : std::nullopt;
+    if (!fits()) return std::nullopt;
+    if (!work.swapped) return tree_.try_insert(work.tokens, options);
+    work.swapped->options.name_space = options.name_space;
+    return std::visit([&](auto* cache) { return chunkattn::resume(tree_, *cache, *work.swapped); },
+                      attention_->cache());
   }
 
   /// The one that joined last of those without precedence makes room. There is one: no more than
@@ -266,18 +270,22 @@ class TreeEngine final : public Engine {
     if (options_.preempt == Preempt::swap) swap_out(sequence, work);
     waiting_.push_front(std::move(work));
   }
-  void swap_out(const Sequence& sequence, Work& work) {
-    const chunkattn::TokenRange range = private_range(sequence);
-    const auto tokens = static_cast<std::size_t>(range.length);
-    std::size_t used = tokens * attention_->bytes_per_token();
-    for (const Work& other : waiting_) used += other.swapped_bytes();
-    if (used > options_.swap_bytes) {
-      ++stats_.swaps_refused;
-      return;
-    }
-    work.swapped = copy_out(sequence, range, *attention_);
-    ++stats_.swaps;
-    stats_.swapped_tokens += tokens;
+  void swap_out(Sequence& sequence, Work& work) {
+    const std::size_t written = sequence.num_written();
+    const std::size_t tokens = written - std::min(sequence.num_shared(), written);
+    std::visit(
+        [&](auto* cache) {
+          std::size_t used = chunkattn::kv_bytes(*cache, tokens);
+          for (const Work& other : waiting_) used += other.swapped_bytes();
+          if (used > options_.swap_bytes) {
+            ++stats_.swaps_refused;
+            return;
+          }
+          work.swapped = chunkattn::swap_out(sequence, *cache);
+          ++stats_.swaps;
+          stats_.swapped_tokens += tokens;
+        },
+        attention_->cache());
   }
 
   /// Those that are done leave; those whose prompts are computed decode from now on.

@@ -2,14 +2,15 @@
 #pragma once
 
 #include <algorithm>
+#include <chunkattn/chunkattn.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "engine.hpp"
-#include "swap.hpp"
 
 namespace serve {
 
@@ -42,7 +43,7 @@ struct Work {
   /// It computes the prompt for all choices; they split off when that is done.
   bool splits = false;
   std::vector<int> tokens;  ///< prompt and generated ones, while it waits
-  std::optional<SwappedKv> swapped;
+  std::optional<chunkattn::SwappedSequence<std::int32_t>> swapped;
   bool decodes = false;      ///< all but its last token is computed
   int preempted = 0;         ///< times since its last token
   std::size_t reached = 0;   ///< positions that were computed before it was preempted
@@ -52,7 +53,7 @@ struct Work {
   /// False when everything it was for has ended.
   [[nodiscard]] bool is_wanted() const { return splits ? job->open > 0 : !job->has_ended(choice); }
   [[nodiscard]] bool has_precedence() const { return preempted >= most_preemptions; }
-  [[nodiscard]] std::size_t swapped_bytes() const { return swapped ? swapped->bytes.size() : 0; }
+  [[nodiscard]] std::size_t swapped_bytes() const { return swapped ? swapped->kv.size() : 0; }
 
   /// Rows [position, position + rows) are in a step. Returns how many of them are computed again.
   std::size_t count_rows(std::size_t position, std::size_t rows) {
