@@ -88,7 +88,7 @@ class AnyKvView {
   /// No memory: refused by every call.
   AnyKvView() = default;
   /// The same K and V.
-  template <CpuKvElement T>
+  template <KvElement T>
   AnyKvView(const KvView<T>& view) noexcept : view_(view) {
     using Numbered =
         std::variant_alternative_t<static_cast<std::size_t>(element_type_of<T>), Views>;
@@ -100,7 +100,7 @@ class AnyKvView {
     return static_cast<ElementType>(view_.index());
   }
   /// The view as that of T. \throws InvalidArgument if T is not type()
-  template <CpuKvElement T>
+  template <KvElement T>
   [[nodiscard]] const KvView<T>& as() const {
     const KvView<T>* const view = std::get_if<KvView<T>>(&view_);
     if (view == nullptr) [[unlikely]]
@@ -188,7 +188,7 @@ class AnyKvCache {
 
 /// A cache of known element type as a KvProvider: for for_each_kv_span(), gather_kv() and what else
 /// moves K/V.
-template <CpuKvElement T>
+template <KvElement T>
 class KvCacheOf {
  public:
   /// `cache` must outlive this object. \throws InvalidArgument if T is not its type
@@ -269,7 +269,7 @@ struct HeadDims {
 };
 
 /// What K and V may be stored as: KvTypes<half, std::int8_t>.
-template <CpuKvElement... T>
+template <KvElement... T>
 struct KvTypes {
   static_assert(sizeof...(T) > 0, "KvTypes: name at least one type");
   /// The types as numbers.

@@ -76,7 +76,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   /// \param k, v   [num_rows][num_kv_heads][HeadDim] (v: ValueDim), the caller's row order; float,
   ///               half or bfloat16, rounded to the layer's type to nearest even
   template <class T, detail::cpu::QoRange K, detail::cpu::QoRange V>
-    requires CpuKvElement<T>
+    requires KvElement<T>
   void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v) {
     const PlanView& view = checked_write(layer, plan, std::data(k), std::size(k));
     detail::cpu::check_size("v", std::data(v), std::size(v), std::size(k) / HeadDim * ValueDim,
@@ -92,7 +92,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
 
   /// The same for a layer whose V is in K (KvCacheOptions::v_in_k).
   template <class T, detail::cpu::QoRange K>
-    requires CpuKvElement<T>
+    requires KvElement<T>
   void write(const KvView<T>& layer, const LiveView& plan, const K& k) {
     const PlanView& view = checked_write(layer, plan, std::data(k), std::size(k));
     detail::check_argument(layer.has_v_in_k(), "v", "not given",
@@ -114,7 +114,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   /// Throws InvalidArgument before anything is touched. If the executor throws, `out` and `lse` are
   /// unspecified and everything else is as before.
   template <class T, detail::cpu::QoRange Q, detail::cpu::WritableRange Out>
-    requires CpuKvElement<T>
+    requires KvElement<T>
   void run(const KvView<T>& layer, const LiveView& plan, const Q& q, Out&& out,
            std::span<float> lse = {}) {
     run(layer, plan, Plain{}, q, std::forward<Out>(out), lse);
@@ -127,7 +127,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   /// \param variant  read until run() returns
   /// \throws InvalidArgument where the variant's members make no sense
   template <class T, class V, detail::cpu::QoRange Q, detail::cpu::WritableRange Out>
-    requires CpuKvElement<T> && detail::cpu::MeantAsVariant<V> && AttentionVariant<V>
+    requires KvElement<T> && detail::cpu::MeantAsVariant<V> && AttentionVariant<V>
   void run(const KvView<T>& layer, const LiveView& plan, const V& variant, const Q& q, Out&& out,
            std::span<float> lse = {}) {
     check_not_moved_from();
@@ -162,25 +162,25 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
 
   /// Arguments that the above cannot take are refused in words, at compile time.
   template <class T, class K, class V>
-    requires CpuKvElement<T>
+    requires KvElement<T>
   void write(const KvView<T>&, const LiveView&, const K&, const V&) {
     detail::cpu::explain_buffers<K, V>();
   }
   /// The same of a layer whose V is in K.
   template <class T, class K>
-    requires CpuKvElement<T>
+    requires KvElement<T>
   void write(const KvView<T>&, const LiveView&, const K&) {
     detail::cpu::explain_buffers<K>();
   }
   /// The same of run().
   template <class T, detail::cpu::NoVariant Q, class Out>
-    requires CpuKvElement<T>
+    requires KvElement<T>
   void run(const KvView<T>&, const LiveView&, const Q&, Out&&, std::span<float> = {}) {
     detail::cpu::explain_run<Q, Out>();
   }
   /// The same of run() with a variant.
   template <class T, class V, class Q, class Out>
-    requires CpuKvElement<T> && detail::cpu::MeantAsVariant<V>
+    requires KvElement<T> && detail::cpu::MeantAsVariant<V>
   void run(const KvView<T>&, const LiveView&, const V&, const Q&, Out&&, std::span<float> = {}) {
     constexpr bool is_variant =
         AttentionVariant<V>;  // compilers would explain the concept at length

@@ -163,7 +163,7 @@ class KvCache<Cuda, T> {
     KvView<T> view;
     view.tree_id = slots_.tree_id;
     view.layer = index;
-    view.write_check = write_check_.get();
+    detail::WriteCheckOf::view(view) = write_check_.get();
     view.k_slabs = tables + 2 * static_cast<std::size_t>(index) * max_slabs_;
     view.v_slabs = view.k_slabs + max_slabs_;
     view.slab_shift = slab_shift_;

@@ -31,25 +31,18 @@ struct float8_e4m3 {
   friend constexpr bool operator==(float8_e4m3, float8_e4m3) = default;
 };
 
-/// What K and V may be stored as.
+/// What Q and O may be passed as, and new rows of K and V.
 template <class T>
-concept KvElement = std::same_as<T, float> || std::same_as<T, half> || std::same_as<T, bfloat16>;
+concept QoElement = std::same_as<T, float> || std::same_as<T, half> || std::same_as<T, bfloat16>;
 
 /// Whether each row of K and V has a float scale beside its elements: those of 8 bits.
 template <class T>
 inline constexpr bool has_row_scales = std::same_as<T, std::int8_t> || std::same_as<T, float8_e4m3>;
 
-/// The floats among the element types.
+/// What K and V may be stored as on the CPU: floats of 32 or 16 bits, or 8 bits with a scale per
+/// row. (CUDA: half and bfloat16.)
 template <class T>
-concept FloatElement = KvElement<T> || std::same_as<T, float8_e4m3>;
-
-/// What the CPU backend reads K and V as: the float types, or 8 bits with scales.
-template <class T>
-concept CpuKvElement = KvElement<T> || has_row_scales<T>;
-
-/// What Q and O may be passed as.
-template <class T>
-concept QoElement = KvElement<T>;
+concept KvElement = QoElement<T> || has_row_scales<T>;
 
 // The conversions below are written in integers: the same result on every compiler, with
 // -ffast-math too, and usable in constant expressions. Kernels use the machine's own instructions.
@@ -141,7 +134,8 @@ CHUNKATTN_HD constexpr float8_e4m3 to_float8_e4m3(float value) noexcept {
 }
 
 /// Converts a float to any float element type, rounding to nearest even.
-template <FloatElement T>
+template <class T>
+  requires QoElement<T> || std::same_as<T, float8_e4m3>
 CHUNKATTN_HD constexpr T from_float(float value) noexcept {
   if constexpr (std::is_same_v<T, float8_e4m3>)
     return to_float8_e4m3(value);
@@ -154,13 +148,13 @@ CHUNKATTN_HD constexpr T from_float(float value) noexcept {
 }
 
 /// Half a unit in the last place, relative: the rounding error of storing a float as T.
-template <KvElement T>
+template <QoElement T>
 constexpr double unit_roundoff() noexcept {
   return std::is_same_v<T, half> ? 0x1p-11 : std::is_same_v<T, bfloat16> ? 0x1p-8 : 0x1p-24;
 }
 
 /// "float", "half", "bfloat16", "float8_e4m3" or "int8": for messages and tables.
-template <CpuKvElement T>
+template <KvElement T>
 constexpr const char* element_name() noexcept {
   if constexpr (std::is_same_v<T, std::int8_t>) return "int8";
   if constexpr (std::is_same_v<T, float8_e4m3>) return "float8_e4m3";
@@ -171,7 +165,7 @@ constexpr const char* element_name() noexcept {
 enum class ElementType : std::uint8_t { float32, half, bfloat16, int8, float8_e4m3 };
 
 /// The number of T.
-template <CpuKvElement T>
+template <KvElement T>
 inline constexpr ElementType element_type_of =
     std::is_same_v<T, float>         ? ElementType::float32
     : std::is_same_v<T, half>        ? ElementType::half

@@ -13,31 +13,24 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// Where a check stands in the library's source; filled in by the compiler at the call.
-struct SourceLocation {
-  const char* file = "";  ///< as __FILE__
-  int line = 0;           ///< as __LINE__
-
-  /// The place of the call, by its default arguments.
-  static constexpr SourceLocation current(const char* file = __builtin_FILE(),
-                                          int line = __builtin_LINE()) noexcept {
-    return {file, line};
-  }
-};
-
 /// Base of everything the library throws. what() is one line that says what was wrong and what was
 /// expected.
 class Error : public std::runtime_error {
  public:
-  /// \param message  what() returns it
-  explicit Error(const std::string& message, SourceLocation where = SourceLocation::current())
-      : std::runtime_error(message), where_(where) {}
+  /// \param message     what() returns it
+  /// \param file, line  where the check stands; filled in by the compiler
+  explicit Error(const std::string& message, const char* file = __builtin_FILE(),
+                 int line = __builtin_LINE())
+      : std::runtime_error(message), file_(file), line_(line) {}
 
-  /// Where the check stands in the library.
-  [[nodiscard]] SourceLocation where() const noexcept { return where_; }
+  /// The library's source that the check stands in, as __FILE__.
+  [[nodiscard]] const char* file() const noexcept { return file_; }
+  /// The line of the check there.
+  [[nodiscard]] int line() const noexcept { return line_; }
 
  private:
-  SourceLocation where_;
+  const char* file_;
+  int line_;
 };
 
 /// A caller's mistake: names the argument, its value and what was expected. State is unchanged.
@@ -45,9 +38,9 @@ class InvalidArgument : public Error {
  public:
   /// \param message  "argument = value: expected ..."
   // Not `using Error::Error`: nvcc 13.0 cannot inherit a constructor with this default argument.
-  explicit InvalidArgument(const std::string& message,
-                           SourceLocation where = SourceLocation::current())
-      : Error(message, where) {}
+  explicit InvalidArgument(const std::string& message, const char* file = __builtin_FILE(),
+                           int line = __builtin_LINE())
+      : Error(message, file, line) {}
 };
 
 /// The allocator's budget is spent. A normal event under load: the `try_` forms report it without
@@ -57,8 +50,8 @@ class OutOfChunks : public Error {
   /// All in slots.
   /// \param alone  what the operation's sequences take at least with nobody else in the tree
   CHUNKATTN_COLD OutOfChunks(std::size_t asked, std::size_t available, std::size_t capacity,
-                             std::size_t alone = 0,
-                             SourceLocation where = SourceLocation::current())
+                             std::size_t alone = 0, const char* file = __builtin_FILE(),
+                             int line = __builtin_LINE())
       : Error(detail::joined({"out of chunks: asked for ", asked, ", ", available, " available of ",
                               capacity}) +
                   (alone > capacity
@@ -66,7 +59,7 @@ class OutOfChunks : public Error {
                                          " with nobody else there: refuse the request, or raise "
                                          "max_chunks"})
                        : "; wait for a sequence to leave, or raise max_chunks"),
-              where),
+              file, line),
         asked_(asked),
         available_(available),
         capacity_(capacity),
@@ -93,8 +86,8 @@ class DeviceError : public Error {
   /// \param code  its result
   /// \param text  the runtime's own words for it
   CHUNKATTN_COLD DeviceError(std::string_view call, int code, std::string_view text,
-                             SourceLocation where = SourceLocation::current())
-      : Error(detail::joined({call, " failed with code ", code, " (", text, ")"}), where),
+                             const char* file = __builtin_FILE(), int line = __builtin_LINE())
+      : Error(detail::joined({call, " failed with code ", code, " (", text, ")"}), file, line),
         code_(code) {}
 
   /// The runtime's error code.
@@ -104,10 +97,9 @@ class DeviceError : public Error {
   int code_;
 };
 
-/// What happens to a failure where exceptions are switched off. It must not return.
-using FailureHandler = void (*)(const Error&);
-
 namespace detail {
+
+using FailureHandler = void (*)(const Error&);
 
 inline void print_and_abort(const Error& error) {
   std::fprintf(stderr, "chunkattn: %s\n", error.what());
@@ -121,10 +113,12 @@ inline FailureHandler& failure_handler_slot() noexcept {
 
 }  // namespace detail
 
-/// Replaces the handler that failures reach in builds with -fno-exceptions; returns the old one.
-/// The default prints the message to stderr and aborts. With exceptions it is never called.
-inline FailureHandler set_failure_handler(FailureHandler handler) noexcept {
-  FailureHandler old = detail::failure_handler_slot();
+/// Replaces the handler that failures reach in builds with -fno-exceptions, where it must not
+/// return; gives the old one. The default prints the message to stderr and aborts. With exceptions
+/// it is never called.
+/// \param handler  null: the default
+inline auto set_failure_handler(void (*handler)(const Error&)) noexcept -> void (*)(const Error&) {
+  const detail::FailureHandler old = detail::failure_handler_slot();
   detail::failure_handler_slot() = handler != nullptr ? handler : &detail::print_and_abort;
   return old;
 }

@@ -66,7 +66,7 @@ class KvCache {
 /// memory holds anything.
 template <class T>
 class KvCache<Cpu, T> {
-  static_assert(CpuKvElement<T>,
+  static_assert(KvElement<T>,
                 "KvCache<Cpu, T>: T must be float, chunkattn::half, chunkattn::bfloat16, "
                 "std::int8_t or chunkattn::float8_e4m3");
 
@@ -111,7 +111,7 @@ class KvCache<Cpu, T> {
     KvView<T> view;
     view.tree_id = slots_.tree_id;
     view.layer = index;
-    view.write_check = write_check_.get();
+    detail::WriteCheckOf::view(view) = write_check_.get();
     view.k_slabs = table.k.get();
     view.v_slabs = table.v.get();
     view.slab_shift = slab_shift_;

@@ -17,31 +17,29 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// The scales of 8-bit rows, so that k_i = k_scale * stored_i; nothing for other elements. The
-/// scale of (slot, kv_head, token) stands at scale_stride_slot * slot + scale_stride_head * kv_head
-/// + token of `k_scale` or `v_scale` (in floats; in slabs where `k_scale_slabs` is set, as for the
-/// values).
-template <class T, bool = has_row_scales<T>>
-struct KvScales {};
+namespace detail {
+class WriteCheck;
 
-/// The scales of 8-bit rows.
-template <class T>
-struct KvScales<T, true> {
-  float* k_scale = nullptr;  ///< scale of the K row (slot 0, head 0, token 0), unless in slabs
-  float* v_scale = nullptr;  ///< the same for V
-  float* const* k_scale_slabs = nullptr;  ///< first K scale of each slab, or null
-  float* const* v_scale_slabs = nullptr;  ///< first V scale of each slab, or null
-  std::int64_t scale_stride_slot = 0;     ///< floats from a slot to the next
-  std::int64_t scale_stride_head = 0;     ///< floats from a KV head to the next
+/// The check of writes that a view of a KvCache leads to, or null.
+struct WriteCheckOf {
+  template <class View>
+  [[nodiscard]] static auto& view(View& view) noexcept {
+    return view.write_check_;
+  }
 };
+}  // namespace detail
 
 /// The K and V rows of one layer, [slot][kv_head][token][head_dim] up to strides (in elements; the
 /// innermost is 1). With `k_slabs` the slots lie in slabs of 2^slab_shift slots each, so that a
 /// growing pool never moves one; without, slot s starts at k + s * stride_slot. Rows of V are as
 /// those of K unless `value_dim` is set: then they have so many elements and strides of their own.
 /// A share of the heads is heads(first, count), for both kinds.
+///
+/// Rows of 8 bits have scales: k_i = k_scale * stored_i. That of (slot, kv_head, token) stands at
+/// scale_stride_slot * slot + scale_stride_head * kv_head + token of `k_scale` or `v_scale`, or in
+/// slabs, as the rows do. Rows of other elements have none.
 template <class T>
-struct KvView : KvScales<T> {
+struct KvView {
   T* k = nullptr;                 ///< K of slot 0, unless in slabs
   T* v = nullptr;                 ///< V of slot 0, unless in slabs
   T* const* k_slabs = nullptr;    ///< first K element of each slab, or null
@@ -61,9 +59,15 @@ struct KvView : KvScales<T> {
   std::int64_t v_stride_head = 0;   ///< elements from a KV head to the next
   std::int64_t v_stride_token = 0;  ///< elements from a token to the next
 
+  float* k_scale = nullptr;  ///< scale of the K row (slot 0, head 0, token 0), unless in slabs
+  float* v_scale = nullptr;  ///< that of the V row there
+  float* const* k_scale_slabs = nullptr;  ///< first K scale of each slab, or null
+  float* const* v_scale_slabs = nullptr;  ///< first V scale of each slab, or null
+  std::int64_t scale_stride_slot = 0;     ///< floats from a slot to the next
+  std::int64_t scale_stride_head = 0;     ///< floats from a KV head to the next
+
   std::int32_t layer = 0;     ///< of the KvCache
   std::uint64_t tree_id = 0;  ///< of the tree whose slots these are; 0: memory of an engine's own
-  detail::WriteCheck* write_check = nullptr;  ///< KvCacheOptions::check_writes; null: off
 
   /// The KV heads [first, first + count) as a view: the share of a tensor-parallel rank. Its head 0
   /// is head `first` of this one. Throws InvalidArgument for heads that this view does not have.
@@ -120,25 +124,27 @@ struct KvView : KvScales<T> {
   [[nodiscard]] float* k_row_scale(SlotIndex slot, int kv_head, int token) const noexcept
     requires has_row_scales<T>
   {
-    return detail::slot_base(this->k_scale, this->k_scale_slabs, slab_shift, slot,
-                             this->scale_stride_slot) +
-           (first_head + kv_head) * this->scale_stride_head + token;
+    return detail::slot_base(k_scale, k_scale_slabs, slab_shift, slot, scale_stride_slot) +
+           (first_head + kv_head) * scale_stride_head + token;
   }
   /// Scale of the V row of (slot, kv_head, token).
   [[nodiscard]] float* v_row_scale(SlotIndex slot, int kv_head, int token) const noexcept
     requires has_row_scales<T>
   {
-    return detail::slot_base(this->v_scale, this->v_scale_slabs, slab_shift, slot,
-                             this->scale_stride_slot) +
-           (first_head + kv_head) * this->scale_stride_head + token;
+    return detail::slot_base(v_scale, v_scale_slabs, slab_shift, slot, scale_stride_slot) +
+           (first_head + kv_head) * scale_stride_head + token;
   }
 
  private:
+  friend struct detail::WriteCheckOf;
+
   [[nodiscard]] bool is_dense() const noexcept {
     if constexpr (has_row_scales<T>)
-      if (this->k_scale_slabs != nullptr || this->v_scale_slabs != nullptr) return false;
+      if (k_scale_slabs != nullptr || v_scale_slabs != nullptr) return false;
     return k_slabs == nullptr && v_slabs == nullptr;
   }
+
+  detail::WriteCheck* write_check_ = nullptr;  // KvCacheOptions::check_writes; null: off
 };
 
 /// K and V memory of a model's layers: KvCache, or an engine's own.

@@ -28,16 +28,20 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// Results whose lse is a natural logarithm: what run() gives.
-using BaseE = detail::BaseE;
+/// What an lse is a logarithm of: e, as run() gives it, or 2, as FlashInfer does.
+enum class LseBase { e, two };
 
-/// Results whose lse is a logarithm of base 2.
+namespace detail {
+
+/// Exponential and logarithm of base 2.
 struct Base2 {
-  /// 2^x
   [[nodiscard]] CHUNKATTN_HD static float exp(float x) noexcept { return std::exp2(x); }
-  /// The logarithm of x to base 2.
   [[nodiscard]] CHUNKATTN_HD static float log(float x) noexcept { return std::log2(x); }
 };
+template <LseBase Base>
+using Logarithm = std::conditional_t<Base == LseBase::e, BaseE, Base2>;
+
+}  // namespace detail
 
 /// Whether an lse is that of a row that sees nothing.
 [[nodiscard]] CHUNKATTN_HD inline bool is_empty_lse(float lse) noexcept {
@@ -45,13 +49,13 @@ struct Base2 {
 }
 
 /// Merges a state into another, for one query head of one row; for device code, too.
-/// \tparam Base     BaseE: natural logarithms, what run() gives; Base2: those of base 2
+/// \tparam Base     of both lse, and of the result's
 /// \param out, lse  [head_dim] and its lse: one state, then both together
-template <class Base = BaseE, class X>
+template <LseBase Base = LseBase::e, class X>
 CHUNKATTN_HD void merge_state(X* out, float& lse, const X* other_out, float other_lse,
                               int head_dim) noexcept {
   const detail::TwoStates<X> states{{out, other_out}, {lse, other_lse}};
-  lse = detail::merge_head<Base>(states, 2, out, head_dim);
+  lse = detail::merge_head<detail::Logarithm<Base>>(states, 2, out, head_dim);
 }
 
 /// The same for whole results.
@@ -59,7 +63,7 @@ CHUNKATTN_HD void merge_state(X* out, float& lse, const X* other_out, float othe
 /// \param out, lse              [num_rows][num_qo_heads][head_dim] and [num_rows][num_qo_heads]
 /// \param other_out, other_lse  the other result, of the same shape
 /// \throws InvalidArgument where the sizes do not fit each other
-template <class Base = BaseE, QoElement X>
+template <LseBase Base = LseBase::e, QoElement X>
 void merge_state(std::span<X> out, std::span<float> lse,
                  std::type_identity_t<std::span<const X>> other_out,
                  std::span<const float> other_lse) {
@@ -80,7 +84,7 @@ void merge_state(std::span<X> out, std::span<float> lse,
 /// \param out   [num_rows][num_qo_heads][head_dim]; may be one of the states
 /// \param lse   [num_rows][num_qo_heads]; may be that state's
 /// \throws InvalidArgument where the sizes do not fit each other
-template <class Base = BaseE, QoElement X>
+template <LseBase Base = LseBase::e, QoElement X>
 void merge_states(std::span<const X> outs, std::span<const float> lses, int num_states,
                   std::type_identity_t<std::span<X>> out, std::span<float> lse) {
   const std::size_t dim = detail::head_dim_of(out.size(), lse.size());
@@ -96,8 +100,8 @@ void merge_states(std::span<const X> outs, std::span<const float> lses, int num_
     const detail::StridedStates<X> of_line{outs.data() + line * dim, lses.data() + line,
                                            static_cast<std::ptrdiff_t>(out.size()),
                                            static_cast<std::ptrdiff_t>(lse.size())};
-    lse[line] = detail::merge_head<Base>(of_line, num_states, out.data() + line * dim,
-                                         static_cast<int>(dim));
+    lse[line] = detail::merge_head<detail::Logarithm<Base>>(
+        of_line, num_states, out.data() + line * dim, static_cast<int>(dim));
   }
 }
 

@@ -45,7 +45,7 @@ struct Expected {
   }
 };
 
-template <class Base>
+template <LseBase Base>
 void check_definition(std::uint64_t stream, double base) {
   Random random(stream);
   for (int round = 0; round < 100; ++round) {
@@ -91,8 +91,8 @@ void check_definition(std::uint64_t stream, double base) {
 }  // namespace
 
 TEST_CASE("states merge as the definition says, in both bases") {
-  check_definition<BaseE>(1, std::exp(1.0));
-  check_definition<Base2>(2, 2.0);
+  check_definition<LseBase::e>(1, std::exp(1.0));
+  check_definition<LseBase::two>(2, 2.0);
 }
 
 TEST_CASE("states of several rows and heads stand where they should") {

@@ -1,5 +1,5 @@
 // K and V are stored as float, half or bfloat16.
-// expect: KvElement
+// expect: QoElement
 #include <chunkattn/kv_cache.hpp>
 #include <chunkattn/prefix_tree.hpp>
 

@@ -324,7 +324,8 @@ TEST_CASE("the check is off unless asked for, and needs a tree") {
   options.check_writes = false;
   Tree tree;
   KvCache<Cpu, float> cache(tree, options);
-  CHECK(cache.layer(0).write_check == nullptr);
+  const auto layer = cache.layer(0);
+  CHECK(detail::WriteCheckOf::view(layer) == nullptr);
   auto chat = tree.insert(iota(1, 10));
   auto open = tree.begin_step();
   CHECK(open.add(chat));

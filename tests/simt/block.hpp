@@ -83,8 +83,8 @@ struct Thread {
 
 struct Warp {
   int arrived = 0;
-  std::uint64_t generation = 0;     // completed operations
-  chunkattn::SourceLocation place;  // where the lanes meet
+  std::uint64_t generation = 0;             // completed operations
+  chunkattn::detail::SourceLocation place;  // where the lanes meet
   LaneData in[32], out[32];
 };
 
@@ -157,7 +157,7 @@ class Block {
     return static_cast<std::uint32_t>(static_cast<const unsigned char*>(pointer) - shared_.get());
   }
 
-  void barrier(chunkattn::SourceLocation where) {
+  void barrier(chunkattn::detail::SourceLocation where) {
     Thread& self = *current_thread();
     ++statistics().barriers;
     meet(where, barrier_place_, barrier_arrived_ == 0,
@@ -174,7 +174,7 @@ class Block {
   /// All 32 lanes bring `in`, to the same place in the source; the last to arrive computes every
   /// lane's result.
   template <class In, class Out, class F>
-  Out collective(chunkattn::SourceLocation where, const In& in, F&& combine) {
+  Out collective(chunkattn::detail::SourceLocation where, const In& in, F&& combine) {
     static_assert(sizeof(In) <= sizeof(LaneData) && sizeof(Out) <= sizeof(LaneData));
     Thread& self = *current_thread();
     Warp& warp = warps_[static_cast<std::size_t>(self.index / 32)];
@@ -289,8 +289,8 @@ class Block {
   }
 
   // The first to arrive says where; the others must agree.
-  void meet(chunkattn::SourceLocation where, chunkattn::SourceLocation& place, bool first,
-            const char* what) {
+  void meet(chunkattn::detail::SourceLocation where, chunkattn::detail::SourceLocation& place,
+            bool first, const char* what) {
     if (first) place = where;
     if (place.line == where.line && std::strcmp(place.file, where.file) == 0) return;
     fail(std::string("simt: ") + what + ": " + place.file + ":" + std::to_string(place.line) +
@@ -308,7 +308,7 @@ class Block {
   std::vector<Thread> threads_;
   int barrier_arrived_ = 0;
   std::uint64_t barrier_generation_ = 0;
-  chunkattn::SourceLocation barrier_place_;
+  chunkattn::detail::SourceLocation barrier_place_;
   std::string fault_;
 };
 

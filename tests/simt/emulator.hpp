@@ -87,7 +87,7 @@ inline unsigned char* dynamic_shared() {
 inline SharedAddress shared_address(const void* pointer) {
   return {block().offset_of(pointer)};
 }
-using Place = chunkattn::SourceLocation;
+using Place = chunkattn::detail::SourceLocation;
 
 inline void barrier(Place where = Place::current()) {
   block().barrier(where);

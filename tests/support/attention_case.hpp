@@ -61,7 +61,7 @@ void fill_kv(Random& random, const RandomPlan& plan, const chunkattn::KvView<T>&
       for (int t = 0; t < kv.chunk_size; ++t) {
         *kv.k_row_scale(slot, head, t) = nan;
         *kv.v_row_scale(slot, head, t) = nan;
-        if constexpr (chunkattn::FloatElement<T>) {
+        if constexpr (!std::is_same_v<T, std::int8_t>) {
           std::fill_n(kv.k_row(slot, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
           std::fill_n(kv.v_row(slot, head, t), kv.dim_of_v(), chunkattn::from_float<T>(nan));
         }

@@ -91,7 +91,7 @@ struct NanPlace {
       return;
     }
     if constexpr (chunkattn::has_row_scales<T>) {
-      if (!chunkattn::FloatElement<T> ||
+      if (std::is_same_v<T, std::int8_t> ||
           random.chance(0.5)) {  // the scale stands for the whole row
         element = -1;
         *(where == k ? kv.k_row_scale(place.slot, head, place.begin)
@@ -99,7 +99,7 @@ struct NanPlace {
         return;
       }
     }
-    if constexpr (chunkattn::FloatElement<T>)
+    if constexpr (!std::is_same_v<T, std::int8_t>)
       fill(random,
            where == k ? kv.k_row(place.slot, head, place.begin)
                       : kv.v_row(place.slot, head, place.begin),

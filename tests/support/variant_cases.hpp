@@ -211,7 +211,7 @@ void poison_hidden(const RandomPlan& plan, const chunkattn::KvView<T>& kv, int g
           *kv.k_row_scale(slot, head, offset) = nan;
           *kv.v_row_scale(slot, head, offset) = nan;
         }
-        if constexpr (chunkattn::FloatElement<T>) {
+        if constexpr (!std::is_same_v<T, std::int8_t>) {
           std::fill_n(kv.k_row(slot, head, offset), kv.head_dim, chunkattn::from_float<T>(nan));
           std::fill_n(kv.v_row(slot, head, offset), kv.dim_of_v(), chunkattn::from_float<T>(nan));
         }

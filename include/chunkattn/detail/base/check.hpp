@@ -12,6 +12,18 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
+/// Where a check stands in the library's source; filled in by the compiler at the call.
+struct SourceLocation {
+  const char* file = "";  ///< as __FILE__
+  int line = 0;           ///< as __LINE__
+
+  /// The place of the call, by its default arguments.
+  static constexpr SourceLocation current(const char* file = __builtin_FILE(),
+                                          int line = __builtin_LINE()) noexcept {
+    return {file, line};
+  }
+};
+
 template <class E>
 [[noreturn]] CHUNKATTN_COLD void fail(const E& error) {
   static_assert(std::is_base_of_v<Error, E>, "only the chunkattn::Error family is thrown");
@@ -28,7 +40,8 @@ template <class E>
 [[noreturn]] CHUNKATTN_COLD inline void fail_argument(
     std::string_view argument, MessagePart value, MessageParts expected,
     SourceLocation where = SourceLocation::current()) {
-  fail(InvalidArgument(joined({argument, " = ", value, ": expected "}) + joined(expected), where));
+  fail(InvalidArgument(joined({argument, " = ", value, ": expected "}) + joined(expected),
+                       where.file, where.line));
 }
 
 [[noreturn]] CHUNKATTN_COLD inline void fail_argument(

@@ -22,7 +22,8 @@ inline void check_cuda(cudaError_t result, const char* call,
   if (result == cudaSuccess) [[likely]]
     return;
   (void)cudaGetLastError();  // a recoverable error must not surface in somebody else's check
-  detail::fail(DeviceError(call, static_cast<int>(result), cudaGetErrorString(result), where));
+  detail::fail(DeviceError(call, static_cast<int>(result), cudaGetErrorString(result), where.file,
+                           where.line));
 }
 
 /// Device memory, freed at the end.

@@ -48,15 +48,14 @@ void check_own_v(const KvView<T>& layer) {
 /// With KvCacheOptions::check_writes: throws unless the plan's step has written the layer.
 template <class T>
 CHUNKATTN_INLINE void check_written(const KvView<T>& layer, const PlanView& plan) {
-  if (layer.write_check != nullptr) [[unlikely]]
-    layer.write_check->check_read(plan.step_number, layer.layer, layer.first_head,
-                                  layer.num_kv_heads);
+  if (WriteCheck* const check = WriteCheckOf::view(layer)) [[unlikely]]
+    check->check_read(plan.step_number, layer.layer, layer.first_head, layer.num_kv_heads);
 }
 /// The plan's step has written the layer.
 template <class T>
 CHUNKATTN_INLINE void note_written(const KvView<T>& layer, const PlanView& plan) {
-  if (layer.write_check != nullptr) [[unlikely]]
-    layer.write_check->wrote(plan.step_number, layer.layer, layer.first_head, layer.num_kv_heads);
+  if (WriteCheck* const check = WriteCheckOf::view(layer)) [[unlikely]]
+    check->wrote(plan.step_number, layer.layer, layer.first_head, layer.num_kv_heads);
 }
 
 }  // namespace detail
