@@ -74,7 +74,7 @@ inline double play(const Machine& machine, const chunkattn::PlanView& plan,
     const Task& task = tasks[t];
     std::int64_t tokens = 0;
     if (task.segment >= 0) {
-      const chunkattn::Segment& segment = plan.segments[task.segment];
+      const chunkattn::PlanView::Segment& segment = plan.segments[task.segment];
       const int seen = plan.row_kv_len[task.row_begin / geometry.group()];
       tokens = std::min({task.position_end, segment.position + segment.length, seen}) -
                task.position_begin;

@@ -155,7 +155,7 @@ Case make_case(std::string name, int batch, int qo_heads, int kv_heads, int shar
   return c;
 }
 
-struct Plan : chunkattn::PlanArrays {
+struct Plan : chunkattn::PlanView::Arrays {
   int num_slots = 0;
   double stored_tokens = 0;
 
@@ -196,15 +196,15 @@ struct Plan : chunkattn::PlanArrays {
     }
   }
   int add(int begin, int end, int position, int length, int parent, int sequences) {
-    chunkattn::Segment s{begin,  end,      static_cast<int>(pieces.size()), 0, position, length,
-                         parent, sequences};
+    chunkattn::PlanView::Segment s{
+        begin, end, static_cast<int>(pieces.size()), 0, position, length, parent, sequences};
     for (int done = 0; done < length; done += 64, ++s.piece_count)
       pieces.push_back({num_slots++, 0, std::min(64, length - done), position + done});
     segments.push_back(s);
     return static_cast<int>(segments.size()) - 1;
   }
   chunkattn::LiveView view() const {  // no step of a tree stands behind it
-    return chunkattn::LiveView::unchecked(PlanArrays::view());
+    return chunkattn::LiveView::unchecked(Arrays::view());
   }
 };
 

@@ -70,7 +70,7 @@ class PagedCase : public Prepared {
             *setting.pool,
             // What the pages share stays in the caches then: this baseline's fastest way.
             {.tuning = {.max_task_heads = which.method == Method::paged_shared_pages ? 1 : 0}}),
-        invariant_(*setting.pool, {.reduce = Reduce::batch_invariant}),
+        invariant_(*setting.pool, {.reduce = CpuOptions::Reduce::batch_invariant}),
         unshared_(planned_.view()),
         shared_pages_(which.method == Method::paged_shared_pages) {
     const auto work = planned_.work();
@@ -98,7 +98,7 @@ class PagedCase : public Prepared {
   void step() override { shared_pages_ ? step_unshared() : step(planned_.view(), attention_); }
   /// A step in which each row reads its whole path by itself.
   void step_unshared() { step(unshared_.view(), attention_); }
-  /// A step with Reduce::batch_invariant.
+  /// A step with CpuOptions::Reduce::batch_invariant.
   void step_invariant() { step(planned_.view(), invariant_); }
 
  private:
@@ -251,7 +251,7 @@ void add_against_paged(const char* type, const Case& ours) {
                      &PagedCase<T, 64>::step, &PagedCase<T, 64>::step_unshared);
 }
 
-/// Reduce::batch_invariant against the default.
+/// CpuOptions::Reduce::batch_invariant against the default.
 template <class T>
 void add_invariant(const char* type, const Case& which) {
   add_interleaved<T>(name_of("invariant", type, which), "ratio_to_default", which,

@@ -53,14 +53,14 @@ class UnsharedPlan {
     for (int row = 0; row < plan.num_rows; ++row) {
       std::vector<int> path;
       for (int s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent) path.push_back(s);
-      chunkattn::Segment segment{};
+      chunkattn::PlanView::Segment segment{};
       segment.row_begin = row;
       segment.row_end = row + 1;
       segment.piece_begin = static_cast<std::int32_t>(pieces_.size());
       segment.parent = -1;
       segment.num_sequences = 1;
       for (auto s = path.rbegin(); s != path.rend(); ++s) {
-        const chunkattn::Segment& part = plan.segments[*s];
+        const chunkattn::PlanView::Segment& part = plan.segments[*s];
         pieces_.insert(pieces_.end(), plan.pieces + part.piece_begin,
                        plan.pieces + part.piece_begin + part.piece_count);
         segment.length += part.length;
@@ -80,7 +80,7 @@ class UnsharedPlan {
 
  private:
   chunkattn::PlanView view_;
-  std::vector<chunkattn::Segment> segments_;
+  std::vector<chunkattn::PlanView::Segment> segments_;
   std::vector<chunkattn::Piece> pieces_;
   std::vector<std::int32_t> row_segment_;
 };
@@ -128,7 +128,7 @@ class PlannedBatch {
     Work work;
     const chunkattn::PlanView& view = view_;
     for (int s = 0; s < view.num_segments; ++s) {
-      const chunkattn::Segment& segment = view.segments[s];
+      const chunkattn::PlanView::Segment& segment = view.segments[s];
       std::int32_t begin = segment.length, end = 0;
       for (int row = segment.row_begin; row < segment.row_end; ++row) {
         const std::int32_t kv_len = view.row_kv_len[row];

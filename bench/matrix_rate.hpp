@@ -59,7 +59,7 @@ inline double matrix_rate(chunkattn::ThreadPool&, int) {
 template <class T, class Attention>
 double matrix_products(const Attention& attention) {
   if (chunkattn::rounding_of<T>(attention).logit == 0) return 0;
-  const bool two_terms = attention.options().accuracy == chunkattn::Accuracy::two_terms;
+  const bool two_terms = attention.options().accuracy == chunkattn::CpuOptions::Accuracy::two_terms;
   return !two_terms ? 1 : std::is_same_v<T, chunkattn::half> ? 3 : 2;
 }
 

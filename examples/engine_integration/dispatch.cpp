@@ -9,5 +9,6 @@
 using namespace chunkattn;
 
 std::unique_ptr<AnyAttention> engine::load_attention(int head_dim, Threads& threads) {
-  return make_attention<Cpu, HeadDims<64, 128>, KvTypes<float, half, bfloat16>>(head_dim, threads);
+  return make_attention<Cpu, HeadDims<64, 128>, ElementTypes<float, half, bfloat16>>(head_dim,
+                                                                                     threads);
 }

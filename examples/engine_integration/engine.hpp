@@ -94,7 +94,7 @@ template <class T>
 void write_kv(const chunkattn::KvView<T>& kv, const chunkattn::PlanView& plan,
               std::span<const float> k, std::span<const float> v) {
   for (int c = 0; c < plan.num_copies; ++c) {
-    const chunkattn::RowCopy& copy = plan.copies[c];
+    const chunkattn::PlanView::RowCopy& copy = plan.copies[c];
     for (int h = 0; h < kv.num_kv_heads; ++h)
       for (int t = 0; t < copy.length; ++t)
         for (int i = 0; i < kv.head_dim; ++i) {
@@ -105,7 +105,7 @@ void write_kv(const chunkattn::KvView<T>& kv, const chunkattn::PlanView& plan,
         }
   }
   for (int row = 0; row < plan.num_rows; ++row) {
-    const chunkattn::WriteTarget target = plan.writes[row];
+    const chunkattn::PlanView::WriteTarget target = plan.writes[row];
     if (target.slot == chunkattn::no_slot)
       continue;  // already written: by an earlier step or a sharer
     for (int h = 0; h < kv.num_kv_heads; ++h)

@@ -114,7 +114,7 @@ class Server {
                        .num_kv_heads = ToyModel::num_kv_heads,
                        .head_dim = ToyModel::head_dim}),
         // A row's bits do not depend on the batch, so that the two loops can be compared.
-        attention_(threads, {.reduce = chunkattn::Reduce::batch_invariant}) {
+        attention_(threads, {.reduce = chunkattn::CpuOptions::Reduce::batch_invariant}) {
     for (std::size_t r = 0; r < requests.size(); ++r) {
       const Request& request = requests[r];
       waiting_.push_back({r, 0, request.prompt, request.prompt.size() + request.new_tokens,

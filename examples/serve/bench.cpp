@@ -106,7 +106,8 @@ EngineOptions engine_options(const Arguments& a, const Model& model,
                              const std::vector<Arrival>& load) {
   EngineOptions options;
   options.chunk_size = a.chunk_size;
-  options.sharing = a.sharing == "chunk" ? chunkattn::Sharing::chunk : chunkattn::Sharing::token;
+  options.sharing = a.sharing == "chunk" ? chunkattn::TreeOptions::Sharing::chunk
+                                         : chunkattn::TreeOptions::Sharing::token;
   options.reduce = reduce_of(a.model);
   options.kv = kv_type(a.model, model);
   options.step_tokens = static_cast<std::size_t>(a.step_tokens);

@@ -290,7 +290,7 @@ int generate_on(Communicator& ranks, const Arguments& arguments) {
 
   EngineOptions options;
   options.chunk_size = arguments.chunk_size;
-  if (arguments.sharing == "chunk") options.sharing = chunkattn::Sharing::chunk;
+  if (arguments.sharing == "chunk") options.sharing = chunkattn::TreeOptions::Sharing::chunk;
   options.reduce = reduce_of(arguments.model);
   options.kv = kv_type(arguments.model, loaded.model);
   options.max_chunks = arguments.chunks > 0

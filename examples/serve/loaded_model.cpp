@@ -46,10 +46,10 @@ KvType kv_type(const ModelArguments& arguments, const Model& model) {
   return bf16 ? KvType::bf16 : KvType::fp32;
 }
 
-chunkattn::Reduce reduce_of(const ModelArguments& arguments) {
-  if (arguments.mode == "batch_invariant") return chunkattn::Reduce::batch_invariant;
-  return arguments.mode == "spin_lock" ? chunkattn::Reduce::spin_lock
-                                       : chunkattn::Reduce::deterministic;
+chunkattn::CpuOptions::Reduce reduce_of(const ModelArguments& arguments) {
+  if (arguments.mode == "batch_invariant") return chunkattn::CpuOptions::Reduce::batch_invariant;
+  return arguments.mode == "spin_lock" ? chunkattn::CpuOptions::Reduce::spin_lock
+                                       : chunkattn::CpuOptions::Reduce::deterministic;
 }
 
 namespace {

@@ -43,7 +43,7 @@ struct LoadedModel {
 
 [[nodiscard]] ProductKind product_kind(const ModelArguments& arguments);
 [[nodiscard]] KvType kv_type(const ModelArguments& arguments, const Model& model);
-[[nodiscard]] chunkattn::Reduce reduce_of(const ModelArguments& arguments);
+[[nodiscard]] chunkattn::CpuOptions::Reduce reduce_of(const ModelArguments& arguments);
 
 /// "30 layers, dim 576, ...": one line.
 [[nodiscard]] std::string describe(const Model& model);

@@ -34,7 +34,7 @@ double log_probability(std::span<const float> logits, int token) {
 
 /// One sequence by itself, through the library as the engine uses it.
 Scores score(const std::vector<int>& tokens, const Model& model, Products& products, KvType kv,
-             chunkattn::Reduce reduce) {
+             chunkattn::CpuOptions::Reduce reduce) {
   constexpr std::size_t step_tokens = 256;  // each with all of its logits
   chunkattn::PrefixTree<std::int32_t, 64> tree;
   chunkattn::AttentionPlan plan;

@@ -37,9 +37,9 @@
 namespace shared_prompt {
 
 /// A plan of no tree's step.
-struct OwnedPlan : chunkattn::PlanArrays {
+struct OwnedPlan : chunkattn::PlanView::Arrays {
   [[nodiscard]] chunkattn::LiveView view() const {
-    return chunkattn::LiveView::unchecked(PlanArrays::view());
+    return chunkattn::LiveView::unchecked(Arrays::view());
   }
 };
 

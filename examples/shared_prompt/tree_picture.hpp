@@ -48,7 +48,7 @@ class TreePicture {
   static constexpr std::size_t name_width = 40, bar_width = 10;  // 80 columns in all
 
   void draw(std::int32_t index, const std::string& branch, const std::string& below) const {
-    const chunkattn::Segment& segment = plan_.segments[index];
+    const chunkattn::PlanView::Segment& segment = plan_.segments[index];
     const auto& children = children_[static_cast<std::size_t>(index)];
     const auto& ends = ends_[static_cast<std::size_t>(index)];
     const bool leaf = children.empty() && ends.size() == 1;
@@ -79,7 +79,7 @@ class TreePicture {
     }
   }
 
-  [[nodiscard]] std::int32_t longest_row(const chunkattn::Segment& segment) const {
+  [[nodiscard]] std::int32_t longest_row(const chunkattn::PlanView::Segment& segment) const {
     std::int32_t longest = 0;
     for (std::int32_t row = segment.row_begin; row < segment.row_end; ++row)
       longest = std::max(longest, plan_.row_kv_len[row]);

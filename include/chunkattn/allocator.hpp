@@ -1,5 +1,5 @@
 // What hands out slots, the places of chunks: the concept, and the two allocators of the library.
-// They know nothing of K/V memory; what follows them does (SlotSource).
+// They know nothing of K/V memory; KvCache follows them.
 #pragma once
 
 #include <concepts>
@@ -40,54 +40,31 @@ concept ChunkAllocator = std::movable<A> && requires(A& a, const A& c, SlotIndex
   { c.high_water() } noexcept -> std::convertible_to<std::size_t>;
 };
 
-namespace detail {
-class WriteChecks;
-}
-
-/// How many slots a tree has handed out, for K/V memory that follows it: valid wherever the tree is
-/// moved, and 0 once it is gone.
-struct SlotSource {
-  std::shared_ptr<const void> tree;                     ///< keeps what it reads alive
-  std::size_t (*slots_of)(const void* tree) = nullptr;  ///< reads it
-  std::uint64_t tree_id = 0;                            ///< of the tree; 0: there is none
-  /// Told of the tree's steps, for KvCacheOptions::check_writes; null: nobody is.
-  std::shared_ptr<detail::WriteChecks> write_checks{};
-
-  /// One more than the largest slot index handed out.
-  [[nodiscard]] std::size_t num_slots() const { return tree ? slots_of(tree.get()) : 0; }
-};
-
-/// What K/V memory follows: PrefixTree.
-///
-/// - `chunk_size`: tokens per slot.
-/// - `num_slots()`: slots handed out so far; `slot_source()`: the same for as long as one likes.
-template <class T>
-concept SlotOwner = requires(const T& tree) {
-  { T::chunk_size } -> std::convertible_to<int>;
-  { tree.num_slots() } -> std::convertible_to<std::size_t>;
-  { tree.slot_source() } -> std::same_as<SlotSource>;
-};
-
 /// The paper's default (section 3.1): grows on demand, keeps what came back in a free list, and
 /// never returns memory to the system. `PoolAllocator{.max_chunks = 8192}` sets a budget.
 struct PoolAllocator {
+  /// What is handed out and what came back.
+  class State {
+    friend PoolAllocator;
+    detail::IndexFreeList free_;
+  };
   std::size_t max_chunks = max_slots;  ///< budget in slots
-  detail::IndexFreeList pool{};        ///< its state; leave it as it is
+  State state{};                       ///< leave it as it is
 
   /// A free slot, or no_slot when the budget is spent.
-  SlotIndex allocate() { return pool.take(capacity()); }
+  SlotIndex allocate() { return state.free_.take(capacity()); }
   /// Takes one back.
-  void free(SlotIndex slot) noexcept { pool.put(slot); }
+  void free(SlotIndex slot) noexcept { state.free_.put(slot); }
   /// The most slots that can be out at once.
   [[nodiscard]] std::size_t capacity() const noexcept {
     return max_chunks < max_slots ? max_chunks : max_slots;
   }
   /// Slots that can still be handed out.
   [[nodiscard]] std::size_t available() const noexcept {
-    return capacity() - pool.high_water() + pool.num_free();
+    return capacity() - state.free_.high_water() + state.free_.num_free();
   }
   /// One more than the largest index handed out so far.
-  [[nodiscard]] std::size_t high_water() const noexcept { return pool.high_water(); }
+  [[nodiscard]] std::size_t high_water() const noexcept { return state.free_.high_water(); }
 };
 
 /// A fixed budget, all of it set aside at construction: high_water() is the capacity from the

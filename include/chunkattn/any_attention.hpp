@@ -18,28 +18,17 @@
 
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
+#include "detail/base/slot_source.hpp"
 #include "detail/front/variant_name.hpp"
 #include "element.hpp"
+#include "fwd.hpp"
 #include "kv_cache.hpp"
 #include "kv_view.hpp"
 #include "plan_view.hpp"
+#include "tree_options.hpp"
 #include "variants.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
-
-namespace detail {
-
-template <class R>
-using range_element = std::remove_pointer_t<decltype(std::data(std::declval<R&>()))>;
-
-/// A contiguous range of float, half or bfloat16.
-template <class R>
-concept ElementRange = requires(R& range) {
-  { std::size(range) } -> std::convertible_to<std::size_t>;
-  requires QoElement<std::remove_const_t<range_element<R>>>;
-};
-
-}  // namespace detail
 
 /// Elements that are read, of a type known at run time. Non-owning; host or device memory.
 struct ConstElements {
@@ -52,10 +41,11 @@ struct ConstElements {
   ConstElements(const void* first, ElementType element, std::size_t count) noexcept
       : data(first), type(element), size(count) {}
   /// A std::vector, std::span, std::array or the like of float, half or bfloat16.
-  template <detail::ElementRange R>
+  template <class R>
+    requires QoElement<typename decltype(std::span(std::declval<const R&>()))::value_type>
   ConstElements(const R& range) noexcept
       : ConstElements(std::data(range),
-                      element_type_of<std::remove_const_t<detail::range_element<const R>>>,
+                      element_type_of<typename decltype(std::span(range))::value_type>,
                       std::size(range)) {}
 };
 
@@ -71,11 +61,11 @@ struct Elements {
       : data(first), type(element), size(count) {}
   /// A std::vector, std::span, std::array or the like of float, half or bfloat16, not const.
   template <class R>
-    requires detail::ElementRange<std::remove_reference_t<R>> &&
-             (!std::is_const_v<detail::range_element<std::remove_reference_t<R>>>)
+    requires QoElement<
+        typename decltype(std::span(std::declval<std::remove_reference_t<R>&>()))::element_type>
   Elements(R&& range) noexcept
       : Elements(std::data(range),
-                 element_type_of<detail::range_element<std::remove_reference_t<R>>>,
+                 element_type_of<typename decltype(std::span(range))::element_type>,
                  std::size(range)) {}
 
   /// The same, to be read.
@@ -184,27 +174,31 @@ class AnyKvCache {
   [[nodiscard]] virtual std::size_t bytes() const noexcept = 0;
   /// Number of the tree that it follows.
   [[nodiscard]] virtual std::uint64_t tree_id() const noexcept = 0;
-};
 
-/// A cache of known element type as a KvProvider: for for_each_kv_span(), gather_kv() and what else
-/// moves K/V.
-template <KvElement T>
-class KvCacheOf {
- public:
-  /// `cache` must outlive this object. \throws InvalidArgument if T is not its type
-  explicit KvCacheOf(AnyKvCache& cache) : cache_(&cache) {
-    if (cache.type() != element_type_of<T>) [[unlikely]]
-      detail::fail_argument("cache.type()", name_of(cache.type()), {element_name<T>()});
+  /// The cache as a KvProvider of a known element type, for for_each_kv_span(), gather_kv() and
+  /// what else moves K/V. The cache must outlive it.
+  template <KvElement T>
+  class As {
+   public:
+    /// K and V of layer `index`.
+    [[nodiscard]] KvView<T> layer(int index) { return cache_->layer(index).template as<T>(); }
+    /// The cache's geometry.
+    [[nodiscard]] const KvCacheOptions& options() const noexcept { return cache_->options(); }
+    /// Number of the tree that the cache follows.
+    [[nodiscard]] std::uint64_t tree_id() const noexcept { return cache_->tree_id(); }
+
+   private:
+    friend class AnyKvCache;
+    explicit As(AnyKvCache& cache) noexcept : cache_(&cache) {}
+    AnyKvCache* cache_;
+  };
+  /// \throws InvalidArgument if T is not type()
+  template <KvElement T>
+  [[nodiscard]] As<T> as() {
+    if (type() != element_type_of<T>) [[unlikely]]
+      detail::fail_argument("cache.type()", name_of(type()), {element_name<T>()});
+    return As<T>(*this);
   }
-  /// K and V of layer `index`.
-  [[nodiscard]] KvView<T> layer(int index) { return cache_->layer(index).template as<T>(); }
-  /// The cache's geometry.
-  [[nodiscard]] const KvCacheOptions& options() const noexcept { return cache_->options(); }
-  /// Number of the tree that the cache follows.
-  [[nodiscard]] std::uint64_t tree_id() const noexcept { return cache_->tree_id(); }
-
- private:
-  AnyKvCache* cache_;
 };
 
 /// A copy of a variant, of any type that has a name: of the library's, and of those with a member
@@ -268,18 +262,10 @@ struct HeadDims {
   static_assert(sizeof...(Sizes) > 0, "HeadDims: name at least one size");
 };
 
-/// What K and V may be stored as: KvTypes<half, std::int8_t>.
+/// Element types that kernels are compiled for: ElementTypes<half, std::int8_t>.
 template <KvElement... T>
-struct KvTypes {
-  static_assert(sizeof...(T) > 0, "KvTypes: name at least one type");
-  /// The types as numbers.
-  static constexpr ElementType types[sizeof...(T)] = {element_type_of<T>...};
-};
-
-/// What q, k, v and out may be passed as on the CPU: QoTypes<float, half>.
-template <QoElement... T>
-struct QoTypes {
-  static_assert(sizeof...(T) > 0, "QoTypes: name at least one type");
+struct ElementTypes {
+  static_assert(sizeof...(T) > 0, "ElementTypes: name at least one type");
   /// The types as numbers.
   static constexpr ElementType types[sizeof...(T)] = {element_type_of<T>...};
 };
@@ -297,20 +283,20 @@ struct Variants {
   static_assert(detail::all_differ(names), "Variants: two of them have the same name");
 };
 
-/// What one call of AnyAttention::run() may be told besides its data.
-struct RunOptions {
-  /// [num_rows][num_qo_heads], gets the natural logarithm of the softmax denominators; or empty.
-  std::span<float> lse = {};
-  AnyVariant variant = {};  ///< one of AnyAttention::variants()
-  void* stream = nullptr;   ///< CUDA: the cudaStream_t; on the CPU null
-};
-
 /// Attention over a prefix tree's plan, for one size of heads, on some device. One object serves
 /// every layer and is used by one thread at a time. Calls do what those of the ChunkAttention
 /// behind them do, to the bit. All throw InvalidArgument before anything is touched; where a type
 /// or a variant was not compiled in, the message lists those that were.
 class AnyAttention {
  public:
+  /// What one call of run() may be told besides its data.
+  struct RunOptions {
+    /// [num_rows][num_qo_heads], gets the natural logarithm of the softmax denominators; or empty.
+    std::span<float> lse = {};
+    AnyVariant variant = {};  ///< one of variants()
+    void* stream = nullptr;   ///< CUDA: the cudaStream_t; on the CPU null
+  };
+
   AnyAttention() = default;
   AnyAttention(const AnyAttention&) = delete;
   AnyAttention& operator=(const AnyAttention&) = delete;
@@ -334,27 +320,11 @@ class AnyAttention {
   /// K/V memory on the device that follows `tree`, wherever it is moved.
   /// \param type     one of kv_types()
   /// \param options  head_dim and value_dim may be left 0 for those of this object
-  template <SlotOwner Tree>
-  [[nodiscard]] std::unique_ptr<AnyKvCache> make_cache(const Tree& tree, ElementType type,
-                                                       KvCacheOptions options) const {
-    return make_cache(tree.slot_source(), Tree::chunk_size, type, options);
-  }
-  /// K/V memory that follows a tree of which no more is known here than PrefixTree::slot_source()
-  /// and its chunk size.
-  [[nodiscard]] std::unique_ptr<AnyKvCache> make_cache(SlotSource source, int chunk_size,
-                                                       ElementType type,
-                                                       KvCacheOptions options) const {
-    if (options.head_dim == 0) {
-      options.head_dim = head_dim();
-      if (options.value_dim == 0 && value_dim() != head_dim()) options.value_dim = value_dim();
-    }
-    if (options.head_dim != head_dim()) [[unlikely]]
-      detail::fail_argument("options.head_dim", options.head_dim,
-                            {"that of the attention, ", head_dim(), ", or 0 for it"});
-    if (options.dim_of_v() != value_dim()) [[unlikely]]
-      detail::fail_argument("options.value_dim", options.dim_of_v(),
-                            {"that of the attention, ", value_dim(), ", or 0 for it"});
-    return cache_for(std::move(source), chunk_size, type, options);
+  template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
+  [[nodiscard]] std::unique_ptr<AnyKvCache> make_cache(
+      const PrefixTree<Token, ChunkSize, Allocator, Retention>& tree, ElementType type,
+      KvCacheOptions options) const {
+    return cache_for(detail::SlotAccess::source(tree), ChunkSize, type, completed(options));
   }
 
   /// CUDA: brings the device's copy of `plan` up to date. write() and run() do so themselves; call
@@ -380,11 +350,30 @@ class AnyAttention {
   /// qo_types()
   /// \param out  [num_rows][num_qo_heads][value_dim], of the type of q; every element is written
   virtual void run(const AnyKvView& layer, const LiveView& plan, const ConstElements& q,
-                   const Elements& out, const RunOptions& options = {}) = 0;
+                   const Elements& out, const RunOptions& options) = 0;
+  /// As above, without a variant and without lse.
+  void run(const AnyKvView& layer, const LiveView& plan, const ConstElements& q,
+           const Elements& out) {
+    run(layer, plan, q, out, RunOptions{});
+  }
 
  private:
+  [[nodiscard]] KvCacheOptions completed(KvCacheOptions options) const {
+    if (options.head_dim == 0) {
+      options.head_dim = head_dim();
+      if (options.value_dim == 0 && value_dim() != head_dim()) options.value_dim = value_dim();
+    }
+    if (options.head_dim != head_dim()) [[unlikely]]
+      detail::fail_argument("options.head_dim", options.head_dim,
+                            {"that of the attention, ", head_dim(), ", or 0 for it"});
+    if (options.dim_of_v() != value_dim()) [[unlikely]]
+      detail::fail_argument("options.value_dim", options.dim_of_v(),
+                            {"that of the attention, ", value_dim(), ", or 0 for it"});
+    return options;
+  }
   [[nodiscard]] virtual std::unique_ptr<AnyKvCache> cache_for(
-      SlotSource source, int chunk_size, ElementType type, const KvCacheOptions& options) const = 0;
+      detail::SlotSource source, int chunk_size, ElementType type,
+      const KvCacheOptions& options) const = 0;
 };
 
 namespace detail {

@@ -18,36 +18,6 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// How partial results of the same rows are brought together, where several tasks share them.
-enum class Reduce {
-  /// Merged in a fixed order by whoever finishes last: the same tree, batch, plan, build and
-  /// instruction set give the same bits for any number of threads.
-  deterministic,
-  /// Merged as they come under a spin lock per (row block, KV head), the paper's rule for CPUs;
-  /// work is cut by the number of threads.
-  spin_lock,
-  /// A row's bits depend on its own tokens and query, types and instruction set alone: a prefix
-  /// found in the cache gives the bits of a cold run, in any batch, for any number of threads. What
-  /// rows share is still read once for all, but walks are never cut along KV: with few rows and
-  /// heads, many threads have less to do. Not with -ffast-math. CPU only.
-  batch_invariant,
-};
-
-/// How accurate products must be at least. It matters where the processor has a matrix unit
-/// (InstructionSet::amx) and K and V are stored in 16 or 8 bits; anything else computes in fp32.
-/// Such a unit multiplies bfloat16 and adds up in fp32, so queries and probabilities become sums of
-/// bfloat16 terms; 16- and 8-bit K and V are such sums already.
-enum class Accuracy {
-  /// No matrix unit: everything in fp32, to about 2^-22 of the largest terms of a sum.
-  fp32,
-  /// Two terms: each query element and probability off by at most 2^-17 of itself (half K and V:
-  /// 2^-15.4), which is below what storing outputs in 16 bits costs.
-  two_terms,
-  /// One term, the fastest: off by at most 2^-8 of itself, for half K and V by 2^-7. Logits of size
-  /// s are off by up to s / 256.
-  one_term,
-};
-
 /// What CPU kernels are compiled for: four lanes in plain C++, many times slower, or the vectors of
 /// a processor. avx2 stands for AVX2, FMA, F16C and BMI, avx512 for AVX-512 F, BW, DQ and VL, amx
 /// for these with AMX-TILE and AMX-BF16, whose tiles then multiply 16- and 8-bit K and V.
@@ -56,6 +26,38 @@ enum class InstructionSet { automatic, portable, neon, avx2, avx512, amx };
 
 /// How attention is computed on the CPU.
 struct CpuOptions {
+  /// How partial results of the same rows are brought together, where several tasks share them.
+  enum class Reduce {
+    /// Merged in a fixed order by whoever finishes last: the same tree, batch, plan, build and
+    /// instruction set give the same bits for any number of threads.
+    deterministic,
+    /// Merged as they come under a spin lock per (row block, KV head), the paper's rule for CPUs;
+    /// work is cut by the number of threads.
+    spin_lock,
+    /// A row's bits depend on its own tokens and query, types and instruction set alone: a prefix
+    /// found in the cache gives the bits of a cold run, in any batch, for any number of threads.
+    /// What
+    /// rows share is still read once for all, but walks are never cut along KV: with few rows and
+    /// heads, many threads have less to do. Not with -ffast-math. CPU only.
+    batch_invariant,
+  };
+
+  /// How accurate products must be at least. It matters where the processor has a matrix unit
+  /// (InstructionSet::amx) and K and V are stored in 16 or 8 bits; anything else computes in fp32.
+  /// Such a unit multiplies bfloat16 and adds up in fp32, so queries and probabilities become sums
+  /// of bfloat16 terms; 16- and 8-bit K and V are such sums already.
+  enum class Accuracy {
+    /// No matrix unit: everything in fp32, to about 2^-22 of the largest terms of a sum.
+    fp32,
+    /// Two terms: each query element and probability off by at most 2^-17 of itself (half K and V:
+    /// 2^-15.4), which is below what storing outputs in 16 bits costs.
+    two_terms,
+    /// One term, the fastest: off by at most 2^-8 of itself, for half K and V by 2^-7. Logits of
+    /// size
+    /// s are off by up to s / 256.
+    one_term,
+  };
+
   float sm_scale = 0;                     ///< factor of q·k, finite; 0: 1 / sqrt(HeadDim)
   Reduce reduce = Reduce::deterministic;  ///< how partial results meet
   /// Whose vectors compute; automatic: see instruction_set().
@@ -79,6 +81,11 @@ struct CpuOptions {
   };
   Tuning tuning{};  ///< see there
 };
+
+namespace detail {
+using Reduce = CpuOptions::Reduce;
+using Accuracy = CpuOptions::Accuracy;
+}  // namespace detail
 
 /// How attention on a GPU is computed.
 struct CudaOptions {

@@ -109,7 +109,7 @@ class BlockTable {
                                                               std::int64_t padding = -1) {
     std::vector<std::int64_t> mapping(static_cast<std::size_t>(plan.num_rows), padding);
     for (std::size_t row = 0; row < mapping.size(); ++row) {
-      const WriteTarget& target = plan.writes[row];
+      const PlanView::WriteTarget& target = plan.writes[row];
       if (target.slot != no_slot)
         mapping[row] = std::int64_t{target.slot} * plan.chunk_size + target.offset;
     }

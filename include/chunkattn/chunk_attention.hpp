@@ -52,6 +52,10 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
                 "ChunkAttention<Cpu, HeadDim, ValueDim, Exec>: Exec must offer concurrency() and "
                 "parallel_for(n, f), see the concept Executor");
 
+  // A variant, or a mistake for one; else a buffer, or a mistake for that.
+  template <class X>
+  static constexpr bool meant_as_variant = detail::cpu::MeantAsVariant<X>;
+
  public:
   /// Runs on `executor`, which must outlive this object.
   /// \throws InvalidArgument for options that make no sense
@@ -75,31 +79,21 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   /// \param plan   what AttentionPlan::build() gave for the step
   /// \param k, v   [num_rows][num_kv_heads][HeadDim] (v: ValueDim), the caller's row order; float,
   ///               half or bfloat16, rounded to the layer's type to nearest even
-  template <class T, detail::cpu::QoRange K, detail::cpu::QoRange V>
-    requires KvElement<T>
+  template <KvElement T, class K, class V>
   void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v) {
-    const PlanView& view = checked_write(layer, plan, std::data(k), std::size(k));
-    detail::cpu::check_size("v", std::data(v), std::size(v), std::size(k) / HeadDim * ValueDim,
-                            ValueDim == HeadDim ? "num_rows * num_kv_heads * head_dim"
-                                                : "num_rows * num_kv_heads * value_dim");
-    detail::check_argument(!layer.has_v_in_k(), "v", "given",
-                           "nothing: this layer's V is in K, which is written alone");
-    std::visit(
-        [&](auto& engine) { engine.write(*executor_, layer, view, std::data(k), std::data(v)); },
-        engine_);
-    detail::note_written(layer, view);
+    if constexpr (detail::cpu::QoRange<K> && detail::cpu::QoRange<V>)
+      write_rows(layer, plan, detail::cpu::span_of(k), detail::cpu::span_of(v));
+    else
+      detail::cpu::explain_buffers<K, V>();
   }
 
   /// The same for a layer whose V is in K (KvCacheOptions::v_in_k).
-  template <class T, detail::cpu::QoRange K>
-    requires KvElement<T>
+  template <KvElement T, class K>
   void write(const KvView<T>& layer, const LiveView& plan, const K& k) {
-    const PlanView& view = checked_write(layer, plan, std::data(k), std::size(k));
-    detail::check_argument(layer.has_v_in_k(), "v", "not given",
-                           "[num_rows][num_kv_heads][ValueDim], but for layers whose V is in K");
-    std::visit([&](auto& engine) { engine.write(*executor_, layer, view, std::data(k), nullptr); },
-               engine_);
-    detail::note_written(layer, view);
+    if constexpr (detail::cpu::QoRange<K>)
+      write_rows(layer, plan, detail::cpu::span_of(k));
+    else
+      detail::cpu::explain_buffers<K>();
   }
 
   /// Attention of the plan's rows over their whole paths, causal. num_qo_heads is
@@ -113,8 +107,8 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   ///
   /// Throws InvalidArgument before anything is touched. If the executor throws, `out` and `lse` are
   /// unspecified and everything else is as before.
-  template <class T, detail::cpu::QoRange Q, detail::cpu::WritableRange Out>
-    requires KvElement<T>
+  template <KvElement T, class Q, class Out>
+    requires(!meant_as_variant<Q>)
   void run(const KvView<T>& layer, const LiveView& plan, const Q& q, Out&& out,
            std::span<float> lse = {}) {
     run(layer, plan, Plain{}, q, std::forward<Out>(out), lse);
@@ -126,15 +120,64 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   ///
   /// \param variant  read until run() returns
   /// \throws InvalidArgument where the variant's members make no sense
-  template <class T, class V, detail::cpu::QoRange Q, detail::cpu::WritableRange Out>
-    requires KvElement<T> && detail::cpu::MeantAsVariant<V> && AttentionVariant<V>
+  template <KvElement T, class V, class Q, class Out>
+    requires meant_as_variant<V>
   void run(const KvView<T>& layer, const LiveView& plan, const V& variant, const Q& q, Out&& out,
            std::span<float> lse = {}) {
+    constexpr bool is_variant =
+        AttentionVariant<V>;  // compilers would explain the concept at length
+    if constexpr (is_variant && detail::cpu::QoRange<Q> && detail::cpu::WritableRange<Out>) {
+      run_rows(layer, plan, variant, detail::cpu::span_of(q), detail::cpu::span_of(out), lse);
+    } else {
+      static_assert(
+          is_variant,
+          "ChunkAttention::run: this variant has none of the members logit(s, at), "
+          "visible(at) and sink(at), or not as variants.hpp says: const, and "
+          "returning expressions of chunkattn::lanes; or it has hidden() without visible()");
+      detail::cpu::explain_run<Q, Out>();
+    }
+  }
+
+  /// The options, with sm_scale and instruction_set resolved.
+  [[nodiscard]] const CpuOptions& options() const noexcept { return options_; }
+
+ private:
+  friend struct detail::AttentionAccess;
+
+  void check_not_moved_from() const {
+    detail::check_argument(executor_ != nullptr, "attention", "moved-from",
+                           "one that was not moved from");
+  }
+
+  template <class T, class K, class V>
+  void write_rows(const KvView<T>& layer, const LiveView& plan, std::span<K> k, std::span<V> v) {
+    const PlanView& view = checked_write(layer, plan, k.data(), k.size());
+    detail::cpu::check_size("v", v.data(), v.size(), k.size() / HeadDim * ValueDim,
+                            ValueDim == HeadDim ? "num_rows * num_kv_heads * head_dim"
+                                                : "num_rows * num_kv_heads * value_dim");
+    detail::check_argument(!layer.has_v_in_k(), "v", "given",
+                           "nothing: this layer's V is in K, which is written alone");
+    std::visit([&](auto& engine) { engine.write(*executor_, layer, view, k.data(), v.data()); },
+               engine_);
+    detail::note_written(layer, view);
+  }
+
+  template <class T, class K>
+  void write_rows(const KvView<T>& layer, const LiveView& plan, std::span<K> k) {
+    const PlanView& view = checked_write(layer, plan, k.data(), k.size());
+    detail::check_argument(layer.has_v_in_k(), "v", "not given",
+                           "[num_rows][num_kv_heads][ValueDim], but for layers whose V is in K");
+    std::visit([&](auto& engine) { engine.write(*executor_, layer, view, k.data(), nullptr); },
+               engine_);
+    detail::note_written(layer, view);
+  }
+
+  template <class T, class V, class X, class Y>
+  void run_rows(const KvView<T>& layer, const LiveView& plan, const V& variant, std::span<X> query,
+                std::span<Y> result, std::span<float> lse) {
     check_not_moved_from();
     detail::check_current(plan);
     const PlanView& view = plan;
-    const auto query = detail::cpu::span_of(q);
-    const auto result = detail::cpu::span_of(out);
     detail::cpu::check_view(layer, view, HeadDim, ValueDim);
     const int num_qo_heads = detail::count_qo_heads(query.size(), view.num_rows, HeadDim);
     detail::cpu::check_size("q", query.data(), query.size(), query.size(), "");
@@ -152,55 +195,10 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     detail::check_written(layer, view);
 
     const int group = num_qo_heads / layer.num_kv_heads;
-    using X = std::remove_const_t<std::remove_pointer_t<decltype(query.data())>>;
-    using Y = std::remove_pointer_t<decltype(result.data())>;
-    const detail::cpu::Call<T, X, Y, V> call{
+    const detail::cpu::Call<T, std::remove_const_t<X>, Y, V> call{
         layer,        view,  query.data(), result.data(), lse.empty() ? nullptr : lse.data(),
         num_qo_heads, group, variant};
     std::visit([&](auto& engine) { engine.run(*executor_, call); }, engine_);
-  }
-
-  /// Arguments that the above cannot take are refused in words, at compile time.
-  template <class T, class K, class V>
-    requires KvElement<T>
-  void write(const KvView<T>&, const LiveView&, const K&, const V&) {
-    detail::cpu::explain_buffers<K, V>();
-  }
-  /// The same of a layer whose V is in K.
-  template <class T, class K>
-    requires KvElement<T>
-  void write(const KvView<T>&, const LiveView&, const K&) {
-    detail::cpu::explain_buffers<K>();
-  }
-  /// The same of run().
-  template <class T, detail::cpu::NoVariant Q, class Out>
-    requires KvElement<T>
-  void run(const KvView<T>&, const LiveView&, const Q&, Out&&, std::span<float> = {}) {
-    detail::cpu::explain_run<Q, Out>();
-  }
-  /// The same of run() with a variant.
-  template <class T, class V, class Q, class Out>
-    requires KvElement<T> && detail::cpu::MeantAsVariant<V>
-  void run(const KvView<T>&, const LiveView&, const V&, const Q&, Out&&, std::span<float> = {}) {
-    constexpr bool is_variant =
-        AttentionVariant<V>;  // compilers would explain the concept at length
-    static_assert(
-        is_variant,
-        "ChunkAttention::run: this variant has none of the members logit(s, at), "
-        "visible(at) and sink(at), or not as variants.hpp says: const, and "
-        "returning expressions of chunkattn::lanes; or it has hidden() without visible()");
-    detail::cpu::explain_run<Q, Out>();
-  }
-
-  /// The options, with sm_scale and instruction_set resolved.
-  [[nodiscard]] const CpuOptions& options() const noexcept { return options_; }
-
- private:
-  friend struct detail::AttentionAccess;
-
-  void check_not_moved_from() const {
-    detail::check_argument(executor_ != nullptr, "attention", "moved-from",
-                           "one that was not moved from");
   }
 
   // The plan of a write, if it, the layer and K of `size` elements fit each other.
@@ -221,6 +219,8 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   }
 
   static CpuOptions checked(CpuOptions options) {
+    using Reduce = CpuOptions::Reduce;
+    using Accuracy = CpuOptions::Accuracy;
     detail::check_argument(options.tuning.min_tasks >= 0, "options.tuning.min_tasks",
                            options.tuning.min_tasks, "a count, or 0 for the default");
     detail::check_argument(options.tuning.max_task_heads >= 0, "options.tuning.max_task_heads",

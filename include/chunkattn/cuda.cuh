@@ -27,6 +27,7 @@
 #include "attention_options.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/instruction_sets.hpp"
+#include "detail/base/slot_source.hpp"
 #include "detail/cuda/device_state.cuh"
 #include "detail/cuda/kernel_table.cuh"
 #include "detail/cuda/runtime.cuh"
@@ -34,6 +35,7 @@
 #include "detail/kv/checks.hpp"
 #include "detail/plan/check_current.hpp"
 #include "kv_cache.hpp"
+#include "tree_options.hpp"
 #include "variants.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -55,20 +57,17 @@ class KvCache<Cuda, T> {
   static constexpr std::size_t default_slot_limit = std::size_t{1} << 22;
 
   /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
-  template <SlotOwner Tree>
-  KvCache(const Tree& tree, KvCacheOptions options, std::size_t slot_limit = default_slot_limit)
-      : KvCache(tree.slot_source(), Tree::chunk_size, options, slot_limit) {}
-
-  /// The same for a tree of which no more is known than its slot_source() and its chunk size.
-  KvCache(const SlotSource& source, int chunk_size, const KvCacheOptions& options,
+  template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
+  KvCache(const PrefixTree<Token, ChunkSize, Allocator, Retention>& tree, KvCacheOptions options,
           std::size_t slot_limit = default_slot_limit)
-      : KvCache(source, chunk_size, options, source.num_slots(), slot_limit) {}
+      : KvCache(detail::SlotAccess::source(tree), ChunkSize, options, tree.num_slots(),
+                slot_limit) {}
 
   /// Memory for `num_slots` slots of `chunk_size` tokens on the current device; `slot_limit` bounds
   /// what it may grow to (8 bytes of tables per slab).
   KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0,
           std::size_t slot_limit = default_slot_limit)
-      : KvCache(SlotSource{}, chunk_size, options, num_slots, slot_limit) {}
+      : KvCache(detail::SlotSource{}, chunk_size, options, num_slots, slot_limit) {}
 
   /// Makes room for slots [0, num_slots) in every layer; never moves one. A failure (DeviceError:
   /// out of memory) leaves the cache as it was.
@@ -125,8 +124,9 @@ class KvCache<Cuda, T> {
   }
 
  private:
-  KvCache(SlotSource source, int chunk_size, const KvCacheOptions& options, std::size_t num_slots,
-          std::size_t slot_limit)
+  friend struct detail::SlotAccess;
+  KvCache(detail::SlotSource source, int chunk_size, const KvCacheOptions& options,
+          std::size_t num_slots, std::size_t slot_limit = default_slot_limit)
       : options_(options), chunk_size_(chunk_size), slots_(std::move(source)) {
     detail::check_kv_geometry(options, chunk_size, sizeof(T));
     detail::check_argument(!options.v_in_k, "options.v_in_k", options.v_in_k,
@@ -209,7 +209,7 @@ class KvCache<Cuda, T> {
   std::size_t num_slots_ = 0;
   detail::cuda::DeviceMemory table_, views_;
   std::vector<detail::cuda::DeviceMemory> slabs_;
-  SlotSource slots_;
+  detail::SlotSource slots_;
   std::shared_ptr<detail::WriteCheck> write_check_;
 };
 

@@ -19,10 +19,12 @@
 #include "allocator.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
+#include "detail/base/slot_source.hpp"
 #include "detail/base/write_check.hpp"
 #include "detail/kv/cache_geometry.hpp"
 #include "fwd.hpp"
 #include "kv_view.hpp"
+#include "tree_options.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -72,17 +74,13 @@ class KvCache<Cpu, T> {
 
  public:
   /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
-  template <SlotOwner Tree>
-  KvCache(const Tree& tree, KvCacheOptions options)
-      : KvCache(tree.slot_source(), Tree::chunk_size, options) {}
-
-  /// The same for a tree of which no more is known than its slot_source() and its chunk size.
-  KvCache(const SlotSource& source, int chunk_size, const KvCacheOptions& options)
-      : KvCache(source, chunk_size, options, source.num_slots()) {}
+  template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
+  KvCache(const PrefixTree<Token, ChunkSize, Allocator, Retention>& tree, KvCacheOptions options)
+      : KvCache(detail::SlotAccess::source(tree), ChunkSize, options, tree.num_slots()) {}
 
   /// Memory for `num_slots` slots of `chunk_size` tokens; grow() adds to it.
   KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0)
-      : KvCache(SlotSource{}, chunk_size, options, num_slots) {}
+      : KvCache(detail::SlotSource{}, chunk_size, options, num_slots) {}
 
   /// Makes room for slots [0, num_slots) in every layer; never moves one. Views taken before stay
   /// valid for the slots they had. Throws InvalidArgument beyond 2^31 - 1 slots or 2^62 bytes;
@@ -168,7 +166,9 @@ class KvCache<Cpu, T> {
   }
 
  private:
-  KvCache(SlotSource source, int chunk_size, const KvCacheOptions& options, std::size_t num_slots)
+  friend struct detail::SlotAccess;
+  KvCache(detail::SlotSource source, int chunk_size, const KvCacheOptions& options,
+          std::size_t num_slots)
       : options_(options), chunk_size_(chunk_size), slots_(std::move(source)) {
     detail::check_kv_geometry(options, chunk_size, sizeof(T));
     while (slab_shift_ < 16 && slot_bytes() << slab_shift_ < slab_target) ++slab_shift_;
@@ -269,7 +269,7 @@ class KvCache<Cpu, T> {
   std::vector<Tables> tables_;  // by layer
   std::vector<std::vector<Tables>> old_tables_;
   std::vector<std::vector<Memory>> memory_;  // of each growth
-  SlotSource slots_;
+  detail::SlotSource slots_;
   std::shared_ptr<detail::WriteCheck> write_check_;
 };
 

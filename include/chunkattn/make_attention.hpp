@@ -30,12 +30,14 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// Attention on the CPU for heads of `size`, on threads of its own.
 ///
 /// \tparam Sizes  HeadDims<…>: what `size` may be
-/// \tparam Types  KvTypes<…>: what K and V may be stored as
+/// \tparam Types  ElementTypes<…>: what K and V may be stored as
 /// \tparam Vs     Variants<…>: what run() may be asked for
-/// \tparam Qo     QoTypes<…>: what q, k, v and out may be passed as, q and out alike
+/// \tparam Qo     ElementTypes<…>: what q, k, v and out may be passed as, q and out alike; float,
+/// half
+///                or bfloat16
 /// \throws InvalidArgument for a size that is not listed, and for options that make no sense
 template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
-          class Qo = QoTypes<float>>
+          class Qo = ElementTypes<float>>
   requires std::same_as<Device, Cpu>
 [[nodiscard]] std::unique_ptr<AnyAttention> make_attention(HeadSize size, int num_threads = 0,
                                                            const CpuOptions& options = {}) {
@@ -47,7 +49,7 @@ template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
 
 /// The same on `executor`, which must outlive the object.
 template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
-          class Qo = QoTypes<float>, Executor Exec>
+          class Qo = ElementTypes<float>, Executor Exec>
   requires std::same_as<Device, Cpu>
 [[nodiscard]] std::unique_ptr<AnyAttention> make_attention(HeadSize size, Exec& executor,
                                                            const CpuOptions& options = {}) {
@@ -66,7 +68,8 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// memory, their streams cudaStream_t.
 ///
 /// \tparam Sizes  HeadDims<…>: what `size` may be
-/// \tparam Types  KvTypes<…>: half, bfloat16 or both; q and out are of K/V's type, k and v too, or
+/// \tparam Types  ElementTypes<…>: half, bfloat16 or both; q and out are of K/V's type, k and v
+/// too, or
 ///                float
 /// \tparam Vs     Variants<…>: what run() may be asked for
 /// \throws InvalidArgument for a size that is not listed, and for limits or options that make no

@@ -41,36 +41,36 @@ CHUNKATTN_HD constexpr std::int32_t visible_length(const Piece& piece,
   return seen < 0 ? 0 : (seen < piece.length ? seen : piece.length);
 }
 
-/// Pieces [piece_begin, piece_begin + piece_count), seen by the rows [row_begin, row_end).
-struct Segment {
-  std::int32_t row_begin;      ///< first row that sees it
-  std::int32_t row_end;        ///< one past the last
-  std::int32_t piece_begin;    ///< index of its first piece
-  std::int32_t piece_count;    ///< its pieces, consecutive and in path order
-  std::int32_t position;       ///< path position of the first token
-  std::int32_t length;         ///< sum of the pieces' lengths, reserved places included
-  std::int32_t parent;         ///< index of the segment before it on the path, -1 for the first
-  std::int32_t num_sequences;  ///< sequences of this plan on it; more than 1: shared
-};
-
-/// Where the K/V of one query token goes; slot == no_slot: nowhere (already written).
-struct WriteTarget {
-  SlotIndex slot;       ///< the chunk, or no_slot
-  std::int32_t offset;  ///< token place inside the slot
-};
-
-/// K/V rows [source_begin, +length) of source_slot are to be copied to target_slot, in every layer,
-/// before anything is written. Doing it twice is harmless.
-struct RowCopy {
-  SlotIndex source_slot;      ///< chunk to copy from
-  std::int32_t source_begin;  ///< first token place there
-  SlotIndex target_slot;      ///< chunk to copy to
-  std::int32_t target_begin;  ///< first token place there
-  std::int32_t length;        ///< token places to copy
-};
-
 /// Non-owning view of a plan. All arrays are in host memory.
 struct PlanView {
+  /// Pieces [piece_begin, piece_begin + piece_count), seen by the rows [row_begin, row_end).
+  struct Segment {
+    std::int32_t row_begin;      ///< first row that sees it
+    std::int32_t row_end;        ///< one past the last
+    std::int32_t piece_begin;    ///< index of its first piece
+    std::int32_t piece_count;    ///< its pieces, consecutive and in path order
+    std::int32_t position;       ///< path position of the first token
+    std::int32_t length;         ///< sum of the pieces' lengths, reserved places included
+    std::int32_t parent;         ///< index of the segment before it on the path, -1 for the first
+    std::int32_t num_sequences;  ///< sequences of this plan on it; more than 1: shared
+  };
+
+  /// Where the K/V of one query token goes; slot == no_slot: nowhere (already written).
+  struct WriteTarget {
+    SlotIndex slot;       ///< the chunk, or no_slot
+    std::int32_t offset;  ///< token place inside the slot
+  };
+
+  /// K/V rows [source_begin, +length) of source_slot are to be copied to target_slot, in every
+  /// layer, before anything is written. Doing it twice is harmless.
+  struct RowCopy {
+    SlotIndex source_slot;      ///< chunk to copy from
+    std::int32_t source_begin;  ///< first token place there
+    SlotIndex target_slot;      ///< chunk to copy to
+    std::int32_t target_begin;  ///< first token place there
+    std::int32_t length;        ///< token places to copy
+  };
+
   std::int32_t num_rows = 0;      ///< query tokens of the step
   std::int32_t num_segments = 0;  ///< parents before children
   std::int32_t num_pieces = 0;    ///< extent of the piece array (it may have unused gaps)
@@ -96,7 +96,51 @@ struct PlanView {
       if (writes[row].slot != no_slot) return true;
     return num_copies > 0;
   }
+
+  /// The arrays that a PlanView describes. AttentionPlan fills one from a tree; an engine that
+  /// makes a plan by hand fills its own and passes LiveView::unchecked(arrays.view()) to the
+  /// kernels.
+  struct Arrays {
+    Array<Segment> segments;          ///< parents before children
+    Array<Piece> pieces;              ///< found through their segments
+    Array<std::int32_t> row_token;    ///< [num_rows] row -> the caller's token index
+    Array<std::int32_t> row_kv_len;   ///< [num_rows] path positions the row sees
+    Array<std::int32_t> row_segment;  ///< [num_rows] the deepest segment of the row's path
+    Array<WriteTarget> writes;        ///< [num_rows] in the caller's token order
+    Array<RowCopy> copies;            ///< row copies before this step writes
+    std::int32_t chunk_size = 0;      ///< tokens per slot
+    std::uint64_t topology = 0;       ///< changes when rows, segments or their row intervals change
+    std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
+
+    /// Valid until an array is resized.
+    [[nodiscard]] PlanView view() const& noexcept {
+      PlanView view;
+      view.num_rows = static_cast<std::int32_t>(row_token.size());
+      view.num_segments = static_cast<std::int32_t>(segments.size());
+      view.num_pieces = static_cast<std::int32_t>(pieces.size());
+      view.num_copies = static_cast<std::int32_t>(copies.size());
+      view.chunk_size = chunk_size;
+      view.segments = segments.data();
+      view.pieces = pieces.data();
+      view.row_token = row_token.data();
+      view.row_kv_len = row_kv_len.data();
+      view.row_segment = row_segment.data();
+      view.writes = writes.data();
+      view.copies = copies.data();
+      view.topology = topology;
+      view.pieces_version = pieces_version;
+      return view;
+    }
+    PlanView view() const&& = delete;  // the arrays of a temporary are gone at once
+  };
 };
+
+namespace detail {
+using Segment = PlanView::Segment;
+using WriteTarget = PlanView::WriteTarget;
+using RowCopy = PlanView::RowCopy;
+using PlanArrays = PlanView::Arrays;
+}  // namespace detail
 
 /// A plan's arrays with the proof that they stand for a step that is still there: what
 /// ChunkAttention::write() and run() take. A view goes out of date when its plan builds another, or
@@ -143,42 +187,6 @@ concept PlacedSequence = requires(const S& sequence, void (*f)(const Piece&)) {
   { sequence.num_reserved() } -> std::convertible_to<std::size_t>;
   { sequence.num_scheduled() } -> std::convertible_to<std::size_t>;
   sequence.for_each_run({0, 1}, f);
-};
-
-/// The arrays that PlanView describes. AttentionPlan fills one from a tree; an engine that makes a
-/// plan by hand fills its own and passes LiveView::unchecked(arrays.view()) to the kernels.
-struct PlanArrays {
-  Array<Segment> segments;           ///< parents before children
-  Array<Piece> pieces;               ///< found through their segments
-  Array<std::int32_t> row_token;     ///< [num_rows] row -> the caller's token index
-  Array<std::int32_t> row_kv_len;    ///< [num_rows] path positions the row sees
-  Array<std::int32_t> row_segment;   ///< [num_rows] the deepest segment of the row's path
-  Array<WriteTarget> writes;         ///< [num_rows] in the caller's token order
-  Array<RowCopy> copies;             ///< row copies before this step writes
-  std::int32_t chunk_size = 0;       ///< tokens per slot
-  std::uint64_t topology = 0;        ///< changes when rows, segments or their row intervals change
-  std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
-
-  /// Valid until an array is resized.
-  [[nodiscard]] PlanView view() const& noexcept {
-    PlanView view;
-    view.num_rows = static_cast<std::int32_t>(row_token.size());
-    view.num_segments = static_cast<std::int32_t>(segments.size());
-    view.num_pieces = static_cast<std::int32_t>(pieces.size());
-    view.num_copies = static_cast<std::int32_t>(copies.size());
-    view.chunk_size = chunk_size;
-    view.segments = segments.data();
-    view.pieces = pieces.data();
-    view.row_token = row_token.data();
-    view.row_kv_len = row_kv_len.data();
-    view.row_segment = row_segment.data();
-    view.writes = writes.data();
-    view.copies = copies.data();
-    view.topology = topology;
-    view.pieces_version = pieces_version;
-    return view;
-  }
-  PlanView view() const&& = delete;  // the arrays of a temporary are gone at once
 };
 
 CHUNKATTN_NAMESPACE_END

@@ -17,6 +17,7 @@
 #include "allocator.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
+#include "detail/base/slot_source.hpp"
 #include "detail/tree/handles.hpp"
 #include "detail/tree/inspect.hpp"
 #include "detail/tree/token_tree.hpp"
@@ -180,14 +181,21 @@ class PrefixTree {
   /// held back can be used again. (The next step that finishes says as much of those before it.)
   void device_idle() { enter().core.results.device_idle(); }
 
+  /// What of a prompt is there. (A sequence that joins computes its last token all the same, see
+  /// InsertOptions::compute_last.)
+  struct Match {
+    std::size_t cached = 0;   ///< tokens whose K/V is written
+    std::size_t pending = 0;  ///< further tokens whose K/V a live sequence is still to write
+  };
   /// How much of a prompt insert() would find. Changes nothing.
-  [[nodiscard]] MatchResult match_prefix(std::span<const Token> prompt,
-                                         const InsertOptions& options = {}) const {
-    return tree().match_prefix(prompt, options);
+  [[nodiscard]] Match match_prefix(std::span<const Token> prompt,
+                                   const InsertOptions& options = {}) const {
+    const detail::MatchResult found = tree().match_prefix(prompt, options);
+    return {found.cached, found.pending};
   }
   /// The same for tokens that are written out.
-  [[nodiscard]] MatchResult match_prefix(std::initializer_list<Token> prompt,
-                                         const InsertOptions& options = {}) const {
+  [[nodiscard]] Match match_prefix(std::initializer_list<Token> prompt,
+                                   const InsertOptions& options = {}) const {
     return match_prefix(std::span<const Token>(prompt), options);
   }
   /// Slots that insert() would take from slots_available(): admission without an exception.
@@ -242,13 +250,28 @@ class PrefixTree {
     enter().core.retention.set_event_sink(std::move(sink));
   }
 
+  /// A run of tokens that the same sequences have, as for_each_node() tells of it.
+  struct Node {
+    std::int32_t id = 0;        ///< of this tree, until the node is gone
+    std::int32_t parent = 0;    ///< id of the node before it on the path; 0: none, it is a root
+    std::int32_t position = 0;  ///< path position of the first token
+    std::int32_t length = 0;    ///< tokens
+    std::int32_t num_sequences = 0;   ///< live sequences that have it; 0: cached, or leaving
+    bool cached = false;              ///< nobody uses it: it can be evicted
+    Namespace name_space{};           ///< whose tokens these are
+    std::vector<Token> first_tokens;  ///< the first of its tokens, as many as were asked for
+  };
+
   /// Verifies every invariant by recounting; throws Error that names the first one broken. Linear
   /// in the size of the tree: for tests.
   void check_invariants() const { detail::TreeInspector(core()).check(); }
 
-  /// Where a K/V cache learns how many slots there are, wherever the tree is moved and even after
-  /// it is gone.
-  [[nodiscard]] SlotSource slot_source() const {
+ private:
+  friend struct detail::TreeAccess;
+  friend struct detail::SlotAccess;
+  // Where a K/V cache learns how many slots there are, wherever the tree is moved and even after it
+  // is gone.
+  [[nodiscard]] detail::SlotSource slot_source() const {
     return {shared_,
             [](const void* shared) -> std::size_t {
               const auto& tree = static_cast<const Shared*>(shared)->tree;
@@ -256,9 +279,6 @@ class PrefixTree {
             },
             core().id, core().steps.write_checks()};
   }
-
- private:
-  friend struct detail::TreeAccess;
   [[nodiscard]] const detail::TreeCore& core() const { return tree().core; }
   [[nodiscard]] Tree& tree() const {
     detail::check_argument(shared_ != nullptr, "tree", "moved-from",
@@ -279,27 +299,14 @@ class PrefixTree {
   std::shared_ptr<Shared> shared_;
 };
 
-/// A run of tokens that the same sequences have, as for_each_node() tells of it.
-template <class Token>
-struct NodeInfo {
-  std::int32_t id = 0;              ///< of this tree, until the node is gone
-  std::int32_t parent = 0;          ///< id of the node before it on the path; 0: none, it is a root
-  std::int32_t position = 0;        ///< path position of the first token
-  std::int32_t length = 0;          ///< tokens
-  std::int32_t num_sequences = 0;   ///< live sequences that have it; 0: cached, or leaving
-  bool cached = false;              ///< nobody uses it: it can be evicted
-  Namespace name_space{};           ///< whose tokens these are
-  std::vector<Token> first_tokens;  ///< the first of its tokens, as many as were asked for
-};
-
-/// Calls f(const NodeInfo&) for every node that has tokens, parents first, older siblings first.
-/// Linear in the size of the tree.
+/// Calls f(const PrefixTree::Node&) for every node that has tokens, parents first, older siblings
+/// first. Linear in the size of the tree.
 ///
 /// \param max_tokens  how many of its tokens each node shows
 template <class Tree, class F>
 void for_each_node(const Tree& tree, std::int32_t max_tokens, const F& f) {
   const detail::TreeCore& core = detail::TreeAccess::core(tree);
-  NodeInfo<typename Tree::token_type> info;
+  typename Tree::Node info;
   detail::for_each_below_root(core, [&](detail::NodeIndex n, int) {
     const detail::TreeNode& node = core.topology.node(n);
     const std::int32_t known = detail::known_length(core, node);
@@ -314,16 +321,16 @@ void for_each_node(const Tree& tree, std::int32_t max_tokens, const F& f) {
     info.first_tokens.clear();
     detail::for_first_tokens(tree, node, std::min(known, std::max(max_tokens, 0)),
                              [&](const auto& token) { info.first_tokens.push_back(token); });
-    f(static_cast<const NodeInfo<typename Tree::token_type>&>(info));
+    f(static_cast<const typename Tree::Node&>(info));
   });
 }
 
 /// The tree as indented text, one line per node: path positions, slots as slot[begin:end], who uses
-/// it, and its first `max_tokens` tokens as `token_text(token)` writes them (integers as numbers).
+/// it, and its first `max_tokens` tokens as `token_text(token)` writes them.
 /// Linear in the size of the tree.
-template <class Tree, class TokenText = detail::DefaultTokenText>
-[[nodiscard]] std::string to_text(const Tree& tree, std::int32_t max_tokens = 8,
-                                  const TokenText& token_text = {}) {
+template <class Tree, class TokenText>
+[[nodiscard]] std::string to_text(const Tree& tree, std::int32_t max_tokens,
+                                  const TokenText& token_text) {
   const detail::TreeCore& core = detail::TreeAccess::core(tree);
   const TreeStats stats = tree.stats();
   std::string out = std::to_string(stats.live_sequences) + " sequences, " +
@@ -340,10 +347,16 @@ template <class Tree, class TokenText = detail::DefaultTokenText>
   return out;
 }
 
+/// The tree as indented text, with tokens as numbers, of a type that has none by their hashes.
+template <class Tree>
+[[nodiscard]] std::string to_text(const Tree& tree, std::int32_t max_tokens = 8) {
+  return to_text(tree, max_tokens, detail::DefaultTokenText{});
+}
+
 /// The tree as a Graphviz graph (`dot -Tsvg`): cached nodes dashed, private tails rounded.
-template <class Tree, class TokenText = detail::DefaultTokenText>
-[[nodiscard]] std::string to_dot(const Tree& tree, std::int32_t max_tokens = 8,
-                                 const TokenText& token_text = {}) {
+template <class Tree, class TokenText>
+[[nodiscard]] std::string to_dot(const Tree& tree, std::int32_t max_tokens,
+                                 const TokenText& token_text) {
   const detail::TreeCore& core = detail::TreeAccess::core(tree);
   std::string out =
       "digraph prefix_tree {\n  rankdir=LR;\n  node [shape=box, fontname=monospace];\n"
@@ -360,6 +373,12 @@ template <class Tree, class TokenText = detail::DefaultTokenText>
     out += "];\n  n" + std::to_string(core.topology.node(n).parent) + " -> " + name + ";\n";
   });
   return out + "}\n";
+}
+
+/// The tree as a Graphviz graph, with tokens as in to_text().
+template <class Tree>
+[[nodiscard]] std::string to_dot(const Tree& tree, std::int32_t max_tokens = 8) {
+  return to_dot(tree, max_tokens, detail::DefaultTokenText{});
 }
 
 CHUNKATTN_NAMESPACE_END

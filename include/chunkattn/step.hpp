@@ -51,7 +51,6 @@ template <class Tree>
 class [[nodiscard]] Finished {
  public:
   using token_type = typename Tree::token_type;  ///< what outputs are
-  using Rows = detail::OutputRows<Tree>;         ///< what rows() gives
 
   /// Leaves the other one empty.
   Finished(Finished&&) noexcept = default;
@@ -68,10 +67,13 @@ class [[nodiscard]] Finished {
   /// Its number, counted from 1 over all steps of the tree.
   [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
 
-  /// The rows that are to be sampled from, in the order of add(), as a range that is refused once
+  /// The rows that are to be sampled from, in the order of add(), as a range of StepRow that is
+  /// refused once
   /// this step's outputs are given up. Not of a temporary: an object that is dropped gives them up.
-  [[nodiscard]] Rows rows() const& { return {handle_.shared(), handle_.record()}; }
-  Rows rows() const&& = delete;  // keep the Finished in a variable, and commit through it
+  [[nodiscard]] auto rows() const& {
+    return detail::OutputRows<Tree>(handle_.shared(), handle_.record());
+  }
+  void rows() const&& = delete;  // keep the Finished in a variable, and commit through it
 
   /// The output that was sampled from the row's logits: it becomes the next token to compute. Of a
   /// row with drafts: those that were right, then one token more. K/V of a tree's drafts that does

@@ -224,7 +224,7 @@ template <PlacedSequence Sequence, KvProvider Cache>
 /// All that the cache lacks is computed again where some of the first `shared` tokens are not there
 /// any more, and where the K/V is of old weights (clear() was called after the sequence joined).
 /// Nothing when the tree's budget is too small; then the swapped sequence can be tried again later.
-template <SlotOwner Tree, KvProvider Cache>
+template <class Tree, KvProvider Cache>
 [[nodiscard]] std::optional<typename Tree::Sequence> resume(
     Tree& tree, Cache& cache, const SwappedSequence<typename Tree::token_type>& swapped) {
   detail::check_argument(swapped.written <= swapped.tokens.size(), "swapped.written",

@@ -40,12 +40,13 @@ struct Namespace {
   friend constexpr bool operator==(const Namespace&, const Namespace&) = default;
 };
 
-/// What may be shared: any common prefix to the token, or whole chunks only. `chunk` gives standard
-/// block tables for other paged kernels; `token` splits a chunk in place where prompts part.
-enum class Sharing : std::uint8_t { token, chunk };
-
 /// How a tree shares, forks and reuses.
 struct TreeOptions {
+  /// What may be shared: any common prefix to the token, or whole chunks only. `chunk` gives
+  /// standard block tables for other paged kernels; `token` splits a chunk in place where prompts
+  /// part.
+  enum class Sharing : std::uint8_t { token, chunk };
+
   Sharing sharing = Sharing::token;  ///< exact to the token, or whole chunks
   /// Sharing::token: a fork copies a private tail of fewer tokens than this and splits a longer one
   /// in place. 0 means ChunkSize / 2. Slots stay within ChunkSize / min_run of the need.
@@ -85,12 +86,9 @@ struct InsertOptions {
   bool share_pending = true;
 };
 
-/// What of a prompt is there. (A sequence that joins computes its last token all the same, see
-/// InsertOptions::compute_last.)
-struct MatchResult {
-  std::size_t cached = 0;   ///< tokens whose K/V is written
-  std::size_t pending = 0;  ///< further tokens whose K/V a live sequence is still to write
-};
+namespace detail {
+using Sharing = TreeOptions::Sharing;
+}
 
 /// Counts since construction, and the present state.
 struct TreeStats {
@@ -209,6 +207,8 @@ class AddResult {
 
 /// A retention policy. `retains` is a constant; `level(priority)` orders what is evicted: lower
 /// levels first, within a level the least recently used first, always leaves before their parents.
+/// When more than `high_watermark` slots are in use after a sequence has left, cached ones are
+/// evicted down to `low_watermark`; pins hold at most `max_pinned`.
 template <class R>
 concept RetentionPolicy = requires(const R& policy, int priority) {
   { R::retains } -> std::convertible_to<bool>;
@@ -218,34 +218,41 @@ concept RetentionPolicy = requires(const R& policy, int priority) {
   { policy.max_pinned } -> std::convertible_to<std::size_t>;
 };
 
-/// Budget of the cache, in slots. When more than `high_watermark` are in use after a sequence has
-/// left, cached ones are evicted down to `low_watermark`; without it, only when a slot is needed.
-struct RetentionBudget {
-  /// Slots in use above which a leaving sequence starts eviction.
+/// The paper's rule: the cache holds only sequences in decoding.
+struct NoRetention {
+  static constexpr bool retains = false;  ///< what nobody uses is freed at once
+  /// Slots in use above which a leaving sequence starts eviction; unless set, only a need does.
   std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
   /// Slots in use at which that eviction stops; unless set, the high one.
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
   /// At most this many slots are pinned by PrefixTree::pin().
   std::size_t max_pinned = 0;
-};
-
-/// The paper's rule: the cache holds only sequences in decoding.
-struct NoRetention : RetentionBudget {
-  static constexpr bool retains = false;  ///< what nobody uses is freed at once
   /// One level.
   [[nodiscard]] constexpr int level(int) const noexcept { return 0; }
 };
 
 /// Least recently used goes first.
-struct Lru : RetentionBudget {
+struct Lru {
   static constexpr bool retains = true;  ///< what nobody uses stays until its slot is needed
+  /// Slots in use above which a leaving sequence starts eviction; unless set, only a need does.
+  std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
+  /// Slots in use at which that eviction stops; unless set, the high one.
+  std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
+  /// At most this many slots are pinned by PrefixTree::pin().
+  std::size_t max_pinned = 0;
   /// One level.
   [[nodiscard]] constexpr int level(int) const noexcept { return 0; }
 };
 
 /// Lowest InsertOptions::priority goes first, then the least recently used.
-struct Priority : RetentionBudget {
+struct Priority {
   static constexpr bool retains = true;  ///< what nobody uses stays until its slot is needed
+  /// Slots in use above which a leaving sequence starts eviction; unless set, only a need does.
+  std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
+  /// Slots in use at which that eviction stops; unless set, the high one.
+  std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
+  /// At most this many slots are pinned by PrefixTree::pin().
+  std::size_t max_pinned = 0;
   /// A level for each priority.
   [[nodiscard]] constexpr int level(int priority) const noexcept { return priority; }
 };

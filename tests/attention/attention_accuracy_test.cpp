@@ -16,12 +16,14 @@
 #include "support/attention_case.hpp"
 
 using namespace chunkattn;
+using Reduce = CpuOptions::Reduce;
 using test::Random;
 using test::Share;
 
 namespace {
 
-constexpr Accuracy accuracies[] = {Accuracy::fp32, Accuracy::two_terms, Accuracy::one_term};
+constexpr Accuracy accuracies[] = {CpuOptions::Accuracy::fp32, CpuOptions::Accuracy::two_terms,
+                                   CpuOptions::Accuracy::one_term};
 constexpr const char* names[] = {"fp32", "two terms", "one term"};
 
 // Ragged prefixes with enough lines for products: grouped heads, decode rows, and causal prefill.
@@ -55,7 +57,7 @@ Errors errors_of(ChunkAttention<Cpu, HeadDim>& attention, const test::AttentionC
 
 template <int HeadDim, class T>
 void check_errors(std::uint64_t stream, const char* type, int cases) {
-  for (const Accuracy accuracy : accuracies) {
+  for (const CpuOptions::Accuracy accuracy : accuracies) {
     Random random(stream);  // the same cases for each
     ChunkAttention<Cpu, HeadDim> attention(2, {.accuracy = accuracy});
     // Without tiles whatever accuracy is asked for.
@@ -116,7 +118,7 @@ TEST_CASE_TEMPLATE("with q = 0 and integers in V every accuracy is exact, and no
                    T, bfloat16, half, std::int8_t, float8_e4m3) {
   Random random(4);
   constexpr int dim = 64;
-  for (const Accuracy accuracy : accuracies) {
+  for (const CpuOptions::Accuracy accuracy : accuracies) {
     CAPTURE(static_cast<int>(accuracy));
     ChunkAttention<Cpu, dim> attention(2, {.accuracy = accuracy});
     int caught = 0, dropped = 0;
@@ -160,7 +162,7 @@ TEST_CASE("a token that is dropped out of 4,096 is caught in every accuracy") {
   constexpr int group = 16;
   const std::vector<float> q(2 * group * dim);
   const Reference reference = reference_attention(kv.view, plan.view(), std::span<const float>(q));
-  for (const Accuracy accuracy : accuracies) {
+  for (const CpuOptions::Accuracy accuracy : accuracies) {
     ChunkAttention<Cpu, dim> attention(1, {.accuracy = accuracy});
     std::vector<float> out(q.size()), lse(q.size() / dim);
     attention.run(kv.view, plan.view(), q, out, lse);
@@ -180,8 +182,10 @@ TEST_CASE("who computes in fp32 whatever the accuracy") {
   const auto same_bits = [&]<int HeadDim, class T>(std::integral_constant<int, HeadDim>, T,
                                                    Reduce reduce) {
     const test::AttentionCase<T> problem(random, options, HeadDim, 1, 8);
-    ChunkAttention<Cpu, HeadDim> exact(1, {.reduce = reduce, .accuracy = Accuracy::fp32});
-    ChunkAttention<Cpu, HeadDim> fast(1, {.reduce = reduce, .accuracy = Accuracy::one_term});
+    ChunkAttention<Cpu, HeadDim> exact(1,
+                                       {.reduce = reduce, .accuracy = CpuOptions::Accuracy::fp32});
+    ChunkAttention<Cpu, HeadDim> fast(
+        1, {.reduce = reduce, .accuracy = CpuOptions::Accuracy::one_term});
     test::Answer<> a(problem), b(problem);
     exact.run(problem.kv.view, problem.plan.view(), problem.q, a.out, a.lse);
     fast.run(problem.kv.view, problem.plan.view(), problem.q, b.out, b.lse);
@@ -193,7 +197,7 @@ TEST_CASE("who computes in fp32 whatever the accuracy") {
   CHECK(same_bits(dim40, bfloat16{}, Reduce::deterministic));
   CHECK(same_bits(dim64, bfloat16{}, Reduce::batch_invariant));
   // And who does not: else the cases above said nothing about tiles.
-  const ChunkAttention<Cpu, 64> one(1, {.accuracy = Accuracy::one_term});
+  const ChunkAttention<Cpu, 64> one(1, {.accuracy = CpuOptions::Accuracy::one_term});
   const bool tiles = test::rounding_in<bfloat16>(one).p > 0x1p-24;
   CHECK(same_bits(dim64, bfloat16{}, Reduce::deterministic) == !tiles);
   std::printf("accuracies were compared %s tiles\n", tiles ? "with" : "without");

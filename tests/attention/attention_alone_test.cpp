@@ -1,6 +1,6 @@
-// Reduce::batch_invariant, plan by plan: each row of a random tree has the bits of the same row
-// alone, its K and V elsewhere, its path cut in other places; for any number of threads, every
-// element type, every instruction set.
+// CpuOptions::Reduce::batch_invariant, plan by plan: each row of a random tree has the bits of the
+// same row alone, its K and V elsewhere, its path cut in other places; for any number of threads,
+// every element type, every instruction set.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ void copy_row(const KvView<T>& from, int from_slot, int from_offset, const KvVie
 /// One row of a plan by itself: a plan of one row, with a copy of the K and V that it sees.
 template <class T>
 struct RowAlone {
-  PlanArrays plan;
+  PlanView::Arrays plan;
   test::Storage<T> kv;
 
   RowAlone(Random& random, const PlanView& all, const KvView<T>& from, int row)
@@ -51,7 +51,7 @@ struct RowAlone {
       : kv(all.row_kv_len[row] / chunk_size + 2, from.num_kv_heads, chunk_size, from.head_dim) {
     const int kv_len = all.row_kv_len[row];
     for (std::int32_t s = all.row_segment[row]; s >= 0; s = all.segments[s].parent) {
-      const Segment& segment = all.segments[s];
+      const PlanView::Segment& segment = all.segments[s];
       for (int p = 0; p < segment.piece_count; ++p) {
         const Piece& piece = all.pieces[segment.piece_begin + p];
         for (int t = 0; t < visible_length(piece, kv_len); ++t) {
@@ -128,7 +128,7 @@ void check_rows(std::uint64_t stream, int rounds) {
         CAPTURE(threads);
         test::Answer<float> answer(problem);
         ChunkAttention<Cpu, HeadDim> attention(
-            threads, {.reduce = Reduce::batch_invariant,
+            threads, {.reduce = CpuOptions::Reduce::batch_invariant,
                       .instruction_set = set,
                       .tuning = {.min_tasks = random.pick({0, 0, 1, 50}),
                                  .max_task_heads = random.pick({0, 1}),
@@ -142,7 +142,7 @@ void check_rows(std::uint64_t stream, int rounds) {
       CHECK(test::worst_lse(problem.reference, together.lse) <= 1.0);
 
       ChunkAttention<Cpu, HeadDim> attention(
-          1, {.reduce = Reduce::batch_invariant, .instruction_set = set});
+          1, {.reduce = CpuOptions::Reduce::batch_invariant, .instruction_set = set});
       const auto heads = static_cast<std::size_t>(problem.num_qo_heads);
       std::vector<float> out(heads * HeadDim), lse(heads);
       for (int row = 0; row < plan.num_rows; ++row) {

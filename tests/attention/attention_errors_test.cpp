@@ -16,6 +16,7 @@
 #include "support/refused.hpp"
 
 using namespace chunkattn;
+using Reduce = CpuOptions::Reduce;
 
 #if CHUNKATTN_EXCEPTIONS
 
@@ -162,7 +163,7 @@ TEST_CASE_FIXTURE(Fixture, "write: sizes, slots and copies, before anything is s
   CHECK(contains(failure_of(plan, {static_cast<const float*>(nullptr), k.size()}, rows),
                  "k.data() = null"));
 
-  Array<WriteTarget> writes = problem.plan.writes;
+  Array<PlanView::WriteTarget> writes = problem.plan.writes;
   writes.back() = {problem.kv.view.num_slots, 0};
   plan.writes = writes.data();
   CHECK(contains(failure_of(plan, rows, rows), "less than layer.num_slots"));
@@ -170,7 +171,7 @@ TEST_CASE_FIXTURE(Fixture, "write: sizes, slots and copies, before anything is s
   CHECK(contains(failure_of(plan, rows, rows), "plan's write offset = 64"));
 
   plan = problem.plan.view();
-  const RowCopy copy{0, 60, 1, 0, 5};
+  const PlanView::RowCopy copy{0, 60, 1, 0, 5};
   plan.copies = &copy;
   plan.num_copies = 1;
   CHECK(contains(failure_of(plan, rows, rows), "plan's row copy = 5"));
@@ -268,7 +269,7 @@ TEST_CASE("options and executors") {
   for (const int accuracy : {-1, 3, 77})
     CHECK(contains(test::refused([&] {
                      ChunkAttention<Cpu, 8> attention(
-                         1, {.accuracy = static_cast<Accuracy>(accuracy)});
+                         1, {.accuracy = static_cast<CpuOptions::Accuracy>(accuracy)});
                    }),
                    "options.accuracy = " + std::to_string(accuracy) + ": expected "));
 }

@@ -15,6 +15,7 @@
 namespace {
 
 using namespace chunkattn;
+using Reduce = CpuOptions::Reduce;
 
 constexpr int head_dim = 32, num_qo_heads = 6, num_kv_heads = 2;
 

@@ -46,8 +46,9 @@ template <int HeadDim>
 std::vector<ChunkAttention<Cpu, HeadDim>> every_mode() {
   std::vector<ChunkAttention<Cpu, HeadDim>> modes;
   modes.emplace_back(2);
-  modes.emplace_back(2, CpuOptions{.reduce = Reduce::spin_lock, .tuning = {.min_tasks = 32}});
-  modes.emplace_back(2, CpuOptions{.reduce = Reduce::batch_invariant});
+  modes.emplace_back(
+      2, CpuOptions{.reduce = CpuOptions::Reduce::spin_lock, .tuning = {.min_tasks = 32}});
+  modes.emplace_back(2, CpuOptions{.reduce = CpuOptions::Reduce::batch_invariant});
   return modes;
 }
 
@@ -78,7 +79,7 @@ int check_nan(std::uint64_t stream, int cases) {
         CHECK(test::wrong_elements(nan, clean.plan, clean.reference, kv_heads,
                                    std::span<const X>(answer.out), answer.lse,
                                    test::rounding_in<T>(attention)) == 0);
-        if (attention.options().reduce == Reduce::spin_lock) continue;
+        if (attention.options().reduce == CpuOptions::Reduce::spin_lock) continue;
         attention.run(clean.kv.view, clean.plan.view(), clean.q, before.out);
         CHECK(test::changed_lines(nan, clean.plan, kv_heads, kv_heads * group, HeadDim,
                                   std::span<const X>(before.out),

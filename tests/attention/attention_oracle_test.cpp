@@ -35,9 +35,9 @@ template <int HeadDim, class T, class X = float>
 void check_shapes(std::uint64_t stream, int cases, int fixed_group = 0, int fixed_heads = 0) {
   Random random(stream);
   ChunkAttention<Cpu, HeadDim> ordered(2);
-  ChunkAttention<Cpu, HeadDim> locked(
-      2, {.reduce = Reduce::spin_lock, .tuning = {.min_tasks = 16, .min_product_lines = 1}});
-  ChunkAttention<Cpu, HeadDim> invariant(2, {.reduce = Reduce::batch_invariant});
+  ChunkAttention<Cpu, HeadDim> locked(2, {.reduce = CpuOptions::Reduce::spin_lock,
+                                          .tuning = {.min_tasks = 16, .min_product_lines = 1}});
+  ChunkAttention<Cpu, HeadDim> invariant(2, {.reduce = CpuOptions::Reduce::batch_invariant});
   for (int i = 0; i < test::scaled(cases); ++i) {
     const Share share = random.pick({Share::none, Share::some, Share::all});
     const int group = fixed_group > 0 ? fixed_group : random.pick({1, 1, 2, 3, 4, 5, 8, 16});
@@ -222,7 +222,8 @@ TEST_CASE_TEMPLATE("cut walks: what the last call left behind is not merged into
   // first of several heads. Several workers leave units to each other, or meet under the lock.
   ChunkAttention<Cpu, 64> alone(1);
   ChunkAttention<Cpu, 64> ordered(3);
-  ChunkAttention<Cpu, 64> locked(3, {.reduce = Reduce::spin_lock, .tuning = {.min_tasks = 64}});
+  ChunkAttention<Cpu, 64> locked(
+      3, {.reduce = CpuOptions::Reduce::spin_lock, .tuning = {.min_tasks = 64}});
   for (int call = 0; call < test::scaled(6); ++call) {
     test::RandomPlanOptions options;
     options.num_sequences = random.uniform(1, 3);

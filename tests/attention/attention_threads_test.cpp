@@ -25,6 +25,7 @@ inline void yield_under_lock() {
 #include "support/attention_case.hpp"
 
 using namespace chunkattn;
+using Reduce = CpuOptions::Reduce;
 using test::Random;
 using test::Share;
 

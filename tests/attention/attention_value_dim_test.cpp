@@ -128,7 +128,7 @@ TEST_CASE("batch-invariant: the same bits for any number of threads, by products
     test::Answer<> first(problem), answer(problem);
     for (const int threads : {1, 2, 5}) {
       Attention<64, 128> attention(threads,
-                                   {.reduce = Reduce::batch_invariant,
+                                   {.reduce = CpuOptions::Reduce::batch_invariant,
                                     .tuning = {.min_product_lines = random.pick({1, 20, 1000})}});
       attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
       if (threads == 1) first = answer;

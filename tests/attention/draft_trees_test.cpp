@@ -36,7 +36,7 @@ void check_step(const std::vector<Tokens>& paths, int num_kv_heads, std::span<co
     const Rounding rounding = rounding_in<T>(attention);
     CHECK(compare_with_reference(reference, std::span<const float>(out), rounding).worst <= 1.0);
     CHECK(worst_lse(reference, lse, rounding) <= 1.0);
-    if (attention.options().reduce != Reduce::batch_invariant) continue;
+    if (attention.options().reduce != CpuOptions::Reduce::batch_invariant) continue;
     // The bits of a draft are those of its branch as a plain sequence.
     std::vector<float> alone(out.size());
     attention.run(apart.kv->view, apart.plan.view(), of.variant, q, alone);

@@ -138,7 +138,7 @@ TEST_CASE("a context cut in two, grouped heads: the parts' results become the wh
       plan.row_token = problem.plan.row_token;
       plan.row_segment = problem.plan.row_segment;
       plan.writes = problem.plan.writes;
-      Segment segment = problem.plan.segments[0];
+      PlanView::Segment segment = problem.plan.segments[0];
       segment.position = 0;
       segment.piece_begin = 0;
       segment.piece_count = 0;

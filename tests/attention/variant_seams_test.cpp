@@ -31,14 +31,14 @@ test::RandomPlan shared_plan(int sequences, int shared, int own, int chunk_size 
   test::RandomPlan plan;
   plan.chunk_size = chunk_size;
   const auto add = [&](int row_begin, int row_end, int position, int length, int parent) {
-    Segment segment{row_begin,
-                    row_end,
-                    static_cast<std::int32_t>(plan.pieces.size()),
-                    0,
-                    position,
-                    length,
-                    parent,
-                    row_end - row_begin};
+    PlanView::Segment segment{row_begin,
+                              row_end,
+                              static_cast<std::int32_t>(plan.pieces.size()),
+                              0,
+                              position,
+                              length,
+                              parent,
+                              row_end - row_begin};
     for (int done = 0; done < length; done += chunk_size, ++segment.piece_count)
       plan.pieces.push_back(
           {plan.num_slots++, 0, std::min(chunk_size, length - done), position + done});
@@ -65,7 +65,7 @@ test::RandomPlan only_row(const test::RandomPlan& plan, std::size_t row) {
   for (int s = plan.row_segment[row]; s >= 0; s = plan.segments[static_cast<std::size_t>(s)].parent)
     path.insert(path.begin(), s);
   for (std::size_t i = 0; i < path.size(); ++i) {
-    Segment segment = plan.segments[static_cast<std::size_t>(path[i])];
+    PlanView::Segment segment = plan.segments[static_cast<std::size_t>(path[i])];
     segment.row_begin = 0;
     segment.row_end = 1;
     segment.parent = static_cast<std::int32_t>(i) - 1;
@@ -128,7 +128,7 @@ TEST_CASE("sinks count once, whatever is shared and however walks are cut") {
   for (auto& attention : test::variant_modes<dim>()) {
     std::vector<float> out(q.size()), lse(q.size() / dim);
     attention.run(kv.view, plan.view(), Sinks{sinks}, q, out, lse);
-    if (attention.options().reduce != Reduce::batch_invariant)
+    if (attention.options().reduce != CpuOptions::Reduce::batch_invariant)
       CHECK(schedule_of(attention).num_partial_rows() > 0);
     for (std::size_t line = 0; line < lse.size(); ++line) {
       const double others = std::exp(static_cast<double>(sinks[line % heads]));
@@ -159,7 +159,7 @@ TEST_CASE("nodes outside of every window are neither read nor listed") {
         std::vector<float> out(q.size());
         attention.run(kv.view, plan.view(), SlidingWindow{window, keep}, q, out);
         for (const float x : out) CHECK(!std::isnan(x));
-        const bool invariant = attention.options().reduce == Reduce::batch_invariant;
+        const bool invariant = attention.options().reduce == CpuOptions::Reduce::batch_invariant;
         for (const detail::cpu::WorkItem& item : schedule_of(attention).items()) {
           const int position = plan.segments[static_cast<std::size_t>(item.segment)].position;
           const int begin = position + item.token_begin, end = position + item.token_end;
@@ -222,7 +222,7 @@ TEST_CASE("a NaN or infinity in V reaches the rows that see it, and no other") {
           for (std::size_t i = 0; i < dim; ++i) {
             if (i == 3 && sees)
               CHECK(!std::isfinite(after.out[line + i]));
-            else if (!sees && attention.options().reduce != Reduce::spin_lock)
+            else if (!sees && attention.options().reduce != CpuOptions::Reduce::spin_lock)
               CHECK(after.out[line + i] == before.out[line + i]);
             else
               CHECK(std::isfinite(after.out[line + i]));
@@ -244,7 +244,7 @@ TEST_CASE("batch-invariant: a row has the bits that it has alone") {
       options.num_sequences = random.uniform(2, 12);
       options.max_queries = random.pick({1, 20});
       const test::AttentionCase<float> problem(random, options, dim, 1, 4);
-      ChunkAttention<Cpu, dim> attention(2, {.reduce = Reduce::batch_invariant});
+      ChunkAttention<Cpu, dim> attention(2, {.reduce = CpuOptions::Reduce::batch_invariant});
       test::Answer<> together(problem);
       attention.run(problem.kv.view, problem.plan.view(), variant, problem.q, together.out,
                     together.lse);

@@ -10,6 +10,6 @@ struct Nearby {
   auto visible(chunkattn::lanes::At at) const { return at.query - at.key < near; }
 };
 
-chunkattn::RunOptions options() {
+chunkattn::AnyAttention::RunOptions options() {
   return {.variant = Nearby{4}};
 }

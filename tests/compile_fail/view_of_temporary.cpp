@@ -3,11 +3,11 @@
 // expect: view()
 #include <chunkattn/plan_view.hpp>
 
-chunkattn::PlanArrays make();
+chunkattn::PlanView::Arrays make();
 
 int segments() {
 #ifdef CHUNKATTN_CONTROL
-  const chunkattn::PlanArrays arrays = make();
+  const chunkattn::PlanView::Arrays arrays = make();
   const chunkattn::PlanView view = arrays.view();
 #else
   const chunkattn::PlanView view = make().view();

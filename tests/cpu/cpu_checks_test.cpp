@@ -42,7 +42,8 @@ struct Fixture {
   // Two segments of two pieces, the last of which is put to the test.
   std::string of_piece(Piece piece) {
     const std::vector<Piece> pieces{{0, 0, 16, 0}, {1, 0, 16, 16}, {2, 0, 16, 32}, piece};
-    const std::vector<Segment> segments{{0, 1, 0, 2, 0, 32, -1, 1}, {0, 1, 2, 2, 32, 20, 0, 1}};
+    const std::vector<PlanView::Segment> segments{{0, 1, 0, 2, 0, 32, -1, 1},
+                                                  {0, 1, 2, 2, 32, 20, 0, 1}};
     PlanView plan;
     plan.num_rows = 1;
     plan.num_segments = 2;
@@ -52,15 +53,15 @@ struct Fixture {
     plan.pieces = pieces.data();
     return failure([&] { detail::cpu::check_pieces(view, plan); });
   }
-  std::string of_write(WriteTarget target) {
-    const std::vector<WriteTarget> writes{{no_slot, 0}, {0, 0}, target};
+  std::string of_write(PlanView::WriteTarget target) {
+    const std::vector<PlanView::WriteTarget> writes{{no_slot, 0}, {0, 0}, target};
     PlanView plan;
     plan.num_rows = 3;
     plan.writes = writes.data();
     return failure([&] { detail::cpu::check_writes(view, plan); });
   }
-  std::string of_copy(RowCopy copy) {
-    const std::vector<RowCopy> copies{{0, 0, 1, 0, 16}, copy};
+  std::string of_copy(PlanView::RowCopy copy) {
+    const std::vector<PlanView::RowCopy> copies{{0, 0, 1, 0, 16}, copy};
     PlanView plan;
     plan.num_copies = 2;
     plan.copies = copies.data();

@@ -16,6 +16,7 @@
 #include "support/attention_case.hpp"
 
 using namespace chunkattn;
+using Reduce = CpuOptions::Reduce;
 
 namespace {
 
@@ -203,7 +204,7 @@ TEST_CASE("the schedule of a run is the one of its geometry, and no item is empt
     }
     // Of each segment just what any of its rows sees.
     for (int s = 0; s < view.num_segments; ++s) {
-      const Segment& segment = view.segments[s];
+      const PlanView::Segment& segment = view.segments[s];
       std::int32_t seen = 0;
       for (int row = segment.row_begin; row < segment.row_end; ++row)
         seen = std::max(seen, std::min(view.row_kv_len[row] - segment.position, segment.length));

@@ -19,7 +19,7 @@
 namespace {
 
 using chunkattn::KeyRange;
-using chunkattn::Segment;
+using Segment = chunkattn::PlanView::Segment;
 using chunkattn::detail::cpu::CostModel;
 using chunkattn::detail::cpu::JobSize;
 using chunkattn::detail::cpu::RowBlock;

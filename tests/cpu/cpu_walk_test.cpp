@@ -32,7 +32,7 @@ test::RandomPlan plan_of(test::Random& random) {
 }
 
 // The places of a segment's tokens, in order.
-Places places_of(const test::RandomPlan& plan, const Segment& segment) {
+Places places_of(const test::RandomPlan& plan, const PlanView::Segment& segment) {
   Places places;
   for (int p = 0; p < segment.piece_count; ++p) {
     const Piece& piece = plan.pieces[static_cast<std::size_t>(segment.piece_begin + p)];
@@ -73,7 +73,7 @@ TEST_CASE("items are walked in blocks that hold their tokens, in order") {
     detail::cpu::ItemWalk walk(view, items.data(), items.data() + items.size());
     BlockSpan block;
     for (const detail::cpu::WorkItem& item : items) {
-      const Segment& segment = view.segments[item.segment];
+      const PlanView::Segment& segment = view.segments[item.segment];
       const Places all = places_of(plan, segment);
       Places seen;
       for (int token = item.token_begin; token < item.token_end; token += block_tokens) {
@@ -100,10 +100,10 @@ TEST_CASE("batch-invariant: each row sees its path from position 0 in whole bloc
   for (int round = 0; round < test::scaled(100); ++round) {
     test::RandomPlan plan = plan_of(random);
     if (round % 3 == 0) {  // segments without a piece, first and last on the path
-      for (Segment& segment : plan.segments) ++segment.parent;
+      for (PlanView::Segment& segment : plan.segments) ++segment.parent;
       for (std::int32_t& segment : plan.row_segment) ++segment;
       plan.segments.insert(plan.segments.begin(), {0, plan.num_rows(), 0, 0, 0, 0, -1, 2});
-      const Segment& last = plan.segments.back();
+      const PlanView::Segment& last = plan.segments.back();
       const int position = last.position + last.length;
       plan.segments.push_back({last.row_begin, last.row_end, last.piece_begin, 0, position, 0,
                                static_cast<std::int32_t>(plan.segments.size()) - 1, 1});

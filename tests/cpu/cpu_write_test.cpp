@@ -60,7 +60,7 @@ TEST_CASE("write stores every row of a batch, whatever its size") {
   for (int n = 1; n <= 40; ++n) {
     CAPTURE(n);
     test::RandomPlan plan = plan_of(random, n, 1);
-    for (WriteTarget& target : plan.writes)  // shared rows too: nobody reads here
+    for (PlanView::WriteTarget& target : plan.writes)  // shared rows too: nobody reads here
       if (target.slot == no_slot) target = {plan.num_slots - 1, 0};
     plan.writes.back() = {0, 15};
     test::KvStorage<float> kv(plan.num_slots, heads, 16, dim);
@@ -83,7 +83,7 @@ TEST_CASE("8-bit rows: values and scales of K and of V each in their place, noth
     expected.copy(kv);
     const std::vector<float> k = rows_of(random, plan), v = rows_of(random, plan);
     for (std::size_t row = 0; row < plan.writes.size(); ++row) {
-      const WriteTarget to = plan.writes[row];
+      const PlanView::WriteTarget to = plan.writes[row];
       if (to.slot == no_slot) continue;
       for (int head = 0; head < heads; ++head) {
         const std::size_t at = (row * heads + static_cast<std::size_t>(head)) * dim;
@@ -105,8 +105,8 @@ TEST_CASE("row copies: those rows of every head, and nothing beside them") {
     plan.num_slots += 2;
     plan.writes.assign(plan.writes.size(), {no_slot, 0});
     const int length = random.uniform(1, 16);
-    const RowCopy copy{plan.num_slots - 1, random.uniform(0, 16 - length), plan.num_slots - 2,
-                       random.uniform(0, 16 - length), length};
+    const PlanView::RowCopy copy{plan.num_slots - 1, random.uniform(0, 16 - length),
+                                 plan.num_slots - 2, random.uniform(0, 16 - length), length};
     plan.copies.push_back(copy);
     Memory8 kv(plan.num_slots), expected(plan.num_slots);
     kv.fill(random);

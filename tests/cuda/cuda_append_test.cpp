@@ -24,8 +24,8 @@ constexpr int heads = 3;
 
 struct Plan {
   PlanHeader header{};
-  std::vector<chunkattn::WriteTarget> writes;
-  std::vector<chunkattn::RowCopy> copies;
+  std::vector<chunkattn::PlanView::WriteTarget> writes;
+  std::vector<chunkattn::PlanView::RowCopy> copies;
 
   PlanMemory memory() {
     PlanMemory memory{};

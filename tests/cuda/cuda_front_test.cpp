@@ -48,7 +48,7 @@ bool same_bits(std::span<const T> a, std::span<const T> b) {
 TEST_CASE("write and run have the bits of the template's, with and without a variant") {
   Problem engine(31);
   simt::Step& step = engine.new_step();
-  const auto any = make_attention<Cuda, Sizes, KvTypes<half>, Some>(16, Engine::limits());
+  const auto any = make_attention<Cuda, Sizes, ElementTypes<half>, Some>(16, Engine::limits());
   CHECK(any->device() == std::string_view("cuda"));
   CHECK(any->head_dim() == 16);
   CHECK(any->qo_types().size() == 1);
@@ -87,7 +87,7 @@ TEST_CASE("write and run have the bits of the template's, with and without a var
 TEST_CASE("K and V may be float") {
   Problem engine(32);
   simt::Step& step = engine.new_step();
-  const auto any = make_attention<Cuda, Sizes, KvTypes<half>>(16, Engine::limits());
+  const auto any = make_attention<Cuda, Sizes, ElementTypes<half>>(16, Engine::limits());
   const auto cache = any->make_cache(engine.tree, ElementType::half, {1, simt::kv_heads});
   DeviceArray<float> k(step.k->size), v(step.v->size);
   for (std::size_t i = 0; i < k.size; ++i) k.span()[i] = to_float(step.k->span()[i]);
@@ -106,7 +106,7 @@ TEST_CASE("K and V may be float") {
 TEST_CASE("calls are captured on the stream that they name, readied by prepare") {
   Problem engine(34);
   simt::Step& step = engine.new_step();
-  const auto any = make_attention<Cuda, Sizes, KvTypes<half>, Some>(16, Engine::limits());
+  const auto any = make_attention<Cuda, Sizes, ElementTypes<half>, Some>(16, Engine::limits());
   const auto cache = any->make_cache(engine.tree, ElementType::half, {1, simt::kv_heads});
   engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 40)));  // more slots than memory
   simt::Stream other;
@@ -137,16 +137,17 @@ TEST_CASE("calls are captured on the stream that they name, readied by prepare")
 
 TEST_CASE("what was not compiled in is refused by naming what was") {
   const auto limits = Engine::limits();
-  CHECK(refused([&] { (void)make_attention<Cuda, Sizes, KvTypes<half>>(64, limits); }) ==
+  CHECK(refused([&] { (void)make_attention<Cuda, Sizes, ElementTypes<half>>(64, limits); }) ==
         "head_dim = 64: expected one that this program was built with: 16, 16:64");
   CHECK(refused([&] {
-          (void)make_attention<Cuda, Sizes, KvTypes<half>>(16, CudaOptions::Limits{});
+          (void)make_attention<Cuda, Sizes, ElementTypes<half>>(16, CudaOptions::Limits{});
         }).starts_with("limits.max_rows = 0"));
   Problem engine(33);
   simt::Step& step = engine.new_step();
-  const auto any = make_attention<Cuda, Sizes, KvTypes<half>, Some>(16, limits);
+  const auto any = make_attention<Cuda, Sizes, ElementTypes<half>, Some>(16, limits);
   const AnyKvView layer = engine.cache.layer(0);
-  const auto run = [&](const AnyKvView& kv, ConstElements q, Elements out, RunOptions options) {
+  const auto run = [&](const AnyKvView& kv, ConstElements q, Elements out,
+                       AnyAttention::RunOptions options) {
     options.stream = &engine.stream;
     return refused([&] { any->run(kv, engine.view, q, out, options); });
   };
@@ -173,7 +174,7 @@ TEST_CASE("what was not compiled in is refused by naming what was") {
 TEST_CASE("without a device an object is not made, and the error says why") {
   simt::device().fail("cudaGetDeviceCount", cudaErrorNoDevice);
   const auto make = [] {
-    (void)make_attention<Cuda, HeadDims<16>, KvTypes<half>>(16, Engine::limits());
+    (void)make_attention<Cuda, HeadDims<16>, ElementTypes<half>>(16, Engine::limits());
   };
   try {
     make();

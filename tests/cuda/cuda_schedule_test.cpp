@@ -16,7 +16,7 @@
 namespace {
 
 using chunkattn::PlanView;
-using chunkattn::Segment;
+using Segment = chunkattn::PlanView::Segment;
 using chunkattn::detail::cuda::CostModel;
 using chunkattn::detail::cuda::Geometry;
 using namespace chunkattn::detail::cuda;

@@ -57,8 +57,8 @@ struct Counting {
 };
 
 using Sizes = HeadDims<16, 24, HeadSize(24, 16)>;
-using Types = KvTypes<float, half, bfloat16, std::int8_t, float8_e4m3>;
-using Small = KvTypes<half>;
+using Types = ElementTypes<float, half, bfloat16, std::int8_t, float8_e4m3>;
+using Small = ElementTypes<half>;
 using Some =
     Variants<Plain, SlidingWindow, decltype(combine(SoftCap{}, Sinks{})), Nearby, Mask<Even>>;
 
@@ -150,7 +150,7 @@ void check_same_bits() {
   any->run(any_cache->layer(0), problem.view, problem.q, result.out, {.lse = result.lse});
   CHECK(result == expected);
 
-  KvCacheOf<T> typed(*any_cache);
+  auto typed = any_cache->template as<T>();
   CHECK(kv_of(problem, typed) == kv_of(problem, cache));
   Result<float> without_lse(problem, Size.value_dim);
   any->run(typed.layer(0), problem.view, problem.q, without_lse.out);
@@ -202,7 +202,7 @@ TEST_CASE("variants are found by their type and run with their members") {
   check(Mask{Even{}});
 
   // An options object outlives the variant that it was made of.
-  RunOptions options;
+  AnyAttention::RunOptions options;
   options.variant = SlidingWindow{8};
   Result<float> result(problem, 16);
   options.lse = result.lse;
@@ -227,7 +227,7 @@ TEST_CASE("names of variants: the library's, a user's, those of several together
 
 TEST_CASE("q and out of another type, and options of the attention") {
   Problem problem(16);
-  const CpuOptions options{.sm_scale = 0.5f, .reduce = Reduce::batch_invariant};
+  const CpuOptions options{.sm_scale = 0.5f, .reduce = CpuOptions::Reduce::batch_invariant};
   ChunkAttention<Cpu, 16> attention(1, options);
   KvCache<Cpu, half> cache(problem.tree, {1, num_kv_heads, 16});
   const auto to_halves = [](const std::vector<float>& values) {
@@ -236,8 +236,9 @@ TEST_CASE("q and out of another type, and options of the attention") {
     return halves;
   };
   const auto q = to_halves(problem.q), k = to_halves(problem.k), v = to_halves(problem.v);
-  const auto any = make_attention<Cpu, HeadDims<16>, Small, Variants<Plain>, QoTypes<float, half>>(
-      16, 1, options);
+  const auto any =
+      make_attention<Cpu, HeadDims<16>, Small, Variants<Plain>, ElementTypes<float, half>>(16, 1,
+                                                                                           options);
   any->write(cache.layer(0), problem.view, k, v);
   Result<half> expected(problem, 16), result(problem, 16);
   attention.run(cache.layer(0), problem.view, q, expected.out, expected.lse);
@@ -279,7 +280,7 @@ TEST_CASE("a cache follows its tree, and K/V moves through it") {
   cache->grow(1000);
   CHECK(cache->num_slots() == 1000);
 
-  KvCacheOf<std::int8_t> typed(*cache);
+  auto typed = cache->as<std::int8_t>();
   const TokenRange range = sequence.loadable();
   std::vector<std::byte> saved(kv_bytes(typed, static_cast<std::size_t>(range.length)));
   for (std::size_t i = 0; i < saved.size(); ++i) saved[i] = static_cast<std::byte>(i % 251);
@@ -293,7 +294,7 @@ TEST_CASE("a cache follows its tree, and K/V moves through it") {
   CHECK(refused([&] {
           scatter_kv(stranger, range, typed, std::span<const std::byte>(saved));
         }).starts_with("cache = of another tree"));
-  CHECK(refused([&] { KvCacheOf<float> wrong(*cache); }) == "cache.type() = int8: expected float");
+  CHECK(refused([&] { (void)cache->as<float>(); }) == "cache.type() = int8: expected float");
 }
 
 TEST_CASE("V in K's rows: written by K alone") {
@@ -379,7 +380,8 @@ TEST_CASE("what was not compiled in is refused by naming what was") {
   std::vector<float> out(problem.q.size(), 7.0f);
   std::vector<half> halves(problem.q.size());
   const std::string variants = "Plain, SlidingWindow, SoftCap + Sinks, Nearby, Even";
-  const auto run = [&](const AnyKvView& kv, ConstElements q, Elements result, RunOptions options) {
+  const auto run = [&](const AnyKvView& kv, ConstElements q, Elements result,
+                       AnyAttention::RunOptions options) {
     return refused([&] { any->run(kv, problem.view, q, result, options); });
   };
   CHECK(run(layer, problem.q, out, {.variant = SoftCap{1}}) ==
@@ -440,7 +442,7 @@ TEST_CASE("what was not compiled in is refused by naming what was") {
 
 TEST_CASE("an object says what it is") {
   const auto any =
-      make_attention<Cpu, Sizes, KvTypes<half, std::int8_t>, Variants<Plain, SlidingWindow>>(
+      make_attention<Cpu, Sizes, ElementTypes<half, std::int8_t>, Variants<Plain, SlidingWindow>>(
           {24, 16}, 1, {.instruction_set = detail::cpu::compiled_sets[0]});
   const std::string set = name_of(detail::cpu::compiled_sets[0]);
   CHECK(any->device() == std::string_view("cpu"));

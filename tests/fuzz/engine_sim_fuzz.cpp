@@ -55,7 +55,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   ByteChoices choices(data, size);
   test::SimOptions o;
   const std::size_t flags = choices.below(256);
-  o.tree.sharing = flags & 1 ? chunkattn::Sharing::chunk : chunkattn::Sharing::token;
+  o.tree.sharing =
+      flags & 1 ? chunkattn::TreeOptions::Sharing::chunk : chunkattn::TreeOptions::Sharing::token;
   o.tree.min_run = static_cast<std::int32_t>(choices.below(5));
   o.many_namespaces = (flags & 4) != 0;
   o.max_live = 10;

@@ -23,7 +23,7 @@ using namespace chunkattn;
 using test::Random;
 
 // Not under the classes themselves, where every program would pay for instantiating them.
-static_assert(SlotOwner<PrefixTree<int>> && PlacedSequence<PrefixTree<int>::Sequence>);
+static_assert(PlacedSequence<PrefixTree<int>::Sequence>);
 static_assert(KvProvider<KvCache<Cpu, float>>);
 
 namespace {
@@ -152,7 +152,7 @@ TEST_CASE_TEMPLATE("write stores each row in its place and touches nothing else"
     random.fill(std::span(k));
     random.fill(std::span(v));
     for (std::size_t row = 0; row < plan.writes.size(); ++row) {
-      const WriteTarget target = plan.writes[row];
+      const PlanView::WriteTarget target = plan.writes[row];
       if (target.slot == no_slot) continue;
       for (int head = 0; head < heads; ++head) {
         for (int i = 0; i < dim; ++i) {
@@ -206,7 +206,7 @@ TEST_CASE("write performs the plan's row copies first, scales included") {
             *kv.view.v_row_scale(unused[0], head, 10 + t));
     }
   }
-  const WriteTarget target = plan.writes[0];
+  const PlanView::WriteTarget target = plan.writes[0];
   CHECK(kv.view.k_row(target.slot, 1, target.offset)[7] == 127);
   CHECK(*kv.view.k_row_scale(target.slot, 1, target.offset) == doctest::Approx(0.5 / 127));
 }

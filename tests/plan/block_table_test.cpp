@@ -1,4 +1,5 @@
-// Block tables of trees with Sharing::chunk, checked against the tokens that the pages hold.
+// Block tables of trees with TreeOptions::Sharing::chunk, checked against the tokens that the pages
+// hold.
 #include "chunkattn/block_table.hpp"
 
 #include <doctest/doctest.h>
@@ -18,7 +19,7 @@ using namespace chunkattn;
 using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
 
 TEST_CASE("a small table, written out") {
-  Tree tree(PoolAllocator{}, {.sharing = Sharing::chunk});
+  Tree tree(PoolAllocator{}, {.sharing = TreeOptions::Sharing::chunk});
   auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6});
   auto b = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 7, 8, 9});
   BlockTable table;
@@ -74,7 +75,7 @@ TEST_CASE("Sharing::token is refused where a path leaves a page early, and only 
 }
 
 TEST_CASE("a step's query tokens: how many, over how much K/V, and where theirs goes") {
-  Tree tree(PoolAllocator{}, {.sharing = Sharing::chunk});
+  Tree tree(PoolAllocator{}, {.sharing = TreeOptions::Sharing::chunk});
   AttentionPlan plan;
   auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6});
   auto step = tree.begin_step();
@@ -107,7 +108,7 @@ TEST_CASE("a step's query tokens: how many, over how much K/V, and where theirs 
   CHECK(table.qo_indptr() == std::vector<std::int32_t>{0});
   CHECK(table.seq_lens().empty());
   // Beyond 2^31 places.
-  const WriteTarget far{1 << 30, 3};
+  const PlanView::WriteTarget far{1 << 30, 3};
   PlanView large;
   large.num_rows = 1;
   large.chunk_size = 64;
@@ -116,7 +117,7 @@ TEST_CASE("a step's query tokens: how many, over how much K/V, and where theirs 
 }
 
 TEST_CASE("drafts are query tokens; of a tree the longest branch has pages") {
-  Tree tree(PoolAllocator{}, {.sharing = Sharing::chunk});
+  Tree tree(PoolAllocator{}, {.sharing = TreeOptions::Sharing::chunk});
   auto a = tree.insert(std::vector<int>{1, 2, 3});
   auto b = tree.insert(std::vector<int>{5, 6, 7});
   BlockTable table;
@@ -130,7 +131,7 @@ TEST_CASE("drafts are query tokens; of a tree the longest branch has pages") {
 
 TEST_CASE("random steps: each query token's place is that of its position in the table") {
   test::Random random(43);
-  Tree tree(PoolAllocator{.max_chunks = 400}, {.sharing = Sharing::chunk});
+  Tree tree(PoolAllocator{.max_chunks = 400}, {.sharing = TreeOptions::Sharing::chunk});
   AttentionPlan plan;
   std::vector<Tree::Sequence> sequences;
   BlockTable table;
@@ -208,7 +209,7 @@ TEST_CASE("the first place that does not fit is named, be it the first of all") 
 
 TEST_CASE("random trees: page p, offset o holds token p * page + o") {
   test::Random random(41);
-  Tree tree(PoolAllocator{.max_chunks = 400}, {.sharing = Sharing::chunk});
+  Tree tree(PoolAllocator{.max_chunks = 400}, {.sharing = TreeOptions::Sharing::chunk});
   std::vector<Tree::Sequence> sequences;
   BlockTable table;
   for (int round = 0; round < test::scaled(400); ++round) {

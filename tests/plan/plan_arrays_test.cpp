@@ -26,7 +26,7 @@ std::vector<std::vector<int>> meaning(const PlanView& view) {
   for (int r = 0; r < view.num_rows; ++r) {
     std::map<int, std::pair<int, int>> places;
     for (int s = view.row_segment[r]; s != -1; s = view.segments[s].parent) {
-      const Segment& segment = view.segments[s];
+      const PlanView::Segment& segment = view.segments[s];
       REQUIRE((segment.row_begin <= r && r < segment.row_end));
       int length = 0;
       for (int p = 0; p < segment.piece_count; ++p) {
@@ -45,7 +45,7 @@ std::vector<std::vector<int>> meaning(const PlanView& view) {
     REQUIRE(places.rbegin()->first == view.row_kv_len[r] - 1);
     auto& row = rows[static_cast<std::size_t>(view.row_token[r])];
     for (const auto& [position, place] : places) row.insert(row.end(), {place.first, place.second});
-    const WriteTarget& target = view.writes[view.row_token[r]];
+    const PlanView::WriteTarget& target = view.writes[view.row_token[r]];
     row.insert(row.end(), {target.slot, target.slot == no_slot ? 0 : target.offset});
   }
   return rows;
@@ -61,7 +61,7 @@ Seen seen(const PlanView& view) {
   for (int r = 0; r < view.num_rows; ++r)
     all.segments.insert(all.segments.end(), {view.row_token[r], view.row_segment[r]});
   for (int s = 0; s < view.num_segments; ++s) {
-    const Segment& segment = view.segments[s];
+    const PlanView::Segment& segment = view.segments[s];
     all.segments.insert(all.segments.end(), {segment.row_begin, segment.row_end, segment.parent,
                                              segment.position, segment.num_sequences});
     all.pieces.push_back(segment.length);

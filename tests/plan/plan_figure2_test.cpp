@@ -37,7 +37,7 @@ std::vector<int> prompt(int shared_chunks, int private_chunks, int who) {
 std::vector<Context> contexts(const PlanView& view, const std::map<SlotIndex, std::string>& names) {
   std::vector<Context> all;
   for (int s = 0; s < view.num_segments; ++s) {
-    const Segment& segment = view.segments[s];
+    const PlanView::Segment& segment = view.segments[s];
     std::string chunks;
     for (int p = 0; p < segment.piece_count; ++p)
       chunks += (p > 0 ? "/" : "") + names.at(view.pieces[segment.piece_begin + p].slot);
@@ -49,7 +49,8 @@ std::vector<Context> contexts(const PlanView& view, const std::map<SlotIndex, st
 }  // namespace
 
 TEST_CASE("the contexts of Figure 2") {
-  for (const Sharing sharing : {Sharing::token, Sharing::chunk}) {
+  for (const TreeOptions::Sharing sharing :
+       {TreeOptions::Sharing::token, TreeOptions::Sharing::chunk}) {
     CAPTURE(static_cast<int>(sharing));
     Tree tree({}, {.sharing = sharing});
     std::vector<Tree::Sequence> s;

@@ -84,7 +84,7 @@ TEST_CASE("slots of one token: a piece for each, and none beyond the sequence") 
     for (int row = 0; row < view.num_rows; ++row) {
       int seen = 0;
       for (int s = view.row_segment[row]; s >= 0; s = view.segments[s].parent) {
-        const Segment& segment = view.segments[s];
+        const PlanView::Segment& segment = view.segments[s];
         for (int p = 0; p < segment.piece_count; ++p) {
           const Piece& piece = view.pieces[segment.piece_begin + p];
           CHECK((piece.slot >= 0 && piece.slot < 200 && piece.length == 1));

@@ -137,7 +137,7 @@ chunkattn::Rounding rounding_in(
   const bool tiles = options.instruction_set == chunkattn::InstructionSet::amx;
 #endif
   if (!tiles || HeadDim % 32 != 0 || ValueDim % 32 != 0 ||
-      options.reduce == chunkattn::Reduce::batch_invariant)
+      options.reduce == chunkattn::CpuOptions::Reduce::batch_invariant)
     return {};
   return chunkattn::rounding_of<T>(options.accuracy);
 }

@@ -59,13 +59,20 @@ class RandomChoices : public Choices {
 
 struct SimOptions {
   TreeOptions tree{};
-  RetentionBudget retention{};
+  chunkattn::detail::RetentionBudget retention{};
   std::size_t budget = max_slots;
   std::size_t max_live = 24;
   std::size_t max_prompt = 22;
   std::size_t max_length = 90;
   std::size_t letters = 3;  // of the prompts' alphabet
   bool many_namespaces = true;
+  /// The policy with these numbers.
+  template <class Retention>
+  [[nodiscard]] Retention policy() const {
+    return {.high_watermark = retention.high_watermark,
+            .low_watermark = retention.low_watermark,
+            .max_pinned = retention.max_pinned};
+  }
 };
 
 /// How often each kind of event happened.
@@ -81,7 +88,7 @@ class EngineSimBase {
       : choices_(choices), options_(options), counters_(counters) {
     memory_.chunk_size = ChunkSize;
     tree_.emplace(ShadowAllocator{{.max_chunks = options.budget}, &memory_}, options.tree,
-                  Retention{options.retention});
+                  options.policy<Retention>());
   }
 
   /// The last operations, for a report.
@@ -159,7 +166,7 @@ class EngineSimBase {
   static std::string name(const Live& live) { return "#" + std::to_string(live.uid); }
 
   [[nodiscard]] std::size_t unit() const {
-    return options_.tree.sharing == Sharing::token ? 1 : ChunkSize;
+    return options_.tree.sharing == TreeOptions::Sharing::token ? 1 : ChunkSize;
   }
   [[nodiscard]] LivePtr any_live() { return live_[below(live_.size())]; }
   [[nodiscard]] SimToken any_token() { return static_cast<SimToken>(below(options_.letters)); }
@@ -233,7 +240,7 @@ class EngineSimBase {
   /// Where the K/V of a place stands now: a fork's copy may still be to come.
   [[nodiscard]] Place resolve(Place place) const {
     for (const auto& copy : chunkattn::detail::TreeAccess::core(*tree_).copies.all()) {
-      const RowCopy& rows = copy.rows;
+      const PlanView::RowCopy& rows = copy.rows;
       if (rows.target_slot == place.first && place.second >= rows.target_begin &&
           place.second < rows.target_begin + rows.length)
         return {rows.source_slot, rows.source_begin + place.second - rows.target_begin};

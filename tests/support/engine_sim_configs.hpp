@@ -24,15 +24,15 @@ inline std::vector<SimConfig> sim_configs(int chunk_size) {
   std::vector<SimConfig> all;
   const auto c = static_cast<std::size_t>(chunk_size);
   const bool is_large = chunk_size > 16;  // what the model does grows with the tokens
-  for (const Sharing sharing : {Sharing::token, Sharing::chunk})
+  for (const auto sharing : {TreeOptions::Sharing::token, TreeOptions::Sharing::chunk})
     for (const int min_run : {0, 1, chunk_size}) {
-      if (sharing == Sharing::chunk && min_run != 0) continue;
+      if (sharing == TreeOptions::Sharing::chunk && min_run != 0) continue;
       SimOptions o;
       o.tree = {.sharing = sharing, .min_run = min_run};
       o.max_prompt = 6 + (is_large ? 2 : 4) * c;
       o.max_length = 30 + (is_large ? 4 : 14) * c;
       o.retention.max_pinned = 40;
-      const std::string rule = (sharing == Sharing::token ? "token" : "chunk") +
+      const std::string rule = (sharing == TreeOptions::Sharing::token ? "token" : "chunk") +
                                std::string(", min_run ") + std::to_string(min_run);
       all.push_back({rule + ", no limit", o});
       SimOptions few = o;  // few sequences that meet often

@@ -94,7 +94,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     this->settle();
     InsertOptions unlimited = o;
     unlimited.max_reuse = std::numeric_limits<std::size_t>::max();
-    const MatchResult found = tree_->match_prefix(prompt, unlimited);
+    const auto found = tree_->match_prefix(prompt, unlimited);
     const std::size_t needed = tree_->slots_needed(prompt, o), free = tree_->slots_available();
     const std::uint64_t pending_before = tree_->stats().pending_tokens;
     Live live = model_of(prompt, o);
@@ -133,14 +133,15 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
   }
 
   /// The model of a sequence that has just joined, and what its handle must say.
-  void joined(Live&& live, Sequence&& s, const InsertOptions& o, const MatchResult& found) {
+  void joined(Live&& live, Sequence&& s, const InsertOptions& o,
+              const typename Tree::Match& found) {
     const std::size_t size = live.known, u = this->unit();
     const std::size_t shared = o.share_pending ? found.cached + found.pending : found.cached;
     if (!o.share_pending) {
       // What repeats another's unwritten tokens is private until it leaves.
       InsertOptions unlimited = o;
       unlimited.max_reuse = size;
-      const MatchResult again = tree_->match_prefix(live.tokens, unlimited);
+      const auto again = tree_->match_prefix(live.tokens, unlimited);
       const bool is_private = found.cached + found.pending > shared - shared % u ||
                               again.cached + again.pending < live.findable;
       if (is_private) {
@@ -213,7 +214,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
 
   /// A match is at least the longest prefix shared with a live sequence, and without retention no
   /// more; what others have surely written is found written.
-  void check_match(const Live& joining, const MatchResult& found) {
+  void check_match(const Live& joining, const typename Tree::Match& found) {
     std::size_t longest = 0, written = 0, any = 0;
     for (const LivePtr& other : live_) {
       std::size_t common = 0;
@@ -535,7 +536,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     this->settle();
     const std::size_t needed = tree_->slots_needed(swapped.data.tokens, swapped.data.options);
     const std::size_t free = tree_->slots_available();
-    const MatchResult found = tree_->match_prefix(swapped.data.tokens, swapped.data.options);
+    const auto found = tree_->match_prefix(swapped.data.tokens, swapped.data.options);
     std::optional<Sequence> s;
     if (!this->attempt("resume", [&] { s = chunkattn::resume(*tree_, cache, swapped.data); }))
       return;

@@ -73,7 +73,7 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
     std::size_t entry;
   };
   struct Copy {
-    RowCopy rows;
+    PlanView::RowCopy rows;
     std::uint64_t source_epoch, target_epoch;
   };
   struct SimStep {
@@ -101,14 +101,14 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
     check_inputs(step);
     step.copies.clear();
     for (std::int32_t i = 0; i < view.num_copies; ++i) {
-      const RowCopy& rows = view.copies[i];
+      const PlanView::RowCopy& rows = view.copies[i];
       step.copies.push_back(
           {rows, memory_.epoch(rows.source_slot), memory_.epoch(rows.target_slot)});
     }
     step.writes.clear();
     for (std::size_t t = 0; t < queries_.size(); ++t) {
       const auto [e, p, d] = queries_[t];
-      const WriteTarget w = view.writes[t];
+      const PlanView::WriteTarget w = view.writes[t];
       expect(w.slot != no_slot || d < 0 || step.entries[e].superseded(),
              "a draft's K/V is written");
       if (w.slot == no_slot) continue;
@@ -263,7 +263,7 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
   }
 
   void check_segment(const View& view, std::int32_t index) {
-    const Segment& s = view.segments[index];
+    const PlanView::Segment& s = view.segments[index];
     expect(s.parent < index, "parents stand before children");
     expect(s.row_begin < s.row_end && s.piece_count > 0, "a segment has rows and pieces");
     std::int32_t position = s.position;
@@ -278,7 +278,7 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
       on_it.insert(queries_[static_cast<std::size_t>(view.row_token[r])].entry);
     expect(static_cast<std::int32_t>(on_it.size()) == s.num_sequences, "sequences per segment");
     if (s.parent >= 0) {
-      const Segment& p = view.segments[s.parent];
+      const PlanView::Segment& p = view.segments[s.parent];
       expect(p.row_begin <= s.row_begin && s.row_end <= p.row_end, "intervals nest");
       expect(p.position + p.length == s.position, "a segment continues its parent");
     }
@@ -287,7 +287,7 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
   void visible_places(const View& view, std::int32_t row) {
     visible_.clear();
     for (std::int32_t s = view.row_segment[row]; s >= 0; s = view.segments[s].parent) {
-      const Segment& segment = view.segments[s];
+      const PlanView::Segment& segment = view.segments[s];
       expect(segment.row_begin <= row && row < segment.row_end, "a row is on its segments");
       for (std::int32_t i = segment.piece_count; i-- > 0;) {
         const Piece& piece = view.pieces[segment.piece_begin + i];
@@ -337,7 +337,7 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
       std::swap(step.copies[i - 1], step.copies[below(i)]);
     for (std::size_t i = 0; i < step.copies.size() + step.copies.size() / 2; ++i) {
       const Copy& copy = step.copies[i % step.copies.size()];
-      const RowCopy& rows = copy.rows;
+      const PlanView::RowCopy& rows = copy.rows;
       expect(memory_.epoch(rows.source_slot) == copy.source_epoch &&
                  memory_.epoch(rows.target_slot) == copy.target_epoch,
              "no slot of a copy is freed");

@@ -323,7 +323,7 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
     InsertOptions o{.name_space = this->random_namespace()};
     if (one_in(4)) o.public_length = below(tokens.size() + 1);
     this->settle();
-    const MatchResult found = tree_->match_prefix(tokens, o);
+    const auto found = tree_->match_prefix(tokens, o);
     const std::size_t written = found.cached - found.cached % this->unit();
     typename Tree::Pin handle;
     this->insist("pin", [&] { handle = tree_->pin(tokens, o); });
@@ -351,7 +351,7 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
     if (one_in(2)) pins_.clear();
     for (const LivePtr& live : live_) live->findable = 0;
     this->remembered_.clear();
-    const MatchResult found = tree_->match_prefix(this->random_prompt(), {});
+    const auto found = tree_->match_prefix(this->random_prompt(), {});
     expect(found.cached + found.pending == 0, "nothing is found after clear()");
     count("clear");
   }

@@ -36,9 +36,9 @@ inline RandomPlan make_level_plan(const std::vector<int>& nodes, const std::vect
         here.push_back(parent);
         continue;
       }
-      chunkattn::Segment segment{begin,  end,        static_cast<std::int32_t>(plan.pieces.size()),
-                                 0,      position,   tokens[l],
-                                 parent, end - begin};
+      chunkattn::PlanView::Segment segment{
+          begin,  end,        static_cast<std::int32_t>(plan.pieces.size()), 0, position, tokens[l],
+          parent, end - begin};
       for (int done = 0; done < tokens[l]; done += chunk, ++segment.piece_count)
         plan.pieces.push_back(
             {plan.num_slots++, 0, std::min(chunk, tokens[l] - done), position + done});

@@ -31,11 +31,11 @@ struct RandomPlanOptions {
   int unused_slots = 3;         ///< slots that no piece uses
 };
 
-struct RandomPlan : chunkattn::PlanArrays {
+struct RandomPlan : chunkattn::PlanView::Arrays {
   int num_slots = 0;
 
   [[nodiscard]] chunkattn::LiveView view() const {
-    return chunkattn::LiveView::unchecked(PlanArrays::view());
+    return chunkattn::LiveView::unchecked(Arrays::view());
   }
   [[nodiscard]] int num_rows() const { return static_cast<int>(row_token.size()); }
   [[nodiscard]] bool any_shared() const {
@@ -46,7 +46,7 @@ struct RandomPlan : chunkattn::PlanArrays {
   /// Calls f(slot, offset) for each K/V row that at least one query row sees (some of them twice).
   template <class F>
   void for_each_visible(F&& f) const {
-    for (const chunkattn::Segment& segment : segments) {
+    for (const chunkattn::PlanView::Segment& segment : segments) {
       std::int32_t kv_len = 0;
       for (int row = segment.row_begin; row < segment.row_end; ++row)
         kv_len = std::max(kv_len, row_kv_len[static_cast<std::size_t>(row)]);
@@ -89,7 +89,7 @@ class PlanBuilder {
   // A shared segment of `n` sequences: some may end in it, the others go on.
   void branch(int n, int parent, int position, int depth) {
     const int self = segment(parent, position, random_.uniform(1, options_.max_length), n);
-    const chunkattn::Segment made = plan_.segments[static_cast<std::size_t>(self)];
+    const chunkattn::PlanView::Segment made = plan_.segments[static_cast<std::size_t>(self)];
     const int end = made.position + made.length;
     int left = n;
     while (left > 0 && random_.chance(0.15)) {  // ends here: its queries lie inside the segment
@@ -128,7 +128,7 @@ class PlanBuilder {
 
   int segment(int parent, int position, int length, int num_sequences) {
     while (random_.chance(0.2)) plan_.pieces.push_back({chunkattn::no_slot, -1, -1, -1});  // a gap
-    chunkattn::Segment made{};
+    chunkattn::PlanView::Segment made{};
     made.row_begin = plan_.num_rows();
     made.position = position;
     made.length = length;

@@ -87,7 +87,7 @@ class StepDevice {
   void run_next() {
     const Job job = std::move(jobs_.front());
     jobs_.pop_front();
-    for (const chunkattn::RowCopy& copy : job.copies)
+    for (const chunkattn::PlanView::RowCopy& copy : job.copies)
       for (int i = 0; i < copy.length; ++i) {
         const Computed row = places_->at(copy.source_slot, copy.source_begin + i);
         places_->at(copy.target_slot, copy.target_begin + i) = row;
@@ -160,13 +160,13 @@ class StepDevice {
   };
   struct Row {
     std::vector<chunkattn::Piece> path;  // deepest segment first
-    chunkattn::WriteTarget target{};
+    chunkattn::PlanView::WriteTarget target{};
     int token = 0, kv_len = 0, index = 0;
     chunkattn::SequenceId unknown = chunkattn::SequenceId::none;
     bool judged = true;
   };
   struct Job {
-    std::vector<chunkattn::RowCopy> copies;
+    std::vector<chunkattn::PlanView::RowCopy> copies;
     std::vector<Row> rows;
     std::vector<chunkattn::SequenceId> sequences;  // by row index
   };

@@ -224,10 +224,11 @@ auto variant_modes() {
   using Attention = chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, ValueDim>;
   std::vector<Attention> modes;
   modes.emplace_back(2);
-  modes.emplace_back(2, chunkattn::CpuOptions{.reduce = chunkattn::Reduce::spin_lock,
+  modes.emplace_back(2, chunkattn::CpuOptions{.reduce = chunkattn::CpuOptions::Reduce::spin_lock,
                                               .tuning = {.min_tasks = 32, .min_product_lines = 1}});
   modes.emplace_back(2, chunkattn::CpuOptions{.tuning = {.min_product_lines = 1 << 20}});
-  modes.emplace_back(2, chunkattn::CpuOptions{.reduce = chunkattn::Reduce::batch_invariant});
+  modes.emplace_back(
+      2, chunkattn::CpuOptions{.reduce = chunkattn::CpuOptions::Reduce::batch_invariant});
   return modes;
 }
 

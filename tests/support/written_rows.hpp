@@ -105,7 +105,7 @@ class WrittenRows {
         return chunkattn::to_float(chunkattn::from_float<T>(value));
     };
     std::size_t at_k = 0, at_v = 0;
-    for (const chunkattn::WriteTarget& target : targets_) {
+    for (const chunkattn::PlanView::WriteTarget& target : targets_) {
       for (int head = 0; head < heads_; ++head) {
         for (int i = 0; i < head_dim_; ++i)
           kv.k_row(target.slot, head, target.offset)[i] = rounded(k_[at_k++]);
@@ -121,7 +121,7 @@ class WrittenRows {
   }
 
   int chunk_size_, heads_, head_dim_, value_dim_;
-  std::vector<chunkattn::WriteTarget> targets_;
+  std::vector<chunkattn::PlanView::WriteTarget> targets_;
   std::vector<float> k_, v_;  // [target][head][head_dim or value_dim]
 };
 

@@ -122,7 +122,7 @@ TEST_CASE("the calls that look for handles that other threads dropped, and those
 }
 
 TEST_CASE("steps and pins dropped by another thread") {
-  Tree tree(PoolAllocator{.max_chunks = 8}, {}, Lru{{.max_pinned = 8}});
+  Tree tree(PoolAllocator{.max_chunks = 8}, {}, Lru{.max_pinned = 8});
   AttentionPlan plan;
   auto s = tree.insert(iota(0, 6));
   auto step = tree.begin_step();
@@ -222,7 +222,7 @@ TEST_CASE("a plan may end on another thread than the step that was built with it
 
 TEST_CASE("an engine on one thread, its clients hanging up on others") {
   test::Random random(1);
-  Tree tree(PoolAllocator{.max_chunks = 400}, {}, Lru{{.max_pinned = 40}});
+  Tree tree(PoolAllocator{.max_chunks = 400}, {}, Lru{.max_pinned = 40});
   AttentionPlan plan;
   std::mutex mutex;
   std::deque<std::pair<Tree::Sequence, Tree::Pin>> hung_up;  // given to the clients' threads

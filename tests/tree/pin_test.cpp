@@ -28,7 +28,7 @@ void pass(AnyTree& tree, const std::vector<int>& prompt, const InsertOptions& op
 }
 
 Tree make(std::size_t slots, std::size_t max_pinned) {
-  return Tree(PoolAllocator{.max_chunks = slots}, {}, Lru{{.max_pinned = max_pinned}});
+  return Tree(PoolAllocator{.max_chunks = slots}, {}, Lru{.max_pinned = max_pinned});
 }
 
 /// Fills the whole budget with other cache, which evicts all that may be.
@@ -93,7 +93,7 @@ TEST_CASE("pins are counted, and each undoes itself alone, in any order") {
 
 TEST_CASE("no priority is as high as a pin") {
   using Tree = PrefixTree<int, 4, PoolAllocator, Priority>;
-  Tree tree(PoolAllocator{.max_chunks = 6}, {}, Priority{{.max_pinned = 2}});
+  Tree tree(PoolAllocator{.max_chunks = 6}, {}, Priority{.max_pinned = 2});
   pass(tree, iota(0, 8), {.priority = INT_MIN});
   const auto pin = tree.pin(iota(0, 8));
   CHECK(pin.size() == 8);

@@ -135,7 +135,7 @@ class Replica {
       });
   }
 
-  Tree tree_{PoolAllocator{.max_chunks = 200}, {.min_run = 3}, Priority{{.max_pinned = 20}}};
+  Tree tree_{PoolAllocator{.max_chunks = 200}, {.min_run = 3}, Priority{.max_pinned = 20}};
   AttentionPlan plan_;
   std::vector<Tree::Sequence> live_;
   std::deque<Tree::Pin> pins_;

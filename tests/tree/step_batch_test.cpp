@@ -83,7 +83,7 @@ std::vector<std::int64_t> seen(const PlanView& plan) {
     values.insert(values.end(), {plan.row_token[r], plan.row_kv_len[r], name(plan.writes[r].slot),
                                  plan.writes[r].offset});
     for (std::int32_t s = plan.row_segment[r]; s >= 0; s = plan.segments[s].parent) {
-      const Segment& segment = plan.segments[s];
+      const PlanView::Segment& segment = plan.segments[s];
       values.insert(values.end(), {segment.row_begin, segment.row_end, segment.num_sequences});
       for (std::int32_t p = 0; p < segment.piece_count; ++p) {
         const Piece& piece = plan.pieces[segment.piece_begin + p];

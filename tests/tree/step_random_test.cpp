@@ -205,7 +205,7 @@ TEST_CASE_TEMPLATE("every row of every step reads its own path, written", Retent
     test::Random random(static_cast<std::uint64_t>(round));
     Engine<PrefixTree<int, 4, PoolAllocator, Retention>> engine(
         random, static_cast<std::size_t>(random.uniform(15, 80)),
-        {.sharing = random.chance(0.3) ? Sharing::chunk : Sharing::token,
+        {.sharing = random.chance(0.3) ? TreeOptions::Sharing::chunk : TreeOptions::Sharing::token,
          .min_run = random.uniform(1, 4)});
     engine.play(600);
     outputs += engine.outputs, accepted += engine.accepted, held += engine.held;

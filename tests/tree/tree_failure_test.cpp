@@ -37,7 +37,7 @@ struct Scenario {
   using Sequence = typename Tree::Sequence;
 
   explicit Scenario(TreeOptions options)
-      : tree(PoolAllocator{.max_chunks = 200}, options, Retention{{.max_pinned = 20}}) {}
+      : tree(PoolAllocator{.max_chunks = 200}, options, Retention{.max_pinned = 20}) {}
 
   std::map<std::string, Said> all_said() const {
     std::map<std::string, Said> all;
@@ -224,7 +224,7 @@ TEST_CASE("every allocation of a scenario fails once") {
   fail_everywhere<NoRetention>({});
   fail_everywhere<Lru>({});
   fail_everywhere<Priority>({.min_run = 4});
-  fail_everywhere<Lru>({.sharing = Sharing::chunk});
+  fail_everywhere<Lru>({.sharing = TreeOptions::Sharing::chunk});
 }
 
 TEST_CASE("what is refused leaves nothing behind") {
@@ -278,7 +278,7 @@ TEST_CASE("a copier that is late: both ends of a copy stay until the step that h
   REQUIRE(step.add(twin));
   REQUIRE(step.add(grandchild));
   const auto view = plan.build(step);
-  const std::vector<RowCopy> copies(view.copies, view.copies + view.num_copies);
+  const std::vector<PlanView::RowCopy> copies(view.copies, view.copies + view.num_copies);
   REQUIRE(copies.size() == 2);
   CHECK(copies[0].length == 5);
   CHECK(copies[0].source_slot == copies[1].source_slot);
@@ -297,7 +297,7 @@ TEST_CASE("a copier that is late: both ends of a copy stay until the step that h
   for (int i = 0; i < 20; ++i) {
     others.push_back(tree.insert(iota(1000 * (i + 1), 9)));
     others.back().for_each_run({0, 9}, [&](const Piece& piece) {
-      for (const RowCopy& copy : copies) {
+      for (const PlanView::RowCopy& copy : copies) {
         CHECK(piece.slot != copy.source_slot);
         CHECK(piece.slot != copy.target_slot);
       }

@@ -226,10 +226,10 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
   CHECK(refused([] { Tree bad({}, {.min_run = 5}); }) ==
         "min_run = 5: expected between 0 and ChunkSize, 4");
   CHECK(refused([] { Tree bad({}, {.sharing = static_cast<Sharing>(99)}); }) ==
-        "sharing = 99: expected Sharing::token or Sharing::chunk");
+        "sharing = 99: expected TreeOptions::Sharing::token or TreeOptions::Sharing::chunk");
   CHECK(refused([] {
-          PrefixTree<int, 4, PoolAllocator, Lru> bad(
-              {}, {}, Lru{{.high_watermark = 3, .low_watermark = 4}});
+          PrefixTree<int, 4, PoolAllocator, Lru> bad({}, {},
+                                                     Lru{.high_watermark = 3, .low_watermark = 4});
         }) == "low_watermark = 4: expected at most high_watermark, 3");
 }
 
@@ -248,7 +248,7 @@ TEST_CASE("tokens that are written out in a call") {
   auto limited = tree.try_insert({1, 2, 3}, {.max_reuse = 1});
   REQUIRE(limited.has_value());
   CHECK(limited->num_cached() == 1);
-  PrefixTree<int, 4, PoolAllocator, Lru> keeps({}, {}, Lru{{.max_pinned = 4}});
+  PrefixTree<int, 4, PoolAllocator, Lru> keeps({}, {}, Lru{.max_pinned = 4});
   auto kept = keeps.insert({1, 2, 3});
   kept.mark_loaded(kept.loadable());
   CHECK(keeps.pin({1, 2}).size() == 2);

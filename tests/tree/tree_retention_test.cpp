@@ -246,7 +246,7 @@ TEST_CASE("LRU victims equal those of an independent simulation, on the trace") 
 TEST_CASE(
     "watermarks: above the high one the cache shrinks to the low one when a sequence leaves") {
   PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {},
-                                              Lru{{.high_watermark = 10, .low_watermark = 6}});
+                                              Lru{.high_watermark = 10, .low_watermark = 6});
   for (int i = 0; i < 10; ++i) pass(tree, iota(100 * i, 4));
   CHECK(tree.stats().used_slots == 10);
   pass(tree, iota(5000, 4));
@@ -258,9 +258,11 @@ TEST_CASE(
 }
 
 TEST_CASE("clear: what live sequences had before is never found again, generated or not") {
-  for (const Sharing sharing : {Sharing::token, Sharing::chunk}) {
+  for (const TreeOptions::Sharing sharing :
+       {TreeOptions::Sharing::token, TreeOptions::Sharing::chunk}) {
     PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {.sharing = sharing});
-    auto a = tree.insert(iota(0, 3));  // under Sharing::chunk all of it is a private tail
+    auto a =
+        tree.insert(iota(0, 3));  // under TreeOptions::Sharing::chunk all of it is a private tail
     auto b = tree.insert(iota(50, 12));
     test::load(a);
     test::load(b);
@@ -369,7 +371,7 @@ TEST_CASE("events say whose tokens became cache or stopped being it, and where t
 }
 
 TEST_CASE("only one watermark set: a leave evicts down to it, no further") {
-  PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {}, Lru{{.high_watermark = 3}});
+  PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {}, Lru{.high_watermark = 3});
   for (int i = 0; i < 5; ++i) {
     pass(tree, iota(100 * i, 4));
     CHECK(tree.stats().used_slots == static_cast<std::size_t>(std::min(i + 1, 3)));

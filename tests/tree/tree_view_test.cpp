@@ -111,8 +111,8 @@ TEST_CASE("a program is told of each node: whose, whose child, how many share it
   CHECK(b.num_shared() == 5);
   CHECK(other.num_shared() == 0);
   const auto nodes = [&] {
-    std::vector<NodeInfo<int>> all;
-    for_each_node(tree, 2, [&](const NodeInfo<int>& node) { all.push_back(node); });
+    std::vector<decltype(tree)::Node> all;
+    for_each_node(tree, 2, [&](const auto& node) { all.push_back(node); });
     return all;
   };
   const auto live = nodes();

@@ -76,9 +76,10 @@ enum class Preempt {
 };
 
 struct EngineOptions {
-  int chunk_size = 64;                                     ///< 8, 16, 32 or 64 tokens
-  chunkattn::Sharing sharing = chunkattn::Sharing::token;  ///< exact to the token, or whole chunks
-  chunkattn::Reduce reduce = chunkattn::Reduce::deterministic;
+  int chunk_size = 64;  ///< 8, 16, 32 or 64 tokens
+  chunkattn::TreeOptions::Sharing sharing =
+      chunkattn::TreeOptions::Sharing::token;  ///< exact to the token, or whole chunks
+  chunkattn::CpuOptions::Reduce reduce = chunkattn::CpuOptions::Reduce::deterministic;
   KvType kv = KvType::fp32;
   std::size_t max_chunks = 1024;  ///< of K/V; what has left stays as cache while there is room
   std::size_t step_tokens = 512;  ///< tokens of a step, beside one for each that decodes

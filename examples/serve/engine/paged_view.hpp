@@ -56,7 +56,7 @@ class PagedView {
   }
 
  private:
-  std::vector<chunkattn::Segment> segments_;
+  std::vector<chunkattn::PlanView::Segment> segments_;
   std::vector<chunkattn::Piece> pieces_;
   std::vector<std::int32_t> row_token_, row_kv_len_, row_segment_;
 };

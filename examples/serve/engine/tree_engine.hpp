@@ -37,7 +37,8 @@ class TreeEngine final : public Engine {
       : model_(model),
         options_(options),
         tree_(chunkattn::PoolAllocator{.max_chunks = options.max_chunks},
-              {.sharing = options.mode == Mode::tree ? options.sharing : chunkattn::Sharing::chunk},
+              {.sharing = options.mode == Mode::tree ? options.sharing
+                                                     : chunkattn::TreeOptions::Sharing::chunk},
               retention_of(options.mode)),
         attention_(make_attention(options.kv, tree_, model.config, products.executor(),
                                   attention_options(options))),
@@ -115,7 +116,7 @@ class TreeEngine final : public Engine {
 
   [[nodiscard]] TreeSnapshot snapshot() const override {
     TreeSnapshot shot;
-    chunkattn::for_each_node(tree_, 16, [&](const chunkattn::NodeInfo<std::int32_t>& node) {
+    chunkattn::for_each_node(tree_, 16, [&](const typename Tree::Node& node) {
       shot.nodes.push_back({node.id, node.parent, static_cast<std::size_t>(node.length),
                             static_cast<std::size_t>(node.num_sequences), node.name_space.tenant,
                             node.first_tokens});
@@ -361,7 +362,7 @@ class TreeEngine final : public Engine {
     stats_.unshared_tokens = tokens;
     stats_.chunks = used;
     stats_.distinct_tokens = 0;
-    chunkattn::for_each_node(tree_, 0, [&](const chunkattn::NodeInfo<std::int32_t>& node) {
+    chunkattn::for_each_node(tree_, 0, [&](const typename Tree::Node& node) {
       if (node.num_sequences > 0) stats_.distinct_tokens += static_cast<std::size_t>(node.length);
     });
   }

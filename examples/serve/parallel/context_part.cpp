@@ -18,7 +18,7 @@ chunkattn::LiveView ContextPart::over(const chunkattn::PlanView& plan) {
   for (std::int32_t s = 0; s < plan.num_segments; ++s) add_segment(plan, plan.segments[s]);
   for (std::int32_t row = 0; row < plan.num_rows; ++row) {
     row_kv_len_.push_back(visible(plan, row));
-    const chunkattn::WriteTarget target = plan.writes[row];
+    const chunkattn::PlanView::WriteTarget target = plan.writes[row];
     const bool own = target.slot != chunkattn::no_slot && is_own(target.slot);
     writes_.push_back({own ? target.slot / size_ : chunkattn::no_slot, target.offset});
   }
@@ -33,8 +33,9 @@ chunkattn::LiveView ContextPart::over(const chunkattn::PlanView& plan) {
 
 /// The same segment with this rank's pieces, side by side: positions count its own tokens only.
 /// Rows see the first tokens of their paths, so what they see of these are the first ones, too.
-void ContextPart::add_segment(const chunkattn::PlanView& plan, const chunkattn::Segment& segment) {
-  chunkattn::Segment part = segment;
+void ContextPart::add_segment(const chunkattn::PlanView& plan,
+                              const chunkattn::PlanView::Segment& segment) {
+  chunkattn::PlanView::Segment part = segment;
   part.piece_begin = static_cast<std::int32_t>(pieces_.size());
   part.position = 0;
   if (segment.parent >= 0) {
@@ -59,7 +60,7 @@ std::int32_t ContextPart::visible(const chunkattn::PlanView& plan, std::int32_t 
   std::int32_t s = plan.row_segment[row];
   while (s >= 0 && plan.segments[s].position >= kv_len) s = plan.segments[s].parent;
   if (s < 0) return 0;
-  const chunkattn::Segment& segment = plan.segments[s];
+  const chunkattn::PlanView::Segment& segment = plan.segments[s];
   std::int32_t count = segments_[static_cast<std::size_t>(s)].position;
   for (std::int32_t p = 0; p < segment.piece_count; ++p) {
     const chunkattn::Piece& piece = plan.pieces[segment.piece_begin + p];

@@ -30,20 +30,20 @@ class ContextPart {
   /// What write() and run() take for this rank's K/V. Rows that see none of it get 0 and an lse of
   /// minus infinity. Good until the next call, and as long as `plan`.
   /// \throws std::invalid_argument where rows are to be copied from chunk to chunk, which may be
-  ///         from rank to rank; trees with Sharing::chunk have no copies
+  ///         from rank to rank; trees with TreeOptions::Sharing::chunk have no copies
   [[nodiscard]] chunkattn::LiveView over(const chunkattn::PlanView& plan);
 
  private:
   [[nodiscard]] bool is_own(chunkattn::SlotIndex slot) const { return slot % size_ == rank_; }
-  void add_segment(const chunkattn::PlanView& plan, const chunkattn::Segment& segment);
+  void add_segment(const chunkattn::PlanView& plan, const chunkattn::PlanView::Segment& segment);
   /// How many of this rank's tokens a row sees.
   [[nodiscard]] std::int32_t visible(const chunkattn::PlanView& plan, std::int32_t row) const;
 
   int rank_, size_;
-  std::vector<chunkattn::Segment> segments_;
+  std::vector<chunkattn::PlanView::Segment> segments_;
   std::vector<chunkattn::Piece> pieces_;
   std::vector<std::int32_t> row_kv_len_;
-  std::vector<chunkattn::WriteTarget> writes_;
+  std::vector<chunkattn::PlanView::WriteTarget> writes_;
 };
 
 /// The results over all ranks' parts, merged in the order of the ranks: the same bits on all.

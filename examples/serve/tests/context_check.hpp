@@ -107,7 +107,7 @@ class ContextRank {
   serve::Communicator& ranks_;
   Random random_;
   serve::ContextPart part_;
-  Tree tree_{chunkattn::PoolAllocator{}, {.sharing = chunkattn::Sharing::chunk}};
+  Tree tree_{chunkattn::PoolAllocator{}, {.sharing = chunkattn::TreeOptions::Sharing::chunk}};
   chunkattn::AttentionPlan plan_;
   chunkattn::ThreadPool pool_{1};
   chunkattn::ChunkAttention<chunkattn::Cpu, head_dim> attention_{pool_};

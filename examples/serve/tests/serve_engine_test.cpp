@@ -184,8 +184,9 @@ TEST_CASE("batch-invariant: the logits of a row have the same bits among 1 to 64
     Forward forward(model, products);
     Tree tree;
     chunkattn::AttentionPlan plan;
-    const auto attention = make_attention(KvType::bf16, tree, model.config, pool,
-                                          {.reduce = chunkattn::Reduce::batch_invariant});
+    const auto attention =
+        make_attention(KvType::bf16, tree, model.config, pool,
+                       {.reduce = chunkattn::CpuOptions::Reduce::batch_invariant});
     std::vector<Tree::Sequence> sequences;
     std::vector<float> logits;
     // All decode at once in the second step; the one that is looked at stands last.
@@ -225,12 +226,13 @@ TEST_CASE("each request says what it says alone, whatever joins it and however c
   for (const Request& request : requests)
     alone[request.id] = generate_plainly(model, pool, request.prompt, request.max_length, -1, true);
   for (const int chunk_size : {8, 16, 32, 64})
-    for (const auto sharing : {chunkattn::Sharing::token, chunkattn::Sharing::chunk}) {
+    for (const auto sharing :
+         {chunkattn::TreeOptions::Sharing::token, chunkattn::TreeOptions::Sharing::chunk}) {
       EngineOptions options;
       options.chunk_size = chunk_size;
       options.sharing = sharing;
       options.step_tokens = to_size(random.uniform(1, 100));
-      options.reduce = chunkattn::Reduce::batch_invariant;
+      options.reduce = chunkattn::CpuOptions::Reduce::batch_invariant;
       EngineStats stats;
       const auto texts =
           run_engine(model, pool, options, requests, to_size(random.uniform(1, 24)), &stats);
@@ -240,7 +242,7 @@ TEST_CASE("each request says what it says alone, whatever joins it and however c
         cached += texts.at(request.id).cached;
         prompts += request.prompt.size();
       }
-      if (sharing == chunkattn::Sharing::token) CHECK(cached > 0);
+      if (sharing == chunkattn::TreeOptions::Sharing::token) CHECK(cached > 0);
       CHECK(stats.cached_tokens == cached);
       CHECK(stats.prompt_tokens == prompts);
       CHECK(stats.chunks <= stats.unshared_chunks + 24);
@@ -256,7 +258,7 @@ TEST_CASE("an engine short of chunks preempts, computes again, and says the same
   for (Request& request : requests) request.max_length = request.prompt.size() + 40;
   EngineOptions options;
   options.chunk_size = 8;
-  options.reduce = chunkattn::Reduce::batch_invariant;
+  options.reduce = chunkattn::CpuOptions::Reduce::batch_invariant;
   const auto plenty = run_engine(model, pool, options, requests, 20);
   options.max_chunks = 20;  // the longest alone takes 13
   EngineStats stats;

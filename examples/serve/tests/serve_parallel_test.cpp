@@ -213,7 +213,7 @@ TEST_CASE("in any company, and with whatever ends early, each choice says what i
   const auto requests = random_requests(random, 8, config.vocab_size);
   EngineOptions options;
   options.chunk_size = 8;
-  options.reduce = chunkattn::Reduce::batch_invariant;
+  options.reduce = chunkattn::CpuOptions::Reduce::batch_invariant;
   Texts alone;
   run_engines(size, config, options, [&](Engine& engine) {
     for (const Request& request : requests) {

@@ -43,7 +43,7 @@ struct Fixture {
                                       Preempt preempt = Preempt::recompute) const {
     EngineOptions options;
     options.chunk_size = 8;
-    options.reduce = chunkattn::Reduce::batch_invariant;
+    options.reduce = chunkattn::CpuOptions::Reduce::batch_invariant;
     options.mode = mode;
     options.preempt = preempt;
     return options;
@@ -195,7 +195,7 @@ TEST_CASE("in any company, each choice says what it says alone") {
         options.step_tokens = to_size(random.uniform(1, 60));
         if (random.chance(0.3)) options.max_sequences = to_size(random.uniform(1, 8));
         if (random.chance(0.5)) options.swap_bytes = to_size(random.uniform(0, 20000));
-        if (random.chance(0.3)) options.sharing = chunkattn::Sharing::chunk;
+        if (random.chance(0.3)) options.sharing = chunkattn::TreeOptions::Sharing::chunk;
         CAPTURE(static_cast<int>(mode));
         CAPTURE(static_cast<int>(preempt));
         const auto engine = fixture.engine(options);

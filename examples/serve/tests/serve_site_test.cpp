@@ -35,7 +35,7 @@ struct ModelSite {
     EngineOptions options;
     options.chunk_size = 8;
     options.max_chunks = 120;
-    options.reduce = chunkattn::Reduce::batch_invariant;
+    options.reduce = chunkattn::CpuOptions::Reduce::batch_invariant;
     options.preempt = Preempt::swap;
     return options;
   }

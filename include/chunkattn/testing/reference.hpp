@@ -37,11 +37,11 @@ struct Rounding {
 /// bfloat16 hold a float but for 2^-17 of it, and K and V exactly. Of half K and V, which are two
 /// terms themselves, the product of both second terms is left out: another 2^-16.
 template <class T>
-[[nodiscard]] constexpr Rounding rounding_of(Accuracy accuracy) noexcept {
+[[nodiscard]] constexpr Rounding rounding_of(CpuOptions::Accuracy accuracy) noexcept {
   constexpr bool is_half = std::is_same_v<T, half>;
-  if (std::is_same_v<T, float> || accuracy == Accuracy::fp32) return {};
-  const double u =
-      accuracy == Accuracy::two_terms ? (is_half ? 0x3p-17 : 0x1p-17) : (is_half ? 0x2p-8 : 0x1p-8);
+  if (std::is_same_v<T, float> || accuracy == CpuOptions::Accuracy::fp32) return {};
+  const double u = accuracy == CpuOptions::Accuracy::two_terms ? (is_half ? 0x3p-17 : 0x1p-17)
+                                                               : (is_half ? 0x2p-8 : 0x1p-8);
   return {u, u};
 }
 
@@ -146,7 +146,7 @@ struct SeenRows {
     count = 0;
     position.clear();
     for (int s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent) {
-      const Segment& segment = plan.segments[s];
+      const PlanView::Segment& segment = plan.segments[s];
       for (int p = 0; p < segment.piece_count; ++p) {
         const Piece& piece = plan.pieces[segment.piece_begin + p];
         const int seen = visible_length(piece, plan.row_kv_len[row]);

@@ -10,7 +10,7 @@ using namespace chunkattn;
 inline std::vector<float> k(64, 0.5f), v(k), q(16, 0.5f), out(16), lse(1);
 inline ChunkAttention<Cpu, 16> attention(1);
 inline const KvView<float> layer = make_kv_view(k.data(), v.data(), {1, 1, 4, 16});
-inline const Segment segment{0, 1, 0, 1, 0, 4, -1, 1};
+inline const PlanView::Segment segment{0, 1, 0, 1, 0, 4, -1, 1};
 inline const Piece piece{0, 0, 4, 0};
 inline const std::int32_t token = 0, kv_len = 4, deepest = 0;
 inline const LiveView view = [] {

@@ -11,6 +11,6 @@ std::unique_ptr<AnyAttention> cuda_attention(int head_dim, int max_rows, int num
   limits.max_rows = max_rows;
   limits.num_qo_heads = num_qo_heads;
   limits.num_kv_heads = num_kv_heads;
-  return make_attention<Cuda, HeadDims<64, HeadSize(192, 128)>, KvTypes<half>,
+  return make_attention<Cuda, HeadDims<64, HeadSize(192, 128)>, ElementTypes<half>,
                         Variants<Plain, SlidingWindow>>(head_dim, limits);
 }

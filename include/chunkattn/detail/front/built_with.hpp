@@ -87,7 +87,7 @@ template <class Cache, class T, class LayerOf>
 class AnyKvCacheOf final : public AnyKvCache {
  public:
   AnyKvCacheOf(SlotSource source, int chunk_size, const KvCacheOptions& options)
-      : cache_(std::move(source), chunk_size, options) {}
+      : cache_(SlotAccess::cache<Cache>(std::move(source), chunk_size, options)) {}
 
   [[nodiscard]] ElementType type() const noexcept override { return element_type_of<T>; }
   [[nodiscard]] AnyKvView layer(int index, void* stream) override {

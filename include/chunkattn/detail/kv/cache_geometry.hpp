@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <memory>
 
-#include "../../allocator.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "../base/slot_source.hpp"
 #include "../base/write_check.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

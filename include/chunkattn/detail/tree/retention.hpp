@@ -20,6 +20,13 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
+/// The numbers of a policy, in slots.
+struct RetentionBudget {
+  std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
+  std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
+  std::size_t max_pinned = 0;
+};
+
 /// What the tree keeps of a policy: levels are worked out where a sequence joins.
 struct RetentionRules {
   bool retains = false;

@@ -61,7 +61,7 @@ struct DraftTree {
 
 /// What became of a sequence that was to be added to a step.
 struct AddOutcome {
-  HoldReason reason = AddResult::Reason::none;
+  AddResult::Reason reason = AddResult::Reason::none;
   SequenceIndex waits_for = none;  ///< AddResult::Reason::waits_for_sequence
   std::uint64_t step = 0;          ///< AddResult::Reason::waits_for_step
 };

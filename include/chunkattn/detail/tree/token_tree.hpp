@@ -23,6 +23,12 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
+/// Tokens of a prompt whose K/V is written, and further ones that a live sequence is to write.
+struct MatchResult {
+  std::size_t cached = 0;
+  std::size_t pending = 0;
+};
+
 template <TokenType Token, int ChunkSize>
 class TokenStore final : public Tokens {
  public:
