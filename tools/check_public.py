@@ -3,8 +3,8 @@
 
 Reads the headers of the face, include/chunkattn/*.hpp and *.cuh. There are at most MAX_TYPES public types
 (classes, enums and aliases at namespace scope, outside `detail`) and MAX_CONCEPTS concepts, no public
-declaration names anything of `detail`, and the table in docs/reference.md lists each with its header and a
-page that speaks of it. --list prints them by header.
+declaration names anything of `detail`, and the table in docs/reference.md lists each with its header and
+pages that speak of it. --list prints them by header.
 """
 
 import pathlib
@@ -14,7 +14,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FACE = ROOT / "include" / "chunkattn"
 TABLE = ROOT / "docs" / "reference.md"
-MAX_TYPES, MAX_CONCEPTS = 70, 8
+MAX_TYPES, MAX_CONCEPTS = 70, 9
 
 # What the macros of detail/base/config.hpp stand for, as far as scopes go.
 MACROS = {
@@ -151,10 +151,16 @@ def main():
         if len(found) > most:
             status = 1
             print(f"FAILED: {len(found)} public {what}, more than {most}")
-    listed = set(re.findall(r"`(\w+)`", TABLE.read_text(encoding="utf-8"))) if TABLE.exists() else set()
-    for name in sorted((set(types) | set(concepts)) - listed):
+    rows = re.findall(r"^\| `([\w.]+)` \|[^|]*\|([^|]*)\|([^|]*)\|$", TABLE.read_text(encoding="utf-8"), re.M)
+    listed = {(name, header) for header, names, _ in rows for name in re.findall(r"`(\w+)`", names)}
+    declared = set((types | concepts).items())
+    for name, header in sorted(declared ^ listed):
         status = 1
-        print(f"FAILED: docs/reference.md does not list {name} of {(types | concepts)[name]}")
+        print(f"FAILED: docs/reference.md {'lacks' if (name, header) in declared else 'has'} {name} of {header}")
+    for page in {page for _, _, pages in rows for page in re.findall(r"\]\((\S+)\)", pages)}:
+        if not (TABLE.parent / page).is_file():
+            status = 1
+            print(f"FAILED: docs/reference.md names {page}, which does not exist")
     if status == 0:
         print(f"{len(types)} public types, {len(concepts)} concepts, none of `detail` in what declares them")
     sys.exit(status)
