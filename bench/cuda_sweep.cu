@@ -113,7 +113,7 @@ __global__ void mma_kernel(float* sink) {
   const std::uint32_t a[4] = {one, one, one, one};
   for (int r = 0; r < mma_rounds; ++r)
 #pragma unroll
-    for (auto& sum : sums) chunkattn::ptx::mma<half>(sum, a, one, one);
+    for (auto& sum : sums) chunkattn::detail::ptx::mma<half>(sum, a, one, one);
   float total = 0;
   for (const auto& sum : sums) total += sum[0] + sum[1] + sum[2] + sum[3];
   if (total < 0) *sink = total;

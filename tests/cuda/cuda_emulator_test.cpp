@@ -10,7 +10,7 @@
 
 namespace {
 
-namespace ptx = chunkattn::ptx;
+namespace ptx = chunkattn::detail::ptx;
 using chunkattn::half;
 
 void schedule(simt::Order order, simt::Copies copies = simt::Copies::at_issue) {

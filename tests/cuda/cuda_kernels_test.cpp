@@ -398,10 +398,11 @@ Traces traces_of(int tokens, F&& key) {
   const auto got = simt::attention_step<half, 16>(
       kv.view, plan.view(), std::span<const half>(q), model, 2, 1, 0, {}, [&] {
         const auto* words = reinterpret_cast<const std::uint32_t*>(
-            chunkattn::ptx::dynamic_shared() + chunkattn::detail::cuda::SharedLayout<16>::stages +
+            chunkattn::detail::ptx::dynamic_shared() +
+            chunkattn::detail::cuda::SharedLayout<16>::stages +
             chunkattn::detail::cuda::stage_bytes(16));
         const int all = chunkattn::detail::cuda::stage_bytes(16) / 4;
-        if (chunkattn::ptx::thread_index() == 0)
+        if (chunkattn::detail::ptx::thread_index() == 0)
           traces.stored = all - static_cast<int>(std::count(words, words + all, 0xffffffffu));
       });
   CHECK(got.scheduler.num_chunk_first() == 0);

@@ -3,7 +3,7 @@
 // is which.
 #include "chunkattn/detail/cuda/ptx.cuh"
 
-namespace ptx = chunkattn::ptx;
+namespace ptx = chunkattn::detail::ptx;
 using chunkattn::bfloat16;
 using chunkattn::half;
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "chunkattn/error.hpp"
+#include "chunkattn/detail/base/check.hpp"
 #include "simt/fiber.hpp"
 #include "simt/memory.hpp"
 

@@ -56,7 +56,7 @@ const float* float_table() {
 }  // namespace simt
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace ptx {
+namespace detail::ptx {
 
 struct SharedAddress {
   std::uint32_t value;
@@ -269,5 +269,5 @@ inline float divide(float a, float b) {
   return a / b;
 }
 
-}  // namespace ptx
+}  // namespace detail::ptx
 CHUNKATTN_NAMESPACE_END

@@ -165,6 +165,7 @@ inline constexpr const char* sim_events[] = {
     "resume after clear",
     "resume beside a step that writes the same",
     "resume failed",
+    "resume without what was shared",
     "rows behind a draft that was wrong",
     "rows copied",
     "rows of a void step",

@@ -26,7 +26,7 @@
 #define CHUNKATTN_UNROLL_TEXT(text) _Pragma(#text)
 
 CHUNKATTN_NAMESPACE_BEGIN
-namespace ptx {
+namespace detail::ptx {
 
 /// An address in the shared memory window.
 struct SharedAddress {
@@ -209,7 +209,7 @@ CHUNKATTN_DEVICE float divide(float a, float b) {
   return __fdividef(a, b);
 }
 
-}  // namespace ptx
+}  // namespace detail::ptx
 CHUNKATTN_NAMESPACE_END
 
 #endif  // CHUNKATTN_PTX_PROVIDED
