@@ -89,8 +89,8 @@ class [[nodiscard]] Finished {
   template <class Outputs>
     requires std::convertible_to<const Outputs&, token_type> ||
              std::convertible_to<const Outputs&, std::span<const token_type>>
-  void commit(const StepRow& row, const Outputs& outputs,
-              std::optional<std::int32_t> leaf = std::nullopt) {
+  CHUNKATTN_INLINE void commit(const StepRow& row, const Outputs& outputs,
+                               std::optional<std::int32_t> leaf = std::nullopt) {
     if constexpr (std::convertible_to<const Outputs&, std::span<const token_type>>) {
       commit_row(row, outputs, leaf);
     } else {
@@ -110,8 +110,9 @@ class [[nodiscard]] Finished {
   friend class Step;
   template <class>
   friend class InFlight;
-  void commit_row(const StepRow& row, std::span<const token_type> outputs,
-                  std::optional<std::int32_t> leaf) {
+  // Always inline: a program that never names a leaf is to have one caller of what commits a row.
+  CHUNKATTN_INLINE void commit_row(const StepRow& row, std::span<const token_type> outputs,
+                                   std::optional<std::int32_t> leaf) {
     detail::StepEntry& entry = entry_of(row);
     if (leaf)
       handle_.tree().commit(handle_.record(), entry, outputs, *leaf);
