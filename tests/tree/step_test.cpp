@@ -610,13 +610,14 @@ TEST_CASE("a refused tree of drafts gives back all of its places beside those of
   const std::vector<std::int32_t> two_roots{-1, -1}, four_roots{-1, -1, -1, -1};
   auto a = tree.insert(three), b = tree.insert(four), c = tree.insert(other);
   auto step = tree.begin_step();
-  REQUIRE(
-      step.add(a, 100, two_drafts, two_roots));  // a slot for the end of a, one for drafts aside
+  REQUIRE(step.add(a, 100,
+                   {.tokens = two_drafts,
+                    .parents = two_roots}));  // a slot for the end of a, one for drafts aside
   CHECK(tree.stats().used_slots == 5);
-  CHECK_FALSE(step.add(b, 100, four_drafts, four_roots));
+  CHECK_FALSE(step.add(b, 100, {.tokens = four_drafts, .parents = four_roots}));
   CHECK(tree.stats().used_slots == 5);
   c.leave();
   // One slot for the end of b. Its three drafts aside fit beside the one of a only exactly.
-  CHECK(step.add(b, 100, four_drafts, four_roots));
+  CHECK(step.add(b, 100, {.tokens = four_drafts, .parents = four_roots}));
   CHECK(tree.stats().used_slots == 5);
 }
