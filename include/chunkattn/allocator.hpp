@@ -5,8 +5,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <utility>
 
 #include "detail/base/array.hpp"
 #include "detail/base/check.hpp"

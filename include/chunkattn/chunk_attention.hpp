@@ -10,7 +10,6 @@
 
 #include <concepts>
 #include <cstddef>
-#include <iterator>
 #include <memory>
 #include <span>
 #include <utility>

@@ -189,7 +189,7 @@ class EngineSimHandles : public EngineSimOps<Retention, ChunkSize> {
       ShadowMemory memory;
       memory.chunk_size = ChunkSize;
       Tree other(ShadowAllocator{{.max_chunks = 4}, &memory}, options_.tree,
-                 options_.policy<Retention>());
+                 options_.template policy<Retention>());
       const Sequence orphan = other.insert(prompt);
       other = std::move(moved);
       expect(!orphan.is_live(), "a tree that is assigned over is gone");
