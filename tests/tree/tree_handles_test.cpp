@@ -225,7 +225,7 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
   unchanged();
   CHECK(refused([] { Tree bad({}, {.min_run = 5}); }) ==
         "min_run = 5: expected between 0 and ChunkSize, 4");
-  CHECK(refused([] { Tree bad({}, {.sharing = static_cast<Sharing>(99)}); }) ==
+  CHECK(refused([] { Tree bad({}, {.sharing = static_cast<TreeOptions::Sharing>(99)}); }) ==
         "sharing = 99: expected TreeOptions::Sharing::token or TreeOptions::Sharing::chunk");
   CHECK(refused([] {
           PrefixTree<int, 4, PoolAllocator, Lru> bad({}, {},
