@@ -14,15 +14,18 @@ awk -v license="$license" '
     while (match(path, /[^\/]+\/\.\.\//)) path = substr(path, 1, RSTART - 1) substr(path, RSTART + RLENGTH)
     return path
   }
-  function once(path,    line, found) {
-    while (!found && (getline line < path) > 0) found = line ~ /^#pragma once/
+  # What is in the way of including a header twice: itself, a guard that others may undefine, or nothing.
+  function guard(path,    line) {
+    while ((getline line < path) > 0 && line !~ /^#/) continue
     close(path)
-    return found
+    if (line ~ /^#pragma once/) return path
+    if (sub(/^#ifndef /, "", line)) return line
+    return ""
   }
-  # Headers without "#pragma once" are there to be included several times.
-  function emit(path,    line, name, folder, target) {
-    if (path in seen) return
-    if (once(path)) seen[path] = 1
+  function emit(path,    key, line, name, folder, target) {
+    key = guard(path)
+    if (key in seen) return
+    if (key != "") seen[key] = 1
     folder = path
     sub(/[^\/]*$/, "", folder)
     print "\n// --- " substr(path, 9) " ---\n"
@@ -43,6 +46,7 @@ awk -v license="$license" '
         continue
       }
       print line
+      if (sub(/^#undef /, "", line)) delete seen[line]
     }
     close(path)
   }

@@ -4,6 +4,14 @@
 // Sᵀ = K·Qᵀ, tokens by lines: K is left row-major and broadcast, Q was transposed once per task,
 // and maximum and sum of each line run down the tokens without a horizontal step. Then O += P·V
 // with lines broadcast against V's rows. 16-bit K and V are widened once per block into scratch.
+#ifndef CHUNKATTN_ISA_CHUNK_FIRST
+#define CHUNKATTN_ISA_CHUNK_FIRST
+
+#include "line_state.hpp"
+#include "pass.hpp"
+#include "rules.hpp"
+#include "simd.hpp"
+#include "tile_logits.hpp"
 
 CHUNKATTN_PASS_BEGIN
 
@@ -323,3 +331,5 @@ template <class T, class State, class Rules>
 }
 
 CHUNKATTN_PASS_END
+
+#endif  // CHUNKATTN_ISA_CHUNK_FIRST

@@ -1,4 +1,9 @@
 // Vectors of stored elements as floats, and floats as elements of 16 bits.
+#ifndef CHUNKATTN_ISA_ELEMENTS
+#define CHUNKATTN_ISA_ELEMENTS
+
+#include "pass.hpp"
+#include "simd.hpp"
 
 CHUNKATTN_PASS_BEGIN
 namespace simd {
@@ -182,3 +187,5 @@ CHUNKATTN_INLINE void store_narrowed(bfloat16* to, Float<W> value) {
 
 }  // namespace simd
 CHUNKATTN_PASS_END
+
+#endif  // CHUNKATTN_ISA_ELEMENTS

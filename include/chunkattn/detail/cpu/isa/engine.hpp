@@ -1,5 +1,19 @@
 // The CPU backend as far as it depends on the instruction set: what a call does once its arguments
 // are checked.
+#ifndef CHUNKATTN_ISA_ENGINE
+#define CHUNKATTN_ISA_ENGINE
+
+#include "chunk_first.hpp"
+#include "elements.hpp"
+#include "line_state.hpp"
+#include "partial_results.hpp"
+#include "pass.hpp"
+#include "rules.hpp"
+#include "sequence_first.hpp"
+#include "simd.hpp"
+#include "tile_first.hpp"
+#include "tiles.hpp"
+#include "write.hpp"
 
 CHUNKATTN_PASS_BEGIN
 
@@ -374,3 +388,5 @@ class Engine {
 };
 
 CHUNKATTN_PASS_END
+
+#endif  // CHUNKATTN_ISA_ENGINE

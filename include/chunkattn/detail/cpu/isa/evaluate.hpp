@@ -1,5 +1,10 @@
 // Expressions of variants (detail/attention/lanes.hpp) on this pass's vectors. The lanes are
 // consecutive keys of one line, or consecutive lines with one key.
+#ifndef CHUNKATTN_ISA_EVALUATE
+#define CHUNKATTN_ISA_EVALUATE
+
+#include "pass.hpp"
+#include "simd.hpp"
 
 CHUNKATTN_PASS_BEGIN
 
@@ -221,3 +226,5 @@ struct Evaluator {
 };
 
 CHUNKATTN_PASS_END
+
+#endif  // CHUNKATTN_ISA_EVALUATE

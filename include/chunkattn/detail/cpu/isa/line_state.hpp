@@ -1,4 +1,11 @@
 // The state of the query lines of one task, in one worker's memory.
+#ifndef CHUNKATTN_ISA_LINE_STATE
+#define CHUNKATTN_ISA_LINE_STATE
+
+#include "elements.hpp"
+#include "pass.hpp"
+#include "simd.hpp"
+#include "tiles.hpp"
 
 CHUNKATTN_PASS_BEGIN
 
@@ -118,3 +125,5 @@ CHUNKATTN_INLINE void add_value(float p, const T* value, float* out) noexcept {
 }
 
 CHUNKATTN_PASS_END
+
+#endif  // CHUNKATTN_ISA_LINE_STATE

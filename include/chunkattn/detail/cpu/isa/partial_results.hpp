@@ -1,5 +1,11 @@
 // Partial results of a row block whose walk was cut into units, and how they become one: in order
 // (the same bits whoever computed which unit), or as they come under a spin lock.
+#ifndef CHUNKATTN_ISA_PARTIAL_RESULTS
+#define CHUNKATTN_ISA_PARTIAL_RESULTS
+
+#include "line_state.hpp"
+#include "pass.hpp"
+#include "simd.hpp"
 
 CHUNKATTN_PASS_BEGIN
 
@@ -148,3 +154,5 @@ class PartialResults {
 };
 
 CHUNKATTN_PASS_END
+
+#endif  // CHUNKATTN_ISA_PARTIAL_RESULTS

@@ -2,6 +2,13 @@
 //
 // A hidden key gets a logit that loses against every other, so its probability is 0; written as -0,
 // which no probability of a visible key ever is, it marks the key as hidden for what comes after.
+#ifndef CHUNKATTN_ISA_RULES
+#define CHUNKATTN_ISA_RULES
+
+#include "elements.hpp"
+#include "evaluate.hpp"
+#include "pass.hpp"
+#include "simd.hpp"
 
 CHUNKATTN_PASS_BEGIN
 
@@ -174,3 +181,5 @@ class SpecialValues {
 };
 
 CHUNKATTN_PASS_END
+
+#endif  // CHUNKATTN_ISA_RULES

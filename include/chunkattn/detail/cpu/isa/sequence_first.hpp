@@ -1,6 +1,14 @@
 // The sequence-first kernel (Algorithm 2): K and V of a few query lines streamed once, at the speed
 // of memory. Private chunks are its work, and segments shared by so few lines that a matrix product
 // would not pay.
+#ifndef CHUNKATTN_ISA_SEQUENCE_FIRST
+#define CHUNKATTN_ISA_SEQUENCE_FIRST
+
+#include "elements.hpp"
+#include "line_state.hpp"
+#include "pass.hpp"
+#include "rules.hpp"
+#include "simd.hpp"
 
 CHUNKATTN_PASS_BEGIN
 
@@ -211,3 +219,5 @@ void sequence_first_block(Block<T>& block, int line0, int num_lines, State& stat
 }
 
 CHUNKATTN_PASS_END
+
+#endif  // CHUNKATTN_ISA_SEQUENCE_FIRST

@@ -2,6 +2,10 @@
 // machine's width, 4 where nothing better is known. GCC's vector extension gives the types and the
 // arithmetic operators; what it cannot say well (fused multiply-add, maximum) is below, once per
 // instruction set.
+#ifndef CHUNKATTN_ISA_SIMD
+#define CHUNKATTN_ISA_SIMD
+
+#include "pass.hpp"
 
 CHUNKATTN_PASS_BEGIN
 namespace simd {
@@ -324,3 +328,5 @@ CHUNKATTN_INLINE Float<W> exp_nonpositive(Float<W> x) {
 
 }  // namespace simd
 CHUNKATTN_PASS_END
+
+#endif  // CHUNKATTN_ISA_SIMD

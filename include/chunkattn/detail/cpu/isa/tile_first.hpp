@@ -6,7 +6,19 @@
 // columns and rows that nobody looks at, or zeros. A tile product lets a NaN or an infinity spread
 // along its row and column, so whatever is not a number is put right by vectors afterwards, and
 // lines that do not see it keep their bits.
+#ifndef CHUNKATTN_ISA_TILE_FIRST
+#define CHUNKATTN_ISA_TILE_FIRST
 
+#include "chunk_first.hpp"
+#include "line_state.hpp"
+#include "pass.hpp"
+#include "rules.hpp"
+#include "simd.hpp"
+#include "tile_operands.hpp"
+#include "tile_products.hpp"
+#include "tiles.hpp"
+
+#if defined(CHUNKATTN_PASS_TILES)
 CHUNKATTN_PASS_BEGIN
 
 /// Logits of one vector of lines that became NaN are computed again, in fp32: with infinities the
@@ -174,3 +186,6 @@ void tile_first_block(const Block<T>& block, int line0, int num_lines, int terms
 }
 
 CHUNKATTN_PASS_END
+#endif
+
+#endif  // CHUNKATTN_ISA_TILE_FIRST

@@ -3,6 +3,13 @@
 // There are two orders of summation. The first takes dim after dim. The second gives bit for bit
 // what the streaming kernel computes: for Reduce::batch_invariant, where nobody may see whether a
 // block was read for one line or for many.
+#ifndef CHUNKATTN_ISA_TILE_LOGITS
+#define CHUNKATTN_ISA_TILE_LOGITS
+
+#include "elements.hpp"
+#include "line_state.hpp"
+#include "pass.hpp"
+#include "simd.hpp"
 
 CHUNKATTN_PASS_BEGIN
 
@@ -169,3 +176,5 @@ template <int HeadDim, int Vectors, class Rows>
 }
 
 CHUNKATTN_PASS_END
+
+#endif  // CHUNKATTN_ISA_TILE_LOGITS

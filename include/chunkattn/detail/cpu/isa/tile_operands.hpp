@@ -10,7 +10,17 @@
 //   left, 16 rows m          right, 16 rows k = pairs           result, 16 rows m
 //   Sᵀ   tokens × 32 dims    pairs of dims × 16 lines           tokens × 16 lines
 //   O    lines × 32 tokens   pairs of tokens × 16 dims          lines × 16 dims
+#ifndef CHUNKATTN_ISA_TILE_OPERANDS
+#define CHUNKATTN_ISA_TILE_OPERANDS
 
+#include "elements.hpp"
+#include "line_state.hpp"
+#include "pass.hpp"
+#include "rules.hpp"
+#include "simd.hpp"
+#include "tiles.hpp"
+
+#if defined(CHUNKATTN_PASS_TILES)
 CHUNKATTN_PASS_BEGIN
 
 /// Tokens of one tile product of P and V, dims of one of K and Q.
@@ -208,3 +218,6 @@ template <class T>
 }
 
 CHUNKATTN_PASS_END
+#endif
+
+#endif  // CHUNKATTN_ISA_TILE_OPERANDS

@@ -4,7 +4,14 @@
 //
 // Tiles are always whole: lines and tokens that are not there are columns and rows that nobody
 // looks at, or zeros.
+#ifndef CHUNKATTN_ISA_TILE_PRODUCTS
+#define CHUNKATTN_ISA_TILE_PRODUCTS
 
+#include "pass.hpp"
+#include "tile_operands.hpp"
+#include "tiles.hpp"
+
+#if defined(CHUNKATTN_PASS_TILES)
 CHUNKATTN_TILES_BEGIN
 
 /// One block, and what its tiles are made of.
@@ -121,3 +128,6 @@ template <int ValueDim, bool TwoTiles>
 }
 
 CHUNKATTN_TILES_END
+#endif
+
+#endif  // CHUNKATTN_ISA_TILE_PRODUCTS

@@ -1,6 +1,10 @@
 // The matrix unit, as the kernels above it see it: eight tiles of 16 rows of 64 bytes, and C += A·B
 // over pairs of bfloat16. One policy, of which a pass has one: the processor's (AMX), a model in
 // plain C++ (tests), or none.
+#ifndef CHUNKATTN_ISA_TILES
+#define CHUNKATTN_ISA_TILES
+
+#include "pass.hpp"
 
 CHUNKATTN_TILES_BEGIN
 
@@ -129,3 +133,5 @@ struct TileScratch {
 };
 
 CHUNKATTN_TILES_END
+
+#endif  // CHUNKATTN_ISA_TILES

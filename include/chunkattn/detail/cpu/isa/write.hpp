@@ -1,4 +1,10 @@
 // Storing new K and V rows, and the row copies that a fork asks for.
+#ifndef CHUNKATTN_ISA_WRITE
+#define CHUNKATTN_ISA_WRITE
+
+#include "elements.hpp"
+#include "pass.hpp"
+#include "simd.hpp"
 
 CHUNKATTN_PASS_BEGIN
 
@@ -64,3 +70,5 @@ void copy_rows(const KvView<T>& kv, const RowCopy& copy, int kv_head) noexcept {
 }
 
 CHUNKATTN_PASS_END
+
+#endif  // CHUNKATTN_ISA_WRITE

@@ -1,0 +1,63 @@
+// What the kernels of all instruction sets have in common: what they include, and how the compiler
+// is allowed a set that its options do not promise.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <new>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../../../attention_options.hpp"
+#include "../../../element.hpp"
+#include "../../../kv_view.hpp"
+#include "../../../merge_state.hpp"
+#include "../../../plan_view.hpp"
+#include "../../../variants.hpp"
+#include "../../attention/state.hpp"
+#include "../../base/array.hpp"
+#include "../../base/config.hpp"
+#include "../../base/instruction_sets.hpp"
+#include "../../base/spin_lock.hpp"
+#include "../block.hpp"
+#include "../call.hpp"
+#include "../prefetch.hpp"
+#include "../schedule.hpp"
+#include "../task_queue.hpp"
+#include "../walk.hpp"
+
+#if defined(CHUNKATTN_SOFTWARE_TILES)
+#include "../software_tiles.hpp"
+#endif
+
+#if defined(CHUNKATTN_WITH_AVX2) || defined(CHUNKATTN_WITH_AVX512)
+#include <immintrin.h>
+#elif defined(CHUNKATTN_WITH_NEON)
+#include <arm_neon.h>
+#endif
+
+// clang-format off
+#if defined(__clang__)
+#define CHUNKATTN_ALLOW_AVX2                                                                  \
+  _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
+#define CHUNKATTN_ALLOW_AVX512                                                                \
+  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
+#define CHUNKATTN_ALLOW_AMX                                                                   \
+  _Pragma("clang attribute push(__attribute__((target(\"amx-tile,amx-bf16\"))), apply_to = function)")
+#define CHUNKATTN_ALLOW_AVX512_AMX                                                            \
+  _Pragma("clang attribute push(__attribute__((target(\"amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
+#define CHUNKATTN_FORBID _Pragma("clang attribute pop")
+#else
+#define CHUNKATTN_ALLOW_AVX2   \
+  _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c,bmi,bmi2\")")
+#define CHUNKATTN_ALLOW_AVX512 \
+  _Pragma("GCC push_options") \
+  _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\")")
+#define CHUNKATTN_FORBID _Pragma("GCC pop_options")
+#endif

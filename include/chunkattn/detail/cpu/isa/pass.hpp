@@ -1,0 +1,87 @@
+// Opens a pass: the kernels of the instruction set whose CHUNKATTN_PASS_<SET> is defined. The files
+// of this folder include this one; end.hpp closes the pass.
+//
+// CHUNKATTN_PASS_BEGIN opens the set's namespace, detail::cpu::avx512 for example, and where the
+// compiler's options do not promise that set already, allows it for the functions up to
+// CHUNKATTN_PASS_END. Nothing outside such a namespace may use what the options do not promise: it
+// would be merged with the same function of another translation unit and run anywhere.
+#ifndef CHUNKATTN_PASS
+
+#include "common.hpp"
+
+// No set: an editor has opened a file by itself. It gets the widest set that is compiled.
+#if !defined(CHUNKATTN_PASS_PORTABLE) && !defined(CHUNKATTN_PASS_NEON) && \
+    !defined(CHUNKATTN_PASS_AVX2) && !defined(CHUNKATTN_PASS_AVX512)
+#if defined(CHUNKATTN_WITH_AVX512)
+#define CHUNKATTN_PASS_AVX512 1
+#elif defined(CHUNKATTN_WITH_AVX2)
+#define CHUNKATTN_PASS_AVX2 1
+#elif defined(CHUNKATTN_WITH_NEON)
+#define CHUNKATTN_PASS_NEON 1
+#else
+#define CHUNKATTN_PASS_PORTABLE 1
+#endif
+#endif
+
+// clang-format off
+#if defined(CHUNKATTN_PASS_AVX512)
+#define CHUNKATTN_PASS avx512
+#elif defined(CHUNKATTN_PASS_AVX2)
+#define CHUNKATTN_PASS avx2
+#elif defined(CHUNKATTN_PASS_NEON)
+#define CHUNKATTN_PASS neon
+#else
+#define CHUNKATTN_PASS portable
+#endif
+
+#if defined(CHUNKATTN_PASS_AVX512) && !defined(CHUNKATTN_NATIVE_AVX512)
+#define CHUNKATTN_PASS_ALLOW CHUNKATTN_ALLOW_AVX512
+#define CHUNKATTN_PASS_FORBID CHUNKATTN_FORBID
+#elif defined(CHUNKATTN_PASS_AVX2) && !defined(CHUNKATTN_NATIVE_AVX2) && !defined(CHUNKATTN_NATIVE_AVX512)
+#define CHUNKATTN_PASS_ALLOW CHUNKATTN_ALLOW_AVX2
+#define CHUNKATTN_PASS_FORBID CHUNKATTN_FORBID
+#else
+#define CHUNKATTN_PASS_ALLOW
+#define CHUNKATTN_PASS_FORBID
+#endif
+
+// The matrix unit: the processor's, which comes with avx512 alone, or the model of it. Its
+// instructions are written as assembler, for which clang wants the permission and g++ does not.
+#if defined(CHUNKATTN_PASS_AVX512) && defined(CHUNKATTN_WITH_AMX)
+#define CHUNKATTN_PASS_AMX 1
+#endif
+#if defined(CHUNKATTN_PASS_AMX) || defined(CHUNKATTN_SOFTWARE_TILES)
+#define CHUNKATTN_PASS_TILES 1
+#endif
+#if defined(CHUNKATTN_PASS_AMX) && defined(__clang__) && defined(CHUNKATTN_NATIVE_AVX512)
+#define CHUNKATTN_TILES_ALLOW CHUNKATTN_ALLOW_AMX
+#define CHUNKATTN_TILES_FORBID CHUNKATTN_FORBID
+#elif defined(CHUNKATTN_PASS_AMX) && defined(__clang__)
+#define CHUNKATTN_TILES_ALLOW CHUNKATTN_ALLOW_AVX512_AMX
+#define CHUNKATTN_TILES_FORBID CHUNKATTN_FORBID
+#else
+#define CHUNKATTN_TILES_ALLOW CHUNKATTN_PASS_ALLOW
+#define CHUNKATTN_TILES_FORBID CHUNKATTN_PASS_FORBID
+#endif
+
+// A pragma stands last in a macro: g++ 14 loses the braces that follow it there.
+#define CHUNKATTN_PASS_BEGIN      \
+  CHUNKATTN_ISA_DETAIL_BEGIN      \
+  namespace cpu::CHUNKATTN_PASS { \
+  CHUNKATTN_PASS_ALLOW
+#define CHUNKATTN_PASS_END \
+  }                        \
+  CHUNKATTN_ISA_DETAIL_END \
+  CHUNKATTN_PASS_FORBID
+
+// The same around functions that may use the matrix unit besides.
+#define CHUNKATTN_TILES_BEGIN     \
+  CHUNKATTN_ISA_DETAIL_BEGIN      \
+  namespace cpu::CHUNKATTN_PASS { \
+  CHUNKATTN_TILES_ALLOW
+#define CHUNKATTN_TILES_END \
+  }                         \
+  CHUNKATTN_ISA_DETAIL_END  \
+  CHUNKATTN_TILES_FORBID
+
+#endif  // CHUNKATTN_PASS
