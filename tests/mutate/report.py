@@ -24,11 +24,12 @@ def rate(sites, verdicts, config):
 
 def explanation(site, config):
     """Why the configuration says that a survivor cannot be told from the original, or None."""
-    for rule in config.EXPLAINED:
-        if (fnmatch.fnmatch(site.header, rule["header"]) and rule["original"] in site.original
-                and rule.get("becomes", "") in site.mutated):
-            return rule["reason"]
-    return None
+    return next((rule["reason"] for rule in config.EXPLAINED if explains(rule, site)), None)
+
+
+def explains(rule, site):
+    return (fnmatch.fnmatch(site.header, rule["header"]) and rule["original"] in site.original
+            and rule.get("becomes", "") in site.mutated)
 
 
 def text(sites, verdicts, refused, excluded, left_out, config, seed, seconds):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The tool's test of itself: plants every fault in toy/include/toy.hpp and compares what becomes of
-them with what the header's comments say; then determinism, resuming and leaving out.
+them with what the header's comments say; then determinism, resuming, leaving out and the explanations of ours.
 
 Usage: self_test.py FOLDER  (for what is built)
 """
@@ -12,6 +12,9 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
+import config  # noqa: E402
+import report  # noqa: E402
+import sample  # noqa: E402
 from source import Source  # noqa: E402
 from operators import Finder  # noqa: E402
 
@@ -99,6 +102,14 @@ def test_exclusion(work):
           "a rule leaves out what it says and no more")
 
 
+def test_explained():
+    """Each rule of explained.py is about a fault that can be planted: a line that changed takes it along."""
+    sites, _ = sample.find_sites(sample.read_headers(config.ROOT, config), config)
+    check(len(sites) > 1000, f"the headers have places for faults: {len(sites)}")
+    for rule in config.EXPLAINED:
+        check(any(report.explains(rule, site) for site in sites), f"explained.py explains no fault by {rule}")
+
+
 def test_reading():
     source = Source("""
         template <class T, int N = (1 < 2)> struct S : Base<T> { int x{3}; enum { a = 1 < 2 };
@@ -120,6 +131,7 @@ def main():
     work = os.path.abspath(sys.argv[1])
     os.makedirs(work, exist_ok=True)
     test_reading()
+    test_explained()
     test_seed(work)
     test_exclusion(work)
     test_fates(work)
