@@ -64,43 +64,24 @@ class PrefixTree {
     /// Leaves `other` empty.
     Pin(Pin&& other) noexcept = default;
     /// Unpins what it stood for, and takes over `other`.
-    Pin& operator=(Pin&& other) noexcept {
-      if (this != &other) {
-        release();
-        shared_ = std::move(other.shared_);
-        index_ = other.index_;
-        generation_ = other.generation_;
-      }
-      return *this;
-    }
-    ~Pin() { release(); }
+    Pin& operator=(Pin&& other) noexcept = default;
 
     /// Whether anything is pinned.
     [[nodiscard]] explicit operator bool() const noexcept { return size() > 0; }
     /// Tokens that it pins: fewer than at first where even pinned chunks had to go, none after
     /// clear().
     [[nodiscard]] std::size_t size() const noexcept {
-      return shared_ && shared_->tree
-                 ? detail::to_size(shared_->tree->core.retention.pinned_length(index_, generation_))
-                 : 0;
+      if (!handle_.has_tree()) return 0;
+      const detail::Retention& retention = handle_.shared->tree->core.retention;
+      return detail::to_size(retention.pinned_length(handle_.index, handle_.generation));
     }
 
    private:
     friend class PrefixTree;
-    Pin(std::shared_ptr<Shared> shared, std::int32_t index)
-        : shared_(std::move(shared)),
-          index_(index),
-          generation_(shared_->tree->core.retention.pin_generation(index)) {
-      shared_->count_handle();
-    }
-    void release() noexcept {
-      if (shared_) shared_->template drop<Shared::Drop::pin>(index_, generation_);
-      shared_.reset();
-    }
+    Pin(const std::shared_ptr<Shared>& shared, std::int32_t index)
+        : handle_(shared, index, shared->tree->core.retention.pin_generation(index)) {}
 
-    std::shared_ptr<Shared> shared_;
-    std::int32_t index_ = detail::none;
-    std::uint32_t generation_ = 0;
+    detail::Handle<Tree, detail::Held::pin> handle_;
   };
 
   /// Throws InvalidArgument for options out of range.
@@ -175,7 +156,7 @@ class PrefixTree {
   [[nodiscard]] Step begin_step() {
     Tree& tree = enter();
     shared_->expect_handle();
-    return Step(detail::StepHandle<Tree>(shared_, tree.core.steps.begin()));
+    return Step({shared_, tree.core.steps.begin()});
   }
   /// Says that no device runs any step of this tree, so that what steps that were dropped in flight
   /// held back can be used again. (The next step that finishes says as much of those before it.)

@@ -43,25 +43,15 @@ class Sequence {
   /// Leaves `other` empty.
   Sequence(Sequence&& other) noexcept = default;
   /// Leaves what it stood for, and takes over `other`.
-  Sequence& operator=(Sequence&& other) noexcept {
-    if (this != &other) {
-      drop();
-      shared_ = std::move(other.shared_);
-      index_ = other.index_;
-      generation_ = other.generation_;
-    }
-    return *this;
-  }
-  Sequence(const Sequence&) = delete;
-  Sequence& operator=(const Sequence&) = delete;
-  ~Sequence() { drop(); }
+  Sequence& operator=(Sequence&& other) noexcept = default;
 
   /// Whether the handle still stands for a sequence of a living tree.
   [[nodiscard]] bool is_live() const noexcept {
-    return shared_ && shared_->tree && shared_->tree->core.sequences.is_live(index_, generation_);
+    return handle_.has_tree() &&
+           handle_.shared->tree->core.sequences.is_live(handle_.index, handle_.generation);
   }
   /// Its name in the tree. Throws if not live.
-  [[nodiscard]] SequenceId id() const { return core().sequences.id_of(index_); }
+  [[nodiscard]] SequenceId id() const { return core().sequences.id_of(handle_.index); }
 
   /// Tokens known: the prompt and what was committed or appended.
   [[nodiscard]] std::size_t size() const { return detail::to_size(record().size); }
@@ -76,20 +66,20 @@ class Sequence {
   [[nodiscard]] std::size_t num_scheduled() const { return detail::to_size(record().cursor); }
   /// Leading tokens whose K/V is in place: written by finished steps, or loaded.
   [[nodiscard]] std::size_t num_written() const {
-    return detail::to_size(core().readable_length(index_));
+    return detail::to_size(core().readable_length(handle_.index));
   }
   /// Path tokens that another sequence has still to write.
   [[nodiscard]] std::size_t num_pending() const {
-    return detail::to_size(core().writers.num_pending(index_));
+    return detail::to_size(core().writers.num_pending(handle_.index));
   }
   /// The sequence that is to write the first of these; SequenceId::none where there are none.
   [[nodiscard]] SequenceId waits_for() const {
-    const detail::SequenceIndex writer = core().writers.waits_for(index_);
+    const detail::SequenceIndex writer = core().writers.waits_for(handle_.index);
     return writer == detail::none ? SequenceId::none : core().sequences.id_of(writer);
   }
   /// Leading tokens that other live sequences have, too: these stay when this one leaves.
   [[nodiscard]] std::size_t num_shared() const {
-    return std::min(size(), detail::to_size(core().sequences.num_shared(index_)));
+    return std::min(size(), detail::to_size(core().sequences.num_shared(handle_.index)));
   }
   /// Places behind size() that steps have taken for drafts and outputs that are to come.
   [[nodiscard]] std::size_t num_reserved() const { return detail::to_size(record().reserved); }
@@ -108,7 +98,7 @@ class Sequence {
   void append(const token_type& token) { append(std::span<const token_type>(&token, 1)); }
   /// The same; false and no change when the budget is spent.
   [[nodiscard]] bool try_append(std::span<const token_type> tokens) {
-    return tree().append(index_, tokens);
+    return tree().append(handle_.index, tokens);
   }
   /// The same for tokens that are written out.
   [[nodiscard]] bool try_append(std::initializer_list<token_type> tokens) {
@@ -117,18 +107,18 @@ class Sequence {
 
   /// Makes the tokens that others are still to write (num_pending()) this sequence's to compute,
   /// except those that a step has already. Returns how many it got; 0: wait for the step.
-  std::size_t take_over() { return detail::to_size(core().writers.take_over(index_)); }
+  std::size_t take_over() { return detail::to_size(core().writers.take_over(handle_.index)); }
 
   /// The first positions in a row whose K/V is this sequence's to put in place and that no step
   /// has; empty where there are none.
-  [[nodiscard]] TokenRange loadable() const { return core().writers.loadable(index_); }
+  [[nodiscard]] TokenRange loadable() const { return core().writers.loadable(handle_.index); }
   /// Says that the K/V of these positions has been put in place by other means than a step: read
   /// from a file, received from another machine. They must be this sequence's to write, without a
   /// gap, and in no step. Tokens that are loaded to the last need not be computed.
   void mark_loaded(TokenRange range) {
     detail::TreeCore& c = core();
-    check_range(c.sequences[index_], range);
-    c.writers.mark_loaded(index_, range);
+    check_range(c.sequences[handle_.index], range);
+    c.writers.mark_loaded(handle_.index, range);
   }
 
   /// A second sequence with the first `length` tokens, by default all of them. Shared paths are not
@@ -137,13 +127,13 @@ class Sequence {
   [[nodiscard]] Sequence fork(std::size_t length = whole) {
     const detail::SequenceIndex twin = fork_index(length, false);
     if (twin == detail::none) detail::fail_out_of_chunks(core(), 1, size() + chunk_size);
-    return Sequence(shared_, twin);
+    return Sequence(handle_.shared, twin);
   }
   /// The same; nothing and no change when the budget is spent.
   [[nodiscard]] std::optional<Sequence> try_fork(std::size_t length = whole) {
     const detail::SequenceIndex twin = fork_index(length, false);
     if (twin == detail::none) return std::nullopt;
-    return Sequence(shared_, twin);
+    return Sequence(handle_.shared, twin);
   }
 
   /// Goes back to the first `length` tokens, the last of which is to be computed again: a turn of a
@@ -153,23 +143,22 @@ class Sequence {
     if (length == size() && num_reserved() == 0) return;
     const detail::SequenceIndex shorter = fork_index(length, /*compute_last=*/true);
     if (shorter == detail::none) detail::fail_out_of_chunks(core(), 1, size() + chunk_size);
-    *this = Sequence(shared_, shorter);
+    *this = Sequence(handle_.shared, shorter);
   }
 
   /// Leaves the tree; the handle is empty afterwards. What this sequence alone used is freed, or
   /// kept as cache, as the retention policy says; what a step uses, when that step has finished.
   void leave() {
     (void)core();
-    shared_->enter();
-    drop();
-    shared_.reset();
+    handle_.shared->enter();
+    handle_.reset();
   }
 
   /// The token at a path position below size().
   [[nodiscard]] token_type token(std::size_t position) const {
     if (position >= size()) [[unlikely]]
       detail::fail_argument("position", position, {"below the sequence's size, ", size()});
-    return tree().token(index_, static_cast<std::int32_t>(position));
+    return tree().token(handle_.index, static_cast<std::int32_t>(position));
   }
   /// All size() tokens, from the root.
   [[nodiscard]] std::vector<token_type> tokens() const {
@@ -187,13 +176,13 @@ class Sequence {
     const detail::TreeCore& c = core();
     const auto& r = record();
     return {.name_space = c.topology.node(r.tail).name_space,
-            .public_length = detail::to_size(c.sequences.public_length(index_)),
+            .public_length = detail::to_size(c.sequences.public_length(handle_.index)),
             .priority = r.priority};
   }
 
   /// Slots that `n` further tokens would take from the tree's slots_available().
   [[nodiscard]] std::size_t slots_needed(std::size_t n) const {
-    return core().sequences.slots_needed(index_, n);
+    return core().sequences.slots_needed(handle_.index, n);
   }
 
   /// Calls f(const Piece&) for where the path positions of `range` lie, in path order: the walk
@@ -201,9 +190,9 @@ class Sequence {
   template <class F>
   void for_each_run(TokenRange range, const F& f) const {
     const detail::TreeCore& c = core();
-    check_range(c.sequences[index_], range);
+    check_range(c.sequences[handle_.index], range);
     Array<Piece> nodes;  // (node, offset, length, -) last first
-    c.sequences.for_each_node(index_, range,
+    c.sequences.for_each_node(handle_.index, range,
                               [&](detail::NodeIndex n, std::int32_t offset, std::int32_t length) {
                                 nodes.push_back({n, offset, length, 0});
                               });
@@ -234,28 +223,26 @@ class Sequence {
   friend class Step;
   using Shared = detail::SharedTree<Tree>;
 
-  Sequence(std::shared_ptr<Shared> shared, detail::SequenceIndex index)
-      : shared_(std::move(shared)),
-        index_(index),
-        generation_(shared_->tree->core.sequences[index].generation) {
-    shared_->count_handle();
-  }
+  Sequence(const std::shared_ptr<Shared>& shared, detail::SequenceIndex index)
+      : handle_(shared, index, shared->tree->core.sequences[index].generation) {}
 
   [[nodiscard]] Tree& tree() const {
     if (!is_live()) [[unlikely]]
       fail_dead();
-    return *shared_->tree;
+    return *handle_.shared->tree;
   }
   [[nodiscard]] detail::TreeCore& core() const { return tree().core; }
   [[noreturn]] void fail_dead() const {
-    if (shared_ == nullptr)
+    if (handle_.shared == nullptr)
       detail::fail_argument("sequence", "empty",
                             "a live handle, not one moved from or used after leave()");
-    if (!shared_->tree)
+    if (!handle_.shared->tree)
       detail::fail_argument("sequence", "orphaned", "a handle whose tree still exists");
     detail::fail_argument("sequence", "left", "a live handle");
   }
-  [[nodiscard]] const detail::SequenceRecord& record() const { return core().sequences[index_]; }
+  [[nodiscard]] const detail::SequenceRecord& record() const {
+    return core().sequences[handle_.index];
+  }
 
   static void check_range(const detail::SequenceRecord& r, TokenRange range) {
     const std::int32_t end = r.size + r.reserved;
@@ -268,21 +255,15 @@ class Sequence {
 
   detail::SequenceIndex fork_index(std::size_t length, bool compute_last) {
     detail::TreeCore& c = core();
-    const std::size_t known = detail::to_size(c.sequences[index_].size);
+    const std::size_t known = detail::to_size(c.sequences[handle_.index].size);
     if (length == whole && !compute_last) length = known;
     if (length < 1 || length > known) [[unlikely]]
       detail::fail_argument("length", length, {"1 to the sequence's ", known, " known tokens"});
-    shared_->expect_handle();
-    return c.fork(index_, static_cast<std::int32_t>(length), compute_last);
+    handle_.shared->expect_handle();
+    return c.fork(handle_.index, static_cast<std::int32_t>(length), compute_last);
   }
 
-  void drop() noexcept {
-    if (shared_) shared_->template drop<Shared::Drop::sequence>(index_, generation_);
-  }
-
-  std::shared_ptr<Shared> shared_;
-  detail::SequenceIndex index_ = detail::none;
-  std::uint32_t generation_ = 0;
+  detail::Handle<Tree, detail::Held::sequence> handle_;
 };
 
 CHUNKATTN_NAMESPACE_END

@@ -54,15 +54,8 @@ class [[nodiscard]] Finished {
 
   /// Leaves the other one empty.
   Finished(Finished&&) noexcept = default;
-  /// Gives up what was not committed, and takes over `other`.
-  Finished& operator=(Finished&& other) noexcept {
-    if (this != &other) {
-      close();
-      handle_ = std::move(other.handle_);
-    }
-    return *this;
-  }
-  ~Finished() { close(); }
+  /// Gives up what was not committed, and takes over the other one.
+  Finished& operator=(Finished&&) noexcept = default;
 
   /// Its number, counted from 1 over all steps of the tree.
   [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
@@ -128,10 +121,10 @@ class [[nodiscard]] Finished {
       detail::fail_argument("row", "of another step", "a row that rows() of this one gives");
     return record.entries[index];
   }
-  explicit Finished(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}
-  void close() noexcept { handle_.template drop<detail::SharedTree<Tree>::Drop::finished>(); }
+  explicit Finished(detail::StepHandle<Tree, detail::Held::step>&& handle)
+      : handle_(std::move(handle)) {}
 
-  detail::StepHandle<Tree> handle_;
+  detail::StepHandle<Tree, detail::Held::finished> handle_;
 };
 
 /// A step that is queued on a device. Steps run in the order in which they were submitted; at most
@@ -141,15 +134,8 @@ class [[nodiscard]] InFlight {
  public:
   /// Leaves the other one empty.
   InFlight(InFlight&&) noexcept = default;
-  /// Drops what it stood for, and takes over `other`.
-  InFlight& operator=(InFlight&& other) noexcept {
-    if (this != &other) {
-      drop();
-      handle_ = std::move(other.handle_);
-    }
-    return *this;
-  }
-  ~InFlight() { drop(); }
+  /// Drops what it stood for, and takes over the other one.
+  InFlight& operator=(InFlight&&) noexcept = default;
 
   /// Its number, counted from 1 over all steps of the tree.
   [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
@@ -164,10 +150,10 @@ class [[nodiscard]] InFlight {
  private:
   template <class>
   friend class Step;
-  explicit InFlight(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}
-  void drop() noexcept { handle_.template drop<detail::SharedTree<Tree>::Drop::step>(); }
+  explicit InFlight(detail::StepHandle<Tree, detail::Held::step>&& handle)
+      : handle_(std::move(handle)) {}
 
-  detail::StepHandle<Tree> handle_;
+  detail::StepHandle<Tree, detail::Held::step> handle_;
 };
 
 /// An open step; a tree has at most one. From add() on, what its rows read and write is kept for
@@ -180,15 +166,8 @@ class [[nodiscard]] Step {
 
   /// Leaves the other one empty.
   Step(Step&&) noexcept = default;
-  /// Cancels what it stood for, and takes over `other`.
-  Step& operator=(Step&& other) noexcept {
-    if (this != &other) {
-      drop();
-      handle_ = std::move(other.handle_);
-    }
-    return *this;
-  }
-  ~Step() { drop(); }
+  /// Cancels what it stood for, and takes over the other one.
+  Step& operator=(Step&&) noexcept = default;
 
   /// Adds the next tokens of a sequence that are to be computed, at most `budget` of them. Where
   /// these reach its end, the step gives an output for it, and `drafts` are computed behind them,
@@ -261,7 +240,8 @@ class [[nodiscard]] Step {
   template <TokenType, int, ChunkAllocator, RetentionPolicy>
   friend class PrefixTree;
   friend class AttentionPlan;
-  explicit Step(detail::StepHandle<Tree>&& handle) : handle_(std::move(handle)) {}
+  explicit Step(detail::StepHandle<Tree, detail::Held::step>&& handle)
+      : handle_(std::move(handle)) {}
 
   AddResult add_with(Sequence<Tree>& sequence, std::size_t budget, const detail::NewDrafts& drafts,
                      std::span<const token_type> tokens) {
@@ -272,13 +252,13 @@ class [[nodiscard]] Step {
       detail::fail_argument("budget", budget, "at least one token");
     detail::StepRecord& record = handle_.record();
     const detail::AddOutcome outcome =
-        tree.add(record, sequence.index_, limited(budget), drafts, tokens);
+        tree.add(record, sequence.handle_.index, limited(budget), drafts, tokens);
     AddResult result;
     set_status(result, outcome);
     if (outcome.reason == AddResult::Reason::none)
       result.row_ = detail::row_of(record, record.entries.back(),
                                    static_cast<std::int32_t>(record.entries.size()) - 1,
-                                   tree.core.sequences.id_of(sequence.index_));
+                                   tree.core.sequences.id_of(sequence.handle_.index));
     return result;
   }
 
@@ -331,8 +311,8 @@ class [[nodiscard]] Step {
                                                             std::size_t count) {
     for (; i < count; ++i) {
       const Sequence<Tree>& sequence = at(i);
-      if (sequence.shared_.get() != shared ||
-          !run.add(sequence.index_, sequence.generation_, chunk_size)) [[unlikely]]
+      if (sequence.handle_.shared.get() != shared ||
+          !run.add(sequence.handle_.index, sequence.handle_.generation, chunk_size)) [[unlikely]]
         break;
     }
     run.store();
@@ -343,13 +323,13 @@ class [[nodiscard]] Step {
                                std::size_t budget) {
     if (!sequence.is_live()) [[unlikely]]
       fail_handle(index, "not live", "a live handle, not one moved from or used after leave()");
-    if (sequence.shared_ != handle_.shared()) [[unlikely]]
+    if (sequence.handle_.shared != handle_.shared()) [[unlikely]]
       fail_handle(index, "of another tree", "a sequence of the step's tree");
     detail::StepRecord& record = handle_.record();
     Tree& tree = handle_.tree();
-    if (tree.core.sequences[sequence.index_].last_step == record.number) [[unlikely]]
+    if (tree.core.sequences[sequence.handle_.index].last_step == record.number) [[unlikely]]
       fail_handle(index, "added twice", "each sequence at most once per step");
-    return tree.add(record, sequence.index_, limited(budget), {}, {});
+    return tree.add(record, sequence.handle_.index, limited(budget), {}, {});
   }
   [[noreturn]] CHUNKATTN_COLD static void fail_handle(std::size_t index, const char* value,
                                                       const char* expected) {
@@ -364,9 +344,8 @@ class [[nodiscard]] Step {
   static std::int32_t limited(std::size_t n) noexcept {
     return static_cast<std::int32_t>(std::min(n, std::size_t{1} << 30));
   }
-  void drop() noexcept { handle_.template drop<detail::SharedTree<Tree>::Drop::step>(); }
 
-  detail::StepHandle<Tree> handle_;
+  detail::StepHandle<Tree, detail::Held::step> handle_;
 };
 
 CHUNKATTN_NAMESPACE_END

@@ -78,8 +78,6 @@ EXPLAINED = [
          becomes="piece.begin > (0 - 1)", reason=NEVER + ": a path enters a slot at its start once"),
     dict(header="*block_table.hpp", original="indices_.size() > before", becomes="indices_.size() >= before",
          reason=NEVER + ": a path begins at the start of a slot"),
-    dict(header="*prefix_tree.hpp", original="shared_.reset();", becomes="deleted",
-         reason="a pin's generation ends with it: unpinning again does nothing"),
     dict(header="*detail/tree/handles.hpp", original="break;", becomes="deleted",
          reason="nothing follows, or the next case, which passes over a step that was just dropped"),
     dict(header="*detail/tree/retention.hpp", original="if (keep < n.length) topology_.release_places", becomes="keep <= n.length",

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "../../tree_options.hpp"
@@ -41,6 +42,9 @@ inline std::uint64_t thread_number() noexcept {
   return number;
 }
 
+/// What a handle stands for.
+enum class Held : std::uint8_t { sequence, step, finished, pin };
+
 /// Kept alive by the tree and by every handle; `tree` is empty once the tree is gone.
 ///
 /// A handle may be dropped by any thread. On the thread that last called the tree it acts at once.
@@ -49,9 +53,6 @@ inline std::uint64_t thread_number() noexcept {
 template <class Tree>
 class SharedTree {
  public:
-  /// What a dropped handle asks for.
-  enum class Drop : std::uint8_t { sequence, step, finished, pin };
-
   template <class... Arguments>
   explicit SharedTree(Arguments&&... arguments)
       : tree(std::in_place, std::forward<Arguments>(arguments)...), owner_(thread_number()) {}
@@ -74,7 +75,7 @@ class SharedTree {
   /// A handle was made.
   void count_handle() noexcept { ++handles_; }
 
-  template <Drop What>
+  template <Held What>
   void drop(std::int32_t index, std::uint64_t generation) noexcept {
     if (owner_.load(std::memory_order_relaxed) == thread_number()) [[likely]] {
       act(What, index, generation);
@@ -87,7 +88,7 @@ class SharedTree {
 
  private:
   struct Dropped {
-    Drop what;
+    Held what;
     std::int32_t index;
     std::uint64_t generation;
   };
@@ -103,22 +104,22 @@ class SharedTree {
     any_dropped_.store(false, std::memory_order_relaxed);
   }
 
-  CHUNKATTN_INLINE void act(Drop what, std::int32_t index, std::uint64_t generation) noexcept {
+  CHUNKATTN_INLINE void act(Held what, std::int32_t index, std::uint64_t generation) noexcept {
     --handles_;
     if (!tree) return;
     auto& core = tree->core;
     const auto generation32 = static_cast<std::uint32_t>(generation);
     switch (what) {
-      case Drop::sequence:
+      case Held::sequence:
         if (core.sequences.is_live(index, generation32)) core.leave(index);
         break;
-      case Drop::step:
+      case Held::step:
         core.results.drop(index, generation);
         break;
-      case Drop::finished:
+      case Held::finished:
         core.results.close(index, generation);
         break;
-      case Drop::pin:
+      case Held::pin:
         core.retention.unpin(index, generation32);
         break;
     }
@@ -131,50 +132,91 @@ class SharedTree {
   Array<Dropped> dropped_;
 };
 
-/// Ownership of a step's record, whatever the step's state.
-template <class Tree>
+/// Sole ownership of a tree's sequence, pin or step. The end of it is told to the tree, if there
+/// still is one.
+template <class Tree, Held What>
+struct Handle {
+  using Generation = std::conditional_t<What == Held::step || What == Held::finished, std::uint64_t,
+                                        std::uint32_t>;
+
+  std::shared_ptr<SharedTree<Tree>> shared;  ///< null: empty, or moved from
+  std::int32_t index = none;                 ///< of its record
+  Generation generation = 0;  ///< tells the record's users apart; of a step its number
+
+  Handle() = default;
+  Handle(std::shared_ptr<SharedTree<Tree>> of, std::int32_t record, Generation user)
+      : shared(std::move(of)), index(record), generation(user) {
+    shared->count_handle();
+  }
+  /// The same thing, which is now held as something else.
+  template <Held Other>
+  explicit Handle(Handle<Tree, Other>&& other) noexcept
+      : shared(std::move(other.shared)), index(other.index), generation(other.generation) {}
+  Handle(Handle&& other) noexcept = default;
+  Handle& operator=(Handle&& other) noexcept {
+    if (this != &other) {
+      drop();
+      shared = std::move(other.shared);
+      index = other.index;
+      generation = other.generation;
+    }
+    return *this;
+  }
+  ~Handle() { drop(); }
+
+  /// Gives it up at once.
+  void reset() noexcept {
+    drop();
+    shared.reset();
+  }
+  /// Whether its tree is still there.
+  [[nodiscard]] bool has_tree() const noexcept { return shared && shared->tree; }
+
+ private:
+  void drop() noexcept {
+    if (shared) shared->template drop<What>(index, generation);
+  }
+};
+
+/// Ownership of a step's record: held as a step, or as one that has finished.
+template <class Tree, Held What>
 class StepHandle {
  public:
   using Shared = SharedTree<Tree>;
 
-  StepHandle(std::shared_ptr<Shared> shared, std::int32_t index)
-      : shared_(std::move(shared)), index_(index), number_(core().steps[index].number) {
-    shared_->count_handle();
-  }
-  StepHandle(StepHandle&& other) noexcept = default;
-  StepHandle& operator=(StepHandle&& other) noexcept = default;
+  StepHandle(const std::shared_ptr<Shared>& shared, std::int32_t index)
+      : handle_(shared, index, shared->tree->core.steps[index].number) {}
+  template <Held Other>
+  explicit StepHandle(StepHandle<Tree, Other>&& other) noexcept
+      : handle_(std::move(other.handle_)) {}
 
-  [[nodiscard]] bool empty() const noexcept { return shared_ == nullptr; }
-  [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+  [[nodiscard]] std::uint64_t number() const noexcept { return handle_.generation; }
   [[nodiscard]] Tree& tree() const {
-    if (shared_ == nullptr || !shared_->tree) [[unlikely]]
+    if (!handle_.has_tree()) [[unlikely]]
       fail_dead();
-    return *shared_->tree;
+    return *handle_.shared->tree;
   }
   [[nodiscard]] auto& core() const { return tree().core; }
-  [[noreturn]] void fail_dead() const {
-    if (shared_ == nullptr) fail_argument("step", "moved-from", "a step that was not moved from");
-    fail_argument("step", "orphaned", "a step whose tree still exists");
-  }
-  [[nodiscard]] StepRecord& record() const { return core().steps[index_]; }
+  [[nodiscard]] StepRecord& record() const { return core().steps[handle_.index]; }
   /// The same as core(), with what other threads dropped meanwhile settled.
   auto& enter() const {
     auto& entered = core();
-    shared_->enter();
+    handle_.shared->enter();
     return entered;
   }
-  [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return shared_; }
-
-  template <typename Shared::Drop What>
-  void drop() noexcept {
-    if (shared_) shared_->template drop<What>(index_, number_);
-    shared_.reset();
-  }
+  [[nodiscard]] const std::shared_ptr<Shared>& shared() const noexcept { return handle_.shared; }
 
  private:
-  std::shared_ptr<Shared> shared_;
-  std::int32_t index_ = none;
-  std::uint64_t number_ = 0;
+  template <class, Held>
+  friend class StepHandle;
+
+  [[noreturn]] void fail_dead() const {
+    if (handle_.shared == nullptr)
+      fail_argument("step", "moved-from", "a step that was not moved from");
+    fail_argument("step", "orphaned", "a step whose tree still exists");
+  }
+
+  Handle<Tree, What> handle_;
 };
 
 inline StepRow row_of(const StepRecord& step, const StepEntry& entry, std::int32_t index,

@@ -135,7 +135,7 @@ template <class Tree>
 class StepTokens {
  public:
   StepTokens() = default;
-  explicit StepTokens(const StepHandle<Tree>& step)
+  explicit StepTokens(const StepHandle<Tree, Held::step>& step)
       : shared_(step.shared()), step_(&step.record()) {}
 
   /// Calls f(entry, path position, token) for the first `num_rows` rows, see
