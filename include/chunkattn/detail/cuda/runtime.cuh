@@ -3,8 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
-#include <utility>
 
 #include "../../error.hpp"
 #include "../base/check.hpp"
@@ -26,78 +26,68 @@ inline void check_cuda(cudaError_t result, const char* call,
                            where.line));
 }
 
-/// Device memory, freed at the end.
-class DeviceMemory {
+/// Memory that `Kind` allocates, and frees at the end.
+template <class Kind>
+class OwnedMemory {
  public:
-  DeviceMemory() = default;
-  explicit DeviceMemory(std::size_t bytes) {
+  OwnedMemory() = default;
+  explicit OwnedMemory(std::size_t bytes) {
+    if (bytes > 0) data_.reset(static_cast<std::byte*>(Kind::allocate(bytes)));
+  }
+  [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }
+
+ private:
+  std::unique_ptr<std::byte, Kind> data_;
+};
+
+struct OnDevice {
+  static void* allocate(std::size_t bytes) {
     void* memory = nullptr;
     const std::string call = detail::joined({"cudaMalloc(", bytes, ")"});
-    if (bytes > 0) check_cuda(cudaMalloc(&memory, bytes), call.c_str());
-    data_ = static_cast<std::byte*>(memory);
+    check_cuda(cudaMalloc(&memory, bytes), call.c_str());
+    return memory;
   }
-  DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
-  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
-    std::swap(data_, other.data_);
-    return *this;
-  }
-  ~DeviceMemory() {
-    if (data_ != nullptr) (void)cudaFree(data_);
-  }
-  [[nodiscard]] std::byte* data() const noexcept { return data_; }
-
- private:
-  std::byte* data_ = nullptr;
+  void operator()(std::byte* memory) const noexcept { (void)cudaFree(memory); }
 };
+using DeviceMemory = OwnedMemory<OnDevice>;
 
 /// Page-locked host memory: only from such memory is a copy asynchronous.
-class PinnedMemory {
- public:
-  PinnedMemory() = default;
-  explicit PinnedMemory(std::size_t bytes) {
+struct Pinned {
+  static void* allocate(std::size_t bytes) {
     void* memory = nullptr;
-    if (bytes > 0) check_cuda(cudaMallocHost(&memory, bytes), "cudaMallocHost");
-    data_ = static_cast<std::byte*>(memory);
+    check_cuda(cudaMallocHost(&memory, bytes), "cudaMallocHost");
+    return memory;
   }
-  PinnedMemory(PinnedMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
-  PinnedMemory& operator=(PinnedMemory&& other) noexcept {
-    std::swap(data_, other.data_);
-    return *this;
-  }
-  ~PinnedMemory() {
-    if (data_ != nullptr) (void)cudaFreeHost(data_);
-  }
-  [[nodiscard]] std::byte* data() const noexcept { return data_; }
-
- private:
-  std::byte* data_ = nullptr;
+  void operator()(std::byte* memory) const noexcept { (void)cudaFreeHost(memory); }
 };
+using PinnedMemory = OwnedMemory<Pinned>;
 
 class Event {
  public:
   Event() {
-    check_cuda(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreate");
-  }
-  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
-  Event& operator=(Event&&) = delete;
-  ~Event() {
-    if (event_ != nullptr) (void)cudaEventDestroy(event_);
+    cudaEvent_t event = nullptr;
+    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    event_.reset(event);
   }
   void record(cudaStream_t stream) {
-    check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord");
+    check_cuda(cudaEventRecord(event_.get(), stream), "cudaEventRecord");
   }
   /// Waits on the host; returns at once when the event has passed or was never recorded.
-  void wait() { check_cuda(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
+  void wait() { check_cuda(cudaEventSynchronize(event_.get()), "cudaEventSynchronize"); }
   /// Whether it has passed, or was never recorded.
   [[nodiscard]] bool has_passed() {
-    const cudaError_t result = cudaEventQuery(event_);
+    const cudaError_t result = cudaEventQuery(event_.get());
     if (result != cudaErrorNotReady) check_cuda(result, "cudaEventQuery");
     (void)cudaGetLastError();  // "not ready" is an answer
     return result == cudaSuccess;
   }
 
  private:
-  cudaEvent_t event_ = nullptr;
+  struct Destroy {
+    using pointer = cudaEvent_t;
+    void operator()(cudaEvent_t event) const noexcept { (void)cudaEventDestroy(event); }
+  };
+  std::unique_ptr<cudaEvent_t, Destroy> event_;
 };
 
 [[nodiscard]] inline bool is_capturing(cudaStream_t stream) {
