@@ -18,6 +18,7 @@
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 #include "detail/base/slot_source.hpp"
+#include "detail/base/to_size.hpp"
 #include "detail/tree/handles.hpp"
 #include "detail/tree/inspect.hpp"
 #include "detail/tree/token_tree.hpp"

@@ -17,6 +17,7 @@
 #include "detail/base/array.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
+#include "detail/base/to_size.hpp"
 #include "detail/tree/core.hpp"
 #include "detail/tree/handles.hpp"
 #include "plan_view.hpp"

@@ -7,10 +7,6 @@ namespace serve {
 
 namespace {
 
-std::size_t to_size(int n) {
-  return static_cast<std::size_t>(n);
-}
-
 /// out = weight * x / rms(x)
 void rms_norm(std::span<const float> x, std::span<const float> weight, float eps, float* out) {
   float sums[lanes] =

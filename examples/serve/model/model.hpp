@@ -11,6 +11,11 @@
 
 namespace serve {
 
+/// Dimensions and numbers of tokens, which are ints, as sizes and indices.
+[[nodiscard]] constexpr std::size_t to_size(int n) {
+  return static_cast<std::size_t>(n);
+}
+
 struct Config {
   int dim = 0;  ///< of the residual stream
   int hidden_dim = 0;

@@ -23,10 +23,6 @@ namespace {
 
 const Config small{64, 172, 3, 8, 4, 300, 256, true, 1e-5f, 10000.0f};
 
-std::size_t to_size(int n) {
-  return static_cast<std::size_t>(n);
-}
-
 /// Attention over a cache of one sequence, as it is written down: what ChunkAttention stands for.
 class PlainAttention {
  public:

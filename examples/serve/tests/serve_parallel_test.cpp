@@ -25,10 +25,6 @@ using namespace serve;
 
 namespace {
 
-std::size_t to_size(int n) {
-  return static_cast<std::size_t>(n);
-}
-
 /// Any shape whose K/V heads can be split over `ranks`.
 Config random_config(test::Random& random, int ranks) {
   Config c;

@@ -27,10 +27,6 @@ constexpr double forever = std::numeric_limits<double>::infinity();
 const Mode all_modes[] = {Mode::tree, Mode::paged, Mode::paged_prefix};
 const Preempt both_preempts[] = {Preempt::recompute, Preempt::swap};
 
-std::size_t to_size(int n) {
-  return static_cast<std::size_t>(n);
-}
-
 struct Fixture {
   chunkattn::ThreadPool pool{2};
   Model model;

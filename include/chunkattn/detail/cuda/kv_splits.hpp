@@ -21,6 +21,7 @@
 
 #include "../../variants.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 #include "cost_model.hpp"
 #include "geometry.hpp"
 #include "item_order.hpp"
@@ -290,23 +291,21 @@ class KvSplits {
     all_merge_ = true;
     for (Run& run : *runs_) {
       cut(run);
-      const std::int32_t above =
-          run.above >= 0 ? (*runs_)[static_cast<std::size_t>(run.above)].merges : 0;
+      const std::int32_t above = run.above >= 0 ? (*runs_)[to_size(run.above)].merges : 0;
       run.merges = above + (run.chunk_first() ? run.splits : 0);
       if (run.chunk_first()) {
         count_tasks(phases_[0], run, std::max(run.step, last_tokens(run)), run.splits);
-        used_.partials += static_cast<std::size_t>(run.row_end - run.row_begin) *
-                          static_cast<std::size_t>(geometry_.num_qo_heads) *
-                          static_cast<std::size_t>(run.splits);
+        used_.partials += to_size(run.row_end - run.row_begin) * to_size(geometry_.num_qo_heads) *
+                          to_size(run.splits);
       }
       if (run.last) {
         all_merge_ = all_merge_ && run.merges > 0;
         if (run.streams_last()) count_tasks(phases_[1], run, run.tokens, 1);
-        used_.merges += static_cast<std::size_t>(run.merges);
+        used_.merges += to_size(run.merges);
       }
     }
     count_merges();
-    used_.tasks = static_cast<std::size_t>(phases_[0].tasks + phases_[1].tasks);
+    used_.tasks = to_size(phases_[0].tasks + phases_[1].tasks);
     share_memory();
     for (const Run& run : *runs_)
       for (const int phase : {0, 1})
@@ -337,7 +336,7 @@ class KvSplits {
       }
       const std::int64_t tasks = phases_[1].tasks + merging;
       if (tasks * geometry_.num_kv_heads <= model_.num_blocks &&
-          static_cast<std::size_t>(phases_[0].tasks + tasks) <= capacity_.tasks)
+          to_size(phases_[0].tasks + tasks) <= capacity_.tasks)
         break;
     }
     phases_[1].tasks += merging;
@@ -442,7 +441,7 @@ class KvSplits {
     for (const int phase : {0, 1}) {
       list(phase);
       for (const Tiles& tiles : tiles_) {
-        std::int64_t& ready = ready_[static_cast<std::size_t>(tiles.run)];
+        std::int64_t& ready = ready_[to_size(tiles.run)];
         std::int64_t end = 0;
         for (int i = 0; i < tiles.count; ++i)
           end = makespan_.add(tiles.ps, phase == 1 ? ready : 0, tiles.rest);
@@ -452,7 +451,7 @@ class KvSplits {
       if (phase == 1) break;
       for (std::size_t r = 0; r < runs_->size(); ++r)  // those above come first
         if (const std::int32_t above = (*runs_)[r].above; above >= 0)
-          ready_[r] = std::max(ready_[r], ready_[static_cast<std::size_t>(above)]);
+          ready_[r] = std::max(ready_[r], ready_[to_size(above)]);
     }
     return makespan_.end();
   }

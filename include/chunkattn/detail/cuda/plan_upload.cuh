@@ -9,6 +9,7 @@
 
 #include "../../attention_options.hpp"
 #include "../base/check.hpp"
+#include "../base/to_size.hpp"
 #include "device_plan.hpp"
 #include "launch.cuh"
 #include "locate.hpp"
@@ -96,27 +97,26 @@ struct WorkspaceLayout {
   ScheduleCapacity capacity;
 
   WorkspaceLayout(const CudaOptions::Limits& limits, int value_dim) {
-    const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
     const std::int64_t group = limits.num_qo_heads / limits.num_kv_heads;
     const std::int64_t tiles = limits.max_rows + limits.max_rows * group / max_tile_rows + 1;
     const std::int64_t merge_tasks = limits.max_rows * (group / merge_rows(value_dim) + 1);
-    capacity.tasks = size(3 * tiles + merge_tasks + 1024);
-    capacity.merges = size(std::int64_t{16} * limits.max_rows + 1024);
-    capacity.partials = size(std::int64_t{limits.max_partial_rows} * limits.num_qo_heads);
+    capacity.tasks = to_size(3 * tiles + merge_tasks + 1024);
+    capacity.merges = to_size(std::int64_t{16} * limits.max_rows + 1024);
+    capacity.partials = to_size(std::int64_t{limits.max_partial_rows} * limits.num_qo_heads);
     num_schedules = 1 + limits.max_windows;
     num_arrays = PlanArray::lists + 3 * num_schedules;
-    const std::size_t most[PlanArray::lists] = {size(limits.max_segments), size(limits.max_pieces),
-                                                size(limits.max_rows),     size(limits.max_rows),
-                                                size(limits.max_rows),     size(limits.max_rows),
-                                                size(limits.max_copies)};
+    const std::size_t most[PlanArray::lists] = {
+        to_size(limits.max_segments), to_size(limits.max_pieces), to_size(limits.max_rows),
+        to_size(limits.max_rows),     to_size(limits.max_rows),   to_size(limits.max_rows),
+        to_size(limits.max_copies)};
     const std::size_t most_of_list[3] = {1, capacity.tasks, capacity.merges};
     for (int a = 0; a < num_arrays; ++a)
       offset[a] = take((a < PlanArray::lists ? most[a] : most_of_list[(a - PlanArray::lists) % 3]) *
                        PlanArray::element_bytes(a));
     upload_bytes = total;
     counters = take(sizeof(Counters));
-    flags = take(capacity.tasks * size(limits.num_kv_heads) * sizeof(std::uint32_t));
-    partial_out = take(capacity.partials * size(value_dim) * sizeof(float));
+    flags = take(capacity.tasks * to_size(limits.num_kv_heads) * sizeof(std::uint32_t));
+    partial_out = take(capacity.partials * to_size(value_dim) * sizeof(float));
     partial_lse = take(capacity.partials * sizeof(float));
   }
 
@@ -140,7 +140,7 @@ class PlanUpload {
         workspace_(workspace),
         staging_{PinnedMemory(layout_.upload_bytes), PinnedMemory(layout_.upload_bytes)},
         schedules_(layout_.num_schedules) {
-    const auto rows = static_cast<std::size_t>(limits.max_rows);
+    const auto rows = to_size(limits.max_rows);
     kv_len_.reserve(rows);
     writes_.reserve(rows);
     tokens_.reserve(rows);
@@ -242,7 +242,7 @@ class PlanUpload {
 
   template <class E>
   static bool equal(const std::vector<E>& known, const E* now, std::int32_t count) {
-    const auto n = static_cast<std::size_t>(count);
+    const auto n = to_size(count);
     return known.size() == n && std::memcmp(known.data(), now, n * sizeof(E)) == 0;
   }
 
@@ -302,7 +302,7 @@ class PlanUpload {
     topology_ = plan.topology;
     pieces_version_ = plan.pieces_version;
     copies_.assign(plan.copies, plan.copies + plan.num_copies);
-    const auto rows = static_cast<std::size_t>(plan.num_rows);
+    const auto rows = to_size(plan.num_rows);
     tokens_.assign(plan.row_token, plan.row_token + rows);
     deepest_.assign(plan.row_segment, plan.row_segment + rows);
     kv_len_.assign(plan.row_kv_len, plan.row_kv_len + rows);
@@ -318,7 +318,7 @@ class PlanUpload {
   [[nodiscard]] bool is_next_step(const PlanView& plan) const {
     for (std::size_t row = 0; row < kv_len_.size(); ++row) {
       if (plan.row_kv_len[row] != kv_len_[row] + 1) return false;
-      const auto token = static_cast<std::size_t>(tokens_[row]);
+      const auto token = to_size(tokens_[row]);
       const WriteTarget& now = plan.writes[token];
       WriteTarget expected = writes_[token];
       if (expected.slot != no_slot)
@@ -384,8 +384,6 @@ class PlanUpload {
     in_doubt_[next_] = true;  // until its event stands behind all of its copies
     return staging_[next_].data();
   }
-
-  static std::size_t to_size(std::int32_t n) noexcept { return static_cast<std::size_t>(n); }
 
   template <class E>
   [[nodiscard]] E* at(int array) const noexcept {

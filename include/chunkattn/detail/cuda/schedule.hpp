@@ -11,6 +11,7 @@
 #include "../../plan_view.hpp"
 #include "../../variants.hpp"
 #include "../base/check.hpp"
+#include "../base/to_size.hpp"
 #include "cost_model.hpp"
 #include "device_plan.hpp"
 #include "item_order.hpp"
@@ -121,9 +122,9 @@ class Scheduler {
   [[nodiscard]] HeadDims dims() const noexcept { return geometry_.dims(); }
 
   void measure() {
-    nodes_.assign(static_cast<std::size_t>(plan_.num_segments), Node{});
+    nodes_.assign(to_size(plan_.num_segments), Node{});
     for (int row = 0; row < plan_.num_rows; ++row) {
-      Node& node = nodes_[index(plan_.row_segment[row])];
+      Node& node = nodes_[to_size(plan_.row_segment[row])];
       if (node.direct_count == 0) node.direct_begin = row;
       detail::check_argument(node.direct_begin + node.direct_count == row, "plan.row_segment", row,
                              "the rows of a segment side by side");
@@ -133,7 +134,7 @@ class Scheduler {
     }
     visible_tokens_ = 0;
     for (int s = plan_.num_segments - 1; s >= 0; --s) {
-      Node& node = nodes_[index(s)];
+      Node& node = nodes_[to_size(s)];
       const Segment& segment = plan_.segments[s];
       node.tokens = visible_between(segment.position, end_of(segment, node), node.hidden);
       visible_tokens_ += node.tokens;
@@ -142,7 +143,7 @@ class Scheduler {
         node.branch_tile_rows += padded(packed(node.direct_count));
       }
       if (segment.parent >= 0 && segment.row_end > segment.row_begin) {
-        Node& parent = nodes_[index(segment.parent)];
+        Node& parent = nodes_[to_size(segment.parent)];
         parent.kv_len = std::max(parent.kv_len, node.kv_len);
         parent.hidden = common(parent.hidden, node.hidden);
         ++parent.branches;
@@ -184,8 +185,8 @@ class Scheduler {
     std::int64_t gain = 0;
     for (int s = 0; s < plan_.num_segments; ++s) {
       const Segment& segment = plan_.segments[s];
-      Node& node = nodes_[index(s)];
-      const Node* parent = segment.parent >= 0 ? &nodes_[index(segment.parent)] : nullptr;
+      Node& node = nodes_[to_size(s)];
+      const Node* parent = segment.parent >= 0 ? &nodes_[to_size(segment.parent)] : nullptr;
       const bool fresh = parent == nullptr || parent->shared;
       node.run_begin = fresh ? segment.position : parent->run_begin;
       node.run_tokens = visible_between(node.run_begin, end_of(segment, node), node.hidden);
@@ -201,8 +202,8 @@ class Scheduler {
     }
     for (int s = 0; s < plan_.num_segments; ++s) {
       const Segment& segment = plan_.segments[s];
-      Node& node = nodes_[index(s)];
-      const int above = segment.parent >= 0 ? nodes_[index(segment.parent)].run : -1;
+      Node& node = nodes_[to_size(s)];
+      const int above = segment.parent >= 0 ? nodes_[to_size(segment.parent)].run : -1;
       node.run = above;
       if (node.shared) {
         node.run = add_run(s, segment.row_begin, segment.row_end, node, above);
@@ -210,10 +211,10 @@ class Scheduler {
       if (node.direct_count > 0) {
         const int run =
             add_run(s, node.direct_begin, node.direct_begin + node.direct_count, node, node.run);
-        runs_[index(run)].last = true;
+        runs_[to_size(run)].last = true;
         if (node.shared) {
-          runs_[index(run)].covered = true;
-          runs_[index(run)].tokens = 0;
+          runs_[to_size(run)].covered = true;
+          runs_[to_size(run)].tokens = 0;
         }
       }
     }
@@ -250,7 +251,7 @@ class Scheduler {
     num_chunk_first_ = static_cast<int>(tasks_.size());
     for (const Run& run : runs_)
       if (run.last) add_sequence_first(run);
-    sort_tasks(static_cast<std::size_t>(num_chunk_first_));
+    sort_tasks(to_size(num_chunk_first_));
     summary_.partial_bytes = num_partials_ * 2 * (dims().v + 1) * 4;
     summary_.kv_bytes = summary_.kv_tokens * geometry_.num_kv_heads * (dims().k + dims().v) * 2;
     summary_.padded_flops *= geometry_.num_kv_heads;
@@ -280,7 +281,7 @@ class Scheduler {
   void add_sequence_first(const Run& run) {
     const std::size_t first = merges_.size();
     if (run.moved()) add_merges(run);
-    for (int r = run.above; r >= 0; r = runs_[index(r)].above) add_merges(runs_[index(r)]);
+    for (int r = run.above; r >= 0; r = runs_[to_size(r)].above) add_merges(runs_[to_size(r)]);
     std::reverse(merges_.begin() + static_cast<std::ptrdiff_t>(first), merges_.end());
     Task task{};
     task.segment = run.streams_last() ? run.segment : -1;
@@ -346,8 +347,6 @@ class Scheduler {
     for (const std::size_t i : order_) sorted_.push_back(tasks_[i]);
     std::copy(sorted_.begin(), sorted_.end(), tasks_.begin() + static_cast<std::ptrdiff_t>(from));
   }
-
-  static std::size_t index(std::int32_t i) noexcept { return static_cast<std::size_t>(i); }
 
   PlanView plan_;
   const KeyRange* hidden_ = nullptr;  // [num_rows] or null

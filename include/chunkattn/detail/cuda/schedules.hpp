@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "../base/to_size.hpp"
 #include "hidden_keys.hpp"
 #include "schedule.hpp"
 
@@ -69,18 +70,14 @@ class Schedules {
  public:
   static constexpr int most = 8;
 
-  explicit Schedules(int count) : lists_(static_cast<std::size_t>(count)) {
-    lists_[0].in_use = true;
-  }
+  explicit Schedules(int count) : lists_(to_size(count)) { lists_[0].in_use = true; }
 
   [[nodiscard]] int count() const noexcept { return static_cast<int>(lists_.size()); }
   [[nodiscard]] KeptSchedule& operator[](int i) noexcept { return at(i).schedule; }
   [[nodiscard]] const KeptSchedule& operator[](int i) const noexcept {
-    return lists_[static_cast<std::size_t>(i)].schedule;
+    return lists_[to_size(i)].schedule;
   }
-  [[nodiscard]] bool in_use(int i) const noexcept {
-    return lists_[static_cast<std::size_t>(i)].in_use;
-  }
+  [[nodiscard]] bool in_use(int i) const noexcept { return lists_[to_size(i)].in_use; }
 
   /// The one for `hidden`, or -1.
   [[nodiscard]] int find(const HiddenKeys& hidden) const noexcept {
@@ -92,10 +89,10 @@ class Schedules {
   [[nodiscard]] int replaceable() const noexcept {
     int best = -1;
     for (int i = 1; i < count(); ++i) {
-      const Entry& entry = lists_[static_cast<std::size_t>(i)];
+      const Entry& entry = lists_[to_size(i)];
       if (!entry.in_use) return i;
       if (entry.captured) continue;
-      if (best < 0 || entry.last_use < lists_[static_cast<std::size_t>(best)].last_use) best = i;
+      if (best < 0 || entry.last_use < lists_[to_size(best)].last_use) best = i;
     }
     return best;
   }
@@ -124,7 +121,7 @@ class Schedules {
     bool captured = false;  // some graph uses it
     std::uint64_t last_use = 0;
   };
-  [[nodiscard]] Entry& at(int i) noexcept { return lists_[static_cast<std::size_t>(i)]; }
+  [[nodiscard]] Entry& at(int i) noexcept { return lists_[to_size(i)]; }
 
   std::vector<Entry> lists_;
   std::uint64_t uses_ = 0;

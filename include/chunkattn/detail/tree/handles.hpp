@@ -17,6 +17,7 @@
 #include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 #include "results.hpp"
 #include "slots.hpp"
 #include "steps.hpp"
@@ -27,10 +28,6 @@ template <class Tree>
 class Finished;
 
 namespace detail {
-
-inline std::size_t to_size(std::int32_t n) noexcept {
-  return static_cast<std::size_t>(n);
-}
 
 /// Tells the threads of a process apart, those that have ended too (whose ids and addresses are
 /// used again).
