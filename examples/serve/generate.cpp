@@ -18,7 +18,7 @@
 #include "commands.hpp"
 #include "loaded_model.hpp"
 #include "parallel/parallel_engine.hpp"
-#include "parallel/run_rank.hpp"
+#include "ranks/run_rank.hpp"
 
 namespace serve {
 

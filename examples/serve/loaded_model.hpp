@@ -9,7 +9,7 @@
 #include "../support/options.hpp"
 #include "engine/engine.hpp"
 #include "model/load.hpp"
-#include "parallel/communicator.hpp"
+#include "ranks/communicator.hpp"
 #include "text/chat_template.hpp"
 #include "text/tokenizer.hpp"
 

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "../model/forward.hpp"
-#include "../parallel/agreed_tokens.hpp"
-#include "../parallel/agreement.hpp"
+#include "../ranks/agreed_tokens.hpp"
+#include "../ranks/agreement.hpp"
 #include "attention_cuda.hpp"
 #include "engine.hpp"
 #include "paged_view.hpp"

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "../parallel/communicator.hpp"
+#include "../ranks/communicator.hpp"
 #include "model.hpp"
 
 namespace serve {

@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "communicator.hpp"
+#include "../ranks/communicator.hpp"
 
 namespace serve {
 

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "agreement.hpp"
-#include "message.hpp"
+#include "../ranks/agreement.hpp"
+#include "../ranks/message.hpp"
 
 namespace serve {
 

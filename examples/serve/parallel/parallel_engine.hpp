@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "../engine/engine.hpp"
-#include "communicator.hpp"
+#include "../ranks/communicator.hpp"
 
 namespace serve {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "communicator.hpp"
+#include "../ranks/communicator.hpp"
 
 namespace serve {
 

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "parallel/agreement.hpp"
 #include "parallel/context_part.hpp"
+#include "ranks/agreement.hpp"
 #include "tests/support/random.hpp"
 
 namespace test {

@@ -13,10 +13,10 @@
 #include "../../support/options.hpp"
 #include "context_check.hpp"
 #include "model/load.hpp"
-#include "parallel/message.hpp"
 #include "parallel/parallel_engine.hpp"
-#include "parallel/run_rank.hpp"
 #include "parallel/split_model.hpp"
+#include "ranks/message.hpp"
+#include "ranks/run_rank.hpp"
 #include "tests/support/random.hpp"
 
 using namespace serve;

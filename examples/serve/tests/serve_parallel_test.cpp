@@ -15,9 +15,9 @@
 #include "context_check.hpp"
 #include "model/forward.hpp"
 #include "model/load.hpp"
-#include "parallel/agreement.hpp"
 #include "parallel/parallel_engine.hpp"
 #include "parallel/split_model.hpp"
+#include "ranks/agreement.hpp"
 #include "tests/support/random.hpp"
 #include "thread_ranks.hpp"
 

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/communicator.hpp"
+#include "ranks/communicator.hpp"
 
 namespace test {
 
