@@ -3,7 +3,8 @@
 # include/chunkattn/detail is a room, and includes go down the list of rooms below, never up: for a header
 # of the face by the room that it belongs to. Within a room no two headers include each other in a circle.
 # The CPU and the CUDA backend do not know each other. The tree stands on few headers and floors, a floor being
-# a header above those that it includes, and plans read it through one header.
+# a header above those that it includes, and plans read it through one header. The rooms of
+# examples/serve have a list of their own.
 set -eu
 cd "$(dirname "$0")/.."
 rooms="base tree plan kv attention cpu cuda front top"  # lowest first; top: above all rooms
@@ -118,5 +119,28 @@ fi
 if grep -rnE 'namespace *\{|using namespace' include; then
   bad "no unnamed namespaces and no 'using namespace' in headers"
 fi
-[ $status -eq 0 ] && echo "$headers headers ($doors in the face) in $n rooms, $edges includes, ${#arrows[@]} arrows between rooms, all downwards; the tree: $tree headers on $floors floors"
+# examples/serve is an engine with rooms of its own; each knows only those before it in this list. The
+# commands stand beside main.cpp.
+serve=examples/serve
+declare -A serve_rank=() serve_arrows=()
+n_serve=0
+for room in ranks model text engine parallel load server commands; do serve_rank[$room]=$((n_serve += 1)); done
+serve_room() {  # serve_room FILE: in `found`
+  local rest=${1#"$serve"/}
+  if [ "${rest%%/*}" = "$rest" ]; then found=commands; else found=${rest%%/*}; fi
+}
+while IFS=: read -r path include; do
+  target=$(realpath -m --relative-to=. "$(dirname "$path")/${include#*\"}")
+  case $target in "$serve"/*) ;; *) continue ;; esac
+  serve_room "$path"
+  room=$found
+  serve_room "$target"
+  [ "$room" != "$found" ] || continue
+  serve_arrows[$room:$found]=1
+  [ "${serve_rank[$found]:-99}" -lt "${serve_rank[$room]:-0}" ] || bad "$path includes $target, of a room above its own"
+done < <(grep -roE '^ *#include "[^"]+' $serve --include='*.hpp' --include='*.cpp' --exclude-dir=tests | sort)
+[ ${#serve_arrows[@]} -gt 0 ] || bad "no includes between the rooms of $serve were found"
+
+[ $status -eq 0 ] && echo "$headers headers ($doors in the face) in $n rooms, $edges includes, ${#arrows[@]} arrows between rooms, all downwards;" \
+  "$n_serve rooms of $serve, ${#serve_arrows[@]} arrows"
 exit $status
