@@ -31,24 +31,6 @@ void check_types(std::uint64_t stream) {
 
 }  // namespace
 
-TEST_CASE("soft cap") {
-  check_types<test::SoftCapCase>(10);
-}
-TEST_CASE("sliding window, with and without first tokens") {
-  check_types<test::WindowCase>(20);
-}
-TEST_CASE("learned sinks") {
-  check_types<test::SinksCase>(30);
-}
-TEST_CASE("linear biases") {
-  check_types<test::AlibiCase>(40);
-}
-TEST_CASE("a bias by row, position and head") {
-  check_types<test::BiasCase>(50);
-}
-TEST_CASE("a mask by row, position and head") {
-  check_types<test::MaskCase>(60);
-}
-TEST_CASE("a user's own") {
-  check_types<test::UserCase>(70);
+TEST_CASE_TEMPLATE("a variant agrees with its definition", Case, TEST_VARIANT_CASES) {
+  check_types<Case>(Case::stream);
 }

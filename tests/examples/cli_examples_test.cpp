@@ -21,17 +21,13 @@
 #include <utility>
 #include <vector>
 
+#include "support/programs.hpp"
+
+using test::Outcome;
+
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Outcome {
-  int status = -1;
-  std::string output;  // stdout and stderr
-  [[nodiscard]] bool says(const std::string& text) const {
-    return output.find(text) != std::string::npos;
-  }
-};
 
 fs::path program(const std::string& name) {
   return fs::path(CHUNKATTN_BINARY_DIR) / "examples" / name;
@@ -46,17 +42,7 @@ bool have(const std::string& name) {
 
 Outcome run(const std::string& name, const std::string& arguments,
             const std::string& environment = "env -u CHUNKATTN_DATA") {
-  const std::string command =
-      environment + " '" + program(name).string() + "' " + arguments + " 2>&1";
-  Outcome outcome;
-  std::FILE* pipe = ::popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  std::array<char, 4096> block{};
-  for (std::size_t got; (got = std::fread(block.data(), 1, block.size(), pipe)) != 0;)
-    outcome.output.append(block.data(), got);
-  const int status = ::pclose(pipe);
-  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return outcome;
+  return test::run(environment + " '" + program(name).string() + "' " + arguments);
 }
 
 /// As run(), on a terminal of so many columns; false, with a message, where there are no terminals.

@@ -34,7 +34,8 @@ inline float noise(Place at) {
   return static_cast<float>(x >> 8) * 0x1p-23f - 1.0f;
 }
 
-// Each case has `variant` and `definition`, made from random members.
+// Each case has `variant` and `definition`, made from random members, and the number of its random
+// inputs where it is one of TEST_VARIANT_CASES.
 
 struct PlainCase {
   chunkattn::Plain variant;
@@ -43,6 +44,7 @@ struct PlainCase {
 };
 
 struct SoftCapCase {
+  static constexpr std::uint64_t stream = 10;
   chunkattn::SoftCap variant;
   ReferenceVariant definition;
 
@@ -53,6 +55,7 @@ struct SoftCapCase {
 };
 
 struct WindowCase {
+  static constexpr std::uint64_t stream = 20;
   chunkattn::SlidingWindow variant;
   ReferenceVariant definition;
 
@@ -66,6 +69,7 @@ struct WindowCase {
 };
 
 struct SinksCase {
+  static constexpr std::uint64_t stream = 30;
   std::vector<float> logits;
   chunkattn::Sinks variant;
   ReferenceVariant definition;
@@ -82,6 +86,7 @@ struct SinksCase {
 };
 
 struct AlibiCase {
+  static constexpr std::uint64_t stream = 40;
   std::vector<float> slopes;
   chunkattn::Alibi variant;
   ReferenceVariant definition;
@@ -98,6 +103,7 @@ struct AlibiCase {
 
 /// Adds 2 * noise, and minus infinity at some places.
 struct BiasCase {
+  static constexpr std::uint64_t stream = 50;
   static float bias(Place at) {
     const float x = noise(at);
     return x > 0.9f ? -std::numeric_limits<float>::infinity() : 2.0f * x;
@@ -115,6 +121,7 @@ struct BiasCase {
 
 /// Hides a third of all places, and every place from some rows.
 struct MaskCase {
+  static constexpr std::uint64_t stream = 60;
   static bool shows(Place at) { return at.row % 5 != 3 && noise(at) > -0.4f; }
   struct Function {
     bool operator()(Place at) const { return shows(at); }
@@ -143,6 +150,7 @@ struct UserVariant {
   }
 };
 struct UserCase {
+  static constexpr std::uint64_t stream = 70;
   std::vector<float> by_distance = std::vector<float>(64);
   UserVariant variant{by_distance.data()};
   ReferenceVariant definition;
@@ -160,6 +168,11 @@ struct UserCase {
     };
   }
 };
+
+/// What every backend is tested with.
+#define TEST_VARIANT_CASES                                                               \
+  test::SoftCapCase, test::WindowCase, test::SinksCase, test::AlibiCase, test::BiasCase, \
+      test::MaskCase, test::UserCase
 
 /// Two cases at once: what is to be seen must be visible in both, logits go through one after the
 /// other.

@@ -21,6 +21,9 @@ namespace test {
 
 using Json = nlohmann::json;
 
+inline const char* const completions = "/v1/completions";
+inline const char* const chats = "/v1/chat/completions";
+
 /// A service with HTTP in front of it, on the byte tokenizer and a ChatML template.
 class Site {
  public:

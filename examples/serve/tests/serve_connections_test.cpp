@@ -12,16 +12,9 @@
 #include "tests/support/random.hpp"
 
 using namespace serve;
-using test::eventually;
-using test::Json;
-using test::post;
-using test::RawConnection;
-using test::reply_of;
-using test::ScriptedSite;
+using namespace test;
 
 namespace {
-
-const char* const completions = "/v1/completions";
 
 /// The head of a request for text by hand.
 std::string head(const std::string& rest) {
@@ -31,6 +24,21 @@ std::string head(const std::string& rest) {
 
 std::string raw_request(const std::string& body, const std::string& rest = "") {
   return head("Content-Length: " + std::to_string(body.size()) + "\r\n" + rest + "\r\n" + body);
+}
+
+/// Sends each of these, on a connection of its own, and expects the status beside it.
+void check_statuses(const ScriptedSite& s,
+                    const std::vector<std::pair<std::string, const char*>>& cases) {
+  for (const auto& [sent, status] : cases) {
+    const auto& bytes = sent;  // clang before 16 captures no structured bindings
+    CAPTURE(bytes.substr(0, 300));
+    RawConnection connection(s.site.port());
+    connection.send(bytes);
+    const std::string reply = connection.read();
+    CAPTURE(reply);
+    CHECK(reply.starts_with(std::string("HTTP/1.1 ") + status));
+    if (*status != '2') CHECK(reply.find("\"error\"") != std::string::npos);
+  }
 }
 
 }  // namespace
@@ -189,44 +197,34 @@ TEST_CASE("bytes that are no requests are refused, and the server goes on") {
     return head("Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n") + size + text + "\r\n" +
            end;
   };
-  const std::pair<std::string, const char*> cases[] = {
-      {"nonsense\r\n\r\n", "400"},
-      {"GET / HTTP/9.9\r\n\r\n", "400"},
-      {std::string("GET /\0 HTTP/1.1\r\n\r\n", 20), "400"},
-      {"GET / HTTP/1.1\r\nRange: bytes=0-5\r\n\r\n", "400"},
-      {"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", "400"},
-      {"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", "404"},
-      {"TRACE / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", "405"},
-      {head("Content-Length: abc\r\n\r\n"), "400"},
-      {head("Content-Length: -5\r\n\r\n"), "400"},
-      {head("Content-Length: 99999999999999999999\r\n\r\n"), "400"},
-      {head("Content-Length: 17\r\nContent-Length: 18\r\n\r\n") + body, "400"},
-      {head("Content-Length: 17\r\nTransfer-Encoding: chunked\r\n\r\n") + body, "400"},
-      {head("Transfer-Encoding: gzip\r\n\r\n"), "400"},
-      {head("\r\n") + body, "400"},
-      {chunked(body, "xyz\r\n"), "400"},
-      {chunked(body), "200"},
-      {chunked(long_body), "413"},
-      {raw_request(long_body), "413"},
-      {raw_request(std::string(100'000, 'x')), "413"},
-      {"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 19\r\n"
-       "Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\nhello\r\n--x--\r\n",
-       "415"},
-      {raw_request(body, "Connection: close\r\n"), "200"},
-      {"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: "
-       "17\r\n\r\n" +
-           body,
-       "200"}};
-  for (const auto& [sent, status] : cases) {
-    const auto& bytes = sent;  // clang before 16 captures no structured bindings
-    CAPTURE(bytes.substr(0, 200));
-    RawConnection connection(s.site.port());
-    connection.send(bytes);
-    const std::string reply = connection.read();
-    CAPTURE(reply);
-    CHECK(reply.starts_with(std::string("HTTP/1.1 ") + status));
-    if (*status != '2') CHECK(reply.find("\"error\"") != std::string::npos);
-  }
+  check_statuses(
+      s, {{"nonsense\r\n\r\n", "400"},
+          {"GET / HTTP/9.9\r\n\r\n", "400"},
+          {std::string("GET /\0 HTTP/1.1\r\n\r\n", 20), "400"},
+          {"GET / HTTP/1.1\r\nRange: bytes=0-5\r\n\r\n", "400"},
+          {"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", "400"},
+          {"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", "404"},
+          {"TRACE / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", "405"},
+          {head("Content-Length: abc\r\n\r\n"), "400"},
+          {head("Content-Length: -5\r\n\r\n"), "400"},
+          {head("Content-Length: 99999999999999999999\r\n\r\n"), "400"},
+          {head("Content-Length: 17\r\nContent-Length: 18\r\n\r\n") + body, "400"},
+          {head("Content-Length: 17\r\nTransfer-Encoding: chunked\r\n\r\n") + body, "400"},
+          {head("Transfer-Encoding: gzip\r\n\r\n"), "400"},
+          {head("\r\n") + body, "400"},
+          {chunked(body, "xyz\r\n"), "400"},
+          {chunked(body), "200"},
+          {chunked(long_body), "413"},
+          {raw_request(long_body), "413"},
+          {raw_request(std::string(100'000, 'x')), "413"},
+          {"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 19\r\n"
+           "Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\nhello\r\n--x--\r\n",
+           "415"},
+          {raw_request(body, "Connection: close\r\n"), "200"},
+          {"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: "
+           "17\r\n\r\n" +
+               body,
+           "200"}});
   {  // A promise that is not kept: the client ends in the middle.
     RawConnection connection(s.site.port());
     connection.send(head("Content-Length: 100\r\n\r\n{"));
@@ -254,33 +252,23 @@ TEST_CASE("a head that is too large, or can be read in two ways, is refused") {
     for (int i = 0; i < count; ++i) all += "X-" + std::to_string(i) + ": " + value + "\r\n";
     return all;
   };
-  const std::pair<std::string, const char*> cases[] = {
-      {raw_request(body, headers(96, "b") + "Connection: close\r\n"), "200"},  // 100
-      {raw_request(body, headers(97, "b") + "Connection: close\r\n"), "431"},
-      {raw_request(body, headers(5000, "b")), "431"},
-      {raw_request(body, headers(1, std::string(17'000, 'b'))), "431"},
-      {head(headers(1, std::string(1 << 20, 'b'))), "431"},  // without an end
-      {raw_request(body, "X-A: b\r\n c\r\n"), "400"},
-      {raw_request(body, "X-A: b\r\n\tc: d\r\n"), "400"},
-      {raw_request(body, "Transfer-Encoding:\r\n chunked\r\n"), "400"},
-      {raw_request(body, "Transfer-Encoding : chunked\r\n"), "400"},
-      {raw_request(body, "X-A\r\n"), "400"},
-      {raw_request(body, ": b\r\n"), "400"},
-      {raw_request(body, "X-A: b\nTransfer-Encoding: chunked\r\n"), "400"},
-      {raw_request(body, "X-A: b\rc\r\n"), "400"},
-      {"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: WebSocket\r\n\r\n",
-       "400"},
-      {raw_request(body, "Upgrade: h2c\r\nConnection: close\r\n"), "200"}};
-  for (const auto& [sent, status] : cases) {
-    const auto& bytes = sent;  // clang before 16 captures no structured bindings
-    CAPTURE(bytes.substr(0, 300));
-    RawConnection connection(s.site.port());
-    connection.send(bytes);
-    const std::string reply = connection.read();
-    CAPTURE(reply);
-    CHECK(reply.starts_with(std::string("HTTP/1.1 ") + status));
-    if (*status != '2') CHECK(reply.find("\"error\"") != std::string::npos);
-  }
+  check_statuses(
+      s, {{raw_request(body, headers(96, "b") + "Connection: close\r\n"), "200"},  // 100
+          {raw_request(body, headers(97, "b") + "Connection: close\r\n"), "431"},
+          {raw_request(body, headers(5000, "b")), "431"},
+          {raw_request(body, headers(1, std::string(17'000, 'b'))), "431"},
+          {head(headers(1, std::string(1 << 20, 'b'))), "431"},  // without an end
+          {raw_request(body, "X-A: b\r\n c\r\n"), "400"},
+          {raw_request(body, "X-A: b\r\n\tc: d\r\n"), "400"},
+          {raw_request(body, "Transfer-Encoding:\r\n chunked\r\n"), "400"},
+          {raw_request(body, "Transfer-Encoding : chunked\r\n"), "400"},
+          {raw_request(body, "X-A\r\n"), "400"},
+          {raw_request(body, ": b\r\n"), "400"},
+          {raw_request(body, "X-A: b\nTransfer-Encoding: chunked\r\n"), "400"},
+          {raw_request(body, "X-A: b\rc\r\n"), "400"},
+          {"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: WebSocket\r\n\r\n",
+           "400"},
+          {raw_request(body, "Upgrade: h2c\r\nConnection: close\r\n"), "200"}});
   RawConnection websocket(s.site.port());
   websocket.send("GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n\r\n");
   CHECK(websocket.read().find("Upgrade: websocket: not supported") != std::string::npos);

@@ -11,17 +11,9 @@
 #include "tests/support/random.hpp"
 
 using namespace serve;
-using test::eventually;
-using test::Json;
-using test::post;
-using test::RawConnection;
-using test::reply_of;
-using test::ScriptedSite;
+using namespace test;
 
 namespace {
-
-const char* const completions = "/v1/completions";
-const char* const chats = "/v1/chat/completions";
 
 Json user_says(const std::string& text) {
   return {{"messages", {{{"role", "user"}, {"content", text}}}}};

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "files.hpp"
-#include "programs.hpp"
+#include "tests/support/programs.hpp"
 #include "tests/support/random.hpp"
 #include "tiny_gguf.hpp"
 

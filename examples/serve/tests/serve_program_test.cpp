@@ -7,7 +7,7 @@
 #include <string>
 
 #include "files.hpp"
-#include "programs.hpp"
+#include "tests/support/programs.hpp"
 
 namespace {
 

@@ -14,14 +14,9 @@
 #include "tests/support/random.hpp"
 
 using namespace serve;
-using test::eventually;
-using test::Json;
-using test::post;
-using test::RawConnection;
+using namespace test;
 
 namespace {
-
-const char* const completions = "/v1/completions";
 
 /// A server over random weights. What the engine refers to stands before it.
 struct ModelSite {
