@@ -13,7 +13,7 @@
 
 #include "chunkattn/testing/inspect.hpp"
 #include "chunkattn/testing/reference.hpp"
-#include "support/guarded_table.hpp"
+#include "support/tempered_case.hpp"
 #include "support/variant_cases.hpp"
 
 using namespace chunkattn;
@@ -79,39 +79,16 @@ test::RandomPlan only_row(const test::RandomPlan& plan, std::size_t row) {
   return alone;
 }
 
-/// Logits of a row are multiplied by a number of its position.
-struct Tempered {
-  const float* by_position;
-  auto logit(auto s, lanes::At at) const { return s * lanes::table(by_position, at.query); }
-};
-
 }  // namespace
 
 TEST_CASE("a table by position is not read for lanes without a position") {
   Random random(8);
-  const test::GuardedTable table;
-  for (std::size_t i = 0; i < table.values().size(); ++i)
-    table.values()[i] = 0.5f + 0.25f * static_cast<float>(i % 7);
-  const float* const numbers = table.values().data();
-  ReferenceVariant definition;
-  definition.logit = [numbers](double s, Place at) {
-    return s * static_cast<double>(numbers[at.query]);
-  };
-  definition.gain = 2;
-  test::RandomPlanOptions options;
-  options.share = Share::all;
-  options.num_sequences = 7;
-  options.max_length = 100;
-  test::RandomPlan plan = make_random_plan(random, options);
-  plan.row_kv_len[2] = 0;  // it sees nothing
-  const test::AttentionCase<bfloat16> problem(random, plan, dim, 1, 3);
-  const Reference reference = reference_attention(problem.kv.view, problem.plan.view(),
-                                                  std::span(problem.q), 0, definition);
+  const test::TemperedCase<bfloat16> of(random, dim);
   for (auto& attention : test::variant_modes<dim>()) {
-    test::Answer<> answer(problem);
-    attention.run(problem.kv.view, problem.plan.view(), Tempered{numbers}, problem.q, answer.out,
+    test::Answer<> answer(of.problem);
+    attention.run(of.problem.kv.view, of.problem.plan.view(), of.variant, of.problem.q, answer.out,
                   answer.lse);
-    CHECK(compare_with_reference(reference, std::span<const float>(answer.out),
+    CHECK(compare_with_reference(of.reference, std::span<const float>(answer.out),
                                  test::rounding_in<bfloat16>(attention))
               .ok());
   }

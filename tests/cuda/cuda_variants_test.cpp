@@ -11,8 +11,8 @@
 #include "chunkattn/testing/reference.hpp"
 #include "simt/variants.hpp"
 #include "support/draft_scenario.hpp"
-#include "support/guarded_table.hpp"
 #include "support/level_plan.hpp"
+#include "support/tempered_case.hpp"
 
 using namespace chunkattn;
 
@@ -266,37 +266,10 @@ TEST_CASE("infinite logits: what a soft cap makes of them") {
   }
 }
 
-namespace {
-
-/// Logits of a row are multiplied by a number of its position.
-struct Tempered {
-  const float* by_position;
-  auto logit(auto s, lanes::At at) const { return s * lanes::table(by_position, at.query); }
-};
-
-}  // namespace
-
 TEST_CASE("a table by position is not read for lanes without a position") {
   test::Random random(85);
-  const test::GuardedTable table;
-  for (std::size_t i = 0; i < table.values().size(); ++i)
-    table.values()[i] = 0.5f + 0.25f * static_cast<float>(i % 7);
-  const float* const numbers = table.values().data();
-  ReferenceVariant definition;
-  definition.logit = [numbers](double s, Place at) {
-    return s * static_cast<double>(numbers[at.query]);
-  };
-  definition.gain = 2;
-  test::RandomPlanOptions options;
-  options.share = test::Share::all;
-  options.num_sequences = 7;
-  options.max_length = 100;
-  test::RandomPlan plan = make_random_plan(random, options);
-  plan.row_kv_len[2] = 0;  // it sees nothing
-  const test::AttentionCase<half, half> problem(random, plan, dim, 1, 3);
-  const Reference reference = reference_attention(problem.kv.view, problem.plan.view(),
-                                                  std::span<const half>(problem.q), 0, definition);
-  const auto got = run(problem.plan, problem.kv.view, problem.q, Tempered{numbers});
-  CHECK(compare_with_reference(reference, std::span<const half>(got.out), unit_roundoff<half>())
+  const test::TemperedCase<half, half> of(random, dim);
+  const auto got = run(of.problem.plan, of.problem.kv.view, of.problem.q, of.variant);
+  CHECK(compare_with_reference(of.reference, std::span<const half>(got.out), unit_roundoff<half>())
             .ok());
 }
