@@ -142,5 +142,6 @@ done < <(grep -roE '^ *#include "[^"]+' $serve --include='*.hpp' --include='*.cp
 [ ${#serve_arrows[@]} -gt 0 ] || bad "no includes between the rooms of $serve were found"
 
 [ $status -eq 0 ] && echo "$headers headers ($doors in the face) in $n rooms, $edges includes, ${#arrows[@]} arrows between rooms, all downwards;" \
+  "the tree: $tree headers on $floors floors;" \
   "$n_serve rooms of $serve, ${#serve_arrows[@]} arrows"
 exit $status
