@@ -100,7 +100,7 @@ EXPLAINED = [
          reason=SAME + ": a pin of no tokens, held by an index or not"),
     dict(header="*detail/tree/slots.hpp", original="if (count <= 0) return true;", becomes="", reason=AGAIN),
     dict(header="*detail/tree/pending.hpp", original="if (range.empty()) return;", becomes="deleted", reason=AGAIN),
-    dict(header="*detail/tree/core.hpp", original="count <= at(max_length - record.size)", becomes="count < at",
+    dict(header="*detail/tree/core.hpp", original="count <= to_size(max_length - record.size)", becomes="count < to_size",
          reason="the one length that differs is of 2^30 tokens"),
     dict(header="*detail/tree/topology.hpp", original="if (count <= 0) return;", becomes="if (count < 0)", reason=NEVER),
     dict(header="*detail/tree/topology.hpp", original="held > 1 ? slots_[s].prev : no_slot", becomes="held >= 1",

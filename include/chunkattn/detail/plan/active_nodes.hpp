@@ -7,6 +7,7 @@
 
 #include "../base/array.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 #include "../tree/step_reader.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -27,8 +28,8 @@ class ActiveNodes {
   void link(const StepReader& step) {
     ++mark_;
     const auto touch = [&](NodeIndex n) -> Node& {
-      if (nodes_.size() <= at(n)) nodes_.resize(2 * at(n) + 64);
-      Node& node = nodes_[at(n)];
+      if (nodes_.size() <= to_size(n)) nodes_.resize(2 * to_size(n) + 64);
+      Node& node = nodes_[to_size(n)];
       if (node.mark != mark_) {
         node = Node{};
         node.mark = mark_;
@@ -42,12 +43,12 @@ class ActiveNodes {
       touch(child).entry = static_cast<std::int32_t>(e);
       while (child != root_node) {
         const NodeIndex parent = step.parent_of(child);
-        const bool known = at(parent) < nodes_.size() && nodes_[at(parent)].mark == mark_;
+        const bool known = to_size(parent) < nodes_.size() && nodes_[to_size(parent)].mark == mark_;
         Node& node = touch(parent);
         if (node.first_child == none)
           node.first_child = child;
         else
-          nodes_[at(node.last_child)].next_sibling = child;
+          nodes_[to_size(node.last_child)].next_sibling = child;
         node.last_child = child;
         if (known) break;
         child = parent;
@@ -56,7 +57,7 @@ class ActiveNodes {
   }
 
   /// One that the last link() marked.
-  [[nodiscard]] const Node& operator[](NodeIndex n) const noexcept { return nodes_[at(n)]; }
+  [[nodiscard]] const Node& operator[](NodeIndex n) const noexcept { return nodes_[to_size(n)]; }
 
  private:
   std::uint64_t mark_ = 0;

@@ -11,6 +11,7 @@
 #include "../../plan_view.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 #include "../tree/step_reader.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -38,32 +39,32 @@ class DraftSegments {
       const Frame frame = stack_.back();
       stack_.pop_back();
       if (frame.draft == none) {
-        arrays.segments[at(frame.segment)].row_end = row;
+        arrays.segments[to_size(frame.segment)].row_end = row;
         continue;
       }
       // One segment for the drafts from here on as far as they do not branch.
       const auto segment = static_cast<std::int32_t>(arrays.segments.size());
       const auto first_piece = static_cast<std::int32_t>(arrays.pieces.size());
       const std::int32_t first_row = row,
-                         position = rows.position + drafts[at(frame.draft)].depth - 1;
+                         position = rows.position + drafts[to_size(frame.draft)].depth - 1;
       std::int32_t i = frame.draft;
       while (true) {
-        const Draft& draft = drafts[at(i)];
+        const Draft& draft = drafts[to_size(i)];
         add_piece(draft, rows.position + draft.depth - 1, first_piece, arrays.pieces);
-        arrays.row_token[at(row)] = rows.token + i;
-        arrays.row_kv_len[at(row)] = rows.position + draft.depth;
-        arrays.row_segment[at(row)] = segment;
-        arrays.writes[at(rows.token + i)] = {draft.slot, draft.offset};
+        arrays.row_token[to_size(row)] = rows.token + i;
+        arrays.row_kv_len[to_size(row)] = rows.position + draft.depth;
+        arrays.row_segment[to_size(row)] = segment;
+        arrays.writes[to_size(rows.token + i)] = {draft.slot, draft.offset};
         ++row;
-        const std::int32_t child = links_[at(i)].first_child;
-        if (child == none || links_[at(child)].next_sibling != none) break;
+        const std::int32_t child = links_[to_size(i)].first_child;
+        if (child == none || links_[to_size(child)].next_sibling != none) break;
         i = child;
       }
       const auto num_pieces = static_cast<std::int32_t>(arrays.pieces.size()) - first_piece;
       arrays.segments.push_back(
           {first_row, row, first_piece, num_pieces, position, row - first_row, frame.segment, 1});
       stack_.push_back({none, segment});
-      push_children(links_[at(i)].first_child, segment);
+      push_children(links_[to_size(i)].first_child, segment);
     }
   }
 
@@ -72,7 +73,7 @@ class DraftSegments {
   static void append_superseded(std::span<const Draft> drafts, const Rows& rows,
                                 PlanArrays& arrays) noexcept {
     for (std::size_t i = 0; i < drafts.size(); ++i) {
-      const std::size_t row = at(rows.row) + i, token = at(rows.token) + i;
+      const std::size_t row = to_size(rows.row) + i, token = to_size(rows.token) + i;
       arrays.row_token[row] = static_cast<std::int32_t>(token);
       arrays.row_kv_len[row] = rows.position + drafts[i].depth;
       arrays.row_segment[row] = rows.segment;
@@ -95,14 +96,14 @@ class DraftSegments {
     first_root_ = none;
     for (std::size_t i = drafts.size(); i-- > 0;) {
       const std::int32_t parent = drafts[i].parent;
-      std::int32_t& first = parent == none ? first_root_ : links_[at(parent)].first_child;
+      std::int32_t& first = parent == none ? first_root_ : links_[to_size(parent)].first_child;
       links_[i].next_sibling = first;
       first = static_cast<std::int32_t>(i);
     }
   }
   void push_children(std::int32_t first, std::int32_t segment) {
     const std::size_t begin = stack_.size();
-    for (std::int32_t i = first; i != none; i = links_[at(i)].next_sibling)
+    for (std::int32_t i = first; i != none; i = links_[to_size(i)].next_sibling)
       stack_.push_back({i, segment});
     for (std::size_t a = begin, b = stack_.size(); a + 1 < b; ++a, --b)  // the first one on top
       std::swap(stack_[a], stack_[b - 1]);

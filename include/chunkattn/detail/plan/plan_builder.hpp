@@ -11,6 +11,7 @@
 #include "../../plan_view.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 #include "../tree/step_reader.hpp"
 #include "active_nodes.hpp"
 #include "draft_segments.hpp"
@@ -78,7 +79,7 @@ class PlanBuilder {
   }
   bool advance(const StepReader& step, const StepEntry& entry, Built& built, bool& pieces_changed) {
     const std::int32_t end = step.end_of(step.tail_of(entry));
-    Segment& segment = arrays_.segments[at(arrays_.row_segment[at(built.row)])];
+    Segment& segment = arrays_.segments[to_size(arrays_.row_segment[to_size(built.row)])];
     if (end > built.covered) {
       if (built.piece_limit == 0) return false;
       pieces_changed = true;
@@ -86,7 +87,7 @@ class PlanBuilder {
       built.covered = segment.position + segment.length;
     }
     for (std::int32_t i = 0; i < entry.length; ++i)
-      arrays_.row_kv_len[at(built.row + i)] = entry.begin + i + 1;
+      arrays_.row_kv_len[to_size(built.row + i)] = entry.begin + i + 1;
     set_writes(step, entry, entry.length);
     return true;
   }
@@ -95,17 +96,17 @@ class PlanBuilder {
   void append_piece(const StepReader& step, Built& built, Segment& segment) {
     if (segment.piece_begin + segment.piece_count == built.piece_limit) {
       const std::size_t begin = arrays_.pieces.size();
-      arrays_.pieces.resize(begin + 2 * at(segment.piece_count) + at(slack(arrays_.chunk_size)),
-                            Piece{});
+      arrays_.pieces.resize(
+          begin + 2 * to_size(segment.piece_count) + to_size(slack(arrays_.chunk_size)), Piece{});
       std::copy_n(arrays_.pieces.begin() + segment.piece_begin, segment.piece_count,
                   arrays_.pieces.begin() + static_cast<std::ptrdiff_t>(begin));
       segment.piece_begin = static_cast<std::int32_t>(begin);
       built.piece_limit = static_cast<std::int32_t>(arrays_.pieces.size());
     }
-    const Piece& last = arrays_.pieces[at(segment.piece_begin + segment.piece_count - 1)];
+    const Piece& last = arrays_.pieces[to_size(segment.piece_begin + segment.piece_count - 1)];
     const SlotIndex next = step.next_slot(last.slot);
-    arrays_.pieces[at(segment.piece_begin + segment.piece_count)] = {next, 0, arrays_.chunk_size,
-                                                                     last.position + last.length};
+    arrays_.pieces[to_size(segment.piece_begin + segment.piece_count)] = {
+        next, 0, arrays_.chunk_size, last.position + last.length};
     ++segment.piece_count;
     segment.length += arrays_.chunk_size;
   }
@@ -128,10 +129,10 @@ class PlanBuilder {
     const std::int32_t num_rows = step.num_rows();
     built_for_ = 0;  // until all is there: an allocation may fail
     arrays_.chunk_size = step.chunk_size();
-    arrays_.row_token.resize(at(num_rows));
-    arrays_.row_kv_len.resize(at(num_rows));
-    arrays_.row_segment.resize(at(num_rows));
-    arrays_.writes.resize(at(num_rows));
+    arrays_.row_token.resize(to_size(num_rows));
+    arrays_.row_kv_len.resize(to_size(num_rows));
+    arrays_.row_segment.resize(to_size(num_rows));
+    arrays_.writes.resize(to_size(num_rows));
     arrays_.segments.clear();
     arrays_.pieces.clear();
     built_.clear();
@@ -156,8 +157,8 @@ class PlanBuilder {
       const Frame frame = stack_.back();
       stack_.pop_back();
       if (frame.leaves) {
-        arrays_.segments[at(frame.segment)].row_end = row;
-        arrays_.segments[at(frame.segment)].num_sequences = sequences - frame.sequences;
+        arrays_.segments[to_size(frame.segment)].row_end = row;
+        arrays_.segments[to_size(frame.segment)].num_sequences = sequences - frame.sequences;
         continue;
       }
       if (frame.next == none) continue;
@@ -187,18 +188,18 @@ class PlanBuilder {
         push_children(step, n, segment, row);
         continue;
       }
-      const StepEntry& entry = step.entries()[at(e)];
+      const StepEntry& entry = step.entries()[to_size(e)];
       const std::span<const Draft> drafts = step.tree_of(entry);
-      Built& built = built_[at(e)];
+      Built& built = built_[to_size(e)];
       if (piece_end > piece_begin) number_path(step, e, segment, row);
       if (step.length_of(n) > 0 && drafts.empty()) {
         extend_to_slot_end(step, n);
-        arrays_.pieces.resize(arrays_.pieces.size() + at(slack(arrays_.chunk_size)), Piece{});
+        arrays_.pieces.resize(arrays_.pieces.size() + to_size(slack(arrays_.chunk_size)), Piece{});
         built.piece_limit = static_cast<std::int32_t>(arrays_.pieces.size());
       }
       if (segment != none)
         built.covered =
-            arrays_.segments[at(segment)].position + arrays_.segments[at(segment)].length;
+            arrays_.segments[to_size(segment)].position + arrays_.segments[to_size(segment)].length;
       if (!drafts.empty() && step.counts(entry)) {
         draft_segments_.append(
             drafts, {first_draft(step, entry), row, entry.output_position(), segment}, arrays_);
@@ -222,13 +223,13 @@ class PlanBuilder {
   /// The rows of an entry that end at `segment`: all but those of drafts that have their own.
   void number_path(const StepReader& step, std::int32_t e, std::int32_t segment,
                    std::int32_t& row) {
-    const StepEntry& entry = step.entries()[at(e)];
+    const StepEntry& entry = step.entries()[to_size(e)];
     const std::span<const Draft> drafts = step.tree_of(entry);
-    built_[at(e)].row = row;
+    built_[to_size(e)].row = row;
     for (std::int32_t token = entry.first_row; token < first_draft(step, entry); ++token, ++row) {
-      arrays_.row_token[at(row)] = token;
-      arrays_.row_kv_len[at(row)] = entry.begin + token - entry.first_row + 1;
-      arrays_.row_segment[at(row)] = segment;
+      arrays_.row_token[to_size(row)] = token;
+      arrays_.row_kv_len[to_size(row)] = entry.begin + token - entry.first_row + 1;
+      arrays_.row_segment[to_size(row)] = segment;
     }
     if (drafts.empty() || step.counts(entry)) return;
     draft_segments_.append_superseded(
@@ -244,7 +245,7 @@ class PlanBuilder {
   /// Places of a node that its segment holds: not those of a tree of drafts.
   std::int32_t num_places(const StepReader& step, NodeIndex index) const noexcept {
     if (const std::int32_t e = nodes_[index].entry; e != none && step.has_trees()) {
-      const StepEntry& entry = step.entries()[at(e)];
+      const StepEntry& entry = step.entries()[to_size(e)];
       if (!step.tree_of(entry).empty() && step.counts(entry))
         return entry.output_position() - step.begin_of(index);
     }

@@ -8,6 +8,7 @@
 
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 #include "departures.hpp"
 #include "pending.hpp"
 #include "retention.hpp"
@@ -122,7 +123,7 @@ class NewTree {
   NewTree(StepRecord& step, const NewDrafts& added, std::int32_t count)
       : step_(step), trunk_(count), before_(step.drafts.size()) {
     if (added.parents.empty() || count == 0) return;
-    const auto parents = added.parents.first(at(count));
+    const auto parents = added.parents.first(to_size(count));
     std::int32_t next = -1;  // of a chain
     for (const std::int32_t parent : parents) is_tree_ = is_tree_ || parent != next++;
     if (is_tree_) plant(parents);
@@ -160,7 +161,8 @@ class NewTree {
     trunk_ = 0;
     for (std::size_t i = 0; i < parents.size(); ++i) {
       const std::int32_t parent = parents[i];
-      const std::int32_t depth = parent == none ? 1 : step_.drafts[before_ + at(parent)].depth + 1;
+      const std::int32_t depth =
+          parent == none ? 1 : step_.drafts[before_ + to_size(parent)].depth + 1;
       step_.drafts.push_back({parent, depth, no_slot, 0});
       if (depth <= trunk_) continue;
       trunk_ = depth;
@@ -172,10 +174,10 @@ class NewTree {
   static void place(std::span<Draft> drafts, std::int32_t deepest, const Topology& topology,
                     const TreeNode& tail, std::int32_t first, const TreeNode& aside) noexcept {
     std::int32_t num_aside = static_cast<std::int32_t>(drafts.size());
-    for (std::int32_t i = deepest; i != none; i = drafts[at(i)].parent, --num_aside) {
-      const std::int32_t place = tail.begin + first + drafts[at(i)].depth - 1;
-      drafts[at(i)].slot = topology.slot_of(tail, place);
-      drafts[at(i)].offset = topology.chunk.offset(place);
+    for (std::int32_t i = deepest; i != none; i = drafts[to_size(i)].parent, --num_aside) {
+      const std::int32_t place = tail.begin + first + drafts[to_size(i)].depth - 1;
+      drafts[to_size(i)].slot = topology.slot_of(tail, place);
+      drafts[to_size(i)].offset = topology.chunk.offset(place);
     }
     Draft* next = drafts.data();
     topology.for_each_run(aside, aside.length - num_aside, num_aside,
@@ -308,7 +310,7 @@ class Additions {
   /// A step goes over thousands of sequences, which do not fit in a core's cache: prefetches early
   /// what those after `s` will touch.
   void look_ahead(SequenceIndex s) const noexcept {
-    const std::size_t later = at(s) + 14;
+    const std::size_t later = to_size(s) + 14;
     if (later >= sequences_.num_indices()) return;
     const NodeIndex tail = sequences_[s + 14].tail;
     if (tail != none) topology_.prefetch(tail);

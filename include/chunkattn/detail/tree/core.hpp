@@ -11,6 +11,7 @@
 #include "../../tree_options.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 #include "additions.hpp"
 #include "departures.hpp"
 #include "pending.hpp"
@@ -143,7 +144,7 @@ class TreeCore {
   void check_append(SequenceIndex s, std::size_t count) const {
     const SequenceRecord& record = sequences[s];
     check_argument(count > 0, "tokens.size()", 0, "at least one token");
-    check_argument(count <= at(max_length - record.size), "tokens.size()", count,
+    check_argument(count <= to_size(max_length - record.size), "tokens.size()", count,
                    "a sequence of at most 2^30 tokens");
     check_argument(record.reserved == 0, "outputs to come", record.reserved,
                    "none: commit the outputs of finished steps, or drop them, before append()");
@@ -174,7 +175,7 @@ class TreeCore {
     departures.reserve();
     const ForkPlan plan = plan_fork(s, length);
     if (plan.copied > 0) {
-      copies.reserve(at(topology.chunk.size));
+      copies.reserve(to_size(topology.chunk.size));
       if (!retention.acquire(topology.chunk.slots_for(plan.copied))) return none;
     }
 
@@ -209,7 +210,7 @@ class TreeCore {
       const TreeNode& from = topology.node(plan.last);  // the lower part, if it was split
       copy_tokens(from, copy, plan.copied);
       if (plan.rows > 0) copies.request(s, index, from, copy, plan.rows);
-      stats.copied_tokens += at(plan.rows);
+      stats.copied_tokens += to_size(plan.rows);
     }
     sequences.change();
     ++stats.forks;
@@ -331,13 +332,13 @@ class TreeCore {
         record.may_wait = true;
     }
     const auto limit = static_cast<std::int32_t>(
-        std::min(how.max_reuse, at(how.compute_last ? record.size - 1 : record.size)));
+        std::min(how.max_reuse, to_size(how.compute_last ? record.size - 1 : record.size)));
     record.cached = std::min(written_end, limit);
     record.cursor = std::min(own_begin, limit);
     ++stats.inserts;
-    stats.prompt_tokens += at(record.size);
-    stats.cached_tokens += at(record.cached);
-    stats.pending_tokens += at(own_begin - written_end);
+    stats.prompt_tokens += to_size(record.size);
+    stats.cached_tokens += to_size(record.cached);
+    stats.pending_tokens += to_size(own_begin - written_end);
   }
 
   Tokens& tokens_;

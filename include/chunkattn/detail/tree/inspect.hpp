@@ -16,6 +16,7 @@
 #include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 #include "core.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -33,7 +34,7 @@ class TreeInspector {
         retention_(tree.retention),
         sequences_(tree.sequences),
         stats_(tree.stats),
-        chunk_size_(at(topology_.chunk.size)) {}
+        chunk_size_(to_size(topology_.chunk.size)) {}
 
   void check() const {
     check_storage();
@@ -56,21 +57,22 @@ class TreeInspector {
       ++totals.nodes;
       if (index == root_node) continue;
       check_node(n, index);
-      totals.places += at(n.length);
+      totals.places += to_size(n.length);
       totals.published += n.state == NodeState::published ? 1 : 0;
       totals.retained += n.retained ? 1 : 0;
-      topology_.for_each_run(
-          n, 0, n.length, [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t) {
-            for (std::int32_t o = offset; o < offset + run; ++o)
-              expect(taken[at(s) * chunk_size_ + at(o)]++ == 0, "a place has one token", s);
-            return true;
-          });
+      topology_.for_each_run(n, 0, n.length,
+                             [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t) {
+                               for (std::int32_t o = offset; o < offset + run; ++o)
+                                 expect(taken[to_size(s) * chunk_size_ + to_size(o)]++ == 0,
+                                        "a place has one token", s);
+                               return true;
+                             });
       topology_.for_each_slot(n, [&](SlotIndex s) {
-        NodeIndex& last = counted[at(s)].owner;
+        NodeIndex& last = counted[to_size(s)].owner;
         if (last == none || topology_.node(last).position < n.position) last = index;
-        ++counted[at(s)].nodes;
-        counted[at(s)].active += n.active() ? 1 : 0;
-        counted[at(s)].pinned += n.pins > 0 ? 1 : 0;
+        ++counted[to_size(s)].nodes;
+        counted[to_size(s)].active += n.active() ? 1 : 0;
+        counted[to_size(s)].pinned += n.pins > 0 ? 1 : 0;
       });
     }
     check_totals(totals);
@@ -141,7 +143,7 @@ class TreeInspector {
     Array<std::int32_t> pins(topology_.num_indices());
     for (const PinRecord& pin : retention_.pins_)
       for (NodeIndex n = pin.last; n != none && n != root_node; n = topology_.node(n).parent)
-        ++pins[at(n)];
+        ++pins[to_size(n)];
     for (std::size_t i = 0; i < pins.size(); ++i)
       expect(topology_.node(static_cast<NodeIndex>(i)).pins == pins[i],
              "pins of paths through a node", static_cast<std::int64_t>(i));
@@ -175,17 +177,18 @@ class TreeInspector {
     for (const StepRecord* step : tree_.steps.all()) {
       if (step->state == StepState::free)
         expect(step->aside == none, "a step that is over has no drafts", 0);
-      if (step->aside != none) ++steps[at(step->aside)];
+      if (step->aside != none) ++steps[to_size(step->aside)];
       if (!Steps::is_outstanding(*step)) continue;
       for (const StepEntry& entry : step->entries) {
-        ++steps[at(entry.sequence)];
-        superseded[at(entry.sequence)] += entry.epoch != sequences_[entry.sequence].epoch ? 1 : 0;
+        ++steps[to_size(entry.sequence)];
+        superseded[to_size(entry.sequence)] +=
+            entry.epoch != sequences_[entry.sequence].epoch ? 1 : 0;
       }
     }
     for (const PendingCopy& copy : tree_.copies.all()) {
-      ++copies[at(copy.rows.target_slot)];
-      ++copies_of[at(copy.source)];
-      ++copies_of[at(copy.target)];
+      ++copies[to_size(copy.rows.target_slot)];
+      ++copies_of[to_size(copy.source)];
+      ++copies_of[to_size(copy.target)];
       expect(slots_[copy.rows.source_slot].nodes > 0 && slots_[copy.rows.target_slot].nodes > 0,
              "a pending copy is between slots in use", copy.rows.target_slot);
       const TreeNode& n = topology_.node(sequences_.node_of(copy.target, copy.position));
@@ -220,7 +223,7 @@ class TreeInspector {
     std::int32_t covered = 0;
     for (NodeIndex index = record.tail; index != none; index = topology_.node(index).parent) {
       const TreeNode& n = topology_.node(index);
-      (is_live ? counted[at(index)].live : counted[at(index)].held) += 1;
+      (is_live ? counted[to_size(index)].live : counted[to_size(index)].held) += 1;
       covered += n.length;
       if (is_live && index != root_node && n.written < n.length)
         expect(n.writer != none, "pending K/V has a writer", index);

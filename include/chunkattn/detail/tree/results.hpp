@@ -8,6 +8,7 @@
 
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 #include "departures.hpp"
 #include "pending.hpp"
 #include "sequences.hpp"
@@ -46,7 +47,7 @@ class Outputs {
     check(entry);
     if (count != 1 && entry.drafts == 0) [[unlikely]]
       fail_argument("outputs.size()", count, "1: the row has no drafts");
-    if (count < 1 || count > at(entry.drafts) + 1) [[unlikely]]
+    if (count < 1 || count > to_size(entry.drafts) + 1) [[unlikely]]
       fail_argument("outputs.size()", count,
                     {"1 to ", entry.drafts + 1, ", the row's drafts and one more"});
     check_order(entry);
@@ -70,10 +71,10 @@ class Outputs {
     if (leaf < none || leaf >= count) [[unlikely]]
       fail_argument("leaf", leaf, {"-1, none, or one of the row's drafts, below ", count});
     if (leaf == none) return 0;
-    return tree.empty() ? leaf + 1 : tree[at(leaf)].depth;
+    return tree.empty() ? leaf + 1 : tree[to_size(leaf)].depth;
   }
   /// Makes room, so that move() cannot fail.
-  void reserve_moves(std::int32_t count) { copies_.reserve(at(count)); }
+  void reserve_moves(std::int32_t count) { copies_.reserve(to_size(count)); }
   /// Asks for copies of what an accepted branch has aside to the places behind the known tokens.
   /// Returns whether there is any.
   bool move(const StepRecord& step, const StepEntry& entry, std::span<const Draft> tree,
@@ -81,8 +82,8 @@ class Outputs {
     const SequenceIndex s = entry.sequence;
     const TreeNode& tail = sequences_.tail(s);
     bool any = false;
-    for (std::int32_t i = leaf; i != none; i = tree[at(i)].parent) {
-      const Draft& draft = tree[at(i)];
+    for (std::int32_t i = leaf; i != none; i = tree[to_size(i)].parent) {
+      const Draft& draft = tree[to_size(i)];
       const std::int32_t position = entry.output_position() + draft.depth - 1;
       const std::int32_t place = tail.begin + position - tail.position;
       const SlotIndex slot = topology_.slot_of(tail, place);
@@ -147,7 +148,7 @@ class Outputs {
   /// Whether nothing has come between the end of the step, when each of its entries had one output
   /// to come, and this.
   [[nodiscard]] bool has_all(const StepRecord& step) const noexcept {
-    return step.all_outputs && at(step.num_outputs) == step.entries.size() &&
+    return step.all_outputs && to_size(step.num_outputs) == step.entries.size() &&
            step.outputs_given_up == sequences_.outputs_given_up();
   }
   void check_order(const StepEntry& entry) const {

@@ -12,6 +12,7 @@
 #include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 #include "prefixes.hpp"
 #include "slots.hpp"
 #include "topology.hpp"
@@ -99,7 +100,7 @@ class Retention {
     TreeNode& tail = topology_.node(index);
     if (tail.length > 0 && count <= topology_.chunk.size - topology_.end_offset(tail)) {
       tail.length += count;  // a tail that holds tokens owns the places behind them
-      stats_.stored_tokens += at(count);
+      stats_.stored_tokens += to_size(count);
       return true;
     }
     if (!acquire(topology_.chunk.slots_for(count - topology_.room(tail)))) {
@@ -112,7 +113,7 @@ class Retention {
   }
   /// Publishes a node of generated tokens, of which the first `count` can be found.
   void publish_generated(NodeIndex index, std::int32_t count) noexcept {
-    stats_.published_tokens += at(count);
+    stats_.published_tokens += to_size(count);
     prefixes_.publish(index);
   }
 
@@ -144,7 +145,7 @@ class Retention {
   }
   /// Takes out a node that one sequence held, which goes on in an equal one.
   void drop_duplicate(NodeIndex index) noexcept {
-    stats_.merged_tokens += at(topology_.node(index).length);
+    stats_.merged_tokens += to_size(topology_.node(index).length);
     topology_.node(index).held = 0;
     remove(index, /*active=*/true);
   }
@@ -167,7 +168,7 @@ class Retention {
       const std::size_t used = stats_.used_slots;
       std::int32_t keep = n.length - topology_.end_offset(n);
       if (n.first_slot == n.last_slot) keep = 0;
-      stats_.evicted_tokens += at(n.length - keep);
+      stats_.evicted_tokens += to_size(n.length - keep);
       if (event_sink_)
         event_sink_({CacheEvent::Kind::evicted, n.name_space, n.position + keep, n.length - keep,
                      n.last_slot});
@@ -202,14 +203,14 @@ class Retention {
       pin = static_cast<std::int32_t>(pins_.size());
       pins_.push_back({});
     }
-    pins_[at(pin)].last = match.last;
+    pins_[to_size(pin)].last = match.last;
     return pin;
   }
   void reserve_pin() {
     if (free_pin() == none && pins_.size() == pins_.capacity()) pins_.reserve(2 * pins_.size() + 8);
   }
   void unpin(std::int32_t pin, std::uint32_t generation) noexcept {
-    PinRecord& record = pins_[at(pin)];
+    PinRecord& record = pins_[to_size(pin)];
     if (record.generation != generation || record.last == none) return;
     // Bottom-up: a parent must stay younger than its children.
     for (NodeIndex n = record.last; n != root_node; n = topology_.node(n).parent)
@@ -222,12 +223,12 @@ class Retention {
       unpin(static_cast<std::int32_t>(i), pins_[i].generation);
   }
   [[nodiscard]] std::uint32_t pin_generation(std::int32_t pin) const noexcept {
-    return pins_[at(pin)].generation;
+    return pins_[to_size(pin)].generation;
   }
   /// Tokens that the pin still holds: fewer than at first where even pinned chunks were evicted.
   [[nodiscard]] std::int32_t pinned_length(std::int32_t pin,
                                            std::uint32_t generation) const noexcept {
-    const PinRecord& record = pins_[at(pin)];
+    const PinRecord& record = pins_[to_size(pin)];
     const bool holds = record.generation == generation && record.last != none;
     return holds ? topology_.node(record.last).end() : 0;
   }

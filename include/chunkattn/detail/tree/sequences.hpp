@@ -8,6 +8,7 @@
 #include "../../tree_options.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -44,9 +45,11 @@ class Sequences {
  public:
   Sequences(Topology& topology, TreeStats& stats) : topology_(topology), stats_(stats) {}
 
-  [[nodiscard]] SequenceRecord& operator[](SequenceIndex s) noexcept { return records_[at(s)]; }
+  [[nodiscard]] SequenceRecord& operator[](SequenceIndex s) noexcept {
+    return records_[to_size(s)];
+  }
   [[nodiscard]] const SequenceRecord& operator[](SequenceIndex s) const noexcept {
-    return records_[at(s)];
+    return records_[to_size(s)];
   }
   /// [num_indices()] until one joins.
   [[nodiscard]] SequenceRecord* records() noexcept { return records_.data(); }
@@ -55,12 +58,13 @@ class Sequences {
   [[nodiscard]] std::size_t capacity() const noexcept { return records_.capacity(); }
   /// Of a handle's index and generation: a generation ends when its sequence leaves.
   [[nodiscard]] bool is_live(SequenceIndex s, std::uint32_t generation) const noexcept {
-    return records_[at(s)].generation == generation;
+    return records_[to_size(s)].generation == generation;
   }
 
   /// Never given to another sequence of this tree.
   [[nodiscard]] SequenceId id_of(SequenceIndex s) const noexcept {
-    const SequenceRecord& record = records_[at(s)];  // leaving has raised the generation already
+    const SequenceRecord& record =
+        records_[to_size(s)];  // leaving has raised the generation already
     return sequence_id(s, record.generation - (record.state == SequenceState::leaving ? 1 : 0));
   }
   [[nodiscard]] std::size_t num_live() const noexcept { return stats_.live_sequences; }
@@ -75,8 +79,9 @@ class Sequences {
   SequenceIndex add() noexcept {
     SequenceIndex s = free_records_;
     if (s != none) {
-      free_records_ = records_[at(s)].next_free;
-      records_[at(s)] = {.state = SequenceState::live, .generation = records_[at(s)].generation};
+      free_records_ = records_[to_size(s)].next_free;
+      records_[to_size(s)] = {.state = SequenceState::live,
+                              .generation = records_[to_size(s)].generation};
     } else {
       s = static_cast<SequenceIndex>(records_.size());
       records_.push_back({.state = SequenceState::live});
@@ -86,7 +91,7 @@ class Sequences {
   }
   /// It is live no longer. Its record stays until remove().
   void leave(SequenceIndex s) noexcept {
-    SequenceRecord& record = records_[at(s)];
+    SequenceRecord& record = records_[to_size(s)];
     record.state = SequenceState::leaving;
     ++record.generation;
     --stats_.live_sequences;
@@ -95,7 +100,7 @@ class Sequences {
     ++outputs_given_up_;
   }
   void remove(SequenceIndex s) noexcept {
-    SequenceRecord& record = records_[at(s)];
+    SequenceRecord& record = records_[to_size(s)];
     record.tail = none;
     record.state = SequenceState::unused;
     record.next_free = free_records_;
@@ -106,13 +111,13 @@ class Sequences {
   // ---- paths ---------------------------------------------------------------------------------
 
   [[nodiscard]] TreeNode& tail(SequenceIndex s) noexcept {
-    return topology_.node(records_[at(s)].tail);
+    return topology_.node(records_[to_size(s)].tail);
   }
   /// Calls f(node, offset in the node, length) for the parts of `range` that each node of the path
   /// holds, last first.
   template <class F>
   void for_each_node(SequenceIndex s, TokenRange range, const F& f) const {
-    for (NodeIndex i = records_[at(s)].tail; i != root_node; i = topology_.node(i).parent) {
+    for (NodeIndex i = records_[to_size(s)].tail; i != root_node; i = topology_.node(i).parent) {
       const TreeNode& n = topology_.node(i);
       const std::int32_t begin = std::max(range.begin, n.position);
       const std::int32_t end = std::min(range.end(), n.end());
@@ -122,19 +127,19 @@ class Sequences {
   }
   /// The node of the path that holds this position.
   [[nodiscard]] NodeIndex node_of(SequenceIndex s, std::int32_t position) const noexcept {
-    NodeIndex n = records_[at(s)].tail;
+    NodeIndex n = records_[to_size(s)].tail;
     while (topology_.node(n).position > position) n = topology_.node(n).parent;
     return n;
   }
   /// Leading places of the path that other live sequences have, too.
   [[nodiscard]] std::int32_t num_shared(SequenceIndex s) const noexcept {
-    NodeIndex n = records_[at(s)].tail;
+    NodeIndex n = records_[to_size(s)].tail;
     while (n != root_node && topology_.node(n).live < 2) n = topology_.node(n).parent;
     return n == root_node ? 0 : topology_.node(n).end();
   }
   /// Leading tokens of the path that every tenant of the adapter may share.
   [[nodiscard]] std::int32_t public_length(SequenceIndex s) const noexcept {
-    NodeIndex n = records_[at(s)].tail;
+    NodeIndex n = records_[to_size(s)].tail;
     while (n != root_node && !topology_.node(n).name_space.is_public) n = topology_.node(n).parent;
     return topology_.node(n).end();
   }
@@ -143,8 +148,8 @@ class Sequences {
 
   /// Slots that `count` further places would take.
   [[nodiscard]] std::size_t slots_needed(SequenceIndex s, std::size_t count) const noexcept {
-    const std::size_t room = at(topology_.room(topology_.node(records_[at(s)].tail)));
-    return count <= room ? 0 : (count - room - 1) / at(topology_.chunk.size) + 1;
+    const std::size_t room = to_size(topology_.room(topology_.node(records_[to_size(s)].tail)));
+    return count <= room ? 0 : (count - room - 1) / to_size(topology_.chunk.size) + 1;
   }
   /// Gives up the places behind the first `keep` reserved ones. Where a step still uses the tail,
   /// its slots stay with it.
@@ -173,14 +178,14 @@ class Sequences {
   }
   /// A new, empty tail below `parent`.
   void add_tail(SequenceIndex s, NodeIndex parent, Namespace name_space) noexcept {
-    SequenceRecord& record = records_[at(s)];
+    SequenceRecord& record = records_[to_size(s)];
     record.tail = topology_.add(parent, name_space, record.level, NodeState::hidden);
     topology_.node(record.tail).live = 1;
     topology_.node(record.tail).tail_of = s;
   }
   /// The whole tail becomes an inner node; the sequence goes on in an empty one.
   void retire_tail(SequenceIndex s) noexcept {
-    SequenceRecord& record = records_[at(s)];
+    SequenceRecord& record = records_[to_size(s)];
     const NodeIndex old = record.tail;
     if (record.steps == 0) topology_.release_places(old, topology_.node(old).length);
     add_tail(s, old, topology_.node(old).name_space);

@@ -14,6 +14,7 @@
 #include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -23,10 +24,6 @@ using NodeIndex = std::int32_t;
 
 /// No node, no sequence, no draft, no pin.
 inline constexpr std::int32_t none = -1;
-
-inline constexpr std::size_t at(std::int32_t index) noexcept {
-  return static_cast<std::size_t>(index);
-}
 
 /// Tokens per slot, a power of two.
 struct ChunkGeometry {
@@ -118,9 +115,11 @@ class Slots {
   Slots(SlotAllocator& allocator, Tokens& tokens, TreeStats& stats)
       : allocator_(allocator), tokens_(tokens), stats_(stats) {}
 
-  [[nodiscard]] SlotRecord& operator[](SlotIndex s) noexcept { return records_[at(s)]; }
-  [[nodiscard]] const SlotRecord& operator[](SlotIndex s) const noexcept { return records_[at(s)]; }
-  [[nodiscard]] SlotIndex next(SlotIndex s) const noexcept { return records_[at(s)].next; }
+  [[nodiscard]] SlotRecord& operator[](SlotIndex s) noexcept { return records_[to_size(s)]; }
+  [[nodiscard]] const SlotRecord& operator[](SlotIndex s) const noexcept {
+    return records_[to_size(s)];
+  }
+  [[nodiscard]] SlotIndex next(SlotIndex s) const noexcept { return records_[to_size(s)].next; }
   /// Slots that were ever seen.
   [[nodiscard]] std::size_t size() const noexcept { return records_.size(); }
   /// Slots with pinned nodes.
@@ -133,14 +132,14 @@ class Slots {
 
   /// A node takes its first place in a slot that others have places in.
   void add_node(SlotIndex s, SlotUse use) noexcept {
-    SlotRecord& record = records_[at(s)];
+    SlotRecord& record = records_[to_size(s)];
     ++record.nodes;
     if (use.active && record.active++ == 0) --stats_.retained_slots;
     if (use.pinned) count_pin(s, 1);
   }
   /// A node gave up its last place in the slot.
   void remove_node(SlotIndex s, SlotUse use) noexcept {
-    SlotRecord& record = records_[at(s)];
+    SlotRecord& record = records_[to_size(s)];
     if (use.pinned) count_pin(s, -1);
     if (record.nodes == 1) {
       if (!use.active) --stats_.retained_slots;
@@ -152,7 +151,7 @@ class Slots {
   }
   /// One of the slot's nodes is used from now on, or no longer.
   void set_active(SlotIndex s, bool active) noexcept {
-    SlotRecord& record = records_[at(s)];
+    SlotRecord& record = records_[to_size(s)];
     if (active) {
       if (record.active++ == 0) --stats_.retained_slots;
     } else {
@@ -161,7 +160,7 @@ class Slots {
   }
   /// One of the slot's nodes is pinned (+1) or no longer (-1).
   void count_pin(SlotIndex s, std::int32_t by) noexcept {
-    SlotRecord& record = records_[at(s)];
+    SlotRecord& record = records_[to_size(s)];
     const bool was_pinned = record.pinned > 0;
     record.pinned += by;
     if (was_pinned && record.pinned == 0) --num_pinned_;
@@ -174,7 +173,7 @@ class Slots {
   template <class EvictOne>
   bool acquire(std::int32_t count, const EvictOne& evict_one) {
     if (count <= 0) return true;
-    if (at(count) > num_available()) return false;
+    if (to_size(count) > num_available()) return false;
     struct GiveBack {
       Slots& slot_table;
       bool keep = false;
@@ -184,16 +183,17 @@ class Slots {
     } guard{*this};
     acquired_.clear();
     num_taken_ = 0;
-    if (acquired_.capacity() < at(count)) acquired_.reserve(2 * at(count));
+    if (acquired_.capacity() < to_size(count)) acquired_.reserve(2 * to_size(count));
     for (std::int32_t left = count; left > 0;) {
       const SlotIndex s = allocator_.allocate();
       if (s == no_slot) {
         if (!evict_one()) return false;
         continue;
       }
-      if (at(s) >= records_.size()) [[unlikely]]
+      if (to_size(s) >= records_.size()) [[unlikely]]
         meet(s);
-      if (records_[at(s)].nodes++ > 0) [[unlikely]]  // counted, so that it is not answered twice
+      if (records_[to_size(s)].nodes++ > 0)
+          [[unlikely]]  // counted, so that it is not answered twice
         fail_taken(s);
       *acquired_.end() = s;
       acquired_.take(1);
@@ -205,7 +205,7 @@ class Slots {
   /// One of the slots that were acquired, for node `owner`, behind `prev`.
   CHUNKATTN_INLINE SlotIndex take(NodeIndex owner, SlotIndex prev, SlotUse use) noexcept {
     const SlotIndex s = acquired_[num_taken_++];
-    SlotRecord& record = records_[at(s)];  // as new, but for `nodes`, which is 1
+    SlotRecord& record = records_[to_size(s)];  // as new, but for `nodes`, which is 1
     record.owner = owner;
     record.active = use.active ? 1 : 0;
     record.prev = prev;
@@ -219,7 +219,8 @@ class Slots {
   void release() noexcept {
     for (; acquired_.size() > num_taken_; acquired_.pop_back()) {
       const SlotIndex s = acquired_.back();
-      if (at(s) < records_.size()) records_[at(s)].nodes = 0;  // else there was no memory for it
+      if (to_size(s) < records_.size())
+        records_[to_size(s)].nodes = 0;  // else there was no memory for it
       allocator_.free(s);
     }
   }
@@ -233,7 +234,7 @@ class Slots {
   /// Makes a record for a slot that was never seen before.
   [[gnu::noinline]] void meet(SlotIndex s) {
     const std::size_t end = allocator_.high_water();
-    if (s < 0 || at(s) >= end) [[unlikely]]
+    if (s < 0 || to_size(s) >= end) [[unlikely]]
       fail_argument("allocator.allocate()", s,
                     {"a slot below its high_water(), ", end, ", or no_slot, ", no_slot});
     acquired_.push_back(s);  // given back if there is no memory
@@ -241,7 +242,7 @@ class Slots {
     acquired_.pop_back();
   }
   [[noreturn]] CHUNKATTN_COLD void fail_taken(SlotIndex s) {
-    --records_[at(s)].nodes;
+    --records_[to_size(s)].nodes;
     fail_argument("allocator.allocate()", s, "a free slot; the tree has this one already");
   }
   void grow(std::size_t count) {
@@ -250,7 +251,7 @@ class Slots {
     records_.resize(count);
   }
   void give_back(SlotIndex s) noexcept {
-    records_[at(s)] = SlotRecord{};
+    records_[to_size(s)] = SlotRecord{};
     --stats_.used_slots;
     if (free_sink_) free_sink_(s);
     allocator_.free(s);

@@ -17,6 +17,7 @@
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "../base/ticket.hpp"
+#include "../base/to_size.hpp"
 #include "../base/write_check.hpp"
 #include "topology.hpp"
 
@@ -110,7 +111,7 @@ struct StepRecord {
         std::lower_bound(trees.begin(), trees.end(), entry,
                          [](const DraftTree& t, std::int32_t value) { return t.entry < value; });
     if (tree == trees.end() || tree->entry != entry) return {};
-    return {drafts.begin() + tree->first, at(tree->count)};
+    return {drafts.begin() + tree->first, to_size(tree->count)};
   }
 };
 
@@ -132,9 +133,11 @@ class Steps {
   static constexpr std::uint64_t no_step = std::numeric_limits<std::uint64_t>::max();
 
   [[nodiscard]] const StepRecord& operator[](std::int32_t index) const noexcept {
-    return *steps_[at(index)];
+    return *steps_[to_size(index)];
   }
-  [[nodiscard]] StepRecord& operator[](std::int32_t index) noexcept { return *steps_[at(index)]; }
+  [[nodiscard]] StepRecord& operator[](std::int32_t index) noexcept {
+    return *steps_[to_size(index)];
+  }
   /// All records, those of steps that are over included.
   [[nodiscard]] std::span<StepRecord* const> all() const noexcept {
     return {steps_.begin(), steps_.size()};
@@ -196,7 +199,7 @@ class Steps {
       steps_.reserve(steps_.size() + 1);
       steps_.push_back(new StepRecord());
     }
-    StepRecord& step = *steps_[at(index)];
+    StepRecord& step = *steps_[to_size(index)];
     step.number = ++last_step_;
     step.state = StepState::open;
     step.built = step.is_void = false;

@@ -14,6 +14,7 @@
 #include "../../tree_options.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 #include "core.hpp"
 #include "prefixes.hpp"
 #include "retention.hpp"
@@ -40,7 +41,7 @@ class TokenStore final : public Tokens {
   }
   [[nodiscard]] std::uint64_t hash(std::uint64_t seed, SlotIndex slot, std::int32_t offset,
                                    std::int32_t count) const noexcept override {
-    return hash(seed, std::span(&token(slot, offset), at(count)));
+    return hash(seed, std::span(&token(slot, offset), to_size(count)));
   }
   /// The same for tokens of a prompt.
   [[nodiscard]] static std::uint64_t hash(std::uint64_t seed,
@@ -61,21 +62,21 @@ class TokenStore final : public Tokens {
   }
   void copy(SlotIndex from, std::int32_t offset, SlotIndex to, std::int32_t to_offset,
             std::int32_t count) noexcept override {
-    store(to, to_offset, std::span(&token(from, offset), at(count)));
+    store(to, to_offset, std::span(&token(from, offset), to_size(count)));
   }
   void prefetch(SlotIndex slot, std::int32_t offset) const noexcept override {
-    CHUNKATTN_PREFETCH_WRITE(tokens_.data() + at(slot) * ChunkSize + at(offset));
+    CHUNKATTN_PREFETCH_WRITE(tokens_.data() + to_size(slot) * ChunkSize + to_size(offset));
   }
 
   void store(SlotIndex slot, std::int32_t offset, const Token& token) {
-    tokens_[at(slot) * ChunkSize + at(offset)] = token;
+    tokens_[to_size(slot) * ChunkSize + to_size(offset)] = token;
   }
   void store(SlotIndex slot, std::int32_t offset, std::span<const Token> tokens) {
     std::copy(tokens.begin(), tokens.end(),
               tokens_.begin() + slot * std::ptrdiff_t{ChunkSize} + offset);
   }
   [[nodiscard]] const Token& token(SlotIndex slot, std::int32_t offset) const noexcept {
-    return tokens_[at(slot) * ChunkSize + at(offset)];
+    return tokens_[to_size(slot) * ChunkSize + to_size(offset)];
   }
 
  private:
@@ -115,7 +116,7 @@ class TokenTree {
       written_end = n.position + n.written;
       if (n.writer == none) own_begin = written_end;
     });
-    return {std::min(at(written_end), options.max_reuse), at(own_begin - written_end)};
+    return {std::min(to_size(written_end), options.max_reuse), to_size(own_begin - written_end)};
   }
 
   /// Slots that insert() would at most take from the available ones: new ones, and cached ones that
@@ -127,7 +128,7 @@ class TokenTree {
     const std::size_t revived =
         core.prefixes.count_slots(match, [](const SlotRecord& slot) { return slot.active == 0; });
     const std::int32_t fresh = static_cast<std::int32_t>(prompt.size()) - match.length;
-    return revived + at(core.topology.chunk.slots_for(fresh - core.room_at(match, fresh)));
+    return revived + to_size(core.topology.chunk.slots_for(fresh - core.room_at(match, fresh)));
   }
 
   /// Pins what is written of these tokens; the pin's index, or none.
@@ -144,7 +145,7 @@ class TokenTree {
 
   SequenceIndex insert(std::span<const Token> prompt, const InsertOptions& options) {
     check_argument(!prompt.empty(), "prompt.size()", 0, "at least one token");
-    check_argument(prompt.size() <= at(max_length), "prompt.size()", prompt.size(),
+    check_argument(prompt.size() <= to_size(max_length), "prompt.size()", prompt.size(),
                    "at most 2^30 tokens");
     Match match = find(prompt, options);
     const std::int32_t found = match.length;
@@ -157,7 +158,7 @@ class TokenTree {
         match,
         {size, public_length(prompt, options), published_end, retention_.level(options.priority)},
         options, [&](const TreeNode& n, std::int32_t position) {
-          store(n, 0, prompt.subspan(at(position), at(n.length)));
+          store(n, 0, prompt.subspan(to_size(position), to_size(n.length)));
         });
   }
 
@@ -194,15 +195,15 @@ class TokenTree {
     const std::int32_t depth = Outputs::depth_of(entry, tree, leaf);
     if (depth == 0 && outputs.size() != 1) [[unlikely]]
       fail_argument("outputs.size()", outputs.size(), "1, as leaf = -1 says: no draft was right");
-    if (outputs.size() != at(depth) + 1) [[unlikely]]
+    if (outputs.size() != to_size(depth) + 1) [[unlikely]]
       fail_argument("outputs.size()", outputs.size(),
                     {depth + 1, ", the drafts up to leaf = ", leaf, " and one more"});
     if (depth == 0 || tree.empty()) return commit(step, entry, outputs);
     core.outputs.check(entry, outputs.size());
-    for (std::int32_t i = leaf; entry.drafts_known && i != none; i = tree[at(i)].parent) {
-      const Draft& draft = tree[at(i)];
+    for (std::int32_t i = leaf; entry.drafts_known && i != none; i = tree[to_size(i)].parent) {
+      const Draft& draft = tree[to_size(i)];
       const bool same =
-          tokens_.equal(draft.slot, draft.offset, outputs.subspan(at(draft.depth) - 1, 1));
+          tokens_.equal(draft.slot, draft.offset, outputs.subspan(to_size(draft.depth) - 1, 1));
       if (!same) [[unlikely]]
         fail_other_draft(draft.depth - 1);
     }
@@ -289,7 +290,7 @@ class TokenTree {
   [[nodiscard]] std::int32_t common_length(const TreeNode& n, std::int32_t first,
                                            std::span<const Token> tokens) const noexcept {
     const auto limit =
-        static_cast<std::int32_t>(std::min<std::size_t>(at(n.length - first), tokens.size()));
+        static_cast<std::int32_t>(std::min<std::size_t>(to_size(n.length - first), tokens.size()));
     if (limit == 0) return 0;
     const Token* asked = tokens.data();
     SlotIndex slot = core.topology.slot_of(n, n.begin + first);
@@ -316,11 +317,11 @@ class TokenTree {
   [[nodiscard]] Match find(std::span<const Token> prompt, const InsertOptions& options) const {
     const std::int32_t unit = core.prefixes.unit();
     const std::int32_t public_end = public_length(prompt, options);
-    const auto size = static_cast<std::int32_t>(std::min(prompt.size(), at(max_length)));
+    const auto size = static_cast<std::int32_t>(std::min(prompt.size(), to_size(max_length)));
     Match match;
     while (size - match.length >= unit) {
       const Namespace space = TreeCore::space_at(options, match.length, public_end);
-      const auto key = prompt.subspan(at(match.length), at(unit));
+      const auto key = prompt.subspan(to_size(match.length), to_size(unit));
       const NodeIndex child = core.prefixes.find_child(
           match.last, space,
           Prefixes::finish_hash(tokens_.hash(Prefixes::hash_seed(match.last, space), key)),
@@ -331,7 +332,7 @@ class TokenTree {
       const std::int32_t end = match.length < public_end ? public_end : size;
       const TreeNode& c = core.topology.node(child);
       std::int32_t common =
-          common_length(c, 0, prompt.subspan(at(match.length), at(end - match.length)));
+          common_length(c, 0, prompt.subspan(to_size(match.length), to_size(end - match.length)));
       common -= common % unit;
       match.last = child;
       match.used = common;
@@ -385,7 +386,7 @@ class TokenTree {
     const TreeNode& tail = core.sequences.tail(entry.sequence);
     const std::span<const Draft> tree = step.tree_of(entry);
     if (tree.empty())
-      store(tail, entry.output_position() - tail.position, tokens.first(at(entry.drafts)));
+      store(tail, entry.output_position() - tail.position, tokens.first(to_size(entry.drafts)));
     for (std::size_t i = 0; i < tree.size(); ++i)
       tokens_.store(tree[i].slot, tree[i].offset, tokens[i]);
   }
@@ -393,7 +394,7 @@ class TokenTree {
     core.topology.for_each_run(
         n, first, static_cast<std::int32_t>(tokens.size()),
         [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
-          tokens_.store(s, offset, tokens.subspan(at(done), at(run)));
+          tokens_.store(s, offset, tokens.subspan(to_size(done), to_size(run)));
           return true;
         });
   }

@@ -10,6 +10,7 @@
 #include "../../tree_options.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 #include "slots.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -77,8 +78,8 @@ class Topology {
 
   const ChunkGeometry chunk;
 
-  [[nodiscard]] TreeNode& node(NodeIndex n) noexcept { return nodes_[at(n)]; }
-  [[nodiscard]] const TreeNode& node(NodeIndex n) const noexcept { return nodes_[at(n)]; }
+  [[nodiscard]] TreeNode& node(NodeIndex n) noexcept { return nodes_[to_size(n)]; }
+  [[nodiscard]] const TreeNode& node(NodeIndex n) const noexcept { return nodes_[to_size(n)]; }
   /// [num_indices()] until one is added.
   [[nodiscard]] TreeNode* nodes() noexcept { return nodes_.data(); }
   /// Indices of nodes are below this.
@@ -176,7 +177,7 @@ class Topology {
   void extend(NodeIndex index, std::int32_t count) noexcept {
     TreeNode& n = node(index);
     if (count <= 0) return;
-    stats_.stored_tokens += at(count);
+    stats_.stored_tokens += to_size(count);
     if (n.first_slot == no_slot) enter_first_slot(index);
     for (std::int32_t offset = end_offset(n);; offset = 0) {
       const std::int32_t take = std::min(count, chunk.size - offset);
@@ -208,7 +209,7 @@ class Topology {
   bool release_places(NodeIndex index, std::int32_t keep, bool active) noexcept {
     TreeNode& n = node(index);
     if (n.first_slot == no_slot) return false;
-    stats_.stored_tokens -= at(n.length - keep);
+    stats_.stored_tokens -= to_size(n.length - keep);
     const std::int32_t kept_slots = keep == 0 ? 0 : chunk.slots_for(n.begin + keep);
     SlotIndex s = last_held_slot(n);
     std::int32_t held = std::max(1, chunk.slots_for(n.begin + n.length));
@@ -248,7 +249,7 @@ class Topology {
   /// Shortens a tail to `keep` places; its slots stay with it as spare ones.
   void shorten(NodeIndex index, std::int32_t keep) noexcept {
     TreeNode& n = node(index);
-    stats_.stored_tokens -= at(n.length - keep);
+    stats_.stored_tokens -= to_size(n.length - keep);
     n.last_slot = keep > 0 ? slot_of(n, n.begin + keep - 1) : n.first_slot;
     n.length = keep;
     n.scheduled = std::min(n.scheduled, keep);
@@ -276,7 +277,7 @@ class Topology {
   /// Counts places that were added to the ends of nodes without extend().
   void count_places(std::size_t count) noexcept { stats_.stored_tokens += count; }
   /// Asks early for what a step writes to a node.
-  void prefetch(NodeIndex n) const noexcept { CHUNKATTN_PREFETCH_WRITE(&nodes_[at(n)]); }
+  void prefetch(NodeIndex n) const noexcept { CHUNKATTN_PREFETCH_WRITE(&nodes_[to_size(n)]); }
   /// The same for the token behind its last place.
   void prefetch_end(NodeIndex index) const noexcept {
     const TreeNode& n = node(index);
