@@ -121,8 +121,7 @@ void expect_usage_error(const std::string& name, const std::string& arguments,
 
 }  // namespace
 
-constexpr const char* all_programs[] = {"shared_prompt", "persist", "custom_allocator",
-                                        "engine_integration"};
+constexpr const char* all_programs[] = {"shared_prompt", "persist"};
 
 TEST_CASE("every program has help, and refuses what it does not know") {
   for (const std::string name : all_programs) {
@@ -322,12 +321,36 @@ TEST_CASE("what is printed for a person fits 80 columns") {
   }
 }
 
-TEST_CASE("custom_allocator gives every block back") {
-  if (!have("custom_allocator")) return;
-  const Outcome outcome = run("custom_allocator", "");
-  CHECK(outcome.status == 0);
-  CHECK(outcome.says("35 of them cached"));
-  CHECK(outcome.says("23 of 23 blocks are free"));
+TEST_CASE("small examples: one idea in 60 lines, and the page shows what they print") {
+  const fs::path root(CHUNKATTN_SOURCE_DIR);
+  const std::string page = read_text(root / "docs/examples.md");
+  int programs = 0;
+  for (const auto& entry : fs::directory_iterator(root / "examples")) {
+    if (entry.path().extension() != ".cpp") continue;
+    ++programs;
+    const std::string name = entry.path().stem().string();
+    CAPTURE(name);
+    std::istringstream source(read_text(entry.path()));
+    int lines = 0;
+    for (std::string line; std::getline(source, line); ++lines) {
+      CAPTURE(line);
+      if (line.starts_with("#include"))
+        CHECK((line.find("<chunkattn/") != line.npos || line.find_first_of("./") == line.npos));
+    }
+    CHECK(lines <= 60);
+
+    const std::string heading = "\n## [`" + name + ".cpp`](../examples/" + name + ".cpp)\n";
+    const std::string begin = "\n```output\n", end = "```\n";
+    const std::size_t section = page.find(heading);
+    REQUIRE(section != page.npos);
+    const std::size_t shown = page.find(begin, section) + begin.size();
+    REQUIRE(shown < page.find("\n## ", section + 1));
+    if (!have(name)) continue;
+    const Outcome outcome = run(name, "");
+    CHECK(outcome.status == 0);
+    CHECK(outcome.output == page.substr(shown, page.find(end, shown) - shown));
+  }
+  CHECK(programs == 8);
 }
 
 TEST_CASE("shared_prompt writes its figures as JSON") {
