@@ -12,7 +12,8 @@ constexpr int num_pages = 8, page_size = 16, head_dim = 32;
 using Tree = PrefixTree<int, page_size, FixedAllocator>;  // never a page beyond your memory
 
 int main() {
-  Tree tree(FixedAllocator(num_pages), {.sharing = Sharing::chunk});  // whole pages are shared
+  Tree tree(FixedAllocator(num_pages),
+            {.sharing = TreeOptions::Sharing::chunk});  // whole pages are shared
   std::vector<float> k_memory(num_pages * page_size * head_dim), v_memory(k_memory);
   const auto layer =
       make_kv_view(k_memory.data(), v_memory.data(), {num_pages, 1, page_size, head_dim});

@@ -13,7 +13,7 @@ struct Engine {
   Tree tree;
   KvCache<Cpu, half> cache{tree, {num_layers, num_heads, head_dim}};
   // A row's bits then depend on its own path alone, not on what is computed beside it.
-  ChunkAttention<Cpu, head_dim> attention{1, {.reduce = Reduce::batch_invariant}};
+  ChunkAttention<Cpu, head_dim> attention{1, {.reduce = CpuOptions::Reduce::batch_invariant}};
   AttentionPlan plan;
 
   // Computes what is not computed yet. Returns what attention gives for the last token.

@@ -22,7 +22,7 @@ std::string write_on(std::string text, std::size_t num_drafts) {
     const auto before = text.rfind(text.back(), text.size() - 2);
     const std::string drafts = text.substr(before + 1, num_drafts), path = text + drafts;
     auto step = tree.begin_step();
-    const auto row = step.add(sequence, path.size(), drafts).row();
+    const auto row = step.add(sequence, path.size(), {.tokens = drafts}).row();
     const auto view = plan.build(step);
 
     // Stands in for a model: K names the letter before a row's and V the row's own, so attention

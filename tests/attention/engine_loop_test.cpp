@@ -122,8 +122,8 @@ class Engine {
       if (budget == 0) break;
       if (r.sequence.size() + r.sequence.num_reserved() >= end_of(r.request)) continue;
       const AddResult added = step.add(r.sequence, std::min(budget, prefill_tokens));
-      held_for_sequence += added.reason() == HoldReason::waits_for_sequence;
-      out_of_chunks_ |= added.reason() == HoldReason::out_of_chunks;
+      held_for_sequence += added.reason() == AddResult::Reason::waits_for_sequence;
+      out_of_chunks_ |= added.reason() == AddResult::Reason::out_of_chunks;
       if (!added) continue;
       budget -= static_cast<std::size_t>(added.row().num_rows);
       if (added.row().has_output)
@@ -219,7 +219,7 @@ class Engine {
   Tree tree_;
   KvCache<Cpu, half> cache_{tree_, {num_layers, num_kv_heads, head_dim}};
   // A row's bits do not depend on what is computed beside it, so that answers can be compared.
-  ChunkAttention<Cpu, head_dim> attention_{2, {.reduce = Reduce::batch_invariant}};
+  ChunkAttention<Cpu, head_dim> attention_{2, {.reduce = CpuOptions::Reduce::batch_invariant}};
   std::vector<AttentionPlan> plans_;  // a view ends when its plan builds the next
   std::deque<Waiting> waiting_;
   std::vector<Running> running_;
