@@ -84,15 +84,15 @@ struct Format {
 };
 
 template <auto one_block, std::size_t elements, std::size_t bytes>
-constexpr Format format(TensorType type) {
+constexpr Format format_of(TensorType type) {
   return {type, {elements, bytes}, convert<one_block, elements, bytes>};
 }
 
 constexpr Format formats[] = {
-    format<from_f32, 1, 4>(TensorType::f32),      format<from_f16, 1, 2>(TensorType::f16),
-    format<from_bf16, 1, 2>(TensorType::bf16),    format<from_q4_0, 32, 18>(TensorType::q4_0),
-    format<from_q4_1, 32, 20>(TensorType::q4_1),  format<from_q8_0, 32, 34>(TensorType::q8_0),
-    format<from_q6_k, 256, 210>(TensorType::q6_k)};
+    format_of<from_f32, 1, 4>(TensorType::f32),      format_of<from_f16, 1, 2>(TensorType::f16),
+    format_of<from_bf16, 1, 2>(TensorType::bf16),    format_of<from_q4_0, 32, 18>(TensorType::q4_0),
+    format_of<from_q4_1, 32, 20>(TensorType::q4_1),  format_of<from_q8_0, 32, 34>(TensorType::q8_0),
+    format_of<from_q6_k, 256, 210>(TensorType::q6_k)};
 
 const Format* find(std::uint32_t type) {
   for (const Format& format : formats)

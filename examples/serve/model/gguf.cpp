@@ -12,7 +12,7 @@ namespace serve {
 
 namespace {
 
-constexpr std::string_view format = "a GGUF file that this program reads";
+constexpr std::string_view gguf_format = "a GGUF file that this program reads";
 
 // The numbers that the format gives to the types of values.
 enum ValueType : std::uint32_t {
@@ -211,7 +211,7 @@ void Gguf::read_tensors(FieldReader& reader, std::uint64_t count) {
 }
 
 Gguf::Gguf(const std::string& path) : file_(path) {
-  FieldReader reader(file_, format);
+  FieldReader reader(file_, gguf_format);
   const std::string_view magic = reader.text(4, "magic");
   if (magic != "GGUF") reader.fail("magic", "other bytes", "GGUF");
   const auto version = reader.number<std::uint32_t>("version");

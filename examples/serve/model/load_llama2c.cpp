@@ -9,7 +9,7 @@ namespace serve {
 
 namespace {
 
-constexpr std::string_view format = "a llama2.c checkpoint";
+constexpr std::string_view llama2c_format = "a llama2.c checkpoint";
 constexpr ShapeNames names{"dim",        "hidden_dim", "n_layers", "n_heads",
                            "n_kv_heads", "vocab_size", "seq_len"};
 
@@ -28,7 +28,7 @@ Config read_header(FieldReader& reader, const std::string& path) {
   c.tied = header[5] > 0;  // a negative vocabulary size: a classifier of its own
   c.vocab_size = header[5] > 0 ? header[5] : header[5] > -(1 << 30) ? -header[5] : 0;
   c.max_positions = header[6];
-  check_shape(c, path + ": not " + std::string(format), names);
+  check_shape(c, path + ": not " + std::string(llama2c_format), names);
   return c;
 }
 
@@ -65,7 +65,7 @@ class Weights {
 
 Model load_llama2c(const std::string& path, Element element) {
   const MappedFile file(path);
-  FieldReader reader(file, format);
+  FieldReader reader(file, llama2c_format);
   const Config c = read_header(reader, path);
   const std::size_t expected = count_floats(c) * sizeof(float);
   if (reader.left() != expected)
