@@ -1,12 +1,17 @@
-// Which instruction set runs, and what is said to who asks for one that cannot.
+// Which instruction set runs, what is said to who asks for one that cannot, and that each computes
+// what the oracle does.
 #include <doctest/doctest.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/testing/reference.hpp"
+#include "support/attention_case.hpp"
 #include "support/refused.hpp"
 
 using namespace chunkattn;
@@ -107,4 +112,38 @@ TEST_CASE("the option goes before the variable, and an empty variable is none") 
   for (const InstructionSet set : detail::cpu::compiled_sets)
     if (detail::cpu::is_supported(set)) best = set;
   CHECK(detail::cpu::resolved(InstructionSet::automatic) == best);
+}
+
+TEST_CASE_TEMPLATE("every instruction set of a build agrees with the oracle", T, float, half,
+                   std::int8_t) {
+  test::Random random(1);
+  int ran = 0;
+  for (const InstructionSet set : detail::cpu::compiled_sets) {
+    if (!detail::cpu::is_supported(set)) continue;
+    CAPTURE(name_of(set));
+    ++ran;
+    for (const Reduce reduce :
+         {Reduce::deterministic, Reduce::spin_lock, Reduce::batch_invariant}) {
+      ChunkAttention<Cpu, 64> attention(
+          2, {.reduce = reduce, .min_tasks = 16, .min_product_lines = 1, .instruction_set = set});
+      for (int i = 0; i < test::scaled(10); ++i) {
+        test::RandomPlanOptions options;
+        options.share = random.pick({test::Share::none, test::Share::some, test::Share::all});
+        options.num_sequences = random.uniform(1, random.pick({3, 30}));
+        options.chunk_size = random.pick({1, 16, 64});
+        options.max_length = random.pick({40, 150, 1000});
+        options.max_queries = random.pick({1, 1, 20});
+        const test::AttentionCase<T> problem(random, options, 64, random.uniform(1, 2),
+                                             random.pick({1, 3, 4, 8}), random.pick({1.0f, 20.0f}));
+        test::Answer<> answer(problem);
+        attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+        const Rounding rounding = test::rounding_in<T>(attention);
+        CHECK(
+            compare_with_reference(problem.reference, std::span<const float>(answer.out), rounding)
+                .worst <= 1.0);
+        CHECK(test::worst_lse(problem.reference, answer.lse, rounding) <= 1.0);
+      }
+    }
+  }
+  CHECK(ran > 0);
 }

@@ -7,9 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +16,7 @@
 #include "chunkattn/prefix_tree.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "support/attention_case.hpp"
+#include "support/counted_slabs.hpp"
 
 using namespace chunkattn;
 using test::Random;
@@ -28,28 +27,12 @@ static_assert(KvProvider<KvCache<Cpu, float>>);
 
 namespace {
 
-int num_slabs = 0;  // large allocations so far
-
 template <class T>
 std::uintptr_t address(const T* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer);
 }
 
 }  // namespace
-
-[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) {
-  const auto boundary = static_cast<std::size_t>(alignment);
-  num_slabs += size >= std::size_t{4} << 20 ? 1 : 0;
-  void* const memory = std::aligned_alloc(boundary, (size + boundary - 1) / boundary * boundary);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
-}
 
 TEST_CASE_TEMPLATE("K and V of one head are adjacent, slots 64-byte aligned", T, float, half,
                    bfloat16, std::int8_t, float8_e4m3) {
@@ -104,12 +87,12 @@ TEST_CASE("growth through many slabs: their table grows too") {
   // A slot is as large as a slab should be: each has one to itself. Only a few rows are touched.
   KvCache<Cpu, half> cache(128, {.num_layers = 2, .num_kv_heads = 32, .head_dim = 256}, 1);
   REQUIRE(cache.bytes_per_slot() == std::size_t{2} << 22);
-  const int others = num_slabs - 2;
+  const int others = test::num_slabs - 2;
   std::vector<half*> where;
   for (int slots = 1; slots <= 40; ++slots) {
     cache.grow(static_cast<std::size_t>(slots));
     CHECK(cache.bytes() == static_cast<std::size_t>(slots) * cache.bytes_per_slot());
-    CHECK(num_slabs - others == 2 * slots);
+    CHECK(test::num_slabs - others == 2 * slots);
     const KvView<half> view = cache.layer(1);
     where.push_back(view.v_row(slots - 1, 31, 0));
     where.back()->bits = static_cast<std::uint16_t>(slots);

@@ -1,0 +1,27 @@
+// Replaces the aligned operator new of a test program: counts large allocations, which are slabs of
+// K/V. Include it in one translation unit only.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+namespace test {
+
+inline int num_slabs = 0;  // so far
+
+}  // namespace test
+
+[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) {
+  const auto boundary = static_cast<std::size_t>(alignment);
+  test::num_slabs += size >= std::size_t{4} << 20 ? 1 : 0;
+  void* const memory = std::aligned_alloc(boundary, (size + boundary - 1) / boundary * boundary);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
