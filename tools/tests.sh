@@ -107,6 +107,7 @@ again() {  # again PRESET NAME: the command that runs one test
   case $1 in
     asan | tsan) echo "./dev sanitize $1 $2" ;;
     aarch64) echo "./dev test_aarch64 $2" ;;
+    fast) echo "./dev test -R '^$2\$'" ;;
     *) echo "./dev $1 $2" ;;
   esac
 }

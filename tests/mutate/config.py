@@ -75,6 +75,9 @@ NATIVE = ["-march=native"]
 DECLARED = "tests/CMakeLists.txt"
 VARIANTS = {"portable": ["-march=native", "-DCHUNKATTN_ISA=portable"], "avx2": ["-mavx2", "-mfma", "-mf16c", "-DCHUNKATTN_ISA=avx2"],
             "tiles": ["-march=native", "-DCHUNKATTN_SOFTWARE_TILES"], "plain": []}
+# --fast: the tests of these programs, and how those without a variant are built there.
+FAST = "tests/fast.cmake"
+FAST_NATIVE = ["-march=native", "-DCHUNKATTN_ISA=native"]
 
 ARGUMENTS = ["--abort-after=1"]  # doctest: the first failure is enough
 ENVIRONMENT = {"CHUNKATTN_SEED": "20261121"}  # the same random inputs in every run

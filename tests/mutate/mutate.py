@@ -5,7 +5,7 @@ All faults of a sample are compiled into one copy of each test program, guarded 
 a fault then costs one run of the programs that reach it. docs/testing.md describes the model.
 
     mutate.py [--seed N] [--sample 300] [--files GLOB...] [--tests GLOB...] [--at GLOB:LINE[-LINE]...]
-              [--jobs N] [--timeout FACTOR] [--resume] [--list]
+              [--fast] [--jobs N] [--timeout FACTOR] [--resume] [--list]
 
 Exit: 0 at least 95 % died of what is not explained, 1 fewer, 2 the tool could not do its work, 77 no compiler.
 """
@@ -38,6 +38,7 @@ def parse_options():
     parser.add_argument("--sample", type=int, default=300, help="faults to judge (default 300)")
     parser.add_argument("--files", nargs="+", metavar="GLOB", help="headers below the include folder")
     parser.add_argument("--tests", nargs="+", metavar="GLOB", help="names of test programs")
+    parser.add_argument("--fast", action="store_true", help="only the tests of ./dev test, as it builds and runs them")
     parser.add_argument("--at", nargs="+", metavar="GLOB:LINE[-LINE]", help="all faults of these lines, no sample")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--timeout", type=float, default=5, metavar="FACTOR",
@@ -87,7 +88,7 @@ def _is_at(site, place):
 
 def fingerprint(root, config, options):
     """Of all that decides what is built and run."""
-    digest = hashlib.sha256(repr((options.seed, options.sample, options.files, options.tests, options.at,
+    digest = hashlib.sha256(repr((options.seed, options.sample, options.files, options.tests, options.at, options.fast,
                                   programs.version(options.cxx))).encode())
     for folder in (config.INCLUDE, *config.WATCHED, HERE):
         for path, folders, names in os.walk(os.path.join(root, folder)):
@@ -160,7 +161,7 @@ def main():
 
     builder = programs.Builder(root, work, config, options.cxx, options.jobs)
     key = fingerprint(root, config, options)
-    chosen = builder.programs(options.tests)
+    chosen = builder.programs(options.tests, options.fast)
     sources = sample.read_headers(root, config, options.files)
     compiled = builder.compiled_lines(chosen)
     sites, excluded = choose(sources, compiled, options, config)

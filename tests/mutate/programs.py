@@ -26,6 +26,7 @@ class Program:
     name: str
     source: str
     flags: tuple
+    variables: tuple = ()  # of its environment, (name, value)
 
 
 class Builder:
@@ -35,19 +36,44 @@ class Builder:
         for folder in ("bin", "include", "tmp"):
             os.makedirs(os.path.join(work, folder), exist_ok=True)
 
-    def programs(self, only=None):
-        """One per configured test and variant, as tests/CMakeLists.txt has them."""
+    def programs(self, only=None, fast=False):
+        """One per configured test and variant, as tests/CMakeLists.txt has them, or those of the fast run."""
+        found = self._fast() if fast else self._all()
+        return [p for p in found if not only or any(fnmatch.fnmatch(p.name, pattern) for pattern in only)]
+
+    def _sources(self):
+        """{test: its file} of those that are not left out."""
+        paths = sorted(p for pattern in self.config.TESTS for p in glob.glob(os.path.join(self.root, pattern)))
+        named = ((os.path.splitext(os.path.basename(path))[0], path) for path in paths)
+        return {name: path for name, path in named
+                if not any(fnmatch.fnmatch(name, pattern) for pattern in self.config.LEFT_OUT_TESTS)}
+
+    def _all(self):
         found, variants = [], self._declared_variants()
-        for path in sorted(p for pattern in self.config.TESTS for p in glob.glob(os.path.join(self.root, pattern))):
-            name = os.path.splitext(os.path.basename(path))[0]
-            if any(fnmatch.fnmatch(name, pattern) for pattern in self.config.LEFT_OUT_TESTS):
-                continue
+        for name, path in self._sources().items():
             found.append(Program(name, path, tuple(self.config.NATIVE)))
             for variant in variants.get(name, []):
                 flags = self.config.VARIANTS.get(variant)
-                if flags and (variant != "avx2" or platform.machine() in ("x86_64", "AMD64")):
+                if flags and _runs_here(variant):
                     found.append(Program(f"{name}_{variant}", path, tuple(flags)))
-        return [p for p in found if not only or any(fnmatch.fnmatch(p.name, pattern) for pattern in only)]
+        return found
+
+    def _fast(self):
+        """Of the lines `chunkattn_fast_program(NAME [VARIANT V] ... [SCALE N] TESTS TEST...)`."""
+        with open(os.path.join(self.root, self.config.FAST)) as file:
+            declared = re.findall(r"^chunkattn_fast_program\(\w+\s([^)]*)\)", file.read(), re.MULTILINE)
+        found, sources = [], self._sources()
+        for words in map(str.split, declared):
+            tests = words.index("TESTS")
+            given = dict(zip(words[:tests], words[1:tests]))
+            variant, scale = given.get("VARIANT"), given.get("SCALE")
+            if variant and not _runs_here(variant):
+                continue
+            flags = self.config.VARIANTS[variant] if variant else self.config.FAST_NATIVE
+            for test in (t for t in words[tests + 1:] if t in sources):
+                found.append(Program(f"{test}_{variant}" if variant else test, sources[test], tuple(flags),
+                                     (("CHUNKATTN_TEST_SCALE", scale),) if scale else ()))
+        return found
 
     def _declared_variants(self):
         """{test: variants} of the lines `chunkattn_test(FOLDER/TEST ... VARIANTS VARIANT...)`."""
@@ -181,6 +207,10 @@ class Builder:
                     guilty |= next(group for group in likely if group)
                     break
         return guilty
+
+
+def _runs_here(variant):
+    return variant != "avx2" or platform.machine() in ("x86_64", "AMD64")
 
 
 def _messages(errors):

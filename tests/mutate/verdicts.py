@@ -20,7 +20,7 @@ class Judge:
 
     def _start(self, program, variables, limit):
         """(exit code or None when out of time, seconds, output)."""
-        environment = {**os.environ, **self.config.ENVIRONMENT, **variables,
+        environment = {**os.environ, **self.config.ENVIRONMENT, **dict(program.variables), **variables,
                        "TMPDIR": os.path.join(self.builder.work, "tmp")}
         command = [*LIMITED, str(self.config.MEMORY_KB), self.builder.binary(program), *self.config.ARGUMENTS]
         begin = time.monotonic()

@@ -35,9 +35,14 @@ add_test(NAME left.out COMMAND bash -c "echo 'SKIPPED: left out needs a tool'; e
 set_tests_properties(left.out PROPERTIES SKIP_RETURN_CODE 77)
 END
     cat >"$work/CMakePresets.json" <<'END'
-{"version": 3, "configurePresets": [{"name": "test", "binaryDir": "${sourceDir}/build/${presetName}"}]}
+{"version": 3, "configurePresets": [
+  {"name": "fast", "binaryDir": "${sourceDir}/build/${presetName}"},
+  {"name": "test", "inherits": "fast"}]}
 END
     if JOBS=2 "$work/dev" test >"$work/log" 2>&1; then fail "./dev test succeeded although a test failed"; fi
+    says "$work/log" "    ./dev test -R '^bad.one\$'"
+    [ -e "$work/build/fast" ] && [ ! -e "$work/build/test" ] || fail "./dev test is not the fast run"
+    if JOBS=2 "$work/dev" test full >"$work/log" 2>&1; then fail "./dev test full succeeded although a test failed"; fi
     sed -n '/^SKIPPED/,$p' "$work/log" >"$work/closing"
     says "$work/closing" "SKIPPED, not passed: 1 test"
     says "$work/closing" "left.out: left out needs a tool"
@@ -119,6 +124,33 @@ END
     longest=$(awk '{ if (length > n) n = length } END { print n }' "$work/help")
     [ "$longest" -le 80 ] || fail "a line of the help has $longest columns"
     echo "$(wc -l <"$work/verbs") verbs and $(wc -l <"$work/checks") checks, each of them listed"
+    ;;
+  fast)  # the tests of the full run, in the build folder $3, are those of the fast run and of not_fast.txt
+    "${CMAKE:-cmake}" --preset fast -S "$root" -B "$work/build" -G "${GENERATOR:-Unix Makefiles}" >"$work/log" 2>&1 ||
+      { cat "$work/log"; fail "the fast run cannot be configured"; }
+    names_in() { (cd "$1" && ctest -N) | sed -nE 's/^ +Test +#[0-9]+: ([^ ]+).*/\1/p' | sort; }
+    names_in "$3" >"$work/full"
+    names_in "$work/build" >"$work/fast"
+    comm -13 "$work/full" "$work/fast" >"$work/gone"
+    [ ! -s "$work/gone" ] || { cat "$work/gone"; fail "these are in the fast run and not in the full one"; }
+    comm -23 "$work/full" "$work/fast" >"$work/left"
+    wrong=0
+    cp "$work/left" "$work/unexplained"
+    while read -r glob reason; do
+      case $glob in "" | "#"*) continue ;; esac
+      pattern="^$(sed 's/^?//; s/[.]/\\./g; s/[*]/.*/g' <<<"$glob")\$"
+      [ -n "$reason" ] || { echo "$glob: no reason"; wrong=1; }
+      if grep -qE "$pattern" "$work/fast"; then echo "$glob: is in the fast run"; wrong=1; fi
+      if [[ $glob != \?* ]] && ! grep -qE "$pattern" "$work/left"; then echo "$glob: no such test"; wrong=1; fi
+      grep -vE "$pattern" "$work/unexplained" >"$work/rest" || true
+      mv "$work/rest" "$work/unexplained"
+    done <"$root/tests/not_fast.txt"
+    if [ -s "$work/unexplained" ]; then
+      sed 's/$/: neither in tests\/fast.cmake nor in tests\/not_fast.txt/' "$work/unexplained"
+      wrong=1
+    fi
+    [ $wrong = 0 ] || fail "the lists of the fast run"
+    echo "$(wc -l <"$work/full") tests: $(wc -l <"$work/fast") in the fast run, $(wc -l <"$work/left") left out for a reason"
     ;;
   release)  # tools/release.sh tags what the changelog tells of, and refuses everything else
     git -C "$root" rev-parse 2>/dev/null || skip "dev release needs git and a clone"

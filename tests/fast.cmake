@@ -1,0 +1,122 @@
+# The fast run, `./dev test`: a build of its own (CHUNKATTN_FAST_TESTS), in which each test has the name
+# that it has in the full run. tests/not_fast.txt says why the others are left out; the test dev.fast
+# compares both with the full run. (tests/mutate reads the programs from here, too.)
+
+# chunkattn_fast_program(<program> [VARIANT <variant>] [OPTIONS <option>...] [SCALE <factor>] TESTS <test>...):
+# one executable of many tests, compiled as one source, so that what they share is instantiated once.
+# Without a variant it has the kernels for this machine alone. Nothing is timed, so only kernels are
+# optimised, which otherwise run for long. SCALE is CHUNKATTN_TEST_SCALE, of the random cases.
+set(CHUNKATTN_FAST_PROGRAMS "")
+function(chunkattn_fast_program program)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "VARIANT;SCALE" "OPTIONS;TESTS")
+  set(CHUNKATTN_FAST_PROGRAMS ${CHUNKATTN_FAST_PROGRAMS} ${program} PARENT_SCOPE)
+  foreach(part VARIANT SCALE OPTIONS TESTS)
+    set(fast_${program}_${part} "${arg_${part}}" PARENT_SCOPE)
+  endforeach()
+endfunction()
+
+# Those of examples/serve, and scripts.
+set(CHUNKATTN_FAST_TEST_NAMES
+  serve_http_test serve_text_test
+  consumer.find_package dev.bare dev.help hygiene.includes hygiene.version)
+
+# The largest first: the last to be compiled has a processor for itself.
+chunkattn_fast_program(fast_oracle OPTIONS -O1
+  TESTS attention_errors_test attention_oracle_test softmax_state_test)
+chunkattn_fast_program(fast_variants OPTIONS -O1
+  TESTS attention_nan_test attention_value_dim_test attention_variants_test variant_seams_test)
+chunkattn_fast_program(fast_tree
+  TESTS allocator_test departures_test engine_sim_test handle_threads_test limits_test pin_test replica_test
+        step_misuse_test step_random_test step_test tree_failure_test tree_handles_test
+        tree_retention_test tree_slots_test tree_view_test
+        block_table_test plan_figure2_test plan_steps_test step_view_test kv_growth_test)
+chunkattn_fast_program(fast_attention OPTIONS -O1
+  TESTS attention_alone_test attention_invariant_test draft_commit_test draft_trees_test fork_copies_test
+        merge_state_test
+        kv_cache_test kv_transfer_test kv_view_test quantized_test swap_test write_check_test)
+chunkattn_fast_program(fast_cuda SCALE 0.3 OPTIONS -O1
+  TESTS cuda_append_test cuda_attention_test cuda_checks_test cuda_emulator_test cuda_front_test
+        cuda_kernels_test cuda_model_test cuda_schedule_test cuda_splits_test cuda_windows_test)
+chunkattn_fast_program(fast_cpu OPTIONS -O1
+  TESTS array_test element_test executor_test
+        cpu_checks_test cpu_cut_test cpu_schedule_test cpu_walk_test cpu_write_test tile_test)
+chunkattn_fast_program(fast_batches OPTIONS -O1 TESTS step_batch_test plan_arrays_test)
+chunkattn_fast_program(fast_plain VARIANT plain SCALE 0.3 OPTIONS -O1 TESTS cpu_dispatch_test)
+chunkattn_fast_program(fast_tiles VARIANT tiles OPTIONS -O1 TESTS attention_variants_test)
+chunkattn_fast_program(fast_portable VARIANT portable OPTIONS -O1 TESTS attention_variants_test element_test)
+chunkattn_fast_program(fast_avx2 VARIANT avx2 OPTIONS -O1 TESTS attention_variants_test element_test)
+# These two define a macro before they include anything.
+chunkattn_fast_program(fast_threads OPTIONS -O1 TESTS attention_threads_test)
+chunkattn_fast_program(fast_lock TESTS cpu_lock_test)
+
+# chunkattn_add_fast_programs(): after chunkattn_test has told of all tests.
+function(chunkattn_add_fast_programs)
+  foreach(program IN LISTS CHUNKATTN_FAST_PROGRAMS)
+    set(variant "${fast_${program}_VARIANT}")
+    if(variant STREQUAL "avx2" AND NOT is_x86)
+      continue()
+    endif()
+    chunkattn_write_fast_source(source ${program})
+    chunkattn_add_test_program(${program} "${source}")
+    target_compile_options(${program} PRIVATE ${fast_${program}_OPTIONS})
+    if(variant)
+      chunkattn_set_variant(${program} ${variant})
+    else()
+      target_link_libraries(${program} PRIVATE chunkattn_native)
+      target_compile_definitions(${program} PRIVATE CHUNKATTN_ISA=native)
+    endif()
+    foreach(test IN LISTS fast_${program}_TESTS)
+      get_property(labels GLOBAL PROPERTY CHUNKATTN_LABELS_OF_${test})
+      set(name ${test})
+      if(variant)
+        set(name ${test}_${variant})
+      endif()
+      set(environment "")
+      if(fast_${program}_SCALE)
+        set(environment CHUNKATTN_TEST_SCALE=${fast_${program}_SCALE})
+      endif()
+      set(sets "")  # a plain program runs with each instruction set
+      if(variant STREQUAL "plain" AND is_x86)
+        set(sets portable avx2)
+      endif()
+      chunkattn_run_fast_test(${name} ${program} ${test} "${labels}" ${environment})
+      foreach(isa IN LISTS sets)
+        chunkattn_run_fast_test(${name}_${isa} ${program} ${test} "${labels}" ${environment} CHUNKATTN_CPU_ISA=${isa})
+      endforeach()
+    endforeach()
+  endforeach()
+endfunction()
+
+# One test of a program. doctest calls it a success when no case has been selected.
+function(chunkattn_run_fast_test name program test labels)
+  chunkattn_run_test(${name} "${labels}" COMMAND ${program} --source-file=*/${test}.cpp)
+  set_tests_properties(${name} PROPERTIES
+    ENVIRONMENT "${ARGN}" FAIL_REGULAR_EXPRESSION "test cases: +0 ")
+endfunction()
+
+# chunkattn_write_fast_source(<variable> <program>): the source of a program. First all that its tests
+# include, so that nothing is left to include where each then stands, in a namespace of its own.
+function(chunkattn_write_fast_source variable program)
+  set(includes "")
+  set(tests "")
+  foreach(test IN LISTS fast_${program}_TESTS)
+    get_property(source GLOBAL PROPERTY CHUNKATTN_SOURCE_OF_${test})
+    if(NOT source)
+      message(FATAL_ERROR "chunkattn: ${program} has ${test}, which tests/CMakeLists.txt does not declare")
+    endif()
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
+    file(STRINGS "${source}" lines REGEX "^#include ")
+    list(APPEND includes ${lines})
+    string(APPEND tests "namespace ${test} {\n#include \"${source}\"\n}\n")
+  endforeach()
+  list(LENGTH fast_${program}_TESTS count)
+  if(count EQUAL 1)
+    set(${variable} "${source}" PARENT_SCOPE)
+    return()
+  endif()
+  list(REMOVE_DUPLICATES includes)
+  list(JOIN includes "\n" includes)
+  set(file "${CMAKE_CURRENT_BINARY_DIR}/${program}.cpp")
+  file(CONFIGURE OUTPUT "${file}" CONTENT "${includes}\n${tests}" @ONLY)
+  set(${variable} "${file}" PARENT_SCOPE)
+endfunction()
