@@ -1,5 +1,5 @@
-// What hands out slots, the places of chunks: the concept, and the two allocators of the library.
-// They know nothing of K/V memory; KvCache follows them.
+// Allocators of chunk indices: the concept, and the two of the library. They know nothing of K/V
+// memory; KvCache has it, and learns by SlotSource how many chunks there are.
 #pragma once
 
 #include <concepts>
@@ -13,20 +13,21 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// Index of a slot: one chunk's place in every layer's K/V memory.
+/// The index of a chunk: where the K and V of its tokens lie in every layer's memory.
 using SlotIndex = std::int32_t;
+/// The index of no chunk.
 inline constexpr SlotIndex no_slot = -1;
 
-/// The largest budget: slot indices are 32-bit and signed.
+/// The largest budget, in chunks: indices are 32-bit and signed.
 inline constexpr std::size_t max_slots = 0x7fffffff;
 
-/// Hands out slot indices. It knows nothing of K/V memory.
+/// Hands out chunk indices. It knows nothing of K/V memory. All counts are in chunks.
 ///
 /// - `allocate()` returns a free index in [0, high_water()), or no_slot when the budget is spent.
-///   It may throw; then nothing has changed. Another answer is refused by the tree's operation that
-///   asked: InvalidArgument, which names the index, with nothing changed.
-/// - `free(slot)` takes one back. noexcept; the caller frees each slot once.
-/// - `capacity()`: the most slots that can be out at once; `max_slots` if there is no limit.
+///   It may throw if it changes nothing then. If it returns anything else, the tree's operation
+///   that called it throws InvalidArgument, which names the index, and changes nothing.
+/// - `free(slot)` takes an index back. It must not throw; the tree frees each index once.
+/// - `capacity()`: the most indices that can be in use at once; `max_slots` if there is no limit.
 /// - `available()`: how many further calls of allocate() the budget allows.
 /// - `high_water()`: one more than the largest index ever handed out. K/V memory must cover it.
 template <class A>
@@ -38,26 +39,26 @@ concept ChunkAllocator = std::movable<A> && requires(A& a, const A& c, SlotIndex
   { c.high_water() } noexcept -> std::convertible_to<std::size_t>;
 };
 
-/// The paper's default (section 3.1): grows on demand, keeps what came back in a free list, and
-/// never returns memory to the system. `PoolAllocator{.max_chunks = 8192}` sets a budget.
+/// The paper's default (section 3.1): grows on demand, keeps the indices that come back in a free
+/// list, and never returns memory to the system. `PoolAllocator{.max_chunks = 8192}` sets a budget.
 struct PoolAllocator {
   /// What is handed out and what came back.
   class State {
     friend PoolAllocator;
     detail::IndexFreeList free_;
   };
-  std::size_t max_chunks = max_slots;  ///< budget in slots
+  std::size_t max_chunks = max_slots;  ///< budget in chunks
   State state{};                       ///< leave it as it is
 
-  /// A free slot, or no_slot when the budget is spent.
+  /// A free index, or no_slot when the budget is spent. Throws std::bad_alloc.
   SlotIndex allocate() { return state.free_.take(capacity()); }
-  /// Takes one back.
+  /// Takes an index back.
   void free(SlotIndex slot) noexcept { state.free_.put(slot); }
-  /// The most slots that can be out at once.
+  /// The most chunks that can be in use at once.
   [[nodiscard]] std::size_t capacity() const noexcept {
     return max_chunks < max_slots ? max_chunks : max_slots;
   }
-  /// Slots that can still be handed out.
+  /// Chunks that can still be handed out.
   [[nodiscard]] std::size_t available() const noexcept {
     return capacity() - state.free_.high_water() + state.free_.num_free();
   }
@@ -65,8 +66,8 @@ struct PoolAllocator {
   [[nodiscard]] std::size_t high_water() const noexcept { return state.free_.high_water(); }
 };
 
-/// A fixed budget, all of it set aside at construction: high_water() is the capacity from the
-/// start, so K/V memory is allocated once and nothing grows while serving.
+/// A fixed budget of chunks: high_water() is the capacity from the start, so K/V memory is
+/// allocated once and nothing grows while serving.
 class FixedAllocator {
  public:
   /// Throws InvalidArgument unless 1 <= num_chunks <= max_slots.
@@ -77,18 +78,18 @@ class FixedAllocator {
     for (std::size_t i = num_chunks; i-- > 0;) free_.push_back(static_cast<SlotIndex>(i));
   }
 
-  /// A free slot, or no_slot when the budget is spent.
+  /// A free index, or no_slot when the budget is spent.
   SlotIndex allocate() {
     if (free_.empty()) return no_slot;
     const SlotIndex slot = free_.back();
     free_.pop_back();
     return slot;
   }
-  /// Takes one back.
+  /// Takes an index back.
   void free(SlotIndex slot) noexcept { free_.push_back(slot); }
-  /// The most slots that can be out at once.
+  /// The most chunks that can be in use at once.
   [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
-  /// Slots that can still be handed out.
+  /// Chunks that can still be handed out.
   [[nodiscard]] std::size_t available() const noexcept { return free_.size(); }
   /// The capacity: K/V memory is needed for all of it from the start.
   [[nodiscard]] std::size_t high_water() const noexcept { return capacity_; }

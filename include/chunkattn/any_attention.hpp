@@ -1,5 +1,5 @@
-// AnyAttention: ChunkAttention behind virtual functions. Whoever includes this compiles no kernel
-// and sees no backend; one unit of the program makes the objects (make_attention()), for the head
+// AnyAttention: ChunkAttention behind virtual functions. A source file that includes this compiles
+// no kernel. One source file of the program makes the objects by make_attention(), for the head
 // sizes, types and variants that it lists.
 #pragma once
 
@@ -30,14 +30,14 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// Elements that are read, of a type known at run time. Non-owning; host or device memory.
+/// An array that is read, of a type known at run time. It owns nothing; host or device memory.
 struct ConstElements {
   const void* data = nullptr;               ///< the first; null only where there are none
-  ElementType type = ElementType::float32;  ///< of each of them
-  std::size_t size = 0;                     ///< how many, in elements
+  ElementType type = ElementType::float32;  ///< of the elements
+  std::size_t size = 0;                     ///< number of elements
 
   ConstElements() = default;
-  /// `count` of them from `first` on.
+  /// `count` elements from `first` on.
   ConstElements(const void* first, ElementType element, std::size_t count) noexcept
       : data(first), type(element), size(count) {}
   /// A std::vector, std::span, std::array or the like of float, half or bfloat16.
@@ -49,14 +49,14 @@ struct ConstElements {
                       std::size(range)) {}
 };
 
-/// Elements that are written, of a type known at run time. Non-owning; host or device memory.
+/// An array that is written, of a type known at run time. It owns nothing; host or device memory.
 struct Elements {
   void* data = nullptr;                     ///< the first
-  ElementType type = ElementType::float32;  ///< of each of them
-  std::size_t size = 0;                     ///< how many, in elements
+  ElementType type = ElementType::float32;  ///< of the elements
+  std::size_t size = 0;                     ///< number of elements
 
   Elements() = default;
-  /// `count` of them from `first` on.
+  /// `count` elements from `first` on.
   Elements(void* first, ElementType element, std::size_t count) noexcept
       : data(first), type(element), size(count) {}
   /// A std::vector, std::span, std::array or the like of float, half or bfloat16, not const.
@@ -68,7 +68,7 @@ struct Elements {
                  element_type_of<typename decltype(std::span(range))::element_type>,
                  std::size(range)) {}
 
-  /// The same, to be read.
+  /// These elements, to be read.
   operator ConstElements() const noexcept { return {data, type, size}; }
 };
 
@@ -77,7 +77,7 @@ class AnyKvView {
  public:
   /// No memory: refused by every call.
   AnyKvView() = default;
-  /// The same K and V.
+  /// A view of the K and V of `view`.
   template <KvElement T>
   AnyKvView(const KvView<T>& view) noexcept : view_(view) {
     using Numbered =
@@ -85,11 +85,12 @@ class AnyKvView {
     static_assert(std::is_same_v<Numbered, KvView<T>>, "type() is the index");
   }
 
-  /// Of K and of V.
+  /// The element type of K and V.
   [[nodiscard]] ElementType type() const noexcept {
     return static_cast<ElementType>(view_.index());
   }
-  /// The view as that of T. \throws InvalidArgument if T is not type()
+  /// The view, whose type must be that of T.
+  /// \throws InvalidArgument if it is not
   template <KvElement T>
   [[nodiscard]] const KvView<T>& as() const {
     const KvView<T>* const view = std::get_if<KvView<T>>(&view_);
@@ -97,12 +98,13 @@ class AnyKvView {
       detail::fail_argument("layer.type()", name_of(type()), {element_name<T>()});
     return *view;
   }
-  /// f(const KvView<T>&) of the T that it has.
+  /// Calls f(const KvView<T>&) with T of its type, and returns what f returns.
   template <class F>
   decltype(auto) visit(F&& f) const {
     return std::visit(f, view_);
   }
-  /// The KV heads [first, first + count), as KvView::heads() has it.
+  /// A view of the KV heads [first, first + count): the share of a tensor-parallel rank.
+  /// \throws InvalidArgument for heads that this view does not have
   [[nodiscard]] AnyKvView heads(int first, int count) const {
     return visit([&](const auto& view) -> AnyKvView { return view.heads(first, count); });
   }
@@ -113,7 +115,9 @@ class AnyKvView {
   Views view_;
 };
 
-/// A view of an engine's own memory, laid out as for make_kv_view(k, v, geometry).
+/// A view of an engine's own memory.
+/// \param k, v  [num_slots][num_kv_heads][chunk_size][head_dim] (v: value_dim) elements of `type`,
+///              as for make_kv_view()
 /// \param k_scale, v_scale  scales of 8-bit rows, [num_slots][num_kv_heads][chunk_size]; null for
 ///                          other types
 /// \throws InvalidArgument where memory is missing or sizes make no sense
@@ -153,26 +157,28 @@ class AnyKvCache {
   AnyKvCache& operator=(const AnyKvCache&) = delete;
   virtual ~AnyKvCache() = default;
 
-  /// Of K and of V.
+  /// The element type of K and V.
   [[nodiscard]] virtual ElementType type() const noexcept = 0;
-  /// K and V of layer `index`, for all slots that the tree has handed out so far. Take it anew in
-  /// each step, on the thread that calls the tree: it grows the memory where the tree has grown.
+  /// A view of K and V of layer `index`, for all chunks that the tree has handed out so far. Call
+  /// it again in each step, on the thread that calls the tree: it grows the memory if the tree has
+  /// grown.
   /// \param stream  CUDA: the cudaStream_t that may be capturing; else null
   /// \throws InvalidArgument for a layer that the cache does not have; std::bad_alloc or
   ///         DeviceError without memory
   [[nodiscard]] virtual AnyKvView layer(int index, void* stream = nullptr) = 0;
-  /// Makes room for slots [0, num_slots) in every layer; never moves one.
+  /// Provides memory for the chunks [0, num_slots) in every layer; moves none.
+  /// \throws InvalidArgument for too many; std::bad_alloc or DeviceError without memory
   virtual void grow(std::size_t num_slots) = 0;
 
-  /// The geometry it was made for.
+  /// The options that it was made with.
   [[nodiscard]] virtual const KvCacheOptions& options() const noexcept = 0;
-  /// Slots that have memory in every layer.
+  /// Chunks that have memory in every layer.
   [[nodiscard]] virtual std::size_t num_slots() const noexcept = 0;
-  /// Bytes of K and V of one slot, all layers together.
+  /// Bytes of K and V of one chunk, all layers together.
   [[nodiscard]] virtual std::size_t bytes_per_slot() const noexcept = 0;
-  /// Bytes held, all layers together.
+  /// Bytes allocated, all layers together.
   [[nodiscard]] virtual std::size_t bytes() const noexcept = 0;
-  /// Number of the tree that it follows.
+  /// The number of the tree whose chunks these are.
   [[nodiscard]] virtual std::uint64_t tree_id() const noexcept = 0;
 
   /// The cache as a KvProvider of a known element type, for for_each_kv_span(), gather_kv() and
@@ -180,11 +186,11 @@ class AnyKvCache {
   template <KvElement T>
   class As {
    public:
-    /// K and V of layer `index`.
+    /// A view of K and V of layer `index`, see AnyKvCache::layer().
     [[nodiscard]] KvView<T> layer(int index) { return cache_->layer(index).template as<T>(); }
-    /// The cache's geometry.
+    /// The cache's options.
     [[nodiscard]] const KvCacheOptions& options() const noexcept { return cache_->options(); }
-    /// Number of the tree that the cache follows.
+    /// The number of the tree whose chunks these are.
     [[nodiscard]] std::uint64_t tree_id() const noexcept { return cache_->tree_id(); }
 
    private:
@@ -244,25 +250,25 @@ class AnyVariant {
   alignas(std::max_align_t) unsigned char members_[max_bytes] = {};
 };
 
-/// Elements per head of Q and K, and of V and O.
+/// The size of heads.
 struct HeadSize {
-  int head_dim;   ///< of Q and K
-  int value_dim;  ///< of V and O
+  int head_dim;   ///< elements per head of Q and K
+  int value_dim;  ///< elements per head of V and of the output
 
-  /// As many of V as of K.
+  /// V heads of the size of K heads.
   constexpr HeadSize(int dim) noexcept : HeadSize(dim, dim) {}
-  /// Each its own.
+  /// V heads of another size.
   constexpr HeadSize(int dim, int dim_of_v) noexcept : head_dim(dim), value_dim(dim_of_v) {}
   friend constexpr bool operator==(HeadSize, HeadSize) = default;
 };
 
-/// The sizes of heads that kernels are compiled for: HeadDims<64, 128, HeadSize(192, 128)>.
+/// A list of head sizes that kernels are compiled for: HeadDims<64, 128, HeadSize(192, 128)>.
 template <HeadSize... Sizes>
 struct HeadDims {
   static_assert(sizeof...(Sizes) > 0, "HeadDims: name at least one size");
 };
 
-/// Element types that kernels are compiled for: ElementTypes<half, std::int8_t>.
+/// A list of element types that K and V may be stored as: KvTypes<half, std::int8_t>.
 template <KvElement... T>
 struct ElementTypes {
   static_assert(sizeof...(T) > 0, "ElementTypes: name at least one type");
@@ -270,7 +276,7 @@ struct ElementTypes {
   static constexpr ElementType types[sizeof...(T)] = {element_type_of<T>...};
 };
 
-/// The variants that kernels are compiled for, Plain where it is wanted:
+/// A list of variants that kernels are compiled for; Plain is attention without one:
 /// Variants<Plain, SlidingWindow>.
 template <AttentionVariant... V>
 struct Variants {
@@ -278,15 +284,15 @@ struct Variants {
   static_assert((detail::NamedVariant<V> && ...),
                 "Variants: a variant is found by its name at run time; give the type a member "
                 "`static constexpr std::string_view name = \"...\"`");
-  /// Of the variants.
+  /// The names of the variants.
   static constexpr std::string_view names[sizeof...(V)] = {detail::VariantName<V>::value...};
   static_assert(detail::all_differ(names), "Variants: two of them have the same name");
 };
 
-/// Attention over a prefix tree's plan, for one size of heads, on some device. One object serves
-/// every layer and is used by one thread at a time. Calls do what those of the ChunkAttention
-/// behind them do, to the bit. All throw InvalidArgument before anything is touched; where a type
-/// or a variant was not compiled in, the message lists those that were.
+/// Attention over the plan of a prefix tree, for one size of heads, on some device. One object
+/// serves every layer and is used by one thread at a time. It computes the bits that ChunkAttention
+/// computes. Calls throw InvalidArgument before anything changes; if a type or a variant was not
+/// compiled, the message lists those that were.
 class AnyAttention {
  public:
   /// What one call of run() may be told besides its data.
@@ -302,22 +308,22 @@ class AnyAttention {
   AnyAttention& operator=(const AnyAttention&) = delete;
   virtual ~AnyAttention() = default;
 
-  /// "cpu" or "cuda": where pointers point.
+  /// "cpu" or "cuda": the device that computes, and whose memory arrays are in.
   [[nodiscard]] virtual const char* device() const noexcept = 0;
-  /// Whose vectors compute, as instruction_set() names them; "cuda" on a GPU.
+  /// The name of the instruction set that runs (see instruction_set()); "cuda" on a GPU.
   [[nodiscard]] virtual const char* instruction_set() const noexcept = 0;
   /// Elements per head of Q and K.
   [[nodiscard]] virtual int head_dim() const noexcept = 0;
   /// Elements per head of V and of the output.
   [[nodiscard]] virtual int value_dim() const noexcept = 0;
-  /// What K and V may be stored as.
+  /// The element types that K and V may be stored as.
   [[nodiscard]] virtual std::span<const ElementType> kv_types() const noexcept = 0;
-  /// What q and out may be; on CUDA also: those of kv_types(), each with K/V of the same type.
+  /// The element types that q and out may have; on CUDA it is that of K/V in each call.
   [[nodiscard]] virtual std::span<const ElementType> qo_types() const noexcept = 0;
-  /// The names of the variants that run() knows.
+  /// The names of the variants that run() takes.
   [[nodiscard]] virtual std::span<const std::string_view> variants() const noexcept = 0;
 
-  /// K/V memory on the device that follows `tree`, wherever it is moved.
+  /// K/V memory on the device for the chunks of `tree`, wherever that is moved.
   /// \param type     one of kv_types()
   /// \param options  head_dim and value_dim may be left 0 for those of this object
   template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
@@ -330,25 +336,32 @@ class AnyAttention {
   /// CUDA: brings the device's copy of `plan` up to date. write() and run() do so themselves; call
   /// it once per step before a captured graph is launched. On the CPU there is nothing to do.
   virtual void prepare(const LiveView& plan, void* stream = nullptr) = 0;
-  /// CUDA: the same ahead of the capture of run() with `variant` over such a layer.
+  /// CUDA: prepare(plan, stream) for calls of run() with `variant` over such a layer. Call it
+  /// before run() is captured. On the CPU there is nothing to do.
   virtual void prepare(const AnyKvView& layer, const LiveView& plan, const AnyVariant& variant,
                        void* stream = nullptr) = 0;
 
-  /// Performs the plan's row copies in this layer, then stores K and V of the plan's query tokens;
-  /// doing it twice is harmless.
+  /// Makes the plan's row copies in this layer, then stores K and V of the plan's query tokens.
+  /// Calling it twice is harmless.
   ///
-  /// \param k, v    [num_rows][num_kv_heads][head_dim] (v: value_dim), the caller's row order, both
+  /// \param layer   K and V memory of the layer
+  /// \param plan    what AttentionPlan::build() gave for the step
+  /// \param k, v    [num_rows][num_kv_heads][head_dim] (v: value_dim), in the caller's order, both
   ///                of one type of qo_types(); v = {} for layers whose V is in K
   /// \param stream  CUDA: the cudaStream_t; on the CPU null
   virtual void write(const AnyKvView& layer, const LiveView& plan, const ConstElements& k,
                      const ConstElements& v, void* stream = nullptr) = 0;
 
-  /// Attention of the plan's rows over their whole paths, causal. The number of query heads is
+  /// Causal attention of the plan's rows over their whole contexts. The number of query heads is
   /// q.size / (num_rows * head_dim), a multiple of the layer's num_kv_heads.
   ///
-  /// \param q    [num_rows][num_qo_heads][head_dim], the caller's row order, of a type of
-  /// qo_types()
-  /// \param out  [num_rows][num_qo_heads][value_dim], of the type of q; every element is written
+  /// \param layer    K and V of the layer, written before
+  /// \param plan     what AttentionPlan::build() gave for the step
+  /// \param q        [num_rows][num_qo_heads][head_dim], in the caller's order, of a type of
+  ///                 qo_types()
+  /// \param out      [num_rows][num_qo_heads][value_dim], of the type of q; every element is
+  ///                 written
+  /// \param options  where lse goes, the variant, the stream
   virtual void run(const AnyKvView& layer, const LiveView& plan, const ConstElements& q,
                    const Elements& out, const RunOptions& options) = 0;
   /// As above, without a variant and without lse.
@@ -392,7 +405,7 @@ CHUNKATTN_COLD inline std::string listed(std::span<const ElementType> types) {
 
 }  // namespace detail
 
-/// What an attention object is and was built with, in one line: for logs.
+/// An attention object's device, sizes, types and variants in one line, for logs.
 [[nodiscard]] inline std::string describe(const AnyAttention& attention) {
   return detail::joined({attention.device(), " (", attention.instruction_set(), "), head_dim ",
                          attention.head_dim(), ", value_dim ", attention.value_dim(), ", K/V ",

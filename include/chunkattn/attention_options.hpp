@@ -18,21 +18,22 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// What CPU kernels are compiled for: four lanes in plain C++, many times slower, or the vectors of
-/// a processor. avx2 stands for AVX2, FMA, F16C and BMI, avx512 for AVX-512 F, BW, DQ and VL, amx
-/// for these with AMX-TILE and AMX-BF16, whose tiles then multiply 16- and 8-bit K and V.
-/// automatic: the best that the build and the processor have.
+/// The instruction set that CPU kernels use. `portable` is plain C++ with vectors of four, many
+/// times slower. `avx2` stands for AVX2, FMA, F16C and BMI; `avx512` for AVX-512 F, BW, DQ and VL;
+/// `amx` for these with AMX-TILE and AMX-BF16, whose tiles multiply 16- and 8-bit K and V.
+/// `automatic`: the best that the build and the processor have.
 enum class InstructionSet { automatic, portable, neon, avx2, avx512, amx };
 
 /// How attention is computed on the CPU.
 struct CpuOptions {
-  /// How partial results of the same rows are brought together, where several tasks share them.
+  /// How partial results of the same rows are merged, where several tasks compute them (the paper's
+  /// section 3.3).
   enum class Reduce {
-    /// Merged in a fixed order by whoever finishes last: the same tree, batch, plan, build and
+    /// Merged in a fixed order by the last task to finish: the same tree, batch, plan, build and
     /// instruction set give the same bits for any number of threads.
     deterministic,
-    /// Merged as they come under a spin lock per (row block, KV head), the paper's rule for CPUs;
-    /// work is cut by the number of threads.
+    /// Merged in any order under a spin lock per (row block, KV head), the paper's rule for CPUs. How
+    /// work is cut depends on the number of threads.
     spin_lock,
     /// A row's bits depend on its own tokens and query, types and instruction set alone: a prefix
     /// found in the cache gives the bits of a cold run, in any batch, for any number of threads.
@@ -59,27 +60,28 @@ struct CpuOptions {
   };
 
   float sm_scale = 0;                     ///< factor of q·k, finite; 0: 1 / sqrt(HeadDim)
-  Reduce reduce = Reduce::deterministic;  ///< how partial results meet
-  /// Whose vectors compute; automatic: see instruction_set().
+  Reduce reduce = Reduce::deterministic;  ///< how partial results are merged
+  /// Which instruction set runs; automatic: see instruction_set().
   InstructionSet instruction_set = InstructionSet::automatic;
-  /// The least accuracy of products. Reduce::batch_invariant computes in fp32 whatever it is.
+  /// The least accuracy of products. Reduce::batch_invariant always computes in fp32.
   Accuracy accuracy = Accuracy::two_terms;
 
-  /// How work is cut and computed: for measurements, and where more is known than the plan tells.
+  /// How work is cut and computed: for measurements, and if more is known than is in the plan.
   struct Tuning {
-    /// Cut work along KV until there are about this many tasks, where each stays worth it. 0: 64 in
-    /// deterministic mode and where nothing is shared, else four per thread.
+    /// Work is cut along the tokens of K/V until there are about this many tasks, unless they would
+    /// become too short. 0: 64 in deterministic mode and where nothing is shared, else four per
+    /// thread.
     int min_tasks = 0;
-    /// How many KV heads a task may read together where everything is streamed; 0: as many as fit.
-    /// Reading them together is faster, unless sequences name the same slots and the plan does not
-    /// know it (block tables without a tree): then 1 leaves what they share in the caches.
+    /// How many KV heads a task may read together where nothing is computed by matrix products;
+    /// 0: as many as fit. Reading them together is faster, unless sequences share chunks that the
+    /// plan does not know to be shared (block tables without a tree): with 1 these stay in the
+    /// caches.
     int max_task_heads = 0;
-    /// From how many query lines on (rows times query heads per KV head) what they share is
-    /// computed by matrix products, below it is streamed; 0: from where on that was measured
-    /// faster.
+    /// From how many lines on (rows times query heads per KV head) shared K/V is computed by matrix
+    /// products; below, K/V is streamed. 0: from where on products were measured to be faster.
     int min_product_lines = 0;
   };
-  Tuning tuning{};  ///< see there
+  Tuning tuning{};  ///< see Tuning
 };
 
 namespace detail {
@@ -87,44 +89,45 @@ using Reduce = CpuOptions::Reduce;
 using Accuracy = CpuOptions::Accuracy;
 }  // namespace detail
 
-/// How attention on a GPU is computed.
+/// Options of attention on a GPU.
 struct CudaOptions {
   float sm_scale = 0;  ///< factor of q·k, finite; 0: 1 / sqrt(HeadDim)
-  /// Device memory of workspace_size(limits) bytes, 256-byte aligned; null: allocated by the
-  /// constructor.
+  /// Device memory of workspace_size(limits) bytes, aligned to 256 bytes; null: the constructor
+  /// allocates it.
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;  ///< size of `workspace`
-  /// Ask the driver whether q, k, v, out are device memory, once per new address.
+  /// Whether to ask the driver if q, k, v and out are device memory, once per new address.
   bool check_pointers = true;
-  /// Refuse a stream while work that was enqueued on another is under way: an event per call. On in
-  /// debug builds.
+  /// Whether to refuse a stream while work that was enqueued on another is not done. Costs an event
+  /// per call; on in debug builds.
 #if defined(NDEBUG)
   bool check_streams = false;
 #else
   bool check_streams = true;
 #endif
 
-  /// The most a plan may hold. Workspace, addresses and grids follow from it and never change, so a
-  /// captured graph stays valid while plans come and go. 0 chooses the value given.
+  /// The largest plan that an object takes. Its workspace, addresses and grids follow from these
+  /// and never change, so that a captured graph serves all plans within them. For a field that is 0
+  /// the value in its comment is used.
   struct Limits {
     std::int32_t max_rows = 0;          ///< query tokens of a step; required
-    std::int32_t num_qo_heads = 0;      ///< required
-    std::int32_t num_kv_heads = 0;      ///< required
-    std::int32_t max_segments = 0;      ///< 4 * max_rows
+    std::int32_t num_qo_heads = 0;      ///< query heads; required
+    std::int32_t num_kv_heads = 0;      ///< KV heads; required
+    std::int32_t max_segments = 0;      ///< segments; 4 * max_rows
     std::int32_t max_pieces = 0;        ///< extent of the piece array; 64 * max_rows + 4096
-    std::int32_t max_copies = 0;        ///< max_rows
+    std::int32_t max_copies = 0;        ///< row copies; max_rows
     std::int32_t max_partial_rows = 0;  ///< rows with partial results; 4 * max_rows + 256
-    std::int32_t max_windows = 0;       ///< windows whose task lists are kept, at most 7; 2
+    std::int32_t max_windows = 0;       ///< windows whose task lists are kept, up to 7; 2
   };
 
-  /// What the device's work costs, by which tasks are cut. Times are in picoseconds of one block
+  /// The cost model by which work is cut into tasks. Times are in picoseconds of one block
   /// that has its share of the device. The defaults describe an H200 by its copy bandwidth
   /// (4.3 TB/s over 132 multiprocessors with two blocks each: 16 bytes per ns and block; 27 where
   /// few others stream) and an mma.sync rate of about 380 TFLOP/s. They are estimates until the
   /// sweep of bench/cuda_sweep.cu has been fitted.
   struct Tuning {
     std::int64_t ps_per_kib = 63000;  ///< one block moving 1 KiB of device memory, all others too
-    std::int64_t alone_ps_per_kib = 38000;  ///< the same, the memory idle otherwise
+    std::int64_t alone_ps_per_kib = 38000;  ///< one block moving 1 KiB, the memory idle otherwise
     std::int64_t ps_per_mflop = 690000;     ///< one block doing 10^6 floating-point operations
     std::int64_t task_ps = 1500000;         ///< start, first loads, epilogue
     /// 128 threads reading their columns of one partial result; four reads are under way at a time.
@@ -133,17 +136,18 @@ struct CudaOptions {
     std::int64_t wait_ps = 1000000;
     std::int32_t min_split_tokens = 64;  ///< no KV split is shorter
   };
-  Tuning tuning{};  ///< see there
+  Tuning tuning{};  ///< see Tuning
 };
 
-/// The most query heads of a call: what is counted per row and head then stays within 32 bits.
+/// The most query heads of a call.
 inline constexpr int max_qo_heads = 1 << 16;
 
 CHUNKATTN_NAMESPACE_END
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
-/// Attention over a prefix tree's plan on one device. Backends specialise it.
+/// Attention over the plan of a prefix tree, on one device: see the specialisations for Cpu and
+/// Cuda.
 template <class Device, int HeadDim, int ValueDim, class Exec>
 class ChunkAttention {
   static_assert(!std::is_same_v<Device, Cuda>,
@@ -160,7 +164,8 @@ CHUNKATTN_ISA_NAMESPACE_END
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
-/// The name of an instruction set, as CHUNKATTN_ISA and CHUNKATTN_CPU_ISA take it.
+/// The name of an instruction set, as the macro CHUNKATTN_ISA and the environment variable
+/// CHUNKATTN_CPU_ISA take it.
 [[nodiscard]] constexpr const char* name_of(InstructionSet set) noexcept {
   switch (set) {
     case InstructionSet::neon:
@@ -178,14 +183,13 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
   }
 }
 
-/// The instruction set whose CPU kernels run: "amx", "avx512", "avx2", "neon", or "portable" (four
-/// lanes in plain C++, many times slower). A build for x86-64 has all of that architecture and
-/// chooses by what the processor has, unless compiler options or CHUNKATTN_ISA leave fewer; the
-/// environment variable CHUNKATTN_CPU_ISA forces one.
-/// \throws InvalidArgument if that one is not compiled in, or the processor lacks it
+/// The instruction set that CPU kernels use unless CpuOptions say otherwise: "amx", "avx512",
+/// "avx2", "neon" or "portable". It is the best one that both the build and the processor have; the
+/// environment variable CHUNKATTN_CPU_ISA forces another.
+/// \throws InvalidArgument if the forced one is not compiled in, or the processor lacks it
 [[nodiscard]] inline const char* instruction_set();
 
-/// instruction_set(), and what there was to choose from: for logs.
+/// instruction_set() and the others that were compiled, in one line for logs. Throws as that does.
 [[nodiscard]] inline std::string describe_instruction_set();
 
 CHUNKATTN_ISA_NAMESPACE_END

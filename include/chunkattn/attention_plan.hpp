@@ -18,33 +18,36 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// The arrays of a step's plan, and what the model needs beside them. Ends with the step, or when
-/// the plan builds another; is_current() tells.
+/// The arrays of a step's plan, and what the model needs: token ids and positions. Valid until its
+/// step ends or its plan builds another view (is_current()); after that its members, write() and
+/// run() throw InvalidArgument.
 template <class Tree>
 class StepView : public LiveView {
  public:
   using token_type = typename Tree::token_type;  ///< what sequences are made of
 
   StepView() = default;
-  /// A copy; one that is moved from stays as it is.
+  /// A view of the same step. Moving copies, too.
   StepView(const StepView&) = default;
-  /// The same.
+  /// Becomes a view of the other's step.
   StepView& operator=(const StepView&) = default;
   /// Whether there are any rows.
   [[nodiscard]] explicit operator bool() const noexcept { return num_rows > 0; }
 
-  /// A query token whose value is the output of an earlier step that is not committed yet.
+  /// A query token that is not known on the host yet: a draft that only the device knows, or the
+  /// output of an earlier step that is not committed.
   struct UnknownToken {
-    std::int32_t row = 0;       ///< in this step
-    SequenceId sequence{};      ///< whose token it is
-    std::int32_t position = 0;  ///< its path position
+    std::int32_t row = 0;       ///< its row in this step, in the caller's order
+    SequenceId sequence{};      ///< the sequence
+    std::int32_t position = 0;  ///< its position in the sequence
   };
 
-  /// [num_rows] the tokens to compute, in the caller's row order: the model's input ids. Known
-  /// drafts are what add() was given. A row whose output or draft was given up meanwhile, since a
-  /// draft before it was wrong or an earlier step was dropped, counts for nothing: it has the token
-  /// that the sequence has got at its position since then, or else is unknown.
-  /// \param placeholder  stands for unknown_tokens(), which the engine fills in on the device
+  /// [num_rows] the tokens to compute, in the caller's order: the model's input ids, drafts
+  /// included. If an earlier step's draft was rejected meanwhile, or an earlier step dropped, the
+  /// rows behind it have no effect; such a row has the token that now is at its position, or is
+  /// unknown.
+  /// \param placeholder  stands for each of unknown_tokens(), which the engine fills in on the
+  ///                     device
   [[nodiscard]] std::vector<token_type> tokens(const token_type& placeholder) const {
     std::vector<token_type> all;
     for_each_token([&](const detail::StepEntry&, std::int32_t, const token_type* token) {
@@ -52,7 +55,8 @@ class StepView : public LiveView {
     });
     return all;
   }
-  /// The same where all are known; throws InvalidArgument where one is not.
+  /// [num_rows] the tokens to compute, in the caller's order: the model's input ids, drafts
+  /// included. Throws InvalidArgument if one is unknown.
   [[nodiscard]] std::vector<token_type> tokens() const {
     std::vector<token_type> all;
     for_each_token([&](const detail::StepEntry&, std::int32_t position, const token_type* token) {
@@ -64,7 +68,7 @@ class StepView : public LiveView {
     });
     return all;
   }
-  /// The query tokens that are not known to the tree yet.
+  /// The query tokens that are not known on the host yet, in the caller's order.
   [[nodiscard]] std::vector<UnknownToken> unknown_tokens() const {
     std::vector<UnknownToken> unknown;
     std::int32_t row = 0;
@@ -75,8 +79,9 @@ class StepView : public LiveView {
         });
     return unknown;
   }
-  /// [num_rows] the tokens' path positions, in the caller's row order: for the rotary embedding.
-  /// Drafts that are a tree stand as far behind the path as they are deep.
+  /// [num_rows] the tokens' positions in their sequences, counted from 0, in the caller's order:
+  /// for the rotary embedding. That of a draft in a tree is the last token's plus the draft's
+  /// depth.
   [[nodiscard]] std::vector<std::int32_t> positions() const {
     std::vector<std::int32_t> all;
     for_each_token([&](const detail::StepEntry&, std::int32_t position, const token_type*) {
@@ -100,17 +105,18 @@ class StepView : public LiveView {
   detail::StepTokens<Tree> tokens_;
 };
 
-/// The query tokens of one step and the K/V that each of them reads, as plain arrays.
+/// Makes the arrays of a step: its query tokens, and the K/V that each of them reads (the paper's
+/// context, section 3.3).
 ///
-/// Keep one plan over many steps, or, where a step still reads its plan on the host while the next
-/// one is built, one for each of them in turn. A kept plan is cheap: if neither the tree's version
-/// nor the list of (sequence, number of query tokens) changed since the last build, only lengths
-/// advance: O(rows), nothing is allocated. Filling a chunk adds one piece to its sequence and is no
-/// rebuild either.
+/// Keep one plan over many steps; if a step still reads its plan on the host while the next one is
+/// built, use one for each of them in turn. If neither PrefixTree::version() nor the list of
+/// (sequence, number of query tokens) has changed since the last build, only lengths are updated:
+/// O(rows), without allocation. Filling a chunk adds a piece and does not rebuild, either. A
+/// rebuild costs O(rows + branches + pieces) of the step's sequences.
 class AttentionPlan {
  public:
   AttentionPlan() = default;
-  /// Views of `other` go on with this one.
+  /// Views of `other` become views of this plan.
   AttentionPlan(AttentionPlan&& other) noexcept = default;
   /// Views of this plan go out of date.
   AttentionPlan& operator=(AttentionPlan&& other) noexcept {
@@ -124,9 +130,9 @@ class AttentionPlan {
     if (ticket_) ticket_->set(0);
   }
 
-  /// Brings the arrays up to date with an open step, whose rows keep the order of Step::add().
-  /// Views that this plan gave before, or another plan for this step, go out of date. The step's
-  /// plan carries the row copies of forks made so far. False where the step has no rows.
+  /// Makes the arrays of an open step, whose rows keep the order of Step::add(), with the copies
+  /// that forks and accepted drafts need. Earlier views of this plan, and of other plans of this
+  /// step, go out of date. The result is false if the step has no rows.
   template <class Tree>
   [[nodiscard]] StepView<Tree> build(Step<Tree>& step) & {
     detail::StepReader reader(step.handle_.core(), step.handle_.record());
@@ -142,7 +148,7 @@ class AttentionPlan {
   template <class Tree>
   StepView<Tree> build(Step<Tree>& step) && = delete;  // the view would read what is gone
 
-  /// How often build() could not just advance.
+  /// How often build() has made the arrays anew.
   [[nodiscard]] std::uint64_t num_rebuilds() const noexcept { return builder_.num_rebuilds(); }
 
  private:

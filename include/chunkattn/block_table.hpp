@@ -1,4 +1,4 @@
-// Block tables: where a batch's K/V lies, in the form that paged attention kernels take.
+// Block tables: where a batch's K/V lies, in the form that other paged attention kernels take.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,12 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// Pages of a batch in compressed rows, as FlashInfer's paged wrappers and vLLM's kernels take
-/// them; a page is a slot, the page size is the tree's ChunkSize. Made for trees with
-/// Sharing::chunk, whose paths fill every slot from its start.
+/// The pages of a batch in compressed rows (CSR), as FlashInfer's paged wrappers and vLLM's kernels
+/// take them. A page is a chunk, so the page size is the tree's ChunkSize. For trees with
+/// Sharing::chunk, whose sequences fill every chunk from its start.
 ///
 /// - `indptr` [batch + 1]: the pages of sequence i are indices[indptr[i]] up to indptr[i + 1].
-/// - `indices` [indptr[batch]]: slots in path order.
+/// - `indices` [indptr[batch]]: chunk indices in path order.
 /// - `last_page_len` [batch]: tokens in the last page, from 1 to ChunkSize.
 /// - `seq_lens` [batch]: tokens in all pages of the sequence.
 /// - `qo_indptr` [batch + 1]: the query tokens of sequence i, of those in a step.
@@ -35,10 +35,10 @@ class BlockTable {
     qo_indptr_.assign(1, 0);
   }
 
-  /// Adds the first `kv_len` places of a sequence; by default its known tokens, and what an open
-  /// step has of it beyond them (drafts; of a tree the longest branch). Throws InvalidArgument,
-  /// with the table unchanged, if there are none or not so many, or if Sharing::token made the path
-  /// leave a slot before its end or enter one after its start.
+  /// Adds a sequence with its first `kv_len` tokens; by default its known tokens and its drafts in
+  /// an open step (of a tree of drafts the longest branch).
+  /// \throws InvalidArgument, with the table unchanged, for a `kv_len` of 0 or more than the
+  ///         sequence has, and if Sharing::token has left chunks of it partly used
   template <PlacedSequence Sequence>
   void add(const Sequence& sequence, std::size_t kv_len = std::numeric_limits<std::size_t>::max()) {
     const std::size_t known = sequence.size() + sequence.num_reserved();
@@ -71,10 +71,11 @@ class BlockTable {
     seq_lens_.push_back(static_cast<std::int32_t>(kv_len));
     qo_indptr_.push_back(qo_indptr_.back());
   }
-  /// Adds a sequence of an open step with its query tokens there: the places up to the last of them
-  /// (of a tree of drafts: the longest branch), which is less than the known tokens where a prompt
-  /// is computed in parts. Added in the order of Step::add(), query token i is row i of the step.
-  /// \param row  what Step::add() gave for it
+  /// Adds a sequence of an open step with its query tokens: K/V up to the last of them (of a tree
+  /// of drafts: of the longest branch). If sequences are added in the order of Step::add(), query
+  /// token i of the table is row i of the step.
+  /// \param row  what Step::add() returned for the sequence
+  /// \throws InvalidArgument as above, and for a row of another sequence
   template <PlacedSequence Sequence>
   void add(const Sequence& sequence, const StepRow& row) {
     if constexpr (requires { sequence.id() == row.sequence; })
@@ -87,7 +88,7 @@ class BlockTable {
 
   /// [num_sequences + 1]: sequence i has the pages [indptr[i], indptr[i + 1]) of indices().
   [[nodiscard]] const std::vector<std::int32_t>& indptr() const noexcept { return indptr_; }
-  /// Slots of the pages, all sequences one after the other.
+  /// Chunk indices of the pages, all sequences one after the other.
   [[nodiscard]] const std::vector<std::int32_t>& indices() const noexcept { return indices_; }
   /// [num_sequences]: tokens in the last page, from 1 to the page size.
   [[nodiscard]] const std::vector<std::int32_t>& last_page_len() const noexcept {
@@ -101,10 +102,10 @@ class BlockTable {
   /// query_start_loc.
   [[nodiscard]] const std::vector<std::int32_t>& qo_indptr() const noexcept { return qo_indptr_; }
 
-  /// [num_rows] the place of each query token's K/V, slot * page size + offset, in the order of the
-  /// step's rows: vLLM's slot_mapping. `padding` where it is in place already. The plan's copies
-  /// come first, as for every kernel that writes K/V.
-  /// \param plan  what AttentionPlan::build() gave for the step
+  /// [num_rows] where each query token's K/V is to be stored, chunk index * page size + offset, in
+  /// the order of the step's rows: vLLM's slot_mapping. Perform the plan's copies before.
+  /// \param plan     what AttentionPlan::build() gave for the step
+  /// \param padding  stands for tokens whose K/V is in place already
   [[nodiscard]] static std::vector<std::int64_t> slot_mapping(const PlanView& plan,
                                                               std::int64_t padding = -1) {
     std::vector<std::int64_t> mapping(static_cast<std::size_t>(plan.num_rows), padding);
@@ -116,8 +117,8 @@ class BlockTable {
     return mapping;
   }
 
-  /// The pages as a padded matrix [batch][max_pages], row by row: vLLM's block_tables. Pages that a
-  /// sequence does not have are `padding`.
+  /// The pages as a matrix [num_sequences][max_pages], row by row: vLLM's block_tables. Missing
+  /// pages are `padding`. Throws InvalidArgument for a sequence of more than max_pages.
   [[nodiscard]] std::vector<std::int32_t> padded(std::size_t max_pages,
                                                  std::int32_t padding = 0) const {
     std::vector<std::int32_t> table(last_page_len_.size() * max_pages, padding);

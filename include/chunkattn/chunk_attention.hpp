@@ -1,11 +1,11 @@
 // ChunkAttention<Cpu, HeadDim>: writes K/V and computes attention for a plan's rows on the CPU,
 // chunk-first and sequence-first (Algorithms 1 and 2) over one list of tasks.
 //
-// One worker takes some KV heads of one row block and walks the tree's segments parents first:
-// shared ones with all their query lines at once, private ones streamed. The state (O, m, d) of its
-// lines stays in the core's cache over the whole walk, so nothing is merged and nothing is locked;
-// only where heads are too few to keep all workers busy is a walk cut along KV, and then the
-// partial results are merged (in order, or under a spin lock).
+// A worker takes some KV heads of one row block and goes through the tree's segments, parents
+// first: shared ones with all their query lines at once, private ones streamed. The state (O, m, d)
+// of its lines stays in the core's cache meanwhile, so nothing is merged and nothing is locked.
+// Only if there are too few heads to keep all workers busy is the work cut along the tokens of K/V;
+// then partial results are merged (in order, or under a spin lock).
 #pragma once
 
 #include <concepts>
@@ -31,13 +31,15 @@
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
-/// Exact attention over shared prefixes on the CPU. One object serves every layer, every element
-/// type of K/V and every number of heads; it is used by one thread at a time. After the largest
-/// plan has been seen, nothing is allocated. One that was moved from refuses to run.
+/// Exact attention over shared prefixes on the CPU: the paper's two-phase partition (section 3.2,
+/// Algorithms 1 and 2). One object serves every layer, every element type of K/V and every number
+/// of heads, and is used by one thread at a time. Once it has seen the largest plan, it allocates
+/// nothing. Every member of an object that was moved from throws InvalidArgument.
 ///
 /// \tparam HeadDim   elements per head of Q and K: a multiple of 8, at most 576
-/// \tparam ValueDim  elements per head of V and O, likewise; as many as of K unless told otherwise
 /// \tparam Exec      runs the tasks (concept Executor)
+/// \tparam ValueDim  elements per head of V and of the output: a multiple of 8, at most 576; by
+///                   default HeadDim
 template <int HeadDim, int ValueDim, class Exec>
 class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   static_assert(
@@ -56,27 +58,28 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   static constexpr bool meant_as_variant = detail::cpu::MeantAsVariant<X>;
 
  public:
-  /// Runs on `executor`, which must outlive this object.
+  /// Computes on `executor`, which must outlive this object.
   /// \throws InvalidArgument for options that make no sense
   explicit ChunkAttention(Exec& executor, CpuOptions options = {})
       : options_(checked(options)),
         executor_(&executor, Release{false}),
         engine_(detail::cpu::make_engine<HeadDim, ValueDim>(options_)) {}
 
-  /// Runs on its own executor of `num_threads` threads; 0: as many as there are CPUs to use.
-  /// \throws InvalidArgument for options that make no sense, and what the executor throws
+  /// Computes on its own executor of `num_threads` threads; 0: as many as there are CPUs to use.
+  /// \throws InvalidArgument for options that make no sense, and what the executor's constructor
+  ///         throws
   explicit ChunkAttention(int num_threads = 0, CpuOptions options = {})
     requires std::constructible_from<Exec, int>
       : options_(checked(options)),
         executor_(new Exec(num_threads), Release{true}),
         engine_(detail::cpu::make_engine<HeadDim, ValueDim>(options_)) {}
 
-  /// Performs the plan's row copies in this layer, then stores K and V of the plan's query tokens.
-  /// Rows whose K/V is already written are skipped. Doing it twice is harmless.
+  /// Makes the plan's row copies in this layer, then stores K and V of the plan's query tokens.
+  /// Rows whose K/V is already written are skipped. Calling it twice is harmless.
   ///
-  /// \param layer  K and V memory of the layer
+  /// \param layer  K and V memory of the layer: KvCache::layer(), or any KvView
   /// \param plan   what AttentionPlan::build() gave for the step
-  /// \param k, v   [num_rows][num_kv_heads][HeadDim] (v: ValueDim), the caller's row order; float,
+  /// \param k, v   [num_rows][num_kv_heads][HeadDim] (v: ValueDim), in the caller's order; float,
   ///               half or bfloat16, rounded to the layer's type to nearest even
   template <KvElement T, class K, class V>
   void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v) {
@@ -86,7 +89,13 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
       detail::cpu::explain_buffers<K, V>();
   }
 
-  /// The same for a layer whose V is in K (KvCacheOptions::v_in_k).
+  /// write() for a layer whose V is in K (KvCacheOptions::v_in_k).
+  ///
+  /// \param layer  memory of the layer
+  /// \param plan   what AttentionPlan::build() gave for the step
+  /// \param k      [num_rows][num_kv_heads][HeadDim], in the caller's order; its first ValueDim
+  ///               elements are V
+  /// \throws InvalidArgument as the other overload, and for a layer with V of its own
   template <KvElement T, class K>
   void write(const KvView<T>& layer, const LiveView& plan, const K& k) {
     if constexpr (detail::cpu::QoRange<K>)
@@ -95,17 +104,22 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
       detail::cpu::explain_buffers<K>();
   }
 
-  /// Attention of the plan's rows over their whole paths, causal. num_qo_heads is
+  /// Causal attention of the plan's rows over their whole contexts. num_qo_heads is
   /// q.size() / (num_rows * HeadDim), at most max_qo_heads, and must be a multiple of the layer's
   /// num_kv_heads; query head h reads KV head h / (num_qo_heads / num_kv_heads). NaN in, NaN out:
   /// docs/cpu.md says what becomes of NaN and infinities.
   ///
-  /// \param q    [num_rows][num_qo_heads][HeadDim], the caller's row order
-  /// \param out  [num_rows][num_qo_heads][ValueDim]; every element is written
-  /// \param lse  [num_rows][num_qo_heads], natural logarithm of the softmax denominator; or empty
-  ///
-  /// Throws InvalidArgument before anything is touched. If the executor throws, `out` and `lse` are
-  /// unspecified and everything else is as before.
+  /// \param layer  K and V of the layer, written before by write() or kernels of your own
+  /// \param plan   what AttentionPlan::build() gave for the step
+  /// \param q      [num_rows][num_qo_heads][HeadDim], in the caller's order; float, half or
+  ///               bfloat16
+  /// \param out    [num_rows][num_qo_heads][ValueDim], float, half or bfloat16; every element is
+  ///               written
+  /// \param lse    [num_rows][num_qo_heads], gets the natural logarithm of the softmax
+  ///               denominators; or empty
+  /// \throws InvalidArgument, with nothing changed, for sizes that do not fit each other, a plan
+  ///         that is out of date, and a layer of another tree. If the executor throws, `out` and
+  ///         `lse` are unspecified and everything else is as before
   template <KvElement T, class Q, class Out>
     requires(!meant_as_variant<Q>)
   void run(const KvView<T>& layer, const LiveView& plan, const Q& q, Out&& out,
@@ -113,12 +127,12 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     run(layer, plan, Plain{}, q, std::forward<Out>(out), lse);
   }
 
-  /// The same with a variant (variants.hpp): a window, a soft cap, sinks, biases, masks,
-  /// or what the caller has written. Its members may differ from call to call, its type for each
-  /// layer.
+  /// run() with a variant (variants.hpp): a window, a soft cap, sinks, biases, masks, or one of
+  /// your own. Its type chooses the kernels; it and its members may differ from call to call.
   ///
-  /// \param variant  read until run() returns
-  /// \throws InvalidArgument where the variant's members make no sense
+  /// \param layer, plan, q, out, lse  as of run() without a variant; lse counts sinks
+  /// \param variant                   read until run() returns
+  /// \throws InvalidArgument as run() without a variant, and if the variant's members make no sense
   template <KvElement T, class V, class Q, class Out>
     requires meant_as_variant<V>
   void run(const KvView<T>& layer, const LiveView& plan, const V& variant, const Q& q, Out&& out,
@@ -137,7 +151,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     }
   }
 
-  /// The options, with sm_scale and instruction_set resolved.
+  /// The options, with values in place of the defaults of sm_scale and instruction_set.
   [[nodiscard]] const CpuOptions& options() const noexcept { return options_; }
 
  private:

@@ -1,5 +1,5 @@
-// The CUDA backend: KvCache<Cuda, T> and ChunkAttention<Cuda, HeadDim>, the CPU's with device
-// pointers and a stream. For nvcc.
+// The CUDA backend: KvCache<Cuda, T> and ChunkAttention<Cuda, HeadDim>, with device pointers and a
+// stream. For nvcc.
 //
 //   ChunkAttention<Cuda, 128> attention({.max_rows = 256, .num_qo_heads = 32, .num_kv_heads = 8});
 //   StepView view = plan.build(step);
@@ -40,37 +40,42 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// K/V in device memory, [slot][kv_head][token][head_dim] for K and, with value_dim, for V in each
-/// layer, so that an engine's own kernels can write it through a KvView.
+/// K/V in device memory: in each layer K [chunk][kv_head][token][head_dim] and V
+/// [chunk][kv_head][token][value_dim], so that an engine's own kernels can write it through a
+/// KvView.
 ///
-/// Slots come in slabs of 2^n slots, one allocation for all layers; growth adds slabs and never
-/// moves one. The tables of slab addresses lie on the device at fixed places, so views and captured
-/// graphs stay valid while the cache grows. Growth allocates and copies a few bytes synchronously:
-/// call grow() ahead (admission time) to keep it out of decode steps.
+/// Chunks are allocated in slabs of 2^n, each for all layers; growth adds slabs and moves none. The
+/// tables of slab addresses are on the device and never move, so views and captured graphs stay
+/// valid while the cache grows. Growth allocates, and copies a few bytes synchronously: call grow()
+/// when a request is admitted to keep it out of decode steps.
+///
+/// \tparam T  half or bfloat16
 template <class T>
 class KvCache<Cuda, T> {
   static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
                 "KvCache<Cuda, T>: T must be chunkattn::half or chunkattn::bfloat16");
 
  public:
-  /// Slots that the tables of slab addresses have room for, unless told otherwise.
+  /// Chunks that the tables of slab addresses have room for, by default.
   static constexpr std::size_t default_slot_limit = std::size_t{1} << 22;
 
-  /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
+  /// Memory for the chunks of `tree`, wherever that is moved: layer() grows it to
+  /// tree.num_slots() chunks. Throws InvalidArgument for options that make no sense.
   template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
   KvCache(const PrefixTree<Token, ChunkSize, Allocator, Retention>& tree, KvCacheOptions options,
           std::size_t slot_limit = default_slot_limit)
       : KvCache(detail::SlotAccess::source(tree), ChunkSize, options, tree.num_slots(),
                 slot_limit) {}
 
-  /// Memory for `num_slots` slots of `chunk_size` tokens on the current device; `slot_limit` bounds
-  /// what it may grow to (8 bytes of tables per slab).
+  /// Memory for `num_slots` chunks of `chunk_size` tokens, without a tree; grow() adds to it, up to
+  /// `slot_limit` chunks.
   KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0,
           std::size_t slot_limit = default_slot_limit)
       : KvCache(detail::SlotSource{}, chunk_size, options, num_slots, slot_limit) {}
 
-  /// Makes room for slots [0, num_slots) in every layer; never moves one. A failure (DeviceError:
-  /// out of memory) leaves the cache as it was.
+  /// Provides memory for the chunks [0, num_slots) in every layer; moves none.
+  /// \throws InvalidArgument  beyond slot_limit
+  /// \throws DeviceError      without memory, with nothing changed
   void grow(std::size_t num_slots) {
     detail::check_argument(num_slots <= max_slabs_ << slab_shift_, "num_slots", num_slots,
                            {"at most slot_limit = ", max_slabs_ << slab_shift_});
@@ -83,10 +88,11 @@ class KvCache<Cuda, T> {
     num_slots_ = std::max(num_slots_, num_slots);
   }
 
-  /// K and V of layer `index` as device pointers, for all slots the tree has handed out so far.
-  /// Grows where it must, which is refused inside a capture: call grow() before.
-  /// \param stream  the stream that may be capturing. The default one knows of the captures of
-  ///                blocking streams only; name yours if it is a non-blocking one.
+  /// A view of K and V of layer `index`, in device memory, for all chunks that the tree has handed
+  /// out so far. Grows the memory if the tree has grown; inside a capture it throws InvalidArgument
+  /// instead: call grow() before.
+  /// \param stream  the stream that may be capturing. Captures of a non-blocking stream are noticed
+  ///                only if it is given here.
   [[nodiscard]] KvView<T> layer(int index, cudaStream_t stream = nullptr) {
     detail::check_argument(index >= 0 && index < options_.num_layers, "layer", index,
                            {"less than num_layers, ", options_.num_layers});
@@ -103,22 +109,22 @@ class KvCache<Cuda, T> {
     return view(index);
   }
 
-  /// Views of all layers in device memory, for ChunkAttention<Cuda>::copy_rows. Their num_slots is
-  /// that of the construction; addresses are right for every slot.
+  /// The views of all layers, as an array in device memory: for ChunkAttention<Cuda>::copy_rows().
+  /// Their num_slots is that of the construction; addresses are right for every chunk.
   [[nodiscard]] const KvView<T>* device_layers() const noexcept {
     return reinterpret_cast<const KvView<T>*>(views_.data());
   }
-  /// Number of the tree that it follows, 0 for none.
+  /// The number of the tree whose chunks these are, 0 for none.
   [[nodiscard]] std::uint64_t tree_id() const noexcept { return slots_.tree_id; }
-  /// The geometry it was made for.
+  /// The options that it was made with.
   [[nodiscard]] const KvCacheOptions& options() const noexcept { return options_; }
-  /// Slots that have memory in every layer.
+  /// Chunks that have memory in every layer.
   [[nodiscard]] std::size_t num_slots() const noexcept { return num_slots_; }
-  /// Bytes of K and V of one slot, all layers together.
+  /// Bytes of K and V of one chunk, all layers together.
   [[nodiscard]] std::size_t bytes_per_slot() const noexcept {
     return static_cast<std::size_t>(options_.num_layers) * layer_elements() * sizeof(T);
   }
-  /// Bytes of device memory held, all layers together.
+  /// Bytes of device memory allocated, all layers together.
   [[nodiscard]] std::size_t bytes() const noexcept {
     return slabs_.size() * (bytes_per_slot() << slab_shift_);
   }
@@ -219,14 +225,15 @@ CHUNKATTN_NAMESPACE_END
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
-/// Exact attention over shared prefixes on a GPU of compute capability 8.0 or newer. One object
-/// serves every layer of one geometry, K/V in half or bfloat16. It belongs to the device that was
-/// current at construction and is used on one stream at a time (another may follow when the first
-/// has finished what was enqueued), by one thread at a time; several objects may work on several
-/// streams. It is neither copied nor moved. After construction nothing is allocated and no kernel
-/// is loaded.
+/// Exact attention over shared prefixes on a GPU of compute capability 8.0 or newer: the paper's
+/// two-phase partition (section 3.2). One object serves all layers of one geometry, with K/V in
+/// half or bfloat16. It belongs to the device that was current at construction. One thread at a
+/// time uses it, on one stream at a time (another one when the first has finished what was
+/// enqueued); several objects may work on several streams. It can be neither copied nor moved.
+/// After construction it allocates nothing and loads no kernel, except those of variants.
 ///
-/// Rows of V, and of the output, have ValueDim elements.
+/// \tparam HeadDim   elements per head of Q and K
+/// \tparam ValueDim  elements per head of V and of the output
 template <int HeadDim, int ValueDim, class Exec>
 class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   static constexpr detail::cuda::HeadDims dims{HeadDim, ValueDim};
@@ -237,7 +244,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
                 "zeros");
 
  public:
-  /// Device memory the object needs: plan, tasks and partial results at their declared maxima.
+  /// Bytes of device memory that an object needs for its plan, tasks and partial results.
   [[nodiscard]] static std::size_t workspace_size(const CudaOptions::Limits& limits) {
     return detail::cuda::WorkspaceLayout(detail::cuda::completed(limits), ValueDim).total;
   }
@@ -251,10 +258,11 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   ChunkAttention(const ChunkAttention&) = delete;
   ChunkAttention& operator=(const ChunkAttention&) = delete;
 
-  /// Brings the device's copy of `plan` up to date: uploads what changed since the last call, and
-  /// nothing at all for a further decode step. write() and run() call it themselves; call it once
-  /// per step before launching a captured graph.
+  /// Brings the device's copy of `plan` up to date: uploads what has changed since the last call;
+  /// for a further decode step nothing. write() and run() call it themselves; call it once per step
+  /// before launching a captured graph.
   /// \param plan  what AttentionPlan::build() gave for the step
+  /// \throws InvalidArgument for a plan that is out of date or larger than the limits
   void prepare(const LiveView& plan, cudaStream_t stream) {
     detail::check_current(plan);
     state_.checks_.stream(stream);
@@ -262,9 +270,9 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     state_.checks_.enqueued(stream);
   }
 
-  /// The same for calls of run() with `variant`: loads its kernel for K/V of T, and makes tasks for
-  /// its window. Call it before run() is captured. Afterwards prepare(plan, stream) keeps these
-  /// tasks up to date, too.
+  /// Prepares calls of run() with `variant`: what prepare(plan, stream) does, and it loads the
+  /// variant's kernel for K/V of T and makes the tasks for its window. Call it before run() is
+  /// captured; from then on prepare(plan, stream) keeps these tasks up to date, too.
   /// \throws InvalidArgument where the variant's members make no sense, or its tables are host
   /// memory
   template <class T, AttentionVariant V>
@@ -280,12 +288,15 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     state_.checks_.enqueued(stream);
   }
 
-  /// Performs the plan's row copies in this layer, then stores K and V of the plan's query tokens.
-  /// Tokens whose target slot is no_slot are skipped. Doing it twice is harmless.
+  /// Makes the plan's row copies in this layer, then stores K and V of the plan's query tokens.
+  /// Rows whose K/V is already written are skipped. Calling it twice is harmless.
   ///
-  /// \param layer  K and V of the layer, device pointers
-  /// \param k, v   device memory [num_rows][num_kv_heads][HeadDim] (v: ValueDim), the caller's row
+  /// \param layer  K and V memory of the layer, on the device
+  /// \param plan   what AttentionPlan::build() gave for the step
+  /// \param k, v   device memory [num_rows][num_kv_heads][HeadDim] (v: ValueDim), in the caller's
   ///               order, of T or float (rounded to nearest even)
+  /// \throws InvalidArgument, with nothing changed, for sizes that do not fit each other, a plan
+  ///         that is out of date, and a layer of another tree
   template <class T, class X>
   void write(const KvView<T>& layer, const LiveView& plan, std::span<X> k, std::span<X> v,
              cudaStream_t stream) {
@@ -321,9 +332,11 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     detail::note_written(layer, view);
   }
 
-  /// Performs the plan's row copies in every layer by one launch; write() then finds them done
-  /// (and repeats them harmlessly where it runs).
-  /// \param layers  device array of num_layers views of the same geometry
+  /// Makes the plan's row copies in every layer by one launch, for engines that do not call
+  /// write(). (write() makes them again, which is harmless.)
+  /// \param first   the view of any of the layers
+  /// \param layers  device array of num_layers views of the same geometry: KvCache::device_layers()
+  /// \param plan    what AttentionPlan::build() gave for the step
   template <class T>
   void copy_rows(const KvView<T>& first, const KvView<T>* layers, int num_layers,
                  const LiveView& plan, cudaStream_t stream) {
@@ -344,26 +357,31 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     state_.checks_.enqueued(stream);
   }
 
-  /// Attention of the plan's rows over their whole paths, causal. NaN in, NaN out, as on the CPU
+  /// Causal attention of the plan's rows over their whole contexts. NaN in, NaN out, as on the CPU
   /// (docs/cpu.md).
   ///
-  /// \param layer   K and V of the layer, device pointers
-  /// \param q, out  device memory [num_rows][num_qo_heads][HeadDim] (out: ValueDim), the caller's
-  ///                row order
-  /// \param lse     device memory [num_rows][num_qo_heads], natural log of the sum of exp; or empty
+  /// \param layer   K and V of the layer, on the device
+  /// \param plan    what AttentionPlan::build() gave for the step
+  /// \param q, out  device memory [num_rows][num_qo_heads][HeadDim] (out: ValueDim), in the
+  ///                caller's order
+  /// \param lse     device memory [num_rows][num_qo_heads], gets the natural logarithm of the
+  ///                softmax denominators; or empty
+  /// \throws InvalidArgument, with nothing changed, for sizes that do not fit each other, a plan
+  ///         that is out of date, and a layer of another tree
   template <class T>
   void run(const KvView<T>& layer, const LiveView& plan, std::span<const std::type_identity_t<T>> q,
            std::span<std::type_identity_t<T>> out, std::span<float> lse, cudaStream_t stream) {
     run(layer, plan, Plain{}, q, out, lse, stream);
   }
 
-  /// The same with a variant (variants.hpp): a window, a soft cap, sinks, biases, masks,
-  /// or what the caller has written. Its type chooses a kernel, which is loaded by the first call
-  /// or by prepare(); its members may differ from call to call.
+  /// run() with a variant (variants.hpp): a window, a soft cap, sinks, biases, masks, or one of
+  /// your own. Its type chooses a kernel, which the first call or prepare() loads; its members may
+  /// differ from call to call.
   ///
-  /// \param variant  copied; what its tables (Sinks::logits, Alibi::slopes) point to is device
-  ///                 memory, and what per_lane() calls can be called there
-  /// \throws InvalidArgument where the variant's members make no sense
+  /// \param layer, plan, q, out, lse  as of run() without a variant; lse counts sinks
+  /// \param variant                   copied. Its tables (Sinks::logits, Alibi::slopes) are in
+  ///                                  device memory; functions of per_lane() are device functions
+  /// \throws InvalidArgument as run() without a variant, and if the variant's members make no sense
   template <class T, AttentionVariant V>
   void run(const KvView<T>& layer, const LiveView& plan, const V& variant,
            std::span<const std::type_identity_t<T>> q, std::span<std::type_identity_t<T>> out,
@@ -414,11 +432,11 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     state_.checks_.enqueued(stream);
   }
 
-  /// The maxima it was made for.
+  /// The limits that it was made with, with values in place of zeros.
   [[nodiscard]] const CudaOptions::Limits& limits() const noexcept { return state_.limits_; }
-  /// Buffers of the K/V pipeline in shared memory.
+  /// Stages of the K/V pipeline in shared memory.
   [[nodiscard]] int num_stages() const noexcept { return state_.occupancy_.num_stages; }
-  /// Blocks of a full launch.
+  /// Thread blocks of a full launch.
   [[nodiscard]] int num_blocks() const noexcept { return state_.num_blocks(); }
 
  private:

@@ -31,11 +31,11 @@ struct float8_e4m3 {
   friend constexpr bool operator==(float8_e4m3, float8_e4m3) = default;
 };
 
-/// What Q and O may be passed as, and new rows of K and V.
+/// What q, k, v and out may be passed as.
 template <class T>
 concept QoElement = std::same_as<T, float> || std::same_as<T, half> || std::same_as<T, bfloat16>;
 
-/// Whether each row of K and V has a float scale beside its elements: those of 8 bits.
+/// Whether each row of K and V has a float scale: true of the 8-bit types.
 template <class T>
 inline constexpr bool has_row_scales = std::same_as<T, std::int8_t> || std::same_as<T, float8_e4m3>;
 
@@ -64,11 +64,12 @@ CHUNKATTN_HD constexpr float to_float(half value) noexcept {
   return detail::bit_cast<float>(sign | (shifted << 23) | ((fraction & 0x3ffu) << 13));
 }
 
-/// Exact.
+/// Exact: every bfloat16 is a float.
 CHUNKATTN_HD constexpr float to_float(bfloat16 value) noexcept {
   return detail::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
 }
 
+/// The value itself, for templates.
 CHUNKATTN_HD constexpr float to_float(float value) noexcept {
   return value;
 }
@@ -161,10 +162,10 @@ constexpr const char* element_name() noexcept {
   return std::is_same_v<T, half> ? "half" : std::is_same_v<T, bfloat16> ? "bfloat16" : "float";
 }
 
-/// An element type as a number, where a program learns it at run time.
+/// An element type that is known at run time only.
 enum class ElementType : std::uint8_t { float32, half, bfloat16, int8, float8_e4m3 };
 
-/// The number of T.
+/// The ElementType of T.
 template <KvElement T>
 inline constexpr ElementType element_type_of =
     std::is_same_v<T, float>         ? ElementType::float32
@@ -173,7 +174,7 @@ inline constexpr ElementType element_type_of =
     : std::is_same_v<T, std::int8_t> ? ElementType::int8
                                      : ElementType::float8_e4m3;
 
-/// As element_name() has it: "float", "half", "bfloat16", "int8" or "float8_e4m3".
+/// The name of an element type: "float", "half", "bfloat16", "int8" or "float8_e4m3".
 [[nodiscard]] constexpr const char* name_of(ElementType type) noexcept {
   switch (type) {
     case ElementType::float32:

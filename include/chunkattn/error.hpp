@@ -1,4 +1,4 @@
-// Failures: one family of exceptions, thrown through one place that builds without exceptions too.
+// Failures: a family of exceptions, or a handler in builds without exceptions.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,7 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// Base of everything the library throws. what() is one line that says what was wrong and what was
-/// expected.
+/// Base of all exceptions of the library. what() is one line: what was wrong and what was expected.
 class Error : public std::runtime_error {
  public:
   /// \param message     what() returns it
@@ -33,7 +32,7 @@ class Error : public std::runtime_error {
   int line_;
 };
 
-/// A caller's mistake: names the argument, its value and what was expected. State is unchanged.
+/// A bad argument: what() names it, its value and what was expected. Nothing has changed.
 class InvalidArgument : public Error {
  public:
   /// \param message  "argument = value: expected ..."
@@ -43,12 +42,15 @@ class InvalidArgument : public Error {
       : Error(message, file, line) {}
 };
 
-/// The allocator's budget is spent. A normal event under load: the `try_` forms report it without
-/// throwing. Live sequences, their handles and their K/V are as before.
+/// The allocator's budget is spent. A normal event under load: the `try_` functions report it
+/// without throwing. Live sequences, their handles and their K/V are as before.
 class OutOfChunks : public Error {
  public:
-  /// All in slots.
-  /// \param alone  what the operation's sequences take at least with nobody else in the tree
+  /// All counts are in chunks.
+  /// \param asked      what the operation needed
+  /// \param available  what was free or evictable
+  /// \param capacity   the whole budget
+  /// \param alone      the least that the operation needs if the tree has no other sequence
   CHUNKATTN_COLD OutOfChunks(std::size_t asked, std::size_t available, std::size_t capacity,
                              std::size_t alone = 0, const char* file = __builtin_FILE(),
                              int line = __builtin_LINE())
@@ -65,13 +67,13 @@ class OutOfChunks : public Error {
         capacity_(capacity),
         never_fits_(alone > capacity) {}
 
-  /// Slots that the operation needed.
+  /// Chunks that the operation needed.
   [[nodiscard]] std::size_t asked() const noexcept { return asked_; }
-  /// Slots that were free or evictable.
+  /// Chunks that were free or evictable.
   [[nodiscard]] std::size_t available() const noexcept { return available_; }
-  /// The whole budget in slots.
+  /// The whole budget, in chunks.
   [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
-  /// Whether waiting is in vain: with nobody else in the tree there would not be enough either.
+  /// Whether waiting cannot help: the operation needs more than the whole budget.
   [[nodiscard]] bool never_fits() const noexcept { return never_fits_; }
 
  private:
@@ -79,7 +81,7 @@ class OutOfChunks : public Error {
   bool never_fits_;
 };
 
-/// A call of the device's runtime failed: names the call and its code.
+/// A call of the device's runtime failed: what() names the call and its error code.
 class DeviceError : public Error {
  public:
   /// \param call  the runtime's function
@@ -113,10 +115,10 @@ inline FailureHandler& failure_handler_slot() noexcept {
 
 }  // namespace detail
 
-/// Replaces the handler that failures reach in builds with -fno-exceptions, where it must not
-/// return; gives the old one. The default prints the message to stderr and aborts. With exceptions
-/// it is never called.
-/// \param handler  null: the default
+/// Replaces the handler that is called for failures in builds with -fno-exceptions, and returns the
+/// old one. The default prints the message to stderr and aborts. Builds with exceptions never call
+/// it.
+/// \param handler  must not return; null: the default
 inline auto set_failure_handler(void (*handler)(const Error&)) noexcept -> void (*)(const Error&) {
   const detail::FailureHandler old = detail::failure_handler_slot();
   detail::failure_handler_slot() = handler != nullptr ? handler : &detail::print_and_abort;

@@ -23,7 +23,7 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// Runs independent calls, on threads or not.
+/// Runs independent calls on several threads, or on one.
 ///
 /// - `concurrency()`: how many calls may run at the same time (1 for a serial executor).
 /// - `parallel_for(n, f)` calls f(i) once for each i in [0, n), in any order, and returns when all
@@ -48,14 +48,12 @@ class SerialExecutor {
 };
 static_assert(Executor<SerialExecutor>);
 
-/// A fixed set of threads; the thread that calls parallel_for works too. Workers spin for a moment
-/// after each call, because a model calls once per layer, and then sleep.
-///
-/// parallel_for may be called from one thread at a time. If f throws, one of the exceptions is
-/// rethrown after all calls have ended (indices not yet begun are skipped).
+/// A fixed set of threads; the thread that calls parallel_for works, too. Workers spin for a moment
+/// after each call, because a model calls once per layer, and then sleep. Only one thread at a time
+/// may call parallel_for.
 class ThreadPool {
  public:
-  /// The most CPUs that Linux runs on. Threads beyond it could only wait for others.
+  /// The most threads of a pool: as many CPUs as Linux supports.
   static constexpr int max_threads = 8192;
 
   /// \param num_threads  the caller's included; 0: as many as there are CPUs that the process may
@@ -93,7 +91,8 @@ class ThreadPool {
   /// Threads, the caller's included.
   [[nodiscard]] int concurrency() const noexcept { return static_cast<int>(threads_.size()) + 1; }
 
-  /// Calls f(i) for each i in [0, n) and returns when all are done.
+  /// Calls f(i) for each i in [0, n) and returns when all calls have returned. If f throws, calls
+  /// that have not begun are skipped and one of the exceptions is rethrown.
   template <class F>
   void parallel_for(int n, F&& f) {
     if (n <= 0) return;

@@ -1,5 +1,5 @@
-// The names of the library without what is behind them, for headers that only mention them, and the
-// devices. Template arguments that need not be given have their defaults here.
+// Forward declarations, for headers that only mention the library's types, and the devices. Default
+// template arguments are here.
 #pragma once
 
 #include "allocator.hpp"
@@ -9,10 +9,10 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// The host's processor: plain C++, vector units by the compiler's target options.
+/// The device of KvCache and ChunkAttention: the host's processor.
 struct Cpu {};
 
-/// An NVIDIA GPU: the headers under cuda/ need nvcc.
+/// The device of KvCache and ChunkAttention: an NVIDIA GPU. Files that use it need nvcc.
 struct Cuda {};
 
 template <TokenType Token, int ChunkSize = 64, ChunkAllocator Allocator = PoolAllocator,

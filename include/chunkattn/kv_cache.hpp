@@ -1,5 +1,5 @@
-// KvCache: the library's own memory for K and V, one pool per layer. The CPU's is here; the CUDA
-// backend specialises the same template.
+// KvCache: the library's own memory for K and V. The CPU's is here; the CUDA backend specialises
+// the same template.
 #pragma once
 
 #include <algorithm>
@@ -28,27 +28,26 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// Geometry of a model's K/V.
+/// The shape of a model's K/V.
 struct KvCacheOptions {
   int num_layers = 1;    ///< layers of the model, each with memory of its own
   int num_kv_heads = 1;  ///< heads of K and of V
-  int head_dim = 0;      ///< elements per head of K, and of V
-  int value_dim = 0;     ///< elements per head of V where they are others; 0: head_dim
-  /// CPU: V is the first value_dim elements of each row of K, and stored there alone: the latent
-  /// vectors of multi-head latent attention.
+  int head_dim = 0;      ///< elements per head of K, a multiple of 8
+  int value_dim = 0;     ///< elements per head of V, a multiple of 8; 0: head_dim
+  /// CPU: V is the first value_dim elements of each row of K and is not stored again: the latent
+  /// vectors of multi-head latent attention (MLA).
   bool v_in_k = false;
-  /// For debugging an engine: that each step whose rows have K/V to write writes all of every
-  /// layer, and each layer before run() reads it. Else run(), or finished() with nothing changed,
-  /// throws InvalidArgument that names the layer. Kernels of the engine's own and captured graphs
-  /// are told of by mark_written(). K/V that mark_loaded() tells of is in no step. A layer of the
-  /// model that has the K/V of another one takes that one's view, and has no layer here.
+  /// For debugging an engine: checks that each step that has K/V to write writes every layer, and
+  /// each layer before run() reads it. If not, run(), or finished() with nothing changed, throws
+  /// InvalidArgument that names the layer. Call mark_written() for kernels of your own and for
+  /// captured graphs. Do not count layers in num_layers that use the K/V of another layer.
   bool check_writes = false;
 
   /// Elements per head of V.
   [[nodiscard]] int dim_of_v() const noexcept { return value_dim != 0 ? value_dim : head_dim; }
 };
 
-/// K and V memory of every layer of a model, one place per slot of a tree.
+/// K and V memory of every layer of a model, for the chunks of a tree (the paper's section 3.1).
 template <class Device, class T>
 class KvCache {
   static_assert(!std::is_same_v<Device, Cuda>,
@@ -60,12 +59,14 @@ class KvCache {
 
 /// K/V in host memory.
 ///
-/// Layout of a slot in one layer: for each KV head K [chunk_size][head_dim], then V
-/// [chunk_size][value_dim], so that what one task reads is one stretch of memory; 8-bit elements
-/// are followed by the scales of that head, K's [chunk_size] and V's [chunk_size]. With v_in_k
-/// there is K alone, and its scales. Slots come in slabs that are never moved or given back before
-/// the end; each begins at a 64-byte boundary and lies on huge pages where the system has them. New
-/// memory holds anything.
+/// Layout of a chunk in one layer: for each KV head K [chunk_size][head_dim], then V
+/// [chunk_size][value_dim], so that a task reads contiguous memory; 8-bit elements are followed by
+/// float scales of that head, K's [chunk_size] and V's [chunk_size]. With v_in_k there are only K
+/// and its scales. Chunks are allocated in slabs, which are never moved, and freed by the
+/// destructor; each begins at a 64-byte boundary, on huge pages where the system has them. New
+/// memory is not initialised.
+///
+/// \tparam T  float, half, bfloat16, std::int8_t or float8_e4m3
 template <class T>
 class KvCache<Cpu, T> {
   static_assert(KvElement<T>,
@@ -73,18 +74,20 @@ class KvCache<Cpu, T> {
                 "std::int8_t or chunkattn::float8_e4m3");
 
  public:
-  /// Memory that follows `tree`, wherever it is moved: layer() grows to tree.num_slots().
+  /// Memory for the chunks of `tree`, wherever that is moved: layer() grows it to
+  /// tree.num_slots() chunks. Throws InvalidArgument for options that make no sense.
   template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
   KvCache(const PrefixTree<Token, ChunkSize, Allocator, Retention>& tree, KvCacheOptions options)
       : KvCache(detail::SlotAccess::source(tree), ChunkSize, options, tree.num_slots()) {}
 
-  /// Memory for `num_slots` slots of `chunk_size` tokens; grow() adds to it.
+  /// Memory for `num_slots` chunks of `chunk_size` tokens, without a tree; grow() adds to it.
   KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0)
       : KvCache(detail::SlotSource{}, chunk_size, options, num_slots) {}
 
-  /// Makes room for slots [0, num_slots) in every layer; never moves one. Views taken before stay
-  /// valid for the slots they had. Throws InvalidArgument beyond 2^31 - 1 slots or 2^62 bytes;
-  /// where memory runs out, no layer has got any.
+  /// Provides memory for the chunks [0, num_slots) in every layer; moves none. Views that were
+  /// taken before stay valid for the chunks they had.
+  /// \throws InvalidArgument  beyond 2^31 - 1 chunks or 2^62 bytes
+  /// \throws std::bad_alloc   with no layer changed
   void grow(std::size_t num_slots) {
     detail::check_argument(
         num_slots <= std::min(max_slots, (std::size_t{1} << 62) / bytes_per_slot()), "num_slots",
@@ -95,9 +98,9 @@ class KvCache<Cpu, T> {
     num_slots_ = std::max(num_slots_, num_slots);
   }
 
-  /// K and V of layer `index`, for all slots that the tree has handed out so far. Take it anew in
-  /// each step, on the thread that calls the tree: a tree that grows needs more memory, which this
-  /// call provides.
+  /// A view of K and V of layer `index`, for all chunks that the tree has handed out so far. Call
+  /// it again in each step, on the thread that calls the tree: it grows the memory if the tree has
+  /// grown (and throws what grow() throws). Throws InvalidArgument for a layer that there is not.
   [[nodiscard]] KvView<T> layer(int index) {
     if (tables_.empty()) [[unlikely]]
       detail::fail_argument("layer", index, "a cache that was not moved from");
@@ -139,8 +142,8 @@ class KvCache<Cpu, T> {
     return view;
   }
 
-  /// Fills K and V of a slot with NaN in every layer (8-bit: scales of NaN), so that whoever reads
-  /// them after they were given up shows it. For debugging, see PrefixTree::set_free_sink().
+  /// For debugging: fills K and V of a chunk with NaN in every layer (8-bit: scales of NaN), so
+  /// that a kernel that reads freed K/V gives NaN. See PrefixTree::set_free_sink().
   void poison(SlotIndex slot) noexcept {
     const auto at = static_cast<std::size_t>(slot);
     if (at >> slab_shift_ >= num_slabs_) return;
@@ -150,17 +153,17 @@ class KvCache<Cpu, T> {
                   slot_bytes());
   }
 
-  /// Number of the tree that it follows, 0 for none.
+  /// The number of the tree whose chunks these are, 0 for none.
   [[nodiscard]] std::uint64_t tree_id() const noexcept { return slots_.tree_id; }
-  /// The geometry it was made for.
+  /// The options that it was made with.
   [[nodiscard]] const KvCacheOptions& options() const noexcept { return options_; }
-  /// Slots that have memory in every layer.
+  /// Chunks that have memory in every layer.
   [[nodiscard]] std::size_t num_slots() const noexcept { return num_slots_; }
-  /// Bytes of K and V of one slot, all layers together.
+  /// Bytes of K and V (and scales) of one chunk, all layers together.
   [[nodiscard]] std::size_t bytes_per_slot() const noexcept {
     return slot_bytes() * static_cast<std::size_t>(options_.num_layers);
   }
-  /// Bytes held, all layers together.
+  /// Bytes allocated, all layers together.
   [[nodiscard]] std::size_t bytes() const noexcept {
     return (num_slabs_ << slab_shift_) * bytes_per_slot();
   }

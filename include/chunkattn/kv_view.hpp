@@ -1,5 +1,5 @@
-// KvView: where the K and V of one layer lie. It owns nothing; our KvCache is one provider, an
-// engine's own memory another.
+// KvView: where the K and V of one layer lie, in a KvCache or in an engine's own memory. It owns
+// nothing.
 #pragma once
 
 #include <bit>
@@ -29,48 +29,48 @@ struct WriteCheckOf {
 };
 }  // namespace detail
 
-/// The K and V rows of one layer, [slot][kv_head][token][head_dim] up to strides (in elements; the
-/// innermost is 1). With `k_slabs` the slots lie in slabs of 2^slab_shift slots each, so that a
-/// growing pool never moves one; without, slot s starts at k + s * stride_slot. Rows of V are as
-/// those of K unless `value_dim` is set: then they have so many elements and strides of their own.
-/// A share of the heads is heads(first, count), for both kinds.
+/// The K and V of one layer, [chunk][kv_head][token][head_dim], with strides in elements; the
+/// innermost is 1. Chunk c starts at k + c * stride_slot or, if `k_slabs` is set, in slabs of
+/// 2^slab_shift chunks each, so that a pool grows without moving any. Rows of V have the size and
+/// strides of those of K, unless `value_dim` is set: then they have `value_dim` elements and the
+/// strides v_stride_*. Kernels of your own call k_row() and v_row(), which handle all of these.
 ///
-/// Rows of 8 bits have scales: k_i = k_scale * stored_i. That of (slot, kv_head, token) stands at
-/// scale_stride_slot * slot + scale_stride_head * kv_head + token of `k_scale` or `v_scale`, or in
-/// slabs, as the rows do. Rows of other elements have none.
+/// Rows of 8-bit elements have float scales: element i is scale * stored_i. The scale of (chunk,
+/// kv_head, token) is at scale_stride_slot * chunk + scale_stride_head * kv_head + token of
+/// `k_scale` or `v_scale`, or in slabs, as the rows are. Other elements have none.
 template <class T>
 struct KvView {
-  T* k = nullptr;                 ///< K of slot 0, unless in slabs
-  T* v = nullptr;                 ///< V of slot 0, unless in slabs
+  T* k = nullptr;                 ///< K of chunk 0, unless in slabs
+  T* v = nullptr;                 ///< V of chunk 0, unless in slabs
   T* const* k_slabs = nullptr;    ///< first K element of each slab, or null
   T* const* v_slabs = nullptr;    ///< first V element of each slab, or null
-  std::int32_t slab_shift = 0;    ///< log2 of the slots per slab
-  std::int32_t num_slots = 0;     ///< slots that have memory
+  std::int32_t slab_shift = 0;    ///< log2 of the chunks per slab
+  std::int32_t num_slots = 0;     ///< chunks that have memory
   std::int32_t num_kv_heads = 0;  ///< heads of K and of V
-  std::int32_t head_dim = 0;      ///< elements per row
-  std::int32_t chunk_size = 0;    ///< tokens per slot
-  std::int32_t first_head = 0;    ///< of what the pointers lead to: head 0 of this view
-  std::int64_t stride_slot = 0;   ///< elements from a slot to the next
+  std::int32_t head_dim = 0;      ///< elements per row of K
+  std::int32_t chunk_size = 0;    ///< tokens per chunk
+  std::int32_t first_head = 0;    ///< the head of the memory that is head 0 of this view
+  std::int64_t stride_slot = 0;   ///< elements from a chunk to the next
   std::int64_t stride_head = 0;   ///< elements from a KV head to the next
   std::int64_t stride_token = 0;  ///< elements from a token to the next
 
-  std::int32_t value_dim = 0;       ///< elements per row of V; 0: V's rows are as K's
-  std::int64_t v_stride_slot = 0;   ///< V's strides, where value_dim is set
-  std::int64_t v_stride_head = 0;   ///< elements from a KV head to the next
-  std::int64_t v_stride_token = 0;  ///< elements from a token to the next
+  std::int32_t value_dim = 0;       ///< elements per row of V; 0: head_dim, and K's strides
+  std::int64_t v_stride_slot = 0;   ///< of V, if value_dim is set: from a chunk to the next
+  std::int64_t v_stride_head = 0;   ///< of V, if value_dim is set: from a KV head to the next
+  std::int64_t v_stride_token = 0;  ///< of V, if value_dim is set: from a token to the next
 
-  float* k_scale = nullptr;  ///< scale of the K row (slot 0, head 0, token 0), unless in slabs
+  float* k_scale = nullptr;  ///< scale of the K row of chunk 0, head 0, token 0, unless in slabs
   float* v_scale = nullptr;  ///< that of the V row there
   float* const* k_scale_slabs = nullptr;  ///< first K scale of each slab, or null
   float* const* v_scale_slabs = nullptr;  ///< first V scale of each slab, or null
-  std::int64_t scale_stride_slot = 0;     ///< floats from a slot to the next
+  std::int64_t scale_stride_slot = 0;     ///< floats from a chunk to the next
   std::int64_t scale_stride_head = 0;     ///< floats from a KV head to the next
 
-  std::int32_t layer = 0;     ///< of the KvCache
-  std::uint64_t tree_id = 0;  ///< of the tree whose slots these are; 0: memory of an engine's own
+  std::int32_t layer = 0;     ///< index of the layer in its KvCache
+  std::uint64_t tree_id = 0;  ///< number of the tree whose chunks these are; 0: not a KvCache's
 
-  /// The KV heads [first, first + count) as a view: the share of a tensor-parallel rank. Its head 0
-  /// is head `first` of this one. Throws InvalidArgument for heads that this view does not have.
+  /// A view of the KV heads [first, first + count): the share of a tensor-parallel rank. Its head 0
+  /// is head `first` of this view. Throws InvalidArgument for heads that this view does not have.
   [[nodiscard]] KvView heads(int first, int count) const {
     if (first < 0 || first >= num_kv_heads) [[unlikely]]
       detail::fail_argument("first", first, {"a KV head of the view, which has ", num_kv_heads});
@@ -92,23 +92,23 @@ struct KvView {
     return share;
   }
 
-  /// First element of K of (slot, kv_head, token).
+  /// First element of the K row of a token: `token` counts from 0 in the chunk `slot`.
   [[nodiscard]] CHUNKATTN_HD T* k_row(SlotIndex slot, int kv_head, int token) const noexcept {
     return detail::slot_base(k, k_slabs, slab_shift, slot, stride_slot) +
            (first_head + kv_head) * stride_head + token * stride_token;
   }
-  /// First element of V of (slot, kv_head, token).
+  /// First element of the V row of a token: `token` counts from 0 in the chunk `slot`.
   [[nodiscard]] CHUNKATTN_HD T* v_row(SlotIndex slot, int kv_head, int token) const noexcept {
     if (value_dim == 0) return v_row_as_k(slot, kv_head, token);
     return detail::slot_base(v, v_slabs, slab_shift, slot, v_stride_slot) +
            (first_head + kv_head) * v_stride_head + token * v_stride_token;
   }
-  /// The same for kernels that are compiled for views without value_dim.
+  /// v_row() of a view without value_dim, for kernels that are compiled for such views only.
   [[nodiscard]] CHUNKATTN_HD T* v_row_as_k(SlotIndex slot, int kv_head, int token) const noexcept {
     return detail::slot_base(v, v_slabs, slab_shift, slot, stride_slot) +
            (first_head + kv_head) * stride_head + token * stride_token;
   }
-  /// Whether rows of V are the first value_dim elements of K's: latent attention stores one vector.
+  /// Whether the rows of V are the first value_dim elements of those of K (KvCacheOptions::v_in_k).
   [[nodiscard]] bool has_v_in_k() const noexcept {
     return value_dim != 0 && v == k && v_slabs == k_slabs;
   }
@@ -116,18 +116,18 @@ struct KvView {
   [[nodiscard]] CHUNKATTN_HD std::int32_t dim_of_v() const noexcept {
     return value_dim != 0 ? value_dim : head_dim;
   }
-  /// Elements from a token of V to the next.
+  /// Elements from a token's row of V to the next.
   [[nodiscard]] std::int64_t token_stride_of_v() const noexcept {
     return value_dim != 0 ? v_stride_token : stride_token;
   }
-  /// Scale of the K row of (slot, kv_head, token); those of the next tokens follow.
+  /// Scale of the K row of a token; those of the next tokens of the chunk follow it.
   [[nodiscard]] float* k_row_scale(SlotIndex slot, int kv_head, int token) const noexcept
     requires has_row_scales<T>
   {
     return detail::slot_base(k_scale, k_scale_slabs, slab_shift, slot, scale_stride_slot) +
            (first_head + kv_head) * scale_stride_head + token;
   }
-  /// Scale of the V row of (slot, kv_head, token).
+  /// Scale of the V row of a token; those of the next tokens of the chunk follow it.
   [[nodiscard]] float* v_row_scale(SlotIndex slot, int kv_head, int token) const noexcept
     requires has_row_scales<T>
   {
@@ -147,9 +147,10 @@ struct KvView {
   detail::WriteCheck* write_check_ = nullptr;  // KvCacheOptions::check_writes; null: off
 };
 
-/// K and V memory of a model's layers: KvCache, or an engine's own.
+/// K and V memory of all layers of a model: KvCache, or a class of an engine's own.
 ///
-/// - `layer(l)`: the KvView of layer l. `options()`: the KvCacheOptions, or what has its fields.
+/// - `layer(l)`: the KvView of layer l.
+/// - `options()`: a KvCacheOptions, or a struct with its fields.
 template <class C>
 concept KvProvider = requires(C& cache, const C& constant) {
   cache.layer(0).k_row(SlotIndex{0}, 0, 0);
@@ -158,25 +159,33 @@ concept KvProvider = requires(C& cache, const C& constant) {
   { constant.options().head_dim } -> std::convertible_to<int>;
 };
 
-/// The shape of one layer's K, and of its V.
+/// The shape of one layer's K and V, for make_kv_view().
 struct KvGeometry {
-  std::int32_t num_slots = 0;     ///< slots that have memory
+  std::int32_t num_slots = 0;     ///< chunks that have memory
   std::int32_t num_kv_heads = 0;  ///< heads of K and of V
-  std::int32_t chunk_size = 0;    ///< tokens per slot
-  std::int32_t head_dim = 0;      ///< elements per row
-  std::int32_t value_dim = 0;     ///< elements per row of V; 0: as many as of K
+  std::int32_t chunk_size = 0;    ///< tokens per chunk
+  std::int32_t head_dim = 0;      ///< elements per row of K
+  std::int32_t value_dim = 0;     ///< elements per row of V; 0: head_dim
 };
 
-/// A view of an engine's own memory: K and V each [num_slots][num_kv_heads][chunk_size][head_dim]
-/// (V: value_dim), densely packed. With a value_dim and v = k, V is in K: see
-/// KvCacheOptions::v_in_k. 8-bit elements: see the overload with scales.
+/// A view of an engine's own memory of float, half or bfloat16.
+///
+/// \param k  [num_slots][num_kv_heads][chunk_size][head_dim], without gaps
+/// \param v  [num_slots][num_kv_heads][chunk_size][value_dim], without gaps; or k, if value_dim is
+///           set: then V is in K, see KvCacheOptions::v_in_k
+/// \throws InvalidArgument for missing memory and sizes that make no sense
 template <class T>
   requires(!has_row_scales<T>)
 [[nodiscard]] KvView<T> make_kv_view(T* k, T* v, const KvGeometry& geometry) {
   return detail::dense_kv_view<KvView<T>>(k, v, geometry);
 }
 
-/// The same for 8-bit elements, with scales each [num_slots][num_kv_heads][chunk_size].
+/// A view of an engine's own memory of std::int8_t or float8_e4m3.
+///
+/// \param k, v              as for the other types
+/// \param k_scale, v_scale  [num_slots][num_kv_heads][chunk_size]: element i of a row is scale
+///                          times what is stored
+/// \throws InvalidArgument for missing memory and sizes that make no sense
 template <class T>
   requires has_row_scales<T>
 [[nodiscard]] KvView<T> make_kv_view(T* k, T* v, float* k_scale, float* v_scale,
@@ -193,11 +202,11 @@ template <class T>
   return view;
 }
 
-/// Stores `count` floats in 8 bits and returns their scale: largest magnitude / 127 of
-/// std::int8_t, / 448 of float8_e4m3, but no subnormal. The error of an element is at most half of
-/// the scale in integers; in floats 2^-4 of the element, or 2^-10 of the scale where that is more.
-/// A row of zeros has scale 0; a row with a NaN or an infinity has scale NaN and zeros, which
-/// reaches the outputs as NaN.
+/// Stores `count` floats in 8 bits and returns their scale: the largest magnitude divided by 127
+/// (std::int8_t) or 448 (float8_e4m3), but at least 2^-126. The error of an element of std::int8_t
+/// is at most half of the scale; of float8_e4m3 2^-4 of the element, or 2^-10 of the scale if that
+/// is more. A row of zeros has scale 0. A row with a NaN or an infinity is stored as zeros with
+/// scale NaN, so that outputs become NaN.
 template <class T>
   requires has_row_scales<T>
 inline float quantize_row(const float* from, int count, T* to) noexcept {

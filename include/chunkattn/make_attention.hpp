@@ -1,6 +1,6 @@
-// make_attention<Cpu, …> and, under nvcc, make_attention<Cuda, …>: an AnyAttention. They compile
-// every kernel of the lists they are given, so a program includes this in one unit for each backend
-// and any_attention.hpp in all others.
+// make_attention<Cpu, …> and, under nvcc, make_attention<Cuda, …> make an AnyAttention. They
+// compile every kernel of their lists, so a program includes this in one source file for each
+// backend, and any_attention.hpp in all others.
 #pragma once
 
 #include <concepts>
@@ -27,14 +27,13 @@
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
-/// Attention on the CPU for heads of `size`, on threads of its own.
+/// Attention on the CPU for heads of `size`, on its own threads.
 ///
-/// \tparam Sizes  HeadDims<…>: what `size` may be
-/// \tparam Types  ElementTypes<…>: what K and V may be stored as
-/// \tparam Vs     Variants<…>: what run() may be asked for
-/// \tparam Qo     ElementTypes<…>: what q, k, v and out may be passed as, q and out alike; float,
-/// half
-///                or bfloat16
+/// \tparam Sizes       HeadDims<…>: what `size` may be
+/// \tparam Types       ElementTypes<…>: what K and V may be stored as
+/// \tparam Vs          Variants<…>: the variants that run() takes
+/// \tparam Qo          ElementTypes<…>: the types of q, k, v and out; q and out have the same
+/// \param num_threads  the caller's included; 0: as many as there are CPUs to use
 /// \throws InvalidArgument for a size that is not listed, and for options that make no sense
 template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
           class Qo = ElementTypes<float>>
@@ -47,7 +46,13 @@ template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
   });
 }
 
-/// The same on `executor`, which must outlive the object.
+/// Attention on the CPU for heads of `size`, on `executor`, which must outlive the object.
+///
+/// \tparam Sizes  HeadDims<…>: what `size` may be
+/// \tparam Types  ElementTypes<…>: what K and V may be stored as
+/// \tparam Vs     Variants<…>: the variants that run() takes
+/// \tparam Qo     ElementTypes<…>: the types of q, k, v and out; q and out have the same
+/// \throws InvalidArgument for a size that is not listed, and for options that make no sense
 template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
           class Qo = ElementTypes<float>, Executor Exec>
   requires std::same_as<Device, Cpu>
@@ -64,14 +69,14 @@ CHUNKATTN_ISA_NAMESPACE_END
 #if defined(__CUDACC__) || defined(CHUNKATTN_PTX_PROVIDED)  // nvcc, or the emulator of tests
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
-/// Attention for heads of `size` on the GPU that is current; all pointers of its calls are device
-/// memory, their streams cudaStream_t.
+/// Attention for heads of `size` on the current GPU. Arrays of its calls are in device memory,
+/// their streams are cudaStream_t.
 ///
 /// \tparam Sizes  HeadDims<…>: what `size` may be
 /// \tparam Types  ElementTypes<…>: half, bfloat16 or both; q and out are of K/V's type, k and v
 /// too, or
 ///                float
-/// \tparam Vs     Variants<…>: what run() may be asked for
+/// \tparam Vs     Variants<…>: the variants that run() takes
 /// \throws InvalidArgument for a size that is not listed, and for limits or options that make no
 ///         sense
 /// \throws DeviceError without a usable device or without memory

@@ -1,17 +1,17 @@
-// Merging results of attention: what run() gives for the same queries over disjoint sets of tokens
-// becomes what it would give for all of them together. For engines that compute part of a context
-// elsewhere (another device, another backend, the tokens of a step itself).
+// Merging results of attention: those of the same queries over disjoint sets of tokens become the
+// result over all of these tokens. For engines that compute part of a context elsewhere (on another
+// device, by another backend).
 //
 // A result is a state: (out, lse), the normalised output of a query head and the logarithm of its
 // softmax denominator. With m the largest lse and w_i = exp(lse_i - m) (the paper's attn_reduce,
 // Eqn 2, on normalised outputs):
 //     out = sum w_i out_i / sum w_i,   lse = m + log(sum w_i)
 //
-// An lse below -3e38 (minus infinity included) marks an empty state, whose elements are not looked
-// at: they may be anything. Only empty states: 0 and minus infinity, as of a row that sees nothing.
-// A single state that is not empty keeps its values. An lse of NaN or plus infinity makes the whole
-// output NaN, an element of NaN or infinity that element alone (not under -ffinite-math-only).
-// States over sets that overlap, and learned sinks that several states have counted, count twice.
+// An lse below -3e38 (minus infinity included) marks an empty state, whose elements are not read.
+// If all states are empty, the result is 0 and minus infinity, as of a row that sees nothing. If
+// only one is not empty, the result is that one. An lse of NaN or plus infinity makes the whole
+// output NaN, an element of NaN or infinity only that element (not with -ffinite-math-only).
+// Tokens, and learned sinks, that several states have counted are counted more than once.
 #pragma once
 
 #include <cmath>
@@ -28,7 +28,7 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// What an lse is a logarithm of: e, as run() gives it, or 2, as FlashInfer does.
+/// The base of the logarithm that an lse is: e, as of run(), or 2, as of FlashInfer.
 enum class LseBase { e, two };
 
 namespace detail {
@@ -43,14 +43,17 @@ using Logarithm = std::conditional_t<Base == LseBase::e, BaseE, Base2>;
 
 }  // namespace detail
 
-/// Whether an lse is that of a row that sees nothing.
+/// Whether an lse is that of an empty state: of a row that sees nothing.
 [[nodiscard]] CHUNKATTN_HD inline bool is_empty_lse(float lse) noexcept {
   return detail::is_empty_lse(lse);
 }
 
-/// Merges a state into another, for one query head of one row; for device code, too.
-/// \tparam Base     of both lse, and of the result's
-/// \param out, lse  [head_dim] and its lse: one state, then both together
+/// Merges a state into another, for one query head of one row (the paper's attn_reduce, Eqn 2); for
+/// device code, too.
+/// \tparam Base                 LseBase::e or two: of both lse
+/// \param out, lse              [head_dim] and its lse: one state, replaced by the merged one
+/// \param other_out, other_lse  [head_dim] and its lse: the other state
+/// \param head_dim              elements per head of V and of the output
 template <LseBase Base = LseBase::e, class X>
 CHUNKATTN_HD void merge_state(X* out, float& lse, const X* other_out, float other_lse,
                               int head_dim) noexcept {
@@ -58,10 +61,13 @@ CHUNKATTN_HD void merge_state(X* out, float& lse, const X* other_out, float othe
   lse = detail::merge_head<detail::Logarithm<Base>>(states, 2, out, head_dim);
 }
 
-/// The same for whole results.
+/// Merges a result of attention into another, for all rows and query heads (the paper's
+/// attn_reduce, Eqn 2).
 ///
-/// \param out, lse              [num_rows][num_qo_heads][head_dim] and [num_rows][num_qo_heads]
-/// \param other_out, other_lse  the other result, of the same shape
+/// \tparam Base                 LseBase::e or two: of both lse
+/// \param out, lse              [num_rows][num_qo_heads][head_dim] and [num_rows][num_qo_heads]:
+///                              one result, replaced by the merged one
+/// \param other_out, other_lse  the other result, of the same shapes
 /// \throws InvalidArgument where the sizes do not fit each other
 template <LseBase Base = LseBase::e, QoElement X>
 void merge_state(std::span<X> out, std::span<float> lse,
@@ -77,8 +83,10 @@ void merge_state(std::span<X> out, std::span<float> lse,
                       other_lse[line], static_cast<int>(dim));
 }
 
-/// Merges several results, each as run() gave it, in their order.
+/// Merges several results of attention, each as run() gave it, in their order (the paper's
+/// attn_reduce, Eqn 2).
 ///
+/// \tparam Base  LseBase::e or two: of all lse
 /// \param outs  [num_states][num_rows][num_qo_heads][head_dim]
 /// \param lses  [num_states][num_rows][num_qo_heads]
 /// \param out   [num_rows][num_qo_heads][head_dim]; may be one of the states

@@ -1,15 +1,15 @@
 // What kernels read: plain arrays that describe which query row attends to which K/V rows.
 //
-// A *row* is one query token of the step. The caller numbers tokens in its own order; the plan
-// numbers rows depth-first over the prefix tree, so that the rows below any node are contiguous.
-// A *segment* is a run of path positions that exactly the rows [row_begin, row_end) have in common;
-// segments stand parents first. A *piece* is the part of a segment inside one slot. The branches of
-// a tree of drafts are segments as well, whose rows and pieces are single tokens or short runs.
+// A *row* is one query token of the step. The caller numbers query tokens in the order of
+// Step::add(); the plan numbers rows depth-first over the prefix tree, so that the rows below any
+// node are consecutive. A *segment* is a range of path positions that exactly the rows [row_begin,
+// row_end) have in common; parents come before children. A *piece* is the part of a segment inside
+// one chunk. The branches of a tree of drafts are segments, too, with few rows and short pieces.
 //
-// Causality is one number per row: row r sees the path positions below row_kv_len[r]. So of a piece
-// it sees the first min(length, row_kv_len[r] - position) tokens, none where that is not positive.
-// A piece may reach past what any row sees (places reserved for later tokens, rows of a slot that
-// belong to somebody else): those K/V rows hold anything, NaN included, and must not be used.
+// The causal mask is one number per row: row r sees the path positions below row_kv_len[r]. So of a
+// piece it sees the first min(length, row_kv_len[r] - position) tokens, none if that is negative. A
+// piece may have tokens that no row sees (reserved for later, or of another sequence): their K/V
+// may be anything, NaN too, and must not be used.
 #pragma once
 
 #include <concepts>
@@ -25,16 +25,17 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// Tokens [begin, begin + length) of `slot` hold the path positions [position, position + length).
+/// A part of one chunk: its token places [begin, begin + length) hold the path positions
+/// [position, position + length).
 struct Piece {
-  SlotIndex slot;         ///< the chunk
-  std::int32_t begin;     ///< first token place inside the slot
+  SlotIndex slot;         ///< index of the chunk
+  std::int32_t begin;     ///< first token place in the chunk, from 0
   std::int32_t length;    ///< token places
   std::int32_t position;  ///< path position of the first one
 };
 
-/// How many of the piece's tokens, its first ones, a row sees that sees the path positions below
-/// `kv_len` (`PlanView::row_kv_len`): 0 to `piece.length`.
+/// How many of a piece's first tokens a row sees: from 0 to `piece.length`.
+/// \param kv_len  PlanView::row_kv_len of the row: it sees the path positions below it
 CHUNKATTN_HD constexpr std::int32_t visible_length(const Piece& piece,
                                                    std::int32_t kv_len) noexcept {
   const std::int32_t seen = kv_len - piece.position;
@@ -79,16 +80,16 @@ struct PlanView {
   std::int32_t chunk_size = 0;              ///< tokens per slot
   const Segment* segments = nullptr;        ///< [num_segments]
   const Piece* pieces = nullptr;            ///< [num_pieces], found through their segments
-  const std::int32_t* row_token = nullptr;  ///< [num_rows] row -> the caller's token index
-  const std::int32_t* row_kv_len =
-      nullptr;  ///< [num_rows] path positions the row sees, own included
-  const std::int32_t* row_segment = nullptr;  ///< [num_rows] the deepest segment of the row's path
-  const WriteTarget* writes = nullptr;        ///< [num_rows] in the caller's token order
+  const std::int32_t* row_token = nullptr;  ///< [num_rows] the row's index in the caller's order
+  /// [num_rows] the row sees the path positions below this, its own included
+  const std::int32_t* row_kv_len = nullptr;
+  const std::int32_t* row_segment = nullptr;  ///< [num_rows] the last segment of the row's path
+  const WriteTarget* writes = nullptr;        ///< [num_rows] in the caller's order
   const RowCopy* copies = nullptr;            ///< [num_copies]
   std::uint64_t topology = 0;        ///< changes when rows, segments or their row intervals change
   std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
-  std::uint64_t tree_id = 0;         ///< of the tree whose slots these are; 0: made by hand
-  std::uint64_t step_number = 0;     ///< of the step, in that tree; 0: made by hand
+  std::uint64_t tree_id = 0;         ///< number of the tree; 0: made by hand
+  std::uint64_t step_number = 0;     ///< number of the step in that tree; 0: made by hand
 
   /// Whether write() has anything to do: rows to store, or copies to make.
   [[nodiscard]] bool writes_anything() const noexcept {
@@ -148,25 +149,26 @@ using PlanArrays = PlanView::Arrays;
 class LiveView : public PlanView {
  public:
   LiveView() = default;
-  /// A copy; moving is copying, too: left without its ticket a view would look up to date for ever.
+  /// A view of the same step. (Moving copies, too: a view without its ticket would always look up
+  /// to date.)
   LiveView(const LiveView&) = default;
-  /// The same.
+  /// Becomes a view of the other's step.
   LiveView& operator=(const LiveView&) = default;
 
-  /// Arrays that no step stands behind, made by hand: nothing can tell whether they are up to date.
+  /// A view of arrays that were made by hand: they always count as up to date.
   [[nodiscard]] static LiveView unchecked(const PlanView& arrays) {
     LiveView view;
     static_cast<PlanView&>(view) = arrays;
     return view;
   }
 
-  /// Whether the arrays may still be used.
+  /// Whether the arrays are up to date.
   [[nodiscard]] bool is_current() const noexcept {
     return !ticket_ || ticket_->current() == number_;
   }
 
  protected:
-  /// Arrays that are up to date as long as the ticket says so.
+  /// A view that is up to date as long as the ticket says so.
   LiveView(const PlanView& arrays, std::shared_ptr<const detail::ViewTicket> ticket)
       : PlanView(arrays), ticket_(std::move(ticket)), number_(ticket_->current()) {}
 
@@ -175,11 +177,11 @@ class LiveView : public PlanView {
   std::uint64_t number_ = 0;
 };
 
-/// Where a sequence's tokens lie: Sequence.
+/// A sequence of which it is known in which chunks its tokens lie: Sequence, or an engine's own.
 ///
-/// - `size()` known tokens, behind them `num_reserved()` places; `num_scheduled()` are computed or
-///   on their way.
-/// - `for_each_run(range, f)` calls f(const Piece&) for the runs of path positions inside one slot.
+/// - `size()`: known tokens; `num_reserved()`: positions behind them that are reserved;
+///   `num_scheduled()`: positions that are computed or in a step.
+/// - `for_each_run(range, f)` calls f(const Piece&) for each part of `range` inside one chunk.
 template <class S>
 concept PlacedSequence = requires(const S& sequence, void (*f)(const Piece&)) {
   { S::chunk_size } -> std::convertible_to<int>;

@@ -1,5 +1,5 @@
-// PrefixTree: finds shared prompt prefixes at run time and hands out the slots of their K/V
-// (the paper's prefix-aware KV cache, section 3.1). It knows only tokens and slot indices.
+// PrefixTree: finds shared prompt prefixes at run time and hands out the chunks of their K/V
+// (the paper's prefix-aware KV cache, section 3.1). It knows only tokens and chunk indices.
 #pragma once
 
 #include <algorithm>
@@ -29,17 +29,20 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// A forest of prompts over one pool of slots, serving every layer of a model.
+/// A prefix tree of prompts over one pool of chunks (the paper's PAKV, section 3.1). One tree
+/// serves every layer of a model; it has a root for each namespace.
 ///
-/// - `Token`: what a prompt is made of, usually an integer id.
-/// - `ChunkSize`: tokens per slot, a power of two up to 1024.
-/// - `Allocator`: hands out slot indices: PoolAllocator, FixedAllocator or your own.
-/// - `Retention`: what happens to chunks nobody uses: NoRetention (the paper's), Lru, Priority.
+/// Only one thread at a time may change the tree, its sequences or its steps; the caller locks.
+/// Const queries may run at the same time as each other, but not during a change. Any thread may
+/// destroy handles, but a thread that also calls the tree needs the lock for it: docs/cache.md,
+/// "Threads". A call that fails leaves live sequences, their handles and their K/V as they were; it
+/// may have evicted cache.
 ///
-/// One writer at a time: calls that change the tree or a sequence need an external lock. Const
-/// queries may run at the same time as each other. Handles may be dropped on any thread, without
-/// the lock only where that thread never calls the tree. A failed call leaves live sequences, their
-/// handles and their K/V as they were (it may have evicted cache).
+/// \tparam Token      what a prompt is made of, usually an integer id
+/// \tparam ChunkSize  tokens per chunk, a power of two from 1 to 1024
+/// \tparam Allocator  hands out chunk indices: PoolAllocator, FixedAllocator or your own
+/// \tparam Retention  what becomes of chunks that no sequence uses: NoRetention (the paper's), Lru,
+///                    Priority or your own
 template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
 class PrefixTree {
   static_assert(ChunkSize >= 1 && ChunkSize <= 1024 && (ChunkSize & (ChunkSize - 1)) == 0,
@@ -49,7 +52,7 @@ class PrefixTree {
 
  public:
   using token_type = Token;                     ///< what prompts are made of
-  static constexpr int chunk_size = ChunkSize;  ///< tokens per slot
+  static constexpr int chunk_size = ChunkSize;  ///< tokens per chunk
 
   using Sequence = chunkattn::Sequence<Tree>;  ///< handle of a sequence
   using Step = chunkattn::Step<Tree>;          ///< an open step
@@ -57,19 +60,20 @@ class PrefixTree {
   using Finished = chunkattn::Finished<Tree>;  ///< a step that has run
   using StepView = chunkattn::StepView<Tree>;  ///< what AttentionPlan::build() gives for a step
 
-  /// A pinned prefix: its chunks are evicted only when nothing else is left to evict. Counted: a
-  /// prefix stays pinned until all its pins are gone. Move-only; its destructor unpins.
+  /// A pinned prefix: its chunks are evicted only when nothing else is left to evict. A prefix may
+  /// have several pins, and stays pinned until all of them are gone. Move-only; the destructor
+  /// unpins.
   class Pin {
    public:
     Pin() = default;
     /// Leaves `other` empty.
     Pin(Pin&& other) noexcept = default;
-    /// Unpins what it stood for, and takes over `other`.
+    /// Unpins its own prefix, and takes over that of `other`.
     Pin& operator=(Pin&& other) noexcept = default;
 
     /// Whether anything is pinned.
     [[nodiscard]] explicit operator bool() const noexcept { return size() > 0; }
-    /// Tokens that it pins: fewer than at first where even pinned chunks had to go, none after
+    /// Tokens that it pins. Fewer than at first if even pinned chunks had to be evicted, 0 after
     /// clear().
     [[nodiscard]] std::size_t size() const noexcept {
       if (!handle_.has_tree()) return 0;
@@ -85,13 +89,13 @@ class PrefixTree {
     detail::Handle<Tree, detail::Held::pin> handle_;
   };
 
-  /// Throws InvalidArgument for options out of range.
+  /// An empty tree. Throws InvalidArgument for options out of range.
   explicit PrefixTree(Allocator allocator = Allocator{}, TreeOptions options = {},
                       Retention retention = {})
       : shared_(std::make_shared<Shared>(std::move(allocator), options, std::move(retention))) {}
   /// Handles follow the tree to its new place.
   PrefixTree(PrefixTree&&) noexcept = default;
-  /// Handles of the tree that stood here are orphaned.
+  /// Handles of the tree that was here become orphans: only destroying or assigning them is useful.
   PrefixTree& operator=(PrefixTree&& other) noexcept {
     if (this != &other) {
       if (shared_) shared_->tree.reset();
@@ -103,40 +107,44 @@ class PrefixTree {
     if (shared_) shared_->tree.reset();
   }
 
-  /// A sequence joins: the longest known prefix of the prompt is shared, the rest gets new slots.
-  /// Throws OutOfChunks; InvalidArgument for an empty prompt.
+  /// Adds a sequence with the tokens of a prompt. It shares the K/V of the longest prefix that the
+  /// tree has, and gets new chunks for the rest (the paper's section 3.1). O(prompt.size()).
+  ///
+  /// \throws OutOfChunks      if there are fewer than slots_needed() chunks, after eviction
+  /// \throws InvalidArgument  for an empty prompt, or one of more than 2^30 tokens
   [[nodiscard]] Sequence insert(std::span<const Token> prompt, const InsertOptions& options = {}) {
     const detail::SequenceIndex index = insert_index(prompt, options);
     if (index == detail::none)
       detail::fail_out_of_chunks(core(), slots_needed(prompt, options), prompt.size());
     return Sequence(shared_, index);
   }
-  /// The same for tokens that are written out: insert({1, 2, 3}).
+  /// insert() of tokens that are written out: insert({1, 2, 3}).
   [[nodiscard]] Sequence insert(std::initializer_list<Token> prompt,
                                 const InsertOptions& options = {}) {
     return insert(std::span<const Token>(prompt), options);
   }
-  /// The same; nothing when the budget is too small.
+  /// insert() that returns nothing where insert() would throw OutOfChunks.
   [[nodiscard]] std::optional<Sequence> try_insert(std::span<const Token> prompt,
                                                    const InsertOptions& options = {}) {
     const detail::SequenceIndex index = insert_index(prompt, options);
     if (index == detail::none) return std::nullopt;
     return Sequence(shared_, index);
   }
-  /// The same for tokens that are written out.
+  /// try_insert() of tokens that are written out.
   [[nodiscard]] std::optional<Sequence> try_insert(std::initializer_list<Token> prompt,
                                                    const InsertOptions& options = {}) {
     return try_insert(std::span<const Token>(prompt), options);
   }
 
-  /// A prompt that waits for admission.
+  /// A prompt that waits for admission, for admit().
   struct Request {
     std::span<const Token> prompt;  ///< its tokens
-    InsertOptions options{};        ///< how it joins
+    InsertOptions options{};        ///< as for insert()
   };
-  /// Admits requests in order until one does not fit beside `headroom` free or evictable slots, and
-  /// returns the sequences that joined: those of the first requests. Later ones share what earlier
-  /// ones brought.
+  /// Inserts requests in order until one does not fit, and returns their sequences: element i is
+  /// that of requests[i]. Later ones share the prefixes of earlier ones.
+  /// \param headroom  chunks that are to stay free or evictable
+  /// \throws InvalidArgument for a prompt that insert() would refuse
   [[nodiscard]] std::vector<Sequence> admit(std::span<const Request> requests,
                                             std::size_t headroom = 0) {
     std::vector<Sequence> joined;
@@ -152,100 +160,107 @@ class PrefixTree {
     return joined;
   }
 
-  /// Opens a step; add sequences to it, build a plan for it, run that, then tell the step. Throws
-  /// InvalidArgument while another step is open or 4 are in flight.
+  /// Opens a step: add sequences to it, build a plan for it, run the kernels, then call
+  /// Step::finished() or Step::submitted(). Throws InvalidArgument while another step is open or 4
+  /// are in flight; one that was dropped in flight counts until device_idle(), or until a later one
+  /// has finished.
   [[nodiscard]] Step begin_step() {
     Tree& tree = enter();
     shared_->expect_handle();
     return Step({shared_, tree.core.steps.begin()});
   }
-  /// Says that no device runs any step of this tree, so that what steps that were dropped in flight
-  /// held back can be used again. (The next step that finishes says as much of those before it.)
+  /// Says that no device runs any step of this tree. Memory that was kept for steps that were
+  /// dropped in flight can then be used again. (Otherwise when a later step has finished.)
   void device_idle() { enter().core.results.device_idle(); }
 
-  /// What of a prompt is there. (A sequence that joins computes its last token all the same, see
+  /// How much of a prompt is cached. (A sequence that joins computes its last token anyway, see
   /// InsertOptions::compute_last.)
   struct Match {
     std::size_t cached = 0;   ///< tokens whose K/V is written
-    std::size_t pending = 0;  ///< further tokens whose K/V a live sequence is still to write
+    std::size_t pending = 0;  ///< further tokens whose K/V a live sequence has still to compute
   };
-  /// How much of a prompt insert() would find. Changes nothing.
+  /// How many tokens of a prompt insert() would find. Changes nothing, not even what is evicted
+  /// next.
   [[nodiscard]] Match match_prefix(std::span<const Token> prompt,
                                    const InsertOptions& options = {}) const {
     const detail::MatchResult found = tree().match_prefix(prompt, options);
     return {found.cached, found.pending};
   }
-  /// The same for tokens that are written out.
+  /// match_prefix() of tokens that are written out.
   [[nodiscard]] Match match_prefix(std::initializer_list<Token> prompt,
                                    const InsertOptions& options = {}) const {
     return match_prefix(std::span<const Token>(prompt), options);
   }
-  /// Slots that insert() would take from slots_available(): admission without an exception.
+  /// The most chunks that insert() would take from slots_available(), for admission without
+  /// exceptions.
   [[nodiscard]] std::size_t slots_needed(std::span<const Token> prompt,
                                          const InsertOptions& options = {}) const {
     return tree().slots_needed(prompt, options);
   }
-  /// The same for tokens that are written out.
+  /// slots_needed() of tokens that are written out.
   [[nodiscard]] std::size_t slots_needed(std::initializer_list<Token> prompt,
                                          const InsertOptions& options = {}) const {
     return slots_needed(std::span<const Token>(prompt), options);
   }
-  /// Slots that are free or held by nothing but cache.
+  /// Chunks that are free or evictable.
   [[nodiscard]] std::size_t slots_available() const { return core().slot_table.num_available(); }
-  /// One more than the largest slot index handed out: K/V memory must cover [0, num_slots()).
+  /// One more than the largest chunk index handed out: K/V memory must cover [0, num_slots()).
   [[nodiscard]] std::size_t num_slots() const { return core().slot_table.allocator().high_water(); }
 
-  /// Changes whenever a plan over live sequences may have to be rebuilt: join, leave, fork, a
-  /// dropped reservation. Filling a chunk does not change it.
+  /// A number that changes whenever a kept plan may have to be rebuilt: when a sequence joins,
+  /// leaves or forks, or when reserved chunks are given back. Filling a chunk does not change it.
   [[nodiscard]] std::uint64_t version() const { return core().sequences.version(); }
-  /// Counts since construction, and the present state.
+  /// Counts since construction, and the present state. O(1).
   [[nodiscard]] TreeStats stats() const { return core().stats; }
-  /// The options, with defaults resolved.
+  /// The options, with values in place of zeros that stand for defaults.
   [[nodiscard]] TreeOptions options() const { return core().options; }
   /// The allocator, for its own statistics.
   [[nodiscard]] const Allocator& allocator() const& { return tree().allocator(); }
   const Allocator& allocator() const&& = delete;  // a temporary tree takes it along
 
-  /// Forgets all that is cached, pinned or not, after a change of weights. Live sequences go on,
-  /// unshared by later ones.
+  /// Forgets all cached K/V, pinned or not: for a change of the model's weights. Live sequences
+  /// keep theirs, which later ones do not share.
   void clear() { enter().core.clear(); }
 
-  /// Keeps the prefix of `tokens` that is written from eviction while anything else can go. The pin
-  /// is empty where none is, or where the policy's max_pinned slots would be exceeded.
+  /// Protects the written prefix of `tokens` from eviction while anything else can be evicted. The
+  /// pin is empty if no token is written, or if more than the policy's max_pinned chunks would be
+  /// pinned (by default 0).
   [[nodiscard]] Pin pin(std::span<const Token> tokens, const InsertOptions& options = {}) {
     Tree& tree = enter();
     shared_->expect_handle();
     const std::int32_t index = tree.pin(tokens, options);
     return index == detail::none ? Pin() : Pin(shared_, index);
   }
-  /// The same for tokens that are written out.
+  /// pin() of tokens that are written out.
   [[nodiscard]] Pin pin(std::initializer_list<Token> tokens, const InsertOptions& options = {}) {
     return pin(std::span<const Token>(tokens), options);
   }
-  /// Called with every slot that is given back to the allocator, just before. It must not throw nor
-  /// call the tree. For debugging: `tree.set_free_sink([&](SlotIndex s) { cache.poison(s); })`.
+  /// `sink` is called with each chunk index just before the allocator gets it back. It must neither
+  /// throw nor call the tree. For debugging:
+  /// `tree.set_free_sink([&](SlotIndex s) { cache.poison(s); })`.
   void set_free_sink(std::function<void(SlotIndex)> sink) {
     enter().core.slot_table.set_free_sink(std::move(sink));
   }
-  /// Called when tokens become cache or stop being it. It must not throw nor call the tree.
+  /// `sink` is called when tokens become cache or stop being it. It must neither throw nor call the
+  /// tree.
   void set_event_sink(std::function<void(const CacheEvent&)> sink) {
     enter().core.retention.set_event_sink(std::move(sink));
   }
 
-  /// A run of tokens that the same sequences have, as for_each_node() tells of it.
+  /// A node of the tree, for for_each_node(): consecutive tokens that the same sequences have.
   struct Node {
     std::int32_t id = 0;        ///< of this tree, until the node is gone
     std::int32_t parent = 0;    ///< id of the node before it on the path; 0: none, it is a root
     std::int32_t position = 0;  ///< path position of the first token
     std::int32_t length = 0;    ///< tokens
     std::int32_t num_sequences = 0;   ///< live sequences that have it; 0: cached, or leaving
-    bool cached = false;              ///< nobody uses it: it can be evicted
+    bool cached = false;              ///< used by no sequence: it can be evicted
     Namespace name_space{};           ///< whose tokens these are
     std::vector<Token> first_tokens;  ///< the first of its tokens, as many as were asked for
   };
 
-  /// Verifies every invariant by recounting; throws Error that names the first one broken. Linear
-  /// in the size of the tree: for tests.
+  /// For tests: checks every invariant by counting again, and throws an Error that names the first
+  /// one that is broken. Linear in the size of the tree.
   void check_invariants() const { detail::TreeInspector(core()).check(); }
 
  private:
@@ -307,9 +322,9 @@ void for_each_node(const Tree& tree, std::int32_t max_tokens, const F& f) {
   });
 }
 
-/// The tree as indented text, one line per node: path positions, slots as slot[begin:end], who uses
-/// it, and its first `max_tokens` tokens as `token_text(token)` writes them.
-/// Linear in the size of the tree.
+/// The tree as indented text, a line for each node: path positions, chunks as index[begin:end], the
+/// number of sequences that use it, and its first `max_tokens` tokens as `token_text(token)` writes
+/// them (integers as numbers). Linear in the size of the tree.
 template <class Tree, class TokenText>
 [[nodiscard]] std::string to_text(const Tree& tree, std::int32_t max_tokens,
                                   const TokenText& token_text) {
@@ -335,7 +350,8 @@ template <class Tree>
   return to_text(tree, max_tokens, detail::DefaultTokenText{});
 }
 
-/// The tree as a Graphviz graph (`dot -Tsvg`): cached nodes dashed, private tails rounded.
+/// The tree as a Graphviz graph (`dot -Tsvg`), with the text of to_text() in each node: cached
+/// nodes are dashed, private tails rounded. Linear in the size of the tree.
 template <class Tree, class TokenText>
 [[nodiscard]] std::string to_dot(const Tree& tree, std::int32_t max_tokens,
                                  const TokenText& token_text) {

@@ -25,17 +25,19 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// A sequence in the tree: a stable, move-only handle, valid while others join and leave. Its
-/// destructor leaves, on any thread. It may outlive the tree; then only destroying or assigning to
-/// it is useful. `Tree` is PrefixTree's own; name the type as PrefixTree<...>::Sequence.
+/// A move-only handle of a sequence in the tree. Destroying it, on any thread, lets the sequence
+/// leave. It may outlive the tree; then only destroying or assigning it is useful. Name the type as
+/// PrefixTree<...>::Sequence.
 ///
-/// A sequence is a path of known tokens. Those whose K/V is not computed yet are what the next
-/// steps compute (Step::add); outputs that are committed come behind them.
+/// A sequence is a list of known tokens. The next steps compute those whose K/V is not computed yet
+/// (Step::add()); outputs that are committed are added at its end. Every member but is_live() and
+/// the assignments throws InvalidArgument for a handle that is empty, has left, or outlived its
+/// tree.
 template <class Tree>
 class Sequence {
  public:
   using token_type = typename Tree::token_type;        ///< what prompts are made of
-  static constexpr int chunk_size = Tree::chunk_size;  ///< tokens per slot
+  static constexpr int chunk_size = Tree::chunk_size;  ///< tokens per chunk
 
   /// All of a sequence's tokens, for fork().
   static constexpr std::size_t whole = std::numeric_limits<std::size_t>::max();
@@ -43,103 +45,112 @@ class Sequence {
   Sequence() = default;
   /// Leaves `other` empty.
   Sequence(Sequence&& other) noexcept = default;
-  /// Leaves what it stood for, and takes over `other`.
+  /// Lets its own sequence leave, and takes over that of `other`.
   Sequence& operator=(Sequence&& other) noexcept = default;
 
-  /// Whether the handle still stands for a sequence of a living tree.
+  /// Whether its sequence has not left, and the tree still exists.
   [[nodiscard]] bool is_live() const noexcept {
     return handle_.has_tree() &&
            handle_.shared->tree->core.sequences.is_live(handle_.index, handle_.generation);
   }
-  /// Its name in the tree. Throws if not live.
+  /// The sequence's number in the tree, which is never used again.
   [[nodiscard]] SequenceId id() const { return core().sequences.id_of(handle_.index); }
 
-  /// Tokens known: the prompt and what was committed or appended.
+  /// Known tokens: the prompt and what was committed or appended.
   [[nodiscard]] std::size_t size() const { return detail::to_size(record().size); }
-  /// Prompt tokens that were found with their K/V written, so they need not be computed.
+  /// Tokens of the prompt whose K/V was found written when it joined, so they need not be computed.
   [[nodiscard]] std::size_t num_cached() const { return detail::to_size(record().cached); }
-  /// Known tokens that are still to be added to a step.
+  /// Known tokens that are in no step yet.
   [[nodiscard]] std::size_t num_uncomputed() const {
     const auto& r = record();
     return r.cursor < r.size ? detail::to_size(r.size - r.cursor) : 0;
   }
-  /// Leading positions that are computed or in a step; drafts and outputs to come included.
+  /// Leading positions that are computed or in a step, drafts and expected outputs included.
   [[nodiscard]] std::size_t num_scheduled() const { return detail::to_size(record().cursor); }
   /// Leading tokens whose K/V is in place: written by finished steps, or loaded.
   [[nodiscard]] std::size_t num_written() const {
     return detail::to_size(core().readable_length(handle_.index));
   }
-  /// Path tokens that another sequence has still to write.
+  /// Tokens of this sequence whose K/V another sequence has still to compute.
   [[nodiscard]] std::size_t num_pending() const {
     return detail::to_size(core().writers.num_pending(handle_.index));
   }
-  /// The sequence that is to write the first of these; SequenceId::none where there are none.
+  /// The sequence that has to compute the first of num_pending(); SequenceId::none if there are
+  /// none.
   [[nodiscard]] SequenceId waits_for() const {
     const detail::SequenceIndex writer = core().writers.waits_for(handle_.index);
     return writer == detail::none ? SequenceId::none : core().sequences.id_of(writer);
   }
-  /// Leading tokens that other live sequences have, too: these stay when this one leaves.
+  /// Leading tokens that other live sequences have, too: their K/V stays when this one leaves.
   [[nodiscard]] std::size_t num_shared() const {
     return std::min(size(), detail::to_size(core().sequences.num_shared(handle_.index)));
   }
-  /// Places behind size() that steps have taken for drafts and outputs that are to come.
+  /// Positions from size() on that steps have reserved for drafts and expected outputs.
   [[nodiscard]] std::size_t num_reserved() const { return detail::to_size(record().reserved); }
 
-  /// Adds known tokens whose K/V is still to be computed (a user's next message). Refused while
-  /// outputs are to come. Throws OutOfChunks.
+  /// Adds known tokens at the end, whose K/V is still to be computed: a user's next message.
+  /// \throws OutOfChunks      if there are fewer than slots_needed() chunks, after eviction
+  /// \throws InvalidArgument  while an output is expected from a step
   void append(std::span<const token_type> tokens) {
     if (!try_append(tokens))
       detail::fail_out_of_chunks(core(), slots_needed(tokens.size()), size() + tokens.size());
   }
-  /// The same for tokens that are written out: append({1, 2, 3}).
+  /// append() of tokens that are written out: append({1, 2, 3}).
   void append(std::initializer_list<token_type> tokens) {
     append(std::span<const token_type>(tokens));
   }
-  /// The same with one token.
+  /// append() of one token.
   void append(const token_type& token) { append(std::span<const token_type>(&token, 1)); }
-  /// The same; false and no change when the budget is spent.
+  /// append() that returns false and changes nothing where append() would throw OutOfChunks.
   [[nodiscard]] bool try_append(std::span<const token_type> tokens) {
     return tree().append(handle_.index, tokens);
   }
-  /// The same for tokens that are written out.
+  /// try_append() of tokens that are written out.
   [[nodiscard]] bool try_append(std::initializer_list<token_type> tokens) {
     return try_append(std::span<const token_type>(tokens));
   }
 
-  /// Makes the tokens that others are still to write (num_pending()) this sequence's to compute,
-  /// except those that a step has already. Returns how many it got; 0: wait for the step.
+  /// Lets this sequence compute tokens that others have still to compute (num_pending()), except
+  /// those that are in a step already. Returns their number; 0: wait for that step.
   std::size_t take_over() { return detail::to_size(core().writers.take_over(handle_.index)); }
 
-  /// The first positions in a row whose K/V is this sequence's to put in place and that no step
-  /// has; empty where there are none.
+  /// The first consecutive positions whose K/V this sequence has to provide and that are in no
+  /// step; empty if there are none.
   [[nodiscard]] TokenRange loadable() const { return core().writers.loadable(handle_.index); }
-  /// Says that the K/V of these positions has been put in place by other means than a step: read
-  /// from a file, received from another machine. They must be this sequence's to write, without a
-  /// gap, and in no step. Tokens that are loaded to the last need not be computed.
+  /// Says that the K/V of these positions is in place without a step: read from a file, received
+  /// from another machine. If the last token's is, too, nothing is left to compute.
+  /// \throws InvalidArgument for positions that another sequence has to compute or that leave a gap
+  ///         without K/V before them, and for a sequence that is in a step
   void mark_loaded(TokenRange range) {
     detail::TreeCore& c = core();
     check_range(c.sequences[handle_.index], range);
     c.writers.mark_loaded(handle_.index, range);
   }
 
-  /// A second sequence with the first `length` tokens, by default all of them. Shared paths are not
-  /// copied; a short private tail is (TreeOptions::min_run). What steps are still computing and
-  /// outputs that are to come stay with this one. Throws OutOfChunks.
+  /// A second sequence with the first `length` tokens, by default all of them. It shares their K/V;
+  /// only that of a short private tail (TreeOptions::min_run; with Sharing::chunk of the last chunk
+  /// if it is not full) is copied, by the next step. Unless it has all tokens and they are
+  /// computed, its last token is computed again. What steps are computing, drafts and expected
+  /// outputs stay with this sequence.
+  /// \throws OutOfChunks      if a chunk for the copy is missing
+  /// \throws InvalidArgument  unless `length` is from 1 to size(), or `whole`
   [[nodiscard]] Sequence fork(std::size_t length = whole) {
     const detail::SequenceIndex twin = fork_index(length, false);
     if (twin == detail::none) detail::fail_out_of_chunks(core(), 1, size() + chunk_size);
     return Sequence(handle_.shared, twin);
   }
-  /// The same; nothing and no change when the budget is spent.
+  /// fork() that returns nothing and changes nothing where fork() would throw OutOfChunks.
   [[nodiscard]] std::optional<Sequence> try_fork(std::size_t length = whole) {
     const detail::SequenceIndex twin = fork_index(length, false);
     if (twin == detail::none) return std::nullopt;
     return Sequence(handle_.shared, twin);
   }
 
-  /// Goes back to the first `length` tokens, the last of which is to be computed again: a turn of a
-  /// chat that is edited. It has a new id() afterwards: to steps that have it, it has left.
-  /// Throws OutOfChunks, with nothing changed.
+  /// Goes back to the first `length` tokens, the last of which is computed again: for editing an
+  /// earlier turn of a chat. Does nothing if there are no more tokens and no expected outputs. The
+  /// sequence has a new id() afterwards; for steps in which it is, it has left.
+  /// \throws OutOfChunks      with nothing changed
+  /// \throws InvalidArgument  unless `length` is from 1 to size()
   void truncate(std::size_t length) {
     if (length == size() && num_reserved() == 0) return;
     const detail::SequenceIndex shorter = fork_index(length, /*compute_last=*/true);
@@ -147,21 +158,21 @@ class Sequence {
     *this = Sequence(handle_.shared, shorter);
   }
 
-  /// Leaves the tree; the handle is empty afterwards. What this sequence alone used is freed, or
-  /// kept as cache, as the retention policy says; what a step uses, when that step has finished.
+  /// Leaves the tree; the handle is empty afterwards. Chunks that only this sequence used are freed
+  /// or kept as cache, as the retention policy says; those that a step uses, when it has finished.
   void leave() {
     (void)core();
     handle_.shared->enter();
     handle_.reset();
   }
 
-  /// The token at a path position below size().
+  /// The token at position `position`, counted from 0. Throws InvalidArgument from size() on.
   [[nodiscard]] token_type token(std::size_t position) const {
     if (position >= size()) [[unlikely]]
       detail::fail_argument("position", position, {"below the sequence's size, ", size()});
     return tree().token(handle_.index, static_cast<std::int32_t>(position));
   }
-  /// All size() tokens, from the root.
+  /// All size() tokens.
   [[nodiscard]] std::vector<token_type> tokens() const {
     std::vector<token_type> all(size());
     for_each_run({0, record().size}, [&](const Piece& piece) {
@@ -171,8 +182,8 @@ class Sequence {
     return all;
   }
 
-  /// The options that would insert an equal sequence: whose tokens these are, how far they are
-  /// public, their priority.
+  /// The namespace, public length and priority that it was inserted with, for inserting its tokens
+  /// again.
   [[nodiscard]] InsertOptions options() const {
     const detail::TreeCore& c = core();
     const auto& r = record();
@@ -181,13 +192,14 @@ class Sequence {
             .priority = r.priority};
   }
 
-  /// Slots that `n` further tokens would take from the tree's slots_available().
+  /// Chunks that `n` further tokens would take from the tree's slots_available().
   [[nodiscard]] std::size_t slots_needed(std::size_t n) const {
     return core().sequences.slots_needed(handle_.index, n);
   }
 
-  /// Calls f(const Piece&) for where the path positions of `range` lie, in path order: the walk
-  /// for swapping out, saving and moving K/V. Positions up to size() + num_reserved().
+  /// Calls f(const Piece&) for each chunk, or part of one, that holds positions of `range`, in path
+  /// order: to swap out, save and move K/V. Throws InvalidArgument for positions beyond
+  /// size() + num_reserved().
   template <class F>
   void for_each_run(TokenRange range, const F& f) const {
     const detail::TreeCore& c = core();
@@ -208,10 +220,10 @@ class Sequence {
     }
   }
 
-  /// The tree's number in the process. Throws if not live.
+  /// The tree's number in the process.
   [[nodiscard]] std::uint64_t tree_id() const { return core().id; }
-  /// Which weights its K/V is of, as far as the tree knows: 1 + the number of clear() calls; 0
-  /// where clear() was called since it joined. Throws if not live.
+  /// Which of the model's weights its K/V is of, as far as the tree knows: 1 + the number of calls
+  /// of clear(), or 0 if clear() was called since it joined.
   [[nodiscard]] std::uint64_t weights() const {
     const bool stale = core().topology.node(record().tail).state == detail::NodeState::stale;
     return stale ? 0 : core().stats.clears + 1;

@@ -1,14 +1,14 @@
-// A step of an engine as an object of the tree: what is computed, while it runs, and what came out.
+// A step of an engine: the tokens that it computes at once, from planning to their outputs.
 //
 //   Step            open: sequences are added, AttentionPlan::build() makes the kernels' arrays
 //     submitted()   the kernels are queued on a device that runs steps in this order
-//   InFlight        nothing that it reads or writes is used otherwise
+//   InFlight        the memory that the step reads and writes is reserved for it
 //     finished()    the kernels have run (for a synchronous backend at once: Step::finished())
 //   Finished        outputs are committed
 //
-// Each is move-only and has one owner. Dropping a Step cancels it: nothing happened. Dropping an
-// InFlight keeps everything it may touch aside until a later step has finished. Dropping a Finished
-// gives up the outputs that were not committed.
+// Each is move-only. Destroying a Step cancels it. Destroying an InFlight discards its results;
+// memory that it may touch is not used again until a later step has finished. Destroying a Finished
+// discards the outputs that were not committed.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +52,7 @@ class [[nodiscard]] Finished {
  public:
   using token_type = typename Tree::token_type;  ///< what outputs are
 
-  /// Leaves the other one empty.
+  /// Leaves `other` empty.
   Finished(Finished&&) noexcept = default;
   /// Gives up what was not committed, and takes over the other one.
   Finished& operator=(Finished&&) noexcept = default;
@@ -68,17 +68,18 @@ class [[nodiscard]] Finished {
   }
   void rows() const&& = delete;  // keep the Finished in a variable, and commit through it
 
-  /// The output that was sampled from the row's logits: it becomes the next token to compute. Of a
-  /// row with drafts: those that were right, then one token more. K/V of a tree's drafts that does
-  /// not stand on the path yet is copied to it by the next step whose plan is built; what a
-  /// rejected draft has left, nothing reads or finds.
+  /// Commits what was sampled from the logits of a row: the next step computes the last token of
+  /// it. For a row with drafts: the accepted drafts, then one more token; the other drafts are
+  /// rejected and have no effect. K/V of accepted drafts of a tree is copied to its place, where
+  /// necessary, by the next step whose plan is built.
   ///
-  /// \param outputs  a token, or a contiguous range of them
-  /// \param leaf     of a tree of drafts: the last of its drafts that was right, to which `outputs`
-  ///                 is the branch; -1: none was right, `outputs` is one token. Not needed for a
-  ///                 chain
+  /// \param row      a row of rows()
+  /// \param outputs  a token, or a contiguous range of tokens
+  /// \param leaf     for a tree of drafts: index of the last draft of the accepted branch, which
+  ///                 `outputs` follows; -1: none is accepted, `outputs` is one token. Not needed
+  ///                 for a chain
   /// \throws InvalidArgument for a row that rows() does not give (any more), for more outputs than
-  ///         the row has, and for an accepted draft that is another token than was added
+  ///         the row has, and for an accepted draft that differs from the token that was added
   template <class Outputs>
     requires std::convertible_to<const Outputs&, token_type> ||
              std::convertible_to<const Outputs&, std::span<const token_type>>
@@ -91,9 +92,9 @@ class [[nodiscard]] Finished {
       commit_row(row, std::span<const token_type>(&output, 1), leaf);
     }
   }
-  /// One output for each row that rows() gives, in that order. All of them are committed or none:
-  /// throws InvalidArgument where there are more or fewer, or where an earlier step's output is to
-  /// be committed first.
+  /// Commits one output for each row of rows(), in that order: all of them or none.
+  /// \throws InvalidArgument if there are more or fewer, or if an output of an earlier step has to
+  ///         be committed first
   void commit(std::span<const token_type> outputs) {
     handle_.tree().commit(handle_.record(), outputs);
   }
@@ -128,11 +129,13 @@ class [[nodiscard]] Finished {
 };
 
 /// A step that is queued on a device. Steps run in the order in which they were submitted; at most
-/// 4 are in flight.
+/// 4 are in flight. Destroying it does not stop the device: its results are discarded, and memory
+/// that it may touch is not used again until a later step has finished or PrefixTree::device_idle()
+/// was called.
 template <class Tree>
 class [[nodiscard]] InFlight {
  public:
-  /// Leaves the other one empty.
+  /// Leaves `other` empty.
   InFlight(InFlight&&) noexcept = default;
   /// Drops what it stood for, and takes over the other one.
   InFlight& operator=(InFlight&&) noexcept = default;
@@ -140,8 +143,9 @@ class [[nodiscard]] InFlight {
   /// Its number, counted from 1 over all steps of the tree.
   [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
 
-  /// The device has run it: what it computed is written from now on. Throws InvalidArgument, with
-  /// nothing changed, while an earlier step is in flight.
+  /// Says that the device has run the step: its K/V is written. Throws InvalidArgument, with
+  /// nothing changed, while an earlier step is in flight, and with KvCacheOptions::check_writes for
+  /// a layer that was not written.
   Finished<Tree> finished() && {
     handle_.enter().results.finish(handle_.record());
     return Finished<Tree>(std::move(handle_));
@@ -156,36 +160,38 @@ class [[nodiscard]] InFlight {
   detail::StepHandle<Tree, detail::Held::step> handle_;
 };
 
-/// An open step; a tree has at most one. From add() on, what its rows read and write is kept for
-/// it, whatever becomes of the sequences.
+/// An open step; a tree has at most one. The memory that its rows read and write is reserved for it
+/// from add() on, even if the sequences leave. Destroying it cancels it: the memory is free again
+/// and the tokens are still to be computed.
 template <class Tree>
 class [[nodiscard]] Step {
  public:
   using token_type = typename Tree::token_type;        ///< what sequences are made of
-  static constexpr int chunk_size = Tree::chunk_size;  ///< tokens per slot
+  static constexpr int chunk_size = Tree::chunk_size;  ///< tokens per chunk
 
-  /// Leaves the other one empty.
+  /// Leaves `other` empty.
   Step(Step&&) noexcept = default;
   /// Cancels what it stood for, and takes over the other one.
   Step& operator=(Step&&) noexcept = default;
 
-  /// Adds the next tokens of a sequence that are to be computed, at most `budget` of them. Where
-  /// these reach its end, the step gives an output for it, and `drafts` are computed behind them,
-  /// as far as the budget goes. While an earlier step's output for it is to come, the token to
-  /// compute is unknown (StepView::unknown_tokens()).
+  /// Adds the next tokens of a sequence that are not computed yet, at most `budget` of them. If
+  /// they reach its end, its row has an output (StepRow::has_output), and `drafts` are computed
+  /// behind them, as far as the budget goes. If the sequence still expects an output of an earlier
+  /// step, the token to compute is unknown (StepView::unknown_tokens()).
   ///
-  /// A sequence that reads what another one is to write comes after that one; before it, it gets no
-  /// further than what is there. Nothing is added to a
-  /// step that was open when an earlier one was dropped in flight: nothing of it counts any more,
-  /// drop or finish it. Where the result is false, nothing has changed but what was cached and not
-  /// in use.
+  /// If a sequence shares K/V that another one has to compute, add the other one first: only tokens
+  /// whose K/V is written, or in a step, can be read. Nothing can be added to a step that was open
+  /// when an earlier one was dropped in flight: its results are not used, drop or finish it. If the
+  /// result is false, nothing has changed, except that cached chunks may have been evicted.
   ///
-  /// A draft sees the path and, of a tree, the drafts between; its position is that of the last
-  /// token plus its depth. The longest branch of a tree takes places of the sequence, the others
-  /// slots that they share with those of the step's other sequences, until the step's outputs are
-  /// committed and copied.
-  /// \throws InvalidArgument for a sequence of another tree or of this step, a budget of 0, and
-  ///         drafts whose parents do not fit them
+  /// A draft sees the sequence and its own branch; its position is that of the last token plus its
+  /// depth. The K/V of the longest branch of a tree is written to places of the sequence, that of
+  /// the others to extra chunks, which all trees of drafts of the step share, until the step's
+  /// outputs are committed and copied.
+  ///
+  /// \param budget  at least 1
+  /// \throws InvalidArgument for a sequence of another tree or one that is in this step already, a
+  ///         budget of 0, and drafts whose parents do not fit them
   [[nodiscard]] AddResult add(Sequence<Tree>& sequence,
                               std::size_t budget = std::numeric_limits<std::size_t>::max(),
                               const Drafts<token_type>& drafts = {}) {
@@ -196,15 +202,17 @@ class [[nodiscard]] Step {
     return add_with(sequence, budget, {limited(count), known, drafts.parents}, drafts.tokens);
   }
 
-  /// Adds the next tokens of many sequences, at most `budget` of each: what add() would do for one
-  /// after the other, in this order, made for thousands that decode. All of them are added or none:
-  /// also where one of the handles is refused, which the error names by its index.
+  /// Adds the next tokens of many sequences, at most `budget` of each, as add() of one after the
+  /// other in this order would; for thousands that decode. Either all are added or none; then
+  /// AddResult::held_index() is the first that could not be.
+  /// \throws InvalidArgument, with none added, as add() of one sequence; the message has its index
   [[nodiscard]] AddResult add(std::span<Sequence<Tree>> sequences,
                               std::size_t budget = std::numeric_limits<std::size_t>::max()) {
     return add_all(sequences.size(), budget,
                    [sequences](std::size_t i) -> Sequence<Tree>& { return sequences[i]; });
   }
-  /// The same for handles that stand anywhere, none of them null.
+  /// Adds the next tokens of many sequences, as the other overload does, where their handles are
+  /// not in one array. None of the pointers may be null.
   [[nodiscard]] AddResult add(std::span<Sequence<Tree>* const> sequences,
                               std::size_t budget = std::numeric_limits<std::size_t>::max()) {
     for (std::size_t i = 0; i < sequences.size(); ++i)
@@ -223,14 +231,14 @@ class [[nodiscard]] Step {
   /// Its number, counted from 1 over all steps of the tree.
   [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
 
-  /// The kernels are queued. Throws InvalidArgument, with nothing changed, unless a plan was built
-  /// after the last add().
+  /// Says that the kernels are queued. Throws InvalidArgument, with nothing changed, unless a plan
+  /// was built after the last add().
   InFlight<Tree> submitted() && {
     handle_.core().steps.submit(handle_.record());
     return InFlight<Tree>(std::move(handle_));
   }
-  /// The kernels have run, for backends that wait. The same checks as submitted() and
-  /// InFlight::finished().
+  /// Says that the kernels have run, for backends that wait: submitted() and InFlight::finished()
+  /// in one call, which throws what they throw.
   Finished<Tree> finished() && {
     handle_.enter().results.finish(handle_.record());
     return Finished<Tree>(std::move(handle_));

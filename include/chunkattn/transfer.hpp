@@ -1,5 +1,5 @@
 // Moving K/V out of the cache and back: to host memory when a sequence is preempted, to a file, to
-// another machine. One walker finds the memory; gather, scatter, swap_out and resume use it.
+// another machine. for_each_kv_span() finds the memory; the other functions use it.
 #pragma once
 
 #include <algorithm>
@@ -24,17 +24,17 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// Consecutive rows of one layer and KV head inside one slot: path positions
-/// [position, position + length). Row i is head_dim elements at k + i * stride_token, and those of
-/// V (value_dim, if that differs) are at v + i * v_stride_token, which is in K's row with v_in_k.
-/// Of 8-bit K/V k_scale[i] and v_scale[i] are the rows' scales; else they are null.
+/// The K/V of the positions [position, position + length) of a sequence, in one layer, KV head and
+/// chunk. Row i of K is head_dim elements at k + i * stride_token; row i of V is value_dim elements
+/// at v + i * v_stride_token, which with v_in_k lie in the row of K. For 8-bit K/V k_scale[i] and
+/// v_scale[i] are the rows' scales; else both are null.
 template <class T>
 struct KvSpan {
   SlotIndex slot = no_slot;       ///< the chunk
   int layer = 0;                  ///< which layer
   int kv_head = 0;                ///< which KV head
-  std::int32_t begin = 0;         ///< first row in the slot
-  std::int32_t position = 0;      ///< its path position
+  std::int32_t begin = 0;         ///< token place of the first row in the chunk
+  std::int32_t position = 0;      ///< its position in the sequence
   std::int32_t length = 0;        ///< rows
   T* k = nullptr;                 ///< first K row
   T* v = nullptr;                 ///< first V row
@@ -45,13 +45,14 @@ struct KvSpan {
   std::int64_t v_stride_token = 0;  ///< elements from a row of V to the next
 };
 
-/// Calls f(const KvSpan<T>&) for every layer, slot and KV head that hold the K/V of the path
-/// positions `range`; slots in path order within a layer. The slots cannot be freed or moved while
-/// the sequence is live. K/V is in place below Sequence::num_written(); what may be put in place is
-/// Sequence::loadable().
+/// Calls f(const KvSpan<T>&) for every layer, chunk and KV head that hold K/V of the positions
+/// `range`; within a layer in path order. The memory is neither freed nor moved while the sequence
+/// is live. It holds K/V below Sequence::num_written(); Sequence::loadable() may be filled in.
 ///
-/// An engine with memory of its own, on a device too, passes any KvProvider and starts its
+/// An engine with its own memory, on a device too, passes any KvProvider and starts its
 /// asynchronous copies in `f`.
+/// \throws InvalidArgument for positions that the sequence does not have, or a cache of another
+///         tree
 template <PlacedSequence Sequence, KvProvider Cache, class F>
 void for_each_kv_span(const Sequence& sequence, TokenRange range, Cache& cache, const F& f) {
   using T = detail::cache_element<Cache>;
@@ -82,7 +83,7 @@ void for_each_kv_span(const Sequence& sequence, TokenRange range, Cache& cache, 
   }
 }
 
-/// Bytes that gather() writes and scatter() reads for `length` tokens.
+/// Bytes that gather_kv() writes and scatter_kv() reads for `length` tokens.
 template <KvProvider Cache>
 [[nodiscard]] std::size_t kv_bytes(const Cache& cache, std::size_t length) {
   using T = detail::cache_element<Cache>;
@@ -139,11 +140,13 @@ void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::spa
 
 }  // namespace detail
 
-/// Copies the K/V of the path positions `range`, all layers, to a contiguous host buffer of
-/// kv_bytes() bytes: [num_layers][K, V][num_kv_heads][range.length][head_dim] (V: value_dim), for
-/// 8-bit elements followed by the scales [num_layers][K, V][num_kv_heads][range.length] in float.
-/// The layout does not depend on the chunk size. Throws InvalidArgument for positions whose K/V is
-/// not in place.
+/// Copies the K/V of the positions `range`, of all layers, to a contiguous buffer in host memory.
+/// Its layout does not depend on the chunk size.
+///
+/// \param buffer  kv_bytes(cache, range.length) bytes: [num_layers][K,
+///                V][num_kv_heads][range.length][head_dim] (V: value_dim; with v_in_k no V); for
+///                8-bit elements then float scales [num_layers][K, V][num_kv_heads][range.length]
+/// \throws InvalidArgument for positions whose K/V is not in place, and a buffer of another size
 template <PlacedSequence Sequence, KvProvider Cache>
 void gather_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                std::span<std::byte> buffer) {
@@ -158,10 +161,13 @@ void gather_kv(const Sequence& sequence, TokenRange range, Cache& cache,
       [](const void* row, std::byte* to, std::size_t bytes) { std::memcpy(to, row, bytes); });
 }
 
-/// The reverse of gather_kv(): copies the K/V of `range` out of a buffer that holds the positions
-/// `held`, to positions that are this sequence's to put in place (Sequence::loadable()); then
-/// Sequence::mark_loaded() says so. Throws InvalidArgument for others: they belong to every
-/// sequence on the path.
+/// The reverse of gather_kv(): copies the K/V of the positions `range` from a buffer. Call
+/// Sequence::mark_loaded() after it.
+///
+/// \param buffer  what gather_kv() wrote for the positions `held`
+/// \param held    positions that include `range`
+/// \throws InvalidArgument for positions outside Sequence::loadable(), because other sequences may
+///         share them, and for a buffer of another size
 template <PlacedSequence Sequence, KvProvider Cache>
 void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                 std::span<const std::byte> buffer, TokenRange held) {
@@ -175,30 +181,29 @@ void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
       sequence, range, cache, buffer, held,
       [](void* row, const std::byte* from, std::size_t bytes) { std::memcpy(row, from, bytes); });
 }
-/// The same where the buffer holds just `range`.
+/// scatter_kv() of a buffer that holds just the positions `range`.
 template <PlacedSequence Sequence, KvProvider Cache>
 void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
                 std::span<const std::byte> buffer) {
   scatter_kv(sequence, range, cache, buffer, range);
 }
 
-/// A preempted sequence: its tokens, whose they are, and the K/V that left with it.
+/// A preempted sequence in host memory: its tokens, its options, and K/V.
 template <class Token>
 struct SwappedSequence {
-  std::vector<Token> tokens;  ///< all of them, from the root
-  std::size_t shared = 0;     ///< the first of them, which other live sequences had, too
+  std::vector<Token> tokens;  ///< all of the sequence's tokens
+  std::size_t shared = 0;     ///< first tokens whose K/V is not in `kv`: other sequences had it
   std::size_t written = 0;    ///< tokens whose K/V was in place
   std::vector<std::byte> kv;  ///< of [shared, written), as gather_kv() lays it out
   InsertOptions options;      ///< namespace, public length and priority of the sequence
-  std::uint64_t tree_id = 0;  ///< the tree that it left; 0: unknown, its K/V is taken as it is
+  std::uint64_t tree_id = 0;  ///< the tree that it left; 0: unknown, weights are not checked
   std::uint64_t weights = 0;  ///< Sequence::weights() when it left
 };
 
-/// Preemption by swapping: copies a sequence's tokens and the K/V that it alone had in place to
-/// host memory and lets it leave. What other live sequences have (Sequence::num_shared()) is not
-/// copied, and where K/V is left as cache (a retention policy) and still there at resume(), nothing
-/// is copied back. What steps in flight compute for it is given up; where an output was to come,
-/// the last token is computed again after resume().
+/// Preemption by swapping: copies a sequence's tokens, and its written K/V that no other live
+/// sequence has (Sequence::num_shared()), to host memory and lets it leave. What steps in flight
+/// compute for it is discarded; if an output was expected, the last token is computed again after
+/// resume(). resume() does not copy back what the tree still has cached.
 template <PlacedSequence Sequence, KvProvider Cache>
 [[nodiscard]] SwappedSequence<typename Sequence::token_type> swap_out(Sequence& sequence,
                                                                       Cache& cache) {
@@ -219,11 +224,12 @@ template <PlacedSequence Sequence, KvProvider Cache>
   return swapped;
 }
 
-/// Brings a swapped sequence back, exactly and into its own namespace: what the cache still has is
-/// shared, the rest of the K/V is copied in, tokens that were never computed are left to compute.
-/// All that the cache lacks is computed again where some of the first `shared` tokens are not there
-/// any more, and where the K/V is of old weights (clear() was called after the sequence joined).
-/// Nothing when the tree's budget is too small; then the swapped sequence can be tried again later.
+/// Brings a swapped sequence back, bit for bit and into its own namespace: K/V that is still cached
+/// is shared, the rest is copied from `swapped`, and tokens that were never computed are left to
+/// compute. If some of the first `swapped.shared` tokens are not cached any more, or if clear() was
+/// called after the sequence had joined (its K/V is of old weights), all that is not cached is
+/// computed again. Returns nothing if there are too few chunks; try again later.
+/// \throws InvalidArgument if `swapped.kv` has not the size for this cache
 template <class Tree, KvProvider Cache>
 [[nodiscard]] std::optional<typename Tree::Sequence> resume(
     Tree& tree, Cache& cache, const SwappedSequence<typename Tree::token_type>& swapped) {

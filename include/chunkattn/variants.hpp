@@ -1,22 +1,20 @@
 // Variants of attention: what a model does to logits besides scaling them, as small structs that
-// are handed to run(). A variant has some of these members and pays for no other:
+// are passed to run(). A variant has some of these members; those that it lacks cost nothing:
 //
-//     auto logit(auto s, lanes::At at) const    the logit that takes the place of s
-//     auto visible(lanes::At at) const          whether the row sees the key; never a later one
+//     auto logit(auto s, lanes::At at) const    the logit that replaces s
+//     auto visible(lanes::At at) const          whether the row sees the key (later keys never)
 //     KeyRange hidden(int query) const          keys that no row at this position sees: not read
-//     auto sink(lanes::At at) const             one more logit, without a value; no matter the key
-//     void check(int num_qo_heads) const        throws InvalidArgument where members make no sense
+//     auto sink(lanes::At at) const             one more logit, without a value, for all keys
+//     void check(int num_qo_heads) const        throws InvalidArgument if members make no sense
 //
-// logit, visible and sink return expressions: they are called on the host, whatever the
-// device. hidden is called on the device, too, so for CUDA it is marked CHUNKATTN_HD and reads
-// nothing but members. Positions are path positions, so a variant does not see how the tree cuts
-// the path, and what is shared stays shared.
+// logit, visible and sink return expressions, and are called on the host for every device. hidden
+// is called on the device, too: for CUDA mark it CHUNKATTN_HD and let it read nothing but members.
+// Positions are indices in the sequence, so results do not depend on what is shared.
 //
-// The language that variants of attention are written in: expressions over lanes. A lane is one
-// logit, of one query head of one row with one key; some kernels hold consecutive keys in a vector,
-// some consecutive rows. So a variant does not compute with vectors. Its functions are given
-// placeholders and return what is to be computed, as a type; each kernel evaluates that on vectors
-// of its own, compiled for its own instruction set:
+// Expressions describe what to compute for one lane. A lane is one logit: of one query head of one
+// row with one key. Some kernels hold consecutive keys in a vector, some consecutive rows, so a
+// variant cannot compute with vectors. Its functions get placeholders and return an expression (a
+// type); each kernel evaluates it on its own vectors, compiled for its own instruction set:
 //
 //     auto logit(auto s, lanes::At at) const { return s + slope * (at.key - at.query); }
 //
@@ -38,7 +36,8 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// One logit's place: what per_lane() and the oracle hand to a user's function.
+/// The row, key and head of one logit: what a function of yours gets from per_lane() and from the
+/// reference.
 struct Place {
   int row;    ///< query token, in the caller's order: as in q
   int query;  ///< its path position
@@ -48,7 +47,7 @@ struct Place {
 
 namespace lanes {
 
-/// The places of a vector's logits, lane by lane: see Place.
+/// Placeholders for the members of Place, in expressions.
 struct At {
   Input<Coordinate::key> key;      ///< path position of the key
   Input<Coordinate::query> query;  ///< path position of the row
@@ -56,37 +55,39 @@ struct At {
   Input<Coordinate::head> head;    ///< query head
 };
 
-/// The smaller of each lane.
+/// Expression: the smaller of a and b.
 template <class A, class B>
   requires Operands<A, B>
 CHUNKATTN_INLINE constexpr auto min(A a, B b) noexcept {
   return apply<Operation::min>(a, b);
 }
-/// The larger of each lane.
+/// Expression: the larger of a and b.
 template <class A, class B>
   requires Operands<A, B>
 CHUNKATTN_INLINE constexpr auto max(A a, B b) noexcept {
   return apply<Operation::max>(a, b);
 }
-/// The hyperbolic tangent, within about two units in the last place.
+/// Expression: the hyperbolic tangent, within about two units in the last place.
 template <Real A>
 CHUNKATTN_INLINE constexpr auto tanh(A a) noexcept {
   return apply<Operation::tanh>(a, a);
 }
-/// a where `condition` holds, else b.
+/// Expression: a if `condition` is true, else b. Both are computed.
 template <Truth C, Operand A, Operand B>
 CHUNKATTN_INLINE constexpr auto select(C condition, A a, B b) noexcept {
   return Select<C, decltype(expression(a)), decltype(expression(b))>{condition, expression(a),
                                                                      expression(b)};
 }
-/// data[index]: nothing is read for a key beyond the row's own position, nor for a row without one.
+/// Expression: data[index]. It is read only for keys up to the row's own position.
+/// \param data  memory of the device that computes, read until run() has finished
 template <Expression I>
   requires(I::kind == Kind::integer)
 CHUNKATTN_INLINE constexpr auto table(const float* data, I index) noexcept {
   return Table<I>{data, index};
 }
-/// f(Place), a number or a bool, one lane after the other: for what lanes cannot say. It is copied
-/// with the variant, so it should capture pointers, not containers.
+/// Expression: f(Place), a number or a bool, called for one lane after the other. For what the
+/// other expressions cannot say. `f` is copied with the variant, so let it hold pointers, not
+/// containers.
 template <class F>
   requires std::is_invocable_v<const F&, Place>
 CHUNKATTN_INLINE constexpr auto per_lane(F f) noexcept {
@@ -95,7 +96,7 @@ CHUNKATTN_INLINE constexpr auto per_lane(F f) noexcept {
 
 }  // namespace lanes
 
-/// Path positions [begin, end).
+/// The keys at the path positions [begin, end).
 struct KeyRange {
   std::int32_t begin = 0;  ///< the first
   std::int32_t end = 0;    ///< one past the last; none where it is not above `begin`
@@ -109,34 +110,35 @@ struct KeyRange {
 /// Attention without a variant.
 struct Plain {};
 
-/// What run() takes as a variant. Keys that hidden() names must not be visible().
+/// What run() takes as a variant: Plain, or a type with logit, visible or sink. If it has hidden(),
+/// it has visible(), too, which is false for all keys in hidden().
 template <class V>
 concept AttentionVariant = std::copy_constructible<V> &&
                            (std::same_as<V, Plain> || detail::ChangesLogits<V> ||
                             detail::HidesKeys<V> || detail::HasSinks<V>) &&
                            (!detail::SkipsKeys<V> || detail::HidesKeys<V>);
 
-/// Logits stay within ±cap: cap * tanh(s / cap). An infinite q·k becomes ±cap.
+/// Keeps logits within ±cap: cap * tanh(s / cap). An infinite q·k becomes ±cap.
 struct SoftCap {
   float cap;  ///< positive, finite
 
   /// The capped logit.
   auto logit(auto s, lanes::At) const { return cap * tanh(s / cap); }
-  /// Throws InvalidArgument for a cap that is none.
+  /// Throws InvalidArgument for a cap that is not positive and finite.
   void check(int) const {
     detail::check_argument(cap > 0 && detail::is_finite(cap), "SoftCap::cap", cap,
                            "a positive finite bound");
   }
 };
 
-/// A row sees the last `size` keys, itself included, and the first `keep`, however far away.
+/// A row sees the last `size` keys, itself included, and the first `keep` of the sequence.
 struct SlidingWindow {
   std::int32_t size;      ///< at least 1
   std::int32_t keep = 0;  ///< first tokens of the path that stay visible ("attention sinks")
 
   /// Whether the key is in the window, or one of the first.
   auto visible(lanes::At at) const { return at.query - at.key < size || at.key < keep; }
-  /// What lies between the first keys and the window.
+  /// The keys between the first `keep` and the window.
   [[nodiscard]] CHUNKATTN_HD KeyRange hidden(int query) const noexcept {
     return {keep, query - size + 1};
   }
@@ -147,12 +149,12 @@ struct SlidingWindow {
   }
 };
 
-/// A learned logit per query head that takes part in the softmax and has no value: out becomes
-/// smaller, and lse counts it. (Merged states that both have it would count it twice.)
+/// A learned logit per query head that is in the softmax but has no value: it makes `out` smaller
+/// and is counted in lse. Of results to be merged by merge_state() only one may have it.
 struct Sinks {
-  std::span<const float> logits;  ///< [num_qo_heads], the device's memory; minus infinity: none
+  std::span<const float> logits;  ///< [num_qo_heads], memory of the device; minus infinity: none
 
-  /// That of the row's query head.
+  /// The logit of the row's query head.
   auto sink(lanes::At at) const { return lanes::table(logits.data(), at.head); }
   /// Throws InvalidArgument unless there is one for each query head.
   void check(int num_qo_heads) const {
@@ -160,9 +162,10 @@ struct Sinks {
   }
 };
 
-/// Attention with linear biases: slope * (key - query), so that distant keys count for less.
+/// Attention with linear biases (ALiBi): adds slope * (key - query), so that distant keys weigh
+/// less.
 struct Alibi {
-  std::span<const float> slopes;  ///< [num_qo_heads], the device's memory; positive
+  std::span<const float> slopes;  ///< [num_qo_heads], memory of the device; positive
 
   /// The logit and its bias.
   auto logit(auto s, lanes::At at) const {
@@ -190,7 +193,7 @@ template <class F>
 struct Mask {
   F f;  ///< called for every logit, by several threads at once
 
-  /// What the function says.
+  /// f(Place).
   auto visible(lanes::At) const { return lanes::per_lane(f); }
 };
 template <class F>

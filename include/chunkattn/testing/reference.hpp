@@ -1,5 +1,5 @@
-// The oracle: attention in double precision, row by row, straight from the definition. Every kernel
-// is judged by it, element by element, against a bound that follows from the roundings made.
+// The oracle of tests: attention in double precision, row by row, by its definition. Kernels are
+// compared with it element by element, against a bound that follows from their roundings.
 #pragma once
 
 #include <algorithm>
@@ -24,18 +24,18 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// How a kernel rounds on the way to its output, beyond what fp32 does; relative.
+/// The relative rounding errors of a kernel beyond those of fp32.
 struct Rounding {
-  double p;      ///< of the probabilities and values as they are fed to PV
-  double logit;  ///< of queries and keys as they are fed to QK
+  double p;      ///< of probabilities and values, as the product P·V gets them
+  double logit;  ///< of queries and keys, as the product Q·K gets them
 
   /// fp32, unless told otherwise.
   constexpr Rounding(double p_ = 0x1p-24, double logit_ = 0) noexcept : p(p_), logit(logit_) {}
 };
 
-/// The largest rounding errors of products over K and V of T, by tiles (see Accuracy). Two terms of
-/// bfloat16 hold a float but for 2^-17 of it, and K and V exactly. Of half K and V, which are two
-/// terms themselves, the product of both second terms is left out: another 2^-16.
+/// The largest rounding errors of products by tiles over K and V of T (see Accuracy). Two terms of
+/// bfloat16 hold a float to 2^-17 of itself, and K and V exactly. If these are half, two terms
+/// themselves, the product of both second terms is left out: another 2^-16.
 template <class T>
 [[nodiscard]] constexpr Rounding rounding_of(CpuOptions::Accuracy accuracy) noexcept {
   constexpr bool is_half = std::is_same_v<T, half>;
@@ -45,15 +45,15 @@ template <class T>
   return {u, u};
 }
 
-/// A variant as its definition has it, in double precision; what is empty does nothing.
+/// The definition of a variant, in double precision. Empty functions do nothing.
 struct ReferenceVariant {
-  std::function<double(double, Place)> logit;  ///< what becomes of a scaled logit
+  std::function<double(double, Place)> logit;  ///< what replaces a scaled logit
   std::function<bool(Place)> visible;          ///< whether the row sees the key
   std::function<double(int)> sink;             ///< one more logit of a query head, without a value
-  double gain = 1;                             ///< by how much `logit` enlarges errors, at most
+  double gain = 1;                             ///< the most by which `logit` enlarges errors
 };
 
-/// What the oracle returns. Rows are in the caller's order.
+/// What reference_attention() returns. Rows are in the caller's order.
 struct Reference {
   int num_rows = 0;           ///< query tokens
   int num_qo_heads = 0;       ///< query heads
@@ -61,13 +61,13 @@ struct Reference {
   int value_dim = 0;          ///< elements per head of V and out
   std::vector<double> out;    ///< [num_rows][num_qo_heads][value_dim]
   std::vector<double> lse;    ///< [num_rows][num_qo_heads], natural log; -infinity for an empty row
-  std::vector<double> abs_v;  ///< as `out`: sum p|v|, what rounding errors of p are weighed by
-  /// As `lse`: the largest finite sm_scale * sum |q_i k_i| of any token; with a variant, what its
-  /// logit may add to that.
+  std::vector<double> abs_v;  ///< as `out`: sum p|v|, by which rounding errors of p are weighted
+  /// As `lse`: the largest finite sm_scale * sum |q_i k_i| of any token; with a variant times its
+  /// gain, plus the size of its logit.
   std::vector<double> logit_size;
 
-  /// How far a kernel that rounds as `rounding` says may be from `out[index]`, where it rounds its
-  /// output by `u_out` (relative):
+  /// The most that a kernel's output may differ from `out[index]`. The kernel rounds as `rounding`
+  /// says, and its output by `u_out` (relative):
   ///   u_out |out| + (e^(2 (u_p + delta)) - 1) sum p|v| + 1e-6
   ///   delta = (u_logit + max(4, sqrt(head_dim)) * 2^-24) * logit_size
   /// (delta: the logit's own rounding, and that of a sum of head_dim products in fp32, one after
@@ -79,23 +79,23 @@ struct Reference {
            1e-6;
   }
 
-  /// How far such a kernel's lse may be off: the logit's rounding and that of the sum.
+  /// The most that such a kernel's lse may differ: the roundings of the logit and of the sum.
   [[nodiscard]] double lse_bound(std::size_t index, Rounding rounding = {}) const {
     const double size = lse[index] > -1e300 ? std::abs(lse[index]) : 0.0;
     return logit_error(index, rounding) + 4 * 0x1p-24 * size + 2e-6;
   }
 
-  /// How far any logit of a line may be off.
+  /// The most that a logit of line row * num_qo_heads + head may differ.
   [[nodiscard]] double logit_error(std::size_t line, Rounding rounding) const {
     const double sums = std::max(4.0, std::sqrt(static_cast<double>(head_dim))) * 0x1p-24;
     return (rounding.logit + sums) * logit_size[line];
   }
 };
 
-/// How a kernel's output compares with the oracle's.
+/// The result of compare_with_reference().
 struct OracleReport {
-  /// Largest |out - ref| / bound; at most 1 is a pass. NaN counts as huge where the oracle has a
-  /// number, and as 0 where it has NaN; a number there counts as huge.
+  /// The largest |out - ref| / bound; up to 1 is a pass. NaN in both counts as 0, NaN in one of
+  /// them as huge.
   double worst = 0;
   double max_abs_error = 0;  ///< largest |out - ref|
   double rms = 0;            ///< root mean square of |out - ref| / bound, where that is a number
@@ -221,7 +221,7 @@ void reference_line(const X* query, const SeenRows& seen, double scale,
 /// \param kv        K and V of one layer, in host memory
 /// \param q         [num_rows][num_qo_heads][head_dim], the caller's row order
 /// \param sm_scale  0: 1 / sqrt(head_dim)
-/// \param variant   what is done to logits besides
+/// \param variant   what else is done to logits
 /// \throws InvalidArgument where the sizes do not fit each other
 template <class T, class X>
 [[nodiscard]] Reference reference_attention(const KvView<T>& kv, const PlanView& plan,
@@ -265,8 +265,9 @@ template <class T, class X>
   return result;
 }
 
-/// Holds a kernel's output against the oracle's, element by element. The output's own rounding is
-/// that of X.
+/// Compares a kernel's output with the reference, element by element.
+/// \param out       [num_rows][num_qo_heads][value_dim], rounded to X
+/// \param rounding  how else the kernel rounds: ChunkAttention::rounding()
 template <class X>
 [[nodiscard]] OracleReport compare_with_reference(const Reference& reference,
                                                   std::span<const X> out, Rounding rounding = {}) {

@@ -1,5 +1,4 @@
-// What expressions over lanes are made of, see variants.hpp: types that say what is to be computed.
-// Kernels evaluate them.
+// The types of expressions over lanes, which describe what kernels compute: see variants.hpp.
 #pragma once
 
 #include <concepts>
@@ -33,7 +32,7 @@ concept Truth = Expression<E> && E::kind == Kind::truth;
 
 // ---- What an expression is made of ------------------------------------------------------------
 
-/// The logit: sm_scale * q·k, and what variants before this one made of it.
+/// The logit: sm_scale * q·k, changed by the variants before this one.
 struct Logit {
   static constexpr Kind kind = Kind::real;
   static constexpr bool fixed = false;

@@ -11,7 +11,7 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// States at one distance from each other: what merge_states() is given for one query head.
+/// States at equal distances in memory: those of one query head in merge_states().
 template <class X>
 struct StridedStates {
   const X* outs;

@@ -18,7 +18,7 @@ struct At;
 
 namespace detail {
 
-/// Has `logit(s, at)`: the logit that takes the place of s.
+/// Has `logit(s, at)`: the logit that replaces s.
 template <class V>
 concept ChangesLogits = requires(const V& variant, lanes::Logit s, lanes::At at) {
   { variant.logit(s, at) } -> lanes::Real;
@@ -30,7 +30,7 @@ concept HidesKeys = requires(const V& variant, lanes::At at) {
   { variant.visible(at) } -> lanes::Truth;
 };
 
-/// Has `hidden(query)`: keys that a row at this position does not see for certain.
+/// Has `hidden(query)`: keys that are not visible to a row at this position.
 template <class V>
 concept SkipsKeys = requires(const V& variant, int query) {
   { variant.hidden(query) } -> std::convertible_to<KeyRange>;
@@ -43,7 +43,7 @@ concept HasSinks = requires(const V& variant, lanes::At at) {
   requires decltype(lanes::expression(variant.sink(at)))::fixed;
 };
 
-/// Has `check(num_qo_heads)`, which throws InvalidArgument where members make no sense.
+/// Has `check(num_qo_heads)`, which throws InvalidArgument if members make no sense.
 template <class V>
 concept ChecksItself =
     requires(const V& variant, int num_qo_heads) { variant.check(num_qo_heads); };

@@ -19,7 +19,7 @@ enum class AmxState {
 
 #if defined(__x86_64__)
 
-/// Finds it out.
+/// Determines the state.
 class AmxProbe {
  public:
   static AmxState state() noexcept {

@@ -1,5 +1,5 @@
-// A growable array of plain records. It stands where std::vector would, for the time that compilers
-// take for each of its element types, in every unit that includes this library.
+// A growable array of plain records, in place of std::vector, which takes compilers much longer for
+// each element type, in every source file that includes this library.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ inline void release_array(void* memory, std::size_t alignment) noexcept {
     ::operator delete(memory);
 }
 
-/// What operator new does with more bytes than there can be.
+/// Throws what operator new throws for more bytes than there can be.
 [[noreturn]] CHUNKATTN_COLD inline void fail_allocation() {
 #if CHUNKATTN_EXCEPTIONS
   throw std::bad_alloc();
@@ -47,7 +47,7 @@ inline void release_array(void* memory, std::size_t alignment) noexcept {
 
 }  // namespace detail
 
-/// What std::vector<T> is, for trivially copyable T: the same names, the same guarantees.
+/// std::vector<T> for trivially copyable T, with the same names and guarantees.
 template <class T>
 class Array {
   static_assert(__is_trivially_copyable(T), "Array<T> is for plain records; take std::vector<T>");
@@ -115,7 +115,7 @@ class Array {
     size_ = size;
   }
   void clear() noexcept { size_ = 0; }
-  /// Makes elements of `count` that the caller has written behind the last, within capacity().
+  /// Appends `count` elements that the caller has written behind the last one, within capacity().
   void take(std::size_t count) noexcept {
     check(count <= capacity_ - size_);
     size_ += count;
@@ -144,7 +144,7 @@ class Array {
     clear();
     resize(size, value);
   }
-  /// Of another array.
+  /// Appends elements of another array.
   void assign(const T* first, const T* last) {
     clear();
     const auto size = static_cast<std::size_t>(last - first);

@@ -3,8 +3,8 @@
 
 #include "../../version.hpp"
 
-// Who cannot compile the library is told why, and nothing else: the file included last is not
-// there, which ends the compilation.
+// A compiler that cannot compile the library prints why, and nothing else: the file included last
+// does not exist, which ends the compilation.
 #if defined(__clang__) ? __clang_major__ < 14 : (!defined(__GNUC__) || __GNUC__ < 12)
 #error "chunkattn needs g++ 12, clang 14, or a newer one"
 #include <chunkattn/see_the_error_above>
@@ -43,7 +43,8 @@
 #define CHUNKATTN_INLINE inline __attribute__((always_inline))
 #define CHUNKATTN_LAMBDA __attribute__((always_inline))
 
-// What runs once, or on failure only: compiled for size, as is what leads to it.
+// For functions that run once, or on failure only: they, and the branches to them, are compiled for
+// size.
 #define CHUNKATTN_COLD __attribute__((cold, noinline))
 
 // Asks for a cache line ahead of its use; harmless for any address.

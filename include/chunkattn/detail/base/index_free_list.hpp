@@ -10,7 +10,7 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// Indices that were handed out and came back, last in first out: the warmest memory is reused
+/// Indices that were handed out and came back, last in first out: recently used memory is reused
 /// first.
 class IndexFreeList {
  public:

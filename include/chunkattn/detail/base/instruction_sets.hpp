@@ -118,16 +118,16 @@
 #define CHUNKATTN_ISA_SET CHUNKATTN_VECTOR_SETS
 #endif
 
-// What is compiled for one set of instruction sets or another lives one inline namespace deeper,
-// named after the set: two translation units built with different options never share a kernel.
-// Tree, plan and K/V types stay outside, so that they can cross such a border.
+// Code that depends on the instruction sets of a translation unit is in an inline namespace named
+// after them, so units that were built with different options never share a kernel. Tree, plan and
+// K/V types are outside, so that such units can pass them to each other.
 #define CHUNKATTN_ISA_NAMESPACE_BEGIN \
   CHUNKATTN_NAMESPACE_BEGIN           \
   inline namespace CHUNKATTN_ISA_SET {
 #define CHUNKATTN_ISA_NAMESPACE_END \
   }                                 \
   CHUNKATTN_NAMESPACE_END
-// The same for what is not public.
+// That namespace for code that is not public.
 #define CHUNKATTN_ISA_DETAIL_BEGIN \
   CHUNKATTN_NAMESPACE_BEGIN        \
   namespace detail {               \

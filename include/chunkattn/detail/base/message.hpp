@@ -10,7 +10,7 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// A piece of a message: text or a number. Call sites only list pieces; what puts them together is
+/// A piece of a message: text or a number. Call sites only list pieces; the code that joins them is
 /// compiled once, for size.
 class MessagePart {
  public:

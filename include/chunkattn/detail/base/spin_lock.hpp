@@ -5,7 +5,7 @@
 
 #include "config.hpp"
 
-// Tests put a yield here, where the lock is held, to force threads into each other.
+// Tests define this as a yield while the lock is held, so that threads collide more often.
 #if !defined(CHUNKATTN_SPIN_LOCK_HOOK)
 #define CHUNKATTN_SPIN_LOCK_HOOK() static_cast<void>(0)
 #endif
@@ -27,12 +27,12 @@ CHUNKATTN_INLINE void spin_pause() noexcept {
 /// do not disturb each other.
 class alignas(64) SpinLock {
  public:
-  /// Waits, spinning, until it is ours.
+  /// Spins until the lock is taken.
   void lock() noexcept {
     while (taken_.exchange(true, std::memory_order_acquire))
       while (taken_.load(std::memory_order_relaxed)) spin_pause();
   }
-  /// Gives it back.
+  /// Releases the lock.
   void unlock() noexcept { taken_.store(false, std::memory_order_release); }
 
  private:

@@ -1,5 +1,5 @@
-// How many threads a pool has by default: the CPUs that the process may run on, and no more than
-// its cgroup's CPU quota pays for. A thread beyond either only makes the others wait for it.
+// How many threads a pool has by default: as many as the CPUs that the process may run on and its
+// cgroup's CPU quota allow. More threads would only make others wait.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ CHUNKATTN_COLD inline std::int64_t take_number(std::string_view& text) {
 }
 
 /// Whole CPUs that `quota` microseconds of CPU time in each `period` keep busy, at least 1;
-/// no_quota where one of them says nothing.
+/// no_quota if either is missing.
 inline int quota_threads(std::int64_t quota, std::int64_t period) {
   if (quota <= 0 || period <= 0) return no_quota;
   return static_cast<int>(std::clamp<std::int64_t>(quota / period, 1, no_quota));
@@ -118,7 +118,7 @@ CHUNKATTN_COLD inline int usable_cpus() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-/// Threads of a pool whose caller names no number.
+/// Threads of a pool by default.
 CHUNKATTN_COLD inline int default_threads() {
 #if defined(__linux__)
   return std::min(usable_cpus(), cgroup_quota(&read_file));

@@ -16,13 +16,13 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// What the steps of a tree that have something to write have written of one K/V cache so far. The
-/// tree tells of steps, kernels of what they write and read: on any thread.
+/// What each step of a tree has written to one K/V cache so far. The tree reports steps, kernels
+/// what they write and read; both on any thread.
 class WriteCheck {
  public:
   WriteCheck(int num_layers, int num_kv_heads) : num_layers_(num_layers), heads_(num_kv_heads) {}
 
-  /// A plan was built for the step: what was written by an earlier one counts for nothing.
+  /// A plan was built for the step: forgets what was written by an earlier plan of it.
   /// \param writes  there are rows to write, or copies to make
   CHUNKATTN_COLD void built(std::uint64_t step, bool writes) {
     const std::lock_guard guard(mutex_);
@@ -87,7 +87,7 @@ class WriteCheck {
     if (std::all_of(times, times + heads_, [](std::int32_t n) { return n == 0; })) return "it";
     return joined({"its KV head ", head});
   }
-  // One layer written in place of another is the likeliest reason.
+  // The likeliest reason is that another layer was written twice.
   [[nodiscard]] std::string hint(const Writes& writes) const {
     for (int layer = 0; layer < num_layers_; ++layer)
       if (const std::int32_t times = writes.times[at(layer, 0)]; times > 1)
@@ -100,7 +100,7 @@ class WriteCheck {
   std::vector<Writes> steps_;  // at most those in flight, and the open one
 };
 
-/// The write checks of the caches that follow a tree. It tells them of its steps, on its thread.
+/// The write checks of all caches of a tree, which reports its steps to them, on its thread.
 class WriteChecks {
  public:
   /// Whether there may be any.

@@ -26,11 +26,11 @@ concept Buffer = requires(R& range) {
   *std::data(range);
 };
 
-/// What stands where a variant or a buffer may: a buffer or a mistake for one.
+/// An argument that is no variant, where a variant or a buffer may be: a buffer, or a wrong type.
 template <class R>
 concept NoVariant = Buffer<R> || !std::is_class_v<R>;
 
-/// A variant or a mistake for one.
+/// An argument in the place of a variant: one, or a wrong type.
 template <class R>
 concept MeantAsVariant = !NoVariant<R>;
 
@@ -40,13 +40,13 @@ concept QoRange = NoVariant<R> && Buffer<R> && requires(R& range) {
   requires QoElement<std::remove_cvref_t<decltype(*std::data(range))>>;
 };
 
-/// One that can be written.
+/// A buffer that can be written.
 template <class R>
 concept WritableRange = QoRange<R> && requires(R& range) {
   requires !std::is_const_v<std::remove_reference_t<decltype(*std::data(range))>>;
 };
 
-/// Says what is wrong with buffers of which not all are a QoRange.
+/// Explains, at compile time, which of the buffers is not a QoRange.
 template <class... Ranges>
 constexpr void explain_buffers() {
   static_assert((Buffer<Ranges> && ...),
@@ -57,7 +57,7 @@ constexpr void explain_buffers() {
                 "chunkattn::bfloat16");
 }
 
-/// The same where the last is to be written.
+/// explain_buffers() if the last one is written.
 template <class In, class Out>
 constexpr void explain_run() {
   explain_buffers<In, Out>();
@@ -70,7 +70,7 @@ template <class R>
   return std::span(std::data(range), std::size(range));
 }
 
-/// `view` can be read for `plan` with these dims of K and V. Where a slot lies is checked apart.
+/// Checks that `view` fits `plan` and these sizes of K and V heads. Slots are checked separately.
 template <class T>
 void check_view(const KvView<T>& view, const PlanView& plan, int head_dim, int value_dim) {
   using detail::check_argument;
@@ -94,7 +94,7 @@ void check_view(const KvView<T>& view, const PlanView& plan, int head_dim, int v
                  "an address that is a multiple of the element's size");
 }
 
-/// Every piece of the plan lies in slots that the view has, rows within a slot.
+/// Checks that every piece of the plan is within the view's slots.
 template <class T>
 void check_pieces(const KvView<T>& view, const PlanView& plan) {
   for (int s = 0; s < plan.num_segments; ++s) {
@@ -113,7 +113,7 @@ void check_pieces(const KvView<T>& view, const PlanView& plan) {
   }
 }
 
-/// Every write target and row copy lies in slots that the view has.
+/// Checks that every write target and row copy is within the view's slots.
 template <class T>
 void check_writes(const KvView<T>& view, const PlanView& plan) {
   const auto check_slot = [&](SlotIndex slot) {
@@ -142,7 +142,7 @@ void check_writes(const KvView<T>& view, const PlanView& plan) {
   }
 }
 
-/// A buffer must have the expected number of elements; `shape` says what that is.
+/// Checks that a buffer has the expected number of elements; `shape` names it in the message.
 inline void check_size(const char* name, const void* data, std::size_t size, std::size_t expected,
                        const char* shape) {
   if (size != expected) [[unlikely]]

@@ -17,7 +17,7 @@
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
-/// Prefetches the cache line at `address`, from memory to L2: L1 is the kernel's.
+/// Prefetches the cache line at `address`, from memory to L2: the kernel's own data is in L1.
 CHUNKATTN_INLINE void prefetch(const void* address) {
   __builtin_prefetch(address, 0, 2);
 }
@@ -27,7 +27,7 @@ CHUNKATTN_INLINE void prefetch_near(const void* address) {
   __builtin_prefetch(address, 0, 3);
 }
 
-/// A stretch of memory.
+/// Contiguous memory.
 struct MemoryRun {
   const char* begin;
   const char* end;
@@ -38,7 +38,7 @@ struct MemoryRun {
 /// of bursts of 4 that come every 10 ns.
 inline constexpr int max_burst = 4;
 
-/// The cache lines that the kernel at work may prefetch. Small, so that its loops keep it in
+/// The cache lines that the running kernel may prefetch. Small, so that its loops keep it in
 /// registers.
 struct LineCursor {
   const char* at = nullptr;

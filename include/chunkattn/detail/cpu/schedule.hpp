@@ -1,15 +1,15 @@
 // How the work of one call is cut into tasks: plain integer arithmetic over the plan.
 //
 // Rows are cut into *row blocks* whose state fits the L2 cache; the work of a row block for one KV
-// head is a list of *items* (a stretch of a segment's tokens, the rows that see it): first those
+// head is a list of *items* (some tokens of a segment, and the rows that see them): first those
 // with enough query lines for matrix products, then those that are streamed, each parents first.
 // Normally one task does the whole list, so the state of its rows never leaves the core. Where that
 // gives too few tasks to keep every core busy, lists are cut along KV into several *units* whose
 // partial results are merged. Every unit gets its share of the products and of the streamed items,
 // so that all have the same mixture of arithmetic, which leaves memory idle, and reading.
 //
-// Where the cuts fall in deterministic mode depends on the plan and the geometry alone, never on
-// the number of threads: so the same bits come out for any.
+// In deterministic mode the cuts depend on the plan and the geometry only, not on the number of
+// threads, and so do the bits.
 //
 // In batch-invariant mode lists are not cut at all, and items hold whole blocks, which begin at
 // multiples of block_tokens *positions*: each row is to see the same blocks, in order, however the

@@ -1,5 +1,5 @@
-// Who does what in one call: jobs (row blocks of the schedule, or rows) times KV heads times the
-// parts of a job, handed to the workers as they ask, the most expensive jobs first.
+// Which worker computes what in one call: jobs (row blocks of the schedule, or rows) times KV heads
+// times the parts of a job are given to the workers on request, the most expensive jobs first.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct Task {
   std::int32_t part_end;
 };
 
-/// What the queue has to know about a job.
+/// The size of a job, for the queue.
 struct JobSize {
   double cost;             ///< of all parts, for one KV head
   std::int32_t parts;      ///< of about equal cost

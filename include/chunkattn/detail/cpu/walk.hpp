@@ -22,7 +22,7 @@ struct SlotRun {
   int count;
 };
 
-/// Up to block_tokens consecutive path positions, wherever they lie, and the rows that read them.
+/// Up to block_tokens consecutive path positions, in any slots, and the rows that read them.
 struct BlockSpan {
   int count = 0;  ///< tokens
   int position = 0;

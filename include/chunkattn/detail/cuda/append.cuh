@@ -22,7 +22,7 @@ struct WriteArguments {
   PlanMemory plan;
   KvView<T> kv;
   const X* k;  ///< [num_rows][num_kv_heads][head_dim], the caller's order
-  const X* v;  ///< the same with value_dim
+  const X* v;  ///< [num_rows][num_kv_heads][value_dim], the caller's order
 };
 
 template <class T, class X>

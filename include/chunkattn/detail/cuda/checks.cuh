@@ -1,4 +1,5 @@
-// What the driver can tell about the arguments of a call: where memory lies, whose stream it is.
+// Checks of a call's arguments by the driver: where memory is, and which device a stream belongs
+// to.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +41,7 @@ class CallChecks {
     int device = 0;
 #if CUDART_VERSION >= 12080
     check_cuda(cudaStreamGetDevice(stream, &device), "cudaStreamGetDevice");
-#else  // older runtimes do not tell: the current device is the best guess
+#else  // older runtimes cannot tell: assume the current device
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
 #endif
     detail::check_argument(device == device_, "stream", device, {"a stream of device ", device_});
@@ -54,7 +55,7 @@ class CallChecks {
 
   /// Something was enqueued on `stream`.
   void enqueued(cudaStream_t stream) {
-    // An event inside a capture belongs to the graph and says nothing of when that runs.
+    // An event inside a capture belongs to the graph and does not tell when that runs.
     if (streams_ && !is_capturing(stream)) last_work_.record(stream);
   }
 

@@ -1,5 +1,5 @@
-// What a step costs on a GPU, in integers and without asking a device: the scheduler's only source
-// of judgement.
+// A model of what a step costs on a GPU, in integers and without a device. The scheduler decides by
+// nothing else.
 //
 // A task streams L tokens of K and V for one KV head past a tile of R rows:
 //     bytes = L * (k + v) * 2          flops = 2 * R * L * (k + v) (padded rows included)
@@ -38,7 +38,7 @@ struct CostModel : CudaOptions::Tuning {
     const std::int64_t flops = bytes * tile_rows;
     return std::max(bytes * kib / 1024, flops * ps_per_mflop / 1000000);
   }
-  /// The same while all blocks stream.
+  /// One task's time while all blocks stream.
   [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows,
                                                  HeadDims dims) const noexcept {
     return stream_ps(tokens, tile_rows, dims, ps_per_kib);

@@ -12,9 +12,8 @@ namespace detail::cuda {
 /// it shares, normalised and written in the caller's order. With nothing shared this is a plain
 /// paged kernel.
 ///
-/// V: what is done to logits besides (variants.hpp). Compiled for the variants alone that
-/// somebody calls run() with. (Two numbers, not HeadDims: nvcc 13.0 cannot write the host side of a
-/// kernel with an argument of a class.)
+/// V: the variant (variants.hpp). Compiled only for those that run() is called with. (Two numbers,
+/// not HeadDims: nvcc 13.0 cannot write the host side of a kernel with an argument of a class.)
 template <class T, int HeadDim, int ValueDim, class V = Plain>
 CHUNKATTN_KERNEL CHUNKATTN_LAUNCH_BOUNDS(block_threads, wanted_blocks(HeadDims{HeadDim, ValueDim}))
     attention_kernel(const AttentionArguments<T, V> args) {

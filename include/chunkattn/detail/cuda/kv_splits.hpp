@@ -2,10 +2,10 @@
 //
 // Its blocks take (task, KV head) pairs, each the next one as soon as it is free: the chunk-first
 // ones, longest first, then the sequence-first ones, longest first, which end with partial results
-// of the former. So lengths tell when a launch ends, and no quotient does: 288 equal items on 264
-// blocks take as long as 528. Nor does it help to fill all blocks with chunk-first tasks where
-// fewer have the memory busy: the others begin their sequences meanwhile. Candidates are tried in
-// the order of what they promise at best.
+// of the former. So when a launch ends follows from the lengths of all items, not from the average
+// work per block: 288 equal items on 264 blocks take as long as 528. Nor does it help to fill all
+// blocks with chunk-first tasks if fewer keep the memory busy: the others begin with sequence-first
+// tasks meanwhile. Candidates are tried in the order of their lower bounds.
 //
 // That is so where both kinds of tasks are bound by the memory. Where one is bound by arithmetic,
 // the other may have the memory meanwhile: then the order goes through the KV heads
@@ -129,7 +129,7 @@ class KvSplits {
     const int tiles = num_tiles(rows(run));
     return tiles == 1 ? kib : std::max(kib / tiles, alone_kib_ps_);
   }
-  /// The same of what nobody else reads.
+  /// What 1 KiB takes a block that reads it alone, in ps.
   [[nodiscard]] std::int64_t kib_ps(int phase) const noexcept { return kib_ps_[phase]; }
   /// The work of the runs as they stand, divided evenly among the blocks.
   [[nodiscard]] std::int64_t even_share() const noexcept {

@@ -12,8 +12,8 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {
 
-/// When the last of `num_blocks` blocks is done that take items in the order of add(), each the
-/// next one when it is free.
+/// When the last of `num_blocks` blocks is done, if each takes the next item, in the order of
+/// add(), as soon as it is free.
 class Makespan {
  public:
   /// Items come `copies` at a time, all alike: one for each KV head.

@@ -36,7 +36,7 @@ struct CallArguments {
   float scale2;             ///< log2(e), times sm_scale unless a variant scales
 };
 
-/// The same with what a variant adds: nothing where there is none.
+/// The arguments of the attention kernel with a variant; without one it adds nothing.
 template <class T, class V = Plain>
 struct AttentionArguments : CallArguments<T> {
   VariantTerms<V> variant;
@@ -44,7 +44,7 @@ struct AttentionArguments : CallArguments<T> {
 template <class T>
 struct AttentionArguments<T, Plain> : CallArguments<T> {};
 
-/// The same for `variant` of q·k times `sm_scale`.
+/// The arguments of the attention kernel for `variant`, whose logit is q·k times `sm_scale`.
 template <class T, class V>
 [[nodiscard]] AttentionArguments<T, V> with_variant(CallArguments<T> call, const V& variant,
                                                     float sm_scale) {
@@ -171,7 +171,7 @@ CHUNKATTN_DEVICE void add_partials(const PlanMemory& plan, const Task& task, int
     }
     CHUNKATTN_UNROLL
     for (int i = 0; i < at_once; ++i) {
-      const bool none = first + i >= end || lse[i] <= empty_max2;  // a NaN is something
+      const bool none = first + i >= end || lse[i] <= empty_max2;  // a NaN is not empty
       result.add({lse[i], none ? 0.0f : 1.0f}, values[i]);
     }
   }
@@ -193,7 +193,7 @@ CHUNKATTN_DEVICE void add_sink(const AttentionArguments<T, V>& args, int row_len
   Line line = line_of(args, row_len, row_index);
   if (line.query < 0) line.query = 0;  // a row that sees nothing has its sink
   const float sink2 = as_real(Evaluator{line, 0.0f, 0}.of(args.variant.sink)) * 1.4426950408889634f;
-  result.add({sink2, sink2 <= empty_max2 ? 0.0f : 1.0f}, Float4{});  // a NaN is something
+  result.add({sink2, sink2 <= empty_max2 ? 0.0f : 1.0f}, Float4{});  // a NaN is not empty
 }
 
 /// Reduces and writes the rows of a task. All threads of the block call it.

@@ -149,7 +149,8 @@ CHUNKATTN_DEVICE void ldmatrix_x4(std::uint32_t (&r)[4], SharedAddress row) {
                : "r"(row.value));
 }
 
-/// The same, each matrix transposed: lane l receives (2*(l%4), l/4) and the element below.
+/// Four 8x8 matrices of 16-bit elements, each transposed: lane i gives the address of row i%8 of
+/// matrix i/8. Lane l receives element (2*(l%4), l/4) and the one below it of each.
 CHUNKATTN_DEVICE void ldmatrix_x4_trans(std::uint32_t (&r)[4], SharedAddress row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

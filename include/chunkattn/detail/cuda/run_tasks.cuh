@@ -1,4 +1,4 @@
-// Which block does what, what it does ahead, and who waits for whom.
+// Which thread block runs which task, what it prepares ahead, and which tasks wait for which.
 //
 // Blocks take (task, KV head) pairs by tickets: chunk-first ones, which wait for nobody, and
 // sequence-first ones, which wait for the partial results that they merge. All that a pair waits
@@ -93,7 +93,7 @@ class TaskQueue {
   int drawn_ = 0;
 };
 
-/// The partial results that a sequence-first task merges: are they there?
+/// Whether the partial results that a sequence-first task merges are there.
 template <class T>
 class PartialsWait {
   // Threads that do nothing else while token tables are made.

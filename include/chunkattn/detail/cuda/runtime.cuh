@@ -21,7 +21,7 @@ inline void check_cuda(cudaError_t result, const char* call,
                        SourceLocation where = SourceLocation::current()) {
   if (result == cudaSuccess) [[likely]]
     return;
-  (void)cudaGetLastError();  // a recoverable error must not surface in somebody else's check
+  (void)cudaGetLastError();  // a recoverable error must not surface in a later check
   detail::fail(DeviceError(call, static_cast<int>(result), cudaGetErrorString(result), where.file,
                            where.line));
 }

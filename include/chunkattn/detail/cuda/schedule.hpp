@@ -35,8 +35,8 @@ struct ScheduleSummary {
 /// Builds task lists. Keeps its memory from call to call.
 class Scheduler {
  public:
-  /// \param hidden  [num_rows] keys that a row does not see for certain, nothing beyond its own; or
-  ///                null. Read here only.
+  /// \param hidden  [num_rows] keys that are not visible to a row, among those up to its own; or
+  ///                null. Not read after this call.
   /// \throws InvalidArgument if the rows of a segment are not contiguous, or if even the plainest
   ///         schedule does not fit `capacity`.
   void build(const PlanView& plan, const Geometry& geometry, const CostModel& model,

@@ -98,7 +98,7 @@ class Schedules {
   }
   void drop(int i) noexcept { at(i).in_use = false; }
   void keep(int i) noexcept { at(i).in_use = true; }
-  /// A call runs by list i; with `captured` a graph will, whenever it likes.
+  /// A call uses list i; with `captured` a graph may use it at any time.
   void use(int i, bool captured) noexcept {
     at(i).used = true;
     at(i).last_use = ++uses_;

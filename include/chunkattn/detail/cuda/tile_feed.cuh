@@ -16,8 +16,8 @@ namespace detail::cuda {
 /// The part of a task's range that its rows see, in KV tiles.
 struct TileRange {
   int begin;           ///< first position
-  int end;             ///< nobody in the tile sees this position or a later one
-  int min_len;         ///< everyone sees what lies below
+  int end;             ///< no row of the tile sees this position or a later one
+  int min_len;         ///< all rows see the positions below this one
   int num_tiles;       ///< to stream
   HiddenTiles hidden;  ///< left out among them
 };
@@ -87,7 +87,7 @@ class TileFeed {
       ptx::cp_async_commit();
     }
   }
-  /// Likewise its queries. They join the next group.
+  /// Behind a barrier: begins to copy the task's queries, which join the next group.
   CHUNKATTN_DEVICE void load_queries(const TileTables& tables, const Task& task) {
     if (num_tiles_ == 0) return;
     const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::q);

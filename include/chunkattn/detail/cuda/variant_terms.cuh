@@ -14,7 +14,7 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {
 
-/// In the place of an expression that a variant has not.
+/// In place of an expression that a variant does not have.
 struct NoTerm {};
 
 template <class V>
@@ -54,7 +54,7 @@ struct VariantTerms {
   float sm_scale;                                              ///< factor of q·k before `logit`
 };
 
-/// None: kernels are compiled as if there were no variants.
+/// No variant: kernels are compiled as if there were none.
 template <>
 struct VariantTerms<Plain> {
   static constexpr bool changes_logits = false;

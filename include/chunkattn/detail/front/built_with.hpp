@@ -1,4 +1,5 @@
-// Finds what is asked for at run time in the lists that kernels were compiled for.
+// Looks up sizes, types and variants that are known at run time in the lists that kernels were
+// compiled for.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Calls f with a null T* for the T of the list whose number `type` is; `argument` had it.
+/// Calls f with a null T*, for the T of the list with this ElementType, which argument `argument`
+/// has.
 template <template <class...> class List, class... T, class F>
 void with_type(List<T...>, ElementType type, const char* argument, const F& f) {
   const auto call = [&]<class X>(X* null) {
@@ -38,7 +40,7 @@ void with_layer(Types types, const AnyKvView& layer, const F& f) {
   with_type(types, layer.type(), "layer.type()", [&]<class T>(T*) { f(layer.as<T>()); });
 }
 
-/// Calls f with the variant as what it is, if its type is one of the list.
+/// Calls f with the variant in its own type, if that is one of the list.
 template <class... V, class F>
 void with_variant(Variants<V...>, const AnyVariant& variant, const F& f) {
   const auto call = [&]<class X>(const X* typed) {
@@ -65,7 +67,7 @@ template <HeadSize... Sizes, class F>
   fail_argument("head_dim", text(asked), {"one that this program was built with: ", sizes});
 }
 
-/// Elements of a type that has been found.
+/// The elements as a span of T, their type.
 template <class T>
 [[nodiscard]] std::span<const T> typed(const ConstElements& elements) noexcept {
   return {static_cast<const T*>(elements.data), elements.size};
@@ -75,7 +77,7 @@ template <class T>
   return {static_cast<T*>(elements.data), elements.size};
 }
 
-/// `elements` is of the type of `like`, the argument of the name `of`.
+/// Checks that `elements` has the type of `like`, the argument named `of`.
 inline void check_same_type(const char* argument, ElementType type, const char* of,
                             ElementType like) {
   if (type != like) [[unlikely]]

@@ -12,7 +12,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// The layer is of the plan's tree, as far as both say whose they are, and there is memory.
+/// Checks that the layer has memory and, where both have a tree_id, that it is of the plan's tree.
 template <class T>
 void check_layer_of_plan(const KvView<T>& layer, const PlanView& plan) {
   check_argument(layer.tree_id == plan.tree_id || layer.tree_id == 0 || plan.tree_id == 0, "layer",
@@ -37,7 +37,7 @@ void check_layer_of_plan(const KvView<T>& layer, const PlanView& plan) {
   }
 }
 
-/// Rows of V that are written do not overwrite K.
+/// Checks that writing rows of V does not overwrite K.
 template <class T>
 void check_own_v(const KvView<T>& layer) {
   check_argument(layer.value_dim != 0 || layer.v_slabs != layer.k_slabs ||
@@ -51,7 +51,7 @@ CHUNKATTN_INLINE void check_written(const KvView<T>& layer, const PlanView& plan
   if (WriteCheck* const check = WriteCheckOf::view(layer)) [[unlikely]]
     check->check_read(plan.step_number, layer.layer, layer.first_head, layer.num_kv_heads);
 }
-/// The plan's step has written the layer.
+/// With KvCacheOptions::check_writes: notes that the plan's step has written the layer.
 template <class T>
 CHUNKATTN_INLINE void note_written(const KvView<T>& layer, const PlanView& plan) {
   if (WriteCheck* const check = WriteCheckOf::view(layer)) [[unlikely]]
@@ -60,10 +60,10 @@ CHUNKATTN_INLINE void note_written(const KvView<T>& layer, const PlanView& plan)
 
 }  // namespace detail
 
-/// Tells KvCacheOptions::check_writes what ChunkAttention::write() would: that a kernel of the
-/// engine's own, or a captured graph, has written what the plan's step writes to this layer, or is
-/// queued to. On any thread. Does nothing where that option is off or the memory is an engine's
-/// own.
+/// For KvCacheOptions::check_writes: says that a kernel of the engine's, or a captured graph, has
+/// written what the plan's step writes to this layer, or is queued to, as ChunkAttention::write()
+/// does itself. On any thread. Does nothing if that option is off or the memory is not a KvCache's.
+/// \throws InvalidArgument for a plan that is out of date or a layer of another tree
 template <class T>
 void mark_written(const KvView<T>& layer, const LiveView& plan) {
   detail::check_current(plan);

@@ -7,7 +7,7 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// Rows of `dim` elements at k and at v have some of them in common.
+/// Whether rows of `dim` elements at k and at v overlap.
 template <class T>
 [[nodiscard]] bool rows_overlap(const T* k, const T* v, std::int32_t dim) noexcept {
   const auto at_k = reinterpret_cast<std::uintptr_t>(k), at_v = reinterpret_cast<std::uintptr_t>(v);

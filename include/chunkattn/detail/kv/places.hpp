@@ -1,4 +1,4 @@
-// What a transfer of K/V may touch.
+// Checks of the positions and the cache of a K/V transfer.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace detail {
 template <class Cache>
 using cache_element = std::remove_pointer_t<decltype(std::declval<Cache&>().layer(0).k)>;
 
-/// Bytes of a row of K, of a row of V: none where V is in K.
+/// Bytes of a row of K and of a row of V; 0 for V if it is in K.
 template <class Cache>
 [[nodiscard]] std::pair<std::size_t, std::size_t> row_bytes(const Cache& cache) {
   const auto bytes = [](int dim) {
@@ -30,7 +30,7 @@ template <class Cache>
     return {bytes(options.head_dim), bytes(options.head_dim)};
 }
 
-/// The range is of the sequence; then its end() is a number.
+/// Checks that the range is within the sequence, so that its end() does not overflow.
 template <class Sequence>
 void check_known(const Sequence& sequence, TokenRange range) {
   const auto size = static_cast<std::int64_t>(sequence.size());
@@ -40,7 +40,7 @@ void check_known(const Sequence& sequence, TokenRange range) {
                  range.length, "an end within the sequence's known tokens");
 }
 
-/// The range is of the sequence, and the cache has memory for where it lies.
+/// Checks that the range is within the sequence, and that the cache has memory for it.
 template <class Sequence, class Cache>
 void check_places(const Sequence& sequence, TokenRange range, Cache& cache) {
   check_known(sequence, range);

@@ -12,7 +12,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// What a row's largest magnitude is stored as.
+/// The value that a row's largest magnitude is stored as.
 template <class T>
 inline constexpr float largest_stored = std::same_as<T, std::int8_t> ? 127.0f : 448.0f;
 

@@ -14,13 +14,13 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// The paths of a step as a tree of their own. Keeps its memory.
+/// The part of the prefix tree on which a step's rows are. Keeps its memory.
 class ActiveNodes {
  public:
   struct Node {
     std::uint64_t mark = 0;
     std::int32_t first_child = none, last_child = none, next_sibling = none;
-    std::int32_t entry = none;  // of the sequence whose tail this is
+    std::int32_t entry = none;  // of the step, if this is its sequence's tail
   };
 
   /// Marks the nodes on the rows' paths and links them to their marked children, in the order of
@@ -56,7 +56,7 @@ class ActiveNodes {
     }
   }
 
-  /// One that the last link() marked.
+  /// A node that the last link() marked.
   [[nodiscard]] const Node& operator[](NodeIndex n) const noexcept { return nodes_[to_size(n)]; }
 
  private:

@@ -21,12 +21,12 @@ namespace detail {
 /// Writes trees of drafts into a plan's arrays. Keeps its memory.
 class DraftSegments {
  public:
-  /// Where the rows of a tree stand.
+  /// Where the rows of a tree are.
   struct Rows {
     std::int32_t token;     ///< the caller's index of draft 0
     std::int32_t row;       ///< the plan's index of the first
     std::int32_t position;  ///< path position of drafts of depth 1
-    std::int32_t segment;   ///< that the path ends with
+    std::int32_t segment;   ///< the last one of the path
   };
 
   /// Adds segments, pieces, rows and write targets of all drafts, depth-first.
@@ -68,8 +68,8 @@ class DraftSegments {
     }
   }
 
-  /// The same for drafts that count for nothing any more: they see no more than what is left of
-  /// their path, and write nothing.
+  /// add() for drafts whose results are not used any more: they see only what is left of their
+  /// path, and write nothing.
   static void append_superseded(std::span<const Draft> drafts, const Rows& rows,
                                 PlanArrays& arrays) noexcept {
     for (std::size_t i = 0; i < drafts.size(); ++i) {
@@ -87,7 +87,7 @@ class DraftSegments {
   };
   struct Frame {
     std::int32_t draft;    // to visit; none: close `segment`
-    std::int32_t segment;  // that it continues
+    std::int32_t segment;  // the segment before it
   };
 
   /// Children in the caller's order.

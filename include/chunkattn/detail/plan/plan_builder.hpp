@@ -1,5 +1,5 @@
-// Builds the arrays of a plan from a step: advances what was built for the last one where it can,
-// and walks the touched branches of the tree where it must.
+// Builds the arrays of a plan from a step: updates those of the last step if possible, else walks
+// the branches of the tree on which the step's sequences are.
 #pragma once
 
 #include <algorithm>
@@ -19,15 +19,14 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// Numbers topologies over all plans of the process, so that what a kernel keeps for one is never
-/// taken for another's.
+/// Numbers of topologies, different for all plans of the process, so that a backend never takes
+/// what it keeps for one plan for another's.
 inline std::uint64_t next_topology() noexcept {
   static std::atomic<std::uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-/// The arrays of one step after the other, brought up to date where the next one is much like the
-/// last.
+/// The arrays of one step after another; only updated if the next step is like the last one.
 class PlanBuilder {
  public:
   /// Brings the arrays up to date with a step that has rows.
@@ -40,7 +39,7 @@ class PlanBuilder {
 
   /// The arrays; valid until the next update().
   [[nodiscard]] PlanView view() const noexcept { return arrays_.view(); }
-  /// How often update() could not just advance.
+  /// How often update() has made the arrays anew.
   [[nodiscard]] std::uint64_t num_rebuilds() const noexcept { return num_rebuilds_; }
 
  private:
@@ -54,8 +53,8 @@ class PlanBuilder {
     std::int32_t covered = 0;      // path positions that the segments hold
   };
 
-  /// The common step: lengths grow, and now and then a tail gets one slot more. False if the
-  /// entries are others, or a tail got its first place, which makes a new segment.
+  /// The common step: lengths grow, and sometimes a tail gets another slot. False if the entries
+  /// differ, or a tail got its first place, which makes a new segment.
   bool advance(const StepReader& step) {
     bool pieces_changed = false;
     std::int32_t* const row_kv_len = arrays_.row_kv_len.data();
@@ -92,7 +91,7 @@ class PlanBuilder {
     return true;
   }
 
-  /// Adds the tail's next slot to its segment, moving the segment's pieces where they have room.
+  /// Adds the tail's next slot to its segment; moves the segment's pieces if there is no room.
   void append_piece(const StepReader& step, Built& built, Segment& segment) {
     if (segment.piece_begin + segment.piece_count == built.piece_limit) {
       const std::size_t begin = arrays_.pieces.size();
@@ -116,11 +115,11 @@ class PlanBuilder {
     return std::max(8, 1024 / chunk_size);
   }
 
-  // ---- rebuilding: walk up from each tail, then depth-first down over what was touched ---------
+  // ---- rebuilding: walk up from each tail, then depth-first down over the marked nodes ---------
 
   struct Frame {
     NodeIndex next;          // child to visit
-    std::int32_t segment;    // that its path runs through, none at the root
+    std::int32_t segment;    // the last one of its path, none at the root
     bool leaves;             // on the way up: close `segment`
     std::int32_t sequences;  // seen before the segment was opened
   };
@@ -166,7 +165,7 @@ class PlanBuilder {
       if (nodes_[n].next_sibling != none)
         stack_.push_back({nodes_[n].next_sibling, frame.segment, false, 0});
 
-      // One segment for the unary run that starts here.
+      // One segment for this node and the single children that follow.
       const auto piece_begin = static_cast<std::int32_t>(arrays_.pieces.size());
       const std::int32_t position = step.begin_of(n);
       add_pieces(step, n, piece_begin);
@@ -209,9 +208,8 @@ class PlanBuilder {
     }
   }
 
-  /// Visits the children of `n` next. The rows of tails without a place of their own end at
-  /// `segment`, as those of drafts on a fork do: they come first, since the rows of a segment stand
-  /// side by side.
+  /// Visits the children of `n` next. Rows of tails that have no place end at `segment`, as those
+  /// of drafts on a fork do. They come first, because the rows of a segment are consecutive.
   void push_children(const StepReader& step, NodeIndex n, std::int32_t segment, std::int32_t& row) {
     const NodeIndex first = nodes_[n].first_child;
     stack_.push_back({first, segment, false, 0});
@@ -220,7 +218,7 @@ class PlanBuilder {
         number_path(step, e, segment, row);
   }
 
-  /// The rows of an entry that end at `segment`: all but those of drafts that have their own.
+  /// The rows of an entry that end at `segment`: all but those of a tree of drafts.
   void number_path(const StepReader& step, std::int32_t e, std::int32_t segment,
                    std::int32_t& row) {
     const StepEntry& entry = step.entries()[to_size(e)];
@@ -242,7 +240,7 @@ class PlanBuilder {
     return entry.first_row + entry.length - (step.tree_of(entry).empty() ? 0 : entry.drafts);
   }
 
-  /// Places of a node that its segment holds: not those of a tree of drafts.
+  /// The places of a node that belong to its segment: not those of a tree of drafts.
   std::int32_t num_places(const StepReader& step, NodeIndex index) const noexcept {
     if (const std::int32_t e = nodes_[index].entry; e != none && step.has_trees()) {
       const StepEntry& entry = step.entries()[to_size(e)];
@@ -267,8 +265,8 @@ class PlanBuilder {
         });
   }
 
-  /// The free places behind a tail are its own: the piece covers them, so that it need not change
-  /// until the slot is full.
+  /// The piece also covers the free places behind a tail, so that it need not change until the slot
+  /// is full.
   void extend_to_slot_end(const StepReader& step, NodeIndex tail) {
     if (!step.owns_end(tail)) return;
     Piece& last = arrays_.pieces.back();
