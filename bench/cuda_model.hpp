@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "bench/cuda_launch.hpp"
-#include "chunkattn/detail/cuda/schedule.hpp"
+#include "chunkattn/detail/cuda/scheduler.hpp"
 
 namespace model {
 

@@ -18,7 +18,7 @@
 
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/slot_source.hpp"
+#include "detail/base/chunk_source.hpp"
 #include "detail/front/variant_name.hpp"
 #include "element.hpp"
 #include "fwd.hpp"

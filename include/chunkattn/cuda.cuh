@@ -27,7 +27,7 @@
 #include "attention_options.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/instruction_sets.hpp"
-#include "detail/base/slot_source.hpp"
+#include "detail/base/chunk_source.hpp"
 #include "detail/cuda/device_state.cuh"
 #include "detail/cuda/kernel_table.cuh"
 #include "detail/cuda/runtime.cuh"

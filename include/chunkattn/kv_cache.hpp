@@ -19,7 +19,7 @@
 #include "allocator.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/slot_source.hpp"
+#include "detail/base/chunk_source.hpp"
 #include "detail/base/write_check.hpp"
 #include "detail/kv/cache_geometry.hpp"
 #include "fwd.hpp"

@@ -12,7 +12,7 @@
 #include "detail/base/config.hpp"
 #include "detail/kv/dense_view.hpp"
 #include "detail/kv/quantized.hpp"
-#include "detail/kv/slot_base.hpp"
+#include "detail/kv/chunk_base.hpp"
 #include "element.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

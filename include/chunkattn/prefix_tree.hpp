@@ -17,7 +17,7 @@
 #include "allocator.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/slot_source.hpp"
+#include "detail/base/chunk_source.hpp"
 #include "detail/base/to_size.hpp"
 #include "detail/tree/handles.hpp"
 #include "detail/tree/inspect.hpp"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "chunkattn/detail/cuda/locate.hpp"
-#include "chunkattn/detail/cuda/schedule.hpp"
+#include "chunkattn/detail/cuda/scheduler.hpp"
 #include "support/level_plan.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/detail/cuda/schedule.hpp"
+#include "chunkattn/detail/cuda/scheduler.hpp"
 #include "support/level_plan.hpp"
 #include "support/random.hpp"
 #include "support/schedule_cases.hpp"

@@ -58,7 +58,7 @@ FIRST = [
     ("chunkattn/detail/kv/quantized.hpp", ["quantized_test"]),
     ("chunkattn/detail/kv/*", ["kv_cache_test", "kv_transfer_test"]),
     ("chunkattn/detail/plan/*", ["plan_figure2_test", "plan_steps_test"]),
-    ("chunkattn/detail/tree/*", ["tree_handles_test", "tree_retention_test", "tree_slots_test", "tree_failure_test"]),
+    ("chunkattn/detail/tree/*", ["tree_handles_test", "tree_retention_test", "tree_chunks_test", "tree_failure_test"]),
 ]
 # The face of a room is tried as the room is, where it has no line of its own.
 FIRST += [(header, tests) for room, headers in FACE.items() for pattern, tests in FIRST

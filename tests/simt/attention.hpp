@@ -9,7 +9,7 @@
 #include "support/random.hpp"
 // After the emulator, which takes the place of ptx.cuh.
 #include "chunkattn/detail/cuda/kernels.cuh"
-#include "chunkattn/detail/cuda/schedule.hpp"
+#include "chunkattn/detail/cuda/scheduler.hpp"
 
 namespace simt {
 

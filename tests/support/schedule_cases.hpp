@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "chunkattn/detail/cuda/schedule.hpp"
+#include "chunkattn/detail/cuda/scheduler.hpp"
 #include "level_plan.hpp"
 
 namespace test {

@@ -14,7 +14,7 @@
 #include "launch.cuh"
 #include "locate.hpp"
 #include "runtime.cuh"
-#include "schedules.hpp"
+#include "schedule_cache.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -7,7 +7,7 @@
 
 #include "../base/check.hpp"
 #include "../base/config.hpp"
-#include "../base/slot_source.hpp"
+#include "../base/chunk_source.hpp"
 #include "../base/write_check.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -12,8 +12,8 @@
 #include "departures.hpp"
 #include "pending.hpp"
 #include "retention.hpp"
-#include "sequences.hpp"
-#include "steps.hpp"
+#include "sequence_table.hpp"
+#include "step_table.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -18,9 +18,9 @@
 #include "prefixes.hpp"
 #include "results.hpp"
 #include "retention.hpp"
-#include "sequences.hpp"
-#include "slots.hpp"
-#include "steps.hpp"
+#include "sequence_table.hpp"
+#include "chunk_table.hpp"
+#include "step_table.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

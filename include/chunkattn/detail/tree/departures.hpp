@@ -11,7 +11,7 @@
 #include "pending.hpp"
 #include "prefixes.hpp"
 #include "retention.hpp"
-#include "sequences.hpp"
+#include "sequence_table.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

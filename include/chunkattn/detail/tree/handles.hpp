@@ -19,8 +19,8 @@
 #include "../base/config.hpp"
 #include "../base/to_size.hpp"
 #include "results.hpp"
-#include "slots.hpp"
-#include "steps.hpp"
+#include "chunk_table.hpp"
+#include "step_table.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

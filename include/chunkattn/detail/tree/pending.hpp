@@ -12,9 +12,9 @@
 #include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
-#include "sequences.hpp"
-#include "slots.hpp"
-#include "steps.hpp"
+#include "sequence_table.hpp"
+#include "chunk_table.hpp"
+#include "step_table.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

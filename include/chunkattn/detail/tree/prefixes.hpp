@@ -9,7 +9,7 @@
 #include "../../tree_options.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
-#include "slots.hpp"
+#include "chunk_table.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

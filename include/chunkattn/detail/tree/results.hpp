@@ -11,8 +11,8 @@
 #include "../base/to_size.hpp"
 #include "departures.hpp"
 #include "pending.hpp"
-#include "sequences.hpp"
-#include "steps.hpp"
+#include "sequence_table.hpp"
+#include "step_table.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

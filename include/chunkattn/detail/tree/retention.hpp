@@ -14,7 +14,7 @@
 #include "../base/config.hpp"
 #include "../base/to_size.hpp"
 #include "prefixes.hpp"
-#include "slots.hpp"
+#include "chunk_table.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -18,7 +18,7 @@
 #include "core.hpp"
 #include "prefixes.hpp"
 #include "retention.hpp"
-#include "slots.hpp"
+#include "chunk_table.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -11,7 +11,7 @@
 #include "../base/array.hpp"
 #include "../base/config.hpp"
 #include "../base/to_size.hpp"
-#include "slots.hpp"
+#include "chunk_table.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

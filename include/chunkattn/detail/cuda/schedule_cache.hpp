@@ -9,7 +9,7 @@
 
 #include "../base/to_size.hpp"
 #include "hidden_keys.hpp"
-#include "schedule.hpp"
+#include "scheduler.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {
