@@ -156,12 +156,12 @@ Case make_case(std::string name, int batch, int qo_heads, int kv_heads, int shar
 }
 
 struct Plan : chunkattn::PlanView::Arrays {
-  int num_slots = 0;
+  int num_chunks = 0;
   double stored_tokens = 0;
 
   explicit Plan(const Case& c) {
     chunk_size = 64;
-    topology = pieces_version = 1;
+    segments_version = pieces_version = 1;
     const std::size_t levels = c.nodes.size();
     // The first row below each node: leaves are rows, a parent begins where its first child does.
     std::vector<std::vector<int>> begin(levels), above(levels);
@@ -192,14 +192,14 @@ struct Plan : chunkattn::PlanView::Arrays {
       row_segment.push_back(above.back()[i]);
       row_token.push_back(i);
       row_kv_len.push_back(position);
-      writes.push_back({chunkattn::no_slot, 0});
+      writes.push_back({chunkattn::no_chunk, 0});
     }
   }
   int add(int begin, int end, int position, int length, int parent, int sequences) {
     chunkattn::PlanView::Segment s{
         begin, end, static_cast<int>(pieces.size()), 0, position, length, parent, sequences};
-    for (int done = 0; done < length; done += 64, ++s.piece_count)
-      pieces.push_back({num_slots++, 0, std::min(64, length - done), position + done});
+    for (int done = 0; done < length; done += 64, ++s.num_pieces)
+      pieces.push_back({num_chunks++, 0, std::min(64, length - done), position + done});
     segments.push_back(s);
     return static_cast<int>(segments.size()) - 1;
   }
@@ -211,13 +211,13 @@ struct Plan : chunkattn::PlanView::Arrays {
 void run_case(const Case& c, double bandwidth, double rate, double seconds, cudaStream_t stream) {
   constexpr int d = 128;
   const Plan plan(c);
-  const std::size_t slot = static_cast<std::size_t>(c.kv_heads) * 64 * d;
+  const std::size_t chunk = static_cast<std::size_t>(c.kv_heads) * 64 * d;
   const std::size_t layer_bytes =
-      2 * slot * sizeof(half) * static_cast<std::size_t>(plan.num_slots);
+      2 * chunk * sizeof(half) * static_cast<std::size_t>(plan.num_chunks);
   // Rotate through at least 512 MB, several times the largest L2.
   const int layers =
       static_cast<int>(std::clamp<std::size_t>((512u << 20) / layer_bytes + 1, 2, 64));
-  const std::size_t elements = slot * static_cast<std::size_t>(plan.num_slots);
+  const std::size_t elements = chunk * static_cast<std::size_t>(plan.num_chunks);
   auto memory = random_halves(2 * elements * static_cast<std::size_t>(layers), 1);
   const std::size_t lines = static_cast<std::size_t>(c.batch()) * c.qo_heads;
   auto q = random_halves(lines * d, 2);
@@ -235,7 +235,7 @@ void run_case(const Case& c, double bandwidth, double rate, double seconds, cuda
     half* base = thrust::raw_pointer_cast(memory.data()) +
                  2 * elements * static_cast<std::size_t>(r % layers);
     const auto layer =
-        chunkattn::make_kv_view(base, base + elements, {plan.num_slots, c.kv_heads, 64, d});
+        chunkattn::make_kv_view(base, base + elements, {plan.num_chunks, c.kv_heads, 64, d});
     attention.run(layer, plan.view(),
                   std::span<const half>(thrust::raw_pointer_cast(q.data()), q.size()),
                   std::span<half>(thrust::raw_pointer_cast(out.data()), out.size()), {}, stream);

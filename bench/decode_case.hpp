@@ -45,8 +45,8 @@ inline Batch one_prefix(int count, int shared_tokens, int private_tokens) {
   return batch;
 }
 
-/// A plan in which nothing is shared: each row reads its whole path by itself, from the same slots.
-/// What an engine with shared pages and an ordinary paged kernel does.
+/// A plan in which nothing is shared: each row reads its whole path by itself, from the same
+/// chunks. What an engine with shared pages and an ordinary paged kernel does.
 class UnsharedPlan {
  public:
   explicit UnsharedPlan(const chunkattn::PlanView& plan) : view_(plan) {
@@ -62,10 +62,10 @@ class UnsharedPlan {
       for (auto s = path.rbegin(); s != path.rend(); ++s) {
         const chunkattn::PlanView::Segment& part = plan.segments[*s];
         pieces_.insert(pieces_.end(), plan.pieces + part.piece_begin,
-                       plan.pieces + part.piece_begin + part.piece_count);
+                       plan.pieces + part.piece_begin + part.num_pieces);
         segment.length += part.length;
       }
-      segment.piece_count = static_cast<std::int32_t>(pieces_.size()) - segment.piece_begin;
+      segment.num_pieces = static_cast<std::int32_t>(pieces_.size()) - segment.piece_begin;
       segments_.push_back(segment);
       row_segment_.push_back(row);
     }
@@ -177,18 +177,18 @@ void fill_random(T* to, std::size_t count, std::uint64_t seed) {
   }
 }
 
-/// Fills all of a layer's slots.
+/// Fills all of a layer's chunks.
 template <class T>
 void fill_layer(const chunkattn::KvView<T>& view, std::uint64_t seed) {
   const auto row =
       static_cast<std::size_t>(view.chunk_size) * static_cast<std::size_t>(view.head_dim);
-  for (int slot = 0; slot < view.num_slots; ++slot) {
+  for (int chunk = 0; chunk < view.num_chunks; ++chunk) {
     for (int head = 0; head < view.num_kv_heads; ++head) {
-      fill_random(view.k_row(slot, head, 0), row, ++seed);
-      fill_random(view.v_row(slot, head, 0), row, ++seed);
+      fill_random(view.k_row(chunk, head, 0), row, ++seed);
+      fill_random(view.v_row(chunk, head, 0), row, ++seed);
       if constexpr (chunkattn::has_row_scales<T>) {
-        std::fill_n(view.k_row_scale(slot, head, 0), view.chunk_size, 1.0f / 64);
-        std::fill_n(view.v_row_scale(slot, head, 0), view.chunk_size, 1.0f / 64);
+        std::fill_n(view.k_row_scale(chunk, head, 0), view.chunk_size, 1.0f / 64);
+        std::fill_n(view.v_row_scale(chunk, head, 0), view.chunk_size, 1.0f / 64);
       }
     }
   }

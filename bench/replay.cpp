@@ -127,12 +127,12 @@ void replay(const char* policy, const std::vector<Request>& requests, std::size_
   const auto ns = [](Clock::duration d) {
     return std::chrono::duration<double, std::nano>(d).count();
   };
-  const std::string slots = budget > (std::size_t{1} << 30) ? "unlimited" : std::to_string(budget);
+  const std::string chunks = budget > (std::size_t{1} << 30) ? "unlimited" : std::to_string(budget);
   fmt::print(
       "| {:<11} | {:>9} | {:>7.2f} % | {:>7.1f} % | {:>9} | {:>7} | {:>10.2f} | {:>8.0f} | "
       "{:>7.0f} | {:>6} |\n",
-      policy, slots, 100 * hits, bound > 0 ? 100 * hits / bound : 100, stats.evicted_slots, refused,
-      ns(insert_time) / double(stats.prompt_tokens),
+      policy, chunks, 100 * hits, bound > 0 ? 100 * hits / bound : 100, stats.evicted_chunks,
+      refused, ns(insert_time) / double(stats.prompt_tokens),
       ns(leave_time) / double(std::max<std::uint64_t>(1, stats.leaves)),
       ns(spent) / double(operations), check ? std::to_string(broken) : "-");
 }
@@ -152,7 +152,7 @@ int main(int argc, char** argv) {
   constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
   // The bound: every prompt stays for ever.
   double bound = 0;
-  std::size_t slots = 0, tokens = 0;
+  std::size_t chunks = 0, tokens = 0;
   {
     chunkattn::PrefixTree<Token, 64, chunkattn::PoolAllocator, chunkattn::Lru> tree;
     for (const Request& request : requests) {
@@ -161,14 +161,14 @@ int main(int argc, char** argv) {
     }
     const auto stats = tree.stats();
     bound = double(stats.cached_tokens) / double(stats.prompt_tokens);
-    slots = stats.used_slots;
+    chunks = stats.used_chunks;
     tokens = stats.prompt_tokens;
   }
   fmt::print(
-      "{} requests, {} prompt tokens; an infinite cache takes {} slots and hits {:.2f} %\n\n",
-      requests.size(), tokens, slots, 100 * bound);
+      "{} requests, {} prompt tokens; an infinite cache takes {} chunks and hits {:.2f} %\n\n",
+      requests.size(), tokens, chunks, 100 * bound);
   fmt::print(
-      "| policy      |     slots |      hits | of bound  | evicted   | refused | insert/tok | "
+      "| policy      |    chunks |      hits | of bound  | evicted   | refused | insert/tok | "
       "leave ns | op ns   | broken |\n");
   fmt::print(
       "| ----------- | --------: | --------: | --------: | --------: | ------: | ---------: | "
@@ -176,7 +176,7 @@ int main(int argc, char** argv) {
   replay("NoRetention", requests, unlimited, chunkattn::NoRetention{}, bound, check);
   replay("Lru", requests, unlimited, chunkattn::Lru{}, bound, check);
   for (const int percent : {50, 25, 10, 5, 2}) {
-    const std::size_t budget = slots * static_cast<std::size_t>(percent) / 100;
+    const std::size_t budget = chunks * static_cast<std::size_t>(percent) / 100;
     replay("Lru", requests, budget, chunkattn::Lru{}, bound, check);
     replay("Priority", requests, budget, chunkattn::Priority{}, bound, check);
     chunkattn::Lru marks;

@@ -25,7 +25,7 @@ using chunkattn::NoRetention;
 using chunkattn::PoolAllocator;
 using Tree = chunkattn::PrefixTree<Token, 64>;
 using CachingTree = chunkattn::PrefixTree<Token, 64, PoolAllocator, Lru>;
-constexpr std::size_t chunk = 64;
+constexpr std::size_t chunk_size = 64;
 
 std::vector<Token> random_tokens(std::size_t count, std::uint64_t seed) {
   std::mt19937_64 engine(seed);
@@ -78,10 +78,10 @@ void load_prompt(Sequence& sequence) {
 struct Prompts {
   Prompts(std::size_t length, bool splintered) : prompt(random_tokens(length, 1)) {
     for (std::uint64_t i = 0; i < 1000; ++i) {
-      const std::size_t common = length / 2 + (splintered ? i % chunk : 0);
+      const std::size_t common = length / 2 + (splintered ? i % chunk_size : 0);
       std::vector<Token> other(prompt.begin(),
                                prompt.begin() + static_cast<std::ptrdiff_t>(common));
-      const auto tail = random_tokens(chunk, 100 + i);
+      const auto tail = random_tokens(chunk_size, 100 + i);
       other.insert(other.end(), tail.begin(), tail.end());
       sequences.push_back(tree.insert(other));
       load(sequences.back());
@@ -178,20 +178,21 @@ void append(benchmark::State& state) {
   for (auto _ : state) {
     auto sequence = tree.insert(prompt);
     load(sequence);
-    while (sequence.size() % chunk != 0) sequence.append(1);
+    while (sequence.size() % chunk_size != 0) sequence.append(1);
     double seconds = 0;
     for (int block = 0; block < 64; ++block, ++rounds) {
       boundary.start();
       sequence.append(2);
       seconds += boundary.stop();
       inside.start();
-      for (std::size_t i = 1; i < chunk; ++i) sequence.append(static_cast<Token>(i));
+      for (std::size_t i = 1; i < chunk_size; ++i) sequence.append(static_cast<Token>(i));
       seconds += inside.stop();
     }
     state.SetIterationTime(seconds);
   }
   const double clock = clock_seconds(double(rounds));
-  state.counters["inside_ns"] = total_per(inside.seconds() - clock, double(rounds) * (chunk - 1));
+  state.counters["inside_ns"] =
+      total_per(inside.seconds() - clock, double(rounds) * (chunk_size - 1));
   state.counters["boundary_ns"] = total_per(boundary.seconds() - clock, double(rounds));
 }
 BENCHMARK(append)->Arg(64)->Arg(65536)->UseManualTime();
@@ -256,7 +257,7 @@ void append_in_step(benchmark::State& state) {
   batch.reset();
   double inside = 0, boundary = 0, steps_inside = 0, steps_at_boundary = 0;
   for (auto _ : state) {
-    const bool at_boundary = batch.sequences[0].size() % chunk == 0;  // the output's place
+    const bool at_boundary = batch.sequences[0].size() % chunk_size == 0;  // the output's place
     const double seconds = batch.run();
     (at_boundary ? boundary : inside) += seconds;
     (at_boundary ? steps_at_boundary : steps_inside) += 1;
@@ -292,12 +293,12 @@ BENCHMARK(speculate)->Arg(64)->Arg(65536)->Iterations(5000)->UseManualTime();
 /// 10,000 sequences that share a prompt of 1,024 tokens, their own lengths staggered over a chunk.
 struct Batch : Steps {
   explicit Batch(std::size_t count, std::size_t own = 200) {
-    // Every slot that the run will take has been used before, as in a server that has run a while.
-    tree.insert(random_tokens(chunk * 16 * count, 1)).leave();
+    // Every chunk that the run will take has been used before, as in a server that has run a while.
+    tree.insert(random_tokens(chunk_size * 16 * count, 1)).leave();
     const auto shared = random_tokens(1024, 11);
     for (std::size_t i = 0; i < count; ++i) {
       auto prompt = shared;
-      const auto tail = random_tokens(own + i % chunk, 1000 + i);
+      const auto tail = random_tokens(own + i % chunk_size, 1000 + i);
       prompt.insert(prompt.end(), tail.begin(), tail.end());
       sequences.push_back(tree.insert(prompt));
       load_prompt(sequences.back());
@@ -336,11 +337,11 @@ void whole_step(benchmark::State& state) {
   const auto count = static_cast<std::size_t>(state.range(0));
   const auto prefixes = static_cast<std::size_t>(state.range(1));
   Tree tree;
-  tree.insert(random_tokens(chunk * 16 * count, 1)).leave();  // as in Batch
+  tree.insert(random_tokens(chunk_size * 16 * count, 1)).leave();  // as in Batch
   std::vector<Tree::Sequence> sequences;
   for (std::size_t i = 0; i < count; ++i) {
     auto prompt = random_tokens(4096, 11 + i * prefixes / count);
-    const auto tail = random_tokens(100 + i % chunk, 1000 + i);
+    const auto tail = random_tokens(100 + i % chunk_size, 1000 + i);
     prompt.insert(prompt.end(), tail.begin(), tail.end());
     sequences.push_back(tree.insert(prompt));
     load_prompt(sequences.back());
@@ -468,10 +469,10 @@ void evict(benchmark::State& state) {
   CachingTree tree(PoolAllocator{.max_chunks = cached + 64}, {}, lru);
   std::mt19937_64 engine(5);
   std::uint64_t next = 0;
-  std::vector<Token> prompt(3 * chunk);
+  std::vector<Token> prompt(3 * chunk_size);
   const auto make = [&](std::uint64_t id) {
     for (std::size_t i = 0; i < prompt.size(); ++i)
-      prompt[i] = static_cast<Token>((i < chunk ? id / 16 : id) * 2654435761u + i);
+      prompt[i] = static_cast<Token>((i < chunk_size ? id / 16 : id) * 2654435761u + i);
   };
   const auto use = [&](std::uint64_t id) {
     make(id);
@@ -480,7 +481,7 @@ void evict(benchmark::State& state) {
     sequence.leave();
   };
   const auto fill = [&] {  // in random order among the newest
-    while (tree.stats().used_slots + 34 <= cached) {
+    while (tree.stats().used_chunks + 34 <= cached) {
       use(next++);
       if (next > 64) use(next - 1 - engine() % std::min<std::uint64_t>(next, cached / 4));
     }
@@ -491,31 +492,31 @@ void evict(benchmark::State& state) {
     std::iota(order.begin(), order.end(), std::uint64_t{0});
     std::shuffle(order.begin(), order.end(), engine);
     for (const std::uint64_t id : order)
-      if (tree.stats().used_slots + 34 <= cached) use(id);
+      if (tree.stats().used_chunks + 34 <= cached) use(id);
   }
-  double seconds = 0, slots = 0, worst = 0;
+  double seconds = 0, chunks = 0, worst = 0;
   for (auto _ : state) {
     fill();
-    const std::uint64_t before = tree.stats().evicted_slots;
+    const std::uint64_t before = tree.stats().evicted_chunks;
     make(next++ * 16 + 0x100000000);
-    prompt.resize(40 * chunk, 77);
+    prompt.resize(40 * chunk_size, 77);
     auto sequence = tree.insert(prompt);
     load(sequence);
-    prompt.resize(3 * chunk);
+    prompt.resize(3 * chunk_size);
     Stopwatch watch;
     watch.start();
     sequence.leave();
     const double spent = watch.stop();
     state.SetIterationTime(spent);
-    const auto evicted = double(tree.stats().evicted_slots - before);
+    const auto evicted = double(tree.stats().evicted_chunks - before);
     if (evicted < 1) state.SkipWithError("nothing was evicted");
     seconds += spent;
-    slots += evicted;
+    chunks += evicted;
     worst = std::max(worst, spent / evicted);
   }
-  state.counters["slot_ns"] = total_per(seconds, slots);
-  state.counters["slots_evicted"] = slots;
-  state.counters["cached"] = double(tree.stats().retained_slots);
+  state.counters["chunk_ns"] = total_per(seconds, chunks);
+  state.counters["chunks_evicted"] = chunks;
+  state.counters["cached"] = double(tree.stats().retained_chunks);
 }
 BENCHMARK(evict)->Arg(1000)->Arg(30000)->Arg(1000000)->Iterations(8)->UseManualTime();
 
@@ -524,10 +525,11 @@ BENCHMARK(evict)->Arg(1000)->Arg(30000)->Arg(1000000)->Iterations(8)->UseManualT
 void insert_evicting(benchmark::State& state) {
   const auto cached = static_cast<std::size_t>(state.range(0));
   CachingTree tree(PoolAllocator{.max_chunks = cached}, {}, Lru{});
-  std::vector<Token> prompt(chunk);
+  std::vector<Token> prompt(chunk_size);
   std::uint64_t next = 0;
   const auto make = [&](std::uint64_t id) {
-    for (std::size_t i = 0; i < chunk; ++i) prompt[i] = static_cast<Token>(id * 2654435761u + i);
+    for (std::size_t i = 0; i < chunk_size; ++i)
+      prompt[i] = static_cast<Token>(id * 2654435761u + i);
   };
   const auto use = [&](std::uint64_t id) {
     make(id);
@@ -541,7 +543,7 @@ void insert_evicting(benchmark::State& state) {
   std::shuffle(order.begin(), order.end(), engine);
   for (const std::uint64_t id : order) use(id);
   for (auto _ : state) use(next++);
-  state.counters["evictions"] = double(tree.stats().evicted_slots) / double(state.iterations());
+  state.counters["evictions"] = double(tree.stats().evicted_chunks) / double(state.iterations());
 }
 BENCHMARK(insert_evicting)->Arg(1000)->Arg(1000000)->Iterations(200000);
 

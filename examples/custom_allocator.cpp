@@ -11,17 +11,17 @@ constexpr std::size_t num_blocks = 10;
 
 // What a tree needs of the engine's block manager: the concept ChunkAllocator.
 struct Blocks {
-  std::vector<SlotIndex>* pool;  // blocks that nobody has
+  std::vector<ChunkIndex>* pool;  // blocks that nobody has
   std::size_t share, used = 0;
 
-  SlotIndex allocate() {
-    if (available() == 0) return no_slot;
-    const SlotIndex block = pool->back();
+  ChunkIndex allocate() {
+    if (available() == 0) return no_chunk;
+    const ChunkIndex block = pool->back();
     pool->pop_back();
     ++used;
     return block;
   }
-  void free(SlotIndex block) noexcept {
+  void free(ChunkIndex block) noexcept {
     pool->push_back(block);  // has been as long before, so nothing is allocated
     --used;
   }
@@ -33,25 +33,25 @@ static_assert(ChunkAllocator<Blocks>);
 using Tree = PrefixTree<int, 16, Blocks>;
 
 int main() {
-  std::vector<SlotIndex> pool(num_blocks);
+  std::vector<ChunkIndex> pool(num_blocks);
   std::iota(pool.rbegin(), pool.rend(), 0);
   Tree large(Blocks{&pool, 8}), small(Blocks{&pool, 6});
   const std::vector<int> prompt(90, 7);
 
   auto chat = large.insert(prompt);
   std::printf("large: %zu tokens in blocks", chat.size());
-  chat.for_each_run({0, 90}, [](const Piece& piece) { std::printf(" %d", piece.slot); });
+  chat.for_each_run({0, 90}, [](const Piece& piece) { std::printf(" %d", piece.chunk); });
 
   const bool waits = !small.try_insert(prompt);  // nothing has changed: try again later
-  std::printf("\nsmall: %zu blocks needed, %zu available\n", small.slots_needed(prompt),
-              small.slots_available());
+  std::printf("\nsmall: %zu blocks needed, %zu available\n", small.chunks_needed(prompt),
+              small.chunks_available());
   chat.leave();
   auto draft = small.insert(prompt);
   std::printf("small: %zu tokens in blocks", draft.size());
-  draft.for_each_run({0, 90}, [](const Piece& piece) { std::printf(" %d", piece.slot); });
+  draft.for_each_run({0, 90}, [](const Piece& piece) { std::printf(" %d", piece.chunk); });
 
   const bool counted =
-      large.stats().used_slots + small.stats().used_slots + pool.size() == num_blocks;
+      large.stats().used_chunks + small.stats().used_chunks + pool.size() == num_blocks;
   draft.leave();
   std::printf("\n%zu of %zu blocks are back\n", pool.size(), num_blocks);
   return waits && counted && pool.size() == num_blocks ? 0 : 1;

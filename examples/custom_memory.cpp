@@ -29,11 +29,11 @@ int main() {
   while (x.size() < out.size()) x.push_back(2 * std::sin(float(x.size() * x.size())));
 
   // Your kernel that writes. A place is page * page_size + offset; forks would ask for view.copies.
-  const auto slots = BlockTable::slot_mapping(view);
-  for (std::size_t row = 0; row < slots.size(); ++row)
-    if (slots[row] >= 0)  // else its K and V are there already
+  const auto chunks = BlockTable::slot_mapping(view);
+  for (std::size_t row = 0; row < chunks.size(); ++row)
+    if (chunks[row] >= 0)  // else its K and V are there already
       for (auto* memory : {&k_memory, &v_memory})
-        std::copy_n(&x[row * head_dim], head_dim, &(*memory)[slots[row] * head_dim]);
+        std::copy_n(&x[row * head_dim], head_dim, &(*memory)[chunks[row] * head_dim]);
   ChunkAttention<Cpu, head_dim>(1).run(layer, view, x, out);
 
   // Your kernel that reads: a row sees the positions up to its own, through the pages of its chat.

@@ -52,6 +52,6 @@ int main() {
     std::printf("row %d gives the next token\n", row.output_row());
   }
   std::printf("%zu and %zu tokens lie in %zu chunks of 16\n", first.size(), second.size(),
-              tree.stats().used_slots);
+              tree.stats().used_chunks);
   return ok ? 0 : 1;
 }

@@ -175,11 +175,11 @@ def fill_pages(problem, table, pages, page):
     done = set()
     for s in range(case.batch):
         full_k, full_v = problem.key(s), problem.value(s)
-        for i, slot in enumerate(table[s]):
-            if slot in done:
+        for i, chunk in enumerate(table[s]):
+            if chunk in done:
                 continue
-            done.add(slot)
+            done.add(chunk)
             tokens = full_k[:, i * page : (i + 1) * page]
-            k[slot, :, : tokens.shape[1]] = tokens
-            v[slot, :, : tokens.shape[1]] = full_v[:, i * page : (i + 1) * page]
+            k[chunk, :, : tokens.shape[1]] = tokens
+            v[chunk, :, : tokens.shape[1]] = full_v[:, i * page : (i + 1) * page]
     return k, v

@@ -93,8 +93,8 @@ void try_to_load(const char* what, const std::string& path, const std::string& t
     const std::string text = error.what();
     fmt::print(
         "  {:<16} refused: {}\n", what,
-        examples::wrapped(fmt::format("{}; {} slots in use", text.substr(text.find(": ") + 2),
-                                      tree.stats().used_slots),
+        examples::wrapped(fmt::format("{}; {} chunks in use", text.substr(text.find(": ") + 2),
+                                      tree.stats().used_chunks),
                           28));
   }
 }

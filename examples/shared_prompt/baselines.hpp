@@ -44,7 +44,7 @@ struct OwnedPlan : chunkattn::PlanView::Arrays {
 };
 
 /// The pieces of one row's path from the root on, cut to what the row sees; neighbours inside a
-/// slot are joined.
+/// chunk are joined.
 inline std::vector<chunkattn::Piece> path_pieces(const chunkattn::PlanView& plan, int row) {
   std::vector<std::int32_t> path;
   for (std::int32_t s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent)
@@ -52,11 +52,11 @@ inline std::vector<chunkattn::Piece> path_pieces(const chunkattn::PlanView& plan
   std::reverse(path.begin(), path.end());
   std::vector<chunkattn::Piece> pieces;
   for (const std::int32_t s : path)
-    for (std::int32_t i = 0; i < plan.segments[s].piece_count; ++i) {
+    for (std::int32_t i = 0; i < plan.segments[s].num_pieces; ++i) {
       chunkattn::Piece piece = plan.pieces[plan.segments[s].piece_begin + i];
       piece.length = chunkattn::visible_length(piece, plan.row_kv_len[row]);
       if (piece.length == 0) continue;
-      if (!pieces.empty() && pieces.back().slot == piece.slot &&
+      if (!pieces.empty() && pieces.back().chunk == piece.chunk &&
           pieces.back().begin + pieces.back().length == piece.begin)
         pieces.back().length += piece.length;
       else
@@ -68,17 +68,17 @@ inline std::vector<chunkattn::Piece> path_pieces(const chunkattn::PlanView& plan
 /// One unshared segment for each of the rows [first, first + count) of `plan`.
 template <class PiecesOfRow>
 OwnedPlan unshared_plan(const chunkattn::PlanView& plan, int first, int count,
-                        std::uint64_t topology, PiecesOfRow&& pieces_of_row) {
+                        std::uint64_t segments_version, PiecesOfRow&& pieces_of_row) {
   OwnedPlan out;
   out.chunk_size = plan.chunk_size;
-  out.topology = out.pieces_version = topology;
+  out.segments_version = out.pieces_version = segments_version;
   for (int i = 0; i < count; ++i) {
     const std::vector<chunkattn::Piece> pieces = pieces_of_row(first + i);
     const std::int32_t kv_len = plan.row_kv_len[first + i];
     out.segments.push_back({.row_begin = i,
                             .row_end = i + 1,
                             .piece_begin = static_cast<std::int32_t>(out.pieces.size()),
-                            .piece_count = static_cast<std::int32_t>(pieces.size()),
+                            .num_pieces = static_cast<std::int32_t>(pieces.size()),
                             .position = 0,
                             .length = kv_len,
                             .parent = -1,
@@ -87,12 +87,12 @@ OwnedPlan unshared_plan(const chunkattn::PlanView& plan, int first, int count,
     out.row_token.push_back(count == plan.num_rows ? plan.row_token[first + i] : i);
     out.row_kv_len.push_back(kv_len);
     out.row_segment.push_back(i);
-    out.writes.push_back({chunkattn::no_slot, 0});
+    out.writes.push_back({chunkattn::no_chunk, 0});
   }
   return out;
 }
 
-/// "paged, shared pages": the slots of the tree, each sequence by itself.
+/// "paged, shared pages": the chunks of the tree, each sequence by itself.
 inline OwnedPlan shared_pages_plan(const chunkattn::PlanView& plan) {
   return unshared_plan(plan, 0, plan.num_rows, 1, [&](int row) { return path_pieces(plan, row); });
 }
@@ -118,8 +118,8 @@ class DenseKv {
       for (const chunkattn::Piece& piece : path_pieces(plan, row)) {
         const std::size_t bytes = static_cast<std::size_t>(piece.length * head_dim_) * sizeof(T);
         const std::size_t to = offset(row, head, piece.position);
-        std::memcpy(k_ + to, kv.k_row(piece.slot, head, piece.begin), bytes);
-        std::memcpy(v_ + to, kv.v_row(piece.slot, head, piece.begin), bytes);
+        std::memcpy(k_ + to, kv.k_row(piece.chunk, head, piece.begin), bytes);
+        std::memcpy(v_ + to, kv.v_row(piece.chunk, head, piece.begin), bytes);
       }
     });
     const int per_row = static_cast<int>(std::bit_ceil(static_cast<unsigned>(chunks_)));
@@ -135,19 +135,19 @@ class DenseKv {
   [[nodiscard]] std::size_t bytes() const { return memory_.bytes(); }
   [[nodiscard]] const char* data() const { return memory_.as<char>(); }
 
-  /// The same memory as pages: page j of row r is slot r * 2^slab_shift + j.
+  /// The same memory as pages: page j of row r is chunk r * 2^slab_shift + j.
   [[nodiscard]] chunkattn::KvView<T> paged_view() {
     chunkattn::KvView<T> view;
     view.k_slabs = k_slabs_.data();
     view.v_slabs = v_slabs_.data();
     view.slab_shift = slab_shift_;
-    view.num_slots = rows_ << slab_shift_;
+    view.num_chunks = rows_ << slab_shift_;
     view.num_kv_heads = heads_;
     view.head_dim = head_dim_;
     view.chunk_size = chunk_size_;
     view.stride_token = head_dim_;
-    view.stride_slot = view.stride_token * chunk_size_;
-    view.stride_head = view.stride_slot * chunks_;
+    view.stride_chunk = view.stride_token * chunk_size_;
+    view.stride_head = view.stride_chunk * chunks_;
     return view;
   }
 
@@ -156,7 +156,7 @@ class DenseKv {
       std::vector<chunkattn::Piece> pieces;
       const std::int32_t kv_len = kv_len_[static_cast<std::size_t>(row)];
       for (std::int32_t at = 0; at < kv_len; at += chunk_size_)
-        pieces.push_back({.slot = (row << slab_shift_) + at / chunk_size_,
+        pieces.push_back({.chunk = (row << slab_shift_) + at / chunk_size_,
                           .begin = 0,
                           .length = std::min(chunk_size_, kv_len - at),
                           .position = at});

@@ -109,8 +109,8 @@ MemoryReport measure_memory(const Moment<T>& moment) {
   MemoryReport report;
   report.requests = static_cast<std::size_t>(plan.num_rows);
   report.chunk_size = plan.chunk_size;
-  std::set<chunkattn::SlotIndex> slots;
-  std::set<std::pair<chunkattn::SlotIndex, std::int32_t>> places;
+  std::set<chunkattn::ChunkIndex> chunks;
+  std::set<std::pair<chunkattn::ChunkIndex, std::int32_t>> places;
   for (std::int32_t row = 0; row < plan.num_rows; ++row) {
     const auto kv_len = static_cast<std::size_t>(plan.row_kv_len[row]);
     report.tokens += kv_len;
@@ -118,19 +118,19 @@ MemoryReport measure_memory(const Moment<T>& moment) {
     report.unshared_chunks += (kv_len + static_cast<std::size_t>(plan.chunk_size) - 1) /
                               static_cast<std::size_t>(plan.chunk_size);
     for (const chunkattn::Piece& piece : path_pieces(plan, row)) {
-      slots.insert(piece.slot);
-      for (std::int32_t i = 0; i < piece.length; ++i) places.insert({piece.slot, piece.begin + i});
+      chunks.insert(piece.chunk);
+      for (std::int32_t i = 0; i < piece.length; ++i) places.insert({piece.chunk, piece.begin + i});
     }
   }
   for (std::int32_t s = 0; s < plan.num_segments; ++s)
     if (plan.num_rows > 1 && plan.segments[s].num_sequences == plan.num_rows)
       report.common_tokens += static_cast<std::size_t>(plan.segments[s].length);
-  report.chunks = slots.size();
+  report.chunks = chunks.size();
   report.stored_tokens = places.size();
-  const double slot_bytes = 2.0 * plan.chunk_size * moment.kv.num_kv_heads * moment.kv.head_dim *
-                            static_cast<double>(sizeof(T));
-  report.bytes_shared = slot_bytes * static_cast<double>(report.chunks);
-  report.bytes_unshared = slot_bytes * static_cast<double>(report.unshared_chunks);
+  const double chunk_bytes = 2.0 * plan.chunk_size * moment.kv.num_kv_heads * moment.kv.head_dim *
+                             static_cast<double>(sizeof(T));
+  report.bytes_shared = chunk_bytes * static_cast<double>(report.chunks);
+  report.bytes_unshared = chunk_bytes * static_cast<double>(report.unshared_chunks);
   return report;
 }
 

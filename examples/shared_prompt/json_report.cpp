@@ -38,7 +38,7 @@ void write_json(const Settings& settings, const ServeReport& serving, const Comp
                            {"prompt_tokens_computed", serving.computed_tokens},
                            {"generated_tokens", serving.generated_tokens},
                            {"peak_requests", serving.peak_live},
-                           {"peak_chunks", serving.peak_slots},
+                           {"peak_chunks", serving.peak_chunks},
                            {"prefill_ms", serving.prefill_ms},
                            {"decode_ms_per_step", median(serving.decode_ms)},
                            {"plan_update_us", median(serving.update_us)},

@@ -75,7 +75,7 @@ inline void print_serving(const ServeReport& s) {
       examples::grouped(s.prompt_tokens - s.computed_tokens),
       100.0 * static_cast<double>(s.prompt_tokens - s.computed_tokens) /
           static_cast<double>(s.prompt_tokens),
-      examples::grouped(s.generated_tokens), s.steps, s.peak_live, s.peak_slots, s.prefill_ms,
+      examples::grouped(s.generated_tokens), s.steps, s.peak_live, s.peak_chunks, s.prefill_ms,
       median(s.decode_ms), median(s.update_us), s.plan_rebuilds));
 }
 

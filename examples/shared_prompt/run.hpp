@@ -52,7 +52,7 @@ template <class T>
 void draw_tree(const Moment<T>& moment, const std::vector<Job>& jobs,
                const examples::WordTokenizer& tokenizer) {
   examples::section(fmt::format("The tree at step {}: {} requests, {} chunks of {}", moment.step,
-                                moment.plan.num_rows, moment.tree.used_slots,
+                                moment.plan.num_rows, moment.tree.used_chunks,
                                 moment.plan.chunk_size));
   const auto job_of = [&](int row) -> const Job& {
     return jobs[moment.jobs[static_cast<std::size_t>(moment.plan.row_token[row])]];

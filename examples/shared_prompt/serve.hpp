@@ -42,7 +42,7 @@ struct Moment {
 struct ServeReport {
   int steps = 0;
   std::size_t prompt_tokens = 0, computed_tokens = 0, generated_tokens = 0;
-  std::size_t peak_live = 0, peak_slots = 0;
+  std::size_t peak_live = 0, peak_chunks = 0;
   std::uint64_t plan_rebuilds = 0;
   double prefill_ms = 0;          ///< attention of steps that had prompt rows
   std::vector<double> decode_ms;  ///< attention of steps that had none
@@ -92,7 +92,7 @@ class Server {
         report.computed_tokens += shape.prompt_rows;
         report.generated_tokens += shape.rows - shape.prompt_rows;
         report.peak_live = std::max(report.peak_live, live.size());
-        report.peak_slots = std::max(report.peak_slots, tree_.num_slots());
+        report.peak_chunks = std::max(report.peak_chunks, tree_.num_chunks());
         if (shape.prompt_rows != 0) {
           report.prefill_ms += ms;
         } else {
@@ -142,7 +142,7 @@ class Server {
   double attend(const chunkattn::KvView<T>& layer, const chunkattn::LiveView& view) {
     if (gpu_ == nullptr)
       return examples::milliseconds([&] { attention_.run(layer, view, q_, out_); });
-    gpu_->write(0, view, tree_.num_slots(), k_, v_);
+    gpu_->write(0, view, tree_.num_chunks(), k_, v_);
     return gpu_->run(0, view, q_, out_);
   }
 

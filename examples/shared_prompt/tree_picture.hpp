@@ -54,19 +54,19 @@ class TreePicture {
     const bool leaf = children.empty() && ends.size() == 1;
     // What a segment holds: of places reserved for later, only those that are in use.
     std::int32_t tokens = 0;
-    std::set<chunkattn::SlotIndex> slots;
+    std::set<chunkattn::ChunkIndex> chunks;
     const std::int32_t kv_len = longest_row(segment);
-    for (std::int32_t p = 0; p < segment.piece_count; ++p) {
+    for (std::int32_t p = 0; p < segment.num_pieces; ++p) {
       const chunkattn::Piece& piece = plan_.pieces[segment.piece_begin + p];
       const std::int32_t seen = chunkattn::visible_length(piece, kv_len);
       if (seen == 0) continue;
       tokens += seen;
-      slots.insert(piece.slot);
+      chunks.insert(piece.chunk);
     }
     const std::string name =
         leaf ? title_(ends[0])
              : quoted(text_(segment.row_begin, segment.position, segment.position + tokens));
-    line(branch + (leaf ? "" : "● "), name, leaf, tokens, slots.size(), segment.num_sequences);
+    line(branch + (leaf ? "" : "● "), name, leaf, tokens, chunks.size(), segment.num_sequences);
     const std::size_t entries = children.size() + (leaf ? 0 : ends.size());
     std::size_t entry = 0;
     const auto fork = [&](bool is_last) { return below + (is_last ? "└─ " : "├─ "); };

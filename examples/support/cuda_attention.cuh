@@ -82,9 +82,9 @@ class CudaAttentionOf final : public CudaAttention {
   }
   ~CudaAttentionOf() override { (void)cudaStreamDestroy(stream_); }
 
-  void write(int layer, const chunkattn::LiveView& plan, std::size_t num_slots,
+  void write(int layer, const chunkattn::LiveView& plan, std::size_t num_chunks,
              std::span<const float> k, std::span<const float> v) override {
-    cache_.grow(num_slots);
+    cache_.grow(num_chunks);
     shared_.write(cache_.layer(layer), plan, k_.upload(k), v_.upload(v), stream_);
     check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   }

@@ -23,8 +23,8 @@ struct CudaShape {
 class CudaAttention {
  public:
   virtual ~CudaAttention() = default;
-  /// Stores k and v [rows][num_kv_heads][head_dim]. \param num_slots  of the tree, at this moment
-  virtual void write(int layer, const chunkattn::LiveView& plan, std::size_t num_slots,
+  /// Stores k and v [rows][num_kv_heads][head_dim]. \param num_chunks  of the tree, at this moment
+  virtual void write(int layer, const chunkattn::LiveView& plan, std::size_t num_chunks,
                      std::span<const float> k, std::span<const float> v) = 0;
   /// q, out: [rows][num_qo_heads][head_dim]. \param share  false: every row reads its whole path by
   /// itself, as over pages. Returns the milliseconds from the first launch to the last result, on

@@ -1,5 +1,5 @@
 // Allocators of chunk indices: the concept, and the two of the library. They know nothing of K/V
-// memory; KvCache has it, and learns by SlotSource how many chunks there are.
+// memory; KvCache has it, and learns by ChunkSource how many chunks there are.
 #pragma once
 
 #include <concepts>
@@ -14,26 +14,27 @@
 CHUNKATTN_NAMESPACE_BEGIN
 
 /// The index of a chunk: where the K and V of its tokens lie in every layer's memory.
-using SlotIndex = std::int32_t;
+using ChunkIndex = std::int32_t;
 /// The index of no chunk.
-inline constexpr SlotIndex no_slot = -1;
+inline constexpr ChunkIndex no_chunk = -1;
 
 /// The largest budget, in chunks: indices are 32-bit and signed.
-inline constexpr std::size_t max_slots = 0x7fffffff;
+inline constexpr std::size_t max_pool_chunks = 0x7fffffff;
 
 /// Hands out chunk indices. It knows nothing of K/V memory. All counts are in chunks.
 ///
-/// - `allocate()` returns a free index in [0, high_water()), or no_slot when the budget is spent.
+/// - `allocate()` returns a free index in [0, high_water()), or no_chunk when the budget is spent.
 ///   It may throw if it changes nothing then. If it returns anything else, the tree's operation
 ///   that called it throws InvalidArgument, which names the index, and changes nothing.
-/// - `free(slot)` takes an index back. It must not throw; the tree frees each index once.
-/// - `capacity()`: the most indices that can be in use at once; `max_slots` if there is no limit.
+/// - `free(chunk)` takes an index back. It must not throw; the tree frees each index once.
+/// - `capacity()`: the most indices that can be in use at once; `max_pool_chunks` if there is no
+/// limit.
 /// - `available()`: how many further calls of allocate() the budget allows.
 /// - `high_water()`: one more than the largest index ever handed out. K/V memory must cover it.
 template <class A>
-concept ChunkAllocator = std::movable<A> && requires(A& a, const A& c, SlotIndex slot) {
-  { a.allocate() } -> std::same_as<SlotIndex>;
-  { a.free(slot) } noexcept;
+concept ChunkAllocator = std::movable<A> && requires(A& a, const A& c, ChunkIndex chunk) {
+  { a.allocate() } -> std::same_as<ChunkIndex>;
+  { a.free(chunk) } noexcept;
   { c.capacity() } noexcept -> std::convertible_to<std::size_t>;
   { c.available() } noexcept -> std::convertible_to<std::size_t>;
   { c.high_water() } noexcept -> std::convertible_to<std::size_t>;
@@ -47,16 +48,16 @@ struct PoolAllocator {
     friend PoolAllocator;
     detail::IndexFreeList free_;
   };
-  std::size_t max_chunks = max_slots;  ///< budget in chunks
-  State state{};                       ///< leave it as it is
+  std::size_t max_chunks = max_pool_chunks;  ///< budget in chunks
+  State state{};                             ///< leave it as it is
 
-  /// A free index, or no_slot when the budget is spent. Throws std::bad_alloc.
-  SlotIndex allocate() { return state.free_.take(capacity()); }
+  /// A free index, or no_chunk when the budget is spent. Throws std::bad_alloc.
+  ChunkIndex allocate() { return state.free_.take(capacity()); }
   /// Takes an index back.
-  void free(SlotIndex slot) noexcept { state.free_.put(slot); }
+  void free(ChunkIndex chunk) noexcept { state.free_.put(chunk); }
   /// The most chunks that can be in use at once.
   [[nodiscard]] std::size_t capacity() const noexcept {
-    return max_chunks < max_slots ? max_chunks : max_slots;
+    return max_chunks < max_pool_chunks ? max_chunks : max_pool_chunks;
   }
   /// Chunks that can still be handed out.
   [[nodiscard]] std::size_t available() const noexcept {
@@ -70,23 +71,23 @@ struct PoolAllocator {
 /// allocated once and nothing grows while serving.
 class FixedAllocator {
  public:
-  /// Throws InvalidArgument unless 1 <= num_chunks <= max_slots.
+  /// Throws InvalidArgument unless 1 <= num_chunks <= max_pool_chunks.
   explicit FixedAllocator(std::size_t num_chunks) : capacity_(num_chunks) {
-    detail::check_argument(num_chunks >= 1 && num_chunks <= max_slots, "num_chunks", num_chunks,
-                           "between 1 and 2^31 - 1");
+    detail::check_argument(num_chunks >= 1 && num_chunks <= max_pool_chunks, "num_chunks",
+                           num_chunks, "between 1 and 2^31 - 1");
     free_.reserve(num_chunks);
-    for (std::size_t i = num_chunks; i-- > 0;) free_.push_back(static_cast<SlotIndex>(i));
+    for (std::size_t i = num_chunks; i-- > 0;) free_.push_back(static_cast<ChunkIndex>(i));
   }
 
-  /// A free index, or no_slot when the budget is spent.
-  SlotIndex allocate() {
-    if (free_.empty()) return no_slot;
-    const SlotIndex slot = free_.back();
+  /// A free index, or no_chunk when the budget is spent.
+  ChunkIndex allocate() {
+    if (free_.empty()) return no_chunk;
+    const ChunkIndex chunk = free_.back();
     free_.pop_back();
-    return slot;
+    return chunk;
   }
   /// Takes an index back.
-  void free(SlotIndex slot) noexcept { free_.push_back(slot); }
+  void free(ChunkIndex chunk) noexcept { free_.push_back(chunk); }
   /// The most chunks that can be in use at once.
   [[nodiscard]] std::size_t capacity() const noexcept { return capacity_; }
   /// Chunks that can still be handed out.
@@ -95,7 +96,7 @@ class FixedAllocator {
   [[nodiscard]] std::size_t high_water() const noexcept { return capacity_; }
 
  private:
-  Array<SlotIndex> free_;
+  Array<ChunkIndex> free_;
   std::size_t capacity_;
 };
 

@@ -17,8 +17,8 @@
 #include <variant>
 
 #include "detail/base/check.hpp"
-#include "detail/base/config.hpp"
 #include "detail/base/chunk_source.hpp"
+#include "detail/base/config.hpp"
 #include "detail/front/variant_name.hpp"
 #include "element.hpp"
 #include "fwd.hpp"
@@ -116,9 +116,9 @@ class AnyKvView {
 };
 
 /// A view of an engine's own memory.
-/// \param k, v  [num_slots][num_kv_heads][chunk_size][head_dim] (v: value_dim) elements of `type`,
+/// \param k, v  [num_chunks][num_kv_heads][chunk_size][head_dim] (v: value_dim) elements of `type`,
 ///              as for make_kv_view()
-/// \param k_scale, v_scale  scales of 8-bit rows, [num_slots][num_kv_heads][chunk_size]; null for
+/// \param k_scale, v_scale  scales of 8-bit rows, [num_chunks][num_kv_heads][chunk_size]; null for
 ///                          other types
 /// \throws InvalidArgument where memory is missing or sizes make no sense
 [[nodiscard]] inline AnyKvView make_any_kv_view(ElementType type, void* k, void* v,
@@ -166,16 +166,16 @@ class AnyKvCache {
   /// \throws InvalidArgument for a layer that the cache does not have; std::bad_alloc or
   ///         DeviceError without memory
   [[nodiscard]] virtual AnyKvView layer(int index, void* stream = nullptr) = 0;
-  /// Provides memory for the chunks [0, num_slots) in every layer; moves none.
+  /// Provides memory for the chunks [0, num_chunks) in every layer; moves none.
   /// \throws InvalidArgument for too many; std::bad_alloc or DeviceError without memory
-  virtual void grow(std::size_t num_slots) = 0;
+  virtual void grow(std::size_t num_chunks) = 0;
 
   /// The options that it was made with.
   [[nodiscard]] virtual const KvCacheOptions& options() const noexcept = 0;
   /// Chunks that have memory in every layer.
-  [[nodiscard]] virtual std::size_t num_slots() const noexcept = 0;
+  [[nodiscard]] virtual std::size_t num_chunks() const noexcept = 0;
   /// Bytes of K and V of one chunk, all layers together.
-  [[nodiscard]] virtual std::size_t bytes_per_slot() const noexcept = 0;
+  [[nodiscard]] virtual std::size_t bytes_per_chunk() const noexcept = 0;
   /// Bytes allocated, all layers together.
   [[nodiscard]] virtual std::size_t bytes() const noexcept = 0;
   /// The number of the tree whose chunks these are.
@@ -330,7 +330,7 @@ class AnyAttention {
   [[nodiscard]] std::unique_ptr<AnyKvCache> make_cache(
       const PrefixTree<Token, ChunkSize, Allocator, Retention>& tree, ElementType type,
       KvCacheOptions options) const {
-    return cache_for(detail::SlotAccess::source(tree), ChunkSize, type, completed(options));
+    return cache_for(detail::ChunkAccess::source(tree), ChunkSize, type, completed(options));
   }
 
   /// CUDA: brings the device's copy of `plan` up to date. write() and run() do so themselves; call
@@ -385,7 +385,7 @@ class AnyAttention {
     return options;
   }
   [[nodiscard]] virtual std::unique_ptr<AnyKvCache> cache_for(
-      detail::SlotSource source, int chunk_size, ElementType type,
+      detail::ChunkSource source, int chunk_size, ElementType type,
       const KvCacheOptions& options) const = 0;
 };
 

@@ -52,17 +52,17 @@ class BlockTable {
     std::int32_t misplaced = -1;
     sequence.for_each_run({0, static_cast<std::int32_t>(kv_len)}, [&](const Piece& piece) {
       const bool continues =
-          piece.begin > 0 && indices_.size() > before && indices_.back() == piece.slot;
+          piece.begin > 0 && indices_.size() > before && indices_.back() == piece.chunk;
       if (piece.begin != piece.position % page || (piece.begin > 0 && !continues)) {
         if (misplaced < 0) misplaced = piece.position;
       } else if (!continues) {
-        indices_.push_back(piece.slot);
+        indices_.push_back(piece.chunk);
       }
     });
     if (misplaced >= 0) [[unlikely]] {
       indices_.resize(before);
       detail::fail_argument("sequence", "not page-aligned",
-                            {"a path that fills whole slots: position ", misplaced,
+                            {"a path that fills whole chunks: position ", misplaced,
                              " does not stand at its place in a page of ", page,
                              " tokens; make the tree with Sharing::chunk"});
     }
@@ -111,8 +111,8 @@ class BlockTable {
     std::vector<std::int64_t> mapping(static_cast<std::size_t>(plan.num_rows), padding);
     for (std::size_t row = 0; row < mapping.size(); ++row) {
       const PlanView::WriteTarget& target = plan.writes[row];
-      if (target.slot != no_slot)
-        mapping[row] = std::int64_t{target.slot} * plan.chunk_size + target.offset;
+      if (target.chunk != no_chunk)
+        mapping[row] = std::int64_t{target.chunk} * plan.chunk_size + target.offset;
     }
     return mapping;
   }

@@ -26,8 +26,8 @@
 
 #include "attention_options.hpp"
 #include "detail/base/check.hpp"
-#include "detail/base/instruction_sets.hpp"
 #include "detail/base/chunk_source.hpp"
+#include "detail/base/instruction_sets.hpp"
 #include "detail/cuda/device_state.cuh"
 #include "detail/cuda/kernel_table.cuh"
 #include "detail/cuda/runtime.cuh"
@@ -57,35 +57,35 @@ class KvCache<Cuda, T> {
 
  public:
   /// Chunks that the tables of slab addresses have room for, by default.
-  static constexpr std::size_t default_slot_limit = std::size_t{1} << 22;
+  static constexpr std::size_t default_chunk_limit = std::size_t{1} << 22;
 
   /// Memory for the chunks of `tree`, wherever that is moved: layer() grows it to
-  /// tree.num_slots() chunks. Throws InvalidArgument for options that make no sense.
+  /// tree.num_chunks() chunks. Throws InvalidArgument for options that make no sense.
   template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
   KvCache(const PrefixTree<Token, ChunkSize, Allocator, Retention>& tree, KvCacheOptions options,
-          std::size_t slot_limit = default_slot_limit)
-      : KvCache(detail::SlotAccess::source(tree), ChunkSize, options, tree.num_slots(),
-                slot_limit) {}
+          std::size_t chunk_limit = default_chunk_limit)
+      : KvCache(detail::ChunkAccess::source(tree), ChunkSize, options, tree.num_chunks(),
+                chunk_limit) {}
 
-  /// Memory for `num_slots` chunks of `chunk_size` tokens, without a tree; grow() adds to it, up to
-  /// `slot_limit` chunks.
-  KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0,
-          std::size_t slot_limit = default_slot_limit)
-      : KvCache(detail::SlotSource{}, chunk_size, options, num_slots, slot_limit) {}
+  /// Memory for `num_chunks` chunks of `chunk_size` tokens, without a tree; grow() adds to it, up
+  /// to `chunk_limit` chunks.
+  KvCache(int chunk_size, KvCacheOptions options, std::size_t num_chunks = 0,
+          std::size_t chunk_limit = default_chunk_limit)
+      : KvCache(detail::ChunkSource{}, chunk_size, options, num_chunks, chunk_limit) {}
 
-  /// Provides memory for the chunks [0, num_slots) in every layer; moves none.
-  /// \throws InvalidArgument  beyond slot_limit
+  /// Provides memory for the chunks [0, num_chunks) in every layer; moves none.
+  /// \throws InvalidArgument  beyond chunk_limit
   /// \throws DeviceError      without memory, with nothing changed
-  void grow(std::size_t num_slots) {
-    detail::check_argument(num_slots <= max_slabs_ << slab_shift_, "num_slots", num_slots,
-                           {"at most slot_limit = ", max_slabs_ << slab_shift_});
-    const std::size_t slabs = (num_slots + per_slab() - 1) >> slab_shift_;
+  void grow(std::size_t num_chunks) {
+    detail::check_argument(num_chunks <= max_slabs_ << slab_shift_, "num_chunks", num_chunks,
+                           {"at most chunk_limit = ", max_slabs_ << slab_shift_});
+    const std::size_t slabs = (num_chunks + per_slab() - 1) >> slab_shift_;
     std::vector<detail::cuda::DeviceMemory> made(std::max(slabs, slabs_.size()) - slabs_.size());
     slabs_.reserve(slabs_.size() + made.size());
-    for (auto& slab : made) slab = detail::cuda::DeviceMemory(bytes_per_slot() << slab_shift_);
+    for (auto& slab : made) slab = detail::cuda::DeviceMemory(bytes_per_chunk() << slab_shift_);
     for (std::size_t i = 0; i < made.size(); ++i) enter(made[i], slabs_.size() + i);
     std::move(made.begin(), made.end(), std::back_inserter(slabs_));
-    num_slots_ = std::max(num_slots_, num_slots);
+    num_chunks_ = std::max(num_chunks_, num_chunks);
   }
 
   /// A view of K and V of layer `index`, in device memory, for all chunks that the tree has handed
@@ -98,9 +98,9 @@ class KvCache<Cuda, T> {
                            {"less than num_layers, ", options_.num_layers});
     detail::check_argument(table_.data() != nullptr, "layer", index,
                            "a cache that was not moved from");
-    const std::size_t needed = slots_.num_slots();
-    if (needed > num_slots_) {
-      detail::check_argument(!detail::cuda::is_capture_near(stream), "num_slots", num_slots_,
+    const std::size_t needed = chunks_.num_chunks();
+    if (needed > num_chunks_) {
+      detail::check_argument(!detail::cuda::is_capture_near(stream), "num_chunks", num_chunks_,
                              {"grow(", needed,
                               ") before the capture: memory cannot be allocated "
                               "inside it"});
@@ -110,40 +110,40 @@ class KvCache<Cuda, T> {
   }
 
   /// The views of all layers, as an array in device memory: for ChunkAttention<Cuda>::copy_rows().
-  /// Their num_slots is that of the construction; addresses are right for every chunk.
+  /// Their num_chunks is that of the construction; addresses are right for every chunk.
   [[nodiscard]] const KvView<T>* device_layers() const noexcept {
     return reinterpret_cast<const KvView<T>*>(views_.data());
   }
   /// The number of the tree whose chunks these are, 0 for none.
-  [[nodiscard]] std::uint64_t tree_id() const noexcept { return slots_.tree_id; }
+  [[nodiscard]] std::uint64_t tree_id() const noexcept { return chunks_.tree_id; }
   /// The options that it was made with.
   [[nodiscard]] const KvCacheOptions& options() const noexcept { return options_; }
   /// Chunks that have memory in every layer.
-  [[nodiscard]] std::size_t num_slots() const noexcept { return num_slots_; }
+  [[nodiscard]] std::size_t num_chunks() const noexcept { return num_chunks_; }
   /// Bytes of K and V of one chunk, all layers together.
-  [[nodiscard]] std::size_t bytes_per_slot() const noexcept {
+  [[nodiscard]] std::size_t bytes_per_chunk() const noexcept {
     return static_cast<std::size_t>(options_.num_layers) * layer_elements() * sizeof(T);
   }
   /// Bytes of device memory allocated, all layers together.
   [[nodiscard]] std::size_t bytes() const noexcept {
-    return slabs_.size() * (bytes_per_slot() << slab_shift_);
+    return slabs_.size() * (bytes_per_chunk() << slab_shift_);
   }
 
  private:
-  friend struct detail::SlotAccess;
-  KvCache(detail::SlotSource source, int chunk_size, const KvCacheOptions& options,
-          std::size_t num_slots, std::size_t slot_limit = default_slot_limit)
-      : options_(options), chunk_size_(chunk_size), slots_(std::move(source)) {
+  friend struct detail::ChunkAccess;
+  KvCache(detail::ChunkSource source, int chunk_size, const KvCacheOptions& options,
+          std::size_t num_chunks, std::size_t chunk_limit = default_chunk_limit)
+      : options_(options), chunk_size_(chunk_size), chunks_(std::move(source)) {
     detail::check_kv_geometry(options, chunk_size, sizeof(T));
     detail::check_argument(!options.v_in_k, "options.v_in_k", options.v_in_k,
                            "false: on CUDA V has rows of its own");
-    while (slab_shift_ < 16 && bytes_per_slot() << slab_shift_ < slab_target) ++slab_shift_;
-    max_slabs_ = std::max<std::size_t>(1, (slot_limit + per_slab() - 1) >> slab_shift_);
+    while (slab_shift_ < 16 && bytes_per_chunk() << slab_shift_ < slab_target) ++slab_shift_;
+    max_slabs_ = std::max<std::size_t>(1, (chunk_limit + per_slab() - 1) >> slab_shift_);
     table_ = detail::cuda::DeviceMemory(max_slabs_ * num_tables() * sizeof(T*));
     views_ = detail::cuda::DeviceMemory(static_cast<std::size_t>(options.num_layers) *
                                         sizeof(KvView<T>));
-    grow(num_slots);
-    write_check_ = detail::make_write_check(options, slots_);
+    grow(num_chunks);
+    write_check_ = detail::make_write_check(options, chunks_);
     std::vector<KvView<T>> views;
     for (int l = 0; l < options.num_layers; ++l) views.push_back(view(l));
     copy_now(views_.data(), views.data(), views.size() * sizeof(KvView<T>));
@@ -155,7 +155,7 @@ class KvCache<Cuda, T> {
   [[nodiscard]] std::size_t num_tables() const noexcept {
     return 2 * static_cast<std::size_t>(options_.num_layers);
   }
-  // Elements of one slot in one layer: of rows of `dim`, of K and V.
+  // Elements of one chunk in one layer: of rows of `dim`, of K and V.
   [[nodiscard]] std::size_t rows_elements(int dim) const noexcept {
     return static_cast<std::size_t>(options_.num_kv_heads) * static_cast<std::size_t>(chunk_size_) *
            static_cast<std::size_t>(dim);
@@ -167,24 +167,24 @@ class KvCache<Cuda, T> {
   [[nodiscard]] KvView<T> view(int index) const {
     T* const* tables = reinterpret_cast<T* const*>(table_.data());
     KvView<T> view;
-    view.tree_id = slots_.tree_id;
+    view.tree_id = chunks_.tree_id;
     view.layer = index;
     detail::WriteCheckOf::view(view) = write_check_.get();
     view.k_slabs = tables + 2 * static_cast<std::size_t>(index) * max_slabs_;
     view.v_slabs = view.k_slabs + max_slabs_;
     view.slab_shift = slab_shift_;
-    view.num_slots = static_cast<std::int32_t>(num_slots_);
+    view.num_chunks = static_cast<std::int32_t>(num_chunks_);
     view.num_kv_heads = options_.num_kv_heads;
     view.head_dim = options_.head_dim;
     view.chunk_size = chunk_size_;
     view.stride_token = options_.head_dim;
     view.stride_head = view.stride_token * chunk_size_;
-    view.stride_slot = view.stride_head * options_.num_kv_heads;
+    view.stride_chunk = view.stride_head * options_.num_kv_heads;
     if (options_.dim_of_v() != options_.head_dim) {
       view.value_dim = options_.value_dim;
       view.v_stride_token = options_.value_dim;
       view.v_stride_head = view.v_stride_token * chunk_size_;
-      view.v_stride_slot = view.v_stride_head * options_.num_kv_heads;
+      view.v_stride_chunk = view.v_stride_head * options_.num_kv_heads;
     }
     return view;
   }
@@ -212,10 +212,10 @@ class KvCache<Cuda, T> {
   int chunk_size_;
   int slab_shift_ = 0;
   std::size_t max_slabs_ = 0;
-  std::size_t num_slots_ = 0;
+  std::size_t num_chunks_ = 0;
   detail::cuda::DeviceMemory table_, views_;
   std::vector<detail::cuda::DeviceMemory> slabs_;
-  detail::SlotSource slots_;
+  detail::ChunkSource chunks_;
   std::shared_ptr<detail::WriteCheck> write_check_;
 };
 

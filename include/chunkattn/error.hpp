@@ -108,7 +108,7 @@ inline void print_and_abort(const Error& error) {
   std::abort();
 }
 
-inline FailureHandler& failure_handler_slot() noexcept {
+inline FailureHandler& current_failure_handler() noexcept {
   static FailureHandler handler = &print_and_abort;
   return handler;
 }
@@ -120,8 +120,8 @@ inline FailureHandler& failure_handler_slot() noexcept {
 /// it.
 /// \param handler  must not return; null: the default
 inline auto set_failure_handler(void (*handler)(const Error&)) noexcept -> void (*)(const Error&) {
-  const detail::FailureHandler old = detail::failure_handler_slot();
-  detail::failure_handler_slot() = handler != nullptr ? handler : &detail::print_and_abort;
+  const detail::FailureHandler old = detail::current_failure_handler();
+  detail::current_failure_handler() = handler != nullptr ? handler : &detail::print_and_abort;
   return old;
 }
 

@@ -18,8 +18,8 @@
 
 #include "allocator.hpp"
 #include "detail/base/check.hpp"
-#include "detail/base/config.hpp"
 #include "detail/base/chunk_source.hpp"
+#include "detail/base/config.hpp"
 #include "detail/base/write_check.hpp"
 #include "detail/kv/cache_geometry.hpp"
 #include "fwd.hpp"
@@ -75,27 +75,27 @@ class KvCache<Cpu, T> {
 
  public:
   /// Memory for the chunks of `tree`, wherever that is moved: layer() grows it to
-  /// tree.num_slots() chunks. Throws InvalidArgument for options that make no sense.
+  /// tree.num_chunks() chunks. Throws InvalidArgument for options that make no sense.
   template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
   KvCache(const PrefixTree<Token, ChunkSize, Allocator, Retention>& tree, KvCacheOptions options)
-      : KvCache(detail::SlotAccess::source(tree), ChunkSize, options, tree.num_slots()) {}
+      : KvCache(detail::ChunkAccess::source(tree), ChunkSize, options, tree.num_chunks()) {}
 
-  /// Memory for `num_slots` chunks of `chunk_size` tokens, without a tree; grow() adds to it.
-  KvCache(int chunk_size, KvCacheOptions options, std::size_t num_slots = 0)
-      : KvCache(detail::SlotSource{}, chunk_size, options, num_slots) {}
+  /// Memory for `num_chunks` chunks of `chunk_size` tokens, without a tree; grow() adds to it.
+  KvCache(int chunk_size, KvCacheOptions options, std::size_t num_chunks = 0)
+      : KvCache(detail::ChunkSource{}, chunk_size, options, num_chunks) {}
 
-  /// Provides memory for the chunks [0, num_slots) in every layer; moves none. Views that were
+  /// Provides memory for the chunks [0, num_chunks) in every layer; moves none. Views that were
   /// taken before stay valid for the chunks they had.
   /// \throws InvalidArgument  beyond 2^31 - 1 chunks or 2^62 bytes
   /// \throws std::bad_alloc   with no layer changed
-  void grow(std::size_t num_slots) {
+  void grow(std::size_t num_chunks) {
     detail::check_argument(
-        num_slots <= std::min(max_slots, (std::size_t{1} << 62) / bytes_per_slot()), "num_slots",
-        num_slots, "at most 2^31 - 1 slots, and 2^62 bytes of K and V");
+        num_chunks <= std::min(max_pool_chunks, (std::size_t{1} << 62) / bytes_per_chunk()),
+        "num_chunks", num_chunks, "at most 2^31 - 1 chunks, and 2^62 bytes of K and V");
     const std::size_t per_slab = std::size_t{1} << slab_shift_;
-    const std::size_t slabs = (num_slots + per_slab - 1) / per_slab;
+    const std::size_t slabs = (num_chunks + per_slab - 1) / per_slab;
     if (slabs > num_slabs_) add_slabs(slabs);
-    num_slots_ = std::max(num_slots_, num_slots);
+    num_chunks_ = std::max(num_chunks_, num_chunks);
   }
 
   /// A view of K and V of layer `index`, for all chunks that the tree has handed out so far. Call
@@ -106,28 +106,28 @@ class KvCache<Cpu, T> {
       detail::fail_argument("layer", index, "a cache that was not moved from");
     if (index < 0 || static_cast<std::size_t>(index) >= tables_.size()) [[unlikely]]
       detail::fail_argument("layer", index, {"less than num_layers, ", options_.num_layers});
-    const std::size_t needed = slots_.num_slots();
-    if (needed > num_slots_) grow(needed);
+    const std::size_t needed = chunks_.num_chunks();
+    if (needed > num_chunks_) grow(needed);
     const Tables& table = tables_[static_cast<std::size_t>(index)];
     KvView<T> view;
-    view.tree_id = slots_.tree_id;
+    view.tree_id = chunks_.tree_id;
     view.layer = index;
     detail::WriteCheckOf::view(view) = write_check_.get();
     view.k_slabs = table.k.get();
     view.v_slabs = table.v.get();
     view.slab_shift = slab_shift_;
-    view.num_slots = static_cast<std::int32_t>(num_slots_);
+    view.num_chunks = static_cast<std::int32_t>(num_chunks_);
     view.num_kv_heads = options_.num_kv_heads;
     view.head_dim = options_.head_dim;
     view.chunk_size = chunk_size_;
     view.stride_token = options_.head_dim;
     view.stride_head = static_cast<std::int64_t>(head_bytes() / sizeof(T));
-    view.stride_slot = static_cast<std::int64_t>(slot_bytes() / sizeof(T));
+    view.stride_chunk = static_cast<std::int64_t>(chunk_bytes() / sizeof(T));
     if (options_.dim_of_v() != options_.head_dim) {
       view.value_dim = options_.value_dim;
       view.v_stride_token = options_.value_dim;
       view.v_stride_head = view.stride_head;
-      view.v_stride_slot = view.stride_slot;
+      view.v_stride_chunk = view.stride_chunk;
     }
     if (options_.v_in_k) {
       view.v_slabs = view.k_slabs;
@@ -137,47 +137,47 @@ class KvCache<Cpu, T> {
       view.k_scale_slabs = table.k_scale.get();
       view.v_scale_slabs = options_.v_in_k ? view.k_scale_slabs : table.v_scale.get();
       view.scale_stride_head = static_cast<std::int64_t>(head_bytes() / sizeof(float));
-      view.scale_stride_slot = static_cast<std::int64_t>(slot_bytes() / sizeof(float));
+      view.scale_stride_chunk = static_cast<std::int64_t>(chunk_bytes() / sizeof(float));
     }
     return view;
   }
 
   /// For debugging: fills K and V of a chunk with NaN in every layer (8-bit: scales of NaN), so
   /// that a kernel that reads freed K/V gives NaN. See PrefixTree::set_free_sink().
-  void poison(SlotIndex slot) noexcept {
-    const auto at = static_cast<std::size_t>(slot);
+  void poison(ChunkIndex chunk) noexcept {
+    const auto at = static_cast<std::size_t>(chunk);
     if (at >> slab_shift_ >= num_slabs_) return;
     const std::size_t within = at & ((std::size_t{1} << slab_shift_) - 1);
     for (const Tables& table : tables_)
-      std::memset(reinterpret_cast<char*>(table.k[at >> slab_shift_]) + within * slot_bytes(), 0xff,
-                  slot_bytes());
+      std::memset(reinterpret_cast<char*>(table.k[at >> slab_shift_]) + within * chunk_bytes(),
+                  0xff, chunk_bytes());
   }
 
   /// The number of the tree whose chunks these are, 0 for none.
-  [[nodiscard]] std::uint64_t tree_id() const noexcept { return slots_.tree_id; }
+  [[nodiscard]] std::uint64_t tree_id() const noexcept { return chunks_.tree_id; }
   /// The options that it was made with.
   [[nodiscard]] const KvCacheOptions& options() const noexcept { return options_; }
   /// Chunks that have memory in every layer.
-  [[nodiscard]] std::size_t num_slots() const noexcept { return num_slots_; }
+  [[nodiscard]] std::size_t num_chunks() const noexcept { return num_chunks_; }
   /// Bytes of K and V (and scales) of one chunk, all layers together.
-  [[nodiscard]] std::size_t bytes_per_slot() const noexcept {
-    return slot_bytes() * static_cast<std::size_t>(options_.num_layers);
+  [[nodiscard]] std::size_t bytes_per_chunk() const noexcept {
+    return chunk_bytes() * static_cast<std::size_t>(options_.num_layers);
   }
   /// Bytes allocated, all layers together.
   [[nodiscard]] std::size_t bytes() const noexcept {
-    return (num_slabs_ << slab_shift_) * bytes_per_slot();
+    return (num_slabs_ << slab_shift_) * bytes_per_chunk();
   }
 
  private:
-  friend struct detail::SlotAccess;
-  KvCache(detail::SlotSource source, int chunk_size, const KvCacheOptions& options,
-          std::size_t num_slots)
-      : options_(options), chunk_size_(chunk_size), slots_(std::move(source)) {
+  friend struct detail::ChunkAccess;
+  KvCache(detail::ChunkSource source, int chunk_size, const KvCacheOptions& options,
+          std::size_t num_chunks)
+      : options_(options), chunk_size_(chunk_size), chunks_(std::move(source)) {
     detail::check_kv_geometry(options, chunk_size, sizeof(T));
-    while (slab_shift_ < 16 && slot_bytes() << slab_shift_ < slab_target) ++slab_shift_;
+    while (slab_shift_ < 16 && chunk_bytes() << slab_shift_ < slab_target) ++slab_shift_;
     tables_.resize(static_cast<std::size_t>(options.num_layers));
-    grow(num_slots);
-    write_check_ = detail::make_write_check(options, slots_);
+    grow(num_chunks);
+    write_check_ = detail::make_write_check(options, chunks_);
   }
 
   static constexpr std::size_t slab_target = std::size_t{4} << 20;
@@ -209,7 +209,7 @@ class KvCache<Cpu, T> {
   CHUNKATTN_COLD void add_slabs(std::size_t slabs) {
     if (slabs > table_capacity_) new_tables(std::max(slabs, 2 * table_capacity_ + 8));
     std::vector<Memory> made((slabs - num_slabs_) * tables_.size());
-    for (Memory& slab : made) slab = allocate(slot_bytes() << slab_shift_);
+    for (Memory& slab : made) slab = allocate(chunk_bytes() << slab_shift_);
     memory_.push_back(std::move(made));
     // From here on nothing fails.
     const Memory* next = memory_.back().data();
@@ -248,7 +248,7 @@ class KvCache<Cpu, T> {
     return to;
   }
 
-  /// Bytes of the rows of one (slot, head), `dim` elements each.
+  /// Bytes of the rows of one (chunk, head), `dim` elements each.
   [[nodiscard]] std::size_t rows_bytes(int dim) const noexcept {
     return static_cast<std::size_t>(chunk_size_) * static_cast<std::size_t>(dim) * sizeof(T);
   }
@@ -259,20 +259,20 @@ class KvCache<Cpu, T> {
     const std::size_t scales = !has_row_scales<T> ? 0 : options_.v_in_k ? 1 : 2;
     return kv_bytes() + scales * static_cast<std::size_t>(chunk_size_) * sizeof(float);
   }
-  [[nodiscard]] std::size_t slot_bytes() const noexcept {
+  [[nodiscard]] std::size_t chunk_bytes() const noexcept {
     return static_cast<std::size_t>(options_.num_kv_heads) * head_bytes();
   }
 
   KvCacheOptions options_;
   int chunk_size_;
   int slab_shift_ = 0;
-  std::size_t num_slots_ = 0;
+  std::size_t num_chunks_ = 0;
   std::size_t num_slabs_ = 0;  // with memory in every layer
   std::size_t table_capacity_ = 0;
   std::vector<Tables> tables_;  // by layer
   std::vector<std::vector<Tables>> old_tables_;
   std::vector<std::vector<Memory>> memory_;  // of each growth
-  detail::SlotSource slots_;
+  detail::ChunkSource chunks_;
   std::shared_ptr<detail::WriteCheck> write_check_;
 };
 

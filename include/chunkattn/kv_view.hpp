@@ -10,9 +10,9 @@
 #include "allocator.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
+#include "detail/kv/chunk_base.hpp"
 #include "detail/kv/dense_view.hpp"
 #include "detail/kv/quantized.hpp"
-#include "detail/kv/chunk_base.hpp"
 #include "element.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -30,13 +30,13 @@ struct WriteCheckOf {
 }  // namespace detail
 
 /// The K and V of one layer, [chunk][kv_head][token][head_dim], with strides in elements; the
-/// innermost is 1. Chunk c starts at k + c * stride_slot or, if `k_slabs` is set, in slabs of
+/// innermost is 1. Chunk c starts at k + c * stride_chunk or, if `k_slabs` is set, in slabs of
 /// 2^slab_shift chunks each, so that a pool grows without moving any. Rows of V have the size and
 /// strides of those of K, unless `value_dim` is set: then they have `value_dim` elements and the
 /// strides v_stride_*. Kernels of your own call k_row() and v_row(), which handle all of these.
 ///
 /// Rows of 8-bit elements have float scales: element i is scale * stored_i. The scale of (chunk,
-/// kv_head, token) is at scale_stride_slot * chunk + scale_stride_head * kv_head + token of
+/// kv_head, token) is at scale_stride_chunk * chunk + scale_stride_head * kv_head + token of
 /// `k_scale` or `v_scale`, or in slabs, as the rows are. Other elements have none.
 template <class T>
 struct KvView {
@@ -45,17 +45,17 @@ struct KvView {
   T* const* k_slabs = nullptr;    ///< first K element of each slab, or null
   T* const* v_slabs = nullptr;    ///< first V element of each slab, or null
   std::int32_t slab_shift = 0;    ///< log2 of the chunks per slab
-  std::int32_t num_slots = 0;     ///< chunks that have memory
+  std::int32_t num_chunks = 0;    ///< chunks that have memory
   std::int32_t num_kv_heads = 0;  ///< heads of K and of V
   std::int32_t head_dim = 0;      ///< elements per row of K
   std::int32_t chunk_size = 0;    ///< tokens per chunk
   std::int32_t first_head = 0;    ///< the head of the memory that is head 0 of this view
-  std::int64_t stride_slot = 0;   ///< elements from a chunk to the next
+  std::int64_t stride_chunk = 0;  ///< elements from a chunk to the next
   std::int64_t stride_head = 0;   ///< elements from a KV head to the next
   std::int64_t stride_token = 0;  ///< elements from a token to the next
 
   std::int32_t value_dim = 0;       ///< elements per row of V; 0: head_dim, and K's strides
-  std::int64_t v_stride_slot = 0;   ///< of V, if value_dim is set: from a chunk to the next
+  std::int64_t v_stride_chunk = 0;  ///< of V, if value_dim is set: from a chunk to the next
   std::int64_t v_stride_head = 0;   ///< of V, if value_dim is set: from a KV head to the next
   std::int64_t v_stride_token = 0;  ///< of V, if value_dim is set: from a token to the next
 
@@ -63,7 +63,7 @@ struct KvView {
   float* v_scale = nullptr;  ///< that of the V row there
   float* const* k_scale_slabs = nullptr;  ///< first K scale of each slab, or null
   float* const* v_scale_slabs = nullptr;  ///< first V scale of each slab, or null
-  std::int64_t scale_stride_slot = 0;     ///< floats from a chunk to the next
+  std::int64_t scale_stride_chunk = 0;    ///< floats from a chunk to the next
   std::int64_t scale_stride_head = 0;     ///< floats from a KV head to the next
 
   std::int32_t layer = 0;     ///< index of the layer in its KvCache
@@ -79,7 +79,7 @@ struct KvView {
           "count", count, {"from 1 to ", num_kv_heads - first, ", the view's heads from first on"});
     KvView share = *this;
     share.num_kv_heads = count;
-    if (is_dense()) {  // so that k + s * stride_slot stays right for an engine's own kernels
+    if (is_dense()) {  // so that k + s * stride_chunk stays right for an engine's own kernels
       share.k = k_row(0, first, 0);
       share.v = v_row(0, first, 0);
       if constexpr (has_row_scales<T>) {
@@ -92,20 +92,21 @@ struct KvView {
     return share;
   }
 
-  /// First element of the K row of a token: `token` counts from 0 in the chunk `slot`.
-  [[nodiscard]] CHUNKATTN_HD T* k_row(SlotIndex slot, int kv_head, int token) const noexcept {
-    return detail::slot_base(k, k_slabs, slab_shift, slot, stride_slot) +
+  /// First element of the K row of a token: `token` counts from 0 in the chunk.
+  [[nodiscard]] CHUNKATTN_HD T* k_row(ChunkIndex chunk, int kv_head, int token) const noexcept {
+    return detail::chunk_base(k, k_slabs, slab_shift, chunk, stride_chunk) +
            (first_head + kv_head) * stride_head + token * stride_token;
   }
-  /// First element of the V row of a token: `token` counts from 0 in the chunk `slot`.
-  [[nodiscard]] CHUNKATTN_HD T* v_row(SlotIndex slot, int kv_head, int token) const noexcept {
-    if (value_dim == 0) return v_row_as_k(slot, kv_head, token);
-    return detail::slot_base(v, v_slabs, slab_shift, slot, v_stride_slot) +
+  /// First element of the V row of a token: `token` counts from 0 in the chunk.
+  [[nodiscard]] CHUNKATTN_HD T* v_row(ChunkIndex chunk, int kv_head, int token) const noexcept {
+    if (value_dim == 0) return v_row_as_k(chunk, kv_head, token);
+    return detail::chunk_base(v, v_slabs, slab_shift, chunk, v_stride_chunk) +
            (first_head + kv_head) * v_stride_head + token * v_stride_token;
   }
   /// v_row() of a view without value_dim, for kernels that are compiled for such views only.
-  [[nodiscard]] CHUNKATTN_HD T* v_row_as_k(SlotIndex slot, int kv_head, int token) const noexcept {
-    return detail::slot_base(v, v_slabs, slab_shift, slot, stride_slot) +
+  [[nodiscard]] CHUNKATTN_HD T* v_row_as_k(ChunkIndex chunk, int kv_head,
+                                           int token) const noexcept {
+    return detail::chunk_base(v, v_slabs, slab_shift, chunk, stride_chunk) +
            (first_head + kv_head) * stride_head + token * stride_token;
   }
   /// Whether the rows of V are the first value_dim elements of those of K (KvCacheOptions::v_in_k).
@@ -121,17 +122,17 @@ struct KvView {
     return value_dim != 0 ? v_stride_token : stride_token;
   }
   /// Scale of the K row of a token; those of the next tokens of the chunk follow it.
-  [[nodiscard]] float* k_row_scale(SlotIndex slot, int kv_head, int token) const noexcept
+  [[nodiscard]] float* k_row_scale(ChunkIndex chunk, int kv_head, int token) const noexcept
     requires has_row_scales<T>
   {
-    return detail::slot_base(k_scale, k_scale_slabs, slab_shift, slot, scale_stride_slot) +
+    return detail::chunk_base(k_scale, k_scale_slabs, slab_shift, chunk, scale_stride_chunk) +
            (first_head + kv_head) * scale_stride_head + token;
   }
   /// Scale of the V row of a token; those of the next tokens of the chunk follow it.
-  [[nodiscard]] float* v_row_scale(SlotIndex slot, int kv_head, int token) const noexcept
+  [[nodiscard]] float* v_row_scale(ChunkIndex chunk, int kv_head, int token) const noexcept
     requires has_row_scales<T>
   {
-    return detail::slot_base(v_scale, v_scale_slabs, slab_shift, slot, scale_stride_slot) +
+    return detail::chunk_base(v_scale, v_scale_slabs, slab_shift, chunk, scale_stride_chunk) +
            (first_head + kv_head) * scale_stride_head + token;
   }
 
@@ -153,7 +154,7 @@ struct KvView {
 /// - `options()`: a KvCacheOptions, or a struct with its fields.
 template <class C>
 concept KvProvider = requires(C& cache, const C& constant) {
-  cache.layer(0).k_row(SlotIndex{0}, 0, 0);
+  cache.layer(0).k_row(ChunkIndex{0}, 0, 0);
   { constant.options().num_layers } -> std::convertible_to<int>;
   { constant.options().num_kv_heads } -> std::convertible_to<int>;
   { constant.options().head_dim } -> std::convertible_to<int>;
@@ -161,7 +162,7 @@ concept KvProvider = requires(C& cache, const C& constant) {
 
 /// The shape of one layer's K and V, for make_kv_view().
 struct KvGeometry {
-  std::int32_t num_slots = 0;     ///< chunks that have memory
+  std::int32_t num_chunks = 0;    ///< chunks that have memory
   std::int32_t num_kv_heads = 0;  ///< heads of K and of V
   std::int32_t chunk_size = 0;    ///< tokens per chunk
   std::int32_t head_dim = 0;      ///< elements per row of K
@@ -170,8 +171,8 @@ struct KvGeometry {
 
 /// A view of an engine's own memory of float, half or bfloat16.
 ///
-/// \param k  [num_slots][num_kv_heads][chunk_size][head_dim], without gaps
-/// \param v  [num_slots][num_kv_heads][chunk_size][value_dim], without gaps; or k, if value_dim is
+/// \param k  [num_chunks][num_kv_heads][chunk_size][head_dim], without gaps
+/// \param v  [num_chunks][num_kv_heads][chunk_size][value_dim], without gaps; or k, if value_dim is
 ///           set: then V is in K, see KvCacheOptions::v_in_k
 /// \throws InvalidArgument for missing memory and sizes that make no sense
 template <class T>
@@ -183,7 +184,7 @@ template <class T>
 /// A view of an engine's own memory of std::int8_t or float8_e4m3.
 ///
 /// \param k, v              as for the other types
-/// \param k_scale, v_scale  [num_slots][num_kv_heads][chunk_size]: element i of a row is scale
+/// \param k_scale, v_scale  [num_chunks][num_kv_heads][chunk_size]: element i of a row is scale
 ///                          times what is stored
 /// \throws InvalidArgument for missing memory and sizes that make no sense
 template <class T>
@@ -198,7 +199,7 @@ template <class T>
   view.k_scale = k_scale;
   view.v_scale = v_scale;
   view.scale_stride_head = geometry.chunk_size;
-  view.scale_stride_slot = view.scale_stride_head * geometry.num_kv_heads;
+  view.scale_stride_chunk = view.scale_stride_head * geometry.num_kv_heads;
   return view;
 }
 

@@ -28,7 +28,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// A part of one chunk: its token places [begin, begin + length) hold the path positions
 /// [position, position + length).
 struct Piece {
-  SlotIndex slot;         ///< index of the chunk
+  ChunkIndex chunk;       ///< index of the chunk
   std::int32_t begin;     ///< first token place in the chunk, from 0
   std::int32_t length;    ///< token places
   std::int32_t position;  ///< path position of the first one
@@ -44,30 +44,30 @@ CHUNKATTN_HD constexpr std::int32_t visible_length(const Piece& piece,
 
 /// Non-owning view of a plan. All arrays are in host memory.
 struct PlanView {
-  /// Pieces [piece_begin, piece_begin + piece_count), seen by the rows [row_begin, row_end).
+  /// Pieces [piece_begin, piece_begin + num_pieces), seen by the rows [row_begin, row_end).
   struct Segment {
     std::int32_t row_begin;      ///< first row that sees it
     std::int32_t row_end;        ///< one past the last
     std::int32_t piece_begin;    ///< index of its first piece
-    std::int32_t piece_count;    ///< its pieces, consecutive and in path order
+    std::int32_t num_pieces;     ///< its pieces, consecutive and in path order
     std::int32_t position;       ///< path position of the first token
     std::int32_t length;         ///< sum of the pieces' lengths, reserved places included
     std::int32_t parent;         ///< index of the segment before it on the path, -1 for the first
     std::int32_t num_sequences;  ///< sequences of this plan on it; more than 1: shared
   };
 
-  /// Where the K/V of one query token goes; slot == no_slot: nowhere (already written).
+  /// Where the K/V of one query token goes; chunk == no_chunk: nowhere (already written).
   struct WriteTarget {
-    SlotIndex slot;       ///< the chunk, or no_slot
-    std::int32_t offset;  ///< token place inside the slot
+    ChunkIndex chunk;     ///< index of the chunk, or no_chunk
+    std::int32_t offset;  ///< token place inside the chunk
   };
 
-  /// K/V rows [source_begin, +length) of source_slot are to be copied to target_slot, in every
+  /// K/V rows [source_begin, +length) of source_chunk are to be copied to target_chunk, in every
   /// layer, before anything is written. Doing it twice is harmless.
   struct RowCopy {
-    SlotIndex source_slot;      ///< chunk to copy from
+    ChunkIndex source_chunk;    ///< index of the chunk to copy from
     std::int32_t source_begin;  ///< first token place there
-    SlotIndex target_slot;      ///< chunk to copy to
+    ChunkIndex target_chunk;    ///< index of the chunk to copy to
     std::int32_t target_begin;  ///< first token place there
     std::int32_t length;        ///< token places to copy
   };
@@ -77,7 +77,7 @@ struct PlanView {
   std::int32_t num_pieces = 0;    ///< extent of the piece array (it may have unused gaps)
   std::int32_t num_copies =
       0;  ///< row copies to perform before this step reads: of rows it does not write
-  std::int32_t chunk_size = 0;              ///< tokens per slot
+  std::int32_t chunk_size = 0;              ///< tokens per chunk
   const Segment* segments = nullptr;        ///< [num_segments]
   const Piece* pieces = nullptr;            ///< [num_pieces], found through their segments
   const std::int32_t* row_token = nullptr;  ///< [num_rows] the row's index in the caller's order
@@ -86,15 +86,15 @@ struct PlanView {
   const std::int32_t* row_segment = nullptr;  ///< [num_rows] the last segment of the row's path
   const WriteTarget* writes = nullptr;        ///< [num_rows] in the caller's order
   const RowCopy* copies = nullptr;            ///< [num_copies]
-  std::uint64_t topology = 0;        ///< changes when rows, segments or their row intervals change
-  std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
-  std::uint64_t tree_id = 0;         ///< number of the tree; 0: made by hand
-  std::uint64_t step_number = 0;     ///< number of the step in that tree; 0: made by hand
+  std::uint64_t segments_version = 0;  ///< changes with rows, segments or their row intervals
+  std::uint64_t pieces_version = 0;    ///< changes when any piece or segment length changes
+  std::uint64_t tree_id = 0;           ///< number of the tree; 0: made by hand
+  std::uint64_t step_number = 0;       ///< number of the step in that tree; 0: made by hand
 
   /// Whether write() has anything to do: rows to store, or copies to make.
   [[nodiscard]] bool writes_anything() const noexcept {
     for (std::int32_t row = 0; row < num_rows; ++row)
-      if (writes[row].slot != no_slot) return true;
+      if (writes[row].chunk != no_chunk) return true;
     return num_copies > 0;
   }
 
@@ -102,16 +102,16 @@ struct PlanView {
   /// makes a plan by hand fills its own and passes LiveView::unchecked(arrays.view()) to the
   /// kernels.
   struct Arrays {
-    Array<Segment> segments;          ///< parents before children
-    Array<Piece> pieces;              ///< found through their segments
-    Array<std::int32_t> row_token;    ///< [num_rows] row -> the caller's token index
-    Array<std::int32_t> row_kv_len;   ///< [num_rows] path positions the row sees
-    Array<std::int32_t> row_segment;  ///< [num_rows] the deepest segment of the row's path
-    Array<WriteTarget> writes;        ///< [num_rows] in the caller's token order
-    Array<RowCopy> copies;            ///< row copies before this step writes
-    std::int32_t chunk_size = 0;      ///< tokens per slot
-    std::uint64_t topology = 0;       ///< changes when rows, segments or their row intervals change
-    std::uint64_t pieces_version = 0;  ///< changes when any piece or segment length changes
+    Array<Segment> segments;             ///< parents before children
+    Array<Piece> pieces;                 ///< found through their segments
+    Array<std::int32_t> row_token;       ///< [num_rows] row -> the caller's token index
+    Array<std::int32_t> row_kv_len;      ///< [num_rows] path positions the row sees
+    Array<std::int32_t> row_segment;     ///< [num_rows] the deepest segment of the row's path
+    Array<WriteTarget> writes;           ///< [num_rows] in the caller's token order
+    Array<RowCopy> copies;               ///< row copies before this step writes
+    std::int32_t chunk_size = 0;         ///< tokens per chunk
+    std::uint64_t segments_version = 0;  ///< changes with rows, segments or their row intervals
+    std::uint64_t pieces_version = 0;    ///< changes when any piece or segment length changes
 
     /// Valid until an array is resized.
     [[nodiscard]] PlanView view() const& noexcept {
@@ -128,7 +128,7 @@ struct PlanView {
       view.row_segment = row_segment.data();
       view.writes = writes.data();
       view.copies = copies.data();
-      view.topology = topology;
+      view.segments_version = segments_version;
       view.pieces_version = pieces_version;
       return view;
     }

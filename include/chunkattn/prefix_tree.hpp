@@ -16,8 +16,8 @@
 
 #include "allocator.hpp"
 #include "detail/base/check.hpp"
-#include "detail/base/config.hpp"
 #include "detail/base/chunk_source.hpp"
+#include "detail/base/config.hpp"
 #include "detail/base/to_size.hpp"
 #include "detail/tree/handles.hpp"
 #include "detail/tree/inspect.hpp"
@@ -110,12 +110,12 @@ class PrefixTree {
   /// Adds a sequence with the tokens of a prompt. It shares the K/V of the longest prefix that the
   /// tree has, and gets new chunks for the rest (the paper's section 3.1). O(prompt.size()).
   ///
-  /// \throws OutOfChunks      if there are fewer than slots_needed() chunks, after eviction
+  /// \throws OutOfChunks      if there are fewer than chunks_needed() chunks, after eviction
   /// \throws InvalidArgument  for an empty prompt, or one of more than 2^30 tokens
   [[nodiscard]] Sequence insert(std::span<const Token> prompt, const InsertOptions& options = {}) {
     const detail::SequenceIndex index = insert_index(prompt, options);
     if (index == detail::none)
-      detail::fail_out_of_chunks(core(), slots_needed(prompt, options), prompt.size());
+      detail::fail_out_of_chunks(core(), chunks_needed(prompt, options), prompt.size());
     return Sequence(shared_, index);
   }
   /// insert() of tokens that are written out: insert({1, 2, 3}).
@@ -150,8 +150,8 @@ class PrefixTree {
     std::vector<Sequence> joined;
     joined.reserve(requests.size());
     for (const Request& request : requests) {
-      const std::size_t needed = slots_needed(request.prompt, request.options);
-      const std::size_t available = slots_available();
+      const std::size_t needed = chunks_needed(request.prompt, request.options);
+      const std::size_t available = chunks_available();
       if (needed > available || available - needed < headroom) break;
       auto sequence = try_insert(request.prompt, request.options);
       if (!sequence) break;
@@ -191,21 +191,23 @@ class PrefixTree {
                                    const InsertOptions& options = {}) const {
     return match_prefix(std::span<const Token>(prompt), options);
   }
-  /// The most chunks that insert() would take from slots_available(), for admission without
+  /// The most chunks that insert() would take from chunks_available(), for admission without
   /// exceptions.
-  [[nodiscard]] std::size_t slots_needed(std::span<const Token> prompt,
-                                         const InsertOptions& options = {}) const {
-    return tree().slots_needed(prompt, options);
+  [[nodiscard]] std::size_t chunks_needed(std::span<const Token> prompt,
+                                          const InsertOptions& options = {}) const {
+    return tree().chunks_needed(prompt, options);
   }
-  /// slots_needed() of tokens that are written out.
-  [[nodiscard]] std::size_t slots_needed(std::initializer_list<Token> prompt,
-                                         const InsertOptions& options = {}) const {
-    return slots_needed(std::span<const Token>(prompt), options);
+  /// chunks_needed() of tokens that are written out.
+  [[nodiscard]] std::size_t chunks_needed(std::initializer_list<Token> prompt,
+                                          const InsertOptions& options = {}) const {
+    return chunks_needed(std::span<const Token>(prompt), options);
   }
   /// Chunks that are free or evictable.
-  [[nodiscard]] std::size_t slots_available() const { return core().slot_table.num_available(); }
-  /// One more than the largest chunk index handed out: K/V memory must cover [0, num_slots()).
-  [[nodiscard]] std::size_t num_slots() const { return core().slot_table.allocator().high_water(); }
+  [[nodiscard]] std::size_t chunks_available() const { return core().chunk_table.num_available(); }
+  /// One more than the largest chunk index handed out: K/V memory must cover [0, num_chunks()).
+  [[nodiscard]] std::size_t num_chunks() const {
+    return core().chunk_table.allocator().high_water();
+  }
 
   /// A number that changes whenever a kept plan may have to be rebuilt: when a sequence joins,
   /// leaves or forks, or when reserved chunks are given back. Filling a chunk does not change it.
@@ -237,9 +239,9 @@ class PrefixTree {
   }
   /// `sink` is called with each chunk index just before the allocator gets it back. It must neither
   /// throw nor call the tree. For debugging:
-  /// `tree.set_free_sink([&](SlotIndex s) { cache.poison(s); })`.
-  void set_free_sink(std::function<void(SlotIndex)> sink) {
-    enter().core.slot_table.set_free_sink(std::move(sink));
+  /// `tree.set_free_sink([&](ChunkIndex s) { cache.poison(s); })`.
+  void set_free_sink(std::function<void(ChunkIndex)> sink) {
+    enter().core.chunk_table.set_free_sink(std::move(sink));
   }
   /// `sink` is called when tokens become cache or stop being it. It must neither throw nor call the
   /// tree.
@@ -265,14 +267,14 @@ class PrefixTree {
 
  private:
   friend struct detail::TreeAccess;
-  friend struct detail::SlotAccess;
-  // Where a K/V cache learns how many slots there are, wherever the tree is moved and even after it
-  // is gone.
-  [[nodiscard]] detail::SlotSource slot_source() const {
+  friend struct detail::ChunkAccess;
+  // Where a K/V cache learns how many chunks there are, wherever the tree is moved and even after
+  // it is gone.
+  [[nodiscard]] detail::ChunkSource chunk_source() const {
     return {shared_,
             [](const void* shared) -> std::size_t {
               const auto& tree = static_cast<const Shared*>(shared)->tree;
-              return tree ? tree->core.slot_table.allocator().high_water() : 0;
+              return tree ? tree->core.chunk_table.allocator().high_water() : 0;
             },
             core().id, core().steps.write_checks()};
   }
@@ -332,8 +334,8 @@ template <class Tree, class TokenText>
   const TreeStats stats = tree.stats();
   std::string out = std::to_string(stats.live_sequences) + " sequences, " +
                     std::to_string(stats.nodes - 1) + " nodes, " +
-                    std::to_string(stats.used_slots) + " slots (" +
-                    std::to_string(stats.retained_slots) + " cached)\n";
+                    std::to_string(stats.used_chunks) + " chunks (" +
+                    std::to_string(stats.retained_chunks) + " cached)\n";
   detail::for_each_below_root(core, [&](detail::NodeIndex n, int depth) {
     const detail::NodeText text = detail::describe(tree, n, max_tokens, token_text);
     out.append(static_cast<std::size_t>(2 * depth), ' ');

@@ -89,11 +89,11 @@ class Sequence {
   [[nodiscard]] std::size_t num_reserved() const { return detail::to_size(record().reserved); }
 
   /// Adds known tokens at the end, whose K/V is still to be computed: a user's next message.
-  /// \throws OutOfChunks      if there are fewer than slots_needed() chunks, after eviction
+  /// \throws OutOfChunks      if there are fewer than chunks_needed() chunks, after eviction
   /// \throws InvalidArgument  while an output is expected from a step
   void append(std::span<const token_type> tokens) {
     if (!try_append(tokens))
-      detail::fail_out_of_chunks(core(), slots_needed(tokens.size()), size() + tokens.size());
+      detail::fail_out_of_chunks(core(), chunks_needed(tokens.size()), size() + tokens.size());
   }
   /// append() of tokens that are written out: append({1, 2, 3}).
   void append(std::initializer_list<token_type> tokens) {
@@ -177,7 +177,7 @@ class Sequence {
     std::vector<token_type> all(size());
     for_each_run({0, record().size}, [&](const Piece& piece) {
       for (std::int32_t i = 0; i < piece.length; ++i)
-        all[detail::to_size(piece.position + i)] = tree().token_at(piece.slot, piece.begin + i);
+        all[detail::to_size(piece.position + i)] = tree().token_at(piece.chunk, piece.begin + i);
     });
     return all;
   }
@@ -192,9 +192,9 @@ class Sequence {
             .priority = r.priority};
   }
 
-  /// Chunks that `n` further tokens would take from the tree's slots_available().
-  [[nodiscard]] std::size_t slots_needed(std::size_t n) const {
-    return core().sequences.slots_needed(handle_.index, n);
+  /// Chunks that `n` further tokens would take from the tree's chunks_available().
+  [[nodiscard]] std::size_t chunks_needed(std::size_t n) const {
+    return core().sequences.chunks_needed(handle_.index, n);
   }
 
   /// Calls f(const Piece&) for each chunk, or part of one, that holds positions of `range`, in path
@@ -210,10 +210,10 @@ class Sequence {
                                 nodes.push_back({n, offset, length, 0});
                               });
     for (std::size_t i = nodes.size(); i-- > 0;) {
-      const detail::TreeNode& n = c.topology.node(nodes[i].slot);
+      const detail::TreeNode& n = c.topology.node(nodes[i].chunk);
       c.topology.for_each_run(
           n, nodes[i].begin, nodes[i].length,
-          [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
+          [&](ChunkIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
             f(Piece{s, offset, run, n.position + nodes[i].begin + done});
             return true;
           });
@@ -224,7 +224,7 @@ class Sequence {
   [[nodiscard]] std::uint64_t tree_id() const { return core().id; }
   /// Which of the model's weights its K/V is of, as far as the tree knows: 1 + the number of calls
   /// of clear(), or 0 if clear() was called since it joined.
-  [[nodiscard]] std::uint64_t weights() const {
+  [[nodiscard]] std::uint64_t weights_epoch() const {
     const bool stale = core().topology.node(record().tail).state == detail::NodeState::stale;
     return stale ? 0 : core().stats.clears + 1;
   }

@@ -174,10 +174,10 @@ class [[nodiscard]] Step {
   /// Cancels what it stood for, and takes over the other one.
   Step& operator=(Step&&) noexcept = default;
 
-  /// Adds the next tokens of a sequence that are not computed yet, at most `budget` of them. If
+  /// Adds the next tokens of a sequence that are not computed yet, at most `max_tokens` of them. If
   /// they reach its end, its row has an output (StepRow::has_output), and `drafts` are computed
-  /// behind them, as far as the budget goes. If the sequence still expects an output of an earlier
-  /// step, the token to compute is unknown (StepView::unknown_tokens()).
+  /// behind them, as far as `max_tokens` allows. If the sequence still expects an output of an
+  /// earlier step, the token to compute is unknown (StepView::unknown_tokens()).
   ///
   /// If a sequence shares K/V that another one has to compute, add the other one first: only tokens
   /// whose K/V is written, or in a step, can be read. Nothing can be added to a step that was open
@@ -190,35 +190,35 @@ class [[nodiscard]] Step {
   /// outputs are committed and copied.
   ///
   /// \param budget  at least 1
-  /// \throws InvalidArgument for a sequence of another tree or one that is in this step already, a
-  ///         budget of 0, and drafts whose parents do not fit them
+  /// \throws InvalidArgument for a sequence of another tree or one that is in this step already,
+  /// `max_tokens` of 0, and drafts whose parents do not fit them
   [[nodiscard]] AddResult add(Sequence<Tree>& sequence,
-                              std::size_t budget = std::numeric_limits<std::size_t>::max(),
+                              std::size_t max_tokens = std::numeric_limits<std::size_t>::max(),
                               const Drafts<token_type>& drafts = {}) {
     const bool known = drafts.count == 0;
     if (!known || !drafts.parents.empty()) [[unlikely]]
       check_drafts(drafts);
-    const std::size_t count = known ? std::min(drafts.tokens.size(), budget) : drafts.count;
-    return add_with(sequence, budget, {limited(count), known, drafts.parents}, drafts.tokens);
+    const std::size_t count = known ? std::min(drafts.tokens.size(), max_tokens) : drafts.count;
+    return add_with(sequence, max_tokens, {limited(count), known, drafts.parents}, drafts.tokens);
   }
 
-  /// Adds the next tokens of many sequences, at most `budget` of each, as add() of one after the
-  /// other in this order would; for thousands that decode. Either all are added or none; then
+  /// Adds the next tokens of many sequences, at most `max_tokens` of each, as add() of one after
+  /// the other in this order would; for thousands that decode. Either all are added or none; then
   /// AddResult::held_index() is the first that could not be.
   /// \throws InvalidArgument, with none added, as add() of one sequence; the message has its index
   [[nodiscard]] AddResult add(std::span<Sequence<Tree>> sequences,
-                              std::size_t budget = std::numeric_limits<std::size_t>::max()) {
-    return add_all(sequences.size(), budget,
+                              std::size_t max_tokens = std::numeric_limits<std::size_t>::max()) {
+    return add_all(sequences.size(), max_tokens,
                    [sequences](std::size_t i) -> Sequence<Tree>& { return sequences[i]; });
   }
   /// Adds the next tokens of many sequences, as the other overload does, where their handles are
   /// not in one array. None of the pointers may be null.
   [[nodiscard]] AddResult add(std::span<Sequence<Tree>* const> sequences,
-                              std::size_t budget = std::numeric_limits<std::size_t>::max()) {
+                              std::size_t max_tokens = std::numeric_limits<std::size_t>::max()) {
     for (std::size_t i = 0; i < sequences.size(); ++i)
       if (sequences[i] == nullptr) [[unlikely]]
         fail_handle(i, "null", "a sequence");
-    return add_all(sequences.size(), budget,
+    return add_all(sequences.size(), max_tokens,
                    [sequences](std::size_t i) -> Sequence<Tree>& { return *sequences[i]; });
   }
 
@@ -251,16 +251,16 @@ class [[nodiscard]] Step {
   explicit Step(detail::StepHandle<Tree, detail::Held::step>&& handle)
       : handle_(std::move(handle)) {}
 
-  AddResult add_with(Sequence<Tree>& sequence, std::size_t budget, const detail::NewDrafts& drafts,
-                     std::span<const token_type> tokens) {
+  AddResult add_with(Sequence<Tree>& sequence, std::size_t max_tokens,
+                     const detail::NewDrafts& drafts, std::span<const token_type> tokens) {
     Tree& tree = handle_.tree();
     if (&sequence.tree() != &tree) [[unlikely]]
       detail::fail_argument("sequence", "of another tree", "a sequence of the step's tree");
-    if (budget < 1) [[unlikely]]
-      detail::fail_argument("budget", budget, "at least one token");
+    if (max_tokens < 1) [[unlikely]]
+      detail::fail_argument("max_tokens", max_tokens, "at least one token");
     detail::StepRecord& record = handle_.record();
     const detail::AddOutcome outcome =
-        tree.add(record, sequence.handle_.index, limited(budget), drafts, tokens);
+        tree.add(record, sequence.handle_.index, limited(max_tokens), drafts, tokens);
     AddResult result;
     set_status(result, outcome);
     if (outcome.reason == AddResult::Reason::none)
@@ -278,10 +278,10 @@ class [[nodiscard]] Step {
   }
 
   template <class At>
-  AddResult add_all(std::size_t count, std::size_t budget, At at) {
+  AddResult add_all(std::size_t count, std::size_t max_tokens, At at) {
     Tree& tree = handle_.tree();
-    if (budget < 1) [[unlikely]]
-      detail::fail_argument("budget", budget, "at least one token");
+    if (max_tokens < 1) [[unlikely]]
+      detail::fail_argument("max_tokens", max_tokens, "at least one token");
     detail::StepRecord& record = handle_.record();
     detail::Additions& additions = tree.core.additions;
     additions.make_room(record, count);
@@ -300,7 +300,7 @@ class [[nodiscard]] Step {
     for (std::size_t i = 0;; ++i) {
       i = add_decoding(additions.decoding(record), shared, at, i, count);
       if (i == count) break;
-      const detail::AddOutcome outcome = add_other(at(i), i, budget);
+      const detail::AddOutcome outcome = add_other(at(i), i, max_tokens);
       if (outcome.reason != AddResult::Reason::none) [[unlikely]] {
         set_status(result, outcome);
         result.held_index_ = i;
@@ -328,7 +328,7 @@ class [[nodiscard]] Step {
   }
   /// One of many that is not just decoding, or that is refused.
   detail::AddOutcome add_other(const Sequence<Tree>& sequence, std::size_t index,
-                               std::size_t budget) {
+                               std::size_t max_tokens) {
     if (!sequence.is_live()) [[unlikely]]
       fail_handle(index, "not live", "a live handle, not one moved from or used after leave()");
     if (sequence.handle_.shared != handle_.shared()) [[unlikely]]
@@ -337,7 +337,7 @@ class [[nodiscard]] Step {
     Tree& tree = handle_.tree();
     if (tree.core.sequences[sequence.handle_.index].last_step == record.number) [[unlikely]]
       fail_handle(index, "added twice", "each sequence at most once per step");
-    return tree.add(record, sequence.handle_.index, limited(budget), {}, {});
+    return tree.add(record, sequence.handle_.index, limited(max_tokens), {}, {});
   }
   [[noreturn]] CHUNKATTN_COLD static void fail_handle(std::size_t index, const char* value,
                                                       const char* expected) {

@@ -30,7 +30,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// v_scale[i] are the rows' scales; else both are null.
 template <class T>
 struct KvSpan {
-  SlotIndex slot = no_slot;       ///< the chunk
+  ChunkIndex chunk = no_chunk;    ///< index of the chunk
   int layer = 0;                  ///< which layer
   int kv_head = 0;                ///< which KV head
   std::int32_t begin = 0;         ///< token place of the first row in the chunk
@@ -63,19 +63,19 @@ void for_each_kv_span(const Sequence& sequence, TokenRange range, Cache& cache, 
     sequence.for_each_run(range, [&](const Piece& piece) {
       for (int head = 0; head < view.num_kv_heads; ++head) {
         KvSpan<T> span;
-        span.slot = piece.slot;
+        span.chunk = piece.chunk;
         span.layer = l;
         span.kv_head = head;
         span.begin = piece.begin;
         span.position = piece.position;
         span.length = piece.length;
-        span.k = view.k_row(piece.slot, head, piece.begin);
-        span.v = view.v_row(piece.slot, head, piece.begin);
+        span.k = view.k_row(piece.chunk, head, piece.begin);
+        span.v = view.v_row(piece.chunk, head, piece.begin);
         span.stride_token = view.stride_token;
         span.v_stride_token = view.token_stride_of_v();
         if constexpr (has_row_scales<T>) {
-          span.k_scale = view.k_row_scale(piece.slot, head, piece.begin);
-          span.v_scale = view.v_row_scale(piece.slot, head, piece.begin);
+          span.k_scale = view.k_row_scale(piece.chunk, head, piece.begin);
+          span.v_scale = view.v_row_scale(piece.chunk, head, piece.begin);
         }
         f(std::as_const(span));
       }
@@ -197,7 +197,7 @@ struct SwappedSequence {
   std::vector<std::byte> kv;  ///< of [shared, written), as gather_kv() lays it out
   InsertOptions options;      ///< namespace, public length and priority of the sequence
   std::uint64_t tree_id = 0;  ///< the tree that it left; 0: unknown, weights are not checked
-  std::uint64_t weights = 0;  ///< Sequence::weights() when it left
+  std::uint64_t weights_epoch = 0;  ///< Sequence::weights_epoch() when it left
 };
 
 /// Preemption by swapping: copies a sequence's tokens, and its written K/V that no other live
@@ -213,7 +213,7 @@ template <PlacedSequence Sequence, KvProvider Cache>
   swapped.shared = std::min(sequence.num_shared(), swapped.written);
   swapped.options = sequence.options();
   swapped.tree_id = sequence.tree_id();
-  swapped.weights = sequence.weights();
+  swapped.weights_epoch = sequence.weights_epoch();
   swapped.options.compute_last = sequence.num_uncomputed() > 0 || sequence.num_reserved() > 0;
   const std::size_t length = swapped.written - swapped.shared;
   swapped.kv.resize(kv_bytes(cache, length));
@@ -245,8 +245,9 @@ template <class Tree, KvProvider Cache>
   const TokenRange held{static_cast<std::int32_t>(swapped.shared),
                         static_cast<std::int32_t>(length)};
   const bool outdated =
-      swapped.tree_id != 0 && (swapped.weights == 0 || (swapped.tree_id == sequence->tree_id() &&
-                                                        swapped.weights != sequence->weights()));
+      swapped.tree_id != 0 &&
+      (swapped.weights_epoch == 0 || (swapped.tree_id == sequence->tree_id() &&
+                                      swapped.weights_epoch != sequence->weights_epoch()));
   if (outdated || length == 0 || sequence->num_written() < swapped.shared) return sequence;
   sequence->take_over();              // what another sequence is still to write is here
   std::size_t end = swapped.written;  // a token whose K/V is loaded is not computed

@@ -96,47 +96,47 @@ using Sharing = TreeOptions::Sharing;
 /// Counts since the tree's construction, and its present state. Chunks are counted once, not by
 /// layer.
 struct TreeStats {
-  std::uint64_t inserts = 0;             ///< sequences that joined by insert()
-  std::uint64_t leaves = 0;              ///< sequences that left
-  std::uint64_t forks = 0;               ///< sequences that joined by fork()
-  std::uint64_t prompt_tokens = 0;       ///< tokens of all inserted prompts
-  std::uint64_t cached_tokens = 0;       ///< of these, found with their K/V written
-  std::uint64_t pending_tokens = 0;      ///< of these, found while another had to compute them
-  std::uint64_t splits = 0;              ///< nodes cut in two
-  std::uint64_t splits_inside_slot = 0;  ///< of these, inside a chunk
-  std::uint64_t forks_copied = 0;        ///< forks that copied a short tail
-  std::uint64_t forks_shared = 0;        ///< forks that copied nothing
-  std::uint64_t copied_tokens = 0;       ///< K/V rows copied for forks
-  std::uint64_t hand_overs = 0;          ///< nodes whose writer left before computing their K/V
-  std::uint64_t merged_tokens = 0;       ///< generated tokens dropped, being in the tree already
-  std::uint64_t published_tokens = 0;    ///< generated tokens that prompts can match now
-  std::uint64_t evicted_tokens = 0;      ///< cached tokens that were evicted
-  std::uint64_t evicted_slots = 0;       ///< chunks freed by that
-  std::uint64_t failed_inserts = 0;      ///< insert(), for lack of chunks
-  std::uint64_t failed_adds = 0;         ///< Step::add() and append(), for lack of chunks
-  std::uint64_t clears = 0;              ///< calls of clear()
-  std::uint64_t steps = 0;               ///< steps that finished
-  std::uint64_t cancelled_steps = 0;     ///< steps that were dropped before they were submitted
-  std::uint64_t abandoned_steps = 0;     ///< steps that were dropped in flight
-  std::size_t live_sequences = 0;        ///< sequences that have not left
+  std::uint64_t inserts = 0;              ///< sequences that joined by insert()
+  std::uint64_t leaves = 0;               ///< sequences that left
+  std::uint64_t forks = 0;                ///< sequences that joined by fork()
+  std::uint64_t prompt_tokens = 0;        ///< tokens of all inserted prompts
+  std::uint64_t cached_tokens = 0;        ///< of these, found with their K/V written
+  std::uint64_t pending_tokens = 0;       ///< of these, found while another had to compute them
+  std::uint64_t splits = 0;               ///< nodes cut in two
+  std::uint64_t splits_inside_chunk = 0;  ///< of these, inside a chunk
+  std::uint64_t forks_copied = 0;         ///< forks that copied a short tail
+  std::uint64_t forks_shared = 0;         ///< forks that copied nothing
+  std::uint64_t copied_tokens = 0;        ///< K/V rows copied for forks
+  std::uint64_t hand_overs = 0;           ///< nodes whose writer left before computing their K/V
+  std::uint64_t merged_tokens = 0;        ///< generated tokens dropped, being in the tree already
+  std::uint64_t published_tokens = 0;     ///< generated tokens that prompts can match now
+  std::uint64_t evicted_tokens = 0;       ///< cached tokens that were evicted
+  std::uint64_t evicted_chunks = 0;       ///< chunks freed by that
+  std::uint64_t failed_inserts = 0;       ///< insert(), for lack of chunks
+  std::uint64_t failed_adds = 0;          ///< Step::add() and append(), for lack of chunks
+  std::uint64_t clears = 0;               ///< calls of clear()
+  std::uint64_t steps = 0;                ///< steps that finished
+  std::uint64_t cancelled_steps = 0;      ///< steps that were dropped before they were submitted
+  std::uint64_t abandoned_steps = 0;      ///< steps that were dropped in flight
+  std::size_t live_sequences = 0;         ///< sequences that have not left
   /// Sequences that have left and are still used by a step or a copy; a step with a tree of drafts
   /// counts as one more.
   std::size_t leaving_sequences = 0;
-  std::size_t nodes = 0;           ///< runs of tokens, live and cached
-  std::size_t used_slots = 0;      ///< chunks that are not free
-  std::size_t retained_slots = 0;  ///< of these, evictable: they hold only cached tokens
-  std::size_t stored_tokens = 0;   ///< tokens in used chunks; the rest of these is fragmentation
+  std::size_t nodes = 0;            ///< runs of tokens, live and cached
+  std::size_t used_chunks = 0;      ///< chunks that are not free
+  std::size_t retained_chunks = 0;  ///< of these, evictable: they hold only cached tokens
+  std::size_t stored_tokens = 0;    ///< tokens in used chunks; the rest of these is fragmentation
 };
 
 /// A change of what is cached, for routers that mirror it: see PrefixTree::set_event_sink().
 struct CacheEvent {
   /// Tokens became cached, were evicted, or clear() was called.
   enum class Kind : std::uint8_t { stored, evicted, cleared };
-  Kind kind;                       ///< what happened
-  Namespace name_space{};          ///< of the tokens
-  std::int32_t position = 0;       ///< position of the first of them
-  std::int32_t length = 0;         ///< number of tokens
-  SlotIndex first_slot = no_slot;  ///< the chunk of the first of them
+  Kind kind;                          ///< what happened
+  Namespace name_space{};             ///< of the tokens
+  std::int32_t position = 0;          ///< position of the first of them
+  std::int32_t length = 0;            ///< number of tokens
+  ChunkIndex first_chunk = no_chunk;  ///< the chunk of the first of them
 };
 
 /// The rows of one sequence in a step. Rows are counted over the whole step, in the order of add().
@@ -230,7 +230,7 @@ concept RetentionPolicy = requires(const R& policy, int priority) {
 /// The paper's rule (section 3.1): only live sequences have K/V.
 struct NoRetention {
   static constexpr bool retains = false;  ///< unused chunks are freed at once
-  /// Slots in use above which a leaving sequence starts eviction; unless set, only a need does.
+  /// Chunks in use above which a leaving sequence starts eviction; unless set, only a need does.
   std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
   /// Chunks in use at which that eviction stops; unless set, high_watermark.
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
@@ -243,7 +243,7 @@ struct NoRetention {
 /// Evicts the least recently used first.
 struct Lru {
   static constexpr bool retains = true;  ///< unused chunks stay until others are needed
-  /// Slots in use above which a leaving sequence starts eviction; unless set, only a need does.
+  /// Chunks in use above which a leaving sequence starts eviction; unless set, only a need does.
   std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
   /// Chunks in use at which that eviction stops; unless set, high_watermark.
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
@@ -256,7 +256,7 @@ struct Lru {
 /// Evicts the lowest InsertOptions::priority first, within one the least recently used.
 struct Priority {
   static constexpr bool retains = true;  ///< unused chunks stay until others are needed
-  /// Slots in use above which a leaving sequence starts eviction; unless set, only a need does.
+  /// Chunks in use above which a leaving sequence starts eviction; unless set, only a need does.
   std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
   /// Chunks in use at which that eviction stops; unless set, high_watermark.
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();

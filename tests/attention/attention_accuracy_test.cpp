@@ -22,8 +22,8 @@ using test::Share;
 
 namespace {
 
-constexpr Accuracy accuracies[] = {CpuOptions::Accuracy::fp32, CpuOptions::Accuracy::two_terms,
-                                   CpuOptions::Accuracy::one_term};
+constexpr CpuOptions::Accuracy accuracies[] = {
+    CpuOptions::Accuracy::fp32, CpuOptions::Accuracy::two_terms, CpuOptions::Accuracy::one_term};
 constexpr const char* names[] = {"fp32", "two terms", "one term"};
 
 // Ragged prefixes with enough lines for products: grouped heads, decode rows, and causal prefill.
@@ -86,13 +86,13 @@ void check_errors(std::uint64_t stream, const char* type, int cases) {
 template <class T>
 void fill_with_integers(Random& random, const test::RandomPlan& plan, const KvView<T>& kv) {
   fill_kv(random, plan, kv);
-  plan.for_each_visible([&](int slot, int offset) {
+  plan.for_each_visible([&](int chunk, int offset) {
     for (int head = 0; head < kv.num_kv_heads; ++head) {
       for (int i = 0; i < kv.head_dim; ++i) {
         const int value = random.uniform(-8, 8);
-        kv.v_row(slot, head, offset)[i] = test::stored<T>(static_cast<float>(value));
+        kv.v_row(chunk, head, offset)[i] = test::stored<T>(static_cast<float>(value));
       }
-      if constexpr (has_row_scales<T>) *kv.v_row_scale(slot, head, offset) = 0.5f;
+      if constexpr (has_row_scales<T>) *kv.v_row_scale(chunk, head, offset) = 0.5f;
     }
   });
 }
@@ -125,7 +125,7 @@ TEST_CASE_TEMPLATE("with q = 0 and integers in V every accuracy is exact, and no
     for (int i = 0; i < test::scaled(8); ++i) {
       test::RandomPlan plan = make_random_plan(random, random_shape(random));
       const int group = random.pick({1, 4, 9, 16});
-      test::Storage<T> kv(plan.num_slots, 1, plan.chunk_size, dim);
+      test::Storage<T> kv(plan.num_chunks, 1, plan.chunk_size, dim);
       fill_with_integers(random, plan, kv.view);
       const std::vector<float> q(static_cast<std::size_t>(plan.num_rows() * group * dim));
       const Reference reference =
@@ -157,7 +157,7 @@ TEST_CASE("a token that is dropped out of 4,096 is caught in every accuracy") {
   test::RandomPlan plan;
   do plan = make_random_plan(random, options);
   while (plan.row_kv_len.size() != 2 || plan.row_kv_len[0] < 4000);
-  test::KvStorage<bfloat16> kv(plan.num_slots, 1, options.chunk_size, dim);
+  test::KvStorage<bfloat16> kv(plan.num_chunks, 1, options.chunk_size, dim);
   fill_with_integers(random, plan, kv.view);
   constexpr int group = 16;
   const std::vector<float> q(2 * group * dim);

@@ -22,17 +22,17 @@ using test::Share;
 namespace {
 
 template <class T>
-void copy_row(const KvView<T>& from, int from_slot, int from_offset, const KvView<T>& to,
-              int to_slot, int to_offset) {
+void copy_row(const KvView<T>& from, int from_chunk, int from_offset, const KvView<T>& to,
+              int to_chunk, int to_offset) {
   const auto bytes = static_cast<std::size_t>(from.head_dim) * sizeof(T);
   for (int head = 0; head < from.num_kv_heads; ++head) {
-    std::memcpy(to.k_row(to_slot, head, to_offset), from.k_row(from_slot, head, from_offset),
+    std::memcpy(to.k_row(to_chunk, head, to_offset), from.k_row(from_chunk, head, from_offset),
                 bytes);
-    std::memcpy(to.v_row(to_slot, head, to_offset), from.v_row(from_slot, head, from_offset),
+    std::memcpy(to.v_row(to_chunk, head, to_offset), from.v_row(from_chunk, head, from_offset),
                 bytes);
     if constexpr (has_row_scales<T>) {
-      *to.k_row_scale(to_slot, head, to_offset) = *from.k_row_scale(from_slot, head, from_offset);
-      *to.v_row_scale(to_slot, head, to_offset) = *from.v_row_scale(from_slot, head, from_offset);
+      *to.k_row_scale(to_chunk, head, to_offset) = *from.k_row_scale(from_chunk, head, from_offset);
+      *to.v_row_scale(to_chunk, head, to_offset) = *from.v_row_scale(from_chunk, head, from_offset);
     }
   }
 }
@@ -52,11 +52,11 @@ struct RowAlone {
     const int kv_len = all.row_kv_len[row];
     for (std::int32_t s = all.row_segment[row]; s >= 0; s = all.segments[s].parent) {
       const PlanView::Segment& segment = all.segments[s];
-      for (int p = 0; p < segment.piece_count; ++p) {
+      for (int p = 0; p < segment.num_pieces; ++p) {
         const Piece& piece = all.pieces[segment.piece_begin + p];
         for (int t = 0; t < visible_length(piece, kv_len); ++t) {
           const int at = piece.position + t;
-          copy_row(from, piece.slot, piece.begin + t, kv.view, at / chunk_size, at % chunk_size);
+          copy_row(from, piece.chunk, piece.begin + t, kv.view, at / chunk_size, at % chunk_size);
         }
       }
     }
@@ -79,7 +79,7 @@ struct RowAlone {
     plan.row_token.push_back(0);
     plan.row_kv_len.push_back(kv_len);
     plan.row_segment.push_back(static_cast<std::int32_t>(plan.segments.size()) - 1);
-    plan.writes.push_back({no_slot, 0});
+    plan.writes.push_back({no_chunk, 0});
   }
 };
 

@@ -82,12 +82,12 @@ TEST_CASE_FIXTURE(Fixture, "run: the plan and the layer") {
   changed.k = reinterpret_cast<float*>(reinterpret_cast<std::uintptr_t>(layer.k) + 1);
   CHECK(contains(failure(changed, plan, problem.q), "layer.k = 1: expected an address"));
   changed = layer;
-  changed.num_slots = 1;
-  CHECK(contains(failure(changed, plan, problem.q), "less than layer.num_slots, 1"));
+  changed.num_chunks = 1;
+  CHECK(contains(failure(changed, plan, problem.q), "less than layer.num_chunks, 1"));
 
   Array<Piece> pieces = problem.plan.pieces;
   for (Piece& piece : pieces)
-    if (piece.slot >= 0) piece.begin = 60;
+    if (piece.chunk >= 0) piece.begin = 60;
   for (Piece& piece : pieces) piece.length += 10;
   PlanView broken = plan;
   broken.pieces = pieces.data();
@@ -146,7 +146,7 @@ TEST_CASE_FIXTURE(Fixture, "run: more heads than an int holds, refused before me
                  "sm_scale = -1"));
 }
 
-TEST_CASE_FIXTURE(Fixture, "write: sizes, slots and copies, before anything is stored") {
+TEST_CASE_FIXTURE(Fixture, "write: sizes, chunks and copies, before anything is stored") {
   PlanView plan = problem.plan.view();
   const std::vector<float> before = problem.kv.k;
   std::vector<float> k(static_cast<std::size_t>(plan.num_rows) * 2 * 32, 1.0f);
@@ -164,9 +164,9 @@ TEST_CASE_FIXTURE(Fixture, "write: sizes, slots and copies, before anything is s
                  "k.data() = null"));
 
   Array<PlanView::WriteTarget> writes = problem.plan.writes;
-  writes.back() = {problem.kv.view.num_slots, 0};
+  writes.back() = {problem.kv.view.num_chunks, 0};
   plan.writes = writes.data();
-  CHECK(contains(failure_of(plan, rows, rows), "less than layer.num_slots"));
+  CHECK(contains(failure_of(plan, rows, rows), "less than layer.num_chunks"));
   writes.back() = {0, 64};
   CHECK(contains(failure_of(plan, rows, rows), "plan's write offset = 64"));
 

@@ -79,10 +79,10 @@ void compare_hit_with_cold(Reduce reduce, double tolerance) {
     PrefixTree<int, 16, PoolAllocator, Lru> tree;
     KvCache<Cpu, T> kv(tree, {.num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim});
     ChunkAttention<Cpu, head_dim> attention(2, {.reduce = reduce});
-    // What is given up turns to NaN: one read of a freed slot would show in every comparison.
+    // What is given up turns to NaN: one read of a freed chunk would show in every comparison.
     std::size_t freed = 0;
-    tree.set_free_sink([&](SlotIndex slot) {
-      kv.poison(slot);
+    tree.set_free_sink([&](ChunkIndex chunk) {
+      kv.poison(chunk);
       ++freed;
     });
     std::vector<int> shared(20 + random.index(200));

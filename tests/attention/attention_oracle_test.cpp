@@ -142,7 +142,7 @@ TEST_CASE("one token dropped out of 4,096 breaks the bound") {
     test::RandomPlan plan;
     do plan = make_random_plan(random, options);
     while (plan.row_kv_len[0] < 4000);
-    test::KvStorage<float> kv(plan.num_slots, 1, options.chunk_size, 64);
+    test::KvStorage<float> kv(plan.num_chunks, 1, options.chunk_size, 64);
     fill_kv(random, plan, kv.view);
     std::vector<float> q(64), out(64), faulty(64);
     random.fill(std::span(q));
@@ -166,7 +166,7 @@ TEST_CASE("a row that sees nothing gives zeros and an lse of minus infinity") {
   options.max_length = 30;
   test::RandomPlan plan = make_random_plan(random, options);
   for (std::size_t row = 0; row < plan.row_kv_len.size(); row += 2) plan.row_kv_len[row] = 0;
-  test::KvStorage<half> kv(plan.num_slots, 2, options.chunk_size, 64);
+  test::KvStorage<half> kv(plan.num_chunks, 2, options.chunk_size, 64);
   fill_kv(random, plan, kv.view);
   std::vector<float> q(static_cast<std::size_t>(plan.num_rows()) * 4 * 64);
   random.fill(std::span(q));
@@ -194,14 +194,14 @@ TEST_CASE("sm_scale replaces 1 / sqrt(head_dim)") {
   CHECK(!compare_with_reference(problem.reference, std::span<const float>(answer.out)).ok());
 }
 
-TEST_CASE("strided memory: an engine's own layout [slot][token][head][dim]") {
+TEST_CASE("strided memory: an engine's own layout [chunk][token][head][dim]") {
   Random random(44);
   test::RandomPlanOptions options;
   options.max_length = 100;
   const test::RandomPlan plan = make_random_plan(random, options);
   constexpr int heads = 3;
   constexpr int dim = 64;
-  test::KvStorage<half> kv(plan.num_slots, heads, options.chunk_size, dim);
+  test::KvStorage<half> kv(plan.num_chunks, heads, options.chunk_size, dim);
   kv.view.stride_head = dim;
   kv.view.stride_token = heads * dim;
   fill_kv(random, plan, kv.view);
@@ -259,13 +259,13 @@ TEST_CASE_TEMPLATE("what write() stores is what attention reads", T, float, half
     const int heads = random.uniform(1, 3);
     constexpr int largest = !has_row_scales<T> ? 0 : std::is_same_v<T, std::int8_t> ? 127 : 448;
     const test::WrittenRows rows(random, plan, heads, dim, largest);
-    test::Storage<T> kv(plan.num_slots, heads, plan.chunk_size, dim);
+    test::Storage<T> kv(plan.num_chunks, heads, plan.chunk_size, dim);
     test::poison_kv(kv.view);
     ChunkAttention<Cpu, dim> attention(2);
     rows.write(random, attention, kv.view);
 
     // The oracle reads the same rows where the test itself put them, rounded by from_float.
-    test::KvStorage<float> exact(plan.num_slots, heads, plan.chunk_size, dim);
+    test::KvStorage<float> exact(plan.num_chunks, heads, plan.chunk_size, dim);
     test::poison_kv(exact.view);
     rows.template store<T>(exact.view);
     std::vector<float> q(static_cast<std::size_t>(plan.num_rows() * heads * 2 * dim));
@@ -288,14 +288,14 @@ TEST_CASE("8-bit K/V: the error against what was quantised") {
   options.num_sequences = 4;
   options.max_length = tokens;
   const test::RandomPlan plan = make_random_plan(random, options);
-  test::KvStorage<float> exact(plan.num_slots, 1, options.chunk_size, dim);
-  test::QuantizedStorage small(plan.num_slots, 1, options.chunk_size, dim);
+  test::KvStorage<float> exact(plan.num_chunks, 1, options.chunk_size, dim);
+  test::QuantizedStorage small(plan.num_chunks, 1, options.chunk_size, dim);
   fill_kv(random, plan, exact.view);
-  plan.for_each_visible([&](int slot, int offset) {
-    *small.view.k_row_scale(slot, 0, offset) =
-        quantize_row(exact.view.k_row(slot, 0, offset), dim, small.view.k_row(slot, 0, offset));
-    *small.view.v_row_scale(slot, 0, offset) =
-        quantize_row(exact.view.v_row(slot, 0, offset), dim, small.view.v_row(slot, 0, offset));
+  plan.for_each_visible([&](int chunk, int offset) {
+    *small.view.k_row_scale(chunk, 0, offset) =
+        quantize_row(exact.view.k_row(chunk, 0, offset), dim, small.view.k_row(chunk, 0, offset));
+    *small.view.v_row_scale(chunk, 0, offset) =
+        quantize_row(exact.view.v_row(chunk, 0, offset), dim, small.view.v_row(chunk, 0, offset));
   });
   std::vector<float> q(static_cast<std::size_t>(plan.num_rows()) * dim);
   random.fill(std::span(q));

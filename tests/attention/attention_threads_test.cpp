@@ -155,7 +155,7 @@ TEST_CASE("few KV heads leave no thread without work") {
   test::RandomPlan plan;
   do plan = make_random_plan(random, options);
   while (plan.row_kv_len[0] < 16000);
-  test::KvStorage<half> kv(plan.num_slots, 1, options.chunk_size, 128);
+  test::KvStorage<half> kv(plan.num_chunks, 1, options.chunk_size, 128);
   fill_kv(random, plan, kv.view);
   std::vector<float> q(128), out(128);
   random.fill(std::span(q));

@@ -102,12 +102,12 @@ TEST_CASE("the oracle: columns of V do not know of each other") {
   CHECK(whole.reference.value_dim == value_dim);
   const KvView<float>& kv = whole.kv.view;
   for (int begin = 0; begin + dim <= value_dim; begin += value_dim - dim) {
-    test::KvStorage<float> part(kv.num_slots, kv.num_kv_heads, kv.chunk_size, dim);
-    for (int slot = 0; slot < kv.num_slots; ++slot)
+    test::KvStorage<float> part(kv.num_chunks, kv.num_kv_heads, kv.chunk_size, dim);
+    for (int chunk = 0; chunk < kv.num_chunks; ++chunk)
       for (int head = 0; head < kv.num_kv_heads; ++head)
         for (int t = 0; t < kv.chunk_size; ++t) {
-          std::copy_n(kv.k_row(slot, head, t), dim, part.view.k_row(slot, head, t));
-          std::copy_n(kv.v_row(slot, head, t) + begin, dim, part.view.v_row(slot, head, t));
+          std::copy_n(kv.k_row(chunk, head, t), dim, part.view.k_row(chunk, head, t));
+          std::copy_n(kv.v_row(chunk, head, t) + begin, dim, part.view.v_row(chunk, head, t));
         }
     const Reference reference =
         reference_attention(part.view, whole.plan.view(), std::span<const float>(whole.q));
@@ -149,14 +149,14 @@ TEST_CASE_TEMPLATE("what write() stores in a cache is what attention reads", T, 
     const int heads = random.uniform(1, 3);
     KvCache<Cpu, T> cache(plan.chunk_size,
                           {.num_kv_heads = heads, .head_dim = dim, .value_dim = value_dim},
-                          static_cast<std::size_t>(plan.num_slots));
+                          static_cast<std::size_t>(plan.num_chunks));
     const KvView<T> layer = cache.layer(0);
     CHECK(layer.dim_of_v() == value_dim);
     test::poison_kv(layer);
     const test::WrittenRows rows(random, plan, heads, dim, has_row_scales<T> ? 448 : 0, value_dim);
     Attention<dim, value_dim> attention(2);
     rows.write(random, attention, layer);
-    test::KvStorage<float> exact(plan.num_slots, heads, plan.chunk_size, dim, value_dim);
+    test::KvStorage<float> exact(plan.num_chunks, heads, plan.chunk_size, dim, value_dim);
     test::poison_kv(exact.view);
     rows.template store<T>(exact.view);
     const auto lines = static_cast<std::size_t>(plan.num_rows() * heads * 2);
@@ -185,7 +185,7 @@ TEST_CASE_TEMPLATE("latent attention: V is the first elements of K, stored once"
         random, random_shape(random, random.pick({Share::some, Share::all}), queries));
     KvCache<Cpu, T> cache(plan.chunk_size,
                           {.head_dim = dim, .value_dim = value_dim, .v_in_k = true},
-                          static_cast<std::size_t>(plan.num_slots));
+                          static_cast<std::size_t>(plan.num_chunks));
     const KvView<T> layer = cache.layer(0);
     CHECK(layer.has_v_in_k());
     CHECK(layer.v_row(1, 0, 2) == layer.k_row(1, 0, 2));
@@ -201,16 +201,17 @@ TEST_CASE_TEMPLATE("latent attention: V is the first elements of K, stored once"
     CHECK(own.has_v_in_k());
     CHECK(own.v_row(1, 0, 2) == own.k_row(1, 0, 2));
     const std::size_t scale = has_row_scales<T> ? sizeof(float) : 0;
-    CHECK(cache.bytes_per_slot() ==
+    CHECK(cache.bytes_per_chunk() ==
           static_cast<std::size_t>(plan.chunk_size) * (dim * sizeof(T) + scale));
     test::poison_kv(layer);
     const test::WrittenRows rows(random, plan, 1, dim, has_row_scales<T> ? 448 : 0, value_dim);
     rows.write_k(attention, layer);
-    test::KvStorage<float> exact(plan.num_slots, 1, plan.chunk_size, dim, value_dim);
+    test::KvStorage<float> exact(plan.num_chunks, 1, plan.chunk_size, dim, value_dim);
     test::poison_kv(exact.view);
     rows.template store<T>(exact.view);
-    plan.for_each_visible([&](int slot, int offset) {
-      std::copy_n(exact.view.k_row(slot, 0, offset), value_dim, exact.view.v_row(slot, 0, offset));
+    plan.for_each_visible([&](int chunk, int offset) {
+      std::copy_n(exact.view.k_row(chunk, 0, offset), value_dim,
+                  exact.view.v_row(chunk, 0, offset));
     });
     const auto lines = static_cast<std::size_t>(plan.num_rows()) * 16;
     std::vector<float> q(lines * dim), out(lines * value_dim, 7.0f);

@@ -96,7 +96,7 @@ void accept_every_branch(Random& random) {
     d.check_content();
     d.engine.tree.check_invariants();
     d.chat.sequence.leave();
-    CHECK(d.engine.tree.stats().used_slots == 0);
+    CHECK(d.engine.tree.stats().used_chunks == 0);
   }
 }
 
@@ -153,7 +153,7 @@ TEST_CASE("nothing that was rejected is found, nothing that was accepted is miss
       while (same < path.size() && same + 1 < whole.size() && path[same] == whole[same]) ++same;
       CHECK(d.engine.tree.match_prefix(path).cached == same);
     }
-    CHECK(d.engine.tree.stats().used_slots == d.engine.tree.stats().retained_slots);
+    CHECK(d.engine.tree.stats().used_chunks == d.engine.tree.stats().retained_chunks);
   }
 }
 
@@ -212,7 +212,7 @@ TEST_CASE("accepted rows are copied however many steps that carried them were lo
     d.chat.sequence.leave();
     other.sequence.leave();
     d.engine.tree.device_idle();
-    CHECK(d.engine.tree.stats().used_slots == 0);
+    CHECK(d.engine.tree.stats().used_chunks == 0);
   }
 }
 

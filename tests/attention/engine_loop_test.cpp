@@ -98,7 +98,7 @@ class Engine {
   void admit() {
     for (; !waiting_.empty(); waiting_.pop_front()) {
       Waiting& next = waiting_.front();
-      if (tree_.slots_needed(next.tokens) + running_.size() + 1 > tree_.slots_available()) break;
+      if (tree_.chunks_needed(next.tokens) + running_.size() + 1 > tree_.chunks_available()) break;
       running_.push_back({next.request, next.sample, next.to_fork, tree_.insert(next.tokens)});
     }
   }

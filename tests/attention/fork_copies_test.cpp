@@ -77,7 +77,7 @@ struct Engine {
   }
 
   explicit Engine(int min_run = 0) : tree({}, {.min_run = min_run}) {
-    tree.set_free_sink([this](SlotIndex slot) { kv.poison(slot); });
+    tree.set_free_sink([this](ChunkIndex chunk) { kv.poison(chunk); });
   }
   ~Engine() { tree.set_free_sink({}); }
   Tree tree;
@@ -263,11 +263,11 @@ TEST_CASE("a twin that leaves before its copy was made takes it back, and its ca
     auto twin = s.fork();
     CHECK(tree.stats().forks_copied == 1);
     CHECK(twin.num_written() == 3);
-    CHECK(tree.stats().used_slots == before.used_slots + 1);
+    CHECK(tree.stats().used_chunks == before.used_chunks + 1);
   }
   // Its two generated tokens were never copied: they must not be found.
   tree.check_invariants();
-  CHECK(tree.stats().used_slots == before.used_slots);
+  CHECK(tree.stats().used_chunks == before.used_chunks);
   CHECK(tree.match_prefix(std::vector<int>{1, 2, 3, 4, 5}, {.name_space = {.tenant = 5}}).cached ==
         3);
   AttentionPlan plan;

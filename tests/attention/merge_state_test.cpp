@@ -141,18 +141,18 @@ TEST_CASE("a context cut in two, grouped heads: the parts' results become the wh
       PlanView::Segment segment = problem.plan.segments[0];
       segment.position = 0;
       segment.piece_begin = 0;
-      segment.piece_count = 0;
+      segment.num_pieces = 0;
       segment.length = 0;
-      for (int p = 0; p < problem.plan.segments[0].piece_count; ++p) {
+      for (int p = 0; p < problem.plan.segments[0].num_pieces; ++p) {
         const Piece& piece =
             problem.plan.pieces[static_cast<std::size_t>(problem.plan.segments[0].piece_begin + p)];
         const int from = std::max(begin, piece.position);
         const int to = std::min(end, piece.position + piece.length);
         if (from >= to) continue;
         plan.pieces.push_back(
-            {piece.slot, piece.begin + from - piece.position, to - from, from - begin});
+            {piece.chunk, piece.begin + from - piece.position, to - from, from - begin});
         segment.length += to - from;
-        ++segment.piece_count;
+        ++segment.num_pieces;
       }
       plan.segments.push_back(segment);
       for (const std::int32_t kv_len : problem.plan.row_kv_len)

@@ -39,9 +39,9 @@ test::RandomPlan shared_plan(int sequences, int shared, int own, int chunk_size 
                               length,
                               parent,
                               row_end - row_begin};
-    for (int done = 0; done < length; done += chunk_size, ++segment.piece_count)
+    for (int done = 0; done < length; done += chunk_size, ++segment.num_pieces)
       plan.pieces.push_back(
-          {plan.num_slots++, 0, std::min(chunk_size, length - done), position + done});
+          {plan.num_chunks++, 0, std::min(chunk_size, length - done), position + done});
     plan.segments.push_back(segment);
   };
   add(0, sequences, 0, shared, -1);
@@ -50,7 +50,7 @@ test::RandomPlan shared_plan(int sequences, int shared, int own, int chunk_size 
     plan.row_token.push_back(sequences - 1 - i);
     plan.row_kv_len.push_back(shared + own);
     plan.row_segment.push_back(i + 1);
-    plan.writes.push_back({no_slot, 0});
+    plan.writes.push_back({no_chunk, 0});
   }
   return plan;
 }
@@ -59,7 +59,7 @@ test::RandomPlan shared_plan(int sequences, int shared, int own, int chunk_size 
 test::RandomPlan only_row(const test::RandomPlan& plan, std::size_t row) {
   test::RandomPlan alone;
   alone.chunk_size = plan.chunk_size;
-  alone.num_slots = plan.num_slots;
+  alone.num_chunks = plan.num_chunks;
   alone.pieces = plan.pieces;
   std::vector<int> path;
   for (int s = plan.row_segment[row]; s >= 0; s = plan.segments[static_cast<std::size_t>(s)].parent)
@@ -75,7 +75,7 @@ test::RandomPlan only_row(const test::RandomPlan& plan, std::size_t row) {
   alone.row_token.push_back(0);
   alone.row_kv_len.push_back(plan.row_kv_len[row]);
   alone.row_segment.push_back(static_cast<std::int32_t>(path.size()) - 1);
-  alone.writes.push_back({no_slot, 0});
+  alone.writes.push_back({no_chunk, 0});
   return alone;
 }
 
@@ -97,7 +97,7 @@ TEST_CASE("a table by position is not read for lanes without a position") {
 TEST_CASE("sinks count once, whatever is shared and however walks are cut") {
   constexpr int sequences = 5, shared = 3000, own = 100, heads = 4;
   const test::RandomPlan plan = shared_plan(sequences, shared, own);
-  test::KvStorage<float> kv(plan.num_slots, 1, plan.chunk_size, dim);
+  test::KvStorage<float> kv(plan.num_chunks, 1, plan.chunk_size, dim);
   std::fill(kv.k.begin(), kv.k.end(), 0.0f);  // all tokens weigh the same
   std::fill(kv.v.begin(), kv.v.end(), 1.0f);
   const std::vector<float> sinks{0.0f, 7.0f, 20.0f, -infinity};
@@ -123,13 +123,13 @@ TEST_CASE("nodes outside of every window are neither read nor listed") {
     for (const int keep : {0, 4, 100}) {
       const int own = random.pick({3, 64, 300});
       const test::RandomPlan plan = shared_plan(sequences, shared, own, random.pick({16, 64}));
-      test::KvStorage<float> kv(plan.num_slots, 1, plan.chunk_size, dim);
+      test::KvStorage<float> kv(plan.num_chunks, 1, plan.chunk_size, dim);
       fill_kv(random, plan, kv.view);
       const int first = std::max(0, shared + own - window);  // that a row sees, besides `keep`
       for (const Piece& piece : plan.pieces)
         for (int t = 0; t < piece.length; ++t)
           if (piece.position + t >= keep && piece.position + t < first)
-            std::fill_n(kv.view.v_row(piece.slot, 0, piece.begin + t), dim, std::nanf(""));
+            std::fill_n(kv.view.v_row(piece.chunk, 0, piece.begin + t), dim, std::nanf(""));
       std::vector<float> q(std::size_t{sequences} * dim);
       random.fill(std::span(q));
       for (auto& attention : test::variant_modes<dim>()) {
@@ -183,7 +183,7 @@ TEST_CASE("a NaN or infinity in V reaches the rows that see it, and no other") {
       attention.run(problem.kv.view, plan.view(), mask.variant, problem.q, before.out);
       const std::size_t row = random.index(plan.row_kv_len.size());
       const Piece place = test::place_of(plan, row, random.uniform(0, plan.row_kv_len[row] - 1));
-      bfloat16* const v = problem.kv.view.v_row(place.slot, 0, place.begin);
+      bfloat16* const v = problem.kv.view.v_row(place.chunk, 0, place.begin);
       const bfloat16 old = v[3];
       v[3] = from_float<bfloat16>(random.pick({std::nanf(""), infinity, -infinity}));
       attention.run(problem.kv.view, plan.view(), mask.variant, problem.q, after.out);
@@ -193,7 +193,7 @@ TEST_CASE("a NaN or infinity in V reaches the rows that see it, and no other") {
           const int token = plan.row_token[r];
           const Place at{token, plan.row_kv_len[r] - 1, place.position, head};
           const bool sees = place.position <= at.query && test::MaskCase::shows(at) &&
-                            test::place_of(plan, r, place.position).slot == place.slot &&
+                            test::place_of(plan, r, place.position).chunk == place.chunk &&
                             test::place_of(plan, r, place.position).begin == place.begin;
           const std::size_t line = static_cast<std::size_t>(token * 2 + head) * dim;
           for (std::size_t i = 0; i < dim; ++i) {
@@ -242,7 +242,7 @@ TEST_CASE("batch-invariant: a row has the bits that it has alone") {
 TEST_CASE("the same bits for any number of threads") {
   Random random(6);
   const test::RandomPlan plan = shared_plan(3, 4000, 900);
-  test::KvStorage<half> kv(plan.num_slots, 2, plan.chunk_size, dim);
+  test::KvStorage<half> kv(plan.num_chunks, 2, plan.chunk_size, dim);
   fill_kv(random, plan, kv.view);
   std::vector<float> q(3 * 8 * dim);
   random.fill(std::span(q));
@@ -260,7 +260,7 @@ TEST_CASE("the same bits for any number of threads") {
 
 TEST_CASE("infinite logits: what a variant makes of them") {
   const test::RandomPlan plan = shared_plan(1, 10, 1);
-  test::KvStorage<float> kv(plan.num_slots, 1, plan.chunk_size, dim);
+  test::KvStorage<float> kv(plan.num_chunks, 1, plan.chunk_size, dim);
   std::fill(kv.k.begin(), kv.k.end(), 0.0f);
   std::fill(kv.v.begin(), kv.v.end(), 1.0f);
   kv.view.k_row(0, 0, 4)[0] = infinity;
@@ -282,7 +282,7 @@ TEST_CASE("infinite logits: what a variant makes of them") {
 #if CHUNKATTN_EXCEPTIONS
 TEST_CASE("members that make no sense are refused before anything is written") {
   const test::RandomPlan plan = shared_plan(2, 10, 1);
-  test::KvStorage<float> kv(plan.num_slots, 1, plan.chunk_size, dim);
+  test::KvStorage<float> kv(plan.num_chunks, 1, plan.chunk_size, dim);
   std::vector<float> q(2 * 3 * dim), out(q.size(), 7.0f);
   const std::vector<float> four(4);
   ChunkAttention<Cpu, dim> attention(1);

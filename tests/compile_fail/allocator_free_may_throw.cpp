@@ -3,11 +3,11 @@
 #include <chunkattn/prefix_tree.hpp>
 
 struct Allocator {
-  chunkattn::SlotIndex allocate() { return chunkattn::no_slot; }
+  chunkattn::ChunkIndex allocate() { return chunkattn::no_chunk; }
 #ifdef CHUNKATTN_CONTROL
-  void free(chunkattn::SlotIndex) noexcept {}
+  void free(chunkattn::ChunkIndex) noexcept {}
 #else
-  void free(chunkattn::SlotIndex) {}
+  void free(chunkattn::ChunkIndex) {}
 #endif
   std::size_t capacity() const noexcept { return 0; }
   std::size_t available() const noexcept { return 0; }

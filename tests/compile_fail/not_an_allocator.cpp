@@ -1,4 +1,4 @@
-// The allocator hands out slot indices; std::allocator hands out memory.
+// The allocator hands out chunk indices; std::allocator hands out memory.
 // expect: ChunkAllocator
 #include <chunkattn/prefix_tree.hpp>
 #include <memory>

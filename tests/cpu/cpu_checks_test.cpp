@@ -17,7 +17,7 @@ using namespace chunkattn;
 
 namespace {
 
-constexpr int chunk = 16, slots = 3, dim = 8;
+constexpr int chunk_size = 16, chunks = 3, dim = 8;
 
 // What was wrong: the first words of the message, up to the value.
 template <class F>
@@ -32,12 +32,13 @@ std::string failure(F&& f) {
 }
 
 struct Fixture {
-  std::vector<float> k = std::vector<float>(std::size_t{slots} * chunk * dim), v = k;
-  std::vector<float> k_scale = std::vector<float>(std::size_t{slots} * chunk), v_scale = k_scale;
+  std::vector<float> k = std::vector<float>(std::size_t{chunks} * chunk_size * dim), v = k;
+  std::vector<float> k_scale = std::vector<float>(std::size_t{chunks} * chunk_size),
+                     v_scale = k_scale;
   std::vector<std::int8_t> k8 = std::vector<std::int8_t>(k.size()), v8 = k8;
-  KvView<float> view = make_kv_view(k.data(), v.data(), {slots, 1, chunk, dim});
-  KvView<std::int8_t> view8 =
-      make_kv_view(k8.data(), v8.data(), k_scale.data(), v_scale.data(), {slots, 1, chunk, dim});
+  KvView<float> view = make_kv_view(k.data(), v.data(), {chunks, 1, chunk_size, dim});
+  KvView<std::int8_t> view8 = make_kv_view(k8.data(), v8.data(), k_scale.data(), v_scale.data(),
+                                           {chunks, 1, chunk_size, dim});
 
   // Two segments of two pieces, the last of which is put to the test.
   std::string of_piece(Piece piece) {
@@ -48,13 +49,13 @@ struct Fixture {
     plan.num_rows = 1;
     plan.num_segments = 2;
     plan.num_pieces = 4;
-    plan.chunk_size = chunk;
+    plan.chunk_size = chunk_size;
     plan.segments = segments.data();
     plan.pieces = pieces.data();
     return failure([&] { detail::cpu::check_pieces(view, plan); });
   }
   std::string of_write(PlanView::WriteTarget target) {
-    const std::vector<PlanView::WriteTarget> writes{{no_slot, 0}, {0, 0}, target};
+    const std::vector<PlanView::WriteTarget> writes{{no_chunk, 0}, {0, 0}, target};
     PlanView plan;
     plan.num_rows = 3;
     plan.writes = writes.data();
@@ -72,31 +73,31 @@ struct Fixture {
                       int value_dim = dim) {
     PlanView plan;
     plan.num_rows = num_rows;
-    plan.chunk_size = chunk;
+    plan.chunk_size = chunk_size;
     return failure([&] { detail::cpu::check_view(changed, plan, head_dim, value_dim); });
   }
 };
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "pieces lie in slots that the view has") {
+TEST_CASE_FIXTURE(Fixture, "pieces lie in chunks that the view has") {
   CHECK(of_piece({2, 0, 16, 48}) == "");
   CHECK(of_piece({0, 15, 1, 48}) == "");
   CHECK(of_piece({0, 0, 0, 48}) == "");  // nothing, but no harm
   CHECK(of_piece({0, 16, 0, 48}) == "");
-  CHECK(of_piece({-1, 0, 16, 48}) == "plan's slot = -1");
-  CHECK(of_piece({3, 0, 16, 48}) == "plan's slot = 3");
+  CHECK(of_piece({-1, 0, 16, 48}) == "plan's chunk = -1");
+  CHECK(of_piece({3, 0, 16, 48}) == "plan's chunk = 3");
   CHECK(of_piece({0, -1, 16, 48}) == "plan's piece end = 15");
   CHECK(of_piece({0, 3, -1, 48}) == "plan's piece end = 2");
   CHECK(of_piece({0, 1, 16, 48}) == "plan's piece end = 17");
 }
 
-TEST_CASE_FIXTURE(Fixture, "rows are written and copied within slots that the view has") {
-  CHECK(of_write({no_slot, 99}) == "");
+TEST_CASE_FIXTURE(Fixture, "rows are written and copied within chunks that the view has") {
+  CHECK(of_write({no_chunk, 99}) == "");
   CHECK(of_write({0, 0}) == "");
   CHECK(of_write({2, 15}) == "");
-  CHECK(of_write({-2, 0}) == "plan's slot = -2");
-  CHECK(of_write({3, 0}) == "plan's slot = 3");
+  CHECK(of_write({-2, 0}) == "plan's chunk = -2");
+  CHECK(of_write({3, 0}) == "plan's chunk = 3");
   CHECK(of_write({0, -1}) == "plan's write offset = -1");
   CHECK(of_write({0, 16}) == "plan's write offset = 16");
 
@@ -104,10 +105,10 @@ TEST_CASE_FIXTURE(Fixture, "rows are written and copied within slots that the vi
   CHECK(of_copy({0, 15, 2, 3, 1}) == "");
   CHECK(of_copy({0, 3, 2, 15, 1}) == "");
   CHECK(of_copy({0, 16, 0, 16, 0}) == "");
-  CHECK(of_copy({-1, 0, 0, 0, 1}) == "plan's slot = -1");
-  CHECK(of_copy({0, 0, -1, 0, 1}) == "plan's slot = -1");
-  CHECK(of_copy({3, 0, 0, 0, 1}) == "plan's slot = 3");
-  CHECK(of_copy({0, 0, 3, 0, 1}) == "plan's slot = 3");
+  CHECK(of_copy({-1, 0, 0, 0, 1}) == "plan's chunk = -1");
+  CHECK(of_copy({0, 0, -1, 0, 1}) == "plan's chunk = -1");
+  CHECK(of_copy({3, 0, 0, 0, 1}) == "plan's chunk = 3");
+  CHECK(of_copy({0, 0, 3, 0, 1}) == "plan's chunk = 3");
   CHECK(of_copy({0, -1, 1, 0, 2}) == "plan's row copy = 2");
   CHECK(of_copy({0, 0, 1, -1, 2}) == "plan's row copy = 2");
   CHECK(of_copy({0, 15, 1, 0, 2}) == "plan's row copy = 2");

@@ -115,7 +115,7 @@ TEST_CASE("a row that sees nothing gives zeros also where its row block is cut a
       test::RandomPlan plan = make_random_plan(random, options);
       const test::RandomPlan everything = plan;
       for (std::size_t row = 0; row < plan.row_kv_len.size(); row += 2) plan.row_kv_len[row] = 0;
-      test::KvStorage<float> kv(plan.num_slots, 1, options.chunk_size, 64);
+      test::KvStorage<float> kv(plan.num_chunks, 1, options.chunk_size, 64);
       std::vector<float> q(static_cast<std::size_t>(plan.num_rows()) * 64);
       random.fill(std::span(q));
       std::vector<float> out(q.size(), -1.0f), lse(q.size() / 64, -1.0f);

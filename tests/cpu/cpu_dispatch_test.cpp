@@ -122,10 +122,12 @@ TEST_CASE_TEMPLATE("every instruction set of a build agrees with the oracle", T,
     if (!detail::cpu::is_supported(set)) continue;
     CAPTURE(name_of(set));
     ++ran;
-    for (const Reduce reduce :
-         {Reduce::deterministic, Reduce::spin_lock, Reduce::batch_invariant}) {
-      ChunkAttention<Cpu, 64> attention(
-          2, {.reduce = reduce, .min_tasks = 16, .min_product_lines = 1, .instruction_set = set});
+    for (const CpuOptions::Reduce reduce :
+         {CpuOptions::Reduce::deterministic, CpuOptions::Reduce::spin_lock,
+          CpuOptions::Reduce::batch_invariant}) {
+      ChunkAttention<Cpu, 64> attention(2, {.reduce = reduce,
+                                            .instruction_set = set,
+                                            .tuning = {.min_tasks = 16, .min_product_lines = 1}});
       for (int i = 0; i < test::scaled(10); ++i) {
         test::RandomPlanOptions options;
         options.share = random.pick({test::Share::none, test::Share::some, test::Share::all});

@@ -63,7 +63,7 @@ test::RandomPlan levels(const std::vector<int>& nodes, const std::vector<int>& t
     plan.row_kv_len.push_back(position);
     plan.row_token.push_back(row);
   }
-  plan.writes.assign(plan.row_token.size(), {chunkattn::no_slot, 0});
+  plan.writes.assign(plan.row_token.size(), {chunkattn::no_chunk, 0});
   return plan;
 }
 
@@ -131,7 +131,7 @@ test::RandomPlan unshared(int sequences, int tokens, int rows) {
       plan.row_token.push_back(s * rows + row);
     }
   }
-  plan.writes.assign(plan.row_token.size(), {chunkattn::no_slot, 0});
+  plan.writes.assign(plan.row_token.size(), {chunkattn::no_chunk, 0});
   return plan;
 }
 

@@ -20,7 +20,7 @@ using detail::cpu::BlockSpan;
 
 namespace {
 
-using Places = std::vector<std::pair<SlotIndex, int>>;  // slot, offset
+using Places = std::vector<std::pair<ChunkIndex, int>>;  // chunk, offset
 
 test::RandomPlan plan_of(test::Random& random) {
   test::RandomPlanOptions options;
@@ -34,9 +34,9 @@ test::RandomPlan plan_of(test::Random& random) {
 // The places of a segment's tokens, in order.
 Places places_of(const test::RandomPlan& plan, const PlanView::Segment& segment) {
   Places places;
-  for (int p = 0; p < segment.piece_count; ++p) {
+  for (int p = 0; p < segment.num_pieces; ++p) {
     const Piece& piece = plan.pieces[static_cast<std::size_t>(segment.piece_begin + p)];
-    for (int t = 0; t < piece.length; ++t) places.emplace_back(piece.slot, piece.begin + t);
+    for (int t = 0; t < piece.length; ++t) places.emplace_back(piece.chunk, piece.begin + t);
   }
   return places;
 }
@@ -47,7 +47,7 @@ void add(const BlockSpan& block, Places& places) {
   for (int r = 0; r < block.num_runs; ++r) {
     CHECK(block.runs[r].count > 0);
     for (int t = 0; t < block.runs[r].count; ++t)
-      places.emplace_back(block.runs[r].slot, block.runs[r].begin + t);
+      places.emplace_back(block.runs[r].chunk, block.runs[r].begin + t);
     count += block.runs[r].count;
   }
   CHECK(count == block.count);

@@ -33,7 +33,7 @@ std::vector<float> rows_of(test::Random& random, const test::RandomPlan& plan) {
 
 /// 8-bit K/V in which every byte counts.
 struct Memory8 : test::QuantizedStorage {
-  explicit Memory8(int num_slots) : ScaledStorage(num_slots, heads, 16, dim) {}
+  explicit Memory8(int num_chunks) : ScaledStorage(num_chunks, heads, 16, dim) {}
   void fill(test::Random& random) {
     for (auto* values : {&k, &v})
       for (std::int8_t& value : *values) value = static_cast<std::int8_t>(random.bits() >> 56);
@@ -61,9 +61,9 @@ TEST_CASE("write stores every row of a batch, whatever its size") {
     CAPTURE(n);
     test::RandomPlan plan = plan_of(random, n, 1);
     for (PlanView::WriteTarget& target : plan.writes)  // shared rows too: nobody reads here
-      if (target.slot == no_slot) target = {plan.num_slots - 1, 0};
+      if (target.chunk == no_chunk) target = {plan.num_chunks - 1, 0};
     plan.writes.back() = {0, 15};
-    test::KvStorage<float> kv(plan.num_slots, heads, 16, dim);
+    test::KvStorage<float> kv(plan.num_chunks, heads, 16, dim);
     const std::vector<float> k = rows_of(random, plan), v = rows_of(random, plan);
     ChunkAttention<Cpu, dim>(2).write(kv.view, plan.view(), k, v);
     const std::size_t last = plan.writes.size() - 1;
@@ -78,19 +78,19 @@ TEST_CASE("8-bit rows: values and scales of K and of V each in their place, noth
   test::Random random(62);
   for (int round = 0; round < test::scaled(10); ++round) {
     const test::RandomPlan plan = plan_of(random, 12, random.pick({1, 4}));
-    Memory8 kv(plan.num_slots), expected(plan.num_slots);
+    Memory8 kv(plan.num_chunks), expected(plan.num_chunks);
     kv.fill(random);
     expected.copy(kv);
     const std::vector<float> k = rows_of(random, plan), v = rows_of(random, plan);
     for (std::size_t row = 0; row < plan.writes.size(); ++row) {
       const PlanView::WriteTarget to = plan.writes[row];
-      if (to.slot == no_slot) continue;
+      if (to.chunk == no_chunk) continue;
       for (int head = 0; head < heads; ++head) {
         const std::size_t at = (row * heads + static_cast<std::size_t>(head)) * dim;
-        *expected.view.k_row_scale(to.slot, head, to.offset) =
-            quantize_row(&k[at], dim, expected.view.k_row(to.slot, head, to.offset));
-        *expected.view.v_row_scale(to.slot, head, to.offset) =
-            quantize_row(&v[at], dim, expected.view.v_row(to.slot, head, to.offset));
+        *expected.view.k_row_scale(to.chunk, head, to.offset) =
+            quantize_row(&k[at], dim, expected.view.k_row(to.chunk, head, to.offset));
+        *expected.view.v_row_scale(to.chunk, head, to.offset) =
+            quantize_row(&v[at], dim, expected.view.v_row(to.chunk, head, to.offset));
       }
     }
     ChunkAttention<Cpu, dim>(2).write(kv.view, plan.view(), k, v);
@@ -102,27 +102,27 @@ TEST_CASE("row copies: those rows of every head, and nothing beside them") {
   test::Random random(63);
   for (int round = 0; round < test::scaled(20); ++round) {
     test::RandomPlan plan = plan_of(random, 2, 1);
-    plan.num_slots += 2;
-    plan.writes.assign(plan.writes.size(), {no_slot, 0});
+    plan.num_chunks += 2;
+    plan.writes.assign(plan.writes.size(), {no_chunk, 0});
     const int length = random.uniform(1, 16);
-    const PlanView::RowCopy copy{plan.num_slots - 1, random.uniform(0, 16 - length),
-                                 plan.num_slots - 2, random.uniform(0, 16 - length), length};
+    const PlanView::RowCopy copy{plan.num_chunks - 1, random.uniform(0, 16 - length),
+                                 plan.num_chunks - 2, random.uniform(0, 16 - length), length};
     plan.copies.push_back(copy);
-    Memory8 kv(plan.num_slots), expected(plan.num_slots);
+    Memory8 kv(plan.num_chunks), expected(plan.num_chunks);
     kv.fill(random);
     expected.copy(kv);
     const KvView<std::int8_t>& view = expected.view;
     for (int head = 0; head < heads; ++head) {
       for (int t = 0; t < length; ++t) {
         const int from = copy.source_begin + t, to = copy.target_begin + t;
-        std::copy_n(view.k_row(copy.source_slot, head, from), dim,
-                    view.k_row(copy.target_slot, head, to));
-        std::copy_n(view.v_row(copy.source_slot, head, from), dim,
-                    view.v_row(copy.target_slot, head, to));
-        *view.k_row_scale(copy.target_slot, head, to) =
-            *view.k_row_scale(copy.source_slot, head, from);
-        *view.v_row_scale(copy.target_slot, head, to) =
-            *view.v_row_scale(copy.source_slot, head, from);
+        std::copy_n(view.k_row(copy.source_chunk, head, from), dim,
+                    view.k_row(copy.target_chunk, head, to));
+        std::copy_n(view.v_row(copy.source_chunk, head, from), dim,
+                    view.v_row(copy.target_chunk, head, to));
+        *view.k_row_scale(copy.target_chunk, head, to) =
+            *view.k_row_scale(copy.source_chunk, head, from);
+        *view.v_row_scale(copy.target_chunk, head, to) =
+            *view.v_row_scale(copy.source_chunk, head, from);
       }
     }
     const std::vector<float> rows = rows_of(random, plan);
@@ -135,7 +135,7 @@ TEST_CASE("row copies: those rows of every head, and nothing beside them") {
 TEST_CASE("write refuses a layer that does not fit") {
   test::Random random(64);
   const test::RandomPlan plan = plan_of(random, 2, 1);
-  test::KvStorage<float> kv(plan.num_slots, heads, 16, dim);
+  test::KvStorage<float> kv(plan.num_chunks, heads, 16, dim);
   const std::vector<float> rows = rows_of(random, plan);
   ChunkAttention<Cpu, dim> attention(1);
   CHECK_NOTHROW(attention.write(kv.view, plan.view(), rows, rows));

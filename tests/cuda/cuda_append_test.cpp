@@ -19,7 +19,7 @@ using chunkattn::half;
 using chunkattn::KvView;
 using namespace chunkattn::detail::cuda;
 
-constexpr int chunk = 16;
+constexpr int chunk_size = 16;
 constexpr int heads = 3;
 
 struct Plan {
@@ -36,12 +36,12 @@ struct Plan {
   }
 };
 
-// Slots 0..3: copies go from 0 to 1 and within 1, tokens to 2 and 3.
+// Chunks 0..3: copies go from 0 to 1 and within 1, tokens to 2 and 3.
 Plan make_plan(int tokens) {
   Plan plan;
   plan.copies = {{0, 3, 1, 5, 7}, {0, 0, 1, 0, 2}};
-  for (int t = 0; t < tokens; ++t) plan.writes.push_back({2 + t / chunk, t % chunk});
-  plan.writes[static_cast<std::size_t>(tokens / 2)].slot = chunkattn::no_slot;
+  for (int t = 0; t < tokens; ++t) plan.writes.push_back({2 + t / chunk_size, t % chunk_size});
+  plan.writes[static_cast<std::size_t>(tokens / 2)].chunk = chunkattn::no_chunk;
   plan.header.num_rows = tokens;
   plan.header.num_copies = static_cast<int>(plan.copies.size());
   return plan;
@@ -58,11 +58,11 @@ TEST_CASE("tokens and row copies reach their places by one launch") {
       CAPTURE(dims.k);
       CAPTURE(dims.v);
       CAPTURE(grid);
-      test::KvStorage<half> kv(4, heads, chunk, dims.k, dims.v);
+      test::KvStorage<half> kv(4, heads, chunk_size, dims.k, dims.v);
       random.fill(std::span(kv.k));
       random.fill(std::span(kv.v));
       const test::KvStorage<half> before = test::copy_of<half>(kv);
-      const int tokens = random.uniform(1, 2 * chunk);
+      const int tokens = random.uniform(1, 2 * chunk_size);
       Plan plan = make_plan(tokens);
       std::vector<Piece16> k(static_cast<std::size_t>(tokens * heads * dims.k / 8));
       std::vector<Piece16> v(static_cast<std::size_t>(tokens * heads * dims.v / 8));
@@ -76,32 +76,33 @@ TEST_CASE("tokens and row copies reach their places by one launch") {
       });
 
       int wrong = 0;
-      const auto expect = [&](int slot, int head, int row, const half* k_row, const half* v_row) {
-        for (int d = 0; d < dims.k; ++d) wrong += !(kv.view.k_row(slot, head, row)[d] == k_row[d]);
-        for (int d = 0; d < dims.v; ++d) wrong += !(kv.view.v_row(slot, head, row)[d] == v_row[d]);
+      const auto expect = [&](int chunk, int head, int row, const half* k_row, const half* v_row) {
+        for (int d = 0; d < dims.k; ++d) wrong += !(kv.view.k_row(chunk, head, row)[d] == k_row[d]);
+        for (int d = 0; d < dims.v; ++d) wrong += !(kv.view.v_row(chunk, head, row)[d] == v_row[d]);
       };
       for (int head = 0; head < heads; ++head) {
-        std::vector<int> written(4 * chunk, 0);
+        std::vector<int> written(4 * chunk_size, 0);
         for (int t = 0; t < tokens; ++t) {
           const auto target = plan.writes[static_cast<std::size_t>(t)];
-          if (target.slot == chunkattn::no_slot) continue;
+          if (target.chunk == chunkattn::no_chunk) continue;
           const auto line = static_cast<std::size_t>(t * heads + head);
-          expect(target.slot, head, target.offset, &new_k[line * static_cast<std::size_t>(dims.k)],
+          expect(target.chunk, head, target.offset, &new_k[line * static_cast<std::size_t>(dims.k)],
                  &new_v[line * static_cast<std::size_t>(dims.v)]);
-          ++written[static_cast<std::size_t>(target.slot * chunk + target.offset)];
+          ++written[static_cast<std::size_t>(target.chunk * chunk_size + target.offset)];
         }
         for (const auto& copy : plan.copies)
           for (int i = 0; i < copy.length; ++i) {
-            expect(copy.target_slot, head, copy.target_begin + i,
-                   before.view.k_row(copy.source_slot, head, copy.source_begin + i),
-                   before.view.v_row(copy.source_slot, head, copy.source_begin + i));
-            ++written[static_cast<std::size_t>(copy.target_slot * chunk + copy.target_begin + i)];
+            expect(copy.target_chunk, head, copy.target_begin + i,
+                   before.view.k_row(copy.source_chunk, head, copy.source_begin + i),
+                   before.view.v_row(copy.source_chunk, head, copy.source_begin + i));
+            ++written[static_cast<std::size_t>(copy.target_chunk * chunk_size + copy.target_begin +
+                                               i)];
           }
-        for (int place = 0; place < 4 * chunk; ++place) {  // and nothing else has changed
+        for (int place = 0; place < 4 * chunk_size; ++place) {  // and nothing else has changed
           if (written[static_cast<std::size_t>(place)] > 0) continue;
-          const int slot = place / chunk, row = place % chunk;
-          expect(slot, head, row, before.view.k_row(slot, head, row),
-                 before.view.v_row(slot, head, row));
+          const int chunk = place / chunk_size, row = place % chunk_size;
+          expect(chunk, head, row, before.view.k_row(chunk, head, row),
+                 before.view.v_row(chunk, head, row));
         }
       }
       CHECK(wrong == 0);

@@ -136,7 +136,7 @@ TEST_CASE("the host waits for an upload only when both buffers are being copied 
   ChunkAttention<Cuda, head_dim> attention(Engine::limits());
   std::vector<std::size_t> queued;
   for (int uploads = 0; uploads < 3; ++uploads) {
-    ++plan.topology;
+    ++plan.segments_version;
     attention.prepare(plan.view(), &stream);
     queued.push_back(stream.queue.size());
   }
@@ -255,11 +255,11 @@ TEST_CASE("row copies of forks reach every layer by one launch") {
   constexpr int layers = 3;
   KvCache<Cuda, half> cache(16, {layers, kv_heads, head_dim}, 4);
   for (int l = 0; l < layers; ++l)
-    for (int slot = 0; slot < 4; ++slot) {
+    for (int chunk = 0; chunk < 4; ++chunk) {
       const auto view = cache.layer(l);
       for (int i = 0; i < kv_heads * 16 * head_dim; ++i) {
-        view.k_row(slot, 0, 0)[i] = chunkattn::to_half(random.normal());
-        view.v_row(slot, 0, 0)[i] = chunkattn::to_half(random.normal());
+        view.k_row(chunk, 0, 0)[i] = chunkattn::to_half(random.normal());
+        view.v_row(chunk, 0, 0)[i] = chunkattn::to_half(random.normal());
       }
     }
   test::RandomPlanOptions options;
@@ -280,10 +280,10 @@ TEST_CASE("row copies of forks reach every layer by one launch") {
         for (int i = 0; i < copy.length; ++i)
           for (int d = 0; d < head_dim; ++d) {
             const auto view = cache.layer(l);
-            wrong += !(view.k_row(copy.target_slot, head, copy.target_begin + i)[d] ==
-                       view.k_row(copy.source_slot, head, copy.source_begin + i)[d]);
-            wrong += !(view.v_row(copy.target_slot, head, copy.target_begin + i)[d] ==
-                       view.v_row(copy.source_slot, head, copy.source_begin + i)[d]);
+            wrong += !(view.k_row(copy.target_chunk, head, copy.target_begin + i)[d] ==
+                       view.k_row(copy.source_chunk, head, copy.source_begin + i)[d]);
+            wrong += !(view.v_row(copy.target_chunk, head, copy.target_begin + i)[d] ==
+                       view.v_row(copy.source_chunk, head, copy.source_begin + i)[d]);
           }
   CHECK(wrong == 0);
 }
@@ -341,8 +341,8 @@ TEST_CASE("float K and V are rounded on the way in") {
   for (int t = 0; t < 5; ++t) {
     const auto target = engine.view.writes[t];
     const auto at = static_cast<std::size_t>((t * kv_heads + 1) * head_dim + 3);
-    CHECK(view.k_row(target.slot, 1, target.offset)[3] == chunkattn::to_half(k.span()[at]));
-    CHECK(view.v_row(target.slot, 1, target.offset)[3] == chunkattn::to_half(v.span()[at]));
+    CHECK(view.k_row(target.chunk, 1, target.offset)[3] == chunkattn::to_half(k.span()[at]));
+    CHECK(view.v_row(target.chunk, 1, target.offset)[3] == chunkattn::to_half(v.span()[at]));
   }
 }
 
@@ -365,7 +365,7 @@ TEST_CASE("trees of drafts agree with the oracle, and accepted branches get to t
     const auto layer = engine.cache.layer(0);
     for (const Accepted& one : accepted)
       engine.sequences[one.sequence].for_each_run({one.position, 1}, [&](const Piece& piece) {
-        CHECK(std::equal(one.k.begin(), one.k.end(), layer.k_row(piece.slot, 0, piece.begin)));
+        CHECK(std::equal(one.k.begin(), one.k.end(), layer.k_row(piece.chunk, 0, piece.begin)));
       });
     accepted.clear();
   };

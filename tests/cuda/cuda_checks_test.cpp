@@ -195,17 +195,17 @@ TEST_CASE("the cache has rows of V of their own, but not in K's") {
   CHECK(KvCache<Cuda, half>(64, options, 1).layer(0).value_dim == 0);
   options.value_dim = 64;
   KvCache<Cuda, half> cache(64, options, 70);
-  CHECK(cache.bytes_per_slot() == std::size_t{3 * 2 * 64 * (128 + 64)} * sizeof(half));
+  CHECK(cache.bytes_per_chunk() == std::size_t{3 * 2 * 64 * (128 + 64)} * sizeof(half));
   // Nothing overlaps: each row of each layer holds what it was given.
   const auto each_row = [&](const auto& f) {
     for (int l = 0; l < 3; ++l) {
       const auto layer = cache.layer(l);
       CHECK(layer.value_dim == 64);
-      for (const int slot : {0, 1, 68, 69})
+      for (const int chunk : {0, 1, 68, 69})
         for (int head = 0; head < 2; ++head)
           for (const int token : {0, 1, 63}) {
-            f(std::span(layer.k_row(slot, head, token), 128));
-            f(std::span(layer.v_row(slot, head, token), 64));
+            f(std::span(layer.k_row(chunk, head, token), 128));
+            f(std::span(layer.v_row(chunk, head, token), 64));
           }
     }
   };
@@ -249,7 +249,7 @@ TEST_CASE("a layer's rows of V are those that the kernels were compiled for") {
                        chunkattn::InvalidArgument);
 }
 
-TEST_CASE("a layer of another tree, without slots, or with a shifted pointer") {
+TEST_CASE("a layer of another tree, without chunks, or with a shifted pointer") {
   Engine engine(41), other(42);
   for (Engine* each : {&engine, &other}) {
     each->sequences.push_back(each->tree.insert(each->prompt(20, 3)));
@@ -270,7 +270,7 @@ TEST_CASE("a layer of another tree, without slots, or with a shifted pointer") {
     CHECK_THROWS_WITH_AS(write(layer), doctest::Contains(why), chunkattn::InvalidArgument);
   };
   refused(other.cache.layer(0), "layer = of another tree");
-  refused(KvCache<Cuda, half>(16, {1, kv_heads, head_dim}).layer(0), "layer.num_slots = 0");
+  refused(KvCache<Cuda, half>(16, {1, kv_heads, head_dim}).layer(0), "layer.num_chunks = 0");
   half elsewhere{};
   auto shifted = engine.cache.layer(0);
   shifted.k = &elsewhere;
@@ -354,30 +354,30 @@ TEST_CASE("a step that forgets to write a layer, where that is checked") {
                        chunkattn::InvalidArgument);
 }
 
-TEST_CASE("the cache grows without moving a slot") {
+TEST_CASE("the cache grows without moving a chunk") {
   KvCache<Cuda, half> cache(64, {2, 8, 128}, 3);
   const auto before = cache.layer(1);
   const half* place = before.k_row(2, 3, 4);
-  const auto per_slab = cache.bytes() / cache.bytes_per_slot();
+  const auto per_slab = cache.bytes() / cache.bytes_per_chunk();
   cache.grow(per_slab + 1);
   CHECK(before.k_row(2, 3, 4) == place);
   CHECK(cache.layer(1).k_slabs == before.k_slabs);
-  CHECK(cache.bytes() == 2 * per_slab * cache.bytes_per_slot());
+  CHECK(cache.bytes() == 2 * per_slab * cache.bytes_per_chunk());
   // A growth by two slabs that fails at any call: nothing of it stays.
   const auto held = simt::device().memory.size();
   const auto fails = [&](const char* call, int after) {
     simt::device().fail(call, cudaErrorMemoryAllocation, after);
     CHECK_THROWS_AS(cache.grow(4 * per_slab), chunkattn::DeviceError);
-    CHECK(cache.bytes() == 2 * per_slab * cache.bytes_per_slot());
-    CHECK(cache.num_slots() == per_slab + 1);
+    CHECK(cache.bytes() == 2 * per_slab * cache.bytes_per_chunk());
+    CHECK(cache.num_chunks() == per_slab + 1);
     CHECK(simt::device().memory.size() == held);
   };
   for (const int after : {0, 1}) fails("cudaMalloc", after);
   for (const int after : {0, 5, 7}) fails("cudaMemcpy", after);
   cache.grow(3 * per_slab);
   const auto layer = cache.layer(1);
-  for (const std::size_t slot : {std::size_t{0}, 2 * per_slab, 3 * per_slab - 1})
-    CHECK(simt::device().find(layer.v_row(static_cast<int>(slot), 7, 63)) != nullptr);
+  for (const std::size_t chunk : {std::size_t{0}, 2 * per_slab, 3 * per_slab - 1})
+    CHECK(simt::device().find(layer.v_row(static_cast<int>(chunk), 7, 63)) != nullptr);
 }
 
 TEST_CASE("every kernel is loaded and set up by the constructor") {
@@ -479,7 +479,7 @@ TEST_CASE("layer() does not grow inside a capture") {
     graph.end();
     CHECK(simt::device().capture_violations == 0);
   }
-  CHECK(cache.layer(0).num_slots > 0);
+  CHECK(cache.layer(0).num_chunks > 0);
   simt::Stream stream;
   simt::Graph graph(stream);
   CHECK_NOTHROW((void)cache.layer(0, &stream));  // large enough now

@@ -54,7 +54,7 @@ TEST_CASE("write and run have the bits of the template's, with and without a var
   CHECK(any->qo_types().size() == 1);
   CHECK(any->variants().size() == 2);
   const auto cache = any->make_cache(engine.tree, ElementType::half, {1, simt::kv_heads});
-  CHECK(cache->bytes_per_slot() == engine.cache.bytes_per_slot());
+  CHECK(cache->bytes_per_chunk() == engine.cache.bytes_per_chunk());
   CHECK(cache->tree_id() == engine.cache.tree_id());
 
   simt::Stream other;
@@ -108,15 +108,15 @@ TEST_CASE("calls are captured on the stream that they name, readied by prepare")
   simt::Step& step = engine.new_step();
   const auto any = make_attention<Cuda, Sizes, ElementTypes<half>, Some>(16, Engine::limits());
   const auto cache = any->make_cache(engine.tree, ElementType::half, {1, simt::kv_heads});
-  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 40)));  // more slots than memory
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(20, 40)));  // more chunks than memory
   simt::Stream other;
   other.blocking = false;
   {
     simt::Graph graph(other);
-    CHECK(refused([&] { (void)cache->layer(0, &other); }).starts_with("num_slots ="));
+    CHECK(refused([&] { (void)cache->layer(0, &other); }).starts_with("num_chunks ="));
     graph.end();
   }
-  cache->grow(engine.tree.num_slots());
+  cache->grow(engine.tree.num_chunks());
   const auto run = [&] {
     any->run(cache->layer(0, &other), engine.view, step.q->span(), step.out->span(),
              {.variant = SlidingWindow{4}, .stream = &other});

@@ -55,7 +55,7 @@ template <class T, int HeadDim, class V = chunkattn::Plain, int ValueDim = HeadD
 void check(test::Random& random, const Case& c, const V& variant = {},
            const chunkattn::ReferenceVariant& definition = {}) {
   const test::RandomPlan plan = test::make_random_plan(random, c.plan);
-  test::KvStorage<T> storage(plan.num_slots, c.num_kv_heads, c.plan.chunk_size, HeadDim, ValueDim);
+  test::KvStorage<T> storage(plan.num_chunks, c.num_kv_heads, c.plan.chunk_size, HeadDim, ValueDim);
   test::fill_kv(random, plan, storage.view, c.k_deviation);
   const thrust::device_vector<T> k(storage.k.begin(), storage.k.end());
   const thrust::device_vector<T> v(storage.v.begin(), storage.v.end());
@@ -83,7 +83,7 @@ void check(test::Random& random, const Case& c, const V& variant = {},
   const auto layer = chunkattn::make_kv_view(
       const_cast<T*>(thrust::raw_pointer_cast(k.data())),
       const_cast<T*>(thrust::raw_pointer_cast(v.data())),
-      {plan.num_slots, c.num_kv_heads, c.plan.chunk_size, HeadDim, ValueDim});
+      {plan.num_chunks, c.num_kv_heads, c.plan.chunk_size, HeadDim, ValueDim});
   cudaStream_t stream = nullptr;
   REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
   REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
@@ -242,7 +242,7 @@ TEST_CASE("1,000 graph replays with staggered lengths equal eager steps") {
     Tree::Step step = tree.begin_step();
     for (auto& sequence : live) REQUIRE(bool(step.add(sequence)));
     const auto view = plan.build(step);
-    cache.grow(static_cast<std::size_t>(tree.num_slots()));
+    cache.grow(static_cast<std::size_t>(tree.num_chunks()));
     graphed.prepare(view, stream);
     if (i == 0) {
       cudaGraph_t captured = nullptr;
@@ -272,7 +272,7 @@ TEST_CASE("host memory where device memory is meant is refused") {
   test::RandomPlanOptions options;
   options.num_sequences = 1;
   const test::RandomPlan plan = test::make_random_plan(random, options);
-  test::KvStorage<Half> storage(plan.num_slots, 1, options.chunk_size, 64);
+  test::KvStorage<Half> storage(plan.num_chunks, 1, options.chunk_size, 64);
   std::vector<Half> q(static_cast<std::size_t>(plan.num_rows()) * 64);
   CHECK_THROWS_AS(
       attention.run(storage.view, plan.view(), std::span<Half>(q), std::span<Half>(q), {}, nullptr),

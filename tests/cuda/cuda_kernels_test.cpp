@@ -39,7 +39,7 @@ std::vector<T> random_queries(test::Random& random, std::size_t size) {
 template <class T, HeadDims Dims>
 simt::StepResult<T> check(test::Random& random, const Case& c) {
   const test::RandomPlan plan = test::make_random_plan(random, c.plan);
-  test::KvStorage<T> storage(plan.num_slots, c.num_kv_heads, c.plan.chunk_size, Dims.k, Dims.v);
+  test::KvStorage<T> storage(plan.num_chunks, c.num_kv_heads, c.plan.chunk_size, Dims.k, Dims.v);
   test::fill_kv(random, plan, storage.view, c.k_deviation);
   const auto q = random_queries<T>(
       random, static_cast<std::size_t>(plan.num_rows() * c.num_kv_heads * c.group * Dims.k));
@@ -199,7 +199,7 @@ TEST_CASE("the order of turns and the time of copies do not change a bit") {
   // Two levels of shared segments, 84 lines at the root: many partial results, of two tiles, and a
   // sequence whose lines are in both.
   const test::RandomPlan plan = test::make_level_plan({1, 2, 7}, {150, 140, 30});
-  test::KvStorage<half> storage(plan.num_slots, 1, plan.chunk_size, 64);
+  test::KvStorage<half> storage(plan.num_chunks, 1, plan.chunk_size, 64);
   test::fill_kv(random, plan, storage.view);
   const auto q = random_queries<half>(random, static_cast<std::size_t>(plan.num_rows() * 12 * 64));
   std::vector<half> first;
@@ -248,7 +248,7 @@ TEST_CASE("pairs in another order have the same bits, however many blocks there 
   test::Random random(17);
   const test::RandomPlan plan = test::make_level_plan({1, 2, 5}, {150, 140, 30});
   constexpr int num_kv_heads = 4, group = 14;  // 70 lines at the root: two tiles
-  test::KvStorage<half> storage(plan.num_slots, num_kv_heads, plan.chunk_size, 16);
+  test::KvStorage<half> storage(plan.num_chunks, num_kv_heads, plan.chunk_size, 16);
   test::fill_kv(random, plan, storage.view);
   const auto q = random_queries<half>(
       random, static_cast<std::size_t>(plan.num_rows() * num_kv_heads * group * 16));
@@ -279,7 +279,7 @@ namespace {
 template <class T, int HeadDim>
 void check_tasks_in_a_row(test::Random& random, const test::RandomPlan& plan, int group) {
   constexpr int num_kv_heads = 2;
-  test::KvStorage<T> storage(plan.num_slots, num_kv_heads, plan.chunk_size, HeadDim);
+  test::KvStorage<T> storage(plan.num_chunks, num_kv_heads, plan.chunk_size, HeadDim);
   test::fill_kv(random, plan, storage.view);
   const auto q = random_queries<T>(
       random, static_cast<std::size_t>(plan.num_rows() * num_kv_heads * group * HeadDim));
@@ -315,7 +315,7 @@ TEST_CASE("a task waits for partial results that another block is late with") {
   // in turn, B is done first.
   test::Random random(13);
   const test::RandomPlan plan = test::make_two_level_plan(4, 400, 16);
-  test::KvStorage<half> storage(plan.num_slots, 1, plan.chunk_size, 64);
+  test::KvStorage<half> storage(plan.num_chunks, 1, plan.chunk_size, 64);
   test::fill_kv(random, plan, storage.view);
   const auto q = random_queries<half>(random, 4 * 64);
   chunkattn::detail::cuda::CostModel model = simt::eager_model();
@@ -382,12 +382,12 @@ struct Traces {
 template <class F>
 Traces traces_of(int tokens, F&& key) {
   test::RandomPlan plan = test::make_two_level_plan(1, 0, tokens);
-  test::KvStorage<half> kv(plan.num_slots, 1, plan.chunk_size, 16);
+  test::KvStorage<half> kv(plan.num_chunks, 1, plan.chunk_size, 16);
   for (int position = 0; position < tokens; ++position) {
     const auto& piece = plan.pieces[static_cast<std::size_t>(position / plan.chunk_size)];
     const int offset = position % plan.chunk_size;
-    std::fill_n(kv.view.k_row(piece.slot, 0, offset), 16, chunkattn::to_half(key(position)));
-    std::fill_n(kv.view.v_row(piece.slot, 0, offset), 16, chunkattn::to_half(1.0f));
+    std::fill_n(kv.view.k_row(piece.chunk, 0, offset), 16, chunkattn::to_half(key(position)));
+    std::fill_n(kv.view.v_row(piece.chunk, 0, offset), 16, chunkattn::to_half(1.0f));
   }
   const std::vector<half> q(16, chunkattn::to_half(1.0f));
   simt::current_schedule() = {};
@@ -435,7 +435,7 @@ TEST_CASE("one token dropped of many breaks the bound") {
   options.max_length = 1500;
   options.reserve_chance = 0;
   test::RandomPlan plan = test::make_random_plan(random, options);
-  test::KvStorage<half> storage(plan.num_slots, 1, options.chunk_size, 64);
+  test::KvStorage<half> storage(plan.num_chunks, 1, options.chunk_size, 64);
   test::fill_kv(random, plan, storage.view);
   const auto q = random_queries<half>(random, 16 * 64);
   const auto reference =
@@ -456,7 +456,7 @@ TEST_CASE("rows that see nothing give zeros and minus infinity") {
   options.num_sequences = 4;
   test::RandomPlan plan = test::make_random_plan(random, options);
   plan.row_kv_len[1] = 0;
-  test::KvStorage<half> storage(plan.num_slots, 1, options.chunk_size, 16);
+  test::KvStorage<half> storage(plan.num_chunks, 1, options.chunk_size, 16);
   test::fill_kv(random, plan, storage.view);
   const auto q = random_queries<half>(random, static_cast<std::size_t>(plan.num_rows() * 3 * 16));
   simt::current_schedule() = {};
@@ -572,7 +572,7 @@ void check_shared_merges(test::Random& random, int group, int pieces, int own) {
   for (int position = 0; position < 64 * pieces; ++position)
     if (position / 64 != seen || own > 0) {
       const auto place = test::place_of(plan, 0, position);
-      problem.kv.view.k_row(place.slot, 0, place.begin)[0] =
+      problem.kv.view.k_row(place.chunk, 0, place.begin)[0] =
           chunkattn::from_float<T>(-std::numeric_limits<float>::infinity());
     }
   const auto got = run(problem.kv, problem.q);
@@ -617,7 +617,7 @@ TEST_CASE("infinite logits: -inf has no weight, +inf gives NaN") {
       problem.q[at] = chunkattn::to_half(0.5f + std::abs(chunkattn::to_float(problem.q[at])));
     const auto set_logit = [&](std::size_t row, int position, float logit) {
       const auto place = test::place_of(plan, row, position);
-      problem.kv.view.k_row(place.slot, 0, place.begin)[0] = chunkattn::to_half(logit);
+      problem.kv.view.k_row(place.chunk, 0, place.begin)[0] = chunkattn::to_half(logit);
     };
     const auto run = [&] {
       shuffle_turns(random);

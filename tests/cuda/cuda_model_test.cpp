@@ -57,22 +57,22 @@ TEST_CASE("whoever merges waits for what it needs, and later tasks start sooner"
   machine.block_bytes_per_us = 50;
   machine.task_us = 5;
   machine.wait_us = 1;
-  const Item chunk{300, 300, 0, 5};  // 5 + 6
+  const Item shared{300, 300, 0, 5};  // 5 + 6
   const auto merging = [](std::vector<std::size_t> needs) {
     return Item{.wait_us = 5, .end_us = 0.5, .needs = std::move(needs)};
   };
   const Item plain{0, 0, 0, 5};
   // The merge is ready after 5, waits till 11, then for the flag, and merges.
-  CHECK(model::play(machine, {chunk, merging({0})}) == doctest::Approx(11 + 1 + 0.5));
+  CHECK(model::play(machine, {shared, merging({0})}) == doctest::Approx(11 + 1 + 0.5));
   // One that starts at 11 finds the flag set.
-  CHECK(model::play(machine, {chunk, chunk, merging({0})}) == doctest::Approx(11 + 5 + 0.5));
-  CHECK(model::play(machine, {chunk, chunk, merging({0})}, 0.4) == doctest::Approx(11 + 3 + 0.5));
-  CHECK(model::play(machine, {chunk, plain}) == doctest::Approx(11));
+  CHECK(model::play(machine, {shared, shared, merging({0})}) == doctest::Approx(11 + 5 + 0.5));
+  CHECK(model::play(machine, {shared, shared, merging({0})}, 0.4) == doctest::Approx(11 + 3 + 0.5));
+  CHECK(model::play(machine, {shared, plain}) == doctest::Approx(11));
   // The longer one ends at 17 while the other block merges from 16 on: only if it needs that, it
   // waits for it.
   const Item longer{600, 600, 0, 5};
-  CHECK(model::play(machine, {chunk, longer, merging({0})}) == doctest::Approx(17));
-  CHECK(model::play(machine, {chunk, longer, merging({0, 1})}) == doctest::Approx(17 + 1 + 0.5));
+  CHECK(model::play(machine, {shared, longer, merging({0})}) == doctest::Approx(17));
+  CHECK(model::play(machine, {shared, longer, merging({0, 1})}) == doctest::Approx(17 + 1 + 0.5));
 }
 
 TEST_CASE("a block's next item begins when this one's K/V is there") {

@@ -421,26 +421,26 @@ TEST_CASE("locate finds every place of every path") {
   const PlanView view = plan.view();
   for (int row = 0; row < view.num_rows; ++row)
     for (int s = view.row_segment[row]; s >= 0; s = view.segments[s].parent)
-      for (int p = 0; p < view.segments[s].piece_count; ++p) {
+      for (int p = 0; p < view.segments[s].num_pieces; ++p) {
         const auto& piece = view.pieces[view.segments[s].piece_begin + p];
         for (int i = 0; i < piece.length; ++i) {
           const auto place =
               locate(view.segments, view.pieces, view.row_segment[row], piece.position + i);
-          CHECK(place.slot == piece.slot);
+          CHECK(place.chunk == piece.chunk);
           CHECK(place.offset == piece.begin + i);
         }
       }
-  CHECK(locate(view.segments, view.pieces, view.row_segment[0], 1 << 20).slot ==
-        chunkattn::no_slot);
+  CHECK(locate(view.segments, view.pieces, view.row_segment[0], 1 << 20).chunk ==
+        chunkattn::no_chunk);
 }
 
 TEST_CASE("one ldmatrix phase touches every bank once") {
   for (const int head_dim : {16, 64, 96, 128, 256})
     for (int first = 0; first < 64; first += 8)
-      for (int chunk = 0; chunk < head_dim / 8; ++chunk) {
+      for (int chunk_size = 0; chunk_size < head_dim / 8; ++chunk_size) {
         std::set<int> groups;  // of four banks
         for (int row = first; row < first + 8; ++row) {
-          const int place = swizzle(head_dim, row, chunk);
+          const int place = swizzle(head_dim, row, chunk_size);
           CHECK(place >= 0);
           CHECK(place < head_dim / 8);
           groups.insert((row * (head_dim / 8) + place) % 8);

@@ -116,7 +116,7 @@ TEST_CASE("sinks count once, whatever is shared and however runs are cut") {
   constexpr int sequences = 5, shared = 700, own = 200, heads = 4;
   simt::current_schedule() = {};
   const test::RandomPlan plan = test::make_two_level_plan(sequences, shared, own);
-  test::KvStorage<half> kv(plan.num_slots, 1, plan.chunk_size, dim);
+  test::KvStorage<half> kv(plan.num_chunks, 1, plan.chunk_size, dim);
   std::fill(kv.k.begin(), kv.k.end(), to_half(0.0f));  // all tokens weigh the same
   std::fill(kv.v.begin(), kv.v.end(), to_half(1.0f));
   const std::vector<float> sinks{0.0f, 7.0f, 20.0f, -infinity};
@@ -140,7 +140,7 @@ TEST_CASE("sinks count once, whatever is shared and however runs are cut") {
 TEST_CASE("a sink may be a number") {
   simt::current_schedule() = {};
   const test::RandomPlan plan = test::make_two_level_plan(1, 10, 1);
-  test::KvStorage<half> kv(plan.num_slots, 1, plan.chunk_size, dim);
+  test::KvStorage<half> kv(plan.num_chunks, 1, plan.chunk_size, dim);
   std::fill(kv.k.begin(), kv.k.end(), to_half(0.0f));
   std::fill(kv.v.begin(), kv.v.end(), to_half(1.0f));
   const auto got = run(plan, kv.view, ones(dim), OneMore{});
@@ -156,7 +156,7 @@ TEST_CASE("nodes outside of every window are neither read nor listed") {
       CAPTURE(keep);
       const int own = random.pick({3, 64, 300});
       test::RandomPlan plan = test::make_two_level_plan(sequences, shared, own);
-      test::KvStorage<half> kv(plan.num_slots, 1, plan.chunk_size, dim);
+      test::KvStorage<half> kv(plan.num_chunks, 1, plan.chunk_size, dim);
       fill_kv(random, plan, kv.view);
       const int first = std::max(0, shared + own - window);  // that a row sees, besides `keep`
       std::vector<half> q(sequences * dim);
@@ -166,7 +166,7 @@ TEST_CASE("nodes outside of every window are neither read nor listed") {
       // Whole tiles of 64 are read.
       for (Piece& piece : plan.pieces)
         if (piece.position >= keep + 63 && piece.position + piece.length <= first - 63)
-          piece.slot = 1 << 30;  // nowhere near the memory there is
+          piece.chunk = 1 << 30;  // nowhere near the memory there is
       const auto got = run(plan, kv.view, q, SlidingWindow{window, keep});
       CHECK(got.out == all.out);
       const auto& schedule = got.scheduler;
@@ -183,7 +183,7 @@ TEST_CASE("rows that see nothing: zeros, and an lse of minus infinity or of the 
   test::Random random(82);
   simt::shuffle_turns(random);
   const test::RandomPlan plan = test::make_two_level_plan(4, 300, 100);  // empty + empty
-  test::KvStorage<half> kv(plan.num_slots, 1, plan.chunk_size, dim);
+  test::KvStorage<half> kv(plan.num_chunks, 1, plan.chunk_size, dim);
   fill_kv(random, plan, kv.view);
   const auto q = ones(4 * 4 * dim);
   const auto nothing = run(plan, kv.view, q, Mask<Nobody>{});
@@ -204,7 +204,7 @@ TEST_CASE("rows that see nothing: zeros, and an lse of minus infinity or of the 
 TEST_CASE("the running maximum outlasts tiles of which nothing is seen") {
   test::Random random(83);
   const test::RandomPlan plan = test::make_two_level_plan(3, 500, 10);
-  test::KvStorage<half> kv(plan.num_slots, 1, plan.chunk_size, dim);
+  test::KvStorage<half> kv(plan.num_chunks, 1, plan.chunk_size, dim);
   std::fill(kv.k.begin(), kv.k.end(), to_half(-5.0f));
   std::fill(kv.v.begin(), kv.v.end(), to_half(3.0f));
   std::fill_n(kv.view.k_row(0, 0, 0), dim, to_half(15.0f));  // a logit of 60, others of -20
@@ -231,7 +231,7 @@ TEST_CASE("a NaN or infinity in V reaches the rows that see it, and no other") {
     const auto before = run(plan, problem.kv.view, problem.q, mask.variant);
     const std::size_t row = random.index(plan.row_kv_len.size());
     const Piece place = test::place_of(plan, row, random.uniform(0, plan.row_kv_len[row] - 1));
-    problem.kv.view.v_row(place.slot, 0, place.begin)[3] =
+    problem.kv.view.v_row(place.chunk, 0, place.begin)[3] =
         from_float<half>(random.pick({std::nanf(""), infinity, -infinity}));
     const auto after = run(plan, problem.kv.view, problem.q, mask.variant);
     for (std::size_t r = 0; r < plan.row_kv_len.size(); ++r)
@@ -239,7 +239,7 @@ TEST_CASE("a NaN or infinity in V reaches the rows that see it, and no other") {
         const int token = plan.row_token[r];
         const Piece mine = test::place_of(plan, r, place.position);
         const bool sees =
-            place.position < plan.row_kv_len[r] && mine.slot == place.slot &&
+            place.position < plan.row_kv_len[r] && mine.chunk == place.chunk &&
             mine.begin == place.begin &&
             test::MaskCase::shows({token, plan.row_kv_len[r] - 1, place.position, head});
         const std::size_t line = static_cast<std::size_t>(token * 2 + head) * dim;
@@ -256,7 +256,7 @@ TEST_CASE("a NaN or infinity in V reaches the rows that see it, and no other") {
 TEST_CASE("infinite logits: what a soft cap makes of them") {
   simt::current_schedule() = {};
   const test::RandomPlan plan = test::make_two_level_plan(1, 10, 1);
-  test::KvStorage<half> kv(plan.num_slots, 1, plan.chunk_size, dim);
+  test::KvStorage<half> kv(plan.num_chunks, 1, plan.chunk_size, dim);
   std::fill(kv.k.begin(), kv.k.end(), to_half(0.0f));
   std::fill(kv.v.begin(), kv.v.end(), to_half(1.0f));
   for (const float sign : {1.0f, -1.0f}) {

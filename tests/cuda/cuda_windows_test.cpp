@@ -199,7 +199,7 @@ void check_lengths(test::Random& random, const V& variant, const ReferenceVarian
   cuda.tuning = engine_model();
   ChunkAttention<Cuda, head_dim> attention(Engine::limits(), cuda);
   KvCache<Cuda, half> cache(options.chunk_size, {1, kv_heads, head_dim},
-                            static_cast<std::size_t>(plan.num_slots));
+                            static_cast<std::size_t>(plan.num_chunks));
   const auto layer = cache.layer(0);
   test::fill_kv(random, plan, layer);
   const auto longest = plan.row_kv_len;

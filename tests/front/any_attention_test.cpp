@@ -112,10 +112,10 @@ std::vector<std::byte> kv_of(Problem& problem, Cache& cache) {
     for (int head = 0; head < num_kv_heads; ++head)
       for (int t = 0; t < piece.length; ++t) {
         const auto* row =
-            reinterpret_cast<const std::byte*>(view.k_row(piece.slot, head, piece.begin + t));
+            reinterpret_cast<const std::byte*>(view.k_row(piece.chunk, head, piece.begin + t));
         bytes.insert(bytes.end(), row,
                      row + static_cast<std::size_t>(view.head_dim) * sizeof(*view.k));
-        row = reinterpret_cast<const std::byte*>(view.v_row(piece.slot, head, piece.begin + t));
+        row = reinterpret_cast<const std::byte*>(view.v_row(piece.chunk, head, piece.begin + t));
         bytes.insert(bytes.end(), row,
                      row + static_cast<std::size_t>(view.dim_of_v()) * sizeof(*view.k));
       }
@@ -144,7 +144,7 @@ void check_same_bits() {
   CHECK(any->value_dim() == Size.value_dim);
   const auto any_cache = any->make_cache(problem.tree, element_type_of<T>, {2, num_kv_heads});
   CHECK(any_cache->type() == element_type_of<T>);
-  CHECK(any_cache->bytes_per_slot() == cache.bytes_per_slot());
+  CHECK(any_cache->bytes_per_chunk() == cache.bytes_per_chunk());
   Result<float> result(problem, Size.value_dim);
   any->write(any_cache->layer(0), problem.view, problem.k, problem.v);
   any->run(any_cache->layer(0), problem.view, problem.q, result.out, {.lse = result.lse});
@@ -267,18 +267,18 @@ TEST_CASE("a cache follows its tree, and K/V moves through it") {
   const auto any = make_attention<Cpu, Sizes, Types>({24, 16}, 1);
   Tree tree;
   const auto cache = any->make_cache(tree, ElementType::int8, {3, num_kv_heads});
-  CHECK(cache->num_slots() == 0);
+  CHECK(cache->num_chunks() == 0);
   CHECK(cache->options().num_layers == 3);
   CHECK(cache->options().head_dim == 24);
   CHECK(cache->options().value_dim == 16);
   CHECK(cache->tree_id() != 0);
   CHECK(cache->bytes() == 0);
   auto sequence = tree.insert(test::iota(0, 70));
-  cache->layer(2).visit([](const auto& view) { CHECK(view.num_slots == 5); });
-  CHECK(cache->num_slots() == 5);
-  CHECK(cache->bytes() >= 5 * cache->bytes_per_slot());
+  cache->layer(2).visit([](const auto& view) { CHECK(view.num_chunks == 5); });
+  CHECK(cache->num_chunks() == 5);
+  CHECK(cache->bytes() >= 5 * cache->bytes_per_chunk());
   cache->grow(1000);
-  CHECK(cache->num_slots() == 1000);
+  CHECK(cache->num_chunks() == 1000);
 
   auto typed = cache->as<std::int8_t>();
   const TokenRange range = sequence.loadable();

@@ -13,17 +13,17 @@ using namespace chunkattn;
 
 namespace {
 
-// A slot of one layer is as large as a slab should be: each has one to itself.
+// A chunk of one layer is as large as a slab should be: each has one to itself.
 constexpr KvCacheOptions large{.num_layers = 3, .num_kv_heads = 64, .head_dim = 256};
 constexpr int large_chunk = 128;
 
 template <class T>
 void check_addresses(KvCache<Cpu, T>& cache) {
-  const auto last = static_cast<SlotIndex>(cache.num_slots()) - 1;
+  const auto last = static_cast<ChunkIndex>(cache.num_chunks()) - 1;
   for (int l = 0; l < cache.options().num_layers; ++l) {
     const KvView<T> view = cache.layer(l);
-    REQUIRE(view.num_slots == last + 1);
-    for (SlotIndex s = 0; s <= last; ++s) {
+    REQUIRE(view.num_chunks == last + 1);
+    for (ChunkIndex s = 0; s <= last; ++s) {
       REQUIRE(view.k_slabs[s >> view.slab_shift] != nullptr);
       REQUIRE(view.v_slabs[s >> view.slab_shift] != nullptr);
       if constexpr (has_row_scales<T>) {
@@ -42,7 +42,7 @@ TEST_CASE_TEMPLATE("growth that fails at any allocation gives no layer memory, a
   for (const bool from_empty : {true, false}) {
     for (int allocation = 0;; ++allocation) {
       KvCache<Cpu, T> cache(large_chunk, large, from_empty ? 0 : 2);
-      const std::size_t slots = cache.num_slots(), bytes = cache.bytes();
+      const std::size_t chunks = cache.num_chunks(), bytes = cache.bytes();
       const auto outstanding = test::heap.outstanding;
       test::heap.failures = 0;
       test::heap.fail_in = allocation;
@@ -55,7 +55,7 @@ TEST_CASE_TEMPLATE("growth that fails at any allocation gives no layer memory, a
       test::heap.fail_in = -1;
       if (failed) {
         REQUIRE(test::heap.failures == 1);
-        CHECK(cache.num_slots() == slots);
+        CHECK(cache.num_chunks() == chunks);
         CHECK(cache.bytes() == bytes);
         CHECK(test::heap.outstanding <= outstanding + 32);  // tables of addresses at most
         check_addresses(cache);
@@ -63,7 +63,7 @@ TEST_CASE_TEMPLATE("growth that fails at any allocation gives no layer memory, a
         check_addresses(cache);
       }
       cache.grow(20);  // beyond what the first tables hold, too
-      CHECK(cache.bytes() == 20 * cache.bytes_per_slot());
+      CHECK(cache.bytes() == 20 * cache.bytes_per_chunk());
       check_addresses(cache);
       if (!failed) {
         CHECK(allocation > 6);
@@ -74,16 +74,16 @@ TEST_CASE_TEMPLATE("growth that fails at any allocation gives no layer memory, a
 }
 #endif
 
-TEST_CASE_TEMPLATE("views from before many growths find their slots where they were", T, half,
+TEST_CASE_TEMPLATE("views from before many growths find their chunks where they were", T, half,
                    std::int8_t) {
   KvCache<Cpu, T> cache(large_chunk, large, 1);
   std::vector<KvView<T>> views;
-  for (std::size_t slots = 1; slots <= 60; ++slots) {
-    cache.grow(slots);
+  for (std::size_t chunks = 1; chunks <= 60; ++chunks) {
+    cache.grow(chunks);
     views.push_back(cache.layer(2));
   }
   for (const KvView<T>& view : views) {
-    for (SlotIndex s = 0; s < view.num_slots; ++s) {
+    for (ChunkIndex s = 0; s < view.num_chunks; ++s) {
       REQUIRE(view.k_row(s, 1, 3) == views.back().k_row(s, 1, 3));
       REQUIRE(view.v_row(s, 1, 3) == views.back().v_row(s, 1, 3));
       if constexpr (has_row_scales<T>) {

@@ -103,13 +103,15 @@ template <class Cache, class AnyTree>
 void poison(Cache& cache, const AnyTree& tree, const std::vector<bool>& keep) {
   for (int l = 0; l < geometry.num_layers; ++l) {
     const auto view = cache.layer(l);
-    for (std::size_t s = 0; s < tree.num_slots(); ++s) {
+    for (std::size_t s = 0; s < tree.num_chunks(); ++s) {
       if (keep[s]) continue;
       for (int h = 0; h < geometry.num_kv_heads; ++h)
         for (int t = 0; t < 8; ++t) {
           const auto bytes = sizeof(*view.k_row(0, 0, 0)) * std::size_t{16};
-          std::memset(static_cast<void*>(view.k_row(static_cast<SlotIndex>(s), h, t)), 0x7e, bytes);
-          std::memset(static_cast<void*>(view.v_row(static_cast<SlotIndex>(s), h, t)), 0x7e, bytes);
+          std::memset(static_cast<void*>(view.k_row(static_cast<ChunkIndex>(s), h, t)), 0x7e,
+                      bytes);
+          std::memset(static_cast<void*>(view.v_row(static_cast<ChunkIndex>(s), h, t)), 0x7e,
+                      bytes);
         }
     }
   }
@@ -118,7 +120,7 @@ void poison(Cache& cache, const AnyTree& tree, const std::vector<bool>& keep) {
 template <class Sequence>
 void mark(const Sequence& sequence, std::vector<bool>& keep, std::size_t length) {
   sequence.for_each_run({0, static_cast<std::int32_t>(length)}, [&](const Piece& piece) {
-    keep[static_cast<std::size_t>(piece.slot)] = true;
+    keep[static_cast<std::size_t>(piece.chunk)] = true;
   });
 }
 
@@ -130,7 +132,7 @@ std::vector<int> random_prompt(Random& random, int length) {
 
 }  // namespace
 
-TEST_CASE("spans cover a range once per layer and head, inside their slots") {
+TEST_CASE("spans cover a range once per layer and head, inside their chunks") {
   Tree tree;
   KvCache<Cpu, float> cache(tree, geometry);
   auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
@@ -140,10 +142,10 @@ TEST_CASE("spans cover a range once per layer and head, inside their slots") {
   REQUIRE(spans.size() == 2 * 2 * 3);  // two pieces, two layers, three heads
   CHECK(spans[0].position == 1);
   CHECK(spans[0].length == 2);
-  CHECK(spans[0].slot == 0);
+  CHECK(spans[0].chunk == 0);
   CHECK(spans[3].position == 3);
   CHECK(spans[3].length == 1);
-  CHECK(spans[3].slot == 2);
+  CHECK(spans[3].chunk == 2);
   CHECK(spans[3].begin == 0);
   CHECK(spans[6].layer == 1);
   CHECK(spans[6].k == cache.layer(1).k_row(0, 0, 1));
@@ -211,12 +213,12 @@ TEST_CASE_TEMPLATE("gather and scatter with rows of V shorter or longer than K's
     const std::size_t scales = has_row_scales<T> ? (v_in_k ? 1 : 2) * sizeof(float) : 0;
     const auto row_bytes = static_cast<std::size_t>(16 + v_elements) * sizeof(T) + scales;
     CHECK(kv_bytes(cache, 41) == 41 * 2 * 3 * row_bytes);
-    CHECK(cache.bytes_per_slot() == 8 * 2 * 3 * row_bytes);
+    CHECK(cache.bytes_per_chunk() == 8 * 2 * 3 * row_bytes);
     std::vector<std::byte> buffer(kv_bytes(cache, 41));
     gather_kv(sequence, {0, 41}, cache, buffer);
     scatter_kv(copy, {0, 41}, other_cache, std::span<const std::byte>(buffer));
 
-    // Slots of 16 tokens are twice those of 8: tokens are compared one by one.
+    // Chunks of 16 tokens are twice those of 8: tokens are compared one by one.
     std::size_t at = 0;
     int wrong_rows = 0;
     for_each_kv_span(sequence, {0, 41}, cache, [&](const auto& from) {
@@ -265,10 +267,10 @@ TEST_CASE_TEMPLATE("swapping out and resuming is exact", T, half, std::int8_t) {
     {
       auto pressure = tree.try_insert(random_prompt(random, random.uniform(1, 150)));
       if (pressure) {
-        std::vector<bool> keep(tree.num_slots());
+        std::vector<bool> keep(tree.num_chunks());
         mark(stays, keep, stays.size());
         mark(*pressure, keep, pressure->num_cached());  // cache that it found
-        if (tree.stats().retained_slots == 0) poison(cache, tree, keep);
+        if (tree.stats().retained_chunks == 0) poison(cache, tree, keep);
       }
     }
     auto back = resume(tree, cache, swapped);
@@ -289,9 +291,9 @@ TEST_CASE("resume waits for room, then works; nothing is lost by trying") {
   auto goes = tree.insert(std::vector<int>(24, 1));
   compute_all(goes, cache);
   const auto swapped = swap_out(goes, cache);
-  CHECK(tree.stats().used_slots == 0);
+  CHECK(tree.stats().used_chunks == 0);
   auto other = tree.insert(std::vector<int>(16, 2));
-  poison(cache, tree, std::vector<bool>(tree.num_slots()));
+  poison(cache, tree, std::vector<bool>(tree.num_chunks()));
   CHECK(!resume(tree, cache, swapped));
   other.leave();
   auto back = resume(tree, cache, swapped);

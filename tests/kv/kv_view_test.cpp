@@ -1,4 +1,4 @@
-// KvView: a share of the KV heads, V in K's memory, and whose slots a view describes.
+// KvView: a share of the KV heads, V in K's memory, and whose chunks a view describes.
 #include "chunkattn/kv_view.hpp"
 
 #include <doctest/doctest.h>
@@ -28,18 +28,18 @@ void check_share(const KvView<T>& whole, int first, int count) {
   const KvView<T> share = whole.heads(first, count);
   CHECK(share.num_kv_heads == count);
   CHECK(share.has_v_in_k() == whole.has_v_in_k());
-  for (SlotIndex slot = 0; slot < whole.num_slots; ++slot) {
+  for (ChunkIndex chunk = 0; chunk < whole.num_chunks; ++chunk) {
     for (int head = 0; head < count; ++head) {
       for (const int token : {0, whole.chunk_size - 1}) {
-        CHECK(share.k_row(slot, head, token) == whole.k_row(slot, first + head, token));
-        CHECK(share.v_row(slot, head, token) == whole.v_row(slot, first + head, token));
+        CHECK(share.k_row(chunk, head, token) == whole.k_row(chunk, first + head, token));
+        CHECK(share.v_row(chunk, head, token) == whole.v_row(chunk, first + head, token));
         if (whole.value_dim == 0)
-          CHECK(share.v_row_as_k(slot, head, token) == whole.v_row(slot, first + head, token));
+          CHECK(share.v_row_as_k(chunk, head, token) == whole.v_row(chunk, first + head, token));
         if constexpr (has_row_scales<T>) {
-          CHECK(share.k_row_scale(slot, head, token) ==
-                whole.k_row_scale(slot, first + head, token));
-          CHECK(share.v_row_scale(slot, head, token) ==
-                whole.v_row_scale(slot, first + head, token));
+          CHECK(share.k_row_scale(chunk, head, token) ==
+                whole.k_row_scale(chunk, first + head, token));
+          CHECK(share.v_row_scale(chunk, head, token) ==
+                whole.v_row_scale(chunk, first + head, token));
         }
       }
     }
@@ -74,7 +74,7 @@ TEST_CASE("a share of the heads of dense memory keeps its plain addresses") {
     check_shares(whole);
     // For kernels of an engine's own, which count from `k` on.
     const auto share = whole.heads(2, 2);
-    CHECK(share.k + share.stride_slot + share.stride_head + share.stride_token ==
+    CHECK(share.k + share.stride_chunk + share.stride_head + share.stride_token ==
           whole.k_row(1, 3, 1));
   }
   check_shares(make_kv_view(k.data(), k.data(), {3, 4, 8, 16, 8}));
@@ -239,15 +239,16 @@ TEST_CASE_FIXTURE(Fixture, "K/V of another tree") {
   tree = std::move(moved);
 }
 
-TEST_CASE_FIXTURE(Fixture, "a cache without slots is not one without memory") {
+TEST_CASE_FIXTURE(Fixture, "a cache without chunks is not one without memory") {
   KvCache<Cpu, float> empty(16, shape), early(tree, shape);
   const auto before = early.layer(0);
   auto step = tree.begin_step();
   const auto view = build(step);
   for (const auto& layer : {empty.layer(0), before})
-    CHECK(of_both(layer, view) ==
-          "layer.num_slots = 0: expected memory for the plan's slots: take the layer's view after "
-          "the step is built, of a cache that follows its tree or was told to grow");
+    CHECK(
+        of_both(layer, view) ==
+        "layer.num_chunks = 0: expected memory for the plan's chunks: take the layer's view after "
+        "the step is built, of a cache that follows its tree or was told to grow");
   CHECK(of_both(early.layer(0), view) == "no error");
   auto broken = early.layer(0);
   broken.k_slabs = nullptr;

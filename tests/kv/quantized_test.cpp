@@ -16,31 +16,31 @@
 
 using namespace chunkattn;
 
-TEST_CASE("a dense view: rows and scales one after the other, heads within slots") {
-  constexpr int slots = 5, heads = 3, chunk = 4, dim = 8;
-  std::vector<std::int8_t> k(std::size_t{slots} * heads * chunk * dim), v(k.size());
-  std::vector<float> k_scale(std::size_t{slots} * heads * chunk), v_scale(k_scale.size());
-  const auto view =
-      make_kv_view(k.data(), v.data(), k_scale.data(), v_scale.data(), {slots, heads, chunk, dim});
-  CHECK(view.num_slots == slots);
+TEST_CASE("a dense view: rows and scales one after the other, heads within chunks") {
+  constexpr int chunks = 5, heads = 3, chunk_size = 4, dim = 8;
+  std::vector<std::int8_t> k(std::size_t{chunks} * heads * chunk_size * dim), v(k.size());
+  std::vector<float> k_scale(std::size_t{chunks} * heads * chunk_size), v_scale(k_scale.size());
+  const auto view = make_kv_view(k.data(), v.data(), k_scale.data(), v_scale.data(),
+                                 {chunks, heads, chunk_size, dim});
+  CHECK(view.num_chunks == chunks);
   CHECK(view.num_kv_heads == heads);
-  CHECK(view.chunk_size == chunk);
+  CHECK(view.chunk_size == chunk_size);
   CHECK(view.head_dim == dim);
   std::ptrdiff_t row = 0;
-  for (int slot = 0; slot < slots; ++slot) {
+  for (int chunk = 0; chunk < chunks; ++chunk) {
     for (int head = 0; head < heads; ++head) {
-      for (int token = 0; token < chunk; ++token, ++row) {
-        CHECK(view.k_row(slot, head, token) - k.data() == row * dim);
-        CHECK(view.v_row(slot, head, token) - v.data() == row * dim);
-        CHECK(view.k_row_scale(slot, head, token) - k_scale.data() == row);
-        CHECK(view.v_row_scale(slot, head, token) - v_scale.data() == row);
+      for (int token = 0; token < chunk_size; ++token, ++row) {
+        CHECK(view.k_row(chunk, head, token) - k.data() == row * dim);
+        CHECK(view.v_row(chunk, head, token) - v.data() == row * dim);
+        CHECK(view.k_row_scale(chunk, head, token) - k_scale.data() == row);
+        CHECK(view.v_row_scale(chunk, head, token) - v_scale.data() == row);
       }
     }
   }
 }
 
-TEST_CASE("a view in slabs: each slot in its slab, with strides of the engine's own") {
-  constexpr int slabs = 3, shift = 1, slots = slabs << shift;
+TEST_CASE("a view in slabs: each chunk in its slab, with strides of the engine's own") {
+  constexpr int slabs = 3, shift = 1, chunks = slabs << shift;
   std::vector<std::vector<std::int8_t>> memory(2 * slabs, std::vector<std::int8_t>(400));
   std::vector<std::vector<float>> scales(2 * slabs, std::vector<float>(100));
   std::vector<std::int8_t*> k_slabs, v_slabs;
@@ -58,22 +58,22 @@ TEST_CASE("a view in slabs: each slot in its slab, with strides of the engine's 
   view.v_scale_slabs = v_scale_slabs.data();
   view.slab_shift = shift;
   view.head_dim = 8;
-  view.stride_slot = 200;
+  view.stride_chunk = 200;
   view.stride_head = 60;
   view.stride_token = 10;
-  view.scale_stride_slot = 50;
+  view.scale_stride_chunk = 50;
   view.scale_stride_head = 20;
-  for (int slot = 0; slot < slots; ++slot) {
-    const auto slab = static_cast<std::size_t>(slot / 2);
-    const int within = slot % 2;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    const auto slab = static_cast<std::size_t>(chunk / 2);
+    const int within = chunk % 2;
     for (int head = 0; head < 3; ++head) {
       for (int token = 0; token < 5; ++token) {
         const int at = within * 200 + head * 60 + token * 10,
                   scale = within * 50 + head * 20 + token;
-        CHECK(view.k_row(slot, head, token) == k_slabs[slab] + at);
-        CHECK(view.v_row(slot, head, token) == v_slabs[slab] + at);
-        CHECK(view.k_row_scale(slot, head, token) == k_scale_slabs[slab] + scale);
-        CHECK(view.v_row_scale(slot, head, token) == v_scale_slabs[slab] + scale);
+        CHECK(view.k_row(chunk, head, token) == k_slabs[slab] + at);
+        CHECK(view.v_row(chunk, head, token) == v_slabs[slab] + at);
+        CHECK(view.k_row_scale(chunk, head, token) == k_scale_slabs[slab] + scale);
+        CHECK(view.v_row_scale(chunk, head, token) == v_scale_slabs[slab] + scale);
       }
     }
   }
@@ -158,10 +158,10 @@ TEST_CASE("a view names what is missing") {
   std::int8_t k = 0, v = 0;
   float k_scale = 0, v_scale = 0;
   const auto message = [&](std::int8_t* of_k, std::int8_t* of_v, float* of_k_scale,
-                           float* of_v_scale, int slots, int heads, int chunk, int dim) {
+                           float* of_v_scale, int chunks, int heads, int chunk_size, int dim) {
     try {
       static_cast<void>(
-          make_kv_view(of_k, of_v, of_k_scale, of_v_scale, {slots, heads, chunk, dim}));
+          make_kv_view(of_k, of_v, of_k_scale, of_v_scale, {chunks, heads, chunk_size, dim}));
     } catch (const InvalidArgument& error) {
       const std::string text = error.what();
       return text.substr(0, text.find(" ="));
@@ -174,7 +174,7 @@ TEST_CASE("a view names what is missing") {
   CHECK(message(&k, nullptr, &k_scale, &v_scale, 1, 1, 1, 1) == "v");
   CHECK(message(&k, &v, nullptr, &v_scale, 1, 1, 1, 1) == "k_scale");
   CHECK(message(&k, &v, &k_scale, nullptr, 1, 1, 1, 1) == "v_scale");
-  CHECK(message(&k, &v, &k_scale, &v_scale, -1, 1, 1, 1) == "geometry.num_slots");
+  CHECK(message(&k, &v, &k_scale, &v_scale, -1, 1, 1, 1) == "geometry.num_chunks");
   CHECK(message(&k, &v, &k_scale, &v_scale, 1, 0, 1, 1) == "geometry.num_kv_heads");
   CHECK(message(&k, &v, &k_scale, &v_scale, 1, 1, 0, 1) == "geometry.chunk_size");
   CHECK(message(&k, &v, &k_scale, &v_scale, 1, 1, 1, 0) == "geometry.head_dim");

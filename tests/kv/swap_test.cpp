@@ -57,18 +57,18 @@ float putter(const Tree::Sequence& s, TokenRange range, Cache& cache) {
 }
 
 struct Bench {
-  explicit Bench(std::size_t count = 64) : slots(count), tree(PoolAllocator{.max_chunks = count}) {
-    tree.set_free_sink([this](SlotIndex slot) { cache.poison(slot); });
+  explicit Bench(std::size_t count = 64) : chunks(count), tree(PoolAllocator{.max_chunks = count}) {
+    tree.set_free_sink([this](ChunkIndex chunk) { cache.poison(chunk); });
   }
   /// Where nobody is live: a sequence that takes all there is pushes the cache out and leaves none.
   void evict_all() {
     {
-      const auto all = tree.insert(std::vector<int>(8 * slots, -1));
+      const auto all = tree.insert(std::vector<int>(8 * chunks, -1));
     }
-    REQUIRE(tree.stats().used_slots == 0);
+    REQUIRE(tree.stats().used_chunks == 0);
   }
   ~Bench() { tree.set_free_sink({}); }
-  std::size_t slots;
+  std::size_t chunks;
   Tree tree;
   Cache cache{tree, geometry};
   AttentionPlan plan;
@@ -239,20 +239,20 @@ TEST_CASE("K/V from before clear() does not come back as that of the new weights
     CAPTURE(swapped_before);
     Bench b;
     auto s = b.tree.insert(iota(0, 30));
-    CHECK(s.weights() == 1);
+    CHECK(s.weights_epoch() == 1);
     compute(s, 99, b.cache, 100);
     std::optional<SwappedSequence<int>> swapped;
     if (swapped_before) swapped = swap_out(s, b.cache);
     b.tree.clear();
     if (!swapped_before) {
-      CHECK(s.weights() == 0);
-      CHECK(s.fork().weights() == 0);
+      CHECK(s.weights_epoch() == 0);
+      CHECK(s.fork().weights_epoch() == 0);
       swapped = swap_out(s, b.cache);
     }
     CHECK(swapped->written == 30);
     auto back = resume(b.tree, b.cache, *swapped);
     REQUIRE(back);
-    CHECK(back->weights() == 2);
+    CHECK(back->weights_epoch() == 2);
     CHECK(back->tokens() == iota(0, 30));
     CHECK(back->num_written() == 0);
     CHECK(b.tree.match_prefix(iota(0, 30)).cached == 0);

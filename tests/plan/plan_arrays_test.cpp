@@ -29,7 +29,7 @@ std::vector<std::vector<int>> meaning(const PlanView& view) {
       const PlanView::Segment& segment = view.segments[s];
       REQUIRE((segment.row_begin <= r && r < segment.row_end));
       int length = 0;
-      for (int p = 0; p < segment.piece_count; ++p) {
+      for (int p = 0; p < segment.num_pieces; ++p) {
         const Piece& piece = view.pieces[segment.piece_begin + p];
         REQUIRE(segment.piece_begin + p < view.num_pieces);
         REQUIRE(piece.begin + piece.length <= view.chunk_size);
@@ -37,7 +37,7 @@ std::vector<std::vector<int>> meaning(const PlanView& view) {
         length += piece.length;
         for (int i = 0; i < visible_length(piece, view.row_kv_len[r]); ++i)
           REQUIRE(
-              places.emplace(piece.position + i, std::pair(piece.slot, piece.begin + i)).second);
+              places.emplace(piece.position + i, std::pair(piece.chunk, piece.begin + i)).second);
       }
       REQUIRE(length == segment.length);
     }
@@ -46,12 +46,12 @@ std::vector<std::vector<int>> meaning(const PlanView& view) {
     auto& row = rows[static_cast<std::size_t>(view.row_token[r])];
     for (const auto& [position, place] : places) row.insert(row.end(), {place.first, place.second});
     const PlanView::WriteTarget& target = view.writes[view.row_token[r]];
-    row.insert(row.end(), {target.slot, target.slot == no_slot ? 0 : target.offset});
+    row.insert(row.end(), {target.chunk, target.chunk == no_chunk ? 0 : target.offset});
   }
   return rows;
 }
 
-/// What topology and pieces_version stand for.
+/// What segments_version and pieces_version stand for.
 struct Seen {
   std::vector<int> segments, pieces;
   bool operator==(const Seen&) const = default;
@@ -65,9 +65,9 @@ Seen seen(const PlanView& view) {
     all.segments.insert(all.segments.end(), {segment.row_begin, segment.row_end, segment.parent,
                                              segment.position, segment.num_sequences});
     all.pieces.push_back(segment.length);
-    for (int p = 0; p < segment.piece_count; ++p) {
+    for (int p = 0; p < segment.num_pieces; ++p) {
       const Piece& piece = view.pieces[segment.piece_begin + p];
-      all.pieces.insert(all.pieces.end(), {piece.slot, piece.begin, piece.length, piece.position});
+      all.pieces.insert(all.pieces.end(), {piece.chunk, piece.begin, piece.length, piece.position});
     }
   }
   return all;
@@ -109,14 +109,14 @@ TEST_CASE("tails that outgrow their room in the piece array several times") {
   }
 }
 
-TEST_CASE("the numbers of topology and pieces change whenever these do") {
+TEST_CASE("the versions of segments and pieces change whenever these do") {
   test::Random random(1);
   for (int round = 0; round < test::scaled(30); ++round) {
     PrefixTree<int, 4, PoolAllocator, Lru> tree;
     AttentionPlan plan;
     std::vector<decltype(tree)::Sequence> batch;
     std::map<std::pair<std::uint64_t, std::uint64_t>, Seen> all;
-    std::map<std::uint64_t, std::vector<int>> topologies;
+    std::map<std::uint64_t, std::vector<int>> segments_of;
     for (int i = 0; i < 120; ++i) {
       const int what = random.uniform(0, 9);
       if (batch.size() < 2 || (what == 0 && batch.size() < 8)) {
@@ -140,9 +140,11 @@ TEST_CASE("the numbers of topology and pieces change whenever these do") {
         return meaning(fresh.build(step));
       }();
       REQUIRE(meaning(view) == expected);
-      const auto [at, fresh] = all.emplace(std::pair(view.topology, view.pieces_version), now);
+      const auto [at, fresh] =
+          all.emplace(std::pair(view.segments_version, view.pieces_version), now);
       REQUIRE(at->second == now);
-      REQUIRE(topologies.emplace(view.topology, now.segments).first->second == now.segments);
+      REQUIRE(segments_of.emplace(view.segments_version, now.segments).first->second ==
+              now.segments);
       (void)plan.build(step);  // again, since the other plan's was the last
       auto done = std::move(step).finished();
       for (const StepRow row : done.rows()) {
@@ -151,13 +153,13 @@ TEST_CASE("the numbers of topology and pieces change whenever these do") {
         done.commit(row, outputs);
       }
     }
-    CHECK(all.size() > topologies.size());
-    CHECK(topologies.size() > 20);
+    CHECK(all.size() > segments_of.size());
+    CHECK(segments_of.size() > 20);
     tree.check_invariants();
   }
 }
 
-TEST_CASE("a topology's number is of one plan of the process only") {
+TEST_CASE("a version of segments is of one plan of the process only") {
   PrefixTree<int, 4> tree;
   auto s = tree.insert(std::vector<int>{1, 2, 3});
   auto step = tree.begin_step();
@@ -165,7 +167,7 @@ TEST_CASE("a topology's number is of one plan of the process only") {
   std::set<std::uint64_t> numbers;
   for (int i = 0; i < 5; ++i) {
     AttentionPlan plan;
-    numbers.insert(plan.build(step).topology);
+    numbers.insert(plan.build(step).segments_version);
   }
   CHECK(numbers.size() == 5);
 }

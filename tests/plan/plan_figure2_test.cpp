@@ -20,27 +20,29 @@ using namespace chunkattn;
 
 namespace {
 
-constexpr int chunk = 4;
-using Tree = PrefixTree<int, chunk>;
+constexpr int chunk_size = 4;
+using Tree = PrefixTree<int, chunk_size>;
 using Context = std::tuple<std::string, int, int>;
 
 /// So many chunks of tokens, less the last two: the first is the prefill's output, which the next
 /// step computes, the second the place of that step's output.
 std::vector<int> prompt(int shared_chunks, int private_chunks, int who) {
-  std::vector<int> tokens(static_cast<std::size_t>(chunk * (shared_chunks + private_chunks) - 2));
+  std::vector<int> tokens(
+      static_cast<std::size_t>(chunk_size * (shared_chunks + private_chunks) - 2));
   std::iota(tokens.begin(), tokens.end(), 0);
-  for (std::size_t i = static_cast<std::size_t>(chunk * shared_chunks); i < tokens.size(); ++i)
+  for (std::size_t i = static_cast<std::size_t>(chunk_size * shared_chunks); i < tokens.size(); ++i)
     tokens[i] += 1000 * (who + 1);
   return tokens;
 }
 
-std::vector<Context> contexts(const PlanView& view, const std::map<SlotIndex, std::string>& names) {
+std::vector<Context> contexts(const PlanView& view,
+                              const std::map<ChunkIndex, std::string>& names) {
   std::vector<Context> all;
   for (int s = 0; s < view.num_segments; ++s) {
     const PlanView::Segment& segment = view.segments[s];
     std::string chunks;
-    for (int p = 0; p < segment.piece_count; ++p)
-      chunks += (p > 0 ? "/" : "") + names.at(view.pieces[segment.piece_begin + p].slot);
+    for (int p = 0; p < segment.num_pieces; ++p)
+      chunks += (p > 0 ? "/" : "") + names.at(view.pieces[segment.piece_begin + p].chunk);
     all.emplace_back(chunks, segment.row_begin, segment.row_end - 1);
   }
   return all;
@@ -57,19 +59,19 @@ TEST_CASE("the contexts of Figure 2") {
     s.push_back(tree.insert(prompt(3, 1, 0)));  // C0 C1 C2 C3
     s.push_back(tree.insert(prompt(3, 2, 1)));  // C0 C1 C2 C4 C6
     s.push_back(tree.insert(prompt(3, 2, 2)));  // C0 C1 C2 C5 C7
-    CHECK(tree.stats().used_slots == 8);
+    CHECK(tree.stats().used_chunks == 8);
 
     AttentionPlan plan;
     test::decode(tree, plan, s, [](const StepRow&) { return 7; });  // the prefill, in one step
 
     // Name the chunks as the figure does, by where each sequence's tokens lie.
-    std::map<SlotIndex, std::string> names;
+    std::map<ChunkIndex, std::string> names;
     const std::vector<std::vector<std::string>> figure = {
         {"C0", "C1", "C2", "C3"}, {"C0", "C1", "C2", "C4", "C6"}, {"C0", "C1", "C2", "C5", "C7"}};
     for (std::size_t i = 0; i < s.size(); ++i)
       s[i].for_each_run({0, static_cast<int>(s[i].size())}, [&](const Piece& piece) {
-        const auto place = static_cast<std::size_t>(piece.position / chunk);
-        const auto [it, fresh] = names.emplace(piece.slot, figure[i][place]);
+        const auto place = static_cast<std::size_t>(piece.position / chunk_size);
+        const auto [it, fresh] = names.emplace(piece.chunk, figure[i][place]);
         CHECK(it->second == figure[i][place]);
       });
     CHECK(names.size() == 8);
@@ -83,7 +85,7 @@ TEST_CASE("the contexts of Figure 2") {
       const std::vector<Context> expected = {
           {"C0/C1/C2", 0, 2}, {"C3", 0, 0}, {"C4/C6", 1, 1}, {"C5/C7", 2, 2}};
       CHECK(contexts(plan_of({0, 1, 2}, step), names) == expected);
-      CHECK(tree.stats().used_slots == 8);
+      CHECK(tree.stats().used_chunks == 8);
       tree.check_invariants();
       auto done = std::move(step).finished();
       for (const StepRow row : done.rows()) done.commit(row, 7);

@@ -1,4 +1,4 @@
-// Long decoding: no step after the warm-up allocates, and the topology is rebuilt exactly when a
+// Long decoding: no step after the warm-up allocates, and the segments are rebuilt exactly when a
 // sequence joins, leaves or forks or the list of rows changes. And who may be in a step with whom.
 #include <doctest/doctest.h>
 
@@ -39,7 +39,7 @@ PlanView decode_step(Tree& tree, AttentionPlan& plan, Batch&& batch) {
 
 }  // namespace
 
-TEST_CASE("640 decode steps with random chunk phases: no allocation, one topology") {
+TEST_CASE("640 decode steps with random chunk phases: no allocation, one version of segments") {
   test::Random random(1);
   for (const int b : {32, 256}) {
     CAPTURE(b);
@@ -70,7 +70,7 @@ TEST_CASE("640 decode steps with random chunk phases: no allocation, one topolog
   }
 }
 
-TEST_CASE("slots of one token: a piece for each, and none beyond the sequence") {
+TEST_CASE("chunks of one token: a piece for each, and none beyond the sequence") {
   using Narrow = PrefixTree<std::int32_t, 1, FixedAllocator>;
   Narrow tree(FixedAllocator(200));
   AttentionPlan plan;
@@ -85,9 +85,9 @@ TEST_CASE("slots of one token: a piece for each, and none beyond the sequence") 
       int seen = 0;
       for (int s = view.row_segment[row]; s >= 0; s = view.segments[s].parent) {
         const PlanView::Segment& segment = view.segments[s];
-        for (int p = 0; p < segment.piece_count; ++p) {
+        for (int p = 0; p < segment.num_pieces; ++p) {
           const Piece& piece = view.pieces[segment.piece_begin + p];
-          CHECK((piece.slot >= 0 && piece.slot < 200 && piece.length == 1));
+          CHECK((piece.chunk >= 0 && piece.chunk < 200 && piece.length == 1));
           ++seen;
         }
       }
@@ -193,8 +193,8 @@ TEST_CASE("who reads what another writes comes after it, and each position is wr
   CHECK(view.num_rows == 2);
   CHECK(view.tokens() == std::vector<int>{6, 7});
   CHECK(view.positions() == std::vector<int>{5, 6});
-  CHECK(view.writes[0].slot != no_slot);
-  CHECK(view.writes[1].slot != no_slot);
+  CHECK(view.writes[0].chunk != no_chunk);
+  CHECK(view.writes[1].chunk != no_chunk);
   CHECK(view.writes[0].offset != view.writes[1].offset);
   auto done = std::move(step).finished();
   CHECK(twin.num_pending() == 0);
@@ -216,14 +216,14 @@ TEST_CASE("a row that another writes, or that is written, writes nowhere") {
   CHECK(step.add(twin));
   const PlanView view = plan.build(step);
   CHECK(view.num_rows == 6 + 4);
-  for (int row = 0; row < 10; ++row) CHECK((view.writes[row].slot != no_slot) == (row < 6));
+  for (int row = 0; row < 10; ++row) CHECK((view.writes[row].chunk != no_chunk) == (row < 6));
   {
     auto done = std::move(step).finished();
   }
   auto third = tree.insert(prompt, {.max_reuse = 3});
   step = tree.begin_step();
   CHECK(step.add(third));
-  CHECK(plan.build(step).writes[0].slot == no_slot);
+  CHECK(plan.build(step).writes[0].chunk == no_chunk);
 }
 
 TEST_CASE("what an heir computes a second time it does not write a second time") {
@@ -239,7 +239,7 @@ TEST_CASE("what an heir computes a second time it does not write a second time")
   CHECK(row.position == 2);
   const PlanView view = plan.build(step);
   REQUIRE(view.num_rows == 6);
-  for (int i = 0; i < 6; ++i) CHECK((view.writes[i].slot != no_slot) == (i >= 3));
+  for (int i = 0; i < 6; ++i) CHECK((view.writes[i].chunk != no_chunk) == (i >= 3));
   {
     auto done = std::move(step).finished();
   }

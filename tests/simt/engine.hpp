@@ -145,8 +145,8 @@ struct EngineOf {
   }
 
   void begin() { open.emplace(tree.begin_step()); }
-  void add(std::size_t index, std::size_t budget = 1) {
-    REQUIRE(bool(open->add(sequences[index], budget)));
+  void add(std::size_t index, std::size_t max_tokens = 1) {
+    REQUIRE(bool(open->add(sequences[index], max_tokens)));
   }
   void build() { view = plan.build(*open); }
 

@@ -25,15 +25,15 @@ struct ScaledStorage {
   std::vector<float> k_scale, v_scale;
   chunkattn::KvView<T> view;
 
-  ScaledStorage(int num_slots, int num_kv_heads, int chunk_size, int head_dim, int value_dim = 0) {
-    const auto rows = static_cast<std::size_t>(num_slots) * static_cast<std::size_t>(num_kv_heads) *
-                      static_cast<std::size_t>(chunk_size);
+  ScaledStorage(int num_chunks, int num_kv_heads, int chunk_size, int head_dim, int value_dim = 0) {
+    const auto rows = static_cast<std::size_t>(num_chunks) *
+                      static_cast<std::size_t>(num_kv_heads) * static_cast<std::size_t>(chunk_size);
     k.resize(rows * static_cast<std::size_t>(head_dim));
     v.resize(rows * static_cast<std::size_t>(value_dim > 0 ? value_dim : head_dim));
     k_scale.resize(rows);
     v_scale.resize(rows);
     view = chunkattn::make_kv_view(k.data(), v.data(), k_scale.data(), v_scale.data(),
-                                   {num_slots, num_kv_heads, chunk_size, head_dim, value_dim});
+                                   {num_chunks, num_kv_heads, chunk_size, head_dim, value_dim});
   }
 };
 
@@ -56,28 +56,28 @@ template <class T>
 void fill_kv(Random& random, const RandomPlan& plan, const chunkattn::KvView<T>& kv,
              float k_deviation = 1.0f, float v_deviation = 1.0f) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (int slot = 0; slot < kv.num_slots; ++slot) {
+  for (int chunk = 0; chunk < kv.num_chunks; ++chunk) {
     for (int head = 0; head < kv.num_kv_heads; ++head) {
       for (int t = 0; t < kv.chunk_size; ++t) {
-        *kv.k_row_scale(slot, head, t) = nan;
-        *kv.v_row_scale(slot, head, t) = nan;
+        *kv.k_row_scale(chunk, head, t) = nan;
+        *kv.v_row_scale(chunk, head, t) = nan;
         if constexpr (!std::is_same_v<T, std::int8_t>) {
-          std::fill_n(kv.k_row(slot, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
-          std::fill_n(kv.v_row(slot, head, t), kv.dim_of_v(), chunkattn::from_float<T>(nan));
+          std::fill_n(kv.k_row(chunk, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
+          std::fill_n(kv.v_row(chunk, head, t), kv.dim_of_v(), chunkattn::from_float<T>(nan));
         }
       }
     }
   }
   std::vector<float> row(static_cast<std::size_t>(kv.head_dim));
   std::vector<float> v_row(static_cast<std::size_t>(kv.dim_of_v()));
-  plan.for_each_visible([&](int slot, int offset) {
+  plan.for_each_visible([&](int chunk, int offset) {
     for (int head = 0; head < kv.num_kv_heads; ++head) {
       random.fill(std::span(row), k_deviation);
-      *kv.k_row_scale(slot, head, offset) =
-          chunkattn::quantize_row(row.data(), kv.head_dim, kv.k_row(slot, head, offset));
+      *kv.k_row_scale(chunk, head, offset) =
+          chunkattn::quantize_row(row.data(), kv.head_dim, kv.k_row(chunk, head, offset));
       random.fill(std::span(v_row), v_deviation);
-      *kv.v_row_scale(slot, head, offset) =
-          chunkattn::quantize_row(v_row.data(), kv.dim_of_v(), kv.v_row(slot, head, offset));
+      *kv.v_row_scale(chunk, head, offset) =
+          chunkattn::quantize_row(v_row.data(), kv.dim_of_v(), kv.v_row(chunk, head, offset));
     }
   });
 }
@@ -102,7 +102,7 @@ struct AttentionCase {
   AttentionCase(Random& random, RandomPlan plan_, int head_dim_, int num_kv_heads, int group,
                 float q_deviation = 1.0f, int value_dim = 0)
       : plan(std::move(plan_)),
-        kv(plan.num_slots, num_kv_heads, plan.chunk_size, head_dim_, value_dim),
+        kv(plan.num_chunks, num_kv_heads, plan.chunk_size, head_dim_, value_dim),
         num_qo_heads(num_kv_heads * group),
         head_dim(head_dim_) {
     fill_kv(random, plan, kv.view);

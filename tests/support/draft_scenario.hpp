@@ -18,11 +18,12 @@ namespace test {
 template <class T, int HeadDim>
 class DraftScenario {
  public:
-  static constexpr int chunk = 16;
-  using Engine = DraftEngine<T, HeadDim, chunk>;
+  static constexpr int chunk_size = 16;
+  using Engine = DraftEngine<T, HeadDim, chunk_size>;
 
   DraftScenario(Random& random, int num_kv_heads, int group)
-      : random_(random), engine_(num_kv_heads, group, {.min_run = random.pick({0, 1, chunk})}) {}
+      : random_(random),
+        engine_(num_kv_heads, group, {.min_run = random.pick({0, 1, chunk_size})}) {}
 
   /// \param check  check(engine, view) holds the attention of each step against the oracle
   template <class Check>
@@ -70,9 +71,9 @@ class DraftScenario {
         a.parents = random_parents(random_, random_.uniform(1, random_.pick({4, 20, 64})));
       for (std::size_t i = 0; i < a.parents.size(); ++i)
         a.drafts.push_back(random_.uniform(100, 10000));
-      const std::size_t budget =
+      const std::size_t max_tokens =
           random_.chance(0.2) ? static_cast<std::size_t>(random_.uniform(1, 40)) : 1000;
-      if (engine_.add(step, chat, budget, a.drafts, a.parents)) added.push_back(std::move(a));
+      if (engine_.add(step, chat, max_tokens, a.drafts, a.parents)) added.push_back(std::move(a));
     }
     if (added.empty()) return;  // all are computed: forks of one another
     const auto view = engine_.build(step);

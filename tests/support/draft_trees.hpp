@@ -46,16 +46,16 @@ struct ApartCase {
       const auto length = static_cast<std::int32_t>(path.size());
       const auto first = static_cast<std::int32_t>(plan.pieces.size());
       for (std::int32_t p = 0; p < length; p += size)
-        plan.pieces.push_back({plan.num_slots++, 0, std::min(size, length - p), p});
+        plan.pieces.push_back({plan.num_chunks++, 0, std::min(size, length - p), p});
       const auto count = static_cast<std::int32_t>(plan.pieces.size()) - first;
       plan.segments.push_back({row, row + 1, first, count, 0, length, -1, 1});
       plan.row_token.push_back(row);
       plan.row_kv_len.push_back(length);
       plan.row_segment.push_back(row);
-      plan.writes.push_back({chunkattn::no_slot, 0});
+      plan.writes.push_back({chunkattn::no_chunk, 0});
     }
-    plan.topology = chunkattn::detail::next_topology();
-    kv = std::make_unique<Storage<T>>(plan.num_slots, num_kv_heads, size, head_dim);
+    plan.segments_version = chunkattn::detail::next_segments_version();
+    kv = std::make_unique<Storage<T>>(plan.num_chunks, num_kv_heads, size, head_dim);
     std::vector<float> k(static_cast<std::size_t>(head_dim)), v(k);
     for (std::size_t row = 0; row < paths.size(); ++row)
       for (std::size_t p = 0; p < paths[row].size(); ++p) {
@@ -66,19 +66,19 @@ struct ApartCase {
           const auto path = std::span(paths[row]).first(p + 1);
           fill_row(k, path, static_cast<std::uint64_t>(2 * head + 1));
           fill_row(v, path, static_cast<std::uint64_t>(2 * head + 2));
-          store(*kv, piece.slot, head, at, k, v);
+          store(*kv, piece.chunk, head, at, k, v);
         }
       }
   }
 
  private:
-  static void store(Storage<T>& to, int slot, int head, int at, const std::vector<float>& k,
+  static void store(Storage<T>& to, int chunk, int head, int at, const std::vector<float>& k,
                     const std::vector<float>& v) {
-    T *const k_row = to.view.k_row(slot, head, at), *const v_row = to.view.v_row(slot, head, at);
+    T *const k_row = to.view.k_row(chunk, head, at), *const v_row = to.view.v_row(chunk, head, at);
     if constexpr (chunkattn::has_row_scales<T>) {
       const auto dim = static_cast<int>(k.size());
-      *to.view.k_row_scale(slot, head, at) = chunkattn::quantize_row(k.data(), dim, k_row);
-      *to.view.v_row_scale(slot, head, at) = chunkattn::quantize_row(v.data(), dim, v_row);
+      *to.view.k_row_scale(chunk, head, at) = chunkattn::quantize_row(k.data(), dim, k_row);
+      *to.view.v_row_scale(chunk, head, at) = chunkattn::quantize_row(v.data(), dim, v_row);
     } else {
       std::transform(k.begin(), k.end(), k_row, chunkattn::from_float<T>);
       std::transform(v.begin(), v.end(), v_row, chunkattn::from_float<T>);
@@ -99,7 +99,7 @@ class DraftEngine {
 
   explicit DraftEngine(int num_kv_heads_, int group_, chunkattn::TreeOptions options = {})
       : num_kv_heads(num_kv_heads_), group(group_), tree({}, options) {
-    tree.set_free_sink([this](chunkattn::SlotIndex slot) { kv.poison(slot); });
+    tree.set_free_sink([this](chunkattn::ChunkIndex chunk) { kv.poison(chunk); });
   }
   DraftEngine(const DraftEngine&) = delete;
   DraftEngine& operator=(const DraftEngine&) = delete;
@@ -113,9 +113,9 @@ class DraftEngine {
   // ---- a step --------------------------------------------------------------------------------
 
   /// False where the chat cannot be added now.
-  bool add(typename Tree::Step& step, Chat& chat, std::size_t budget, const Tokens& drafts = {},
+  bool add(typename Tree::Step& step, Chat& chat, std::size_t max_tokens, const Tokens& drafts = {},
            const Parents& parents = {}) {
-    const auto added = step.add(chat.sequence, budget, {.tokens = drafts, .parents = parents});
+    const auto added = step.add(chat.sequence, max_tokens, {.tokens = drafts, .parents = parents});
     if (!added) return false;
     const chunkattn::StepRow& row = added.row();
     const auto kept = static_cast<std::size_t>(row.num_drafts);
@@ -133,7 +133,7 @@ class DraftEngine {
   auto build(typename Tree::Step& step) {
     const auto view = plan.build(step);
     const auto layer = kv.layer(0);
-    for (; poisoned < layer.num_slots; ++poisoned) kv.poison(poisoned);
+    for (; poisoned < layer.num_chunks; ++poisoned) kv.poison(poisoned);
     Tokens last;
     std::vector<std::int32_t> positions;
     for (const Tokens& path : paths) {

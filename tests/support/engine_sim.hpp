@@ -60,7 +60,7 @@ class RandomChoices : public Choices {
 struct SimOptions {
   TreeOptions tree{};
   chunkattn::detail::RetentionBudget retention{};
-  std::size_t budget = max_slots;
+  std::size_t budget = max_pool_chunks;
   std::size_t max_live = 24;
   std::size_t max_prompt = 22;
   std::size_t max_length = 90;
@@ -241,9 +241,9 @@ class EngineSimBase {
   [[nodiscard]] Place resolve(Place place) const {
     for (const auto& copy : chunkattn::detail::TreeAccess::core(*tree_).copies.all()) {
       const PlanView::RowCopy& rows = copy.rows;
-      if (rows.target_slot == place.first && place.second >= rows.target_begin &&
+      if (rows.target_chunk == place.first && place.second >= rows.target_begin &&
           place.second < rows.target_begin + rows.length)
-        return {rows.source_slot, rows.source_begin + place.second - rows.target_begin};
+        return {rows.source_chunk, rows.source_begin + place.second - rows.target_begin};
     }
     return place;
   }
@@ -295,11 +295,11 @@ class EngineSimBase {
     const auto end = static_cast<std::int32_t>(live.tokens.size());
     live.handle.for_each_run({0, end}, [&](const Piece& piece) {
       expect(piece.position == static_cast<std::int32_t>(p), "runs are in path order, no gaps");
-      expect(piece.slot >= 0 && static_cast<std::size_t>(piece.slot) < tree_->num_slots() &&
+      expect(piece.chunk >= 0 && static_cast<std::size_t>(piece.chunk) < tree_->num_chunks() &&
                  piece.begin >= 0 && piece.length > 0 && piece.begin + piece.length <= ChunkSize,
-             "a run lies within a slot");
+             "a run lies within a chunk");
       for (std::int32_t i = 0; i < piece.length; ++i, ++p) {
-        const Place place{piece.slot, piece.begin + i};
+        const Place place{piece.chunk, piece.begin + i};
         if (p < live.places.size())
           expect(live.places[p] == place, "a position's place never changes");
         else

@@ -1,5 +1,5 @@
 // What goes wrong around the tree in the engine simulation: memory runs out at any allocation, and
-// the allocator of slots throws, gives none where it said that there are, or answers with a slot
+// the allocator of chunks throws, gives none where it said that there are, or answers with a chunk
 // that is not free or does not exist.
 #pragma once
 
@@ -42,7 +42,7 @@ class EngineSimFaults : public EngineSimBase<Retention, ChunkSize> {
     count(fault);
     count(event);
     const TreeStats now = tree_->stats();
-    expect(now.steps == before.steps && now.used_slots <= before.used_slots,
+    expect(now.steps == before.steps && now.used_chunks <= before.used_chunks,
            "what failed has not happened");
     tree_->check_invariants();
     this->check_all_sequences();
@@ -53,7 +53,7 @@ class EngineSimFaults : public EngineSimBase<Retention, ChunkSize> {
   void insist(const char* what, const F& call) {
     if (!attempt(what, call)) call();
   }
-  /// In the last attempt the allocator had no slot, though it had said so.
+  /// In the last attempt the allocator had no chunk, though it had said so.
   bool had_none_ = false;
   std::unordered_set<std::uint64_t> remembered_;  // paths that an unbounded cache must still have
 
@@ -91,7 +91,7 @@ class EngineSimFaults : public EngineSimBase<Retention, ChunkSize> {
              "an error names what the allocator answered");
       return "allocator lied";
     }
-    expect(!lied() || kind == Lie::spent, "what is no free slot is refused");
+    expect(!lied() || kind == Lie::spent, "what is no free chunk is refused");
     had_none_ = lied();
     if (had_none_) {
       remembered_.clear();  // cache had to go

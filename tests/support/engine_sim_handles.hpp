@@ -73,8 +73,8 @@ class EngineSimHandles : public EngineSimOps<Retention, ChunkSize> {
     refused([&] { (void)empty.num_reserved(); });
     refused([&] { (void)empty.tokens(); });
     refused([&] { (void)empty.options(); });
-    refused([&] { (void)empty.weights(); });
-    refused([&] { (void)empty.slots_needed(1); });
+    refused([&] { (void)empty.weights_epoch(); });
+    refused([&] { (void)empty.chunks_needed(1); });
     refused([&] { (void)empty.try_append(tokens); });
     refused([&] { (void)empty.try_fork(); });
     refused([&] { empty.truncate(1); });
@@ -176,7 +176,7 @@ class EngineSimHandles : public EngineSimOps<Retention, ChunkSize> {
     refused([&] { (void)empty.try_insert(prompt); });
     refused([&] { (void)empty.admit(std::span(&request, 1)); });
     refused([&] { (void)empty.match_prefix(prompt); });
-    refused([&] { (void)empty.slots_available(); });
+    refused([&] { (void)empty.chunks_available(); });
     refused([&] { (void)empty.begin_step(); });
     refused([&] { (void)empty.pin(prompt); });
     refused([&] { empty.device_idle(); });

@@ -31,8 +31,8 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
   using typename Base::Dropped;
   using typename Base::Live, typename Base::LivePtr, typename Base::Sequence, typename Base::Tree;
 
-  /// Slots of the longest tail that a fork copies.
-  static constexpr std::size_t fork_slots = (2 * ChunkSize + 2) / ChunkSize;
+  /// Chunks of the longest tail that a fork copies.
+  static constexpr std::size_t fork_chunks = (2 * ChunkSize + 2) / ChunkSize;
 
   struct Swapped {
     SwappedSequence<SimToken> data;
@@ -95,7 +95,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     InsertOptions unlimited = o;
     unlimited.max_reuse = std::numeric_limits<std::size_t>::max();
     const auto found = tree_->match_prefix(prompt, unlimited);
-    const std::size_t needed = tree_->slots_needed(prompt, o), free = tree_->slots_available();
+    const std::size_t needed = tree_->chunks_needed(prompt, o), free = tree_->chunks_available();
     const std::uint64_t pending_before = tree_->stats().pending_tokens;
     Live live = model_of(prompt, o);
     try {
@@ -125,7 +125,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
         ", public " + text(live.public_end));
     expect(s.has_value() == (needed <= free) || had_none_, "admission says whether it fits");
     if (!s) return count("insert failed");
-    expect(free - tree_->slots_available() <= needed, "no more slots than admission said");
+    expect(free - tree_->chunks_available() <= needed, "no more chunks than admission said");
     joined(std::move(live), std::move(*s), o, found);
     if (o.share_pending)
       expect(tree_->stats().pending_tokens - pending_before == found.pending, "pending");
@@ -197,12 +197,12 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     admitted(waiting, std::move(joining));
     if (count_joined == waiting.requests.size() || had_none_) return;
     const auto& refused = waiting.requests[count_joined];
-    const std::size_t needed = tree_->slots_needed(refused.prompt, refused.options);
-    expect(needed + waiting.headroom > tree_->slots_available(), "who fits is admitted");
+    const std::size_t needed = tree_->chunks_needed(refused.prompt, refused.options);
+    expect(needed + waiting.headroom > tree_->chunks_available(), "who fits is admitted");
     count("not admitted");
   }
   void admitted(const Waiting& waiting, std::vector<Sequence> joining) {
-    expect(joining.empty() || tree_->slots_available() >= waiting.headroom, "headroom is left");
+    expect(joining.empty() || tree_->chunks_available() >= waiting.headroom, "headroom is left");
     for (std::size_t i = 0; i < joining.size(); ++i) {
       Live live = model_of(waiting.requests[i].prompt, waiting.requests[i].options);
       expect(joining[i].size() == live.known, "requests are admitted in order");
@@ -273,8 +273,8 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
 
   /// What an unbounded cache must still have.
   void remember(const Live& live) {
-    if (!Retention::retains || options_.budget != max_slots ||
-        options_.retention.high_watermark < max_slots || live.weights != this->weights_)
+    if (!Retention::retains || options_.budget != max_pool_chunks ||
+        options_.retention.high_watermark < max_pool_chunks || live.weights != this->weights_)
       return;
     for (std::size_t p = 0; p < live.findable && live.done[p]; ++p)
       remembered_.insert(live.hash[p]);
@@ -285,7 +285,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
   void fork() {
     const LivePtr live = this->any_live();
     const std::size_t length = one_in(3) ? 1 + below(live->known) : live->known;
-    const std::size_t free = tree_->slots_available();
+    const std::size_t free = tree_->chunks_available();
     const bool in_flight = live->steps > 0;
     std::optional<Sequence> s;
     const bool throws = one_in(2);
@@ -303,7 +303,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     log("fork " + name(*live) + " at " + text(length) + " of " + text(live->known) +
         (s ? " into #" + text(this->last_uid_ + 1) : ", failed"));
     if (!s) {
-      expect(free < fork_slots || had_none_, "a fork takes a short tail's slots at the most");
+      expect(free < fork_chunks || had_none_, "a fork takes a short tail's chunks at the most");
       return count("fork failed");
     }
     this->check_sequence(*live);
@@ -326,7 +326,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     std::size_t p = 0;
     s.for_each_run({0, static_cast<std::int32_t>(length)}, [&](const Piece& piece) {
       for (std::int32_t i = 0; i < piece.length; ++i, ++p) {
-        const Place place{piece.slot, piece.begin + i};
+        const Place place{piece.chunk, piece.begin + i};
         const bool same = this->resolve(place) == this->resolve(from.places[p]);
         if (place != from.places[p]) twin.findable = std::min(twin.findable, p);
         twin.done[p] = same && from.done[p] ? 1 : 0;
@@ -341,7 +341,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     const LivePtr live = this->any_live();
     const std::size_t length = one_in(4) ? live->known : 1 + below(live->known);
     const bool nothing = length == live->known && live->reserved() == 0;
-    const std::size_t free = tree_->slots_available();
+    const std::size_t free = tree_->chunks_available();
     Live before = snapshot(*live);
     for (Place& place : before.places) place = this->resolve(place);
     log("truncate " + name(*live) + " to " + text(length) + " of " + text(live->known));
@@ -355,7 +355,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     });
     if (!answered) return;
     if (!fits) {
-      expect(free < fork_slots || had_none_, "truncation takes a short tail's slots at the most");
+      expect(free < fork_chunks || had_none_, "truncation takes a short tail's chunks at the most");
       return count("truncate failed");
     }
     if (nothing) return this->check_sequence(*live);
@@ -396,17 +396,17 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     std::vector<SimToken> tokens(1 + below(one_in(4) ? 2 * ChunkSize : 4));
     for (auto& token : tokens) token = this->any_token();
     log("append " + text(tokens.size()) + " to " + name(*live));
-    const std::size_t needed = live->handle.slots_needed(tokens.size());
-    const std::size_t free = tree_->slots_available();
+    const std::size_t needed = live->handle.chunks_needed(tokens.size());
+    const std::size_t free = tree_->chunks_available();
     if (live->reserved() > 0) {
       expect_refused([&] { (void)live->handle.try_append(tokens); }, "outputs are to come");
       return count("append refused");
     }
     bool fits = false;
     if (!this->attempt("append", [&] { fits = live->handle.try_append(tokens); })) return;
-    expect(fits == (needed <= free) || had_none_, "append fails only without slots");
+    expect(fits == (needed <= free) || had_none_, "append fails only without chunks");
     if (!fits) return count("append failed");
-    expect(free - tree_->slots_available() <= needed, "slots as promised");
+    expect(free - tree_->chunks_available() <= needed, "chunks as promised");
     for (const SimToken token : tokens) this->push_token(*live, token);
     live->known = live->tokens.size();
     this->check_sequence(*live);
@@ -534,15 +534,15 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     Swapped& swapped = swapped_.back();
     ShadowCache cache{&memory_};
     this->settle();
-    const std::size_t needed = tree_->slots_needed(swapped.data.tokens, swapped.data.options);
-    const std::size_t free = tree_->slots_available();
+    const std::size_t needed = tree_->chunks_needed(swapped.data.tokens, swapped.data.options);
+    const std::size_t free = tree_->chunks_available();
     const auto found = tree_->match_prefix(swapped.data.tokens, swapped.data.options);
     std::optional<Sequence> s;
     if (!this->attempt("resume", [&] { s = chunkattn::resume(*tree_, cache, swapped.data); }))
       return;
     log("resume " + text(swapped.data.written) + " of " + text(swapped.data.tokens.size()) +
         (s ? " as #" + text(this->last_uid_ + 1) : ", failed"));
-    expect(s.has_value() == (needed <= free) || had_none_, "resume needs what slots_needed says");
+    expect(s.has_value() == (needed <= free) || had_none_, "resume needs what chunks_needed says");
     if (!s) return count("resume failed");
     Live live;
     live.weights = this->weights_;

@@ -69,7 +69,7 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
   struct Touched {
     Place place;
     std::uint64_t hash;   // 0: anything
-    std::uint64_t epoch;  // of the slot, when the plan was built
+    std::uint64_t epoch;  // of the chunk, when the plan was built
     std::size_t entry;
   };
   struct Copy {
@@ -103,26 +103,26 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
     for (std::int32_t i = 0; i < view.num_copies; ++i) {
       const PlanView::RowCopy& rows = view.copies[i];
       step.copies.push_back(
-          {rows, memory_.epoch(rows.source_slot), memory_.epoch(rows.target_slot)});
+          {rows, memory_.epoch(rows.source_chunk), memory_.epoch(rows.target_chunk)});
     }
     step.writes.clear();
     for (std::size_t t = 0; t < queries_.size(); ++t) {
       const auto [e, p, d] = queries_[t];
       const PlanView::WriteTarget w = view.writes[t];
-      expect(w.slot != no_slot || d < 0 || step.entries[e].superseded(),
+      expect(w.chunk != no_chunk || d < 0 || step.entries[e].superseded(),
              "a draft's K/V is written");
-      if (w.slot == no_slot) continue;
+      if (w.chunk == no_chunk) continue;
       if (d >= 0) {
         record_draft(step, e, step.entries[e].tree[static_cast<std::size_t>(d)], p,
-                     {w.slot, w.offset});
+                     {w.chunk, w.offset});
         continue;
       }
       const Entry& entry = step.entries[e];
       if (!entry.superseded()) {
-        expect(Place(w.slot, w.offset) == entry.live->places[p], "K/V goes to the token's place");
+        expect(Place(w.chunk, w.offset) == entry.live->places[p], "K/V goes to the token's place");
         expect(!entry.live->done[p], "a written position is not written again");
       }
-      step.writes.push_back(touched({w.slot, w.offset}, entry, e, p));
+      step.writes.push_back(touched({w.chunk, w.offset}, entry, e, p));
     }
     check_copies_apart(step);
     record_reads(step);
@@ -148,12 +148,12 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
   void check_copies_apart(const SimStep& step) const {
     for (const Copy& copy : step.copies)
       for (const Touched& write : step.writes) {
-        const auto inside = [&](SlotIndex slot, std::int32_t begin) {
-          return write.place.first == slot && write.place.second >= begin &&
+        const auto inside = [&](ChunkIndex chunk, std::int32_t begin) {
+          return write.place.first == chunk && write.place.second >= begin &&
                  write.place.second < begin + copy.rows.length;
         };
-        expect(!inside(copy.rows.source_slot, copy.rows.source_begin) &&
-                   !inside(copy.rows.target_slot, copy.rows.target_begin),
+        expect(!inside(copy.rows.source_chunk, copy.rows.source_begin) &&
+                   !inside(copy.rows.target_chunk, copy.rows.target_begin),
                "no row that a step copies from or to is one that it writes");
       }
   }
@@ -265,9 +265,9 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
   void check_segment(const View& view, std::int32_t index) {
     const PlanView::Segment& s = view.segments[index];
     expect(s.parent < index, "parents stand before children");
-    expect(s.row_begin < s.row_end && s.piece_count > 0, "a segment has rows and pieces");
+    expect(s.row_begin < s.row_end && s.num_pieces > 0, "a segment has rows and pieces");
     std::int32_t position = s.position;
-    for (std::int32_t i = 0; i < s.piece_count; ++i) {
+    for (std::int32_t i = 0; i < s.num_pieces; ++i) {
       const Piece& piece = view.pieces[s.piece_begin + i];
       expect(piece.position == position && piece.length > 0, "pieces stand in path order");
       position += piece.length;
@@ -289,10 +289,10 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
     for (std::int32_t s = view.row_segment[row]; s >= 0; s = view.segments[s].parent) {
       const PlanView::Segment& segment = view.segments[s];
       expect(segment.row_begin <= row && row < segment.row_end, "a row is on its segments");
-      for (std::int32_t i = segment.piece_count; i-- > 0;) {
+      for (std::int32_t i = segment.num_pieces; i-- > 0;) {
         const Piece& piece = view.pieces[segment.piece_begin + i];
         for (std::int32_t k = visible_length(piece, view.row_kv_len[row]); k-- > 0;)
-          visible_.emplace_back(piece.slot, piece.begin + k);
+          visible_.emplace_back(piece.chunk, piece.begin + k);
       }
     }
     std::reverse(visible_.begin(), visible_.end());
@@ -314,13 +314,13 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
     const auto spoils = [&](const Entry& entry) { return garbage || entry.superseded(); };
     const std::uint64_t noise = garbage || one_in(2) ? 2 * below(1000) + 2 : 0;
     for (const Touched& w : step.writes) {
-      expect(memory_.epoch(w.place.first) == w.epoch, "no slot that a step writes is freed");
+      expect(memory_.epoch(w.place.first) == w.epoch, "no chunk that a step writes is freed");
       expect(guard_[memory_.index(w.place)] == 0, "what is written is never written again");
       const bool spoil = spoils(step.entries[w.entry]) && (noise != 0 || w.hash == 0);
       memory_.row(w.place) = spoil ? noise : w.hash;
     }
     for (const Touched& r : step.reads) {
-      expect(memory_.epoch(r.place.first) == r.epoch, "no slot that a step reads is freed");
+      expect(memory_.epoch(r.place.first) == r.epoch, "no chunk that a step reads is freed");
       const Entry& entry = step.entries[r.entry];
       if (spoils(entry) || memory_.row(r.place) == r.hash) continue;
       this->look_at(*entry.live);
@@ -338,12 +338,12 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
     for (std::size_t i = 0; i < step.copies.size() + step.copies.size() / 2; ++i) {
       const Copy& copy = step.copies[i % step.copies.size()];
       const PlanView::RowCopy& rows = copy.rows;
-      expect(memory_.epoch(rows.source_slot) == copy.source_epoch &&
-                 memory_.epoch(rows.target_slot) == copy.target_epoch,
-             "no slot of a copy is freed");
+      expect(memory_.epoch(rows.source_chunk) == copy.source_epoch &&
+                 memory_.epoch(rows.target_chunk) == copy.target_epoch,
+             "no chunk of a copy is freed");
       for (std::int32_t k = 0; k < rows.length; ++k) {
-        const std::uint64_t value = memory_.row({rows.source_slot, rows.source_begin + k});
-        const Place target{rows.target_slot, rows.target_begin + k};
+        const std::uint64_t value = memory_.row({rows.source_chunk, rows.source_begin + k});
+        const Place target{rows.target_chunk, rows.target_begin + k};
         const std::uint64_t guard = guard_[memory_.index(target)];
         expect(guard == 0 || guard == value, "a copy spoils nothing");
         memory_.row(target) = value;
@@ -356,7 +356,7 @@ class EngineSimPlan : public EngineSimFaults<Retention, ChunkSize> {
   void check_unfreed(const SimStep& step) const {
     for (const auto* list : {&step.reads, &step.writes})
       for (const Touched& t : *list)
-        expect(memory_.epoch(t.place.first) == t.epoch, "no slot of an outstanding step is freed");
+        expect(memory_.epoch(t.place.first) == t.epoch, "no chunk of an outstanding step is freed");
   }
 
   std::vector<std::unique_ptr<SimStep>> steps_;     // outstanding, in the order of their numbers

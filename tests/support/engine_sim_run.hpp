@@ -61,16 +61,16 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
     if (chunkattn::detail::TreeAccess::core(*tree_).copies.all().empty()) {  // else what is to be
                                                                              // copied waits
       expect(stats.leaving_sequences == 0, "nobody waits");
-      expect(stats.used_slots == stats.retained_slots, "only cache is left");
+      expect(stats.used_chunks == stats.retained_chunks, "only cache is left");
     }
-    expect(Retention::retains || stats.used_slots == 0, "without retention nothing is left");
+    expect(Retention::retains || stats.used_chunks == 0, "without retention nothing is left");
     tree_->clear();
     tree_->check_invariants();
     stats = tree_->stats();
-    expect(stats.used_slots == 0 && stats.nodes == 1 && stats.leaving_sequences == 0,
+    expect(stats.used_chunks == 0 && stats.nodes == 1 && stats.leaving_sequences == 0,
            "clear() forgets everything");
-    expect(options_.budget == max_slots || tree_->slots_available() == options_.budget,
-           "every slot is back");
+    expect(options_.budget == max_pool_chunks || tree_->chunks_available() == options_.budget,
+           "every chunk is back");
   }
 
  private:
@@ -331,8 +331,8 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
     expect(handle.size() == written || handle.size() == 0, "all that is written is pinned");
     expect(static_cast<bool>(handle) == (handle.size() > 0), "a pin that holds nothing is empty");
     if (written == 0) return;
-    const std::size_t slots = written / ChunkSize + written + 1;
-    if (!handle) expect(slots > options_.retention.max_pinned || !pins_.empty(), "pins fit");
+    const std::size_t chunks = written / ChunkSize + written + 1;
+    if (!handle) expect(chunks > options_.retention.max_pinned || !pins_.empty(), "pins fit");
     count(handle ? found.pending > 0 ? "pin of a part" : "pin" : "pin refused");
     if (handle) pins_.push_back({std::move(handle), std::move(tokens), o, written});
   }
@@ -382,15 +382,15 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
     const auto more = [&](const char* what, std::uint64_t a, std::uint64_t b) {
       if (b > a) count(what, b - a);
     };
-    more("split inside a slot", before.splits_inside_slot, now.splits_inside_slot);
-    more("split between slots", before.splits - before.splits_inside_slot,
-         now.splits - now.splits_inside_slot);
+    more("split inside a chunk", before.splits_inside_chunk, now.splits_inside_chunk);
+    more("split between chunks", before.splits - before.splits_inside_chunk,
+         now.splits - now.splits_inside_chunk);
     more("fork copied its tail", before.forks_copied, now.forks_copied);
     more("fork shared its tail", before.forks_shared, now.forks_shared);
     more("hand-over", before.hand_overs, now.hand_overs);
     more("merged tokens", before.merged_tokens, now.merged_tokens);
     more("published tokens", before.published_tokens, now.published_tokens);
-    more("evicted slots", before.evicted_slots, now.evicted_slots);
+    more("evicted chunks", before.evicted_chunks, now.evicted_chunks);
     more("evicted tokens", before.evicted_tokens, now.evicted_tokens);
   }
 };

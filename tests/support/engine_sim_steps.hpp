@@ -101,7 +101,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
   }
 
   /// \param parents  of the drafts, where they are no chain
-  AddResult::Reason add(SimStep& step, const LivePtr& live, std::size_t budget,
+  AddResult::Reason add(SimStep& step, const LivePtr& live, std::size_t max_tokens,
                         std::size_t num_drafts, bool unknown,
                         const std::vector<std::int32_t>& parents = {}) {
     if (live->tokens.size() > this->options_.max_length)
@@ -111,11 +111,11 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
       return AddResult::Reason::nothing_to_compute;
     }
     const std::size_t begin = live->handle.num_scheduled(), end = live->tokens.size();
-    std::size_t length = std::min(budget, end - begin);
+    std::size_t length = std::min(max_tokens, end - begin);
     bool reaches = begin + length == end;
     std::vector<SimToken> drafts;
     for (std::size_t i = 0; i < num_drafts; ++i) drafts.push_back(this->any_token());
-    std::size_t kept = reaches ? std::min(num_drafts, budget - length) : 0;
+    std::size_t kept = reaches ? std::min(num_drafts, max_tokens - length) : 0;
     std::vector<SimDraft> tree;
     if (!parents.empty()) tree = this->planted(*live, std::span(drafts).first(kept), parents);
     std::size_t aside = tree.size();
@@ -127,10 +127,10 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
       aside -= trunk.size();
       kept = trunk.size();
     }
-    const auto slots = [](std::size_t places) { return (places + ChunkSize - 1) / ChunkSize; };
+    const auto chunks = [](std::size_t places) { return (places + ChunkSize - 1) / ChunkSize; };
     const std::size_t needed =
-        live->handle.slots_needed(kept + 1) + slots(step.aside + aside) - slots(step.aside);
-    const std::size_t available = tree_->slots_available();
+        live->handle.chunks_needed(kept + 1) + chunks(step.aside + aside) - chunks(step.aside);
+    const std::size_t available = tree_->chunks_available();
     const bool pending = live->handle.num_pending() > 0;
     const bool held =
         step.is_void || (live->steps > 0 && (live->superseded > 0 || any_void() ||
@@ -141,7 +141,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
     else
       added.tokens = drafts;
     AddResult result;
-    this->insist("add", [&] { result = step.open->add(live->handle, budget, added); });
+    this->insist("add", [&] { result = step.open->add(live->handle, max_tokens, added); });
     const AddResult::Reason reason = result.reason();
     log("add " + name(*live) + " [" + text(begin) + ", " + text(begin + length) + ") of " +
         text(end) + ", " + text(kept) + " drafts, " + text(aside) +
@@ -193,7 +193,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
                row.num_drafts == static_cast<std::int32_t>(kept + aside) &&
                row.has_output == reaches,
            "the rows that were added");
-    expect(available - tree_->slots_available() <= (reaches ? needed : 0), "slots as promised");
+    expect(available - tree_->chunks_available() <= (reaches ? needed : 0), "chunks as promised");
     if (!tree.empty()) count(unknown ? "add with a tree of unknown drafts" : "add with a tree");
     step.entries.push_back({live, row.position, static_cast<std::int32_t>(length),
                             static_cast<std::int32_t>(kept), row.first_row, reaches, !unknown,

@@ -14,9 +14,9 @@ namespace test {
 /// their parents; every node of the last level is a sequence with one query token, which sees all
 /// of its path. Levels without tokens only branch.
 inline RandomPlan make_level_plan(const std::vector<int>& nodes, const std::vector<int>& tokens) {
-  constexpr int chunk = 64;
+  constexpr int chunk_size = 64;
   RandomPlan plan;
-  plan.chunk_size = chunk;
+  plan.chunk_size = chunk_size;
   const int rows = nodes.back();
   std::vector<std::int32_t> above;  // segment of each node of the level above
   int position = 0;
@@ -39,9 +39,9 @@ inline RandomPlan make_level_plan(const std::vector<int>& nodes, const std::vect
       chunkattn::PlanView::Segment segment{
           begin,  end,        static_cast<std::int32_t>(plan.pieces.size()), 0, position, tokens[l],
           parent, end - begin};
-      for (int done = 0; done < tokens[l]; done += chunk, ++segment.piece_count)
+      for (int done = 0; done < tokens[l]; done += chunk_size, ++segment.num_pieces)
         plan.pieces.push_back(
-            {plan.num_slots++, 0, std::min(chunk, tokens[l] - done), position + done});
+            {plan.num_chunks++, 0, std::min(chunk_size, tokens[l] - done), position + done});
       here.push_back(static_cast<std::int32_t>(plan.segments.size()));
       plan.segments.push_back(segment);
     }
@@ -52,7 +52,7 @@ inline RandomPlan make_level_plan(const std::vector<int>& nodes, const std::vect
     plan.row_segment.push_back(above[static_cast<std::size_t>(row)]);
     plan.row_kv_len.push_back(position);
     plan.row_token.push_back(row);
-    plan.writes.push_back({chunkattn::no_slot, 0});
+    plan.writes.push_back({chunkattn::no_chunk, 0});
   }
   return plan;
 }

@@ -36,21 +36,21 @@ T some_nan(Random& random) {
 inline chunkattn::Piece place_of(const RandomPlan& plan, std::size_t row, int position) {
   for (int s = plan.row_segment[row]; s >= 0;) {
     const auto& segment = plan.segments[static_cast<std::size_t>(s)];
-    for (int p = 0; p < segment.piece_count; ++p) {
+    for (int p = 0; p < segment.num_pieces; ++p) {
       const auto& piece = plan.pieces[static_cast<std::size_t>(segment.piece_begin + p)];
       if (position >= piece.position && position < piece.position + piece.length)
-        return {piece.slot, piece.begin + position - piece.position, 1, position};
+        return {piece.chunk, piece.begin + position - piece.position, 1, position};
     }
     s = segment.parent;
   }
-  return {chunkattn::no_slot, 0, 0, 0};
+  return {chunkattn::no_chunk, 0, 0, 0};
 }
 
 /// The same K and V in memory of their own.
 template <class T>
 Storage<T> copy_of(const Storage<T>& from) {
   const auto& view = from.view;
-  Storage<T> copy(view.num_slots, view.num_kv_heads, view.chunk_size, view.head_dim,
+  Storage<T> copy(view.num_chunks, view.num_kv_heads, view.chunk_size, view.head_dim,
                   view.value_dim);
   std::copy(from.k.begin(), from.k.end(), copy.k.begin());
   std::copy(from.v.begin(), from.v.end(), copy.v.begin());
@@ -94,15 +94,15 @@ struct NanPlace {
       if (std::is_same_v<T, std::int8_t> ||
           random.chance(0.5)) {  // the scale stands for the whole row
         element = -1;
-        *(where == k ? kv.k_row_scale(place.slot, head, place.begin)
-                     : kv.v_row_scale(place.slot, head, place.begin)) = some_nan<float>(random);
+        *(where == k ? kv.k_row_scale(place.chunk, head, place.begin)
+                     : kv.v_row_scale(place.chunk, head, place.begin)) = some_nan<float>(random);
         return;
       }
     }
     if constexpr (!std::is_same_v<T, std::int8_t>)
       fill(random,
-           where == k ? kv.k_row(place.slot, head, place.begin)
-                      : kv.v_row(place.slot, head, place.begin),
+           where == k ? kv.k_row(place.chunk, head, place.begin)
+                      : kv.v_row(place.chunk, head, place.begin),
            elements);
   }
 
@@ -111,7 +111,7 @@ struct NanPlace {
     if (where == q) return r == row && qo_head == head;
     if (qo_head / group != head || place.position >= plan.row_kv_len[r]) return false;
     const chunkattn::Piece other = place_of(plan, r, place.position);
-    return other.slot == place.slot && other.begin == place.begin;
+    return other.chunk == place.chunk && other.begin == place.begin;
   }
 
  private:

@@ -25,14 +25,14 @@ struct RandomPlanOptions {
   int max_length = 300;         ///< tokens of a segment, at most
   int max_depth = 4;            ///< levels of shared segments
   int max_queries = 1;          ///< query rows per sequence; 1: decode
-  double split_chance = 0.3;    ///< a segment goes on in the middle of its parent's last slot
-  double middle_chance = 0.3;   ///< a segment's first piece begins in the middle of a slot
+  double split_chance = 0.3;    ///< a segment goes on in the middle of its parent's last chunk
+  double middle_chance = 0.3;   ///< a segment's first piece begins in the middle of a chunk
   double reserve_chance = 0.5;  ///< a leaf reaches past what its rows see
-  int unused_slots = 3;         ///< slots that no piece uses
+  int unused_chunks = 3;        ///< chunks that no piece uses
 };
 
 struct RandomPlan : chunkattn::PlanView::Arrays {
-  int num_slots = 0;
+  int num_chunks = 0;
 
   [[nodiscard]] chunkattn::LiveView view() const {
     return chunkattn::LiveView::unchecked(Arrays::view());
@@ -43,17 +43,17 @@ struct RandomPlan : chunkattn::PlanView::Arrays {
                        [](const auto& segment) { return segment.num_sequences > 1; });
   }
 
-  /// Calls f(slot, offset) for each K/V row that at least one query row sees (some of them twice).
+  /// Calls f(chunk, offset) for each K/V row that at least one query row sees (some of them twice).
   template <class F>
   void for_each_visible(F&& f) const {
     for (const chunkattn::PlanView::Segment& segment : segments) {
       std::int32_t kv_len = 0;
       for (int row = segment.row_begin; row < segment.row_end; ++row)
         kv_len = std::max(kv_len, row_kv_len[static_cast<std::size_t>(row)]);
-      for (int p = 0; p < segment.piece_count; ++p) {
+      for (int p = 0; p < segment.num_pieces; ++p) {
         const auto& piece = pieces[static_cast<std::size_t>(segment.piece_begin + p)];
         const int seen = chunkattn::visible_length(piece, kv_len);
-        for (int t = 0; t < seen; ++t) f(piece.slot, piece.begin + t);
+        for (int t = 0; t < seen; ++t) f(piece.chunk, piece.begin + t);
       }
     }
   }
@@ -127,7 +127,7 @@ class PlanBuilder {
   }
 
   int segment(int parent, int position, int length, int num_sequences) {
-    while (random_.chance(0.2)) plan_.pieces.push_back({chunkattn::no_slot, -1, -1, -1});  // a gap
+    while (random_.chance(0.2)) plan_.pieces.push_back({chunkattn::no_chunk, -1, -1, -1});  // a gap
     chunkattn::PlanView::Segment made{};
     made.row_begin = plan_.num_rows();
     made.position = position;
@@ -135,49 +135,49 @@ class PlanBuilder {
     made.parent = parent;
     made.num_sequences = num_sequences;
     made.piece_begin = static_cast<std::int32_t>(plan_.pieces.size());
-    const int chunk = options_.chunk_size;
-    int slot = -1;
+    const int chunk_size = options_.chunk_size;
+    int chunk = -1;
     int begin = 0;
     if (parent >= 0 && !continued_[static_cast<std::size_t>(parent)] &&
         random_.chance(options_.split_chance)) {
       continued_[static_cast<std::size_t>(parent)] =
-          true;  // one child only has the rest of the slot
+          true;  // one child only has the rest of the chunk
       const auto& above = plan_.segments[static_cast<std::size_t>(parent)];
       const auto& last =
-          plan_.pieces[static_cast<std::size_t>(above.piece_begin + above.piece_count - 1)];
+          plan_.pieces[static_cast<std::size_t>(above.piece_begin + above.num_pieces - 1)];
       begin = last.begin + last.length;
-      slot = last.slot;
+      chunk = last.chunk;
     }
-    if (slot < 0 || begin >= chunk) {
-      slot = plan_.num_slots++;
-      begin = random_.chance(options_.middle_chance) ? random_.uniform(0, chunk - 1) : 0;
+    if (chunk < 0 || begin >= chunk_size) {
+      chunk = plan_.num_chunks++;
+      begin = random_.chance(options_.middle_chance) ? random_.uniform(0, chunk_size - 1) : 0;
     }
     for (int done = 0; done < length;) {
-      const int take = std::min(length - done, chunk - begin);
-      // A run may leave the rest of a slot unused: what follows stands in another one.
+      const int take = std::min(length - done, chunk_size - begin);
+      // A run may leave the rest of a chunk unused: what follows stands in another one.
       const int used = random_.chance(0.1) ? random_.uniform(1, take) : take;
-      plan_.pieces.push_back({slot, begin, used, position + done});
-      ++made.piece_count;
+      plan_.pieces.push_back({chunk, begin, used, position + done});
+      ++made.num_pieces;
       done += used;
-      slot = plan_.num_slots++;
-      begin = random_.chance(0.1) ? random_.uniform(0, chunk - 1) : 0;
+      chunk = plan_.num_chunks++;
+      begin = random_.chance(0.1) ? random_.uniform(0, chunk_size - 1) : 0;
     }
-    --plan_.num_slots;  // the last one taken ahead is not used
+    --plan_.num_chunks;  // the last one taken ahead is not used
     plan_.segments.push_back(made);
     continued_.push_back(false);
     return static_cast<int>(plan_.segments.size()) - 1;
   }
 
-  // Slots in random places, callers' tokens in random order, a write target for each row.
+  // Chunks in random places, callers' tokens in random order, a write target for each row.
   void finish() {
-    plan_.num_slots += options_.unused_slots;
-    std::vector<std::int32_t> places(static_cast<std::size_t>(plan_.num_slots));
+    plan_.num_chunks += options_.unused_chunks;
+    std::vector<std::int32_t> places(static_cast<std::size_t>(plan_.num_chunks));
     for (std::size_t i = 0; i < places.size(); ++i) places[i] = static_cast<std::int32_t>(i);
     random_.shuffle(places);
     for (auto& piece : plan_.pieces)
-      if (piece.slot >= 0) piece.slot = places[static_cast<std::size_t>(piece.slot)];
+      if (piece.chunk >= 0) piece.chunk = places[static_cast<std::size_t>(piece.chunk)];
     random_.shuffle(plan_.row_token);
-    plan_.writes.assign(plan_.row_token.size(), {chunkattn::no_slot, 0});
+    plan_.writes.assign(plan_.row_token.size(), {chunkattn::no_chunk, 0});
     for (std::size_t row = 0; row < plan_.row_token.size(); ++row) {
       const int position = plan_.row_kv_len[row] - 1;
       auto& target = plan_.writes[static_cast<std::size_t>(plan_.row_token[row])];
@@ -185,21 +185,21 @@ class PlanBuilder {
            s = plan_.segments[static_cast<std::size_t>(s)].parent) {
         const auto& segment = plan_.segments[static_cast<std::size_t>(s)];
         if (segment.num_sequences > 1) continue;  // shared places are written already
-        for (int p = 0; p < segment.piece_count; ++p) {
+        for (int p = 0; p < segment.num_pieces; ++p) {
           const auto& piece = plan_.pieces[static_cast<std::size_t>(segment.piece_begin + p)];
           if (position >= piece.position && position < piece.position + piece.length)
-            target = {piece.slot, piece.begin + position - piece.position};
+            target = {piece.chunk, piece.begin + position - piece.position};
         }
       }
     }
-    plan_.topology = random_.bits();
+    plan_.segments_version = random_.bits();
     plan_.pieces_version = random_.bits();
   }
 
   Random& random_;
   RandomPlanOptions options_;
   RandomPlan plan_;
-  std::vector<bool> continued_;  // by segment: a child goes on in its last slot
+  std::vector<bool> continued_;  // by segment: a child goes on in its last chunk
 };
 
 }  // namespace detail
@@ -214,38 +214,38 @@ template <class T>
 void fill_kv(Random& random, const RandomPlan& plan, const chunkattn::KvView<T>& kv,
              float k_deviation = 1.0f, float v_deviation = 1.0f) {
   const T poison = chunkattn::from_float<T>(std::numeric_limits<float>::quiet_NaN());
-  const auto for_row = [&](int slot, int offset, auto&& value_k, auto&& value_v) {
+  const auto for_row = [&](int chunk, int offset, auto&& value_k, auto&& value_v) {
     for (int head = 0; head < kv.num_kv_heads; ++head) {
-      T* k = kv.k_row(slot, head, offset);
-      T* v = kv.v_row(slot, head, offset);
+      T* k = kv.k_row(chunk, head, offset);
+      T* v = kv.v_row(chunk, head, offset);
       for (int i = 0; i < kv.head_dim; ++i) k[i] = value_k();
       for (int i = 0; i < kv.dim_of_v(); ++i) v[i] = value_v();
     }
   };
-  for (int slot = 0; slot < kv.num_slots; ++slot)
+  for (int chunk = 0; chunk < kv.num_chunks; ++chunk)
     for (int offset = 0; offset < kv.chunk_size; ++offset)
-      for_row(slot, offset, [&] { return poison; }, [&] { return poison; });
-  plan.for_each_visible([&](int slot, int offset) {
+      for_row(chunk, offset, [&] { return poison; }, [&] { return poison; });
+  plan.for_each_visible([&](int chunk, int offset) {
     for_row(
-        slot, offset, [&] { return chunkattn::from_float<T>(k_deviation * random.normal()); },
+        chunk, offset, [&] { return chunkattn::from_float<T>(k_deviation * random.normal()); },
         [&] { return chunkattn::from_float<T>(v_deviation * random.normal()); });
   });
 }
 
-/// K and V memory of one layer in the layout [slot][kv_head][token][head_dim], K and V apart (V
+/// K and V memory of one layer in the layout [chunk][kv_head][token][head_dim], K and V apart (V
 /// with value_dim, unless that is 0).
 template <class T>
 struct KvStorage {
   std::vector<T> k, v;
   chunkattn::KvView<T> view;
 
-  KvStorage(int num_slots, int num_kv_heads, int chunk_size, int head_dim, int value_dim = 0) {
-    const auto rows = static_cast<std::size_t>(num_slots) * static_cast<std::size_t>(num_kv_heads) *
-                      static_cast<std::size_t>(chunk_size);
+  KvStorage(int num_chunks, int num_kv_heads, int chunk_size, int head_dim, int value_dim = 0) {
+    const auto rows = static_cast<std::size_t>(num_chunks) *
+                      static_cast<std::size_t>(num_kv_heads) * static_cast<std::size_t>(chunk_size);
     k.resize(rows * static_cast<std::size_t>(head_dim));
     v.resize(rows * static_cast<std::size_t>(value_dim > 0 ? value_dim : head_dim));
     view = chunkattn::make_kv_view(k.data(), v.data(),
-                                   {num_slots, num_kv_heads, chunk_size, head_dim, value_dim});
+                                   {num_chunks, num_kv_heads, chunk_size, head_dim, value_dim});
   }
 };
 

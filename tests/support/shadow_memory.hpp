@@ -1,4 +1,4 @@
-// What stands for K/V memory in tests of the tree: one number per (slot, offset), the hash of the
+// What stands for K/V memory in tests of the tree: one number per (chunk, offset), the hash of the
 // token path that was written there. Whatever is shared wrongly, read before it was written,
 // overwritten, moved or freed too early is a wrong number.
 #pragma once
@@ -21,7 +21,7 @@ namespace test {
 using namespace chunkattn;
 
 using SimToken = std::int32_t;
-using Place = std::pair<SlotIndex, std::int32_t>;
+using Place = std::pair<ChunkIndex, std::int32_t>;
 
 /// What an allocator may do wrong.
 enum class Lie : std::uint8_t { none, in_use, too_large, negative, spent, breaks };
@@ -31,12 +31,12 @@ struct BrokenAllocator : std::runtime_error {
 
 struct ShadowMemory {
   int chunk_size = 0;
-  std::vector<std::uint64_t> rows;    // [slot][offset], 0 for garbage
+  std::vector<std::uint64_t> rows;    // [chunk][offset], 0 for garbage
   std::vector<std::uint64_t> values;  // the same for V, which nobody reads
-  std::vector<std::uint64_t> epochs;  // [slot]: how often the slot was freed
-  std::vector<std::uint8_t> used;     // [slot]
+  std::vector<std::uint64_t> epochs;  // [chunk]: how often the chunk was freed
+  std::vector<std::uint8_t> used;     // [chunk]
   Lie lie = Lie::none;                // at the next allocation
-  std::size_t lie_at = 0;             // which slot it is about
+  std::size_t lie_at = 0;             // which chunk it is about
   std::uint64_t lies = 0;             // how often it lied
 
   [[nodiscard]] std::size_t index(Place place) const {
@@ -44,27 +44,27 @@ struct ShadowMemory {
            static_cast<std::size_t>(place.second);
   }
   [[nodiscard]] std::uint64_t& row(Place place) { return rows[index(place)]; }
-  [[nodiscard]] std::uint64_t epoch(SlotIndex slot) const {
-    return epochs[static_cast<std::size_t>(slot)];
+  [[nodiscard]] std::uint64_t epoch(ChunkIndex chunk) const {
+    return epochs[static_cast<std::size_t>(chunk)];
   }
   /// The answer to an allocation that is a lie; nothing where there is none of that kind.
-  std::optional<SlotIndex> lied(std::size_t high_water) {
+  std::optional<ChunkIndex> lied(std::size_t high_water) {
     const Lie kind = std::exchange(lie, Lie::none);
-    const auto index = static_cast<SlotIndex>(lie_at);
+    const auto index = static_cast<ChunkIndex>(lie_at);
     ++lies;
     switch (kind) {
       case Lie::too_large:
-        return static_cast<SlotIndex>(high_water) + index;
+        return static_cast<ChunkIndex>(high_water) + index;
       case Lie::negative:
         return -2 - index;
       case Lie::spent:
-        return no_slot;
+        return no_chunk;
       case Lie::breaks:
         throw BrokenAllocator();
       default:
         for (std::size_t i = 0; i < used.size(); ++i)
           if (used[(lie_at + i) % used.size()])
-            return static_cast<SlotIndex>((lie_at + i) % used.size());
+            return static_cast<ChunkIndex>((lie_at + i) % used.size());
     }
     --lies;
     return std::nullopt;
@@ -76,7 +76,7 @@ struct ShadowAllocator {
   PoolAllocator pool;
   ShadowMemory* memory = nullptr;
 
-  SlotIndex allocate() {
+  ChunkIndex allocate() {
     if (memory->lie != Lie::none) [[unlikely]]
       if (const auto answer = memory->lied(pool.high_water())) return *answer;
     const std::size_t size = pool.high_water() + 1;  // first, as memory may run out
@@ -85,11 +85,11 @@ struct ShadowAllocator {
       memory->used.resize(size);
       memory->epochs.resize(size);
     }
-    const SlotIndex s = pool.allocate();
-    if (s != no_slot) memory->used[static_cast<std::size_t>(s)] = 1;
+    const ChunkIndex s = pool.allocate();
+    if (s != no_chunk) memory->used[static_cast<std::size_t>(s)] = 1;
     return s;
   }
-  void free(SlotIndex s) noexcept {
+  void free(ChunkIndex s) noexcept {
     ++memory->epochs[static_cast<std::size_t>(s)];
     memory->used[static_cast<std::size_t>(s)] = 0;
     std::fill_n(&memory->row({s, 0}), memory->chunk_size, 0);
@@ -109,7 +109,7 @@ struct ShadowCache {
   [[nodiscard]] KvView<std::uint64_t> layer(int) const {
     memory->values.resize(memory->rows.size());
     return make_kv_view(memory->rows.data(), memory->values.data(),
-                        {.num_slots = static_cast<std::int32_t>(memory->epochs.size()),
+                        {.num_chunks = static_cast<std::int32_t>(memory->epochs.size()),
                          .num_kv_heads = 1,
                          .chunk_size = memory->chunk_size,
                          .head_dim = 1});

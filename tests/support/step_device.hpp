@@ -41,8 +41,8 @@ class StepDevice {
   /// `vocabulary`: what is sampled is below it.
   explicit StepDevice(Tree& tree, int vocabulary = 1000)
       : places_(std::make_shared<Places>()), vocabulary_(vocabulary) {
-    tree.set_free_sink([places = places_](chunkattn::SlotIndex slot) {
-      for (int i = 0; i < chunk_size; ++i) places->at(slot, i) = {};
+    tree.set_free_sink([places = places_](chunkattn::ChunkIndex chunk) {
+      for (int i = 0; i < chunk_size; ++i) places->at(chunk, i) = {};
     });
   }
 
@@ -58,7 +58,7 @@ class StepDevice {
       row.target = view.writes[view.row_token[r]];
       row.kv_len = view.row_kv_len[r];
       for (int s = view.row_segment[r]; s != -1; s = view.segments[s].parent)
-        for (int p = 0; p < view.segments[s].piece_count; ++p) {
+        for (int p = 0; p < view.segments[s].num_pieces; ++p) {
           chunkattn::Piece piece = view.pieces[view.segments[s].piece_begin + p];
           piece.length = chunkattn::visible_length(piece, row.kv_len);
           if (piece.length > 0) row.path.push_back(piece);
@@ -72,8 +72,8 @@ class StepDevice {
     job.sequences.resize(job.rows.size());
     // Writers first: another row of the same position may read what they write.
     std::stable_sort(job.rows.begin(), job.rows.end(), [](const Row& a, const Row& b) {
-      return std::pair(a.kv_len, a.target.slot == chunkattn::no_slot) <
-             std::pair(b.kv_len, b.target.slot == chunkattn::no_slot);
+      return std::pair(a.kv_len, a.target.chunk == chunkattn::no_chunk) <
+             std::pair(b.kv_len, b.target.chunk == chunkattn::no_chunk);
     });
     jobs_.push_back(std::move(job));
   }
@@ -89,8 +89,8 @@ class StepDevice {
     jobs_.pop_front();
     for (const chunkattn::PlanView::RowCopy& copy : job.copies)
       for (int i = 0; i < copy.length; ++i) {
-        const Computed row = places_->at(copy.source_slot, copy.source_begin + i);
-        places_->at(copy.target_slot, copy.target_begin + i) = row;
+        const Computed row = places_->at(copy.source_chunk, copy.source_begin + i);
+        places_->at(copy.target_chunk, copy.target_begin + i) = row;
       }
     for (const Row& row : job.rows) run(job, row);
   }
@@ -152,8 +152,8 @@ class StepDevice {
  private:
   struct Places {
     std::vector<Computed> all;
-    Computed& at(chunkattn::SlotIndex slot, int offset) {
-      const auto index = static_cast<std::size_t>(slot) * chunk_size;
+    Computed& at(chunkattn::ChunkIndex chunk, int offset) {
+      const auto index = static_cast<std::size_t>(chunk) * chunk_size;
       if (index >= all.size()) all.resize(index + chunk_size);
       return all[index + static_cast<std::size_t>(offset)];
     }
@@ -186,7 +186,7 @@ class StepDevice {
       for (const chunkattn::Piece& piece : row.path)
         for (int i = 0; i < piece.length && piece.position + i < end; ++i)
           path[static_cast<std::size_t>(piece.position + i)] =
-              places_->at(piece.slot, piece.begin + i);
+              places_->at(piece.chunk, piece.begin + i);
     };
     read(last);
     Computed at;
@@ -196,8 +196,8 @@ class StepDevice {
       at = found;
     }
     const Computed own = at.next(token);
-    if (row.target.slot != chunkattn::no_slot)
-      places_->at(row.target.slot, row.target.offset) = own;
+    if (row.target.chunk != chunkattn::no_chunk)
+      places_->at(row.target.chunk, row.target.offset) = own;
     read(row.kv_len);
     right = right && path.back() == own;
     wrong_reads_ += right || !row.judged ? 0 : 1;
@@ -214,7 +214,7 @@ class StepDevice {
     for (const auto token : tokens) right.push_back(right.back().next(token));
     sequence.for_each_run(range, [&](const chunkattn::Piece& piece) {
       for (int i = 0; i < piece.length; ++i)
-        f(places_->at(piece.slot, piece.begin + i),
+        f(places_->at(piece.chunk, piece.begin + i),
           right[static_cast<std::size_t>(piece.position + i + 1)]);
     });
   }

@@ -35,9 +35,9 @@ void load(Sequence& sequence) {
 /// has finished.
 template <class Tree, class Batch>
 typename Tree::Finished run_step(Tree& tree, chunkattn::AttentionPlan& plan, Batch& batch,
-                                 std::size_t budget = no_limit) {
+                                 std::size_t max_tokens = no_limit) {
   auto step = tree.begin_step();
-  for (auto& sequence : batch) static_cast<void>(step.add(sequence, budget));
+  for (auto& sequence : batch) static_cast<void>(step.add(sequence, max_tokens));
   static_cast<void>(plan.build(step));
   return std::move(step).finished();
 }

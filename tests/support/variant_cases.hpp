@@ -204,29 +204,29 @@ template <class T>
 void poison_hidden(const RandomPlan& plan, const chunkattn::KvView<T>& kv, int group,
                    const ReferenceVariant& definition) {
   if (!definition.visible) return;
-  std::vector<bool> seen(static_cast<std::size_t>(kv.num_slots * kv.chunk_size * kv.num_kv_heads));
-  const auto index = [&](int slot, int offset, int head) {
-    return static_cast<std::size_t>((slot * kv.chunk_size + offset) * kv.num_kv_heads + head);
+  std::vector<bool> seen(static_cast<std::size_t>(kv.num_chunks * kv.chunk_size * kv.num_kv_heads));
+  const auto index = [&](int chunk, int offset, int head) {
+    return static_cast<std::size_t>((chunk * kv.chunk_size + offset) * kv.num_kv_heads + head);
   };
   for (std::size_t row = 0; row < plan.row_kv_len.size(); ++row)
     for (int key = 0; key < plan.row_kv_len[row]; ++key) {
       const chunkattn::Piece place = place_of(plan, row, key);
       for (int head = 0; head < kv.num_kv_heads * group; ++head)
         if (definition.visible({plan.row_token[row], plan.row_kv_len[row] - 1, key, head}))
-          seen[index(place.slot, place.begin, head / group)] = true;
+          seen[index(place.chunk, place.begin, head / group)] = true;
     }
-  for (int slot = 0; slot < kv.num_slots; ++slot)
+  for (int chunk = 0; chunk < kv.num_chunks; ++chunk)
     for (int offset = 0; offset < kv.chunk_size; ++offset)
       for (int head = 0; head < kv.num_kv_heads; ++head) {
-        if (seen[index(slot, offset, head)]) continue;
+        if (seen[index(chunk, offset, head)]) continue;
         const float nan = std::numeric_limits<float>::quiet_NaN();
         if constexpr (chunkattn::has_row_scales<T>) {
-          *kv.k_row_scale(slot, head, offset) = nan;
-          *kv.v_row_scale(slot, head, offset) = nan;
+          *kv.k_row_scale(chunk, head, offset) = nan;
+          *kv.v_row_scale(chunk, head, offset) = nan;
         }
         if constexpr (!std::is_same_v<T, std::int8_t>) {
-          std::fill_n(kv.k_row(slot, head, offset), kv.head_dim, chunkattn::from_float<T>(nan));
-          std::fill_n(kv.v_row(slot, head, offset), kv.dim_of_v(), chunkattn::from_float<T>(nan));
+          std::fill_n(kv.k_row(chunk, head, offset), kv.head_dim, chunkattn::from_float<T>(nan));
+          std::fill_n(kv.v_row(chunk, head, offset), kv.dim_of_v(), chunkattn::from_float<T>(nan));
         }
       }
 }

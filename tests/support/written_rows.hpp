@@ -17,14 +17,14 @@ namespace test {
 template <class T>
 void poison_kv(const chunkattn::KvView<T>& kv) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (int slot = 0; slot < kv.num_slots; ++slot) {
+  for (int chunk = 0; chunk < kv.num_chunks; ++chunk) {
     for (int head = 0; head < kv.num_kv_heads; ++head) {
       for (int t = 0; t < kv.chunk_size; ++t) {
         if constexpr (chunkattn::has_row_scales<T>)
-          *kv.k_row_scale(slot, head, t) = *kv.v_row_scale(slot, head, t) = nan;
+          *kv.k_row_scale(chunk, head, t) = *kv.v_row_scale(chunk, head, t) = nan;
         if constexpr (!std::is_same_v<T, std::int8_t>) {
-          std::fill_n(kv.k_row(slot, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
-          std::fill_n(kv.v_row(slot, head, t), kv.dim_of_v(), chunkattn::from_float<T>(nan));
+          std::fill_n(kv.k_row(chunk, head, t), kv.head_dim, chunkattn::from_float<T>(nan));
+          std::fill_n(kv.v_row(chunk, head, t), kv.dim_of_v(), chunkattn::from_float<T>(nan));
         }
       }
     }
@@ -42,11 +42,11 @@ class WrittenRows {
         heads_(heads),
         head_dim_(head_dim),
         value_dim_(value_dim > 0 ? value_dim : head_dim) {
-    plan.for_each_visible([&](int slot, int offset) { targets_.push_back({slot, offset}); });
+    plan.for_each_visible([&](int chunk, int offset) { targets_.push_back({chunk, offset}); });
     const auto less = [](auto a, auto b) {
-      return a.slot != b.slot ? a.slot < b.slot : a.offset < b.offset;
+      return a.chunk != b.chunk ? a.chunk < b.chunk : a.offset < b.offset;
     };
-    const auto same = [](auto a, auto b) { return a.slot == b.slot && a.offset == b.offset; };
+    const auto same = [](auto a, auto b) { return a.chunk == b.chunk && a.offset == b.offset; };
     std::sort(targets_.begin(), targets_.end(), less);
     targets_.erase(std::unique(targets_.begin(), targets_.end(), same), targets_.end());
     random.shuffle(targets_);
@@ -108,9 +108,9 @@ class WrittenRows {
     for (const chunkattn::PlanView::WriteTarget& target : targets_) {
       for (int head = 0; head < heads_; ++head) {
         for (int i = 0; i < head_dim_; ++i)
-          kv.k_row(target.slot, head, target.offset)[i] = rounded(k_[at_k++]);
+          kv.k_row(target.chunk, head, target.offset)[i] = rounded(k_[at_k++]);
         for (int i = 0; i < value_dim_; ++i)
-          kv.v_row(target.slot, head, target.offset)[i] = rounded(v_[at_v++]);
+          kv.v_row(target.chunk, head, target.offset)[i] = rounded(v_[at_v++]);
       }
     }
   }

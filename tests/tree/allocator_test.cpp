@@ -19,21 +19,21 @@ using namespace chunkattn;
 
 namespace {
 
-/// A user's own: always the lowest free index, so that the slots in use stay dense.
+/// A user's own: always the lowest free index, so that the chunks in use stay dense.
 class LowestFirstAllocator {
  public:
   explicit LowestFirstAllocator(std::size_t capacity) : used_(capacity) {}
-  SlotIndex allocate() {
+  ChunkIndex allocate() {
     const auto it = std::find(used_.begin(), used_.end(), false);
-    if (it == used_.end()) return no_slot;
+    if (it == used_.end()) return no_chunk;
     *it = true;
     ++out_;
-    const auto slot = static_cast<std::size_t>(it - used_.begin());
-    high_water_ = std::max(high_water_, slot + 1);
-    return static_cast<SlotIndex>(slot);
+    const auto chunk = static_cast<std::size_t>(it - used_.begin());
+    high_water_ = std::max(high_water_, chunk + 1);
+    return static_cast<ChunkIndex>(chunk);
   }
-  void free(SlotIndex slot) noexcept {
-    used_[static_cast<std::size_t>(slot)] = false;
+  void free(ChunkIndex chunk) noexcept {
+    used_[static_cast<std::size_t>(chunk)] = false;
     --out_;
   }
   [[nodiscard]] std::size_t capacity() const noexcept { return used_.size(); }
@@ -46,19 +46,19 @@ class LowestFirstAllocator {
 };
 static_assert(ChunkAllocator<LowestFirstAllocator>);
 
-/// Two allocators in a row: slots below `first` come from one, the others from the other.
+/// Two allocators in a row: chunks below `first` come from one, the others from the other.
 class TieredAllocator {
  public:
   TieredAllocator(std::size_t first, std::size_t second) : first_(first), second_(second) {}
-  SlotIndex allocate() {
-    const SlotIndex slot = first_.allocate();
-    if (slot != no_slot) return slot;
-    const SlotIndex far = second_.allocate();
-    return far == no_slot ? no_slot : far + static_cast<SlotIndex>(first_.capacity());
+  ChunkIndex allocate() {
+    const ChunkIndex chunk = first_.allocate();
+    if (chunk != no_chunk) return chunk;
+    const ChunkIndex far = second_.allocate();
+    return far == no_chunk ? no_chunk : far + static_cast<ChunkIndex>(first_.capacity());
   }
-  void free(SlotIndex slot) noexcept {
-    const auto border = static_cast<SlotIndex>(first_.capacity());
-    slot < border ? first_.free(slot) : second_.free(slot - border);
+  void free(ChunkIndex chunk) noexcept {
+    const auto border = static_cast<ChunkIndex>(first_.capacity());
+    chunk < border ? first_.free(chunk) : second_.free(chunk - border);
   }
   [[nodiscard]] std::size_t capacity() const noexcept {
     return first_.capacity() + second_.capacity();
@@ -99,22 +99,22 @@ TieredAllocator make() {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("an allocator hands out each slot of its budget once", A, PoolAllocator,
+TEST_CASE_TEMPLATE("an allocator hands out each chunk of its budget once", A, PoolAllocator,
                    FixedAllocator, LowestFirstAllocator, TieredAllocator) {
   test::Random random(1);
   A allocator = make<A>();
   REQUIRE(static_cast<std::size_t>(allocator.capacity()) == budget);
   REQUIRE(static_cast<std::size_t>(allocator.available()) == budget);
-  std::set<SlotIndex> out;
+  std::set<ChunkIndex> out;
   std::size_t high_water = 0;
   for (int i = 0; i < 20000; ++i) {
     if (random.chance(i / 1000 % 2 == 0 ? 0.7 : 0.3)) {
-      const SlotIndex slot = allocator.allocate();
-      REQUIRE((slot == no_slot) == (out.size() == budget));
-      if (slot != no_slot) {
-        REQUIRE(slot >= 0);
-        REQUIRE(static_cast<std::size_t>(slot) < static_cast<std::size_t>(allocator.high_water()));
-        REQUIRE(out.insert(slot).second);
+      const ChunkIndex chunk = allocator.allocate();
+      REQUIRE((chunk == no_chunk) == (out.size() == budget));
+      if (chunk != no_chunk) {
+        REQUIRE(chunk >= 0);
+        REQUIRE(static_cast<std::size_t>(chunk) < static_cast<std::size_t>(allocator.high_water()));
+        REQUIRE(out.insert(chunk).second);
       }
     } else if (!out.empty()) {
       auto it = out.begin();
@@ -132,12 +132,12 @@ TEST_CASE_TEMPLATE("an allocator hands out each slot of its budget once", A, Poo
 TEST_CASE_TEMPLATE("an allocator moves with what it has handed out", A, PoolAllocator,
                    FixedAllocator, LowestFirstAllocator, TieredAllocator) {
   A first = make<A>();
-  std::set<SlotIndex> out;
+  std::set<ChunkIndex> out;
   for (int i = 0; i < 5; ++i) out.insert(first.allocate());
   A second = std::move(first);
   for (std::size_t i = 5; i < budget; ++i) CHECK(out.insert(second.allocate()).second);
-  CHECK(second.allocate() == no_slot);
-  for (const SlotIndex slot : out) second.free(slot);
+  CHECK(second.allocate() == no_chunk);
+  for (const ChunkIndex chunk : out) second.free(chunk);
   CHECK(static_cast<std::size_t>(second.available()) == budget);
 }
 
@@ -149,30 +149,30 @@ TEST_CASE_TEMPLATE("a tree over any allocator uses the whole budget and gives al
     std::vector<typename PrefixTree<int, 4, A>::Sequence> live;
     for (int id = 0;; ++id) {
       const std::vector<int> prompt(static_cast<std::size_t>(random.uniform(1, 12)), id);
-      const bool fits = tree.slots_needed(prompt) <= tree.slots_available();
+      const bool fits = tree.chunks_needed(prompt) <= tree.chunks_available();
       auto sequence = tree.try_insert(prompt);
       REQUIRE(sequence.has_value() == fits);
       tree.check_invariants();
       if (!sequence) break;
       live.push_back(std::move(*sequence));
     }
-    while (tree.slots_available() > 0)
+    while (tree.chunks_available() > 0)
       live.push_back(tree.insert(std::vector<int>{-1 - round, static_cast<int>(live.size())}));
-    CHECK(tree.stats().used_slots == budget);
+    CHECK(tree.stats().used_chunks == budget);
     CHECK_THROWS_AS(live.push_back(tree.insert(std::vector<int>{77777})), OutOfChunks);
     random.shuffle(live);
     while (!live.empty()) {
       live.pop_back();
       tree.check_invariants();
     }
-    CHECK(tree.stats().used_slots == 0);
-    CHECK(tree.slots_available() == budget);
+    CHECK(tree.stats().used_chunks == 0);
+    CHECK(tree.chunks_available() == budget);
   }
 }
 
-TEST_CASE("the pool allocator without a budget grows on demand and reuses the warmest slot") {
+TEST_CASE("the pool allocator without a budget grows on demand and reuses the warmest chunk") {
   PoolAllocator pool;
-  CHECK(pool.capacity() == max_slots);
+  CHECK(pool.capacity() == max_pool_chunks);
   CHECK(pool.high_water() == 0);
   for (int i = 0; i < 100; ++i) CHECK(pool.allocate() == i);
   CHECK(pool.high_water() == 100);
@@ -200,17 +200,17 @@ namespace {
 
 /// Throws at the call of allocate() that `countdown` names.
 struct ThrowingAllocator {
-  FixedAllocator slots{64};
+  FixedAllocator chunks{64};
   int* countdown = nullptr;
 
-  SlotIndex allocate() {
+  ChunkIndex allocate() {
     if (countdown != nullptr && (*countdown)-- == 0) throw std::runtime_error("no luck");
-    return slots.allocate();
+    return chunks.allocate();
   }
-  void free(SlotIndex slot) noexcept { slots.free(slot); }
-  [[nodiscard]] std::size_t capacity() const noexcept { return slots.capacity(); }
-  [[nodiscard]] std::size_t available() const noexcept { return slots.available(); }
-  [[nodiscard]] std::size_t high_water() const noexcept { return slots.high_water(); }
+  void free(ChunkIndex chunk) noexcept { chunks.free(chunk); }
+  [[nodiscard]] std::size_t capacity() const noexcept { return chunks.capacity(); }
+  [[nodiscard]] std::size_t available() const noexcept { return chunks.available(); }
+  [[nodiscard]] std::size_t high_water() const noexcept { return chunks.high_water(); }
 };
 
 }  // namespace
@@ -232,8 +232,8 @@ TEST_CASE("an allocator that throws: the operation has not happened") {
     tree.check_invariants();
     CHECK(a.tokens() == before);
     CHECK(tree.stats().live_sequences == 1);
-    CHECK(tree.stats().used_slots == 2);
-    CHECK(tree.slots_available() == 62);
+    CHECK(tree.stats().used_chunks == 2);
+    CHECK(tree.chunks_available() == 62);
   };
   for (int at = 0; at < 3; ++at) {
     countdown = at;
@@ -247,7 +247,7 @@ TEST_CASE("an allocator that throws: the operation has not happened") {
     CHECK_THROWS_AS((void)step.add(a, 100, {.tokens = drafts}), std::runtime_error);
     CHECK(step.num_sequences() == 0);
     unchanged();
-    countdown = at;  // 15 of the drafts stand aside, in 4 slots, 5 on 6 places of the sequence
+    countdown = at;  // 15 of the drafts stand aside, in 4 chunks, 5 on 6 places of the sequence
     CHECK_THROWS_AS((void)step.add(a, 100, {.tokens = drafts, .parents = parents}),
                     std::runtime_error);
     CHECK(step.num_sequences() == 0);
@@ -279,43 +279,43 @@ namespace {
 struct LyingAllocator {
   struct Script {
     int countdown = -1;
-    SlotIndex lie = 0;
-    std::vector<SlotIndex> freed;
+    ChunkIndex lie = 0;
+    std::vector<ChunkIndex> freed;
   };
-  FixedAllocator slots{64};
+  FixedAllocator chunks{64};
   Script* script = nullptr;
 
-  SlotIndex allocate() {
+  ChunkIndex allocate() {
     if (script->countdown-- == 0) return script->lie;
-    return slots.allocate();
+    return chunks.allocate();
   }
-  void free(SlotIndex slot) noexcept {
-    script->freed.push_back(slot);
-    slots.free(slot);
+  void free(ChunkIndex chunk) noexcept {
+    script->freed.push_back(chunk);
+    chunks.free(chunk);
   }
-  [[nodiscard]] std::size_t capacity() const noexcept { return slots.capacity(); }
-  [[nodiscard]] std::size_t available() const noexcept { return slots.available(); }
-  [[nodiscard]] std::size_t high_water() const noexcept { return slots.high_water(); }
+  [[nodiscard]] std::size_t capacity() const noexcept { return chunks.capacity(); }
+  [[nodiscard]] std::size_t available() const noexcept { return chunks.available(); }
+  [[nodiscard]] std::size_t high_water() const noexcept { return chunks.high_water(); }
 };
 
 }  // namespace
 
-TEST_CASE("an allocator that answers what is no free slot is named, and nothing has changed") {
+TEST_CASE("an allocator that answers what is no free chunk is named, and nothing has changed") {
   using Tree = PrefixTree<int, 4, LyingAllocator, Lru>;
   LyingAllocator::Script script;
   script.freed.reserve(1000);
   Tree tree(LyingAllocator{.script = &script}, {.min_run = 4});
-  auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5});  // slots 0 and 1
+  auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5});  // chunks 0 and 1
   a.mark_loaded(a.loadable());
   a.append(6);
   a.append(7);
   {
-    auto cached = tree.insert(std::vector<int>{8, 8, 8, 8});  // slot 2, nobody's from now on
+    auto cached = tree.insert(std::vector<int>{8, 8, 8, 8});  // chunk 2, nobody's from now on
     cached.mark_loaded(cached.loadable());
   }
   const std::vector<int> before = a.tokens(), fresh(20, 9);
   auto step = tree.begin_step();
-  const auto refused = [&](SlotIndex lie, int countdown, const std::string& why,
+  const auto refused = [&](ChunkIndex lie, int countdown, const std::string& why,
                            const auto& operation) {
     CAPTURE(lie);
     CAPTURE(countdown);
@@ -327,38 +327,38 @@ TEST_CASE("an allocator that answers what is no free slot is named, and nothing 
     script.countdown = -1;
     // What it had answered rightly it has back; what it should not have answered was not given.
     CHECK(script.freed.size() == static_cast<std::size_t>(countdown));
-    CHECK(tree.slots_available() == 62);
+    CHECK(tree.chunks_available() == 62);
     CHECK(a.tokens() == before);
     CHECK(a.num_reserved() == 0);
     CHECK(step.num_rows() == 0);
     CHECK(tree.stats().live_sequences == 1);
     CHECK(tree.stats().leaving_sequences == 0);
-    CHECK(tree.stats().used_slots == 3);
+    CHECK(tree.stats().used_chunks == 3);
     CHECK(tree.match_prefix(std::vector<int>{8, 8, 8, 8}).cached == 4);
     tree.check_invariants();
   };
-  const auto everywhere = [&](SlotIndex lie, int countdown, const std::string& why) {
+  const auto everywhere = [&](ChunkIndex lie, int countdown, const std::string& why) {
     refused(lie, countdown, why, [&] { (void)tree.insert(fresh); });
     refused(lie, countdown, why, [&] { (void)tree.try_insert(fresh); });
     refused(lie, countdown, why, [&] { a.append(fresh); });
     refused(lie, countdown, why, [&] { (void)step.add(a, 100, {.tokens = fresh}); });
     if (countdown == 0) refused(lie, countdown, why, [&] { (void)a.fork(); });
   };
-  const std::string range = "a slot below its high_water(), 64, or no_slot, -1";
+  const std::string range = "a chunk below its high_water(), 64, or no_chunk, -1";
   for (const int countdown : {0, 1, 3}) {
-    for (const SlotIndex lie : {-2, -1000000, 64, 0x7fffffff}) everywhere(lie, countdown, range);
-    everywhere(0, countdown, "a free slot; the tree has this one already");  // of a live sequence
-    everywhere(2, countdown, "a free slot; the tree has this one already");  // cached
+    for (const ChunkIndex lie : {-2, -1000000, 64, 0x7fffffff}) everywhere(lie, countdown, range);
+    everywhere(0, countdown, "a free chunk; the tree has this one already");  // of a live sequence
+    everywhere(2, countdown, "a free chunk; the tree has this one already");  // cached
   }
   // Twice in one call.
-  const SlotIndex next = [&] {
+  const ChunkIndex next = [&] {
     auto other = tree.insert(std::vector<int>{70});
-    SlotIndex slot = no_slot;
-    other.for_each_run({0, 1}, [&](const Piece& piece) { slot = piece.slot; });
-    return slot;
+    ChunkIndex chunk = no_chunk;
+    other.for_each_run({0, 1}, [&](const Piece& piece) { chunk = piece.chunk; });
+    return chunk;
   }();
   for (const int countdown : {1, 3})
-    everywhere(next, countdown, "a free slot; the tree has this one already");
+    everywhere(next, countdown, "a free chunk; the tree has this one already");
 
   auto twin = a.fork();  // it all works once the allocator does
   auto b = tree.insert(fresh);

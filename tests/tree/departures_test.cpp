@@ -54,7 +54,7 @@ TEST_CASE("what a copy was to write and did not is for its next writer, and no s
 
 TEST_CASE("replicas whose clients hang up in another order hold the same tree") {
   using Tree = PrefixTree<int, 4>;
-  const auto slots_after = [](const std::vector<std::size_t>& order) {
+  const auto chunks_after = [](const std::vector<std::size_t>& order) {
     Tree tree;
     std::vector<Tree::Sequence> live;
     for (int i = 0; i < 4; ++i) live.push_back(tree.insert(iota(10 * i, 4)));
@@ -62,15 +62,15 @@ TEST_CASE("replicas whose clients hang up in another order hold the same tree") 
       for (const std::size_t i : order) live[i] = Tree::Sequence();
     }).join();
     auto next = tree.insert(iota(1000, 16));  // those that were dropped leave, then it takes theirs
-    std::vector<SlotIndex> slots;
-    next.for_each_run({0, 16}, [&](const Piece& piece) { slots.push_back(piece.slot); });
-    CHECK(tree.stats().used_slots == 4);
-    return slots;
+    std::vector<ChunkIndex> chunks;
+    next.for_each_run({0, 16}, [&](const Piece& piece) { chunks.push_back(piece.chunk); });
+    CHECK(tree.stats().used_chunks == 4);
+    return chunks;
   };
-  const std::vector<SlotIndex> slots = slots_after({0, 1, 2, 3});
-  CHECK(slots.size() == 4);
-  CHECK(slots_after({3, 2, 1, 0}) == slots);
-  CHECK(slots_after({2, 0, 3, 1}) == slots);
+  const std::vector<ChunkIndex> chunks = chunks_after({0, 1, 2, 3});
+  CHECK(chunks.size() == 4);
+  CHECK(chunks_after({3, 2, 1, 0}) == chunks);
+  CHECK(chunks_after({2, 0, 3, 1}) == chunks);
 }
 
 TEST_CASE("outputs of a whole step, one of whose sequences has left with the next one in flight") {

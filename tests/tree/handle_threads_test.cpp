@@ -40,7 +40,7 @@ TEST_CASE("a sequence dropped by another thread leaves at the tree's next call")
     auto other = tree.insert(iota(50, 6));
     drop_elsewhere(std::move(s));
     CHECK(tree.stats().live_sequences == 2);  // queries see it still
-    CHECK(tree.stats().used_slots == 4);
+    CHECK(tree.stats().used_chunks == 4);
     other.append(1);  // neither does a call on another handle change the tree behind one's back
     CHECK(tree.stats().live_sequences == 2);
     std::optional<Tree::Sequence> joined;
@@ -51,7 +51,7 @@ TEST_CASE("a sequence dropped by another thread leaves at the tree's next call")
     if (call == 2) tree.clear();
     if (call == 3) (void)tree.pin(iota(0, 6));
     CHECK(tree.stats().live_sequences == (call == 0 ? 2u : 1u));
-    CHECK(tree.stats().used_slots == (call == 0 ? 3u : 2u));
+    CHECK(tree.stats().used_chunks == (call == 0 ? 3u : 2u));
     tree.check_invariants();
   }
 }
@@ -273,5 +273,5 @@ TEST_CASE("an engine on one thread, its clients hanging up on others") {
   tree.check_invariants();
   batch.clear();
   tree.clear();
-  CHECK(tree.stats().used_slots == 0);
+  CHECK(tree.stats().used_chunks == 0);
 }

@@ -33,16 +33,16 @@ bool starts(const std::string& text, const std::string& with) {
 
 }  // namespace
 
-TEST_CASE("slots_needed saturates") {
+TEST_CASE("chunks_needed saturates") {
   Tree tree;
   auto s = tree.insert(iota(0, 6));  // two places are free
-  CHECK(s.slots_needed(0) == 0);
-  CHECK(s.slots_needed(2) == 0);
-  CHECK(s.slots_needed(3) == 1);
-  CHECK(s.slots_needed(most) == (most - 3) / 4 + 1);
-  CHECK(s.slots_needed(most - 1) <= s.slots_needed(most));
+  CHECK(s.chunks_needed(0) == 0);
+  CHECK(s.chunks_needed(2) == 0);
+  CHECK(s.chunks_needed(3) == 1);
+  CHECK(s.chunks_needed(most) == (most - 3) / 4 + 1);
+  CHECK(s.chunks_needed(most - 1) <= s.chunks_needed(most));
   s.append(iota(6, 2));
-  CHECK(s.slots_needed(most) == most / 4 + 1);
+  CHECK(s.chunks_needed(most) == most / 4 + 1);
 }
 
 TEST_CASE("ranges at the ends of int, negative ones too") {
@@ -128,7 +128,7 @@ TEST_CASE("budgets, drafts and lengths beyond what there can be") {
 
   auto t = tree.insert(iota(0, 6), {.public_length = most, .max_reuse = most});
   CHECK(t.options().public_length == 6);
-  CHECK(t.slots_needed(most) > 100);
+  CHECK(t.chunks_needed(most) > 100);
   const std::vector<int> prompt = iota(30, 6);
   const std::vector<Tree::Request> waiting{{prompt}, {prompt}};
   CHECK(tree.admit(waiting, most).empty());
@@ -137,8 +137,8 @@ TEST_CASE("budgets, drafts and lengths beyond what there can be") {
 }
 
 TEST_CASE("K/V memory beyond what an address can reach is refused") {
-  const auto make = [](KvCacheOptions options, int chunk_size, std::size_t slots) {
-    return refused([&] { Cache cache(chunk_size, options, slots); });
+  const auto make = [](KvCacheOptions options, int chunk_size, std::size_t chunks) {
+    return refused([&] { Cache cache(chunk_size, options, chunks); });
   };
   const int big = 1 << 30;
   CHECK(starts(make({.num_layers = big, .num_kv_heads = big, .head_dim = 8}, 1, 1),
@@ -148,16 +148,16 @@ TEST_CASE("K/V memory beyond what an address can reach is refused") {
   CHECK(starts(make({.num_layers = INT_MAX, .num_kv_heads = INT_MAX, .head_dim = INT_MAX - 7},
                     INT_MAX, most),
                "options.num_kv_heads = 2147483647"));
-  CHECK(starts(make(geometry, 4, most), "num_slots = 18446744073709551615: expected at most"));
-  CHECK(starts(make(geometry, 4, std::size_t{1} << 31), "num_slots = 2147483648"));
+  CHECK(starts(make(geometry, 4, most), "num_chunks = 18446744073709551615: expected at most"));
+  CHECK(starts(make(geometry, 4, std::size_t{1} << 31), "num_chunks = 2147483648"));
   Cache cache(4, geometry, 3);
-  CHECK(starts(refused([&] { cache.grow(most); }), "num_slots = 18446744073709551615"));
-  CHECK(starts(refused([&] { cache.grow(std::size_t{1} << 32); }), "num_slots = 4294967296"));
-  CHECK(cache.num_slots() == 3);
+  CHECK(starts(refused([&] { cache.grow(most); }), "num_chunks = 18446744073709551615"));
+  CHECK(starts(refused([&] { cache.grow(std::size_t{1} << 32); }), "num_chunks = 4294967296"));
+  CHECK(cache.num_chunks() == 3);
   cache.grow(5);
-  CHECK(cache.layer(1).num_slots == 5);
+  CHECK(cache.layer(1).num_chunks == 5);
   KvCache<Cpu, float> wide(1024, {.num_layers = 1 << 12, .num_kv_heads = 1 << 14, .head_dim = 8});
-  CHECK(starts(refused([&] { wide.grow(1 << 24); }), "num_slots = 16777216"));
+  CHECK(starts(refused([&] { wide.grow(1 << 24); }), "num_chunks = 16777216"));
 }
 
 TEST_CASE("K/V memory that was moved from") {
@@ -181,15 +181,15 @@ TEST_CASE("K/V memory follows its tree when it is moved, and stays when the tree
   std::optional<Tree> tree(std::in_place);
   Cache cache(*tree, geometry);
   auto s = tree->insert(iota(0, 6));
-  CHECK(cache.layer(0).num_slots == 2);
+  CHECK(cache.layer(0).num_chunks == 2);
   std::optional<Tree> moved(std::move(*tree));
   tree.reset();
   auto t = moved->insert(iota(100, 40));
-  CHECK(cache.layer(0).num_slots == 12);
+  CHECK(cache.layer(0).num_chunks == 12);
   CHECK(cache.tree_id() == t.tree_id());
   cache.layer(1).v_row(11, 0, 3)[7] = 5;
   moved.reset();
-  CHECK(cache.layer(1).num_slots == 12);
+  CHECK(cache.layer(1).num_chunks == 12);
   CHECK(cache.layer(1).v_row(11, 0, 3)[7] == 5);
   CHECK(starts(refused([&] { for_each_kv_span(s, {0, 6}, cache, [](const auto&) {}); }),
                "sequence = orphaned"));
@@ -216,7 +216,7 @@ TEST_CASE("K/V memory of another tree, of another chunk size, or too little of i
   CHECK(s.is_live());
   Cache pages(16, geometry, 100), few(4, geometry, 1), enough(4, geometry, 2);
   CHECK(walk(pages) == "cache.chunk_size = 16: expected the ChunkSize of the sequence's tree");
-  CHECK(starts(walk(few), "cache.num_slots = 1: expected memory for every slot of the sequence"));
+  CHECK(starts(walk(few), "cache.num_chunks = 1: expected memory for every chunk of the sequence"));
   scatter_kv(s, {0, 6}, enough, std::span<const std::byte>(bytes));
   SwappedSequence<int> swapped{
       .tokens = iota(0, 6), .written = 6, .kv = std::vector<std::byte>(bytes.size())};

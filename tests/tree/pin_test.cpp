@@ -1,4 +1,4 @@
-// Pins: counted handles on written prefixes, evicted last, within a budget of slots.
+// Pins: counted handles on written prefixes, evicted last, within a budget of chunks.
 #include <doctest/doctest.h>
 
 #include <climits>
@@ -27,16 +27,16 @@ void pass(AnyTree& tree, const std::vector<int>& prompt, const InsertOptions& op
   test::load(s);
 }
 
-Tree make(std::size_t slots, std::size_t max_pinned) {
-  return Tree(PoolAllocator{.max_chunks = slots}, {}, Lru{.max_pinned = max_pinned});
+Tree make(std::size_t chunks, std::size_t max_pinned) {
+  return Tree(PoolAllocator{.max_chunks = chunks}, {}, Lru{.max_pinned = max_pinned});
 }
 
 /// Fills the whole budget with other cache, which evicts all that may be.
 template <class AnyTree>
 void flood(AnyTree& tree, const InsertOptions& options = {}) {
   static int next = 1'000'000;
-  const auto slots = static_cast<int>(tree.allocator().capacity());
-  for (int i = 0; i < slots; ++i) pass(tree, iota(next += 100, 4), options);
+  const auto chunks = static_cast<int>(tree.allocator().capacity());
+  for (int i = 0; i < chunks; ++i) pass(tree, iota(next += 100, 4), options);
   tree.check_invariants();
 }
 
@@ -132,20 +132,20 @@ TEST_CASE("only what is written is pinned") {
   CHECK(cached(tree, iota(0, 12)) == 0);
 }
 
-TEST_CASE("the budget is counted in slots, each once") {
+TEST_CASE("the budget is counted in chunks, each once") {
   Tree tree = make(100, 3);
-  pass(tree, iota(0, 10));  // three slots
+  pass(tree, iota(0, 10));  // three chunks
   std::vector<int> branch = iota(0, 6);
   branch.insert(branch.end(), {70, 71, 72});
   pass(tree, branch);  // two more, from the middle of the second
   const auto all = tree.pin(iota(0, 10));
   CHECK(all.size() == 10);
   CHECK_FALSE(tree.pin(branch));
-  const auto part = tree.pin(iota(0, 6));  // no further slot
+  const auto part = tree.pin(iota(0, 6));  // no further chunk
   CHECK(part.size() == 6);
   tree.check_invariants();
 
-  // Against a count of the slots where the tokens lie.
+  // Against a count of the chunks where the tokens lie.
   test::Random random(2);
   for (int round = 0; round < test::scaled(60); ++round) {
     const std::size_t limit = random.index(12);
@@ -157,7 +157,7 @@ TEST_CASE("the budget is counted in slots, each once") {
       pass(many, prompt);
       prompts.push_back(prompt);
     }
-    std::vector<std::pair<Tree::Pin, std::set<SlotIndex>>> pins;
+    std::vector<std::pair<Tree::Pin, std::set<ChunkIndex>>> pins;
     for (int i = 0; i < 40; ++i) {
       if (!pins.empty() && random.chance(0.3)) {
         std::swap(pins[random.index(pins.size())], pins.back());
@@ -165,17 +165,17 @@ TEST_CASE("the budget is counted in slots, each once") {
         continue;
       }
       const auto& prompt = prompts[random.index(prompts.size())];
-      std::set<SlotIndex> slots, taken;
+      std::set<ChunkIndex> chunks, taken;
       {
         const auto s = many.insert(prompt);
         s.for_each_run({0, static_cast<int>(prompt.size())},
-                       [&](const Piece& piece) { slots.insert(piece.slot); });
+                       [&](const Piece& piece) { chunks.insert(piece.chunk); });
       }
       for (const auto& [pin, held] : pins) taken.insert(held.begin(), held.end());
-      taken.insert(slots.begin(), slots.end());
+      taken.insert(chunks.begin(), chunks.end());
       auto pin = many.pin(prompt);
       REQUIRE(pin.size() == (taken.size() <= limit ? prompt.size() : 0));
-      if (pin) pins.emplace_back(std::move(pin), std::move(slots));
+      if (pin) pins.emplace_back(std::move(pin), std::move(chunks));
       many.check_invariants();
     }
   }

@@ -1,5 +1,5 @@
 // Replicas: two trees that are fed the same calls (tensor-parallel ranks) hold the same sequences
-// in the same slots and make the same plans, whatever their addresses.
+// in the same chunks and make the same plans, whatever their addresses.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -95,7 +95,7 @@ class Replica {
     }
     const auto view = plan_.build(step);
     for (int row = 0; row < view.num_rows; ++row) {
-      see(static_cast<std::uint32_t>(view.writes[row].slot));
+      see(static_cast<std::uint32_t>(view.writes[row].chunk));
       see(static_cast<std::uint32_t>(view.writes[row].offset));
       see(static_cast<std::uint32_t>(view.row_token[row]));
       see(static_cast<std::uint32_t>(view.row_kv_len[row]));
@@ -122,15 +122,16 @@ class Replica {
   void see_state() {
     const TreeStats s = tree_.stats();
     for (const std::uint64_t value :
-         {tree_.version(), std::uint64_t{tree_.num_slots()}, std::uint64_t{tree_.slots_available()},
-          std::uint64_t{s.nodes}, s.evicted_tokens, std::uint64_t{s.stored_tokens},
-          std::uint64_t{s.leaving_sequences}, s.hand_overs, s.merged_tokens})
+         {tree_.version(), std::uint64_t{tree_.num_chunks()},
+          std::uint64_t{tree_.chunks_available()}, std::uint64_t{s.nodes}, s.evicted_tokens,
+          std::uint64_t{s.stored_tokens}, std::uint64_t{s.leaving_sequences}, s.hand_overs,
+          s.merged_tokens})
       see(value);
   }
   void see_places() {
     for (const Tree::Sequence& s : live_)
       s.for_each_run({0, static_cast<std::int32_t>(s.size())}, [&](const Piece& piece) {
-        for (const int value : {piece.slot, piece.begin, piece.length, piece.position})
+        for (const int value : {piece.chunk, piece.begin, piece.length, piece.position})
           see(static_cast<std::uint32_t>(value));
       });
   }
@@ -147,12 +148,12 @@ class Replica {
 
 }  // namespace
 
-TEST_CASE("replicas fed the same calls hold the same tree, slots and plans") {
+TEST_CASE("replicas fed the same calls hold the same tree, chunks and plans") {
   const int calls = test::scaled(20000);
   Replica a(11), b(11);
   CHECK(a.play(calls) == b.play(calls));
   const TreeStats stats = a.stats();
-  CHECK(stats.evicted_slots > 100);
+  CHECK(stats.evicted_chunks > 100);
   CHECK(stats.steps > 1000);
   CHECK(stats.cancelled_steps > 100);
   CHECK(stats.abandoned_steps > 0);

@@ -26,21 +26,21 @@ using test::refused;
 
 namespace {
 
-/// Slots by the order in which they are first named: what was held and given back may have changed
+/// Chunks by the order in which they are first named: what was held and given back may have changed
 /// which one comes next.
-struct SlotNames {
+struct ChunkNames {
   bool keep = false;  ///< their own
-  std::map<SlotIndex, std::int64_t> names{{no_slot, -1}};
-  std::int64_t operator()(SlotIndex slot) {
-    if (keep) return slot;
-    return names.emplace(slot, static_cast<std::int64_t>(names.size())).first->second;
+  std::map<ChunkIndex, std::int64_t> names{{no_chunk, -1}};
+  std::int64_t operator()(ChunkIndex chunk) {
+    if (keep) return chunk;
+    return names.emplace(chunk, static_cast<std::int64_t>(names.size())).first->second;
   }
 };
 
 /// All that can be seen of a tree and its sequences.
 template <class Tree>
 std::vector<std::int64_t> seen(const Tree& tree, const std::vector<typename Tree::Sequence>& all,
-                               SlotNames name = {.keep = true}) {
+                               ChunkNames name = {.keep = true}) {
   std::vector<std::int64_t> values;
   const auto add = [&](auto value) { values.push_back(static_cast<std::int64_t>(value)); };
   for (const auto& s : all) {
@@ -57,20 +57,20 @@ std::vector<std::int64_t> seen(const Tree& tree, const std::vector<typename Tree
     for (const int token : s.tokens()) add(token);
     s.for_each_run({0, static_cast<std::int32_t>(s.size() + s.num_reserved())},
                    [&](const Piece& piece) {
-                     add(name(piece.slot));
+                     add(name(piece.chunk));
                      add(piece.begin);
                      add(piece.length);
                    });
   }
   const TreeStats stats = tree.stats();
-  if (stats.retained_slots == 0 && stats.evicted_slots == 0) {  // a try may have evicted cache
+  if (stats.retained_chunks == 0 && stats.evicted_chunks == 0) {  // a try may have evicted cache
     add(stats.stored_tokens);
-    add(stats.used_slots);
+    add(stats.used_chunks);
     add(stats.nodes);
   }
   add(stats.live_sequences);
   add(stats.leaving_sequences);
-  add(tree.slots_available());
+  add(tree.chunks_available());
   return values;
 }
 
@@ -78,18 +78,18 @@ std::vector<std::int64_t> seen(const Tree& tree, const std::vector<typename Tree
 /// sees than one that advanced.)
 std::vector<std::int64_t> seen(const PlanView& plan) {
   std::vector<std::int64_t> values;
-  SlotNames name;
+  ChunkNames name;
   for (std::int32_t r = 0; r < plan.num_rows; ++r) {
-    values.insert(values.end(), {plan.row_token[r], plan.row_kv_len[r], name(plan.writes[r].slot),
+    values.insert(values.end(), {plan.row_token[r], plan.row_kv_len[r], name(plan.writes[r].chunk),
                                  plan.writes[r].offset});
     for (std::int32_t s = plan.row_segment[r]; s >= 0; s = plan.segments[s].parent) {
       const PlanView::Segment& segment = plan.segments[s];
       values.insert(values.end(), {segment.row_begin, segment.row_end, segment.num_sequences});
-      for (std::int32_t p = 0; p < segment.piece_count; ++p) {
+      for (std::int32_t p = 0; p < segment.num_pieces; ++p) {
         const Piece& piece = plan.pieces[segment.piece_begin + p];
         const std::int32_t length = visible_length(piece, plan.row_kv_len[r]);
         if (length > 0)
-          values.insert(values.end(), {name(piece.slot), piece.begin, length, piece.position});
+          values.insert(values.end(), {name(piece.chunk), piece.begin, length, piece.position});
       }
     }
   }
@@ -99,21 +99,21 @@ std::vector<std::int64_t> seen(const PlanView& plan) {
 /// The same engine twice: one adds and commits by batches, the other by single calls.
 template <class Tree>
 struct Engine {
-  Engine(std::size_t slots, bool by_batches)
-      : tree(PoolAllocator{.max_chunks = slots}), batches(by_batches) {}
+  Engine(std::size_t chunks, bool by_batches)
+      : tree(PoolAllocator{.max_chunks = chunks}), batches(by_batches) {}
 
   /// Adds what is named; the index of the first that was held, or none.
   std::optional<std::size_t> add(typename Tree::Step& step, const std::vector<std::size_t>& who,
-                                 std::size_t budget) {
+                                 std::size_t max_tokens) {
     std::vector<typename Tree::Sequence*> handles;
     for (const std::size_t i : who) handles.push_back(&live[i]);
     if (batches) {
-      const AddResult result = step.add(handles, budget);
+      const AddResult result = step.add(handles, max_tokens);
       reason = result.reason();
       return result ? std::nullopt : std::optional(result.held_index());
     }
     for (std::size_t i = 0; i < who.size(); ++i) {
-      const AddResult result = step.add(*handles[i], budget);
+      const AddResult result = step.add(*handles[i], max_tokens);
       reason = result.reason();
       if (!result) return i;
     }
@@ -137,10 +137,10 @@ struct Engine {
 };
 
 template <class Tree>
-void compare(std::uint64_t seed, std::size_t slots, int calls, int& held) {
+void compare(std::uint64_t seed, std::size_t chunks, int calls, int& held) {
   CAPTURE(seed);
   test::Random random(seed);
-  Engine<Tree> one(slots, true), other(slots, false);
+  Engine<Tree> one(chunks, true), other(chunks, false);
   const auto both = [&](const auto& f) {
     f(one);
     f(other);
@@ -158,7 +158,7 @@ void compare(std::uint64_t seed, std::size_t slots, int calls, int& held) {
     if (one.live.empty() || (what < 10 && one.live.size() < 12)) {
       std::vector<int> prompt(static_cast<std::size_t>(random.uniform(1, 20)));
       for (int& token : prompt) token = random.uniform(0, 1);
-      if (one.tree.slots_needed(prompt) + 2 > one.tree.slots_available()) continue;
+      if (one.tree.chunks_needed(prompt) + 2 > one.tree.chunks_available()) continue;
       both([&](auto& e) { e.live.push_back(e.tree.insert(prompt)); });
     } else if (what < 15) {
       const std::size_t gone = random.index(one.live.size());
@@ -179,14 +179,14 @@ void compare(std::uint64_t seed, std::size_t slots, int calls, int& held) {
       for (std::size_t i = 0; i < who.size(); ++i) who[i] = i;
       for (std::size_t i = who.size(); i > 1; --i) std::swap(who[i - 1], who[random.index(i)]);
       who.resize(who.size() - random.index(std::min<std::size_t>(3, who.size())));
-      const std::size_t budget = random.chance(0.5) ? test::no_limit : 1 + random.index(6);
+      const std::size_t max_tokens = random.chance(0.5) ? test::no_limit : 1 + random.index(6);
       const bool waits = random.chance(0.3);
       auto step = one.tree.begin_step();
       auto single = other.tree.begin_step();
       // Where one is held the batch is as before; without it the rest goes on.
       for (;;) {
         const auto before = seen(one.tree, one.live);
-        const auto first = one.add(step, who, budget);
+        const auto first = one.add(step, who, max_tokens);
         if (!first) break;
         ++held;
         REQUIRE(step.num_rows() == 0);
@@ -194,7 +194,7 @@ void compare(std::uint64_t seed, std::size_t slots, int calls, int& held) {
         one.tree.check_invariants();
         // Single calls stop at the same one, for the same reason.
         {
-          const auto stopped = other.add(single, who, budget);
+          const auto stopped = other.add(single, who, max_tokens);
           REQUIRE(stopped == first);
           REQUIRE(other.reason == one.reason);
           {
@@ -208,7 +208,7 @@ void compare(std::uint64_t seed, std::size_t slots, int calls, int& held) {
         }
         who.erase(who.begin() + static_cast<std::ptrdiff_t>(*first));
       }
-      REQUIRE(!other.add(single, who, budget));
+      REQUIRE(!other.add(single, who, max_tokens));
       REQUIRE(step.num_rows() == single.num_rows());
       if (step.num_rows() == 0) continue;
       const auto view = one.plan.build(step), same = other.plan.build(single);
@@ -228,8 +228,8 @@ void compare(std::uint64_t seed, std::size_t slots, int calls, int& held) {
 using Small = PrefixTree<int, 4>;
 
 struct Bench {
-  explicit Bench(std::size_t count, std::size_t slots = 1000)
-      : tree(PoolAllocator{.max_chunks = slots}) {
+  explicit Bench(std::size_t count, std::size_t chunks = 1000)
+      : tree(PoolAllocator{.max_chunks = chunks}) {
     for (std::size_t i = 0; i < count; ++i)
       all.push_back(tree.insert(iota(static_cast<int>(i) * 100, 5 + i % 4)));
     auto done = test::run_step(tree, plan, all);
@@ -240,15 +240,15 @@ struct Bench {
   std::vector<Small::Sequence> all;
 };
 
-/// Hands out `left` slots, then throws once.
+/// Hands out `left` chunks, then throws once.
 struct Failing {
   PoolAllocator pool{};
   int* left = nullptr;
-  SlotIndex allocate() {
-    if (left != nullptr && (*left)-- == 0) throw std::runtime_error("no slot");
+  ChunkIndex allocate() {
+    if (left != nullptr && (*left)-- == 0) throw std::runtime_error("no chunk");
     return pool.allocate();
   }
-  void free(SlotIndex slot) noexcept { pool.free(slot); }
+  void free(ChunkIndex chunk) noexcept { pool.free(chunk); }
   [[nodiscard]] std::size_t capacity() const noexcept { return pool.capacity(); }
   [[nodiscard]] std::size_t available() const noexcept { return pool.available(); }
   [[nodiscard]] std::size_t high_water() const noexcept { return pool.high_water(); }
@@ -296,7 +296,7 @@ TEST_CASE("a handle that is refused is named, and nothing has changed") {
   CHECK(batch(0, nullptr) == "sequences[0] = null: expected a sequence");
   untouched();
   CHECK(refused([&] { (void)step.add(std::span(b.all), 0); }) ==
-        "budget = 0: expected at least one token");
+        "max_tokens = 0: expected at least one token");
   untouched();
 
   CHECK(step.add(std::span<Small::Sequence>()));  // nobody
@@ -322,8 +322,8 @@ TEST_CASE("a refused batch leaves the plan that was built as it was") {
 }
 
 TEST_CASE("out of chunks in the middle: none is added, and all are where there is room") {
-  Bench b(8, 20);  // two slots each, but for some that have three
-  const std::size_t spare = b.tree.slots_available();
+  Bench b(8, 20);  // two chunks each, but for some that have three
+  const std::size_t spare = b.tree.chunks_available();
   auto step = b.tree.begin_step();
   for (int round = 0; round < 10; ++round) {
     const auto before = seen(b.tree, b.all);

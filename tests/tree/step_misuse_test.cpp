@@ -169,7 +169,7 @@ TEST_CASE("trees of drafts: parents before children, and one branch") {
                  "parents[3] = 7"));
     CHECK(step.num_rows() == 0);
     b.tree.check_invariants();
-    // Where the budget ends, the last ones are left out: here a chain is left.
+    // Beyond max_tokens the last ones are left out: here a chain is left.
     const StepRow row =
         step.add(s, 8, {.tokens = iota(20, 4), .parents = Parents{-1, 0, 0, 1}}).row();
     CHECK(row.num_drafts == 2);
@@ -382,7 +382,7 @@ TEST_CASE("add: of a sequence that is not there, of another tree, twice, of noth
   auto step = b.tree.begin_step();
   CHECK(refused([&] { (void)step.add(foreign); }) ==
         "sequence = of another tree: expected a sequence of the step's tree");
-  CHECK(refused([&] { (void)step.add(s, 0); }) == "budget = 0: expected at least one token");
+  CHECK(refused([&] { (void)step.add(s, 0); }) == "max_tokens = 0: expected at least one token");
   auto moved = std::move(s);
   CHECK(starts(refused([&] { (void)step.add(s); }), "sequence = empty"));  // NOLINT
   left.leave();

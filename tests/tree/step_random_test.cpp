@@ -23,8 +23,8 @@ constexpr int vocabulary = 3;
 template <class Tree>
 class Engine {
  public:
-  Engine(test::Random& random, std::size_t slots, TreeOptions options)
-      : random_(random), tree_(PoolAllocator{.max_chunks = slots}, options) {}
+  Engine(test::Random& random, std::size_t chunks, TreeOptions options)
+      : random_(random), tree_(PoolAllocator{.max_chunks = chunks}, options) {}
 
   void play(int calls) {
     for (int i = 0; i < calls; ++i) {
@@ -41,7 +41,7 @@ class Engine {
     CHECK(device_.wrong_reads() == 0);
     tree_.clear();  // with a policy that retains, copies into what stays as cache are still wanted
     CHECK(tree_.stats().leaving_sequences == 0);
-    CHECK(tree_.stats().used_slots == 0);
+    CHECK(tree_.stats().used_chunks == 0);
   }
 
   [[nodiscard]] TreeStats stats() const { return tree_.stats(); }
@@ -66,7 +66,7 @@ class Engine {
       if (auto twin = s.try_fork(random_.chance(0.5) ? s.size() : 1 + random_.index(s.size())))
         live_.push_back(std::move(*twin));
     } else if (what < 28) {
-      if (tree_.slots_available() > 1) s.truncate(1 + random_.index(s.size()));
+      if (tree_.chunks_available() > 1) s.truncate(1 + random_.index(s.size()));
     } else if (what < 31) {
       if (s.num_reserved() == 0) (void)s.try_append(tokens(6));
     } else if (what < 33) {

@@ -24,7 +24,8 @@ using CachingTree = PrefixTree<int, 4, PoolAllocator, Lru>;
 /// A tree, its device and a plan.
 template <class T>
 struct Bench {
-  explicit Bench(std::size_t slots = max_slots) : tree(PoolAllocator{.max_chunks = slots}) {}
+  explicit Bench(std::size_t chunks = max_pool_chunks)
+      : tree(PoolAllocator{.max_chunks = chunks}) {}
   typename T::Finished finish(typename T::Step step) {
     return device.finish(plan, std::move(step));
   }
@@ -128,7 +129,7 @@ TEST_CASE("a dropped step gives its places back, and nothing of it happened") {
     auto step = b.tree.begin_step();
     CHECK(step.add(s, 40, {.tokens = iota(50, 20)}));
     CHECK(s.num_reserved() == 21);
-    CHECK(b.tree.stats().used_slots == 8);
+    CHECK(b.tree.stats().used_chunks == 8);
     const auto view = b.plan.build(step);
     CHECK(view.is_current());
     {
@@ -137,7 +138,7 @@ TEST_CASE("a dropped step gives its places back, and nothing of it happened") {
     CHECK_FALSE(view.is_current());
   }
   const TreeStats after = b.tree.stats();
-  CHECK(after.used_slots == before.used_slots);
+  CHECK(after.used_chunks == before.used_chunks);
   CHECK(after.stored_tokens == before.stored_tokens);
   CHECK(after.cancelled_steps == before.cancelled_steps + 1);
   CHECK(s.num_reserved() == 0);
@@ -210,7 +211,7 @@ TEST_CASE("the last to leave takes along copies whose step was lost") {
   CHECK(b.tree.stats().leaving_sequences == 2);  // the copy is still to be made, for all we know
   other.leave();
   CHECK(b.tree.stats().leaving_sequences == 0);
-  CHECK(b.tree.stats().used_slots == 0);
+  CHECK(b.tree.stats().used_chunks == 0);
   b.tree.check_invariants();
 }
 
@@ -284,7 +285,7 @@ TEST_CASE("a step that is assigned over is cancelled, one in flight is abandoned
 TEST_CASE("leaving between build and write is harmless: the places are the step's until it ends") {
   for (const bool in_flight : {false, true}) {
     CAPTURE(in_flight);
-    Bench<Tree> b(5);  // so few slots that what is freed is taken again at once
+    Bench<Tree> b(5);  // so few chunks that what is freed is taken again at once
     auto a = b.tree.insert(iota(1, 6));
     auto goes = b.tree.insert(iota(1, 7));
     auto step = b.tree.begin_step();
@@ -355,7 +356,7 @@ TEST_CASE("a step lost in flight holds what it may touch until a later one has f
       CHECK(b.tree.stats().abandoned_steps == 1);
       CHECK(goes.num_written() == 0);
     }
-    CHECK(b.tree.stats().used_slots == 4);
+    CHECK(b.tree.stats().used_chunks == 4);
     CHECK(b.tree.stats().leaving_sequences == 1);
     CHECK_FALSE(b.tree.try_insert(iota(70, 12)));
     if (idle) {
@@ -365,12 +366,12 @@ TEST_CASE("a step lost in flight holds what it may touch until a later one has f
       CHECK(step.add(stays));
       const auto flight = [&] {
         auto f = b.submit(std::move(step));
-        CHECK(b.tree.stats().used_slots == 4);
+        CHECK(b.tree.stats().used_chunks == 4);
         b.device.run_all();  // the device runs the lost one first
         return std::move(f).finished();
       }();
     }
-    CHECK(b.tree.stats().used_slots == 1);
+    CHECK(b.tree.stats().used_chunks == 1);
     CHECK(b.tree.stats().leaving_sequences == 0);
     CHECK(b.tree.try_insert(iota(70, 12)));
     CHECK(b.device.wrong(stays) == 0);
@@ -596,7 +597,7 @@ TEST_CASE("drafts: the accepted stay written, the rest are dropped, whatever the
       REQUIRE(s.num_written() == s.size() - 1);
       REQUIRE(s.num_uncomputed() == 1);
       REQUIRE(s.num_reserved() == 0);
-      REQUIRE(b.tree.stats().used_slots == (s.size() + 3) / 4);
+      REQUIRE(b.tree.stats().used_chunks == (s.size() + 3) / 4);
       REQUIRE(b.device.wrong(s) == 0);
       b.tree.check_invariants();
     }
@@ -612,12 +613,12 @@ TEST_CASE("a refused tree of drafts gives back all of its places beside those of
   auto step = tree.begin_step();
   REQUIRE(step.add(a, 100,
                    {.tokens = two_drafts,
-                    .parents = two_roots}));  // a slot for the end of a, one for drafts aside
-  CHECK(tree.stats().used_slots == 5);
+                    .parents = two_roots}));  // a chunk for the end of a, one for drafts aside
+  CHECK(tree.stats().used_chunks == 5);
   CHECK_FALSE(step.add(b, 100, {.tokens = four_drafts, .parents = four_roots}));
-  CHECK(tree.stats().used_slots == 5);
+  CHECK(tree.stats().used_chunks == 5);
   c.leave();
-  // One slot for the end of b. Its three drafts aside fit beside the one of a only exactly.
+  // One chunk for the end of b. Its three drafts aside fit beside the one of a only exactly.
   CHECK(step.add(b, 100, {.tokens = four_drafts, .parents = four_roots}));
-  CHECK(tree.stats().used_slots == 5);
+  CHECK(tree.stats().used_chunks == 5);
 }

@@ -1,4 +1,4 @@
-// Forks keep the number of slots bounded: beam search, parallel sampling, tree of thoughts. Slots
+// Forks keep the number of chunks bounded: beam search, parallel sampling, tree of thoughts. Chunks
 // stay within ChunkSize / min_run of the need plus one tail per sequence.
 #include <doctest/doctest.h>
 
@@ -19,8 +19,8 @@ using namespace chunkattn;
 
 namespace {
 
-constexpr int chunk = 16;
-using Tree = PrefixTree<int, chunk>;
+constexpr int chunk_size = 16;
+using Tree = PrefixTree<int, chunk_size>;
 
 struct Search {
   explicit Search(int min_run_) : min_run(min_run_), tree({}, {.min_run = min_run_}) {}
@@ -45,21 +45,23 @@ struct Search {
 
   int token() { return random.uniform(0, 50000); }
 
-  /// The need: distinct (slot, offset) places that live paths hold, in full chunks.
+  /// The need: distinct (chunk, offset) places that live paths hold, in full chunks.
   void check() {
     tree.check_invariants();
-    std::set<std::pair<SlotIndex, int>> places;
+    std::set<std::pair<ChunkIndex, int>> places;
     for (auto& s : beams)
       s.for_each_run({0, static_cast<int>(s.size())}, [&](const Piece& piece) {
-        for (int i = 0; i < piece.length; ++i) places.emplace(piece.slot, piece.begin + i);
+        for (int i = 0; i < piece.length; ++i) places.emplace(piece.chunk, piece.begin + i);
       });
-    const std::size_t need = (places.size() + chunk - 1) / chunk;
-    // A run of min_run or more tokens takes ceil(length / chunk) slots: at a length of chunk + 1
-    // that is two, so the factor is at least 2. Sequences that left stay while they are copied.
-    const std::size_t ratio = std::max<std::size_t>(2, static_cast<std::size_t>(chunk / min_run));
+    const std::size_t need = (places.size() + chunk_size - 1) / chunk_size;
+    // A run of min_run or more tokens takes ceil(length / chunk_size) chunks: at a length of
+    // chunk_size + 1 that is two, so the factor is at least 2. Sequences that left stay while they
+    // are copied.
+    const std::size_t ratio =
+        std::max<std::size_t>(2, static_cast<std::size_t>(chunk_size / min_run));
     const TreeStats stats = tree.stats();
     const std::size_t sequences = stats.live_sequences + stats.leaving_sequences;
-    worst = std::max(worst, static_cast<std::int64_t>(stats.used_slots) -
+    worst = std::max(worst, static_cast<std::int64_t>(stats.used_chunks) -
                                 static_cast<std::int64_t>(ratio * need + sequences));
   }
 
@@ -74,12 +76,12 @@ struct Search {
   AttentionPlan plan;
   std::vector<Tree::Sequence> beams;
   test::Random random{7};
-  std::int64_t worst = -1000;  // slots above the bound
+  std::int64_t worst = -1000;  // chunks above the bound
 };
 
 }  // namespace
 
-TEST_CASE("beam search: slots stay bounded while beams fork and drop at each step") {
+TEST_CASE("beam search: chunks stay bounded while beams fork and drop at each step") {
   for (const int min_run : {4, 8, 16}) {
     CAPTURE(min_run);
     Search search(min_run);
@@ -89,7 +91,7 @@ TEST_CASE("beam search: slots stay bounded while beams fork and drop at each ste
     CHECK(search.tree.stats().forks_copied > 0);
     search.beams.clear();
     search.tree.check_invariants();
-    CHECK(search.tree.stats().used_slots == 0);
+    CHECK(search.tree.stats().used_chunks == 0);
     CHECK(search.tree.stats().leaving_sequences == 0);
   }
 }
@@ -101,11 +103,11 @@ TEST_CASE("parallel sampling: the prompt is held once") {
     const auto prefill = test::run_step(search.tree, search.plan, search.beams);
     while (search.beams.size() < 32) search.beams.push_back(search.beams[0].fork());
   }
-  CHECK(search.tree.stats().used_slots == 10);
+  CHECK(search.tree.stats().used_chunks == 10);
   CHECK(search.tree.stats().copied_tokens == 0);
   for (auto& s : search.beams) s.append(search.token());
   for (int step = 0; step < 40; ++step) search.step();
-  CHECK(search.tree.stats().used_slots == 10 + 32 * 3);
+  CHECK(search.tree.stats().used_chunks == 10 + 32 * 3);
   CHECK(search.worst <= 0);
 }
 

@@ -66,7 +66,7 @@ struct Scenario {
       REQUIRE(now.live_sequences == stats.live_sequences);
       REQUIRE(now.leaving_sequences == stats.leaving_sequences);
       REQUIRE(now.stored_tokens == stats.stored_tokens);
-      REQUIRE(now.used_slots == stats.used_slots);
+      REQUIRE(now.used_chunks == stats.used_chunks);
       REQUIRE((open ? open->num_rows() : 0) == rows);
       operation();
     }
@@ -85,8 +85,9 @@ struct Scenario {
     live.emplace(to, std::move(*s));
   }
 
-  // A step of everybody, up to `budget` tokens each, with drafts for some, a chain or a tree.
-  void begin(std::size_t budget, std::size_t drafts = 0, std::vector<std::int32_t> parents = {}) {
+  // A step of everybody, up to `max_tokens` tokens each, with drafts for some, a chain or a tree.
+  void begin(std::size_t max_tokens, std::size_t drafts = 0,
+             std::vector<std::int32_t> parents = {}) {
     attempt([&] { open.emplace(tree.begin_step()); });
     const std::vector<int> guessed = iota(900, drafts);
     for (int pass = 0; pass < 2; ++pass)  // once more for those that waited for others
@@ -97,8 +98,8 @@ struct Scenario {
         bool is_added = false;
         attempt([&] {
           is_added = static_cast<bool>(
-              parents.empty() ? open->add(s, budget, {.tokens = guessed})
-                              : open->add(s, budget, {.tokens = guessed, .parents = parents}));
+              parents.empty() ? open->add(s, max_tokens, {.tokens = guessed})
+                              : open->add(s, max_tokens, {.tokens = guessed, .parents = parents}));
         });
         if (is_added) added.insert({name, 0});
       }
@@ -120,8 +121,8 @@ struct Scenario {
     outputs.push_back(output);
     for (const StepRow& row : rows) attempt([&] { finished->commit(row, outputs, leaf); });
   }
-  void step(std::size_t budget, int output) {
-    begin(budget);
+  void step(std::size_t max_tokens, int output) {
+    begin(max_tokens);
     submit();
     finish(output);
   }
@@ -207,8 +208,8 @@ void fail_everywhere(TreeOptions options) {
       scenario.live.clear();
       scenario.tree.clear();
       scenario.tree.check_invariants();
-      REQUIRE(scenario.tree.stats().used_slots == 0);
-      REQUIRE(scenario.tree.slots_available() == 200);
+      REQUIRE(scenario.tree.stats().used_chunks == 0);
+      REQUIRE(scenario.tree.chunks_available() == 200);
     }
     REQUIRE(test::heap.outstanding == outstanding);  // no leak
     if (test::heap.failures == failed) break;        // the scenario has no further allocation
@@ -281,9 +282,9 @@ TEST_CASE("a copier that is late: both ends of a copy stay until the step that h
   const std::vector<PlanView::RowCopy> copies(view.copies, view.copies + view.num_copies);
   REQUIRE(copies.size() == 2);
   CHECK(copies[0].length == 5);
-  CHECK(copies[0].source_slot == copies[1].source_slot);
+  CHECK(copies[0].source_chunk == copies[1].source_chunk);
   CHECK(copies[0].source_begin == copies[1].source_begin);
-  CHECK(copies[0].target_slot != copies[1].target_slot);
+  CHECK(copies[0].target_chunk != copies[1].target_chunk);
   auto first = std::move(step).submitted();
 
   auto next = tree.begin_step();
@@ -298,8 +299,8 @@ TEST_CASE("a copier that is late: both ends of a copy stay until the step that h
     others.push_back(tree.insert(iota(1000 * (i + 1), 9)));
     others.back().for_each_run({0, 9}, [&](const Piece& piece) {
       for (const PlanView::RowCopy& copy : copies) {
-        CHECK(piece.slot != copy.source_slot);
-        CHECK(piece.slot != copy.target_slot);
+        CHECK(piece.chunk != copy.source_chunk);
+        CHECK(piece.chunk != copy.target_chunk);
       }
     });
   }

@@ -45,7 +45,7 @@ void refuses_all(Tree::Sequence& s, const std::string& text) {
   CHECK(refused([&] { (void)s.token(0); }) == text);
   CHECK(refused([&] { (void)s.tokens(); }) == text);
   CHECK(refused([&] { (void)s.options(); }) == text);
-  CHECK(refused([&] { (void)s.slots_needed(1); }) == text);
+  CHECK(refused([&] { (void)s.chunks_needed(1); }) == text);
   CHECK(refused([&] { s.for_each_run({0, 0}, [](const Piece&) {}); }) == text);
   CHECK(refused([&] { (void)s.tree_id(); }) == text);
   Tree tree;
@@ -71,7 +71,7 @@ TEST_CASE("an empty handle: never filled, moved from, or left") {
   moved.leave();
   refuses_all(moved, empty_text);
   CHECK(tree.stats().live_sequences == 0);
-  CHECK(tree.stats().used_slots == 0);
+  CHECK(tree.stats().used_chunks == 0);
   tree.check_invariants();
 }
 
@@ -96,7 +96,7 @@ TEST_CASE("handles stay valid while others come and go, and while the tree is mo
   for (int i = 0; i < 1000; ++i) (void)tree.insert(std::vector<int>{1, 2, i});
   auto moved = std::move(tree);
   CHECK(s.tokens() == prompt);
-  CHECK(refused([&] { (void)tree.num_slots(); }).find("tree = moved-from") == 0);  // NOLINT
+  CHECK(refused([&] { (void)tree.num_chunks(); }).find("tree = moved-from") == 0);  // NOLINT
   std::vector<Tree::Sequence> many;
   for (int i = 0; i < 1000; ++i) many.push_back(moved.insert(std::vector<int>{1, i}));
   s = std::move(many[500]);
@@ -129,7 +129,7 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
     CHECK(s.tokens() == prompt);
     CHECK(s.num_reserved() == 0);
     CHECK(s.num_uncomputed() == 6);
-    CHECK(tree.stats().used_slots == 2);
+    CHECK(tree.stats().used_chunks == 2);
     CHECK(tree.stats().live_sequences == 1);
   };
   CHECK(refused([&] { (void)tree.insert(std::vector<int>{}); }) ==
@@ -209,7 +209,7 @@ TEST_CASE("bad arguments are refused by name, and nothing changes") {
   {
     auto step = tree.begin_step();
     CHECK(step.add(s, 10,
-                   {.tokens = std::vector<int>(11, 1)}));  // 6 tokens and 4 drafts fill the budget
+                   {.tokens = std::vector<int>(11, 1)}));  // 6 tokens and 4 drafts are max_tokens
     CHECK(s.num_reserved() == 5);
     CHECK(refused([&] { s.append(1); }) ==
           "outputs to come = 5: expected none: commit the outputs of finished steps, or drop them, "
@@ -244,7 +244,7 @@ TEST_CASE("tokens that are written out in a call") {
   s.mark_loaded(s.loadable());
   CHECK(tree.match_prefix({1, 2, 9}).cached == 2);
   CHECK(tree.match_prefix({1, 2, 9}, {.name_space = {.tenant = 1}}).cached == 0);
-  CHECK(tree.slots_needed({9, 9, 9, 9, 9}) == 2);
+  CHECK(tree.chunks_needed({9, 9, 9, 9, 9}) == 2);
   auto limited = tree.try_insert({1, 2, 3}, {.max_reuse = 1});
   REQUIRE(limited.has_value());
   CHECK(limited->num_cached() == 1);

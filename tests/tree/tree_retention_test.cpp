@@ -42,11 +42,12 @@ std::size_t pass(Tree& tree, const std::vector<typename Tree::token_type>& promp
 // ---- an independent LRU: a plain trie of tokens' chunks with explicit nodes and one list
 // ----------
 
-/// Leaf-first LRU over a radix trie of (first token key) edges, in whole slots: written from the
-/// rule alone. Each node is one run of tokens; a run's slots are counted from its own start.
+/// Leaf-first LRU over a radix trie of (first token key) edges, in whole chunks: written from the
+/// rule alone. Each node is one run of tokens; a run's chunks are counted from its own start.
 class LruSimulation {
  public:
-  LruSimulation(std::size_t capacity, int chunk) : capacity_(capacity), chunk_(chunk) {}
+  LruSimulation(std::size_t capacity, int chunk_size)
+      : capacity_(capacity), chunk_size_(chunk_size) {}
 
   /// Tokens found; then the path is the most recently used.
   std::size_t pass(const std::vector<int>& prompt) {
@@ -72,15 +73,15 @@ class LruSimulation {
       auto fresh = std::make_unique<Node>();
       fresh->tokens.assign(prompt.begin() + static_cast<std::ptrdiff_t>(position), prompt.end());
       fresh->parent = at;
-      // A run continues in the free places of its parent's last slot if nobody else does.
-      fresh->begin = at != &root_ && !at->continued && at->end() < chunk_ ? at->end() : 0;
-      const std::size_t needed = new_slots(*fresh);
-      while (slots_ + needed > capacity_) evict();
+      // A run continues in the free places of its parent's last chunk if nobody else does.
+      fresh->begin = at != &root_ && !at->continued && at->end() < chunk_size_ ? at->end() : 0;
+      const std::size_t needed = new_chunks(*fresh);
+      while (chunks_ + needed > capacity_) evict();
       // Evicting may have given the places behind the parent back.
-      if (fresh->begin == 0 && at != &root_ && !at->continued && at->end() < chunk_)
+      if (fresh->begin == 0 && at != &root_ && !at->continued && at->end() < chunk_size_)
         fresh->begin = at->end();
       if (fresh->begin > 0) at->continued = true;
-      slots_ += new_slots(*fresh);
+      chunks_ += new_chunks(*fresh);
       Node* n = fresh.get();
       n->used = true;
       at->children[n->tokens[0]] = std::move(fresh);
@@ -94,7 +95,7 @@ class LruSimulation {
     return found;
   }
 
-  [[nodiscard]] std::size_t slots() const { return slots_; }
+  [[nodiscard]] std::size_t chunks() const { return chunks_; }
   std::vector<std::pair<int, int>> victims;  // position and length of what was evicted, in order
 
  private:
@@ -102,24 +103,24 @@ class LruSimulation {
     Node* parent = nullptr;
     std::map<int, std::unique_ptr<Node>> children;
     std::vector<int> tokens;
-    int begin = 0;           // offset in the first slot
+    int begin = 0;           // offset in the first chunk
     bool continued = false;  // somebody holds the places behind the last token
     bool used = false;
 
-    [[nodiscard]] int end_offset(int chunk) const {
-      return (begin + static_cast<int>(tokens.size()) - 1) % chunk + 1;
+    [[nodiscard]] int end_offset(int chunk_size) const {
+      return (begin + static_cast<int>(tokens.size()) - 1) % chunk_size + 1;
     }
-    [[nodiscard]] int end() const { return end_offset(chunk_of); }
-    static inline int chunk_of = 0;
+    [[nodiscard]] int end() const { return end_offset(node_chunk_size); }
+    static inline int node_chunk_size = 0;
   };
 
  public:
-  static void set_chunk(int chunk) { Node::chunk_of = chunk; }
+  static void set_chunk_size(int chunk_size) { Node::node_chunk_size = chunk_size; }
 
  private:
-  [[nodiscard]] std::size_t new_slots(const Node& n) const {
+  [[nodiscard]] std::size_t new_chunks(const Node& n) const {
     const auto all = static_cast<std::size_t>(n.begin) + n.tokens.size();
-    const auto c = static_cast<std::size_t>(chunk_);
+    const auto c = static_cast<std::size_t>(chunk_size_);
     return (all + c - 1) / c - (n.begin > 0 ? 1 : 0);
   }
 
@@ -135,7 +136,7 @@ class LruSimulation {
                      lower->tokens.begin() + static_cast<std::ptrdiff_t>(keep));
     lower->tokens.erase(lower->tokens.begin(),
                         lower->tokens.begin() + static_cast<std::ptrdiff_t>(keep));
-    lower->begin = (u->begin + static_cast<int>(keep)) % chunk_;
+    lower->begin = (u->begin + static_cast<int>(keep)) % chunk_size_;
     u->continued = lower->begin > 0;
     lower->parent = u;
     u->children[lower->tokens[0]] = std::move(owned);
@@ -144,27 +145,27 @@ class LruSimulation {
     return u;
   }
 
-  /// The least recently used leaf loses what it has in its last slot.
+  /// The least recently used leaf loses what it has in its last chunk.
   void evict() {
     for (auto it = recency_.begin(); it != recency_.end(); ++it) {
       Node* n = *it;
       if (n->used) continue;
       const auto last = static_cast<std::size_t>(n->end());
-      const bool one_slot =
-          static_cast<std::size_t>(n->begin) + n->tokens.size() <= static_cast<std::size_t>(chunk_);
+      const bool one_chunk = static_cast<std::size_t>(n->begin) + n->tokens.size() <=
+                             static_cast<std::size_t>(chunk_size_);
       int position = 0;
       for (const Node* up = n->parent; up != nullptr; up = up->parent)
         position += static_cast<int>(up->tokens.size());
-      const std::size_t lost = one_slot ? n->tokens.size() : last;
+      const std::size_t lost = one_chunk ? n->tokens.size() : last;
       victims.emplace_back(position + static_cast<int>(n->tokens.size() - lost),
                            static_cast<int>(lost));
-      if (!one_slot) {
+      if (!one_chunk) {
         n->tokens.resize(n->tokens.size() - last);
-        --slots_;
+        --chunks_;
         return;
       }
       if (n->begin == 0)
-        --slots_;
+        --chunks_;
       else
         n->parent->continued = false;
       recency_.erase(it);
@@ -177,8 +178,8 @@ class LruSimulation {
   Node root_;
   std::list<Node*> recency_;
   std::size_t capacity_;
-  int chunk_;
-  std::size_t slots_ = 0;
+  int chunk_size_;
+  std::size_t chunks_ = 0;
 };
 
 }  // namespace
@@ -193,15 +194,15 @@ TEST_CASE("LRU victims equal those of an independent simulation, on the trace") 
     std::printf("skipped: no %s (set CHUNKATTN_DATA)\n", file.c_str());
     return;
   }
-  constexpr int chunk = 16;
+  constexpr int chunk_size = 16;
   test::Random random(3);
-  LruSimulation::set_chunk(chunk);
+  LruSimulation::set_chunk_size(chunk_size);
   for (const std::size_t budget : {1500u, 20000u}) {
     CAPTURE(budget);
     in.clear();
     in.seekg(0);
-    PrefixTree<int, chunk, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = budget});
-    LruSimulation lru(budget, chunk);
+    PrefixTree<int, chunk_size, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = budget});
+    LruSimulation lru(budget, chunk_size);
     std::vector<std::pair<int, int>> evicted;
     tree.set_event_sink([&](const CacheEvent& e) {
       if (e.kind == CacheEvent::Kind::evicted) evicted.emplace_back(e.position, e.length);
@@ -223,10 +224,10 @@ TEST_CASE("LRU victims equal those of an independent simulation, on the trace") 
         at = *end == ',' ? end + 2 : end;
       }
       prompt.resize(prompt.size() - random.index(5));
-      if (prompt.size() / chunk + 2 > budget) continue;
+      if (prompt.size() / chunk_size + 2 > budget) continue;
       const std::size_t found = pass(tree, prompt);
       REQUIRE(found == lru.pass(prompt));
-      REQUIRE(tree.stats().used_slots == lru.slots());
+      REQUIRE(tree.stats().used_chunks == lru.chunks());
       REQUIRE(evicted == lru.victims);
       evictions += evicted.size();
       evicted.clear();
@@ -237,8 +238,8 @@ TEST_CASE("LRU victims equal those of an independent simulation, on the trace") 
     }
     CHECK(hits > 0);
     CHECK(evictions > 100);
-    CHECK(tree.stats().splits_inside_slot > (budget > 10000 ? 20u : 0u));
-    std::printf("budget %zu slots: %.1f %% of %zu tokens found, %zu evictions\n", budget,
+    CHECK(tree.stats().splits_inside_chunk > (budget > 10000 ? 20u : 0u));
+    std::printf("budget %zu chunks: %.1f %% of %zu tokens found, %zu evictions\n", budget,
                 100.0 * static_cast<double>(hits) / static_cast<double>(tokens), tokens, evictions);
   }
 }
@@ -248,9 +249,9 @@ TEST_CASE(
   PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {},
                                               Lru{.high_watermark = 10, .low_watermark = 6});
   for (int i = 0; i < 10; ++i) pass(tree, iota(100 * i, 4));
-  CHECK(tree.stats().used_slots == 10);
+  CHECK(tree.stats().used_chunks == 10);
   pass(tree, iota(5000, 4));
-  CHECK(tree.stats().used_slots == 6);
+  CHECK(tree.stats().used_chunks == 6);
   CHECK(tree.match_prefix(iota(5000, 4)).cached == 4);
   CHECK(tree.match_prefix(iota(400, 4)).cached == 0);
   CHECK(tree.match_prefix(iota(500, 4)).cached == 4);
@@ -296,7 +297,7 @@ TEST_CASE("Priority: the lowest goes first, then the least recently used; parent
   std::vector<int> longer = iota(400, 4);
   longer.push_back(7);
   pass(tree, longer, {.priority = 1});  // raises its whole path
-  CHECK(tree.stats().used_slots == 6);
+  CHECK(tree.stats().used_chunks == 6);
   const auto alive = [&] {
     std::string text;
     for (int id : {100, 200, 300, 400, 500})
@@ -333,7 +334,7 @@ TEST_CASE("Priority: what a fork computes is kept at the level of its source") {
   load(twin);
   source.leave();
   twin.leave();
-  CHECK(tree.stats().retained_slots == 3);
+  CHECK(tree.stats().retained_chunks == 3);
   auto first = tree.insert(next), second = tree.insert(std::vector<int>{9, 9, 9, 9});
   CHECK(tree.match_prefix(important).cached == 4);  // the twin's own tokens were less important
   CHECK(tree.match_prefix(std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8}).cached == 4);
@@ -343,7 +344,7 @@ TEST_CASE("events say whose tokens became cache or stopped being it, and where t
   PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 8});
   std::vector<CacheEvent> events;
   tree.set_event_sink([&](const CacheEvent& event) { events.push_back(event); });
-  {  // so that the next one does not begin in slot 0
+  {  // so that the next one does not begin in chunk 0
     const auto blocker = tree.insert(std::vector<int>(4, 1));
     auto s = tree.insert(std::vector<int>(7, 2), {.name_space = {.tenant = 3}});
     s.mark_loaded(s.loadable());
@@ -355,16 +356,16 @@ TEST_CASE("events say whose tokens became cache or stopped being it, and where t
   CHECK(events[0].name_space == Namespace{.tenant = 3});
   CHECK(events[0].position == 0);
   CHECK(events[0].length == 7);
-  CHECK(events[0].first_slot == 1);
+  CHECK(events[0].first_chunk == 1);
   tree.clear();
   REQUIRE(events.size() >= 2);
   CHECK(events.back().kind == CacheEvent::Kind::cleared);
-  std::int32_t end = 7;  // it goes slot by slot, from its end
+  std::int32_t end = 7;  // it goes chunk by chunk, from its end
   for (std::size_t i = 1; i + 1 < events.size(); ++i) {
     CHECK(events[i].kind == CacheEvent::Kind::evicted);
     CHECK(events[i].name_space == Namespace{.tenant = 3});
     CHECK(events[i].position + events[i].length == end);
-    CHECK(events[i].first_slot == 1 + events[i].position / 4);
+    CHECK(events[i].first_chunk == 1 + events[i].position / 4);
     end = events[i].position;
   }
   CHECK(end == 0);
@@ -374,7 +375,7 @@ TEST_CASE("only one watermark set: a leave evicts down to it, no further") {
   PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {}, Lru{.high_watermark = 3});
   for (int i = 0; i < 5; ++i) {
     pass(tree, iota(100 * i, 4));
-    CHECK(tree.stats().used_slots == static_cast<std::size_t>(std::min(i + 1, 3)));
+    CHECK(tree.stats().used_chunks == static_cast<std::size_t>(std::min(i + 1, 3)));
   }
   for (int i = 0; i < 5; ++i)
     CHECK(tree.match_prefix(iota(100 * i, 4)).cached == (i < 2 ? 0u : 4u));
@@ -382,7 +383,7 @@ TEST_CASE("only one watermark set: a leave evicts down to it, no further") {
   tree.check_invariants();
 }
 
-TEST_CASE("one tenant cannot observe another's prompt, by hits, admission, or slots") {
+TEST_CASE("one tenant cannot observe another's prompt, by hits, admission, or chunks") {
   PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 100});
   const std::vector<int> secret = iota(0, 20);
   std::vector<InsertOptions> others;
@@ -403,7 +404,7 @@ TEST_CASE("one tenant cannot observe another's prompt, by hits, admission, or sl
         const std::vector<int> guess(secret.begin(),
                                      secret.begin() + static_cast<std::ptrdiff_t>(n));
         CHECK(tree.match_prefix(guess, o).cached + tree.match_prefix(guess, o).pending == 0);
-        CHECK(tree.slots_needed(guess, o) == (n + 3) / 4);  // as for tokens never seen
+        CHECK(tree.chunks_needed(guess, o) == (n + 3) / 4);  // as for tokens never seen
       }
     }
     CHECK(guesses == others.size() - 1);
@@ -429,11 +430,11 @@ TEST_CASE("const queries run at the same time as each other") {
       std::size_t local = 0;
       for (int i = 0; i < 500; ++i) {
         const std::vector<int> prompt = iota((i + t) % 9 * 3, 25);
-        local += tree.match_prefix(prompt).cached + tree.slots_needed(prompt) +
-                 tree.slots_available() + tree.stats().nodes + tree.num_slots() + s.size() +
+        local += tree.match_prefix(prompt).cached + tree.chunks_needed(prompt) +
+                 tree.chunks_available() + tree.stats().nodes + tree.num_chunks() + s.size() +
                  s.num_pending() + s.num_written() + s.num_uncomputed() +
                  static_cast<std::size_t>(s.loadable().begin) + s.tokens().size() +
-                 s.slots_needed(5) + static_cast<std::size_t>(tree.version());
+                 s.chunks_needed(5) + static_cast<std::size_t>(tree.version());
         if (i % 100 == 0) tree.check_invariants();
       }
       sum += local;

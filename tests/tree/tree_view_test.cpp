@@ -11,13 +11,13 @@
 using namespace chunkattn;
 using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
 
-TEST_CASE("the text tree names ranges, slots, users and tokens") {
+TEST_CASE("the text tree names ranges, chunks, users and tokens") {
   Tree tree;
   auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6});
   a.mark_loaded(a.loadable());
   auto b = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 9});
   CHECK(to_text(tree) ==
-        "2 sequences, 5 nodes, 3 slots (0 cached)\n"
+        "2 sequences, 5 nodes, 3 chunks (0 cached)\n"
         "- 0..5  0[0:4] 1[0:1]  (2 sequences)  1 2 3 4 5\n"
         "  - 5..6  1[1:2]  (1 sequence)  6\n"
         "    - 6..6    (1 sequence, tail of #0)\n"
@@ -96,7 +96,7 @@ TEST_CASE("the graph draws what is cached dashed and private tails rounded") {
 
 TEST_CASE("an empty tree prints") {
   const Tree tree;
-  CHECK(to_text(tree) == "0 sequences, 0 nodes, 0 slots (0 cached)\n");
+  CHECK(to_text(tree) == "0 sequences, 0 nodes, 0 chunks (0 cached)\n");
   CHECK(to_dot(tree).find("->") == std::string::npos);
 }
 

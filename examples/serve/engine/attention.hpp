@@ -56,7 +56,7 @@ class AttentionOf final : public HostAttention {
     attention_.write(cache_.layer(layer), view, k, v);
     attention_.run(cache_.layer(layer), view, q, out);
   }
-  [[nodiscard]] std::size_t bytes_per_chunk() const override { return cache_.bytes_per_slot(); }
+  [[nodiscard]] std::size_t bytes_per_chunk() const override { return cache_.bytes_per_chunk(); }
   [[nodiscard]] AnyCache cache() override { return &cache_; }
 
  private:

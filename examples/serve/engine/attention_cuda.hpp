@@ -28,7 +28,7 @@ class AttentionOnGpu final : public Attention {
 
   void run(int layer, const chunkattn::LiveView& view, std::span<const float> q,
            std::span<const float> k, std::span<const float> v, std::span<float> out) override {
-    gpu_->write(layer, view, tree_.num_slots(), k, v);
+    gpu_->write(layer, view, tree_.num_chunks(), k, v);
     gpu_->run(layer, view, q, out);
   }
   [[nodiscard]] std::size_t bytes_per_chunk() const override { return bytes_per_chunk_; }

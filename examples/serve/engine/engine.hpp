@@ -1,6 +1,6 @@
 // Continuous batching: requests join while others decode, all live ones advance together, and each
 // leaves when it is done. One step is one forward pass over whatever rows it has: a token of each
-// sequence that decodes, and parts of prompts as far as the budget of tokens goes.
+// sequence that decodes, and parts of prompts as far as `step_tokens` allows.
 //
 // What happens to a request is told by events. The engine has no clock and no threads of its own:
 // whoever calls step() says what time it is.

@@ -30,7 +30,7 @@ class PagedView {
     segments_.push_back({.row_begin = first_row,
                          .row_end = first_row + num_rows,
                          .piece_begin = first_piece,
-                         .piece_count = static_cast<std::int32_t>(pieces_.size()) - first_piece,
+                         .num_pieces = static_cast<std::int32_t>(pieces_.size()) - first_piece,
                          .position = 0,
                          .length = length,
                          .parent = -1,

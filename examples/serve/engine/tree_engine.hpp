@@ -123,9 +123,9 @@ class TreeEngine final : public Engine {
     });
     const chunkattn::TreeStats tree = tree_.stats();
     shot.chunk_size = ChunkSize;
-    shot.chunks_cached = tree.retained_slots;
-    shot.chunks_used = tree.used_slots - tree.retained_slots;
-    shot.chunks_free = options_.max_chunks - tree.used_slots;
+    shot.chunks_cached = tree.retained_chunks;
+    shot.chunks_used = tree.used_chunks - tree.retained_chunks;
+    shot.chunks_free = options_.max_chunks - tree.used_chunks;
     return shot;
   }
 
@@ -235,7 +235,7 @@ class TreeEngine final : public Engine {
   std::optional<Sequence> try_join(Work& work, bool by_itself) {
     chunkattn::InsertOptions options{.name_space = {.tenant = work.job->request.tenant}};
     const auto fits = [&] {
-      return tree_.slots_needed(work.tokens, options) + live() + 1 <= tree_.slots_available();
+      return tree_.chunks_needed(work.tokens, options) + live() + 1 <= tree_.chunks_available();
     };
     // Cached chunks that others have cut may cost more than they save; where nobody is live, it is
     // not to wait for that.
@@ -317,7 +317,7 @@ class TreeEngine final : public Engine {
     return true;
   }
 
-  /// A token of all that decode; then parts of prompts while the budget lasts.
+  /// A token of all that decode; then parts of prompts as far as `step_tokens` allows.
   bool fill(Step& step) {
     in_step_.clear();
     logit_rows_.clear();
@@ -327,13 +327,13 @@ class TreeEngine final : public Engine {
       logit_rows_.push_back(static_cast<int>(i));
       add_rows(decoding_, i, static_cast<int>(decoding_.sequences[i].size()) - 1, 1);
     }
-    std::size_t budget = options_.step_tokens;
-    for (std::size_t i = 0; i < prefilling_.size() && budget > 0; ++i) {
-      const auto added = step.add(prefilling_.sequences[i], budget);
+    std::size_t tokens_left = options_.step_tokens;
+    for (std::size_t i = 0; i < prefilling_.size() && tokens_left > 0; ++i) {
+      const auto added = step.add(prefilling_.sequences[i], tokens_left);
       if (!added) continue;  // it waits for what another one is to compute, or for a chunk
       if (added.row().has_output) logit_rows_.push_back(added.row().output_row());
       add_rows(prefilling_, i, added.row().position, added.row().num_rows);
-      budget -= static_cast<std::size_t>(added.row().num_rows);
+      tokens_left -= static_cast<std::size_t>(added.row().num_rows);
     }
     return step.num_rows() > 0;
   }
@@ -349,7 +349,7 @@ class TreeEngine final : public Engine {
     stats_.rows += static_cast<std::size_t>(step.num_rows());
     stats_.peak_sequences = std::max(stats_.peak_sequences, live());
     const chunkattn::TreeStats tree = tree_.stats();
-    const std::size_t used = tree.used_slots - tree.retained_slots;
+    const std::size_t used = tree.used_chunks - tree.retained_chunks;
     stats_.peak_chunks = std::max(stats_.peak_chunks, used);
     std::size_t tokens = 0, chunks = 0;
     for (const Group* group : {&decoding_, &prefilling_})

@@ -19,8 +19,8 @@ chunkattn::LiveView ContextPart::over(const chunkattn::PlanView& plan) {
   for (std::int32_t row = 0; row < plan.num_rows; ++row) {
     row_kv_len_.push_back(visible(plan, row));
     const chunkattn::PlanView::WriteTarget target = plan.writes[row];
-    const bool own = target.slot != chunkattn::no_slot && is_own(target.slot);
-    writes_.push_back({own ? target.slot / size_ : chunkattn::no_slot, target.offset});
+    const bool own = target.chunk != chunkattn::no_chunk && is_own(target.chunk);
+    writes_.push_back({own ? target.chunk / size_ : chunkattn::no_chunk, target.offset});
   }
   chunkattn::PlanView view = plan;  // its rows, and who is whose parent
   view.num_pieces = static_cast<std::int32_t>(pieces_.size());
@@ -43,15 +43,15 @@ void ContextPart::add_segment(const chunkattn::PlanView& plan,
     part.position = above.position + above.length;
   }
   part.length = 0;
-  for (std::int32_t p = 0; p < segment.piece_count; ++p) {
+  for (std::int32_t p = 0; p < segment.num_pieces; ++p) {
     chunkattn::Piece piece = plan.pieces[segment.piece_begin + p];
-    if (!is_own(piece.slot)) continue;
-    piece.slot /= size_;
+    if (!is_own(piece.chunk)) continue;
+    piece.chunk /= size_;
     piece.position = part.position + part.length;
     part.length += piece.length;
     pieces_.push_back(piece);
   }
-  part.piece_count = static_cast<std::int32_t>(pieces_.size()) - part.piece_begin;
+  part.num_pieces = static_cast<std::int32_t>(pieces_.size()) - part.piece_begin;
   segments_.push_back(part);
 }
 
@@ -62,9 +62,9 @@ std::int32_t ContextPart::visible(const chunkattn::PlanView& plan, std::int32_t 
   if (s < 0) return 0;
   const chunkattn::PlanView::Segment& segment = plan.segments[s];
   std::int32_t count = segments_[static_cast<std::size_t>(s)].position;
-  for (std::int32_t p = 0; p < segment.piece_count; ++p) {
+  for (std::int32_t p = 0; p < segment.num_pieces; ++p) {
     const chunkattn::Piece& piece = plan.pieces[segment.piece_begin + p];
-    if (is_own(piece.slot)) count += chunkattn::visible_length(piece, kv_len);
+    if (is_own(piece.chunk)) count += chunkattn::visible_length(piece, kv_len);
   }
   return count;
 }

@@ -1,8 +1,8 @@
 // Context parallelism: the chunks of a tree dealt out to ranks, which attend each over its own.
 //
 // All ranks have the same tree, which knows tokens only, and build the same steps; rank r of n
-// keeps the K and V of the slots s with s % n == r, as its slot s / n. A sequence's chunks get
-// slots one after the other, so each rank has about as many positions of a long one. What a rank
+// keeps the K and V of the chunks s with s % n == r, as its chunk s / n. A sequence's chunks get
+// indices one after the other, so each rank has about as many positions of a long one. What a rank
 // attends over is a plan of its own, of the tokens that it has; the results, each with its lse,
 // merge to those over all.
 #pragma once
@@ -21,10 +21,10 @@ class ContextPart {
  public:
   explicit ContextPart(const Communicator& ranks) : rank_(ranks.rank()), size_(ranks.size()) {}
 
-  /// Slots that this rank needs memory for where the tree has `num_slots`.
-  [[nodiscard]] std::size_t num_slots(std::size_t num_slots) const {
+  /// Chunks that this rank needs memory for where the tree has `num_chunks`.
+  [[nodiscard]] std::size_t num_chunks(std::size_t num_chunks) const {
     const auto n = static_cast<std::size_t>(size_), r = static_cast<std::size_t>(rank_);
-    return (num_slots + n - 1 - r) / n;
+    return (num_chunks + n - 1 - r) / n;
   }
 
   /// What write() and run() take for this rank's K/V. Rows that see none of it get 0 and an lse of
@@ -34,7 +34,7 @@ class ContextPart {
   [[nodiscard]] chunkattn::LiveView over(const chunkattn::PlanView& plan);
 
  private:
-  [[nodiscard]] bool is_own(chunkattn::SlotIndex slot) const { return slot % size_ == rank_; }
+  [[nodiscard]] bool is_own(chunkattn::ChunkIndex chunk) const { return chunk % size_ == rank_; }
   void add_segment(const chunkattn::PlanView& plan, const chunkattn::PlanView::Segment& segment);
   /// How many of this rank's tokens a row sees.
   [[nodiscard]] std::int32_t visible(const chunkattn::PlanView& plan, std::int32_t row) const;

@@ -56,8 +56,8 @@ inline void check_step(Communicator& ranks, const std::vector<int>& tokens,
                       .add(tokens)
                       .add(positions)
                       .add(logit_rows)
-                      .add(tree.used_slots)
-                      .add(tree.retained_slots));
+                      .add(tree.used_chunks)
+                      .add(tree.retained_chunks));
 }
 
 }  // namespace serve

@@ -47,12 +47,12 @@ class ContextRank {
 
   void step() {
     Tree::Step step = tree_.begin_step();
-    std::size_t budget = static_cast<std::size_t>(random_.uniform(1, 100)), outputs = 0;
+    std::size_t tokens_left = static_cast<std::size_t>(random_.uniform(1, 100)), outputs = 0;
     for (auto& sequence : sequences_) {
-      if (budget == 0) break;
-      const auto added = step.add(sequence, budget);
+      if (tokens_left == 0) break;
+      const auto added = step.add(sequence, tokens_left);
       if (!added) continue;
-      budget -= static_cast<std::size_t>(added.row().num_rows);
+      tokens_left -= static_cast<std::size_t>(added.row().num_rows);
       outputs += added.row().has_output ? 1 : 0;
     }
     if (step.num_rows() == 0) return;
@@ -62,8 +62,8 @@ class ContextRank {
                v = numbers(rows * kv_heads);
     std::vector<float> out(q.size()), lse(rows * qo_heads);
     const auto view = part_.over(plan);
-    own_.grow(part_.num_slots(tree_.num_slots()));
-    if (own_.num_slots() > 0) {
+    own_.grow(part_.num_chunks(tree_.num_chunks()));
+    if (own_.num_chunks() > 0) {
       attention_.write(own_.layer(0), view, k, v);
       attention_.run(own_.layer(0), view, q, out, lse);
     } else {

@@ -80,7 +80,7 @@ TEST_CASE("padded heads of 8 on the fake device give the logits of the CPU") {
         on_host.run(tokens, positions, rows,
                     [&](int l, std::span<const float> q, std::span<const float> k,
                         std::span<const float> v, std::span<float> out) {
-                      on_gpu.write(l, view, tree.num_slots(), k, v);
+                      on_gpu.write(l, view, tree.num_chunks(), k, v);
                       on_gpu.run(l, view, q, out, true);
                       std::vector<float> paged(out.size());
                       on_gpu.run(l, view, q, paged, false);

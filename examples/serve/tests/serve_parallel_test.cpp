@@ -49,9 +49,9 @@ std::vector<float> logits_of(const Model& model, Products& products,
                                         chunkattn::CpuOptions{});
   std::vector<float> all;
   auto sequence = tree.insert(prompt);
-  for (const std::size_t budget : {(prompt.size() + 1) / 2, prompt.size()}) {
+  for (const std::size_t max_tokens : {(prompt.size() + 1) / 2, prompt.size()}) {
     auto step = tree.begin_step();
-    std::size_t left = budget;
+    std::size_t left = max_tokens;
     const auto added = step.add(sequence, left);
     if (!added) break;
     std::vector<int> rows(to_size(added.row().num_rows));

@@ -121,12 +121,13 @@ inline double stored_number(float8_e4m3 value) noexcept {
 
 /// Row `token` of K or V as doubles.
 template <class T>
-void load_row(const KvView<T>& kv, bool is_v, SlotIndex slot, int kv_head, int token, double* row) {
-  const T* from = is_v ? kv.v_row(slot, kv_head, token) : kv.k_row(slot, kv_head, token);
+void load_row(const KvView<T>& kv, bool is_v, ChunkIndex chunk, int kv_head, int token,
+              double* row) {
+  const T* from = is_v ? kv.v_row(chunk, kv_head, token) : kv.k_row(chunk, kv_head, token);
   const int dim = is_v ? kv.dim_of_v() : kv.head_dim;
   if constexpr (has_row_scales<T>) {
-    const double scale = static_cast<double>(is_v ? *kv.v_row_scale(slot, kv_head, token)
-                                                  : *kv.k_row_scale(slot, kv_head, token));
+    const double scale = static_cast<double>(is_v ? *kv.v_row_scale(chunk, kv_head, token)
+                                                  : *kv.k_row_scale(chunk, kv_head, token));
     for (int i = 0; i < dim; ++i) row[i] = scale * stored_number(from[i]);
   } else {
     for (int i = 0; i < dim; ++i) row[i] = static_cast<double>(to_float(from[i]));
@@ -147,7 +148,7 @@ struct SeenRows {
     position.clear();
     for (int s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent) {
       const PlanView::Segment& segment = plan.segments[s];
-      for (int p = 0; p < segment.piece_count; ++p) {
+      for (int p = 0; p < segment.num_pieces; ++p) {
         const Piece& piece = plan.pieces[segment.piece_begin + p];
         const int seen = visible_length(piece, plan.row_kv_len[row]);
         for (int t = 0; t < seen; ++t, ++count) {
@@ -155,8 +156,8 @@ struct SeenRows {
             k.resize(2 * (count + 1) * dim);
             v.resize(2 * (count + 1) * value_dim);
           }
-          load_row(kv, false, piece.slot, kv_head, piece.begin + t, &k[count * dim]);
-          load_row(kv, true, piece.slot, kv_head, piece.begin + t, &v[count * value_dim]);
+          load_row(kv, false, piece.chunk, kv_head, piece.begin + t, &k[count * dim]);
+          load_row(kv, true, piece.chunk, kv_head, piece.begin + t, &v[count * value_dim]);
           position.push_back(piece.position + t);
         }
       }

@@ -30,7 +30,7 @@ template <class E>
 #if CHUNKATTN_EXCEPTIONS
   throw error;
 #else
-  failure_handler_slot()(error);
+  current_failure_handler()(error);
   std::abort();
 #endif
 }

@@ -41,17 +41,17 @@ struct Block {
 
  private:
   // The K and V rows of a run, from `at` on.
-  void append(const KvView<T>& kv, const SlotRun& run, int kv_head, int at) noexcept {
-    const T* k_row = kv.k_row(run.slot, kv_head, run.begin);
-    const T* v_row = kv.v_row(run.slot, kv_head, run.begin);
+  void append(const KvView<T>& kv, const ChunkRun& run, int kv_head, int at) noexcept {
+    const T* k_row = kv.k_row(run.chunk, kv_head, run.begin);
+    const T* v_row = kv.v_row(run.chunk, kv_head, run.begin);
     const std::int64_t v_stride = kv.token_stride_of_v();
     for (int i = 0; i < run.count; ++i) {
       k[at + i] = k_row + i * kv.stride_token;
       v[at + i] = v_row + i * v_stride;
     }
     if constexpr (has_row_scales<T>) {
-      const float* k_row_scale = kv.k_row_scale(run.slot, kv_head, run.begin);
-      const float* v_row_scale = kv.v_row_scale(run.slot, kv_head, run.begin);
+      const float* k_row_scale = kv.k_row_scale(run.chunk, kv_head, run.begin);
+      const float* v_row_scale = kv.v_row_scale(run.chunk, kv_head, run.begin);
       for (int i = 0; i < run.count; ++i) {
         k_scale[at + i] = k_row_scale[i];
         v_scale[at + i] = v_row_scale[i];

@@ -70,7 +70,7 @@ template <class R>
   return std::span(std::data(range), std::size(range));
 }
 
-/// Checks that `view` fits `plan` and these sizes of K and V heads. Slots are checked separately.
+/// Checks that `view` fits `plan` and these sizes of K and V heads. Chunks are checked separately.
 template <class T>
 void check_view(const KvView<T>& view, const PlanView& plan, int head_dim, int value_dim) {
   using detail::check_argument;
@@ -94,16 +94,16 @@ void check_view(const KvView<T>& view, const PlanView& plan, int head_dim, int v
                  "an address that is a multiple of the element's size");
 }
 
-/// Checks that every piece of the plan is within the view's slots.
+/// Checks that every piece of the plan is within the view's chunks.
 template <class T>
 void check_pieces(const KvView<T>& view, const PlanView& plan) {
   for (int s = 0; s < plan.num_segments; ++s) {
     const Segment& segment = plan.segments[s];
     const Piece* const piece = plan.pieces + segment.piece_begin;
-    for (int p = 0; p < segment.piece_count; ++p) {
-      if (piece[p].slot < 0 || piece[p].slot >= view.num_slots) [[unlikely]]
-        detail::fail_argument("plan's slot", piece[p].slot,
-                              {"less than layer.num_slots, ", view.num_slots,
+    for (int p = 0; p < segment.num_pieces; ++p) {
+      if (piece[p].chunk < 0 || piece[p].chunk >= view.num_chunks) [[unlikely]]
+        detail::fail_argument("plan's chunk", piece[p].chunk,
+                              {"less than layer.num_chunks, ", view.num_chunks,
                                ": take the layer's view after the step is built"});
       if (piece[p].begin < 0 || piece[p].length < 0 ||
           piece[p].begin > view.chunk_size - piece[p].length) [[unlikely]]
@@ -113,13 +113,13 @@ void check_pieces(const KvView<T>& view, const PlanView& plan) {
   }
 }
 
-/// Checks that every write target and row copy is within the view's slots.
+/// Checks that every write target and row copy is within the view's chunks.
 template <class T>
 void check_writes(const KvView<T>& view, const PlanView& plan) {
-  const auto check_slot = [&](SlotIndex slot) {
-    if (slot < 0 || slot >= view.num_slots) [[unlikely]]
-      detail::fail_argument("plan's slot", slot,
-                            {"less than layer.num_slots, ", view.num_slots,
+  const auto check_chunk = [&](ChunkIndex chunk) {
+    if (chunk < 0 || chunk >= view.num_chunks) [[unlikely]]
+      detail::fail_argument("plan's chunk", chunk,
+                            {"less than layer.num_chunks, ", view.num_chunks,
                              ": take the layer's view after the step is built"});
   };
   const auto fits = [&](int begin, int length) {
@@ -127,18 +127,18 @@ void check_writes(const KvView<T>& view, const PlanView& plan) {
   };
   for (int i = 0; i < plan.num_rows; ++i) {
     const WriteTarget& target = plan.writes[i];
-    if (target.slot == no_slot) continue;
-    check_slot(target.slot);
+    if (target.chunk == no_chunk) continue;
+    check_chunk(target.chunk);
     detail::check_argument(fits(target.offset, 1), "plan's write offset", target.offset,
                            "less than layer.chunk_size");
   }
   for (int i = 0; i < plan.num_copies; ++i) {
     const RowCopy& copy = plan.copies[i];
-    check_slot(copy.source_slot);
-    check_slot(copy.target_slot);
+    check_chunk(copy.source_chunk);
+    check_chunk(copy.target_chunk);
     detail::check_argument(
         fits(copy.source_begin, copy.length) && fits(copy.target_begin, copy.length),
-        "plan's row copy", copy.length, "rows within a slot");
+        "plan's row copy", copy.length, "rows within a chunk");
   }
 }
 

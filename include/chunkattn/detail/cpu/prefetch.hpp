@@ -40,7 +40,7 @@ inline constexpr int max_burst = 4;
 
 /// The cache lines that the running kernel may prefetch. Small, so that its loops keep it in
 /// registers.
-struct LineCursor {
+struct PrefetchCursor {
   const char* at = nullptr;
   const char* end = nullptr;
   const MemoryRun* next = nullptr;
@@ -118,7 +118,7 @@ class Prefetcher {
     if (cursor.next == cursor.last && cursor.at >= cursor.end) queued_ = 0;
   }
 
-  LineCursor cursor;  ///< for the kernel at work
+  PrefetchCursor cursor;  ///< for the kernel at work
 
  private:
   // How far streams are prefetched ahead of reading. Measured on Zen 5, nothing shared: 4 KB is
@@ -171,15 +171,15 @@ class Prefetcher {
     return queued_ - before;
   }
 
-  void add_run(const SlotRun& run, int head, int& count) noexcept {
-    add_rows<HeadDim>(kv_.k_row(run.slot, head, run.begin), kv_.stride_token, run.count, count);
+  void add_run(const ChunkRun& run, int head, int& count) noexcept {
+    add_rows<HeadDim>(kv_.k_row(run.chunk, head, run.begin), kv_.stride_token, run.count, count);
     if (ValueDim == HeadDim || !kv_.has_v_in_k())
-      add_rows<ValueDim>(kv_.v_row(run.slot, head, run.begin), kv_.token_stride_of_v(), run.count,
+      add_rows<ValueDim>(kv_.v_row(run.chunk, head, run.begin), kv_.token_stride_of_v(), run.count,
                          count);
     if constexpr (has_row_scales<T>) {
       for (int t = 0; t < run.count; t += 16) {
-        prefetch(kv_.k_row_scale(run.slot, head, run.begin + t));
-        prefetch(kv_.v_row_scale(run.slot, head, run.begin + t));
+        prefetch(kv_.k_row_scale(run.chunk, head, run.begin + t));
+        prefetch(kv_.v_row_scale(run.chunk, head, run.begin + t));
       }
     }
   }

@@ -31,9 +31,9 @@ struct JobSize {
   std::int32_t max_heads;  ///< that one worker can take at once
 };
 
-/// Memory holds the KV heads of a slot one after the other, so a worker that takes several heads of
-/// a job reads long stretches; one that takes several parts of a head merges them in its own cache.
-/// Towards the end tasks become small, so that all workers end together.
+/// Memory holds the KV heads of a chunk one after the other, so a worker that takes several heads
+/// of a job reads long stretches; one that takes several parts of a head merges them in its own
+/// cache. Towards the end tasks become small, so that all workers end together.
 class TaskQueue {
  public:
   /// \param size  size(job) is its JobSize

@@ -1,5 +1,5 @@
 // The order in which a task reads K and V: a walk that yields blocks of at most block_tokens
-// consecutive path positions, as pieces of slots. It is walked twice, once to compute and once,
+// consecutive path positions, as pieces of chunks. It is walked twice, once to compute and once,
 // further ahead, to prefetch what will be read.
 #pragma once
 
@@ -15,21 +15,21 @@
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
-/// Tokens [begin, begin + count) of a slot.
-struct SlotRun {
-  SlotIndex slot;
+/// Tokens [begin, begin + count) of a chunk.
+struct ChunkRun {
+  ChunkIndex chunk;
   int begin;
   int count;
 };
 
-/// Up to block_tokens consecutive path positions, in any slots, and the rows that read them.
+/// Up to block_tokens consecutive path positions, in any chunks, and the rows that read them.
 struct BlockSpan {
   int count = 0;  ///< tokens
   int position = 0;
   int row_begin = 0;
   int row_end = 0;
   int num_runs = 0;
-  SlotRun runs[block_tokens];  ///< [num_runs]
+  ChunkRun runs[block_tokens];  ///< [num_runs]
 
   void start(int at, int first_row, int last_row) noexcept {
     count = num_runs = 0;
@@ -37,7 +37,7 @@ struct BlockSpan {
     row_begin = first_row;
     row_end = last_row;
   }
-  void append(const SlotRun& run) noexcept {
+  void append(const ChunkRun& run) noexcept {
     runs[num_runs++] = run;
     count += run.count;
   }
@@ -59,7 +59,7 @@ class ItemWalk {
     while (block.count < block_tokens && token_ < item_->token_end) {
       const int count = std::min(
           {piece_->length - within_, block_tokens - block.count, item_->token_end - token_});
-      block.append({piece_->slot, piece_->begin + within_, count});
+      block.append({piece_->chunk, piece_->begin + within_, count});
       token_ += count;
       within_ += count;
       if (within_ == piece_->length) {
@@ -89,7 +89,7 @@ class ItemWalk {
     const Piece* const first = plan_.pieces + segment->piece_begin;
     piece_ = first;
     if (at > segment->position) {
-      piece_ = std::upper_bound(first, first + segment->piece_count, at,
+      piece_ = std::upper_bound(first, first + segment->num_pieces, at,
                                 [](std::int32_t position, const Piece& piece) {
                                   return position < piece.position;
                                 }) -

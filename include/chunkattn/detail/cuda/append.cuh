@@ -57,11 +57,11 @@ CHUNKATTN_DEVICE void copy_rows(const KvView<T>& kv, const RowCopy& copy, int he
     const int from = copy.source_begin + row;
     const int to = copy.target_begin + row;
     if (piece < kv.head_dim)
-      *reinterpret_cast<Piece16*>(kv.k_row(copy.target_slot, head, to) + piece) =
-          *reinterpret_cast<const Piece16*>(kv.k_row(copy.source_slot, head, from) + piece);
+      *reinterpret_cast<Piece16*>(kv.k_row(copy.target_chunk, head, to) + piece) =
+          *reinterpret_cast<const Piece16*>(kv.k_row(copy.source_chunk, head, from) + piece);
     if (piece < kv.dim_of_v())
-      *reinterpret_cast<Piece16*>(kv.v_row(copy.target_slot, head, to) + piece) =
-          *reinterpret_cast<const Piece16*>(kv.v_row(copy.source_slot, head, from) + piece);
+      *reinterpret_cast<Piece16*>(kv.v_row(copy.target_chunk, head, to) + piece) =
+          *reinterpret_cast<const Piece16*>(kv.v_row(copy.source_chunk, head, from) + piece);
   }
 }
 
@@ -88,15 +88,15 @@ CHUNKATTN_KERNEL write_kernel(const WriteArguments<T, X> args) {
   if (own_line >= lines_per_block) line = lines;  // threads left over
   for (; line < lines; line += stride) {
     const WriteTarget target = args.plan.writes[line / static_cast<std::uint32_t>(heads)];
-    if (target.slot == no_slot) continue;
+    if (target.chunk == no_chunk) continue;
     const int head = static_cast<int>(line % static_cast<std::uint32_t>(heads));
     const auto store = [&](T* to, const X* from, int dim) {
       if (piece * 8 < dim)
         *reinterpret_cast<Piece16*>(to + piece * 8) =
             read_piece<T>(from + std::int64_t{line} * dim + piece * 8);
     };
-    store(args.kv.k_row(target.slot, head, target.offset), args.k, args.kv.head_dim);
-    store(args.kv.v_row(target.slot, head, target.offset), args.v, args.kv.dim_of_v());
+    store(args.kv.k_row(target.chunk, head, target.offset), args.k, args.kv.head_dim);
+    store(args.kv.v_row(target.chunk, head, target.offset), args.v, args.kv.dim_of_v());
   }
   const int copies = args.plan.header->num_copies * heads;
   for (int i = ptx::block_index(); i < copies; i += ptx::grid_size())
@@ -130,7 +130,7 @@ CHUNKATTN_KERNEL advance_kernel(const PlanMemory plan) {
     const std::int32_t kv_len = plan.row_kv_len[row] + 1;
     plan.row_kv_len[row] = kv_len;
     WriteTarget& target = plan.writes[plan.row_token[row]];
-    if (target.slot != no_slot)
+    if (target.chunk != no_chunk)
       target = locate(plan.segments, plan.pieces, plan.row_segment[row], kv_len - 1);
   }
 }

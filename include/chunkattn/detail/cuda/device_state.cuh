@@ -122,10 +122,10 @@ class DeviceState {
     check_argument(layer.num_kv_heads == limits_.num_kv_heads, "layer.num_kv_heads",
                    layer.num_kv_heads, {"limits.num_kv_heads = ", limits_.num_kv_heads});
     check_argument(
-        layer.stride_token % 8 == 0 && layer.stride_head % 8 == 0 && layer.stride_slot % 8 == 0,
+        layer.stride_token % 8 == 0 && layer.stride_head % 8 == 0 && layer.stride_chunk % 8 == 0,
         "layer strides", layer.stride_token, "multiples of 8 elements");
     check_argument(layer.v_stride_token % 8 == 0 && layer.v_stride_head % 8 == 0 &&
-                       layer.v_stride_slot % 8 == 0,
+                       layer.v_stride_chunk % 8 == 0,
                    "layer strides of V", layer.v_stride_token, "multiples of 8 elements");
     const void* k = layer.k_slabs != nullptr ? static_cast<const void*>(layer.k_slabs) : layer.k;
     const void* v = layer.v_slabs != nullptr ? static_cast<const void*>(layer.v_slabs) : layer.v;

@@ -48,7 +48,7 @@ struct Run {
   bool last = false;              ///< a sequence's own run: merges and writes
   bool covered = false;           ///< such a run, all of it in the shared run that ends with it
   std::int32_t splits = 1;        ///< tasks along KV
-  std::int32_t step = 0;          ///< tokens of a split; the last one is open
+  std::int32_t split_tokens = 0;  ///< tokens of a split; the last one is open
   std::int32_t merges = 0;        ///< partial results from the path's begin to the end of this run
   std::int32_t partial_base = 0;  ///< of the first split; the next is partial_stride on
   std::int32_t partial_stride = 0;
@@ -76,7 +76,7 @@ struct Run {
   }
 };
 
-/// Chooses `splits` and `step` of runs. Keeps its memory from call to call.
+/// Chooses `splits` and `split_tokens` of runs. Keeps its memory from call to call.
 class KvSplits {
  public:
   /// The end of a launch that does not fit.
@@ -276,7 +276,7 @@ class KvSplits {
   }
   // Tokens of the last split.
   [[nodiscard]] static std::int32_t last_tokens(const Run& run) noexcept {
-    return run.tokens - (run.splits - 1) * run.step;
+    return run.tokens - (run.splits - 1) * run.split_tokens;
   }
   [[nodiscard]] std::int64_t stream_ps(const Run& run, std::int32_t tokens) const noexcept {
     const int tile = tile_rows_for(std::min(rows(run), max_tile_rows));
@@ -294,7 +294,7 @@ class KvSplits {
       const std::int32_t above = run.above >= 0 ? (*runs_)[to_size(run.above)].merges : 0;
       run.merges = above + (run.chunk_first() ? run.splits : 0);
       if (run.chunk_first()) {
-        count_tasks(phases_[0], run, std::max(run.step, last_tokens(run)), run.splits);
+        count_tasks(phases_[0], run, std::max(run.split_tokens, last_tokens(run)), run.splits);
         used_.partials += to_size(run.row_end - run.row_begin) * to_size(geometry_.num_qo_heads) *
                           to_size(run.splits);
       }
@@ -366,7 +366,7 @@ class KvSplits {
 
   void cut(Run& run) const noexcept {
     run.splits = 1;
-    run.step = run.tokens;
+    run.split_tokens = run.tokens;
     const std::int64_t cap = caps_.of[run.last ? 1 : 0];
     if (cap == uncut || run.covered || run.tokens < 2 * model_.min_split_tokens) return;
     const std::int64_t pieces = std::min<std::int64_t>((stream_ps(run, run.tokens) + cap - 1) / cap,
@@ -379,10 +379,10 @@ class KvSplits {
     const std::int32_t more = ((run.tokens + count - 1) / count + tile - 1) / tile * tile;
     const std::int32_t less = run.tokens / count / tile * tile;
     if (less >= model_.min_split_tokens && run.tokens - (count - 1) * less < more) {
-      run.step = less;
+      run.split_tokens = less;
       run.splits = count;
     } else {
-      run.step = more;
+      run.split_tokens = more;
       run.splits = (run.tokens + more - 1) / more;
     }
   }
@@ -404,7 +404,7 @@ class KvSplits {
         return;
       }
       if (run.splits > 1)
-        f(model_.chunk_first_ps(run.step, tile, rows, dims, kib, kib_ps_[0]), 0,
+        f(model_.chunk_first_ps(run.split_tokens, tile, rows, dims, kib, kib_ps_[0]), 0,
           count * (run.splits - 1));
       f(model_.chunk_first_ps(last_tokens(run), tile, rows, dims, kib, kib_ps_[0]), 0, count);
     };

@@ -7,17 +7,17 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {
 
-/// The place of path position `position` on the path that ends with `segment`; no_slot if the path
+/// The place of path position `position` on the path that ends with `segment`; no_chunk if the path
 /// has no such place.
 [[nodiscard]] CHUNKATTN_HD inline WriteTarget locate(const Segment* segments, const Piece* pieces,
                                                      std::int32_t segment,
                                                      std::int32_t position) noexcept {
   while (segment >= 0 && position < segments[segment].position) segment = segments[segment].parent;
-  if (segment < 0) return {no_slot, 0};
+  if (segment < 0) return {no_chunk, 0};
   const Segment& s = segments[segment];
-  if (position >= s.position + s.length) return {no_slot, 0};
+  if (position >= s.position + s.length) return {no_chunk, 0};
   std::int32_t low = s.piece_begin;
-  std::int32_t high = s.piece_begin + s.piece_count - 1;
+  std::int32_t high = s.piece_begin + s.num_pieces - 1;
   while (low < high) {
     const std::int32_t middle = (low + high) / 2;
     if (position >= pieces[middle].position + pieces[middle].length)
@@ -25,7 +25,7 @@ namespace detail::cuda {
     else
       high = middle;
   }
-  return {pieces[low].slot, pieces[low].begin + position - pieces[low].position};
+  return {pieces[low].chunk, pieces[low].begin + position - pieces[low].position};
 }
 
 }  // namespace detail::cuda

@@ -48,7 +48,7 @@ class PieceCursor {
     while (position < segment->position) segment = &plan_.segments[segment->parent];
     segment_end_ = segment->position + segment->length;
     index_ = segment->piece_begin;
-    last_ = index_ + segment->piece_count - 1;
+    last_ = index_ + segment->num_pieces - 1;
   }
 
   const PlanMemory& plan_;

@@ -47,7 +47,7 @@ struct UploadCounts {
   detail::check_argument(limits.max_copies >= 0, "limits.max_copies", limits.max_copies, "a count");
   detail::check_argument(limits.max_partial_rows >= 0, "limits.max_partial_rows",
                          limits.max_partial_rows, "a count");
-  detail::check_argument(limits.max_windows >= 0 && limits.max_windows < Schedules::most,
+  detail::check_argument(limits.max_windows >= 0 && limits.max_windows < ScheduleCache::most,
                          "limits.max_windows", limits.max_windows, "at most 7");
   if (limits.max_windows == 0) limits.max_windows = 2;
   if (limits.max_segments == 0) limits.max_segments = 4 * limits.max_rows;
@@ -68,7 +68,7 @@ struct PlanArray {
     writes,
     copies,
     lists,  // header, tasks and merges of each schedule
-    most = lists + 3 * Schedules::most
+    most = lists + 3 * ScheduleCache::most
   };
   static constexpr int header(int schedule) noexcept { return lists + 3 * schedule; }
   static constexpr int tasks(int schedule) noexcept { return lists + 3 * schedule + 1; }
@@ -248,9 +248,9 @@ class PlanUpload {
 
   // How a plan differs from what the device has.
   struct Changes {
-    bool array[PlanArray::most] = {};     // to be copied
-    bool schedule[Schedules::most] = {};  // tasks are to be chosen anew
-    bool advance = false;                 // the advance kernel makes the rest
+    bool array[PlanArray::most] = {};         // to be copied
+    bool schedule[ScheduleCache::most] = {};  // tasks are to be chosen anew
+    bool advance = false;                     // the advance kernel makes the rest
 
     void list(int i) noexcept {
       array[PlanArray::header(i)] = array[PlanArray::tasks(i)] = array[PlanArray::merges(i)] = true;
@@ -267,7 +267,8 @@ class PlanUpload {
 
   [[nodiscard]] Changes difference(const PlanView& plan) {
     Changes changes;
-    const bool same_rows = plan.segments == segments_ && plan.topology == topology_ &&
+    const bool same_rows = plan.segments == segments_ &&
+                           plan.segments_version == segments_version_ &&
                            equal(tokens_, plan.row_token, plan.num_rows) &&
                            equal(deepest_, plan.row_segment, plan.num_rows);
     if (!same_rows) {
@@ -299,7 +300,7 @@ class PlanUpload {
   // The device has `plan` now.
   void remember(const PlanView& plan) {
     segments_ = plan.segments;
-    topology_ = plan.topology;
+    segments_version_ = plan.segments_version;
     pieces_version_ = plan.pieces_version;
     copies_.assign(plan.copies, plan.copies + plan.num_copies);
     const auto rows = to_size(plan.num_rows);
@@ -321,16 +322,16 @@ class PlanUpload {
       const auto token = to_size(tokens_[row]);
       const WriteTarget& now = plan.writes[token];
       WriteTarget expected = writes_[token];
-      if (expected.slot != no_slot)
+      if (expected.chunk != no_chunk)
         expected = locate(plan.segments, plan.pieces, deepest_[row], kv_len_[row]);
-      if (now.slot != expected.slot || now.offset != expected.offset) return false;
+      if (now.chunk != expected.chunk || now.offset != expected.offset) return false;
     }
     return true;
   }
 
   void upload(const PlanView& plan, const Changes& changes, cudaStream_t stream) {
     if (!changes.any_array()) return;
-    PlanHeader headers[Schedules::most];
+    PlanHeader headers[ScheduleCache::most];
     struct {
       const void* data;
       std::size_t count;
@@ -402,11 +403,11 @@ class PlanUpload {
   bool in_doubt_[2] = {};  // an upload failed after some of its copies
   int next_ = 0;
   void (*advance_)(PlanMemory) = nullptr;
-  Schedules schedules_;
+  ScheduleCache schedules_;
   UploadCounts counts_;
   // What the device has.
   const Segment* segments_ = nullptr;
-  std::uint64_t topology_ = 0, pieces_version_ = 0;
+  std::uint64_t segments_version_ = 0, pieces_version_ = 0;
   std::vector<RowCopy> copies_;
   std::vector<std::int32_t> tokens_, deepest_, kv_len_;
   std::vector<WriteTarget> writes_;

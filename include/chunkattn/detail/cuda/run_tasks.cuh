@@ -41,17 +41,21 @@ class TaskQueue {
         launch_(*reinterpret_cast<LaunchState*>(shared + SharedTables::launch)) {}
 
   /// The task that the block works on, if there is one.
-  CHUNKATTN_DEVICE bool has_task() const { return pairs_[slot(0)] < launch_.order.num_pairs(); }
-  CHUNKATTN_DEVICE const Task& task() const { return tasks_[slot(0)]; }
+  CHUNKATTN_DEVICE bool has_task() const {
+    return pairs_[ring_index(0)] < launch_.order.num_pairs();
+  }
+  CHUNKATTN_DEVICE const Task& task() const { return tasks_[ring_index(0)]; }
   CHUNKATTN_DEVICE TileTables& tables() const { return tables_[count_ % 2]; }
   CHUNKATTN_DEVICE bool is_chunk_first() const {
-    return launch_.order.is_chunk_first(pairs_[slot(0)]);
+    return launch_.order.is_chunk_first(pairs_[ring_index(0)]);
   }
   /// The next one.
-  CHUNKATTN_DEVICE bool has_next() const { return pairs_[slot(1)] < launch_.order.num_pairs(); }
-  CHUNKATTN_DEVICE const Task& next_task() const { return tasks_[slot(1)]; }
+  CHUNKATTN_DEVICE bool has_next() const {
+    return pairs_[ring_index(1)] < launch_.order.num_pairs();
+  }
+  CHUNKATTN_DEVICE const Task& next_task() const { return tasks_[ring_index(1)]; }
   CHUNKATTN_DEVICE TileTables& next_tables() const { return tables_[(count_ + 1) % 2]; }
-  CHUNKATTN_DEVICE int next_kv_head() const { return pairs_[slot(1)] % args_.num_kv_heads; }
+  CHUNKATTN_DEVICE int next_kv_head() const { return pairs_[ring_index(1)] % args_.num_kv_heads; }
 
   /// Which thread it is that fetches.
   CHUNKATTN_DEVICE static bool is_last_thread() { return ptx::thread_index() == block_threads - 1; }
@@ -64,9 +68,9 @@ class TaskQueue {
     if (!is_last_thread()) return;
     const bool more = drawn_ < launch_.order.num_pairs();
     const int pair = more ? launch_.order.pair(drawn_) : drawn_;
-    pairs_[slot(2)] = pair;
+    pairs_[ring_index(2)] = pair;
     if (!more) return;
-    const ptx::SharedAddress to = ptx::shared_address(&tasks_[slot(2)]);
+    const ptx::SharedAddress to = ptx::shared_address(&tasks_[ring_index(2)]);
     const auto* from =
         reinterpret_cast<const unsigned char*>(args_.plan.tasks + pair / args_.num_kv_heads);
     CHUNKATTN_UNROLL
@@ -82,7 +86,7 @@ class TaskQueue {
   }
 
  private:
-  CHUNKATTN_DEVICE unsigned slot(unsigned ahead) const { return (count_ + ahead) % 3; }
+  CHUNKATTN_DEVICE unsigned ring_index(unsigned ahead) const { return (count_ + ahead) % 3; }
 
   const CallArguments<T>& args_;
   Task* tasks_;         // [3]

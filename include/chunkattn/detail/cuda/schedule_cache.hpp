@@ -66,11 +66,11 @@ class KeptSchedule {
 };
 
 /// The lists of one plan. Number 0 leaves out nothing and is always there.
-class Schedules {
+class ScheduleCache {
  public:
   static constexpr int most = 8;
 
-  explicit Schedules(int count) : lists_(to_size(count)) { lists_[0].in_use = true; }
+  explicit ScheduleCache(int count) : lists_(to_size(count)) { lists_[0].in_use = true; }
 
   [[nodiscard]] int count() const noexcept { return static_cast<int>(lists_.size()); }
   [[nodiscard]] KeptSchedule& operator[](int i) noexcept { return at(i).schedule; }

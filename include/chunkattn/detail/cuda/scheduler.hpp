@@ -270,8 +270,8 @@ class Scheduler {
       const bool open = i == run.splits - 1;
       Task task{};
       task.segment = run.segment;
-      task.position_begin = run.position_of(i * run.step);
-      task.position_end = open ? open_end : run.position_of((i + 1) * run.step);
+      task.position_begin = run.position_of(i * run.split_tokens);
+      task.position_end = open ? open_end : run.position_of((i + 1) * run.split_tokens);
       task.partial_base = run.partial_base + i * run.partial_stride;
       task.flag = static_cast<std::int32_t>(tasks_.size());
       add_tiles(run, task, true);

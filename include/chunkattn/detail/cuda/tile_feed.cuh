@@ -136,9 +136,9 @@ class TileFeed {
     if (position < end) {
       const Piece& piece = cursor_.seek(position);
       const int offset = piece.begin + position - piece.position;
-      rows.k = args_.kv.k_row(piece.slot, tables.kv_head, offset);
-      rows.v = Dims.k == Dims.v ? args_.kv.v_row_as_k(piece.slot, tables.kv_head, offset)
-                                : args_.kv.v_row(piece.slot, tables.kv_head, offset);
+      rows.k = args_.kv.k_row(piece.chunk, tables.kv_head, offset);
+      rows.v = Dims.k == Dims.v ? args_.kv.v_row_as_k(piece.chunk, tables.kv_head, offset)
+                                : args_.kv.v_row(piece.chunk, tables.kv_head, offset);
     }
     token_table(stage)[token] = rows;
   }

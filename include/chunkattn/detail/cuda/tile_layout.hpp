@@ -103,13 +103,13 @@ constexpr int token_table_bytes(HeadDims dims) noexcept {
   return kv_tile_tokens(dims) * 16;
 }
 
-/// Which 16-byte piece of row `row` holds the logical piece `chunk`, so that the 8 rows that one
+/// Which 16-byte piece of row `row` holds logical piece `piece`, so that the 8 rows that one
 /// ldmatrix phase reads stand in 8 different groups of 4 banks. A row has dim/8 pieces.
-CHUNKATTN_HD constexpr int swizzle(int dim, int row, int chunk) noexcept {
+CHUNKATTN_HD constexpr int swizzle(int dim, int row, int piece) noexcept {
   const int pieces = dim / 8;
-  if (pieces % 8 == 0) return chunk ^ (row & 7);         // a row starts in bank 0
-  if (pieces % 4 == 0) return chunk ^ ((row >> 1) & 3);  // rows start in banks 0 and 16 in turn
-  return chunk ^ ((row >> 2) & 1);                       // 2 pieces: four rows fill the banks
+  if (pieces % 8 == 0) return piece ^ (row & 7);         // a row starts in bank 0
+  if (pieces % 4 == 0) return piece ^ ((row >> 1) & 3);  // rows start in banks 0 and 16 in turn
+  return piece ^ ((row >> 2) & 1);                       // 2 pieces: four rows fill the banks
 }
 
 /// Where a piece of a row of `Pieces` lies in a stage or among the queries, in bytes.

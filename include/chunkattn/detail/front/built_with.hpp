@@ -88,18 +88,18 @@ inline void check_same_type(const char* argument, ElementType type, const char* 
 template <class Cache, class T, class LayerOf>
 class AnyKvCacheOf final : public AnyKvCache {
  public:
-  AnyKvCacheOf(SlotSource source, int chunk_size, const KvCacheOptions& options)
-      : cache_(SlotAccess::cache<Cache>(std::move(source), chunk_size, options)) {}
+  AnyKvCacheOf(ChunkSource source, int chunk_size, const KvCacheOptions& options)
+      : cache_(ChunkAccess::cache<Cache>(std::move(source), chunk_size, options)) {}
 
   [[nodiscard]] ElementType type() const noexcept override { return element_type_of<T>; }
   [[nodiscard]] AnyKvView layer(int index, void* stream) override {
     return LayerOf{}(cache_, index, stream);
   }
-  void grow(std::size_t num_slots) override { cache_.grow(num_slots); }
+  void grow(std::size_t num_chunks) override { cache_.grow(num_chunks); }
   [[nodiscard]] const KvCacheOptions& options() const noexcept override { return cache_.options(); }
-  [[nodiscard]] std::size_t num_slots() const noexcept override { return cache_.num_slots(); }
-  [[nodiscard]] std::size_t bytes_per_slot() const noexcept override {
-    return cache_.bytes_per_slot();
+  [[nodiscard]] std::size_t num_chunks() const noexcept override { return cache_.num_chunks(); }
+  [[nodiscard]] std::size_t bytes_per_chunk() const noexcept override {
+    return cache_.bytes_per_chunk();
   }
   [[nodiscard]] std::size_t bytes() const noexcept override { return cache_.bytes(); }
   [[nodiscard]] std::uint64_t tree_id() const noexcept override { return cache_.tree_id(); }

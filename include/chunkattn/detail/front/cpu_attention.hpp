@@ -102,7 +102,7 @@ class CpuAttention final : public AnyAttention {
   }
 
   [[nodiscard]] std::unique_ptr<AnyKvCache> cache_for(
-      detail::SlotSource source, int chunk_size, ElementType type,
+      detail::ChunkSource source, int chunk_size, ElementType type,
       const KvCacheOptions& options) const override {
     std::unique_ptr<AnyKvCache> made;
     detail::with_type(Types{}, type, "type", [&]<class T>(T*) {

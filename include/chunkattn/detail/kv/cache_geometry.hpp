@@ -6,14 +6,14 @@
 #include <memory>
 
 #include "../base/check.hpp"
-#include "../base/config.hpp"
 #include "../base/chunk_source.hpp"
+#include "../base/config.hpp"
 #include "../base/write_check.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// Throws InvalidArgument unless K and V of one slot, all layers together, are less than 2^62
+/// Throws InvalidArgument unless K and V of one chunk, all layers together, are less than 2^62
 /// bytes.
 template <class Options>
 void check_kv_geometry(const Options& options, int chunk_size, std::size_t element) {
@@ -33,13 +33,13 @@ void check_kv_geometry(const Options& options, int chunk_size, std::size_t eleme
   for (const int factor : factors) room /= static_cast<std::size_t>(factor);
   check_argument(room > 0, "options.num_kv_heads", options.num_kv_heads,
                  "num_layers, num_kv_heads, head_dim and chunk_size that give less than 2^62 bytes "
-                 "per slot");
+                 "per chunk");
 }
 
 /// The check that `options` asks for of a cache that follows `source`, or null.
 template <class Options>
 [[nodiscard]] std::shared_ptr<WriteCheck> make_write_check(const Options& options,
-                                                           const SlotSource& source) {
+                                                           const ChunkSource& source) {
   if (!options.check_writes) return nullptr;
   check_argument(source.write_checks != nullptr, "options.check_writes", "true",
                  "false for memory that follows no PrefixTree: there are no steps to check");

@@ -17,9 +17,10 @@ template <class T>
 void check_layer_of_plan(const KvView<T>& layer, const PlanView& plan) {
   check_argument(layer.tree_id == plan.tree_id || layer.tree_id == 0 || plan.tree_id == 0, "layer",
                  "of another tree", "the K/V memory of the plan's tree: a KvCache made for it");
-  check_argument(layer.num_slots > 0 || layer.k != nullptr, "layer.num_slots", layer.num_slots,
-                 "memory for the plan's slots: take the layer's view after the step is built, of a "
-                 "cache that follows its tree or was told to grow");
+  check_argument(
+      layer.num_chunks > 0 || layer.k != nullptr, "layer.num_chunks", layer.num_chunks,
+      "memory for the plan's chunks: take the layer's view after the step is built, of a "
+      "cache that follows its tree or was told to grow");
   const auto check = [](const char* name, const void* start, const void* slabs, const char* memory,
                         const char* null) {
     check_argument(start != nullptr || slabs != nullptr, name, start, memory);

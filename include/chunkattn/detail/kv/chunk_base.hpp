@@ -1,4 +1,4 @@
-// Where a slot begins.
+// Where a chunk begins.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace detail {
 
 class WriteCheck;
 
-/// Where slot `slot` begins: at start + slot * stride, or in its slab.
+/// Where chunk `chunk` begins: at start + chunk * stride, or in its slab.
 template <class P>
-[[nodiscard]] CHUNKATTN_HD P* slot_base(P* start, P* const* slabs, std::int32_t slab_shift,
-                                        SlotIndex slot, std::int64_t stride) noexcept {
-  if (slabs == nullptr) return start + slot * stride;
+[[nodiscard]] CHUNKATTN_HD P* chunk_base(P* start, P* const* slabs, std::int32_t slab_shift,
+                                         ChunkIndex chunk, std::int64_t stride) noexcept {
+  if (slabs == nullptr) return start + chunk * stride;
   const std::int32_t mask = (std::int32_t{1} << slab_shift) - 1;
-  return slabs[slot >> slab_shift] + (slot & mask) * stride;
+  return slabs[chunk >> slab_shift] + (chunk & mask) * stride;
 }
 
 }  // namespace detail

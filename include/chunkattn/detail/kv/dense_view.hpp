@@ -20,7 +20,7 @@ template <class View, class T, class Geometry>
 [[nodiscard]] View dense_kv_view(T* k, T* v, const Geometry& geometry) {
   check_argument(k != nullptr, "k", static_cast<const void*>(k), "memory of K");
   check_argument(v != nullptr, "v", static_cast<const void*>(v), "memory of V");
-  check_argument(geometry.num_slots >= 0, "geometry.num_slots", geometry.num_slots, "a count");
+  check_argument(geometry.num_chunks >= 0, "geometry.num_chunks", geometry.num_chunks, "a count");
   check_argument(geometry.num_kv_heads > 0, "geometry.num_kv_heads", geometry.num_kv_heads,
                  "at least 1");
   check_argument(geometry.chunk_size > 0, "geometry.chunk_size", geometry.chunk_size, "at least 1");
@@ -35,18 +35,18 @@ template <class View, class T, class Geometry>
   View view;
   view.k = k;
   view.v = v;
-  view.num_slots = geometry.num_slots;
+  view.num_chunks = geometry.num_chunks;
   view.num_kv_heads = geometry.num_kv_heads;
   view.head_dim = geometry.head_dim;
   view.chunk_size = geometry.chunk_size;
   view.stride_token = geometry.head_dim;
   view.stride_head = view.stride_token * geometry.chunk_size;
-  view.stride_slot = view.stride_head * geometry.num_kv_heads;
+  view.stride_chunk = view.stride_head * geometry.num_kv_heads;
   if (geometry.value_dim != 0 && geometry.value_dim != geometry.head_dim) {
     view.value_dim = geometry.value_dim;
     view.v_stride_token = v_in_k ? geometry.head_dim : geometry.value_dim;
     view.v_stride_head = view.v_stride_token * geometry.chunk_size;
-    view.v_stride_slot = view.v_stride_head * geometry.num_kv_heads;
+    view.v_stride_chunk = view.v_stride_head * geometry.num_kv_heads;
   }
   return view;
 }

@@ -51,8 +51,8 @@ void check_places(const Sequence& sequence, TokenRange range, Cache& cache) {
   check_argument(view.chunk_size == Sequence::chunk_size, "cache.chunk_size", view.chunk_size,
                  "the ChunkSize of the sequence's tree");
   sequence.for_each_run(range, [&](const Piece& piece) {
-    check_argument(piece.slot < view.num_slots, "cache.num_slots", view.num_slots,
-                   "memory for every slot of the sequence: a cache of its tree, grown to it");
+    check_argument(piece.chunk < view.num_chunks, "cache.num_chunks", view.num_chunks,
+                   "memory for every chunk of the sequence: a cache of its tree, grown to it");
   });
 }
 

@@ -54,7 +54,7 @@ class DraftSegments {
         arrays.row_token[to_size(row)] = rows.token + i;
         arrays.row_kv_len[to_size(row)] = rows.position + draft.depth;
         arrays.row_segment[to_size(row)] = segment;
-        arrays.writes[to_size(rows.token + i)] = {draft.slot, draft.offset};
+        arrays.writes[to_size(rows.token + i)] = {draft.chunk, draft.offset};
         ++row;
         const std::int32_t child = links_[to_size(i)].first_child;
         if (child == none || links_[to_size(child)].next_sibling != none) break;
@@ -77,7 +77,7 @@ class DraftSegments {
       arrays.row_token[row] = static_cast<std::int32_t>(token);
       arrays.row_kv_len[row] = rows.position + drafts[i].depth;
       arrays.row_segment[row] = rows.segment;
-      arrays.writes[token] = {no_slot, 0};
+      arrays.writes[token] = {no_chunk, 0};
     }
   }
 
@@ -112,12 +112,12 @@ class DraftSegments {
                         Array<Piece>& pieces) {
     if (static_cast<std::int32_t>(pieces.size()) > first_piece) {
       Piece& last = pieces.back();
-      if (last.slot == draft.slot && last.begin + last.length == draft.offset) {
+      if (last.chunk == draft.chunk && last.begin + last.length == draft.offset) {
         ++last.length;
         return;
       }
     }
-    pieces.push_back({draft.slot, draft.offset, 1, position});
+    pieces.push_back({draft.chunk, draft.offset, 1, position});
   }
 
   std::int32_t first_root_ = none;

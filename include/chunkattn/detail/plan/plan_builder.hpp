@@ -21,7 +21,7 @@ namespace detail {
 
 /// Numbers of topologies, different for all plans of the process, so that a backend never takes
 /// what it keeps for one plan for another's.
-inline std::uint64_t next_topology() noexcept {
+inline std::uint64_t next_segments_version() noexcept {
   static std::atomic<std::uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
@@ -53,7 +53,7 @@ class PlanBuilder {
     std::int32_t covered = 0;      // path positions that the segments hold
   };
 
-  /// The common step: lengths grow, and sometimes a tail gets another slot. False if the entries
+  /// The common step: lengths grow, and sometimes a tail gets another chunk. False if the entries
   /// differ, or a tail got its first place, which makes a new segment.
   bool advance(const StepReader& step) {
     bool pieces_changed = false;
@@ -66,9 +66,9 @@ class PlanBuilder {
           entry.length != row.length) [[unlikely]]
         return false;
       // Decoding within what the pieces cover, the output's place included.
-      if (entry.slot != no_slot && entry.begin + 2 <= row.covered) [[likely]] {
+      if (entry.chunk != no_chunk && entry.begin + 2 <= row.covered) [[likely]] {
         row_kv_len[row.row] = entry.begin + 1;
-        writes[entry.first_row] = {entry.slot, entry.offset};
+        writes[entry.first_row] = {entry.chunk, entry.offset};
       } else if (!advance(step, entry, row, pieces_changed)) {
         return false;
       }
@@ -91,22 +91,22 @@ class PlanBuilder {
     return true;
   }
 
-  /// Adds the tail's next slot to its segment; moves the segment's pieces if there is no room.
+  /// Adds the tail's next chunk to its segment; moves the segment's pieces if there is no room.
   void append_piece(const StepReader& step, Built& built, Segment& segment) {
-    if (segment.piece_begin + segment.piece_count == built.piece_limit) {
+    if (segment.piece_begin + segment.num_pieces == built.piece_limit) {
       const std::size_t begin = arrays_.pieces.size();
       arrays_.pieces.resize(
-          begin + 2 * to_size(segment.piece_count) + to_size(slack(arrays_.chunk_size)), Piece{});
-      std::copy_n(arrays_.pieces.begin() + segment.piece_begin, segment.piece_count,
+          begin + 2 * to_size(segment.num_pieces) + to_size(slack(arrays_.chunk_size)), Piece{});
+      std::copy_n(arrays_.pieces.begin() + segment.piece_begin, segment.num_pieces,
                   arrays_.pieces.begin() + static_cast<std::ptrdiff_t>(begin));
       segment.piece_begin = static_cast<std::int32_t>(begin);
       built.piece_limit = static_cast<std::int32_t>(arrays_.pieces.size());
     }
-    const Piece& last = arrays_.pieces[to_size(segment.piece_begin + segment.piece_count - 1)];
-    const SlotIndex next = step.next_slot(last.slot);
-    arrays_.pieces[to_size(segment.piece_begin + segment.piece_count)] = {
+    const Piece& last = arrays_.pieces[to_size(segment.piece_begin + segment.num_pieces - 1)];
+    const ChunkIndex next = step.next_chunk(last.chunk);
+    arrays_.pieces[to_size(segment.piece_begin + segment.num_pieces)] = {
         next, 0, arrays_.chunk_size, last.position + last.length};
-    ++segment.piece_count;
+    ++segment.num_pieces;
     segment.length += arrays_.chunk_size;
   }
 
@@ -143,7 +143,7 @@ class PlanBuilder {
       set_writes(step, entry, first_draft(step, entry) - entry.first_row);
     built_for_ = step.has_trees() ? 0 : step.tree_id();  // trees are others in every step
     built_version_ = step.version();
-    arrays_.topology = next_topology();
+    arrays_.segments_version = next_segments_version();
     ++arrays_.pieces_version;
     ++num_rebuilds_;
   }
@@ -192,7 +192,7 @@ class PlanBuilder {
       Built& built = built_[to_size(e)];
       if (piece_end > piece_begin) number_path(step, e, segment, row);
       if (step.length_of(n) > 0 && drafts.empty()) {
-        extend_to_slot_end(step, n);
+        extend_to_chunk_end(step, n);
         arrays_.pieces.resize(arrays_.pieces.size() + to_size(slack(arrays_.chunk_size)), Piece{});
         built.piece_limit = static_cast<std::int32_t>(arrays_.pieces.size());
       }
@@ -253,21 +253,21 @@ class PlanBuilder {
     const std::int32_t position = step.begin_of(index);
     step.for_each_run(
         index, num_places(step, index),
-        [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
+        [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t done) {
           if (static_cast<std::int32_t>(arrays_.pieces.size()) > piece_begin) {
             Piece& last = arrays_.pieces.back();
-            if (last.slot == slot && last.begin + last.length == offset) {
+            if (last.chunk == chunk && last.begin + last.length == offset) {
               last.length += run;  // split nodes of one path read as one
               return;
             }
           }
-          arrays_.pieces.push_back({slot, offset, run, position + done});
+          arrays_.pieces.push_back({chunk, offset, run, position + done});
         });
   }
 
-  /// The piece also covers the free places behind a tail, so that it need not change until the slot
-  /// is full.
-  void extend_to_slot_end(const StepReader& step, NodeIndex tail) {
+  /// The piece also covers the free places behind a tail, so that it need not change until the
+  /// chunk is full.
+  void extend_to_chunk_end(const StepReader& step, NodeIndex tail) {
     if (!step.owns_end(tail)) return;
     Piece& last = arrays_.pieces.back();
     arrays_.segments.back().length += arrays_.chunk_size - (last.begin + last.length);
@@ -277,11 +277,11 @@ class PlanBuilder {
   /// Where the K/V of the entry's first `num_rows` tokens go.
   void set_writes(const StepReader& step, const StepEntry& entry, std::int32_t num_rows) {
     WriteTarget* const writes = arrays_.writes.data() + entry.first_row;
-    for (std::int32_t i = 0; i < num_rows; ++i) writes[i] = {no_slot, 0};
+    for (std::int32_t i = 0; i < num_rows; ++i) writes[i] = {no_chunk, 0};
     step.for_each_write(
         entry, num_rows,
-        [&](std::int32_t row, SlotIndex slot, std::int32_t offset, std::int32_t count) {
-          for (std::int32_t i = 0; i < count; ++i) writes[row + i] = {slot, offset + i};
+        [&](std::int32_t row, ChunkIndex chunk, std::int32_t offset, std::int32_t count) {
+          for (std::int32_t i = 0; i < count; ++i) writes[row + i] = {chunk, offset + i};
         });
   }
 

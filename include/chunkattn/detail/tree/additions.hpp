@@ -21,7 +21,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
 /// The common case of a step: one row, for the last token of a sequence whose private tail goes on
-/// in the slot that it has. It touches the sequence's record, the first cache line of its tail and
+/// in the chunk that it has. It touches the sequence's record, the first cache line of its tail and
 /// its entry in the step, nothing else. Whatever is not that case is refused, and Additions knows
 /// the rest. Until store() it alone changes the step, which has room for the entries.
 ///
@@ -30,7 +30,7 @@ namespace detail {
 class DecodingRun {
  public:
   /// \param max_steps  outstanding steps, this one included, that a sequence may be in
-  DecodingRun(Topology& topology, Sequences& sequences, StepRecord& step,
+  DecodingRun(Topology& topology, SequenceTable& sequences, StepRecord& step,
               std::int32_t max_steps) noexcept
       : topology_(topology),
         step_(step),
@@ -73,7 +73,7 @@ class DecodingRun {
     entry.length = 1;
     entry.drafts = 0;
     entry.first_row = row_++;
-    entry.slot = tail.last_slot;
+    entry.chunk = tail.last_chunk;
     entry.offset = offset;
     entry.has_output = entry.drafts_known = true;
     return true;
@@ -163,7 +163,7 @@ class NewTree {
       const std::int32_t parent = parents[i];
       const std::int32_t depth =
           parent == none ? 1 : step_.drafts[before_ + to_size(parent)].depth + 1;
-      step_.drafts.push_back({parent, depth, no_slot, 0});
+      step_.drafts.push_back({parent, depth, no_chunk, 0});
       if (depth <= trunk_) continue;
       trunk_ = depth;
       deepest_ = static_cast<std::int32_t>(i);
@@ -176,20 +176,20 @@ class NewTree {
     std::int32_t num_aside = static_cast<std::int32_t>(drafts.size());
     for (std::int32_t i = deepest; i != none; i = drafts[to_size(i)].parent, --num_aside) {
       const std::int32_t place = tail.begin + first + drafts[to_size(i)].depth - 1;
-      drafts[to_size(i)].slot = topology.slot_of(tail, place);
-      drafts[to_size(i)].offset = topology.chunk.offset(place);
+      drafts[to_size(i)].chunk = topology.chunk_of(tail, place);
+      drafts[to_size(i)].offset = topology.geometry.offset(place);
     }
     Draft* next = drafts.data();
-    topology.for_each_run(aside, aside.length - num_aside, num_aside,
-                          [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t) {
-                            for (const std::int32_t end = offset + run; offset < end;
-                                 ++offset, ++next) {
-                              while (next->slot != no_slot) ++next;
-                              next->slot = slot;
-                              next->offset = offset;
-                            }
-                            return true;
-                          });
+    topology.for_each_run(
+        aside, aside.length - num_aside, num_aside,
+        [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t) {
+          for (const std::int32_t end = offset + run; offset < end; ++offset, ++next) {
+            while (next->chunk != no_chunk) ++next;
+            next->chunk = chunk;
+            next->offset = offset;
+          }
+          return true;
+        });
   }
 
   StepRecord& step_;
@@ -200,8 +200,8 @@ class NewTree {
 
 class Additions {
  public:
-  Additions(Topology& topology, Retention& retention, Sequences& sequences, const Steps& steps,
-            Writers& writers, Departures& departures)
+  Additions(Topology& topology, Retention& retention, SequenceTable& sequences,
+            const StepTable& steps, Writers& writers, Departures& departures)
       : topology_(topology),
         retention_(retention),
         sequences_(sequences),
@@ -209,23 +209,26 @@ class Additions {
         writers_(writers),
         departures_(departures) {}
 
-  /// Adds the next positions of a sequence, at most `budget`, and behind its last place drafts as
-  /// far as the budget goes. Either all of it happens or nothing does.
-  AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget, const NewDrafts& drafts) {
+  /// Adds the next positions of a sequence, at most `max_tokens`, and behind its last place drafts
+  /// as far as `max_tokens` allows. Either all of it happens or nothing does.
+  AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
+                 const NewDrafts& drafts) {
     look_ahead(s);
     make_room(step, 1);
     if (DecodingRun run = decoding(step);
-        drafts.count == 0 && run.add(s, sequences_[s].generation, topology_.chunk.size)) {
+        drafts.count == 0 && run.add(s, sequences_[s].generation, topology_.geometry.size)) {
       run.store();
       step.built = false;
       return {};
     }
-    return add_other(step, s, budget, drafts);
+    return add_other(step, s, max_tokens, drafts);
   }
 
   /// Adds many sequences, as far as each is the common case; make_room() comes first.
   [[nodiscard]] DecodingRun decoding(StepRecord& step) noexcept {
-    const std::int32_t max_steps = step.is_void ? 0 : steps_.any_void() ? 1 : Steps::max_in_flight;
+    const std::int32_t max_steps = step.is_void        ? 0
+                                   : steps_.any_void() ? 1
+                                                       : StepTable::max_in_flight;
     return {topology_, sequences_, step, max_steps};
   }
   /// Makes room for `count` more entries.
@@ -238,7 +241,7 @@ class Additions {
   CHUNKATTN_COLD void take_out(StepRecord& step, std::size_t first) noexcept {
     for (; step.entries.size() > first; step.entries.pop_back()) {
       const StepEntry& entry = step.entries.back();
-      writers_.cancel(entry, /*keep_slots=*/false);
+      writers_.cancel(entry, /*keep_chunks=*/false);
       sequences_[entry.sequence].last_step = 0;
       step.num_rows -= entry.length;
     }
@@ -246,7 +249,7 @@ class Additions {
 
  private:
   /// The same where it is not just decoding.
-  [[gnu::noinline]] AddOutcome add_other(StepRecord& step, SequenceIndex s, std::int32_t budget,
+  [[gnu::noinline]] AddOutcome add_other(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
                                          const NewDrafts& drafts) {
     if (!drafts.parents.empty()) departures_.reserve_aside();
     SequenceRecord& record = sequences_[s];
@@ -258,9 +261,9 @@ class Additions {
     if (step.is_void) [[unlikely]]
       return {AddResult::Reason::waits_for_step, none, step.number};
     if (record.steps > 0 && (record.superseded > 0 || steps_.any_void() ||
-                             record.steps >= Steps::max_in_flight)) [[unlikely]]
+                             record.steps >= StepTable::max_in_flight)) [[unlikely]]
       return {AddResult::Reason::waits_for_step, none, steps_.oldest_step_of(s)};
-    std::int32_t length = std::min(budget, places_end - begin);
+    std::int32_t length = std::min(max_tokens, places_end - begin);
     if (record.may_wait) {
       std::int32_t end = begin + length;
       const AddOutcome outcome = writers_.find_missing(s, end);
@@ -270,7 +273,7 @@ class Additions {
     StepEntry entry;
     std::int32_t num_aside = 0;
     if (begin + length == places_end) {
-      NewTree tree(step, drafts, std::min(budget - length, drafts.count));
+      NewTree tree(step, drafts, std::min(max_tokens - length, drafts.count));
       AsidePlaces aside(departures_, step.aside);
       entry.has_output = true;
       entry.drafts_known = drafts.known;
@@ -320,8 +323,8 @@ class Additions {
 
   Topology& topology_;
   Retention& retention_;
-  Sequences& sequences_;
-  const Steps& steps_;
+  SequenceTable& sequences_;
+  const StepTable& steps_;
   Writers& writers_;
   Departures& departures_;
 };

@@ -13,13 +13,13 @@
 #include "../base/config.hpp"
 #include "../base/to_size.hpp"
 #include "additions.hpp"
+#include "chunk_table.hpp"
 #include "departures.hpp"
 #include "pending.hpp"
 #include "prefixes.hpp"
 #include "results.hpp"
 #include "retention.hpp"
 #include "sequence_table.hpp"
-#include "chunk_table.hpp"
 #include "step_table.hpp"
 #include "topology.hpp"
 
@@ -29,16 +29,16 @@ namespace detail {
 
 class TreeCore {
  public:
-  TreeCore(SlotAllocator& allocator, Tokens& tokens, std::int32_t chunk_size,
+  TreeCore(AnyAllocator& allocator, Tokens& tokens, std::int32_t chunk_size,
            TreeOptions resolved_options, RetentionRules rules)
       : options(resolved_options),
-        slot_table(allocator, tokens, stats),
-        topology(slot_table, ChunkGeometry(chunk_size), stats),
-        prefixes(topology, slot_table, tokens, resolved_options.sharing),
-        retention(topology, slot_table, prefixes, rules, stats),
+        chunk_table(allocator, tokens, stats),
+        topology(chunk_table, ChunkGeometry(chunk_size), stats),
+        prefixes(topology, chunk_table, tokens, resolved_options.sharing),
+        retention(topology, chunk_table, prefixes, rules, stats),
         sequences(topology, stats),
         steps(stats),
-        copies(topology, slot_table, sequences, steps),
+        copies(topology, chunk_table, sequences, steps),
         writers(topology, sequences, steps, stats),
         departures(topology, prefixes, retention, sequences, copies, writers),
         additions(topology, retention, sequences, steps, writers, departures),
@@ -54,12 +54,12 @@ class TreeCore {
   /// With defaults resolved.
   const TreeOptions options;
   TreeStats stats;
-  Slots slot_table;
+  ChunkTable chunk_table;
   Topology topology;
   Prefixes prefixes;
   Retention retention;
-  Sequences sequences;
-  Steps steps;
+  SequenceTable sequences;
+  StepTable steps;
   Copies copies;
   Writers writers;
   Departures departures;
@@ -87,7 +87,7 @@ class TreeCore {
     return {.adapter = options.name_space.adapter, .is_public = true};
   }
 
-  /// Free places that the first `fresh` tokens behind a match could take in its last slot.
+  /// Free places that the first `fresh` tokens behind a match could take in its last chunk.
   [[nodiscard]] std::int32_t room_at(const Match& match, std::int32_t fresh) const noexcept {
     if (fresh == 0 || match.used < topology.node(match.last).length) return 0;
     return topology.room_behind(match.last);
@@ -99,7 +99,7 @@ class TreeCore {
   template <class Store>
   SequenceIndex join(Match match, const Joining& prompt, const InsertOptions& how,
                      const Store& store) {
-    // Everything that may fail comes first: memory for the records, then slots.
+    // Everything that may fail comes first: memory for the records, then chunks.
     prefixes.reserve_nodes(4);
     retention.reserve_level(prompt.level);
     sequences.reserve();
@@ -132,7 +132,7 @@ class TreeCore {
     sequences.add_tail(index, last, how.name_space);
     fill(record.tail, index, prompt.size - position);
     store(topology.node(record.tail), position);
-    slot_table.release();
+    chunk_table.release();
     settle_pending(index, match, how);
     sequences.change();
     return index;
@@ -175,8 +175,8 @@ class TreeCore {
     departures.reserve();
     const ForkPlan plan = plan_fork(s, length);
     if (plan.copied > 0) {
-      copies.reserve(to_size(topology.chunk.size));
-      if (!retention.acquire(topology.chunk.slots_for(plan.copied))) return none;
+      copies.reserve(to_size(topology.geometry.size));
+      if (!retention.acquire(topology.geometry.chunks_for(plan.copied))) return none;
     }
 
     // Split what is shared off; its places do not move.
@@ -229,7 +229,7 @@ class TreeCore {
   /// Forgets everything cached. Live sequences stay, but nothing of theirs is found again.
   void clear() noexcept {
     retention.unpin_all();
-    while (retention.evict_one_slot()) {
+    while (retention.evict_one_chunk()) {
     }
     for (std::size_t i = 1; i < topology.num_indices(); ++i) {
       const auto n = static_cast<NodeIndex>(i);
@@ -269,7 +269,7 @@ class TreeCore {
     const std::int32_t own = unwritten <= few_tokens ? unwritten : 0;
     std::int32_t copied = own;
     if (options.sharing == Sharing::chunk)
-      copied = topology.chunk.offset(known);
+      copied = topology.geometry.offset(known);
     else if (in_tail && known - own < options.min_run && own == unwritten)
       copied = known;
     const std::int32_t rows = in_tail ? std::clamp(n.written - (known - copied), 0, copied) : 0;
@@ -281,18 +281,18 @@ class TreeCore {
   void copy_tokens(const TreeNode& from, const TreeNode& to, std::int32_t count) noexcept {
     topology.for_each_run(
         from, 0, count,
-        [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t first) {
+        [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t first) {
           topology.for_each_run(
               to, first, run,
-              [&](SlotIndex s, std::int32_t o, std::int32_t part, std::int32_t done) {
-                tokens_.copy(slot, offset + done, s, o, part);
+              [&](ChunkIndex s, std::int32_t o, std::int32_t part, std::int32_t done) {
+                tokens_.copy(chunk, offset + done, s, o, part);
                 return true;
               });
           return true;
         });
   }
 
-  /// Uses the matched path, so that it is not evicted for the slots that `fresh` tokens behind it
+  /// Uses the matched path, so that it is not evicted for the chunks that `fresh` tokens behind it
   /// take. False, and the path as before, where there are not enough.
   bool hold_while_acquiring(const Match& match, std::int32_t fresh) {
     struct Hold {
@@ -304,7 +304,7 @@ class TreeCore {
       }
     } hold{retention, match.last};
     retention.use_path(match.last);
-    hold.keep = retention.acquire(topology.chunk.slots_for(fresh - room_at(match, fresh)));
+    hold.keep = retention.acquire(topology.geometry.chunks_for(fresh - room_at(match, fresh)));
     return hold.keep;
   }
 
@@ -347,8 +347,8 @@ class TreeCore {
 /// \param length  places that the operation's sequences would have in all
 [[noreturn]] CHUNKATTN_COLD inline void fail_out_of_chunks(const TreeCore& core, std::size_t asked,
                                                            std::size_t length) {
-  const auto chunk = static_cast<std::size_t>(core.topology.chunk.size);
-  fail(OutOfChunks(asked, core.slot_table.num_available(), core.slot_table.allocator().capacity(),
+  const auto chunk = static_cast<std::size_t>(core.topology.geometry.size);
+  fail(OutOfChunks(asked, core.chunk_table.num_available(), core.chunk_table.allocator().capacity(),
                    (length + chunk - 1) / chunk));
 }
 
@@ -358,10 +358,11 @@ struct TreeAccess {
   [[nodiscard]] static const TreeCore& core(const Tree& tree) {
     return tree.core();
   }
-  /// The token at a place of a slot in use.
+  /// The token at a place of a chunk in use.
   template <class Tree>
-  [[nodiscard]] static const auto& token_at(const Tree& tree, SlotIndex slot, std::int32_t offset) {
-    return tree.tree().token_at(slot, offset);
+  [[nodiscard]] static const auto& token_at(const Tree& tree, ChunkIndex chunk,
+                                            std::int32_t offset) {
+    return tree.tree().token_at(chunk, offset);
   }
 };
 

@@ -20,7 +20,7 @@ namespace detail {
 
 class Departures {
  public:
-  Departures(Topology& topology, Prefixes& prefixes, Retention& retention, Sequences& sequences,
+  Departures(Topology& topology, Prefixes& prefixes, Retention& retention, SequenceTable& sequences,
              Copies& copies, Writers& writers)
       : topology_(topology),
         prefixes_(prefixes),
@@ -85,7 +85,7 @@ class Departures {
 
   // ---- places aside --------------------------------------------------------------------------
 
-  /// Makes room for what AsidePlaces need, so that only slots may be wanting. Moves the records of
+  /// Makes room for what AsidePlaces need, so that only chunks may be wanting. Moves the records of
   /// nodes and sequences.
   void reserve_aside() {
     prefixes_.reserve_nodes(1);
@@ -188,7 +188,7 @@ class Departures {
   Topology& topology_;
   Prefixes& prefixes_;
   Retention& retention_;
-  Sequences& sequences_;
+  SequenceTable& sequences_;
   Copies& copies_;
   Writers& writers_;
   Array<SequenceIndex> leaving_;
@@ -208,7 +208,7 @@ class AsidePlaces {
     if (taken_ > 0) {
       SequenceRecord& record = departures_.sequences_[aside_];
       departures_.sequences_.shrink_reserved(record, record.reserved - taken_,
-                                             /*keep_slots=*/false);
+                                             /*keep_chunks=*/false);
     }
     if (is_first_ && departures_.release_aside(aside_)) departures_.finish_all();
   }

@@ -29,12 +29,12 @@ class TreeInspector {
   explicit TreeInspector(const TreeCore& tree)
       : tree_(tree),
         topology_(tree.topology),
-        slots_(tree.slot_table),
+        chunks_(tree.chunk_table),
         prefixes_(tree.prefixes),
         retention_(tree.retention),
         sequences_(tree.sequences),
         stats_(tree.stats),
-        chunk_size_(to_size(topology_.chunk.size)) {}
+        chunk_size_(to_size(topology_.geometry.size)) {}
 
   void check() const {
     check_storage();
@@ -47,8 +47,8 @@ class TreeInspector {
   };
 
   void check_storage() const {
-    Array<SlotRecord> counted(slots_.size());
-    Array<std::uint8_t> taken(slots_.size() * chunk_size_);
+    Array<ChunkRecord> counted(chunks_.size());
+    Array<std::uint8_t> taken(chunks_.size() * chunk_size_);
     Totals totals;
     for (std::size_t i = 0; i < topology_.num_indices(); ++i) {
       const auto index = static_cast<NodeIndex>(i);
@@ -60,14 +60,14 @@ class TreeInspector {
       totals.places += to_size(n.length);
       totals.published += n.state == NodeState::published ? 1 : 0;
       totals.retained += n.retained ? 1 : 0;
-      topology_.for_each_run(n, 0, n.length,
-                             [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t) {
-                               for (std::int32_t o = offset; o < offset + run; ++o)
-                                 expect(taken[to_size(s) * chunk_size_ + to_size(o)]++ == 0,
-                                        "a place has one token", s);
-                               return true;
-                             });
-      topology_.for_each_slot(n, [&](SlotIndex s) {
+      topology_.for_each_run(
+          n, 0, n.length, [&](ChunkIndex s, std::int32_t offset, std::int32_t run, std::int32_t) {
+            for (std::int32_t o = offset; o < offset + run; ++o)
+              expect(taken[to_size(s) * chunk_size_ + to_size(o)]++ == 0, "a place has one token",
+                     s);
+            return true;
+          });
+      topology_.for_each_chunk(n, [&](ChunkIndex s) {
         NodeIndex& last = counted[to_size(s)].owner;
         if (last == none || topology_.node(last).position < n.position) last = index;
         ++counted[to_size(s)].nodes;
@@ -76,7 +76,7 @@ class TreeInspector {
       });
     }
     check_totals(totals);
-    check_slots(counted);
+    check_chunks(counted);
     check_pins();
   }
 
@@ -116,27 +116,27 @@ class TreeInspector {
     expect_equal(counted.retained, listed, "retained nodes");
   }
 
-  void check_slots(const Array<SlotRecord>& counted) const {
+  void check_chunks(const Array<ChunkRecord>& counted) const {
     std::size_t used = 0, cached = 0, pinned = 0;
-    for (std::size_t s = 0; s < slots_.size(); ++s) {
-      const auto index = static_cast<SlotIndex>(s);
-      expect(counted[s].nodes == slots_[index].nodes, "nodes per slot", index);
-      const NodeIndex owner = slots_[index].owner;
+    for (std::size_t s = 0; s < chunks_.size(); ++s) {
+      const auto index = static_cast<ChunkIndex>(s);
+      expect(counted[s].nodes == chunks_[index].nodes, "nodes per chunk", index);
+      const NodeIndex owner = chunks_[index].owner;
       expect(counted[s].nodes == 0 || owner == none || owner == counted[s].owner,
-             "nobody but the last node in a slot owns what is behind it", index);
-      expect(counted[s].active == slots_[index].active, "active nodes per slot", index);
-      expect(counted[s].pinned == slots_[index].pinned, "pinned nodes per slot", index);
+             "nobody but the last node in a chunk owns what is behind it", index);
+      expect(counted[s].active == chunks_[index].active, "active nodes per chunk", index);
+      expect(counted[s].pinned == chunks_[index].pinned, "pinned nodes per chunk", index);
       pinned += counted[s].pinned > 0 ? 1 : 0;
       used += counted[s].nodes > 0 ? 1 : 0;
       cached += counted[s].nodes > 0 && counted[s].active == 0 ? 1 : 0;
     }
-    expect_equal(used, stats_.used_slots, "used slots");
-    expect_equal(cached, stats_.retained_slots, "retained slots");
-    expect_equal(pinned, slots_.num_pinned(), "pinned slots");
-    if (slots_.allocator().capacity() < max_slots)
-      expect_equal(used + static_cast<std::size_t>(slots_.allocator().available()),
-                   static_cast<std::size_t>(slots_.allocator().capacity()),
-                   "used and free slots add up to the budget");
+    expect_equal(used, stats_.used_chunks, "used chunks");
+    expect_equal(cached, stats_.retained_chunks, "retained chunks");
+    expect_equal(pinned, chunks_.num_pinned(), "pinned chunks");
+    if (chunks_.allocator().capacity() < max_pool_chunks)
+      expect_equal(used + static_cast<std::size_t>(chunks_.allocator().available()),
+                   static_cast<std::size_t>(chunks_.allocator().capacity()),
+                   "used and free chunks add up to the budget");
   }
 
   void check_pins() const {
@@ -170,15 +170,15 @@ class TreeInspector {
     expect_equal(leaving, stats_.leaving_sequences, "leaving sequences");
   }
 
-  // What outstanding steps and pending copies count on sequences and slots.
+  // What outstanding steps and pending copies count on sequences and chunks.
   void check_steps_and_copies() const {
-    Array<std::int32_t> copies_of(sequences_.num_indices()), copies(slots_.size());
+    Array<std::int32_t> copies_of(sequences_.num_indices()), copies(chunks_.size());
     Array<std::int32_t> steps(sequences_.num_indices()), superseded(steps.size());
     for (const StepRecord* step : tree_.steps.all()) {
       if (step->state == StepState::free)
         expect(step->aside == none, "a step that is over has no drafts", 0);
       if (step->aside != none) ++steps[to_size(step->aside)];
-      if (!Steps::is_outstanding(*step)) continue;
+      if (!StepTable::is_outstanding(*step)) continue;
       for (const StepEntry& entry : step->entries) {
         ++steps[to_size(entry.sequence)];
         superseded[to_size(entry.sequence)] +=
@@ -186,20 +186,20 @@ class TreeInspector {
       }
     }
     for (const PendingCopy& copy : tree_.copies.all()) {
-      ++copies[to_size(copy.rows.target_slot)];
+      ++copies[to_size(copy.rows.target_chunk)];
       ++copies_of[to_size(copy.source)];
       ++copies_of[to_size(copy.target)];
-      expect(slots_[copy.rows.source_slot].nodes > 0 && slots_[copy.rows.target_slot].nodes > 0,
-             "a pending copy is between slots in use", copy.rows.target_slot);
+      expect(chunks_[copy.rows.source_chunk].nodes > 0 && chunks_[copy.rows.target_chunk].nodes > 0,
+             "a pending copy is between chunks in use", copy.rows.target_chunk);
       const TreeNode& n = topology_.node(sequences_.node_of(copy.target, copy.position));
       const std::int32_t place = n.begin + copy.position - n.position;
-      expect(topology_.slot_of(n, place) == copy.rows.target_slot &&
-                 topology_.chunk.offset(place) == copy.rows.target_begin,
-             "a pending copy goes to its path position", copy.rows.target_slot);
+      expect(topology_.chunk_of(n, place) == copy.rows.target_chunk &&
+                 topology_.geometry.offset(place) == copy.rows.target_begin,
+             "a pending copy goes to its path position", copy.rows.target_chunk);
     }
-    for (std::size_t i = 0; i < slots_.size(); ++i)
-      expect(slots_[static_cast<SlotIndex>(i)].pending_copies == copies[i],
-             "pending copies into a slot", static_cast<std::int64_t>(i));
+    for (std::size_t i = 0; i < chunks_.size(); ++i)
+      expect(chunks_[static_cast<ChunkIndex>(i)].pending_copies == copies[i],
+             "pending copies into a chunk", static_cast<std::int64_t>(i));
     for (std::size_t i = 0; i < sequences_.num_indices(); ++i) {
       const SequenceRecord& record = sequences_[static_cast<SequenceIndex>(i)];
       if (record.state == SequenceState::unused) continue;
@@ -257,10 +257,10 @@ class TreeInspector {
 
   const TreeCore& tree_;
   const Topology& topology_;
-  const Slots& slots_;
+  const ChunkTable& chunks_;
   const Prefixes& prefixes_;
   const Retention& retention_;
-  const Sequences& sequences_;
+  const SequenceTable& sequences_;
   const TreeStats& stats_;
   std::size_t chunk_size_;
 };
@@ -278,8 +278,8 @@ inline std::int32_t known_length(const TreeCore& core, const TreeNode& node) {
 template <class Tree, class F>
 void for_first_tokens(const Tree& tree, const TreeNode& node, std::int32_t count, const F& f) {
   TreeAccess::core(tree).topology.for_each_run(
-      node, 0, count, [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t) {
-        for (std::int32_t i = 0; i < run; ++i) f(TreeAccess::token_at(tree, slot, offset + i));
+      node, 0, count, [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t) {
+        for (std::int32_t i = 0; i < run; ++i) f(TreeAccess::token_at(tree, chunk, offset + i));
         return true;
       });
 }
@@ -339,10 +339,10 @@ NodeText describe(const Tree& tree, NodeIndex index, std::int32_t max_tokens,
   if (n.length > known) text.tokens += " +" + std::to_string(n.length - known) + " reserved";
   std::int32_t count = 0;
   core.topology.for_each_run(
-      n, 0, n.length, [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t) {
+      n, 0, n.length, [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t) {
         if (++count > 3) return false;
         if (count > 1) text.where += ' ';
-        text.where += std::to_string(slot) + "[" + std::to_string(offset) + ":" +
+        text.where += std::to_string(chunk) + "[" + std::to_string(offset) + ":" +
                       std::to_string(offset + run) + "]";
         return true;
       });

@@ -12,8 +12,8 @@
 #include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
-#include "sequence_table.hpp"
 #include "chunk_table.hpp"
+#include "sequence_table.hpp"
 #include "step_table.hpp"
 #include "topology.hpp"
 
@@ -34,8 +34,9 @@ struct PendingCopy {
 /// Row copies, until a step has made them.
 class Copies {
  public:
-  Copies(const Topology& topology, Slots& slot_table, Sequences& sequences, const Steps& steps)
-      : topology_(topology), slots_(slot_table), sequences_(sequences), steps_(steps) {}
+  Copies(const Topology& topology, ChunkTable& chunk_table, SequenceTable& sequences,
+         const StepTable& steps)
+      : topology_(topology), chunks_(chunk_table), sequences_(sequences), steps_(steps) {}
 
   [[nodiscard]] std::span<const PendingCopy> all() const noexcept { return copies_; }
   [[nodiscard]] bool empty() const noexcept { return copies_.empty(); }
@@ -45,22 +46,22 @@ class Copies {
   void reserve(std::size_t rows) {
     if (copies_.capacity() - copies_.size() < rows) copies_.reserve(2 * copies_.capacity() + rows);
   }
-  /// Asks for the K/V of the first `count` tokens of `from` at `to`, which has them in one slot.
+  /// Asks for the K/V of the first `count` tokens of `from` at `to`, which has them in one chunk.
   /// Rows that are themselves still to be copied are taken from where they come from, so that no
   /// copy depends on another.
   void request(SequenceIndex source, SequenceIndex target, const TreeNode& from, const TreeNode& to,
                std::int32_t count) noexcept {
     topology_.for_each_run(
         from, 0, count,
-        [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
-          const std::size_t older = slots_[slot].pending_copies > 0 ? copies_.size() : 0;
+        [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t done) {
+          const std::size_t older = chunks_[chunk].pending_copies > 0 ? copies_.size() : 0;
           for (std::int32_t i = 0; i < run;) {
-            PendingCopy copy{{slot, offset + i, to.first_slot, to.begin + done + i, run - i},
+            PendingCopy copy{{chunk, offset + i, to.first_chunk, to.begin + done + i, run - i},
                              source,
                              target,
                              to.position + done + i};
             for (std::size_t k = 0; k < older; ++k)
-              if (copies_[k].rows.target_slot == slot && redirect(copy, copies_[k], offset + i))
+              if (copies_[k].rows.target_chunk == chunk && redirect(copy, copies_[k], offset + i))
                 break;
             push_back(copy);
             i += copy.rows.length;
@@ -111,7 +112,7 @@ class Copies {
   }
   /// Nobody wants any copy: unless a step may still run, none is made.
   void forget_all() noexcept {
-    if (!copies_.empty() && steps_.oldest_outstanding() == Steps::no_step)
+    if (!copies_.empty() && steps_.oldest_outstanding() == StepTable::no_step)
       erase([](const PendingCopy&) { return true; });
   }
 
@@ -123,8 +124,8 @@ class Copies {
       while (topology_.node(i).position > copy.position) i = topology_.node(i).parent;
       const TreeNode& n = topology_.node(i);
       const std::int32_t place = n.begin + copy.position - n.position;
-      if (topology_.slot_of(n, place) == copy.rows.target_slot &&
-          topology_.chunk.offset(place) == copy.rows.target_begin)
+      if (topology_.chunk_of(n, place) == copy.rows.target_chunk &&
+          topology_.geometry.offset(place) == copy.rows.target_begin)
         end = copy.position;
     }
     return end;
@@ -137,7 +138,7 @@ class Copies {
                        std::int32_t offset) noexcept {
     const std::int32_t into = offset - pending.rows.target_begin;
     if (into >= 0 && into < pending.rows.length) {
-      copy.rows.source_slot = pending.rows.source_slot;
+      copy.rows.source_chunk = pending.rows.source_chunk;
       copy.rows.source_begin = pending.rows.source_begin + into;
       copy.rows.length = std::min(copy.rows.length, pending.rows.length - into);
       copy.source = pending.source;
@@ -150,7 +151,7 @@ class Copies {
   void push_back(const PendingCopy& copy) noexcept {
     ++sequences_[copy.source].copies;
     ++sequences_[copy.target].copies;
-    ++slots_[copy.rows.target_slot].pending_copies;
+    ++chunks_[copy.rows.target_chunk].pending_copies;
     copies_.push_back(copy);
   }
   template <class F>
@@ -159,15 +160,15 @@ class Copies {
       if (!done(copy)) return false;
       --sequences_[copy.source].copies;
       --sequences_[copy.target].copies;
-      --slots_[copy.rows.target_slot].pending_copies;
+      --chunks_[copy.rows.target_chunk].pending_copies;
       return true;
     });
   }
 
   const Topology& topology_;
-  Slots& slots_;
-  Sequences& sequences_;
-  const Steps& steps_;
+  ChunkTable& chunks_;
+  SequenceTable& sequences_;
+  const StepTable& steps_;
   Array<PendingCopy> copies_;
 };
 
@@ -175,7 +176,7 @@ class Copies {
 /// a step is to write is scheduled, what it has written is written.
 class Writers {
  public:
-  Writers(Topology& topology, Sequences& sequences, const Steps& steps, TreeStats& stats)
+  Writers(Topology& topology, SequenceTable& sequences, const StepTable& steps, TreeStats& stats)
       : topology_(topology), sequences_(sequences), steps_(steps), stats_(stats) {}
 
   // ---- whose job it is -----------------------------------------------------------------------
@@ -301,18 +302,18 @@ class Writers {
                              });
   }
   /// The step has ended, for the entries from `entry` on as far as each just decodes, see
-  /// StepEntry::slot. Returns the first that does not, or `end`.
+  /// StepEntry::chunk. Returns the first that does not, or `end`.
   [[nodiscard]] StepEntry* mark_decoded(StepEntry* entry, StepEntry* end) noexcept {
     return mark_decoded(entry, end, sequences_.records(), topology_.nodes());
   }
 
   /// The step does not run: it is as if the entry had not been added.
-  void cancel(const StepEntry& entry, bool keep_slots) noexcept {
+  void cancel(const StepEntry& entry, bool keep_chunks) noexcept {
     SequenceRecord& record = sequences_[entry.sequence];
     --record.steps;
     take_back(entry, record);
     if (entry.has_output && entry.epoch == record.epoch)  // nothing was scheduled behind it
-      sequences_.shrink_reserved(record, record.reserved - entry.drafts - 1, keep_slots);
+      sequences_.shrink_reserved(record, record.reserved - entry.drafts - 1, keep_chunks);
   }
   /// The same for an entry of a step that may have run, and that others may have been scheduled
   /// behind.
@@ -396,7 +397,7 @@ class Writers {
     for (; entry != end; ++entry) {
       SequenceRecord& record = records[entry->sequence];
       const std::int32_t size = entry->begin + 1;
-      if (entry->slot == no_slot || record.state != SequenceState::live ||
+      if (entry->chunk == no_chunk || record.state != SequenceState::live ||
           record.epoch != entry->epoch || record.size != size) [[unlikely]]
         break;
       TreeNode& tail = nodes[record.tail];
@@ -424,8 +425,8 @@ class Writers {
   }
 
   Topology& topology_;
-  Sequences& sequences_;
-  const Steps& steps_;
+  SequenceTable& sequences_;
+  const StepTable& steps_;
   TreeStats& stats_;
 };
 

@@ -101,11 +101,11 @@ class ChildIndex {
 /// Finds published nodes, publishes and hides them.
 class Prefixes {
  public:
-  Prefixes(Topology& topology, const Slots& slot_table, const Tokens& tokens, Sharing sharing)
+  Prefixes(Topology& topology, const ChunkTable& chunk_table, const Tokens& tokens, Sharing sharing)
       : topology_(topology),
-        slots_(slot_table),
+        chunks_(chunk_table),
         tokens_(tokens),
-        unit_(sharing == Sharing::token ? 1 : topology.chunk.size) {}
+        unit_(sharing == Sharing::token ? 1 : topology.geometry.size) {}
 
   /// Tokens that are shared or not as one: what a child is keyed by.
   [[nodiscard]] std::int32_t unit() const noexcept { return unit_; }
@@ -132,7 +132,7 @@ class Prefixes {
   /// The published child of n's parent that has n's key, or none.
   [[nodiscard]] NodeIndex find_twin(const TreeNode& n) const {
     return find_child(n.parent, n.name_space, key_hash(n), [&](const TreeNode& c) {
-      return tokens_.common(c.first_slot, c.begin, n.first_slot, n.begin, unit_) == unit_;
+      return tokens_.common(c.first_chunk, c.begin, n.first_chunk, n.begin, unit_) == unit_;
     });
   }
 
@@ -155,11 +155,11 @@ class Prefixes {
     std::int32_t common = 0;
     topology_.for_each_run(
         other, 0, std::min(count, n.length),
-        [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t first) {
+        [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t first) {
           topology_.for_each_run(
               n, first, run,
-              [&](SlotIndex s, std::int32_t o, std::int32_t part, std::int32_t done) {
-                const std::int32_t same = tokens_.common(s, o, slot, offset + done, part);
+              [&](ChunkIndex s, std::int32_t o, std::int32_t part, std::int32_t done) {
+                const std::int32_t same = tokens_.common(s, o, chunk, offset + done, part);
                 common += same;
                 return same == part;
               });
@@ -208,15 +208,15 @@ class Prefixes {
       used = topology_.node(i).length;
     }
   }
-  /// Slots of a match for which is_counted(record), each once.
+  /// Chunks of a match for which is_counted(record), each once.
   template <class IsCounted>
-  [[nodiscard]] std::size_t count_slots(const Match& match, const IsCounted& is_counted) const {
+  [[nodiscard]] std::size_t count_chunks(const Match& match, const IsCounted& is_counted) const {
     std::size_t count = 0;
     for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
       topology_.for_each_run(
-          topology_.node(i), 0, used, [&](SlotIndex s, std::int32_t, std::int32_t, std::int32_t) {
-            // A slot of several nodes of the path is counted with the last of them.
-            if (is_counted(slots_[s]) && (slots_[s].nodes == 1 || !starts_below(match, i, s)))
+          topology_.node(i), 0, used, [&](ChunkIndex s, std::int32_t, std::int32_t, std::int32_t) {
+            // A chunk of several nodes of the path is counted with the last of them.
+            if (is_counted(chunks_[s]) && (chunks_[s].nodes == 1 || !starts_below(match, i, s)))
               ++count;
             return true;
           });
@@ -225,21 +225,22 @@ class Prefixes {
   }
 
  private:
-  /// Whether a node of the match below `n` begins in this slot.
-  [[nodiscard]] bool starts_below(const Match& match, NodeIndex n, SlotIndex slot) const noexcept {
+  /// Whether a node of the match below `n` begins in this chunk.
+  [[nodiscard]] bool starts_below(const Match& match, NodeIndex n,
+                                  ChunkIndex chunk) const noexcept {
     for (NodeIndex i = match.last; i != n; i = topology_.node(i).parent)
-      if (topology_.node(i).first_slot == slot) return true;
+      if (topology_.node(i).first_chunk == chunk) return true;
     return false;
   }
 
   [[nodiscard]] std::uint32_t key_hash(
-      const TreeNode& n) const noexcept {  // a key lies in one slot
+      const TreeNode& n) const noexcept {  // a key lies in one chunk
     return finish_hash(
-        tokens_.hash(hash_seed(n.parent, n.name_space), n.first_slot, n.begin, unit_));
+        tokens_.hash(hash_seed(n.parent, n.name_space), n.first_chunk, n.begin, unit_));
   }
 
   Topology& topology_;
-  const Slots& slots_;
+  const ChunkTable& chunks_;
   const Tokens& tokens_;
   const std::int32_t unit_;
   ChildIndex index_;

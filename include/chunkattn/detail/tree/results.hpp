@@ -22,7 +22,7 @@ namespace detail {
 /// The outputs of finished steps: which can be committed, and what a sequence is once they are.
 class Outputs {
  public:
-  Outputs(Topology& topology, Sequences& sequences, Copies& copies)
+  Outputs(Topology& topology, SequenceTable& sequences, Copies& copies)
       : topology_(topology), sequences_(sequences), copies_(copies) {}
 
   /// Whether the entry's outputs can still be committed.
@@ -86,10 +86,10 @@ class Outputs {
       const Draft& draft = tree[to_size(i)];
       const std::int32_t position = entry.output_position() + draft.depth - 1;
       const std::int32_t place = tail.begin + position - tail.position;
-      const SlotIndex slot = topology_.slot_of(tail, place);
-      const std::int32_t offset = topology_.chunk.offset(place);
-      if (slot == draft.slot && offset == draft.offset) continue;  // of the trunk
-      copies_.request(step.aside, s, {draft.slot, draft.offset, slot, offset, 1}, position);
+      const ChunkIndex chunk = topology_.chunk_of(tail, place);
+      const std::int32_t offset = topology_.geometry.offset(place);
+      if (chunk == draft.chunk && offset == draft.offset) continue;  // of the trunk
+      copies_.request(step.aside, s, {draft.chunk, draft.offset, chunk, offset, 1}, position);
       any = true;
     }
     return any;
@@ -162,9 +162,9 @@ class Outputs {
   /// Whether an output of the entry, which can be committed, only makes its sequence longer.
   [[nodiscard]] CHUNKATTN_INLINE static bool is_plain(const StepEntry& entry,
                                                       const SequenceRecord& record) noexcept {
-    return entry.slot != no_slot && record.computed == record.size;
+    return entry.chunk != no_chunk && record.computed == record.size;
   }
-  /// Commits it; its token stands behind that of the row, in the same slot.
+  /// Commits it; its token stands behind that of the row, in the same chunk.
   CHUNKATTN_INLINE static void commit_plain(StepEntry& entry, SequenceRecord& record) noexcept {
     entry.has_output = false;
     record.size += 1;
@@ -190,14 +190,14 @@ class Outputs {
   }
 
   Topology& topology_;
-  Sequences& sequences_;
+  SequenceTable& sequences_;
   Copies& copies_;
 };
 
 /// The ends of steps.
 class Results {
  public:
-  Results(Sequences& sequences, Steps& steps, Copies& copies, Writers& writers,
+  Results(SequenceTable& sequences, StepTable& steps, Copies& copies, Writers& writers,
           Departures& departures, Outputs& outputs)
       : sequences_(sequences),
         steps_(steps),
@@ -273,7 +273,7 @@ class Results {
   /// The step does not run: its places come back, its copies are still to be made.
   void cancel(StepRecord& step) noexcept {
     for (const StepEntry& entry : step.entries) {
-      writers_.cancel(entry, /*keep_slots=*/sequences_[entry.sequence].steps > 1);
+      writers_.cancel(entry, /*keep_chunks=*/sequences_[entry.sequence].steps > 1);
       writers_.end_step_of(entry.sequence);
     }
     copies_.put_back(step.number);
@@ -287,7 +287,8 @@ class Results {
   void abandon(StepRecord& step) noexcept {
     steps_.abandon(step);
     for (StepRecord* other : steps_.all()) {
-      if (other->number < step.number || other->is_void || !Steps::is_outstanding(*other)) continue;
+      if (other->number < step.number || other->is_void || !StepTable::is_outstanding(*other))
+        continue;
       other->is_void = true;
       for (const StepEntry& entry : other->entries) writers_.unschedule(entry);
     }
@@ -313,8 +314,8 @@ class Results {
     }
   }
 
-  Sequences& sequences_;
-  Steps& steps_;
+  SequenceTable& sequences_;
+  StepTable& steps_;
   Copies& copies_;
   Writers& writers_;
   Departures& departures_;

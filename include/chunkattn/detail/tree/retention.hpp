@@ -13,15 +13,15 @@
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "../base/to_size.hpp"
-#include "prefixes.hpp"
 #include "chunk_table.hpp"
+#include "prefixes.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// The numbers of a policy, in slots.
+/// The numbers of a policy, in chunks.
 struct RetentionBudget {
   std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
@@ -53,19 +53,23 @@ struct PinRecord {
   std::uint32_t generation = 0;
 };
 
-/// Which paths are used, and what is kept of those that are not. What needs slots asks here, since
+/// Which paths are used, and what is kept of those that are not. What needs chunks asks here, since
 /// here is what can be evicted for them.
 class Retention {
  public:
-  Retention(Topology& topology, Slots& slot_table, Prefixes& prefixes, RetentionRules rules,
+  Retention(Topology& topology, ChunkTable& chunk_table, Prefixes& prefixes, RetentionRules rules,
             TreeStats& stats)
-      : topology_(topology), slots_(slot_table), prefixes_(prefixes), rules_(rules), stats_(stats) {
+      : topology_(topology),
+        chunks_(chunk_table),
+        prefixes_(prefixes),
+        rules_(rules),
+        stats_(stats) {
     reserve_level(pinned_level);
   }
 
   [[nodiscard]] const RetentionRules& rules() const noexcept { return rules_; }
 
-  // ---- nodes and slots -----------------------------------------------------------------------
+  // ---- nodes and chunks -----------------------------------------------------------------------
 
   /// Topology::split(); both halves keep their place in the index and in the retention list.
   NodeIndex split(NodeIndex lower, std::int32_t keep) noexcept {
@@ -75,7 +79,7 @@ class Retention {
   }
 
   /// Takes a node that nobody uses out of the tree.
-  /// \param active  whether its slots still count it as in use
+  /// \param active  whether its chunks still count it as in use
   void remove(NodeIndex index, bool active = false) noexcept {
     TreeNode& n = topology_.node(index);
     if (n.retained) unretain(index);
@@ -87,23 +91,23 @@ class Retention {
     topology_.remove(index);
   }
 
-  /// `count` slots, evicting what is cached where the budget is spent; see Slots::acquire().
+  /// `count` chunks, evicting what is cached where the budget is spent; see ChunkTable::acquire().
   bool acquire(std::int32_t count) {
-    return slots_.acquire(count, [this] { return evict_one_slot(); });
+    return chunks_.acquire(count, [this] { return evict_one_chunk(); });
   }
   /// Gives back what was acquired and not needed.
-  void release() noexcept { slots_.release(); }
+  void release() noexcept { chunks_.release(); }
 
   /// `count` more places at the end of a live tail; false, and nothing changed, where the budget is
   /// spent.
   bool grow_tail(NodeIndex index, std::int32_t count) {
     TreeNode& tail = topology_.node(index);
-    if (tail.length > 0 && count <= topology_.chunk.size - topology_.end_offset(tail)) {
+    if (tail.length > 0 && count <= topology_.geometry.size - topology_.end_offset(tail)) {
       tail.length += count;  // a tail that holds tokens owns the places behind them
       stats_.stored_tokens += to_size(count);
       return true;
     }
-    if (!acquire(topology_.chunk.slots_for(count - topology_.room(tail)))) {
+    if (!acquire(topology_.geometry.chunks_for(count - topology_.room(tail)))) {
       ++stats_.failed_adds;
       return false;
     }
@@ -123,7 +127,7 @@ class Retention {
   void activate(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
     if (n.retained) unretain(index);
-    topology_.for_each_slot(n, [&](SlotIndex s) { slots_.set_active(s, true); });
+    topology_.for_each_chunk(n, [&](ChunkIndex s) { chunks_.set_active(s, true); });
   }
   /// The path to `last` has one more live sequence.
   void use_path(NodeIndex last) noexcept {
@@ -158,44 +162,44 @@ class Retention {
     if (it == levels_.end() || it->level != level) levels_.insert(it, RetainedLevel{level});
   }
 
-  /// Frees one slot of the least valuable cached node, or drops a node that holds none alone.
+  /// Frees one chunk of the least valuable cached node, or drops a node that holds none alone.
   /// False when nothing is cached.
-  bool evict_one_slot() noexcept {
+  bool evict_one_chunk() noexcept {
     for (const RetainedLevel& level : levels_) {
       if (level.oldest == none) continue;
       const NodeIndex victim = level.oldest;
       const TreeNode& n = topology_.node(victim);
-      const std::size_t used = stats_.used_slots;
+      const std::size_t used = stats_.used_chunks;
       std::int32_t keep = n.length - topology_.end_offset(n);
-      if (n.first_slot == n.last_slot) keep = 0;
+      if (n.first_chunk == n.last_chunk) keep = 0;
       stats_.evicted_tokens += to_size(n.length - keep);
       if (event_sink_)
         event_sink_({CacheEvent::Kind::evicted, n.name_space, n.position + keep, n.length - keep,
-                     n.last_slot});
+                     n.last_chunk});
       if (keep == 0)
         remove(victim);
       else
         topology_.release_places(victim, keep);
-      stats_.evicted_slots += used - stats_.used_slots;
+      stats_.evicted_chunks += used - stats_.used_chunks;
       return true;
     }
     return false;
   }
   /// Evicts down to the low watermark where the high one is passed.
   void keep_to_watermarks() noexcept {
-    if (!rules_.retains || stats_.used_slots <= rules_.budget.high_watermark) return;
-    while (stats_.used_slots > rules_.budget.low_watermark && evict_one_slot()) {
+    if (!rules_.retains || stats_.used_chunks <= rules_.budget.high_watermark) return;
+    while (stats_.used_chunks > rules_.budget.low_watermark && evict_one_chunk()) {
     }
   }
 
   // ---- pins ----------------------------------------------------------------------------------
 
-  /// Pins the path of a match, counted; the pin's index, or none where more than max_pinned slots
+  /// Pins the path of a match, counted; the pin's index, or none where more than max_pinned chunks
   /// would be pinned. reserve_pin() and reserve_nodes(1) come first.
   std::int32_t pin(Match match) noexcept {
     const std::size_t unpinned =
-        prefixes_.count_slots(match, [](const SlotRecord& slot) { return slot.pinned == 0; });
-    if (slots_.num_pinned() + unpinned > rules_.budget.max_pinned) return none;
+        prefixes_.count_chunks(match, [](const ChunkRecord& chunk) { return chunk.pinned == 0; });
+    if (chunks_.num_pinned() + unpinned > rules_.budget.max_pinned) return none;
     if (match.used < topology_.node(match.last).length) match.last = split(match.last, match.used);
     for (NodeIndex n = match.last; n != root_node; n = topology_.node(n).parent) change_pins(n, 1);
     std::int32_t pin = free_pin();
@@ -268,11 +272,11 @@ class Retention {
       keep = std::min(n.written, keep_end - n.position);
     if (prefixes_.unit() > 1) keep -= keep % prefixes_.unit();
     if (keep == 0) return remove(index, /*active=*/true);
-    topology_.for_each_slot(n, [&](SlotIndex s) { slots_.set_active(s, false); });
+    topology_.for_each_chunk(n, [&](ChunkIndex s) { chunks_.set_active(s, false); });
     if (keep < n.length) topology_.release_places(index, keep);
     retain(index);
     if (event_sink_)
-      event_sink_({CacheEvent::Kind::stored, n.name_space, n.position, n.length, n.first_slot});
+      event_sink_({CacheEvent::Kind::stored, n.name_space, n.position, n.length, n.first_chunk});
   }
 
   /// Puts a node at the young end of its level. Children are retained before their parents, so the
@@ -317,12 +321,12 @@ class Retention {
     if (retained) unretain(index);
     n.pins += by;
     if (was_pinned != (n.pins > 0))
-      topology_.for_each_slot(n, [&](SlotIndex s) { slots_.count_pin(s, was_pinned ? -1 : 1); });
+      topology_.for_each_chunk(n, [&](ChunkIndex s) { chunks_.count_pin(s, was_pinned ? -1 : 1); });
     if (retained) retain(index);
   }
 
   Topology& topology_;
-  Slots& slots_;
+  ChunkTable& chunks_;
   Prefixes& prefixes_;
   const RetentionRules rules_;
   TreeStats& stats_;

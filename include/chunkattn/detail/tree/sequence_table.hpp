@@ -41,9 +41,9 @@ struct alignas(64) SequenceRecord {
 };
 static_assert(sizeof(SequenceRecord) == 64, "one cache line per sequence");
 
-class Sequences {
+class SequenceTable {
  public:
-  Sequences(Topology& topology, TreeStats& stats) : topology_(topology), stats_(stats) {}
+  SequenceTable(Topology& topology, TreeStats& stats) : topology_(topology), stats_(stats) {}
 
   [[nodiscard]] SequenceRecord& operator[](SequenceIndex s) noexcept {
     return records_[to_size(s)];
@@ -146,23 +146,23 @@ class Sequences {
 
   // ---- the private tail ----------------------------------------------------------------------
 
-  /// Slots that `count` further places would take.
-  [[nodiscard]] std::size_t slots_needed(SequenceIndex s, std::size_t count) const noexcept {
+  /// Chunks that `count` further places would take.
+  [[nodiscard]] std::size_t chunks_needed(SequenceIndex s, std::size_t count) const noexcept {
     const std::size_t room = to_size(topology_.room(topology_.node(records_[to_size(s)].tail)));
-    return count <= room ? 0 : (count - room - 1) / to_size(topology_.chunk.size) + 1;
+    return count <= room ? 0 : (count - room - 1) / to_size(topology_.geometry.size) + 1;
   }
   /// Gives up the places behind the first `keep` reserved ones. Where a step still uses the tail,
-  /// its slots stay with it.
+  /// its chunks stay with it.
   void shrink_reserved(SequenceRecord& record, std::int32_t keep) noexcept {
     shrink_reserved(record, keep, record.steps > 0);
   }
-  void shrink_reserved(SequenceRecord& record, std::int32_t keep, bool keep_slots) noexcept {
+  void shrink_reserved(SequenceRecord& record, std::int32_t keep, bool keep_chunks) noexcept {
     record.reserved = keep;
     const std::int32_t end = record.size + keep;
     record.cursor = std::min(record.cursor, end);
     record.computed = std::min(record.computed, end);
     const std::int32_t length = end - topology_.node(record.tail).position;
-    if (keep_slots)
+    if (keep_chunks)
       topology_.shorten(record.tail, length);
     else if (topology_.release_places(record.tail, length))
       ++version_;

@@ -44,7 +44,7 @@ class StepReader {
   [[nodiscard]] std::uint64_t tree_id() const noexcept { return core_.id; }
   /// PrefixTree::version().
   [[nodiscard]] std::uint64_t version() const noexcept { return core_.sequences.version(); }
-  [[nodiscard]] std::int32_t chunk_size() const noexcept { return core_.topology.chunk.size; }
+  [[nodiscard]] std::int32_t chunk_size() const noexcept { return core_.topology.geometry.size; }
   /// The node that the entry's path ends with; the path goes up from it to root_node.
   [[nodiscard]] NodeIndex tail_of(const StepEntry& entry) const noexcept {
     return core_.sequences[entry.sequence].tail;
@@ -59,20 +59,22 @@ class StepReader {
   [[nodiscard]] bool owns_end(NodeIndex n) const noexcept {
     return core_.topology.owns_end(node(n));
   }
-  /// The slot behind this one in the run of a node.
-  [[nodiscard]] SlotIndex next_slot(SlotIndex s) const noexcept { return core_.slot_table.next(s); }
-  /// Calls f(slot, offset, count, done) for the node's first `count` places, slot by slot; `done`
-  /// counts the places before.
+  /// The chunk behind this one in the run of a node.
+  [[nodiscard]] ChunkIndex next_chunk(ChunkIndex s) const noexcept {
+    return core_.chunk_table.next(s);
+  }
+  /// Calls f(chunk, offset, count, done) for the node's first `count` places, chunk by chunk;
+  /// `done` counts the places before.
   template <class F>
   void for_each_run(NodeIndex n, std::int32_t count, const F& f) const {
     core_.topology.for_each_run(
         node(n), 0, count,
-        [&](SlotIndex slot, std::int32_t offset, std::int32_t run, std::int32_t done) {
-          f(slot, offset, run, done);
+        [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t done) {
+          f(chunk, offset, run, done);
           return true;
         });
   }
-  /// Calls f(row, slot, offset, count) for where the K/V of the entry's first `num_rows` rows go,
+  /// Calls f(row, chunk, offset, count) for where the K/V of the entry's first `num_rows` rows go,
   /// rows counted from its first. Positions that are written, or another sequence's to write, are
   /// left out.
   template <class F>
@@ -81,7 +83,7 @@ class StepReader {
     if (num_rows == 1 && entry.begin >= tail.position) {  // decode
       const std::int32_t first = entry.begin - tail.position, place = tail.begin + first;
       if (tail.writer == entry.sequence && first >= tail.written && first < tail.length)
-        f(0, core_.topology.slot_of(tail, place), core_.topology.chunk.offset(place), 1);
+        f(0, core_.topology.chunk_of(tail, place), core_.topology.geometry.offset(place), 1);
       return;
     }
     core_.sequences.for_each_node(
@@ -93,8 +95,8 @@ class StepReader {
           const std::int32_t row = n.position + first - entry.begin;
           core_.topology.for_each_run(
               n, first, offset + length - first,
-              [&](SlotIndex slot, std::int32_t place, std::int32_t run, std::int32_t done) {
-                f(row + done, slot, place, run);
+              [&](ChunkIndex chunk, std::int32_t place, std::int32_t run, std::int32_t done) {
+                f(row + done, chunk, place, run);
                 return true;
               });
         });

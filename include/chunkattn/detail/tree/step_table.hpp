@@ -32,12 +32,12 @@ struct StepEntry {
   std::uint32_t epoch = 0;       ///< the same
   std::int32_t begin = 0;
   std::int32_t length = 0;
-  std::int32_t drafts = 0;     ///< of these, the last ones: guesses; the trunk of a tree
-  std::int32_t first_row = 0;  ///< in the caller's order
-  SlotIndex slot = no_slot;    ///< Decoding: where the K/V of the one row goes; else no_slot
-  std::int32_t offset = 0;     ///< in that slot, never the last place
-  bool has_output = false;     ///< it reaches the end of the sequence: there is something to sample
-  bool drafts_known = false;   ///< the drafts' tokens are stored, to be compared with the outputs
+  std::int32_t drafts = 0;      ///< of these, the last ones: guesses; the trunk of a tree
+  std::int32_t first_row = 0;   ///< in the caller's order
+  ChunkIndex chunk = no_chunk;  ///< Decoding: where the K/V of the one row goes; else no_chunk
+  std::int32_t offset = 0;      ///< in that chunk, never the last place
+  bool has_output = false;    ///< it reaches the end of the sequence: there is something to sample
+  bool drafts_known = false;  ///< the drafts' tokens are stored, to be compared with the outputs
 
   [[nodiscard]] SequenceId id() const noexcept { return sequence_id(sequence, generation); }
   [[nodiscard]] std::int32_t end() const noexcept { return begin + length; }
@@ -48,9 +48,9 @@ struct StepEntry {
 /// A draft of a tree. The *trunk* of a tree is the first of its longest branches: it stands on the
 /// sequence's own places, like drafts that are a chain. The others stand aside, see AsidePlaces.
 struct Draft {
-  std::int32_t parent = none;  ///< the draft before it; none: the path's last token
-  std::int32_t depth = 0;      ///< of how many drafts the branch is that ends with it
-  SlotIndex slot = no_slot;    ///< where its K/V goes, and its token
+  std::int32_t parent = none;   ///< the draft before it; none: the path's last token
+  std::int32_t depth = 0;       ///< of how many drafts the branch is that ends with it
+  ChunkIndex chunk = no_chunk;  ///< where its K/V goes, and its token
   std::int32_t offset = 0;
 };
 /// The drafts of an entry that are no chain: `count` of StepRecord::drafts.
@@ -83,7 +83,7 @@ struct StepRecord {
   std::int32_t num_rows = 0;
   std::int32_t num_outputs = 0;  ///< once it has finished: entries whose output is to come
   /// Once it has finished: each entry has one output to come, which can be committed, until
-  /// Sequences::outputs_given_up() is another number.
+  /// SequenceTable::outputs_given_up() is another number.
   bool all_outputs = false;
   std::uint64_t outputs_given_up = 0;
   Array<StepEntry> entries;
@@ -116,12 +116,12 @@ struct StepRecord {
 };
 
 /// The steps of a tree: those that are not over, and records that the next ones take.
-class Steps {
+class StepTable {
  public:
-  explicit Steps(TreeStats& stats) : stats_(stats) {}
-  Steps(const Steps&) = delete;
-  Steps& operator=(const Steps&) = delete;
-  ~Steps() {
+  explicit StepTable(TreeStats& stats) : stats_(stats) {}
+  StepTable(const StepTable&) = delete;
+  StepTable& operator=(const StepTable&) = delete;
+  ~StepTable() {
     for (StepRecord* step : steps_) {
       step->invalidate_view();
       delete step;

@@ -15,10 +15,10 @@
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "../base/to_size.hpp"
+#include "chunk_table.hpp"
 #include "core.hpp"
 #include "prefixes.hpp"
 #include "retention.hpp"
-#include "chunk_table.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -33,15 +33,15 @@ struct MatchResult {
 template <TokenType Token, int ChunkSize>
 class TokenStore final : public Tokens {
  public:
-  void grow(std::size_t num_slots) override {
-    if (num_slots * ChunkSize <= tokens_.size()) return;
-    if (num_slots * ChunkSize > tokens_.capacity())
-      tokens_.reserve(std::max(num_slots * ChunkSize, 2 * tokens_.size()));
-    tokens_.resize(num_slots * ChunkSize);
+  void grow(std::size_t num_chunks) override {
+    if (num_chunks * ChunkSize <= tokens_.size()) return;
+    if (num_chunks * ChunkSize > tokens_.capacity())
+      tokens_.reserve(std::max(num_chunks * ChunkSize, 2 * tokens_.size()));
+    tokens_.resize(num_chunks * ChunkSize);
   }
-  [[nodiscard]] std::uint64_t hash(std::uint64_t seed, SlotIndex slot, std::int32_t offset,
+  [[nodiscard]] std::uint64_t hash(std::uint64_t seed, ChunkIndex chunk, std::int32_t offset,
                                    std::int32_t count) const noexcept override {
-    return hash(seed, std::span(&token(slot, offset), to_size(count)));
+    return hash(seed, std::span(&token(chunk, offset), to_size(count)));
   }
   /// The same for tokens of a prompt.
   [[nodiscard]] static std::uint64_t hash(std::uint64_t seed,
@@ -49,38 +49,38 @@ class TokenStore final : public Tokens {
     for (const Token& token : tokens) seed = mix_hash(seed + 1, std::hash<Token>{}(token));
     return seed;
   }
-  [[nodiscard]] std::int32_t common(SlotIndex a, std::int32_t offset_a, SlotIndex b,
+  [[nodiscard]] std::int32_t common(ChunkIndex a, std::int32_t offset_a, ChunkIndex b,
                                     std::int32_t offset_b,
                                     std::int32_t count) const noexcept override {
     const Token *const in_a = &token(a, offset_a), *const in_b = &token(b, offset_b);
     return static_cast<std::int32_t>(std::mismatch(in_a, in_a + count, in_b).first - in_a);
   }
   /// Whether these tokens stand there.
-  [[nodiscard]] bool equal(SlotIndex slot, std::int32_t offset,
+  [[nodiscard]] bool equal(ChunkIndex chunk, std::int32_t offset,
                            std::span<const Token> tokens) const noexcept {
-    return std::equal(tokens.begin(), tokens.end(), &token(slot, offset));
+    return std::equal(tokens.begin(), tokens.end(), &token(chunk, offset));
   }
-  void copy(SlotIndex from, std::int32_t offset, SlotIndex to, std::int32_t to_offset,
+  void copy(ChunkIndex from, std::int32_t offset, ChunkIndex to, std::int32_t to_offset,
             std::int32_t count) noexcept override {
     store(to, to_offset, std::span(&token(from, offset), to_size(count)));
   }
-  void prefetch(SlotIndex slot, std::int32_t offset) const noexcept override {
-    CHUNKATTN_PREFETCH_WRITE(tokens_.data() + to_size(slot) * ChunkSize + to_size(offset));
+  void prefetch(ChunkIndex chunk, std::int32_t offset) const noexcept override {
+    CHUNKATTN_PREFETCH_WRITE(tokens_.data() + to_size(chunk) * ChunkSize + to_size(offset));
   }
 
-  void store(SlotIndex slot, std::int32_t offset, const Token& token) {
-    tokens_[to_size(slot) * ChunkSize + to_size(offset)] = token;
+  void store(ChunkIndex chunk, std::int32_t offset, const Token& token) {
+    tokens_[to_size(chunk) * ChunkSize + to_size(offset)] = token;
   }
-  void store(SlotIndex slot, std::int32_t offset, std::span<const Token> tokens) {
+  void store(ChunkIndex chunk, std::int32_t offset, std::span<const Token> tokens) {
     std::copy(tokens.begin(), tokens.end(),
-              tokens_.begin() + slot * std::ptrdiff_t{ChunkSize} + offset);
+              tokens_.begin() + chunk * std::ptrdiff_t{ChunkSize} + offset);
   }
-  [[nodiscard]] const Token& token(SlotIndex slot, std::int32_t offset) const noexcept {
-    return tokens_[to_size(slot) * ChunkSize + to_size(offset)];
+  [[nodiscard]] const Token& token(ChunkIndex chunk, std::int32_t offset) const noexcept {
+    return tokens_[to_size(chunk) * ChunkSize + to_size(offset)];
   }
 
  private:
-  std::vector<Token> tokens_;  // [slot][offset]
+  std::vector<Token> tokens_;  // [chunk][offset]
 };
 
 template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
@@ -96,7 +96,7 @@ class TokenTree {
 
  private:
   TokenStore<Token, ChunkSize> tokens_;
-  SlotAllocatorOf<Allocator> allocator_;
+  AnyAllocatorOf<Allocator> allocator_;
   Retention retention_;
 
  public:
@@ -119,16 +119,16 @@ class TokenTree {
     return {std::min(to_size(written_end), options.max_reuse), to_size(own_begin - written_end)};
   }
 
-  /// Slots that insert() would at most take from the available ones: new ones, and cached ones that
-  /// it brings back into use.
-  [[nodiscard]] std::size_t slots_needed(std::span<const Token> prompt,
-                                         const InsertOptions& options) const {
+  /// Chunks that insert() would at most take from the available ones: new ones, and cached ones
+  /// that it brings back into use.
+  [[nodiscard]] std::size_t chunks_needed(std::span<const Token> prompt,
+                                          const InsertOptions& options) const {
     Match match = find(prompt, options);
     if (!options.share_pending) trim_to_written(match);
-    const std::size_t revived =
-        core.prefixes.count_slots(match, [](const SlotRecord& slot) { return slot.active == 0; });
+    const std::size_t revived = core.prefixes.count_chunks(
+        match, [](const ChunkRecord& chunk) { return chunk.active == 0; });
     const std::int32_t fresh = static_cast<std::int32_t>(prompt.size()) - match.length;
-    return revived + to_size(core.topology.chunk.slots_for(fresh - core.room_at(match, fresh)));
+    return revived + to_size(core.topology.geometry.chunks_for(fresh - core.room_at(match, fresh)));
   }
 
   /// Pins what is written of these tokens; the pin's index, or none.
@@ -172,9 +172,9 @@ class TokenTree {
   }
 
   /// \param tokens  of the drafts, or empty where these are not known
-  CHUNKATTN_INLINE AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t budget,
+  CHUNKATTN_INLINE AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
                                   const NewDrafts& drafts, std::span<const Token> tokens) {
-    const AddOutcome outcome = core.additions.add(step, s, budget, drafts);
+    const AddOutcome outcome = core.additions.add(step, s, max_tokens, drafts);
     if (!tokens.empty() && outcome.reason == AddResult::Reason::none) store_drafts(step, tokens);
     return outcome;
   }
@@ -203,7 +203,7 @@ class TokenTree {
     for (std::int32_t i = leaf; entry.drafts_known && i != none; i = tree[to_size(i)].parent) {
       const Draft& draft = tree[to_size(i)];
       const bool same =
-          tokens_.equal(draft.slot, draft.offset, outputs.subspan(to_size(draft.depth) - 1, 1));
+          tokens_.equal(draft.chunk, draft.offset, outputs.subspan(to_size(draft.depth) - 1, 1));
       if (!same) [[unlikely]]
         fail_other_draft(draft.depth - 1);
     }
@@ -225,7 +225,7 @@ class TokenTree {
         tree->store_output(entry, *next++);
       }
       CHUNKATTN_INLINE void ahead(const StepEntry& entry) const noexcept {
-        if (entry.slot != no_slot) tree->tokens_.prefetch(entry.slot, entry.offset + 1);
+        if (entry.chunk != no_chunk) tree->tokens_.prefetch(entry.chunk, entry.offset + 1);
       }
     };
     core.outputs.commit_all(step, Store{this, outputs.data()});
@@ -233,13 +233,13 @@ class TokenTree {
 
   // ---- reading -------------------------------------------------------------------------------
 
-  [[nodiscard]] const Token& token_at(SlotIndex slot, std::int32_t offset) const noexcept {
-    return tokens_.token(slot, offset);
+  [[nodiscard]] const Token& token_at(ChunkIndex chunk, std::int32_t offset) const noexcept {
+    return tokens_.token(chunk, offset);
   }
   [[nodiscard]] const Token& token(SequenceIndex s, std::int32_t position) const noexcept {
     const TreeNode& n = core.topology.node(core.sequences.node_of(s, position));
     const std::int32_t place = n.begin + position - n.position;
-    return token_at(core.topology.slot_of(n, place), core.topology.chunk.offset(place));
+    return token_at(core.topology.chunk_of(n, place), core.topology.geometry.offset(place));
   }
   /// Calls f(entry, path position, token) for the step's first `num_rows` rows, in the order of
   /// add(), rows of drafts that are a tree in that of the drafts. The token is null where it is not
@@ -254,7 +254,7 @@ class TokenTree {
       for (const Draft& draft : drafts) {
         const std::int32_t p = entry.output_position() + draft.depth - 1;
         f(entry, p,
-          knows_drafts(entry) ? &token_at(draft.slot, draft.offset) : known_token(entry, p));
+          knows_drafts(entry) ? &token_at(draft.chunk, draft.offset) : known_token(entry, p));
       }
     }
   }
@@ -293,11 +293,11 @@ class TokenTree {
         static_cast<std::int32_t>(std::min<std::size_t>(to_size(n.length - first), tokens.size()));
     if (limit == 0) return 0;
     const Token* asked = tokens.data();
-    SlotIndex slot = core.topology.slot_of(n, n.begin + first);
+    ChunkIndex chunk = core.topology.chunk_of(n, n.begin + first);
     std::int32_t offset = (n.begin + first) % ChunkSize;
-    for (std::int32_t done = 0;; offset = 0, slot = core.slot_table.next(slot)) {
+    for (std::int32_t done = 0;; offset = 0, chunk = core.chunk_table.next(chunk)) {
       const std::int32_t run = std::min(limit - done, ChunkSize - offset);
-      const Token* const held = &tokens_.token(slot, offset);
+      const Token* const held = &tokens_.token(chunk, offset);
       // Whole runs usually match; find the exact place only where they do not.
       if (!std::equal(held, held + run, asked))
         return done +
@@ -325,8 +325,8 @@ class TokenTree {
       const NodeIndex child = core.prefixes.find_child(
           match.last, space,
           Prefixes::finish_hash(tokens_.hash(Prefixes::hash_seed(match.last, space), key)),
-          [&](const TreeNode& c) {  // a key lies in one slot
-            return c.length >= unit && tokens_.equal(c.first_slot, c.begin, key);
+          [&](const TreeNode& c) {  // a key lies in one chunk
+            return c.length >= unit && tokens_.equal(c.first_chunk, c.begin, key);
           });
       if (child == none) break;
       const std::int32_t end = match.length < public_end ? public_end : size;
@@ -359,11 +359,11 @@ class TokenTree {
 
   /// The first output of an entry, at its place.
   CHUNKATTN_INLINE void store_output(const StepEntry& entry, const Token& output) {
-    if (entry.slot != no_slot) [[likely]]
-      return tokens_.store(entry.slot, entry.offset + 1, output);
+    if (entry.chunk != no_chunk) [[likely]]
+      return tokens_.store(entry.chunk, entry.offset + 1, output);
     const TreeNode& tail = core.topology.node(core.sequences[entry.sequence].tail);
     const std::int32_t place = tail.begin + entry.output_position() - tail.position;
-    tokens_.store(core.topology.slot_of(tail, place), place % ChunkSize, output);
+    tokens_.store(core.topology.chunk_of(tail, place), place % ChunkSize, output);
   }
   /// Drafts that are a chain, and one token more. Throws InvalidArgument where they are others.
   [[gnu::noinline]] void store_chain(const StepRecord& step, const StepEntry& entry,
@@ -388,12 +388,12 @@ class TokenTree {
     if (tree.empty())
       store(tail, entry.output_position() - tail.position, tokens.first(to_size(entry.drafts)));
     for (std::size_t i = 0; i < tree.size(); ++i)
-      tokens_.store(tree[i].slot, tree[i].offset, tokens[i]);
+      tokens_.store(tree[i].chunk, tree[i].offset, tokens[i]);
   }
   void store(const TreeNode& n, std::int32_t first, std::span<const Token> tokens) {
     core.topology.for_each_run(
         n, first, static_cast<std::int32_t>(tokens.size()),
-        [&](SlotIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
+        [&](ChunkIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {
           tokens_.store(s, offset, tokens.subspan(to_size(done), to_size(run)));
           return true;
         });

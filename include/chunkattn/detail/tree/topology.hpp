@@ -1,5 +1,5 @@
 // The shape of the tree: nodes, how they hang together, and the places that each of them has in
-// slots. It knows neither tokens nor what is cached.
+// chunks. It knows neither tokens nor what is cached.
 #pragma once
 
 #include <algorithm>
@@ -33,16 +33,16 @@ enum class NodeState : std::uint8_t {
   stale       ///< from before clear(): serves its live sequences, never found again
 };
 
-/// A run of tokens on consecutive places: from offset `begin` of `first_slot` to its end, over as
-/// many slots as it takes, all full but the last. A node that is split keeps its slots; the two
-/// halves then share the slot that was cut.
+/// A run of tokens on consecutive places: from offset `begin` of `first_chunk` to its end, over as
+/// many chunks as it takes, all full but the last. A node that is split keeps its chunks; the two
+/// halves then share the chunk that was cut.
 /// What a decode step touches stands in the first cache line.
 struct alignas(64) TreeNode {
   NodeIndex parent = none, first_child = none, next_sibling = none, prev_sibling = none;
   std::int32_t position = 0;  ///< path position of the first token
   std::int32_t length = 0;    ///< places taken, those of reserved tokens included
   std::int32_t begin = 0;
-  SlotIndex first_slot = no_slot, last_slot = no_slot;
+  ChunkIndex first_chunk = no_chunk, last_chunk = no_chunk;
   std::int32_t written = 0;      ///< leading tokens whose K/V is written
   std::int32_t scheduled = 0;    ///< leading tokens that are written or that a step is to write
   SequenceIndex writer = none;   ///< who is to write those that are not written
@@ -58,7 +58,7 @@ struct alignas(64) TreeNode {
   Namespace name_space{};
 
   [[nodiscard]] bool active() const noexcept { return live + held > 0; }
-  [[nodiscard]] SlotUse use() const noexcept { return {active(), pins > 0}; }
+  [[nodiscard]] ChunkUse use() const noexcept { return {active(), pins > 0}; }
   [[nodiscard]] std::int32_t end() const noexcept { return position + length; }
   /// The K/V of the first tokens is written.
   void set_written(std::int32_t count) noexcept {
@@ -69,14 +69,14 @@ struct alignas(64) TreeNode {
 
 class Topology {
  public:
-  Topology(Slots& slot_table, ChunkGeometry geometry, TreeStats& stats)
-      : chunk(geometry), slots_(slot_table), stats_(stats) {
+  Topology(ChunkTable& chunk_table, ChunkGeometry of_chunks, TreeStats& stats)
+      : geometry(of_chunks), chunks_(chunk_table), stats_(stats) {
     nodes_.push_back({});
     nodes_[root_node].state = NodeState::published;
     stats_.nodes = 1;
   }
 
-  const ChunkGeometry chunk;
+  const ChunkGeometry geometry;
 
   [[nodiscard]] TreeNode& node(NodeIndex n) noexcept { return nodes_[to_size(n)]; }
   [[nodiscard]] const TreeNode& node(NodeIndex n) const noexcept { return nodes_[to_size(n)]; }
@@ -98,145 +98,145 @@ class Topology {
 
   // ---- places --------------------------------------------------------------------------------
 
-  /// Offset behind the node's last place, in its last slot.
+  /// Offset behind the node's last place, in its last chunk.
   [[nodiscard]] std::int32_t end_offset(const TreeNode& n) const noexcept {
-    return n.length == 0 ? n.begin : chunk.offset(n.begin + n.length - 1) + 1;
+    return n.length == 0 ? n.begin : geometry.offset(n.begin + n.length - 1) + 1;
   }
   /// Whether the free places behind the node's last token are its own.
   [[nodiscard]] bool owns_end(const TreeNode& n) const noexcept {
-    const NodeIndex owner = slots_[n.last_slot].owner;
+    const NodeIndex owner = chunks_[n.last_chunk].owner;
     return owner != none && &node(owner) == &n;
   }
-  /// The slot of a place of the node's run, counted from the start of its first slot; found from
+  /// The chunk of a place of the node's run, counted from the start of its first chunk; found from
   /// the nearer end.
-  [[nodiscard]] SlotIndex slot_of(const TreeNode& n, std::int32_t place) const noexcept {
-    const std::int32_t index = chunk.slots_before(place);
-    const std::int32_t from_end = chunk.slots_before(n.begin + n.length - 1) - index;
+  [[nodiscard]] ChunkIndex chunk_of(const TreeNode& n, std::int32_t place) const noexcept {
+    const std::int32_t index = geometry.chunks_before(place);
+    const std::int32_t from_end = geometry.chunks_before(n.begin + n.length - 1) - index;
     if (from_end < index) {
-      SlotIndex s = n.last_slot;
-      for (std::int32_t i = from_end; i > 0; --i) s = slots_[s].prev;
+      ChunkIndex s = n.last_chunk;
+      for (std::int32_t i = from_end; i > 0; --i) s = chunks_[s].prev;
       return s;
     }
-    SlotIndex s = n.first_slot;
-    for (std::int32_t i = index; i > 0; --i) s = slots_.next(s);
+    ChunkIndex s = n.first_chunk;
+    for (std::int32_t i = index; i > 0; --i) s = chunks_.next(s);
     return s;
   }
-  /// Calls f(slot, offset, count, done) for the places [first, first + count) of a node, slot by
-  /// slot; `done` counts the places before. f returns false to stop.
+  /// Calls f(chunk, offset, count, done) for the places [first, first + count) of a node, chunk by
+  /// chunk; `done` counts the places before. f returns false to stop.
   template <class F>
   void for_each_run(const TreeNode& n, std::int32_t first, std::int32_t count, const F& f) const {
     if (count <= 0) return;
-    SlotIndex s = slot_of(n, n.begin + first);
-    std::int32_t offset = chunk.offset(n.begin + first);
+    ChunkIndex s = chunk_of(n, n.begin + first);
+    std::int32_t offset = geometry.offset(n.begin + first);
     for (std::int32_t done = 0;;) {
-      const std::int32_t run = std::min(count - done, chunk.size - offset);
+      const std::int32_t run = std::min(count - done, geometry.size - offset);
       if (!f(s, offset, run, done)) return;
       done += run;
       if (done == count) return;
-      s = slots_.next(s);
+      s = chunks_.next(s);
       offset = 0;
     }
   }
-  /// Calls f(slot) for every slot of the node, spare ones behind its tokens included.
+  /// Calls f(chunk) for every chunk of the node, spare ones behind its tokens included.
   template <class F>
-  void for_each_slot(const TreeNode& n, const F& f) const {
-    if (n.first_slot == no_slot) return;
-    const SlotIndex last = last_held_slot(n);
-    for (SlotIndex s = n.first_slot;; s = slots_.next(s)) {
+  void for_each_chunk(const TreeNode& n, const F& f) const {
+    if (n.first_chunk == no_chunk) return;
+    const ChunkIndex last = last_held_chunk(n);
+    for (ChunkIndex s = n.first_chunk;; s = chunks_.next(s)) {
       f(s);
       if (s == last) return;
     }
   }
-  /// The last slot of the node's run, spare ones included.
-  [[nodiscard]] SlotIndex last_held_slot(const TreeNode& n) const noexcept {
-    SlotIndex s = n.last_slot;
-    if (n.tail_of != none && s != no_slot && owns_end(n))
-      while (slots_.next(s) != no_slot) s = slots_.next(s);
+  /// The last chunk of the node's run, spare ones included.
+  [[nodiscard]] ChunkIndex last_held_chunk(const TreeNode& n) const noexcept {
+    ChunkIndex s = n.last_chunk;
+    if (n.tail_of != none && s != no_chunk && owns_end(n))
+      while (chunks_.next(s) != no_chunk) s = chunks_.next(s);
     return s;
   }
-  /// Free places that the node can take without a new slot: behind its own end, or, while it has
+  /// Free places that the node can take without a new chunk: behind its own end, or, while it has
   /// none, behind its parent's.
   [[nodiscard]] std::int32_t room(const TreeNode& n) const noexcept {
-    if (n.first_slot == no_slot) return room_behind(n.parent);
+    if (n.first_chunk == no_chunk) return room_behind(n.parent);
     if (!owns_end(n)) return 0;
-    std::int32_t places = chunk.size - end_offset(n);
-    for (SlotIndex s = slots_.next(n.last_slot); s != no_slot; s = slots_.next(s))
-      places += chunk.size;
+    std::int32_t places = geometry.size - end_offset(n);
+    for (ChunkIndex s = chunks_.next(n.last_chunk); s != no_chunk; s = chunks_.next(s))
+      places += geometry.size;
     return places;
   }
-  /// Places that a new child of `parent` could take in its last slot.
+  /// Places that a new child of `parent` could take in its last chunk.
   [[nodiscard]] std::int32_t room_behind(NodeIndex parent) const noexcept {
     const TreeNode& p = node(parent);
     if (p.length == 0) return 0;
-    const SlotRecord& last = slots_[p.last_slot];
-    if (last.owner != parent || last.next != no_slot) return 0;
-    return chunk.size - end_offset(p);
+    const ChunkRecord& last = chunks_[p.last_chunk];
+    if (last.owner != parent || last.next != no_chunk) return 0;
+    return geometry.size - end_offset(p);
   }
 
-  /// Appends `count` places to the node's end: its own free places first, then acquired slots.
+  /// Appends `count` places to the node's end: its own free places first, then acquired chunks.
   void extend(NodeIndex index, std::int32_t count) noexcept {
     TreeNode& n = node(index);
     if (count <= 0) return;
     stats_.stored_tokens += to_size(count);
-    if (n.first_slot == no_slot) enter_first_slot(index);
+    if (n.first_chunk == no_chunk) enter_first_chunk(index);
     for (std::int32_t offset = end_offset(n);; offset = 0) {
-      const std::int32_t take = std::min(count, chunk.size - offset);
+      const std::int32_t take = std::min(count, geometry.size - offset);
       n.length += take;
       count -= take;
       if (count == 0) return;
-      SlotIndex next = slots_.next(n.last_slot);  // a spare from a dropped reservation
-      if (next == no_slot) {
-        next = slots_.take(index, n.last_slot, n.use());
-        slots_[n.last_slot].next = next;
+      ChunkIndex next = chunks_.next(n.last_chunk);  // a spare from a dropped reservation
+      if (next == no_chunk) {
+        next = chunks_.take(index, n.last_chunk, n.use());
+        chunks_[n.last_chunk].next = next;
       }
-      n.last_slot = next;
+      n.last_chunk = next;
     }
   }
-  /// The same, but starts in a slot of its own.
+  /// The same, but starts in a chunk of its own.
   void extend_apart(NodeIndex index, std::int32_t count) noexcept {
     TreeNode& n = node(index);
     if (count <= 0) return;
-    n.first_slot = n.last_slot = slots_.take(index, no_slot, n.use());
+    n.first_chunk = n.last_chunk = chunks_.take(index, no_chunk, n.use());
     extend(index, count);
   }
 
-  /// Gives back the slots behind the node's first `keep` places, spare ones included. True if any
-  /// slot was given back.
+  /// Gives back the chunks behind the node's first `keep` places, spare ones included. True if any
+  /// chunk was given back.
   bool release_places(NodeIndex index, std::int32_t keep) noexcept {
     return release_places(index, keep, node(index).active());
   }
-  /// \param active  whether its slots count it as in use
+  /// \param active  whether its chunks count it as in use
   bool release_places(NodeIndex index, std::int32_t keep, bool active) noexcept {
     TreeNode& n = node(index);
-    if (n.first_slot == no_slot) return false;
+    if (n.first_chunk == no_chunk) return false;
     stats_.stored_tokens -= to_size(n.length - keep);
-    const std::int32_t kept_slots = keep == 0 ? 0 : chunk.slots_for(n.begin + keep);
-    SlotIndex s = last_held_slot(n);
-    std::int32_t held = std::max(1, chunk.slots_for(n.begin + n.length));
-    for (SlotIndex i = s; i != n.last_slot; i = slots_[i].prev) ++held;
-    const bool released = held > kept_slots;
+    const std::int32_t kept_chunks = keep == 0 ? 0 : geometry.chunks_for(n.begin + keep);
+    ChunkIndex s = last_held_chunk(n);
+    std::int32_t held = std::max(1, geometry.chunks_for(n.begin + n.length));
+    for (ChunkIndex i = s; i != n.last_chunk; i = chunks_[i].prev) ++held;
+    const bool released = held > kept_chunks;
     const bool owned = owns_end(n);
-    const SlotUse use{active, n.pins > 0};
-    for (; held > kept_slots; --held) {
-      const SlotIndex prev = held > 1 ? slots_[s].prev : no_slot;
-      if (held == 1 && slots_[s].owner == index) {
-        // The free places of a shared first slot go back to the node before this one.
+    const ChunkUse use{active, n.pins > 0};
+    for (; held > kept_chunks; --held) {
+      const ChunkIndex prev = held > 1 ? chunks_[s].prev : no_chunk;
+      if (held == 1 && chunks_[s].owner == index) {
+        // The free places of a shared first chunk go back to the node before this one.
         const TreeNode& p = node(n.parent);
-        slots_[s].owner = p.length > 0 && p.last_slot == s ? n.parent : none;
-        slots_[s].next = no_slot;
+        chunks_[s].owner = p.length > 0 && p.last_chunk == s ? n.parent : none;
+        chunks_[s].next = no_chunk;
       }
-      slots_.remove_node(s, use);
+      chunks_.remove_node(s, use);
       s = prev;
     }
     n.length = keep;
-    if (kept_slots == 0) {
-      n.first_slot = n.last_slot = no_slot;
+    if (kept_chunks == 0) {
+      n.first_chunk = n.last_chunk = no_chunk;
       n.begin = 0;
     } else {
-      n.last_slot = s;
+      n.last_chunk = s;
       if (released || owned) {
-        slots_[s].next = no_slot;
-        slots_[s].owner = index;
+        chunks_[s].next = no_chunk;
+        chunks_[s].owner = index;
       }
     }
     n.scheduled = std::min(n.scheduled, keep);
@@ -246,32 +246,32 @@ class Topology {
     }
     return released;
   }
-  /// Shortens a tail to `keep` places; its slots stay with it as spare ones.
+  /// Shortens a tail to `keep` places; its chunks stay with it as spare ones.
   void shorten(NodeIndex index, std::int32_t keep) noexcept {
     TreeNode& n = node(index);
     stats_.stored_tokens -= to_size(n.length - keep);
-    n.last_slot = keep > 0 ? slot_of(n, n.begin + keep - 1) : n.first_slot;
+    n.last_chunk = keep > 0 ? chunk_of(n, n.begin + keep - 1) : n.first_chunk;
     n.length = keep;
     n.scheduled = std::min(n.scheduled, keep);
     if (n.written == keep) n.writer = none;
   }
-  /// Gives what lies behind a node to a new, empty child of it: its spare slots, and with
-  /// `claim_end` also the free places of its last slot.
+  /// Gives what lies behind a node to a new, empty child of it: its spare chunks, and with
+  /// `claim_end` also the free places of its last chunk.
   void move_spare_places(NodeIndex from, NodeIndex to, bool claim_end) noexcept {
     const TreeNode& f = node(from);
     TreeNode& t = node(to);
     if (!owns_end(f)) return;
-    const SlotIndex spare = slots_.next(f.last_slot);
-    if (claim_end && end_offset(f) < chunk.size) {
+    const ChunkIndex spare = chunks_.next(f.last_chunk);
+    if (claim_end && end_offset(f) < geometry.size) {
       t.begin = end_offset(f);
-      t.first_slot = t.last_slot = f.last_slot;
-      slots_[f.last_slot].owner = to;
-      slots_.add_node(f.last_slot, t.use());
-    } else if (spare != no_slot) {
-      t.first_slot = t.last_slot = spare;
-      slots_[f.last_slot].next = slots_[spare].prev = no_slot;
+      t.first_chunk = t.last_chunk = f.last_chunk;
+      chunks_[f.last_chunk].owner = to;
+      chunks_.add_node(f.last_chunk, t.use());
+    } else if (spare != no_chunk) {
+      t.first_chunk = t.last_chunk = spare;
+      chunks_[f.last_chunk].next = chunks_[spare].prev = no_chunk;
     }
-    for (SlotIndex s = spare; s != no_slot; s = slots_.next(s)) slots_[s].owner = to;
+    for (ChunkIndex s = spare; s != no_chunk; s = chunks_.next(s)) chunks_[s].owner = to;
   }
 
   /// Counts places that were added to the ends of nodes without extend().
@@ -281,7 +281,8 @@ class Topology {
   /// The same for the token behind its last place.
   void prefetch_end(NodeIndex index) const noexcept {
     const TreeNode& n = node(index);
-    if (n.last_slot != no_slot) slots_.prefetch(n.last_slot, chunk.offset(n.begin + n.length));
+    if (n.last_chunk != no_chunk)
+      chunks_.prefetch(n.last_chunk, geometry.offset(n.begin + n.length));
   }
 
   // ---- nodes ---------------------------------------------------------------------------------
@@ -339,7 +340,7 @@ class Topology {
     upper.position = lower.position;
     upper.length = keep;
     upper.begin = lower.begin;
-    upper.first_slot = lower.first_slot;
+    upper.first_chunk = lower.first_chunk;
     upper.written = std::min(lower.written, keep);
     upper.scheduled = std::min(lower.scheduled, keep);
     upper.writer = upper.written < keep ? lower.writer : none;
@@ -348,22 +349,22 @@ class Topology {
     upper.pins = lower.pins;
     upper.state = lower.state;
 
-    SlotIndex cut = lower.first_slot;
+    ChunkIndex cut = lower.first_chunk;
     std::int32_t offset = lower.begin + keep;
-    for (; offset > chunk.size; offset -= chunk.size) {
-      slots_[cut].owner = upper_index;
-      cut = slots_.next(cut);
+    for (; offset > geometry.size; offset -= geometry.size) {
+      chunks_[cut].owner = upper_index;
+      cut = chunks_.next(cut);
     }
-    upper.last_slot = cut;
-    if (offset == chunk.size) {
-      slots_[cut].owner = upper_index;
-      lower.first_slot = slots_.next(cut);
+    upper.last_chunk = cut;
+    if (offset == geometry.size) {
+      chunks_[cut].owner = upper_index;
+      lower.first_chunk = chunks_.next(cut);
       lower.begin = 0;
     } else {
       lower.begin = offset;
-      lower.first_slot = cut;
-      slots_.add_node(cut, lower.use());
-      ++stats_.splits_inside_slot;
+      lower.first_chunk = cut;
+      chunks_.add_node(cut, lower.use());
+      ++stats_.splits_inside_chunk;
     }
     lower.position += keep;
     lower.length -= keep;
@@ -376,19 +377,19 @@ class Topology {
   }
 
  private:
-  void enter_first_slot(NodeIndex index) noexcept {
+  void enter_first_chunk(NodeIndex index) noexcept {
     TreeNode& n = node(index);
     if (room_behind(n.parent) > 0) {
       const TreeNode& p = node(n.parent);
-      n.first_slot = p.last_slot;
+      n.first_chunk = p.last_chunk;
       n.begin = end_offset(p);
-      slots_[n.first_slot].owner = index;
-      slots_.add_node(n.first_slot, n.use());
+      chunks_[n.first_chunk].owner = index;
+      chunks_.add_node(n.first_chunk, n.use());
     } else {
-      n.first_slot = slots_.take(index, no_slot, n.use());
+      n.first_chunk = chunks_.take(index, no_chunk, n.use());
       n.begin = 0;
     }
-    n.last_slot = n.first_slot;
+    n.last_chunk = n.first_chunk;
   }
 
   void link(NodeIndex parent, NodeIndex child) noexcept {
@@ -408,7 +409,7 @@ class Topology {
     if (c.next_sibling != none) node(c.next_sibling).prev_sibling = c.prev_sibling;
   }
 
-  Slots& slots_;
+  ChunkTable& chunks_;
   TreeStats& stats_;
   Array<TreeNode> nodes_;
   NodeIndex free_nodes_ = none;

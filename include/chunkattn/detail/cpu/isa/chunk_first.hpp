@@ -85,8 +85,8 @@ template <int Stride = tile_lines, class T, class Rules = NoRules>
 /// of `ahead` at each step.
 template <int ValueDim, int Lines, int Vectors, class Rows>
 [[gnu::noinline]] void tile_values(const float* p, Rows v, int count, int begin,
-                                   const float* rescale, float* out, bool near, LineCursor& ahead,
-                                   int burst) noexcept {
+                                   const float* rescale, float* out, bool near,
+                                   PrefetchCursor& ahead, int burst) noexcept {
   constexpr int width = simd::width_for<ValueDim>;
   simd::Float<width> sums[Lines][Vectors];
   float* const to = out + begin;
@@ -112,7 +112,7 @@ template <int ValueDim, int Lines, int Vectors, class Rows>
           [&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = simd::fma(weight, value[i], sums[l][i]); });
     });
   };
-  LineCursor lines = ahead;
+  PrefetchCursor lines = ahead;
   int t = 0;
   const auto tokens = [&](bool prefetch_value) CHUNKATTN_LAMBDA {
     lines.advance(burst);
@@ -157,7 +157,7 @@ inline int burst_of(int half, int steps) noexcept {
 /// `as_streamed` or dim by dim.
 template <int HeadDim, int ValueDim, class T>
 CHUNKATTN_INLINE void block_logits(const Block<T>& block, const BlockLines& lines, bool as_streamed,
-                                   LineState<HeadDim, ValueDim>& state, LineCursor& ahead,
+                                   LineState<HeadDim, ValueDim>& state, PrefetchCursor& ahead,
                                    int half) noexcept {
   const int num_tiles = lines.num_tiles();
   const int burst = burst_of(
@@ -221,7 +221,8 @@ CHUNKATTN_INLINE void block_softmax(const Block<T>& block, BlockLines& lines, St
 /// that only some of them see are added line by line.
 template <int Lines, int Vectors, class T, class Rows, class State>
 CHUNKATTN_INLINE void group_values(const Block<T>& block, const BlockLines& lines, int line, Rows v,
-                                   int begin, State& state, LineCursor& ahead, int burst) noexcept {
+                                   int begin, State& state, PrefetchCursor& ahead,
+                                   int burst) noexcept {
   constexpr int dim = State::value_dim;
   constexpr int num_columns = Vectors * simd::width_for<dim>;
   const float* const p =
@@ -247,7 +248,7 @@ inline constexpr int line_group = simd::num_accumulators / wide_columns;
 /// Columns [begin, begin + Vectors * width) of all outputs: P·V, a group of lines at a time.
 template <int Vectors, class T, class State>
 CHUNKATTN_INLINE void column_values(const Block<T>& block, const BlockLines& lines, int begin,
-                                    State& state, LineCursor& ahead, int burst) noexcept {
+                                    State& state, PrefetchCursor& ahead, int burst) noexcept {
   constexpr int dim = State::value_dim;
   const auto v = [&] {
     if constexpr (std::is_same_v<T, float>)
@@ -277,7 +278,7 @@ CHUNKATTN_INLINE void column_values(const Block<T>& block, const BlockLines& lin
 /// P·V of all columns.
 template <class T, class State>
 CHUNKATTN_INLINE void block_values(const Block<T>& block, const BlockLines& lines, State& state,
-                                   LineCursor& ahead, int half) noexcept {
+                                   PrefetchCursor& ahead, int half) noexcept {
   constexpr int width = simd::width_for<State::value_dim>;
   constexpr int passes = State::value_dim / width / wide_columns;
   const int groups = (lines.count + line_group - 1) / line_group;
@@ -309,7 +310,7 @@ template <class State, class Values>
 /// state becomes bit for bit what sequence_first_block would make of it.
 template <class T, class State, class Rules>
 [[gnu::noinline]] void chunk_first_block(Block<T>& block, int line0, int num_lines,
-                                         bool as_streamed, State& state, LineCursor& ahead,
+                                         bool as_streamed, State& state, PrefetchCursor& ahead,
                                          Rules rules) noexcept {
   BlockLines lines{line0, num_lines};
   for (int l = 0; l < num_lines; ++l)

@@ -42,7 +42,7 @@ class Engine {
       const int end = std::min(plan.num_rows, (call + 1) * rows_per_call);
       for (int row = call * rows_per_call; row < end; ++row) {
         const WriteTarget& target = plan.writes[row];
-        if (target.slot == no_slot) continue;
+        if (target.chunk == no_chunk) continue;
         for (int head = 0; head < heads; ++head) {
           const std::ptrdiff_t line = static_cast<std::ptrdiff_t>(row) * heads + head;
           write_k<HeadDim>(layer, target, head, k + line * HeadDim);
@@ -248,7 +248,8 @@ class Engine {
   // One block for lines [line, line + num_lines), by tiles or by vectors.
   template <class T, class Rules>
   void add_product(Block<T>& block, int line, int num_lines, State& state,
-                   [[maybe_unused]] Tiles& tiles, LineCursor& ahead, Rules rules) const noexcept {
+                   [[maybe_unused]] Tiles& tiles, PrefetchCursor& ahead,
+                   Rules rules) const noexcept {
     if constexpr (fits_tiles<HeadDim, ValueDim, T>)
       if (uses_tiles<T>())
         return tile_first_block(block, line, num_lines, terms_, state, tiles, ahead, rules);

@@ -17,7 +17,8 @@ inline constexpr int stream_lines = 4;
 
 /// Prefetches `Total` cache lines in the course of `Steps` steps, of which this is number I.
 template <int Total, int Steps, int I>
-CHUNKATTN_INLINE void prefetch_some(LineCursor& lines, std::integral_constant<int, I>) noexcept {
+CHUNKATTN_INLINE void prefetch_some(PrefetchCursor& lines,
+                                    std::integral_constant<int, I>) noexcept {
   constexpr int bursts = Total > max_burst && Steps % 2 == 0 ? 2 : 1;
   if constexpr (I % (Steps / bursts) == 0) lines.advance(Total / bursts);
 }
@@ -29,14 +30,14 @@ template <int HeadDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
                                     const float* const (&q)[Lines],
                                     float (*logits)[block_tokens + 16],
-                                    LineCursor& ahead) noexcept {
+                                    PrefetchCursor& ahead) noexcept {
   constexpr int width = simd::width_for<HeadDim>;
   constexpr int accumulators = simd::num_accumulators < width ? width : simd::num_accumulators;
   constexpr int group = accumulators / Lines;
   constexpr int vectors = HeadDim / width;
   constexpr int unrolled = vectors % 8 == 0 ? 8 : vectors % 4 == 0 ? 4 : 1;
   constexpr int step_lines = std::max(1, lines_per_row<HeadDim, T> * unrolled / vectors);
-  LineCursor lines = ahead;
+  PrefetchCursor lines = ahead;
   for (int t = 0; t < count; t += group) {
     simd::Float<width> sums[accumulators];
     simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
@@ -74,11 +75,11 @@ template <int ValueDim, int Lines, class T>
 CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
                                     const float (*p)[block_tokens + 16],
                                     const float (&rescale)[Lines], float* const (&out)[Lines],
-                                    LineCursor& ahead) noexcept {
+                                    PrefetchCursor& ahead) noexcept {
   constexpr int width = simd::width_for<ValueDim>;
   constexpr int vectors = ValueDim / width;
   constexpr int wide = simd::num_accumulators / Lines;  // vectors of a line held at once
-  LineCursor lines = ahead;
+  PrefetchCursor lines = ahead;
   const auto pass = [&]<int N>(std::integral_constant<int, N>, int begin,
                                bool first) CHUNKATTN_LAMBDA {
     simd::Float<width> sums[Lines][N];
@@ -121,7 +122,7 @@ CHUNKATTN_INLINE void stream_visible_values(Block<T>& block, int count, int used
                                             const float (*p)[block_tokens + 16],
                                             const float (&rescale)[Lines],
                                             float* const (&out)[Lines],
-                                            LineCursor& ahead) noexcept {
+                                            PrefetchCursor& ahead) noexcept {
   SpecialValues<ValueDim, T> special(block);
   for (int t = 0; t < count; ++t) {
     bool hidden = false;
@@ -132,10 +133,11 @@ CHUNKATTN_INLINE void stream_visible_values(Block<T>& block, int count, int used
   for (int l = 0; l < used; ++l) special.add(p[l], 1, out[l]);
 }
 
-/// One block for `Lines` line slots, of which the first `used` are lines line0, line0 + 1, …
+/// One block for `Lines` lines, of which the first `used` are line0, line0 + 1, …, the others
+/// nobody's.
 template <int Lines, int HeadDim, int ValueDim, class T, class Rules>
 [[gnu::noinline]] void stream_block(Block<T>& block, int line0, int used,
-                                    LineState<HeadDim, ValueDim>& state, LineCursor& ahead,
+                                    LineState<HeadDim, ValueDim>& state, PrefetchCursor& ahead,
                                     Rules rules) noexcept {
   constexpr int width = simd::native_width;
   alignas(64) float logits[Lines][block_tokens + 16];
@@ -206,7 +208,7 @@ template <int Lines, int HeadDim, int ValueDim, class T, class Rules>
 /// One block for lines [line0, line0 + num_lines), a few at a time.
 template <class T, class State, class Rules>
 void sequence_first_block(Block<T>& block, int line0, int num_lines, State& state,
-                          LineCursor& ahead, Rules rules) noexcept {
+                          PrefetchCursor& ahead, Rules rules) noexcept {
   for (int line = 0; line < num_lines; line += stream_lines) {
     const int count = std::min(stream_lines, num_lines - line);
     if (count > 2)

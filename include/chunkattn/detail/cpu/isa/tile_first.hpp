@@ -96,7 +96,7 @@ template <class T, class State>
 template <int ValueDim, class State, class Values>
 CHUNKATTN_INLINE void add_values(Tiles& tiles, const MatrixBlock& work, const MatrixLines& lines,
                                  const TileScratch<ValueDim>& scratch, State& state,
-                                 LineCursor& ahead, int burst, Values&& values) noexcept {
+                                 PrefetchCursor& ahead, int burst, Values&& values) noexcept {
   const bool two_tiles = lines.count > tile_size;
   const int rest = lines.count % tile_size;  // lines of a last tile that is not full
   float* first = state.out + lines.begin * ValueDim;
@@ -133,7 +133,7 @@ MatrixLines matrix_lines_of(const Block<T>& block, int begin, int count,
 /// One block for lines [line0, line0 + num_lines), whose queries pack_queries() has packed.
 template <int HeadDim, int ValueDim, class T, class Rules>
 void tile_first_block(const Block<T>& block, int line0, int num_lines, int terms,
-                      LineState<HeadDim, ValueDim>& state, Tiles& tiles, LineCursor& ahead,
+                      LineState<HeadDim, ValueDim>& state, Tiles& tiles, PrefetchCursor& ahead,
                       Rules rules) noexcept {
   constexpr int slice = 2 * block_tokens * tile_size;  // of V: two terms of 32 columns
   const TileScratch<ValueDim> scratch(state.tile_scratch);

@@ -50,13 +50,13 @@ CHUNKATTN_INLINE auto widened(const T* const* rows, int count, int begin, float*
 /// lines of `ahead` at each step.
 template <int HeadDim, int Vectors, class Rows>
 [[gnu::noinline]] void tile_logits(Rows k, int count, const float* q_transposed,
-                                   std::ptrdiff_t stride, bool near, LineCursor& ahead, int burst,
-                                   float* logits) noexcept {
+                                   std::ptrdiff_t stride, bool near, PrefetchCursor& ahead,
+                                   int burst, float* logits) noexcept {
   constexpr int width = simd::native_width;
   constexpr int group = logit_group;
   constexpr int parities = Vectors == 1 ? 2 : 1;  // enough chains of additions in flight
   constexpr int step = logit_step;
-  LineCursor lines = ahead;
+  PrefetchCursor lines = ahead;
   for (int t = 0; t < count; t += group) {
     simd::Float<width> sums[group][2];
     simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
@@ -105,8 +105,9 @@ template <int HeadDim, int Vectors, class Rows>
 /// other: a few tokens and vectors of lines at once, or lanes where registers are many.
 template <int HeadDim, int Vectors, class Rows>
 [[gnu::noinline]] void tile_logits_as_streamed(Rows k, int count, const float* q_transposed,
-                                               std::ptrdiff_t stride, bool near, LineCursor& ahead,
-                                               int burst, float* logits) noexcept {
+                                               std::ptrdiff_t stride, bool near,
+                                               PrefetchCursor& ahead, int burst,
+                                               float* logits) noexcept {
   constexpr int width = simd::native_width;
   constexpr int lanes = simd::width_for<HeadDim>;  // of a streamed vector
   // K is an operand in memory of AVX-512, else it should be loaded once for two vectors.
@@ -123,7 +124,7 @@ template <int HeadDim, int Vectors, class Rows>
       simd::repeat<vectors>([&](auto v) CHUNKATTN_LAMBDA { f(j, v); });
     });
   };
-  LineCursor lines = ahead;
+  PrefetchCursor lines = ahead;
   for (int t = 0; t < count; t += group) {
     const float* rows[group];
     simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA { rows[j] = k[t + j]; });

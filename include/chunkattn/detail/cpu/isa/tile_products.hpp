@@ -38,11 +38,11 @@ struct MatrixLines {
 /// logits[token][matrix_lines] = K·Qᵀ of the first `seen` tokens.
 template <int HeadDim, bool TwoTiles>
 [[gnu::noinline]] void matrix_logits(Tiles& tiles, const MatrixBlock& work, int seen,
-                                     const float* q, std::ptrdiff_t stride, LineCursor& ahead,
+                                     const float* q, std::ptrdiff_t stride, PrefetchCursor& ahead,
                                      int burst, float* logits) noexcept {
   constexpr std::ptrdiff_t row_bytes = matrix_lines * sizeof(float);
   const std::ptrdiff_t q_bytes = stride * static_cast<std::ptrdiff_t>(sizeof(float));
-  LineCursor lines = ahead;
+  PrefetchCursor lines = ahead;
   for (int t = 0; t < seen; t += 2 * tile_size) {
     const KeyTile& first = work.keys[t / tile_size];
     const KeyTile& second = work.keys[t / tile_size + 1];
@@ -87,12 +87,12 @@ template <int HeadDim, bool TwoTiles>
 /// `steps` times 32 tokens.
 template <int ValueDim, bool TwoTiles>
 [[gnu::noinline]] void matrix_values(Tiles& tiles, const MatrixBlock& work, int steps,
-                                     const float* p, const float* v, LineCursor& ahead, int burst,
-                                     float* first, float* second) noexcept {
+                                     const float* p, const float* v, PrefetchCursor& ahead,
+                                     int burst, float* first, float* second) noexcept {
   constexpr int tile = tile_size * tile_size;
   constexpr std::ptrdiff_t tile_bytes = tile_size * sizeof(float);
   constexpr std::ptrdiff_t row_bytes = ValueDim * sizeof(float);
-  LineCursor lines = ahead;
+  PrefetchCursor lines = ahead;
   tiles.template load<0>(first, row_bytes);
   tiles.template load<1>(first + tile_size, row_bytes);
   if constexpr (TwoTiles) {

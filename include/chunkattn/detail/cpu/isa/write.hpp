@@ -32,9 +32,9 @@ CHUNKATTN_INLINE float store_scaled_row(const X* from, T* to) noexcept {
 /// \param k  [HeadDim] of that token and head
 template <int HeadDim, class T, class X>
 void write_k(const KvView<T>& kv, const WriteTarget& target, int kv_head, const X* k) noexcept {
-  T* const to = kv.k_row(target.slot, kv_head, target.offset);
+  T* const to = kv.k_row(target.chunk, kv_head, target.offset);
   if constexpr (has_row_scales<T>)
-    *kv.k_row_scale(target.slot, kv_head, target.offset) = store_scaled_row<HeadDim>(k, to);
+    *kv.k_row_scale(target.chunk, kv_head, target.offset) = store_scaled_row<HeadDim>(k, to);
   else
     store_row<HeadDim>(k, to);
 }
@@ -43,9 +43,9 @@ void write_k(const KvView<T>& kv, const WriteTarget& target, int kv_head, const 
 /// \param v  [ValueDim] of that token and head
 template <int ValueDim, class T, class X>
 void write_v(const KvView<T>& kv, const WriteTarget& target, int kv_head, const X* v) noexcept {
-  T* const to = kv.v_row(target.slot, kv_head, target.offset);
+  T* const to = kv.v_row(target.chunk, kv_head, target.offset);
   if constexpr (has_row_scales<T>)
-    *kv.v_row_scale(target.slot, kv_head, target.offset) = store_scaled_row<ValueDim>(v, to);
+    *kv.v_row_scale(target.chunk, kv_head, target.offset) = store_scaled_row<ValueDim>(v, to);
   else
     store_row<ValueDim>(v, to);
 }
@@ -56,15 +56,15 @@ void copy_rows(const KvView<T>& kv, const RowCopy& copy, int kv_head) noexcept {
   for (int i = 0; i < copy.length; ++i) {
     const int from = copy.source_begin + i;
     const int to = copy.target_begin + i;
-    std::memmove(kv.k_row(copy.target_slot, kv_head, to), kv.k_row(copy.source_slot, kv_head, from),
-                 HeadDim * sizeof(T));
-    std::memmove(kv.v_row(copy.target_slot, kv_head, to), kv.v_row(copy.source_slot, kv_head, from),
-                 ValueDim * sizeof(T));
+    std::memmove(kv.k_row(copy.target_chunk, kv_head, to),
+                 kv.k_row(copy.source_chunk, kv_head, from), HeadDim * sizeof(T));
+    std::memmove(kv.v_row(copy.target_chunk, kv_head, to),
+                 kv.v_row(copy.source_chunk, kv_head, from), ValueDim * sizeof(T));
     if constexpr (has_row_scales<T>) {
-      *kv.k_row_scale(copy.target_slot, kv_head, to) =
-          *kv.k_row_scale(copy.source_slot, kv_head, from);
-      *kv.v_row_scale(copy.target_slot, kv_head, to) =
-          *kv.v_row_scale(copy.source_slot, kv_head, from);
+      *kv.k_row_scale(copy.target_chunk, kv_head, to) =
+          *kv.k_row_scale(copy.source_chunk, kv_head, from);
+      *kv.v_row_scale(copy.target_chunk, kv_head, to) =
+          *kv.v_row_scale(copy.source_chunk, kv_head, from);
     }
   }
 }
