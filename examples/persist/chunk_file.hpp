@@ -36,15 +36,15 @@ class FileError : public chunkattn::Error {
 namespace detail {
 
 inline constexpr char magic[8] = {'c', 'h', 'u', 'n', 'k', 'a', 't', 't'};
+/// Of the format: 1 was written before chunkattn 0.2, 2 since then. Raise it with every change.
 inline constexpr std::uint32_t version = 2;
 inline constexpr std::uint32_t byte_order = 0x01020304;
-inline constexpr std::uint32_t layout = 1;  // that of gather_kv()
 
 struct Header {
   char magic[8];
   std::uint32_t version;
   std::uint32_t byte_order;
-  std::uint32_t layout;
+  std::uint32_t layout;  ///< chunkattn::kv_layout_version
   std::uint32_t token_bytes;
   char element[16];
   std::uint32_t num_layers, num_kv_heads, head_dim;
@@ -117,7 +117,7 @@ Header make_header(const chunkattn::KvCacheOptions& geometry, const std::string&
   std::memcpy(header.magic, magic, sizeof(magic));
   header.version = version;
   header.byte_order = byte_order;
-  header.layout = layout;
+  header.layout = chunkattn::kv_layout_version;
   header.token_bytes = sizeof(Token);
   std::snprintf(header.element, sizeof(header.element), "%s", chunkattn::element_name<T>());
   header.num_layers = static_cast<std::uint32_t>(geometry.num_layers);
@@ -217,8 +217,10 @@ std::size_t load(const std::string& path, Tree& tree, chunkattn::KvCache<chunkat
   refuse(!reader.get(&header, 1), "too short for a chunk file");
   refuse(std::memcmp(header.magic, detail::magic, sizeof(detail::magic)) != 0, "not a chunk file");
   refuse(header.byte_order != detail::byte_order, "written with another byte order");
-  refuse(header.version != detail::version, "format version " + std::to_string(header.version) +
-                                                ", expected " + std::to_string(detail::version));
+  refuse(header.version != detail::version,
+         "of format version " + std::to_string(header.version) + " where this program reads " +
+             std::to_string(detail::version) +
+             (header.version < detail::version ? ": save it again" : ""));
   refuse(header.file_bytes != bytes.size(),
          "truncated or extended: " + std::to_string(bytes.size()) + " bytes, expected " +
              std::to_string(header.file_bytes));
@@ -235,7 +237,8 @@ std::size_t load(const std::string& path, Tree& tree, chunkattn::KvCache<chunkat
   refuse(tag.size() != header.model_tag_bytes || !reader.get(tag.data(), tag.size()),
          "malformed model tag");
   refuse(tag != model_tag, "made for model \"" + tag + "\", expected \"" + model_tag + "\"");
-  refuse(header.layout != own.layout, "another layout of K/V");
+  refuse(header.layout != own.layout, "K/V in layout " + std::to_string(header.layout) +
+                                          ", expected " + std::to_string(own.layout));
   refuse(std::memcmp(header.element, own.element, sizeof(own.element)) != 0,
          "K/V in another element type, expected " + std::string(own.element));
   refuse(header.token_bytes != own.token_bytes, "tokens of another size");

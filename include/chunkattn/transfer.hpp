@@ -140,6 +140,10 @@ void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::spa
 
 }  // namespace detail
 
+/// The number of the layout of gather_kv()'s buffer. It changes when the layout does: who keeps
+/// such buffers longer than the program runs stores it with them, and compares it.
+inline constexpr std::uint32_t kv_layout_version = 1;
+
 /// Copies the K/V of the positions `range`, of all layers, to a contiguous buffer in host memory.
 /// Its layout does not depend on the chunk size.
 ///

@@ -2,10 +2,12 @@
 // refused whole.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <span>
@@ -199,4 +201,43 @@ TEST_CASE("foreign and mismatching files are refused with the reason") {
     CHECK(refusal(file.path, "m", other).find("another geometry") != std::string::npos);
   }
   CHECK(refusal<float, 32>(file.path).empty());  // the chunk size may differ
+}
+
+TEST_CASE("a file that 0.2.1 wrote is loaded") {
+  const std::string path = CHUNKATTN_SOURCE_DIR "/tests/examples/saved_by_0.2.1.chunks";
+  const std::vector<std::vector<int>> prompts{{1, 2, 3, 4, 5, 6, 7, 8, 9}, {1, 2, 3, 42}};
+  Tree tree;
+  KvCache<Cpu, float> cache(tree, geometry);
+  REQUIRE(persist::load(path, tree, cache, "m") == 10);
+  for (const auto& prompt : prompts) {
+    const auto sequence = tree.insert(prompt, {.compute_last = false});
+    REQUIRE(sequence.num_cached() == prompt.size());
+    CHECK(wrong(sequence, prompt.size(), cache) == 0);
+  }
+}
+
+TEST_CASE("other versions of the format, and of the layout of K/V, are refused by their numbers") {
+  const TemporaryFile file("version");
+  Random random(5);
+  save_some(file.path, random_prompts(random, 3));
+  const std::vector<char> good = read_all(file.path);
+  const auto refusal_with = [&](std::size_t offset, std::uint32_t value) {
+    auto bytes = good;
+    std::memcpy(&bytes[offset], &value, sizeof(value));
+    const std::size_t body = bytes.size() - sizeof(std::uint64_t);
+    const std::uint64_t sum =
+        persist::detail::checksum(std::as_bytes(std::span(bytes).first(body)));
+    std::memcpy(&bytes[body], &sum, sizeof(sum));
+    write_all(file.path, bytes);
+    const std::string message = refusal(file.path);
+    return message.substr(std::min(message.size(), file.path.size() + 2));
+  };
+  using Header = persist::detail::Header;
+  CHECK(refusal_with(offsetof(Header, version), 2) == "");
+  CHECK(refusal_with(offsetof(Header, version), 1) ==
+        "of format version 1 where this program reads 2: save it again");
+  CHECK(refusal_with(offsetof(Header, version), 3) ==
+        "of format version 3 where this program reads 2");
+  CHECK(refusal_with(offsetof(Header, layout), kv_layout_version + 1) ==
+        "K/V in layout 2, expected 1");
 }
