@@ -36,9 +36,9 @@ class Steps final : public compare::Steps {
     step_.emplace(tree_.begin_step());
     for (auto& sequence : sequences_) (void)step_->add(sequence);
     view_ = plan_.build(*step_);
-    layer_ =
-        make_kv_view(static_cast<T*>(memory.k), static_cast<T*>(memory.v),
-                     {static_cast<int>(tree_.num_chunks()), c.kv_heads, 64, compare::head_dim});
+    layer_ = make_kv_view(
+        static_cast<T*>(memory.k), static_cast<T*>(memory.v),
+        {static_cast<int>(tree_.allocator().high_water()), c.kv_heads, 64, compare::head_dim});
   }
   void run() override { attention_.run(layer_, view_, q_, out_); }
 

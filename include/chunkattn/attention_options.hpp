@@ -32,14 +32,14 @@ struct CpuOptions {
     /// Merged in a fixed order by the last task to finish: the same tree, batch, plan, build and
     /// instruction set give the same bits for any number of threads.
     deterministic,
-    /// Merged in any order under a spin lock per (row block, KV head), the paper's rule for CPUs. How
+    /// Merged in any order under a spin lock per (row block, KV head), the paper's rule for CPUs.
+    /// How
     /// work is cut depends on the number of threads.
     spin_lock,
     /// A row's bits depend on its own tokens and query, types and instruction set alone: a prefix
     /// found in the cache gives the bits of a cold run, in any batch, for any number of threads.
-    /// What
-    /// rows share is still read once for all, but walks are never cut along KV: with few rows and
-    /// heads, many threads have less to do. Not with -ffast-math. CPU only.
+    /// What rows share is still read once for all, but walks are never cut along KV: with few rows
+    /// and heads, many threads have less to do. Not with -ffast-math. CPU only.
     batch_invariant,
   };
 
@@ -54,8 +54,7 @@ struct CpuOptions {
     /// 2^-15.4), which is below what storing outputs in 16 bits costs.
     two_terms,
     /// One term, the fastest: off by at most 2^-8 of itself, for half K and V by 2^-7. Logits of
-    /// size
-    /// s are off by up to s / 256.
+    /// size s are off by up to s / 256.
     one_term,
   };
 

@@ -61,8 +61,8 @@ class [[nodiscard]] Finished {
   [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
 
   /// The rows that are to be sampled from, in the order of add(), as a range of StepRow that is
-  /// refused once
-  /// this step's outputs are given up. Not of a temporary: an object that is dropped gives them up.
+  /// refused once this step's outputs are given up. Not of a temporary: an object that is dropped
+  /// gives them up.
   [[nodiscard]] auto rows() const& {
     return detail::OutputRows<Tree>(handle_.shared(), handle_.record());
   }

@@ -18,8 +18,8 @@
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "../base/to_size.hpp"
-#include "results.hpp"
 #include "chunk_table.hpp"
+#include "results.hpp"
 #include "step_table.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
