@@ -218,8 +218,10 @@ TEST_CASE("K/V memory of another tree, of another chunk size, or too little of i
   CHECK(walk(pages) == "cache.chunk_size = 16: expected the ChunkSize of the sequence's tree");
   CHECK(starts(walk(few), "cache.num_chunks = 1: expected memory for every chunk of the sequence"));
   scatter_kv(s, {0, 6}, enough, std::span<const std::byte>(bytes));
-  SwappedSequence<int> swapped{
-      .tokens = iota(0, 6), .written = 6, .kv = std::vector<std::byte>(bytes.size())};
+  SwappedSequence<int> swapped{.tokens = iota(0, 6),
+                               .written = 6,
+                               .kv = std::vector<std::byte>(bytes.size()),
+                               .options = {}};
   swapped.written = most;
   CHECK(starts(refused([&] { (void)resume(tree, enough, swapped); }),
                "swapped.written = 18446744073709551615: expected at most"));

@@ -7,7 +7,7 @@ namespace serve {
 
 namespace {
 
-constexpr const char* key = "tokenizer.chat_template";
+constexpr const char* template_key = "tokenizer.chat_template";
 
 bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -102,18 +102,18 @@ std::vector<TextPart> llama2(std::span<const Message> messages) {
 }  // namespace
 
 ChatTemplate::ChatTemplate(const Gguf& gguf) : family_(Family::chatml) {
-  const std::string_view jinja = gguf.text(key);
+  const std::string_view jinja = gguf.text(template_key);
   if (has(jinja, "<|im_start|>") && has(jinja, "<|im_end|>")) {
     default_system_ = default_system_of(jinja);
   } else if (has(jinja, "<|start_header_id|>") && has(jinja, "<|eot_id|>")) {
     family_ = Family::llama3;
     if (has(jinja, "Cutting Knowledge Date"))
-      gguf.fail(key, "one that puts dates into each prompt (Llama 3.1 and later)",
+      gguf.fail(template_key, "one that puts dates into each prompt (Llama 3.1 and later)",
                 "ChatML, Llama 2 or Llama 3");
   } else if (has(jinja, "[INST]") && has(jinja, "<<SYS>>")) {
     family_ = Family::llama2;
   } else {
-    gguf.fail(key, std::string(jinja.substr(0, 60)) + "…", "ChatML, Llama 2 or Llama 3");
+    gguf.fail(template_key, std::string(jinja.substr(0, 60)) + "…", "ChatML, Llama 2 or Llama 3");
   }
 }
 

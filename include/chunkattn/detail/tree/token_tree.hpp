@@ -281,7 +281,7 @@ class TokenTree {
                    {"between 0 and ChunkSize, ", ChunkSize});
     check_argument(options.sharing == Sharing::token || options.sharing == Sharing::chunk,
                    "sharing", static_cast<int>(options.sharing),
-                   "Sharing::token or Sharing::chunk");
+                   "TreeOptions::Sharing::token or TreeOptions::Sharing::chunk");
     if (options.min_run == 0) options.min_run = std::max(1, ChunkSize / 2);
     return options;
   }
