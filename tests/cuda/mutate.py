@@ -25,7 +25,7 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-FILES = ["tile_feed.cuh", "tile_attention.cuh", "run_tasks.cuh", "merge.cuh", "append.cuh"]
+FILES = ["tile_feed.cuh", "tile_attention.cuh", "run_tasks.cuh", "merge.cuh", "write.cuh"]
 STATEMENTS = [r"ptx::barrier", r"ptx::cp_async_wait", r"ptx::cp_async_commit", r"ptx::store_release", r"partials\.wait",
               r"partials\.look", r"publish_partials", r"queue\.fetch", r"load_ahead", r"feed_?\.load_tiles",
               r"feed\.load_queries", r"feed\.end"]

@@ -6,9 +6,9 @@
 // capture (a kernel is otherwise loaded by its first launch), and launches nothing else.
 #pragma once
 
-#include "append.cuh"
 #include "kernels.cuh"
 #include "launch.cuh"
+#include "write.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {

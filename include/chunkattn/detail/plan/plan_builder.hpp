@@ -14,12 +14,12 @@
 #include "../base/to_size.hpp"
 #include "../tree/step_reader.hpp"
 #include "active_nodes.hpp"
-#include "draft_segments.hpp"
+#include "draft_trees.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// Numbers of topologies, different for all plans of the process, so that a backend never takes
+/// Versions of segments, different for all plans of the process, so that a backend never takes
 /// what it keeps for one plan for another's.
 inline std::uint64_t next_segments_version() noexcept {
   static std::atomic<std::uint64_t> last{0};
@@ -138,7 +138,7 @@ class PlanBuilder {
     for (const StepEntry& entry : step.entries())
       built_.push_back({entry.sequence, entry.generation, entry.length});
     nodes_.link(step);
-    number_rows(step);
+    make_segments(step);
     for (const StepEntry& entry : step.entries())
       set_writes(step, entry, first_draft(step, entry) - entry.first_row);
     built_for_ = step.has_trees() ? 0 : step.tree_id();  // trees are others in every step
@@ -148,7 +148,8 @@ class PlanBuilder {
     ++num_rebuilds_;
   }
 
-  void number_rows(const StepReader& step) {
+  /// Numbers the rows depth-first, and makes a segment of each run between two branches.
+  void make_segments(const StepReader& step) {
     std::int32_t row = 0, sequences = 0;
     stack_.clear();
     push_children(step, root_node, none, row);
@@ -200,7 +201,7 @@ class PlanBuilder {
         built.covered =
             arrays_.segments[to_size(segment)].position + arrays_.segments[to_size(segment)].length;
       if (!drafts.empty() && step.counts(entry)) {
-        draft_segments_.append(
+        draft_trees_.append(
             drafts, {first_draft(step, entry), row, entry.output_position(), segment}, arrays_);
         row += static_cast<std::int32_t>(drafts.size());
       }
@@ -230,7 +231,7 @@ class PlanBuilder {
       arrays_.row_segment[to_size(row)] = segment;
     }
     if (drafts.empty() || step.counts(entry)) return;
-    draft_segments_.append_superseded(
+    draft_trees_.append_superseded(
         drafts, {first_draft(step, entry), row, entry.output_position(), segment}, arrays_);
     row += static_cast<std::int32_t>(drafts.size());
   }
@@ -293,7 +294,7 @@ class PlanBuilder {
 
   ActiveNodes nodes_;
   Array<Frame> stack_;
-  DraftSegments draft_segments_;
+  DraftTrees draft_trees_;
 };
 
 }  // namespace detail

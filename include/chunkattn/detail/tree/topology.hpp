@@ -329,7 +329,8 @@ class Topology {
   }
 
   /// Cuts a node in place after its first 0 < `keep` < length tokens and returns the upper half.
-  /// The lower half keeps its index and its children. Copies nothing.
+  /// The lower half keeps its index and its children. Copies nothing. A prompt that leaves a node
+  /// in its middle (TreeCore::join), a fork and a pin come here by Retention::split().
   NodeIndex split(NodeIndex lower_index, std::int32_t keep) noexcept {
     const NodeIndex parent = node(lower_index).parent;
     unlink(lower_index);

@@ -19,7 +19,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
 /// Writes trees of drafts into a plan's arrays. Keeps its memory.
-class DraftSegments {
+class DraftTrees {
  public:
   /// Where the rows of a tree are.
   struct Rows {
@@ -68,7 +68,7 @@ class DraftSegments {
     }
   }
 
-  /// add() for drafts whose results are not used any more: they see only what is left of their
+  /// append() for drafts whose results are not used any more: they see only what is left of their
   /// path, and write nothing.
   static void append_superseded(std::span<const Draft> drafts, const Rows& rows,
                                 PlanArrays& arrays) noexcept {

@@ -10,8 +10,8 @@
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
 // After the emulator, which takes the place of ptx.cuh.
-#include "chunkattn/detail/cuda/append.cuh"
 #include "chunkattn/detail/cuda/tile_layout.hpp"
+#include "chunkattn/detail/cuda/write.cuh"
 
 namespace {
 
