@@ -27,8 +27,7 @@ inline constexpr std::size_t max_pool_chunks = 0x7fffffff;
 ///   It may throw if it changes nothing then. If it returns anything else, the tree's operation
 ///   that called it throws InvalidArgument, which names the index, and changes nothing.
 /// - `free(chunk)` takes an index back. It must not throw; the tree frees each index once.
-/// - `capacity()`: the most indices that can be in use at once; `max_pool_chunks` if there is no
-/// limit.
+/// - `capacity()`: the most indices that can be in use at once; `max_pool_chunks`: no limit.
 /// - `available()`: how many further calls of allocate() the budget allows.
 /// - `high_water()`: one more than the largest index ever handed out. K/V memory must cover it.
 template <class A>
