@@ -1,7 +1,7 @@
 // Instantiates every kernel of the library for one head dimension and element type, for
 // the checks of compiled code: nvcc -DHEAD_DIM=128 -DVALUE_DIM=128 -DELEMENT=half -cubin kernels.cu
-#include "chunkattn/detail/cuda/write.cuh"
 #include "chunkattn/detail/cuda/kernels.cuh"
+#include "chunkattn/detail/cuda/write.cuh"
 
 using chunkattn::ELEMENT;
 namespace cuda = chunkattn::detail::cuda;

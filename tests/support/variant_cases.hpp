@@ -143,7 +143,7 @@ struct UserVariant {
     using namespace chunkattn::lanes;
     const auto distance = at.query - at.key;
     return select(distance >= 32 && at.head != 1, -min(-s, 3) / 2, s * 0.75f) +
-           table(by_distance, min(distance, 63));
+           table(by_distance, select(distance < 40, distance, min(distance, 63)));
   }
   auto visible(chunkattn::lanes::At at) const {
     return !(at.key * 3 > at.query * 2 && at.key + at.row == at.query) || at.key == at.query;

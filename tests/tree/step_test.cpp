@@ -188,6 +188,26 @@ TEST_CASE("what a dropped step was to write is nobody's to read") {
   }
 }
 
+TEST_CASE("a step that rests on a lost one has no outputs") {
+  Bench<Tree> b;
+  auto s = b.tree.insert(iota(1, 7));
+  auto step = b.tree.begin_step();
+  CHECK(step.add(s, 3));
+  std::optional<Tree::InFlight> lost = b.submit(std::move(step));
+  step = b.tree.begin_step();
+  CHECK(step.add(s));
+  auto flight = b.submit(std::move(step));
+  lost.reset();
+  b.device.run_all();
+  auto done = std::move(flight).finished();
+  CHECK(count(done.rows()) == 0);
+  CHECK_THROWS_AS(done.commit(std::vector<int>{9}), InvalidArgument);
+  done.commit(std::vector<int>{});
+  CHECK(s.size() == 7);
+  CHECK(s.num_uncomputed() == 7);
+  b.tree.check_invariants();
+}
+
 TEST_CASE("the last to leave takes along copies whose step was lost") {
   Bench<PrefixTree<int, 16>> b;
   auto other = b.tree.insert(iota(100, 3));

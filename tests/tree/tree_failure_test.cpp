@@ -245,6 +245,41 @@ TEST_CASE("what is refused leaves nothing behind") {
   CHECK(test::heap.allocations - before < 10);
 }
 
+TEST_CASE("where another plan fails to be built, the step has the one before, or none") {
+  int kept = 0, gone = 0;
+  for (std::int64_t at = 0;; ++at) {
+    PrefixTree<int, 4> tree;
+    auto source = tree.insert(iota(0, 7));
+    source.mark_loaded({0, 7});
+    auto s = source.fork();  // whose copies the plan carries
+    s.append(9);
+    auto step = tree.begin_step();
+    REQUIRE(step.add(s));
+    AttentionPlan plan, other;
+    const auto view = plan.build(step);
+    test::heap.fail_in = at;
+    bool failed = false;
+    try {
+      (void)other.build(step);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    test::heap.fail_in = -1;
+    if (!failed) break;
+    if (view.is_current()) {
+      ++kept;
+    } else {
+      ++gone;
+      CHECK_THROWS_AS((void)std::move(step).submitted(), InvalidArgument);
+      (void)plan.build(step);
+    }
+    const auto flight = std::move(step).submitted();
+    tree.check_invariants();
+  }
+  CHECK(kept + gone > 3);
+  CHECK(gone > 0);
+}
+
 TEST_CASE("a constructor that runs out of memory leaks nothing") {
   using Tree = PrefixTree<int, 4, PoolAllocator, Priority>;
   for (std::int64_t at = 0;; ++at) {

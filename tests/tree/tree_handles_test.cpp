@@ -121,6 +121,21 @@ TEST_CASE("a leave and a join do not make an old handle or name valid again") {
   CHECK(b.tokens() == std::vector<int>{1, 2});
 }
 
+TEST_CASE("what another has written may be marked as loaded once more") {
+  Tree tree;
+  auto writer = tree.insert(prompt);
+  writer.mark_loaded({0, 5});
+  auto reader = tree.insert(prompt);
+  reader.mark_loaded({0, 5});
+  reader.mark_loaded({1, 3});
+  CHECK(reader.num_written() == 5);
+  CHECK(refused([&] { reader.mark_loaded({0, 6}); }).find("range.begin = 0") == 0);
+  writer.mark_loaded({5, 1});
+  reader.mark_loaded({0, 6});
+  CHECK(reader.num_written() == 6);
+  tree.check_invariants();
+}
+
 TEST_CASE("bad arguments are refused by name, and nothing changes") {
   Tree tree(PoolAllocator{.max_chunks = 4});
   auto s = tree.insert(prompt);

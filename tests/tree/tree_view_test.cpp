@@ -65,6 +65,9 @@ TEST_CASE("the graph has one node and one edge per tree node, with quotes escape
     ++labels;
   CHECK(edges == tree.stats().nodes - 1);
   CHECK(labels == tree.stats().nodes);
+
+  const std::string lines = to_dot(tree, 8, [](char) { return std::string("a\nb\\"); });
+  CHECK(lines.find("a\\nb\\\\") != std::string::npos);
 }
 
 TEST_CASE("of a long node three runs are named") {

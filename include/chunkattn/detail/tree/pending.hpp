@@ -26,9 +26,9 @@ namespace detail {
 struct PendingCopy {
   RowCopy rows;
   SequenceIndex source = none, target = none;
-  std::int32_t position = 0;    ///< path position of the first target row
-  std::uint64_t step = 0;       ///< the outstanding step that carries it, 0: none
-  std::uint64_t last_step = 0;  ///< the last one that carried it
+  std::int32_t position = 0;  ///< path position of the first target row
+  /// The last step that carried it, 0: none yet. It still does unless it is void or has ended.
+  std::uint64_t step = 0;
 };
 
 /// Row copies, until a step has made them.
@@ -76,7 +76,7 @@ class Copies {
   }
 
   /// The copies that the step's plan must carry, which from now on it has: those that no step has
-  /// but one that is void.
+  /// but one that is void. (One that has ended without making them counts as void.)
   void carry(std::uint64_t step, Array<RowCopy>& rows) {
     rows.clear();
     if (copies_.empty()) return;
@@ -84,17 +84,12 @@ class Copies {
     for (PendingCopy& copy : copies_) {
       if (copy.step != 0 && copy.step != step && !steps_.is_void(copy.step)) continue;
       rows.push_back(copy.rows);
-      copy.step = copy.last_step = step;
+      copy.step = step;
     }
   }
   /// The step has made the copies that it carried.
   void complete(std::uint64_t step) noexcept {
     erase([&](const PendingCopy& copy) { return copy.step == step; });
-  }
-  /// The step made none: they are still to be made.
-  void put_back(std::uint64_t step) noexcept {
-    for (PendingCopy& copy : copies_)
-      if (copy.step == step) copy.step = 0;
   }
 
   /// A sequence that leaves before rows of its tail were copied takes the copies back, unless a
@@ -104,7 +99,7 @@ class Copies {
     const std::uint64_t oldest = steps_.oldest_outstanding();
     erase([&](const PendingCopy& copy) {
       const std::int32_t first = copy.position - tail.position;  // below 0: split off, and shared
-      if (copy.target != s || first < 0 || copy.last_step >= oldest) return false;
+      if (copy.target != s || first < 0 || copy.step >= oldest) return false;
       tail.written = std::min(tail.written, first);
       tail.scheduled = std::min(tail.scheduled, first);
       return true;

@@ -219,12 +219,7 @@ class Results {
       step.num_outputs -= entry->has_output ? 0 : 1;
     }
     step.outputs_given_up = sequences_.outputs_given_up();
-    if (!copies_.empty()) {
-      if (step.is_void)
-        copies_.put_back(step.number);
-      else
-        copies_.complete(step.number);
-    }
+    if (!copies_.empty() && !step.is_void) copies_.complete(step.number);
     step.state = StepState::finished;
     resolve_abandoned(0);
     steps_.end(step, StepState::finished);
@@ -276,7 +271,6 @@ class Results {
       writers_.cancel(entry, /*keep_chunks=*/sequences_[entry.sequence].steps > 1);
       writers_.end_step_of(entry.sequence);
     }
-    copies_.put_back(step.number);
     departures_.release_aside(step.aside);
     steps_.end(step, StepState::free);
     departures_.finish_all();
@@ -307,7 +301,6 @@ class Results {
         writers_.give_up(entry, record);
         writers_.end_step_of(entry.sequence);
       }
-      copies_.put_back(step->number);
       departures_.release_aside(step->aside);
       step->entries.clear();
       step->state = StepState::free;
