@@ -144,6 +144,9 @@ TEST_CASE_FIXTURE(Fixture, "run: more heads than an int holds, refused before me
                  "kv.num_kv_heads = 0"));
   CHECK(contains(test::refused([&] { (void)reference_attention(problem.kv.view, plan, q, -1.0); }),
                  "sm_scale = -1"));
+  changed.num_kv_heads = static_cast<int>(q.size()) + 1;
+  CHECK(contains(test::refused([&] { (void)reference_attention(changed, plan, q); }),
+                 "expected a multiple of num_kv_heads"));
 }
 
 TEST_CASE_FIXTURE(Fixture, "write: sizes, chunks and copies, before anything is stored") {

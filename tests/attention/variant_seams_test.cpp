@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -92,6 +93,27 @@ TEST_CASE("a table by position is not read for lanes without a position") {
                                  test::rounding_in<bfloat16>(attention))
               .ok());
   }
+}
+
+TEST_CASE("functions are not called for keys behind the query") {
+  Random random;
+  struct Recorded {
+    std::atomic<bool>* asked_ahead;
+    bool operator()(Place at) const {
+      if (at.key > at.query) asked_ahead->store(true, std::memory_order_relaxed);
+      return true;
+    }
+  };
+  test::RandomPlanOptions options;
+  options.num_sequences = 9;
+  options.max_queries = 5;
+  const test::RandomPlan plan = test::make_random_plan(random, options);
+  test::KvStorage<float> kv(plan.num_chunks, 1, plan.chunk_size, dim);
+  std::vector<float> q(plan.row_kv_len.size() * 2 * dim, 1.0f), out(q.size());
+  std::atomic<bool> asked_ahead = false;
+  for (auto& attention : test::variant_modes<dim>())
+    attention.run(kv.view, plan.view(), Mask<Recorded>{{&asked_ahead}}, q, out);
+  CHECK_FALSE(asked_ahead.load());
 }
 
 TEST_CASE("sinks count once, whatever is shared and however walks are cut") {
@@ -302,6 +324,8 @@ TEST_CASE("members that make no sense are refused before anything is written") {
   CHECK(message(Sinks{four}) == "Sinks::logits.size() = 4: expected num_qo_heads = 3");
   CHECK(message(combine(SoftCap{1.0f}, Alibi{four})) ==
         "Alibi::slopes.size() = 4: expected num_qo_heads = 3");
+  CHECK(message(combine(SoftCap{0.0f}, Sinks{std::span(four).first(3)})) ==
+        "SoftCap::cap = 0.000000: expected a positive finite bound");
   CHECK(out == std::vector<float>(out.size(), 7.0f));
 }
 #endif

@@ -193,8 +193,13 @@ TEST_CASE("what is hidden from all rows of an item is not read, what one of them
     std::vector<KeyRange> hidden(static_cast<std::size_t>(view.num_rows));
     for (int row = 0; row < view.num_rows; ++row) {
       KeyRange& range = hidden[static_cast<std::size_t>(row)];
-      range.begin = random.uniform(0, std::max(0, view.row_kv_len[row]));
-      range.end = random.uniform(0, std::max(0, view.row_kv_len[row]));
+      const int length = std::max(0, view.row_kv_len[row]);
+      range.begin = random.uniform(0, length);
+      range.end = random.uniform(0, length);
+      if (round % 2 == 1) {  // around whole blocks
+        range.begin = std::clamp(range.begin / 64 * 64 + round / 2 % 3 - 1, 0, length);
+        range.end = std::clamp(range.end / 64 * 64 + round / 2 % 3 - 1, 0, length);
+      }
     }
     ScheduleOptions options = options_for(random.pick({1, 8}), random.pick({1, 4}));
     options.hidden = hidden.data();

@@ -121,7 +121,9 @@ TEST_CASE("budgets, drafts and lengths beyond what there can be") {
   auto step = tree.begin_step();
   CHECK(starts(refused([&] { (void)step.add(s, most, {.count = most}); }),
                "tokens of the sequence = 6: expected at most 2^30"));
+  const auto failed = tree.stats().failed_adds;
   CHECK(step.add(s, most, {.count = 1 << 29}).reason() == AddResult::Reason::out_of_chunks);
+  CHECK(tree.stats().failed_adds == failed + 1);
   CHECK(starts(refused([&] { s.truncate(most); }), "length = 18446744073709551615: expected 1 to"));
   CHECK(s.num_reserved() == 0);
   CHECK(step.num_rows() == 0);

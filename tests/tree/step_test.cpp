@@ -359,6 +359,7 @@ TEST_CASE(
   }
   CHECK(b.device.wrong(twin) == 0);
   CHECK(twin.num_written() == 10);
+  CHECK(b.tree.stats().hand_overs == 1);
 }
 
 TEST_CASE("a step lost in flight holds what it may touch until a later one has finished") {

@@ -108,8 +108,15 @@ class TreeInspector {
 
   void check_totals(const Totals& counted) const {
     std::size_t listed = 0;
-    for (const auto& level : retention_.levels_)
-      for (NodeIndex n = level.oldest; n != none; n = topology_.node(n).newer) ++listed;
+    for (const auto& level : retention_.levels_) {
+      NodeIndex last = none;
+      for (NodeIndex n = level.oldest; n != none; n = topology_.node(n).newer) {
+        expect(topology_.node(n).older == last, "retained nodes are linked both ways", n);
+        last = n;
+        ++listed;
+      }
+      expect(level.newest == last, "the newest retained node ends its list", last);
+    }
     expect_equal(counted.nodes, stats_.nodes, "number of nodes");
     expect_equal(counted.places, stats_.stored_tokens, "stored tokens");
     expect_equal(counted.published, prefixes_.num_published(), "published nodes");
