@@ -2,7 +2,7 @@
 # What needs an NVIDIA GPU, for a machine that is rented by the minute. docs/gpu.md has the order.
 #   gpu.sh pack       gather what a bare machine lacks into .gpu-pack/: header libraries, weights,
 #                     trees, and what lies in PEERS_DIR (wheels, FastTree-Artifact)
-#   gpu.sh build      compile all programs into build/gpu; needs nvcc, but no GPU
+#   gpu.sh build      compile all programs into build/gpu, or into GPU_BUILD; needs nvcc, but no GPU
 #   gpu.sh test       the CUDA tests; serve on the GPU beside the CPU               test.txt
 #   gpu.sh sanitize   compute-sanitizer: memcheck, racecheck                        sanitize.txt
 #   gpu.sh sanitize2  the same: initcheck, synccheck                                sanitize2.txt
@@ -16,7 +16,7 @@
 # Exit: 0 passed, 1 something failed or is missing, 2 bad arguments, 77 no GPU for these steps.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
-build=build/gpu
+build=${GPU_BUILD:-build/gpu}
 out=${OUT:-$build/results}
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 all_steps="test sanitize sanitize2 bench profile peers"
@@ -84,12 +84,14 @@ compile_cuda_sweep() { "$nvcc" "${flags[@]}" "${@:2}" -o "$1" bench/cuda_sweep.c
 # By hand and with static libraries, so that it runs where nothing is installed.
 compile_serve() {
   local objects=$build/serve.o
+  local with_cuda=-DCHUNKATTN_EXAMPLES_CUDA  # for both compilers: they share a header
   rm -rf "$objects"
   mkdir -p "$objects"
-  find examples/serve -name '*.cpp' ! -path '*/tests/*' ! -name products_onednn.cpp -print0 |
+  find examples/serve -name '*.cpp' ! -path '*/tests/*' ! -path '*/server/*' ! -name run.cpp \
+    ! -name products_onednn.cpp ! -name mpi_ranks.cpp -print0 |
     xargs -0 -P "$(nproc)" -I{} sh -c '"$@" -c -o "$0/$(echo {} | tr / _).o" {}' "$objects" \
-      "${CXX:-g++}" -std=c++20 -O3 -march=x86-64-v3 -DFMT_HEADER_ONLY -DCHUNKATTN_EXAMPLES_CUDA "${flags[@]:3}" || return
-  "$nvcc" "${flags[@]}" "${@:2}" -o "$1" examples/support/cuda_attention.cu "$objects"/*.o -L.gpu-pack/lib -lutf8proc
+      "${CXX:-g++}" -std=c++20 -O3 -march=x86-64-v3 -DFMT_HEADER_ONLY "$with_cuda" "${flags[@]:3}" || return
+  "$nvcc" "${flags[@]}" "$with_cuda" "${@:2}" -o "$1" examples/support/cuda_attention.cu "$objects"/*.o -L.gpu-pack/lib -lutf8proc
 }
 
 # --- steps -------------------------------------------------------------------------------------------

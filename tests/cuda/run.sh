@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# run.sh [kernels|wrappers|mutants]: compiles the CUDA kernels (check_ptxas.py) or each wrapper of ptx.cuh
-# (check_sass.py) and looks at what came out; or names the mutants of the kernels (mutate.py), none of
-# whose kinds may be without a place in them.
+# run.sh [kernels|wrappers|mutants|programs WORK]: compiles the CUDA kernels (check_ptxas.py) or each wrapper
+# of ptx.cuh (check_sass.py) and looks at what came out; or names the mutants of the kernels (mutate.py), none
+# of whose kinds may be without a place in them; or compiles and links what tools/gpu.sh will run on a GPU,
+# for one architecture, into WORK.
 # Exit 0: passed. 77: a tool is missing, said aloud. Anything else: failed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -17,5 +18,11 @@ nvcc=${NVCC:-}
 [ -x "$nvcc" ] || skip "cuda compiled needs nvcc"
 command -v python3 >/dev/null || skip "cuda compiled needs python3"
 export NVCC=$nvcc
+if [ "${1:-kernels}" = programs ]; then
+  for header in fmt/core.h CLI/CLI.hpp utf8proc.h nlohmann/json.hpp doctest/doctest.h; do
+    echo "#include <$header>" | "${CXX:-g++}" -x c++ -std=c++20 -E - >/dev/null 2>&1 || skip "cuda programs needs $header"
+  done
+  GPU_BUILD=$2 CUDA_ARCH=80 exec "$here/../../tools/gpu.sh" build
+fi
 [ "${1:-kernels}" = kernels ] || exec python3 "$here/check_sass.py"
 exec python3 "$here/check_ptxas.py" --tuned
