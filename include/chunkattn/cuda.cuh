@@ -47,7 +47,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// Chunks are allocated in slabs of 2^n, each for all layers; growth adds slabs and moves none. The
 /// tables of slab addresses are on the device and never move, so views and captured graphs stay
 /// valid while the cache grows. Growth allocates, and copies a few bytes synchronously: call grow()
-/// when a request is admitted to keep it out of decode steps.
+/// when a request is admitted to keep it out of decode steps. It belongs to the device that was
+/// current at construction, and grows there whichever is current.
 ///
 /// \tparam T  half or bfloat16
 template <class T>
@@ -81,6 +82,12 @@ class KvCache<Cuda, T> {
                            {"at most chunk_limit = ", max_slabs_ << slab_shift_});
     const std::size_t slabs = (num_chunks + per_slab() - 1) >> slab_shift_;
     std::vector<detail::cuda::DeviceMemory> made(std::max(slabs, slabs_.size()) - slabs_.size());
+    if (made.empty()) {
+      num_chunks_ = std::max(num_chunks_, num_chunks);
+      return;
+    }
+    check_no_capture(num_chunks);
+    const detail::cuda::CurrentDevice current(device_);
     slabs_.reserve(slabs_.size() + made.size());
     for (auto& slab : made) slab = detail::cuda::DeviceMemory(bytes_per_chunk() << slab_shift_);
     for (std::size_t i = 0; i < made.size(); ++i) enter(made[i], slabs_.size() + i);
@@ -100,10 +107,7 @@ class KvCache<Cuda, T> {
                            "a cache that was not moved from");
     const std::size_t needed = chunks_.num_chunks();
     if (needed > num_chunks_) {
-      detail::check_argument(!detail::cuda::is_capture_near(stream), "num_chunks", num_chunks_,
-                             {"grow(", needed,
-                              ") before the capture: memory cannot be allocated "
-                              "inside it"});
+      check_no_capture(needed, stream);
       grow(needed);
     }
     return view(index);
@@ -135,6 +139,7 @@ class KvCache<Cuda, T> {
           std::size_t num_chunks, std::size_t chunk_limit = default_chunk_limit)
       : options_(options), chunk_size_(chunk_size), chunks_(std::move(source)) {
     detail::check_kv_geometry(options, chunk_size, sizeof(T));
+    check_no_capture(num_chunks);
     detail::check_argument(!options.v_in_k, "options.v_in_k", options.v_in_k,
                            "false: on CUDA V has rows of its own");
     while (slab_shift_ < 16 && bytes_per_chunk() << slab_shift_ < slab_target) ++slab_shift_;
@@ -146,7 +151,8 @@ class KvCache<Cuda, T> {
     write_check_ = detail::make_write_check(options, chunks_);
     std::vector<KvView<T>> views;
     for (int l = 0; l < options.num_layers; ++l) views.push_back(view(l));
-    copy_now(views_.data(), views.data(), views.size() * sizeof(KvView<T>));
+    const std::size_t bytes = views.size() * sizeof(KvView<T>);
+    detail::cuda::copy_now(views_.data(), bytes, views.data(), bytes, 1);
   }
 
   static constexpr std::size_t slab_target = std::size_t{64} << 20;
@@ -189,6 +195,14 @@ class KvCache<Cuda, T> {
     return view;
   }
 
+  // Memory is allocated, and its addresses are copied by the default stream.
+  void check_no_capture(std::size_t needed, cudaStream_t stream = nullptr) const {
+    const detail::cuda::CurrentDevice current(device_);
+    detail::check_argument(
+        !detail::cuda::is_capture_near(stream), "num_chunks", num_chunks_,
+        {"grow(", needed, ") before the capture: memory cannot be allocated inside it"});
+  }
+
   // Puts the addresses of slab number `at` into the tables. Nobody reads them until it is counted.
   void enter(const detail::cuda::DeviceMemory& slab, std::size_t at) {
     T* const first = reinterpret_cast<T*>(slab.data());
@@ -196,18 +210,12 @@ class KvCache<Cuda, T> {
       T* const place =
           first +
           ((t / 2 * layer_elements() + t % 2 * rows_elements(options_.head_dim)) << slab_shift_);
-      copy_now(table_.data() + (t * max_slabs_ + at) * sizeof(T*), &place, sizeof place);
+      detail::cuda::copy_now(table_.data() + (t * max_slabs_ + at) * sizeof(T*), sizeof place,
+                             &place, sizeof place, 1);
     }
   }
 
-  // New entries of a table: no kernel under way looks at them yet. A copy from pageable memory may
-  // return before it has landed, and the caller's streams need not wait for the default one.
-  static void copy_now(void* target, const void* source, std::size_t bytes) {
-    detail::cuda::check_cuda(cudaMemcpy(target, source, bytes, cudaMemcpyHostToDevice),
-                             "cudaMemcpy(slab table)");
-    detail::cuda::check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
-  }
-
+  int device_ = detail::cuda::current_device();
   KvCacheOptions options_;
   int chunk_size_;
   int slab_shift_ = 0;
@@ -227,10 +235,11 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 
 /// Exact attention over shared prefixes on a GPU of compute capability 8.0 or newer: the paper's
 /// two-phase partition (section 3.2). One object serves all layers of one geometry, with K/V in
-/// half or bfloat16. It belongs to the device that was current at construction. One thread at a
-/// time uses it, on one stream at a time (another one when the first has finished what was
-/// enqueued); several objects may work on several streams. It can be neither copied nor moved.
-/// After construction it allocates nothing and loads no kernel, except those of variants.
+/// half or bfloat16. It belongs to the device that was current at construction, and its calls run
+/// there whichever is current; the default stream is that device's. One thread at a time uses it,
+/// on one stream at a time (another one when the first has finished what was enqueued); several
+/// objects may work on several streams. It can be neither copied nor moved. After construction it
+/// allocates nothing and loads no kernel, except those of variants.
 ///
 /// \tparam HeadDim   elements per head of Q and K
 /// \tparam ValueDim  elements per head of V and of the output
@@ -265,6 +274,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   /// \throws InvalidArgument for a plan that is out of date or larger than the limits
   void prepare(const LiveView& plan, cudaStream_t stream) {
     detail::check_current(plan);
+    const detail::cuda::CurrentDevice device(state_.checks_.device());
     state_.checks_.stream(stream);
     state_.upload_.prepare(plan, stream);
     state_.checks_.enqueued(stream);
@@ -279,6 +289,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   void prepare(const KvView<T>& layer, const LiveView& plan, const V& variant,
                cudaStream_t stream) {
     detail::check_current(plan);
+    const detail::cuda::CurrentDevice device(state_.checks_.device());
     state_.check_layer(layer, plan);
     state_.check_variant(variant);
     prepare(plan, stream);
@@ -304,6 +315,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     static_assert(std::is_same_v<Source, T> || std::is_same_v<Source, float>,
                   "write: K and V must be of the layer's element type or float");
     detail::check_current(plan);
+    const detail::cuda::CurrentDevice device(state_.checks_.device());
     const PlanView& view = plan;
     state_.check_layer(layer, plan);
     detail::check_own_v(layer);
@@ -341,6 +353,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   void copy_rows(const KvView<T>& first, const KvView<T>* layers, int num_layers,
                  const LiveView& plan, cudaStream_t stream) {
     detail::check_current(plan);
+    const detail::cuda::CurrentDevice device(state_.checks_.device());
     const PlanView& view = plan;
     state_.check_layer(first, plan);
     detail::check_argument(num_layers > 0, "num_layers", num_layers, "at least 1");
@@ -389,6 +402,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
                   "ChunkAttention<Cuda>::run: T must be chunkattn::half or chunkattn::bfloat16");
     detail::check_current(plan);
+    const detail::cuda::CurrentDevice device(state_.checks_.device());
     const PlanView& view = plan;
     state_.check_layer(layer, plan);
     detail::check_written(layer, view);

@@ -269,6 +269,7 @@ TEST_CASE("row copies of forks reach every layer by one launch") {
   plan.copies = {{0, 3, 2, 5, 7}, {1, 0, 3, 0, 16}};
   simt::Stream stream;
   ChunkAttention<Cuda, head_dim> attention(Engine::limits());
+  attention.prepare(plan.view(), &stream);
   const auto launches = simt::device().launches.size();
   attention.copy_rows(cache.layer(0), cache.device_layers(), layers, plan.view(), &stream);
   CHECK(simt::device().launches.size() - launches == 1);

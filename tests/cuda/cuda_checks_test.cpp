@@ -83,7 +83,7 @@ TEST_CASE("bad input is named, and nothing has changed") {
   SUBCASE("no device") {
     device.count = 0;
     CHECK_THROWS_AS(make(), chunkattn::DeviceError);
-    device.count = 1;
+    device.count = 2;
   }
   SUBCASE("a device that is too old") {
     device.major = 7;

@@ -69,6 +69,7 @@ simt::StepResult<T> check(test::Random& random, const Case& c) {
   CHECK(got.counters.next == 0);
   CHECK(got.counters.left == 0);
   CHECK(got.counters.launches == 7);
+  CHECK(got.overlapped == 0);
   return got;
 }
 

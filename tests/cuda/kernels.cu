@@ -11,4 +11,5 @@ template __global__ void cuda::attention_kernel<ELEMENT, HEAD_DIM, VALUE_DIM>(
 template __global__ void cuda::write_kernel<ELEMENT, ELEMENT>(
     const cuda::WriteArguments<ELEMENT, ELEMENT>);
 template __global__ void cuda::copy_rows_kernel<ELEMENT>(const cuda::CopyArguments<ELEMENT>);
-template __global__ void cuda::advance_kernel<>(const cuda::PlanMemory);
+template __global__ void cuda::begin_step_kernel<false>(const cuda::PlanMemory);
+template __global__ void cuda::begin_step_kernel<true>(const cuda::PlanMemory);

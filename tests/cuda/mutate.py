@@ -35,7 +35,7 @@ WEAKER = [  # (what, what becomes of it)
     (r"ptx::load_acquire\((.*?)\)", r"*\1"),
     (r"ptx::store_release\((.*), launch\);", r"*(\1) = launch;"),
     (r"(==|!=) launch_\.number", r"\1 launch_.number - 1"),
-    (r"counters\.launches \+ 1", "counters.launches"),
+    (r"counters->launches \+ 1,", "counters->launches,"),
     (r"last_row / max_tile_rows", "first_row / max_tile_rows"),
     (r"advance\(feed\.tiles_beside\(\)\)", "advance(feed.tiles_beside() + 1)"),
     (r"tables_\[\(count_ \+ 1\) % 2\]", "tables_[count_ % 2]"),  # over those of the task at work

@@ -38,6 +38,7 @@ struct StepResult {
   std::vector<float> lse;
   chunkattn::detail::cuda::Scheduler scheduler;
   chunkattn::detail::cuda::Counters counters{};
+  std::uint32_t overlapped = 0;
 };
 
 /// What a variant hides from each row of a plan.
@@ -97,7 +98,8 @@ StepResult<T> attention_step(
                &result.counters,
                flags.data(),
                reinterpret_cast<float*>(partial_out.data()),
-               partial_lse.data()};
+               partial_lse.data(),
+               &result.overlapped};
   call.kv = kv;
   call.q = q.data();
   call.out = reinterpret_cast<T*>(out.data());

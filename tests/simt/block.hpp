@@ -312,23 +312,38 @@ class Block {
   std::string fault_;
 };
 
-/// Runs `body` as a kernel of `grid` blocks, of which the schedule's number is under way at a time.
-inline void launch(int grid, int threads, std::size_t shared_bytes,
-                   const std::function<void()>& body) {
-  if (grid < 1) throw Fault("simt: a grid of " + std::to_string(grid) + " blocks");
-  if (threads < 32 || threads > 1024 || threads % 32 != 0)
-    throw Fault("simt: a block of " + std::to_string(threads) + " threads");
+/// A kernel of `grid` blocks.
+struct Launch {
+  int grid, threads;
+  std::size_t shared_bytes;
+  std::function<void()> body;
+};
+
+/// Runs launches side by side: blocks of all of them are under way, of each as many as the schedule
+/// says. What blocks exchange is followed only where there is one.
+inline void launch_together(const std::vector<Launch>& launches) {
+  struct Waiting {
+    std::size_t launch;
+    int block;
+  };
   Schedule schedule = current_schedule();
   std::mt19937_64 random(schedule.seed);
-  std::vector<int> order(static_cast<std::size_t>(grid));
-  for (int i = 0; i < grid; ++i)
-    order[static_cast<std::size_t>(i)] = schedule.order == Order::reversed ? grid - 1 - i : i;
+  std::vector<Waiting> order;
+  std::size_t places = 0;
+  for (std::size_t l = 0; l < launches.size(); ++l) {
+    const auto& [grid, threads, shared_bytes, body] = launches[l];
+    if (grid < 1) throw Fault("simt: a grid of " + std::to_string(grid) + " blocks");
+    if (threads < 32 || threads > 1024 || threads % 32 != 0)
+      throw Fault("simt: a block of " + std::to_string(threads) + " threads");
+    for (int i = 0; i < grid; ++i)
+      order.push_back({l, schedule.order == Order::reversed ? grid - 1 - i : i});
+    places += static_cast<std::size_t>(std::clamp(schedule.resident, 1, grid));
+  }
   if (schedule.order == Order::shuffled) std::shuffle(order.begin(), order.end(), random);
 
   static std::vector<std::vector<std::unique_ptr<FiberStack>>> stacks;  // of each place for a block
-  const auto places = static_cast<std::size_t>(std::clamp(schedule.resident, 1, grid));
   if (stacks.size() < places) stacks.resize(places);
-  LaunchMemory memory;
+  std::vector<LaunchMemory> memories(launches.size(), LaunchMemory(launches.size() == 1));
   std::vector<std::unique_ptr<Block>> running(places);
   std::size_t next = 0, left = order.size();
   const std::size_t lazy = schedule.order == Order::shuffled ? random() % places : places;
@@ -339,8 +354,11 @@ inline void launch(int grid, int threads, std::size_t shared_bytes,
       if (block == nullptr && next < order.size()) {
         schedule.seed = random();
         ++statistics().blocks;
-        block = std::make_unique<Block>(Dim{order[next++], grid, threads}, shared_bytes, body,
-                                        schedule, stacks[place], memory);
+        const Waiting& waiting = order[next++];
+        const Launch& launch = launches[waiting.launch];
+        block = std::make_unique<Block>(Dim{waiting.block, launch.grid, launch.threads},
+                                        launch.shared_bytes, launch.body, schedule, stacks[place],
+                                        memories[waiting.launch]);
       }
       if (block == nullptr) return;
       moved |= block->run(turns);
@@ -360,6 +378,12 @@ inline void launch(int grid, int threads, std::size_t shared_bytes,
     for (const auto& block : running)
       if (block != nullptr) throw Fault(block->describe_stall());
   }
+}
+
+/// Runs `body` as a kernel of `grid` blocks, of which the schedule's number is under way at a time.
+inline void launch(int grid, int threads, std::size_t shared_bytes,
+                   const std::function<void()>& body) {
+  launch_together({{grid, threads, shared_bytes, body}});
 }
 
 }  // namespace simt

@@ -81,6 +81,10 @@ struct EngineOf {
     options.tuning = model;
     attention = std::make_unique<Attention>(limits(), options);
   }
+  ~EngineOf() { stream.queue.clear(); }  // tests may end before the device does
+  EngineOf(const EngineOf&) = delete;
+  EngineOf& operator=(const EngineOf&) = delete;
+
   static CudaOptions::Limits limits() {
     CudaOptions::Limits limits;
     limits.max_rows = 64;

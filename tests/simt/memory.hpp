@@ -25,9 +25,13 @@ struct Moment {
 
 class LaunchMemory {
  public:
+  /// \param followed  false: everything is right
+  explicit LaunchMemory(bool followed = true) : followed_(followed) {}
+
   /// A write, and what is wrong with it: another block has read the word already. Empty: nothing.
   [[nodiscard]] std::string wrote(const void* address, std::size_t bytes, const Moment& now) {
     std::string wrong;
+    if (!followed_) return wrong;
     for_words(address, bytes, [&](std::uintptr_t word) {
       const auto reader = readers_.find(word);
       if (reader != readers_.end() && reader->second != now.block)
@@ -39,6 +43,7 @@ class LaunchMemory {
   /// A read, likewise: it may give something old.
   [[nodiscard]] std::string read(const void* address, std::size_t bytes, const Moment& now) {
     std::string wrong;
+    if (!followed_) return wrong;
     for_words(address, bytes, [&](std::uintptr_t word) {
       const auto write = writes_.find(word);
       if (write != writes_.end() && !knows(now, write->second))
@@ -81,6 +86,7 @@ class LaunchMemory {
     for (std::size_t i = 0; i < (bytes + 3) / 4; ++i) f(first + i);
   }
 
+  bool followed_;
   std::unordered_map<std::uintptr_t, Moment> writes_;
   std::unordered_map<std::uintptr_t, int> readers_;  // the last block
   std::unordered_map<const void*, Moment> releases_;

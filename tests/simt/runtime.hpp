@@ -4,35 +4,23 @@
 // Streams are queues that run only when somebody waits for them: copies and kernels happen as late
 // as is legal, so a pinned buffer that is written again too early, or a plan that is used before
 // its upload, gives wrong results; the former is also noticed by itself. Device memory starts as
-// NaN bytes. Captured graphs replay what they recorded. Any call can be told to fail.
+// NaN bytes. Captured graphs replay what they recorded; what a capture forbids ends it. There are
+// two devices, each of which refuses streams, events and addresses of the other. Any call can be
+// told to fail.
 #pragma once
 
-#include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <functional>
-#include <map>
-#include <set>
-#include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "chunkattn/error.hpp"
+#include "simt/driver.hpp"
 #include "simt/emulator.hpp"
 
 #define CHUNKATTN_CUDA_RUNTIME_PROVIDED 1
 #define CUDART_VERSION 13000
 
-enum cudaError_t {
-  cudaSuccess = 0,
-  cudaErrorInvalidValue = 1,
-  cudaErrorMemoryAllocation = 2,
-  cudaErrorNoDevice = 100,
-  cudaErrorNotReady = 600,
-  cudaErrorLaunchFailure = 719,
-  cudaErrorStreamCaptureUnsupported = 900,
-  cudaErrorStreamCaptureImplicit = 906
-};
 enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount = 16,
@@ -46,7 +34,6 @@ enum cudaFuncAttribute {
 };
 enum cudaSharedCarveout { cudaSharedmemCarveoutMaxShared = 100 };
 struct cudaFuncAttributes {};
-enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice };
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
 inline constexpr unsigned cudaEventDisableTiming = 2;
 
@@ -56,140 +43,42 @@ struct cudaPointerAttributes {
   void* devicePointer;
 };
 
-namespace simt {
-
-using Operation = std::function<void()>;
-
-struct Stream;
-inline std::set<Stream*>& all_streams() {
-  static std::set<Stream*> streams;
-  return streams;
-}
-
-struct Stream {
-  Stream() { all_streams().insert(this); }
-  ~Stream() { all_streams().erase(this); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-
-  std::deque<Operation> queue;
-  std::vector<Operation>* capture = nullptr;
-  int device = 0;
-  bool blocking = true;  // waits for the default stream, so that one knows of the other's capture
-
-  void enqueue(Operation operation) {
-    if (capture != nullptr)
-      capture->push_back(std::move(operation));
-    else
-      queue.push_back(std::move(operation));
-  }
-  void drain() {
-    while (!queue.empty()) {
-      const Operation operation = std::move(queue.front());
-      queue.pop_front();
-      operation();
-    }
-  }
-};
-
-struct Event {
-  Stream* stream = nullptr;
-  std::uint64_t recorded = 0, passed = 0;
-};
-
-/// What was set up of a kernel before its first launch.
-struct KernelState {
-  int shared_bytes = 48 * 1024;  // dynamic, at most
-  bool max_carveout = false;
-};
-
-/// The one fake device and what it noticed.
-struct Device {
-  struct Range {
-    std::size_t bytes;
-    cudaMemoryType type;
-  };
-  std::map<const unsigned char*, Range> memory;
-  Stream default_stream;
-  std::map<std::string, int> calls;
-  std::string failing_call;
-  cudaError_t failure = cudaSuccess;
-  int calls_before_failure = 0;
-  int count = 1, major = 9, sms = 2, shared_per_block = 232448, shared_per_sm = 233472;
-  int blocks_by_registers = 2;                 // of a multiprocessor
-  std::map<const void*, KernelState> kernels;  // those that are loaded
-  int late_loads = 0;                          // kernels that their first launch had to load
-  int early_reuses = 0;        // pinned memory that changed while a copy from it was under way
-  int capture_violations = 0;  // allocations and waits inside a capture
-  Stream* capturing = nullptr;
-  std::vector<std::string> launches;
-
-  cudaError_t called(const char* name) {
-    ++calls[name];
-    if (failing_call == name && calls_before_failure-- == 0) {
-      failing_call.clear();
-      return failure;
-    }
-    return cudaSuccess;
-  }
-  /// Lets the next call but `after` fail.
-  void fail(const char* name, cudaError_t error, int after = 0) {
-    failing_call = name;
-    failure = error;
-    calls_before_failure = after;
-  }
-  const Range* find(const void* pointer) const {
-    auto next = memory.upper_bound(static_cast<const unsigned char*>(pointer));
-    if (next == memory.begin()) return nullptr;
-    --next;
-    const bool inside =
-        static_cast<const unsigned char*>(pointer) < next->first + next->second.bytes;
-    return inside ? &next->second : nullptr;
-  }
-  cudaError_t allocate(void** out, std::size_t bytes, cudaMemoryType type) {
-    if (capturing != nullptr) ++capture_violations;
-    if (posix_memalign(out, 256, bytes) != 0) return cudaErrorMemoryAllocation;
-    std::memset(*out, 0xff, bytes);
-    memory[static_cast<unsigned char*>(*out)] = {bytes, type};
-    return cudaSuccess;
-  }
-  cudaError_t release(void* pointer) {
-    default_stream.drain();
-    memory.erase(static_cast<unsigned char*>(pointer));
-    std::free(pointer);
-    return cudaSuccess;
-  }
-};
-inline Device& device() {
-  static Device fake;
-  return fake;
-}
-
-}  // namespace simt
-
 using cudaStream_t = simt::Stream*;
 using cudaEvent_t = simt::Event*;
 
-namespace simt {
-inline Stream& stream_of(cudaStream_t stream) {
-  return stream != nullptr ? *stream : device().default_stream;
-}
-}  // namespace simt
-
 inline cudaError_t cudaGetLastError() {
-  return cudaSuccess;
+  return std::exchange(simt::device().last_error, cudaSuccess);
+}
+inline cudaError_t cudaPeekAtLastError() {
+  return simt::device().last_error;
 }
 inline const char* cudaGetErrorString(cudaError_t) {
   return "fake";
 }
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = simt::device().driver_version;
+  return simt::device().called("cudaDriverGetVersion");
+}
 inline cudaError_t cudaGetDeviceCount(int* count) {
   *count = simt::device().count;
   const cudaError_t result = simt::device().called("cudaGetDeviceCount");
-  return result != cudaSuccess ? result : *count > 0 ? cudaSuccess : cudaErrorNoDevice;
+  return result != cudaSuccess
+             ? result
+             : simt::device().result(*count > 0 ? cudaSuccess : cudaErrorNoDevice);
 }
 inline cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = simt::device().current;
   return simt::device().called("cudaGetDevice");
+}
+inline cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= simt::device().count)
+    return simt::device().result(cudaErrorInvalidDevice);
+  simt::device().current = device;
+  return simt::device().called("cudaSetDevice");
+}
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, simt::device().capture_mode);
+  return simt::device().called("cudaThreadExchangeStreamCaptureMode");
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   const simt::Device& device = simt::device();
@@ -200,40 +89,60 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int)
   return simt::device().called("cudaDeviceGetAttribute");
 }
 inline cudaError_t cudaMalloc(void** out, std::size_t bytes) {
-  const cudaError_t result = simt::device().called("cudaMalloc");
+  const cudaError_t result = simt::device().unsafe("cudaMalloc");
   return result != cudaSuccess ? result : simt::device().allocate(out, bytes, cudaMemoryTypeDevice);
 }
 inline cudaError_t cudaMallocHost(void** out, std::size_t bytes) {
-  const cudaError_t result = simt::device().called("cudaMallocHost");
+  const cudaError_t result = simt::device().unsafe("cudaMallocHost");
   return result != cudaSuccess ? result : simt::device().allocate(out, bytes, cudaMemoryTypeHost);
 }
+// Neither waits for what is under way, as neither promises to.
 inline cudaError_t cudaFree(void* pointer) {
-  return simt::device().release(pointer);
+  const cudaError_t result = simt::device().unsafe("cudaFree");
+  if (result == cudaSuccess) simt::device().release(pointer);
+  return result;
 }
 inline cudaError_t cudaFreeHost(void* pointer) {
-  return simt::device().release(pointer);
+  const cudaError_t result = simt::device().unsafe("cudaFreeHost");
+  if (result == cudaSuccess) simt::device().release(pointer);
+  return result;
 }
 // A memset, and a copy from memory that is not pinned, may return before the device has done it,
 // and streams need not wait for the default stream it is done on: whoever depends on it
 // synchronises.
 inline cudaError_t cudaMemset(void* target, int value, std::size_t bytes) {
-  simt::device().default_stream.enqueue([=] { std::memset(target, value, bytes); });
-  return simt::device().called("cudaMemset");
+  const cudaError_t result = simt::device().on_default_stream("cudaMemset");
+  if (result == cudaSuccess)
+    simt::stream_of(nullptr).enqueue([=] { std::memset(target, value, bytes); });
+  return result;
+}
+inline cudaError_t cudaMemcpy2D(void* target, std::size_t target_pitch, const void* source,
+                                std::size_t source_pitch, std::size_t width, std::size_t height,
+                                cudaMemcpyKind kind) {
+  simt::Device& device = simt::device();
+  const cudaError_t result = device.on_default_stream("cudaMemcpy");
+  if (result != cudaSuccess) return result;
+  const auto* first = static_cast<const unsigned char*>(source);
+  auto* to = static_cast<unsigned char*>(target);
+  std::vector<unsigned char> staged;
+  const bool to_host = kind == cudaMemcpyDeviceToHost;
+  if (to_host) simt::stream_of(nullptr).drain();
+  for (std::size_t row = 0; row < height; ++row)
+    staged.insert(staged.end(), first + row * source_pitch, first + row * source_pitch + width);
+  const simt::Device::Range* range = device.find(target);
+  if (!to_host && (range == nullptr || range->device != device.current ||
+                   device.has_foreign(staged.data(), staged.size(), range->device)))
+    return device.result(cudaErrorInvalidValue);
+  simt::stream_of(nullptr).enqueue([=, staged = std::move(staged)] {
+    for (std::size_t row = 0; row < height; ++row)
+      std::memcpy(to + row * target_pitch, staged.data() + row * width, width);
+  });
+  if (to_host) simt::stream_of(nullptr).drain();
+  return cudaSuccess;
 }
 inline cudaError_t cudaMemcpy(void* target, const void* source, std::size_t bytes,
                               cudaMemcpyKind kind) {
-  if (simt::device().capturing != nullptr) ++simt::device().capture_violations;
-  simt::Stream& stream = simt::device().default_stream;
-  if (kind == cudaMemcpyDeviceToHost) {
-    stream.drain();
-    std::memcpy(target, source, bytes);
-  } else {
-    const auto* first = static_cast<const unsigned char*>(source);
-    stream.enqueue([target, bytes, staged = std::vector<unsigned char>(first, first + bytes)] {
-      std::memcpy(target, staged.data(), bytes);
-    });
-  }
-  return simt::device().called("cudaMemcpy");
+  return cudaMemcpy2D(target, bytes, source, bytes, bytes, 1, kind);
 }
 inline cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t bytes,
                                    cudaMemcpyKind, cudaStream_t stream) {
@@ -241,65 +150,80 @@ inline cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t
   if (result != cudaSuccess) return result;
   const simt::Device::Range* to = simt::device().find(target);
   const simt::Device::Range* from = simt::device().find(source);
-  if (to == nullptr || from == nullptr || from->type != cudaMemoryTypeHost)
-    return cudaErrorInvalidValue;
+  if (to == nullptr || from == nullptr || from->type != cudaMemoryTypeHost ||
+      to->device != simt::stream_of(stream).device)
+    return simt::device().result(cudaErrorInvalidValue);
   const auto* first = static_cast<const unsigned char*>(source);
   simt::stream_of(stream).enqueue([=, then = std::vector<unsigned char>(first, first + bytes)] {
-    if (std::memcmp(then.data(), source, bytes) != 0) ++simt::device().early_reuses;
+    if (simt::device().find(source) == nullptr || std::memcmp(then.data(), source, bytes) != 0) {
+      ++simt::device().early_reuses;  // changed, or freed
+      return;
+    }
     std::memcpy(target, source, bytes);
   });
   return cudaSuccess;
 }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = new simt::Event;
+  (*event)->device = simt::device().current;
   return simt::device().called("cudaEventCreateWithFlags");
 }
 inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  if (event->passed < event->recorded) event->stream->drain();  // else its stream may be gone
-  delete event;
+  delete event;  // waits for nobody
   return cudaSuccess;
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const cudaError_t result = simt::device().called("cudaEventRecord");
   if (result != cudaSuccess) return result;
+  if (event->device != simt::stream_of(stream).device)
+    return simt::device().result(cudaErrorInvalidResourceHandle);
   event->stream = &simt::stream_of(stream);
   const std::uint64_t number = ++event->recorded;
-  event->stream->enqueue([=] { event->passed = number; });
+  event->stream->enqueue([passed = event->passed, number] { *passed = number; });
   return cudaSuccess;
 }
 inline cudaError_t cudaEventQuery(cudaEvent_t event) {
-  const cudaError_t result = simt::device().called("cudaEventQuery");
+  const cudaError_t result = simt::device().unsafe("cudaEventQuery");
   if (result != cudaSuccess) return result;
-  return event->passed < event->recorded ? cudaErrorNotReady : cudaSuccess;
+  return simt::device().result(event->is_under_way() ? cudaErrorNotReady : cudaSuccess);
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  if (simt::device().capturing != nullptr) ++simt::device().capture_violations;
-  while (event->passed < event->recorded) {  // no further than it must
+  const cudaError_t result = simt::device().unsafe("cudaEventSynchronize");
+  if (result != cudaSuccess) return result;
+  while (event->is_under_way()) {  // no further than it must
     const simt::Operation operation = std::move(event->stream->queue.front());
     event->stream->queue.pop_front();
     operation();
   }
-  return simt::device().called("cudaEventSynchronize");
+  return cudaSuccess;
 }
 inline cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
+  const cudaError_t result = simt::device().called("cudaStreamGetDevice");
+  if (result != cudaSuccess) return result;
+  if (simt::device().driver_version < 12080)  // its first
+    return simt::device().result(cudaErrorCallRequiresNewerDriver);
   *device = simt::stream_of(stream).device;
-  return simt::device().called("cudaStreamGetDevice");
+  return cudaSuccess;
 }
 inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   *status = simt::stream_of(stream).capture != nullptr ? cudaStreamCaptureStatusActive
                                                        : cudaStreamCaptureStatusNone;
   const simt::Stream* capturing = simt::device().capturing;
   if (stream == nullptr && capturing != nullptr && capturing->blocking)
-    return cudaErrorStreamCaptureImplicit;
+    return simt::device().result(cudaErrorStreamCaptureImplicit);
   return simt::device().called("cudaStreamIsCapturing");
 }
 inline cudaError_t cudaDeviceSynchronize() {
-  if (simt::device().capturing != nullptr) ++simt::device().capture_violations;
+  const cudaError_t result = simt::device().called("cudaDeviceSynchronize");
+  if (result != cudaSuccess) return result;
+  if (simt::device().capturing != nullptr)  // whatever the thread has said
+    return simt::device().break_capture(cudaErrorStreamCaptureUnsupported);
   for (simt::Stream* stream : simt::all_streams()) stream->drain();
-  return simt::device().called("cudaDeviceSynchronize");
+  return cudaSuccess;
 }
 inline cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   *stream = new simt::Stream;
+  (*stream)->device = simt::device().current;
   return simt::device().called("cudaStreamCreate");
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -308,69 +232,50 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  simt::stream_of(stream).drain();
-  return simt::device().called("cudaStreamSynchronize");
+  const cudaError_t result = stream == nullptr
+                                 ? simt::device().on_default_stream("cudaStreamSynchronize")
+                                 : simt::device().unsafe("cudaStreamSynchronize");
+  if (result == cudaSuccess) simt::stream_of(stream).drain();
+  return result;
 }
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
                                             const void* pointer) {
   const simt::Device::Range* range = simt::device().find(pointer);
-  *attributes = {range != nullptr ? range->type : cudaMemoryTypeUnregistered, 0,
+  *attributes = {range != nullptr ? range->type : cudaMemoryTypeUnregistered,
+                 range != nullptr ? range->device : 0,
                  range != nullptr ? const_cast<void*>(pointer) : nullptr};
   return simt::device().called("cudaPointerGetAttributes");
 }
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void* kernel) {
-  const cudaError_t result = simt::device().called("cudaFuncGetAttributes");
-  if (result == cudaSuccess) (void)simt::device().kernels[kernel];
+  const cudaError_t result = simt::device().unsafe("cudaFuncGetAttributes");
+  if (result == cudaSuccess) (void)simt::device().kernels[{simt::device().current, kernel}];
   return result;
 }
 inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute which, int value) {
-  const cudaError_t result = simt::device().called("cudaFuncSetAttribute");
+  simt::Device& device = simt::device();
+  const cudaError_t result = device.unsafe("cudaFuncSetAttribute");
   if (result != cudaSuccess) return result;
-  simt::KernelState& state = simt::device().kernels[kernel];
+  simt::KernelState& state = device.kernels[{device.current, kernel}];
   if (which == cudaFuncAttributePreferredSharedMemoryCarveout)
     state.max_carveout = value == cudaSharedmemCarveoutMaxShared;
-  else if (value > simt::device().shared_per_block)
-    return cudaErrorInvalidValue;
+  else if (value > device.shared_per_block)
+    return device.result(cudaErrorInvalidValue);
   else
     state.shared_bytes = value;
   return cudaSuccess;
 }
 inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel,
                                                                  int, std::size_t shared_bytes) {
-  const simt::KernelState& state = simt::device().kernels[kernel];
+  simt::Device& device = simt::device();
+  const simt::KernelState& state = device.kernels[{device.current, kernel}];
   const auto bytes = static_cast<int>(shared_bytes);
   // Without the carve-out set the driver may keep half of the memory as L1.
-  const int per_sm = simt::device().shared_per_sm / (state.max_carveout ? 1 : 2);
+  const int per_sm = device.shared_per_sm / (state.max_carveout ? 1 : 2);
   *blocks = bytes > state.shared_bytes
                 ? 0
-                : std::min(per_sm / (bytes + 1024), simt::device().blocks_by_registers);
-  return simt::device().called("cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+                : std::min(per_sm / (bytes + 1024), device.blocks_by_registers);
+  return device.called("cudaOccupancyMaxActiveBlocksPerMultiprocessor");
 }
-
-namespace simt {
-
-/// Records what is enqueued on a stream; replay() enqueues it again.
-class Graph {
- public:
-  explicit Graph(Stream& stream) : stream_(stream) {
-    stream.capture = &operations_;
-    device().capturing = &stream;
-  }
-  void end() {
-    stream_.capture = nullptr;
-    device().capturing = nullptr;
-  }
-  void replay() {
-    for (const Operation& operation : operations_) stream_.enqueue(operation);
-  }
-  std::size_t size() const { return operations_.size(); }
-
- private:
-  Stream& stream_;
-  std::vector<Operation> operations_;
-};
-
-}  // namespace simt
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {
@@ -383,13 +288,26 @@ void launch(const char* name, void (*kernel)(Arguments), int grid, int threads, 
   const auto where = SourceLocation::current();
   simt::Device& device = simt::device();
   check_cuda(device.called("launch"), name, where);
-  const auto [state, late] = device.kernels.try_emplace(reinterpret_cast<const void*>(kernel));
+  simt::Stream& target = simt::stream_of(stream);
+  check_cuda(device.result(target.device != device.current ? cudaErrorInvalidResourceHandle
+                           : device.has_foreign(&arguments, sizeof arguments, device.current)
+                               ? cudaErrorIllegalAddress
+                               : cudaSuccess),
+             name, where);
+  const auto [state, late] =
+      device.kernels.try_emplace({device.current, reinterpret_cast<const void*>(kernel)});
   device.late_loads += late ? 1 : 0;
-  check_cuda(shared_bytes > state->second.shared_bytes ? cudaErrorInvalidValue : cudaSuccess, name,
-             where);
+  check_cuda(device.result(shared_bytes > state->second.shared_bytes ? cudaErrorInvalidValue
+                                                                     : cudaSuccess),
+             name, where);
   device.launches.emplace_back(name);
-  simt::stream_of(stream).enqueue([=] {
-    simt::launch(grid, threads, static_cast<std::size_t>(shared_bytes), [&] { kernel(arguments); });
+  target.enqueue([=] {
+    simt::Launch launched{grid, threads, static_cast<std::size_t>(shared_bytes),
+                          [=] { kernel(arguments); }};
+    if (simt::device().gathered != nullptr)
+      simt::device().gathered->push_back(std::move(launched));
+    else
+      simt::launch_together({launched});
   });
 }
 

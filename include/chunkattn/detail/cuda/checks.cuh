@@ -17,7 +17,15 @@ class CallChecks {
   /// \param pointers  ask the driver about addresses, once about each
   /// \param streams   watch that two streams are not used at the same time
   CallChecks(int device, bool pointers, bool streams)
-      : device_(device), pointers_(pointers), streams_(streams) {}
+      : device_(device), pointers_(pointers), streams_(streams) {
+#if CUDART_VERSION >= 12080  // whose cudaStreamGetDevice may be newer than the driver
+    int version = 0;
+    check_cuda(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
+    knows_devices_ = version >= 12080;
+#endif
+  }
+
+  [[nodiscard]] int device() const noexcept { return device_; }
 
   /// `pointer` is memory that the device can read, at a multiple of `alignment`.
   void pointer(const char* name, const void* pointer, std::size_t alignment = 16) {
@@ -35,20 +43,22 @@ class CallChecks {
     known_.insert(pointer);
   }
 
-  /// `stream` is of the device, and what was enqueued on another has finished.
+  /// `stream` is of the device (older drivers cannot tell), and what was enqueued on another has
+  /// finished.
   void stream(cudaStream_t stream) {
     if (known_stream_ && stream == stream_) return;
-    int device = 0;
 #if CUDART_VERSION >= 12080
-    check_cuda(cudaStreamGetDevice(stream, &device), "cudaStreamGetDevice");
-#else  // older runtimes cannot tell: assume the current device
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    if (knows_devices_) {
+      int device = 0;
+      check_cuda(cudaStreamGetDevice(stream, &device), "cudaStreamGetDevice");
+      detail::check_argument(device == device_, "stream", device, {"a stream of device ", device_});
+    }
 #endif
-    detail::check_argument(device == device_, "stream", device, {"a stream of device ", device_});
-    detail::check_argument(!streams_ || !known_stream_ || last_work_.has_passed(), "stream",
-                           static_cast<const void*>(stream),
-                           {"the stream of the calls before, ", static_cast<const void*>(stream_),
-                            ", until it has finished their work"});
+    // What is captured runs later, and nothing may be asked meanwhile.
+    if (streams_ && known_stream_ && !is_capturing(stream))
+      detail::check_argument(last_work_.has_passed(), "stream", static_cast<const void*>(stream),
+                             {"the stream of the calls before, ", static_cast<const void*>(stream_),
+                              ", until it has finished their work"});
     stream_ = stream;
     known_stream_ = true;
   }
@@ -62,6 +72,7 @@ class CallChecks {
  private:
   int device_;
   bool pointers_, streams_;
+  bool knows_devices_ = false;  // the driver, of streams
   KnownPointers known_;
   cudaStream_t stream_ = nullptr;
   bool known_stream_ = false;

@@ -53,11 +53,12 @@ struct PlanHeader {
 
 /// Tickets: blocks take work in the order of ItemOrder. The last block to leave a launch zeroes
 /// them and counts the launch, so that flags which earlier launches have set mean nothing to the
-/// next.
+/// next. So does prepare(), whatever launches that overlapped have left: the next step finds them
+/// right.
 struct Counters {
-  std::int32_t next;
-  std::int32_t left;
-  std::uint32_t launches;
+  std::int32_t next;       ///< tickets drawn
+  std::int32_t left;       ///< blocks that have left
+  std::uint32_t launches;  ///< that are over
 };
 
 /// Device pointers; fixed for the life of an attention object.
@@ -76,6 +77,7 @@ struct PlanMemory {
   std::uint32_t* flags;  ///< [chunk-first task][KV head]: the launch that last wrote its partials
   float* partial_out;    ///< [partial][value_dim], normalised
   float* partial_lse;    ///< [partial], base 2; at most empty_max2: empty
+  std::uint32_t* overlapped;  ///< of the host: set by a launch that others have taken tickets from
 };
 
 }  // namespace detail::cuda

@@ -38,15 +38,10 @@ class DeviceState {
         upload_(limits_, {limits_.num_qo_heads, limits_.num_kv_heads, HeadDim, ValueDim}, model(),
                 options.workspace == nullptr ? own_.data()
                                              : static_cast<std::byte*>(options.workspace)) {
-    upload_.set_advance(&advance_kernel<>);
-    load_kernel(&advance_kernel<>);
-    // The tickets start at zero; each launch leaves them so, and counts itself: no flag has its
-    // number.
-    const auto& layout = upload_.layout();
-    check_cuda(cudaMemset(upload_.memory().counters, 0, layout.partial_out - layout.counters),
-               "cudaMemset");
-    // It may still be under way, and the caller's stream need not wait for the default one.
-    check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    upload_.set_kernels(&begin_step_kernel<false>, &begin_step_kernel<true>);
+    load_kernel(&begin_step_kernel<false>);
+    load_kernel(&begin_step_kernel<true>);
+    upload_.zero_counters();
   }
 
   /// Blocks of a full launch.
@@ -79,8 +74,10 @@ class DeviceState {
   int find_device() {
     int count = 0;
     check_cuda(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
-    int device = 0;
-    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    const int device = current_device();
+    if (is_capture_near(nullptr))
+      fail_argument("stream", "capturing",
+                    "objects made before the capture: memory cannot be allocated inside it");
     const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
     check_argument(major >= 8, "compute capability", major, "8.0 or newer");
     num_sms_ = attribute(cudaDevAttrMultiProcessorCount, device);
@@ -99,13 +96,14 @@ class DeviceState {
   [[nodiscard]] CostModel model() const noexcept { return {options_.tuning, num_blocks()}; }
 
   // Bytes to allocate: none where the caller brought enough.
-  [[nodiscard]] std::size_t own_bytes() const {
+  [[nodiscard]] std::size_t own_bytes() {
     const std::size_t needed = WorkspaceLayout(limits_, ValueDim).total;
     if (options_.workspace == nullptr) return needed;
     check_argument(options_.workspace_bytes >= needed, "options.workspace_bytes",
                    options_.workspace_bytes, {"at least workspace_size(limits) = ", needed});
     check_argument(reinterpret_cast<std::uintptr_t>(options_.workspace) % 256 == 0,
                    "options.workspace", options_.workspace, "256-byte alignment");
+    checks_.pointer("options.workspace", options_.workspace);
     return 0;
   }
 

@@ -27,6 +27,7 @@ void launch(const char* name, void (*kernel)(Arguments), int grid, int threads, 
 /// Loads a kernel on the current device, which its first launch would do otherwise.
 template <class Arguments>
 void load_kernel(void (*kernel)(Arguments)) {
+  const OutsideCaptures outside;
   cudaFuncAttributes attributes{};
   check_cuda(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)),
              "cudaFuncGetAttributes");
@@ -36,6 +37,7 @@ void load_kernel(void (*kernel)(Arguments)) {
 /// as there is: the kernels keep nothing in L1.
 template <class Arguments>
 void allow_shared(void (*kernel)(Arguments), int bytes) {
+  const OutsideCaptures outside;
   const void* const function = reinterpret_cast<const void*>(kernel);
   check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
              "cudaFuncSetAttribute(max dynamic shared memory)");

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -146,14 +148,23 @@ class PlanUpload {
     tokens_.reserve(rows);
     deepest_.reserve(rows);
     copies_.reserve(to_size(limits.max_copies));
+    *overlapped_word() = 0;
   }
+
+  /// The device may still be copying from pinned memory.
+  ~PlanUpload() {
+    for (Event& event : events_) (void)event.try_wait();
+  }
+  PlanUpload(const PlanUpload&) = delete;
+  PlanUpload& operator=(const PlanUpload&) = delete;
 
   /// Makes the device's plan equal to `plan`, by operations on `stream`. No memory is allocated
   /// and the host waits only when two earlier uploads are still under way.
   void prepare(const PlanView& plan, cudaStream_t stream) {
     check(plan);
+    check_launches();
     const Changes changes = difference(plan);
-    if (!changes.any()) return;
+    if (!changes.any() && !reset_tickets_) return;
     if (is_capturing(stream))
       detail::fail_argument("stream", "capturing",
                             "prepare(plan, stream) before the capture: an upload inside it would "
@@ -164,10 +175,8 @@ class PlanUpload {
       if (changes.schedule[i]) schedules_[i].take();
     segments_ = nullptr;  // a call that fails from here on leaves nothing to build upon
     upload(plan, changes, stream);
-    if (changes.advance) {
-      launch_advance(stream);
-      ++counts_.advances;
-    }
+    begin_step(changes.advance, stream);
+    if (changes.advance) ++counts_.advances;
     remember(plan);
   }
 
@@ -197,9 +206,11 @@ class PlanUpload {
     return i;
   }
 
-  void launch_advance(cudaStream_t stream) {
-    const int grid = (limits_.max_rows + 255) / 256;
-    launch("advance_kernel", advance_, grid, 256, 0, stream, memory());
+  // Sets the tickets; with `advance` each row sees one position more, too.
+  void begin_step(bool advance, cudaStream_t stream) {
+    const int grid = advance ? (limits_.max_rows + 255) / 256 : 1;
+    launch("begin_step_kernel", begin_step_[advance ? 1 : 0], grid, 256, 0, stream, memory());
+    reset_tickets_ = false;
   }
 
   [[nodiscard]] PlanMemory memory(int schedule = 0) const noexcept {
@@ -218,14 +229,22 @@ class PlanUpload {
     memory.flags = reinterpret_cast<std::uint32_t*>(workspace_ + layout_.flags);
     memory.partial_out = reinterpret_cast<float*>(workspace_ + layout_.partial_out);
     memory.partial_lse = reinterpret_cast<float*>(workspace_ + layout_.partial_lse);
+    memory.overlapped = overlapped_word();
     return memory;
   }
-  [[nodiscard]] const WorkspaceLayout& layout() const noexcept { return layout_; }
+  /// Before the first launch: no flag has its number.
+  void zero_counters() {
+    zero_now(workspace_ + layout_.counters, layout_.partial_out - layout_.counters);
+  }
   [[nodiscard]] const Scheduler& scheduler(int schedule = 0) const noexcept {
     return schedules_[schedule].list();
   }
   [[nodiscard]] const UploadCounts& counts() const noexcept { return counts_; }
-  void set_advance(void (*kernel)(PlanMemory)) noexcept { advance_ = kernel; }
+  /// begin_step_kernel, without and with `advance`.
+  void set_kernels(void (*plain)(PlanMemory), void (*advance)(PlanMemory)) noexcept {
+    begin_step_[0] = plain;
+    begin_step_[1] = advance;
+  }
 
  private:
   void check(const PlanView& plan) const {
@@ -238,6 +257,20 @@ class PlanUpload {
                            plan.num_pieces, {"at most limits.max_pieces = ", limits_.max_pieces});
     detail::check_argument(plan.num_copies <= limits_.max_copies, "plan.num_copies",
                            plan.num_copies, {"at most limits.max_copies = ", limits_.max_copies});
+  }
+
+  // What launches have found out about themselves by now.
+  void check_launches() {
+    volatile std::uint32_t* const overlapped = overlapped_word();
+    if (*overlapped == 0) return;
+    *overlapped = 0;
+    reset_tickets_ = true;
+    detail::fail_argument("stream", "shared by launches",
+                          "one launch of an object at a time: launches overlapped, on two streams "
+                          "or in branches of a graph, and what they wrote is not valid");
+  }
+  [[nodiscard]] std::uint32_t* overlapped_word() const noexcept {
+    return reinterpret_cast<std::uint32_t*>(overlapped_.data());
   }
 
   template <class E>
@@ -315,7 +348,7 @@ class PlanUpload {
     ++counts_.schedules;
   }
 
-  // Does advance_kernel lead from what the device has to `plan`?
+  // Does the advancing kernel lead from what the device has to `plan`?
   [[nodiscard]] bool is_next_step(const PlanView& plan) const {
     for (std::size_t row = 0; row < kv_len_.size(); ++row) {
       if (plan.row_kv_len[row] != kv_len_[row] + 1) return false;
@@ -350,6 +383,7 @@ class PlanUpload {
       source[PlanArray::merges(i)] = {list.merges().data(), list.merges().size()};
     }
     std::byte* const staging = free_staging();
+    CopiesUnderWay copies{stream};
     // Neighbours travel together where what lies between them is little.
     for (int a = 0; a < layout_.num_arrays;) {
       if (!changes.array[a] || source[a].count == 0) {
@@ -371,18 +405,25 @@ class PlanUpload {
       counts_.bytes += end - begin;
     }
     events_[next_].record(stream);
-    in_doubt_[next_] = false;
+    copies.noted = true;
     ++counts_.uploads;
   }
+
+  // Copies behind which no event stands yet: if it comes to nothing, this waits for them.
+  struct CopiesUnderWay {
+    cudaStream_t stream;
+    bool noted = false;
+    ~CopiesUnderWay() {
+      if (noted) return;
+      const OutsideCaptures outside;
+      forget_error(cudaStreamSynchronize(stream));
+    }
+  };
 
   // The other pinned buffer, once the copies that last read it have landed.
   std::byte* free_staging() {
     next_ ^= 1;
-    if (in_doubt_[next_])
-      check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    else
-      events_[next_].wait();
-    in_doubt_[next_] = true;  // until its event stands behind all of its copies
+    events_[next_].wait();
     return staging_[next_].data();
   }
 
@@ -399,10 +440,11 @@ class PlanUpload {
   CostModel model_;
   std::byte* workspace_;
   PinnedMemory staging_[2];
+  PinnedMemory overlapped_{sizeof(std::uint32_t)};  // not 0: launches have disturbed one another
+  bool reset_tickets_ = false;                      // by the next prepare()
   Event events_[2];
-  bool in_doubt_[2] = {};  // an upload failed after some of its copies
   int next_ = 0;
-  void (*advance_)(PlanMemory) = nullptr;
+  void (*begin_step_[2])(PlanMemory) = {};  // without and with `advance`
   ScheduleCache schedules_;
   UploadCounts counts_;
   // What the device has.

@@ -212,16 +212,30 @@ CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T
   }
 }
 
+/// The last block to leave sets the tickets: all have drawn their last one, and nobody waits any
+/// more. Each has drawn two, and one for each of its tasks. Another number, or a block too many: a
+/// launch that ran beside this one has drawn of the same tickets. Then they stay as they are, so
+/// that no block begins anew, until prepare() sets them.
+CHUNKATTN_DEVICE void leave_launch(const PlanMemory& plan, const LaunchState& launch) {
+  Counters& counters = *plan.counters;
+  const int others = ptx::atomic_add(&counters.left, 1);
+  if (others < ptx::grid_size() - 1) return;
+  const int drawn = ptx::atomic_add(&counters.next, 0);
+  if (others == ptx::grid_size() - 1 && drawn == launch.order.num_pairs() + 2 * ptx::grid_size())
+    counters = {0, 0, launch.number};
+  else
+    *plan.overlapped = 1;
+}
+
 template <class T, HeadDims Dims, class V>
 CHUNKATTN_DEVICE void run_tasks(const AttentionArguments<T, V>& args) {
   unsigned char* shared = ptx::dynamic_shared();
-  Counters& counters = *args.plan.counters;
   LaunchState& launch = *reinterpret_cast<LaunchState*>(shared + SharedTables::launch);
   TaskQueue<T> queue(args, shared);
   TileFeed<T, Dims, V> feed(args, shared);
   if (queue.is_last_thread()) {
     const PlanHeader& header = *args.plan.header;
-    launch = {counters.launches + 1,
+    launch = {args.plan.counters->launches + 1,
               0,
               {header.num_chunk_first, header.num_sequence_first, args.num_kv_heads, header.ahead}};
   }
@@ -241,9 +255,7 @@ CHUNKATTN_DEVICE void run_tasks(const AttentionArguments<T, V>& args) {
       run_task<T, Dims, 64>(args, queue, feed, launch, shared);
   }
   ptx::cp_async_wait(0);  // groups without copies
-  // The last block to leave: all have drawn their last ticket, and nobody waits any more.
-  if (ptx::thread_index() == 0 && ptx::atomic_add(&counters.left, 1) == ptx::grid_size() - 1)
-    counters = {0, 0, launch.number};
+  if (ptx::thread_index() == 0) leave_launch(args.plan, launch);
 }
 
 }  // namespace detail::cuda

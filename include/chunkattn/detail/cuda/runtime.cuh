@@ -17,14 +17,62 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {
 
+/// Clears the error `ours`, which one of our calls has returned, so that it does not surface in a
+/// later check. What others have left stays.
+inline void forget_error(cudaError_t ours) noexcept {
+  if (cudaPeekAtLastError() == ours) (void)cudaGetLastError();
+}
+
 inline void check_cuda(cudaError_t result, const char* call,
                        SourceLocation where = SourceLocation::current()) {
   if (result == cudaSuccess) [[likely]]
     return;
-  (void)cudaGetLastError();  // a recoverable error must not surface in a later check
+  forget_error(result);
   detail::fail(DeviceError(call, static_cast<int>(result), cudaGetErrorString(result), where.file,
                            where.line));
 }
+
+/// While this lives, calls of this thread that allocate, wait or ask whether something is done do
+/// not end the capture of a stream, this thread's or another's. (Such calls are harmless where they
+/// concern nothing that is captured, which is for whoever makes this to know.)
+class OutsideCaptures {
+ public:
+  OutsideCaptures() noexcept
+      : changed_(cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess) {}
+  ~OutsideCaptures() {
+    if (changed_) (void)cudaThreadExchangeStreamCaptureMode(&mode_);
+  }
+  OutsideCaptures(const OutsideCaptures&) = delete;
+  OutsideCaptures& operator=(const OutsideCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // then the one before
+  bool changed_;
+};
+
+/// The device that is current.
+[[nodiscard]] inline int current_device() {
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
+/// Makes a device current while this lives.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device) : before_(current_device()), changed_(before_ != device) {
+    if (changed_) check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  }
+  ~CurrentDevice() {
+    if (changed_) (void)cudaSetDevice(before_);
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_;
+  bool changed_;
+};
 
 /// Memory that `Kind` allocates, and frees at the end.
 template <class Kind>
@@ -43,11 +91,15 @@ class OwnedMemory {
 struct OnDevice {
   static void* allocate(std::size_t bytes) {
     void* memory = nullptr;
+    const OutsideCaptures outside;
     const std::string call = detail::joined({"cudaMalloc(", bytes, ")"});
     check_cuda(cudaMalloc(&memory, bytes), call.c_str());
     return memory;
   }
-  void operator()(std::byte* memory) const noexcept { (void)cudaFree(memory); }
+  void operator()(std::byte* memory) const noexcept {
+    const OutsideCaptures outside;
+    (void)cudaFree(memory);
+  }
 };
 using DeviceMemory = OwnedMemory<OnDevice>;
 
@@ -55,13 +107,18 @@ using DeviceMemory = OwnedMemory<OnDevice>;
 struct Pinned {
   static void* allocate(std::size_t bytes) {
     void* memory = nullptr;
+    const OutsideCaptures outside;
     check_cuda(cudaMallocHost(&memory, bytes), "cudaMallocHost");
     return memory;
   }
-  void operator()(std::byte* memory) const noexcept { (void)cudaFreeHost(memory); }
+  void operator()(std::byte* memory) const noexcept {
+    const OutsideCaptures outside;
+    (void)cudaFreeHost(memory);
+  }
 };
 using PinnedMemory = OwnedMemory<Pinned>;
 
+/// Of the device that is current when it is made; never recorded inside a capture.
 class Event {
  public:
   Event() {
@@ -73,12 +130,19 @@ class Event {
     check_cuda(cudaEventRecord(event_.get(), stream), "cudaEventRecord");
   }
   /// Waits on the host; returns at once when the event has passed or was never recorded.
-  void wait() { check_cuda(cudaEventSynchronize(event_.get()), "cudaEventSynchronize"); }
+  void wait() { check_cuda(try_wait(), "cudaEventSynchronize"); }
+  cudaError_t try_wait() noexcept {
+    const OutsideCaptures outside;
+    return cudaEventSynchronize(event_.get());
+  }
   /// Whether it has passed, or was never recorded.
   [[nodiscard]] bool has_passed() {
+    const OutsideCaptures outside;
     const cudaError_t result = cudaEventQuery(event_.get());
-    if (result != cudaErrorNotReady) check_cuda(result, "cudaEventQuery");
-    (void)cudaGetLastError();  // "not ready" is an answer
+    if (result == cudaErrorNotReady)
+      forget_error(result);  // it is an answer
+    else
+      check_cuda(result, "cudaEventQuery");
     return result == cudaSuccess;
   }
 
@@ -102,11 +166,27 @@ class Event {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaError_t result = cudaStreamIsCapturing(stream, &status);
   if (result == cudaErrorStreamCaptureImplicit) {
-    (void)cudaGetLastError();  // the answer; the capture goes on
+    forget_error(result);  // the answer; the capture goes on
     return true;
   }
   check_cuda(result, "cudaStreamIsCapturing");
   return status != cudaStreamCaptureStatusNone;
+}
+
+/// Zeroes device memory now. The caller's streams need not wait for the default one.
+inline void zero_now(std::byte* target, std::size_t bytes) {
+  const OutsideCaptures outside;
+  check_cuda(cudaMemset(target, 0, bytes), "cudaMemset");
+  check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+}
+/// Copies `rows` rows of `width` bytes, which are `pitch` bytes apart in device memory, side by
+/// side in the host's. A copy from pageable memory may return before it has landed, so this waits.
+inline void copy_now(std::byte* target, std::size_t pitch, const void* source, std::size_t width,
+                     std::size_t rows) {
+  const OutsideCaptures outside;
+  check_cuda(cudaMemcpy2D(target, pitch, source, width, width, rows, cudaMemcpyHostToDevice),
+             "cudaMemcpy2D");
+  check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
 }
 
 }  // namespace detail::cuda

@@ -121,9 +121,17 @@ CHUNKATTN_KERNEL copy_rows_kernel(const CopyArguments<T> args) {
               args.plan.copies[item / heads / args.num_layers], item % heads);
 }
 
-/// A decode step for every row: each sees one position more and writes to the next place.
-template <class = void>  // a template: the header may be in several translation units
-CHUNKATTN_KERNEL advance_kernel(const PlanMemory plan) {
+/// What comes before a step's launches. The tickets are to be zero: if launches have left others,
+/// flags of the last one's number mean nothing, and none may have it again. With `Advance` a decode
+/// step for every row: each sees one position more and writes to the next place.
+template <bool Advance>
+CHUNKATTN_KERNEL begin_step_kernel(const PlanMemory plan) {
+  if (ptx::block_index() == 0 && ptx::thread_index() == 0 &&
+      (plan.counters->next != 0 || plan.counters->left != 0)) {
+    *plan.overlapped = 1;
+    *plan.counters = {0, 0, plan.counters->launches + 1};
+  }
+  if constexpr (!Advance) return;
   const int stride = ptx::grid_size() * small_threads;
   for (int row = ptx::block_index() * small_threads + ptx::thread_index();
        row < plan.header->num_rows; row += stride) {
