@@ -19,6 +19,7 @@
 #include "detail/base/check.hpp"
 #include "detail/base/chunk_source.hpp"
 #include "detail/base/config.hpp"
+#include "detail/base/cuda_elements.hpp"
 #include "detail/front/variant_name.hpp"
 #include "element.hpp"
 #include "fwd.hpp"
@@ -40,13 +41,16 @@ struct ConstElements {
   /// `count` elements from `first` on.
   ConstElements(const void* first, ElementType element, std::size_t count) noexcept
       : data(first), type(element), size(count) {}
-  /// A std::vector, std::span, std::array or the like of float, half or bfloat16.
+  /// A std::vector, std::span, std::array or the like of float, half or bfloat16 (or CUDA's __half
+  /// or __nv_bfloat16).
   template <class R>
-    requires QoElement<typename decltype(std::span(std::declval<const R&>()))::value_type>
+    requires QoElement<
+        detail::own_element<typename decltype(std::span(std::declval<const R&>()))::value_type>>
   ConstElements(const R& range) noexcept
-      : ConstElements(std::data(range),
-                      element_type_of<typename decltype(std::span(range))::value_type>,
-                      std::size(range)) {}
+      : ConstElements(
+            std::data(range),
+            element_type_of<detail::own_element<typename decltype(std::span(range))::value_type>>,
+            std::size(range)) {}
 };
 
 /// An array that is written, of a type known at run time. It owns nothing; host or device memory.
@@ -59,13 +63,13 @@ struct Elements {
   /// `count` elements from `first` on.
   Elements(void* first, ElementType element, std::size_t count) noexcept
       : data(first), type(element), size(count) {}
-  /// A std::vector, std::span, std::array or the like of float, half or bfloat16, not const.
+  /// A std::vector, std::span, std::array or the like of float, half or bfloat16 (or CUDA's __half
+  /// or __nv_bfloat16), not const.
   template <class R>
-    requires QoElement<
-        typename decltype(std::span(std::declval<std::remove_reference_t<R>&>()))::element_type>
+    requires QoElement<detail::own_element<detail::element_of_range<R>>>
   Elements(R&& range) noexcept
       : Elements(std::data(range),
-                 element_type_of<typename decltype(std::span(range))::element_type>,
+                 element_type_of<detail::own_element<detail::element_of_range<R>>>,
                  std::size(range)) {}
 
   /// These elements, to be read.

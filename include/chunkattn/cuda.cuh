@@ -14,6 +14,12 @@
 // prepare() and a graph launch are a step, with any plan inside the limits.
 #pragma once
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error \
+    "chunkattn needs compute capability 8.0: compile with -arch=sm_80, or a newer one (nvcc's default is older)"
+#include <chunkattn/see_the_error_above>
+#endif
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -27,6 +33,7 @@
 #include "attention_options.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/chunk_source.hpp"
+#include "detail/base/cuda_elements.hpp"
 #include "detail/base/instruction_sets.hpp"
 #include "detail/cuda/device_state.cuh"
 #include "detail/cuda/kernel_table.cuh"
@@ -50,7 +57,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// when a request is admitted to keep it out of decode steps. It belongs to the device that was
 /// current at construction, and grows there whichever is current.
 ///
-/// \tparam T  half or bfloat16
+/// \tparam T  half or bfloat16 (or CUDA's __half or __nv_bfloat16, which are the same here)
 template <class T>
 class KvCache<Cuda, T> {
   static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
@@ -229,6 +236,12 @@ class KvCache<Cuda, T> {
 
 static_assert(KvProvider<KvCache<Cuda, half>>);
 
+template <detail::CudaElement T>
+class KvCache<Cuda, T> : public KvCache<Cuda, detail::own_element<T>> {
+ public:
+  using KvCache<Cuda, detail::own_element<T>>::KvCache;
+};
+
 CHUNKATTN_NAMESPACE_END
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
@@ -305,13 +318,13 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   /// \param layer  K and V memory of the layer, on the device
   /// \param plan   what AttentionPlan::build() gave for the step
   /// \param k, v   device memory [num_rows][num_kv_heads][HeadDim] (v: ValueDim), in the caller's
-  ///               order, of T or float (rounded to nearest even)
+  ///               order, of T (as CUDA's headers name it, too) or float (rounded to nearest even)
   /// \throws InvalidArgument, with nothing changed, for sizes that do not fit each other, a plan
   ///         that is out of date, and a layer of another tree
   template <class T, class X>
   void write(const KvView<T>& layer, const LiveView& plan, std::span<X> k, std::span<X> v,
              cudaStream_t stream) {
-    using Source = std::remove_const_t<X>;
+    using Source = detail::own_element<std::remove_const_t<X>>;
     static_assert(std::is_same_v<Source, T> || std::is_same_v<Source, float>,
                   "write: K and V must be of the layer's element type or float");
     detail::check_current(plan);
@@ -339,7 +352,8 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
         return state_.template kernels<T>().write_floats;
     }();
     detail::cuda::launch("write_kernel", kernel, grid, detail::cuda::small_threads, 0, stream,
-                         {state_.upload_.memory(), layer, k.data(), v.data()});
+                         {state_.upload_.memory(), layer, reinterpret_cast<const Source*>(k.data()),
+                          reinterpret_cast<const Source*>(v.data())});
     state_.checks_.enqueued(stream);
     detail::note_written(layer, view);
   }
@@ -376,14 +390,16 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   /// \param layer   K and V of the layer, on the device
   /// \param plan    what AttentionPlan::build() gave for the step
   /// \param q, out  device memory [num_rows][num_qo_heads][HeadDim] (out: ValueDim), in the
-  ///                caller's order
+  ///                caller's order: std::span of T, or as CUDA's headers name it
   /// \param lse     device memory [num_rows][num_qo_heads], gets the natural logarithm of the
   ///                softmax denominators; or empty
   /// \throws InvalidArgument, with nothing changed, for sizes that do not fit each other, a plan
   ///         that is out of date, and a layer of another tree
   template <class T>
-  void run(const KvView<T>& layer, const LiveView& plan, std::span<const std::type_identity_t<T>> q,
-           std::span<std::type_identity_t<T>> out, std::span<float> lse, cudaStream_t stream) {
+  void run(const KvView<T>& layer, const LiveView& plan,
+           detail::ElementSpan<const std::type_identity_t<T>> q,
+           detail::ElementSpan<std::type_identity_t<T>> out, std::span<float> lse,
+           cudaStream_t stream) {
     run(layer, plan, Plain{}, q, out, lse, stream);
   }
 
@@ -397,8 +413,9 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   /// \throws InvalidArgument as run() without a variant, and if the variant's members make no sense
   template <class T, AttentionVariant V>
   void run(const KvView<T>& layer, const LiveView& plan, const V& variant,
-           std::span<const std::type_identity_t<T>> q, std::span<std::type_identity_t<T>> out,
-           std::span<float> lse, cudaStream_t stream) {
+           detail::ElementSpan<const std::type_identity_t<T>> q,
+           detail::ElementSpan<std::type_identity_t<T>> out, std::span<float> lse,
+           cudaStream_t stream) {
     static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
                   "ChunkAttention<Cuda>::run: T must be chunkattn::half or chunkattn::bfloat16");
     detail::check_current(plan);

@@ -9,6 +9,11 @@
 #include <string_view>
 #include <vector>
 
+// As in cuda_fp16.h: another type of the same bits.
+struct __half {
+  std::uint16_t x;
+};
+
 #include "simt/engine.hpp"
 #include "support/steps.hpp"
 // After the fakes.
@@ -101,6 +106,38 @@ TEST_CASE("K and V may be float") {
   engine.stream.drain();
   CHECK(same_bits<half>(out.span(), step.out->span()));
   engine.check_steps();
+}
+
+TEST_CASE("arrays of CUDA's own types are taken as they are") {
+  Problem engine(35);
+  simt::Step& step = engine.new_step();
+  const auto cuda = [](auto span) {
+    return std::span(reinterpret_cast<__half*>(span.data()), span.size());
+  };
+  KvCache<Cuda, __half> cache(engine.tree, {1, simt::kv_heads, simt::head_dim}, 64);
+  DeviceArray<half> out(step.out->size), any_out(step.out->size);
+  engine.attention->write(cache.layer(0), engine.view, cuda(step.k->span()), cuda(step.v->span()),
+                          &engine.stream);
+  const std::span<const __half> q = cuda(step.q->span());
+  engine.attention->run(cache.layer(0), engine.view, q, cuda(out.span()), {}, &engine.stream);
+  engine.attention->write(engine.cache.layer(0), engine.view, step.k->span(), step.v->span(),
+                          &engine.stream);
+  engine.attention->run(engine.cache.layer(0), engine.view, step.q->span(), step.out->span(), {},
+                        &engine.stream);
+  engine.stream.drain();
+  CHECK(same_bits<half>(out.span(), step.out->span()));
+  const auto any = make_attention<Cuda, Sizes, ElementTypes<half>>(16, Engine::limits());
+  any->write(cache.layer(0), engine.view, cuda(step.k->span()), cuda(step.v->span()),
+             &engine.stream);
+  any->run(cache.layer(0), engine.view, q, cuda(any_out.span()), {.stream = &engine.stream});
+  engine.stream.drain();
+  CHECK(same_bits<half>(any_out.span(), step.out->span()));
+  CHECK(Elements(cuda(out.span())).type == ElementType::half);
+  const auto view = make_kv_view(cuda(step.k->span()).data(), cuda(step.v->span()).data(),
+                                 {1, simt::kv_heads, 16, simt::head_dim});
+  static_assert(std::is_same_v<decltype(view), const KvView<half>>);
+  CHECK(view.k == step.k->span().data());
+  engine.steps.clear();
 }
 
 TEST_CASE("calls are captured on the stream that they name, readied by prepare") {

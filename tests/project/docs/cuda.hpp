@@ -15,6 +15,8 @@
 // After the fakes, which take the place of the CUDA runtime and of ptx.cuh.
 #include "chunkattn/cuda.cuh"
 
+using half = __half;  // as with cuda_fp16.h
+
 template <class T>
 std::span<T> device_memory(std::size_t count) {
   (void)simt::device();  // made first, it goes last

@@ -1,4 +1,6 @@
 // The unit that compiles the GPU's kernels.
+#include <cuda_fp16.h>
+
 #include <chunkattn/make_attention.hpp>
 
 #include "attention.hpp"
@@ -11,6 +13,6 @@ std::unique_ptr<AnyAttention> cuda_attention(int head_dim, int max_rows, int num
   limits.max_rows = max_rows;
   limits.num_qo_heads = num_qo_heads;
   limits.num_kv_heads = num_kv_heads;
-  return make_attention<Cuda, HeadDims<64, HeadSize(192, 128)>, ElementTypes<half>,
+  return make_attention<Cuda, HeadDims<64, HeadSize(192, 128)>, ElementTypes<chunkattn::half>,
                         Variants<Plain, SlidingWindow>>(head_dim, limits);
 }
