@@ -109,14 +109,17 @@ struct CudaOptions {
   /// and never change, so that a captured graph serves all plans within them. For a field that is 0
   /// the value in its comment is used.
   struct Limits {
-    std::int32_t max_rows = 0;          ///< query tokens of a step; required
-    std::int32_t num_qo_heads = 0;      ///< query heads; required
-    std::int32_t num_kv_heads = 0;      ///< KV heads; required
-    std::int32_t max_segments = 0;      ///< segments; 4 * max_rows
-    std::int32_t max_pieces = 0;        ///< extent of the piece array; 64 * max_rows + 4096
-    std::int32_t max_copies = 0;        ///< row copies; max_rows
-    std::int32_t max_partial_rows = 0;  ///< rows with partial results; 4 * max_rows + 256
-    std::int32_t max_windows = 0;       ///< windows whose task lists are kept, up to 7; 2
+    std::int32_t max_rows = 0;      ///< query tokens of a step; required
+    std::int32_t num_qo_heads = 0;  ///< query heads; required
+    std::int32_t num_kv_heads = 0;  ///< KV heads; required
+    std::int32_t max_segments = 0;  ///< segments; 4 * max_rows
+    std::int32_t max_pieces = 0;    ///< extent of the piece array; 64 * max_rows + 4096
+    std::int32_t max_copies = 0;    ///< row copies; max_rows
+    /// Rows with partial results, counted once for each range of K/V that several tasks read;
+    /// 4 * max_rows + 256, at most 3328: what tasks for up to 1024 decoding rows have use for, and
+    /// rows of long prompts have none. More rows that share a prefix in one step need more.
+    std::int32_t max_partial_rows = 0;
+    std::int32_t max_windows = 0;  ///< windows whose task lists are kept, up to 7; 2
   };
 
   /// The cost model by which work is cut into tasks. Times are in picoseconds of one block

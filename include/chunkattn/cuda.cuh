@@ -97,7 +97,7 @@ class KvCache<Cuda, T> {
     const detail::cuda::CurrentDevice current(device_);
     slabs_.reserve(slabs_.size() + made.size());
     for (auto& slab : made) slab = detail::cuda::DeviceMemory(bytes_per_chunk() << slab_shift_);
-    for (std::size_t i = 0; i < made.size(); ++i) enter(made[i], slabs_.size() + i);
+    enter(made);
     std::move(made.begin(), made.end(), std::back_inserter(slabs_));
     num_chunks_ = std::max(num_chunks_, num_chunks);
   }
@@ -210,16 +210,16 @@ class KvCache<Cuda, T> {
         {"grow(", needed, ") before the capture: memory cannot be allocated inside it"});
   }
 
-  // Puts the addresses of slab number `at` into the tables. Nobody reads them until it is counted.
-  void enter(const detail::cuda::DeviceMemory& slab, std::size_t at) {
-    T* const first = reinterpret_cast<T*>(slab.data());
-    for (std::size_t t = 0; t < num_tables(); ++t) {  // K of layer 0, V of layer 0, K of 1, ...
-      T* const place =
-          first +
-          ((t / 2 * layer_elements() + t % 2 * rows_elements(options_.head_dim)) << slab_shift_);
-      detail::cuda::copy_now(table_.data() + (t * max_slabs_ + at) * sizeof(T*), sizeof place,
-                             &place, sizeof place, 1);
-    }
+  // Puts the addresses of further slabs into the tables. Nobody reads them until they are counted.
+  void enter(const std::vector<detail::cuda::DeviceMemory>& made) {
+    std::vector<T*> places;                         // [table][slab]
+    for (std::size_t t = 0; t < num_tables(); ++t)  // K of layer 0, V of layer 0, K of 1, ...
+      for (const auto& slab : made)
+        places.push_back(
+            reinterpret_cast<T*>(slab.data()) +
+            ((t / 2 * layer_elements() + t % 2 * rows_elements(options_.head_dim)) << slab_shift_));
+    detail::cuda::copy_now(table_.data() + slabs_.size() * sizeof(T*), max_slabs_ * sizeof(T*),
+                           places.data(), made.size() * sizeof(T*), num_tables());
   }
 
   int device_ = detail::cuda::current_device();
@@ -345,12 +345,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     const std::int64_t copies = (capturing ? state_.limits_.max_copies : view.num_copies) * heads;
     constexpr int at_once = detail::cuda::written_lines(std::max(HeadDim, ValueDim));
     const int grid = state_.small_grid(std::max((lines + at_once - 1) / at_once, copies));
-    const auto kernel = [&] {
-      if constexpr (std::is_same_v<Source, T>)
-        return state_.template kernels<T>().write;
-      else
-        return state_.template kernels<T>().write_floats;
-    }();
+    const auto kernel = state_.template kernel<detail::cuda::WriteKernel<T, Source>>(capturing);
     detail::cuda::launch("write_kernel", kernel, grid, detail::cuda::small_threads, 0, stream,
                          {state_.upload_.memory(), layer, reinterpret_cast<const Source*>(k.data()),
                           reinterpret_cast<const Source*>(v.data())});
@@ -377,7 +372,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     if (!capturing && view.num_copies == 0) return;
     const std::int64_t copies = capturing ? state_.limits_.max_copies : view.num_copies;
     detail::cuda::launch(
-        "copy_rows_kernel", state_.template kernels<T>().copy_rows,
+        "copy_rows_kernel", state_.template kernel<detail::cuda::CopyRowsKernel<T>>(capturing),
         state_.small_grid(copies * num_layers * state_.limits_.num_kv_heads),
         detail::cuda::small_threads, 0, stream,
         {state_.upload_.memory(), layers, num_layers, state_.limits_.num_kv_heads});

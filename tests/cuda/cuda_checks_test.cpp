@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "simt/engine.hpp"
+#include "support/level_plan.hpp"
+#include "support/schedule_cases.hpp"
 
 namespace {
 
@@ -354,6 +356,66 @@ TEST_CASE("a step that forgets to write a layer, where that is checked") {
                        chunkattn::InvalidArgument);
 }
 
+TEST_CASE("the workspace has room for what schedules use, not for what rows of prompts might") {
+  using namespace chunkattn::detail::cuda;
+  CudaOptions::Limits limits;
+  limits.num_qo_heads = 32;
+  limits.num_kv_heads = 8;
+  const auto bytes = [&](int rows) {
+    limits.max_rows = rows;
+    return ChunkAttention<Cuda, 128>::workspace_size(limits);
+  };
+  CHECK(bytes(256) < 24'000'000);
+  CHECK(bytes(8192) < 85'000'000);
+  // The bound takes nothing from any schedule of the figures' cases and trees.
+  limits.max_rows = 8192;
+  for (const auto& cases : {test::two_level_cases(), test::published_trees()})
+    for (const test::ScheduleCase& c : cases) {
+      CAPTURE(c.name);
+      limits.num_qo_heads = c.geometry.num_qo_heads;
+      limits.num_kv_heads = c.geometry.num_kv_heads;
+      const test::RandomPlan plan = c.plan();
+      Scheduler bounded, free;
+      bounded.build(plan.view(), c.geometry, CostModel{},
+                    WorkspaceLayout(completed(limits), 128).capacity);
+      free.build(plan.view(), c.geometry, CostModel{}, {1u << 20, 1u << 20, 1u << 30});
+      CHECK(bounded.num_partials() == free.num_partials());
+      CHECK(bounded.tasks().size() == free.tasks().size());
+    }
+}
+
+TEST_CASE("where partial results do not fit, what saves most by them is shared") {
+  using namespace chunkattn::detail::cuda;
+  const Geometry geometry{32, 8, 128};
+  // Two sequences in each of 64 groups: 8,192 tokens that all share, 512 that two do.
+  const test::RandomPlan plan = test::make_level_plan({1, 64, 128}, {8192, 512, 32});
+  const auto build = [&](std::size_t partial_rows) {
+    Scheduler scheduler;
+    scheduler.build(plan.view(), geometry, CostModel{}, {1u << 20, 1u << 20, partial_rows * 32});
+    return scheduler.summary();
+  };
+  CHECK(build(1 << 20).num_shared == 65);
+  const auto some = build(128);  // one partial result for each row
+  CHECK(some.num_shared == 1);
+  CHECK(some.kv_tokens < 300'000);  // without any sharing a million
+  CHECK(build(100).num_shared == 0);
+}
+
+TEST_CASE("only the kernels that a program launches are its own") {
+  using namespace chunkattn::detail::cuda;
+  // This program launches nothing of these dimensions.
+  CHECK(UsedKernels<64, 96>::first == nullptr);
+  int attention = 0, all = 0;
+  for (const UsedKernel* kernel = UsedKernels<head_dim, head_dim>::first; kernel != nullptr;
+       kernel = kernel->next) {
+    ++all;
+    attention += kernel->address ==
+                 reinterpret_cast<const void*>(&attention_kernel<half, head_dim, head_dim>);
+  }
+  CHECK(attention == 1);
+  CHECK(all >= 4);
+}
+
 TEST_CASE("the cache grows without moving a chunk") {
   KvCache<Cuda, half> cache(64, {2, 8, 128}, 3);
   const auto before = cache.layer(1);
@@ -373,8 +435,10 @@ TEST_CASE("the cache grows without moving a chunk") {
     CHECK(simt::device().memory.size() == held);
   };
   for (const int after : {0, 1}) fails("cudaMalloc", after);
-  for (const int after : {0, 5, 7}) fails("cudaMemcpy", after);
+  fails("cudaMemcpy", 0);
+  const int copies = simt::device().calls["cudaMemcpy"];
   cache.grow(3 * per_slab);
+  CHECK(simt::device().calls["cudaMemcpy"] - copies == 1);  // two layers, K and V of each
   const auto layer = cache.layer(1);
   for (const std::size_t chunk : {std::size_t{0}, 2 * per_slab, 3 * per_slab - 1})
     CHECK(simt::device().find(layer.v_row(static_cast<int>(chunk), 7, 63)) != nullptr);

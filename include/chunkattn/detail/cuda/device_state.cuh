@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <tuple>
+#include <limits>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -46,9 +46,6 @@ class DeviceState {
 
   /// Blocks of a full launch.
   [[nodiscard]] int num_blocks() const noexcept { return num_sms_ * occupancy_.blocks_per_sm; }
-  template <class T>
-  using Kernels = KernelTable<T, HeadDim, ValueDim>;
-
   static CudaOptions checked(CudaOptions options) {
     options.sm_scale = resolved_sm_scale(options.sm_scale, HeadDim);
     const CudaOptions::Tuning& tuning = options.tuning;
@@ -84,10 +81,13 @@ class DeviceState {
     occupancy_ = choose_occupancy(dims, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
                                   attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
                                   wanted_blocks(dims));
-    const int shared = shared_bytes();
-    if (occupancy_.num_stages > 0)  // what the driver says of it counts
-      occupancy_.blocks_per_sm =
-          std::min(kernels<half>().load(shared), kernels<bfloat16>().load(shared));
+    int blocks = std::numeric_limits<int>::max();  // what the driver says of them counts
+    for (const UsedKernel* kernel = UsedKernels<HeadDim, ValueDim>::first;
+         kernel != nullptr && occupancy_.num_stages > 0; kernel = kernel->next) {
+      blocks = std::min(blocks, kernel->load(shared_bytes()));
+      loaded_.push_back(kernel->address);
+    }
+    if (blocks != std::numeric_limits<int>::max()) occupancy_.blocks_per_sm = blocks;
     check_argument(occupancy_.blocks_per_sm > 0, "HeadDim", HeadDim,
                    "less on this device: its shared memory is too small");
     return device;
@@ -156,31 +156,38 @@ class DeviceState {
     return detail::cuda::shared_bytes(dims, occupancy_.num_stages);
   }
 
-  // The kernel of a variant, loaded on this device by the first call that needs it.
+  // A kernel that is loaded on this device: by the constructor, or, where that ran before main(),
+  // by the first call.
+  template <class Kernel>
+  [[nodiscard]] auto kernel(bool capturing) {
+    const auto& used = Used<HeadDim, ValueDim, Kernel>::one;
+    load_once(used.address, capturing, [&] { (void)used.load(shared_bytes()); });
+    return used.pointer;
+  }
+  // The attention kernel; that of a variant is loaded by the first call that needs it.
   template <class T, class V>
   [[nodiscard]] auto kernel_for(bool capturing) {
     if constexpr (std::is_same_v<V, Plain>) {
-      return kernels<T>().attention;
+      return kernel<AttentionKernel<T, HeadDim, ValueDim>>(capturing);
     } else {
-      const auto kernel = attention_kernel_address<T, HeadDim, ValueDim, V>();
-      const auto* const address = reinterpret_cast<const void*>(kernel);
-      if (std::find(loaded_.begin(), loaded_.end(), address) == loaded_.end()) {
-        if (capturing)
-          fail_argument("stream", "capturing",
-                        "prepare(layer, plan, variant, stream) before the capture: the "
-                        "variant's kernel is not loaded yet");
-        loaded_.reserve(loaded_.size() + 1);
-        allow_shared(kernel, shared_bytes());
-        load_kernel(kernel);
-        loaded_.push_back(address);
-      }
-      return kernel;
+      const auto pointer = attention_kernel_address<T, HeadDim, ValueDim, V>();
+      load_once(reinterpret_cast<const void*>(pointer), capturing, [&] {
+        allow_shared(pointer, shared_bytes());
+        load_kernel(pointer);
+      });
+      return pointer;
     }
   }
-
-  template <class T>
-  [[nodiscard]] auto& kernels() const noexcept {
-    return std::get<Kernels<T>>(kernels_);
+  template <class Load>
+  void load_once(const void* address, bool capturing, const Load& load) {
+    if (std::find(loaded_.begin(), loaded_.end(), address) != loaded_.end()) return;
+    if (capturing)
+      fail_argument("stream", "capturing",
+                    "prepare(layer, plan, variant, stream) before the capture: the variant's "
+                    "kernel is not loaded yet");
+    loaded_.reserve(loaded_.size() + 1);
+    load();
+    loaded_.push_back(address);
   }
 
   [[nodiscard]] int small_grid(std::int64_t blocks) const noexcept {
@@ -192,8 +199,7 @@ class DeviceState {
   CudaOptions options_;
   int num_sms_ = 0;
   Occupancy occupancy_;
-  std::tuple<Kernels<half>, Kernels<bfloat16>> kernels_;
-  std::vector<const void*> loaded_;  // kernels of variants
+  std::vector<const void*> loaded_;  // kernels
   CallChecks checks_;
   DeviceMemory own_;
   PlanUpload upload_;

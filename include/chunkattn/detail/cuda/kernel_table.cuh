@@ -1,10 +1,15 @@
-// The kernels of one element type, chosen and loaded once.
+// The kernels that a program launches, known before main().
 //
-// nvcc gives every translation unit its own copy of a kernel template's host side, so attributes
-// set in one and a launch from another may mean two different kernels. Therefore an object takes
-// their addresses where it is constructed, readies them there, on its device and outside of any
-// capture (a kernel is otherwise loaded by its first launch), and launches nothing else.
+// A call that launches a kernel registers it by naming it here, so an object loads where it is
+// constructed, on its device and outside of any capture, what the program's calls will launch (a
+// kernel is otherwise loaded by its first launch), and kernels that no call launches are not
+// compiled. nvcc gives every translation unit its own copy of a kernel template's host side:
+// attributes set in one and a launch from another may mean two different kernels. Therefore all
+// launch the one address that is registered.
 #pragma once
+
+#include <algorithm>
+#include <limits>
 
 #include "kernels.cuh"
 #include "launch.cuh"
@@ -13,23 +18,64 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {
 
-/// Host addresses of the kernels for K/V of T.
-template <class T, int HeadDim, int ValueDim>
-struct KernelTable {
-  void (*attention)(AttentionArguments<T>) = &attention_kernel<T, HeadDim, ValueDim>;
-  void (*write)(WriteArguments<T, T>) = &write_kernel<T, T>;
-  void (*write_floats)(WriteArguments<T, float>) = &write_kernel<T, float>;
-  void (*copy_rows)(CopyArguments<T>) = &copy_rows_kernel<T>;
+/// One that objects of some head dimensions launch.
+struct UsedKernel {
+  const void* address;
+  /// Loads it on the current device; those with much shared memory may use `shared_bytes`. Returns
+  /// how many of its blocks a multiprocessor holds, where that matters.
+  int (*load)(int shared_bytes);
+  const UsedKernel* next;
+};
 
-  /// Loads all of them on the current device and allows the attention kernel `shared_bytes`.
-  /// \return blocks of the attention kernel that a multiprocessor holds, 0: none
-  [[nodiscard]] int load(int shared_bytes) const {
-    load_kernel(write);
-    load_kernel(write_floats);
-    load_kernel(copy_rows);
-    allow_shared(attention, shared_bytes);
-    return blocks_per_sm(attention, block_threads, shared_bytes);
+/// Those of ChunkAttention<Cuda, HeadDim, ValueDim>.
+template <int HeadDim, int ValueDim>
+struct UsedKernels {
+  static inline constinit const UsedKernel* first = nullptr;
+};
+
+/// `Kernel` as one of them. Naming `one` is what registers it.
+template <int HeadDim, int ValueDim, class Kernel>
+struct Used : UsedKernel {
+  decltype(Kernel::pointer()) pointer;
+
+  Used()
+      : UsedKernel{nullptr,
+                   [](int shared_bytes) { return Kernel::load(one.pointer, shared_bytes); },
+                   UsedKernels<HeadDim, ValueDim>::first},
+        pointer(Kernel::pointer()) {
+    address = reinterpret_cast<const void*>(pointer);
+    UsedKernels<HeadDim, ValueDim>::first = this;
   }
+  static const Used one;
+};
+template <int HeadDim, int ValueDim, class Kernel>
+inline const Used<HeadDim, ValueDim, Kernel> Used<HeadDim, ValueDim, Kernel>::one;
+
+template <class T, int HeadDim, int ValueDim>
+struct AttentionKernel {
+  static auto pointer() { return &attention_kernel<T, HeadDim, ValueDim>; }
+  static int load(void (*kernel)(AttentionArguments<T>), int shared_bytes) {
+    allow_shared(kernel, shared_bytes);
+    load_kernel(kernel);
+    return blocks_per_sm(kernel, block_threads, shared_bytes);
+  }
+};
+
+/// One of few blocks, each of little shared memory.
+struct SmallKernel {
+  template <class Arguments>
+  static int load(void (*kernel)(Arguments), int) {
+    load_kernel(kernel);
+    return std::numeric_limits<int>::max();
+  }
+};
+template <class T, class X>
+struct WriteKernel : SmallKernel {
+  static auto pointer() { return &write_kernel<T, X>; }
+};
+template <class T>
+struct CopyRowsKernel : SmallKernel {
+  static auto pointer() { return &copy_rows_kernel<T>; }
 };
 
 /// Host address of the attention kernel of a variant. Not inlined, so that all translation units

@@ -55,7 +55,8 @@ struct UploadCounts {
   if (limits.max_segments == 0) limits.max_segments = 4 * limits.max_rows;
   if (limits.max_pieces == 0) limits.max_pieces = 64 * limits.max_rows + 4096;
   if (limits.max_copies == 0) limits.max_copies = limits.max_rows;
-  if (limits.max_partial_rows == 0) limits.max_partial_rows = 4 * limits.max_rows + 256;
+  if (limits.max_partial_rows == 0)
+    limits.max_partial_rows = 4 * std::min(limits.max_rows, 768) + 256;
   return limits;
 }
 

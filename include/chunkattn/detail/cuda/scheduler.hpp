@@ -46,12 +46,16 @@ class Scheduler {
     geometry_ = geometry;
     model_ = model;
     measure();
-    const std::int64_t gain = choose_runs(true);
-    std::int64_t end = splits_.choose(runs_, geometry_, model_, capacity);
+    // Where partial results do not fit, only what saves more by them is shared.
+    std::int64_t gain = 0, end = KvSplits::never;
+    for (std::int64_t price = 1; price <= 1024 && end == KvSplits::never; price *= 4) {
+      gain = choose_runs(price, capacity.partials);
+      end = splits_.choose(runs_, geometry_, model_, capacity);
+    }
     if (end == KvSplits::never || (gain > 0 && may_cost_more(gain, end))) {
       std::swap(runs_, other_runs_);
       std::swap(splits_, other_splits_);
-      choose_runs(false);
+      choose_runs(0, 0);
       const std::int64_t apart = splits_.choose(runs_, geometry_, model_, capacity);
       if (end == KvSplits::never || apart <= end + end / 32) {
         end = apart;
@@ -179,8 +183,9 @@ class Scheduler {
   }
 
   // Top-down: a run either becomes a task shared by all rows below, or goes on into each branch.
-  // Returns what sharing saves in all, in ps of work of one KV head.
-  std::int64_t choose_runs(bool share) {
+  // Returns what sharing saves in all, in ps of work of one KV head. Partial results cost `price`
+  // times what they take, 0: nothing is shared. No run has more than `most_partials`.
+  std::int64_t choose_runs(std::int64_t price, std::size_t most_partials) {
     runs_.clear();
     std::int64_t gain = 0;
     for (int s = 0; s < plan_.num_segments; ++s) {
@@ -192,10 +197,11 @@ class Scheduler {
       node.run_tokens = visible_between(node.run_begin, end_of(segment, node), node.hidden);
       node.shared = false;
       const int rows = packed(segment.row_end - segment.row_begin);
-      if (!share || node.branches < 2 || node.run_tokens == 0) continue;
+      if (price == 0 || node.branches < 2 || node.run_tokens == 0) continue;
+      if (to_size(rows) * to_size(geometry_.num_kv_heads) > most_partials) continue;
       const std::int64_t together = stream_all(node.run_tokens, rows) +
                                     num_tiles(rows) * model_.task_ps +
-                                    model_.partial_ps(rows, dims().v);
+                                    price * model_.partial_ps(rows, dims().v);
       const std::int64_t apart = stream_apart(node);
       node.shared = together < apart;
       if (node.shared) gain += apart - together;
