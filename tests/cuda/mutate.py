@@ -36,6 +36,7 @@ WEAKER = [  # (what, what becomes of it)
     (r"ptx::store_release\((.*), launch\);", r"*(\1) = launch;"),
     (r"(==|!=) launch_\.number", r"\1 launch_.number - 1"),
     (r"counters->launches \+ 1,", "counters->launches,"),
+    (r"num_pairs\(\) \+ 2 \* ptx", "num_pairs() + ptx"),
     (r"last_row / max_tile_rows", "first_row / max_tile_rows"),
     (r"advance\(feed\.tiles_beside\(\)\)", "advance(feed.tiles_beside() + 1)"),
     (r"tables_\[\(count_ \+ 1\) % 2\]", "tables_[count_ % 2]"),  # over those of the task at work
