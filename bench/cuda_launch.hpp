@@ -12,14 +12,26 @@
 namespace model {
 
 /// An H200 at two blocks per multiprocessor and head dimension 128. Frozen: schedules are changed
-/// to suit it, not the other way round.
+/// to suit it, not the other way round, and it is changed by measurements on a GPU alone.
 struct Machine {
   int num_blocks = 264;         ///< 132 multiprocessors, two blocks each (registers, shared memory)
   double bytes_per_us = 4.3e6;  ///< copies of 2 GB; 4.8 TB/s is what the data sheet says
+  /// From the L2 into all multiprocessors: two thirds of 5,120 bytes per clock at 1,755 MHz, which
+  /// are 8,986 GB/s (table 3 of doi:10.1016/j.ultsonch.2023.106546). That no more than that comes
+  /// is assumed: half of all lines lie in the other partition.
+  double l2_bytes_per_us = 6.0e6;
   /// One block alone: 32 KB under way (one stage of 32 KB) per 1.2 us of loaded memory latency.
   double block_bytes_per_us = 27e3;
-  /// One block's 64-row tiles: 345 to 390 TFLOP/s over 264 blocks, estimated from machine code.
-  double block_flops_per_us = 1.45e6;
+  /// Shared memory, one of two blocks: 128 bytes per clock at 1,755 MHz for a multiprocessor, of
+  /// which 78 % are assumed to be used. (All of it would be 345 TFLOP/s for 64-row tiles; 240 to
+  /// 300 are expected of such kernels. This is 269.)
+  double block_shared_per_us = 87.6e3;
+  /// mma.sync, one of two blocks: 62 % of 989 TFLOP/s, the data sheet's dense rate, which only
+  /// wgmma comes near.
+  double block_flops_per_us = 2.32e6;
+  /// Issue slots for one warp: each of four schedulers has a warp of two blocks, one slot per
+  /// clock.
+  double warp_instructions_per_us = 877;
   double task_us = 3.0;    ///< ticket, task, tables, first K/V, results: five ways in a row
   double merge_us = 0.15;  ///< one partial result of 128 threads' columns, of four read at a time
   double launch_us = 2.0;  ///< start and drain of a kernel inside a graph
@@ -41,7 +53,16 @@ struct Item {
   double end_us = 0;    ///< after it: partial results that it merges, once they are there
   double write_us = 0;  ///< then: its own results, on their way
   std::vector<std::size_t> needs{};  ///< the items that make them, which stand before this
+  double shared_bytes = 0;           ///< into and out of shared memory
+  double instructions = 0;           ///< of each warp, beside mma
 };
+
+/// How long an item computes, whatever comes from memory.
+inline double products_us(const Machine& machine, const Item& item) {
+  return std::max({item.flops / machine.block_flops_per_us,
+                   item.shared_bytes / machine.block_shared_per_us,
+                   item.instructions / machine.warp_instructions_per_us});
+}
 
 /// One launch, event by event. What an item merges in the end (`end_us`), it does when those that
 /// it needs have done so.
@@ -94,6 +115,8 @@ class Launch {
   struct Stream {
     std::size_t item;
     double left, most;  // bytes, bytes per microsecond
+    double l2;          // bytes through the L2 for each of these
+    double rate = 0;    // what it gets of `most`
   };
   struct Timer {
     enum What { begin, streamed, end, leave };
@@ -114,12 +137,12 @@ class Launch {
     share_memory();
     double us = timers_.empty() ? 1e30 : timers_.top().until - now_;
     for (std::size_t i = 0; i < streams_.size(); ++i)
-      us = std::min(us, streams_[i].left / rates_[i]);
+      us = std::min(us, streams_[i].left / streams_[i].rate);
     now_ += us;
     std::size_t kept = 0;
     came_.clear();
     for (std::size_t i = 0; i < streams_.size(); ++i) {
-      streams_[i].left -= rates_[i] * us;
+      streams_[i].left -= streams_[i].rate * us;
       if (streams_[i].left > 1e-3)
         streams_[kept++] = streams_[i];
       else
@@ -145,15 +168,29 @@ class Launch {
         leave(timer.item);
     }
   }
-  // Nobody gets more than he can take, the rest is shared evenly.
+  // Nobody gets more than he can take, the rest is shared evenly: the L2, then the memory.
   void share_memory() {
-    std::sort(streams_.begin(), streams_.end(),
-              [](const Stream& a, const Stream& b) { return a.most < b.most; });
-    rates_.clear();
-    double rest = machine_.bytes_per_us;
+    double all = 0;
+    for (Stream& stream : streams_) {
+      stream.rate = stream.most;
+      all += stream.most * stream.l2;
+    }
+    if (all > machine_.l2_bytes_per_us)
+      share(machine_.l2_bytes_per_us, [](const Stream& stream) { return stream.l2; });
+    share(machine_.bytes_per_us, [](const Stream&) { return 1.0; });
+  }
+  // Shares `rest` bytes per microsecond, of which a stream takes weight(stream) for each of its
+  // own.
+  template <class Weight>
+  void share(double rest, const Weight& weight) {
+    std::sort(streams_.begin(), streams_.end(), [&](const Stream& a, const Stream& b) {
+      return a.rate * weight(a) < b.rate * weight(b);
+    });
     for (std::size_t i = 0; i < streams_.size(); ++i) {
-      rates_.push_back(std::min(streams_[i].most, rest / static_cast<double>(streams_.size() - i)));
-      rest -= rates_.back();
+      Stream& stream = streams_[i];
+      const double share = rest / static_cast<double>(streams_.size() - i);
+      stream.rate = std::min(stream.rate, share / weight(stream));
+      rest -= stream.rate * weight(stream);
     }
   }
 
@@ -167,20 +204,22 @@ class Launch {
     const Item& item = items_[i];
     if (item.bytes > 0)
       streams_.push_back({i, first_part(i) * item.memory_bytes,
-                          machine_.block_bytes_per_us * item.memory_bytes / item.bytes});
+                          machine_.block_bytes_per_us * item.memory_bytes / item.bytes,
+                          item.bytes / item.memory_bytes});
   }
   // All that has not come yet, and the products.
   void stream(std::size_t i) {
     const Item& item = items_[i];
     const double left = states_[i].left;
-    const double alone = std::max(left * item.bytes / machine_.block_bytes_per_us,
-                                  item.flops / machine_.block_flops_per_us);
+    const double alone =
+        std::max(left * item.bytes / machine_.block_bytes_per_us, products_us(machine_, item));
     if (alone == 0)
       streamed(i);
     else if (left * item.memory_bytes < 1)
       timers_.push({now_ + alone, i, Timer::streamed});
     else
-      streams_.push_back({i, left * item.memory_bytes, left * item.memory_bytes / alone});
+      streams_.push_back({i, left * item.memory_bytes, left * item.memory_bytes / alone,
+                          item.bytes / item.memory_bytes});
   }
   void streamed(std::size_t i) {
     Block& block = blocks_[states_[i].block];
@@ -227,7 +266,6 @@ class Launch {
   std::vector<Block> blocks_;
   std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers_;
   std::vector<Stream> streams_;
-  std::vector<double> rates_;
   std::vector<std::size_t> came_;
   std::size_t drawn_ = 0;
   double now_ = 0;
