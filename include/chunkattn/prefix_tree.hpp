@@ -18,6 +18,7 @@
 #include "detail/base/check.hpp"
 #include "detail/base/chunk_source.hpp"
 #include "detail/base/config.hpp"
+#include "detail/base/mirror.hpp"
 #include "detail/base/to_size.hpp"
 #include "detail/tree/handles.hpp"
 #include "detail/tree/inspect.hpp"
@@ -243,11 +244,91 @@ class PrefixTree {
   void set_free_sink(std::function<void(ChunkIndex)> sink) {
     enter().core.chunk_table.set_free_sink(std::move(sink));
   }
-  /// `sink` is called when tokens become cache or stop being it. It must neither throw nor call the
-  /// tree.
-  void set_event_sink(std::function<void(const CacheEvent&)> sink) {
-    enter().core.retention.set_event_sink(std::move(sink));
+  /// `sink` is called with each change of what prompts can find, and with the tokens of a stored
+  /// event. It must neither throw nor call the tree. What can be found already is in snapshot().
+  void set_event_sink(std::function<void(const CacheEvent&, std::span<const Token>)> sink) {
+    enter().set_event_sink(std::move(sink));
   }
+  /// What prompts can find: to begin with before events come, or after some were missed.
+  struct Snapshot {
+    std::uint64_t number = 0;       ///< of the last event before it
+    std::int32_t unit = 1;          ///< tokens that are found or not as one
+    std::vector<CacheEvent> spans;  ///< all of them `stored`, each behind what it continues
+    std::vector<Token> tokens;      ///< CacheEvent::length for each, one behind the other
+  };
+  /// The state behind the last event. Linear in the size of the tree.
+  /// \throws InvalidArgument if there is no event sink
+  [[nodiscard]] Snapshot snapshot() const {
+    const detail::CacheNews& news = core().prefixes.news;
+    detail::check_argument(news.any(), "event sink", "not set", "set_event_sink() before snapshot()");
+    Snapshot all;
+    all.number = news.last_event();
+    all.unit = core().prefixes.unit();
+    detail::for_each_below_root(core(), [&](detail::NodeIndex n, int) {
+      news.for_each_told(core().topology.node(n), [&](const CacheEvent& event) {
+        const std::span<const Token> tokens = tree().tokens_of(event);
+        all.spans.push_back(event);
+        all.tokens.insert(all.tokens.end(), tokens.begin(), tokens.end());
+      });
+    });
+    return all;
+  }
+
+  /// What prompts can find in such a tree, rebuilt elsewhere from a snapshot and events, or from
+  /// the events of a tree that had a sink from its beginning. Not for several threads at once.
+  class Mirror {
+   public:
+    /// What apply() made of an event.
+    enum class Applied : std::uint8_t {
+      changed,   ///< it was the next one
+      repeated,  ///< it was there already, and is ignored
+      missed     ///< others are missing before it: apply() them first, or load() a snapshot
+    };
+
+    /// \param sharing  that of the tree
+    explicit Mirror(TreeOptions::Sharing sharing = TreeOptions::Sharing::token)
+        : mirror_(sharing == TreeOptions::Sharing::token ? 1 : ChunkSize) {}
+
+    /// Takes over one event. Throws InvalidArgument, and is as before, for one that cannot follow
+    /// those before it: it is of another tree, or was damaged.
+    Applied apply(const CacheEvent& event, std::span<const Token> tokens) {
+      if (event.number <= number_) return Applied::repeated;
+      if (event.number > number_ + 1) return Applied::missed;
+      mirror_.apply(event, tokens);
+      number_ = event.number;
+      return Applied::changed;
+    }
+    /// Becomes what the snapshot says, whatever came before. Throws InvalidArgument, and is as
+    /// before, for one that is damaged.
+    void load(const Snapshot& snapshot) {
+      detail::TokenMirror<Token> loaded(snapshot.unit);
+      std::span<const Token> rest(snapshot.tokens);
+      for (const CacheEvent& event : snapshot.spans) {
+        const std::size_t length = detail::to_size(event.length);
+        detail::check_argument(length <= rest.size(), "snapshot.tokens.size()",
+                               snapshot.tokens.size(), "as many as its spans have");
+        loaded.apply(event, rest.first(length));
+        rest = rest.subspan(length);
+      }
+      mirror_ = std::move(loaded);
+      number_ = snapshot.number;
+    }
+    /// The number of the last event that it knows of.
+    [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+    /// Tokens that it holds, each once.
+    [[nodiscard]] std::size_t num_tokens() const noexcept { return mirror_.num_tokens(); }
+    /// How many tokens of a prompt the tree would find with their K/V: PrefixTree::match_prefix()
+    /// without what is pending, and under Sharing::chunk in whole chunks.
+    [[nodiscard]] std::size_t match_prefix(std::span<const Token> prompt,
+                                           const InsertOptions& options = {}) const {
+      return std::min(mirror_.match(prompt, options.name_space, options.public_length),
+                      options.max_reuse);
+    }
+
+   private:
+    detail::TokenMirror<Token> mirror_;
+    std::uint64_t number_ = 0;
+  };
 
   /// A node of the tree, for for_each_node(): consecutive tokens that the same sequences have.
   struct Node {

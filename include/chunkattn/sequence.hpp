@@ -125,6 +125,7 @@ class Sequence {
     detail::TreeCore& c = core();
     check_range(c.sequences[handle_.index], range);
     c.writers.mark_loaded(handle_.index, range);
+    c.results.tell_written(handle_.index, range.begin);
   }
 
   /// A second sequence with the first `length` tokens, by default all of them. It shares their K/V;

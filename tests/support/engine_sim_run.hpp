@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/engine_sim_events.hpp"
 #include "tests/support/engine_sim_handles.hpp"
 
 namespace test {
@@ -24,7 +25,10 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
   using typename Base::Sequence, typename Base::Tree;
 
  public:
-  using Base::Base;
+  EngineSim(Choices& choices, const SimOptions& options, Counters& counters)
+      : Base(choices, options, counters), wire_(choices, counters) {
+    if (!one_in(8)) wire_.connect(*tree_);
+  }
 
   /// One random operation; throws std::logic_error at the first difference.
   void operate() {
@@ -33,6 +37,7 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
     if (this->any_void()) this->check_views();
     count_events(before);
     tree_->check_invariants();
+    mirror_events();
   }
 
   void check_all() {
@@ -74,6 +79,18 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
   }
 
  private:
+  /// The tree's events arrive at a mirror.
+  void mirror_events() {
+    if (!wire_.connected()) return;
+    wire_.deliver(*tree_);
+    if (one_in(16)) wire_.compare(*tree_);
+    if (!wire_.is_current()) return;
+    InsertOptions options{.name_space = this->random_namespace()};
+    const std::vector<SimToken> prompt = this->random_prompt();
+    if (one_in(4)) options.public_length = below(prompt.size() + 1);
+    (void)wire_.check_match(*tree_, prompt, options);
+  }
+
   void choose() {
     const std::size_t kind = below(102);
     if (live_.empty() || (kind < 10 && live_.size() < options_.max_live)) {
@@ -106,7 +123,10 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
   }
 
   void rare() {
-    switch (below(16)) {
+    switch (below(17)) {
+      case 16:
+        this->entering();
+        return wire_.connect(*tree_);
       case 0:
         return clear();
       case 1:
@@ -393,6 +413,8 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
     more("evicted chunks", before.evicted_chunks, now.evicted_chunks);
     more("evicted tokens", before.evicted_tokens, now.evicted_tokens);
   }
+
+  EventWire<Tree> wire_;
 };
 
 }  // namespace test

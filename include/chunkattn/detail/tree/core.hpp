@@ -43,7 +43,7 @@ class TreeCore {
         departures(topology, prefixes, retention, sequences, copies, writers),
         additions(topology, retention, sequences, steps, writers, departures),
         outputs(topology, sequences, copies),
-        results(sequences, steps, copies, writers, departures, outputs),
+        results(sequences, steps, copies, writers, departures, outputs, prefixes.news),
         tokens_(tokens) {
     static std::atomic<std::uint64_t> trees{0};
     id = ++trees;
@@ -228,6 +228,7 @@ class TreeCore {
 
   /// Forgets everything cached. Live sequences stay, but nothing of theirs is found again.
   void clear() noexcept {
+    if (prefixes.news.any()) prefixes.news.forget();
     retention.unpin_all();
     while (retention.evict_one_chunk()) {
     }
@@ -241,7 +242,7 @@ class TreeCore {
     ++stats.clears;
     sequences.change();
     departures.clear();
-    retention.notify_cleared();
+    prefixes.news.cleared();
   }
 
  private:

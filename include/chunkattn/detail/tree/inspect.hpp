@@ -101,6 +101,8 @@ class TreeInspector {
                         retention_.level_of(parent_or_self(n)) >= retention_.level_of(n)),
         "a retained node is published, written, and valued no more than its parent", index);
     expect(n.tail_of != none || n.length > 0, "only tails are empty", index);
+    expect(n.told == (prefixes_.news.any() ? prefixes_.news.findable(n) : 0),
+           "events have told what can be found", index);
     if (n.state != NodeState::published) return;
     expect(parent.state == NodeState::published, "a published node has a published parent", index);
     expect(prefixes_.find_twin(n) == index, "published children differ in their key", index);

@@ -11,6 +11,7 @@
 #include "../base/to_size.hpp"
 #include "departures.hpp"
 #include "pending.hpp"
+#include "prefixes.hpp"
 #include "sequence_table.hpp"
 #include "step_table.hpp"
 #include "topology.hpp"
@@ -198,13 +199,14 @@ class Outputs {
 class Results {
  public:
   Results(SequenceTable& sequences, StepTable& steps, Copies& copies, Writers& writers,
-          Departures& departures, Outputs& outputs)
+          Departures& departures, Outputs& outputs, CacheNews& news)
       : sequences_(sequences),
         steps_(steps),
         copies_(copies),
         writers_(writers),
         departures_(departures),
-        outputs_(outputs) {}
+        outputs_(outputs),
+        news_(news) {}
 
   /// The device has run the step: the K/V of its positions is written.
   void finish(StepRecord& step) {
@@ -220,6 +222,8 @@ class Results {
     }
     step.outputs_given_up = sequences_.outputs_given_up();
     if (!copies_.empty() && !step.is_void) copies_.complete(step.number);
+    if (news_.any() && !step.is_void)
+      for (const StepEntry& entry : step.entries) tell_written(entry.sequence, entry.begin);
     step.state = StepState::finished;
     resolve_abandoned(0);
     steps_.end(step, StepState::finished);
@@ -231,6 +235,14 @@ class Results {
     resolve_abandoned(0);
     steps_.count_void();
     departures_.finish_all();
+  }
+
+  /// K/V of the sequence from this position on may be new: who is told of it is.
+  void tell_written(SequenceIndex s, std::int32_t begin) noexcept {
+    if (!news_.any() || begin >= sequences_.tail(s).position) return;  // tails are found by nobody
+    sequences_.for_each_node(
+        s, {begin, sequences_.tail(s).position - begin},
+        [&](NodeIndex n, std::int32_t, std::int32_t) { news_.stored(n); });
   }
 
   /// The handle of an open step or a step in flight is gone.
@@ -313,6 +325,7 @@ class Results {
   Writers& writers_;
   Departures& departures_;
   Outputs& outputs_;
+  CacheNews& news_;
 };
 
 }  // namespace detail

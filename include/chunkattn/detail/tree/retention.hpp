@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <utility>
 
@@ -86,6 +85,7 @@ class Retention {
     if (n.pins > 0)
       for (PinRecord& pin : pins_)
         if (pin.last == index) pin.last = n.parent;
+    prefixes_.news.evicted(index, 0);
     if (n.state == NodeState::published) prefixes_.unpublish(index, NodeState::hidden);
     topology_.release_places(index, 0, active);
     topology_.remove(index);
@@ -119,6 +119,7 @@ class Retention {
   void publish_generated(NodeIndex index, std::int32_t count) noexcept {
     stats_.published_tokens += to_size(count);
     prefixes_.publish(index);
+    prefixes_.news.stored(index);
   }
 
   // ---- use of paths --------------------------------------------------------------------------
@@ -173,9 +174,7 @@ class Retention {
       std::int32_t keep = n.length - topology_.end_offset(n);
       if (n.first_chunk == n.last_chunk) keep = 0;
       stats_.evicted_tokens += to_size(n.length - keep);
-      if (event_sink_)
-        event_sink_({CacheEvent::Kind::evicted, n.name_space, n.position + keep, n.length - keep,
-                     n.last_chunk});
+      prefixes_.news.evicted(victim, keep);
       if (keep == 0)
         remove(victim);
       else
@@ -237,13 +236,6 @@ class Retention {
     return holds ? topology_.node(record.last).end() : 0;
   }
 
-  void set_event_sink(std::function<void(const CacheEvent&)> sink) {
-    event_sink_ = std::move(sink);
-  }
-  void notify_cleared() noexcept {
-    if (event_sink_) event_sink_({.kind = CacheEvent::Kind::cleared});
-  }
-
  private:
   friend class TreeInspector;
 
@@ -272,11 +264,10 @@ class Retention {
       keep = std::min(n.written, keep_end - n.position);
     if (prefixes_.unit() > 1) keep -= keep % prefixes_.unit();
     if (keep == 0) return remove(index, /*active=*/true);
+    prefixes_.news.evicted(index, keep);
     topology_.for_each_chunk(n, [&](ChunkIndex s) { chunks_.set_active(s, false); });
     if (keep < n.length) topology_.release_places(index, keep);
     retain(index);
-    if (event_sink_)
-      event_sink_({CacheEvent::Kind::stored, n.name_space, n.position, n.length, n.first_chunk});
   }
 
   /// Puts a node at the young end of its level. Children are retained before their parents, so the
@@ -332,7 +323,6 @@ class Retention {
   TreeStats& stats_;
   Array<RetainedLevel> levels_;  // by level, ascending
   Array<PinRecord> pins_;
-  std::function<void(const CacheEvent&)> event_sink_;
 };
 
 }  // namespace detail

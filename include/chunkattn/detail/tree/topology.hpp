@@ -55,6 +55,8 @@ struct alignas(64) TreeNode {
   std::int32_t pins = 0;                 ///< pins of paths through it
   std::uint32_t hash = 0;                ///< of the key, while published
   NodeIndex older = none, newer = none;  ///< neighbours in the retention list
+  std::int32_t told = 0;                 ///< leading tokens that events have told of
+  std::uint64_t span = 0;                ///< CacheEvent::span of these
   Namespace name_space{};
 
   [[nodiscard]] bool active() const noexcept { return live + held > 0; }
@@ -349,6 +351,8 @@ class Topology {
     upper.held = lower.held;
     upper.pins = lower.pins;
     upper.state = lower.state;
+    upper.told = std::min(lower.told, keep);
+    upper.span = lower.span;
 
     ChunkIndex cut = lower.first_chunk;
     std::int32_t offset = lower.begin + keep;
@@ -371,6 +375,7 @@ class Topology {
     lower.length -= keep;
     lower.written -= upper.written;
     lower.scheduled -= upper.scheduled;
+    lower.told -= upper.told;
     if (lower.written == lower.length) lower.writer = none;
     link(upper_index, lower_index);
     ++stats_.splits;

@@ -1,0 +1,189 @@
+// What prompts can find in a tree, rebuilt from its events by somebody who has only these.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "../../tree_options.hpp"
+#include "check.hpp"
+#include "config.hpp"
+#include "to_size.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Spans by their numbers, and where others leave them. A span is found by the one that it
+/// continues, the position, its namespace and its first tokens.
+template <class Token>
+class TokenMirror {
+ public:
+  /// \param unit  tokens that are found or not as one: 1, or the tree's chunk size
+  explicit TokenMirror(std::int32_t unit) : unit_(unit) {}
+
+  /// Throws InvalidArgument for an event that cannot follow those before it; nothing has changed
+  /// then.
+  void apply(const CacheEvent& event, std::span<const Token> tokens) {
+    switch (event.kind) {
+      case CacheEvent::Kind::stored:
+        return store(event, tokens);
+      case CacheEvent::Kind::evicted:
+        return evict(event);
+      case CacheEvent::Kind::cleared:
+        return clear();
+    }
+    fail_argument("event.kind", static_cast<int>(event.kind), "stored, evicted or cleared");
+  }
+  void clear() noexcept {
+    spans_.clear();
+    children_.clear();
+    num_tokens_ = 0;
+  }
+
+  /// Leading tokens of a prompt that are stored for this namespace, in whole units.
+  [[nodiscard]] std::size_t match(std::span<const Token> prompt, const Namespace& name_space,
+                                  std::size_t public_length) const {
+    std::size_t public_end = std::min(public_length, prompt.size());
+    public_end -= public_end % to_size(unit_);
+    std::size_t length = 0;
+    for (std::uint64_t last = 0; prompt.size() - length >= to_size(unit_);) {
+      const bool is_public = length < public_end;
+      const Namespace space =
+          is_public ? Namespace{.adapter = name_space.adapter, .is_public = true} : name_space;
+      const Span* const next = find_child(last, length, space, prompt.subspan(length));
+      if (next == nullptr) break;
+      last = next->number;
+      length += common(*next, prompt.subspan(length, (is_public ? public_end : prompt.size()) -
+                                                         length));
+    }
+    return length;
+  }
+  [[nodiscard]] std::size_t num_tokens() const noexcept { return num_tokens_; }
+
+ private:
+  struct Span {
+    std::uint64_t number = 0;
+    std::uint64_t parent = 0;
+    Namespace name_space{};
+    std::int32_t position = 0;
+    std::vector<Token> tokens;
+    [[nodiscard]] std::int32_t end() const noexcept {
+      return position + static_cast<std::int32_t>(tokens.size());
+    }
+  };
+
+  void store(const CacheEvent& event, std::span<const Token> tokens) {
+    check_argument(tokens.size() == to_size(event.length) && event.length > 0, "tokens.size()",
+                   tokens.size(), {"event.length = ", event.length, ", at least 1"});
+    check_argument(event.length % unit_ == 0, "event.length", event.length,
+                   {"whole units of ", unit_, " tokens"});
+    const auto parent = spans_.find(event.parent);
+    if (event.parent == 0)
+      check_argument(event.position == 0, "event.position", event.position,
+                     "0: no span stands before it");
+    else
+      check_argument(parent != spans_.end() && event.position > parent->second.position &&
+                         event.position <= parent->second.end(),
+                     "event.parent", event.parent, "a span that has the token before event.position");
+    if (event.parent == event.span) {
+      Span& span = parent->second;
+      check_argument(event.position == span.end(), "event.position", event.position,
+                     {span.end(), ", the end of its span"});
+      span.tokens.insert(span.tokens.end(), tokens.begin(), tokens.end());
+    } else {
+      check_argument(!spans_.contains(event.span), "event.span", event.span,
+                     "a new span, or one that goes on");
+      Span span{event.span, event.parent, event.name_space, event.position,
+                std::vector<Token>(tokens.begin(), tokens.end())};
+      const std::size_t key = key_of(event.parent, event.position, event.name_space, tokens);
+      const auto entry = children_.emplace(key, event.span);
+      try_or_undo([&] { spans_.emplace(event.span, std::move(span)); },
+                  [&] { children_.erase(entry); });
+    }
+    num_tokens_ += tokens.size();
+  }
+  void evict(const CacheEvent& event) {
+    const auto found = spans_.find(event.span);
+    check_argument(found != spans_.end(), "event.span", event.span, "a span that is stored");
+    Span& span = found->second;
+    check_argument(event.length > 0 && event.position >= span.position &&
+                       event.position + event.length == span.end(),
+                   "event.position", event.position,
+                   {"the last event.length = ", event.length, " tokens of a span that ends at ",
+                    span.end()});
+    num_tokens_ -= to_size(event.length);
+    if (event.position > span.position)
+      return span.tokens.resize(to_size(event.position - span.position));
+    const auto [begin, end] =
+        children_.equal_range(key_of(span.parent, span.position, span.name_space, span.tokens));
+    children_.erase(
+        std::find_if(begin, end, [&](const auto& child) { return child.second == event.span; }));
+    spans_.erase(found);
+  }
+
+  /// What goes on with these tokens behind the first `length` of a path that ends in `last`: the
+  /// same span, or another.
+  [[nodiscard]] const Span* find_child(std::uint64_t last, std::size_t length,
+                                       const Namespace& space,
+                                       std::span<const Token> tokens) const {
+    const auto [begin, end] =
+        children_.equal_range(key_of(last, static_cast<std::int32_t>(length), space, tokens));
+    for (auto child = begin; child != end; ++child) {
+      const Span& span = spans_.at(child->second);
+      if (span.parent == last && to_size(span.position) == length && span.name_space == space &&
+          std::equal(tokens.begin(), tokens.begin() + unit_, span.tokens.begin()))
+        return &span;
+    }
+    return nullptr;
+  }
+  [[nodiscard]] std::size_t common(const Span& span, std::span<const Token> tokens) const {
+    const std::size_t limit = std::min(span.tokens.size(), tokens.size());
+    const auto same = static_cast<std::size_t>(
+        std::mismatch(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(limit),
+                      span.tokens.begin())
+            .first -
+        tokens.begin());
+    return same - same % to_size(unit_);
+  }
+  [[nodiscard]] std::size_t key_of(std::uint64_t parent, std::int32_t position,
+                                   const Namespace& space, std::span<const Token> tokens) const {
+    std::uint64_t hash = mix(mix(parent, static_cast<std::uint64_t>(position)), space.tenant);
+    hash = mix(hash + (space.is_public ? 2 : 1), space.adapter);
+    for (const Token& token : tokens.first(to_size(unit_)))
+      hash = mix(hash, std::hash<Token>{}(token));
+    return static_cast<std::size_t>(hash ^ (hash >> 32));
+  }
+  [[nodiscard]] static std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
+    hash = (hash + 1) * 0x9e3779b97f4a7c15u ^ value;
+    return hash ^ (hash >> 29);
+  }
+  /// Undoes what came before if `call` throws.
+  template <class F, class Undo>
+  static void try_or_undo(const F& call, const Undo& undo) {
+    struct Guard {
+      const Undo& undo;
+      bool done = false;
+      ~Guard() {
+        if (!done) undo();
+      }
+    } guard{undo};
+    call();
+    guard.done = true;
+  }
+
+  std::int32_t unit_;
+  std::unordered_map<std::uint64_t, Span> spans_;
+  std::unordered_multimap<std::size_t, std::uint64_t> children_;
+  std::size_t num_tokens_ = 0;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END
