@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -17,6 +19,7 @@
 #include "commands.hpp"
 #include "loaded_model.hpp"
 #include "server/http_server.hpp"
+#include "server/kv_publisher.hpp"
 
 namespace serve {
 
@@ -30,7 +33,9 @@ struct Arguments {
   int chunk_size = 64, chunks = 0, kv_mib = 512, swap_mib = 512, step_tokens = 512;
   int max_requests = 256, max_choices = 16, max_connections = 256, max_body_kib = 4096;
   int drain_seconds = 30;
-  bool quiet = false;
+  std::string kv_events, kv_topic = "kv-events";
+  int kv_batches = 10000;
+  bool kv_salted = false, quiet = false;
 };
 
 Arguments read_arguments(int argc, char** argv, bool& help) {
@@ -60,6 +65,14 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
                  a.service.wait_seconds, 0.0, 1e9);
   options.number("--drain", "SECONDS", "that requests have to end at SIGTERM; a second ends them",
                  a.drain_seconds, 0, 1 << 20);
+  options.text("--kv-events", "ADDRESS",
+               "publishes there what is cached, as vLLM does: a port of 127.0.0.1, HOST:PORT or "
+               "ipc://FILE",
+               a.kv_events);
+  options.text("--kv-topic", "TEXT", "of these messages", a.kv_topic);
+  options.number("--kv-batches", "N", "of them that are kept to be sent again", a.kv_batches, 1,
+                 1 << 24);
+  options.flag("--kv-salted", "publishes the tokens of tenants with a salt, too", a.kv_salted);
   options.flag("--quiet", "no line for each request", a.quiet);
   help = !options.parse(argc, argv);
   if (const char* key = std::getenv("CHUNKATTN_API_KEY"); key != nullptr && a.http.api_key.empty())
@@ -67,7 +80,8 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
   if (a.chunk_size != 8 && a.chunk_size != 16 && a.chunk_size != 32 && a.chunk_size != 64)
     throw examples::UsageError(
         fmt::format("--chunk-size = {}: expected 8, 16, 32 or 64", a.chunk_size));
-  a.service.max_requests = static_cast<std::size_t>(a.max_requests);
+  a.service.max_requests = a.http.max_requests = static_cast<std::size_t>(a.max_requests);
+  a.http.shows_chunks = !a.kv_events.empty();
   a.http.max_connections = static_cast<std::size_t>(a.max_connections);
   a.http.max_body = static_cast<std::size_t>(a.max_body_kib) << 10;
   if (!a.quiet)
@@ -106,6 +120,23 @@ EngineOptions engine_options(const Arguments& arguments, const LoadedModel& load
   options.preempt = arguments.preempt == "swap" ? Preempt::swap : Preempt::recompute;
   options.swap_bytes = static_cast<std::size_t>(arguments.swap_mib) << 20;
   return options;
+}
+
+/// Publishes what the engine caches, if that is asked for.
+std::unique_ptr<KvPublisher> publisher_of(const Arguments& arguments, Engine& engine) {
+  if (arguments.kv_events.empty()) return nullptr;
+  PublisherOptions options = publisher_addresses(arguments.kv_events);
+  options.topic = arguments.kv_topic;
+  options.tokens_per_block = static_cast<std::size_t>(arguments.chunk_size);
+  options.with_tenants = arguments.kv_salted;
+  options.num_batches = static_cast<std::size_t>(arguments.kv_batches);
+  fmt::print("{}   {}, again at {}\n", examples::bold("events"), options.address, options.replay);
+  auto publisher = std::make_unique<KvPublisher>(std::move(options));
+  engine.set_cache_sink([to = publisher.get()](const chunkattn::CacheEvent& event,
+                                               std::span<const int> tokens) {
+    to->add(event, tokens);
+  });
+  return publisher;
 }
 
 /// SIGINT and SIGTERM are waited for, not interrupted by: made before all threads, which inherit
@@ -185,7 +216,10 @@ int run(int argc, char** argv) {
       std::min(static_cast<std::size_t>(loaded.model.config.max_positions),
                (options.max_chunks - 1) * static_cast<std::size_t>(options.chunk_size));
   served.max_choices = arguments.max_choices;
-  Service service(std::move(engine), *loaded.tokenizer, arguments.service);
+  const std::unique_ptr<KvPublisher> publisher = publisher_of(arguments, *engine);
+  ServiceOptions service_options = arguments.service;
+  if (publisher) service_options.after_step = [to = publisher.get()] { to->flush(); };
+  Service service(std::move(engine), *loaded.tokenizer, service_options);
   HttpServer server(service, served, arguments.http);
   const int port = server.bind();
   std::thread http([&] { server.run(); });

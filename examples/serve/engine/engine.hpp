@@ -9,8 +9,10 @@
 #include <chunkattn/chunkattn.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "../model/model.hpp"
@@ -137,6 +139,17 @@ struct TreeSnapshot {
   std::size_t chunks_free = 0;
 };
 
+/// Chunks' worth of tokens at the start of prompts whose K/V is there, asked of the tree by
+/// matching: what followers of its events must hold.
+struct CachedChunk {
+  int parent = -1;  ///< its index; -1: it stands first
+  std::uint64_t tenant = 0;
+  std::vector<int> tokens;
+};
+
+/// Gets the tree's events and the tokens of stored ones.
+using CacheSink = std::function<void(const chunkattn::CacheEvent&, std::span<const int>)>;
+
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -160,6 +173,11 @@ class Engine {
   [[nodiscard]] virtual const EngineStats& stats() const = 0;
   [[nodiscard]] virtual TreeSnapshot snapshot() const = 0;
   [[nodiscard]] virtual std::size_t bytes_per_chunk() const = 0;
+  /// Who hears of what becomes cached and is evicted, within calls of step(), cancel() and stop().
+  /// By default nothing is.
+  virtual void set_cache_sink(CacheSink) {}
+  /// All of them, parents first. Takes long: for tests.
+  [[nodiscard]] virtual std::vector<CachedChunk> cached_chunks() const { return {}; }
 };
 
 /// \throws std::invalid_argument for options that no engine is built for

@@ -18,6 +18,7 @@
 #include "../ranks/agreed_tokens.hpp"
 #include "../ranks/agreement.hpp"
 #include "attention_cuda.hpp"
+#include "cached_chunks.hpp"
 #include "engine.hpp"
 #include "paged_view.hpp"
 #include "sampling.hpp"
@@ -127,6 +128,10 @@ class TreeEngine final : public Engine {
     shot.chunks_used = tree.used_chunks - tree.retained_chunks;
     shot.chunks_free = options_.max_chunks - tree.used_chunks;
     return shot;
+  }
+  void set_cache_sink(CacheSink sink) override { tree_.set_event_sink(std::move(sink)); }
+  [[nodiscard]] std::vector<CachedChunk> cached_chunks() const override {
+    return cached_chunks_of(tree_);
   }
 
  private:

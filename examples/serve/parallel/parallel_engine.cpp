@@ -62,6 +62,10 @@ class Leader final : public Engine {
   [[nodiscard]] std::size_t bytes_per_chunk() const override {
     return engine_->bytes_per_chunk() * static_cast<std::size_t>(ranks_.size());
   }
+  void set_cache_sink(CacheSink sink) override { engine_->set_cache_sink(std::move(sink)); }
+  [[nodiscard]] std::vector<CachedChunk> cached_chunks() const override {
+    return engine_->cached_chunks();
+  }
 
  private:
   template <class... Values>

@@ -51,12 +51,6 @@ class Channel {
     accepted_ = true;
     changed_.notify_one();
   }
-  /// Something of the request has run.
-  void begin() {
-    const std::lock_guard lock(mutex_);
-    begun_ = true;
-    changed_.notify_one();
-  }
   /// The request is over, for this reason.
   void refuse(Refused::Reason reason, const std::string& message) {
     const std::lock_guard lock(mutex_);
@@ -76,13 +70,12 @@ class Channel {
     changed_.wait(lock, [this] { return accepted_ || refused_; });
     if (refused_) throw Refused(refused_->reason, refused_->message);
   }
-  /// Waits until something of the request has run, or it is over; false where that takes longer.
-  /// \throws Refused
-  [[nodiscard]] bool wait_until_begun(std::chrono::milliseconds limit) {
+  /// Waits until there is something to take; false where that takes longer. \throws Refused
+  [[nodiscard]] bool wait_until_said(std::chrono::milliseconds limit) {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, limit, [this] { return begun_ || !pieces_.empty() || refused_; });
+    changed_.wait_for(lock, limit, [this] { return !pieces_.empty() || refused_; });
     if (pieces_.empty() && refused_) throw Refused(refused_->reason, refused_->message);
-    return begun_ || !pieces_.empty();
+    return !pieces_.empty();
   }
   /// All pieces since the last call; waits for the first for a time. \throws Refused
   [[nodiscard]] std::vector<Piece> take(std::chrono::milliseconds limit) {
@@ -107,7 +100,7 @@ class Channel {
   std::condition_variable changed_;
   std::vector<Piece> pieces_;
   std::size_t cached_ = 0;
-  bool accepted_ = false, begun_ = false;
+  bool accepted_ = false;
   std::optional<Refusal> refused_;
 };
 

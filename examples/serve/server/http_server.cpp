@@ -94,6 +94,10 @@ constexpr Route routes[] = {{"/", "GET"},
                             {"/health", "GET"},
                             {"/metrics", "GET"},
                             {"/tree", "GET"},
+                            {"/kv_chunks", "GET"},
+                            {"/model_info", "GET"},
+                            {"/get_model_info", "GET"},
+                            {"/v1/loads", "GET"},
                             {"/v1/models", "GET"},
                             {"/v1/completions", "POST"},
                             {"/v1/chat/completions", "POST"}};
@@ -106,8 +110,8 @@ void check_route(const std::string& method, const std::string& path) {
   const bool one_model = path.starts_with(models_prefix);
   if (route == std::end(routes) && !one_model)
     throw ApiError(404,
-                   "no such path; there are / /health /metrics /tree /v1/models "
-                   "/v1/completions /v1/chat/completions");
+                   "no such path; there are / /health /metrics /model_info /tree /v1/loads "
+                   "/v1/models /v1/completions /v1/chat/completions");
   const std::string_view expected = one_model ? "GET" : route->method;
   if (method != expected && !(method == "HEAD" && expected == "GET"))
     throw ApiError(405, fmt::format("{}: expected {}", method, expected), "",
@@ -281,6 +285,15 @@ HttpServer::Reply HttpServer::reply_to(const httplib::Request& request) const {
   if (path == "/tree")
     return {
         tree_json(service_.counters(), service_.snapshot(), *served_.tokenizer, has_key(request))};
+  if (path == "/kv_chunks") return {chunks(has_key(request))};
+  if (path == "/v1/loads")
+    return {loads_json(service_.counters(), service_.snapshot(), options_.max_requests)};
+  if (path == "/model_info" || path == "/get_model_info")
+    return {nlohmann::json{{"model_path", served_.name},
+                           {"served_model_name", served_.name},
+                           {"is_generation", true},
+                           {"max_model_len", served_.max_length}}
+                .dump()};
   if (path == "/health") {
     const std::string failure = service_.failure();
     const char* state = !failure.empty() ? "failed" : service_.closing() ? "closing" : "ok";
@@ -299,6 +312,15 @@ HttpServer::Reply HttpServer::reply_to(const httplib::Request& request) const {
   return {model.dump()};
 }
 
+/// What is cached, for those who check what they heard of it by events.
+std::string HttpServer::chunks(bool has_key) const {
+  if (!options_.shows_chunks) throw ApiError(404, "no such path without --kv-events");
+  if (!has_key)
+    throw ApiError(401, "Authorization: expected Bearer and the API key of this server", "",
+                   "invalid_api_key");
+  return chunks_json(service_.cached_chunks(), service_.snapshot().chunk_size);
+}
+
 void HttpServer::generate(const httplib::Request& request, httplib::Response& response,
                           const std::string& body) {
   // A page of another site cannot send this type without asking first, and is never answered.
@@ -315,8 +337,9 @@ void HttpServer::generate(const httplib::Request& request, httplib::Response& re
   ++generating_;
   const std::shared_ptr<void> writing(nullptr, [this](void*) { --generating_; });
   Service::Ticket ticket = service_.submit(asked.job);
-  // Only now is it known that it is not refused for want of room.
-  while (!ticket.channel().wait_until_begun(std::chrono::milliseconds(100)))
+  // Only now is it known that it is not refused for want of room. And while nothing is answered a
+  // router may send the request to another server, if this one ends.
+  while (!ticket.channel().wait_until_said(std::chrono::milliseconds(100)))
     if (Connection::current().is_gone()) return;  // nobody reads what is answered
   auto answer = std::make_shared<Answer>(
       std::move(head), asked, std::move(ticket),

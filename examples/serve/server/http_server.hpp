@@ -21,6 +21,8 @@ struct HttpOptions {
   std::string api_key;                          ///< empty: everybody may
   std::size_t max_connections = 256;            ///< at once
   std::size_t max_body = std::size_t{4} << 20;  ///< bytes
+  std::size_t max_requests = 256;               ///< that the service takes, for /v1/loads
+  bool shows_chunks = false;                    ///< whether /kv_chunks is there
   /// Called with a line for each text that was asked for, from any thread.
   std::function<void(const std::string&)> log = [](const std::string&) {};
 };
@@ -48,6 +50,7 @@ class HttpServer {
   void handle(const httplib::Request& request, httplib::Response& response,
               const std::string& body);
   [[nodiscard]] Reply reply_to(const httplib::Request& request) const;
+  [[nodiscard]] std::string chunks(bool has_key) const;
   void generate(const httplib::Request& request, httplib::Response& response,
                 const std::string& body);
   [[nodiscard]] bool has_key(const httplib::Request& request) const;

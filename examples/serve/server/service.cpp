@@ -107,20 +107,31 @@ ServiceCounters Service::counters() const {
   return counters_;
 }
 
-TreeSnapshot Service::snapshot() {
-  auto promise = std::make_shared<std::promise<TreeSnapshot>>();
-  std::future<TreeSnapshot> future = promise->get_future();
+template <class F>
+auto Service::ask(const F& f) {
+  using Answer = decltype(f(std::as_const(*engine_)));
+  auto promise = std::make_shared<std::promise<Answer>>();
+  std::future<Answer> future = promise->get_future();
   {
     const std::lock_guard lock(mutex_);
-    if (!failure_.empty()) return {};
-    commands_.push_back({[this, promise] { promise->set_value(engine_->snapshot()); }, nullptr});
+    if (!failure_.empty()) return Answer{};
+    commands_.push_back(
+        {[this, f, promise] { promise->set_value(f(std::as_const(*engine_))); }, nullptr});
     work_.notify_one();
   }
   try {
     return future.get();
   } catch (const std::future_error&) {  // the engine failed before it came to that
-    return {};
+    return Answer{};
   }
+}
+
+TreeSnapshot Service::snapshot() {
+  return ask([](const Engine& engine) { return engine.snapshot(); });
+}
+
+std::vector<CachedChunk> Service::cached_chunks() {
+  return ask([](const Engine& engine) { return engine.cached_chunks(); });
 }
 
 // --- the engine's thread
@@ -131,11 +142,12 @@ void Service::run() {
     bool busy = false;
     while (run_commands(!busy)) {
       busy = engine_->step(now());
-      tell_begun();
       deliver_all();
+      options_.after_step();
     }
     cancel_all();
     deliver_all();
+    options_.after_step();
   } catch (const std::exception& error) {
     fail(error.what());
   }
@@ -195,14 +207,6 @@ void Service::start(RequestId id, Job job, std::shared_ptr<Channel> channel, dou
     ++counters_.accepted;
   }
   channel->accept();
-}
-
-void Service::tell_begun() {
-  for (auto& [id, live] : live_)
-    if (!live.begun && !engine_->waits(id)) {
-      live.begun = true;
-      live.channel->begin();
-    }
 }
 
 /// Events may ask the engine to end a choice, of which there are events again.

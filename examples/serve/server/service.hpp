@@ -41,6 +41,7 @@ struct ServiceOptions {
   std::size_t max_salts = 10'000;  ///< that are remembered
   double request_seconds = 600;    ///< a request ends when so many have passed since it came
   double wait_seconds = 60;        ///< and is refused when it has not begun within so many
+  std::function<void()> after_step = [] {};  ///< called by the engine's thread
 };
 
 /// Counts since the service was made.
@@ -103,6 +104,8 @@ class Service {
   [[nodiscard]] ServiceCounters counters() const;
   /// The tree between two steps. Empty if the engine is broken.
   [[nodiscard]] TreeSnapshot snapshot();
+  /// Engine::cached_chunks() between two steps. Empty if the engine is broken.
+  [[nodiscard]] std::vector<CachedChunk> cached_chunks();
 
  private:
   /// What the engine's thread knows of a request.
@@ -112,7 +115,6 @@ class Service {
     std::size_t running = 0;        ///< choices that have not ended
     std::size_t prompt_tokens = 0;
     double came = 0;
-    bool begun = false;  ///< something of it has run
     bool heard = false;  ///< it has said something
   };
   struct Command {
@@ -121,6 +123,9 @@ class Service {
   };
 
   void cancel(RequestId id);
+  /// What f(engine) returns between two steps; of a broken engine nothing.
+  template <class F>
+  [[nodiscard]] auto ask(const F& f);
   [[nodiscard]] double now() const;
   [[nodiscard]] Refused refusal(Refused::Reason reason);
 
@@ -128,7 +133,6 @@ class Service {
   void run();
   [[nodiscard]] bool run_commands(bool wait);
   void start(RequestId id, Job job, std::shared_ptr<Channel> channel, double came);
-  void tell_begun();
   void deliver_all();
   void deliver(const Event& event);
   void refuse_late(std::map<RequestId, Live>::iterator live);

@@ -41,4 +41,32 @@ std::string tree_json(const ServiceCounters& counters, const TreeSnapshot& tree,
   return all.dump();
 }
 
+std::string chunks_json(const std::vector<CachedChunk>& chunks, std::size_t chunk_size) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const CachedChunk& chunk : chunks)
+    list.push_back(nlohmann::json::array({chunk.parent, chunk.tenant, chunk.tokens}));
+  return nlohmann::json{{"chunk_size", chunk_size}, {"chunks", std::move(list)}}.dump();
+}
+
+std::string loads_json(const ServiceCounters& counters, const TreeSnapshot& tree,
+                       std::size_t max_requests) {
+  const std::size_t total = tree.chunks_used + tree.chunks_cached + tree.chunks_free;
+  const auto share = [](auto part, auto whole) {
+    return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
+  };
+  const std::size_t running = counters.requests - std::min(counters.waiting, counters.requests);
+  const nlohmann::json load{
+      {"dp_rank", 0},
+      {"num_running_reqs", running},
+      {"num_waiting_reqs", counters.waiting},
+      {"num_total_reqs", counters.requests},
+      {"num_used_tokens", tree.chunks_used * tree.chunk_size},
+      {"num_total_tokens", tree.chunks_used * tree.chunk_size},
+      {"max_total_num_tokens", total * tree.chunk_size},
+      {"token_usage", share(tree.chunks_used, total)},  // what is only cached makes room
+      {"cache_hit_rate", share(counters.cached_tokens, counters.prompt_tokens)},
+      {"max_running_requests", max_requests}};
+  return nlohmann::json{{"dp_rank_count", 1}, {"loads", nlohmann::json::array({load})}}.dump();
+}
+
 }  // namespace serve

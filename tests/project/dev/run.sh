@@ -17,7 +17,7 @@ says() { grep -qF -- "$2" "$1" || { cat "$1"; fail "this lacks: $2"; }; }
 
 case $check in
   summary)  # ./dev test runs what it is told to, and names in the end what failed and what was skipped
-    for header in fmt/core.h CLI/CLI.hpp nlohmann/json.hpp xxhash.h utf8proc.h oneapi/dnnl/dnnl.h httplib.h; do
+    for header in fmt/core.h CLI/CLI.hpp nlohmann/json.hpp xxhash.h utf8proc.h oneapi/dnnl/dnnl.h httplib.h zmq.hpp; do
       echo "#include <$header>" | "${CXX:-c++}" -x c++ -E - >/dev/null 2>&1 ||
         skip "dev summary needs $header, or ./dev would install it"
     done

@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""A follower of `serve run --kv-events` that knows nothing but the format that vLLM publishes.
+
+usage: kv_events.py SERVE [--requests N] [--seed S]      needs the packages msgspec and pyzmq
+
+Clients send requests, one in ten with a salt, to a server with few chunks, so that cache is evicted all the time.
+The follower hears of stored and removed blocks; it loses one message in 30, and asks for what it missed. After
+each third of the requests it must hold exactly the server's set of full chunks (/kv_chunks, which the server finds
+by matching, not from its events), and nothing of a tenant with a salt. Between the thirds the server is killed and
+starts again, then it is told to end and starts again with fewer messages kept than the follower will miss."""
+import argparse
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+OWN_PYTHON = os.path.join(HERE, "../../../build/events-python/bin/python")
+try:
+    import msgspec
+    import zmq
+except ImportError:
+    if os.path.exists(OWN_PYTHON) and os.path.abspath(sys.executable) != os.path.abspath(OWN_PYTHON):
+        os.execv(OWN_PYTHON, [OWN_PYTHON, *sys.argv])
+    print("skipped: Python lacks msgspec or pyzmq; ./dev events installs them")
+    sys.exit(77)
+
+from soak import LIMIT, SHAPE, Failure, Server, check
+
+CHUNK = 8
+SALTED = (298,) * 4  # how prompts with a salt begin, and no other
+
+
+# What vLLM publishes, as its documentation shows it.
+class BlockStored(msgspec.Struct, array_like=True, tag=True):
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+
+
+class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
+    block_hashes: list[int]
+    medium: str | None
+
+
+class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True):
+    pass
+
+
+class KVEventBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+
+
+class Follower:
+    """Blocks by their hashes: (the hash before, tokens)."""
+
+    def __init__(self, port, rng):
+        self.context = zmq.Context()
+        self.events = self.context.socket(zmq.SUB)
+        self.events.setsockopt(zmq.SUBSCRIBE, b"kv-events")
+        self.events.connect(f"tcp://127.0.0.1:{port}")
+        self.again_address = f"tcp://127.0.0.1:{port + 1}"
+        self.decoder = msgspec.msgpack.Decoder(KVEventBatch)
+        self.rng = rng
+        self.blocks, self.last = {}, -1
+        self.counts = dict.fromkeys(["messages", "lost", "replays", "stored", "removed", "cleared"], 0)
+
+    def listen(self, milliseconds):
+        """Takes what comes, until nothing has for so long."""
+        while self.events.poll(milliseconds):
+            topic, number, payload = self.events.recv_multipart()
+            check(topic == b"kv-events", f"a message of topic {topic}")
+            number = int.from_bytes(number, "big")
+            if self.rng.random() < 1 / 30:
+                self.counts["lost"] += 1
+                continue
+            if number > self.last + 1:
+                self.replay()
+            if number == self.last + 1:
+                self.apply(number, payload)
+
+    def replay(self):
+        """Asks for all behind the last that it has."""
+        self.counts["replays"] += 1
+        again = self.context.socket(zmq.DEALER)
+        again.setsockopt(zmq.LINGER, 0)
+        again.connect(self.again_address)
+        again.send_multipart([b"", (self.last + 1).to_bytes(8, "big")])
+        while True:
+            check(again.poll(LIMIT * 1000), "no answer to what was missed")
+            _, number, payload = again.recv_multipart()
+            if not payload:
+                break
+            number = int.from_bytes(number, "big")
+            if number > self.last:
+                self.apply(number, payload)
+        again.close()
+
+    def apply(self, number, payload):
+        for event in self.decoder.decode(payload).events:
+            if isinstance(event, BlockStored):
+                check(event.block_size == CHUNK, "a block of another size")
+                check(len(event.token_ids) == CHUNK * len(event.block_hashes), "tokens of all blocks")
+                parent = event.parent_block_hash
+                check(parent is None or parent in self.blocks, "a block before its parent")
+                for i, name in enumerate(event.block_hashes):
+                    check(name not in self.blocks, "a block twice")
+                    tokens = tuple(event.token_ids[i * CHUNK:(i + 1) * CHUNK])
+                    check(parent is not None or tokens[:4] != SALTED, "tokens of a tenant with a salt")
+                    self.blocks[name] = (parent, tokens)
+                    parent = name
+                self.counts["stored"] += len(event.block_hashes)
+            elif isinstance(event, BlockRemoved):
+                for name in event.block_hashes:
+                    check(name in self.blocks, "removed, and not there")
+                    del self.blocks[name]
+                self.counts["removed"] += len(event.block_hashes)
+            else:
+                self.blocks.clear()
+                self.counts["cleared"] += 1
+        self.counts["messages"] += 1
+        self.last = number
+
+
+def compare(follower, server):
+    """Both sets, with paths of tokens in the place of names."""
+    follower.listen(200)
+    follower.replay()
+    state = json.loads(server.get("/kv_chunks"))
+    check(state["chunk_size"] == CHUNK, "chunks of another size")
+    known = {}  # (number of the path before, tokens): number
+
+    def number(key):
+        return known.setdefault(key, len(known))
+    chunks = []
+    for parent, tenant, tokens in state["chunks"]:
+        chunks.append(None if tenant else number((-1 if parent < 0 else chunks[parent], tuple(tokens))))
+    expected = {n for n in chunks if n is not None}
+    numbers = {}
+
+    def number_of(name):
+        path = []
+        while name is not None and name not in numbers:
+            path.append(name)
+            name = follower.blocks[name][0]
+        for one in reversed(path):
+            parent, tokens = follower.blocks[one]
+            numbers[one] = number((-1 if parent is None else numbers[parent], tokens))
+    for name in follower.blocks:
+        number_of(name)
+    held = {numbers[name] for name in follower.blocks}
+    check(len(held) == len(follower.blocks), "two names for one block")
+    check(held == expected, f"held {len(held)} blocks, of which {len(held - expected)} are not cached; "
+          f"{len(expected - held)} of {len(expected)} are missing")
+    check(expected, "nothing is cached")
+    return len(expected), sum(1 for n in chunks if n is None)
+
+
+class Clients:
+    def __init__(self, server, seed, count):
+        self.server, self.left, self.lock = server, count, threading.Lock()
+        self.failures = []
+        self.threads = [threading.Thread(target=self.run, args=(seed * 1000 + i,), daemon=True) for i in range(8)]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self, seed):
+        rng = random.Random(seed)
+        connection = self.server.connect()
+        while True:
+            with self.lock:
+                if self.left == 0:
+                    return
+                self.left -= 1
+            family = rng.randrange(12)
+            shared = [(family * 37 + i) % 255 + 1 for i in range(10 + 9 * family)]
+            prompt = shared[:rng.randint(5, len(shared))] + [rng.randint(1, 255) for _ in range(rng.randint(1, 40))]
+            body = {"max_tokens": rng.randint(1, 30), "temperature": 1, "seed": rng.randrange(1 << 30),
+                    "n": rng.choice([1, 1, 1, 2])}
+            if rng.random() < 0.1:
+                body["cache_salt"] = f"salt {rng.randrange(3)}"
+                prompt = [*SALTED, *prompt]
+            connection.request("POST", "/v1/completions", json.dumps({"prompt": prompt, **body}),
+                               {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            text = response.read()
+            if response.status != 200:
+                self.failures.append(text)
+
+    def busy(self):
+        return any(thread.is_alive() for thread in self.threads)
+
+
+def free_ports():
+    """Two that follow each other."""
+    while True:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            if port >= 65000:
+                continue
+            try:
+                other.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+def run(arguments):
+    rng = random.Random(arguments.seed)
+    port = free_ports()
+    with tempfile.TemporaryDirectory() as folder:
+        shape = os.path.join(folder, "shape.json")
+        with open(shape, "w", encoding="ascii") as file:
+            json.dump(SHAPE, file)
+        command = [arguments.serve, "run", "--random", shape, "--products", "own", "--chunk-size", str(CHUNK),
+                   "--chunks", "400", "--threads", "1", "--kv-events", str(port)]
+        follower = Follower(port, rng)
+        start = time.monotonic()
+        for third in range(3):
+            server = Server(command + (["--kv-batches", "40"] if third == 2 else []))
+            count = arguments.requests // 3 + (arguments.requests % 3 if third == 2 else 0)
+            clients = Clients(server, arguments.seed + third, count)
+            while clients.busy():
+                follower.listen(20)
+                if third == 2 and rng.random() < 0.02:  # away for a while
+                    time.sleep(0.5)
+                    while follower.events.poll(0):
+                        follower.events.recv_multipart()
+            check(not clients.failures, f"refused: {clients.failures[:1]}")
+            blocks, salted = compare(follower, server)
+            print(f"after {count} requests: {blocks} blocks, as in the server, which has {salted} more of tenants "
+                  "with a salt", flush=True)
+            if third == 0:
+                server.end(signal.SIGKILL)
+            else:
+                check(server.end(signal.SIGTERM) == 0, "the server did not end well")
+        follower.listen(500)
+        check(not follower.blocks, "a server that ends says that nothing is cached")
+        counts = ", ".join(f"{value} {name}" for name, value in follower.counts.items())
+        print(f"{arguments.requests} requests in {time.monotonic() - start:.0f} s; {counts}")
+        for name in ("lost", "replays", "stored", "removed"):
+            check(follower.counts[name] > 0, f"nothing was {name}")
+        check(follower.counts["cleared"] >= 3, "each start clears")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("serve")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}")
+    try:
+        run(arguments)
+    except Failure as failure:
+        print(f"FAILED: {failure}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

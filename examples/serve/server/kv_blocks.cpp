@@ -1,0 +1,132 @@
+#include "kv_blocks.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace serve {
+
+namespace {
+
+/// Both halves of a product of 64 bits: every bit of it depends on all of them.
+std::uint64_t fold(std::uint64_t a, std::uint64_t b) {
+  __extension__ using Wide = unsigned __int128;
+  const Wide product = static_cast<Wide>(a) * b;
+  return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
+}
+
+}  // namespace
+
+void BlockTable::apply(const chunkattn::CacheEvent& event, std::span<const int> tokens,
+                       std::vector<BlockEvent>& changes) {
+  using Kind = chunkattn::CacheEvent::Kind;
+  if (event.kind == Kind::cleared) {
+    spans_.clear();
+    num_blocks_ = 0;
+    changes.push_back({});
+  } else if (counts(event.name_space)) {
+    event.kind == Kind::stored ? store(event, tokens, changes) : evict(event, changes);
+  }
+}
+
+void BlockTable::store(const chunkattn::CacheEvent& event, std::span<const int> tokens,
+                       std::vector<BlockEvent>& changes) {
+  Span& span = spans_[event.span];
+  if (event.parent != event.span) {
+    span.parent = event.parent;
+    span.position = static_cast<std::size_t>(event.position);
+    span.tenant = event.name_space.tenant;
+  }
+  const std::size_t before = span.end();
+  span.tokens.insert(span.tokens.end(), tokens.begin(), tokens.end());
+  for (std::size_t end = (before / size_ + 1) * size_; end <= span.end(); end += size_)
+    complete_block(span, end, changes);
+}
+
+void BlockTable::evict(const chunkattn::CacheEvent& event, std::vector<BlockEvent>& changes) {
+  const auto found = spans_.find(event.span);
+  if (found == spans_.end()) return;
+  Span& span = found->second;
+  const auto end = static_cast<std::size_t>(event.position);
+  const std::size_t kept = end / size_ - span.position / size_;
+  if (span.hashes.size() > kept) {
+    if (changes.empty() || changes.back().kind != BlockEvent::Kind::removed)
+      changes.push_back({.kind = BlockEvent::Kind::removed, .hashes = {}, .tokens = {}});
+    std::vector<std::uint64_t>& gone = changes.back().hashes;
+    num_blocks_ -= span.hashes.size() - kept;
+    gone.insert(gone.end(), span.hashes.rbegin(),
+                span.hashes.rend() - static_cast<std::ptrdiff_t>(kept));
+    span.hashes.resize(kept);
+  }
+  span.tokens.resize(end - span.position);
+  if (span.tokens.empty()) spans_.erase(found);
+}
+
+void BlockTable::complete_block(Span& span, std::size_t end, std::vector<BlockEvent>& changes) {
+  const std::uint64_t parent = hash_of_block_at(span, end - size_);
+  const bool goes_on = !changes.empty() && changes.back().kind == BlockEvent::Kind::stored &&
+                       parent != 0 && changes.back().hashes.back() == parent;
+  if (!goes_on) {
+    changes.push_back({.kind = BlockEvent::Kind::stored, .hashes = {}, .tokens = {}});
+    changes.back().parent = parent;
+  }
+  BlockEvent& change = changes.back();
+  change.tokens.resize(change.tokens.size() + size_);
+  const std::span<int> block = std::span(change.tokens).last(size_);
+  read_block(span, end, block);
+  change.hashes.push_back(hash(parent, span.tenant, block));
+  span.hashes.push_back(change.hashes.back());
+  ++num_blocks_;
+}
+
+/// Of the block that ends at this position of the span's path; 0 at its start.
+std::uint64_t BlockTable::hash_of_block_at(const Span& span, std::size_t end) const {
+  if (end == 0) return 0;
+  const Span* at = &span;
+  while (end <= at->position) at = &spans_.at(at->parent);
+  return at->hashes[end / size_ - at->position / size_ - 1];
+}
+
+void BlockTable::read_block(const Span& span, std::size_t end, std::span<int> block) const {
+  const Span* at = &span;
+  for (std::size_t left = size_; left > 0;) {
+    const std::size_t last = end - size_ + left;  // one past what is still wanted
+    const std::size_t first = std::max(at->position, end - size_);
+    if (first < last) {
+      std::copy_n(at->tokens.begin() + static_cast<std::ptrdiff_t>(first - at->position),
+                  last - first, block.begin() + static_cast<std::ptrdiff_t>(first - (end - size_)));
+      left -= last - first;
+    }
+    if (left > 0) at = &spans_.at(at->parent);
+  }
+}
+
+/// 63 bits, since some readers take signed numbers, and never 0.
+std::uint64_t BlockTable::hash(std::uint64_t parent, std::uint64_t tenant,
+                               std::span<const int> block) const {
+  std::uint64_t value = fold(parent ^ 0xa0761d6478bd642fu, tenant ^ 0xe7037ed1a0b428dbu);
+  for (const int token : block)
+    value = fold(value ^ static_cast<std::uint32_t>(token) ^ 0x8ebc6af09c88c6e3u,
+                 0x589965cc75374cc3u ^ (value << 1));
+  return std::max<std::uint64_t>(value >> 1, 1);
+}
+
+std::vector<BlockEvent> BlockTable::all() const {
+  std::vector<std::pair<std::size_t, std::uint64_t>> order;  // a parent begins before its children
+  for (const auto& [number, span] : spans_) order.emplace_back(span.position, number);
+  std::sort(order.begin(), order.end());
+  std::vector<BlockEvent> stored;
+  for (const auto& [position, number] : order) {
+    const Span& span = spans_.at(number);
+    if (span.hashes.empty()) continue;
+    std::size_t end = (span.position / size_ + 1) * size_;
+    BlockEvent event{.kind = BlockEvent::Kind::stored, .hashes = span.hashes, .tokens = {}};
+    event.parent = hash_of_block_at(span, end - size_);
+    event.tokens.resize(span.hashes.size() * size_);
+    for (std::size_t i = 0; i < span.hashes.size(); ++i, end += size_)
+      read_block(span, end, std::span(event.tokens).subspan(i * size_, size_));
+    stored.push_back(std::move(event));
+  }
+  return stored;
+}
+
+}  // namespace serve

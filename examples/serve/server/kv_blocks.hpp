@@ -1,0 +1,70 @@
+// What other servers call blocks: full chunks from the start of a prompt, named by a hash of all
+// tokens up to their end. Made from the tree's events, which are of spans of any length.
+#pragma once
+
+#include <chunkattn/chunkattn.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace serve {
+
+/// A change of the set of blocks.
+struct BlockEvent {
+  enum class Kind : std::uint8_t { stored, removed, cleared };
+  Kind kind = Kind::cleared;
+  std::vector<std::uint64_t> hashes;  ///< one behind the other in a prompt; removed: the last first
+  std::uint64_t parent = 0;           ///< stored: the block before the first; 0: none
+  std::vector<int> tokens;            ///< stored: of all blocks
+};
+
+class BlockTable {
+ public:
+  /// \param tokens_per_block  at least 1
+  /// \param with_tenants      whether blocks of tenants with a salt count, too
+  BlockTable(std::size_t tokens_per_block, bool with_tenants)
+      : size_(tokens_per_block), with_tenants_(with_tenants) {}
+
+  /// Appends what the event changes to `changes`, where it goes on with the last of them to that.
+  /// \pre the events are those of one tree, in order and without gaps
+  void apply(const chunkattn::CacheEvent& event, std::span<const int> tokens,
+             std::vector<BlockEvent>& changes);
+  /// All blocks, as if they were stored now: each behind its parent.
+  [[nodiscard]] std::vector<BlockEvent> all() const;
+  [[nodiscard]] std::size_t num_blocks() const { return num_blocks_; }
+  [[nodiscard]] std::size_t tokens_per_block() const { return size_; }
+
+ private:
+  /// Tokens of a path from `position` on, behind those of the parent before that.
+  struct Span {
+    std::uint64_t parent = 0;
+    std::size_t position = 0;
+    std::uint64_t tenant = 0;
+    std::vector<int> tokens;
+    std::vector<std::uint64_t> hashes;  ///< of the blocks that end in it
+    [[nodiscard]] std::size_t end() const { return position + tokens.size(); }
+  };
+
+  [[nodiscard]] bool counts(const chunkattn::Namespace& space) const {
+    // Sequences that share nothing join as adapters of their own: nobody finds what they have.
+    return space.adapter == 0 && (with_tenants_ || space.tenant == 0);
+  }
+  void store(const chunkattn::CacheEvent& event, std::span<const int> tokens,
+             std::vector<BlockEvent>& changes);
+  void evict(const chunkattn::CacheEvent& event, std::vector<BlockEvent>& changes);
+  void complete_block(Span& span, std::size_t end, std::vector<BlockEvent>& changes);
+  [[nodiscard]] std::uint64_t hash_of_block_at(const Span& span, std::size_t end) const;
+  void read_block(const Span& span, std::size_t end, std::span<int> block) const;
+  [[nodiscard]] std::uint64_t hash(std::uint64_t parent, std::uint64_t tenant,
+                                   std::span<const int> block) const;
+
+  const std::size_t size_;
+  const bool with_tenants_;
+  std::unordered_map<std::uint64_t, Span> spans_;
+  std::size_t num_blocks_ = 0;
+};
+
+}  // namespace serve

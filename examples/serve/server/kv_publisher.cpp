@@ -1,0 +1,256 @@
+#include "kv_publisher.hpp"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <deque>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+#include <zmq.hpp>
+
+#include "kv_blocks.hpp"
+
+namespace serve {
+
+namespace {
+
+using Bytes = std::vector<std::uint8_t>;
+
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+std::array<std::uint8_t, 8> big_endian(std::uint64_t number) {
+  std::array<std::uint8_t, 8> bytes;
+  for (std::size_t i = 0; i < 8; ++i)
+    bytes[i] = static_cast<std::uint8_t>(number >> (56 - 8 * i));
+  return bytes;
+}
+
+nlohmann::json as_json(const BlockEvent& event, std::size_t tokens_per_block) {
+  using Json = nlohmann::json;
+  switch (event.kind) {
+    case BlockEvent::Kind::stored:
+      return Json::array({"BlockStored", event.hashes,
+                          event.parent == 0 ? Json(nullptr) : Json(event.parent), event.tokens,
+                          tokens_per_block, nullptr, "CPU"});
+    case BlockEvent::Kind::removed:
+      return Json::array({"BlockRemoved", event.hashes, "CPU"});
+    default:
+      return Json::array({"AllBlocksCleared"});
+  }
+}
+
+Bytes encoded(const std::vector<BlockEvent>& events, std::size_t tokens_per_block) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const BlockEvent& event : events) list.push_back(as_json(event, tokens_per_block));
+  return nlohmann::json::to_msgpack(
+      nlohmann::json::array({seconds_since_1970(), std::move(list), 0}));
+}
+
+void send(zmq::socket_t& socket, std::span<const std::uint8_t> bytes, bool more) {
+  socket.send(zmq::const_buffer(bytes.data(), bytes.size()),
+              more ? zmq::send_flags::sndmore : zmq::send_flags::dontwait);
+}
+
+zmq::socket_t bound(zmq::context_t& context, zmq::socket_type type, const std::string& address) {
+  zmq::socket_t socket(context, type);
+  socket.set(zmq::sockopt::linger, 500);
+  socket.set(zmq::sockopt::sndhwm, 100000);
+  try {
+    socket.bind(address);
+  } catch (const zmq::error_t& error) {
+    throw std::runtime_error(fmt::format("--kv-events: {}: cannot be bound: {}", address,
+                                         error.what()));
+  }
+  return socket;
+}
+
+}  // namespace
+
+class KvPublisher::Worker {
+ public:
+  explicit Worker(PublisherOptions options)
+      : options_(std::move(options)),
+        blocks_(options_.tokens_per_block, options_.with_tenants),
+        publish_(bound(context_, zmq::socket_type::pub, options_.address)),
+        replay_(bound(context_, zmq::socket_type::router, options_.replay)),
+        wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (wake_ < 0) throw std::runtime_error("--kv-events: no eventfd");
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Worker() {
+    {
+      const std::lock_guard lock(mutex_);
+      ends_ = true;
+    }
+    wake();
+    thread_.join();
+    ::close(wake_);
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  void add(const chunkattn::CacheEvent& event, std::span<const int> tokens) {
+    batch_.events.push_back(event);
+    batch_.tokens.insert(batch_.tokens.end(), tokens.begin(), tokens.end());
+  }
+  void flush() {
+    if (batch_.events.empty()) return;
+    {
+      const std::lock_guard lock(mutex_);
+      batches_.push_back(std::exchange(batch_, {}));
+    }
+    wake();
+  }
+  [[nodiscard]] double thread_seconds() {
+    clockid_t clock;
+    timespec time{};
+    if (::pthread_getcpuclockid(thread_.native_handle(), &clock) != 0 ||
+        ::clock_gettime(clock, &time) != 0)
+      return 0;
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  }
+
+ private:
+  /// Events of the tree, and the tokens of those that are stored.
+  struct Batch {
+    std::vector<chunkattn::CacheEvent> events;
+    std::vector<int> tokens;
+  };
+  struct Message {
+    std::uint64_t number;
+    Bytes payload;
+  };
+
+  void wake() const {
+    const std::uint64_t one = 1;
+    while (::write(wake_, &one, sizeof one) < 0 && errno == EINTR) continue;
+  }
+
+  void run() {
+    publish({{}});
+    for (;;) {
+      std::array<zmq::pollitem_t, 2> items{{{replay_.handle(), 0, ZMQ_POLLIN, 0},
+                                            {nullptr, wake_, ZMQ_POLLIN, 0}}};
+      try {
+        zmq::poll(items.data(), items.size(), std::chrono::milliseconds(-1));
+        if ((items[0].revents & ZMQ_POLLIN) != 0) answer();
+      } catch (const zmq::error_t& error) {
+        if (error.num() != EINTR && error.num() != EHOSTUNREACH && error.num() != EAGAIN) throw;
+      }
+      std::uint64_t count = 0;
+      if (::read(wake_, &count, sizeof count) < 0) continue;  // nothing new
+      if (take_batches()) break;
+    }
+    publish({{}});
+  }
+  /// True at the end.
+  bool take_batches() {
+    std::deque<Batch> taken;
+    bool ends = false;
+    {
+      const std::lock_guard lock(mutex_);
+      taken.swap(batches_);
+      ends = ends_;
+    }
+    for (const Batch& batch : taken) {
+      std::vector<BlockEvent> changes;
+      std::span<const int> rest(batch.tokens);
+      for (const chunkattn::CacheEvent& event : batch.events) {
+        const bool stored = event.kind == chunkattn::CacheEvent::Kind::stored;
+        const std::size_t count = stored ? static_cast<std::size_t>(event.length) : 0;
+        blocks_.apply(event, rest.first(count), changes);
+        rest = rest.subspan(count);
+      }
+      if (!changes.empty()) publish(changes);
+    }
+    return ends;
+  }
+  void publish(const std::vector<BlockEvent>& changes) {
+    kept_.push_back({next_++, encoded(changes, options_.tokens_per_block)});
+    if (kept_.size() > options_.num_batches) kept_.pop_front();
+    publish_.send(zmq::buffer(options_.topic), zmq::send_flags::sndmore);
+    send(publish_, big_endian(kept_.back().number), true);
+    send(publish_, kept_.back().payload, false);
+  }
+
+  /// [who, "", number]: all from this number on, then -1 with nothing. Where some of these are kept
+  /// no longer, a batch under the last number says instead what is cached: everything is cleared,
+  /// then stored.
+  void answer() {
+    std::vector<zmq::message_t> request;
+    for (bool more = true; more;) {
+      zmq::message_t frame;
+      if (!replay_.recv(frame, zmq::recv_flags::dontwait)) break;
+      more = frame.more();
+      if (request.size() < 4) request.push_back(std::move(frame));
+    }
+    if (request.size() != 3 || request[1].size() != 0 || request[2].size() != 8) return;
+    std::uint64_t from = 0;
+    for (std::size_t i = 0; i < 8; ++i) from = from << 8 | request[2].data<std::uint8_t>()[i];
+    const std::span client(request[0].data<std::uint8_t>(), request[0].size());
+    if (from < kept_.front().number && kept_.front().number != first_) {
+      std::vector<BlockEvent> state = blocks_.all();
+      state.insert(state.begin(), BlockEvent{});
+      reply(client, next_ - 1, encoded(state, options_.tokens_per_block));
+    } else {
+      for (const Message& message : kept_)
+        if (message.number >= from) reply(client, message.number, message.payload);
+    }
+    reply(client, ~std::uint64_t{0}, {});
+  }
+  void reply(std::span<const std::uint8_t> client, std::uint64_t number,
+             std::span<const std::uint8_t> payload) {
+    send(replay_, client, true);
+    send(replay_, {}, true);
+    send(replay_, big_endian(number), true);
+    send(replay_, payload, false);
+  }
+
+  /// Microseconds since 1970. So the numbers of a server that starts again are a gap to those who
+  /// heard the one before, who ask, and hear that everything was cleared.
+  const std::uint64_t first_ = static_cast<std::uint64_t>(1e6 * seconds_since_1970());
+
+  const PublisherOptions options_;
+  Batch batch_;  // of the thread that calls add()
+  // Of the own thread:
+  BlockTable blocks_;
+  std::deque<Message> kept_;
+  std::uint64_t next_ = first_;
+  zmq::context_t context_;
+  zmq::socket_t publish_, replay_;
+
+  int wake_ = -1;
+  std::mutex mutex_;  // of the next two
+  std::deque<Batch> batches_;
+  bool ends_ = false;
+  std::thread thread_;  // the last: it sees all others made
+};
+
+KvPublisher::KvPublisher(PublisherOptions options)
+    : worker_(std::make_unique<Worker>(std::move(options))) {}
+KvPublisher::~KvPublisher() = default;
+void KvPublisher::add(const chunkattn::CacheEvent& event, std::span<const int> tokens) {
+  worker_->add(event, tokens);
+}
+void KvPublisher::flush() {
+  worker_->flush();
+}
+double KvPublisher::thread_seconds() const {
+  return worker_->thread_seconds();
+}
+
+}  // namespace serve
