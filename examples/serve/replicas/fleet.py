@@ -59,10 +59,12 @@ class Child:
     def runs(self):
         return self.process.poll() is None
 
-    def end(self, by=signal.SIGTERM, limit=60):
-        """Its exit status; killed where it does not end."""
+    def ask_to_end(self):
         if self.runs():
-            self.process.send_signal(by)
+            self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, limit=60):
+        """Its exit status; killed where it does not end."""
         try:
             status = self.process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
@@ -185,7 +187,8 @@ class Fleet:
         self.router.remove(replica.url)
         with self.lock:
             replica.wanted = False
-        return replica.child.end()
+        replica.child.ask_to_end()
+        return replica.child.wait()
 
     def start(self, number):
         replica = self.replicas[number - 1]
@@ -199,12 +202,10 @@ class Fleet:
         """The router first, which finishes what runs; then the replicas."""
         with self.lock:
             self.ending = True
-        statuses = []
         if self.router is not None:
-            self.router.child.end()
-        running = [replica for replica in self.replicas if replica.runs()]
-        for replica in running:
-            replica.child.process.send_signal(signal.SIGTERM)
-        for replica in running:
-            statuses.append(replica.child.end())
-        return statuses
+            self.router.child.ask_to_end()
+            self.router.child.wait()
+        running = [replica.child for replica in self.replicas if replica.runs()]
+        for child in running:
+            child.ask_to_end()  # once: a second signal would cut short what runs
+        return [child.wait() for child in running]

@@ -46,7 +46,7 @@ def ask(port, prompt, max_tokens):
     answer, start = Answer(), time.monotonic()
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=LIMIT)
     try:
-        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True,
+        body = {"model": "measured", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True,
                 "stream_options": {"include_usage": True}}
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
@@ -143,32 +143,35 @@ def count(answers):
 
 
 def kill_one(arguments, command, folder, say):
-    """One is killed while all stream; it comes back and is used again; another is told to stop."""
+    """One is killed, three times, while all are busy; it comes back and is used again; another is told to stop."""
     rng = random.Random(arguments.seed + 1)
     fleet = Fleet(arguments.serve, arguments.smg, arguments.replicas, command + ["--chunks", "200"], folder,
                   "cache_aware", 0, say)
     try:
         victim = fleet.replicas[0]
-        users = Users(fleet.router.port, prompts(rng, 150), 200)
-        wait_for("replica 1 is under load", lambda: victim.metric("requests") >= 3)
-        running, pid = victim.metric("requests"), victim.child.process.pid
-        victim.child.process.send_signal(signal.SIGKILL)
-        killed = time.monotonic()
-        wait_for("replica 1 comes back", lambda: victim.runs() and victim.child.process.pid != pid and
-                 victim.is_ready())
-        back = time.monotonic() - killed
+        users = Users(fleet.router.port, prompts(rng, arguments.requests), 100, 2 * USERS)
+        running, back = [], []
+        while len(running) < 3:
+            wait_for("the router uses replica 1", lambda: fleet.router.has(victim.url))
+            wait_for("replica 1 is under load", lambda: victim.metric("generated_tokens_total") >= 100)
+            time.sleep(rng.random() / 2)
+            running.append(int(victim.metric("requests")))
+            pid, killed = victim.child.process.pid, time.monotonic()
+            victim.child.process.send_signal(signal.SIGKILL)
+            wait_for("replica 1 comes back", lambda: victim.child.process.pid != pid and victim.is_ready())
+            back.append(time.monotonic() - killed)
         answers = users.wait()
         whole, broken, unanswered, hanging = count(answers)
-        say(f"kill -9 of a replica with {running:.0f} requests, {len(answers)} in all: {whole} answered, {len(broken)} "
-            f"that had begun ended with an error, {len(unanswered)} others were not answered, {len(hanging)} hung; "
-            f"it was back after {back:.1f} s")
+        say(f"kill -9 of a replica, three times, with {', '.join(map(str, running))} requests; of {len(answers)} in "
+            f"all {whole} were answered, {len(broken)} that had begun to stream ended with an error, {len(unanswered)} "
+            f"others were not answered, {len(hanging)} hung; it was back after {max(back):.1f} s at most")
         if unanswered or hanging:
             raise Failure(f"not answered: {unanswered[0].status if unanswered else ''} "
                           f"{unanswered[0].error if unanswered else 'hangs'}")
         wait_for("the router uses replica 1", lambda: fleet.router.has(victim.url))
-        before = victim.metric("requests_total")
+        before = victim.metric("requests_accepted_total")
         answers = Users(fleet.router.port, prompts(rng, 60), 16).wait()
-        used = victim.metric("requests_total") - before
+        used = victim.metric("requests_accepted_total") - before
         say(f"of the next {len(answers)} requests it got {used:.0f}")
         if used == 0 or not all(answer.whole() for answer in answers):
             raise Failure("the replica that came back is not used")
@@ -193,7 +196,7 @@ def measure(arguments, options, folder, say):
     shape = os.path.join(folder, "shape.json")
     with open(shape, "w", encoding="ascii") as file:
         json.dump(SHAPE, file)
-    command = ["--random", shape, "--threads", "1", "--quiet", *options]
+    command = ["--random", shape, "--name", "measured", "--threads", "1", "--quiet", *options]
     say(f"{arguments.replicas} replicas of one thread, {USERS} users at once, {GROUPS} groups with a system prompt of "
         f"{SYSTEM_TOKENS} tokens, {arguments.requests} requests of 16 tokens; seed {arguments.seed}")
     compare(arguments, command, folder, say)
