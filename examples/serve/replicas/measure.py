@@ -135,11 +135,13 @@ def compare(arguments, command, folder, say):
 
 
 def count(answers):
-    """[answered, ended by an error after they had begun, not answered, hanging]"""
-    begun = [a for a in answers if not a.whole() and a.first is not None and a.error != "hangs"]
-    hanging = [a for a in answers if a.error == "hangs"]
-    unanswered = [a for a in answers if not a.whole() and a.first is None and a.error != "hangs"]
-    return sum(a.whole() for a in answers), begun, unanswered, hanging
+    """How many were answered, and those that broke off behind the head of their reply, those that were not answered,
+    those that hang."""
+    bad = [answer for answer in answers if not answer.whole()]
+    hanging = [answer for answer in bad if answer.error == "hangs"]
+    begun = [answer for answer in bad if answer.status == 200 and answer.error != "hangs"]
+    unanswered = [answer for answer in bad if answer.status != 200 and answer.error != "hangs"]
+    return len(answers) - len(bad), begun, unanswered, hanging
 
 
 def kill_one(arguments, command, folder, say):

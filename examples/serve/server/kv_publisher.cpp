@@ -27,6 +27,9 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
+/// Where attention reads K/V, in vLLM's word for it whatever the device is: others are slower tiers.
+constexpr const char* medium = "GPU";
+
 double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
       .count();
@@ -45,9 +48,9 @@ nlohmann::json as_json(const BlockEvent& event, std::size_t tokens_per_block) {
     case BlockEvent::Kind::stored:
       return Json::array({"BlockStored", event.hashes,
                           event.parent == 0 ? Json(nullptr) : Json(event.parent), event.tokens,
-                          tokens_per_block, nullptr, "CPU"});
+                          tokens_per_block, nullptr, medium});
     case BlockEvent::Kind::removed:
-      return Json::array({"BlockRemoved", event.hashes, "CPU"});
+      return Json::array({"BlockRemoved", event.hashes, medium});
     default:
       return Json::array({"AllBlocksCleared"});
   }

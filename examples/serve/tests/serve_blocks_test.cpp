@@ -2,6 +2,7 @@
 // behind its parent; and addresses to publish at.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chunkattn/chunkattn.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +24,6 @@ using namespace serve;
 namespace {
 
 using Tree = chunkattn::PrefixTree<std::int32_t, 8, chunkattn::PoolAllocator, chunkattn::Lru>;
-using Paths = std::set<std::pair<std::uint64_t, std::vector<int>>>;  // tenant, tokens
 
 /// Follows events of blocks, as somebody who knows nothing else.
 struct Follower {
@@ -43,7 +43,7 @@ struct Follower {
         const auto first = change.tokens.begin() + static_cast<std::ptrdiff_t>(8 * i);
         path.insert(path.end(), first, first + 8);
         parent = change.hashes[i];
-        CHECK(parent >> 63 == 0);
+        CHECK((parent >> 63) == 0);
         REQUIRE(paths.emplace(parent, std::move(path)).second);
       }
     }
