@@ -132,10 +132,10 @@ std::unique_ptr<KvPublisher> publisher_of(const Arguments& arguments, Engine& en
   options.num_batches = static_cast<std::size_t>(arguments.kv_batches);
   fmt::print("{}   {}, again at {}\n", examples::bold("events"), options.address, options.replay);
   auto publisher = std::make_unique<KvPublisher>(std::move(options));
-  engine.set_cache_sink([to = publisher.get()](const chunkattn::CacheEvent& event,
-                                               std::span<const int> tokens) {
-    to->add(event, tokens);
-  });
+  engine.set_cache_sink(
+      [to = publisher.get()](const chunkattn::CacheEvent& event, std::span<const int> tokens) {
+        to->add(event, tokens);
+      });
   return publisher;
 }
 

@@ -260,7 +260,8 @@ class PrefixTree {
   /// \throws InvalidArgument if there is no event sink
   [[nodiscard]] Snapshot snapshot() const {
     const detail::CacheNews& news = core().prefixes.news;
-    detail::check_argument(news.any(), "event sink", "not set", "set_event_sink() before snapshot()");
+    detail::check_argument(news.any(), "event sink", "not set",
+                           "set_event_sink() before snapshot()");
     Snapshot all;
     all.number = news.last_event();
     all.unit = core().prefixes.unit();

@@ -145,9 +145,9 @@ struct CacheEvent {
   /// The span of the token before the first of these: 0 at the start of a prompt, `span` itself
   /// where these go on in it.
   std::uint64_t parent = 0;
-  Namespace name_space{};     ///< of the tokens
-  std::int32_t position = 0;  ///< path position of the first of them
-  std::int32_t length = 0;    ///< number of tokens; stored ones all lie in one chunk
+  Namespace name_space{};             ///< of the tokens
+  std::int32_t position = 0;          ///< path position of the first of them
+  std::int32_t length = 0;            ///< number of tokens; stored ones all lie in one chunk
   ChunkIndex first_chunk = no_chunk;  ///< the chunk of the first of them
   std::int32_t first_offset = 0;      ///< its place in this chunk
 };

@@ -60,7 +60,9 @@ TEST_CASE("a prompt is told of when its K/V is written, with its tokens, chunk b
   std::vector<Tree::Sequence> batch;
   batch.push_back(tree.insert(iota(10, 7), {.name_space = {.tenant = 3}}));
   CHECK(listener.told.empty());  // planned
-  { auto done = test::run_step(tree, plan, batch, 5); }
+  {
+    auto done = test::run_step(tree, plan, batch, 5);
+  }
   const auto first = listener.take();
   REQUIRE(first.size() == 2);
   CHECK(first[0].event.kind == Kind::stored);
@@ -76,7 +78,9 @@ TEST_CASE("a prompt is told of when its K/V is written, with its tokens, chunk b
   CHECK(first[1].tokens == iota(14, 1));
   CHECK(first[1].event.first_chunk != first[0].event.first_chunk);
   CHECK(first[1].event.first_offset == 0);
-  { auto done = test::run_step(tree, plan, batch, 5); }
+  {
+    auto done = test::run_step(tree, plan, batch, 5);
+  }
   const auto rest = listener.take();
   REQUIRE(rest.size() == 1);
   CHECK(rest[0].event.parent == first[0].event.span);
@@ -155,9 +159,13 @@ TEST_CASE("whole chunks are told of as such") {
   AttentionPlan plan;
   std::vector<Tree::Sequence> batch;
   batch.push_back(tree.insert(iota(10, 11)));
-  { auto done = test::run_step(tree, plan, batch, 6); }
+  {
+    auto done = test::run_step(tree, plan, batch, 6);
+  }
   CHECK(listener.take().size() == 1);
-  { auto done = test::run_step(tree, plan, batch, 6); }
+  {
+    auto done = test::run_step(tree, plan, batch, 6);
+  }
   CHECK(listener.take().size() == 1);
   Tree::Mirror mirror(TreeOptions::Sharing::chunk);
   mirror.load(tree.snapshot());

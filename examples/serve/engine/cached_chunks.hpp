@@ -32,8 +32,8 @@ std::vector<CachedChunk> cached_chunks_of(const Tree& tree) {
           for (std::size_t begin = 0; begin + size <= cached; begin += size) {
             const auto first = path.begin() + static_cast<std::ptrdiff_t>(begin);
             CachedChunk chunk{parent, node.name_space.tenant, {first, first + size}};
-            const auto [at, is_new] = known.try_emplace(
-                {parent, chunk.tenant, chunk.tokens}, static_cast<int>(chunks.size()));
+            const auto [at, is_new] = known.try_emplace({parent, chunk.tenant, chunk.tokens},
+                                                        static_cast<int>(chunks.size()));
             if (is_new) chunks.push_back(std::move(chunk));
             parent = at->second;
           }

@@ -168,8 +168,6 @@ class Engine {
   [[nodiscard]] virtual std::vector<Event> take_events() = 0;
   /// Requests of which nothing has run so far.
   [[nodiscard]] virtual std::size_t waiting() const = 0;
-  /// Whether a request is one of these. Unknown ids are not: it has ended.
-  [[nodiscard]] virtual bool waits(RequestId id) const = 0;
   [[nodiscard]] virtual const EngineStats& stats() const = 0;
   [[nodiscard]] virtual TreeSnapshot snapshot() const = 0;
   [[nodiscard]] virtual std::size_t bytes_per_chunk() const = 0;

@@ -106,10 +106,6 @@ class TreeEngine final : public Engine {
 
   std::vector<Event> take_events() override { return std::exchange(events_, {}); }
   [[nodiscard]] std::size_t waiting() const override { return num_waiting_; }
-  [[nodiscard]] bool waits(RequestId id) const override {
-    const auto found = jobs_.find(id);
-    return found != jobs_.end() && !found->second->joined;
-  }
   [[nodiscard]] const EngineStats& stats() const override { return stats_; }
   [[nodiscard]] std::size_t bytes_per_chunk() const override {
     return on_gpu_ ? on_gpu_->bytes_per_chunk() : attention_->bytes_per_chunk();

@@ -56,7 +56,6 @@ class Leader final : public Engine {
   }
   std::vector<Event> take_events() override { return engine_->take_events(); }
   [[nodiscard]] std::size_t waiting() const override { return engine_->waiting(); }
-  [[nodiscard]] bool waits(RequestId id) const override { return engine_->waits(id); }
   [[nodiscard]] TreeSnapshot snapshot() const override { return engine_->snapshot(); }
   [[nodiscard]] const EngineStats& stats() const override { return engine_->stats(); }
   [[nodiscard]] std::size_t bytes_per_chunk() const override {

@@ -27,18 +27,17 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-/// Where attention reads K/V, in vLLM's word for it whatever the device is: others are slower tiers.
+/// Where attention reads K/V, in vLLM's word for it whatever the device is: others are slower
+/// tiers.
 constexpr const char* medium = "GPU";
 
 double seconds_since_1970() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 std::array<std::uint8_t, 8> big_endian(std::uint64_t number) {
   std::array<std::uint8_t, 8> bytes;
-  for (std::size_t i = 0; i < 8; ++i)
-    bytes[i] = static_cast<std::uint8_t>(number >> (56 - 8 * i));
+  for (std::size_t i = 0; i < 8; ++i) bytes[i] = static_cast<std::uint8_t>(number >> (56 - 8 * i));
   return bytes;
 }
 
@@ -75,8 +74,8 @@ zmq::socket_t bound(zmq::context_t& context, zmq::socket_type type, const std::s
   try {
     socket.bind(address);
   } catch (const zmq::error_t& error) {
-    throw std::runtime_error(fmt::format("--kv-events: {}: cannot be bound: {}", address,
-                                         error.what()));
+    throw std::runtime_error(
+        fmt::format("--kv-events: {}: cannot be bound: {}", address, error.what()));
   }
   return socket;
 }
@@ -146,8 +145,8 @@ class KvPublisher::Worker {
   void run() {
     publish({{}});
     for (;;) {
-      std::array<zmq::pollitem_t, 2> items{{{replay_.handle(), 0, ZMQ_POLLIN, 0},
-                                            {nullptr, wake_, ZMQ_POLLIN, 0}}};
+      std::array<zmq::pollitem_t, 2> items{
+          {{replay_.handle(), 0, ZMQ_POLLIN, 0}, {nullptr, wake_, ZMQ_POLLIN, 0}}};
       try {
         zmq::poll(items.data(), items.size(), std::chrono::milliseconds(-1));
         if ((items[0].revents & ZMQ_POLLIN) != 0) answer();

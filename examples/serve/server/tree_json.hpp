@@ -13,7 +13,8 @@ namespace serve {
 [[nodiscard]] std::string tree_json(const ServiceCounters& counters, const TreeSnapshot& tree,
                                     const Tokenizer& tokenizer, bool texts);
 
-/// Chunks that are cached, each with the index of the one before it or -1: [[-1, [token, ...]], ...].
+/// Chunks that are cached, each with the index of the one before it or -1: [[-1, [token, ...]],
+/// ...].
 [[nodiscard]] std::string chunks_json(const std::vector<CachedChunk>& chunks,
                                       std::size_t chunk_size);
 /// What a router asks of a worker: who waits and runs, and how full K/V is (SGLang's /v1/loads).

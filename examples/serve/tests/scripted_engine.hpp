@@ -79,10 +79,6 @@ class ScriptedEngine final : public serve::Engine {
     return static_cast<std::size_t>(
         std::count_if(live_.begin(), live_.end(), [](const auto& e) { return e.second.waits; }));
   }
-  [[nodiscard]] bool waits(serve::RequestId id) const override {
-    const auto found = live_.find(id);
-    return found != live_.end() && found->second.waits;
-  }
   [[nodiscard]] const serve::EngineStats& stats() const override { return stats_; }
   [[nodiscard]] std::size_t bytes_per_chunk() const override { return 1; }
   /// A chunk and a node for each choice that runs.

@@ -147,13 +147,13 @@ TEST_CASE("addresses are of this machine unless another is named") {
   CHECK(both("tcp://*:5557") == "tcp://*:5557 tcp://*:5558");
   CHECK(both("tcp://[::1]:5557") == "tcp://[::1]:5557 tcp://[::1]:5558");
   CHECK(both("ipc:///tmp/kv") == "ipc:///tmp/kv ipc:///tmp/kv.replay");
-  for (const char* text : {"", "port", "65535", "0", "-1", ":5557", "1:2x", "udp://a:5", "ipc://"}) {
+  for (const char* text :
+       {"", "port", "65535", "0", "-1", ":5557", "1:2x", "udp://a:5", "ipc://"}) {
     CAPTURE(text);
-    CHECK_THROWS_WITH_AS(
-        (void)publisher_addresses(text),
-        (std::string("--kv-events = ") + text +
-         ": expected a port below 65535, HOST:PORT, tcp://HOST:PORT or ipc://FILE")
-            .c_str(),
-        std::invalid_argument);
+    CHECK_THROWS_WITH_AS((void)publisher_addresses(text),
+                         (std::string("--kv-events = ") + text +
+                          ": expected a port below 65535, HOST:PORT, tcp://HOST:PORT or ipc://FILE")
+                             .c_str(),
+                         std::invalid_argument);
   }
 }

@@ -44,7 +44,6 @@ class FakeEngine final : public Engine {
     return true;
   }
   std::vector<Event> take_events() override { return std::exchange(events_, {}); }
-  [[nodiscard]] bool waits(RequestId) const override { return false; }
   [[nodiscard]] std::size_t waiting() const override { return 0; }
   [[nodiscard]] const EngineStats& stats() const override { return stats_; }
   [[nodiscard]] TreeSnapshot snapshot() const override { return {}; }

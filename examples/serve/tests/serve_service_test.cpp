@@ -180,16 +180,19 @@ TEST_CASE("a request that waits too long for room is refused, and gives its plac
   Setup s(options);
   s.levers.held = true;
   auto runs = s.service.submit(s.job("abc", 200));
-  CHECK(runs.channel().wait_until_begun(std::chrono::hours(1)));
+  CHECK(eventually([&] {
+    const ServiceCounters counters = s.service.counters();
+    return counters.engine.steps > 0 && counters.waiting == 0;
+  }));
   s.levers.full = true;
   Job job = s.job("abc", 5);
   job.choices = 3;
   auto waits = s.service.submit(job);
-  CHECK_FALSE(waits.channel().wait_until_begun(std::chrono::milliseconds(0)));
+  CHECK_FALSE(waits.channel().wait_until_said(std::chrono::milliseconds(0)));
   CHECK(eventually([&] { return s.service.counters().waiting == 1; }));
   std::string said;
   try {
-    (void)waits.channel().wait_until_begun(std::chrono::hours(1));
+    (void)waits.channel().wait_until_said(std::chrono::hours(1));
   } catch (const Refused& refused) {
     CHECK(refused.reason() == Refused::Reason::late);
     said = refused.what();

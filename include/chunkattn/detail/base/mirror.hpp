@@ -60,8 +60,8 @@ class TokenMirror {
       const Span* const next = find_child(last, length, space, prompt.subspan(length));
       if (next == nullptr) break;
       last = next->number;
-      length += common(*next, prompt.subspan(length, (is_public ? public_end : prompt.size()) -
-                                                         length));
+      length +=
+          common(*next, prompt.subspan(length, (is_public ? public_end : prompt.size()) - length));
     }
     return length;
   }
@@ -91,7 +91,8 @@ class TokenMirror {
     else
       check_argument(parent != spans_.end() && event.position > parent->second.position &&
                          event.position <= parent->second.end(),
-                     "event.parent", event.parent, "a span that has the token before event.position");
+                     "event.parent", event.parent,
+                     "a span that has the token before event.position");
     if (event.parent == event.span) {
       Span& span = parent->second;
       check_argument(event.position == span.end(), "event.position", event.position,
@@ -113,11 +114,11 @@ class TokenMirror {
     const auto found = spans_.find(event.span);
     check_argument(found != spans_.end(), "event.span", event.span, "a span that is stored");
     Span& span = found->second;
-    check_argument(event.length > 0 && event.position >= span.position &&
-                       event.position + event.length == span.end(),
-                   "event.position", event.position,
-                   {"the last event.length = ", event.length, " tokens of a span that ends at ",
-                    span.end()});
+    check_argument(
+        event.length > 0 && event.position >= span.position &&
+            event.position + event.length == span.end(),
+        "event.position", event.position,
+        {"the last event.length = ", event.length, " tokens of a span that ends at ", span.end()});
     num_tokens_ -= to_size(event.length);
     if (event.position > span.position)
       return span.tokens.resize(to_size(event.position - span.position));

@@ -240,9 +240,8 @@ class Results {
   /// K/V of the sequence from this position on may be new: who is told of it is.
   void tell_written(SequenceIndex s, std::int32_t begin) noexcept {
     if (!news_.any() || begin >= sequences_.tail(s).position) return;  // tails are found by nobody
-    sequences_.for_each_node(
-        s, {begin, sequences_.tail(s).position - begin},
-        [&](NodeIndex n, std::int32_t, std::int32_t) { news_.stored(n); });
+    sequences_.for_each_node(s, {begin, sequences_.tail(s).position - begin},
+                             [&](NodeIndex n, std::int32_t, std::int32_t) { news_.stored(n); });
   }
 
   /// The handle of an open step or a step in flight is gone.
