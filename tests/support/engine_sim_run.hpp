@@ -27,11 +27,12 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
  public:
   EngineSim(Choices& choices, const SimOptions& options, Counters& counters)
       : Base(choices, options, counters), wire_(choices, counters) {
-    if (!one_in(8)) wire_.connect(*tree_);
+    if (!one_in(4)) wire_.connect(*tree_);
   }
 
   /// One random operation; throws std::logic_error at the first difference.
   void operate() {
+    if (!wire_.connected() && one_in(100)) connect_events();
     const TreeStats before = tree_->stats();
     choose();
     if (this->any_void()) this->check_views();
@@ -79,6 +80,10 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
   }
 
  private:
+  void connect_events() {
+    this->entering();
+    wire_.connect(*tree_);
+  }
   /// The tree's events arrive at a mirror.
   void mirror_events() {
     if (!wire_.connected()) return;
@@ -125,8 +130,7 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
   void rare() {
     switch (below(17)) {
       case 16:
-        this->entering();
-        return wire_.connect(*tree_);
+        return connect_events();
       case 0:
         return clear();
       case 1:
