@@ -8,12 +8,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <chunkattn/prefix_tree.hpp>
 #include <cstdint>
-#include <cstdlib>
-#include <fstream>
 #include <limits>
 #include <optional>
 #include <queue>
@@ -21,59 +18,25 @@
 #include <string_view>
 #include <vector>
 
+#include "replay/schedule.hpp"
+#include "replay/trace.hpp"
+
 namespace {
 
-using Token = std::uint32_t;
+using replay::Request;
+using replay::Token;
 using Clock = std::chrono::steady_clock;
 
-struct Request {
-  std::int64_t arrival_ms = 0;
-  int output = 0;
-  std::vector<Token> prompt;
-};
-
-std::int64_t number_after(std::string_view line, std::string_view key) {
-  const std::size_t at = line.find(key);
-  std::int64_t value = 0;
-  if (at != std::string_view::npos)
-    std::from_chars(line.data() + at + key.size(), line.data() + line.size(), value);
-  return value;
-}
-
-std::vector<Request> read_trace(const std::string& path) {
-  std::vector<Request> requests;
-  std::ifstream in(path);
-  for (std::string line; std::getline(in, line);) {
-    Request request;
-    request.arrival_ms = number_after(line, "\"timestamp\": ");
-    request.output = static_cast<int>(number_after(line, "\"output_length\": ")) * 48 / 512 + 1;
-    const char* at = line.data() + line.find('[') + 1;
-    for (const char* const end = line.data() + line.size(); at < end && *at != ']';) {
-      std::uint32_t id = 0;
-      at = std::from_chars(at, end, id).ptr;
-      while (at < end && (*at == ',' || *at == ' ')) ++at;
-      const std::uint32_t length = 40 + (id * 2654435761u >> 16) % 17;
-      for (std::uint32_t i = 0; i < length; ++i) request.prompt.push_back(id * 64 + i);
-    }
-    // Half of a last block is the request's own, as the trace's lengths are not whole blocks.
-    if (request.prompt.size() > 24)
-      for (std::size_t i = request.prompt.size() - 12; i < request.prompt.size(); ++i)
-        request.prompt[i] = 0x80000000u + static_cast<Token>(requests.size());
-    requests.push_back(std::move(request));
-  }
-  return requests;
-}
-
 template <class Retention>
-void replay(const char* policy, const std::vector<Request>& requests, std::size_t budget,
-            Retention retention, double bound, bool check) {
+void replay_under(const char* policy, const std::vector<Request>& requests, std::size_t budget,
+                  Retention retention, double bound, bool check) {
   using Tree = chunkattn::PrefixTree<Token, 64, chunkattn::PoolAllocator, Retention>;
   Tree tree(chunkattn::PoolAllocator{.max_chunks = budget}, {}, retention);
   struct Running {
-    std::int64_t end_ms;
+    double end;
     std::size_t order;
     bool operator<(const Running& other) const {
-      return end_ms != other.end_ms ? end_ms > other.end_ms : order > other.order;
+      return end != other.end ? end > other.end : order > other.order;
     }
   };
   std::priority_queue<Running> running;
@@ -84,7 +47,7 @@ void replay(const char* policy, const std::vector<Request>& requests, std::size_
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const Request& request = requests[i];
     auto begin = Clock::now();
-    while (!running.empty() && running.top().end_ms <= request.arrival_ms) {
+    while (!running.empty() && running.top().end <= request.arrival) {
       sequences[running.top().order].leave();
       running.pop();
       ++operations;
@@ -111,7 +74,7 @@ void replay(const char* policy, const std::vector<Request>& requests, std::size_
     operations += 3;
     spent += Clock::now() - begin;
     sequences[i] = std::move(*sequence);
-    running.push({request.arrival_ms + 200 + 30 * request.output, i});
+    running.push({request.arrival + 0.2 + 0.03 * request.output, i});
     if (check && i % 64 == 0) {
       try {
         tree.check_invariants();
@@ -140,15 +103,14 @@ void replay(const char* policy, const std::vector<Request>& requests, std::size_
 }  // namespace
 
 int main(int argc, char** argv) {
-  const char* data = std::getenv("CHUNKATTN_DATA");
-  const std::string path = std::string(data != nullptr ? data : "../shared") +
-                           "/traces/mooncake_conversation_trace.jsonl";
-  const auto requests = read_trace(path);
-  if (requests.empty()) {
-    fmt::print("{}: no trace there; set CHUNKATTN_DATA. Nothing was replayed.\n", path);
+  const std::string_view verb = argc > 1 ? argv[1] : "";
+  if (verb == "schedule") {
+    replay::run_schedules();
     return 0;
   }
-  const bool check = argc > 1 && std::string_view(argv[1]) == "--check";
+  const auto requests = replay::mooncake_trace();
+  if (requests.empty()) return 0;
+  const bool check = verb == "--check";
   constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
   // The bound: every prompt stays for ever.
   double bound = 0;
@@ -173,15 +135,15 @@ int main(int argc, char** argv) {
   fmt::print(
       "| ----------- | --------: | --------: | --------: | --------: | ------: | ---------: | "
       "-------: | ------: | -----: |\n");
-  replay("NoRetention", requests, unlimited, chunkattn::NoRetention{}, bound, check);
-  replay("Lru", requests, unlimited, chunkattn::Lru{}, bound, check);
+  replay_under("NoRetention", requests, unlimited, chunkattn::NoRetention{}, bound, check);
+  replay_under("Lru", requests, unlimited, chunkattn::Lru{}, bound, check);
   for (const int percent : {50, 25, 10, 5, 2}) {
     const std::size_t budget = chunks * static_cast<std::size_t>(percent) / 100;
-    replay("Lru", requests, budget, chunkattn::Lru{}, bound, check);
-    replay("Priority", requests, budget, chunkattn::Priority{}, bound, check);
+    replay_under("Lru", requests, budget, chunkattn::Lru{}, bound, check);
+    replay_under("Priority", requests, budget, chunkattn::Priority{}, bound, check);
     chunkattn::Lru marks;
     marks.high_watermark = budget * 95 / 100;
     marks.low_watermark = budget * 85 / 100;
-    replay("Lru 95/85 %", requests, budget, marks, bound, check);
+    replay_under("Lru 95/85 %", requests, budget, marks, bound, check);
   }
 }

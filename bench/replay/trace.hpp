@@ -1,0 +1,37 @@
+// Requests that are replayed: those of the Mooncake conversation trace, and generated ones.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace replay {
+
+using Token = std::uint32_t;
+
+struct Request {
+  double arrival = 0;         ///< seconds
+  int output = 1;             ///< tokens that it generates
+  std::uint64_t tenant = 0;   ///< of the cache
+  std::vector<Token> prompt;  ///< [tokens]
+};
+
+/// Tokens of the trace that one of ours stands for: a block of 512 becomes 48 on average.
+inline constexpr double trace_scale = 512.0 / 48;
+
+/// The trace under CHUNKATTN_DATA (default ../shared), or nothing, said on stdout. Equal block ids
+/// of the trace stand for equal blocks of 512 tokens. Here a block becomes 40 to 56 tokens, length
+/// and content given by its id, so that prompts part inside chunks; outputs are scaled alike.
+[[nodiscard]] std::vector<Request> mooncake_trace();
+
+/// The same with one chunk of 64 tokens for each block: what a cache of chunks keeps or not is
+/// whole blocks then, as an offline bound needs it.
+[[nodiscard]] std::vector<Request> mooncake_blocks();
+
+/// Users of 64 groups, each with a system prompt of 1,000 to 3,000 tokens, who arrive mixed: 6,000
+/// requests, 70 a second (Poisson), with 50 to 400 tokens of their own and 50 to 300 of output.
+/// Always the same ones: the seed is in the source.
+[[nodiscard]] std::vector<Request> groups_of_users();
+
+}  // namespace replay
