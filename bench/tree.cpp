@@ -562,6 +562,65 @@ void join_among_siblings(benchmark::State& state) {
 }
 BENCHMARK(join_among_siblings)->Arg(10)->Arg(10000);
 
+/// range(0) prompts of 2,000 tokens wait, in groups of 100 that share 1,500 tokens, of which every
+/// other group has them cached. Timed is one rank(), after range(1) further ones have arrived (and
+/// as many have gone), and after joining prompts have evicted range(2) chunks.
+void rank(benchmark::State& state) {
+  const auto waiting = static_cast<std::size_t>(state.range(0));
+  const auto arrivals = static_cast<std::size_t>(state.range(1));
+  const auto evictions = static_cast<std::size_t>(state.range(2));
+  const std::size_t groups = waiting / 100;
+  CachingTree tree(PoolAllocator{.max_chunks = groups * 12 + 1000});
+  const auto make = [&](std::uint64_t id) {
+    auto prompt = random_tokens(1500, id % groups);
+    const auto own = random_tokens(500, 1000000 + id);
+    prompt.insert(prompt.end(), own.begin(), own.end());
+    return prompt;
+  };
+  for (std::uint64_t group = 0; group < groups; group += 2) {
+    auto sequence = tree.insert(random_tokens(1500, group));
+    load(sequence);
+  }
+  std::vector<CachingTree::Sequence> running;
+  for (std::uint64_t i = 0; i < 8; ++i) running.push_back(tree.insert(make(i * 2 + 10 * waiting)));
+  std::vector<std::vector<Token>> prompts;
+  for (std::uint64_t id = 0; id < waiting; ++id) prompts.push_back(make(id));
+  CachingTree::Waiting queue;
+  for (const auto& prompt : prompts) queue.push({prompt});
+  tree.rank(queue);
+  std::uint64_t next = waiting, filler = 0;
+  double evicted = 0;
+  Stopwatch watch;
+  for (auto _ : state) {
+    for (std::size_t i = 0; i < arrivals; ++i, ++next) {
+      queue.cancelled(next - waiting + 1);
+      prompts[next % waiting] = make(next);
+      queue.push({prompts[next % waiting]});
+    }
+    const auto before = tree.stats().evicted_chunks;
+    while (tree.stats().evicted_chunks < before + evictions) {
+      auto sequence = tree.insert(random_tokens(chunk_size * 8, 5000000000 + filler++));
+      load(sequence);
+    }
+    evicted += double(tree.stats().evicted_chunks - before);
+    watch.start();
+    tree.rank(queue);
+    state.SetIterationTime(watch.stop());
+  }
+  std::size_t cached = 0;
+  for (const auto& of : queue.ranks()) cached += of.cached > 0 ? 1 : 0;
+  state.counters["with_prefix"] = double(cached);
+  state.counters["rank_ms"] = watch.seconds() * 1e3 / double(state.iterations());
+  state.counters["evicted_chunks"] = evicted / double(state.iterations());
+}
+BENCHMARK(rank)
+    ->Args({10000, 0, 0})
+    ->Args({10000, 100, 0})
+    ->Args({10000, 100, 100})
+    ->Args({10000, 100, 600})
+    ->Iterations(50)
+    ->UseManualTime();
+
 }  // namespace
 
 BENCHMARK_MAIN();

@@ -103,4 +103,29 @@ class Greedy final : public Order {
   std::size_t at_ = 0;
 };
 
+/// What the library has for engines without a policy: PrefixTree::rank() and Waiting::next().
+template <class Tree>
+class Cache final : public Order {
+ public:
+  Cache(const Tree& tree, std::span<const Request> requests) : tree_(tree), requests_(requests) {}
+  void arrives(std::size_t request) override {
+    (void)waiting_.push({requests_[request].prompt});
+    order_.push_back(request);
+  }
+  std::size_t next() override {
+    tree_.rank(waiting_);
+    id_ = waiting_.next()->id;
+    return order_[id_ - 1];
+  }
+  void admitted(std::size_t) override { waiting_.admitted(id_); }
+  [[nodiscard]] std::size_t size() const override { return waiting_.size(); }
+
+ private:
+  const Tree& tree_;
+  std::span<const Request> requests_;
+  typename Tree::Waiting waiting_;
+  std::vector<std::size_t> order_;  // requests by id
+  std::uint64_t id_ = 0;
+};
+
 }  // namespace replay

@@ -180,6 +180,8 @@ void run(const char* workload, const char* order_name, std::span<const Request> 
 void run_all(const char* workload, const std::vector<Request>& requests, const CostModel& cost) {
   if (requests.empty()) return;
   run(workload, "fcfs", requests, cost, [](Tree&) { return std::make_unique<Fcfs>(); });
+  run(workload, "cache", requests, cost,
+      [&](Tree& tree) { return std::make_unique<Cache<Tree>>(tree, requests); });
   run(workload, "greedy", requests, cost,
       [&](Tree&) { return std::make_unique<Greedy>(requests); });
 }

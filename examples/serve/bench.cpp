@@ -25,7 +25,7 @@ namespace {
 
 struct Arguments {
   ModelArguments model;
-  std::string cache = "tree", sharing = "token", preempt = "recompute", trace, json;
+  std::string cache = "tree", sharing = "token", preempt = "recompute", order = "fcfs", trace, json;
   double rate = 0, speed = 1, max_seconds = 600;
   int requests = 64, prompt_tokens = 1024, shared_tokens = 1024, completion_tokens = 64;
   int shrink = 64, max_batch = 32, chunk_size = 64, chunks = 0, step_tokens = 512, seed = 1;
@@ -59,6 +59,9 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
                  "what the tree shares: any prefix, or whole chunks", a.sharing);
   options.choice("--preempt", {"recompute", "swap"}, "what becomes of K/V that has to make room",
                  a.preempt);
+  options.choice("--order", {"fcfs", "cache"},
+                 "who joins next: the first that came, or who shares most with those that run",
+                 a.order);
   options.number("--seed", "N", "of arrivals and tokens", a.seed, 0, 1 << 30);
   options.number("--max-seconds", "S", "of real time; then what is left is cancelled",
                  a.max_seconds, 0.1, 1e6);
@@ -115,6 +118,7 @@ EngineOptions engine_options(const Arguments& a, const Model& model,
   options.mode = a.cache == "tree"    ? Mode::tree
                  : a.cache == "paged" ? Mode::paged
                                       : Mode::paged_prefix;
+  options.order = a.order == "cache" ? Order::cache : Order::fcfs;
   options.preempt = a.preempt == "swap" ? Preempt::swap : Preempt::recompute;
   std::size_t longest = 0;
   for (const Arrival& arrival : load) longest = std::max(longest, arrival.request.max_length);

@@ -29,7 +29,7 @@ struct Arguments {
   ModelArguments model;
   HttpOptions http;
   ServiceOptions service;
-  std::string name, preempt = "swap";
+  std::string name, preempt = "swap", order = "fcfs";
   int chunk_size = 64, chunks = 0, kv_mib = 512, swap_mib = 512, step_tokens = 512;
   int max_requests = 256, max_choices = 16, max_connections = 256, max_body_kib = 4096;
   int drain_seconds = 30;
@@ -52,6 +52,9 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
   options.number("--chunk-size", "N", "tokens of a chunk: 8, 16, 32 or 64", a.chunk_size, 8, 64);
   options.choice("--preempt", {"swap", "recompute"}, "what becomes of K/V that must make room",
                  a.preempt);
+  options.choice("--order", {"fcfs", "cache"},
+                 "who joins next: the first that came, or who shares most with those that run",
+                 a.order);
   options.number("--swap-mib", "N", "MiB of host memory to swap to", a.swap_mib, 0, 1 << 30);
   options.number("--step-tokens", "N", "tokens of prompts in one step", a.step_tokens, 1, 1 << 20);
   options.number("--max-requests", "N", "that wait or run; others are told to come again",
@@ -117,6 +120,7 @@ EngineOptions engine_options(const Arguments& arguments, const LoadedModel& load
   options.max_chunks = chunks_for(arguments, loaded.model.config, options.kv);
   options.step_tokens = static_cast<std::size_t>(arguments.step_tokens);
   options.stop = loaded.tokenizer->stop_tokens();
+  options.order = arguments.order == "cache" ? Order::cache : Order::fcfs;
   options.preempt = arguments.preempt == "swap" ? Preempt::swap : Preempt::recompute;
   options.swap_bytes = static_cast<std::size_t>(arguments.swap_mib) << 20;
   return options;

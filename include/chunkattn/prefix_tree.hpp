@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -137,28 +138,125 @@ class PrefixTree {
     return try_insert(std::span<const Token>(prompt), options);
   }
 
-  /// A prompt that waits for admission, for admit().
+  /// A prompt that waits for admission.
   struct Request {
-    std::span<const Token> prompt;  ///< its tokens
+    std::span<const Token> prompt;  ///< its tokens, which stay there while it waits
     InsertOptions options{};        ///< as for insert()
   };
-  /// Inserts requests in order until one does not fit, and returns their sequences: element i is
-  /// that of requests[i]. Later ones share the prefixes of earlier ones.
-  /// \param headroom  chunks that are to stay free or evictable
-  /// \throws InvalidArgument for a prompt that insert() would refuse
-  [[nodiscard]] std::vector<Sequence> admit(std::span<const Request> requests,
-                                            std::size_t headroom = 0) {
-    std::vector<Sequence> joined;
-    joined.reserve(requests.size());
-    for (const Request& request : requests) {
-      const std::size_t needed = chunks_needed(request.prompt, request.options);
-      const std::size_t available = chunks_available();
-      if (needed > available || available - needed < headroom) break;
-      auto sequence = try_insert(request.prompt, request.options);
-      if (!sequence) break;
-      joined.push_back(std::move(*sequence));
+  /// What the tree says of a waiting request: see rank().
+  struct Rank {
+    std::uint64_t id = 0;     ///< as Waiting::push() said
+    std::size_t cached = 0;   ///< tokens whose K/V is written, as match_prefix() says
+    std::size_t pending = 0;  ///< further tokens whose K/V a live sequence has still to compute
+    std::size_t shared = 0;   ///< of both, the first that a running sequence has, too
+    std::size_t chunks = 0;   ///< as chunks_needed() says
+  };
+  /// Requests that wait, in the order in which they came, with what a tree last said of each.
+  class Waiting {
+   public:
+    /// \param max_overtaken  so often next() lets later requests go before one
+    explicit Waiting(std::size_t max_overtaken = 512) : max_overtaken_(max_overtaken) {}
+
+    /// Adds a request behind the others. Returns its id: 1, 2, 3, ...
+    /// \throws InvalidArgument for a prompt that insert() would refuse
+    std::uint64_t push(const Request& request) {
+      Tree::check_prompt(request.prompt);
+      entries_.push_back({request, {}, 0});
+      ranks_.push_back({.id = ++last_id_});
+      return last_id_;
     }
-    return joined;
+    /// A request was admitted: those that came before it were overtaken.
+    /// \throws InvalidArgument for the id of none that waits, here and below
+    void admitted(std::uint64_t id) {
+      const std::size_t at = find(id);
+      for (std::size_t i = 0; i < at; ++i) ++entries_[i].overtaken;
+      erase(at);
+    }
+    /// A request does not wait any longer.
+    void cancelled(std::uint64_t id) { erase(find(id)); }
+
+    /// Requests that wait.
+    [[nodiscard]] std::size_t size() const noexcept { return ranks_.size(); }
+    /// Whether none does.
+    [[nodiscard]] bool empty() const noexcept { return ranks_.empty(); }
+    /// One of them.
+    [[nodiscard]] const Request& request(std::uint64_t id) const {
+      return entries_[find(id)].request;
+    }
+    /// As rank() has left them, in the order of arrival.
+    [[nodiscard]] std::span<const Rank> ranks() const noexcept { return ranks_; }
+    /// Whom to admit next: who shares most with what runs, of equals who came first; but the first
+    /// of all, if that was overtaken max_overtaken times. Null where nobody waits.
+    [[nodiscard]] const Rank* next() const noexcept {
+      if (empty()) return nullptr;
+      if (entries_.front().overtaken >= max_overtaken_) return &ranks_.front();
+      return &*std::max_element(ranks_.begin(), ranks_.end(),
+                                [](const Rank& a, const Rank& b) { return a.shared < b.shared; });
+    }
+
+   private:
+    friend class PrefixTree;
+    struct Entry {
+      Request request;
+      detail::KeptMatch kept;
+      std::size_t overtaken;
+    };
+    [[nodiscard]] std::size_t find(std::uint64_t id) const {
+      const auto at =
+          std::lower_bound(ranks_.begin(), ranks_.end(), id,
+                           [](const Rank& rank, std::uint64_t wanted) { return rank.id < wanted; });
+      if (at == ranks_.end() || at->id != id) [[unlikely]]
+        detail::fail_argument("id", id, "that of a request that waits");
+      return static_cast<std::size_t>(at - ranks_.begin());
+    }
+    void erase(std::size_t at) {
+      entries_.erase(entries_.begin() + static_cast<std::ptrdiff_t>(at));
+      ranks_.erase(ranks_.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+
+    std::vector<Entry> entries_;
+    std::vector<Rank> ranks_;           // of the same requests
+    std::vector<std::uint64_t> marks_;  // by node of the tree: the call in which a path had it
+    std::uint64_t last_id_ = 0, calls_ = 0;
+    std::uint64_t tree_ = 0, publications_ = 0;  // of the last call
+    std::size_t max_overtaken_;
+  };
+  /// Says of all waiting requests what match_prefix() and chunks_needed() say, and what they share
+  /// with the live sequences: afterwards `waiting.ranks()`. What was found of a request is kept for
+  /// the next call, so that this is O(waiting.size()), and tokens are compared only of requests
+  /// that are new, or that the tree has more or less of than before.
+  void rank(Waiting& waiting) const {
+    const detail::Topology& topology = core().topology;
+    rank_all(waiting, [&](detail::NodeIndex n) { return topology.node(n).live > 0; });
+  }
+  /// rank() where only these sequences are said to run.
+  void rank(Waiting& waiting, std::span<const Sequence> running) const {
+    const detail::TreeCore& c = core();
+    std::vector<std::uint64_t>& marks = waiting.marks_;
+    marks.resize(std::max(marks.size(), c.topology.num_indices()));
+    const std::uint64_t mark = ++waiting.calls_;
+    for (const Sequence& sequence : running)
+      for (detail::NodeIndex n = sequence.record().tail;
+           n != detail::none && std::exchange(marks[detail::to_size(n)], mark) != mark;)
+        n = c.topology.node(n).parent;
+    rank_all(waiting, [&](detail::NodeIndex n) { return marks[detail::to_size(n)] == mark; });
+  }
+  /// Ranks all, then inserts Waiting::next() if it fits: its id, and its sequence. Nothing if it
+  /// does not, or nobody waits.
+  /// \param headroom  chunks that are to stay free or evictable
+  [[nodiscard]] std::optional<std::pair<std::uint64_t, Sequence>> admit(Waiting& waiting,
+                                                                        std::size_t headroom = 0) {
+    rank(waiting);
+    const Rank* const next = waiting.next();
+    const std::size_t available = chunks_available();
+    if (next == nullptr || next->chunks > available || available - next->chunks < headroom)
+      return std::nullopt;
+    const Request& request = waiting.request(next->id);
+    auto sequence = try_insert(request.prompt, request.options);
+    if (!sequence) return std::nullopt;
+    const std::uint64_t id = next->id;
+    waiting.admitted(id);
+    return std::pair(id, std::move(*sequence));
   }
 
   /// Opens a step: add sequences to it, build a plan for it, run the kernels, then call
@@ -370,6 +468,20 @@ class PrefixTree {
     Tree& tree = enter();
     shared_->expect_handle();
     return tree.insert(prompt, options);
+  }
+  template <class IsRunning>
+  void rank_all(Waiting& waiting, const IsRunning& is_running) const {
+    const Tree& t = tree();
+    const std::uint64_t publications = t.core.prefixes.num_publications();
+    const bool is_same = waiting.tree_ == t.core.id;
+    const bool has_more = !is_same || waiting.publications_ != publications;
+    for (std::size_t i = 0; i < waiting.size(); ++i) {
+      auto& [request, kept, overtaken] = waiting.entries_[i];
+      if (!is_same) kept = {};
+      t.rank(request.prompt, request.options, kept, has_more, is_running, waiting.ranks_[i]);
+    }
+    waiting.tree_ = t.core.id;
+    waiting.publications_ = publications;
   }
   Tree& enter() {
     Tree& entered = tree();

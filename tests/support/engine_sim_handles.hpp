@@ -30,7 +30,7 @@ class EngineSimHandles : public EngineSimOps<Retention, ChunkSize> {
   using Base::finished_, Base::pins_, Base::memory_, Base::options_;
   using Base::text, Base::name, Base::tree_, Base::live_, Base::steps_;
   using typename Base::Live, typename Base::LivePtr, typename Base::SimStep, typename Base::State;
-  using typename Base::Sequence, typename Base::Tree, typename Base::Waiting;
+  using typename Base::Sequence, typename Base::Tree;
 
   // ---- moved-from ----------------------------------------------------------------------------
 
@@ -169,12 +169,14 @@ class EngineSimHandles : public EngineSimOps<Retention, ChunkSize> {
     Tree moved = std::move(*tree_);
     Tree& empty = *tree_;
     const std::vector<SimToken> prompt(1);
-    const typename Tree::Request request{prompt};
+    typename Tree::Waiting waiting;
+    waiting.push({prompt});
     const auto refused = [](const auto& f) { expect_refused(f, "a tree that was moved from"); };
     refused([&] { (void)empty.stats(); });
     refused([&] { (void)empty.insert(prompt); });
     refused([&] { (void)empty.try_insert(prompt); });
-    refused([&] { (void)empty.admit(std::span(&request, 1)); });
+    refused([&] { (void)empty.admit(waiting); });
+    refused([&] { empty.rank(waiting); });
     refused([&] { (void)empty.match_prefix(prompt); });
     refused([&] { (void)empty.chunks_available(); });
     refused([&] { (void)empty.begin_step(); });
@@ -211,29 +213,29 @@ class EngineSimHandles : public EngineSimOps<Retention, ChunkSize> {
         this->remember(*group->back());
         this->forget(group->back());
       }
-    const Waiting waiting = this->random_requests();
-    std::vector<Sequence> joining;
+    this->push_requests();
+    std::optional<std::pair<std::uint64_t, Sequence>> joining;
     std::exception_ptr error;
     std::thread([&] {
       try {
         for (const LivePtr& live : before) live->handle = Sequence();
         expect(!tree_->pin({}), "nothing is pinned");  // a call that changes the tree in any case
-        joining = tree_->admit(waiting.requests, waiting.headroom);
+        joining = tree_->admit(this->waiting_);
         for (const LivePtr& live : after) live->handle = Sequence();
       } catch (...) {
         error = std::current_exception();
       }
     }).join();
     if (error) std::rethrow_exception(error);
-    log("on another thread: " + text(before.size()) + " leave, " + text(joining.size()) +
-        " are admitted, " + text(after.size()) + " leave");
+    log("on another thread: " + text(before.size()) + " leave, " +
+        (joining ? "one is" : "nobody is") + " admitted, " + text(after.size()) + " leave");
     this->entering();
     this->owned_ = false;
     for (const auto* group : {&before, &after})
       for (const LivePtr& live : *group) live->gone = true;
-    if (!joining.empty()) count("admitted on another thread");
+    if (joining) count("admitted on another thread");
     if (!after.empty()) count("left on the thread that called the tree");
-    this->admitted(waiting, std::move(joining));
+    if (joining) this->admitted(std::move(*joining));
   }
 
   /// Two threads call the tree under one lock and drop under it what they hold; a third one drops

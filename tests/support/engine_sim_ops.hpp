@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -44,6 +46,12 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     std::vector<SimToken> tokens;
     InsertOptions options;
     std::size_t size;
+  };
+
+  struct Request {
+    std::vector<SimToken> prompt;
+    InsertOptions options;
+    std::size_t overtaken = 0;
   };
 
   // ---- join ----------------------------------------------------------------------------------
@@ -167,49 +175,77 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     this->adopt(std::move(live), std::move(s));
   }
 
-  /// Prompts that wait for admission.
-  struct Waiting {
-    std::vector<std::vector<SimToken>> prompts;
-    std::vector<typename Tree::Request> requests;
-    std::size_t headroom;
-  };
-  Waiting random_requests() {
-    Waiting waiting;
-    waiting.prompts.resize(1 + below(5));
-    for (auto& prompt : waiting.prompts) {
-      prompt = random_prompt();
+  /// Some more requests wait for admission.
+  void push_requests() {
+    for (std::size_t n = 1 + below(5); n > 0 && waiting_.size() < 16; --n) {
+      std::vector<SimToken> prompt = random_prompt();
       InsertOptions o = random_options(prompt.size());
       o.share_pending = true;
-      waiting.requests.push_back({prompt, o});
+      const std::span<const SimToken> tokens = prompt;  // which stay there when it is moved
+      const std::uint64_t id = waiting_.push({tokens, o});
+      requests_.emplace(id, Request{std::move(prompt), o});
     }
-    waiting.headroom = below(12);
-    return waiting;
+    if (one_in(3)) {
+      const auto gone =
+          std::next(requests_.begin(), static_cast<std::ptrdiff_t>(below(requests_.size())));
+      waiting_.cancelled(gone->first);
+      requests_.erase(gone);
+      count("cancelled while it waited");
+    }
+  }
+  /// What is kept of them is what the tree says when it is asked anew.
+  void check_ranks() {
+    if (one_in(3))
+      tree_->rank(waiting_, {});
+    else
+      tree_->rank(waiting_);
+    expect(waiting_.ranks().size() == requests_.size(), "as many wait as were told");
+    auto request = requests_.begin();
+    for (const typename Tree::Rank& rank : waiting_.ranks()) {
+      const auto& [prompt, options, overtaken] = request->second;
+      expect(rank.id == request->first, "requests wait in their order");
+      const auto match = tree_->match_prefix(prompt, options);
+      expect(rank.cached == match.cached && rank.pending == match.pending,
+             "a rank is what the tree says");
+      expect(rank.chunks == tree_->chunks_needed(prompt, options), "a rank knows the chunks");
+      expect(overtaken <= max_overtaken, "nobody is overtaken more often than was said");
+      if (rank.cached > 0) count("ranked with a prefix");
+      ++request;
+    }
   }
   void admit() {
-    const Waiting waiting = random_requests();
-    std::vector<Sequence> joining;
+    push_requests();
     this->settle();
-    if (!this->attempt("admit",
-                       [&] { joining = tree_->admit(waiting.requests, waiting.headroom); }))
-      return;
-    log("admit " + text(joining.size()) + " of " + text(waiting.requests.size()));
-    const std::size_t count_joined = joining.size();
-    admitted(waiting, std::move(joining));
-    if (count_joined == waiting.requests.size() || had_none_) return;
-    const auto& refused = waiting.requests[count_joined];
-    const std::size_t needed = tree_->chunks_needed(refused.prompt, refused.options);
-    expect(needed + waiting.headroom > tree_->chunks_available(), "who fits is admitted");
-    count("not admitted");
-  }
-  void admitted(const Waiting& waiting, std::vector<Sequence> joining) {
-    expect(joining.empty() || tree_->chunks_available() >= waiting.headroom, "headroom is left");
-    for (std::size_t i = 0; i < joining.size(); ++i) {
-      Live live = model_of(waiting.requests[i].prompt, waiting.requests[i].options);
-      expect(joining[i].size() == live.known, "requests are admitted in order");
-      std::fill_n(live.done.begin(), joining[i].num_cached(), 1);
-      this->adopt(std::move(live), std::move(joining[i]));
-      count("admitted");
+    check_ranks();
+    const std::size_t headroom = below(12);
+    for (bool more = true; more && live_.size() < options_.max_live;) {
+      std::optional<std::pair<std::uint64_t, Sequence>> joining;
+      if (!this->attempt("admit", [&] { joining = tree_->admit(waiting_, headroom); })) return;
+      more = joining.has_value();
+      if (more) {
+        expect(tree_->chunks_available() >= headroom, "headroom is left");
+        admitted(std::move(*joining));
+      } else if (!waiting_.empty() && !had_none_) {
+        expect(waiting_.next()->chunks + headroom > tree_->chunks_available(),
+               "who fits is admitted");
+        count("not admitted");
+      }
     }
+  }
+  void admitted(std::pair<std::uint64_t, Sequence>&& joining) {
+    const auto at = requests_.find(joining.first);
+    expect(at != requests_.end(), "who is admitted has waited");
+    log("admit " + text(joining.first) + " of " + text(requests_.size()));
+    for (auto older = requests_.begin(); older != at; ++older) {
+      ++older->second.overtaken;
+      count("overtaken");
+    }
+    Live live = model_of(at->second.prompt, at->second.options);
+    requests_.erase(at);
+    expect(joining.second.size() == live.known, "a request's own prompt is admitted");
+    std::fill_n(live.done.begin(), joining.second.num_cached(), 1);
+    this->adopt(std::move(live), std::move(joining.second));
+    count("admitted");
   }
 
   /// A match is at least the longest prefix shared with a live sequence, and without retention no
@@ -579,6 +615,9 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
 
   std::vector<Swapped> swapped_;
   std::vector<Pinned> pins_;
+  static constexpr std::size_t max_overtaken = 3;
+  typename Tree::Waiting waiting_{max_overtaken};
+  std::map<std::uint64_t, Request> requests_;  // that wait, by id
 };
 
 }  // namespace test

@@ -79,8 +79,9 @@ TEST_CASE("the calls that look for handles that other threads dropped, and those
   CHECK(settles([](Tree& tree, Sequence&, Step&) { (void)tree.try_insert(iota(90, 4)); }));
   CHECK(settles([](Tree& tree, Sequence&, Step&) {
     const auto prompt = iota(90, 4);
-    const Tree::Request request{prompt};
-    (void)tree.admit({&request, 1});
+    Tree::Waiting waiting;
+    waiting.push({prompt});
+    (void)tree.admit(waiting);
   }));
   CHECK(settles([&](Tree& tree, Sequence&, Step& step) {
     ends(step);
@@ -101,7 +102,10 @@ TEST_CASE("the calls that look for handles that other threads dropped, and those
   }));
   CHECK(left == 2);
 
-  CHECK_FALSE(settles([](Tree& tree, Sequence&, Step&) { (void)tree.admit({}); }));
+  CHECK_FALSE(settles([](Tree& tree, Sequence&, Step&) {
+    Tree::Waiting waiting;
+    (void)tree.admit(waiting);
+  }));
   CHECK_FALSE(settles([](Tree& tree, Sequence&, Step&) { (void)tree.match_prefix(iota(0, 6)); }));
   std::optional<Sequence> twin;  // outlives its tree
   CHECK_FALSE(settles([&](Tree&, Sequence& kept, Step&) { twin = kept.fork(); }));

@@ -77,6 +77,12 @@ enum class Preempt {
   swap        ///< what no other sequence has is copied to host memory and back, room permitting
 };
 
+/// Which of the requests that wait joins next. Those that had to make room go before.
+enum class Order {
+  fcfs,  ///< the one that came first
+  cache  ///< the one that shares most with those that run; none is overtaken too often
+};
+
 struct EngineOptions {
   int chunk_size = 64;  ///< 8, 16, 32 or 64 tokens
   chunkattn::TreeOptions::Sharing sharing =
@@ -91,6 +97,7 @@ struct EngineOptions {
   bool on_gpu = false;
   Mode mode = Mode::tree;
   Preempt preempt = Preempt::recompute;
+  Order order = Order::fcfs;
   std::size_t swap_bytes = std::size_t{1} << 30;                        ///< of host memory, at most
   std::size_t max_sequences = std::numeric_limits<std::size_t>::max();  ///< that are live at once
 };

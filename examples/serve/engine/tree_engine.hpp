@@ -67,6 +67,8 @@ class TreeEngine final : public Engine {
       work.choice = choice;
       work.splits = parts < job->request.choices;
       work.tokens = prompt;
+      if (options_.order == Order::cache)
+        work.place = queue_.push({work.tokens, insert_options(work)});  // moved, they stay there
       waiting_.push_back(std::move(work));
     }
   }
@@ -205,21 +207,27 @@ class TreeEngine final : public Engine {
   }
   /// What nobody wants any more leaves.
   void sweep() {
-    std::erase_if(waiting_, [](const Work& work) { return !work.is_wanted(); });
+    std::erase_if(waiting_, [&](const Work& work) {
+      if (!work.is_wanted() && work.place != 0) queue_.cancelled(work.place);
+      return !work.is_wanted();
+    });
     regroup();
   }
 
   // --- who is live
   // --------------------------------------------------------------------------------
 
-  /// Work joins in its order while there is room for it, and a chunk for each to grow.
+  /// Work joins in the order of the options while there is room for it, and a chunk for each to
+  /// grow.
   void admit(bool by_itself = false) {
     while (!waiting_.empty() && live() < options_.max_sequences) {
       if (waiting_.front().has_precedence() && has_precedence()) return;
-      auto sequence = try_join(waiting_.front(), by_itself);
+      const auto next = next_waiting();
+      auto sequence = try_join(*next, by_itself);
       if (!sequence) return;
-      Work work = std::move(waiting_.front());
-      waiting_.pop_front();
+      Work work = std::move(*next);
+      waiting_.erase(next);
+      if (work.place != 0) queue_.admitted(std::exchange(work.place, 0));
       if (!std::exchange(work.job->joined, true)) --num_waiting_;
       work.tokens = {};
       if (work.swapped) stats_.restored_tokens += sequence->num_written() - sequence->num_cached();
@@ -228,13 +236,24 @@ class TreeEngine final : public Engine {
       if (by_itself) return;
     }
   }
+  /// Those in front that were live before come before all others.
+  std::deque<Work>::iterator next_waiting() {
+    if (waiting_.front().place == 0) return waiting_.begin();
+    tree_.rank(queue_);
+    const std::uint64_t place = queue_.next()->id;
+    return std::find_if(waiting_.begin(), waiting_.end(),
+                        [&](const Work& work) { return work.place == place; });
+  }
+  static chunkattn::InsertOptions insert_options(const Work& work) {
+    return {.name_space = {.tenant = work.job->request.tenant}};
+  }
   /// Whether a live one has: others make room for it, so a second waits until it has got its token.
   [[nodiscard]] bool has_precedence() const {
     return std::any_of(prefilling_.works.begin(), prefilling_.works.end(),
                        [](const Work& work) { return work.has_precedence(); });
   }
   std::optional<Sequence> try_join(Work& work, bool by_itself) {
-    chunkattn::InsertOptions options{.name_space = {.tenant = work.job->request.tenant}};
+    chunkattn::InsertOptions options = insert_options(work);
     const auto fits = [&] {
       return tree_.chunks_needed(work.tokens, options) + live() + 1 <= tree_.chunks_available();
     };
@@ -485,6 +504,7 @@ class TreeEngine final : public Engine {
 
   std::map<RequestId, std::shared_ptr<Job>> jobs_;
   std::deque<Work> waiting_;
+  typename Tree::Waiting queue_;    // of these, with Order::cache, those that never ran
   std::size_t num_waiting_ = 0;     // requests
   std::uint64_t num_unshared_ = 0;  // sequences that joined in a name space of their own
   Group decoding_, prefilling_, split_off_;

@@ -43,6 +43,7 @@ struct Work {
   /// It computes the prompt for all choices; they split off when that is done.
   bool splits = false;
   std::vector<int> tokens;  ///< prompt and generated ones, while it waits
+  std::uint64_t place = 0;  ///< its id in the queue of Order::cache; 0: it is not there
   std::optional<chunkattn::SwappedSequence<std::int32_t>> swapped;
   bool decodes = false;      ///< all but its last token is computed
   int preempted = 0;         ///< times since its last token

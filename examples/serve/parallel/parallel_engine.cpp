@@ -99,6 +99,7 @@ void check_setup(Communicator& ranks, const Model& model, const EngineOptions& o
                       .add(options.step_tokens)
                       .add(static_cast<int>(options.mode))
                       .add(static_cast<int>(options.preempt))
+                      .add(static_cast<int>(options.order))
                       .add(options.swap_bytes)
                       .add(options.max_sequences)
                       .add(options.stop));

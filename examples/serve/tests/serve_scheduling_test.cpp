@@ -192,6 +192,7 @@ TEST_CASE("in any company, each choice says what it says alone") {
         if (random.chance(0.3)) options.max_sequences = to_size(random.uniform(1, 8));
         if (random.chance(0.5)) options.swap_bytes = to_size(random.uniform(0, 20000));
         if (random.chance(0.3)) options.sharing = chunkattn::TreeOptions::Sharing::chunk;
+        if (random.chance(0.5)) options.order = Order::cache;
         CAPTURE(static_cast<int>(mode));
         CAPTURE(static_cast<int>(preempt));
         const auto engine = fixture.engine(options);
@@ -221,6 +222,37 @@ TEST_CASE("in any company, each choice says what it says alone") {
           }
       }
   }
+}
+
+TEST_CASE("who shares with those that run joins before others that came earlier") {
+  Fixture fixture;
+  // Two groups, whose requests arrive in turn: a prompt of 40 tokens in common, 3 of their own.
+  std::vector<Request> requests(16);
+  for (int i = 0; i < 16; ++i) {
+    Request& request = requests[to_size(i)];
+    request.id = to_size(i);
+    request.prompt.assign(40, 10 + i % 2);
+    for (const int own : {20 + i, 1, 2}) request.prompt.push_back(own);
+    request.max_length = 50;
+  }
+  std::map<Key, Told> told[2];
+  std::size_t distinct[2];
+  for (const Order order : {Order::fcfs, Order::cache}) {
+    EngineOptions options = fixture.options();
+    options.max_sequences = 4;
+    options.order = order;
+    const auto engine = fixture.engine(options);
+    for (const Request& request : requests) engine->submit(request);
+    const auto which = static_cast<std::size_t>(order);
+    told[which] = run_to_end(*engine);
+    distinct[which] = engine->stats().distinct_tokens;
+    CHECK(engine->stats().peak_sequences == 4);
+    CHECK(engine->stats().unshared_tokens >= 4 * 43);
+  }
+  CHECK(told[0].size() == 16);
+  for (const auto& [key, one] : told[0]) CHECK(one.tokens == told[1].at(key).tokens);
+  CHECK(distinct[0] >= 2 * 40 + 4 * 3);
+  CHECK(distinct[1] < 40 + 4 * 10);
 }
 
 TEST_CASE("a sequence that makes room is computed again, or copied out and back") {

@@ -12,6 +12,7 @@
 #include "../../tree_options.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
+#include "../base/to_size.hpp"
 #include "chunk_table.hpp"
 #include "topology.hpp"
 
@@ -261,12 +262,15 @@ class Prefixes {
     record.state = NodeState::published;
     record.hash = key_hash(record);
     index_.insert(record.hash, n);
+    ++num_publications_;
   }
   void unpublish(NodeIndex n, NodeState state) noexcept {
     index_.erase(topology_.node(n).hash, n);
     topology_.node(n).state = state;
   }
   [[nodiscard]] std::size_t num_published() const noexcept { return index_.size(); }
+  /// Changes whenever a match may have become longer.
+  [[nodiscard]] std::uint64_t num_publications() const noexcept { return num_publications_; }
 
   /// Leading tokens of `n` from `first` on that are those of `other` from its start, at most
   /// `count`.
@@ -343,6 +347,24 @@ class Prefixes {
     });
     return count;
   }
+  /// Chunks of a match that nothing but cache holds, each once: count_chunks() of these, but from
+  /// the ends of nodes alone.
+  [[nodiscard]] std::size_t count_unused_chunks(const Match& match) const noexcept {
+    std::size_t count = 0;
+    std::int32_t used = match.used;
+    for (NodeIndex i = match.last; i != root_node; used = topology_.node(i).length) {
+      const TreeNode& n = topology_.node(i);
+      if (n.active()) break;  // and so are those above it
+      const std::int32_t spans = topology_.geometry.chunks_for(n.begin + used);
+      const ChunkIndex last = topology_.chunk_of(n, n.begin + used - 1);
+      const ChunkRecord& chunk = chunks_[last];
+      if (chunk.active == 0 && (chunk.nodes == 1 || !starts_below(match, i, last))) ++count;
+      if (spans > 1 && chunks_[n.first_chunk].active == 0) ++count;
+      count += to_size(std::max(0, spans - 2));  // what lies between is its own
+      i = n.parent;
+    }
+    return count;
+  }
 
  private:
   /// Whether a node of the match below `n` begins in this chunk.
@@ -364,6 +386,7 @@ class Prefixes {
   const Tokens& tokens_;
   const std::int32_t unit_;
   ChildIndex index_;
+  std::uint64_t num_publications_ = 0;
 
  public:
   CacheNews news;

@@ -30,6 +30,12 @@ struct MatchResult {
   std::size_t pending = 0;
 };
 
+/// Of a prompt that waits for admission: what the tree last found of it.
+struct KeptMatch {
+  Match match;
+  std::uint64_t birth = 0;  ///< of its last node; 0: nothing is known
+};
+
 template <TokenType Token, int ChunkSize>
 class TokenStore final : public Tokens {
  public:
@@ -108,27 +114,37 @@ class TokenTree {
 
   [[nodiscard]] MatchResult match_prefix(std::span<const Token> prompt,
                                          const InsertOptions& options) const {
-    const Match match = find(prompt, options);
-    std::int32_t written_end = match.length, own_begin = match.length;
-    core.prefixes.for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
-      const TreeNode& n = core.topology.node(i);
-      if (n.written >= used) return;
-      written_end = n.position + n.written;
-      if (n.writer == none) own_begin = written_end;
-    });
-    return {std::min(to_size(written_end), options.max_reuse), to_size(own_begin - written_end)};
+    return result_of(find(prompt, options), options);
   }
 
   /// Chunks that insert() would at most take from the available ones: new ones, and cached ones
   /// that it brings back into use.
   [[nodiscard]] std::size_t chunks_needed(std::span<const Token> prompt,
                                           const InsertOptions& options) const {
-    Match match = find(prompt, options);
-    if (!options.share_pending) trim_to_written(match);
-    const std::size_t revived = core.prefixes.count_chunks(
-        match, [](const ChunkRecord& chunk) { return chunk.active == 0; });
-    const std::int32_t fresh = static_cast<std::int32_t>(prompt.size()) - match.length;
-    return revived + to_size(core.topology.geometry.chunks_for(fresh - core.room_at(match, fresh)));
+    return chunks_needed(find(prompt, options), prompt.size(), options);
+  }
+
+  /// What match_prefix(), chunks_needed() and `is_running` say of a prompt, found from what was
+  /// found the last time. O(1) where the tree has lost nothing of that and has nothing more.
+  /// \param has_more     whether any node was published since then
+  /// \param is_running   (node) of a node of its path
+  /// \param[out] result  cached, pending, shared and chunks are set
+  template <class Result, class IsRunning>
+  void rank(std::span<const Token> prompt, const InsertOptions& options, KeptMatch& kept,
+            bool has_more, const IsRunning& is_running, Result& result) const {
+    const bool is_kept = still_there(kept);
+    if (!is_kept || has_more) {
+      kept.match = find(prompt, options, kept.match);
+      kept.birth = core.topology.node(kept.match.last).birth;
+    }
+    const Match& match = kept.match;
+    const MatchResult found = result_of(match, options);
+    result.cached = found.cached;
+    result.pending = found.pending;
+    result.chunks = chunks_needed(match, prompt.size(), options);
+    NodeIndex n = match.last;
+    while (n != root_node && !is_running(n)) n = core.topology.node(n).parent;
+    result.shared = to_size(std::min(match.length, core.topology.node(n).end()));
   }
 
   /// Pins what is written of these tokens; the pin's index, or none.
@@ -143,10 +159,14 @@ class TokenTree {
 
   // ---- storing -------------------------------------------------------------------------------
 
-  SequenceIndex insert(std::span<const Token> prompt, const InsertOptions& options) {
+  /// Throws InvalidArgument for a prompt that cannot be inserted.
+  static void check_prompt(std::span<const Token> prompt) {
     check_argument(!prompt.empty(), "prompt.size()", 0, "at least one token");
     check_argument(prompt.size() <= to_size(max_length), "prompt.size()", prompt.size(),
                    "at most 2^30 tokens");
+  }
+  SequenceIndex insert(std::span<const Token> prompt, const InsertOptions& options) {
+    check_prompt(prompt);
     Match match = find(prompt, options);
     const std::int32_t found = match.length;
     if (!options.share_pending) trim_to_written(match);
@@ -330,12 +350,14 @@ class TokenTree {
     return length - length % core.prefixes.unit();
   }
 
-  [[nodiscard]] Match find(std::span<const Token> prompt, const InsertOptions& options) const {
+  /// The longest match of a prompt.
+  /// \param match  that to go on from: one that ended within a node has ended there for good
+  [[nodiscard]] Match find(std::span<const Token> prompt, const InsertOptions& options,
+                           Match match = {}) const {
     const std::int32_t unit = core.prefixes.unit();
     const std::int32_t public_end = public_length(prompt, options);
     const auto size = static_cast<std::int32_t>(std::min(prompt.size(), to_size(max_length)));
-    Match match;
-    while (size - match.length >= unit) {
+    while (match.used == core.topology.node(match.last).length && size - match.length >= unit) {
       const Namespace space = TreeCore::space_at(options, match.length, public_end);
       const auto key = prompt.subspan(to_size(match.length), to_size(unit));
       const NodeIndex child = core.prefixes.find_child(
@@ -353,9 +375,45 @@ class TokenTree {
       match.last = child;
       match.used = common;
       match.length += common;
-      if (common < c.length) break;
     }
     return match;
+  }
+  /// Leaves of a match what the tree still has; false where it had to go back to the root.
+  [[nodiscard]] bool still_there(KeptMatch& kept) const noexcept {
+    Match& match = kept.match;
+    const TreeNode* n = &core.topology.node(match.last);
+    if (n->birth != kept.birth || n->state != NodeState::published) {
+      kept = {};
+      return false;
+    }
+    while (n->position >= match.length &&
+           match.last != root_node) {  // it was split, and has kept its lower half's name
+      match.last = n->parent;
+      n = &core.topology.node(match.last);
+    }
+    match.used = std::min(match.length - n->position, n->length);  // its end may be evicted
+    match.used -= match.used % core.prefixes.unit();
+    match.length = n->position + match.used;
+    kept.birth = n->birth;
+    return true;
+  }
+
+  [[nodiscard]] MatchResult result_of(const Match& match, const InsertOptions& options) const {
+    std::int32_t written_end = match.length, own_begin = match.length;
+    core.prefixes.for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
+      const TreeNode& n = core.topology.node(i);
+      if (n.written >= used) return;
+      written_end = n.position + n.written;
+      if (n.writer == none) own_begin = written_end;
+    });
+    return {std::min(to_size(written_end), options.max_reuse), to_size(own_begin - written_end)};
+  }
+  [[nodiscard]] std::size_t chunks_needed(Match match, std::size_t size,
+                                          const InsertOptions& options) const {
+    if (!options.share_pending) trim_to_written(match);
+    const std::int32_t fresh = static_cast<std::int32_t>(size) - match.length;
+    return core.prefixes.count_unused_chunks(match) +
+           to_size(core.topology.geometry.chunks_for(fresh - core.room_at(match, fresh)));
   }
 
   /// Shortens a match to what is written, in units of sharing.

@@ -58,6 +58,7 @@ struct alignas(64) TreeNode {
   std::int32_t told = 0;                 ///< leading tokens that events have told of
   std::uint64_t span = 0;                ///< CacheEvent::span of these
   Namespace name_space{};
+  std::uint64_t birth = 0;  ///< never given to another node of the tree, never 0
 
   [[nodiscard]] bool active() const noexcept { return live + held > 0; }
   [[nodiscard]] ChunkUse use() const noexcept { return {active(), pins > 0}; }
@@ -75,6 +76,7 @@ class Topology {
       : geometry(of_chunks), chunks_(chunk_table), stats_(stats) {
     nodes_.push_back({});
     nodes_[root_node].state = NodeState::published;
+    nodes_[root_node].birth = births_;
     stats_.nodes = 1;
   }
 
@@ -312,6 +314,7 @@ class Topology {
     TreeNode& record = node(n);
     record.position = node(parent).end();
     record.name_space = name_space;
+    record.birth = ++births_;
     record.level = level;
     record.state = node(parent).state == NodeState::stale ? NodeState::stale : state;
     link(parent, n);
@@ -419,6 +422,7 @@ class Topology {
   TreeStats& stats_;
   Array<TreeNode> nodes_;
   NodeIndex free_nodes_ = none;
+  std::uint64_t births_ = 1;
 };
 
 }  // namespace detail
