@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "replay/retention.hpp"
 #include "replay/schedule.hpp"
 #include "replay/trace.hpp"
 
@@ -106,6 +107,10 @@ int main(int argc, char** argv) {
   const std::string_view verb = argc > 1 ? argv[1] : "";
   if (verb == "schedule") {
     replay::run_schedules();
+    return 0;
+  }
+  if (verb == "retention") {
+    replay::run_retention();
     return 0;
   }
   const auto requests = replay::mooncake_trace();

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <queue>
 #include <string_view>
 #include <utility>
 
@@ -67,12 +68,6 @@ std::vector<Request> mooncake_trace() {
   return requests;
 }
 
-std::vector<Request> mooncake_blocks() {
-  return read_trace([](std::vector<Token>& prompt, std::uint32_t id) {
-    for (std::uint32_t i = 0; i < 64; ++i) prompt.push_back(id * 64 + i);
-  });
-}
-
 std::vector<Request> groups_of_users() {
   Random random(20251123);
   constexpr int groups = 64, requests = 6000;
@@ -94,6 +89,86 @@ std::vector<Request> groups_of_users() {
     request.output = static_cast<int>(random.between(50, 300));
   }
   return all;
+}
+
+Blocks mooncake_blocks() {
+  Blocks blocks;
+  for (const Request& request :
+       read_trace([](std::vector<Token>& prompt, std::uint32_t id) { prompt.push_back(id); }))
+    blocks.push_back(request.prompt);
+  return blocks;
+}
+
+Blocks agent_blocks() {
+  Random random(1);
+  const auto normal = [&] {  // nearly: of variance 1
+    double sum = -2;
+    for (int i = 0; i < 4; ++i) sum += random.uniform();
+    return 1.73 * sum;
+  };
+  const auto exponential = [&](double mean) { return -std::log(1 - random.uniform()) * mean; };
+  struct Session {
+    double pace = 0;
+    int left = 1;
+    std::vector<std::uint32_t> prompt;
+  };
+  std::vector<Session> sessions(1200);
+  std::vector<std::size_t> system(6);
+  for (std::size_t& length : system) length = random.between(8, 40);
+  using Call = std::pair<double, std::size_t>;  // when, whose
+  std::priority_queue<Call, std::vector<Call>, std::greater<>> calls;
+  std::uint32_t fresh = 1000;
+  double begin = 0;
+  for (std::size_t s = 0; s < sessions.size(); ++s) {
+    begin += exponential(1);
+    Session& session = sessions[s];
+    const std::size_t one = random.between(0, 5), other = random.between(0, 5);
+    const std::size_t kind = std::min(one, other);
+    for (std::size_t i = 0; i < system[kind]; ++i)
+      session.prompt.push_back(static_cast<std::uint32_t>(kind * 100 + i));
+    for (std::size_t i = random.between(1, 8); i > 0; --i) session.prompt.push_back(fresh++);
+    while (session.left < 60 && random.uniform() > 1.0 / 12) ++session.left;
+    session.pace = 20 * std::exp(normal());
+    calls.emplace(begin, s);
+  }
+  Blocks prompts;
+  while (!calls.empty()) {
+    const auto [now, s] = calls.top();
+    calls.pop();
+    Session& session = sessions[s];
+    prompts.push_back(session.prompt);
+    if (--session.left == 0) continue;
+    for (std::size_t i = random.between(1, 10); i > 0; --i) session.prompt.push_back(fresh++);
+    double wait = session.pace * std::exp(0.5 * normal());
+    if (random.uniform() < 0.05) wait += exponential(600);
+    calls.emplace(now + wait, s);
+  }
+  return prompts;
+}
+
+Blocks retrieval_blocks() {
+  Random random(2);
+  constexpr std::uint32_t documents = 2000, per_prompt = 5;
+  std::vector<double> wanted(documents);
+  double sum = 0;
+  for (std::uint32_t d = 0; d < documents; ++d) wanted[d] = sum += 1 / std::pow(d + 1, 0.9);
+  std::vector<std::uint32_t> length(documents);
+  for (auto& blocks : length) blocks = static_cast<std::uint32_t>(random.between(3, 14));
+  std::uint32_t fresh = 1u << 24;
+  Blocks prompts(12000);
+  for (auto& prompt : prompts) {
+    for (std::uint32_t i = 0; i < 6; ++i) prompt.push_back(i);
+    std::vector<std::uint32_t> chosen;
+    while (chosen.size() < per_prompt) {
+      const auto at = std::lower_bound(wanted.begin(), wanted.end(), random.uniform() * sum);
+      const auto d = static_cast<std::uint32_t>(at - wanted.begin());
+      if (std::find(chosen.begin(), chosen.end(), d) == chosen.end()) chosen.push_back(d);
+    }
+    for (const std::uint32_t d : chosen)
+      for (std::uint32_t i = 0; i < length[d]; ++i) prompt.push_back(1000 + d * 16 + i);
+    for (std::size_t i = random.between(1, 3); i > 0; --i) prompt.push_back(fresh++);
+  }
+  return prompts;
 }
 
 }  // namespace replay

@@ -25,13 +25,24 @@ inline constexpr double trace_scale = 512.0 / 48;
 /// and content given by its id, so that prompts part inside chunks; outputs are scaled alike.
 [[nodiscard]] std::vector<Request> mooncake_trace();
 
-/// The same with one chunk of 64 tokens for each block: what a cache of chunks keeps or not is
-/// whole blocks then, as an offline bound needs it.
-[[nodiscard]] std::vector<Request> mooncake_blocks();
-
 /// Users of 64 groups, each with a system prompt of 1,000 to 3,000 tokens, who arrive mixed: 6,000
 /// requests, 70 a second (Poisson), with 50 to 400 tokens of their own and 50 to 300 of output.
 /// Always the same ones: the seed is in the source.
 [[nodiscard]] std::vector<Request> groups_of_users();
+
+/// Prompts as ids of blocks of 64 tokens, in the order in which they are used.
+using Blocks = std::vector<std::vector<std::uint32_t>>;
+
+/// Mooncake's, one block of ours for each of 512 tokens: what a cache of chunks keeps or not is
+/// whole blocks then, as an offline bound needs it. Nothing where the trace is not there.
+[[nodiscard]] Blocks mooncake_blocks();
+/// Agents with long tool loops: 1,200 sessions of 6 kinds, each with a system prompt of 8 to 40
+/// blocks; one begins every second (Poisson) and goes through 12 calls on average, each of which
+/// appends 1 to 10 blocks. A session has a pace of its own (log-normal, 20 s), a call's time is
+/// that (log-normal); one in 20 waits for a person besides (10 minutes).
+[[nodiscard]] Blocks agent_blocks();
+/// Retrieval: 12,000 prompts of 6 common blocks, 5 of 2,000 documents of 3 to 14 blocks in random
+/// order, documents being wanted by Zipf's law (0.9), and 1 to 3 blocks of the user's.
+[[nodiscard]] Blocks retrieval_blocks();
 
 }  // namespace replay
