@@ -3,7 +3,7 @@
 process, which runs their decode steps in turn. Prints the ratio of each case's times, this tree over
 that commit, with its median and 95 % interval. Below 1 this tree is the faster.
 
-    tools/compare.py COMMIT [--filter TEXT] [--rounds N] [--cxx COMPILER] [--flags OPTIONS]
+    tools/compare.py COMMIT [--filter TEXT] [--rounds N] [--cpu-time] [--cxx COMPILER] [--flags OPTIONS]
 
 Needs git and a compiler. The commit's headers are used with this tree's bench/compare: one whose
 interface differs does not compile.
@@ -47,6 +47,8 @@ def main():
     parser.add_argument("commit")
     parser.add_argument("--filter", default="", help="part of the names of the cases to run")
     parser.add_argument("--rounds", type=int, default=41)
+    parser.add_argument("--cpu-time", action="store_true",
+                        help="of all threads, where others use the machine as well")
     parser.add_argument("--cxx", default=os.environ.get("CXX", "c++"))
     parser.add_argument("--flags", default="-march=native", help="for both, beside -O3 -DNDEBUG")
     arguments = parser.parse_args()
@@ -67,7 +69,8 @@ def main():
     program = folder / "compare_steps"
     compile_([arguments.cxx, "-std=c++20", "-O2", f"-I{ROOT}", f"-I{BENCH}", "-o", program,
               BENCH / "main.cpp", "-ldl", "-pthread"])
-    return subprocess.run([program, *libraries, str(arguments.rounds), arguments.filter]).returncode
+    return subprocess.run([program, *libraries, str(arguments.rounds),
+                           "cpu" if arguments.cpu_time else "wall", arguments.filter]).returncode
 
 
 if __name__ == "__main__":

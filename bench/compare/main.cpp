@@ -1,10 +1,10 @@
 // Two versions of the library in one process, their decode steps in turn: neighbours on the host
 // change the times of both and hardly touch the ratio.
 //
-// Usage: compare_steps BEFORE.so AFTER.so ROUNDS [substring of the cases]
+// Usage: compare_steps BEFORE.so AFTER.so ROUNDS wall|cpu [substring of the cases]
 #include <dlfcn.h>
+#include <time.h>
 
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -22,10 +22,13 @@
 namespace {
 
 using compare::Case;
+using compare::Type;
+
+constexpr const char* names[] = {"fp32", "bf16", "int8"};
 
 std::string name_of(const Case& c) {
   char name[80];
-  std::snprintf(name, sizeof name, "%s %d/%d b=%d %d+%d", c.is_bf16 ? "bf16" : "fp32",
+  std::snprintf(name, sizeof name, "%s %d/%d b=%d %d+%d", names[static_cast<int>(c.type)],
                 compare::qo_heads, c.kv_heads, c.sequences, c.shared, c.own);
   return name;
 }
@@ -40,22 +43,29 @@ compare::MakeSteps load(const char* file) {
   return reinterpret_cast<compare::MakeSteps>(symbol);
 }
 
-double milliseconds(compare::Steps& steps) {
-  const auto start = std::chrono::steady_clock::now();
-  steps.run();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
+/// Of the clock on the wall, or of all threads' CPU time: where others use the machine as well.
+double now_ms(bool cpu_time) {
+  timespec now;
+  clock_gettime(cpu_time ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
 }
 
-/// Numbers in [-1, 1], as `bf16` or float.
-void fill(std::vector<float>& memory, bool bf16, std::mt19937& random) {
+double milliseconds(compare::Steps& steps, bool cpu_time) {
+  const double start = now_ms(cpu_time);
+  steps.run();
+  return now_ms(cpu_time) - start;
+}
+
+/// Numbers in [-1, 1], as floats or two bf16 of the same value, or bytes of any.
+void fill(std::vector<float>& memory, Type type, std::mt19937& random) {
   std::uniform_real_distribution<float> number(-1.0f, 1.0f);
   for (float& x : memory) {
     x = number(random);
-    if (!bf16) continue;
+    if (type == Type::fp32) continue;
     std::uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
-    bits = (bits & 0xffff0000u) | bits >> 16;  // two of the same
+    bits = type == Type::int8 ? static_cast<std::uint32_t>(random())
+                              : (bits & 0xffff0000u) | bits >> 16;
     std::memcpy(&x, &bits, sizeof bits);
   }
 }
@@ -63,11 +73,11 @@ void fill(std::vector<float>& memory, bool bf16, std::mt19937& random) {
 /// Those with `part` in their names, by type.
 std::vector<Case> cases_with(const std::string& part) {
   std::vector<Case> cases;
-  for (const bool bf16 : {false, true})
+  for (const Type type : {Type::fp32, Type::bf16, Type::int8})
     for (const int kv_heads : {32, 8})
       for (const auto& [shared, own] :
-           {std::pair{1024, 64}, std::pair{4096, 64}, std::pair{0, 1024}})
-        cases.push_back({bf16, kv_heads, 32, shared, own});
+           {std::pair{1024, 64}, std::pair{2048, 64}, std::pair{4096, 64}, std::pair{0, 1024}})
+        cases.push_back({type, kv_heads, 32, shared, own});
   std::erase_if(cases, [&](const Case& c) { return name_of(c).find(part) == std::string::npos; });
   return cases;
 }
@@ -78,18 +88,20 @@ struct Result {
   bool same_bits;               // of the outputs
 };
 
-/// `k` and `v` are filled.
-Result measure(const compare::MakeSteps (&make)[2], const Case& c, int rounds,
+/// `k` and `v` are filled; bytes are in units of 1/128.
+Result measure(const compare::MakeSteps (&make)[2], const Case& c, int rounds, bool cpu_time,
                std::vector<float>& k, std::vector<float>& v, std::mt19937& random) {
   std::vector<float> q(compare::q_size(c)), out[2] = {q, q};
-  fill(q, false, random);
+  fill(q, Type::fp32, random);
+  std::vector<float> scales(c.type == Type::int8 ? std::size_t{2} << 20 : 0, 1.0f / 128);
   std::unique_ptr<compare::Steps> steps[2];
   for (int w = 0; w < 2; ++w)
-    steps[w].reset(make[w](c, {k.data(), v.data(), q.data(), out[w].data()}));
+    steps[w].reset(
+        make[w](c, {k.data(), v.data(), scales.data(), scales.data(), q.data(), out[w].data()}));
   std::vector<double> ratios, before;
   for (int round = -2; round < rounds; ++round) {
     double ms[2];
-    for (const int w : {round & 1, 1 - (round & 1)}) ms[w] = milliseconds(*steps[w]);
+    for (const int w : {round & 1, 1 - (round & 1)}) ms[w] = milliseconds(*steps[w], cpu_time);
     if (round < 0) continue;  // caches and clocks
     ratios.push_back(ms[1] / ms[0]);
     before.push_back(ms[0]);
@@ -100,14 +112,15 @@ Result measure(const compare::MakeSteps (&make)[2], const Case& c, int rounds,
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 4) {
+  if (argc < 5) {
     std::fprintf(stderr,
-                 "usage: compare_steps BEFORE.so AFTER.so ROUNDS [substring of the cases]\n");
+                 "usage: compare_steps BEFORE.so AFTER.so ROUNDS wall|cpu [part of the cases]\n");
     return 2;
   }
   const compare::MakeSteps make[2] = {load(argv[1]), load(argv[2])};
   const int rounds = std::atoi(argv[3]);
-  const std::string filter = argc > 4 ? argv[4] : "";
+  const bool cpu_time = std::strcmp(argv[4], "cpu") == 0;
+  const std::string filter = argc > 5 ? argv[5] : "";
   const std::vector<Case> cases = cases_with(filter);
   if (cases.empty()) {
     std::fprintf(stderr, "compare: no case has \"%s\" in its name\n", filter.c_str());
@@ -120,11 +133,11 @@ int main(int argc, char** argv) {
   bool same_bits = true;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const Case& c = cases[i];
-    if (i == 0 || c.is_bf16 != cases[i - 1].is_bf16) {
-      fill(k, c.is_bf16, random);
-      fill(v, c.is_bf16, random);
+    if (i == 0 || c.type != cases[i - 1].type) {
+      fill(k, c.type, random);
+      fill(v, c.type, random);
     }
-    const Result r = measure(make, c, rounds, k, v, random);
+    const Result r = measure(make, c, rounds, cpu_time, k, v, random);
     std::printf("%-28s %7.3f %7.3f %7.3f %10.2f\n", name_of(c).c_str(), r.ratio.median, r.ratio.low,
                 r.ratio.high, r.before);
     std::fflush(stdout);

@@ -4,6 +4,7 @@
 
 #include <chunkattn/chunkattn.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <utility>
@@ -36,9 +37,15 @@ class Steps final : public compare::Steps {
     step_.emplace(tree_.begin_step());
     for (auto& sequence : sequences_) (void)step_->add(sequence);
     view_ = plan_.build(*step_);
-    layer_ = make_kv_view(
-        static_cast<T*>(memory.k), static_cast<T*>(memory.v),
-        {static_cast<int>(tree_.allocator().high_water()), c.kv_heads, 64, compare::head_dim});
+    const auto view_of = [&](const auto&... scales) {
+      return make_kv_view(
+          static_cast<T*>(memory.k), static_cast<T*>(memory.v), scales...,
+          {static_cast<int>(tree_.allocator().high_water()), c.kv_heads, 64, compare::head_dim});
+    };
+    if constexpr (has_row_scales<T>)
+      layer_ = view_of(memory.k_scale, memory.v_scale);
+    else
+      layer_ = view_of();
   }
   void run() override { attention_.run(layer_, view_, q_, out_); }
 
@@ -58,6 +65,12 @@ class Steps final : public compare::Steps {
 
 extern "C" __attribute__((visibility("default"))) compare::Steps* make_steps(
     const compare::Case& c, const compare::Memory& memory) {
-  if (c.is_bf16) return new Steps<bfloat16>(c, memory);
-  return new Steps<float>(c, memory);
+  switch (c.type) {
+    case compare::Type::bf16:
+      return new Steps<bfloat16>(c, memory);
+    case compare::Type::int8:
+      return new Steps<std::int8_t>(c, memory);
+    default:
+      return new Steps<float>(c, memory);
+  }
 }

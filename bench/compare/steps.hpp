@@ -8,8 +8,10 @@ namespace compare {
 inline constexpr int head_dim = 128;
 inline constexpr int qo_heads = 32;
 
+enum class Type { fp32, bf16, int8 };
+
 struct Case {
-  bool is_bf16;
+  Type type;
   int kv_heads, sequences, shared, own;
 };
 
@@ -20,6 +22,7 @@ inline std::size_t q_size(const Case& c) {
 /// Both versions read the same memory: where it lies makes no difference between them.
 struct Memory {
   void *k, *v;
+  float *k_scale, *v_scale;  ///< of int8 rows
   const float* q;
   float* out;  ///< its own
 };
