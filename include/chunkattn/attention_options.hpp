@@ -13,6 +13,7 @@
 #include "detail/base/amx.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
+#include "detail/base/dot_units.hpp"
 #include "detail/base/instruction_sets.hpp"
 #include "fwd.hpp"
 
@@ -44,14 +45,17 @@ struct CpuOptions {
   };
 
   /// How accurate products must be at least. It matters where the processor has a matrix unit
-  /// (InstructionSet::amx) and K and V are stored in 16 or 8 bits; anything else computes in fp32.
-  /// Such a unit multiplies bfloat16 and adds up in fp32, so queries and probabilities become sums
-  /// of bfloat16 terms; 16- and 8-bit K and V are such sums already.
+  /// (InstructionSet::amx) and K and V are stored in 16 or 8 bits, and where avx512 runs on one
+  /// with dot products of bytes (AVX-512 VNNI) and K and V are int8; anything else computes in
+  /// fp32. A matrix unit multiplies bfloat16 and adds up in fp32, so queries and probabilities
+  /// become sums of bfloat16 terms; 16- and 8-bit K and V are such sums already. Dot products take
+  /// queries and probabilities as integers of 16 bits: off by at most 2^-15.9 of a query's largest
+  /// element, and by 2^-16 of the largest probability, whatever the accuracy but for fp32.
   enum class Accuracy {
-    /// No matrix unit: everything in fp32, to about 2^-22 of the largest terms of a sum.
+    /// Neither: everything in fp32, to about 2^-22 of the largest terms of a sum.
     fp32,
-    /// Two terms: each query element and probability off by at most 2^-17 of itself (half K and V:
-    /// 2^-15.4), which is below what storing outputs in 16 bits costs.
+    /// Two terms, of a matrix unit: each query element and probability off by at most 2^-17 of
+    /// itself (half K and V: 2^-15.4), which is below what storing outputs in 16 bits costs.
     two_terms,
     /// One term, the fastest: off by at most 2^-8 of itself, for half K and V by 2^-7. Logits of
     /// size s are off by up to s / 256.
@@ -298,6 +302,8 @@ inline std::string describe_instruction_set() {
     if (!why.empty()) text += detail::joined({" (", why, " it)"});
     separator = ", ";
   }
+  if (text.starts_with("avx512 ") && detail::cpu::dot_units().int8)
+    text += "; products of int8 by VPDPBUSD";
   return text;
 }
 

@@ -59,6 +59,7 @@ FIRST = [
     ("chunkattn/detail/cpu/isa/partial_results.hpp", ["cpu_lock_test", "cpu_cut_test", "attention_threads_test"]),
     ("chunkattn/detail/base/spin_lock.hpp", ["cpu_lock_test"]),
     ("chunkattn/detail/cpu/isa/evaluate.hpp", ["attention_variants_test"]),
+    ("chunkattn/detail/cpu/isa/dot*.hpp", ["dots_test", "dots_shapes_test"]),
     ("chunkattn/detail/cpu/isa/rules.hpp", ["variant_seams_test", "attention_variants_test"]),
     ("chunkattn/detail/cpu/*", ["attention_errors_test", "attention_invariant_test", "attention_oracle_test", "attention_alone_test"]),
     ("chunkattn/detail/attention/state.hpp", ["softmax_state_test"]),
@@ -85,7 +86,8 @@ NATIVE = ["-march=native"]
 # How the variants are built that tests/CMakeLists.txt declares there.
 DECLARED = "tests/CMakeLists.txt"
 VARIANTS = {"portable": ["-march=native", "-DCHUNKATTN_ISA=portable"], "avx2": ["-mavx2", "-mfma", "-mf16c", "-DCHUNKATTN_ISA=avx2"],
-            "tiles": ["-march=native", "-DCHUNKATTN_SOFTWARE_TILES"], "plain": []}
+            "tiles": ["-march=native", "-DCHUNKATTN_SOFTWARE_TILES"],
+            "dots": ["-march=native", "-DCHUNKATTN_SOFTWARE_DOTS"], "plain": []}
 # --fast: the tests of these programs, and how those without a variant are built there.
 FAST = "tests/fast.cmake"
 FAST_NATIVE = ["-march=native", "-DCHUNKATTN_ISA=native"]

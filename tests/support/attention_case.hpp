@@ -13,6 +13,7 @@
 
 #include "chunkattn/chunk_attention.hpp"
 #include "chunkattn/kv_view.hpp"
+#include "chunkattn/testing/inspect.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "random_plan.hpp"
 
@@ -130,14 +131,25 @@ struct Answer {
 template <class T, int HeadDim, int ValueDim, class Exec>
 chunkattn::Rounding rounding_in(
     const chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, ValueDim, Exec>& attention) {
+  using Reduce = chunkattn::CpuOptions::Reduce;
+  using Accuracy = chunkattn::CpuOptions::Accuracy;
   const chunkattn::CpuOptions& options = attention.options();
+#if defined(CHUNKATTN_SOFTWARE_DOTS)
+  constexpr bool dots = true;
+#else
+  const bool dots = options.instruction_set == chunkattn::InstructionSet::avx512 &&
+                    chunkattn::detail::cpu::dot_units().int8;
+#endif
+  if (dots && std::is_same_v<T, std::int8_t> && HeadDim <= 512 &&
+      options.accuracy != Accuracy::fp32 && options.reduce != Reduce::batch_invariant)
+    return chunkattn::rounding_of_dots();
 #if defined(CHUNKATTN_SOFTWARE_TILES)
   constexpr bool tiles = true;
 #else
   const bool tiles = options.instruction_set == chunkattn::InstructionSet::amx;
 #endif
   if (!tiles || HeadDim % 32 != 0 || ValueDim % 32 != 0 ||
-      options.reduce == chunkattn::CpuOptions::Reduce::batch_invariant)
+      options.reduce == Reduce::batch_invariant)
     return {};
   return chunkattn::rounding_of<T>(options.accuracy);
 }

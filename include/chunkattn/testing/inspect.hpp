@@ -34,13 +34,25 @@ template <int HeadDim, int ValueDim, class Exec>
                     detail::AttentionAccess::engine(attention));
 }
 
+/// The largest rounding errors of products by dot products of bytes over int8 K and V: queries and
+/// probabilities are 16-bit integers there.
+[[nodiscard]] constexpr Rounding rounding_of_dots() noexcept {
+  Rounding rounding(0x1p-22);
+  rounding.p_of_largest = 0x1p-16;
+  rounding.query_of_largest = 0x1.02p-16;  // half of 1 / 32639
+  return rounding;
+}
+
 /// CPU: how run() rounds products over K and V of T, for compare_with_reference().
 template <class T, int HeadDim, int ValueDim, class Exec>
 [[nodiscard]] Rounding rounding_of(const ChunkAttention<Cpu, HeadDim, ValueDim, Exec>& attention) {
-  const bool uses_tiles =
-      std::visit([](const auto& engine) { return engine.template uses_tiles<T>(); },
-                 detail::AttentionAccess::engine(attention));
-  return uses_tiles ? rounding_of<T>(attention.options().accuracy) : Rounding{};
+  return std::visit(
+      [&](const auto& engine) {
+        return engine.template uses_tiles<T>()  ? rounding_of<T>(attention.options().accuracy)
+               : engine.template uses_dots<T>() ? rounding_of_dots()
+                                                : Rounding{};
+      },
+      detail::AttentionAccess::engine(attention));
 }
 
 /// CUDA: uploads and what they carried, since construction.

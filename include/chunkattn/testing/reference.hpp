@@ -24,10 +24,13 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// The relative rounding errors of a kernel beyond those of fp32.
+/// The rounding errors of a kernel beyond those of fp32: of each number relative to itself, and
+/// where it computes with integers also relative to the largest of a row.
 struct Rounding {
-  double p;      ///< of probabilities and values, as the product P·V gets them
-  double logit;  ///< of queries and keys, as the product Q·K gets them
+  double p;                     ///< of probabilities and values, as the product P·V gets them
+  double logit;                 ///< of queries and keys, as the product Q·K gets them
+  double p_of_largest = 0;      ///< of probabilities, as a part of a line's largest one
+  double query_of_largest = 0;  ///< of a query's elements, as a part of its largest one
 
   /// fp32, unless told otherwise.
   constexpr Rounding(double p_ = 0x1p-24, double logit_ = 0) noexcept : p(p_), logit(logit_) {}
@@ -65,18 +68,24 @@ struct Reference {
   /// As `lse`: the largest finite sm_scale * sum |q_i k_i| of any token; with a variant times its
   /// gain, plus the size of its logit.
   std::vector<double> logit_size;
+  /// What errors relative to the largest probability or element are weighted by. As `out`:
+  /// max(p * scale) * sum |v| / scale, with the scales of 8-bit rows. As `lse`: the largest finite
+  /// sm_scale * max |q| * sum |k_i| of any token, with a variant times its gain.
+  std::vector<double> coarse_v, coarse_logit;
 
   /// The most that a kernel's output may differ from `out[index]`. The kernel rounds as `rounding`
   /// says, and its output by `u_out` (relative):
-  ///   u_out |out| + (e^(2 (u_p + delta)) - 1) sum p|v| + 1e-6
+  ///   u_out |out| + (e^(2 (u_p + delta)) - 1) sum p|v| + p_of_largest * coarse_v + 1e-6
   ///   delta = (u_logit + max(4, sqrt(head_dim)) * 2^-24) * logit_size
+  ///           + query_of_largest * coarse_logit
   /// (delta: the logit's own rounding, and that of a sum of head_dim products in fp32, one after
   /// the other: sqrt(n) roundings of its size, Higham and Mary, SIAM J. Sci. Comput. 41, 2019). In
   /// fp32 one token dropped out of 4,096 of unit variance breaks it.
   [[nodiscard]] double bound(std::size_t index, double u_out, Rounding rounding = {}) const {
     const double delta = logit_error(index / static_cast<std::size_t>(value_dim), rounding);
+    const double coarse = rounding.p_of_largest > 0 ? rounding.p_of_largest * coarse_v[index] : 0;
     return u_out * std::abs(out[index]) + std::expm1(2 * (rounding.p + delta)) * abs_v[index] +
-           1e-6;
+           coarse + 1e-6;
   }
 
   /// The most that such a kernel's lse may differ: the roundings of the logit and of the sum.
@@ -88,7 +97,9 @@ struct Reference {
   /// The most that a logit of line row * num_qo_heads + head may differ.
   [[nodiscard]] double logit_error(std::size_t line, Rounding rounding) const {
     const double sums = std::max(4.0, std::sqrt(static_cast<double>(head_dim))) * 0x1p-24;
-    return (rounding.logit + sums) * logit_size[line];
+    const double coarse =
+        rounding.query_of_largest > 0 ? rounding.query_of_largest * coarse_logit[line] : 0;
+    return (rounding.logit + sums) * logit_size[line] + coarse;
   }
 };
 
@@ -119,25 +130,28 @@ inline double stored_number(float8_e4m3 value) noexcept {
   return static_cast<double>(to_float(value));
 }
 
-/// Row `token` of K or V as doubles.
+/// Row `token` of K or V as doubles; returns its scale.
 template <class T>
-void load_row(const KvView<T>& kv, bool is_v, ChunkIndex chunk, int kv_head, int token,
-              double* row) {
+double load_row(const KvView<T>& kv, bool is_v, ChunkIndex chunk, int kv_head, int token,
+                double* row) {
   const T* from = is_v ? kv.v_row(chunk, kv_head, token) : kv.k_row(chunk, kv_head, token);
   const int dim = is_v ? kv.dim_of_v() : kv.head_dim;
   if constexpr (has_row_scales<T>) {
     const double scale = static_cast<double>(is_v ? *kv.v_row_scale(chunk, kv_head, token)
                                                   : *kv.k_row_scale(chunk, kv_head, token));
     for (int i = 0; i < dim; ++i) row[i] = scale * stored_number(from[i]);
+    return scale;
   } else {
     for (int i = 0; i < dim; ++i) row[i] = static_cast<double>(to_float(from[i]));
+    return 1;
   }
 }
 
 /// K and V of what one row sees, for one KV head, leaf first.
 struct SeenRows {
-  std::vector<double> k, v;   ///< [count][head_dim], [count][value_dim]
-  std::vector<int> position;  ///< [count] path positions
+  std::vector<double> k, v;     ///< [count][head_dim], [count][value_dim]
+  std::vector<double> v_scale;  ///< [count]
+  std::vector<int> position;    ///< [count] path positions
   std::size_t count = 0;
 
   template <class T>
@@ -145,6 +159,7 @@ struct SeenRows {
     const auto dim = static_cast<std::size_t>(kv.head_dim);
     const auto value_dim = static_cast<std::size_t>(kv.dim_of_v());
     count = 0;
+    v_scale.clear();
     position.clear();
     for (int s = plan.row_segment[row]; s >= 0; s = plan.segments[s].parent) {
       const PlanView::Segment& segment = plan.segments[s];
@@ -157,7 +172,8 @@ struct SeenRows {
             v.resize(2 * (count + 1) * value_dim);
           }
           load_row(kv, false, piece.chunk, kv_head, piece.begin + t, &k[count * dim]);
-          load_row(kv, true, piece.chunk, kv_head, piece.begin + t, &v[count * value_dim]);
+          v_scale.push_back(
+              load_row(kv, true, piece.chunk, kv_head, piece.begin + t, &v[count * value_dim]));
           position.push_back(piece.position + t);
         }
       }
@@ -175,8 +191,12 @@ void reference_line(const X* query, const SeenRows& seen, double scale,
   const auto value_dim = static_cast<std::size_t>(result.value_dim);
   double* const out = &result.out[line * value_dim];
   double* const abs_v = &result.abs_v[line * value_dim];
+  double* const coarse_v = &result.coarse_v[line * value_dim];
   std::vector<double> logits(seen.count);
   std::vector<bool> visible(seen.count, true);
+  double largest_query = 0;
+  for (std::size_t i = 0; i < dim; ++i)
+    largest_query = std::max(largest_query, std::abs(static_cast<double>(to_float(query[i]))));
   double largest = -std::numeric_limits<double>::max();
   if (variant.sink && variant.sink(at.head) > largest) largest = variant.sink(at.head);
   for (std::size_t t = 0; t < seen.count; ++t) {
@@ -184,10 +204,12 @@ void reference_line(const X* query, const SeenRows& seen, double scale,
     if (variant.visible && !(visible[t] = variant.visible(at))) continue;
     double dot = 0;
     double size = 0;
+    double keys = 0;
     for (std::size_t i = 0; i < dim; ++i) {
       const double product = static_cast<double>(to_float(query[i])) * seen.k[t * dim + i];
       dot += product;
       size += std::abs(product);
+      keys += std::abs(seen.k[t * dim + i]);
     }
     logits[t] = dot * scale;
     if (variant.logit) logits[t] = variant.logit(logits[t], at);
@@ -196,21 +218,29 @@ void reference_line(const X* query, const SeenRows& seen, double scale,
     if (variant.logit) size += std::abs(logits[t]);
     if (size > result.logit_size[line] && size <= std::numeric_limits<double>::max())
       result.logit_size[line] = size;
+    const double coarse = largest_query * keys * scale * variant.gain;
+    if (coarse > result.coarse_logit[line] && coarse <= std::numeric_limits<double>::max())
+      result.coarse_logit[line] = coarse;
   }
   double sum = variant.sink ? std::exp(variant.sink(at.head) - largest) : 0.0;
+  double largest_weight = 0;
   for (std::size_t t = 0; t < seen.count; ++t) {
     if (!visible[t]) continue;
     const double p = std::exp(logits[t] - largest);
     sum += p;
+    largest_weight = std::max(largest_weight, p * std::abs(seen.v_scale[t]));
     for (std::size_t i = 0; i < value_dim; ++i) {
       out[i] += p * seen.v[t * value_dim + i];
       abs_v[i] += p * std::abs(seen.v[t * value_dim + i]);
+      if (seen.v_scale[t] != 0)
+        coarse_v[i] += std::abs(seen.v[t * value_dim + i] / seen.v_scale[t]);
     }
   }
   if (sum == 0) return;
   for (std::size_t i = 0; i < value_dim; ++i) {
     out[i] /= sum;
     abs_v[i] /= sum;
+    coarse_v[i] *= largest_weight / sum;
   }
   result.lse[line] = largest + std::log(sum);
 }
@@ -247,6 +277,8 @@ template <class T, class X>
   const std::size_t lines = q.size() / dim;
   result.out.assign(lines * static_cast<std::size_t>(result.value_dim), 0.0);
   result.abs_v.assign(result.out.size(), 0.0);
+  result.coarse_v.assign(result.out.size(), 0.0);
+  result.coarse_logit.assign(lines, 0.0);
   // Minus infinity from its bits, which -ffast-math leaves alone.
   result.lse.assign(lines, std::bit_cast<double>(std::uint64_t{0xfff0000000000000u}));
   result.logit_size.assign(lines, 0.0);

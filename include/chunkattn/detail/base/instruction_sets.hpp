@@ -8,7 +8,8 @@
 //   native                         what the compiler's options promise, nothing else
 //
 // CHUNKATTN_SOFTWARE_TILES is for tests: kernels of every set use a matrix unit of plain C++
-// instead of the processor's (detail/cpu/software_tiles.hpp), many times slower.
+// instead of the processor's (detail/cpu/software_tiles.hpp), many times slower;
+// CHUNKATTN_SOFTWARE_DOTS likewise dot products (detail/cpu/software_dots.hpp).
 #pragma once
 
 #include "config.hpp"
@@ -98,7 +99,7 @@
 
 // amx is the avx512 kernels and a few functions more. Linux alone grants its registers on request.
 #if defined(CHUNKATTN_WITH_AVX512) && defined(__linux__) && !defined(__CUDACC__) && \
-    !defined(CHUNKATTN_SOFTWARE_TILES) &&                                           \
+    !defined(CHUNKATTN_SOFTWARE_TILES) && !defined(CHUNKATTN_SOFTWARE_DOTS) &&      \
     (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
 #if CHUNKATTN_ISA_CHOICE == 1 || CHUNKATTN_ISA_CHOICE == 7 || \
     (CHUNKATTN_ISA_CHOICE == 6 && defined(__AMX_TILE__) && defined(__AMX_BF16__))
@@ -106,14 +107,24 @@
 #endif
 #elif CHUNKATTN_ISA_CHOICE == 7
 #error \
-    "CHUNKATTN_ISA=amx needs Linux and g++ 11 or clang 12 at least, and no CHUNKATTN_SOFTWARE_TILES"
+    "CHUNKATTN_ISA=amx needs Linux and g++ 11 or clang 12 at least, and no CHUNKATTN_SOFTWARE_TILES or _DOTS"
+#endif
+
+// So are the dot products of avx512 (detail/base/dot_units.hpp).
+#if defined(CHUNKATTN_WITH_AVX512) && !defined(CHUNKATTN_SOFTWARE_DOTS) && !defined(__CUDACC__) && \
+    (defined(__AVX512VNNI__) || CHUNKATTN_ISA_CHOICE != 6)
+#define CHUNKATTN_WITH_DOTS 1
 #endif
 
 // CHUNKATTN_ISA_SET names all that is compiled.
-#if defined(CHUNKATTN_SOFTWARE_TILES)
+#if defined(CHUNKATTN_SOFTWARE_DOTS)
+#define CHUNKATTN_ISA_SET CHUNKATTN_PASTE(CHUNKATTN_VECTOR_SETS, _software_dots)
+#elif defined(CHUNKATTN_SOFTWARE_TILES)
 #define CHUNKATTN_ISA_SET CHUNKATTN_PASTE(CHUNKATTN_VECTOR_SETS, _software_tiles)
 #elif defined(CHUNKATTN_WITH_AMX)
 #define CHUNKATTN_ISA_SET CHUNKATTN_PASTE(CHUNKATTN_VECTOR_SETS, _amx)
+#elif defined(CHUNKATTN_WITH_DOTS)
+#define CHUNKATTN_ISA_SET CHUNKATTN_PASTE(CHUNKATTN_VECTOR_SETS, _dots)
 #else
 #define CHUNKATTN_ISA_SET CHUNKATTN_VECTOR_SETS
 #endif

@@ -90,12 +90,12 @@ class Prefetcher {
   }
   /// Before a product of `lines` query lines with a block of `tokens`: allows it to prefetch the
   /// next block, and as far as it leaves memory idle for what is streamed later.
-  void grant_product(int tokens, int lines) noexcept {
+  void grant_product(int tokens, int lines, int flops_per_ns) noexcept {
     const int read = num_lines(tokens);
     refill(products_, queued_ + 1);
-    // What memory can bring meanwhile: about 6 bytes per ns, while the core computes 100 flops.
+    // What memory can bring meanwhile: about 6 bytes per ns.
     constexpr int flops = 2 * (HeadDim + ValueDim);
-    const int room = static_cast<int>(std::int64_t{tokens} * lines * flops / 100 * 6 / 64);
+    const int room = static_cast<int>(std::int64_t{tokens} * lines * flops / flops_per_ns * 6 / 64);
     const int early = std::min(stream_lines_early - early_, room - queued_);
     if (early > 0) early_ += refill(streams_, queued_ + early);
     cursor.left = granted_ = queued_;

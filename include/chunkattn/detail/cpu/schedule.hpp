@@ -72,8 +72,8 @@ struct RowBlock {
 struct CostModel {
   double bytes_per_token = 0;       ///< K and V of one token and KV head
   double flops_per_token_line = 0;  ///< one query line against one token
+  double flops_per_ns = 140;        ///< of the vectors' multiply-adds, or what products use instead
   static constexpr double bytes_per_ns = 16;
-  static constexpr double flops_per_ns = 140;
   static constexpr double fixed_ns = 200;  ///< of any item
 
   [[nodiscard]] double item_ns(const WorkItem& item, int group) const noexcept {

@@ -23,6 +23,7 @@
 #include "../../attention/state.hpp"
 #include "../../base/array.hpp"
 #include "../../base/config.hpp"
+#include "../../base/dot_units.hpp"
 #include "../../base/instruction_sets.hpp"
 #include "../../base/spin_lock.hpp"
 #include "../block.hpp"
@@ -34,6 +35,9 @@
 
 #if defined(CHUNKATTN_SOFTWARE_TILES)
 #include "../software_tiles.hpp"
+#endif
+#if defined(CHUNKATTN_SOFTWARE_DOTS)
+#include "../software_dots.hpp"
 #endif
 
 #if defined(CHUNKATTN_WITH_AVX2) || defined(CHUNKATTN_WITH_AVX512)
@@ -48,6 +52,8 @@
   _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
 #define CHUNKATTN_ALLOW_AVX512                                                                \
   _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
+#define CHUNKATTN_ALLOW_DOTS                                                                  \
+  _Pragma("clang attribute push(__attribute__((target(\"avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
 #define CHUNKATTN_ALLOW_AMX                                                                   \
   _Pragma("clang attribute push(__attribute__((target(\"amx-tile,amx-bf16\"))), apply_to = function)")
 #define CHUNKATTN_ALLOW_AVX512_AMX                                                            \
@@ -59,5 +65,8 @@
 #define CHUNKATTN_ALLOW_AVX512 \
   _Pragma("GCC push_options") \
   _Pragma("GCC target(\"avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\")")
+#define CHUNKATTN_ALLOW_DOTS \
+  _Pragma("GCC push_options") \
+  _Pragma("GCC target(\"avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\")")
 #define CHUNKATTN_FORBID _Pragma("GCC pop_options")
 #endif

@@ -4,6 +4,9 @@
 #define CHUNKATTN_ISA_ENGINE
 
 #include "chunk_first.hpp"
+#include "dot_first.hpp"
+#include "dot_operands.hpp"
+#include "dots.hpp"
 #include "elements.hpp"
 #include "line_state.hpp"
 #include "partial_results.hpp"
@@ -23,7 +26,8 @@ class Engine {
  public:
   static constexpr InstructionSet instruction_set = InstructionSet::CHUNKATTN_PASS;
 
-  explicit Engine(const CpuOptions& options) : options_(options), terms_(tile_terms(options)) {}
+  explicit Engine(const CpuOptions& options)
+      : options_(options), terms_(tile_terms(options)), dots_(wants_dots(options)) {}
 
   /// Performs the plan's row copies, then stores K and V of its query tokens; K alone if v is
   /// nullptr.
@@ -75,6 +79,11 @@ class Engine {
   [[nodiscard]] bool uses_tiles() const noexcept {
     return fits_tiles<HeadDim, ValueDim, T> && terms_ > 0;
   }
+  /// Whether they go through dot products.
+  template <class T>
+  [[nodiscard]] bool uses_dots() const noexcept {
+    return fits_dots<HeadDim, T> && dots_;
+  }
 
  private:
   // Whether a row's bits may depend on its own tokens alone.
@@ -96,12 +105,20 @@ class Engine {
   static constexpr int product_grain = std::min(16, tile_lines);
   // From how many lines on products through tiles do so. Not measured yet.
   static constexpr int min_matrix_lines = 9;
+  // And through dot products, which compute 1.8 times as many in the same time.
+  static constexpr int min_dot_lines = 7;
+  static constexpr int dot_flops_per_ns = 250;
 
   // The terms that tiles are to multiply; 0: no tiles.
   static int tile_terms(const CpuOptions& options) noexcept {
     if (!Tiles::runs_on(options.instruction_set) || options.reduce == Reduce::batch_invariant)
       return 0;
     return options.accuracy == Accuracy::fp32 ? 0 : options.accuracy == Accuracy::one_term ? 1 : 2;
+  }
+
+  static bool wants_dots(const CpuOptions& options) noexcept {
+    return runs_dots(options.instruction_set) && options.reduce != Reduce::batch_invariant &&
+           options.accuracy != Accuracy::fp32;
   }
 
   // Derives the tasks and makes room for them. Allocates only beyond what was seen before.
@@ -122,6 +139,8 @@ class Engine {
       wanted.min_product_lines = options_.tuning.min_product_lines;
     } else if (uses_tiles<T>()) {
       wanted.min_product_lines = min_matrix_lines;
+    } else if (uses_dots<T>()) {
+      wanted.min_product_lines = min_dot_lines;
     } else {
       wanted.min_product_lines = min_product_lines<T>;
       wanted.min_product_fill = min_product_fill<T>;
@@ -133,6 +152,7 @@ class Engine {
     wanted.invariant = invariant();
     wanted.cost.bytes_per_token = (HeadDim + ValueDim) * static_cast<double>(sizeof(T));
     wanted.cost.flops_per_token_line = 2.0 * (HeadDim + ValueDim);
+    if (uses_dots<T>()) wanted.cost.flops_per_ns = dot_flops_per_ns;
     if constexpr (SkipsKeys<V>) {
       hidden_.resize(static_cast<std::size_t>(plan.num_rows));
       for (int row = 0; row < plan.num_rows; ++row)
@@ -237,7 +257,7 @@ class Engine {
     while (products.next(span)) {
       Block<T> block(span, call.kv, lines.head_begin);
       const int num_lines = (span.row_end - span.row_begin) * call.group;
-      ahead.grant_product(span.count, num_lines);
+      ahead.grant_product(span.count, num_lines, uses_dots<T>() ? 180 : 100);
       add_product(block, lines.line(lines.head_begin, span.row_begin), num_lines, state, tiles,
                   ahead.cursor, rules);
       ahead.settle();
@@ -245,7 +265,7 @@ class Engine {
     stream(call, streams, lines, state, ahead);
   }
 
-  // One block for lines [line, line + num_lines), by tiles or by vectors.
+  // One block for lines [line, line + num_lines), by tiles, dot products or vectors.
   template <class T, class Rules>
   void add_product(Block<T>& block, int line, int num_lines, State& state,
                    [[maybe_unused]] Tiles& tiles, PrefetchCursor& ahead,
@@ -253,6 +273,8 @@ class Engine {
     if constexpr (fits_tiles<HeadDim, ValueDim, T>)
       if (uses_tiles<T>())
         return tile_first_block(block, line, num_lines, terms_, state, tiles, ahead, rules);
+    if constexpr (fits_dots<HeadDim, T>)
+      if (uses_dots<T>()) return dot_first_block(block, line, num_lines, state, ahead, rules);
     chunk_first_block(block, line, num_lines, invariant(), state, ahead, rules);
   }
 
@@ -306,6 +328,8 @@ class Engine {
   void arrange_queries(int lines, State& state) const noexcept {
     if constexpr (fits_tiles<HeadDim, ValueDim, T>)
       if (uses_tiles<T>()) return pack_queries(lines, terms_, state);
+    if constexpr (fits_dots<HeadDim, T>)
+      if (uses_dots<T>()) return pack_dot_queries(lines, state);
     transpose_queries(lines, state);
   }
   static void transpose_queries(int lines, State& state) noexcept {
@@ -381,6 +405,7 @@ class Engine {
 
   CpuOptions options_;
   int terms_;
+  bool dots_;
   Array<KeyRange> hidden_;  // by row, of the last call whose variant skips keys
   Schedule schedule_;
   TaskQueue tasks_;

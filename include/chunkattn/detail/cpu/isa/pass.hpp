@@ -64,6 +64,21 @@
 #define CHUNKATTN_TILES_FORBID CHUNKATTN_PASS_FORBID
 #endif
 
+// Dot products of bytes: the processor's, which come with avx512 alone, or the model of them.
+#if defined(CHUNKATTN_PASS_AVX512) && defined(CHUNKATTN_WITH_DOTS)
+#define CHUNKATTN_PASS_VNNI 1
+#endif
+#if defined(CHUNKATTN_PASS_VNNI) || defined(CHUNKATTN_SOFTWARE_DOTS)
+#define CHUNKATTN_PASS_DOTS 1
+#endif
+#if defined(CHUNKATTN_PASS_VNNI) && !(defined(CHUNKATTN_NATIVE_AVX512) && defined(__AVX512VNNI__))
+#define CHUNKATTN_DOTS_ALLOW CHUNKATTN_ALLOW_DOTS
+#define CHUNKATTN_DOTS_FORBID CHUNKATTN_FORBID
+#else
+#define CHUNKATTN_DOTS_ALLOW CHUNKATTN_PASS_ALLOW
+#define CHUNKATTN_DOTS_FORBID CHUNKATTN_PASS_FORBID
+#endif
+
 // A pragma stands last in a macro: g++ 14 loses the braces that follow it there.
 #define CHUNKATTN_PASS_BEGIN      \
   CHUNKATTN_ISA_DETAIL_BEGIN      \
@@ -83,5 +98,15 @@
   }                         \
   CHUNKATTN_ISA_DETAIL_END  \
   CHUNKATTN_TILES_FORBID
+
+// And around functions that may use dot products.
+#define CHUNKATTN_DOTS_BEGIN      \
+  CHUNKATTN_ISA_DETAIL_BEGIN      \
+  namespace cpu::CHUNKATTN_PASS { \
+  CHUNKATTN_DOTS_ALLOW
+#define CHUNKATTN_DOTS_END \
+  }                        \
+  CHUNKATTN_ISA_DETAIL_END \
+  CHUNKATTN_DOTS_FORBID
 
 #endif  // CHUNKATTN_PASS

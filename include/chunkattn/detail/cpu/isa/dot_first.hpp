@@ -1,0 +1,135 @@
+// The chunk-first kernel through dot products of bytes: the same two products and softmax as
+// chunk_first.hpp, over the same state, for int8 K and V. A tile of lines goes through the whole
+// block before the next one.
+//
+// What has no integers (see dot_operands.hpp) is computed in fp32, for its line alone, so lines
+// that do not see a token keep their bits.
+#ifndef CHUNKATTN_ISA_DOT_FIRST
+#define CHUNKATTN_ISA_DOT_FIRST
+
+#include "chunk_first.hpp"
+#include "dot_operands.hpp"
+#include "dot_products.hpp"
+#include "dot_softmax.hpp"
+#include "elements.hpp"
+#include "line_state.hpp"
+#include "pass.hpp"
+#include "rules.hpp"
+#include "simd.hpp"
+
+#if defined(CHUNKATTN_PASS_DOTS)
+CHUNKATTN_PASS_BEGIN
+
+/// Logits of queries without integers.
+template <int HeadDim>
+[[gnu::noinline]] inline void replace_logits(const Block<std::int8_t>& block, int count,
+                                             const float* q, const float* unit, int seen,
+                                             float* logits) noexcept {
+  constexpr int width = simd::width_for<HeadDim>;
+  for (int l = 0; l < count; ++l) {
+    if ((simd::bits_as<std::uint32_t>(unit[l]) & 0x7fffffffu) <= 0x7f800000u) continue;
+    for (int t = 0; t < seen; ++t) {
+      simd::Float<width> sum = simd::zero<width>();
+      for (int i = 0; i < HeadDim; i += width)
+        sum = simd::fma(simd::load_widened<width>(block.k[t] + i),
+                        simd::load<width>(q + l * HeadDim + i), sum);
+      logits[t * tile_lines + l] = simd::reduce_sum<width>(sum) * block.k_scale[t];
+    }
+  }
+}
+
+/// Adds the values of lines whose probabilities have no unit.
+template <int ValueDim>
+[[gnu::noinline]] inline void add_values_in_fp32(const Block<std::int8_t>& block, int count,
+                                                 int seen, const float* p, const float* unit,
+                                                 float* out) noexcept {
+  for (int l = 0; l < count; ++l) {
+    if (unit[l] != 0) continue;
+    for (int t = 0; t < seen; ++t)
+      if (const float weight = p[t * tile_lines + l]; !is_hidden(weight))
+        add_value<ValueDim>(weight, block.v[t], out + l * ValueDim);
+  }
+}
+
+/// Tokens of a block that each of `count` lines from `begin` on sees, and 0 up to a whole vector;
+/// returns the most. `visible` may be null.
+template <class State>
+CHUNKATTN_INLINE int dot_visible(const Block<std::int8_t>& block, const State& state, int begin,
+                                 int count, std::int32_t* visible) noexcept {
+  constexpr int width = simd::native_width;
+  using Int = simd::Int<width>;
+  Int most{};
+  for (int l = 0; l < count; l += width) {
+    const Int ends = simd::load_int<width>(state.kv_len + begin + l) - block.position;
+    const Int all = simd::broadcast_int<width>(block.count);
+    const Int sees =
+        (ends < all ? ends : all) & (Int)(ends > 0) & (Int)(simd::iota<width>() < count - l);
+    if (visible != nullptr) __builtin_memcpy(visible + l, &sees, sizeof sees);
+    most = most > sees ? most : sees;
+  }
+  int result = 0;
+  for (int i = 0; i < width; ++i) result = std::max(result, most[i]);
+  return result;
+}
+
+/// One block for lines [line0, line0 + num_lines), whose queries pack_dot_queries() has packed.
+template <int HeadDim, int ValueDim, class Rules>
+[[gnu::noinline]] void dot_first_block(const Block<std::int8_t>& block, int line0, int num_lines,
+                                       LineState<HeadDim, ValueDim>& state, PrefetchCursor& ahead,
+                                       Rules rules) noexcept {
+  constexpr int width = simd::native_width;
+  constexpr int slice = wide_columns * simd::width_for<ValueDim>;
+  constexpr int whole = ValueDim / slice * slice;
+  int seen = dot_visible(block, state, line0, num_lines, nullptr);
+  if (seen == 0) return;
+  // The scratch of the kernel over floats has room for all: that of widened K or V for their bytes,
+  // that of the probabilities of two tiles for one.
+  auto* const k = reinterpret_cast<std::uint8_t*>(state.scratch);
+  auto* const v = reinterpret_cast<std::uint32_t*>(state.scratch + block_tokens * HeadDim / 4);
+  float* const logits = state.p;
+  DotProbabilities p{reinterpret_cast<std::uint32_t*>(logits + block_tokens * tile_lines)};
+  const DotQueries<HeadDim> queries{state.q_transposed, state.transposed_stride};
+  pack_dot_keys<HeadDim>(block, seen, k);
+  pack_dot_values<ValueDim>(block, seen, v);
+
+  constexpr int group = simd::num_accumulators / 2;
+  constexpr int word_steps = block_tokens / dot_depth / dot_value_step;
+  constexpr int key_steps = block_tokens / group * (HeadDim / dot_depth) / dot_step<HeadDim>;
+  constexpr int value_steps =
+      tile_lines / line_group * ((ValueDim + slice - 1) / slice) * word_steps;
+  constexpr int steps = 2 * (key_steps + value_steps);
+  const int burst = burst_of(ahead.left, (num_lines + tile_lines - 1) / tile_lines * steps);
+  for (int l = 0; l < num_lines; l += tile_lines) {
+    const int begin = line0 + l;
+    const int count = std::min(tile_lines, num_lines - l);
+    alignas(64) std::int32_t visible[tile_lines];
+    seen = dot_visible(block, state, begin, count, visible);
+    if (seen == 0) continue;
+    if (count > width)
+      dot_logits<HeadDim, 2>(k, block.k_scale, seen, queries, begin, ahead, burst, logits);
+    else
+      dot_logits<HeadDim, 1>(k, block.k_scale, seen, queries, begin, ahead, burst, logits);
+    replace_logits<HeadDim>(block, count, state.q + begin * HeadDim, queries.unit() + begin, seen,
+                            logits);
+    for (int i = 0; i < count; i += width) {
+      const bool full = !any_of<width>(simd::load_int<width>(visible + i) < seen);
+      dot_softmax(block, seen, full, visible + i, logits + i, state.max + begin + i,
+                  state.sum + begin + i, state.rescale + i, p.top + i, rules.from(begin + i));
+    }
+    const bool special = pack_dot_probabilities(logits, count, seen, p);
+    float* const out = state.out + begin * ValueDim;
+    const int words = (seen + dot_depth - 1) / dot_depth;
+    for (int i = 0; i < whole; i += slice)
+      dot_values<ValueDim, wide_columns>(p, v + i * (block_tokens / dot_depth), words, count,
+                                         state.rescale, ahead, burst, out + i);
+    if constexpr (whole < ValueDim)
+      dot_values<ValueDim, 1>(p, v + whole * (block_tokens / dot_depth), words, count,
+                              state.rescale, ahead, burst, out + whole);
+    if (special) add_values_in_fp32<ValueDim>(block, count, seen, logits, p.unit, out);
+  }
+}
+
+CHUNKATTN_PASS_END
+#endif
+
+#endif  // CHUNKATTN_ISA_DOT_FIRST

@@ -1,0 +1,295 @@
+// What dot products of bytes multiply: queries, keys, probabilities and values of int8 K and V as
+// 32-bit words of four bytes.
+//
+// VPDPBUSD multiplies unsigned bytes by signed ones, so each product gives one side an offset:
+//
+//   Sᵀ   4 dims of a key, + 128, times 4 dims of a query. A query is 16 bits in units of its own,
+//        q = 256 high + low, both signed bytes: two passes, the sums shifted by 8 in between. The
+//        offset is taken back as 128 times the sum of the query's integers. All of this is exact
+//        modulo 2^32, and the result fits.
+//   O    4 probabilities times 4 tokens of V. A probability is 16 bits without sign, in units of
+//        its line: a power of two that leaves the block's largest one all of them.
+//
+// A query that holds an infinity or NaN, or nothing but numbers too small for a unit, has no
+// integers: its unit is NaN, and its logits are computed in fp32. Likewise the values of a line
+// whose probabilities are not all finite and positive: its unit is 0.
+#ifndef CHUNKATTN_ISA_DOT_OPERANDS
+#define CHUNKATTN_ISA_DOT_OPERANDS
+
+#include "chunk_first.hpp"
+#include "line_state.hpp"
+#include "pass.hpp"
+#include "simd.hpp"
+
+#if defined(CHUNKATTN_PASS_DOTS)
+CHUNKATTN_PASS_BEGIN
+
+/// Tokens or dims of one word.
+inline constexpr int dot_depth = 4;
+
+// ---- Queries ----------------------------------------------------------------------------------
+
+/// The queries of a task from some line on. All of it stands in LineState::q_transposed, in rows
+/// of `stride`.
+template <int HeadDim>
+struct DotQueries {
+  static constexpr int words = HeadDim / dot_depth;  // of each term
+  static_assert(2 * words + 2 <= HeadDim);
+
+  float* memory;
+  std::ptrdiff_t stride;
+
+  /// [2 terms][words], high bytes first.
+  [[nodiscard]] CHUNKATTN_INLINE float* word(int term, int i) const noexcept {
+    return memory + (term * words + i) * stride;
+  }
+  /// -128 times the sum of a query's integers.
+  [[nodiscard]] CHUNKATTN_INLINE float* offset() const noexcept {
+    return memory + 2 * words * stride;
+  }
+  /// What a query's integers count; NaN: it has none.
+  [[nodiscard]] CHUNKATTN_INLINE float* unit() const noexcept {
+    return memory + (2 * words + 1) * stride;
+  }
+};
+
+/// The largest integer of a query: low bytes are signed, too.
+inline constexpr float largest_query = 127 * 256 + 127;
+
+/// One query as bytes: `high` and `low` receive HeadDim of them.
+template <int HeadDim>
+struct QueryBytes {
+  std::uint32_t sum;
+  float unit;
+
+  CHUNKATTN_INLINE QueryBytes(const float* q, std::int8_t* high, std::int8_t* low) noexcept {
+    constexpr int width = simd::width_for<HeadDim>;
+    using Bits = simd::Unsigned<width>;
+    Bits sizes{};
+    for (int i = 0; i < HeadDim; i += width) {
+      const Bits size = simd::bits_as<Bits>(simd::load<width>(q + i)) & 0x7fffffffu;
+      sizes = sizes > size ? sizes : size;
+    }
+    std::uint32_t top = 0;
+    for (int i = 0; i < width; ++i) top = std::max(top, sizes[i]);
+    constexpr std::uint32_t least = 0x0d800000u;  // 2^-100: units are normal numbers
+    constexpr std::uint32_t infinity = 0x7f800000u;
+    const float largest = simd::bits_as<float>(top);
+    float factor = 0;
+    unit = 0;
+    if (top >= infinity || (top > 0 && top < least)) {
+      unit = simd::bits_as<float>(0x7fc00000u);
+    } else if (top > 0) {
+      unit = largest / largest_query;
+      factor = largest_query / largest;
+    }
+    Bits total{};
+    for (int i = 0; i < HeadDim; i += width) {
+      // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
+      simd::Float<width> x = simd::load<width>(q + i) * simd::broadcast<width>(factor);
+      if (factor == 0) x = simd::zero<width>();
+      const Bits integer = simd::bits_as<Bits>(x + simd::broadcast<width>(0x1.8p23f)) - 0x4b400000u;
+      store(high + i, (integer + 128u) >> 8);
+      store(low + i, integer);
+      total += integer;
+    }
+    sum = 0;
+    for (int i = 0; i < width; ++i) sum += total[i];
+  }
+
+ private:
+  template <class Bits>
+  CHUNKATTN_INLINE static void store(std::int8_t* to, Bits bits) noexcept {
+    constexpr int width = sizeof(Bits) / sizeof(std::uint32_t);
+    typedef std::uint8_t Narrow __attribute__((vector_size(width)));
+    const Narrow narrow = __builtin_convertvector(bits & 255u, Narrow);
+    __builtin_memcpy(to, &narrow, sizeof narrow);
+  }
+};
+
+/// The queries of the first lines, once per task: transposed word by word, a vector of lines at a
+/// time. Those behind the last are nobody's.
+template <int HeadDim, int ValueDim>
+[[gnu::noinline]] void pack_dot_queries(int lines, LineState<HeadDim, ValueDim>& state) noexcept {
+  constexpr int width = simd::native_width;
+  const DotQueries<HeadDim> to{state.q_transposed, state.transposed_stride};
+  constexpr int whole = to.words / width * width;
+  for (int line = 0; line < lines; line += width) {
+    alignas(64) std::int8_t bytes[2][width][HeadDim];
+    for (int l = 0; l < width; ++l) {
+      const QueryBytes<HeadDim> query(state.q + (line + l) * HeadDim, bytes[0][l], bytes[1][l]);
+      const std::uint32_t offset = 0u - 128u * query.sum;
+      __builtin_memcpy(to.offset() + line + l, &offset, sizeof offset);
+      to.unit()[line + l] = query.unit;
+    }
+    for (int term = 0; term < 2; ++term) {
+      for (int i = 0; i < whole; i += width) {
+        simd::Float<width> words[width];
+        for (int l = 0; l < width; ++l)
+          __builtin_memcpy(&words[l], bytes[term][l] + dot_depth * i, sizeof words[l]);
+        simd::transpose<width>(words);
+        for (int j = 0; j < width; ++j) simd::store(to.word(term, i + j) + line, words[j]);
+      }
+      for (int i = whole; i < to.words; ++i)
+        for (int l = 0; l < width; ++l)
+          __builtin_memcpy(to.word(term, i) + line + l, bytes[term][l] + dot_depth * i, dot_depth);
+    }
+  }
+}
+
+// ---- Keys -------------------------------------------------------------------------------------
+
+/// The first `seen` rows of K one after another, 128 added to each element.
+template <int HeadDim>
+[[gnu::noinline]] void pack_dot_keys(const Block<std::int8_t>& block, int seen,
+                                     std::uint8_t* to) noexcept {
+  constexpr int whole = HeadDim / 16 * 16;
+  constexpr int width = simd::width_for<std::max(whole / 4, 4)>;
+  for (int t = 0; t < seen; ++t, to += HeadDim) {
+    const std::int8_t* const from = block.k[t];
+    for (int i = 0; i < whole; i += 4 * width) {
+      simd::Unsigned<width> bytes;
+      __builtin_memcpy(&bytes, from + i, sizeof bytes);
+      bytes ^= 0x80808080u;
+      __builtin_memcpy(to + i, &bytes, sizeof bytes);
+    }
+    if constexpr (whole < HeadDim) {
+      std::uint64_t bytes;
+      __builtin_memcpy(&bytes, from + whole, sizeof bytes);
+      bytes ^= 0x8080808080808080u;
+      __builtin_memcpy(to + whole, &bytes, sizeof bytes);
+    }
+  }
+}
+
+// ---- Values -----------------------------------------------------------------------------------
+
+/// W bytes as the low ones of words.
+template <int W>
+CHUNKATTN_INLINE simd::Unsigned<W> load_bytes(const std::int8_t* from) noexcept {
+#if defined(CHUNKATTN_PASS_AVX512)
+  if constexpr (W == 16) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    return (simd::Unsigned<W>)_mm512_maskz_cvtepu8_epi32(0xffff, bytes);
+  }
+#endif
+  typedef std::uint8_t Narrow __attribute__((vector_size(W)));
+  Narrow narrow;
+  __builtin_memcpy(&narrow, from, sizeof narrow);
+  return __builtin_convertvector(narrow, simd::Unsigned<W>);
+}
+
+/// `Vectors` vectors of words from four rows, whose bytes come in the order 0, 2, 1, 3.
+template <int W, int Vectors>
+CHUNKATTN_INLINE void interleave(const std::int8_t* const (&rows)[dot_depth], int column,
+                                 simd::Unsigned<W> (&words)[Vectors]) noexcept {
+#if defined(CHUNKATTN_PASS_AVX512)
+  if constexpr (W == 16 && Vectors == 4) {
+    // Interleaving works within 128 bits: dword 4 i + j of a row goes to dword 4 j + i.
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512i row[dot_depth];
+    simd::repeat<dot_depth>([&](auto i) CHUNKATTN_LAMBDA {
+      row[i] = _mm512_maskz_permutexvar_epi32(0xffff, order, _mm512_loadu_si512(rows[i] + column));
+    });
+    const __m512i all = _mm512_setzero_si512();
+    const __m512i even[2] = {_mm512_mask_unpacklo_epi8(all, ~__mmask64{}, row[0], row[2]),
+                             _mm512_mask_unpackhi_epi8(all, ~__mmask64{}, row[0], row[2])};
+    const __m512i odd[2] = {_mm512_mask_unpacklo_epi8(all, ~__mmask64{}, row[1], row[3]),
+                            _mm512_mask_unpackhi_epi8(all, ~__mmask64{}, row[1], row[3])};
+    simd::repeat<2>([&](auto i) CHUNKATTN_LAMBDA {
+      words[2 * i] =
+          (simd::Unsigned<W>)_mm512_mask_unpacklo_epi16(all, ~__mmask32{}, even[i], odd[i]);
+      words[2 * i + 1] =
+          (simd::Unsigned<W>)_mm512_mask_unpackhi_epi16(all, ~__mmask32{}, even[i], odd[i]);
+    });
+    return;
+  }
+#endif
+  simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+    simd::Unsigned<W> row[dot_depth];
+    simd::repeat<dot_depth>(
+        [&](auto t) CHUNKATTN_LAMBDA { row[t] = load_bytes<W>(rows[t] + column + i * W); });
+    words[i] = (row[0] | row[2] << 8) | (row[1] << 16 | row[3] << 24);
+  });
+}
+
+/// The first `seen` rows of V, four tokens to a word, in the order in which
+/// pack_dot_probabilities() has them: slices of wide_columns vectors, [block_tokens / 4] of each.
+/// Tokens behind the last repeat it.
+template <int ValueDim>
+[[gnu::noinline]] void pack_dot_values(const Block<std::int8_t>& block, int seen,
+                                       std::uint32_t* to) noexcept {
+  constexpr int width = simd::width_for<ValueDim>;
+  constexpr int vectors = ValueDim % (4 * width) == 0 ? 4 : 1;
+  for (int t = 0; t < seen; t += dot_depth) {
+    const std::int8_t* rows[dot_depth];
+    simd::repeat<dot_depth>([&](auto i)
+                                CHUNKATTN_LAMBDA { rows[i] = block.v[std::min(t + i, seen - 1)]; });
+    for (int begin = 0; begin < ValueDim; begin += vectors * width) {
+      simd::Unsigned<width> words[vectors];
+      interleave<width, vectors>(rows, begin, words);
+      simd::repeat<vectors>([&](auto i) CHUNKATTN_LAMBDA {
+        const int vector = begin / width + i;
+        const int first = vector / wide_columns * wide_columns;  // of the slice
+        const int columns = std::min(wide_columns, ValueDim / width - first);
+        const int at =
+            first * (block_tokens / dot_depth) + t / dot_depth * columns + vector - first;
+        __builtin_memcpy(to + at * width, &words[i], sizeof words[i]);
+      });
+    }
+  }
+}
+
+// ---- Probabilities ----------------------------------------------------------------------------
+
+/// Probabilities as words of four tokens, in the order 0, 2, 1, 3: [2 terms][block_tokens / 4]
+/// [tile_lines], high bytes first.
+struct DotProbabilities {
+  static constexpr int term_words = block_tokens / dot_depth * tile_lines;
+
+  std::uint32_t* words;
+  alignas(64) std::uint32_t top[tile_lines] = {};  ///< bits of each line's largest one
+  alignas(64) float unit[tile_lines] = {};         ///< what its integers count
+};
+
+/// Packs those of some vectors of lines, [token][tile_lines], whose `top` is known and that are
+/// zeros from token `seen` to the next multiple of 4. Returns whether a line has a unit of 0, for
+/// it has a probability that is not a finite positive number.
+[[gnu::noinline]] inline bool pack_dot_probabilities(const float* p, int lines, int seen,
+                                                     DotProbabilities& to) noexcept {
+  constexpr int width = simd::native_width;
+  using Real = simd::Float<width>;
+  using Bits = simd::Unsigned<width>;
+  bool special = false;
+  for (int line = 0; line < lines; line += width) {
+    Bits top;
+    __builtin_memcpy(&top, to.top + line, sizeof top);
+    const Bits regular = (Bits)(top < 0x7f800000u);
+    for (int l = 0; l < width && line + l < lines; ++l) special = special || regular[l] == 0;
+    // The largest is 2^15 units or more and rounds to less than 2^16; no unit is subnormal.
+    Bits exponent = regular & ((top + 0x80u) >> 23);
+    exponent = exponent > 16u ? exponent : Bits{} + 16u;
+    const Real factor = simd::bits_as<Real>((269u - exponent) << 23);
+    simd::store(to.unit + line, simd::bits_as<Real>(regular & ((exponent - 15u) << 23)));
+    // Adding 2^23 rounds to an integer and leaves it in the low bits.
+    const auto integer = [&](int t) CHUNKATTN_LAMBDA {
+      return simd::bits_as<Bits>(simd::fma(simd::load<width>(p + t * tile_lines + line), factor,
+                                           simd::broadcast<width>(0x1p23f)));
+    };
+    std::uint32_t* words = to.words + line;
+    for (int t = 0; t < seen; t += dot_depth, words += tile_lines) {
+      const Bits first = (integer(t) & 0xffffu) | integer(t + 1) << 16;
+      const Bits second = (integer(t + 2) & 0xffffu) | integer(t + 3) << 16;
+      const Bits high = ((first >> 8) & 0x00ff00ffu) | (second & 0xff00ff00u);
+      const Bits low = (first & 0x00ff00ffu) | ((second << 8) & 0xff00ff00u);
+      __builtin_memcpy(words, &high, sizeof high);
+      __builtin_memcpy(words + DotProbabilities::term_words, &low, sizeof low);
+    }
+  }
+  return special;
+}
+
+CHUNKATTN_PASS_END
+#endif
+
+#endif  // CHUNKATTN_ISA_DOT_OPERANDS

@@ -1,0 +1,145 @@
+// The two products of the chunk-first kernel as dot products of bytes. As in its loops over floats,
+// a few tokens × vectors of lines, or lines × vectors of columns, stay in registers; what they read
+// stands in dot_operands.hpp.
+#ifndef CHUNKATTN_ISA_DOT_PRODUCTS
+#define CHUNKATTN_ISA_DOT_PRODUCTS
+
+#include "chunk_first.hpp"
+#include "dot_operands.hpp"
+#include "dots.hpp"
+#include "line_state.hpp"
+#include "pass.hpp"
+#include "simd.hpp"
+
+#if defined(CHUNKATTN_PASS_DOTS)
+CHUNKATTN_DOTS_BEGIN
+
+/// Words of a key between two bursts of prefetches.
+template <int HeadDim>
+inline constexpr int dot_step = HeadDim % 32 == 0 ? 8 : 2;
+/// And words of V.
+inline constexpr int dot_value_step = 8;
+
+template <int W>
+CHUNKATTN_INLINE simd::Unsigned<W> load_words(const void* from) noexcept {
+  simd::Unsigned<W> words;
+  __builtin_memcpy(&words, from, sizeof words);
+  return words;
+}
+
+/// logits[token][line] of `count` tokens, rounded up to whole groups, and Vectors vectors of lines
+/// from `line` on. Prefetches some lines of `ahead` at each step.
+template <int HeadDim, int Vectors>
+[[gnu::noinline]] void dot_logits(const std::uint8_t* k, const float* k_scale, int count,
+                                  DotQueries<HeadDim> queries, int line, PrefetchCursor& ahead,
+                                  int burst, float* logits) noexcept {
+  constexpr int width = simd::native_width;
+  constexpr int group = simd::num_accumulators / Vectors;
+  constexpr int words = DotQueries<HeadDim>::words;
+  constexpr int step = dot_step<HeadDim>;
+  using Bits = simd::Unsigned<width>;
+  PrefetchCursor lines = ahead;
+  for (int t = 0; t < count; t += group, k += group * HeadDim) {
+    Bits sums[group][Vectors];
+    repeat_dots<group>([&](auto j) CHUNKATTN_LAMBDA {
+      repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA { sums[j][v] = Bits{}; });
+    });
+    for (int term = 0; term < 2; ++term) {
+      if (term == 1) {
+        Bits offset[Vectors];
+        repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+          offset[v] = load_words<width>(queries.offset() + line + v * width);
+        });
+        repeat_dots<group>([&](auto j) CHUNKATTN_LAMBDA {
+          repeat_dots<Vectors>(
+              [&](auto v) CHUNKATTN_LAMBDA { sums[j][v] = (sums[j][v] << 8) + offset[v]; });
+        });
+      }
+      const float* column = queries.word(term, 0) + line;
+      const std::uint8_t* at = k;
+      for (int outer = 0; outer < words; outer += step) {
+        lines.advance(burst);
+        for (int i = 0; i < step; ++i, at += dot_depth, column += queries.stride) {
+          Bits query[Vectors];
+          repeat_dots<Vectors>(
+              [&](auto v) CHUNKATTN_LAMBDA { query[v] = load_words<width>(column + v * width); });
+          repeat_dots<group>([&](auto j) CHUNKATTN_LAMBDA {
+            std::uint32_t word;
+            __builtin_memcpy(&word, at + j * HeadDim, sizeof word);
+            const Bits key = Bits{} + word;
+            repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+              sums[j][v] = dot_bytes<width>(sums[j][v], key, query[v]);
+            });
+          });
+        }
+      }
+    }
+    repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+      const simd::Float<width> unit = simd::load<width>(queries.unit() + line + v * width);
+      repeat_dots<group>([&](auto j) CHUNKATTN_LAMBDA {
+        const auto sum = __builtin_convertvector(simd::bits_as<simd::Int<width>>(sums[j][v]),
+                                                 simd::Float<width>);
+        simd::store(logits + (t + j) * tile_lines + v * width,
+                    sum * unit * simd::broadcast<width>(k_scale[t + j]));
+      });
+    });
+  }
+  ahead = lines;
+}
+
+/// Columns of the outputs of `count` lines, from `out` on and ValueDim apart: rescaled, += P·V over
+/// `words` times 4 tokens. `v`: Vectors vectors of columns of each.
+template <int ValueDim, int Vectors>
+[[gnu::noinline]] void dot_values(const DotProbabilities& p, const std::uint32_t* v, int words,
+                                  int count, const float* rescale, PrefetchCursor& ahead, int burst,
+                                  float* out) noexcept {
+  constexpr int width = simd::width_for<ValueDim>;
+  using Bits = simd::Unsigned<width>;
+  using Real = simd::Float<width>;
+  PrefetchCursor lines = ahead;
+  for (int line = 0; line < count; line += line_group) {
+    Bits sums[line_group][Vectors];
+    repeat_dots<line_group>([&](auto l) CHUNKATTN_LAMBDA {
+      repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = Bits{}; });
+    });
+    for (int term = 0; term < 2; ++term) {
+      if (term == 1)
+        repeat_dots<line_group>([&](auto l) CHUNKATTN_LAMBDA {
+          repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA { sums[l][i] <<= 8; });
+        });
+      const std::uint32_t* weights = p.words + term * DotProbabilities::term_words + line;
+      const std::uint32_t* values = v;
+      for (int word = 0; word < words; ++word) {
+        if (word % dot_value_step == 0) lines.advance(burst);
+        Bits value[Vectors];
+        repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+          __builtin_memcpy(&value[i], values + i * width, sizeof value[i]);
+        });
+        repeat_dots<line_group>([&](auto l) CHUNKATTN_LAMBDA {
+          const Bits weight = Bits{} + weights[l];
+          repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+            sums[l][i] = dot_bytes<width>(sums[l][i], weight, value[i]);
+          });
+        });
+        values += Vectors * width;
+        weights += tile_lines;
+      }
+    }
+    repeat_dots<line_group>([&](auto l) CHUNKATTN_LAMBDA {
+      if (line + l >= count) return;
+      const Real factor = simd::broadcast<width>(rescale[line + l]);
+      const Real unit = simd::broadcast<width>(p.unit[line + l]);
+      repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+        float* const to = out + (line + l) * ValueDim + i * width;
+        const auto sum = __builtin_convertvector(simd::bits_as<simd::Int<width>>(sums[l][i]), Real);
+        simd::store(to, simd::fma(sum, unit, simd::load<width>(to) * factor));
+      });
+    });
+  }
+  ahead = lines;
+}
+
+CHUNKATTN_DOTS_END
+#endif
+
+#endif  // CHUNKATTN_ISA_DOT_PRODUCTS

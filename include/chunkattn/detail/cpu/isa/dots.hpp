@@ -1,0 +1,72 @@
+// Dot products of bytes in the lanes of a vector, as the kernels above them see them: the
+// processor's (AVX-512 VNNI), a model in plain C++ (tests), or none.
+#ifndef CHUNKATTN_ISA_DOTS
+#define CHUNKATTN_ISA_DOTS
+
+#include "pass.hpp"
+#include "simd.hpp"
+
+CHUNKATTN_DOTS_BEGIN
+
+#if defined(CHUNKATTN_SOFTWARE_DOTS)
+
+inline constexpr bool has_dots = true;
+[[nodiscard]] inline bool runs_dots(InstructionSet) noexcept {
+  return true;
+}
+
+/// sum + the products of each lane's four bytes, unsigned in `a` and signed in `b`; modulo 2^32.
+template <int W>
+CHUNKATTN_INLINE simd::Unsigned<W> dot_bytes(simd::Unsigned<W> sum, simd::Unsigned<W> a,
+                                             simd::Unsigned<W> b) noexcept {
+  for (int lane = 0; lane < W; ++lane) sum[lane] = software_dot_bytes(sum[lane], a[lane], b[lane]);
+  return sum;
+}
+
+#elif defined(CHUNKATTN_PASS_VNNI)
+
+inline constexpr bool has_dots = true;
+[[nodiscard]] inline bool runs_dots(InstructionSet set) noexcept {
+  return set == InstructionSet::avx512 && dot_units().int8;
+}
+
+template <int W>
+CHUNKATTN_INLINE simd::Unsigned<W> dot_bytes(simd::Unsigned<W> sum, simd::Unsigned<W> a,
+                                             simd::Unsigned<W> b) noexcept {
+  if constexpr (W == 16)
+    return (simd::Unsigned<W>)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+  else if constexpr (W == 8)
+    return (simd::Unsigned<W>)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+  else
+    return (simd::Unsigned<W>)_mm_dpbusd_epi32((__m128i)sum, (__m128i)a, (__m128i)b);
+}
+
+#else
+
+inline constexpr bool has_dots = false;
+[[nodiscard]] inline bool runs_dots(InstructionSet) noexcept {
+  return false;
+}
+
+#endif
+
+/// simd::repeat() for functions that may use these: what is inlined may not ask for more than where
+/// it is inlined.
+template <int N, class F>
+CHUNKATTN_INLINE void repeat_dots(F&& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<int, I>{}), ...);
+  }(std::make_integer_sequence<int, N>{});
+}
+
+/// The longest rows of which a product with a query of 16 bits cannot leave 32 bits.
+inline constexpr int max_dot_dim = 512;
+
+/// Whether products over K and V of T go through dot products where there are some.
+template <int HeadDim, class T>
+inline constexpr bool fits_dots =
+    has_dots && std::is_same_v<T, std::int8_t> && HeadDim <= max_dot_dim;
+
+CHUNKATTN_DOTS_END
+
+#endif  // CHUNKATTN_ISA_DOTS

@@ -1,0 +1,273 @@
+// Products of int8 K and V as dot products of bytes: the instruction against its model, and what
+// has no integers. On processors without them vectors of fp32 compute; in this test's variant
+// "dots", the model does.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <span>
+
+#include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/detail/cpu/software_dots.hpp"
+#include "chunkattn/testing/reference.hpp"
+#include "support/attention_case.hpp"
+#include "support/dot_cases.hpp"
+#include "support/nan_place.hpp"
+
+using namespace chunkattn;
+using test::Random;
+
+namespace {
+
+// Twelve sequences of a common prefix, eight query heads.
+test::AttentionCase<std::int8_t> shared_case(Random& random, int head_dim) {
+  test::RandomPlanOptions options;
+  options.share = test::Share::all;
+  options.num_sequences = 12;
+  options.max_length = 300;
+  return {random, options, head_dim, 1, 8};
+}
+
+}  // namespace
+
+TEST_CASE("the model adds up four products of an unsigned and a signed byte") {
+  using detail::cpu::software_dot_bytes;
+  CHECK(software_dot_bytes(0, 0x04030201u, 0x01010101u) == 10u);
+  CHECK(software_dot_bytes(7, 0xffffffffu, 0x80808080u) == 7u - 4u * 255u * 128u);
+  CHECK(software_dot_bytes(0, 0xff000000u, 0xff000000u) == 0u - 255u);
+  CHECK(software_dot_bytes(0, 0x000000ffu, 0x7f7f7f7fu) == 255u * 127u);
+  CHECK(software_dot_bytes(0xffffffffu, 1u, 1u) == 0u);           // modulo 2^32, …
+  CHECK(software_dot_bytes(0x7fffffffu, 1u, 1u) == 0x80000000u);  // … no saturation
+}
+
+#if defined(CHUNKATTN_WITH_DOTS)
+
+namespace {
+
+// `W` lanes of sums, a and b; the sums become the instruction's.
+template <int W>
+__attribute__((target("avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2"))) void
+processor(std::uint32_t* sums, const std::uint32_t* a, const std::uint32_t* b) {
+  namespace pass = detail::cpu::avx512;
+  pass::simd::Unsigned<W> lanes[3];
+  const std::uint32_t* const from[] = {sums, a, b};
+  for (int i = 0; i < 3; ++i) __builtin_memcpy(&lanes[i], from[i], sizeof lanes[i]);
+  lanes[0] = pass::dot_bytes<W>(lanes[0], lanes[1], lanes[2]);
+  __builtin_memcpy(sums, &lanes[0], sizeof lanes[0]);
+}
+
+}  // namespace
+
+#endif
+
+TEST_CASE("the processor's dot products give the model's bits") {
+#if defined(CHUNKATTN_WITH_DOTS)
+  if (detail::cpu::is_supported(InstructionSet::avx512) && detail::cpu::dot_units().int8) {
+    Random random(1);
+    for (int i = 0; i < test::scaled(2000); ++i) {
+      std::uint32_t sums[16], a[16], b[16], expected[16];
+      for (int lane = 0; lane < 16; ++lane) {
+        sums[lane] = static_cast<std::uint32_t>(random.bits());
+        a[lane] = static_cast<std::uint32_t>(random.bits());
+        b[lane] = random.chance(0.1) ? 0x80808080u : static_cast<std::uint32_t>(random.bits());
+        expected[lane] = detail::cpu::software_dot_bytes(sums[lane], a[lane], b[lane]);
+      }
+      switch (i % 3) {
+        case 0:
+          processor<16>(sums, a, b);
+          break;
+        case 1:
+          processor<8>(sums, a, b);
+          processor<8>(sums + 8, a + 8, b + 8);
+          break;
+        default:
+          for (int lane = 0; lane < 16; lane += 4) processor<4>(sums + lane, a + lane, b + lane);
+      }
+      CHECK(std::equal(sums, sums + 16, expected));
+    }
+    return;
+  }
+  std::printf("skipped: dot products of the processor: it has none\n");
+#else
+  std::printf("skipped: dot products of the processor: this build has none\n");
+#endif
+}
+
+TEST_CASE("small and large plans agree with the oracle") {
+  test::check_dot_shapes<64>(3, 6);
+}
+
+TEST_CASE("who computes in fp32") {
+  Random random(30);
+  const auto problem = shared_case(random, 64);
+  const auto answer_of = [&](CpuOptions options) {
+    ChunkAttention<Cpu, 64> attention(1, options);
+    test::Answer<> answer(problem);
+    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+    return answer.out;
+  };
+  const auto with = [](auto&& change) {
+    CpuOptions options = test::dot_options();
+    change(options);
+    return options;
+  };
+  using Options = CpuOptions;
+  const auto usual = answer_of(test::dot_options());
+  const auto exact = answer_of(with([](Options& o) { o.accuracy = Options::Accuracy::fp32; }));
+  const ChunkAttention<Cpu, 64> attention(1, test::dot_options());
+  const bool dots = test::rounding_in<std::int8_t>(attention).p_of_largest > 0;
+  CHECK((usual == exact) == !dots);
+  CHECK(answer_of(with([](Options& o) { o.accuracy = Options::Accuracy::one_term; })) == usual);
+  const auto invariant = [](Options& o) { o.reduce = Options::Reduce::batch_invariant; };
+  CHECK(answer_of(with(invariant)) == answer_of(with([&](Options& o) {
+          invariant(o);
+          o.accuracy = Options::Accuracy::fp32;
+        })));
+  std::printf("int8 was computed by %s\n", dots ? "dot products" : "vectors of fp32");
+}
+
+TEST_CASE("small integers in V and equal logits come out exactly") {
+  Random random(31);
+  for (int i = 0; i < test::scaled(10); ++i) {
+    auto problem = shared_case(random, 64);
+    std::fill(problem.q.begin(), problem.q.end(), 0.0f);
+    for (std::int8_t& value : problem.kv.v)
+      value = static_cast<std::int8_t>(random.uniform(-127, 127));
+    for (float& scale : problem.kv.v_scale) scale = 0.25f;
+    const Reference reference = reference_attention(problem.kv.view, problem.plan.view(),
+                                                    std::span<const float>(problem.q));
+    ChunkAttention<Cpu, 64> attention(2, test::dot_options(1));
+    test::Answer<> answer(problem);
+    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+    for (std::size_t at = 0; at < answer.out.size(); ++at)  // but for the last division
+      CHECK(std::abs(static_cast<double>(answer.out[at]) - reference.out[at]) <=
+            0x1p-23 * std::abs(reference.out[at]));
+  }
+}
+
+#if !defined(__FINITE_MATH_ONLY__) || !__FINITE_MATH_ONLY__
+
+namespace {
+
+struct Changed {
+  std::span<float> q;        // of one line
+  float &k_scale, &v_scale;  // of one token
+};
+
+// Changes a line's query, or (if `change` says so) what lines that see a token have in common.
+// Holds the answer against the oracle, and other lines against what they had before.
+template <class Change>
+void check_change(Random& random, const Change& change) {
+  constexpr std::size_t dim = 64;
+  auto problem = shared_case(random, dim);
+  const test::RandomPlan& plan = problem.plan;
+  ChunkAttention<Cpu, dim> attention(1, test::dot_options(1));
+  test::Answer<> before(problem), after(problem);
+  attention.run(problem.kv.view, plan.view(), problem.q, before.out, before.lse);
+  const auto heads = static_cast<std::size_t>(problem.num_qo_heads);
+  const std::size_t row = random.index(plan.row_token.size());
+  const std::size_t line =
+      static_cast<std::size_t>(plan.row_token[row]) * heads + random.index(heads);
+  const Piece place = test::place_of(plan, row, random.uniform(0, plan.row_kv_len[row] - 1));
+  const bool of_token = change(Changed{std::span(problem.q).subspan(line * dim, dim),
+                                       *problem.kv.view.k_row_scale(place.chunk, 0, place.begin),
+                                       *problem.kv.view.v_row_scale(place.chunk, 0, place.begin)});
+  const Reference reference =
+      reference_attention(problem.kv.view, plan.view(), std::span<const float>(problem.q));
+  attention.run(problem.kv.view, plan.view(), problem.q, after.out, after.lse);
+  const OracleReport report = compare_with_reference(reference, std::span<const float>(after.out),
+                                                     test::rounding_in<std::int8_t>(attention));
+  const bool has_infinity = std::any_of(reference.out.begin(), reference.out.end(),
+                                        [](double x) { return std::isinf(x); });
+  CAPTURE(report.index);
+  CAPTURE(after.out[report.index]);
+  CAPTURE(reference.out[report.index]);
+  CHECK((has_infinity || report.worst <= 1.0));
+  for (std::size_t r = 0; r < plan.row_token.size(); ++r) {
+    const Piece here = test::place_of(plan, r, place.position);
+    const bool sees = place.position < plan.row_kv_len[r] && here.chunk == place.chunk &&
+                      here.begin == place.begin;
+    for (std::size_t h = 0; h < heads; ++h) {
+      const std::size_t other = static_cast<std::size_t>(plan.row_token[r]) * heads + h;
+      CHECK(std::isnan(after.lse[other]) == std::isnan(reference.lse[other]));
+      const auto at = static_cast<std::ptrdiff_t>(other * dim);
+      if (of_token ? sees : other == line)
+        for (std::size_t i = 0; i < dim; ++i)
+          CHECK(std::isfinite(after.out[other * dim + i]) ==
+                std::isfinite(reference.out[other * dim + i]));
+      else
+        CHECK(std::equal(after.out.begin() + at, after.out.begin() + at + dim,
+                         before.out.begin() + at));
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("queries without integers are computed in fp32, for their line alone") {
+  Random random(40);
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const auto with = [&](auto&& change) {
+    for (int i = 0; i < test::scaled(3); ++i)
+      check_change(random, [&](Changed changed) {
+        change(changed.q);
+        return false;
+      });
+  };
+  with([&](std::span<float> q) { q[random.index(q.size())] = nan; });
+  with([&](std::span<float> q) { q[random.index(q.size())] = -inf; });
+  with([](std::span<float> q) { std::fill(q.begin(), q.end(), 0.0f); });
+  with([](std::span<float> q) { std::fill(q.begin(), q.end(), 0x1p-130f); });
+  with([](std::span<float> q) {
+    for (float& x : q) x *= 0x1p-105f;
+  });
+  with([](std::span<float> q) {
+    for (float& x : q) x *= 0x1p20f;
+  });
+}
+
+TEST_CASE("scales that are not positive numbers reach the lines that see them") {
+  Random random(41);
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const float scale : {nan, -nan, inf, -inf, 0.0f, -0.0f, -1.0f, 0x1p-126f, 0x1p100f}) {
+    CAPTURE(scale);
+    for (int i = 0; i < test::scaled(2); ++i) {
+      check_change(random, [&](Changed changed) {
+        changed.v_scale = scale;
+        return true;
+      });
+      if (std::isinf(scale) || std::abs(scale) > 1) continue;
+      check_change(random, [&](Changed changed) {
+        changed.k_scale = scale;
+        return true;
+      });
+    }
+  }
+}
+
+TEST_CASE("V of any size keeps its digits") {
+  Random random(42);
+  for (const float size : {0x1p-100f, 0x1p-60f, 0x1p60f, 0x1p110f}) {
+    auto problem = shared_case(random, 64);
+    for (float& scale : problem.kv.v_scale) scale *= size;
+    ChunkAttention<Cpu, 64> attention(1, test::dot_options(1));
+    const Reference reference = reference_attention(problem.kv.view, problem.plan.view(),
+                                                    std::span<const float>(problem.q));
+    test::Answer<> answer(problem);
+    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+    double largest = 0, error = 0;
+    for (std::size_t at = 0; at < answer.out.size(); ++at) {
+      largest = std::max(largest, std::abs(reference.out[at]));
+      error = std::max(error, std::abs(static_cast<double>(answer.out[at]) - reference.out[at]));
+    }
+    CHECK(error <= largest * 0x1p-10);
+  }
+}
+
+#endif
