@@ -84,8 +84,9 @@ struct Reference {
   [[nodiscard]] double bound(std::size_t index, double u_out, Rounding rounding = {}) const {
     const double delta = logit_error(index / static_cast<std::size_t>(value_dim), rounding);
     const double coarse = rounding.p_of_largest > 0 ? rounding.p_of_largest * coarse_v[index] : 0;
-    return u_out * std::abs(out[index]) + std::expm1(2 * (rounding.p + delta)) * abs_v[index] +
-           coarse + 1e-6;
+    const double of_values =  // a delta may be so large that its exponential is infinite
+        abs_v[index] > 0 ? std::expm1(2 * (rounding.p + delta)) * abs_v[index] : 0;
+    return u_out * std::abs(out[index]) + of_values + coarse + 1e-6;
   }
 
   /// The most that such a kernel's lse may differ: the roundings of the logit and of the sum.

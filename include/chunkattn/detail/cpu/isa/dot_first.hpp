@@ -20,6 +20,16 @@
 #if defined(CHUNKATTN_PASS_DOTS)
 CHUNKATTN_PASS_BEGIN
 
+/// Whether some of `count` units, rounded up to whole vectors, is NaN.
+CHUNKATTN_INLINE bool has_nan(const float* unit, int count) noexcept {
+  constexpr int width = simd::native_width;
+  simd::Int<width> broken{};
+  for (int l = 0; l < count; l += width)
+    broken |= (simd::load_int<width>(reinterpret_cast<const std::int32_t*>(unit + l)) &
+               0x7fffffff) > 0x7f800000;
+  return any_of<width>(broken);
+}
+
 /// Logits of queries without integers.
 template <int HeadDim>
 [[gnu::noinline]] inline void replace_logits(const Block<std::int8_t>& block, int count,
@@ -67,9 +77,28 @@ CHUNKATTN_INLINE int dot_visible(const Block<std::int8_t>& block, const State& s
     if (visible != nullptr) __builtin_memcpy(visible + l, &sees, sizeof sees);
     most = most > sees ? most : sees;
   }
-  int result = 0;
-  for (int i = 0; i < width; ++i) result = std::max(result, most[i]);
-  return result;
+  return static_cast<int>(
+      simd::reduce_max<width>(__builtin_convertvector(most, simd::Float<width>)));
+}
+
+/// dot_softmax() of all vectors of a tile, its `count` lines from `begin` on.
+template <class State, class Rules>
+CHUNKATTN_INLINE void softmax_of_tile(const Block<std::int8_t>& block, int seen, int count,
+                                      const std::int32_t* visible, float* logits, int begin,
+                                      State& state, std::uint32_t* top, Rules rules) noexcept {
+  constexpr int width = simd::native_width;
+  const auto compute = [&]<int Vectors>(int at,
+                                        std::integral_constant<int, Vectors>) CHUNKATTN_LAMBDA {
+    bool full = true;
+    for (int i = at; i < at + Vectors * width; i += width)
+      full = full && !any_of<width>(simd::load_int<width>(visible + i) < seen);
+    dot_softmax<Vectors>(block, seen, full, visible + at, logits + at, state.max + begin + at,
+                         state.sum + begin + at, state.rescale + at, top + at,
+                         rules.from(begin + at));
+  };
+  if constexpr (!Rules::change_logits && !Rules::hide)
+    if (count > width) return compute(0, std::integral_constant<int, 2>{});
+  for (int at = 0; at < count; at += width) compute(at, std::integral_constant<int, 1>{});
 }
 
 /// One block for lines [line0, line0 + num_lines), whose queries pack_dot_queries() has packed.
@@ -84,13 +113,13 @@ template <int HeadDim, int ValueDim, class Rules>
   if (seen == 0) return;
   // The scratch of the kernel over floats has room for all: that of widened K or V for their bytes,
   // that of the probabilities of two tiles for one.
-  auto* const k = reinterpret_cast<std::uint8_t*>(state.scratch);
+  DotKeys<HeadDim> keys{block, reinterpret_cast<std::uint8_t*>(state.scratch)};
   auto* const v = reinterpret_cast<std::uint32_t*>(state.scratch + block_tokens * HeadDim / 4);
   float* const logits = state.p;
   DotProbabilities p{reinterpret_cast<std::uint32_t*>(logits + block_tokens * tile_lines)};
   const DotQueries<HeadDim> queries{state.q_transposed, state.transposed_stride};
-  pack_dot_keys<HeadDim>(block, seen, k);
-  pack_dot_values<ValueDim>(block, seen, v);
+  const int seen_by_any = seen;
+  bool has_values = false;  // packed: where they are needed, since K is read before
 
   constexpr int group = simd::num_accumulators / 2;
   constexpr int word_steps = block_tokens / dot_depth / dot_value_step;
@@ -106,16 +135,15 @@ template <int HeadDim, int ValueDim, class Rules>
     seen = dot_visible(block, state, begin, count, visible);
     if (seen == 0) continue;
     if (count > width)
-      dot_logits<HeadDim, 2>(k, block.k_scale, seen, queries, begin, ahead, burst, logits);
+      dot_logits<HeadDim, ValueDim, 2>(keys, seen, queries, begin, ahead, burst, logits);
     else
-      dot_logits<HeadDim, 1>(k, block.k_scale, seen, queries, begin, ahead, burst, logits);
-    replace_logits<HeadDim>(block, count, state.q + begin * HeadDim, queries.unit() + begin, seen,
-                            logits);
-    for (int i = 0; i < count; i += width) {
-      const bool full = !any_of<width>(simd::load_int<width>(visible + i) < seen);
-      dot_softmax(block, seen, full, visible + i, logits + i, state.max + begin + i,
-                  state.sum + begin + i, state.rescale + i, p.top + i, rules.from(begin + i));
-    }
+      dot_logits<HeadDim, ValueDim, 1>(keys, seen, queries, begin, ahead, burst, logits);
+    const float* const unit = queries.unit() + begin;
+    if (has_nan(unit, count))
+      replace_logits<HeadDim>(block, count, state.q + begin * HeadDim, unit, seen, logits);
+    softmax_of_tile(block, seen, count, visible, logits, begin, state, p.top, rules);
+    if (!has_values) pack_dot_values<ValueDim>(block, seen_by_any, v);
+    has_values = true;
     const bool special = pack_dot_probabilities(logits, count, seen, p);
     float* const out = state.out + begin * ValueDim;
     const int words = (seen + dot_depth - 1) / dot_depth;
@@ -123,8 +151,8 @@ template <int HeadDim, int ValueDim, class Rules>
       dot_values<ValueDim, wide_columns>(p, v + i * (block_tokens / dot_depth), words, count,
                                          state.rescale, ahead, burst, out + i);
     if constexpr (whole < ValueDim)
-      dot_values<ValueDim, 1>(p, v + whole * (block_tokens / dot_depth), words, count,
-                              state.rescale, ahead, burst, out + whole);
+      dot_values<ValueDim, 1>(p, v + whole * (block_tokens / dot_depth), words, count, ahead, burst,
+                              out + whole);
     if (special) add_values_in_fp32<ValueDim>(block, count, seen, logits, p.unit, out);
   }
 }

@@ -19,6 +19,7 @@
 #include "chunk_first.hpp"
 #include "line_state.hpp"
 #include "pass.hpp"
+#include "rules.hpp"
 #include "simd.hpp"
 
 #if defined(CHUNKATTN_PASS_DOTS)
@@ -139,28 +140,39 @@ template <int HeadDim, int ValueDim>
 
 // ---- Keys -------------------------------------------------------------------------------------
 
-/// The first `seen` rows of K one after another, 128 added to each element.
+/// Rows of a block's K one after another, 128 added to each element: packed where the first tile of
+/// lines gets to them, a group of tokens ahead, so that they come from L2 meanwhile.
 template <int HeadDim>
-[[gnu::noinline]] void pack_dot_keys(const Block<std::int8_t>& block, int seen,
-                                     std::uint8_t* to) noexcept {
-  constexpr int whole = HeadDim / 16 * 16;
-  constexpr int width = simd::width_for<std::max(whole / 4, 4)>;
-  for (int t = 0; t < seen; ++t, to += HeadDim) {
-    const std::int8_t* const from = block.k[t];
-    for (int i = 0; i < whole; i += 4 * width) {
-      simd::Unsigned<width> bytes;
-      __builtin_memcpy(&bytes, from + i, sizeof bytes);
-      bytes ^= 0x80808080u;
-      __builtin_memcpy(to + i, &bytes, sizeof bytes);
+struct DotKeys {
+  static constexpr int group = simd::num_accumulators / 2;
+
+  const Block<std::int8_t>& block;
+  std::uint8_t* memory;  ///< [block_tokens][HeadDim]
+  int count = 0;         ///< packed so far, in groups
+
+  /// Packs the next group, of which some rows may be beyond the block's last.
+  CHUNKATTN_INLINE void pack_group() noexcept {
+    constexpr int whole = HeadDim / 16 * 16;
+    constexpr int width = simd::width_for<std::max(whole / 4, 4)>;
+    std::uint8_t* to = memory + count * HeadDim;
+    for (int t = count; t < count + group; ++t, to += HeadDim) {
+      const std::int8_t* const from = block.k[t];
+      for (int i = 0; i < whole; i += 4 * width) {
+        simd::Unsigned<width> bytes;
+        __builtin_memcpy(&bytes, from + i, sizeof bytes);
+        bytes ^= 0x80808080u;
+        __builtin_memcpy(to + i, &bytes, sizeof bytes);
+      }
+      if constexpr (whole < HeadDim) {
+        std::uint64_t bytes;
+        __builtin_memcpy(&bytes, from + whole, sizeof bytes);
+        bytes ^= 0x8080808080808080u;
+        __builtin_memcpy(to + whole, &bytes, sizeof bytes);
+      }
     }
-    if constexpr (whole < HeadDim) {
-      std::uint64_t bytes;
-      __builtin_memcpy(&bytes, from + whole, sizeof bytes);
-      bytes ^= 0x8080808080808080u;
-      __builtin_memcpy(to + whole, &bytes, sizeof bytes);
-    }
+    count += group;
   }
-}
+};
 
 // ---- Values -----------------------------------------------------------------------------------
 
@@ -248,8 +260,8 @@ struct DotProbabilities {
   static constexpr int term_words = block_tokens / dot_depth * tile_lines;
 
   std::uint32_t* words;
-  alignas(64) std::uint32_t top[tile_lines] = {};  ///< bits of each line's largest one
-  alignas(64) float unit[tile_lines] = {};         ///< what its integers count
+  alignas(64) std::uint32_t top[tile_lines];  ///< bits of each line's largest one
+  alignas(64) float unit[tile_lines];         ///< what its integers count
 };
 
 /// Packs those of some vectors of lines, [token][tile_lines], whose `top` is known and that are
@@ -265,7 +277,8 @@ struct DotProbabilities {
     Bits top;
     __builtin_memcpy(&top, to.top + line, sizeof top);
     const Bits regular = (Bits)(top < 0x7f800000u);
-    for (int l = 0; l < width && line + l < lines; ++l) special = special || regular[l] == 0;
+    special = special || any_of<width>((simd::Int<width>)(~regular) &
+                                       (simd::Int<width>)(simd::iota<width>() < lines - line));
     // The largest is 2^15 units or more and rounds to less than 2^16; no unit is subnormal.
     Bits exponent = regular & ((top + 0x80u) >> 23);
     exponent = exponent > 16u ? exponent : Bits{} + 16u;

@@ -27,19 +27,35 @@ CHUNKATTN_INLINE simd::Unsigned<W> load_words(const void* from) noexcept {
   return words;
 }
 
+/// Packs keys until there are `count`; rows of V that far on go from L2 to L1.
+template <int HeadDim, int ValueDim>
+CHUNKATTN_INLINE void pack_ahead(DotKeys<HeadDim>& keys, int count) noexcept {
+  constexpr int group = DotKeys<HeadDim>::group;
+  while (keys.count < count) {
+    for (int i = 0; i < group; ++i) {
+      const int token = std::min(keys.count + i, keys.block.count - 1);
+      for (int at = 0; at < ValueDim; at += 64) prefetch_near(keys.block.v[token] + at);
+    }
+    keys.pack_group();
+  }
+}
+
 /// logits[token][line] of `count` tokens, rounded up to whole groups, and Vectors vectors of lines
 /// from `line` on. Prefetches some lines of `ahead` at each step.
-template <int HeadDim, int Vectors>
-[[gnu::noinline]] void dot_logits(const std::uint8_t* k, const float* k_scale, int count,
-                                  DotQueries<HeadDim> queries, int line, PrefetchCursor& ahead,
-                                  int burst, float* logits) noexcept {
+template <int HeadDim, int ValueDim, int Vectors>
+[[gnu::noinline]] void dot_logits(DotKeys<HeadDim>& keys, int count, DotQueries<HeadDim> queries,
+                                  int line, PrefetchCursor& ahead, int burst,
+                                  float* logits) noexcept {
   constexpr int width = simd::native_width;
   constexpr int group = simd::num_accumulators / Vectors;
   constexpr int words = DotQueries<HeadDim>::words;
   constexpr int step = dot_step<HeadDim>;
   using Bits = simd::Unsigned<width>;
   PrefetchCursor lines = ahead;
+  const float* const k_scale = keys.block.k_scale;
+  const std::uint8_t* k = keys.memory;
   for (int t = 0; t < count; t += group, k += group * HeadDim) {
+    pack_ahead<HeadDim, ValueDim>(keys, std::min(t + 2 * group, count));
     Bits sums[group][Vectors];
     repeat_dots<group>([&](auto j) CHUNKATTN_LAMBDA {
       repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA { sums[j][v] = Bits{}; });

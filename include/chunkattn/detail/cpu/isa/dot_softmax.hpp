@@ -38,11 +38,11 @@ CHUNKATTN_INLINE simd::Float<W> dot_weight(simd::Float<W> x) noexcept {
   return simd::scale_or_zero<W>(p, scale, x, lowest);
 }
 
-/// For one vector of lines: turns logits[0, count) into probabilities times the scales of V's rows,
-/// with zeros behind them up to a multiple of dot_depth; moves max and sum, leaves the factor of
-/// the outputs in `rescale` and the bits of the largest in `top`. Lane l sees the tokens below
+/// For some vectors of lines: turns logits[0, count) into probabilities times the scales of V's
+/// rows, with zeros behind them up to a multiple of dot_depth; moves max and sum, leaves the factor
+/// of the outputs in `rescale` and the bits of the largest in `top`. Lane l sees the tokens below
 /// visible[l] (all of them if `full`); where it does not see one, or rules hide it, -0 is left.
-template <class Rules>
+template <int Vectors, class Rules>
 [[gnu::noinline]] void dot_softmax(const Block<std::int8_t>& block, int count, bool full,
                                    const std::int32_t* visible, float* logits, float* max,
                                    float* sum, float* rescale, std::uint32_t* top,
@@ -51,40 +51,53 @@ template <class Rules>
   using Vector = simd::Float<width>;
   using Bits = simd::Unsigned<width>;
   // Operations that wait for each other; a variant's expressions are enough to do meanwhile.
-  constexpr int chains = Rules::change_logits || Rules::hide ? 1 : 4;
-  const auto for_each_token = [&](const auto& f) CHUNKATTN_LAMBDA {
+  constexpr int chains = Rules::change_logits || Rules::hide ? 1 : 4 / Vectors;
+  const auto for_each = [&](const auto& f) CHUNKATTN_LAMBDA {
     int t = 0;
     for (; t + chains <= count; t += chains)
-      simd::repeat<chains>([&](auto i) CHUNKATTN_LAMBDA { f(t + i, i); });
+      simd::repeat<chains>([&](auto i) CHUNKATTN_LAMBDA {
+        simd::repeat<Vectors>([&](auto v) CHUNKATTN_LAMBDA { f(t + i, v, i); });
+      });
     for (int left = count % chains; left > 0; --left)
-      f(count - left, std::integral_constant<int, 0>{});
+      simd::repeat<Vectors>(
+          [&](auto v) CHUNKATTN_LAMBDA { f(count - left, v, std::integral_constant<int, 0>{}); });
   };
   const auto terms = rules.template for_rows<width>();
-  const simd::Int<width> seen = simd::load_int<width>(visible);
+  const auto sees = [&](int t, int v) CHUNKATTN_LAMBDA {
+    return simd::broadcast_int<width>(t) < simd::load_int<width>(visible + v * width);
+  };
   const Vector hidden = simd::broadcast<width>(hidden_logit);
   const bool some_hidden = Rules::hide || !full;
 
-  const Vector old_max = simd::load<width>(max);
-  Vector largest[chains];
-  for (Vector& x : largest) x = old_max;
-  for_each_token([&](int t, auto chain) CHUNKATTN_LAMBDA {
-    Vector s = simd::load<width>(logits + t * tile_lines);
+  Vector old_max[Vectors], largest[Vectors][chains], factor[Vectors];
+  for (int v = 0; v < Vectors; ++v) {
+    old_max[v] = simd::load<width>(max + v * width);
+    for (Vector& x : largest[v]) x = old_max[v];
+  }
+  for_each([&](int t, auto v, auto chain) CHUNKATTN_LAMBDA {
+    float* const at = logits + t * tile_lines + v * width;
+    Vector s = simd::load<width>(at);
     if constexpr (Rules::change_logits) s = terms.logit(s, block.position + t);
     if constexpr (Rules::hide)
       s = simd::select<width>(terms.visible(block.position + t), s, hidden);
-    if (!full) s = simd::select<width>(simd::broadcast_int<width>(t) < seen, s, hidden);
-    if (Rules::change_logits || some_hidden) simd::store(logits + t * tile_lines, s);
-    largest[chain] = simd::max(largest[chain], s);
+    if (!full) s = simd::select<width>(sees(t, v), s, hidden);
+    if (Rules::change_logits || some_hidden) simd::store(at, s);
+    largest[v][chain] = simd::max(largest[v][chain], s);
   });
-  for (int i = chains / 2; i > 0; i /= 2)
-    for (int j = 0; j < i; ++j) largest[j] = simd::max(largest[j], largest[j + i]);
+  simd::repeat<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+    for (int i = 1; i < chains; ++i) largest[v][0] = simd::max(largest[v][0], largest[v][i]);
+    factor[v] = simd::exp_nonpositive<width>(old_max[v] - largest[v][0]);
+    simd::store(max + v * width, largest[v][0]);
+    simd::store(rescale + v * width, factor[v]);
+  });
 
-  Vector totals[chains] = {};
-  Bits tops[chains] = {};
-  for_each_token([&](int t, auto chain) CHUNKATTN_LAMBDA {
-    const Vector s = simd::load<width>(logits + t * tile_lines);
-    const Vector p = dot_weight<width>(s - largest[0]);
-    totals[chain] = totals[chain] + p;
+  Vector totals[Vectors][chains] = {};
+  Bits tops[Vectors][chains] = {};
+  for_each([&](int t, auto v, auto chain) CHUNKATTN_LAMBDA {
+    float* const at = logits + t * tile_lines + v * width;
+    const Vector s = simd::load<width>(at);
+    const Vector p = dot_weight<width>(s - largest[v][0]);
+    totals[v][chain] = totals[v][chain] + p;
     Bits bits = simd::bits_as<Bits>(p * simd::broadcast<width>(block.v_scale[t]));
     Bits mark{};
     if (some_hidden) {
@@ -92,23 +105,20 @@ template <class Rules>
       bits &= ~is_hidden;
       mark = is_hidden & 0x80000000u;
     }
-    tops[chain] = tops[chain] > bits ? tops[chain] : bits;
-    simd::store(logits + t * tile_lines, simd::bits_as<Vector>(bits | mark));
+    tops[v][chain] = tops[v][chain] > bits ? tops[v][chain] : bits;
+    simd::store(at, simd::bits_as<Vector>(bits | mark));
   });
-  for (int i = chains / 2; i > 0; i /= 2) {
-    for (int j = 0; j < i; ++j) {
-      totals[j] = totals[j] + totals[j + i];
-      tops[j] = tops[j] > tops[j + i] ? tops[j] : tops[j + i];
+  simd::repeat<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+    for (int i = 1; i < chains; ++i) {
+      totals[v][0] = totals[v][0] + totals[v][i];
+      tops[v][0] = tops[v][0] > tops[v][i] ? tops[v][0] : tops[v][i];
     }
-  }
-  for (int t = count; t % dot_depth != 0; ++t)
-    simd::store(logits + t * tile_lines, simd::zero<width>());
-
-  const Vector factor = simd::exp_nonpositive<width>(old_max - largest[0]);
-  simd::store(max, largest[0]);
-  simd::store(sum, simd::fma(simd::load<width>(sum), factor, totals[0]));
-  simd::store(rescale, factor);
-  __builtin_memcpy(top, &tops[0], sizeof tops[0]);
+    float* const to = sum + v * width;
+    simd::store(to, simd::fma(simd::load<width>(to), factor[v], totals[v][0]));
+    __builtin_memcpy(top + v * width, &tops[v][0], sizeof(Bits));
+    for (int t = count; t % dot_depth != 0; ++t)
+      simd::store(logits + t * tile_lines + v * width, simd::zero<width>());
+  });
 }
 
 CHUNKATTN_PASS_END

@@ -31,6 +31,9 @@ CHUNKATTN_INLINE simd::Float<W> marked(simd::Float<W> p, simd::Float<W> logit) n
 }
 template <int W>
 CHUNKATTN_INLINE bool any_of(simd::Int<W> condition) noexcept {
+#if defined(CHUNKATTN_PASS_AVX512)
+  if constexpr (W == 16) return _mm512_test_epi32_mask((__m512i)condition, (__m512i)condition) != 0;
+#endif
   std::int32_t any = 0;
   for (int i = 0; i < W; ++i) any |= condition[i];
   return any != 0;
