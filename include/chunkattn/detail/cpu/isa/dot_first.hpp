@@ -116,7 +116,8 @@ template <int HeadDim, int ValueDim, class Rules>
   DotKeys<HeadDim> keys{block, reinterpret_cast<std::uint8_t*>(state.scratch)};
   auto* const v = reinterpret_cast<std::uint32_t*>(state.scratch + block_tokens * HeadDim / 4);
   float* const logits = state.p;
-  DotProbabilities p{reinterpret_cast<std::uint32_t*>(logits + block_tokens * tile_lines)};
+  DotProbabilities p;
+  p.words = reinterpret_cast<std::uint32_t*>(logits + block_tokens * tile_lines);
   const DotQueries<HeadDim> queries{state.q_transposed, state.transposed_stride};
   const int seen_by_any = seen;
   bool has_values = false;  // packed: where they are needed, since K is read before
