@@ -40,11 +40,11 @@ chunkattn_fast_program(fast_cuda SCALE 0.3 OPTIONS -O1
 chunkattn_fast_program(fast_cpu OPTIONS -O1
   TESTS array_test element_test executor_test
         cpu_checks_test cpu_cut_test cpu_schedule_test cpu_walk_test cpu_write_test dots_test
-        tile_test)
+        pairs_test tile_test)
 chunkattn_fast_program(fast_batches OPTIONS -O1 TESTS step_batch_test plan_arrays_test)
 chunkattn_fast_program(fast_plain VARIANT plain SCALE 0.3 OPTIONS -O1 TESTS cpu_dispatch_test)
 chunkattn_fast_program(fast_tiles VARIANT tiles OPTIONS -O1 TESTS attention_variants_test)
-chunkattn_fast_program(fast_dots VARIANT dots OPTIONS -O1 TESTS dots_test)
+chunkattn_fast_program(fast_dots VARIANT dots OPTIONS -O1 TESTS dots_test pairs_test)
 chunkattn_fast_program(fast_portable VARIANT portable OPTIONS -O1 TESTS attention_variants_test element_test)
 chunkattn_fast_program(fast_avx2 VARIANT avx2 OPTIONS -O1 TESTS attention_variants_test element_test)
 # These two define a macro before they include anything.

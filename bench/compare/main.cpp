@@ -24,7 +24,7 @@ namespace {
 using compare::Case;
 using compare::Type;
 
-constexpr const char* names[] = {"fp32", "bf16", "int8"};
+constexpr const char* names[] = {"fp32", "bf16", "bf16 one term", "bf16 queries", "int8"};
 
 std::string name_of(const Case& c) {
   char name[80];
@@ -73,7 +73,8 @@ void fill(std::vector<float>& memory, Type type, std::mt19937& random) {
 /// Those with `part` in their names, by type.
 std::vector<Case> cases_with(const std::string& part) {
   std::vector<Case> cases;
-  for (const Type type : {Type::fp32, Type::bf16, Type::int8})
+  for (const Type type :
+       {Type::fp32, Type::bf16, Type::bf16_one_term, Type::bf16_queries, Type::int8})
     for (const int kv_heads : {32, 8})
       for (const auto& [shared, own] :
            {std::pair{1024, 64}, std::pair{2048, 64}, std::pair{4096, 64}, std::pair{0, 1024}})
@@ -93,11 +94,13 @@ Result measure(const compare::MakeSteps (&make)[2], const Case& c, int rounds, b
                std::vector<float>& k, std::vector<float>& v, std::mt19937& random) {
   std::vector<float> q(compare::q_size(c)), out[2] = {q, q};
   fill(q, Type::fp32, random);
+  std::vector<float> q_bf16(q.size() / 2 + 1);
+  fill(q_bf16, Type::bf16, random);
   std::vector<float> scales(c.type == Type::int8 ? std::size_t{2} << 20 : 0, 1.0f / 128);
   std::unique_ptr<compare::Steps> steps[2];
   for (int w = 0; w < 2; ++w)
-    steps[w].reset(
-        make[w](c, {k.data(), v.data(), scales.data(), scales.data(), q.data(), out[w].data()}));
+    steps[w].reset(make[w](c, {k.data(), v.data(), scales.data(), scales.data(), q.data(),
+                               q_bf16.data(), out[w].data()}));
   std::vector<double> ratios, before;
   for (int round = -2; round < rounds; ++round) {
     double ms[2];
@@ -127,7 +130,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::mt19937 random(1);
-  std::printf("%-28s %7s %15s %10s\n", "case", "ratio", "95 %", "before ms");
+  std::printf("%-34s %7s %15s %10s\n", "case", "ratio", "95 %", "before ms");
   std::vector<float> k(std::size_t{160} << 20), v(k.size());
   double logarithms = 0;
   bool same_bits = true;
@@ -138,7 +141,7 @@ int main(int argc, char** argv) {
       fill(v, c.type, random);
     }
     const Result r = measure(make, c, rounds, cpu_time, k, v, random);
-    std::printf("%-28s %7.3f %7.3f %7.3f %10.2f\n", name_of(c).c_str(), r.ratio.median, r.ratio.low,
+    std::printf("%-34s %7.3f %7.3f %7.3f %10.2f\n", name_of(c).c_str(), r.ratio.median, r.ratio.low,
                 r.ratio.high, r.before);
     std::fflush(stdout);
     logarithms += std::log(r.ratio.median);

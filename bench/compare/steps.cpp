@@ -20,7 +20,11 @@ class Steps final : public compare::Steps {
 
  public:
   explicit Steps(const compare::Case& c, const compare::Memory& memory)
-      : q_(memory.q, compare::q_size(c)), out_(memory.out, q_.size()) {
+      : q_(memory.q, compare::q_size(c)),
+        q_bf16_(static_cast<const bfloat16*>(memory.q_bf16), q_.size()),
+        out_(memory.out, q_.size()),
+        has_bf16_queries_(c.type == compare::Type::bf16_queries),
+        attention_(2, options_of(c)) {
     for (int s = 0; s < c.sequences; ++s) {
       std::vector<int> prompt;
       for (int i = 0; i < c.shared; ++i) prompt.push_back(i);
@@ -47,18 +51,31 @@ class Steps final : public compare::Steps {
     else
       layer_ = view_of();
   }
-  void run() override { attention_.run(layer_, view_, q_, out_); }
+  void run() override {
+    if (has_bf16_queries_)
+      attention_.run(layer_, view_, q_bf16_, out_);
+    else
+      attention_.run(layer_, view_, q_, out_);
+  }
 
  private:
+  static CpuOptions options_of(const compare::Case& c) {
+    CpuOptions options;
+    if (c.type == compare::Type::bf16_one_term) options.accuracy = CpuOptions::Accuracy::one_term;
+    return options;
+  }
+
+  std::span<const float> q_;
+  std::span<const bfloat16> q_bf16_;
+  std::span<float> out_;
+  bool has_bf16_queries_;
   Tree tree_;
   AttentionPlan plan_;
   std::vector<Tree::Sequence> sequences_;
   std::optional<Tree::Step> step_;
-  ChunkAttention<Cpu, compare::head_dim> attention_{2};
+  ChunkAttention<Cpu, compare::head_dim> attention_;
   Tree::StepView view_;
   KvView<T> layer_;
-  std::span<const float> q_;
-  std::span<float> out_;
 };
 
 }  // namespace
@@ -67,6 +84,8 @@ extern "C" __attribute__((visibility("default"))) compare::Steps* make_steps(
     const compare::Case& c, const compare::Memory& memory) {
   switch (c.type) {
     case compare::Type::bf16:
+    case compare::Type::bf16_one_term:
+    case compare::Type::bf16_queries:
       return new Steps<bfloat16>(c, memory);
     case compare::Type::int8:
       return new Steps<std::int8_t>(c, memory);

@@ -8,7 +8,8 @@ namespace compare {
 inline constexpr int head_dim = 128;
 inline constexpr int qo_heads = 32;
 
-enum class Type { fp32, bf16, int8 };
+/// Of K and V. Queries are fp32 that are no bfloat16, but for `bf16_queries`.
+enum class Type { fp32, bf16, bf16_one_term, bf16_queries, int8 };
 
 struct Case {
   Type type;
@@ -24,6 +25,7 @@ struct Memory {
   void *k, *v;
   float *k_scale, *v_scale;  ///< of int8 rows
   const float* q;
+  const void* q_bf16;
   float* out;  ///< its own
 };
 

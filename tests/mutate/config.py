@@ -60,6 +60,7 @@ FIRST = [
     ("chunkattn/detail/base/spin_lock.hpp", ["cpu_lock_test"]),
     ("chunkattn/detail/cpu/isa/evaluate.hpp", ["attention_variants_test"]),
     ("chunkattn/detail/cpu/isa/dot*.hpp", ["dots_test", "dots_shapes_test"]),
+    ("chunkattn/detail/cpu/isa/pair*.hpp", ["pairs_test", "pairs_shapes_test"]),
     ("chunkattn/detail/cpu/isa/rules.hpp", ["variant_seams_test", "attention_variants_test"]),
     ("chunkattn/detail/cpu/*", ["attention_errors_test", "attention_invariant_test", "attention_oracle_test", "attention_alone_test"]),
     ("chunkattn/detail/attention/state.hpp", ["softmax_state_test"]),

@@ -135,14 +135,18 @@ chunkattn::Rounding rounding_in(
   using Accuracy = chunkattn::CpuOptions::Accuracy;
   const chunkattn::CpuOptions& options = attention.options();
 #if defined(CHUNKATTN_SOFTWARE_DOTS)
-  constexpr bool dots = true;
+  constexpr bool dots = true, pairs = true;
 #else
   const bool dots = options.instruction_set == chunkattn::InstructionSet::avx512 &&
                     chunkattn::detail::cpu::dot_units().int8;
+  const bool pairs = options.instruction_set == chunkattn::InstructionSet::avx512 &&
+                     chunkattn::detail::cpu::dot_units().bfloat16;
 #endif
   if (dots && std::is_same_v<T, std::int8_t> && HeadDim <= 512 &&
       options.accuracy != Accuracy::fp32 && options.reduce != Reduce::batch_invariant)
     return chunkattn::rounding_of_dots();
+  if (pairs && std::is_same_v<T, chunkattn::bfloat16> && options.reduce != Reduce::batch_invariant)
+    return chunkattn::rounding_of_pairs(options.accuracy);
 #if defined(CHUNKATTN_SOFTWARE_TILES)
   constexpr bool tiles = true;
 #else

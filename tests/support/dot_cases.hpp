@@ -1,4 +1,4 @@
-// Problems for products of int8 K and V by dot products of bytes.
+// Problems for products of int8 and bfloat16 K and V by dot products.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -39,22 +39,24 @@ inline RandomPlanOptions dot_shape(Random& random) {
 }
 
 /// Some problems of such shapes against the oracle, by few products and many.
-template <int HeadDim, int ValueDim = HeadDim, class X = float>
-void check_dot_shapes(std::uint64_t stream, int cases) {
+template <int HeadDim, int ValueDim = HeadDim, class X = float, class T = std::int8_t>
+void check_dot_shapes(
+    std::uint64_t stream, int cases,
+    chunkattn::CpuOptions::Accuracy accuracy = chunkattn::CpuOptions::Accuracy::two_terms) {
   using Attention = chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim, ValueDim>;
-  chunkattn::CpuOptions many = dot_options(1);
+  chunkattn::CpuOptions usual = dot_options(), all = dot_options(1), many = dot_options(1);
   many.reduce = chunkattn::CpuOptions::Reduce::spin_lock;
   many.tuning.min_tasks = 32;
   std::vector<Attention> modes;
-  modes.emplace_back(2, dot_options());
-  modes.emplace_back(2, dot_options(1));
-  modes.emplace_back(2, many);
+  for (chunkattn::CpuOptions options : {usual, all, many}) {
+    options.accuracy = accuracy;
+    modes.emplace_back(2, options);
+  }
   Random random(stream);
   for (int i = 0; i < scaled(cases); ++i) {
     const int group = random.pick({1, 2, 3, 5, 7, 8, 16, 33});
-    const AttentionCase<std::int8_t, X> problem(random, dot_shape(random), HeadDim,
-                                                random.uniform(1, 2), group,
-                                                random.pick({1.0f, 20.0f}), ValueDim);
+    const AttentionCase<T, X> problem(random, dot_shape(random), HeadDim, random.uniform(1, 2),
+                                      group, random.pick({1.0f, 20.0f}), ValueDim);
     for (Attention& attention : modes) {
       CAPTURE(HeadDim);
       CAPTURE(ValueDim);
@@ -62,7 +64,7 @@ void check_dot_shapes(std::uint64_t stream, int cases) {
       CAPTURE(attention.options().tuning.min_product_lines);
       Answer<X> answer(problem);
       attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
-      const chunkattn::Rounding rounding = rounding_in<std::int8_t>(attention);
+      const chunkattn::Rounding rounding = rounding_in<T>(attention);
       const std::span<const X> out(answer.out);
       CHECK(chunkattn::compare_with_reference(problem.reference, out, rounding).worst <= 1.0);
       CHECK(worst_lse(problem.reference, answer.lse, rounding) <= 1.0);

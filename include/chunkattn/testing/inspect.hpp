@@ -43,6 +43,13 @@ template <int HeadDim, int ValueDim, class Exec>
   return rounding;
 }
 
+/// The largest rounding errors of products by dot products of pairs over bfloat16 K and V.
+[[nodiscard]] constexpr Rounding rounding_of_pairs(CpuOptions::Accuracy accuracy) noexcept {
+  if (accuracy == CpuOptions::Accuracy::fp32) return {};
+  if (accuracy == CpuOptions::Accuracy::one_term) return {0x1p-8, 0x1p-8};
+  return {0x1.2p-17, 0};  // of queries that are bfloat16 by value; others are computed in fp32
+}
+
 /// CPU: how run() rounds products over K and V of T, for compare_with_reference().
 template <class T, int HeadDim, int ValueDim, class Exec>
 [[nodiscard]] Rounding rounding_of(const ChunkAttention<Cpu, HeadDim, ValueDim, Exec>& attention) {
@@ -50,7 +57,9 @@ template <class T, int HeadDim, int ValueDim, class Exec>
       [&](const auto& engine) {
         return engine.template uses_tiles<T>()  ? rounding_of<T>(attention.options().accuracy)
                : engine.template uses_dots<T>() ? rounding_of_dots()
-                                                : Rounding{};
+               : engine.template pair_terms<T>() > 0
+                   ? rounding_of_pairs(attention.options().accuracy)
+                   : Rounding{};
       },
       detail::AttentionAccess::engine(attention));
 }

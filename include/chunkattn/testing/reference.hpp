@@ -68,10 +68,12 @@ struct Reference {
   /// As `lse`: the largest finite sm_scale * sum |q_i k_i| of any token; with a variant times its
   /// gain, plus the size of its logit.
   std::vector<double> logit_size;
-  /// What errors relative to the largest probability or element are weighted by. As `out`:
-  /// max(p * scale) * sum |v| / scale, with the scales of 8-bit rows. As `lse`: the largest finite
+  /// What errors relative to the largest probability are weighted by. As `out`:
+  /// max(p * scale) * sum |v| / scale, with the scales of 8-bit rows.
+  std::vector<double> coarse_v;
+  /// And those relative to a query's largest element. As `lse`: the largest finite
   /// sm_scale * max |q| * sum |k_i| of any token, with a variant times its gain.
-  std::vector<double> coarse_v, coarse_logit;
+  std::vector<double> coarse_logit;
 
   /// The most that a kernel's output may differ from `out[index]`. The kernel rounds as `rounding`
   /// says, and its output by `u_out` (relative):

@@ -2,7 +2,14 @@
 // 16-bit elements, several to a lane, added up in 32 bits.
 //
 // VPDPBUSD (AVX-512 VNNI) multiplies 4 pairs of bytes per lane where VFMADD231PS multiplies one
-// pair of floats, in the same time on every processor that was measured.
+// pair of floats, in the same time on every processor that was measured. VDPBF16PS (AVX-512 BF16)
+// multiplies 2 pairs of bfloat16, on some processors in the same time, on others in four times as
+// much, so it is used on those alone that are known to be fast. bench/dot_rates.cpp measures all
+// three:
+//
+//   AMD family 19h, Zen 4    VDPBF16PS 2.0 × the multiply-adds of VFMADD231PS, VPDPBUSD 3.7 – 4 ×
+//   AMD family 1Ah, Zen 5    VDPBF16PS 2.0 ×, VPDPBUSD 4.0 × (EPYC, model 2)
+//   Intel with AMX           VDPBF16PS 0.5 ×; VPDPBUSD not measured
 #pragma once
 
 #include <cstdint>
@@ -15,7 +22,8 @@ namespace cpu {
 
 /// The dot products that kernels of avx512 use.
 struct DotUnits {
-  bool int8 = false;  ///< VPDPBUSD
+  bool int8 = false;      ///< VPDPBUSD
+  bool bfloat16 = false;  ///< VDPBF16PS
 };
 
 #if defined(CHUNKATTN_WITH_DOTS)
@@ -25,19 +33,31 @@ struct DotUnits {
 class DotProbe {
  public:
   static DotUnits units() noexcept {
-    constexpr std::uint32_t avx512_vnni = 1u << 11;
-    if (cpuid(0).a < 7) return {};
-    return {.int8 = (cpuid(7).c & avx512_vnni) != 0};
+    constexpr std::uint32_t avx512_vnni = 1u << 11, avx512_bf16 = 1u << 5;
+    if (cpuid(0, 0).a < 7) return {};
+    DotUnits units;
+    units.int8 = (cpuid(7, 0).c & avx512_vnni) != 0;
+    units.bfloat16 = multiplies_pairs_fast() && (cpuid(7, 1).a & avx512_bf16) != 0;
+    return units;
   }
 
  private:
   struct Leaf {
     std::uint32_t a, b, c, d;
   };
-  static Leaf cpuid(std::uint32_t leaf) noexcept {
-    Leaf x{leaf, 0, 0, 0};
+  static Leaf cpuid(std::uint32_t leaf, std::uint32_t part) noexcept {
+    Leaf x{leaf, 0, part, 0};
     __asm__ volatile("cpuid" : "+a"(x.a), "=b"(x.b), "+c"(x.c), "=d"(x.d));
     return x;
+  }
+
+  // The processors of the table above that VDPBF16PS is worth using on.
+  static bool multiplies_pairs_fast() noexcept {
+    const Leaf vendor = cpuid(0, 0);
+    const bool is_amd = vendor.b == 0x68747541u && vendor.d == 0x69746e65u;  // "Auth", "enti"
+    const std::uint32_t version = cpuid(1, 0).a;
+    const std::uint32_t family = (version >> 8 & 0xfu) + (version >> 20 & 0xffu);
+    return is_amd && (family == 0x19 || family == 0x1a);
   }
 };
 

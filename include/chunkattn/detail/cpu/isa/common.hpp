@@ -54,6 +54,8 @@
   _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
 #define CHUNKATTN_ALLOW_DOTS                                                                  \
   _Pragma("clang attribute push(__attribute__((target(\"avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
+#define CHUNKATTN_ALLOW_PAIRS                                                                 \
+  _Pragma("clang attribute push(__attribute__((target(\"avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
 #define CHUNKATTN_ALLOW_AMX                                                                   \
   _Pragma("clang attribute push(__attribute__((target(\"amx-tile,amx-bf16\"))), apply_to = function)")
 #define CHUNKATTN_ALLOW_AVX512_AMX                                                            \
@@ -68,5 +70,8 @@
 #define CHUNKATTN_ALLOW_DOTS \
   _Pragma("GCC push_options") \
   _Pragma("GCC target(\"avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\")")
+#define CHUNKATTN_ALLOW_PAIRS \
+  _Pragma("GCC push_options") \
+  _Pragma("GCC target(\"avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\")")
 #define CHUNKATTN_FORBID _Pragma("GCC pop_options")
 #endif

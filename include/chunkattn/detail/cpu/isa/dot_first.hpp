@@ -61,46 +61,6 @@ template <int ValueDim>
   }
 }
 
-/// Tokens of a block that each of `count` lines from `begin` on sees, and 0 up to a whole vector;
-/// returns the most. `visible` may be null.
-template <class State>
-CHUNKATTN_INLINE int dot_visible(const Block<std::int8_t>& block, const State& state, int begin,
-                                 int count, std::int32_t* visible) noexcept {
-  constexpr int width = simd::native_width;
-  using Int = simd::Int<width>;
-  Int most{};
-  for (int l = 0; l < count; l += width) {
-    const Int ends = simd::load_int<width>(state.kv_len + begin + l) - block.position;
-    const Int all = simd::broadcast_int<width>(block.count);
-    const Int sees =
-        (ends < all ? ends : all) & (Int)(ends > 0) & (Int)(simd::iota<width>() < count - l);
-    if (visible != nullptr) __builtin_memcpy(visible + l, &sees, sizeof sees);
-    most = most > sees ? most : sees;
-  }
-  return static_cast<int>(
-      simd::reduce_max<width>(__builtin_convertvector(most, simd::Float<width>)));
-}
-
-/// dot_softmax() of all vectors of a tile, its `count` lines from `begin` on.
-template <class State, class Rules>
-CHUNKATTN_INLINE void softmax_of_tile(const Block<std::int8_t>& block, int seen, int count,
-                                      const std::int32_t* visible, float* logits, int begin,
-                                      State& state, std::uint32_t* top, Rules rules) noexcept {
-  constexpr int width = simd::native_width;
-  const auto compute = [&]<int Vectors>(int at,
-                                        std::integral_constant<int, Vectors>) CHUNKATTN_LAMBDA {
-    bool full = true;
-    for (int i = at; i < at + Vectors * width; i += width)
-      full = full && !any_of<width>(simd::load_int<width>(visible + i) < seen);
-    dot_softmax<Vectors>(block, seen, full, visible + at, logits + at, state.max + begin + at,
-                         state.sum + begin + at, state.rescale + at, top + at,
-                         rules.from(begin + at));
-  };
-  if constexpr (!Rules::change_logits && !Rules::hide)
-    if (count > width) return compute(0, std::integral_constant<int, 2>{});
-  for (int at = 0; at < count; at += width) compute(at, std::integral_constant<int, 1>{});
-}
-
 /// One block for lines [line0, line0 + num_lines), whose queries pack_dot_queries() has packed.
 template <int HeadDim, int ValueDim, class Rules>
 [[gnu::noinline]] void dot_first_block(const Block<std::int8_t>& block, int line0, int num_lines,

@@ -1,5 +1,6 @@
-// The online softmax between the products of dot_products.hpp: that of chunk_first.hpp, but for the
-// order in which probabilities are added up, and with what packing them needs to know.
+// The online softmax between the products of dot_products.hpp or pair_products.hpp: that of
+// chunk_first.hpp, but for the order in which probabilities are added up, and with what packing
+// them needs to know.
 #ifndef CHUNKATTN_ISA_DOT_SOFTMAX
 #define CHUNKATTN_ISA_DOT_SOFTMAX
 
@@ -40,10 +41,11 @@ CHUNKATTN_INLINE simd::Float<W> dot_weight(simd::Float<W> x) noexcept {
 
 /// For some vectors of lines: turns logits[0, count) into probabilities times the scales of V's
 /// rows, with zeros behind them up to a multiple of dot_depth; moves max and sum, leaves the factor
-/// of the outputs in `rescale` and the bits of the largest in `top`. Lane l sees the tokens below
-/// visible[l] (all of them if `full`); where it does not see one, or rules hide it, -0 is left.
-template <int Vectors, class Rules>
-[[gnu::noinline]] void dot_softmax(const Block<std::int8_t>& block, int count, bool full,
+/// of the outputs in `rescale` and, where rows have scales, the bits of the largest in `top`. Lane
+/// l sees the tokens below visible[l] (all of them if `full`); where it does not see one, or rules
+/// hide it, -0 is left.
+template <int Vectors, class T, class Rules>
+[[gnu::noinline]] void dot_softmax(const Block<T>& block, int count, bool full,
                                    const std::int32_t* visible, float* logits, float* max,
                                    float* sum, float* rescale, std::uint32_t* top,
                                    Rules rules) noexcept {
@@ -98,14 +100,16 @@ template <int Vectors, class Rules>
     const Vector s = simd::load<width>(at);
     const Vector p = dot_weight<width>(s - largest[v][0]);
     totals[v][chain] = totals[v][chain] + p;
-    Bits bits = simd::bits_as<Bits>(p * simd::broadcast<width>(block.v_scale[t]));
+    Bits bits = simd::bits_as<Bits>(p);
+    if constexpr (has_row_scales<T>)
+      bits = simd::bits_as<Bits>(p * simd::broadcast<width>(block.v_scale[t]));
     Bits mark{};
     if (some_hidden) {
       const Bits is_hidden = (Bits)(s <= hidden);
       bits &= ~is_hidden;
       mark = is_hidden & 0x80000000u;
     }
-    tops[v][chain] = tops[v][chain] > bits ? tops[v][chain] : bits;
+    if constexpr (has_row_scales<T>) tops[v][chain] = tops[v][chain] > bits ? tops[v][chain] : bits;
     simd::store(at, simd::bits_as<Vector>(bits | mark));
   });
   simd::repeat<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
@@ -115,10 +119,50 @@ template <int Vectors, class Rules>
     }
     float* const to = sum + v * width;
     simd::store(to, simd::fma(simd::load<width>(to), factor[v], totals[v][0]));
-    __builtin_memcpy(top + v * width, &tops[v][0], sizeof(Bits));
+    if constexpr (has_row_scales<T>) __builtin_memcpy(top + v * width, &tops[v][0], sizeof(Bits));
     for (int t = count; t % dot_depth != 0; ++t)
       simd::store(logits + t * tile_lines + v * width, simd::zero<width>());
   });
+}
+
+/// Tokens of a block that each of `count` lines from `begin` on sees, and 0 up to a whole vector;
+/// returns the most. `visible` may be null.
+template <class T, class State>
+CHUNKATTN_INLINE int dot_visible(const Block<T>& block, const State& state, int begin, int count,
+                                 std::int32_t* visible) noexcept {
+  constexpr int width = simd::native_width;
+  using Int = simd::Int<width>;
+  Int most{};
+  for (int l = 0; l < count; l += width) {
+    const Int ends = simd::load_int<width>(state.kv_len + begin + l) - block.position;
+    const Int all = simd::broadcast_int<width>(block.count);
+    const Int sees =
+        (ends < all ? ends : all) & (Int)(ends > 0) & (Int)(simd::iota<width>() < count - l);
+    if (visible != nullptr) __builtin_memcpy(visible + l, &sees, sizeof sees);
+    most = most > sees ? most : sees;
+  }
+  return static_cast<int>(
+      simd::reduce_max<width>(__builtin_convertvector(most, simd::Float<width>)));
+}
+
+/// dot_softmax() of all vectors of a tile, its `count` lines from `begin` on.
+template <class T, class State, class Rules>
+CHUNKATTN_INLINE void softmax_of_tile(const Block<T>& block, int seen, int count,
+                                      const std::int32_t* visible, float* logits, int begin,
+                                      State& state, std::uint32_t* top, Rules rules) noexcept {
+  constexpr int width = simd::native_width;
+  const auto compute = [&]<int Vectors>(int at,
+                                        std::integral_constant<int, Vectors>) CHUNKATTN_LAMBDA {
+    bool full = true;
+    for (int i = at; i < at + Vectors * width; i += width)
+      full = full && !any_of<width>(simd::load_int<width>(visible + i) < seen);
+    dot_softmax<Vectors>(block, seen, full, visible + at, logits + at, state.max + begin + at,
+                         state.sum + begin + at, state.rescale + at,
+                         top == nullptr ? nullptr : top + at, rules.from(begin + at));
+  };
+  if constexpr (!Rules::change_logits && !Rules::hide)
+    if (count > width) return compute(0, std::integral_constant<int, 2>{});
+  for (int at = 0; at < count; at += width) compute(at, std::integral_constant<int, 1>{});
 }
 
 CHUNKATTN_PASS_END

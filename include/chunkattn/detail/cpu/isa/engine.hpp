@@ -9,6 +9,9 @@
 #include "dots.hpp"
 #include "elements.hpp"
 #include "line_state.hpp"
+#include "pair_first.hpp"
+#include "pair_operands.hpp"
+#include "pairs.hpp"
 #include "partial_results.hpp"
 #include "pass.hpp"
 #include "rules.hpp"
@@ -27,7 +30,10 @@ class Engine {
   static constexpr InstructionSet instruction_set = InstructionSet::CHUNKATTN_PASS;
 
   explicit Engine(const CpuOptions& options)
-      : options_(options), terms_(tile_terms(options)), dots_(wants_dots(options)) {}
+      : options_(options),
+        terms_(tile_terms(options)),
+        dots_(wants_dots(options)),
+        pair_terms_(wanted_pair_terms(options)) {}
 
   /// Performs the plan's row copies, then stores K and V of its query tokens; K alone if v is
   /// nullptr.
@@ -84,6 +90,12 @@ class Engine {
   [[nodiscard]] bool uses_dots() const noexcept {
     return fits_dots<HeadDim, T> && dots_;
   }
+  /// The terms of probabilities where products go through dot products of pairs, else 0. With two,
+  /// they do for queries alone that are bfloat16 by value.
+  template <class T>
+  [[nodiscard]] int pair_terms() const noexcept {
+    return fits_pairs<T> ? pair_terms_ : 0;
+  }
 
  private:
   // Whether a row's bits may depend on its own tokens alone.
@@ -108,6 +120,7 @@ class Engine {
   // And through dot products, which compute 1.8 times as many in the same time.
   static constexpr int min_dot_lines = 7;
   static constexpr int dot_flops_per_ns = 250;
+  static constexpr int two_term_flops_per_ns = 190;
 
   // The terms that tiles are to multiply; 0: no tiles.
   static int tile_terms(const CpuOptions& options) noexcept {
@@ -119,6 +132,16 @@ class Engine {
   static bool wants_dots(const CpuOptions& options) noexcept {
     return runs_dots(options.instruction_set) && options.reduce != Reduce::batch_invariant &&
            options.accuracy != Accuracy::fp32;
+  }
+
+  static int wanted_pair_terms(const CpuOptions& options) noexcept {
+    if (!runs_pairs(options.instruction_set) || options.reduce == Reduce::batch_invariant) return 0;
+    return options.accuracy == Accuracy::fp32 ? 0 : options.accuracy == Accuracy::one_term ? 1 : 2;
+  }
+  // The terms if all queries of X can be pairs.
+  template <class T, class X>
+  [[nodiscard]] int sure_pair_terms() const noexcept {
+    return std::is_same_v<X, bfloat16> || pair_terms<T>() == 1 ? pair_terms<T>() : 0;
   }
 
   // Derives the tasks and makes room for them. Allocates only beyond what was seen before.
@@ -139,7 +162,7 @@ class Engine {
       wanted.min_product_lines = options_.tuning.min_product_lines;
     } else if (uses_tiles<T>()) {
       wanted.min_product_lines = min_matrix_lines;
-    } else if (uses_dots<T>()) {
+    } else if (uses_dots<T>() || sure_pair_terms<T, X>() == 1) {
       wanted.min_product_lines = min_dot_lines;
     } else {
       wanted.min_product_lines = min_product_lines<T>;
@@ -152,7 +175,10 @@ class Engine {
     wanted.invariant = invariant();
     wanted.cost.bytes_per_token = (HeadDim + ValueDim) * static_cast<double>(sizeof(T));
     wanted.cost.flops_per_token_line = 2.0 * (HeadDim + ValueDim);
-    if (uses_dots<T>()) wanted.cost.flops_per_ns = dot_flops_per_ns;
+    if (uses_dots<T>() || sure_pair_terms<T, X>() == 1)
+      wanted.cost.flops_per_ns = dot_flops_per_ns;
+    else if (sure_pair_terms<T, X>() == 2)
+      wanted.cost.flops_per_ns = two_term_flops_per_ns;
     if constexpr (SkipsKeys<V>) {
       hidden_.resize(static_cast<std::size_t>(plan.num_rows));
       for (int row = 0; row < plan.num_rows; ++row)
@@ -211,7 +237,7 @@ class Engine {
       }
     }
     load_queries(call, lines, state);
-    if (block.has_products) arrange_queries<T>(lines.per_head(), state);
+    if (block.has_products) arrange_queries(call, lines, state);
     if (ordered && whole) Partials::clear(state.merged, lines.count());
     for (int u = task.part_begin; u < task.part_end; ++u) {
       if (ordered && u > task.part_begin) clear(units[u], lines, state);
@@ -257,7 +283,7 @@ class Engine {
     while (products.next(span)) {
       Block<T> block(span, call.kv, lines.head_begin);
       const int num_lines = (span.row_end - span.row_begin) * call.group;
-      ahead.grant_product(span.count, num_lines, uses_dots<T>() ? 180 : 100);
+      ahead.grant_product(span.count, num_lines, uses_dots<T>() || state.has_pairs ? 180 : 100);
       add_product(block, lines.line(lines.head_begin, span.row_begin), num_lines, state, tiles,
                   ahead.cursor, rules);
       ahead.settle();
@@ -275,6 +301,10 @@ class Engine {
         return tile_first_block(block, line, num_lines, terms_, state, tiles, ahead, rules);
     if constexpr (fits_dots<HeadDim, T>)
       if (uses_dots<T>()) return dot_first_block(block, line, num_lines, state, ahead, rules);
+    if constexpr (fits_pairs<T>)
+      if (state.has_pairs)
+        return pair_first_block(block, line, num_lines, options_.sm_scale, pair_terms_, state,
+                                ahead, rules);
     chunk_first_block(block, line, num_lines, invariant(), state, ahead, rules);
   }
 
@@ -324,13 +354,24 @@ class Engine {
   }
 
   // The queries of the first lines once more, as products need them.
-  template <class T>
-  void arrange_queries(int lines, State& state) const noexcept {
+  template <class T, class X, class Y, class V>
+  void arrange_queries(const Call<T, X, Y, V>& call, const TaskLines& lines,
+                       State& state) const noexcept {
+    const int count = lines.per_head();
+    state.has_pairs = false;
     if constexpr (fits_tiles<HeadDim, ValueDim, T>)
-      if (uses_tiles<T>()) return pack_queries(lines, terms_, state);
+      if (uses_tiles<T>()) return pack_queries(count, terms_, state);
     if constexpr (fits_dots<HeadDim, T>)
-      if (uses_dots<T>()) return pack_dot_queries(lines, state);
-    transpose_queries(lines, state);
+      if (uses_dots<T>()) return pack_dot_queries(count, state);
+    if constexpr (fits_pairs<T>) {
+      const auto row = [&](int line) CHUNKATTN_LAMBDA {
+        const int first = lines.head_begin * call.group + line % call.group;
+        return call.q + call.qo_index(lines.row_begin + line / call.group, first) * HeadDim;
+      };
+      state.has_pairs = pair_terms_ > 0 && pack_pair_queries(count, state, row, pair_terms_ == 1);
+      if (state.has_pairs) return;
+    }
+    transpose_queries(count, state);
   }
   static void transpose_queries(int lines, State& state) noexcept {
     constexpr int block = simd::native_width;
@@ -406,6 +447,7 @@ class Engine {
   CpuOptions options_;
   int terms_;
   bool dots_;
+  int pair_terms_;
   Array<KeyRange> hidden_;  // by row, of the last call whose variant skips keys
   Schedule schedule_;
   TaskQueue tasks_;

@@ -21,7 +21,7 @@ class LineState {
   static constexpr int partial_stride = ValueDim + 16;
 
   float* q = nullptr;              ///< [lines][HeadDim], scaled by sm_scale
-  float* q_transposed = nullptr;   ///< [HeadDim][transposed_stride], the same, or pairs for tiles
+  float* q_transposed = nullptr;   ///< [HeadDim][transposed_stride], the same, or words of them
   float* out = nullptr;            ///< [lines][ValueDim], unnormalised
   float* merged = nullptr;         ///< [lines][partial_stride], see PartialResults
   float* max = nullptr;            ///< [lines]
@@ -33,6 +33,7 @@ class LineState {
   float* spare = nullptr;          ///< [ValueDim] a line that nobody reads
   float* tile_scratch = nullptr;   ///< see TileScratch
   std::ptrdiff_t transposed_stride = 0;
+  bool has_pairs = false;        ///< q_transposed is what dot products of pairs need
   std::int32_t* row = nullptr;   ///< [lines] query token, in the caller's order: for variants
   std::int32_t* head = nullptr;  ///< [lines] query head: for variants
 

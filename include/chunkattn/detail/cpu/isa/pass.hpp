@@ -79,6 +79,21 @@
 #define CHUNKATTN_DOTS_FORBID CHUNKATTN_PASS_FORBID
 #endif
 
+// And those of pairs of bfloat16.
+#if defined(CHUNKATTN_PASS_AVX512) && defined(CHUNKATTN_WITH_PAIRS)
+#define CHUNKATTN_PASS_BF16 1
+#endif
+#if defined(CHUNKATTN_PASS_BF16) || defined(CHUNKATTN_SOFTWARE_DOTS)
+#define CHUNKATTN_PASS_PAIRS 1
+#endif
+#if defined(CHUNKATTN_PASS_BF16) && !(defined(CHUNKATTN_NATIVE_AVX512) && defined(__AVX512BF16__))
+#define CHUNKATTN_PAIRS_ALLOW CHUNKATTN_ALLOW_PAIRS
+#define CHUNKATTN_PAIRS_FORBID CHUNKATTN_FORBID
+#else
+#define CHUNKATTN_PAIRS_ALLOW CHUNKATTN_PASS_ALLOW
+#define CHUNKATTN_PAIRS_FORBID CHUNKATTN_PASS_FORBID
+#endif
+
 // A pragma stands last in a macro: g++ 14 loses the braces that follow it there.
 #define CHUNKATTN_PASS_BEGIN      \
   CHUNKATTN_ISA_DETAIL_BEGIN      \
@@ -99,7 +114,7 @@
   CHUNKATTN_ISA_DETAIL_END  \
   CHUNKATTN_TILES_FORBID
 
-// And around functions that may use dot products.
+// And around functions that may use dot products of bytes, or of pairs of bfloat16.
 #define CHUNKATTN_DOTS_BEGIN      \
   CHUNKATTN_ISA_DETAIL_BEGIN      \
   namespace cpu::CHUNKATTN_PASS { \
@@ -108,5 +123,14 @@
   }                        \
   CHUNKATTN_ISA_DETAIL_END \
   CHUNKATTN_DOTS_FORBID
+
+#define CHUNKATTN_PAIRS_BEGIN     \
+  CHUNKATTN_ISA_DETAIL_BEGIN      \
+  namespace cpu::CHUNKATTN_PASS { \
+  CHUNKATTN_PAIRS_ALLOW
+#define CHUNKATTN_PAIRS_END \
+  }                         \
+  CHUNKATTN_ISA_DETAIL_END  \
+  CHUNKATTN_PAIRS_FORBID
 
 #endif  // CHUNKATTN_PASS

@@ -1,0 +1,150 @@
+// The two products of the chunk-first kernel as dot products of pairs of bfloat16. As in its loops
+// over floats, a few tokens × vectors of lines, or lines × vectors of columns, stay in registers;
+// what they read stands in pair_operands.hpp.
+#ifndef CHUNKATTN_ISA_PAIR_PRODUCTS
+#define CHUNKATTN_ISA_PAIR_PRODUCTS
+
+#include "chunk_first.hpp"
+#include "line_state.hpp"
+#include "pair_operands.hpp"
+#include "pairs.hpp"
+#include "pass.hpp"
+#include "simd.hpp"
+
+#if defined(CHUNKATTN_PASS_PAIRS)
+CHUNKATTN_PAIRS_BEGIN
+
+/// Words of a key between two bursts of prefetches.
+template <int HeadDim>
+inline constexpr int pair_step = HeadDim % 16 == 0 ? 8 : 4;
+/// And words of V.
+inline constexpr int pair_value_step = 8;
+
+/// Adds groups of keys until there are `count`; rows of K a group further, and of V as far, go from
+/// L2 to L1.
+template <int HeadDim, int ValueDim>
+CHUNKATTN_INLINE void add_ahead(PairKeys<HeadDim>& keys, int count) noexcept {
+  constexpr int group = PairKeys<HeadDim>::group;
+  constexpr int line = 64 / sizeof(bfloat16);
+  const int last = keys.block.count - 1;
+  while (keys.count < count) {
+    for (int i = 0; i < group; ++i) {
+      const bfloat16* const k = keys.block.k[std::min(keys.count + i, last)];
+      const bfloat16* const v = keys.block.v[std::min(keys.count + i, last)];
+      for (int at = 0; at < HeadDim; at += line) prefetch_near(k + at);
+      for (int at = 0; at < ValueDim; at += line) prefetch_near(v + at);
+    }
+    keys.add_group();
+  }
+}
+
+/// logits[token][line], times `scale`, of `count` tokens, rounded up to whole groups, and Vectors
+/// vectors of lines from `q` on. Prefetches some lines of `ahead` at each step. Returns whether one
+/// of them is not finite.
+template <int HeadDim, int ValueDim, int Vectors>
+[[gnu::noinline]] bool pair_logits(PairKeys<HeadDim>& keys, int count, const float* q,
+                                   std::ptrdiff_t stride, float scale, PrefetchCursor& ahead,
+                                   int burst, float* logits) noexcept {
+  constexpr int width = simd::native_width;
+  constexpr int group = simd::num_accumulators / Vectors;
+  constexpr int words = HeadDim / pair_depth;
+  constexpr int part = PairKeys<HeadDim>::group;
+  using Bits = simd::Unsigned<width>;
+  using Real = simd::Float<width>;
+  PrefetchCursor lines = ahead;
+  Bits largest{};
+  for (int t = 0; t < count; t += group) {
+    add_ahead<HeadDim, ValueDim>(keys, std::min(t + 2 * group, count));
+    // Groups beyond the last are nobody's.
+    const bfloat16* rows[group / part];
+    repeat_pairs<group / part>([&](auto i) CHUNKATTN_LAMBDA {
+      rows[i] = keys.rows[t + i * part < keys.count ? t / part + i : t / part];
+    });
+    Real sums[group][Vectors];
+    repeat_pairs<group>([&](auto j) CHUNKATTN_LAMBDA {
+      repeat_pairs<Vectors>([&](auto v) CHUNKATTN_LAMBDA { sums[j][v] = Real{}; });
+    });
+    const float* column = q;
+    for (int outer = 0; outer < words; outer += pair_step<HeadDim>) {
+      lines.advance(burst);
+      for (int i = outer; i < outer + pair_step<HeadDim>; ++i, column += stride) {
+        Bits query[Vectors];
+        repeat_pairs<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+          __builtin_memcpy(&query[v], column + v * width, sizeof query[v]);
+        });
+        repeat_pairs<group>([&](auto j) CHUNKATTN_LAMBDA {
+          std::uint32_t word;
+          __builtin_memcpy(&word, rows[j / part] + (j % part) * HeadDim + i * pair_depth,
+                           sizeof word);
+          const Bits key = Bits{} + word;
+          repeat_pairs<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+            sums[j][v] = dot_pairs<width>(sums[j][v], query[v], key);
+          });
+        });
+      }
+    }
+    repeat_pairs<group>([&](auto j) CHUNKATTN_LAMBDA {
+      repeat_pairs<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+        const Real s = sums[j][v] * scale;
+        const Bits size = simd::bits_as<Bits>(s) & 0x7fffffffu;
+        largest = largest > size ? largest : size;
+        simd::store(logits + (t + j) * tile_lines + v * width, s);
+      });
+    });
+  }
+  ahead = lines;
+  return any_of<width>((simd::Int<width>)(largest >= 0x7f800000u));
+}
+
+/// Columns of the outputs of `count` lines, from `out` on and ValueDim apart: rescaled, += P·V over
+/// `words` times 2 tokens. `v`: Vectors vectors of columns of each.
+template <int ValueDim, int Vectors, int Terms>
+[[gnu::noinline]] void pair_values(const std::uint32_t* p, const std::uint32_t* v, int words,
+                                   int count, const float* rescale, PrefetchCursor& ahead,
+                                   int burst, float* out) noexcept {
+  constexpr int width = simd::width_for<ValueDim>;
+  using Bits = simd::Unsigned<width>;
+  using Real = simd::Float<width>;
+  PrefetchCursor lines = ahead;
+  for (int line = 0; line < count; line += line_group) {
+    Real sums[line_group][Vectors];
+    repeat_pairs<line_group>([&](auto l) CHUNKATTN_LAMBDA {  // lines beyond the last are nobody's
+      const float factor = rescale[line + l];
+      repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+        __builtin_memcpy(&sums[l][i], out + (line + l) * ValueDim + i * width, sizeof(Real));
+        sums[l][i] = sums[l][i] * factor;
+      });
+    });
+    const std::uint32_t* weights = p + line;
+    const std::uint32_t* values = v;
+    for (int word = 0; word < words; ++word) {
+      if (word % pair_value_step == 0) lines.advance(burst);
+      Bits value[Vectors];
+      repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+        __builtin_memcpy(&value[i], values + i * width, sizeof value[i]);
+      });
+      repeat_pairs<Terms>([&](auto term) CHUNKATTN_LAMBDA {
+        repeat_pairs<line_group>([&](auto l) CHUNKATTN_LAMBDA {
+          const Bits weight = Bits{} + weights[term * tile_lines + l];
+          repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+            sums[l][i] = dot_pairs<width>(sums[l][i], value[i], weight);
+          });
+        });
+      });
+      values += Vectors * width;
+      weights += Terms * tile_lines;
+    }
+    repeat_pairs<line_group>([&](auto l) CHUNKATTN_LAMBDA {
+      if (line + l >= count) return;
+      repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+        simd::store(out + (line + l) * ValueDim + i * width, sums[l][i]);
+      });
+    });
+  }
+  ahead = lines;
+}
+
+CHUNKATTN_PAIRS_END
+#endif
+
+#endif  // CHUNKATTN_ISA_PAIR_PRODUCTS
