@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -190,8 +189,7 @@ class PrefixTree {
     [[nodiscard]] const Rank* next() const noexcept {
       if (empty()) return nullptr;
       if (entries_.front().overtaken >= max_overtaken_) return &ranks_.front();
-      return &*std::max_element(ranks_.begin(), ranks_.end(),
-                                [](const Rank& a, const Rank& b) { return a.shared < b.shared; });
+      return &*std::ranges::max_element(ranks_, {}, &Rank::shared);
     }
 
    private:
@@ -202,11 +200,9 @@ class PrefixTree {
       std::size_t overtaken;
     };
     [[nodiscard]] std::size_t find(std::uint64_t id) const {
-      const auto at =
-          std::lower_bound(ranks_.begin(), ranks_.end(), id,
-                           [](const Rank& rank, std::uint64_t wanted) { return rank.id < wanted; });
-      if (at == ranks_.end() || at->id != id) [[unlikely]]
-        detail::fail_argument("id", id, "that of a request that waits");
+      const auto at = std::ranges::lower_bound(ranks_, id, {}, &Rank::id);
+      detail::check_argument(at != ranks_.end() && at->id == id, "id", id,
+                             "that of a request that waits");
       return static_cast<std::size_t>(at - ranks_.begin());
     }
     void erase(std::size_t at) {
@@ -226,8 +222,7 @@ class PrefixTree {
   /// the next call, so that this is O(waiting.size()), and tokens are compared only of requests
   /// that are new, or that the tree has more or less of than before.
   void rank(Waiting& waiting) const {
-    const detail::Topology& topology = core().topology;
-    rank_all(waiting, [&](detail::NodeIndex n) { return topology.node(n).live > 0; });
+    rank_all(waiting, [&](detail::NodeIndex n) { return core().topology.node(n).live > 0; });
   }
   /// rank() where only these sequences are said to run.
   void rank(Waiting& waiting, std::span<const Sequence> running) const {
@@ -354,22 +349,11 @@ class PrefixTree {
     std::vector<CacheEvent> spans;  ///< all of them `stored`, each behind what it continues
     std::vector<Token> tokens;      ///< CacheEvent::length for each, one behind the other
   };
-  /// The state behind the last event. Linear in the size of the tree.
-  /// \throws InvalidArgument if there is no event sink
+  /// The state behind the last event; without an event sink, InvalidArgument. Linear in the tree.
   [[nodiscard]] Snapshot snapshot() const {
-    const detail::CacheNews& news = core().prefixes.news;
-    detail::check_argument(news.any(), "event sink", "not set",
-                           "set_event_sink() before snapshot()");
     Snapshot all;
-    all.number = news.last_event();
+    all.number = detail::list_told(tree(), all.spans, all.tokens);
     all.unit = core().prefixes.unit();
-    detail::for_each_below_root(core(), [&](detail::NodeIndex n, int) {
-      news.for_each_told(core().topology.node(n), [&](const CacheEvent& event) {
-        const std::span<const Token> tokens = tree().tokens_of(event);
-        all.spans.push_back(event);
-        all.tokens.insert(all.tokens.end(), tokens.begin(), tokens.end());
-      });
-    });
     return all;
   }
 
@@ -401,14 +385,7 @@ class PrefixTree {
     /// before, for one that is damaged.
     void load(const Snapshot& snapshot) {
       detail::TokenMirror<Token> loaded(snapshot.unit);
-      std::span<const Token> rest(snapshot.tokens);
-      for (const CacheEvent& event : snapshot.spans) {
-        const std::size_t length = detail::to_size(event.length);
-        detail::check_argument(length <= rest.size(), "snapshot.tokens.size()",
-                               snapshot.tokens.size(), "as many as its spans have");
-        loaded.apply(event, rest.first(length));
-        rest = rest.subspan(length);
-      }
+      loaded.apply_all(snapshot.spans, snapshot.tokens);
       mirror_ = std::move(loaded);
       number_ = snapshot.number;
     }
@@ -448,16 +425,6 @@ class PrefixTree {
  private:
   friend struct detail::TreeAccess;
   friend struct detail::ChunkAccess;
-  // Where a K/V cache learns how many chunks there are, wherever the tree is moved and even after
-  // it is gone.
-  [[nodiscard]] detail::ChunkSource chunk_source() const {
-    return {shared_,
-            [](const void* shared) -> std::size_t {
-              const auto& tree = static_cast<const Shared*>(shared)->tree;
-              return tree ? tree->core.chunk_table.allocator().high_water() : 0;
-            },
-            core().id, core().steps.write_checks()};
-  }
   [[nodiscard]] const detail::TreeCore& core() const { return tree().core; }
   [[nodiscard]] Tree& tree() const {
     detail::check_argument(shared_ != nullptr, "tree", "moved-from",
@@ -498,24 +465,7 @@ class PrefixTree {
 /// \param max_tokens  how many of its tokens each node shows
 template <class Tree, class F>
 void for_each_node(const Tree& tree, std::int32_t max_tokens, const F& f) {
-  const detail::TreeCore& core = detail::TreeAccess::core(tree);
-  typename Tree::Node info;
-  detail::for_each_below_root(core, [&](detail::NodeIndex n, int) {
-    const detail::TreeNode& node = core.topology.node(n);
-    const std::int32_t known = detail::known_length(core, node);
-    if (known <= 0) return;  // a sequence's tail before its first token
-    info.id = n;
-    info.parent = node.parent;
-    info.position = node.position;
-    info.length = known;
-    info.num_sequences = node.live;
-    info.cached = node.retained;
-    info.name_space = node.name_space;
-    info.first_tokens.clear();
-    detail::for_first_tokens(tree, node, std::min(known, std::max(max_tokens, 0)),
-                             [&](const auto& token) { info.first_tokens.push_back(token); });
-    f(static_cast<const typename Tree::Node&>(info));
-  });
+  detail::visit_nodes(tree, max_tokens, f);
 }
 
 /// The tree as indented text, a line for each node: path positions, chunks as index[begin:end], the
@@ -524,20 +474,7 @@ void for_each_node(const Tree& tree, std::int32_t max_tokens, const F& f) {
 template <class Tree, class TokenText>
 [[nodiscard]] std::string to_text(const Tree& tree, std::int32_t max_tokens,
                                   const TokenText& token_text) {
-  const detail::TreeCore& core = detail::TreeAccess::core(tree);
-  const TreeStats stats = tree.stats();
-  std::string out = std::to_string(stats.live_sequences) + " sequences, " +
-                    std::to_string(stats.nodes - 1) + " nodes, " +
-                    std::to_string(stats.used_chunks) + " chunks (" +
-                    std::to_string(stats.retained_chunks) + " cached)\n";
-  detail::for_each_below_root(core, [&](detail::NodeIndex n, int depth) {
-    const detail::NodeText text = detail::describe(tree, n, max_tokens, token_text);
-    out.append(static_cast<std::size_t>(2 * depth), ' ');
-    out += "- " + text.range + "  " + text.where + "  (" + text.state + ")";
-    if (!text.tokens.empty()) out += "  " + text.tokens;
-    out += '\n';
-  });
-  return out;
+  return detail::text_of(tree, max_tokens, token_text);
 }
 
 /// The tree as indented text, with tokens as numbers, of a type that has none by their hashes.
@@ -551,22 +488,7 @@ template <class Tree>
 template <class Tree, class TokenText>
 [[nodiscard]] std::string to_dot(const Tree& tree, std::int32_t max_tokens,
                                  const TokenText& token_text) {
-  const detail::TreeCore& core = detail::TreeAccess::core(tree);
-  std::string out =
-      "digraph prefix_tree {\n  rankdir=LR;\n  node [shape=box, fontname=monospace];\n"
-      "  n0 [label=root, shape=point];\n";
-  detail::for_each_below_root(core, [&](detail::NodeIndex n, int) {
-    const detail::NodeText text = detail::describe(tree, n, max_tokens, token_text);
-    const std::string name = "n" + std::to_string(n);
-    out += "  " + name + " [label=\"" + text.range + "\\n" + detail::quoted_for_dot(text.where) +
-           "\\n" + detail::quoted_for_dot(text.state);
-    if (!text.tokens.empty()) out += "\\n" + detail::quoted_for_dot(text.tokens);
-    out += '"';
-    if (core.topology.node(n).retained) out += ", style=dashed";
-    if (core.topology.node(n).tail_of != detail::none) out += ", style=rounded";
-    out += "];\n  n" + std::to_string(core.topology.node(n).parent) + " -> " + name + ";\n";
-  });
-  return out + "}\n";
+  return detail::dot_of(tree, max_tokens, token_text);
 }
 
 /// The tree as a Graphviz graph, with tokens as in to_text().

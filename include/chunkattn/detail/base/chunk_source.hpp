@@ -29,7 +29,12 @@ struct ChunkSource {
 struct ChunkAccess {
   template <class Tree>
   [[nodiscard]] static ChunkSource source(const Tree& tree) {
-    return tree.chunk_source();
+    const auto& core = tree.core();
+    const auto chunks_of = [](const void* memory) -> std::size_t {
+      const auto& shared = *static_cast<const typename Tree::Shared*>(memory);
+      return shared.tree ? shared.tree->core.chunk_table.allocator().high_water() : 0;
+    };
+    return {tree.shared_, chunks_of, core.id, core.steps.write_checks()};
   }
   template <class Cache, class Options>
   [[nodiscard]] static Cache cache(ChunkSource source, int chunk_size, const Options& options) {

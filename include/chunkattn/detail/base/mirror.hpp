@@ -41,6 +41,17 @@ class TokenMirror {
     }
     fail_argument("event.kind", static_cast<int>(event.kind), "stored, evicted or cleared");
   }
+  /// Stored events, each with its tokens: one behind the other.
+  void apply_all(std::span<const CacheEvent> spans, std::span<const Token> tokens) {
+    std::span<const Token> rest(tokens);
+    for (const CacheEvent& event : spans) {
+      const std::size_t length = to_size(event.length);
+      check_argument(length <= rest.size(), "snapshot.tokens.size()", tokens.size(),
+                     "as many as its spans have");
+      apply(event, rest.first(length));
+      rest = rest.subspan(length);
+    }
+  }
   void clear() noexcept {
     spans_.clear();
     children_.clear();

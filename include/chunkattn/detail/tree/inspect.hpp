@@ -383,6 +383,88 @@ inline std::string quoted_for_dot(const std::string& text) {
   return out;
 }
 
+// ---- what the face's functions of the same purpose return ------------------------------------
+
+/// for_each_node()
+template <class Tree, class F>
+void visit_nodes(const Tree& tree, std::int32_t max_tokens, const F& f) {
+  const TreeCore& core = TreeAccess::core(tree);
+  typename Tree::Node info;
+  for_each_below_root(core, [&](NodeIndex n, int) {
+    const TreeNode& node = core.topology.node(n);
+    const std::int32_t known = known_length(core, node);
+    if (known <= 0) return;  // a sequence's tail before its first token
+    info.id = n;
+    info.parent = node.parent;
+    info.position = node.position;
+    info.length = known;
+    info.num_sequences = node.live;
+    info.cached = node.retained;
+    info.name_space = node.name_space;
+    info.first_tokens.clear();
+    for_first_tokens(tree, node, std::min(known, std::max(max_tokens, 0)),
+                     [&](const auto& token) { info.first_tokens.push_back(token); });
+    f(static_cast<const typename Tree::Node&>(info));
+  });
+}
+
+/// to_text()
+template <class Tree, class TokenText>
+std::string text_of(const Tree& tree, std::int32_t max_tokens, const TokenText& token_text) {
+  const TreeCore& core = TreeAccess::core(tree);
+  const TreeStats stats = tree.stats();
+  std::string out = std::to_string(stats.live_sequences) + " sequences, " +
+                    std::to_string(stats.nodes - 1) + " nodes, " +
+                    std::to_string(stats.used_chunks) + " chunks (" +
+                    std::to_string(stats.retained_chunks) + " cached)\n";
+  for_each_below_root(core, [&](NodeIndex n, int depth) {
+    const NodeText text = describe(tree, n, max_tokens, token_text);
+    out.append(static_cast<std::size_t>(2 * depth), ' ');
+    out += "- " + text.range + "  " + text.where + "  (" + text.state + ")";
+    if (!text.tokens.empty()) out += "  " + text.tokens;
+    out += '\n';
+  });
+  return out;
+}
+
+/// to_dot()
+template <class Tree, class TokenText>
+std::string dot_of(const Tree& tree, std::int32_t max_tokens, const TokenText& token_text) {
+  const TreeCore& core = TreeAccess::core(tree);
+  std::string out =
+      "digraph prefix_tree {\n  rankdir=LR;\n  node [shape=box, fontname=monospace];\n"
+      "  n0 [label=root, shape=point];\n";
+  for_each_below_root(core, [&](NodeIndex n, int) {
+    const NodeText text = describe(tree, n, max_tokens, token_text);
+    const std::string name = "n" + std::to_string(n);
+    out += "  " + name + " [label=\"" + text.range + "\\n" + quoted_for_dot(text.where) + "\\n" +
+           quoted_for_dot(text.state);
+    if (!text.tokens.empty()) out += "\\n" + quoted_for_dot(text.tokens);
+    out += '"';
+    if (core.topology.node(n).retained) out += ", style=dashed";
+    if (core.topology.node(n).tail_of != none) out += ", style=rounded";
+    out += "];\n  n" + std::to_string(core.topology.node(n).parent) + " -> " + name + ";\n";
+  });
+  return out + "}\n";
+}
+
+/// What events have told of a TokenTree, as stored events and their tokens; returns the number of
+/// the last event.
+template <class Tree, class Token>
+std::uint64_t list_told(const Tree& tree, std::vector<CacheEvent>& spans,
+                        std::vector<Token>& tokens) {
+  const CacheNews& news = tree.core.prefixes.news;
+  check_argument(news.any(), "event sink", "not set", "set_event_sink() before snapshot()");
+  for_each_below_root(tree.core, [&](NodeIndex n, int) {
+    news.for_each_told(tree.core.topology.node(n), [&](const CacheEvent& event) {
+      const std::span<const Token> told = tree.tokens_of(event);
+      spans.push_back(event);
+      tokens.insert(tokens.end(), told.begin(), told.end());
+    });
+  });
+  return news.last_event();
+}
+
 }  // namespace detail
 
 CHUNKATTN_NAMESPACE_END
