@@ -19,7 +19,6 @@
 #include "detail/base/check.hpp"
 #include "detail/base/chunk_source.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/cuda_elements.hpp"
 #include "detail/front/variant_name.hpp"
 #include "element.hpp"
 #include "fwd.hpp"
@@ -44,8 +43,8 @@ struct ConstElements {
   /// A std::vector, std::span, std::array or the like of float, half or bfloat16 (or CUDA's __half
   /// or __nv_bfloat16).
   template <class R>
-    requires QoElement<
-        detail::own_element<typename decltype(std::span(std::declval<const R&>()))::value_type>>
+    requires(QoElement<typename decltype(std::span(std::declval<const R&>()))::value_type> ||
+             is_cuda_element<typename decltype(std::span(std::declval<const R&>()))::value_type>)
   ConstElements(const R& range) noexcept
       : ConstElements(
             std::data(range),
@@ -66,11 +65,17 @@ struct Elements {
   /// A std::vector, std::span, std::array or the like of float, half or bfloat16 (or CUDA's __half
   /// or __nv_bfloat16), not const.
   template <class R>
-    requires QoElement<detail::own_element<detail::element_of_range<R>>>
+    requires(QoElement<typename decltype(std::span(
+                 std::declval<std::remove_reference_t<R>&>()))::element_type> ||
+             (is_cuda_element<typename decltype(std::span(
+                  std::declval<std::remove_reference_t<R>&>()))::element_type> &&
+              !std::is_const_v<typename decltype(std::span(
+                  std::declval<std::remove_reference_t<R>&>()))::element_type>))
   Elements(R&& range) noexcept
-      : Elements(std::data(range),
-                 element_type_of<detail::own_element<detail::element_of_range<R>>>,
-                 std::size(range)) {}
+      : Elements(
+            std::data(range),
+            element_type_of<detail::own_element<typename decltype(std::span(range))::element_type>>,
+            std::size(range)) {}
 
   /// These elements, to be read.
   operator ConstElements() const noexcept { return {data, type, size}; }

@@ -33,7 +33,6 @@
 #include "attention_options.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/chunk_source.hpp"
-#include "detail/base/cuda_elements.hpp"
 #include "detail/base/instruction_sets.hpp"
 #include "detail/cuda/device_state.cuh"
 #include "detail/cuda/kernel_table.cuh"
@@ -236,10 +235,12 @@ class KvCache<Cuda, T> {
 
 static_assert(KvProvider<KvCache<Cuda, half>>);
 
-template <detail::CudaElement T>
-class KvCache<Cuda, T> : public KvCache<Cuda, detail::own_element<T>> {
+template <class T>
+  requires is_cuda_element<T>
+class KvCache<Cuda, T>
+    : public KvCache<Cuda, std::conditional_t<std::is_same_v<T, ::__half>, half, bfloat16>> {
  public:
-  using KvCache<Cuda, detail::own_element<T>>::KvCache;
+  using KvCache<Cuda, std::conditional_t<std::is_same_v<T, ::__half>, half, bfloat16>>::KvCache;
 };
 
 CHUNKATTN_NAMESPACE_END
@@ -345,10 +346,17 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     const std::int64_t copies = (capturing ? state_.limits_.max_copies : view.num_copies) * heads;
     constexpr int at_once = detail::cuda::written_lines(std::max(HeadDim, ValueDim));
     const int grid = state_.small_grid(std::max((lines + at_once - 1) / at_once, copies));
-    const auto kernel = state_.template kernel<detail::cuda::WriteKernel<T, Source>>(capturing);
-    detail::cuda::launch("write_kernel", kernel, grid, detail::cuda::small_threads, 0, stream,
-                         {state_.upload_.memory(), layer, reinterpret_cast<const Source*>(k.data()),
-                          reinterpret_cast<const Source*>(v.data())});
+    const auto enqueue = [&]<class From>(const From* from_k, const From* from_v) {
+      detail::cuda::launch("write_kernel",
+                           state_.template kernel<detail::cuda::WriteKernel<T, From>>(capturing),
+                           grid, detail::cuda::small_threads, 0, stream,
+                           {state_.upload_.memory(), layer, from_k, from_v});
+    };
+    // (nvcc 13.0 cannot write the host side of a kernel with an argument named by an alias.)
+    if constexpr (std::is_same_v<Source, T>)
+      enqueue(reinterpret_cast<const T*>(k.data()), reinterpret_cast<const T*>(v.data()));
+    else
+      enqueue(k.data(), v.data());
     state_.checks_.enqueued(stream);
     detail::note_written(layer, view);
   }
@@ -385,16 +393,14 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   /// \param layer   K and V of the layer, on the device
   /// \param plan    what AttentionPlan::build() gave for the step
   /// \param q, out  device memory [num_rows][num_qo_heads][HeadDim] (out: ValueDim), in the
-  ///                caller's order: std::span of T, or as CUDA's headers name it
+  ///                caller's order
   /// \param lse     device memory [num_rows][num_qo_heads], gets the natural logarithm of the
   ///                softmax denominators; or empty
   /// \throws InvalidArgument, with nothing changed, for sizes that do not fit each other, a plan
   ///         that is out of date, and a layer of another tree
   template <class T>
-  void run(const KvView<T>& layer, const LiveView& plan,
-           detail::ElementSpan<const std::type_identity_t<T>> q,
-           detail::ElementSpan<std::type_identity_t<T>> out, std::span<float> lse,
-           cudaStream_t stream) {
+  void run(const KvView<T>& layer, const LiveView& plan, std::span<const std::type_identity_t<T>> q,
+           std::span<std::type_identity_t<T>> out, std::span<float> lse, cudaStream_t stream) {
     run(layer, plan, Plain{}, q, out, lse, stream);
   }
 
@@ -408,9 +414,8 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   /// \throws InvalidArgument as run() without a variant, and if the variant's members make no sense
   template <class T, AttentionVariant V>
   void run(const KvView<T>& layer, const LiveView& plan, const V& variant,
-           detail::ElementSpan<const std::type_identity_t<T>> q,
-           detail::ElementSpan<std::type_identity_t<T>> out, std::span<float> lse,
-           cudaStream_t stream) {
+           std::span<const std::type_identity_t<T>> q, std::span<std::type_identity_t<T>> out,
+           std::span<float> lse, cudaStream_t stream) {
     static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
                   "ChunkAttention<Cuda>::run: T must be chunkattn::half or chunkattn::bfloat16");
     detail::check_current(plan);
@@ -456,6 +461,25 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
                          state_.shared_bytes(), stream,
                          detail::cuda::with_variant(call, variant, state_.options_.sm_scale));
     state_.checks_.enqueued(stream);
+  }
+
+  /// run() of arrays whose elements CUDA's headers name.
+  template <class T, class Q, class Out>
+    requires is_cuda_element<Out>
+  void run(const KvView<T>& layer, const LiveView& plan, std::span<Q> q, std::span<Out> out,
+           std::span<float> lse, cudaStream_t stream) {
+    run(layer, plan, Plain{}, q, out, lse, stream);
+  }
+  /// The same with a variant.
+  template <class T, AttentionVariant V, class Q, class Out>
+    requires is_cuda_element<Out>
+  void run(const KvView<T>& layer, const LiveView& plan, const V& variant, std::span<Q> q,
+           std::span<Out> out, std::span<float> lse, cudaStream_t stream) {
+    static_assert(std::is_same_v<detail::own_element<std::remove_const_t<Q>>, T> &&
+                      std::is_same_v<detail::own_element<Out>, T>,
+                  "ChunkAttention<Cuda>::run: q and out must be of the layer's element type");
+    run(layer, plan, variant, std::span<const T>(reinterpret_cast<const T*>(q.data()), q.size()),
+        std::span<T>(reinterpret_cast<T*>(out.data()), out.size()), lse, stream);
   }
 
   /// The limits that it was made with, with values in place of zeros.

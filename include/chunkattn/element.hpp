@@ -8,6 +8,7 @@
 
 #include "detail/base/bit_cast.hpp"
 #include "detail/base/config.hpp"
+#include "detail/base/cuda_types.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -30,6 +31,30 @@ struct float8_e4m3 {
   std::uint8_t bits = 0;  ///< as in memory
   friend constexpr bool operator==(float8_e4m3, float8_e4m3) = default;
 };
+
+/// Whether T is one of CUDA's own 16-bit types, const or not. Arrays of __half are taken where
+/// those of half are, arrays of __nv_bfloat16 where those of bfloat16 are.
+template <class T>
+inline constexpr bool is_cuda_element = std::is_same_v<std::remove_const_t<T>, ::__half> ||
+                                        std::is_same_v<std::remove_const_t<T>, ::__nv_bfloat16>;
+
+namespace detail {
+template <class T>
+struct OwnElement {
+  using type = T;
+};
+template <>
+struct OwnElement<::__half> {
+  using type = half;
+};
+template <>
+struct OwnElement<::__nv_bfloat16> {
+  using type = bfloat16;
+};
+/// The type of this library with the bits of T, not const.
+template <class T>
+using own_element = typename OwnElement<std::remove_const_t<T>>::type;
+}  // namespace detail
 
 /// What q, k, v and out may be passed as.
 template <class T>

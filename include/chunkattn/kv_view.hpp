@@ -10,7 +10,6 @@
 #include "allocator.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
-#include "detail/base/cuda_elements.hpp"
 #include "detail/kv/chunk_base.hpp"
 #include "detail/kv/dense_view.hpp"
 #include "detail/kv/quantized.hpp"
@@ -170,18 +169,24 @@ struct KvGeometry {
   std::int32_t value_dim = 0;     ///< elements per row of V; 0: head_dim
 };
 
-/// A view of an engine's own memory of float, half or bfloat16 (or CUDA's __half or __nv_bfloat16).
+/// A view of an engine's own memory of float, half or bfloat16.
 ///
 /// \param k  [num_chunks][num_kv_heads][chunk_size][head_dim], without gaps
 /// \param v  [num_chunks][num_kv_heads][chunk_size][value_dim], without gaps; or k, if value_dim is
 ///           set: then V is in K, see KvCacheOptions::v_in_k
 /// \throws InvalidArgument for missing memory and sizes that make no sense
 template <class T>
-  requires(!has_row_scales<T>)
-[[nodiscard]] KvView<detail::own_element<T>> make_kv_view(T* k, T* v, const KvGeometry& geometry) {
+  requires(!has_row_scales<T> && !is_cuda_element<T>)
+[[nodiscard]] KvView<T> make_kv_view(T* k, T* v, const KvGeometry& geometry) {
+  return detail::dense_kv_view<KvView<T>>(k, v, geometry);
+}
+
+/// The same of CUDA's __half or __nv_bfloat16: a KvView of half or bfloat16.
+template <class T>
+  requires is_cuda_element<T>
+[[nodiscard]] auto make_kv_view(T* k, T* v, const KvGeometry& geometry) {
   using Own = detail::own_element<T>;
-  return detail::dense_kv_view<KvView<Own>>(reinterpret_cast<Own*>(k), reinterpret_cast<Own*>(v),
-                                            geometry);
+  return make_kv_view(reinterpret_cast<Own*>(k), reinterpret_cast<Own*>(v), geometry);
 }
 
 /// A view of an engine's own memory of std::int8_t or float8_e4m3.
