@@ -16,7 +16,7 @@ LIMIT = 120  # seconds after which a request counts as hanging
 # A token is a byte. Weights are random: what is generated is nonsense, and costs what text would.
 SHAPE = {"dim": 256, "hidden_dim": 688, "num_layers": 4, "num_qo_heads": 4, "num_kv_heads": 4, "vocab_size": 300,
          "max_positions": 2048}
-CHUNKS = {"the cache has room for all groups": 200, "for two of the six groups": 56}
+CHUNKS = {"200 chunks: all six prompts fit": 200, "56 chunks: not all fit": 56}
 
 
 def prompts(rng, count):

@@ -5,9 +5,11 @@
 #include <doctest/doctest.h>
 #include <httplib.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -140,6 +142,11 @@ class RawConnection {
       bytes.remove_prefix(static_cast<std::size_t>(sent));
     }
     return true;
+  }
+  /// Whether anything comes within this time.
+  bool can_read(std::chrono::milliseconds limit) {
+    pollfd one{socket_, POLLIN, 0};
+    return ::poll(&one, 1, static_cast<int>(limit.count())) > 0;
   }
   /// All until the other side closes, or until `last` was read.
   std::string read(std::string_view last = "") {

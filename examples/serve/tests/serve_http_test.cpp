@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -237,6 +238,51 @@ TEST_CASE("a field that is wrong is named, with its value and what was expected"
             .get<std::string>()
             .ends_with("it has no template"));
   CHECK(s.site.service().counters().requests == 0);
+}
+
+TEST_CASE("routers are told what they ask of workers") {
+  HttpOptions options;
+  options.max_requests = 7;
+  ScriptedSite s(options);
+  auto client = s.site.client();
+  const Json info = reply_of(client.Get("/model_info")).body;
+  CHECK(info["served_model_name"] == "tiny");
+  CHECK(info["is_generation"] == true);
+  CHECK(reply_of(client.Get("/get_model_info")).body == info);
+  const auto load = [&] {
+    const Json loads = reply_of(client.Get("/v1/loads?include=core,queues")).body["loads"];
+    REQUIRE(loads.size() == 1);
+    return loads[0];
+  };
+  CHECK(load()["num_running_reqs"] == 0);
+  CHECK(load()["max_running_requests"] == 7);
+  s.levers.held = true;
+  std::thread runs([&] {
+    auto other = s.site.client();
+    (void)post(other, "/v1/completions", Json{{"prompt", "abc"}, {"max_tokens", 5}});
+  });
+  CHECK(eventually([&] { return load()["num_running_reqs"] == 1; }));
+  CHECK(load()["num_waiting_reqs"] == 0);
+  s.levers.held = false;
+  runs.join();
+  CHECK(eventually([&] { return load()["num_running_reqs"] == 0; }));
+  CHECK(reply_of(client.Get("/kv_chunks")).status == 404);  // without --kv-events
+}
+
+TEST_CASE("nothing of a reply is sent before its first token") {
+  ScriptedSite s;
+  s.levers.held = true;
+  RawConnection waits(s.site.port());
+  const std::string body = R"({"prompt": "abc", "max_tokens": 5, "stream": true})";
+  waits.send(
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+      "Connection: close\r\nContent-Length: " +
+      std::to_string(body.size()) + "\r\n\r\n" + body);
+  auto client = s.site.client();
+  CHECK(eventually([&] { return s.levers.submitted == 1; }));
+  CHECK_FALSE(waits.can_read(std::chrono::milliseconds(200)));
+  s.levers.held = false;
+  CHECK(waits.read().starts_with("HTTP/1.1 200"));
 }
 
 TEST_CASE("there is a page, models, health, metrics, a tree; and nothing else") {
