@@ -105,7 +105,7 @@ class Replica:
 class Router:
     """SMG. Takes workers in and out by its API, and finds by their /health which of them answer."""
 
-    def __init__(self, smg, port, policy, urls, folder):
+    def __init__(self, smg, port, policy, urls, folder, options=()):
         self.port = port or free_port()
         self.child = Child([smg, "launch", "--host", LOOPBACK, "--port", str(self.port), "--policy", policy,
                             "--worker-urls", *urls,
@@ -116,7 +116,7 @@ class Router:
                             "--retry-max-backoff-ms", "500", "--cb-timeout-duration-secs", "2",
                             "--cb-success-threshold", "1", "--no-remove-unhealthy-workers",
                             "--prometheus-port", str(free_port()), "--prometheus-host", LOOPBACK,
-                            "--shutdown-grace-period-secs", "30", "--log-level", "warn"],
+                            "--shutdown-grace-period-secs", "30", "--log-level", "warn", *options],
                            os.path.join(folder, "router.log"))
 
     def workers(self):
@@ -144,7 +144,7 @@ class Router:
 
 
 class Fleet:
-    def __init__(self, serve, smg, count, options, folder, policy="cache_aware", port=0, say=print):
+    def __init__(self, serve, smg, count, options, folder, policy="cache_aware", port=0, say=print, router=()):
         self.say = say
         self.lock = threading.Lock()  # of who starts and ends replicas
         self.replicas = [Replica(i + 1, [serve, "run", *options], folder) for i in range(count)]
@@ -155,7 +155,7 @@ class Fleet:
                 replica.start()
             for replica in self.replicas:
                 wait_for(f"replica {replica.number} starts", lambda r=replica: self.check_start(r))
-            self.router = Router(smg, port, policy, [replica.url for replica in self.replicas], folder)
+            self.router = Router(smg, port, policy, [replica.url for replica in self.replicas], folder, router)
             for replica in self.replicas:
                 wait_for(f"the router uses replica {replica.number}", lambda r=replica: self.router.has(r.url))
         except BaseException:

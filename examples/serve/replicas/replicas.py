@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Several `serve run` behind SMG's cache-aware router, at one address, until Ctrl-C.
 
-usage: replicas.py SERVE SMG N [--port P] [--policy NAME] [--measure] [-- OPTIONS OF serve run]
+usage: replicas.py SERVE SMG N [--port P] [--policy NAME] [--router=OPTION] [--measure] [-- OPTIONS OF serve run]
 
 While it runs it reads commands: `stop K` takes replica K out of the router and lets it finish, `start K` brings it
 back, `status` says who is there. --measure runs the comparison of docs/replicas.md instead."""
@@ -50,7 +50,7 @@ def interrupted(*_):
 
 def run(arguments, options, folder):
     fleet = Fleet(arguments.serve, arguments.smg, arguments.replicas, options, folder, arguments.policy,
-                  arguments.port, say)
+                  arguments.port, say, arguments.router)
     try:
         for replica in fleet.replicas:
             say(f"replica {replica.number} at {replica.url}")
@@ -78,6 +78,8 @@ def main():
     parser.add_argument("replicas", type=int)
     parser.add_argument("--port", type=int, default=8000, help="of the router; 0: any that is free")
     parser.add_argument("--policy", default="cache_aware")
+    parser.add_argument("--router", action="append", default=[], metavar="OPTION",
+                        help="of smg launch: --router=--balance-rel-threshold=3")
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--requests", type=int, default=600, help="of a measurement")
     parser.add_argument("--seed", type=int, default=1)
