@@ -1,0 +1,213 @@
+// The publisher over its sockets: what a message is, what is sent again, and what stands for
+// messages that are kept no longer. check/kv_events.py follows a whole server.
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <chunkattn/chunkattn.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+#include <zmq.hpp>
+
+#include "server/kv_publisher.hpp"
+
+using namespace serve;
+using Json = nlohmann::json;
+
+namespace {
+
+constexpr std::uint64_t end_mark = ~std::uint64_t{0};
+constexpr int limit_ms = 60000;
+
+struct Message {
+  std::uint64_t number = 0;
+  Json payload;
+};
+
+std::uint64_t number_of(const zmq::message_t& frame) {
+  REQUIRE(frame.size() == 8);
+  std::uint64_t number = 0;
+  for (std::size_t i = 0; i < 8; ++i) number = number << 8 | frame.data<std::uint8_t>()[i];
+  return number;
+}
+
+std::vector<zmq::message_t> receive(zmq::socket_t& socket) {
+  std::vector<zmq::message_t> frames;
+  do {
+    frames.emplace_back();
+    REQUIRE(socket.recv(frames.back()));
+  } while (frames.back().more());
+  return frames;
+}
+
+Message message_of(const zmq::message_t& number, const zmq::message_t& payload) {
+  Message message{number_of(number), {}};
+  if (payload.size() > 0)
+    message.payload = Json::from_msgpack(payload.data<std::uint8_t>(),
+                                         payload.data<std::uint8_t>() + payload.size());
+  return message;
+}
+
+struct Setup {
+  explicit Setup(std::size_t num_batches = 100, bool with_tenants = false) {
+    options = publisher_addresses("ipc:///tmp/serve_publisher_test." + std::to_string(::getpid()));
+    options.tokens_per_block = 4;
+    options.num_batches = num_batches;
+    options.with_tenants = with_tenants;
+    publisher.emplace(options);
+    for (zmq::socket_t* socket : {&events, &again}) {
+      socket->set(zmq::sockopt::linger, 0);
+      socket->set(zmq::sockopt::rcvtimeo, limit_ms);
+    }
+    again.connect(options.replay);
+    tree.set_event_sink([this](const chunkattn::CacheEvent& event, std::span<const int> tokens) {
+      publisher->add(event, tokens);
+    });
+  }
+  /// All from this number on, without the mark behind them.
+  std::vector<Message> replay(std::uint64_t from) {
+    std::uint8_t bytes[8];
+    for (int i = 0; i < 8; ++i) bytes[i] = static_cast<std::uint8_t>(from >> (56 - 8 * i));
+    again.send(zmq::const_buffer(), zmq::send_flags::sndmore);
+    again.send(zmq::const_buffer(bytes, 8), zmq::send_flags::none);
+    std::vector<Message> messages;
+    for (;;) {
+      const auto frames = receive(again);
+      REQUIRE(frames.size() == 3);
+      CHECK(frames[0].size() == 0);
+      messages.push_back(message_of(frames[1], frames[2]));
+      if (messages.back().number == end_mark) break;
+    }
+    CHECK(messages.back().payload.is_null());
+    messages.pop_back();
+    return messages;
+  }
+  void pass(std::vector<int> prompt, std::uint64_t tenant = 0) {
+    auto sequence = tree.insert(prompt, {.name_space = {.tenant = tenant}});
+    sequence.mark_loaded(sequence.loadable());
+    sequence.leave();
+    publisher->flush();
+  }
+  /// Waits until the own thread has come to what was flushed.
+  std::vector<Message> replay_until(std::size_t count) {
+    std::vector<Message> messages;
+    for (int tries = 0; tries < 10000 && messages.size() < count; ++tries) messages = replay(0);
+    REQUIRE(messages.size() == count);
+    return messages;
+  }
+
+  PublisherOptions options;
+  zmq::context_t context;
+  zmq::socket_t events{context, zmq::socket_type::sub}, again{context, zmq::socket_type::dealer};
+  std::optional<KvPublisher> publisher;
+  chunkattn::PrefixTree<int, 4, chunkattn::PoolAllocator, chunkattn::Lru> tree{
+      chunkattn::PoolAllocator{.max_chunks = 4}};
+};
+
+}  // namespace
+
+TEST_CASE("a message is what vLLM publishes") {
+  Setup s;
+  s.events.connect(s.options.address);
+  s.events.set(zmq::sockopt::subscribe, "kv-events");
+  // Whoever comes late misses the first: only what is sent again is sure to come.
+  auto messages = s.replay_until(1);
+  const std::uint64_t first = messages[0].number;
+  CHECK(first > 1'600'000'000'000'000);  // microseconds since 1970
+  CHECK(messages[0].payload[1] == Json::array({Json::array({"AllBlocksCleared"})}));
+  s.pass({1, 2, 3, 4, 5, 6, 7, 8, 9});
+  messages = s.replay_until(2);
+  CHECK(messages[1].number == first + 1);
+  const Json& batch = messages[1].payload;
+  CHECK(batch.size() == 3);
+  CHECK(batch[0].is_number_float());
+  REQUIRE(batch[1].size() == 1);
+  const Json stored = batch[1][0];
+  REQUIRE(stored.size() == 7);
+  CHECK(stored[0] == "BlockStored");
+  CHECK(stored[1].size() == 2);
+  CHECK(stored[2].is_null());
+  CHECK(stored[3] == Json::array({1, 2, 3, 4, 5, 6, 7, 8}));
+  CHECK(stored[4] == 4);
+  CHECK(stored[5].is_null());
+  CHECK(stored[6] == "GPU");
+  s.pass({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
+  messages = s.replay_until(3);
+  CHECK(messages[2].payload[1][0][2] == stored[1][1]);  // it goes on from there
+  s.pass({20, 21, 22, 23, 24, 25, 26, 27});             // one chunk is free, one is evicted
+  messages = s.replay_until(4);
+  const Json removed = messages[3].payload[1][0];
+  CHECK(removed == Json::array({"BlockRemoved", messages[2].payload[1][0][1], "GPU"}));
+  // The same over the first socket, from some message on.
+  const auto frames = receive(s.events);
+  REQUIRE(frames.size() == 3);
+  CHECK(frames[0].to_string() == "kv-events");
+  const Message heard = message_of(frames[1], frames[2]);
+  REQUIRE(heard.number - first < 4);
+  CHECK(heard.payload == messages[heard.number - first].payload);
+}
+
+TEST_CASE("one message stands for those that are kept no longer") {
+  Setup s(/*num_batches=*/2);
+  for (int i = 0; i < 5; ++i) s.pass({10 * i, 1, 2, 3});
+  std::vector<Message> messages;
+  for (int tries = 0; tries < 10000; ++tries) {
+    messages = s.replay(0);
+    if (messages.size() == 1 && messages[0].payload[1].size() == 5) break;
+  }
+  REQUIRE(messages.size() == 1);
+  const Json state = messages[0].payload[1];
+  CHECK(state[0] == Json::array({"AllBlocksCleared"}));
+  CHECK(state.size() == 5);  // four chunks
+  const auto kept = s.replay(messages[0].number);
+  REQUIRE(kept.size() == 1);  // the last is still there itself
+  CHECK(kept[0].number == messages[0].number);
+  CHECK(kept[0].payload[1].size() < 5);
+}
+
+TEST_CASE("tenants with a salt are published where that is asked for") {
+  Setup silent;
+  silent.pass({1, 2, 3, 4}, 5);
+  silent.pass({5, 6, 7, 8});
+  CHECK(silent.replay_until(2)[1].payload[1][0][3] == Json::array({5, 6, 7, 8}));
+  silent.publisher.reset();
+  Setup loud(100, /*with_tenants=*/true);
+  loud.pass({1, 2, 3, 4}, 5);
+  CHECK(loud.replay_until(2)[1].payload[1][0][3] == Json::array({1, 2, 3, 4}));
+}
+
+TEST_CASE("requests that are none get no answer, and harm nobody") {
+  Setup s;
+  for (const std::string_view text : {"", "short", "much too long for a number"}) {
+    s.again.send(zmq::const_buffer(), zmq::send_flags::sndmore);
+    s.again.send(zmq::buffer(text), zmq::send_flags::none);
+  }
+  s.again.send(zmq::str_buffer("x"), zmq::send_flags::sndmore);
+  s.again.send(zmq::str_buffer("12345678"), zmq::send_flags::none);
+  s.again.send(zmq::str_buffer("alone"), zmq::send_flags::none);
+  for (int i = 0; i < 6; ++i)
+    s.again.send(zmq::const_buffer(), i < 5 ? zmq::send_flags::sndmore : zmq::send_flags::none);
+  CHECK(s.replay(0).size() == 1);
+}
+
+TEST_CASE("an address that is taken is named") {
+  Setup s;
+  PublisherOptions other = publisher_addresses("127.0.0.1:1");
+  std::string said;
+  try {
+    const KvPublisher refused(other);
+  } catch (const std::runtime_error& error) {
+    said = error.what();
+  }
+  if (::geteuid() != 0)
+    CHECK(said.starts_with("--kv-events: tcp://127.0.0.1:1: cannot be bound: "));
+  other = publisher_addresses("no such host:5557");
+  CHECK_THROWS_AS(KvPublisher{other}, std::runtime_error);
+}
