@@ -1,10 +1,10 @@
 // Decode attention on the CPU. Measures the machine's limits first, then each case as
 //   ms, GFLOP/s, GB/s and `ratio` = time / max(flops / peak, bytes / DRAM read bandwidth),
 // these limits measured between the steps of the case itself. Peak is that of fp32 multiply-adds,
-// or where attention uses a matrix unit, of that; `ratio_fma` has the former in any case. `cold`
-// rotates enough layers that each call finds its K/V in memory, not in a cache. Flops and bytes are
-// those of the method: what is shared counts once for ours and once per sequence for the paged
-// baselines' flops and, without sharing, bytes.
+// or of the matrix unit or dot products that attention uses; `ratio_fma` has the former in any
+// case. `cold` rotates enough layers that each call finds its K/V in memory, not in a cache. Flops
+// and bytes are those of the method: what is shared counts once for ours and once per sequence for
+// the paged baselines' flops and, without sharing, bytes.
 //
 //   decode_bench --benchmark_filter='shared:4096' --benchmark_format=json
 //   CHUNKATTN_BENCH_THREADS=2   threads (default: all)
@@ -58,7 +58,7 @@ struct Prepared {
   virtual void step() = 0;
   double flops = 0;
   double bytes = 0;
-  double matrix_products = 0;  ///< of matrix units for each operation
+  bench::UnitUse unit;  ///< what computes
 };
 
 template <class T, int ChunkSize>
@@ -79,7 +79,7 @@ class PagedCase : public Prepared {
     const double kv_bytes = work.tokens * which.num_kv_heads * token_bytes;
     flops = work.pairs * which.num_qo_heads * 4.0 * head_dim;
     bytes = kv_bytes + 2.0 * which.batch.size() * which.num_qo_heads * head_dim * sizeof(float);
-    matrix_products = bench::matrix_products<T>(attention_);
+    unit = bench::unit_of<T>(attention_);
     const double wanted = which.cold ? static_cast<double>(setting.cold_bytes) / kv_bytes : 0.0;
     const int layers = std::clamp(static_cast<int>(wanted) + 1, 1, 512);
     cache_.emplace(planned_.tree(), KvCacheOptions{layers, which.num_kv_heads, head_dim});
@@ -181,10 +181,9 @@ void register_case(const std::string& name, bool cold, Make make) {
           state.SetIterationTime(seconds.back());
           const bench::Rates after = cold ? machine.sample(timed.bytes) : before;
           const bench::Rates between = before.mean_with(after);
-          const double products = timed.matrix_products;
           read.push_back(between.dram_read);
           fma.push_back(between.fma_peak);
-          floors.push_back(between.floor_seconds(timed.flops, timed.bytes, products));
+          floors.push_back(between.floor_seconds(timed.flops, timed.bytes, timed.unit));
           ratios.push_back(seconds.back() / floors.back());
           fma_ratios.push_back(seconds.back() / between.floor_seconds(timed.flops, timed.bytes));
           before = after;
@@ -428,6 +427,8 @@ int main(int argc, char** argv) {
   benchmark::AddCustomContext("cache_read_GB/s", text(setting.machine->cache_read() * 1e-9));
   benchmark::AddCustomContext("fma_peak_GFLOP/s", text(overall.fma_peak * 1e-9));
   benchmark::AddCustomContext("matrix_peak_GFLOP/s", text(overall.matrix_peak * 1e-9));
+  benchmark::AddCustomContext("byte_dot_peak_GOP/s", text(overall.byte_peak * 1e-9));
+  benchmark::AddCustomContext("pair_dot_peak_GFLOP/s", text(overall.pair_peak * 1e-9));
   benchmark::AddCustomContext("cold_MB", std::to_string(setting.cold_bytes >> 20));
   add_all();
   benchmark::RunSpecifiedBenchmarks();

@@ -1,10 +1,7 @@
 // What the processor's matrix unit does at best, measured; 0 where there is none.
 #pragma once
 
-#include <type_traits>
-
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/testing/inspect.hpp"
 #include "examples/support/machine_limits.hpp"
 
 namespace bench {
@@ -53,14 +50,5 @@ inline double matrix_rate(chunkattn::ThreadPool&, int) {
 }
 
 #endif
-
-/// Products of two bfloat16 that take the place of one multiplication, where attention of T rounds
-/// so; 0 where it computes in fp32.
-template <class T, class Attention>
-double matrix_products(const Attention& attention) {
-  if (chunkattn::rounding_of<T>(attention).logit == 0) return 0;
-  const bool two_terms = attention.options().accuracy == chunkattn::CpuOptions::Accuracy::two_terms;
-  return !two_terms ? 1 : std::is_same_v<T, chunkattn::half> ? 3 : 2;
-}
 
 }  // namespace bench

@@ -1,0 +1,112 @@
+// What the processor's dot products do at best, measured; 0 where there are none that kernels use.
+#pragma once
+
+#include <type_traits>
+
+#include "bench/matrix_rate.hpp"
+#include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/testing/inspect.hpp"
+#include "examples/support/machine_limits.hpp"
+
+namespace bench {
+
+/// Independent chains of sums.
+inline constexpr int dot_chains = 16;
+
+#if defined(CHUNKATTN_WITH_DOTS)
+
+__attribute__((
+    target("avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2"))) inline void
+multiply_bytes(int iterations) {
+  namespace pass = chunkattn::detail::cpu::avx512;
+  using Bits = pass::simd::Unsigned<16>;
+  Bits sums[dot_chains] = {};
+  const Bits a{}, b{};
+  for (int i = 0; i < iterations; ++i) {
+#pragma GCC unroll 16
+    for (Bits& sum : sums) {
+      sum = pass::dot_bytes<16>(sum, a, b);
+      __asm__ volatile("" : "+v"(sum));
+    }
+  }
+}
+
+#endif
+#if defined(CHUNKATTN_WITH_PAIRS)
+
+__attribute__((
+    target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2"))) inline void
+multiply_pairs(int iterations) {
+  namespace pass = chunkattn::detail::cpu::avx512;
+  using Real = pass::simd::Float<16>;
+  Real sums[dot_chains] = {};
+  const pass::simd::Unsigned<16> a{}, b{};
+  for (int i = 0; i < iterations; ++i) {
+#pragma GCC unroll 16
+    for (Real& sum : sums) {
+      sum = pass::dot_pairs<16>(sum, a, b);
+      __asm__ volatile("" : "+v"(sum));
+    }
+  }
+}
+
+#endif
+
+/// Operations per second (a product and its addition count as two) of all threads of a pool, of
+/// `multiply`, which does dot_chains dot products of 16 lanes and `depth` products per iteration.
+template <class Multiply>
+double dot_rate(chunkattn::ThreadPool& pool, int iterations, int depth, const Multiply& multiply) {
+  const int threads = pool.concurrency();
+  const double ms = examples::milliseconds(
+      [&] { pool.parallel_for(threads, [&](int) { multiply(iterations); }); });
+  return 2.0 * 16 * depth * dot_chains * iterations * threads / (ms * 1e-3);
+}
+
+/// Of bytes; 0: kernels use none here.
+inline double byte_rate([[maybe_unused]] chunkattn::ThreadPool& pool,
+                        [[maybe_unused]] int iterations) {
+#if defined(CHUNKATTN_WITH_DOTS)
+  using chunkattn::InstructionSet;
+  if (chunkattn::detail::cpu::is_supported(InstructionSet::avx512) &&
+      chunkattn::detail::cpu::dot_units().int8)
+    return dot_rate(pool, iterations, 4, multiply_bytes);
+#endif
+  return 0;
+}
+/// Of pairs of bfloat16.
+inline double pair_rate([[maybe_unused]] chunkattn::ThreadPool& pool,
+                        [[maybe_unused]] int iterations) {
+#if defined(CHUNKATTN_WITH_PAIRS)
+  using chunkattn::InstructionSet;
+  if (chunkattn::detail::cpu::is_supported(InstructionSet::avx512) &&
+      chunkattn::detail::cpu::dot_units().bfloat16)
+    return dot_rate(pool, iterations, 2, multiply_pairs);
+#endif
+  return 0;
+}
+
+/// What computes products.
+enum class Unit { fma, matrix, byte_dots, pair_dots };
+
+/// A unit, and the products of its own that take the place of one multiplication.
+struct UnitUse {
+  Unit unit = Unit::fma;
+  double products = 1;
+};
+
+/// What products over K and V of T go through, for queries of fp32 that are no bfloat16.
+template <class T, class Attention>
+UnitUse unit_of(const Attention& attention) {
+  using chunkattn::CpuOptions;
+  const chunkattn::Rounding rounding = chunkattn::rounding_of<T>(attention);
+  const bool one_term = attention.options().accuracy == CpuOptions::Accuracy::one_term;
+  if (rounding.p_of_largest > 0) return {Unit::byte_dots, 2};
+  if (attention.options().instruction_set == chunkattn::InstructionSet::amx)
+    return rounding.logit == 0                  ? UnitUse{}
+           : one_term                           ? UnitUse{Unit::matrix, 1}
+           : std::is_same_v<T, chunkattn::half> ? UnitUse{Unit::matrix, 3}
+                                                : UnitUse{Unit::matrix, 2};
+  return rounding.logit > 0 ? UnitUse{Unit::pair_dots, 1} : UnitUse{};
+}
+
+}  // namespace bench
