@@ -9,12 +9,8 @@
 #include <string_view>
 #include <vector>
 
-// As in cuda_fp16.h: another type of the same bits.
-struct __half {
-  std::uint16_t x;
-};
-
 #include "simt/engine.hpp"
+#include "simt/fp16.hpp"
 #include "support/steps.hpp"
 // After the fakes.
 #include "chunkattn/make_attention.hpp"

@@ -1,0 +1,8 @@
+// What the backend sees of cuda_fp16.h: another type of the same bits as half.
+#pragma once
+
+#include <cstdint>
+
+struct __half {
+  std::uint16_t x;
+};
