@@ -149,21 +149,38 @@ class TileFeed {
         ptx::shared_address(shared_ + Layout::stages) + stage * stage_bytes(Dims);
     const ptx::SharedAddress v = k + stage_bytes_of_k(Dims);
     constexpr int most_pieces = k_pieces > v_pieces ? k_pieces : v_pieces;
-    CHUNKATTN_UNROLL_BY(2)
-    for (int i = ptx::thread_index(); i < kv_tile * most_pieces; i += block_threads) {
-      const int token = i / most_pieces;
-      const int piece = i % most_pieces;
-      const TokenRows<T> rows = table[token];
-      const bool valid = rows.v != nullptr;
-      if (k_pieces == most_pieces || piece < k_pieces)
-        ptx::cp_async_16(k + swizzled<k_pieces>(token, piece), rows.k + piece * 8, valid);
-      if (v_pieces == most_pieces || piece < v_pieces)
-        ptx::cp_async_16(v + swizzled<v_pieces>(token, piece), valid ? rows.v + piece * 8 : rows.k,
-                         valid);
+    constexpr int tokens_at_once = block_threads / most_pieces;
+    if constexpr (block_threads % most_pieces == 0 && tokens_at_once % swizzle_period == 0) {
+      // A thread copies one piece of every so many rows: in shared memory they are as far apart.
+      const int token = ptx::thread_index() / most_pieces;
+      const int piece = ptx::thread_index() % most_pieces;
+      const ptx::SharedAddress first_k = k + swizzled<k_pieces>(token, piece);
+      const ptx::SharedAddress first_v = v + swizzled<v_pieces>(token, piece);
+      table += token;
+      CHUNKATTN_UNROLL_BY(4)
+      for (int i = 0; i < kv_tile; i += tokens_at_once)
+        copy_piece(first_k + i * (k_pieces * 16), first_v + i * (v_pieces * 16), table[i], piece);
+    } else {
+      CHUNKATTN_UNROLL_BY(2)
+      for (int i = ptx::thread_index(); i < kv_tile * most_pieces; i += block_threads) {
+        const int token = i / most_pieces;
+        const int piece = i % most_pieces;
+        copy_piece(k + swizzled<k_pieces>(token, piece), v + swizzled<v_pieces>(token, piece),
+                   table[token], piece);
+      }
     }
   }
 
  private:
+  // One piece of a token's rows, as far as they have so many.
+  CHUNKATTN_DEVICE static void copy_piece(ptx::SharedAddress k, ptx::SharedAddress v,
+                                          const TokenRows<T>& rows, int piece) {
+    const bool valid = rows.v != nullptr;
+    if (k_pieces >= v_pieces || piece < k_pieces) ptx::cp_async_16(k, rows.k + piece * 8, valid);
+    if (v_pieces >= k_pieces || piece < v_pieces)
+      ptx::cp_async_16(v, valid ? rows.v + piece * 8 : rows.k, valid);
+  }
+
   CHUNKATTN_DEVICE int end_of_range(const Task& task) const {
     if (task.segment < 0) return task.position_begin;
     const Segment& last = args_.plan.segments[task.segment];

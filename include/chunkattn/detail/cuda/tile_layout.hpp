@@ -112,6 +112,9 @@ CHUNKATTN_HD constexpr int swizzle(int dim, int row, int piece) noexcept {
   return piece ^ ((row >> 2) & 1);                       // 2 pieces: four rows fill the banks
 }
 
+/// Rows after which the swizzle repeats, whatever their length.
+inline constexpr int swizzle_period = 8;
+
 /// Where a piece of a row of `Pieces` lies in a stage or among the queries, in bytes.
 template <int Pieces>
 CHUNKATTN_HD constexpr int swizzled(int row, int piece) noexcept {
