@@ -31,7 +31,7 @@ using Bytes = std::vector<std::uint8_t>;
 /// tiers.
 constexpr const char* medium = "GPU";
 
-double seconds_since_1970() {
+double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
@@ -59,7 +59,7 @@ Bytes encoded(const std::vector<BlockEvent>& events, std::size_t tokens_per_bloc
   nlohmann::json list = nlohmann::json::array();
   for (const BlockEvent& event : events) list.push_back(as_json(event, tokens_per_block));
   return nlohmann::json::to_msgpack(
-      nlohmann::json::array({seconds_since_1970(), std::move(list), 0}));
+      nlohmann::json::array({unix_time(), std::move(list), 0}));
 }
 
 void send(zmq::socket_t& socket, std::span<const std::uint8_t> bytes, bool more) {
@@ -224,7 +224,7 @@ class KvPublisher::Worker {
 
   /// Microseconds since 1970. So the numbers of a server that starts again are a gap to those who
   /// heard the one before, who ask, and hear that everything was cleared.
-  const std::uint64_t first_ = static_cast<std::uint64_t>(1e6 * seconds_since_1970());
+  const std::uint64_t first_ = static_cast<std::uint64_t>(1e6 * unix_time());
 
   const PublisherOptions options_;
   Batch batch_;  // of the thread that calls add()

@@ -109,12 +109,12 @@ ServiceCounters Service::counters() const {
 
 template <class F>
 auto Service::ask(const F& f) {
-  using Answer = decltype(f(std::as_const(*engine_)));
-  auto promise = std::make_shared<std::promise<Answer>>();
-  std::future<Answer> future = promise->get_future();
+  using Result = decltype(f(std::as_const(*engine_)));
+  auto promise = std::make_shared<std::promise<Result>>();
+  std::future<Result> future = promise->get_future();
   {
     const std::lock_guard lock(mutex_);
-    if (!failure_.empty()) return Answer{};
+    if (!failure_.empty()) return Result{};
     commands_.push_back(
         {[this, f, promise] { promise->set_value(f(std::as_const(*engine_))); }, nullptr});
     work_.notify_one();
@@ -122,7 +122,7 @@ auto Service::ask(const F& f) {
   try {
     return future.get();
   } catch (const std::future_error&) {  // the engine failed before it came to that
-    return Answer{};
+    return Result{};
   }
 }
 
