@@ -134,6 +134,14 @@ chunkattn::Rounding rounding_in(
   using Reduce = chunkattn::CpuOptions::Reduce;
   using Accuracy = chunkattn::CpuOptions::Accuracy;
   const chunkattn::CpuOptions& options = attention.options();
+  if (options.accuracy == Accuracy::fp32 || options.reduce == Reduce::batch_invariant) return {};
+#if defined(CHUNKATTN_SOFTWARE_TILES)
+  constexpr bool tiles = true;
+#else
+  const bool tiles = options.instruction_set == chunkattn::InstructionSet::amx;
+#endif
+  if (tiles && HeadDim % 32 == 0 && ValueDim % 32 == 0)
+    return chunkattn::rounding_of<T>(options.accuracy);
 #if defined(CHUNKATTN_SOFTWARE_DOTS)
   constexpr bool dots = true, pairs = true;
 #else
@@ -142,20 +150,11 @@ chunkattn::Rounding rounding_in(
   const bool pairs = options.instruction_set == chunkattn::InstructionSet::avx512 &&
                      chunkattn::detail::cpu::dot_units().bfloat16;
 #endif
-  if (dots && std::is_same_v<T, std::int8_t> && HeadDim <= 512 &&
-      options.accuracy != Accuracy::fp32 && options.reduce != Reduce::batch_invariant)
+  if (dots && std::is_same_v<T, std::int8_t> && HeadDim <= 512)
     return chunkattn::rounding_of_dots();
-  if (pairs && std::is_same_v<T, chunkattn::bfloat16> && options.reduce != Reduce::batch_invariant)
+  if (pairs && std::is_same_v<T, chunkattn::bfloat16>)
     return chunkattn::rounding_of_pairs(options.accuracy);
-#if defined(CHUNKATTN_SOFTWARE_TILES)
-  constexpr bool tiles = true;
-#else
-  const bool tiles = options.instruction_set == chunkattn::InstructionSet::amx;
-#endif
-  if (!tiles || HeadDim % 32 != 0 || ValueDim % 32 != 0 ||
-      options.reduce == Reduce::batch_invariant)
-    return {};
-  return chunkattn::rounding_of<T>(options.accuracy);
+  return {};
 }
 
 /// Largest |lse - ref| / bound; infinity for NaN.

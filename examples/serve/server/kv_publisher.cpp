@@ -42,24 +42,23 @@ std::array<std::uint8_t, 8> big_endian(std::uint64_t number) {
 }
 
 nlohmann::json as_json(const BlockEvent& event, std::size_t tokens_per_block) {
-  using Json = nlohmann::json;
   switch (event.kind) {
     case BlockEvent::Kind::stored:
-      return Json::array({"BlockStored", event.hashes,
-                          event.parent == 0 ? Json(nullptr) : Json(event.parent), event.tokens,
-                          tokens_per_block, nullptr, medium});
+      return nlohmann::json::array(
+          {"BlockStored", event.hashes,
+           event.parent == 0 ? nlohmann::json(nullptr) : nlohmann::json(event.parent), event.tokens,
+           tokens_per_block, nullptr, medium});
     case BlockEvent::Kind::removed:
-      return Json::array({"BlockRemoved", event.hashes, medium});
+      return nlohmann::json::array({"BlockRemoved", event.hashes, medium});
     default:
-      return Json::array({"AllBlocksCleared"});
+      return nlohmann::json::array({"AllBlocksCleared"});
   }
 }
 
 Bytes encoded(const std::vector<BlockEvent>& events, std::size_t tokens_per_block) {
   nlohmann::json list = nlohmann::json::array();
   for (const BlockEvent& event : events) list.push_back(as_json(event, tokens_per_block));
-  return nlohmann::json::to_msgpack(
-      nlohmann::json::array({unix_time(), std::move(list), 0}));
+  return nlohmann::json::to_msgpack(nlohmann::json::array({unix_time(), std::move(list), 0}));
 }
 
 void send(zmq::socket_t& socket, std::span<const std::uint8_t> bytes, bool more) {
