@@ -44,17 +44,21 @@ struct CpuOptions {
     batch_invariant,
   };
 
-  /// How accurate products must be at least. It matters where the processor has a matrix unit
-  /// (InstructionSet::amx) and K and V are stored in 16 or 8 bits, and where avx512 runs on one
-  /// with dot products of bytes (AVX-512 VNNI) and K and V are int8; anything else computes in
-  /// fp32. A matrix unit multiplies bfloat16 and adds up in fp32, so queries and probabilities
-  /// become sums of bfloat16 terms; 16- and 8-bit K and V are such sums already. Dot products take
-  /// queries and probabilities as integers of 16 bits: off by at most 2^-15.9 of a query's largest
-  /// element, and by 2^-16 of the largest probability, whatever the accuracy but for fp32.
+  /// How accurate products must be at least. It matters where something else than vectors of fp32
+  /// may compute them:
+  ///
+  /// - A matrix unit (InstructionSet::amx), for K and V of 16 or 8 bits. It multiplies bfloat16 and
+  ///   adds up in fp32, so queries and probabilities become sums of bfloat16 terms; 16- and 8-bit K
+  ///   and V are such sums already.
+  /// - Dot products of pairs of bfloat16 (avx512 where VDPBF16PS is fast), for bfloat16 K and V,
+  ///   likewise; with two terms only for queries that are bfloat16 by value, which are exact then.
+  /// - Dot products of bytes (avx512 with VNNI), for int8 K and V. They take queries and
+  ///   probabilities as integers of 16 bits: off by at most 2^-15.9 of a query's largest element,
+  ///   and by 2^-16 of the largest probability, whatever the accuracy but for fp32.
   enum class Accuracy {
-    /// Neither: everything in fp32, to about 2^-22 of the largest terms of a sum.
+    /// None of these: everything in fp32, to about 2^-22 of the largest terms of a sum.
     fp32,
-    /// Two terms, of a matrix unit: each query element and probability off by at most 2^-17 of
+    /// Two terms: each query element and probability off by at most 2^-17 of
     /// itself (half K and V: 2^-15.4), which is below what storing outputs in 16 bits costs.
     two_terms,
     /// One term, the fastest: off by at most 2^-8 of itself, for half K and V by 2^-7. Logits of
