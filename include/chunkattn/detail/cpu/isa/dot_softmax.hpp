@@ -39,6 +39,55 @@ CHUNKATTN_INLINE simd::Float<W> dot_weight(simd::Float<W> x) noexcept {
   return simd::scale_or_zero<W>(p, scale, x, lowest);
 }
 
+/// Operations that wait for each other; a variant's expressions are enough to do meanwhile.
+template <int Vectors, class Rules>
+inline constexpr int dot_chains = Rules::change_logits || Rules::hide ? 1 : 4 / Vectors;
+
+/// f(token, vector, chain) for all tokens and vectors.
+template <int Vectors, int Chains, class F>
+CHUNKATTN_INLINE void for_each_logit(int count, const F& f) noexcept {
+  int t = 0;
+  for (; t + Chains <= count; t += Chains)
+    simd::repeat<Chains>([&](auto i) CHUNKATTN_LAMBDA {
+      simd::repeat<Vectors>([&](auto v) CHUNKATTN_LAMBDA { f(t + i, v, i); });
+    });
+  for (int left = count % Chains; left > 0; --left)
+    simd::repeat<Vectors>(
+        [&](auto v) CHUNKATTN_LAMBDA { f(count - left, v, std::integral_constant<int, 0>{}); });
+}
+
+/// Changes and hides logits as rules and `visible` say (see dot_softmax()); raises `largest`.
+template <int Vectors, class T, class Rules>
+CHUNKATTN_INLINE void settle_logits(const Block<T>& block, int count, bool full,
+                                    const std::int32_t* visible, float* logits,
+                                    simd::Float<simd::native_width> (&largest)[Vectors],
+                                    Rules rules) noexcept {
+  constexpr int width = simd::native_width;
+  constexpr int chains = dot_chains<Vectors, Rules>;
+  using Vector = simd::Float<width>;
+  const auto terms = rules.template for_rows<width>();
+  const Vector hidden = simd::broadcast<width>(hidden_logit);
+  Vector most[Vectors][chains];
+  for (int v = 0; v < Vectors; ++v)
+    for (Vector& x : most[v]) x = largest[v];
+  for_each_logit<Vectors, chains>(count, [&](int t, auto v, auto chain) CHUNKATTN_LAMBDA {
+    float* const at = logits + t * tile_lines + v * width;
+    Vector s = simd::load<width>(at);
+    if constexpr (Rules::change_logits) s = terms.logit(s, block.position + t);
+    if constexpr (Rules::hide)
+      s = simd::select<width>(terms.visible(block.position + t), s, hidden);
+    if (!full)
+      s = simd::select<width>(
+          simd::broadcast_int<width>(t) < simd::load_int<width>(visible + v * width), s, hidden);
+    if (Rules::change_logits || Rules::hide || !full) simd::store(at, s);
+    most[v][chain] = simd::max(most[v][chain], s);
+  });
+  for (int v = 0; v < Vectors; ++v) {
+    largest[v] = most[v][0];
+    for (int i = 1; i < chains; ++i) largest[v] = simd::max(largest[v], most[v][i]);
+  }
+}
+
 /// For some vectors of lines: turns logits[0, count) into probabilities times the scales of V's
 /// rows, with zeros behind them up to a multiple of dot_depth; moves max and sum, leaves the factor
 /// of the outputs in `rescale` and, where rows have scales, the bits of the largest in `top`. Lane
@@ -52,53 +101,25 @@ template <int Vectors, class T, class Rules>
   constexpr int width = simd::native_width;
   using Vector = simd::Float<width>;
   using Bits = simd::Unsigned<width>;
-  // Operations that wait for each other; a variant's expressions are enough to do meanwhile.
-  constexpr int chains = Rules::change_logits || Rules::hide ? 1 : 4 / Vectors;
-  const auto for_each = [&](const auto& f) CHUNKATTN_LAMBDA {
-    int t = 0;
-    for (; t + chains <= count; t += chains)
-      simd::repeat<chains>([&](auto i) CHUNKATTN_LAMBDA {
-        simd::repeat<Vectors>([&](auto v) CHUNKATTN_LAMBDA { f(t + i, v, i); });
-      });
-    for (int left = count % chains; left > 0; --left)
-      simd::repeat<Vectors>(
-          [&](auto v) CHUNKATTN_LAMBDA { f(count - left, v, std::integral_constant<int, 0>{}); });
-  };
-  const auto terms = rules.template for_rows<width>();
-  const auto sees = [&](int t, int v) CHUNKATTN_LAMBDA {
-    return simd::broadcast_int<width>(t) < simd::load_int<width>(visible + v * width);
-  };
+  constexpr int chains = dot_chains<Vectors, Rules>;
   const Vector hidden = simd::broadcast<width>(hidden_logit);
   const bool some_hidden = Rules::hide || !full;
 
-  Vector old_max[Vectors], largest[Vectors][chains], factor[Vectors];
-  for (int v = 0; v < Vectors; ++v) {
-    old_max[v] = simd::load<width>(max + v * width);
-    for (Vector& x : largest[v]) x = old_max[v];
-  }
-  for_each([&](int t, auto v, auto chain) CHUNKATTN_LAMBDA {
-    float* const at = logits + t * tile_lines + v * width;
-    Vector s = simd::load<width>(at);
-    if constexpr (Rules::change_logits) s = terms.logit(s, block.position + t);
-    if constexpr (Rules::hide)
-      s = simd::select<width>(terms.visible(block.position + t), s, hidden);
-    if (!full) s = simd::select<width>(sees(t, v), s, hidden);
-    if (Rules::change_logits || some_hidden) simd::store(at, s);
-    largest[v][chain] = simd::max(largest[v][chain], s);
-  });
+  Vector old_max[Vectors], largest[Vectors], factor[Vectors];
+  for (int v = 0; v < Vectors; ++v) largest[v] = old_max[v] = simd::load<width>(max + v * width);
+  settle_logits(block, count, full, visible, logits, largest, rules);
   simd::repeat<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
-    for (int i = 1; i < chains; ++i) largest[v][0] = simd::max(largest[v][0], largest[v][i]);
-    factor[v] = simd::exp_nonpositive<width>(old_max[v] - largest[v][0]);
-    simd::store(max + v * width, largest[v][0]);
+    factor[v] = simd::exp_nonpositive<width>(old_max[v] - largest[v]);
+    simd::store(max + v * width, largest[v]);
     simd::store(rescale + v * width, factor[v]);
   });
 
   Vector totals[Vectors][chains] = {};
   Bits tops[Vectors][chains] = {};
-  for_each([&](int t, auto v, auto chain) CHUNKATTN_LAMBDA {
+  for_each_logit<Vectors, chains>(count, [&](int t, auto v, auto chain) CHUNKATTN_LAMBDA {
     float* const at = logits + t * tile_lines + v * width;
     const Vector s = simd::load<width>(at);
-    const Vector p = dot_weight<width>(s - largest[v][0]);
+    const Vector p = dot_weight<width>(s - largest[v]);
     totals[v][chain] = totals[v][chain] + p;
     Bits bits = simd::bits_as<Bits>(p);
     if constexpr (has_row_scales<T>)
