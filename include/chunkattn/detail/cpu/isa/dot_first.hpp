@@ -112,8 +112,8 @@ template <int HeadDim, int ValueDim, class Rules>
       dot_values<ValueDim, wide_columns>(p, v + i * (block_tokens / dot_depth), words, count,
                                          state.rescale, ahead, burst, out + i);
     if constexpr (whole < ValueDim)
-      dot_values<ValueDim, 1>(p, v + whole * (block_tokens / dot_depth), words, count, ahead, burst,
-                              out + whole);
+      dot_values<ValueDim, 1>(p, v + whole * (block_tokens / dot_depth), words, count,
+                              state.rescale, ahead, burst, out + whole);
     if (special) add_values_in_fp32<ValueDim>(block, count, seen, logits, p.unit, out);
   }
 }
