@@ -189,7 +189,7 @@ class [[nodiscard]] Step {
   /// the others to extra chunks, which all trees of drafts of the step share, until the step's
   /// outputs are committed and copied.
   ///
-  /// \param budget  at least 1
+  /// \param max_tokens  at least 1
   /// \throws InvalidArgument for a sequence of another tree or one that is in this step already,
   /// `max_tokens` of 0, and drafts whose parents do not fit them
   [[nodiscard]] AddResult add(Sequence<Tree>& sequence,
