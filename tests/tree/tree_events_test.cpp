@@ -246,6 +246,9 @@ TEST_CASE("a mirror refuses what cannot follow, and stays as it was") {
   damaged.tokens.pop_back();
   CHECK(refused([&] { mirror.load(damaged); }) ==
         "snapshot.tokens.size() = 5: expected as many as its spans have");
+  damaged = tree.snapshot();
+  damaged.unit = 0;
+  CHECK(refused([&] { mirror.load(damaged); }) == "snapshot.unit = 0: expected at least 1");
   CHECK(mirror.num_tokens() == 6);
   Tree::Mirror whole(TreeOptions::Sharing::chunk);
   CHECK(refused([&] { whole.apply(listener.told[1].event, two); }) == "no error");  // missed

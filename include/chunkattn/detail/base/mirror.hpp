@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -26,7 +25,10 @@ template <class Token>
 class TokenMirror {
  public:
   /// \param unit  tokens that are found or not as one: 1, or the tree's chunk size
-  explicit TokenMirror(std::int32_t unit) : unit_(unit) {}
+  /// \throws InvalidArgument unless it is at least 1
+  explicit TokenMirror(std::int32_t unit) : unit_(unit) {
+    check_argument(unit >= 1, "snapshot.unit", unit, "at least 1");
+  }
 
   /// Throws InvalidArgument for an event that cannot follow those before it; nothing has changed
   /// then.
@@ -127,7 +129,7 @@ class TokenMirror {
     Span& span = found->second;
     check_argument(
         event.length > 0 && event.position >= span.position &&
-            event.position + event.length == span.end(),
+            std::int64_t{event.position} + event.length == span.end(),
         "event.position", event.position,
         {"the last event.length = ", event.length, " tokens of a span that ends at ", span.end()});
     num_tokens_ -= to_size(event.length);
