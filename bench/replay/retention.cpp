@@ -111,8 +111,10 @@ void run(const char* name, const Blocks& prompts) {
     const std::size_t capacity = trace.parents.size() * percent / 100;
     const double lru = double(tree_hits(prompts, capacity, chunkattn::Lru{})) / all;
     const double bound = double(belady_hits(trace, capacity)) / all;
-    fmt::print("| {:<9} | {:>2} % | {:>5.1f} | {:>6.1f} |\n", name, percent, 100 * lru,
-               100 * bound);
+    const double learnt =
+        double(tree_hits(prompts, capacity, chunkattn::Lru{.learns = true})) / all;
+    fmt::print("| {:<9} | {:>2} % | {:>5.1f} | {:>7.1f} | {:>6.1f} | {:>6.2f} |\n", name, percent,
+               100 * lru, 100 * learnt, 100 * bound, (learnt - lru) / (bound - lru));
   }
 }
 

@@ -230,7 +230,9 @@ class AddResult {
 /// - `retains`, a constant: whether they stay as cache, or are freed at once.
 /// - `level(priority)`: of what is cached, lower levels are evicted first; within a level the least
 ///   recently used, and leaves of the tree before their parents.
-/// - `high_watermark`, `low_watermark`, `max_pinned`, in chunks: see RetentionBudget.
+/// - `high_watermark`, `low_watermark`, `max_pinned`, in chunks: see Lru.
+/// - `learns`, which may be missing: whether, within a level, chunks go in the order of what they
+///   are worth by what was used again before (docs/retention.md), not of their last use.
 template <class R>
 concept RetentionPolicy = requires(const R& policy, int priority) {
   { R::retains } -> std::convertible_to<bool>;
@@ -262,6 +264,9 @@ struct Lru {
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
   /// The most chunks that all pins together may cover (PrefixTree::pin()).
   std::size_t max_pinned = 0;
+  /// Whether to learn from what is used again, and evict what is worth least by that rather than
+  /// what was not used for longest.
+  bool learns = false;
   /// One level.
   [[nodiscard]] constexpr int level(int) const noexcept { return 0; }
 };
@@ -275,6 +280,9 @@ struct Priority {
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
   /// The most chunks that all pins together may cover (PrefixTree::pin()).
   std::size_t max_pinned = 0;
+  /// Whether to learn from what is used again, and evict what is worth least by that rather than
+  /// what was not used for longest.
+  bool learns = false;
   /// A level for each priority.
   [[nodiscard]] constexpr int level(int priority) const noexcept { return priority; }
 };

@@ -60,6 +60,7 @@ class RandomChoices : public Choices {
 struct SimOptions {
   TreeOptions tree{};
   chunkattn::detail::RetentionBudget retention{};
+  bool learns = false;
   std::size_t budget = max_pool_chunks;
   std::size_t max_live = 24;
   std::size_t max_prompt = 22;
@@ -69,9 +70,11 @@ struct SimOptions {
   /// The policy with these numbers.
   template <class Retention>
   [[nodiscard]] Retention policy() const {
-    return {.high_watermark = retention.high_watermark,
-            .low_watermark = retention.low_watermark,
-            .max_pinned = retention.max_pinned};
+    Retention policy{.high_watermark = retention.high_watermark,
+                     .low_watermark = retention.low_watermark,
+                     .max_pinned = retention.max_pinned};
+    if constexpr (requires { policy.learns; }) policy.learns = learns;
+    return policy;
   }
 };
 

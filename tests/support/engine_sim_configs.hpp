@@ -43,6 +43,9 @@ inline std::vector<SimConfig> sim_configs(int chunk_size) {
       all.push_back({rule + ", few sequences", few});
       o.budget = 160;
       all.push_back({rule + ", cache is evicted", o});
+      o.learns = true;
+      all.push_back({rule + ", cache is evicted by what was learnt", o, true});
+      o.learns = false;
       o.budget = 45;
       o.retention.max_pinned = 8;
       all.push_back({rule + ", out of chunks", o});

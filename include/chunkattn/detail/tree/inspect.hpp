@@ -98,7 +98,7 @@ class TreeInspector {
     expect(n.retained == (!n.active()), "exactly the unused nodes are retained", index);
     expect(
         !n.retained || (n.state == NodeState::published && n.length > 0 && n.written == n.length &&
-                        retention_.level_of(parent_or_self(n)) >= retention_.level_of(n)),
+                        retention_.is_valued_more(parent_or_self(n), n)),
         "a retained node is published, written, and valued no more than its parent", index);
     expect(n.tail_of != none || n.length > 0, "only tails are empty", index);
     expect(n.told == (prefixes_.news.any() ? prefixes_.news.findable(n) : 0),
@@ -110,14 +110,16 @@ class TreeInspector {
 
   void check_totals(const Totals& counted) const {
     std::size_t listed = 0;
-    for (const auto& level : retention_.levels_) {
+    for (const auto& list : retention_.lists_) {
       NodeIndex last = none;
-      for (NodeIndex n = level.oldest; n != none; n = topology_.node(n).newer) {
+      for (NodeIndex n = list.oldest; n != none; n = topology_.node(n).newer) {
         expect(topology_.node(n).older == last, "retained nodes are linked both ways", n);
+        expect(retention_.key_of(topology_.node(n)) == list.key,
+               "a retained node is in the list of its level and group", n);
         last = n;
         ++listed;
       }
-      expect(level.newest == last, "the newest retained node ends its list", last);
+      expect(list.newest == last, "the newest retained node ends its list", last);
     }
     expect_equal(counted.nodes, stats_.nodes, "number of nodes");
     expect_equal(counted.places, stats_.stored_tokens, "stored tokens");

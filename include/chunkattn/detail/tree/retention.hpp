@@ -5,12 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <utility>
 
 #include "../../tree_options.hpp"
 #include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "../base/reuse_model.hpp"
 #include "../base/to_size.hpp"
 #include "chunk_table.hpp"
 #include "prefixes.hpp"
@@ -31,6 +33,7 @@ struct RetentionBudget {
 struct RetentionRules {
   bool retains = false;
   RetentionBudget budget{};
+  bool learns = false;
 };
 
 /// Throws InvalidArgument for watermarks that cross.
@@ -38,6 +41,7 @@ template <RetentionPolicy R>
 [[nodiscard]] RetentionRules rules_of(const R& policy) {
   RetentionRules rules{R::retains,
                        {policy.high_watermark, policy.low_watermark, policy.max_pinned}};
+  if constexpr (requires { policy.learns; }) rules.learns = R::retains && policy.learns;
   if (rules.budget.low_watermark == RetentionBudget{}.low_watermark)
     rules.budget.low_watermark = rules.budget.high_watermark;
   check_argument(rules.budget.low_watermark <= rules.budget.high_watermark, "low_watermark",
@@ -62,8 +66,9 @@ class Retention {
         chunks_(chunk_table),
         prefixes_(prefixes),
         rules_(rules),
-        stats_(stats) {
-    reserve_level(pinned_level);
+        stats_(stats),
+        model_(rules.learns ? std::make_unique<ReuseModel>() : nullptr) {
+    reserve_list(key_of_pinned);
   }
 
   [[nodiscard]] const RetentionRules& rules() const noexcept { return rules_; }
@@ -127,7 +132,13 @@ class Retention {
   /// A node that was only cached, if that, is in use.
   void activate(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
-    if (n.retained) unretain(index);
+    if (n.retained) {
+      unretain(index);
+      if (model_) [[unlikely]] {
+        if (index == victim_) victim_ = none;
+        n.set_reuse(used_again(n.reuse(), chunks_of(n.length)));
+      }
+    }
     topology_.for_each_chunk(n, [&](ChunkIndex s) { chunks_.set_active(s, true); });
   }
   /// The path to `last` has one more live sequence.
@@ -159,22 +170,29 @@ class Retention {
 
   /// Makes sure that the level has a list, so that retaining cannot fail.
   void reserve_level(std::int64_t level) {
-    const auto it = find_level(level);
-    if (it == levels_.end() || it->level != level) levels_.insert(it, RetainedLevel{level});
+    const std::int64_t first = level * keys_per_level;
+    const std::int64_t last = first + (model_ ? ReuseModel::num_groups - 1 : 0);
+    if (const RetainedList* it = find_list(last); it == lists_.end() || it->key != last)
+      for (std::int64_t key = first; key <= last; ++key) reserve_list(key);
+    if (model_) model_->ghosts.reserve(ghosts_per_chunk * stats_.used_chunks);
   }
 
   /// Frees one chunk of the least valuable cached node, or drops a node that holds none alone.
   /// False when nothing is cached.
   bool evict_one_chunk() noexcept {
-    for (const RetainedLevel& level : levels_) {
-      if (level.oldest == none) continue;
-      const NodeIndex victim = level.oldest;
+    for (const RetainedList& list : lists_) {
+      if (list.oldest == none) continue;
+      NodeIndex victim = list.oldest;
+      if (model_) [[unlikely]]
+        victim = least_valuable(list);
       const TreeNode& n = topology_.node(victim);
       const std::size_t used = stats_.used_chunks;
       std::int32_t keep = n.length - topology_.end_offset(n);
       if (n.first_chunk == n.last_chunk) keep = 0;
       stats_.evicted_tokens += to_size(n.length - keep);
       prefixes_.news.evicted(victim, keep);
+      if (model_) [[unlikely]]
+        remember(n, keep);
       if (keep == 0)
         remove(victim);
       else
@@ -236,24 +254,65 @@ class Retention {
     return holds ? topology_.node(record.last).end() : 0;
   }
 
+  // ---- learning ------------------------------------------------------------------------------
+
+  [[nodiscard]] bool learns() const noexcept { return model_ != nullptr; }
+  /// A sequence has joined; of its tokens from `position` on, which were new to the tree, what was
+  /// evicted before is used again, and is told apart from what follows. key(position): as
+  /// Prefixes::ghost_key() says of its tokens, 0 where there are too few.
+  template <class Key>
+  void recall(NodeIndex tail, std::int32_t position, const Key& key) noexcept {
+    NodeIndex n = none;
+    for (NodeIndex i = tail; i != root_node && topology_.node(i).position >= position;
+         i = topology_.node(i).parent)
+      n = i;
+    if (n == none || topology_.node(n).state != NodeState::published) return;
+    ReuseRecord run;
+    for (std::int32_t end = topology_.node(n).end(); position < end;) {
+      const Ghost ghost = model_->ghosts.take(key(position));
+      ReuseRecord piece;
+      if (ghost.key != 0) piece = used_again(ghost.reuse, 1);
+      const std::int32_t above = position - topology_.node(n).position;
+      if (above > 0 && piece.group != run.group && above % prefixes_.unit() == 0 &&
+          prefixes_.has_nodes(1))
+        split(n, above);  // the upper part keeps the record so far
+      if (topology_.node(n).position == position) topology_.node(n).set_reuse(run = piece);
+      if (ghost.key == 0) return;
+      position += static_cast<std::int32_t>(ghost.length);
+    }
+  }
+
  private:
   friend class TreeInspector;
 
+  /// Of a list: its level times this and, where the policy learns, the group.
+  static constexpr std::int64_t keys_per_level = 32;
   /// Above whatever a policy says.
-  static constexpr std::int64_t pinned_level = std::numeric_limits<std::int64_t>::max();
+  static constexpr std::int64_t key_of_pinned = std::numeric_limits<std::int64_t>::max();
 
-  struct RetainedLevel {
-    std::int64_t level = 0;
+  /// Evicted chunks that are remembered for each that is in use, where the policy learns.
+  static constexpr std::size_t ghosts_per_chunk = 4;
+
+  struct RetainedList {
+    std::int64_t key = 0;
     NodeIndex oldest = none, newest = none;
   };
 
-  [[nodiscard]] static std::int64_t level_of(const TreeNode& n) noexcept {
-    return n.pins > 0 ? pinned_level : n.level;
+  [[nodiscard]] static std::int64_t key_of(const TreeNode& n) noexcept {
+    return n.pins > 0 ? key_of_pinned : n.level * keys_per_level + n.group;
   }
-  RetainedLevel* find_level(std::int64_t level) noexcept {
+  /// Whether a parent has at least the level of its child; within a level, groups are no order.
+  [[nodiscard]] static bool is_valued_more(const TreeNode& parent, const TreeNode& child) noexcept {
+    return parent.pins > 0 || (child.pins == 0 && parent.level >= child.level);
+  }
+  RetainedList* find_list(std::int64_t key) noexcept {
     return std::lower_bound(
-        levels_.begin(), levels_.end(), level,
-        [](const RetainedLevel& l, std::int64_t value) { return l.level < value; });
+        lists_.begin(), lists_.end(), key,
+        [](const RetainedList& l, std::int64_t value) { return l.key < value; });
+  }
+  void reserve_list(std::int64_t key) {
+    const auto it = find_list(key);
+    if (it == lists_.end() || it->key != key) lists_.insert(it, RetainedList{key});
   }
 
   /// Nobody uses the node any more: what of it is written stays as cache, if anything may.
@@ -267,6 +326,8 @@ class Retention {
     prefixes_.news.evicted(index, keep);
     topology_.for_each_chunk(n, [&](ChunkIndex s) { chunks_.set_active(s, false); });
     if (keep < n.length) topology_.release_places(index, keep);
+    if (model_) [[unlikely]]
+      fell_out_of_use(n);
     retain(index);
   }
 
@@ -274,29 +335,89 @@ class Retention {
   /// oldest node of the lowest level is always a leaf.
   void retain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
-    RetainedLevel& level = *find_level(level_of(n));
+    RetainedList& list = *find_list(key_of(n));
     n.retained = true;
-    n.older = level.newest;
+    n.older = list.newest;
     n.newer = none;
-    (n.older != none ? topology_.node(n.older).newer : level.oldest) = index;
-    level.newest = index;
+    (n.older != none ? topology_.node(n.older).newer : list.oldest) = index;
+    list.newest = index;
   }
   void unretain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
-    RetainedLevel& level = *find_level(level_of(n));
-    (n.older != none ? topology_.node(n.older).newer : level.oldest) = n.newer;
-    (n.newer != none ? topology_.node(n.newer).older : level.newest) = n.older;
+    RetainedList& list = *find_list(key_of(n));
+    (n.older != none ? topology_.node(n.older).newer : list.oldest) = n.newer;
+    (n.newer != none ? topology_.node(n.newer).older : list.newest) = n.older;
     n.retained = false;
     n.older = n.newer = none;
   }
   void link_retained_after(NodeIndex index, NodeIndex older) noexcept {
     TreeNode& n = topology_.node(index);
-    RetainedLevel& level = *find_level(level_of(n));
+    RetainedList& list = *find_list(key_of(n));
     n.retained = true;
     n.older = older;
     n.newer = topology_.node(older).newer;
-    (n.newer != none ? topology_.node(n.newer).older : level.newest) = index;
+    (n.newer != none ? topology_.node(n.newer).older : list.newest) = index;
     topology_.node(older).newer = index;
+  }
+
+  // ---- learning ------------------------------------------------------------------------------
+
+  [[nodiscard]] std::uint32_t chunks_of(std::int32_t length) const noexcept {
+    return static_cast<std::uint32_t>(std::max(1, topology_.geometry.chunks_for(length)));
+  }
+  /// Chunks of tokens that were new to the tree so far.
+  [[nodiscard]] std::uint32_t now() const noexcept {
+    const std::uint64_t tokens = stats_.prompt_tokens - stats_.cached_tokens -
+                                 stats_.pending_tokens + stats_.published_tokens;
+    return static_cast<std::uint32_t>(tokens >> topology_.geometry.shift);
+  }
+  [[gnu::noinline]] void fell_out_of_use(TreeNode& n) noexcept {
+    if (ReuseModel::gap_of(n.group) == 0)  // as what it continues
+      n.group = ReuseModel::group_of(n.uses, ReuseModel::gap_of(topology_.node(n.parent).group));
+    n.since = now();
+    model_->fell_out_of_use(n.group, chunks_of(n.length), stats_.used_chunks);
+  }
+  /// The record of chunks that are used again, from the one that they were kept or evicted with.
+  [[gnu::noinline]] ReuseRecord used_again(const ReuseRecord& before,
+                                           std::uint32_t chunks) noexcept {
+    const std::uint32_t age = now() - before.since;
+    model_->was_used(before.group, age, chunks);
+    const auto uses = static_cast<std::uint8_t>(std::min(before.uses + 1, 255));
+    const std::uint8_t gap = ReuseModel::gap_of(age, stats_.used_chunks);
+    return {.uses = uses, .group = ReuseModel::group_of(uses, gap)};
+  }
+  /// The leaf that is worth least of those that are the oldest of their group, in the level of the
+  /// first list that has any. The oldest of all is one: what is below a node is older than it.
+  [[gnu::noinline]] NodeIndex least_valuable(const RetainedList& first) noexcept {
+    if (victim_ != none &&
+        key_of(topology_.node(victim_)) / keys_per_level == first.key / keys_per_level)
+      return victim_;
+    victim_ = first.oldest;
+    if (first.key == key_of_pinned) return victim_;
+    std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+    std::uint32_t oldest = 0;
+    const std::uint32_t time = now();
+    bool found = false;
+    for (const RetainedList* list = &first;
+         list != lists_.end() && list->key < first.key + keys_per_level; ++list) {
+      if (list->oldest == none) continue;
+      const TreeNode& n = topology_.node(list->oldest);
+      const std::uint32_t age = time - n.since;
+      const std::uint64_t value = model_->value(n.group, age);
+      if (n.first_child != none || (found && (value > least || (value == least && age <= oldest))))
+        continue;
+      found = true;
+      least = value;
+      oldest = age;
+      victim_ = list->oldest;
+    }
+    return victim_;
+  }
+  /// The places of a victim behind the first `keep` are about to be evicted.
+  [[gnu::noinline]] void remember(const TreeNode& n, std::int32_t keep) noexcept {
+    if (keep == 0) victim_ = none;
+    model_->ghosts.add(
+        {prefixes_.ghost_key(n, keep), static_cast<std::uint32_t>(n.length - keep), n.reuse()});
   }
 
   [[nodiscard]] std::int32_t free_pin() const noexcept {
@@ -309,6 +430,7 @@ class Retention {
   void change_pins(NodeIndex index, std::int32_t by) noexcept {
     TreeNode& n = topology_.node(index);
     const bool retained = n.retained, was_pinned = n.pins > 0;
+    victim_ = none;
     if (retained) unretain(index);
     n.pins += by;
     if (was_pinned != (n.pins > 0))
@@ -321,8 +443,10 @@ class Retention {
   Prefixes& prefixes_;
   const RetentionRules rules_;
   TreeStats& stats_;
-  Array<RetainedLevel> levels_;  // by level, ascending
+  Array<RetainedList> lists_;  // by key, ascending
   Array<PinRecord> pins_;
+  std::unique_ptr<ReuseModel> model_;  // where the policy learns
+  NodeIndex victim_ = none;            // is evicted from its end, until it is gone or used
 };
 
 }  // namespace detail

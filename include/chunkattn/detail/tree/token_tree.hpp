@@ -33,7 +33,7 @@ struct MatchResult {
 /// Of a prompt that waits for admission: what the tree last found of it.
 struct KeptMatch {
   Match match;
-  std::uint64_t birth = 0;  ///< of its last node; 0: nothing is known
+  std::uint32_t birth = 0;  ///< of its last node; 0: nothing is known
 };
 
 template <TokenType Token, int ChunkSize>
@@ -174,12 +174,15 @@ class TokenTree {
     // What repeats another's pending tokens cannot be found; it stays private until it leaves.
     const std::int32_t published_end =
         match.length < found ? match.length : size - size % core.prefixes.unit();
-    return core.join(
+    const SequenceIndex joined = core.join(
         match,
         {size, public_length(prompt, options), published_end, retention_.level(options.priority)},
         options, [&](const TreeNode& n, std::int32_t position) {
           store(n, 0, prompt.subspan(to_size(position), to_size(n.length)));
         });
+    if (core.retention.learns() && joined != none) [[unlikely]]
+      recall(prompt, options, match.length, joined);
+    return joined;
   }
 
   bool append(SequenceIndex s, std::span<const Token> tokens) {
@@ -429,6 +432,20 @@ class TokenTree {
       match.used = core.topology.node(match.last).length;
     }
     match.used = std::min(match.used, match.length - core.topology.node(match.last).position);
+  }
+
+  /// A prompt that has joined finds what was evicted of it.
+  [[gnu::noinline]] void recall(std::span<const Token> prompt, const InsertOptions& options,
+                                std::int32_t begin, SequenceIndex joined) noexcept {
+    constexpr std::int32_t few = Prefixes::ghost_tokens;
+    const std::int32_t public_end = public_length(prompt, options);
+    core.retention.recall(core.sequences[joined].tail, begin, [&](std::int32_t p) -> std::uint32_t {
+      if (p + few > static_cast<std::int32_t>(prompt.size()) || (p > 0 && p < few)) return 0;
+      std::uint64_t hash = Prefixes::ghost_seed(p, TreeCore::space_at(options, p, public_end));
+      if (p > 0) hash = tokens_.hash(hash, prompt.subspan(to_size(p - few), to_size(few)));
+      hash = tokens_.hash(hash, prompt.subspan(to_size(p), to_size(few)));
+      return std::max(Prefixes::finish_hash(hash), 1u);
+    });
   }
 
   /// The first output of an entry, at its place.

@@ -10,6 +10,7 @@
 #include "../../tree_options.hpp"
 #include "../base/array.hpp"
 #include "../base/config.hpp"
+#include "../base/reuse_model.hpp"
 #include "../base/to_size.hpp"
 #include "chunk_table.hpp"
 
@@ -51,6 +52,7 @@ struct alignas(64) TreeNode {
   std::int32_t held = 0;         ///< sequences at or below that left and are still in use
   NodeState state = NodeState::unused;
   bool retained = false;
+  std::uint8_t uses = 0, group = 0;      ///< see ReuseRecord
   std::int32_t level = 0;                ///< of retention: the highest of those that used it
   std::int32_t pins = 0;                 ///< pins of paths through it
   std::uint32_t hash = 0;                ///< of the key, while published
@@ -58,9 +60,16 @@ struct alignas(64) TreeNode {
   std::int32_t told = 0;                 ///< leading tokens that events have told of
   std::uint64_t span = 0;                ///< CacheEvent::span of these
   Namespace name_space{};
-  std::uint64_t birth = 0;  ///< never given to another node of the tree, never 0
+  std::uint32_t birth = 0;  ///< told apart by it from others that had or get its index; never 0
+  std::uint32_t since = 0;  ///< when it fell out of use: see ReuseRecord
 
   [[nodiscard]] bool active() const noexcept { return live + held > 0; }
+  [[nodiscard]] ReuseRecord reuse() const noexcept { return {since, uses, group}; }
+  void set_reuse(const ReuseRecord& record) noexcept {
+    since = record.since;
+    uses = record.uses;
+    group = record.group;
+  }
   [[nodiscard]] ChunkUse use() const noexcept { return {active(), pins > 0}; }
   [[nodiscard]] std::int32_t end() const noexcept { return position + length; }
   /// The K/V of the first tokens is written.
@@ -70,13 +79,15 @@ struct alignas(64) TreeNode {
   }
 };
 
+static_assert(sizeof(TreeNode) == 128, "two cache lines per node");
+
 class Topology {
  public:
   Topology(ChunkTable& chunk_table, ChunkGeometry of_chunks, TreeStats& stats)
       : geometry(of_chunks), chunks_(chunk_table), stats_(stats) {
     nodes_.push_back({});
     nodes_[root_node].state = NodeState::published;
-    nodes_[root_node].birth = births_;
+    nodes_[root_node].birth = 1;
     stats_.nodes = 1;
   }
 
@@ -105,6 +116,10 @@ class Topology {
   /// Offset behind the node's last place, in its last chunk.
   [[nodiscard]] std::int32_t end_offset(const TreeNode& n) const noexcept {
     return n.length == 0 ? n.begin : geometry.offset(n.begin + n.length - 1) + 1;
+  }
+  /// The place behind its last one, counted from the start of its first chunk.
+  [[nodiscard]] static std::int32_t end_place(const TreeNode& n) noexcept {
+    return n.begin + n.length;
   }
   /// Whether the free places behind the node's last token are its own.
   [[nodiscard]] bool owns_end(const TreeNode& n) const noexcept {
@@ -306,7 +321,7 @@ class Topology {
     NodeIndex n = free_nodes_;
     if (n != none) {
       free_nodes_ = node(n).next_sibling;
-      node(n) = TreeNode{};
+      node(n).next_sibling = none;
     } else {
       n = static_cast<NodeIndex>(nodes_.size());
       nodes_.push_back({});
@@ -314,7 +329,7 @@ class Topology {
     TreeNode& record = node(n);
     record.position = node(parent).end();
     record.name_space = name_space;
-    record.birth = ++births_;
+    ++record.birth;
     record.level = level;
     record.state = node(parent).state == NodeState::stale ? NodeState::stale : state;
     link(parent, n);
@@ -323,7 +338,9 @@ class Topology {
   }
   void remove(NodeIndex n) noexcept {
     unlink(n);
+    const std::uint32_t birth = node(n).birth;
     node(n) = TreeNode{};
+    node(n).birth = birth;
     node(n).next_sibling = free_nodes_;
     free_nodes_ = n;
     --stats_.nodes;
@@ -356,6 +373,7 @@ class Topology {
     upper.state = lower.state;
     upper.told = std::min(lower.told, keep);
     upper.span = lower.span;
+    upper.set_reuse(lower.reuse());
 
     ChunkIndex cut = lower.first_chunk;
     std::int32_t offset = lower.begin + keep;
@@ -422,7 +440,6 @@ class Topology {
   TreeStats& stats_;
   Array<TreeNode> nodes_;
   NodeIndex free_nodes_ = none;
-  std::uint64_t births_ = 1;
 };
 
 }  // namespace detail

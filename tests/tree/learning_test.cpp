@@ -1,0 +1,179 @@
+// Retention that learns: what the model makes of uses, what is remembered of evicted chunks, and
+// what a tree keeps by it.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "chunkattn/prefix_tree.hpp"
+#include "tests/support/counted_new.hpp"
+#include "tests/support/random.hpp"
+#include "tests/support/steps.hpp"
+
+using namespace chunkattn;
+using chunkattn::detail::Ghost;
+using chunkattn::detail::Ghosts;
+using chunkattn::detail::ReuseModel;
+using chunkattn::detail::ReuseRecord;
+using test::iota;
+
+namespace {
+
+/// Joins, computes everything and leaves. Returns what it found.
+template <class Tree>
+std::size_t pass(Tree& tree, const std::vector<int>& prompt) {
+  auto s = tree.insert(prompt, {.compute_last = false});
+  test::load(s);
+  return s.num_cached();
+}
+
+}  // namespace
+
+TEST_CASE("groups are valued by how often and how soon they are used again") {
+  ReuseModel model;
+  CHECK(model.value(0, 5) == model.value(3, 5000));  // nothing is known
+  // Group 1 is used again at age 100, half of it; group 2 at age 10,000, half of it; group 3 never.
+  for (int i = 0; i < 3000; ++i) {
+    for (std::uint8_t group = 1; group <= 3; ++group) model.fell_out_of_use(group, 2, 100);
+    model.was_used(1, 100, 1);
+    model.was_used(2, 10000, 1);
+  }
+  CHECK(model.value(1, 0) > model.value(2, 0));
+  CHECK(model.value(2, 0) > model.value(3, 0));
+  CHECK(model.value(3, 0) == 0);
+  CHECK(model.value(1, 90) > model.value(1, 0));  // soon
+  CHECK(model.value(1, 1000) == 0);               // too late
+  CHECK(model.value(2, 9000) > model.value(1, 1000));
+  CHECK(model.value(2, 9000) > model.value(2, 0));
+}
+
+TEST_CASE("what was long ago counts less") {
+  ReuseModel model;
+  for (int i = 0; i < 20000; ++i) {
+    model.fell_out_of_use(1, 1, 100);
+    model.was_used(1, 100, 1);
+  }
+  const std::uint64_t then = model.value(1, 0);
+  for (int i = 0; i < 2000000; ++i) model.fell_out_of_use(1, 1, 100);
+  CHECK(model.value(1, 0) < then / 10);
+}
+
+TEST_CASE("the value is the best ratio of hits and time, as counted by brute force") {
+  test::Random random(1);
+  for (int round = 0; round < test::scaled(20); ++round) {
+    CAPTURE(round);
+    // Ages that are beginnings of buckets, so that nothing is rounded.
+    std::map<std::uint32_t, int> hits;
+    for (int i = random.uniform(1, 5); i > 0; --i)
+      hits[std::uint32_t{1} << random.uniform(1, 12)] += random.uniform(1, 400);
+    ReuseModel model;
+    int all = 0;
+    for (const auto& [age, n] : hits) {
+      model.was_used(7, age, static_cast<std::uint32_t>(n));
+      all += n;
+    }
+    const int unused = all + random.uniform(4096, 9000);
+    model.fell_out_of_use(7, static_cast<std::uint32_t>(unused), 10);
+    for (const std::uint32_t age : {0u, 4u, 16u, 256u, 1024u, 8192u}) {
+      double best = 0, used = 0, time = 0, left = unused + 2;
+      for (const auto& [at, n] : hits)
+        if (at < age) left -= n;
+      // Buckets are half octaves: uses fall evenly into theirs.
+      double begin = age;
+      if (age < 2) {  // no use is as early as that
+        time += (2 - begin) * left;
+        begin = 2;
+      }
+      for (std::uint32_t octave = 1; octave < 24; ++octave)
+        for (const double end : {1.5 * double(1u << octave), 2.0 * double(1u << octave)})
+          if (end > begin) {
+            const auto found = hits.find(static_cast<std::uint32_t>(begin));
+            const double n = found == hits.end() ? 0 : found->second;
+            used += n;
+            time += (end - begin) * (left - n / 2);
+            left -= n;
+            best = std::max(best, used / time);
+            begin = end;
+          }
+      const double value = double(model.value(7, age)) / double(1u << 28);
+      CHECK(value == doctest::Approx(best).epsilon(0.02));
+    }
+  }
+}
+
+TEST_CASE("ghosts are bounded, and the oldest of a set go first") {
+  Ghosts ghosts;
+  ghosts.add({7, 4, {}});  // no room yet
+  CHECK(ghosts.take(7).key == 0);
+  ghosts.reserve(1000);
+  const std::size_t capacity = ghosts.capacity();
+  CHECK(capacity >= 1000);
+  CHECK(capacity < 4000);
+  const std::uint64_t before = test::heap.allocations;
+  for (std::uint32_t key = 1; key <= 10000; ++key) ghosts.add({key, key % 64, {.since = key}});
+  CHECK(test::heap.allocations == before);
+  std::size_t there = 0;
+  for (std::uint32_t key = 1; key <= 10000; ++key) {
+    const Ghost ghost = ghosts.take(key);
+    if (ghost.key == 0) continue;
+    CHECK(ghost.length == key % 64);
+    CHECK(ghost.reuse.since == key);
+    CHECK(key > 10000 - capacity);  // keys that follow each other are spread evenly
+    CHECK(ghosts.take(key).key == 0);
+    ++there;
+  }
+  CHECK(there == capacity);
+  ghosts.add({5, 1, {.since = 1}});
+  ghosts.reserve(100000);
+  CHECK(ghosts.take(5).length == 1);
+}
+
+TEST_CASE("prompts that come again outlast a flood of those that do not") {
+  using Tree = PrefixTree<int, 16, PoolAllocator, Lru>;
+  const auto found = [](bool learns) {
+    test::Random random(3);
+    Tree tree(PoolAllocator{.max_chunks = 400}, {}, Lru{.learns = learns});
+    std::size_t cached = 0;
+    for (int i = 0; i < 6000; ++i) {
+      const bool again = i % 8 == 0;
+      auto prompt = iota(again ? 1000 * static_cast<int>(random.index(20)) : 100000 + 200 * i, 160);
+      const std::size_t hit = pass(tree, prompt);
+      if (i > 3000) cached += hit;
+    }
+    tree.check_invariants();
+    return cached;
+  };
+  const std::size_t lru = found(false), learnt = found(true);
+  CHECK(learnt > 50000);  // 375 prompts of 160
+  CHECK(lru < 20000);
+}
+
+TEST_CASE("two trees that are told the same keep the same") {
+  using Tree = PrefixTree<int, 4, PoolAllocator, Priority>;
+  Tree a(PoolAllocator{.max_chunks = 200}, {}, Priority{.learns = true});
+  Tree b(PoolAllocator{.max_chunks = 200}, {}, Priority{.learns = true});
+  test::Random random(5);
+  std::vector<std::vector<int>> known;
+  for (int i = 0; i < test::scaled(8000); ++i) {
+    std::vector<int> prompt;
+    if (!known.empty() && random.uniform(0, 2) > 0) prompt = known[random.index(known.size())];
+    if (random.uniform(0, 1) == 0) prompt.resize(random.index(prompt.size() + 1));
+    for (int more = random.uniform(1, 30); more > 0 && prompt.size() < 100; --more)
+      prompt.push_back(random.uniform(0, 9));
+    if (prompt.empty()) continue;
+    if (known.size() < 100) known.push_back(prompt);
+    const InsertOptions options{.compute_last = false, .priority = random.uniform(0, 1)};
+    auto x = a.insert(prompt, options), y = b.insert(prompt, options);
+    REQUIRE(x.num_cached() == y.num_cached());
+    test::load(x);
+    test::load(y);
+    if (i % 64 == 0) {
+      a.check_invariants();
+      CHECK(to_text(a) == to_text(b));
+    }
+  }
+  CHECK(a.stats().evicted_chunks > 1000);
+}
