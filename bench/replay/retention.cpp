@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "other_policies.hpp"
 #include "trace.hpp"
 
 namespace replay {
@@ -113,14 +114,21 @@ void run(const char* name, const Blocks& prompts) {
     const double bound = double(belady_hits(trace, capacity)) / all;
     const double learnt =
         double(tree_hits(prompts, capacity, chunkattn::Lru{.learns = true})) / all;
-    fmt::print("| {:<9} | {:>2} % | {:>5.1f} | {:>7.1f} | {:>6.1f} | {:>6.2f} |\n", name, percent,
-               100 * lru, 100 * learnt, 100 * bound, (learnt - lru) / (bound - lru));
+    const auto of_blocks = [&](std::size_t hits) { return 100 * double(hits) / all; };
+    fmt::print(
+        "| {:<9} | {:>2} % | {:>5.1f} | {:>7.1f} | {:>6.1f} | {:>6.2f} | {:>5.1f} | {:>5.1f} | "
+        "{:>5.1f} |\n",
+        name, percent, 100 * lru, 100 * learnt, 100 * bound, (learnt - lru) / (bound - lru),
+        of_blocks(block_hits<S3Fifo>(trace.paths, trace.parents, capacity)),
+        of_blocks(block_hits<Sieve>(trace.paths, trace.parents, capacity)),
+        of_blocks(block_hits<Gdsf>(trace.paths, trace.parents, capacity)));
   }
 }
 
 }  // namespace
 
 void run_retention() {
+  fmt::print("trace, slots, Lru, learns, Belady, of the distance, S3-FIFO, SIEVE, GDSF\n");
   run("mooncake", mooncake_blocks());
   run("agents", agent_blocks());
   run("retrieval", retrieval_blocks());

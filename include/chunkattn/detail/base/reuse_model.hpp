@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "array.hpp"
 #include "config.hpp"
@@ -45,11 +46,33 @@ class Ghosts {
     sets_.swap(grown);
     for (const Set& set : grown)
       for (const Ghost& ghost : set.ways)
-        if (ghost.key != 0) add(ghost);
+        if (ghost.key != 0) place(ghost);
   }
-  /// In place of the oldest of its set.
+  /// In place of the oldest of its set; with the next call, when the set has come from memory.
   void add(const Ghost& ghost) noexcept {
     if (sets_.empty() || ghost.key == 0) return;
+    if (next_.key != 0) place(next_);
+    next_ = ghost;
+    CHUNKATTN_PREFETCH_WRITE(&set_of(ghost.key));
+  }
+  /// Takes one out; its key is 0 where there is none.
+  Ghost take(std::uint32_t key) noexcept {
+    if (sets_.empty() || key == 0) return {};
+    if (next_.key != 0) place(std::exchange(next_, {}));
+    for (Ghost& ghost : set_of(key).ways)
+      if (ghost.key == key) return std::exchange(ghost, {});
+    return {};
+  }
+  [[nodiscard]] std::size_t capacity() const noexcept { return sets_.size() * ways; }
+
+ private:
+  static constexpr std::size_t ways = 4;
+  struct alignas(64) Set {
+    Ghost ways[Ghosts::ways];
+  };
+  static_assert(sizeof(Set) == 64, "one cache line per look-up");
+
+  void place(const Ghost& ghost) noexcept {
     Ghost* oldest = nullptr;
     for (Ghost& other : set_of(ghost.key).ways) {
       if (other.key == ghost.key || other.key == 0) {
@@ -63,29 +86,10 @@ class Ghosts {
     }
     *oldest = ghost;
   }
-  /// Takes one out; its key is 0 where there is none.
-  Ghost take(std::uint32_t key) noexcept {
-    if (sets_.empty() || key == 0) return {};
-    for (Ghost& ghost : set_of(key).ways)
-      if (ghost.key == key) {
-        const Ghost taken = ghost;
-        ghost = {};
-        return taken;
-      }
-    return {};
-  }
-  [[nodiscard]] std::size_t capacity() const noexcept { return sets_.size() * ways; }
-
- private:
-  static constexpr std::size_t ways = 4;
-  struct alignas(64) Set {
-    Ghost ways[Ghosts::ways];
-  };
-  static_assert(sizeof(Set) == 64, "one cache line per look-up");
-
   Set& set_of(std::uint32_t key) noexcept { return sets_[key & (sets_.size() - 1)]; }
 
   Array<Set> sets_;  // a power of two of them
+  Ghost next_;       // to be added
 };
 
 /// The value of cached chunks by group and age: their Gittins index, the most hits per time in a

@@ -416,6 +416,8 @@ class Retention {
   /// The places of a victim behind the first `keep` are about to be evicted.
   [[gnu::noinline]] void remember(const TreeNode& n, std::int32_t keep) noexcept {
     if (keep == 0) victim_ = none;
+    const ChunkIndex above = chunks_[n.last_chunk].prev;  // the next to go, perhaps
+    if (keep > 0 && above != no_chunk) chunks_.prefetch(above, 0);
     model_->ghosts.add(
         {prefixes_.ghost_key(n, keep), static_cast<std::uint32_t>(n.length - keep), n.reuse()});
   }
