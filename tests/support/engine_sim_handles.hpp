@@ -229,10 +229,10 @@ class EngineSimHandles : public EngineSimOps<Retention, ChunkSize> {
     if (error) std::rethrow_exception(error);
     log("on another thread: " + text(before.size()) + " leave, " +
         (joining ? "one is" : "nobody is") + " admitted, " + text(after.size()) + " leave");
+    for (const LivePtr& live : before) live->gone = true;  // sequences come first
     this->entering();
     this->owned_ = false;
-    for (const auto* group : {&before, &after})
-      for (const LivePtr& live : *group) live->gone = true;
+    for (const LivePtr& live : after) live->gone = true;
     if (joining) count("admitted on another thread");
     if (!after.empty()) count("left on the thread that called the tree");
     if (joining) this->admitted(std::move(*joining));
