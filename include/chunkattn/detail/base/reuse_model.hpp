@@ -137,8 +137,8 @@ class ReuseModel {
   static std::size_t place(std::uint8_t group, std::uint32_t age) noexcept {
     std::size_t bucket = 0;
     if (age >= 2) {
-      const int octave = std::bit_width(age) - 1;
-      bucket = static_cast<std::size_t>(2 * octave) + (age >> (octave - 1) & 1);
+      const auto octave = static_cast<std::uint32_t>(std::bit_width(age)) - 1;
+      bucket = std::size_t{2 * octave} + (age >> (octave - 1) & 1);
     }
     return group * num_ages + std::min(bucket, num_ages - 1);
   }

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "../support/options.hpp"
+#include "../../support/options.hpp"
 #include "engine/engine.hpp"
 #include "model/load.hpp"
 #include "server/kv_publisher.hpp"
