@@ -393,3 +393,26 @@ TEST_CASE("products are chosen where they use enough of their vectors") {
     CHECK(schedule.row_blocks()[0].has_products == (lines >= 12));
   }
 }
+
+TEST_CASE("the rate of products says what they cost, not what streams do") {
+  const auto costs = [](const test::RandomPlan& plan, double rate) {
+    ScheduleOptions options = options_for(8, 4);
+    options.min_tasks = 1;  // whole lists
+    options.cost.product_flops_per_ns = rate;
+    Schedule schedule;
+    schedule.derive(plan.view(), options);
+    double total = 0;
+    for (const Unit& unit : schedule.units()) total += unit.cost;
+    return total;
+  };
+  const double slow = CostModel::stream_flops_per_ns, fast = 2 * slow;
+  const auto streamed = levels({32}, {1000});
+  CHECK(costs(streamed, fast) == costs(streamed, slow));
+  const auto shared = levels({1}, {4096});  // of one sequence: streamed, too
+  CHECK(costs(shared, fast) == costs(shared, slow));
+  // 32 rows of 4 lines over 4096 tokens, then 64 tokens of each.
+  const auto both = levels({1, 32}, {4096, 64});
+  const double products = 4096 * fp16_cost().flops_per_token_line * 32 * 4;
+  CHECK(costs(both, slow) - costs(both, fast) ==
+        doctest::Approx(products / slow - products / fast));
+}

@@ -70,16 +70,19 @@ struct RowBlock {
 
 /// What the machine can do, roughly: only ratios matter.
 struct CostModel {
-  double bytes_per_token = 0;       ///< K and V of one token and KV head
-  double flops_per_token_line = 0;  ///< one query line against one token
-  double flops_per_ns = 140;        ///< of the vectors' multiply-adds, or what products use instead
+  double bytes_per_token = 0;                         ///< K and V of one token and KV head
+  double flops_per_token_line = 0;                    ///< one query line against one token
+  double product_flops_per_ns = stream_flops_per_ns;  ///< of what computes products
+  static constexpr double stream_flops_per_ns = 140;  ///< of the vectors' multiply-adds
   static constexpr double bytes_per_ns = 16;
   static constexpr double fixed_ns = 200;  ///< of any item
 
-  [[nodiscard]] double item_ns(const WorkItem& item, int group) const noexcept {
+  /// `product`: the item is computed by products, else it is streamed.
+  [[nodiscard]] double item_ns(const WorkItem& item, int group, bool product) const noexcept {
     const int lines = (item.row_end - item.row_begin) * group;
     const double memory = bytes_per_token / bytes_per_ns;
-    const double compute = flops_per_token_line * lines / flops_per_ns;
+    const double rate = product ? product_flops_per_ns : stream_flops_per_ns;
+    const double compute = flops_per_token_line * lines / rate;
     return fixed_ns + std::max(memory, compute) * (item.token_end - item.token_begin);
   }
 };
@@ -326,7 +329,8 @@ class Schedule {
   }
 
   double item_ns(const WorkItem& item) const noexcept {
-    return options_.cost.item_ns(item, options_.group);
+    return options_.cost.item_ns(item, options_.group,
+                                 uses_products(item.row_end - item.row_begin));
   }
   std::int64_t total_tokens() const noexcept {
     std::int64_t total = 0;

@@ -176,9 +176,9 @@ class Engine {
     wanted.cost.bytes_per_token = (HeadDim + ValueDim) * static_cast<double>(sizeof(T));
     wanted.cost.flops_per_token_line = 2.0 * (HeadDim + ValueDim);
     if (uses_dots<T>() || sure_pair_terms<T, X>() == 1)
-      wanted.cost.flops_per_ns = dot_flops_per_ns;
+      wanted.cost.product_flops_per_ns = dot_flops_per_ns;
     else if (sure_pair_terms<T, X>() == 2)
-      wanted.cost.flops_per_ns = two_term_flops_per_ns;
+      wanted.cost.product_flops_per_ns = two_term_flops_per_ns;
     if constexpr (SkipsKeys<V>) {
       hidden_.resize(static_cast<std::size_t>(plan.num_rows));
       for (int row = 0; row < plan.num_rows; ++row)
