@@ -45,7 +45,8 @@ def compile_(command):
 def main():
     parser = argparse.ArgumentParser(description="This tree's decode steps against a commit's.")
     parser.add_argument("commit")
-    parser.add_argument("--filter", default="", help="part of the names of the cases to run")
+    parser.add_argument("--filter", default="", help="part of the names of the cases to run; those of prefill are run if it has "
+                             "that word")
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--cpu-time", action="store_true",
                         help="of all threads, where others use the machine as well")
@@ -67,7 +68,7 @@ def main():
                   "-o", library, BENCH / "steps.cpp"])
         libraries.append(library)
     program = folder / "compare_steps"
-    compile_([arguments.cxx, "-std=c++20", "-O2", f"-I{ROOT}", f"-I{BENCH}", "-o", program,
+    compile_([arguments.cxx, "-std=c++20", "-O2", f"-I{ROOT}", f"-I{ROOT / 'include'}", f"-I{BENCH}", "-o", program,
               BENCH / "main.cpp", "-ldl", "-pthread"])
     return subprocess.run([program, *libraries, str(arguments.rounds),
                            "cpu" if arguments.cpu_time else "wall", arguments.filter]).returncode

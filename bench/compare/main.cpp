@@ -12,11 +12,14 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bench/median.hpp"
+#include "chunkattn/executor.hpp"
+#include "examples/support/huge_buffer.hpp"
 #include "steps.hpp"
 
 namespace {
@@ -28,10 +31,26 @@ constexpr const char* names[] = {"fp32", "bf16", "bf16 one term", "bf16 queries"
 
 std::string name_of(const Case& c) {
   char name[80];
+  if (c.prefill) {
+    std::snprintf(name, sizeof name, "%s %d/%d prefill %dx%d", names[static_cast<int>(c.type)],
+                  compare::qo_heads, c.kv_heads, c.sequences, c.own);
+    return name;
+  }
   std::snprintf(name, sizeof name, "%s %d/%d b=%d %d+%d", names[static_cast<int>(c.type)],
                 compare::qo_heads, c.kv_heads, c.sequences, c.shared, c.own);
   return name;
 }
+
+class Pool final : public compare::Threads {
+ public:
+  int concurrency() override { return pool_.concurrency(); }
+  void run(int n, void (*call)(void*, int), void* function) override {
+    pool_.parallel_for(n, [&](int i) { call(function, i); });
+  }
+
+ private:
+  chunkattn::ThreadPool pool_{2};
+};
 
 compare::MakeSteps load(const char* file) {
   void* const library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
@@ -50,14 +69,14 @@ double now_ms(bool cpu_time) {
   return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
 }
 
-double milliseconds(compare::Steps& steps, bool cpu_time) {
+double milliseconds(compare::Steps& steps, int layer, bool cpu_time) {
   const double start = now_ms(cpu_time);
-  steps.run();
+  steps.run(layer);
   return now_ms(cpu_time) - start;
 }
 
 /// Numbers in [-1, 1], as floats or two bf16 of the same value, or bytes of any.
-void fill(std::vector<float>& memory, Type type, std::mt19937& random) {
+void fill(std::span<float> memory, Type type, std::mt19937& random) {
   std::uniform_real_distribution<float> number(-1.0f, 1.0f);
   for (float& x : memory) {
     x = number(random);
@@ -70,15 +89,19 @@ void fill(std::vector<float>& memory, Type type, std::mt19937& random) {
   }
 }
 
-/// Those with `part` in their names, by type.
+/// Those with `part` in their names, by type. Prefill takes long: only if `part` asks for it.
 std::vector<Case> cases_with(const std::string& part) {
   std::vector<Case> cases;
   for (const Type type :
-       {Type::fp32, Type::bf16, Type::bf16_one_term, Type::bf16_queries, Type::int8})
+       {Type::fp32, Type::bf16, Type::bf16_one_term, Type::bf16_queries, Type::int8}) {
     for (const int kv_heads : {32, 8})
       for (const auto& [shared, own] :
            {std::pair{1024, 64}, std::pair{2048, 64}, std::pair{4096, 64}, std::pair{0, 1024}})
         cases.push_back({type, kv_heads, 32, shared, own});
+    if (part.find("prefill") != std::string::npos)
+      for (const auto& [sequences, tokens] : {std::pair{4, 2048}, std::pair{1, 8192}})
+        cases.push_back({type, 8, sequences, 0, tokens, true});
+  }
   std::erase_if(cases, [&](const Case& c) { return name_of(c).find(part) == std::string::npos; });
   return cases;
 }
@@ -90,8 +113,9 @@ struct Result {
 };
 
 /// `k` and `v` are filled; bytes are in units of 1/128.
-Result measure(const compare::MakeSteps (&make)[2], const Case& c, int rounds, bool cpu_time,
-               std::vector<float>& k, std::vector<float>& v, std::mt19937& random) {
+Result measure(const compare::MakeSteps (&make)[2], const Case& c, compare::Threads& threads,
+               int rounds, bool cpu_time, std::span<float> k, std::span<float> v,
+               std::mt19937& random) {
   std::vector<float> q(compare::q_size(c)), out[2] = {q, q};
   fill(q, Type::fp32, random);
   std::vector<float> q_bf16(q.size() / 2 + 1);
@@ -99,16 +123,21 @@ Result measure(const compare::MakeSteps (&make)[2], const Case& c, int rounds, b
   std::vector<float> scales(c.type == Type::int8 ? std::size_t{2} << 20 : 0, 1.0f / 128);
   std::unique_ptr<compare::Steps> steps[2];
   for (int w = 0; w < 2; ++w)
-    steps[w].reset(make[w](c, {k.data(), v.data(), scales.data(), scales.data(), q.data(),
-                               q_bf16.data(), out[w].data()}));
+    steps[w].reset(make[w](c,
+                           {k.data(), v.data(), k.size_bytes(), scales.data(), scales.data(),
+                            q.data(), q_bf16.data(), out[w].data()},
+                           threads));
   std::vector<double> ratios, before;
-  for (int round = -2; round < rounds; ++round) {
+  int layer = 0;
+  for (int round = c.prefill ? -1 : -2; round < rounds; ++round) {
     double ms[2];
-    for (const int w : {round & 1, 1 - (round & 1)}) ms[w] = milliseconds(*steps[w], cpu_time);
+    for (const int w : {round & 1, 1 - (round & 1)})
+      ms[w] = milliseconds(*steps[w], layer++, cpu_time);
     if (round < 0) continue;  // caches and clocks
     ratios.push_back(ms[1] / ms[0]);
     before.push_back(ms[0]);
   }
+  for (const auto& step : steps) step->run(0);
   return {bench::median_interval(ratios), bench::median(before), out[0] == out[1]};
 }
 
@@ -129,9 +158,12 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "compare: no case has \"%s\" in its name\n", filter.c_str());
     return 2;
   }
+  Pool threads;
   std::mt19937 random(1);
   std::printf("%-34s %7s %15s %10s\n", "case", "ratio", "95 %", "before ms");
-  std::vector<float> k(std::size_t{160} << 20), v(k.size());
+  const examples::HugeBuffer memory(std::size_t{1280} << 20);
+  const std::size_t size = memory.bytes() / sizeof(float) / 2;
+  const std::span<float> k(memory.as<float>(), size), v(memory.as<float>() + size, size);
   double logarithms = 0;
   bool same_bits = true;
   for (std::size_t i = 0; i < cases.size(); ++i) {
@@ -140,7 +172,7 @@ int main(int argc, char** argv) {
       fill(k, c.type, random);
       fill(v, c.type, random);
     }
-    const Result r = measure(make, c, rounds, cpu_time, k, v, random);
+    const Result r = measure(make, c, threads, rounds, cpu_time, k, v, random);
     std::printf("%-34s %7.3f %7.3f %7.3f %10.2f\n", name_of(c).c_str(), r.ratio.median, r.ratio.low,
                 r.ratio.high, r.before);
     std::fflush(stdout);
