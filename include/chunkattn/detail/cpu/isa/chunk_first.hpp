@@ -244,6 +244,9 @@ CHUNKATTN_INLINE void group_values(const Block<T>& block, const BlockLines& line
 /// Vectors and lines of the output tile that is held in registers.
 inline constexpr int wide_columns = 2;
 inline constexpr int line_group = simd::num_accumulators / wide_columns;
+/// Lines of one with another number of vectors, where lines beyond the last do no harm.
+template <int Vectors>
+inline constexpr int lines_of = std::min(tile_lines, simd::num_accumulators / Vectors);
 
 /// Columns [begin, begin + Vectors * width) of all outputs: P·V, a group of lines at a time.
 template <int Vectors, class T, class State>

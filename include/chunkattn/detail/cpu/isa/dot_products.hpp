@@ -16,7 +16,9 @@ CHUNKATTN_DOTS_BEGIN
 
 /// Words of a key between two bursts of prefetches.
 template <int HeadDim>
-inline constexpr int dot_step = HeadDim % 32 == 0 ? 8 : 2;
+inline constexpr int dot_step = HeadDim % 32 == 0   ? 8
+                                : HeadDim % 16 == 0 ? 4
+                                                    : 2;
 /// And words of V.
 inline constexpr int dot_value_step = 8;
 
@@ -110,17 +112,18 @@ template <int ValueDim, int Vectors>
                                   int count, const float* rescale, PrefetchCursor& ahead, int burst,
                                   float* out) noexcept {
   constexpr int width = simd::width_for<ValueDim>;
+  constexpr int lines_at_once = lines_of<Vectors>;
   using Bits = simd::Unsigned<width>;
   using Real = simd::Float<width>;
   PrefetchCursor lines = ahead;
-  for (int line = 0; line < count; line += line_group) {
-    Bits sums[line_group][Vectors];
-    repeat_dots<line_group>([&](auto l) CHUNKATTN_LAMBDA {
+  for (int line = 0; line < count; line += lines_at_once) {
+    Bits sums[lines_at_once][Vectors];
+    repeat_dots<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
       repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = Bits{}; });
     });
     for (int term = 0; term < 2; ++term) {
       if (term == 1)
-        repeat_dots<line_group>([&](auto l) CHUNKATTN_LAMBDA {
+        repeat_dots<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
           repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA { sums[l][i] <<= 8; });
         });
       const std::uint32_t* weights = p.words + term * DotProbabilities::term_words + line;
@@ -131,7 +134,7 @@ template <int ValueDim, int Vectors>
         repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
           __builtin_memcpy(&value[i], values + i * width, sizeof value[i]);
         });
-        repeat_dots<line_group>([&](auto l) CHUNKATTN_LAMBDA {
+        repeat_dots<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
           const Bits weight = Bits{} + weights[l];
           repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
             sums[l][i] = dot_bytes<width>(sums[l][i], weight, value[i]);
@@ -141,7 +144,7 @@ template <int ValueDim, int Vectors>
         weights += tile_lines;
       }
     }
-    repeat_dots<line_group>([&](auto l) CHUNKATTN_LAMBDA {
+    repeat_dots<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
       if (line + l >= count) return;
       const Real factor = simd::broadcast<width>(rescale[line + l]);
       const Real unit = simd::broadcast<width>(p.unit[line + l]);

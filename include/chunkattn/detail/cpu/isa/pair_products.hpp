@@ -103,18 +103,20 @@ template <int ValueDim, int Vectors, int Terms>
                                    int count, const float* rescale, PrefetchCursor& ahead,
                                    int burst, float* out) noexcept {
   constexpr int width = simd::width_for<ValueDim>;
+  constexpr int lines_at_once = lines_of<Vectors>;
   using Bits = simd::Unsigned<width>;
   using Real = simd::Float<width>;
   PrefetchCursor lines = ahead;
-  for (int line = 0; line < count; line += line_group) {
-    Real sums[line_group][Vectors];
-    repeat_pairs<line_group>([&](auto l) CHUNKATTN_LAMBDA {  // lines beyond the last are nobody's
-      const float factor = rescale[line + l];
-      repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
-        __builtin_memcpy(&sums[l][i], out + (line + l) * ValueDim + i * width, sizeof(Real));
-        sums[l][i] = sums[l][i] * factor;
-      });
-    });
+  for (int line = 0; line < count; line += lines_at_once) {
+    Real sums[lines_at_once][Vectors];
+    repeat_pairs<lines_at_once>(
+        [&](auto l) CHUNKATTN_LAMBDA {  // lines beyond the last are nobody's
+          const float factor = rescale[line + l];
+          repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+            __builtin_memcpy(&sums[l][i], out + (line + l) * ValueDim + i * width, sizeof(Real));
+            sums[l][i] = sums[l][i] * factor;
+          });
+        });
     const std::uint32_t* weights = p + line;
     const std::uint32_t* values = v;
     for (int word = 0; word < words; ++word) {
@@ -124,7 +126,7 @@ template <int ValueDim, int Vectors, int Terms>
         __builtin_memcpy(&value[i], values + i * width, sizeof value[i]);
       });
       repeat_pairs<Terms>([&](auto term) CHUNKATTN_LAMBDA {
-        repeat_pairs<line_group>([&](auto l) CHUNKATTN_LAMBDA {
+        repeat_pairs<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
           const Bits weight = Bits{} + weights[term * tile_lines + l];
           repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
             sums[l][i] = dot_pairs<width>(sums[l][i], value[i], weight);
@@ -134,7 +136,7 @@ template <int ValueDim, int Vectors, int Terms>
       values += Vectors * width;
       weights += Terms * tile_lines;
     }
-    repeat_pairs<line_group>([&](auto l) CHUNKATTN_LAMBDA {
+    repeat_pairs<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
       if (line + l >= count) return;
       repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
         simd::store(out + (line + l) * ValueDim + i * width, sums[l][i]);
