@@ -28,6 +28,8 @@ class AttentionStep : public Step {
               static_cast<std::size_t>(which.num_qo_heads) * HeadDim);
     out_.resize(q_.size());
     fill_random(q_.data(), q_.size(), 1);
+    if (which.bf16_queries)
+      for (const float x : q_) q_bf16_.push_back(chunkattn::from_float<chunkattn::bfloat16>(x));
     flops = work.pairs * which.num_qo_heads * 4.0 * HeadDim;
     bytes = kv_bytes + 2.0 * static_cast<double>(q_.size() * sizeof(float));
     const double wanted = which.cold ? static_cast<double>(cold_bytes) / kv_bytes : 0.0;
@@ -42,7 +44,11 @@ class AttentionStep : public Step {
   }
 
   void run() override {
-    attention_.run(layers_[next_++ % layers_.size()], planned_.view(), variant_, q_, out_);
+    const auto& layer = layers_[next_++ % layers_.size()];
+    if constexpr (std::is_same_v<T, chunkattn::bfloat16> &&
+                  std::is_same_v<Variant, chunkattn::Plain>)
+      if (!q_bf16_.empty()) return attention_.run(layer, planned_.view(), variant_, q_bf16_, out_);
+    attention_.run(layer, planned_.view(), variant_, q_, out_);
   }
 
  private:
@@ -52,6 +58,7 @@ class AttentionStep : public Step {
   std::optional<chunkattn::KvCache<chunkattn::Cpu, T>> cache_;
   std::vector<chunkattn::KvView<T>> layers_;
   std::vector<float> q_, out_;
+  std::vector<chunkattn::bfloat16> q_bf16_;
   std::size_t next_ = 0;
 };
 
@@ -86,8 +93,7 @@ std::unique_ptr<Step> make(const StepCase& which, chunkattn::ThreadPool& pool,
         return make_of<chunkattn::half, HeadDim>(which, pool, cold_bytes);
       return nullptr;
     case Element::int8:
-      if constexpr (HeadDim == 128) return make_of<std::int8_t, HeadDim>(which, pool, cold_bytes);
-      return nullptr;
+      return make_of<std::int8_t, HeadDim>(which, pool, cold_bytes);
   }
   return nullptr;
 }

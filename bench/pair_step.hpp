@@ -21,6 +21,7 @@ struct StepCase {
   int head_dim = 128;
   Element element = Element::fp32;
   chunkattn::CpuOptions options{};
+  bool bf16_queries = false;  ///< over bf16 K/V; else queries are fp32 that are no bfloat16
   bool share = true;  ///< false: every sequence has a copy of its own of what they have in common
   bool cold = true;   ///< each call finds its K/V in memory, not in a cache
   int window = 0;     ///< SlidingWindow of a decode step; 0: none

@@ -106,6 +106,25 @@ void add_types(std::vector<Pair>& pairs, const std::string& name, Side first, Si
   }
 }
 
+/// What dot products compute, and in which accuracy.
+struct DotType {
+  const char* name;
+  Element element;
+  chunkattn::CpuOptions::Accuracy accuracy = chunkattn::CpuOptions::Accuracy::two_terms;
+  bool bf16_queries = false;
+
+  [[nodiscard]] StepCase of(StepCase which) const {
+    which.element = element;
+    which.options.accuracy = accuracy;
+    which.bf16_queries = bf16_queries;
+    return which;
+  }
+};
+constexpr DotType dot_types[] = {
+    {"int8", Element::int8},
+    {"bf16_one_term", Element::bf16, chunkattn::CpuOptions::Accuracy::one_term},
+    {"bf16_queries", Element::bf16, chunkattn::CpuOptions::Accuracy::two_terms, true}};
+
 // Compiled without -march, against -march=native.
 void add_builds(std::vector<Pair>& pairs) {
   const auto add = [&](const std::string& name, const StepCase& which) {
@@ -144,6 +163,43 @@ void add_head_dims(std::vector<Pair>& pairs) {
   }
 }
 
+// The same for what dot products compute.
+void add_dot_head_dims(std::vector<Pair>& pairs) {
+  for (const int head_dim : {64, 80, 96, 256})
+    for (const DotType& type : dot_types)
+      pairs.push_back({"d:" + text(head_dim, ':', 128) + "/decode/" + type.name,
+                       {make_native_step, type.of(decode(32, 4096, 64, 32, 8, head_dim))},
+                       {make_native_step, type.of(decode(32, 4096, 64, 32, 8))}});
+}
+
+// int8 against all other K/V: it is to be the fastest everywhere.
+void add_int8(std::vector<Pair>& pairs) {
+  const auto add = [&](const std::string& name, const StepCase& which) {
+    const Side int8{make_native_step, dot_types[0].of(which)};
+    for (const auto& [element, type] : elements)
+      if (element != Element::int8) {
+        Side other{make_native_step, which};
+        other.which.element = element;
+        pairs.push_back({"int8:" + std::string(type) + "/" + name, int8, other});
+      }
+    for (const DotType& type : dot_types)
+      if (type.element != Element::int8)
+        pairs.push_back({"int8:" + std::string(type.name) + "/" + name,
+                         int8,
+                         {make_native_step, type.of(which)}});
+  };
+  for (const int kv_heads : {32, 8}) {
+    const std::string heads = "heads:" + text(32, ':', kv_heads);
+    for (const int shared : {1024, 2048, 4096})
+      add(heads + "/shared:" + std::to_string(shared) + "/own:64",
+          decode(32, shared, 64, 32, kv_heads));
+    add(heads + "/shared:0/own:1024", decode(32, 0, 1024, 32, kv_heads));
+    for (const int batch : {1, 2, 4, 8, 16})
+      add(heads + "/b:" + std::to_string(batch), decode(batch, 4096, 64, 32, kv_heads));
+  }
+  add("prefill/4x512", prefill(4, 0, 512, 32, 8));
+}
+
 // Prefill of long prompts, and of new tokens over a prefix with and without sharing it.
 void add_prefill(std::vector<Pair>& pairs) {
   add_types(pairs, "prefill:4x512/1x8192", {make_native_step, prefill(1, 0, 8192, 32, 8)},
@@ -172,6 +228,15 @@ void add_paths(std::vector<Pair>& pairs) {
               {make_native_step, products}, 4);
     add_types(pairs, "chosen:streams" + name, {make_native_step, chosen},
               {make_native_step, streams}, 4);
+    for (const DotType& type : dot_types) {
+      if (type.element == Element::int8) continue;  // above
+      const Side first{make_native_step, type.of(chosen)};
+      pairs.push_back({"chosen:products" + name + "/" + type.name,
+                       first,
+                       {make_native_step, type.of(products)}});
+      pairs.push_back(
+          {"chosen:streams" + name + "/" + type.name, first, {make_native_step, type.of(streams)}});
+    }
   }
 }
 
@@ -287,6 +352,8 @@ int main(int argc, char** argv) {
   add_builds(pairs);
   add_heads(pairs);
   add_head_dims(pairs);
+  add_dot_head_dims(pairs);
+  add_int8(pairs);
   add_prefill(pairs);
   add_paths(pairs);
   add_reads(pairs);
