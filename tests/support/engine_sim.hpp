@@ -5,8 +5,9 @@
 // applied to the tree and to the model, and compared. This file has the model of a sequence and
 // what must hold between operations; engine_sim_faults.hpp what fails around the tree,
 // engine_sim_plan.hpp the device, engine_sim_steps.hpp the life of a step, engine_sim_ops.hpp what
-// becomes of sequences between steps, engine_sim_handles.hpp moved-from objects and other threads,
-// engine_sim_run.hpp the choice of operations.
+// becomes of sequences between steps, engine_sim_checkpoints.hpp states of recurrent layers,
+// engine_sim_handles.hpp moved-from objects and other threads, engine_sim_run.hpp the choice of
+// operations.
 #pragma once
 
 #include <algorithm>

@@ -32,20 +32,26 @@ inline std::vector<SimConfig> sim_configs(int chunk_size) {
       o.max_prompt = 6 + (is_large ? 2 : 4) * c;
       o.max_length = 30 + (is_large ? 4 : 14) * c;
       o.retention.max_pinned = 40;
+      o.tree.max_checkpoints = 40;
+      o.tree.max_checkpoints_per_path = 6;
       const std::string rule = (sharing == TreeOptions::Sharing::token ? "token" : "chunk") +
                                std::string(", min_run ") + std::to_string(min_run);
       all.push_back({rule + ", no limit", o});
       SimOptions few = o;  // few sequences that meet often
       few.retention.max_pinned = 3;
+      few.tree.max_checkpoints = 9;
+      few.tree.max_checkpoints_per_path = 2;
       few.max_live = 6;
       few.letters = 2;
       few.many_namespaces = false;
       all.push_back({rule + ", few sequences", few});
       o.budget = 160;
       all.push_back({rule + ", cache is evicted", o});
+      o.tree.max_checkpoints = 0;
       o.learns = true;
       all.push_back({rule + ", cache is evicted by what was learnt", o, true});
       o.learns = false;
+      o.tree.max_checkpoints = 16;
       o.budget = 45;
       o.retention.max_pinned = 8;
       all.push_back({rule + ", out of chunks", o});
@@ -94,6 +100,10 @@ inline constexpr const char* sim_events[] = {
     "cancelled after it ran",
     "cancelled after it was built",
     "cancelled while it waited",
+    "checkpoint",
+    "checkpoint refused",
+    "checkpoint that was there",
+    "checkpoint where one was wanted",
     "clear",
     "commit of a branch refused",
     "commit of other drafts refused",
@@ -154,7 +164,9 @@ inline constexpr const char* sim_events[] = {
     "memory ran out: build",
     "memory ran out: fork",
     "memory ran out: insert",
+    "memory ran out: save a checkpoint",
     "memory ran out: swap_out",
+    "match with a checkpoint",
     "merged tokens",
     "mirror compared",
     "mirror recovered by a snapshot",
@@ -186,6 +198,9 @@ inline constexpr const char* sim_events[] = {
     "some drafts right",
     "split between chunks",
     "split inside a chunk",
+    "start at a checkpoint",
+    "start at a checkpoint before what is cached",
+    "start without a checkpoint",
     "step dropped on another thread",
     "step finished",
     "step in flight moved",

@@ -14,13 +14,13 @@
 #include <variant>
 #include <vector>
 
-#include "tests/support/engine_sim_ops.hpp"
+#include "tests/support/engine_sim_checkpoints.hpp"
 
 namespace test {
 
 template <class Retention, int ChunkSize>
-class EngineSimHandles : public EngineSimOps<Retention, ChunkSize> {
-  using Base = EngineSimOps<Retention, ChunkSize>;
+class EngineSimHandles : public EngineSimCheckpoints<Retention, ChunkSize> {
+  using Base = EngineSimCheckpoints<Retention, ChunkSize>;
 
  public:
   using Base::Base;

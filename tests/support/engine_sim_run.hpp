@@ -29,6 +29,11 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
       : Base(choices, options, counters), wire_(choices, counters) {
     if (!one_in(4)) wire_.connect(*tree_);
   }
+  EngineSim(const EngineSim&) = delete;
+  EngineSim& operator=(const EngineSim&) = delete;
+  ~EngineSim() {
+    if (tree_) tree_->set_event_sink(nullptr);  // after a failure, handles outlive the wire
+  }
 
   /// One random operation; throws std::logic_error at the first difference.
   void operate() {
@@ -45,6 +50,7 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
     tree_->check_invariants();
     this->check_all_sequences();
     this->check_views();
+    this->check_states();
     for (const auto& pin : pins_) check_pin(pin);
   }
 
@@ -72,6 +78,7 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
     expect(Retention::retains || stats.used_chunks == 0, "without retention nothing is left");
     tree_->clear();
     tree_->check_invariants();
+    this->check_states();
     stats = tree_->stats();
     expect(stats.used_chunks == 0 && stats.nodes == 1 && stats.leaving_sequences == 0,
            "clear() forgets everything");
@@ -97,7 +104,7 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
   }
 
   void choose() {
-    const std::size_t kind = below(102);
+    const std::size_t kind = below(104);
     if (live_.empty() || (kind < 10 && live_.size() < options_.max_live)) {
       one_in(12) ? this->admit() : this->insert();
     } else if (kind < 20) {
@@ -122,8 +129,10 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
       whole_step();
     } else if (kind < 100) {
       part_of_a_step();
-    } else {
+    } else if (kind < 102) {
       this->move_something();
+    } else {
+      this->checkpoint();
     }
   }
 

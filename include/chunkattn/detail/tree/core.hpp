@@ -33,7 +33,7 @@ class TreeCore {
            TreeOptions resolved_options, RetentionRules rules)
       : options(resolved_options),
         chunk_table(allocator, tokens, stats),
-        topology(chunk_table, ChunkGeometry(chunk_size), stats),
+        topology(chunk_table, ChunkGeometry(chunk_size), resolved_options, stats),
         prefixes(topology, chunk_table, tokens, resolved_options.sharing),
         retention(topology, chunk_table, prefixes, rules, stats),
         sequences(topology, stats),
@@ -239,6 +239,7 @@ class TreeCore {
       else if (topology.node(n).state == NodeState::hidden)
         topology.node(n).state = NodeState::stale;
     }
+    topology.checkpoints.clear();
     ++stats.clears;
     sequences.change();
     departures.clear();

@@ -174,6 +174,8 @@ class Departures {
         common < topology_.node(twin).length ? retention_.split(twin, common) : twin;
     const NodeIndex duplicate = common < topology_.node(n).length ? retention_.split(n, common) : n;
     const NodeIndex rest = topology_.node(duplicate).first_child;  // at most one is below
+    if (topology_.checkpoints.any()) [[unlikely]]
+      topology_.checkpoints.move(duplicate, target, topology_.node(target).end());
     if (!topology_.node(target).active()) retention_.activate(target);
     ++topology_.node(target).held;
     topology_.node(target).level =
@@ -183,6 +185,8 @@ class Departures {
     else
       sequences_[s].tail = target;
     retention_.drop_duplicate(duplicate);
+    if (topology_.checkpoints.any()) [[unlikely]]
+      sequences_.limit_checkpoints();
   }
 
   Topology& topology_;

@@ -28,6 +28,7 @@ namespace detail {
 struct MatchResult {
   std::size_t cached = 0;
   std::size_t pending = 0;
+  std::size_t checkpoint = 0;  ///< position of the nearest one that is not behind `cached`
 };
 
 /// Of a prompt that waits for admission: what the tree last found of it.
@@ -409,7 +410,9 @@ class TokenTree {
       written_end = n.position + n.written;
       if (n.writer == none) own_begin = written_end;
     });
-    return {std::min(to_size(written_end), options.max_reuse), to_size(own_begin - written_end)};
+    const std::size_t cached = std::min(to_size(written_end), options.max_reuse);
+    return {cached, to_size(own_begin - written_end),
+            to_size(core.topology.checkpoint_position(match.last, cached))};
   }
   [[nodiscard]] std::size_t chunks_needed(Match match, std::size_t size,
                                           const InsertOptions& options) const {

@@ -9,6 +9,7 @@
 #include "../../plan_view.hpp"
 #include "../../tree_options.hpp"
 #include "../base/array.hpp"
+#include "../base/checkpoint_table.hpp"
 #include "../base/config.hpp"
 #include "../base/reuse_model.hpp"
 #include "../base/to_size.hpp"
@@ -83,8 +84,9 @@ static_assert(sizeof(TreeNode) == 128, "two cache lines per node");
 
 class Topology {
  public:
-  Topology(ChunkTable& chunk_table, ChunkGeometry of_chunks, TreeStats& stats)
-      : geometry(of_chunks), chunks_(chunk_table), stats_(stats) {
+  Topology(ChunkTable& chunk_table, ChunkGeometry of_chunks, const TreeOptions& options,
+           TreeStats& stats)
+      : geometry(of_chunks), checkpoints(options, stats), chunks_(chunk_table), stats_(stats) {
     nodes_.push_back({});
     nodes_[root_node].state = NodeState::published;
     nodes_[root_node].birth = 1;
@@ -92,6 +94,8 @@ class Topology {
   }
 
   const ChunkGeometry geometry;
+  /// Of the nodes' tokens: it goes where these go, and with them.
+  CheckpointTable checkpoints;
 
   [[nodiscard]] TreeNode& node(NodeIndex n) noexcept { return nodes_[to_size(n)]; }
   [[nodiscard]] const TreeNode& node(NodeIndex n) const noexcept { return nodes_[to_size(n)]; }
@@ -236,6 +240,8 @@ class Topology {
     const bool released = held > kept_chunks;
     const bool owned = owns_end(n);
     const ChunkUse use{active, n.pins > 0};
+    if (checkpoints.any()) [[unlikely]]
+      checkpoints.drop_behind(index, n.position + keep);
     for (; held > kept_chunks; --held) {
       const ChunkIndex prev = held > 1 ? chunks_[s].prev : no_chunk;
       if (held == 1 && chunks_[s].owner == index) {
@@ -309,7 +315,7 @@ class Topology {
   /// Makes room for `count` new nodes, so that add() and split() cannot fail.
   void reserve(std::size_t count) {
     if (nodes_.size() + count > nodes_.capacity())
-      nodes_.reserve(std::max(2 * nodes_.capacity(), nodes_.size() + count));
+      grow(std::max(2 * nodes_.capacity(), nodes_.size() + count));
   }
   /// True if `count` nodes can be made without allocating.
   [[nodiscard]] bool has_room(std::size_t count) const noexcept {
@@ -338,6 +344,8 @@ class Topology {
   }
   void remove(NodeIndex n) noexcept {
     unlink(n);
+    if (checkpoints.any()) [[unlikely]]
+      checkpoints.drop_behind(n, 0);
     const std::uint32_t birth = node(n).birth;
     node(n) = TreeNode{};
     node(n).birth = birth;
@@ -399,11 +407,34 @@ class Topology {
     lower.told -= upper.told;
     if (lower.written == lower.length) lower.writer = none;
     link(upper_index, lower_index);
+    if (checkpoints.any()) [[unlikely]]
+      checkpoints.move(lower_index, upper_index, upper.end());
     ++stats_.splits;
     return upper_index;
   }
 
+  // ---- checkpoints ---------------------------------------------------------------------------
+
+  /// The last one of the path to `last` that is not behind `position`.
+  [[nodiscard]] std::int32_t nearest_checkpoint(NodeIndex last,
+                                                std::int32_t position) const noexcept {
+    for (NodeIndex n = checkpoints.any() ? last : root_node; n != root_node; n = node(n).parent)
+      if (const std::int32_t i = checkpoints.nearest(n, position); i != none) return i;
+    return none;
+  }
+  /// Its position; 0: there is none.
+  [[nodiscard]] std::int32_t checkpoint_position(NodeIndex last, std::size_t end) const noexcept {
+    const std::int32_t i = nearest_checkpoint(last, static_cast<std::int32_t>(end));
+    return i == none ? 0 : checkpoints[i].position;
+  }
+  /// Makes room for one more.
+  void reserve_checkpoint() { checkpoints.reserve(nodes_.capacity()); }
+
  private:
+  [[gnu::noinline]] void grow(std::size_t capacity) {
+    if (checkpoints.any()) checkpoints.reserve(capacity);
+    nodes_.reserve(capacity);
+  }
   void enter_first_chunk(NodeIndex index) noexcept {
     TreeNode& n = node(index);
     if (room_behind(n.parent) > 0) {
