@@ -24,6 +24,7 @@
 #include "prefix_tree.hpp"
 #include "sequence.hpp"
 #include "step.hpp"
+#include "tiers.hpp"
 #include "transfer.hpp"
 #include "tree_options.hpp"
 #include "variants.hpp"

@@ -1,0 +1,405 @@
+// What Tiers does on the tree's thread: follows the tree's events, copies blocks out of its cache,
+// puts loaded ones into their places.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../../element.hpp"
+#include "../../kv_view.hpp"
+#include "../../plan_view.hpp"
+#include "../../transfer.hpp"
+#include "../../tree_options.hpp"
+#include "../base/check.hpp"
+#include "../base/chunk_source.hpp"
+#include "../base/config.hpp"
+#include "../base/to_size.hpp"
+#include "places.hpp"
+#include "tier_queue.hpp"
+#include "tier_record.hpp"
+#include "tier_spans.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// The chunks of a block, for transfer().
+template <int ChunkSize>
+struct TierPlaces {
+  static constexpr int chunk_size = ChunkSize;
+  std::vector<Piece> pieces;  // in path order
+  std::uint64_t tree = 0;
+
+  [[nodiscard]] std::size_t size() const {
+    return pieces.empty() ? 0 : to_size(pieces.back().position + pieces.back().length);
+  }
+  [[nodiscard]] std::size_t num_reserved() const { return 0; }
+  [[nodiscard]] std::size_t num_scheduled() const { return size(); }
+  [[nodiscard]] std::uint64_t tree_id() const { return tree; }
+  template <class F>
+  void for_each_run(TokenRange, const F& f) const {
+    for (const Piece& piece : pieces) f(piece);
+  }
+};
+
+/// \tparam Tiers  of that tree and cache, for its types
+template <class Tiers, class Tree, class Cache>
+class TierManager {
+  using Token = typename Tree::token_type;
+  using Sequence = typename Tree::Sequence;
+  using Element = cache_element<Cache>;
+  using Clock = TierQueue::Clock;
+
+ public:
+  using Options = typename Tiers::Options;
+  using Stats = typename Tiers::Stats;
+
+  TierManager(Tree& tree, Cache& cache, std::vector<std::shared_ptr<TierStore>> stores,
+              Options options)
+      : tree_(&tree),
+        cache_(&cache),
+        options_(std::move(options)),
+        block_(options_.block_tokens > 0 ? options_.block_tokens : Tree::chunk_size),
+        tree_id_(ChunkAccess::source(tree).tree_id),
+        spans_(block_) {
+    check_argument(options_.block_tokens >= 0, "options.block_tokens", options_.block_tokens,
+                   "at least 1, or 0 for the tree's chunk size");
+    check_argument(options_.max_ahead > 0, "options.max_ahead", options_.max_ahead, "at least 1");
+    check_argument(!stores.empty(), "stores.size()", stores.size(), "at least one tier");
+    for (const auto& store : stores) check_argument(store != nullptr, "stores", "null", "tiers");
+    if constexpr (requires { cache.tree_id(); })
+      check_argument(cache.tree_id() == 0 || cache.tree_id() == tree_id_, "cache",
+                     "of another tree", "the K/V memory of the tree");
+    codec_ = make_codec();
+    queue_ = std::make_unique<TierQueue>(std::move(stores), codec_, options_.max_ahead,
+                                         options_.threads);
+    follow();
+  }
+  TierManager(const TierManager&) = delete;
+  TierManager& operator=(const TierManager&) = delete;
+  void close() {
+    if (tree_ != nullptr) tree_->set_event_sink(nullptr);
+    tree_ = nullptr;
+    queue_.reset();
+  }
+  [[nodiscard]] TierQueue& queue() { return *queue_; }
+
+  // ---- down ----------------------------------------------------------------------------------
+
+  std::size_t advance(std::size_t max_blocks) {
+    resume_following();
+    for (std::size_t n = 0; n < max_blocks && !fresh_.empty() && has_room();) {
+      const auto [span, block] = fresh_.front();
+      fresh_.pop_front();
+      if (store(span, block)) ++n;
+    }
+    return fresh_.size();
+  }
+  void store_all() {
+    resume_following();
+    fresh_.clear();
+    spans_.for_each_block([&](std::uint64_t span, std::size_t block) {
+      if (!has_room()) queue_->flush();
+      (void)store(span, block);
+    });
+  }
+
+  // ---- up ------------------------------------------------------------------------------------
+
+  std::shared_ptr<TierLoad> start(const Sequence& sequence, bool compute_last) {
+    resume_following();
+    const std::size_t size = sequence.size();
+    const TokenRange range = sequence.loadable();
+    const std::size_t first = to_size(range.begin / block_), blocks = size / to_size(block_);
+    const std::size_t limit = size - (compute_last ? 1 : 0);
+    if (!is_open_ || range.empty() || first >= blocks || to_size(range.begin) >= limit)
+      return nullptr;
+    auto load = std::make_shared<TierLoad>();
+    const InsertOptions how = sequence.options();
+    std::size_t public_end = std::min(how.public_length, size);
+    if (tree_->options().sharing == TreeOptions::Sharing::chunk)
+      public_end -= public_end % to_size(Tree::chunk_size);
+    load->heads[0] = head_of(how.name_space, public_end);
+    load->heads[1] = head_of({.adapter = how.name_space.adapter, .is_public = true}, 0);
+    load->public_blocks = load->heads[1].empty() ? 0 : public_end / to_size(block_);
+    if (load->heads[0].empty()) return nullptr;
+    load->block_bytes = to_size(block_) * sizeof(Token);
+    load->first = first;
+    const std::vector<Token> tokens = sequence.tokens();
+    const auto bytes = std::as_bytes(std::span(tokens)).first(blocks * load->block_bytes);
+    load->tokens.assign(bytes.begin(), bytes.end());
+    TierHash hash;
+    for (std::size_t block = 0; block < blocks && block * to_size(block_) < limit; ++block) {
+      hash.add(bytes.subspan(block * load->block_bytes, load->block_bytes));
+      if (block >= first) load->keys.push_back(key_of(hash, load->content(block).head));
+    }
+    load->sequence = static_cast<std::uint64_t>(sequence.id());
+    load->weights = sequence.weights_epoch();
+    load->limit = limit;
+    load->since = Clock::now();
+    ++stats_.loads;
+    queue_->start(load);
+    return load;
+  }
+  /// False when it is over.
+  bool poll(Sequence& sequence, const std::shared_ptr<TierLoad>& load) {
+    if (tree_ == nullptr || !is_open_ ||
+        static_cast<std::uint64_t>(sequence.id()) != load->sequence ||
+        sequence.weights_epoch() != load->weights)
+      return cancel(load);
+    bool is_over = false;
+    const auto taken = queue_->take(load, options_.max_ahead, is_over);
+    for (const TierLoad::Ready& ready : taken)
+      if (!place(sequence, *load, ready)) return cancel(load);
+    if (is_over) return false;
+    const auto now = Clock::now();
+    if (!taken.empty()) load->since = now;
+    if (std::chrono::duration<double>(now - load->since).count() <= patience(sequence, *load))
+      return true;
+    ++stats_.loads_late;
+    queue_->cancel(*load, /*too_late=*/true);
+    return false;
+  }
+  void wait(const TierLoad& load) {
+    if (queue_) queue_->wait(load, std::chrono::milliseconds(50));
+  }
+  bool cancel(const std::shared_ptr<TierLoad>& load) {
+    if (queue_) queue_->cancel(*load, /*too_late=*/false);
+    return false;
+  }
+
+  // ---- both ----------------------------------------------------------------------------------
+
+  void computed(std::size_t tokens, double seconds) {
+    if (tokens == 0 || !(seconds > 0)) return;
+    const double one = seconds / static_cast<double>(tokens);
+    token_seconds_ += (one - token_seconds_) * (token_seconds_ == 0 ? 1.0 : 0.1);
+    queue_->set_compute_seconds(token_seconds_ * block_);
+  }
+  void reopen(std::string model) {
+    options_.model = std::move(model);
+    queue_->forget();
+    is_open_ = true;
+  }
+  [[nodiscard]] Stats stats() const {
+    Stats all = stats_;
+    for (const TierQueue::Counts& c : queue_->counts())
+      all.tiers.push_back(
+          {c.stored, c.stored_bytes, c.put_failed, c.loaded, c.missed, c.refused, c.not_worth});
+    return all;
+  }
+
+ private:
+  // ---- the tree's events ----
+
+  void follow() {
+    tree_->set_event_sink([this](const CacheEvent& event, std::span<const Token> tokens) {
+      heard(event, tokens);
+      if (options_.event_sink) options_.event_sink(event, tokens);
+    });
+    is_lost_ = true;
+    resume_following();
+  }
+  /// From a snapshot, if anything got lost for want of memory, or was there before.
+  void resume_following() {
+    if (!is_lost_) return;
+    spans_.clear();
+    fresh_.clear();
+    const auto snapshot = tree_->snapshot();
+    is_lost_ = false;
+    std::span<const Token> rest(snapshot.tokens);
+    for (const CacheEvent& event : snapshot.spans) {
+      heard(event, rest.first(to_size(event.length)));
+      rest = rest.subspan(to_size(event.length));
+    }
+  }
+  void heard(const CacheEvent& event, std::span<const Token> tokens) noexcept {
+    if (is_lost_) return;
+    is_lost_ = true;
+#if CHUNKATTN_EXCEPTIONS
+    try {
+      is_lost_ = !apply(event, tokens);
+    } catch (...) {  // out of memory: what is evicted until then is not stored
+    }
+#else
+    is_lost_ = !apply(event, tokens);
+#endif
+  }
+  bool apply(const CacheEvent& event, std::span<const Token> tokens) {
+    switch (event.kind) {
+      case CacheEvent::Kind::stored:
+        return spans_.store(event, tokens, [&](std::size_t block) {
+          if (!options_.write_through || !is_open_) return;
+          fresh_.emplace_back(event.span, block);
+          if (fresh_.size() > most_fresh) fresh_.pop_front();  // nobody calls advance()
+        });
+      case CacheEvent::Kind::evicted:
+        return spans_.evict(
+            event, [&](std::uint64_t span, std::size_t block) { (void)store(span, block); });
+      case CacheEvent::Kind::cleared:
+        spans_.clear();
+        fresh_.clear();
+        is_open_ = false;  // what K/V is computed with from now on, reopen() says
+        return true;
+    }
+    return false;
+  }
+
+  // ---- down ----
+
+  [[nodiscard]] bool has_room() const noexcept {
+    const std::size_t queued = queue_->queued_bytes();
+    return queued == 0 || queued + codec_.raw_bytes <= options_.max_queued_bytes;
+  }
+  /// Copies a block out of the cache. False if there is nothing to copy.
+  bool store(std::uint64_t number, std::size_t block) {
+    const auto* const span = spans_.find(number, block);
+    if (span == nullptr || !is_open_) return false;
+    const std::vector<std::byte> head =
+        head_of(span->name_space, span->name_space.is_public ? 0 : to_size(span->public_end));
+    if (head.empty()) return false;
+    const TierStore::Key key = key_of(spans_.hash(*span, block), head);
+    if (queue_->knows(key)) return false;
+    if (!has_room()) {
+      ++stats_.dropped;
+      return false;
+    }
+    TierQueue::Put put;
+    put.key = key;
+    put.head = head;
+    spans_.path_tokens(*span, block, put.tokens);
+    put.raw.resize(codec_.raw_bytes);
+    places_.pieces.clear();
+    spans_.places(*span, block, places_.pieces);
+    const TokenRange range{static_cast<std::int32_t>(block) * block_, block_};
+    places_.tree = tree_id_;
+    transfer(
+        places_, range, *cache_, std::span<std::byte>(put.raw), range,
+        [](const void* row, std::byte* to, std::size_t bytes) { std::memcpy(to, row, bytes); });
+    queue_->put(std::move(put));
+    ++stats_.gathered;
+    return true;
+  }
+
+  // ---- up ----
+
+  /// False if the rest is not wanted any longer.
+  bool place(Sequence& sequence, const TierLoad& load, const TierLoad::Ready& ready) {
+    const auto begin = static_cast<std::int32_t>(ready.block) * block_;
+    const TokenRange loadable = sequence.loadable();
+    if (loadable.empty() || loadable.begin < begin) return false;
+    const std::int32_t end =
+        std::min({begin + block_, static_cast<std::int32_t>(load.limit), loadable.end()});
+    if (loadable.begin >= end) return true;  // somebody else was faster
+    const TokenRange range{loadable.begin, end - loadable.begin};
+    scatter_kv(sequence, range, *cache_, std::span<const std::byte>(ready.raw), {begin, block_});
+    sequence.mark_loaded(range);
+    stats_.loaded_tokens += to_size(range.length);
+    return true;
+  }
+  [[nodiscard]] double patience(const Sequence& sequence, const TierLoad& load) const {
+    if (token_seconds_ == 0) return options_.max_wait_seconds;
+    const std::size_t there = std::min(sequence.num_written(), load.limit);
+    return std::max(token_seconds_ * static_cast<double>(load.limit - there), least_patience);
+  }
+
+  // ---- names ----
+
+  /// What a record of this namespace says of itself; empty: it is not to be stored.
+  [[nodiscard]] std::vector<std::byte> head_of(const Namespace& space,
+                                               std::size_t public_end) const {
+    std::string identity;
+    if (options_.identity) {
+      const auto named = options_.identity(space);
+      if (!named) return {};
+      identity = *named;
+    } else {
+      identity = std::to_string(space.tenant) + ":" + std::to_string(space.adapter);
+    }
+    const auto& shape = cache_->options();
+    const auto [k, v] = row_bytes(*cache_);
+    TierBytes head;
+    for (const std::uint64_t number :
+         {std::uint64_t{0x01020304}, std::uint64_t{kv_layout_version}, to_size(shape.num_layers),
+          to_size(shape.num_kv_heads), k, v, sizeof(Element), sizeof(Token), to_size(block_),
+          std::size_t{space.is_public}, public_end})
+      head.put(std::uint64_t{number});
+    head.put(std::string_view(element_text()));
+    head.put(std::string_view(stored_text()));
+    head.put(std::string_view(options_.model));
+    head.put(std::string_view(identity));
+    return head.bytes;
+  }
+  [[nodiscard]] static TierStore::Key key_of(TierHash path, std::span<const std::byte> head) {
+    path.add(head);
+    return path.key();
+  }
+  [[nodiscard]] static const char* element_text() {
+    if constexpr (KvElement<Element>)
+      return element_name<Element>();
+    else
+      return "other";
+  }
+  [[nodiscard]] const char* stored_text() const {
+    if (!options_.stored_as) return "as it is";
+    return *options_.stored_as == element_type_of<std::int8_t> ? "int8" : "e4m3";
+  }
+
+  [[nodiscard]] TierCodec make_codec() const {
+    const auto& shape = cache_->options();
+    const auto [k, v] = row_bytes(*cache_);
+    TierCodec codec;
+    codec.raw_bytes = codec.stored_bytes = kv_bytes(*cache_, to_size(block_));
+    codec.layers = to_size(shape.num_layers);
+    codec.rows = to_size(shape.num_kv_heads) * to_size(block_);
+    codec.k_dim = k / sizeof(Element);
+    codec.v_dim = v / sizeof(Element);
+    if (!options_.stored_as) return codec;
+    if constexpr (QoElement<Element>) {
+      const bool is_int8 = *options_.stored_as == element_type_of<std::int8_t>;
+      if (is_int8 || *options_.stored_as == element_type_of<float8_e4m3>) {
+        codec.encode = is_int8 ? &encode_tier_rows<Element, std::int8_t>
+                               : &encode_tier_rows<Element, float8_e4m3>;
+        codec.decode = is_int8 ? &decode_tier_rows<Element, std::int8_t>
+                               : &decode_tier_rows<Element, float8_e4m3>;
+        const std::size_t rows = codec.layers * codec.rows * (codec.v_dim > 0 ? 2 : 1);
+        codec.stored_bytes = codec.raw_bytes / sizeof(Element) + rows * sizeof(float);
+        return codec;
+      }
+    }
+    fail_argument("options.stored_as", static_cast<int>(*options_.stored_as),
+                  "int8 or float8_e4m3 for K/V of float, half or bfloat16; else nothing");
+  }
+
+  static constexpr std::size_t most_fresh = std::size_t{1} << 20;
+  /// A load is given a moment, whatever computing would take.
+  static constexpr double least_patience = 0.002;
+
+  Tree* tree_;
+  Cache* cache_;
+  Options options_;
+  const std::int32_t block_;
+  const std::uint64_t tree_id_;
+  TierCodec codec_;
+  std::unique_ptr<TierQueue> queue_;
+  TierSpans<Token> spans_;
+  TierPlaces<Tree::chunk_size> places_;
+  std::deque<std::pair<std::uint64_t, std::size_t>> fresh_;  // blocks that were not stored yet
+  Stats stats_;
+  double token_seconds_ = 0;  // that computing takes, lately; 0: unknown
+  bool is_open_ = true;
+  bool is_lost_ = false;  // events were missed
+};
+
+}  // namespace detail
+CHUNKATTN_NAMESPACE_END

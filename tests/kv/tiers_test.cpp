@@ -1,0 +1,581 @@
+// Tiers below a tree: what is evicted comes back bit for bit, to whom it belongs and to nobody
+// else; whatever a tier does wrong costs time only.
+#include "chunkattn/tiers.hpp"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/kv_cache.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "tests/support/faulty_tier.hpp"
+#include "tests/support/random.hpp"
+#include "tests/support/steps.hpp"
+
+using namespace chunkattn;
+using test::FaultyTier;
+using test::iota;
+using test::refused;
+using test::TierFault;
+
+namespace {
+
+constexpr int chunk = 8;
+using Tree = PrefixTree<int, chunk, PoolAllocator, Lru>;
+constexpr KvCacheOptions geometry{.num_layers = 2, .num_kv_heads = 2, .head_dim = 8};
+
+/// K/V of a token depends on all before it and on whose it is, as a model's does.
+template <class T>
+struct Model {
+  std::uint64_t weights = 1;
+  [[nodiscard]] float value(std::uint64_t hash, int layer, int head, int i) const {
+    for (const int part : {layer, head, i})
+      hash = (hash ^ static_cast<std::uint64_t>(part + 1)) * 0x9e3779b97f4a7c15u;
+    return static_cast<float>(static_cast<int>(hash >> 40) % 1000) / 125.0f;
+  }
+  [[nodiscard]] std::vector<std::uint64_t> hashes(const Tree::Sequence& s) const {
+    std::vector<std::uint64_t> all;
+    const InsertOptions how = s.options();
+    std::uint64_t hash = weights;
+    for (std::size_t p = 0; p < s.size(); ++p) {
+      const bool is_public = p < how.public_length;
+      hash = (hash ^ static_cast<std::uint64_t>(s.token(p) + 1)) * 0x9e3779b97f4a7c15u;
+      hash = (hash ^ (is_public ? 0 : how.name_space.tenant + 1)) * 0xc2b2ae3d27d4eb4fu;
+      all.push_back(hash ^= hash >> 31);
+    }
+    return all;
+  }
+  /// Calls f(element, what it is to be) for K and V of a range.
+  template <class F>
+  void each(const Tree::Sequence& s, TokenRange range, KvCache<Cpu, T>& cache, const F& f) const {
+    const auto all = hashes(s);
+    for_each_kv_span(s, range, cache, [&](const KvSpan<T>& span) {
+      for (int t = 0; t < span.length; ++t)
+        for (int i = 0; i < geometry.head_dim; ++i) {
+          const float x =
+              value(all[static_cast<std::size_t>(span.position + t)], span.layer, span.kv_head, i);
+          f(span.k[t * span.stride_token + i], x);
+          f(span.v[t * span.v_stride_token + i], -x);
+        }
+    });
+  }
+  /// Computes whatever the sequence has to.
+  void compute(Tree::Sequence& s, KvCache<Cpu, T>& cache) const {
+    for (auto range = s.loadable(); !range.empty(); range = s.loadable()) {
+      each(s, range, cache, [](T& element, float x) { element = from_float<T>(x); });
+      s.mark_loaded(range);
+    }
+  }
+  /// The largest difference of what is written from what it is to be; NaN counts as infinite.
+  [[nodiscard]] double error(Tree::Sequence& s, KvCache<Cpu, T>& cache) const {
+    double largest = 0;
+    each(s, {0, static_cast<std::int32_t>(s.num_written())}, cache, [&](T& element, float x) {
+      const double off = std::abs(static_cast<double>(to_float(element)) -
+                                  static_cast<double>(to_float(from_float<T>(x))));
+      largest = std::isnan(off) ? INFINITY : std::max(largest, off);
+    });
+    return largest;
+  }
+};
+
+/// A tree with few chunks, whose freed K/V is poisoned, over tiers.
+template <class T>
+struct BenchOf {
+  using Cache = KvCache<Cpu, T>;
+  using Below = Tiers<Tree, Cache>;
+  using Options = typename Below::Options;
+
+  explicit BenchOf(std::vector<std::shared_ptr<TierStore>> stores, Options options = {},
+                   std::size_t chunks = 32)
+      : num_chunks(chunks), tree(PoolAllocator{.max_chunks = chunks}) {
+    tree.set_free_sink([this](ChunkIndex freed) { cache.poison(freed); });
+    if (options.model.empty()) options.model = "m1";
+    below.emplace(tree, cache, std::move(stores), std::move(options));
+  }
+  ~BenchOf() {
+    below.reset();
+    tree.set_free_sink({});
+  }
+  /// A prompt runs and leaves.
+  void run(const std::vector<int>& prompt, const InsertOptions& how = {}) {
+    auto s = tree.insert(prompt, how);
+    model.compute(s, cache);
+    CHECK(model.error(s, cache) == 0);
+  }
+  /// Where nobody is live: all cache makes room.
+  void evict_all() {
+    {
+      const auto all = tree.insert(std::vector<int>(chunk * num_chunks, -1));
+    }
+    REQUIRE(tree.stats().used_chunks == 0);
+  }
+  /// The prompt joins and gets from below what there is. Returns how many of its tokens are there.
+  std::size_t load(const std::vector<int>& prompt, const InsertOptions& how = {},
+                   double tolerance = 0) {
+    auto s = tree.insert(prompt, how);
+    auto loading = below->load(s);
+    loading.wait(s);
+    const std::size_t found = s.num_written();
+    CHECK(model.error(s, cache) <= tolerance);
+    model.compute(s, cache);
+    CHECK(s.num_written() == s.size());
+    CHECK(model.error(s, cache) <= tolerance);
+    return found;
+  }
+
+  std::size_t num_chunks;
+  Tree tree;
+  Cache cache{tree, geometry};
+  Model<T> model;
+  std::optional<Below> below;
+};
+using Bench = BenchOf<float>;
+
+std::shared_ptr<MemoryTier> memory(std::size_t bytes = 1 << 20) {
+  return std::make_shared<MemoryTier>(bytes);
+}
+
+}  // namespace
+
+TEST_CASE("what was evicted comes back bit for bit") {
+  for (const bool threads : {true, false}) {
+    Bench b({memory()}, {.threads = threads});
+    const auto prompt = iota(0, 101);
+    b.run(prompt);
+    b.evict_all();
+    b.below->flush();
+    CHECK(b.below->stats().gathered == 12);
+    CHECK(b.load(prompt) == 96);
+    CHECK(b.below->stats().loaded_tokens == 96);
+    CHECK(b.load(iota(0, 96)) == 96);  // cached now
+    b.evict_all();
+    CHECK(b.load(iota(0, 96)) == 95);  // its last token is computed
+    CHECK(b.load(iota(1, 60)) == 0);
+    b.tree.check_invariants();
+  }
+}
+
+TEST_CASE("a part of a block is put in place where the rest is cached") {
+  Bench b({memory()});
+  auto long_one = iota(0, 64);
+  b.run(long_one);
+  b.evict_all();
+  b.below->flush();
+  for (std::size_t cut = 1; cut < 64; cut += 3) {
+    const auto prompt = iota(0, cut);
+    b.run(prompt);  // the rest is below
+    CHECK(b.load(long_one) == 63);
+    b.evict_all();
+  }
+  // Where a prompt leaves the other in a block, that block is not found.
+  auto other = iota(0, 30);
+  other.resize(64, 7);
+  CHECK(b.load(other) == 24);
+}
+
+TEST_CASE("blocks need not be chunks") {
+  for (const int block : {1, 3, 8, 20, 64}) {
+    Bench b({memory()}, {.block_tokens = block});
+    const auto prompt = iota(0, 100);
+    b.run(iota(0, 37));  // so that chunks are cut
+    b.run(prompt);
+    b.evict_all();
+    b.below->flush();
+    CHECK(b.load(prompt) == std::min<std::size_t>(99, 100 / static_cast<std::size_t>(block) *
+                                                          static_cast<std::size_t>(block)));
+  }
+}
+
+TEST_CASE("tenants and adapters find their own only, and what is public") {
+  auto store = memory();
+  Bench b({store});
+  const auto prompt = iota(0, 64);
+  const InsertOptions mine{.name_space = {.tenant = 1}, .public_length = 29};
+  b.run(prompt, mine);
+  b.evict_all();
+  b.below->flush();
+  CHECK(b.load(prompt, mine) == 63);
+  b.evict_all();
+  CHECK(b.load(prompt, {.name_space = {.tenant = 2}, .public_length = 29}) == 24);
+  b.evict_all();
+  CHECK(b.load(prompt, {.name_space = {.tenant = 1}}) == 0);
+  b.evict_all();
+  CHECK(b.load(prompt, {.name_space = {.tenant = 1, .adapter = 1}, .public_length = 29}) == 0);
+  b.evict_all();
+  CHECK(b.load(prompt, {.name_space = {.tenant = 1}, .public_length = 40}) == 24);
+  b.evict_all();
+  CHECK(b.load(prompt, {.name_space = {.tenant = 3}, .public_length = 8}) == 8);
+}
+
+TEST_CASE("tenants that have no name in common are not stored") {
+  Bench b({memory()}, {.identity = [](const Namespace& space) -> std::optional<std::string> {
+            if (space.tenant == 9) return std::nullopt;
+            return space.tenant < 3 ? "a" : "b";  // whoever calls them the same says so
+          }});
+  const auto prompt = iota(0, 64);
+  for (const std::uint64_t tenant : {std::uint64_t{9}, std::uint64_t{1}}) {
+    b.run(prompt, {.name_space = {.tenant = tenant}});
+    b.evict_all();
+  }
+  b.below->flush();
+  CHECK(b.below->stats().gathered == 8);
+  CHECK(b.load(prompt, {.name_space = {.tenant = 9}}) == 0);
+  b.evict_all();
+  CHECK(b.load(prompt, {.name_space = {.tenant = 3}}) == 0);
+}
+
+TEST_CASE_TEMPLATE("K/V of 16 bits, and rounded to 8", T, half, bfloat16, float) {
+  const auto prompt = iota(0, 64);
+  for (const auto stored : {std::optional<ElementType>(), std::optional(ElementType::int8),
+                            std::optional(ElementType::float8_e4m3)}) {
+    auto store = memory();
+    BenchOf<T> b({store}, {.stored_as = stored});
+    b.run(prompt);
+    b.evict_all();
+    b.below->flush();
+    // Of rows up to 8: half a step of 8 / 127, or of 3 bits behind the point.
+    const double tolerance = !stored                        ? 0
+                             : *stored == ElementType::int8 ? 8.0 / 127 / 2 + 0.05
+                                                            : 8.0 / 16 + 0.05;
+    CHECK(b.load(prompt, {}, tolerance) == 63);
+    if (stored) CHECK(store->num_bytes() < 8 * (chunk * 2 * 2 * 2 * (8 + 4) + 600));
+  }
+}
+
+TEST_CASE("a row that 8 bits cannot hold is not stored") {
+  Bench b({memory()}, {.stored_as = ElementType::int8});
+  {
+    auto s = b.tree.insert(iota(0, 16));
+    b.model.each(s, {0, 16}, b.cache, [](float& element, float) { element = INFINITY; });
+    s.mark_loaded({0, 16});
+  }
+  b.evict_all();
+  b.below->flush();
+  CHECK(b.below->stats().tiers[0].put_failed == 2);
+  CHECK(b.load(iota(0, 16)) == 0);
+}
+
+TEST_CASE("others wait for what a sequence loads") {
+  auto store = std::make_shared<FaultyTier>();
+  Bench b({store}, {.threads = false});
+  const auto prompt = iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  auto first = b.tree.insert(prompt), second = b.tree.insert(prompt);
+  auto loading = b.below->load(first);
+  REQUIRE(loading);
+  CHECK_FALSE(b.below->load(second));  // it has nothing to put in place
+  CHECK(second.num_pending() > 0);
+  CHECK(second.waits_for() == first.id());
+  {
+    auto step = b.tree.begin_step();
+    const AddResult added = step.add(second);
+    CHECK(added.reason() == AddResult::Reason::waits_for_sequence);
+    CHECK(added.waits_for() == first.id());
+  }
+  for (int i = 0; loading.poll(first); ++i) {
+    REQUIRE(i < 100);
+    (void)b.below->work();
+  }
+  CHECK(first.num_written() == 63);
+  CHECK(second.num_pending() == 1);
+  CHECK(b.model.error(second, b.cache) == 0);
+  CHECK(second.num_written() == 63);
+}
+
+TEST_CASE("a load that is given up leaves its sequence to computing") {
+  auto store = std::make_shared<FaultyTier>();
+  Bench b({store}, {.threads = false});
+  const auto prompt = iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  SUBCASE("the load goes") {
+    auto s = b.tree.insert(prompt);
+    {
+      auto loading = b.below->load(s);
+    }
+    b.below->flush();
+    CHECK(store->gets == 0);
+    b.model.compute(s, b.cache);
+    CHECK(b.model.error(s, b.cache) == 0);
+  }
+  SUBCASE("the sequence is added to a step") {
+    AttentionPlan plan;
+    auto s = b.tree.insert(prompt);
+    auto loading = b.below->load(s);
+    b.below->flush();
+    auto step = b.tree.begin_step();
+    REQUIRE(step.add(s));
+    CHECK_FALSE(loading.poll(s));
+    CHECK(b.below->stats().loaded_tokens == 0);
+    (void)plan.build(step);
+    (void)std::move(step).finished();
+    b.tree.check_invariants();
+  }
+  SUBCASE("the sequence becomes another") {
+    auto s = b.tree.insert(prompt);
+    auto loading = b.below->load(s);
+    b.below->flush();
+    s.truncate(20);
+    s.append(iota(500, 44));
+    CHECK_FALSE(loading.poll(s));
+    CHECK(s.num_written() == 0);
+  }
+  SUBCASE("new weights") {
+    auto s = b.tree.insert(prompt);
+    auto loading = b.below->load(s);
+    b.below->flush();
+    b.tree.clear();
+    CHECK_FALSE(loading.poll(s));
+    CHECK(s.num_written() == 0);
+  }
+  SUBCASE("the tiers go") {
+    auto s = b.tree.insert(prompt);
+    auto loading = b.below->load(s);
+    b.below.reset();
+    CHECK_FALSE(loading.poll(s));
+    auto other = std::move(loading);
+    other.cancel();
+  }
+  SUBCASE("a part is there") {
+    auto s = b.tree.insert(prompt);
+    auto loading = b.below->load(s);
+    b.below->flush();
+    (void)loading.poll(s);
+    const std::size_t there = s.num_written();
+    CHECK(there > 0);
+    loading.cancel();
+    b.model.compute(s, b.cache);
+    CHECK(b.model.error(s, b.cache) == 0);
+  }
+}
+
+TEST_CASE("after clear() nothing is stored or found until it is said what weights there are") {
+  Bench b({memory()});
+  const auto prompt = iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  b.tree.clear();
+  CHECK(b.load(prompt) == 0);
+  b.model.weights = 2;
+  b.tree.clear();
+  b.below->reopen("m2");
+  CHECK(b.load(prompt) == 0);  // stored by another model
+  b.evict_all();
+  b.below->flush();
+  CHECK(b.load(prompt) == 63);
+  b.tree.clear();
+  b.model.weights = 1;
+  b.below->reopen("m1");
+  CHECK(b.load(prompt) == 63);
+}
+
+TEST_CASE("what is cached goes down before it is evicted, if asked for") {
+  auto store = memory();
+  std::size_t heard = 0;
+  Bench b({store}, {.write_through = true,
+                    .event_sink = [&](const CacheEvent&, std::span<const int>) { ++heard; }});
+  b.run(iota(0, 64));
+  CHECK(heard > 0);
+  CHECK(b.below->advance(3) == 5);
+  CHECK(b.below->advance(100) == 0);
+  b.below->flush();
+  CHECK(b.below->stats().tiers[0].stored == 8);
+  b.evict_all();
+  CHECK(b.below->stats().gathered == 8);  // it is known to be there
+  CHECK(b.load(iota(0, 64)) == 63);
+  CHECK(b.below->advance(100) == 0);
+  CHECK(b.below->stats().gathered == 8);
+}
+
+TEST_CASE("all that is cached goes down at the end, also what was there before") {
+  auto store = memory();
+  const auto prompt = iota(0, 64);
+  {
+    Tree tree;
+    KvCache<Cpu, float> cache(tree, geometry);
+    Model<float> model;
+    {
+      auto s = tree.insert(prompt);
+      model.compute(s, cache);
+    }
+    Tiers<Tree, KvCache<Cpu, float>> below(tree, cache, {store},
+                                           {.model = "m1", .max_queued_bytes = 5000});
+    below.store_all();
+    below.flush();
+    CHECK(below.stats().tiers[0].stored == 8);
+  }
+  Bench b({store});
+  CHECK(b.load(prompt) == 63);
+}
+
+TEST_CASE("what is too much for the queue is not stored") {
+  auto store = std::make_shared<FaultyTier>();
+  Bench b({store}, {.max_queued_bytes = 3 * 2048, .threads = false});
+  b.run(iota(0, 64));
+  b.evict_all();
+  CHECK(b.below->stats().gathered == 3);
+  CHECK(b.below->stats().dropped == 5);
+  b.below->flush();
+  CHECK(store->size() == 3);
+}
+
+TEST_CASE("memory is bounded, and keeps what was used last") {
+  auto store = memory(20000);
+  Bench b({store});
+  for (int i = 0; i < 20; ++i) {
+    b.run(iota(0, 8));
+    b.run(iota(1000 * i + 1000, 16));
+    b.evict_all();
+    b.below->flush();
+    CHECK(store->num_bytes() <= 20000);
+    CHECK(b.load(iota(0, 8)) == 7);
+    b.evict_all();
+    b.below->flush();
+  }
+  CHECK(b.load(iota(1000, 16)) == 0);
+  CHECK_FALSE(store->put({1, 2}, std::make_shared<std::vector<std::byte>>(20001), false));
+}
+
+TEST_CASE("faster tiers get what was found in slower ones") {
+  auto fast = memory(), slow = memory();
+  const auto prompt = iota(0, 64);
+  Bench b({fast, slow}, {.threads = false});
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  CHECK(fast->num_bytes() == slow->num_bytes());
+  const std::size_t all = fast->num_bytes();
+  Bench c({memory(), slow}, {.threads = false});
+  CHECK(c.load(prompt) == 63);
+  c.below->flush();
+  c.evict_all();
+  auto stats = c.below->stats();
+  CHECK(stats.tiers[0].stored == 8);
+  CHECK(stats.tiers[0].stored_bytes == all);
+  CHECK(stats.tiers[1].loaded == 8);
+  CHECK(c.load(prompt) == 63);
+  stats = c.below->stats();
+  CHECK(stats.tiers[0].loaded == 8);
+  CHECK(stats.tiers[1].loaded == 8);
+}
+
+TEST_CASE("whatever a tier gives, no token gets another's K/V") {
+  for (int fault = 0; fault < static_cast<int>(TierFault::count); ++fault)
+    for (const bool threads : {false, true}) {
+      auto store = std::make_shared<FaultyTier>();
+      Bench b({store}, {.max_wait_seconds = 0.05, .threads = threads});
+      store->delay = std::chrono::milliseconds(10);
+      std::atomic<bool> is_on = false;
+      std::atomic<std::uint64_t> calls = test::run_seed();
+      store->next = [&](std::uint64_t& where) {
+        const std::uint64_t call = (calls += 0x9e3779b97f4a7c15u);
+        where = call ^ (call >> 29);
+        return is_on && where % 3 == 0 ? static_cast<TierFault>(fault) : TierFault::none;
+      };
+      const auto prompt = iota(0, 64), other = iota(300, 64);
+      for (int round = 0; round < 6; ++round) {
+        is_on = round > 0;
+        b.run(round % 2 == 0 ? prompt : other);
+        b.evict_all();
+        b.below->flush();
+        for (const auto& one : {prompt, other})
+          for (const std::uint64_t tenant : {std::uint64_t{0}, std::uint64_t{1}}) {
+            const std::size_t found = b.load(one, {.name_space = {.tenant = tenant}});
+            CHECK((found == 63 || found % chunk == 0));
+            b.evict_all();
+            b.below->flush();
+          }
+      }
+      b.tree.check_invariants();
+    }
+}
+
+TEST_CASE("a tier that is slower than computing is given up, and asked no more") {
+  auto store = std::make_shared<FaultyTier>();
+  Bench b({store});
+  const auto prompt = iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  store->delay = std::chrono::seconds(20);
+  store->next = [](std::uint64_t&) { return TierFault::slow; };
+  b.below->computed(1000, 0.5);  // 32 ms for the prompt
+  const auto start = std::chrono::steady_clock::now();
+  CHECK(b.load(prompt) == 0);
+  CHECK(b.below->stats().loads_late == 1);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  CHECK(took.count() < 10);
+  for (int i = 0; i < 20; ++i) {  // its thread has learnt how long that took
+    b.evict_all();
+    b.below->flush();
+    CHECK(b.load(prompt) == 0);
+  }
+  CHECK(store->cancelled_gets == store->gets);
+  CHECK(store->gets < 4);
+  CHECK(b.below->stats().tiers[0].not_worth > 10);
+}
+
+TEST_CASE("loading is chosen where it beats computing") {
+  auto store = std::make_shared<FaultyTier>();
+  Bench b({store}, {.threads = false});
+  store->delay = std::chrono::milliseconds(2);
+  store->next = [](std::uint64_t&) { return TierFault::slow; };
+  const auto prompt = iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  b.below->computed(8, 1.0);  // a block: 1 s
+  CHECK(b.load(prompt) == 63);
+  b.evict_all();
+  for (int i = 0; i < 200; ++i) b.below->computed(8000, 0.1);  // a block: 0.1 ms
+  const int gets = store->gets;
+  CHECK(b.load(prompt) == 0);
+  CHECK(store->gets == gets);
+  for (int i = 0; i < 70 && store->gets == gets; ++i) {  // it is looked at again
+    b.evict_all();
+    (void)b.load(prompt);
+  }
+  CHECK(store->gets > gets);
+}
+
+TEST_CASE("arguments") {
+  Tree tree, other;
+  KvCache<Cpu, float> cache(tree, geometry);
+  KvCache<Cpu, std::int8_t> bytes(tree, geometry);
+  using Below = Tiers<Tree, KvCache<Cpu, float>>;
+  using OfBytes = Tiers<Tree, KvCache<Cpu, std::int8_t>>;
+  CHECK(refused([&] { Below(tree, cache, {}, {}); }) ==
+        "stores.size() = 0: expected at least one tier");
+  CHECK(refused([&] { Below(tree, cache, {nullptr}, {}); }) == "stores = null: expected tiers");
+  CHECK(refused([&] { Below(other, cache, {memory()}, {}); }) ==
+        "cache = of another tree: expected the K/V memory of the tree");
+  CHECK(refused([&] { Below(tree, cache, {memory()}, {.block_tokens = -1}); }) ==
+        "options.block_tokens = -1: expected at least 1, or 0 for the tree's chunk size");
+  CHECK(refused([&] { Below(tree, cache, {memory()}, {.max_ahead = 0}); }) ==
+        "options.max_ahead = 0: expected at least 1");
+  CHECK(refused([&] { Below(tree, cache, {memory()}, {.stored_as = ElementType::half}); }) ==
+        "options.stored_as = 1: expected int8 or float8_e4m3 for K/V of float, half or bfloat16; "
+        "else nothing");
+  CHECK(refused([&] { OfBytes(tree, bytes, {memory()}, {.stored_as = ElementType::int8}); }) ==
+        "options.stored_as = 3: expected int8 or float8_e4m3 for K/V of float, half or bfloat16; "
+        "else nothing");
+  CHECK(refused([&] { FileTier("/dev/null/no", 10); }) ==
+        "path = /dev/null/no: expected a directory that can be written, or can be made");
+  CHECK(refused([&] { FileTier("/tmp", 0); }) == "max_bytes = 0: expected at least 1");
+  // The tree is as before: nobody listens.
+  CHECK(refused([&] { (void)tree.snapshot(); }) != "");
+}
