@@ -63,6 +63,8 @@ need() {
       xxhash) has_header xxhash.h || missing+=(libxxhash-dev) ;;
       utf8proc) has_header utf8proc.h || missing+=(libutf8proc-dev) ;;
       httplib) has_header httplib.h || missing+=(libcpp-httplib-dev) ;;
+      hiredis) has_header hiredis/hiredis.h || missing+=(libhiredis-dev) ;;
+      redis) have redis-server || missing+=(redis-server) ;;
       zmq) has_header zmq.hpp || missing+=(cppzmq-dev) ;;
       onednn) has_header oneapi/dnnl/dnnl.h || missing+=(libdnnl-dev) ;;
       mpi) have mpirun && have mpicxx || missing+=(libopenmpi-dev openmpi-bin) ;;
