@@ -1,0 +1,71 @@
+// What all parts of the binding say to Python: tokens, arrays, and the parts themselves.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "types.hpp"
+
+namespace binding {
+
+namespace nb = nanobind;
+
+/// Throws the library's InvalidArgument, which Python gets as ValueError.
+[[noreturn]] void refuse(std::string_view argument, const std::string& value,
+                         const std::string& expected);
+
+/// Tokens of a list of integers, or of an array of int32 or int64.
+[[nodiscard]] std::vector<Token> tokens_of(nb::handle tokens, const char* argument = "tokens");
+
+/// How a prompt is inserted, from keywords.
+[[nodiscard]] inline chunkattn::InsertOptions insert_options(
+    std::uint64_t tenant, std::uint64_t adapter, std::size_t public_length,
+    std::optional<std::size_t> max_reuse, bool compute_last, int priority, bool share_pending) {
+  return {.name_space = {.tenant = tenant, .adapter = adapter},
+          .public_length = public_length,
+          .max_reuse = max_reuse.value_or(std::numeric_limits<std::size_t>::max()),
+          .compute_last = compute_last,
+          .priority = priority,
+          .share_pending = share_pending};
+}
+
+/// A NumPy array that owns what `data` holds.
+template <class T>
+[[nodiscard]] nb::object array_of(std::vector<T> data) {
+  auto* const owned = new std::vector<T>(std::move(data));
+  const nb::capsule owner(
+      owned, [](void* memory) noexcept { delete static_cast<std::vector<T>*>(memory); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
+}
+
+/// A plan, which a kernel may be reading while Python runs.
+struct Plan {
+  chunkattn::AttentionPlan plan;
+  int readers = 0;  // guarded by the GIL
+};
+struct View {
+  Tree::StepView view;
+  std::shared_ptr<Plan> plan;
+};
+/// A step, until it has ended.
+struct Step {
+  std::optional<Tree::Step> step;
+  [[nodiscard]] Tree::Step& open();
+};
+
+void bind_tree(nb::module_& module);
+void bind_step(nb::module_& module);
+void bind_plan(nb::module_& module);
+void bind_attention(nb::module_& module);
+
+}  // namespace binding
