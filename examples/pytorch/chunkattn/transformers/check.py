@@ -1,0 +1,47 @@
+"""Whether a model computes the same on the tree as by its own attention."""
+
+import torch
+
+import chunkattn
+
+from . import interface
+from .layers import Unsupported
+from .memory import DTYPES, Memory, forward
+
+# Relative difference of all logits of a text. 16 bits round at other places; a wrong mask or position
+# differs by far more.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+
+
+def check_against_eager(model, configs, slots, threads, options):
+    """Two texts that share a part, computed in two steps. Raises Unsupported where logits differ."""
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    shared = [(31 * i + 5) % vocabulary for i in range(9)]
+    texts = [shared + [(7 * i + 3) % vocabulary for i in range(5)], shared + [(11 * i + 1) % vocabulary for i in range(8)]]
+    memory = Memory(slots, DTYPES[model.dtype], threads, options)
+    tree = chunkattn.Tree(max_chunks=8)
+    memory.allocate(tree)
+    plan = chunkattn.Plan()
+    sequences = [tree.insert(text) for text in texts]
+    got = [{}, {}]  # logits by position
+    for max_tokens in (6, 20):
+        step = tree.begin_step()
+        try:
+            added = [step.add(sequence, max_tokens) for sequence in sequences]
+            logits = forward(model, configs, memory, plan.build(step))
+            for of_text, result in zip(got, added):
+                for i in range(result.row.num_rows if result else 0):
+                    of_text[result.row.position + i] = logits[result.row.first_row + i]
+            step.finished()
+        finally:
+            step.cancel()
+    for text, of_text in zip(texts, got):
+        with interface.running(configs, "eager"), torch.inference_mode():
+            expected = model(input_ids=torch.tensor([text]), use_cache=False).logits[0].float()
+        at = sorted(of_text)
+        ours = torch.stack([of_text[position] for position in at]).float()
+        difference = float((ours - expected[at]).norm() / expected[at].norm().clamp(min=1e-30))
+        if not difference <= TOLERANCE[model.dtype]:
+            raise Unsupported(f"{type(model).__name__}: logits of two texts in one row differ from its own by "
+                              f"{difference:.2g} of them: tokens depend on each other in another way than by causal "
+                              "attention")  # fmt: skip

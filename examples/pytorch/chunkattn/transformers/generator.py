@@ -1,0 +1,304 @@
+"""Continuous batching over one prefix tree, for decoder models of transformers."""
+
+import collections
+import inspect
+
+import torch
+
+import chunkattn
+
+from . import interface, layers, sampling
+from .check import check_against_eager
+from .memory import DTYPES, Memory, forward
+from .requests import CANCELLED, Event, Output, Request, Work
+
+
+class Generator:
+    """Generates with a decoder model of transformers, for many requests at once.
+
+    All requests share one prefix tree: what their texts begin with alike is computed, stored and read once.
+    A step is one forward pass, over one row of tokens: one of each text that decodes, and parts of prompts,
+    at most `step_tokens` together. The model is not changed. One thread at a time may call a Generator.
+
+    model: on the CPU, of float32, bfloat16 or float16. tokenizer: for prompts that are text, and for
+    stop_strings. kv_bytes: of K/V memory at most, what is cached included; max_chunks instead of it counts
+    chunks of Tree.chunk_size tokens. kv_dtype: the model's, or 'int8', or another. max_sequences: live at once.
+    retention, learns: see Tree. threads, reduce, accuracy: see Attention. check: whether two short texts
+    are computed by the model's own attention, too, and compared.
+
+    Raises Unsupported for a model that cannot run so; it says why.
+    """
+
+    def __init__(self, model, tokenizer=None, *, kv_bytes=1 << 30, max_chunks=None, kv_dtype=None, step_tokens=512,
+                 max_sequences=256, retention="lru", learns=False, threads=None, reduce="deterministic",
+                 accuracy="two_terms", check=True):  # fmt: skip
+        for name, value in (("step_tokens", step_tokens), ("max_sequences", max_sequences)):
+            if value < 1:
+                raise ValueError(f"{name} = {value}: expected at least 1")
+        if model.training:
+            raise ValueError("model.training = True: expected a model in evaluation mode, see model.eval()")
+        if model.dtype not in DTYPES:
+            raise layers.Unsupported(f"model.dtype = {model.dtype}: expected float32, bfloat16 or float16")
+        self.model, self.tokenizer = model, tokenizer
+        self.step_tokens, self.max_sequences = step_tokens, max_sequences
+        self._configs = interface.configs_of(model)
+        self._slots = layers.slots_of(model, self._configs)
+        self._limit = layers.position_limit(model)
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        threads = torch.get_num_threads() if threads is None else threads
+        threads = threads if isinstance(threads, chunkattn.Threads) else chunkattn.Threads(threads)
+        options = {"reduce": reduce, "accuracy": accuracy}
+        self._memory = Memory(self._slots, kv_dtype or DTYPES[model.dtype], threads, options)
+        if check:
+            check_against_eager(model, self._configs, self._slots, threads, options)
+        self.max_chunks = max_chunks or kv_bytes // self._memory.bytes_per_chunk
+        if self.max_chunks < 2:
+            raise ValueError(f"kv_bytes = {kv_bytes}: expected room for two chunks at least, "
+                             f"{2 * self._memory.bytes_per_chunk} bytes")  # fmt: skip
+        self.tree = chunkattn.Tree(self.max_chunks, retention=retention, learns=learns)
+        self._memory.allocate(self.tree)
+        self._plan = chunkattn.Plan()
+        self._waiting, self._live, self._events = collections.deque(), [], []
+        self._last_id = self._num_alone = 0
+        self.stats = {"steps": 0, "rows": 0, "prompt_tokens": 0, "cached_tokens": 0, "new_tokens": 0, "preemptions": 0}
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    def submit(self, prompt, generation_config=None, *, n=1, seed=None, tenant=0, adapter=0, priority=0, streamer=None,
+               logits_processor=None, stopping_criteria=None, prefix_allowed_tokens_fn=None, **changes):  # fmt: skip
+        """Takes a request, which joins in a step that has room for it. Returns the Request.
+
+        prompt: token ids, or text. generation_config and `changes` to it (max_new_tokens, do_sample,
+        temperature, ...), logits_processor, stopping_criteria, prefix_allowed_tokens_fn and streamer: as
+        for model.generate(). n: texts wanted. seed: text i draws from a stream of its own, by seed + i.
+        tenant, adapter: whom K/V is shared with. priority: with retention='priority'.
+        """
+        tokens = self._tokens(prompt)
+        if n < 1:
+            raise ValueError(f"n = {n}: expected at least 1")
+        if streamer is not None and n > 1:
+            raise ValueError(f"n = {n}: expected 1 with a streamer")
+        sampler = sampling.Sampler(
+            self.model, generation_config, len(tokens), logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria, prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+            tokenizer=self.tokenizer, seed=seed, n=n, limit=self._limit, changes=changes)  # fmt: skip
+        room = (self.max_chunks - 1) * chunkattn.Tree.chunk_size
+        if sampler.max_length > room:
+            raise ValueError(f"max_length = {sampler.max_length}: expected at most {room}, what K/V memory has room for; "
+                             "raise kv_bytes")  # fmt: skip
+        self._last_id += 1
+        request = Request(
+            self._last_id, tokens, [Output() for _ in range(n)], sampler,
+            {"tenant": tenant, "adapter": adapter, "priority": priority}, streamer, _cancel=self._end)  # fmt: skip
+        self._waiting.append(Work(request, 0, list(tokens), splits=n > 1))
+        if streamer is not None:
+            streamer.put(torch.tensor([tokens]))
+        return request
+
+    def step(self):
+        """One forward pass. Returns its events; nothing where nothing is left to do."""
+        self._admit()
+        alone = False
+        while self._live and not self._try_step():
+            if len(self._live) > 1:
+                self._preempt(len(self._live) - 1)
+            elif alone:
+                raise RuntimeError("a sequence alone has no room")
+            else:  # its path leads through chunks that others have cut: it goes a way of its own
+                alone = True
+                self._preempt(0)
+                self._admit(alone=True)
+        events, self._events = self._events, []
+        return events
+
+    def generate(self, prompts, generation_config=None, **options):
+        """Runs prompts, and what else was submitted, to their ends. Returns their Requests in order.
+
+        options: as for submit().
+        """
+        requests = [self.submit(prompt, generation_config, **options) for prompt in prompts]
+        while not all(request.finished for request in requests):
+            self.step()
+        return requests
+
+    def stream(self, prompt, generation_config=None, **options):
+        """Yields the new tokens of one prompt, while others advance as well. Leaving it cancels it."""
+        request = self.submit(prompt, generation_config, **options)
+        sent = 0
+        try:
+            while not request.finished or sent < len(request.tokens):
+                if sent == len(request.tokens):
+                    self.step()
+                for token in request.tokens[sent:]:
+                    sent += 1
+                    yield token
+        finally:
+            request.cancel()
+
+    @property
+    def num_waiting(self):
+        """Texts, or prompts of several, that are not live."""
+        return len(self._waiting)
+
+    @property
+    def num_live(self):
+        return len(self._live)
+
+    def _tokens(self, prompt):
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError("prompt = text: expected token ids, or a Generator with a tokenizer")
+            prompt = self.tokenizer(prompt).input_ids
+        tokens = torch.as_tensor(prompt).flatten().tolist()
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        bad = [token for token in tokens if not isinstance(token, int) or not 0 <= token < vocabulary]
+        if not tokens or bad:
+            raise ValueError(f"prompt = {bad[0] if bad else 'empty'}: expected tokens from 0 to {vocabulary - 1}")
+        return tokens
+
+    # --- who is live -------------------------------------------------------------------------------
+
+    def _admit(self, alone=False):
+        """Work joins in its order while there is room for it, and a chunk for each to grow."""
+        while self._waiting and len(self._live) < self.max_sequences:
+            work = self._waiting[0]
+            where = dict(work.request.insert)
+
+            def fits():
+                needed = self.tree.chunks_needed(work.tokens, **where) + len(self._live) + 1
+                return needed <= self.tree.chunks_available
+
+            # Cached chunks that others have cut may cost more than they save: nobody is to wait for that.
+            if alone or (not self._live and not fits()):
+                self._num_alone += 1
+                where["adapter"] = (1 << 63) + self._num_alone
+            if not fits() or (sequence := self.tree.try_insert(work.tokens, **where)) is None:
+                return
+            self._waiting.popleft()
+            work.sequence, work.decodes = sequence, False
+            if len(work.tokens) == len(work.request.prompt):
+                work.request.cached_tokens = sequence.num_cached + sequence.num_pending
+                self.stats["prompt_tokens"] += len(work.tokens)
+                self.stats["cached_tokens"] += work.request.cached_tokens
+            self._live.append(work)
+            if alone:
+                return
+
+    def _preempt(self, at):
+        """A sequence leaves, and waits in front of the others."""
+        work = self._live.pop(at)
+        work.sequence = None
+        self._waiting.appendleft(work)
+        self.stats["preemptions"] += 1
+
+    def _end(self, request):
+        for choice, output in enumerate(request.outputs):
+            if output.finish_reason is None:
+                self._finish(request, choice, None, CANCELLED)
+        self._sweep()
+
+    def _sweep(self):
+        """What nobody wants any more leaves."""
+        self._live = [work for work in self._live if work.wanted]
+        self._waiting = collections.deque(work for work in self._waiting if work.wanted)
+
+    def _finish(self, request, choice, token, reason):
+        output = request.outputs[choice]
+        output.finish_reason = reason
+        if token is not None:
+            output.tokens.append(token)
+            self.stats["new_tokens"] += 1
+            if request.streamer is not None:
+                request.streamer.put(torch.tensor([token]))
+        if reason is not None and request.streamer is not None:
+            request.streamer.end()
+        self._events.append(Event(request, choice, token, reason))
+
+    # --- a step ------------------------------------------------------------------------------------
+
+    def _try_step(self):
+        """False, with nothing changed, if there is no room for those that decode, or nothing can run."""
+        step = self.tree.begin_step()
+        try:
+            rows = self._fill(step)
+            if not rows:
+                return False
+            view = self._plan.build(step)
+            logits = forward(self.model, self._configs, self._memory, view,
+                             [row for row, _ in rows if row is not None] if self._keeps else None)  # fmt: skip
+            outputs = [(i, row, work) for i, (row, work) in enumerate(rows) if row is not None]
+            if not self._keeps:
+                logits = logits[[row for _, row, _ in outputs]]
+            works = [work for _, _, work in outputs]
+            chosen = self._choose(works, logits)  # what a user gave may raise: nothing has changed yet
+            self.stats["steps"] += 1
+            self.stats["rows"] += view.num_rows
+            finished = step.finished()
+        finally:
+            step.cancel()
+        self._commit(finished, works, chosen)
+        return True
+
+    def _fill(self, step):
+        """A token of all that decode; then parts of prompts as far as `step_tokens` allows.
+
+        Returns (row of its logits or None, work) of each sequence that was added.
+        """
+        decoding = [work for work in self._live if work.decodes]
+        if decoding and not step.add_all([work.sequence for work in decoding]):
+            return []
+        rows = [(i, work) for i, work in enumerate(decoding)]
+        left = self.step_tokens - len(decoding)
+        for work in self._live:
+            if work.decodes:
+                continue
+            if left <= 0:
+                break
+            added = step.add(work.sequence, left)
+            if added:  # else it waits for what another one is to compute, or for a chunk
+                rows.append((added.row.output_row if added.row.has_output else None, work))
+                left -= added.row.num_rows
+        return rows
+
+    @staticmethod
+    def _choose(works, logits):
+        """The next token of each text: [(index of its work, choice, token, finish reason)]."""
+        rows, owners = [], []
+        for at, work in enumerate(works):
+            outputs = work.request.outputs
+            for choice in range(work.choice, len(outputs) if work.splits else work.choice + 1):
+                if outputs[choice].finish_reason is None:
+                    rows.append((work.request.sampler, choice, work.tokens, logits[at]))
+                    owners.append((at, choice))
+        return [
+            (at, choice, token, sampler.finish_reason(tokens + [token], scores))
+            for (at, choice), (sampler, _, tokens, _), token, scores in zip(owners, rows, *sampling.choose(rows))
+        ]
+
+    def _commit(self, finished, works, chosen):
+        committed, forks = [None] * len(works), []
+        for at, choice, token, reason in chosen:
+            work = works[at]
+            if committed[at] is None:  # the first of its texts that go on has the sequence
+                committed[at], work.choice = token, choice
+            elif reason is None:
+                forks.append(self._fork(work, choice, work.tokens + [token]))
+            self._finish(work.request, choice, token, reason)
+        for work, token in zip(works, committed):
+            work.tokens.append(token)
+            work.splits, work.decodes = False, True
+        finished.commit_all(committed)
+        self._live += [work for work in forks if work is not None]
+        self._sweep()
+
+    def _fork(self, work, choice, tokens):
+        """Another text goes on from a prompt that is computed, in a fork where there is room for one."""
+        twin = Work(work.request, choice, tokens)
+        if len(self._live) < self.max_sequences:
+            twin.sequence = work.sequence.try_fork()
+            if twin.sequence is not None and twin.sequence.try_append(tokens[-1:]):
+                twin.decodes = True
+                return twin
+            twin.sequence = None
+        self._waiting.appendleft(twin)
+        return None

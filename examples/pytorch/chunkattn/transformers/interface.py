@@ -1,0 +1,56 @@
+"""What transformers calls: the attention function and the mask function registered with it.
+
+Nothing of a model is patched. Within `running(model, what)` its configurations name an attention
+implementation that was registered by `AttentionInterface.register()`; outside they are as before.
+"""
+
+import contextlib
+import threading
+
+from transformers import AttentionInterface, AttentionMaskInterface
+
+STEP, PROBE = "chunkattn", "chunkattn_probe"
+_thread = threading.local()
+
+
+def _attend(module, query, key, value, attention_mask=None, **arguments):
+    run = getattr(_thread, "run", None)
+    if run is None:
+        raise RuntimeError(f"attention '{STEP}' was called outside of chunkattn.transformers.Generator")
+    return run.attend(module, query, key, value, attention_mask, arguments), None
+
+
+def _mask(*args, **arguments):
+    return _thread.run.mask(*args, **arguments)
+
+
+# For the former no mask function: transformers makes no masks then. The latter looks at them.
+AttentionInterface.register(STEP, _attend)
+AttentionInterface.register(PROBE, _attend)
+AttentionMaskInterface.register(PROBE, _mask)
+
+
+def configs_of(model):
+    """The distinct configurations of a model and its parts."""
+    found = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation"):
+            found[id(config)] = config
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def running(configs, implementation, run=None):
+    """Lets models with these configurations call `run` (STEP, PROBE) or what else is named."""
+    before = [config._attn_implementation for config in configs]
+    outer = getattr(_thread, "run", None)
+    _thread.run = run
+    for config in configs:
+        config._attn_implementation = implementation
+    try:
+        yield
+    finally:
+        for config, name in zip(configs, before):
+            config._attn_implementation = name
+        _thread.run = outer

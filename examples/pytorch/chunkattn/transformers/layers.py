@@ -1,0 +1,162 @@
+"""What a model asks of its attention, found out by a short run, and refused where kernels lack it.
+
+A model may call its attention in any order and from any number of modules: what counts here is the
+number of a call within a forward pass, its slot.
+"""
+
+import dataclasses
+import inspect
+
+import torch
+from transformers.masking_utils import sdpa_mask
+
+from . import interface
+
+# Kinds of layers (configuration.layer_types) that carry a state from token to token.
+RECURRENT = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid", "ssm", "rglru", "xlstm", "rwkv"}
+# A window is looked for at these positions; what is no window differs at one of them.
+PROBED = (0, 1, 2, 7, 100, 1000, 8191, 8192, 8193, 65536, 131071)
+
+
+class Unsupported(ValueError):
+    """A model that cannot run on the tree; says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """Slots that are alike share one Attention and one KvCache."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    scale: float
+
+
+@dataclasses.dataclass
+class Slot:
+    """One call of attention within a forward pass."""
+
+    module: torch.nn.Module
+    name: str
+    num_qo_heads: int
+    geometry: Geometry
+    window: int | None
+    soft_cap: float | None
+    has_sinks: bool
+
+
+class Probe:
+    """Stands for attention in a run whose results nobody uses."""
+
+    def __init__(self, names):
+        self.names, self.slots, self.masks, self.kept = names, [], {}, []
+
+    def mask(self, *args, mask_function, **arguments):
+        window = window_of(mask_function)
+        for name in ("allow_is_causal_skip", "dtype", "config"):
+            arguments.pop(name, None)
+        mask = sdpa_mask(*args, mask_function=mask_function, allow_is_causal_skip=False, **arguments)
+        self.kept.append(mask)  # so that no other one gets its id
+        self.masks[id(mask)] = window
+        return mask
+
+    def attend(self, module, query, key, value, attention_mask, arguments):
+        name = self.names.get(id(module), type(module).__name__)
+        if attention_mask is None or id(attention_mask) not in self.masks:
+            raise Unsupported(f"{name}: its mask is not made by transformers.masking_utils")
+        window = self.masks[id(attention_mask)]
+        if arguments.get("is_causal") is False or window is False:
+            raise Unsupported(f"{name}: its mask is neither causal nor a causal window")
+        if query.shape[2] != key.shape[2]:
+            raise Unsupported(f"{name}: attends to keys of something else than the tokens (cross-attention)")
+        scale = arguments.get("scaling")
+        self.slots.append(Slot(
+            module, name, query.shape[1],
+            Geometry(key.shape[1], key.shape[3], value.shape[3], scale or query.shape[3] ** -0.5),
+            window, arguments.get("softcap"), arguments.get("s_aux") is not None,
+        ))  # fmt: skip
+        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+
+
+def window_of(mask_function):
+    """The size of a causal window, None for no window, False for another mask.
+
+    Asks the function itself, beyond the length of any tensor: a mask that reads tensors is no window.
+    """
+    window = None
+    for query in sorted(PROBED, reverse=True):
+        keys = torch.arange(query + 3)
+        at = (torch.zeros(1, 1, 1, 1, dtype=torch.long), torch.zeros(1, 1, 1, 1, dtype=torch.long),
+              torch.full((1, 1, 1, 1), query), keys[None, None, None])  # fmt: skip
+        try:
+            seen = mask_function(*at)
+        except (IndexError, RuntimeError):
+            return False
+        seen = torch.as_tensor(seen).expand(1, 1, 1, query + 3)[0, 0, 0]
+        count = int(seen.sum())
+        if query == max(PROBED) and 0 < count <= query:
+            window = count
+        expected = (keys <= query) & (keys > query - (window or query + 1))
+        if not torch.equal(seen, expected):
+            return False
+    return window
+
+
+def refuse_by_configuration(model):
+    config = model.config
+    text = config.get_text_config(decoder=True)
+    if getattr(config, "is_encoder_decoder", False):
+        raise Unsupported(f"{type(model).__name__} is an encoder-decoder model: only decoders run")
+    kinds = set(getattr(text, "layer_types", None) or []) | set(getattr(text, "layers_block_type", None) or [])
+    if recurrent := sorted(kinds & RECURRENT):
+        raise Unsupported(f"{type(model).__name__} has recurrent layers ({', '.join(recurrent)}): they have a state "
+                          "that is not K/V of tokens")  # fmt: skip
+    if getattr(model, "_is_stateful", False):
+        raise Unsupported(f"{type(model).__name__} has recurrent layers: they have a state that is not K/V of tokens")
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if "position_ids" not in parameters:
+        raise Unsupported(f"{type(model).__name__}.forward() takes no position_ids: rows of several texts need them"
+                          + (", and it does not name them" if takes_any else ""))  # fmt: skip
+    if not callable(getattr(model, "_get_logits_processor", None)) or model.get_output_embeddings() is None:
+        raise Unsupported(f"{type(model).__name__} gives no logits of tokens: load it as a model for causal LM")
+    devices = {parameter.device.type for parameter in model.parameters()}
+    if devices != {"cpu"}:
+        raise Unsupported(f"{type(model).__name__} is on {', '.join(sorted(devices))}: only models in host memory run")
+
+
+def slots_of(model, configs):
+    """What each call of attention in a forward pass asks, in their order.
+
+    Raises Unsupported, with the reason.
+    """
+    refuse_by_configuration(model)
+    probe = Probe({id(module): name for name, module in model.named_modules()})
+    tokens = torch.arange(6)[None] % model.config.get_text_config(decoder=True).vocab_size
+    with interface.running(configs, interface.PROBE, probe), torch.inference_mode():
+        try:
+            model(input_ids=tokens, position_ids=torch.arange(6)[None], use_cache=False)
+        except Unsupported:
+            raise
+        except Exception as error:
+            raise Unsupported(f"{type(model).__name__} does not run with an attention function of "
+                              f"AttentionInterface: {type(error).__name__}: {error}") from error  # fmt: skip
+    if not probe.slots:
+        raise Unsupported(f"{type(model).__name__}: no layer calls attention by AttentionInterface")
+    return probe.slots
+
+
+def position_limit(model):
+    """How many positions the model has, None if it does not say.
+
+    Beyond what they were trained for, dynamic rotary embeddings depend on the longest text of a batch.
+    """
+    text = model.config.get_text_config(decoder=True)
+    limit = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    for each in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        if each.get("rope_type") in ("dynamic", "longrope"):
+            trained = each.get("original_max_position_embeddings") or getattr(
+                text, "original_max_position_embeddings", None)  # fmt: skip
+            limit = min(x for x in (limit, trained) if x is not None)
+    return limit

@@ -1,0 +1,70 @@
+"""Requests and what becomes of them."""
+
+import dataclasses
+
+STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"
+
+
+@dataclasses.dataclass
+class Output:
+    """One text of a request."""
+
+    tokens: list = dataclasses.field(default_factory=list)  # new ones, the one that ended it included
+    finish_reason: str | None = None  # 'stop', 'length' or 'cancelled'
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+    """A prompt, and the texts that continue it."""
+
+    id: int
+    prompt: list
+    outputs: list
+    sampler: object = dataclasses.field(repr=False)
+    insert: dict = dataclasses.field(repr=False)  # keywords of Tree.insert()
+    streamer: object = dataclasses.field(default=None, repr=False)
+    cached_tokens: int = 0  # of the prompt, found in the tree when it joined
+    _cancel: object = dataclasses.field(default=None, repr=False)
+
+    @property
+    def tokens(self):
+        """The new tokens of the first text."""
+        return self.outputs[0].tokens
+
+    @property
+    def finished(self):
+        return all(output.finish_reason for output in self.outputs)
+
+    def cancel(self):
+        """Ends all texts that have not ended."""
+        self._cancel(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """A new token of one text, or its end."""
+
+    request: Request
+    choice: int
+    token: int | None  # None: it was cancelled
+    finish_reason: str | None
+
+
+class Work:
+    """What is computed as one sequence: a text of a request, or its prompt for all texts."""
+
+    def __init__(self, request, choice, tokens, splits=False):
+        self.request, self.choice = request, choice
+        self.tokens = tokens  # all known ones
+        self.splits = splits  # the texts after this one fork off with the next output
+        self.sequence = None  # while it is live
+        self.decodes = False
+
+    @property
+    def output(self):
+        return self.request.outputs[self.choice]
+
+    @property
+    def wanted(self):
+        rest = self.request.outputs[self.choice :] if self.splits else [self.output]
+        return any(output.finish_reason is None for output in rest)

@@ -1,0 +1,42 @@
+"""Small models with random weights, one of each architecture that is tried."""
+
+import torch
+import transformers as t
+
+COMMON = dict(vocab_size=211, hidden_size=64, intermediate_size=96, max_position_embeddings=4096,
+              num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2)  # fmt: skip
+MIXED = ["sliding_attention", "full_attention"]
+
+
+def configurations():
+    """(name, configuration): what makes an architecture different is on."""
+    yield "llama", t.LlamaConfig(**COMMON, head_dim=64)
+    yield "mistral", t.MistralConfig(**COMMON, head_dim=32, sliding_window=13)
+    yield "qwen2", t.Qwen2Config(**COMMON)
+    yield "qwen3", t.Qwen3Config(**COMMON, head_dim=64)
+    yield "gemma2", t.Gemma2Config(**COMMON, head_dim=32, layer_types=MIXED, sliding_window=17,
+                                   query_pre_attn_scalar=24, attn_logit_softcapping=3.0)  # fmt: skip
+    yield "gemma3", t.Gemma3TextConfig(**COMMON, head_dim=32, layer_types=MIXED, sliding_window=11)
+    yield "phi3", t.Phi3Config(**COMMON, sliding_window=19, pad_token_id=0)
+    yield "olmo2", t.Olmo2Config(**COMMON)
+    yield "stablelm", t.StableLmConfig(**COMMON, partial_rotary_factor=0.25)
+    yield "gpt_oss", t.GptOssConfig(**COMMON, head_dim=64, layer_types=MIXED, sliding_window=9,
+                                    num_local_experts=4, num_experts_per_tok=2)  # fmt: skip
+    yield "deepseek_v3", t.DeepseekV3Config(
+        **COMMON | dict(num_key_value_heads=4), q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=32,
+        qk_rope_head_dim=16, v_head_dim=24, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+        moe_intermediate_size=32, first_k_dense_replace=1, n_shared_experts=1)  # fmt: skip
+    yield "mixtral", t.MixtralConfig(**COMMON, num_local_experts=4, num_experts_per_tok=2)
+
+
+def make(config, seed):
+    """The model, with weights large enough for attention to matter."""
+    torch.manual_seed(seed)
+    model = t.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("sinks"):
+                parameter.normal_(0, 2)
+            elif parameter.dim() > 1:
+                parameter.mul_(4)
+    return model

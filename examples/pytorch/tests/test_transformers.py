@@ -1,0 +1,314 @@
+"""Generator against transformers' own eager attention, each text alone.
+
+    python -m unittest test_transformers
+
+CHUNKATTN_MODELS: a folder with SmolLM2-135M-Instruct.Q4_1.gguf (`./dev model`), else it is left out.
+"""
+
+import os
+import random
+import unittest
+
+import models
+import torch
+import transformers
+from transformers import LogitsProcessor, StoppingCriteria
+
+import chunkattn
+from chunkattn.transformers import Generator, Unsupported, interface
+
+SEED = int(os.environ.get("CHUNKATTN_TEST_SEED", random.SystemRandom().randrange(2**31)))
+print(f"seed {SEED} (CHUNKATTN_TEST_SEED), transformers {transformers.__version__}, torch {torch.__version__}")
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+class Recorder(LogitsProcessor):
+    """Keeps what a text's tokens were chosen from."""
+
+    def __init__(self):
+        self.seen = []  # (tokens before, logits)
+
+    def __call__(self, input_ids, scores):
+        self.seen.append((input_ids[0].tolist(), scores[0].clone()))
+        return scores
+
+
+def alone(model, tokens):
+    """The model's own logits of a text, by its eager attention."""
+    with interface.running(interface.configs_of(model), "eager"), torch.inference_mode():
+        return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
+
+
+def check_logits(test, model, request, recorder, tolerance):
+    """Each choice of a token; returns the largest difference, of the largest logit."""
+    test.assertEqual(len(recorder.seen), sum(len(output.tokens) for output in request.outputs))
+    worst = 0.0
+    for output in request.outputs:
+        text = request.prompt + output.tokens
+        expected = alone(model, text[:-1])
+        for before, logits in recorder.seen:
+            if before != text[: len(before)] or len(before) >= len(text):
+                continue
+            theirs = expected[len(before) - 1]
+            largest = float(expected.abs().max())
+            worst = max(worst, float((logits - theirs).abs().max()) / largest)
+            first, second = theirs.topk(2).values.tolist()
+            if not request.sampler.samples and first - second > 2 * tolerance * largest:
+                test.assertEqual(text[len(before)], int(theirs.argmax()))
+    return worst
+
+
+def run_all(generator):
+    events = []
+    while generator.num_live or generator.num_waiting:
+        events += generator.step()
+        generator.tree.check_invariants()
+    return events
+
+
+class ArchitecturesTest(unittest.TestCase):
+    def check(self, model, vocabulary, tolerance=1e-4, **options):
+        """Eight requests that share prefixes: chunked prefill, decoding, forks, eviction."""
+        draw = random.Random(f"{SEED} {model.config.model_type}")
+        generator = Generator(model, step_tokens=50, max_chunks=14, max_sequences=6, **options)
+        common = [draw.randrange(vocabulary) for _ in range(100)]
+        branch = common[:70] + [draw.randrange(vocabulary) for _ in range(40)]
+        requests = []
+
+        def submit(prompt, **more):
+            recorder = Recorder()
+            requests.append((generator.submit(
+                prompt, max_new_tokens=draw.randrange(4, 16), eos_token_id=None, logits_processor=[recorder],
+                **more), recorder))  # fmt: skip
+
+        for i in range(4):
+            submit((common if i % 2 else branch)[: draw.randrange(60, 100)] + [i] * draw.randrange(1, 20))
+        for _ in range(5):
+            generator.step()
+        submit(common + [9, 8, 7], n=3, do_sample=True, seed=draw.randrange(1000))
+        submit([draw.randrange(vocabulary) for _ in range(300)])  # others' cache goes for it
+        submit(branch)
+        submit(common[:-1] + [3])
+        run_all(generator)
+        stats = generator.tree.stats()
+        self.assertGreater(stats["evicted_tokens"], 0)
+        self.assertGreater(stats["forks"], 0)
+        self.assertGreater(stats["cached_tokens"] + stats["pending_tokens"], 0)
+        self.assertEqual(stats["live_sequences"], 0)
+        worst = max(check_logits(self, model, *each, tolerance) for each in requests)
+        print(f"{model.config.model_type}: logits differ by at most {worst:.1e} of the largest", flush=True)
+        self.assertLess(worst, tolerance)
+
+    def test_architectures(self):
+        for name, config in models.configurations():
+            with self.subTest(name):
+                self.check(models.make(config, SEED), config.vocab_size)
+
+    def test_smollm2(self):
+        folder = os.environ.get("CHUNKATTN_MODELS", "")
+        if not os.path.exists(os.path.join(folder, SMOLLM2)):
+            self.skipTest(f"no {SMOLLM2} in CHUNKATTN_MODELS ('{folder}'): ./dev model")
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=SMOLLM2, dtype=torch.float32)
+        self.check(model.eval(), 5000)
+
+
+class GeneratorTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.model = models.make(transformers.LlamaConfig(**models.COMMON, head_dim=64), SEED)
+
+    def expected(self, prompt, count):
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(int(alone(self.model, tokens)[-1].argmax()))
+        return tokens[len(prompt) :]
+
+    def test_the_model_is_left_alone(self):
+        before = self.model.config.to_dict()
+        implementation = self.model.config._attn_implementation
+        generator = Generator(self.model)
+        generator.generate([[1, 2, 3]], max_new_tokens=3, eos_token_id=None)
+        self.assertEqual(self.model.config.to_dict(), before)
+        self.assertEqual(self.model.config._attn_implementation, implementation)
+        ids = torch.tensor([[1, 2, 3]])
+        theirs = self.model.generate(ids, max_new_tokens=3, do_sample=False, eos_token_id=None)[0, 3:].tolist()
+        self.assertEqual(theirs, self.expected([1, 2, 3], 3))
+
+    def test_preemption(self):
+        """More texts than K/V memory has room for: all come out as if alone."""
+        draw = random.Random(SEED)
+        prompts = [[draw.randrange(200) for _ in range(60)] for _ in range(6)]
+        generator = Generator(self.model, max_chunks=7, step_tokens=64)
+        requests = generator.generate(prompts, max_new_tokens=80, eos_token_id=None)
+        self.assertGreater(generator.stats["preemptions"], 0)
+        for request in requests:
+            recorder = alone(self.model, request.prompt + request.tokens[:-1])[len(request.prompt) - 1 :]
+            top = recorder.topk(2).values
+            sure = (top[:, 0] - top[:, 1]) > 2e-4 * recorder.abs().max()
+            self.assertTrue((recorder.argmax(-1)[sure] == torch.tensor(request.tokens)[sure]).all())
+
+    def test_cancelling(self):
+        generator = Generator(self.model, step_tokens=4)
+        first = generator.submit(range(1, 30), max_new_tokens=50, eos_token_id=None)
+        second = generator.submit(range(1, 40), max_new_tokens=5, eos_token_id=None, n=2)
+        waiting = generator.submit(range(50), max_new_tokens=5)
+        generator.step()
+        first.cancel()  # it was to compute what the second waits for
+        waiting.cancel()
+        events = run_all(generator)
+        self.assertEqual([first.outputs[0].finish_reason, waiting.outputs[0].finish_reason], ["cancelled"] * 2)
+        self.assertEqual([output.finish_reason for output in second.outputs], ["length"] * 2)
+        self.assertEqual(second.outputs[1].tokens, second.tokens)
+        self.assertEqual([e.finish_reason for e in events if e.request is first], ["cancelled"])
+        self.assertEqual(generator.step(), [])
+
+    def test_streaming(self):
+        class Streamer:
+            def __init__(self):
+                self.got, self.ended = [], 0
+
+            def put(self, value):
+                self.got += value.flatten().tolist()
+
+            def end(self):
+                self.ended += 1
+
+        streamer, prompt = Streamer(), [5, 6, 7, 8]
+        generator = Generator(self.model)
+        request = generator.submit(prompt, max_new_tokens=6, eos_token_id=None, streamer=streamer)
+        tokens = list(generator.stream(prompt, max_new_tokens=6, eos_token_id=None))
+        self.assertEqual(tokens, request.tokens)
+        self.assertEqual((streamer.got, streamer.ended), (prompt + tokens, 1))
+        stream = generator.stream(prompt, max_new_tokens=60, eos_token_id=None)
+        next(stream)
+        stream.close()
+        self.assertEqual((generator.num_live, generator.num_waiting), (0, 0))
+
+    def test_ends(self):
+        prompt = [9, 8, 7]
+        text = self.expected(prompt, 6)
+        generator = Generator(self.model)
+        stop = text[3]
+        expected = text[: text.index(stop) + 1]
+        request, = generator.generate([prompt], max_new_tokens=6, eos_token_id=[210, stop])
+        self.assertEqual((request.tokens, request.outputs[0].finish_reason), (expected, "stop"))
+
+        class Two(StoppingCriteria):
+            def __call__(self, input_ids, scores, **_):
+                return torch.tensor([input_ids.shape[1] >= 5])
+
+        request, = generator.generate([prompt], max_new_tokens=6, eos_token_id=None, stopping_criteria=[Two()])
+        self.assertEqual((request.tokens, request.outputs[0].finish_reason), (text[:2], "stop"))
+        request, = generator.generate([prompt], max_length=5, eos_token_id=None)
+        self.assertEqual((request.tokens, request.outputs[0].finish_reason), (text[:2], "length"))
+        request, = generator.generate([prompt], eos_token_id=None)
+        self.assertEqual(len(request.tokens), 20)  # transformers' default
+
+    def test_sampling(self):
+        """As transformers' processors say, one row or many at once, and again with the same seed."""
+        options = dict(do_sample=True, temperature=1.5, top_k=3, eos_token_id=None, max_new_tokens=8)
+        generator = Generator(self.model)
+        prompts = [[i, 2, 3] for i in range(6)]
+        requests = generator.generate(prompts, seed=7, **options)
+        for request in requests:
+            logits = alone(self.model, request.prompt + request.tokens[:-1])[2:]
+            for row, token in zip(logits, request.tokens):
+                self.assertIn(token, row.topk(3).indices.tolist())
+        again = [generator.generate([prompt], seed=7, **options)[0].tokens for prompt in prompts]
+        self.assertEqual([request.tokens for request in requests], again)
+        request, = generator.generate([[1, 2, 3]], seed=7, n=4, **options)
+        self.assertGreater(len({tuple(output.tokens) for output in request.outputs}), 1)
+        config = transformers.GenerationConfig(max_new_tokens=8, repetition_penalty=1e9, eos_token_id=None)
+        request, = generator.generate([[1, 2, 3]], config)
+        self.assertEqual(len(set(request.prompt + request.tokens)), 11)
+        request, = generator.generate([[1, 2, 3]], max_new_tokens=4, eos_token_id=None,
+                                      prefix_allowed_tokens_fn=lambda *_: [50, 51])  # fmt: skip
+        self.assertLessEqual(set(request.tokens), {50, 51})
+
+    def test_tenants(self):
+        generator = Generator(self.model)
+        prompt = list(range(100))
+        cached = [generator.generate([prompt], max_new_tokens=1, tenant=tenant)[0].cached_tokens for tenant in (0, 1, 0)]
+        self.assertEqual(cached, [0, 0, 99])
+
+    def test_types(self):
+        for dtype in (torch.bfloat16, torch.float16):
+            model = models.make(transformers.LlamaConfig(**models.COMMON, head_dim=64), SEED).to(dtype)
+            try:
+                generator = Generator(model)
+            except ValueError as error:
+                if "was built with" not in str(error):
+                    raise
+                print(f"skipped: K/V of {dtype}, which this build has no kernels for")
+                continue
+            request, = generator.generate([list(range(70))], max_new_tokens=4, eos_token_id=None)
+            self.assertEqual(len(request.tokens), 4)
+
+    def test_requests_that_are_refused(self):
+        generator = Generator(self.model, max_chunks=4)
+        for expected, options in (
+            ("'beam_search'", dict(num_beams=2)), ("guidance_scale", dict(guidance_scale=2.0)),
+            ("n = 0", dict(n=0)), ("strange", dict(strange=1)), ("max_length = 1004", dict(max_new_tokens=1000)),
+            ("max_length = 2", dict(max_length=2)), ("temperature", dict(do_sample=True, temperature=-1.0)),
+        ):  # fmt: skip
+            with self.subTest(expected), self.assertRaisesRegex(ValueError, expected):
+                generator.submit([1, 2, 3, 4], **options)
+        for prompt in ([], [211], [-1], "text", [1.5]):
+            with self.subTest(prompt), self.assertRaisesRegex(ValueError, "prompt = "):
+                generator.submit(prompt)
+        with self.assertRaisesRegex(ValueError, "max_length = 4098: expected at most the model's 4096"):
+            Generator(self.model).submit([1], max_length=4098)
+        self.assertEqual(generator.num_waiting, 0)
+
+    def test_a_failing_step_changes_nothing(self):
+        class Fails(LogitsProcessor):
+            def __call__(self, input_ids, scores):
+                raise KeyError("of the user's")
+
+        generator = Generator(self.model)
+        bad = generator.submit([1, 2, 3], max_new_tokens=3, logits_processor=[Fails()])
+        good = generator.submit([1, 2, 3, 4], max_new_tokens=3, eos_token_id=None)
+        with self.assertRaisesRegex(KeyError, "of the user's"):
+            run_all(generator)
+        bad.cancel()
+        run_all(generator)
+        self.assertEqual(good.tokens, self.expected([1, 2, 3, 4], 3))
+
+
+class RefusalsTest(unittest.TestCase):
+    def refused(self, model, reason):
+        with self.assertRaisesRegex(Unsupported, reason):
+            Generator(model.eval())
+
+    def test_models_that_are_refused(self):
+        t, small = transformers, dict(vocab_size=211, hidden_size=32, num_hidden_layers=2)
+        self.refused(t.T5ForConditionalGeneration(t.T5Config(
+            vocab_size=211, d_model=32, num_layers=1, num_heads=2, d_kv=16, d_ff=32)), "encoder-decoder")  # fmt: skip
+        self.refused(t.MambaForCausalLM(t.MambaConfig(**small, state_size=8)), "recurrent|position_ids")
+        self.refused(t.AutoModelForCausalLM.from_config(t.Qwen3NextConfig(
+            **models.COMMON, num_experts=2, num_experts_per_tok=1, linear_num_key_heads=2, linear_num_value_heads=2,
+            linear_key_head_dim=16, linear_value_head_dim=16)), "recurrent layers \\(linear_attention")  # fmt: skip
+        self.refused(t.LlamaModel(t.LlamaConfig(**models.COMMON)), "no logits")
+        self.refused(t.BloomForCausalLM(t.BloomConfig(vocab_size=211, hidden_size=32, n_layer=1, n_head=2)), "position_ids")
+        chunked = t.Llama4TextConfig(**models.COMMON | dict(num_hidden_layers=4), attention_chunk_size=16,
+                                     intermediate_size_mlp=32, num_local_experts=2, head_dim=16)  # fmt: skip
+        self.refused(t.Llama4ForCausalLM(chunked), "neither causal nor a causal window")
+        training = models.make(t.LlamaConfig(**models.COMMON), SEED).train()
+        with self.assertRaisesRegex(ValueError, "model.training"):
+            Generator(training)
+
+    def test_masks(self):
+        from chunkattn.transformers.layers import window_of
+        from transformers import masking_utils as masks
+
+        self.assertIsNone(window_of(masks.causal_mask_function))
+        for size in (1, 7, 4096):
+            self.assertEqual(window_of(masks.sliding_window_causal_mask_function(size)), size)
+        self.assertIs(window_of(masks.bidirectional_mask_function), False)
+        self.assertIs(window_of(masks.chunked_causal_mask_function(64, torch.zeros(1, dtype=int))), False)
+        hidden = masks.and_masks(masks.causal_mask_function, lambda b, h, q, kv: kv != 5)
+        self.assertIs(window_of(hidden), False)
+
+
+if __name__ == "__main__":
+    unittest.main()
