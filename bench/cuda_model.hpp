@@ -51,21 +51,6 @@ inline double play(const Machine& machine, const std::vector<Item>& items, doubl
   return Launch(machine, items, ahead).play();
 }
 
-/// Items, which stand as ItemOrder numbers them, in the order of tickets.
-inline std::vector<Item> in_order(const std::vector<Item>& items,
-                                  const chunkattn::detail::cuda::ItemOrder& order) {
-  std::vector<std::size_t> ticket_of(items.size());
-  std::vector<Item> drawn;
-  for (std::size_t ticket = 0; ticket < items.size(); ++ticket) {
-    const auto pair = static_cast<std::size_t>(order.pair(static_cast<std::int32_t>(ticket)));
-    ticket_of[pair] = ticket;
-    drawn.push_back(items[pair]);
-  }
-  for (Item& item : drawn)
-    for (std::size_t& needed : item.needs) needed = ticket_of[needed];
-  return drawn;
-}
-
 /// A schedule, by one launch or by one for each phase.
 inline double play(const Machine& machine, const chunkattn::PlanView& plan,
                    const chunkattn::detail::cuda::Geometry& geometry,
@@ -107,8 +92,7 @@ inline double play(const Machine& machine, const chunkattn::PlanView& plan,
       items.push_back(item);
     }
   }
-  if (one_launch)
-    return machine.launch_us + play(machine, in_order(items, scheduler.order()), machine.ahead);
+  if (one_launch) return machine.launch_us + play(machine, items, machine.ahead);
   const auto middle = items.begin() + static_cast<std::ptrdiff_t>(phase1 * heads);
   const std::vector<Item> chunk_first(items.begin(), middle);
   const std::vector<Item> sequence_first(middle, items.end());

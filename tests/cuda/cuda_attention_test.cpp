@@ -66,29 +66,6 @@ TEST_CASE("decode steps enqueued ahead of the device agree with the oracle") {
   CHECK(simt::device().launches.size() > 0);
 }
 
-TEST_CASE("both kinds of tasks side by side agree with the oracle") {
-  // The prefix is bound by arithmetic, what follows it by the memory.
-  chunkattn::detail::cuda::CostModel model = engine_model();
-  model.ps_per_mflop *= 3;
-  Engine engine(22, {}, model);
-  shuffled(engine.random.bits());
-  for (int i = 0; i < 64; ++i) {
-    engine.sequences.push_back(engine.tree.insert(engine.prompt(130, 12)));
-    engine.prefill(engine.sequences.size() - 1);
-  }
-  for (int step = 0; step < 4; ++step) {
-    engine.decode_plan();
-    engine.enqueue();
-    model.num_blocks = engine.attention->num_blocks();
-    chunkattn::detail::cuda::Scheduler scheduler;
-    scheduler.build(snapshot(engine.view).view(), {qo_heads, kv_heads, head_dim}, model,
-                    {1u << 20, 1u << 20, 1u << 28});
-    CHECK(scheduler.order().ahead == 1);
-    engine.submit();
-  }
-  engine.drain_and_check();
-}
-
 TEST_CASE("a step without a new piece uploads nothing") {
   Engine engine(12);
   simt::current_schedule() = {};

@@ -252,8 +252,8 @@ TEST_CASE("few sequences are cut along KV until the device is busy") {
   const CostModel model;
   scheduler.build(plan.view(), {32, 8, 128}, model, plenty);
   const int tasks = scheduler.num_chunk_first() * 8;
-  CHECK(model.kib_ps(tasks) > model.alone_ps_per_kib);  // the memory is
-  CHECK(tasks <= model.num_blocks * 2);
+  CHECK(tasks * model.ps_per_kib >= model.num_blocks * model.alone_ps_per_kib);  // the memory is
+  CHECK(tasks <= model.num_blocks);                                              // one wave
   CHECK(scheduler.num_sequence_first() == 4);  // the merge, of a row each
   const auto& first = scheduler.tasks().front();
   CHECK(first.position_end - first.position_begin >= model.min_split_tokens);
@@ -292,120 +292,6 @@ TEST_CASE("chunk-first tasks stand longest first, whatever comes first in the tr
   }
   CHECK(lengths.front() == 2000);
   CHECK(std::is_sorted(lengths.rbegin(), lengths.rend()));
-}
-
-TEST_CASE("each (task, KV head) pair has one ticket, chunk-first ones of its head come before it") {
-  test::Random random(25);
-  const auto check = [](const ItemOrder& order) {
-    CAPTURE(order.num_chunk_first);
-    CAPTURE(order.num_sequence_first);
-    CAPTURE(order.num_kv_heads);
-    CAPTURE(order.ahead);
-    std::vector<int> chunk_first(static_cast<std::size_t>(order.num_kv_heads), 0);
-    std::vector<bool> seen(static_cast<std::size_t>(order.num_pairs()), false);
-    bool good = true;
-    for (int ticket = 0; ticket < order.num_pairs(); ++ticket) {
-      const int pair = order.pair(ticket);
-      REQUIRE(pair >= 0);
-      REQUIRE(pair < order.num_pairs());
-      good = good && !seen[static_cast<std::size_t>(pair)];
-      seen[static_cast<std::size_t>(pair)] = true;
-      int& before = chunk_first[static_cast<std::size_t>(pair % order.num_kv_heads)];
-      if (order.is_chunk_first(pair))
-        ++before;
-      else
-        good = good && before == order.num_chunk_first;
-      if (order.ahead == order.num_kv_heads) good = good && pair == ticket;
-    }
-    CHECK(good);
-  };
-  for (int i = 0; i < test::scaled(300); ++i) {
-    ItemOrder order{random.uniform(0, 60), random.uniform(1, 60), random.uniform(1, 32)};
-    order.ahead = random.uniform(1, order.num_kv_heads);
-    check(order);
-  }
-  // As many tasks as can be mixed.
-  for (const int chunk_first : {1, 20000, ItemOrder::most_mixed_tasks - 1})
-    check({chunk_first, ItemOrder::most_mixed_tasks - chunk_first, 3, 1});
-}
-
-TEST_CASE("both kinds of pairs alternate evenly, task after task") {
-  const ItemOrder order{2, 4, 3, 1};                     // task * 3 + head
-  const std::vector<int> expected{0, 3,                  //
-                                  1, 6,  9,  4, 12, 15,  // 0 and 1 of head 1; 2 to 5 of head 0
-                                  2, 7,  10, 5, 13, 16,  //
-                                  8, 11, 14, 17};
-  std::vector<int> pairs;
-  for (int ticket = 0; ticket < order.num_pairs(); ++ticket) pairs.push_back(order.pair(ticket));
-  CHECK(pairs == expected);
-}
-
-TEST_CASE("whatever a pair waits for stands before it, as far ahead as the heads are") {
-  test::Random random(26);
-  int merges = 0;
-  for (int i = 0; i < test::scaled(60); ++i) {
-    test::RandomPlanOptions options;
-    options.share = random.pick({test::Share::some, test::Share::all});
-    options.num_sequences = random.uniform(1, 40);
-    options.max_length = random.uniform(1, 900);
-    const test::RandomPlan plan = test::make_random_plan(random, options);
-    Geometry geometry;
-    geometry.num_kv_heads = random.uniform(1, 32);
-    geometry.num_qo_heads = geometry.num_kv_heads * random.uniform(1, 16);
-    geometry.head_dim = 128;
-    CostModel model;
-    model.wait_ps = model.task_ps = model.merge_ps = 0;
-    model.min_split_tokens = 64;
-    Scheduler scheduler;
-    scheduler.build(plan.view(), geometry, model, plenty);
-    ItemOrder order = scheduler.order();
-    CHECK(order.num_pairs() == static_cast<int>(scheduler.tasks().size()) * geometry.num_kv_heads);
-    CHECK(order.ahead >= 1);
-    CHECK(order.ahead <= geometry.num_kv_heads);
-    for (order.ahead = 1; order.ahead <= geometry.num_kv_heads; ++order.ahead) {
-      std::set<std::pair<int, int>> raised;  // flag, KV head
-      bool good = true;
-      for (int ticket = 0; ticket < order.num_pairs(); ++ticket) {
-        const int pair = order.pair(ticket), head = pair % geometry.num_kv_heads;
-        const Task& task =
-            scheduler.tasks()[static_cast<std::size_t>(pair / geometry.num_kv_heads)];
-        if (order.is_chunk_first(pair)) {
-          raised.insert({task.flag, head});
-          continue;
-        }
-        for (int m = task.merge_begin; m < task.merge_begin + task.merge_count; ++m) {
-          const Merge& merge = scheduler.merges()[static_cast<std::size_t>(m)];
-          const int first = (task.row_begin - merge.row_begin) / max_tile_rows;
-          const int last = (task.row_begin + task.row_count - 1 - merge.row_begin) / max_tile_rows;
-          for (int tile = first; tile <= last; ++tile)
-            good = good && raised.count({merge.flag + tile, head}) == 1;
-          ++merges;
-        }
-      }
-      CHECK(good);
-    }
-  }
-  CHECK(merges > 0);
-}
-
-TEST_CASE("tasks of both kinds run side by side where one computes and the other streams") {
-  Scheduler scheduler;
-  const auto ahead = [&](int sequences, int shared, int own, Geometry geometry) {
-    const test::RandomPlan plan = test::make_two_level_plan(sequences, shared, own);
-    scheduler.build(plan.view(), geometry, CostModel{}, plenty);
-    return scheduler.order().ahead;
-  };
-  CHECK(ahead(256, 4096, 512, {32, 8, 128}) == 2);
-  // Partial results come with the time that two heads take.
-  const int pairs = scheduler.num_chunk_first() * 2;
-  CHECK(pairs > CostModel{}.num_blocks / 2);
-  CHECK(ahead(512, 8192, 1024, {16, 4, 128}) == 1);
-  CHECK(ahead(512, 8192, 1024, {8, 2, 128}) == 1);
-  CHECK(ahead(32, 4096, 512, {32, 32, 128}) == 32);  // both stream
-  CHECK(ahead(256, 32768, 64, {32, 8, 128}) == 8);   // little to stream beside
-  CHECK(ahead(256, 0, 4096, {32, 8, 128}) == 8);     // nothing shared
-  CHECK(ahead(32, 2048, 2048, {128, 8, 128}) == 8);  // sequences as long as the launch
-  CHECK(ahead(256, 4096, 512, {16, 1, 128}) == 1);   // one head: nothing to go through
 }
 
 TEST_CASE("a schedule that cannot fit is refused by name") {
@@ -511,4 +397,92 @@ TEST_CASE("stages fit the device and keep enough bytes in flight") {
     }
   CHECK(choose_occupancy(128, 232448, 233472, 2).num_stages == 2);
   CHECK(choose_occupancy(128, 232448, 233472, 2).blocks_per_sm == 2);
+}
+
+TEST_CASE("where partial results are scarce, cuts are fewer, not gone") {
+  const test::RandomPlan plan = test::make_two_level_plan(32, 4096, 64);
+  int before = 1;
+  for (int room = 1; room <= 8; ++room) {
+    ScheduleCapacity few = plenty;
+    few.partials = static_cast<std::size_t>(room) * 32 * 32;
+    Scheduler scheduler;
+    scheduler.build(plan.view(), {32, 32, 128}, CostModel{}, few);
+    CAPTURE(room);
+    CHECK(scheduler.summary().num_shared == 1);
+    CHECK(scheduler.num_chunk_first() <= room);
+    CHECK(scheduler.num_chunk_first() >= before);
+    before = scheduler.num_chunk_first();
+  }
+  CHECK(before >= 5);
+}
+
+TEST_CASE("pieces of a run are as long, whole KV tiles, and make one wave") {
+  Scheduler scheduler;
+  const CostModel model;
+  for (const int shared : {1000, 4096, 40000}) {
+    const test::RandomPlan plan = test::make_two_level_plan(64, shared, 64);
+    scheduler.build(plan.view(), {32, 8, 128}, model, plenty);  // 256 lines: it computes
+    const Task& first = scheduler.tasks().front();
+    const int tokens = first.position_end - first.position_begin;
+    CAPTURE(shared);
+    CHECK(tokens % kv_tile_tokens(128) == 0);
+    CHECK(scheduler.num_chunk_first() == 4 * ((shared + tokens - 1) / tokens));
+    CHECK(scheduler.num_chunk_first() * 8 <= model.num_blocks);
+    CHECK(scheduler.num_chunk_first() * 8 > model.num_blocks * 2 / 3);
+    for (int t = 0; t < scheduler.num_chunk_first(); ++t) {
+      const Task& task = scheduler.tasks()[static_cast<std::size_t>(t)];
+      CHECK((task.position_end == open_end || task.position_end - task.position_begin == tokens));
+    }
+  }
+}
+
+TEST_CASE("long sequences are streamed beside a prefix that computes") {
+  Scheduler scheduler;
+  const auto merging_only = [&](int sequences, int shared, int own, int kv_heads) {
+    const test::RandomPlan plan = test::make_two_level_plan(sequences, shared, own);
+    scheduler.build(plan.view(), {32, kv_heads, 128}, CostModel{}, plenty);
+    check_exact_cover(plan, {32, kv_heads, 128}, scheduler);
+    const auto& tasks = scheduler.tasks();
+    return std::all_of(tasks.begin() + scheduler.num_chunk_first(), tasks.end(),
+                       [](const Task& task) { return task.segment < 0; });
+  };
+  CHECK(merging_only(256, 4096, 512, 8));
+  CHECK(scheduler.num_chunk_first() == 16 + 256);
+  CHECK_FALSE(merging_only(256, 4096, 64, 8));   // short ones
+  CHECK_FALSE(merging_only(32, 4096, 512, 32));  // the prefix reads
+}
+
+TEST_CASE("rows that only merge are spread over the blocks") {
+  constexpr Geometry mha{32, 32, 128}, gqa{32, 8, 128};
+  for (const Geometry& geometry : {mha, gqa}) {
+    const test::RandomPlan plan = test::make_two_level_plan(32, 4096, 0);
+    Scheduler scheduler;
+    scheduler.build(plan.view(), geometry, CostModel{}, plenty);
+    REQUIRE(scheduler.num_chunk_first() > 1);
+    const int group = geometry.group();
+    CHECK(scheduler.num_sequence_first() == 32 * group / merge_rows(128));
+  }
+  // One sequence's rows are so few that each has a task, in which all threads share its merges,
+  const test::RandomPlan plan = test::make_two_level_plan(1, 0, 4096);
+  Scheduler scheduler;
+  scheduler.build(plan.view(), gqa, CostModel{}, plenty);
+  REQUIRE(scheduler.num_chunk_first() > 4);
+  CHECK(scheduler.num_sequence_first() == gqa.group());
+  // as far as there is room for them,
+  ScheduleCapacity few = plenty;
+  const std::size_t most = scheduler.tasks().size();
+  for (few.tasks = 1; few.tasks < most; ++few.tasks) {
+    scheduler.build(plan.view(), gqa, CostModel{}, few);
+    CHECK(scheduler.tasks().size() <= few.tasks);
+    CHECK(scheduler.tasks().size() + 2 * gqa.group() > few.tasks);
+  }
+  // but not where few partial results leave nothing to share.
+  few.tasks = plenty.tasks;
+  few.partials = 4 * static_cast<std::size_t>(gqa.num_qo_heads);
+  scheduler.build(plan.view(), gqa, CostModel{}, few);
+  CHECK(scheduler.num_chunk_first() == 4);
+  CHECK(scheduler.num_sequence_first() == gqa.group());
+  CHECK(merge_rows(128) == 4);  // 128 threads, four columns each
+  CHECK(merge_rows(256) == 2);
+  CHECK(merge_rows(16) == 16);  // the smallest tile
 }

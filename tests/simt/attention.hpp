@@ -51,14 +51,13 @@ std::vector<chunkattn::KeyRange> hidden_ranges(const chunkattn::PlanView& plan, 
 }
 
 /// Runs the plan over K/V in host memory. Outputs and workspace start as NaN.
-/// Each thread calls after() when it has done its part of the kernel. `ahead`: in another order of
-/// (task, KV head) pairs than the scheduler's.
+/// Each thread calls after() when it has done its part of the kernel.
 template <class T, chunkattn::detail::cuda::HeadDims Dims, class V = chunkattn::Plain,
           class After = void (*)()>
 StepResult<T> attention_step(
     const chunkattn::KvView<T>& kv, chunkattn::PlanView plan, std::span<const T> q,
     const chunkattn::detail::cuda::CostModel& model, int num_stages = 2, int grid = 3,
-    float sm_scale = 0, const V& variant = {}, After&& after = [] {}, int ahead = 0) {
+    float sm_scale = 0, const V& variant = {}, After&& after = [] {}) {
   using namespace chunkattn::detail::cuda;
   StepResult<T> result;
   const auto rows = static_cast<std::size_t>(plan.num_rows);
@@ -67,12 +66,8 @@ StepResult<T> attention_step(
                          {std::size_t{1} << 20, std::size_t{1} << 20, std::size_t{1} << 28},
                          hidden_ranges(plan, variant).data());
   const Scheduler& schedule = result.scheduler;
-  const PlanHeader header{plan.num_rows,
-                          0,
-                          schedule.num_chunk_first(),
-                          schedule.num_sequence_first(),
-                          ahead > 0 ? ahead : schedule.order().ahead,
-                          {}};
+  const PlanHeader header{plan.num_rows, 0, schedule.num_chunk_first(),
+                          schedule.num_sequence_first()};
   const auto partials = static_cast<std::size_t>(schedule.num_partials());
   std::vector<Float4> partial_out(partials * Dims.v / 4, Float4{{NAN, NAN, NAN, NAN}});
   std::vector<float> partial_lse(partials, NAN);

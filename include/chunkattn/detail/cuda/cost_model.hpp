@@ -23,13 +23,6 @@ namespace detail::cuda {
 struct CostModel : CudaOptions::Tuning {
   std::int32_t num_blocks = 264;  ///< that run at the same time
 
-  /// 1 KiB of device memory, for each of `streams` blocks that stream side by side.
-  [[nodiscard]] constexpr std::int64_t kib_ps(std::int64_t streams) const noexcept {
-    const std::int64_t share =
-        ps_per_kib * std::min<std::int64_t>(streams, num_blocks) / num_blocks;
-    return std::min(ps_per_kib, std::max(alone_ps_per_kib, share));
-  }
-
   /// One task: `tokens` K/V rows of 16-bit elements past a tile of `tile_rows`, each KiB
   /// in `kib` ps.
   [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows, HeadDims dims,
@@ -44,37 +37,9 @@ struct CostModel : CudaOptions::Tuning {
     return stream_ps(tokens, tile_rows, dims, ps_per_kib);
   }
 
-  /// A chunk-first task: streams, and writes a partial result for each of its `rows` packed rows,
-  /// each KiB in `write_kib` ps: whoever shares what it reads, that is its own.
-  [[nodiscard]] constexpr std::int64_t chunk_first_ps(std::int64_t tokens, int tile_rows, int rows,
-                                                      HeadDims dims, std::int64_t kib,
-                                                      std::int64_t write_kib) const noexcept {
-    return task_ps + stream_ps(tokens, tile_rows, dims, kib) +
-           partial_bytes(rows, dims.v) * write_kib / 1024;
-  }
-
-  /// A sequence-first task until it needs partial results.
-  [[nodiscard]] constexpr std::int64_t sequence_first_ps(std::int64_t tokens, int tile_rows,
-                                                         HeadDims dims,
-                                                         std::int64_t kib) const noexcept {
-    return task_ps + stream_ps(tokens, tile_rows, dims, kib);
-  }
-
-  /// Its end: `merges` partial results for each of `rows`.
-  [[nodiscard]] constexpr std::int64_t merge_all_ps(int rows, int value_dim,
-                                                    int merges) const noexcept {
-    return merges_in_a_row(rows, value_dim, merges) * merge_ps;
-  }
-
   /// `rows` partial results of one KV head, written by one task and read by others.
   [[nodiscard]] constexpr std::int64_t partial_ps(std::int64_t rows, int value_dim) const noexcept {
-    return 2 * partial_bytes(rows, value_dim) * ps_per_kib / 1024;
-  }
-
- private:
-  [[nodiscard]] static constexpr std::int64_t partial_bytes(std::int64_t rows,
-                                                            int value_dim) noexcept {
-    return rows * (value_dim + 1) * 4;
+    return 2 * rows * (value_dim + 1) * 4 * ps_per_kib / 1024;
   }
 };
 

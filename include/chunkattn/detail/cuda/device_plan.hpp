@@ -47,11 +47,9 @@ struct PlanHeader {
   std::int32_t num_copies;
   std::int32_t num_chunk_first;     ///< tasks [0, num_chunk_first) write partials
   std::int32_t num_sequence_first;  ///< tasks that follow merge and write the output
-  std::int32_t ahead;               ///< KV heads that the former are ahead, as ItemOrder has it
-  std::int32_t unused[3];
 };
 
-/// Tickets: blocks take work in the order of ItemOrder. The last block to leave a launch zeroes
+/// Tickets: blocks take (task, KV head) pairs in order. The last block to leave a launch zeroes
 /// them and counts the launch, so that flags which earlier launches have set mean nothing to the
 /// next. So does prepare(), whatever launches that overlapped have left: the next step finds them
 /// right.

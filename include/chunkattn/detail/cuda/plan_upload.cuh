@@ -376,9 +376,8 @@ class PlanUpload {
         {plan.copies, to_size(plan.num_copies)}};
     for (int i = 0; i < schedules_.count(); ++i) {
       const Scheduler& list = scheduler(i);
-      headers[i] = {plan.num_rows,          plan.num_copies,
-                    list.num_chunk_first(), list.num_sequence_first(),
-                    list.order().ahead,     {}};
+      headers[i] = {plan.num_rows, plan.num_copies, list.num_chunk_first(),
+                    list.num_sequence_first()};
       source[PlanArray::header(i)] = {&headers[i], 1};
       source[PlanArray::tasks(i)] = {list.tasks().data(), list.tasks().size()};
       source[PlanArray::merges(i)] = {list.merges().data(), list.merges().size()};

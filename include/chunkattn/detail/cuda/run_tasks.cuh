@@ -1,12 +1,12 @@
 // Which thread block runs which task, what it prepares ahead, and which tasks wait for which.
 //
-// Blocks take (task, KV head) pairs by tickets: chunk-first ones, which wait for nobody, and
-// sequence-first ones, which wait for the partial results that they merge. All that a pair waits
-// for has earlier tickets (item_order.hpp). A block draws tickets ahead of its work, two at most,
-// and works on them in the order it drew them. So the earliest pair that is not done, if its ticket
-// is drawn, is the one that its block works on, and it waits for nobody: all before it is done.
-// It comes to an end, and then the next one, however few blocks are resident. Which block runs
-// which task does not change the result.
+// Blocks take (task, KV head) pairs by tickets, in the order of tasks: first the chunk-first ones,
+// which wait for nobody, then the sequence-first ones, which wait for the partial results that they
+// merge. So all that a pair waits for has earlier tickets. A block draws tickets ahead of its work,
+// two at most, and works on them in the order it drew them. So the earliest pair that is not done,
+// if its ticket is drawn, is the one that its block works on, and it waits for nobody: all before
+// it is done. It comes to an end, and then the next one, however few blocks are resident. Which
+// block runs which task does not change the result.
 //
 // While a task runs, the next one begins: when all K/V of the one is on its way, the tables of the
 // other are made, and its first K/V takes the stages that the one has used up. Its queries follow
@@ -14,7 +14,6 @@
 // waits for it; partial results are read in their task's turn.
 #pragma once
 
-#include "item_order.hpp"
 #include "tile_attention.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -24,7 +23,8 @@ namespace detail::cuda {
 struct LaunchState {
   std::uint32_t number;  ///< counts launches; flags are compared with it
   int missing;           ///< of the task at work: not 0 where partial results were not there yet
-  ItemOrder order;
+  int num_chunk_first;   ///< pairs (task * num_kv_heads + KV head), the first ones
+  int num_pairs;
 };
 static_assert(sizeof(LaunchState) == launch_bytes);
 
@@ -41,18 +41,14 @@ class TaskQueue {
         launch_(*reinterpret_cast<LaunchState*>(shared + SharedTables::launch)) {}
 
   /// The task that the block works on, if there is one.
-  CHUNKATTN_DEVICE bool has_task() const {
-    return pairs_[ring_index(0)] < launch_.order.num_pairs();
-  }
+  CHUNKATTN_DEVICE bool has_task() const { return pairs_[ring_index(0)] < launch_.num_pairs; }
   CHUNKATTN_DEVICE const Task& task() const { return tasks_[ring_index(0)]; }
   CHUNKATTN_DEVICE TileTables& tables() const { return tables_[count_ % 2]; }
   CHUNKATTN_DEVICE bool is_chunk_first() const {
-    return launch_.order.is_chunk_first(pairs_[ring_index(0)]);
+    return pairs_[ring_index(0)] < launch_.num_chunk_first;
   }
   /// The next one.
-  CHUNKATTN_DEVICE bool has_next() const {
-    return pairs_[ring_index(1)] < launch_.order.num_pairs();
-  }
+  CHUNKATTN_DEVICE bool has_next() const { return pairs_[ring_index(1)] < launch_.num_pairs; }
   CHUNKATTN_DEVICE const Task& next_task() const { return tasks_[ring_index(1)]; }
   CHUNKATTN_DEVICE TileTables& next_tables() const { return tables_[(count_ + 1) % 2]; }
   CHUNKATTN_DEVICE int next_kv_head() const { return pairs_[ring_index(1)] % args_.num_kv_heads; }
@@ -66,13 +62,11 @@ class TaskQueue {
   /// Notes it and begins to copy its task.
   CHUNKATTN_DEVICE void fetch() {
     if (!is_last_thread()) return;
-    const bool more = drawn_ < launch_.order.num_pairs();
-    const int pair = more ? launch_.order.pair(drawn_) : drawn_;
-    pairs_[ring_index(2)] = pair;
-    if (!more) return;
+    pairs_[ring_index(2)] = drawn_;
+    if (drawn_ >= launch_.num_pairs) return;
     const ptx::SharedAddress to = ptx::shared_address(&tasks_[ring_index(2)]);
     const auto* from =
-        reinterpret_cast<const unsigned char*>(args_.plan.tasks + pair / args_.num_kv_heads);
+        reinterpret_cast<const unsigned char*>(args_.plan.tasks + drawn_ / args_.num_kv_heads);
     CHUNKATTN_UNROLL
     for (int i = 0; i < static_cast<int>(sizeof(Task)); i += 16)
       ptx::cp_async_16(to + i, from + i, true);
@@ -90,7 +84,7 @@ class TaskQueue {
 
   const CallArguments<T>& args_;
   Task* tasks_;         // [3]
-  int* pairs_;          // [3], as ItemOrder numbers them
+  int* pairs_;          // [3]: tickets
   TileTables* tables_;  // [2]
   const LaunchState& launch_;
   unsigned count_ = 0;  // of advances: two lead to the first task
@@ -221,7 +215,7 @@ CHUNKATTN_DEVICE void leave_launch(const PlanMemory& plan, const LaunchState& la
   const int others = ptx::atomic_add(&counters.left, 1);
   if (others < ptx::grid_size() - 1) return;
   const int drawn = ptx::atomic_add(&counters.next, 0);
-  if (others == ptx::grid_size() - 1 && drawn == launch.order.num_pairs() + 2 * ptx::grid_size())
+  if (others == ptx::grid_size() - 1 && drawn == launch.num_pairs + 2 * ptx::grid_size())
     counters = {0, 0, launch.number};
   else
     *plan.overlapped = 1;
@@ -235,9 +229,8 @@ CHUNKATTN_DEVICE void run_tasks(const AttentionArguments<T, V>& args) {
   TileFeed<T, Dims, V> feed(args, shared);
   if (queue.is_last_thread()) {
     const PlanHeader& header = *args.plan.header;
-    launch = {args.plan.counters->launches + 1,
-              0,
-              {header.num_chunk_first, header.num_sequence_first, args.num_kv_heads, header.ahead}};
+    launch = {args.plan.counters->launches + 1, 0, header.num_chunk_first * args.num_kv_heads,
+              (header.num_chunk_first + header.num_sequence_first) * args.num_kv_heads};
   }
   queue.draw();
   queue.fetch();

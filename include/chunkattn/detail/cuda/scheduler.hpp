@@ -14,8 +14,8 @@
 #include "../base/to_size.hpp"
 #include "cost_model.hpp"
 #include "device_plan.hpp"
-#include "item_order.hpp"
-#include "kv_splits.hpp"
+#include "even_cuts.hpp"
+#include "geometry.hpp"
 #include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -46,27 +46,16 @@ class Scheduler {
     geometry_ = geometry;
     model_ = model;
     measure();
-    // Where partial results do not fit, only what saves more by them is shared.
-    std::int64_t gain = 0, end = KvSplits::never;
-    for (std::int64_t price = 1; price <= 1024 && end == KvSplits::never; price *= 4) {
-      gain = choose_runs(price, capacity.partials);
-      end = splits_.choose(runs_, geometry_, model_, capacity);
+    // What does not fit is cut less, then shared less: what saves least by its partial results
+    // first.
+    bool fits = false;
+    for (std::int64_t price = 1; price <= 4096 && !fits; price *= 4) {
+      choose_runs(price <= 1024 ? price : 0, capacity.partials);
+      fits = cuts_.cut(runs_, geometry_, model_, capacity);
     }
-    if (end == KvSplits::never || (gain > 0 && may_cost_more(gain, end))) {
-      std::swap(runs_, other_runs_);
-      std::swap(splits_, other_splits_);
-      choose_runs(0, 0);
-      const std::int64_t apart = splits_.choose(runs_, geometry_, model_, capacity);
-      if (end == KvSplits::never || apart <= end + end / 32) {
-        end = apart;
-      } else {
-        std::swap(runs_, other_runs_);
-        std::swap(splits_, other_splits_);
-      }
-    }
-    if (end == KvSplits::never)
+    if (!fits)
       detail::fail_argument(
-          "plan (tasks)", splits_.num_tasks(),
+          "plan (tasks)", cuts_.num_tasks(),
           {"at most ", capacity.tasks, " tasks: raise the rows or segments of the limits"});
     make_tasks();
   }
@@ -75,10 +64,6 @@ class Scheduler {
   [[nodiscard]] int num_chunk_first() const noexcept { return num_chunk_first_; }
   [[nodiscard]] int num_sequence_first() const noexcept {
     return static_cast<int>(tasks_.size()) - num_chunk_first_;
-  }
-  /// In which order their pairs with KV heads are taken.
-  [[nodiscard]] ItemOrder order() const noexcept {
-    return {num_chunk_first_, num_sequence_first(), geometry_.num_kv_heads, splits_.ahead()};
   }
   [[nodiscard]] const std::vector<Merge>& merges() const noexcept { return merges_; }
   [[nodiscard]] std::int64_t num_partials() const noexcept { return num_partials_; }
@@ -173,21 +158,12 @@ class Scheduler {
     return std::min(segment.position + segment.length, node.kv_len);
   }
 
-  // Whether a launch that ends at `end` may end later than one where nothing is shared. (All that
-  // sharing saves is work of that one.) Where blocks are idle anyway, little work is saved, and the
-  // wait for partial results may cost more.
-  [[nodiscard]] bool may_cost_more(std::int64_t gain, std::int64_t end) const noexcept {
-    const std::int64_t saved = gain * geometry_.num_kv_heads / model_.num_blocks;
-    return splits_.even_share() + saved < end + end / 32 &&
-           saved < 8 * (model_.task_ps + model_.wait_ps);
-  }
-
   // Top-down: a run either becomes a task shared by all rows below, or goes on into each branch.
-  // Returns what sharing saves in all, in ps of work of one KV head. Partial results cost `price`
-  // times what they take, 0: nothing is shared. No run has more than `most_partials`.
-  std::int64_t choose_runs(std::int64_t price, std::size_t most_partials) {
+  // Partial results cost `price` times what they take, 0: nothing is shared. No run has more than
+  // `most_partials`.
+  void choose_runs(std::int64_t price, std::size_t most_partials) {
     runs_.clear();
-    std::int64_t gain = 0;
+    std::int64_t gain = 0;  // of all sharing, in ps of work of one KV head
     for (int s = 0; s < plan_.num_segments; ++s) {
       const Segment& segment = plan_.segments[s];
       Node& node = nodes_[to_size(s)];
@@ -206,6 +182,10 @@ class Scheduler {
       node.shared = together < apart;
       if (node.shared) gain += apart - together;
     }
+    // There is a task more and a wait for partial results: if that takes longer, nothing is shared.
+    if (gain > 0 &&
+        gain * geometry_.num_kv_heads / model_.num_blocks < model_.task_ps + model_.wait_ps)
+      return choose_runs(0, 0);
     for (int s = 0; s < plan_.num_segments; ++s) {
       const Segment& segment = plan_.segments[s];
       Node& node = nodes_[to_size(s)];
@@ -224,7 +204,6 @@ class Scheduler {
         }
       }
     }
-    return gain;
   }
 
   // The time of streaming a node's run once per branch: bytes for each of their tiles.
@@ -286,7 +265,7 @@ class Scheduler {
 
   void add_sequence_first(const Run& run) {
     const std::size_t first = merges_.size();
-    if (run.moved()) add_merges(run);
+    if (run.moved) add_merges(run);
     for (int r = run.above; r >= 0; r = runs_[to_size(r)].above) add_merges(runs_[to_size(r)]);
     std::reverse(merges_.begin() + static_cast<std::ptrdiff_t>(first), merges_.end());
     Task task{};
@@ -308,7 +287,7 @@ class Scheduler {
 
   // One task per tile of the run's rows, all else as in `task`.
   void add_tiles(const Run& run, Task task, bool chunk_first) {
-    const int most = run.most_rows(!chunk_first);
+    const int most = chunk_first || run.streams_last() ? max_tile_rows : cuts_.merge_rows();
     const int stop = packed(run.row_end);
     for (int row = packed(run.row_begin); row < stop; row += task.row_count) {
       task.row_count = std::min(stop - row, most);
@@ -317,12 +296,10 @@ class Scheduler {
       const std::int32_t tokens = task.segment >= 0 ? visible_tokens(run, task) : 0;
       summary_.kv_tokens += tokens;
       summary_.padded_flops += std::int64_t{2} * tokens * (dims().k + dims().v) * task.tile_rows;
-      const std::int64_t kib = splits_.kib_ps(run, chunk_first ? 0 : 1);
-      keys_.push_back(chunk_first
-                          ? model_.chunk_first_ps(tokens, task.tile_rows, task.row_count, dims(),
-                                                  kib, splits_.kib_ps(0))
-                          : model_.sequence_first_ps(tokens, task.tile_rows, dims(), kib) +
-                                model_.merge_all_ps(task.row_count, dims().v, task.merge_count));
+      keys_.push_back(cuts_.stream_ps(run, tokens, task.tile_rows) +
+                      (chunk_first ? 0
+                                   : merges_in_a_row(task.row_count, dims().v, task.merge_count) *
+                                         model_.merge_ps));
       tasks_.push_back(task);
       ++task.flag;
     }
@@ -359,8 +336,8 @@ class Scheduler {
   Geometry geometry_;
   CostModel model_;
   std::vector<Node> nodes_;
-  std::vector<Run> runs_, other_runs_;  // of what was chosen; and not
-  KvSplits splits_, other_splits_;
+  std::vector<Run> runs_;
+  EvenCuts cuts_;
   std::vector<Task> tasks_, sorted_;
   std::vector<std::int64_t> keys_;
   std::vector<std::size_t> order_;

@@ -167,7 +167,7 @@ struct RowTable {
 
 /// Bytes of TileTables (tile_feed.cuh) and LaunchState (run_tasks.cuh).
 inline constexpr int table_bytes = int{sizeof(RowTable)} + 8 * 4;
-inline constexpr int launch_bytes = 6 * 4;
+inline constexpr int launch_bytes = 4 * 4;
 
 /// Offsets into the dynamic shared memory of the attention kernels, in bytes: what lies there
 /// whatever the head dimensions. What a task is made of stands twice or three times: the next one's
