@@ -238,9 +238,9 @@ static_assert(KvProvider<KvCache<Cuda, half>>);
 template <class T>
   requires is_cuda_element<T>
 class KvCache<Cuda, T>
-    : public KvCache<Cuda, std::conditional_t<std::is_same_v<T, ::__half>, half, bfloat16>> {
+    : public KvCache<Cuda, std::conditional_t<std::is_same_v<T, __half>, half, bfloat16>> {
  public:
-  using KvCache<Cuda, std::conditional_t<std::is_same_v<T, ::__half>, half, bfloat16>>::KvCache;
+  using KvCache<Cuda, std::conditional_t<std::is_same_v<T, __half>, half, bfloat16>>::KvCache;
 };
 
 CHUNKATTN_NAMESPACE_END

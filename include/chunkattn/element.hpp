@@ -35,8 +35,8 @@ struct float8_e4m3 {
 /// Whether T is one of CUDA's own 16-bit types, const or not. Arrays of __half are taken where
 /// those of half are, arrays of __nv_bfloat16 where those of bfloat16 are.
 template <class T>
-inline constexpr bool is_cuda_element = std::is_same_v<std::remove_const_t<T>, ::__half> ||
-                                        std::is_same_v<std::remove_const_t<T>, ::__nv_bfloat16>;
+inline constexpr bool is_cuda_element = std::is_same_v<std::remove_const_t<T>, __half> ||
+                                        std::is_same_v<std::remove_const_t<T>, __nv_bfloat16>;
 
 namespace detail {
 template <class T>
@@ -44,11 +44,11 @@ struct OwnElement {
   using type = T;
 };
 template <>
-struct OwnElement<::__half> {
+struct OwnElement<__half> {
   using type = half;
 };
 template <>
-struct OwnElement<::__nv_bfloat16> {
+struct OwnElement<__nv_bfloat16> {
   using type = bfloat16;
 };
 /// The type of this library with the bits of T, not const.

@@ -37,10 +37,10 @@ struct Ghost {
 /// their time, and a hash may be another's: then something is kept too long, or not long enough.
 class Ghosts {
  public:
-  /// Makes room for as many as `slots`; 16 bytes each.
-  void reserve(std::size_t slots) {
+  /// Makes room for as many as `count`; 16 bytes each.
+  void reserve(std::size_t count) {
     std::size_t sets = std::max<std::size_t>(sets_.size(), 16);
-    while (sets * ways < slots) sets *= 2;
+    while (sets * ways < count) sets *= 2;
     if (sets == sets_.size()) return;
     Array<Set> grown(sets);
     sets_.swap(grown);
@@ -100,10 +100,10 @@ class ReuseModel {
 
   ReuseModel() { values_.fill(std::numeric_limits<std::uint64_t>::max()); }
 
-  /// \param slots  chunks in use
-  static std::uint8_t gap_of(std::uint32_t age, std::size_t slots) noexcept {
+  /// \param used  chunks in use
+  static std::uint8_t gap_of(std::uint32_t age, std::size_t used) noexcept {
     const std::uint64_t tenths = std::uint64_t{age} * 10;
-    return tenths < slots ? 1 : tenths < 3 * slots ? 2 : tenths < 10 * slots ? 3 : 4;
+    return tenths < used ? 1 : tenths < 3 * used ? 2 : tenths < 10 * used ? 3 : 4;
   }
   /// \param gap  0: not known
   static std::uint8_t group_of(std::uint8_t uses, std::uint8_t gap) noexcept {
@@ -113,10 +113,10 @@ class ReuseModel {
   static std::uint8_t gap_of(std::uint8_t group) noexcept { return group % 5; }
 
   /// `chunks` of the group fell out of use.
-  void fell_out_of_use(std::uint8_t group, std::uint32_t chunks, std::size_t slots) noexcept {
+  void fell_out_of_use(std::uint8_t group, std::uint32_t chunks, std::size_t used) noexcept {
     unused_[group] += chunks * one;
     since_update_ += chunks;
-    if (since_update_ < std::max<std::size_t>(4096, slots / 2)) return;
+    if (since_update_ < std::max<std::size_t>(4096, used / 2)) return;
     since_update_ = 0;
     update();
   }
