@@ -97,6 +97,35 @@ TEST_CASE("the processor's dot products give the model's bits") {
 #endif
 }
 
+#if defined(CHUNKATTN_WITH_DOTS)
+
+namespace {
+
+// The least part of a block's cache lines that the products of any number of lines can prefetch.
+template <int Dim>
+double prefetched() {
+  namespace pass = detail::cpu::avx512;
+  constexpr int lines =
+      2 * detail::cpu::block_tokens * (Dim + 4) / 64;  // K and V with their scales
+  double least = 1e9;
+  for (int count = 1; count <= pass::tile_lines; ++count)
+    least =
+        std::min(least, 1.0 * detail::cpu::max_burst * pass::dot_steps<Dim, Dim>(count) / lines);
+  return least;
+}
+
+}  // namespace
+
+TEST_CASE("products of few lines have bursts enough to prefetch the next block") {
+  CHECK(prefetched<64>() >= 1);
+  CHECK(prefetched<80>() >= 1);
+  CHECK(prefetched<96>() >= 1);
+  CHECK(prefetched<128>() >= 1);
+  CHECK(prefetched<256>() >= 1);
+}
+
+#endif
+
 TEST_CASE("small and large plans agree with the oracle") {
   test::check_dot_shapes<64>(3, 6);
 }

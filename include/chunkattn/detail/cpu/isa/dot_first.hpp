@@ -82,13 +82,9 @@ template <int HeadDim, int ValueDim, class Rules>
   const int seen_by_any = seen;
   bool has_values = false;  // packed: where they are needed, since K is read before
 
-  constexpr int group = simd::num_accumulators / 2;
-  constexpr int word_steps = block_tokens / dot_depth / dot_value_step;
-  constexpr int key_steps = block_tokens / group * (HeadDim / dot_depth) / dot_step<HeadDim>;
-  constexpr int value_steps =
-      tile_lines / line_group * ((ValueDim + slice - 1) / slice) * word_steps;
-  constexpr int steps = 2 * (key_steps + value_steps);
-  const int burst = burst_of(ahead.left, (num_lines + tile_lines - 1) / tile_lines * steps);
+  const int steps = num_lines / tile_lines * dot_steps<HeadDim, ValueDim>(tile_lines) +
+                    dot_steps<HeadDim, ValueDim>(num_lines % tile_lines);
+  const int burst = burst_of(ahead.left, steps);
   for (int l = 0; l < num_lines; l += tile_lines) {
     const int begin = line0 + l;
     const int count = std::min(tile_lines, num_lines - l);

@@ -14,13 +14,28 @@
 #if defined(CHUNKATTN_PASS_DOTS)
 CHUNKATTN_DOTS_BEGIN
 
-/// Words of a key between two bursts of prefetches.
-template <int HeadDim>
-inline constexpr int dot_step = HeadDim % 32 == 0   ? 8
-                                : HeadDim % 16 == 0 ? 4
-                                                    : 2;
+/// Words of a key between two bursts of prefetches, for so many vectors of lines: with one, twice
+/// as many tokens go through a step, and there are fewer steps in which as much is to be
+/// prefetched.
+template <int HeadDim, int Vectors>
+inline constexpr int dot_step =
+    std::min(8, (HeadDim / dot_depth) & -(HeadDim / dot_depth)) * Vectors / 2;
 /// And words of V.
 inline constexpr int dot_value_step = 8;
+
+/// Bursts in the products of a block with `count` lines of a tile.
+template <int HeadDim, int ValueDim>
+constexpr int dot_steps(int count) noexcept {
+  constexpr int words = HeadDim / dot_depth;
+  constexpr int group = simd::num_accumulators / 2;
+  constexpr int slice = wide_columns * simd::width_for<ValueDim>;
+  const int keys = count > simd::native_width
+                       ? block_tokens / group * (words / dot_step<HeadDim, 2>)
+                       : block_tokens / (2 * group) * (words / dot_step<HeadDim, 1>);
+  const int values = (count + line_group - 1) / line_group * ((ValueDim + slice - 1) / slice) *
+                     (block_tokens / dot_depth / dot_value_step);
+  return 2 * (keys + values);
+}
 
 template <int W>
 CHUNKATTN_INLINE simd::Unsigned<W> load_words(const void* from) noexcept {
@@ -51,7 +66,7 @@ template <int HeadDim, int ValueDim, int Vectors>
   constexpr int width = simd::native_width;
   constexpr int group = simd::num_accumulators / Vectors;
   constexpr int words = DotQueries<HeadDim>::words;
-  constexpr int step = dot_step<HeadDim>;
+  constexpr int step = dot_step<HeadDim, Vectors>;
   using Bits = simd::Unsigned<width>;
   PrefetchCursor lines = ahead;
   const float* const k_scale = keys.block.k_scale;

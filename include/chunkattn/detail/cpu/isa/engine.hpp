@@ -117,8 +117,9 @@ class Engine {
   static constexpr int product_grain = std::min(16, tile_lines);
   // From how many lines on products through tiles do so. Not measured yet.
   static constexpr int min_matrix_lines = 9;
-  // And through dot products, which compute 1.8 times as many in the same time.
+  // And through dot products: seven of bytes, or of pairs in two terms; six of pairs in one.
   static constexpr int min_dot_lines = 7;
+  static constexpr int min_one_term_lines = 6;
   static constexpr int dot_flops_per_ns = 250;
   static constexpr int two_term_flops_per_ns = 190;
 
@@ -162,8 +163,8 @@ class Engine {
       wanted.min_product_lines = options_.tuning.min_product_lines;
     } else if (uses_tiles<T>()) {
       wanted.min_product_lines = min_matrix_lines;
-    } else if (uses_dots<T>() || sure_pair_terms<T, X>() == 1) {
-      wanted.min_product_lines = min_dot_lines;
+    } else if (uses_dots<T>() || sure_pair_terms<T, X>() > 0) {
+      wanted.min_product_lines = sure_pair_terms<T, X>() == 1 ? min_one_term_lines : min_dot_lines;
     } else {
       wanted.min_product_lines = min_product_lines<T>;
       wanted.min_product_fill = min_product_fill<T>;

@@ -107,12 +107,9 @@ template <int HeadDim, int ValueDim, class Rules>
   bool has_values = false;  // packed: where they are needed, since K is read before
   bool special = false;
 
-  constexpr int group = simd::num_accumulators / 2;
-  constexpr int key_steps = block_tokens / group * (HeadDim / pair_depth) / pair_step<HeadDim>;
-  constexpr int value_steps = tile_lines / line_group * ((ValueDim + slice - 1) / slice) *
-                              (block_tokens / pair_depth / pair_value_step);
-  const int burst =
-      burst_of(ahead.left, (num_lines + tile_lines - 1) / tile_lines * (key_steps + value_steps));
+  const int steps = num_lines / tile_lines * pair_steps<HeadDim, ValueDim>(tile_lines) +
+                    pair_steps<HeadDim, ValueDim>(num_lines % tile_lines);
+  const int burst = burst_of(ahead.left, steps);
   for (int l = 0; l < num_lines; l += tile_lines) {
     PairTile tile(block, state, line0 + l, std::min(tile_lines, num_lines - l));
     if (tile.seen == 0) continue;

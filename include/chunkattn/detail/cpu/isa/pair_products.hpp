@@ -14,11 +14,26 @@
 #if defined(CHUNKATTN_PASS_PAIRS)
 CHUNKATTN_PAIRS_BEGIN
 
-/// Words of a key between two bursts of prefetches.
-template <int HeadDim>
-inline constexpr int pair_step = HeadDim % 16 == 0 ? 8 : 4;
+/// Words of a key between two bursts of prefetches, for so many vectors of lines: with one, twice
+/// as many tokens go through a step, and there are fewer steps in which as much is to be
+/// prefetched.
+template <int Vectors>
+inline constexpr int pair_step = 2 * Vectors;
 /// And words of V.
 inline constexpr int pair_value_step = 8;
+
+/// Bursts in the products of a block with `count` lines of a tile.
+template <int HeadDim, int ValueDim>
+constexpr int pair_steps(int count) noexcept {
+  constexpr int words = HeadDim / pair_depth;
+  constexpr int group = simd::num_accumulators / 2;
+  constexpr int slice = wide_columns * simd::width_for<ValueDim>;
+  const int keys = count > simd::native_width ? block_tokens / group * (words / pair_step<2>)
+                                              : block_tokens / (2 * group) * (words / pair_step<1>);
+  const int values = (count + line_group - 1) / line_group * ((ValueDim + slice - 1) / slice) *
+                     (block_tokens / pair_depth / pair_value_step);
+  return keys + values;
+}
 
 /// Adds groups of keys until there are `count`; rows of K a group further, and of V as far, go from
 /// L2 to L1.
@@ -48,6 +63,7 @@ template <int HeadDim, int ValueDim, int Vectors>
   constexpr int width = simd::native_width;
   constexpr int group = simd::num_accumulators / Vectors;
   constexpr int words = HeadDim / pair_depth;
+  constexpr int step = pair_step<Vectors>;
   constexpr int part = PairKeys<HeadDim>::group;
   using Bits = simd::Unsigned<width>;
   using Real = simd::Float<width>;
@@ -65,9 +81,9 @@ template <int HeadDim, int ValueDim, int Vectors>
       repeat_pairs<Vectors>([&](auto v) CHUNKATTN_LAMBDA { sums[j][v] = Real{}; });
     });
     const float* column = q;
-    for (int outer = 0; outer < words; outer += pair_step<HeadDim>) {
+    for (int outer = 0; outer < words; outer += step) {
       lines.advance(burst);
-      for (int i = outer; i < outer + pair_step<HeadDim>; ++i, column += stride) {
+      for (int i = outer; i < outer + step; ++i, column += stride) {
         Bits query[Vectors];
         repeat_pairs<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
           __builtin_memcpy(&query[v], column + v * width, sizeof query[v]);
