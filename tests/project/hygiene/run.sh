@@ -227,6 +227,31 @@ END
       "$work/tiles.txt" | grep -v '::avx512::' && fail "the functions above use tiles outside their namespace"
     echo "tiles are used in $(grep -c 'tdpbf16ps' "$work/tiles.txt") products, all in the avx512 kernels"
     ;;
+  dots)
+    # So it does dot products; and no function uses them but those of the products, nor vectors of AVX
+    # outside the sets' namespaces.
+    case $(uname -m) in x86_64) ;; *) skip "hygiene dots looks for instructions of x86" ;; esac
+    cat >"$work/dots.cpp" <<'END'
+#include <chunkattn/chunk_attention.hpp>
+using namespace chunkattn;
+void attend(ChunkAttention<Cpu, 80>& attention, const LiveView& plan, const KvView<bfloat16>& pairs,
+            const KvView<std::int8_t>& bytes, std::span<const float> q, std::span<float> out) {
+  attention.run(pairs, plan, q, out);
+  attention.run(bytes, plan, q, out);
+}
+END
+    "$cxx" -std=c++20 -O2 -I include -c "$work/dots.cpp" -o "$work/dots.o"
+    objdump -d -C --no-show-raw-insn "$work/dots.o" >"$work/dots.txt"
+    functions_with() { awk -v what="$1" '/^[0-9a-f]+ <.*>:$/ { f = $0 } $0 ~ what { print f }' "$work/dots.txt" | sort -u; }
+    for instruction in vpdpbusd vdpbf16ps; do
+      grep -qw "$instruction" "$work/dots.txt" || fail "$instruction does not appear"
+    done
+    functions_with vpdpbusd | grep -v '::avx512::dot_' && fail "the functions above use vpdpbusd"
+    functions_with vdpbf16ps | grep -v '::avx512::pair_' && fail "the functions above use vdpbf16ps"
+    functions_with '%[yzt]mm|vfmadd|%k[1-7]' | grep -v '::avx2::\|::avx512::' &&
+      fail "the functions above use AVX outside its namespace"
+    echo "dot products are used in $(grep -c 'vpdpbusd\|vdpbf16ps' "$work/dots.txt") places, all in products of the avx512 kernels"
+    ;;
   variants)
     # A user's variant is part of the kernels: their loops over keys call nothing, with any vectors.
     cat >"$work/variant.cpp" <<'END'
