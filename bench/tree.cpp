@@ -459,15 +459,16 @@ void fork(benchmark::State& state) {
 BENCHMARK(fork)->ArgsProduct({{8, 31, 128, 1000}, {16, 1000}})->UseManualTime();
 
 /// Eviction with range(0) chunks cached, in shuffled order of use: 16 prompts of 3 chunks each
-/// share a first chunk. One leave crosses the high watermark and evicts down to the low one. With
-/// range(1) the policy learns.
+/// share a first chunk. One leave crosses the high watermark and evicts down to the low one. The
+/// policy is Lru, learns with range(1) = 1, and has shares of 100 tenants with 2.
 void evict(benchmark::State& state) {
   const auto cached = static_cast<std::size_t>(state.range(0));
   const std::size_t batch = std::min<std::size_t>(cached / 4, 50000);
   Lru lru;
   lru.high_watermark = cached;
   lru.low_watermark = cached - batch;
-  lru.learns = state.range(1) != 0;
+  lru.learns = state.range(1) == 1;
+  lru.fair = state.range(1) == 2;
   CachingTree tree(PoolAllocator{.max_chunks = cached + 64}, {}, lru);
   std::mt19937_64 engine(5);
   std::uint64_t next = 0;
@@ -478,7 +479,7 @@ void evict(benchmark::State& state) {
   };
   const auto use = [&](std::uint64_t id) {
     make(id);
-    auto sequence = tree.insert(prompt);
+    auto sequence = tree.insert(prompt, {.name_space = {.tenant = lru.fair ? id / 16 % 100 : 0}});
     load(sequence);
     sequence.leave();
   };
@@ -520,14 +521,15 @@ void evict(benchmark::State& state) {
   state.counters["chunks_evicted"] = chunks;
   state.counters["cached"] = double(tree.stats().retained_chunks);
 }
-BENCHMARK(evict)->ArgsProduct({{1000, 30000, 1000000}, {0, 1}})->Iterations(8)->UseManualTime();
+BENCHMARK(evict)->ArgsProduct({{1000, 30000, 1000000}, {0, 1, 2}})->Iterations(8)->UseManualTime();
 
 /// The same where a joining prompt of one chunk has to evict one: the whole insert, with
-/// range(0) chunks cached. With range(1) the policy learns.
+/// range(0) chunks cached. range(1) as above.
 void insert_evicting(benchmark::State& state) {
   const auto cached = static_cast<std::size_t>(state.range(0));
   Lru lru;
-  lru.learns = state.range(1) != 0;
+  lru.learns = state.range(1) == 1;
+  lru.fair = state.range(1) == 2;
   CachingTree tree(PoolAllocator{.max_chunks = cached}, {}, lru);
   std::vector<Token> prompt(chunk_size);
   std::uint64_t next = 0;
@@ -537,7 +539,7 @@ void insert_evicting(benchmark::State& state) {
   };
   const auto use = [&](std::uint64_t id) {
     make(id);
-    auto sequence = tree.insert(prompt);
+    auto sequence = tree.insert(prompt, {.name_space = {.tenant = lru.fair ? id % 100 : 0}});
     load(sequence);
   };
   for (; next < cached; ++next) use(next);
@@ -549,7 +551,7 @@ void insert_evicting(benchmark::State& state) {
   for (auto _ : state) use(next++);
   state.counters["evictions"] = double(tree.stats().evicted_chunks) / double(state.iterations());
 }
-BENCHMARK(insert_evicting)->ArgsProduct({{1000, 1000000}, {0, 1}})->Iterations(200000);
+BENCHMARK(insert_evicting)->ArgsProduct({{1000, 1000000}, {0, 1, 2}})->Iterations(200000);
 
 /// One of range(0) siblings below a shared prompt leaves and joins again.
 void join_among_siblings(benchmark::State& state) {

@@ -241,6 +241,11 @@ class AddResult {
 /// - `high_watermark`, `low_watermark`, `max_pinned`, in chunks: see Lru.
 /// - `learns`, which may be missing: whether, within a level, chunks go in the order of what they
 ///   are worth by what was used again before (docs/retention.md), not of their last use.
+/// - `fair`, which may be missing: whether each tenant has a share of what is cached. What is
+///   evicted is then the lowest, oldest of the tenant who has most tokens cached for his weight,
+///   and of one above his quota, whenever a sequence leaves. `weight(tenant)` from 1 to 2^20, and
+///   `quota(tenant)` in chunks' worth of tokens, may be missing (1; none), and are asked with each
+///   insert(). What is public counts as a tenant's of weight 1.
 template <class R>
 concept RetentionPolicy = requires(const R& policy, int priority) {
   { R::retains } -> std::convertible_to<bool>;
@@ -275,6 +280,8 @@ struct Lru {
   /// Whether to learn from what is used again, and evict what is worth least by that rather than
   /// what was not used for longest.
   bool learns = false;
+  /// Whether each tenant has a share: who floods the cache evicts what is his own.
+  bool fair = false;
   /// One level.
   [[nodiscard]] constexpr int level(int) const noexcept { return 0; }
 };
@@ -291,6 +298,8 @@ struct Priority {
   /// Whether to learn from what is used again, and evict what is worth least by that rather than
   /// what was not used for longest.
   bool learns = false;
+  /// Whether each tenant has a share: who floods the cache evicts what is his own.
+  bool fair = false;
   /// A level for each priority.
   [[nodiscard]] constexpr int level(int priority) const noexcept { return priority; }
 };

@@ -88,9 +88,9 @@ class Engine {
       REQUIRE(++steps_ < 20000);
       admit();
       step();
-      if (preempt_every_ > 0 && steps_ % preempt_every_ == 0 && running_.size() > 1) preempt();
       for (std::size_t i = running_.size(); i-- > 0;)
         if (answers_[running_[i].request].tokens.size() == new_tokens) end(i);
+      if (preempt_every_ > 0 && steps_ % preempt_every_ == 0 && running_.size() > 1) preempt();
       tree_.check_invariants();
     }
     return answers_;

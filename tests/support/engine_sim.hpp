@@ -58,10 +58,22 @@ class RandomChoices : public Choices {
   std::uint64_t state_;
 };
 
+/// Priority with a weight for each of the simulation's tenants, and a quota of the last one.
+struct TenantPriority : Priority {
+  static constexpr std::size_t last_quota = 5;
+  [[nodiscard]] std::uint32_t weight(std::uint64_t tenant) const noexcept {
+    return 1 + static_cast<std::uint32_t>(tenant);
+  }
+  [[nodiscard]] std::size_t quota(std::uint64_t tenant) const noexcept {
+    return tenant < 2 ? max_pool_chunks : last_quota;
+  }
+};
+
 struct SimOptions {
   TreeOptions tree{};
   chunkattn::detail::RetentionBudget retention{};
   bool learns = false;
+  bool fair = false;
   std::size_t budget = max_pool_chunks;
   std::size_t max_live = 24;
   std::size_t max_prompt = 22;
@@ -71,10 +83,12 @@ struct SimOptions {
   /// The policy with these numbers.
   template <class Retention>
   [[nodiscard]] Retention policy() const {
-    Retention policy{.high_watermark = retention.high_watermark,
-                     .low_watermark = retention.low_watermark,
-                     .max_pinned = retention.max_pinned};
+    Retention policy;
+    policy.high_watermark = retention.high_watermark;
+    policy.low_watermark = retention.low_watermark;
+    policy.max_pinned = retention.max_pinned;
     if constexpr (requires { policy.learns; }) policy.learns = learns;
+    if constexpr (requires { policy.fair; }) policy.fair = fair;
     return policy;
   }
 };

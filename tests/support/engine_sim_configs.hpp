@@ -50,7 +50,10 @@ inline std::vector<SimConfig> sim_configs(int chunk_size) {
       o.tree.max_checkpoints = 0;
       o.learns = true;
       all.push_back({rule + ", cache is evicted by what was learnt", o, true});
-      o.learns = false;
+      o.fair = true;
+      o.learns = min_run == 0;
+      all.push_back({rule + ", tenants have shares", o, true});
+      o.learns = o.fair = false;
       o.tree.max_checkpoints = 16;
       o.budget = 45;
       o.retention.max_pinned = 8;

@@ -48,7 +48,7 @@ TEST_CASE("an engine on Lru, chunks of 4") {
   run_all<Lru, 4>("Lru", 1200);
 }
 TEST_CASE("an engine on Priority, chunks of 4") {
-  run_all<Priority, 4>("Priority", 1200);
+  run_all<test::TenantPriority, 4>("Priority", 1200);
 }
 TEST_CASE("an engine on Lru, chunks of 16") {
   run_all<Lru, 16>("Lru", 600);
@@ -58,7 +58,7 @@ TEST_CASE("an engine on Lru, chunks of 1") {
   run_all<Lru, 1>("Lru", 600);
 }
 TEST_CASE("an engine on Priority, chunks of 64") {
-  run_all<Priority, 64>("Priority", 600);
+  run_all<test::TenantPriority, 64>("Priority", 600);
 }
 
 TEST_CASE("every kind of event happened") {

@@ -177,3 +177,20 @@ TEST_CASE("two trees that are told the same keep the same") {
   }
   CHECK(a.stats().evicted_chunks > 1000);
 }
+
+TEST_CASE("a lower priority goes first, whatever was learnt") {
+  for (const int low : {-1, 0, 3}) {
+    CAPTURE(low);
+    PrefixTree<int, 4, PoolAllocator, Priority> tree(PoolAllocator{.max_chunks = 2}, {},
+                                                     {.learns = true});
+    const auto use = [&](int first, int priority) {
+      auto s = tree.insert(iota(first, 4), {.compute_last = false, .priority = priority});
+      test::load(s);
+    };
+    use(100, low + 1);
+    for (int i = 0; i < 3; ++i) use(200, low);  // younger, and used again
+    use(300, low + 1);
+    CHECK(tree.match_prefix(iota(100, 4)).cached == 4);
+    CHECK(tree.match_prefix(iota(200, 4)).cached == 0);
+  }
+}

@@ -81,6 +81,18 @@ class TenantShares {
     return tenants_[to_size(i)].tokens;
   }
 
+  [[nodiscard]] std::size_t size() const noexcept { return tenants_.size(); }
+  /// For tests: whether each stands where it is looked for.
+  [[nodiscard]] bool is_ordered() const noexcept {
+    std::size_t with_any = 0;
+    for (std::size_t i = 1; i < tenants_.size(); ++i) with_any += tenants_[i].tokens > 0 ? 1 : 0;
+    for (std::size_t at = 0; at < heap_.size(); ++at)
+      if (tenants_[to_size(heap_[at])].at != static_cast<std::int32_t>(at) ||
+          (at > 0 && has_more(heap_[at], heap_[(at - 1) / 2])))
+        return false;
+    return with_any == heap_.size();
+  }
+
   /// Who has most for his weight, of all but everybody; -1: nobody has any.
   [[nodiscard]] std::int32_t richest() const noexcept { return heap_.empty() ? -1 : heap_[0]; }
   [[nodiscard]] bool has_more(std::int32_t a, std::int32_t b) const noexcept {

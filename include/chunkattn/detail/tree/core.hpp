@@ -78,6 +78,7 @@ class TreeCore {
     std::int32_t public_end = 0;     ///< tokens that every tenant of the adapter may share
     std::int32_t published_end = 0;  ///< tokens that others may find
     std::int32_t level = 0;          ///< of retention
+    TenantTerms terms{};             ///< of the tenant
   };
 
   /// Whose tokens these are at a position.
@@ -101,7 +102,7 @@ class TreeCore {
                      const Store& store) {
     // Everything that may fail comes first: memory for the records, then chunks.
     prefixes.reserve_nodes(4);
-    retention.reserve_level(prompt.level);
+    retention.reserve_level(prompt.level, how.name_space.tenant, prompt.terms);
     sequences.reserve();
     departures.reserve();
     if (match.used > 0 && match.used < topology.node(match.last).length)

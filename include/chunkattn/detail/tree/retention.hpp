@@ -12,7 +12,9 @@
 #include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "../base/retention_rules.hpp"
 #include "../base/reuse_model.hpp"
+#include "../base/tenant_shares.hpp"
 #include "../base/to_size.hpp"
 #include "chunk_table.hpp"
 #include "prefixes.hpp"
@@ -21,34 +23,6 @@
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
-
-/// The numbers of a policy, in chunks.
-struct RetentionBudget {
-  std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
-  std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
-  std::size_t max_pinned = 0;
-};
-
-/// What the tree keeps of a policy: levels are worked out where a sequence joins.
-struct RetentionRules {
-  bool retains = false;
-  RetentionBudget budget{};
-  bool learns = false;
-};
-
-/// Throws InvalidArgument for watermarks that cross.
-template <RetentionPolicy R>
-[[nodiscard]] RetentionRules rules_of(const R& policy) {
-  RetentionRules rules{R::retains,
-                       {policy.high_watermark, policy.low_watermark, policy.max_pinned}};
-  if constexpr (requires { policy.learns; }) rules.learns = R::retains && policy.learns;
-  if (rules.budget.low_watermark == RetentionBudget{}.low_watermark)
-    rules.budget.low_watermark = rules.budget.high_watermark;
-  check_argument(rules.budget.low_watermark <= rules.budget.high_watermark, "low_watermark",
-                 rules.budget.low_watermark,
-                 {"at most high_watermark, ", rules.budget.high_watermark});
-  return rules;
-}
 
 /// A pinned path, from the root to `last`; none: the record is free.
 struct PinRecord {
@@ -67,11 +41,23 @@ class Retention {
         prefixes_(prefixes),
         rules_(rules),
         stats_(stats),
-        model_(rules.learns ? std::make_unique<ReuseModel>() : nullptr) {
+        model_(rules.learns ? std::make_unique<ReuseModel>() : nullptr),
+        shares_(rules.shares ? std::make_unique<TenantShares>() : nullptr) {
     reserve_list(key_of_pinned);
   }
 
   [[nodiscard]] const RetentionRules& rules() const noexcept { return rules_; }
+  /// For tests: what tenants have, counted again.
+  [[nodiscard]] bool shares_add_up() const {
+    if (!shares_) return true;
+    Array<std::uint64_t> tokens(shares_->size());
+    for (std::size_t i = 1; i < topology_.num_indices(); ++i)
+      if (const TreeNode& n = topology_.node(static_cast<NodeIndex>(i)); n.retained && n.pins == 0)
+        tokens[to_size(shares_->index_of(n.name_space))] += to_size(n.length);
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+      if (shares_->tokens(static_cast<std::int32_t>(i)) != tokens[i]) return false;
+    return shares_->is_ordered();
+  }
 
   // ---- nodes and chunks -----------------------------------------------------------------------
 
@@ -169,41 +155,30 @@ class Retention {
   // ---- eviction ------------------------------------------------------------------------------
 
   /// Makes sure that the level has a list, so that retaining cannot fail.
-  void reserve_level(std::int64_t level) {
-    const std::int64_t first = level * keys_per_level;
+  void reserve_level(std::int64_t level, std::uint64_t tenant, const TenantTerms& terms) {
+    if (shares_) [[unlikely]] {
+      shares_->reserve(tenant, terms);
+      reserve_lists(level * keys_per_level);  // of what is public
+      level += keys_of(shares_->index_of({.tenant = tenant})) >> 5;
+    }
+    reserve_lists(level * keys_per_level);
+    if (model_) model_->ghosts.reserve(ghosts_per_chunk * stats_.used_chunks);
+  }
+  void reserve_lists(std::int64_t first) {
     const std::int64_t last = first + (model_ ? ReuseModel::num_groups - 1 : 0);
     if (const RetainedList* it = find_list(last); it == lists_.end() || it->key != last)
       for (std::int64_t key = first; key <= last; ++key) reserve_list(key);
-    if (model_) model_->ghosts.reserve(ghosts_per_chunk * stats_.used_chunks);
   }
 
   /// Frees one chunk of the least valuable cached node, or drops a node that holds none alone.
   /// False when nothing is cached.
   bool evict_one_chunk() noexcept {
-    for (const RetainedList& list : lists_) {
-      if (list.oldest == none) continue;
-      NodeIndex victim = list.oldest;
-      if (model_) [[unlikely]]
-        victim = least_valuable(list);
-      const TreeNode& n = topology_.node(victim);
-      const std::size_t used = stats_.used_chunks;
-      std::int32_t keep = n.length - topology_.end_offset(n);
-      if (n.first_chunk == n.last_chunk) keep = 0;
-      stats_.evicted_tokens += to_size(n.length - keep);
-      prefixes_.news.evicted(victim, keep);
-      if (model_) [[unlikely]]
-        remember(n, keep);
-      if (keep == 0)
-        remove(victim);
-      else
-        topology_.release_places(victim, keep);
-      stats_.evicted_chunks += used - stats_.used_chunks;
-      return true;
-    }
-    return false;
+    return evict_one_chunk(shares_ ? lists_of_richest() : lists_.begin());
   }
   /// Evicts down to the low watermark where the high one is passed.
   void keep_to_watermarks() noexcept {
+    if (shares_) [[unlikely]]
+      keep_to_quotas();
     if (!rules_.retains || stats_.used_chunks <= rules_.budget.high_watermark) return;
     while (stats_.used_chunks > rules_.budget.low_watermark && evict_one_chunk()) {
     }
@@ -287,6 +262,9 @@ class Retention {
 
   /// Of a list: its level times this and, where the policy learns, the group.
   static constexpr std::int64_t keys_per_level = 32;
+  [[nodiscard]] static bool is_of_level(std::int64_t a, std::int64_t b) noexcept {
+    return a >> 5 == b >> 5;  // levels may be negative
+  }
   /// Above whatever a policy says.
   static constexpr std::int64_t key_of_pinned = std::numeric_limits<std::int64_t>::max();
 
@@ -298,8 +276,10 @@ class Retention {
     NodeIndex oldest = none, newest = none;
   };
 
-  [[nodiscard]] static std::int64_t key_of(const TreeNode& n) noexcept {
-    return n.pins > 0 ? key_of_pinned : n.level * keys_per_level + n.group;
+  [[nodiscard]] std::int64_t key_of(const TreeNode& n) const noexcept {
+    if (n.pins > 0) return key_of_pinned;
+    const std::int64_t key = n.level * keys_per_level + n.group;
+    return shares_ ? key + keys_of(shares_->index_of(n.name_space)) : key;
   }
   /// Whether a parent has at least the level of its child; within a level, groups are no order.
   [[nodiscard]] static bool is_valued_more(const TreeNode& parent, const TreeNode& child) noexcept {
@@ -336,6 +316,8 @@ class Retention {
   void retain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
     RetainedList& list = *find_list(key_of(n));
+    if (shares_ && n.pins == 0) [[unlikely]]
+      shares_->add(shares_->index_of(n.name_space), n.length);
     n.retained = true;
     n.older = list.newest;
     n.newer = none;
@@ -345,6 +327,8 @@ class Retention {
   void unretain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
     RetainedList& list = *find_list(key_of(n));
+    if (shares_ && n.pins == 0) [[unlikely]]
+      shares_->remove(shares_->index_of(n.name_space), n.length);
     (n.older != none ? topology_.node(n.older).newer : list.oldest) = n.newer;
     (n.newer != none ? topology_.node(n.newer).older : list.newest) = n.older;
     n.retained = false;
@@ -358,6 +342,64 @@ class Retention {
     n.newer = topology_.node(older).newer;
     (n.newer != none ? topology_.node(n.newer).older : list.newest) = index;
     topology_.node(older).newer = index;
+  }
+
+  /// evict_one_chunk() of the first list that has any, from this one on.
+  bool evict_one_chunk(const RetainedList* from) noexcept {
+    for (; from != lists_.end(); ++from) {
+      const RetainedList& list = *from;
+      if (list.oldest == none) continue;
+      NodeIndex victim = list.oldest;
+      if (model_) [[unlikely]]
+        victim = least_valuable(list);
+      const TreeNode& n = topology_.node(victim);
+      const std::size_t used = stats_.used_chunks;
+      std::int32_t keep = n.length - topology_.end_offset(n);
+      if (n.first_chunk == n.last_chunk) keep = 0;
+      stats_.evicted_tokens += to_size(n.length - keep);
+      prefixes_.news.evicted(victim, keep);
+      if (model_) [[unlikely]]
+        remember(n, keep);
+      if (shares_ && keep > 0 && n.pins == 0) [[unlikely]]
+        shares_->remove(shares_->index_of(n.name_space), n.length - keep);
+      if (keep == 0)
+        remove(victim);
+      else
+        topology_.release_places(victim, keep);
+      stats_.evicted_chunks += used - stats_.used_chunks;
+      return true;
+    }
+    return false;
+  }
+
+  // ---- tenants -------------------------------------------------------------------------------
+
+  /// Keys of a tenant's lists come behind those of the tenant before: levels are of 32 bits.
+  [[nodiscard]] static constexpr std::int64_t keys_of(std::int32_t tenant) noexcept {
+    return std::int64_t{tenant} << 40;
+  }
+  [[nodiscard]] RetainedList* lists_of(std::int32_t tenant) noexcept {
+    return find_list(keys_of(tenant) - (std::int64_t{1} << 39));
+  }
+  /// The lists of who has most for his weight. What is public and goes on is passed over, to the
+  /// young end; where there are many of these, the richest tenant pays.
+  [[gnu::noinline]] const RetainedList* lists_of_richest() noexcept {
+    const std::int32_t richest = shares_->richest();
+    if (richest < 0) return lists_.begin();
+    if (!shares_->has_more(TenantShares::everybody, richest)) return lists_of(richest);
+    const RetainedList* list = lists_.begin();
+    while (list->oldest == none) ++list;
+    for (int passed = 0; passed < 8; ++passed) {
+      const NodeIndex n = list->oldest;
+      if (topology_.node(n).first_child == none) return list;
+      unretain(n);
+      retain(n);
+    }
+    return lists_of(richest);
+  }
+  [[gnu::noinline]] void keep_to_quotas() noexcept {
+    for (std::int32_t tenant; (tenant = shares_->above_quota()) >= 0;)
+      if (!evict_one_chunk(lists_of(tenant))) shares_->forgive(tenant);
   }
 
   // ---- learning ------------------------------------------------------------------------------
@@ -389,9 +431,7 @@ class Retention {
   /// The leaf that is worth least of those that are the oldest of their group, in the level of the
   /// first list that has any. The oldest of all is one: what is below a node is older than it.
   [[gnu::noinline]] NodeIndex least_valuable(const RetainedList& first) noexcept {
-    if (victim_ != none &&
-        key_of(topology_.node(victim_)) / keys_per_level == first.key / keys_per_level)
-      return victim_;
+    if (victim_ != none && is_of_level(first.key, key_of(topology_.node(victim_)))) return victim_;
     victim_ = first.oldest;
     if (first.key == key_of_pinned) return victim_;
     std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
@@ -399,7 +439,7 @@ class Retention {
     const std::uint32_t time = now();
     bool found = false;
     for (const RetainedList* list = &first;
-         list != lists_.end() && list->key < first.key + keys_per_level; ++list) {
+         list != lists_.end() && is_of_level(first.key, list->key); ++list) {
       if (list->oldest == none) continue;
       const TreeNode& n = topology_.node(list->oldest);
       const std::uint32_t age = time - n.since;
@@ -447,8 +487,9 @@ class Retention {
   TreeStats& stats_;
   Array<RetainedList> lists_;  // by key, ascending
   Array<PinRecord> pins_;
-  std::unique_ptr<ReuseModel> model_;  // where the policy learns
-  NodeIndex victim_ = none;            // is evicted from its end, until it is gone or used
+  std::unique_ptr<ReuseModel> model_;     // where the policy learns
+  std::unique_ptr<TenantShares> shares_;  // where it tells tenants apart
+  NodeIndex victim_ = none;               // is evicted from its end, until it is gone or used
 };
 
 }  // namespace detail

@@ -177,7 +177,8 @@ class TokenTree {
         match.length < found ? match.length : size - size % core.prefixes.unit();
     const SequenceIndex joined = core.join(
         match,
-        {size, public_length(prompt, options), published_end, retention_.level(options.priority)},
+        {size, public_length(prompt, options), published_end, retention_.level(options.priority),
+         terms_of(retention_, options.name_space.tenant, core.topology.geometry.shift)},
         options, [&](const TreeNode& n, std::int32_t position) {
           store(n, 0, prompt.subspan(to_size(position), to_size(n.length)));
         });

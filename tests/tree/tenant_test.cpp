@@ -1,0 +1,233 @@
+// Shares of the cache: what one tenant's flood leaves to others, weights, quotas, what is public.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/prefix_tree.hpp"
+#include "tests/support/random.hpp"
+#include "tests/support/steps.hpp"
+
+using namespace chunkattn;
+using test::iota;
+
+namespace {
+
+/// A policy of one's own: Lru with weights and quotas by tenant.
+struct Shares : Lru {
+  std::map<std::uint64_t, std::uint32_t> weights;
+  std::map<std::uint64_t, std::size_t> quotas;
+  [[nodiscard]] std::uint32_t weight(std::uint64_t tenant) const noexcept {
+    const auto at = weights.find(tenant);
+    return at == weights.end() ? 1 : at->second;
+  }
+  [[nodiscard]] std::size_t quota(std::uint64_t tenant) const noexcept {
+    const auto at = quotas.find(tenant);
+    return at == quotas.end() ? std::numeric_limits<std::size_t>::max() : at->second;
+  }
+};
+template <class Policy = Shares>
+using TreeOf = PrefixTree<int, 4, PoolAllocator, Policy>;
+
+InsertOptions of(std::uint64_t tenant, std::size_t public_length = 0) {
+  return {.name_space = {.tenant = tenant}, .public_length = public_length, .compute_last = false};
+}
+/// Joins, is computed, and leaves.
+template <class Tree>
+void pass(Tree& tree, const std::vector<int>& prompt, const InsertOptions& options) {
+  auto s = tree.insert(prompt, options);
+  test::load(s);
+}
+/// The i-th prompt of a tenant, of 3 chunks.
+std::vector<int> prompt(int i) {
+  return iota(100 * i, 12);
+}
+template <class Tree>
+std::size_t num_cached(const Tree& tree, std::uint64_t tenant, int begin, int end) {
+  std::size_t tokens = 0;
+  for (int i = begin; i < end; ++i) tokens += tree.match_prefix(prompt(i), of(tenant)).cached;
+  return tokens;
+}
+Shares fair(std::map<std::uint64_t, std::uint32_t> weights = {},
+            std::map<std::uint64_t, std::size_t> quotas = {}) {
+  Shares policy;
+  policy.fair = true;
+  policy.weights = std::move(weights);
+  policy.quotas = std::move(quotas);
+  return policy;
+}
+
+}  // namespace
+
+TEST_CASE("a flood leaves other tenants what is within their share") {
+  for (const bool learns : {false, true})
+    for (const bool shares : {false, true}) {
+      CAPTURE(shares);
+      CAPTURE(learns);
+      TreeOf<Lru> tree(PoolAllocator{.max_chunks = 100}, {}, {.learns = learns, .fair = shares});
+      for (int i = 0; i < 10; ++i) pass(tree, prompt(i), of(1));
+      for (int i = 0; i < 15; ++i) pass(tree, prompt(i), of(2));
+      for (int i = 0; i < 1000; ++i) {
+        pass(tree, prompt(i), of(3));
+        tree.check_invariants();
+      }
+      CHECK(num_cached(tree, 1, 0, 10) == (shares ? 120u : 0u));
+      // A third of 400 tokens is 133; the last chunk may be given for another.
+      const std::size_t second = num_cached(tree, 2, 0, 15);
+      CHECK(second >= (shares ? 132u : 0u));
+      CHECK(second <= (shares ? 144u : 0u));
+      CHECK(tree.stats().used_chunks == 100);
+    }
+}
+
+TEST_CASE("tenants have the cache by their weights") {
+  TreeOf<> tree(PoolAllocator{.max_chunks = 600}, {}, fair({{1, 1}, {2, 2}, {3, 3}}));
+  test::Random random(test::run_seed());
+  for (int i = 0; i < 3000; ++i)
+    pass(tree, prompt(i), of(static_cast<std::uint64_t>(random.uniform(1, 3))));
+  for (std::uint64_t tenant = 1; tenant <= 3; ++tenant) {
+    const std::size_t share = 2400 * tenant / 6, cached = num_cached(tree, tenant, 0, 3000);
+    CAPTURE(tenant);
+    CHECK(cached + 13 > share);
+    CHECK(cached < share + 13);
+  }
+}
+
+TEST_CASE("who is alone has everything, and gives it back piece by piece") {
+  TreeOf<> tree(PoolAllocator{.max_chunks = 90}, {}, fair());
+  for (int i = 0; i < 200; ++i) pass(tree, prompt(i), of(1));
+  CHECK(num_cached(tree, 1, 0, 200) == 360);
+  for (int i = 0; i < 10; ++i) pass(tree, prompt(i), of(2));
+  CHECK(num_cached(tree, 1, 0, 200) == 240);
+  CHECK(num_cached(tree, 2, 0, 10) == 120);
+  for (int i = 10; i < 200; ++i) pass(tree, prompt(i), of(2));
+  const std::size_t left = num_cached(tree, 1, 0, 200);  // but for a chunk, as both have as much
+  CHECK(left >= 176);
+  CHECK(left <= 180);
+  CHECK(num_cached(tree, 1, 185, 200) == left);  // the latest
+}
+
+TEST_CASE("victims are the oldest of who has most for his weight, as a plain list says") {
+  struct Entry {
+    std::uint64_t tenant;
+    int prompt;
+  };
+  test::Random random(test::run_seed());
+  for (int round = 0; round < test::scaled(20); ++round) {
+    const Shares policy = fair({{1, 7}, {2, 11}, {3, 13}, {4, 2}});
+    TreeOf<> tree(PoolAllocator{.max_chunks = 60}, {}, policy);
+    std::vector<Entry> cached;  // of a chunk each, the oldest first
+    for (int i = 0; i < 1500; ++i) {
+      const Entry next{static_cast<std::uint64_t>(random.uniform(1, 4)), random.uniform(0, 40)};
+      const auto tokens = iota(100 * next.prompt, 4);
+      const auto at = std::ranges::find_if(cached, [&](const Entry& e) {
+        return e.tenant == next.tenant && e.prompt == next.prompt;
+      });
+      CHECK(tree.match_prefix(tokens, of(next.tenant)).cached == (at == cached.end() ? 0u : 4u));
+      if (at != cached.end()) {
+        cached.erase(at);
+      } else if (cached.size() == 60) {
+        std::map<std::uint64_t, std::uint64_t> counts;
+        for (const Entry& e : cached) ++counts[e.tenant];
+        std::vector<std::uint64_t> richest;
+        for (const auto& [tenant, count] : counts) {
+          const auto more = [&](std::uint64_t other) {
+            return count * policy.weight(other) > counts[other] * policy.weight(tenant);
+          };
+          if (richest.empty() || more(richest[0]))
+            richest = {tenant};
+          else if (count * policy.weight(richest[0]) == counts[richest[0]] * policy.weight(tenant))
+            richest.push_back(tenant);
+        }
+        pass(tree, tokens, of(next.tenant));
+        // Where several have as much, either may go.
+        bool found = false;
+        for (const std::uint64_t tenant : richest) {
+          const auto oldest = std::ranges::find(cached, tenant, &Entry::tenant);
+          if (found || tree.match_prefix(iota(100 * oldest->prompt, 4), of(tenant)).cached > 0)
+            continue;
+          cached.erase(oldest);
+          found = true;
+        }
+        REQUIRE(found);
+        cached.push_back(next);
+        continue;
+      }
+      pass(tree, tokens, of(next.tenant));
+      cached.push_back(next);
+    }
+    tree.check_invariants();
+    for (const Entry& e : cached)
+      CHECK(tree.match_prefix(iota(100 * e.prompt, 4), of(e.tenant)).cached == 4);
+  }
+}
+
+TEST_CASE("nobody has more cached than his quota, even if there is room") {
+  TreeOf<> tree(PoolAllocator{.max_chunks = 1000}, {}, fair({}, {{2, 9}}));
+  for (int i = 0; i < 20; ++i) {
+    pass(tree, prompt(i), of(1));
+    pass(tree, prompt(i), of(2));
+    CHECK(num_cached(tree, 2, 0, 20) <= 36);
+    tree.check_invariants();
+  }
+  CHECK(num_cached(tree, 1, 0, 20) == 240);
+  CHECK(num_cached(tree, 2, 17, 20) == 36);
+  // What a live sequence has is not cached, and nothing of it goes.
+  std::vector<TreeOf<>::Sequence> live;
+  for (int i = 17; i < 30; ++i) {
+    live.push_back(tree.insert(prompt(i), of(2)));
+    test::load(live.back());
+  }
+  CHECK(num_cached(tree, 2, 17, 30) == 156);
+  live.clear();
+  CHECK(num_cached(tree, 2, 17, 30) == 36);
+}
+
+TEST_CASE("a tenant's terms are those of his last prompt") {
+  TreeOf<> tree(PoolAllocator{.max_chunks = 1000}, {}, fair());
+  CHECK_THROWS_AS(TreeOf<>({}, {}, fair({{1, 0}})).insert(prompt(0), of(1)), InvalidArgument);
+  CHECK_THROWS_AS(TreeOf<>({}, {}, fair({{1, 2u << 20}})).insert(prompt(0), of(1)),
+                  InvalidArgument);
+}
+
+TEST_CASE("what is public counts for nobody, and stays while somebody goes on from it") {
+  TreeOf<> tree(PoolAllocator{.max_chunks = 60}, {}, fair());
+  const auto with_public = [](int first, int i) {
+    std::vector<int> tokens = iota(first, 80);
+    for (const int token : iota(1000 * i, 12)) tokens.push_back(token);
+    return tokens;
+  };
+  for (int i = 1; i <= 4; ++i) pass(tree, with_public(0, i), of(1, 80));
+  for (int i = 0; i < 200; ++i) {
+    pass(tree, prompt(i), of(2));
+    tree.check_invariants();
+  }
+  // 20 chunks are public; of the other 40 the first has his 12, though the second floods.
+  for (int i = 1; i <= 4; ++i) CHECK(tree.match_prefix(with_public(0, i), of(1, 80)).cached == 92);
+  // Who floods what is public evicts that.
+  for (int i = 1; i <= 100; ++i) pass(tree, iota(10000 * i, 16), of(3, 16));
+  CHECK(tree.match_prefix(with_public(0, 4), of(1, 80)).cached == 92);
+  CHECK(num_cached(tree, 2, 190, 200) > 0);
+}
+
+TEST_CASE("pins hold against shares, and are nobody's") {
+  Shares policy = fair();
+  policy.max_pinned = 50;
+  TreeOf<> tree(PoolAllocator{.max_chunks = 60}, {}, policy);
+  for (int i = 0; i < 10; ++i) pass(tree, prompt(i), of(1));
+  std::vector<TreeOf<>::Pin> pins;
+  for (int i = 0; i < 10; ++i) pins.push_back(tree.pin(prompt(i), of(1)));
+  for (int i = 0; i < 100; ++i) pass(tree, prompt(i), of(1));
+  CHECK(num_cached(tree, 1, 0, 10) == 120);
+  CHECK(num_cached(tree, 1, 10, 100) == 120);
+  pins.clear();
+  tree.check_invariants();
+  for (int i = 0; i < 100; ++i) pass(tree, prompt(i), of(2));
+  CHECK(num_cached(tree, 1, 0, 100) >= 116);
+}
