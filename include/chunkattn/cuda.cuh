@@ -119,11 +119,6 @@ class KvCache<Cuda, T> {
     return view(index);
   }
 
-  /// The views of all layers, as an array in device memory: for ChunkAttention<Cuda>::copy_rows().
-  /// Their num_chunks is that of the construction; addresses are right for every chunk.
-  [[nodiscard]] const KvView<T>* device_layers() const noexcept {
-    return reinterpret_cast<const KvView<T>*>(views_.data());
-  }
   /// The number of the tree whose chunks these are, 0 for none.
   [[nodiscard]] std::uint64_t tree_id() const noexcept { return chunks_.tree_id; }
   /// The options that it was made with.
@@ -151,14 +146,8 @@ class KvCache<Cuda, T> {
     while (slab_shift_ < 16 && bytes_per_chunk() << slab_shift_ < slab_target) ++slab_shift_;
     max_slabs_ = std::max<std::size_t>(1, (chunk_limit + per_slab() - 1) >> slab_shift_);
     table_ = detail::cuda::DeviceMemory(max_slabs_ * num_tables() * sizeof(T*));
-    views_ = detail::cuda::DeviceMemory(static_cast<std::size_t>(options.num_layers) *
-                                        sizeof(KvView<T>));
     grow(num_chunks);
     write_check_ = detail::make_write_check(options, chunks_);
-    std::vector<KvView<T>> views;
-    for (int l = 0; l < options.num_layers; ++l) views.push_back(view(l));
-    const std::size_t bytes = views.size() * sizeof(KvView<T>);
-    detail::cuda::copy_now(views_.data(), bytes, views.data(), bytes, 1);
   }
 
   static constexpr std::size_t slab_target = std::size_t{64} << 20;
@@ -227,7 +216,7 @@ class KvCache<Cuda, T> {
   int slab_shift_ = 0;
   std::size_t max_slabs_ = 0;
   std::size_t num_chunks_ = 0;
-  detail::cuda::DeviceMemory table_, views_;
+  detail::cuda::DeviceMemory table_;
   std::vector<detail::cuda::DeviceMemory> slabs_;
   detail::ChunkSource chunks_;
   std::shared_ptr<detail::WriteCheck> write_check_;
@@ -314,30 +303,33 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   }
 
   /// Makes the plan's row copies in this layer, then stores K and V of the plan's query tokens.
-  /// Rows whose K/V is already written are skipped. Calling it twice is harmless.
+  /// Rows whose K/V is already written are skipped. Calling it twice is harmless. An engine whose
+  /// own kernels store K and V passes neither: then it makes the copies.
   ///
   /// \param layer  K and V memory of the layer, on the device
   /// \param plan   what AttentionPlan::build() gave for the step
   /// \param k, v   device memory [num_rows][num_kv_heads][HeadDim] (v: ValueDim), in the caller's
-  ///               order, of T (as CUDA's headers name it, too) or float (rounded to nearest even)
+  ///               order, of T (as CUDA's headers name it, too); or both empty
   /// \throws InvalidArgument, with nothing changed, for sizes that do not fit each other, a plan
   ///         that is out of date, and a layer of another tree
   template <class T, class X>
   void write(const KvView<T>& layer, const LiveView& plan, std::span<X> k, std::span<X> v,
              cudaStream_t stream) {
-    using Source = detail::own_element<std::remove_const_t<X>>;
-    static_assert(std::is_same_v<Source, T> || std::is_same_v<Source, float>,
-                  "write: K and V must be of the layer's element type or float");
+    static_assert(std::is_same_v<detail::own_element<std::remove_const_t<X>>, T>,
+                  "write: K and V must be of the layer's element type");
     detail::check_current(plan);
     const detail::cuda::CurrentDevice device(state_.checks_.device());
     const PlanView& view = plan;
     state_.check_layer(layer, plan);
     detail::check_own_v(layer);
-    const std::size_t kv_lines = state_.line_count(view, state_.limits_.num_kv_heads);
-    state_.check_size("k.size()", k.size(), kv_lines * HeadDim);
-    state_.check_size("v.size()", v.size(), kv_lines * ValueDim);
-    state_.checks_.pointer("k", k.data());
-    state_.checks_.pointer("v", v.data());
+    const bool copies_only = k.empty() && v.empty();
+    if (!copies_only) {
+      const std::size_t kv_lines = state_.line_count(view, state_.limits_.num_kv_heads);
+      state_.check_size("k.size()", k.size(), kv_lines * HeadDim);
+      state_.check_size("v.size()", v.size(), kv_lines * ValueDim);
+      state_.checks_.pointer("k", k.data());
+      state_.checks_.pointer("v", v.data());
+    }
     prepare(plan, stream);
     const bool capturing = detail::cuda::is_capturing(stream);
     // A graph is replayed with other plans: as large as any may need.
@@ -346,45 +338,13 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     const std::int64_t copies = (capturing ? state_.limits_.max_copies : view.num_copies) * heads;
     constexpr int at_once = detail::cuda::written_lines(std::max(HeadDim, ValueDim));
     const int grid = state_.small_grid(std::max((lines + at_once - 1) / at_once, copies));
-    const auto enqueue = [&]<class From>(const From* from_k, const From* from_v) {
-      detail::cuda::launch("write_kernel",
-                           state_.template kernel<detail::cuda::WriteKernel<T, From>>(capturing),
-                           grid, detail::cuda::small_threads, 0, stream,
-                           {state_.upload_.memory(), layer, from_k, from_v});
-    };
-    // (nvcc 13.0 cannot write the host side of a kernel with an argument named by an alias.)
-    if constexpr (std::is_same_v<Source, T>)
-      enqueue(reinterpret_cast<const T*>(k.data()), reinterpret_cast<const T*>(v.data()));
-    else
-      enqueue(k.data(), v.data());
+    detail::cuda::launch("write_kernel",
+                         state_.template kernel<detail::cuda::WriteKernel<T>>(capturing), grid,
+                         detail::cuda::small_threads, 0, stream,
+                         {state_.upload_.memory(), layer, reinterpret_cast<const T*>(k.data()),
+                          reinterpret_cast<const T*>(v.data())});
     state_.checks_.enqueued(stream);
-    detail::note_written(layer, view);
-  }
-
-  /// Makes the plan's row copies in every layer by one launch, for engines that do not call
-  /// write(). (write() makes them again, which is harmless.)
-  /// \param first   the view of any of the layers
-  /// \param layers  device array of num_layers views of the same geometry: KvCache::device_layers()
-  /// \param plan    what AttentionPlan::build() gave for the step
-  template <class T>
-  void copy_rows(const KvView<T>& first, const KvView<T>* layers, int num_layers,
-                 const LiveView& plan, cudaStream_t stream) {
-    detail::check_current(plan);
-    const detail::cuda::CurrentDevice device(state_.checks_.device());
-    const PlanView& view = plan;
-    state_.check_layer(first, plan);
-    detail::check_argument(num_layers > 0, "num_layers", num_layers, "at least 1");
-    state_.checks_.pointer("layers", layers, alignof(KvView<T>));
-    prepare(plan, stream);
-    const bool capturing = detail::cuda::is_capturing(stream);
-    if (!capturing && view.num_copies == 0) return;
-    const std::int64_t copies = capturing ? state_.limits_.max_copies : view.num_copies;
-    detail::cuda::launch(
-        "copy_rows_kernel", state_.template kernel<detail::cuda::CopyRowsKernel<T>>(capturing),
-        state_.small_grid(copies * num_layers * state_.limits_.num_kv_heads),
-        detail::cuda::small_threads, 0, stream,
-        {state_.upload_.memory(), layers, num_layers, state_.limits_.num_kv_heads});
-    state_.checks_.enqueued(stream);
+    if (!copies_only) detail::note_written(layer, view);
   }
 
   /// Causal attention of the plan's rows over their whole contexts. NaN in, NaN out, as on the CPU

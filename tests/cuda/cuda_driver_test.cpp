@@ -62,8 +62,8 @@ TEST_CASE("a cache and an attention object belong to their device, whichever is 
     engine->stream.drain();
     engine->attention->prepare(layer, engine->view, chunkattn::SlidingWindow{1000},
                                &engine->stream);
-    engine->attention->copy_rows(layer, engine->cache.device_layers(), 1, engine->view,
-                                 &engine->stream);
+    engine->attention->write(layer, engine->view, std::span<chunkattn::half>(),
+                             std::span<chunkattn::half>(), &engine->stream);
     engine->attention->write(layer, engine->view, step->k->span(), step->v->span(),
                              &engine->stream);
     if (tokens == 60) engine->stream.drain();

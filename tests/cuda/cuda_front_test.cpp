@@ -85,25 +85,6 @@ TEST_CASE("write and run have the bits of the template's, with and without a var
   engine.steps.clear();
 }
 
-TEST_CASE("K and V may be float") {
-  Problem engine(32);
-  simt::Step& step = engine.new_step();
-  const auto any = make_attention<Cuda, Sizes, ElementTypes<half>>(16, Engine::limits());
-  const auto cache = any->make_cache(engine.tree, ElementType::half, {1, simt::kv_heads});
-  DeviceArray<float> k(step.k->size), v(step.v->size);
-  for (std::size_t i = 0; i < k.size; ++i) k.span()[i] = to_float(step.k->span()[i]);
-  for (std::size_t i = 0; i < v.size; ++i) v.span()[i] = to_float(step.v->span()[i]);
-  any->write(cache->layer(0), engine.view, k.span(), v.span(), &engine.stream);
-  any->write(engine.cache.layer(0), engine.view, step.k->span(), step.v->span(), &engine.stream);
-  DeviceArray<half> out(step.out->size);
-  any->run(cache->layer(0), engine.view, step.q->span(), out.span(), {.stream = &engine.stream});
-  any->run(engine.cache.layer(0), engine.view, step.q->span(), step.out->span(),
-           {.stream = &engine.stream});
-  engine.stream.drain();
-  CHECK(same_bits<half>(out.span(), step.out->span()));
-  engine.check_steps();
-}
-
 TEST_CASE("arrays of CUDA's own types are taken as they are") {
   Problem engine(35);
   simt::Step& step = engine.new_step();

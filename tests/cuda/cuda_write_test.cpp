@@ -72,7 +72,7 @@ TEST_CASE("tokens and row copies reach their places by one launch") {
       random.fill(new_v);
       simt::current_schedule() = {simt::Order::shuffled, simt::Copies::at_wait, random.bits()};
       simt::launch(grid, small_threads, 0, [&] {
-        write_kernel<half, half>({plan.memory(), kv.view, new_k.data(), new_v.data()});
+        write_kernel<half>({plan.memory(), kv.view, new_k.data(), new_v.data()});
       });
 
       int wrong = 0;

@@ -8,8 +8,6 @@ namespace cuda = chunkattn::detail::cuda;
 
 template __global__ void cuda::attention_kernel<ELEMENT, HEAD_DIM, VALUE_DIM>(
     const cuda::AttentionArguments<ELEMENT>);
-template __global__ void cuda::write_kernel<ELEMENT, ELEMENT>(
-    const cuda::WriteArguments<ELEMENT, ELEMENT>);
-template __global__ void cuda::copy_rows_kernel<ELEMENT>(const cuda::CopyArguments<ELEMENT>);
+template __global__ void cuda::write_kernel<ELEMENT>(const cuda::WriteArguments<ELEMENT>);
 template __global__ void cuda::begin_step_kernel<false>(const cuda::PlanMemory);
 template __global__ void cuda::begin_step_kernel<true>(const cuda::PlanMemory);

@@ -2,10 +2,12 @@
 // to.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <vector>
 
 #include "../base/check.hpp"
-#include "known_pointers.hpp"
 #include "runtime.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -18,6 +20,7 @@ class CallChecks {
   /// \param streams   watch that two streams are not used at the same time
   CallChecks(int device, bool pointers, bool streams)
       : device_(device), pointers_(pointers), streams_(streams) {
+    known_.reserve(most_known);
 #if CUDART_VERSION >= 12080  // whose cudaStreamGetDevice may be newer than the driver
     int version = 0;
     check_cuda(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
@@ -32,7 +35,9 @@ class CallChecks {
     detail::check_argument(pointer != nullptr, name, pointer, "device memory");
     detail::check_argument(reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0, name,
                            pointer, {"an address that is a multiple of ", alignment});
-    if (!pointers_ || known_.contains(pointer)) return;
+    if (!pointers_) return;
+    const auto at = std::lower_bound(known_.begin(), known_.end(), pointer, std::less<>());
+    if (at != known_.end() && *at == pointer) return;
     cudaPointerAttributes attributes{};
     check_cuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
     detail::check_argument(
@@ -40,7 +45,11 @@ class CallChecks {
         pointer, "device memory, this is host memory");
     detail::check_argument(attributes.type != cudaMemoryTypeDevice || attributes.device == device_,
                            name, attributes.device, {"memory of device ", device_});
-    known_.insert(pointer);
+    // More than a model of 128 layers with buffers of their own uses: they are not of one.
+    if (known_.size() == most_known)
+      known_.assign(1, pointer);
+    else
+      known_.insert(at, pointer);
   }
 
   /// `stream` is of the device (older drivers cannot tell), and what was enqueued on another has
@@ -70,10 +79,12 @@ class CallChecks {
   }
 
  private:
+  static constexpr std::size_t most_known = 1536;
+
   int device_;
   bool pointers_, streams_;
-  bool knows_devices_ = false;  // the driver, of streams
-  KnownPointers known_;
+  bool knows_devices_ = false;      // the driver, of streams
+  std::vector<const void*> known_;  // sorted addresses that the driver was asked about
   cudaStream_t stream_ = nullptr;
   bool known_stream_ = false;
   Event last_work_;

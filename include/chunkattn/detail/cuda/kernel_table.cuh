@@ -69,13 +69,9 @@ struct SmallKernel {
     return std::numeric_limits<int>::max();
   }
 };
-template <class T, class X>
-struct WriteKernel : SmallKernel {
-  static auto pointer() { return &write_kernel<T, X>; }
-};
 template <class T>
-struct CopyRowsKernel : SmallKernel {
-  static auto pointer() { return &copy_rows_kernel<T>; }
+struct WriteKernel : SmallKernel {
+  static auto pointer() { return &write_kernel<T>; }
 };
 
 /// Host address of the attention kernel of a variant. Not inlined, so that all translation units

@@ -2,9 +2,9 @@
 // step from one token to the next without the host.
 #pragma once
 
+#include "../../kv_view.hpp"
 #include "device_plan.hpp"
 #include "locate.hpp"
-#include "merge.cuh"
 #include "ptx.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -17,29 +17,13 @@ struct alignas(16) Piece16 {
   std::uint32_t words[4];
 };
 
-template <class T, class X>
+template <class T>
 struct WriteArguments {
   PlanMemory plan;
   KvView<T> kv;
-  const X* k;  ///< [num_rows][num_kv_heads][head_dim], the caller's order
-  const X* v;  ///< [num_rows][num_kv_heads][value_dim], the caller's order
+  const T* k;  ///< [num_rows][num_kv_heads][head_dim], the caller's order
+  const T* v;  ///< [num_rows][num_kv_heads][value_dim], the caller's order
 };
-
-template <class T, class X>
-CHUNKATTN_DEVICE Piece16 read_piece(const X* from) {
-  if constexpr (std::is_same_v<X, T>) {
-    return *reinterpret_cast<const Piece16*>(from);
-  } else {
-    Piece16 piece;
-    const Float4 low = reinterpret_cast<const Float4*>(from)[0];
-    const Float4 high = reinterpret_cast<const Float4*>(from)[1];
-    piece.words[0] = ptx::pack<T>(low.v[0], low.v[1]);
-    piece.words[1] = ptx::pack<T>(low.v[2], low.v[3]);
-    piece.words[2] = ptx::pack<T>(high.v[0], high.v[1]);
-    piece.words[3] = ptx::pack<T>(high.v[2], high.v[3]);
-    return piece;
-  }
-}
 
 /// Pieces of the longer of a token's two rows.
 template <class T>
@@ -73,16 +57,17 @@ CHUNKATTN_HD constexpr int written_lines(int dim) noexcept {
 
 /// Stores K and V of the plan's tokens, one each of many sequences or runs of many, and performs
 /// the plan's row copies. In any order: no row that is copied from or to is one that the step
-/// writes. X: T or float.
-template <class T, class X>
-CHUNKATTN_KERNEL write_kernel(const WriteArguments<T, X> args) {
+/// writes.
+template <class T>
+CHUNKATTN_KERNEL write_kernel(const WriteArguments<T> args) {
   const int heads = args.kv.num_kv_heads;
   const int pieces = most_pieces(args.kv);
   const int lines_per_block = written_lines(pieces * 8);
   const int own_line = ptx::thread_index() / pieces;
   const int piece = ptx::thread_index() % pieces;
   // Lines fit 32 bits, one step beyond the last of them 32 without a sign.
-  const auto lines = static_cast<std::uint32_t>(args.plan.header->num_rows * heads);
+  const int rows = args.k != nullptr ? args.plan.header->num_rows : 0;
+  const auto lines = static_cast<std::uint32_t>(rows * heads);
   const auto stride = static_cast<std::uint32_t>(ptx::grid_size() * lines_per_block);
   auto line = static_cast<std::uint32_t>(ptx::block_index() * lines_per_block + own_line);
   if (own_line >= lines_per_block) line = lines;  // threads left over
@@ -90,10 +75,10 @@ CHUNKATTN_KERNEL write_kernel(const WriteArguments<T, X> args) {
     const WriteTarget target = args.plan.writes[line / static_cast<std::uint32_t>(heads)];
     if (target.chunk == no_chunk) continue;
     const int head = static_cast<int>(line % static_cast<std::uint32_t>(heads));
-    const auto store = [&](T* to, const X* from, int dim) {
+    const auto store = [&](T* to, const T* from, int dim) {
       if (piece * 8 < dim)
         *reinterpret_cast<Piece16*>(to + piece * 8) =
-            read_piece<T>(from + std::int64_t{line} * dim + piece * 8);
+            *reinterpret_cast<const Piece16*>(from + std::int64_t{line} * dim + piece * 8);
     };
     store(args.kv.k_row(target.chunk, head, target.offset), args.k, args.kv.head_dim);
     store(args.kv.v_row(target.chunk, head, target.offset), args.v, args.kv.dim_of_v());
@@ -101,24 +86,6 @@ CHUNKATTN_KERNEL write_kernel(const WriteArguments<T, X> args) {
   const int copies = args.plan.header->num_copies * heads;
   for (int i = ptx::block_index(); i < copies; i += ptx::grid_size())
     copy_rows(args.kv, args.plan.copies[i / heads], i % heads);
-}
-
-template <class T>
-struct CopyArguments {
-  PlanMemory plan;
-  const KvView<T>* layers;  ///< device array of num_layers views
-  std::int32_t num_layers;
-  std::int32_t num_kv_heads;
-};
-
-/// Performs the plan's row copies in every layer. A block takes (copy, layer, KV head) triples.
-template <class T>
-CHUNKATTN_KERNEL copy_rows_kernel(const CopyArguments<T> args) {
-  const int heads = args.num_kv_heads;
-  const int items = args.plan.header->num_copies * args.num_layers * heads;
-  for (int item = ptx::block_index(); item < items; item += ptx::grid_size())
-    copy_rows(args.layers[item / heads % args.num_layers],
-              args.plan.copies[item / heads / args.num_layers], item % heads);
 }
 
 /// What comes before a step's launches. The tickets are to be zero: if launches have left others,

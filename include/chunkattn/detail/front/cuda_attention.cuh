@@ -57,16 +57,9 @@ class CudaAttention final : public AnyAttention {
              const ConstElements& v, void* stream) override {
     detail::check_same_type("v.type", v.type, "k", k.type);
     detail::with_layer(Types{}, layer, [&]<class T>(const KvView<T>& view) {
-      const auto write_as = [&]<class X>(X*) {
-        attention_.write(view, plan, detail::typed<X>(k), detail::typed<X>(v),
-                         static_cast<cudaStream_t>(stream));
-      };
-      if (k.type == ElementType::float32) {
-        write_as(static_cast<float*>(nullptr));
-      } else {
-        detail::check_same_type("k.type", k.type, "the layer (or float)", layer.type());
-        write_as(static_cast<T*>(nullptr));
-      }
+      detail::check_same_type("k.type", k.type, "the layer", layer.type());
+      attention_.write(view, plan, detail::typed<T>(k), detail::typed<T>(v),
+                       static_cast<cudaStream_t>(stream));
     });
   }
 
