@@ -56,7 +56,7 @@ class TreeEngine final : public Engine {
     // The last token that is generated needs no position: it is not computed.
     request.max_length = std::min(request.max_length, positions() + 1);
     const std::vector<int> prompt = std::move(request.prompt);
-    const auto job = std::make_shared<Job>(std::move(request), prompt.size());
+    const auto job = std::make_shared<LiveRequest>(std::move(request), prompt.size());
     jobs_.emplace(job->request.id, job);
     ++num_waiting_;
     // Without sharing, every choice computes the prompt by itself.
@@ -83,7 +83,7 @@ class TreeEngine final : public Engine {
   void stop(RequestId id, int choice) override {
     const auto found = jobs_.find(id);
     if (found == jobs_.end()) return;
-    const std::shared_ptr<Job> job = found->second;
+    const std::shared_ptr<LiveRequest> job = found->second;
     if (choice < 0 || choice >= job->request.choices || job->has_ended(choice)) return;
     end(*job, {id, choice, -1, Finish::stop, 0});
     sweep();
@@ -183,21 +183,21 @@ class TreeEngine final : public Engine {
   // --- ends
   // ---------------------------------------------------------------------------------------
 
-  void end(Job& job, const Event& last) {
+  void end(LiveRequest& job, const Event& last) {
     events_.push_back(last);
     job.ended[static_cast<std::size_t>(last.choice)] = 1;
     if (--job.open > 0) return;
     if (!job.joined) --num_waiting_;
     jobs_.erase(job.request.id);
   }
-  void end_all(std::shared_ptr<Job> job, Finish finish) {
+  void end_all(std::shared_ptr<LiveRequest> job, Finish finish) {
     for (int choice = 0; choice < job->request.choices; ++choice)
       if (!job->has_ended(choice)) end(*job, {job->request.id, choice, -1, finish, 0});
   }
   void expire(double now) {
     const std::size_t before = jobs_.size();
     for (auto at = jobs_.begin(); at != jobs_.end();) {
-      const std::shared_ptr<Job> job = (at++)->second;  // which end_all() takes out
+      const std::shared_ptr<LiveRequest> job = (at++)->second;  // which end_all() takes out
       if (job->request.deadline < now)
         end_all(job, Finish::deadline);
       else if (!job->joined && job->request.start_by < now)
@@ -451,7 +451,7 @@ class TreeEngine final : public Engine {
 
   /// The next token of a choice, and what that means for it.
   int choose(Work& work, std::span<const float> logits, std::size_t position) {
-    Job& job = *work.job;
+    LiveRequest& job = *work.job;
     work.preempted = 0;
     const int token = agreed_.next(
         [&] { return sampler_.sample(logits, job.request.sampling, work.choice, position); });
@@ -502,7 +502,7 @@ class TreeEngine final : public Engine {
   chunkattn::AttentionPlan plan_;
   PagedView paged_view_;
 
-  std::map<RequestId, std::shared_ptr<Job>> jobs_;
+  std::map<RequestId, std::shared_ptr<LiveRequest>> jobs_;
   std::deque<Work> waiting_;
   typename Tree::Waiting queue_;    // of these, with Order::cache, those that never ran
   std::size_t num_waiting_ = 0;     // requests

@@ -15,8 +15,8 @@
 namespace serve {
 
 /// A request until all of its choices have ended.
-struct Job {
-  Job(Request r, std::size_t prompt_tokens)
+struct LiveRequest {
+  LiveRequest(Request r, std::size_t prompt_tokens)
       : request(std::move(r)),
         prompt_size(prompt_tokens),
         open(request.choices),
@@ -38,7 +38,7 @@ constexpr int most_preemptions = 2;
 
 /// What one sequence is for: a choice, or a prompt that its choices have in common.
 struct Work {
-  std::shared_ptr<Job> job;
+  std::shared_ptr<LiveRequest> job;
   int choice = 0;
   /// It computes the prompt for all choices; they split off when that is done.
   bool splits = false;

@@ -31,7 +31,7 @@ class Leader final : public Engine {
   }
 
   void submit(Request request) override {
-    Message submitted;
+    RankMessage submitted;
     submitted.put(Command::submit);
     for_fields(request, [&](const auto& field) { submitted.put(field); });
     engine_->submit(std::move(request));  // may refuse it
@@ -74,7 +74,7 @@ class Leader final : public Engine {
 
   Communicator& ranks_;
   std::unique_ptr<Engine> engine_;
-  Message message_;  // what others do not know yet
+  RankMessage message_;  // what others do not know yet
   bool in_step_ = false;
 };
 
@@ -111,7 +111,7 @@ std::unique_ptr<Engine> lead(Communicator& ranks, std::unique_ptr<Engine> engine
 
 void follow(Communicator& ranks, Engine& engine) {
   for (;;) {
-    Message message;
+    RankMessage message;
     message.broadcast(ranks);
     while (!message.empty()) {
       switch (message.take<Command>()) {

@@ -38,7 +38,7 @@ class AgreedTokens {
 
  private:
   Communicator& ranks_;
-  Message tokens_;
+  RankMessage tokens_;
 };
 
 }  // namespace serve

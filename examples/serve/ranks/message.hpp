@@ -13,7 +13,7 @@
 namespace serve {
 
 /// What one rank writes and others, of the same program on the same kind of machine, read.
-class Message {
+class RankMessage {
  public:
   template <class T>
     requires std::is_trivially_copyable_v<T>
@@ -48,7 +48,7 @@ class Message {
   }
   /// Whether everything was taken.
   [[nodiscard]] bool empty() const { return taken_ == bytes_.size(); }
-  void append(const Message& other) { append(other.bytes_.data(), other.bytes_.size()); }
+  void append(const RankMessage& other) { append(other.bytes_.data(), other.bytes_.size()); }
 
   /// The message of all ranks becomes rank 0's.
   void broadcast(Communicator& ranks) {

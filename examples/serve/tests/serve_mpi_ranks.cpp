@@ -51,7 +51,7 @@ int check_collectives(Communicator& ranks) {
     ranks.gather(values[rank], all);
     expect(rank != 0 || all == concatenated, "gather");
 
-    Message message;
+    RankMessage message;
     if (rank == 0) message.put(values[size - 1]);
     message.broadcast(ranks);
     std::vector<float> received;
