@@ -30,7 +30,29 @@ struct Sampling {
   /// Choice i of a request draws from a stream of its own, by position. The same request with the
   /// same seed gets the same text; in batch-invariant mode whatever else runs.
   std::uint64_t seed = 0;
+  int top_k = 0;     ///< only so many of the most likely tokens; 0: all
+  double min_p = 0;  ///< only tokens of this part of the most likely one's probability; [0, 1]
+  double frequency_penalty = 0;  ///< off a token's logit for each time it was generated; [-2, 2]
+  double presence_penalty = 0;   ///< off it once if it was generated at all; [-2, 2]
+
+  [[nodiscard]] bool has_penalties() const {
+    return frequency_penalty != 0 || presence_penalty != 0;
+  }
 };
+
+/// Added to the logit of a token.
+struct LogitBias {
+  int token = 0;
+  float bias = 0;  ///< [-100, 100]
+};
+
+/// The logarithm of a token's probability, as the model has it: whatever Sampling says.
+struct TokenLogprob {
+  int token = 0;
+  float logprob = 0;
+};
+
+inline constexpr int most_logprobs = 20;
 
 struct Request {
   RequestId id = 0;            ///< of no other request that has not ended
@@ -38,6 +60,8 @@ struct Request {
   std::size_t max_length = 0;  ///< tokens at most, the prompt's included
   int choices = 1;             ///< texts wanted, 1 to 128; they share the prompt
   Sampling sampling = {};
+  std::vector<LogitBias> logit_bias = {};  ///< each token once
+  int logprobs = -1;         ///< of so many of the most likely tokens, 0 to 20; -1: of none
   std::uint64_t tenant = 0;  ///< shares K/V only with its own
   /// On the clock that step() is told; past it the request ends.
   double deadline = std::numeric_limits<double>::infinity();
@@ -62,6 +86,9 @@ struct Event {
   int token = -1;                ///< a new token; -1: the choice ended without one
   Finish finish = Finish::none;  ///< not none: the last event of this choice
   std::size_t cached = 0;        ///< prompt tokens that were found in the cache, in first events
+  /// Where Request::logprobs asks for it: the new token's, then those of the most likely ones, the
+  /// greatest first.
+  std::vector<TokenLogprob> logprobs = {};
 };
 
 /// How K/V is shared. The other two are what the tree is to be compared with.

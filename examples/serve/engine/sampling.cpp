@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -38,8 +40,7 @@ int Sampler::sample(std::span<const float> logits, const Sampling& sampling, int
     candidates_[i] = {weight, static_cast<int>(i)};
     sum += weight;
   }
-  Kept kept{candidates_.size(), sum};
-  if (sampling.top_p < 1) kept = keep_most_likely(sampling.top_p * sum);
+  const Kept kept = narrowed(sampling, sum);
   double rest = uniform_number(sampling.seed, choice, position) * kept.sum;
   for (std::size_t i = 0; i < kept.count; ++i) {
     rest -= candidates_[i].weight;
@@ -48,7 +49,27 @@ int Sampler::sample(std::span<const float> logits, const Sampling& sampling, int
   return greatest;  // rounding left a rest, or logits were not numbers
 }
 
-Sampler::Kept Sampler::keep_most_likely(double wanted) {
+/// Temperature has shaped the weights already. Then min_p, top_k, and top_p of what these leave.
+Sampler::Kept Sampler::narrowed(const Sampling& sampling, double sum) {
+  Kept kept{candidates_.size(), sum};
+  if (sampling.min_p > 0) kept = keep_least(sampling.min_p);  // the greatest weight is 1
+  const auto most = static_cast<std::size_t>(sampling.top_k);
+  if (most > 0 && most < kept.count) {
+    kept = keep_most_likely(std::numeric_limits<double>::infinity(), most);
+    candidates_.resize(kept.count);
+  }
+  if (sampling.top_p < 1) kept = keep_most_likely(sampling.top_p * kept.sum, kept.count);
+  return kept;
+}
+
+Sampler::Kept Sampler::keep_least(double weight) {
+  std::erase_if(candidates_, [weight](const Candidate& one) { return one.weight < weight; });
+  Kept kept{candidates_.size(), 0};
+  for (const Candidate& one : candidates_) kept.sum += one.weight;
+  return kept;
+}
+
+Sampler::Kept Sampler::keep_most_likely(double wanted, std::size_t most) {
   // A heap gives them in order, and few are needed of a large vocabulary. Equal weights: the first
   // token first.
   const auto less = [](const Candidate& a, const Candidate& b) {
@@ -57,7 +78,8 @@ Sampler::Kept Sampler::keep_most_likely(double wanted) {
   std::make_heap(candidates_.begin(), candidates_.end(), less);
   Kept kept{0, 0};
   auto end = candidates_.end();
-  while (end != candidates_.begin() && (kept.count == 0 || kept.sum < wanted)) {
+  while (end != candidates_.begin() && kept.count < most &&
+         (kept.count == 0 || kept.sum < wanted)) {
     std::pop_heap(candidates_.begin(), end, less);
     --end;
     kept.sum += end->weight;
@@ -67,13 +89,59 @@ Sampler::Kept Sampler::keep_most_likely(double wanted) {
   return kept;
 }
 
+std::span<const float> Sampler::adjusted(std::span<const float> logits, const Request& request,
+                                         const TokenCounts& counts) {
+  if (request.logit_bias.empty() && counts.empty()) return logits;
+  adjusted_.assign(logits.begin(), logits.end());
+  for (const LogitBias& one : request.logit_bias)
+    adjusted_[static_cast<std::size_t>(one.token)] += one.bias;
+  const Sampling& sampling = request.sampling;
+  for (const auto& [token, count] : counts)
+    adjusted_[static_cast<std::size_t>(token)] -=
+        static_cast<float>(count * sampling.frequency_penalty + sampling.presence_penalty);
+  return adjusted_;
+}
+
+std::vector<TokenLogprob> logprobs_of(std::span<const float> logits, int token, int most) {
+  const double largest = logits[static_cast<std::size_t>(argmax(logits))];
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit - largest);
+  const auto scored = [&](int one) {
+    const double logprob = logits[static_cast<std::size_t>(one)] - largest - std::log(sum);
+    return TokenLogprob{one, static_cast<float>(logprob)};
+  };
+  std::vector<int> tokens(logits.size());
+  std::iota(tokens.begin(), tokens.end(), 0);
+  const auto key =
+      [logits](int one) {  // of what is no number: the least, which keeps them in order
+        const float logit = logits[static_cast<std::size_t>(one)];
+        return std::isnan(logit) ? -std::numeric_limits<float>::infinity() : logit;
+      };
+  const auto count = std::min(tokens.size(), static_cast<std::size_t>(most));
+  std::partial_sort(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(count),
+                    tokens.end(),
+                    [&](int a, int b) { return key(a) != key(b) ? key(a) > key(b) : a < b; });
+  std::vector<TokenLogprob> logprobs{scored(token)};
+  for (std::size_t i = 0; i < count; ++i) logprobs.push_back(scored(tokens[i]));
+  return logprobs;
+}
+
 void check_sampling(const Sampling& sampling) {
-  if (!(sampling.temperature >= 0 && sampling.temperature <= 2))
-    throw std::invalid_argument("temperature = " + std::to_string(sampling.temperature) +
-                                ": expected 0 to 2");
-  if (!(sampling.top_p > 0 && sampling.top_p <= 1))
-    throw std::invalid_argument("top_p = " + std::to_string(sampling.top_p) +
-                                ": expected more than 0, at most 1");
+  const auto check = [](const char* name, double value, bool good, const char* expected) {
+    if (!good)
+      throw std::invalid_argument(std::string(name) + " = " + std::to_string(value) +
+                                  ": expected " + expected);
+  };
+  const auto within = [](double value, double least, double most) {
+    return value >= least && value <= most;
+  };
+  const Sampling& s = sampling;
+  check("temperature", s.temperature, within(s.temperature, 0, 2), "0 to 2");
+  check("top_p", s.top_p, s.top_p > 0 && s.top_p <= 1, "more than 0, at most 1");
+  check("top_k", s.top_k, s.top_k >= 0, "0, which is all, or more");
+  check("min_p", s.min_p, within(s.min_p, 0, 1), "0 to 1");
+  check("frequency_penalty", s.frequency_penalty, within(s.frequency_penalty, -2, 2), "-2 to 2");
+  check("presence_penalty", s.presence_penalty, within(s.presence_penalty, -2, 2), "-2 to 2");
 }
 
 }  // namespace serve

@@ -178,6 +178,13 @@ class TreeEngine final : public Engine {
     if (std::isnan(request.start_by)) fail("start_by", request.start_by, "a time");
     if (std::isnan(request.deadline)) fail("deadline", request.deadline, "a time");
     check_sampling(request.sampling);
+    for (const LogitBias& one : request.logit_bias) {
+      if (one.token < 0 || one.token >= model_.config.vocab_size)
+        fail("a token of logit_bias", one.token, "a token of the model");
+      if (!(one.bias >= -100 && one.bias <= 100)) fail("a logit_bias", one.bias, "-100 to 100");
+    }
+    if (request.logprobs < -1 || request.logprobs > most_logprobs)
+      fail("logprobs", request.logprobs, "-1, which is none, to 20");
   }
 
   // --- ends
@@ -453,17 +460,27 @@ class TreeEngine final : public Engine {
   int choose(Work& work, std::span<const float> logits, std::size_t position) {
     LiveRequest& job = *work.job;
     work.preempted = 0;
-    const int token = agreed_.next(
-        [&] { return sampler_.sample(logits, job.request.sampling, work.choice, position); });
-    Event event{job.request.id, work.choice, token, Finish::none, std::exchange(work.cached, 0)};
+    const Request& request = job.request;
+    Event event{request.id, work.choice, -1, Finish::none, std::exchange(work.cached, 0)};
+    const int token = agreed_.next([&] {  // where there are logits
+      const auto adjusted = sampler_.adjusted(logits, request, work.counts);
+      const int chosen = sampler_.sample(adjusted, request.sampling, work.choice, position);
+      if (request.logprobs >= 0) event.logprobs = logprobs_of(logits, chosen, request.logprobs);
+      return chosen;
+    });
+    event.token = token;
+    if (request.sampling.has_penalties()) ++work.counts[token];
     if (std::find(options_.stop.begin(), options_.stop.end(), token) != options_.stop.end())
       event.finish = Finish::stop;
-    else if (position + 1 >= job.request.max_length)
+    else if (position + 1 >= request.max_length)
       event.finish = Finish::length;
-    if (event.finish == Finish::stop || position >= job.request.max_length) event.token = -1;
+    if (event.finish == Finish::stop || position >= request.max_length) {
+      event.token = -1;
+      event.logprobs.clear();
+    }
     stats_.generated_tokens += event.token >= 0 ? 1 : 0;
     if (event.finish == Finish::none)
-      events_.push_back(event);
+      events_.push_back(std::move(event));
     else
       end(job, event);
     return token;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine.hpp"
+#include "sampling.hpp"
 
 namespace serve {
 
@@ -50,6 +51,7 @@ struct Work {
   std::size_t reached = 0;   ///< positions that were computed before it was preempted
   std::size_t computed = 0;  ///< tokens of the prompt that went through the model
   std::size_t cached = 0;    ///< the others, until an event has told of them
+  TokenCounts counts;        ///< of what it has got, where penalties ask for it
 
   /// False when everything it was for has ended.
   [[nodiscard]] bool is_wanted() const { return splits ? job->open > 0 : !job->has_ended(choice); }

@@ -8,11 +8,11 @@
 
 namespace serve {
 
-Answer::Answer(ReplyHead head, const ApiRequest& request, Service::Ticket ticket,
-               std::function<void(const std::string&)> at_end)
+Answer::Answer(ReplyHead head, const Tokenizer& tokenizer, const ApiRequest& request,
+               Service::Ticket ticket, std::function<void(const std::string&)> at_end)
     : head_(std::move(head)),
+      tokenizer_(tokenizer),
       stream_(request.stream),
-      include_usage_(request.include_usage),
       choices_(static_cast<std::size_t>(request.job.choices)),
       running_(choices_.size()),
       at_end_(std::move(at_end)),
@@ -48,10 +48,13 @@ std::string Answer::take(const std::vector<Piece>& pieces) {
     usage_.generated += piece.tokens;
     choice.finish = piece.finish;
     if (piece.finish != Finish::none) --running_;
-    if (!stream_)
-      choice.text += piece.text;
-    else if (!piece.text.empty() || piece.finish != Finish::none)
-      out += piece_event(head_, piece);
+    if (stream_) {
+      if (!piece.text.empty() || piece.finish != Finish::none)
+        out += piece_event(head_, tokenizer_, piece);
+      continue;
+    }
+    choice.text += piece.text;
+    choice.scored.insert(choice.scored.end(), piece.scored.begin(), piece.scored.end());
   }
   return out;
 }
@@ -61,8 +64,8 @@ std::string Answer::ending() {
   usage_.cached = ticket_.channel().cached();
   at_end_(fmt::format("prompt {} ({} cached), {} generated", usage_.prompt, usage_.cached,
                       usage_.generated));
-  if (!stream_) return whole_reply(head_, choices_, usage_);
-  return (include_usage_ ? usage_event(head_, usage_) : "") + done_event;
+  if (!stream_) return whole_reply(head_, tokenizer_, choices_, usage_);
+  return (head_.usage_follows ? usage_event(head_, usage_) : "") + done_event;
 }
 
 }  // namespace serve

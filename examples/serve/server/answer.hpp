@@ -19,8 +19,8 @@ namespace serve {
 class Answer {
  public:
   /// \param at_end  called with one line about what was generated
-  Answer(ReplyHead head, const ApiRequest& request, Service::Ticket ticket,
-         std::function<void(const std::string&)> at_end);
+  Answer(ReplyHead head, const Tokenizer& tokenizer, const ApiRequest& request,
+         Service::Ticket ticket, std::function<void(const std::string&)> at_end);
 
   /// Waits for more and writes it. False where the connection is to be closed: the client has gone,
   /// or the engine has failed. Looks for either at least ten times a second.
@@ -32,7 +32,8 @@ class Answer {
   [[nodiscard]] std::string ending();
 
   const ReplyHead head_;
-  const bool stream_, include_usage_;
+  const Tokenizer& tokenizer_;
+  const bool stream_;
   std::vector<WholeChoice> choices_;
   std::size_t running_;  ///< choices
   Usage usage_;

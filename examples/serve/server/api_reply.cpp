@@ -3,6 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "logprobs_json.hpp"
+
 namespace serve {
 
 namespace {
@@ -39,24 +41,26 @@ Json usage_of(const Usage& usage) {
           {"prompt_tokens_details", {{"cached_tokens", usage.cached}}}};
 }
 
-std::string chunk(const ReplyHead& head, int choice, const char* key, Json value, Finish finish) {
+std::string chunk(const ReplyHead& head, int choice, const char* key, Json value, Finish finish,
+                  Json logprobs = nullptr) {
   Json data = head_of(head, true);
   data["choices"] = Json::array({{{"index", choice},
                                   {key, std::move(value)},
-                                  {"logprobs", nullptr},
+                                  {"logprobs", std::move(logprobs)},
                                   {"finish_reason", finish_name(finish)}}});
+  if (head.usage_follows) data["usage"] = nullptr;
   return event(data.dump());
 }
 
 }  // namespace
 
-std::string whole_reply(const ReplyHead& head, const std::vector<WholeChoice>& choices,
-                        const Usage& usage) {
+std::string whole_reply(const ReplyHead& head, const Tokenizer& tokenizer,
+                        const std::vector<WholeChoice>& choices, const Usage& usage) {
   Json reply = head_of(head, false);
   reply["choices"] = Json::array();
   for (const WholeChoice& choice : choices) {
     Json one{{"index", reply["choices"].size()},
-             {"logprobs", nullptr},
+             {"logprobs", logprobs_json(head.chat, tokenizer, choice.scored)},
              {"finish_reason", finish_name(choice.finish)}};
     if (head.chat)
       one["message"] = {{"role", "assistant"}, {"content", choice.text}};
@@ -77,11 +81,13 @@ std::string opening_event(const ReplyHead& head, int choice) {
   return chunk(head, choice, "delta", {{"role", "assistant"}, {"content", ""}}, Finish::none);
 }
 
-std::string piece_event(const ReplyHead& head, const Piece& piece) {
-  if (!head.chat) return chunk(head, piece.choice, "text", piece.text, piece.finish);
+std::string piece_event(const ReplyHead& head, const Tokenizer& tokenizer, const Piece& piece) {
+  Json logprobs = logprobs_json(head.chat, tokenizer, piece.scored);
+  if (!head.chat)
+    return chunk(head, piece.choice, "text", piece.text, piece.finish, std::move(logprobs));
   Json delta = Json::object();
   if (!piece.text.empty()) delta["content"] = piece.text;
-  return chunk(head, piece.choice, "delta", std::move(delta), piece.finish);
+  return chunk(head, piece.choice, "delta", std::move(delta), piece.finish, std::move(logprobs));
 }
 
 std::string usage_event(const ReplyHead& head, const Usage& usage) {

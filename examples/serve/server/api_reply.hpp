@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "../text/tokenizer.hpp"
 #include "channel.hpp"
 
 namespace serve {
@@ -12,6 +13,7 @@ namespace serve {
 /// What all parts of one reply repeat.
 struct ReplyHead {
   bool chat = false;
+  bool usage_follows = false;  ///< in a stream, behind all else
   std::string id, model;
   long long created = 0;  ///< seconds since 1970
 };
@@ -24,16 +26,19 @@ struct Usage {
 struct WholeChoice {
   std::string text;
   Finish finish = Finish::none;
+  std::vector<ScoredToken> scored = {};
 };
 
-[[nodiscard]] std::string whole_reply(const ReplyHead& head,
+/// \param tokenizer  for the names of tokens beside log-probabilities
+[[nodiscard]] std::string whole_reply(const ReplyHead& head, const Tokenizer& tokenizer,
                                       const std::vector<WholeChoice>& choices, const Usage& usage);
 
 // Lines of a stream of server-sent events, each with the empty line behind it:
 
 /// What opens a choice of a chat; nothing for a completion.
 [[nodiscard]] std::string opening_event(const ReplyHead& head, int choice);
-[[nodiscard]] std::string piece_event(const ReplyHead& head, const Piece& piece);
+[[nodiscard]] std::string piece_event(const ReplyHead& head, const Tokenizer& tokenizer,
+                                      const Piece& piece);
 [[nodiscard]] std::string usage_event(const ReplyHead& head, const Usage& usage);
 [[nodiscard]] std::string event(const std::string& data);
 /// The last of all.

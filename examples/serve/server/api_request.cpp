@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <random>
 #include <utility>
 #include <vector>
 
 #include "api_error.hpp"
+#include "api_parameters.hpp"
 #include "json_fields.hpp"
 
 namespace serve {
@@ -15,24 +15,6 @@ namespace {
 
 using Json = nlohmann::json;
 constexpr long long far = 1ll << 62;
-
-/// Fields of OpenAI's API that would change what comes out and are not made here: not to be
-/// ignored.
-void refuse_what_is_missing(const Fields& fields) {
-  for (const char* name : {"frequency_penalty", "presence_penalty"})
-    if (const Json* value = fields.find(name); value != nullptr && *value != 0)
-      fields.fail(name, *value, "0: penalties are not supported");
-  for (const char* name : {"logprobs", "top_logprobs", "echo", "suffix", "tools", "functions",
-                           "logit_bias", "audio", "prediction"})
-    if (const Json* value = fields.find(name);
-        value != nullptr && *value != false && !value->empty() && *value != "")
-      fields.fail(name, *value, "nothing: not supported");
-  if (const Json* format = fields.find("response_format");
-      format != nullptr && (!format->is_object() || format->value("type", Json()) != "text"))
-    fields.fail("response_format", *format, "{\"type\": \"text\"}: others are not supported");
-  if (const Json* best = fields.find("best_of"); best != nullptr && *best != 1)
-    fields.fail("best_of", *best, "1: others are not supported");
-}
 
 std::vector<std::string> read_stop(const Fields& fields) {
   const Json* value = fields.find("stop");
@@ -50,29 +32,26 @@ std::vector<std::string> read_stop(const Fields& fields) {
 }
 
 /// What both endpoints have in common: all but the prompt and its length.
-ApiRequest read_common(const Fields& fields, const Served& served) {
+ApiRequest read_common(const Fields& fields, bool chat, const Served& served) {
   const std::string model = fields.text("model", 256);
   if (!model.empty() && model != served.name)
     throw ApiError(404, fmt::format("model = {}: expected {}", model, served.name), "model",
                    "model_not_found");
-  refuse_what_is_missing(fields);
+  refuse_what_is_missing(fields, chat);
   ApiRequest request;
   request.job.choices = static_cast<int>(fields.integer("n", 1, served.max_choices, 1));
   request.job.stop = read_stop(fields);
   request.job.cache_salt = fields.text("cache_salt", 256);
-  Sampling& sampling = request.job.sampling;
-  sampling.temperature = fields.number("temperature", 0, 2, 1);
-  sampling.top_p = fields.number("top_p", 0, 1, 1);
-  if (sampling.top_p == 0) sampling.top_p = 1e-9;  // the most likely token, as others have it
-  if (fields.find("seed") != nullptr)
-    sampling.seed = static_cast<std::uint64_t>(fields.integer("seed", -far, far, 0));
-  else
-    sampling.seed = (std::uint64_t{std::random_device()()} << 32) | std::random_device()();
+  read_sampling(fields, chat, served.tokenizer->vocab_size(), request.job);
   request.stream = fields.boolean("stream", false);
   if (const Json* options = fields.find("stream_options"); options != nullptr) {
     if (!options->is_object() || !request.stream)
       fields.fail("stream_options", *options, "an object, and stream = true beside it");
-    request.include_usage = Fields(*options).boolean("include_usage", false);
+    const Fields in_options(*options);
+    request.include_usage = in_options.boolean("include_usage", false);
+    for (const auto& [name, value] : options->items())
+      if (name != "include_usage" && !value.is_null() && value != false)
+        fields.fail("stream_options." + name, value, "nothing: only include_usage is supported");
   }
   return request;
 }
@@ -177,6 +156,9 @@ std::vector<Message> read_messages(const Fields& fields) {
     const Json role = message.value("role", Json());
     if (role != "system" && role != "developer" && role != "user" && role != "assistant")
       fields.fail(where + ".role", role, "system, developer, user or assistant");
+    for (const auto& [name, said] : message.items())
+      if (name != "role" && name != "content" && name != "name" && !said.is_null() && !said.empty())
+        fields.fail(where + "." + name, said, "nothing: a message has role, content and name");
     messages.push_back({role == "developer" ? "system" : role.get<std::string>(),
                         read_content(fields, message, where + ".content")});
   }
@@ -188,7 +170,7 @@ std::vector<Message> read_messages(const Fields& fields) {
 ApiRequest read_completion(std::string_view body, const Served& served) {
   const Json object = parse_object(body);
   const Fields fields(object);
-  ApiRequest request = read_common(fields, served);
+  ApiRequest request = read_common(fields, false, served);
   const auto max_tokens = read_count(fields, "max_tokens").value_or(16);  // as OpenAI's
   set_prompt(request, read_prompt(fields, served), "prompt", max_tokens, "max_tokens", served);
   return request;
@@ -197,7 +179,7 @@ ApiRequest read_completion(std::string_view body, const Served& served) {
 ApiRequest read_chat(std::string_view body, const Served& served) {
   const Json object = parse_object(body);
   const Fields fields(object);
-  ApiRequest request = read_common(fields, served);
+  ApiRequest request = read_common(fields, true, served);
   const std::vector<Message> messages = read_messages(fields);
   if (served.chat == nullptr)
     throw ApiError(400, "messages: this model takes no chats, only prompts: " + served.no_chat,

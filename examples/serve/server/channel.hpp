@@ -34,12 +34,20 @@ class Refused : public std::runtime_error {
   Reason reason_;
 };
 
+/// A generated token with the log-probabilities that were asked for.
+struct ScoredToken {
+  int previous = -1;                   ///< the token before it
+  std::size_t offset = 0;              ///< characters of the text before it
+  std::vector<TokenLogprob> logprobs;  ///< its own, then those of the most likely ones
+};
+
 /// More of the text of one choice.
 struct Piece {
   int choice = 0;
-  std::string text;              ///< whole characters
-  std::size_t tokens = 0;        ///< that were generated for it, held back text included
-  Finish finish = Finish::none;  ///< not none: the last piece of this choice
+  std::string text;                      ///< whole characters
+  std::size_t tokens = 0;                ///< that were generated for it, held back text included
+  Finish finish = Finish::none;          ///< not none: the last piece of this choice
+  std::vector<ScoredToken> scored = {};  ///< whose text it begins, if log-probabilities are wanted
 };
 
 /// From the engine's thread to that of a request. Holds no more than the request may generate.

@@ -108,6 +108,11 @@ void check_route(const std::string& method, const std::string& path) {
   const auto* const route = std::find_if(std::begin(routes), std::end(routes),
                                          [&](const Route& r) { return r.path == path; });
   const bool one_model = path.starts_with(models_prefix);
+  for (const std::string_view missing : {"/v1/embeddings", "/v1/responses"})
+    if (path.starts_with(missing))
+      throw ApiError(404, fmt::format("{}: not supported: there are /v1/chat/completions and "
+                                      "/v1/completions",
+                                      missing));
   if (route == std::end(routes) && !one_model)
     throw ApiError(404,
                    "no such path; there are / /health /metrics /model_info /tree /v1/loads "
@@ -333,6 +338,7 @@ void HttpServer::generate(const httplib::Request& request, httplib::Response& re
   head.id = fmt::format("{}-{}{}", head.chat ? "chatcmpl" : "cmpl", id_prefix_, ++replies_);
   head.model = served_.name;
   head.created = seconds_since_1970();
+  head.usage_follows = asked.include_usage;
   // From before it is submitted: stop() must not overlook it. Until the response is gone.
   ++generating_;
   const std::shared_ptr<void> writing(nullptr, [this](void*) { --generating_; });
@@ -342,7 +348,7 @@ void HttpServer::generate(const httplib::Request& request, httplib::Response& re
   while (!ticket.channel().wait_until_said(std::chrono::milliseconds(100)))
     if (Connection::current().is_gone()) return;  // nobody reads what is answered
   auto answer = std::make_shared<Answer>(
-      std::move(head), asked, std::move(ticket),
+      std::move(head), *served_.tokenizer, asked, std::move(ticket),
       [this, path = request.path, start](const std::string& line) {
         const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
         options_.log(fmt::format("{}  {} in {:.2f} s", path, line, seconds.count()));

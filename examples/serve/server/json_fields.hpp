@@ -19,6 +19,7 @@ class Fields {
   /// \param object  outlives this
   explicit Fields(const nlohmann::json& object) : object_(object) {}
 
+  [[nodiscard]] const nlohmann::json& all() const { return object_; }
   /// The field's value, or null.
   [[nodiscard]] const nlohmann::json* find(const char* name) const;
   [[nodiscard]] bool boolean(const char* name, bool otherwise) const;

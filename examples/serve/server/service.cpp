@@ -186,6 +186,8 @@ void Service::start(RequestId id, Job job, std::shared_ptr<Channel> channel, dou
   request.prompt = std::move(job.prompt);
   request.choices = job.choices;
   request.sampling = job.sampling;
+  request.logit_bias = std::move(job.logit_bias);
+  request.logprobs = job.logprobs;
   request.tenant = tenants_.number_of(job.cache_salt);
   request.deadline = came + options_.request_seconds;
   request.start_by = came + options_.wait_seconds;
@@ -226,10 +228,11 @@ void Service::deliver(const Event& event) {
   piece.finish = event.finish;
   const bool stopped_before = text.stopped();
   if (event.token >= 0 && !stopped_before) {
-    piece.text = text.push(event.token);
+    piece.text = text.push(event.token, event.logprobs);
     piece.tokens = 1;
   }
   if (event.finish != Finish::none && !text.stopped()) piece.text += text.finish();
+  piece.scored = text.take_scored();
   if (text.stopped()) {  // also by what was held back, or by the last token
     if (event.finish == Finish::length) piece.finish = Finish::stop;
     if (event.finish == Finish::none && !stopped_before) engine_->stop(event.id, event.choice);

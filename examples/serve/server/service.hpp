@@ -32,6 +32,8 @@ struct Job {
   std::size_t max_tokens = 0;  ///< to generate, of each choice
   int choices = 1;
   Sampling sampling;
+  std::vector<LogitBias> logit_bias;
+  int logprobs = -1;              ///< as Request's
   std::vector<std::string> stop;  ///< strings that end a text; none is empty
   std::string cache_salt;         ///< K/V is shared only among requests with the same
 };

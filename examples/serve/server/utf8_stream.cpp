@@ -6,8 +6,6 @@ namespace serve {
 
 namespace {
 
-constexpr std::string_view replacement = "\xef\xbf\xbd";
-
 /// How a text begins: with `bytes` bytes that are a character, or could become one, or neither.
 struct Beginning {
   std::size_t bytes = 1;
@@ -44,7 +42,8 @@ std::string Utf8Stream::push(std::string_view bytes) {
   while (!rest.empty()) {
     const Beginning beginning = beginning_of(rest);
     if (beginning.kind == Beginning::half) break;
-    out += beginning.kind == Beginning::whole ? rest.substr(0, beginning.bytes) : replacement;
+    out += beginning.kind == Beginning::whole ? rest.substr(0, beginning.bytes)
+                                              : replacement_character;
     rest.remove_prefix(beginning.bytes);
   }
   held_.erase(0, held_.size() - rest.size());
@@ -54,7 +53,7 @@ std::string Utf8Stream::push(std::string_view bytes) {
 std::string Utf8Stream::finish() {
   const bool half = !held_.empty();
   held_.clear();
-  return std::string(half ? replacement : "");
+  return std::string(half ? replacement_character : "");
 }
 
 }  // namespace serve

@@ -6,6 +6,8 @@
 
 namespace serve {
 
+inline constexpr std::string_view replacement_character = "\xef\xbf\xbd";
+
 /// Bytes in pieces, characters out. A character that is not whole yet is held back; bytes that can
 /// be no part of one become U+FFFD, as browsers have it: one for each longest beginning of a
 /// character.
@@ -13,6 +15,8 @@ class Utf8Stream {
  public:
   /// The characters that these bytes complete.
   [[nodiscard]] std::string push(std::string_view bytes);
+  /// Whether half a character is held back.
+  [[nodiscard]] bool holds() const { return !held_.empty(); }
   /// At the end of the text: U+FFFD if half a character was held back.
   [[nodiscard]] std::string finish();
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -25,6 +26,13 @@ class ScriptedEngine final : public serve::Engine {
     std::atomic<bool> breaks = false;        ///< the next step fails
     std::atomic<std::size_t> submitted = 0;  ///< requests so far
     std::atomic<std::uint64_t> tenant = 0;   ///< of the last of them
+
+    [[nodiscard]] serve::Request last_request() {
+      const std::lock_guard lock(mutex);
+      return last;
+    }
+    std::mutex mutex;  // of the last request
+    serve::Request last;
   };
 
   /// \param first  prompt tokens that are not repeated: bos
@@ -35,6 +43,10 @@ class ScriptedEngine final : public serve::Engine {
       throw std::invalid_argument("prompt = " + std::to_string(request.prompt.size()) +
                                   " tokens: expected at most 200");
     levers_.tenant = request.tenant;
+    {
+      const std::lock_guard lock(levers_.mutex);
+      levers_.last = request;
+    }
     ++levers_.submitted;
     Live live;
     live.choices.resize(static_cast<std::size_t>(request.choices));
@@ -134,7 +146,13 @@ class ScriptedEngine final : public serve::Engine {
     tell(live, c, token, finish);
   }
   void tell(const Live& live, std::size_t c, int token, serve::Finish finish) {
-    events_.push_back({live.request.id, static_cast<int>(c), token, finish, 1});
+    serve::Event event{live.request.id, static_cast<int>(c), token, finish, 1};
+    if (live.request.logprobs >= 0 && token >= 0) {  // -0.5; of others, down from the token, less
+      event.logprobs.push_back({token, -0.5f});
+      for (int i = 0; i < live.request.logprobs; ++i)
+        event.logprobs.push_back({token - i, -0.5f - static_cast<float>(i)});
+    }
+    events_.push_back(std::move(event));
   }
 
   Levers& levers_;

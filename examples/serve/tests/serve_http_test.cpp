@@ -95,8 +95,8 @@ TEST_CASE("streams come in whole characters, with usage if wanted, and end with 
     std::string texts[2];
     Json finish[2];
     for (const std::string& event : events) {
-      const Json data = Json::parse(event);  // which refuses half a character
-      CHECK(!data.contains("usage"));
+      const Json data = Json::parse(event);    // which refuses half a character
+      CHECK(data.contains("usage") == usage);  // null until the last, as OpenAI's
       const Json& choice = data["choices"].at(0);
       texts[choice["index"].get<int>()] += choice["text"].get<std::string>();
       if (!choice["finish_reason"].is_null())
@@ -174,10 +174,33 @@ TEST_CASE("a field that is wrong is named, with its value and what was expected"
        "stream = 1: expected true or false"},
       {completions, R"({"prompt": "a", "stream_options": {}})", "stream_options", "stream = true"},
       {completions, R"({"prompt": "a", "cache_salt": 5})", "cache_salt", "a string of at most 256"},
-      {completions, R"({"prompt": "a", "logprobs": 3})", "logprobs", "not supported"},
-      {completions, R"({"prompt": "a", "echo": true})", "echo", "not supported"},
-      {completions, R"({"prompt": "a", "presence_penalty": 0.5})", "presence_penalty",
-       "not supported"},
+      {completions, R"({"prompt": "a", "logprobs": 21})", "logprobs", "from 0 to 20"},
+      {completions, R"({"prompt": "a", "logprobs": true})", "logprobs", "from 0 to 20"},
+      {completions, R"({"prompt": "a", "echo": true})", "echo", "expected false"},
+      {completions, R"({"prompt": "a", "suffix": "b"})", "suffix", "not supported"},
+      {completions, R"({"prompt": "a", "presence_penalty": 2.5})", "presence_penalty",
+       "from -2 to 2"},
+      {completions, R"({"prompt": "a", "frequency_penalty": "1"})", "frequency_penalty",
+       "from -2 to 2"},
+      {completions, R"({"prompt": "a", "repetition_penalty": 1.1})", "repetition_penalty",
+       "frequency_penalty and presence_penalty are"},
+      {completions, R"({"prompt": "a", "top_k": -2})", "top_k", "top_k = -2"},
+      {completions, R"({"prompt": "a", "top_k": 1.5})", "top_k", "an integer"},
+      {completions, R"({"prompt": "a", "min_p": 1.5})", "min_p", "from 0 to 1"},
+      {completions, R"({"prompt": "a", "logit_bias": [[5, 1]]})", "logit_bias", "an object"},
+      {completions, R"({"prompt": "a", "logit_bias": {"300": 1}})", "logit_bias",
+       "tokens from 0 to 299"},
+      {completions, R"({"prompt": "a", "logit_bias": {"5 ": 1}})", "logit_bias", "\"5 \""},
+      {completions, R"({"prompt": "a", "logit_bias": {"5": 101}})", "logit_bias.5", "-100 to 100"},
+      {completions, R"({"prompt": "a", "logit_bias": {"5": false}})", "logit_bias.5", "= false"},
+      {completions, R"({"prompt": "a", "ignore_eos": true})", "ignore_eos",
+       "no field of this name"},
+      {completions, R"({"prompt": "a", "temprature": 0.5})", "temprature",
+       "temprature = 0.5: expected nothing: no field of this name is known here"},
+      {completions, R"({"prompt": "a", "max_completion_tokens": 5})", "max_completion_tokens",
+       "no field"},
+      {completions, R"({"prompt": "a", "stream": true, "stream_options": {"x": true}})",
+       "stream_options.x", "only include_usage"},
       {completions, R"({"prompt": "a", "best_of": 3})", "best_of", "not supported"},
       {chats, "{}", "messages", "messages = null"},
       {chats, R"({"messages": []})", "messages", "at least one message"},
@@ -194,6 +217,15 @@ TEST_CASE("a field that is wrong is named, with its value and what was expected"
        "messages", "only as the first"},
       {chats, R"({"messages": [{"role": "user", "content": "a"}], "tools": [1]})", "tools",
        "not supported"},
+      {chats, R"({"messages": [{"role": "user", "content": "a"}], "web_search_options": {}})",
+       "web_search_options", "not supported"},
+      {chats, R"({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2})",
+       "top_logprobs", "logprobs = true beside it"},
+      {chats, R"({"messages": [{"role": "user", "content": "a"}], "logprobs": 2})", "logprobs",
+       "true or false"},
+      {chats,
+       R"({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]})",
+       "messages[0].tool_calls", "a message has role, content and name"},
       {chats,
        R"({"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}})",
        "response_format", "not supported"},
@@ -209,16 +241,15 @@ TEST_CASE("a field that is wrong is named, with its value and what was expected"
   }
   const std::string long_prompt(300, 'x');
   for (const char* path : {completions, chats}) {
-    Json body = user_says(long_prompt);
-    body["prompt"] = long_prompt;
+    const Json body = path == chats ? user_says(long_prompt) : Json{{"prompt", long_prompt}};
     const auto reply = post(client, path, body);
     CHECK(reply.status == 400);
     CHECK(reply.body["error"]["code"] == "context_length_exceeded");
   }
   // Of one that cannot fit whatever its tokens are, the bytes are counted and nothing else is done.
   for (const char* path : {completions, chats}) {
-    Json body = user_says(std::string(2000, 'x'));
-    body["prompt"] = std::string(2000, 'x');
+    const std::string longer(2000, 'x');
+    const Json body = path == chats ? user_says(longer) : Json{{"prompt", longer}};
     const auto reply = post(client, path, body);
     CHECK(reply.status == 400);
     CHECK(reply.body["error"]["code"] == "context_length_exceeded");
@@ -238,6 +269,56 @@ TEST_CASE("a field that is wrong is named, with its value and what was expected"
             .get<std::string>()
             .ends_with("it has no template"));
   CHECK(s.site.service().counters().requests == 0);
+}
+
+TEST_CASE("values that stand for nothing are taken, and what says nothing about the reply") {
+  ScriptedSite s;
+  auto client = s.site.client();
+  const Json neutral = Json::parse(R"({
+    "tools": [], "functions": null, "tool_choice": "none", "parallel_tool_calls": true,
+    "response_format": {"type": "text"}, "modalities": ["text"], "store": false, "audio": null,
+    "service_tier": "auto", "user": "me", "metadata": {"a": "b"}, "prompt_cache_key": "k",
+    "safety_identifier": "x", "skip_special_tokens": true, "ignore_eos": false,
+    "no_stop_trim": false, "stop_token_ids": [], "repetition_penalty": 1.0, "min_tokens": 0,
+    "separate_reasoning": true, "logit_bias": {}, "top_k": -1, "min_p": 0, "logprobs": false,
+    "frequency_penalty": 0, "presence_penalty": 0.0, "best_of": 1, "nothing_known": null})");
+  for (const char* path : {completions, chats}) {
+    Json body = path == chats ? user_says("a") : Json{{"prompt", "a"}};
+    body.update(neutral);
+    const auto reply = post(client, path, body);
+    CAPTURE(reply.body.dump());
+    CHECK(reply.status == 200);
+    CHECK(reply.body["choices"][0]["logprobs"].is_null());
+  }
+}
+
+TEST_CASE("what is asked of sampling reaches the engine") {
+  ScriptedSite s;
+  auto client = s.site.client();
+  CHECK(post(client, completions,
+             Json{{"prompt", "a"},
+                  {"temperature", 0.5},
+                  {"top_p", 0.25},
+                  {"top_k", 7},
+                  {"min_p", 0.125},
+                  {"seed", 9},
+                  {"frequency_penalty", 1.5},
+                  {"presence_penalty", -0.5},
+                  {"logit_bias", {{"7", -100}, {"12", 2.5}, {"007", 3}}}})
+            .status == 200);
+  const Request last = s.levers.last_request();
+  CHECK(last.sampling.temperature == 0.5);
+  CHECK(last.sampling.top_p == 0.25);
+  CHECK(last.sampling.top_k == 7);
+  CHECK(last.sampling.min_p == 0.125);
+  CHECK(last.sampling.seed == 9);
+  CHECK(last.sampling.frequency_penalty == 1.5);
+  CHECK(last.sampling.presence_penalty == -0.5);
+  REQUIRE(last.logit_bias.size() == 2);  // a token is one, however it is written
+  CHECK(last.logit_bias[0].token == 7);
+  CHECK(last.logit_bias[1].token == 12);
+  CHECK(last.logit_bias[1].bias == 2.5f);
+  CHECK(last.logprobs == -1);
 }
 
 TEST_CASE("routers are told what they ask of workers") {
@@ -310,6 +391,12 @@ TEST_CASE("there is a page, models, health, metrics, a tree; and nothing else") 
   CHECK(reply_of(client.Get("/" + std::string(7000, 'x'))).status == 404);
   CHECK(reply_of(client.Get("/a%0Ab")).status == 404);
   CHECK(post(client, "/nonsense", Json{}).status == 404);
+  for (const char* missing : {"/v1/embeddings", "/v1/responses"}) {
+    const auto reply = post(client, missing, Json{{"input", "a"}});
+    CHECK(reply.status == 404);
+    CHECK(reply.body["error"]["message"].get<std::string>().starts_with(std::string(missing) +
+                                                                        ": not supported"));
+  }
   CHECK(post(client, "/health", Json{}).status == 405);
   const auto wrong = reply_of(client.Get(completions));
   CHECK(wrong.status == 405);

@@ -1,0 +1,18 @@
+// The parameters of requests: which there are, which are refused, and how tokens are to be sampled.
+#pragma once
+
+#include "json_fields.hpp"
+#include "service.hpp"
+
+namespace serve {
+
+/// Refuses each field that would change the reply and is not implemented, unless its value is what
+/// happens without it; and each that is not known, unless it is null, false or empty.
+/// \throws ApiError that names the field
+void refuse_what_is_missing(const Fields& fields, bool chat);
+
+/// How tokens are chosen, and which of their log-probabilities are told.
+/// \param vocab_size  of the model; \throws ApiError that names the field
+void read_sampling(const Fields& fields, bool chat, int vocab_size, Job& job);
+
+}  // namespace serve
