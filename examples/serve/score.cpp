@@ -33,8 +33,9 @@ double log_probability(std::span<const float> logits, int token) {
 }
 
 /// One sequence by itself, through the library as the engine uses it.
+/// \param all_logits  gets those of all positions, if it is open
 Scores score(const std::vector<int>& tokens, const Model& model, Products& products, KvType kv,
-             chunkattn::CpuOptions::Reduce reduce) {
+             chunkattn::CpuOptions::Reduce reduce, std::ofstream& all_logits) {
   constexpr std::size_t step_tokens = 256;  // each with all of its logits
   chunkattn::PrefixTree<std::int32_t, 64> tree;
   chunkattn::AttentionPlan plan;
@@ -54,6 +55,9 @@ Scores score(const std::vector<int>& tokens, const Model& model, Products& produ
         view.tokens(), view.positions(), rows,
         [&](int layer, std::span<const float> q, std::span<const float> k, std::span<const float> v,
             std::span<float> out) { attention->run(layer, view, q, k, v, out); });
+    if (all_logits.is_open())
+      all_logits.write(reinterpret_cast<const char*>(logits.data()),
+                       static_cast<std::streamsize>(logits.size_bytes()));
     for (std::size_t r = 0; r < rows.size(); ++r) {
       const auto row = logits.subspan(r * vocabulary, vocabulary);
       scores.greatest.push_back(argmax(row));
@@ -92,25 +96,29 @@ std::vector<std::vector<int>> read_sequences(const std::string& path, const Conf
 
 int score(int argc, char** argv) {
   ModelArguments arguments;
-  std::string tokens_file;
+  std::string tokens_file, logits_file;
   examples::Options options(
       "serve score",
       "prints, for each position of sequences of tokens, the greatest logit's token "
       "and the log-probability of the token that follows");
   arguments.add_to(options);
   options.text("--tokens", "FILE.json", "a list of lists of tokens", tokens_file);
+  options.text("--logits", "FILE", "gets the logits of all positions, as floats", logits_file);
   if (!options.parse(argc, argv)) return 0;
   if (tokens_file.empty()) throw examples::UsageError("expected --tokens FILE.json");
   const ProductKind kind = product_kind(arguments);
   chunkattn::ThreadPool executor(arguments.threads);
   const LoadedModel loaded = load(arguments, executor);
   Products products(executor, kind);
+  std::ofstream logits;
+  if (!logits_file.empty()) logits.open(logits_file, std::ios::binary);
   auto all = nlohmann::json::array();
   for (const auto& tokens : read_sequences(tokens_file, loaded.model.config)) {
     const Scores scores = score(tokens, loaded.model, products, kv_type(arguments, loaded.model),
-                                reduce_of(arguments));
+                                reduce_of(arguments), logits);
     all.push_back({{"greatest", scores.greatest}, {"log_p", scores.log_p}});
   }
+  if (!logits_file.empty() && !logits.flush()) throw FileError(logits_file + ": cannot be written");
   fmt::print("{}\n", all.dump());
   return 0;
 }

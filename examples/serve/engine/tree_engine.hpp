@@ -45,6 +45,10 @@ class TreeEngine final : public Engine {
                                   attention_options(options))),
         forward_(model, products),
         agreed_(products.ranks()) {
+    if (options.on_gpu && (model.config.window > 0 || model.config.sm_scale > 0))
+      throw std::invalid_argument(
+          "on_gpu = true: expected a model without windows or a scale of "
+          "its own, which are not built for GPUs here");
     // A step has a row for each that decodes, of which there are no more than chunks.
     if (options.on_gpu)
       on_gpu_ = std::make_unique<AttentionOnGpu<Tree>>(tree_, model.config,

@@ -21,6 +21,25 @@ void rms_norm(std::span<const float> x, std::span<const float> weight, float eps
   for (std::size_t j = 0; j < x.size(); ++j) out[j] = weight[j] * (scale * x[j]);
 }
 
+/// Each head by itself.
+void norm_heads(std::span<float> heads, std::span<const float> weight, float eps) {
+  if (weight.empty()) return;
+  for (std::size_t head = 0; head < heads.size(); head += weight.size()) {
+    const std::span<float> one = heads.subspan(head, weight.size());
+    rms_norm(one, weight, eps, one.data());
+  }
+}
+
+float silu(float x) {
+  return x / (1.0f + std::exp(-x));
+}
+
+/// The form with tanh.
+float gelu(float x) {
+  constexpr float root = 0.7978845608f;  // sqrt(2 / pi)
+  return 0.5f * x * (1.0f + std::tanh(root * (x + 0.044715f * x * x * x)));
+}
+
 /// Rotates neighbouring pairs of each head.
 void rotate(std::span<const float> heads, std::span<const float> cosines,
             std::span<const float> sines, float* out) {
@@ -65,16 +84,14 @@ void Forward::begin(std::span<const int> tokens, std::span<const int> positions)
   delta_.resize(room * dim);
   gate_up_.resize(room * 2 * to_size(c.hidden_dim));
   hidden_.assign(room * padded(to_size(c.hidden_dim)), 0.0f);
-  const std::size_t pairs = model_.rope_frequencies.size();
-  cosines_.resize(rows_ * pairs);
-  sines_.resize(rows_ * pairs);
+  angles_.resize(rows_, model_.rope_frequencies.size());
+  local_angles_.resize(rows_, model_.local_rope_frequencies.size());
   for_rows(rows_, [&](std::size_t r) {
-    embed(to_size(tokens[r]), std::span(x_).subspan(r * dim, dim));
-    for (std::size_t i = 0; i < pairs; ++i) {
-      const float angle = static_cast<float>(positions[r]) * model_.rope_frequencies[i];
-      cosines_[r * pairs + i] = std::cos(angle);
-      sines_[r * pairs + i] = std::sin(angle);
-    }
+    const std::span<float> x = std::span(x_).subspan(r * dim, dim);
+    embed(to_size(tokens[r]), x);
+    for (float& value : x) value *= c.embedding_scale;
+    angles_.set(r, positions[r], model_.rope_frequencies);
+    local_angles_.set(r, positions[r], model_.local_rope_frequencies);
   });
   products_.ranks().sum(x_);
 }
@@ -88,23 +105,50 @@ void Forward::embed(std::size_t token, std::span<float> x) const {
     std::fill(x.begin(), x.end(), 0.0f);
 }
 
-void Forward::make_qkv(const Layer& layer) {
-  const std::size_t dim = to_size(model_.config.dim), q_dim = to_size(model_.config.q_dim());
-  const std::size_t kv_dim = to_size(model_.config.kv_dim());
+void Forward::Angles::resize(std::size_t rows, std::size_t pairs) {
+  cosines.resize(rows * pairs);
+  sines.resize(rows * pairs);
+}
+
+void Forward::Angles::set(std::size_t row, int position, std::span<const float> frequencies) {
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
+    const float angle = static_cast<float>(position) * frequencies[i];
+    cosines[row * frequencies.size() + i] = std::cos(angle);
+    sines[row * frequencies.size() + i] = std::sin(angle);
+  }
+}
+
+void Forward::make_qkv(const Layer& layer, bool is_local) {
+  const Config& c = model_.config;
+  const std::size_t dim = to_size(c.dim), q_dim = to_size(c.q_dim()), kv_dim = to_size(c.kv_dim());
   const std::size_t pairs = model_.rope_frequencies.size();
+  const Angles& angles =
+      is_local && !model_.local_rope_frequencies.empty() ? local_angles_ : angles_;
   for_rows(rows_, [&](std::size_t r) {
-    rms_norm(std::span(x_).subspan(r * dim, dim), layer.attention_norm, model_.config.norm_eps,
+    rms_norm(std::span(x_).subspan(r * dim, dim), layer.attention_norm, c.norm_eps,
              input_.data() + r * padded(dim));
   });
   products_.run(input_, rows_, layer.qkv, qkv_);
   for_rows(rows_, [&](std::size_t r) {
-    const std::span<const float> row = std::span(qkv_).subspan(r * layer.qkv.outputs());
-    const auto cosines = std::span(cosines_).subspan(r * pairs, pairs);
-    const auto sines = std::span(sines_).subspan(r * pairs, pairs);
-    rotate(row.first(q_dim), cosines, sines, q_.data() + r * q_dim);
-    rotate(row.subspan(q_dim, kv_dim), cosines, sines, k_.data() + r * kv_dim);
+    const auto row = std::span(qkv_).subspan(r * layer.qkv.outputs(), layer.qkv.outputs());
+    for (std::size_t i = 0; i < layer.qkv_bias.size(); ++i) row[i] += layer.qkv_bias[i];
+    const std::span<float> q = row.first(q_dim), k = row.subspan(q_dim, kv_dim);
+    norm_heads(q, layer.q_norm, c.norm_eps);
+    norm_heads(k, layer.k_norm, c.norm_eps);
+    const auto cosines = std::span(angles.cosines).subspan(r * pairs, pairs);
+    const auto sines = std::span(angles.sines).subspan(r * pairs, pairs);
+    rotate(q, cosines, sines, q_.data() + r * q_dim);
+    rotate(k, cosines, sines, k_.data() + r * kv_dim);
     std::copy_n(row.data() + q_dim + kv_dim, kv_dim, v_.data() + r * kv_dim);
   });
+}
+
+/// Adds delta_ to a row of the stream, behind a norm of its own where the model has one.
+void Forward::add_delta(std::size_t row, std::span<const float> post_norm) {
+  const std::size_t dim = to_size(model_.config.dim);
+  const std::span<float> delta = std::span(delta_).subspan(row * dim, dim);
+  if (!post_norm.empty()) rms_norm(delta, post_norm, model_.config.norm_eps, delta.data());
+  for (std::size_t i = 0; i < dim; ++i) x_[row * dim + i] += delta[i];
 }
 
 void Forward::add_attention(const Layer& layer) {
@@ -115,7 +159,7 @@ void Forward::add_attention(const Layer& layer) {
   products_.run(heads_, rows_, layer.out, delta_);
   products_.ranks().sum(std::span(delta_).first(rows_ * dim));
   for_rows(rows_, [&](std::size_t r) {
-    for (std::size_t i = r * dim; i < (r + 1) * dim; ++i) x_[i] += delta_[i];
+    add_delta(r, layer.attention_post_norm);
     rms_norm(std::span(x_).subspan(r * dim, dim), layer.ffn_norm, model_.config.norm_eps,
              input_.data() + r * padded(dim));
   });
@@ -127,14 +171,14 @@ void Forward::add_ffn(const Layer& layer) {
   for_rows(rows_, [&](std::size_t r) {
     const float* gate = gate_up_.data() + r * 2 * width;
     float* out = hidden_.data() + r * padded(width);
-    for (std::size_t i = 0; i < width; ++i)
-      out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * gate[width + i];
+    if (model_.config.gelu)
+      for (std::size_t i = 0; i < width; ++i) out[i] = gelu(gate[i]) * gate[width + i];
+    else
+      for (std::size_t i = 0; i < width; ++i) out[i] = silu(gate[i]) * gate[width + i];
   });
   products_.run(hidden_, rows_, layer.down, delta_);
   products_.ranks().sum(std::span(delta_).first(rows_ * dim));
-  for_rows(rows_, [&](std::size_t r) {
-    for (std::size_t i = r * dim; i < (r + 1) * dim; ++i) x_[i] += delta_[i];
-  });
+  for_rows(rows_, [&](std::size_t r) { add_delta(r, layer.ffn_post_norm); });
 }
 
 std::span<const float> Forward::logits_of(std::span<const int> logit_rows) {

@@ -1,5 +1,6 @@
-// The forward pass of the Llama family around attention: embedding, RMS norm, rotary positions,
-// SwiGLU, logits. Attention itself is the caller's, so that the same code runs over any K/V cache.
+// The forward pass of the Llama family and its relatives around attention: embedding, RMS norms,
+// rotary positions, gated feed-forward, logits. Attention itself is the caller's, so that the same
+// code runs over any K/V cache.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +32,7 @@ class Forward {
     begin(tokens, positions);
     for (std::size_t l = 0; l < model_.layers.size(); ++l) {
       const Layer& layer = model_.layers[l];
-      make_qkv(layer);
+      make_qkv(layer, model_.config.is_local(static_cast<int>(l)));
       attend(static_cast<int>(l), std::span<const float>(q_), std::span<const float>(k_),
              std::span<const float>(v_), std::span<float>(attended_));
       add_attention(layer);
@@ -43,7 +44,8 @@ class Forward {
  private:
   void begin(std::span<const int> tokens, std::span<const int> positions);
   void embed(std::size_t token, std::span<float> x) const;
-  void make_qkv(const Layer& layer);
+  void make_qkv(const Layer& layer, bool is_local);
+  void add_delta(std::size_t row, std::span<const float> post_norm);
   void add_attention(const Layer& layer);
   void add_ffn(const Layer& layer);
   std::span<const float> logits_of(std::span<const int> logit_rows);
@@ -55,9 +57,14 @@ class Forward {
   const Model& model_;
   Products& products_;
   std::size_t rows_ = 0;
-  std::vector<float> x_;                // [rows][dim]: the residual stream
-  std::vector<float> input_;            // [row_room][padded(dim)]: of a product
-  std::vector<float> cosines_, sines_;  // [rows][head_dim / 2]
+  std::vector<float> x_;      // [rows][dim]: the residual stream
+  std::vector<float> input_;  // [row_room][padded(dim)]: of a product
+  struct Angles {             // [rows][head_dim / 2]
+    std::vector<float> cosines, sines;
+    void resize(std::size_t rows, std::size_t pairs);
+    void set(std::size_t row, int position, std::span<const float> frequencies);
+  };
+  Angles angles_, local_angles_;
   std::vector<float> qkv_, q_, k_, v_, attended_;
   std::vector<float> heads_;    // [row_room][padded(num_qo_heads * head_dim)]: attended_
   std::vector<float> delta_;    // [row_room][dim]: what is added to x

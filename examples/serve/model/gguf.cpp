@@ -210,7 +210,43 @@ void Gguf::read_tensors(FieldReader& reader, std::uint64_t count) {
                 "at most " + std::to_string(aligned(end)) + ": it is oversized for its tensors");
 }
 
-Gguf::Gguf(const std::string& path) : file_(path) {
+/// Each part says which one it is, of how many; the first has the keys, all have tensors.
+void Gguf::add_parts() {
+  constexpr const char* count_key = "split.count";
+  constexpr const char* number_key = "split.no";
+  const auto count = integer(count_key, 1, 99999, 1);
+  if (count == 1) return;
+  if (const auto number = integer(number_key, 0, count - 1); number != 0)
+    fail(number_key, std::to_string(number),
+         "0: the first of the " + std::to_string(count) + " files");
+  const auto ending = [count](std::int64_t part) {
+    const auto padded = [](std::int64_t n) {
+      const std::string digits = std::to_string(n);
+      return std::string(5 - digits.size(), '0') + digits;
+    };
+    return "-" + padded(part + 1) + "-of-" + padded(count) + ".gguf";
+  };
+  if (!path().ends_with(ending(0)))
+    fail("name", "another", "one that ends with " + ending(0) + ", as " + count_key + " says");
+  const std::string stem = path().substr(0, path().size() - ending(0).size());
+  for (std::int64_t part = 1; part < count; ++part) {
+    Gguf& added = parts_.emplace_back(Gguf(stem + ending(part), Alone()));
+    if (added.integer(count_key, 0, 99999) != count || added.integer(number_key, 0, 99999) != part)
+      added.fail(number_key, std::to_string(added.integer(number_key, 0, 99999)),
+                 std::to_string(part) + " of " + std::to_string(count));
+    for (const auto& [name, tensor] : added.tensors_)
+      if (!tensors_.emplace(name, tensor).second)
+        added.fail("tensor " + std::string(name), "in two of the files", "each tensor once");
+  }
+  const auto tensors = static_cast<std::int64_t>(tensors_.size());
+  (void)integer("split.tensors.count", tensors, tensors, tensors);
+}
+
+Gguf::Gguf(const std::string& path) : Gguf(path, Alone()) {
+  add_parts();
+}
+
+Gguf::Gguf(const std::string& path, Alone) : file_(path) {
   FieldReader reader(file_, gguf_format);
   const std::string_view magic = reader.text(4, "magic");
   if (magic != "GGUF") reader.fail("magic", "other bytes", "GGUF");
@@ -266,6 +302,12 @@ std::span<const std::string_view> Gguf::texts(std::string_view key) const {
 }
 std::span<const double> Gguf::numbers(std::string_view key) const {
   return value<Numbers>(key, "an array of numbers");
+}
+
+std::vector<std::string_view> Gguf::tensor_names() const {
+  std::vector<std::string_view> names;
+  for (const auto& [name, tensor] : tensors_) names.push_back(name);
+  return names;
 }
 
 const Tensor& Gguf::tensor(std::string_view name, std::size_t outputs, std::size_t inputs) const {

@@ -24,8 +24,13 @@ enum class TensorType : std::uint32_t {
   f16 = 1,
   q4_0 = 2,
   q4_1 = 3,
+  q5_0 = 6,
+  q5_1 = 7,
   q8_0 = 8,
+  q4_k = 12,
+  q5_k = 13,
   q6_k = 14,
+  iq4_nl = 20,
   bf16 = 30
 };
 
@@ -38,6 +43,8 @@ struct Tensor {
 
 class Gguf {
  public:
+  /// \param path  of a file, or of the first of those that a model was split into,
+  ///              "NAME-00001-of-00003.gguf": the others are looked for beside it
   /// \throws FileError that names the field which is wrong
   explicit Gguf(const std::string& path);
 
@@ -64,6 +71,9 @@ class Gguf {
   [[nodiscard]] const Tensor& tensor(std::string_view name, std::size_t outputs,
                                      std::size_t inputs) const;
 
+  /// All of them, in alphabetical order.
+  [[nodiscard]] std::vector<std::string_view> tensor_names() const;
+
   [[noreturn]] void fail(std::string_view field, const std::string& value,
                          const std::string& expected) const;
 
@@ -72,6 +82,9 @@ class Gguf {
   using Numbers = std::vector<double>;  // integers up to 2^53 exactly, more than any array here has
   using Value = std::variant<std::int64_t, double, bool, std::string_view, Texts, Numbers>;
 
+  struct Alone {};  // without the other parts
+  Gguf(const std::string& path, Alone);
+  void add_parts();
   void read_metadata(FieldReader& reader, std::uint64_t count);
   void read_tensors(FieldReader& reader, std::uint64_t count);
   static Value read_value(FieldReader& reader, std::uint32_t type, const std::string& field);
@@ -81,7 +94,8 @@ class Gguf {
 
   MappedFile file_;
   std::map<std::string_view, Value, std::less<>> values_;
-  std::map<std::string_view, Tensor, std::less<>> tensors_;
+  std::map<std::string_view, Tensor, std::less<>> tensors_;  // of all parts
+  std::vector<Gguf> parts_;                                  // behind this one
 };
 
 }  // namespace serve

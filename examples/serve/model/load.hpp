@@ -13,8 +13,9 @@ namespace serve {
 /// Whether the file begins as a GGUF file does. Throws FileError if it cannot be read.
 [[nodiscard]] bool is_gguf(const std::string& path);
 
-/// A model of architecture "llama". Rotary pairs stand side by side in such files (the rows of Q
-/// and K are permuted when they are made), as they do in llama2.c's, so nothing is left to permute.
+/// A model of architecture llama, qwen2, qwen3, phi3 or gemma3. Rotary pairs of a model in memory
+/// stand side by side, as they do in files of the first and in llama2.c's; of the others, where
+/// half a head lies between them, the outputs of Q and K are permuted.
 /// \throws FileError that names the key or the tensor
 [[nodiscard]] Model load_gguf(const Gguf& gguf, Element element, chunkattn::ThreadPool& executor);
 

@@ -27,10 +27,19 @@ struct Config {
   bool tied = true;  ///< the classifier is the token embedding
   float norm_eps = 1e-5f;
   float rope_base = 10000.0f;
-  int head_size = 0;  ///< 0: dim / num_qo_heads; a part of a model has fewer heads of this size
+  int head_size = 0;     ///< 0: dim / num_qo_heads
+  int window = 0;        ///< the last keys that a local layer sees, the row's own included; 0: all
+  int global_every = 0;  ///< of layers each n-th has no window; 0: all have it
+  float local_rope_base = 0;  ///< of layers with a window; 0: rope_base
+  float sm_scale = 0;         ///< of q·k; 0: 1 / sqrt(head_dim)
+  float embedding_scale = 1;  ///< of embeddings as the first layer reads them
+  bool gelu = false;          ///< gates by GELU (its tanh form) instead of SiLU
 
   [[nodiscard]] int head_dim() const { return head_size > 0 ? head_size : dim / num_qo_heads; }
   [[nodiscard]] int q_dim() const { return num_qo_heads * head_dim(); }
+  [[nodiscard]] bool is_local(int layer) const {
+    return window > 0 && (global_every == 0 || (layer + 1) % global_every != 0);
+  }
   [[nodiscard]] int kv_dim() const { return num_kv_heads * head_dim(); }
 };
 
@@ -91,6 +100,10 @@ class Matrix {
 /// What reads the same input is one matrix: fewer, larger products.
 struct Layer {
   std::vector<float> attention_norm, ffn_norm;
+  // Each empty where the model has none:
+  std::vector<float> attention_post_norm, ffn_post_norm;  ///< of what is added to the stream
+  std::vector<float> q_norm, k_norm;                      ///< [head_dim], of each head
+  std::vector<float> qkv_bias;
   Matrix qkv;      ///< all heads of q, of k, of v
   Matrix out;      ///< of attention
   Matrix gate_up;  ///< hidden_dim gates, then as many values
@@ -102,8 +115,9 @@ struct Model {
   Matrix embedding;  ///< [vocab_size][dim], or a rank's part of it
   std::vector<Layer> layers;
   std::vector<float> final_norm;
-  Matrix own_classifier;                ///< empty where config.tied
-  std::vector<float> rope_frequencies;  ///< radians per position, for each pair of a head
+  Matrix own_classifier;                      ///< empty where config.tied
+  std::vector<float> rope_frequencies;        ///< radians per position, for each pair of a head
+  std::vector<float> local_rope_frequencies;  ///< of layers with a window; empty: the same
 
   [[nodiscard]] const Matrix& classifier() const {
     return config.tied ? embedding : own_classifier;

@@ -26,7 +26,7 @@ void check_shape(const Config& c, const std::string& path, const ShapeNames& nam
   in_range(names.hidden_dim, c.hidden_dim, 1 << 20);
   in_range(names.num_layers, c.num_layers, 1024);
   in_range(names.num_qo_heads, c.num_qo_heads, 1 << 16);
-  need(c.dim % c.num_qo_heads == 0, names.num_qo_heads, c.num_qo_heads,
+  need(c.head_size > 0 || c.dim % c.num_qo_heads == 0, names.num_qo_heads, c.num_qo_heads,
        "a divisor of " + std::string(names.dim) + ", " + std::to_string(c.dim));
   need(c.head_dim() % 2 == 0, std::string(names.dim) + " / " + names.num_qo_heads, c.head_dim(),
        "an even number");

@@ -28,6 +28,15 @@ Matrix cut(const Matrix& whole, std::initializer_list<Share> runs, Share inputs)
   return part;
 }
 
+/// The same of numbers that belong to outputs.
+std::vector<float> cut(const std::vector<float>& whole, std::initializer_list<Share> runs) {
+  std::vector<float> part;
+  for (const Share& run : whole.empty() ? std::initializer_list<Share>() : runs)
+    part.insert(part.end(), whole.begin() + static_cast<std::ptrdiff_t>(run.begin),
+                whole.begin() + static_cast<std::ptrdiff_t>(run.end));
+  return part;
+}
+
 /// The rows of a part of the vocabulary. All parts have the same size: zeros stand behind the last.
 Matrix cut_vocabulary(const Matrix& whole, int rank, int size) {
   const auto n = static_cast<std::size_t>(size), r = static_cast<std::size_t>(rank);
@@ -68,8 +77,9 @@ Model part_of(Model whole, int rank, int size) {
   if (!config.tied) part.own_classifier = cut_vocabulary(part.own_classifier, rank, size);
   for (Layer& layer : part.layers) {
     const std::size_t k = q_dim, v = q_dim + kv_dim;  // where their outputs begin
-    layer.qkv = cut(
-        layer.qkv, {{q.begin, q.end}, {k + kv.begin, k + kv.end}, {v + kv.begin, v + kv.end}}, all);
+    const auto heads = {q, Share{k + kv.begin, k + kv.end}, Share{v + kv.begin, v + kv.end}};
+    layer.qkv = cut(layer.qkv, heads, all);
+    layer.qkv_bias = cut(layer.qkv_bias, heads);
     layer.out = cut(layer.out, {{0, all.end}}, q);
     layer.gate_up =
         cut(layer.gate_up, {{ffn.begin, ffn.end}, {hidden + ffn.begin, hidden + ffn.end}}, all);

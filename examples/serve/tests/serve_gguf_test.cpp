@@ -163,6 +163,146 @@ TEST_CASE("a block of Q6_K has six bits from two places and a scale for each six
   }
 }
 
+TEST_CASE("runs of Q4_K and Q5_K have scales and offsets of six bits from two places") {
+  test::Random random(2);
+  Bytes scales(12), high(32), low(128);
+  for (Bytes* bytes : {&scales, &high, &low})
+    for (unsigned char& byte : *bytes) byte = static_cast<unsigned char>(random.uniform(0, 255));
+  Bytes q4, q5;
+  for (Bytes* bytes : {&q4, &q5}) {
+    GgufWriter::put(*bytes, chunkattn::to_half(0.5f).bits);
+    GgufWriter::put(*bytes, chunkattn::to_half(0.25f).bits);
+    bytes->insert(bytes->end(), scales.begin(), scales.end());
+  }
+  q5.insert(q5.end(), high.begin(), high.end());
+  for (Bytes* bytes : {&q4, &q5}) bytes->insert(bytes->end(), low.begin(), low.end());
+  const auto fours = dequantised(TensorType::q4_k, 256, q4);
+  const auto fives = dequantised(TensorType::q5_k, 256, q5);
+  for (std::size_t e = 0; e < 256; ++e) {
+    const std::size_t run = e / 32;
+    unsigned scale = scales[run % 4], offset = scales[4 + run % 4];
+    if (run < 4) {
+      scale &= 63, offset &= 63;
+    } else {
+      scale = scale >> 6 << 4 | (scales[4 + run] & 15u);
+      offset = offset >> 6 << 4 | scales[4 + run] >> 4;
+    }
+    const unsigned four = low[e / 64 * 32 + e % 32] >> (run % 2 * 4) & 15u;
+    const unsigned five = four | (high[e % 32] >> run & 1u) << 4;
+    const auto of = [&](unsigned number) {  // exact in floats
+      return 0.5f * static_cast<float>(scale * number) - 0.25f * static_cast<float>(offset);
+    };
+    CHECK(fours[e] == of(four));
+    CHECK(fives[e] == of(five));
+  }
+}
+
+TEST_CASE("fifth bits, and nibbles that are names of values") {
+  Bytes q5_0, q5_1, iq4;
+  GgufWriter::put(q5_0, chunkattn::to_half(0.5f).bits);
+  GgufWriter::put(q5_1, chunkattn::to_half(0.5f).bits);
+  GgufWriter::put(q5_1, chunkattn::to_half(-3.0f).bits);
+  GgufWriter::put(iq4, chunkattn::to_half(2.0f).bits);
+  for (Bytes* bytes : {&q5_0, &q5_1}) GgufWriter::put(*bytes, std::uint32_t{0x8000'0101});
+  for (int i = 0; i < 16; ++i)
+    for (Bytes* bytes : {&q5_0, &q5_1, &iq4})
+      bytes->push_back(static_cast<std::uint8_t>(i | (15 - i) << 4));
+  constexpr int values[] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                            1,    13,   25,  38,  53,  69,  89,  113};
+  for (int i = 0; i < 32; ++i) {
+    const int nibble = i < 16 ? i : 31 - i;
+    const int five = nibble + (i == 0 || i == 8 || i == 31 ? 16 : 0);
+    const auto at = static_cast<std::size_t>(i);
+    CHECK(dequantised(TensorType::q5_0, 32, q5_0)[at] == 0.5f * static_cast<float>(five - 16));
+    CHECK(dequantised(TensorType::q5_1, 32, q5_1)[at] == 0.5f * static_cast<float>(five) - 3);
+    CHECK(dequantised(TensorType::iq4_nl, 32, iq4)[at] ==
+          2.0f * static_cast<float>(values[nibble]));
+  }
+}
+
+TEST_CASE("where half a head lies between the elements of a pair, they are brought together") {
+  GgufWriter writer = test::tiny_gguf(true, {}, "qwen2");
+  for (const char* block : {"blk.0.", "blk.1."}) {
+    writer.floats(std::string(block) + "attn_q.bias", 16, 0, tiny_values(16, 50));
+    writer.floats(std::string(block) + "attn_k.bias", 8, 0, tiny_values(8, 51));
+    writer.floats(std::string(block) + "attn_v.bias", 8, 0, tiny_values(8, 52));
+  }
+  const Model model = load(writer.bytes());
+  const Layer& layer = model.layers[0];
+  constexpr std::size_t from[] = {0, 4, 1, 5, 2, 6, 3, 7};
+  const auto q = tiny_values(16 * 16, 2), k = tiny_values(8 * 16, 3), v = tiny_values(8 * 16, 4);
+  REQUIRE(layer.qkv_bias.size() == 32);
+  for (std::size_t i = 0; i < 8; ++i) {
+    CHECK(row(layer.qkv, i) == part(q, from[i], 16));
+    CHECK(row(layer.qkv, 8 + i) == part(q, 8 + from[i], 16));
+    CHECK(row(layer.qkv, 16 + i) == part(k, from[i], 16));
+    CHECK(row(layer.qkv, 24 + i) == part(v, i, 16));
+    CHECK(layer.qkv_bias[8 + i] == tiny_values(16, 50)[8 + from[i]]);
+    CHECK(layer.qkv_bias[16 + i] == tiny_values(8, 51)[from[i]]);
+    CHECK(layer.qkv_bias[24 + i] == tiny_values(8, 52)[i]);
+  }
+  CHECK(contains(refusal(test::tiny_gguf(true, {}, "qwen2").bytes()),
+                 "tensor blk.0.attn_q.bias = not there"));
+  CHECK(contains(refusal(test::tiny_gguf(true, {}, "qwen3").bytes()),
+                 "tensor blk.0.attn_q_norm.weight = not there"));
+  CHECK(contains(refusal(test::tiny_gguf(true, {}, "gemma3").bytes()),
+                 "gemma3.attention.sliding_window = not there"));
+}
+
+TEST_CASE("layers have the window that the file says, if it is less than all") {
+  const auto window_of = [](std::uint32_t window) {
+    GgufWriter writer = test::tiny_gguf();
+    writer.integer("llama.attention.sliding_window", window);
+    return load(writer.bytes()).config;
+  };
+  CHECK(window_of(5).is_local(0));
+  CHECK(window_of(5).window == 5);
+  CHECK_FALSE(window_of(64).is_local(0));
+  CHECK_FALSE(window_of(0).is_local(1));
+  Config gemma;
+  gemma.window = 512;
+  gemma.global_every = 6;
+  for (int layer = 0; layer < 20; ++layer)
+    CHECK(gemma.is_local(layer) == (layer != 5 && layer != 11 && layer != 17));
+}
+
+TEST_CASE("a model in several files is one model, and one that lacks a file is none") {
+  const auto part_file = [](GgufWriter writer, std::uint32_t number, std::uint32_t count) {
+    writer.integer("split.no", number);
+    writer.integer("split.count", count);
+    return writer.bytes();
+  };
+  const auto name = [](const char* ending) { return std::string("split-0000") + ending + ".gguf"; };
+  GgufWriter rest;
+  rest.floats("output.weight", 16, 9, tiny_values(9 * 16, 20));
+  const test::TemporaryFile first(name("1-of-00002")), second(name("2-of-00002"));
+  const auto said = [](const std::string& path) -> std::string {
+    try {
+      (void)load_gguf(Gguf(path), Element::fp32, pool());
+    } catch (const FileError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  first.write(part_file(test::tiny_gguf(true), 0, 2));
+  CHECK(contains(said(first.path()), "00002-of-00002.gguf: cannot be opened"));
+  second.write(part_file(rest, 1, 2));
+  const Model model = load_gguf(Gguf(first.path()), Element::fp32, pool());
+  const Model whole = load(test::tiny_gguf(false).bytes());
+  CHECK_FALSE(model.config.tied);
+  for (std::size_t o = 0; o < 9; ++o)
+    CHECK(row(model.classifier(), o) == row(whole.classifier(), o));
+  CHECK(contains(said(second.path()), "split.no = 1: expected 0: the first of the 2 files"));
+  second.write(part_file(rest, 1, 3));
+  CHECK(contains(said(first.path()), "split.no = 1: expected 1 of 2"));
+  second.write(part_file(test::tiny_gguf(true), 1, 2));
+  CHECK(contains(said(first.path()), "in two of the files"));
+  const test::TemporaryFile alone("other.gguf");
+  alone.write(part_file(test::tiny_gguf(true), 0, 2));
+  CHECK(
+      contains(said(alone.path()), "name = another: expected one that ends with -00001-of-00002"));
+}
+
 TEST_CASE("a file cut anywhere is refused") {
   const GgufWriter writer = test::tiny_gguf();
   const Bytes good = writer.bytes();
@@ -218,8 +358,8 @@ TEST_CASE("what is foreign, oversized or contradictory is refused by its field")
   CHECK(contains(
       said([](GgufWriter& w) { w.floats("output_norm.weight", 16, 0, tiny_values(16, 0)); }),
       "tensor output_norm.weight = given twice"));
-  CHECK(contains(said([](GgufWriter& w) { w.tensor("x", 7, 32, 0, Bytes(24)); }),
-                 "tensor x (type) = 7: expected F32"));
+  CHECK(contains(said([](GgufWriter& w) { w.tensor("x", 9, 32, 0, Bytes(40)); }),
+                 "tensor x (type) = 9: expected F32"));
   CHECK(contains(said([](GgufWriter& w) { w.tensor("x", 3, 33, 0, Bytes(40)); }),
                  "tensor x (first dimension) = 33: expected a multiple of 32"));
   CHECK(contains(said([](GgufWriter& w) { w.tensor("x", 0, 0, 0, {}); }),
@@ -234,7 +374,11 @@ TEST_CASE("what is foreign, oversized or contradictory is refused by its field")
                  "general.alignment = 48: expected a power of two"));
   CHECK(contains(
       said([](GgufWriter& w) { w.floats("blk.1.attn_q.bias", 16, 0, tiny_values(16, 0)); }),
-      "blk.1.attn_q.bias = there: expected no biases"));
+      "blk.1.attn_q.bias = there: expected none of this name in a model of architecture llama"));
+  CHECK(contains(said([](GgufWriter& w) { w.real("llama.attn_logit_softcapping", 50); }),
+                 "llama.attn_logit_softcapping = 50.000000: expected none"));
+  CHECK(contains(said([](GgufWriter& w) { w.integer("llama.attention.key_length", 7); }),
+                 "an even number"));
 
   GgufWriter other;
   other.text("general.architecture", "gemma");

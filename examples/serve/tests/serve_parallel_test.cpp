@@ -36,7 +36,26 @@ Config random_config(test::Random& random, int ranks) {
   c.vocab_size = random.uniform(5, 200);
   c.max_positions = 128;
   c.tied = random.chance(0.5);
+  if (random.chance(0.3)) c.head_size = 8, c.dim = 8 * random.uniform(1, 12);
+  if (random.chance(0.3)) c.window = random.uniform(1, 20);
+  if (random.chance(0.3)) c.global_every = 2, c.local_rope_base = 500, c.embedding_scale = 3;
+  c.gelu = random.chance(0.3);
   return c;
+}
+
+/// What some models have beside matrices: biases, and norms of heads and behind blocks.
+void adorn(Model& model, test::Random random) {
+  const Config& c = model.config;
+  const auto fill = [&random](std::vector<float>& values, int size) {
+    values.resize(to_size(size));
+    for (float& value : values) value = 1 + 0.3f * random.normal();
+  };
+  for (Layer& layer : model.layers) {
+    if (random.chance(0.5)) fill(layer.qkv_bias, c.q_dim() + 2 * c.kv_dim());
+    if (random.chance(0.5)) fill(layer.q_norm, c.head_dim()), fill(layer.k_norm, c.head_dim());
+    if (random.chance(0.5)) fill(layer.attention_post_norm, c.dim);
+    if (random.chance(0.5)) fill(layer.ffn_post_norm, c.dim);
+  }
 }
 
 /// The logits of all positions of a prompt that is run in two steps.
@@ -120,7 +139,9 @@ std::vector<Request> random_requests(test::Random& random, int count, int vocabu
       request.prompt.push_back(random.uniform(0, vocabulary - 1));
     request.max_length = request.prompt.size() + to_size(random.uniform(0, 20));
     request.choices = random.chance(0.7) ? 1 : random.uniform(2, 3);
-    if (random.chance(0.5)) request.sampling = {1.5, 0.9, random.bits()};
+    if (random.chance(0.5)) request.sampling = {1.5, 0.9, random.bits(), 20, 0.01, 1, 0.5};
+    if (random.chance(0.3)) request.logit_bias = {{random.uniform(0, vocabulary - 1), 5}};
+    if (random.chance(0.3)) request.logprobs = 2;
   }
   return requests;
 }
@@ -137,7 +158,9 @@ TEST_CASE("parts of a model give its logits together") {
     for (int& token : prompt) token = random.uniform(0, config.vocab_size - 1);
     const std::uint64_t seed = random.bits();
     chunkattn::ThreadPool pool(1);
-    const Model whole = random_model(config, element, seed, pool);
+    const test::Random adornments(100 + static_cast<std::uint64_t>(round));
+    Model whole = random_model(config, element, seed, pool);
+    adorn(whole, adornments);
     Products products(pool, ProductKind::own);
     const std::vector<float> expected = logits_of(whole, products, prompt);
 
@@ -145,8 +168,9 @@ TEST_CASE("parts of a model give its logits together") {
     std::vector<std::size_t> bytes(to_size(size));
     test::run_ranks(size, [&](Communicator& ranks) {
       chunkattn::ThreadPool own_pool(1);
-      const Model part =
-          part_of(random_model(config, element, seed, own_pool), ranks.rank(), ranks.size());
+      Model copy = random_model(config, element, seed, own_pool);
+      adorn(copy, adornments);
+      const Model part = part_of(std::move(copy), ranks.rank(), ranks.size());
       Products own_products(own_pool, ProductKind::own, ranks);
       logits[to_size(ranks.rank())] = logits_of(part, own_products, prompt);
       bytes[to_size(ranks.rank())] = part.weight_bytes();

@@ -29,19 +29,20 @@ struct TinyHeads {
 };
 
 /// \param tied  without a classifier of its own
-inline GgufWriter tiny_gguf(bool tied = true, TinyHeads heads = {}) {
+inline GgufWriter tiny_gguf(bool tied = true, TinyHeads heads = {},
+                            const std::string& architecture = "llama") {
   const int dim = tiny_dim * heads.times, kv_dim = tiny_kv_dim * heads.times;
   GgufWriter file;
-  file.text("general.architecture", "llama");
-  file.integer("llama.block_count", 2);
-  file.integer("llama.embedding_length", static_cast<std::uint32_t>(dim));
-  file.integer("llama.feed_forward_length", tiny_hidden);
-  file.integer("llama.attention.head_count", static_cast<std::uint32_t>(2 * heads.times));
-  file.integer("llama.attention.head_count_kv", static_cast<std::uint32_t>(heads.times));
-  file.integer("llama.context_length", 64);
-  file.integer("llama.rope.dimension_count", 8);
-  file.real("llama.rope.freq_base", 500.0f);
-  file.real("llama.attention.layer_norm_rms_epsilon", 1e-4f);
+  file.text("general.architecture", architecture);
+  file.integer(architecture + ".block_count", 2);
+  file.integer(architecture + ".embedding_length", static_cast<std::uint32_t>(dim));
+  file.integer(architecture + ".feed_forward_length", tiny_hidden);
+  file.integer(architecture + ".attention.head_count", static_cast<std::uint32_t>(2 * heads.times));
+  file.integer(architecture + ".attention.head_count_kv", static_cast<std::uint32_t>(heads.times));
+  file.integer(architecture + ".context_length", 64);
+  file.integer(architecture + ".rope.dimension_count", 8);
+  file.real(architecture + ".rope.freq_base", 500.0f);
+  file.real(architecture + ".attention.layer_norm_rms_epsilon", 1e-4f);
   file.flag("tokenizer.ggml.add_bos_token", false);
   file.texts("tokenizer.ggml.tokens", {"<s>", "a", "b", "c", "ab", "Ġ", "Ġa", "\xc4\x8a", "<e>"});
   file.numbers<std::int32_t>("tokenizer.ggml.token_type", 5, {3, 1, 1, 1, 1, 1, 1, 1, 3});

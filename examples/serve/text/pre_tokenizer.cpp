@@ -66,13 +66,15 @@ std::size_t gpt2_piece(const Matcher& m, std::size_t at) {
   return m.white_space(at);
 }
 
-std::size_t llama3_piece(const Matcher& m, std::size_t at) {
+/// \param digits  that a piece has at most
+std::size_t llama3_piece(const Matcher& m, std::size_t at, std::size_t digits) {
   if (const std::size_t end = m.contraction(at, true); end != at) return end;
   if (m.is(at, CharacterClass::letter)) return m.run(at, CharacterClass::letter);
   if (!m.is_newline(at) && !m.is(at, CharacterClass::number) &&
       m.is(at + 1, CharacterClass::letter))
     return m.run(at + 1, CharacterClass::letter);
-  if (m.is(at, CharacterClass::number)) return std::min(m.run(at, CharacterClass::number), at + 3);
+  if (m.is(at, CharacterClass::number))
+    return std::min(m.run(at, CharacterClass::number), at + digits);
   const std::size_t first = at + (m.code_point(at) == ' ' ? 1 : 0);
   if (m.is(first, CharacterClass::other)) {
     std::size_t end = m.run(first, CharacterClass::other);
@@ -89,6 +91,7 @@ std::size_t llama3_piece(const Matcher& m, std::size_t at) {
 std::optional<PreTokenizer> pre_tokenizer_of(std::string_view name) {
   if (name == "gpt-2") return PreTokenizer::gpt2;
   if (name == "smollm") return PreTokenizer::smollm;
+  if (name == "qwen2") return PreTokenizer::qwen2;
   if (name == "llama-bpe" || name == "llama3" || name == "llama-v3") return PreTokenizer::llama3;
   return std::nullopt;
 }
@@ -101,8 +104,9 @@ std::vector<std::string_view> pre_tokenize(PreTokenizer kind, std::string_view t
   const auto cut = [&](std::size_t begin, std::size_t end) {
     const Matcher matcher(std::span<const Character>(all).subspan(begin, end - begin));
     for (std::size_t at = 0; at < matcher.size();) {
-      const std::size_t next =
-          kind == PreTokenizer::llama3 ? llama3_piece(matcher, at) : gpt2_piece(matcher, at);
+      const std::size_t next = kind == PreTokenizer::llama3  ? llama3_piece(matcher, at, 3)
+                               : kind == PreTokenizer::qwen2 ? llama3_piece(matcher, at, 1)
+                                                             : gpt2_piece(matcher, at);
       const std::size_t first = all[begin + at].begin;
       pieces.push_back(text.substr(first, all[begin + next].begin - first));
       at = next;

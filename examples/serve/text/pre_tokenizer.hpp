@@ -11,6 +11,7 @@ namespace serve {
 enum class PreTokenizer {
   gpt2,    ///< 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
   smollm,  ///< each \p{N} by itself, what is between them as gpt2
+  qwen2,   ///< as llama3, but each \p{N} by itself
   llama3,  ///< (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|
            ///<  ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
 };

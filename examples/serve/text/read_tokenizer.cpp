@@ -92,7 +92,7 @@ std::unique_ptr<Tokenizer> read_byte_level(const Gguf& gguf) {
   const std::string_view name = gguf.text("tokenizer.ggml.pre");
   const auto pre_tokenizer = pre_tokenizer_of(name);
   if (!pre_tokenizer)
-    gguf.fail("tokenizer.ggml.pre", std::string(name), "gpt-2, smollm, llama-bpe or llama3");
+    gguf.fail("tokenizer.ggml.pre", std::string(name), "gpt-2, smollm, qwen2, llama-bpe or llama3");
   const std::vector<TokenType> types = read_types(gguf);
   ByteLevelBpe::Vocabulary vocabulary;
   vocabulary.pre_tokenizer = *pre_tokenizer;

@@ -1,0 +1,7 @@
+#include "attention.hpp"
+
+namespace serve {
+
+SERVE_FOR_HEAD_DIMS_WITH_WINDOWS(template, float)
+
+}  // namespace serve
