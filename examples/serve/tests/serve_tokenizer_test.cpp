@@ -88,9 +88,11 @@ TEST_CASE("each pre-tokenizer cuts as its expression does") {
   CHECK(cut(P::smollm, "a  12x ½") == Texts{"a", "  ", "1", "2", "x", " ", "½"});
   CHECK(cut(P::llama3, "it'S 1234\n\n!!\r\nx") ==
         Texts{"it", "'S", " ", "123", "4", "\n\n", "!!\r\n", "x"});
+  CHECK(cut(P::qwen2, "it'S 123\n\n!!\r\nx") ==
+        Texts{"it", "'S", " ", "1", "2", "3", "\n\n", "!!\r\n", "x"});
   CHECK(cut(P::llama3, " \n  \n  b\tc(d") == Texts{" \n  \n", " ", " b", "\tc", "(d"});
   CHECK(cut(P::llama3, "I'\u017f") == Texts{"I", "'\u017f"});
-  for (const P kind : {P::gpt2, P::smollm, P::llama3}) CHECK(cut(kind, "").empty());
+  for (const P kind : {P::gpt2, P::smollm, P::qwen2, P::llama3}) CHECK(cut(kind, "").empty());
 }
 
 TEST_CASE("no byte of a text is lost or moved by cutting it") {
@@ -100,7 +102,8 @@ TEST_CASE("no byte of a text is lost or moved by cutting it") {
   for (int round = 0; round < test::scaled(2000); ++round) {
     std::string text;
     for (int i = random.uniform(0, 12); i > 0; --i) text += random.pick(some);
-    for (const auto kind : {PreTokenizer::gpt2, PreTokenizer::smollm, PreTokenizer::llama3}) {
+    for (const auto kind :
+         {PreTokenizer::gpt2, PreTokenizer::smollm, PreTokenizer::qwen2, PreTokenizer::llama3}) {
       std::string joined;
       for (const std::string& piece : cut(kind, text)) {
         CHECK_FALSE(piece.empty());
