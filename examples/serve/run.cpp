@@ -9,10 +9,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "../support/options.hpp"
 #include "../support/table.hpp"
@@ -30,6 +32,8 @@ struct Arguments {
   HttpOptions http;
   ServiceOptions service;
   std::string name, preempt = "swap", order = "fcfs";
+  std::string tier_dir, tier_stored = "as-it-is";
+  int tier_memory_mib = 0, tier_dir_mib = 10240;
   int chunk_size = 64, chunks = 0, kv_mib = 512, swap_mib = 512, step_tokens = 512;
   int max_requests = 256, max_choices = 16, max_connections = 256, max_body_kib = 4096;
   int drain_seconds = 30;
@@ -56,6 +60,12 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
                  "who joins next: the first that came, or who shares most with those that run",
                  a.order);
   options.number("--swap-mib", "N", "MiB of host memory to swap to", a.swap_mib, 0, 1 << 30);
+  options.number("--tier-memory", "N", "MiB of host memory for K/V that is evicted",
+                 a.tier_memory_mib, 0, 1 << 30);
+  options.text("--tier-dir", "PATH", "a directory for K/V, which outlives the server", a.tier_dir);
+  options.number("--tier-dir-mib", "N", "MiB of all files there", a.tier_dir_mib, 1, 1 << 30);
+  options.choice("--tier-stored", {"as-it-is", "int8", "e4m3"}, "what K/V is rounded to there",
+                 a.tier_stored);
   options.number("--step-tokens", "N", "tokens of prompts in one step", a.step_tokens, 1, 1 << 20);
   options.number("--max-requests", "N", "that wait or run; others are told to come again",
                  a.max_requests, 1, 1 << 20);
@@ -112,6 +122,39 @@ std::size_t chunks_for(const Arguments& arguments, const Config& config, KvType 
   return std::max<std::size_t>((static_cast<std::size_t>(arguments.kv_mib) << 20) / bytes, 2);
 }
 
+/// What K/V is computed with: the model's file, by its length and a part of each 64 KiB, and how it
+/// is used.
+std::string model_text(const ModelArguments& arguments, const Model& model) {
+  std::uint64_t hash = 0xcbf29ce484222325u, length = 0;
+  if (!arguments.model.empty()) {
+    std::ifstream file(arguments.model, std::ios::binary);
+    std::vector<char> part(4096);
+    length = std::filesystem::file_size(arguments.model);
+    for (std::uint64_t at = 0; at < length; at += 1 << 16) {
+      file.seekg(static_cast<std::streamoff>(at));
+      file.read(part.data(), static_cast<std::streamsize>(part.size()));
+      for (std::streamsize i = 0; i < file.gcount(); ++i)
+        hash =
+            (hash ^ static_cast<unsigned char>(part[static_cast<std::size_t>(i)])) * 0x100000001b3u;
+      file.clear();
+    }
+  }
+  return fmt::format("{} {:x} {} {} {} {}", length, hash, arguments.random, arguments.weights,
+                     static_cast<int>(product_kind(arguments)), describe(model));
+}
+
+TierOptions tier_options(const Arguments& arguments, const Model& model) {
+  TierOptions tiers;
+  tiers.memory_bytes = static_cast<std::size_t>(arguments.tier_memory_mib) << 20;
+  tiers.directory = arguments.tier_dir;
+  tiers.directory_bytes = static_cast<std::uint64_t>(arguments.tier_dir_mib) << 20;
+  if (arguments.tier_stored == "int8") tiers.stored = TierOptions::Stored::int8;
+  if (arguments.tier_stored == "e4m3") tiers.stored = TierOptions::Stored::e4m3;
+  if (tiers.memory_bytes > 0 || !tiers.directory.empty())
+    tiers.model = model_text(arguments.model, model);
+  return tiers;
+}
+
 EngineOptions engine_options(const Arguments& arguments, const LoadedModel& loaded) {
   EngineOptions options;
   options.chunk_size = arguments.chunk_size;
@@ -123,6 +166,7 @@ EngineOptions engine_options(const Arguments& arguments, const LoadedModel& load
   options.order = arguments.order == "cache" ? Order::cache : Order::fcfs;
   options.preempt = arguments.preempt == "swap" ? Preempt::swap : Preempt::recompute;
   options.swap_bytes = static_cast<std::size_t>(arguments.swap_mib) << 20;
+  options.tiers = tier_options(arguments, loaded.model);
   return options;
 }
 

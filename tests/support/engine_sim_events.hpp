@@ -30,12 +30,14 @@ class EventWire {
   EventWire& operator=(const EventWire&) = delete;
 
   /// Takes the tree's events from now on; what was told before is lost.
-  void connect(Tree& tree) {
+  /// \param set_sink  makes what it is given hear of the tree's events
+  template <class SetSink>
+  void connect(Tree& tree, const SetSink& set_sink) {
     const bool first = !connected_;
     const bool late = tree.stats().nodes > 1 || !first;
     connected_ = true;
     if (first) mirror_ = Mirror(tree.options().sharing);
-    tree.set_event_sink([this](const CacheEvent& event, std::span<const Token> tokens) {
+    set_sink([this](const CacheEvent& event, std::span<const Token> tokens) {
       // What the test itself allocates is no allocation of the tree's, and does not fail.
       const HeapCounters before = heap;
       heap.fail_in = -1;

@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "tests/support/engine_sim_events.hpp"
-#include "tests/support/engine_sim_handles.hpp"
+#include "tests/support/engine_sim_tiers.hpp"
 
 namespace test {
 
 template <class Retention, int ChunkSize>
-class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
-  using Base = EngineSimHandles<Retention, ChunkSize>;
+class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
+  using Base = EngineSimTiers<Retention, ChunkSize>;
   using Base::below, Base::one_in, Base::count, Base::expect, Base::expect_refused, Base::log;
   using Base::finished_, Base::pins_;
   using Base::text, Base::name, Base::tree_, Base::live_, Base::steps_, Base::options_;
@@ -27,7 +27,7 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
  public:
   EngineSim(Choices& choices, const SimOptions& options, Counters& counters)
       : Base(choices, options, counters), wire_(choices, counters) {
-    if (!one_in(4)) wire_.connect(*tree_);
+    if (!one_in(4)) connect_wire();
   }
   EngineSim(const EngineSim&) = delete;
   EngineSim& operator=(const EngineSim&) = delete;
@@ -40,6 +40,7 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
     if (!wire_.connected() && one_in(100)) connect_events();
     const TreeStats before = tree_->stats();
     choose();
+    if (one_in(3)) this->use_tiers();
     if (this->any_void()) this->check_views();
     count_events(before);
     tree_->check_invariants();
@@ -88,8 +89,15 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
 
  private:
   void connect_events() {
-    this->entering();
-    wire_.connect(*tree_);
+    // Beside tiers, which hear the tree, this is no call of the tree.
+    this->has_tiers() ? this->settle() : this->entering();
+    connect_wire();
+  }
+  void connect_wire() {
+    wire_.connect(*tree_, [this](auto sink) {
+      this->has_tiers() ? void(this->heard_ = std::move(sink))
+                        : tree_->set_event_sink(std::move(sink));
+    });
   }
   /// The tree's events arrive at a mirror.
   void mirror_events() {
@@ -380,6 +388,7 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
     this->entering();
     this->spare([&] { tree_->clear(); });
     ++this->weights_;  // K/V from before must never be found
+    this->change_weights();
     for (const auto& pin : pins_) expect(pin.handle.size() == 0, "clear() ends pins");
     if (one_in(2)) pins_.clear();
     for (const LivePtr& live : live_) live->findable = 0;
@@ -392,6 +401,7 @@ class EngineSim : public EngineSimHandles<Retention, ChunkSize> {
   /// The tree goes first: its handles are harmless.
   void die_with_handles() {
     this->log("the tree is destroyed first");
+    this->end_tiers();
     tree_.reset();
     for (const LivePtr& live : live_) {
       expect(!live->handle.is_live(), "an orphan is not live");

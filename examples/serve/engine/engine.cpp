@@ -6,11 +6,14 @@ namespace serve {
 
 namespace {
 
-void check(const EngineOptions& options) {
+void check(const EngineOptions& options, int ranks) {
   const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
   if (options.step_tokens < 1) fail("step_tokens = 0: expected at least 1");
   if (options.max_sequences < 1) fail("max_sequences = 0: expected at least 1");
   if (options.on_gpu && options.mode != Mode::tree) fail("mode: expected tree beside on_gpu");
+  const bool tiers = options.tiers.memory_bytes > 0 || !options.tiers.directory.empty();
+  if (tiers && (options.on_gpu || options.mode == Mode::paged || ranks > 1))
+    fail("tiers: expected none beside on_gpu, mode paged, or several ranks");
   if (options.on_gpu && options.preempt != Preempt::recompute)
     fail("preempt: expected recompute beside on_gpu");
 }
@@ -19,7 +22,7 @@ void check(const EngineOptions& options) {
 
 std::unique_ptr<Engine> make_engine(const Model& model, Products& products,
                                     const EngineOptions& options) {
-  check(options);
+  check(options, products.ranks().size());
   switch (options.chunk_size) {  // a constant of the tree's type
     case 8:
       return std::make_unique<TreeEngine<8>>(model, products, options);

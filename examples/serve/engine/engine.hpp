@@ -13,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "../model/model.hpp"
@@ -63,6 +64,7 @@ struct Request {
   std::vector<LogitBias> logit_bias = {};  ///< each token once
   int logprobs = -1;         ///< of so many of the most likely tokens, 0 to 20; -1: of none
   std::uint64_t tenant = 0;  ///< shares K/V only with its own
+  std::string salt;          ///< what the tenant is called by all servers that share a directory
   /// On the clock that step() is told; past it the request ends.
   double deadline = std::numeric_limits<double>::infinity();
   /// On the same clock; past it the request ends if nothing of it has run.
@@ -110,6 +112,16 @@ enum class Order {
   cache  ///< the one that shares most with those that run; none is overtaken too often
 };
 
+/// Where K/V goes that is evicted, and comes back from.
+struct TierOptions {
+  enum class Stored { as_it_is, int8, e4m3 };
+  std::size_t memory_bytes = 0;       ///< of host memory; 0: none
+  std::string directory;              ///< of files, which servers may share; empty: none
+  std::uint64_t directory_bytes = 0;  ///< of all files
+  std::string model;                  ///< what K/V is computed with
+  Stored stored = Stored::as_it_is;
+};
+
 struct EngineOptions {
   int chunk_size = 64;  ///< 8, 16, 32 or 64 tokens
   chunkattn::TreeOptions::Sharing sharing =
@@ -127,6 +139,18 @@ struct EngineOptions {
   Order order = Order::fcfs;
   std::size_t swap_bytes = std::size_t{1} << 30;                        ///< of host memory, at most
   std::size_t max_sequences = std::numeric_limits<std::size_t>::max();  ///< that are live at once
+  TierOptions tiers;
+};
+
+/// What went to tiers and came from there.
+struct TierCounts {
+  std::uint64_t loads = 0;           ///< sequences that something was looked for
+  std::uint64_t loads_late = 0;      ///< of these, given up for computing
+  std::uint64_t loaded_tokens = 0;   ///< that came back
+  std::uint64_t loaded_blocks = 0;   ///< that tiers gave
+  std::uint64_t refused_blocks = 0;  ///< that were damaged, or others
+  std::uint64_t stored_blocks = 0;   ///< that the last tier took
+  std::uint64_t stored_bytes = 0;
 };
 
 /// Counts since the engine was made.
@@ -151,6 +175,7 @@ struct EngineStats {
   std::size_t chunks = 0;           ///< that were in use
   std::size_t unshared_tokens = 0;  ///< of all live sequences, each counted by itself
   std::size_t distinct_tokens = 0;  ///< of these, what is shared counted once
+  TierCounts tiers;
   // On a GPU:
   std::size_t compared_logits = 0;  ///< with the CPU's
   double largest_difference = 0;    ///< among them
@@ -171,6 +196,8 @@ struct TreeSnapshot {
   std::size_t chunks_used = 0;    ///< by live sequences
   std::size_t chunks_cached = 0;  ///< by nothing but cache
   std::size_t chunks_free = 0;
+  std::uint64_t evicted_tokens = 0;  ///< so far
+  bool has_tiers = false;            ///< below it: EngineStats::tiers says what they did
 };
 
 /// Chunks' worth of tokens at the start of prompts whose K/V is there, asked of the tree by

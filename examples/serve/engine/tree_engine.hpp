@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <deque>
 #include <iterator>
@@ -10,6 +11,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -20,6 +22,7 @@
 #include "attention_cuda.hpp"
 #include "cached_chunks.hpp"
 #include "engine.hpp"
+#include "engine_tiers.hpp"
 #include "paged_view.hpp"
 #include "sampling.hpp"
 #include "work.hpp"
@@ -53,6 +56,17 @@ class TreeEngine final : public Engine {
     if (options.on_gpu)
       on_gpu_ = std::make_unique<AttentionOnGpu<Tree>>(tree_, model.config,
                                                        options.max_chunks + options.step_tokens);
+    tiers_ = make_tiers(tree_, attention_->cache(), options.tiers, tenants_, sink_);
+  }
+  TreeEngine(const TreeEngine&) = delete;
+  TreeEngine& operator=(const TreeEngine&) = delete;
+  ~TreeEngine() override {
+    if (!tiers_) return;
+    loads_.clear();
+    for (Group* group : {&decoding_, &prefilling_, &split_off_})
+      *group = Group();  // what they computed is cached now
+    tiers_->store_all();
+    tiers_.reset();
   }
 
   void submit(Request request) override {
@@ -62,6 +76,7 @@ class TreeEngine final : public Engine {
     const std::vector<int> prompt = std::move(request.prompt);
     const auto job = std::make_shared<LiveRequest>(std::move(request), prompt.size());
     jobs_.emplace(job->request.id, job);
+    if (tiers_) tenants_.add(job->request.tenant, job->request.salt);
     ++num_waiting_;
     // Without sharing, every choice computes the prompt by itself.
     const int parts = options_.mode == Mode::paged ? job->request.choices : 1;
@@ -96,7 +111,10 @@ class TreeEngine final : public Engine {
   bool step(double now) override {
     expire(now);
     admit();
-    if (live() == 0) return false;
+    // Blocks of K/V that are not stored yet: a few beside a step, more when there is none.
+    const std::size_t unstored = tiers_ ? tiers_->advance(live() == 0 ? 64 : 4) : 0;
+    if (tiers_) stats_.tiers = tiers_->counts();
+    if (live() == 0) return unstored > 0;
     for (bool is_alone = false; !try_step();) {
       if (live() > 1) {
         make_room();
@@ -129,9 +147,14 @@ class TreeEngine final : public Engine {
     shot.chunks_cached = tree.retained_chunks;
     shot.chunks_used = tree.used_chunks - tree.retained_chunks;
     shot.chunks_free = options_.max_chunks - tree.used_chunks;
+    shot.evicted_tokens = tree.evicted_tokens;
+    shot.has_tiers = tiers_ != nullptr;
     return shot;
   }
-  void set_cache_sink(CacheSink sink) override { tree_.set_event_sink(std::move(sink)); }
+  void set_cache_sink(CacheSink sink) override {
+    if (!tiers_) return tree_.set_event_sink(std::move(sink));
+    sink_ = std::move(sink);  // the tiers tell it what the tree tells them
+  }
   [[nodiscard]] std::vector<CachedChunk> cached_chunks() const override {
     return cached_chunks_of(tree_);
   }
@@ -243,6 +266,8 @@ class TreeEngine final : public Engine {
       work.tokens = {};
       if (work.swapped) stats_.restored_tokens += sequence->num_written() - sequence->num_cached();
       work.swapped.reset();
+      if (tiers_ && !by_itself)
+        if (auto load = tiers_->load(*sequence)) loads_[sequence->id()] = std::move(load);
       prefilling_.push(std::move(*sequence), std::move(work));
       if (by_itself) return;
     }
@@ -341,11 +366,35 @@ class TreeEngine final : public Engine {
   /// False, with nothing changed, if there is no room for a token of each that decodes, or nothing
   /// can run.
   [[nodiscard]] bool try_step() {
+    const bool waits = poll_loads();
     Step step = tree_.begin_step();
-    if (!fill(step)) return false;
+    if (!fill(step)) {
+      if (!waits || !decoding_.empty()) return false;
+      // Nobody has anything to do but wait for what is on its way.
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      return true;
+    }
     count_step(step);
+    const auto start = std::chrono::steady_clock::now();
+    const auto rows = static_cast<std::size_t>(step.num_rows());
+    const bool is_prefill = rows > 2 * decoding_.size();
     compute(std::move(step));
+    if (tiers_ && is_prefill)
+      tiers_->computed(
+          rows, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     return true;
+  }
+  /// Puts in place what has come from tiers. Whether anybody still waits for more.
+  bool poll_loads() {
+    if (loads_.empty()) return false;
+    std::map<chunkattn::SequenceId, std::unique_ptr<typename EngineTiers<Tree>::Load>> left;
+    for (Sequence& sequence : prefilling_.sequences) {
+      const auto found = loads_.find(sequence.id());
+      if (found != loads_.end() && found->second->poll(sequence))
+        left.insert(loads_.extract(found));
+    }
+    loads_ = std::move(left);  // the others are over, or their sequences have left
+    return !loads_.empty();
   }
 
   /// A token of all that decode; then parts of prompts as far as `step_tokens` allows.
@@ -360,6 +409,7 @@ class TreeEngine final : public Engine {
     }
     std::size_t tokens_left = options_.step_tokens;
     for (std::size_t i = 0; i < prefilling_.size() && tokens_left > 0; ++i) {
+      if (!loads_.empty() && loads_.contains(prefilling_.sequences[i].id())) continue;
       const auto added = step.add(prefilling_.sequences[i], tokens_left);
       if (!added) continue;  // it waits for what another one is to compute, or for a chunk
       if (added.row().has_output) logit_rows_.push_back(added.row().output_row());
@@ -529,6 +579,11 @@ class TreeEngine final : public Engine {
   std::size_t num_waiting_ = 0;     // requests
   std::uint64_t num_unshared_ = 0;  // sequences that joined in a name space of their own
   Group decoding_, prefilling_, split_off_;
+
+  CacheSink sink_;
+  TenantNames tenants_;
+  std::unique_ptr<EngineTiers<Tree>> tiers_;
+  std::map<chunkattn::SequenceId, std::unique_ptr<typename EngineTiers<Tree>::Load>> loads_;
 
   struct StepEntry {
     Sequence* sequence;

@@ -66,6 +66,16 @@ std::string metrics_text(const ServiceCounters& c, const TreeSnapshot& tree) {
   text.one("preemptions_total", "counter", "sequences that had to make room", c.engine.preemptions);
   text.one("swaps_total", "counter", "of these, copied to host memory", c.engine.swaps);
   text.one("recomputed_tokens_total", "counter", "tokens computed again", c.engine.recomputed);
+  text.one("tier_loads_total", "counter", "sequences that something was looked for below",
+           c.engine.tiers.loads);
+  text.one("tier_loads_late_total", "counter", "of these, given up for computing",
+           c.engine.tiers.loads_late);
+  text.one("tier_loaded_tokens_total", "counter", "tokens whose K/V came from tiers",
+           c.engine.tiers.loaded_tokens);
+  text.one("tier_refused_blocks_total", "counter", "blocks that were damaged, or others",
+           c.engine.tiers.refused_blocks);
+  text.one("tier_stored_bytes_total", "counter", "bytes that went to the last tier",
+           c.engine.tiers.stored_bytes);
   return text.take();
 }
 

@@ -189,6 +189,7 @@ void Service::start(RequestId id, Job job, std::shared_ptr<Channel> channel, dou
   request.logit_bias = std::move(job.logit_bias);
   request.logprobs = job.logprobs;
   request.tenant = tenants_.number_of(job.cache_salt);
+  request.salt = job.cache_salt;
   request.deadline = came + options_.request_seconds;
   request.start_by = came + options_.wait_seconds;
   try {

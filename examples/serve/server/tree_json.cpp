@@ -26,6 +26,15 @@ std::string tree_json(const ServiceCounters& counters, const TreeSnapshot& tree,
     }
     nodes.push_back(std::move(one));
   }
+  const TierCounts& below = counters.engine.tiers;
+  Json tiers;  // null: there are none
+  if (tree.has_tiers)
+    tiers = {{"stored_blocks", below.stored_blocks},
+             {"stored_bytes", below.stored_bytes},
+             {"loads", below.loads},
+             {"loads_late", below.loads_late},
+             {"loaded_tokens", below.loaded_tokens},
+             {"refused_blocks", below.refused_blocks}};
   const Json all{
       {"nodes", std::move(nodes)},
       {"nodes_left_out", tree.nodes.size() - std::min(tree.nodes.size(), most_nodes)},
@@ -37,6 +46,8 @@ std::string tree_json(const ServiceCounters& counters, const TreeSnapshot& tree,
       {"prompt_tokens", counters.prompt_tokens},
       {"cached_tokens", counters.cached_tokens},
       {"generated_tokens", counters.generated_tokens},
+      {"evicted_tokens", tree.evicted_tokens},
+      {"tiers", std::move(tiers)},
       {"preemptions", counters.engine.preemptions}};
   return all.dump();
 }

@@ -122,7 +122,7 @@ class TierManager {
     const TokenRange range = sequence.loadable();
     const std::size_t first = to_size(range.begin / block_), blocks = size / to_size(block_);
     const std::size_t limit = size - (compute_last ? 1 : 0);
-    if (!is_open_ || range.empty() || first >= blocks || to_size(range.begin) >= limit)
+    if (!is_open_ || sequence.weights_epoch() == 0 || range.empty() || first >= blocks || to_size(range.begin) >= limit)
       return nullptr;
     auto load = std::make_shared<TierLoad>();
     const InsertOptions how = sequence.options();
