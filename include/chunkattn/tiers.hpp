@@ -228,7 +228,8 @@ class Tiers {
   ~Tiers() { manager_->close(); }
 
   /// Looks below for what a sequence would have to compute, in the background. Empty if there is
-  /// nothing to look for. It joined just now, and is in no step.
+  /// nothing to look for. It joined just now, is in no step, and wants no logits of its prompt
+  /// (InsertOptions::max_reuse): what is loaded is not computed.
   /// \param compute_last  whether its last token is computed anyway: InsertOptions::compute_last
   [[nodiscard]] Load load(const Sequence& sequence, bool compute_last = true) {
     auto started = manager_->start(sequence, compute_last);

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <ctime>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -228,8 +229,13 @@ class TierDirectory {
     return entries;
   }
   void remove_part(const std::string& name) const {
+    constexpr std::time_t hour = 3600;  // a process in another container may have the same number
     const long process = std::strtol(name.c_str() + sizeof(".part-") - 1, nullptr, 10);
-    if (process > 0 && (::kill(static_cast<pid_t>(process), 0) == 0 || errno != ESRCH)) return;
+    struct stat status{};
+    if (::fstatat(directory_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return;
+    const bool is_old = status.st_mtime + hour < std::time(nullptr);
+    if (!is_old && process > 0 && (::kill(static_cast<pid_t>(process), 0) == 0 || errno != ESRCH))
+      return;
     (void)::unlinkat(directory_.get(), name.c_str(), 0);
   }
 

@@ -58,7 +58,8 @@ class TierManager {
   using Token = typename Tree::token_type;
   using Sequence = typename Tree::Sequence;
   using Element = cache_element<Cache>;
-  using Clock = TierQueue::Clock;
+  using Queue = TierQueue<Token>;
+  using Clock = typename Queue::Clock;
 
  public:
   using Options = typename Tiers::Options;
@@ -81,8 +82,8 @@ class TierManager {
       check_argument(cache.tree_id() == 0 || cache.tree_id() == tree_id_, "cache",
                      "of another tree", "the K/V memory of the tree");
     codec_ = make_codec();
-    queue_ = std::make_unique<TierQueue>(std::move(stores), codec_, options_.max_ahead,
-                                         options_.threads);
+    queue_ =
+        std::make_unique<Queue>(std::move(stores), codec_, options_.max_ahead, options_.threads);
     follow();
   }
   TierManager(const TierManager&) = delete;
@@ -92,7 +93,7 @@ class TierManager {
     tree_ = nullptr;
     queue_.reset();
   }
-  [[nodiscard]] TierQueue& queue() { return *queue_; }
+  [[nodiscard]] Queue& queue() { return *queue_; }
 
   // ---- down ----------------------------------------------------------------------------------
 
@@ -122,7 +123,8 @@ class TierManager {
     const TokenRange range = sequence.loadable();
     const std::size_t first = to_size(range.begin / block_), blocks = size / to_size(block_);
     const std::size_t limit = size - (compute_last ? 1 : 0);
-    if (!is_open_ || sequence.weights_epoch() == 0 || range.empty() || first >= blocks || to_size(range.begin) >= limit)
+    if (!is_open_ || sequence.weights_epoch() == 0 || range.empty() || first >= blocks ||
+        to_size(range.begin) >= limit)
       return nullptr;
     auto load = std::make_shared<TierLoad>();
     const InsertOptions how = sequence.options();
@@ -193,7 +195,7 @@ class TierManager {
   }
   [[nodiscard]] Stats stats() const {
     Stats all = stats_;
-    for (const TierQueue::Counts& c : queue_->counts())
+    for (const typename Queue::Counts& c : queue_->counts())
       all.tiers.push_back(
           {c.stored, c.stored_bytes, c.put_failed, c.loaded, c.missed, c.refused, c.not_worth});
     return all;
@@ -274,7 +276,7 @@ class TierManager {
       ++stats_.dropped;
       return false;
     }
-    TierQueue::Put put;
+    typename Queue::Put put;
     put.key = key;
     put.head = head;
     spans_.path_tokens(*span, block, put.tokens);
@@ -391,7 +393,7 @@ class TierManager {
   const std::int32_t block_;
   const std::uint64_t tree_id_;
   TierCodec codec_;
-  std::unique_ptr<TierQueue> queue_;
+  std::unique_ptr<Queue> queue_;
   TierSpans<Token> spans_;
   TierPlaces<Tree::chunk_size> places_;
   std::deque<std::pair<std::uint64_t, std::size_t>> fresh_;  // blocks that were not stored yet

@@ -32,28 +32,6 @@ struct TierKeyHash {
   }
 };
 
-/// The last keys of which it is known that they are below.
-class KnownKeys {
- public:
-  void add(const TierStore::Key& key) {
-    if (!keys_.insert(key).second) return;
-    order_.push_back(key);
-    if (order_.size() <= most) return;
-    keys_.erase(order_.front());
-    order_.pop_front();
-  }
-  [[nodiscard]] bool has(const TierStore::Key& key) const { return keys_.contains(key); }
-  void clear() {
-    keys_.clear();
-    order_.clear();
-  }
-
- private:
-  static constexpr std::size_t most = 1 << 14;
-  std::unordered_set<TierStore::Key, TierKeyHash> keys_;
-  std::deque<TierStore::Key> order_;
-};
-
 /// Blocks of a prompt on their way up, in order. What is not marked is as it was made, or the
 /// tree's thread's.
 struct TierLoad {
@@ -83,6 +61,8 @@ struct TierLoad {
   }
 };
 
+/// \tparam Token  of the tree: only where there are tiers is any of this compiled
+template <class Token>
 class TierQueue {
  public:
   using Clock = std::chrono::steady_clock;
@@ -208,6 +188,27 @@ class TierQueue {
   }
 
  private:
+  /// The last keys of which it is known that they are below.
+  class KnownKeys {
+   public:
+    void add(const TierStore::Key& key) {
+      if (!keys_.insert(key).second) return;
+      order_.push_back(key);
+      if (order_.size() <= most) return;
+      keys_.erase(order_.front());
+      order_.pop_front();
+    }
+    [[nodiscard]] bool has(const TierStore::Key& key) const { return keys_.contains(key); }
+    void clear() {
+      keys_.clear();
+      order_.clear();
+    }
+
+   private:
+    static constexpr std::size_t most = 1 << 14;
+    std::unordered_set<TierStore::Key, TierKeyHash> keys_;
+    std::deque<TierStore::Key> order_;
+  };
   struct Item {
     Put block;
     TierStore::Record record;  // once it is made
