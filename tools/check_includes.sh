@@ -13,7 +13,7 @@ face() {  # face ROOM: its headers that users include
     base) echo version error element executor allocator plan_view tree_options fwd ;;
     tree) echo sequence step prefix_tree ;;
     plan) echo attention_plan block_table ;;
-    kv) echo kv_view kv_cache transfer tiers ;;
+    kv) echo kv_view kv_cache transfer experimental/tier_store experimental/tiers ;;
     attention) echo attention_options variants merge_state testing/reference testing/inspect ;;
     cpu) echo chunk_attention ;;
     cuda) echo cuda ;;
@@ -21,7 +21,7 @@ face() {  # face ROOM: its headers that users include
     top) echo chunkattn ;;
   esac
 }
-max_face=25 max_rooms=15 max_arrows=30 max_lines=500
+max_face=24 max_rooms=15 max_arrows=30 max_lines=500
 max_tree=15 max_floors=10 tree_reader=detail/tree/step_reader.hpp
 status=0
 bad() { echo "FAILED: $*"; status=1; }

@@ -14,7 +14,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FACE = ROOT / "include" / "chunkattn"
 TABLE = ROOT / "docs" / "reference.md"
-MAX_TYPES, MAX_CONCEPTS = 74, 9
+MAX_TYPES, MAX_CONCEPTS = 70, 9
 
 # What the macros of detail/base/config.hpp stand for, as far as scopes go.
 MACROS = {

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/experimental/tiers.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

@@ -7,7 +7,7 @@
 
 #include <atomic>
 #include <chrono>
-#include <chunkattn/transfer.hpp>
+#include <chunkattn/experimental/tier_store.hpp>
 #include <cstddef>
 #include <memory>
 #include <mutex>

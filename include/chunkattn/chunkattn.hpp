@@ -24,7 +24,6 @@
 #include "prefix_tree.hpp"
 #include "sequence.hpp"
 #include "step.hpp"
-#include "tiers.hpp"
 #include "transfer.hpp"
 #include "tree_options.hpp"
 #include "variants.hpp"

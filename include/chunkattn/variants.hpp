@@ -31,6 +31,7 @@
 
 #include "detail/attention/lanes.hpp"
 #include "detail/attention/variant_members.hpp"
+#include "detail/base/bit_cast.hpp"
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
 

@@ -21,9 +21,9 @@
 #include <utility>
 #include <vector>
 
+#include "chunkattn/experimental/tiers.hpp"
 #include "chunkattn/kv_cache.hpp"
 #include "chunkattn/prefix_tree.hpp"
-#include "chunkattn/tiers.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
 

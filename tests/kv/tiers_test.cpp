@@ -1,6 +1,6 @@
 // Tiers below a tree: what is evicted comes back bit for bit, to whom it belongs and to nobody
 // else; whatever a tier does wrong costs time only.
-#include "chunkattn/tiers.hpp"
+#include "chunkattn/experimental/tiers.hpp"
 
 #include <doctest/doctest.h>
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/tiers.hpp"
+#include "chunkattn/experimental/tiers.hpp"
 #include "tests/support/engine_sim_handles.hpp"
 #include "tests/support/faulty_tier.hpp"
 

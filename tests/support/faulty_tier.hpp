@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "chunkattn/transfer.hpp"
+#include "chunkattn/experimental/tier_store.hpp"
 
 namespace test {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/experimental/tiers.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>

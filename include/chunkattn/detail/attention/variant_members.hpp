@@ -2,10 +2,8 @@
 #pragma once
 
 #include <concepts>
-#include <cstdint>
 #include <string_view>
 
-#include "../base/bit_cast.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "lanes.hpp"
@@ -47,11 +45,6 @@ concept HasSinks = requires(const V& variant, lanes::At at) {
 template <class V>
 concept ChecksItself =
     requires(const V& variant, int num_qo_heads) { variant.check(num_qo_heads); };
-
-/// By the bits, which -ffast-math leaves alone.
-inline bool is_finite(float x) noexcept {
-  return (bit_cast<std::uint32_t>(x) & 0x7f800000u) != 0x7f800000u;
-}
 
 inline void check_per_head(std::string_view name, std::size_t size, int num_qo_heads) {
   if (size != static_cast<std::size_t>(num_qo_heads)) [[unlikely]]

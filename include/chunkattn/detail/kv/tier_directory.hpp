@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../transfer.hpp"
+#include "../../experimental/tier_store.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <span>
 
-#include "../../transfer.hpp"
+#include "../../experimental/tier_store.hpp"
 #include "../base/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "../../element.hpp"
+#include "../../experimental/tier_store.hpp"
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
 #include "../../transfer.hpp"

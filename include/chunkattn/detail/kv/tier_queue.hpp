@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../transfer.hpp"
+#include "../../experimental/tier_store.hpp"
 #include "../base/config.hpp"
 #include "tier_record.hpp"
 

@@ -17,7 +17,8 @@
 #include <vector>
 
 #include "../../element.hpp"
-#include "../../transfer.hpp"
+#include "../../experimental/tier_store.hpp"
+#include "../base/bit_cast.hpp"
 #include "../base/config.hpp"
 #include "quantized.hpp"
 #include "tier_hash.hpp"
@@ -60,7 +61,7 @@ bool encode_tier_rows(const TierCodec& codec, const std::byte* raw, std::byte* s
       T element;
       std::memcpy(&element, raw + (at + i) * sizeof(T), sizeof(T));
       values[i] = to_float(element);
-      finite = finite && std::isfinite(values[i]);
+      finite = finite && is_finite(values[i]);
       largest = std::max(largest, std::fabs(values[i]));
     }
     if (!finite) return false;

@@ -1,5 +1,8 @@
 // Tiers below a prefix tree: K/V that it evicts goes to host memory, to files, to a remote store,
 // and comes back where that is faster than computing it again.
+//
+// Experimental: names and options may change in any version, and chunkattn.hpp does not include it.
+// It needs POSIX files and threads.
 #pragma once
 
 #include <atomic>
@@ -17,13 +20,13 @@
 #include <utility>
 #include <vector>
 
-#include "detail/base/config.hpp"
-#include "detail/kv/tier_directory.hpp"
-#include "detail/kv/tier_manager.hpp"
-#include "element.hpp"
-#include "kv_view.hpp"
-#include "transfer.hpp"
-#include "tree_options.hpp"
+#include "../detail/base/config.hpp"
+#include "../detail/kv/tier_directory.hpp"
+#include "../detail/kv/tier_manager.hpp"
+#include "../element.hpp"
+#include "../kv_view.hpp"
+#include "../tree_options.hpp"
+#include "tier_store.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
