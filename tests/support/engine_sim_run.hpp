@@ -32,12 +32,9 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
   EngineSim(const EngineSim&) = delete;
   EngineSim& operator=(const EngineSim&) = delete;
   ~EngineSim() {
+    this->end_tiers();                          // what they tell goes to wire_
     if (tree_) tree_->set_event_sink(nullptr);  // after a failure, handles outlive the wire
   }
-
-  EngineSim(const EngineSim&) = delete;
-  EngineSim& operator=(const EngineSim&) = delete;
-  ~EngineSim() { this->end_tiers(); }  // what they tell goes to wire_
 
   /// One random operation; throws std::logic_error at the first difference.
   void operate() {
