@@ -36,11 +36,13 @@
 #include "detail/base/instruction_sets.hpp"
 #include "detail/cuda/device_state.cuh"
 #include "detail/cuda/kernel_table.cuh"
+#include "detail/cuda/merge_states.cuh"
 #include "detail/cuda/runtime.cuh"
 #include "detail/kv/cache_geometry.hpp"
 #include "detail/kv/checks.hpp"
 #include "detail/plan/check_current.hpp"
 #include "kv_cache.hpp"
+#include "merge_state.hpp"
 #include "tree_options.hpp"
 #include "variants.hpp"
 
@@ -56,11 +58,13 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// when a request is admitted to keep it out of decode steps. It belongs to the device that was
 /// current at construction, and grows there whichever is current.
 ///
-/// \tparam T  half or bfloat16 (or CUDA's __half or __nv_bfloat16, which are the same here)
+/// \tparam T  half or bfloat16 (or CUDA's __half or __nv_bfloat16, which are the same here), or
+///             std::int8_t or float8_e4m3, with a float scale for each row, which write() makes
 template <class T>
 class KvCache<Cuda, T> {
-  static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
-                "KvCache<Cuda, T>: T must be chunkattn::half or chunkattn::bfloat16");
+  static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16> || has_row_scales<T>,
+                "KvCache<Cuda, T>: T must be chunkattn::half, chunkattn::bfloat16, std::int8_t or "
+                "chunkattn::float8_e4m3");
 
  public:
   /// Chunks that the tables of slab addresses have room for, by default.
@@ -96,8 +100,9 @@ class KvCache<Cuda, T> {
     const detail::cuda::CurrentDevice current(device_);
     slabs_.reserve(slabs_.size() + made.size());
     for (auto& slab : made) slab = detail::cuda::DeviceMemory(bytes_per_chunk() << slab_shift_);
-    enter(made);
+    std::vector<std::byte*> addresses = enter(made);
     std::move(made.begin(), made.end(), std::back_inserter(slabs_));
+    addresses_ = std::move(addresses);
     num_chunks_ = std::max(num_chunks_, num_chunks);
   }
 
@@ -116,7 +121,23 @@ class KvCache<Cuda, T> {
       check_no_capture(needed, stream);
       grow(needed);
     }
-    return view(index);
+    return view(index, reinterpret_cast<std::byte* const*>(table_.data()), max_slabs_);
+  }
+  /// layer() for the host: k_row() and v_row() say there where rows lie, until the memory grows.
+  [[nodiscard]] KvView<T> host_layer(int index) {
+    (void)layer(index);  // checks, and grows
+    return view(index, addresses_.data(), slabs_.size());
+  }
+  /// For gather_kv() and scatter_kv(): copies device memory to the host now, and back. What streams
+  /// that do not wait for the default one have to do with it must have finished.
+  void copy_out(const void* from, std::byte* to, std::size_t bytes) const {
+    const detail::cuda::CurrentDevice current(device_);
+    detail::cuda::copy_to_host(to, from, bytes);
+  }
+  /// Copies it back.
+  void copy_in(void* to, const std::byte* from, std::size_t bytes) const {
+    const detail::cuda::CurrentDevice current(device_);
+    detail::cuda::copy_now(static_cast<std::byte*>(to), bytes, from, bytes, 1);
   }
 
   /// The number of the tree whose chunks these are, 0 for none.
@@ -127,7 +148,7 @@ class KvCache<Cuda, T> {
   [[nodiscard]] std::size_t num_chunks() const noexcept { return num_chunks_; }
   /// Bytes of K and V of one chunk, all layers together.
   [[nodiscard]] std::size_t bytes_per_chunk() const noexcept {
-    return static_cast<std::size_t>(options_.num_layers) * layer_elements() * sizeof(T);
+    return static_cast<std::size_t>(options_.num_layers) * part_offset(num_parts);
   }
   /// Bytes of device memory allocated, all layers together.
   [[nodiscard]] std::size_t bytes() const noexcept {
@@ -145,7 +166,7 @@ class KvCache<Cuda, T> {
                            "false: on CUDA V has rows of its own");
     while (slab_shift_ < 16 && bytes_per_chunk() << slab_shift_ < slab_target) ++slab_shift_;
     max_slabs_ = std::max<std::size_t>(1, (chunk_limit + per_slab() - 1) >> slab_shift_);
-    table_ = detail::cuda::DeviceMemory(max_slabs_ * num_tables() * sizeof(T*));
+    table_ = detail::cuda::DeviceMemory(max_slabs_ * num_tables() * sizeof(std::byte*));
     grow(num_chunks);
     write_check_ = detail::make_write_check(options, chunks_);
   }
@@ -154,25 +175,37 @@ class KvCache<Cuda, T> {
 
   [[nodiscard]] std::size_t per_slab() const noexcept { return std::size_t{1} << slab_shift_; }
   [[nodiscard]] std::size_t num_tables() const noexcept {
-    return 2 * static_cast<std::size_t>(options_.num_layers);
+    return num_parts * static_cast<std::size_t>(options_.num_layers);
   }
-  // Elements of one chunk in one layer: of rows of `dim`, of K and V.
-  [[nodiscard]] std::size_t rows_elements(int dim) const noexcept {
-    return static_cast<std::size_t>(options_.num_kv_heads) * static_cast<std::size_t>(chunk_size_) *
-           static_cast<std::size_t>(dim);
-  }
-  [[nodiscard]] std::size_t layer_elements() const noexcept {
-    return rows_elements(options_.head_dim) + rows_elements(options_.dim_of_v());
+  // K, V, and of 8-bit elements their scales.
+  static constexpr std::size_t num_parts = has_row_scales<T> ? 4 : 2;
+  // Where a part of one layer begins, in bytes of one chunk; after the last one: of all.
+  [[nodiscard]] std::size_t part_offset(std::size_t part) const noexcept {
+    const std::size_t rows =
+        static_cast<std::size_t>(options_.num_kv_heads) * static_cast<std::size_t>(chunk_size_);
+    const std::size_t of_row[] = {static_cast<std::size_t>(options_.head_dim) * sizeof(T),
+                                  static_cast<std::size_t>(options_.dim_of_v()) * sizeof(T),
+                                  sizeof(float), sizeof(float)};
+    std::size_t bytes = 0;
+    for (std::size_t p = 0; p < part; ++p) bytes += (rows * of_row[p] + 15) / 16 * 16;
+    return bytes;
   }
 
-  [[nodiscard]] KvView<T> view(int index) const {
-    T* const* tables = reinterpret_cast<T* const*>(table_.data());
+  // With tables [layer][part][table_size] of slab addresses.
+  [[nodiscard]] KvView<T> view(int index, std::byte* const* tables, std::size_t table_size) const {
+    tables += static_cast<std::size_t>(index) * num_parts * table_size;
     KvView<T> view;
     view.tree_id = chunks_.tree_id;
     view.layer = index;
     detail::WriteCheckOf::view(view) = write_check_.get();
-    view.k_slabs = tables + 2 * static_cast<std::size_t>(index) * max_slabs_;
-    view.v_slabs = view.k_slabs + max_slabs_;
+    view.k_slabs = reinterpret_cast<T* const*>(tables);
+    view.v_slabs = reinterpret_cast<T* const*>(tables + table_size);
+    if constexpr (has_row_scales<T>) {
+      view.k_scale_slabs = reinterpret_cast<float* const*>(tables + 2 * table_size);
+      view.v_scale_slabs = reinterpret_cast<float* const*>(tables + 3 * table_size);
+      view.scale_stride_head = chunk_size_;
+      view.scale_stride_chunk = view.scale_stride_head * options_.num_kv_heads;
+    }
     view.slab_shift = slab_shift_;
     view.num_chunks = static_cast<std::int32_t>(num_chunks_);
     view.num_kv_heads = options_.num_kv_heads;
@@ -198,16 +231,23 @@ class KvCache<Cuda, T> {
         {"grow(", needed, ") before the capture: memory cannot be allocated inside it"});
   }
 
-  // Puts the addresses of further slabs into the tables. Nobody reads them until they are counted.
-  void enter(const std::vector<detail::cuda::DeviceMemory>& made) {
-    std::vector<T*> places;                         // [table][slab]
-    for (std::size_t t = 0; t < num_tables(); ++t)  // K of layer 0, V of layer 0, K of 1, ...
-      for (const auto& slab : made)
-        places.push_back(
-            reinterpret_cast<T*>(slab.data()) +
-            ((t / 2 * layer_elements() + t % 2 * rows_elements(options_.head_dim)) << slab_shift_));
-    detail::cuda::copy_now(table_.data() + slabs_.size() * sizeof(T*), max_slabs_ * sizeof(T*),
-                           places.data(), made.size() * sizeof(T*), num_tables());
+  // Puts addresses of further slabs into the tables, where nobody reads them yet. Returns all.
+  [[nodiscard]] std::vector<std::byte*> enter(const std::vector<detail::cuda::DeviceMemory>& made) {
+    std::vector<std::byte*> all, places;  // [table][slab]
+    for (std::size_t t = 0; t < num_tables();
+         ++t) {  // K of layer 0, V of layer 0, ..., K of 1, ...
+      const std::size_t begin = t / num_parts * part_offset(num_parts) + part_offset(t % num_parts);
+      for (std::size_t s = 0; s < slabs_.size(); ++s)
+        all.push_back(slabs_[s].data() + (begin << slab_shift_));
+      for (const auto& slab : made) {
+        places.push_back(slab.data() + (begin << slab_shift_));
+        all.push_back(places.back());
+      }
+    }
+    detail::cuda::copy_now(table_.data() + slabs_.size() * sizeof(std::byte*),
+                           max_slabs_ * sizeof(std::byte*), places.data(),
+                           made.size() * sizeof(std::byte*), num_tables());
+    return all;
   }
 
   int device_ = detail::cuda::current_device();
@@ -218,6 +258,7 @@ class KvCache<Cuda, T> {
   std::size_t num_chunks_ = 0;
   detail::cuda::DeviceMemory table_;
   std::vector<detail::cuda::DeviceMemory> slabs_;
+  std::vector<std::byte*> addresses_;  // [layer][part][slab]
   detail::ChunkSource chunks_;
   std::shared_ptr<detail::WriteCheck> write_check_;
 };
@@ -231,6 +272,28 @@ class KvCache<Cuda, T>
  public:
   using KvCache<Cuda, std::conditional_t<std::is_same_v<T, __half>, half, bfloat16>>::KvCache;
 };
+
+/// merge_states() of results in device memory, in the order of `stream` (the paper's attn_reduce,
+/// Eqn 2). Call it once before a stream is captured: its first call loads a kernel.
+///
+/// \tparam Base  LseBase::e or two: of all lse
+/// \param outs  [num_states][num_rows][num_qo_heads][head_dim], half or bfloat16
+/// \param lses  [num_states][num_rows][num_qo_heads]
+/// \param out   [num_rows][num_qo_heads][head_dim]; may be one of the states
+/// \param lse   [num_rows][num_qo_heads]; may be that state's
+/// \throws InvalidArgument where the sizes do not fit each other
+template <LseBase Base = LseBase::e, class T>
+  requires(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>)
+void merge_states(std::span<const T> outs, std::span<const float> lses, int num_states,
+                  std::type_identity_t<std::span<T>> out, std::span<float> lse,
+                  cudaStream_t stream) {
+  detail::check_states(outs, lses, num_states, out, lse);
+  detail::cuda::merge_on_device<Base == LseBase::e>(
+      detail::cuda::MergeStatesArguments<T>{outs.data(), lses.data(), out.data(), lse.data(),
+                                            std::ssize(lse), num_states,
+                                            static_cast<int>(out.size() / lse.size())},
+      stream);
+}
 
 CHUNKATTN_NAMESPACE_END
 
@@ -249,11 +312,12 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 template <int HeadDim, int ValueDim, class Exec>
 class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   static constexpr detail::cuda::HeadDims dims{HeadDim, ValueDim};
-  static_assert(detail::cuda::supported_head_dims(dims),
-                "ChunkAttention<Cuda, HeadDim, ValueDim>: HeadDim must be 64, 96, 128 or 256 "
-                "(or 16), ValueDim, if it differs, 64, 96 or 128 (or 16); with a HeadDim of 192 or "
-                "256 it must be 64 or 128. Pad the heads of your model to the next of these with "
-                "zeros");
+  static_assert(
+      detail::cuda::supported_head_dims(dims),
+      "ChunkAttention<Cuda, HeadDim, ValueDim>: HeadDim must be 64, 80, 96, 112, 128 or "
+      "256 (or 16), ValueDim, if it differs, 64, 96 or 128 (or 16); with a HeadDim of 192 or "
+      "256 it must be 64 or 128. Pad the heads of your model to the next of these with "
+      "zeros");
 
  public:
   /// Bytes of device memory that an object needs for its plan, tasks and partial results.
@@ -275,20 +339,14 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   /// before launching a captured graph.
   /// \param plan  what AttentionPlan::build() gave for the step
   /// \throws InvalidArgument for a plan that is out of date or larger than the limits
-  void prepare(const LiveView& plan, cudaStream_t stream) {
-    detail::check_current(plan);
-    const detail::cuda::CurrentDevice device(state_.checks_.device());
-    state_.checks_.stream(stream);
-    state_.upload_.prepare(plan, stream);
-    state_.checks_.enqueued(stream);
-  }
+  void prepare(const LiveView& plan, cudaStream_t stream) { state_.prepare(plan, stream); }
 
   /// Prepares calls of run() with `variant`: what prepare(plan, stream) does, and it loads the
   /// variant's kernel for K/V of T and makes the tasks for its window. Call it before run() is
   /// captured; from then on prepare(plan, stream) keeps these tasks up to date, too.
-  /// \throws InvalidArgument where the variant's members make no sense, or its tables are host
-  /// memory
-  template <class T, AttentionVariant V>
+  /// \tparam Q  of q and out, where K/V has 8 bits
+  /// \throws InvalidArgument where the variant's members make no sense
+  template <class T, AttentionVariant V, class Q = std::conditional_t<has_row_scales<T>, half, T>>
   void prepare(const KvView<T>& layer, const LiveView& plan, const V& variant,
                cudaStream_t stream) {
     detail::check_current(plan);
@@ -297,7 +355,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     state_.check_variant(variant);
     prepare(plan, stream);
     const bool capturing = detail::cuda::is_capturing(stream);
-    (void)state_.template kernel_for<T, V>(capturing);
+    state_.template load<Q, T, V>(capturing);
     (void)state_.upload_.schedule_for(detail::cuda::HiddenKeys(variant), plan, capturing, stream);
     state_.checks_.enqueued(stream);
   }
@@ -309,14 +367,17 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   /// \param layer  K and V memory of the layer, on the device
   /// \param plan   what AttentionPlan::build() gave for the step
   /// \param k, v   device memory [num_rows][num_kv_heads][HeadDim] (v: ValueDim), in the caller's
-  ///               order, of T (as CUDA's headers name it, too); or both empty
+  ///               order, of T (as CUDA's headers name it, too), of half or bfloat16 where T has
+  ///               8 bits (quantize_row() says how these are stored); or both empty
   /// \throws InvalidArgument, with nothing changed, for sizes that do not fit each other, a plan
   ///         that is out of date, and a layer of another tree
   template <class T, class X>
   void write(const KvView<T>& layer, const LiveView& plan, std::span<X> k, std::span<X> v,
              cudaStream_t stream) {
-    static_assert(std::is_same_v<detail::own_element<std::remove_const_t<X>>, T>,
-                  "write: K and V must be of the layer's element type");
+    using Source = detail::own_element<std::remove_const_t<X>>;
+    static_assert(has_row_scales<T> ? sizeof(Source) == 2 : std::is_same_v<Source, T>,
+                  "write: K and V must be of the layer's element type, of half or bfloat16 where "
+                  "that has 8 bits");
     detail::check_current(plan);
     const detail::cuda::CurrentDevice device(state_.checks_.device());
     const PlanView& view = plan;
@@ -336,13 +397,15 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     const std::int64_t heads = state_.limits_.num_kv_heads;
     const std::int64_t lines = (capturing ? state_.limits_.max_rows : view.num_rows) * heads;
     const std::int64_t copies = (capturing ? state_.limits_.max_copies : view.num_copies) * heads;
-    constexpr int at_once = detail::cuda::written_lines(std::max(HeadDim, ValueDim));
+    constexpr int at_once = has_row_scales<T>
+                                ? detail::cuda::small_threads / 64  // two warps each
+                                : detail::cuda::written_lines(std::max(HeadDim, ValueDim));
     const int grid = state_.small_grid(std::max((lines + at_once - 1) / at_once, copies));
     detail::cuda::launch("write_kernel",
-                         state_.template kernel<detail::cuda::WriteKernel<T>>(capturing), grid,
-                         detail::cuda::small_threads, 0, stream,
-                         {state_.upload_.memory(), layer, reinterpret_cast<const T*>(k.data()),
-                          reinterpret_cast<const T*>(v.data())});
+                         state_.template kernel<detail::cuda::WriteKernel<T, Source>>(capturing),
+                         grid, detail::cuda::small_threads, 0, stream,
+                         {state_.upload_.memory(), layer, reinterpret_cast<const Source*>(k.data()),
+                          reinterpret_cast<const Source*>(v.data())});
     state_.checks_.enqueued(stream);
     if (!copies_only) detail::note_written(layer, view);
   }
@@ -378,49 +441,28 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
            std::span<float> lse, cudaStream_t stream) {
     static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
                   "ChunkAttention<Cuda>::run: T must be chunkattn::half or chunkattn::bfloat16");
-    detail::check_current(plan);
-    const detail::cuda::CurrentDevice device(state_.checks_.device());
-    const PlanView& view = plan;
-    state_.check_layer(layer, plan);
-    detail::check_written(layer, view);
-    const std::size_t lines = state_.line_count(view, state_.limits_.num_qo_heads);
-    state_.check_size("q.size()", q.size(), lines * HeadDim);
-    state_.check_size("out.size()", out.size(), lines * ValueDim);
-    if (!lse.empty()) state_.check_size("lse.size()", lse.size(), lines);
-    state_.checks_.pointer("q", q.data());
-    state_.checks_.pointer("out", out.data());
-    if (!lse.empty()) state_.checks_.pointer("lse", lse.data());
-    state_.check_variant(variant);
-    prepare(plan, stream);
+    state_.template run<T>(layer, plan, variant, q, out, lse, stream);
+  }
 
-    const bool capturing = detail::cuda::is_capturing(stream);
-    static_assert(
-        sizeof(detail::cuda::AttentionArguments<T, V>) <= 4096,
-        "ChunkAttention<Cuda>::run: a variant holds too much for a kernel's arguments: let "
-        "it point to device memory");
-    const auto kernel = state_.template kernel_for<T, V>(capturing);
-    const int schedule =
-        state_.upload_.schedule_for(detail::cuda::HiddenKeys(variant), view, capturing, stream);
-    const detail::cuda::CallArguments<T> call{
-        state_.upload_.memory(schedule),
-        layer,
-        q.data(),
-        out.data(),
-        lse.data(),
-        state_.limits_.num_kv_heads,
-        state_.limits_.num_qo_heads / state_.limits_.num_kv_heads,
-        state_.occupancy_.num_stages,
-        0};
-    const std::int64_t items =
-        static_cast<std::int64_t>(state_.upload_.scheduler(schedule).tasks().size()) *
-        state_.limits_.num_kv_heads;
-    const int most = num_blocks();
-    // A graph is replayed with other plans: as many as any may need.
-    const int grid = capturing || items > most ? most : static_cast<int>(items);
-    detail::cuda::launch("attention_kernel", kernel, grid, detail::cuda::block_threads,
-                         state_.shared_bytes(), stream,
-                         detail::cuda::with_variant(call, variant, state_.options_.sm_scale));
-    state_.checks_.enqueued(stream);
+  /// run() over K/V of 8 bits. Q and outputs are half or bfloat16; K's scales are applied to the
+  /// logits, V's rows are rounded to the outputs' type.
+  template <class E, AttentionVariant V, class Q, class Out>
+    requires has_row_scales<E>
+  void run(const KvView<E>& layer, const LiveView& plan, const V& variant, std::span<Q> q,
+           std::span<Out> out, std::span<float> lse, cudaStream_t stream) {
+    using T = detail::own_element<Out>;
+    static_assert(sizeof(T) == 2 && std::is_same_v<detail::own_element<std::remove_const_t<Q>>, T>,
+                  "ChunkAttention<Cuda>::run: q and out must be of one type, half or bfloat16");
+    state_.template run<T>(layer, plan, variant,
+                           std::span<const T>(reinterpret_cast<const T*>(q.data()), q.size()),
+                           std::span<T>(reinterpret_cast<T*>(out.data()), out.size()), lse, stream);
+  }
+  /// The same without a variant.
+  template <class E, class Q, class Out>
+    requires has_row_scales<E>
+  void run(const KvView<E>& layer, const LiveView& plan, std::span<Q> q, std::span<Out> out,
+           std::span<float> lse, cudaStream_t stream) {
+    run(layer, plan, Plain{}, q, out, lse, stream);
   }
 
   /// run() of arrays whose elements CUDA's headers name.

@@ -122,14 +122,16 @@ struct KvView {
     return value_dim != 0 ? v_stride_token : stride_token;
   }
   /// Scale of the K row of a token; those of the next tokens of the chunk follow it.
-  [[nodiscard]] float* k_row_scale(ChunkIndex chunk, int kv_head, int token) const noexcept
+  [[nodiscard]] CHUNKATTN_HD float* k_row_scale(ChunkIndex chunk, int kv_head,
+                                                int token) const noexcept
     requires has_row_scales<T>
   {
     return detail::chunk_base(k_scale, k_scale_slabs, slab_shift, chunk, scale_stride_chunk) +
            (first_head + kv_head) * scale_stride_head + token;
   }
   /// Scale of the V row of a token; those of the next tokens of the chunk follow it.
-  [[nodiscard]] float* v_row_scale(ChunkIndex chunk, int kv_head, int token) const noexcept
+  [[nodiscard]] CHUNKATTN_HD float* v_row_scale(ChunkIndex chunk, int kv_head,
+                                                int token) const noexcept
     requires has_row_scales<T>
   {
     return detail::chunk_base(v_scale, v_scale_slabs, slab_shift, chunk, scale_stride_chunk) +

@@ -95,15 +95,7 @@ void merge_state(std::span<X> out, std::span<float> lse,
 template <LseBase Base = LseBase::e, QoElement X>
 void merge_states(std::span<const X> outs, std::span<const float> lses, int num_states,
                   std::type_identity_t<std::span<X>> out, std::span<float> lse) {
-  const std::size_t dim = detail::head_dim_of(out.size(), lse.size());
-  detail::check_argument(num_states > 0, "num_states", num_states, "at least one");
-  const auto states = static_cast<std::size_t>(num_states);
-  detail::check_argument(outs.size() % states == 0 && outs.size() / states == out.size(),
-                         "outs.size()", outs.size(),
-                         {"num_states * out.size() = ", num_states, " * ", out.size()});
-  detail::check_argument(lses.size() % states == 0 && lses.size() / states == lse.size(),
-                         "lses.size()", lses.size(),
-                         {"num_states * lse.size() = ", num_states, " * ", lse.size()});
+  const std::size_t dim = detail::check_states(outs, lses, num_states, out, lse);
   for (std::size_t line = 0; line < lse.size(); ++line) {
     const detail::StridedStates<X> of_line{outs.data() + line * dim, lses.data() + line,
                                            static_cast<std::ptrdiff_t>(out.size()),

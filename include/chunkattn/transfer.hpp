@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -50,7 +49,7 @@ struct KvSpan {
 /// is live. It holds K/V below Sequence::num_written(); Sequence::loadable() may be filled in.
 ///
 /// An engine with its own memory, on a device too, passes any KvProvider and starts its
-/// asynchronous copies in `f`.
+/// asynchronous copies in `f`. Of a KvCache<Cuda> k, v and scales are device memory.
 /// \throws InvalidArgument for positions that the sequence does not have, or a cache of another
 ///         tree
 template <PlacedSequence Sequence, KvProvider Cache, class F>
@@ -59,7 +58,7 @@ void for_each_kv_span(const Sequence& sequence, TokenRange range, Cache& cache, 
   detail::check_places(sequence, range, cache);
   if (range.empty()) return;
   for (int l = 0; l < cache.options().num_layers; ++l) {
-    const auto view = cache.layer(l);
+    const auto view = detail::host_layer(cache, l);
     sequence.for_each_run(range, [&](const Piece& piece) {
       for (int head = 0; head < view.num_kv_heads; ++head) {
         KvSpan<T> span;
@@ -126,10 +125,14 @@ void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::spa
     const std::size_t at = head * length + first;
     Byte* k = buffer.data() + layer * rows * (k_row + v_row) + at * k_row;
     Byte* v = buffer.data() + layer * rows * (k_row + v_row) + rows * k_row + at * v_row;
-    for (std::int32_t i = 0; i < span.length; ++i, k += k_row, v += v_row) {
-      copy(span.k + i * span.stride_token, k, k_row);
-      if (has_v) copy(span.v + i * span.v_stride_token, v, v_row);
-    }
+    const auto copy_rows = [&](T* from, std::int64_t stride, Byte* to, std::size_t bytes) {
+      if (stride * static_cast<std::int64_t>(sizeof(T)) == static_cast<std::int64_t>(bytes))
+        return copy(from, to, bytes * static_cast<std::size_t>(span.length));  // without gaps
+      for (std::int32_t i = 0; i < span.length; ++i, to += bytes)
+        copy(from + i * stride, to, bytes);
+    };
+    copy_rows(span.k, span.stride_token, k, k_row);
+    if (has_v) copy_rows(span.v, span.v_stride_token, v, v_row);
     if (span.k_scale == nullptr) return;
     const std::size_t bytes = static_cast<std::size_t>(span.length) * sizeof(float);
     Byte* const scale = scales + ((has_v ? 2 : 1) * layer * rows + at) * sizeof(float);
@@ -144,8 +147,8 @@ void transfer(const Sequence& sequence, TokenRange range, Cache& cache, std::spa
 /// such buffers longer than the program runs stores it with them, and compares it.
 inline constexpr std::uint32_t kv_layout_version = 1;
 
-/// Copies the K/V of the positions `range`, of all layers, to a contiguous buffer in host memory.
-/// Its layout does not depend on the chunk size.
+/// Copies the K/V of the positions `range`, of all layers, to a contiguous buffer in host memory,
+/// and waits for that. Its layout depends neither on the chunk size nor on the device.
 ///
 /// \param buffer  kv_bytes(cache, range.length) bytes: [num_layers][K,
 ///                V][num_kv_heads][range.length][head_dim] (V: value_dim; with v_in_k no V); for
@@ -160,9 +163,10 @@ void gather_kv(const Sequence& sequence, TokenRange range, Cache& cache,
       "range.end()", range.end(),
       "at most the sequence's num_written(): K/V behind it is to be computed, or "
       "to be copied by the next step");
-  detail::transfer(
-      sequence, range, cache, buffer, range,
-      [](const void* row, std::byte* to, std::size_t bytes) { std::memcpy(to, row, bytes); });
+  detail::transfer(sequence, range, cache, buffer, range,
+                   [&](const void* row, std::byte* to, std::size_t bytes) {
+                     detail::copy_out(cache, row, to, bytes);
+                   });
 }
 
 /// The reverse of gather_kv(): copies the K/V of the positions `range` from a buffer. Call
@@ -181,9 +185,10 @@ void scatter_kv(const Sequence& sequence, TokenRange range, Cache& cache,
     detail::fail_argument("range.begin", range.begin,
                           {"positions within the sequence's loadable() range, from ",
                            loadable.begin, " to ", loadable.end()});
-  detail::transfer(
-      sequence, range, cache, buffer, held,
-      [](void* row, const std::byte* from, std::size_t bytes) { std::memcpy(row, from, bytes); });
+  detail::transfer(sequence, range, cache, buffer, held,
+                   [&](void* row, const std::byte* from, std::size_t bytes) {
+                     detail::copy_in(cache, row, from, bytes);
+                   });
 }
 /// scatter_kv() of a buffer that holds just the positions `range`.
 template <PlacedSequence Sequence, KvProvider Cache>

@@ -73,7 +73,7 @@ def parse(text):
     for line in text.splitlines():
         found = re.search(r"Compiling entry function '(\w+)'", line)
         if found:
-            name = re.search(r"(attention|write|begin_step)_kernel", found[1])[0]
+            name = re.search(r"(attention|write|write_quantized|merge_states|begin_step)_kernel", found[1])[0]
         found = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line)
         if found:
             numbers = [int(x) for x in found.groups()]

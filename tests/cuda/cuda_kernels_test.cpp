@@ -103,6 +103,8 @@ TEST_CASE_TEMPLATE("emulated kernels agree with the oracle", T, half, Bfloat16Or
   for (int i = 0; i < test::scaled(24); ++i) check<T, 16>(random, random_case(random));
   for (int i = 0; i < test::scaled(6); ++i) check<T, 64>(random, random_case(random));
 #if !defined(CHUNKATTN_FEW_KERNELS)
+  for (int i = 0; i < test::scaled(3); ++i)
+    check<T, std::is_same_v<T, half> ? 80 : 112>(random, random_case(random));
   for (int i = 0; i < test::scaled(3); ++i) check<T, 96>(random, random_case(random));
   for (int i = 0; i < test::scaled(3); ++i) check<T, 128>(random, random_case(random));
   for (int i = 0; i < test::scaled(3); ++i) check<T, 256>(random, random_case(random));

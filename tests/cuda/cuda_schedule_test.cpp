@@ -321,7 +321,7 @@ TEST_CASE("locate finds every place of every path") {
 }
 
 TEST_CASE("one ldmatrix phase touches every bank once") {
-  for (const int head_dim : {16, 64, 96, 128, 256})
+  for (const int head_dim : {16, 64, 80, 96, 112, 128, 256})
     for (int first = 0; first < 64; first += 8)
       for (int chunk_size = 0; chunk_size < head_dim / 8; ++chunk_size) {
         std::set<int> groups;  // of four banks
@@ -336,7 +336,7 @@ TEST_CASE("one ldmatrix phase touches every bank once") {
 }
 
 TEST_CASE("four rows of an accumulator are stored into different banks") {
-  for (const int columns : {16, 64, 96, 128, 256})
+  for (const int columns : {16, 64, 80, 96, 112, 128, 256})
     for (int row = 0; row < 16; ++row) {
       std::set<int> places;
       for (int column = 0; column < columns; ++column) {

@@ -1,6 +1,9 @@
-// Instantiates the attention kernel with each variant of the library, for the checks of compiled
-// code: nvcc -DHEAD_DIM=128 -DVALUE_DIM=128 -DELEMENT=half -cubin variant_kernels.cu
+// Instantiates the attention kernel with each variant of the library and with K/V of 8 bits, and
+// the kernels that go with these, for the checks of compiled code: nvcc -DHEAD_DIM=128
+// -DVALUE_DIM=128 -DELEMENT=half -cubin variant_kernels.cu
 #include "chunkattn/detail/cuda/kernels.cuh"
+#include "chunkattn/detail/cuda/merge_states.cuh"
+#include "chunkattn/detail/cuda/write_quantized.cuh"
 
 using namespace chunkattn;
 
@@ -26,3 +29,14 @@ INSTANTIATE(Alibi);
 INSTANTIATE(Bias<Nearer>);
 INSTANTIATE(Mask<OddRows>);
 INSTANTIATE(decltype(combine(SoftCap{}, SlidingWindow{})));
+// K/V of 8 bits.
+using EightBits = detail::cuda::Quantized<std::int8_t, Plain>;
+using EightBitFloats = detail::cuda::Quantized<float8_e4m3, SlidingWindow>;
+INSTANTIATE(EightBits);
+INSTANTIATE(EightBitFloats);
+template __global__ void detail::cuda::write_quantized_kernel<std::int8_t, ELEMENT>(
+    const detail::cuda::WriteQuantizedArguments<std::int8_t, ELEMENT>);
+template __global__ void detail::cuda::write_quantized_kernel<float8_e4m3, ELEMENT>(
+    const detail::cuda::WriteQuantizedArguments<float8_e4m3, ELEMENT>);
+template __global__ void detail::cuda::merge_states_kernel<ELEMENT>(
+    const detail::cuda::MergeStatesArguments<ELEMENT>);

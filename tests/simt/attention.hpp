@@ -50,12 +50,12 @@ std::vector<chunkattn::KeyRange> hidden_ranges(const chunkattn::PlanView& plan, 
   return ranges;
 }
 
-/// Runs the plan over K/V in host memory. Outputs and workspace start as NaN.
+/// Runs the plan over K/V in host memory, of T or of 8 bits. Outputs and workspace start as NaN.
 /// Each thread calls after() when it has done its part of the kernel.
 template <class T, chunkattn::detail::cuda::HeadDims Dims, class V = chunkattn::Plain,
-          class After = void (*)()>
+          class After = void (*)(), class E>
 StepResult<T> attention_step(
-    const chunkattn::KvView<T>& kv, chunkattn::PlanView plan, std::span<const T> q,
+    const chunkattn::KvView<E>& kv, chunkattn::PlanView plan, std::span<const T> q,
     const chunkattn::detail::cuda::CostModel& model, int num_stages = 2, int grid = 3,
     float sm_scale = 0, const V& variant = {}, After&& after = [] {}) {
   using namespace chunkattn::detail::cuda;
@@ -95,7 +95,7 @@ StepResult<T> attention_step(
                reinterpret_cast<float*>(partial_out.data()),
                partial_lse.data(),
                &result.overlapped};
-  call.kv = kv;
+  if constexpr (std::is_same_v<E, T>) call.kv = kv;
   call.q = q.data();
   call.out = reinterpret_cast<T*>(out.data());
   call.lse = result.lse.data();
@@ -103,10 +103,15 @@ StepResult<T> attention_step(
   call.group = num_qo_heads / kv.num_kv_heads;
   call.num_stages = num_stages;
   if (sm_scale == 0) sm_scale = 1.0f / std::sqrt(static_cast<float>(Dims.k));
-  const AttentionArguments<T, V> args = with_variant(call, variant, sm_scale);
-  const auto shared = static_cast<std::size_t>(shared_bytes(Dims, num_stages));
+  constexpr bool wide = std::is_same_v<E, T>;
+  using Kind = std::conditional_t<wide, V, Quantized<E, V>>;
+  AttentionArguments<T, Kind> args{};
+  static_cast<AttentionArguments<T, V>&>(args) = with_variant(call, variant, sm_scale);
+  if constexpr (!wide) args.stored = kv;
+  constexpr HeadDims stored{Dims.k, Dims.v, static_cast<int>(sizeof(E))};
+  const auto shared = static_cast<std::size_t>(shared_bytes(stored, num_stages));
   launch(grid, block_threads, shared, [&] {
-    attention_kernel<T, Dims.k, Dims.v, V>(args);
+    attention_kernel<T, Dims.k, Dims.v, Kind>(args);
     after();
   });
   const T* written = reinterpret_cast<const T*>(out.data());

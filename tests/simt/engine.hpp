@@ -71,7 +71,8 @@ struct Step {
 };
 
 // An engine of one layer: a tree, a cache, sequences; steps are checked when the stream drained.
-template <int ValueDim>
+// E: the elements of the cache.
+template <int ValueDim, class E = half>
 struct EngineOf {
   using Attention = ChunkAttention<Cuda, head_dim, ValueDim>;
 
@@ -173,7 +174,7 @@ struct EngineOf {
   test::Random random;
   Stream stream;
   Tree tree;
-  KvCache<Cuda, half> cache{tree, {1, kv_heads, head_dim, ValueDim}};
+  KvCache<Cuda, E> cache{tree, {1, kv_heads, head_dim, ValueDim}};
   std::unique_ptr<Attention> attention;
   AttentionPlan plan;
   Tree::StepView view;

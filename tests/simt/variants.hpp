@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <type_traits>
 
 #include "simt/attention.hpp"
 #include "support/variant_cases.hpp"
@@ -11,7 +12,7 @@ namespace simt {
 template <int HeadDim, int ValueDim = HeadDim>
 struct CudaModes {
   template <class T>
-  using Query = T;
+  using Query = std::conditional_t<chunkattn::has_row_scales<T>, chunkattn::half, T>;
   static constexpr int head_dim = HeadDim;
   static constexpr int value_dim = ValueDim;
   static constexpr int long_path = 400;  ///< tokens from which on runs are cut
@@ -20,8 +21,8 @@ struct CudaModes {
 
   /// Calls check(out, lse, rounding) with each answer: shared and cut as often as that can be, and
   /// neither.
-  template <class T, class V, class F>
-  void each_answer(const chunkattn::KvView<T>& kv, const chunkattn::PlanView& plan,
+  template <class T, class E, class V, class F>
+  void each_answer(const chunkattn::KvView<E>& kv, const chunkattn::PlanView& plan,
                    std::span<const T> q, const V& variant, const F& check) {
     for (const bool eager : {true, false}) {
       CAPTURE(eager);
@@ -34,8 +35,8 @@ struct CudaModes {
       check(std::span<const T>(got.out), got.lse, chunkattn::unit_roundoff<T>());
     }
   }
-  template <class T, class V, class F>
-  void each_answer(const test::AttentionCase<T, T>& problem, const V& variant, const F& check) {
+  template <class E, class T, class V, class F>
+  void each_answer(const test::AttentionCase<E, T>& problem, const V& variant, const F& check) {
     each_answer<T>(problem.kv.view, problem.plan.view(), problem.q, variant, check);
   }
 };

@@ -29,6 +29,7 @@ using Tree = chunkattn::PrefixTree<int, 64>;
 constexpr std::size_t num_rows = 3;  // query tokens of the page's step: one short prompt
 
 inline Tree tree;
+inline const std::vector<int> prompt(num_rows, 8);  // of another sequence
 inline std::vector<Tree::Sequence> make_running() {
   std::vector<Tree::Sequence> running;
   running.push_back(tree.insert(std::vector<int>(num_rows, 7)));

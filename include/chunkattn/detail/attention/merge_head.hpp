@@ -61,5 +61,19 @@ inline std::size_t head_dim_of(std::size_t out_size, std::size_t lse_size) {
   return out_size / lse_size;
 }
 
+/// Elements of a head of several results; refuses sizes that do not fit each other.
+template <class Outs, class Lses, class Out, class Lse>
+std::size_t check_states(const Outs& outs, const Lses& lses, int num_states, const Out& out,
+                         const Lse& lse) {
+  const std::size_t dim = head_dim_of(out.size(), lse.size());
+  check_argument(num_states > 0, "num_states", num_states, "at least one");
+  const auto states = static_cast<std::size_t>(num_states);
+  check_argument(outs.size() % states == 0 && outs.size() / states == out.size(), "outs.size()",
+                 outs.size(), {"num_states * out.size() = ", num_states, " * ", out.size()});
+  check_argument(lses.size() % states == 0 && lses.size() / states == lse.size(), "lses.size()",
+                 lses.size(), {"num_states * lse.size() = ", num_states, " * ", lse.size()});
+  return dim;
+}
+
 }  // namespace detail
 CHUNKATTN_NAMESPACE_END

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "../kv/checks.hpp"
+#include "../plan/check_current.hpp"
 #include "checks.cuh"
 #include "kernel_table.cuh"
 #include "plan_upload.cuh"
@@ -81,6 +83,10 @@ class DeviceState {
     occupancy_ = choose_occupancy(dims, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
                                   attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
                                   wanted_blocks(dims));
+    if constexpr (supported_head_dims(dims_of<std::int8_t>))
+      quantized_occupancy_ = choose_occupancy(
+          dims_of<std::int8_t>, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device), wanted_blocks(dims));
     int blocks = std::numeric_limits<int>::max();  // what the driver says of them counts
     for (const UsedKernel* kernel = UsedKernels<HeadDim, ValueDim>::first;
          kernel != nullptr && occupancy_.num_stages > 0; kernel = kernel->next) {
@@ -109,6 +115,10 @@ class DeviceState {
 
   template <class T>
   void check_layer(const KvView<T>& layer, const PlanView& plan) {
+    static_assert(
+        supported_head_dims(dims_of<T>),
+        "ChunkAttention<Cuda>: K/V of 8 bits have heads of up to 128 elements, those of V "
+        "no longer than those of K");
     check_layer_of_plan(layer, plan);
     check_argument(layer.head_dim == HeadDim, "layer.head_dim", layer.head_dim,
                    {"HeadDim = ", HeadDim});
@@ -119,16 +129,104 @@ class DeviceState {
                    "memory of V: on CUDA it is not in K's rows");
     check_argument(layer.num_kv_heads == limits_.num_kv_heads, "layer.num_kv_heads",
                    layer.num_kv_heads, {"limits.num_kv_heads = ", limits_.num_kv_heads});
-    check_argument(
-        layer.stride_token % 8 == 0 && layer.stride_head % 8 == 0 && layer.stride_chunk % 8 == 0,
-        "layer strides", layer.stride_token, "multiples of 8 elements");
-    check_argument(layer.v_stride_token % 8 == 0 && layer.v_stride_head % 8 == 0 &&
-                       layer.v_stride_chunk % 8 == 0,
-                   "layer strides of V", layer.v_stride_token, "multiples of 8 elements");
+    constexpr int unit = 16 / static_cast<int>(sizeof(T));
+    check_argument(layer.stride_token % unit == 0 && layer.stride_head % unit == 0 &&
+                       layer.stride_chunk % unit == 0,
+                   "layer strides", layer.stride_token, {"multiples of ", unit, " elements"});
+    check_argument(layer.v_stride_token % unit == 0 && layer.v_stride_head % unit == 0 &&
+                       layer.v_stride_chunk % unit == 0,
+                   "layer strides of V", layer.v_stride_token,
+                   {"multiples of ", unit, " elements"});
+    if constexpr (has_row_scales<T>) {
+      const auto check = [this](const char* name, const float* dense, float* const* slabs) {
+        checks_.pointer(name, slabs != nullptr ? static_cast<const void*>(slabs) : dense,
+                        slabs != nullptr ? 8 : 4);
+      };
+      check("layer.k_scale", layer.k_scale, layer.k_scale_slabs);
+      check("layer.v_scale", layer.v_scale, layer.v_scale_slabs);
+    }
     const void* k = layer.k_slabs != nullptr ? static_cast<const void*>(layer.k_slabs) : layer.k;
     const void* v = layer.v_slabs != nullptr ? static_cast<const void*>(layer.v_slabs) : layer.v;
     checks_.pointer("layer.k", k, layer.k_slabs != nullptr ? 8 : 16);
     checks_.pointer("layer.v", v, layer.v_slabs != nullptr ? 8 : 16);
+  }
+
+  void prepare(const LiveView& plan, cudaStream_t stream) {
+    check_current(plan);
+    const CurrentDevice device(checks_.device());
+    checks_.stream(stream);
+    upload_.prepare(plan, stream);
+    checks_.enqueued(stream);
+  }
+
+  // By K/V's element type: the variant of the kernel, the view of it that all kernels have, and
+  // what the kernel is given.
+  template <class T, class E, class V>
+  using KindOf = std::conditional_t<has_row_scales<E>, Quantized<E, V>, V>;
+  template <class T, class E, class V>
+  void load(bool capturing) {
+    (void)kernel_for<T, KindOf<T, E, V>>(capturing);
+  }
+  template <class T, class E>
+  static KvView<T> as_wide(const KvView<E>& layer) {
+    if constexpr (has_row_scales<E>)
+      return {};
+    else
+      return layer;
+  }
+  template <class T, class E, class V>
+  auto arguments(const CallArguments<T>& call, const KvView<E>& layer, const V& variant) const {
+    auto wide = with_variant(call, variant, options_.sm_scale);
+    if constexpr (has_row_scales<E>)
+      return AttentionArguments<T, KindOf<T, E, V>>{wide, layer};
+    else
+      return wide;
+  }
+
+  template <class T, class E, class V>
+  void run(const KvView<E>& layer, const LiveView& plan, const V& variant, std::span<const T> q,
+           std::span<T> out, std::span<float> lse, cudaStream_t stream) {
+    using Kind = KindOf<T, E, V>;
+    check_current(plan);
+    const CurrentDevice device(checks_.device());
+    const PlanView& view = plan;
+    check_layer(layer, plan);
+    check_written(layer, view);
+    const std::size_t lines = line_count(view, limits_.num_qo_heads);
+    check_size("q.size()", q.size(), lines * HeadDim);
+    check_size("out.size()", out.size(), lines * ValueDim);
+    if (!lse.empty()) check_size("lse.size()", lse.size(), lines);
+    checks_.pointer("q", q.data());
+    checks_.pointer("out", out.data());
+    if (!lse.empty()) checks_.pointer("lse", lse.data());
+    check_variant(variant);
+    prepare(plan, stream);
+
+    const bool capturing = is_capturing(stream);
+    static_assert(
+        sizeof(AttentionArguments<T, Kind>) <= 4096,
+        "ChunkAttention<Cuda>::run: a variant holds too much for a kernel's arguments: let "
+        "it point to device memory");
+    const auto kernel = kernel_for<T, Kind>(capturing);
+    const int schedule = upload_.schedule_for(HiddenKeys(variant), view, capturing, stream);
+    const CallArguments<T> call{upload_.memory(schedule),
+                                as_wide<T>(layer),
+                                q.data(),
+                                out.data(),
+                                lse.data(),
+                                limits_.num_kv_heads,
+                                limits_.num_qo_heads / limits_.num_kv_heads,
+                                occupancy<E>().num_stages,
+                                0};
+    const std::int64_t items =
+        static_cast<std::int64_t>(upload_.scheduler(schedule).tasks().size()) *
+        limits_.num_kv_heads;
+    const int most = num_blocks<E>();
+    // A graph is replayed with other plans: as many as any may need.
+    const int grid = capturing || items > most ? most : static_cast<int>(items);
+    launch("attention_kernel", kernel, grid, block_threads, shared_bytes<E>(), stream,
+           arguments(call, layer, variant));
+    checks_.enqueued(stream);
   }
 
   static std::size_t line_count(const PlanView& view, int heads) {
@@ -152,8 +250,20 @@ class DeviceState {
     }
   }
 
+  // By the element type of K/V.
+  template <class E>
+  static constexpr HeadDims dims_of{HeadDim, ValueDim, static_cast<int>(sizeof(E))};
+  template <class E>
+  [[nodiscard]] const Occupancy& occupancy() const noexcept {
+    return has_row_scales<E> ? quantized_occupancy_ : occupancy_;
+  }
+  template <class E = half>
   [[nodiscard]] int shared_bytes() const noexcept {
-    return detail::cuda::shared_bytes(dims, occupancy_.num_stages);
+    return detail::cuda::shared_bytes(dims_of<E>, occupancy<E>().num_stages);
+  }
+  template <class E>
+  [[nodiscard]] int num_blocks() const noexcept {
+    return num_sms_ * occupancy<E>().blocks_per_sm;
   }
 
   // A kernel that is loaded on this device: by the constructor, or, where that ran before main(),
@@ -172,7 +282,7 @@ class DeviceState {
     } else {
       const auto pointer = attention_kernel_address<T, HeadDim, ValueDim, V>();
       load_once(reinterpret_cast<const void*>(pointer), capturing, [&] {
-        allow_shared(pointer, shared_bytes());
+        allow_shared(pointer, shared_bytes<stored_element<T, V>>());
         load_kernel(pointer);
       });
       return pointer;
@@ -198,7 +308,7 @@ class DeviceState {
   CudaOptions::Limits limits_;
   CudaOptions options_;
   int num_sms_ = 0;
-  Occupancy occupancy_;
+  Occupancy occupancy_, quantized_occupancy_;
   std::vector<const void*> loaded_;  // kernels
   CallChecks checks_;
   DeviceMemory own_;

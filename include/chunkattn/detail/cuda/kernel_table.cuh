@@ -13,7 +13,7 @@
 
 #include "kernels.cuh"
 #include "launch.cuh"
-#include "write.cuh"
+#include "write_quantized.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {
@@ -69,9 +69,14 @@ struct SmallKernel {
     return std::numeric_limits<int>::max();
   }
 };
-template <class T>
+template <class T, class Source>
 struct WriteKernel : SmallKernel {
-  static auto pointer() { return &write_kernel<T>; }
+  static auto pointer() {
+    if constexpr (has_row_scales<T>)
+      return &write_quantized_kernel<T, Source>;
+    else
+      return &write_kernel<T>;
+  }
 };
 
 /// Host address of the attention kernel of a variant. Not inlined, so that all translation units

@@ -17,7 +17,7 @@ namespace detail::cuda {
 template <class T, int HeadDim, int ValueDim, class V = Plain>
 CHUNKATTN_KERNEL CHUNKATTN_LAUNCH_BOUNDS(block_threads, wanted_blocks(HeadDims{HeadDim, ValueDim}))
     attention_kernel(const AttentionArguments<T, V> args) {
-  run_tasks<T, HeadDims{HeadDim, ValueDim}>(args);
+  run_tasks<T, HeadDims{HeadDim, ValueDim, static_cast<int>(sizeof(stored_element<T, V>))}>(args);
 }
 
 }  // namespace detail::cuda

@@ -189,5 +189,11 @@ inline void copy_now(std::byte* target, std::size_t pitch, const void* source, s
   check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
 }
 
+/// Copies device memory to the host's, now.
+inline void copy_to_host(void* target, const void* source, std::size_t bytes) {
+  const OutsideCaptures outside;
+  check_cuda(cudaMemcpy(target, source, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy(to host)");
+}
+
 }  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

@@ -79,6 +79,10 @@ class TileAttention {
           feed_.make_token_table(tables_, position_of(tile + stages), stage, range_.end);
         ptx::cp_async_commit();
         const int position = position_of(tile);
+        if constexpr (Dims.stored == 1) {
+          feed_.widen_stage(stage);
+          ptx::barrier();  // the tile of 16 bits is made
+        }
         if constexpr (!Variant::hides_keys)
           if (range_.min_len < range_.end && position + kv_tile > range_.min_len)
             take_out_specials(stage, position, range_.end);
@@ -118,8 +122,13 @@ class TileAttention {
     return range_.begin + tile * kv_tile + Feed::hidden_before(tables_.range, tile);
   }
 
+  // Where a stage's tile is read from, in 16 bits; V follows K.
+  static constexpr int bytes_of_k = kv_tile * Dims.k * 2;
+  CHUNKATTN_DEVICE static int tile_offset(int stage) {
+    return Dims.stored == 1 ? Layout::wide_tile : Layout::stages + stage * stage_bytes(Dims);
+  }
   CHUNKATTN_DEVICE ptx::SharedAddress stage_address(int stage) {
-    return ptx::shared_address(shared_ + Layout::stages) + stage * stage_bytes(Dims);
+    return ptx::shared_address(shared_ + tile_offset(stage));
   }
 
   CHUNKATTN_DEVICE void read_query_fragment(int start, int step, std::uint32_t (&fragment)[4]) {
@@ -141,8 +150,7 @@ class TileAttention {
     const int thread = ptx::opaque(ptx::thread_index());  // nothing of this ahead of the loop
     std::uint32_t* first_specials = reinterpret_cast<std::uint32_t*>(shared_ + Layout::stats);
     if (thread < Dims.v / 2) {  // two columns
-      unsigned char* v =
-          shared_ + Layout::stages + stage * stage_bytes(Dims) + stage_bytes_of_k(Dims);
+      unsigned char* v = shared_ + tile_offset(stage) + bytes_of_k;
       std::uint32_t first = 0xffffffffu;  // none in either column
       CHUNKATTN_UNROLL_BY(1)
       for (int token = kv_tile; token-- > 0;) {
@@ -183,9 +191,10 @@ class TileAttention {
   CHUNKATTN_DEVICE void attend(int stage, int position, int end) {
     if (position >= end) return;  // the same for all lanes
     const ptx::SharedAddress k = stage_address(stage);
-    const ptx::SharedAddress v = k + stage_bytes_of_k(Dims);
+    const ptx::SharedAddress v = k + bytes_of_k;
     Scores s;
     multiply_keys(k, s);
+    if constexpr (Dims.stored == 1) scale_logits(stage, s);
     if constexpr (Variant::changes_logits) variant_tile(position, end).change_logits(s);
     if constexpr (Variant::hides_keys) {
       const bool hidden = variant_tile(position, end).hide_keys(s);
@@ -227,6 +236,15 @@ class TileAttention {
         ptx::mma<T>(s[2 * n + 1], a, b[2], b[3]);
       }
     }
+  }
+
+  // The scales of 8-bit K.
+  CHUNKATTN_DEVICE void scale_logits(int stage, Scores& s) {
+    const RowScales* scales =
+        feed_.stage_scales(stage) + kv_warp_ * Warps::warp_tokens + lane_ % 4 * 2;
+    CHUNKATTN_UNROLL
+    for (int n = 0; n < Warps::warp_tokens / 8; ++n)
+      for (int i = 0; i < 4; ++i) s[n][i] *= scales[n * 8 + i % 2].k;
   }
 
   // The online softmax: S becomes P, outputs and sums are rescaled where a maximum has moved. The

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "piece_cursor.cuh"
+#include "quantized.cuh"
 #include "variant_tile.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -38,6 +39,8 @@ class TileFeed {
   static constexpr int kv_tile = kv_tile_tokens(Dims);
   static constexpr int k_pieces = Dims.k / 8;  // of 16 bytes
   static constexpr int v_pieces = Dims.v / 8;
+  using Stored = stored_element<T, V>;
+  static constexpr bool is_wide = Dims.stored == 2;
 
  public:
   CHUNKATTN_DEVICE TileFeed(const AttentionArguments<T, V>& args, unsigned char* shared)
@@ -106,6 +109,7 @@ class TileFeed {
   static constexpr bool goes_on = Layout::accumulator_stages == 1;
   /// Where a task leaves its accumulators, once it has no more products to make.
   CHUNKATTN_DEVICE float* accumulators() const {
+    if (!is_wide) return reinterpret_cast<float*>(shared_ + Layout::wide_tile);
     const int stage = !goes_on ? 0 : (first_stage_ > 0 ? first_stage_ : args_.num_stages) - 1;
     return reinterpret_cast<float*>(shared_ + Layout::stages + stage * stage_bytes(Dims));
   }
@@ -132,22 +136,29 @@ class TileFeed {
     const int token = ptx::thread_index();
     if (token >= kv_tile) return;
     const int position = tile_begin + token;
-    TokenRows<T> rows{args_.q, nullptr};  // any valid address: it is not read
+    TokenRows<Stored> rows{reinterpret_cast<const Stored*>(args_.q), nullptr};  // is not read
+    RowScales scales{0.0f, 0.0f};
     if (position < end) {
       const Piece& piece = cursor_.seek(position);
       const int offset = piece.begin + position - piece.position;
-      rows.k = args_.kv.k_row(piece.chunk, tables.kv_head, offset);
-      rows.v = Dims.k == Dims.v ? args_.kv.v_row_as_k(piece.chunk, tables.kv_head, offset)
-                                : args_.kv.v_row(piece.chunk, tables.kv_head, offset);
+      const auto& kv = kv_of(args_);
+      rows.k = kv.k_row(piece.chunk, tables.kv_head, offset);
+      rows.v = Dims.k == Dims.v ? kv.v_row_as_k(piece.chunk, tables.kv_head, offset)
+                                : kv.v_row(piece.chunk, tables.kv_head, offset);
+      if constexpr (!is_wide)
+        scales = {*kv.k_row_scale(piece.chunk, tables.kv_head, offset),
+                  *kv.v_row_scale(piece.chunk, tables.kv_head, offset)};
     }
     token_table(stage)[token] = rows;
+    if constexpr (!is_wide) table_scales(stage)[token] = scales;
   }
 
   CHUNKATTN_DEVICE void load_tile(int stage) {
-    const TokenRows<T>* table = token_table(stage);
+    const TokenRows<Stored>* table = token_table(stage);
     const ptx::SharedAddress k =
         ptx::shared_address(shared_ + Layout::stages) + stage * stage_bytes(Dims);
     const ptx::SharedAddress v = k + stage_bytes_of_k(Dims);
+    if constexpr (!is_wide) return load_stored_tile(stage, table, k, v);
     constexpr int most_pieces = k_pieces > v_pieces ? k_pieces : v_pieces;
     constexpr int tokens_at_once = block_threads / most_pieces;
     if constexpr (block_threads % most_pieces == 0 && tokens_at_once % swizzle_period == 0) {
@@ -171,10 +182,45 @@ class TileFeed {
     }
   }
 
+  /// Behind a barrier, when a stage's 8-bit tile has landed: makes the tile of 16 bits of it. Its
+  /// readers wait for another barrier.
+  CHUNKATTN_DEVICE void widen_stage(int stage) {
+    const unsigned char* from = shared_ + Layout::stages + stage * stage_bytes(Dims);
+    unsigned char* to = shared_ + Layout::wide_tile;
+    widen_tile<T, Dims.k, Stored>(from, nullptr, to, kv_tile);
+    widen_tile<T, Dims.v, Stored>(from + stage_bytes_of_k(Dims), &stage_scales(stage)->v,
+                                  to + kv_tile * Dims.k * 2, kv_tile);
+  }
+  /// Scales of the tokens of a stage.
+  CHUNKATTN_DEVICE RowScales* stage_scales(int stage) const {
+    return table_scales(stage) + kv_tile;
+  }
+
  private:
+  // Scales that wait beside the token table for their stage, then those of the stage.
+  CHUNKATTN_DEVICE RowScales* table_scales(int stage) const {
+    return reinterpret_cast<RowScales*>(token_table(args_.num_stages)) + 2 * stage * kv_tile;
+  }
+  CHUNKATTN_DEVICE void load_stored_tile(int stage, const TokenRows<Stored>* table,
+                                         ptx::SharedAddress k, ptx::SharedAddress v) {
+    constexpr int k_parts = Dims.k / 16, v_parts = Dims.v / 16;  // of 16 bytes
+    CHUNKATTN_UNROLL_BY(2)
+    for (int i = ptx::thread_index(); i < kv_tile * k_parts; i += block_threads) {
+      const int token = i / k_parts;
+      const int part = i % k_parts;
+      const bool valid = table[token].v != nullptr;
+      ptx::cp_async_16(k + i * 16, table[token].k + part * 16, valid);
+      if (part < v_parts)
+        ptx::cp_async_16(v + (token * v_parts + part) * 16,
+                         valid ? table[token].v + part * 16 : table[token].k, valid);
+    }
+    if (ptx::thread_index() < kv_tile)
+      stage_scales(stage)[ptx::thread_index()] = table_scales(stage)[ptx::thread_index()];
+  }
+
   // One piece of a token's rows, as far as they have so many.
   CHUNKATTN_DEVICE static void copy_piece(ptx::SharedAddress k, ptx::SharedAddress v,
-                                          const TokenRows<T>& rows, int piece) {
+                                          const TokenRows<Stored>& rows, int piece) {
     const bool valid = rows.v != nullptr;
     if (k_pieces >= v_pieces || piece < k_pieces) ptx::cp_async_16(k, rows.k + piece * 8, valid);
     if (v_pieces >= k_pieces || piece < v_pieces)
@@ -216,8 +262,8 @@ class TileFeed {
     return stage < args_.num_stages ? stage : stage - args_.num_stages;
   }
 
-  CHUNKATTN_DEVICE TokenRows<T>* token_table(int stage) const {
-    return reinterpret_cast<TokenRows<T>*>(shared_ + Layout::token_tables(args_.num_stages)) +
+  CHUNKATTN_DEVICE TokenRows<Stored>* token_table(int stage) const {
+    return reinterpret_cast<TokenRows<Stored>*>(shared_ + Layout::token_tables(args_.num_stages)) +
            stage * kv_tile;
   }
 

@@ -18,7 +18,9 @@ inline constexpr int min_stages = 2;
 struct HeadDims {
   int k;
   int v;
-  CHUNKATTN_HD constexpr HeadDims(int k_dim, int v_dim) noexcept : k(k_dim), v(v_dim) {}
+  int stored;  ///< bytes of an element of K and V in memory; 1: with scales (quantized.cuh)
+  CHUNKATTN_HD constexpr HeadDims(int k_dim, int v_dim, int stored_bytes = 2) noexcept
+      : k(k_dim), v(v_dim), stored(stored_bytes) {}
   /// As many of each.
   CHUNKATTN_HD constexpr HeadDims(int dim) noexcept
       : HeadDims(dim, dim) {}  // NOLINT: 128 says it all
@@ -27,6 +29,8 @@ struct HeadDims {
 /// What the kernels are built for. 16 serves tiny models (zero-padded) and tests. Beyond 128 two
 /// warps share V's columns, so that these must be a power of two.
 constexpr bool supported_head_dims(HeadDims dims) noexcept {
+  if (dims.stored == 1 && (dims.k > 128 || dims.v > dims.k)) return false;
+  if (dims.k == dims.v && (dims.k == 80 || dims.k == 112)) return true;
   const auto small = [](int dim) { return dim == 16 || dim == 64 || dim == 96 || dim == 128; };
   if (small(dims.k)) return small(dims.v);
   return (dims.k == 192 || dims.k == 256) && dims.v <= dims.k &&
@@ -91,16 +95,22 @@ CHUNKATTN_HD constexpr int query_bytes(HeadDims dims) noexcept {
 }
 /// Bytes of K in one stage; V follows.
 CHUNKATTN_HD constexpr int stage_bytes_of_k(HeadDims dims) noexcept {
-  return kv_tile_tokens(dims) * dims.k * 2;
+  return kv_tile_tokens(dims) * dims.k * dims.stored;
 }
 /// Bytes of one stage: K and V of a tile.
 CHUNKATTN_HD constexpr int stage_bytes(HeadDims dims) noexcept {
-  return kv_tile_tokens(dims) * (dims.k + dims.v) * 2;
+  return kv_tile_tokens(dims) * (dims.k + dims.v) * dims.stored;
 }
 
-/// Bytes of the addresses of these rows: a pair of pointers for each token.
-constexpr int token_table_bytes(HeadDims dims) noexcept {
-  return kv_tile_tokens(dims) * 16;
+/// Bytes of the tile of 16-bit elements that is made of a stage of 8-bit ones.
+CHUNKATTN_HD constexpr int wide_tile_bytes(HeadDims dims) noexcept {
+  return dims.stored == 1 ? kv_tile_tokens(dims) * (dims.k + dims.v) * 2 : 0;
+}
+
+/// Bytes of the addresses of these rows: a pair of pointers for each token, and, for 8-bit ones,
+/// scales in the table and in the stage.
+CHUNKATTN_HD constexpr int token_table_bytes(HeadDims dims) noexcept {
+  return kv_tile_tokens(dims) * (dims.stored == 1 ? 32 : 16);
 }
 
 /// Which 16-byte piece of row `row` holds logical piece `piece`, so that the 8 rows that one
@@ -109,7 +119,7 @@ CHUNKATTN_HD constexpr int swizzle(int dim, int row, int piece) noexcept {
   const int pieces = dim / 8;
   if (pieces % 8 == 0) return piece ^ (row & 7);         // a row starts in bank 0
   if (pieces % 4 == 0) return piece ^ ((row >> 1) & 3);  // rows start in banks 0 and 16 in turn
-  return piece ^ ((row >> 2) & 1);                       // 2 pieces: four rows fill the banks
+  return piece ^ ((row >> 2) & 1);  // 2, 10 or 14 pieces: every fourth row starts in the same bank
 }
 
 /// Rows after which the swizzle repeats, whatever their length.
@@ -125,6 +135,7 @@ CHUNKATTN_HD constexpr int swizzled(int row, int piece) noexcept {
 /// exclusive or over the pieces of 64 or 128 bytes.
 template <int Pieces>
 CHUNKATTN_HD constexpr int at_step(int start, int step) noexcept {
+  if (Pieces % 4 == 2) return start + step * 32;  // over two pieces
   constexpr bool one_period = Pieces >= 8 && (Pieces & (Pieces - 1)) == 0;
   constexpr int steps = one_period ? Pieces / 2 : Pieces % 8 == 0 ? 4 : 2;
   return (start ^ (step % steps * 32)) + step / steps * (steps * 32);
@@ -184,21 +195,25 @@ struct SharedTables {
 /// The queries of a tile, [64][k], the stages, and for each of these a table of its tokens follow.
 ///
 /// After the loop the first stages are used for the warps' accumulators: 4 warps x 16 rows x
-/// warp_columns floats. The first K/V of the next task goes into the others.
+/// warp_columns floats. The first K/V of the next task goes into the others. (Of 8-bit K/V the tile
+/// of 16-bit elements is used for that.)
 template <HeadDims Dims>
 struct SharedLayout : SharedTables {
-  static constexpr int stages = q + query_bytes(Dims);
+  static constexpr int wide_tile = q + query_bytes(Dims);  // of 8-bit stages
+  static constexpr int stages = wide_tile + wide_tile_bytes(Dims);
   CHUNKATTN_HD static constexpr int token_tables(int num_stages) noexcept {
     return stages + num_stages * stage_bytes(Dims);
   }
+  static constexpr int accumulator_bytes = block_warps * 16 * Dims.v * 4;
   static constexpr int accumulator_stages =
-      (block_warps * 16 * Dims.v * 4 + stage_bytes(Dims) - 1) / stage_bytes(Dims);
+      Dims.stored == 1 ? 1 : (accumulator_bytes + stage_bytes(Dims) - 1) / stage_bytes(Dims);
+  static_assert(Dims.stored == 2 || accumulator_bytes <= wide_tile_bytes(Dims));
   static_assert(accumulator_stages <= min_stages);
 };
 
 /// Dynamic shared memory of a block, in bytes.
 constexpr int shared_bytes(HeadDims dims, int num_stages) noexcept {
-  return SharedTables::q + query_bytes(dims) +
+  return SharedTables::q + query_bytes(dims) + wide_tile_bytes(dims) +
          num_stages * (stage_bytes(dims) + token_table_bytes(dims));
 }
 

@@ -25,10 +25,14 @@ struct WriteArguments {
   const T* v;  ///< [num_rows][num_kv_heads][value_dim], the caller's order
 };
 
+/// Elements of a Piece16.
+template <class T>
+inline constexpr int piece_elements = 16 / static_cast<int>(sizeof(T));
+
 /// Pieces of the longer of a token's two rows.
 template <class T>
 CHUNKATTN_DEVICE int most_pieces(const KvView<T>& kv) {
-  return (kv.head_dim > kv.dim_of_v() ? kv.head_dim : kv.dim_of_v()) / 8;
+  return (kv.head_dim > kv.dim_of_v() ? kv.head_dim : kv.dim_of_v()) / piece_elements<T>;
 }
 
 /// Performs one row copy for one KV head, by the whole block.
@@ -37,7 +41,7 @@ CHUNKATTN_DEVICE void copy_rows(const KvView<T>& kv, const RowCopy& copy, int he
   const int pieces = most_pieces(kv);
   for (int i = ptx::thread_index(); i < copy.length * pieces; i += small_threads) {
     const int row = i / pieces;
-    const int piece = i % pieces * 8;
+    const int piece = i % pieces * piece_elements<T>;
     const int from = copy.source_begin + row;
     const int to = copy.target_begin + row;
     if (piece < kv.head_dim)

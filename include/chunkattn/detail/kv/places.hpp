@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 #include <utility>
 
@@ -16,6 +17,30 @@ namespace detail {
 
 template <class Cache>
 using cache_element = std::remove_pointer_t<decltype(std::declval<Cache&>().layer(0).k)>;
+
+/// The view of a layer by whose tables the host finds rows: on a device another than kernels use.
+template <class Cache>
+[[nodiscard]] auto host_layer(Cache& cache, int layer) {
+  if constexpr (requires { cache.host_layer(layer); })
+    return cache.host_layer(layer);
+  else
+    return cache.layer(layer);
+}
+/// Copies bytes of a cache to host memory, and back.
+template <class Cache>
+void copy_out(const Cache& cache, const void* from, std::byte* to, std::size_t bytes) {
+  if constexpr (requires { cache.copy_out(from, to, bytes); })
+    cache.copy_out(from, to, bytes);
+  else
+    std::memcpy(to, from, bytes);
+}
+template <class Cache>
+void copy_in(const Cache& cache, void* to, const std::byte* from, std::size_t bytes) {
+  if constexpr (requires { cache.copy_in(to, from, bytes); })
+    cache.copy_in(to, from, bytes);
+  else
+    std::memcpy(to, from, bytes);
+}
 
 /// Bytes of a row of K and of a row of V; 0 for V if it is in K.
 template <class Cache>

@@ -17,10 +17,10 @@ template <class T>
 inline constexpr float largest_stored = std::same_as<T, std::int8_t> ? 127.0f : 448.0f;
 
 /// The element of a row that is nearest to x, ties to even.
-inline void store_nearest(float x, std::int8_t& to) noexcept {
+CHUNKATTN_HD inline void store_nearest(float x, std::int8_t& to) noexcept {
   to = static_cast<std::int8_t>(static_cast<std::int32_t>(std::nearbyint(x)));
 }
-inline void store_nearest(float x, float8_e4m3& to) noexcept {
+CHUNKATTN_HD inline void store_nearest(float x, float8_e4m3& to) noexcept {
   to = to_float8_e4m3(x);
 }
 

@@ -1,0 +1,137 @@
+// K/V of 8 bits on the (emulated) device: what write() stores, attention over it against the
+// double-precision oracle, with variants, and row copies of forks.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "chunkattn/testing/reference.hpp"
+#include "simt/engine.hpp"
+
+namespace {
+
+using namespace chunkattn;
+using simt::kv_heads, simt::head_dim, simt::shuffled;
+constexpr auto dim = static_cast<std::size_t>(head_dim);
+
+template <class E>
+using Quantized = simt::EngineOf<head_dim, E>;
+
+template <class E>
+void fill(Quantized<E>& engine) {
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(150, 3)));
+  engine.prefill(0);
+  for (int i = 1; i < 5; ++i) {
+    engine.sequences.push_back(engine.tree.insert(engine.prompt(150, 3 + 7 * i)));
+    engine.prefill(engine.sequences.size() - 1);
+  }
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("attention over K/V of 8 bits agrees with the oracle", E, std::int8_t,
+                   float8_e4m3) {
+  Quantized<E> engine(81);
+  shuffled(engine.random.bits());
+  fill(engine);
+  for (int step = 0; step < 3; ++step) {
+    engine.decode_plan();
+    engine.enqueue();
+    engine.submit();
+  }
+  engine.drain_and_check();
+}
+
+TEST_CASE_TEMPLATE("a token is stored as quantize_row() stores it", E, std::int8_t, float8_e4m3) {
+  Quantized<E> engine(82);
+  shuffled(engine.random.bits());
+  engine.sequences.push_back(engine.tree.insert(engine.prompt(0, 30)));
+  engine.begin();
+  engine.add(0, 40);
+  engine.build();
+  simt::Step& step = engine.new_step();
+  const auto k = step.k->span(), v = step.v->span();
+  for (std::size_t i = 0; i < dim; ++i) {  // rows of zeros, of tiny numbers, and no numbers
+    k[i] = to_half(0.0f);
+    v[dim + i] = to_half(0x1p-24f * static_cast<float>(i % 3));
+  }
+  k[kv_heads * dim + 3] = to_half(NAN);
+  v[5] = to_half(INFINITY);
+  engine.attention->write(engine.cache.layer(0), engine.view, k, v, &engine.stream);
+  engine.stream.drain();
+  const auto layer = engine.cache.layer(0);
+  const PlanView& plan = engine.view;
+  int wrong = 0;
+  const auto compare = [&](std::span<const half> from, const E* stored, const float* scale) {
+    float row[head_dim];
+    E expected[head_dim];
+    for (int i = 0; i < head_dim; ++i) row[i] = to_float(from[static_cast<std::size_t>(i)]);
+    const float expected_scale = quantize_row(row, head_dim, expected);
+    wrong += std::memcmp(expected, stored, sizeof expected) != 0;
+    wrong += std::memcmp(&expected_scale, scale, sizeof(float)) != 0;
+  };
+  for (int t = 0; t < plan.num_rows; ++t)
+    for (int head = 0; head < kv_heads; ++head) {
+      const auto& at = plan.writes[t];
+      const auto line = static_cast<std::size_t>(t * kv_heads + head) * dim;
+      compare(k.subspan(line, dim), layer.k_row(at.chunk, head, at.offset),
+              layer.k_row_scale(at.chunk, head, at.offset));
+      compare(v.subspan(line, dim), layer.v_row(at.chunk, head, at.offset),
+              layer.v_row_scale(at.chunk, head, at.offset));
+    }
+  CHECK(wrong == 0);
+  engine.steps.clear();
+}
+
+TEST_CASE_TEMPLATE("variants over K/V of 8 bits agree with the oracle", E, std::int8_t) {
+  Quantized<E> engine(83);
+  shuffled(engine.random.bits());
+  fill(engine);
+  engine.decode_plan();
+  simt::Step& step = engine.new_step();
+  const auto layer = engine.cache.layer(0);
+  engine.attention->write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
+  engine.attention->prepare(layer, engine.view, combine(SoftCap{20}, SlidingWindow{50}),
+                            &engine.stream);
+  engine.attention->run(layer, engine.view, combine(SoftCap{20}, SlidingWindow{50}), step.q->span(),
+                        step.out->span(), step.lse->span(), &engine.stream);
+  engine.stream.drain();
+  ReferenceVariant definition;
+  definition.logit = [](double logit, Place) { return 20 * std::tanh(logit / 20); };
+  definition.visible = [](Place at) { return at.query - at.key < 50; };
+  const auto reference = reference_attention(layer, step.plan.view(),
+                                             std::span<const half>(step.q->span()), 0, definition);
+  CHECK(compare_with_reference(reference, std::span<const half>(step.out->span()), 0x1p-11).worst <=
+        1.0);
+  engine.steps.clear();
+}
+
+TEST_CASE("a scale of NaN reaches the rows that see its token, and no others") {
+  Quantized<std::int8_t> engine(84);
+  shuffled(engine.random.bits());
+  for (int i = 0; i < 2; ++i) {
+    engine.sequences.push_back(engine.tree.insert(engine.prompt(100, 20)));
+    engine.prefill(static_cast<std::size_t>(i));
+  }
+  engine.decode_plan();
+  simt::Step& step = engine.new_step();
+  const std::size_t k_line = kv_heads * dim;  // of the second row
+  step.v->span()[k_line] = to_half(NAN);
+  const auto layer = engine.cache.layer(0);
+  engine.attention->write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
+  engine.attention->run(layer, engine.view, step.q->span(), step.out->span(), step.lse->span(),
+                        &engine.stream);
+  engine.stream.drain();
+  const std::size_t row = simt::qo_heads * dim;
+  int wrong = 0;
+  for (std::size_t i = 0; i < 2 * row; ++i) {
+    const float x = to_float(step.out->span()[i]);
+    const bool sees = i >= row && i < row + row / kv_heads;  // heads of KV head 0
+    wrong += (x != x) != sees;
+  }
+  CHECK(wrong == 0);
+  engine.steps.clear();
+}
