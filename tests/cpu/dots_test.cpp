@@ -122,6 +122,7 @@ TEST_CASE("products of few lines have bursts enough to prefetch the next block")
   CHECK(prefetched<96>() >= 1);
   CHECK(prefetched<128>() >= 1);
   CHECK(prefetched<256>() >= 1);
+  CHECK(detail::cpu::avx512::dot_steps<128, 128>(0) == 0);
 }
 
 #endif

@@ -169,6 +169,7 @@ TEST_CASE("products of few lines have bursts enough to prefetch the next block")
   CHECK(prefetched<96>() >= 1);
   CHECK(prefetched<128>() >= 1);
   CHECK(prefetched<256>() >= 1);
+  CHECK(detail::cpu::avx512::pair_steps<128, 128>(0) == 0);
 }
 
 #endif

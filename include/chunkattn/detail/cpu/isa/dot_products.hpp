@@ -26,6 +26,7 @@ inline constexpr int dot_value_step = 8;
 /// Bursts in the products of a block with `count` lines of a tile.
 template <int HeadDim, int ValueDim>
 constexpr int dot_steps(int count) noexcept {
+  if (count == 0) return 0;
   constexpr int words = HeadDim / dot_depth;
   constexpr int group = simd::num_accumulators / 2;
   constexpr int slice = wide_columns * simd::width_for<ValueDim>;
