@@ -226,14 +226,13 @@ class PrefixTree {
   }
   /// rank() where only these sequences are said to run.
   void rank(Waiting& waiting, std::span<const Sequence> running) const {
-    const detail::TreeCore& c = core();
     std::vector<std::uint64_t>& marks = waiting.marks_;
-    marks.resize(std::max(marks.size(), c.topology.num_indices()));
+    marks.resize(std::max(marks.size(), core().topology.num_indices()));
     const std::uint64_t mark = ++waiting.calls_;
     for (const Sequence& sequence : running)
       for (detail::NodeIndex n = sequence.record().tail;
            n != detail::none && std::exchange(marks[detail::to_size(n)], mark) != mark;)
-        n = c.topology.node(n).parent;
+        n = core().topology.node(n).parent;
     rank_all(waiting, [&](detail::NodeIndex n) { return marks[detail::to_size(n)] == mark; });
   }
   /// Ranks all, then inserts Waiting::next() if it fits: its id, and its sequence. Nothing if it
@@ -263,8 +262,8 @@ class PrefixTree {
     shared_->expect_handle();
     return Step({shared_, tree.core.steps.begin()});
   }
-  /// Says that no device runs any step of this tree. Memory that was kept for steps that were
-  /// dropped in flight can then be used again. (Otherwise when a later step has finished.)
+  /// Says that no device runs any step of this tree, so that memory of steps that were dropped in
+  /// flight can be used again. (Otherwise when a later step has finished.)
   void device_idle() { enter().core.results.device_idle(); }
 
   /// How much of a prompt is cached. (Its last token is computed anyway: see InsertOptions.)
@@ -314,9 +313,11 @@ class PrefixTree {
   [[nodiscard]] const Allocator& allocator() const& { return tree().allocator(); }
   const Allocator& allocator() const&& = delete;  // a temporary tree takes it along
 
-  /// Forgets all cached K/V, pinned or not: for a change of the model's weights. Live sequences
-  /// keep theirs, which later ones do not share.
+  /// Forgets all cached K/V, pinned or not, as weights change. Live sequences keep theirs alone.
   void clear() { enter().core.clear(); }
+  /// Evicts cached tokens, but pinned ones, that nobody used for the policy's ttl. Time is yours:
+  /// it begins at 0 and does not go back (or InvalidArgument). Returns their number.
+  std::size_t expire(std::uint64_t now) { return enter().core.retention.expire(now); }
 
   /// Protects the written prefix of `tokens` from eviction while anything else can be evicted. The
   /// pin is empty if no token is written, or if more than the policy's max_pinned chunks would be
@@ -331,9 +332,8 @@ class PrefixTree {
   [[nodiscard]] Pin pin(std::initializer_list<Token> tokens, const InsertOptions& options = {}) {
     return pin(std::span<const Token>(tokens), options);
   }
-  /// `sink` is called with each chunk index just before the allocator gets it back. It must neither
-  /// throw nor call the tree. For debugging:
-  /// `tree.set_free_sink([&](ChunkIndex s) { cache.poison(s); })`.
+  /// `sink` is called with each chunk index just before the allocator gets it back, for debugging:
+  /// `[&](ChunkIndex s) { cache.poison(s); }`. It must neither throw nor call the tree.
   void set_free_sink(std::function<void(ChunkIndex)> sink) {
     enter().core.chunk_table.set_free_sink(std::move(sink));
   }

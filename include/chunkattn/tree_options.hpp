@@ -241,6 +241,7 @@ class AddResult {
 /// - `high_watermark`, `low_watermark`, `max_pinned`, in chunks: see Lru.
 /// - `learns`, which may be missing: whether, within a level, chunks go in the order of what they
 ///   are worth by what was used again before (docs/retention.md), not of their last use.
+/// - `ttl`, which may be missing: see Lru.
 /// - `fair`, which may be missing: whether each tenant has a share of what is cached. What is
 ///   evicted is then the lowest, oldest of the tenant who has most tokens cached for his weight,
 ///   and of one above his quota, whenever a sequence leaves. `weight(tenant)` from 1 to 2^20, and
@@ -282,6 +283,8 @@ struct Lru {
   bool learns = false;
   /// Whether each tenant has a share: who floods the cache evicts what is his own.
   bool fair = false;
+  /// Unless 0: PrefixTree::expire() evicts what was not used for so long. Not with `learns`.
+  std::uint32_t ttl = 0;
   /// One level.
   [[nodiscard]] constexpr int level(int) const noexcept { return 0; }
 };
@@ -300,6 +303,8 @@ struct Priority {
   bool learns = false;
   /// Whether each tenant has a share: who floods the cache evicts what is his own.
   bool fair = false;
+  /// Unless 0: PrefixTree::expire() evicts what was not used for so long. Not with `learns`.
+  std::uint32_t ttl = 0;
   /// A level for each priority.
   [[nodiscard]] constexpr int level(int priority) const noexcept { return priority; }
 };

@@ -74,6 +74,7 @@ struct SimOptions {
   chunkattn::detail::RetentionBudget retention{};
   bool learns = false;
   bool fair = false;
+  std::uint32_t ttl = 1000;
   std::size_t budget = max_pool_chunks;
   std::size_t max_live = 24;
   std::size_t max_prompt = 22;
@@ -89,6 +90,7 @@ struct SimOptions {
     policy.max_pinned = retention.max_pinned;
     if constexpr (requires { policy.learns; }) policy.learns = learns;
     if constexpr (requires { policy.fair; }) policy.fair = fair;
+    if constexpr (requires { policy.ttl; }) policy.ttl = learns ? 0 : ttl;
     return policy;
   }
 };

@@ -128,6 +128,7 @@ inline constexpr const char* sim_events[] = {
     "everybody, but out of chunks",
     "evicted chunks",
     "evicted tokens",
+    "expired",
     "finished out of order",
     "finished step dropped on another thread",
     "finished step moved",

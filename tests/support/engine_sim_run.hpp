@@ -146,9 +146,11 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
   }
 
   void rare() {
-    switch (below(17)) {
+    switch (below(18)) {
       case 16:
         return connect_events();
+      case 17:
+        return expire();
       case 0:
         return clear();
       case 1:
@@ -384,6 +386,21 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
            "what is pinned is there");
   }
 
+  /// Some time goes by; after the policy's ttl nothing is cached but what is pinned.
+  void expire() {
+    this->entering();
+    time_ += below(2 * options_.ttl);
+    const std::uint64_t unused = time_ - expired_;
+    const std::size_t tokens = tree_->expire(time_);
+    expired_ = time_;
+    log("expire at " + text(time_) + ": " + text(tokens));
+    if (tokens == 0) return;
+    this->remembered_.clear();
+    count("expired");
+    if (unused >= options_.ttl && pins_.empty())
+      expect(tree_->stats().retained_chunks == 0, "what was cached for so long has gone");
+  }
+
   void clear() {
     log("clear");
     this->entering();
@@ -439,6 +456,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
   }
 
   EventWire<Tree> wire_;
+  std::uint64_t time_ = 0, expired_ = 0;
 };
 
 }  // namespace test

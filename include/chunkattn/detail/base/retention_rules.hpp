@@ -26,7 +26,8 @@ struct RetentionRules {
   bool retains = false;
   RetentionBudget budget{};
   bool learns = false;
-  bool shares = false;  ///< tenants are told apart
+  bool shares = false;    ///< tenants are told apart
+  std::uint32_t ttl = 0;  ///< by the caller's clock; 0: for ever
 };
 
 /// Throws InvalidArgument for watermarks that cross.
@@ -35,6 +36,8 @@ template <RetentionPolicy R>
   RetentionRules rules{R::retains,
                        {policy.high_watermark, policy.low_watermark, policy.max_pinned}};
   if constexpr (requires { policy.learns; }) rules.learns = R::retains && policy.learns;
+  if constexpr (requires { policy.ttl; }) rules.ttl = R::retains ? policy.ttl : 0;
+  check_argument(rules.ttl == 0 || !rules.learns, "ttl", rules.ttl, "0 for a policy that learns");
   if constexpr (requires { policy.fair; }) rules.shares = R::retains && policy.fair;
   if (rules.budget.low_watermark == RetentionBudget{}.low_watermark)
     rules.budget.low_watermark = rules.budget.high_watermark;

@@ -109,11 +109,6 @@ class TenantShares {
     }
     return -1;
   }
-  /// Nothing of his can be given up.
-  void forgive(std::int32_t i) noexcept {
-    tenants_[to_size(i)].is_over = false;
-    over_.pop_back();
-  }
 
  private:
   struct Tenant {

@@ -9,6 +9,7 @@
 
 #include "../../error.hpp"
 #include "../../tree_options.hpp"
+#include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
 #include "../base/to_size.hpp"
@@ -223,6 +224,19 @@ class TreeCore {
   void leave(SequenceIndex s) noexcept {
     ++stats.leaves;
     departures.leave(s);
+  }
+
+  /// For tests: whether what tenants have is what is counted again.
+  [[nodiscard]] bool shares_add_up() const {
+    const TenantShares* const shares = retention.shares();
+    if (shares == nullptr) return true;
+    Array<std::uint64_t> tokens(shares->size());
+    for (std::size_t i = 1; i < topology.num_indices(); ++i)
+      if (const TreeNode& n = topology.node(static_cast<NodeIndex>(i)); n.retained && n.pins == 0)
+        tokens[to_size(shares->index_of(n.name_space))] += to_size(n.length);
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+      if (shares->tokens(static_cast<std::int32_t>(i)) != tokens[i]) return false;
+    return shares->is_ordered();
   }
 
   // ---- the cache as a whole ------------------------------------------------------------------

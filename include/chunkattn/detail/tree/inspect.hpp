@@ -126,7 +126,7 @@ class TreeInspector {
     expect_equal(counted.places, stats_.stored_tokens, "stored tokens");
     expect_equal(counted.published, prefixes_.num_published(), "published nodes");
     expect_equal(counted.retained, listed, "retained nodes");
-    expect(retention_.shares_add_up(), "cached tokens by tenant", 0);
+    expect(tree_.shares_add_up(), "cached tokens by tenant", 0);
   }
 
   void check_chunks(const Array<ChunkRecord>& counted) const {

@@ -47,17 +47,7 @@ class Retention {
   }
 
   [[nodiscard]] const RetentionRules& rules() const noexcept { return rules_; }
-  /// For tests: what tenants have, counted again.
-  [[nodiscard]] bool shares_add_up() const {
-    if (!shares_) return true;
-    Array<std::uint64_t> tokens(shares_->size());
-    for (std::size_t i = 1; i < topology_.num_indices(); ++i)
-      if (const TreeNode& n = topology_.node(static_cast<NodeIndex>(i)); n.retained && n.pins == 0)
-        tokens[to_size(shares_->index_of(n.name_space))] += to_size(n.length);
-    for (std::size_t i = 0; i < tokens.size(); ++i)
-      if (shares_->tokens(static_cast<std::int32_t>(i)) != tokens[i]) return false;
-    return shares_->is_ordered();
-  }
+  [[nodiscard]] const TenantShares* shares() const noexcept { return shares_.get(); }
 
   // ---- nodes and chunks -----------------------------------------------------------------------
 
@@ -177,11 +167,22 @@ class Retention {
   }
   /// Evicts down to the low watermark where the high one is passed.
   void keep_to_watermarks() noexcept {
-    if (shares_) [[unlikely]]
-      keep_to_quotas();
+    if (shares_) keep_to_quotas();
     if (!rules_.retains || stats_.used_chunks <= rules_.budget.high_watermark) return;
     while (stats_.used_chunks > rules_.budget.low_watermark && evict_one_chunk()) {
     }
+  }
+
+  /// Evicts what nobody used for the policy's ttl. Returns its tokens.
+  std::size_t expire(std::uint64_t now) {
+    check_argument(now >= time_, "now", now, {"at least ", time_, ", as it was told before"});
+    time_ = now;
+    const std::uint64_t before = stats_.evicted_tokens;
+    for (bool again = rules_.ttl > 0; std::exchange(again, false);)  // parents after their children
+      for (const RetainedList& list : lists_)
+        while (list.key != key_of_pinned && has_expired(list.oldest))
+          again = evict_one_chunk(&list);
+    return static_cast<std::size_t>(stats_.evicted_tokens - before);
   }
 
   // ---- pins ----------------------------------------------------------------------------------
@@ -311,13 +312,17 @@ class Retention {
     retain(index);
   }
 
+  [[nodiscard]] bool has_expired(NodeIndex n) const noexcept {
+    return n != none && topology_.node(n).first_child == none &&
+           static_cast<std::uint32_t>(time_) - topology_.node(n).since >= rules_.ttl;
+  }
   /// Puts a node at the young end of its level. Children are retained before their parents, so the
   /// oldest node of the lowest level is always a leaf.
   void retain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
     RetainedList& list = *find_list(key_of(n));
-    if (shares_ && n.pins == 0) [[unlikely]]
-      shares_->add(shares_->index_of(n.name_space), n.length);
+    if (shares_ && n.pins == 0) shares_->add(shares_->index_of(n.name_space), n.length);
+    if (rules_.ttl > 0) n.since = static_cast<std::uint32_t>(time_);
     n.retained = true;
     n.older = list.newest;
     n.newer = none;
@@ -327,8 +332,7 @@ class Retention {
   void unretain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
     RetainedList& list = *find_list(key_of(n));
-    if (shares_ && n.pins == 0) [[unlikely]]
-      shares_->remove(shares_->index_of(n.name_space), n.length);
+    if (shares_ && n.pins == 0) shares_->remove(shares_->index_of(n.name_space), n.length);
     (n.older != none ? topology_.node(n.older).newer : list.oldest) = n.newer;
     (n.newer != none ? topology_.node(n.newer).older : list.newest) = n.older;
     n.retained = false;
@@ -346,30 +350,27 @@ class Retention {
 
   /// evict_one_chunk() of the first list that has any, from this one on.
   bool evict_one_chunk(const RetainedList* from) noexcept {
-    for (; from != lists_.end(); ++from) {
-      const RetainedList& list = *from;
-      if (list.oldest == none) continue;
-      NodeIndex victim = list.oldest;
-      if (model_) [[unlikely]]
-        victim = least_valuable(list);
-      const TreeNode& n = topology_.node(victim);
-      const std::size_t used = stats_.used_chunks;
-      std::int32_t keep = n.length - topology_.end_offset(n);
-      if (n.first_chunk == n.last_chunk) keep = 0;
-      stats_.evicted_tokens += to_size(n.length - keep);
-      prefixes_.news.evicted(victim, keep);
-      if (model_) [[unlikely]]
-        remember(n, keep);
-      if (shares_ && keep > 0 && n.pins == 0) [[unlikely]]
-        shares_->remove(shares_->index_of(n.name_space), n.length - keep);
-      if (keep == 0)
-        remove(victim);
-      else
-        topology_.release_places(victim, keep);
-      stats_.evicted_chunks += used - stats_.used_chunks;
-      return true;
-    }
-    return false;
+    while (from != lists_.end() && from->oldest == none) ++from;
+    if (from == lists_.end()) return false;
+    NodeIndex victim = from->oldest;
+    if (model_) [[unlikely]]
+      victim = least_valuable(*from);
+    const TreeNode& n = topology_.node(victim);
+    const std::size_t used = stats_.used_chunks;
+    std::int32_t keep = n.length - topology_.end_offset(n);
+    if (n.first_chunk == n.last_chunk) keep = 0;
+    stats_.evicted_tokens += to_size(n.length - keep);
+    prefixes_.news.evicted(victim, keep);
+    if (model_) [[unlikely]]
+      remember(n, keep);
+    if (shares_ && keep > 0 && n.pins == 0) [[unlikely]]
+      shares_->remove(shares_->index_of(n.name_space), n.length - keep);
+    if (keep == 0)
+      remove(victim);
+    else
+      topology_.release_places(victim, keep);
+    stats_.evicted_chunks += used - stats_.used_chunks;
+    return true;
   }
 
   // ---- tenants -------------------------------------------------------------------------------
@@ -399,7 +400,7 @@ class Retention {
   }
   [[gnu::noinline]] void keep_to_quotas() noexcept {
     for (std::int32_t tenant; (tenant = shares_->above_quota()) >= 0;)
-      if (!evict_one_chunk(lists_of(tenant))) shares_->forgive(tenant);
+      evict_one_chunk(lists_of(tenant));
   }
 
   // ---- learning ------------------------------------------------------------------------------
@@ -489,6 +490,7 @@ class Retention {
   Array<PinRecord> pins_;
   std::unique_ptr<ReuseModel> model_;     // where the policy learns
   std::unique_ptr<TenantShares> shares_;  // where it tells tenants apart
+  std::uint64_t time_ = 0;                // by the caller's clock
   NodeIndex victim_ = none;               // is evicted from its end, until it is gone or used
 };
 
