@@ -113,7 +113,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
   }
 
   void choose() {
-    const std::size_t kind = below(104);
+    const std::size_t kind = below(110);
     if (live_.empty() || (kind < 10 && live_.size() < options_.max_live)) {
       one_in(12) ? this->admit() : this->insert();
     } else if (kind < 20) {
