@@ -60,7 +60,7 @@ def check_logits(test, model, request, recorder, tolerance):
 
 def run_all(generator):
     events = []
-    while generator.num_live or generator.num_waiting:
+    while generator.has_work:
         events += generator.step()
         generator.tree.check_invariants()
     return events
@@ -248,6 +248,8 @@ class GeneratorTest(unittest.TestCase):
         generator = Generator(self.model, max_chunks=4)
         for expected, options in (
             ("'beam_search'", dict(num_beams=2)), ("guidance_scale", dict(guidance_scale=2.0)),
+            ("num_return_sequences = 2: expected none, see n", dict(num_return_sequences=2, do_sample=True)),
+            ("output_scores", dict(output_scores=True)),
             ("n = 0", dict(n=0)), ("strange", dict(strange=1)), ("max_length = 1004", dict(max_new_tokens=1000)),
             ("max_length = 2", dict(max_length=2)), ("temperature", dict(do_sample=True, temperature=-1.0)),
         ):  # fmt: skip

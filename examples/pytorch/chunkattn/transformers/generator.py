@@ -96,7 +96,7 @@ class Generator:
         return request
 
     def step(self):
-        """One forward pass. Returns its events; nothing where nothing is left to do."""
+        """One forward pass, if there is something to do. Returns the events since the last call, perhaps none."""
         self._admit()
         alone = False
         while self._live and not self._try_step():
@@ -134,6 +134,11 @@ class Generator:
                     yield token
         finally:
             request.cancel()
+
+    @property
+    def has_work(self):
+        """Whether step() has something to do, or to tell."""
+        return bool(self._waiting or self._live or self._events)
 
     @property
     def num_waiting(self):

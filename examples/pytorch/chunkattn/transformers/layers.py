@@ -158,5 +158,5 @@ def position_limit(model):
         if each.get("rope_type") in ("dynamic", "longrope"):
             trained = each.get("original_max_position_embeddings") or getattr(
                 text, "original_max_position_embeddings", None)  # fmt: skip
-            limit = min(x for x in (limit, trained) if x is not None)
+            limit = min((x for x in (limit, trained) if x is not None), default=None)
     return limit

@@ -16,6 +16,12 @@ ROWS_ALONE = tuple(
                  "InfNanRemoveLogitsProcessor")
     if hasattr(processors_of, name)
 )  # fmt: skip
+# What has no effect here is refused, and what to do instead.
+NOT_HERE = {
+    "num_return_sequences": "see n",
+    **dict.fromkeys(("output_scores", "output_logits"), "a logits_processor sees them"),
+    **dict.fromkeys(("output_attentions", "output_hidden_states"), "call the model for them"),
+}
 
 
 class Sampler:
@@ -31,6 +37,9 @@ class Sampler:
             raise ValueError(f"generation mode '{mode.value}': expected greedy search or sampling")
         if config.guidance_scale not in (None, 1, 1.0):
             raise ValueError(f"guidance_scale = {config.guidance_scale}: expected none, it would run the model twice")
+        for name, instead in NOT_HERE.items():
+            if getattr(config, name, None) not in (None, False, 1):
+                raise ValueError(f"{name} = {getattr(config, name)}: expected none, {instead}")
         given = generation_config.max_length if generation_config is not None else (changes or {}).get("max_length")
         length = config.max_length or 20
         if config.max_new_tokens is not None:
