@@ -186,8 +186,9 @@ def main():
                 results["cells"].append({"cell": cell, "report": report})
                 path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
                 said = "  ".join(
-                    f"{mode} failed" if "failed" in r else
-                    f"{mode} {r['tokens_per_s']:.1f} ({r['decode_tokens_per_s']:.1f})" for mode, r in report.items())  # fmt: skip
+                    f"{mode} failed" if "failed" in of_mode else
+                    f"{mode} {of_mode['tokens_per_s']:.1f} ({of_mode['decode_tokens_per_s']:.1f})"
+                    for mode, of_mode in report.items())  # fmt: skip
                 print(f"{dtype:9} shared {shared:5} b {batch:3}  tokens/s (decoding):  {said}", flush=True)
 
 

@@ -5,6 +5,7 @@
 
 import gc
 import os
+import pathlib
 import random
 import threading
 import time
@@ -231,6 +232,20 @@ class TensorsTest(unittest.TestCase):
         self.assertGreater(counted[0], 3, f"in {lasted:.3f} s")
 
 
+class DocumentationTest(unittest.TestCase):
+    def test_program(self):
+        """The program of docs/pytorch.md runs as it stands there."""
+        if "bfloat16" not in compiled_types() or (64, 64) not in chunkattn.head_sizes():
+            self.skipTest("this build has no kernels for heads of 64 in bfloat16")
+        page = pathlib.Path(__file__).resolve().parents[3] / "docs" / "pytorch.md"
+        programs = [block.split("```")[0] for block in page.read_text(encoding="utf-8").split("```python\n")[1:]]
+        program, = [text for text in programs if text.startswith("import torch, chunkattn")]
+        names = {}
+        exec(compile(program, str(page), "exec"), names)
+        self.assertEqual([chat.tokens()[-1] for chat in names["chats"]], [42] * 3)
+        self.assertFalse(names["out"].isnan().any())
+
+
 class TreeTest(unittest.TestCase):
     def compute(self, tree, *sequences):
         step = tree.begin_step()
@@ -247,8 +262,10 @@ class TreeTest(unittest.TestCase):
             sequence = tree.insert(tokens)
             self.assertEqual(sequence.tokens().tolist(), [1, 2, 3])
             self.assertEqual(len(sequence), 3)
-        for bad, said in (("abc", "tokens = "), ([1, 2.5], "2.5"), ([2**31], "2147483648"), ([], "prompt.size"),
-                          (torch.tensor([2**40]), "1099511627776"), (torch.zeros(2), "tokens"), (7, "tokens")):  # fmt: skip
+        for bad, said in (
+            ("abc", "tokens = "), ([1, 2.5], "2.5"), ([2**31], "2147483648"), ([], "prompt.size"), (7, "tokens"),
+            (torch.tensor([2**40]), "1099511627776"), (torch.zeros(2), "tokens"),
+        ):  # fmt: skip
             with self.assertRaisesRegex(ValueError, said):
                 tree.insert(bad)
 

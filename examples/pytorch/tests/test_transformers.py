@@ -5,7 +5,10 @@
 CHUNKATTN_MODELS: a folder with SmolLM2-135M-Instruct.Q4_1.gguf (`./dev model`), else it is left out.
 """
 
+import contextlib
+import io
 import os
+import pathlib
 import random
 import unittest
 
@@ -104,10 +107,26 @@ class ArchitecturesTest(unittest.TestCase):
             with self.subTest(name):
                 self.check(models.make(config, SEED), config.vocab_size)
 
-    def test_smollm2(self):
+    def smollm2(self):
         folder = os.environ.get("CHUNKATTN_MODELS", "")
         if not os.path.exists(os.path.join(folder, SMOLLM2)):
-            self.skipTest(f"no {SMOLLM2} in CHUNKATTN_MODELS ('{folder}'): ./dev model")
+            print(f"skipped: SmolLM2-135M, as there is no {SMOLLM2} in CHUNKATTN_MODELS ('{folder}'): ./dev model")
+            self.skipTest("no model")
+        return folder
+
+    def test_readme(self):
+        """The program of README.md runs as it stands there."""
+        folder = self.smollm2()
+        page = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+        program = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+        names, said = {}, io.StringIO()
+        with contextlib.redirect_stdout(said):
+            exec(compile(program.replace("build/models", folder), str(page), "exec"), names)
+        self.assertIn("Paris", said.getvalue())
+        self.assertEqual([len(request.tokens) > 0 for request in names["requests"]], [True, True])
+
+    def test_smollm2(self):
+        folder = self.smollm2()
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=SMOLLM2, dtype=torch.float32)
         self.check(model.eval(), 5000)
 
@@ -228,7 +247,8 @@ class GeneratorTest(unittest.TestCase):
     def test_tenants(self):
         generator = Generator(self.model)
         prompt = list(range(100))
-        cached = [generator.generate([prompt], max_new_tokens=1, tenant=tenant)[0].cached_tokens for tenant in (0, 1, 0)]
+        cached = [generator.generate([prompt], max_new_tokens=1, tenant=tenant)[0].cached_tokens
+                  for tenant in (0, 1, 0)]  # fmt: skip
         self.assertEqual(cached, [0, 0, 99])
 
     def test_types(self):
@@ -291,7 +311,8 @@ class RefusalsTest(unittest.TestCase):
             **models.COMMON, num_experts=2, num_experts_per_tok=1, linear_num_key_heads=2, linear_num_value_heads=2,
             linear_key_head_dim=16, linear_value_head_dim=16)), "recurrent layers \\(linear_attention")  # fmt: skip
         self.refused(t.LlamaModel(t.LlamaConfig(**models.COMMON)), "no logits")
-        self.refused(t.BloomForCausalLM(t.BloomConfig(vocab_size=211, hidden_size=32, n_layer=1, n_head=2)), "position_ids")
+        bloom = t.BloomConfig(vocab_size=211, hidden_size=32, n_layer=1, n_head=2)
+        self.refused(t.BloomForCausalLM(bloom), "position_ids")
         chunked = t.Llama4TextConfig(**models.COMMON | dict(num_hidden_layers=4), attention_chunk_size=16,
                                      intermediate_size_mlp=32, num_local_experts=2, head_dim=16)  # fmt: skip
         self.refused(t.Llama4ForCausalLM(chunked), "neither causal nor a causal window")

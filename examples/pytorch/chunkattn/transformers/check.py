@@ -17,7 +17,8 @@ def check_against_eager(model, configs, slots, threads, options):
     """Two texts that share a part, computed in two steps. Raises Unsupported where logits differ."""
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     shared = [(31 * i + 5) % vocabulary for i in range(9)]
-    texts = [shared + [(7 * i + 3) % vocabulary for i in range(5)], shared + [(11 * i + 1) % vocabulary for i in range(8)]]
+    texts = [shared + [(7 * i + 3) % vocabulary for i in range(5)],
+             shared + [(11 * i + 1) % vocabulary for i in range(8)]]  # fmt: skip
     memory = Memory(slots, DTYPES[model.dtype], threads, options)
     tree = chunkattn.Tree(max_chunks=8)
     memory.allocate(tree)

@@ -84,8 +84,8 @@ class Generator:
             tokenizer=self.tokenizer, seed=seed, n=n, limit=self._limit, changes=changes)  # fmt: skip
         room = (self.max_chunks - 1) * chunkattn.Tree.chunk_size
         if sampler.max_length > room:
-            raise ValueError(f"max_length = {sampler.max_length}: expected at most {room}, what K/V memory has room for; "
-                             "raise kv_bytes")  # fmt: skip
+            raise ValueError(f"max_length = {sampler.max_length}: expected at most {room}, what K/V memory has room "
+                             "for; raise kv_bytes")  # fmt: skip
         self._last_id += 1
         request = Request(
             self._last_id, tokens, [Output() for _ in range(n)], sampler,

@@ -18,8 +18,8 @@ class _Layers:
         fitting = [size for size in chunkattn.head_sizes()
                    if size[0] >= geometry.key_dim and size[1] >= geometry.value_dim]  # fmt: skip
         if not fitting:
-            raise ValueError(f"heads of {geometry.key_dim}:{geometry.value_dim}: expected sizes within one that kernels "
-                             f"were compiled for: {chunkattn.head_sizes()}")  # fmt: skip
+            raise ValueError(f"heads of {geometry.key_dim}:{geometry.value_dim}: expected sizes within one that "
+                             f"kernels were compiled for: {chunkattn.head_sizes()}")  # fmt: skip
         key_dim, value_dim = min(fitting, key=sum)
         self.geometry, self.num_layers = geometry, num_layers
         self.attention = chunkattn.Attention(key_dim, value_dim, threads=threads, scale=geometry.scale, **options)
@@ -65,7 +65,8 @@ class Run:
         at, self.slot = self.slot, self.slot + 1
         slot = self.memory.slots[at] if at < len(self.memory.slots) else None
         if slot is None or slot.module is not module:
-            raise RuntimeError(f"attention was called in another order than before: call {at} by {type(module).__name__}")
+            name = type(module).__name__
+            raise RuntimeError(f"attention was called in another order than before: call {at} by {name}")
         layers, number = self.memory.places[at]
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         if layers.more_key:

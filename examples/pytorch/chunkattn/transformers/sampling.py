@@ -36,10 +36,11 @@ class Sampler:
         if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
             raise ValueError(f"generation mode '{mode.value}': expected greedy search or sampling")
         if config.guidance_scale not in (None, 1, 1.0):
-            raise ValueError(f"guidance_scale = {config.guidance_scale}: expected none, it would run the model twice")
+            raise ValueError(f"guidance_scale = {config.guidance_scale}: expected none: it would run the model twice")
         for name, instead in NOT_HERE.items():
-            if getattr(config, name, None) not in (None, False, 1):
-                raise ValueError(f"{name} = {getattr(config, name)}: expected none, {instead}")
+            value = getattr(config, name, None)
+            if value is True or (value or 0) > 1:
+                raise ValueError(f"{name} = {value}: expected none, {instead}")
         given = generation_config.max_length if generation_config is not None else (changes or {}).get("max_length")
         length = config.max_length or 20
         if config.max_new_tokens is not None:
@@ -49,7 +50,7 @@ class Sampler:
         if length <= prompt_length:
             raise ValueError(f"max_length = {length}: expected more than the prompt's {prompt_length} tokens")
         if limit is not None and length - 1 > limit:
-            raise ValueError(f"max_length = {length}: expected at most the model's {limit} positions and one more token")
+            raise ValueError(f"max_length = {length}: expected at most the model's {limit} positions and one more")
         self.max_length = config.max_length = length
         if config.min_new_tokens is not None:
             config.min_length = config.min_new_tokens + prompt_length
@@ -67,7 +68,7 @@ class Sampler:
         # Rows of samplers with equal keys may be processed in one call.
         self.key = None
         if all(isinstance(p, ROWS_ALONE) for p in self.processors):
-            self.key = tuple((type(p), tuple((k, repr(v)) for k, v in sorted(vars(p).items()))) for p in self.processors)
+            self.key = tuple((type(p), repr(sorted(vars(p).items()))) for p in self.processors)
         self.generators = []
         if self.samples:
             if seed is None:
