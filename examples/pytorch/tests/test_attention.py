@@ -32,7 +32,7 @@ def compiled_types():
             attention.make_cache(tree, name, 1, 1)
             found.append(name)
         except ValueError:
-            print(f"skipped: K/V of {name}, which this build has no kernels for")
+            print(f"\nskipped: K/V of {name}, which this build has no kernels for")
     return found
 
 

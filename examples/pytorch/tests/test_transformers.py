@@ -110,7 +110,7 @@ class ArchitecturesTest(unittest.TestCase):
     def smollm2(self):
         folder = os.environ.get("CHUNKATTN_MODELS", "")
         if not os.path.exists(os.path.join(folder, SMOLLM2)):
-            print(f"skipped: SmolLM2-135M, as there is no {SMOLLM2} in CHUNKATTN_MODELS ('{folder}'): ./dev model")
+            print(f"\nskipped: SmolLM2-135M, as there is no {SMOLLM2} in CHUNKATTN_MODELS ('{folder}'): ./dev model")
             self.skipTest("no model")
         return folder
 
@@ -259,7 +259,7 @@ class GeneratorTest(unittest.TestCase):
             except ValueError as error:
                 if "was built with" not in str(error):
                     raise
-                print(f"skipped: K/V of {dtype}, which this build has no kernels for")
+                print(f"\nskipped: K/V of {dtype}, which this build has no kernels for")
                 continue
             request, = generator.generate([list(range(70))], max_new_tokens=4, eos_token_id=None)
             self.assertEqual(len(request.tokens), 4)
