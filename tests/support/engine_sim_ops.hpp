@@ -54,9 +54,12 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     std::size_t overtaken = 0;
   };
 
+  std::vector<std::vector<SimToken>> past_prompts_;  // some come again after they were evicted
+
   // ---- join ----------------------------------------------------------------------------------
 
   std::vector<SimToken> random_prompt() {
+    if (!past_prompts_.empty() && one_in(3)) return past_prompts_[below(past_prompts_.size())];
     std::vector<SimToken> prompt;
     if (!live_.empty() && !one_in(3)) {
       const Live& like = *this->any_live();

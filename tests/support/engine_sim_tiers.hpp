@@ -2,6 +2,7 @@
 // confuse records, and sequences get K/V from there that must be theirs, row by row.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -37,6 +38,14 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
   /// Something happens between the tree and its tiers.
   void use_tiers() {
     if (!tiers_) return;
+    if (!live_.empty() && one_in(16)) {
+      const LivePtr live = this->any_live();
+      std::vector<SimToken> prompt = live->tokens;
+      prompt.resize(std::min(live->known, this->options_.max_prompt));
+      auto& past = this->past_prompts_;
+      past.size() < 12 ? past.push_back(std::move(prompt))
+                       : std::swap(past[below(past.size())], prompt);
+    }
     switch (below(8)) {
       case 0:
       case 1:

@@ -180,6 +180,7 @@ class Tiers {
   class Load {
    public:
     Load() = default;
+    /// Leaves the other empty.
     Load(Load&&) noexcept = default;
     /// Cancels its own.
     Load& operator=(Load&& other) noexcept {
