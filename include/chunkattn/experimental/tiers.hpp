@@ -156,6 +156,16 @@ class Tiers {
     std::function<void(const CacheEvent&, std::span<const token_type>)> event_sink{};
   };
 
+  /// What one tier did since construction, in blocks.
+  struct TierStats {
+    std::uint64_t stored = 0;        ///< records that it took
+    std::uint64_t stored_bytes = 0;  ///< their bytes
+    std::uint64_t put_failed = 0;    ///< that it did not take
+    std::uint64_t loaded = 0;        ///< that it gave
+    std::uint64_t missed = 0;        ///< that it did not have
+    std::uint64_t refused = 0;       ///< damaged, or of other tokens: not used
+    std::uint64_t not_worth = 0;     ///< not asked for: computing is faster
+  };
   /// Counts since construction: blocks, unless it says something else.
   struct Stats {
     std::uint64_t gathered = 0;       ///< copied out of the cache
@@ -163,17 +173,7 @@ class Tiers {
     std::uint64_t loads = 0;          ///< sequences that something was looked for
     std::uint64_t loads_late = 0;     ///< of these, given up for computing: too slow
     std::uint64_t loaded_tokens = 0;  ///< tokens that came back
-    /// Of one tier.
-    struct Tier {
-      std::uint64_t stored = 0;        ///< records that it took
-      std::uint64_t stored_bytes = 0;  ///< their bytes
-      std::uint64_t put_failed = 0;    ///< that it did not take
-      std::uint64_t loaded = 0;        ///< that it gave
-      std::uint64_t missed = 0;        ///< that it did not have
-      std::uint64_t refused = 0;       ///< damaged, or of other tokens: not used
-      std::uint64_t not_worth = 0;     ///< not asked for: computing is faster
-    };
-    std::vector<Tier> tiers;  ///< fastest first
+    std::vector<TierStats> tiers;     ///< fastest first
   };
 
   /// K/V of one sequence on its way up. Move-only; destroying it cancels it.
