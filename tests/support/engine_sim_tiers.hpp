@@ -117,17 +117,21 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
       tiers_->reopen(model());
       is_closed_ = false;
     }
-    const LivePtr live = this->any_live();
+    const LivePtr live = one_in(2) ? live_.back() : this->any_live();
     auto load = tiers_->load(live->handle, !one_in(4));
     if (!load) return;
     expect(!is_closed_, "nothing is loaded that may be of other weights");
     log("load from below for " + name(*live));
     loads_.push_back({live, std::move(load)});
     if (loads_.size() > 4) loads_.erase(loads_.begin());  // given up
+    if (one_in(3)) return;
+    for (std::size_t n = below(16); n > 0 && tiers_->work();) --n;
+    poll_load(loads_.size() - 1);
   }
   void poll_load() {
-    if (loads_.empty()) return;
-    const std::size_t at = below(loads_.size());
+    if (!loads_.empty()) poll_load(below(loads_.size()));
+  }
+  void poll_load(std::size_t at) {
     auto& [live, load] = loads_[at];
     bool is_over = true;
     if (live->handle.is_live()) {

@@ -114,7 +114,11 @@ class TreeEngine final : public Engine {
     // Blocks of K/V that are not stored yet: a few beside a step, more when there is none.
     const std::size_t unstored = tiers_ ? tiers_->advance(live() == 0 ? 64 : 4) : 0;
     if (tiers_) stats_.tiers = tiers_->counts();
-    if (live() == 0) return unstored > 0;
+    if (live() == 0) {
+      // They wait for those that are on their way down.
+      if (unstored > 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+      return unstored > 0;
+    }
     for (bool is_alone = false; !try_step();) {
       if (live() > 1) {
         make_room();

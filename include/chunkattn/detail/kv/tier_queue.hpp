@@ -256,11 +256,11 @@ class TierQueue {
         return false;
       }
     }
-    if (load)
-      advance(load, t);
-    else
-      put_one(item, t);
+    // Only for want of memory is it not done.
+    const bool done =
+        guarded([&] { return load ? advance(load, t) : put_one(item, t), true; }, false);
     const std::lock_guard lock(mutex_);
+    if (!done && load) end(*load);
     tier.running = nullptr;
     tier.is_suspect = false;
     return true;
@@ -285,8 +285,8 @@ class TierQueue {
 
   /// \pre mutex_ is held
   void push(std::size_t t, std::shared_ptr<Item> item) {
-    ++queued_items_;
     tiers_[t].puts.push_back(std::move(item));
+    ++queued_items_;
     tiers_[t].wakes.notify_one();
   }
   void put_one(const std::shared_ptr<Item>& item, std::size_t t) {
@@ -302,8 +302,8 @@ class TierQueue {
       item->block.raw = {};
       if (item->record && t + 1 < tiers_.size()) {
         const std::lock_guard lock(mutex_);
-        item->tiers_left = tiers_.size() - t;
-        for (std::size_t below = t + 1; below < tiers_.size(); ++below) push(below, item);
+        for (std::size_t below = t + 1; below < tiers_.size(); ++below)
+          item->tiers_left += guarded([&] { return push(below, item), 1u; }, 0u);
       }
     }
     bool had = false, kept = false;
@@ -317,7 +317,7 @@ class TierQueue {
       ++tier.counts.stored;
       tier.counts.stored_bytes += item->record->size();
     }
-    if (kept && t + 1 == tiers_.size()) known_.add(key);
+    if (kept && t + 1 == tiers_.size()) guarded([&] { return known_.add(key), true; }, false);
     if (--item->tiers_left == 0 && item->counted) queued_bytes_ -= item->bytes;
     if (--queued_items_ == 0) idle_.notify_all();
   }
