@@ -95,7 +95,6 @@ template <int HeadDim, int ValueDim, class Rules>
 [[gnu::noinline]] void pair_first_block(const Block<bfloat16>& block, int line0, int num_lines,
                                         float scale, int terms, LineState<HeadDim, ValueDim>& state,
                                         PrefetchCursor& ahead, Rules rules) noexcept {
-  constexpr int slice = wide_columns * simd::width_for<ValueDim>;
   const int seen = dot_visible(block, state, line0, num_lines, nullptr);
   if (seen == 0) return;
   // The scratch of the kernel over floats has room for all: that of widened K or V for their
