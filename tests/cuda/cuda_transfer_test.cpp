@@ -110,7 +110,7 @@ TEST_CASE_TEMPLATE("merge_states() on the device gives what it gives on the host
     };
     for (std::size_t e = 0; e < size; ++e)
       compare(to_float(to[e]), to_float(expected[e]),
-              2 * unit_roundoff<T>() * (1 + std::abs(to_float(expected[e]))));
+              static_cast<float>(2 * unit_roundoff<T>()) * (1 + std::abs(to_float(expected[e]))));
     for (std::size_t l = 0; l < lines; ++l)
       compare(to_lse[l], expected_lse[l], 1e-5f * (1 + std::abs(expected_lse[l])));
     CHECK(wrong == 0);
