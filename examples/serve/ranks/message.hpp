@@ -12,6 +12,11 @@
 
 namespace serve {
 
+/// A vector or a string, of values that are copied byte for byte.
+template <class C>
+concept MessageArray = std::is_trivially_copyable_v<typename C::value_type> &&
+                       requires(C& values) { values.resize(values.size()); };
+
 /// What one rank writes and others, of the same program on the same kind of machine, read.
 class RankMessage {
  public:
@@ -20,25 +25,24 @@ class RankMessage {
   void put(const T& value) {
     append(&value, sizeof value);
   }
-  template <class T>
-    requires std::is_trivially_copyable_v<T>
-  void put(const std::vector<T>& values) {
+  template <MessageArray C>
+  void put(const C& values) {
     put(values.size());
-    append(values.data(), values.size() * sizeof(T));
+    append(values.data(), values.size() * sizeof(typename C::value_type));
   }
   template <class T>
     requires std::is_trivially_copyable_v<T>
   void take(T& value) {
     std::memcpy(&value, next(sizeof value), sizeof value);
   }
-  template <class T>
-    requires std::is_trivially_copyable_v<T>
-  void take(std::vector<T>& values) {
+  template <MessageArray C>
+  void take(C& values) {
     std::size_t count = 0;
     take(count);
-    const std::byte* const from = next(count * sizeof(T));
+    const std::size_t bytes = count * sizeof(typename C::value_type);
+    const std::byte* const from = next(bytes);
     values.resize(count);
-    if (count > 0) std::memcpy(values.data(), from, count * sizeof(T));
+    if (count > 0) std::memcpy(values.data(), from, bytes);
   }
   template <class T>
   [[nodiscard]] T take() {
