@@ -56,15 +56,15 @@ struct TokenLogprob {
 inline constexpr int most_logprobs = 20;
 
 struct Request {
-  RequestId id = 0;            ///< of no other request that has not ended
-  std::vector<int> prompt;     ///< at least one token
-  std::size_t max_length = 0;  ///< tokens at most, the prompt's included
-  int choices = 1;             ///< texts wanted, 1 to 128; they share the prompt
+  RequestId id = 0;              ///< of no other request that has not ended
+  std::vector<int> prompt = {};  ///< at least one token
+  std::size_t max_length = 0;    ///< tokens at most, the prompt's included
+  int choices = 1;               ///< texts wanted, 1 to 128; they share the prompt
   Sampling sampling = {};
   std::vector<LogitBias> logit_bias = {};  ///< each token once
   int logprobs = -1;         ///< of so many of the most likely tokens, 0 to 20; -1: of none
   std::uint64_t tenant = 0;  ///< shares K/V only with its own
-  std::string salt;          ///< what the tenant is called by all servers that share a directory
+  std::string salt = {};     ///< what the tenant is called by all servers that share a directory
   /// On the clock that step() is told; past it the request ends.
   double deadline = std::numeric_limits<double>::infinity();
   /// On the same clock; past it the request ends if nothing of it has run.

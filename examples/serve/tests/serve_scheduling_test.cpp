@@ -390,7 +390,7 @@ TEST_CASE("the choices of a request compute its prompt once, except where nothin
   for (const Mode mode : all_modes) {
     EngineOptions options = fixture.options(mode);
     const auto engine = fixture.engine(options);
-    Request request{5, std::vector<int>(21, 7), 31, 4, {1.0, 1.0, 99}, 0, forever};
+    Request request{5, std::vector<int>(21, 7), 31, 4, {1.0, 1.0, 99}};
     engine->submit(request);
     const auto told = run_to_end(*engine);
     REQUIRE(told.size() == 4);
@@ -417,7 +417,7 @@ TEST_CASE("tenants share with themselves alone, and events say how much was cach
     const EngineOptions options = fixture.options(mode);
     const auto engine = fixture.engine(options);
     const auto cached = [&](RequestId id, std::uint64_t tenant) {
-      Request request{id, {}, 30, 1, {}, tenant, forever};
+      Request request{.id = id, .max_length = 30, .tenant = tenant};
       for (int token = 3; token < 28; ++token) request.prompt.push_back(token);
       engine->submit(request);
       return run_to_end(*engine).at({id, 0}).cached;
@@ -439,9 +439,9 @@ TEST_CASE("a request ends when its time has passed, also where it never ran") {
   EngineOptions options = fixture.options();
   options.max_sequences = 1;
   const auto engine = fixture.engine(options);
-  engine->submit({1, {3, 4, 5}, 100, 1, {}, 0, 4.0});
-  engine->submit({2, {6, 7}, 20, 3, {}, 0, 1.5});
-  engine->submit({3, {8}, 3, 1, {}, 0, forever});
+  engine->submit({.id = 1, .prompt = {3, 4, 5}, .max_length = 100, .deadline = 4.0});
+  engine->submit({.id = 2, .prompt = {6, 7}, .max_length = 20, .choices = 3, .deadline = 1.5});
+  engine->submit({3, {8}, 3});
   CHECK(engine->waiting() == 3);
   std::map<Key, Told> told;
   for (int now = 0; now < 2; ++now) CHECK(engine->step(now));
@@ -467,7 +467,7 @@ TEST_CASE("a request for which there was no room until its time has passed ends"
   options.max_sequences = 1;
   const auto engine = fixture.engine(options);
   const auto submit = [&](RequestId id, std::size_t length, double start_by) {
-    Request request{id, {3, 4}, length, 2, {}, 0, forever};
+    Request request{id, {3, 4}, length, 2};
     request.start_by = start_by;
     engine->submit(std::move(request));
   };
@@ -495,7 +495,7 @@ TEST_CASE("what is cancelled or stopped leaves at once") {
   Fixture fixture;
   const EngineOptions options = fixture.options();
   const auto engine = fixture.engine(options);
-  engine->submit({1, std::vector<int>(20, 5), 60, 2, {}, 0, forever});
+  engine->submit({1, std::vector<int>(20, 5), 60, 2});
   std::map<Key, Told> told;
   for (int i = 0; i < 3; ++i) CHECK(engine->step(0));
   engine->stop(1, 0);
@@ -513,7 +513,7 @@ TEST_CASE("what is cancelled or stopped leaves at once") {
   CHECK(told.at({1, 1}).finish == Finish::cancelled);
   CHECK(told.at({1, 1}).tokens.size() == 4);
   check_empty(*engine, options);
-  engine->submit({1, {3}, 5, 1, {}, 0, forever});  // the id is free again
+  engine->submit({1, {3}, 5});  // the id is free again
   CHECK(run_to_end(*engine).at({1, 0}).tokens.size() == 4);
 }
 
@@ -528,7 +528,7 @@ TEST_CASE("what cannot be is refused, with the field's name") {
     }
     return "";
   };
-  Request good{1, {3, 4}, 5, 1, {}, 0, forever};
+  Request good{1, {3, 4}, 5};
   CHECK(refusal(good).empty());
   CHECK(refusal(good) == "request 1: id = 1: expected one that no other request has");
   good.id = 2;
