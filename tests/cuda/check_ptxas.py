@@ -111,8 +111,8 @@ def check(nvcc, disassembler, work, arch, head_dim, element):
         if "warning" in line.lower():
             failures.append(f"{where}: {line}")
     kernels = list(parse(text))
-    if len(kernels) != 5:
-        failures.append(f"{where}: {len(kernels)} kernels in the report, not 5")
+    if len(kernels) != 4:
+        failures.append(f"{where}: {len(kernels)} kernels in the report, not 4")
     for name, registers, stack, stores, loads in kernels:
         lines.append(f"{where:34} {name:22} {registers:4} registers, {stack} bytes stack, "
                      f"{stores + loads} bytes spilled")
