@@ -242,9 +242,9 @@ TEST_CASE("tokenizers that cannot be right are refused by their key") {
   };
   CHECK(contains(refused_key([](auto& w) {
                    w.text("tokenizer.ggml.model", "gpt2");
-                   w.text("tokenizer.ggml.pre", "qwen2");
+                   w.text("tokenizer.ggml.pre", "deepseek-llm");
                  }),
-                 "tokenizer.ggml.pre = qwen2: expected gpt-2, smollm"));
+                 "tokenizer.ggml.pre = deepseek-llm: expected gpt-2, smollm, qwen2"));
   CHECK(contains(refused_key([&](auto& w) {
                    byte_level(w);
                    w.template numbers<std::int32_t>("tokenizer.ggml.token_type", 5, {1, 1});
