@@ -227,6 +227,8 @@ class TierManager {
     }
   }
   void heard(const CacheEvent& event, std::span<const Token> tokens) noexcept {
+    // What K/V is computed with from now on, reopen() says: even where events before it got lost.
+    if (event.kind == CacheEvent::Kind::cleared) is_open_ = false;
     if (is_lost_) return;
     is_lost_ = true;
 #if CHUNKATTN_EXCEPTIONS
@@ -252,7 +254,6 @@ class TierManager {
       case CacheEvent::Kind::cleared:
         spans_.clear();
         fresh_.clear();
-        is_open_ = false;  // what K/V is computed with from now on, reopen() says
         return true;
     }
     return false;
