@@ -383,6 +383,33 @@ TEST_CASE("after clear() nothing is stored or found until it is said what weight
   CHECK(b.load(prompt) == 63);
 }
 
+TEST_CASE("tiers whose event sink was replaced refuse to go on") {
+  // What they know of the cache is out of date: they would store others' K/V as these tokens'.
+  Bench bench({std::make_shared<MemoryTier>(std::size_t{1} << 20)});
+  bench.run(iota(0, 40));
+  int heard = 0;
+  bench.tree.set_event_sink([&](const CacheEvent&, std::span<const int>) { ++heard; });
+  const auto names_it = [](const auto& call) {
+    try {
+      call();
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what()).find("Options::event_sink") != std::string::npos;
+    }
+    return false;
+  };
+  CHECK(names_it([&] { bench.below->store_all(); }));
+  CHECK(names_it([&] { (void)bench.below->advance(); }));
+  {
+    const auto s = bench.tree.insert(iota(0, 60));
+    CHECK(names_it([&] { (void)bench.below->load(s); }));
+  }
+  CHECK(names_it([&] { bench.below->reopen("m2"); }));
+  bench.below.reset();
+  heard = 0;
+  bench.evict_all();
+  CHECK(heard > 0);  // the other's sink is still there
+}
+
 TEST_CASE("what is cached goes down before it is evicted, if asked for") {
   auto store = memory();
   std::size_t heard = 0;

@@ -112,9 +112,9 @@ class FileTier final : public TierStore {
 /// soon as they are cached; a sequence whose prompt goes on below gets its K/V from there while
 /// others run.
 ///
-/// It follows the tree by its events: it is the tree's event sink, see Options::event_sink. All
-/// calls are the tree's thread's. The tree and the cache stay where they are and outlive it, and
-/// K/V is host memory.
+/// It follows the tree by its events: it is the tree's event sink, see Options::event_sink; with
+/// another sink of the tree its calls throw InvalidArgument. All calls are the tree's thread's. The
+/// tree and the cache stay where they are and outlive it, and K/V is host memory.
 ///
 /// \tparam Tree   a PrefixTree that retains (else nothing is evicted), of tokens of unique object
 ///                representations

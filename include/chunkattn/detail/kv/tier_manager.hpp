@@ -90,7 +90,7 @@ class TierManager {
   TierManager(const TierManager&) = delete;
   TierManager& operator=(const TierManager&) = delete;
   void close() {
-    if (tree_ != nullptr) tree_->set_event_sink(nullptr);
+    if (tree_ != nullptr && hears()) tree_->set_event_sink(nullptr);
     tree_ = nullptr;
     queue_.reset();
   }
@@ -156,7 +156,7 @@ class TierManager {
   }
   /// False when it is over.
   bool poll(Sequence& sequence, const std::shared_ptr<TierLoad>& load) {
-    if (tree_ == nullptr || !is_open_ ||
+    if (tree_ == nullptr || !is_open_ || !hears() ||
         static_cast<std::uint64_t>(sequence.id()) != load->sequence ||
         sequence.weights_epoch() != load->weights)
       return cancel(load);
@@ -190,6 +190,7 @@ class TierManager {
     queue_->set_compute_seconds(token_seconds_ * block_);
   }
   void reopen(std::string model) {
+    check_hears();
     options_.model = std::move(model);
     queue_->forget();
     is_open_ = true;
@@ -210,11 +211,20 @@ class TierManager {
       heard(event, tokens);
       if (options_.event_sink) options_.event_sink(event, tokens);
     });
+    sink_ = ChunkAccess::num_event_sinks(*tree_);
     is_lost_ = true;
     resume_following();
   }
+  /// Whether it is still the one whom the tree tells.
+  [[nodiscard]] bool hears() const { return ChunkAccess::num_event_sinks(*tree_) == sink_; }
+  /// Without events it would take what now stands in a chunk for what stood there.
+  void check_hears() const {
+    check_argument(hears(), "tree", "with another event sink",
+                   "that of its tiers: who else is to hear is said by Options::event_sink");
+  }
   /// From a snapshot, if anything got lost for want of memory, or was there before.
   void resume_following() {
+    check_hears();
     if (!is_lost_) return;
     spans_.clear();
     fresh_.clear();
@@ -402,7 +412,8 @@ class TierManager {
   Stats stats_;
   double token_seconds_ = 0;  // that computing takes, lately; 0: unknown
   bool is_open_ = true;
-  bool is_lost_ = false;  // events were missed
+  bool is_lost_ = false;    // events were missed
+  std::uint64_t sink_ = 0;  // which of the tree's event sinks is its own
 };
 
 }  // namespace detail

@@ -113,6 +113,7 @@ class CacheNews {
 
   /// Events from now on go to `sink`. Of what can be found already it is not told.
   void set_sink(Sink sink) {
+    ++num_sinks_;
     forget();
     sink_ = nullptr;
     if (!sink) return;
@@ -123,6 +124,8 @@ class CacheNews {
   /// Whether anybody is told.
   [[nodiscard]] bool any() const noexcept { return sink_ != nullptr; }
   [[nodiscard]] std::uint64_t last_event() const noexcept { return last_event_; }
+  /// How often set_sink() was called: who has called it can tell whether others did since then.
+  [[nodiscard]] std::uint64_t num_sinks() const noexcept { return num_sinks_; }
 
   /// Leading tokens of a node that a prompt finds with their K/V.
   [[nodiscard]] std::int32_t findable(const TreeNode& n) const noexcept {
@@ -215,6 +218,7 @@ class CacheNews {
   const std::int32_t unit_;
   Sink sink_;
   std::uint64_t last_event_ = 0;
+  std::uint64_t num_sinks_ = 0;
   std::uint64_t last_span_ = 0;
 };
 
