@@ -19,16 +19,11 @@ import tempfile
 import threading
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-OWN_PYTHON = os.path.join(HERE, "../../../build/events-python/bin/python")
-try:
-    import msgspec
-    import zmq
-except ImportError:
-    if os.path.exists(OWN_PYTHON) and os.path.abspath(sys.executable) != os.path.abspath(OWN_PYTHON):
-        os.execv(OWN_PYTHON, [OWN_PYTHON, *sys.argv])
-    print("skipped: Python lacks msgspec or pyzmq; ./dev events installs them")
-    sys.exit(77)
+from own_python import need
+
+need("events", "./dev events", "msgspec", "zmq")
+import msgspec
+import zmq
 
 from soak import LIMIT, SHAPE, Failure, Server, check
 

@@ -14,15 +14,10 @@ import signal
 import sys
 import tempfile
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-OWN_PYTHON = os.path.join(HERE, "../../../build/openai-python/bin/python")
-try:
-    import openai
-except ImportError:
-    if os.path.exists(OWN_PYTHON) and os.path.abspath(sys.executable) != os.path.abspath(OWN_PYTHON):
-        os.execv(OWN_PYTHON, [OWN_PYTHON, *sys.argv])
-    print("SKIPPED: Python lacks the package openai; ./dev test full installs it")
-    sys.exit(77)
+from own_python import need
+
+need("openai", "./dev test full", "openai")
+import openai
 
 from gguf_files import write_tiny_chat_model
 from soak import Failure, Server, check
