@@ -71,10 +71,10 @@ class TierQueue {
                   not_worth = 0;
   };
 
+  // Delegates, so that threads that run already are joined if another one does not start.
   TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t max_ahead,
             bool threads)
-      : codec_(codec), max_ahead_(max_ahead), tiers_(stores.size()) {
-    for (std::size_t t = 0; t < stores.size(); ++t) tiers_[t].store = std::move(stores[t]);
+      : TierQueue(std::move(stores), codec, max_ahead) {
     if (threads)
       for (std::size_t t = 0; t < tiers_.size(); ++t)
         tiers_[t].thread = std::thread([this, t] { run(t); });
@@ -188,6 +188,11 @@ class TierQueue {
   }
 
  private:
+  TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t max_ahead)
+      : codec_(codec), max_ahead_(max_ahead), tiers_(stores.size()) {
+    for (std::size_t t = 0; t < stores.size(); ++t) tiers_[t].store = std::move(stores[t]);
+  }
+
   /// The last keys of which it is known that they are below.
   class KnownKeys {
    public:
