@@ -71,6 +71,10 @@ struct Setup {
       publisher->add(event, tokens);
     });
   }
+  ~Setup() {
+    for (const std::string& address : {options.address, options.replay})  // ZeroMQ leaves the files
+      ::unlink(address.c_str() + std::string_view("ipc://").size());
+  }
   /// All from this number on, without the mark behind them.
   std::vector<Message> replay(std::uint64_t from) {
     std::uint8_t bytes[8];
