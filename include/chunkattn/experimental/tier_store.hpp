@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../detail/base/config.hpp"
@@ -19,6 +21,9 @@ CHUNKATTN_NAMESPACE_BEGIN
 ///
 /// A call may take as long as it does; `cancelled` becomes true when nobody waits for it any
 /// longer. It may throw: that counts as a failure (put: false, get: null).
+///
+/// One that loses records by itself tells of it: tell(). Otherwise those who follow what it holds
+/// hear of that only when the record is asked for.
 class TierStore {
  public:
   /// Names a block by its tokens, all before them, and whose they are: a hash of these.
@@ -38,6 +43,13 @@ class TierStore {
   };
   /// Bytes that nobody changes any more.
   using Record = std::shared_ptr<const std::vector<std::byte>>;
+  /// Who hears of the records that a store gets and loses.
+  struct Listener {
+    virtual ~Listener() = default;
+    /// On any thread, within a call of the store, in the order in which it happened. It does not
+    /// call the store.
+    virtual void changed(const Key& key, bool is_there) noexcept = 0;
+  };
 
   TierStore() = default;
   TierStore(const TierStore&) = delete;
@@ -52,6 +64,26 @@ class TierStore {
   [[nodiscard]] virtual bool contains(const Key& key) = 0;
   /// Forgets it: it was damaged, or another's.
   virtual void erase(const Key& key) = 0;
+
+  /// From now on `who` hears of changes, for as long as it lives.
+  void listen(std::weak_ptr<Listener> who) {
+    const std::lock_guard lock(listeners_mutex_);
+    std::erase_if(listeners_, [](const auto& listener) { return listener.expired(); });
+    listeners_.push_back(std::move(who));
+  }
+
+ protected:
+  /// A record came, or is no longer there. Under the lock that orders the store's changes, so that
+  /// those who hear know which was the last.
+  void tell(const Key& key, bool is_there) noexcept {
+    const std::lock_guard lock(listeners_mutex_);
+    for (const auto& listener : listeners_)
+      if (const auto who = listener.lock()) who->changed(key, is_there);
+  }
+
+ private:
+  std::mutex listeners_mutex_;
+  std::vector<std::weak_ptr<Listener>> listeners_;
 };
 
 CHUNKATTN_NAMESPACE_END

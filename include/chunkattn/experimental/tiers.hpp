@@ -23,6 +23,7 @@
 #include "../detail/base/config.hpp"
 #include "../detail/kv/tier_directory.hpp"
 #include "../detail/kv/tier_manager.hpp"
+#include "../detail/kv/tier_mirror.hpp"
 #include "../element.hpp"
 #include "../kv_view.hpp"
 #include "../tree_options.hpp"
@@ -40,9 +41,14 @@ class MemoryTier final : public TierStore {
     if (record->size() > max_bytes_) return false;
     const std::lock_guard lock(mutex_);
     forget(key);
-    for (bytes_ += record->size(); bytes_ > max_bytes_;) forget(order_.back().first);
+    for (bytes_ += record->size(); bytes_ > max_bytes_;) {
+      const Key oldest = order_.back().first;
+      forget(oldest);
+      tell(oldest, false);
+    }
     order_.emplace_front(key, record);
     entries_.emplace(key, order_.begin());
+    tell(key, true);
     return true;
   }
   [[nodiscard]] Record get(const Key& key, const std::atomic<bool>&) override {
@@ -59,6 +65,7 @@ class MemoryTier final : public TierStore {
   void erase(const Key& key) override {
     const std::lock_guard lock(mutex_);
     forget(key);
+    tell(key, false);
   }
   /// Bytes of all records now.
   [[nodiscard]] std::size_t num_bytes() const {
@@ -91,7 +98,8 @@ class FileTier final : public TierStore {
   /// \param path       a directory, made with the rights 0700 if it is not there
   /// \param max_bytes  of all records, those of other processes, too
   /// \throws InvalidArgument for a path that cannot be written
-  FileTier(const std::string& path, std::uint64_t max_bytes) : files_(path, max_bytes) {}
+  FileTier(const std::string& path, std::uint64_t max_bytes)
+      : files_(path, max_bytes, [this](const Key& key, bool is_there) { tell(key, is_there); }) {}
 
   bool put(const Key& key, const Record& record, const std::atomic<bool>& cancelled) override {
     return files_.put(key, *record, cancelled);
@@ -128,6 +136,24 @@ class Tiers {
   static_assert(std::has_unique_object_representations_v<token_type>,
                 "Tiers: tokens are stored and compared byte for byte");
 
+  /// A change of what a tier holds: see Options::tier_sink.
+  struct Event {
+    /// Blocks came into a tier, or left it; all that was told before holds no longer, and what does
+    /// follows; or a block is in no tier, and told of because one that continues it follows. (A
+    /// tier may lose a block and keep what continues it.) It may be forgotten again when nothing
+    /// that continues it is in any tier.
+    enum class Kind : std::uint8_t { stored, evicted, cleared, named };
+    Kind kind = Kind::cleared;
+    std::uint64_t number = 0;   ///< one more than that of the event before; not that of the tree's
+    std::size_t tier = 0;       ///< 0: the fastest
+    TierStore::Key block{};     ///< these tokens, all before them, whose they are, and the model
+    TierStore::Key parent{};    ///< the block before it, told of before; none where position is 0
+    Namespace name_space{};     ///< of its last token
+    std::int32_t position = 0;  ///< path position of its first token
+    /// Leading tokens of the prompt that are public; 0 where all of the block are.
+    std::int32_t public_length = 0;
+  };
+
   /// How tiers are used.
   struct Options {
     /// What K/V is computed with: weights, adapters, how positions are encoded. Records of any
@@ -154,6 +180,11 @@ class Tiers {
     std::function<std::optional<std::string>(const Namespace&)> identity{};
     /// Gets the tree's events, as PrefixTree::set_event_sink() says.
     std::function<void(const CacheEvent&, std::span<const token_type>)> event_sink{};
+    /// Gets what is known of the tiers as it changes, with the tokens of each block that is stored
+    /// or named: what was put down here and was not lost, and what was found. What was there
+    /// before, or another process does, is known when it is looked for. Called within advance(),
+    /// store_all() and flush(); it must neither throw nor call the tiers.
+    std::function<void(const Event&, std::span<const token_type>)> tier_sink{};
   };
 
   /// What one tier did since construction, in blocks.
@@ -239,13 +270,16 @@ class Tiers {
     auto started = manager_->start(sequence, compute_last);
     return started ? Load(manager_, std::move(started)) : Load();
   }
-  /// Between steps: with Options::write_through copies at most `max_blocks` blocks that have become
-  /// cached, which go down in the background. Returns how many are left.
+  /// Between steps: tells Options::tier_sink what has happened; with Options::write_through copies
+  /// at most `max_blocks` blocks that have become cached, which go down in the background. Returns
+  /// how many are left.
   std::size_t advance(std::size_t max_blocks = 4) { return manager_->advance(max_blocks); }
   /// Copies all that is cached and not known to be below: before the tree goes.
   void store_all() { manager_->store_all(); }
   /// Waits until all that is on its way down is there.
-  void flush() { manager_->queue().flush(); }
+  void flush() { manager_->flush(); }
+  /// Whether anything is on its way down, or up to a faster tier.
+  [[nodiscard]] bool is_busy() const { return manager_->queue().is_busy(); }
   /// A step computed so many tokens of prompts in so many seconds: what loading is compared with.
   void computed(std::size_t tokens, double seconds) { manager_->computed(tokens, seconds); }
   /// After PrefixTree::clear(), which ends storing and loading: what K/V is computed with now.
@@ -254,6 +288,76 @@ class Tiers {
   bool work() { return manager_->queue().work(); }
   /// What has happened so far.
   [[nodiscard]] Stats stats() const { return manager_->stats(); }
+
+  /// What Options::tier_sink was told and still holds: to begin with, or after events were missed.
+  struct Snapshot {
+    std::uint64_t number = 0;        ///< of the last event before it
+    std::int32_t block_tokens = 0;   ///< of each block
+    std::vector<Event> events;       ///< stored and named ones; each block behind its parent
+    std::vector<token_type> tokens;  ///< Snapshot::block_tokens of each, one behind the other
+  };
+  /// The state behind the last event. Linear in it.
+  /// \throws InvalidArgument without Options::tier_sink
+  [[nodiscard]] Snapshot snapshot() const {
+    Snapshot all;
+    all.block_tokens = manager_->block_tokens();
+    all.number = manager_->list([&](const Event& event, std::span<const token_type> tokens) {
+      all.events.push_back(event);
+      all.tokens.insert(all.tokens.end(), tokens.begin(), tokens.end());
+    });
+    return all;
+  }
+
+  /// What such tiers hold, rebuilt elsewhere from events, or from a snapshot and those behind it.
+  /// Not for several threads at once.
+  class Mirror {
+   public:
+    using Applied = typename Tree::Mirror::Applied;  ///< what apply() made of an event
+
+    /// \param block_tokens  Options::block_tokens, not 0
+    /// \param sharing       that of the tree
+    explicit Mirror(std::int32_t block_tokens,
+                    TreeOptions::Sharing sharing = TreeOptions::Sharing::token)
+        : mirror_(block_tokens, sharing == TreeOptions::Sharing::token ? 1 : Tree::chunk_size) {}
+
+    /// Takes over one event. Throws InvalidArgument, and is as before, for one that cannot follow
+    /// those before it.
+    Applied apply(const Event& event, std::span<const token_type> tokens) {
+      if (event.number <= number_) return Applied::repeated;
+      if (event.number > number_ + 1) return Applied::missed;
+      mirror_.apply(event, tokens);
+      number_ = event.number;
+      return Applied::changed;
+    }
+    /// Becomes what the snapshot says. Throws InvalidArgument, and is as before, for one that is
+    /// damaged.
+    void load(const Snapshot& snapshot) {
+      auto loaded = mirror_.empty_one();
+      loaded.apply_all(snapshot.events, snapshot.tokens);
+      mirror_ = std::move(loaded);
+      number_ = snapshot.number;
+    }
+    /// The number of the last event that it knows of.
+    [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
+    /// Blocks that a tier holds.
+    [[nodiscard]] std::size_t num_blocks(std::size_t tier) const {
+      return mirror_.num_blocks(tier);
+    }
+    /// Whether a tier holds this one.
+    [[nodiscard]] bool has(std::size_t tier, const TierStore::Key& block) const {
+      return mirror_.has(tier, block);
+    }
+    /// How many leading tokens of a prompt load() would bring to, where the tree has the first
+    /// `cached` of them: not less than that, else a whole number of blocks.
+    [[nodiscard]] std::size_t match_prefix(std::span<const token_type> prompt, std::size_t cached,
+                                           const InsertOptions& options = {}) const {
+      return mirror_.match(prompt, cached, options.name_space, options.public_length);
+    }
+
+   private:
+    detail::TierMirror<token_type> mirror_;
+    std::uint64_t number_ = 0;
+  };
 
  private:
   std::shared_ptr<detail::TierManager<Tiers, Tree, Cache>> manager_;

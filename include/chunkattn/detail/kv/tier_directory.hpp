@@ -13,12 +13,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <ctime>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,9 +35,13 @@ namespace detail {
 
 class TierDirectory {
  public:
+  /// Is called with each record that came, or was removed, by this process.
+  using Tell = std::function<void(const TierStore::Key&, bool is_there)>;
+
   /// \throws InvalidArgument for a path that is no directory that can be written, and cannot be
   ///         made one
-  TierDirectory(const std::string& path, std::uint64_t max_bytes) : max_bytes_(max_bytes) {
+  TierDirectory(const std::string& path, std::uint64_t max_bytes, Tell tell)
+      : max_bytes_(max_bytes), tell_(std::move(tell)) {
     check_argument(max_bytes > 0, "max_bytes", max_bytes, "at least 1");
     (void)::mkdir(path.c_str(), 0700);
     directory_.reset(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -70,6 +77,7 @@ class TierDirectory {
       store_size(total);
       return false;
     }
+    tell_(key, true);
     store_size(total + bytes.size() - std::min(before, total));
     return true;
   }
@@ -103,6 +111,7 @@ class TierDirectory {
     const std::uint64_t size = size_of(name), total = stored_size();
     if (::unlinkat(directory_.get(), name.c_str(), 0) == 0)
       store_size(total - std::min(size, total));
+    tell_(key, false);
   }
   /// Bytes of all records, as all processes have counted them.
   [[nodiscard]] std::uint64_t num_bytes() {
@@ -154,6 +163,15 @@ class TierDirectory {
   [[nodiscard]] static std::string file_of(const TierStore::Key& key) {
     return key.text() + suffix;
   }
+  /// Nothing for a file that has another name than those of records.
+  [[nodiscard]] static std::optional<TierStore::Key> key_of(const std::string& name) {
+    TierStore::Key key;
+    const char* const half = name.data() + 16;
+    if (name.size() < 32 || std::from_chars(name.data(), half, key.high, 16).ptr != half ||
+        std::from_chars(half, half + 16, key.low, 16).ptr != half + 16 || file_of(key) != name)
+      return std::nullopt;
+    return key;
+  }
   [[nodiscard]] bool write_file(const std::string& name, const std::vector<std::byte>& bytes,
                                 const std::atomic<bool>& cancelled) const {
     File file(::openat(directory_.get(), name.c_str(),
@@ -196,8 +214,9 @@ class TierDirectory {
       const std::uint64_t goal = std::min(max_bytes_ - max_bytes_ / 8, max_bytes_ - bytes);
       for (const Entry& entry : entries) {
         if (total <= goal) break;
-        if (::unlinkat(directory_.get(), entry.name.c_str(), 0) == 0 || errno == ENOENT)
-          total -= entry.size;
+        if (::unlinkat(directory_.get(), entry.name.c_str(), 0) != 0 && errno != ENOENT) continue;
+        total -= entry.size;
+        if (const auto key = key_of(entry.name)) tell_(*key, false);
       }
     }
     store_size(total);
@@ -240,6 +259,7 @@ class TierDirectory {
   }
 
   const std::uint64_t max_bytes_;
+  const Tell tell_;
   File directory_, lock_;
   std::mutex mutex_;
   std::atomic<std::uint64_t> num_parts_ = 0;

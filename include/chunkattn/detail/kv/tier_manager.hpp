@@ -27,6 +27,7 @@
 #include "../base/config.hpp"
 #include "../base/to_size.hpp"
 #include "places.hpp"
+#include "tier_news.hpp"
 #include "tier_queue.hpp"
 #include "tier_record.hpp"
 #include "tier_spans.hpp"
@@ -79,12 +80,13 @@ class TierManager {
     check_argument(options_.max_ahead > 0, "options.max_ahead", options_.max_ahead, "at least 1");
     check_argument(!stores.empty(), "stores.size()", stores.size(), "at least one tier");
     for (const auto& store : stores) check_argument(store != nullptr, "stores", "null", "tiers");
+    if (options_.tier_sink) follow(stores);
     if constexpr (requires { cache.tree_id(); })
       check_argument(cache.tree_id() == 0 || cache.tree_id() == tree_id_, "cache",
                      "of another tree", "the K/V memory of the tree");
     codec_ = make_codec();
-    queue_ =
-        std::make_unique<Queue>(std::move(stores), codec_, options_.max_ahead, options_.threads);
+    queue_ = std::make_unique<Queue>(std::move(stores), codec_, options_.max_ahead,
+                                     options_.threads, news_);
     follow();
   }
   TierManager(const TierManager&) = delete;
@@ -94,7 +96,7 @@ class TierManager {
     tree_ = nullptr;
     queue_.reset();
   }
-  [[nodiscard]] Queue& queue() { return *queue_; }
+  [[nodiscard]] Queue& queue() const { return *queue_; }
 
   // ---- down ----------------------------------------------------------------------------------
 
@@ -105,6 +107,7 @@ class TierManager {
       fresh_.pop_front();
       if (store(span, block)) ++n;
     }
+    tell();
     return fresh_.size();
   }
   void store_all() {
@@ -114,6 +117,11 @@ class TierManager {
       if (!has_room()) queue_->flush();
       (void)store(span, block);
     });
+    tell();
+  }
+  void flush() {
+    queue_->flush();
+    tell();
   }
 
   // ---- up ------------------------------------------------------------------------------------
@@ -142,10 +150,16 @@ class TierManager {
     const auto bytes = std::as_bytes(std::span(tokens)).first(blocks * load->block_bytes);
     load->tokens.assign(bytes.begin(), bytes.end());
     TierHash hash;
+    std::vector<TierStore::Key> keys;
     for (std::size_t block = 0; block < blocks && block * to_size(block_) < limit; ++block) {
       hash.add(bytes.subspan(block * load->block_bytes, load->block_bytes));
-      if (block >= first) load->keys.push_back(key_of(hash, load->content(block).head));
+      if (block >= first || news_) keys.push_back(key_of(hash, load->content(block).head));
     }
+    if (news_)
+      load->hold = announce(
+          keys.size() - 1, [&](std::size_t block) { return keys[block]; }, load->tokens,
+          how.name_space, load->public_blocks, public_end);
+    load->keys.assign(keys.begin() + (news_ ? static_cast<std::ptrdiff_t>(first) : 0), keys.end());
     load->sequence = static_cast<std::uint64_t>(sequence.id());
     load->weights = sequence.weights_epoch();
     load->limit = limit;
@@ -195,6 +209,17 @@ class TierManager {
     queue_->forget();
     is_open_ = true;
   }
+  /// Calls told(event, tokens) for what is known of tiers; the number of the last event.
+  template <class F>
+  std::uint64_t list(const F& told) const {
+    check_argument(news_ != nullptr, "options.tier_sink", "none", "one: else nobody follows tiers");
+    news_->list([&](TierChange change, std::size_t tier, const TierStore::Key& key,
+                    const TierStore::Key& parent, const TierBlock& block) {
+      tell(told, last_event_, change, tier, key, parent, block);
+    });
+    return last_event_;
+  }
+  [[nodiscard]] std::int32_t block_tokens() const noexcept { return block_; }
   [[nodiscard]] Stats stats() const {
     Stats all = stats_;
     for (const typename Queue::Counts& c : queue_->counts())
@@ -214,6 +239,16 @@ class TierManager {
     sink_ = ChunkAccess::num_event_sinks(*tree_);
     is_lost_ = true;
     resume_following();
+  }
+  /// Stores say from now on what they get and lose.
+  void follow(const std::vector<std::shared_ptr<TierStore>>& stores) {
+    check_argument(stores.size() <= TierNews::most_tiers, "stores.size()", stores.size(),
+                   "at most 64 where options.tier_sink follows them");
+    news_ = std::make_shared<TierNews>();
+    for (std::size_t tier = 0; tier < stores.size(); ++tier) {
+      listeners_.push_back(std::make_shared<TierNews::Listener>(news_, tier));
+      stores[tier]->listen(listeners_.back());
+    }
   }
   /// Whether it is still the one whom the tree tells.
   [[nodiscard]] bool hears() const { return ChunkAccess::num_event_sinks(*tree_) == sink_; }
@@ -238,7 +273,10 @@ class TierManager {
   }
   void heard(const CacheEvent& event, std::span<const Token> tokens) noexcept {
     // What K/V is computed with from now on, reopen() says: even where events before it got lost.
-    if (event.kind == CacheEvent::Kind::cleared) is_open_ = false;
+    if (event.kind == CacheEvent::Kind::cleared) {
+      is_open_ = false;
+      if (news_) news_->reset();
+    }
     if (is_lost_) return;
     is_lost_ = true;
 #if CHUNKATTN_EXCEPTIONS
@@ -297,6 +335,7 @@ class TierManager {
     spans_.places(*span, block, places_.pieces);
     const TokenRange range{static_cast<std::int32_t>(block) * block_, block_};
     places_.tree = tree_id_;
+    if (news_) put.hold = announce(*span, block, put.tokens);
     transfer(
         places_, range, *cache_, std::span<std::byte>(put.raw), range,
         [](const void* row, std::byte* to, std::size_t bytes) { std::memcpy(to, row, bytes); });
@@ -325,6 +364,64 @@ class TierManager {
     if (token_seconds_ == 0) return options_.max_wait_seconds;
     const std::size_t there = std::min(sequence.num_written(), load.limit);
     return std::max(token_seconds_ * static_cast<double>(load.limit - there), least_patience);
+  }
+
+  // ---- events of tiers ----
+
+  /// All blocks of a path up to this one are known to those who follow tiers.
+  template <class KeyAt>
+  [[nodiscard]] TierNews::Hold announce(std::size_t last, const KeyAt& key_at,
+                                        std::span<const std::byte> tokens, const Namespace& space,
+                                        std::size_t public_blocks, std::size_t public_end) const {
+    const std::size_t bytes = to_size(block_) * sizeof(Token);
+    return TierNews::announce(news_, last, key_at, [&](std::size_t block) {
+      const bool is_public = block < public_blocks;
+      TierBlock made;
+      made.name_space = is_public ? Namespace{.adapter = space.adapter, .is_public = true} : space;
+      made.position = static_cast<std::int32_t>(block) * block_;
+      made.public_length = is_public ? 0 : static_cast<std::int32_t>(public_end);
+      const auto own = tokens.subspan(block * bytes, bytes);
+      made.tokens.assign(own.begin(), own.end());
+      return made;
+    });
+  }
+  [[nodiscard]] TierNews::Hold announce(const typename TierSpans<Token>::Span& span,
+                                        std::size_t last, std::span<const std::byte> tokens) const {
+    const bool is_public = span.name_space.is_public;
+    const std::size_t public_end = is_public ? 0 : to_size(span.public_end);
+    const std::size_t public_blocks = is_public ? last + 1 : public_end / to_size(block_);
+    const auto own = head_of(span.name_space, public_end);
+    const auto shared = is_public || public_blocks == 0
+                            ? own
+                            : head_of({.adapter = span.name_space.adapter, .is_public = true}, 0);
+    const auto key_at = [&](std::size_t block) {
+      return key_of(spans_.path_hash(span, block), block < public_blocks ? shared : own);
+    };
+    return announce(last, key_at, tokens, span.name_space, public_blocks, public_end);
+  }
+  void tell() {
+    if (!news_) return;
+    news_->deliver([&](TierChange change, std::size_t tier, const TierStore::Key& key,
+                       const TierStore::Key& parent, const TierBlock& block) {
+      tell(options_.tier_sink, ++last_event_, change, tier, key, parent, block);
+    });
+  }
+  template <class F>
+  static void tell(const F& told, std::uint64_t number, TierChange change, std::size_t tier,
+                   const TierStore::Key& key, const TierStore::Key& parent,
+                   const TierBlock& block) {
+    typename Tiers::Event event;
+    event.kind = static_cast<typename Tiers::Event::Kind>(change);
+    event.number = number;
+    event.tier = tier;
+    event.block = key;
+    event.parent = parent;
+    event.name_space = block.name_space;
+    event.position = block.position;
+    event.public_length = block.public_length;
+    std::vector<Token> tokens(block.tokens.size() / sizeof(Token));
+    if (!tokens.empty()) std::memcpy(tokens.data(), block.tokens.data(), block.tokens.size());
+    told(event, std::span<const Token>(tokens));
   }
 
   // ---- names ----
@@ -405,6 +502,9 @@ class TierManager {
   const std::int32_t block_;
   const std::uint64_t tree_id_;
   TierCodec codec_;
+  std::shared_ptr<TierNews> news_;  // null: nobody follows tiers
+  std::vector<std::shared_ptr<TierNews::Listener>> listeners_;
+  std::uint64_t last_event_ = 0;
   std::unique_ptr<Queue> queue_;
   TierSpans<Token> spans_;
   TierPlaces<Tree::chunk_size> places_;

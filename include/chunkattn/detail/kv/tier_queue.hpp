@@ -21,16 +21,11 @@
 
 #include "../../experimental/tier_store.hpp"
 #include "../base/config.hpp"
+#include "tier_news.hpp"
 #include "tier_record.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
-
-struct TierKeyHash {
-  std::size_t operator()(const TierStore::Key& key) const noexcept {
-    return static_cast<std::size_t>(key.high ^ (key.low >> 7));
-  }
-};
 
 /// Blocks of a prompt on their way up, in order. What is not marked is as it was made, or the
 /// tree's thread's.
@@ -40,6 +35,7 @@ struct TierLoad {
   std::size_t block_bytes = 0;                  ///< of a block's tokens
   std::size_t first = 0, public_blocks = 0;
   std::vector<TierStore::Key> keys;  ///< from block `first` on
+  TierNews::Hold hold;               ///< of the last of them, so of all
   std::atomic<bool> cancelled = false;
   std::uint64_t sequence = 0, weights = 0;        ///< whose it is
   std::size_t limit = 0;                          ///< positions that are loaded, at most
@@ -72,9 +68,10 @@ class TierQueue {
   };
 
   // Delegates, so that threads that run already are joined if another one does not start.
+  /// \param news  who is told of what is found and what is not; null: nobody
   TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t max_ahead,
-            bool threads)
-      : TierQueue(std::move(stores), codec, max_ahead) {
+            bool threads, std::shared_ptr<TierNews> news)
+      : TierQueue(std::move(stores), codec, max_ahead, std::move(news)) {
     if (threads)
       for (std::size_t t = 0; t < tiers_.size(); ++t)
         tiers_[t].thread = std::thread([this, t] { run(t); });
@@ -99,6 +96,7 @@ class TierQueue {
   struct Put {
     TierStore::Key key;
     std::vector<std::byte> head, tokens, raw;
+    TierNews::Hold hold;
   };
   /// Bytes that are on their way down.
   [[nodiscard]] std::size_t queued_bytes() const noexcept { return queued_bytes_; }
@@ -118,6 +116,10 @@ class TierQueue {
     const std::lock_guard lock(mutex_);
     push(0, std::move(item));
     queued_bytes_ += bytes;
+  }
+  [[nodiscard]] bool is_busy() const {
+    const std::lock_guard lock(mutex_);
+    return queued_items_ > 0;
   }
   /// Waits until all is put; without threads does it.
   void flush() {
@@ -188,8 +190,9 @@ class TierQueue {
   }
 
  private:
-  TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t max_ahead)
-      : codec_(codec), max_ahead_(max_ahead), tiers_(stores.size()) {
+  TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t max_ahead,
+            std::shared_ptr<TierNews> news)
+      : codec_(codec), max_ahead_(max_ahead), news_(std::move(news)), tiers_(stores.size()) {
     for (std::size_t t = 0; t < stores.size(); ++t) tiers_[t].store = std::move(stores[t]);
   }
 
@@ -313,8 +316,13 @@ class TierQueue {
     }
     bool had = false, kept = false;
     if (item->record) {
-      had = guarded([&] { return tier.store->contains(key); }, false);
-      kept = had || guarded([&] { return tier.store->put(key, item->record, stopped_); }, false);
+      had = look_for(tier, t, key);
+      kept = had;
+    }
+    if (item->record && !had) {
+      TierNews::Watch watch(news_.get(), t, key);
+      kept = guarded([&] { return tier.store->put(key, item->record, stopped_); }, false);
+      if (kept) watch.saw(true);
     }
     const std::lock_guard lock(mutex_);
     if (!kept) ++tier.counts.put_failed;
@@ -325,6 +333,20 @@ class TierQueue {
     if (kept && t + 1 == tiers_.size()) guarded([&] { return known_.add(key), true; }, false);
     if (--item->tiers_left == 0 && item->counted) queued_bytes_ -= item->bytes;
     if (--queued_items_ == 0) idle_.notify_all();
+  }
+
+  bool look_for(Tier& tier, std::size_t t, const TierStore::Key& key) {
+    TierNews::Watch watch(news_.get(), t, key);
+    bool answered = false;
+    const bool had = guarded(
+        [&] {
+          const bool has = tier.store->contains(key);
+          answered = true;
+          return has;
+        },
+        false);
+    if (answered) watch.saw(had);
+    return had;
   }
 
   // ---- up ----
@@ -372,8 +394,15 @@ class TierQueue {
     const std::size_t block = load.first + load.next;
     const auto start = Clock::now();
     bool failed = false;
-    const TierStore::Record record =
-        guarded([&] { return tier.store->get(key, load.cancelled); }, TierStore::Record());
+    TierNews::Watch watch(news_.get(), t, key);
+    bool answered = false;
+    const TierStore::Record record = guarded(
+        [&] {
+          auto found = tier.store->get(key, load.cancelled);
+          answered = found || !load.cancelled;
+          return found;
+        },
+        TierStore::Record());
     TierLoad::Ready ready{block, {}};
     const bool good =
         record &&
@@ -381,6 +410,7 @@ class TierQueue {
                 false);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     if (record && !good) failed = guarded([&] { return tier.store->erase(key), true; }, true);
+    if (answered) watch.saw(good);
     const std::lock_guard lock(mutex_);
     tier.is_suspect = false;
     if (good || seconds > tier.seconds)
@@ -402,6 +432,7 @@ class TierQueue {
     for (std::size_t t = 0; t < found; ++t) {
       auto item = std::make_shared<Item>();
       item->block.key = key;
+      item->block.hold = TierNews::hold(news_, key);
       item->record = record;
       item->counted = false;
       push(t, std::move(item));
@@ -410,6 +441,7 @@ class TierQueue {
 
   const TierCodec codec_;
   const std::size_t max_ahead_;
+  const std::shared_ptr<TierNews> news_;
   std::vector<Tier> tiers_;
   std::atomic<std::size_t> queued_bytes_ = 0;
   std::atomic<double> compute_seconds_ = 0;

@@ -64,7 +64,7 @@ class TierSpans {
       span.pieces.push_back({event.first_chunk, event.first_offset, event.length, event.position});
     while (first_block(span) + span.hashes.size() < to_size(span.end() / block_)) {
       const std::size_t block = first_block(span) + span.hashes.size();
-      TierHash hash = block == 0 ? TierHash() : hash_of(span, block - 1);
+      TierHash hash = block == 0 ? TierHash() : path_hash(span, block - 1);
       bytes_.clear();
       add_tokens(span, block * to_size(block_), bytes_);
       hash.add(bytes_);
@@ -105,7 +105,13 @@ class TierSpans {
   [[nodiscard]] const TierHash& hash(const Span& span, std::size_t block) const {
     return span.hashes[block - first_block(span)];
   }
-  /// The tokens of the path from position `begin` to the end of a block.
+  /// Of a block of the path, its own or one before that.
+  [[nodiscard]] const TierHash& path_hash(const Span& span, std::size_t block) const {
+    const Span* s = &span;
+    while (!has_block(*s, block)) s = before(*s);
+    return hash(*s, block);
+  }
+  /// The tokens of the path up to the end of a block.
   void path_tokens(const Span& span, std::size_t block, std::vector<std::byte>& to) const {
     add_tokens(span, 0, (block + 1) * to_size(block_), to);
   }
@@ -147,12 +153,6 @@ class TierSpans {
   /// What it continues; null: it starts the path.
   [[nodiscard]] const Span* before(const Span& span) const {
     return span.parent == 0 ? nullptr : &spans_.at(span.parent);
-  }
-  /// Of a block at or before the span's own.
-  [[nodiscard]] TierHash hash_of(const Span& span, std::size_t block) const {
-    const Span* s = &span;
-    while (!has_block(*s, block)) s = before(*s);
-    return hash(*s, block);
   }
   void add_tokens(const Span& span, std::size_t begin, std::vector<std::byte>& to) const {
     add_tokens(span, begin, begin + to_size(block_), to);
