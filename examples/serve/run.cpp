@@ -152,6 +152,7 @@ TierOptions tier_options(const Arguments& arguments, const Model& model) {
   if (arguments.tier_stored == "e4m3") tiers.stored = TierOptions::Stored::e4m3;
   if (tiers.memory_bytes > 0 || !tiers.directory.empty())
     tiers.model = model_text(arguments.model, model);
+  tiers.followed = !arguments.kv_events.empty();
   return tiers;
 }
 
@@ -184,6 +185,9 @@ std::unique_ptr<KvPublisher> publisher_of(const Arguments& arguments, Engine& en
       [to = publisher.get()](const chunkattn::CacheEvent& event, std::span<const int> tokens) {
         to->add(event, tokens);
       });
+  engine.set_tier_sink([to = publisher.get()](const TierEvent& event, std::span<const int> tokens) {
+    to->add(event, tokens);
+  });
   return publisher;
 }
 

@@ -3,17 +3,20 @@
 
 usage: kv_events.py SERVE [--requests N] [--seed S]      needs the packages msgspec and pyzmq
 
-Clients send requests, one in ten with a salt, to a server with few chunks, so that cache is evicted all the time.
-The follower hears of stored and removed blocks; it loses one message in 30, and asks for what it missed. After
-each third of the requests it must hold exactly the server's set of full chunks (/kv_chunks, which the server finds
-by matching, not from its events), and nothing of a tenant with a salt. Between the thirds the server is killed and
-starts again, then it is told to end and starts again with fewer messages kept than the follower will miss."""
+Clients send requests, one in ten with a salt, to a server with few chunks, so that cache is evicted all the time,
+to little host memory and a small directory. The follower hears of stored and removed blocks of each medium; it loses
+one message in 30, and asks for what it missed. After each third of the requests it must hold exactly the server's
+set of full chunks (/kv_chunks, which the server finds by matching, not from its events), of the medium DISK the
+blocks that the files say they are of, and nothing of a tenant with a salt. Between the thirds the server is killed
+and starts again with the same directory (of whose files only those that were looked for are told again), then it is
+told to end and starts again with another one, and with fewer messages kept than the follower will miss."""
 import argparse
 import json
 import os
 import random
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -28,6 +31,7 @@ import zmq
 from soak import LIMIT, SHAPE, Failure, Server, check
 
 CHUNK = 8
+MEDIA = ("GPU", "CPU", "DISK")
 SALTED = (298,) * 4  # how prompts with a salt begin, and no other
 
 
@@ -56,7 +60,7 @@ class KVEventBatch(msgspec.Struct, array_like=True):
 
 
 class Follower:
-    """Blocks by their hashes: (the hash before, tokens)."""
+    """Of each medium the blocks by their hashes: (the hash before, tokens)."""
 
     def __init__(self, port, rng):
         self.context = zmq.Context()
@@ -66,8 +70,10 @@ class Follower:
         self.again_address = f"tcp://127.0.0.1:{port + 1}"
         self.decoder = msgspec.msgpack.Decoder(KVEventBatch)
         self.rng = rng
-        self.blocks, self.last = {}, -1
-        self.counts = dict.fromkeys(["messages", "lost", "replays", "stored", "removed", "cleared"], 0)
+        self.media, self.last = {medium: {} for medium in MEDIA}, -1
+        self.names = {}  # all blocks that it ever heard of: a slow medium may lose what another block continues
+        self.counts = dict.fromkeys(["messages", "lost", "replays", "cleared"], 0)
+        self.counts |= dict.fromkeys([f"{what} in {m}" for m in MEDIA for what in ("stored", "removed")], 0)
 
     def listen(self, milliseconds):
         """Takes what comes, until nothing has for so long."""
@@ -102,62 +108,111 @@ class Follower:
 
     def apply(self, number, payload):
         for event in self.decoder.decode(payload).events:
-            if isinstance(event, BlockStored):
-                check(event.block_size == CHUNK, "a block of another size")
-                check(len(event.token_ids) == CHUNK * len(event.block_hashes), "tokens of all blocks")
-                parent = event.parent_block_hash
-                check(parent is None or parent in self.blocks, "a block before its parent")
-                for i, name in enumerate(event.block_hashes):
-                    check(name not in self.blocks, "a block twice")
-                    tokens = tuple(event.token_ids[i * CHUNK:(i + 1) * CHUNK])
-                    check(parent is not None or tokens[:4] != SALTED, "tokens of a tenant with a salt")
-                    self.blocks[name] = (parent, tokens)
-                    parent = name
-                self.counts["stored"] += len(event.block_hashes)
-            elif isinstance(event, BlockRemoved):
-                for name in event.block_hashes:
-                    check(name in self.blocks, "removed, and not there")
-                    del self.blocks[name]
-                self.counts["removed"] += len(event.block_hashes)
-            else:
-                self.blocks.clear()
+            if isinstance(event, AllBlocksCleared):
+                for blocks in self.media.values():
+                    blocks.clear()
                 self.counts["cleared"] += 1
+                continue
+            check(event.medium in self.media, f"the medium {event.medium}")
+            blocks = self.media[event.medium]
+            if isinstance(event, BlockStored):
+                self.store(event, blocks)
+            else:
+                for name in event.block_hashes:
+                    check(name in blocks, f"removed from {event.medium}, and not there")
+                    del blocks[name]
+            what = "stored" if isinstance(event, BlockStored) else "removed"
+            self.counts[f"{what} in {event.medium}"] += len(event.block_hashes)
         self.counts["messages"] += 1
         self.last = number
 
+    def store(self, event, blocks):
+        check(event.block_size == CHUNK, "a block of another size")
+        check(len(event.token_ids) == CHUNK * len(event.block_hashes), "tokens of all blocks")
+        parent = event.parent_block_hash
+        check(parent is None or parent in blocks or event.medium != "GPU", "a block before its parent")
+        for i, name in enumerate(event.block_hashes):
+            check(name not in blocks, f"a block twice in {event.medium}")
+            tokens = tuple(event.token_ids[i * CHUNK:(i + 1) * CHUNK])
+            check(parent is not None or tokens[:4] != SALTED, "tokens of a tenant with a salt")
+            blocks[name] = (parent, tokens)
+            check(self.names.setdefault(name, (parent, tokens)) == (parent, tokens), "one name for two blocks")
+            parent = name
 
-def compare(follower, server):
-    """Both sets, with paths of tokens in the place of names."""
+
+class Paths:
+    """Numbers of paths of blocks: equal for equal tokens from the start, whatever the names are."""
+
+    def __init__(self, follower):
+        self.known = {}  # (number of the path before, tokens): number
+        self.follower, self.numbers = follower, {}
+
+    def number(self, before, tokens):
+        return self.known.setdefault((before, tokens), len(self.known))
+
+    def of_tokens(self, tokens):
+        at = -1
+        for begin in range(0, len(tokens), CHUNK):
+            at = self.number(at, tokens[begin:begin + CHUNK])
+        return at
+
+    def of_name(self, name):
+        """None if it never heard of what it continues."""
+        path = []
+        while name is not None and name not in self.numbers:
+            if name not in self.follower.names:
+                return None
+            path.append(name)
+            name = self.follower.names[name][0]
+        for one in reversed(path):
+            parent, tokens = self.follower.names[one]
+            self.numbers[one] = self.number(-1 if parent is None else self.numbers[parent], tokens)
+        return self.numbers[path[0] if path else name]
+
+
+def tokens_in_files(directory):
+    """Of which tokens each record is, by what it says itself (include/chunkattn/detail/kv/tier_record.hpp), without
+    those of tenants with a salt."""
+    paths = []
+    for entry in os.scandir(directory):
+        if not entry.name.endswith(".kv"):
+            continue
+        with open(entry.path, "rb") as file:
+            _, head_bytes, token_bytes, _, _, _ = struct.unpack("=6Q", file.read(48))
+            head, tokens = file.read(head_bytes), file.read(token_bytes)
+        if head.endswith(b"nobody"):
+            paths.append(struct.unpack(f"={token_bytes // 4}i", tokens))
+    return paths
+
+
+def compare(follower, server, directory, is_new):
+    """Both sets, with paths of tokens in the place of names. `is_new`: all files there were written by this server."""
     follower.listen(200)
     follower.replay()
     state = json.loads(server.get("/kv_chunks"))
     check(state["chunk_size"] == CHUNK, "chunks of another size")
-    known = {}  # (number of the path before, tokens): number
-
-    def number(key):
-        return known.setdefault(key, len(known))
+    paths = Paths(follower)
     chunks = []
     for parent, tenant, tokens in state["chunks"]:
-        chunks.append(None if tenant else number((-1 if parent < 0 else chunks[parent], tuple(tokens))))
+        chunks.append(None if tenant else paths.number(-1 if parent < 0 else chunks[parent], tuple(tokens)))
     expected = {n for n in chunks if n is not None}
-    numbers = {}
-
-    def number_of(name):
-        path = []
-        while name is not None and name not in numbers:
-            path.append(name)
-            name = follower.blocks[name][0]
-        for one in reversed(path):
-            parent, tokens = follower.blocks[one]
-            numbers[one] = number((-1 if parent is None else numbers[parent], tokens))
-    for name in follower.blocks:
-        number_of(name)
-    held = {numbers[name] for name in follower.blocks}
-    check(len(held) == len(follower.blocks), "two names for one block")
+    held = {paths.of_name(name) for name in follower.media["GPU"]}
+    check(None not in held, "a block whose start is nowhere")
+    check(len(held) == len(follower.media["GPU"]), "two names for one block")
     check(held == expected, f"held {len(held)} blocks, of which {len(held - expected)} are not cached; "
           f"{len(expected - held)} of {len(expected)} are missing")
     check(expected, "nothing is cached")
-    return len(expected), sum(1 for n in chunks if n is None)
+
+    files = {paths.of_tokens(tokens) for tokens in tokens_in_files(directory)}
+    on_disk = [paths.of_name(name) for name in follower.media["DISK"]]
+    known = {n for n in on_disk if n is not None}
+    unknown = on_disk.count(None)  # who began with a snapshot never heard of what they continue
+    check(len(known) + unknown == len(on_disk), "two names for one block in files")
+    check(known <= files, f"{len(known - files)} of {len(known)} blocks are in no file")
+    check(not is_new or len(on_disk) == len(files), f"held {len(on_disk)} blocks in files; there are {len(files)}")
+    check(known and follower.media["CPU"], "nothing is in tiers")
+    return (f"{len(expected)} blocks, as in the server, which has {chunks.count(None)} more of tenants with a salt; "
+            f"{len(follower.media['CPU'])} in host memory, {len(on_disk)} of {len(files)} in files")
 
 
 class Clients:
@@ -218,11 +273,13 @@ def run(arguments):
         with open(shape, "w", encoding="ascii") as file:
             json.dump(SHAPE, file)
         command = [arguments.serve, "run", "--random", shape, "--products", "own", "--chunk-size", str(CHUNK),
-                   "--chunks", "400", "--threads", "1", "--kv-events", str(port)]
+                   "--chunks", "400", "--threads", "1", "--kv-events", str(port), "--tier-memory", "1",
+                   "--tier-dir-mib", "1", "--tier-dir"]
         follower = Follower(port, rng)
         start = time.monotonic()
         for third in range(3):
-            server = Server(command + (["--kv-batches", "40"] if third == 2 else []))
+            directory = os.path.join(folder, "first" if third < 2 else "second")
+            server = Server(command + [directory] + (["--kv-batches", "40"] if third == 2 else []))
             count = arguments.requests // 3 + (arguments.requests % 3 if third == 2 else 0)
             clients = Clients(server, arguments.seed + third, count)
             while clients.busy():
@@ -232,19 +289,17 @@ def run(arguments):
                     while follower.events.poll(0):
                         follower.events.recv_multipart()
             check(not clients.failures, f"refused: {clients.failures[:1]}")
-            blocks, salted = compare(follower, server)
-            print(f"after {count} requests: {blocks} blocks, as in the server, which has {salted} more of tenants "
-                  "with a salt", flush=True)
+            print(f"after {count} requests: {compare(follower, server, directory, third != 1)}", flush=True)
             if third == 0:
                 server.end(signal.SIGKILL)
             else:
                 check(server.end(signal.SIGTERM) == 0, "the server did not end well")
         follower.listen(500)
-        check(not follower.blocks, "a server that ends says that nothing is cached")
+        check(not any(follower.media.values()), "a server that ends says that nothing is cached")
         counts = ", ".join(f"{value} {name}" for name, value in follower.counts.items())
         print(f"{arguments.requests} requests in {time.monotonic() - start:.0f} s; {counts}")
-        for name in ("lost", "replays", "stored", "removed"):
-            check(follower.counts[name] > 0, f"nothing was {name}")
+        for name, value in follower.counts.items():
+            check(value > 0, f"nothing was {name}")
         check(follower.counts["cleared"] >= 3, "each start clears")
 
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/experimental/tier_store.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -120,6 +121,18 @@ struct TierOptions {
   std::uint64_t directory_bytes = 0;  ///< of all files
   std::string model;                  ///< what K/V is computed with
   Stored stored = Stored::as_it_is;
+  bool followed = false;  ///< whether Engine::set_tier_sink() is to be called
+};
+
+/// A change of what a tier holds: chunkattn::Tiers::Event, for trees of any kind.
+struct TierEvent {
+  enum class Medium : std::uint8_t { memory, files };
+  enum class Kind : std::uint8_t { stored, evicted, cleared, named };
+  Medium medium = Medium::memory;
+  Kind kind = Kind::cleared;
+  chunkattn::TierStore::Key block{}, parent{};
+  chunkattn::Namespace name_space{};
+  std::int32_t position = 0;
 };
 
 struct EngineOptions {
@@ -210,6 +223,8 @@ struct CachedChunk {
 
 /// Gets the tree's events and the tokens of stored ones.
 using CacheSink = std::function<void(const chunkattn::CacheEvent&, std::span<const int>)>;
+/// Gets what is known of the tiers, and the tokens of a block that is stored or named.
+using TierSink = std::function<void(const TierEvent&, std::span<const int>)>;
 
 class Engine {
  public:
@@ -235,6 +250,8 @@ class Engine {
   /// Who hears of what becomes cached and is evicted, within calls of step(), cancel() and stop().
   /// By default nothing is.
   virtual void set_cache_sink(CacheSink) {}
+  /// Who hears of what is known of tiers, within step(), if TierOptions::followed said so.
+  virtual void set_tier_sink(TierSink) {}
   /// All of them, parents first. Takes long: for tests.
   [[nodiscard]] virtual std::vector<CachedChunk> cached_chunks() const { return {}; }
 };

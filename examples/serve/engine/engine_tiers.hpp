@@ -56,10 +56,18 @@ class EngineTiers {
   [[nodiscard]] virtual std::unique_ptr<Load> load(const Sequence& sequence) = 0;
   /// Blocks that are still to be stored.
   virtual std::size_t advance(std::size_t max_blocks) = 0;
+  /// Whether blocks are on their way down.
+  [[nodiscard]] virtual bool is_busy() const = 0;
   virtual void computed(std::size_t tokens, double seconds) = 0;
   /// All that is cached goes down, before the tree goes.
   virtual void store_all() = 0;
   [[nodiscard]] virtual TierCounts counts() const = 0;
+};
+
+/// Whom tiers tell.
+struct TierSinks {
+  const CacheSink& tree;
+  const TierSink& tiers;
 };
 
 template <class Tree, class Cache>
@@ -70,8 +78,8 @@ class EngineTiersOf final : public EngineTiers<Tree> {
  public:
   EngineTiersOf(Tree& tree, Cache& cache, const TierOptions& options,
                 std::vector<std::shared_ptr<chunkattn::TierStore>> stores, const TenantNames& names,
-                const CacheSink& sink)
-      : below_(tree, cache, std::move(stores), options_of(options, names, sink)) {}
+                const TierSinks& sinks)
+      : below_(tree, cache, std::move(stores), options_of(options, names, sinks)) {}
 
   std::unique_ptr<typename Base::Load> load(const typename Base::Sequence& sequence) override {
     auto started = below_.load(sequence);
@@ -79,6 +87,7 @@ class EngineTiersOf final : public EngineTiers<Tree> {
     return std::make_unique<LoadOf>(std::move(started));
   }
   std::size_t advance(std::size_t max_blocks) override { return below_.advance(max_blocks); }
+  [[nodiscard]] bool is_busy() const override { return below_.is_busy(); }
   void computed(std::size_t tokens, double seconds) override { below_.computed(tokens, seconds); }
   void store_all() override {
     below_.store_all();
@@ -106,7 +115,7 @@ class EngineTiersOf final : public EngineTiers<Tree> {
     typename Below::Load load;
   };
   static typename Below::Options options_of(const TierOptions& options, const TenantNames& names,
-                                            const CacheSink& sink) {
+                                            const TierSinks& sinks) {
     typename Below::Options made;
     made.model = options.model;
     made.write_through = true;
@@ -114,8 +123,24 @@ class EngineTiersOf final : public EngineTiers<Tree> {
     if (options.stored == TierOptions::Stored::e4m3)
       made.stored_as = chunkattn::ElementType::float8_e4m3;
     made.identity = [&names](const chunkattn::Namespace& space) { return names.of(space); };
-    made.event_sink = [&sink](const chunkattn::CacheEvent& event, std::span<const int> tokens) {
+    made.event_sink = [&sink = sinks.tree](const chunkattn::CacheEvent& event,
+                                           std::span<const int> tokens) {
       if (sink) sink(event, tokens);
+    };
+    if (!options.followed) return made;
+    const bool has_memory = options.memory_bytes > 0;
+    made.tier_sink = [&sink = sinks.tiers, has_memory](const typename Below::Event& event,
+                                                       std::span<const int> tokens) {
+      if (!sink) return;
+      TierEvent told;
+      told.medium =
+          has_memory && event.tier == 0 ? TierEvent::Medium::memory : TierEvent::Medium::files;
+      told.kind = static_cast<TierEvent::Kind>(event.kind);
+      told.block = event.block;
+      told.parent = event.parent;
+      told.name_space = event.name_space;
+      told.position = event.position;
+      sink(told, tokens);
     };
     return made;
   }
@@ -128,7 +153,7 @@ class EngineTiersOf final : public EngineTiers<Tree> {
 template <class Tree>
 std::unique_ptr<EngineTiers<Tree>> make_tiers(Tree& tree, AnyCache cache,
                                               const TierOptions& options, const TenantNames& names,
-                                              const CacheSink& sink) {
+                                              const TierSinks& sinks) {
   std::vector<std::shared_ptr<chunkattn::TierStore>> stores;
   if (options.memory_bytes > 0)
     stores.push_back(std::make_shared<chunkattn::MemoryTier>(options.memory_bytes));
@@ -140,7 +165,7 @@ std::unique_ptr<EngineTiers<Tree>> make_tiers(Tree& tree, AnyCache cache,
       [&](auto* of) -> std::unique_ptr<EngineTiers<Tree>> {
         using Cache = std::remove_pointer_t<decltype(of)>;
         return std::make_unique<EngineTiersOf<Tree, Cache>>(tree, *of, options, std::move(stores),
-                                                            names, sink);
+                                                            names, sinks);
       },
       cache);
 }

@@ -56,7 +56,7 @@ class TreeEngine final : public Engine {
     if (options.on_gpu)
       on_gpu_ = std::make_unique<AttentionOnGpu<Tree>>(tree_, model.config,
                                                        options.max_chunks + options.step_tokens);
-    tiers_ = make_tiers(tree_, attention_->cache(), options.tiers, tenants_, sink_);
+    tiers_ = make_tiers(tree_, attention_->cache(), options.tiers, tenants_, {sink_, tier_sink_});
   }
   TreeEngine(const TreeEngine&) = delete;
   TreeEngine& operator=(const TreeEngine&) = delete;
@@ -112,12 +112,16 @@ class TreeEngine final : public Engine {
     expire(now);
     admit();
     // Blocks of K/V that are not stored yet: a few beside a step, more when there is none.
-    const std::size_t unstored = tiers_ ? tiers_->advance(live() == 0 ? 64 : 4) : 0;
-    if (tiers_) stats_.tiers = tiers_->counts();
+    bool is_storing = false;
+    if (tiers_) {
+      is_storing = options_.tiers.followed && tiers_->is_busy();  // of which it is to be told
+      is_storing |= tiers_->advance(live() == 0 ? 64 : 4) > 0;
+      stats_.tiers = tiers_->counts();
+    }
     if (live() == 0) {
       // They wait for those that are on their way down.
-      if (unstored > 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
-      return unstored > 0;
+      if (is_storing) std::this_thread::sleep_for(std::chrono::microseconds(200));
+      return is_storing;
     }
     for (bool is_alone = false; !try_step();) {
       if (live() > 1) {
@@ -159,6 +163,7 @@ class TreeEngine final : public Engine {
     if (!tiers_) return tree_.set_event_sink(std::move(sink));
     sink_ = std::move(sink);  // the tiers tell it what the tree tells them
   }
+  void set_tier_sink(TierSink sink) override { tier_sink_ = std::move(sink); }
   [[nodiscard]] std::vector<CachedChunk> cached_chunks() const override {
     return cached_chunks_of(tree_);
   }
@@ -585,6 +590,7 @@ class TreeEngine final : public Engine {
   Group decoding_, prefilling_, split_off_;
 
   CacheSink sink_;
+  TierSink tier_sink_;
   TenantNames tenants_;
   std::unique_ptr<EngineTiers<Tree>> tiers_;
   std::map<chunkattn::SequenceId, std::unique_ptr<typename EngineTiers<Tree>::Load>> loads_;

@@ -64,6 +64,7 @@ class Leader final : public Engine {
     return engine_->bytes_per_chunk() * static_cast<std::size_t>(ranks_.size());
   }
   void set_cache_sink(CacheSink sink) override { engine_->set_cache_sink(std::move(sink)); }
+  void set_tier_sink(TierSink sink) override { engine_->set_tier_sink(std::move(sink)); }
   [[nodiscard]] std::vector<CachedChunk> cached_chunks() const override {
     return engine_->cached_chunks();
   }

@@ -16,6 +16,15 @@ std::uint64_t fold(std::uint64_t a, std::uint64_t b) {
 
 }  // namespace
 
+std::uint64_t hash_of_block(std::uint64_t parent, std::uint64_t tenant,
+                            std::span<const int> tokens) {
+  std::uint64_t value = fold(parent ^ 0xa0761d6478bd642fu, tenant ^ 0xe7037ed1a0b428dbu);
+  for (const int token : tokens)
+    value = fold(value ^ static_cast<std::uint32_t>(token) ^ 0x8ebc6af09c88c6e3u,
+                 0x589965cc75374cc3u ^ (value << 1));
+  return std::max<std::uint64_t>(value >> 1, 1);
+}
+
 void BlockTable::apply(const chunkattn::CacheEvent& event, std::span<const int> tokens,
                        std::vector<BlockEvent>& changes) {
   using Kind = chunkattn::CacheEvent::Kind;
@@ -23,7 +32,7 @@ void BlockTable::apply(const chunkattn::CacheEvent& event, std::span<const int> 
     spans_.clear();
     num_blocks_ = 0;
     changes.push_back({});
-  } else if (counts(event.name_space)) {
+  } else if (is_told(event.name_space, with_tenants_)) {
     event.kind == Kind::stored ? store(event, tokens, changes) : evict(event, changes);
   }
 }
@@ -49,7 +58,8 @@ void BlockTable::evict(const chunkattn::CacheEvent& event, std::vector<BlockEven
   const auto end = static_cast<std::size_t>(event.position);
   const std::size_t kept = end / size_ - span.position / size_;
   if (span.hashes.size() > kept) {
-    if (changes.empty() || changes.back().kind != BlockEvent::Kind::removed)
+    if (changes.empty() || changes.back().kind != BlockEvent::Kind::removed ||
+        changes.back().medium != Medium::tree)
       changes.push_back({.kind = BlockEvent::Kind::removed, .hashes = {}, .tokens = {}});
     std::vector<std::uint64_t>& gone = changes.back().hashes;
     num_blocks_ -= span.hashes.size() - kept;
@@ -64,7 +74,8 @@ void BlockTable::evict(const chunkattn::CacheEvent& event, std::vector<BlockEven
 void BlockTable::complete_block(Span& span, std::size_t end, std::vector<BlockEvent>& changes) {
   const std::uint64_t parent = hash_of_block_at(span, end - size_);
   const bool goes_on = !changes.empty() && changes.back().kind == BlockEvent::Kind::stored &&
-                       parent != 0 && changes.back().hashes.back() == parent;
+                       changes.back().medium == Medium::tree && parent != 0 &&
+                       changes.back().hashes.back() == parent;
   if (!goes_on) {
     changes.push_back({.kind = BlockEvent::Kind::stored, .hashes = {}, .tokens = {}});
     changes.back().parent = parent;
@@ -73,7 +84,7 @@ void BlockTable::complete_block(Span& span, std::size_t end, std::vector<BlockEv
   change.tokens.resize(change.tokens.size() + size_);
   const std::span<int> block = std::span(change.tokens).last(size_);
   read_block(span, end, block);
-  change.hashes.push_back(hash(parent, span.tenant, block));
+  change.hashes.push_back(hash_of_block(parent, span.tenant, block));
   span.hashes.push_back(change.hashes.back());
   ++num_blocks_;
 }
@@ -98,16 +109,6 @@ void BlockTable::read_block(const Span& span, std::size_t end, std::span<int> bl
     }
     if (left > 0) at = &spans_.at(at->parent);
   }
-}
-
-/// 63 bits, since some readers take signed numbers, and never 0.
-std::uint64_t BlockTable::hash(std::uint64_t parent, std::uint64_t tenant,
-                               std::span<const int> block) const {
-  std::uint64_t value = fold(parent ^ 0xa0761d6478bd642fu, tenant ^ 0xe7037ed1a0b428dbu);
-  for (const int token : block)
-    value = fold(value ^ static_cast<std::uint32_t>(token) ^ 0x8ebc6af09c88c6e3u,
-                 0x589965cc75374cc3u ^ (value << 1));
-  return std::max<std::uint64_t>(value >> 1, 1);
 }
 
 std::vector<BlockEvent> BlockTable::all() const {

@@ -12,14 +12,32 @@
 
 namespace serve {
 
+/// Where a block is.
+enum class Medium : std::uint8_t {
+  tree,    ///< where attention reads K/V
+  memory,  ///< in host memory below it
+  files    ///< in files
+};
+
 /// A change of the set of blocks.
 struct BlockEvent {
   enum class Kind : std::uint8_t { stored, removed, cleared };
   Kind kind = Kind::cleared;
+  Medium medium = Medium::tree;
   std::vector<std::uint64_t> hashes;  ///< one behind the other in a prompt; removed: the last first
   std::uint64_t parent = 0;           ///< stored: the block before the first; 0: none
   std::vector<int> tokens;            ///< stored: of all blocks
 };
+
+/// Of a block behind another (0: none): 63 bits, since some readers take signed numbers, and never
+/// 0.
+[[nodiscard]] std::uint64_t hash_of_block(std::uint64_t parent, std::uint64_t tenant,
+                                          std::span<const int> tokens);
+/// Whether blocks of a name space are told of.
+[[nodiscard]] inline bool is_told(const chunkattn::Namespace& space, bool with_tenants) {
+  // Sequences that share nothing join as adapters of their own: nobody finds what they have.
+  return space.adapter == 0 && (with_tenants || space.tenant == 0);
+}
 
 class BlockTable {
  public:
@@ -48,18 +66,12 @@ class BlockTable {
     [[nodiscard]] std::size_t end() const { return position + tokens.size(); }
   };
 
-  [[nodiscard]] bool counts(const chunkattn::Namespace& space) const {
-    // Sequences that share nothing join as adapters of their own: nobody finds what they have.
-    return space.adapter == 0 && (with_tenants_ || space.tenant == 0);
-  }
   void store(const chunkattn::CacheEvent& event, std::span<const int> tokens,
              std::vector<BlockEvent>& changes);
   void evict(const chunkattn::CacheEvent& event, std::vector<BlockEvent>& changes);
   void complete_block(Span& span, std::size_t end, std::vector<BlockEvent>& changes);
   [[nodiscard]] std::uint64_t hash_of_block_at(const Span& span, std::size_t end) const;
   void read_block(const Span& span, std::size_t end, std::span<int> block) const;
-  [[nodiscard]] std::uint64_t hash(std::uint64_t parent, std::uint64_t tenant,
-                                   std::span<const int> block) const;
 
   const std::size_t size_;
   const bool with_tenants_;

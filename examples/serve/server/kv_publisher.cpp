@@ -6,20 +6,24 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <stdexcept>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 #include <zmq.hpp>
 
 #include "kv_blocks.hpp"
+#include "kv_tier_blocks.hpp"
 
 namespace serve {
 
@@ -27,9 +31,17 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-/// Where attention reads K/V, in vLLM's word for it whatever the device is: others are slower
-/// tiers.
-constexpr const char* medium = "GPU";
+/// vLLM's words. "GPU" is where attention reads K/V, whatever the device is.
+const char* name_of(Medium medium) {
+  switch (medium) {
+    case Medium::memory:
+      return "CPU";
+    case Medium::files:
+      return "DISK";
+    default:
+      return "GPU";
+  }
+}
 
 double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -47,9 +59,9 @@ nlohmann::json as_json(const BlockEvent& event, std::size_t tokens_per_block) {
       return nlohmann::json::array(
           {"BlockStored", event.hashes,
            event.parent == 0 ? nlohmann::json(nullptr) : nlohmann::json(event.parent), event.tokens,
-           tokens_per_block, nullptr, medium});
+           tokens_per_block, nullptr, name_of(event.medium)});
     case BlockEvent::Kind::removed:
-      return nlohmann::json::array({"BlockRemoved", event.hashes, medium});
+      return nlohmann::json::array({"BlockRemoved", event.hashes, name_of(event.medium)});
     default:
       return nlohmann::json::array({"AllBlocksCleared"});
   }
@@ -86,6 +98,7 @@ class KvPublisher::Worker {
   explicit Worker(PublisherOptions options)
       : options_(std::move(options)),
         blocks_(options_.tokens_per_block, options_.with_tenants),
+        below_(options_.with_tenants),
         publish_(bound(context_, zmq::socket_type::pub, options_.address)),
         replay_(bound(context_, zmq::socket_type::router, options_.replay)),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -104,7 +117,8 @@ class KvPublisher::Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  void add(const chunkattn::CacheEvent& event, std::span<const int> tokens) {
+  template <class Event>
+  void add(const Event& event, std::span<const int> tokens) {
     batch_.events.push_back(event);
     batch_.tokens.insert(batch_.tokens.end(), tokens.begin(), tokens.end());
   }
@@ -126,9 +140,10 @@ class KvPublisher::Worker {
   }
 
  private:
-  /// Events of the tree, and the tokens of those that are stored.
+  using TreeEvent = chunkattn::CacheEvent;
+  /// Events of the tree and the tiers, and the tokens of those that have some.
   struct Batch {
-    std::vector<chunkattn::CacheEvent> events;
+    std::vector<std::variant<TreeEvent, TierEvent>> events;
     std::vector<int> tokens;
   };
   struct Message {
@@ -170,15 +185,32 @@ class KvPublisher::Worker {
     for (const Batch& batch : taken) {
       std::vector<BlockEvent> changes;
       std::span<const int> rest(batch.tokens);
-      for (const chunkattn::CacheEvent& event : batch.events) {
-        const bool stored = event.kind == chunkattn::CacheEvent::Kind::stored;
-        const std::size_t count = stored ? static_cast<std::size_t>(event.length) : 0;
-        blocks_.apply(event, rest.first(count), changes);
+      for (const auto& event : batch.events) {
+        const auto* const of_tree = std::get_if<TreeEvent>(&event);
+        const std::size_t count =
+            of_tree ? num_tokens(*of_tree) : num_tokens(std::get<TierEvent>(event));
+        const std::span<const int> tokens = rest.first(count);
+        of_tree ? apply(*of_tree, tokens, changes)
+                : below_.apply(std::get<TierEvent>(event), tokens, changes);
         rest = rest.subspan(count);
       }
       if (!changes.empty()) publish(changes);
     }
     return ends;
+  }
+  [[nodiscard]] static std::size_t num_tokens(const TreeEvent& event) {
+    return event.kind == TreeEvent::Kind::stored ? static_cast<std::size_t>(event.length) : 0;
+  }
+  [[nodiscard]] std::size_t num_tokens(const TierEvent& event) const {
+    return event.kind == TierEvent::Kind::stored || event.kind == TierEvent::Kind::named
+               ? options_.tokens_per_block
+               : 0;
+  }
+  void apply(const TreeEvent& event, std::span<const int> tokens,
+             std::vector<BlockEvent>& changes) {
+    // Who reads it forgets blocks in all media, and what is below is no longer found, either.
+    if (event.kind == TreeEvent::Kind::cleared) below_.forget();
+    blocks_.apply(event, tokens, changes);
   }
   void publish(const std::vector<BlockEvent>& changes) {
     kept_.push_back({next_++, encoded(changes, options_.tokens_per_block)});
@@ -206,6 +238,7 @@ class KvPublisher::Worker {
     if (from < kept_.front().number && kept_.front().number != first_) {
       std::vector<BlockEvent> state = blocks_.all();
       state.insert(state.begin(), BlockEvent{});
+      std::ranges::move(below_.all(), std::back_inserter(state));
       reply(client, next_ - 1, encoded(state, options_.tokens_per_block));
     } else {
       for (const Message& message : kept_)
@@ -229,6 +262,7 @@ class KvPublisher::Worker {
   Batch batch_;  // of the thread that calls add()
   // Of the own thread:
   BlockTable blocks_;
+  TierBlockTable below_;
   std::deque<Message> kept_;
   std::uint64_t next_ = first_;
   zmq::context_t context_;
@@ -245,6 +279,9 @@ KvPublisher::KvPublisher(PublisherOptions options)
     : worker_(std::make_unique<Worker>(std::move(options))) {}
 KvPublisher::~KvPublisher() = default;
 void KvPublisher::add(const chunkattn::CacheEvent& event, std::span<const int> tokens) {
+  worker_->add(event, tokens);
+}
+void KvPublisher::add(const TierEvent& event, std::span<const int> tokens) {
   worker_->add(event, tokens);
 }
 void KvPublisher::flush() {

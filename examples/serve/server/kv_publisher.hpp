@@ -10,6 +10,8 @@
 #include <span>
 #include <string>
 
+#include "engine/engine.hpp"
+
 namespace serve {
 
 struct PublisherOptions {
@@ -41,6 +43,8 @@ class KvPublisher {
 
   /// An event of the tree, of which others are told by the next flush().
   void add(const chunkattn::CacheEvent& event, std::span<const int> tokens);
+  /// The same of the tiers below it.
+  void add(const TierEvent& event, std::span<const int> tokens);
   /// Ends a batch, unless nothing has happened.
   void flush();
 

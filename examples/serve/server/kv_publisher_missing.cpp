@@ -14,6 +14,7 @@ KvPublisher::KvPublisher(PublisherOptions) {
 }
 KvPublisher::~KvPublisher() = default;
 void KvPublisher::add(const chunkattn::CacheEvent&, std::span<const int>) {}
+void KvPublisher::add(const TierEvent&, std::span<const int>) {}
 void KvPublisher::flush() {}
 double KvPublisher::thread_seconds() const {
   return 0;

@@ -4,8 +4,11 @@
 #include <unistd.h>
 
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/experimental/tiers.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -184,6 +187,109 @@ TEST_CASE("one message stands for those that are kept no longer") {
   REQUIRE(kept.size() == 1);  // the last is still there itself
   CHECK(kept[0].number == messages[0].number);
   CHECK(kept[0].payload[1].size() < 5);
+}
+
+TEST_CASE("blocks below the tree have media of their own") {
+  using Tree = chunkattn::PrefixTree<int, 4, chunkattn::PoolAllocator, chunkattn::Lru>;
+  using Below = chunkattn::Tiers<Tree, chunkattn::KvCache<chunkattn::Cpu, float>>;
+  for (const bool with_tenants : {false, true}) {
+    CAPTURE(with_tenants);
+    Setup s(/*num_batches=*/1, with_tenants);
+    KvPublisher& publisher = *s.publisher;
+    Tree tree(chunkattn::PoolAllocator{.max_chunks = 8});
+    chunkattn::KvCache<chunkattn::Cpu, float> cache(
+        tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
+    const auto memory = std::make_shared<chunkattn::MemoryTier>(2000);
+    const auto slow = std::make_shared<chunkattn::MemoryTier>(8000);  // stands for files
+    Below::Options options;
+    options.model = "m";
+    options.threads = false;
+    options.event_sink = [&](const chunkattn::CacheEvent& event, std::span<const int> tokens) {
+      publisher.add(event, tokens);
+    };
+    Below::Mirror mirror(4);
+    std::map<std::string, chunkattn::TierStore::Key> told;
+    options.tier_sink = [&](const Below::Event& event, std::span<const int> tokens) {
+      CHECK(mirror.apply(event, tokens) == Below::Mirror::Applied::changed);
+      if (event.name_space.tenant == 0) told[event.block.text()] = event.block;
+      publisher.add(
+          TierEvent{event.tier == 0 ? TierEvent::Medium::memory : TierEvent::Medium::files,
+                    static_cast<TierEvent::Kind>(event.kind), event.block, event.parent,
+                    event.name_space, event.position},
+          tokens);
+    };
+    Below below(tree, cache, {memory, slow}, std::move(options));
+
+    // What somebody knows who gets all messages; the replay stands for those of them.
+    std::map<std::string, std::map<std::uint64_t, Json>> media;  // by medium: hash -> its tokens
+    std::size_t removed = 0;
+    std::uint64_t heard = 0;
+    const auto hear = [&](const Message& message) {
+      for (const Json& event : message.payload[1]) {
+        if (event[0] == "AllBlocksCleared") {
+          media.clear();
+          continue;
+        }
+        auto& blocks = media[event[event[0] == "BlockStored" ? 6 : 2]];
+        for (std::size_t i = 0; i < event[1].size(); ++i) {
+          const std::uint64_t hash = event[1][i];
+          if (event[0] == "BlockRemoved") {
+            REQUIRE(blocks.erase(hash) == 1);
+            ++removed;
+          } else {
+            Json tokens(event[3].begin() + static_cast<std::ptrdiff_t>(4 * i),
+                        event[3].begin() + static_cast<std::ptrdiff_t>(4 * i + 4));
+            // A name is the same in all media.
+            for (const auto& [medium, others] : media)
+              if (const auto other = others.find(hash); other != others.end())
+                CHECK(other->second == tokens);
+            REQUIRE(blocks.emplace(hash, std::move(tokens)).second);
+          }
+        }
+      }
+      heard = message.number;
+    };
+    heard = s.replay_until(1)[0].number;
+    for (int round = 0; round < 40; ++round) {
+      const std::uint64_t tenant = round % 4 == 3 ? 1 : 0;
+      std::vector<int> prompt(static_cast<std::size_t>(9 + round % 8), round % 5);
+      auto sequence = tree.insert(prompt, {.name_space = {.tenant = tenant}});
+      auto load = below.load(sequence);
+      load.wait(sequence);
+      for (auto range = sequence.loadable(); !range.empty(); range = sequence.loadable())
+        sequence.mark_loaded(range);
+      sequence.leave();
+      auto other = tree.insert({1000 + round, 1, 2, 3});  // so that something happens in any case
+      other.mark_loaded(other.loadable());
+      other.leave();
+      if (round == 25) {
+        tree.clear();
+        below.reopen("other");
+      }
+      below.flush();
+      publisher.flush();
+      std::vector<Message> kept;
+      for (int tries = 0; tries < 10000 && kept.empty(); ++tries) kept = s.replay(heard + 1);
+      REQUIRE(kept.size() == 1);
+      REQUIRE(kept[0].number == heard + 1);
+      hear(kept[0]);
+    }
+    CHECK(removed > 20);
+    if (!with_tenants) {
+      for (const auto& [name, tier] : {std::pair("CPU", 0u), std::pair("DISK", 1u)}) {
+        std::size_t held = 0;
+        for (const auto& [text, key] : told) held += mirror.has(tier, key) ? 1 : 0;
+        CHECK(held > 0);
+        CHECK(media[name].size() == held);
+      }
+    } else {
+      CHECK(media["CPU"].size() == mirror.num_blocks(0));
+      CHECK(media["DISK"].size() == mirror.num_blocks(1));
+    }
+    const auto expected = media;
+    hear(s.replay(0).at(0));  // all that is kept no longer
+    CHECK(media == expected);
+  }
 }
 
 TEST_CASE("tenants with a salt are published where that is asked for") {
