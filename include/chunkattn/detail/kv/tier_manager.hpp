@@ -27,6 +27,7 @@
 #include "../base/config.hpp"
 #include "../base/to_size.hpp"
 #include "places.hpp"
+#include "tier_codec.hpp"
 #include "tier_news.hpp"
 #include "tier_queue.hpp"
 #include "tier_record.hpp"
@@ -84,7 +85,7 @@ class TierManager {
     if constexpr (requires { cache.tree_id(); })
       check_argument(cache.tree_id() == 0 || cache.tree_id() == tree_id_, "cache",
                      "of another tree", "the K/V memory of the tree");
-    codec_ = make_codec();
+    codec_ = make_tier_codec<Element>(cache, to_size(block_), options_.stored_as);
     queue_ = std::make_unique<Queue>(std::move(stores), codec_, options_.max_ahead,
                                      options_.threads, news_);
     follow();
@@ -464,32 +465,6 @@ class TierManager {
   [[nodiscard]] const char* stored_text() const {
     if (!options_.stored_as) return "as it is";
     return *options_.stored_as == element_type_of<std::int8_t> ? "int8" : "e4m3";
-  }
-
-  [[nodiscard]] TierCodec make_codec() const {
-    const auto& shape = cache_->options();
-    const auto [k, v] = row_bytes(*cache_);
-    TierCodec codec;
-    codec.raw_bytes = codec.stored_bytes = kv_bytes(*cache_, to_size(block_));
-    codec.layers = to_size(shape.num_layers);
-    codec.rows = to_size(shape.num_kv_heads) * to_size(block_);
-    codec.k_dim = k / sizeof(Element);
-    codec.v_dim = v / sizeof(Element);
-    if (!options_.stored_as) return codec;
-    if constexpr (QoElement<Element>) {
-      const bool is_int8 = *options_.stored_as == element_type_of<std::int8_t>;
-      if (is_int8 || *options_.stored_as == element_type_of<float8_e4m3>) {
-        codec.encode = is_int8 ? &encode_tier_rows<Element, std::int8_t>
-                               : &encode_tier_rows<Element, float8_e4m3>;
-        codec.decode = is_int8 ? &decode_tier_rows<Element, std::int8_t>
-                               : &decode_tier_rows<Element, float8_e4m3>;
-        const std::size_t rows = codec.layers * codec.rows * (codec.v_dim > 0 ? 2 : 1);
-        codec.stored_bytes = codec.raw_bytes / sizeof(Element) + rows * sizeof(float);
-        return codec;
-      }
-    }
-    fail_argument("options.stored_as", static_cast<int>(*options_.stored_as),
-                  "int8 or float8_e4m3 for K/V of float, half or bfloat16; else nothing");
   }
 
   static constexpr std::size_t most_fresh = std::size_t{1} << 20;
