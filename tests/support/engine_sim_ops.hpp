@@ -101,7 +101,9 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
 
   void insert() {
     const std::vector<SimToken> prompt = random_prompt();
-    const InsertOptions o = random_options(prompt.size());
+    insert(prompt, random_options(prompt.size()));
+  }
+  void insert(const std::vector<SimToken>& prompt, const InsertOptions& o) {
     this->settle();
     InsertOptions unlimited = o;
     unlimited.max_reuse = std::numeric_limits<std::size_t>::max();

@@ -1,10 +1,12 @@
 // Tiers below the engine simulation's tree: what is evicted goes to stores that fail, lose and
-// confuse records, and sequences get K/V from there that must be theirs, row by row.
+// confuse records, and sequences get K/V from there that must be theirs, row by row. A mirror
+// follows what is told of them; where nothing goes wrong it must hold what they hold.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -32,21 +34,14 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
  protected:
   using Base::below, Base::one_in, Base::count, Base::expect, Base::log;
   using Base::memory_, Base::tree_, Base::live_, Base::text, Base::name;
-  using typename Base::LivePtr, typename Base::Tree;
+  using typename Base::Live, typename Base::LivePtr, typename Base::Tree;
   using EventSink = std::function<void(const CacheEvent&, std::span<const SimToken>)>;
 
   /// Something happens between the tree and its tiers.
   void use_tiers() {
     if (!tiers_) return;
-    if (!live_.empty() && one_in(16)) {
-      const LivePtr live = this->any_live();
-      std::vector<SimToken> prompt = live->tokens;
-      prompt.resize(std::min(live->known, this->options_.max_prompt));
-      auto& past = this->past_prompts_;
-      past.size() < 12 ? past.push_back(std::move(prompt))
-                       : std::swap(past[below(past.size())], prompt);
-    }
-    switch (below(8)) {
+    if (!live_.empty() && one_in(16)) remember_prompt(*this->any_live());
+    switch (below(10)) {
       case 0:
       case 1:
       case 2:
@@ -57,14 +52,19 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
       case 5:
         (void)tiers_->advance(below(4));
         if (one_in(16)) tiers_->store_all();
+        if (one_in(8)) compare_stores();
         return;
+      case 6:
+      case 7:
+        return come_back();
       default:
         for (std::size_t n = below(8); n > 0 && tiers_->work();) --n;
     }
   }
   /// The tree forgot everything: the weights are others.
   void change_weights() {
-    if (tiers_) is_closed_ = true;
+    if (!tiers_) return;
+    is_closed_ = true;
   }
   void end_tiers() {
     loads_.clear();
@@ -76,6 +76,7 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
 
  private:
   using Below = Tiers<Tree, ShadowCache>;
+  using TierMirror = typename Below::Mirror;
   struct Loading {
     LivePtr live;
     typename Below::Load load;
@@ -84,9 +85,9 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
   void open_tiers() {
     this->sink_allocates_ = true;
     auto faulty = std::make_shared<FaultyTier>();
-    const std::size_t rate = 2 + below(20);
+    const std::size_t rate = one_in(2) ? 0 : 2 + below(20);
     faulty->next = [this, rate](std::uint64_t& where) {
-      if (!one_in(rate)) return TierFault::none;
+      if (rate == 0 || !one_in(rate)) return TierFault::none;
       where = below(std::size_t{1} << 30);
       const auto fault = static_cast<TierFault>(below(static_cast<std::size_t>(TierFault::count)));
       count("tier fault");
@@ -94,6 +95,8 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
     };
     std::vector<std::shared_ptr<TierStore>> stores;
     if (one_in(2)) stores.push_back(std::make_shared<MemoryTier>(200 + below(20000)));
+    if (rate == 0) exact_ = {stores.size(), faulty};
+    if (one_in(2)) faulty->max_records = 1 + below(60);
     stores.push_back(std::move(faulty));
     if (one_in(4)) stores.push_back(std::make_shared<MemoryTier>(100000));
     typename Below::Options options;
@@ -107,17 +110,91 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
     options.event_sink = [this](const CacheEvent& event, std::span<const SimToken> tokens) {
       if (heard_) heard_(event, tokens);
     };
+    if (!one_in(4)) {
+      options.tier_sink = [this](const typename Below::Event& event,
+                                 std::span<const SimToken> tokens) { hear(event, tokens); };
+    } else {
+      exact_ = {};
+    }
+    follows_ = options.tier_sink != nullptr;
+    mirror_.emplace(options.block_tokens > 0 ? options.block_tokens : ChunkSize,
+                    tree_->options().sharing);
     tiers_.emplace(*tree_, cache_, std::move(stores), std::move(options));
+  }
+  /// Some of what is told gets lost.
+  void hear(const typename Below::Event& event, std::span<const SimToken> tokens) {
+    using Kind = typename Below::Event::Kind;
+    expect(event.number == last_told_ + 1, "what is told of tiers is numbered one by one");
+    last_told_ = event.number;
+    if (event.kind == Kind::evicted) count("left a tier");
+    if (one_in(60)) return count("event of a tier lost");
+    (void)mirror_->apply(event, tokens);
+  }
+  /// What the mirror holds of a store in which nothing goes wrong is what is there.
+  void compare_stores() {
+    if (!follows_) return;
+    tiers_->flush();
+    const auto snapshot = tiers_->snapshot();
+    expect(snapshot.number == last_told_, "a snapshot is behind the last event");
+    if (mirror_->number() != last_told_ || one_in(8)) mirror_->load(snapshot);
+    if (!exact_.store) return;
+    std::size_t there = 0;
+    exact_.store->for_each([&](const TierStore::Key& key, const std::vector<std::byte>& record) {
+      // Records of weights that are no more stay, and nobody is told of them.
+      const bool is_told = mirror_->has(exact_.tier, key);
+      const bool is_current = !is_closed_ && of_model(record);
+      expect(is_told == is_current, "the mirror holds what is in a store");
+      there += is_current ? 1 : 0;
+    });
+    expect(mirror_->num_blocks(exact_.tier) == there, "the mirror holds no more than a store");
+    count("mirror of tiers compared");
+  }
+  [[nodiscard]] bool of_model(const std::vector<std::byte>& record) const {
+    const std::string text = model();
+    std::vector<std::byte> said(sizeof(std::uint64_t) + text.size());
+    const std::uint64_t length = text.size();
+    std::memcpy(said.data(), &length, sizeof(length));
+    std::memcpy(said.data() + sizeof(length), text.data(), text.size());
+    return std::search(record.begin(), record.end(), said.begin(), said.end()) != record.end();
+  }
+  /// Somebody else may come with it, or the same again.
+  void remember_prompt(const Live& live) {
+    std::vector<SimToken> prompt = live.tokens;
+    prompt.resize(std::min(live.known, this->options_.max_prompt));
+    const InsertOptions how{.name_space = live.name_space, .public_length = live.public_end};
+    auto& past = this->past_prompts_;
+    const std::size_t at = past.size() < 12 ? past.size() : below(past.size());
+    if (at == past.size()) past.emplace_back();
+    past_options_.resize(past.size());
+    past[at] = std::move(prompt);
+    past_options_[at] = how;
+  }
+  /// A prompt comes again as it was, perhaps after it was evicted, and is loaded as far as it is
+  /// below.
+  void come_back() {
+    if (past_options_.empty() || live_.size() >= this->options_.max_live) return;
+    const std::size_t at = below(past_options_.size());
+    const std::vector<SimToken> prompt = this->past_prompts_[at];
+    const std::uint64_t last = this->last_uid_;
+    this->insert(prompt, past_options_[at]);
+    if (this->last_uid_ == last) return;
+    start_load(live_.back());
+    for (std::size_t n = 1 + below(6); n > 0 && !loads_.empty(); --n) {
+      for (std::size_t jobs = below(16); jobs > 0 && tiers_->work();) --jobs;
+      poll_load(loads_.size() - 1);
+    }
+    count("came back");
   }
   [[nodiscard]] std::string model() const { return "weights " + text(this->weights_); }
 
   void start_load() {
-    if (live_.empty()) return;
+    if (!live_.empty()) start_load(one_in(2) ? live_.back() : this->any_live());
+  }
+  void start_load(const LivePtr& live) {
     if (is_closed_ && one_in(4)) {
       tiers_->reopen(model());
       is_closed_ = false;
     }
-    const LivePtr live = one_in(2) ? live_.back() : this->any_live();
     auto load = tiers_->load(live->handle, !one_in(4));
     if (!load) return;
     expect(!is_closed_, "nothing is loaded that may be of other weights");
@@ -149,14 +226,29 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
       }
       this->check_sequence(*live);
       count("loaded from a tier", loaded);
+      if (loaded > 0) count_load(*live);
     }
     if (is_over || one_in(20)) loads_.erase(loads_.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+  void count_load(const Live& live) {
+    if (tree_->stats().checkpoints > 0) count("loaded beside checkpoints");
+    if (this->options_.fair) count("loaded where tenants have shares");
+    if (live.public_end > 0) count("loaded with a public prefix");
+    if (!exact_.store) count("loaded where tiers fail");
   }
   [[nodiscard]] static std::size_t to_size(std::int32_t n) { return static_cast<std::size_t>(n); }
 
   ShadowCache cache_{&this->memory_};
   std::optional<Below> tiers_;
+  std::optional<TierMirror> mirror_;
+  struct {
+    std::size_t tier = 0;
+    std::shared_ptr<FaultyTier> store;  // null: something goes wrong in it, or nobody follows
+  } exact_;
+  std::uint64_t last_told_ = 0;
+  bool follows_ = false;
   std::vector<Loading> loads_;
+  std::vector<InsertOptions> past_options_;  // of past_prompts_
   bool is_closed_ = false;  // clear() was called, and nobody said what weights there are now
 };
 

@@ -1,5 +1,5 @@
 // A tier that does what it is told to do wrong: it fails, is slow, is full, loses, damages and
-// confuses records.
+// confuses records. If nothing is to go wrong it is a tier of a few records.
 #pragma once
 
 #include <atomic>
@@ -8,12 +8,14 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "chunkattn/experimental/tier_store.hpp"
@@ -43,6 +45,7 @@ class FaultyTier final : public chunkattn::TierStore {
     return TierFault::none;
   };
   std::chrono::microseconds delay{0};
+  std::size_t max_records = std::numeric_limits<std::size_t>::max();
   std::atomic<int> gets = 0, cancelled_gets = 0;
 
   bool put(const Key& key, const Record& record, const std::atomic<bool>& cancelled) override {
@@ -56,7 +59,13 @@ class FaultyTier final : public chunkattn::TierStore {
         break;
     }
     const std::lock_guard lock(mutex_);
-    records_[key.text()] = record;
+    records_[key.text()] = {key, record};
+    tell(key, true);
+    while (records_.size() > max_records) {
+      const Key gone = records_.begin()->second.first;
+      records_.erase(records_.begin());
+      tell(gone, false);
+    }
     return true;
   }
   Record get(const Key& key, const std::atomic<bool>& cancelled) override {
@@ -70,10 +79,10 @@ class FaultyTier final : public chunkattn::TierStore {
     if (kind == TierFault::other) {
       auto any = records_.begin();
       std::advance(any, static_cast<std::ptrdiff_t>(where % records_.size()));
-      return any->second;
+      return any->second.second;
     }
     if (found == records_.end()) return nullptr;
-    std::vector<std::byte> bytes = *found->second;
+    std::vector<std::byte> bytes = *found->second.second;
     switch (kind) {
       case TierFault::truncated:
         bytes.resize(where % bytes.size());
@@ -88,7 +97,7 @@ class FaultyTier final : public chunkattn::TierStore {
         bytes.clear();
         break;
       default:
-        return found->second;
+        return found->second.second;
     }
     return std::make_shared<const std::vector<std::byte>>(std::move(bytes));
   }
@@ -99,10 +108,17 @@ class FaultyTier final : public chunkattn::TierStore {
   void erase(const Key& key) override {
     const std::lock_guard lock(mutex_);
     records_.erase(key.text());
+    tell(key, false);
   }
   [[nodiscard]] std::size_t size() const {
     const std::lock_guard lock(mutex_);
     return records_.size();
+  }
+  /// Calls f(key, record) for each.
+  template <class F>
+  void for_each(const F& f) const {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [text, one] : records_) f(one.first, *one.second);
   }
 
  private:
@@ -117,7 +133,7 @@ class FaultyTier final : public chunkattn::TierStore {
   }
 
   mutable std::mutex mutex_;
-  std::map<std::string, Record> records_;
+  std::map<std::string, std::pair<Key, Record>> records_;
 };
 
 }  // namespace test
