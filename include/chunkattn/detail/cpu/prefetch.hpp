@@ -4,6 +4,10 @@
 // the task will stream afterwards, as much as fits the L2 cache.
 #pragma once
 
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -65,6 +69,15 @@ struct PrefetchCursor {
   }
 };
 
+/// Of a core's second cache, as far as the system tells; else 512 KB.
+[[nodiscard]] inline std::size_t l2_bytes() noexcept {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  static const long bytes = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
+  if (bytes > 0) return static_cast<std::size_t>(bytes);
+#endif
+  return std::size_t{512} << 10;
+}
+
 /// Cache lines of one row of K or V.
 template <int Dim, class T>
 inline constexpr int lines_per_row = (Dim * static_cast<int>(sizeof(T)) + 63) / 64;
@@ -74,12 +87,20 @@ inline constexpr int lines_per_row = (Dim * static_cast<int>(sizeof(T)) + 63) / 
 template <int HeadDim, int ValueDim, class T>
 class Prefetcher {
  public:
-  /// For the heads [head_begin, head_end), with copies of walks that the task will take.
+  /// For the heads [head_begin, head_end), with copies of walks that the task will take, and their
+  /// tokens.
   Prefetcher(const KvView<T>& kv, int head_begin, int head_end, const ItemWalk& products,
-             const ItemWalk& streams) noexcept
+             std::int64_t product_tokens, const ItemWalk& streams,
+             std::int64_t stream_tokens) noexcept
       : kv_(kv),
         products_{products, head_begin, head_begin + 1},
-        streams_{streams, head_begin, head_end} {}
+        streams_{streams, head_begin, head_end},
+        product_tokens_(product_tokens - 1),
+        early_left_(most_early()) {
+    // A token has a line at least.
+    const int tokens = static_cast<int>(std::min<std::int64_t>(stream_tokens, early_left_));
+    early_left_ = std::min(early_left_, num_lines(tokens) * (head_end - head_begin));
+  }
 
   /// Prefetches the first few KB at once.
   void start() noexcept {
@@ -89,15 +110,19 @@ class Prefetcher {
     settle();
   }
   /// Before a product of `lines` query lines with a block of `tokens`: allows it to prefetch the
-  /// next block, and as far as it leaves memory idle for what is streamed later.
+  /// next block, and as far as it leaves memory idle its share of what is streamed later. Evenly:
+  /// in bursts that come too fast, a fifth of the lines was dropped.
   void grant_product(int tokens, int lines, int flops_per_ns) noexcept {
     const int read = num_lines(tokens);
+    const std::int64_t blocks = product_tokens_ / block_tokens + 1;  // from this one on
+    product_tokens_ -= tokens;
     refill(products_, queued_ + 1);
     // What memory can bring meanwhile: about 6 bytes per ns.
     constexpr int flops = 2 * (HeadDim + ValueDim);
     const int room = static_cast<int>(std::int64_t{tokens} * lines * flops / flops_per_ns * 6 / 64);
-    const int early = std::min(stream_lines_early - early_, room - queued_);
-    if (early > 0) early_ += refill(streams_, queued_ + early);
+    const int early =
+        std::min(static_cast<int>((early_left_ + blocks - 1) / blocks), room - queued_);
+    if (early > 0) early_left_ -= refill(streams_, queued_ + early);
     cursor.left = granted_ = queued_;
     lead_ -= read;
   }
@@ -125,8 +150,12 @@ class Prefetcher {
   // best for fp32 (8 KB: 6 % slower), 4 and 8 KB for 16 bits (16 KB: 6 % slower), 16 KB for 8 bits
   // (8 KB: 11 %, 4 KB: 105 % slower).
   static constexpr int stream_lead = 16384 / static_cast<int>(sizeof(T)) / 64;
-  // What L2 holds of later streams, besides queries, outputs and the products' K and V.
-  static constexpr int stream_lines_early = (256 << 10) / 64;
+  // What L2 holds of later streams, besides queries, outputs and the products' K and V: half of 1
+  // MB, which more were not faster than, and less of a smaller one.
+  static int most_early() noexcept {
+    return static_cast<int>(
+        std::clamp(l2_bytes() / 2, std::size_t{256} << 10, std::size_t{512} << 10) / 64);
+  }
   static constexpr int capacity = 256;
 
   // Lines of K and V of so many tokens.
@@ -200,10 +229,11 @@ class Prefetcher {
   const KvView<T>& kv_;
   Source products_;
   Source streams_;
-  int early_ = 0;    // lines of streams that were queued during products
-  int queued_ = 0;   // cache lines of runs that were not prefetched yet
-  int granted_ = 0;  // of the kernel at work
-  int lead_ = 0;     // cache lines that were prefetched and not yet read
+  std::int64_t product_tokens_;  // that are still to come, less one
+  int early_left_;               // lines of streams that may still be queued during products
+  int queued_ = 0;               // cache lines of runs that were not prefetched yet
+  int granted_ = 0;              // of the kernel at work
+  int lead_ = 0;                 // cache lines that were prefetched and not yet read
   MemoryRun runs_[capacity];
 };
 

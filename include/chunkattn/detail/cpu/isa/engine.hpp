@@ -269,6 +269,12 @@ class Engine {
       state.clear(lines.line(head, unit.row_begin), lines.line(head, unit.row_end));
   }
 
+  static std::int64_t num_tokens(const WorkItem* item, const WorkItem* end) noexcept {
+    std::int64_t total = 0;
+    for (; item != end; ++item) total += item->token_end - item->token_begin;
+    return total;
+  }
+
   // Adds what a unit's items contribute to the state of the lines.
   template <class T, class X, class Y, class V>
   void run_unit(const Call<T, X, Y, V>& call, const Unit& unit, const TaskLines& lines,
@@ -276,8 +282,10 @@ class Engine {
     const WorkItem* const items = schedule_.items().data();
     ItemWalk products(call.plan, items + unit.item_begin, items + unit.stream_begin);
     ItemWalk streams(call.plan, items + unit.stream_begin, items + unit.item_end);
-    Prefetcher<HeadDim, ValueDim, T> ahead(call.kv, lines.head_begin, lines.head_end, products,
-                                           streams);
+    Prefetcher<HeadDim, ValueDim, T> ahead(
+        call.kv, lines.head_begin, lines.head_end, products,
+        num_tokens(items + unit.item_begin, items + unit.stream_begin), streams,
+        num_tokens(items + unit.stream_begin, items + unit.item_end));
     ahead.start();
     const auto rules = rules_of(call.variant, state);
     BlockSpan span;
