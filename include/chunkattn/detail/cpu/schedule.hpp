@@ -110,7 +110,7 @@ class Schedule {
   /// A list is cut only into parts of at least this cost, and this much per query line: loading,
   /// leaving and merging a line's state takes about 150 ns.
   static constexpr double min_unit_ns = 25'000;
-  static constexpr double min_unit_line_ns = 2'000;
+  static constexpr double min_unit_line_ns = 2'000;  ///< where vectors compute products
 
   void derive(const PlanView& plan, const ScheduleOptions& options) {
     options_ = options;
@@ -135,6 +135,12 @@ class Schedule {
 
  private:
   static int ceil(int a, int b) { return static_cast<int>((std::int64_t{a} + b - 1) / b); }
+
+  // A unit's least cost per line: the same number of tokens, whatever computes the products. (In
+  // time, faster products would have fewer tokens to a row block, and pack these for every one.)
+  double unit_line_ns() const noexcept {
+    return min_unit_line_ns * CostModel::stream_flops_per_ns / options_.cost.product_flops_per_ns;
+  }
 
   // Row blocks of which each KV head has about so many tasks in all.
   int blocks_for(int tasks) const noexcept { return ceil(tasks, options_.num_kv_heads); }
@@ -167,7 +173,7 @@ class Schedule {
       return std::max(fewest, num_rows / rows);
     }
     // Worth it where there is too little to read per line for as many cuts along KV.
-    if (total_ns / (num_rows * group * min_unit_line_ns) >= 0.5 * wanted) return fewest;
+    if (total_ns / (num_rows * group * unit_line_ns()) >= 0.5 * wanted) return fewest;
     // As many as fill the vectors of the products: 33 lines would cost as much as 48.
     const int most = std::min(wanted, num_rows / ceil(options_.tile_lines, group));
     for (int count = most; count > fewest; --count)
@@ -395,8 +401,10 @@ class Schedule {
       Rest streams = rest_of(2 * b + 1);
       block.cost = products.total + streams.total;
       block.has_products = products.total > 0;
-      const double target =
-          std::max({min_unit_ns, min_unit_line_ns * (block.num_rows() * options_.group), share});
+      const int lines = block.num_rows() * options_.group;
+      // Fast products have small units only where there would be less than half of the tasks.
+      const double target = std::max({min_unit_ns, unit_line_ns() * lines, share,
+                                      std::min(min_unit_line_ns * lines, 2 * share)});
       const int parts = few ? std::max(1, static_cast<int>(block.cost / target + 0.5)) : 1;
       for (int part = 1; part <= parts; ++part) {
         open_unit();
