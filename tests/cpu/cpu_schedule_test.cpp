@@ -394,6 +394,23 @@ TEST_CASE("products are chosen where they use enough of their vectors") {
   }
 }
 
+TEST_CASE("fast products have no smaller row blocks, and half of the tasks at least") {
+  for (const int tokens : {2048, 4096, 8192}) {
+    CAPTURE(tokens);
+    const auto plan = levels({1, 32}, {tokens, 64});  // 32 rows of 4 lines
+    for (const double rate : {CostModel::stream_flops_per_ns, 190.0, 250.0}) {
+      CAPTURE(rate);
+      ScheduleOptions options = options_for(8, 4);
+      options.cost.product_flops_per_ns = rate;
+      Schedule schedule;
+      schedule.derive(plan.view(), options);
+      CHECK(schedule.row_blocks().size() == 1);
+      CHECK(schedule.units().size() * 8 >= min_tasks / 2);
+      CHECK(schedule.units().size() * 8 <= min_tasks);
+    }
+  }
+}
+
 TEST_CASE("the rate of products says what they cost, not what streams do") {
   const auto costs = [](const test::RandomPlan& plan, double rate) {
     ScheduleOptions options = options_for(8, 4);
