@@ -18,7 +18,10 @@ CHUNKATTN_PASS_BEGIN
 template <int N, class V>
 CHUNKATTN_INLINE void in_order([[maybe_unused]] V (&x)[N]) noexcept {
 #if defined(CHUNKATTN_PASS_AVX512)
-  simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA { __asm__ volatile("" : "+v"(x[i])); });
+  simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
+    V& one = x[i];  // clang captures nothing that only assembler names
+    __asm__ volatile("" : "+v"(one));
+  });
 #endif
 }
 
