@@ -6,11 +6,15 @@ CHUNKATTN_MODELS: a folder with SmolLM2-135M-Instruct.Q4_1.gguf (`./dev model`),
 """
 
 import contextlib
+import gc
 import io
 import os
 import pathlib
 import random
+import threading
+import time
 import unittest
+import weakref
 
 import models
 import torch
@@ -122,8 +126,8 @@ class ArchitecturesTest(unittest.TestCase):
         names, said = {}, io.StringIO()
         with contextlib.redirect_stdout(said):
             exec(compile(program.replace("build/models", folder), str(page), "exec"), names)
-        self.assertIn("Paris", said.getvalue())
-        self.assertEqual([len(request.tokens) > 0 for request in names["requests"]], [True, True])
+        for expected in ("Paris is", "Rome is", "0 sequences, ", "(cached)"):
+            self.assertIn(expected, said.getvalue())
 
     def test_smollm2(self):
         folder = self.smollm2()
@@ -270,7 +274,9 @@ class GeneratorTest(unittest.TestCase):
             ("'beam_search'", dict(num_beams=2)), ("guidance_scale", dict(guidance_scale=2.0)),
             ("num_return_sequences = 2: expected none, see n", dict(num_return_sequences=2, do_sample=True)),
             ("output_scores", dict(output_scores=True)),
-            ("n = 0", dict(n=0)), ("strange", dict(strange=1)), ("max_length = 1004", dict(max_new_tokens=1000)),
+            ("n = 0", dict(n=0)), ("n = 1.5", dict(n=1.5)), ("n = True", dict(n=True)), ("strange", dict(strange=1)),
+            ("tenant = -1", dict(tenant=-1)), ("tenant = 'a'", dict(tenant="a")), ("adapter = ", dict(adapter=1 << 63)),
+            ("priority = ", dict(priority=1 << 31)), ("seed = 1.5", dict(seed=1.5)), ("seed = ", dict(seed=1 << 70)), ("max_length = 1004", dict(max_new_tokens=1000)),
             ("max_length = 2", dict(max_length=2)), ("temperature", dict(do_sample=True, temperature=-1.0)),
         ):  # fmt: skip
             with self.subTest(expected), self.assertRaisesRegex(ValueError, expected):
@@ -282,20 +288,185 @@ class GeneratorTest(unittest.TestCase):
             Generator(self.model).submit([1], max_length=4098)
         self.assertEqual(generator.num_waiting, 0)
 
-    def test_a_failing_step_changes_nothing(self):
+    def test_prompts(self):
+        class Tokenizer:
+            def __call__(self, text):
+                return transformers.BatchEncoding({"input_ids": [ord(letter) for letter in text]})
+
+        generator = Generator(self.model, Tokenizer())
+        expected = self.expected([65, 66], 2)
+        options = dict(max_new_tokens=2, eos_token_id=None)
+        ids = torch.tensor([[65, 66]])
+        padded = {"input_ids": torch.tensor([[0, 65, 66], [1, 65, 66]]), "attention_mask": torch.tensor([[0, 1, 1]] * 2)}
+        for prompts in (["AB"], [[65, 66]], ids, [ids], [ids[0]], [ids[0].numpy()], [ids.int()], [],
+                        {"input_ids": ids}, padded, [{"input_ids": ids}], transformers.BatchEncoding({"input_ids": ids})):  # fmt: skip
+            requests = generator.generate(prompts, **options)
+            self.assertEqual([request.tokens for request in requests], [expected] * len(requests))
+            self.assertEqual(len(requests), 2 if prompts is padded else len(prompts) and 1)
+        for prompt in ([], [211], [-1], "", [1.5], None, 7, [[1, 2], [3, 4]], ["a"], [True], [None], [2**70],
+                       torch.zeros(2, 3).long(), torch.ones(3).bool(), torch.zeros(3), torch.zeros(3, device="meta").long(),
+                       {"ids": [1]}, {"input_ids": [1, 2], "attention_mask": [0, 1]}, object()):  # fmt: skip
+            with self.subTest(prompt), self.assertRaisesRegex(ValueError, "^prompt"):
+                generator.submit(prompt)
+        with self.assertRaisesRegex(ValueError, "^prompts = text"):
+            generator.generate("AB")
+        with self.assertRaisesRegex(ValueError, r"^prompt.shape = \(\)"):
+            generator.generate([[1, 2], 3])
+        self.assertFalse(generator.has_work)
+
+    def test_what_fails_is_one_request_alone(self):
+        """Processors, criteria and streamers that raise; the others go on, sampled as if alone."""
+
         class Fails(LogitsProcessor):
             def __call__(self, input_ids, scores):
+                if input_ids.shape[1] == 5:
+                    raise KeyError("of the user's")
+                return scores
+
+        class FailsToStop(StoppingCriteria):
+            def __call__(self, input_ids, scores, **_):
                 raise KeyError("of the user's")
 
-        generator = Generator(self.model)
-        bad = generator.submit([1, 2, 3], max_new_tokens=3, logits_processor=[Fails()])
-        good = generator.submit([1, 2, 3, 4], max_new_tokens=3, eos_token_id=None)
-        with self.assertRaisesRegex(KeyError, "of the user's"):
-            run_all(generator)
-        bad.cancel()
-        run_all(generator)
-        self.assertEqual(good.tokens, self.expected([1, 2, 3, 4], 3))
+        class Broken:
+            def put(self, value):
+                if value.dim() == 1:
+                    raise KeyError("of the user's")
 
+            def end(self):
+                raise OSError("pipe")
+
+        class Shapeless(LogitsProcessor):
+            def __call__(self, input_ids, scores):
+                return None
+
+        class Nan(LogitsProcessor):
+            def __call__(self, input_ids, scores):
+                return scores * torch.nan
+
+        sampled = dict(max_new_tokens=6, eos_token_id=None, do_sample=True, seed=3)
+        alone_text = Generator(self.model).generate([[1, 2, 3, 4]], **sampled)[0].tokens
+        for bad, raised in (
+            (dict(logits_processor=[Fails()]), KeyError), (dict(stopping_criteria=[FailsToStop()]), KeyError),
+            (dict(streamer=Broken()), KeyError), (dict(logits_processor=[Shapeless()]), ValueError),
+            (dict(logits_processor=[Nan()], do_sample=True), RuntimeError), (dict(logits_processor=[Fails()], n=3), KeyError),
+        ):  # fmt: skip
+            with self.subTest(bad):
+                generator = Generator(self.model)
+                options = dict(max_new_tokens=8, eos_token_id=None) | bad
+                failing = generator.submit([1, 2, 3], **options)
+                good = generator.submit([1, 2, 3, 4], **sampled)
+                events = run_all(generator)
+                self.assertIsInstance(failing.error, raised)
+                self.assertEqual({output.finish_reason for output in failing.outputs}, {"error"})
+                self.assertEqual(sum(e.finish_reason == "error" for e in events), len(failing.outputs))
+                self.assertEqual(good.tokens, alone_text)
+                self.assertIsNone(good.error)
+                with self.assertRaises(raised):
+                    generator.generate([[1, 2, 3], [1, 2]][: 1 if "streamer" in bad else 2], **options)
+                self.assertFalse(generator.has_work)
+                with self.assertRaises(raised):
+                    list(generator.stream([1, 2, 3], **options | ({"n": 1} if "n" in bad else {})))
+                self.assertEqual(generator.tree.stats()["live_sequences"], 0)
+
+    def test_calls_from_within_a_step(self):
+        """A processor that cancels, submits, and steps."""
+        generator = Generator(self.model)
+        more = []
+
+        class Meddles(LogitsProcessor):
+            def __call__(self, input_ids, scores):
+                if input_ids.shape[1] == 5:
+                    first.cancel()
+                    more.append(generator.submit([7, 8], max_new_tokens=3, eos_token_id=None))
+                    second.cancel()
+                    try:
+                        generator.step()
+                    except RuntimeError as error:
+                        more.append(str(error))
+                return scores
+
+        first = generator.submit([1, 2, 3], max_new_tokens=9, eos_token_id=None, logits_processor=[Meddles()])
+        second = generator.submit([4, 5], max_new_tokens=9, eos_token_id=None, n=2)
+        run_all(generator)
+        self.assertEqual([first.outputs[0].finish_reason, second.outputs[1].finish_reason], ["cancelled"] * 2)
+        self.assertEqual(len(first.tokens), 3)
+        self.assertIn("by what its own step calls", more[1])
+        self.assertEqual(more[0].tokens, self.expected([7, 8], 3))
+
+    def test_threads(self):
+        """Two generators on one model, each called by two threads; a third cancels."""
+        generators = [Generator(self.model, max_chunks=40, step_tokens=30) for _ in range(2)]
+        draw = random.Random(SEED)
+        common = [draw.randrange(200) for _ in range(40)]
+        wrong = []
+
+        def work(number, generator):
+            try:
+                for i in range(4):
+                    prompt = common + [number, i]
+                    request, = generator.generate([prompt], max_new_tokens=5, eos_token_id=None)
+                    text = prompt + request.tokens
+                    logits = alone(self.model, text[:-1])[len(prompt) - 1 :]
+                    top = logits.topk(2).values
+                    sure = (top[:, 0] - top[:, 1]) > 2e-4 * logits.abs().max()
+                    if not (logits.argmax(-1)[sure] == torch.tensor(request.tokens)[sure]).all():
+                        wrong.append((prompt, request.tokens))
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(i, generators[i % 2])) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        cancelled = []
+        while any(thread.is_alive() for thread in threads):
+            cancelled.append(generators[0].submit(common + [199], max_new_tokens=50, eos_token_id=None))
+            time.sleep(0.002)
+            cancelled[-1].cancel()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+        run_all(generators[0])
+        self.assertEqual({request.outputs[0].finish_reason for request in cancelled}, {"cancelled"})
+        self.assertEqual(self.model.config._attn_implementation, "eager")
+
+    def test_generators_that_are_dropped(self):
+        """Not drained, with a stream that was begun: memory is freed at once, handles stay harmless."""
+        gc.collect()
+        gc.disable()
+        try:
+            generator = Generator(self.model)
+            request = generator.submit(range(1, 30), max_new_tokens=50, eos_token_id=None, n=2)
+            generator.step()
+            tree = weakref.ref(generator)
+            del generator
+            self.assertIsNone(tree())
+            request.cancel()
+            generator = Generator(self.model)
+            stream = generator.stream(range(1, 30), max_new_tokens=50, eos_token_id=None)
+            next(stream)
+            del stream
+            self.assertEqual((generator.num_live, generator.num_waiting), (0, 0))
+        finally:
+            gc.enable()
+
+    def test_events(self):
+        """step() tells of what was submitted; generate() and stream() leave nothing behind."""
+        generator = Generator(self.model)
+        request = generator.submit([1, 2], max_new_tokens=3, eos_token_id=None)
+        generator.generate([[3, 4]], max_new_tokens=6, eos_token_id=None)
+        self.assertTrue(generator.has_work)
+        events = generator.step()
+        self.assertEqual([(e.request, e.token) for e in events], [(request, token) for token in request.tokens])
+        self.assertFalse(generator.has_work)
+
+    def test_no_room(self):
+        """Where others hold the K/V memory, a step says so instead of waiting forever."""
+        generator = Generator(self.model, max_chunks=3)
+        other = generator.tree.insert(range(150))
+        with self.assertRaisesRegex(RuntimeError, "no room for request 1: 0 of 3 chunks are free"):
+            generator.generate([[1, 2, 3]], max_new_tokens=3, eos_token_id=None)
+        del other
+        self.assertEqual(len(generator.generate([[1, 2, 3]], max_new_tokens=3, eos_token_id=None)[0].tokens), 3)
 
 class RefusalsTest(unittest.TestCase):
     def refused(self, model, reason):

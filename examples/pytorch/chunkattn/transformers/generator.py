@@ -1,7 +1,11 @@
 """Continuous batching over one prefix tree, for decoder models of transformers."""
 
 import collections
+import contextlib
 import inspect
+import itertools
+import threading
+import weakref
 
 import torch
 
@@ -10,7 +14,10 @@ import chunkattn
 from . import interface, layers, sampling
 from .check import check_against_eager
 from .memory import DTYPES, Memory, forward
-from .requests import CANCELLED, Event, Output, Request, Work
+from .prompts import rows_of, tokens_of, whole
+from .requests import CANCELLED, ERROR, Event, Output, Request, Work
+
+MAX_ADAPTER = (1 << 63) - 1  # those above are the generator's own
 
 
 class Generator:
@@ -18,7 +25,8 @@ class Generator:
 
     All requests share one prefix tree: what their texts begin with alike is computed, stored and read once.
     A step is one forward pass, over one row of tokens: one of each text that decodes, and parts of prompts,
-    at most `step_tokens` together. The model is not changed. One thread at a time may call a Generator.
+    at most `step_tokens` together. The model is not changed. Any thread may call a Generator; one at a time
+    computes a step.
 
     model: on the CPU, of float32, bfloat16 or float16. tokenizer: for prompts that are text, and for
     stop_strings. kv_bytes: of K/V memory at most, what is cached included; max_chunks instead of it counts
@@ -32,9 +40,10 @@ class Generator:
     def __init__(self, model, tokenizer=None, *, kv_bytes=1 << 30, max_chunks=None, kv_dtype=None, step_tokens=512,
                  max_sequences=256, retention="lru", learns=False, threads=None, reduce="deterministic",
                  accuracy="two_terms", check=True):  # fmt: skip
-        for name, value in (("step_tokens", step_tokens), ("max_sequences", max_sequences)):
-            if value < 1:
-                raise ValueError(f"{name} = {value}: expected at least 1")
+        for name, value in (("step_tokens", step_tokens), ("max_sequences", max_sequences), ("kv_bytes", kv_bytes)):
+            whole(name, value, 1)
+        if max_chunks is not None:
+            whole("max_chunks", max_chunks, 2)
         if model.training:
             raise ValueError("model.training = True: expected a model in evaluation mode, see model.eval()")
         if model.dtype not in DTYPES:
@@ -59,7 +68,10 @@ class Generator:
         self._memory.allocate(self.tree)
         self._plan = chunkattn.Plan()
         self._waiting, self._live, self._events = collections.deque(), [], []
-        self._last_id = self._num_alone = 0
+        # Of other threads, of what a step calls, and of Python's garbage collection: for the next turn.
+        self._submitted, self._cancelled = collections.deque(), collections.deque()
+        self._lock, self._in_turn = threading.RLock(), False
+        self._ids, self._num_alone = itertools.count(1), 0
         self.stats = {"steps": 0, "rows": 0, "prompt_tokens": 0, "cached_tokens": 0, "new_tokens": 0, "preemptions": 0}
 
     # --- requests ----------------------------------------------------------------------------------
@@ -68,14 +80,28 @@ class Generator:
                logits_processor=None, stopping_criteria=None, prefix_allowed_tokens_fn=None, **changes):  # fmt: skip
         """Takes a request, which joins in a step that has room for it. Returns the Request.
 
-        prompt: token ids, or text. generation_config and `changes` to it (max_new_tokens, do_sample,
-        temperature, ...), logits_processor, stopping_criteria, prefix_allowed_tokens_fn and streamer: as
-        for model.generate(). n: texts wanted. seed: text i draws from a stream of its own, by seed + i.
-        tenant, adapter: whom K/V is shared with. priority: with retention='priority'.
+        prompt: token ids, or text, or what a tokenizer gives. generation_config and `changes` to it
+        (max_new_tokens, do_sample, temperature, ...), logits_processor, stopping_criteria,
+        prefix_allowed_tokens_fn and streamer: as for model.generate(). n: texts wanted. seed: text i draws
+        from a stream of its own, by seed + i. tenant, adapter: whom K/V is shared with. priority: with
+        retention='priority'. What the request's own processors, criteria or streamer raise ends it: its
+        finish_reason is 'error', see Request.error.
         """
-        tokens = self._tokens(prompt)
-        if n < 1:
-            raise ValueError(f"n = {n}: expected at least 1")
+        return self._submit(prompt, generation_config, True, n=n, seed=seed, tenant=tenant, adapter=adapter,
+                            priority=priority, streamer=streamer, logits_processor=logits_processor,
+                            stopping_criteria=stopping_criteria, prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+                            **changes)  # fmt: skip
+
+    def _submit(self, prompt, generation_config, has_events, *, n=1, seed=None, tenant=0, adapter=0, priority=0,
+                streamer=None, logits_processor=None, stopping_criteria=None, prefix_allowed_tokens_fn=None,
+                **changes):  # fmt: skip
+        tokens = tokens_of(prompt, self.tokenizer, self.model.get_input_embeddings().num_embeddings)
+        whole("n", n, 1)
+        whole("tenant", tenant, 0, (1 << 64) - 1)
+        whole("adapter", adapter, 0, MAX_ADAPTER)
+        whole("priority", priority, -(1 << 31), (1 << 31) - 1)
+        if seed is not None:
+            whole("seed", seed, -(1 << 62), 1 << 62)
         if streamer is not None and n > 1:
             raise ValueError(f"n = {n}: expected 1 with a streamer")
         sampler = sampling.Sampler(
@@ -86,80 +112,137 @@ class Generator:
         if sampler.max_length > room:
             raise ValueError(f"max_length = {sampler.max_length}: expected at most {room}, what K/V memory has room "
                              "for; raise kv_bytes")  # fmt: skip
-        self._last_id += 1
         request = Request(
-            self._last_id, tokens, [Output() for _ in range(n)], sampler,
-            {"tenant": tenant, "adapter": adapter, "priority": priority}, streamer, _cancel=self._end)  # fmt: skip
-        self._waiting.append(Work(request, 0, list(tokens), splits=n > 1))
+            next(self._ids), tokens, [Output() for _ in range(n)], sampler,
+            {"tenant": tenant, "adapter": adapter, "priority": priority}, streamer,
+            _generator=weakref.ref(self), _has_events=has_events)  # fmt: skip
         if streamer is not None:
             streamer.put(torch.tensor([tokens]))
+        self._submitted.append(Work(request, 0, list(tokens), splits=n > 1))
         return request
 
     def step(self):
-        """One forward pass, if there is something to do. Returns the events since the last call, perhaps none."""
-        self._admit()
-        alone = False
-        while self._live and not self._try_step():
-            if len(self._live) > 1:
-                self._preempt(len(self._live) - 1)
-            elif alone:
-                raise RuntimeError("a sequence alone has no room")
-            else:  # its path leads through chunks that others have cut: it goes a way of its own
-                alone = True
-                self._preempt(0)
-                self._admit(alone=True)
+        """One forward pass, if there is something to do.
+
+        Returns the events since the last call, perhaps none: those of requests that were submitted.
+        """
+        self._advance()
         events, self._events = self._events, []
         return events
 
     def generate(self, prompts, generation_config=None, **options):
         """Runs prompts, and what else was submitted, to their ends. Returns their Requests in order.
 
-        options: as for submit().
+        prompts: a list, or the rows that a tokenizer gives. options: as for submit(). What a processor,
+        criterion or streamer of these requests raises is raised, and the others of them are cancelled.
         """
-        requests = [self.submit(prompt, generation_config, **options) for prompt in prompts]
-        while not all(request.finished for request in requests):
-            self.step()
+        rows = rows_of(prompts)
+        if options.get("streamer") is not None and len(rows) > 1:
+            raise ValueError(f"streamer = given for {len(rows)} prompts: expected one prompt, or submit()")
+        requests = []
+        try:
+            for row in rows:
+                requests.append(self._submit(row, generation_config, False, **options))
+            running = requests
+            while running:
+                self._advance()
+                for request in running:
+                    if request.error is not None:
+                        raise request.error
+                running = [request for request in running if not request.finished]
+        finally:
+            for request in requests:
+                request.cancel()
         return requests
 
     def stream(self, prompt, generation_config=None, **options):
         """Yields the new tokens of one prompt, while others advance as well. Leaving it cancels it."""
-        request = self.submit(prompt, generation_config, **options)
+        request = self._submit(prompt, generation_config, False, **options)
         sent = 0
         try:
             while not request.finished or sent < len(request.tokens):
                 if sent == len(request.tokens):
-                    self.step()
+                    self._advance()
                 for token in request.tokens[sent:]:
                     sent += 1
                     yield token
+            if request.error is not None:
+                raise request.error
         finally:
             request.cancel()
 
     @property
     def has_work(self):
         """Whether step() has something to do, or to tell."""
-        return bool(self._waiting or self._live or self._events)
+        return bool(self._submitted or self._cancelled or self._waiting or self._live or self._events)
 
     @property
     def num_waiting(self):
         """Texts, or prompts of several, that are not live."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._submitted)
 
     @property
     def num_live(self):
         return len(self._live)
 
-    def _tokens(self, prompt):
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ValueError("prompt = text: expected token ids, or a Generator with a tokenizer")
-            prompt = self.tokenizer(prompt).input_ids
-        tokens = torch.as_tensor(prompt).flatten().tolist()
-        vocabulary = self.model.get_input_embeddings().num_embeddings
-        bad = [token for token in tokens if not isinstance(token, int) or not 0 <= token < vocabulary]
-        if not tokens or bad:
-            raise ValueError(f"prompt = {bad[0] if bad else 'empty'}: expected tokens from 0 to {vocabulary - 1}")
-        return tokens
+    # --- turns -------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _turn(self):
+        """Who has it may change what is live. What was asked for meanwhile is done at its end."""
+        with self._lock:
+            if self._in_turn:
+                raise RuntimeError("a Generator was called by what its own step calls: expected submit() or "
+                                   "cancel() there")  # fmt: skip
+            self._in_turn = True
+            try:
+                self._sweep()
+                yield
+                self._sweep()
+            finally:
+                self._in_turn = False
+
+    def _advance(self):
+        """A step, for those that are to have one."""
+        with self._turn():
+            self._admit()
+            if self._waiting and not self._live:
+                raise RuntimeError(
+                    f"K/V memory has no room for request {self._waiting[0].request.id}: {self.tree.chunks_available} "
+                    f"of {self.max_chunks} chunks are free; others were pinned, or taken by other sequences")  # fmt: skip
+            alone = False
+            while self._live and not self._try_step():
+                if len(self._live) > 1:
+                    self._preempt(len(self._live) - 1)
+                elif alone:
+                    raise RuntimeError("a sequence alone has no room")
+                else:  # its path leads through chunks that others have cut: it goes a way of its own
+                    alone = True
+                    self._preempt(0)
+                    self._admit(alone=True)
+
+    def _cancel(self, request):
+        """Now, if nobody has the turn; else at its end."""
+        self._cancelled.append(request)
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._in_turn:
+                    with self._turn():
+                        pass
+            finally:
+                self._lock.release()
+
+    def _sweep(self):
+        """Requests come and go; what nobody wants any more leaves."""
+        while self._submitted:
+            self._waiting.append(self._submitted.popleft())
+        while self._cancelled:
+            self._end(self._cancelled.popleft(), CANCELLED)
+        for work in self._live:
+            if not work.wanted:
+                work.sequence = None  # who still knows the work, as an exception's traceback may, keeps no K/V
+        self._live = [work for work in self._live if work.wanted]
+        self._waiting = collections.deque(work for work in self._waiting if work.wanted)
 
     # --- who is live -------------------------------------------------------------------------------
 
@@ -196,28 +279,35 @@ class Generator:
         self._waiting.appendleft(work)
         self.stats["preemptions"] += 1
 
-    def _end(self, request):
+    def _end(self, request, reason, error=None):
+        """Ends all texts of a request that have not ended."""
+        if error is not None and not request.finished:
+            request.error = error
         for choice, output in enumerate(request.outputs):
             if output.finish_reason is None:
-                self._finish(request, choice, None, CANCELLED)
-        self._sweep()
+                self._tell(request, choice, None, reason)
 
-    def _sweep(self):
-        """What nobody wants any more leaves."""
-        self._live = [work for work in self._live if work.wanted]
-        self._waiting = collections.deque(work for work in self._waiting if work.wanted)
-
-    def _finish(self, request, choice, token, reason):
+    def _tell(self, request, choice, token, reason):
+        """A new token of a text, or its end."""
         output = request.outputs[choice]
         output.finish_reason = reason
         if token is not None:
             output.tokens.append(token)
             self.stats["new_tokens"] += 1
-            if request.streamer is not None:
+        if request._has_events:
+            self._events.append(Event(request, choice, token, reason))
+        if request.streamer is None:
+            return
+        try:
+            if token is not None:
                 request.streamer.put(torch.tensor([token]))
-        if reason is not None and request.streamer is not None:
-            request.streamer.end()
-        self._events.append(Event(request, choice, token, reason))
+            if reason is not None:
+                request.streamer.end()
+        except Exception as error:
+            if reason is None:
+                self._end(request, ERROR, error)
+            elif request.error is None:
+                request.error, output.finish_reason = error, ERROR
 
     # --- a step ------------------------------------------------------------------------------------
 
@@ -235,7 +325,7 @@ class Generator:
             if not self._keeps:
                 logits = logits[[row for _, row, _ in outputs]]
             works = [work for _, _, work in outputs]
-            chosen = self._choose(works, logits)  # what a user gave may raise: nothing has changed yet
+            chosen = self._choose(works, logits)
             self.stats["steps"] += 1
             self.stats["rows"] += view.num_rows
             finished = step.finished()
@@ -267,7 +357,7 @@ class Generator:
 
     @staticmethod
     def _choose(works, logits):
-        """The next token of each text: [(index of its work, choice, token, finish reason)]."""
+        """The next token of each text: [(index of its work, choice, token, finish reason, error)]."""
         rows, owners = [], []
         for at, work in enumerate(works):
             outputs = work.request.outputs
@@ -275,26 +365,31 @@ class Generator:
                 if outputs[choice].finish_reason is None:
                     rows.append((work.request.sampler, choice, work.tokens, logits[at]))
                     owners.append((at, choice))
-        return [
-            (at, choice, token, sampler.finish_reason(tokens + [token], scores))
-            for (at, choice), (sampler, _, tokens, _), token, scores in zip(owners, rows, *sampling.choose(rows))
-        ]
+        return [(*owner, *choice) for owner, choice in zip(owners, sampling.choose(rows))]
 
     def _commit(self, finished, works, chosen):
-        committed, forks = [None] * len(works), []
-        for at, choice, token, reason in chosen:
+        committed, forks = [0] * len(works), []  # 0: of a text that has failed, nobody goes on from it
+        first = set()
+        for at, choice, token, reason, error in chosen:
+            if error is not None:
+                continue
             work = works[at]
-            if committed[at] is None:  # the first of its texts that go on has the sequence
+            if at not in first:  # the first of its texts that go on has the sequence
+                first.add(at)
                 committed[at], work.choice = token, choice
             elif reason is None:
                 forks.append(self._fork(work, choice, work.tokens + [token]))
-            self._finish(work.request, choice, token, reason)
+        finished.commit_all(committed)
         for work, token in zip(works, committed):
             work.tokens.append(token)
             work.splits, work.decodes = False, True
-        finished.commit_all(committed)
         self._live += [work for work in forks if work is not None]
-        self._sweep()
+        for at, choice, token, reason, error in chosen:
+            request = works[at].request
+            if error is not None:
+                self._end(request, ERROR, error)
+            elif request.outputs[choice].finish_reason is None:  # else another text of it has failed
+                self._tell(request, choice, token, reason)
 
     def _fork(self, work, choice, tokens):
         """Another text goes on from a prompt that is computed, in a fork where there is room for one."""

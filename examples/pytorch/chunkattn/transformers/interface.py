@@ -11,12 +11,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 STEP, PROBE = "chunkattn", "chunkattn_probe"
 _thread = threading.local()
+_lock = threading.RLock()  # several generators may have one model, whose configurations say what runs
 
 
 def _attend(module, query, key, value, attention_mask=None, **arguments):
     run = getattr(_thread, "run", None)
     if run is None:
-        raise RuntimeError(f"attention '{STEP}' was called outside of chunkattn.transformers.Generator")
+        raise RuntimeError(f"attention '{STEP}' was called outside of a Generator: a model that one is using in a "
+                           "step cannot be called by another thread")  # fmt: skip
     return run.attend(module, query, key, value, attention_mask, arguments), None
 
 
@@ -43,14 +45,15 @@ def configs_of(model):
 @contextlib.contextmanager
 def running(configs, implementation, run=None):
     """Lets models with these configurations call `run` (STEP, PROBE) or what else is named."""
-    before = [config._attn_implementation for config in configs]
-    outer = getattr(_thread, "run", None)
-    _thread.run = run
-    for config in configs:
-        config._attn_implementation = implementation
-    try:
-        yield
-    finally:
-        for config, name in zip(configs, before):
-            config._attn_implementation = name
-        _thread.run = outer
+    with _lock:
+        before = [config._attn_implementation for config in configs]
+        outer = getattr(_thread, "run", None)
+        _thread.run = run
+        try:
+            for config in configs:
+                config._attn_implementation = implementation
+            yield
+        finally:
+            for config, name in zip(configs, before):
+                config._attn_implementation = name
+            _thread.run = outer

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"
+STOP, LENGTH, CANCELLED, ERROR = "stop", "length", "cancelled", "error"
 
 
 @dataclasses.dataclass
@@ -10,7 +10,7 @@ class Output:
     """One text of a request."""
 
     tokens: list = dataclasses.field(default_factory=list)  # new ones, the one that ended it included
-    finish_reason: str | None = None  # 'stop', 'length' or 'cancelled'
+    finish_reason: str | None = None  # 'stop', 'length', 'cancelled' or 'error'
 
 
 @dataclasses.dataclass(eq=False)
@@ -24,7 +24,9 @@ class Request:
     insert: dict = dataclasses.field(repr=False)  # keywords of Tree.insert()
     streamer: object = dataclasses.field(default=None, repr=False)
     cached_tokens: int = 0  # of the prompt, found in the tree when it joined
-    _cancel: object = dataclasses.field(default=None, repr=False)
+    error: Exception | None = None  # what a processor, criterion or streamer of this request raised
+    _generator: object = dataclasses.field(default=None, repr=False)  # a weak reference
+    _has_events: bool = dataclasses.field(default=True, repr=False)
 
     @property
     def tokens(self):
@@ -36,8 +38,10 @@ class Request:
         return all(output.finish_reason for output in self.outputs)
 
     def cancel(self):
-        """Ends all texts that have not ended."""
-        self._cancel(self)
+        """Ends all texts that have not ended. Any thread may call it; during a step it counts at its end."""
+        generator = self._generator()
+        if generator is not None:
+            generator._cancel(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Event:
 
     request: Request
     choice: int
-    token: int | None  # None: it was cancelled
+    token: int | None  # None: it was cancelled, or failed
     finish_reason: str | None
 
 

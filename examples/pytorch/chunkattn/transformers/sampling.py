@@ -75,36 +75,60 @@ class Sampler:
                 seed = int(torch.randint(2**31, ()))
             self.generators = [torch.Generator().manual_seed(seed + choice) for choice in range(n)]
 
-    def finish_reason(self, tokens, scores):
-        """Whether a text ends with the last of its tokens."""
-        if tokens[-1] in self.end:
+    def finish_reason(self, tokens, token, scores):
+        """Whether a text of `tokens` ends with `token`."""
+        if token in self.end:
             return STOP
         if self.criteria:
-            ids = torch.tensor([tokens])
+            ids = torch.tensor([[*tokens, token]])
             if any(bool(torch.as_tensor(c(ids, scores)).all()) for c in self.criteria):
                 return STOP
-        return LENGTH if len(tokens) >= self.max_length else None
+        return LENGTH if len(tokens) + 1 >= self.max_length else None
 
 
 def choose(rows):
-    """A token for each of rows: (sampler, choice, tokens so far, logits [vocabulary])."""
+    """For each of rows, (sampler, choice, tokens so far, logits [vocabulary]): (token, finish reason, error).
+
+    What processors and criteria raise is the row's error: the others have nothing to do with it.
+    """
     groups = {}
     for at, (sampler, *_) in enumerate(rows):
         key = sampler.key
         groups.setdefault(at if key is None else key, []).append(at)
-    chosen, scores_of = [0] * len(rows), [None] * len(rows)
+    chosen = [None] * len(rows)
     for members in groups.values():
-        sampler = rows[members[0]][0]
-        scores = torch.stack([rows[at][3] for at in members]).float()
-        if sampler.processors:
-            ids = torch.tensor([rows[members[0]][2]]) if len(members) == 1 else torch.zeros(len(members), 1).long()
-            scores = sampler.processors(ids, scores)
-        greedy = scores.argmax(-1).tolist()
-        probabilities = scores.softmax(-1) if any(rows[at][0].samples for at in members) else None
+        try:
+            scores = _processed([rows[at] for at in members])
+            greedy = scores.argmax(-1).tolist()
+            probabilities = scores.softmax(-1) if any(rows[at][0].samples for at in members) else None
+        except Exception as error:
+            for at in members:
+                chosen[at] = (None, None, error)
+            continue
         for i, at in enumerate(members):
-            each, choice = rows[at][0], rows[at][1]
-            chosen[at] = greedy[i]
-            if each.samples:
-                chosen[at] = int(torch.multinomial(probabilities[i], 1, generator=each.generators[choice]))
-            scores_of[at] = scores[i : i + 1]
-    return chosen, scores_of
+            sampler, choice, tokens, _ = rows[at]
+            try:
+                token = greedy[i]
+                if sampler.samples:
+                    token = int(torch.multinomial(probabilities[i], 1, generator=sampler.generators[choice]))
+                chosen[at] = (token, sampler.finish_reason(tokens, token, scores[i : i + 1]), None)
+            except Exception as error:
+                chosen[at] = (None, None, error)
+    return chosen
+
+
+def _processed(rows):
+    """Scores of rows that may be processed in one call: [rows][vocabulary]."""
+    scores = torch.stack([logits for *_, logits in rows]).float()
+    sampler, _, tokens, _ = rows[0]
+    if not sampler.processors:
+        return scores
+    ids = torch.tensor([tokens]) if len(rows) == 1 else torch.zeros(len(rows), 1).long()
+    scores = sampler.processors(ids, scores)
+    if not isinstance(scores, torch.Tensor) or scores.dim() != 2 or scores.shape[0] != len(rows):
+        raise ValueError(f"logits_processor: its result is {_said(scores)}, expected scores ({len(rows)}, vocabulary)")
+    return scores
+
+
+def _said(result):
+    return f"a tensor {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__

@@ -1,0 +1,63 @@
+"""What a user gives: prompts as tokens, and whole numbers."""
+
+import collections.abc
+import numbers
+
+import torch
+
+
+def whole(name, value, low, high=None):
+    """Raises ValueError if `value` is no whole number within the limits."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"{name} = {value!r}: expected a whole number")
+    if value < low or (high is not None and value > high):
+        raise ValueError(f"{name} = {value}: expected at least {low}" + (f", at most {high}" if high else ""))
+
+
+def _ids_of(given, name):
+    """What a tokenizer gives: its tokens, and which of them count."""
+    if not isinstance(given, collections.abc.Mapping):
+        return given, None
+    if "input_ids" not in given:
+        raise ValueError(f"{name} = a mapping of {', '.join(map(repr, given))}: expected 'input_ids'")
+    return given["input_ids"], given.get("attention_mask")
+
+
+def rows_of(prompts):
+    """A list of prompts, without padding."""
+    if isinstance(prompts, str):
+        raise ValueError("prompts = text: expected a list of prompts")
+    ids, mask = _ids_of(prompts, "prompts")
+    if mask is None:
+        return list(ids)
+    return [[token for token, counts in zip(*both) if counts] for both in zip(_listed(ids), _listed(mask))]
+
+
+def _listed(table):
+    return table.tolist() if hasattr(table, "tolist") else table
+
+
+def tokens_of(prompt, tokenizer, vocabulary):
+    """The tokens of a prompt: text, a list or array of tokens, or what a tokenizer gives."""
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise ValueError("prompt = text: expected token ids, or a Generator with a tokenizer")
+        prompt = tokenizer(prompt).input_ids
+    ids, mask = _ids_of(prompt, "prompt")
+    if mask is not None and not torch.as_tensor(mask).all():
+        raise ValueError("prompt.attention_mask = with zeros: expected a prompt without padding")
+    try:
+        tensor = torch.as_tensor(list(ids) if isinstance(ids, range) else ids)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"prompt = {type(ids).__name__}: expected a list of tokens ({error})") from None
+    if tensor.device.type == "meta":
+        raise ValueError("prompt = on device meta: expected tokens that have values")
+    if tensor.dim() == 2 and tensor.shape[0] == 1:
+        tensor = tensor[0]
+    if tensor.dim() != 1:
+        raise ValueError(f"prompt.shape = {tuple(tensor.shape)}: expected the tokens of one text")
+    tokens = tensor.tolist()
+    bad = [token for token in tokens if type(token) is not int or not 0 <= token < vocabulary]
+    if not tokens or bad:
+        raise ValueError(f"prompt = {bad[0] if bad else 'empty'}: expected tokens from 0 to {vocabulary - 1}")
+    return tokens
