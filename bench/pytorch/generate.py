@@ -5,14 +5,15 @@
     python3 bench/pytorch/generate.py --shape 7b-2-layers --dtypes bfloat16 --out 7b.json
 
 Each cell is a batch of prompts with a common beginning, from an empty cache to the last of --new tokens
-each, greedily. The modes take turns in one process, --rounds times; the median counts:
+each, greedily. The modes take turns in one process, --rounds times; the median counts. Generator is made and run
+once before it is measured, the others too where that costs little, so memory and matrix products are set up:
 
     chunkattn       Generator: one prefix tree
     generate        the common beginning is computed once, its cache expanded to the batch, then generate()
     generate_batch  transformers' continuous batching, over its own paged cache
 
 `prefill` is the time of the same batch with one new token; what is beyond it is decoding. The file is written
-after each cell, and cells that are in it already are not run again.
+after each run of a mode, and what is in it already is not run again: --seconds ends early, and the next call goes on.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
+import zlib
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
@@ -35,7 +37,9 @@ from chunkattn import instruction_set
 from chunkattn.transformers import Generator
 
 clock = time.perf_counter
+STARTED = clock()
 MODES = ("chunkattn", "generate", "generate_batch")
+WARM_UP = 4096  # tokens of all prompts up to which modes run once before they are measured
 SHAPES = {
     "7b-2-layers": dict(hidden_size=4096, intermediate_size=11008, num_hidden_layers=2, num_attention_heads=32,
                         num_key_value_heads=32, vocab_size=32000, max_position_embeddings=8192),
@@ -61,9 +65,19 @@ def prompts_of(cell, vocabulary):
             for b in range(cell["batch"])]  # fmt: skip
 
 
+_generator = (None, None, None)  # of a model and a cell: an engine that has run before
+
+
 def by_chunkattn(model, cell, prompts, new):
-    tokens = sum(map(len, prompts)) + cell["batch"] * (new + 64)
-    generator = Generator(model, max_chunks=tokens // 64 + 2 * cell["batch"] + 2, check=False)
+    global _generator
+    if _generator[:2] != (model, cell):
+        _generator = (None, None, None)  # its memory first
+        tokens = sum(map(len, prompts)) + cell["batch"] * (cell["new"] + 64)
+        generator = Generator(model, max_chunks=tokens // 64 + 2 * cell["batch"] + 2, check=False)
+        _generator = (model, cell, generator)
+        by_chunkattn(model, cell, prompts, 2)
+    generator = _generator[2]
+    generator.tree.clear()
     begin = clock()
     requests = generator.generate(prompts, max_new_tokens=new, do_sample=False, eos_token_id=None)
     return clock() - begin, [request.tokens for request in requests]
@@ -101,32 +115,50 @@ def by_generate_batch(model, cell, prompts, new):
 RUN = {"chunkattn": by_chunkattn, "generate": by_generate, "generate_batch": by_generate_batch}
 
 
-def measure(model, cell, options):
-    """Seconds of prefill and of all, of each mode; how many texts equal those of chunkattn."""
+def measure(model, cell, entry, options, save):
+    """Runs what is missing of a cell, modes in turn. False if time was up before all was done."""
     prompts = prompts_of(cell, model.config.vocab_size)
-    times, texts, failed = {mode: ([], []) for mode in options.modes}, {}, {}
-    for _ in range(options.rounds):
+    warmed = set() if cell["batch"] * (cell["shared"] + cell["own"]) <= WARM_UP else set(MODES)
+    for number in range(options.rounds):
         for mode in options.modes:
-            if mode in failed:
+            runs = entry["runs"].setdefault(mode, {"prefill_s": [], "all_s": []})
+            if "failed" in runs or len(runs["all_s"]) > number:
                 continue
+            if clock() - STARTED > options.seconds:
+                return False
             try:
-                times[mode][0].append(RUN[mode](model, cell, prompts, 1)[0])
-                seconds, texts[mode] = RUN[mode](model, cell, prompts, cell["new"])
-                times[mode][1].append(seconds)
+                if mode not in warmed:
+                    warmed.add(mode)
+                    RUN[mode](model, cell, prompts, 2)
+                first, _ = RUN[mode](model, cell, prompts, 1)
+                seconds, texts = RUN[mode](model, cell, prompts, cell["new"])
             except Exception as error:  # of a peer: the table says so
                 if mode == "chunkattn":
                     raise
-                failed[mode] = f"{type(error).__name__}: {error}"[:300]
+                runs["failed"] = f"{type(error).__name__}: {error}"[:300]
+            else:
+                runs["prefill_s"].append(first)
+                runs["all_s"].append(seconds)
+                runs["texts"] = [zlib.crc32(repr(text).encode()) for text in texts]
+            save()
+    return True
+
+
+def report_of(cell, runs):
+    """By mode: medians, and how many texts equal those of chunkattn."""
     report = {}
-    for mode, (prefill, whole) in times.items():
-        if mode in failed:
-            report[mode] = {"failed": failed[mode]}
+    for mode, of_mode in runs.items():
+        if "failed" in of_mode:
+            report[mode] = {"failed": of_mode["failed"]}
             continue
-        first, last = statistics.median(prefill), statistics.median(whole)
+        if not of_mode["all_s"]:
+            continue
+        first, last = (statistics.median(of_mode[name]) for name in ("prefill_s", "all_s"))
+        theirs = runs.get("chunkattn", {}).get("texts", of_mode["texts"])
         report[mode] = {
             "prefill_s": first, "all_s": last, "tokens_per_s": cell["batch"] * cell["new"] / last,
-            "decode_tokens_per_s": cell["batch"] * (cell["new"] - 1) / max(1e-9, last - first),
-            "texts_equal": sum(a == b for a, b in zip(texts[mode], texts.get("chunkattn", texts[mode]))),
+            "decode_tokens_per_s": cell["batch"] * (cell["new"] - 1) / (last - first) if last > first else None,
+            "texts_equal": sum(a == b for a, b in zip(of_mode["texts"], theirs)),
         }  # fmt: skip
     return report
 
@@ -158,12 +190,14 @@ def main():
     parser.add_argument("--new", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--modes", type=lambda text: text.split(","), default=list(MODES))
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no run after so many")
     parser.add_argument("--cpu-time", action="store_true", help="count processor time, for a machine that is not "
                         "alone; with OMP_NUM_THREADS=1, as threads of OpenMP wait by spinning")
     options = parser.parse_args()
     if options.cpu_time:
-        global clock
+        global clock, STARTED
         clock = time.process_time
+        STARTED = clock()
     transformers.utils.logging.set_verbosity_error()
     path = pathlib.Path(options.out)
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"context": {}, "cells": []}
@@ -174,23 +208,44 @@ def main():
         "date": datetime.date.today().isoformat(), "model": options.shape or pathlib.Path(options.model).name,
         "command": shlex.join(sys.argv),
     }  # fmt: skip
-    done = [entry["cell"] for entry in results["cells"]]
     for dtype in options.dtypes:
-        model = load(options, dtype)
-        for shared in options.shared:
-            for batch in options.batches:
-                cell = {"dtype": dtype, "shared": shared, "batch": batch, "own": options.own, "new": options.new}
-                if cell in done:
-                    continue
-                report = measure(model, cell, options)
-                results["cells"].append({"cell": cell, "report": report})
-                path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-                said = "  ".join(
-                    f"{mode} failed" if "failed" in of_mode else
-                    f"{mode} {of_mode['tokens_per_s']:.1f} ({of_mode['decode_tokens_per_s']:.1f})"
-                    for mode, of_mode in report.items())  # fmt: skip
-                print(f"{dtype:9} shared {shared:5} b {batch:3}  tokens/s (decoding):  {said}", flush=True)
+        if not run_type(dtype, results, path, options):
+            return 75  # EX_TEMPFAIL: call again
+    return 0
+
+
+def run_type(dtype, results, path, options):
+    """All cells of one type. False if time was up before."""
+    def save():
+        for each in results["cells"]:
+            each["report"] = report_of(each["cell"], each["runs"])
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+    model = None
+    for shared in options.shared:
+        for batch in options.batches:
+            cell = {"dtype": dtype, "shared": shared, "batch": batch, "own": options.own, "new": options.new}
+            entry = next((each for each in results["cells"] if each["cell"] == cell), None)
+            if entry is None:
+                results["cells"].append(entry := {"cell": cell, "runs": {}})
+            wanted = [entry["runs"].get(mode, {"all_s": []}) for mode in options.modes]
+            if all("failed" in runs or len(runs["all_s"]) >= options.rounds for runs in wanted):
+                continue
+            model = model or load(options, dtype)
+            whole = measure(model, cell, entry, options, save)
+            print(line_of(cell, report_of(cell, entry["runs"])), flush=True)
+            if not whole:
+                return False
+    return True
+
+
+def line_of(cell, report):
+    said = "  ".join(
+        f"{mode} failed" if "failed" in of_mode else
+        f"{mode} {of_mode['tokens_per_s']:.1f} ({of_mode['decode_tokens_per_s'] or float('nan'):.1f})"
+        for mode, of_mode in report.items())  # fmt: skip
+    return f"{cell['dtype']:9} shared {cell['shared']:5} b {cell['batch']:3}  tokens/s (decoding):  {said}"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

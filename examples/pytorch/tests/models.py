@@ -27,6 +27,23 @@ def configurations():
         qk_rope_head_dim=16, v_head_dim=24, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
         moe_intermediate_size=32, first_k_dense_replace=1, n_shared_experts=1)  # fmt: skip
     yield "mixtral", t.MixtralConfig(**COMMON, num_local_experts=4, num_experts_per_tok=2)
+    yield "qwen2_moe", t.Qwen2MoeConfig(**COMMON, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+                                        shared_expert_intermediate_size=32)  # fmt: skip
+    yield "olmoe", t.OlmoeConfig(**COMMON, num_experts=4, num_experts_per_tok=2)
+    yield "gemma", t.GemmaConfig(**COMMON, head_dim=32)
+    yield "granite", t.GraniteConfig(**COMMON, attention_multiplier=0.3, residual_multiplier=0.5, logits_scaling=2.0)
+    yield "cohere", t.CohereConfig(**COMMON, use_qk_norm=True, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    yield "cohere2", t.Cohere2Config(**COMMON, layer_types=MIXED, sliding_window=15, pad_token_id=0, bos_token_id=1,
+                                     eos_token_id=2)  # fmt: skip
+    yield "phi", t.PhiConfig(**COMMON, partial_rotary_factor=0.5)
+    yield "gpt2", t.GPT2Config(vocab_size=211, n_positions=4096, n_embd=64, n_layer=2, n_head=4, bos_token_id=0,
+                               eos_token_id=0, scale_attn_by_inverse_layer_idx=True)  # fmt: skip
+    yield "gpt_neox", t.GPTNeoXConfig(**{k: v for k, v in COMMON.items() if k != "num_key_value_heads"}, rotary_pct=0.25)
+    yield "starcoder2", t.Starcoder2Config(**COMMON, sliding_window=21)
+    yield "exaone4", t.Exaone4Config(**COMMON, layer_types=MIXED, sliding_window=12)
+    yield "smollm3", t.SmolLM3Config(**COMMON, no_rope_layers=[1, 0], pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    yield "glm4", t.Glm4Config(**COMMON, head_dim=32, pad_token_id=0, eos_token_id=2)
+    yield "nemotron", t.NemotronConfig(**COMMON)
 
 
 def make(config, seed):

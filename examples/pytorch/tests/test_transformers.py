@@ -486,10 +486,24 @@ class RefusalsTest(unittest.TestCase):
         self.refused(t.BloomForCausalLM(bloom), "position_ids")
         chunked = t.Llama4TextConfig(**models.COMMON | dict(num_hidden_layers=4), attention_chunk_size=16,
                                      intermediate_size_mlp=32, num_local_experts=2, head_dim=16)  # fmt: skip
+        self.refused(t.Llama4ForCausalLM(chunked), "attn_temperature_tuning")
+        chunked.attn_temperature_tuning = False
         self.refused(t.Llama4ForCausalLM(chunked), "neither causal nor a causal window")
+        large = t.LlamaConfig(**models.COMMON, head_dim=512)
+        self.refused(t.LlamaForCausalLM(large), "self_attn: heads of 512:512: expected sizes within one")
+        with torch.device("meta"):
+            self.refused(t.LlamaForCausalLM(t.LlamaConfig(**models.COMMON)), "on meta: only models in host memory")
+        self.refused(models.make(t.LlamaConfig(**models.COMMON), SEED).double(), "model.dtype = torch.float64")
+        self.refused(t.BertLMHeadModel(t.BertConfig(
+            vocab_size=211, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)), "mask")
         training = models.make(t.LlamaConfig(**models.COMMON), SEED).train()
         with self.assertRaisesRegex(ValueError, "model.training"):
             Generator(training)
+        generator = Generator(training.eval())
+        training.train()
+        with self.assertRaisesRegex(RuntimeError, "model.training"):
+            generator.generate([[1, 2]], max_new_tokens=2)
+        self.assertFalse(generator.has_work)
 
     def test_masks(self):
         from chunkattn.transformers.layers import window_of

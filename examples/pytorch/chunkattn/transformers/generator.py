@@ -204,6 +204,8 @@ class Generator:
 
     def _advance(self):
         """A step, for those that are to have one."""
+        if self.model.training:
+            raise RuntimeError("model.training = True: expected a model in evaluation mode, see model.eval()")
         with self._turn():
             self._admit()
             if self._waiting and not self._live:

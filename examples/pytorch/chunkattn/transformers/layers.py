@@ -10,6 +10,8 @@ import inspect
 import torch
 from transformers.masking_utils import sdpa_mask
 
+import chunkattn
+
 from . import interface
 
 # Kinds of layers (configuration.layer_types) that carry a state from token to token.
@@ -69,6 +71,10 @@ class Probe:
             raise Unsupported(f"{name}: its mask is neither causal nor a causal window")
         if query.shape[2] != key.shape[2]:
             raise Unsupported(f"{name}: attends to keys of something else than the tokens (cross-attention)")
+        sizes = (key.shape[3], value.shape[3])
+        if not any(size[0] >= sizes[0] and size[1] >= sizes[1] for size in chunkattn.head_sizes()):
+            raise Unsupported(f"{name}: heads of {sizes[0]}:{sizes[1]}: expected sizes within one that kernels were "
+                              f"compiled for: {chunkattn.head_sizes()}")  # fmt: skip
         scale = arguments.get("scaling")
         self.slots.append(Slot(
             module, name, query.shape[1],
@@ -113,6 +119,9 @@ def refuse_by_configuration(model):
                           "that is not K/V of tokens")  # fmt: skip
     if getattr(model, "_is_stateful", False):
         raise Unsupported(f"{type(model).__name__} has recurrent layers: they have a state that is not K/V of tokens")
+    if getattr(text, "attn_temperature_tuning", False) and not all(getattr(text, "no_rope_layers", None) or [0]):
+        raise Unsupported(f"{type(model).__name__} scales queries by a token's place in the row that it is given "
+                          "(attn_temperature_tuning), not by its position_ids")  # fmt: skip
     parameters = inspect.signature(model.forward).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if "position_ids" not in parameters:

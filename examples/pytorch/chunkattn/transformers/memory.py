@@ -17,9 +17,6 @@ class _Layers:
     def __init__(self, geometry, num_layers, threads, options):
         fitting = [size for size in chunkattn.head_sizes()
                    if size[0] >= geometry.key_dim and size[1] >= geometry.value_dim]  # fmt: skip
-        if not fitting:
-            raise ValueError(f"heads of {geometry.key_dim}:{geometry.value_dim}: expected sizes within one that "
-                             f"kernels were compiled for: {chunkattn.head_sizes()}")  # fmt: skip
         key_dim, value_dim = min(fitting, key=sum)
         self.geometry, self.num_layers = geometry, num_layers
         self.attention = chunkattn.Attention(key_dim, value_dim, threads=threads, scale=geometry.scale, **options)
