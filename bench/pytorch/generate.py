@@ -206,7 +206,7 @@ def main():
         "clock": "processor time" if options.cpu_time else "time",
         "torch": torch.__version__, "transformers": transformers.__version__,
         "date": datetime.date.today().isoformat(), "model": options.shape or pathlib.Path(options.model).name,
-        "command": shlex.join(sys.argv),
+        "command": shlex.join(["bench/pytorch/generate.py", *(pathlib.Path(part).name for part in sys.argv[1:])]),
     }  # fmt: skip
     for dtype in options.dtypes:
         if not run_type(dtype, results, path, options):
