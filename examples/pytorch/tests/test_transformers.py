@@ -14,6 +14,7 @@ import random
 import threading
 import time
 import unittest
+import unittest.mock
 import weakref
 
 import models
@@ -489,6 +490,13 @@ class RefusalsTest(unittest.TestCase):
         self.refused(t.Llama4ForCausalLM(chunked), "attn_temperature_tuning")
         chunked.attn_temperature_tuning = False
         self.refused(t.Llama4ForCausalLM(chunked), "neither causal nor a causal window")
+
+        def needs_mask(module, args, named):
+            named["attention_mask"].shape
+
+        needy = models.make(t.LlamaConfig(**models.COMMON), SEED)
+        needy.model.layers[1].register_forward_pre_hook(needs_mask, with_kwargs=True)
+        self.refused(needy, "does not run without masks, over one row of two texts: AttributeError")
         large = t.LlamaConfig(**models.COMMON, head_dim=512)
         self.refused(t.LlamaForCausalLM(large), "self_attn: heads of 512:512: expected sizes within one")
         with torch.device("meta"):
@@ -504,6 +512,16 @@ class RefusalsTest(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "model.training"):
             generator.generate([[1, 2]], max_new_tokens=2)
         self.assertFalse(generator.has_work)
+
+    def test_padded_heads_are_dense(self):
+        """As attention functions of transformers return them: some models take a view of them."""
+        from chunkattn.transformers.memory import Run
+
+        results, attend = [], Run.attend
+        model = models.make(transformers.LlamaConfig(**models.COMMON, head_dim=32), SEED)
+        with unittest.mock.patch.object(Run, "attend", lambda *args: results.append(attend(*args)) or results[-1]):
+            Generator(model)
+        self.assertTrue(results and all(result.is_contiguous() for result in results))
 
     def test_masks(self):
         from chunkattn.transformers.layers import window_of

@@ -34,11 +34,18 @@ def check_against_eager(model, configs, slots, threads, options):
                 for i in range(result.row.num_rows if result else 0):
                     of_text[result.row.position + i] = logits[result.row.first_row + i]
             step.finished()
+        except Exception as error:
+            raise Unsupported(f"{type(model).__name__} does not run without masks, over one row of two texts: "
+                              f"{type(error).__name__}: {error}") from error  # fmt: skip
         finally:
             step.cancel()
     for text, of_text in zip(texts, got):
-        with interface.running(configs, "eager"), torch.inference_mode():
-            expected = model(input_ids=torch.tensor([text]), use_cache=False).logits[0].float()
+        try:
+            with interface.running(configs, "eager"), torch.inference_mode():
+                expected = model(input_ids=torch.tensor([text]), use_cache=False).logits[0].float()
+        except Exception as error:
+            raise Unsupported(f"{type(model).__name__} does not run by its own eager attention, with which it is "
+                              f"compared (check=False leaves that out): {type(error).__name__}: {error}") from error  # fmt: skip
         at = sorted(of_text)
         ours = torch.stack([of_text[position] for position in at]).float()
         difference = float((ours - expected[at]).norm() / expected[at].norm().clamp(min=1e-30))

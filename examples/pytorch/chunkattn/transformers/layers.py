@@ -64,7 +64,9 @@ class Probe:
 
     def attend(self, module, query, key, value, attention_mask, arguments):
         name = self.names.get(id(module), type(module).__name__)
-        if attention_mask is None or id(attention_mask) not in self.masks:
+        if attention_mask is None:
+            raise Unsupported(f"{name}: has no causal mask, only one of its own if any")
+        if id(attention_mask) not in self.masks:
             raise Unsupported(f"{name}: its mask is not made by transformers.masking_utils")
         window = self.masks[id(attention_mask)]
         if arguments.get("is_causal") is False or window is False:

@@ -77,7 +77,7 @@ class Run:
         layers.attention.run(
             layers.cache, number, self.view, query, out, window=slot.window, soft_cap=slot.soft_cap,
             sinks=None if sinks is None else sinks.detach().float().contiguous())  # fmt: skip
-        return out[..., : slot.geometry.value_dim] if layers.more_value else out
+        return out[..., : slot.geometry.value_dim].contiguous() if layers.more_value else out
 
 
 def forward(model, configs, memory, view, rows=None):
