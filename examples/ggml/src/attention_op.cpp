@@ -1,0 +1,214 @@
+#include "attention_op.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels.hpp"
+#include "mask_table.hpp"
+
+namespace plugin {
+namespace {
+
+using namespace chunkattn;
+
+struct Parameters {
+  float scale, max_bias, soft_cap;
+};
+Parameters parameters_of(const ggml_tensor& node) noexcept {
+  Parameters parameters;
+  std::memcpy(&parameters, node.op_params, sizeof parameters);
+  return parameters;
+}
+
+bool has_type_of_kernels(const ggml_tensor& tensor) noexcept {
+  return tensor.type == GGML_TYPE_F32 || tensor.type == GGML_TYPE_F16 ||
+         tensor.type == GGML_TYPE_BF16;
+}
+
+// Whether its rows are dense, and lie whole elements apart.
+bool has_dense_rows(const ggml_tensor& tensor) noexcept {
+  const std::size_t size = ggml_type_size(tensor.type);
+  return tensor.nb[0] == size && tensor.nb[1] % size == 0 && tensor.nb[2] % size == 0 &&
+         tensor.nb[3] % size == 0;
+}
+
+std::int64_t stride(const ggml_tensor& tensor, int dimension) noexcept {
+  return static_cast<std::int64_t>(tensor.nb[dimension] / ggml_type_size(tensor.type));
+}
+
+// K [head_dim, cells, heads, streams] and V likewise.
+template <class T>
+AnyKvView kv_view(const ggml_tensor& k, const ggml_tensor& v) {
+  KvView<T> view;
+  view.k = static_cast<T*>(k.data);
+  view.v = static_cast<T*>(v.data);
+  view.num_chunks = static_cast<std::int32_t>(k.ne[3]);
+  view.num_kv_heads = static_cast<std::int32_t>(k.ne[2]);
+  view.head_dim = static_cast<std::int32_t>(k.ne[0]);
+  view.chunk_size = static_cast<std::int32_t>(k.ne[1]);
+  view.stride_token = stride(k, 1);
+  view.stride_head = stride(k, 2);
+  view.stride_chunk = stride(k, 3);
+  view.value_dim = static_cast<std::int32_t>(v.ne[0]);
+  view.v_stride_token = stride(v, 1);
+  view.v_stride_head = stride(v, 2);
+  view.v_stride_chunk = stride(v, 3);
+  return view;
+}
+AnyKvView kv_view(const ggml_tensor& k, const ggml_tensor& v) {
+  if (k.type == GGML_TYPE_F32) return kv_view<float>(k, v);
+  return k.type == GGML_TYPE_F16 ? kv_view<half>(k, v) : kv_view<bfloat16>(k, v);
+}
+
+double seconds() noexcept {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+const char* reason_to_decline(const ggml_tensor& node) noexcept {
+  if (node.op != GGML_OP_FLASH_ATTN_EXT) return "it is no FLASH_ATTN_EXT";
+  const ggml_tensor &q = *node.src[0], &k = *node.src[1], &v = *node.src[2];
+  const ggml_tensor *mask = node.src[3], *sinks = node.src[4];
+  const Parameters parameters = parameters_of(node);
+  const HeadSize size(static_cast<int>(k.ne[0]), static_cast<int>(v.ne[0]));
+  const auto sizes = head_sizes();
+  if (std::find(sizes.begin(), sizes.end(), size) == sizes.end())
+    return "no kernels were compiled for heads of its size";
+  if (k.type != v.type || !has_type_of_kernels(k))
+    return "K and V are not of one type of F32, F16 and BF16";
+  if (q.type != GGML_TYPE_F32 || node.type != GGML_TYPE_F32) return "queries or result are not F32";
+  if (!has_dense_rows(q) || !has_dense_rows(k) || !has_dense_rows(v) || !ggml_is_contiguous(&node))
+    return "its rows are not dense";
+  if (k.ne[1] != v.ne[1] || k.ne[2] != v.ne[2] || k.ne[3] != v.ne[3] || q.ne[3] != k.ne[3] ||
+      q.ne[2] % k.ne[2] != 0)
+    return "K, V and queries differ in heads or streams";
+  if (!std::isfinite(parameters.scale) || parameters.scale == 0) return "its scale is 0";
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  if (q.ne[1] < 1 || k.ne[1] < 1 || q.ne[1] * q.ne[3] > most / k.ne[1])
+    return "it has no rows, or too many";
+  if (mask != nullptr &&
+      (mask->type != GGML_TYPE_F16 || !has_dense_rows(*mask) || mask->ne[2] != 1 ||
+       (mask->ne[3] != 1 && mask->ne[3] != q.ne[3]) || mask->ne[0] < k.ne[1] ||
+       mask->ne[1] < q.ne[1]))
+    return "its mask is not F16 for all heads";
+  if (mask == nullptr && parameters.max_bias > 0) return "it has a bias without a mask";
+  if (sinks != nullptr && (sinks->type != GGML_TYPE_F32 || !ggml_is_contiguous(sinks)))
+    return "its sinks are not F32";
+  return nullptr;
+}
+
+void AttentionOp::run(const ggml_tensor& node) {
+  const ggml_tensor &q = *node.src[0], &k = *node.src[1], &v = *node.src[2];
+  const double start = seconds();
+  const MaskForest& forest = forest_of(node);
+  const double planned = seconds();
+
+  AnyAttention& attention = attention_for(static_cast<int>(k.ne[0]), static_cast<int>(v.ne[0]),
+                                          parameters_of(node).scale);
+  AnyAttention::RunOptions options;
+  options.variant = variant_of(node, forest);
+  const auto lines = static_cast<std::size_t>(q.ne[1] * q.ne[2] * q.ne[3]);
+  attention.run(kv_view(k, v), LiveView::unchecked(forest.plan()),
+                ConstElements(queries_of(q), ElementType::float32,
+                              lines * static_cast<std::size_t>(q.ne[0])),
+                Elements(node.data, ElementType::float32,
+                         lines * static_cast<std::size_t>(node.ne[0])),
+                options);
+
+  ++totals_.calls;
+  totals_.compare_and_plan_s += planned - start;
+  totals_.attention_s += seconds() - planned;
+}
+
+// The plan of the node's mask: of this step, or the same as in another layer.
+const MaskForest& AttentionOp::forest_of(const ggml_tensor& node) {
+  const ggml_tensor &q = *node.src[0], &k = *node.src[1];
+  const ggml_tensor* const mask = node.src[3];
+  MaskView view;
+  view.streams = static_cast<int>(q.ne[3]);
+  view.rows = static_cast<int>(q.ne[1]);
+  view.cells = static_cast<int>(k.ne[1]);
+  if (mask != nullptr) {
+    view.bits = static_cast<const std::uint16_t*>(mask->data);
+    view.row_stride = stride(*mask, 1);
+    view.stream_stride = mask->ne[3] == 1 ? 0 : stride(*mask, 3);
+  }
+  constexpr std::size_t most = 4;
+  auto known = std::find_if(known_.begin(), known_.end(),
+                            [&](const Known& each) { return each.mask == view.bits; });
+  if (known == known_.end() && known_.size() < most) {
+    known = known_.emplace(known_.end());
+  } else if (known == known_.end()) {
+    known = std::min_element(known_.begin(), known_.end(), [](const Known& a, const Known& b) {
+      return a.last_use < b.last_use;
+    });
+  }
+  known->mask = view.bits;
+  known->last_use = ++uses_;
+  if (known->forest.update(view)) {
+    ++totals_.plans;
+    if (known->forest.has_table()) ++totals_.tables;
+  }
+  return known->forest;
+}
+
+// Queries as [streams][rows][heads][head_dim]: where they are, if they lie so, else copies.
+const float* AttentionOp::queries_of(const ggml_tensor& q) {
+  const std::int64_t dim = q.ne[0], rows = q.ne[1], heads = q.ne[2], streams = q.ne[3];
+  const auto* const data = static_cast<const float*>(q.data);
+  const bool fits = (heads == 1 || stride(q, 2) == dim) &&
+                    (rows == 1 || stride(q, 1) == heads * dim) &&
+                    (streams == 1 || stride(q, 3) == rows * heads * dim);
+  if (fits) return data;
+  queries_.resize(static_cast<std::size_t>(dim * rows * heads * streams));
+  float* to = queries_.data();
+  for (std::int64_t s = 0; s < streams; ++s)
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t h = 0; h < heads; ++h, to += dim)
+        std::copy_n(data + s * stride(q, 3) + r * stride(q, 1) + h * stride(q, 2), dim, to);
+  return queries_.data();
+}
+
+AnyVariant AttentionOp::variant_of(const ggml_tensor& node, const MaskForest& forest) {
+  const Parameters parameters = parameters_of(node);
+  const auto heads = static_cast<std::size_t>(node.src[0]->ne[2]);
+  const auto* const given =
+      node.src[4] == nullptr ? nullptr : static_cast<const float*>(node.src[4]->data);
+  const bool caps = parameters.soft_cap != 0;
+  if (!forest.has_table() && given == nullptr)
+    return caps ? AnyVariant(SoftCap{parameters.soft_cap}) : AnyVariant(Plain{});
+  if (!forest.has_table() && !caps) return Sinks{{given, heads}};
+
+  slopes_.assign(heads, 1.0f);
+  if (parameters.max_bias > 0) {
+    // ALiBi: powers of one number for the first heads, of its square root for the others.
+    const std::size_t whole = std::size_t{1}
+                              << static_cast<int>(std::log2(static_cast<double>(heads)));
+    const float first = std::pow(2.0f, -parameters.max_bias / static_cast<float>(whole));
+    const float others = std::pow(2.0f, -parameters.max_bias / 2 / static_cast<float>(whole));
+    for (std::size_t h = 0; h < heads; ++h)
+      slopes_[h] = h < whole ? std::pow(first, static_cast<float>(h + 1))
+                             : std::pow(others, static_cast<float>(2 * (h - whole) + 1));
+  }
+  sinks_.assign(heads, -std::numeric_limits<float>::infinity());
+  if (given != nullptr) sinks_.assign(given, given + heads);
+  MaskTable table{forest.table().data(), forest.plan().chunk_size, slopes_.data(), sinks_.data()};
+  if (caps) return combine(SoftCap{parameters.soft_cap}, table);
+  return table;
+}
+
+AnyAttention& AttentionOp::attention_for(int head_dim, int value_dim, float scale) {
+  auto& attention = attentions_[{head_dim, value_dim, scale}];
+  if (!attention) {
+    CpuOptions options;
+    options.sm_scale = scale;
+    attention = make_attention(HeadSize(head_dim, value_dim), workers_, options);
+  }
+  return *attention;
+}
+
+}  // namespace plugin

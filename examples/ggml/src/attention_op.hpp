@@ -1,0 +1,63 @@
+// ggml's operation FLASH_ATTN_EXT by our kernels: reads a node, finds the plan of its mask, and runs
+// attention over K and V where they lie.
+#pragma once
+
+#include <ggml.h>
+
+#include <chunkattn/any_attention.hpp>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "mask_forest.hpp"
+#include "workers.hpp"
+
+namespace plugin {
+
+/// Why the node is left to ggml's own code, in some words; null if it is taken.
+[[nodiscard]] const char* reason_to_decline(const ggml_tensor& node) noexcept;
+
+/// What a backend computes with. Used by one thread at a time.
+class AttentionOp {
+ public:
+  /// Threads, the caller's included.
+  void set_threads(int count) { workers_.set_concurrency(count); }
+
+  /// Computes a node that is taken, whose tensors are in host memory.
+  /// \throws std::bad_alloc without memory
+  void run(const ggml_tensor& node);
+
+  /// What it has done so far.
+  struct Totals {
+    std::int64_t calls = 0;        ///< nodes computed
+    std::int64_t plans = 0;        ///< masks that became plans
+    std::int64_t tables = 0;       ///< of them, those that are no forest
+    double compare_and_plan_s = 0;  ///< for finding out whether the mask is known, and plans
+    double attention_s = 0;        ///< for everything else
+  };
+  [[nodiscard]] const Totals& totals() const noexcept { return totals_; }
+
+ private:
+  struct Known {  // a mask by its place: a model may have several, for layers of several kinds
+    const void* mask = nullptr;
+    std::uint64_t last_use = 0;
+    MaskForest forest;
+  };
+
+  const MaskForest& forest_of(const ggml_tensor& node);
+  const float* queries_of(const ggml_tensor& q);
+  chunkattn::AnyVariant variant_of(const ggml_tensor& node, const MaskForest& forest);
+  chunkattn::AnyAttention& attention_for(int head_dim, int value_dim, float scale);
+
+  Workers workers_;
+  std::map<std::tuple<int, int, float>, std::unique_ptr<chunkattn::AnyAttention>> attentions_;
+  std::vector<Known> known_;
+  std::uint64_t uses_ = 0;
+  std::vector<float> queries_;  // where they do not lie as kernels want them
+  std::vector<float> slopes_, sinks_;
+  Totals totals_;
+};
+
+}  // namespace plugin

@@ -1,0 +1,26 @@
+// Which kernels the plugin has: head sizes are those that CMake was told of.
+#pragma once
+
+#include <chunkattn/any_attention.hpp>
+#include <chunkattn/attention_options.hpp>
+#include <memory>
+#include <span>
+
+#include "workers.hpp"
+
+namespace plugin {
+
+/// Attention over K and V of float, half or bfloat16 for heads of `size`, one of head_sizes(), on
+/// `workers`, which must outlive it. Variants: none, SoftCap, Sinks, MaskTable, and the last after
+/// SoftCap.
+/// \throws chunkattn::InvalidArgument for another size
+[[nodiscard]] std::unique_ptr<chunkattn::AnyAttention> make_attention(
+    chunkattn::HeadSize size, Workers& workers, const chunkattn::CpuOptions& options);
+
+/// The sizes of heads that kernels were compiled for.
+[[nodiscard]] std::span<const chunkattn::HeadSize> head_sizes() noexcept;
+
+/// Whether this processor has the instructions that kernels were compiled for.
+[[nodiscard]] bool kernels_run_here() noexcept;
+
+}  // namespace plugin
