@@ -1,5 +1,7 @@
-// Masks as forests of segments: that each row of the plan sees the cells that the mask shows it, once
-// each, whatever the mask; and that masks which are forests become one.
+// Masks as forests of segments: that each row of the plan sees the cells that the mask shows it,
+// once each, whatever the mask; and that masks which are forests become one.
+#include "examples/ggml/src/mask_forest.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 #include <set>
 #include <vector>
 
-#include "examples/ggml/src/mask_forest.hpp"
 #include "support/random.hpp"
 
 namespace {
@@ -28,7 +29,9 @@ struct Mask {
   std::vector<std::uint16_t> bits;
 
   Mask(int num_streams, int num_rows, int num_cells)
-      : streams(num_streams), rows(num_rows), cells(num_cells),
+      : streams(num_streams),
+        rows(num_rows),
+        cells(num_cells),
         bits(static_cast<std::size_t>(num_streams * num_rows * (num_cells + gap)), one_half) {
     for (int s = 0; s < streams; ++s)
       for (int r = 0; r < rows; ++r)
@@ -104,7 +107,8 @@ void check(Mask& mask, const MaskForest& forest) {
   for (int s = 0; s < plan.num_segments; ++s) CHECK(plan.segments[s].parent < s);
 }
 
-/// Shows cells to rows as a random forest does: a set of rows gets some cells, its parts get others.
+/// Shows cells to rows as a random forest does: a set of rows gets some cells, its parts get
+/// others.
 void grow(Mask& mask, int stream, std::vector<int> rows, std::vector<int>& free_cells,
           test::Random& random) {
   const auto take = std::min<std::size_t>(free_cells.size(), random.index(9));
@@ -148,7 +152,7 @@ TEST_CASE("random forests are found, whatever the order of cells and rows") {
       for (int r = 0; r < mask.rows; ++r) rows.push_back(r);
       for (int c = 0; c < mask.cells; ++c) cells.push_back(c);
       random.shuffle(cells);
-      cells.resize(random.index(cells.size() + 1));  // the others are seen by nobody
+      cells.resize(random.index(cells.size() + 1));                 // the others are seen by nobody
       if (random.chance(0.25) && rows.size() > 2) rows.pop_back();  // sees nothing
       grow(mask, s, rows, cells, random);
     }

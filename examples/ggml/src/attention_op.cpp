@@ -90,10 +90,9 @@ const char* reason_to_decline(const ggml_tensor& node) noexcept {
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
   if (q.ne[1] < 1 || k.ne[1] < 1 || q.ne[1] * q.ne[3] > most / k.ne[1])
     return "it has no rows, or too many";
-  if (mask != nullptr &&
-      (mask->type != GGML_TYPE_F16 || !has_dense_rows(*mask) || mask->ne[2] != 1 ||
-       (mask->ne[3] != 1 && mask->ne[3] != q.ne[3]) || mask->ne[0] < k.ne[1] ||
-       mask->ne[1] < q.ne[1]))
+  if (mask != nullptr && (mask->type != GGML_TYPE_F16 || !has_dense_rows(*mask) ||
+                          mask->ne[2] != 1 || (mask->ne[3] != 1 && mask->ne[3] != q.ne[3]) ||
+                          mask->ne[0] < k.ne[1] || mask->ne[1] < q.ne[1]))
     return "its mask is not F16 for all heads";
   if (mask == nullptr && parameters.max_bias > 0) return "it has a bias without a mask";
   if (sinks != nullptr && (sinks->type != GGML_TYPE_F32 || !ggml_is_contiguous(sinks)))
@@ -112,12 +111,11 @@ void AttentionOp::run(const ggml_tensor& node) {
   AnyAttention::RunOptions options;
   options.variant = variant_of(node, forest);
   const auto lines = static_cast<std::size_t>(q.ne[1] * q.ne[2] * q.ne[3]);
-  attention.run(kv_view(k, v), LiveView::unchecked(forest.plan()),
-                ConstElements(queries_of(q), ElementType::float32,
-                              lines * static_cast<std::size_t>(q.ne[0])),
-                Elements(node.data, ElementType::float32,
-                         lines * static_cast<std::size_t>(node.ne[0])),
-                options);
+  attention.run(
+      kv_view(k, v), LiveView::unchecked(forest.plan()),
+      ConstElements(queries_of(q), ElementType::float32, lines * static_cast<std::size_t>(q.ne[0])),
+      Elements(node.data, ElementType::float32, lines * static_cast<std::size_t>(node.ne[0])),
+      options);
 
   ++totals_.calls;
   totals_.compare_and_plan_s += planned - start;

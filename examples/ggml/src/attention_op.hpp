@@ -1,5 +1,5 @@
-// ggml's operation FLASH_ATTN_EXT by our kernels: reads a node, finds the plan of its mask, and runs
-// attention over K and V where they lie.
+// ggml's operation FLASH_ATTN_EXT by our kernels: reads a node, finds the plan of its mask, and
+// runs attention over K and V where they lie.
 #pragma once
 
 #include <ggml.h>
@@ -31,11 +31,11 @@ class AttentionOp {
 
   /// What it has done so far.
   struct Totals {
-    std::int64_t calls = 0;        ///< nodes computed
-    std::int64_t plans = 0;        ///< masks that became plans
-    std::int64_t tables = 0;       ///< of them, those that are no forest
+    std::int64_t calls = 0;         ///< nodes computed
+    std::int64_t plans = 0;         ///< masks that became plans
+    std::int64_t tables = 0;        ///< of them, those that are no forest
     double compare_and_plan_s = 0;  ///< for finding out whether the mask is known, and plans
-    double attention_s = 0;        ///< for everything else
+    double attention_s = 0;         ///< for everything else
   };
   [[nodiscard]] const Totals& totals() const noexcept { return totals_; }
 

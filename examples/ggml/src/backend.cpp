@@ -16,7 +16,7 @@
 
 #define PLUGIN_TEXT_OF(x) #x
 #define PLUGIN_TEXT(x) PLUGIN_TEXT_OF(x)
-#define PLUGIN_VERSION               \
+#define PLUGIN_VERSION                 \
   PLUGIN_TEXT(CHUNKATTN_VERSION_MAJOR) \
   "." PLUGIN_TEXT(CHUNKATTN_VERSION_MINOR) "." PLUGIN_TEXT(CHUNKATTN_VERSION_PATCH)
 
@@ -25,9 +25,12 @@ namespace {
 constexpr const char* name = "chunkattn";
 constexpr const char* description = "ChunkAttention " PLUGIN_VERSION;
 
-bool wants_statistics() noexcept { return std::getenv("CHUNKATTN_GGML_STATISTICS") != nullptr; }
+bool wants_statistics() noexcept {
+  return std::getenv("CHUNKATTN_GGML_STATISTICS") != nullptr;
+}
 
-// --- the backend: what computes --------------------------------------------------------------------
+// --- the backend: what computes
+// --------------------------------------------------------------------
 
 plugin::AttentionOp& op_of(ggml_backend_t backend) {
   return *static_cast<plugin::AttentionOp*>(backend->context);
@@ -36,11 +39,12 @@ plugin::AttentionOp& op_of(ggml_backend_t backend) {
 void free_backend(ggml_backend_t backend) {
   const plugin::AttentionOp::Totals& totals = op_of(backend).totals();
   if (wants_statistics())
-    GGML_LOG_INFO("%s: %lld calls, %lld plans, of which %lld as tables; plans %.3f ms, attention "
-                  "%.3f ms\n",
-                  name, static_cast<long long>(totals.calls), static_cast<long long>(totals.plans),
-                  static_cast<long long>(totals.tables), 1e3 * totals.compare_and_plan_s,
-                  1e3 * totals.attention_s);
+    GGML_LOG_INFO(
+        "%s: %lld calls, %lld plans, of which %lld as tables; plans %.3f ms, attention "
+        "%.3f ms\n",
+        name, static_cast<long long>(totals.calls), static_cast<long long>(totals.plans),
+        static_cast<long long>(totals.tables), 1e3 * totals.compare_and_plan_s,
+        1e3 * totals.attention_s);
   delete &op_of(backend);
   delete backend;
 }
@@ -62,7 +66,9 @@ ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) {
   return GGML_STATUS_SUCCESS;
 }
 
-void set_n_threads(ggml_backend_t backend, int count) { op_of(backend).set_threads(count); }
+void set_n_threads(ggml_backend_t backend, int count) {
+  op_of(backend).set_threads(count);
+}
 
 ggml_guid_t guid() {
   static ggml_guid bytes = {0xc4, 0x0c, 0x1e, 0xa7, 0x51, 0x0b, 0x4d, 0x9e,
@@ -87,7 +93,8 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, const char*) {
   }
 }
 
-// --- the device ------------------------------------------------------------------------------------
+// --- the device
+// ------------------------------------------------------------------------------------
 
 void get_memory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
   *free = *total = 0;  // none of its own
@@ -135,7 +142,8 @@ ggml_backend_device_i device_functions() {
   return functions;
 }
 
-// --- the registry ----------------------------------------------------------------------------------
+// --- the registry
+// ----------------------------------------------------------------------------------
 
 ggml_backend_dev_t get_device(ggml_backend_reg_t registry, std::size_t) {
   static ggml_backend_device device{device_functions(), registry, nullptr};
@@ -149,11 +157,11 @@ void* get_proc_address(ggml_backend_reg_t, const char* function) {
 }
 
 ggml_backend_reg_t registry() {
-  static ggml_backend_reg one{GGML_BACKEND_API_VERSION,
-                              {[](ggml_backend_reg_t) { return name; },
-                               [](ggml_backend_reg_t) { return std::size_t{1}; }, get_device,
-                               get_proc_address},
-                              nullptr};
+  static ggml_backend_reg one{
+      GGML_BACKEND_API_VERSION,
+      {[](ggml_backend_reg_t) { return name; }, [](ggml_backend_reg_t) { return std::size_t{1}; },
+       get_device, get_proc_address},
+      nullptr};
   return &one;
 }
 

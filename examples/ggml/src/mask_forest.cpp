@@ -13,7 +13,9 @@ namespace {
 
 constexpr std::uint16_t minus_infinity = 0xfc00;
 
-bool shows(std::uint16_t bits) noexcept { return (bits & 0x7fff) == 0; }
+bool shows(std::uint16_t bits) noexcept {
+  return (bits & 0x7fff) == 0;
+}
 
 /// The value of a 16-bit float.
 float value_of(std::uint16_t bits) noexcept {
@@ -259,7 +261,7 @@ void MaskForest::number_rows(int stream, int rows) {
   };
   for (int r = 0; r < rows; ++r)
     if (deepest_[static_cast<std::size_t>(r)] < 0) give(r);  // sees nothing
-  std::vector<int>& walk = roots;  // a stack, the first root on top
+  std::vector<int>& walk = roots;                            // a stack, the first root on top
   std::vector<int> ordered;
   while (!walk.empty()) {
     const int s = walk.back();
@@ -286,7 +288,8 @@ void MaskForest::add_segments(int stream) {
     if (set.parent >= 0) ++num_children[static_cast<std::size_t>(set.parent)];
   for (const int s : order_) {
     Set& set = sets_[static_cast<std::size_t>(s)];
-    const Set* const above = set.parent < 0 ? nullptr : &sets_[static_cast<std::size_t>(set.parent)];
+    const Set* const above =
+        set.parent < 0 ? nullptr : &sets_[static_cast<std::size_t>(set.parent)];
     const std::int32_t position = above == nullptr ? 0 : above->end;
     if (above != nullptr && num_children[static_cast<std::size_t>(set.parent)] == 1 &&
         set.cells <= max_joined_cells) {

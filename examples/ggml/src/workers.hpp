@@ -1,6 +1,6 @@
-// The threads that kernels run on: those of ggml. Its threads are OpenMP's where both were built with
-// it, and wait for work by spinning, so a second set of threads would have to share the processors
-// with them.
+// The threads that kernels run on: those of ggml. Its threads are OpenMP's where both were built
+// with it, and wait for work by spinning, so a second set of threads would have to share the
+// processors with them.
 #pragma once
 
 #include <atomic>
