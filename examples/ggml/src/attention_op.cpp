@@ -177,9 +177,12 @@ AnyVariant AttentionOp::variant_of(const ggml_tensor& node, const MaskForest& fo
   const auto* const given =
       node.src[4] == nullptr ? nullptr : static_cast<const float*>(node.src[4]->data);
   const bool caps = parameters.soft_cap != 0;
-  if (!forest.has_table() && given == nullptr)
-    return caps ? AnyVariant(SoftCap{parameters.soft_cap}) : AnyVariant(Plain{});
-  if (!forest.has_table() && !caps) return Sinks{{given, heads}};
+  sinks_.assign(heads, -std::numeric_limits<float>::infinity());
+  if (given != nullptr) sinks_.assign(given, given + heads);
+  if (!forest.has_table()) {
+    if (caps) return combine(SoftCap{parameters.soft_cap}, Sinks{sinks_});
+    return given == nullptr ? AnyVariant(Plain{}) : AnyVariant(Sinks{sinks_});
+  }
 
   slopes_.assign(heads, 1.0f);
   if (parameters.max_bias > 0) {
@@ -192,9 +195,8 @@ AnyVariant AttentionOp::variant_of(const ggml_tensor& node, const MaskForest& fo
       slopes_[h] = h < whole ? std::pow(first, static_cast<float>(h + 1))
                              : std::pow(others, static_cast<float>(2 * (h - whole) + 1));
   }
-  sinks_.assign(heads, -std::numeric_limits<float>::infinity());
-  if (given != nullptr) sinks_.assign(given, given + heads);
-  MaskTable table{forest.table().data(), forest.plan().chunk_size, slopes_.data(), sinks_.data()};
+  const MaskTable table{forest.table().data(), forest.plan().chunk_size, slopes_.data(),
+                        sinks_.data()};
   if (caps) return combine(SoftCap{parameters.soft_cap}, table);
   return table;
 }

@@ -24,6 +24,8 @@ namespace {
 
 constexpr const char* name = "chunkattn";
 constexpr const char* description = "ChunkAttention " PLUGIN_VERSION;
+// ggml promises nothing between versions about the structs that it shares with backends.
+constexpr const char* built_for = "built for ggml " PLUGIN_GGML_VERSION;
 
 bool wants_statistics() noexcept {
   return std::getenv("CHUNKATTN_GGML_STATISTICS") != nullptr;
@@ -175,9 +177,9 @@ extern "C" __attribute__((visibility("default"))) int ggml_backend_score() {
 /// The registry, or null for another version of ggml than this was compiled with: ggml then says
 /// that it goes on without.
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init() {
-  if (std::strcmp(ggml_version(), PLUGIN_GGML_VERSION) != 0) {
-    GGML_LOG_ERROR("%s: built for ggml %s, but this is ggml %s: not used\n", name,
-                   PLUGIN_GGML_VERSION, ggml_version());
+  constexpr std::size_t version = sizeof "built for ggml " - 1;
+  if (std::strcmp(ggml_version(), built_for + version) != 0) {
+    GGML_LOG_ERROR("%s: %s, but this is ggml %s: not used\n", name, built_for, ggml_version());
     return nullptr;
   }
   return registry();

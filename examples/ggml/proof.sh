@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# proof.sh FOLDER [quick]: stock llama.cpp with and without the plugin.
+#
+# Fetches llama.cpp's source (with the source package of llama-cpp-python, a pinned version), builds what is
+# needed of it and the plugin into FOLDER, and runs llama.cpp's own programs: its test of FLASH_ATTN_EXT, and
+# texts of a real model, which must be the same with the plugin as without. `quick` leaves texts out, and most
+# sizes of heads.
+#
+# LLAMA_CPP_DIR and LLAMA_CPP_BUILD name a source and a build that are there already; MODEL is the GGUF file
+# whose texts are compared. Exit 77: the source could not be fetched.
+set -euo pipefail
+folder=$(realpath -m "$1")
+quick=${2:-}
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+version=0.3.36
+heads="40;64;72;80;96;128;192;256;64:72;72:64;96:64;192:128"
+[ -z "$quick" ] || heads="64;192:128"
+jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
+mkdir -p "$folder"
+
+say() { printf '\n==> %s\n' "$*"; }
+fail() { printf '\nFAILED: %s\n' "$*" >&2; exit 1; }
+logged() {  # logged NAME COMMAND...: its output goes to FOLDER/NAME.log, which is shown if it fails
+  local log=$folder/$1.log
+  "${@:2}" >"$log" 2>&1 || { tail -40 "$log"; fail "$1 (all of it: $log)"; }
+}
+
+instruction_sets() {  # options of ggml for this processor
+  local name
+  if [ "$(uname -m)" != x86_64 ]; then
+    echo -DGGML_CPU_ALL_VARIANTS=ON
+    return
+  fi
+  for name in avx:AVX avx2:AVX2 fma:FMA f16c:F16C bmi2:BMI2 avx_vnni:AVX_VNNI avx512bw:AVX512 avx512vbmi:AVX512_VBMI \
+    avx512_vnni:AVX512_VNNI avx512_bf16:AVX512_BF16 amx_tile:AMX_TILE amx_int8:AMX_INT8 amx_bf16:AMX_BF16; do
+    if grep -qw "${name%:*}" /proc/cpuinfo; then echo "-DGGML_${name#*:}=ON"; fi
+  done
+}
+
+# --- llama.cpp ---------------------------------------------------------------------------------------
+
+source=${LLAMA_CPP_DIR:-$folder/llama_cpp_python-$version/vendor/llama.cpp}
+build=${LLAMA_CPP_BUILD:-$folder/llama.cpp}
+if [ ! -e "$source/ggml/src/ggml-backend-impl.h" ]; then
+  say "fetching llama.cpp with llama-cpp-python $version"
+  if ! python3 -m pip download -q --no-deps --no-binary :all: -d "$folder" "llama-cpp-python==$version" \
+    >"$folder/download.log" 2>&1; then
+    echo "SKIPPED: the source of llama-cpp-python could not be fetched: $(tail -1 "$folder/download.log")"
+    exit 77
+  fi
+  tar -xzf "$folder/llama_cpp_python-$version.tar.gz" -C "$folder"
+fi
+programs="test-backend-ops llama-completion llama-batched-bench llama-server"
+[ -z "$quick" ] || programs=test-backend-ops
+if [ -z "${LLAMA_CPP_BUILD:-}" ]; then
+  say "building llama.cpp: $programs (some ten minutes on two cores)"
+  generator=()
+  if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
+  # Backends are loaded in such builds only, which know this machine by what they are told of it.
+  logged configure_llama cmake -S "$source" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release \
+    -DGGML_BACKEND_DL=ON -DGGML_NATIVE=OFF $(instruction_sets) \
+    -DLLAMA_CURL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+  logged build_llama cmake --build "$build" -j "$jobs" --target $programs
+fi
+
+# --- the plugin --------------------------------------------------------------------------------------
+
+say "building the plugin"
+generator=()
+if [ ! -e "$folder/plugin/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
+logged configure_plugin cmake -S "$here" -B "$folder/plugin" "${generator[@]}" -DLLAMA_CPP_DIR="$source" \
+  -DLLAMA_CPP_BUILD="$build" -DCHUNKATTN_GGML_HEAD_DIMS="$heads" -DCMAKE_CXX_COMPILER="${CXX:-c++}"
+logged build_plugin cmake --build "$folder/plugin" -j "$jobs"
+plugin=$folder/plugin/libggml-chunkattn.so
+with() { GGML_BACKEND_PATH=$plugin "$@"; }
+
+# --- its results -------------------------------------------------------------------------------------
+
+say "llama.cpp's test of FLASH_ATTN_EXT"
+with "$build/bin/test-backend-ops" test -o FLASH_ATTN_EXT -b chunkattn >"$folder/test_backend_ops.log" 2>&1 || true
+python3 "$here/check/backend_ops.py" "$folder/test_backend_ops.log" --heads "$heads"
+
+say "the plugin beside ggml's own code"
+"$folder/plugin/check_attention" "$plugin" --rounds 1 --quick 2>/dev/null
+
+say "faults: llama.cpp goes on without, and says so"
+bash "$here/check/faults.sh" "$build/bin/test-backend-ops" "$plugin" "$folder/faults"
+
+if [ -z "$quick" ]; then
+  say "texts"
+  python3 "$here/check/texts.py" "$build/bin" "$plugin" "${MODEL:?a GGUF file whose texts are to be compared}" \
+    --folder "$folder"
+fi
+say "all is well"
