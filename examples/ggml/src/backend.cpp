@@ -6,9 +6,11 @@
 #include <ggml-impl.h>
 
 #include <chunkattn/version.hpp>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <new>
 
 #include "attention_op.hpp"
@@ -40,13 +42,13 @@ plugin::AttentionOp& op_of(ggml_backend_t backend) {
 
 void free_backend(ggml_backend_t backend) {
   const plugin::AttentionOp::Totals& totals = op_of(backend).totals();
-  if (wants_statistics())
-    GGML_LOG_INFO(
-        "%s: %lld calls, %lld plans, of which %lld as tables; plans %.3f ms, attention "
-        "%.3f ms\n",
-        name, static_cast<long long>(totals.calls), static_cast<long long>(totals.plans),
-        static_cast<long long>(totals.tables), 1e3 * totals.compare_and_plan_s,
-        1e3 * totals.attention_s);
+  if (std::getenv("CHUNKATTN_GGML_STATISTICS") != nullptr)  // not by the log, which may be filtered
+    std::fprintf(stderr,
+                 "%s: %lld calls, %lld plans, of which %lld as tables; plans %.3f ms, attention "
+                 "%.3f ms\n",
+                 name, static_cast<long long>(totals.calls), static_cast<long long>(totals.plans),
+                 static_cast<long long>(totals.tables), 1e3 * totals.compare_and_plan_s,
+                 1e3 * totals.attention_s);
   delete &op_of(backend);
   delete backend;
 }
