@@ -51,7 +51,7 @@ if [ ! -e "$source/ggml/src/ggml-backend-impl.h" ]; then
   fi
   tar -xzf "$folder/llama_cpp_python-$version.tar.gz" -C "$folder"
 fi
-programs="test-backend-ops llama-completion llama-batched-bench llama-server"
+programs="test-backend-ops llama-completion llama-batched-bench llama-server llama-quantize"
 [ -z "$quick" ] || programs=test-backend-ops
 if [ -z "${LLAMA_CPP_BUILD:-}" ]; then
   say "building llama.cpp: $programs (some ten minutes on two cores)"
@@ -89,7 +89,8 @@ bash "$here/check/faults.sh" "$build/bin/test-backend-ops" "$plugin" "$folder/fa
 
 if [ -z "$quick" ]; then
   say "texts"
-  python3 "$here/check/texts.py" "$build/bin" "$plugin" "${MODEL:?a GGUF file whose texts are to be compared}" \
-    --folder "$folder"
+  logged dequantise "$build/bin/llama-quantize" --allow-requantize \
+    "${MODEL:?a GGUF file whose texts are to be compared}" "$folder/model.f32.gguf" F32
+  python3 "$here/check/texts.py" "$build/bin" "$plugin" "$folder/model.f32.gguf" --folder "$folder"
 fi
 say "all is well"

@@ -3,9 +3,11 @@
 
 usage: texts.py BIN PLUGIN MODEL [--types f32,f16,bf16] [--tokens N]
 
-llama-completion with prompts of their own; llama-server with requests at once that share a prompt, by unified
-K/V. Both have K/V of the type that is named; ggml adds up in F16 where K/V are F16, so that where two tokens are
-about as likely its text may be another, which is shown and is a failure only of f32 and bf16."""
+llama-completion with prompts of their own; llama-server with requests at once that share a prompt, by unified K/V.
+MODEL is to have F32 weights: products with quantised ones round their inputs to 8 bits, so that a difference in the
+last bit becomes one that changes texts (llama.cpp's with -fa on and -fa off differ then, too). Where K/V are F16 or
+BF16, ggml rounds queries, and for F16 sums, to 16 bits, which the plugin does not: differences are shown, and are
+failures of f32 alone."""
 import argparse
 import concurrent.futures
 import json
@@ -111,7 +113,7 @@ def main():
             texts = [(stock, ours) for name, stock, ours in pairs if name == program]
             same = sum(stock == ours for stock, ours in texts)
             print(f"{program}, K/V {kind}: {same} of {len(texts)} texts of {options.tokens} tokens are the same", flush=True)
-            failed = failed or (same < len(texts) and kind != "f16")
+            failed = failed or (same < len(texts) and kind == "f32")
             for stock, ours in texts:
                 if stock != ours:
                     at = len(os.path.commonprefix([stock, ours]))
