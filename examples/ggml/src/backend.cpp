@@ -29,12 +29,7 @@ constexpr const char* description = "ChunkAttention " PLUGIN_VERSION;
 // ggml promises nothing between versions about the structs that it shares with backends.
 constexpr const char* built_for = "built for ggml " PLUGIN_GGML_VERSION;
 
-bool wants_statistics() noexcept {
-  return std::getenv("CHUNKATTN_GGML_STATISTICS") != nullptr;
-}
-
-// --- the backend: what computes
-// --------------------------------------------------------------------
+// --- the backend: what computes ---
 
 plugin::AttentionOp& op_of(ggml_backend_t backend) {
   return *static_cast<plugin::AttentionOp*>(backend->context);
@@ -97,8 +92,7 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, const char*) {
   }
 }
 
-// --- the device
-// ------------------------------------------------------------------------------------
+// --- the device ---
 
 void get_memory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
   *free = *total = 0;  // none of its own
@@ -146,8 +140,7 @@ ggml_backend_device_i device_functions() {
   return functions;
 }
 
-// --- the registry
-// ----------------------------------------------------------------------------------
+// --- the registry ---
 
 ggml_backend_dev_t get_device(ggml_backend_reg_t registry, std::size_t) {
   static ggml_backend_device device{device_functions(), registry, nullptr};

@@ -84,8 +84,8 @@ class MaskForest {
   bool valid_ = false;
 
   // Of the stream at work.
-  std::vector<std::uint64_t> row_keys_, signatures_;
-  std::vector<std::int32_t> visible_;  // cells that each row sees
+  std::vector<std::uint64_t> signatures_;  // by cell: of the rows that see it
+  std::vector<std::int32_t> visible_;      // cells that each row sees
   std::vector<Run> runs_, sorted_runs_;
   std::vector<int> run_sets_, set_rows_, deepest_, order_, children_, row_of_;
   std::vector<Set> sets_;
