@@ -70,7 +70,6 @@ double seconds() noexcept {
 }  // namespace
 
 const char* reason_to_decline(const ggml_tensor& node) noexcept {
-  if (node.op != GGML_OP_FLASH_ATTN_EXT) return "it is no FLASH_ATTN_EXT";
   const ggml_tensor &q = *node.src[0], &k = *node.src[1], &v = *node.src[2];
   const ggml_tensor *mask = node.src[3], *sinks = node.src[4];
   const Parameters parameters = parameters_of(node);

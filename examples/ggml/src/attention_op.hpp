@@ -16,7 +16,7 @@
 
 namespace plugin {
 
-/// Why the node is left to ggml's own code, in some words; null if it is taken.
+/// Why a FLASH_ATTN_EXT is left to ggml's own code, in some words; null if it is taken.
 [[nodiscard]] const char* reason_to_decline(const ggml_tensor& node) noexcept;
 
 /// What a backend computes with. Used by one thread at a time.

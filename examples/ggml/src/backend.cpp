@@ -11,7 +11,10 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <set>
+#include <string_view>
 
 #include "attention_op.hpp"
 #include "kernels.hpp"
@@ -107,6 +110,15 @@ void get_props(ggml_backend_dev_t, ggml_backend_dev_props* props) {
   props->caps.mmap_support = true;
 }
 
+/// Says once for each reason that an attention is left to ggml.
+void tell_declined(const char* reason) {
+  static std::mutex mutex;
+  static std::set<std::string_view> told;
+  const std::lock_guard guard(mutex);
+  if (told.insert(reason).second)
+    GGML_LOG_WARN("%s: an attention is left to ggml's own code: %s\n", name, reason);
+}
+
 bool supports_op(ggml_backend_dev_t, const ggml_tensor* node) {
   switch (node->op) {
     case GGML_OP_NONE:
@@ -115,8 +127,14 @@ bool supports_op(ggml_backend_dev_t, const ggml_tensor* node) {
     case GGML_OP_PERMUTE:
     case GGML_OP_TRANSPOSE:
       return true;
+    case GGML_OP_FLASH_ATTN_EXT:
+      if (const char* const reason = plugin::reason_to_decline(*node)) {
+        tell_declined(reason);
+        return false;
+      }
+      return true;
     default:
-      return plugin::reason_to_decline(*node) == nullptr;
+      return false;
   }
 }
 
