@@ -15,7 +15,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 version=0.3.36
 heads="40;64;72;80;96;128;192;256;64:72;72:64;96:64;192:128"
-[ -z "$quick" ] || heads="64;192:128"
+[ -z "$quick" ] || heads="64;128"
 jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
 mkdir -p "$folder"
 

@@ -180,7 +180,7 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--rounds") == 0 && i + 1 < argc) rounds = std::atoi(argv[++i]);
     if (std::strcmp(argv[i], "--quick") == 0) quick = true;
   }
-  ggml_backend_load_all();
+  ggml_backend_load_all_from_path(LLAMA_CPP_PROGRAMS);  // ggml's own
   ggml_backend_reg_t plugin = argc < 2 ? nullptr : ggml_backend_load(argv[1]);
   if (plugin == nullptr) {
     std::fprintf(stderr, "usage: check_attention PLUGIN.so [--threads N] [--rounds N] [--quick]\n");
@@ -191,6 +191,11 @@ int main(int argc, char** argv) {
   std::mt19937_64 random(seed);
   ggml_backend_t ours = ggml_backend_dev_init(ggml_backend_reg_dev_get(plugin, 0), nullptr);
   ggml_backend_t cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
+  if (ours == nullptr || cpu == nullptr) {
+    std::fprintf(stderr,
+                 "no backend for the CPU in " LLAMA_CPP_PROGRAMS ", or none of the plugin\n");
+    return 2;
+  }
   for (ggml_backend_t backend : {ours, cpu}) {
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
     reinterpret_cast<ggml_backend_set_n_threads_t>(
