@@ -138,12 +138,16 @@ class Tiers {
 
   /// A change of what a tier holds: see Options::tier_sink.
   struct Event {
-    /// Blocks came into a tier, or left it; all that was told before holds no longer, and what does
-    /// follows; or a block is in no tier, and told of because one that continues it follows. (A
-    /// tier may lose a block and keep what continues it.) It may be forgotten again when nothing
-    /// that continues it is in any tier.
-    enum class Kind : std::uint8_t { stored, evicted, cleared, named };
-    Kind kind = Kind::cleared;
+    /// What happened. A tier may lose a block and keep what continues it, so a block may be told of
+    /// that is in no tier.
+    enum class Kind : std::uint8_t {
+      stored,   ///< the block came into the tier
+      evicted,  ///< it left the tier
+      cleared,  ///< all that was told before holds no longer; what does follows
+      named  ///< it is in no tier, but one that continues it is told of next; it may be forgotten
+             ///< when nothing that continues it is in any tier
+    };
+    Kind kind = Kind::cleared;  ///< what happened
     std::uint64_t number = 0;   ///< one more than that of the event before; not that of the tree's
     std::size_t tier = 0;       ///< 0: the fastest
     TierStore::Key block{};     ///< these tokens, all before them, whose they are, and the model
