@@ -48,7 +48,7 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
         simd::repeat<unrolled>([&](auto u) CHUNKATTN_LAMBDA {
           const int at = i + u * width;
           prefetch_some<step_lines, unrolled>(lines, u);
-          const simd::Float<width> key = simd::in_register(simd::load_widened<width>(row + at));
+          const simd::Float<width> key = simd::load_widened<width>(row + at);
           simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
             sum[l] = simd::fma(key, simd::load<width>(q[l] + at), sum[l]);
           });
@@ -96,8 +96,7 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
                               CHUNKATTN_LAMBDA { weight[l] = simd::broadcast<width>(p[l][t]); });
       simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
         if (first) prefetch_some<lines_per_row<ValueDim, T>, N>(lines, i);
-        const simd::Float<width> value =
-            simd::in_register(simd::load_widened<width>(row + i * width));
+        const simd::Float<width> value = simd::load_widened<width>(row + i * width);
         simd::repeat<Lines>(
             [&](auto l) CHUNKATTN_LAMBDA { sums[l][i] = simd::fma(weight[l], value, sums[l][i]); });
       });

@@ -129,15 +129,6 @@ template <int W>
 CHUNKATTN_INLINE Float<W> zero() {
   return Float<W>{};
 }
-/// `x` in a register: what uses it several times does not read it again from memory each time.
-/// (Left alone, g++ 12 makes loads the operands of multiply-adds, as many as there are uses.)
-template <class V>
-CHUNKATTN_INLINE V in_register(V x) {
-#if (defined(CHUNKATTN_PASS_AVX512) || defined(CHUNKATTN_PASS_AVX2)) && !defined(__CUDACC__)
-  __asm__("" : "+v"(x));
-#endif
-  return x;
-}
 
 /// a * b + c, fused where the machine can: in one place as in any other, or kernels that have to
 /// give the same bits would not.
