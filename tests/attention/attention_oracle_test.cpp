@@ -274,7 +274,8 @@ TEST_CASE_TEMPLATE("what write() stores is what attention reads", T, float, half
     attention.run(kv.view, plan.view(), q, out);
     const Reference reference =
         reference_attention(exact.view, plan.view(), std::span<const float>(q));
-    const Rounding rounding = test::rounding_in<T>(attention);
+    Rounding rounding = test::rounding_in<T>(attention);
+    rounding.p_of_largest *= 4;  // the reference does not see that rows have scales of 1, 2 and 4
     CHECK(compare_with_reference(reference, std::span<const float>(out), rounding).worst <= 1.0);
   }
 }
