@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <chunkattn/variants.hpp>
+#include <cstring>
 
 #include "kernels.hpp"
 #include "python.hpp"
@@ -82,6 +83,23 @@ std::span<const float> per_head(nb::handle tensor, const char* name) {
   return {array.data(), array.size()};
 }
 
+/// Writes to the chunk that a tree hands out first, in each layer: the system provides memory at
+/// its first use, a huge page of each layer at once, for which the first request would have to
+/// wait.
+void touch_first_chunk(AnyKvCache& memory, Workers& workers) {
+  std::vector<AnyKvView> layers;
+  for (int layer = 0; layer < memory.options().num_layers; ++layer)
+    layers.push_back(memory.layer(layer));
+  const nb::gil_scoped_release released;
+  const auto turn = workers.lock();
+  workers.parallel_for(static_cast<int>(layers.size()), [&](int at) {
+    layers[static_cast<std::size_t>(at)].visit([](const auto& view) {
+      std::memset(view.k_slabs[0], 0,
+                  static_cast<std::size_t>(view.stride_chunk) * sizeof *view.k_slabs[0]);
+    });
+  });
+}
+
 /// A window that hides nothing.
 constexpr std::int32_t no_window = std::numeric_limits<std::int32_t>::max();
 
@@ -139,8 +157,11 @@ class Attention {
 
   Cache make_cache(const Tree& tree, const std::string& dtype, int num_layers,
                    int num_kv_heads) const {
-    return {attention_->make_cache(tree, type_named(dtype),
-                                   {.num_layers = num_layers, .num_kv_heads = num_kv_heads})};
+    Cache cache{attention_->make_cache(tree, type_named(dtype),
+                                       {.num_layers = num_layers, .num_kv_heads = num_kv_heads})};
+    cache.memory->grow(1);
+    touch_first_chunk(*cache.memory, *workers_);
+    return cache;
   }
 
   void write(Cache& cache, int layer, const View& view, nb::handle k, nb::handle v) {
