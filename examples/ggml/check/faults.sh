@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # faults.sh PROGRAM PLUGIN FOLDER: a program of llama.cpp that is told of a plugin which is missing, no library,
-# no backend, or of another version of ggml: it goes on without the plugin and says why.
+# no backend, of another version of ggml or of its interface, or for another processor: it goes on without the
+# plugin and says why.
 set -euo pipefail
 program=$1
 plugin=$2
 folder=$3
 mkdir -p "$folder"
 
-says() {  # says WHAT PLUGIN TEXT: the program lists its devices, without the plugin, and prints TEXT
+says() {  # says WHAT PLUGIN TEXT [UNDER...]: the program lists its devices, without the plugin, and prints TEXT
   local output
-  output=$(GGML_BACKEND_PATH=$2 "$program" support -o NONE -b none 2>&1) || { echo "$output"; echo "FAILED: $1: it ended"; exit 1; }
+  output=$(GGML_BACKEND_PATH=$2 "${@:4}" "$program" support -o NONE -b none 2>&1) || { echo "$output"; echo "FAILED: $1: it ended"; exit 1; }
   if grep -q 'loaded chunkattn backend' <<<"$output" || ! grep -qE "$3" <<<"$output"; then
     echo "$output"
     echo "FAILED: $1: expected it to say '$3'"
@@ -28,3 +29,22 @@ version=$(strings -a "$plugin" | sed -nE 's/^built for ggml ([0-9.]+)$/\1/p' | h
 [ -n "$version" ] || { echo "FAILED: the plugin does not say which ggml it was built for"; exit 1; }
 LC_ALL=C sed "s/$version/$(tr 0-9 9 <<<"$version")/g" "$plugin" >"$folder/version.so"
 says "another version" "$folder/version.so" 'chunkattn: built for ggml .*not used'
+# The plugin's own registry, which says that it is of another version of ggml's interface.
+"${CC:-cc}" -shared -fPIC -x c - -o "$folder/interface.so" -ldl <<EOF
+#include <dlfcn.h>
+int* ggml_backend_init(void) {
+  int* (*init)(void) = (int* (*)(void))dlsym(dlopen("$(realpath "$plugin")", RTLD_NOW), "ggml_backend_init");
+  int* registry = init();
+  *registry += 7;
+  return registry;
+}
+EOF
+says "another interface" "$folder/interface.so" 'incompatible API version \(backend: [0-9]+, current'
+# Valgrind's processor has no AVX-512.
+if ! command -v valgrind >/dev/null; then
+  echo "another processor: SKIPPED: no valgrind, which stands for one"
+elif ! grep -qw avx512f /proc/cpuinfo; then
+  echo "another processor: SKIPPED: valgrind stands for one without AVX-512, as this one is"
+else
+  says "another processor" "$plugin" 'is not supported on this system' valgrind -q --tool=none
+fi
