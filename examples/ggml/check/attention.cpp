@@ -75,6 +75,8 @@ std::vector<Case> cases(bool quick) {
       prompt("512 behind 3584", 512, 3584, f16),
       prompt("512 behind 1536, window 1024", 512, 1536, f16, 1024),
       decode("decode 32, 1024 shared, heads of 64", 32, 1024, 64, f16, 64, 9, 3),
+      decode("decode 32, 1024 shared, heads of 112", 32, 1024, 64, f16, 112),  // copied to 128
+      decode("decode 1, 4096 tokens, heads of 112", 1, 4096, 64, f16, 112),
   };
   if (quick)
     for (Case& each : list) each.heads /= each.kv_heads, each.kv_heads = 1;

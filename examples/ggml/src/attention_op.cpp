@@ -74,9 +74,7 @@ const char* reason_to_decline(const ggml_tensor& node) noexcept {
   const ggml_tensor *mask = node.src[3], *sinks = node.src[4];
   const Parameters parameters = parameters_of(node);
   const HeadSize size(static_cast<int>(k.ne[0]), static_cast<int>(v.ne[0]));
-  const auto sizes = head_sizes();
-  if (std::find(sizes.begin(), sizes.end(), size) == sizes.end())
-    return "no kernels were compiled for heads of its size";
+  if (!size_with_kernels(size)) return "no kernels were compiled for heads of its size";
   if (k.type != v.type || !has_type_of_kernels(k))
     return "K and V are not of one type of F32, F16 and BF16";
   if (q.type != GGML_TYPE_F32 || node.type != GGML_TYPE_F32) return "queries or result are not F32";
@@ -100,21 +98,33 @@ const char* reason_to_decline(const ggml_tensor& node) noexcept {
 }
 
 void AttentionOp::run(const ggml_tensor& node) {
-  const ggml_tensor &q = *node.src[0], &k = *node.src[1], &v = *node.src[2];
   const double start = seconds();
   const MaskForest& forest = forest_of(node);
   const double planned = seconds();
 
-  AnyAttention& attention = attention_for(static_cast<int>(k.ne[0]), static_cast<int>(v.ne[0]),
-                                          parameters_of(node).scale);
+  const ggml_tensor& q = *node.src[0];
+  const HeadSize own(static_cast<int>(q.ne[0]), static_cast<int>(node.ne[0]));
+  const HeadSize size = *size_with_kernels(own);
+  const ggml_tensor& k = padded_k_(*node.src[1], size.head_dim, workers_);
+  const ggml_tensor& v = padded_v_(*node.src[2], size.value_dim, workers_);
+  const auto lines = static_cast<std::size_t>(q.ne[1] * q.ne[2] * q.ne[3]);
+  const auto elements = lines * static_cast<std::size_t>(size.value_dim);
+  auto* out = static_cast<float*>(node.data);
+  if (size.value_dim != own.value_dim) {
+    padded_out_.resize(elements);
+    out = padded_out_.data();
+  }
   AnyAttention::RunOptions options;
   options.variant = variant_of(node, forest);
-  const auto lines = static_cast<std::size_t>(q.ne[1] * q.ne[2] * q.ne[3]);
-  attention.run(
-      kv_view(k, v), LiveView::unchecked(forest.plan()),
-      ConstElements(queries_of(q), ElementType::float32, lines * static_cast<std::size_t>(q.ne[0])),
-      Elements(node.data, ElementType::float32, lines * static_cast<std::size_t>(node.ne[0])),
-      options);
+  attention_for(size, parameters_of(node).scale)
+      .run(kv_view(k, v), LiveView::unchecked(forest.plan()),
+           ConstElements(queries_of(q, size.head_dim), ElementType::float32,
+                         lines * static_cast<std::size_t>(size.head_dim)),
+           Elements(out, ElementType::float32, elements), options);
+  if (size.value_dim != own.value_dim)
+    for (std::size_t line = 0; line < lines; ++line)
+      std::copy_n(out + line * static_cast<std::size_t>(size.value_dim), own.value_dim,
+                  static_cast<float*>(node.data) + line * static_cast<std::size_t>(own.value_dim));
 
   ++totals_.calls;
   totals_.compare_and_plan_s += planned - start;
@@ -153,20 +163,23 @@ const MaskForest& AttentionOp::forest_of(const ggml_tensor& node) {
   return known->forest;
 }
 
-// Queries as [streams][rows][heads][head_dim]: where they are, if they lie so, else copies.
-const float* AttentionOp::queries_of(const ggml_tensor& q) {
+// Queries as [streams][rows][heads][head_dim]: where they are, if they lie so, else copies, with
+// zeros behind those of shorter heads.
+const float* AttentionOp::queries_of(const ggml_tensor& q, int head_dim) {
   const std::int64_t dim = q.ne[0], rows = q.ne[1], heads = q.ne[2], streams = q.ne[3];
   const auto* const data = static_cast<const float*>(q.data);
-  const bool fits = (heads == 1 || stride(q, 2) == dim) &&
+  const bool fits = dim == head_dim && (heads == 1 || stride(q, 2) == dim) &&
                     (rows == 1 || stride(q, 1) == heads * dim) &&
                     (streams == 1 || stride(q, 3) == rows * heads * dim);
   if (fits) return data;
-  queries_.resize(static_cast<std::size_t>(dim * rows * heads * streams));
+  queries_.resize(static_cast<std::size_t>(head_dim * rows * heads * streams));
   float* to = queries_.data();
   for (std::int64_t s = 0; s < streams; ++s)
     for (std::int64_t r = 0; r < rows; ++r)
-      for (std::int64_t h = 0; h < heads; ++h, to += dim)
+      for (std::int64_t h = 0; h < heads; ++h, to += head_dim) {
         std::copy_n(data + s * stride(q, 3) + r * stride(q, 1) + h * stride(q, 2), dim, to);
+        std::fill(to + dim, to + head_dim, 0.0f);
+      }
   return queries_.data();
 }
 
@@ -200,12 +213,12 @@ AnyVariant AttentionOp::variant_of(const ggml_tensor& node, const MaskForest& fo
   return table;
 }
 
-AnyAttention& AttentionOp::attention_for(int head_dim, int value_dim, float scale) {
-  auto& attention = attentions_[{head_dim, value_dim, scale}];
+AnyAttention& AttentionOp::attention_for(HeadSize size, float scale) {
+  auto& attention = attentions_[{size.head_dim, size.value_dim, scale}];
   if (!attention) {
     CpuOptions options;
     options.sm_scale = scale;
-    attention = make_attention(HeadSize(head_dim, value_dim), workers_, options);
+    attention = make_attention(size, workers_, options);
   }
   return *attention;
 }

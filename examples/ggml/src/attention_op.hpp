@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "mask_forest.hpp"
+#include "padded_heads.hpp"
 #include "workers.hpp"
 
 namespace plugin {
@@ -47,15 +48,17 @@ class AttentionOp {
   };
 
   const MaskForest& forest_of(const ggml_tensor& node);
-  const float* queries_of(const ggml_tensor& q);
+  const float* queries_of(const ggml_tensor& q, int head_dim);
   chunkattn::AnyVariant variant_of(const ggml_tensor& node, const MaskForest& forest);
-  chunkattn::AnyAttention& attention_for(int head_dim, int value_dim, float scale);
+  chunkattn::AnyAttention& attention_for(chunkattn::HeadSize size, float scale);
 
   Workers workers_;
   std::map<std::tuple<int, int, float>, std::unique_ptr<chunkattn::AnyAttention>> attentions_;
   std::vector<Known> known_;
   std::uint64_t uses_ = 0;
   std::vector<float> queries_;  // where they do not lie as kernels want them
+  PaddedHeads padded_k_, padded_v_;
+  std::vector<float> padded_out_;
   std::vector<float> slopes_, sinks_;
   Totals totals_;
 };
