@@ -72,6 +72,7 @@ std::vector<Case> cases(bool quick) {
       decode("decode 32, 512 of their own", 32, 0, 512, f16),
       streams("32 streams of 512", 32, 512, f16),
       prompt("512 of a prompt", 512, 0, f16),
+      prompt("512 of a prompt", 512, 0, GGML_TYPE_F32),
       prompt("512 behind 3584", 512, 3584, f16),
       prompt("512 behind 1536, window 1024", 512, 1536, f16, 1024),
       decode("decode 32, 1024 shared, heads of 64", 32, 1024, 64, f16, 64, 9, 3),
