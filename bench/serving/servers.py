@@ -43,9 +43,10 @@ class Server:
         largest = max(numbers(options.shared)) + options.own + options.tokens + 64
         cells = max(numbers(options.batch)) * largest
         if name == "serve":
+            kind = {"f16": "fp16"}.get(options.kv, options.kv)
             command = [options.serve, "run", "--model", options.model, "--port", str(self.port), "--quiet", "--threads",
-                       str(options.threads), "--kv", {"f16": "fp16"}.get(options.kv, options.kv), "--chunks", str(cells // 64 + 64), "--timeout", "600",
-                       "--weights", options.weights]
+                       str(options.threads), "--kv", kind, "--weights", options.weights, "--chunks",
+                       str(cells // 64 + 64), "--timeout", "600"]
         else:
             command = [os.path.join(options.bin, "llama-server"), "-m", options.model, "--port", str(self.port),
                        "-t", str(options.threads), "-c", str(cells), "-np", str(max(numbers(options.batch))), "-kvu",
