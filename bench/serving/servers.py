@@ -21,6 +21,7 @@ import http.client
 import json
 import os
 import pathlib
+import random
 import socket
 import statistics
 import subprocess
@@ -66,6 +67,7 @@ class Server:
             except OSError:
                 pass
             time.sleep(0.2)
+        self.end()
         sys.exit(f"FAILED: {name} did not start: {log.name}")
 
     def request(self, method, path, body=None):
@@ -102,10 +104,10 @@ class Server:
 
 def prompts_of(cell, series, variant, options):
     """`series` chooses the shared tokens, `variant` those of each prompt's own."""
-    def tokens(count, start):
-        return [(97 * i + 7919 * start + 31) % (options.vocabulary - 300) + 200 for i in range(count)]
+    def tokens(count, *seed):
+        return random.Random(repr(seed)).choices(range(200, options.vocabulary - 100), k=count)
     common = tokens(cell["shared"], series)
-    return [common + tokens(options.own, 1000 + 100 * series + 10 * variant + 1000 * b) for b in range(cell["batch"])]
+    return [common + tokens(options.own, series, variant, b) for b in range(cell["batch"])]
 
 
 def run(server, cell, prompts, options):
@@ -149,8 +151,8 @@ def measure(options, report, save):
                 servers.append(Server(name, options, log))
                 print(f"{name}: {' '.join(servers[-1].command)}", file=sys.stderr)
                 server = servers[-1]
-                server.complete(prompts_of({"shared": 0, "batch": 1}, 500, 0, options)[0], options)  # warms up
-            series = int(time.time()) % 9000 * 10  # prompts that no earlier call has sent
+                server.complete(prompts_of({"shared": 0, "batch": 1}, -1, 0, options)[0], options)  # warms up
+            series = 0
             for number in range(options.rounds):
                 for entry in report["cells"]:
                     series += 1
