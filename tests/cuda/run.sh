@@ -22,7 +22,7 @@ if [ "${1:-kernels}" = programs ]; then
   for header in fmt/core.h CLI/CLI.hpp utf8proc.h nlohmann/json.hpp doctest/doctest.h; do
     echo "#include <$header>" | "${CXX:-g++}" -x c++ -std=c++20 -E - >/dev/null 2>&1 || skip "cuda programs needs $header"
   done
-  GPU_BUILD=$2 CUDA_ARCH=80 exec "$here/../../tools/gpu.sh" build
+  GPU_BUILD=$2 CUDA_ARCH=80 GPU_OPTIMISE=0 exec "$here/../../tools/gpu.sh" build
 fi
 [ "${1:-kernels}" = kernels ] || exec python3 "$here/check_sass.py"
 exec python3 "$here/check_ptxas.py" --tuned
