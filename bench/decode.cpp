@@ -34,7 +34,16 @@ namespace {
 
 constexpr int head_dim = 128;
 
-enum class Method { ours, paged_shared_pages, paged_unshared, naive };
+/// Ours as it is, with one term, with queries of bfloat16; and the baselines.
+enum class Method { ours, one_term, bf16_queries, paged_shared_pages, paged_unshared, naive };
+
+/// A baseline's fastest way: what its pages share stays in the caches then.
+CpuOptions options_of(Method method) {
+  CpuOptions options;
+  if (method == Method::paged_shared_pages) options.tuning.max_task_heads = 1;
+  if (method == Method::one_term) options.accuracy = CpuOptions::Accuracy::one_term;
+  return options;
+}
 
 struct Case {
   std::string name;
@@ -66,10 +75,7 @@ class PagedCase : public Prepared {
  public:
   explicit PagedCase(const Case& which)
       : planned_(which.batch, which.method != Method::paged_unshared),
-        attention_(
-            *setting.pool,
-            // What the pages share stays in the caches then: this baseline's fastest way.
-            {.tuning = {.max_task_heads = which.method == Method::paged_shared_pages ? 1 : 0}}),
+        attention_(*setting.pool, options_of(which.method)),
         invariant_(*setting.pool, {.reduce = CpuOptions::Reduce::batch_invariant}),
         unshared_(planned_.view()),
         shared_pages_(which.method == Method::paged_shared_pages) {
@@ -79,7 +85,8 @@ class PagedCase : public Prepared {
     const double kv_bytes = work.tokens * which.num_kv_heads * token_bytes;
     flops = work.pairs * which.num_qo_heads * 4.0 * head_dim;
     bytes = kv_bytes + 2.0 * which.batch.size() * which.num_qo_heads * head_dim * sizeof(float);
-    unit = bench::unit_of<T>(attention_);
+    const bool bf16_queries = which.method == Method::bf16_queries;
+    unit = bench::unit_of<T>(attention_, bf16_queries);
     const double wanted = which.cold ? static_cast<double>(setting.cold_bytes) / kv_bytes : 0.0;
     const int layers = std::clamp(static_cast<int>(wanted) + 1, 1, 512);
     cache_.emplace(planned_.tree(), KvCacheOptions{layers, which.num_kv_heads, head_dim});
@@ -91,6 +98,8 @@ class PagedCase : public Prepared {
               static_cast<std::size_t>(which.num_qo_heads) * head_dim);
     out_.resize(q_.size());
     bench::fill_random(q_.data(), q_.size(), 1);
+    if (bf16_queries)
+      for (const float x : q_) q_bf16_.push_back(from_float<bfloat16>(x));
     // Where memory is virtual, the first pass over fresh pages is slow.
     for (int l = 0; l < layers; ++l) PagedCase::step();
   }
@@ -104,7 +113,10 @@ class PagedCase : public Prepared {
  private:
   // A step over the next layer.
   void step(const LiveView& plan, ChunkAttention<Cpu, head_dim>& attention) {
-    attention.run(layers_[next_++ % layers_.size()], plan, q_, out_);
+    const KvView<T>& layer = layers_[next_++ % layers_.size()];
+    if constexpr (std::is_same_v<T, bfloat16>)
+      if (!q_bf16_.empty()) return attention.run(layer, plan, q_bf16_, out_);
+    attention.run(layer, plan, q_, out_);
   }
 
   bench::PlannedBatch<ChunkSize> planned_;
@@ -115,6 +127,7 @@ class PagedCase : public Prepared {
   std::optional<KvCache<Cpu, T>> cache_;
   std::vector<KvView<T>> layers_;
   std::vector<float> q_, out_;
+  std::vector<bfloat16> q_bf16_;
   std::size_t next_ = 0;
 };
 
@@ -259,8 +272,9 @@ void add_invariant(const char* type, const Case& which) {
 
 template <class T, int ChunkSize = 64>
 void add(const char* type, Case which) {
-  static constexpr const char* methods[] = {"ours", "paged_shared_pages", "paged_unshared",
-                                            "naive"};
+  static constexpr const char* methods[] = {
+      "ours", "ours_one_term", "ours_bf16_queries", "paged_shared_pages", "paged_unshared",
+      "naive"};
   const std::string name = name_of(methods[static_cast<int>(which.method)], type, which) +
                            (ChunkSize == 64 ? "" : "/chunk:" + std::to_string(ChunkSize));
   register_case(name, which.cold, [which]() -> std::unique_ptr<Prepared> {
@@ -289,6 +303,13 @@ void add_type(const char* type) {
     }
     for (const int own : {1024, 2048, 4096}) add<T>(type, prefix_case(32, 0, own, kv_heads));
   }
+  if (std::is_same_v<T, bfloat16>)
+    for (const Method method : {Method::one_term, Method::bf16_queries})
+      for (const int kv_heads : {32, 8}) {
+        for (const int shared : {1024, 2048, 4096})
+          add<T>(type, prefix_case(32, shared, 64, kv_heads, method));
+        add<T>(type, prefix_case(32, 0, 1024, kv_heads, method));
+      }
   // Half and three quarters of a prompt of 2,048 shared.
   add<T>(type, prefix_case(32, 1024, 1024));
   add<T>(type, prefix_case(32, 1536, 512));

@@ -94,9 +94,9 @@ struct UnitUse {
   double products = 1;
 };
 
-/// What products over K and V of T go through, for queries of fp32 that are no bfloat16.
+/// What products over K and V of T go through, for queries that are bfloat16 or fp32 that is none.
 template <class T, class Attention>
-UnitUse unit_of(const Attention& attention) {
+UnitUse unit_of(const Attention& attention, bool bf16_queries = false) {
   using chunkattn::CpuOptions;
   const chunkattn::Rounding rounding = chunkattn::rounding_of<T>(attention);
   const bool one_term = attention.options().accuracy == CpuOptions::Accuracy::one_term;
@@ -106,7 +106,9 @@ UnitUse unit_of(const Attention& attention) {
            : one_term                           ? UnitUse{Unit::matrix, 1}
            : std::is_same_v<T, chunkattn::half> ? UnitUse{Unit::matrix, 3}
                                                 : UnitUse{Unit::matrix, 2};
-  return rounding.logit > 0 ? UnitUse{Unit::pair_dots, 1} : UnitUse{};
+  if (rounding.logit > 0) return {Unit::pair_dots, 1};
+  const bool exact_queries = bf16_queries && rounding.p > chunkattn::Rounding{}.p;
+  return exact_queries ? UnitUse{Unit::pair_dots, 1.5} : UnitUse{};  // P·V has two terms
 }
 
 }  // namespace bench

@@ -137,6 +137,15 @@ void add_builds(std::vector<Pair>& pairs) {
     add("decode/heads:" + heads + "/shared:0/own:1024", decode(32, 0, 1024, 32, kv_heads));
   }
   add("prefill/heads:32:8/4x512", prefill(4, 0, 512, 32, 8));
+  for (const DotType& type : dot_types)
+    for (const int kv_heads : {32, 8}) {
+      if (type.element == Element::int8) continue;  // above
+      const StepCase which = type.of(decode(32, 4096, 64, 32, kv_heads));
+      pairs.push_back({"plain:native/decode/heads:" + text(32, ':', kv_heads) +
+                           "/shared:4096/own:64/" + type.name,
+                       {make_plain_step, which},
+                       {make_native_step, which}});
+    }
 }
 
 // Heads that do not divide by the threads, against 32/8 with as many query lines per KV head.
@@ -206,6 +215,11 @@ void add_prefill(std::vector<Pair>& pairs) {
             {make_native_step, prefill(4, 0, 512, 32, 8)}, 2);
   add_types(pairs, "prefill:4x512/4x2048", {make_native_step, prefill(4, 0, 2048, 32, 8)},
             {make_native_step, prefill(4, 0, 512, 32, 8)}, 2);
+  for (const DotType& type : dot_types)
+    for (const int batch : {1, 4})
+      pairs.push_back({"prefill_dots:4x512/" + text(batch, 'x', 8192 / batch) + "/" + type.name,
+                       {make_native_step, type.of(prefill(batch, 0, 8192 / batch, 32, 8))},
+                       {make_native_step, type.of(prefill(4, 0, 512, 32, 8))}});
   const StepCase shared = prefill(32, 4096, 64, 32, 8);
   StepCase unshared = shared;
   unshared.share = false;

@@ -62,6 +62,8 @@ def run_peers(library, case, arguments):
 
 METHODS = {
     "ours": "chunkattn",
+    "ours_bf16_queries": "chunkattn, bf16 queries",
+    "ours_one_term": "chunkattn, one term",
     "paged_shared_pages": "paged, shared pages",
     "paged_unshared": "paged, own pages",
     "naive": "naive",
@@ -87,7 +89,7 @@ def run_decode(case, entry, arguments):
     for run in report["benchmarks"]:
         method = METHODS[run["name"].split("/")[0]]
         row = {"peer": method, "kind": method, "ours": True, "main": method == "chunkattn"}
-        row |= {"shares": method in ("chunkattn", "paged, shared pages"), "ms": run["ms"]}
+        row |= {"shares": run["name"].startswith(("ours", "paged_shared")), "ms": run["ms"]}
         if row["main"]:
             entry["floor_ms"] = run["floor_ms"]
         entry["results"].append(row)

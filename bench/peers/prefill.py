@@ -4,7 +4,8 @@
     python3 bench/peers/prefill.py --pairs build/release/bench/pairs_bench [--threads 2] [--rounds 7]
 
 Equal prompts with 32 query heads over 8 KV heads of 128 elements. The ratio is PyTorch's time over
-ours within a round; above 1 we are faster.
+ours within a round; above 1 we are faster. PyTorch's bf16 queries are held against ours with fp32
+and bf16 queries, and with one term.
 """
 
 import argparse
@@ -20,6 +21,10 @@ import torch
 CASES = [(4, 2048), (1, 8192)]
 QO_HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+OURS = {  # what of pairs_bench is held against each: its group and type
+    "fp32": [("prefill", "fp32")],
+    "bf16": [("prefill", "bf16"), ("prefill_dots", "bf16_queries"), ("prefill_dots", "bf16_one_term")],
+}
 
 
 def attention(q, k, v):
@@ -74,21 +79,21 @@ def main():
     torch.manual_seed(1)
     print(f"PyTorch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}; "
           f"{arguments.threads} threads, {arguments.rounds} rounds")
-    print(f"{'prompts':10} {'K/V':5} {'PyTorch ms':>11} {'ours ms':>9} {'ratio':>6} {'min':>6} {'max':>6}")
+    print(f"{'prompts':10} {'ours':13} {'PyTorch ms':>11} {'ours ms':>9} {'ratio':>6} {'min':>6} {'max':>6}")
     for element, dtype in TYPES.items():
         check(dtype)
         for batch, tokens in CASES:
             inputs = tensors(batch, tokens, dtype)
-            rounds = []
-            for _ in range(arguments.rounds):
-                rounds.append((theirs(inputs), ours(
-                    arguments.pairs, arguments.threads,
-                    f"prefill:4x512/{batch}x{tokens}/{element}")))
-            ratios = sorted(a / b for a, b in rounds)
-            print(f"{f'{batch} x {tokens}':10} {element:5} "
-                  f"{statistics.median(a for a, _ in rounds):11.1f} "
-                  f"{statistics.median(b for _, b in rounds):9.1f} "
-                  f"{statistics.median(ratios):6.2f} {ratios[0]:6.2f} {ratios[-1]:6.2f}", flush=True)
+            names = [f"{group}:4x512/{batch}x{tokens}/{name}" for group, name in OURS[element]]
+            rounds = [[theirs(inputs)] + [ours(arguments.pairs, arguments.threads, name) for name in names]
+                      for _ in range(arguments.rounds)]
+            for i, (_, name) in enumerate(OURS[element], 1):
+                ratios = sorted(times[0] / times[i] for times in rounds)
+                print(f"{f'{batch} x {tokens}':10} {name:13} "
+                      f"{statistics.median(times[0] for times in rounds):11.1f} "
+                      f"{statistics.median(times[i] for times in rounds):9.1f} "
+                      f"{statistics.median(ratios):6.2f} {ratios[0]:6.2f} {ratios[-1]:6.2f}",
+                      flush=True)
 
 
 if __name__ == "__main__":
