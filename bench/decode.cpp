@@ -273,8 +273,8 @@ void add_invariant(const char* type, const Case& which) {
 template <class T, int ChunkSize = 64>
 void add(const char* type, Case which) {
   static constexpr const char* methods[] = {
-      "ours", "ours_one_term", "ours_bf16_queries", "paged_shared_pages", "paged_unshared",
-      "naive"};
+      "ours",           "ours_one_term", "ours_bf16_queries", "paged_shared_pages",
+      "paged_unshared", "naive"};
   const std::string name = name_of(methods[static_cast<int>(which.method)], type, which) +
                            (ChunkSize == 64 ? "" : "/chunk:" + std::to_string(ChunkSize));
   register_case(name, which.cold, [which]() -> std::unique_ptr<Prepared> {

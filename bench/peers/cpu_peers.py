@@ -46,6 +46,7 @@ def run_peers(library, case, arguments):
     command += [json.dumps(dataclasses.asdict(case)), f"--threads={arguments.threads}"]
     command += [f"--seconds={arguments.seconds}"]
     command += ["--warm"] * arguments.warm + ["--check-only"] * arguments.check_only
+    command += [f"--peers={arguments.peers}"]
     # PyTorch's own switch for huge pages; numpy asks for them by itself.
     environment = os.environ | {
         "THP_MEM_ALLOC_ENABLE": "1",
@@ -76,7 +77,9 @@ def run_decode(case, entry, arguments):
     name += f"/shared:{case.shared}/own:{case.private}/{'warm' if arguments.warm else 'cold'}"
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         command = [*shlex.split(arguments.prefix), arguments.decode]
-        command += [f"--benchmark_filter=^({'|'.join(METHODS)})/{name}(/m|$)"]
+        wanted = [key for key, method in METHODS.items()
+                  if method.startswith("chunkattn") or arguments.peers in method]
+        command += [f"--benchmark_filter=^({'|'.join(wanted)})/{name}(/m|$)"]
         command += [f"--benchmark_out={out.name}", "--benchmark_out_format=json"]
         environment = os.environ | {"CHUNKATTN_BENCH_THREADS": str(arguments.threads)}
         subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
@@ -144,6 +147,7 @@ def main():
     parser.add_argument("--markdown", help="write the tables here; standard output otherwise")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--libraries", default=",".join(LIBRARIES))
+    parser.add_argument("--peers", default="", help="peers whose name contains this")
     parser.add_argument("--dtypes", default="fp32,fp16,bf16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0, help="per peer and case")

@@ -74,13 +74,15 @@ def main():
     parser.add_argument("--pairs", required=True, help="path of pairs_bench")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--types", default="fp32,bf16")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(1)
     print(f"PyTorch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}; "
           f"{arguments.threads} threads, {arguments.rounds} rounds")
     print(f"{'prompts':10} {'ours':13} {'PyTorch ms':>11} {'ours ms':>9} {'ratio':>6} {'min':>6} {'max':>6}")
-    for element, dtype in TYPES.items():
+    for element in arguments.types.split(","):
+        dtype = TYPES[element]
         check(dtype)
         for batch, tokens in CASES:
             inputs = tensors(batch, tokens, dtype)

@@ -47,6 +47,7 @@ def main():
     parser.add_argument("case", help="a Case as JSON")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0, help="per peer")
+    parser.add_argument("--peers", default="", help="those whose name contains this")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--check-only", action="store_true")
     arguments = parser.parse_args()
@@ -60,7 +61,7 @@ def main():
 
     results = []
     for kind in library.PEERS:
-        if not kind.supports(case):
+        if not kind.supports(case) or arguments.peers not in kind.name:
             continue
         result = {"peer": kind.name, "library": library.version(), "shares": kind.shares}
         try:

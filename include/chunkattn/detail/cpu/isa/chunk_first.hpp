@@ -244,9 +244,31 @@ CHUNKATTN_INLINE void group_values(const Block<T>& block, const BlockLines& line
 /// Vectors and lines of the output tile that is held in registers.
 inline constexpr int wide_columns = 2;
 inline constexpr int line_group = simd::num_accumulators / wide_columns;
-/// Lines of one with another number of vectors, where lines beyond the last do no harm.
+/// Lines of one with another number of vectors, where lines beyond the last do no harm. With three,
+/// which take more registers, as many as with two: tiles have a multiple of these.
 template <int Vectors>
-inline constexpr int lines_of = std::min(tile_lines, simd::num_accumulators / Vectors);
+inline constexpr int lines_of =
+    std::min(tile_lines, simd::num_accumulators / (Vectors == 3 ? 2 : Vectors));
+
+/// The columns of outputs as slices of wide_columns vectors, where three vectors of columns fit
+/// beside as many lines: one that would be left over is the last slice's third, as it would have
+/// a product of its own to load weights for.
+template <int ValueDim>
+struct ColumnSlices {
+  static constexpr int width = simd::width_for<ValueDim>;
+  static constexpr int vectors = ValueDim / width;
+  static constexpr int count = std::max(1, vectors / wide_columns);
+  static constexpr int last = (count - 1) * wide_columns;  ///< first vector of the last slice
+  static constexpr int last_vectors = vectors - last;
+
+  /// The first vector of the slice that has this one, and how many it has.
+  static constexpr int first_of(int vector) noexcept {
+    return std::min(vector / wide_columns * wide_columns, last);
+  }
+  static constexpr int vectors_of(int first) noexcept {
+    return first == last ? last_vectors : wide_columns;
+  }
+};
 
 /// Columns [begin, begin + Vectors * width) of all outputs: P·V, a group of lines at a time.
 template <int Vectors, class T, class State>

@@ -67,8 +67,7 @@ template <int HeadDim, int ValueDim, class Rules>
                                        LineState<HeadDim, ValueDim>& state, PrefetchCursor& ahead,
                                        Rules rules) noexcept {
   constexpr int width = simd::native_width;
-  constexpr int slice = wide_columns * simd::width_for<ValueDim>;
-  constexpr int whole = ValueDim / slice * slice;
+  using Slices = ColumnSlices<ValueDim>;
   int seen = dot_visible(block, state, line0, num_lines, nullptr);
   if (seen == 0) return;
   // The scratch of the kernel over floats has room for all: that of widened K or V for their bytes,
@@ -104,12 +103,15 @@ template <int HeadDim, int ValueDim, class Rules>
     const bool special = pack_dot_probabilities(logits, count, seen, p);
     float* const out = state.out + begin * ValueDim;
     const int words = (seen + dot_depth - 1) / dot_depth;
-    for (int i = 0; i < whole; i += slice)
-      dot_values<ValueDim, wide_columns>(p, v + i * (block_tokens / dot_depth), words, count,
-                                         state.rescale, ahead, burst, out + i);
-    if constexpr (whole < ValueDim)
-      dot_values<ValueDim, 1>(p, v + whole * (block_tokens / dot_depth), words, count,
-                              state.rescale, ahead, burst, out + whole);
+    const auto slice = [&]<int Vectors>(std::integral_constant<int, Vectors>,
+                                        int at) CHUNKATTN_LAMBDA {
+      dot_values<ValueDim, Vectors>(p, v + at * (block_tokens / dot_depth), words, count,
+                                    state.rescale, ahead, burst, out + at);
+    };
+    if constexpr (Slices::count > 1)
+      for (int first = 0; first < Slices::last; first += wide_columns)
+        slice(std::integral_constant<int, wide_columns>{}, first * Slices::width);
+    slice(std::integral_constant<int, Slices::last_vectors>{}, Slices::last * Slices::width);
     if (special) add_values_in_fp32<ValueDim>(block, count, seen, logits, p.unit, out);
   }
 }

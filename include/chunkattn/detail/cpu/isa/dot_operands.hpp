@@ -226,29 +226,34 @@ CHUNKATTN_INLINE void interleave(const std::int8_t* const (&rows)[dot_depth], in
 }
 
 /// The first `seen` rows of V, four tokens to a word, in the order in which
-/// pack_dot_probabilities() has them: slices of wide_columns vectors, [block_tokens / 4] of each.
-/// Tokens behind the last repeat it.
+/// pack_dot_probabilities() has them: ColumnSlices, [block_tokens / 4] of each. Tokens behind the
+/// last repeat it.
 template <int ValueDim>
 [[gnu::noinline]] void pack_dot_values(const Block<std::int8_t>& block, int seen,
                                        std::uint32_t* to) noexcept {
-  constexpr int width = simd::width_for<ValueDim>;
-  constexpr int vectors = ValueDim % (4 * width) == 0 ? 4 : 1;
+  using Slices = ColumnSlices<ValueDim>;
+  constexpr int width = Slices::width;
+  constexpr int whole = ValueDim / (4 * width) * 4 * width;
   for (int t = 0; t < seen; t += dot_depth) {
     const std::int8_t* rows[dot_depth];
     simd::repeat<dot_depth>([&](auto i)
                                 CHUNKATTN_LAMBDA { rows[i] = block.v[std::min(t + i, seen - 1)]; });
-    for (int begin = 0; begin < ValueDim; begin += vectors * width) {
-      simd::Unsigned<width> words[vectors];
-      interleave<width, vectors>(rows, begin, words);
-      simd::repeat<vectors>([&](auto i) CHUNKATTN_LAMBDA {
+    const auto pack = [&]<int Vectors>(std::integral_constant<int, Vectors>,
+                                       int begin) CHUNKATTN_LAMBDA {
+      simd::Unsigned<width> words[Vectors];
+      interleave<width, Vectors>(rows, begin, words);
+      simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
         const int vector = begin / width + i;
-        const int first = vector / wide_columns * wide_columns;  // of the slice
-        const int columns = std::min(wide_columns, ValueDim / width - first);
-        const int at =
-            first * (block_tokens / dot_depth) + t / dot_depth * columns + vector - first;
+        const int first = Slices::first_of(vector);
+        const int at = first * (block_tokens / dot_depth) +
+                       t / dot_depth * Slices::vectors_of(first) + vector - first;
         __builtin_memcpy(to + at * width, &words[i], sizeof words[i]);
       });
-    }
+    };
+    for (int begin = 0; begin < whole; begin += 4 * width)
+      pack(std::integral_constant<int, 4>{}, begin);
+    for (int begin = whole; begin < ValueDim; begin += width)
+      pack(std::integral_constant<int, 1>{}, begin);
   }
 }
 

@@ -77,16 +77,19 @@ template <int ValueDim, int Terms>
 CHUNKATTN_INLINE void pair_columns(const PairTile& tile, const float* logits, std::uint32_t* p,
                                    const std::uint32_t* v, const float* rescale,
                                    PrefetchCursor& ahead, int burst, float* out) noexcept {
-  constexpr int slice = wide_columns * simd::width_for<ValueDim>;
-  constexpr int whole = ValueDim / slice * slice;
+  using Slices = ColumnSlices<ValueDim>;
+  constexpr int depth = block_tokens / pair_depth;
   const int words = (tile.seen + pair_depth - 1) / pair_depth;
   pack_pair_probabilities<Terms>(logits, tile.count, tile.seen, p);
-  for (int i = 0; i < whole; i += slice)
-    pair_values<ValueDim, wide_columns, Terms>(p, v + i * (block_tokens / pair_depth), words,
-                                               tile.count, rescale, ahead, burst, out + i);
-  if constexpr (whole < ValueDim)
-    pair_values<ValueDim, 1, Terms>(p, v + whole * (block_tokens / pair_depth), words, tile.count,
-                                    rescale, ahead, burst, out + whole);
+  const auto slice = [&]<int Vectors>(std::integral_constant<int, Vectors>,
+                                      int at) CHUNKATTN_LAMBDA {
+    pair_values<ValueDim, Vectors, Terms>(p, v + at * depth, words, tile.count, rescale, ahead,
+                                          burst, out + at);
+  };
+  if constexpr (Slices::count > 1)
+    for (int first = 0; first < Slices::last; first += wide_columns)
+      slice(std::integral_constant<int, wide_columns>{}, first * Slices::width);
+  slice(std::integral_constant<int, Slices::last_vectors>{}, Slices::last * Slices::width);
 }
 
 /// One block for lines [line0, line0 + num_lines), whose queries pack_pair_queries() has packed;

@@ -129,15 +129,20 @@ CHUNKATTN_INLINE bool interleave_rows(const bfloat16* even, const bfloat16* odd,
 }
 
 /// The first `seen` rows of V, two tokens to a word, with a row of zeros behind an odd number of
-/// them: slices of wide_columns vectors, [block_tokens / 2] of each. Infinities and NaN become
-/// zeros; returns whether there were some.
+/// them: ColumnSlices, [block_tokens / 2] of each. Infinities and NaN become zeros; returns whether
+/// there were some.
 template <int ValueDim>
 [[gnu::noinline]] bool pack_pair_values(const Block<bfloat16>& block, int seen,
                                         std::uint32_t* to) noexcept {
-  constexpr int width = simd::width_for<ValueDim>;
+  using Slices = ColumnSlices<ValueDim>;
+  constexpr int width = Slices::width;
   constexpr int slice = wide_columns * width;
-  constexpr int whole = ValueDim / slice * slice;
   constexpr int depth = block_tokens / pair_depth;
+  // Columns of slices of that size, and how many of another size follow: their first `wide` ones as
+  // in a slice, then a vector.
+  constexpr int whole = Slices::last_vectors == wide_columns ? ValueDim : Slices::last * width;
+  constexpr int rest = ValueDim - whole;
+  constexpr int wide = rest / slice * slice;
   bool special = false;
   for (int t = 0; t < seen; t += pair_depth) {
     const bfloat16* const even = block.v[t];
@@ -145,9 +150,12 @@ template <int ValueDim>
     std::uint32_t* const words = to + t / pair_depth * slice;
     if constexpr (whole > 0)
       special |= interleave_rows<whole, slice>(even, odd, slice * depth, words);
-    if constexpr (whole < ValueDim)
-      special |= interleave_rows<width, width>(even + whole, odd + whole, 0,
-                                               to + whole * depth + t / pair_depth * width);
+    std::uint32_t* const last = to + whole * depth + t / pair_depth * rest;
+    if constexpr (wide > 0)
+      special |= interleave_rows<wide, slice>(even + whole, odd + whole, 0, last);
+    if constexpr (wide < rest)
+      special |=
+          interleave_rows<width, width>(even + whole + wide, odd + whole + wide, 0, last + wide);
   }
   using Bits = simd::Unsigned<width>;
   for (int i = 0; special && i < ValueDim * depth; i += width) {

@@ -28,10 +28,9 @@ constexpr int pair_steps(int count) noexcept {
   if (count == 0) return 0;
   constexpr int words = HeadDim / pair_depth;
   constexpr int group = simd::num_accumulators / 2;
-  constexpr int slice = wide_columns * simd::width_for<ValueDim>;
   const int keys = count > simd::native_width ? block_tokens / group * (words / pair_step<2>)
                                               : block_tokens / (2 * group) * (words / pair_step<1>);
-  const int values = (count + line_group - 1) / line_group * ((ValueDim + slice - 1) / slice) *
+  const int values = (count + line_group - 1) / line_group * ColumnSlices<ValueDim>::count *
                      (block_tokens / pair_depth / pair_value_step);
   return keys + values;
 }
