@@ -111,15 +111,14 @@ class Engine {
   // From this many lines on, matrix products beat streaming the lines a few at a time, if they use
   // this part of the vectors: whole grains are computed. (Two vectors of 8 take as long as one.)
   template <class T>
-  static constexpr int min_product_lines = sizeof(T) == 4 ? 5 : 9;
+  static constexpr int min_product_lines = sizeof(T) == 4 ? 5 : 13;
   template <class T>
-  static constexpr double min_product_fill = sizeof(T) == 4 ? 0.6 : 0.78;
+  static constexpr double min_product_fill = sizeof(T) == 4 ? 0.53 : 0.7;
   static constexpr int product_grain = std::min(16, tile_lines);
   // From how many lines on products through tiles do so. Not measured yet.
   static constexpr int min_matrix_lines = 9;
-  // And through dot products: seven of bytes, or of pairs in two terms; six of pairs in one.
+  // And through dot products, of bytes or pairs.
   static constexpr int min_dot_lines = 7;
-  static constexpr int min_one_term_lines = 6;
   static constexpr int dot_flops_per_ns = 250;
   static constexpr int two_term_flops_per_ns = 190;
 
@@ -164,7 +163,7 @@ class Engine {
     } else if (uses_tiles<T>()) {
       wanted.min_product_lines = min_matrix_lines;
     } else if (uses_dots<T>() || sure_pair_terms<T, X>() > 0) {
-      wanted.min_product_lines = sure_pair_terms<T, X>() == 1 ? min_one_term_lines : min_dot_lines;
+      wanted.min_product_lines = min_dot_lines;
     } else {
       wanted.min_product_lines = min_product_lines<T>;
       wanted.min_product_fill = min_product_fill<T>;
