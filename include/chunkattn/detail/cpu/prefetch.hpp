@@ -120,9 +120,12 @@ class Prefetcher {
     // What memory can bring meanwhile: about 6 bytes per ns.
     constexpr int flops = 2 * (HeadDim + ValueDim);
     const int room = static_cast<int>(std::int64_t{tokens} * lines * flops / flops_per_ns * 6 / 64);
-    const int early =
-        std::min(static_cast<int>((early_left_ + blocks - 1) / blocks), room - queued_);
-    if (early > 0) early_left_ -= refill(streams_, queued_ + early);
+    const int spare = room - queued_;
+    // Not before the last blocks in which a third of the time suffices: what comes earlier is
+    // pushed out of L2 by the products' own K and V.
+    const bool soon = std::int64_t{spare} * blocks <= std::int64_t{early_left_} * 4;
+    const int early = std::min(static_cast<int>((early_left_ + blocks - 1) / blocks), spare);
+    if (soon && early > 0) early_left_ -= refill(streams_, queued_ + early);
     cursor.left = granted_ = queued_;
     lead_ -= read;
   }
