@@ -250,9 +250,8 @@ template <int Vectors>
 inline constexpr int lines_of =
     std::min(tile_lines, simd::num_accumulators / (Vectors == 3 ? 2 : Vectors));
 
-/// The columns of outputs as slices of wide_columns vectors, where three vectors of columns fit
-/// beside as many lines: one that would be left over is the last slice's third, as it would have
-/// a product of its own to load weights for.
+/// The columns of outputs as slices of wide_columns vectors. One that would be left over is the last
+/// slice's third: in a product of its own, each weight would be loaded for it alone.
 template <int ValueDim>
 struct ColumnSlices {
   static constexpr int width = simd::width_for<ValueDim>;
