@@ -250,10 +250,12 @@ template <int ValueDim>
         __builtin_memcpy(to + at * width, &words[i], sizeof words[i]);
       });
     };
-    for (int begin = 0; begin < whole; begin += 4 * width)
-      pack(std::integral_constant<int, 4>{}, begin);
-    for (int begin = whole; begin < ValueDim; begin += width)
-      pack(std::integral_constant<int, 1>{}, begin);
+    if constexpr (whole > 0)
+      for (int begin = 0; begin < whole; begin += 4 * width)
+        pack(std::integral_constant<int, 4>{}, begin);
+    if constexpr (whole < ValueDim)
+      for (int begin = whole; begin < ValueDim; begin += width)
+        pack(std::integral_constant<int, 1>{}, begin);
   }
 }
 
