@@ -250,8 +250,8 @@ template <int Vectors>
 inline constexpr int lines_of =
     std::min(tile_lines, simd::num_accumulators / (Vectors == 3 ? 2 : Vectors));
 
-/// The columns of outputs as slices of wide_columns vectors. One that would be left over is the last
-/// slice's third: in a product of its own, each weight would be loaded for it alone.
+/// The columns of outputs as slices of wide_columns vectors. One that would be left over is the
+/// last slice's third: in a product of its own, each weight would be loaded for it alone.
 template <int ValueDim>
 struct ColumnSlices {
   static constexpr int width = simd::width_for<ValueDim>;
