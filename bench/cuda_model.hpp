@@ -20,11 +20,20 @@
 
 namespace model {
 
+/// What the model counts of the attention kernel at head dimension 128.
+struct Kernel {
+  int tall_warp_rows = 32;  ///< lines of a warp in tiles of 64
+  /// Of a thread's 16 copies of 64 tokens, in instructions: read from machine code.
+  double copy_addresses = 86;
+};
+/// As it was while schedules were made whose times are kept in tests.
+inline constexpr Kernel kernel_of_16_lines{16, 215};
+
 /// An item of `tokens` K/V rows of head dimension 128 past a tile of `tile_rows`, of which `rows`
 /// are used; `readers` items of a launch stream the same K/V, so that one of them pays for the
 /// memory.
 inline Item make_item(const Machine& machine, std::int64_t tokens, int tile_rows, int rows,
-                      int readers, bool chunk_first, int merges) {
+                      int readers, bool chunk_first, int merges, const Kernel& kernel = {}) {
   constexpr int dim = 128;
   Item item;
   item.bytes = static_cast<double>(4 * tokens * dim);
@@ -33,12 +42,12 @@ inline Item make_item(const Machine& machine, std::int64_t tokens, int tile_rows
   const auto rows_of_tokens = static_cast<double>(tokens);
   item.flops = 4.0 * rows_of_tokens * dim * tile_rows;
   // For each token, ldmatrix: the warps side by side along the lines read all of K and V, and each
-  // warp its lines of Q for 64 tokens; cp.async: K and V once. 144 KB and 32 KB for 64 x 64.
-  const double line_warps = tile_rows / 16;
-  item.shared_bytes = rows_of_tokens * (4.0 * dim * line_warps + 2.0 * dim + 4.0 * dim);
+  // warp its lines of Q for 64 tokens; cp.async: K and V once. 96 KB and 32 KB for 64 x 64.
+  const double warp_rows = tile_rows == 64 ? kernel.tall_warp_rows : 16;
+  item.shared_bytes = rows_of_tokens * dim * (4.0 * tile_rows / warp_rows + warp_rows / 8 + 4.0);
   // Read from machine code, for 64 tokens: the addresses of a thread's 16 copies, and the rest,
   // which is shared by the warps that split the tokens.
-  item.instructions = rows_of_tokens / 64 * (215 + 220 * line_warps / 4);
+  item.instructions = rows_of_tokens / 64 * (kernel.copy_addresses + 220.0 * tile_rows / 64);
   item.write_us = machine.task_us / 5;
   item.wait_us = machine.task_us - item.write_us;
   item.end_us = machine.merge_us * chunkattn::detail::cuda::merges_in_a_row(rows, dim, merges);
@@ -54,7 +63,8 @@ inline double play(const Machine& machine, const std::vector<Item>& items, doubl
 /// A schedule, by one launch or by one for each phase.
 inline double play(const Machine& machine, const chunkattn::PlanView& plan,
                    const chunkattn::detail::cuda::Geometry& geometry,
-                   const chunkattn::detail::cuda::Scheduler& scheduler, bool one_launch = true) {
+                   const chunkattn::detail::cuda::Scheduler& scheduler, bool one_launch = true,
+                   const Kernel& kernel = {}) {
   using chunkattn::detail::cuda::max_tile_rows;
   using chunkattn::detail::cuda::Task;
   const std::vector<Task>& tasks = scheduler.tasks();
@@ -74,9 +84,9 @@ inline double play(const Machine& machine, const chunkattn::PlanView& plan,
       tokens = std::min({task.position_end, segment.position + segment.length, seen}) -
                task.position_begin;
     }
-    Item item =
-        make_item(machine, tokens, task.tile_rows, task.row_count,
-                  readers[{task.segment, task.position_begin}], t < phase1, task.merge_count);
+    Item item = make_item(machine, tokens, task.tile_rows, task.row_count,
+                          readers[{task.segment, task.position_begin}], t < phase1,
+                          task.merge_count, kernel);
     // The tasks whose flags it waits for, of its own head each.
     std::vector<std::size_t> needs;
     for (int m = 0; one_launch && t >= phase1 && m < task.merge_count; ++m) {

@@ -90,11 +90,11 @@ struct RowResult {
 };
 
 /// Results of rows in shared memory: in `accumulators`
-/// [kv_warps][row_warps][column_warps][16][warp_columns] floats, not normalised, their maxima and
-/// sums in `stats` [warp][16].
-template <HeadDims Dims, int TileRows>
+/// [parts][rows / 16][column_warps][16][warp_columns] floats, not normalised, their maxima and sums
+/// in `stats`, likewise without columns.
+template <HeadDims Dims, int TileRows, class V>
 class SharedResults {
-  using Warps = WarpLayout<Dims, TileRows>;
+  using Warps = WarpLayout<Dims, TileRows, std::is_same_v<V, Plain>>;
 
  public:
   CHUNKATTN_DEVICE SharedResults(unsigned char* shared, float* accumulators)
@@ -103,41 +103,42 @@ class SharedResults {
 
   /// Adds what the warps of the block left of a row.
   CHUNKATTN_DEVICE void add_warps(int row, int column, RowResult& result) const {
-    for (int w = 0; w < Warps::kv_warps; ++w) add(w, row, column, result);
+    for (int part = 0; part < Warps::parts; ++part) add(part, row, column, result);
   }
   /// Leaves what a group of threads has of one of the task's `row_count` rows, for add_groups().
   CHUNKATTN_DEVICE void put_group(int group, int row_count, int row, int column,
                                   const RowResult& result) const {
-    const int w = group % Warps::kv_warps;
+    const int part = group % Warps::parts;
     row += row_of_group(group, row_count);
     const float(&o)[4] = result.o;
-    *values(w, row, column) = Float4{{o[0], o[1], o[2], o[3]}};
-    if (column % Warps::warp_columns == 0) stats_[warp_row(w, row, column)] = result.state;
+    *values(part, row, column) = Float4{{o[0], o[1], o[2], o[3]}};
+    if (column % Warps::warp_columns == 0) stats_[place(part, row, column)] = result.state;
   }
   /// Adds what all groups but the first left of a row.
   CHUNKATTN_DEVICE void add_groups(int groups, int row_count, int row, int column,
                                    RowResult& result) const {
     for (int group = 1; group < groups; ++group)
-      add(group % Warps::kv_warps, row + row_of_group(group, row_count), column, result);
+      add(group % Warps::parts, row + row_of_group(group, row_count), column, result);
   }
 
  private:
   // Groups stand beside one another where warps do, behind the rows that these have left.
   CHUNKATTN_DEVICE static int row_of_group(int group, int row_count) {
-    return (1 + group / Warps::kv_warps) * row_count;
+    return (1 + group / Warps::parts) * row_count;
   }
-  CHUNKATTN_DEVICE static int warp_row(int w, int row, int column) {
-    const int warp =
-        (w * Warps::row_warps + row / 16) * Warps::column_warps + column / Warps::warp_columns;
-    return warp * 16 + row % 16;
+  // Of a row's accumulator, counted in rows of a warp's columns.
+  CHUNKATTN_DEVICE static int place(int part, int row, int column) {
+    const int unit =
+        (part * (TileRows / 16) + row / 16) * Warps::column_warps + column / Warps::warp_columns;
+    return unit * 16 + row % 16;
   }
-  CHUNKATTN_DEVICE Float4* values(int w, int row, int column) const {
+  CHUNKATTN_DEVICE Float4* values(int part, int row, int column) const {
     return reinterpret_cast<Float4*>(
-        accumulators_ + warp_row(w, row, column) * Warps::warp_columns +
+        accumulators_ + place(part, row, column) * Warps::warp_columns +
         accumulator_column(Warps::warp_columns, row, column % Warps::warp_columns));
   }
-  CHUNKATTN_DEVICE void add(int w, int row, int column, RowResult& result) const {
-    result.add(stats_[warp_row(w, row, column)], *values(w, row, column));
+  CHUNKATTN_DEVICE void add(int part, int row, int column, RowResult& result) const {
+    result.add(stats_[place(part, row, column)], *values(part, row, column));
   }
 
   SoftmaxState* stats_;
@@ -208,7 +209,7 @@ CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T, V>& args, const Tas
                                  int kv_head, const RowTable& rows, unsigned char* shared,
                                  float* accumulators, bool streamed) {
   constexpr int vectors = Dims.v / 4;
-  const SharedResults<Dims, TileRows> results(shared, accumulators);
+  const SharedResults<Dims, TileRows, V> results(shared, accumulators);
   const int threads = task.row_count * vectors;
   int bits = 0;
   if constexpr (Final && TileRows == 16)

@@ -23,28 +23,27 @@ template <class T, HeadDims Dims, int TileRows, class V>
 class TileAttention {
   using Variant = VariantTerms<V>;
   using Layout = SharedLayout<Dims>;
-  using Warps = WarpLayout<Dims, TileRows>;
+  using Warps = WarpLayout<Dims, TileRows, std::is_same_v<V, Plain>>;
   using Feed = TileFeed<T, Dims, V>;
   static constexpr int kv_tile = Warps::kv_tile;
   static constexpr int k_pieces = Dims.k / 8;  // of 16 bytes
   static constexpr int v_pieces = Dims.v / 8;
   static constexpr int k_steps = Dims.k / 16;
-  // Query fragments stay in registers where these suffice; elsewhere they are read again per tile
-  // (16 KB more of shared memory beside the 128 KB that four warps read of K and V).
-  static constexpr bool q_in_registers =
-      Dims.k <= 64 || (Dims.k <= 128 && TileRows < 64 && !Variant::hides_keys);
+  // A warp's rows: as groups of the 16 that mma takes, and these as halves, of which a lane holds a
+  // row each: number lane / 4 + half * 8.
+  static constexpr int groups = Warps::warp_rows / 16;
+  static constexpr int halves = 2 * groups;
+  // Query fragments stay in registers where these suffice; elsewhere they are read again per tile,
+  // 16 KB for each group of 16 rows of a warp.
+  static constexpr bool q_in_registers = Dims.k <= 64;
 
  public:
   /// \param tables  of the task, at which `feed` stands
   CHUNKATTN_DEVICE TileAttention(const AttentionArguments<T, V>& args, Feed& feed,
                                  const TileTables& tables, unsigned char* shared)
       : args_(args), feed_(feed), tables_(tables), shared_(shared), range_(tables.range) {
-    const int thread = ptx::opaque(ptx::thread_index());
-    const int warp = thread / 32;
-    lane_ = thread % 32;
-    column_warp_ = warp % Warps::column_warps;
-    row_warp_ = warp / Warps::column_warps % Warps::row_warps;
-    kv_warp_ = warp / (Warps::column_warps * Warps::row_warps);
+    CHUNKATTN_UNROLL
+    for (float& max : max_) max = empty_max;
   }
 
   /// Streams the task's range, of which the first tiles are on their way. Once all of its K/V is,
@@ -86,7 +85,7 @@ class TileAttention {
         if constexpr (!Variant::hides_keys)
           if (range_.min_len < range_.end && position + kv_tile > range_.min_len)
             take_out_specials(stage, position, range_.end);
-        attend(stage, position + kv_warp_ * Warps::warp_tokens, range_.end);
+        attend(stage, position + Place().first_token, range_.end);
         stage = stage + 1 < stages ? stage + 1 : 0;
       }
     }
@@ -95,22 +94,12 @@ class TileAttention {
   /// Leaves outputs of the task's rows in `accumulators`, which nobody may need any more, and their
   /// stats.
   CHUNKATTN_DEVICE void store_accumulators(int row_count, float* accumulators) {
-    constexpr int columns = Warps::warp_columns;
-    const int warp = ptx::thread_index() / 32;
-    float* accumulator = accumulators + warp * 16 * columns;
-    SoftmaxState* stats = reinterpret_cast<SoftmaxState*>(shared_ + Layout::stats) + warp * 16;
-    CHUNKATTN_UNROLL
-    for (int half_tile = 0; half_tile < 2; ++half_tile) {
-      const int row = lane_ / 4 + half_tile * 8;
-      float sum = sum_[half_tile];
-      for (int mask = 1; mask <= 2; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
-      if (row_warp_ * 16 + row >= row_count) continue;  // nobody reads it
-      if (lane_ % 4 == 0) stats[row] = {scaled_max(half_tile), sum};
-      CHUNKATTN_UNROLL
-      for (int n = 0; n < columns / 8; ++n)
-        *reinterpret_cast<Float2*>(accumulator + row * columns +
-                                   accumulator_column(columns, row, n * 8 + lane_ % 4 * 2)) = {
-            out_[n][half_tile * 2], out_[n][half_tile * 2 + 1]};
+    if constexpr (Warps::parts < Warps::kv_warps) {
+      if (Place().kv_warp > 0) store_rows<false>(row_count, accumulators);
+      ptx::barrier();  // results of those who have seen other tokens
+      if (Place().kv_warp == 0) store_rows<true>(row_count, accumulators);
+    } else {
+      store_rows<false>(row_count, accumulators);
     }
   }
 
@@ -118,6 +107,53 @@ class TileAttention {
   CHUNKATTN_DEVICE bool streamed() const { return range_.num_tiles > 0; }
 
  private:
+  // This thread's place, and its warp's share of a tile: found again wherever it is needed, because
+  // registers are for outputs.
+  struct Place {
+    int thread = ptx::opaque(ptx::thread_index());
+    int lane = thread % 32;
+    int warp = thread / 32;
+    int column_warp = warp % Warps::column_warps;
+    int first_row = warp / Warps::column_warps % Warps::row_warps * Warps::warp_rows;
+    int kv_warp = warp / (Warps::column_warps * Warps::row_warps);
+    int first_token = kv_warp * Warps::warp_tokens;
+  };
+
+  // Add: what stands there, of the same rows, is added first.
+  template <bool Add>
+  CHUNKATTN_DEVICE void store_rows(int row_count, float* accumulators) {
+    constexpr int columns = Warps::warp_columns;
+    const Place place;
+    const int part = Warps::parts > 1 ? place.kv_warp : 0;
+    const int first = ((part * (TileRows / 16) + place.first_row / 16) * Warps::column_warps +
+                       place.column_warp) *
+                      16;
+    float* accumulator = accumulators + first * columns;
+    SoftmaxState* stats = reinterpret_cast<SoftmaxState*>(shared_ + Layout::stats) + first;
+    CHUNKATTN_UNROLL
+    for (int half = 0; half < halves; ++half) {
+      const int row = place.lane / 4 + half * 8;
+      SoftmaxState other;
+      if constexpr (Add) other = stats[row];  // by all lanes, before they meet to add up the sum
+      float sum = sum_[half];
+      for (int mask = 1; mask <= 2; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
+      if (place.first_row + row >= row_count) continue;  // nobody reads it
+      MergedState merged{{scaled_max(half), sum}, 1.0f, 0.0f};
+      if constexpr (Add) merged = merge_states<Base2>(merged.state, other);
+      if (place.lane % 4 == 0) stats[row] = merged.state;
+      CHUNKATTN_UNROLL
+      for (int n = 0; n < columns / 8; ++n) {
+        auto& at = *reinterpret_cast<Float2*>(
+            accumulator + row * columns +
+            accumulator_column(columns, row, n * 8 + place.lane % 4 * 2));
+        float* const o = &out_[half / 2][n][half % 2 * 2];
+        at = Add ? Float2{merged.weight_a * o[0] + merged.weight_b * at.v[0],
+                          merged.weight_a * o[1] + merged.weight_b * at.v[1]}
+                 : Float2{o[0], o[1]};
+      }
+    }
+  }
+
   CHUNKATTN_DEVICE int position_of(int tile) const {
     return range_.begin + tile * kv_tile + Feed::hidden_before(tables_.range, tile);
   }
@@ -137,9 +173,12 @@ class TileAttention {
   }
 
   CHUNKATTN_DEVICE void read_query_fragments() {
-    const int start = swizzled<k_pieces>(row_warp_ * 16 + lane_ % 16, lane_ / 16);
+    const Place place;
+    const int start = swizzled<k_pieces>(place.first_row + place.lane % 16, place.lane / 16);
     CHUNKATTN_UNROLL
-    for (int step = 0; step < k_steps; ++step) read_query_fragment(start, step, query_[step]);
+    for (int group = 0; group < groups; ++group) CHUNKATTN_UNROLL
+    for (int step = 0; step < k_steps; ++step)
+      read_query_fragment(start + group * bytes_of_16_rows<k_pieces>, step, query_[group][step]);
   }
 
   // For tiles of which some rows see more than others. An infinity or NaN in V must not reach rows
@@ -147,7 +186,8 @@ class TileAttention {
   // one of a column become NaN there.
   CHUNKATTN_DEVICE void take_out_specials(int stage, int position, int end) {
     constexpr std::uint32_t exponent = Pair<T>::exponents & 0xffffu;
-    const int thread = ptx::opaque(ptx::thread_index());  // nothing of this ahead of the loop
+    const Place place;
+    const int thread = place.thread;
     std::uint32_t* first_specials = reinterpret_cast<std::uint32_t*>(shared_ + Layout::stats);
     if (thread < Dims.v / 2) {  // two columns
       unsigned char* v = shared_ + tile_offset(stage) + bytes_of_k;
@@ -165,29 +205,30 @@ class TileAttention {
       first_specials[thread] = first;
     }
     ptx::barrier();  // taken out, noted
-    const int lane = thread % 32;
-    const int* row_len = tables_.rows.len + row_warp_ * 16;
+    const int lane = place.lane;
+    const int* row_len = tables_.rows.len + place.first_row;
     CHUNKATTN_UNROLL
-    for (int half_tile = 0; half_tile < 2; ++half_tile) {
-      const int len = row_len[lane / 4 + half_tile * 8];
+    for (int half = 0; half < halves; ++half) {
+      const int len = row_len[lane / 4 + half * 8];
       const int left = (len < end ? len : end) - position;
       const int seen = left < kv_tile ? left : kv_tile;  // below what stands for none
       CHUNKATTN_UNROLL
       for (int n = 0; n < Warps::warp_columns / 8; ++n) {
-        const int column = column_warp_ * Warps::warp_columns + n * 8 + lane % 4 * 2;
+        const int column = place.column_warp * Warps::warp_columns + n * 8 + lane % 4 * 2;
         const std::uint32_t first = first_specials[column / 2];
         for (int j = 0; j < 2; ++j)
           if (static_cast<int>(first >> (16 * j) & 0xffffu) < seen)
-            out_[n][half_tile * 2 + j] = detail::bit_cast<float>(0x7fc00000u);
+            out_[half / 2][n][half % 2 * 2 + j] = detail::bit_cast<float>(0x7fc00000u);
       }
     }
   }
 
-  // Logits, then probabilities, of 16 rows with one warp's tokens of a tile, as mma leaves them:
-  // this lane holds rows lane/4 and lane/4 + 8, tokens 2*(lane%4) and the next of each group of 8.
-  using Scores = float[Warps::warp_tokens / 8][4];
+  // Logits, then probabilities, of a warp's rows with its tokens of a tile, as mma leaves them: of
+  // each group of 16 this lane holds rows lane/4 and lane/4 + 8, tokens 2*(lane%4) and the next of
+  // each 8.
+  using Scores = float[groups][Warps::warp_tokens / 8][4];
 
-  // One warp's part of a tile: 16 rows x warp_tokens tokens from path position `position` on.
+  // One warp's part of a tile: its rows x warp_tokens tokens from path position `position` on.
   CHUNKATTN_DEVICE void attend(int stage, int position, int end) {
     if (position >= end) return;  // the same for all lanes
     const ptx::SharedAddress k = stage_address(stage);
@@ -195,9 +236,16 @@ class TileAttention {
     Scores s;
     multiply_keys(k, s);
     if constexpr (Dims.stored == 1) scale_logits(stage, s);
-    if constexpr (Variant::changes_logits) variant_tile(position, end).change_logits(s);
+    if constexpr (Variant::changes_logits) {
+      CHUNKATTN_UNROLL
+      for (int group = 0; group < groups; ++group)
+        variant_tile(group, position, end).change_logits(s[group]);
+    }
     if constexpr (Variant::hides_keys) {
-      const bool hidden = variant_tile(position, end).hide_keys(s);
+      bool hidden = false;
+      CHUNKATTN_UNROLL
+      for (int group = 0; group < groups; ++group)
+        if (variant_tile(group, position, end).hide_keys(s[group])) hidden = true;
       softmax(s);
       if (!hidden)
         add_values(v, s);
@@ -214,37 +262,45 @@ class TileAttention {
   // S = Q K^T.
   CHUNKATTN_DEVICE void multiply_keys(ptx::SharedAddress k, Scores& s) {
     constexpr int tokens = Warps::warp_tokens;
-    const int lane = ptx::opaque(lane_);  // no registers for addresses while P V needs them
-    const int q_start = swizzled<k_pieces>(row_warp_ * 16 + lane % 16, lane / 16);
+    const Place place;  // no registers for addresses while P V needs them
+    const int lane = place.lane;
+    const int q_start = swizzled<k_pieces>(place.first_row + lane % 16, lane / 16);
     const int k_start =
-        swizzled<k_pieces>(kv_warp_ * tokens + lane / 16 * 8 + lane % 8, lane / 8 % 2);
+        swizzled<k_pieces>(place.first_token + lane / 16 * 8 + lane % 8, lane / 8 % 2);
     CHUNKATTN_UNROLL
-    for (int n = 0; n < tokens / 8; ++n)
-      for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
+    for (int i = 0; i < groups * tokens / 2; ++i)
+      s[i / (tokens / 2)][i / 4 % (tokens / 8)][i % 4] = 0.0f;
     CHUNKATTN_UNROLL
     for (int step = 0; step < k_steps; ++step) {
-      std::uint32_t fragment[4];
-      if constexpr (!q_in_registers) read_query_fragment(q_start, step, fragment);
-      const std::uint32_t(&a)[4] = q_in_registers ? query_[q_in_registers ? step : 0] : fragment;
+      std::uint32_t fragment[groups][4];
+      CHUNKATTN_UNROLL
+      for (int group = 0; group < groups; ++group)
+        if constexpr (!q_in_registers)
+          read_query_fragment(q_start + group * bytes_of_16_rows<k_pieces>, step, fragment[group]);
       CHUNKATTN_UNROLL
       for (int n = 0; n < tokens / 16; ++n) {
         // Matrices: tokens 0-7 and columns 0-7, then columns 8-15; tokens 8-15 likewise.
         std::uint32_t b[4];
         ptx::ldmatrix_x4(b,
                          k + (at_step<k_pieces>(k_start, step) + n * bytes_of_16_rows<k_pieces>));
-        ptx::mma<T>(s[2 * n], a, b[0], b[1]);
-        ptx::mma<T>(s[2 * n + 1], a, b[2], b[3]);
+        CHUNKATTN_UNROLL
+        for (int group = 0; group < groups; ++group) {
+          const std::uint32_t(&a)[4] =
+              q_in_registers ? query_[group][q_in_registers ? step : 0] : fragment[group];
+          ptx::mma<T>(s[group][2 * n], a, b[0], b[1]);
+          ptx::mma<T>(s[group][2 * n + 1], a, b[2], b[3]);
+        }
       }
     }
   }
 
   // The scales of 8-bit K.
   CHUNKATTN_DEVICE void scale_logits(int stage, Scores& s) {
-    const RowScales* scales =
-        feed_.stage_scales(stage) + kv_warp_ * Warps::warp_tokens + lane_ % 4 * 2;
+    const Place place;
+    const RowScales* scales = feed_.stage_scales(stage) + place.first_token + place.lane % 4 * 2;
     CHUNKATTN_UNROLL
     for (int n = 0; n < Warps::warp_tokens / 8; ++n)
-      for (int i = 0; i < 4; ++i) s[n][i] *= scales[n * 8 + i % 2].k;
+      for (int i = 0; i < 4 * groups; ++i) s[i / 4][n][i % 4] *= scales[n * 8 + i % 2].k;
   }
 
   // The online softmax: S becomes P, outputs and sums are rescaled where a maximum has moved. The
@@ -252,28 +308,30 @@ class TileAttention {
   // exp2. A NaN does not move it, but stays in P.
   CHUNKATTN_DEVICE void softmax(Scores& s) {
     constexpr int tokens = Warps::warp_tokens;
-    float max[2];
+    float max[halves];
+    bool moved = false;
     CHUNKATTN_UNROLL
-    for (int half_tile = 0; half_tile < 2; ++half_tile) {
-      max[half_tile] = max_[half_tile];
+    for (int half = 0; half < halves; ++half) {
+      max[half] = max_[half];
       CHUNKATTN_UNROLL
       for (int n = 0; n < tokens / 8; ++n)
         for (int j = 0; j < 2; ++j)
-          max[half_tile] = ptx::max(max[half_tile], s[n][half_tile * 2 + j]);
+          max[half] = ptx::max(max[half], s[half / 2][n][half % 2 * 2 + j]);
       for (int lanes = 1; lanes <= 2; lanes *= 2)
-        max[half_tile] = ptx::max(max[half_tile], ptx::shuffle_xor(max[half_tile], lanes));
+        max[half] = ptx::max(max[half], ptx::shuffle_xor(max[half], lanes));
+      moved = moved || max[half] > max_[half];
     }
-    if (ptx::any(max[0] > max_[0] || max[1] > max_[1])) rescale(max);
+    if (ptx::any(moved)) rescale(max);
     if (far_) subtract_max(s);
     CHUNKATTN_UNROLL
-    for (int half_tile = 0; half_tile < 2; ++half_tile) {
-      const float offset = far_ ? 0.0f : -scaled_max(half_tile);
+    for (int half = 0; half < halves; ++half) {
+      const float offset = far_ ? 0.0f : -scaled_max(half);
       CHUNKATTN_UNROLL
       for (int n = 0; n < tokens / 8; ++n)
         for (int j = 0; j < 2; ++j) {
-          float& x = s[n][half_tile * 2 + j];
+          float& x = s[half / 2][n][half % 2 * 2 + j];
           x = ptx::exp2(ptx::fma(x, args_.scale2, offset));
-          sum_[half_tile] += x;
+          sum_[half] += x;
         }
     }
   }
@@ -283,54 +341,57 @@ class TileAttention {
   CHUNKATTN_DEVICE void subtract_max(Scores& s) {
     CHUNKATTN_UNROLL
     for (int n = 0; n < Warps::warp_tokens / 8; ++n)
-      for (int i = 0; i < 4; ++i) s[n][i] -= max_[i / 2];
+      for (int i = 0; i < 4 * groups; ++i) s[i / 4][n][i % 4] -= max_[i / 2];
   }
 
   // Logits of tokens that a row does not see become minus infinity, whatever they were: products
   // with K rows that hold NaN are replaced, not multiplied by zero.
   CHUNKATTN_DEVICE void mask(int position, int end, Scores& s) {
-    const int* row_len = tables_.rows.len + row_warp_ * 16;
+    const Place place;
+    const int lane = place.lane;
+    const int* row_len = tables_.rows.len + place.first_row;
     CHUNKATTN_UNROLL
-    for (int half_tile = 0; half_tile < 2; ++half_tile) {
-      const int len = row_len[lane_ / 4 + half_tile * 8];
-      const int limit = (len < end ? len : end) - position - lane_ % 4 * 2;
+    for (int half = 0; half < halves; ++half) {
+      const int len = row_len[lane / 4 + half * 8];
+      const int limit = (len < end ? len : end) - position - lane % 4 * 2;
       CHUNKATTN_UNROLL
       for (int n = 0; n < Warps::warp_tokens / 8; ++n)
         for (int j = 0; j < 2; ++j)
-          if (n * 8 + j >= limit) s[n][half_tile * 2 + j] = detail::bit_cast<float>(0xff800000u);
+          if (n * 8 + j >= limit)
+            s[half / 2][n][half % 2 * 2 + j] = detail::bit_cast<float>(0xff800000u);
     }
   }
 
-  // This lane's part of 16 rows and one warp's tokens, as the variant sees it.
-  CHUNKATTN_DEVICE auto variant_tile(int position, int end) {
-    return VariantTile<T, V, Warps::warp_tokens>(args_, tables_.rows.len + row_warp_ * 16,
-                                                 tables_.rows.index + row_warp_ * 16,
-                                                 ptx::opaque(lane_), position, end);
+  // This lane's part of a group of rows and one warp's tokens, as the variant sees it.
+  CHUNKATTN_DEVICE auto variant_tile(int group, int position, int end) {
+    const Place place;
+    const int first = place.first_row + group * 16;
+    return VariantTile<T, V, Warps::warp_tokens>(
+        args_, tables_.rows.len + first, tables_.rows.index + first, place.lane, position, end);
   }
 
   // Brings outputs and sums to the new maxima.
-  CHUNKATTN_DEVICE void rescale(const float (&max)[2]) {
+  CHUNKATTN_DEVICE void rescale(const float (&max)[halves]) {
     bool far = false;
     CHUNKATTN_UNROLL
-    for (int half_tile = 0; half_tile < 2; ++half_tile) {
+    for (int half = 0; half < halves; ++half) {
       // One that has not moved has the factor 1, infinity too.
-      const float moved =
-          max[half_tile] > max_[half_tile] ? max_[half_tile] - max[half_tile] : 0.0f;
+      const float moved = max[half] > max_[half] ? max_[half] - max[half] : 0.0f;
       const float correction = ptx::exp2(moved * args_.scale2);
-      max_[half_tile] = max[half_tile];
-      const float scaled = scaled_max(half_tile);
-      far = far || (max[half_tile] > empty_max && (scaled > far_max2 || scaled < -far_max2));
-      sum_[half_tile] *= correction;
+      max_[half] = max[half];
+      const float scaled = scaled_max(half);
+      far = far || (max[half] > empty_max && (scaled > far_max2 || scaled < -far_max2));
+      sum_[half] *= correction;
       CHUNKATTN_UNROLL
       for (int n = 0; n < Warps::warp_columns / 8; ++n)
-        for (int j = 0; j < 2; ++j) out_[n][half_tile * 2 + j] *= correction;
+        for (int j = 0; j < 2; ++j) out_[half / 2][n][half % 2 * 2 + j] *= correction;
     }
     far_ = ptx::any(far);
   }
 
   // In base 2, and finite from below even where a large scale meets a row that has seen nothing.
-  CHUNKATTN_DEVICE float scaled_max(int half_tile) {
-    return ptx::max(max_[half_tile] * args_.scale2, lowest_max2);
+  CHUNKATTN_DEVICE float scaled_max(int half) {
+    return ptx::max(max_[half] * args_.scale2, lowest_max2);
   }
 
   // O += P V. P's accumulator layout is the A operand's: two groups of 8 tokens make a step of 16.
@@ -343,18 +404,23 @@ class TileAttention {
     std::uint32_t special = 0;
     CHUNKATTN_UNROLL
     for (int step = 0; step < Warps::warp_tokens / 16; ++step) {
-      const std::uint32_t p[4] = {ptx::pack<T>(s[2 * step][0], s[2 * step][1]),
-                                  ptx::pack<T>(s[2 * step][2], s[2 * step][3]),
-                                  ptx::pack<T>(s[2 * step + 1][0], s[2 * step + 1][1]),
-                                  ptx::pack<T>(s[2 * step + 1][2], s[2 * step + 1][3])};
+      std::uint32_t p[groups][4];
+      CHUNKATTN_UNROLL
+      for (int i = 0; i < 4 * groups; ++i) {
+        const float* const pair = &s[i / 4][2 * step + i % 4 / 2][i % 2 * 2];
+        p[i / 4][i % 4] = ptx::pack<T>(pair[0], pair[1]);
+      }
       CHUNKATTN_UNROLL
       for (int n = 0; n < columns / 16; ++n) {
         std::uint32_t b[4];
         ptx::ldmatrix_x4_trans(
             b, v + (at_step<v_pieces>(v_start, n) + step * bytes_of_16_rows<v_pieces>));
         if constexpr (Mixed) special |= Pair<T>::take_specials(b);
-        ptx::mma<T>(out_[2 * n], p, b[0], b[1]);
-        ptx::mma<T>(out_[2 * n + 1], p, b[2], b[3]);
+        CHUNKATTN_UNROLL
+        for (int group = 0; group < groups; ++group) {
+          ptx::mma<T>(out_[group][2 * n], p[group], b[0], b[1]);
+          ptx::mma<T>(out_[group][2 * n + 1], p[group], b[2], b[3]);
+        }
       }
     }
     return special;
@@ -362,10 +428,10 @@ class TileAttention {
 
   // Where this lane finds its row of the first matrix of V that its warp multiplies by.
   CHUNKATTN_DEVICE int first_value() {
-    const int lane = ptx::opaque(lane_);
+    const Place place;
     return at_step<v_pieces>(
-        swizzled<v_pieces>(kv_warp_ * Warps::warp_tokens + lane % 16, lane / 16),
-        column_warp_ * (Warps::warp_columns / 16));
+        swizzled<v_pieces>(place.first_token + place.lane % 16, place.lane / 16),
+        place.column_warp * (Warps::warp_columns / 16));
   }
 
   // Makes NaN of the outputs of rows that see an infinity or NaN of their column. Rare: it may be
@@ -373,27 +439,29 @@ class TileAttention {
   CHUNKATTN_DEVICE void add_specials(ptx::SharedAddress v, int position, int end) {
     const int v_start = first_value();
     CHUNKATTN_UNROLL
-    for (int n = 0; n < Warps::warp_columns / 16; ++n) {
+    for (int i = 0; i < groups * Warps::warp_columns / 16; ++i) {
+      const int group = i % groups;
+      const int n = i / groups;
       float found[2][4] = {};
       CHUNKATTN_UNROLL_BY(1)
       for (int step = 0; step < Warps::warp_tokens / 16; ++step) {
-        const auto tile = variant_tile(position + step * 16, end);
+        const auto tile = variant_tile(group, position + step * 16, end);
         std::uint32_t seen[4];
         CHUNKATTN_UNROLL
-        for (int i = 0; i < 4; ++i)
-          seen[i] = Pair<T>::of(tile.sees(i % 2, i / 2 * 8), tile.sees(i % 2, i / 2 * 8 + 1));
+        for (int j = 0; j < 4; ++j)
+          seen[j] = Pair<T>::of(tile.sees(j % 2, j / 2 * 8), tile.sees(j % 2, j / 2 * 8 + 1));
         std::uint32_t b[4];
         ptx::ldmatrix_x4_trans(
             b, v + (at_step<v_pieces>(v_start, n) + step * bytes_of_16_rows<v_pieces>));
         CHUNKATTN_UNROLL
-        for (int i = 0; i < 4; ++i) b[i] = Pair<T>::specials(b[i]) & Pair<T>::ones;
+        for (int j = 0; j < 4; ++j) b[j] = Pair<T>::specials(b[j]) & Pair<T>::ones;
         ptx::mma<T>(found[0], seen, b[0], b[1]);
         ptx::mma<T>(found[1], seen, b[2], b[3]);
       }
       CHUNKATTN_UNROLL
-      for (int i = 0; i < 8; ++i)
-        if (found[i / 4][i % 4] > 0)
-          out_[2 * n + i / 4][i % 4] = detail::bit_cast<float>(0x7fc00000u);
+      for (int j = 0; j < 8; ++j)
+        if (found[j / 4][j % 4] > 0)
+          out_[group][2 * n + j / 4][j % 4] = detail::bit_cast<float>(0x7fc00000u);
     }
   }
 
@@ -401,12 +469,11 @@ class TileAttention {
   Feed& feed_;
   const TileTables& tables_;
   unsigned char* shared_;
-  const TileRange range_;  // in registers, all but what is hidden
-  int lane_ = 0, row_warp_ = 0, column_warp_ = 0, kv_warp_ = 0;
-  std::uint32_t query_[q_in_registers ? k_steps : 1][4];
-  float out_[Warps::warp_columns / 8][4] = {};
-  float max_[2] = {empty_max, empty_max};  // of q k, not scaled
-  float sum_[2] = {0.0f, 0.0f};
+  const TileRange& range_;  // in shared memory: registers are for outputs
+  std::uint32_t query_[groups][q_in_registers ? k_steps : 1][4];
+  float out_[groups][Warps::warp_columns / 8][4] = {};
+  float max_[halves];  // of q k, not scaled
+  float sum_[halves] = {};
   bool far_ = false;  // some scaled maximum of this warp is beyond far_max2
 };
 

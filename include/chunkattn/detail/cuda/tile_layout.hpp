@@ -153,19 +153,28 @@ CHUNKATTN_HD constexpr int accumulator_column(int columns, int row, int column) 
   return column ^ (group * 8);
 }
 
-/// How the four warps share a tile of `TileRows` query rows: along rows first (16 each), then along
-/// the tokens of the tile, with tiles of 32 also along the columns of V (so that an accumulator of
-/// 16 rows by 256 columns fits the registers).
-template <HeadDims Dims, int TileRows>
+/// How the four warps share a tile of `TileRows` query rows: along rows first, then along the
+/// tokens of the tile, with tiles of 32 also along the columns of V (so that an accumulator of 16
+/// rows by 256 columns fits the registers).
+///
+/// Tall: a warp has 32 rows of tiles of 64. Each fragment of K and V that it reads serves twice
+/// then, and shared memory is what such tiles wait for; but the registers hold outputs and little
+/// else.
+template <HeadDims Dims, int TileRows, bool Tall>
 struct WarpLayout {
   static constexpr int kv_tile = kv_tile_tokens(Dims);
-  static constexpr int row_warps = TileRows / 16;
+  static constexpr int warp_rows = Tall && kv_tile == 64 && TileRows == 64 ? 32 : 16;
+  static constexpr int row_warps = TileRows / warp_rows;
   static constexpr int column_warps = kv_tile == 32 && TileRows < 64 ? 2 : 1;
   static constexpr int kv_warps = block_warps / (row_warps * column_warps);
   static constexpr int warp_tokens = kv_tile / kv_warps;
   static constexpr int warp_columns = Dims.v / column_warps;
+  /// Accumulators of 16 rows that the block leaves for each row: of each warp, or, where these have
+  /// 32, of the first, which has added the other's.
+  static constexpr int parts = warp_rows == 32 ? 1 : kv_warps;
   static_assert(TileRows == 16 || TileRows == 32 || TileRows == 64, "tiles are 16, 32 or 64 rows");
   static_assert(row_warps * column_warps * kv_warps == block_warps);
+  static_assert(parts * TileRows / 16 * column_warps <= block_warps);
   static_assert(warp_tokens % 16 == 0 && warp_columns % 16 == 0);
 };
 
@@ -184,11 +193,11 @@ inline constexpr int launch_bytes = 4 * 4;
 /// whatever the head dimensions. What a task is made of stands twice or three times: the next one's
 /// is made while one runs.
 struct SharedTables {
-  static constexpr int tables = 0;                            // this task's TileTables, the next's
-  static constexpr int stats = tables + 2 * table_bytes;      // [4 warps][16] {max, sum}
-  static constexpr int tasks = stats + block_warps * 16 * 8;  // this Task and the next two
-  static constexpr int pairs = tasks + 3 * 48;                // ints, likewise
-  static constexpr int launch = pairs + 3 * 4;                // LaunchState
+  static constexpr int tables = 0;                         // this task's TileTables, the next's
+  static constexpr int stats = tables + 2 * table_bytes;   // [64] {max, sum}
+  static constexpr int tasks = stats + max_tile_rows * 8;  // this Task and the next two
+  static constexpr int pairs = tasks + 3 * 48;             // ints, likewise
+  static constexpr int launch = pairs + 3 * 4;             // LaunchState
   static constexpr int q = (launch + launch_bytes + 127) / 128 * 128;
 };
 
