@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "chunkattn/testing/inspect.hpp"
 #include "chunkattn/testing/reference.hpp"
 #include "simt/engine.hpp"
 
@@ -42,6 +43,20 @@ TEST_CASE_TEMPLATE("attention over K/V of 8 bits agrees with the oracle", E, std
     engine.enqueue();
     engine.submit();
   }
+  engine.drain_and_check();
+}
+
+TEST_CASE_TEMPLATE("tasks are cut for the bytes that elements of K and V have", E, half,
+                   std::int8_t) {
+  Quantized<E> engine(85);
+  shuffled(engine.random.bits());
+  fill(engine);
+  engine.decode_plan();
+  engine.enqueue();
+  const auto summary = summary_of(*engine.attention);
+  CHECK(summary.kv_bytes ==
+        summary.kv_tokens * kv_heads * 2 * head_dim * static_cast<int>(sizeof(E)));
+  engine.submit();
   engine.drain_and_check();
 }
 

@@ -2,8 +2,8 @@
 // nothing else.
 //
 // A task streams L tokens of K and V for one KV head past a tile of R rows:
-//     bytes = L * (k + v) * 2          flops = 2 * R * L * (k + v) (padded rows included)
-// where rows of K have k elements and those of V have v,
+//     bytes = L * (k + v) * stored     flops = 2 * R * L * (k + v) (padded rows included)
+// where rows of K have k elements and those of V have v, of so many bytes in memory,
 // and takes the longer of both times, a fixed cost, and the time of its partial results. Times are
 // in picoseconds of one block that has its share of the device, so that 264 of them run side by
 // side on an H200.
@@ -23,12 +23,11 @@ namespace detail::cuda {
 struct CostModel : CudaOptions::Tuning {
   std::int32_t num_blocks = 264;  ///< that run at the same time
 
-  /// One task: `tokens` K/V rows of 16-bit elements past a tile of `tile_rows`, each KiB
-  /// in `kib` ps.
+  /// One task: `tokens` K/V rows past a tile of `tile_rows`, each KiB in `kib` ps.
   [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows, HeadDims dims,
                                                  std::int64_t kib) const noexcept {
-    const std::int64_t bytes = 2 * tokens * (dims.k + dims.v);
-    const std::int64_t flops = bytes * tile_rows;
+    const std::int64_t bytes = dims.stored * tokens * (dims.k + dims.v);
+    const std::int64_t flops = 2 * tokens * (dims.k + dims.v) * tile_rows;
     return std::max(bytes * kib / 1024, flops * ps_per_mflop / 1000000);
   }
   /// One task's time while all blocks stream.

@@ -164,8 +164,9 @@ class DeviceState {
   template <class T, class E, class V>
   using KindOf = std::conditional_t<has_row_scales<E>, Quantized<E, V>, V>;
   template <class T, class E, class V>
-  void load(bool capturing) {
+  void load(const PlanView& plan, bool capturing, cudaStream_t stream) {
     (void)kernel_for<T, KindOf<T, E, V>>(capturing);
+    upload_.use_elements(static_cast<int>(sizeof(E)), plan, capturing, stream);
   }
   template <class T, class E>
   static KvView<T> as_wide(const KvView<E>& layer) {
@@ -208,6 +209,7 @@ class DeviceState {
         "ChunkAttention<Cuda>::run: a variant holds too much for a kernel's arguments: let "
         "it point to device memory");
     const auto kernel = kernel_for<T, Kind>(capturing);
+    upload_.use_elements(static_cast<int>(sizeof(E)), view, capturing, stream);
     const int schedule = upload_.schedule_for(HiddenKeys(variant), view, capturing, stream);
     const CallArguments<T> call{upload_.memory(schedule),
                                 as_wide<T>(layer),

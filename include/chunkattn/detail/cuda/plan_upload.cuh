@@ -170,12 +170,7 @@ class PlanUpload {
       detail::fail_argument("stream", "capturing",
                             "prepare(plan, stream) before the capture: an upload inside it would "
                             "be replayed with stale contents");
-    for (int i = 0; i < schedules_.count(); ++i)  // throws before any change
-      if (changes.schedule[i]) build(i, plan, schedules_[i].hidden());
-    for (int i = 0; i < schedules_.count(); ++i)
-      if (changes.schedule[i]) schedules_[i].take();
-    segments_ = nullptr;  // a call that fails from here on leaves nothing to build upon
-    upload(plan, changes, stream);
+    replace(plan, changes, stream);
     begin_step(changes.advance, stream);
     if (changes.advance) ++counts_.advances;
     remember(plan);
@@ -205,6 +200,21 @@ class PlanUpload {
     }
     schedules_.use(i, capturing);
     return i;
+  }
+
+  /// What an element of K and V takes in memory. The first call that is not captured decides what
+  /// lists are cut for; all are right for any, of the plan that was prepared last.
+  void use_elements(int bytes, const PlanView& plan, bool capturing, cudaStream_t stream) {
+    if (knows_elements_ || capturing) return;
+    if (bytes != geometry_.stored_bytes) {
+      geometry_.stored_bytes = bytes;
+      Changes changes;
+      for (int i = 0; i < schedules_.count(); ++i)
+        if (schedules_.in_use(i)) changes.make_list(i);
+      replace(plan, changes, stream);
+      remember(plan);
+    }
+    knows_elements_ = true;
   }
 
   // Sets the tickets; with `advance` each row sees one position more, too.
@@ -344,6 +354,17 @@ class PlanUpload {
     writes_.assign(plan.writes, plan.writes + rows);
   }
 
+  // Makes the lists that have changed and copies all that has. What stands on the device is known
+  // again when its plan is remembered.
+  void replace(const PlanView& plan, const Changes& changes, cudaStream_t stream) {
+    for (int i = 0; i < schedules_.count(); ++i)  // throws before any change
+      if (changes.schedule[i]) build(i, plan, schedules_[i].hidden());
+    for (int i = 0; i < schedules_.count(); ++i)
+      if (changes.schedule[i]) schedules_[i].take();
+    segments_ = nullptr;  // a call that fails from here on leaves nothing to build upon
+    upload(plan, changes, stream);
+  }
+
   void build(int i, const PlanView& plan, const HiddenKeys& hidden) {
     schedules_[i].build(plan, hidden, geometry_, model_, layout_.capacity);
     ++counts_.schedules;
@@ -442,6 +463,7 @@ class PlanUpload {
   PinnedMemory staging_[2];
   PinnedMemory overlapped_{sizeof(std::uint32_t)};  // not 0: launches have disturbed one another
   bool reset_tickets_ = false;                      // by the next prepare()
+  bool knows_elements_ = false;                     // of K and V
   Event events_[2];
   int next_ = 0;
   void (*begin_step_[2])(PlanMemory) = {};  // without and with `advance`

@@ -238,7 +238,8 @@ class Scheduler {
       if (run.last) add_sequence_first(run);
     sort_tasks(to_size(num_chunk_first_));
     summary_.partial_bytes = num_partials_ * 2 * (dims().v + 1) * 4;
-    summary_.kv_bytes = summary_.kv_tokens * geometry_.num_kv_heads * (dims().k + dims().v) * 2;
+    summary_.kv_bytes =
+        summary_.kv_tokens * geometry_.num_kv_heads * (dims().k + dims().v) * dims().stored;
     summary_.padded_flops *= geometry_.num_kv_heads;
   }
 
