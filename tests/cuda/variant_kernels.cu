@@ -22,6 +22,7 @@ struct OddRows {
   detail::cuda::attention_kernel<ELEMENT, HEAD_DIM, VALUE_DIM, __VA_ARGS__>( \
       const detail::cuda::AttentionArguments<ELEMENT, __VA_ARGS__>)
 
+#if !defined(EIGHT_BITS_ONLY)
 INSTANTIATE(SoftCap);
 INSTANTIATE(SlidingWindow);
 INSTANTIATE(Sinks);
@@ -29,6 +30,7 @@ INSTANTIATE(Alibi);
 INSTANTIATE(Bias<Nearer>);
 INSTANTIATE(Mask<OddRows>);
 INSTANTIATE(decltype(combine(SoftCap{}, SlidingWindow{})));
+#endif
 // K/V of 8 bits.
 using EightBits = detail::cuda::Quantized<std::int8_t, Plain>;
 using EightBitFloats = detail::cuda::Quantized<float8_e4m3, SlidingWindow>;

@@ -87,8 +87,9 @@ template <class T, int Dim, class E>
 CHUNKATTN_DEVICE void widen_tile(const unsigned char* stage, const float* scales, unsigned char* to,
                                  int rows) {
   constexpr int pieces = Dim / 8;
+  const int thread = ptx::opaque(ptx::thread_index());  // nothing ahead of the loop of tiles
   CHUNKATTN_UNROLL_BY(2)
-  for (int i = ptx::thread_index(); i < rows * pieces; i += block_threads) {
+  for (int i = thread; i < rows * pieces; i += block_threads) {
     const int row = i / pieces;
     const int piece = i % pieces;
     widen<T>(reinterpret_cast<const E*>(stage) + row * Dim + piece * 8,
