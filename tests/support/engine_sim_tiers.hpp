@@ -28,7 +28,7 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
  public:
   EngineSimTiers(Choices& choices, const SimOptions& options, Counters& counters)
       : Base(choices, options, counters) {
-    if (one_in(3)) open_tiers();
+    if (one_in(2)) open_tiers();
   }
 
  protected:
@@ -52,7 +52,7 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
       case 5:
         (void)tiers_->advance(below(4));
         if (one_in(16)) tiers_->store_all();
-        if (one_in(8)) compare_stores();
+        if (one_in(2)) compare_stores();
         return;
       case 6:
       case 7:
@@ -169,10 +169,19 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
     past[at] = std::move(prompt);
     past_options_[at] = how;
   }
+  /// Somebody takes all chunks, and goes: whatever nobody uses is evicted.
+  void evict_all() {
+    if (this->options_.budget == max_pool_chunks) return;
+    this->settle();
+    const std::size_t size = ChunkSize * tree_->chunks_available();
+    if (size > 0) (void)tree_->try_insert(std::vector<SimToken>(size, SimToken{200}));
+    log("all chunks are taken and given back");
+  }
   /// A prompt comes again as it was, perhaps after it was evicted, and is loaded as far as it is
   /// below.
   void come_back() {
     if (past_options_.empty() || live_.size() >= this->options_.max_live) return;
+    if (one_in(2)) evict_all();
     const std::size_t at = below(past_options_.size());
     const std::vector<SimToken> prompt = this->past_prompts_[at];
     const std::uint64_t last = this->last_uid_;
