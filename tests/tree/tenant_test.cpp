@@ -216,6 +216,35 @@ TEST_CASE("what is public counts for nobody, and stays while somebody goes on fr
   CHECK(num_cached(tree, 2, 190, 200) > 0);
 }
 
+TEST_CASE("what is public goes from its end, also after it was passed over") {
+  for (const bool learns : {false, true}) {
+    CAPTURE(learns);
+    Shares policy = fair();
+    policy.learns = learns;
+    TreeOf<> tree(PoolAllocator{.max_chunks = 100}, {}, policy);
+    const auto own = [](std::vector<int> tokens, int first, int count) {
+      for (const int token : iota(first, static_cast<std::size_t>(count))) tokens.push_back(token);
+      return tokens;
+    };
+    const auto trunk = iota(0, 16);
+    {
+      auto last = tree.insert(trunk, of(1, 16));
+      test::load(last);
+      // Somebody goes on from a public branch of it, which is older than the trunk.
+      pass(tree, own(own(trunk, 100, 8), 200, 60), of(1, 24));
+      pass(tree, iota(1000, 40), of(1, 40));  // public, by itself
+    }
+    tree.check_invariants();
+    // Chunk by chunk, all is given up: first the branch is passed over.
+    std::vector<TreeOf<>::Sequence> live;
+    for (int i = 0; i < 25; ++i) {
+      live.push_back(tree.insert(iota(10000 * (i + 1), 16), of(2)));
+      tree.check_invariants();
+    }
+    CHECK(tree.stats().retained_chunks == 0);
+  }
+}
+
 TEST_CASE("pins hold against shares, and are nobody's") {
   Shares policy = fair();
   policy.max_pinned = 50;

@@ -1,5 +1,5 @@
-// The whole tree, read: its invariants, with everything that is kept incrementally counted again,
-// for tests; its nodes, for programs that show or record what is shared; pictures for people.
+// The whole tree, read: its invariants, with all that is kept incrementally counted again, for
+// tests; its nodes, for programs that show or record what is shared; pictures for people.
 #pragma once
 
 #include <algorithm>
@@ -87,14 +87,12 @@ class TreeInspector {
     expect(parent.state != NodeState::unused, "a node's parent exists", index);
     expect(n.position == parent.end(), "a node continues its parent", index);
     expect(n.written >= 0 && n.written <= n.length, "written tokens lie within the node", index);
-    expect(n.scheduled >= n.written || n.written == n.length, "what is written was scheduled",
-           index);
+    expect(n.scheduled >= n.written || n.written == n.length, "written was scheduled", index);
     expect(n.scheduled >= 0 && n.scheduled <= n.length, "scheduled tokens lie within the node",
            index);
     expect(n.writer == none || n.length == 0 || n.written < n.length,
            "what is written has no writer", index);
-    expect(n.tail_of == none || sequences_[n.tail_of].tail == index, "a tail is its sequence's",
-           index);
+    expect(n.tail_of == none || sequences_[n.tail_of].tail == index, "a sequence's tail", index);
     expect(n.live <= parent.live && n.held <= parent.held, "counts grow towards the root", index);
     expect(n.retained == (!n.active()), "exactly the unused nodes are retained", index);
     expect(
@@ -111,12 +109,15 @@ class TreeInspector {
 
   void check_totals(const Totals& counted) const {
     std::size_t listed = 0;
+    Array<const void*> passed(topology_.num_indices());
     for (const auto& list : retention_.lists_) {
       NodeIndex last = none;
       for (NodeIndex n = list.oldest; n != none; n = topology_.node(n).newer) {
+        passed[to_size(n)] = &list;
+        expect(passed[to_size(topology_.node(n).parent)] != &list,
+               "children go before their parents", n);
         expect(topology_.node(n).older == last, "retained nodes are linked both ways", n);
-        expect(retention_.key_of(topology_.node(n)) == list.key,
-               "a retained node is in the list of its level and group", n);
+        expect(retention_.key_of(topology_.node(n)) == list.key, "a retained node's list", n);
         last = n;
         ++listed;
       }

@@ -352,9 +352,7 @@ class Retention {
   bool evict_one_chunk(const RetainedList* from) noexcept {
     while (from != lists_.end() && from->oldest == none) ++from;
     if (from == lists_.end()) return false;
-    NodeIndex victim = from->oldest;
-    if (model_) [[unlikely]]
-      victim = least_valuable(*from);
+    const NodeIndex victim = model_ ? least_valuable(*from) : from->oldest;
     const TreeNode& n = topology_.node(victim);
     const std::size_t used = stats_.used_chunks;
     std::int32_t keep = n.length - topology_.end_offset(n);
@@ -383,7 +381,7 @@ class Retention {
     return find_list(keys_of(tenant) - (std::int64_t{1} << 39));
   }
   /// The lists of who has most for his weight. What is public and goes on is passed over, to the
-  /// young end; where there are many of these, the richest tenant pays.
+  /// young end with all that it continues; where many are, the richest tenant pays.
   [[gnu::noinline]] const RetainedList* lists_of_richest() noexcept {
     const std::int32_t richest = shares_->richest();
     if (richest < 0) return lists_.begin();
@@ -391,10 +389,12 @@ class Retention {
     const RetainedList* list = lists_.begin();
     while (list->oldest == none) ++list;
     for (int passed = 0; passed < 8; ++passed) {
-      const NodeIndex n = list->oldest;
+      NodeIndex n = list->oldest;
       if (topology_.node(n).first_child == none) return list;
-      unretain(n);
-      retain(n);
+      for (; topology_.node(n).retained; n = topology_.node(n).parent) {
+        unretain(n);
+        retain(n);
+      }
     }
     return lists_of(richest);
   }
