@@ -58,43 +58,6 @@ struct Followed {
   Mirror mirror;
 };
 
-/// A store that says nothing of what it loses, and lists what it has.
-class SilentTier : public TierStore {
- public:
-  bool put(const Key& key, const Record& record, const std::atomic<bool>&) override {
-    const std::lock_guard lock(mutex_);
-    if (is_full) return false;
-    records_[key.text()] = record;
-    return true;
-  }
-  Record get(const Key& key, const std::atomic<bool>&) override {
-    const std::lock_guard lock(mutex_);
-    const auto found = records_.find(key.text());
-    return found == records_.end() ? nullptr : found->second;
-  }
-  bool contains(const Key& key) override {
-    const std::lock_guard lock(mutex_);
-    return records_.contains(key.text());
-  }
-  void erase(const Key& key) override {
-    const std::lock_guard lock(mutex_);
-    records_.erase(key.text());
-  }
-  void lose_all() {
-    const std::lock_guard lock(mutex_);
-    records_.clear();
-  }
-  [[nodiscard]] std::size_t size() {
-    const std::lock_guard lock(mutex_);
-    return records_.size();
-  }
-  std::atomic<bool> is_full = false;
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, Record> records_;
-};
-
 /// Whether a call is refused for this argument.
 template <class F>
 bool names(const F& f, const char* argument) {
@@ -312,7 +275,8 @@ TEST_CASE("what was there before is told of when it is found") {
 
 TEST_CASE("of a store that says nothing itself is told what its answers say") {
   Followed followed;
-  auto silent = std::make_shared<SilentTier>();
+  auto silent = std::make_shared<FaultyTier>();
+  silent->tells = false;
   Bench b({silent}, {.tier_sink = followed.sink()});
   const auto prompt = iota(0, 64);
   b.run(prompt);
@@ -325,11 +289,84 @@ TEST_CASE("of a store that says nothing itself is told what its answers say") {
   b.below->flush();
   CHECK(followed.mirror.match_prefix(prompt, 0) == 0);
   CHECK(followed.mirror.num_blocks(0) == 7);  // the first was asked for, no other
-  silent->is_full = true;
+  silent->next = [](std::uint64_t&) { return TierFault::full; };
   b.run(iota(500, 64));
   b.evict_all();
   b.below->flush();
   CHECK(followed.mirror.match_prefix(iota(500, 64), 0) == 0);
+}
+
+TEST_CASE("what the last tier lost goes down again") {
+  const auto prompt = iota(0, 64);
+  const auto down = [](Bench& b, const std::vector<int>& tokens) {
+    b.run(tokens);
+    b.evict_all();
+    b.below->flush();
+  };
+  SUBCASE("it made room for others") {
+    auto few = std::make_shared<FaultyTier>();
+    few->max_records = 8;
+    Bench b({few});
+    for (int i = 0; i < 4; ++i) down(b, iota(1000 * i, 64));
+    few->lose_all();
+    for (int i = 0; i < 4; ++i) {
+      down(b, iota(1000 * i, 64));
+      CHECK(few->size() == 8);
+    }
+  }
+  SUBCASE("a full tier of the library") {
+    const auto large = memory();
+    Bench measured({large});
+    down(measured, prompt);
+    Bench b({memory(large->num_bytes())});  // of one prompt
+    for (int round = 0; round < 3; ++round) {
+      for (const auto& one : {iota(1000, 64), prompt}) {
+        down(b, one);
+        CHECK(b.load(one) == 63);
+        b.evict_all();
+      }
+    }
+  }
+  SUBCASE("as soon as it came") {
+    auto none = std::make_shared<FaultyTier>();
+    none->max_records = 0;
+    Bench b({none});
+    down(b, prompt);
+    none->max_records = 8;
+    down(b, prompt);
+    CHECK(b.load(prompt) == 63);
+  }
+  SUBCASE("a faster one still has it") {
+    auto last = std::make_shared<FaultyTier>();
+    Bench b({memory(), last});
+    down(b, prompt);
+    REQUIRE(last->size() == 8);
+    last->lose_all();
+    CHECK(b.load(prompt) == 63);
+    b.evict_all();
+    b.below->flush();
+    CHECK(last->size() == 8);
+  }
+  SUBCASE("it did not say so: that is seen when it is asked") {
+    auto silent = std::make_shared<FaultyTier>();
+    silent->tells = false;
+    Bench b({silent});
+    down(b, prompt);
+    silent->lose_all();
+    CHECK(b.load(prompt) == 0);
+    b.evict_all();
+    b.below->flush();
+    CHECK(b.load(prompt) == 8);  // the first was asked for, no other
+  }
+  SUBCASE("what is there is not copied again") {
+    auto store = std::make_shared<FaultyTier>();
+    Bench b({store});
+    for (int round = 0; round < 3; ++round) down(b, prompt);
+    CHECK(b.below->stats().gathered == 8);
+    store->lose_all();
+    for (int round = 0; round < 3; ++round) down(b, prompt);
+    CHECK(b.below->stats().gathered == 16);
+  }
 }
 
 TEST_CASE("a store that answers wrongly, or not at all") {

@@ -1,5 +1,6 @@
 // A tier that does what it is told to do wrong: it fails, is slow, is full, loses, damages and
-// confuses records. If nothing is to go wrong it is a tier of a few records.
+// confuses records, or says nothing of what it loses. If nothing is to go wrong it is a tier of a
+// few records.
 #pragma once
 
 #include <atomic>
@@ -46,6 +47,8 @@ class FaultyTier final : public chunkattn::TierStore {
   };
   std::chrono::microseconds delay{0};
   std::size_t max_records = std::numeric_limits<std::size_t>::max();
+  /// Whether it says what it gets and loses.
+  bool tells = true;
   std::atomic<int> gets = 0, cancelled_gets = 0;
 
   bool put(const Key& key, const Record& record, const std::atomic<bool>& cancelled) override {
@@ -60,11 +63,11 @@ class FaultyTier final : public chunkattn::TierStore {
     }
     const std::lock_guard lock(mutex_);
     records_[key.text()] = {key, record};
-    tell(key, true);
+    say(key, true);
     while (records_.size() > max_records) {
       const Key gone = records_.begin()->second.first;
       records_.erase(records_.begin());
-      tell(gone, false);
+      say(gone, false);
     }
     return true;
   }
@@ -108,7 +111,11 @@ class FaultyTier final : public chunkattn::TierStore {
   void erase(const Key& key) override {
     const std::lock_guard lock(mutex_);
     records_.erase(key.text());
-    tell(key, false);
+    say(key, false);
+  }
+  void lose_all() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [text, one] : std::exchange(records_, {})) say(one.first, false);
   }
   [[nodiscard]] std::size_t size() const {
     const std::lock_guard lock(mutex_);
@@ -122,6 +129,9 @@ class FaultyTier final : public chunkattn::TierStore {
   }
 
  private:
+  void say(const Key& key, bool is_there) {
+    if (tells) tell(key, is_there);
+  }
   TierFault fault(std::uint64_t& where, const std::atomic<bool>& cancelled) {
     const TierFault kind = next(where);
     if (kind == TierFault::fails) throw std::runtime_error("the tier broke");

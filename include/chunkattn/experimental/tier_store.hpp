@@ -23,7 +23,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// longer. It may throw: that counts as a failure (put: false, get: null).
 ///
 /// One that loses records by itself tells of it: tell(). Otherwise those who follow what it holds
-/// hear of that only when the record is asked for.
+/// hear of that, and the record goes down again, only after it was asked for.
 class TierStore {
  public:
   /// Names a block by its tokens, all before them, and whose they are: a hash of these.

@@ -15,12 +15,12 @@
 #include <mutex>
 #include <span>
 #include <thread>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "../../experimental/tier_store.hpp"
 #include "../base/config.hpp"
+#include "tier_known.hpp"
 #include "tier_news.hpp"
 #include "tier_record.hpp"
 
@@ -100,14 +100,8 @@ class TierQueue {
   };
   /// Bytes that are on their way down.
   [[nodiscard]] std::size_t queued_bytes() const noexcept { return queued_bytes_; }
-  [[nodiscard]] bool knows(const TierStore::Key& key) const {
-    const std::lock_guard lock(mutex_);
-    return known_.has(key);
-  }
-  void forget() {
-    const std::lock_guard lock(mutex_);
-    known_.clear();
-  }
+  [[nodiscard]] bool knows(const TierStore::Key& key) const { return known_->has(key); }
+  void forget() { known_->clear(); }
   void put(Put&& block) {
     const std::size_t bytes = block.raw.size();
     auto item = std::make_shared<Item>();
@@ -194,29 +188,9 @@ class TierQueue {
             std::shared_ptr<TierNews> news)
       : codec_(codec), max_ahead_(max_ahead), news_(std::move(news)), tiers_(stores.size()) {
     for (std::size_t t = 0; t < stores.size(); ++t) tiers_[t].store = std::move(stores[t]);
+    tiers_.back().store->listen(known_);
   }
 
-  /// The last keys of which it is known that they are below.
-  class KnownKeys {
-   public:
-    void add(const TierStore::Key& key) {
-      if (!keys_.insert(key).second) return;
-      order_.push_back(key);
-      if (order_.size() <= most) return;
-      keys_.erase(order_.front());
-      order_.pop_front();
-    }
-    [[nodiscard]] bool has(const TierStore::Key& key) const { return keys_.contains(key); }
-    void clear() {
-      keys_.clear();
-      order_.clear();
-    }
-
-   private:
-    static constexpr std::size_t most = 1 << 14;
-    std::unordered_set<TierStore::Key, TierKeyHash> keys_;
-    std::deque<TierStore::Key> order_;
-  };
   struct Item {
     Put block;
     TierStore::Record record;  // once it is made
@@ -315,6 +289,8 @@ class TierQueue {
       }
     }
     bool had = false, kept = false;
+    const bool is_last = t + 1 == tiers_.size();
+    if (is_last) known_->asking(key);
     if (item->record) {
       had = look_for(tier, t, key);
       kept = had;
@@ -324,13 +300,13 @@ class TierQueue {
       kept = guarded([&] { return tier.store->put(key, item->record, stopped_); }, false);
       if (kept) watch.saw(true);
     }
+    if (is_last && kept) guarded([&] { return known_->saw(true), true; }, false);
     const std::lock_guard lock(mutex_);
     if (!kept) ++tier.counts.put_failed;
     if (kept && !had) {
       ++tier.counts.stored;
       tier.counts.stored_bytes += item->record->size();
     }
-    if (kept && t + 1 == tiers_.size()) guarded([&] { return known_.add(key), true; }, false);
     if (--item->tiers_left == 0 && item->counted) queued_bytes_ -= item->bytes;
     if (--queued_items_ == 0) idle_.notify_all();
   }
@@ -394,6 +370,8 @@ class TierQueue {
     const std::size_t block = load.first + load.next;
     const auto start = Clock::now();
     bool failed = false;
+    const bool is_last = t + 1 == tiers_.size();
+    if (is_last) known_->asking(key);
     TierNews::Watch watch(news_.get(), t, key);
     bool answered = false;
     const TierStore::Record record = guarded(
@@ -411,6 +389,7 @@ class TierQueue {
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     if (record && !good) failed = guarded([&] { return tier.store->erase(key), true; }, true);
     if (answered) watch.saw(good);
+    if (answered && is_last) guarded([&] { return known_->saw(good), true; }, false);
     const std::lock_guard lock(mutex_);
     tier.is_suspect = false;
     if (good || seconds > tier.seconds)
@@ -420,7 +399,6 @@ class TierQueue {
     if (!record) ++tier.counts.missed;
     if (!good) return false;
     ++tier.counts.loaded;
-    known_.add(key);
     promote(key, record, t);
     if (!load.cancelled) load.ready.push_back(std::move(ready));
     ++load.next;
@@ -442,6 +420,7 @@ class TierQueue {
   const TierCodec codec_;
   const std::size_t max_ahead_;
   const std::shared_ptr<TierNews> news_;
+  const std::shared_ptr<KnownKeys> known_ = std::make_shared<KnownKeys>();  // of the last tier
   std::vector<Tier> tiers_;
   std::atomic<std::size_t> queued_bytes_ = 0;
   std::atomic<double> compute_seconds_ = 0;
@@ -449,7 +428,6 @@ class TierQueue {
 
   mutable std::mutex mutex_;
   std::condition_variable idle_, came_;
-  KnownKeys known_;
   std::size_t queued_items_ = 0;
   bool stopping_ = false;
 };

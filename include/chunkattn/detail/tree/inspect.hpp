@@ -112,13 +112,12 @@ class TreeInspector {
     Array<const void*> passed(topology_.num_indices());
     for (const auto& list : retention_.lists_) {
       NodeIndex last = none;
-      for (NodeIndex n = list.oldest; n != none; n = topology_.node(n).newer) {
+      for (NodeIndex n = list.oldest; n != none; last = n, n = topology_.node(n).newer) {
         passed[to_size(n)] = &list;
         expect(passed[to_size(topology_.node(n).parent)] != &list,
                "children go before their parents", n);
         expect(topology_.node(n).older == last, "retained nodes are linked both ways", n);
         expect(retention_.key_of(topology_.node(n)) == list.key, "a retained node's list", n);
-        last = n;
         ++listed;
       }
       expect(list.newest == last, "the newest retained node ends its list", last);
