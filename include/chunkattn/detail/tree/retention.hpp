@@ -12,6 +12,7 @@
 #include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "../base/retained_lists.hpp"
 #include "../base/retention_rules.hpp"
 #include "../base/reuse_model.hpp"
 #include "../base/tenant_shares.hpp"
@@ -43,7 +44,7 @@ class Retention {
         stats_(stats),
         model_(rules.learns ? std::make_unique<ReuseModel>() : nullptr),
         shares_(rules.shares ? std::make_unique<TenantShares>() : nullptr) {
-    reserve_list(key_of_pinned);
+    lists_.reserve(key_of_pinned, 1);
   }
 
   [[nodiscard]] const RetentionRules& rules() const noexcept { return rules_; }
@@ -148,16 +149,11 @@ class Retention {
   void reserve_level(std::int64_t level, std::uint64_t tenant, const TenantTerms& terms) {
     if (shares_) [[unlikely]] {
       shares_->reserve(tenant, terms);
-      reserve_lists(level * keys_per_level);  // of what is public
+      lists_.reserve(level * keys_per_level, num_groups());  // of what is public
       level += keys_of(shares_->index_of({.tenant = tenant})) >> 5;
     }
-    reserve_lists(level * keys_per_level);
+    lists_.reserve(level * keys_per_level, num_groups());
     if (model_) model_->ghosts.reserve(ghosts_per_chunk * stats_.used_chunks);
-  }
-  void reserve_lists(std::int64_t first) {
-    const std::int64_t last = first + (model_ ? ReuseModel::num_groups - 1 : 0);
-    if (const RetainedList* it = find_list(last); it == lists_.end() || it->key != last)
-      for (std::int64_t key = first; key <= last; ++key) reserve_list(key);
   }
 
   /// Frees one chunk of the least valuable cached node, or drops a node that holds none alone.
@@ -272,28 +268,23 @@ class Retention {
   /// Evicted chunks that are remembered for each that is in use, where the policy learns.
   static constexpr std::size_t ghosts_per_chunk = 4;
 
-  struct RetainedList {
-    std::int64_t key = 0;
-    NodeIndex oldest = none, newest = none;
-  };
-
-  [[nodiscard]] std::int64_t key_of(const TreeNode& n) const noexcept {
-    if (n.pins > 0) return key_of_pinned;
-    const std::int64_t key = n.level * keys_per_level + n.group;
+  [[nodiscard]] std::size_t num_groups() const noexcept {
+    return model_ ? std::size_t{ReuseModel::num_groups} : 1;
+  }
+  [[nodiscard]] std::int64_t first_key_of(const TreeNode& n) const noexcept {
+    const std::int64_t key = n.level * keys_per_level;
     return shares_ ? key + keys_of(shares_->index_of(n.name_space)) : key;
+  }
+  [[nodiscard]] std::int64_t key_of(const TreeNode& n) const noexcept {
+    return n.pins > 0 ? key_of_pinned : first_key_of(n) + n.group;
+  }
+  /// The one that the node is in, or gets into.
+  [[nodiscard]] RetainedList& list_of(const TreeNode& n) noexcept {
+    return n.pins > 0 ? lists_.back() : lists_.at(first_key_of(n), n.group);
   }
   /// Whether a parent has at least the level of its child; within a level, groups are no order.
   [[nodiscard]] static bool is_valued_more(const TreeNode& parent, const TreeNode& child) noexcept {
     return parent.pins > 0 || (child.pins == 0 && parent.level >= child.level);
-  }
-  RetainedList* find_list(std::int64_t key) noexcept {
-    return std::lower_bound(
-        lists_.begin(), lists_.end(), key,
-        [](const RetainedList& l, std::int64_t value) { return l.key < value; });
-  }
-  void reserve_list(std::int64_t key) {
-    const auto it = find_list(key);
-    if (it == lists_.end() || it->key != key) lists_.insert(it, RetainedList{key});
   }
 
   /// Nobody uses the node any more: what of it is written stays as cache, if anything may.
@@ -320,7 +311,7 @@ class Retention {
   /// oldest node of the lowest level is always a leaf.
   void retain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
-    RetainedList& list = *find_list(key_of(n));
+    RetainedList& list = list_of(n);
     if (shares_ && n.pins == 0) shares_->add(shares_->index_of(n.name_space), n.length);
     if (rules_.ttl > 0) n.since = static_cast<std::uint32_t>(time_);
     n.retained = true;
@@ -331,7 +322,7 @@ class Retention {
   }
   void unretain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
-    RetainedList& list = *find_list(key_of(n));
+    RetainedList& list = list_of(n);
     if (shares_ && n.pins == 0) shares_->remove(shares_->index_of(n.name_space), n.length);
     (n.older != none ? topology_.node(n.older).newer : list.oldest) = n.newer;
     (n.newer != none ? topology_.node(n.newer).older : list.newest) = n.older;
@@ -340,7 +331,7 @@ class Retention {
   }
   void link_retained_after(NodeIndex index, NodeIndex older) noexcept {
     TreeNode& n = topology_.node(index);
-    RetainedList& list = *find_list(key_of(n));
+    RetainedList& list = list_of(n);
     n.retained = true;
     n.older = older;
     n.newer = topology_.node(older).newer;
@@ -378,7 +369,7 @@ class Retention {
     return std::int64_t{tenant} << 40;
   }
   [[nodiscard]] RetainedList* lists_of(std::int32_t tenant) noexcept {
-    return find_list(keys_of(tenant) - (std::int64_t{1} << 39));
+    return lists_.find(keys_of(tenant) - (std::int64_t{1} << 39));
   }
   /// The lists of who has most for his weight. What is public and goes on is passed over, to the
   /// young end with all that it continues; where many are, the richest tenant pays.
@@ -439,8 +430,9 @@ class Retention {
     std::uint32_t oldest = 0;
     const std::uint32_t time = now();
     bool found = false;
-    for (const RetainedList* list = &first;
-         list != lists_.end() && is_of_level(first.key, list->key); ++list) {
+    const RetainedList* const end =
+        &first + (ReuseModel::num_groups - (first.key & (keys_per_level - 1)));
+    for (const RetainedList* list = &first; list != end; ++list) {
       if (list->oldest == none) continue;
       const TreeNode& n = topology_.node(list->oldest);
       const std::uint32_t age = time - n.since;
@@ -486,7 +478,7 @@ class Retention {
   Prefixes& prefixes_;
   const RetentionRules rules_;
   TreeStats& stats_;
-  Array<RetainedList> lists_;  // by key, ascending
+  RetainedLists lists_;
   Array<PinRecord> pins_;
   std::unique_ptr<ReuseModel> model_;     // where the policy learns
   std::unique_ptr<TenantShares> shares_;  // where it tells tenants apart

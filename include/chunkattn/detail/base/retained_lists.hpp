@@ -1,0 +1,66 @@
+// The lists of what is cached and used by nobody, by what a policy says of it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "array.hpp"
+#include "config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Nodes that are linked by age.
+struct RetainedList {
+  std::int64_t key = 0;
+  std::int32_t oldest = -1, newest = -1;  ///< nodes; -1: none
+};
+
+/// Lists by key, ascending. Those of one kind have consecutive keys.
+class RetainedLists {
+ public:
+  [[nodiscard]] RetainedList* begin() noexcept { return lists_.begin(); }
+  [[nodiscard]] RetainedList* end() noexcept { return lists_.end(); }
+  [[nodiscard]] const RetainedList* begin() const noexcept { return lists_.begin(); }
+  [[nodiscard]] const RetainedList* end() const noexcept { return lists_.end(); }
+  [[nodiscard]] RetainedList& back() noexcept { return lists_.back(); }
+
+  /// Makes sure that there is a list for each of `count` keys from this one on.
+  void reserve(std::int64_t first, std::size_t count) {
+    const std::int64_t last = first + (static_cast<std::int64_t>(count) - 1);
+    if (has(recent_ + count - 1, last) && has(recent_, first)) [[likely]]
+      return;
+    if (const RetainedList* it = find(last); it != lists_.end() && it->key == last) return;
+    for (std::int64_t key = first; key <= last; ++key) {
+      const auto it = find(key);
+      if (it == lists_.end() || it->key != key) lists_.insert(it, RetainedList{key});
+      if (key == last) return;  // the highest number may be one
+    }
+  }
+  /// The list with this key, or the first behind it.
+  [[nodiscard]] RetainedList* find(std::int64_t key) noexcept {
+    return std::lower_bound(
+        lists_.begin(), lists_.end(), key,
+        [](const RetainedList& list, std::int64_t value) { return list.key < value; });
+  }
+  /// The list `offset` behind the one with this key, of the same reserve().
+  [[nodiscard]] RetainedList& at(std::int64_t first, std::size_t offset) noexcept {
+    if (lists_[recent_].key != first) [[unlikely]]
+      recent_ = static_cast<std::size_t>(find(first) - lists_.begin());
+    return lists_[recent_ + offset];
+  }
+
+ private:
+  [[nodiscard]] bool has(std::size_t place, std::int64_t key) const noexcept {
+    return place < lists_.size() && lists_[place].key == key;
+  }
+
+  Array<RetainedList> lists_;
+  std::size_t recent_ = 0;  // which at() found last
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END
