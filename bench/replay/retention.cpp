@@ -132,6 +132,7 @@ void run_retention() {
   run("mooncake", mooncake_blocks());
   run("agents", agent_blocks());
   run("retrieval", retrieval_blocks());
+  run("editor", editor_blocks());
 }
 
 }  // namespace replay

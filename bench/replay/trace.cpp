@@ -51,6 +51,13 @@ std::vector<Request> read_trace(
   return requests;
 }
 
+/// Of mean 0 and variance 1.
+double nearly_normal(Random& random) {
+  double sum = -2;
+  for (int i = 0; i < 4; ++i) sum += random.uniform();
+  return 1.73 * sum;
+}
+
 }  // namespace
 
 std::vector<Request> mooncake_trace() {
@@ -101,11 +108,7 @@ Blocks mooncake_blocks() {
 
 Blocks agent_blocks() {
   Random random(1);
-  const auto normal = [&] {  // nearly: of variance 1
-    double sum = -2;
-    for (int i = 0; i < 4; ++i) sum += random.uniform();
-    return 1.73 * sum;
-  };
+  const auto normal = [&] { return nearly_normal(random); };
   const auto exponential = [&](double mean) { return -std::log(1 - random.uniform()) * mean; };
   struct Session {
     double pace = 0;
@@ -167,6 +170,57 @@ Blocks retrieval_blocks() {
     for (const std::uint32_t d : chosen)
       for (std::uint32_t i = 0; i < length[d]; ++i) prompt.push_back(1000 + d * 16 + i);
     for (std::size_t i = random.between(1, 3); i > 0; --i) prompt.push_back(fresh++);
+  }
+  return prompts;
+}
+
+Blocks editor_blocks() {
+  Random random(3);
+  constexpr std::size_t persons = 150, own_files = 8, common_files = 40, requests = 14000;
+  std::uint32_t fresh = 3;
+  std::vector<std::vector<std::uint32_t>> files(common_files + persons * own_files);
+  for (auto& file : files)
+    for (std::size_t i = random.between(5, 80); i > 0; --i) file.push_back(fresh++);
+  struct Person {
+    std::vector<std::size_t> files;  // the last one first
+    std::size_t cursor = 0;
+  };
+  std::vector<Person> all(persons);
+  using Turn = std::pair<double, std::size_t>;  // when, whose
+  std::priority_queue<Turn, std::vector<Turn>, std::greater<>> turns;
+  for (std::size_t p = 0; p < persons; ++p) {
+    for (std::size_t f = 0; f < own_files; ++f)
+      all[p].files.push_back(common_files + p * own_files + f);
+    for (std::size_t f = 0; f < 4; ++f) all[p].files.push_back(random.between(0, common_files - 1));
+    turns.emplace(600 * random.uniform(), p);
+  }
+  Blocks prompts;
+  while (prompts.size() < requests) {
+    const auto [now, p] = turns.top();
+    turns.pop();
+    Person& person = all[p];
+    if (random.uniform() < 1.0 / 15) {
+      std::size_t at = 0;
+      while (at + 1 < person.files.size() && random.uniform() < 0.6) ++at;
+      std::rotate(person.files.begin(), person.files.begin() + static_cast<std::ptrdiff_t>(at),
+                  person.files.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+      person.cursor = random.between(0, files[person.files[0]].size() - 1);
+    }
+    auto& file = files[person.files[0]];
+    const auto step = static_cast<std::ptrdiff_t>(random.between(0, 6)) - 2;
+    const auto moved = static_cast<std::ptrdiff_t>(person.cursor) + step;
+    person.cursor =
+        std::min(static_cast<std::size_t>(std::max<std::ptrdiff_t>(moved, 0)), file.size() - 1);
+    if (random.uniform() < 0.5) {
+      const std::size_t back = random.between(0, 3);
+      file[person.cursor - std::min(back, person.cursor)] = fresh++;
+    }
+    std::vector<std::uint32_t> prompt{0, 1, 2};
+    prompt.insert(prompt.end(), file.begin(),
+                  file.begin() + static_cast<std::ptrdiff_t>(person.cursor) + 1);
+    prompt.push_back(fresh++);
+    prompts.push_back(std::move(prompt));
+    turns.emplace(now + 8 * std::exp(nearly_normal(random)), p);
   }
   return prompts;
 }
