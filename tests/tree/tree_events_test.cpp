@@ -107,6 +107,32 @@ TEST_CASE("generated tokens are told of when their sequence leaves") {
   CHECK(told[0].event.position == 4);
 }
 
+TEST_CASE("a fork that has left is told of when the step that copies its rows has finished") {
+  Tree tree({}, {.min_run = 4});  // shorter tails are copied
+  Listener listener;
+  listener.listen(tree);
+  AttentionPlan plan;
+  std::vector<Tree::Sequence> batch;
+  batch.push_back(tree.insert(iota(10, 4)));
+  for (int i = 0; i < 3; ++i) test::decode(tree, plan, batch, [i](StepRow) { return 50 + i; });
+  auto twin = batch.front().fork();
+  auto step = tree.begin_step();
+  REQUIRE(step.add(batch.front()));
+  REQUIRE(plan.build(step).num_copies > 0);
+  auto flying = std::move(step).submitted();
+  (void)listener.take();
+  twin.leave();
+  CHECK(listener.take().empty());
+  {
+    auto done = std::move(flying).finished();
+  }
+  const auto told = listener.take();
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].event.position == 4);
+  CHECK(told[0].tokens == std::vector<int>{50, 51});
+  tree.check_invariants();
+}
+
 TEST_CASE("a prompt that parts from another continues its span at that position") {
   Tree tree;
   Listener listener;

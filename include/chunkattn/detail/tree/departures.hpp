@@ -138,7 +138,8 @@ class Departures {
   /// Where an equal path is already there the duplicate is dropped (if it may be: its places must
   /// not be in use) and the rest moves below that path.
   void publish_tail(SequenceIndex s, bool may_merge) noexcept {
-    const std::int32_t end = topology_.written_end(sequences_[s].tail);
+    const NodeIndex tail = sequences_[s].tail;
+    const std::int32_t end = copies_.readable_end(tail, topology_.written_end(tail));
     const std::int32_t unit = prefixes_.unit();
     for (NodeIndex i = first_hidden(s); i != none; i = first_hidden(s)) {
       const TreeNode& n = topology_.node(i);
