@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-#include "chunkattn/detail/cuda/locate.hpp"
+#include "chunkattn/detail/cuda/device_plan.hpp"
 #include "chunkattn/detail/cuda/scheduler.hpp"
 #include "support/level_plan.hpp"
 #include "support/random.hpp"

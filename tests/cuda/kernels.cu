@@ -1,6 +1,6 @@
 // Instantiates every kernel of the library for one head dimension and element type, for
 // the checks of compiled code: nvcc -DHEAD_DIM=128 -DVALUE_DIM=128 -DELEMENT=half -cubin kernels.cu
-#include "chunkattn/detail/cuda/kernels.cuh"
+#include "chunkattn/detail/cuda/run_tasks.cuh"
 #include "chunkattn/detail/cuda/write.cuh"
 
 using chunkattn::ELEMENT;

@@ -25,10 +25,10 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-FILES = ["tile_feed.cuh", "tile_attention.cuh", "run_tasks.cuh", "merge.cuh", "write.cuh"]
+FILES = ["tile_feed.cuh", "tile_attention.cuh", "run_tasks.cuh", "merge.cuh", "write.cuh", "quantized.cuh"]
 STATEMENTS = [r"ptx::barrier", r"ptx::cp_async_wait", r"ptx::cp_async_commit", r"ptx::store_release", r"partials\.wait",
               r"partials\.look", r"publish_partials", r"queue\.fetch", r"load_ahead", r"feed_?\.load_tiles",
-              r"feed\.load_queries", r"feed\.end", r"feed_\.widen_stage"]
+              r"feed\.load_queries", r"feed\.end", r"Narrow::widen"]
 DELETED = "/* deleted */;"
 WEAKER = [  # (what, what becomes of it)
     (r"cp_async_wait\((.*)\);", r"cp_async_wait(\1 + 1);"),
@@ -50,7 +50,7 @@ WEAKER = [  # (what, what becomes of it)
     (r"stages - 1 - num_tiles;", "stages - num_tiles;"),  # another tile of the next task
     (r"more < feed_", "more <= feed_"),  # one that it has not
     (r"if \(Place\(\).kv_warp == 0\) store_rows", "store_rows"),  # those whose results are added add, too
-    (r"table_scales\(stage\) \+ kv_tile;", "table_scales(stage);"),  # 8 bits: scales of a later tile
+    (r"(table_scales\(.*, stage\)) \+ kv_tile;", r"\1;"),  # 8 bits: scales of a later tile
 ]
 TESTS = ["cuda_kernels_test", "cuda_quantized_test"]  # the latter for those that the former lets live
 CASES = ("emulated kernels*,prefill*,the order of turns*,tasks in a row*,pairs of several*,a task waits*,a NaN*,"

@@ -8,7 +8,7 @@
 #include "simt/emulator.hpp"
 #include "support/random.hpp"
 // After the emulator, which takes the place of ptx.cuh.
-#include "chunkattn/detail/cuda/kernels.cuh"
+#include "chunkattn/detail/cuda/run_tasks.cuh"
 #include "chunkattn/detail/cuda/scheduler.hpp"
 
 namespace simt {

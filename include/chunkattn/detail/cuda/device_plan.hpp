@@ -1,4 +1,5 @@
-// What the kernels read: tasks, and where the device's copies of a plan's arrays lie. PODs.
+// What the kernels read: tasks, and where the device's copies of a plan's arrays lie. PODs. And
+// where a path position lies: the same function for host and device.
 #pragma once
 
 #include <cstdint>
@@ -77,6 +78,34 @@ struct PlanMemory {
   float* partial_lse;    ///< [partial], base 2; at most empty_max2: empty
   std::uint32_t* overlapped;  ///< of the host: set by a launch that others have taken tickets from
 };
+
+/// Which of the pieces first..last, of which the last one ends beyond `position`, holds it.
+[[nodiscard]] CHUNKATTN_HD inline std::int32_t find_piece(const Piece* pieces, std::int32_t first,
+                                                          std::int32_t last,
+                                                          std::int32_t position) noexcept {
+  while (first < last) {
+    const std::int32_t middle = (first + last) / 2;
+    if (position >= pieces[middle].position + pieces[middle].length)
+      first = middle + 1;
+    else
+      last = middle;
+  }
+  return first;
+}
+
+/// The place of path position `position` on the path that ends with `segment`; no_chunk if the path
+/// has no such place.
+[[nodiscard]] CHUNKATTN_HD inline WriteTarget locate(const Segment* segments, const Piece* pieces,
+                                                     std::int32_t segment,
+                                                     std::int32_t position) noexcept {
+  while (segment >= 0 && position < segments[segment].position) segment = segments[segment].parent;
+  if (segment < 0) return {no_chunk, 0};
+  const Segment& s = segments[segment];
+  if (position >= s.position + s.length) return {no_chunk, 0};
+  const Piece& piece =
+      pieces[find_piece(pieces, s.piece_begin, s.piece_begin + s.num_pieces - 1, position)];
+  return {piece.chunk, piece.begin + position - piece.position};
+}
 
 }  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

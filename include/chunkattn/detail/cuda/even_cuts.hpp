@@ -1,16 +1,17 @@
 // Where runs are cut along KV: evenly, by one rule and without a search.
 //
 // The even share is the work of all runs divided by the blocks; a run's work is its bytes, or its
-// products where these take longer. A run that takes a block less than an eighth of the even share
-// stays whole, a sequence's own one if it takes less than five. The others become equal pieces of
-// whole KV tiles, as many as make one wave: until none is longer than that part, or there are as
-// many as blocks; or two thirds as many where they only read, which keeps the memory busy and
-// leaves blocks to what follows. If a wave cannot hold them in pieces of one share, they are cut
-// into half shares instead: two waves at least. Whoever merges has the pieces on its path.
+// products where these take longer, for each of its tiles. A run that takes a block less than an
+// eighth of the even share stays whole, a sequence's own one if it takes less than five. The others
+// become equal pieces of whole KV tiles, as many as make one wave: until none is longer than that
+// part, or there are as many as blocks; or two thirds as many for shared runs of one tile each,
+// which keeps the memory busy and leaves blocks to what follows. If a wave cannot hold them in
+// pieces of one share, they are cut into half shares instead: two waves at least. Whoever merges
+// has the pieces on its path.
 //
-// Where shared runs compute longer than they read and half of the blocks hold them whole, long runs
-// of single sequences are streamed by chunk-first tasks, too: nobody waits with K/V in his hands,
-// and the one kind reads while the other computes.
+// Where shared runs have several tiles, so that they wait for products or the L2, long runs of
+// single sequences are streamed by chunk-first tasks, too: nobody waits with K/V in his hands, and
+// the one kind reads while the other computes.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +23,6 @@
 #include "../base/config.hpp"
 #include "../base/to_size.hpp"
 #include "cost_model.hpp"
-#include "geometry.hpp"
 #include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -35,10 +35,10 @@ struct ScheduleCapacity {
   std::size_t partials = 0;  ///< rows x query heads
 };
 
-/// `tokens` positions on the path of `segment`, from `position` on, for rows [row_begin, row_end),
-/// without those that are hidden from all of them. Chunk-first tasks stream it where several
-/// sequences share it (`last` is false) and where it is `moved`, else the tasks that merge and
-/// write.
+/// `tokens` positions on the path of `segment`, from `position` on, for packed rows [row_begin,
+/// row_end), without those that are hidden from all of them. Chunk-first tasks stream it where
+/// several sequences share it (`last` is false) and where it is `moved`, else the tasks that merge
+/// and write.
 struct Run {
   std::int32_t segment, row_begin, row_end, position, tokens;
   std::int32_t above = -1;        ///< the nearest shared run on the path, which stands before this
@@ -53,6 +53,8 @@ struct Run {
   std::int32_t flag_base = 0;  ///< of the first piece's first tile; the next piece's follow
   KeyRange hidden{};           ///< positions among these that none of its rows sees
 
+  [[nodiscard]] int rows() const noexcept { return row_end - row_begin; }
+  [[nodiscard]] int tiles() const noexcept { return num_tiles(rows()); }
   /// It is streamed by chunk-first tasks.
   [[nodiscard]] bool chunk_first() const noexcept { return !last || moved; }
   /// An own run that is streamed by the tasks that merge and write. Without visible tokens too: it
@@ -77,15 +79,13 @@ class EvenCuts {
     geometry_ = geometry;
     model_ = model;
     measure();
-    for (;; moves_ = false) {
-      const std::int64_t even = even_share();
-      std::int64_t most[2] = {longest_piece(0, even), longest_piece(1, even)};
-      for (bool whole = false; !whole;) {
-        whole = !cut_by(most);
-        if (count(capacity)) return true;
-        for (std::int64_t& ps : most) ps = std::min(ps + ps / 4 + 1, uncut);
-      }
-      if (!moves_) return false;
+    std::int64_t most[2] = {longest_piece(0), longest_piece(1)};
+    for (;;) {
+      const bool whole = !cut_by(most);
+      if (count(capacity)) return true;
+      if (whole) return false;
+      moves_ = false;
+      for (std::int64_t& ps : most) ps = std::min(ps + ps / 4 + 1, uncut);
     }
   }
 
@@ -93,87 +93,68 @@ class EvenCuts {
   [[nodiscard]] int merge_rows() const noexcept { return merge_rows_; }
   /// Tasks of the runs as they stand.
   [[nodiscard]] std::size_t num_tasks() const noexcept { return num_tasks_; }
-  /// What a task of `tile_rows` takes to stream `tokens` of a run while all blocks stream, in ps.
-  /// Tiles of a run pay once for the memory.
-  [[nodiscard]] std::int64_t stream_ps(const Run& run, std::int64_t tokens,
-                                       int tile_rows) const noexcept {
-    return model_.stream_ps(tokens, tile_rows, geometry_.dims(), model_.ps_per_kib / tiles(run));
-  }
 
  private:
   static constexpr std::int64_t uncut = std::int64_t{1} << 60;
 
-  [[nodiscard]] int rows(const Run& run) const noexcept {
-    return (run.row_end - run.row_begin) * geometry_.group();
-  }
-  [[nodiscard]] int tiles(const Run& run) const noexcept { return num_tiles(rows(run)); }
-  [[nodiscard]] int tile_rows(const Run& run) const noexcept {
-    return tile_rows_for(std::min(rows(run), max_tile_rows));
-  }
   // 0: shared, 1: a sequence's own.
   [[nodiscard]] static int kind(const Run& run) noexcept { return run.last ? 1 : 0; }
-  [[nodiscard]] std::int64_t whole_ps(const Run& run) const noexcept {
-    return stream_ps(run, run.tokens, tile_rows(run));
+  // What a block takes for a tile of a run, each KiB in `kib` ps.
+  [[nodiscard]] std::int64_t length_ps(const Run& run, std::int64_t kib) const noexcept {
+    return model_.stream_ps(run.tokens, tile_rows_for(run.rows()), geometry_.dims(), kib);
   }
-  // What counts against the even share: where all blocks read all the time, what a run takes then;
-  // elsewhere, what it takes a block that may have more of the memory.
   [[nodiscard]] std::int64_t length_ps(const Run& run) const noexcept {
-    if (moves_ && !run.last) return whole_ps(run);
-    return model_.stream_ps(run.tokens, tile_rows(run), geometry_.dims(), model_.alone_ps_per_kib);
+    return length_ps(run, model_.alone_ps_per_kib);
+  }
+  // While all blocks stream.
+  [[nodiscard]] std::int64_t busy_ps(const Run& run) const noexcept {
+    return length_ps(run, model_.ps_per_kib);
   }
   [[nodiscard]] bool is_long(const Run& run) const noexcept {
-    return run.above >= 0 && run.tokens > 0 && whole_ps(run) >= 8 * model_.task_ps;
+    return run.last && run.above >= 0 && busy_ps(run) > 8 * model_.task_ps;
   }
 
-  // Whether shared runs compute, and long own ones are to be streamed beside them.
   void measure() noexcept {
-    std::int64_t work = 0, reading = 0, items = 0;
-    bool long_ones = false;
-    for (const Run& run : *runs_) {
-      long_ones = long_ones || (run.last && is_long(run));
-      if (run.last) continue;
-      items += tiles(run);
-      work += tiles(run) * whole_ps(run);
-      reading += model_.stream_ps(run.tokens, 0, geometry_.dims());
-    }
-    computes_ = work > reading + reading / 4;
-    moves_ = computes_ && long_ones && 2 * items * geometry_.num_kv_heads <= model_.num_blocks;
-  }
-  [[nodiscard]] std::int64_t even_share() const noexcept {
     std::int64_t work = 0;
-    for (const Run& run : *runs_) work += tiles(run) * whole_ps(run);
-    return work * geometry_.num_kv_heads / model_.num_blocks + model_.task_ps;
+    bool any_long = false;
+    tall_ = false;
+    for (const Run& run : *runs_) {
+      work += run.tiles() * busy_ps(run);
+      any_long = any_long || is_long(run);
+      tall_ = tall_ || (!run.last && run.tiles() > 1);
+    }
+    even_ = work * geometry_.num_kv_heads / model_.num_blocks + model_.task_ps;
+    moves_ = tall_ && any_long;
   }
 
   // How long a piece of a kind of runs may be.
-  [[nodiscard]] std::int64_t longest_piece(int of, std::int64_t even) const noexcept {
+  [[nodiscard]] std::int64_t longest_piece(int of) const noexcept {
     std::int64_t longest = 0;
     for (const Run& run : *runs_)
       if (kind(run) == of) longest = std::max(longest, length_ps(run));
-    const std::int64_t enough = even * (of == 1 || moves_ ? 5 : 1) / 8;
+    const std::int64_t enough = even_ * (of == 1 || moves_ ? 5 : 1) / 8;
     if (longest <= enough) return uncut;
-    const std::int64_t busy =
-        of == 1 || computes_ ? model_.num_blocks : std::int64_t{model_.num_blocks} * 2 / 3;
+    const std::int64_t blocks = model_.num_blocks;
+    const std::int64_t busy = of == 1 || tall_ ? blocks : blocks * 2 / 3;
     std::int64_t one_wave = uncut;
-    for (std::int64_t pieces = 1; one_wave > enough && pieces <= model_.num_blocks; ++pieces) {
+    for (std::int64_t pieces = 1; one_wave > enough && pieces <= blocks; ++pieces) {
       const std::int64_t most = (longest + pieces - 1) / pieces;
       const std::int64_t items = num_items(of, most);
-      if (items > model_.num_blocks) break;
+      if (items > blocks) break;
       one_wave = most;
       if (items >= busy) break;
     }
-    return one_wave <= even ? one_wave : even / 2;
+    return one_wave <= even_ ? one_wave : even_ / 2;
   }
   // (piece, tile, KV head) triples of a kind of runs.
   [[nodiscard]] std::int64_t num_items(int of, std::int64_t most_ps) const noexcept {
     std::int64_t items = 0;
     for (const Run& run : *runs_)
       if (kind(run) == of && !run.covered && run.tokens > 0)
-        items += tiles(run) * num_pieces(run, most_ps);
+        items += run.tiles() * num_pieces(run, most_ps);
     return items * geometry_.num_kv_heads;
   }
   [[nodiscard]] std::int64_t num_pieces(const Run& run, std::int64_t most_ps) const noexcept {
-    if (run.covered) return 1;
     const std::int64_t pieces =
         std::min<std::int64_t>((length_ps(run) + most_ps - 1) / std::max<std::int64_t>(most_ps, 1),
                                run.tokens / model_.min_split_tokens);
@@ -190,7 +171,7 @@ class EvenCuts {
           pieces == 1 ? run.tokens : ((run.tokens + pieces - 1) / pieces + tile - 1) / tile * tile;
       run.splits = pieces == 1 ? 1 : (run.tokens + run.split_tokens - 1) / run.split_tokens;
       run.moved = run.last && (run.splits > 1 || (moves_ && is_long(run)));
-      any = any || run.splits > 1;
+      any = any || run.splits > 1 || run.moved;
     }
     return any;
   }
@@ -199,14 +180,13 @@ class EvenCuts {
   bool count(const ScheduleCapacity& capacity) noexcept {
     std::int64_t chunk_first = 0, streaming = 0, partials = 0, merges = 0;
     for (Run& run : *runs_) {
-      run.merges = (run.above >= 0 ? (*runs_)[to_size(run.above)].merges : 0) +
-                   (run.chunk_first() ? run.splits : 0);
+      run.merges = run.above >= 0 ? (*runs_)[to_size(run.above)].merges : 0;
       if (run.chunk_first()) {
-        chunk_first += std::int64_t{run.splits} * tiles(run);
-        partials +=
-            std::int64_t{run.splits} * (run.row_end - run.row_begin) * geometry_.num_qo_heads;
+        run.merges += run.splits;
+        chunk_first += std::int64_t{run.splits} * run.tiles();
+        partials += std::int64_t{run.splits} * run.rows() * geometry_.num_kv_heads;
       }
-      if (run.streams_last()) streaming += tiles(run);
+      if (run.streams_last()) streaming += run.tiles();
       if (run.last) merges += run.merges;
     }
     // As few rows to a task that only merges as one round of blocks takes, so that threads share
@@ -215,7 +195,7 @@ class EvenCuts {
     for (merge_rows_ = 1;; merge_rows_ *= 2) {
       std::int64_t last = streaming;
       for (const Run& run : *runs_)
-        if (run.last && !run.streams_last()) last += num_tiles(rows(run), merge_rows_);
+        if (run.last && !run.streams_last()) last += num_tiles(run.rows(), merge_rows_);
       num_tasks_ = to_size(chunk_first + last);
       if (2 * merge_rows_ > most_rows ||
           (last * geometry_.num_kv_heads <= model_.num_blocks && num_tasks_ <= capacity.tasks))
@@ -228,7 +208,8 @@ class EvenCuts {
   std::vector<Run>* runs_ = nullptr;
   Geometry geometry_;
   CostModel model_;
-  bool computes_ = false;  // shared runs take longer to multiply than to read
+  std::int64_t even_ = 0;  // share of a block
+  bool tall_ = false;      // some shared run has several tiles
   bool moves_ = false;     // long own runs are streamed by chunk-first tasks
   int merge_rows_ = 1;
   std::size_t num_tasks_ = 0;

@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels.cuh"
 #include "launch.cuh"
+#include "run_tasks.cuh"
 #include "write_quantized.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN

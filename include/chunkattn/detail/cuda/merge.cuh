@@ -19,9 +19,6 @@ inline constexpr float empty_max = -1.0e30f;
 inline constexpr float empty_max2 = -1.0e30f;
 inline constexpr float lowest_max2 = -3.0e38f;
 
-/// Beyond this a scaled logit is rounded by more than 2^-8.
-inline constexpr float far_max2 = 65536.0f;
-
 /// What the attention kernel is given, whatever the variant. T: half or bfloat16.
 template <class T>
 struct CallArguments {

@@ -14,7 +14,6 @@
 #include "../base/to_size.hpp"
 #include "device_plan.hpp"
 #include "launch.cuh"
-#include "locate.hpp"
 #include "runtime.cuh"
 #include "schedule_cache.hpp"
 

@@ -97,5 +97,78 @@ CHUNKATTN_DEVICE void widen_tile(const unsigned char* stage, const float* scales
   }
 }
 
+/// Rows of K and V of a token of a KV tile.
+template <class T>
+struct TokenRows {
+  const T* k;
+  const T* v;  ///< null: nothing to read, zeros
+};
+
+/// The stages of 8-bit K/V, and where their scales lie: beside the token tables a table of scales
+/// that wait for their stage, and one of those of the stage, in turn.
+template <class T, HeadDims Dims, class E>
+struct NarrowStages {
+  using Layout = SharedLayout<Dims>;
+  static constexpr int kv_tile = kv_tile_tokens(Dims);
+
+  /// What make_token_table() found for a token.
+  CHUNKATTN_DEVICE static void note_scales(unsigned char* shared, int num_stages, int stage,
+                                           int token, float k, float v) {
+    table_scales(shared, num_stages, stage)[token] = {k, v};
+  }
+  /// Begins to copy a tile, and takes over its scales.
+  CHUNKATTN_DEVICE static void load(unsigned char* shared, int num_stages, int stage,
+                                    const TokenRows<E>* table, ptx::SharedAddress k,
+                                    ptx::SharedAddress v) {
+    constexpr int k_parts = Dims.k / 16, v_parts = Dims.v / 16;  // of 16 bytes
+    CHUNKATTN_UNROLL_BY(2)
+    for (int i = ptx::thread_index(); i < kv_tile * k_parts; i += block_threads) {
+      const int token = i / k_parts;
+      const int part = i % k_parts;
+      const bool valid = table[token].v != nullptr;
+      ptx::cp_async_16(k + i * 16, table[token].k + part * 16, valid);
+      if (part < v_parts)
+        ptx::cp_async_16(v + (token * v_parts + part) * 16,
+                         valid ? table[token].v + part * 16 : table[token].k, valid);
+    }
+    const int token = ptx::thread_index();
+    if (token < kv_tile)
+      stage_scales(shared, num_stages, stage)[token] =
+          table_scales(shared, num_stages, stage)[token];
+  }
+  /// Behind a barrier, when a stage's tile has landed: makes the tile of 16 bits of it. Its readers
+  /// wait for another barrier.
+  CHUNKATTN_DEVICE static void widen(unsigned char* shared, int num_stages, int stage) {
+    const unsigned char* from = shared + Layout::stages + stage * stage_bytes(Dims);
+    unsigned char* to = shared + Layout::wide_tile;
+    widen_tile<T, Dims.k, E>(from, nullptr, to, kv_tile);
+    widen_tile<T, Dims.v, E>(from + stage_bytes_of_k(Dims),
+                             &stage_scales(shared, num_stages, stage)->v, to + kv_tile * Dims.k * 2,
+                             kv_tile);
+  }
+  /// The scales of K, on a warp's logits with the tokens from `first_token` of the tile on.
+  template <int Groups, int Eights>
+  CHUNKATTN_DEVICE static void scale_logits(unsigned char* shared, int num_stages, int stage,
+                                            int first_token, int lane,
+                                            float (&s)[Groups][Eights][4]) {
+    const RowScales* scales = stage_scales(shared, num_stages, stage) + first_token + lane % 4 * 2;
+    CHUNKATTN_UNROLL
+    for (int n = 0; n < Eights; ++n)
+      for (int i = 0; i < 4 * Groups; ++i) s[i / 4][n][i % 4] *= scales[n * 8 + i % 2].k;
+  }
+
+ private:
+  CHUNKATTN_DEVICE static RowScales* table_scales(unsigned char* shared, int num_stages,
+                                                  int stage) {
+    return reinterpret_cast<RowScales*>(shared + Layout::token_tables(num_stages) +
+                                        num_stages * kv_tile * int{sizeof(TokenRows<E>)}) +
+           2 * stage * kv_tile;
+  }
+  CHUNKATTN_DEVICE static RowScales* stage_scales(unsigned char* shared, int num_stages,
+                                                  int stage) {
+    return table_scales(shared, num_stages, stage) + kv_tile;
+  }
+};
+
 }  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

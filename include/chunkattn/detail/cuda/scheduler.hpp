@@ -15,7 +15,6 @@
 #include "cost_model.hpp"
 #include "device_plan.hpp"
 #include "even_cuts.hpp"
-#include "geometry.hpp"
 #include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -85,29 +84,20 @@ class Scheduler {
   struct Node {
     std::int32_t kv_len = 0;        // the most any row below sees
     KeyRange hidden{0, open_end};   // from all rows below
-    std::int32_t tokens = 0;        // of this segment, visible to some row
     std::int32_t direct_begin = 0;  // rows whose path ends here
     std::int32_t direct_count = 0;
-    std::int32_t branches = 0;          // children with rows, and direct rows as one
-    std::int64_t branch_tile_rows = 0;  // padded rows of all branches together
-    std::int32_t run_begin = 0;         // first position of the run that ends here
+    std::int32_t branches = 0;   // children with rows, and direct rows as one
+    std::int32_t run_begin = 0;  // first position of the run that ends here
     std::int32_t run_tokens = 0;
     bool shared = false;    // the run that ends here is a task of its own
     std::int32_t run = -1;  // its index in runs_
   };
+  struct SizedTask {
+    std::int64_t ps;
+    std::size_t number;
+    Task task;
+  };
   [[nodiscard]] int packed(int rows) const noexcept { return rows * geometry_.group(); }
-
-  // Rows of tiles that hold `rows` packed rows.
-  [[nodiscard]] static std::int64_t padded(int rows) noexcept {
-    const int rest = rows % max_tile_rows;
-    return rows - rest + (rest > 0 ? tile_rows_for(rest) : 0);
-  }
-  [[nodiscard]] std::int64_t stream_all(std::int64_t tokens, int rows) const noexcept {
-    const int rest = rows % max_tile_rows;
-    std::int64_t ps = rows / max_tile_rows * model_.stream_ps(tokens, max_tile_rows, dims());
-    if (rest > 0) ps += model_.stream_ps(tokens, tile_rows_for(rest), dims());
-    return ps;
-  }
   [[nodiscard]] HeadDims dims() const noexcept { return geometry_.dims(); }
 
   void measure() {
@@ -125,18 +115,13 @@ class Scheduler {
     for (int s = plan_.num_segments - 1; s >= 0; --s) {
       Node& node = nodes_[to_size(s)];
       const Segment& segment = plan_.segments[s];
-      node.tokens = visible_between(segment.position, end_of(segment, node), node.hidden);
-      visible_tokens_ += node.tokens;
-      if (node.direct_count > 0) {
-        ++node.branches;
-        node.branch_tile_rows += padded(packed(node.direct_count));
-      }
+      visible_tokens_ += visible_between(segment.position, end_of(segment, node), node.hidden);
+      if (node.direct_count > 0) ++node.branches;
       if (segment.parent >= 0 && segment.row_end > segment.row_begin) {
         Node& parent = nodes_[to_size(segment.parent)];
         parent.kv_len = std::max(parent.kv_len, node.kv_len);
         parent.hidden = common(parent.hidden, node.hidden);
         ++parent.branches;
-        parent.branch_tile_rows += padded(packed(segment.row_end - segment.row_begin));
       }
     }
   }
@@ -171,52 +156,40 @@ class Scheduler {
       const bool fresh = parent == nullptr || parent->shared;
       node.run_begin = fresh ? segment.position : parent->run_begin;
       node.run_tokens = visible_between(node.run_begin, end_of(segment, node), node.hidden);
-      node.shared = false;
+      node.run = parent != nullptr ? parent->run : -1;
       const int rows = packed(segment.row_end - segment.row_begin);
-      if (price == 0 || node.branches < 2 || node.run_tokens == 0) continue;
-      if (to_size(rows) * to_size(geometry_.num_kv_heads) > most_partials) continue;
-      const std::int64_t together = stream_all(node.run_tokens, rows) +
-                                    num_tiles(rows) * model_.task_ps +
-                                    price * model_.partial_ps(rows, dims().v);
-      const std::int64_t apart = stream_apart(node);
-      node.shared = together < apart;
-      if (node.shared) gain += apart - together;
+      const std::int64_t saved = price > 0 ? saved_by_sharing(node, rows, price) : 0;
+      node.shared = saved > 0 && to_size(rows) * to_size(geometry_.num_kv_heads) <= most_partials;
+      if (node.shared) {
+        gain += saved;
+        node.run = add_run(s, segment.row_begin, segment.row_end, node);
+      }
+      if (node.direct_count > 0) {
+        Run& run = runs_[to_size(
+            add_run(s, node.direct_begin, node.direct_begin + node.direct_count, node))];
+        run.last = true;
+        run.covered = node.shared;
+        if (run.covered) run.tokens = 0;
+      }
     }
     // There is a task more and a wait for partial results: if that takes longer, nothing is shared.
     if (gain > 0 &&
         gain * geometry_.num_kv_heads / model_.num_blocks < model_.task_ps + model_.wait_ps)
-      return choose_runs(0, 0);
-    for (int s = 0; s < plan_.num_segments; ++s) {
-      const Segment& segment = plan_.segments[s];
-      Node& node = nodes_[to_size(s)];
-      const int above = segment.parent >= 0 ? nodes_[to_size(segment.parent)].run : -1;
-      node.run = above;
-      if (node.shared) {
-        node.run = add_run(s, segment.row_begin, segment.row_end, node, above);
-      }
-      if (node.direct_count > 0) {
-        const int run =
-            add_run(s, node.direct_begin, node.direct_begin + node.direct_count, node, node.run);
-        runs_[to_size(run)].last = true;
-        if (node.shared) {
-          runs_[to_size(run)].covered = true;
-          runs_[to_size(run)].tokens = 0;
-        }
-      }
-    }
+      choose_runs(0, 0);
   }
 
-  // The time of streaming a node's run once per branch: bytes for each of their tiles.
-  [[nodiscard]] std::int64_t stream_apart(const Node& node) const noexcept {
-    // Branches of few rows differ from one another little: the average tile stands for all.
-    const std::int64_t bytes_only = node.branches * model_.stream_ps(node.run_tokens, 0, dims());
-    const std::int64_t flops =
-        2 * std::int64_t{node.run_tokens} * (dims().k + dims().v) * node.branch_tile_rows;
-    return std::max(bytes_only, flops * model_.ps_per_mflop / 1000000);
+  // Of the time of streaming a node's run once per branch, if it is streamed once for all.
+  [[nodiscard]] std::int64_t saved_by_sharing(const Node& node, int rows,
+                                              std::int64_t price) const noexcept {
+    if (node.branches < 2) return 0;
+    const std::int64_t apart = node.branches * model_.stream_ps(node.run_tokens, 0, dims());
+    const std::int64_t tile = model_.stream_ps(node.run_tokens, tile_rows_for(rows), dims());
+    return apart - num_tiles(rows) * (tile + model_.task_ps) -
+           price * model_.partial_ps(rows, dims().v);
   }
 
-  int add_run(int segment, int row_begin, int row_end, const Node& node, int above) {
-    Run run{segment, row_begin, row_end, node.run_begin, node.run_tokens, above};
+  int add_run(int segment, int row_begin, int row_end, const Node& node) {
+    Run run{segment, packed(row_begin), packed(row_end), node.run_begin, node.run_tokens, node.run};
     run.hidden = node.hidden;
     if (run.hidden.begin <= run.position)  // it begins with what is seen
       run.position = std::max(run.position, run.hidden.end);
@@ -227,16 +200,15 @@ class Scheduler {
   void make_tasks() {
     tasks_.clear();
     merges_.clear();
-    keys_.clear();
     num_partials_ = 0;
     summary_ = {};
     for (Run& run : runs_)
       if (run.chunk_first()) add_chunk_first(run);
-    sort_tasks(0);
+    take_sorted();
     num_chunk_first_ = static_cast<int>(tasks_.size());
     for (const Run& run : runs_)
       if (run.last) add_sequence_first(run);
-    sort_tasks(to_size(num_chunk_first_));
+    take_sorted();
     summary_.partial_bytes = num_partials_ * 2 * (dims().v + 1) * 4;
     summary_.kv_bytes =
         summary_.kv_tokens * geometry_.num_kv_heads * (dims().k + dims().v) * dims().stored;
@@ -247,11 +219,11 @@ class Scheduler {
     if (!run.last) ++summary_.num_shared;
     summary_.num_split += run.splits - 1;
     // The partial of (plan row, query head) has the index base + row * num_qo_heads + head.
-    run.partial_stride = (run.row_end - run.row_begin) * geometry_.num_qo_heads;
+    run.partial_stride = run.rows() * geometry_.num_kv_heads;
     run.partial_base =
-        static_cast<std::int32_t>(num_partials_) - run.row_begin * geometry_.num_qo_heads;
+        static_cast<std::int32_t>(num_partials_) - run.row_begin * geometry_.num_kv_heads;
     num_partials_ += std::int64_t{run.partial_stride} * run.splits;
-    run.flag_base = static_cast<std::int32_t>(tasks_.size());  // as many tasks as flags before this
+    run.flag_base = static_cast<std::int32_t>(sized_.size());  // as many tasks as flags before this
     for (int i = 0; i < run.splits; ++i) {
       const bool open = i == run.splits - 1;
       Task task{};
@@ -259,7 +231,7 @@ class Scheduler {
       task.position_begin = run.position_of(i * run.split_tokens);
       task.position_end = open ? open_end : run.position_of((i + 1) * run.split_tokens);
       task.partial_base = run.partial_base + i * run.partial_stride;
-      task.flag = static_cast<std::int32_t>(tasks_.size());
+      task.flag = static_cast<std::int32_t>(sized_.size());
       add_tiles(run, task, true);
     }
   }
@@ -279,29 +251,26 @@ class Scheduler {
   }
 
   void add_merges(const Run& run) {
-    const int row_begin = packed(run.row_begin);
-    const int tiles = num_tiles(packed(run.row_end) - row_begin);
     for (int i = run.splits - 1; i >= 0; --i)
-      merges_.push_back(
-          {run.partial_base + i * run.partial_stride, run.flag_base + i * tiles, row_begin, 0});
+      merges_.push_back({run.partial_base + i * run.partial_stride, run.flag_base + i * run.tiles(),
+                         run.row_begin, 0});
   }
 
   // One task per tile of the run's rows, all else as in `task`.
   void add_tiles(const Run& run, Task task, bool chunk_first) {
     const int most = chunk_first || run.streams_last() ? max_tile_rows : cuts_.merge_rows();
-    const int stop = packed(run.row_end);
-    for (int row = packed(run.row_begin); row < stop; row += task.row_count) {
-      task.row_count = std::min(stop - row, most);
+    for (int row = run.row_begin; row < run.row_end; row += task.row_count) {
+      task.row_count = std::min(run.row_end - row, most);
       task.tile_rows = tile_rows_for(task.row_count);
       task.row_begin = row;
       const std::int32_t tokens = task.segment >= 0 ? visible_tokens(run, task) : 0;
       summary_.kv_tokens += tokens;
       summary_.padded_flops += std::int64_t{2} * tokens * (dims().k + dims().v) * task.tile_rows;
-      keys_.push_back(cuts_.stream_ps(run, tokens, task.tile_rows) +
-                      (chunk_first ? 0
-                                   : merges_in_a_row(task.row_count, dims().v, task.merge_count) *
-                                         model_.merge_ps));
-      tasks_.push_back(task);
+      const std::int64_t merging =
+          chunk_first ? 0 : merges_in_a_row(task.row_count, dims().v, task.merge_count);
+      sized_.push_back(
+          {model_.stream_ps(tokens, task.tile_rows, dims()) + merging * model_.merge_ps,
+           sized_.size(), task});
       ++task.flag;
     }
   }
@@ -320,16 +289,12 @@ class Scheduler {
   }
 
   // Longest first; among equals the plan's order, so that tiles of one run stay neighbours.
-  void sort_tasks(std::size_t from) {
-    order_.resize(tasks_.size() - from);
-    for (std::size_t i = 0; i < order_.size(); ++i) order_[i] = from + i;
-    // Not std::stable_sort, which allocates.
-    std::sort(order_.begin(), order_.end(), [this](std::size_t a, std::size_t b) {
-      return keys_[a] != keys_[b] ? keys_[a] > keys_[b] : a < b;
+  void take_sorted() {
+    std::sort(sized_.begin(), sized_.end(), [](const SizedTask& a, const SizedTask& b) {
+      return a.ps != b.ps ? a.ps > b.ps : a.number < b.number;
     });
-    sorted_.clear();
-    for (const std::size_t i : order_) sorted_.push_back(tasks_[i]);
-    std::copy(sorted_.begin(), sorted_.end(), tasks_.begin() + static_cast<std::ptrdiff_t>(from));
+    for (const SizedTask& sized : sized_) tasks_.push_back(sized.task);
+    sized_.clear();
   }
 
   PlanView plan_;
@@ -339,9 +304,8 @@ class Scheduler {
   std::vector<Node> nodes_;
   std::vector<Run> runs_;
   EvenCuts cuts_;
-  std::vector<Task> tasks_, sorted_;
-  std::vector<std::int64_t> keys_;
-  std::vector<std::size_t> order_;
+  std::vector<SizedTask> sized_;  // of the phase that is made
+  std::vector<Task> tasks_;
   std::vector<Merge> merges_;
   std::int64_t num_partials_ = 0;
   std::int64_t visible_tokens_ = 0;

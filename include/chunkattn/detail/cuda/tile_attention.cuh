@@ -25,6 +25,7 @@ class TileAttention {
   using Layout = SharedLayout<Dims>;
   using Warps = WarpLayout<Dims, TileRows, std::is_same_v<V, Plain>>;
   using Feed = TileFeed<T, Dims, V>;
+  using Narrow = NarrowStages<T, Dims, stored_element<T, V>>;
   static constexpr int kv_tile = Warps::kv_tile;
   static constexpr int k_pieces = Dims.k / 8;  // of 16 bytes
   static constexpr int v_pieces = Dims.v / 8;
@@ -79,7 +80,7 @@ class TileAttention {
         ptx::cp_async_commit();
         const int position = position_of(tile);
         if constexpr (Dims.stored == 1) {
-          feed_.widen_stage(stage);
+          Narrow::widen(shared_, stages, stage);
           ptx::barrier();  // the tile of 16 bits is made
         }
         if constexpr (!Variant::hides_keys)
@@ -235,7 +236,8 @@ class TileAttention {
     const ptx::SharedAddress v = k + bytes_of_k;
     Scores s;
     multiply_keys(k, s);
-    if constexpr (Dims.stored == 1) scale_logits(stage, s);
+    if constexpr (Dims.stored == 1)
+      Narrow::scale_logits(shared_, args_.num_stages, stage, Place().first_token, Place().lane, s);
     if constexpr (Variant::changes_logits) {
       CHUNKATTN_UNROLL
       for (int group = 0; group < groups; ++group)
@@ -294,18 +296,10 @@ class TileAttention {
     }
   }
 
-  // The scales of 8-bit K.
-  CHUNKATTN_DEVICE void scale_logits(int stage, Scores& s) {
-    const Place place;
-    const RowScales* scales = feed_.stage_scales(stage) + place.first_token + place.lane % 4 * 2;
-    CHUNKATTN_UNROLL
-    for (int n = 0; n < Warps::warp_tokens / 8; ++n)
-      for (int i = 0; i < 4 * groups; ++i) s[i / 4][n][i % 4] *= scales[n * 8 + i % 2].k;
-  }
-
   // The online softmax: S becomes P, outputs and sums are rescaled where a maximum has moved. The
-  // maximum is that of the logits as mma left them; scaling is part of the one operation before
-  // exp2. A NaN does not move it, but stays in P.
+  // maximum is that of the logits as mma left them, and subtracted before they are scaled: of a
+  // large one the product is rounded by more than exp2 can stand. A NaN does not move it, but stays
+  // in P.
   CHUNKATTN_DEVICE void softmax(Scores& s) {
     constexpr int tokens = Warps::warp_tokens;
     float max[halves];
@@ -322,26 +316,14 @@ class TileAttention {
       moved = moved || max[half] > max_[half];
     }
     if (ptx::any(moved)) rescale(max);
-    if (far_) subtract_max(s);
     CHUNKATTN_UNROLL
-    for (int half = 0; half < halves; ++half) {
-      const float offset = far_ ? 0.0f : -scaled_max(half);
-      CHUNKATTN_UNROLL
-      for (int n = 0; n < tokens / 8; ++n)
-        for (int j = 0; j < 2; ++j) {
-          float& x = s[half / 2][n][half % 2 * 2 + j];
-          x = ptx::exp2(ptx::fma(x, args_.scale2, offset));
-          sum_[half] += x;
-        }
-    }
-  }
-
-  // Where a maximum is so large that its own rounding is no small number any more, the product in
-  // one operation would differ from it by more than exp2 can stand.
-  CHUNKATTN_DEVICE void subtract_max(Scores& s) {
-    CHUNKATTN_UNROLL
-    for (int n = 0; n < Warps::warp_tokens / 8; ++n)
-      for (int i = 0; i < 4 * groups; ++i) s[i / 4][n][i % 4] -= max_[i / 2];
+    for (int half = 0; half < halves; ++half) CHUNKATTN_UNROLL
+    for (int n = 0; n < tokens / 8; ++n)
+      for (int j = 0; j < 2; ++j) {
+        float& x = s[half / 2][n][half % 2 * 2 + j];
+        x = ptx::exp2((x - max_[half]) * args_.scale2);
+        sum_[half] += x;
+      }
   }
 
   // Logits of tokens that a row does not see become minus infinity, whatever they were: products
@@ -372,21 +354,17 @@ class TileAttention {
 
   // Brings outputs and sums to the new maxima.
   CHUNKATTN_DEVICE void rescale(const float (&max)[halves]) {
-    bool far = false;
     CHUNKATTN_UNROLL
     for (int half = 0; half < halves; ++half) {
       // One that has not moved has the factor 1, infinity too.
       const float moved = max[half] > max_[half] ? max_[half] - max[half] : 0.0f;
       const float correction = ptx::exp2(moved * args_.scale2);
       max_[half] = max[half];
-      const float scaled = scaled_max(half);
-      far = far || (max[half] > empty_max && (scaled > far_max2 || scaled < -far_max2));
       sum_[half] *= correction;
       CHUNKATTN_UNROLL
       for (int n = 0; n < Warps::warp_columns / 8; ++n)
         for (int j = 0; j < 2; ++j) out_[half / 2][n][half % 2 * 2 + j] *= correction;
     }
-    far_ = ptx::any(far);
   }
 
   // In base 2, and finite from below even where a large scale meets a row that has seen nothing.
@@ -474,7 +452,6 @@ class TileAttention {
   float out_[groups][Warps::warp_columns / 8][4] = {};
   float max_[halves];  // of q k, not scaled
   float sum_[halves] = {};
-  bool far_ = false;  // some scaled maximum of this warp is beyond far_max2
 };
 
 }  // namespace detail::cuda

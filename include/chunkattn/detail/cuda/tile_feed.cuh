@@ -7,7 +7,6 @@
 // (tile_attention.cuh), and outlives it.
 #pragma once
 
-#include "piece_cursor.cuh"
 #include "quantized.cuh"
 #include "variant_tile.cuh"
 
@@ -31,6 +30,60 @@ struct alignas(16) TileTables {
 };
 static_assert(sizeof(TileTables) == table_bytes);
 
+/// Walks the pieces of a path: where is the K/V row of a position?
+class PieceCursor {
+ public:
+  CHUNKATTN_DEVICE explicit PieceCursor(const PlanMemory& plan) : plan_(plan) {}
+
+  /// Goes to the begin of the path that ends with `segment`.
+  CHUNKATTN_DEVICE void restart(int segment) {
+    deepest_ = segment;
+    piece_ = {0, 0, 0, 0};
+    segment_end_ = 0;
+  }
+
+  /// The piece that holds `position`, which lies on the path and never goes back.
+  CHUNKATTN_DEVICE const Piece& seek(int position) {
+    if (position < piece_.position + piece_.length) return piece_;
+    if (position >= segment_end_) {
+      enter_segment(position);
+    } else {  // mostly the very next one
+      read_piece(++index_);
+      if (position < piece_.position + piece_.length) return piece_;
+    }
+    index_ = find_piece(plan_.pieces, index_, last_, position);
+    read_piece(index_);
+    return piece_;
+  }
+
+ private:
+  // All of it by one load: it begins at a multiple of its 16 bytes.
+  CHUNKATTN_DEVICE void read_piece(int index) {
+    struct alignas(16) Words {
+      std::int32_t of[4];
+    };
+    static_assert(sizeof(Words) == sizeof(Piece));
+    const Words words = *reinterpret_cast<const Words*>(plan_.pieces + index);
+    piece_ = {words.of[0], words.of[1], words.of[2], words.of[3]};
+  }
+
+  // From the deepest segment up: paths are short, and this happens once per segment.
+  CHUNKATTN_DEVICE void enter_segment(int position) {
+    const Segment* segment = &plan_.segments[deepest_];
+    while (position < segment->position) segment = &plan_.segments[segment->parent];
+    segment_end_ = segment->position + segment->length;
+    index_ = segment->piece_begin;
+    last_ = index_ + segment->num_pieces - 1;
+  }
+
+  const PlanMemory& plan_;
+  int deepest_ = -1;
+  Piece piece_{0, 0, 0, 0};
+  int segment_end_ = 0;
+  int index_ = 0;
+  int last_ = 0;
+};
+
 /// Feeds a block with one task after the other.
 template <class T, HeadDims Dims, class V>
 class TileFeed {
@@ -40,6 +93,7 @@ class TileFeed {
   static constexpr int k_pieces = Dims.k / 8;  // of 16 bytes
   static constexpr int v_pieces = Dims.v / 8;
   using Stored = stored_element<T, V>;
+  using Narrow = NarrowStages<T, Dims, Stored>;
   static constexpr bool is_wide = Dims.stored == 2;
 
  public:
@@ -137,7 +191,6 @@ class TileFeed {
     if (token >= kv_tile) return;
     const int position = tile_begin + token;
     TokenRows<Stored> rows{reinterpret_cast<const Stored*>(args_.q), nullptr};  // is not read
-    RowScales scales{0.0f, 0.0f};
     if (position < end) {
       const Piece& piece = cursor_.seek(position);
       const int offset = piece.begin + position - piece.position;
@@ -146,11 +199,13 @@ class TileFeed {
       rows.v = Dims.k == Dims.v ? kv.v_row_as_k(piece.chunk, tables.kv_head, offset)
                                 : kv.v_row(piece.chunk, tables.kv_head, offset);
       if constexpr (!is_wide)
-        scales = {*kv.k_row_scale(piece.chunk, tables.kv_head, offset),
-                  *kv.v_row_scale(piece.chunk, tables.kv_head, offset)};
+        Narrow::note_scales(shared_, args_.num_stages, stage, token,
+                            *kv.k_row_scale(piece.chunk, tables.kv_head, offset),
+                            *kv.v_row_scale(piece.chunk, tables.kv_head, offset));
+    } else if constexpr (!is_wide) {
+      Narrow::note_scales(shared_, args_.num_stages, stage, token, 0.0f, 0.0f);
     }
     token_table(stage)[token] = rows;
-    if constexpr (!is_wide) table_scales(stage)[token] = scales;
   }
 
   CHUNKATTN_DEVICE void load_tile(int stage) {
@@ -158,7 +213,7 @@ class TileFeed {
     const ptx::SharedAddress k =
         ptx::shared_address(shared_ + Layout::stages) + stage * stage_bytes(Dims);
     const ptx::SharedAddress v = k + stage_bytes_of_k(Dims);
-    if constexpr (!is_wide) return load_stored_tile(stage, table, k, v);
+    if constexpr (!is_wide) return Narrow::load(shared_, args_.num_stages, stage, table, k, v);
     constexpr int most_pieces = k_pieces > v_pieces ? k_pieces : v_pieces;
     constexpr int tokens_at_once = block_threads / most_pieces;
     if constexpr (block_threads % most_pieces == 0 && tokens_at_once % swizzle_period == 0) {
@@ -182,42 +237,7 @@ class TileFeed {
     }
   }
 
-  /// Behind a barrier, when a stage's 8-bit tile has landed: makes the tile of 16 bits of it. Its
-  /// readers wait for another barrier.
-  CHUNKATTN_DEVICE void widen_stage(int stage) {
-    const unsigned char* from = shared_ + Layout::stages + stage * stage_bytes(Dims);
-    unsigned char* to = shared_ + Layout::wide_tile;
-    widen_tile<T, Dims.k, Stored>(from, nullptr, to, kv_tile);
-    widen_tile<T, Dims.v, Stored>(from + stage_bytes_of_k(Dims), &stage_scales(stage)->v,
-                                  to + kv_tile * Dims.k * 2, kv_tile);
-  }
-  /// Scales of the tokens of a stage.
-  CHUNKATTN_DEVICE RowScales* stage_scales(int stage) const {
-    return table_scales(stage) + kv_tile;
-  }
-
  private:
-  // Scales that wait beside the token table for their stage, then those of the stage.
-  CHUNKATTN_DEVICE RowScales* table_scales(int stage) const {
-    return reinterpret_cast<RowScales*>(token_table(args_.num_stages)) + 2 * stage * kv_tile;
-  }
-  CHUNKATTN_DEVICE void load_stored_tile(int stage, const TokenRows<Stored>* table,
-                                         ptx::SharedAddress k, ptx::SharedAddress v) {
-    constexpr int k_parts = Dims.k / 16, v_parts = Dims.v / 16;  // of 16 bytes
-    CHUNKATTN_UNROLL_BY(2)
-    for (int i = ptx::thread_index(); i < kv_tile * k_parts; i += block_threads) {
-      const int token = i / k_parts;
-      const int part = i % k_parts;
-      const bool valid = table[token].v != nullptr;
-      ptx::cp_async_16(k + i * 16, table[token].k + part * 16, valid);
-      if (part < v_parts)
-        ptx::cp_async_16(v + (token * v_parts + part) * 16,
-                         valid ? table[token].v + part * 16 : table[token].k, valid);
-    }
-    if (ptx::thread_index() < kv_tile)
-      stage_scales(stage)[ptx::thread_index()] = table_scales(stage)[ptx::thread_index()];
-  }
-
   // One piece of a token's rows, as far as they have so many.
   CHUNKATTN_DEVICE static void copy_piece(ptx::SharedAddress k, ptx::SharedAddress v,
                                           const TokenRows<Stored>& rows, int piece) {

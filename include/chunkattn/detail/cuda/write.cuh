@@ -4,7 +4,6 @@
 
 #include "../../kv_view.hpp"
 #include "device_plan.hpp"
-#include "locate.hpp"
 #include "ptx.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
