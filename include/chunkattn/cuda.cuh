@@ -355,7 +355,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     state_.check_variant(variant);
     prepare(plan, stream);
     const bool capturing = detail::cuda::is_capturing(stream);
-    state_.template load<Q, T, V>(plan, capturing, stream);
+    state_.template load<Q, T, V>(capturing);
     (void)state_.upload_.schedule_for(detail::cuda::HiddenKeys(variant), plan, capturing, stream);
     state_.checks_.enqueued(stream);
   }

@@ -64,8 +64,8 @@ TEST_CASE("tokens and row copies reach their places by one launch") {
       const test::KvStorage<half> before = test::copy_of<half>(kv);
       const int tokens = random.uniform(1, 2 * chunk_size);
       Plan plan = make_plan(tokens);
-      std::vector<Piece16> k(static_cast<std::size_t>(tokens * heads * dims.k / 8));
-      std::vector<Piece16> v(static_cast<std::size_t>(tokens * heads * dims.v / 8));
+      std::vector<Words4> k(static_cast<std::size_t>(tokens * heads * dims.k / 8));
+      std::vector<Words4> v(static_cast<std::size_t>(tokens * heads * dims.v / 8));
       const std::span<half> new_k(reinterpret_cast<half*>(k.data()), k.size() * 8);
       const std::span<half> new_v(reinterpret_cast<half*>(v.data()), v.size() * 8);
       random.fill(new_k);

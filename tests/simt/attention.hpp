@@ -76,7 +76,7 @@ StepResult<T> attention_step(
       static_cast<std::size_t>(schedule.num_chunk_first() * kv.num_kv_heads), 6);
   std::vector<std::int32_t> kv_len(plan.row_kv_len, plan.row_kv_len + rows);
   const std::size_t lines = q.size() / Dims.k;
-  std::vector<Packed4<T>> out(lines * Dims.v / 4, Packed4<T>{{0xffffffffu, 0xffffffffu}});
+  std::vector<Words2> out(lines * Dims.v / 4, Words2{{0xffffffffu, 0xffffffffu}});
   result.lse.assign(lines, NAN);
 
   CallArguments<T> call{};

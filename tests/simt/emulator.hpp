@@ -75,9 +75,6 @@ inline int block_index() {
 inline int grid_size() {
   return block().dim().grid;
 }
-inline int block_size() {
-  return block().dim().threads;
-}
 inline int opaque(int value) {
   return value;
 }

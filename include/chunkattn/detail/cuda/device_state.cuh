@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 #include <type_traits>
@@ -19,12 +20,88 @@
 #include "../base/config.hpp"
 #include "../kv/checks.hpp"
 #include "../plan/check_current.hpp"
-#include "checks.cuh"
 #include "kernel_table.cuh"
 #include "plan_upload.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {
+
+/// Checks of one object's calls. Refuses by InvalidArgument.
+class CallChecks {
+ public:
+  /// \param pointers  ask the driver about addresses, once about each
+  /// \param streams   watch that two streams are not used at the same time
+  CallChecks(int device, bool pointers, bool streams)
+      : device_(device), pointers_(pointers), streams_(streams) {
+    known_.reserve(most_known);
+#if CUDART_VERSION >= 12080  // whose cudaStreamGetDevice may be newer than the driver
+    int version = 0;
+    check_cuda(cudaDriverGetVersion(&version), "cudaDriverGetVersion");
+    knows_devices_ = version >= 12080;
+#endif
+  }
+
+  [[nodiscard]] int device() const noexcept { return device_; }
+
+  /// `pointer` is memory that the device can read, at a multiple of `alignment`.
+  void pointer(const char* name, const void* pointer, std::size_t alignment = 16) {
+    detail::check_argument(pointer != nullptr, name, pointer, "device memory");
+    detail::check_argument(reinterpret_cast<std::uintptr_t>(pointer) % alignment == 0, name,
+                           pointer, {"an address that is a multiple of ", alignment});
+    if (!pointers_) return;
+    const auto at = std::lower_bound(known_.begin(), known_.end(), pointer, std::less<>());
+    if (at != known_.end() && *at == pointer) return;
+    cudaPointerAttributes attributes{};
+    check_cuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
+    detail::check_argument(
+        attributes.type != cudaMemoryTypeUnregistered && attributes.devicePointer != nullptr, name,
+        pointer, "device memory, this is host memory");
+    detail::check_argument(attributes.type != cudaMemoryTypeDevice || attributes.device == device_,
+                           name, attributes.device, {"memory of device ", device_});
+    // More than a model of 128 layers with buffers of their own uses: they are not of one.
+    if (known_.size() == most_known)
+      known_.assign(1, pointer);
+    else
+      known_.insert(at, pointer);
+  }
+
+  /// `stream` is of the device (older drivers cannot tell), and what was enqueued on another has
+  /// finished.
+  void stream(cudaStream_t stream) {
+    if (known_stream_ && stream == stream_) return;
+#if CUDART_VERSION >= 12080
+    if (knows_devices_) {
+      int device = 0;
+      check_cuda(cudaStreamGetDevice(stream, &device), "cudaStreamGetDevice");
+      detail::check_argument(device == device_, "stream", device, {"a stream of device ", device_});
+    }
+#endif
+    // What is captured runs later, and nothing may be asked meanwhile.
+    if (streams_ && known_stream_ && !is_capturing(stream))
+      detail::check_argument(last_work_.has_passed(), "stream", static_cast<const void*>(stream),
+                             {"the stream of the calls before, ", static_cast<const void*>(stream_),
+                              ", until it has finished their work"});
+    stream_ = stream;
+    known_stream_ = true;
+  }
+
+  /// Something was enqueued on `stream`.
+  void enqueued(cudaStream_t stream) {
+    // An event inside a capture belongs to the graph and does not tell when that runs.
+    if (streams_ && !is_capturing(stream)) last_work_.record(stream);
+  }
+
+ private:
+  static constexpr std::size_t most_known = 1536;
+
+  int device_;
+  bool pointers_, streams_;
+  bool knows_devices_ = false;      // the driver, of streams
+  std::vector<const void*> known_;  // sorted addresses that the driver was asked about
+  cudaStream_t stream_ = nullptr;
+  bool known_stream_ = false;
+  Event last_work_;
+};
 
 /// What ChunkAttention<Cuda> keeps: the device, its kernels, the plan's copy there; and its checks.
 template <int HeadDim, int ValueDim>
@@ -80,13 +157,12 @@ class DeviceState {
     const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
     check_argument(major >= 8, "compute capability", major, "8.0 or newer");
     num_sms_ = attribute(cudaDevAttrMultiProcessorCount, device);
-    occupancy_ = choose_occupancy(dims, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-                                  attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
-                                  wanted_blocks(dims));
+    const int per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    const int per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    occupancy_ = choose_occupancy(dims, per_block, per_sm, wanted_blocks(dims));
     if constexpr (supported_head_dims(dims_of<std::int8_t>))
-      quantized_occupancy_ = choose_occupancy(
-          dims_of<std::int8_t>, attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-          attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device), wanted_blocks(dims));
+      quantized_occupancy_ =
+          choose_occupancy(dims_of<std::int8_t>, per_block, per_sm, wanted_blocks(dims));
     int blocks = std::numeric_limits<int>::max();  // what the driver says of them counts
     for (const UsedKernel* kernel = UsedKernels<HeadDim, ValueDim>::first;
          kernel != nullptr && occupancy_.num_stages > 0; kernel = kernel->next) {
@@ -130,25 +206,25 @@ class DeviceState {
     check_argument(layer.num_kv_heads == limits_.num_kv_heads, "layer.num_kv_heads",
                    layer.num_kv_heads, {"limits.num_kv_heads = ", limits_.num_kv_heads});
     constexpr int unit = 16 / static_cast<int>(sizeof(T));
-    check_argument(layer.stride_token % unit == 0 && layer.stride_head % unit == 0 &&
-                       layer.stride_chunk % unit == 0,
-                   "layer strides", layer.stride_token, {"multiples of ", unit, " elements"});
-    check_argument(layer.v_stride_token % unit == 0 && layer.v_stride_head % unit == 0 &&
-                       layer.v_stride_chunk % unit == 0,
-                   "layer strides of V", layer.v_stride_token,
-                   {"multiples of ", unit, " elements"});
+    for (const auto& [name, stride] : {std::pair{"layer strides", layer.stride_token},
+                                       std::pair{"layer strides", layer.stride_head},
+                                       std::pair{"layer strides", layer.stride_chunk},
+                                       std::pair{"layer strides of V", layer.v_stride_token},
+                                       std::pair{"layer strides of V", layer.v_stride_head},
+                                       std::pair{"layer strides of V", layer.v_stride_chunk}})
+      check_argument(stride % unit == 0, name, stride, {"multiples of ", unit, " elements"});
+    const auto check = [this](const char* name, const auto* dense, const auto* slabs) {
+      checks_.pointer(name, slabs != nullptr ? static_cast<const void*>(slabs) : dense,
+                      slabs != nullptr      ? 8
+                      : sizeof(*dense) == 4 ? 4
+                                            : 16);
+    };
+    check("layer.k", layer.k, layer.k_slabs);
+    check("layer.v", layer.v, layer.v_slabs);
     if constexpr (has_row_scales<T>) {
-      const auto check = [this](const char* name, const float* dense, float* const* slabs) {
-        checks_.pointer(name, slabs != nullptr ? static_cast<const void*>(slabs) : dense,
-                        slabs != nullptr ? 8 : 4);
-      };
       check("layer.k_scale", layer.k_scale, layer.k_scale_slabs);
       check("layer.v_scale", layer.v_scale, layer.v_scale_slabs);
     }
-    const void* k = layer.k_slabs != nullptr ? static_cast<const void*>(layer.k_slabs) : layer.k;
-    const void* v = layer.v_slabs != nullptr ? static_cast<const void*>(layer.v_slabs) : layer.v;
-    checks_.pointer("layer.k", k, layer.k_slabs != nullptr ? 8 : 16);
-    checks_.pointer("layer.v", v, layer.v_slabs != nullptr ? 8 : 16);
   }
 
   void prepare(const LiveView& plan, cudaStream_t stream) {
@@ -159,35 +235,17 @@ class DeviceState {
     checks_.enqueued(stream);
   }
 
-  // By K/V's element type: the variant of the kernel, the view of it that all kernels have, and
-  // what the kernel is given.
+  /// Of K/V of type E and queries of type T.
   template <class T, class E, class V>
-  using KindOf = std::conditional_t<has_row_scales<E>, Quantized<E, V>, V>;
-  template <class T, class E, class V>
-  void load(const PlanView& plan, bool capturing, cudaStream_t stream) {
-    (void)kernel_for<T, KindOf<T, E, V>>(capturing);
-    upload_.use_elements(static_cast<int>(sizeof(E)), plan, capturing, stream);
-  }
-  template <class T, class E>
-  static KvView<T> as_wide(const KvView<E>& layer) {
-    if constexpr (has_row_scales<E>)
-      return {};
-    else
-      return layer;
-  }
-  template <class T, class E, class V>
-  auto arguments(const CallArguments<T>& call, const KvView<E>& layer, const V& variant) const {
-    auto wide = with_variant(call, variant, options_.sm_scale);
-    if constexpr (has_row_scales<E>)
-      return AttentionArguments<T, KindOf<T, E, V>>{wide, layer};
-    else
-      return wide;
+  void load(bool capturing) {
+    (void)kernel_for<T, KernelVariant<E, V>>(capturing);
+    upload_.use_elements(static_cast<int>(sizeof(E)));
   }
 
   template <class T, class E, class V>
   void run(const KvView<E>& layer, const LiveView& plan, const V& variant, std::span<const T> q,
            std::span<T> out, std::span<float> lse, cudaStream_t stream) {
-    using Kind = KindOf<T, E, V>;
+    using Kind = KernelVariant<E, V>;
     check_current(plan);
     const CurrentDevice device(checks_.device());
     const PlanView& view = plan;
@@ -209,10 +267,10 @@ class DeviceState {
         "ChunkAttention<Cuda>::run: a variant holds too much for a kernel's arguments: let "
         "it point to device memory");
     const auto kernel = kernel_for<T, Kind>(capturing);
-    upload_.use_elements(static_cast<int>(sizeof(E)), view, capturing, stream);
+    upload_.use_elements(static_cast<int>(sizeof(E)));
     const int schedule = upload_.schedule_for(HiddenKeys(variant), view, capturing, stream);
     const CallArguments<T> call{upload_.memory(schedule),
-                                as_wide<T>(layer),
+                                {},
                                 q.data(),
                                 out.data(),
                                 lse.data(),
@@ -227,7 +285,7 @@ class DeviceState {
     // A graph is replayed with other plans: as many as any may need.
     const int grid = capturing || items > most ? most : static_cast<int>(items);
     launch("attention_kernel", kernel, grid, block_threads, shared_bytes<E>(), stream,
-           arguments(call, layer, variant));
+           attention_arguments(call, layer, variant, options_.sm_scale));
     checks_.enqueued(stream);
   }
 
@@ -243,7 +301,8 @@ class DeviceState {
     if constexpr (ChecksItself<V>) variant.check(limits_.num_qo_heads);
     if constexpr (!std::is_same_v<V, Plain>) {
       const auto check = [this](const char* name, const auto& term) {
-        Tables::each(term, [&](const float* data) { checks_.pointer(name, data, alignof(float)); });
+        for_each_table(term,
+                       [&](const float* data) { checks_.pointer(name, data, alignof(float)); });
       };
       const auto terms = terms_of(variant, options_.sm_scale);
       check("a table of variant.logit", terms.logit);

@@ -1,17 +1,5 @@
-// Where runs are cut along KV: evenly, by one rule and without a search.
-//
-// The even share is the work of all runs divided by the blocks; a run's work is its bytes, or its
-// products where these take longer, for each of its tiles. A run that takes a block less than an
-// eighth of the even share stays whole, a sequence's own one if it takes less than five. The others
-// become equal pieces of whole KV tiles, as many as make one wave: until none is longer than that
-// part, or there are as many as blocks; or two thirds as many for shared runs of one tile each,
-// which keeps the memory busy and leaves blocks to what follows. If a wave cannot hold them in
-// pieces of one share, they are cut into half shares instead: two waves at least. Whoever merges
-// has the pieces on its path.
-//
-// Where shared runs have several tiles, so that they wait for products or the L2, long runs of
-// single sequences are streamed by chunk-first tasks, too: nobody waits with K/V in his hands, and
-// the one kind reads while the other computes.
+// Where runs are cut along KV: evenly, by the rule of docs/cuda.md ("Sharing, splitting, tiles")
+// and without a search.
 #pragma once
 
 #include <algorithm>
@@ -48,10 +36,9 @@ struct Run {
   std::int32_t splits = 1;        ///< pieces
   std::int32_t split_tokens = 0;  ///< tokens of a piece; the last one is open
   std::int32_t merges = 0;        ///< partial results from the path's begin to the end of this run
-  std::int32_t partial_base = 0;  ///< of the first piece; the next is partial_stride on
-  std::int32_t partial_stride = 0;
-  std::int32_t flag_base = 0;  ///< of the first piece's first tile; the next piece's follow
-  KeyRange hidden{};           ///< positions among these that none of its rows sees
+  std::int32_t partial_base = 0;  ///< of the first piece; the next is rows() x KV heads on
+  std::int32_t flag_base = 0;     ///< of the first piece's first tile; the next piece's follow
+  KeyRange hidden{};              ///< positions among these that none of its rows sees
 
   [[nodiscard]] int rows() const noexcept { return row_end - row_begin; }
   [[nodiscard]] int tiles() const noexcept { return num_tiles(rows()); }

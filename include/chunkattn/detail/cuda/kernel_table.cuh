@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "launch.cuh"
 #include "run_tasks.cuh"
+#include "runtime.cuh"
 #include "write_quantized.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -5,7 +5,6 @@
 #include "../../kv_view.hpp"
 #include "../attention/state.hpp"
 #include "device_plan.hpp"
-#include "evaluate.cuh"
 #include "ptx.cuh"
 #include "tile_layout.hpp"
 #include "variant_terms.cuh"
@@ -52,19 +51,6 @@ template <class T, class V>
   else
     return {call, terms_of(variant, sm_scale)};
 }
-
-template <class T>
-struct alignas(8) Packed4 {
-  std::uint32_t words[2];
-};
-
-struct alignas(8) Float2 {
-  float v[2];
-};
-
-struct alignas(16) Float4 {
-  float v[4];
-};
 
 /// Logits, maxima and lse of the kernels are in base 2: one instruction instead of two.
 struct Base2 {
@@ -248,10 +234,8 @@ CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T, V>& args, const Tas
 
     if constexpr (Final) {
       const std::int64_t line = rows.index[row];
-      Packed4<T> packed;
-      packed.words[0] = ptx::pack<T>(o[0], o[1]);
-      packed.words[1] = ptx::pack<T>(o[2], o[3]);
-      *reinterpret_cast<Packed4<T>*>(args.out + line * Dims.v + column) = packed;
+      *reinterpret_cast<Words2*>(args.out + line * Dims.v + column) =
+          Words2{{ptx::pack<T>(o[0], o[1]), ptx::pack<T>(o[2], o[3])}};
       if (column == 0 && args.lse != nullptr) args.lse[line] = lse2 * 0.6931471805599453f;
     } else {
       const std::int64_t index = task.partial_base + partial;

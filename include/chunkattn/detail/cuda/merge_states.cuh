@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "../attention/merge_head.hpp"
-#include "launch.cuh"
 #include "merge.cuh"
+#include "runtime.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {

@@ -6,16 +6,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../../attention_options.hpp"
 #include "../base/check.hpp"
 #include "../base/to_size.hpp"
 #include "device_plan.hpp"
-#include "launch.cuh"
 #include "runtime.cuh"
-#include "schedule_cache.hpp"
+#include "schedule_cache.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -42,12 +41,11 @@ struct UploadCounts {
                          limits.num_qo_heads, "at most 64 query heads per KV head");
   detail::check_argument(limits.num_qo_heads <= 0x7fffffff / limits.max_rows, "limits.num_qo_heads",
                          limits.num_qo_heads, "fewer: max_rows * num_qo_heads is at most 2^31 - 1");
-  detail::check_argument(limits.max_segments >= 0, "limits.max_segments", limits.max_segments,
-                         "a count");
-  detail::check_argument(limits.max_pieces >= 0, "limits.max_pieces", limits.max_pieces, "a count");
-  detail::check_argument(limits.max_copies >= 0, "limits.max_copies", limits.max_copies, "a count");
-  detail::check_argument(limits.max_partial_rows >= 0, "limits.max_partial_rows",
-                         limits.max_partial_rows, "a count");
+  for (const auto& [name, value] : {std::pair{"limits.max_segments", limits.max_segments},
+                                    std::pair{"limits.max_pieces", limits.max_pieces},
+                                    std::pair{"limits.max_copies", limits.max_copies},
+                                    std::pair{"limits.max_partial_rows", limits.max_partial_rows}})
+    detail::check_argument(value >= 0, name, value, "a count");
   detail::check_argument(limits.max_windows >= 0 && limits.max_windows < ScheduleCache::most,
                          "limits.max_windows", limits.max_windows, "at most 7");
   if (limits.max_windows == 0) limits.max_windows = 2;
@@ -75,15 +73,6 @@ struct PlanArray {
   static constexpr int header(int schedule) noexcept { return lists + 3 * schedule; }
   static constexpr int tasks(int schedule) noexcept { return lists + 3 * schedule + 1; }
   static constexpr int merges(int schedule) noexcept { return lists + 3 * schedule + 2; }
-
-  /// Bytes of an element.
-  static constexpr std::size_t element_bytes(int array) noexcept {
-    constexpr std::size_t of_plan[lists] = {
-        sizeof(Segment),      sizeof(Piece),       sizeof(std::int32_t), sizeof(std::int32_t),
-        sizeof(std::int32_t), sizeof(WriteTarget), sizeof(RowCopy)};
-    constexpr std::size_t of_list[3] = {sizeof(PlanHeader), sizeof(Task), sizeof(Merge)};
-    return array < lists ? of_plan[array] : of_list[(array - lists) % 3];
-  }
 };
 
 /// Where each array lies in the workspace; the uploaded part comes first and is mirrored in pinned
@@ -91,7 +80,6 @@ struct PlanArray {
 struct WorkspaceLayout {
   std::size_t offset[PlanArray::most] = {};
   int num_schedules = 0;
-  int num_arrays = 0;
   std::size_t upload_bytes = 0;
   std::size_t counters = 0, flags = 0;  // zero at first
   std::size_t partial_out = 0, partial_lse = 0;
@@ -106,26 +94,29 @@ struct WorkspaceLayout {
     capacity.merges = to_size(std::int64_t{16} * limits.max_rows + 1024);
     capacity.partials = to_size(std::int64_t{limits.max_partial_rows} * limits.num_qo_heads);
     num_schedules = 1 + limits.max_windows;
-    num_arrays = PlanArray::lists + 3 * num_schedules;
-    const std::size_t most[PlanArray::lists] = {
-        to_size(limits.max_segments), to_size(limits.max_pieces), to_size(limits.max_rows),
-        to_size(limits.max_rows),     to_size(limits.max_rows),   to_size(limits.max_rows),
-        to_size(limits.max_copies)};
-    const std::size_t most_of_list[3] = {1, capacity.tasks, capacity.merges};
-    for (int a = 0; a < num_arrays; ++a)
-      offset[a] = take((a < PlanArray::lists ? most[a] : most_of_list[(a - PlanArray::lists) % 3]) *
-                       PlanArray::element_bytes(a));
+    offset[PlanArray::segments] = take<Segment>(to_size(limits.max_segments));
+    offset[PlanArray::pieces] = take<Piece>(to_size(limits.max_pieces));
+    for (const int array : {PlanArray::row_token, PlanArray::row_segment, PlanArray::row_kv_len})
+      offset[array] = take<std::int32_t>(to_size(limits.max_rows));
+    offset[PlanArray::writes] = take<WriteTarget>(to_size(limits.max_rows));
+    offset[PlanArray::copies] = take<RowCopy>(to_size(limits.max_copies));
+    for (int i = 0; i < num_schedules; ++i) {
+      offset[PlanArray::header(i)] = take<PlanHeader>(1);
+      offset[PlanArray::tasks(i)] = take<Task>(capacity.tasks);
+      offset[PlanArray::merges(i)] = take<Merge>(capacity.merges);
+    }
     upload_bytes = total;
-    counters = take(sizeof(Counters));
-    flags = take(capacity.tasks * to_size(limits.num_kv_heads) * sizeof(std::uint32_t));
-    partial_out = take(capacity.partials * to_size(value_dim) * sizeof(float));
-    partial_lse = take(capacity.partials * sizeof(float));
+    counters = take<Counters>(1);
+    flags = take<std::uint32_t>(capacity.tasks * to_size(limits.num_kv_heads));
+    partial_out = take<float>(capacity.partials * to_size(value_dim));
+    partial_lse = take<float>(capacity.partials);
   }
 
  private:
-  std::size_t take(std::size_t bytes) {
+  template <class E>
+  std::size_t take(std::size_t count) {
     const std::size_t at = total;
-    total += (bytes + 255) / 256 * 256;
+    total += (count * sizeof(E) + 255) / 256 * 256;
     return at;
   }
 };
@@ -190,31 +181,20 @@ class PlanUpload {
         detail::fail_argument("limits.max_windows", limits_.max_windows,
                               "more: captured graphs use a window each");
       build(i, plan, hidden);
-      schedules_.drop(i);
+      schedules_[i].in_use = false;
       schedules_[i].take();
       Changes changes;
       changes.list(i);
       upload(plan, changes, stream);
-      schedules_.keep(i);
+      schedules_[i].in_use = true;
     }
     schedules_.use(i, capturing);
     return i;
   }
 
-  /// What an element of K and V takes in memory. The first call that is not captured decides what
-  /// lists are cut for; all are right for any, of the plan that was prepared last.
-  void use_elements(int bytes, const PlanView& plan, bool capturing, cudaStream_t stream) {
-    if (knows_elements_ || capturing) return;
-    if (bytes != geometry_.stored_bytes) {
-      geometry_.stored_bytes = bytes;
-      Changes changes;
-      for (int i = 0; i < schedules_.count(); ++i)
-        if (schedules_.in_use(i)) changes.make_list(i);
-      replace(plan, changes, stream);
-      remember(plan);
-    }
-    knows_elements_ = true;
-  }
+  /// What an element of K and V takes in memory: what lists are cut for from the next one on. All
+  /// are right for any.
+  void use_elements(int bytes) noexcept { geometry_.stored_bytes = bytes; }
 
   // Sets the tickets; with `advance` each row sees one position more, too.
   void begin_step(bool advance, cudaStream_t stream) {
@@ -291,17 +271,13 @@ class PlanUpload {
 
   // How a plan differs from what the device has.
   struct Changes {
-    bool array[PlanArray::most] = {};         // to be copied
-    bool schedule[ScheduleCache::most] = {};  // tasks are to be chosen anew
-    bool advance = false;                     // the advance kernel makes the rest
+    bool array[PlanArray::most] = {};  // to be copied
+    bool advance = false;              // the advance kernel makes the rest
 
     void list(int i) noexcept {
       array[PlanArray::header(i)] = array[PlanArray::tasks(i)] = array[PlanArray::merges(i)] = true;
     }
-    void make_list(int i) noexcept {
-      schedule[i] = true;
-      list(i);
-    }
+    [[nodiscard]] bool has_list(int i) const noexcept { return array[PlanArray::tasks(i)]; }
     [[nodiscard]] bool any_array() const noexcept {
       return std::any_of(std::begin(array), std::end(array), [](bool changed) { return changed; });
     }
@@ -318,13 +294,13 @@ class PlanUpload {
       std::fill_n(changes.array, static_cast<int>(PlanArray::lists), true);
       schedules_.drop_unused();
       for (int i = 0; i < schedules_.count(); ++i)
-        if (schedules_.in_use(i)) changes.make_list(i);
+        if (schedules_[i].in_use) changes.list(i);
       return changes;
     }
     if (plan.pieces_version != pieces_version_) {
       changes.array[PlanArray::segments] = changes.array[PlanArray::pieces] = true;
       for (int i = 0; i < schedules_.count(); ++i)
-        if (schedules_.in_use(i) && schedules_[i].has_aged(plan, geometry_)) changes.make_list(i);
+        if (schedules_[i].in_use && schedules_[i].has_aged(plan)) changes.list(i);
     }
     // Copies that every layer is to make stand there once; an older list does no harm.
     if (plan.num_copies > 0 && !equal(copies_, plan.copies, plan.num_copies))
@@ -335,7 +311,7 @@ class PlanUpload {
       changes.advance = is_next_step(plan);
       changes.array[PlanArray::row_kv_len] = changes.array[PlanArray::writes] = !changes.advance;
       for (int i = 1; i < schedules_.count(); ++i)
-        if (schedules_.in_use(i) && !schedules_[i].holds(plan)) changes.make_list(i);
+        if (schedules_[i].in_use && !schedules_[i].holds(plan)) changes.list(i);
     }
     return changes;
   }
@@ -357,9 +333,9 @@ class PlanUpload {
   // again when its plan is remembered.
   void replace(const PlanView& plan, const Changes& changes, cudaStream_t stream) {
     for (int i = 0; i < schedules_.count(); ++i)  // throws before any change
-      if (changes.schedule[i]) build(i, plan, schedules_[i].hidden());
+      if (changes.has_list(i)) build(i, plan, schedules_[i].hidden());
     for (int i = 0; i < schedules_.count(); ++i)
-      if (changes.schedule[i]) schedules_[i].take();
+      if (changes.has_list(i)) schedules_[i].take();
     segments_ = nullptr;  // a call that fails from here on leaves nothing to build upon
     upload(plan, changes, stream);
   }
@@ -386,44 +362,46 @@ class PlanUpload {
   void upload(const PlanView& plan, const Changes& changes, cudaStream_t stream) {
     if (!changes.any_array()) return;
     PlanHeader headers[ScheduleCache::most];
-    struct {
+    struct Source {
       const void* data;
-      std::size_t count;
-    } source[PlanArray::most] = {
-        {plan.segments, to_size(plan.num_segments)}, {plan.pieces, to_size(plan.num_pieces)},
-        {plan.row_token, to_size(plan.num_rows)},    {plan.row_segment, to_size(plan.num_rows)},
-        {plan.row_kv_len, to_size(plan.num_rows)},   {plan.writes, to_size(plan.num_rows)},
-        {plan.copies, to_size(plan.num_copies)}};
+      std::size_t bytes;
+    };
+    const auto of = [](const auto* data, auto count) {
+      return Source{data, static_cast<std::size_t>(count) * sizeof(*data)};
+    };
+    Source source[PlanArray::most] = {
+        of(plan.segments, plan.num_segments), of(plan.pieces, plan.num_pieces),
+        of(plan.row_token, plan.num_rows),    of(plan.row_segment, plan.num_rows),
+        of(plan.row_kv_len, plan.num_rows),   of(plan.writes, plan.num_rows),
+        of(plan.copies, plan.num_copies)};
     for (int i = 0; i < schedules_.count(); ++i) {
       const Scheduler& list = scheduler(i);
       headers[i] = {plan.num_rows, plan.num_copies, list.num_chunk_first(),
                     list.num_sequence_first()};
-      source[PlanArray::header(i)] = {&headers[i], 1};
-      source[PlanArray::tasks(i)] = {list.tasks().data(), list.tasks().size()};
-      source[PlanArray::merges(i)] = {list.merges().data(), list.merges().size()};
+      source[PlanArray::header(i)] = of(&headers[i], 1);
+      source[PlanArray::tasks(i)] = of(list.tasks().data(), list.tasks().size());
+      source[PlanArray::merges(i)] = of(list.merges().data(), list.merges().size());
     }
     std::byte* const staging = free_staging();
     CopiesUnderWay copies{stream};
     // Neighbours travel together where what lies between them is little.
-    for (int a = 0; a < layout_.num_arrays;) {
-      if (!changes.array[a] || source[a].count == 0) {
-        ++a;
-        continue;
-      }
-      const std::size_t begin = layout_.offset[a];
-      std::size_t end = begin;
-      for (; a < layout_.num_arrays && changes.array[a] &&
-             (end == begin || layout_.offset[a] - end <= merge_gap);
-           ++a) {
-        const std::size_t bytes = source[a].count * PlanArray::element_bytes(a);
-        if (bytes > 0) std::memcpy(staging + layout_.offset[a], source[a].data, bytes);
-        end = layout_.offset[a] + bytes;
-      }
-      check_cuda(cudaMemcpyAsync(workspace_ + begin, staging + begin, end - begin,
-                                 cudaMemcpyHostToDevice, stream),
-                 "cudaMemcpyAsync(plan)");
+    std::size_t begin = 0, end = 0;
+    const auto copy = [&] {
+      if (begin < end)
+        check_cuda(cudaMemcpyAsync(workspace_ + begin, staging + begin, end - begin,
+                                   cudaMemcpyHostToDevice, stream),
+                   "cudaMemcpyAsync(plan)");
       counts_.bytes += end - begin;
+      begin = end;
+    };
+    for (int a = 0; a < PlanArray::header(schedules_.count()); ++a) {
+      if (!changes.array[a] || layout_.offset[a] - end > merge_gap) copy();
+      if (!changes.array[a] || source[a].bytes == 0) continue;
+      if (begin == end) begin = layout_.offset[a];
+      end = layout_.offset[a] + source[a].bytes;
+      std::memcpy(staging + layout_.offset[a], source[a].data, source[a].bytes);
     }
+    copy();
     events_[next_].record(stream);
     copies.noted = true;
     ++counts_.uploads;
@@ -462,7 +440,6 @@ class PlanUpload {
   PinnedMemory staging_[2];
   PinnedMemory overlapped_{sizeof(std::uint32_t)};  // not 0: launches have disturbed one another
   bool reset_tickets_ = false;                      // by the next prepare()
-  bool knows_elements_ = false;                     // of K and V
   Event events_[2];
   int next_ = 0;
   void (*begin_step_[2])(PlanMemory) = {};  // without and with `advance`

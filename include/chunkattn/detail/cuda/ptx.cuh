@@ -45,9 +45,6 @@ CHUNKATTN_DEVICE int block_index() {
 CHUNKATTN_DEVICE int grid_size() {
   return static_cast<int>(gridDim.x);
 }
-CHUNKATTN_DEVICE int block_size() {
-  return static_cast<int>(blockDim.x);
-}
 
 /// `value`, which the compiler no longer knows: what depends on it is computed where it stands, and
 /// not ahead of a loop in registers that are needed elsewhere.

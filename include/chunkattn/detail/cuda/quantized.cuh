@@ -29,6 +29,24 @@ struct AttentionArguments<T, Quantized<E, V>> : AttentionArguments<T, V> {
   KvView<E> stored;
 };
 
+/// The variant of the kernel for K/V of element type E.
+template <class E, class V>
+using KernelVariant = std::conditional_t<has_row_scales<E>, Quantized<E, V>, V>;
+
+/// What it is given: `call` with K/V, and `variant`.
+template <class T, class E, class V>
+[[nodiscard]] AttentionArguments<T, KernelVariant<E, V>> attention_arguments(CallArguments<T> call,
+                                                                             const KvView<E>& layer,
+                                                                             const V& variant,
+                                                                             float sm_scale) {
+  if constexpr (has_row_scales<E>) {
+    return {with_variant(call, variant, sm_scale), layer};
+  } else {
+    call.kv = layer;
+    return with_variant(call, variant, sm_scale);
+  }
+}
+
 /// Element type of K/V in memory, by a kernel's variant.
 template <class T, class V>
 struct StoredElement {
@@ -66,19 +84,13 @@ CHUNKATTN_DEVICE float stored_value(float8_e4m3 x) {
 /// Eight stored elements as T, times `scale`.
 template <class T, class E>
 CHUNKATTN_DEVICE void widen(const E* from, float scale, unsigned char* to) {
-  struct alignas(8) Eight {
-    E of[8];
-  };
-  struct alignas(16) Words {
-    std::uint32_t of[4];
-  };
-  const Eight stored = *reinterpret_cast<const Eight*>(from);
-  Words words;
+  const auto stored = *reinterpret_cast<const Vector<E, 8>*>(from);
+  Words4 words;
   CHUNKATTN_UNROLL
   for (int i = 0; i < 4; ++i)
-    words.of[i] = ptx::pack<T>(stored_value(stored.of[2 * i]) * scale,
-                               stored_value(stored.of[2 * i + 1]) * scale);
-  *reinterpret_cast<Words*>(to) = words;
+    words.v[i] = ptx::pack<T>(stored_value(stored.v[2 * i]) * scale,
+                              stored_value(stored.v[2 * i + 1]) * scale);
+  *reinterpret_cast<Words4*>(to) = words;
 }
 
 /// A tile of rows of `Dim` elements of 8 bits, without gaps, as one of 16 bits, swizzled. Rows'

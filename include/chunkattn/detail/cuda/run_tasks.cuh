@@ -2,16 +2,8 @@
 //
 // Blocks take (task, KV head) pairs by tickets, in the order of tasks: first the chunk-first ones,
 // which wait for nobody, then the sequence-first ones, which wait for the partial results that they
-// merge. So all that a pair waits for has earlier tickets. A block draws tickets ahead of its work,
-// two at most, and works on them in the order it drew them. So the earliest pair that is not done,
-// if its ticket is drawn, is the one that its block works on, and it waits for nobody: all before
-// it is done. It comes to an end, and then the next one, however few blocks are resident. Which
-// block runs which task does not change the result.
-//
-// While a task runs, the next one begins: when all K/V of the one is on its way, the tables of the
-// other are made, and its first K/V takes the stages that the one has used up. Its queries follow
-// when the one has made its products. All that is read ahead was there before the launch, so nobody
-// waits for it; partial results are read in their task's turn.
+// merge. A block draws tickets ahead of its work, two at most, and works in the order it drew them.
+// Why that comes to an end, and what a block does ahead for its next task: docs/cuda.md.
 #pragma once
 
 #include "tile_attention.cuh"

@@ -26,7 +26,6 @@ struct ScheduleSummary {
   std::int64_t kv_tokens = 0;      ///< K/V rows streamed, one KV head: tasks x their tokens
   std::int64_t kv_bytes = 0;       ///< the same in bytes, all KV heads
   std::int64_t partial_bytes = 0;  ///< written and read
-  std::int64_t padded_flops = 0;   ///< with the unused rows of tiles
   std::int32_t num_shared = 0;     ///< runs that are shared
   std::int32_t num_split = 0;      ///< further cuts along KV
 };
@@ -67,18 +66,6 @@ class Scheduler {
   [[nodiscard]] const std::vector<Merge>& merges() const noexcept { return merges_; }
   [[nodiscard]] std::int64_t num_partials() const noexcept { return num_partials_; }
   [[nodiscard]] const ScheduleSummary& summary() const noexcept { return summary_; }
-  /// K/V rows that the plan's rows saw when this was built, each segment once.
-  [[nodiscard]] std::int64_t visible_tokens() const noexcept { return visible_tokens_; }
-
-  /// What visible_tokens() would be now: tells when a schedule has aged.
-  [[nodiscard]] std::int64_t count_visible(const PlanView& plan, const Geometry& geometry,
-                                           const KeyRange* hidden = nullptr) {
-    plan_ = plan;
-    geometry_ = geometry;
-    hidden_ = hidden;
-    measure();
-    return visible_tokens_;
-  }
 
  private:
   struct Node {
@@ -98,6 +85,9 @@ class Scheduler {
     Task task;
   };
   [[nodiscard]] int packed(int rows) const noexcept { return rows * geometry_.group(); }
+  [[nodiscard]] int partials_of_piece(const Run& run) const noexcept {
+    return run.rows() * geometry_.num_kv_heads;
+  }
   [[nodiscard]] HeadDims dims() const noexcept { return geometry_.dims(); }
 
   void measure() {
@@ -111,11 +101,9 @@ class Scheduler {
       node.kv_len = std::max(node.kv_len, plan_.row_kv_len[row]);
       node.hidden = common(node.hidden, hidden_from(row));
     }
-    visible_tokens_ = 0;
     for (int s = plan_.num_segments - 1; s >= 0; --s) {
       Node& node = nodes_[to_size(s)];
       const Segment& segment = plan_.segments[s];
-      visible_tokens_ += visible_between(segment.position, end_of(segment, node), node.hidden);
       if (node.direct_count > 0) ++node.branches;
       if (segment.parent >= 0 && segment.row_end > segment.row_begin) {
         Node& parent = nodes_[to_size(segment.parent)];
@@ -212,17 +200,15 @@ class Scheduler {
     summary_.partial_bytes = num_partials_ * 2 * (dims().v + 1) * 4;
     summary_.kv_bytes =
         summary_.kv_tokens * geometry_.num_kv_heads * (dims().k + dims().v) * dims().stored;
-    summary_.padded_flops *= geometry_.num_kv_heads;
   }
 
   void add_chunk_first(Run& run) {
     if (!run.last) ++summary_.num_shared;
     summary_.num_split += run.splits - 1;
     // The partial of (plan row, query head) has the index base + row * num_qo_heads + head.
-    run.partial_stride = run.rows() * geometry_.num_kv_heads;
     run.partial_base =
         static_cast<std::int32_t>(num_partials_) - run.row_begin * geometry_.num_kv_heads;
-    num_partials_ += std::int64_t{run.partial_stride} * run.splits;
+    num_partials_ += std::int64_t{partials_of_piece(run)} * run.splits;
     run.flag_base = static_cast<std::int32_t>(sized_.size());  // as many tasks as flags before this
     for (int i = 0; i < run.splits; ++i) {
       const bool open = i == run.splits - 1;
@@ -230,7 +216,7 @@ class Scheduler {
       task.segment = run.segment;
       task.position_begin = run.position_of(i * run.split_tokens);
       task.position_end = open ? open_end : run.position_of((i + 1) * run.split_tokens);
-      task.partial_base = run.partial_base + i * run.partial_stride;
+      task.partial_base = run.partial_base + i * partials_of_piece(run);
       task.flag = static_cast<std::int32_t>(sized_.size());
       add_tiles(run, task, true);
     }
@@ -252,8 +238,8 @@ class Scheduler {
 
   void add_merges(const Run& run) {
     for (int i = run.splits - 1; i >= 0; --i)
-      merges_.push_back({run.partial_base + i * run.partial_stride, run.flag_base + i * run.tiles(),
-                         run.row_begin, 0});
+      merges_.push_back({run.partial_base + i * partials_of_piece(run),
+                         run.flag_base + i * run.tiles(), run.row_begin, 0});
   }
 
   // One task per tile of the run's rows, all else as in `task`.
@@ -265,7 +251,6 @@ class Scheduler {
       task.row_begin = row;
       const std::int32_t tokens = task.segment >= 0 ? visible_tokens(run, task) : 0;
       summary_.kv_tokens += tokens;
-      summary_.padded_flops += std::int64_t{2} * tokens * (dims().k + dims().v) * task.tile_rows;
       const std::int64_t merging =
           chunk_first ? 0 : merges_in_a_row(task.row_count, dims().v, task.merge_count);
       sized_.push_back(
@@ -308,7 +293,6 @@ class Scheduler {
   std::vector<Task> tasks_;
   std::vector<Merge> merges_;
   std::int64_t num_partials_ = 0;
-  std::int64_t visible_tokens_ = 0;
   int num_chunk_first_ = 0;
   ScheduleSummary summary_;
 };

@@ -186,7 +186,6 @@ class TileAttention {
   // that do not see it, and 0 x NaN is NaN: zeros take their place, and the rows that see the first
   // one of a column become NaN there.
   CHUNKATTN_DEVICE void take_out_specials(int stage, int position, int end) {
-    constexpr std::uint32_t exponent = Pair<T>::exponents & 0xffffu;
     const Place place;
     const int thread = place.thread;
     std::uint32_t* first_specials = reinterpret_cast<std::uint32_t*>(shared_ + Layout::stats);
@@ -197,11 +196,9 @@ class TileAttention {
       for (int token = kv_tile; token-- > 0;) {
         std::uint32_t& word = *reinterpret_cast<std::uint32_t*>(
             v + swizzled<v_pieces>(token, thread / 4) + thread % 4 * 4);
-        for (int shift = 0; shift <= 16; shift += 16) {
-          if ((word >> shift & exponent) != exponent) continue;
-          word &= ~(0xffffu << shift);
-          first = (first & ~(0xffffu << shift)) | static_cast<std::uint32_t>(token) << shift;
-        }
+        const std::uint32_t special = Pair<T>::specials(word);
+        word &= ~special;
+        first = (first & ~special) | (static_cast<std::uint32_t>(token) * 0x10001u & special);
       }
       first_specials[thread] = first;
     }

@@ -59,12 +59,9 @@ class PieceCursor {
  private:
   // All of it by one load: it begins at a multiple of its 16 bytes.
   CHUNKATTN_DEVICE void read_piece(int index) {
-    struct alignas(16) Words {
-      std::int32_t of[4];
-    };
-    static_assert(sizeof(Words) == sizeof(Piece));
-    const Words words = *reinterpret_cast<const Words*>(plan_.pieces + index);
-    piece_ = {words.of[0], words.of[1], words.of[2], words.of[3]};
+    const auto words = *reinterpret_cast<const Vector<std::int32_t, 4>*>(plan_.pieces + index);
+    static_assert(sizeof(words) == sizeof(Piece));
+    piece_ = {words.v[0], words.v[1], words.v[2], words.v[3]};
   }
 
   // From the deepest segment up: paths are short, and this happens once per segment.
@@ -262,12 +259,8 @@ class TileFeed {
       most = row_len[i] > most ? row_len[i] : most;
       least = row_len[i] < least ? row_len[i] : least;
     }
-    for (int mask = 16; mask > 0; mask /= 2) {
-      const int other_most = ptx::shuffle_xor(most, mask);
-      const int other_least = ptx::shuffle_xor(least, mask);
-      most = other_most > most ? other_most : most;
-      least = other_least < least ? other_least : least;
-    }
+    most = most_of_warp(most);
+    least = least_of_warp(least);
     TileRange range{task.position_begin, most < end_ ? most : end_, least, 0, {}};
     if (range.end <= range.begin) return range;
     range.num_tiles = (range.end - range.begin + kv_tile - 1) / kv_tile;

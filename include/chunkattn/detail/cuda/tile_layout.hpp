@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <tuple>
 
 #include "../base/config.hpp"
 
@@ -13,6 +14,16 @@ inline constexpr int block_threads = 128;
 inline constexpr int block_warps = block_threads / 32;
 inline constexpr int max_tile_rows = 64;
 inline constexpr int min_stages = 2;
+
+/// As many elements as one access moves.
+template <class E, int Count>
+struct alignas(Count * sizeof(E)) Vector {
+  E v[Count];
+};
+using Words2 = Vector<std::uint32_t, 2>;
+using Words4 = Vector<std::uint32_t, 4>;
+using Float2 = Vector<float, 2>;
+using Float4 = Vector<float, 4>;
 
 /// Elements per row of K and Q, and of V and the output.
 struct HeadDims {
@@ -245,6 +256,7 @@ inline constexpr int enough_in_flight = 48 * 1024;
 constexpr Occupancy choose_occupancy(HeadDims dims, int shared_per_block, int shared_per_sm,
                                      int max_blocks = 4) noexcept {
   Occupancy best;
+  std::tuple<bool, int, int> best_rank;
   for (int stages = min_stages; stages <= max_stages(dims); ++stages) {
     const int bytes = shared_bytes(dims, stages);
     if (bytes > shared_per_block) break;
@@ -253,11 +265,10 @@ constexpr Occupancy choose_occupancy(HeadDims dims, int shared_per_block, int sh
     if (blocks < 1) continue;
     const int in_flight = blocks * (stages - 1) * stage_bytes(dims);
     const bool enough = in_flight >= enough_in_flight;
-    const bool best_enough = best.bytes_in_flight >= enough_in_flight;
-    const bool better = enough != best_enough                    ? enough
-                        : enough && blocks != best.blocks_per_sm ? blocks > best.blocks_per_sm
-                                                                 : in_flight > best.bytes_in_flight;
-    if (better) best = {stages, blocks, in_flight};
+    const std::tuple rank(enough, enough ? blocks : 0, in_flight);
+    if (rank <= best_rank) continue;
+    best_rank = rank;
+    best = {stages, blocks, in_flight};
   }
   return best;
 }

@@ -71,6 +71,18 @@ class VariantTile {
   int first_, end_;
 };
 
+CHUNKATTN_DEVICE int most_of_warp(int x) {
+  for (int mask = 16; mask > 0; mask /= 2) {
+    const int other = ptx::shuffle_xor(x, mask);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+/// Of numbers that are not negative, as `most_of_warp()` takes negative ones, too.
+CHUNKATTN_DEVICE int least_of_warp(int x) {
+  return -most_of_warp(-x);
+}
+
 /// Tiles of a task of which no row sees anything, by what the variant says is hidden. Found from
 /// the rows' lengths, so a window moves with them, whenever the task was made.
 struct HiddenTiles {
@@ -90,12 +102,8 @@ struct HiddenTiles {
       from = hidden.begin > from ? hidden.begin : from;
       to = hidden.end < to ? hidden.end : to;
     }
-    for (int mask = 16; mask > 0; mask /= 2) {
-      const int other_from = ptx::shuffle_xor(from, mask);
-      const int other_to = ptx::shuffle_xor(to, mask);
-      from = other_from > from ? other_from : from;
-      to = other_to < to ? other_to : to;
-    }
+    from = most_of_warp(from);
+    to = least_of_warp(to);
     first = from > begin ? (from - begin + kv_tile - 1) / kv_tile : 0;
     const int stop = to >= end    ? (end - begin + kv_tile - 1) / kv_tile
                      : to > begin ? (to - begin) / kv_tile

@@ -5,16 +5,12 @@
 #include "../../kv_view.hpp"
 #include "device_plan.hpp"
 #include "ptx.cuh"
+#include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {
 
 inline constexpr int small_threads = 256;
-
-/// Eight 16-bit elements: one access.
-struct alignas(16) Piece16 {
-  std::uint32_t words[4];
-};
 
 template <class T>
 struct WriteArguments {
@@ -24,9 +20,13 @@ struct WriteArguments {
   const T* v;  ///< [num_rows][num_kv_heads][value_dim], the caller's order
 };
 
-/// Elements of a Piece16.
+/// Elements of the 16 bytes that a thread moves at a time.
 template <class T>
 inline constexpr int piece_elements = 16 / static_cast<int>(sizeof(T));
+template <class T>
+CHUNKATTN_DEVICE void copy_piece(T* to, const T* from) {
+  *reinterpret_cast<Words4*>(to) = *reinterpret_cast<const Words4*>(from);
+}
 
 /// Pieces of the longer of a token's two rows.
 template <class T>
@@ -44,11 +44,11 @@ CHUNKATTN_DEVICE void copy_rows(const KvView<T>& kv, const RowCopy& copy, int he
     const int from = copy.source_begin + row;
     const int to = copy.target_begin + row;
     if (piece < kv.head_dim)
-      *reinterpret_cast<Piece16*>(kv.k_row(copy.target_chunk, head, to) + piece) =
-          *reinterpret_cast<const Piece16*>(kv.k_row(copy.source_chunk, head, from) + piece);
+      copy_piece(kv.k_row(copy.target_chunk, head, to) + piece,
+                 kv.k_row(copy.source_chunk, head, from) + piece);
     if (piece < kv.dim_of_v())
-      *reinterpret_cast<Piece16*>(kv.v_row(copy.target_chunk, head, to) + piece) =
-          *reinterpret_cast<const Piece16*>(kv.v_row(copy.source_chunk, head, from) + piece);
+      copy_piece(kv.v_row(copy.target_chunk, head, to) + piece,
+                 kv.v_row(copy.source_chunk, head, from) + piece);
   }
 }
 
@@ -79,9 +79,7 @@ CHUNKATTN_KERNEL write_kernel(const WriteArguments<T> args) {
     if (target.chunk == no_chunk) continue;
     const int head = static_cast<int>(line % static_cast<std::uint32_t>(heads));
     const auto store = [&](T* to, const T* from, int dim) {
-      if (piece * 8 < dim)
-        *reinterpret_cast<Piece16*>(to + piece * 8) =
-            *reinterpret_cast<const Piece16*>(from + std::int64_t{line} * dim + piece * 8);
+      if (piece * 8 < dim) copy_piece(to + piece * 8, from + std::int64_t{line} * dim + piece * 8);
     };
     store(args.kv.k_row(target.chunk, head, target.offset), args.k, args.kv.head_dim);
     store(args.kv.v_row(target.chunk, head, target.offset), args.v, args.kv.dim_of_v());

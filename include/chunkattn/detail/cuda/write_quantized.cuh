@@ -25,10 +25,7 @@ CHUNKATTN_DEVICE void quantize_by_warp(const T* from, int count, E* to, float* s
     const std::uint32_t size = bit_cast<std::uint32_t>(to_float(from[i])) & 0x7fffffffu;
     largest = size > largest ? size : largest;
   }
-  for (int mask = 16; mask > 0; mask /= 2) {
-    const std::uint32_t other = ptx::shuffle_xor(largest, mask);
-    largest = other > largest ? other : largest;
-  }
+  largest = static_cast<std::uint32_t>(most_of_warp(static_cast<int>(largest)));
   const bool number = largest > 0 && largest < 0x7f800000u;
   constexpr float most = largest_stored<E>;
   constexpr float smallest = most * 0x1p-126f;
