@@ -240,13 +240,13 @@ class PlanUpload {
   void check(const PlanView& plan) const {
     detail::check_argument(plan.num_rows > 0 && plan.num_rows <= limits_.max_rows, "plan.num_rows",
                            plan.num_rows, {"1 to limits.max_rows = ", limits_.max_rows});
-    detail::check_argument(plan.num_segments <= limits_.max_segments, "plan.num_segments",
-                           plan.num_segments,
-                           {"at most limits.max_segments = ", limits_.max_segments});
-    detail::check_argument(plan.num_pieces <= limits_.max_pieces, "plan.num_pieces",
-                           plan.num_pieces, {"at most limits.max_pieces = ", limits_.max_pieces});
-    detail::check_argument(plan.num_copies <= limits_.max_copies, "plan.num_copies",
-                           plan.num_copies, {"at most limits.max_copies = ", limits_.max_copies});
+    const auto at_most = [](const char* name, std::int32_t value, const char* limit,
+                            std::int32_t most) {
+      detail::check_argument(value <= most, name, value, {"at most ", limit, " = ", most});
+    };
+    at_most("plan.num_segments", plan.num_segments, "limits.max_segments", limits_.max_segments);
+    at_most("plan.num_pieces", plan.num_pieces, "limits.max_pieces", limits_.max_pieces);
+    at_most("plan.num_copies", plan.num_copies, "limits.max_copies", limits_.max_copies);
   }
 
   // What launches have found out about themselves by now.
