@@ -1,8 +1,8 @@
 // Instantiates the attention kernel with each variant of the library and with K/V of 8 bits, and
 // the kernels that go with these, for the checks of compiled code: nvcc -DHEAD_DIM=128
 // -DVALUE_DIM=128 -DELEMENT=half -cubin variant_kernels.cu
-#include "chunkattn/detail/cuda/run_tasks.cuh"
 #include "chunkattn/detail/cuda/merge_states.cuh"
+#include "chunkattn/detail/cuda/run_tasks.cuh"
 #include "chunkattn/detail/cuda/write_quantized.cuh"
 
 using namespace chunkattn;
