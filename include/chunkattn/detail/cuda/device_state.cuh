@@ -206,13 +206,13 @@ class DeviceState {
     check_argument(layer.num_kv_heads == limits_.num_kv_heads, "layer.num_kv_heads",
                    layer.num_kv_heads, {"limits.num_kv_heads = ", limits_.num_kv_heads});
     constexpr int unit = 16 / static_cast<int>(sizeof(T));
-    for (const auto& [name, stride] : {std::pair{"layer strides", layer.stride_token},
-                                       std::pair{"layer strides", layer.stride_head},
-                                       std::pair{"layer strides", layer.stride_chunk},
-                                       std::pair{"layer strides of V", layer.v_stride_token},
-                                       std::pair{"layer strides of V", layer.v_stride_head},
-                                       std::pair{"layer strides of V", layer.v_stride_chunk}})
-      check_argument(stride % unit == 0, name, stride, {"multiples of ", unit, " elements"});
+    check_argument(layer.stride_token % unit == 0 && layer.stride_head % unit == 0 &&
+                       layer.stride_chunk % unit == 0,
+                   "layer strides", layer.stride_token, {"multiples of ", unit, " elements"});
+    check_argument(layer.v_stride_token % unit == 0 && layer.v_stride_head % unit == 0 &&
+                       layer.v_stride_chunk % unit == 0,
+                   "layer strides of V", layer.v_stride_token,
+                   {"multiples of ", unit, " elements"});
     const auto check = [this](const char* name, const auto* dense, const auto* slabs) {
       checks_.pointer(name, slabs != nullptr ? static_cast<const void*>(slabs) : dense,
                       slabs != nullptr      ? 8
