@@ -338,14 +338,13 @@ class DeviceState {
   // The attention kernel; that of a variant is loaded by the first call that needs it.
   template <class T, class V>
   [[nodiscard]] auto kernel_for(bool capturing) {
+    using Attention = AttentionKernel<T, HeadDim, ValueDim, V>;
     if constexpr (std::is_same_v<V, Plain>) {
-      return kernel<AttentionKernel<T, HeadDim, ValueDim>>(capturing);
+      return kernel<Attention>(capturing);
     } else {
-      const auto pointer = attention_kernel_address<T, HeadDim, ValueDim, V>();
-      load_once(reinterpret_cast<const void*>(pointer), capturing, [&] {
-        allow_shared(pointer, shared_bytes<stored_element<T, V>>());
-        load_kernel(pointer);
-      });
+      const auto pointer = Attention::pointer();
+      load_once(reinterpret_cast<const void*>(pointer), capturing,
+                [&] { (void)Attention::load(pointer, shared_bytes<stored_element<T, V>>()); });
       return pointer;
     }
   }

@@ -51,10 +51,11 @@ struct Used : UsedKernel {
 template <int HeadDim, int ValueDim, class Kernel>
 inline const Used<HeadDim, ValueDim, Kernel> Used<HeadDim, ValueDim, Kernel>::one;
 
-template <class T, int HeadDim, int ValueDim>
+template <class T, int HeadDim, int ValueDim, class V = Plain>
 struct AttentionKernel {
-  static auto pointer() { return &attention_kernel<T, HeadDim, ValueDim>; }
-  static int load(void (*kernel)(AttentionArguments<T>), int shared_bytes) {
+  /// Not inlined, so that all translation units that call it for one variant get the same.
+  [[gnu::noinline]] static auto pointer() { return &attention_kernel<T, HeadDim, ValueDim, V>; }
+  static int load(void (*kernel)(AttentionArguments<T, V>), int shared_bytes) {
     allow_shared(kernel, shared_bytes);
     load_kernel(kernel);
     return blocks_per_sm(kernel, block_threads, shared_bytes);
@@ -78,13 +79,6 @@ struct WriteKernel : SmallKernel {
       return &write_kernel<T>;
   }
 };
-
-/// Host address of the attention kernel of a variant. Not inlined, so that all translation units
-/// that call it for one variant get the same.
-template <class T, int HeadDim, int ValueDim, class V>
-[[gnu::noinline]] auto attention_kernel_address() {
-  return &attention_kernel<T, HeadDim, ValueDim, V>;
-}
 
 }  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END
