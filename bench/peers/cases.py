@@ -12,7 +12,7 @@ import os
 
 import numpy as np
 
-ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 PAGE = 64  # tokens; other page sizes where a peer fixes its own
 
 
@@ -129,7 +129,7 @@ def reference(problem):
 
 # Largest error against the reference on the case's own fp32 data, so it includes rounding K/V and
 # the queries to the type. A mistake in the set-up is off by 0.1 and more.
-TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "bf16": 3e-2}
+TOLERANCE = {"fp32": 2e-5, "fp16": 4e-3, "bf16": 3e-2, "int8": 3e-2}
 
 
 def last_level_cache_bytes():

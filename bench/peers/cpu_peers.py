@@ -23,6 +23,8 @@ import tempfile
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGES = ["numpy", "torch", "openvino", "onnxruntime", "onnx"]
 LIBRARIES = ["torch_cpu", "openvino_cpu", "onnxruntime_cpu"]
+if os.environ.get("CHUNKATTN_LLAMA_LIB"):
+    LIBRARIES.append("llama_cpu")  # from a build of llama.cpp, not a package
 
 
 def ensure_packages(venv):
@@ -148,7 +150,7 @@ def main():
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--libraries", default=",".join(LIBRARIES))
     parser.add_argument("--peers", default="", help="peers whose name contains this")
-    parser.add_argument("--dtypes", default="fp32,fp16,bf16")
+    parser.add_argument("--dtypes", default="fp32,fp16,bf16,int8")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0, help="per peer and case")
     parser.add_argument("--warm", action="store_true", help="one K/V set, no rotation")

@@ -43,7 +43,7 @@ def measure(kind, case, problem, seconds, warm):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("library", help="torch_cpu, openvino_cpu or onnxruntime_cpu")
+    parser.add_argument("library", help="torch_cpu, openvino_cpu, onnxruntime_cpu or llama_cpu")
     parser.add_argument("case", help="a Case as JSON")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0, help="per peer")
