@@ -15,21 +15,28 @@ inline constexpr int dot_chains = 16;
 
 #if defined(CHUNKATTN_WITH_DOTS)
 
-__attribute__((
-    target("avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2"))) inline void
-multiply_bytes(int iterations) {
-  namespace pass = chunkattn::detail::cpu::avx512;
-  using Bits = pass::simd::Unsigned<16>;
+namespace pass = chunkattn::detail::cpu::CHUNKATTN_DOTS_SET;
+inline constexpr int dot_lanes = pass::simd::native_width;
+
+CHUNKATTN_ALLOW_DOTS
+inline void multiply_bytes(int iterations) {
+  using Bits = pass::simd::Unsigned<dot_lanes>;
   Bits sums[dot_chains] = {};
-  const Bits a{}, b{};
+  const Bits b{};
+  const auto a = pass::spread<dot_lanes>(0);
   for (int i = 0; i < iterations; ++i) {
 #pragma GCC unroll 16
     for (Bits& sum : sums) {
-      sum = pass::dot_bytes<16>(sum, a, b);
+      sum = pass::dot_bytes<pass::KeyByte, std::int8_t, dot_lanes>(sum, a, b);
+#if defined(__aarch64__)
+      __asm__ volatile("" : "+w"(sum));
+#else
       __asm__ volatile("" : "+v"(sum));
+#endif
     }
   }
 }
+CHUNKATTN_FORBID
 
 #endif
 #if defined(CHUNKATTN_WITH_PAIRS)
@@ -37,7 +44,6 @@ multiply_bytes(int iterations) {
 __attribute__((
     target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2"))) inline void
 multiply_pairs(int iterations) {
-  namespace pass = chunkattn::detail::cpu::avx512;
   using Real = pass::simd::Float<16>;
   Real sums[dot_chains] = {};
   const pass::simd::Unsigned<16> a{}, b{};
@@ -53,23 +59,23 @@ multiply_pairs(int iterations) {
 #endif
 
 /// Operations per second (a product and its addition count as two) of all threads of a pool, of
-/// `multiply`, which does dot_chains dot products of 16 lanes and `depth` products per iteration.
+/// `multiply`, which does dot_chains dot products of `products` products per iteration.
 template <class Multiply>
-double dot_rate(chunkattn::ThreadPool& pool, int iterations, int depth, const Multiply& multiply) {
+double dot_rate(chunkattn::ThreadPool& pool, int iterations, int products,
+                const Multiply& multiply) {
   const int threads = pool.concurrency();
   const double ms = examples::milliseconds(
       [&] { pool.parallel_for(threads, [&](int) { multiply(iterations); }); });
-  return 2.0 * 16 * depth * dot_chains * iterations * threads / (ms * 1e-3);
+  return 2.0 * products * dot_chains * iterations * threads / (ms * 1e-3);
 }
 
 /// Of bytes; 0: kernels use none here.
 inline double byte_rate([[maybe_unused]] chunkattn::ThreadPool& pool,
                         [[maybe_unused]] int iterations) {
 #if defined(CHUNKATTN_WITH_DOTS)
-  using chunkattn::InstructionSet;
-  if (chunkattn::detail::cpu::is_supported(InstructionSet::avx512) &&
-      chunkattn::detail::cpu::dot_units().int8)
-    return dot_rate(pool, iterations, 4, multiply_bytes);
+  constexpr auto set = chunkattn::InstructionSet::CHUNKATTN_DOTS_SET;
+  if (chunkattn::detail::cpu::is_supported(set) && chunkattn::detail::cpu::dot_units().int8)
+    return dot_rate(pool, iterations, 4 * dot_lanes, multiply_bytes);
 #endif
   return 0;
 }
@@ -80,7 +86,7 @@ inline double pair_rate([[maybe_unused]] chunkattn::ThreadPool& pool,
   using chunkattn::InstructionSet;
   if (chunkattn::detail::cpu::is_supported(InstructionSet::avx512) &&
       chunkattn::detail::cpu::dot_units().bfloat16)
-    return dot_rate(pool, iterations, 2, multiply_pairs);
+    return dot_rate(pool, iterations, 2 * dot_lanes, multiply_pairs);
 #endif
   return 0;
 }

@@ -52,7 +52,8 @@ struct CpuOptions {
   ///   and V are such sums already.
   /// - Dot products of pairs of bfloat16 (avx512 where VDPBF16PS is fast), for bfloat16 K and V,
   ///   likewise; with two terms only for queries that are bfloat16 by value, which are exact then.
-  /// - Dot products of bytes (avx512 with VNNI), for int8 K and V. They take queries and
+  /// - Dot products of bytes (avx512 with VNNI, neon with FEAT_DotProd), for int8 K and V. They
+  /// take queries and
   ///   probabilities as integers of 16 bits: off by at most 2^-15.9 of a query's largest element,
   ///   and by 2^-16 of the largest probability, whatever the accuracy but for fp32.
   enum class Accuracy {
@@ -306,6 +307,8 @@ inline std::string describe_instruction_set() {
     if (!why.empty()) text += detail::joined({" (", why, " it)"});
     separator = ", ";
   }
+  if (text.starts_with("neon ") && detail::cpu::dot_units().int8)
+    text += "; products of int8 by SDOT and UDOT";
   if (text.starts_with("avx512 ")) {
     if (detail::cpu::dot_units().int8) text += "; products of int8 by VPDPBUSD";
     if (detail::cpu::dot_units().bfloat16) text += "; products of bfloat16 by VDPBF16PS";

@@ -34,30 +34,51 @@ test::AttentionCase<std::int8_t> shared_case(Random& random, int head_dim) {
 
 }  // namespace
 
-TEST_CASE("the model adds up four products of an unsigned and a signed byte") {
-  using detail::cpu::software_dot_bytes;
-  CHECK(software_dot_bytes(0, 0x04030201u, 0x01010101u) == 10u);
-  CHECK(software_dot_bytes(7, 0xffffffffu, 0x80808080u) == 7u - 4u * 255u * 128u);
-  CHECK(software_dot_bytes(0, 0xff000000u, 0xff000000u) == 0u - 255u);
-  CHECK(software_dot_bytes(0, 0x000000ffu, 0x7f7f7f7fu) == 255u * 127u);
-  CHECK(software_dot_bytes(0xffffffffu, 1u, 1u) == 0u);           // modulo 2^32, …
-  CHECK(software_dot_bytes(0x7fffffffu, 1u, 1u) == 0x80000000u);  // … no saturation
+TEST_CASE("the model adds up four products of bytes, signed or not") {
+  const auto mixed = detail::cpu::software_dot_bytes<std::uint8_t, std::int8_t>;
+  CHECK(mixed(0, 0x04030201u, 0x01010101u) == 10u);
+  CHECK(mixed(7, 0xffffffffu, 0x80808080u) == 7u - 4u * 255u * 128u);
+  CHECK(mixed(0, 0xff000000u, 0xff000000u) == 0u - 255u);
+  CHECK(mixed(0, 0x000000ffu, 0x7f7f7f7fu) == 255u * 127u);
+  CHECK(mixed(0xffffffffu, 1u, 1u) == 0u);           // modulo 2^32, …
+  CHECK(mixed(0x7fffffffu, 1u, 1u) == 0x80000000u);  // … no saturation
+  const auto is_signed = detail::cpu::software_dot_bytes<std::int8_t, std::int8_t>;
+  CHECK(is_signed(7, 0xffffffffu, 0x80808080u) == 7u + 4u * 128u);
+  const auto is_unsigned = detail::cpu::software_dot_bytes<std::uint8_t, std::uint8_t>;
+  CHECK(is_unsigned(7, 0xffffffffu, 0x80808080u) == 7u + 4u * 255u * 128u);
 }
 
 #if defined(CHUNKATTN_WITH_DOTS)
 
 namespace {
 
-// `W` lanes of sums, a and b; the sums become the instruction's.
-template <int W>
-__attribute__((target("avx512vnni,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2"))) void
-processor(std::uint32_t* sums, const std::uint32_t* a, const std::uint32_t* b) {
-  namespace pass = detail::cpu::avx512;
-  pass::simd::Unsigned<W> lanes[3];
-  const std::uint32_t* const from[] = {sums, a, b};
-  for (int i = 0; i < 3; ++i) __builtin_memcpy(&lanes[i], from[i], sizeof lanes[i]);
-  lanes[0] = pass::dot_bytes<W>(lanes[0], lanes[1], lanes[2]);
+namespace pass = detail::cpu::CHUNKATTN_DOTS_SET;
+
+CHUNKATTN_ALLOW_DOTS
+// `W` lanes of sums and b, one word a; the sums become the instruction's.
+template <class A, class B, int W>
+void processor(std::uint32_t* sums, std::uint32_t a, const std::uint32_t* b) {
+  pass::simd::Unsigned<W> lanes[2];
+  __builtin_memcpy(&lanes[0], sums, sizeof lanes[0]);
+  __builtin_memcpy(&lanes[1], b, sizeof lanes[1]);
+  lanes[0] = pass::dot_bytes<A, B, W>(lanes[0], pass::spread<W>(a), lanes[1]);
   __builtin_memcpy(sums, &lanes[0], sizeof lanes[0]);
+}
+CHUNKATTN_FORBID
+
+// Sums of 16 lanes by vectors of W or fewer lanes, against the model.
+template <class A, class B, int W>
+void check_processor(Random& random) {
+  std::uint32_t sums[16], b[16], expected[16];
+  const auto a = static_cast<std::uint32_t>(random.bits());
+  for (int lane = 0; lane < 16; ++lane) {
+    sums[lane] = static_cast<std::uint32_t>(random.bits());
+    b[lane] = random.chance(0.1) ? 0x80808080u : static_cast<std::uint32_t>(random.bits());
+    expected[lane] = detail::cpu::software_dot_bytes<A, B>(sums[lane], a, b[lane]);
+  }
+  for (int lane = 0; lane < 16; lane += W) processor<A, B, W>(sums + lane, a, b + lane);
+  CHECK(std::equal(sums, sums + 16, expected));
+  if constexpr (W > 4) check_processor<A, B, W / 2>(random);
 }
 
 }  // namespace
@@ -66,28 +87,13 @@ processor(std::uint32_t* sums, const std::uint32_t* a, const std::uint32_t* b) {
 
 TEST_CASE("the processor's dot products give the model's bits") {
 #if defined(CHUNKATTN_WITH_DOTS)
-  if (detail::cpu::is_supported(InstructionSet::avx512) && detail::cpu::dot_units().int8) {
+  constexpr auto set = InstructionSet::CHUNKATTN_DOTS_SET;
+  if (detail::cpu::is_supported(set) && detail::cpu::dot_units().int8) {
     Random random(1);
-    for (int i = 0; i < test::scaled(2000); ++i) {
-      std::uint32_t sums[16], a[16], b[16], expected[16];
-      for (int lane = 0; lane < 16; ++lane) {
-        sums[lane] = static_cast<std::uint32_t>(random.bits());
-        a[lane] = static_cast<std::uint32_t>(random.bits());
-        b[lane] = random.chance(0.1) ? 0x80808080u : static_cast<std::uint32_t>(random.bits());
-        expected[lane] = detail::cpu::software_dot_bytes(sums[lane], a[lane], b[lane]);
-      }
-      switch (i % 3) {
-        case 0:
-          processor<16>(sums, a, b);
-          break;
-        case 1:
-          processor<8>(sums, a, b);
-          processor<8>(sums + 8, a + 8, b + 8);
-          break;
-        default:
-          for (int lane = 0; lane < 16; lane += 4) processor<4>(sums + lane, a + lane, b + lane);
-      }
-      CHECK(std::equal(sums, sums + 16, expected));
+    for (int i = 0; i < test::scaled(700); ++i) {
+      constexpr int width = pass::simd::native_width;
+      check_processor<pass::KeyByte, std::int8_t, width>(random);
+      check_processor<std::uint8_t, pass::ValueByte, width>(random);
     }
     return;
   }
@@ -104,7 +110,6 @@ namespace {
 // The least part of a block's cache lines that the products of any number of lines can prefetch.
 template <int Dim>
 double prefetched() {
-  namespace pass = detail::cpu::avx512;
   constexpr int lines =
       2 * detail::cpu::block_tokens * (Dim + 4) / 64;  // K and V with their scales
   double least = 1e9;
@@ -122,7 +127,7 @@ TEST_CASE("products of few lines have bursts enough to prefetch the next block")
   CHECK(prefetched<96>() >= 1);
   CHECK(prefetched<128>() >= 1);
   CHECK(prefetched<256>() >= 1);
-  CHECK(detail::cpu::avx512::dot_steps<128, 128>(0) == 0);
+  CHECK(pass::dot_steps<128, 128>(0) == 0);
 }
 
 #endif

@@ -144,11 +144,12 @@ chunkattn::Rounding rounding_in(
     return chunkattn::rounding_of<T>(options.accuracy);
 #if defined(CHUNKATTN_SOFTWARE_DOTS)
   constexpr bool dots = true, pairs = true;
+#elif defined(CHUNKATTN_DOTS_SET)
+  const bool has = options.instruction_set == chunkattn::InstructionSet::CHUNKATTN_DOTS_SET;
+  const bool dots = has && chunkattn::detail::cpu::dot_units().int8;
+  const bool pairs = has && chunkattn::detail::cpu::dot_units().bfloat16;
 #else
-  const bool dots = options.instruction_set == chunkattn::InstructionSet::avx512 &&
-                    chunkattn::detail::cpu::dot_units().int8;
-  const bool pairs = options.instruction_set == chunkattn::InstructionSet::avx512 &&
-                     chunkattn::detail::cpu::dot_units().bfloat16;
+  constexpr bool dots = false, pairs = false;
 #endif
   if (dots && std::is_same_v<T, std::int8_t> && HeadDim <= 512)
     return chunkattn::rounding_of_dots();

@@ -19,9 +19,9 @@ namespace test {
 inline chunkattn::CpuOptions dot_options(int min_product_lines = 0) {
   chunkattn::CpuOptions options;
 #if defined(CHUNKATTN_WITH_DOTS)
-  if (chunkattn::detail::cpu::is_supported(chunkattn::InstructionSet::avx512) &&
-      chunkattn::detail::cpu::dot_units().int8)
-    options.instruction_set = chunkattn::InstructionSet::avx512;
+  constexpr auto set = chunkattn::InstructionSet::CHUNKATTN_DOTS_SET;
+  if (chunkattn::detail::cpu::is_supported(set) && chunkattn::detail::cpu::dot_units().int8)
+    options.instruction_set = set;
 #endif
   options.tuning.min_product_lines = min_product_lines;
   return options;

@@ -10,6 +10,9 @@
 //   AMD family 19h, Zen 4    VDPBF16PS 2.0 × the multiply-adds of VFMADD231PS, VPDPBUSD 3.7 – 4 ×
 //   AMD family 1Ah, Zen 5    VDPBF16PS 2.0 ×, VPDPBUSD 4.0 × (EPYC, model 2)
 //   Intel with AMX           VDPBF16PS 0.5 ×; VPDPBUSD not measured
+//
+// SDOT and UDOT (Arm FEAT_DotProd) do 4 times the multiply-adds of FMLA by Arm's optimization
+// guides of Neoverse cores (as LLVM's scheduling models of N1 and N2 have them). Not measured.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +20,35 @@
 #include "config.hpp"
 #include "instruction_sets.hpp"
 
+#if defined(CHUNKATTN_WITH_DOTS) && defined(__aarch64__) && !defined(__ARM_FEATURE_DOTPROD)
+#include <sys/auxv.h>
+#endif
+
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
-/// The dot products that kernels of avx512 use.
+/// The dot products that kernels of avx512 or neon use.
 struct DotUnits {
-  bool int8 = false;      ///< VPDPBUSD
+  bool int8 = false;      ///< VPDPBUSD; SDOT and UDOT
   bool bfloat16 = false;  ///< VDPBF16PS
 };
 
-#if defined(CHUNKATTN_WITH_DOTS)
+#if defined(CHUNKATTN_WITH_DOTS) && defined(__aarch64__)
+
+/// Finds them out.
+class DotProbe {
+ public:
+  static DotUnits units() noexcept {
+#if defined(__ARM_FEATURE_DOTPROD)
+    return {.int8 = true};
+#else
+    constexpr unsigned long asimd_dp = 1ul << 20;  // of AT_HWCAP, since Linux 4.16
+    return {.int8 = (::getauxval(AT_HWCAP) & asimd_dp) != 0};
+#endif
+  }
+};
+
+#elif defined(CHUNKATTN_WITH_DOTS)
 
 /// Finds them out, by the processor's own account: compilers learnt the names of these features at
 /// different times. That the operating system saves the registers is avx512's to ask.
@@ -60,6 +82,9 @@ class DotProbe {
     return is_amd && (family == 0x19 || family == 0x1a);
   }
 };
+
+#endif
+#if defined(CHUNKATTN_WITH_DOTS)
 
 /// What there is; asked for once per process.
 [[nodiscard]] inline DotUnits dot_units() noexcept {

@@ -110,13 +110,26 @@
     "CHUNKATTN_ISA=amx needs Linux and g++ 11 or clang 12 at least, and no CHUNKATTN_SOFTWARE_TILES or _DOTS"
 #endif
 
-// So are the dot products of avx512 (detail/base/dot_units.hpp).
-#if defined(CHUNKATTN_WITH_AVX512) && !defined(CHUNKATTN_SOFTWARE_DOTS) && !defined(__CUDACC__) && \
-    (defined(__AVX512VNNI__) || CHUNKATTN_ISA_CHOICE != 6)
+// So are the dot products of avx512 and of neon (detail/base/dot_units.hpp), CHUNKATTN_DOTS_SET.
+// Whether the processor has those of neon, the compiler's options say or else Linux. g++ can allow
+// them in functions of Armv8.2-A only, into which those of options that ask for more are not
+// inlined.
+#if defined(CHUNKATTN_SOFTWARE_DOTS) || defined(__CUDACC__)
+#elif defined(CHUNKATTN_WITH_AVX512) && (defined(__AVX512VNNI__) || CHUNKATTN_ISA_CHOICE != 6)
 #define CHUNKATTN_WITH_DOTS 1
+#define CHUNKATTN_DOTS_SET avx512
 #if defined(__AVX512BF16__) || CHUNKATTN_ISA_CHOICE != 6
 #define CHUNKATTN_WITH_PAIRS 1
 #endif
+#elif defined(CHUNKATTN_WITH_NEON) &&                                                    \
+    (defined(__ARM_FEATURE_DOTPROD) ||                                                   \
+     (defined(__linux__) && CHUNKATTN_ISA_CHOICE != 6 &&                                 \
+      (defined(__clang__) ||                                                             \
+       !(defined(__ARM_FEATURE_CRYPTO) || defined(__ARM_FEATURE_AES) ||                  \
+         defined(__ARM_FEATURE_SHA2) || defined(__ARM_FEATURE_FP16_SCALAR_ARITHMETIC) || \
+         defined(__ARM_FEATURE_SVE)))))
+#define CHUNKATTN_WITH_DOTS 1
+#define CHUNKATTN_DOTS_SET neon
 #endif
 
 // CHUNKATTN_ISA_SET names all that is compiled.

@@ -11,13 +11,15 @@
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {
 
-/// One lane of VPDPBUSD: sum + the products of the four bytes of `a`, unsigned, with those of `b`,
-/// signed; modulo 2^32.
+/// One lane: sum + the products of the four bytes of `a`, which are A, with those of `b`, which are
+/// B; modulo 2^32. VPDPBUSD multiplies unsigned bytes by signed ones, SDOT signed, UDOT unsigned
+/// ones.
+template <class A, class B>
 [[nodiscard]] constexpr std::uint32_t software_dot_bytes(std::uint32_t sum, std::uint32_t a,
                                                          std::uint32_t b) noexcept {
   for (int i = 0; i < 4; ++i) {
-    const auto x = static_cast<std::uint8_t>(a >> 8 * i);
-    const auto y = static_cast<std::int8_t>(static_cast<std::uint8_t>(b >> 8 * i));
+    const auto x = static_cast<A>(static_cast<std::uint8_t>(a >> 8 * i));
+    const auto y = static_cast<B>(static_cast<std::uint8_t>(b >> 8 * i));
     sum += static_cast<std::uint32_t>(x * y);
   }
   return sum;

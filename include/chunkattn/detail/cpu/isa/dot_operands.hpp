@@ -1,14 +1,14 @@
 // What dot products of bytes multiply: queries, keys, probabilities and values of int8 K and V as
 // 32-bit words of four bytes.
 //
-// VPDPBUSD multiplies unsigned bytes by signed ones, so each product gives one side an offset:
-//
-//   Sᵀ   4 dims of a key, + 128, times 4 dims of a query. A query is 16 bits in units of its own,
-//        q = 256 high + low, both signed bytes: two passes, the sums shifted by 8 in between. The
-//        offset is taken back as 128 times the sum of the query's integers. All of this is exact
-//        modulo 2^32, and the result fits.
+//   Sᵀ   4 dims of a key times 4 dims of a query. A query is 16 bits in units of its own, q = 256
+//        high + low, both signed bytes: two passes, the sums shifted by 8 in between.
 //   O    4 probabilities times 4 tokens of V. A probability is 16 bits without sign, in units of
 //        its line: a power of two that leaves the block's largest one all of them.
+//
+// VPDPBUSD multiplies unsigned bytes by signed ones, so keys come with 128 added; SDOT and UDOT
+// multiply bytes of one kind, so values do. The offset is taken back as 128 times the sum of the
+// query's or the line's integers. All of this is exact modulo 2^32, and the result fits.
 //
 // A query that holds an infinity or NaN, or nothing but numbers too small for a unit, has no
 // integers: its unit is NaN, and its logits are computed in fp32. Likewise the values of a line
@@ -17,6 +17,7 @@
 #define CHUNKATTN_ISA_DOT_OPERANDS
 
 #include "chunk_first.hpp"
+#include "dots.hpp"
 #include "line_state.hpp"
 #include "pass.hpp"
 #include "rules.hpp"
@@ -44,7 +45,7 @@ struct DotQueries {
   [[nodiscard]] CHUNKATTN_INLINE float* word(int term, int i) const noexcept {
     return memory + (term * words + i) * stride;
   }
-  /// -128 times the sum of a query's integers.
+  /// -128 times the sum of a query's integers; not used where keys are signed.
   [[nodiscard]] CHUNKATTN_INLINE float* offset() const noexcept {
     return memory + 2 * words * stride;
   }
@@ -140,8 +141,8 @@ template <int HeadDim, int ValueDim>
 
 // ---- Keys -------------------------------------------------------------------------------------
 
-/// Rows of a block's K one after another, 128 added to each element: packed where the first tile of
-/// lines gets to them, a group of tokens ahead, so that they come from L2 meanwhile.
+/// Rows of a block's K one after another, as KeyByte: packed where the first tile of lines gets to
+/// them, a group of tokens ahead, so that they come from L2 meanwhile.
 template <int HeadDim>
 struct DotKeys {
   static constexpr int group = simd::num_accumulators / 2;
@@ -160,13 +161,13 @@ struct DotKeys {
       for (int i = 0; i < whole; i += 4 * width) {
         simd::Unsigned<width> bytes;
         __builtin_memcpy(&bytes, from + i, sizeof bytes);
-        bytes ^= 0x80808080u;
+        bytes ^= byte_offsets<KeyByte>;
         __builtin_memcpy(to + i, &bytes, sizeof bytes);
       }
       if constexpr (whole < HeadDim) {
         std::uint64_t bytes;
         __builtin_memcpy(&bytes, from + whole, sizeof bytes);
-        bytes ^= 0x8080808080808080u;
+        bytes ^= byte_offsets<KeyByte> * 0x100000001u;
         __builtin_memcpy(to + whole, &bytes, sizeof bytes);
       }
     }
@@ -195,6 +196,21 @@ CHUNKATTN_INLINE simd::Unsigned<W> load_bytes(const std::int8_t* from) noexcept 
 template <int W, int Vectors>
 CHUNKATTN_INLINE void interleave(const std::int8_t* const (&rows)[dot_depth], int column,
                                  simd::Unsigned<W> (&words)[Vectors]) noexcept {
+#if defined(CHUNKATTN_PASS_NEON)
+  if constexpr (W == 4 && Vectors == 4) {
+    uint8x16_t row[dot_depth];
+    simd::repeat<dot_depth>(
+        [&](auto i) CHUNKATTN_LAMBDA { row[i] = vreinterpretq_u8_s8(vld1q_s8(rows[i] + column)); });
+    const uint8x16x2_t even = vzipq_u8(row[0], row[2]), odd = vzipq_u8(row[1], row[3]);
+    simd::repeat<2>([&](auto i) CHUNKATTN_LAMBDA {
+      const uint16x8x2_t both =
+          vzipq_u16(vreinterpretq_u16_u8(even.val[i]), vreinterpretq_u16_u8(odd.val[i]));
+      words[2 * i] = (simd::Unsigned<W>)both.val[0];
+      words[2 * i + 1] = (simd::Unsigned<W>)both.val[1];
+    });
+    return;
+  }
+#endif
 #if defined(CHUNKATTN_PASS_AVX512)
   if constexpr (W == 16 && Vectors == 4) {
     // Interleaving works within 128 bits: dword 4 i + j of a row goes to dword 4 j + i.
@@ -225,7 +241,7 @@ CHUNKATTN_INLINE void interleave(const std::int8_t* const (&rows)[dot_depth], in
   });
 }
 
-/// The first `seen` rows of V, four tokens to a word, in the order in which
+/// The first `seen` rows of V as ValueByte, four tokens to a word, in the order in which
 /// pack_dot_probabilities() has them: ColumnSlices, [block_tokens / 4] of each. Tokens behind the
 /// last repeat it.
 template <int ValueDim>
@@ -243,6 +259,7 @@ template <int ValueDim>
       simd::Unsigned<width> words[Vectors];
       interleave<width, Vectors>(rows, begin, words);
       simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+        words[i] ^= byte_offsets<ValueByte>;
         const int vector = begin / width + i;
         const int first = Slices::first_of(vector);
         const int at = first * (block_tokens / dot_depth) +
@@ -267,6 +284,11 @@ struct DotProbabilities {
   static constexpr int term_words = block_tokens / dot_depth * tile_lines;
 
   std::uint32_t* words;
+  /// -128 times the sum of each line's integers, behind the words; not used where values are
+  /// signed.
+  [[nodiscard]] CHUNKATTN_INLINE std::uint32_t* offset() const noexcept {
+    return words + 2 * term_words;
+  }
   alignas(64) std::uint32_t top[tile_lines];  ///< bits of each line's largest one
   alignas(64) float unit[tile_lines];         ///< what its integers count
 };
@@ -297,13 +319,20 @@ struct DotProbabilities {
                                            simd::broadcast<width>(0x1p23f)));
     };
     std::uint32_t* words = to.words + line;
+    Bits sum{};
     for (int t = 0; t < seen; t += dot_depth, words += tile_lines) {
       const Bits first = (integer(t) & 0xffffu) | integer(t + 1) << 16;
       const Bits second = (integer(t + 2) & 0xffffu) | integer(t + 3) << 16;
+      if constexpr (byte_offsets<ValueByte> != 0)
+        sum += (first & 0xffffu) + (first >> 16) + (second & 0xffffu) + (second >> 16);
       const Bits high = ((first >> 8) & 0x00ff00ffu) | (second & 0xff00ff00u);
       const Bits low = (first & 0x00ff00ffu) | ((second << 8) & 0xff00ff00u);
       __builtin_memcpy(words, &high, sizeof high);
       __builtin_memcpy(words + DotProbabilities::term_words, &low, sizeof low);
+    }
+    if constexpr (byte_offsets<ValueByte> != 0) {
+      sum *= 0u - 128u;
+      __builtin_memcpy(to.offset() + line, &sum, sizeof sum);
     }
   }
   return special;

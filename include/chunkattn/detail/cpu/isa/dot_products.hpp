@@ -78,7 +78,11 @@ template <int HeadDim, int ValueDim, int Vectors>
       repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA { sums[j][v] = Bits{}; });
     });
     for (int term = 0; term < 2; ++term) {
-      if (term == 1) {
+      if (term == 1 && byte_offsets<KeyByte> == 0) {
+        repeat_dots<group>([&](auto j) CHUNKATTN_LAMBDA {
+          repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA { sums[j][v] <<= 8; });
+        });
+      } else if (term == 1) {
         Bits offset[Vectors];
         repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
           offset[v] = load_words<width>(queries.offset() + line + v * width);
@@ -99,9 +103,9 @@ template <int HeadDim, int ValueDim, int Vectors>
           repeat_dots<group>([&](auto j) CHUNKATTN_LAMBDA {
             std::uint32_t word;
             __builtin_memcpy(&word, at + j * HeadDim, sizeof word);
-            const Bits key = Bits{} + word;
+            const auto key = spread<width>(word);
             repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
-              sums[j][v] = dot_bytes<width>(sums[j][v], key, query[v]);
+              sums[j][v] = dot_bytes<KeyByte, std::int8_t, width>(sums[j][v], key, query[v]);
             });
           });
         }
@@ -139,7 +143,10 @@ template <int ValueDim, int Vectors>
     for (int term = 0; term < 2; ++term) {
       if (term == 1)
         repeat_dots<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
-          repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA { sums[l][i] <<= 8; });
+          repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+            sums[l][i] <<= 8;
+            if constexpr (byte_offsets<ValueByte> != 0) sums[l][i] += p.offset()[line + l];
+          });
         });
       const std::uint32_t* weights = p.words + term * DotProbabilities::term_words + line;
       const std::uint32_t* values = v;
@@ -150,9 +157,9 @@ template <int ValueDim, int Vectors>
           __builtin_memcpy(&value[i], values + i * width, sizeof value[i]);
         });
         repeat_dots<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
-          const Bits weight = Bits{} + weights[l];
+          const auto weight = spread<width>(weights[l]);
           repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
-            sums[l][i] = dot_bytes<width>(sums[l][i], weight, value[i]);
+            sums[l][i] = dot_bytes<std::uint8_t, ValueByte, width>(sums[l][i], weight, value[i]);
           });
         });
         values += Vectors * width;

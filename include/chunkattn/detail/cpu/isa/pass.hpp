@@ -64,14 +64,17 @@
 #define CHUNKATTN_TILES_FORBID CHUNKATTN_PASS_FORBID
 #endif
 
-// Dot products of bytes: the processor's, which come with avx512 alone, or the model of them.
+// Dot products of bytes: the processor's, which come with avx512 and neon, or the model of them.
 #if defined(CHUNKATTN_PASS_AVX512) && defined(CHUNKATTN_WITH_DOTS)
 #define CHUNKATTN_PASS_VNNI 1
+#elif defined(CHUNKATTN_PASS_NEON) && defined(CHUNKATTN_WITH_DOTS)
+#define CHUNKATTN_PASS_DOTPROD 1
 #endif
-#if defined(CHUNKATTN_PASS_VNNI) || defined(CHUNKATTN_SOFTWARE_DOTS)
+#if defined(CHUNKATTN_PASS_VNNI) || defined(CHUNKATTN_PASS_DOTPROD) || defined(CHUNKATTN_SOFTWARE_DOTS)
 #define CHUNKATTN_PASS_DOTS 1
 #endif
-#if defined(CHUNKATTN_PASS_VNNI) && !(defined(CHUNKATTN_NATIVE_AVX512) && defined(__AVX512VNNI__))
+#if (defined(CHUNKATTN_PASS_VNNI) && !(defined(CHUNKATTN_NATIVE_AVX512) && defined(__AVX512VNNI__))) || \
+    (defined(CHUNKATTN_PASS_DOTPROD) && !defined(__ARM_FEATURE_DOTPROD))
 #define CHUNKATTN_DOTS_ALLOW CHUNKATTN_ALLOW_DOTS
 #define CHUNKATTN_DOTS_FORBID CHUNKATTN_FORBID
 #else
