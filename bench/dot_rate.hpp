@@ -15,6 +15,13 @@ inline constexpr int dot_chains = 16;
 
 #if defined(CHUNKATTN_WITH_DOTS)
 
+// Makes the compiler compute a vector.
+#if defined(__aarch64__)
+#define CHUNKATTN_KEEP_VECTOR(x) __asm__ volatile("" : "+w"(x))
+#else
+#define CHUNKATTN_KEEP_VECTOR(x) __asm__ volatile("" : "+v"(x))
+#endif
+
 namespace pass = chunkattn::detail::cpu::CHUNKATTN_DOTS_SET;
 inline constexpr int dot_lanes = pass::simd::native_width;
 
@@ -23,16 +30,12 @@ inline void multiply_bytes(int iterations) {
   using Bits = pass::simd::Unsigned<dot_lanes>;
   Bits sums[dot_chains] = {};
   const Bits b{};
-  const auto a = pass::spread<dot_lanes>(0);
+  const auto a = pass::simd::spread<dot_lanes>(0);
   for (int i = 0; i < iterations; ++i) {
 #pragma GCC unroll 16
     for (Bits& sum : sums) {
       sum = pass::dot_bytes<pass::KeyByte, std::int8_t, dot_lanes>(sum, a, b);
-#if defined(__aarch64__)
-      __asm__ volatile("" : "+w"(sum));
-#else
-      __asm__ volatile("" : "+v"(sum));
-#endif
+      CHUNKATTN_KEEP_VECTOR(sum);
     }
   }
 }
@@ -41,20 +44,21 @@ CHUNKATTN_FORBID
 #endif
 #if defined(CHUNKATTN_WITH_PAIRS)
 
-__attribute__((
-    target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2"))) inline void
-multiply_pairs(int iterations) {
-  using Real = pass::simd::Float<16>;
+CHUNKATTN_ALLOW_PAIRS
+inline void multiply_pairs(int iterations) {
+  using Real = pass::simd::Float<dot_lanes>;
   Real sums[dot_chains] = {};
-  const pass::simd::Unsigned<16> a{}, b{};
+  const pass::simd::Unsigned<dot_lanes> a{};
+  const auto b = pass::simd::spread<dot_lanes>(0);
   for (int i = 0; i < iterations; ++i) {
 #pragma GCC unroll 16
     for (Real& sum : sums) {
-      sum = pass::dot_pairs<16>(sum, a, b);
-      __asm__ volatile("" : "+v"(sum));
+      sum = pass::dot_pairs<dot_lanes>(sum, a, b);
+      CHUNKATTN_KEEP_VECTOR(sum);
     }
   }
 }
+CHUNKATTN_FORBID
 
 #endif
 
@@ -83,9 +87,8 @@ inline double byte_rate([[maybe_unused]] chunkattn::ThreadPool& pool,
 inline double pair_rate([[maybe_unused]] chunkattn::ThreadPool& pool,
                         [[maybe_unused]] int iterations) {
 #if defined(CHUNKATTN_WITH_PAIRS)
-  using chunkattn::InstructionSet;
-  if (chunkattn::detail::cpu::is_supported(InstructionSet::avx512) &&
-      chunkattn::detail::cpu::dot_units().bfloat16)
+  constexpr auto set = chunkattn::InstructionSet::CHUNKATTN_DOTS_SET;
+  if (chunkattn::detail::cpu::is_supported(set) && chunkattn::detail::cpu::dot_units().bfloat16)
     return dot_rate(pool, iterations, 2 * dot_lanes, multiply_pairs);
 #endif
   return 0;

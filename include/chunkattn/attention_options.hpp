@@ -307,8 +307,10 @@ inline std::string describe_instruction_set() {
     if (!why.empty()) text += detail::joined({" (", why, " it)"});
     separator = ", ";
   }
-  if (text.starts_with("neon ") && detail::cpu::dot_units().int8)
-    text += "; products of int8 by SDOT and UDOT";
+  if (text.starts_with("neon ")) {
+    if (detail::cpu::dot_units().int8) text += "; products of int8 by SDOT and UDOT";
+    if (detail::cpu::dot_units().bfloat16) text += "; products of bfloat16 by BFDOT";
+  }
   if (text.starts_with("avx512 ")) {
     if (detail::cpu::dot_units().int8) text += "; products of int8 by VPDPBUSD";
     if (detail::cpu::dot_units().bfloat16) text += "; products of bfloat16 by VDPBF16PS";

@@ -61,7 +61,7 @@ void processor(std::uint32_t* sums, std::uint32_t a, const std::uint32_t* b) {
   pass::simd::Unsigned<W> lanes[2];
   __builtin_memcpy(&lanes[0], sums, sizeof lanes[0]);
   __builtin_memcpy(&lanes[1], b, sizeof lanes[1]);
-  lanes[0] = pass::dot_bytes<A, B, W>(lanes[0], pass::spread<W>(a), lanes[1]);
+  lanes[0] = pass::dot_bytes<A, B, W>(lanes[0], pass::simd::spread<W>(a), lanes[1]);
   __builtin_memcpy(sums, &lanes[0], sizeof lanes[0]);
 }
 CHUNKATTN_FORBID

@@ -53,6 +53,11 @@ test::Answer<> answer_of(const test::AttentionCase<bfloat16>& problem, const Cpu
   return answer;
 }
 
+std::uint32_t pair(float odd, float even) {
+  return (std::bit_cast<std::uint32_t>(odd) & 0xffff0000u) |
+         std::bit_cast<std::uint32_t>(even) >> 16;
+}
+
 bool has_pairs() {
   const ChunkAttention<Cpu, dim> attention(1, with(Accuracy::one_term));
   return test::rounding_in<bfloat16>(attention).logit > 0;
@@ -60,12 +65,8 @@ bool has_pairs() {
 
 }  // namespace
 
-TEST_CASE("the model adds the odd products, then the even ones") {
+TEST_CASE("the model of VDPBF16PS adds the odd products, then the even ones") {
   using detail::cpu::software_dot_pairs;
-  const auto pair = [](float odd, float even) {
-    return (std::bit_cast<std::uint32_t>(odd) & 0xffff0000u) |
-           std::bit_cast<std::uint32_t>(even) >> 16;
-  };
   CHECK(software_dot_pairs(1, pair(2, 3), pair(4, 5)) == 24.0f);
   CHECK(software_dot_pairs(0x1p24f, pair(1, 1), pair(1, 1)) == 0x1p24f);  // rounded after each
   CHECK(software_dot_pairs(0, pair(0x1p24f, 1), pair(1, 1)) == 0x1p24f);
@@ -76,22 +77,55 @@ TEST_CASE("the model adds the odd products, then the even ones") {
   CHECK(software_dot_pairs(0x1p-130f, 0, 0) == 0.0f);
 }
 
+TEST_CASE("the model of BFDOT adds the products, then the sum, and rounds to odd") {
+  using detail::cpu::software_bfdot;
+  const float inf = std::numeric_limits<float>::infinity();
+  CHECK(software_bfdot(1, pair(2, 3), pair(4, 5)) == 24.0f);
+  CHECK(software_bfdot(0x1p24f, pair(1, 1), pair(1, 1)) == 0x1p24f + 2);  // products first
+  CHECK(software_bfdot(-0x1p24f, pair(0x1p24f, 1), pair(1, 1)) ==
+        2.0f);  // 2^24 + 1, cut off and made odd
+  CHECK(software_bfdot(0, pair(0x1p25f, 1), pair(1, 1)) == 0x1p25f + 4);
+  CHECK(software_bfdot(0, pair(-0x1p25f, -1), pair(1, 1)) == -0x1p25f - 4);
+  CHECK(software_bfdot(0, pair(0x1p25f, -1), pair(1, 1)) == 0x1p25f - 2);
+  CHECK(software_bfdot(1, pair(0x1p100f, 0x1p-100f), pair(1, 1)) == 0x1.000002p100f);
+  CHECK(software_bfdot(0, pair(0x1p-130f, 0), pair(0x1p100f, 0)) == 0.0f);  // a denormal
+  CHECK(software_bfdot(0, pair(0x1p-70f, 0), pair(0x1p-70f, 0)) == 0.0f);   // becomes one
+  CHECK(software_bfdot(-0x1.8p-126f, pair(0x1p-126f, 0), pair(1, 0)) == 0.0f);
+  CHECK(software_bfdot(0x1p-130f, 0, 0) == 0.0f);
+  CHECK(software_bfdot(0, pair(-0x1p100f, 1), pair(0x1p100f, 1)) == -inf);
+  CHECK(software_bfdot(0x1.fffffep127f, pair(0x1p100f, 0), pair(1, 0)) == 0x1.fffffep127f);
+  CHECK(software_bfdot(0x1.fffffep127f, pair(0x1p104f, 0), pair(1, 0)) == inf);
+#if !defined(__FINITE_MATH_ONLY__) || !__FINITE_MATH_ONLY__
+  CHECK(std::isnan(software_bfdot(0, pair(inf, 0), pair(0, 0))));
+  CHECK(std::isnan(software_bfdot(-inf, pair(inf, 0), pair(1, 0))));
+#endif
+}
+
 #if defined(CHUNKATTN_WITH_PAIRS)
 
 namespace {
 
-// `W` lanes of sums, a and b; the sums become the instruction's.
+namespace pass = detail::cpu::CHUNKATTN_DOTS_SET;
+
+CHUNKATTN_ALLOW_PAIRS
+// `W` lanes of sums and a, one word b; the sums become the instruction's.
 template <int W>
-__attribute__((target("avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2"))) void
-processor(float* sums, const std::uint32_t* a, const std::uint32_t* b) {
-  namespace pass = detail::cpu::avx512;
+void processor(float* sums, const std::uint32_t* a, std::uint32_t b) {
   pass::simd::Float<W> sum;
-  pass::simd::Unsigned<W> lanes[2];
+  pass::simd::Unsigned<W> lanes;
   __builtin_memcpy(&sum, sums, sizeof sum);
-  __builtin_memcpy(&lanes[0], a, sizeof lanes[0]);
-  __builtin_memcpy(&lanes[1], b, sizeof lanes[1]);
-  sum = pass::dot_pairs<W>(sum, lanes[0], lanes[1]);
+  __builtin_memcpy(&lanes, a, sizeof lanes);
+  sum = pass::dot_pairs<W>(sum, lanes, pass::simd::spread<W>(b));
   __builtin_memcpy(sums, &sum, sizeof sum);
+}
+CHUNKATTN_FORBID
+
+float model(float sum, std::uint32_t a, std::uint32_t b) {
+#if defined(__aarch64__)
+  return detail::cpu::software_bfdot(sum, a, b);
+#else
+  return detail::cpu::software_dot_pairs(sum, a, b);
+#endif
 }
 
 // Numbers of like size, of any, and of those that are denormal or nearly so.
@@ -103,40 +137,42 @@ std::uint32_t some_number(Random& random, int kind) {
   return (bits & 0x807fffffu) | static_cast<std::uint32_t>(exponent) << 23;
 }
 
+// Sums of 16 lanes by vectors of W or fewer lanes, against the model.
+template <int W>
+void check_processor(Random& random, int kind) {
+  const auto some_pair = [&] {
+    return some_number(random, kind) >> 16 | (some_number(random, kind) & 0xffff0000u);
+  };
+  float sums[16], expected[16];
+  std::uint32_t a[16];
+  const std::uint32_t b = some_pair();
+  for (int lane = 0; lane < 16; ++lane) {
+    sums[lane] = std::bit_cast<float>(some_number(random, kind));
+    a[lane] = some_pair();
+    expected[lane] = model(sums[lane], a[lane], b);
+  }
+  for (int lane = 0; lane < 16; lane += W) processor<W>(sums + lane, a + lane, b);
+  for (int lane = 0; lane < 16; ++lane) {
+    CAPTURE(a[lane]);
+    CAPTURE(b);
+    if (!std::isnan(expected[lane]))
+      CHECK(std::bit_cast<std::uint32_t>(sums[lane]) ==
+            std::bit_cast<std::uint32_t>(expected[lane]));
+  }
+  if constexpr (W > 4) check_processor<W / 2>(random, kind);
+}
+
 }  // namespace
 
 #endif
 
 TEST_CASE("the processor's dot products of pairs give the model's bits") {
 #if defined(CHUNKATTN_WITH_PAIRS)
-  if (detail::cpu::is_supported(InstructionSet::avx512) && detail::cpu::dot_units().bfloat16) {
+  constexpr auto set = InstructionSet::CHUNKATTN_DOTS_SET;
+  if (detail::cpu::is_supported(set) && detail::cpu::dot_units().bfloat16) {
     Random random(1);
-    for (int i = 0; i < test::scaled(3000); ++i) {
-      float sums[16];
-      std::uint32_t a[16], b[16], expected[16], found[16];
-      for (int lane = 0; lane < 16; ++lane) {
-        const auto pair = [&] {
-          return some_number(random, i % 3) >> 16 | (some_number(random, i % 3) & 0xffff0000u);
-        };
-        sums[lane] = std::bit_cast<float>(some_number(random, i % 3));
-        a[lane] = pair();
-        b[lane] = pair();
-        expected[lane] = std::bit_cast<std::uint32_t>(
-            detail::cpu::software_dot_pairs(sums[lane], a[lane], b[lane]));
-      }
-      if (i % 2 == 0) {
-        processor<16>(sums, a, b);
-      } else {
-        processor<8>(sums, a, b);
-        for (int lane = 8; lane < 16; lane += 4) processor<4>(sums + lane, a + lane, b + lane);
-      }
-      for (int lane = 0; lane < 16; ++lane) {
-        found[lane] = std::bit_cast<std::uint32_t>(sums[lane]);
-        CAPTURE(a[lane]);
-        CAPTURE(b[lane]);
-        if (!std::isnan(std::bit_cast<float>(expected[lane]))) CHECK(found[lane] == expected[lane]);
-      }
-    }
+    for (int i = 0; i < test::scaled(3000); ++i)
+      check_processor<pass::simd::native_width>(random, i % 3);
     return;
   }
   std::printf("skipped: dot products of pairs of the processor: it has none that are fast\n");
@@ -152,7 +188,6 @@ namespace {
 // The least part of a block's cache lines that the products of any number of lines can prefetch.
 template <int Dim>
 double prefetched() {
-  namespace pass = detail::cpu::avx512;
   constexpr int lines = 2 * detail::cpu::block_tokens * Dim * 2 / 64;
   double least = 1e9;
   for (int count = 1; count <= pass::tile_lines; ++count)
@@ -169,7 +204,7 @@ TEST_CASE("products of few lines have bursts enough to prefetch the next block")
   CHECK(prefetched<96>() >= 1);
   CHECK(prefetched<128>() >= 1);
   CHECK(prefetched<256>() >= 1);
-  CHECK(detail::cpu::avx512::pair_steps<128, 128>(0) == 0);
+  CHECK(pass::pair_steps<128, 128>(0) == 0);
 }
 
 #endif

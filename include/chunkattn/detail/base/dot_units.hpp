@@ -11,8 +11,15 @@
 //   AMD family 1Ah, Zen 5    VDPBF16PS 2.0 ×, VPDPBUSD 4.0 × (EPYC, model 2)
 //   Intel with AMX           VDPBF16PS 0.5 ×; VPDPBUSD not measured
 //
-// SDOT and UDOT (Arm FEAT_DotProd) do 4 times the multiply-adds of FMLA by Arm's optimization
-// guides of Neoverse cores (as LLVM's scheduling models of N1 and N2 have them). Not measured.
+// SDOT and UDOT (Arm FEAT_DotProd) do 4 times the multiply-adds of FMLA and BFDOT (FEAT_BF16) twice
+// as many where all of them are started in the same pipes. By Arm's optimization guides, as LLVM's
+// scheduling models have them, these cores do so; not measured:
+//
+//   Neoverse N1              SDOT
+//   Neoverse N2, V1, V2      SDOT, BFDOT
+//
+// Products of bytes need half of FMLA's instructions, so they lose on a core alone that starts less
+// than half as many; none is known. BFDOT is used on cores of the table.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +27,7 @@
 #include "config.hpp"
 #include "instruction_sets.hpp"
 
-#if defined(CHUNKATTN_WITH_DOTS) && defined(__aarch64__) && !defined(__ARM_FEATURE_DOTPROD)
+#if defined(CHUNKATTN_WITH_DOTS) && defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
 
@@ -30,22 +37,43 @@ namespace cpu {
 /// The dot products that kernels of avx512 or neon use.
 struct DotUnits {
   bool int8 = false;      ///< VPDPBUSD; SDOT and UDOT
-  bool bfloat16 = false;  ///< VDPBF16PS
+  bool bfloat16 = false;  ///< VDPBF16PS; BFDOT
 };
 
 #if defined(CHUNKATTN_WITH_DOTS) && defined(__aarch64__)
 
-/// Finds them out.
+/// Finds them out: Linux tells of them in the auxiliary vector, and, where it says so, of the core
+/// in MIDR_EL1.
 class DotProbe {
  public:
   static DotUnits units() noexcept {
+    DotUnits units;
 #if defined(__ARM_FEATURE_DOTPROD)
-    return {.int8 = true};
+    units.int8 = true;
 #else
-    constexpr unsigned long asimd_dp = 1ul << 20;  // of AT_HWCAP, since Linux 4.16
-    return {.int8 = (::getauxval(AT_HWCAP) & asimd_dp) != 0};
+    constexpr unsigned long asimd_dp = 1ul << 20;
+    units.int8 = (::getauxval(AT_HWCAP) & asimd_dp) != 0;
 #endif
+#if defined(CHUNKATTN_WITH_PAIRS)
+    constexpr unsigned long cpuid = 1ul << 11, bf16 = 1ul << 14;  // of AT_HWCAP2
+    units.bfloat16 = (::getauxval(AT_HWCAP2) & bf16) != 0 && (::getauxval(AT_HWCAP) & cpuid) != 0 &&
+                     multiplies_pairs_fast();
+#endif
+    return units;
   }
+
+ private:
+#if defined(CHUNKATTN_WITH_PAIRS)
+  // The cores of the table above that BFDOT is worth using on, and qemu's `max`, for tests.
+  static bool multiplies_pairs_fast() noexcept {
+    std::uint64_t midr = 0;
+    __asm__("mrs %0, midr_el1" : "=r"(midr));
+    const auto implementer = static_cast<std::uint32_t>(midr >> 24) & 0xffu;
+    const auto part = static_cast<std::uint32_t>(midr >> 4) & 0xfffu;
+    return (implementer == 0x41 && (part == 0xd40 || part == 0xd49 || part == 0xd4f)) ||
+           (implementer == 0 && part == 0x051);
+  }
+#endif
 };
 
 #elif defined(CHUNKATTN_WITH_DOTS)

@@ -111,9 +111,16 @@
 #endif
 
 // So are the dot products of avx512 and of neon (detail/base/dot_units.hpp), CHUNKATTN_DOTS_SET.
-// Whether the processor has those of neon, the compiler's options say or else Linux. g++ can allow
-// them in functions of Armv8.2-A only, into which those of options that ask for more are not
-// inlined.
+// Those of neon may be in the compiler's options, or Linux tells of them: CHUNKATTN_ASKS_ARM. But
+// g++ allows them only together with all of Armv8.2-A in place of the options, so that functions of
+// options that ask for something else could not be inlined.
+#if !defined(__aarch64__) || !defined(__linux__) || CHUNKATTN_ISA_CHOICE == 6
+#elif defined(__clang__) ||                                                           \
+    !(defined(__ARM_FEATURE_CRYPTO) || defined(__ARM_FEATURE_AES) ||                  \
+      defined(__ARM_FEATURE_SHA2) || defined(__ARM_FEATURE_FP16_SCALAR_ARITHMETIC) || \
+      defined(__ARM_FEATURE_DOTPROD) || defined(__ARM_FEATURE_SVE))
+#define CHUNKATTN_ASKS_ARM 1
+#endif
 #if defined(CHUNKATTN_SOFTWARE_DOTS) || defined(__CUDACC__)
 #elif defined(CHUNKATTN_WITH_AVX512) && (defined(__AVX512VNNI__) || CHUNKATTN_ISA_CHOICE != 6)
 #define CHUNKATTN_WITH_DOTS 1
@@ -121,15 +128,14 @@
 #if defined(__AVX512BF16__) || CHUNKATTN_ISA_CHOICE != 6
 #define CHUNKATTN_WITH_PAIRS 1
 #endif
-#elif defined(CHUNKATTN_WITH_NEON) &&                                                    \
-    (defined(__ARM_FEATURE_DOTPROD) ||                                                   \
-     (defined(__linux__) && CHUNKATTN_ISA_CHOICE != 6 &&                                 \
-      (defined(__clang__) ||                                                             \
-       !(defined(__ARM_FEATURE_CRYPTO) || defined(__ARM_FEATURE_AES) ||                  \
-         defined(__ARM_FEATURE_SHA2) || defined(__ARM_FEATURE_FP16_SCALAR_ARITHMETIC) || \
-         defined(__ARM_FEATURE_SVE)))))
+#elif defined(CHUNKATTN_WITH_NEON) && \
+    (defined(__ARM_FEATURE_DOTPROD) || defined(CHUNKATTN_ASKS_ARM))
 #define CHUNKATTN_WITH_DOTS 1
 #define CHUNKATTN_DOTS_SET neon
+#if defined(__linux__) && \
+    (defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) || defined(CHUNKATTN_ASKS_ARM))
+#define CHUNKATTN_WITH_PAIRS 1
+#endif
 #endif
 
 // CHUNKATTN_ISA_SET names all that is compiled.

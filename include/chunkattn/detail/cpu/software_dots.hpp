@@ -25,13 +25,15 @@ template <class A, class B>
   return sum;
 }
 
+/// A float of these bits; denormals are zeros.
+[[nodiscard]] inline float without_denormals(std::uint32_t bits) noexcept {
+  return detail::bit_cast<float>((bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits);
+}
+
 /// One lane of VDPBF16PS: sum + the products of the odd bfloat16 of `a` and `b`, then of the even
 /// ones, each fused; denormals are zeros, before and after.
 [[nodiscard]] inline float software_dot_pairs(float sum, std::uint32_t a,
                                               std::uint32_t b) noexcept {
-  const auto number = [](std::uint32_t bits) {
-    return detail::bit_cast<float>((bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits);
-  };
   // Products of bfloat16 are exact in double, and a sum of two floats is the same rounded first to
   // double and then to float. What is below 2^-126 even after rounding to 24 bits becomes zero.
   const auto fused = [](float x, float y, float z) {
@@ -40,9 +42,42 @@ template <class A, class B>
     const double size = exact < 0 ? -exact : exact;
     return static_cast<float>(size < least ? __builtin_copysign(0.0, exact) : exact);
   };
-  sum = number(detail::bit_cast<std::uint32_t>(sum));
-  sum = fused(number(a & 0xffff0000u), number(b & 0xffff0000u), sum);
-  return fused(number(a << 16), number(b << 16), sum);
+  sum = without_denormals(detail::bit_cast<std::uint32_t>(sum));
+  sum = fused(without_denormals(a & 0xffff0000u), without_denormals(b & 0xffff0000u), sum);
+  return fused(without_denormals(a << 16), without_denormals(b << 16), sum);
+}
+
+/// One lane of BFDOT, unless FPCR.EBF is set, which no system does unasked: the products of the
+/// even and of the odd bfloat16 of `a` and `b` are added up, then `sum` to that. Each result is
+/// rounded to odd: cut off to 24 bits, of which the last is set if something was lost. Denormals
+/// are zeros, before and after; what is too large is infinite. (Not with -ffast-math.)
+[[nodiscard]] inline float software_bfdot(float sum, std::uint32_t a, std::uint32_t b) noexcept {
+  const auto rounded = [](double x) {
+    const double size = x < 0 ? -x : x;
+    if (size < 0x1p-126) return __builtin_copysign(0.0, x);
+    if (size >= 0x1p128) return __builtin_copysign(__builtin_inf(), x);
+    constexpr std::uint64_t lost = (1u << 29) - 1;
+    const auto bits = detail::bit_cast<std::uint64_t>(x);
+    const std::uint64_t last = (bits & lost) != 0 ? lost + 1 : 0;
+    return x == x ? detail::bit_cast<double>((bits & ~lost) | last) : x;
+  };
+  const auto added = [&](double x, double y) {
+    const double exact = x + y;
+    const double part = exact - x;
+    const double rest = (x - (exact - part)) + (y - part);  // that `exact` is too small by
+    auto bits = detail::bit_cast<std::uint64_t>(exact);
+    if ((rest < 0 || rest > 0) && (bits & 1) == 0)  // to odd, which rounding again does not spoil
+      bits = (rest < 0) == (exact < 0) ? bits + 1 : bits - 1;
+    return rounded(detail::bit_cast<double>(bits));
+  };
+  const auto product = [&](std::uint32_t x, std::uint32_t y) {  // of bfloat16: exact in 24 bits
+    return rounded(static_cast<double>(without_denormals(x)) *
+                   static_cast<double>(without_denormals(y)));
+  };
+  const double both = added(product(a << 16, b << 16), product(a & 0xffff0000u, b & 0xffff0000u));
+  const double before = without_denormals(detail::bit_cast<std::uint32_t>(sum));
+  const double after = added(before, both);
+  return after == after ? static_cast<float>(after) : detail::bit_cast<float>(0x7fc00000u);
 }
 
 }  // namespace cpu

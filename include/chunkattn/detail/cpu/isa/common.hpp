@@ -50,10 +50,14 @@
 #if defined(__aarch64__) && defined(__clang__)
 #define CHUNKATTN_ALLOW_DOTS \
   _Pragma("clang attribute push(__attribute__((target(\"dotprod\"))), apply_to = function)")
+#define CHUNKATTN_ALLOW_PAIRS \
+  _Pragma("clang attribute push(__attribute__((target(\"bf16\"))), apply_to = function)")
 #define CHUNKATTN_FORBID _Pragma("clang attribute pop")
 #elif defined(__aarch64__)
 #define CHUNKATTN_ALLOW_DOTS \
   _Pragma("GCC push_options") _Pragma("GCC target(\"arch=armv8.2-a+dotprod\")")
+#define CHUNKATTN_ALLOW_PAIRS \
+  _Pragma("GCC push_options") _Pragma("GCC target(\"arch=armv8.2-a+bf16\")")
 #define CHUNKATTN_FORBID _Pragma("GCC pop_options")
 #elif defined(__clang__)
 #define CHUNKATTN_ALLOW_AVX2                                                                  \

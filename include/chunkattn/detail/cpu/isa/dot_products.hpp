@@ -103,7 +103,7 @@ template <int HeadDim, int ValueDim, int Vectors>
           repeat_dots<group>([&](auto j) CHUNKATTN_LAMBDA {
             std::uint32_t word;
             __builtin_memcpy(&word, at + j * HeadDim, sizeof word);
-            const auto key = spread<width>(word);
+            const auto key = simd::spread<width>(word);
             repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
               sums[j][v] = dot_bytes<KeyByte, std::int8_t, width>(sums[j][v], key, query[v]);
             });
@@ -157,7 +157,7 @@ template <int ValueDim, int Vectors>
           __builtin_memcpy(&value[i], values + i * width, sizeof value[i]);
         });
         repeat_dots<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
-          const auto weight = spread<width>(weights[l]);
+          const auto weight = simd::spread<width>(weights[l]);
           repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
             sums[l][i] = dot_bytes<std::uint8_t, ValueByte, width>(sums[l][i], weight, value[i]);
           });

@@ -63,8 +63,7 @@ inline constexpr bool has_dots = true;
   return set == InstructionSet::neon && dot_units().int8;
 }
 
-// As assembler, since clang has the intrinsics from 16 on only, unless options promise them. One
-// operand may be a lane, so that words need not be spread.
+// As assembler, since clang has the intrinsics from 16 on only, unless options promise them.
 template <class A, class B, int W>
 CHUNKATTN_INLINE simd::Unsigned<W> dot_bytes(simd::Unsigned<W> sum, std::uint32_t a,
                                              simd::Unsigned<W> b) noexcept {
@@ -83,18 +82,6 @@ inline constexpr bool has_dots = false;
   return false;
 }
 
-#endif
-
-#if defined(CHUNKATTN_PASS_DOTS)
-/// A word as dot_bytes() takes it for all lanes.
-template <int W>
-CHUNKATTN_INLINE auto spread(std::uint32_t word) noexcept {
-#if defined(CHUNKATTN_PASS_DOTPROD)
-  return word;
-#else
-  return simd::Unsigned<W>{} + word;
-#endif
-}
 #endif
 
 /// simd::repeat() for functions that may use these: what is inlined may not ask for more than where

@@ -95,6 +95,21 @@ CHUNKATTN_INLINE Bits special_halves(Bits words) noexcept {
 template <int ValueDim, int Slice>
 CHUNKATTN_INLINE bool interleave_rows(const bfloat16* even, const bfloat16* odd, int slice_words,
                                       std::uint32_t* to) noexcept {
+#if defined(CHUNKATTN_PASS_NEON)
+  if constexpr (ValueDim % 8 == 0 && Slice % 8 == 0) {
+    const uint16x8_t exponent = vdupq_n_u16(0x7f80);
+    uint16x8_t special = vdupq_n_u16(0);
+    for (int i = 0; i < ValueDim; i += 8) {
+      uint16x8_t a, b;
+      __builtin_memcpy(&a, even + i, sizeof a);
+      __builtin_memcpy(&b, odd + i, sizeof b);
+      special |= vceqq_u16(a & exponent, exponent) | vceqq_u16(b & exponent, exponent);
+      const uint16x8x2_t words = vzipq_u16(a, b);
+      __builtin_memcpy(to + i / Slice * slice_words + i % Slice, &words, sizeof words);
+    }
+    return vmaxvq_u16(special) != 0;
+  }
+#endif
 #if defined(CHUNKATTN_PASS_AVX512)
   if constexpr (ValueDim % 32 == 0 && Slice == 32) {
     typedef std::uint16_t Halves __attribute__((vector_size(64)));

@@ -92,7 +92,7 @@ template <int HeadDim, int ValueDim, int Vectors>
           std::uint32_t word;
           __builtin_memcpy(&word, rows[j / part] + (j % part) * HeadDim + i * pair_depth,
                            sizeof word);
-          const Bits key = Bits{} + word;
+          const auto key = simd::spread<width>(word);
           repeat_pairs<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
             sums[j][v] = dot_pairs<width>(sums[j][v], query[v], key);
           });
@@ -143,7 +143,7 @@ template <int ValueDim, int Vectors, int Terms>
       });
       repeat_pairs<Terms>([&](auto term) CHUNKATTN_LAMBDA {
         repeat_pairs<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
-          const Bits weight = Bits{} + weights[term * tile_lines + l];
+          const auto weight = simd::spread<width>(weights[term * tile_lines + l]);
           repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
             sums[l][i] = dot_pairs<width>(sums[l][i], value[i], weight);
           });

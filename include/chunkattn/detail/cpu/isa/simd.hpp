@@ -125,6 +125,16 @@ template <int W>
 CHUNKATTN_INLINE Int<W> broadcast_int(std::int32_t value) {
   return Int<W>{} + value;
 }
+/// A word for all lanes, as dot products (dots.hpp, pairs.hpp) take it: those of Arm can read one
+/// lane for all.
+template <int W>
+CHUNKATTN_INLINE auto spread(std::uint32_t word) {
+#if defined(CHUNKATTN_PASS_DOTPROD)
+  return word;
+#else
+  return Unsigned<W>{} + word;
+#endif
+}
 template <int W>
 CHUNKATTN_INLINE Float<W> zero() {
   return Float<W>{};
