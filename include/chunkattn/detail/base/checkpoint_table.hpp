@@ -101,12 +101,12 @@ class CheckpointTable {
     drop(i);
   }
   /// Of a node, those behind `position`.
-  void drop_behind(std::int32_t node, std::int32_t position) noexcept {
+  [[gnu::noinline]] void drop_behind(std::int32_t node, std::int32_t position) noexcept {
     for (std::int32_t i; (i = last_of(node)) != -1 && records_[to_size(i)].position > position;)
       drop(i);
   }
   /// Those of one node that are not behind `position` are another's from now on.
-  void move(std::int32_t from, std::int32_t to, std::int32_t position) noexcept {
+  [[gnu::noinline]] void move(std::int32_t from, std::int32_t to, std::int32_t position) noexcept {
     for (std::int32_t i; (i = nearest(from, position)) != -1;) {
       unlink(i);
       if (has(to, records_[to_size(i)].position))

@@ -1,9 +1,10 @@
-// The lists of what is cached and used by nobody, by what a policy says of it.
+// The lists of what is cached and used by nobody, by what a policy says of it; pins.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "array.hpp"
 #include "config.hpp"
@@ -12,8 +13,29 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
+/// A pinned path, from the root to the node `last`; -1: the record is free.
+struct PinRecord {
+  std::int32_t last = -1;
+  std::uint32_t generation = 0;
+};
+
 /// Nodes that are linked by age.
 struct RetainedList {
+  /// Of a list: its level times this and, where the policy learns, the group.
+  static constexpr std::int64_t keys_per_level = 32;
+  /// Above whatever a policy says.
+  static constexpr std::int64_t key_of_pinned = std::numeric_limits<std::int64_t>::max();
+  [[nodiscard]] static constexpr bool is_of_level(std::int64_t a, std::int64_t b) noexcept {
+    return a >> 5 == b >> 5;  // levels may be negative
+  }
+  /// Keys of a tenant's lists come behind those of the tenant before: levels are of 32 bits.
+  [[nodiscard]] static constexpr std::int64_t keys_of(std::int32_t tenant) noexcept {
+    return std::int64_t{tenant} << 40;
+  }
+  [[nodiscard]] static constexpr std::int64_t least_key_of(std::int32_t tenant) noexcept {
+    return keys_of(tenant) - (std::int64_t{1} << 39);
+  }
+
   std::int64_t key = 0;
   std::int32_t oldest = -1, newest = -1;  ///< nodes; -1: none
 };
@@ -45,14 +67,25 @@ class RetainedLists {
         lists_.begin(), lists_.end(), key,
         [](const RetainedList& list, std::int64_t value) { return list.key < value; });
   }
+  /// The same, for lists with keys from this one on whose first stood at `place`, or now stands.
+  [[nodiscard]] RetainedList* find_first(std::int64_t key, std::size_t& place) noexcept {
+    const bool stands = place < lists_.size() && lists_[place].key >= key &&
+                        (place == 0 || lists_[place - 1].key < key);
+    if (!stands) [[unlikely]]
+      place = static_cast<std::size_t>(find(key) - lists_.begin());
+    return lists_.begin() + place;
+  }
   /// The list `offset` behind the one with this key, of the same reserve().
   [[nodiscard]] RetainedList& at(std::int64_t first, std::size_t offset) noexcept {
     if (lists_[recent_].key != first) [[unlikely]]
-      recent_ = static_cast<std::size_t>(find(first) - lists_.begin());
+      search(first);
     return lists_[recent_ + offset];
   }
 
  private:
+  [[gnu::noinline]] void search(std::int64_t first) noexcept {
+    recent_ = static_cast<std::size_t>(find(first) - lists_.begin());
+  }
   [[nodiscard]] bool has(std::size_t place, std::int64_t key) const noexcept {
     return place < lists_.size() && lists_[place].key == key;
   }

@@ -92,6 +92,47 @@ class Ghosts {
   Ghost next_;       // to be added
 };
 
+/// What may go next: of each group of one level the oldest node, where that is a leaf, and what it
+/// is worth at one time.
+class Candidates {
+ public:
+  static constexpr std::size_t max_groups = 32;
+
+  /// A group is looked at again: its oldest node is another one, or may be a leaf by now.
+  void renew(std::size_t group) noexcept { stale_ |= 1u << group; }
+  void renew_all(std::size_t num_groups) noexcept { stale_ = (1u << num_groups) - 1; }
+  /// One to be looked at again; -1: none.
+  [[nodiscard]] int next_stale() noexcept {
+    if (stale_ == 0) return -1;
+    const int group = std::countr_zero(stale_);
+    stale_ &= stale_ - 1;
+    return group;
+  }
+  void drop(std::size_t group) noexcept { has_ &= ~(1u << group); }
+  void set(std::size_t group, std::uint64_t value, std::uint32_t age) noexcept {
+    has_ |= 1u << group;
+    values_[group] = value;
+    ages_[group] = age;
+  }
+  /// The group whose one is worth least, of several the oldest; -1: there is none.
+  [[nodiscard]] int least() const noexcept {
+    if (has_ == 0) return -1;
+    auto best = static_cast<std::size_t>(std::countr_zero(has_));
+    for (std::uint32_t rest = has_ & (has_ - 1); rest != 0; rest &= rest - 1) {
+      const auto group = static_cast<std::size_t>(std::countr_zero(rest));
+      if (values_[group] < values_[best] ||
+          (values_[group] == values_[best] && ages_[group] > ages_[best]))
+        best = group;
+    }
+    return static_cast<int>(best);
+  }
+
+ private:
+  std::array<std::uint64_t, max_groups> values_{};
+  std::array<std::uint32_t, max_groups> ages_{};
+  std::uint32_t has_ = 0, stale_ = 0;  // bits by group
+};
+
 /// The value of cached chunks by group and age: their Gittins index, the most hits per time in a
 /// slot that keeping one for some time still promises, as those of its group have been used again.
 class ReuseModel {
@@ -124,11 +165,20 @@ class ReuseModel {
   void was_used(std::uint8_t group, std::uint32_t age, std::uint32_t chunks) noexcept {
     hits_[place(group, age)] += chunks * one;
   }
+  /// The same, of chunks with this record. Returns their record from then on.
+  /// \param used  chunks in use
+  ReuseRecord used_again(const ReuseRecord& before, std::uint32_t age, std::uint32_t chunks,
+                         std::size_t used) noexcept {
+    was_used(before.group, age, chunks);
+    const auto uses = static_cast<std::uint8_t>(std::min(before.uses + 1, 255));
+    return {.uses = uses, .group = group_of(uses, gap_of(age, used))};
+  }
   [[nodiscard]] std::uint64_t value(std::uint8_t group, std::uint32_t age) const noexcept {
     return values_[place(group, age)];
   }
 
   Ghosts ghosts;
+  Candidates candidates;
 
  private:
   static constexpr std::size_t num_ages = 48;  // each half an octave

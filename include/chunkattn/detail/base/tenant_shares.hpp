@@ -1,6 +1,7 @@
 // Who has how much of a cache, against what he is to have: for policies that tell tenants apart.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -35,7 +36,7 @@ class TenantShares {
       Tenant& t = tenants_[to_size(known)];
       if (t.terms.weight != terms.weight || t.terms.quota != terms.quota) {
         t.terms = terms;
-        if (t.at >= 0) settle(t.at);
+        if (t.at >= 0) settle(t.at, share_of(known));
       }
       return;
     }
@@ -62,20 +63,19 @@ class TenantShares {
     }
     if (t.at < 0) {
       t.at = static_cast<std::int32_t>(heap_.size());
-      heap_.push_back(i);
+      heap_.push_back({});
     }
-    settle(t.at);
+    rise(t.at, share_of(i));
   }
   void remove(std::int32_t i, std::int32_t tokens) noexcept {
     Tenant& t = tenants_[to_size(i)];
     t.tokens -= static_cast<std::uint64_t>(tokens);
     if (i == everybody) return;
-    if (t.tokens > 0) return settle(t.at);
-    const std::int32_t hole = std::exchange(t.at, -1), last = heap_.back();
+    if (t.tokens > 0) return sink(t.at, share_of(i));
+    const std::int32_t hole = std::exchange(t.at, -1);
+    const Share last = heap_.back();
     heap_.pop_back();
-    if (last == i) return;
-    put(hole, last);
-    settle(hole);
+    if (last.tenant != i) settle(hole, last);
   }
   [[nodiscard]] std::uint64_t tokens(std::int32_t i) const noexcept {
     return tenants_[to_size(i)].tokens;
@@ -87,17 +87,25 @@ class TenantShares {
     std::size_t with_any = 0;
     for (std::size_t i = 1; i < tenants_.size(); ++i) with_any += tenants_[i].tokens > 0 ? 1 : 0;
     for (std::size_t at = 0; at < heap_.size(); ++at)
-      if (tenants_[to_size(heap_[at])].at != static_cast<std::int32_t>(at) ||
+      if (const Tenant& t = tenants_[to_size(heap_[at].tenant)];
+          t.at != static_cast<std::int32_t>(at) || t.tokens != heap_[at].tokens ||
+          t.terms.weight != heap_[at].weight ||
           (at > 0 && has_more(heap_[at], heap_[(at - 1) / 2])))
         return false;
     return with_any == heap_.size();
   }
 
+  /// Where the tenant's lists begin, as whoever keeps them says.
+  [[nodiscard]] std::size_t& first_list(std::int32_t i) noexcept {
+    return tenants_[to_size(i)].lists;
+  }
+
   /// Who has most for his weight, of all but everybody; -1: nobody has any.
-  [[nodiscard]] std::int32_t richest() const noexcept { return heap_.empty() ? -1 : heap_[0]; }
+  [[nodiscard]] std::int32_t richest() const noexcept {
+    return heap_.empty() ? -1 : heap_[0].tenant;
+  }
   [[nodiscard]] bool has_more(std::int32_t a, std::int32_t b) const noexcept {
-    const Tenant &x = tenants_[to_size(a)], &y = tenants_[to_size(b)];
-    return x.tokens * y.terms.weight > y.tokens * x.terms.weight;
+    return has_more(share_of(a), share_of(b));
   }
   /// Somebody above his quota; -1: nobody is.
   [[nodiscard]] std::int32_t above_quota() noexcept {
@@ -111,12 +119,19 @@ class TenantShares {
   }
 
  private:
+  /// What is compared, side by side.
+  struct Share {
+    std::uint64_t tokens = 0;
+    std::uint32_t weight = 1;
+    std::int32_t tenant = -1;
+  };
   struct Tenant {
     std::uint64_t id = 0;
     TenantTerms terms{};
     std::uint64_t tokens = 0;
-    std::int32_t at = -1;  ///< in the heap, or not
-    bool is_over = false;  ///< on the list of those that may be above their quota
+    std::size_t lists = 0;  ///< see first_list()
+    std::int32_t at = -1;   ///< in the heap, or not
+    bool is_over = false;   ///< on the list of those that may be above their quota
   };
 
   [[nodiscard]] std::size_t home(std::uint64_t tenant) const noexcept {
@@ -143,28 +158,42 @@ class TenantShares {
     for (std::size_t i = 1; i < tenants_.size(); ++i) place(static_cast<std::int32_t>(i));
   }
 
-  void put(std::int32_t at, std::int32_t index) noexcept {
-    heap_[to_size(at)] = index;
-    tenants_[to_size(index)].at = at;
+  [[nodiscard]] Share share_of(std::int32_t i) const noexcept {
+    const Tenant& t = tenants_[to_size(i)];
+    return {t.tokens, t.terms.weight, i};
   }
-  /// Moves what stands there to its place in the heap.
-  void settle(std::int32_t at) noexcept {
-    const std::int32_t moved = heap_[to_size(at)], size = static_cast<std::int32_t>(heap_.size());
-    while (at > 0 && has_more(moved, heap_[to_size((at - 1) / 2)])) {
+  [[nodiscard]] static bool has_more(const Share& a, const Share& b) noexcept {
+    return a.tokens * b.weight > b.tokens * a.weight;
+  }
+  void put(std::int32_t at, const Share& share) noexcept {
+    heap_[to_size(at)] = share;
+    tenants_[to_size(share.tenant)].at = at;
+  }
+  /// Puts a share in the place of one that was less, or of none at the end.
+  void rise(std::int32_t at, const Share& share) noexcept {
+    for (; at > 0 && has_more(share, heap_[to_size((at - 1) / 2)]); at = (at - 1) / 2)
       put(at, heap_[to_size((at - 1) / 2)]);
-      at = (at - 1) / 2;
-    }
+    put(at, share);
+  }
+  /// The same in the place of one that was more.
+  void sink(std::int32_t at, const Share& share) noexcept {
+    const auto size = static_cast<std::int32_t>(heap_.size());
     for (std::int32_t child; (child = 2 * at + 1) < size; at = child) {
-      if (child + 1 < size && has_more(heap_[to_size(child + 1)], heap_[to_size(child)])) ++child;
-      if (!has_more(heap_[to_size(child)], moved)) break;
+      const std::int32_t other = std::min(child + 1, size - 1);  // no branch: nobody could foretell
+      child += static_cast<std::int32_t>(has_more(heap_[to_size(other)], heap_[to_size(child)]));
+      if (!has_more(heap_[to_size(child)], share)) break;
       put(at, heap_[to_size(child)]);
     }
-    put(at, moved);
+    put(at, share);
+  }
+  void settle(std::int32_t at, const Share& share) noexcept {
+    if (at > 0 && has_more(share, heap_[to_size((at - 1) / 2)])) return rise(at, share);
+    sink(at, share);
   }
 
   Array<Tenant> tenants_;
   Array<std::int32_t> table_;  // a power of two, at most half full: indices by tenant, -1: none
-  Array<std::int32_t> heap_;   // of those that have any, the richest first
+  Array<Share> heap_;          // of those that have any, the richest first
   Array<std::int32_t> over_;
 };
 

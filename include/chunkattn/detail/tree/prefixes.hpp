@@ -84,6 +84,10 @@ class ChildIndex {
   }
 
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  /// Asks early for what erasing an entry with this hash writes.
+  void prefetch(std::uint32_t hash) const noexcept {
+    CHUNKATTN_PREFETCH_WRITE(&table_[hash & (table_.size() - 1)]);
+  }
 
  private:
   struct Entry {
@@ -136,14 +140,13 @@ class CacheNews {
 
   /// More may be found at the node, and below it.
   void stored(NodeIndex index) noexcept {
-    if (any()) stored_below(index);
+    if (any()) [[unlikely]]
+      stored_below(index);
   }
   /// Of the node nothing is found but its first `keep` tokens.
   void evicted(NodeIndex index, std::int32_t keep) noexcept {
-    TreeNode& n = topology_.node(index);
-    if (n.told <= keep) return;
-    tell(CacheEvent::Kind::evicted, n, keep, n.told - keep, topology_.chunk_of(n, n.begin + keep));
-    n.told = keep;
+    if (TreeNode& n = topology_.node(index); n.told > keep) [[unlikely]]
+      tell_evicted(n, keep);
   }
   /// Nothing is found any more, of which cleared() tells.
   void forget() noexcept {
@@ -163,7 +166,7 @@ class CacheNews {
 
  private:
   /// Goes down from a node as long as something comes to be found.
-  void stored_below(NodeIndex top) noexcept {
+  [[gnu::noinline]] void stored_below(NodeIndex top) noexcept {
     for (NodeIndex i = top;;) {
       const bool all = i == root_node || tell_stored(topology_.node(i));
       if (all && topology_.node(i).first_child != none) {
@@ -185,6 +188,10 @@ class CacheNews {
     });
     n.told = end;
     return end == n.length;
+  }
+  [[gnu::noinline]] void tell_evicted(TreeNode& n, std::int32_t keep) noexcept {
+    tell(CacheEvent::Kind::evicted, n, keep, n.told - keep, topology_.chunk_of(n, n.begin + keep));
+    n.told = keep;
   }
   template <class F>
   void for_each_run(const TreeNode& n, std::int32_t first, std::int32_t end, const F& f) const {
@@ -271,6 +278,19 @@ class Prefixes {
   void unpublish(NodeIndex n, NodeState state) noexcept {
     index_.erase(topology_.node(n).hash, n);
     topology_.node(n).state = state;
+  }
+  /// Asks early for what taking out a cached node reads and writes; the node itself is there.
+  void prefetch_removal(const TreeNode& n, bool tokens) const noexcept {
+    for (const NodeIndex other : {n.parent, n.next_sibling, n.prev_sibling})
+      if (other != none) topology_.prefetch_whole(other);
+    chunks_.prefetch_record(n.first_chunk);
+    chunks_.prefetch_record(n.last_chunk);
+    index_.prefetch(n.hash);
+    if (!tokens) return;  // of a ghost's key
+    chunks_.prefetch(n.first_chunk, n.begin);
+    if (n.first_chunk == n.last_chunk) return;
+    chunks_.prefetch(n.first_chunk, topology_.geometry.size - 1);
+    chunks_.prefetch(n.last_chunk, 0);
   }
   [[nodiscard]] std::size_t num_published() const noexcept { return index_.size(); }
   /// Changes whenever a match may have become longer.

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <utility>
 
@@ -25,12 +24,6 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// A pinned path, from the root to `last`; none: the record is free.
-struct PinRecord {
-  NodeIndex last = none;
-  std::uint32_t generation = 0;
-};
-
 /// Which paths are used, and what is kept of those that are not. What needs chunks asks here, since
 /// here is what can be evicted for them.
 class Retention {
@@ -43,8 +36,9 @@ class Retention {
         rules_(rules),
         stats_(stats),
         model_(rules.learns ? std::make_unique<ReuseModel>() : nullptr),
-        shares_(rules.shares ? std::make_unique<TenantShares>() : nullptr) {
-    lists_.reserve(key_of_pinned, 1);
+        shares_(rules.shares ? std::make_unique<TenantShares>() : nullptr),
+        judges_(rules.learns || rules.shares) {
+    lists_.reserve(RetainedList::key_of_pinned, 1);
   }
 
   [[nodiscard]] const RetentionRules& rules() const noexcept { return rules_; }
@@ -149,10 +143,10 @@ class Retention {
   void reserve_level(std::int64_t level, std::uint64_t tenant, const TenantTerms& terms) {
     if (shares_) [[unlikely]] {
       shares_->reserve(tenant, terms);
-      lists_.reserve(level * keys_per_level, num_groups());  // of what is public
-      level += keys_of(shares_->index_of({.tenant = tenant})) >> 5;
+      lists_.reserve(level * RetainedList::keys_per_level, num_groups());  // of what is public
+      level += RetainedList::keys_of(shares_->index_of({.tenant = tenant})) >> 5;
     }
-    lists_.reserve(level * keys_per_level, num_groups());
+    lists_.reserve(level * RetainedList::keys_per_level, num_groups());
     if (model_) model_->ghosts.reserve(ghosts_per_chunk * stats_.used_chunks);
   }
 
@@ -165,8 +159,11 @@ class Retention {
   void keep_to_watermarks() noexcept {
     if (shares_) keep_to_quotas();
     if (!rules_.retains || stats_.used_chunks <= rules_.budget.high_watermark) return;
+    evicts_many_ = true;
     while (stats_.used_chunks > rules_.budget.low_watermark && evict_one_chunk()) {
     }
+    evicts_many_ = false;
+    weighed_ = nullptr;
   }
 
   /// Evicts what nobody used for the policy's ttl. Returns its tokens.
@@ -176,7 +173,7 @@ class Retention {
     const std::uint64_t before = stats_.evicted_tokens;
     for (bool again = rules_.ttl > 0; std::exchange(again, false);)  // parents after their children
       for (const RetainedList& list : lists_)
-        while (list.key != key_of_pinned && has_expired(list.oldest))
+        while (list.key != RetainedList::key_of_pinned && has_expired(list.oldest))
           again = evict_one_chunk(&list);
     return static_cast<std::size_t>(stats_.evicted_tokens - before);
   }
@@ -257,14 +254,6 @@ class Retention {
  private:
   friend class TreeInspector;
 
-  /// Of a list: its level times this and, where the policy learns, the group.
-  static constexpr std::int64_t keys_per_level = 32;
-  [[nodiscard]] static bool is_of_level(std::int64_t a, std::int64_t b) noexcept {
-    return a >> 5 == b >> 5;  // levels may be negative
-  }
-  /// Above whatever a policy says.
-  static constexpr std::int64_t key_of_pinned = std::numeric_limits<std::int64_t>::max();
-
   /// Evicted chunks that are remembered for each that is in use, where the policy learns.
   static constexpr std::size_t ghosts_per_chunk = 4;
 
@@ -272,15 +261,16 @@ class Retention {
     return model_ ? std::size_t{ReuseModel::num_groups} : 1;
   }
   [[nodiscard]] std::int64_t first_key_of(const TreeNode& n) const noexcept {
-    const std::int64_t key = n.level * keys_per_level;
-    return shares_ ? key + keys_of(shares_->index_of(n.name_space)) : key;
+    const std::int64_t key = n.level * RetainedList::keys_per_level;
+    return shares_ ? key + RetainedList::keys_of(shares_->index_of(n.name_space)) : key;
   }
   [[nodiscard]] std::int64_t key_of(const TreeNode& n) const noexcept {
-    return n.pins > 0 ? key_of_pinned : first_key_of(n) + n.group;
+    return n.pins > 0 ? RetainedList::key_of_pinned : first_key_of(n) + n.group;
   }
   /// The one that the node is in, or gets into.
   [[nodiscard]] RetainedList& list_of(const TreeNode& n) noexcept {
-    return n.pins > 0 ? lists_.back() : lists_.at(first_key_of(n), n.group);
+    if (n.pins > 0) return lists_.back();
+    return shares_ ? list_of_tenant(n) : lists_.at(first_key_of(n), n.group);
   }
   /// Whether a parent has at least the level of its child; within a level, groups are no order.
   [[nodiscard]] static bool is_valued_more(const TreeNode& parent, const TreeNode& child) noexcept {
@@ -350,10 +340,8 @@ class Retention {
     if (n.first_chunk == n.last_chunk) keep = 0;
     stats_.evicted_tokens += to_size(n.length - keep);
     prefixes_.news.evicted(victim, keep);
-    if (model_) [[unlikely]]
-      remember(n, keep);
-    if (shares_ && keep > 0 && n.pins == 0) [[unlikely]]
-      shares_->remove(shares_->index_of(n.name_space), n.length - keep);
+    if (judges_) [[unlikely]]
+      account_for(n, keep);
     if (keep == 0)
       remove(victim);
     else
@@ -362,14 +350,35 @@ class Retention {
     return true;
   }
 
+  /// The places of a victim behind the first `keep` are about to be evicted.
+  [[gnu::noinline]] void account_for(const TreeNode& n, std::int32_t keep) noexcept {
+    if (evicts_many_ && keep == 0 && n.newer != none) ask_ahead(topology_.node(n.newer));
+    if (model_) remember(n, keep);
+    if (shares_ && keep > 0 && n.pins == 0)
+      shares_->remove(shares_->index_of(n.name_space), n.length - keep);
+  }
+  /// Asks for what will be read when a node's turn in its list comes. Of the one behind it the
+  /// record is there since the last time.
+  void ask_ahead(const TreeNode& next) const noexcept {
+    const TreeNode& p = topology_.node(next.parent);
+    if (model_ && p.length > 0) chunks_.prefetch(p.last_chunk, topology_.end_offset(p) - 1);
+    if (next.newer == none) return;
+    const TreeNode& n = topology_.node(next.newer);
+    if (n.newer != none) topology_.prefetch_whole(n.newer);
+    prefixes_.prefetch_removal(n, /*tokens=*/model_ != nullptr);
+  }
+
   // ---- tenants -------------------------------------------------------------------------------
 
-  /// Keys of a tenant's lists come behind those of the tenant before: levels are of 32 bits.
-  [[nodiscard]] static constexpr std::int64_t keys_of(std::int32_t tenant) noexcept {
-    return std::int64_t{tenant} << 40;
-  }
   [[nodiscard]] RetainedList* lists_of(std::int32_t tenant) noexcept {
-    return lists_.find(keys_of(tenant) - (std::int64_t{1} << 39));
+    return lists_.find_first(RetainedList::least_key_of(tenant), shares_->first_list(tenant));
+  }
+  /// Most tenants have one level.
+  [[gnu::noinline]] RetainedList& list_of_tenant(const TreeNode& n) noexcept {
+    const std::int32_t tenant = shares_->index_of(n.name_space);
+    const std::int64_t key = n.level * RetainedList::keys_per_level + RetainedList::keys_of(tenant);
+    RetainedList* const first = lists_of(tenant);
+    return first->key == key ? first[n.group] : lists_.at(key, n.group);
   }
   /// The lists of who has most for his weight. What is public and goes on is passed over, to the
   /// young end with all that it continues; where many are, the richest tenant pays.
@@ -382,6 +391,7 @@ class Retention {
     for (int passed = 0; passed < 8; ++passed) {
       NodeIndex n = list->oldest;
       if (topology_.node(n).first_child == none) return list;
+      weighed_ = nullptr;
       for (; topology_.node(n).retained; n = topology_.node(n).parent) {
         unretain(n);
         retain(n);
@@ -411,44 +421,38 @@ class Retention {
     n.since = now();
     model_->fell_out_of_use(n.group, chunks_of(n.length), stats_.used_chunks);
   }
-  /// The record of chunks that are used again, from the one that they were kept or evicted with.
   [[gnu::noinline]] ReuseRecord used_again(const ReuseRecord& before,
                                            std::uint32_t chunks) noexcept {
-    const std::uint32_t age = now() - before.since;
-    model_->was_used(before.group, age, chunks);
-    const auto uses = static_cast<std::uint8_t>(std::min(before.uses + 1, 255));
-    const std::uint8_t gap = ReuseModel::gap_of(age, stats_.used_chunks);
-    return {.uses = uses, .group = ReuseModel::group_of(uses, gap)};
+    return model_->used_again(before, now() - before.since, chunks, stats_.used_chunks);
   }
   /// The leaf that is worth least of those that are the oldest of their group, in the level of the
   /// first list that has any. The oldest of all is one: what is below a node is older than it.
   [[gnu::noinline]] NodeIndex least_valuable(const RetainedList& first) noexcept {
-    if (victim_ != none && is_of_level(first.key, key_of(topology_.node(victim_)))) return victim_;
+    if (victim_ != none && RetainedList::is_of_level(first.key, key_of(topology_.node(victim_))))
+      return victim_;
     victim_ = first.oldest;
-    if (first.key == key_of_pinned) return victim_;
-    std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
-    std::uint32_t oldest = 0;
-    const std::uint32_t time = now();
-    bool found = false;
-    const RetainedList* const end =
-        &first + (ReuseModel::num_groups - (first.key & (keys_per_level - 1)));
-    for (const RetainedList* list = &first; list != end; ++list) {
-      if (list->oldest == none) continue;
-      const TreeNode& n = topology_.node(list->oldest);
-      const std::uint32_t age = time - n.since;
-      const std::uint64_t value = model_->value(n.group, age);
-      if (n.first_child != none || (found && (value > least || (value == least && age <= oldest))))
-        continue;
-      found = true;
-      least = value;
-      oldest = age;
-      victim_ = list->oldest;
-    }
+    if (first.key == RetainedList::key_of_pinned) return victim_;
+    const RetainedList* const lists = &first - (first.key & (RetainedList::keys_per_level - 1));
+    Candidates& candidates = model_->candidates;
+    if (weighed_ != lists) candidates.renew_all(ReuseModel::num_groups);
+    for (int group; (group = candidates.next_stale()) >= 0;) weigh(lists, to_size(group));
+    if (const int group = candidates.least(); group >= 0) victim_ = lists[group].oldest;
+    if (evicts_many_) weighed_ = lists;
     return victim_;
   }
-  /// The places of a victim behind the first `keep` are about to be evicted.
-  [[gnu::noinline]] void remember(const TreeNode& n, std::int32_t keep) noexcept {
-    if (keep == 0) victim_ = none;
+  void weigh(const RetainedList* lists, std::size_t group) noexcept {
+    if (lists[group].oldest == none) return model_->candidates.drop(group);
+    const TreeNode& n = topology_.node(lists[group].oldest);
+    if (n.first_child != none) return model_->candidates.drop(group);
+    const std::uint32_t age = now() - n.since;
+    model_->candidates.set(group, model_->value(n.group, age), age);
+  }
+  void remember(const TreeNode& n, std::int32_t keep) noexcept {
+    if (keep == 0) {
+      victim_ = none;
+      model_->candidates.renew(n.group);
+      model_->candidates.renew(topology_.node(n.parent).group);  // it may be a leaf from now on
+    }
     const ChunkIndex above = chunks_[n.last_chunk].prev;  // the next to go, perhaps
     if (keep > 0 && above != no_chunk) chunks_.prefetch(above, 0);
     model_->ghosts.add(
@@ -480,10 +484,13 @@ class Retention {
   TreeStats& stats_;
   RetainedLists lists_;
   Array<PinRecord> pins_;
-  std::unique_ptr<ReuseModel> model_;     // where the policy learns
-  std::unique_ptr<TenantShares> shares_;  // where it tells tenants apart
-  std::uint64_t time_ = 0;                // by the caller's clock
-  NodeIndex victim_ = none;               // is evicted from its end, until it is gone or used
+  std::unique_ptr<ReuseModel> model_;      // where the policy learns
+  std::unique_ptr<TenantShares> shares_;   // where it tells tenants apart
+  std::uint64_t time_ = 0;                 // by the caller's clock
+  NodeIndex victim_ = none;                // is evicted from its end, until it is gone or used
+  const RetainedList* weighed_ = nullptr;  // by the candidates, of a level; none: not up to date
+  const bool judges_;                      // evictions are judged by more than age
+  bool evicts_many_ = false;               // and nothing else happens between
 };
 
 }  // namespace detail

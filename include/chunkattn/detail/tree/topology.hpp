@@ -303,6 +303,11 @@ class Topology {
   void count_places(std::size_t count) noexcept { stats_.stored_tokens += count; }
   /// Asks early for what a step writes to a node.
   void prefetch(NodeIndex n) const noexcept { CHUNKATTN_PREFETCH_WRITE(&nodes_[to_size(n)]); }
+  /// The same for all of it.
+  void prefetch_whole(NodeIndex n) const noexcept {
+    prefetch(n);
+    CHUNKATTN_PREFETCH_WRITE(&nodes_[to_size(n)].older);
+  }
   /// The same for the token behind its last place.
   void prefetch_end(NodeIndex index) const noexcept {
     const TreeNode& n = node(index);
