@@ -50,12 +50,13 @@ struct CpuOptions {
   /// - A matrix unit (InstructionSet::amx), for K and V of 16 or 8 bits. It multiplies bfloat16 and
   ///   adds up in fp32, so queries and probabilities become sums of bfloat16 terms; 16- and 8-bit K
   ///   and V are such sums already.
-  /// - Dot products of pairs of bfloat16 (avx512 where VDPBF16PS is fast, neon where BFDOT is), for
-  ///   bfloat16 K and V, likewise; with two terms only for queries that are bfloat16 by value, which
-  ///   are exact then.
-  /// - Dot products of bytes (avx512 with VNNI, neon with FEAT_DotProd), for int8 K and V. They take
-  ///   queries and probabilities as integers of 16 bits: off by at most 2^-15.9 of a query's largest
-  ///   element, and by 2^-16 of the largest probability, whatever the accuracy but for fp32.
+  /// - Dot products of pairs of bfloat16 (avx512 where VDPBF16PS is fast, neon where BFDOT is),
+  ///   for bfloat16 K and V, likewise; with two terms only for queries that are bfloat16 by value,
+  ///   which are exact then.
+  /// - Dot products of bytes (avx512 with VNNI, neon with FEAT_DotProd), for int8 K and V. They
+  ///   take queries and probabilities as integers of 16 bits: off by at most 2^-15.9 of a query's
+  ///   largest element, and by 2^-16 of the largest probability, whatever the accuracy but for
+  ///   fp32.
   enum class Accuracy {
     /// None of these: everything in fp32, to about 2^-22 of the largest terms of a sum.
     fp32,
