@@ -17,7 +17,7 @@ using ValueByte = std::uint8_t;  // UDOT; USDOT, which fewer processors have, is
 using KeyByte = std::uint8_t;   // VPDPBUSD
 using ValueByte = std::int8_t;  // VPDPBUSD
 #endif
-/// To be added to the bytes of a word, or to be taken out of it, by an exclusive or.
+/// What an exclusive or adds to the bytes of a word, where they come with 128 added.
 template <class Byte>
 inline constexpr std::uint32_t byte_offsets = std::is_unsigned_v<Byte> ? 0x80808080u : 0;
 
