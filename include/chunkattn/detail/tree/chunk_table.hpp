@@ -150,14 +150,19 @@ class ChunkTable {
     --record.nodes;
     if (use.active && --record.active == 0) ++stats_.retained_chunks;
   }
-  /// One of the chunk's nodes is used from now on, or no longer.
-  void set_active(ChunkIndex s, bool active) noexcept {
-    ChunkRecord& record = records_[to_size(s)];
-    if (active) {
-      if (record.active++ == 0) --stats_.retained_chunks;
-    } else {
-      if (--record.active == 0) ++stats_.retained_chunks;
+  /// Of each chunk of a run one node is used from now on, or no longer.
+  void set_active(ChunkIndex first, ChunkIndex last, bool active) noexcept {
+    ChunkRecord* const records = records_.data();
+    std::size_t count = 0;  // of those that this makes used, or unused
+    for (ChunkIndex s = first;; s = records[to_size(s)].next) {
+      std::int32_t& users = records[to_size(s)].active;
+      count += active ? (users++ == 0 ? 1 : 0) : (--users == 0 ? 1 : 0);
+      if (s == last) break;
     }
+    if (active)
+      stats_.retained_chunks -= count;
+    else
+      stats_.retained_chunks += count;
   }
   /// One of the chunk's nodes is pinned (+1) or no longer (-1).
   void count_pin(ChunkIndex s, std::int32_t by) noexcept {

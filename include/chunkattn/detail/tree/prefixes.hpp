@@ -144,8 +144,8 @@ class CacheNews {
       stored_below(index);
   }
   /// Of the node nothing is found but its first `keep` tokens.
-  void evicted(NodeIndex index, std::int32_t keep) noexcept {
-    if (TreeNode& n = topology_.node(index); n.told > keep) [[unlikely]]
+  void evicted(TreeNode& n, std::int32_t keep) noexcept {
+    if (n.told > keep) [[unlikely]]
       tell_evicted(n, keep);
   }
   /// Nothing is found any more, of which cleared() tells.

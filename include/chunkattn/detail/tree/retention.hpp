@@ -61,7 +61,7 @@ class Retention {
     if (n.pins > 0)
       for (PinRecord& pin : pins_)
         if (pin.last == index) pin.last = n.parent;
-    prefixes_.news.evicted(index, 0);
+    prefixes_.news.evicted(n, 0);
     if (n.state == NodeState::published) prefixes_.unpublish(index, NodeState::hidden);
     topology_.release_places(index, 0, active);
     topology_.remove(index);
@@ -110,7 +110,7 @@ class Retention {
         n.set_reuse(used_again(n.reuse(), chunks_of(n.length)));
       }
     }
-    topology_.for_each_chunk(n, [&](ChunkIndex s) { chunks_.set_active(s, true); });
+    topology_.set_active(n, true);
   }
   /// The path to `last` has one more live sequence.
   void use_path(NodeIndex last) noexcept {
@@ -285,8 +285,8 @@ class Retention {
       keep = std::min(n.written, keep_end - n.position);
     if (prefixes_.unit() > 1) keep -= keep % prefixes_.unit();
     if (keep == 0) return remove(index, /*active=*/true);
-    prefixes_.news.evicted(index, keep);
-    topology_.for_each_chunk(n, [&](ChunkIndex s) { chunks_.set_active(s, false); });
+    prefixes_.news.evicted(n, keep);
+    topology_.set_active(n, false);
     if (keep < n.length) topology_.release_places(index, keep);
     if (model_) [[unlikely]]
       fell_out_of_use(n);
@@ -310,7 +310,7 @@ class Retention {
     (n.older != none ? topology_.node(n.older).newer : list.oldest) = index;
     list.newest = index;
   }
-  void unretain(NodeIndex index) noexcept {
+  CHUNKATTN_INLINE void unretain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
     RetainedList& list = list_of(n);
     if (shares_ && n.pins == 0) shares_->remove(shares_->index_of(n.name_space), n.length);
@@ -334,18 +334,18 @@ class Retention {
     while (from != lists_.end() && from->oldest == none) ++from;
     if (from == lists_.end()) return false;
     const NodeIndex victim = model_ ? least_valuable(*from) : from->oldest;
-    const TreeNode& n = topology_.node(victim);
+    TreeNode& n = topology_.node(victim);
     const std::size_t used = stats_.used_chunks;
     std::int32_t keep = n.length - topology_.end_offset(n);
     if (n.first_chunk == n.last_chunk) keep = 0;
     stats_.evicted_tokens += to_size(n.length - keep);
-    prefixes_.news.evicted(victim, keep);
+    prefixes_.news.evicted(n, keep);
     if (judges_) [[unlikely]]
       account_for(n, keep);
     if (keep == 0)
       remove(victim);
     else
-      topology_.release_places(victim, keep);
+      topology_.release_places(victim, keep, /*active=*/false);
     stats_.evicted_chunks += used - stats_.used_chunks;
     return true;
   }

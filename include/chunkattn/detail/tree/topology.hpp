@@ -170,6 +170,10 @@ class Topology {
       if (s == last) return;
     }
   }
+  /// All chunks of the node are used by it from now on, or no longer.
+  void set_active(const TreeNode& n, bool active) noexcept {
+    if (n.first_chunk != no_chunk) chunks_.set_active(n.first_chunk, last_held_chunk(n), active);
+  }
   /// The last chunk of the node's run, spare ones included.
   [[nodiscard]] ChunkIndex last_held_chunk(const TreeNode& n) const noexcept {
     ChunkIndex s = n.last_chunk;
@@ -232,6 +236,8 @@ class Topology {
   bool release_places(NodeIndex index, std::int32_t keep, bool active) noexcept {
     TreeNode& n = node(index);
     if (n.first_chunk == no_chunk) return false;
+    if (checkpoints.any()) [[unlikely]]
+      checkpoints.drop_behind(index, n.position + keep);
     stats_.stored_tokens -= to_size(n.length - keep);
     const std::int32_t kept_chunks = keep == 0 ? 0 : geometry.chunks_for(n.begin + keep);
     ChunkIndex s = last_held_chunk(n);
@@ -240,8 +246,6 @@ class Topology {
     const bool released = held > kept_chunks;
     const bool owned = owns_end(n);
     const ChunkUse use{active, n.pins > 0};
-    if (checkpoints.any()) [[unlikely]]
-      checkpoints.drop_behind(index, n.position + keep);
     for (; held > kept_chunks; --held) {
       const ChunkIndex prev = held > 1 ? chunks_[s].prev : no_chunk;
       if (held == 1 && chunks_[s].owner == index) {
@@ -348,9 +352,9 @@ class Topology {
     return n;
   }
   void remove(NodeIndex n) noexcept {
-    unlink(n);
     if (checkpoints.any()) [[unlikely]]
       checkpoints.drop_behind(n, 0);
+    unlink(n);
     const std::uint32_t birth = node(n).birth;
     node(n) = TreeNode{};
     node(n).birth = birth;
