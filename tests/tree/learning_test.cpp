@@ -32,6 +32,31 @@ std::size_t pass(Tree& tree, const std::vector<int>& prompt) {
 
 }  // namespace
 
+TEST_CASE("the least of the candidates is that of least value, of several the oldest") {
+  chunkattn::detail::Candidates candidates;
+  CHECK(candidates.least() == -1);
+  candidates.set(19, 7, 1);
+  candidates.set(4, 9, 100);
+  CHECK(candidates.least() == 19);
+  candidates.set(2, 7, 3);
+  candidates.set(11, 7, 2);
+  CHECK(candidates.least() == 2);
+  candidates.drop(2);
+  CHECK(candidates.least() == 11);
+  candidates.set(11, 8, 2);
+  CHECK(candidates.least() == 19);
+  CHECK(candidates.next_stale() == -1);
+  candidates.renew(19);
+  candidates.renew(3);
+  CHECK(candidates.next_stale() == 3);
+  CHECK(candidates.next_stale() == 19);
+  CHECK(candidates.next_stale() == -1);
+  candidates.renew_all(2);
+  CHECK(candidates.next_stale() == 0);
+  CHECK(candidates.next_stale() == 1);
+  CHECK(candidates.next_stale() == -1);
+}
+
 TEST_CASE("groups are valued by how often and how soon they are used again") {
   ReuseModel model;
   CHECK(model.value(0, 5) == model.value(3, 5000));  // nothing is known
