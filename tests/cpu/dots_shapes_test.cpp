@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <span>
 
 #include "chunkattn/chunk_attention.hpp"
@@ -53,10 +52,14 @@ TEST_CASE("rows so long that a sum might leave 32 bits are computed in fp32") {
   attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
   const Rounding rounding = test::rounding_in<std::int8_t>(attention);
   CHECK(compare_with_reference(reference, std::span<const float>(answer.out), rounding).ok());
-  if (dots)
-    CHECK(test::worst_lse(reference, answer.lse, rounding) <= 1.0);
-  else  // fp32 rounds sums of equal products the same way each time, more than its bound allows for
-    std::printf("skipped: log-sum-exp of the largest sum: there are no dot products\n");
+  // The bound is of sums whose errors differ, but those of equal products are all of one sign. In
+  // fp32 with 4 lanes there are 128 of them in a row, and it is kept no more.
+#if defined(__aarch64__)
+  const double most = dots ? 1.0 : 4.0;
+#else
+  const double most = 1.0;
+#endif
+  CHECK(test::worst_lse(reference, answer.lse, rounding) <= most);
 }
 
 TEST_CASE("variants: logits that change, keys that are hidden") {
