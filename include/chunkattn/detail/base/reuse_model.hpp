@@ -138,6 +138,7 @@ class Candidates {
 class ReuseModel {
  public:
   static constexpr int num_groups = 20;
+  static_assert(num_groups < static_cast<int>(Candidates::max_groups));  // as renew_all() shifts
 
   ReuseModel() { values_.fill(std::numeric_limits<std::uint64_t>::max()); }
 
