@@ -115,7 +115,6 @@ template <int HeadDim, int ValueDim>
 [[gnu::noinline]] void pack_dot_queries(int lines, LineState<HeadDim, ValueDim>& state) noexcept {
   constexpr int width = simd::native_width;
   const DotQueries<HeadDim> to{state.q_transposed, state.transposed_stride};
-  constexpr int whole = to.words / width * width;
   for (int line = 0; line < lines; line += width) {
     alignas(64) std::int8_t bytes[2][width][HeadDim];
     for (int l = 0; l < width; ++l) {
@@ -124,18 +123,8 @@ template <int HeadDim, int ValueDim>
       __builtin_memcpy(to.offset() + line + l, &offset, sizeof offset);
       to.unit()[line + l] = query.unit;
     }
-    for (int term = 0; term < 2; ++term) {
-      for (int i = 0; i < whole; i += width) {
-        simd::Float<width> words[width];
-        for (int l = 0; l < width; ++l)
-          __builtin_memcpy(&words[l], bytes[term][l] + dot_depth * i, sizeof words[l]);
-        simd::transpose<width>(words);
-        for (int j = 0; j < width; ++j) simd::store(to.word(term, i + j) + line, words[j]);
-      }
-      for (int i = whole; i < to.words; ++i)
-        for (int l = 0; l < width; ++l)
-          __builtin_memcpy(to.word(term, i) + line + l, bytes[term][l] + dot_depth * i, dot_depth);
-    }
+    for (int term = 0; term < 2; ++term)
+      transpose_words<to.words>(bytes[term], HeadDim, to.word(term, 0) + line, to.stride);
   }
 }
 

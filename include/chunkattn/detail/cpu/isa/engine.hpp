@@ -382,24 +382,9 @@ class Engine {
     transpose_queries(count, state);
   }
   static void transpose_queries(int lines, State& state) noexcept {
-    constexpr int block = simd::native_width;
-    constexpr int whole = HeadDim / block * block;
-    for (int line = 0; line < lines; line += block) {  // lines beyond the last are nobody's
-      float* const to = state.q_transposed + line;
-      for (int i = 0; i < whole; i += block) {
-        simd::Float<block> rows[block];
-        simd::repeat<block>([&](auto l) CHUNKATTN_LAMBDA {
-          rows[l] = simd::load<block>(state.q + (line + l) * HeadDim + i);
-        });
-        simd::transpose<block>(rows);
-        simd::repeat<block>([&](auto d) CHUNKATTN_LAMBDA {
-          simd::store(to + (i + d) * state.transposed_stride, rows[d]);
-        });
-      }
-      for (int i = whole; i < HeadDim; ++i)
-        for (int l = 0; l < block; ++l)
-          to[i * state.transposed_stride + l] = state.q[(line + l) * HeadDim + i];
-    }
+    for (int line = 0; line < lines; line += simd::native_width)  // those beyond the last: nobody's
+      transpose_words<HeadDim>(state.q + line * HeadDim, HeadDim * sizeof(float),
+                               state.q_transposed + line, state.transposed_stride);
   }
 
   // Writes the results of a task that had its lines to itself, from state.merged if it merged

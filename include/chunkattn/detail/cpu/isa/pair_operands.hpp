@@ -33,20 +33,21 @@ bool pack_pair_queries(int lines, LineState<HeadDim, ValueDim>& state, const Row
   constexpr int width = simd::width_for<HeadDim>;
   using Bits = simd::Unsigned<width>;
   Bits lost{};
-  for (int line = 0; line < lines; ++line) {
-    const auto* const from = row(line);
-    alignas(64) std::uint16_t elements[HeadDim];
-    for (int i = 0; i < HeadDim; i += width) {
-      const simd::Float<width> x = simd::load_widened<width>(from + i);
-      const Bits bits = simd::bits_as<Bits>(x);
-      const Bits size = bits & 0x7fffffffu;
-      const Bits is_nan = (Bits)(size > 0x7f800000u);  // no line's reason to compute others in fp32
-      lost |= ~is_nan & ((bits & 0xffffu) | ((Bits)(size < 0x00800000u) & size));
-      simd::store_upper_halves<width>(elements + i, simd::rounded_to_bfloat16<width>(x));
+  for (int first = 0; first < lines; first += simd::native_width) {
+    alignas(64) std::uint16_t elements[simd::native_width][HeadDim];
+    for (int l = 0; l < simd::native_width; ++l) {
+      const auto* const from = row(std::min(first + l, lines - 1));
+      for (int i = 0; i < HeadDim; i += width) {
+        const simd::Float<width> x = simd::load_widened<width>(from + i);
+        const Bits bits = simd::bits_as<Bits>(x);
+        const Bits size = bits & 0x7fffffffu;
+        const Bits is_nan = (Bits)(size > 0x7f800000u);  // no line's reason to compute others in fp32
+        lost |= ~is_nan & ((bits & 0xffffu) | ((Bits)(size < 0x00800000u) & size));
+        simd::store_upper_halves<width>(elements[l] + i, simd::rounded_to_bfloat16<width>(x));
+      }
     }
-    float* to = state.q_transposed + line;
-    for (int i = 0; i < HeadDim; i += pair_depth, to += state.transposed_stride)
-      __builtin_memcpy(to, elements + i, sizeof(float));
+    transpose_words<HeadDim / pair_depth>(elements, sizeof elements[0], state.q_transposed + first,
+                                          state.transposed_stride);
   }
   return rounded || !any_of<width>((simd::Int<width>)(lost != 0u));
 }
