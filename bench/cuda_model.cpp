@@ -41,7 +41,7 @@ void print_case(const model::Machine& machine, const test::ScheduleCase& c, Tall
   double build_us = 1e30;
   for (int i = 0; i < 5; ++i) {
     const auto begin = std::chrono::steady_clock::now();
-    scheduler.build(plan.view(), c.geometry, chunkattn::detail::cuda::CostModel{}, plenty);
+    scheduler.build(plan.view(), c.geometry, model::costs_of_today(), plenty);
     const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
     build_us = std::min(build_us, took.count());
   }

@@ -22,7 +22,7 @@ namespace model {
 
 /// What the model counts of the attention kernel at head dimension 128.
 struct Kernel {
-  int tall_warp_rows = 32;  ///< lines of a warp in tiles of 64
+  int tall_warp_rows = 32;  ///< lines of a warp in tiles of 64 and more
   /// Of a thread's 16 copies of 64 tokens, in instructions: read from machine code.
   double copy_addresses = 86;
 };
@@ -43,7 +43,7 @@ inline Item make_item(const Machine& machine, std::int64_t tokens, int tile_rows
   item.flops = 4.0 * rows_of_tokens * dim * tile_rows;
   // For each token, ldmatrix: the warps side by side along the lines read all of K and V, and each
   // warp its lines of Q for 64 tokens; cp.async: K and V once. 96 KB and 32 KB for 64 x 64.
-  const double warp_rows = tile_rows == 64 ? kernel.tall_warp_rows : 16;
+  const double warp_rows = tile_rows >= 64 ? kernel.tall_warp_rows : 16;
   item.shared_bytes = rows_of_tokens * dim * (4.0 * tile_rows / warp_rows + warp_rows / 8 + 4.0);
   // Read from machine code, for 64 tokens: the addresses of a thread's 16 copies, and the rest,
   // which is shared by the warps that split the tokens.
@@ -52,6 +52,13 @@ inline Item make_item(const Machine& machine, std::int64_t tokens, int tile_rows
   item.wait_us = machine.task_us - item.write_us;
   item.end_us = machine.merge_us * chunkattn::detail::cuda::merges_in_a_row(rows, dim, merges);
   return item;
+}
+
+/// What schedules of head dimension 128 are made by on the machine: large tiles have room there.
+inline chunkattn::detail::cuda::CostModel costs_of_today() {
+  chunkattn::detail::cuda::CostModel costs;
+  costs.most_tile_rows = chunkattn::detail::cuda::max_tile_rows;
+  return costs;
 }
 
 /// Microseconds from a launch's first ticket to its last block's end. Each block does `ahead` of
@@ -65,7 +72,6 @@ inline double play(const Machine& machine, const chunkattn::PlanView& plan,
                    const chunkattn::detail::cuda::Geometry& geometry,
                    const chunkattn::detail::cuda::Scheduler& scheduler, bool one_launch = true,
                    const Kernel& kernel = {}) {
-  using chunkattn::detail::cuda::max_tile_rows;
   using chunkattn::detail::cuda::Task;
   const std::vector<Task>& tasks = scheduler.tasks();
   const auto phase1 = static_cast<std::size_t>(scheduler.num_chunk_first());
@@ -93,7 +99,7 @@ inline double play(const Machine& machine, const chunkattn::PlanView& plan,
       const auto& merge = scheduler.merges()[static_cast<std::size_t>(task.merge_begin + m)];
       const int first_row = task.row_begin - merge.row_begin;
       const int last_row = first_row + task.row_count - 1;
-      for (int tile = first_row / max_tile_rows; tile <= last_row / max_tile_rows; ++tile)
+      for (int tile = first_row >> merge.tile_bits; tile <= last_row >> merge.tile_bits; ++tile)
         needs.push_back(task_of[static_cast<std::size_t>(merge.flag + tile)]);
     }
     for (std::size_t head = 0; head < heads; ++head) {

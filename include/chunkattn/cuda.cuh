@@ -354,9 +354,8 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     state_.check_layer(layer, plan);
     state_.check_variant(variant);
     prepare(plan, stream);
-    const bool capturing = detail::cuda::is_capturing(stream);
-    state_.template load<Q, T, V>(capturing);
-    (void)state_.upload_.schedule_for(detail::cuda::HiddenKeys(variant), plan, capturing, stream);
+    (void)state_.template schedule_for<Q, T>(variant, plan, detail::cuda::is_capturing(stream),
+                                             stream);
     state_.checks_.enqueued(stream);
   }
 

@@ -506,7 +506,8 @@ TEST_CASE("the driver says how many blocks run at the same time") {
   CHECK(blocks() == device.sms);
   device.blocks_by_registers = 1000;  // as many as all of the shared memory holds, L1 has none
   const ChunkAttention<Cuda, head_dim> attention(Engine::limits());
-  const int bytes = chunkattn::detail::cuda::shared_bytes(head_dim, attention.num_stages()) + 1024;
+  using namespace chunkattn::detail::cuda;
+  const int bytes = shared_bytes(head_dim, attention.num_stages(), max_tile_rows) + 1024;
   CHECK(attention.num_blocks() == device.sms * (device.shared_per_sm / bytes));
   device.blocks_by_registers = 0;
   CHECK_THROWS_WITH_AS(blocks(), doctest::Contains("HeadDim = 16"), chunkattn::InvalidArgument);

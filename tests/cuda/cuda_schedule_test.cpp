@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <map>
 #include <set>
 #include <vector>
@@ -52,7 +53,8 @@ void check_exact_cover(const test::RandomPlan& plan, const Geometry& geometry,
       static_cast<std::size_t>(view.num_rows * group));
   for (int t = 0; t < static_cast<int>(scheduler.tasks().size()); ++t) {
     const Task& task = scheduler.tasks()[static_cast<std::size_t>(t)];
-    CHECK((task.tile_rows == 16 || task.tile_rows == 32 || task.tile_rows == 64));
+    CHECK((task.tile_rows == 16 || task.tile_rows == 32 || task.tile_rows == 64 ||
+           (task.tile_rows == 128 && t < scheduler.num_chunk_first())));
     REQUIRE(task.row_count >= 1);
     REQUIRE(task.row_count <= task.tile_rows);
     if (t < scheduler.num_chunk_first()) {
@@ -79,7 +81,7 @@ void check_exact_cover(const test::RandomPlan& plan, const Geometry& geometry,
           REQUIRE(found != partials.end());
           REQUIRE(found->second.row == packed);
           // Whoever writes it raises the flag that is waited for.
-          CHECK(found->second.flag == merge.flag + (packed - merge.row_begin) / max_tile_rows);
+          CHECK(found->second.flag == merge.flag + ((packed - merge.row_begin) >> merge.tile_bits));
           mine.emplace_back(found->second.begin, found->second.end);
           CHECK((m == 0 || mine[mine.size() - 1] >= mine[mine.size() - 2]));  // in path order
         }
@@ -129,6 +131,10 @@ TEST_CASE("tasks cover each visible position of each row exactly once") {
     if (random.chance(0.7)) {
       model.wait_ps = model.task_ps = model.merge_ps = 0;
       model.min_split_tokens = 64;
+    }
+    if (random.chance(0.5)) {
+      model.most_tile_rows = max_tile_rows;
+      model.num_blocks = random.pick({1, 8, 264});
     }
     Scheduler scheduler;
     scheduler.build(plan.view(), geometry, model, plenty);
@@ -355,7 +361,7 @@ TEST_CASE("four rows of an accumulator are stored into different banks") {
 
 TEST_CASE("groups of threads that share merges fit a block, and the rows that no query stands in") {
   for (const int value_dim : {16, 64, 96, 128, 256})
-    for (int rows = 1; rows <= max_tile_rows; ++rows)
+    for (int rows = 1; rows <= usual_tile_rows; ++rows)
       for (int merges = 0; merges <= 200; ++merges) {
         const int groups = 1 << merge_group_bits(rows, value_dim, merges);
         const int in_a_row = merges_in_a_row(rows, value_dim, merges);
@@ -391,12 +397,100 @@ TEST_CASE("stages fit the device and keep enough bytes in flight") {
       const Occupancy chosen = choose_occupancy(dims, m.per_block, m.per_sm, wanted_blocks(dims));
       INFO(m.name, " head_dim ", dims.k, " value_dim ", dims.v);
       REQUIRE(chosen.num_stages >= min_stages);
-      CHECK(shared_bytes(dims, chosen.num_stages) <= m.per_block);
-      CHECK(chosen.blocks_per_sm * (shared_bytes(dims, chosen.num_stages) + 1024) <= m.per_sm);
+      const int bytes = shared_bytes(dims, chosen.num_stages, chosen.tile_rows);
+      CHECK(bytes <= m.per_block);
+      CHECK(chosen.blocks_per_sm * (bytes + 1024) <= m.per_sm);
       CHECK(chosen.bytes_in_flight >= (m.per_sm > 110000 ? 48 : 24) * 1024);
     }
   CHECK(choose_occupancy(128, 232448, 233472, 2).num_stages == 2);
   CHECK(choose_occupancy(128, 232448, 233472, 2).blocks_per_sm == 2);
+}
+
+TEST_CASE("queries of large tiles take no block, and no bytes in flight that are needed") {
+  struct Case {
+    HeadDims dims;
+    int stages, blocks, tile_rows;
+  };
+  const auto check = [](int per_block, int per_sm, std::initializer_list<Case> cases) {
+    for (const Case& c : cases) {
+      CAPTURE(per_sm);
+      CAPTURE(c.dims.k);
+      CAPTURE(c.dims.v);
+      const Occupancy chosen = choose_occupancy(c.dims, per_block, per_sm, wanted_blocks(c.dims));
+      CHECK(chosen.num_stages == c.stages);
+      CHECK(chosen.blocks_per_sm == c.blocks);
+      CHECK(chosen.tile_rows == c.tile_rows);
+    }
+  };
+  check(166912, 167936,  // sm_80
+        {{64, 3, 2, 128}, {96, 2, 2, 128}, {112, 2, 2, 64}, {128, 3, 1, 128}, {256, 3, 1, 64}});
+  check(101376, 102400,  // sm_86
+        {{64, 4, 1, 128}, {96, 3, 1, 64}, {112, 2, 1, 64}, {128, 2, 1, 64}, {256, 2, 1, 64}});
+  check(232448, 233472,  // sm_90
+        {{64, 4, 2, 128}, {96, 3, 2, 128}, {112, 3, 2, 64}, {128, 2, 2, 128}, {256, 3, 1, 64}});
+  // Kernels that have none.
+  check(232448, 233472, {{{64, 128}, 4, 2, 64}, {{128, 128, 1}, 3, 2, 64}});
+}
+
+TEST_CASE("a shared run is in large tiles where every block has one of 256 tokens") {
+  CostModel model;
+  model.most_tile_rows = max_tile_rows;
+  Scheduler scheduler;
+  // Heights of chunk-first tiles, and how many there are of each.
+  const auto heights = [&](int sequences, int shared, const Geometry& geometry) {
+    const test::RandomPlan plan = test::make_two_level_plan(sequences, shared, 64);
+    scheduler.build(plan.view(), geometry, model, plenty);
+    check_exact_cover(plan, geometry, scheduler);
+    std::map<int, int> found;
+    for (int t = 0; t < scheduler.num_chunk_first(); ++t)
+      ++found[scheduler.tasks()[static_cast<std::size_t>(t)].tile_rows];
+    return found;
+  };
+  const auto only = [](const std::map<int, int>& found, int rows) {
+    return found.size() == 1 && found.begin()->first == rows;
+  };
+  const Geometry geometry{32, 8, 128};
+  // 256 lines, 2 tiles, 8 heads: 17 pieces for 264 blocks.
+  CHECK(only(heights(64, 17 * 256, geometry), 128));
+  CHECK(only(heights(64, 16 * 256 + 1, geometry), 128));
+  CHECK(only(heights(64, 16 * 256, geometry), 64));
+  model.num_blocks = 256;
+  CHECK(only(heights(64, 16 * 256, geometry), 128));
+  // 65 to 128 lines are one tile; others' last tiles have the height that holds them.
+  CHECK(only(heights(17, 32 * 256, geometry), 128));
+  CHECK(only(heights(32, 32 * 256, geometry), 128));
+  CHECK(only(heights(32, 31 * 256, geometry), 64));
+  const std::map<int, int> two = heights(36, 32 * 256, geometry);  // 144 lines
+  REQUIRE(two.size() == 2);
+  CHECK(two.at(128) == two.at(16));
+  // Up to 64 lines fill a tile of 64.
+  CHECK(only(heights(16, 64 * 256, geometry), 64));
+  CHECK(scheduler.has_large_tiles() == false);
+  model.most_tile_rows = usual_tile_rows;  // where the device or the kernel has none
+  CHECK(only(heights(64, 32 * 256, geometry), 64));
+}
+
+TEST_CASE("rows that nobody shares are never in large tiles") {
+  CostModel model;
+  model.most_tile_rows = max_tile_rows;
+  model.num_blocks = 1;
+  Scheduler scheduler;
+  test::RandomPlan plan = test::make_two_level_plan(1, 0, 4096);  // a prefill of 100 tokens
+  plan.row_kv_len.clear();
+  plan.row_token.clear();
+  plan.row_segment.assign(100, plan.row_segment.front());
+  for (int i = 0; i < 100; ++i) {
+    plan.row_kv_len.push_back(3997 + i);
+    plan.row_token.push_back(i);
+  }
+  for (auto& segment : plan.segments) segment.row_end = 100;
+  for (const int blocks : {1, 264}) {  // whole, and in pieces
+    model.num_blocks = blocks;
+    scheduler.build(plan.view(), {4, 2, 128}, model, plenty);
+    check_exact_cover(plan, {4, 2, 128}, scheduler);
+    CHECK_FALSE(scheduler.has_large_tiles());
+    CHECK((scheduler.num_chunk_first() > 0) == (blocks > 1));
+  }
 }
 
 TEST_CASE("where partial results are scarce, cuts are fewer, not gone") {

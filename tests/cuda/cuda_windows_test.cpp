@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chunkattn/testing/inspect.hpp"
@@ -267,6 +268,62 @@ TEST_CASE("windows beyond the limit take the place of others, but of none that a
                         &engine.stream);
   engine.submit();
   engine.drain_and_check();
+}
+
+TEST_CASE("a variant without a window takes the large tiles out of the list of plain calls") {
+  simt::Device& device = simt::device();
+  const int sms = std::exchange(device.sms, 1);  // a task for every block
+  {
+    Engine engine(36);
+    shuffled(engine.random.bits());
+    start(engine, 24);  // 72 lines
+    DeviceArray<half> q(24 * qo_heads * head_dim);
+    DeviceArray<half> k(24 * kv_heads * head_dim), v(24 * kv_heads * head_dim);
+    DeviceArray<float> sinks(qo_heads);
+    engine.random.fill(sinks.span());
+    ReferenceVariant with_sinks;
+    with_sinks.sink = [&](int head) {
+      return static_cast<double>(sinks.span()[static_cast<std::size_t>(head)]);
+    };
+    Call plain(24, {}), sunk(24, with_sinks);
+    const auto layer = engine.cache.layer(0);
+    const auto& list =
+        chunkattn::detail::AttentionAccess::state(*engine.attention).upload_.scheduler();
+    std::unique_ptr<simt::Graph> captured;
+    for (int step = 0; step < 5; ++step) {
+      engine.decode_plan();
+      engine.random.fill(q.span());
+      engine.random.fill(k.span());
+      engine.random.fill(v.span());
+      engine.attention->prepare(engine.view, &engine.stream);
+      CHECK(list.has_large_tiles() == (step < 3));
+      if (step == 0) {
+        captured = std::make_unique<simt::Graph>(engine.stream);
+        engine.attention->write(layer, engine.view, k.span(), v.span(), &engine.stream);
+        engine.attention->run(layer, engine.view, q.span(), plain.out.span(), plain.lse.span(),
+                              &engine.stream);
+        captured->end();
+      }
+      captured->replay();
+      if (step == 2) {  // before the captured calls of the step have run, and after them
+        const auto before = uploads_of(*engine.attention).schedules;
+        for (int call = 0; call < 2; ++call)
+          engine.attention->run(layer, engine.view, Sinks{sinks.span()}, q.span(), sunk.out.span(),
+                                sunk.lse.span(), &engine.stream);
+        CHECK(uploads_of(*engine.attention).schedules == before + 1);
+        CHECK_FALSE(list.has_large_tiles());
+        captured->replay();
+      }
+      engine.stream.drain();
+      const test::RandomPlan plan = snapshot(engine.view);
+      plain.check(layer, plan, q.span());
+      if (step == 2) sunk.check(layer, plan, q.span());
+      engine.submit();
+    }
+    CHECK(device.capture_violations == 0);
+    CHECK(device.late_loads == 0);
+  }
+  device.sms = sms;
 }
 
 TEST_CASE("variants that make no sense are refused before anything has changed") {

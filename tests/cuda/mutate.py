@@ -37,7 +37,8 @@ WEAKER = [  # (what, what becomes of it)
     (r"(==|!=) launch_\.number", r"\1 launch_.number - 1"),
     (r"counters->launches \+ 1,", "counters->launches,"),
     (r"num_pairs \+ 2 \* ptx", "num_pairs + ptx"),
-    (r"last_row / max_tile_rows", "first_row / max_tile_rows"),
+    (r"last_row >> bits", "first_row >> bits"),
+    (r"first_row >> bits; tile", "first_row >> 6; tile"),  # flags of large tiles
     (r"advance\(feed\.tiles_beside\(\)\)", "advance(feed.tiles_beside() + 1)"),
     (r"tables_\[\(count_ \+ 1\) % 2\]", "tables_[count_ % 2]"),  # over those of the task at work
     (r"\(count_ \+ ahead\) % 3", "(count_ + ahead) % 2"),  # likewise its Task
@@ -52,9 +53,9 @@ WEAKER = [  # (what, what becomes of it)
     (r"if \(Place\(\).kv_warp == 0\) store_rows", "store_rows"),  # those whose results are added add, too
     (r"(table_scales\(.*, stage\)) \+ kv_tile;", r"\1;"),  # 8 bits: scales of a later tile
 ]
-TESTS = ["cuda_kernels_test", "cuda_quantized_test"]  # the latter for those that the former lets live
+TESTS = ["cuda_kernels_test", "cuda_quantized_test", "cuda_large_tiles_test"]  # those behind for what those before let live
 CASES = ("emulated kernels*,prefill*,the order of turns*,tasks in a row*,pairs of several*,a task waits*,a NaN*,"
-         "few rows*,attention over*")
+         "few rows*,attention over*,large tiles*")
 
 
 def mutants(found):

@@ -17,6 +17,7 @@ namespace simt {
 inline chunkattn::detail::cuda::CostModel eager_model() {
   chunkattn::detail::cuda::CostModel model;
   model.num_blocks = 64;
+  model.most_tile_rows = chunkattn::detail::cuda::max_tile_rows;  // where the kernel has such
   model.task_ps = 0;
   model.merge_ps = 0;
   model.wait_ps = 0;
@@ -56,9 +57,12 @@ template <class T, chunkattn::detail::cuda::HeadDims Dims, class V = chunkattn::
           class After = void (*)(), class E>
 StepResult<T> attention_step(
     const chunkattn::KvView<E>& kv, chunkattn::PlanView plan, std::span<const T> q,
-    const chunkattn::detail::cuda::CostModel& model, int num_stages = 2, int grid = 3,
-    float sm_scale = 0, const V& variant = {}, After&& after = [] {}) {
+    chunkattn::detail::cuda::CostModel model, int num_stages = 2, int grid = 3, float sm_scale = 0,
+    const V& variant = {}, After&& after = [] {}) {
   using namespace chunkattn::detail::cuda;
+  constexpr bool wide = std::is_same_v<E, T>;
+  using Kind = std::conditional_t<wide, V, Quantized<E, V>>;
+  if (!large_tiles<Kind, Dims>) model.most_tile_rows = usual_tile_rows;
   StepResult<T> result;
   const auto rows = static_cast<std::size_t>(plan.num_rows);
   const int num_qo_heads = static_cast<int>(q.size() / rows / static_cast<std::size_t>(Dims.k));
@@ -103,13 +107,12 @@ StepResult<T> attention_step(
   call.group = num_qo_heads / kv.num_kv_heads;
   call.num_stages = num_stages;
   if (sm_scale == 0) sm_scale = 1.0f / std::sqrt(static_cast<float>(Dims.k));
-  constexpr bool wide = std::is_same_v<E, T>;
-  using Kind = std::conditional_t<wide, V, Quantized<E, V>>;
   AttentionArguments<T, Kind> args{};
   static_cast<AttentionArguments<T, V>&>(args) = with_variant(call, variant, sm_scale);
   if constexpr (!wide) args.stored = kv;
   constexpr HeadDims stored{Dims.k, Dims.v, static_cast<int>(sizeof(E))};
-  const auto shared = static_cast<std::size_t>(shared_bytes(stored, num_stages));
+  const auto shared =
+      static_cast<std::size_t>(shared_bytes(stored, num_stages, model.most_tile_rows));
   launch(grid, block_threads, shared, [&] {
     attention_kernel<T, Dims.k, Dims.v, Kind>(args);
     after();

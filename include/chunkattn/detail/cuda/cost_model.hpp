@@ -39,6 +39,8 @@ struct Geometry {
 /// Rates and fixed costs, for so many blocks.
 struct CostModel : CudaOptions::Tuning {
   std::int32_t num_blocks = 264;  ///< that run at the same time
+  /// Most rows of a tile: 128 where the kernel and its shared memory have room for such.
+  std::int32_t most_tile_rows = usual_tile_rows;
 
   /// One task: `tokens` K/V rows past a tile of `tile_rows`, each KiB in `kib` ps.
   [[nodiscard]] constexpr std::int64_t stream_ps(std::int64_t tokens, int tile_rows, HeadDims dims,
@@ -58,11 +60,6 @@ struct CostModel : CudaOptions::Tuning {
     return 2 * rows * (value_dim + 1) * 4 * ps_per_kib / 1024;
   }
 };
-
-/// The height of a tile that holds `rows` packed rows, at most 64.
-[[nodiscard]] constexpr int tile_rows_for(int rows) noexcept {
-  return rows > 32 ? 64 : rows > 16 ? 32 : 16;
-}
 
 }  // namespace detail::cuda
 CHUNKATTN_NAMESPACE_END

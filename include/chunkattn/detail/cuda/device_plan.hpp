@@ -15,7 +15,7 @@ namespace detail::cuda {
 /// Rows are packed for grouped-query attention: packed row i is plan row i / group, query head
 /// kv_head * group + i % group. The positions lie on the path that ends with `segment`.
 struct alignas(16) Task {
-  std::int32_t tile_rows;       ///< 16, 32 or 64
+  std::int32_t tile_rows;       ///< 16, 32, 64 or, chunk-first, 128
   std::int32_t row_begin;       ///< first packed row
   std::int32_t row_count;       ///< packed rows, at most tile_rows
   std::int32_t segment;         ///< deepest segment of the range; -1: nothing to stream, merge only
@@ -36,7 +36,7 @@ struct alignas(16) Merge {
   std::int32_t partial_base;  ///< as the tasks'
   std::int32_t flag;          ///< of the first tile; the others' follow
   std::int32_t row_begin;     ///< packed row that the first tile begins with
-  std::int32_t unused;
+  std::int32_t tile_bits;     ///< log2 of the rows of each tile but the last
 };
 
 inline constexpr std::int32_t open_end = 0x7fffffff;

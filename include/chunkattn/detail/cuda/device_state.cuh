@@ -175,7 +175,9 @@ class DeviceState {
     return device;
   }
 
-  [[nodiscard]] CostModel model() const noexcept { return {options_.tuning, num_blocks()}; }
+  [[nodiscard]] CostModel model() const noexcept {
+    return {options_.tuning, num_blocks(), occupancy_.tile_rows};
+  }
 
   // Bytes to allocate: none where the caller brought enough.
   [[nodiscard]] std::size_t own_bytes() {
@@ -235,11 +237,14 @@ class DeviceState {
     checks_.enqueued(stream);
   }
 
-  /// Of K/V of type E and queries of type T.
+  /// Loads the kernel for K/V of type E and queries of type T; which schedule it takes.
   template <class T, class E, class V>
-  void load(bool capturing) {
-    (void)kernel_for<T, KernelVariant<E, V>>(capturing);
+  int schedule_for(const V& variant, const PlanView& plan, bool capturing, cudaStream_t stream) {
+    using Kind = KernelVariant<E, V>;
+    (void)kernel_for<T, Kind>(capturing);
     upload_.use_elements(static_cast<int>(sizeof(E)));
+    return upload_.schedule_for(HiddenKeys(variant), large_tiles<Kind, dims>, plan, capturing,
+                                stream);
   }
 
   template <class T, class E, class V>
@@ -266,9 +271,7 @@ class DeviceState {
         sizeof(AttentionArguments<T, Kind>) <= 4096,
         "ChunkAttention<Cuda>::run: a variant holds too much for a kernel's arguments: let "
         "it point to device memory");
-    const auto kernel = kernel_for<T, Kind>(capturing);
-    upload_.use_elements(static_cast<int>(sizeof(E)));
-    const int schedule = upload_.schedule_for(HiddenKeys(variant), view, capturing, stream);
+    const int schedule = schedule_for<T, E>(variant, view, capturing, stream);
     const CallArguments<T> call{upload_.memory(schedule),
                                 {},
                                 q.data(),
@@ -284,8 +287,8 @@ class DeviceState {
     const int most = num_blocks<E>();
     // A graph is replayed with other plans: as many as any may need.
     const int grid = capturing || items > most ? most : static_cast<int>(items);
-    launch("attention_kernel", kernel, grid, block_threads, shared_bytes<E>(), stream,
-           attention_arguments(call, layer, variant, options_.sm_scale));
+    launch("attention_kernel", kernel_for<T, Kind>(capturing), grid, block_threads,
+           shared_bytes<E>(), stream, attention_arguments(call, layer, variant, options_.sm_scale));
     checks_.enqueued(stream);
   }
 
@@ -320,7 +323,8 @@ class DeviceState {
   }
   template <class E = half>
   [[nodiscard]] int shared_bytes() const noexcept {
-    return detail::cuda::shared_bytes(dims_of<E>, occupancy<E>().num_stages);
+    return detail::cuda::shared_bytes(dims_of<E>, occupancy<E>().num_stages,
+                                      occupancy<E>().tile_rows);
   }
   template <class E>
   [[nodiscard]] int num_blocks() const noexcept {

@@ -38,10 +38,11 @@ struct Run {
   std::int32_t merges = 0;        ///< partial results from the path's begin to the end of this run
   std::int32_t partial_base = 0;  ///< of the first piece; the next is rows() x KV heads on
   std::int32_t flag_base = 0;     ///< of the first piece's first tile; the next piece's follow
-  KeyRange hidden{};              ///< positions among these that none of its rows sees
+  std::int32_t tile_rows = usual_tile_rows;  ///< of each tile but the last
+  KeyRange hidden{};                         ///< positions among these that none of its rows sees
 
   [[nodiscard]] int rows() const noexcept { return row_end - row_begin; }
-  [[nodiscard]] int tiles() const noexcept { return num_tiles(rows()); }
+  [[nodiscard]] int tiles() const noexcept { return num_tiles(rows(), tile_rows); }
   /// It is streamed by chunk-first tasks.
   [[nodiscard]] bool chunk_first() const noexcept { return !last || moved; }
   /// An own run that is streamed by the tasks that merge and write. Without visible tokens too: it
@@ -56,7 +57,7 @@ struct Run {
   }
 };
 
-/// Sets `splits`, `split_tokens`, `moved` and `merges` of runs.
+/// Sets `tile_rows`, `splits`, `split_tokens`, `moved` and `merges` of runs.
 class EvenCuts {
  public:
   /// False: not even the whole runs fit. Where pieces do not, they become longer.
@@ -65,6 +66,7 @@ class EvenCuts {
     runs_ = &runs;
     geometry_ = geometry;
     model_ = model;
+    choose_tiles();
     measure();
     std::int64_t most[2] = {longest_piece(0), longest_piece(1)};
     for (;;) {
@@ -88,7 +90,8 @@ class EvenCuts {
   [[nodiscard]] static int kind(const Run& run) noexcept { return run.last ? 1 : 0; }
   // What a block takes for a tile of a run, each KiB in `kib` ps.
   [[nodiscard]] std::int64_t length_ps(const Run& run, std::int64_t kib) const noexcept {
-    return model_.stream_ps(run.tokens, tile_rows_for(run.rows()), geometry_.dims(), kib);
+    const int rows = tile_rows_for(std::min<int>(run.rows(), run.tile_rows));
+    return model_.stream_ps(run.tokens, rows, geometry_.dims(), kib);
   }
   [[nodiscard]] std::int64_t length_ps(const Run& run) const noexcept {
     return length_ps(run, model_.alone_ps_per_kib);
@@ -99,6 +102,19 @@ class EvenCuts {
   }
   [[nodiscard]] bool is_long(const Run& run) const noexcept {
     return run.last && run.above >= 0 && busy_ps(run) > 8 * model_.task_ps;
+  }
+
+  // Large tiles read K/V half as often, but there are half as many: only for a shared run of which
+  // every block has a task, in pieces of a length beside which a task's start does not count.
+  void choose_tiles() noexcept {
+    constexpr int long_piece = 256;  // tokens
+    for (Run& run : *runs_) {
+      const int tiles = num_tiles(run.rows(), model_.most_tile_rows);
+      const int pieces = (run.tokens + long_piece - 1) / long_piece;
+      const bool enough =
+          std::int64_t{tiles} * pieces * geometry_.num_kv_heads >= model_.num_blocks;
+      run.tile_rows = !run.last && enough ? model_.most_tile_rows : usual_tile_rows;
+    }
   }
 
   void measure() noexcept {

@@ -135,6 +135,12 @@ CHUNKATTN_DEVICE int row_of_partials(const CallArguments<T>& args, int packed, i
   return (row * args.num_kv_heads + kv_head) * args.group + packed - row * args.group;
 }
 
+/// Of one of a row's partial results, beside its values.
+CHUNKATTN_DEVICE void store_partial_lse(const PlanMemory& plan, std::int64_t index,
+                                        SoftmaxState state) {
+  ptx::store(plan.partial_lse + index, state.empty() ? empty_max2 : log_sum_exp<Base2>(state));
+}
+
 /// Adds partial results [begin, end) of those that a task merges, in path order. They are read a
 /// few at a time: one after the other, each read would wait for the one before.
 template <int ValueDim>
@@ -189,8 +195,8 @@ CHUNKATTN_DEVICE void add_sink(const AttentionArguments<T, V>& args, int row_len
 /// \param accumulators  of the task's warps, if it has streamed anything
 template <class T, HeadDims Dims, int TileRows, bool Final, class V>
 CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T, V>& args, const Task& task,
-                                 int kv_head, const RowTable& rows, unsigned char* shared,
-                                 float* accumulators, bool streamed) {
+                                 int kv_head, const RowTable<most_tile_rows(Dims)>& rows,
+                                 unsigned char* shared, float* accumulators, bool streamed) {
   constexpr int vectors = Dims.v / 4;
   const SharedResults<Dims, TileRows, V> results(shared, accumulators);
   const int threads = task.row_count * vectors;
@@ -230,19 +236,17 @@ CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T, V>& args, const Tas
     const float scale = normaliser(result.state);
     float(&o)[4] = result.o;
     for (int j = 0; j < 4; ++j) o[j] *= scale;
-    const float lse2 = log_sum_exp<Base2>(result.state);
-
     if constexpr (Final) {
       const std::int64_t line = rows.index[row];
       *reinterpret_cast<Words2*>(args.out + line * Dims.v + column) =
           Words2{{ptx::pack<T>(o[0], o[1]), ptx::pack<T>(o[2], o[3])}};
-      if (column == 0 && args.lse != nullptr) args.lse[line] = lse2 * 0.6931471805599453f;
+      if (column == 0 && args.lse != nullptr)
+        args.lse[line] = log_sum_exp<Base2>(result.state) * 0.6931471805599453f;
     } else {
       const std::int64_t index = task.partial_base + partial;
       ptx::store(reinterpret_cast<Float4*>(args.plan.partial_out + index * Dims.v + column),
                  Float4{{o[0], o[1], o[2], o[3]}});
-      if (column == 0)
-        ptx::store(args.plan.partial_lse + index, result.state.empty() ? empty_max2 : lse2);
+      if (column == 0) store_partial_lse(args.plan, index, result.state);
     }
   }
 }

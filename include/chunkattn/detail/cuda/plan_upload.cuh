@@ -88,7 +88,7 @@ struct WorkspaceLayout {
 
   WorkspaceLayout(const CudaOptions::Limits& limits, int value_dim) {
     const std::int64_t group = limits.num_qo_heads / limits.num_kv_heads;
-    const std::int64_t tiles = limits.max_rows + limits.max_rows * group / max_tile_rows + 1;
+    const std::int64_t tiles = limits.max_rows + limits.max_rows * group / usual_tile_rows + 1;
     const std::int64_t merge_tasks = limits.max_rows * (group / merge_rows(value_dim) + 1);
     capacity.tasks = to_size(3 * tiles + merge_tasks + 1024);
     capacity.merges = to_size(std::int64_t{16} * limits.max_rows + 1024);
@@ -167,15 +167,14 @@ class PlanUpload {
   }
 
   /// Which schedule is for a variant that hides these keys, of the plan that was prepared last;
-  /// made and copied where there is none yet.
-  int schedule_for(const HiddenKeys& hidden, const PlanView& plan, bool capturing,
+  /// made and copied where there is none yet. For a kernel with or without `large_tiles`: where one
+  /// without them uses the list that hides nothing, that has none from then on.
+  int schedule_for(const HiddenKeys& hidden, bool large_tiles, const PlanView& plan, bool capturing,
                    cudaStream_t stream) {
+    if (hidden.none() && !large_tiles) leave_large_tiles(plan, capturing, stream);
     int i = schedules_.find(hidden);
     if (i < 0) {
-      if (capturing)
-        detail::fail_argument("stream", "capturing",
-                              "prepare(layer, plan, variant, stream) before the capture: no other "
-                              "call has used this window yet");
+      if (capturing) fail_capturing();
       i = schedules_.replaceable();
       if (i < 0)
         detail::fail_argument("limits.max_windows", limits_.max_windows,
@@ -341,8 +340,27 @@ class PlanUpload {
   }
 
   void build(int i, const PlanView& plan, const HiddenKeys& hidden) {
-    schedules_[i].build(plan, hidden, geometry_, model_, layout_.capacity);
+    CostModel model = model_;
+    if (!hidden.none())
+      model.most_tile_rows = usual_tile_rows;  // kernels of variants have no others
+    schedules_[i].build(plan, hidden, geometry_, model, layout_.capacity);
     ++counts_.schedules;
+  }
+
+  void leave_large_tiles(const PlanView& plan, bool capturing, cudaStream_t stream) {
+    model_.most_tile_rows = usual_tile_rows;
+    if (!scheduler().has_large_tiles()) return;
+    if (capturing) fail_capturing();
+    segments_ = nullptr;  // whatever fails here: the next prepare() makes all lists anew
+    Changes changes;
+    changes.list(0);
+    replace(plan, changes, stream);
+    remember(plan);
+  }
+  [[noreturn]] static void fail_capturing() {
+    detail::fail_argument("stream", "capturing",
+                          "prepare(layer, plan, variant, stream) before the capture: no other call "
+                          "has used this kind of kernel or this window yet");
   }
 
   // Does the advancing kernel lead from what the device has to `plan`?

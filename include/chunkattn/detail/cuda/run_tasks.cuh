@@ -22,43 +22,46 @@ static_assert(sizeof(LaunchState) == launch_bytes);
 
 /// The tasks of a block: the one it works on, the next one, and the one after it, which is fetched
 /// meanwhile. Its last thread does the fetching: it has nothing to do while token tables are made.
-template <class T>
+template <class T, HeadDims Dims>
 class TaskQueue {
+  using Layout = SharedLayout<Dims>;
+  using Tables = TileTables<most_tile_rows(Dims)>;
+
  public:
   CHUNKATTN_DEVICE TaskQueue(const CallArguments<T>& args, unsigned char* shared)
       : args_(args),
-        tasks_(reinterpret_cast<Task*>(shared + SharedTables::tasks)),
-        pairs_(reinterpret_cast<int*>(shared + SharedTables::pairs)),
-        tables_(reinterpret_cast<TileTables*>(shared + SharedTables::tables)),
-        launch_(*reinterpret_cast<LaunchState*>(shared + SharedTables::launch)) {}
+        tasks_(reinterpret_cast<Task*>(shared + Layout::tasks)),
+        pairs_(reinterpret_cast<int*>(shared + Layout::pairs)),
+        tables_(reinterpret_cast<Tables*>(shared + Layout::tables)),
+        launch_(*reinterpret_cast<LaunchState*>(shared + Layout::launch)) {}
 
   /// The task that the block works on, if there is one.
   CHUNKATTN_DEVICE bool has_task() const { return pairs_[ring_index(0)] < launch_.num_pairs; }
   CHUNKATTN_DEVICE const Task& task() const { return tasks_[ring_index(0)]; }
-  CHUNKATTN_DEVICE TileTables& tables() const { return tables_[count_ % 2]; }
+  CHUNKATTN_DEVICE Tables& tables() const { return tables_[count_ % 2]; }
   CHUNKATTN_DEVICE bool is_chunk_first() const {
     return pairs_[ring_index(0)] < launch_.num_chunk_first;
   }
   /// The next one.
   CHUNKATTN_DEVICE bool has_next() const { return pairs_[ring_index(1)] < launch_.num_pairs; }
   CHUNKATTN_DEVICE const Task& next_task() const { return tasks_[ring_index(1)]; }
-  CHUNKATTN_DEVICE TileTables& next_tables() const { return tables_[(count_ + 1) % 2]; }
+  CHUNKATTN_DEVICE Tables& next_tables() const { return tables_[(count_ + 1) % 2]; }
   CHUNKATTN_DEVICE int next_kv_head() const { return pairs_[ring_index(1)] % args_.num_kv_heads; }
 
   /// Which thread it is that fetches.
   CHUNKATTN_DEVICE static bool is_last_thread() { return ptx::thread_index() == block_threads - 1; }
   /// Draws the ticket after that.
-  CHUNKATTN_DEVICE void draw() {
-    if (is_last_thread()) drawn_ = ptx::atomic_add(&args_.plan.counters->next, 1);
+  CHUNKATTN_DEVICE int draw() const {
+    return is_last_thread() ? ptx::atomic_add(&args_.plan.counters->next, 1) : 0;
   }
   /// Notes it and begins to copy its task.
-  CHUNKATTN_DEVICE void fetch() {
+  CHUNKATTN_DEVICE void fetch(int drawn) const {
     if (!is_last_thread()) return;
-    pairs_[ring_index(2)] = drawn_;
-    if (drawn_ >= launch_.num_pairs) return;
+    pairs_[ring_index(2)] = drawn;
+    if (drawn >= launch_.num_pairs) return;
     const ptx::SharedAddress to = ptx::shared_address(&tasks_[ring_index(2)]);
     const auto* from =
-        reinterpret_cast<const unsigned char*>(args_.plan.tasks + drawn_ / args_.num_kv_heads);
+        reinterpret_cast<const unsigned char*>(args_.plan.tasks + drawn / args_.num_kv_heads);
     CHUNKATTN_UNROLL
     for (int i = 0; i < static_cast<int>(sizeof(Task)); i += 16)
       ptx::cp_async_16(to + i, from + i, true);
@@ -75,22 +78,21 @@ class TaskQueue {
   CHUNKATTN_DEVICE unsigned ring_index(unsigned ahead) const { return (count_ + ahead) % 3; }
 
   const CallArguments<T>& args_;
-  Task* tasks_;         // [3]
-  int* pairs_;          // [3]: tickets
-  TileTables* tables_;  // [2]
+  Task* tasks_;     // [3]
+  int* pairs_;      // [3]: tickets
+  Tables* tables_;  // [2]
   const LaunchState& launch_;
   unsigned count_ = 0;  // of advances: two lead to the first task
-  int drawn_ = 0;
 };
 
 /// Whether the partial results that a sequence-first task merges are there.
-template <class T>
+template <class T, HeadDims Dims>
 class PartialsWait {
   // Threads that do nothing else while token tables are made.
   static constexpr int first_thread = block_threads / 2;
 
  public:
-  CHUNKATTN_DEVICE PartialsWait(const CallArguments<T>& args, const TaskQueue<T>& queue,
+  CHUNKATTN_DEVICE PartialsWait(const CallArguments<T>& args, const TaskQueue<T, Dims>& queue,
                                 LaunchState& launch)
       : args_(args), queue_(queue), launch_(launch) {}
 
@@ -126,14 +128,15 @@ class PartialsWait {
     const Merge merge = args_.plan.merges[task.merge_begin + m];
     const int first_row = task.row_begin - merge.row_begin;
     const int last_row = first_row + task.row_count - 1;
-    for (int tile = first_row / max_tile_rows; tile <= last_row / max_tile_rows; ++tile)
+    const int bits = merge.tile_bits;
+    for (int tile = first_row >> bits; tile <= last_row >> bits; ++tile)
       if (!f(&args_.plan.flags[(merge.flag + tile) * args_.num_kv_heads + queue_.tables().kv_head]))
         return false;
     return true;
   }
 
   const CallArguments<T>& args_;
-  const TaskQueue<T>& queue_;
+  const TaskQueue<T, Dims>& queue_;
   LaunchState& launch_;
 };
 
@@ -149,52 +152,62 @@ CHUNKATTN_DEVICE void publish_partials(const CallArguments<T>& args, const Task&
 /// What comes before a task's first copies, while all K/V of the task before is on its way: the
 /// tables of the next task, and the fetching of the one after it.
 template <class T, HeadDims Dims, class V>
-CHUNKATTN_DEVICE void look_ahead(TaskQueue<T>& queue, TileFeed<T, Dims, V>& feed) {
+CHUNKATTN_DEVICE void look_ahead(TaskQueue<T, Dims>& queue, TileFeed<T, Dims, V>& feed) {
   const bool more = queue.has_next();
-  queue.draw();
-  if (more) feed.make_row_table(queue.next_tables(), queue.next_task(), queue.next_kv_head());
+  const int drawn = queue.draw();
+  const int end =
+      more ? feed.make_row_table(queue.next_tables(), queue.next_task(), queue.next_kv_head()) : 0;
   ptx::barrier();  // row table; the token tables of the task before are used up
-  queue.fetch();
+  queue.fetch(drawn);
   if (more)
-    feed.make_token_tables(queue.next_tables(), queue.next_task());
+    feed.make_token_tables(queue.next_tables(), queue.next_task(), end);
   else
     feed.end();
 }
 
 /// The copies of the next task that must wait for the last products of the one before.
 template <class T, HeadDims Dims, class V>
-CHUNKATTN_DEVICE void load_ahead(const TaskQueue<T>& queue, TileFeed<T, Dims, V>& feed) {
+CHUNKATTN_DEVICE void load_ahead(const TaskQueue<T, Dims>& queue, TileFeed<T, Dims, V>& feed) {
   ptx::barrier();  // stages and queries are used up; the next task's tables are made
   feed.load_queries(queue.next_tables(), queue.next_task());
   ptx::cp_async_commit();  // and the task after that, unless it went with a tile
   feed.load_tiles(0, feed.tiles_beside());
 }
 
+/// Whether the kernel of variant V has tiles of 128 rows.
+template <class V, HeadDims Dims>
+inline constexpr bool large_tiles = std::is_same_v<V, Plain> && has_large_tiles(Dims);
+
 template <class T, HeadDims Dims, int TileRows, class V>
-CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T>& queue,
+CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T, Dims>& queue,
                                TileFeed<T, Dims, V>& feed, LaunchState& launch,
                                unsigned char* shared) {
   const Task& task = queue.task();
-  const TileTables& tables = queue.tables();
-  PartialsWait<T> partials(args, queue, launch);
+  const auto& tables = queue.tables();
+  PartialsWait<T, Dims> partials(args, queue, launch);
   TileAttention<T, Dims, TileRows, V> tile(args, feed, tables, shared);
   tile.run([&] {
     look_ahead(queue, feed);
     partials.look();
   });
   load_ahead(queue, feed);
-  float* accumulators = feed.accumulators();
-  const bool streamed = tile.streamed();
-  if (streamed) tile.store_accumulators(task.row_count, accumulators);
-  ptx::barrier();  // accumulators and stats
-  if (queue.is_chunk_first()) {
-    write_rows<T, Dims, TileRows, false>(args, task, tables.kv_head, tables.rows, shared,
-                                         accumulators, streamed);
+  if constexpr (TileRows == max_tile_rows) {
+    tile.store_partials(task);  // what is in large tiles is shared
     publish_partials(args, task, tables.kv_head, launch.number);
   } else {
-    partials.wait();
-    write_rows<T, Dims, TileRows, true>(args, task, tables.kv_head, tables.rows, shared,
-                                        accumulators, streamed);
+    float* accumulators = feed.accumulators();
+    const bool streamed = tile.streamed();
+    if (streamed) tile.store_accumulators(task.row_count, accumulators);
+    ptx::barrier();  // accumulators and stats
+    if (queue.is_chunk_first()) {
+      write_rows<T, Dims, TileRows, false>(args, task, tables.kv_head, tables.rows, shared,
+                                           accumulators, streamed);
+      publish_partials(args, task, tables.kv_head, launch.number);
+    } else {
+      partials.wait();
+      write_rows<T, Dims, TileRows, true>(args, task, tables.kv_head, tables.rows, shared,
+                                          accumulators, streamed);
+    }
   }
 }
 
@@ -216,28 +229,30 @@ CHUNKATTN_DEVICE void leave_launch(const PlanMemory& plan, const LaunchState& la
 template <class T, HeadDims Dims, class V>
 CHUNKATTN_DEVICE void run_tasks(const AttentionArguments<T, V>& args) {
   unsigned char* shared = ptx::dynamic_shared();
-  LaunchState& launch = *reinterpret_cast<LaunchState*>(shared + SharedTables::launch);
-  TaskQueue<T> queue(args, shared);
+  LaunchState& launch = *reinterpret_cast<LaunchState*>(shared + SharedLayout<Dims>::launch);
+  TaskQueue<T, Dims> queue(args, shared);
   TileFeed<T, Dims, V> feed(args, shared);
   if (queue.is_last_thread()) {
     const PlanHeader& header = *args.plan.header;
     launch = {args.plan.counters->launches + 1, 0, header.num_chunk_first * args.num_kv_heads,
               (header.num_chunk_first + header.num_sequence_first) * args.num_kv_heads};
   }
-  queue.draw();
-  queue.fetch();
+  queue.fetch(queue.draw());
   ptx::cp_async_commit();
   queue.advance(0);  // to before the first task
   look_ahead(queue, feed);
   load_ahead(queue, feed);
   if (feed.goes_on) feed.load_tiles(0, args.num_stages - 1);
   for (queue.advance(feed.tiles_beside()); queue.has_task(); queue.advance(feed.tiles_beside())) {
-    if (queue.task().tile_rows == 16)
+    const int rows = queue.task().tile_rows;
+    if (rows == 16)
       run_task<T, Dims, 16>(args, queue, feed, launch, shared);
-    else if (queue.task().tile_rows == 32)
+    else if (rows == 32)
       run_task<T, Dims, 32>(args, queue, feed, launch, shared);
-    else
+    else if (!large_tiles<V, Dims> || rows == 64)
       run_task<T, Dims, 64>(args, queue, feed, launch, shared);
+    else if constexpr (large_tiles<V, Dims>)
+      run_task<T, Dims, 128>(args, queue, feed, launch, shared);
   }
   ptx::cp_async_wait(0);  // groups without copies
   if (ptx::thread_index() == 0) leave_launch(args.plan, launch);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -66,6 +67,11 @@ class Scheduler {
   [[nodiscard]] const std::vector<Merge>& merges() const noexcept { return merges_; }
   [[nodiscard]] std::int64_t num_partials() const noexcept { return num_partials_; }
   [[nodiscard]] const ScheduleSummary& summary() const noexcept { return summary_; }
+  /// Whether some tile has more rows than all kernels can take.
+  [[nodiscard]] bool has_large_tiles() const noexcept {
+    return std::any_of(tasks_.begin(), tasks_.end(),
+                       [](const Task& task) { return task.tile_rows > usual_tile_rows; });
+  }
 
  private:
   struct Node {
@@ -171,7 +177,8 @@ class Scheduler {
                                               std::int64_t price) const noexcept {
     if (node.branches < 2) return 0;
     const std::int64_t apart = node.branches * model_.stream_ps(node.run_tokens, 0, dims());
-    const std::int64_t tile = model_.stream_ps(node.run_tokens, tile_rows_for(rows), dims());
+    const int tile_rows = tile_rows_for(std::min(rows, usual_tile_rows));
+    const std::int64_t tile = model_.stream_ps(node.run_tokens, tile_rows, dims());
     return apart - num_tiles(rows) * (tile + model_.task_ps) -
            price * model_.partial_ps(rows, dims().v);
   }
@@ -239,12 +246,13 @@ class Scheduler {
   void add_merges(const Run& run) {
     for (int i = run.splits - 1; i >= 0; --i)
       merges_.push_back({run.partial_base + i * partials_of_piece(run),
-                         run.flag_base + i * run.tiles(), run.row_begin, 0});
+                         run.flag_base + i * run.tiles(), run.row_begin,
+                         std::countr_zero(static_cast<unsigned>(run.tile_rows))});
   }
 
   // One task per tile of the run's rows, all else as in `task`.
   void add_tiles(const Run& run, Task task, bool chunk_first) {
-    const int most = chunk_first || run.streams_last() ? max_tile_rows : cuts_.merge_rows();
+    const int most = chunk_first || run.streams_last() ? run.tile_rows : cuts_.merge_rows();
     for (int row = run.row_begin; row < run.row_end; row += task.row_count) {
       task.row_count = std::min(run.row_end - row, most);
       task.tile_rows = tile_rows_for(task.row_count);

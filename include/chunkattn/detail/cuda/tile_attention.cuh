@@ -23,6 +23,7 @@ template <class T, HeadDims Dims, int TileRows, class V>
 class TileAttention {
   using Variant = VariantTerms<V>;
   using Layout = SharedLayout<Dims>;
+  using Tables = TileTables<most_tile_rows(Dims)>;
   using Warps = WarpLayout<Dims, TileRows, std::is_same_v<V, Plain>>;
   using Feed = TileFeed<T, Dims, V>;
   using Narrow = NarrowStages<T, Dims, stored_element<T, V>>;
@@ -34,14 +35,14 @@ class TileAttention {
   // row each: number lane / 4 + half * 8.
   static constexpr int groups = Warps::warp_rows / 16;
   static constexpr int halves = 2 * groups;
-  // Query fragments stay in registers where these suffice; elsewhere they are read again per tile,
-  // 16 KB for each group of 16 rows of a warp.
-  static constexpr bool q_in_registers = Dims.k <= 64;
+  // Query fragments stay in registers where these suffice; elsewhere, and in large tiles, they are
+  // read again per tile, 16 KB for each group of 16 rows of a warp.
+  static constexpr bool q_in_registers = Dims.k <= 64 && !Warps::whole_rows;
 
  public:
   /// \param tables  of the task, at which `feed` stands
   CHUNKATTN_DEVICE TileAttention(const AttentionArguments<T, V>& args, Feed& feed,
-                                 const TileTables& tables, unsigned char* shared)
+                                 const Tables& tables, unsigned char* shared)
       : args_(args), feed_(feed), tables_(tables), shared_(shared), range_(tables.range) {
     CHUNKATTN_UNROLL
     for (float& max : max_) max = empty_max;
@@ -104,6 +105,28 @@ class TileAttention {
     }
   }
 
+  /// Where a warp's results are those of its rows: leaves them as the task's partial results.
+  CHUNKATTN_DEVICE void store_partials(const Task& task) const {
+    const Place place;
+    CHUNKATTN_UNROLL
+    for (int half = 0; half < halves; ++half) {
+      const int row = place.first_row + place.lane / 4 + half * 8;
+      const SoftmaxState state{scaled_max(half), sum_of_row(half)};
+      if (row >= task.row_count) continue;
+      const std::int64_t index =
+          task.partial_base + row_of_partials(args_, task.row_begin + row, tables_.kv_head);
+      float* const out = args_.plan.partial_out + index * Dims.v + place.lane % 4 * 2;
+      if (place.lane % 4 == 0) store_partial_lse(args_.plan, index, state);
+      const float scale = normaliser(state);
+      CHUNKATTN_UNROLL
+      for (int n = 0; n < Dims.v / 8; ++n) {
+        const float* const o = &out_[half / 2][n][half % 2 * 2];
+        ptx::store(reinterpret_cast<Float2*>(out + n * 8),
+                   state.empty() ? Float2{} : Float2{o[0] * scale, o[1] * scale});
+      }
+    }
+  }
+
   /// Whether there was anything to stream.
   CHUNKATTN_DEVICE bool streamed() const { return range_.num_tiles > 0; }
 
@@ -136,8 +159,7 @@ class TileAttention {
       const int row = place.lane / 4 + half * 8;
       SoftmaxState other;
       if constexpr (Add) other = stats[row];  // by all lanes, before they meet to add up the sum
-      float sum = sum_[half];
-      for (int mask = 1; mask <= 2; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
+      const float sum = sum_of_row(half);
       if (place.first_row + row >= row_count) continue;  // nobody reads it
       MergedState merged{{scaled_max(half), sum}, 1.0f, 0.0f};
       if constexpr (Add) merged = merge_states<Base2>(merged.state, other);
@@ -169,7 +191,7 @@ class TileAttention {
   }
 
   CHUNKATTN_DEVICE void read_query_fragment(int start, int step, std::uint32_t (&fragment)[4]) {
-    const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::q);
+    const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::queries(args_.num_stages));
     ptx::ldmatrix_x4(fragment, q + at_step<k_pieces>(start, step));
   }
 
@@ -365,8 +387,14 @@ class TileAttention {
   }
 
   // In base 2, and finite from below even where a large scale meets a row that has seen nothing.
-  CHUNKATTN_DEVICE float scaled_max(int half) {
+  CHUNKATTN_DEVICE float scaled_max(int half) const {
     return ptx::max(max_[half] * args_.scale2, lowest_max2);
+  }
+  // All four lanes of the row take part.
+  CHUNKATTN_DEVICE float sum_of_row(int half) const {
+    float sum = sum_[half];
+    for (int mask = 1; mask <= 2; mask *= 2) sum += ptx::shuffle_xor(sum, mask);
+    return sum;
   }
 
   // O += P V. P's accumulator layout is the A operand's: two groups of 8 tokens make a step of 16.
@@ -442,7 +470,7 @@ class TileAttention {
 
   const AttentionArguments<T, V>& args_;
   Feed& feed_;
-  const TileTables& tables_;
+  const Tables& tables_;
   unsigned char* shared_;
   const TileRange& range_;  // in shared memory: registers are for outputs
   std::uint32_t query_[groups][q_in_registers ? k_steps : 1][4];

@@ -23,62 +23,56 @@ struct TileRange {
 };
 
 /// What a task keeps in shared memory from one task before it on.
+template <int Rows>
 struct alignas(16) TileTables {
-  RowTable rows;
+  RowTable<Rows> rows;
   TileRange range;
   int kv_head;
+  int segment;  ///< the deepest of its path
 };
-static_assert(sizeof(TileTables) == table_bytes);
+static_assert(sizeof(TileTables<usual_tile_rows>) == table_bytes<usual_tile_rows>);
 
-/// Walks the pieces of a path: where is the K/V row of a position?
+/// Walks the pieces of a path: where is the K/V row of a position? Keeps little: registers are for
+/// outputs.
 class PieceCursor {
  public:
   CHUNKATTN_DEVICE explicit PieceCursor(const PlanMemory& plan) : plan_(plan) {}
 
-  /// Goes to the begin of the path that ends with `segment`.
-  CHUNKATTN_DEVICE void restart(int segment) {
-    deepest_ = segment;
-    piece_ = {0, 0, 0, 0};
-    segment_end_ = 0;
-  }
+  /// Goes to the begin of a path.
+  CHUNKATTN_DEVICE void restart() { segment_end_ = 0; }
 
-  /// The piece that holds `position`, which lies on the path and never goes back.
-  CHUNKATTN_DEVICE const Piece& seek(int position) {
-    if (position < piece_.position + piece_.length) return piece_;
-    if (position >= segment_end_) {
-      enter_segment(position);
-    } else {  // mostly the very next one
-      read_piece(++index_);
-      if (position < piece_.position + piece_.length) return piece_;
-    }
-    index_ = find_piece(plan_.pieces, index_, last_, position);
-    read_piece(index_);
-    return piece_;
+  /// The piece that holds `position`, which lies on the path that ends with `deepest` and never
+  /// goes back. Steps of up to `stride` are expected.
+  CHUNKATTN_DEVICE Piece seek(int position, int deepest, int stride) {
+    if (position >= segment_end_ || position >= piece_end_ + stride)
+      enter_segment(position, deepest);
+    Piece piece = read_piece(index_);
+    while (position >= piece.position + piece.length) piece = read_piece(++index_);
+    piece_end_ = piece.position + piece.length;
+    return piece;
   }
 
  private:
   // All of it by one load: it begins at a multiple of its 16 bytes.
-  CHUNKATTN_DEVICE void read_piece(int index) {
+  CHUNKATTN_DEVICE Piece read_piece(int index) const {
     const auto words = *reinterpret_cast<const Vector<std::int32_t, 4>*>(plan_.pieces + index);
     static_assert(sizeof(words) == sizeof(Piece));
-    piece_ = {words.v[0], words.v[1], words.v[2], words.v[3]};
+    return {words.v[0], words.v[1], words.v[2], words.v[3]};
   }
 
   // From the deepest segment up: paths are short, and this happens once per segment.
-  CHUNKATTN_DEVICE void enter_segment(int position) {
-    const Segment* segment = &plan_.segments[deepest_];
+  CHUNKATTN_DEVICE void enter_segment(int position, int deepest) {
+    const Segment* segment = &plan_.segments[deepest];
     while (position < segment->position) segment = &plan_.segments[segment->parent];
     segment_end_ = segment->position + segment->length;
-    index_ = segment->piece_begin;
-    last_ = index_ + segment->num_pieces - 1;
+    const int first = segment->piece_begin;
+    index_ = find_piece(plan_.pieces, first, first + segment->num_pieces - 1, position);
   }
 
   const PlanMemory& plan_;
-  int deepest_ = -1;
-  Piece piece_{0, 0, 0, 0};
   int segment_end_ = 0;
-  int index_ = 0;
-  int last_ = 0;
+  int index_ = 0;      // of the piece that was found last
+  int piece_end_ = 0;  // where it ends
 };
 
 /// Feeds a block with one task after the other.
@@ -86,6 +80,7 @@ template <class T, HeadDims Dims, class V>
 class TileFeed {
   using Variant = VariantTerms<V>;
   using Layout = SharedLayout<Dims>;
+  using Tables = TileTables<most_tile_rows(Dims)>;
   static constexpr int kv_tile = kv_tile_tokens(Dims);
   static constexpr int k_pieces = Dims.k / 8;  // of 16 bytes
   static constexpr int v_pieces = Dims.v / 8;
@@ -100,11 +95,15 @@ class TileFeed {
         cursor_(args.plan),
         first_stage_(goes_on ? 0 : Layout::accumulator_stages % args.num_stages) {}
 
-  /// Goes to the next task: fills its RowTable, while other tables are in use.
-  CHUNKATTN_DEVICE void make_row_table(TileTables& tables, const Task& task, int kv_head) {
-    end_ = end_of_range(task);
-    if (ptx::thread_index() == 0) tables.kv_head = kv_head;
-    RowTable& table = tables.rows;
+  /// Goes to the next task: fills its RowTable, while other tables are in use. Returns the end of
+  /// its range, whatever rows see.
+  CHUNKATTN_DEVICE int make_row_table(Tables& tables, const Task& task, int kv_head) {
+    const int end = end_of_range(task);
+    if (ptx::thread_index() == 0) {
+      tables.kv_head = kv_head;
+      tables.segment = task.segment;
+    }
+    auto& table = tables.rows;
     const int num_qo_heads = args_.num_kv_heads * args_.group;
     for (int i = ptx::thread_index(); i < task.tile_rows; i += block_threads) {
       const bool valid = i < task.row_count;
@@ -114,15 +113,16 @@ class TileFeed {
       table.len[i] = valid ? args_.plan.row_kv_len[row] : open_end;
       table.index[i] = valid ? args_.plan.row_token[row] * num_qo_heads + head : -1;
     }
+    return end;
   }
   /// Behind a barrier: its range, and where the rows of its first `num_stages` tiles lie. Nothing
   /// of the task before may be loaded any more.
-  CHUNKATTN_DEVICE void make_token_tables(TileTables& tables, const Task& task) {
-    const TileRange range = find_range(tables.rows, task);
+  CHUNKATTN_DEVICE void make_token_tables(Tables& tables, const Task& task, int end) {
+    const TileRange range = find_range(tables.rows.len, task, end);
     if (ptx::thread_index() == 0) tables.range = range;
     if constexpr (goes_on) first_stage_ = (first_stage_ + num_tiles_) % args_.num_stages;
     num_tiles_ = range.num_tiles;
-    cursor_.restart(task.segment);
+    cursor_.restart();
     if (num_tiles_ == 0) return;
     CHUNKATTN_UNROLL_BY(1)
     for (int tile = 0; tile < args_.num_stages; ++tile)
@@ -142,9 +142,9 @@ class TileFeed {
     }
   }
   /// Behind a barrier: begins to copy the task's queries, which join the next group.
-  CHUNKATTN_DEVICE void load_queries(const TileTables& tables, const Task& task) {
+  CHUNKATTN_DEVICE void load_queries(const Tables& tables, const Task& task) {
     if (num_tiles_ == 0) return;
-    const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::q);
+    const ptx::SharedAddress q = ptx::shared_address(shared_ + Layout::queries(args_.num_stages));
     CHUNKATTN_UNROLL_BY(1)
     for (int i = ptx::thread_index(); i < task.tile_rows * k_pieces; i += block_threads) {
       const int row = i / k_pieces;
@@ -182,14 +182,13 @@ class TileFeed {
 
   /// Where the rows of a tile lie: one token per thread, the ring of tables one round ahead of the
   /// copies that use it. Positions only grow.
-  CHUNKATTN_DEVICE void make_token_table(const TileTables& tables, int tile_begin, int stage,
-                                         int end) {
+  CHUNKATTN_DEVICE void make_token_table(const Tables& tables, int tile_begin, int stage, int end) {
     const int token = ptx::thread_index();
     if (token >= kv_tile) return;
     const int position = tile_begin + token;
     TokenRows<Stored> rows{reinterpret_cast<const Stored*>(args_.q), nullptr};  // is not read
     if (position < end) {
-      const Piece& piece = cursor_.seek(position);
+      const Piece piece = cursor_.seek(position, tables.segment, kv_tile);
       const int offset = piece.begin + position - piece.position;
       const auto& kv = kv_of(args_);
       rows.k = kv.k_row(piece.chunk, tables.kv_head, offset);
@@ -251,8 +250,7 @@ class TileFeed {
     return task.position_end < end ? task.position_end : end;
   }
 
-  CHUNKATTN_DEVICE TileRange find_range(const RowTable& rows, const Task& task) const {
-    const int* row_len = rows.len;
+  CHUNKATTN_DEVICE TileRange find_range(const int* row_len, const Task& task, int end) const {
     int most = 0;
     int least = open_end;
     for (int i = ptx::thread_index() % 32; i < task.row_count; i += 32) {
@@ -261,7 +259,7 @@ class TileFeed {
     }
     most = most_of_warp(most);
     least = least_of_warp(least);
-    TileRange range{task.position_begin, most < end_ ? most : end_, least, 0, {}};
+    TileRange range{task.position_begin, most < end ? most : end, least, 0, {}};
     if (range.end <= range.begin) return range;
     range.num_tiles = (range.end - range.begin + kv_tile - 1) / kv_tile;
     if constexpr (Variant::skips_keys)
@@ -283,7 +281,6 @@ class TileFeed {
   const AttentionArguments<T, V>& args_;
   unsigned char* shared_;
   PieceCursor cursor_;
-  int end_ = 0;  // of the task's range, whatever rows see
   int first_stage_;
   int num_tiles_ = 0;
 };

@@ -12,7 +12,8 @@ namespace detail::cuda {
 
 inline constexpr int block_threads = 128;
 inline constexpr int block_warps = block_threads / 32;
-inline constexpr int max_tile_rows = 64;
+inline constexpr int max_tile_rows = 128;
+inline constexpr int usual_tile_rows = 64;  ///< at most, of all tiles but large ones
 inline constexpr int min_stages = 2;
 
 /// As many elements as one access moves.
@@ -63,8 +64,23 @@ constexpr int wanted_blocks(HeadDims dims) noexcept {
   return dims.v <= 128 ? 2 : 1;
 }
 
+/// Whether the kernel without a variant has tiles of 128 rows: four warps of 32 rows, each with all
+/// tokens and columns. Where V is longer than K, and on sm_100a where both have 112 elements, its
+/// registers do not suffice for that; beyond 128 a stage has too few tokens.
+CHUNKATTN_HD constexpr bool has_large_tiles(HeadDims dims) noexcept {
+  return dims.stored == 2 && dims.k <= 128 && dims.v <= dims.k && dims.k != 112;
+}
+CHUNKATTN_HD constexpr int most_tile_rows(HeadDims dims) noexcept {
+  return has_large_tiles(dims) ? max_tile_rows : usual_tile_rows;
+}
+
+/// The height of a tile that holds `rows` packed rows.
+constexpr int tile_rows_for(int rows) noexcept {
+  return rows > 64 ? 128 : rows > 32 ? 64 : rows > 16 ? 32 : 16;
+}
+
 /// Tiles of at most `most` packed rows that `rows` of them take.
-constexpr int num_tiles(int rows, int most = max_tile_rows) noexcept {
+constexpr int num_tiles(int rows, int most = usual_tile_rows) noexcept {
   return (rows + most - 1) / most;
 }
 
@@ -100,9 +116,9 @@ constexpr int merges_in_a_row(int rows, int value_dim, int merges) noexcept {
   return rounds * merges;
 }
 
-/// Bytes of a tile's queries, 16-bit elements.
-CHUNKATTN_HD constexpr int query_bytes(HeadDims dims) noexcept {
-  return max_tile_rows * dims.k * 2;
+/// Bytes of the queries of a tile, 16-bit elements.
+constexpr int query_bytes(HeadDims dims, int tile_rows) noexcept {
+  return tile_rows * dims.k * 2;
 }
 /// Bytes of K in one stage; V follows.
 CHUNKATTN_HD constexpr int stage_bytes_of_k(HeadDims dims) noexcept {
@@ -170,59 +186,70 @@ CHUNKATTN_HD constexpr int accumulator_column(int columns, int row, int column) 
 ///
 /// Tall: a warp has 32 rows of tiles of 64. Each fragment of K and V that it reads serves twice
 /// then, and shared memory is what such tiles wait for; but the registers hold outputs and little
-/// else.
+/// else. So it has of tiles of 128, all tokens of which it sees.
 template <HeadDims Dims, int TileRows, bool Tall>
 struct WarpLayout {
   static constexpr int kv_tile = kv_tile_tokens(Dims);
-  static constexpr int warp_rows = Tall && kv_tile == 64 && TileRows == 64 ? 32 : 16;
+  static constexpr int warp_rows = Tall && kv_tile == 64 && TileRows >= 64 ? 32 : 16;
   static constexpr int row_warps = TileRows / warp_rows;
   static constexpr int column_warps = kv_tile == 32 && TileRows < 64 ? 2 : 1;
   static constexpr int kv_warps = block_warps / (row_warps * column_warps);
   static constexpr int warp_tokens = kv_tile / kv_warps;
   static constexpr int warp_columns = Dims.v / column_warps;
+  /// A warp's results are those of its rows: they need no accumulators.
+  static constexpr bool whole_rows = TileRows == max_tile_rows;
   /// Accumulators of 16 rows that the block leaves for each row: of each warp, or, where these have
   /// 32, of the first, which has added the other's.
   static constexpr int parts = warp_rows == 32 ? 1 : kv_warps;
-  static_assert(TileRows == 16 || TileRows == 32 || TileRows == 64, "tiles are 16, 32 or 64 rows");
+  static_assert(TileRows == 16 || TileRows == 32 || TileRows == 64 || TileRows == 128,
+                "tiles are 16, 32, 64 or 128 rows");
   static_assert(row_warps * column_warps * kv_warps == block_warps);
-  static_assert(parts * TileRows / 16 * column_warps <= block_warps);
+  static_assert(whole_rows ? kv_warps * column_warps == 1
+                           : parts * TileRows / 16 * column_warps <= block_warps);
   static_assert(warp_tokens % 16 == 0 && warp_columns % 16 == 0);
 };
 
 /// What the rows of a tile are. Rows past a task's row_count see everything, so that they never
 /// force the masked path; their queries are zeros and their results are dropped.
+template <int Rows>
 struct RowTable {
-  std::int32_t len[max_tile_rows];    ///< a row sees the positions below
-  std::int32_t index[max_tile_rows];  ///< line of q and out; -1: no row
+  std::int32_t len[Rows];    ///< a row sees the positions below
+  std::int32_t index[Rows];  ///< line of q and out; -1: no row
 };
 
 /// Bytes of TileTables (tile_feed.cuh) and LaunchState (run_tasks.cuh).
-inline constexpr int table_bytes = int{sizeof(RowTable)} + 8 * 4;
+template <int Rows>
+inline constexpr int table_bytes = int{sizeof(RowTable<Rows>)} + 8 * 4;
 inline constexpr int launch_bytes = 4 * 4;
 
 /// Offsets into the dynamic shared memory of the attention kernels, in bytes: what lies there
-/// whatever the head dimensions. What a task is made of stands twice or three times: the next one's
-/// is made while one runs.
+/// whatever the head dimensions, for tiles of at most so many rows. What a task is made of stands
+/// twice or three times: the next one's is made while one runs.
+template <int Rows>
 struct SharedTables {
-  static constexpr int tables = 0;                         // this task's TileTables, the next's
-  static constexpr int stats = tables + 2 * table_bytes;   // [64] {max, sum}
-  static constexpr int tasks = stats + max_tile_rows * 8;  // this Task and the next two
-  static constexpr int pairs = tasks + 3 * 48;             // ints, likewise
-  static constexpr int launch = pairs + 3 * 4;             // LaunchState
-  static constexpr int q = (launch + launch_bytes + 127) / 128 * 128;
+  static constexpr int tables = 0;  // this task's TileTables, the next's
+  static constexpr int stats = tables + 2 * table_bytes<Rows>;  // [64] {max, sum}
+  static constexpr int tasks = stats + usual_tile_rows * 8;     // this Task and the next two
+  static constexpr int pairs = tasks + 3 * 48;                  // ints, likewise
+  static constexpr int launch = pairs + 3 * 4;                  // LaunchState
+  static constexpr int end = (launch + launch_bytes + 127) / 128 * 128;
 };
 
-/// The queries of a tile, [64][k], the stages, and for each of these a table of its tokens follow.
+/// The stages follow, for each of these a table of its tokens, and last, since how many rows a tile
+/// may have is up to the device, the queries of a tile, [rows][k].
 ///
 /// After the loop the first stages are used for the warps' accumulators: 4 warps x 16 rows x
 /// warp_columns floats. The first K/V of the next task goes into the others. (Of 8-bit K/V the tile
 /// of 16-bit elements is used for that.)
 template <HeadDims Dims>
-struct SharedLayout : SharedTables {
-  static constexpr int wide_tile = q + query_bytes(Dims);  // of 8-bit stages
+struct SharedLayout : SharedTables<most_tile_rows(Dims)> {
+  static constexpr int wide_tile = SharedLayout::end;  // of 8-bit stages
   static constexpr int stages = wide_tile + wide_tile_bytes(Dims);
   CHUNKATTN_HD static constexpr int token_tables(int num_stages) noexcept {
     return stages + num_stages * stage_bytes(Dims);
+  }
+  CHUNKATTN_HD static constexpr int queries(int num_stages) noexcept {
+    return token_tables(num_stages) + num_stages * token_table_bytes(Dims);
   }
   static constexpr int accumulator_bytes = block_warps * 16 * Dims.v * 4;
   static constexpr int accumulator_stages =
@@ -231,10 +258,12 @@ struct SharedLayout : SharedTables {
   static_assert(accumulator_stages <= min_stages);
 };
 
-/// Dynamic shared memory of a block, in bytes.
-constexpr int shared_bytes(HeadDims dims, int num_stages) noexcept {
-  return SharedTables::q + query_bytes(dims) + wide_tile_bytes(dims) +
-         num_stages * (stage_bytes(dims) + token_table_bytes(dims));
+/// Dynamic shared memory of a block whose tiles have at most `tile_rows`, in bytes.
+constexpr int shared_bytes(HeadDims dims, int num_stages, int tile_rows) noexcept {
+  const int tables =
+      has_large_tiles(dims) ? SharedTables<max_tile_rows>::end : SharedTables<usual_tile_rows>::end;
+  return tables + wide_tile_bytes(dims) +
+         num_stages * (stage_bytes(dims) + token_table_bytes(dims)) + query_bytes(dims, tile_rows);
 }
 
 /// Stages and blocks per multiprocessor for a device's shared memory.
@@ -242,23 +271,24 @@ struct Occupancy {
   int num_stages = 0;  ///< 0: the kernel does not fit this device
   int blocks_per_sm = 0;
   int bytes_in_flight = 0;  ///< per multiprocessor: (stages - 1) tiles of every block
+  int tile_rows = 0;        ///< most rows of a tile whose queries have room
 };
 
 /// Bytes that must be under way per multiprocessor. Little's law asks for 4.3 TB/s / 132 x ~0.9 us
 /// = 29 KB on an H200; 48 KB leaves room for blocks that are between tasks.
 inline constexpr int enough_in_flight = 48 * 1024;
 
-/// Chooses stages for a device: first enough bytes in flight, then blocks (their loads run on
-/// during each other's softmax), then more bytes in flight. The runtime keeps 1 KB of every block
-/// for itself.
+/// Chooses stages beside the queries of tiles of `tile_rows`: first enough bytes in flight, then
+/// blocks (their loads run on during each other's softmax), then more bytes in flight. The runtime
+/// keeps 1 KB of every block for itself.
 ///
 /// head_dim 128 on 228 KB: 2 stages of 32 KB and 2 blocks, 64 KB in flight.
-constexpr Occupancy choose_occupancy(HeadDims dims, int shared_per_block, int shared_per_sm,
-                                     int max_blocks = 4) noexcept {
+constexpr Occupancy choose_stages(HeadDims dims, int tile_rows, int shared_per_block,
+                                  int shared_per_sm, int max_blocks) noexcept {
   Occupancy best;
   std::tuple<bool, int, int> best_rank;
   for (int stages = min_stages; stages <= max_stages(dims); ++stages) {
-    const int bytes = shared_bytes(dims, stages);
+    const int bytes = shared_bytes(dims, stages, tile_rows);
     if (bytes > shared_per_block) break;
     int blocks = shared_per_sm / (bytes + 1024);
     if (blocks > max_blocks) blocks = max_blocks;
@@ -268,9 +298,26 @@ constexpr Occupancy choose_occupancy(HeadDims dims, int shared_per_block, int sh
     const std::tuple rank(enough, enough ? blocks : 0, in_flight);
     if (rank <= best_rank) continue;
     best_rank = rank;
-    best = {stages, blocks, in_flight};
+    best = {stages, blocks, in_flight, tile_rows};
   }
   return best;
+}
+
+/// Chooses stages for a device, and whether there are large tiles: where their queries cost no
+/// block, and of bytes in flight none that are needed. (On sm_80 and at head_dim 128 they take the
+/// fourth stage.)
+constexpr Occupancy choose_occupancy(HeadDims dims, int shared_per_block, int shared_per_sm,
+                                     int max_blocks = 4) noexcept {
+  const auto with = [&](int tile_rows) {
+    return choose_stages(dims, tile_rows, shared_per_block, shared_per_sm, max_blocks);
+  };
+  const Occupancy usual = with(usual_tile_rows);
+  if (!has_large_tiles(dims)) return usual;
+  const Occupancy large = with(max_tile_rows);
+  const bool costs =
+      large.blocks_per_sm < usual.blocks_per_sm ||
+      (large.bytes_in_flight < usual.bytes_in_flight && large.bytes_in_flight < enough_in_flight);
+  return costs ? usual : large;
 }
 
 }  // namespace detail::cuda
