@@ -54,6 +54,14 @@ inline Item make_item(const Machine& machine, std::int64_t tokens, int tile_rows
   return item;
 }
 
+/// The machine with blocks of more than two stages: all but one of them are under way, and come
+/// while the task before ends.
+inline Machine with_stages(Machine machine, int stages) {
+  machine.block_bytes_per_us *= stages - 1;
+  machine.ahead_bytes *= stages - 1;
+  return machine;
+}
+
 /// What schedules of head dimension 128 are made by on the machine: large tiles have room there.
 inline chunkattn::detail::cuda::CostModel costs_of_today() {
   chunkattn::detail::cuda::CostModel costs;

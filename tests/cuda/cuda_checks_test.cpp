@@ -514,6 +514,32 @@ TEST_CASE("the driver says how many blocks run at the same time") {
   device.blocks_by_registers = 2;
 }
 
+TEST_CASE("an object for few lines has room for the queries of so many") {
+  Engine engine(52);
+  shuffled(engine.random.bits());
+  CudaOptions::Limits limits = Engine::limits();
+  limits.max_rows = 10;  // 30 lines
+  CudaOptions options;
+  options.tuning = engine_model();
+  engine.attention = std::make_unique<ChunkAttention<Cuda, head_dim>>(limits, options);
+  for (std::size_t i = 0; i < 10; ++i) {
+    engine.sequences.push_back(engine.tree.insert(engine.prompt(150, 5)));
+    while (engine.sequences[i].num_uncomputed() > 0) {
+      engine.begin();
+      engine.add(i, 10);
+      engine.build();
+      engine.enqueue();
+      engine.submit();
+    }
+  }
+  for (int step = 0; step < 20; ++step) {
+    engine.decode_plan();
+    engine.enqueue();
+    engine.submit();
+  }
+  engine.drain_and_check();
+}
+
 TEST_CASE("layer() does not grow inside a capture") {
   Tree tree;
   KvCache<Cuda, half> cache(tree, {1, kv_heads, head_dim});

@@ -19,11 +19,12 @@ using model::Item;
 using model::Machine;
 
 double modelled(const test::RandomPlan& plan, const chunkattn::detail::cuda::Geometry& geometry,
-                const chunkattn::detail::cuda::CostModel& cost, const model::Kernel& kernel = {}) {
+                const chunkattn::detail::cuda::CostModel& cost, const model::Kernel& kernel = {},
+                const Machine& machine = {}) {
   constexpr chunkattn::detail::cuda::ScheduleCapacity plenty{1u << 20, 1u << 20, 1u << 30};
   chunkattn::detail::cuda::Scheduler scheduler;
   scheduler.build(plan.view(), geometry, cost, plenty);
-  return model::play(Machine{}, plan.view(), geometry, scheduler, true, kernel);
+  return model::play(machine, plan.view(), geometry, scheduler, true, kernel);
 }
 
 }  // namespace
@@ -175,6 +176,26 @@ TEST_CASE(
   }
   CHECK(better == 9);
   CHECK(all / 79 == doctest::Approx(0.940).epsilon(0.001));
+}
+
+TEST_CASE("a third stage where limits leave room for it") {
+  int cases = 0, better = 0;
+  std::vector<test::ScheduleCase> all = test::two_level_cases();
+  for (test::ScheduleCase& c : test::published_trees()) all.push_back(std::move(c));
+  for (const test::ScheduleCase& c : all) {
+    const test::RandomPlan plan = c.plan();
+    if (plan.num_rows() * c.geometry.group() > 32) continue;
+    CAPTURE(c.name);
+    const double part =
+        modelled(plan, c.geometry, model::costs_of_today(), {}, model::with_stages(Machine{}, 3)) /
+        modelled(plan, c.geometry, model::costs_of_today());
+    CHECK(part < 1.0001);
+    CHECK(part > 0.97);
+    ++cases;
+    better += part < 0.99;
+  }
+  CHECK(cases == 21);
+  CHECK(better == 7);
 }
 
 TEST_CASE("a few partial results per row are all that few rows cost") {

@@ -394,7 +394,8 @@ TEST_CASE("stages fit the device and keep enough bytes in flight") {
                            Machine{"sm_90", 232448, 233472}})
     for (const HeadDims dims : {HeadDims{64}, HeadDims{96}, HeadDims{128}, HeadDims{192, 128},
                                 HeadDims{256}, HeadDims{256, 64}}) {
-      const Occupancy chosen = choose_occupancy(dims, m.per_block, m.per_sm, wanted_blocks(dims));
+      const Occupancy chosen =
+          choose_occupancy(dims, 1000, m.per_block, m.per_sm, wanted_blocks(dims));
       INFO(m.name, " head_dim ", dims.k, " value_dim ", dims.v);
       REQUIRE(chosen.num_stages >= min_stages);
       const int bytes = shared_bytes(dims, chosen.num_stages, chosen.tile_rows);
@@ -402,8 +403,8 @@ TEST_CASE("stages fit the device and keep enough bytes in flight") {
       CHECK(chosen.blocks_per_sm * (bytes + 1024) <= m.per_sm);
       CHECK(chosen.bytes_in_flight >= (m.per_sm > 110000 ? 48 : 24) * 1024);
     }
-  CHECK(choose_occupancy(128, 232448, 233472, 2).num_stages == 2);
-  CHECK(choose_occupancy(128, 232448, 233472, 2).blocks_per_sm == 2);
+  CHECK(choose_occupancy(128, 1000, 232448, 233472, 2).num_stages == 2);
+  CHECK(choose_occupancy(128, 1000, 232448, 233472, 2).blocks_per_sm == 2);
 }
 
 TEST_CASE("queries of large tiles take no block, and no bytes in flight that are needed") {
@@ -411,12 +412,14 @@ TEST_CASE("queries of large tiles take no block, and no bytes in flight that are
     HeadDims dims;
     int stages, blocks, tile_rows;
   };
-  const auto check = [](int per_block, int per_sm, std::initializer_list<Case> cases) {
+  const auto check = [](int per_block, int per_sm, std::initializer_list<Case> cases,
+                        int rows = 65) {
     for (const Case& c : cases) {
       CAPTURE(per_sm);
       CAPTURE(c.dims.k);
       CAPTURE(c.dims.v);
-      const Occupancy chosen = choose_occupancy(c.dims, per_block, per_sm, wanted_blocks(c.dims));
+      const Occupancy chosen =
+          choose_occupancy(c.dims, rows, per_block, per_sm, wanted_blocks(c.dims));
       CHECK(chosen.num_stages == c.stages);
       CHECK(chosen.blocks_per_sm == c.blocks);
       CHECK(chosen.tile_rows == c.tile_rows);
@@ -430,6 +433,27 @@ TEST_CASE("queries of large tiles take no block, and no bytes in flight that are
         {{64, 4, 2, 128}, {96, 3, 2, 128}, {112, 3, 2, 64}, {128, 2, 2, 128}, {256, 3, 1, 64}});
   // Kernels that have none.
   check(232448, 233472, {{{64, 128}, 4, 2, 64}, {{128, 128, 1}, 3, 2, 64}});
+  // Plans that have no use for them.
+  check(232448, 233472, {{64, 4, 2, 64}, {128, 2, 2, 64}}, 64);
+}
+
+TEST_CASE("where plans have few lines, their queries leave room for more stages") {
+  constexpr int per_block = 232448, per_sm = 233472;  // sm_90
+  const auto stages = [](HeadDims dims, int rows) {
+    const Occupancy chosen = choose_occupancy(dims, rows, per_block, per_sm, wanted_blocks(dims));
+    CHECK(chosen.blocks_per_sm == wanted_blocks(dims));
+    CHECK(chosen.tile_rows >= std::min(rows, usual_tile_rows));
+    return chosen.num_stages;
+  };
+  CHECK(stages(128, 1) == 3);
+  CHECK(stages(128, 32) == 3);
+  CHECK(stages(128, 33) == 2);
+  CHECK(stages(128, 1000) == 2);
+  CHECK(stages(96, 32) == 4);
+  CHECK(stages(96, 33) == 3);
+  CHECK(stages(256, 16) == 3);  // no fourth one
+  for (const int rows : {1, 16, 17, 32, 33, 64})
+    CHECK(choose_occupancy(64, rows, per_block, per_sm, 2).tile_rows == tile_rows_for(rows));
 }
 
 TEST_CASE("a shared run is in large tiles where every block has one of 256 tokens") {

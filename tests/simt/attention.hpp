@@ -1,6 +1,7 @@
 // One step of attention under the emulator, straight from a plan: schedule, kernel, results.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 #include <vector>
@@ -111,8 +112,9 @@ StepResult<T> attention_step(
   static_cast<AttentionArguments<T, V>&>(args) = with_variant(call, variant, sm_scale);
   if constexpr (!wide) args.stored = kv;
   constexpr HeadDims stored{Dims.k, Dims.v, static_cast<int>(sizeof(E))};
-  const auto shared =
-      static_cast<std::size_t>(shared_bytes(stored, num_stages, model.most_tile_rows));
+  // Room for no more queries than a tile may have, as for an object with limits of just this plan.
+  const int tile_rows = std::min(model.most_tile_rows, tile_rows_for(plan.num_rows * call.group));
+  const auto shared = static_cast<std::size_t>(shared_bytes(stored, num_stages, tile_rows));
   launch(grid, block_threads, shared, [&] {
     attention_kernel<T, Dims.k, Dims.v, Kind>(args);
     after();

@@ -159,10 +159,11 @@ class DeviceState {
     num_sms_ = attribute(cudaDevAttrMultiProcessorCount, device);
     const int per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     const int per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-    occupancy_ = choose_occupancy(dims, per_block, per_sm, wanted_blocks(dims));
+    const int rows = limits_.max_rows * (limits_.num_qo_heads / limits_.num_kv_heads);
+    occupancy_ = choose_occupancy(dims, rows, per_block, per_sm, wanted_blocks(dims));
     if constexpr (supported_head_dims(dims_of<std::int8_t>))
       quantized_occupancy_ =
-          choose_occupancy(dims_of<std::int8_t>, per_block, per_sm, wanted_blocks(dims));
+          choose_occupancy(dims_of<std::int8_t>, rows, per_block, per_sm, wanted_blocks(dims));
     int blocks = std::numeric_limits<int>::max();  // what the driver says of them counts
     for (const UsedKernel* kernel = UsedKernels<HeadDim, ValueDim>::first;
          kernel != nullptr && occupancy_.num_stages > 0; kernel = kernel->next) {
@@ -176,7 +177,7 @@ class DeviceState {
   }
 
   [[nodiscard]] CostModel model() const noexcept {
-    return {options_.tuning, num_blocks(), occupancy_.tile_rows};
+    return {options_.tuning, num_blocks(), std::max(occupancy_.tile_rows, usual_tile_rows)};
   }
 
   // Bytes to allocate: none where the caller brought enough.

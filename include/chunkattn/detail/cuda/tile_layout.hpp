@@ -303,14 +303,16 @@ constexpr Occupancy choose_stages(HeadDims dims, int tile_rows, int shared_per_b
   return best;
 }
 
-/// Chooses stages for a device, and whether there are large tiles: where their queries cost no
-/// block, and of bytes in flight none that are needed. (On sm_80 and at head_dim 128 they take the
-/// fourth stage.)
-constexpr Occupancy choose_occupancy(HeadDims dims, int shared_per_block, int shared_per_sm,
-                                     int max_blocks = 4) noexcept {
+/// Chooses stages for a device and for plans of at most `rows` packed rows, which leave room for
+/// more stages where they are few: for 32, head_dim 128 and 228 KB a third one. And whether there
+/// are large tiles: where their queries cost no block, and of bytes in flight none that are needed.
+/// (On sm_80 and at head_dim 128 they take the fourth stage.)
+constexpr Occupancy choose_occupancy(HeadDims dims, int rows, int shared_per_block,
+                                     int shared_per_sm, int max_blocks = 4) noexcept {
   const auto with = [&](int tile_rows) {
     return choose_stages(dims, tile_rows, shared_per_block, shared_per_sm, max_blocks);
   };
+  if (rows <= usual_tile_rows) return with(tile_rows_for(rows));
   const Occupancy usual = with(usual_tile_rows);
   if (!has_large_tiles(dims)) return usual;
   const Occupancy large = with(max_tile_rows);
