@@ -39,10 +39,10 @@ struct Run {
   std::int32_t partial_base = 0;  ///< of the first piece; the next is rows() x KV heads on
   std::int32_t flag_base = 0;     ///< of the first piece's first tile; the next piece's follow
   std::int32_t tile_rows = usual_tile_rows;  ///< of each tile but the last
+  std::int32_t tiles = 0;                    ///< in which its rows are
   KeyRange hidden{};                         ///< positions among these that none of its rows sees
 
   [[nodiscard]] int rows() const noexcept { return row_end - row_begin; }
-  [[nodiscard]] int tiles() const noexcept { return num_tiles(rows(), tile_rows); }
   /// It is streamed by chunk-first tasks.
   [[nodiscard]] bool chunk_first() const noexcept { return !last || moved; }
   /// An own run that is streamed by the tasks that merge and write. Without visible tokens too: it
@@ -57,7 +57,7 @@ struct Run {
   }
 };
 
-/// Sets `tile_rows`, `splits`, `split_tokens`, `moved` and `merges` of runs.
+/// Sets `tile_rows`, `tiles`, `splits`, `split_tokens`, `moved` and `merges` of runs.
 class EvenCuts {
  public:
   /// False: not even the whole runs fit. Where pieces do not, they become longer.
@@ -114,6 +114,7 @@ class EvenCuts {
       const bool enough =
           std::int64_t{tiles} * pieces * geometry_.num_kv_heads >= model_.num_blocks;
       run.tile_rows = !run.last && enough ? model_.most_tile_rows : usual_tile_rows;
+      run.tiles = num_tiles(run.rows(), run.tile_rows);
     }
   }
 
@@ -122,9 +123,9 @@ class EvenCuts {
     bool any_long = false;
     tall_ = false;
     for (const Run& run : *runs_) {
-      work += run.tiles() * busy_ps(run);
+      work += run.tiles * busy_ps(run);
       any_long = any_long || is_long(run);
-      tall_ = tall_ || (!run.last && run.tiles() > 1);
+      tall_ = tall_ || (!run.last && run.tiles > 1);
     }
     even_ = work * geometry_.num_kv_heads / model_.num_blocks + model_.task_ps;
     moves_ = tall_ && any_long;
@@ -154,7 +155,7 @@ class EvenCuts {
     std::int64_t items = 0;
     for (const Run& run : *runs_)
       if (kind(run) == of && !run.covered && run.tokens > 0)
-        items += run.tiles() * num_pieces(run, most_ps);
+        items += run.tiles * num_pieces(run, most_ps);
     return items * geometry_.num_kv_heads;
   }
   [[nodiscard]] std::int64_t num_pieces(const Run& run, std::int64_t most_ps) const noexcept {
@@ -186,10 +187,10 @@ class EvenCuts {
       run.merges = run.above >= 0 ? (*runs_)[to_size(run.above)].merges : 0;
       if (run.chunk_first()) {
         run.merges += run.splits;
-        chunk_first += std::int64_t{run.splits} * run.tiles();
+        chunk_first += std::int64_t{run.splits} * run.tiles;
         partials += std::int64_t{run.splits} * run.rows() * geometry_.num_kv_heads;
       }
-      if (run.streams_last()) streaming += run.tiles();
+      if (run.streams_last()) streaming += run.tiles;
       if (run.last) merges += run.merges;
     }
     // As few rows to a task that only merges as one round of blocks takes, so that threads share

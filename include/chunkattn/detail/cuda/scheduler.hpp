@@ -246,7 +246,7 @@ class Scheduler {
   void add_merges(const Run& run) {
     for (int i = run.splits - 1; i >= 0; --i)
       merges_.push_back({run.partial_base + i * partials_of_piece(run),
-                         run.flag_base + i * run.tiles(), run.row_begin,
+                         run.flag_base + i * run.tiles, run.row_begin,
                          std::countr_zero(static_cast<unsigned>(run.tile_rows))});
   }
 

@@ -107,7 +107,7 @@ template <class V>
     return NoTerm{};
 }
 
-/// A variant as kernels see it.
+/// A variant as kernels see it. Of Plain nothing but that it has nothing.
 template <class V>
 struct VariantTerms {
   static constexpr bool changes_logits = ChangesLogits<V>;
@@ -120,15 +120,6 @@ struct VariantTerms {
   decltype(sink_term(std::declval<const V&>())) sink;
   decltype(skipping_part(std::declval<const V&>())) skipping;  ///< has hidden()
   float sm_scale;                                              ///< factor of q·k before `logit`
-};
-
-/// No variant: kernels are compiled as if there were none.
-template <>
-struct VariantTerms<Plain> {
-  static constexpr bool changes_logits = false;
-  static constexpr bool hides_keys = false;
-  static constexpr bool skips_keys = false;
-  static constexpr bool has_sinks = false;
 };
 
 template <class V>
