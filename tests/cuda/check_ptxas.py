@@ -198,6 +198,7 @@ def main():
             if supported(nvcc, arch):
                 configurations.append((arch, "128", "half"))
         configurations.append(("90a", "192:128", "bfloat16"))
+        configurations.append(("90a", "64:128", "half"))
     with tempfile.TemporaryDirectory() as work:
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             checks = [pool.submit(check, nvcc, disassembler, work, *c) for c in configurations]

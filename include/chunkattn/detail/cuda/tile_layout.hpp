@@ -186,11 +186,13 @@ CHUNKATTN_HD constexpr int accumulator_column(int columns, int row, int column) 
 ///
 /// Tall: a warp has 32 rows of tiles of 64. Each fragment of K and V that it reads serves twice
 /// then, and shared memory is what such tiles wait for; but the registers hold outputs and little
-/// else. So it has of tiles of 128, all tokens of which it sees.
+/// else, so that none are left where V is longer than K. So it has of tiles of 128, all tokens of
+/// which it sees.
 template <HeadDims Dims, int TileRows, bool Tall>
 struct WarpLayout {
   static constexpr int kv_tile = kv_tile_tokens(Dims);
-  static constexpr int warp_rows = Tall && kv_tile == 64 && TileRows >= 64 ? 32 : 16;
+  static constexpr int warp_rows =
+      Tall && kv_tile == 64 && TileRows >= 64 && Dims.v <= Dims.k ? 32 : 16;
   static constexpr int row_warps = TileRows / warp_rows;
   static constexpr int column_warps = kv_tile == 32 && TileRows < 64 ? 2 : 1;
   static constexpr int kv_warps = block_warps / (row_warps * column_warps);
