@@ -29,7 +29,7 @@ EXPLAINED = [
     _cpu("engine", "head < lines.head_end; ++head", "head <= lines.head_end", PADDED),
     _cpu("engine", "workers_.resize(", "threads + 1", "a worker more that nobody uses"),
     _cpu("engine", "std::fill_n(result, ValueDim, 0.0f)", "ValueDim + 1", OVERWRITTEN + ", or not read again"),
-    _cpu("engine", "line < lines; line += block", "line <= lines", PADDED),
+    _cpu("engine", "line < lines; line += simd::native_width", "line <= lines", PADDED),
 
     _cpu("chunk_first", "i < width; ++i) any", "i <= width", "at the most a needless factor of 1"),
     _cpu("chunk_first", "l < num_lines; ++l)", "l <= num_lines", "more tokens are looked at, and masked"),

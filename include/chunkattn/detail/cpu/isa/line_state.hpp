@@ -112,24 +112,24 @@ class LineState {
 /// A vector of rows of `Words` 32-bit words, `from_stride` bytes apart, as columns: word i of row l
 /// goes to to[i * to_stride + l].
 template <int Words>
-CHUNKATTN_INLINE void transpose_words(const void* from, std::size_t from_stride, float* to,
+CHUNKATTN_INLINE void transpose_words(const void* from, std::ptrdiff_t from_stride, float* to,
                                       std::ptrdiff_t to_stride) noexcept {
   constexpr int width = simd::native_width;
+  constexpr std::ptrdiff_t word = sizeof(float);
   constexpr int whole = Words / width * width;
   const auto* const bytes = static_cast<const char*>(from);
   for (int i = 0; i < whole; i += width) {
     simd::Float<width> rows[width];
     simd::repeat<width>([&](auto l) CHUNKATTN_LAMBDA {
-      __builtin_memcpy(&rows[l], bytes + l * from_stride + i * sizeof(float), sizeof rows[l]);
+      __builtin_memcpy(&rows[l], bytes + l * from_stride + i * word, sizeof rows[l]);
     });
     simd::transpose<width>(rows);
-    simd::repeat<width>(
-        [&](auto j) CHUNKATTN_LAMBDA { simd::store(to + (i + j) * to_stride, rows[j]); });
+    simd::repeat<width>([&](auto j)
+                            CHUNKATTN_LAMBDA { simd::store(to + (i + j) * to_stride, rows[j]); });
   }
   for (int i = whole; i < Words; ++i)
-    for (std::size_t l = 0; l < width; ++l)
-      __builtin_memcpy(to + i * to_stride + l, bytes + l * from_stride + i * sizeof(float),
-                       sizeof(float));
+    for (int l = 0; l < width; ++l)
+      __builtin_memcpy(to + i * to_stride + l, bytes + l * from_stride + i * word, sizeof(float));
 }
 
 /// Number of the block's tokens that `line` sees.

@@ -41,7 +41,8 @@ bool pack_pair_queries(int lines, LineState<HeadDim, ValueDim>& state, const Row
         const simd::Float<width> x = simd::load_widened<width>(from + i);
         const Bits bits = simd::bits_as<Bits>(x);
         const Bits size = bits & 0x7fffffffu;
-        const Bits is_nan = (Bits)(size > 0x7f800000u);  // no line's reason to compute others in fp32
+        const Bits is_nan =
+            (Bits)(size > 0x7f800000u);  // no line's reason to compute others in fp32
         lost |= ~is_nan & ((bits & 0xffffu) | ((Bits)(size < 0x00800000u) & size));
         simd::store_upper_halves<width>(elements[l] + i, simd::rounded_to_bfloat16<width>(x));
       }
