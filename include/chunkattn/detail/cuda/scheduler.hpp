@@ -68,10 +68,7 @@ class Scheduler {
   [[nodiscard]] std::int64_t num_partials() const noexcept { return num_partials_; }
   [[nodiscard]] const ScheduleSummary& summary() const noexcept { return summary_; }
   /// Whether some tile has more rows than all kernels can take.
-  [[nodiscard]] bool has_large_tiles() const noexcept {
-    return std::any_of(tasks_.begin(), tasks_.end(),
-                       [](const Task& task) { return task.tile_rows > usual_tile_rows; });
-  }
+  [[nodiscard]] bool has_large_tiles() const noexcept { return has_large_tiles_; }
 
  private:
   struct Node {
@@ -197,6 +194,7 @@ class Scheduler {
     merges_.clear();
     num_partials_ = 0;
     summary_ = {};
+    has_large_tiles_ = false;
     for (Run& run : runs_)
       if (run.chunk_first()) add_chunk_first(run);
     take_sorted();
@@ -256,6 +254,7 @@ class Scheduler {
     for (int row = run.row_begin; row < run.row_end; row += task.row_count) {
       task.row_count = std::min(run.row_end - row, most);
       task.tile_rows = tile_rows_for(task.row_count);
+      has_large_tiles_ = has_large_tiles_ || task.tile_rows > usual_tile_rows;
       task.row_begin = row;
       const std::int32_t tokens = task.segment >= 0 ? visible_tokens(run, task) : 0;
       summary_.kv_tokens += tokens;
@@ -303,6 +302,7 @@ class Scheduler {
   std::int64_t num_partials_ = 0;
   int num_chunk_first_ = 0;
   ScheduleSummary summary_;
+  bool has_large_tiles_ = false;
 };
 
 }  // namespace detail::cuda
