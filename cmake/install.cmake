@@ -1,5 +1,8 @@
 # Installs the headers, find_package(chunkattn) and pkg-config files. All of it is independent of the
 # architecture, so it goes below share/.
+if(NOT CMAKE_SIZEOF_VOID_P)  # without a compiler GNUInstallDirs cannot know, and nothing goes there
+  set(CMAKE_INSTALL_LIBDIR lib)
+endif()
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 

@@ -27,7 +27,9 @@ export CONAN_HOME=$work/home
 rm -rf "$CONAN_HOME" "$work/alone" "$work/consumer"
 "$conan" --version
 "$conan" profile detect
-create() { "$conan" create "$@" --no-remote -c tools.cmake.cmake_layout:test_folder="$work/test"; }
+options=(--no-remote -c tools.cmake.cmake_layout:test_folder="$work/test")
+[ -z "${CMAKE_GENERATOR:-}" ] || options+=(-c tools.cmake.cmaketoolchain:generator="$CMAKE_GENERATOR")
+create() { "$conan" create "$@" "${options[@]}"; }
 
 echo "--- conan create . with the profile as detected"
 create .

@@ -84,6 +84,7 @@ need() {
     esac
   done
   [ ${#missing[@]} -eq 0 ] || install_packages "${missing[@]}"
+  if have ninja; then export CMAKE_GENERATOR=${CMAKE_GENERATOR:-Ninja}; fi  # CMake looks for make alone
   if ! echo '#include <bit>
 #include <concepts>
 #include <span>

@@ -8,17 +8,18 @@ root=$(cd "$(dirname "$0")/../../.." && pwd)
 here=$root/tests/project/consumer
 cxx=${CXX:-c++}
 cmake=${CMAKE:-cmake}
-generator=${GENERATOR:-Unix Makefiles}
+[ -z "${GENERATOR:-}" ] || export CMAKE_GENERATOR=$GENERATOR
 # Warnings from our headers fail a consumer that uses -I, not -isystem.
 strict="-Wall -Wextra -Werror"
 
 rm -rf "$work"
 mkdir -p "$work"
+work=$(cd "$work" && pwd)  # CMake takes a relative prefix as one of the consumer's folder
 
 configure() {  # configure SOURCE_FOLDER [options...]
   local source=$1
   shift
-  "$cmake" -G "$generator" -S "$here/$source" -B "$work/build" -DCMAKE_CXX_COMPILER="$cxx" \
+  "$cmake" -S "$here/$source" -B "$work/build" -DCMAKE_CXX_COMPILER="$cxx" \
     -DCMAKE_NO_SYSTEM_FROM_IMPORTED=ON -DCMAKE_CXX_FLAGS="$strict" "$@"
 }
 
@@ -27,9 +28,9 @@ build_and_run() {
   "$work/build/consumer"
 }
 
-stage() {  # installs as README says, then moves it: nothing may point at where it was
-  "$cmake" -G "$generator" -S "$root" -B "$work/library" -DCMAKE_CXX_COMPILER="$cxx" \
-    -DCMAKE_EXPORT_COMPILE_COMMANDS=ON --no-warn-unused-cli >"$work/library.log"
+stage() {  # installs as README says, without a compiler, then moves it: nothing may point at where it was
+  "$cmake" -S "$root" -B "$work/library" -DCMAKE_CXX_COMPILER=/none -DCMAKE_C_COMPILER=/none \
+    -DCMAKE_EXPORT_COMPILE_COMMANDS=ON --no-warn-unused-cli -Werror=dev >"$work/library.log"
   if [ -e "$work/library/compile_commands.json" ]; then
     echo "FAILED: without options $(grep -c '"file":' "$work/library/compile_commands.json") objects would be compiled"
     exit 1
@@ -90,7 +91,7 @@ case $mode in
     build_and_run
     ;;
   serve)  # configured by itself, as its CMakeLists.txt says it can be
-    "$cmake" -G "$generator" -S "$root/examples/serve" -B "$work/build" -DCMAKE_CXX_COMPILER="$cxx"
+    "$cmake" -S "$root/examples/serve" -B "$work/build" -DCMAKE_CXX_COMPILER="$cxx"
     ;;
   pkg_config)
     if ! command -v pkg-config >/dev/null; then

@@ -107,6 +107,15 @@ END
     [ -x /usr/local/cuda/bin/nvcc ] || for mode in cuda nvcc; do
       expect_skipped "$root/tests/project/consumer/run.sh" $mode "$work/consumer"
     done
+    # CMake by itself looks for make alone.
+    if command -v ninja >/dev/null; then
+      for tool in c++ as ld ninja; do ln -s "$(command -v $tool)" "$work/bin/$tool"; done
+      (cd "$root" && env -i CHUNKATTN_VERSION= PATH="$work/bin" bash -c \
+        'source tools/packages.sh; need make; bash tests/project/consumer/run.sh find_package "$0"' "$work/ninja") \
+        >"$work/log" 2>&1 || { cat "$work/log"; fail "a package cannot be tried with ninja alone"; }
+    else
+      echo "ninja not found: its use without make was NOT tried"
+    fi
     ;;
   help)  # each verb is listed, and what is listed is a verb
     "$root/dev" help >"$work/help"
