@@ -50,6 +50,9 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
                a.http.host);
   options.number("--port", "N", "0: any that is free", a.http.port, 0, 65535);
   options.text("--api-key", "KEY", "asked of all clients; or in CHUNKATTN_API_KEY", a.http.api_key);
+  options.texts("--origin", "URL",
+                "whose pages may ask, too, as https://chat.example; again for more",
+                a.http.origins);
   options.text("--name", "NAME", "of the model; else the file's", a.name);
   options.number("--kv-mib", "N", "MiB of K/V", a.kv_mib, 1, 1 << 30);
   options.number("--chunks", "N", "chunks of K/V; 0: as --kv-mib says", a.chunks, 0, 1 << 30);

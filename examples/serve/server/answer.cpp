@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <utility>
 
 #include "api_error.hpp"
+#include "connection.hpp"
 
 namespace serve {
 
@@ -22,10 +24,14 @@ Answer::Answer(ReplyHead head, const Tokenizer& tokenizer, const ApiRequest& req
 
 bool Answer::go_on(httplib::DataSink& sink) {
   if (!sink.is_writable()) return false;
+  // A client that sends no more may have closed. Something that says nothing finds out.
+  if (Connection::current().has_ended() && !std::exchange(probed_, true))
+    if (const std::string probe = stream_ ? ":\n\n" : " "; !sink.write(probe.data(), probe.size()))
+      return false;
   std::string out;
   bool good = true;
   try {
-    out = take(ticket_.channel().take(std::chrono::milliseconds(100)));
+    out = take(ticket_.channel().take(std::chrono::milliseconds(50)));
     if (ended()) out += ending();
   } catch (const Refused& refused) {  // too late for another status
     const std::string body = ApiError(500, refused.what()).body();

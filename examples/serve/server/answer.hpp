@@ -23,7 +23,7 @@ class Answer {
          Service::Ticket ticket, std::function<void(const std::string&)> at_end);
 
   /// Waits for more and writes it. False where the connection is to be closed: the client has gone,
-  /// or the engine has failed. Looks for either at least ten times a second.
+  /// or the engine has failed. Looks for either at least twenty times a second.
   [[nodiscard]] bool go_on(httplib::DataSink& sink);
   [[nodiscard]] bool ended() const { return running_ == 0; }
 
@@ -37,7 +37,7 @@ class Answer {
   std::vector<WholeChoice> choices_;
   std::size_t running_;  ///< choices
   Usage usage_;
-  bool opened_ = false;
+  bool opened_ = false, probed_ = false;
   std::function<void(const std::string&)> at_end_;
   Service::Ticket ticket_;
 };

@@ -11,20 +11,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// OpenAI's names where it has one.
-Json finish_name(Finish finish) {
-  switch (finish) {
-    case Finish::stop:
-      return "stop";
-    case Finish::length:
-      return "length";
-    case Finish::cancelled:
-      return "cancelled";
-    case Finish::deadline:
-      return "deadline";
-    default:
-      return nullptr;
-  }
+/// Why a choice ended, in OpenAI's words: clients know no others. A text that is cut off has the
+/// reason beside it.
+void set_finish(Json& choice, Finish finish) {
+  choice["finish_reason"] = finish == Finish::none   ? Json()
+                            : finish == Finish::stop ? Json("stop")
+                                                     : Json("length");
+  if (finish == Finish::cancelled) choice["cut_off"] = "cancelled";
+  if (finish == Finish::deadline) choice["cut_off"] = "deadline";
 }
 
 Json head_of(const ReplyHead& head, bool chunk) {
@@ -44,10 +38,9 @@ Json usage_of(const Usage& usage) {
 std::string chunk(const ReplyHead& head, int choice, const char* key, Json value, Finish finish,
                   Json logprobs = nullptr) {
   Json data = head_of(head, true);
-  data["choices"] = Json::array({{{"index", choice},
-                                  {key, std::move(value)},
-                                  {"logprobs", std::move(logprobs)},
-                                  {"finish_reason", finish_name(finish)}}});
+  Json one{{"index", choice}, {key, std::move(value)}, {"logprobs", std::move(logprobs)}};
+  set_finish(one, finish);
+  data["choices"] = Json::array({std::move(one)});
   if (head.usage_follows) data["usage"] = nullptr;
   return event(data.dump());
 }
@@ -60,8 +53,8 @@ std::string whole_reply(const ReplyHead& head, const Tokenizer& tokenizer,
   reply["choices"] = Json::array();
   for (const WholeChoice& choice : choices) {
     Json one{{"index", reply["choices"].size()},
-             {"logprobs", logprobs_json(head.chat, tokenizer, choice.scored)},
-             {"finish_reason", finish_name(choice.finish)}};
+             {"logprobs", logprobs_json(head.chat, tokenizer, choice.scored)}};
+    set_finish(one, choice.finish);
     if (head.chat)
       one["message"] = {{"role", "assistant"}, {"content", choice.text}};
     else

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "request_head.hpp"
@@ -59,10 +58,13 @@ bool Connection::receive_head() {
   return !error;
 }
 
-bool Connection::is_gone() const {
+bool Connection::has_ended() const {
   char byte = 0;
-  const ssize_t got = ::recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+  return ::recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+bool Connection::is_gone() const {
+  pollfd one{socket_, 0, 0};
+  return ::poll(&one, 1, 0) > 0;  // an error, or both sides have ended
 }
 
 bool Connection::wait_readable() const {
@@ -73,14 +75,19 @@ bool Connection::wait_writable() const {
 }
 
 ssize_t Connection::read(char* to, std::size_t size) {
-  if (unread().empty()) {
-    if (!wait_readable()) return -1;
-    if (const ssize_t got = receive(); got <= 0) return got;
+  std::size_t passed = 0;
+  while (passed == 0 && size > 0) {
+    if (unread().empty()) {
+      if (!wait_readable()) return -1;
+      if (const ssize_t got = receive(); got <= 0) return got;
+    }
+    for (; passed < size && !unread().empty(); ++read_) {
+      const auto verdict = trailers_.next(received_[read_]);
+      if (verdict == TrailerFilter::Verdict::wrong) return -1;
+      if (verdict == TrailerFilter::Verdict::pass) to[passed++] = received_[read_];
+    }
   }
-  size = std::min(size, unread().size());
-  std::memcpy(to, unread().data(), size);
-  read_ += size;
-  return static_cast<ssize_t>(size);
+  return static_cast<ssize_t>(passed);
 }
 
 /// All of it, or -1.

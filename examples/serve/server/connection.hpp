@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "trailers.hpp"
+
 namespace serve {
 
 /// One connection, as httplib reads and writes it. Which functions override one of httplib's
@@ -22,14 +24,19 @@ class Connection final : public httplib::Stream {
   ~Connection();
 
   /// The connection whose request this thread answers.
-  [[nodiscard]] static const Connection& current() { return *current_; }
+  [[nodiscard]] static Connection& current() { return *current_; }
 
   /// Whether the next request's first bytes are here before the client ends, or `ends` is set, or
   /// the connection has been idle for long.
   [[nodiscard]] bool wait_for_request(const std::atomic<bool>& ends);
   /// Reads its head, which stays to be read. False, with the client told why, if it is refused.
   [[nodiscard]] bool receive_head();
-  /// Whether the client has closed.
+  /// A chunked body comes next. Trailers behind it are dropped.
+  void expect_chunks() { trailers_.begin(); }
+  /// Whether the client sends no more. It may have closed, or wait for its reply: only what is
+  /// written to one that has closed tells, as it is answered by a reset.
+  [[nodiscard]] bool has_ended() const;
+  /// Whether nobody reads what is written.
   [[nodiscard]] bool is_gone() const;
 
   bool is_readable() const { return wait_readable(); }
@@ -49,11 +56,12 @@ class Connection final : public httplib::Stream {
   [[nodiscard]] ssize_t receive();
   void refuse(int status, const std::string& body);
 
-  static inline thread_local const Connection* current_ = nullptr;
+  static inline thread_local Connection* current_ = nullptr;
 
   const socket_t socket_;
   std::string received_;
   std::size_t read_ = 0;  // of these
+  TrailerFilter trailers_;
 };
 
 /// httplib's server on such connections.

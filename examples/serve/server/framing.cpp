@@ -7,6 +7,19 @@
 
 namespace serve {
 
+std::string lowered(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+bool is_json(const std::string& content_type) {
+  const std::string type = content_type.substr(0, content_type.find(';'));
+  const std::size_t first = type.find_first_not_of(" \t"), last = type.find_last_not_of(" \t");
+  return first != std::string::npos &&
+         lowered(type.substr(first, last + 1 - first)) == "application/json";
+}
+
 bool has_body(const std::string& method) {
   return method == "POST" || method == "PUT" || method == "PATCH";
 }
@@ -14,9 +27,7 @@ bool has_body(const std::string& method) {
 std::string framing_error(const httplib::Request& request) {
   const auto count = [&](const char* name) { return request.get_header_value_count(name); };
   const std::string length = request.get_header_value("Content-Length");
-  std::string coding = request.get_header_value("Transfer-Encoding");
-  std::transform(coding.begin(), coding.end(), coding.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::string coding = lowered(request.get_header_value("Transfer-Encoding"));
   if (count("Content-Length") > 1 || count("Transfer-Encoding") > 1 ||
       (count("Content-Length") > 0 && count("Transfer-Encoding") > 0))
     return "expected one Content-Length or one Transfer-Encoding";

@@ -26,6 +26,7 @@ namespace serve {
 namespace {
 
 constexpr const char* json_type = "application/json";
+constexpr const char* allow_origin_header = "Access-Control-Allow-Origin";
 
 long long seconds_since_1970() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -103,8 +104,14 @@ constexpr Route routes[] = {{"/", "GET"},
                             {"/v1/chat/completions", "POST"}};
 constexpr std::string_view models_prefix = "/v1/models/";
 
-/// \throws ApiError with 404 or 405
-void check_route(const std::string& method, const std::string& path) {
+/// A slash at its end says nothing.
+std::string path_of(const httplib::Request& request) {
+  const std::string& path = request.path;
+  return path.size() > 1 && path.back() == '/' ? path.substr(0, path.size() - 1) : path;
+}
+
+/// The one that a path knows, beside HEAD for GET. \throws ApiError with 404
+std::string_view method_of(const std::string& path) {
   const auto* const route = std::find_if(std::begin(routes), std::end(routes),
                                          [&](const Route& r) { return r.path == path; });
   const bool one_model = path.starts_with(models_prefix);
@@ -117,18 +124,12 @@ void check_route(const std::string& method, const std::string& path) {
     throw ApiError(404,
                    "no such path; there are / /health /metrics /model_info /tree /v1/loads "
                    "/v1/models /v1/completions /v1/chat/completions");
-  const std::string_view expected = one_model ? "GET" : route->method;
-  if (method != expected && !(method == "HEAD" && expected == "GET"))
-    throw ApiError(405, fmt::format("{}: expected {}", method, expected), "",
-                   std::string(expected));
+  return one_model ? "GET" : route->method;
 }
 
 /// Other upgrades are an offer, which is passed over; this one is all that its client understands.
 bool asks_for_websocket(const httplib::Request& request) {
-  std::string upgrade = request.get_header_value("Upgrade");
-  std::transform(upgrade.begin(), upgrade.end(), upgrade.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return upgrade.find("websocket") != std::string::npos;
+  return lowered(request.get_header_value("Upgrade")).find("websocket") != std::string::npos;
 }
 
 /// A body within the limit. What is beyond is read and dropped for a while, so that the client
@@ -231,6 +232,7 @@ void HttpServer::stop(std::chrono::duration<double> limit) {
 /// What can be said before a body is read. False if it is to be read, and handle() says the rest.
 bool HttpServer::handle_before_body(const httplib::Request& request, httplib::Response& response) {
   const auto is_odd = [](unsigned char c) { return c <= ' ' || c >= 0x7f; };
+  allow_origin(request, response);
   if (ConnectionPool::turning_away()) {
     set_last_error(response,
                    ApiError(429, fmt::format("all {} connections are taken: try again later",
@@ -248,6 +250,7 @@ bool HttpServer::handle_before_body(const httplib::Request& request, httplib::Re
     // httplib's regular expressions need stack for each byte of it.
     set_last_error(response, ApiError(404, "no such path"));
   } else if (has_body(request.method)) {
+    if (request.has_header("Transfer-Encoding")) Connection::current().expect_chunks();
     return false;
   } else {
     handle(request, response, "");
@@ -261,8 +264,17 @@ void HttpServer::handle(const httplib::Request& request, httplib::Response& resp
   try {
     if (!may_be_named(request.get_header_value("Host")))
       throw ApiError(403, "Host: expected localhost; with an API key any host will do");
-    check_route(request.method, request.path);
-    if (request.path.starts_with("/v1/") && !has_key(request))
+    const std::string path = path_of(request);
+    const std::string_view method = method_of(path);
+    if (request.method == "OPTIONS" && response.has_header(allow_origin_header)) {
+      response.status = 204;  // may a page of this origin ask? the key comes with what it asks
+      return;
+    }
+    if (request.method != method && !(request.method == "HEAD" && method == "GET")) {
+      response.set_header("Allow", std::string(method));
+      throw ApiError(405, fmt::format("{}: expected {}", request.method, method));
+    }
+    if (path.starts_with("/v1/") && !has_key(request))
       throw ApiError(401, "Authorization: expected Bearer and the API key of this server", "",
                      "invalid_api_key");
     if (request.method == "POST") {
@@ -274,7 +286,6 @@ void HttpServer::handle(const httplib::Request& request, httplib::Response& resp
     response.set_content(std::move(reply.body), reply.type.c_str());
   } catch (const ApiError& error) {
     set_error(response, error);
-    if (error.status() == 405) response.set_header("Allow", error.code());
   } catch (const Refused& refused) {
     const ApiError error(status_of(refused.reason()), refused.what());
     set_error(response, error);
@@ -283,7 +294,7 @@ void HttpServer::handle(const httplib::Request& request, httplib::Response& resp
 }
 
 HttpServer::Reply HttpServer::reply_to(const httplib::Request& request) const {
-  const std::string& path = request.path;
+  const std::string path = path_of(request);
   if (path == "/") return {page, "text/html; charset=utf-8"};
   if (path == "/metrics")
     return {metrics_text(service_.counters(), service_.snapshot()), "text/plain; version=0.0.4"};
@@ -329,7 +340,7 @@ std::string HttpServer::chunks(bool has_key) const {
 void HttpServer::generate(const httplib::Request& request, httplib::Response& response,
                           const std::string& body) {
   // A page of another site cannot send this type without asking first, and is never answered.
-  if (!request.get_header_value("Content-Type").starts_with(json_type))
+  if (!is_json(request.get_header_value("Content-Type")))
     throw ApiError(415, fmt::format("Content-Type: expected {}", json_type));
   const auto start = std::chrono::steady_clock::now();
   ReplyHead head;
@@ -345,7 +356,9 @@ void HttpServer::generate(const httplib::Request& request, httplib::Response& re
   Service::Ticket ticket = service_.submit(asked.job);
   // Only now is it known that it is not refused for want of room. And while nothing is answered a
   // router may send the request to another server, if this one ends.
-  while (!ticket.channel().wait_until_said(std::chrono::milliseconds(100)))
+  // A client that sends no more is no router, and may wait or not: the reply's head finds out.
+  while (!ticket.channel().wait_until_said(std::chrono::milliseconds(50)) &&
+         !Connection::current().has_ended())
     if (Connection::current().is_gone()) return;  // nobody reads what is answered
   auto answer = std::make_shared<Answer>(
       std::move(head), *served_.tokenizer, asked, std::move(ticket),
@@ -371,6 +384,21 @@ bool HttpServer::has_key(const httplib::Request& request) const {
   if (options_.api_key.empty()) return true;
   return equal_in_constant_time(request.get_header_value("Authorization"),
                                 "Bearer " + options_.api_key);
+}
+
+/// Pages of the origins that were named may ask and read the answer; others may not.
+void HttpServer::allow_origin(const httplib::Request& request, httplib::Response& response) const {
+  const std::string origin = request.get_header_value("Origin");
+  const auto& allowed = options_.origins;
+  if (std::find(allowed.begin(), allowed.end(), origin) == allowed.end()) return;
+  response.set_header(allow_origin_header, origin);
+  response.set_header("Vary", "Origin");
+  if (request.method != "OPTIONS") return;
+  response.set_header("Access-Control-Allow-Methods", "GET, POST");
+  // Clients have many headers of their own, none of which does anything here.
+  response.set_header("Access-Control-Allow-Headers",
+                      request.get_header_value("Access-Control-Request-Headers"));
+  response.set_header("Access-Control-Max-Age", "600");
 }
 
 /// A page of another site may have its name point to this machine. Where no key is asked for and

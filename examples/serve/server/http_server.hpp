@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "api_request.hpp"
 #include "connection.hpp"
@@ -22,6 +23,7 @@ struct HttpOptions {
   std::size_t max_connections = 256;            ///< at once
   std::size_t max_body = std::size_t{4} << 20;  ///< bytes
   std::size_t max_requests = 256;               ///< that the service takes, for /v1/loads
+  std::vector<std::string> origins;             ///< whose pages may ask: "https://chat.example"
   bool shows_chunks = false;                    ///< whether /kv_chunks is there
   /// Called with a line for each text that was asked for, from any thread.
   std::function<void(const std::string&)> log = [](const std::string&) {};
@@ -55,6 +57,7 @@ class HttpServer {
                 const std::string& body);
   [[nodiscard]] bool has_key(const httplib::Request& request) const;
   [[nodiscard]] bool may_be_named(const std::string& host) const;
+  void allow_origin(const httplib::Request& request, httplib::Response& response) const;
 
   Service& service_;
   const Served& served_;

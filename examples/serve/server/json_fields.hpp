@@ -9,7 +9,8 @@ namespace serve {
 
 /// The object that a body is. \throws ApiError with status 400 for what is no JSON, no UTF-8, no
 /// object,
-///         nested too deeply, or has numbers beyond double; names the field where it was found
+///         nested too deeply, has numbers beyond double, or too many lists and objects; names the
+///         field where it was found
 [[nodiscard]] nlohmann::json parse_object(std::string_view body);
 
 /// The fields of an object. null counts as absent. Each function throws an ApiError with status 400

@@ -143,6 +143,8 @@ class RawConnection {
     }
     return true;
   }
+  /// Ends what this side sends; it still reads.
+  void end_sending() { ::shutdown(socket_, SHUT_WR); }
   /// Whether anything comes within this time.
   bool can_read(std::chrono::milliseconds limit) {
     pollfd one{socket_, POLLIN, 0};

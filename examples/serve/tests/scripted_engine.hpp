@@ -22,6 +22,7 @@ class ScriptedEngine final : public serve::Engine {
   /// What tests turn, from their threads.
   struct Levers {
     std::atomic<bool> held = false;          ///< no step makes progress
+    std::atomic<bool> slow = false;          ///< a step takes a hundredth of a second
     std::atomic<bool> full = false;          ///< there is room for no request that comes
     std::atomic<bool> breaks = false;        ///< the next step fails
     std::atomic<std::size_t> submitted = 0;  ///< requests so far
@@ -81,6 +82,7 @@ class ScriptedEngine final : public serve::Engine {
     }
     if (levers_.held || waiting() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (levers_.held) return true;
+    if (levers_.slow) std::this_thread::sleep_for(std::chrono::milliseconds(10));
     for (auto& [id, live] : live_)
       for (std::size_t c = 0; c < live.choices.size() && !live.waits; ++c) advance(live, c, now);
     return true;

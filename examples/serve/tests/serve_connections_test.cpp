@@ -214,6 +214,14 @@ TEST_CASE("bytes that are no requests are refused, and the server goes on") {
           {head("\r\n") + body, "400"},
           {chunked(body, "xyz\r\n"), "400"},
           {chunked(body), "200"},
+          {chunked(body, "0\r\nX-Sum: 5\r\nX-Other: \r\n\r\n"), "200"},
+          {chunked(body, "000;a=b\r\nX-Sum: 5\r\n\r\n"), "200"},
+          {chunked(body, "0\r\nX-Sum: " + std::string(20'000, 'x') + "\r\n\r\n"), "400"},
+          {chunked(body, "0\r\n\rX"), "400"},
+          {chunked(body, "0x0\r\n\r\n"), "400"},
+          {chunked(body, "-0\r\n\r\n"), "400"},
+          {chunked(body, "\r\n\r\n"), "400"},
+          {chunked(body, "fffffffffffffffff\r\n"), "400"},
           {chunked(long_body), "413"},
           {raw_request(long_body), "413"},
           {raw_request(std::string(100'000, 'x')), "413"},
@@ -287,6 +295,58 @@ TEST_CASE("requests that come before the last is answered are answered in their 
   CHECK(first < second);
   CHECK(second < third);
   CHECK(third != std::string::npos);
+}
+
+TEST_CASE("behind the trailers of a chunked body the next request begins") {
+  ScriptedSite s;
+  RawConnection connection(s.site.port());
+  const std::string chunked =
+      head("Transfer-Encoding: chunked\r\n\r\n") +
+      "3;x=y\r\n{\"p\r\n1\r\nr\r\nF\r\nompt\": \"abc\\n\"}\r\n0\r\nX-Sum: 1\r\nX-Sum: 2\r\n\r\n";
+  connection.send(chunked + chunked +
+                  raw_request(R"({"prompt": "xyz", "max_tokens": 4})", "Connection: close\r\n"));
+  const std::string replies = connection.read();
+  CAPTURE(replies);
+  const std::size_t first = replies.find("HTTP/1.1 200"), second = replies.find("HTTP/1.1 200", 9),
+                    third = replies.find("HTTP/1.1 200", second + 9);
+  CHECK(first == 0);
+  CHECK(third != std::string::npos);
+  CHECK(replies.find("\"xyz\"", third) != std::string::npos);
+}
+
+TEST_CASE("a client that has closed its own side only gets its answer") {
+  ScriptedSite s;
+  for (const char* version : {"HTTP/1.1", "HTTP/1.0"})
+    for (const bool stream : {false, true}) {
+      s.levers.held = true;
+      RawConnection connection(s.site.port());
+      std::string request =
+          raw_request(Json{{"prompt", "abc"}, {"stream", stream}, {"max_tokens", 8}}.dump());
+      request.replace(request.find("HTTP/1.1"), 8, version);
+      connection.send(request);
+      connection.end_sending();
+      // The first token comes only when the server has seen both the request and its end.
+      CHECK(connection.can_read(std::chrono::minutes(1)));
+      s.levers.held = false;
+      const std::string reply = connection.read();
+      CAPTURE(reply);
+      CHECK(reply.starts_with("HTTP/1.1 200"));
+      CHECK(reply.find(stream ? "\"text\":\"c\"" : "\"abcabc\"") != std::string::npos);
+      CHECK(reply.find("\"length\"") != std::string::npos);
+      CHECK((reply.find("[DONE]") != std::string::npos) == stream);
+    }
+  CHECK(s.site.service().counters().finished[static_cast<int>(Finish::cancelled)] == 0);
+  // One that closes both sides while its reply is on its way is not waited for.
+  s.levers.slow = true;
+  for (const bool stream : {false, true}) {
+    RawConnection connection(s.site.port());
+    connection.send(
+        raw_request(Json{{"prompt", "abc"}, {"stream", stream}, {"max_tokens", 190}}.dump()));
+    CHECK(connection.can_read(std::chrono::minutes(1)));
+    connection.close();
+    CHECK(eventually([&] { return s.site.service().counters().requests == 0; }));
+  }
+  CHECK(s.site.service().counters().finished[static_cast<int>(Finish::cancelled)] == 2);
 }
 
 TEST_CASE("one connection serves many requests, good and bad ones") {

@@ -1,7 +1,9 @@
 // The server over loopback: replies whole and streamed, every field that is refused, every path,
 // keys.
 #include <doctest/doctest.h>
+#include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -401,11 +403,167 @@ TEST_CASE("there is a page, models, health, metrics, a tree; and nothing else") 
   const auto wrong = reply_of(client.Get(completions));
   CHECK(wrong.status == 405);
   CHECK(wrong.headers.find("Allow")->second == "POST");
+  CHECK(wrong.body["error"]["code"].is_null());
   CHECK(reply_of(client.Delete(chats)).status == 405);
   CHECK(reply_of(client.Put("/v1/models", "{}", "application/json")).status == 405);
   CHECK(reply_of(client.Options(chats)).status == 405);
-  const auto form = reply_of(client.Post(completions, "{}", "application/x-www-form-urlencoded"));
-  CHECK(form.status == 415);
+  for (const char* path : {"/health/", "/v1/models/", "/v1/models/tiny/"})
+    CHECK(reply_of(client.Get(path)).status == 200);
+  CHECK(post(client, "/v1/completions/", Json{{"prompt", "abc"}}).status == 200);
+  CHECK(post(client, "/v1/chat/completions/", user_says("abc")).body["object"] ==
+        "chat.completion");
+  CHECK(reply_of(client.Get("/health//")).status == 404);
+}
+
+TEST_CASE("a body is JSON by its media type, however that is written") {
+  ScriptedSite s;
+  auto client = s.site.client();
+  const std::string body = R"({"prompt": "abc"})";
+  for (const char* type :
+       {"application/json", "APPLICATION/JSON", "Application/Json; charset=utf-8",
+        "application/json;charset=UTF-8", "application/json ;x=y"})
+    CHECK(reply_of(client.Post(completions, body, type)).status == 200);
+  for (const char* type : {"application/jsonp", "application/json-patch+json", "text/json",
+                           "application/x-www-form-urlencoded", "text/plain; application/json",
+                           "application/", ";application/json"})
+    CHECK(reply_of(client.Post(completions, body, type)).status == 415);
+  RawConnection without(s.site.port());
+  without.send(
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+      "Content-Length: 17\r\n\r\n" +
+      body);
+  CHECK(without.read().starts_with("HTTP/1.1 415"));
+}
+
+TEST_CASE("pages of the origins that were named may ask, and no others") {
+  HttpOptions http;
+  http.api_key = "secret";
+  http.origins = {"https://chat.example", "http://localhost:3000"};
+  ScriptedSite s(http);
+  auto client = s.site.client();
+  const std::string allowed = "Access-Control-Allow-Origin";
+  const auto ask = [&](const std::string& origin, const char* path) {
+    const httplib::Headers headers{
+        {"Origin", origin},
+        {"Access-Control-Request-Method", "POST"},
+        {"Access-Control-Request-Headers", "authorization,content-type,x-stainless-os"}};
+    const auto result = client.Options(path, headers);
+    REQUIRE(static_cast<bool>(result));
+    return *result;
+  };
+  for (const std::string& origin : http.origins) {
+    const auto reply = ask(origin, chats);  // without the key, which browsers do not send here
+    CHECK(reply.status == 204);
+    CHECK(reply.get_header_value(allowed.c_str()) == origin);
+    CHECK(reply.get_header_value("Vary") == "Origin");
+    CHECK(reply.get_header_value("Access-Control-Allow-Methods") == "GET, POST");
+    CHECK(reply.get_header_value("Access-Control-Allow-Headers") ==
+          "authorization,content-type,x-stainless-os");
+    CHECK(ask(origin, "/nonsense").status == 404);
+    // What it then asks is told to it, errors included.
+    for (const char* key : {"secret", "wrong"}) {
+      const httplib::Headers headers{{"Origin", origin},
+                                     {"Authorization", std::string("Bearer ") + key}};
+      const auto said =
+          client.Post(completions, headers, R"({"prompt": "abc"})", "application/json");
+      REQUIRE(static_cast<bool>(said));
+      CHECK(said->status == (key == std::string("secret") ? 200 : 401));
+      CHECK(said->get_header_value(allowed.c_str()) == origin);
+    }
+  }
+  for (const char* origin : {"https://chat.example.evil", "http://chat.example", "null", "",
+                             "https://chat.example:444", "HTTPS://CHAT.EXAMPLE/"}) {
+    const auto reply = ask(origin, chats);
+    CHECK(reply.status == 405);
+    CHECK_FALSE(reply.has_header(allowed.c_str()));
+    const auto said = client.Get("/health", httplib::Headers{{"Origin", origin}});
+    REQUIRE(static_cast<bool>(said));
+    CHECK_FALSE(said->has_header(allowed.c_str()));
+  }
+}
+
+TEST_CASE("a text that is cut off ends in a word that clients know, with the reason beside it") {
+  ServiceOptions options;
+  options.request_seconds = 0;
+  ScriptedSite late({}, options), cut;
+  cut.levers.slow = true;
+  const auto ends = [](ScriptedSite& s, bool stream) {
+    auto client = s.site.client();
+    const Json body{{"prompt", "abc"}, {"max_tokens", 200}, {"stream", stream}};
+    const auto result = client.Post(completions, body.dump(), "application/json");
+    REQUIRE(static_cast<bool>(result));
+    Json choice;
+    if (stream) {
+      auto events = events_of(result->body);
+      choice = Json::parse(events.at(events.size() - 2))["choices"][0];
+    } else {
+      choice = Json::parse(result->body)["choices"][0];
+    }
+    CHECK(choice["finish_reason"] == "length");
+    return choice.at("cut_off");
+  };
+  for (const bool stream : {false, true}) CHECK(ends(late, stream) == "deadline");
+  std::thread ender([&] {
+    CHECK(eventually([&] { return cut.levers.submitted == 1; }));
+    cut.site.service().close();
+    cut.site.service().drain(std::chrono::seconds(0));
+  });
+  CHECK(ends(cut, true) == "cancelled");
+  ender.join();
+  ScriptedSite whole;
+  auto client = whole.site.client();
+  CHECK_FALSE(
+      post(client, completions, Json{{"prompt", "a"}}).body["choices"][0].contains("cut_off"));
+}
+
+TEST_CASE("the work of a body grows with its length alone, and what it is made of is limited") {
+  const auto tokenizer = byte_tokenizer(300);
+  const ChatTemplate chat(ChatTemplate::Family::chatml);
+  const Served served{"tiny", tokenizer.get(), &chat, "", 256, 16};
+  const auto repeated = [](const std::string& before, const std::string& one, int count,
+                           const std::string& behind) {
+    std::string body = before;
+    for (int i = 0; i < count; ++i) body += one + (i + 1 < count ? "," : "");
+    return body + behind;
+  };
+  struct Kind {
+    const char *before, *one, *behind;
+  };
+  const Kind kinds[] = {
+      {R"({"messages": [)", R"({"role":"user","content":""})", "]}"},
+      {R"({"messages": [)", "{}", "]}"},
+      {R"({"messages": [{"role": "user", "content": [)", R"({"type":"text","text":""})", "]}]}"},
+      {R"({"messages": [{"role": "user", "content": "a"}], "metadata": [)", "[]", "]}"},
+      {R"({"prompt": [)", "[]", "]}"},
+      {R"({"prompt": [)", "[5]", "]}"}};
+  for (const Kind& kind : kinds) {
+    CAPTURE(kind.one);
+    const bool is_chat = std::string(kind.before).find("messages") != std::string::npos;
+    std::string said;
+    const auto seconds = [&](int count) {  // of this thread's processor time, the least of some
+      const std::string body = repeated(kind.before, kind.one, count, kind.behind);
+      double least = 1e9;
+      for (int round = 0; round < 5; ++round) {
+        timespec start{}, end{};
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &start);
+        try {
+          (void)(is_chat ? read_chat(body, served) : read_completion(body, served));
+        } catch (const ApiError& error) {
+          said = error.what();
+        }
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
+        least = std::min(least, static_cast<double>(end.tv_sec - start.tv_sec) +
+                                    1e-9 * static_cast<double>(end.tv_nsec - start.tv_nsec));
+      }
+      return least;
+    };
+    const double few = seconds(4'000), many = seconds(64'000);
+    CAPTURE(few);
+    CAPTURE(many);
+    CHECK(many < 64 * few);  // 16 where it is linear, 256 where it is quadratic
+    (void)seconds(70'000);
+    CHECK(said.find("at most 65536 lists and objects") != std::string::npos);
+  }
 }
 
 TEST_CASE("with a key, texts are for those who have it; counts are for all") {
