@@ -81,7 +81,7 @@ class BlockTable {
     if constexpr (requires { sequence.id() == row.sequence; })
       detail::check_argument(sequence.id() == row.sequence, "row", "of another sequence",
                              "the row that Step::add() gave for the sequence");
-    add(sequence, std::min(static_cast<std::size_t>(row.position + row.num_rows),
+    add(sequence, std::min(static_cast<std::size_t>(std::int64_t{row.position} + row.num_rows),
                            static_cast<std::size_t>(sequence.num_scheduled())));
     qo_indptr_.back() += row.num_rows;
   }
@@ -118,9 +118,14 @@ class BlockTable {
   }
 
   /// The pages as a matrix [num_sequences][max_pages], row by row: vLLM's block_tables. Missing
-  /// pages are `padding`. Throws InvalidArgument for a sequence of more than max_pages.
+  /// pages are `padding`. Throws InvalidArgument for a sequence of more than max_pages, and for
+  /// more pages than memory can hold.
   [[nodiscard]] std::vector<std::int32_t> padded(std::size_t max_pages,
                                                  std::int32_t padding = 0) const {
+    const std::size_t most = std::vector<std::int32_t>().max_size() / (last_page_len_.size() + 1);
+    if (max_pages > most && !last_page_len_.empty()) [[unlikely]]
+      detail::fail_argument("max_pages", max_pages,
+                            {"at most ", most, ", for a matrix that memory can hold"});
     std::vector<std::int32_t> table(last_page_len_.size() * max_pages, padding);
     for (std::size_t i = 0; i < last_page_len_.size(); ++i) {
       const auto begin = static_cast<std::size_t>(indptr_[i]);

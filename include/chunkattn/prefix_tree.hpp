@@ -114,10 +114,8 @@ class PrefixTree {
   /// \throws OutOfChunks      if there are fewer than chunks_needed() chunks, after eviction
   /// \throws InvalidArgument  for an empty prompt, or one of more than 2^30 tokens
   [[nodiscard]] Sequence insert(std::span<const Token> prompt, const InsertOptions& options = {}) {
-    const detail::SequenceIndex index = insert_index(prompt, options);
-    if (index == detail::none)
-      detail::fail_out_of_chunks(core(), chunks_needed(prompt, options), prompt.size());
-    return Sequence(shared_, index);
+    if (auto sequence = try_insert(prompt, options)) return *std::move(sequence);
+    detail::fail_out_of_chunks(core(), chunks_needed(prompt, options), prompt.size());
   }
   /// insert() of tokens that are written out: insert({1, 2, 3}).
   [[nodiscard]] Sequence insert(std::initializer_list<Token> prompt,
@@ -127,7 +125,9 @@ class PrefixTree {
   /// insert() that returns nothing where insert() would throw OutOfChunks.
   [[nodiscard]] std::optional<Sequence> try_insert(std::span<const Token> prompt,
                                                    const InsertOptions& options = {}) {
-    const detail::SequenceIndex index = insert_index(prompt, options);
+    Tree& tree = enter();
+    shared_->expect_handle();
+    const detail::SequenceIndex index = tree.insert(prompt, options);
     if (index == detail::none) return std::nullopt;
     return Sequence(shared_, index);
   }
@@ -224,15 +224,20 @@ class PrefixTree {
   void rank(Waiting& waiting) const {
     rank_all(waiting, [&](detail::NodeIndex n) { return core().topology.node(n).live > 0; });
   }
-  /// rank() where only these sequences are said to run.
+  /// rank() where only these sequences are said to run. Throws InvalidArgument for any that are of
+  /// another tree, with the ranks as they were.
   void rank(Waiting& waiting, std::span<const Sequence> running) const {
     std::vector<std::uint64_t>& marks = waiting.marks_;
     marks.resize(std::max(marks.size(), core().topology.num_indices()));
     const std::uint64_t mark = ++waiting.calls_;
-    for (const Sequence& sequence : running)
-      for (detail::NodeIndex n = sequence.record().tail;
+    for (std::size_t i = 0; i < running.size(); ++i) {
+      if (&running[i].tree() != &tree()) [[unlikely]]
+        detail::fail_argument(detail::joined({"running[", i, "]"}), "of another tree",
+                              "a sequence of this tree");
+      for (detail::NodeIndex n = running[i].record().tail;
            n != detail::none && std::exchange(marks[detail::to_size(n)], mark) != mark;)
         n = core().topology.node(n).parent;
+    }
     rank_all(waiting, [&](detail::NodeIndex n) { return marks[detail::to_size(n)] == mark; });
   }
   /// Ranks all, then inserts Waiting::next() if it fits: its id, and its sequence. Nothing if it
@@ -430,11 +435,6 @@ class PrefixTree {
     detail::check_argument(shared_ != nullptr, "tree", "moved-from",
                            "a tree that was not moved from");
     return *shared_->tree;
-  }
-  detail::SequenceIndex insert_index(std::span<const Token> prompt, const InsertOptions& options) {
-    Tree& tree = enter();
-    shared_->expect_handle();
-    return tree.insert(prompt, options);
   }
   template <class IsRunning>
   void rank_all(Waiting& waiting, const IsRunning& is_running) const {

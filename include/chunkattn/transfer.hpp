@@ -83,15 +83,19 @@ void for_each_kv_span(const Sequence& sequence, TokenRange range, Cache& cache, 
 }
 
 /// Bytes that gather_kv() writes and scatter_kv() reads for `length` tokens.
+/// \throws InvalidArgument for 2^63 bytes or more
 template <KvProvider Cache>
 [[nodiscard]] std::size_t kv_bytes(const Cache& cache, std::size_t length) {
   using T = detail::cache_element<Cache>;
   const auto& options = cache.options();
-  const std::size_t rows = length * static_cast<std::size_t>(options.num_layers) *
-                           static_cast<std::size_t>(options.num_kv_heads);
+  const std::size_t rows =
+      static_cast<std::size_t>(options.num_layers) * static_cast<std::size_t>(options.num_kv_heads);
   const auto [k, v] = detail::row_bytes(cache);
   const std::size_t scales = !has_row_scales<T> ? 0 : v > 0 ? 2 : 1;
-  return rows * (k + v + scales * sizeof(float));
+  const std::size_t per_token = rows * (k + v + scales * sizeof(float));
+  detail::check_argument(length <= (~std::size_t{0} >> 1) / per_token, "length", length,
+                         {"tokens of ", per_token, " bytes, in all less than 2^63"});
+  return length * per_token;
 }
 
 namespace detail {

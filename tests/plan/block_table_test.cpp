@@ -44,6 +44,19 @@ TEST_CASE("a small table, written out") {
   CHECK(table.last_page_len() == std::vector<std::int32_t>{4, 1});
 }
 
+TEST_CASE("a matrix that no memory can hold is refused") {
+  Tree tree(PoolAllocator{}, {.sharing = TreeOptions::Sharing::chunk});
+  auto a = tree.insert(std::vector<int>{1, 2, 3});
+  BlockTable table;
+  CHECK(table.padded(std::size_t{1} << 63).empty());
+  table.add(a);
+  table.add(a);
+  CHECK_THROWS_AS((void)table.padded(std::size_t{1} << 63), InvalidArgument);
+  CHECK_THROWS_AS((void)table.padded((std::size_t{1} << 63) + 1), InvalidArgument);
+  CHECK_THROWS_AS((void)table.padded(~std::size_t{0}), InvalidArgument);
+  CHECK(table.padded(2, -1) == std::vector<std::int32_t>{0, -1, 0, -1});
+}
+
 TEST_CASE("Sharing::token is refused where a path leaves a page early, and only there") {
   Tree tree;
   auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5, 6});

@@ -1,6 +1,7 @@
 // Numbers at the ends of their types, K/V memory that does not fit the tree: clear errors, and
 // nothing has changed.
 #include <doctest/doctest.h>
+#include <sys/mman.h>
 
 #include <climits>
 #include <cstddef>
@@ -43,6 +44,41 @@ TEST_CASE("chunks_needed saturates") {
   CHECK(s.chunks_needed(most - 1) <= s.chunks_needed(most));
   s.append(iota(6, 2));
   CHECK(s.chunks_needed(most) == most / 4 + 1);
+}
+
+TEST_CASE("prompts of more tokens than an int counts") {
+  constexpr std::size_t size = (std::size_t{1} << 31) + 5;
+  void* const zeros = mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                           -1, 0);  // of which hardly any is read
+  REQUIRE(zeros != MAP_FAILED);
+  const std::span<const std::uint8_t> prompt(static_cast<const std::uint8_t*>(zeros), size);
+  PrefixTree<std::uint8_t, 4> tree;
+  CHECK(tree.chunks_needed(prompt) == size / 4 + 1);
+  CHECK(tree.chunks_needed(prompt.first(5)) == 2);
+  const auto s = tree.insert(prompt.first(8), {.public_length = most});
+  CHECK(tree.match_prefix(prompt, {.public_length = most}).pending == 8);
+  CHECK(tree.match_prefix(prompt, {.public_length = size - 1}).pending == 8);
+  CHECK(tree.chunks_needed(prompt, {.public_length = most}) == size / 4 - 1);
+  CHECK(starts(refused([&] { (void)tree.insert(prompt); }), "prompt.size() = 2147483653"));
+  munmap(zeros, size);
+}
+
+TEST_CASE("bytes of K/V beyond what an address can reach") {
+  Cache cache(4, geometry);
+  CHECK(kv_bytes(cache, 5) == 640);
+  CHECK(starts(refused([&] { (void)kv_bytes(cache, (std::size_t{1} << 57) + 1); }),
+               "length = 144115188075855873: expected "));
+  CHECK(starts(refused([&] { (void)kv_bytes(cache, most); }), "length = 18446744073709551615"));
+  std::vector<float> memory(2 << 10);
+  const int big = 1 << 30;
+  const auto view = [&](KvGeometry shape) {
+    return refused([&] { (void)make_kv_view(memory.data(), memory.data() + (1 << 10), shape); });
+  };
+  CHECK(view({1, 1, 1, 8}) == "no error");
+  CHECK(view({1 << 20, 64, 64, 1 << 10}) == "no error");
+  CHECK(starts(view({big, big, big, 8}), "geometry.num_chunks = 1073741824"));
+  CHECK(starts(view({0, big, 1 << 29, 8}), "geometry.num_chunks = 0"));
+  CHECK(starts(view({1, 1 << 20, 1 << 20, 8, 1 << 26}), "geometry.num_chunks = 1"));
 }
 
 TEST_CASE("ranges at the ends of int, negative ones too") {

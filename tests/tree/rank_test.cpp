@@ -9,6 +9,8 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -149,7 +151,7 @@ void check_ranks(std::uint64_t seed, TreeOptions::Sharing sharing) {
       CHECK(rank.cached == match.cached);
       CHECK(rank.pending == match.pending);
       CHECK(rank.chunks == tree.chunks_needed(prompt, options));
-      CHECK(rank.shared <= prompt.size());
+      CHECK(rank.shared <= rank.cached + rank.pending);
       if (sharing == TreeOptions::Sharing::token && options.public_length == 0 && !is_half)
         CHECK(rank.shared <= shared_with(prompt, options, live));
       ++asked;
@@ -203,6 +205,46 @@ TEST_CASE("what is shared with live sequences, and with some of them") {
   CHECK(shared() == std::vector<std::size_t>{0, 10, 13});
   CHECK(waiting.ranks()[1].cached == 15);
   CHECK(waiting.ranks()[1].chunks == tree.chunks_needed(like_a));
+}
+
+TEST_CASE("sequences of another tree, and those that have left, are refused") {
+  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  Tree one, other;
+  Tree::Waiting waiting;
+  const auto prompt = iota(0, 12);
+  waiting.push({prompt});
+  std::vector<Tree::Sequence> live;
+  live.push_back(one.insert(prompt));
+  for (int i = 0; i < 50; ++i)  // nodes with indices that the first tree has not
+    live.push_back(other.insert(iota(100 * i, 12)));
+  const std::string message = refused([&] { one.rank(waiting, live); });
+  CHECK(message.find("running[1] = of another tree") != std::string::npos);
+  CHECK(waiting.ranks()[0].pending == 0);
+  one.rank(waiting, std::span(live).first(1));
+  CHECK(waiting.ranks()[0].shared == 12);
+  live[0].leave();
+  CHECK(refused([&] { one.rank(waiting, std::span(live).first(1)); }).find("sequence = ") == 0);
+}
+
+TEST_CASE("nothing is said to be shared that max_reuse does not let be reused") {
+  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  Tree tree;
+  const auto prompt = iota(0, 64);
+  auto s = tree.insert(prompt);
+  Tree::Waiting waiting;
+  waiting.push({prompt, {.max_reuse = 19}});
+  const auto check = [&](std::size_t cached, std::size_t pending) {
+    tree.rank(waiting);
+    CHECK(waiting.ranks()[0].cached == cached);
+    CHECK(waiting.ranks()[0].pending == pending);
+    CHECK(waiting.ranks()[0].shared == cached + pending);
+    CHECK(tree.match_prefix(prompt, {.max_reuse = 19}).pending == pending);
+  };
+  check(0, 19);
+  s.mark_loaded({0, 7});
+  check(7, 12);
+  s.mark_loaded({7, 57});
+  check(19, 0);
 }
 
 TEST_CASE("one queue serves another tree") {

@@ -32,6 +32,14 @@ template <class View, class T, class Geometry>
                  "memory of V of its own, or a geometry.value_dim less than head_dim: V in K");
   check_argument(v_in_k || !rows_overlap(k, v, geometry.head_dim), "v", "within rows of K",
                  "memory of V of its own");
+  std::int64_t room = std::int64_t{1} << 62;  // strides, and their multiples, fit in 64 bits
+  for (const std::int32_t factor :
+       {geometry.head_dim > geometry.value_dim ? geometry.head_dim : geometry.value_dim,
+        geometry.chunk_size, geometry.num_kv_heads, geometry.num_chunks})
+    room /= factor > 0 ? factor : 1;
+  check_argument(
+      room >= std::int64_t{sizeof(T)}, "geometry.num_chunks", geometry.num_chunks,
+      "num_chunks, num_kv_heads, chunk_size and head_dim that give less than 2^62 bytes");
   View view;
   view.k = k;
   view.v = v;

@@ -89,9 +89,9 @@ class TreeCore {
     return {.adapter = options.name_space.adapter, .is_public = true};
   }
 
-  /// Free places that the first `fresh` tokens behind a match could take in its last chunk.
-  [[nodiscard]] std::int32_t room_at(const Match& match, std::int32_t fresh) const noexcept {
-    if (fresh == 0 || match.used < topology.node(match.last).length) return 0;
+  /// Free places in the last chunk of a match, for tokens behind it.
+  [[nodiscard]] std::int32_t room_at(const Match& match) const noexcept {
+    if (match.used < topology.node(match.last).length) return 0;
     return topology.room_behind(match.last);
   }
 
@@ -321,7 +321,7 @@ class TreeCore {
       }
     } hold{retention, match.last};
     retention.use_path(match.last);
-    hold.keep = retention.acquire(topology.geometry.chunks_for(fresh - room_at(match, fresh)));
+    hold.keep = retention.acquire(topology.geometry.chunks_for(fresh - room_at(match)));
     return hold.keep;
   }
 

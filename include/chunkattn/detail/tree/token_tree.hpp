@@ -145,7 +145,7 @@ class TokenTree {
     result.chunks = chunks_needed(match, prompt.size(), options);
     NodeIndex n = match.last;
     while (n != root_node && !is_running(n)) n = core.topology.node(n).parent;
-    result.shared = to_size(std::min(match.length, core.topology.node(n).end()));
+    result.shared = std::min(to_size(core.topology.node(n).end()), found.cached + found.pending);
   }
 
   /// Pins what is written of these tokens; the pin's index, or none.
@@ -308,10 +308,9 @@ class TokenTree {
   }
   /// The token at a path position of an entry, or null where it is not known.
   [[nodiscard]] const Token* known_token(const StepEntry& entry, std::int32_t position) const {
-    const bool draft = position >= entry.output_position() && knows_drafts(entry);
-    return position < core.sequences[entry.sequence].size || draft
-               ? &token(entry.sequence, position)
-               : nullptr;
+    const bool known = position < core.sequences[entry.sequence].size ||
+                       (position >= entry.output_position() && knows_drafts(entry));
+    return known ? &token(entry.sequence, position) : nullptr;
   }
   [[noreturn]] CHUNKATTN_COLD static void fail_other_draft(std::int32_t output) {
     fail_argument(joined({"outputs[", output, "]"}), "another token than the draft in its place",
@@ -360,8 +359,9 @@ class TokenTree {
   [[nodiscard]] Match find(std::span<const Token> prompt, const InsertOptions& options,
                            Match match = {}) const {
     const std::int32_t unit = core.prefixes.unit();
+    prompt = prompt.first(std::min(prompt.size(), to_size(max_length)));  // the tree has no more
     const std::int32_t public_end = public_length(prompt, options);
-    const auto size = static_cast<std::int32_t>(std::min(prompt.size(), to_size(max_length)));
+    const auto size = static_cast<std::int32_t>(prompt.size());
     while (match.used == core.topology.node(match.last).length && size - match.length >= unit) {
       const Namespace space = TreeCore::space_at(options, match.length, public_end);
       const auto key = prompt.subspan(to_size(match.length), to_size(unit));
@@ -412,15 +412,15 @@ class TokenTree {
       if (n.writer == none) own_begin = written_end;
     });
     const std::size_t cached = std::min(to_size(written_end), options.max_reuse);
-    return {cached, to_size(own_begin - written_end),
+    return {cached, std::min(to_size(own_begin), options.max_reuse) - cached,
             to_size(core.topology.checkpoint_position(match.last, cached))};
   }
   [[nodiscard]] std::size_t chunks_needed(Match match, std::size_t size,
                                           const InsertOptions& options) const {
     if (!options.share_pending) trim_to_written(match);
-    const std::int32_t fresh = static_cast<std::int32_t>(size) - match.length;
+    const std::size_t placed = to_size(match.length + core.room_at(match));
     return core.prefixes.count_unused_chunks(match) +
-           to_size(core.topology.geometry.chunks_for(fresh - core.room_at(match, fresh)));
+           (size > placed ? (size - placed - 1) / ChunkSize + 1 : 0);
   }
 
   /// Shortens a match to what is written, in units of sharing.
