@@ -229,6 +229,7 @@ int bench(int argc, char** argv) {
              examples::wrapped(describe(loaded.model), 12));
   const std::vector<Arrival> arrivals = make_load(arguments, loaded.model.config);
   Products products(executor, kind);
+  try_out(products, loaded.model);
   const auto engine =
       make_engine(loaded.model, products, engine_options(arguments, loaded.model, arrivals));
 

@@ -300,6 +300,7 @@ int generate_on(Communicator& ranks, const Arguments& arguments) {
   options.stop = loaded.tokenizer->stop_tokens();
   options.on_gpu = arguments.device == "cuda";
   Products products(executor, kind, ranks);
+  try_out(products, loaded.model);
   auto engine = make_engine(loaded.model, products, options);
   if (ranks.size() > 1) {
     check_setup(ranks, loaded.model, options);

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "../support/table.hpp"
 #include "parallel/split_model.hpp"
 
 namespace serve {
@@ -108,6 +109,12 @@ LoadedModel load(const ModelArguments& arguments, chunkattn::ThreadPool& executo
 
 int thread_count(const ModelArguments& arguments, const Communicator& ranks) {
   return arguments.threads == 0 && ranks.size() > 1 ? 1 : arguments.threads;
+}
+
+void try_out(Products& products, const Model& model) {
+  const std::string said = products.try_out(model);
+  if (!said.empty())
+    fmt::print(stderr, "{} {}\n", examples::bold("products"), examples::wrapped(said, 9));
 }
 
 std::string describe(const Model& model) {

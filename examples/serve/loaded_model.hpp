@@ -45,6 +45,9 @@ struct LoadedModel {
 [[nodiscard]] KvType kv_type(const ModelArguments& arguments, const Model& model);
 [[nodiscard]] chunkattn::CpuOptions::Reduce reduce_of(const ModelArguments& arguments);
 
+/// Products::try_out(), with a line to stderr where something is not as asked for.
+void try_out(Products& products, const Model& model);
+
 /// "30 layers, dim 576, ...": one line.
 [[nodiscard]] std::string describe(const Model& model);
 

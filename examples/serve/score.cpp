@@ -110,6 +110,7 @@ int score(int argc, char** argv) {
   chunkattn::ThreadPool executor(arguments.threads);
   const LoadedModel loaded = load(arguments, executor);
   Products products(executor, kind);
+  try_out(products, loaded.model);
   std::ofstream logits;
   if (!logits_file.empty()) logits.open(logits_file, std::ios::binary);
   auto all = nlohmann::json::array();

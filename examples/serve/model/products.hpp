@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "../ranks/communicator.hpp"
@@ -36,15 +37,45 @@ inline constexpr bool built_with_onednn = false;
   return (rows + room - 1) / room * room;
 }
 
+namespace detail {
+
+/// Some outputs of one product, for one thread.
+struct ProductCall {
+  std::size_t rows;
+  std::size_t inputs;      ///< of rows of x and of weights, zeros at their ends included
+  std::size_t outputs;     ///< that are wanted
+  std::size_t out_stride;  ///< elements between rows of out
+  Element element;         ///< of weights
+  const void* x;           ///< [rows][inputs]: floats; for oneDNN elements like the weights'
+  const void* weights;     ///< [outputs][inputs]
+  float* out;
+};
+
+/// Does it on the calling thread. May throw where it has no such product.
+using Multiply = void (*)(const ProductCall& call);
+void own_product(const ProductCall& call);
+#if defined(SERVE_HAVE_ONEDNN)
+void onednn_product(const ProductCall& call);
+#endif
+
+}  // namespace detail
+
 class Products {
  public:
   /// \param ranks  that each multiply with a part of the model
   /// \pre kind is own, or built_with_onednn
-  Products(chunkattn::ThreadPool& executor, ProductKind kind, Communicator& ranks = alone())
-      : executor_(executor), kind_(kind), ranks_(ranks) {}
+  Products(chunkattn::ThreadPool& executor, ProductKind kind, Communicator& ranks = alone());
+  /// With somebody else in oneDNN's place, for tests.
+  Products(chunkattn::ThreadPool& executor, detail::Multiply onednn)
+      : executor_(executor), onednn_(onednn), ranks_(alone()) {}
 
   [[nodiscard]] chunkattn::ThreadPool& executor() const { return executor_; }
   [[nodiscard]] Communicator& ranks() const { return ranks_; }
+
+  /// Tries the products of a layer and of the classifier, and from then on does by other means what
+  /// is refused: oneDNN 2 has none in bf16 on processors without AVX-512. Returns a line that says
+  /// so; empty where all is as asked for.
+  [[nodiscard]] std::string try_out(const Model& model);
 
   /// out[r][o] = sum over i of x[r][i] * weights[o][i], for r < rows.
   /// \param x    [row_room(rows)][weights.stride()], zeros behind the inputs
@@ -52,30 +83,13 @@ class Products {
   void run(std::span<const float> x, std::size_t rows, const Matrix& weights, std::span<float> out);
 
  private:
+  [[nodiscard]] std::string refusal(const Matrix& weights);
+
   chunkattn::ThreadPool& executor_;
-  ProductKind kind_;
+  detail::Multiply onednn_ = nullptr;  // none: ours
+  bool widens_ = false;                // bf16 weights, for oneDNN in fp32
   Communicator& ranks_;
   std::vector<std::uint16_t> rounded_;  // x in bf16
 };
-
-namespace detail {
-
-/// One call of a product.
-struct ProductCall {
-  const float* x;
-  std::size_t rows;
-  const Matrix* weights;
-  float* out;
-};
-
-/// Outputs [begin, end) of a product, on the calling thread.
-void own_product(const ProductCall& call, std::size_t begin, std::size_t end);
-#if defined(SERVE_HAVE_ONEDNN)
-/// \param rounded  x in bf16 where the weights are
-void onednn_product(const ProductCall& call, const std::uint16_t* rounded, std::size_t begin,
-                    std::size_t end);
-#endif
-
-}  // namespace detail
 
 }  // namespace serve

@@ -24,17 +24,17 @@ struct Kernel {
   dnnl::memory scratchpad;
 };
 
-Kernel make_kernel(std::size_t rows, const Matrix& matrix, std::size_t outputs) {
+Kernel make_kernel(const ProductCall& call) {
   using dnnl::memory;
   const auto size = [](std::size_t n) { return static_cast<memory::dim>(n); };
-  const memory::dim stride = size(matrix.stride());
+  const memory::dim rows = size(call.rows), stride = size(call.inputs);
+  const memory::dim outputs = size(call.outputs);
   const auto type =
-      matrix.element() == Element::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
+      call.element == Element::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
   Kernel kernel;
-  kernel.x = {{size(rows), stride}, type, memory::dims{stride, 1}};
-  kernel.weights = {{stride, size(outputs)}, type, memory::dims{1, stride}};  // transposed
-  kernel.out = {
-      {size(rows), size(outputs)}, memory::data_type::f32, memory::dims{size(matrix.outputs()), 1}};
+  kernel.x = {{rows, stride}, type, memory::dims{stride, 1}};
+  kernel.weights = {{stride, outputs}, type, memory::dims{1, stride}};  // transposed
+  kernel.out = {{rows, outputs}, memory::data_type::f32, memory::dims{size(call.out_stride), 1}};
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
 #if DNNL_VERSION_MAJOR < 3
@@ -51,29 +51,21 @@ Kernel make_kernel(std::size_t rows, const Matrix& matrix, std::size_t outputs) 
 
 }  // namespace
 
-void onednn_product(const ProductCall& call, const std::uint16_t* rounded, std::size_t begin,
-                    std::size_t end) {
+void onednn_product(const ProductCall& call) {
   thread_local dnnl::stream stream = [] {
     omp_set_num_threads(1);  // of what this thread starts
     return dnnl::stream(engine());
   }();
   using Shape = std::tuple<std::size_t, std::size_t, std::size_t, std::size_t, Element>;
   thread_local std::map<Shape, Kernel> kernels;
-  const Matrix& matrix = *call.weights;
-  const std::size_t rows = row_room(call.rows);
-  const Shape shape{rows, matrix.inputs(), matrix.outputs(), end - begin, matrix.element()};
+  const Shape shape{call.rows, call.inputs, call.outputs, call.out_stride, call.element};
   auto found = kernels.find(shape);
-  if (found == kernels.end())
-    found = kernels.emplace(shape, make_kernel(rows, matrix, end - begin)).first;
+  if (found == kernels.end()) found = kernels.emplace(shape, make_kernel(call)).first;
   Kernel& kernel = found->second;
-  const bool fp32 = matrix.element() == Element::fp32;
-  const void* x = fp32 ? static_cast<const void*>(call.x) : rounded;
-  const void* weights = fp32 ? static_cast<const void*>(matrix.fp32() + begin * matrix.stride())
-                             : matrix.bf16() + begin * matrix.stride();
   kernel.product.execute(
-      stream, {{DNNL_ARG_SRC, {kernel.x, engine(), const_cast<void*>(x)}},
-               {DNNL_ARG_WEIGHTS, {kernel.weights, engine(), const_cast<void*>(weights)}},
-               {DNNL_ARG_DST, {kernel.out, engine(), call.out + begin}},
+      stream, {{DNNL_ARG_SRC, {kernel.x, engine(), const_cast<void*>(call.x)}},
+               {DNNL_ARG_WEIGHTS, {kernel.weights, engine(), const_cast<void*>(call.weights)}},
+               {DNNL_ARG_DST, {kernel.out, engine(), call.out}},
                {DNNL_ARG_SCRATCHPAD, kernel.scratchpad}});
   stream.wait();
 }

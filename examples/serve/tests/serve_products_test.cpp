@@ -3,9 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "model/load.hpp"
 #include "model/products.hpp"
 #include "tests/support/random.hpp"
 
@@ -32,16 +37,105 @@ std::vector<float> random_input(std::size_t rows, const Matrix& matrix, test::Ra
   return x;
 }
 
+Model tiny_model(Element element) {
+  chunkattn::ThreadPool pool(1);
+  return random_model({64, 172, 1, 8, 4, 300, 256, true, 1e-5f, 10000.0f}, element, 7, pool);
+}
+
 std::vector<float> product(chunkattn::ThreadPool& pool, ProductKind kind, std::size_t rows,
                            std::span<const float> x, const Matrix& matrix) {
   Products products(pool, kind);
+  if (kind == ProductKind::onednn) (void)products.try_out(tiny_model(matrix.element()));
   std::vector<float> out(row_room(rows) * matrix.outputs());
   products.run(x, rows, matrix, out);
   out.resize(rows * matrix.outputs());
   return out;
 }
 
+// In oneDNN's place: has products of these elements only, and counts them.
+int num_fp32 = 0, num_bf16 = 0;
+void only_fp32(const detail::ProductCall& call) {
+  if (call.element == Element::bf16) throw std::runtime_error("no such primitive");
+  ++num_fp32;
+  detail::own_product(call);
+}
+void nothing(const detail::ProductCall&) {
+  throw std::runtime_error("no such primitive");
+}
+void bf16_too(const detail::ProductCall& call) {
+  ++(call.element == Element::bf16 ? num_bf16 : num_fp32);
+  if (call.element == Element::fp32) return detail::own_product(call);
+  std::vector<float> x(call.rows * call.inputs);
+  for (std::size_t i = 0; i < x.size(); ++i)
+    x[i] = chunkattn::to_float(chunkattn::bfloat16{static_cast<const std::uint16_t*>(call.x)[i]});
+  detail::ProductCall widened = call;
+  widened.x = x.data();
+  detail::own_product(widened);
+}
+/// Refuses what is for several rows.
+void single_rows(const detail::ProductCall& call) {
+  if (call.rows > 1) throw std::runtime_error("one row at a time");
+  detail::own_product(call);
+}
+
 }  // namespace
+
+TEST_CASE("what oneDNN refuses when it is tried is done in fp32, or else by ours, and said") {
+  test::Random random(3);
+  chunkattn::ThreadPool pool(1);
+  const Model bf16 = tiny_model(Element::bf16), fp32 = tiny_model(Element::fp32);
+  Products whole(pool, bf16_too), some(pool, only_fp32), none(pool, nothing),
+      odd(pool, single_rows);
+  CHECK(whole.try_out(bf16).empty());
+  CHECK(num_fp32 == 0);
+  CHECK(std::exchange(num_bf16, 0) > 0);
+  CHECK(some.try_out(bf16).find("in fp32, for in bf16 it refuses on this processor: no such") !=
+        std::string::npos);
+  CHECK(none.try_out(bf16).find("by serve itself") == 0);
+  CHECK(odd.try_out(fp32).find("one row at a time") != std::string::npos);
+  Products plain(pool, only_fp32);
+  CHECK(plain.try_out(fp32).empty());
+
+  // Of more weights than are widened at once, and of fewer than a vector's outputs.
+  for (const std::size_t outputs : {7, 331, 1000})
+    for (const std::size_t inputs : {5, 576}) {
+      const Matrix matrix = random_matrix(outputs, inputs, Element::bf16, random);
+      for (const std::size_t rows : {1, 2, 70}) {
+        const auto x = random_input(rows, matrix, random);
+        const auto expected = product(pool, ProductKind::own, rows, x, matrix);
+        num_fp32 = 0;
+        for (Products* products : {&some, &none, &whole}) {
+          std::vector<float> out(row_room(rows) * outputs);
+          products->run(x, rows, matrix, out);
+          out.resize(rows * outputs);
+          // The same products in the same order, but where activations are rounded.
+          if (products != &whole) CHECK(out == expected);
+        }
+        CHECK((num_fp32 > 0) == (rows > 1));  // one row is read faster as it is
+      }
+    }
+}
+
+TEST_CASE("what this processor refuses is found when it is tried") {
+  if (!built_with_onednn) {
+    std::printf("skipped: built without oneDNN\n");
+    return;
+  }
+  chunkattn::ThreadPool pool(2);
+  for (const Element element : {Element::fp32, Element::bf16}) {
+    const Model model = tiny_model(element);
+    Products products(pool, ProductKind::onednn);
+    const std::string said = products.try_out(model);
+    CAPTURE(said);
+    CHECK((said.empty() || element == Element::bf16));
+    for (const std::size_t rows : {1, 2, 64}) {
+      const std::vector<float> x(row_room(rows) * model.classifier().stride());
+      std::vector<float> out(row_room(rows) * model.classifier().outputs(), 1.0f);
+      CHECK_NOTHROW(products.run(x, rows, model.classifier(), out));
+      CHECK(out[rows * model.classifier().outputs() - 1] == 0);
+    }
+  }
+}
 
 TEST_CASE("products are right within what they round to") {
   test::Random random(1);
