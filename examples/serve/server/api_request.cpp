@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "api_error.hpp"
+#include "api_messages.hpp"
 #include "api_parameters.hpp"
 #include "json_fields.hpp"
 
@@ -124,45 +125,6 @@ std::vector<int> read_prompt(const Fields& fields, const Served& served) {
   if (!value->is_array() || (!value->empty() && !value->front().is_number()))
     fields.fail("prompt", *value, expected);
   return read_tokens(fields, *value, served);
-}
-
-/// What is said: a string, or a list of parts of type text.
-std::string read_content(const Fields& fields, const Json& message, const std::string& where) {
-  const auto content = message.find("content");
-  const char* expected = "a string, or a list of {\"type\": \"text\", \"text\": …}";
-  if (content == message.end()) fields.fail(where, Json(), expected);
-  if (content->is_string()) return content->get<std::string>();
-  if (!content->is_array()) fields.fail(where, *content, expected);
-  std::string all;
-  for (std::size_t i = 0; i < content->size(); ++i) {
-    const Json& part = (*content)[i];
-    if (!part.is_object() || part.value("type", Json()) != "text" ||
-        !part.value("text", Json()).is_string())
-      fields.fail(fmt::format("{}[{}]", where, i), part, "{\"type\": \"text\", \"text\": …}");
-    all += part.at("text").get_ref<const std::string&>();
-  }
-  return all;
-}
-
-std::vector<Message> read_messages(const Fields& fields) {
-  const Json* value = fields.find("messages");
-  if (value == nullptr || !value->is_array() || value->empty())
-    fields.fail("messages", value == nullptr ? Json() : *value, "a list of at least one message");
-  std::vector<Message> messages;
-  for (std::size_t i = 0; i < value->size(); ++i) {
-    const Json& message = (*value)[i];
-    const std::string where = fmt::format("messages[{}]", i);
-    if (!message.is_object()) fields.fail(where, message, "{\"role\": …, \"content\": …}");
-    const Json role = message.value("role", Json());
-    if (role != "system" && role != "developer" && role != "user" && role != "assistant")
-      fields.fail(where + ".role", role, "system, developer, user or assistant");
-    for (const auto& [name, said] : message.items())
-      if (name != "role" && name != "content" && name != "name" && !said.is_null() && !said.empty())
-        fields.fail(where + "." + name, said, "nothing: a message has role, content and name");
-    messages.push_back({role == "developer" ? "system" : role.get<std::string>(),
-                        read_content(fields, message, where + ".content")});
-  }
-  return messages;
 }
 
 }  // namespace

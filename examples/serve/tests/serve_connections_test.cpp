@@ -342,7 +342,7 @@ TEST_CASE("a client that has closed its own side only gets its answer") {
     RawConnection connection(s.site.port());
     connection.send(
         raw_request(Json{{"prompt", "abc"}, {"stream", stream}, {"max_tokens", 190}}.dump()));
-    CHECK(connection.can_read(std::chrono::minutes(1)));
+    CHECK(connection.read("\r\n\r\n").starts_with("HTTP/1.1 200"));
     connection.close();
     CHECK(eventually([&] { return s.site.service().counters().requests == 0; }));
   }

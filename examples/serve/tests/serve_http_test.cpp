@@ -75,6 +75,57 @@ TEST_CASE("a chat comes as a whole, and its content is text alone") {
   CHECK(full.body["usage"]["total_tokens"] == 256);
 }
 
+TEST_CASE("a history that clients build is taken, with all that replies have") {
+  ScriptedSite s;
+  auto client = s.site.client();
+  const auto heard = [&](const std::string& messages) {
+    const std::string body = R"({"max_tokens": 1, "messages": )" + messages + "}";
+    const auto reply = post(client, chats, body);
+    CAPTURE(reply.body.dump());
+    CHECK(reply.status == 200);
+    std::string text;
+    for (const int token : s.levers.last_request().prompt)
+      text += byte_tokenizer(300)->decode(5, token);
+    return text;
+  };
+  const std::string end = "<|im_end|>\n", asks = "<|im_start|>assistant\n";
+  // What the openai package's model_dump() has of a reply that asks for a tool.
+  CHECK(heard(R"([{"role": "user", "content": "a"},
+      {"content": null, "refusal": null, "role": "assistant", "annotations": [], "audio": null,
+       "function_call": null, "tool_calls": [{"id": "call_1", "type": "function", "index": 0,
+         "function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
+      {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "7"}]}])") ==
+        "<|im_start|>user\na" + end + asks +
+            "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call>" + end +
+            "<|im_start|>tool\n7" + end + asks);
+  CHECK(heard(R"([{"role": "assistant", "content": "", "function_call": {"name": "g"}},
+      {"role": "function", "name": "g", "content": null}])") ==
+        asks + "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>" + end +
+            "<|im_start|>tool\n" + end + asks);
+  CHECK(heard(R"([{"role": "assistant", "tool_calls": [{"type": "custom",
+      "custom": {"name": "h", "input": "a\"b"}}, {"function": {"name": "i", "arguments": {"y": 2}}}]}])") ==
+        asks + "<tool_call>\n{\"name\": \"h\", \"arguments\": \"a\\\"b\"}\n</tool_call>\n" +
+            "<tool_call>\n{\"name\": \"i\", \"arguments\": {\"y\":2}}\n</tool_call>" + end + asks);
+  CHECK(heard(R"([{"role": "user", "content": "a"}, {"role": "developer", "content": "b"},
+      {"role": "system", "content": "c", "name": "me"}])") ==
+        "<|im_start|>user\na" + end + "<|im_start|>system\nb" + end + "<|im_start|>system\nc" +
+            end + asks);
+  CHECK(heard(R"([{"role": "assistant", "content": "a", "reasoning_content": "hm", "id": "x",
+      "reasoning": "hm", "annotations": [{"type": "url_citation"}], "parsed": {"x": 1}}])") ==
+        asks + "a" + end + asks);
+  CHECK(heard(R"([{"role": "assistant", "content": null, "refusal": "No."},
+      {"role": "assistant", "content": [{"type": "refusal", "refusal": "Never."}]},
+      {"role": "assistant", "content": null, "audio": {"id": "a", "transcript": "Hm."}},
+      {"role": "assistant", "content": null, "audio": {"id": "a"}}])") ==
+        asks + "No." + end + asks + "Never." + end + asks + "Hm." + end + asks + end + asks);
+  // And its own replies, as they are.
+  Json body = user_says("b");
+  body["max_tokens"] = 20;
+  const Json mine = post(client, chats, body).body["choices"][0]["message"];
+  CHECK(heard(Json::array({mine}).dump()) ==
+        asks + mine["content"].get<std::string>() + end + asks);
+}
+
 TEST_CASE("streams come in whole characters, with usage if wanted, and end with [DONE]") {
   ScriptedSite s;
   auto client = s.site.client();
@@ -209,14 +260,24 @@ TEST_CASE("a field that is wrong is named, with its value and what was expected"
       {chats, R"({"messages": ["a"]})", "messages[0]", "messages[0] = \"a\""},
       {chats, R"({"messages": [{"role": "user"}]})", "messages[0].content",
        "messages[0].content = null"},
-      {chats, R"({"messages": [{"role": "tool", "content": "a"}]})", "messages[0].role",
-       "\"tool\""},
+      {chats, R"({"messages": [{"role": "critic", "content": "a"}]})", "messages[0].role",
+       "\"critic\": expected system, developer, user, assistant, tool or function"},
       {chats, R"({"messages": [{"content": "a"}]})", "messages[0].role", "= null"},
       {chats, R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})",
        "messages[0].content[0]", "expected {\"type\": \"text\""},
+      {chats, R"({"messages": [{"role": "user", "content": null}]})", "messages[0].content",
+       "= null"},
       {chats,
-       R"({"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "a"}]})",
-       "messages", "only as the first"},
+       R"({"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "a"}]}]})",
+       "messages[0].content[0]", "expected {\"type\": \"text\""},
+      {chats, R"({"messages": [{"role": "user", "content": "a", "contend": "b"}]})",
+       "messages[0].contend", "no field of this name"},
+      {chats, R"({"messages": [{"role": "assistant", "tool_calls": {}}]})",
+       "messages[0].tool_calls", "expected a list"},
+      {chats, R"({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}]})",
+       "messages[0].tool_calls[0].function", "the name of a tool"},
+      {chats, R"({"messages": [{"role": "assistant", "function_call": "f"}]})",
+       "messages[0].function_call", "the name of a tool"},
       {chats, R"({"messages": [{"role": "user", "content": "a"}], "tools": [1]})", "tools",
        "not supported"},
       {chats, R"({"messages": [{"role": "user", "content": "a"}], "web_search_options": {}})",
@@ -227,7 +288,7 @@ TEST_CASE("a field that is wrong is named, with its value and what was expected"
        "true or false"},
       {chats,
        R"({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]})",
-       "messages[0].tool_calls", "a message has role, content and name"},
+       "messages[0].tool_calls[0]", "\"function\": …"},
       {chats,
        R"({"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}})",
        "response_format", "not supported"},

@@ -12,9 +12,16 @@
 
 namespace serve {
 
+/// A tool that an assistant has asked for.
+struct ToolCall {
+  std::string name;
+  std::string arguments;  ///< JSON
+};
+
 struct Message {
-  std::string role;  ///< "system", "user" or "assistant"
+  std::string role;  ///< "system", "user", "assistant", or "tool": what one has answered
   std::string content;
+  std::vector<ToolCall> calls = {};  ///< an assistant's
 };
 
 class ChatTemplate {
@@ -28,12 +35,14 @@ class ChatTemplate {
 
   [[nodiscard]] Family family() const { return family_; }
   /// The prompt after which the assistant speaks, special tokens included. What is said in messages
-  /// is not trusted. \throws std::invalid_argument that names the message
+  /// is not trusted. What a family has no form for, serve_api.md says.
+  /// \throws std::invalid_argument that names the message
   [[nodiscard]] std::vector<TextPart> prompt(std::span<const Message> messages) const;
 
  private:
   Family family_;
-  std::string default_system_;  ///< ChatML: what stands before chats without a system message
+  std::string default_system_;    ///< ChatML: what stands before chats without a system message
+  bool tools_are_users_ = false;  ///< ChatML: answers of tools stand in the user's turn, as Qwen's
 };
 
 }  // namespace serve
