@@ -17,7 +17,6 @@ expect CHANGELOG.md "^## $version"
 for abi in v$(part MAJOR)_$(part MINOR) v$(part MAJOR)_$(part MINOR)_no_exceptions; do
   expect include/chunkattn/detail/base/config.hpp "CHUNKATTN_ABI $abi\$"
 done
-expect README.md "GIT_TAG v$version\)"
 expect README.md "requires\(\"chunkattn/$version\"\)"
 expect CITATION.cff "^version: $version$"
 repository=$(sed -n 's/^ *REPO //p' $packaging/vcpkg/ports/chunkattn/portfile.cmake)

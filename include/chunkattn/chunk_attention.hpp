@@ -41,7 +41,7 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// \tparam ValueDim  elements per head of V and of the output: a multiple of 8, at most 576; by
 ///                   default HeadDim
 template <int HeadDim, int ValueDim, class Exec>
-class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
+class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> : detail::OneLayer {
   static_assert(
       HeadDim > 0 && HeadDim % 8 == 0 && HeadDim <= 576,
       "ChunkAttention<Cpu, HeadDim>: HeadDim must be a multiple of 8 and at most 576; pad "
@@ -58,6 +58,8 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   static constexpr bool meant_as_variant = detail::cpu::MeantAsVariant<X>;
 
  public:
+  using OneLayer::run, OneLayer::write;  // that say what to write in place of a whole cache
+
   /// Computes on `executor`, which must outlive this object.
   /// \throws InvalidArgument for options that make no sense
   explicit ChunkAttention(Exec& executor, CpuOptions options = {})
@@ -114,7 +116,8 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   /// \param q      [num_rows][num_qo_heads][HeadDim], in the caller's order; float, half or
   ///               bfloat16
   /// \param out    [num_rows][num_qo_heads][ValueDim], float, half or bfloat16; every element is
-  ///               written
+  ///               written. It may be q itself, if that has as many bytes, and overlaps it no other
+  ///               way
   /// \param lse    [num_rows][num_qo_heads], gets the natural logarithm of the softmax
   ///               denominators; or empty
   /// \throws InvalidArgument, with nothing changed, for sizes that do not fit each other, a plan
@@ -201,6 +204,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     detail::cpu::check_size(
         "out", result.data(), result.size(), lines * ValueDim,
         ValueDim == HeadDim ? "q.size()" : "num_rows * num_qo_heads * value_dim");
+    detail::check_out_beside_q(std::span<const X>(query), result);
     if (!lse.empty() && lse.size() != lines) [[unlikely]]
       detail::fail_argument("lse.size()", lse.size(), {"0 or num_rows * num_qo_heads = ", lines});
     if constexpr (detail::ChecksItself<V>) variant.check(num_qo_heads);

@@ -197,7 +197,7 @@ class KvCache<Cuda, T> {
     KvView<T> view;
     view.tree_id = chunks_.tree_id;
     view.layer = index;
-    detail::WriteCheckOf::view(view) = write_check_.get();
+    view.write_check = write_check_.get();
     view.k_slabs = reinterpret_cast<T* const*>(tables);
     view.v_slabs = reinterpret_cast<T* const*>(tables + table_size);
     if constexpr (has_row_scales<T>) {
@@ -310,7 +310,7 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// \tparam HeadDim   elements per head of Q and K
 /// \tparam ValueDim  elements per head of V and of the output
 template <int HeadDim, int ValueDim, class Exec>
-class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
+class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> : detail::OneLayer {
   static constexpr detail::cuda::HeadDims dims{HeadDim, ValueDim};
   static_assert(
       detail::cuda::supported_head_dims(dims),
@@ -320,6 +320,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
       "zeros");
 
  public:
+  using OneLayer::run, OneLayer::write;  // that say what to write in place of a whole cache
   /// Bytes of device memory that an object needs for its plan, tasks and partial results.
   [[nodiscard]] static std::size_t workspace_size(const CudaOptions::Limits& limits) {
     return detail::cuda::WorkspaceLayout(detail::cuda::completed(limits), ValueDim).total;
@@ -415,7 +416,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   /// \param layer   K and V of the layer, on the device
   /// \param plan    what AttentionPlan::build() gave for the step
   /// \param q, out  device memory [num_rows][num_qo_heads][HeadDim] (out: ValueDim), in the
-  ///                caller's order
+  ///                caller's order; out may be q of as many bytes, and overlaps no other part
   /// \param lse     device memory [num_rows][num_qo_heads], gets the natural logarithm of the
   ///                softmax denominators; or empty
   /// \throws InvalidArgument, with nothing changed, for sizes that do not fit each other, a plan

@@ -112,7 +112,7 @@ class KvCache<Cpu, T> {
     KvView<T> view;
     view.tree_id = chunks_.tree_id;
     view.layer = index;
-    detail::WriteCheckOf::view(view) = write_check_.get();
+    view.write_check = write_check_.get();
     view.k_slabs = table.k.get();
     view.v_slabs = table.v.get();
     view.slab_shift = slab_shift_;

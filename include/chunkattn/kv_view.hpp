@@ -17,23 +17,13 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-namespace detail {
-class WriteCheck;
-
-/// The check of writes that a view of a KvCache leads to, or null.
-struct WriteCheckOf {
-  template <class View>
-  [[nodiscard]] static auto& view(View& view) noexcept {
-    return view.write_check_;
-  }
-};
-}  // namespace detail
-
 /// The K and V of one layer, [chunk][kv_head][token][head_dim], with strides in elements; the
 /// innermost is 1. Chunk c starts at k + c * stride_chunk or, if `k_slabs` is set, in slabs of
 /// 2^slab_shift chunks each, so that a pool grows without moving any. Rows of V have the size and
 /// strides of those of K, unless `value_dim` is set: then they have `value_dim` elements and the
 /// strides v_stride_*. Kernels of your own call k_row() and v_row(), which handle all of these.
+/// It is an aggregate: for memory of your own name the members that are not as below,
+/// KvView<half>{.k = k, .v = v, ...}.
 ///
 /// Rows of 8-bit elements have float scales: element i is scale * stored_i. The scale of (chunk,
 /// kv_head, token) is at scale_stride_chunk * chunk + scale_stride_head * kv_head + token of
@@ -66,8 +56,9 @@ struct KvView {
   std::int64_t scale_stride_chunk = 0;    ///< floats from a chunk to the next
   std::int64_t scale_stride_head = 0;     ///< floats from a KV head to the next
 
-  std::int32_t layer = 0;     ///< index of the layer in its KvCache
-  std::uint64_t tree_id = 0;  ///< number of the tree whose chunks these are; 0: not a KvCache's
+  std::int32_t layer = 0;       ///< index of the layer in its KvCache
+  std::uint64_t tree_id = 0;    ///< number of the tree whose chunks these are; 0: not a KvCache's
+  void* write_check = nullptr;  ///< of a KvCache with check_writes, for the library; else null
 
   /// A view of the KV heads [first, first + count): the share of a tensor-parallel rank. Its head 0
   /// is head `first` of this view. Throws InvalidArgument for heads that this view does not have.
@@ -139,15 +130,11 @@ struct KvView {
   }
 
  private:
-  friend struct detail::WriteCheckOf;
-
   [[nodiscard]] bool is_dense() const noexcept {
     if constexpr (has_row_scales<T>)
       if (k_scale_slabs != nullptr || v_scale_slabs != nullptr) return false;
     return k_slabs == nullptr && v_slabs == nullptr;
   }
-
-  detail::WriteCheck* write_check_ = nullptr;  // KvCacheOptions::check_writes; null: off
 };
 
 /// K and V memory of all layers of a model: KvCache, or a class of an engine's own.

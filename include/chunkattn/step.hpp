@@ -19,6 +19,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -150,6 +151,12 @@ class [[nodiscard]] InFlight {
     handle_.enter().results.finish(handle_.record());
     return Finished<Tree>(std::move(handle_));
   }
+  template <class This = InFlight>
+  Finished<Tree> finished() & {
+    static_assert(!std::is_same_v<This, InFlight>,
+                  "finished() is the end of an InFlight: write std::move(in_flight).finished()");
+    return std::move(*this).finished();
+  }
 
  private:
   template <class>
@@ -242,6 +249,18 @@ class [[nodiscard]] Step {
   Finished<Tree> finished() && {
     handle_.enter().results.finish(handle_.record());
     return Finished<Tree>(std::move(handle_));
+  }
+  template <class This = Step>
+  InFlight<Tree> submitted() & {
+    static_assert(!std::is_same_v<This, Step>,
+                  "submitted() is the end of a Step: write std::move(step).submitted()");
+    return std::move(*this).submitted();
+  }
+  template <class This = Step>
+  Finished<Tree> finished() & {
+    static_assert(!std::is_same_v<This, Step>,
+                  "finished() is the end of a Step: write std::move(step).finished()");
+    return std::move(*this).finished();
   }
 
  private:

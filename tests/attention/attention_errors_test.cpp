@@ -83,7 +83,7 @@ TEST_CASE_FIXTURE(Fixture, "run: the plan and the layer") {
   CHECK(contains(failure(changed, plan, problem.q), "layer.k = 1: expected an address"));
   changed = layer;
   changed.num_chunks = 1;
-  CHECK(contains(failure(changed, plan, problem.q), "less than layer.num_chunks, 1"));
+  CHECK(contains(failure(changed, plan, problem.q), "layer.num_chunks = 1: expected at least "));
 
   Array<Piece> pieces = problem.plan.pieces;
   for (Piece& piece : pieces)
@@ -169,7 +169,9 @@ TEST_CASE_FIXTURE(Fixture, "write: sizes, chunks and copies, before anything is 
   Array<PlanView::WriteTarget> writes = problem.plan.writes;
   writes.back() = {problem.kv.view.num_chunks, 0};
   plan.writes = writes.data();
-  CHECK(contains(failure_of(plan, rows, rows), "less than layer.num_chunks"));
+  CHECK(contains(failure_of(plan, rows, rows), "layer.num_chunks = "));
+  writes.back().chunk = -7;
+  CHECK(contains(failure_of(plan, rows, rows), "plan's chunk = -7"));
   writes.back() = {0, 64};
   CHECK(contains(failure_of(plan, rows, rows), "plan's write offset = 64"));
 

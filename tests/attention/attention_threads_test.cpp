@@ -13,6 +13,7 @@ inline void yield_under_lock() {
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <new>
 #include <span>
@@ -143,6 +144,46 @@ TEST_CASE("merges under a contended lock are exact") {
     cut += schedule_of(attention).num_partial_rows() > 0 ? 1 : 0;
   }
   CHECK(cut > 0);
+}
+
+namespace {
+
+// The same results where they take the place of the queries.
+template <class T, class X, class Out>
+void check_in_place(Random& random, CpuOptions options, int threads, int& cut) {
+  options.tuning.min_tasks = 16;
+  const test::AttentionCase<T, X> problem(random, long_shapes(random), 64, random.uniform(1, 2),
+                                          random.pick({1, 2, 4}));
+  ChunkAttention<Cpu, 64> attention(threads, options);
+  test::Answer<Out> apart(problem);
+  attention.run(problem.kv.view, problem.plan.view(), problem.q, apart.out, apart.lse);
+  cut += schedule_of(attention).num_partial_rows() > 0 ? 1 : 0;
+  std::vector<X> memory = problem.q;
+  std::vector<float> lse(apart.lse.size());
+  attention.run(problem.kv.view, problem.plan.view(), memory,
+                std::span(reinterpret_cast<Out*>(memory.data()), memory.size()), lse);
+  const std::span out(reinterpret_cast<const Out*>(memory.data()), memory.size());
+  if (options.reduce != Reduce::spin_lock) {
+    CHECK(std::memcmp(out.data(), apart.out.data(), out.size_bytes()) == 0);
+    CHECK(lse == apart.lse);
+  }
+  CHECK(compare_with_reference(problem.reference, out, test::rounding_in<T>(attention)).ok());
+}
+
+}  // namespace
+
+TEST_CASE("out may be q") {
+  Random random(7);
+  for (const Reduce reduce : {Reduce::deterministic, Reduce::spin_lock, Reduce::batch_invariant}) {
+    int cut = 0;
+    for (int i = 0; i < test::scaled(4) || (cut == 0 && i < 40); ++i) {
+      check_in_place<half, float, float>(random, {.reduce = reduce}, 4, cut);
+      check_in_place<bfloat16, half, bfloat16>(random, {.reduce = reduce}, 3, cut);
+      check_in_place<std::int8_t, bfloat16, bfloat16>(random, {.reduce = reduce}, 1, cut);
+      if (reduce == Reduce::batch_invariant) cut = 1;  // never
+    }
+    CHECK(cut > 0);
+  }
 }
 
 TEST_CASE("few KV heads leave no thread without work") {

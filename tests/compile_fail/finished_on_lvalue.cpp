@@ -1,14 +1,17 @@
-// A step that has finished is another object: std::move(step).finished().
-// expect: finished
+// A step ends by being moved from: std::move(step).finished().
+// each: step.finished step.submitted in_flight.finished
+// expect: write std::move(
+// lines: 12
 #include <chunkattn/prefix_tree.hpp>
 #include <utility>
 
 using Tree = chunkattn::PrefixTree<int, 64>;
 
-Tree::Finished finish(Tree::Step& step) {
+void finish(Tree::Step& step, Tree::InFlight& in_flight) {
 #ifdef CHUNKATTN_CONTROL
-  return std::move(step).finished();
+  (void)std::move(step).submitted();
+  (void)std::move(in_flight).finished();
 #else
-  return step.finished();
+  [[maybe_unused]] auto ended = CHUNKATTN_EACH();
 #endif
 }

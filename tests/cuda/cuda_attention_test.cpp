@@ -66,6 +66,36 @@ TEST_CASE("decode steps enqueued ahead of the device agree with the oracle") {
   CHECK(simt::device().launches.size() > 0);
 }
 
+TEST_CASE("out may be q, and overlaps it no other way") {
+  Engine engine(16);
+  shuffled(engine.random.bits());
+  for (int i = 0; i < 5; ++i) {
+    engine.sequences.push_back(engine.tree.insert(engine.prompt(200, 150)));
+    engine.prefill(engine.sequences.size() - 1);
+  }
+  engine.drain_and_check();
+  engine.decode_plan();
+  simt::Step& step = engine.new_step();
+  const auto layer = engine.cache.layer(0);
+  const auto run = [&](std::span<const half> q, std::span<half> out) {
+    engine.attention->run(layer, engine.view, q, out, {}, &engine.stream);
+    engine.stream.drain();
+  };
+  engine.attention->write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
+  run(step.q->span(), step.out->span());
+  CHECK(summary_of(*engine.attention).partial_bytes >
+        0);  // of rows whose queries several tasks read
+  const std::size_t size = step.q->size;
+  DeviceArray<half> memory(2 * size);
+  std::ranges::copy(step.q->span(), memory.span().begin());
+  run(memory.first(size), memory.first(size));
+  CHECK(std::ranges::equal(memory.first(size), step.out->span()));
+  CHECK_THROWS_WITH_AS(run(memory.first(size), memory.span().subspan(8, size)),
+                       doctest::Contains("out = memory of q"), chunkattn::InvalidArgument);
+  CHECK_NOTHROW(run(memory.first(size), memory.span().subspan(size)));
+  engine.steps.clear();
+}
+
 TEST_CASE("a step without a new piece uploads nothing") {
   Engine engine(12);
   simt::current_schedule() = {};

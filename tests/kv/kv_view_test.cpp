@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
@@ -94,6 +96,8 @@ TEST_CASE("a share of the heads of dense memory keeps its plain addresses") {
 }
 
 #if CHUNKATTN_EXCEPTIONS
+static_assert(std::is_aggregate_v<KvView<half>>);
+
 TEST_CASE("heads that a view does not have") {
   KvCache<Cpu, float> cache(8, {.num_layers = 1, .num_kv_heads = 4, .head_dim = 16}, 3);
   const auto view = cache.layer(0);
@@ -253,6 +257,98 @@ TEST_CASE_FIXTURE(Fixture, "a cache without chunks is not one without memory") {
   auto broken = early.layer(0);
   broken.k_slabs = nullptr;
   CHECK(of_both(broken, view).find("layer.k = null") == 0);
+}
+
+TEST_CASE_FIXTURE(Fixture, "a layout of one's own: [chunk][token][K heads, then V heads]") {
+  auto step = tree.begin_step();
+  const auto view = build(step);
+  const auto chunks = static_cast<std::int32_t>(tree.num_chunks());
+  constexpr std::int32_t heads = 4, dim = 16;
+  std::vector<float> fused(static_cast<std::size_t>(chunks * Tree::chunk_size * 2 * heads * dim));
+  const KvView<float> own{.k = fused.data(),
+                          .v = fused.data() + heads * dim,
+                          .num_chunks = chunks,
+                          .num_kv_heads = heads,
+                          .head_dim = dim,
+                          .chunk_size = Tree::chunk_size,
+                          .stride_chunk = Tree::chunk_size * 2 * heads * dim,
+                          .stride_head = dim,
+                          .stride_token = 2 * heads * dim};
+  KvCache<Cpu, float> cache(tree, shape);
+  std::vector<float> k(20 * heads * dim), v(k.size()), q(k.size());
+  for (std::size_t i = 0; i < k.size(); ++i) {
+    k[i] = static_cast<float>(i % 7);
+    v[i] = static_cast<float>(i % 11);
+    q[i] = static_cast<float>(i % 3) * 0.1f;
+  }
+  std::vector<float> expected(q.size()), out(q.size());
+  attention.write(cache.layer(0), view, k, v);
+  attention.run(cache.layer(0), view, q, expected);
+  attention.write(own, view, k, v);
+  attention.run(own, view, q, out);
+  CHECK(out == expected);
+  CHECK(own.v_row(1, 2, 3) == fused.data() + ((16 + 3) * 2 * heads + heads + 2) * dim);
+  CHECK(own.v_row(1, 2, 3)[5] == v[((16 + 3) * heads + 2) * dim + 5]);
+}
+
+TEST_CASE_FIXTURE(Fixture, "memory of one's own that is too small") {
+  auto step = tree.begin_step();
+  const auto view = build(step);  // of 20 tokens, 16 to a chunk
+  std::vector<float> k(std::size_t{2} * 4 * 16 * 16), v(k.size());
+  CHECK(
+      of_both(make_kv_view(k.data(), v.data(), {1, 4, 16, 16}), view) ==
+      "layer.num_chunks = 1: expected at least 2, which this plan needs: memory of your own, or a "
+      "cache without a tree, is to have tree.num_chunks() chunks in each step");
+  KvCache<Cpu, float> cache(tree, shape);
+  auto early = cache.layer(0);
+  early.num_chunks = 1;
+  CHECK(of_both(early, view) ==
+        "layer.num_chunks = 1: expected at least 2, which this plan needs: take the layer's view "
+        "after the step is built");
+  // What is copied to or from counts, too.
+  auto layer = make_kv_view(k.data(), v.data(), {2, 4, 16, 16});
+  for (const auto& [from, to] : {std::pair{0, 6}, std::pair{8, 0}}) {
+    const PlanView::RowCopy copy{from, 0, to, 0, 1};
+    PlanView copying = view;
+    copying.copies = &copy;
+    copying.num_copies = 1;
+    CHECK(of_write(layer, LiveView::unchecked(copying))
+              .find("layer.num_chunks = 2: expected at least " +
+                    std::to_string(std::max(from, to) + 1)) == 0);
+  }
+  layer.stride_token = 0;
+  CHECK(of_both(layer, view) ==
+        "layer.stride_token = 0: expected elements from a token to the next");
+  layer.stride_token = 16;
+  layer.stride_chunk = 0;
+  CHECK(of_both(layer, view) ==
+        "layer.stride_chunk = 0: expected elements from a chunk to the next");
+}
+
+TEST_CASE_FIXTURE(Fixture, "out is q, or memory of its own") {
+  KvCache<Cpu, float> cache(tree, shape);
+  auto step = tree.begin_step();
+  const auto view = build(step);
+  const std::size_t size = 20 * 4 * 16;
+  std::vector<float> k(size, 1.0f), memory(3 * size, 1.0f);
+  attention.write(cache.layer(0), view, k, k);
+  const auto of_run = [&](std::size_t q_at, auto* out) {
+    return test::refused([&] {
+      attention.run(cache.layer(0), view, std::span(memory).subspan(q_at, size),
+                    std::span(out, size));
+    });
+  };
+  const std::string overlap =
+      "out = memory of q: expected memory of its own, or q itself if it has as many bytes";
+  CHECK(of_run(size, memory.data()) == "no error");
+  CHECK(of_run(size, memory.data() + size) == "no error");
+  CHECK(of_run(size, memory.data() + 2 * size) == "no error");
+  const std::vector<float> before = memory;
+  CHECK(of_run(size, memory.data() + 1) == overlap);
+  CHECK(of_run(size, memory.data() + 2 * size - 1) == overlap);
+  CHECK(of_run(size, reinterpret_cast<half*>(memory.data() + size)) == overlap);
+  CHECK(of_run(0, reinterpret_cast<bfloat16*>(memory.data()) + 2 * size - 1) == overlap);
+  CHECK(memory == before);
 }
 
 TEST_CASE_FIXTURE(Fixture, "write: V in K's memory of a view made by hand") {

@@ -325,7 +325,7 @@ TEST_CASE("the check is off unless asked for, and needs a tree") {
   Tree tree;
   KvCache<Cpu, float> cache(tree, options);
   const auto layer = cache.layer(0);
-  CHECK(detail::WriteCheckOf::view(layer) == nullptr);
+  CHECK(layer.write_check == nullptr);
   auto chat = tree.insert(iota(1, 10));
   auto open = tree.begin_step();
   CHECK(open.add(chat));

@@ -85,9 +85,17 @@ case $mode in
     ;;
   fetch_content)
     sed -n '/^```cmake$/,/^```$/{//!p}' "$root/README.md" >"$work/readme.cmake"
-    grep -q "GIT_TAG v$CHUNKATTN_VERSION)" "$work/readme.cmake" ||
-      { echo "FAILED: README's FetchContent lines do not name v$CHUNKATTN_VERSION"; exit 1; }
-    configure "$mode" -DCHUNKATTN_ROOT="$root" -DREADME_LINES="$work/readme.cmake"
+    options=(-DCHUNKATTN_ROOT="$root")
+    if git -C "$root" rev-parse 2>/dev/null; then  # a clone stands for the address that README names
+      git clone -q "$root" "$work/repository"
+      git -C "$work/repository" branch -q -f main 2>/dev/null || true  # or it is checked out
+      address=$(sed -n 's/.*GIT_REPOSITORY //p' "$work/readme.cmake")
+      export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=url.$work/repository.insteadOf GIT_CONFIG_VALUE_0=$address
+      options=()
+    else
+      echo "not a clone: README's FetchContent lines were tried without fetching"
+    fi
+    configure "$mode" "${options[@]}" -DREADME_LINES="$work/readme.cmake"
     build_and_run
     ;;
   serve)  # configured by itself, as its CMakeLists.txt says it can be

@@ -7,7 +7,7 @@
 
 using namespace chunkattn;
 
-inline std::vector<float> k(64, 0.5f), v(k), q(16, 0.5f), out(16), lse(1);
+inline std::vector<float> k(64, 0.5f), v(k), q(16, 0.5f), out(16), lse(1), sinks(1);
 inline ChunkAttention<Cpu, 16> attention(1);
 inline const KvView<float> layer = make_kv_view(k.data(), v.data(), {1, 1, 4, 16});
 inline const PlanView::Segment segment{0, 1, 0, 1, 0, 4, -1, 1};

@@ -346,6 +346,10 @@ END
       README.md >"$work/shown"
     ! grep -E '(g|c)\+\+ -std=' README.md | grep -v -e ' -O2 ' || fail "README's command above lacks -O2"
     diff "$work/shown" "$work/printed" || fail "README's quick start does not print what the README shows (<)"
+    sed '/attention\.write/d' "$work/quick_start.cpp" >"$work/forgotten.cpp"
+    "$cxx" -std=c++20 -O0 -I include "$work/forgotten.cpp" -o "$work/forgotten" -pthread
+    if "$work/forgotten" >"$work/log" 2>&1; then fail "README's quick start runs without write()"; fi
+    grep -q 'layer = 0: expected step 1 to write it before run()' "$work/log" || { cat "$work/log"; exit 1; }
     echo "README's quick start: $lines lines, builds, runs and prints what the README shows"
     ;;
   amalgamated)

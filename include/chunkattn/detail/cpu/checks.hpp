@@ -1,6 +1,7 @@
 // Checks of a call's arguments, before any state changes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -94,6 +95,25 @@ void check_view(const KvView<T>& view, const PlanView& plan, int head_dim, int v
                  "an address that is a multiple of the element's size");
 }
 
+/// Throws for a view that has too few chunks: says how many the plan needs.
+template <class T>
+[[noreturn]] CHUNKATTN_COLD void fail_chunk(const KvView<T>& view, const PlanView& plan,
+                                            ChunkIndex chunk) {
+  detail::check_argument(chunk >= 0, "plan's chunk", chunk, "an index");
+  for (int s = 0; s < plan.num_segments; ++s)
+    for (int p = 0; p < plan.segments[s].num_pieces; ++p)
+      chunk = std::max(chunk, plan.pieces[plan.segments[s].piece_begin + p].chunk);
+  for (int i = 0; i < plan.num_rows; ++i) chunk = std::max(chunk, plan.writes[i].chunk);
+  for (int i = 0; i < plan.num_copies; ++i)
+    chunk = std::max({chunk, plan.copies[i].source_chunk, plan.copies[i].target_chunk});
+  detail::fail_argument(
+      "layer.num_chunks", view.num_chunks,
+      {"at least ", std::int64_t{chunk} + 1, ", which this plan needs: ",
+       view.tree_id != 0 ? "take the layer's view after the step is built"
+                         : "memory of your own, or a cache without a tree, is to have "
+                           "tree.num_chunks() chunks in each step"});
+}
+
 /// Checks that every piece of the plan is within the view's chunks.
 template <class T>
 void check_pieces(const KvView<T>& view, const PlanView& plan) {
@@ -102,9 +122,7 @@ void check_pieces(const KvView<T>& view, const PlanView& plan) {
     const Piece* const piece = plan.pieces + segment.piece_begin;
     for (int p = 0; p < segment.num_pieces; ++p) {
       if (piece[p].chunk < 0 || piece[p].chunk >= view.num_chunks) [[unlikely]]
-        detail::fail_argument("plan's chunk", piece[p].chunk,
-                              {"less than layer.num_chunks, ", view.num_chunks,
-                               ": take the layer's view after the step is built"});
+        fail_chunk(view, plan, piece[p].chunk);
       if (piece[p].begin < 0 || piece[p].length < 0 ||
           piece[p].begin > view.chunk_size - piece[p].length) [[unlikely]]
         detail::fail_argument("plan's piece end", piece[p].begin + piece[p].length,
@@ -118,9 +136,7 @@ template <class T>
 void check_writes(const KvView<T>& view, const PlanView& plan) {
   const auto check_chunk = [&](ChunkIndex chunk) {
     if (chunk < 0 || chunk >= view.num_chunks) [[unlikely]]
-      detail::fail_argument("plan's chunk", chunk,
-                            {"less than layer.num_chunks, ", view.num_chunks,
-                             ": take the layer's view after the step is built"});
+      fail_chunk(view, plan, chunk);
   };
   const auto fits = [&](int begin, int length) {
     return begin >= 0 && length >= 0 && begin <= view.chunk_size - length;

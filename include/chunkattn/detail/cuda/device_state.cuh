@@ -264,6 +264,7 @@ class DeviceState {
     checks_.pointer("q", q.data());
     checks_.pointer("out", out.data());
     if (!lse.empty()) checks_.pointer("lse", lse.data());
+    check_out_beside_q(q, out);
     check_variant(variant);
     prepare(plan, stream);
 

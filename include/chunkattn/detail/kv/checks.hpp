@@ -1,6 +1,9 @@
 // What both backends check of a layer's K/V and the plan that it is used with.
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
 #include "../base/check.hpp"
@@ -21,6 +24,10 @@ void check_layer_of_plan(const KvView<T>& layer, const PlanView& plan) {
       layer.num_chunks > 0 || layer.k != nullptr, "layer.num_chunks", layer.num_chunks,
       "memory for the plan's chunks: take the layer's view after the step is built, of a "
       "cache that follows its tree or was told to grow");
+  check_argument(layer.stride_token != 0 || layer.chunk_size == 1, "layer.stride_token", 0,
+                 "elements from a token to the next");
+  check_argument(layer.stride_chunk != 0 || layer.num_chunks <= 1, "layer.stride_chunk", 0,
+                 "elements from a chunk to the next");
   const auto check = [](const char* name, const void* start, const void* slabs, const char* memory,
                         const char* null) {
     check_argument(start != nullptr || slabs != nullptr, name, start, memory);
@@ -38,6 +45,17 @@ void check_layer_of_plan(const KvView<T>& layer, const PlanView& plan) {
   }
 }
 
+/// Checks that `out` is memory of its own, or `q` itself where their rows have as many bytes: then
+/// whoever writes a row has read it, and nobody else reads it.
+template <class Q, class Out>
+void check_out_beside_q(std::span<const Q> q, std::span<Out> out) {
+  const auto at_q = reinterpret_cast<std::uintptr_t>(q.data());
+  const auto at_out = reinterpret_cast<std::uintptr_t>(out.data());
+  const bool apart = at_q + q.size_bytes() <= at_out || at_out + out.size_bytes() <= at_q;
+  check_argument(apart || (at_q == at_out && q.size_bytes() == out.size_bytes()), "out",
+                 "memory of q", "memory of its own, or q itself if it has as many bytes");
+}
+
 /// Checks that writing rows of V does not overwrite K.
 template <class T>
 void check_own_v(const KvView<T>& layer) {
@@ -46,16 +64,32 @@ void check_own_v(const KvView<T>& layer) {
                  "layer.v", "K's memory", "memory of V of its own, or V in K with a value_dim");
 }
 
+/// Explains, at compile time, a call of ChunkAttention with a cache in the place of a layer.
+struct OneLayer {
+  template <KvProvider Cache, class... Rest>
+  void write(const Cache&, const Rest&...) {
+    static_assert(!KvProvider<Cache>,
+                  "ChunkAttention::write: write cache.layer(l), the K and V of one "
+                  "layer, in place of the whole cache");
+  }
+  template <KvProvider Cache, class... Rest>
+  void run(const Cache&, const Rest&...) {
+    static_assert(!KvProvider<Cache>,
+                  "ChunkAttention::run: write cache.layer(l), the K and V of one "
+                  "layer, in place of the whole cache");
+  }
+};
+
 /// With KvCacheOptions::check_writes: throws unless the plan's step has written the layer.
 template <class T>
 CHUNKATTN_INLINE void check_written(const KvView<T>& layer, const PlanView& plan) {
-  if (WriteCheck* const check = WriteCheckOf::view(layer)) [[unlikely]]
+  if (auto* const check = static_cast<WriteCheck*>(layer.write_check)) [[unlikely]]
     check->check_read(plan.step_number, layer.layer, layer.first_head, layer.num_kv_heads);
 }
 /// With KvCacheOptions::check_writes: notes that the plan's step has written the layer.
 template <class T>
 CHUNKATTN_INLINE void note_written(const KvView<T>& layer, const PlanView& plan) {
-  if (WriteCheck* const check = WriteCheckOf::view(layer)) [[unlikely]]
+  if (auto* const check = static_cast<WriteCheck*>(layer.write_check)) [[unlikely]]
     check->wrote(plan.step_number, layer.layer, layer.first_head, layer.num_kv_heads);
 }
 
