@@ -308,10 +308,10 @@ TEST_CASE_FIXTURE(Fixture, "memory of one's own that is too small") {
   // What is copied to or from counts, too.
   auto layer = make_kv_view(k.data(), v.data(), {2, 4, 16, 16});
   for (const auto& [from, to] : {std::pair{0, 6}, std::pair{8, 0}}) {
-    const PlanView::RowCopy copy{from, 0, to, 0, 1};
+    const PlanView::RowCopy copies[] = {{0, 0, 3, 0, 1}, {from, 0, to, 0, 1}};
     PlanView copying = view;
-    copying.copies = &copy;
-    copying.num_copies = 1;
+    copying.copies = copies;
+    copying.num_copies = 2;
     CHECK(of_write(layer, LiveView::unchecked(copying))
               .find("layer.num_chunks = 2: expected at least " +
                     std::to_string(std::max(from, to) + 1)) == 0);
