@@ -41,7 +41,7 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// \tparam ValueDim  elements per head of V and of the output: a multiple of 8, at most 576; by
 ///                   default HeadDim
 template <int HeadDim, int ValueDim, class Exec>
-class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> : detail::OneLayer {
+class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   static_assert(
       HeadDim > 0 && HeadDim % 8 == 0 && HeadDim <= 576,
       "ChunkAttention<Cpu, HeadDim>: HeadDim must be a multiple of 8 and at most 576; pad "
@@ -58,8 +58,6 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> : detail::OneLayer {
   static constexpr bool meant_as_variant = detail::cpu::MeantAsVariant<X>;
 
  public:
-  using OneLayer::run, OneLayer::write;  // that say what to write in place of a whole cache
-
   /// Computes on `executor`, which must outlive this object.
   /// \throws InvalidArgument for options that make no sense
   explicit ChunkAttention(Exec& executor, CpuOptions options = {})
@@ -152,6 +150,17 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> : detail::OneLayer {
           "returning expressions of chunkattn::lanes; or it has hidden() without visible()");
       detail::cpu::explain_run<Q, Out>();
     }
+  }
+
+  /// Not of a whole cache: says, at compile time, what to write.
+  template <KvProvider Cache, class... Rest>
+  void write(const Cache&, const Rest&...) {
+    detail::explain_layer<Cache>();
+  }
+  /// Not of a whole cache: says, at compile time, what to write.
+  template <KvProvider Cache, class... Rest>
+  void run(const Cache&, const Rest&...) {
+    detail::explain_layer<Cache>();
   }
 
   /// The options, with values in place of the defaults of sm_scale and instruction_set.

@@ -310,7 +310,7 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// \tparam HeadDim   elements per head of Q and K
 /// \tparam ValueDim  elements per head of V and of the output
 template <int HeadDim, int ValueDim, class Exec>
-class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> : detail::OneLayer {
+class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   static constexpr detail::cuda::HeadDims dims{HeadDim, ValueDim};
   static_assert(
       detail::cuda::supported_head_dims(dims),
@@ -320,7 +320,6 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> : detail::OneLayer {
       "zeros");
 
  public:
-  using OneLayer::run, OneLayer::write;  // that say what to write in place of a whole cache
   /// Bytes of device memory that an object needs for its plan, tasks and partial results.
   [[nodiscard]] static std::size_t workspace_size(const CudaOptions::Limits& limits) {
     return detail::cuda::WorkspaceLayout(detail::cuda::completed(limits), ValueDim).total;

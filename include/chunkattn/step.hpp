@@ -151,6 +151,7 @@ class [[nodiscard]] InFlight {
     handle_.enter().results.finish(handle_.record());
     return Finished<Tree>(std::move(handle_));
   }
+  /// Not of a variable: says, at compile time, what to write.
   template <class This = InFlight>
   Finished<Tree> finished() & {
     static_assert(!std::is_same_v<This, InFlight>,
@@ -250,12 +251,14 @@ class [[nodiscard]] Step {
     handle_.enter().results.finish(handle_.record());
     return Finished<Tree>(std::move(handle_));
   }
+  /// Not of a variable: says, at compile time, what to write.
   template <class This = Step>
   InFlight<Tree> submitted() & {
     static_assert(!std::is_same_v<This, Step>,
                   "submitted() is the end of a Step: write std::move(step).submitted()");
     return std::move(*this).submitted();
   }
+  /// Not of a variable: says, at compile time, what to write.
   template <class This = Step>
   Finished<Tree> finished() & {
     static_assert(!std::is_same_v<This, Step>,

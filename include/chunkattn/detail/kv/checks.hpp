@@ -65,20 +65,12 @@ void check_own_v(const KvView<T>& layer) {
 }
 
 /// Explains, at compile time, a call of ChunkAttention with a cache in the place of a layer.
-struct OneLayer {
-  template <KvProvider Cache, class... Rest>
-  void write(const Cache&, const Rest&...) {
-    static_assert(!KvProvider<Cache>,
-                  "ChunkAttention::write: write cache.layer(l), the K and V of one "
-                  "layer, in place of the whole cache");
-  }
-  template <KvProvider Cache, class... Rest>
-  void run(const Cache&, const Rest&...) {
-    static_assert(!KvProvider<Cache>,
-                  "ChunkAttention::run: write cache.layer(l), the K and V of one "
-                  "layer, in place of the whole cache");
-  }
-};
+template <class Cache>
+constexpr void explain_layer() {
+  static_assert(!KvProvider<Cache>,
+                "ChunkAttention: write cache.layer(l), the K and V of one layer, in place of the "
+                "whole cache");
+}
 
 /// With KvCacheOptions::check_writes: throws unless the plan's step has written the layer.
 template <class T>
