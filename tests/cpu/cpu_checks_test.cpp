@@ -86,7 +86,7 @@ TEST_CASE_FIXTURE(Fixture, "pieces lie in chunks that the view has") {
   CHECK(of_piece({0, 0, 0, 48}) == "");  // nothing, but no harm
   CHECK(of_piece({0, 16, 0, 48}) == "");
   CHECK(of_piece({-1, 0, 16, 48}) == "plan's chunk = -1");
-  CHECK(of_piece({3, 0, 16, 48}) == "plan's chunk = 3");
+  CHECK(of_piece({3, 0, 16, 48}) == "layer.num_chunks = 3");
   CHECK(of_piece({0, -1, 16, 48}) == "plan's piece end = 15");
   CHECK(of_piece({0, 3, -1, 48}) == "plan's piece end = 2");
   CHECK(of_piece({0, 1, 16, 48}) == "plan's piece end = 17");
@@ -97,7 +97,7 @@ TEST_CASE_FIXTURE(Fixture, "rows are written and copied within chunks that the v
   CHECK(of_write({0, 0}) == "");
   CHECK(of_write({2, 15}) == "");
   CHECK(of_write({-2, 0}) == "plan's chunk = -2");
-  CHECK(of_write({3, 0}) == "plan's chunk = 3");
+  CHECK(of_write({3, 0}) == "layer.num_chunks = 3");
   CHECK(of_write({0, -1}) == "plan's write offset = -1");
   CHECK(of_write({0, 16}) == "plan's write offset = 16");
 
@@ -107,8 +107,8 @@ TEST_CASE_FIXTURE(Fixture, "rows are written and copied within chunks that the v
   CHECK(of_copy({0, 16, 0, 16, 0}) == "");
   CHECK(of_copy({-1, 0, 0, 0, 1}) == "plan's chunk = -1");
   CHECK(of_copy({0, 0, -1, 0, 1}) == "plan's chunk = -1");
-  CHECK(of_copy({3, 0, 0, 0, 1}) == "plan's chunk = 3");
-  CHECK(of_copy({0, 0, 3, 0, 1}) == "plan's chunk = 3");
+  CHECK(of_copy({3, 0, 0, 0, 1}) == "layer.num_chunks = 3");
+  CHECK(of_copy({0, 0, 3, 0, 1}) == "layer.num_chunks = 3");
   CHECK(of_copy({0, -1, 1, 0, 2}) == "plan's row copy = 2");
   CHECK(of_copy({0, 0, 1, -1, 2}) == "plan's row copy = 2");
   CHECK(of_copy({0, 15, 1, 0, 2}) == "plan's row copy = 2");

@@ -103,7 +103,8 @@ template <class T>
   for (int s = 0; s < plan.num_segments; ++s)
     for (int p = 0; p < plan.segments[s].num_pieces; ++p)
       chunk = std::max(chunk, plan.pieces[plan.segments[s].piece_begin + p].chunk);
-  for (int i = 0; i < plan.num_rows; ++i) chunk = std::max(chunk, plan.writes[i].chunk);
+  if (plan.writes != nullptr)  // which a plan made by hand for run() alone may lack
+    for (int i = 0; i < plan.num_rows; ++i) chunk = std::max(chunk, plan.writes[i].chunk);
   for (int i = 0; i < plan.num_copies; ++i)
     chunk = std::max({chunk, plan.copies[i].source_chunk, plan.copies[i].target_chunk});
   detail::fail_argument(
