@@ -135,24 +135,25 @@ chunkattn::Rounding rounding_in(
   using Accuracy = chunkattn::CpuOptions::Accuracy;
   const chunkattn::CpuOptions& options = attention.options();
   if (options.accuracy == Accuracy::fp32 || options.reduce == Reduce::batch_invariant) return {};
-#if defined(CHUNKATTN_SOFTWARE_TILES)
-  constexpr bool tiles = true;
-#else
-  const bool tiles = options.instruction_set == chunkattn::InstructionSet::amx;
-#endif
-  if (tiles && HeadDim % 32 == 0 && ValueDim % 32 == 0)
-    return chunkattn::rounding_of<T>(options.accuracy);
+  const bool amx = options.instruction_set == chunkattn::InstructionSet::amx;
 #if defined(CHUNKATTN_SOFTWARE_DOTS)
   constexpr bool dots = true, pairs = true;
 #elif defined(CHUNKATTN_DOTS_SET)
   const bool has = options.instruction_set == chunkattn::InstructionSet::CHUNKATTN_DOTS_SET;
-  const bool dots = has && chunkattn::detail::cpu::dot_units().int8;
+  const bool dots = (has || amx) && chunkattn::detail::cpu::dot_units().int8;
   const bool pairs = has && chunkattn::detail::cpu::dot_units().bfloat16;
 #else
   constexpr bool dots = false, pairs = false;
 #endif
-  if (dots && std::is_same_v<T, std::int8_t> && HeadDim <= 512)
-    return chunkattn::rounding_of_dots();
+  const bool bytes = dots && std::is_same_v<T, std::int8_t> && HeadDim <= 512;
+#if defined(CHUNKATTN_SOFTWARE_TILES)
+  constexpr bool tiles = true;
+#else
+  const bool tiles = amx && !bytes;
+#endif
+  if (tiles && HeadDim % 32 == 0 && ValueDim % 32 == 0)
+    return chunkattn::rounding_of<T>(options.accuracy);
+  if (bytes) return chunkattn::rounding_of_dots();
   if (pairs && std::is_same_v<T, chunkattn::bfloat16>)
     return chunkattn::rounding_of_pairs(options.accuracy);
   return {};

@@ -41,7 +41,7 @@ CHUNKATTN_INLINE simd::Unsigned<W> dot_bytes(simd::Unsigned<W> sum, simd::Unsign
 
 inline constexpr bool has_dots = true;
 [[nodiscard]] inline bool runs_dots(InstructionSet set) noexcept {
-  return set == InstructionSet::avx512 && dot_units().int8;
+  return (set == InstructionSet::avx512 || set == InstructionSet::amx) && dot_units().int8;
 }
 
 template <class A, class B, int W>

@@ -80,10 +80,11 @@ class Engine {
   /// How the last run() was cut into tasks.
   [[nodiscard]] const Schedule& schedule() const noexcept { return schedule_; }
 
-  /// Whether products over K and V of T go through tiles.
+  /// Whether products over K and V of T go through tiles, if lines are many. Those of int8 are
+  /// faster and more accurate by dot products, which every processor with AMX has.
   template <class T>
   [[nodiscard]] bool uses_tiles() const noexcept {
-    return fits_tiles<HeadDim, ValueDim, T> && terms_ > 0;
+    return fits_tiles<HeadDim, ValueDim, T> && terms_ > 0 && (software_tiles || !uses_dots<T>());
   }
   /// Whether they go through dot products.
   template <class T>
@@ -115,8 +116,18 @@ class Engine {
   template <class T>
   static constexpr double min_product_fill = sizeof(T) == 4 ? 0.53 : 0.7;
   static constexpr int product_grain = std::min(16, tile_lines);
-  // From how many lines on products through tiles do so. Not measured yet.
-  static constexpr int min_matrix_lines = 9;
+  // From how many lines of a task on products go through tiles: what tiles read is packed once per
+  // task, for few lines at a greater cost than that of multiplying by vectors. And the lines that
+  // make up for it, below which rows are not cut. Measured on the Intel of docs/cpu.md.
+  template <class T>
+  static constexpr int min_matrix_lines = software_tiles                ? 1
+                                          : std::is_same_v<T, bfloat16> ? 32
+                                                                        : 48;
+  static constexpr int matrix_block_lines = 128;
+  template <class T>
+  [[nodiscard]] bool takes_tiles(int lines) const noexcept {
+    return uses_tiles<T>() && lines >= min_matrix_lines<T>;
+  }
   // And through dot products, of bytes or pairs.
   static constexpr int min_dot_lines = 7;
   static constexpr int dot_flops_per_ns = 250;
@@ -160,8 +171,6 @@ class Engine {
     wanted.max_lines = max_lines;
     if (options_.tuning.min_product_lines > 0) {
       wanted.min_product_lines = options_.tuning.min_product_lines;
-    } else if (uses_tiles<T>()) {
-      wanted.min_product_lines = min_matrix_lines;
     } else if (uses_dots<T>() || sure_pair_terms<T, X>() > 0) {
       wanted.min_product_lines = min_dot_lines;
     } else {
@@ -169,7 +178,7 @@ class Engine {
       wanted.min_product_fill = min_product_fill<T>;
       wanted.product_grain = product_grain;
     }
-    wanted.tile_lines = uses_tiles<T>() ? matrix_lines : tile_lines;
+    wanted.tile_lines = takes_tiles<T>(plan.num_rows * group) ? matrix_block_lines : tile_lines;
     wanted.min_tasks = min_tasks;
     if (options_.tuning.min_tasks == 0) wanted.min_free_tasks = enough_tasks;
     wanted.invariant = invariant();
@@ -291,7 +300,10 @@ class Engine {
     while (products.next(span)) {
       Block<T> block(span, call.kv, lines.head_begin);
       const int num_lines = (span.row_end - span.row_begin) * call.group;
-      ahead.grant_product(span.count, num_lines, uses_dots<T>() || state.has_pairs ? 180 : 100);
+      ahead.grant_product(span.count, num_lines,
+                          state.has_tiles                     ? 280
+                          : uses_dots<T>() || state.has_pairs ? 180
+                                                              : 100);
       add_product(block, lines.line(lines.head_begin, span.row_begin), num_lines, state, tiles,
                   ahead.cursor, rules);
       ahead.settle();
@@ -305,7 +317,7 @@ class Engine {
                    [[maybe_unused]] Tiles& tiles, PrefetchCursor& ahead,
                    Rules rules) const noexcept {
     if constexpr (fits_tiles<HeadDim, ValueDim, T>)
-      if (uses_tiles<T>())
+      if (state.has_tiles)
         return tile_first_block(block, line, num_lines, terms_, state, tiles, ahead, rules);
     if constexpr (fits_dots<HeadDim, T>)
       if (uses_dots<T>()) return dot_first_block(block, line, num_lines, state, ahead, rules);
@@ -367,8 +379,9 @@ class Engine {
                        State& state) const noexcept {
     const int count = lines.per_head();
     state.has_pairs = false;
+    state.has_tiles = takes_tiles<T>(count);
     if constexpr (fits_tiles<HeadDim, ValueDim, T>)
-      if (uses_tiles<T>()) return pack_queries(count, terms_, state);
+      if (state.has_tiles) return pack_queries(count, terms_, state);
     if constexpr (fits_dots<HeadDim, T>)
       if (uses_dots<T>()) return pack_dot_queries(count, state);
     if constexpr (fits_pairs<T>) {

@@ -33,7 +33,8 @@ class LineState {
   float* spare = nullptr;          ///< [ValueDim] a line that nobody reads
   float* tile_scratch = nullptr;   ///< see TileScratch
   std::ptrdiff_t transposed_stride = 0;
-  bool has_pairs = false;        ///< q_transposed is what dot products of pairs need
+  bool has_tiles = false;        ///< q_transposed is what tiles need
+  bool has_pairs = false;        ///< … or what dot products of pairs need
   std::int32_t* row = nullptr;   ///< [lines] query token, in the caller's order: for variants
   std::int32_t* head = nullptr;  ///< [lines] query head: for variants
 

@@ -148,11 +148,19 @@ void tile_first_block(const Block<T>& block, int line0, int num_lines, int terms
   for (int t = 0; t < work.seen; t += tile_size)
     work.keys[t / tile_size] = key_tile<HeadDim>(block, t, work.seen, terms, state.scratch);
 
+  // Prefetching goes on evenly while V is packed and while tiles multiply: a step for each pair of
+  // rows, and for each product of 32 elements.
+  const int groups = (num_lines + matrix_lines - 1) / matrix_lines;
+  const int products = terms + work.stored_terms - 1;        // 1, 2 or 3 pairs of terms
+  constexpr int slices = (HeadDim + ValueDim) / tile_depth;  // of K and V
+  const int steps = (work.seen + tile_depth - 1) / tile_depth * slices * products * groups +
+                    (work.seen + 1) / 2 * (ValueDim / tile_depth);
+  const int burst = burst_of(ahead.left, steps);
+
   // V is packed once: for several times 32 lines all of it before, else column by column where it
   // is needed.
-  const int groups = (num_lines + matrix_lines - 1) / matrix_lines;
   const auto pack = [&](int column, float* to) {
-    work.special |= pack_values(block, column, work.common, work.seen, terms, to);
+    work.special |= pack_values(block, column, work.common, work.seen, terms, ahead, burst, to);
     return to;
   };
   if (groups > 1)
@@ -161,10 +169,6 @@ void tile_first_block(const Block<T>& block, int line0, int num_lines, int terms
     return groups > 1 ? scratch.v + i / tile_depth * slice : pack(i, scratch.v);
   };
 
-  const int products = terms + work.stored_terms - 1;              // 1, 2 or 3 pairs of terms
-  constexpr int slices = (HeadDim + ValueDim) / (2 * tile_depth);  // of K or V, in the mean
-  const int steps = (work.seen + tile_depth - 1) / tile_depth * slices * products;
-  const int burst = burst_of(ahead.left / 2, groups * steps);
   for (int l = 0; l < num_lines; l += matrix_lines) {
     MatrixLines lines =
         matrix_lines_of(block, line0 + l, std::min(matrix_lines, num_lines - l), state);

@@ -42,6 +42,18 @@ CHUNKATTN_INLINE simd::Float<W> take_term(simd::Float<W>& x) noexcept {
   return term;
 }
 
+/// A half as two terms, exactly: what rounding to nearest leaves of its 11 bits fits a bfloat16. Of
+/// a NaN the second term at least is one.
+template <int W>
+struct HalfTerms {
+  simd::Float<W> first, second;
+
+  CHUNKATTN_INLINE explicit HalfTerms(simd::Float<W> x) noexcept
+      : first(simd::bits_as<simd::Float<W>>((simd::bits_as<simd::Unsigned<W>>(x) + 0x8000u) &
+                                            0xffff0000u)),
+        second(x - first) {}
+};
+
 /// Pairs of bfloat16 as W floats' worth of bits: the even ones in the lower halves.
 template <int W>
 CHUNKATTN_INLINE simd::Float<W> paired(simd::Float<W> even, simd::Float<W> odd) noexcept {
@@ -124,8 +136,13 @@ KeyTile key_tile(const Block<T>& block, int t, int seen, int terms, float* scrat
     } else {
       for (int at = 0; at < HeadDim; at += width) {
         simd::Float<width> x = simd::load_widened<width>(block.k[t + i] + at);
-        for (int term = 0; term < stored_terms<T>(terms); ++term)
-          simd::store_upper_halves<width>(row + term * term_bytes + 2 * at, take_term<width>(x));
+        if (stored_terms<T>(terms) == 2) {
+          const HalfTerms<width> of_x(x);
+          simd::store_upper_halves<width>(row + 2 * at, of_x.first);
+          simd::store_upper_halves<width>(row + term_bytes + 2 * at, of_x.second);
+        } else {
+          simd::store_upper_halves<width>(row + 2 * at, take_term<width>(x));
+        }
       }
     }
   }
@@ -140,20 +157,24 @@ KeyTile key_tile(const Block<T>& block, int t, int seen, int terms, float* scrat
 /// Returns whether there was one.
 template <class T>
 [[gnu::noinline]] bool pack_values(const Block<T>& block, int begin, int common, int seen,
-                                   int terms, float* to) noexcept {
+                                   int terms, PrefetchCursor& ahead, int burst,
+                                   float* to) noexcept {
   constexpr int width = simd::native_width;
   constexpr int tile = tile_size * tile_size;
   simd::Int<width> special{};
+  PrefetchCursor lines = ahead;
   const auto pack = [&](int t, auto&& row) CHUNKATTN_LAMBDA {
     float* const tiles = to + t / tile_depth * 2 * tile + t % tile_depth / 2 * tile_size;
+    lines.advance(burst);
     for (int column = 0; column < tile_depth; column += width) {
       simd::Float<width> even = row(t, begin + column), odd = row(t + 1, begin + column);
       float* const at = tiles + column / tile_size * tile + column % tile_size;
-      if constexpr (std::is_same_v<T, half>) {
-        for (int term = 0; term < terms; ++term) {
-          const simd::Float<width> a = take_term<width>(even);
-          simd::store(at + term * 4 * tile, paired<width>(a, take_term<width>(odd)));
-        }
+      if (stored_terms<T>(terms) == 2) {
+        const HalfTerms<width> a(even), b(odd);
+        simd::store(at, paired<width>(a.first, b.first));
+        simd::store(at + 4 * tile, paired<width>(a.second, b.second));
+      } else if constexpr (std::is_same_v<T, half>) {
+        simd::store(at, paired<width>(take_term<width>(even), take_term<width>(odd)));
       } else {
         simd::store(at, paired<width>(even, odd));
       }
@@ -173,6 +194,7 @@ template <class T>
       special = special | hide;
       return simd::select<width>(hide, simd::zero<width>(), x);
     });
+  ahead = lines;
   std::int32_t any = 0;
   for (int i = 0; i < width; ++i) any |= special[i];
   return any != 0;

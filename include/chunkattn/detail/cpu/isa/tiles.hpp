@@ -14,7 +14,7 @@ inline constexpr int tile_size = 16;
 #if defined(CHUNKATTN_SOFTWARE_TILES)
 
 using Tiles = SoftwareTiles;
-inline constexpr bool has_tiles = true;
+inline constexpr bool has_tiles = true, software_tiles = true;
 
 #elif defined(CHUNKATTN_PASS_AMX)
 
@@ -93,7 +93,7 @@ class AmxTiles {
 };
 
 using Tiles = AmxTiles;
-inline constexpr bool has_tiles = true;
+inline constexpr bool has_tiles = true, software_tiles = false;
 
 #else
 
@@ -102,12 +102,12 @@ struct Tiles {
   static constexpr bool runs_on(InstructionSet) noexcept { return false; }
   explicit Tiles(bool) noexcept {}
 };
-inline constexpr bool has_tiles = false;
+inline constexpr bool has_tiles = false, software_tiles = false;
 
 #endif
 
-/// Whether products over K and V of T go through tiles where there are some. fp32 would need three
-/// terms, and head dimensions that leave a tile partly empty are not worth code of their own.
+/// Whether products over K and V of T may go through tiles where there are some. fp32 would need
+/// three terms, and head dimensions that leave a tile partly empty are not worth code of their own.
 template <int HeadDim, int ValueDim, class T>
 inline constexpr bool fits_tiles =
     has_tiles && HeadDim % (2 * tile_size) == 0 && ValueDim % (2 * tile_size) == 0 && sizeof(T) < 4;
