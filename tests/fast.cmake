@@ -31,7 +31,7 @@ chunkattn_fast_program(fast_tree
         tenant_test tree_retention_test tree_chunks_test learning_test rank_test tree_view_test
         block_table_test plan_figure2_test plan_steps_test step_view_test kv_growth_test)
 chunkattn_fast_program(fast_attention OPTIONS -O1
-  TESTS attention_alone_test attention_invariant_test draft_commit_test draft_trees_test fork_copies_test
+  TESTS attention_alone_test attention_invariant_test child_process_test draft_commit_test draft_trees_test fork_copies_test
         merge_state_test
         kv_cache_test kv_transfer_test kv_view_test quantized_test swap_test tier_events_test tier_files_test tiers_test write_check_test)
 chunkattn_fast_program(fast_cuda SCALE 0.3 OPTIONS -O1

@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -17,6 +18,7 @@
 
 #include "detail/base/check.hpp"
 #include "detail/base/config.hpp"
+#include "detail/base/fork_mark.hpp"
 #include "detail/base/spin_lock.hpp"
 #include "detail/base/thread_count.hpp"
 #include "error.hpp"
@@ -50,7 +52,8 @@ static_assert(Executor<SerialExecutor>);
 
 /// A fixed set of threads; the thread that calls parallel_for works, too. Workers spin for a moment
 /// after each call, because a model calls once per layer, and then sleep. Only one thread at a time
-/// may call parallel_for.
+/// may call parallel_for. A child of fork(), made while that does not run, has none of the workers:
+/// its first parallel_for starts as many anew.
 class ThreadPool {
  public:
   /// The most threads of a pool: as many CPUs as Linux supports.
@@ -67,39 +70,32 @@ class ThreadPool {
         num_threads <= max_threads, "num_threads", num_threads,
         {"at most ", max_threads, ", or 0 for as many as there are CPUs to use"});
     if (num_threads == 0) num_threads = std::min(detail::default_threads(), max_threads);
-    const int extra = num_threads > 1 ? num_threads - 1 : 0;
-#if CHUNKATTN_EXCEPTIONS
-    try {
-      start(extra);
-    } catch (const std::exception& error) {
-      const std::size_t started = threads_.size();
-      stop();
-      detail::fail(Error(detail::joined({"num_threads = ", num_threads,
-                                         ": expected no more than the system allows, thread ",
-                                         started + 2, " could not be started: ", error.what()})));
-    }
-#else
-    start(extra);
-#endif
+    concurrency_ = num_threads;
+    start();
   }
 
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  ~ThreadPool() { stop(); }
+  ~ThreadPool() {
+    if (mark_.is_in_child()) forget();
+    stop();
+  }
 
   /// Threads, the caller's included.
-  [[nodiscard]] int concurrency() const noexcept { return static_cast<int>(threads_.size()) + 1; }
+  [[nodiscard]] int concurrency() const noexcept { return concurrency_; }
 
   /// Calls f(i) for each i in [0, n) and returns when all calls have returned. If f throws, calls
   /// that have not begun are skipped and one of the exceptions is rethrown.
+  /// \throws Error in a child of fork() where the system does not start so many threads
   template <class F>
   void parallel_for(int n, F&& f) {
     if (n <= 0) return;
-    if (threads_.empty() || n == 1) {
+    if (concurrency_ == 1 || n == 1) {
       for (int i = 0; i < n; ++i) f(i);
       return;
     }
+    if (mark_.is_in_child()) start_anew();
     using Function = std::remove_reference_t<F>;
     call_ = [](void* function, int i) { (*static_cast<Function*>(function))(i); };
     function_ = const_cast<void*>(static_cast<const void*>(std::addressof(f)));
@@ -123,9 +119,35 @@ class ThreadPool {
  private:
   static constexpr int spin_limit = 2000;
 
-  void start(int extra) {
-    threads_.reserve(static_cast<std::size_t>(extra));
-    for (int i = 0; i < extra; ++i) threads_.emplace_back([this] { work(); });
+  void start() {
+#if CHUNKATTN_EXCEPTIONS
+    try {
+#endif
+      threads_.reserve(static_cast<std::size_t>(concurrency_ - 1));
+      while (threads_.size() + 1 < static_cast<std::size_t>(concurrency_))
+        threads_.emplace_back([this] { work(); });
+#if CHUNKATTN_EXCEPTIONS
+    } catch (const std::exception& error) {
+      const std::size_t started = threads_.size();
+      stop();
+      detail::fail(Error(detail::joined({"num_threads = ", concurrency_,
+                                         ": expected no more than the system allows, thread ",
+                                         started + 2, " could not be started: ", error.what()})));
+    }
+#endif
+  }
+  void start_anew() {
+    forget();
+    stop_.store(false, std::memory_order_relaxed);
+    round_.store(0, std::memory_order_relaxed);  // as workers expect that begin
+    start();
+    mark_ = {};
+  }
+  // Threads of the parent are not joined: there is nobody, and a thread that was started here may
+  // have got the handle of one of them.
+  void forget() noexcept {
+    for (std::thread& thread : threads_) ::new (static_cast<void*>(&thread)) std::thread();
+    threads_.clear();
   }
 
   // Waits for all threads to end.
@@ -171,6 +193,8 @@ class ThreadPool {
     }
   }
 
+  int concurrency_ = 1;
+  detail::ForkMark mark_;
   std::vector<std::thread> threads_;
   alignas(64) std::atomic<std::uint32_t> round_{0};  // rises with each parallel_for
   alignas(64) std::atomic<int> next_{0};             // the next index to call

@@ -22,6 +22,9 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <optional>
+
+#include "tests/support/forked.hpp"
 #endif
 
 using namespace chunkattn;
@@ -167,6 +170,56 @@ TEST_CASE("CPU quotas: the tightest of a cgroup and those above it") {
 }
 
 #if defined(__linux__)
+namespace {
+
+/// Whether all calls are made, by as many threads as there are to be.
+bool works(ThreadPool& pool) {
+  for (int round = 0; round < 200; ++round) {
+    std::atomic<int> calls{0};
+    pool.parallel_for(17, [&](int) { calls.fetch_add(1); });
+    if (calls != 17) return false;
+  }
+  // Each call waits for all others to begin.
+  std::atomic<int> arrived{0};
+  pool.parallel_for(pool.concurrency(), [&](int) {
+    arrived.fetch_add(1);
+    while (arrived.load() < pool.concurrency()) std::this_thread::yield();
+  });
+  return arrived == pool.concurrency();
+}
+
+}  // namespace
+
+TEST_CASE("ThreadPool: a child of fork() starts its threads anew") {
+  if (!test::can_fork) {
+    std::printf("skipped: a child of fork(): ThreadSanitizer lets it start no threads\n");
+    return;
+  }
+  for (const int threads : {1, 2, 4}) {
+    CAPTURE(threads);
+    std::optional<ThreadPool> pool(threads);
+    const auto all = [&] { return works(*pool) && pool->concurrency() == threads ? 0 : 1; };
+    CHECK(test::in_child(all) == 0);  // before it was used
+    CHECK(works(*pool));
+    CHECK(test::in_child(all) == 0);
+    CHECK(works(*pool));  // the parent's are as they were
+    CHECK(test::in_child([&] { return all() + test::in_child(all, 20); }) == 0);
+    CHECK(test::in_child([&] { return test::in_child(all, 20); }) == 0);
+    CHECK(test::in_child([&] {  // another pool's threads may get the handles of the parent's
+            ThreadPool other(threads);
+            if (!works(other)) return 1;
+            pool.reset();
+            return works(other) ? 0 : 2;
+          }) == 0);
+    CHECK(test::in_child([&] {
+            if (!works(*pool)) return 1;
+            pool.reset();
+            return 0;
+          }) == 0);
+    CHECK(works(*pool));
+  }
+}
+
 TEST_CASE("the default number of threads respects the affinity mask") {
   const int before = chunkattn::detail::default_threads();
   CHECK(before >= 1);
@@ -230,6 +283,31 @@ int try_too_many_threads() {
   return calls.load() == 100 ? 0 : 9;
 }
 
+// In a child: it has no room for a stack until the limit is raised again. 0: as it should be.
+int try_too_few_again(ThreadPool& pool) {
+  const ThreadPool other(9);  // takes the stacks that the parent's threads left
+  std::FILE* const file = std::fopen("/proc/self/statm", "r");
+  unsigned long pages = 0;
+  if (file == nullptr || std::fscanf(file, "%lu", &pages) != 1) return 2;
+  std::fclose(file);
+  rlimit limit{}, none{};
+  if (getrlimit(RLIMIT_AS, &none) != 0) return 3;
+  limit = none;
+  limit.rlim_cur = pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + (rlim_t{4} << 20);
+  if (setrlimit(RLIMIT_AS, &limit) != 0) return 4;
+  for (int i = 0; i < 2; ++i) {
+    try {
+      pool.parallel_for(9, [](int) {});
+      return 5;
+    } catch (const Error& error) {
+      if (std::string(error.what()).find("num_threads = 9: ") != 0) return 6;
+    }
+  }
+  if (pool.concurrency() != 9 || running_threads() != 9) return 7;
+  if (setrlimit(RLIMIT_AS, &none) != 0) return 8;
+  return works(pool) ? 0 : 9;
+}
+
 }  // namespace
 
 TEST_CASE("a thread that cannot be started: an Error, and those started before have ended") {
@@ -240,6 +318,13 @@ TEST_CASE("a thread that cannot be started: an Error, and those started before h
   REQUIRE(waitpid(child, &status, 0) == child);
   REQUIRE(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);
+}
+
+TEST_CASE("ThreadPool: a child of fork() that may start no threads says so") {
+  ThreadPool pool(9);
+  CHECK(works(pool));
+  CHECK(test::in_child([&] { return try_too_few_again(pool); }) == 0);
+  CHECK(works(pool));
 }
 #endif
 #endif

@@ -1,9 +1,11 @@
 // The threads that kernels run on. Where torch has brought the OpenMP runtime of GCC, they are its
 // threads: those wait for work by spinning, and a second set of threads would have to share the
-// processors with them. Else they are the library's own.
+// processors with them. Else they are the library's own; also in a child of fork(), as Python's
+// multiprocessing makes it: the runtime would wait there for threads that did not come along.
 #pragma once
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chunkattn/executor.hpp>
@@ -34,6 +36,10 @@ class Workers {
   template <class F>
   void parallel_for(int n, F&& f) {
     if (n <= 0) return;
+    if (parallel_ != nullptr && ::getpid() != process_) {
+      pool_ = std::make_unique<chunkattn::ThreadPool>(count_);
+      parallel_ = nullptr;
+    }
     if (pool_ || n == 1) {
       if (pool_) return pool_->parallel_for(n, std::forward<F>(f));
       return f(0);
@@ -70,6 +76,7 @@ class Workers {
   Parallel parallel_ = nullptr;
   std::unique_ptr<chunkattn::ThreadPool> pool_;
   int count_ = 1;
+  pid_t process_ = ::getpid();
   std::mutex mutex_;
 };
 

@@ -4,6 +4,7 @@
 """
 
 import gc
+import multiprocessing
 import os
 import pathlib
 import random
@@ -230,6 +231,35 @@ class TensorsTest(unittest.TestCase):
         # With the GIL held it would have come to nothing but its first round.
         self.assertGreater(lasted, 0.02)
         self.assertGreater(counted[0], 3, f"in {lasted:.3f} s")
+
+    def test_a_forked_process_has_threads_of_its_own(self):
+        for threads in (1, 2):
+            tree, attention = chunkattn.Tree(), chunkattn.Attention(*SIZE, threads=threads)
+            cache, plan = attention.make_cache(tree, "float32", 1, 8), chunkattn.Plan()
+            sequence = tree.insert(range(300))
+            step = tree.begin_step()
+            step.add(sequence)
+            view = plan.build(step)
+            q, v = torch.randn(300, 8, SIZE[0]), torch.randn(300, 8, SIZE[1])
+            out, again = torch.empty(300, 8, SIZE[1]), torch.zeros(300, 8, SIZE[1])
+            attention.write(cache, 0, view, q, v)
+            attention.run(cache, 0, view, q, out)
+            expected = out.numpy().tobytes()
+
+            def work():
+                # Nothing of torch that starts threads: its runtime waits for the parent's.
+                attention.write(cache, 0, view, q, v)
+                attention.run(cache, 0, view, q, again)
+                os._exit(0 if again.numpy().tobytes() == expected else 1)
+
+            child = multiprocessing.get_context("fork").Process(target=work)
+            child.start()
+            child.join(60)
+            if child.is_alive():
+                child.kill()
+            self.assertEqual(child.exitcode, 0)
+            attention.run(cache, 0, view, q, again)
+            self.assertEqual(again.numpy().tobytes(), expected)
 
 
 class DocumentationTest(unittest.TestCase):
