@@ -26,9 +26,14 @@
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
+#include "tests/support/tier_folder.hpp"
 
 using namespace chunkattn;
 using test::iota;
+using test::tier_folder::bytes_of;
+using test::tier_folder::Folder;
+using test::tier_folder::key_of;
+using test::tier_folder::never;
 
 namespace {
 
@@ -37,33 +42,6 @@ using Tree = PrefixTree<int, chunk, PoolAllocator, Lru>;
 using Cache = KvCache<Cpu, float>;
 using Below = Tiers<Tree, Cache>;
 constexpr KvCacheOptions geometry{.num_layers = 2, .num_kv_heads = 1, .head_dim = 8};
-const std::atomic<bool> never = false;
-
-/// A directory of this test's own.
-struct Folder {
-  Folder() : path((std::filesystem::temp_directory_path() / "tiers-XXXXXX").string()) {
-    REQUIRE(::mkdtemp(path.data()) != nullptr);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { std::filesystem::remove_all(path); }
-  [[nodiscard]] std::size_t files(const std::string& with = ".kv") const {
-    std::size_t n = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(path))
-      n += entry.path().filename().string().find(with) != std::string::npos ? 1u : 0u;
-    return n;
-  }
-  std::string path;
-};
-
-TierStore::Record bytes_of(std::uint64_t n, std::size_t size) {
-  std::vector<std::byte> bytes(size);
-  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>((n * 31 + i) & 255);
-  return std::make_shared<const std::vector<std::byte>>(std::move(bytes));
-}
-TierStore::Key key_of(std::uint64_t n) {
-  return {n * 0x9e3779b97f4a7c15u, n};
-}
 
 /// A server's life over a directory: it answers a turn and ends. Returns the tokens that came from
 /// below.

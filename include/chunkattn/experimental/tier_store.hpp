@@ -60,6 +60,13 @@ class TierStore {
   virtual bool put(const Key& key, const Record& record, const std::atomic<bool>& cancelled) = 0;
   /// The record with this key; null if there is none.
   [[nodiscard]] virtual Record get(const Key& key, const std::atomic<bool>& cancelled) = 0;
+  /// The same for whom a record of more than `bytes` bytes is of no use: all behind these may be
+  /// cut off but for one, which says that there were more. What Tiers calls; by default get().
+  [[nodiscard]] virtual Record get_at_most(const Key& key, std::size_t bytes,
+                                           const std::atomic<bool>& cancelled) {
+    static_cast<void>(bytes);
+    return get(key, cancelled);
+  }
   /// Whether it has a record with this key.
   [[nodiscard]] virtual bool contains(const Key& key) = 0;
   /// Forgets it: it was damaged, or another's.

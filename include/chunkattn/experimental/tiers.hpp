@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -92,12 +93,14 @@ class MemoryTier final : public TierStore {
 
 /// Records as files of one directory, which processes may share. Each appears whole or not at all
 /// and outlives its process, however that ends; those that were not read for longest make room for
-/// others. The files hold K/V and tokens as they are: the directory is as secret as the prompts.
+/// others, also where the disk is full before that. The files hold K/V and tokens as they are: the
+/// directory is as secret as the prompts.
 class FileTier final : public TierStore {
  public:
   /// \param path       a directory, made with the rights 0700 if it is not there
   /// \param max_bytes  of all records, those of other processes, too
-  /// \throws InvalidArgument for a path that cannot be written
+  /// \throws InvalidArgument for a path that cannot be written, or that another process, which was
+  ///         stopped perhaps, keeps locked for 5 s
   FileTier(const std::string& path, std::uint64_t max_bytes)
       : files_(path, max_bytes, [this](const Key& key, bool is_there) { tell(key, is_there); }) {}
 
@@ -105,7 +108,11 @@ class FileTier final : public TierStore {
     return files_.put(key, *record, cancelled);
   }
   [[nodiscard]] Record get(const Key& key, const std::atomic<bool>& cancelled) override {
-    return files_.get(key, cancelled);
+    return get_at_most(key, std::numeric_limits<std::size_t>::max(), cancelled);
+  }
+  [[nodiscard]] Record get_at_most(const Key& key, std::size_t bytes,
+                                   const std::atomic<bool>& cancelled) override {
+    return files_.get(key, bytes, cancelled);
   }
   [[nodiscard]] bool contains(const Key& key) override { return files_.contains(key); }
   void erase(const Key& key) override { files_.erase(key); }

@@ -1,6 +1,7 @@
 // Records as files of one directory, which several processes may share. A file appears whole or not
 // at all, under the name of its key; whoever is killed leaves at most a file that nobody reads, and
-// that the next one who makes room removes.
+// that the next one who makes room removes. Whatever else lies there costs bounded time and memory,
+// and is left alone unless it has the name of a record.
 #pragma once
 
 #include <dirent.h>
@@ -14,15 +15,17 @@
 #include <atomic>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <ctime>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -38,20 +41,23 @@ class TierDirectory {
   /// Is called with each record that came, or was removed, by this process.
   using Tell = std::function<void(const TierStore::Key&, bool is_there)>;
 
+  /// \param lock_limit  how long a call waits for other processes that change the directory
   /// \throws InvalidArgument for a path that is no directory that can be written, and cannot be
-  ///         made one
-  TierDirectory(const std::string& path, std::uint64_t max_bytes, Tell tell)
-      : max_bytes_(max_bytes), tell_(std::move(tell)) {
+  ///         made one, and for one that another process keeps locked
+  TierDirectory(const std::string& path, std::uint64_t max_bytes, Tell tell,
+                std::chrono::milliseconds lock_limit = std::chrono::seconds(5))
+      : max_bytes_(max_bytes), tell_(std::move(tell)), lock_limit_(lock_limit) {
     check_argument(max_bytes > 0, "max_bytes", max_bytes, "at least 1");
     (void)::mkdir(path.c_str(), 0700);
     directory_.reset(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (directory_.get() >= 0)
-      lock_.reset(
-          ::openat(directory_.get(), ".size", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
-    if (lock_.get() < 0)
-      fail_argument("path", path, "a directory that can be written, or can be made");
     const Locked locked(*this);
-    (void)make_room(0);  // also counts what is there, and removes what was left behind
+    if (!locked.is_open())
+      fail_argument("path", path, "a directory that can be written, or can be made");
+    if (!locked)
+      fail_argument("path", path,
+                    {"a directory that no process keeps locked, as one did its file .size for ",
+                     lock_limit.count(), " ms"});
+    (void)make_room(locked, 0);  // also counts what is there, and removes what was left behind
   }
 
   bool put(const TierStore::Key& key, const std::vector<std::byte>& bytes,
@@ -61,36 +67,47 @@ class TierDirectory {
     const std::string part = ".part-" + std::to_string(::getpid()) + "-" +
                              std::to_string(reinterpret_cast<std::uintptr_t>(this)) + "-" +
                              std::to_string(++num_parts_);
-    if (!write_file(part, bytes, cancelled)) {
+    const auto fail = [&] {
       (void)::unlinkat(directory_.get(), part.c_str(), 0);
       return false;
+    };
+    for (int tries = 0;; ++tries) {
+      const int error = write_file(part, bytes, cancelled);
+      if (error == 0) break;
+      (void)fail();
+      if ((error != ENOSPC && error != EDQUOT) || tries == 2) return false;
+      // Others may be faster to take what becomes free: then once more.
+      if (const Locked locked(*this); locked) (void)make_room(locked, bytes.size(), true);
     }
     const Locked locked(*this);
-    std::uint64_t total = stored_size();
-    if (total > max_bytes_ || bytes.size() > max_bytes_ - total) total = make_room(bytes.size());
+    if (!locked) return fail();
+    std::uint64_t total = stored_size(locked);
+    if (total > max_bytes_ || bytes.size() > max_bytes_ - total)
+      total = make_room(locked, bytes.size());
     const std::uint64_t before = size_of(name);
     // First counted, then there: who is killed in between has counted too much, which the next scan
     // puts right.
-    store_size(total + bytes.size());
+    store_size(locked, total + bytes.size());
     if (::renameat(directory_.get(), part.c_str(), directory_.get(), name.c_str()) != 0) {
-      (void)::unlinkat(directory_.get(), part.c_str(), 0);
-      store_size(total);
-      return false;
+      store_size(locked, total);
+      return fail();
     }
     tell_(key, true);
-    store_size(total + bytes.size() - std::min(before, total));
+    store_size(locked, total + bytes.size() - std::min(before, total));
     return true;
   }
 
-  [[nodiscard]] TierStore::Record get(const TierStore::Key& key,
+  /// Of a file that is longer than `most`, that many bytes and one more.
+  [[nodiscard]] TierStore::Record get(const TierStore::Key& key, std::uint64_t most,
                                       const std::atomic<bool>& cancelled) const {
-    const File file(
-        ::openat(directory_.get(), file_of(key).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    // Neither a FIFO nor a device is waited for.
+    const File file(::openat(directory_.get(), file_of(key).c_str(),
+                             O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     struct stat status{};
-    if (file.get() < 0 || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode) ||
-        status.st_size < 0 || static_cast<std::uint64_t>(status.st_size) > max_bytes_)
-      return nullptr;
-    auto bytes = std::make_shared<std::vector<std::byte>>(static_cast<std::size_t>(status.st_size));
+    if (file.get() < 0 || ::fstat(file.get(), &status) != 0 || !is_record(status)) return nullptr;
+    const auto size = static_cast<std::uint64_t>(status.st_size);
+    auto bytes = std::make_shared<std::vector<std::byte>>(
+        static_cast<std::size_t>(std::min(size, most < size ? most + 1 : size)));
     for (std::size_t at = 0; at < bytes->size();) {
       if (cancelled) return nullptr;
       const ssize_t n = ::read(file.get(), bytes->data() + at, std::min(bytes->size() - at, piece));
@@ -103,21 +120,22 @@ class TierDirectory {
   }
 
   [[nodiscard]] bool contains(const TierStore::Key& key) const {
-    return ::faccessat(directory_.get(), file_of(key).c_str(), R_OK, 0) == 0;
+    const std::string name = file_of(key);
+    struct stat status{};
+    return ::fstatat(directory_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+           is_record(status) && ::faccessat(directory_.get(), name.c_str(), R_OK, 0) == 0;
   }
   void erase(const TierStore::Key& key) {
     const std::string name = file_of(key);
     const Locked locked(*this);
-    const std::uint64_t size = size_of(name), total = stored_size();
-    if (::unlinkat(directory_.get(), name.c_str(), 0) == 0)
-      store_size(total - std::min(size, total));
+    const std::uint64_t size = size_of(name), total = stored_size(locked);
+    // If it is locked for too long, the next scan counts.
+    if (::unlinkat(directory_.get(), name.c_str(), 0) == 0 && locked)
+      store_size(locked, total - std::min(size, total));
     tell_(key, false);
   }
   /// Bytes of all records, as all processes have counted them.
-  [[nodiscard]] std::uint64_t num_bytes() {
-    const Locked locked(*this);
-    return stored_size();
-  }
+  [[nodiscard]] std::uint64_t num_bytes() const { return stored_size(Locked(*this)); }
 
  private:
   static constexpr std::size_t piece = std::size_t{1} << 20;
@@ -128,38 +146,59 @@ class TierDirectory {
     explicit File(int file = -1) : file_(file) {}
     File(const File&) = delete;
     File& operator=(const File&) = delete;
-    ~File() { reset(-1); }
+    ~File() { (void)reset(-1); }
     [[nodiscard]] int get() const noexcept { return file_; }
-    void reset(int file) noexcept {
-      if (file_ >= 0) ::close(file_);
-      file_ = file;
+    /// False if what was written could not be kept.
+    bool reset(int file) noexcept {
+      const int old = std::exchange(file_, file);
+      return old < 0 || ::close(old) == 0;
     }
 
    private:
     int file_;
   };
-  /// While it lives nobody else, in this process or another, changes the directory's records.
+  /// While it holds the lock nobody else, in this process or another, changes the directory's
+  /// records. Each opens the file anew: of one that a child of fork() shares, it would get the lock
+  /// that its parent has.
   class Locked {
    public:
-    explicit Locked(TierDirectory& directory)
-        : own_(directory.mutex_), file_(directory.lock_.get()) {
-      while (::flock(file_, LOCK_EX) != 0 && errno == EINTR) {
+    explicit Locked(const TierDirectory& directory)
+        : file_(::openat(directory.directory_.get(), ".size",
+                         O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600)) {
+      struct stat status{};
+      if (is_open() && (::fstat(get(), &status) != 0 || !S_ISREG(status.st_mode)))
+        (void)file_.reset(-1);
+      if (!is_open()) return;
+      const auto end = std::chrono::steady_clock::now() + directory.lock_limit_;
+      while (::flock(get(), LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
+        if (std::chrono::steady_clock::now() >= end) return;
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
       }
+      is_held_ = true;  // or the file system has no locks
     }
     Locked(const Locked&) = delete;
     Locked& operator=(const Locked&) = delete;
-    ~Locked() { (void)::flock(file_, LOCK_UN); }
+    ~Locked() {
+      if (is_held_) (void)::flock(get(), LOCK_UN);
+    }
+    /// Whether it holds the lock; else somebody had it for too long.
+    [[nodiscard]] explicit operator bool() const noexcept { return is_held_; }
+    [[nodiscard]] bool is_open() const noexcept { return get() >= 0; }
+    [[nodiscard]] int get() const noexcept { return file_.get(); }
 
    private:
-    std::lock_guard<std::mutex> own_;
-    int file_;
+    File file_;
+    bool is_held_ = false;
   };
   struct Entry {
     std::int64_t seconds = 0, nanoseconds = 0;
     std::uint64_t size = 0;
-    std::string name;
+    TierStore::Key key{};
   };
 
+  [[nodiscard]] bool is_record(const struct stat& status) const noexcept {
+    return S_ISREG(status.st_mode) && static_cast<std::uint64_t>(status.st_size) <= max_bytes_;
+  }
   [[nodiscard]] static std::string file_of(const TierStore::Key& key) {
     return key.text() + suffix;
   }
@@ -172,54 +211,64 @@ class TierDirectory {
       return std::nullopt;
     return key;
   }
-  [[nodiscard]] bool write_file(const std::string& name, const std::vector<std::byte>& bytes,
-                                const std::atomic<bool>& cancelled) const {
+  /// 0, or the error: full, over a quota, gone, cancelled.
+  [[nodiscard]] int write_file(const std::string& name, const std::vector<std::byte>& bytes,
+                               const std::atomic<bool>& cancelled) const {
     File file(::openat(directory_.get(), name.c_str(),
                        O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
-    if (file.get() < 0) return false;
+    if (file.get() < 0) return errno;
     for (std::size_t at = 0; at < bytes.size();) {
-      if (cancelled) return false;
+      if (cancelled) return ECANCELED;
       const ssize_t n = ::write(file.get(), bytes.data() + at, std::min(bytes.size() - at, piece));
       if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return false;  // full, over a quota, or gone
+      if (n <= 0) return n < 0 ? errno : EIO;
       at += static_cast<std::size_t>(n);
     }
-    return true;
+    return file.reset(-1) ? 0 : errno;
   }
   [[nodiscard]] std::uint64_t size_of(const std::string& name) const {
     struct stat status{};
     if (::fstatat(directory_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) return 0;
     return static_cast<std::uint64_t>(status.st_size);
   }
-  [[nodiscard]] std::uint64_t stored_size() const {
+  [[nodiscard]] std::uint64_t stored_size(const Locked& locked) const {
     std::uint64_t size = 0;
-    if (::pread(lock_.get(), &size, sizeof(size), 0) != sizeof(size)) return max_bytes_ + 1;
+    if (::pread(locked.get(), &size, sizeof(size), 0) != sizeof(size)) return max_bytes_ + 1;
     return size;
   }
-  void store_size(std::uint64_t size) const {
+  static void store_size(const Locked& locked, std::uint64_t size) {
     // If it cannot be written, the next who makes room counts again.
-    if (::pwrite(lock_.get(), &size, sizeof(size), 0) != sizeof(size))
-      (void)(::ftruncate(lock_.get(), 0) == 0);
+    if (::pwrite(locked.get(), &size, sizeof(size), 0) != sizeof(size))
+      (void)(::ftruncate(locked.get(), 0) == 0);
   }
   /// Counts all records, and removes the least recently used until `bytes` more have room, and some
-  /// beyond, so that this is rare. Returns the size of those that are left.
-  std::uint64_t make_room(std::uint64_t bytes) {
+  /// beyond, so that this is rare. On a disk that is full only as many bytes: it may be others' who
+  /// fill it. Returns the size of those that are left.
+  std::uint64_t make_room(const Locked& locked, std::uint64_t bytes, bool is_disk_full = false) {
     std::vector<Entry> entries = list();
     std::uint64_t total = 0;
     for (const Entry& entry : entries) total += entry.size;
-    if (total > max_bytes_ || bytes > max_bytes_ - total) {
-      std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-        return std::pair(a.seconds, a.nanoseconds) < std::pair(b.seconds, b.nanoseconds);
-      });
-      const std::uint64_t goal = std::min(max_bytes_ - max_bytes_ / 8, max_bytes_ - bytes);
-      for (const Entry& entry : entries) {
-        if (total <= goal) break;
-        if (::unlinkat(directory_.get(), entry.name.c_str(), 0) != 0 && errno != ENOENT) continue;
-        total -= entry.size;
-        if (const auto key = key_of(entry.name)) tell_(*key, false);
-      }
+    std::uint64_t goal = total;
+    if (is_disk_full)
+      goal = total - std::min(bytes, total);
+    else if (total > max_bytes_ || bytes > max_bytes_ - total)
+      goal = std::min(max_bytes_ - max_bytes_ / 8, max_bytes_ - bytes);
+    if (goal < total) {
+      // First of all what is longer than any record: it would leave no room for others.
+      const auto rank = [this](const Entry& entry) {
+        return std::tuple(entry.size <= max_bytes_, entry.seconds, entry.nanoseconds);
+      };
+      std::sort(entries.begin(), entries.end(),
+                [&](const Entry& a, const Entry& b) { return rank(a) < rank(b); });
     }
-    store_size(total);
+    for (const Entry& entry : entries) {
+      if (total <= goal) break;
+      if (::unlinkat(directory_.get(), file_of(entry.key).c_str(), 0) != 0 && errno != ENOENT)
+        continue;
+      total -= entry.size;
+      tell_(entry.key, false);
+    }
+    store_size(locked, total);
     return total;
   }
   /// All records. Parts of files of processes that are no more are removed.
@@ -234,16 +283,18 @@ class TierDirectory {
     while (const dirent* const found = ::readdir(open.get())) {
       const std::string name = found->d_name;
       if (name.starts_with(".part-")) remove_part(name);
-      if (name.starts_with(".") || !name.ends_with(suffix)) continue;
+      const auto key = key_of(name);
       struct stat status{};
-      if (::fstatat(directory_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
+      if (!key || ::fstatat(directory_.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 ||
+          !S_ISREG(status.st_mode))
+        continue;
 #if defined(__APPLE__)
       const timespec used = status.st_mtimespec;
 #else
       const timespec used = status.st_mtim;
 #endif
       entries.push_back(
-          {used.tv_sec, used.tv_nsec, static_cast<std::uint64_t>(status.st_size), name});
+          {used.tv_sec, used.tv_nsec, static_cast<std::uint64_t>(status.st_size), *key});
     }
     return entries;
   }
@@ -260,8 +311,8 @@ class TierDirectory {
 
   const std::uint64_t max_bytes_;
   const Tell tell_;
-  File directory_, lock_;
-  std::mutex mutex_;
+  const std::chrono::milliseconds lock_limit_;
+  File directory_;
   std::atomic<std::uint64_t> num_parts_ = 0;
 };
 

@@ -62,7 +62,8 @@ class TierMirror {
   }
   [[nodiscard]] bool has(std::size_t tier, const Key& key) const {
     const auto found = nodes_.find(key);
-    return found != nodes_.end() && (found->second.tiers >> tier & 1) != 0;
+    return found != nodes_.end() && tier < TierNews::most_tiers &&
+           (found->second.tiers >> tier & 1) != 0;
   }
   [[nodiscard]] std::size_t match(std::span<const Token> prompt, std::size_t cached,
                                   const Namespace& name_space, std::size_t public_length) const {

@@ -112,6 +112,12 @@ struct TierContent {
   std::span<const std::byte> head, tokens;
 };
 
+/// How long the record of a content is.
+[[nodiscard]] inline std::size_t tier_record_bytes(const TierContent& content,
+                                                   const TierCodec& codec) noexcept {
+  return sizeof(TierHeader) + content.head.size() + content.tokens.size() + codec.stored_bytes;
+}
+
 /// A record of K/V that was gathered; empty where it cannot be stored.
 [[nodiscard]] inline TierStore::Record make_tier_record(const TierContent& content,
                                                         std::span<const std::byte> raw,
@@ -120,8 +126,7 @@ struct TierContent {
   header.head_bytes = content.head.size();
   header.token_bytes = content.tokens.size();
   header.kv_bytes = codec.stored_bytes;
-  auto record = std::make_shared<std::vector<std::byte>>(
-      sizeof(header) + content.head.size() + content.tokens.size() + codec.stored_bytes);
+  auto record = std::make_shared<std::vector<std::byte>>(tier_record_bytes(content, codec));
   std::byte* at = record->data() + sizeof(header);
   at = std::copy(content.head.begin(), content.head.end(), at);
   at = std::copy(content.tokens.begin(), content.tokens.end(), at);
@@ -141,9 +146,7 @@ struct TierContent {
                                            const TierContent& content, const TierCodec& codec,
                                            std::vector<std::byte>& raw) {
   TierHeader header;
-  if (record.size() !=
-      sizeof(header) + content.head.size() + content.tokens.size() + codec.stored_bytes)
-    return false;
+  if (record.size() != tier_record_bytes(content, codec)) return false;
   std::memcpy(&header, record.data(), sizeof(header));
   if (header.magic != TierHeader::expected_magic || header.head_bytes != content.head.size() ||
       header.token_bytes != content.tokens.size() || header.kv_bytes != codec.stored_bytes)
