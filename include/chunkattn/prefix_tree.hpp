@@ -389,9 +389,7 @@ class PrefixTree {
     /// Becomes what the snapshot says, whatever came before. Throws InvalidArgument, and is as
     /// before, for one that is damaged.
     void load(const Snapshot& snapshot) {
-      detail::TokenMirror<Token> loaded(snapshot.unit);
-      loaded.apply_all(snapshot.spans, snapshot.tokens);
-      mirror_ = std::move(loaded);
+      mirror_ = detail::TokenMirror<Token>::of(snapshot, ChunkSize);
       number_ = snapshot.number;
     }
     /// The number of the last event that it knows of.

@@ -96,7 +96,9 @@ struct InsertOptions {
 
 namespace detail {
 using Sharing = TreeOptions::Sharing;
-}
+/// Tokens of a sequence, at most.
+inline constexpr std::int32_t max_length = 1 << 30;
+}  // namespace detail
 
 /// Counts since the tree's construction, and its present state. Chunks are counted once, not by
 /// layer.

@@ -17,9 +17,6 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Tokens of a sequence, at most.
-inline constexpr std::int32_t max_length = 1 << 30;
-
 enum class SequenceState : std::uint8_t { unused, live, leaving };
 
 struct alignas(64) SequenceRecord {
