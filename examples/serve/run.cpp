@@ -297,6 +297,10 @@ int run(int argc, char** argv) {
                     !arguments.http.api_key.empty());
 
   wait_for_the_end(signals, service);
+  if (!service.failure().empty()) {  // clients, and the page, have time to be told
+    const timespec two_seconds{2, 0};
+    sigtimedwait(&signals, nullptr, &two_seconds);
+  }
   fmt::print("{}     no new requests; those that run have {} s, or until another Ctrl-C\n",
              examples::bold("ends"), arguments.drain_seconds);
   std::fflush(stdout);

@@ -240,6 +240,9 @@ class Engine {
   /// One step. False where nothing was left to do.
   /// \param now  seconds on any clock that does not go back
   virtual bool step(double now) = 0;
+  /// When step() has thrown: whom that was about. Without them, cancelled, the engine goes on;
+  /// empty: it cannot.
+  [[nodiscard]] virtual std::vector<RequestId> failed() const { return {}; }
   /// What has happened since the last call.
   [[nodiscard]] virtual std::vector<Event> take_events() = 0;
   /// Requests of which nothing has run so far.

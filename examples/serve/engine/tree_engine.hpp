@@ -109,6 +109,7 @@ class TreeEngine final : public Engine {
   }
 
   bool step(double now) override {
+    at_risk_.clear();
     expire(now);
     admit();
     // Blocks of K/V that are not stored yet: a few beside a step, more when there is none.
@@ -136,6 +137,7 @@ class TreeEngine final : public Engine {
     return true;
   }
 
+  [[nodiscard]] std::vector<RequestId> failed() const override { return at_risk_; }
   std::vector<Event> take_events() override { return std::exchange(events_, {}); }
   [[nodiscard]] std::size_t waiting() const override { return num_waiting_; }
   [[nodiscard]] const EngineStats& stats() const override { return stats_; }
@@ -266,7 +268,9 @@ class TreeEngine final : public Engine {
     while (!waiting_.empty() && live() < options_.max_sequences) {
       if (waiting_.front().has_precedence() && has_precedence()) return;
       const auto next = next_waiting();
+      if (agreed_.ranks().size() == 1) at_risk_.assign(1, next->job->request.id);
       auto sequence = try_join(*next, by_itself);
+      if (!sequence) at_risk_.clear();
       if (!sequence) return;
       Work work = std::move(*next);
       waiting_.erase(next);
@@ -278,6 +282,7 @@ class TreeEngine final : public Engine {
       if (tiers_ && !by_itself)
         if (auto load = tiers_->load(*sequence)) loads_[sequence->id()] = std::move(load);
       prefilling_.push(std::move(*sequence), std::move(work));
+      at_risk_.clear();
       if (by_itself) return;
     }
   }
@@ -458,6 +463,7 @@ class TreeEngine final : public Engine {
   }
 
   void compute(Step step) {
+    put_at_risk(decoding_.size() < in_step_.size() ? decoding_.size() : 0);
     const auto plan = plan_.build(step);
     const std::vector<int> tokens = plan.tokens(), positions = plan.positions();
     chunkattn::LiveView view = plan;
@@ -476,7 +482,17 @@ class TreeEngine final : public Engine {
       compare(logits, expected);
     }
     stats_.plan_rebuilds = plan_.num_rebuilds();
+    put_at_risk(0);
     sample(std::move(step).finished(), logits);
+    at_risk_.clear();
+  }
+  /// Those of the step from this one on: prompts behind those that decode. A step that throws while
+  /// it is computed has not happened; which of its tokens were too many are, if there are any,
+  /// those of prompts. Among several ranks nobody can be left out.
+  void put_at_risk(std::size_t first) {
+    at_risk_.clear();
+    for (std::size_t i = first; i < in_step_.size() && agreed_.ranks().size() == 1; ++i)
+      at_risk_.push_back(in_step_[i].work->job->request.id);
   }
 
   void compare(std::span<const float> logits, std::span<const float> expected) {
@@ -600,6 +616,7 @@ class TreeEngine final : public Engine {
     Work* work;
   };
   std::vector<StepEntry> in_step_;  // by StepRow::index
+  std::vector<RequestId> at_risk_;
   std::vector<int> logit_rows_, outputs_;
   std::vector<Event> events_;
   EngineStats stats_;

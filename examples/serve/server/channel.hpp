@@ -24,7 +24,8 @@ class Refused : public std::runtime_error {
     late,     ///< it has waited for room as long as may be; later there may be some
     closing,  ///< the server ends
     invalid,  ///< it can never run
-    failed    ///< the engine is broken
+    failed,   ///< the engine is broken
+    error     ///< the engine cannot do this one, and goes on
   };
   Refused(Reason reason, const std::string& message)
       : std::runtime_error(message), reason_(reason) {}

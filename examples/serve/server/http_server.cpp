@@ -58,6 +58,7 @@ int status_of(Refused::Reason reason) {
       return 429;
     case Refused::Reason::late:
     case Refused::Reason::closing:
+    case Refused::Reason::failed:
       return 503;
     case Refused::Reason::invalid:
       return 400;
@@ -313,7 +314,9 @@ HttpServer::Reply HttpServer::reply_to(const httplib::Request& request) const {
   if (path == "/health") {
     const std::string failure = service_.failure();
     const char* state = !failure.empty() ? "failed" : service_.closing() ? "closing" : "ok";
-    return {nlohmann::json{{"status", state}}.dump(), json_type,
+    nlohmann::json body{{"status", state}};
+    if (!failure.empty()) body["reason"] = failure;
+    return {body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), json_type,
             state == std::string("ok") ? 200 : 503};
   }
   const nlohmann::json model{{"id", served_.name},

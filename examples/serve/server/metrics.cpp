@@ -44,7 +44,7 @@ std::string metrics_text(const ServiceCounters& c, const TreeSnapshot& tree) {
   text.one("cache_salts", "gauge", "cache salts that are remembered", c.salts);
   text.one("requests_accepted_total", "counter", "requests that the engine has taken", c.accepted);
   text.about("requests_refused_total", "counter", "requests that were refused");
-  const char* reasons[] = {"full", "late", "closing", "invalid", "failed"};
+  const char* reasons[] = {"full", "late", "closing", "invalid", "failed", "error"};
   for (std::size_t i = 0; i < std::size(reasons); ++i)
     text.value(fmt::format("requests_refused_total{{reason=\"{}\"}}", reasons[i]), c.refused[i]);
   text.about("choices_finished_total", "counter", "texts that have ended");

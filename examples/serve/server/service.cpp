@@ -141,7 +141,7 @@ void Service::run() {
   try {
     bool busy = false;
     while (run_commands(!busy)) {
-      busy = engine_->step(now());
+      busy = step();
       deliver_all();
       options_.after_step();
     }
@@ -150,6 +150,28 @@ void Service::run() {
     options_.after_step();
   } catch (const std::exception& error) {
     fail(error.what());
+  }
+}
+
+/// A step, or the end of those without whom the next one may succeed. False where there was nothing
+/// to do. \throws what the engine does where it cannot go on
+bool Service::step() {
+  constexpr int most_failures = 3;
+  try {
+    const bool busy = engine_->step(now());
+    failures_ = 0;
+    return busy;
+  } catch (const std::exception& error) {
+    const std::vector<RequestId> failed = engine_->failed();
+    if (failed.empty() || ++failures_ == most_failures) throw;
+    for (const RequestId id : failed) {
+      const auto live = live_.find(id);
+      if (live == live_.end()) continue;
+      refuse(live, Refused::Reason::error,
+             fmt::format("it has failed in the engine: {}", error.what()));
+      engine_->cancel(id);
+    }
+    return true;
   }
 }
 
@@ -192,19 +214,16 @@ void Service::start(RequestId id, Job job, std::shared_ptr<Channel> channel, dou
   request.salt = job.cache_salt;
   request.deadline = came + options_.request_seconds;
   request.start_by = came + options_.wait_seconds;
+  const auto place = live_.emplace(id, std::move(live)).first;
   try {
     engine_->submit(std::move(request));
   } catch (const std::invalid_argument& error) {
-    {
-      const std::lock_guard lock(mutex_);
-      --counters_.requests;
-      ++counters_.refused[static_cast<std::size_t>(Refused::Reason::invalid)];
-      idle_.notify_all();
-    }
-    channel->refuse(Refused::Reason::invalid, error.what());
-    return;
+    return refuse(place, Refused::Reason::invalid, error.what());
+  } catch (const std::exception& error) {
+    refuse(place, Refused::Reason::error,
+           fmt::format("it has failed in the engine: {}", error.what()));
+    return engine_->cancel(id);
   }
-  live_.emplace(id, std::move(live));
   {
     const std::lock_guard lock(mutex_);
     ++counters_.accepted;
@@ -221,7 +240,10 @@ void Service::deliver_all() {
 void Service::deliver(const Event& event) {
   const auto found = live_.find(event.id);
   if (found == live_.end()) return;
-  if (event.finish == Finish::late) return refuse_late(found);
+  if (event.finish == Finish::late)
+    return refuse(found, Refused::Reason::late,
+                  fmt::format("there was no room for it within {} s: try again later",
+                              options_.wait_seconds));
   Live& live = found->second;
   ChoiceText& text = live.texts[static_cast<std::size_t>(event.choice)];
   Piece piece;
@@ -255,18 +277,17 @@ void Service::deliver(const Event& event) {
 }
 
 /// All choices at once: their other events find nobody.
-void Service::refuse_late(std::map<RequestId, Live>::iterator live) {
+void Service::refuse(std::map<RequestId, Live>::iterator live, Refused::Reason reason,
+                     const std::string& why) {
   const auto channel = live->second.channel;
   {
     const std::lock_guard lock(mutex_);
-    ++counters_.refused[static_cast<std::size_t>(Refused::Reason::late)];
+    ++counters_.refused[static_cast<std::size_t>(reason)];
     --counters_.requests;
     live_.erase(live);
     idle_.notify_all();
   }
-  channel->refuse(
-      Refused::Reason::late,
-      fmt::format("there was no room for it within {} s: try again later", options_.wait_seconds));
+  channel->refuse(reason, why);
 }
 
 void Service::end(std::map<RequestId, Live>::iterator live) {

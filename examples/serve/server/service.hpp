@@ -52,7 +52,7 @@ struct ServiceCounters {
   std::size_t waiting = 0;   ///< of them: the engine has not begun with them
   std::size_t salts = 0;     ///< that are remembered now
   std::uint64_t accepted = 0;
-  std::uint64_t refused[5] = {};   ///< by Refused::Reason
+  std::uint64_t refused[6] = {};   ///< by Refused::Reason
   std::uint64_t finished[5] = {};  ///< choices by Finish; those that were late are refused
   std::uint64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
   Histogram first_token;  ///< from the request to the first token of any choice
@@ -137,7 +137,9 @@ class Service {
   void start(RequestId id, Job job, std::shared_ptr<Channel> channel, double came);
   void deliver_all();
   void deliver(const Event& event);
-  void refuse_late(std::map<RequestId, Live>::iterator live);
+  void refuse(std::map<RequestId, Live>::iterator live, Refused::Reason reason,
+              const std::string& why);
+  [[nodiscard]] bool step();
   void end(std::map<RequestId, Live>::iterator live);
   void cancel_all();
   void fail(const std::string& why);
@@ -151,6 +153,7 @@ class Service {
   std::map<RequestId, Live> live_;
   Tenants tenants_;
   std::deque<Command> taken_;  // from commands_, to be run now
+  int failures_ = 0;           // of steps in a row
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable work_, idle_;

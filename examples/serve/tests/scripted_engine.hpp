@@ -7,6 +7,7 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -25,6 +26,7 @@ class ScriptedEngine final : public serve::Engine {
     std::atomic<bool> slow = false;          ///< a step takes a hundredth of a second
     std::atomic<bool> full = false;          ///< there is room for no request that comes
     std::atomic<bool> breaks = false;        ///< the next step fails
+    std::atomic<int> fails = 0;              ///< so many more do, about the last request
     std::atomic<std::size_t> submitted = 0;  ///< requests so far
     std::atomic<std::uint64_t> tenant = 0;   ///< of the last of them
 
@@ -40,6 +42,7 @@ class ScriptedEngine final : public serve::Engine {
   explicit ScriptedEngine(Levers& levers, std::size_t first = 0) : levers_(levers), first_(first) {}
 
   void submit(serve::Request request) override {
+    if (request.prompt.size() == 199) throw std::bad_alloc();
     if (request.prompt.size() > 200)
       throw std::invalid_argument("prompt = " + std::to_string(request.prompt.size()) +
                                   " tokens: expected at most 200");
@@ -73,6 +76,12 @@ class ScriptedEngine final : public serve::Engine {
   bool step(double now) override {
     if (levers_.breaks) throw std::runtime_error("it was told to break");
     std::erase_if(live_, [](const auto& entry) { return entry.second.has_ended(); });
+    failed_.clear();
+    if (levers_.fails > 0 && !live_.empty()) {
+      --levers_.fails;
+      failed_.assign(1, live_.rbegin()->first);
+      throw std::runtime_error("it does not like this one");
+    }
     if (live_.empty()) return false;
     ++stats_.steps;
     for (auto& [id, live] : live_) {
@@ -88,6 +97,7 @@ class ScriptedEngine final : public serve::Engine {
     return true;
   }
 
+  [[nodiscard]] std::vector<serve::RequestId> failed() const override { return failed_; }
   std::vector<serve::Event> take_events() override { return std::exchange(events_, {}); }
   [[nodiscard]] std::size_t waiting() const override {
     return static_cast<std::size_t>(
@@ -161,6 +171,7 @@ class ScriptedEngine final : public serve::Engine {
   std::size_t first_;
   std::map<serve::RequestId, Live> live_;
   std::vector<serve::Event> events_;
+  std::vector<serve::RequestId> failed_;
   serve::EngineStats stats_;
 };
 

@@ -158,9 +158,10 @@ TEST_CASE("when the engine breaks, replies say so") {
   client.join();
   CHECK(streamed.find("\"server_error\"") != std::string::npos);
   auto other = s.site.client();
-  CHECK(post(other, completions, Json{{"prompt", "abc"}}).status == 500);
+  CHECK(post(other, completions, Json{{"prompt", "abc"}}).status == 503);
   CHECK(reply_of(other.Get("/health")).status == 503);
   CHECK(reply_of(other.Get("/health")).body["status"] == "failed");
+  CHECK(reply_of(other.Get("/health")).body["reason"] == "it was told to break");
   CHECK(reply_of(other.Get("/tree")).status == 200);
 }
 

@@ -317,3 +317,67 @@ TEST_CASE("argmax is the first of the largest") {
   CHECK(argmax(std::vector<float>{0, 5, 5, 5}) == 1);
   CHECK(argmax(std::vector<float>{7}) == 0);
 }
+
+namespace {
+
+// In oneDNN's place: fails where a step has this many rows or more.
+std::size_t failing_rows = 0;
+void fails_for_many_rows(const detail::ProductCall& call) {
+  if (failing_rows > 0 && call.rows >= failing_rows) throw std::runtime_error("too many rows");
+  detail::own_product(call);
+}
+
+}  // namespace
+
+TEST_CASE("a step that throws has not happened, and says whom it was about") {
+  chunkattn::ThreadPool pool(1);
+  const Model model =
+      random_model({64, 172, 2, 8, 4, 300, 256, true, 1e-5f, 10000.0f}, Element::fp32, 7, pool);
+  Products products(pool, fails_for_many_rows);
+  EngineOptions options;
+  options.max_chunks = 100;
+  options.chunk_size = 8;
+  options.reduce = chunkattn::CpuOptions::Reduce::batch_invariant;
+  const auto engine = make_engine(model, products, options);
+  const auto prompt_of = [](std::size_t size, int token) { return std::vector<int>(size, token); };
+  const Request first{.id = 1, .prompt = prompt_of(6, 5), .max_length = 40};
+  const Request second{.id = 2, .prompt = prompt_of(100, 7), .max_length = 110};
+  std::map<RequestId, std::vector<int>> texts;
+  std::map<RequestId, std::size_t> cached;
+  const auto take = [&] {
+    for (const Event& event : engine->take_events()) {
+      if (event.token >= 0) texts[event.id].push_back(event.token);
+      cached[event.id] += event.cached;
+    }
+  };
+  engine->submit(first);
+  for (int i = 0; i < 5; ++i) engine->step(0);
+  CHECK(engine->failed().empty());
+  // It is cancelled, and comes again when it can be computed.
+  engine->submit(second);
+  failing_rows = 50;
+  CHECK_THROWS_WITH_AS(engine->step(0), "too many rows", std::runtime_error);
+  CHECK(engine->failed() == std::vector<RequestId>{2});
+  engine->cancel(2);
+  take();
+  texts.erase(2), cached.erase(2);
+  CHECK(engine->step(0));
+  failing_rows = 1;  // those that decode are tried again, if nobody cancels them
+  CHECK_THROWS(engine->step(0));
+  CHECK(engine->failed() == std::vector<RequestId>{1});
+  CHECK_THROWS(engine->step(0));
+  failing_rows = 0;
+  engine->submit(second);
+  while (engine->step(0)) continue;
+  CHECK(engine->failed().empty());
+  take();
+  CHECK(engine->snapshot().chunks_used == 0);
+  CHECK(cached[2] == 0);
+  // Nobody's text has changed by that.
+  const auto expected = run_engine(model, pool, options, {first, second}, 1);
+  for (const Request& request : {first, second}) {
+    std::vector<int> whole = request.prompt;
+    whole.insert(whole.end(), texts[request.id].begin(), texts[request.id].end());
+    CHECK(whole == expected.at(request.id).tokens);
+  }
+}

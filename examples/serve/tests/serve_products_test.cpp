@@ -97,10 +97,10 @@ TEST_CASE("what oneDNN refuses when it is tried is done in fp32, or else by ours
   CHECK(plain.try_out(fp32).empty());
 
   // Of more weights than are widened at once, and of fewer than a vector's outputs.
-  for (const std::size_t outputs : {7, 331, 1000})
-    for (const std::size_t inputs : {5, 576}) {
+  for (const std::size_t outputs : {7u, 331u, 1000u})
+    for (const std::size_t inputs : {5u, 576u}) {
       const Matrix matrix = random_matrix(outputs, inputs, Element::bf16, random);
-      for (const std::size_t rows : {1, 2, 70}) {
+      for (const std::size_t rows : {1u, 2u, 70u}) {
         const auto x = random_input(rows, matrix, random);
         const auto expected = product(pool, ProductKind::own, rows, x, matrix);
         num_fp32 = 0;
@@ -128,7 +128,7 @@ TEST_CASE("what this processor refuses is found when it is tried") {
     const std::string said = products.try_out(model);
     CAPTURE(said);
     CHECK((said.empty() || element == Element::bf16));
-    for (const std::size_t rows : {1, 2, 64}) {
+    for (const std::size_t rows : {1u, 2u, 64u}) {
       const std::vector<float> x(row_room(rows) * model.classifier().stride());
       std::vector<float> out(row_room(rows) * model.classifier().outputs(), 1.0f);
       CHECK_NOTHROW(products.run(x, rows, model.classifier(), out));

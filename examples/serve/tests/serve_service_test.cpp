@@ -241,6 +241,46 @@ TEST_CASE("a service that ends lets requests end, refuses others, and cancels af
   CHECK(held.service.counters().requests == 0);
 }
 
+TEST_CASE(
+    "a request that fails in the engine fails alone, and three in a row are the engine's end") {
+  Setup s;
+  s.levers.held = true;
+  auto first = s.service.submit(s.job("abc", 6));
+  const auto error = static_cast<int>(Refused::Reason::error);
+  for (int i = 1; i <= 4; ++i) {
+    auto next = s.service.submit(s.job("xyz", 6));
+    const int steps = s.service.counters().engine.steps;
+    s.levers.fails = 1;
+    std::string said;
+    try {
+      (void)next.channel().wait_until_said(std::chrono::hours(1));
+    } catch (const Refused& refused) {
+      CHECK(refused.reason() == Refused::Reason::error);
+      said = refused.what();
+    }
+    CHECK(said == "it has failed in the engine: it does not like this one");
+    CHECK(s.service.failure().empty());
+    CHECK(s.service.counters().refused[error] == static_cast<std::uint64_t>(i));
+    CHECK(s.service.counters().requests == 1);
+    CHECK(eventually([&] { return s.service.counters().engine.steps > steps; }));
+  }
+  // What cannot even be taken.
+  CHECK(refusal(s.service, s.job(std::string(199, 'x'), 5)) == Refused::Reason::error);
+  CHECK(s.service.counters().requests == 1);
+  CHECK(s.service.snapshot().nodes.size() == 1);
+  s.levers.held = false;
+  CHECK(hear(first, 1)[0].text == "abcabc");
+
+  s.levers.held = true;
+  auto a = s.service.submit(s.job("a", 6)), b = s.service.submit(s.job("b", 6));
+  auto c = s.service.submit(s.job("c", 6)), d = s.service.submit(s.job("d", 6));
+  s.levers.fails = 3;
+  CHECK_THROWS_AS(hear(a, 1), Refused);
+  CHECK_THROWS_AS(hear(d, 1), Refused);
+  CHECK(s.service.failure() == "it does not like this one");
+  CHECK(refusal(s.service, s.job("abc", 6)) == Refused::Reason::failed);
+}
+
 TEST_CASE("when the engine breaks, all that wait hear of it") {
   Setup s;
   s.levers.held = true;
