@@ -69,7 +69,8 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
   options.number("--tier-dir-mib", "N", "MiB of all files there", a.tier_dir_mib, 1, 1 << 30);
   options.choice("--tier-stored", {"as-it-is", "int8", "e4m3"}, "what K/V is rounded to there",
                  a.tier_stored);
-  options.number("--step-tokens", "N", "tokens of prompts in one step", a.step_tokens, 1, 1 << 20);
+  options.number("--step-tokens", "N", "most tokens of prompts in a step, which takes about 0.1 s",
+                 a.step_tokens, 1, 1 << 20);
   options.number("--max-requests", "N", "that wait or run; others are told to come again",
                  a.max_requests, 1, 1 << 20);
   options.number("--max-choices", "N", "the most that n may be", a.max_choices, 1, 128);
@@ -89,6 +90,10 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
   options.number("--kv-batches", "N", "of them that are kept to be sent again", a.kv_batches, 1,
                  1 << 24);
   options.flag("--kv-salted", "publishes the tokens of tenants with a salt, too", a.kv_salted);
+  options.flag("--tree-texts", "/ and /tree show how all texts begin to who has the key",
+               a.http.tree_texts);
+  options.flag("--hide-cached", "clients are not told how much of their prompts was cached",
+               a.http.hides_cached);
   options.flag("--quiet", "no line for each request", a.quiet);
   help = !options.parse(argc, argv);
   if (const char* key = std::getenv("CHUNKATTN_API_KEY"); key != nullptr && a.http.api_key.empty())
@@ -98,6 +103,7 @@ Arguments read_arguments(int argc, char** argv, bool& help) {
         fmt::format("--chunk-size = {}: expected 8, 16, 32 or 64", a.chunk_size));
   a.service.max_requests = a.http.max_requests = static_cast<std::size_t>(a.max_requests);
   a.http.shows_chunks = !a.kv_events.empty();
+  a.http.shows_salted = a.kv_salted;
   a.http.max_connections = static_cast<std::size_t>(a.max_connections);
   a.http.max_body = static_cast<std::size_t>(a.max_body_kib) << 10;
   if (!a.quiet)
@@ -166,6 +172,7 @@ EngineOptions engine_options(const Arguments& arguments, const LoadedModel& load
   options.kv = kv_type(arguments.model, loaded.model);
   options.max_chunks = chunks_for(arguments, loaded.model.config, options.kv);
   options.step_tokens = static_cast<std::size_t>(arguments.step_tokens);
+  options.step_seconds = 0.1;
   options.stop = loaded.tokenizer->stop_tokens();
   options.order = arguments.order == "cache" ? Order::cache : Order::fcfs;
   options.preempt = arguments.preempt == "swap" ? Preempt::swap : Preempt::recompute;

@@ -3,7 +3,8 @@
 
 usage: page.py SERVE [--model FILE.gguf] [--screenshot FILE.png]
 
-Draws the tree of some requests; shows no prompt without the key; with a model that chats, five chats stream at
+Draws the tree of some requests; shows no prompt without the key, nor without the operator's leave; takes a refused
+message back, says when the server is gone or its engine has failed, and finds it again; with a model that chats, five chats stream at
 once and share their system message. Exit 77 where there is no Chromium."""
 import argparse
 import base64
@@ -96,7 +97,8 @@ class Browser:
 
 
 def start(serve, model, *options):
-    process = subprocess.Popen([serve, "run", *model, "--port", "0", "--quiet", *options],
+    process = subprocess.Popen([serve, "run", *model, *(() if "--port" in options else ("--port", "0")),
+                                "--quiet", *options],
                                stdout=subprocess.PIPE, text=True)
     url = ""
     for line in process.stdout:
@@ -131,7 +133,7 @@ def chat(url, document, question):
 
 
 def check_tree(browser, url):
-    """A server without a key: the tree is drawn, with texts."""
+    """A server without a key that shows texts: the tree is drawn."""
     for end in ("and one end", "and another", "with a third"):
         complete(url, "a beginning that three requests share, " + end)
     browser.open(url)
@@ -155,6 +157,51 @@ def check_key(browser, url):
     browser.wait_for("document.querySelector('#model').textContent === 'random'")
     # What Chromium logs of the one refusal is no fault of the page.
     browser.errors = [error for error in browser.errors if "401" not in error]
+
+
+def check_untold(browser, url):
+    """Without the operator's leave there are no texts."""
+    complete(url, "a secret that nobody else is to read")
+    browser.open(url)
+    browser.wait_for("document.querySelectorAll('.node').length >= 1")
+    assert "secret" not in browser.ask("document.documentElement.outerHTML")
+
+
+def check_refused(browser, url):
+    """A message that is refused does not stay in the history (random weights have no chat)."""
+    browser.open(url)
+    browser.ask("$('ask').value = 'Hello?'; send(); true")
+    browser.wait_for("running === 0 && document.querySelector('.wrong') !== null")
+    assert browser.ask("messages.length") == 0, "a refused message is sent again with the next one"
+    assert browser.ask("$('ask').value") == "Hello?"
+    # An engine that has failed, as /tree tells of it.
+    browser.ask("window.real = fetch; fetch = async (path, options) => path !== '/tree' ? real(path, options) : "
+                "{json: async () => Object.assign(await (await real(path, options)).json(), {failure: 'a reason'})}; "
+                "true")
+    browser.wait_for("$('model').textContent.includes('a reason')")
+    browser.ask("fetch = real; true")
+    browser.wait_for("$('model').textContent === 'random'")
+    browser.errors.clear()  # what Chromium logs of the refusal
+
+
+def check_restart(browser, serve, model):
+    """A server that ends is missed, and found again."""
+    process, url = start(serve, model)
+    try:
+        complete(url, "something that is counted")
+        browser.open(url)
+        browser.wait_for("$('model').textContent === 'random' && last !== null && last.generated_tokens > 0")
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=LIMIT)
+        browser.wait_for("$('model').textContent.includes('does not answer')")
+        process, _ = start(serve, model, "--name", "another", "--port", url.rsplit(":", 1)[1])
+        browser.wait_for("$('model').textContent === 'another'")
+        assert "-" not in browser.ask("$('rate').textContent"), "a rate below zero"
+        browser.errors.clear()  # what Chromium logs of the time between
+        browser.call("Page.navigate", url="about:blank")
+    finally:
+        process.kill()
+        process.wait()
 
 
 def check_chats(browser, url, screenshot):
@@ -196,13 +243,16 @@ def main():
         with open(shape, "w", encoding="ascii") as file:
             json.dump(SHAPE, file)
         random = ["--random", shape]
-        cases = [(check_tree, random, []), (check_key, random, ["--api-key", KEY])]
+        cases = [(check_tree, random, ["--tree-texts"]),
+                 (check_key, random, ["--tree-texts", "--api-key", KEY]),
+                 (check_untold, random, []), (check_refused, random, [])]
         if arguments.model:
             def chats(browser, url):
                 check_chats(browser, url, arguments.screenshot)
-            cases.append((chats, ["--model", arguments.model], []))
+            cases.append((chats, ["--model", arguments.model], ["--tree-texts"]))
         browser = Browser(program, os.path.join(folder, "profile"))
         try:
+            check_restart(browser, arguments.serve, random)
             for case, model, options in cases:
                 process, url = start(arguments.serve, model, *options)
                 try:
@@ -214,7 +264,7 @@ def main():
                     process.wait(timeout=LIMIT)
         finally:
             browser.end()
-    print(f"the page  {len(cases)} checks passed")
+    print(f"the page  {len(cases) + 1} checks passed")
     return 0
 
 

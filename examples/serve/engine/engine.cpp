@@ -1,5 +1,7 @@
 #include "engine.hpp"
 
+#include <cmath>
+
 #include "tree_engine.hpp"
 
 namespace serve {
@@ -9,6 +11,9 @@ namespace {
 void check(const EngineOptions& options, int ranks) {
   const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
   if (options.step_tokens < 1) fail("step_tokens = 0: expected at least 1");
+  if (!(options.step_seconds > 0)) fail("step_seconds: expected more than 0");
+  if (ranks > 1 && std::isfinite(options.step_seconds))
+    fail("step_seconds: expected none beside several ranks, whose clocks differ");
   if (options.max_sequences < 1) fail("max_sequences = 0: expected at least 1");
   if (options.on_gpu && options.mode != Mode::tree) fail("mode: expected tree beside on_gpu");
   const bool tiers = options.tiers.memory_bytes > 0 || !options.tiers.directory.empty();

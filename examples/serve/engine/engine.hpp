@@ -63,7 +63,10 @@ struct Request {
   int choices = 1;               ///< texts wanted, 1 to 128; they share the prompt
   Sampling sampling = {};
   std::vector<LogitBias> logit_bias = {};  ///< each token once
-  int logprobs = -1;         ///< of so many of the most likely tokens, 0 to 20; -1: of none
+  int logprobs = -1;  ///< of so many of the most likely tokens, 0 to 20; -1: of none
+  /// Whether to tell those of the prompt's tokens, too, all of which are computed then; and that of
+  /// the model's end token.
+  bool prompt_logprobs = false;
   std::uint64_t tenant = 0;  ///< shares K/V only with its own
   std::string salt = {};     ///< what the tenant is called by all servers that share a directory
   /// On the clock that step() is told; past it the request ends.
@@ -92,6 +95,9 @@ struct Event {
   /// Where Request::logprobs asks for it: the new token's, then those of the most likely ones, the
   /// greatest first.
   std::vector<TokenLogprob> logprobs = {};
+  /// The same of the prompt's tokens from the second on, in the first event of a request that asks
+  /// for them.
+  std::vector<std::vector<TokenLogprob>> prompt_logprobs = {};
 };
 
 /// How K/V is shared. The other two are what the tree is to be compared with.
@@ -143,7 +149,11 @@ struct EngineOptions {
   KvType kv = KvType::fp32;
   std::size_t max_chunks = 1024;  ///< of K/V; what has left stays as cache while there is room
   std::size_t step_tokens = 512;  ///< tokens of a step, beside one for each that decodes
-  std::vector<int> stop;          ///< tokens that end a text
+  /// Fewer of them where a step would take longer than about this, but as many as a product is
+  /// worth: how long one stalls the others. Infinite: by step_tokens alone, whatever the clock
+  /// says.
+  double step_seconds = std::numeric_limits<double>::infinity();
+  std::vector<int> stop;  ///< tokens that end a text
   /// Attention in fp16 on a GPU, with the CPU's beside it: it gets the same tokens, and its logits
   /// are what the GPU's are held against.
   bool on_gpu = false;
@@ -255,6 +265,9 @@ class Engine {
   virtual void set_cache_sink(CacheSink) {}
   /// Who hears of what is known of tiers, within step(), if TierOptions::followed said so.
   virtual void set_tier_sink(TierSink) {}
+  /// Asked within step(), of requests: whether it is about to be cancelled. A step of no others is
+  /// dropped.
+  virtual void set_gone(std::function<bool(RequestId)>) {}
   /// All of them, parents first. Takes long: for tests.
   [[nodiscard]] virtual std::vector<CachedChunk> cached_chunks() const { return {}; }
 };

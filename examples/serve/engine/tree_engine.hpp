@@ -25,6 +25,7 @@
 #include "engine_tiers.hpp"
 #include "paged_view.hpp"
 #include "sampling.hpp"
+#include "step_budget.hpp"
 #include "work.hpp"
 
 namespace serve {
@@ -47,7 +48,9 @@ class TreeEngine final : public Engine {
         attention_(make_attention(options.kv, tree_, model.config, products.executor(),
                                   attention_options(options))),
         forward_(model, products),
-        agreed_(products.ranks()) {
+        executor_(products.executor()),
+        agreed_(products.ranks()),
+        budget_(options.step_tokens, options.step_seconds) {
     if (options.on_gpu && (model.config.window > 0 || model.config.sm_scale > 0))
       throw std::invalid_argument(
           "on_gpu = true: expected a model without windows or a scale of "
@@ -73,7 +76,8 @@ class TreeEngine final : public Engine {
     check(request);
     // The last token that is generated needs no position: it is not computed.
     request.max_length = std::min(request.max_length, positions() + 1);
-    const std::vector<int> prompt = std::move(request.prompt);
+    const std::vector<int> prompt =
+        request.prompt_logprobs ? request.prompt : std::move(request.prompt);
     const auto job = std::make_shared<LiveRequest>(std::move(request), prompt.size());
     jobs_.emplace(job->request.id, job);
     if (tiers_) tenants_.add(job->request.tenant, job->request.salt);
@@ -165,6 +169,7 @@ class TreeEngine final : public Engine {
     if (!tiers_) return tree_.set_event_sink(std::move(sink));
     sink_ = std::move(sink);  // the tiers tell it what the tree tells them
   }
+  void set_gone(std::function<bool(RequestId)> is_gone) override { is_gone_ = std::move(is_gone); }
   void set_tier_sink(TierSink sink) override { tier_sink_ = std::move(sink); }
   [[nodiscard]] std::vector<CachedChunk> cached_chunks() const override {
     return cached_chunks_of(tree_);
@@ -172,6 +177,9 @@ class TreeEngine final : public Engine {
 
  private:
   using Group = serve::Group<Sequence>;
+
+  /// Of a step, each with all of its logits.
+  static constexpr std::size_t most_scored_rows = 128;
 
   static chunkattn::Lru retention_of(Mode mode) {
     chunkattn::Lru retention;
@@ -279,7 +287,7 @@ class TreeEngine final : public Engine {
       work.tokens = {};
       if (work.swapped) stats_.restored_tokens += sequence->num_written() - sequence->num_cached();
       work.swapped.reset();
-      if (tiers_ && !by_itself)
+      if (tiers_ && !by_itself && !prefilling_.works.back().job->scores_prompt())
         if (auto load = tiers_->load(*sequence)) loads_[sequence->id()] = std::move(load);
       prefilling_.push(std::move(*sequence), std::move(work));
       at_risk_.clear();
@@ -295,7 +303,9 @@ class TreeEngine final : public Engine {
                         [&](const Work& work) { return work.place == place; });
   }
   static chunkattn::InsertOptions insert_options(const Work& work) {
-    return {.name_space = {.tenant = work.job->request.tenant}};
+    chunkattn::InsertOptions options{.name_space = {.tenant = work.job->request.tenant}};
+    if (work.job->scores_prompt()) options.max_reuse = work.job->prompt_logprobs.size();
+    return options;
   }
   /// Whether a live one has: others make room for it, so a second waits until it has got its token.
   [[nodiscard]] bool has_precedence() const {
@@ -314,6 +324,7 @@ class TreeEngine final : public Engine {
     if (!fits()) return std::nullopt;
     if (!work.swapped) return tree_.try_insert(work.tokens, options);
     work.swapped->options.name_space = options.name_space;
+    work.swapped->options.max_reuse = options.max_reuse;
     return std::visit([&](auto* cache) { return chunkattn::resume(tree_, *cache, *work.swapped); },
                       attention_->cache());
   }
@@ -392,10 +403,15 @@ class TreeEngine final : public Engine {
     const auto start = std::chrono::steady_clock::now();
     const auto rows = static_cast<std::size_t>(step.num_rows());
     const bool is_prefill = rows > 2 * decoding_.size();
-    compute(std::move(step));
-    if (tiers_ && is_prefill)
-      tiers_->computed(
-          rows, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    try {
+      compute(std::move(step));
+    } catch (const Abandoned&) {
+      return true;
+    }
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (is_prefill) budget_.computed(rows, seconds);
+    if (tiers_ && is_prefill) tiers_->computed(rows, seconds);
     return true;
   }
   /// Puts in place what has come from tiers. Whether anybody still waits for more.
@@ -415,21 +431,32 @@ class TreeEngine final : public Engine {
   bool fill(Step& step) {
     in_step_.clear();
     logit_rows_.clear();
+    scored_rows_.clear();
     paged_view_.clear();
     if (!decoding_.empty() && !step.add(std::span<Sequence>(decoding_.sequences))) return false;
     for (std::size_t i = 0; i < decoding_.size(); ++i) {
       logit_rows_.push_back(static_cast<int>(i));
       add_rows(decoding_, i, static_cast<int>(decoding_.sequences[i].size()) - 1, 1);
     }
-    std::size_t tokens_left = options_.step_tokens;
+    std::size_t tokens_left = budget_.tokens();
     for (std::size_t i = 0; i < prefilling_.size() && tokens_left > 0; ++i) {
       if (!loads_.empty() && loads_.contains(prefilling_.sequences[i].id())) continue;
-      const auto added = step.add(prefilling_.sequences[i], tokens_left);
+      const LiveRequest& job = *prefilling_.works[i].job;
+      const std::size_t most =
+          job.scores_prompt() ? most_scored_rows - scored_rows_.size() : tokens_left;
+      if (most == 0) continue;
+      const auto added = step.add(prefilling_.sequences[i], std::min(most, tokens_left));
       if (!added) continue;  // it waits for what another one is to compute, or for a chunk
       if (added.row().has_output) logit_rows_.push_back(added.row().output_row());
+      if (job.scores_prompt())
+        for (int row = 0; row < added.row().num_rows; ++row)
+          if (added.row().position + row + 1 < static_cast<int>(job.prompt_size))
+            scored_rows_.push_back({prefilling_.works[i].job.get(), added.row().first_row + row,
+                                    added.row().position + row});
       add_rows(prefilling_, i, added.row().position, added.row().num_rows);
       tokens_left -= static_cast<std::size_t>(added.row().num_rows);
     }
+    for (const ScoredRow& scored : scored_rows_) logit_rows_.push_back(scored.row);
     return step.num_rows() > 0;
   }
   void add_rows(Group& group, std::size_t i, int position, int rows) {
@@ -472,8 +499,10 @@ class TreeEngine final : public Engine {
     const auto logits_by = [&](Attention& attention) {
       return forward_.run(tokens, positions, logit_rows_,
                           [&](int layer, std::span<const float> q, std::span<const float> k,
-                              std::span<const float> v,
-                              std::span<float> out) { attention.run(layer, view, q, k, v, out); });
+                              std::span<const float> v, std::span<float> out) {
+                            if (is_abandoned()) throw Abandoned();
+                            attention.run(layer, view, q, k, v, out);
+                          });
     };
     std::span<const float> logits = logits_by(*attention_);
     if (on_gpu_) {
@@ -483,6 +512,7 @@ class TreeEngine final : public Engine {
     }
     stats_.plan_rebuilds = plan_.num_rebuilds();
     put_at_risk(0);
+    score_prompts(logits);
     sample(std::move(step).finished(), logits);
     at_risk_.clear();
   }
@@ -495,6 +525,13 @@ class TreeEngine final : public Engine {
       at_risk_.push_back(in_step_[i].work->job->request.id);
   }
 
+  /// Whether nobody waits for this step any more.
+  [[nodiscard]] bool is_abandoned() const {
+    return is_gone_ && std::all_of(in_step_.begin(), in_step_.end(), [&](const StepEntry& entry) {
+             return is_gone_(entry.work->job->request.id);
+           });
+  }
+
   void compare(std::span<const float> logits, std::span<const float> expected) {
     stats_.compared_logits += logits.size();
     for (std::size_t i = 0; i < logits.size(); ++i) {
@@ -502,6 +539,24 @@ class TreeEngine final : public Engine {
       stats_.largest_difference =
           std::max(stats_.largest_difference,
                    std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference);
+    }
+  }
+
+  /// What the model says of the prompts' tokens. Their logits stand behind those that are sampled.
+  void score_prompts(std::span<const float> all_logits) {
+    const auto vocabulary = static_cast<std::size_t>(model_.config.vocab_size);
+    const auto logits = all_logits.last(scored_rows_.size() * vocabulary);
+    std::vector<std::vector<TokenLogprob>> scores(scored_rows_.size());
+    executor_.parallel_for(static_cast<int>(scores.size()), [&](int i) {
+      const auto at = static_cast<std::size_t>(i);
+      const Request& request = scored_rows_[at].job->request;
+      const int next = request.prompt[static_cast<std::size_t>(scored_rows_[at].position) + 1];
+      scores[at] = logprobs_of(logits.subspan(at * vocabulary, vocabulary), next, request.logprobs);
+    });
+    for (std::size_t i = 0; i < scores.size(); ++i) {
+      auto& known = scored_rows_[i].job->prompt_logprobs;  // some is computed again
+      if (known.size() == static_cast<std::size_t>(scored_rows_[i].position))
+        known.push_back(std::move(scores[i]));
     }
   }
 
@@ -549,14 +604,18 @@ class TreeEngine final : public Engine {
     });
     event.token = token;
     if (request.sampling.has_penalties()) ++work.counts[token];
-    if (std::find(options_.stop.begin(), options_.stop.end(), token) != options_.stop.end())
+    const bool is_beyond = position >= request.max_length;  // nothing was to be generated
+    if (!is_beyond &&
+        std::find(options_.stop.begin(), options_.stop.end(), token) != options_.stop.end())
       event.finish = Finish::stop;
     else if (position + 1 >= request.max_length)
       event.finish = Finish::length;
-    if (event.finish == Finish::stop || position >= request.max_length) {
+    if (event.finish == Finish::stop || is_beyond) {
       event.token = -1;
-      event.logprobs.clear();
+      if (is_beyond || !request.prompt_logprobs) event.logprobs.clear();
     }
+    if (!std::exchange(job.prompt_told, true))
+      event.prompt_logprobs = std::move(job.prompt_logprobs);
     stats_.generated_tokens += event.token >= 0 ? 1 : 0;
     if (event.finish == Finish::none)
       events_.push_back(std::move(event));
@@ -593,8 +652,10 @@ class TreeEngine final : public Engine {
   std::unique_ptr<HostAttention> attention_;
   std::unique_ptr<Attention> on_gpu_;
   Forward forward_;
+  chunkattn::ThreadPool& executor_;
   Sampler sampler_;
   AgreedTokens agreed_;
+  StepBudget budget_;
   chunkattn::AttentionPlan plan_;
   PagedView paged_view_;
 
@@ -617,6 +678,13 @@ class TreeEngine final : public Engine {
   };
   std::vector<StepEntry> in_step_;  // by StepRow::index
   std::vector<RequestId> at_risk_;
+  struct Abandoned {};  // thrown between the layers of such a step
+  std::function<bool(RequestId)> is_gone_;
+  struct ScoredRow {
+    LiveRequest* job;
+    int row, position;
+  };
+  std::vector<ScoredRow> scored_rows_;  // of prompts, whose logits are wanted, too
   std::vector<int> logit_rows_, outputs_;
   std::vector<Event> events_;
   EngineStats stats_;

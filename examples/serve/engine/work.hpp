@@ -27,11 +27,17 @@ struct LiveRequest {
     return ended[static_cast<std::size_t>(choice)] != 0;
   }
 
-  Request request;  ///< its prompt is where the work is
+  Request request;  ///< its prompt is where the work is, and here only if it is scored
   std::size_t prompt_size;
-  int open;                 ///< choices that have not ended
-  std::vector<char> ended;  ///< by choice
-  bool joined = false;      ///< some of its work was live
+  int open;                                                     ///< choices that have not ended
+  std::vector<char> ended;                                      ///< by choice
+  bool joined = false;                                          ///< some of its work was live
+  std::vector<std::vector<TokenLogprob>> prompt_logprobs = {};  ///< as far as they are computed
+  bool prompt_told = false;
+
+  /// Whether log-probabilities of the prompt are to be computed; the next is that of the token
+  /// behind position prompt_logprobs.size().
+  [[nodiscard]] bool scores_prompt() const { return request.prompt_logprobs && !prompt_told; }
 };
 
 /// So often a sequence makes room before its next token; then others do until it has got one.

@@ -11,15 +11,15 @@
 namespace serve {
 
 Answer::Answer(ReplyHead head, const Tokenizer& tokenizer, const ApiRequest& request,
-               Service::Ticket ticket, std::function<void(const std::string&)> at_end)
+               std::vector<Service::Ticket> tickets, std::function<void(const std::string&)> at_end)
     : head_(std::move(head)),
       tokenizer_(tokenizer),
       stream_(request.stream),
-      choices_(static_cast<std::size_t>(request.job.choices)),
+      choices_(request.jobs.size() * static_cast<std::size_t>(request.jobs.front().choices)),
       running_(choices_.size()),
       at_end_(std::move(at_end)),
-      ticket_(std::move(ticket)) {
-  usage_.prompt = request.job.prompt.size();
+      tickets_(std::move(tickets)) {
+  for (const Job& job : request.jobs) usage_.prompt += job.prompt.size();
 }
 
 bool Answer::go_on(httplib::DataSink& sink) {
@@ -31,7 +31,7 @@ bool Answer::go_on(httplib::DataSink& sink) {
   std::string out;
   bool good = true;
   try {
-    out = take(ticket_.channel().take(std::chrono::milliseconds(50)));
+    out = take(tickets_.front().channel().take(std::chrono::milliseconds(50)));
     if (ended()) out += ending();
   } catch (const Refused& refused) {  // too late for another status
     const std::string body = ApiError(500, refused.what()).body();
@@ -67,7 +67,7 @@ std::string Answer::take(const std::vector<Piece>& pieces) {
 
 /// What stands behind all pieces.
 std::string Answer::ending() {
-  usage_.cached = ticket_.channel().cached();
+  usage_.cached = tickets_.front().channel().cached();
   at_end_(fmt::format("prompt {} ({} cached), {} generated", usage_.prompt, usage_.cached,
                       usage_.generated));
   if (!stream_) return whole_reply(head_, tokenizer_, choices_, usage_);

@@ -20,7 +20,7 @@ class Answer {
  public:
   /// \param at_end  called with one line about what was generated
   Answer(ReplyHead head, const Tokenizer& tokenizer, const ApiRequest& request,
-         Service::Ticket ticket, std::function<void(const std::string&)> at_end);
+         std::vector<Service::Ticket> tickets, std::function<void(const std::string&)> at_end);
 
   /// Waits for more and writes it. False where the connection is to be closed: the client has gone,
   /// or the engine has failed. Looks for either at least twenty times a second.
@@ -39,7 +39,7 @@ class Answer {
   Usage usage_;
   bool opened_ = false, probed_ = false;
   std::function<void(const std::string&)> at_end_;
-  Service::Ticket ticket_;
+  std::vector<Service::Ticket> tickets_;  ///< one of each prompt; they have one channel
 };
 
 }  // namespace serve

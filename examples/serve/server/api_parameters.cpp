@@ -30,7 +30,7 @@ constexpr const char* one_penalty = "1: frequency_penalty and presence_penalty a
 const UnreadFields openai_fields{
     {"audio", {"[]", "nothing: only text is supported"}},
     {"best_of", {"[1]", "1: others are not supported"}},
-    {"echo", {"[false]", "false: a reply does not repeat its prompt"}},
+    {"echo", {"[false]", "false: a reply does not repeat its messages"}},
     {"function_call", {R"(["none", "auto"])", no_tools}},
     {"functions", {"[[]]", no_tools}},
     {"metadata", {"", ""}},
@@ -94,7 +94,7 @@ constexpr const char* read_by_all[] = {"cache_salt",
 bool is_read(std::string_view name, bool chat) {
   const auto* const end = std::end(read_by_all);
   if (std::find(std::begin(read_by_all), end, name) != end) return true;
-  if (!chat) return name == "prompt";
+  if (!chat) return name == "prompt" || name == "echo";
   return name == "messages" || name == "max_completion_tokens" || name == "top_logprobs";
 }
 

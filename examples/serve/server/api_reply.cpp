@@ -28,11 +28,12 @@ Json head_of(const ReplyHead& head, bool chunk) {
   return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model}};
 }
 
-Json usage_of(const Usage& usage) {
-  return {{"prompt_tokens", usage.prompt},
-          {"completion_tokens", usage.generated},
-          {"total_tokens", usage.prompt + usage.generated},
-          {"prompt_tokens_details", {{"cached_tokens", usage.cached}}}};
+Json usage_of(const ReplyHead& head, const Usage& usage) {
+  Json all{{"prompt_tokens", usage.prompt},
+           {"completion_tokens", usage.generated},
+           {"total_tokens", usage.prompt + usage.generated}};
+  if (!head.hides_cached) all["prompt_tokens_details"] = {{"cached_tokens", usage.cached}};
+  return all;
 }
 
 std::string chunk(const ReplyHead& head, int choice, const char* key, Json value, Finish finish,
@@ -61,7 +62,7 @@ std::string whole_reply(const ReplyHead& head, const Tokenizer& tokenizer,
       one["text"] = choice.text;
     reply["choices"].push_back(std::move(one));
   }
-  reply["usage"] = usage_of(usage);
+  reply["usage"] = usage_of(head, usage);
   return reply.dump();
 }
 
@@ -86,7 +87,7 @@ std::string piece_event(const ReplyHead& head, const Tokenizer& tokenizer, const
 std::string usage_event(const ReplyHead& head, const Usage& usage) {
   Json data = head_of(head, true);
   data["choices"] = Json::array();
-  data["usage"] = usage_of(usage);
+  data["usage"] = usage_of(head, usage);
   return event(data.dump());
 }
 

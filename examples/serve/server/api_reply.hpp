@@ -14,6 +14,7 @@ namespace serve {
 struct ReplyHead {
   bool chat = false;
   bool usage_follows = false;  ///< in a stream, behind all else
+  bool hides_cached = false;   ///< usage does not say what was cached
   std::string id, model;
   long long created = 0;  ///< seconds since 1970
 };

@@ -40,10 +40,11 @@ ApiRequest read_common(const Fields& fields, bool chat, const Served& served) {
                    "model_not_found");
   refuse_what_is_missing(fields, chat);
   ApiRequest request;
-  request.job.choices = static_cast<int>(fields.integer("n", 1, served.max_choices, 1));
-  request.job.stop = read_stop(fields);
-  request.job.cache_salt = fields.text("cache_salt", 256);
-  read_sampling(fields, chat, served.tokenizer->vocab_size(), request.job);
+  Job& job = request.jobs.emplace_back();
+  job.choices = static_cast<int>(fields.integer("n", 1, served.max_choices, 1));
+  job.stop = read_stop(fields);
+  job.cache_salt = fields.text("cache_salt", 256);
+  read_sampling(fields, chat, served.tokenizer->vocab_size(), job);
   request.stream = fields.boolean("stream", false);
   if (const Json* options = fields.find("stream_options"); options != nullptr) {
     if (!options->is_object() || !request.stream)
@@ -57,9 +58,9 @@ ApiRequest read_common(const Fields& fields, bool chat, const Served& served) {
   return request;
 }
 
-/// Takes the prompt and as many tokens as were asked for, or as many as there is room for.
+/// Takes a prompt and as many tokens as were asked for, or as many as there is room for.
 /// \param field  where the prompt stood
-void set_prompt(ApiRequest& request, std::vector<int> prompt, const char* field,
+void set_prompt(Job& job, std::vector<int> prompt, const std::string& field,
                 std::optional<long long> max_tokens, const char* max_tokens_field,
                 const Served& served) {
   const std::size_t size = prompt.size();
@@ -76,12 +77,12 @@ void set_prompt(ApiRequest& request, std::vector<int> prompt, const char* field,
                    fmt::format("{} = {}: expected at most {} behind {} tokens of the prompt",
                                max_tokens_field, *max_tokens, room, size),
                    max_tokens_field, "context_length_exceeded");
-  request.job.max_tokens = max_tokens ? static_cast<std::size_t>(*max_tokens) : room;
-  request.job.prompt = std::move(prompt);
+  job.max_tokens = max_tokens ? static_cast<std::size_t>(*max_tokens) : room;
+  job.prompt = std::move(prompt);
 }
 
 /// To tokenise a text that is far too long would take seconds.
-void check_bytes(std::size_t bytes, const char* field, const Served& served) {
+void check_bytes(std::size_t bytes, const std::string& field, const Served& served) {
   const std::size_t least = served.tokenizer->least_tokens(bytes);
   if (least >= served.max_length)
     throw ApiError(
@@ -92,39 +93,59 @@ void check_bytes(std::size_t bytes, const char* field, const Served& served) {
         field, "context_length_exceeded");
 }
 
-std::optional<long long> read_count(const Fields& fields, const char* name) {
+std::optional<long long> read_count(const Fields& fields, const char* name, long long least = 1) {
   if (fields.find(name) == nullptr) return std::nullopt;
-  return fields.integer(name, 1, far, 1);
+  return fields.integer(name, least, far, least);
 }
 
-std::vector<int> read_tokens(const Fields& fields, const Json& value, const Served& served) {
+std::vector<int> read_tokens(const Fields& fields, const Json& value, const std::string& field,
+                             const Served& served) {
   std::vector<int> tokens;
   tokens.reserve(value.size());
   for (std::size_t i = 0; i < value.size(); ++i) {
     const Json& token = value[i];
     if (!token.is_number_unsigned() ||
         token.get<std::uint64_t>() >= static_cast<std::uint64_t>(served.tokenizer->vocab_size()))
-      fields.fail(fmt::format("prompt[{}]", i), token,
+      fields.fail(fmt::format("{}[{}]", field, i), token,
                   fmt::format("a token from 0 to {}", served.tokenizer->vocab_size() - 1));
     tokens.push_back(token.get<int>());
   }
   return tokens;
 }
 
-std::vector<int> read_prompt(const Fields& fields, const Served& served) {
-  const Json* value = fields.find("prompt");
-  const char* expected = "a string, or a list of tokens";
-  if (value == nullptr) fields.fail("prompt", Json(), expected);
-  if (value->is_array() && value->size() == 1 && !value->front().is_number())
-    value = &value->front();  // a list of one prompt
-  if (value->is_string()) {
-    const auto& text = value->get_ref<const std::string&>();
-    check_bytes(text.size(), "prompt", served);
+constexpr const char* expected_prompt =
+    "a string, or a list of tokens, or a list of strings or of lists of tokens";
+
+std::vector<int> read_prompt(const Fields& fields, const Json& value, const std::string& field,
+                             const Served& served) {
+  if (value.is_string()) {
+    const auto& text = value.get_ref<const std::string&>();
+    check_bytes(text.size(), field, served);
     return served.tokenizer->encode_prompt(text);
   }
-  if (!value->is_array() || (!value->empty() && !value->front().is_number()))
-    fields.fail("prompt", *value, expected);
-  return read_tokens(fields, *value, served);
+  if (!value.is_array()) fields.fail(field, value, expected_prompt);
+  return read_tokens(fields, value, field, served);
+}
+
+/// One prompt, or several, of which each becomes a job as the first one is.
+void read_prompts(const Fields& fields, ApiRequest& request, long long max_tokens,
+                  const Served& served) {
+  const Json* value = fields.find("prompt");
+  if (value == nullptr) fields.fail("prompt", Json(), expected_prompt);
+  const auto read = [&](const Json& prompt, const std::string& field, Job& job) {
+    set_prompt(job, read_prompt(fields, prompt, field, served), field, max_tokens, "max_tokens",
+               served);
+  };
+  const Job first = request.jobs.front();
+  if (!value->is_array() || value->empty() || value->front().is_number())
+    return read(*value, "prompt", request.jobs.front());
+  const std::size_t most = most_texts / static_cast<std::size_t>(first.choices);
+  if (value->size() > most)
+    fields.fail("prompt", *value,
+                fmt::format("at most {} prompts, as n = {}", most, first.choices));
+  request.jobs.assign(value->size(), first);
+  for (std::size_t i = 0; i < value->size(); ++i)
+    read((*value)[i], fmt::format("prompt[{}]", i), request.jobs[i]);
 }
 
 }  // namespace
@@ -133,8 +154,9 @@ ApiRequest read_completion(std::string_view body, const Served& served) {
   const Json object = parse_object(body);
   const Fields fields(object);
   ApiRequest request = read_common(fields, false, served);
-  const auto max_tokens = read_count(fields, "max_tokens").value_or(16);  // as OpenAI's
-  set_prompt(request, read_prompt(fields, served), "prompt", max_tokens, "max_tokens", served);
+  const bool echo = request.jobs.front().echo = fields.boolean("echo", false);
+  const auto max_tokens = read_count(fields, "max_tokens", echo ? 0 : 1).value_or(16);  // OpenAI's
+  read_prompts(fields, request, max_tokens, served);
   return request;
 }
 
@@ -157,8 +179,8 @@ ApiRequest read_chat(std::string_view body, const Served& served) {
   std::size_t bytes = 0;
   for (const TextPart& part : parts) bytes += part.text.size();
   check_bytes(bytes, "messages", served);
-  set_prompt(request, served.tokenizer->encode(parts), "messages", read_count(fields, name), name,
-             served);
+  set_prompt(request.jobs.front(), served.tokenizer->encode(parts), "messages",
+             read_count(fields, name), name, served);
   return request;
 }
 

@@ -5,12 +5,16 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "../text/chat_template.hpp"
 #include "../text/tokenizer.hpp"
 #include "service.hpp"
 
 namespace serve {
+
+/// Texts that one request may ask for, of all its prompts.
+inline constexpr std::size_t most_texts = 128;
 
 /// What is served, and within which limits.
 struct Served {
@@ -23,7 +27,7 @@ struct Served {
 };
 
 struct ApiRequest {
-  Job job;
+  std::vector<Job> jobs;  ///< at least one, of as many choices each
   bool stream = false;
   bool include_usage = false;  ///< in a stream
 };

@@ -1,7 +1,6 @@
 // What the engine's thread tells a request.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -40,6 +39,7 @@ struct ScoredToken {
   int previous = -1;                   ///< the token before it
   std::size_t offset = 0;              ///< characters of the text before it
   std::vector<TokenLogprob> logprobs;  ///< its own, then those of the most likely ones
+  bool of_prompt = false;              ///< of a prompt that is repeated
 };
 
 /// More of the text of one choice.
@@ -54,10 +54,10 @@ struct Piece {
 /// From the engine's thread to that of a request. Holds no more than the request may generate.
 class Channel {
  public:
-  /// The engine has taken the request.
+  /// The engine has taken a prompt of the request.
   void accept() {
     const std::lock_guard lock(mutex_);
-    accepted_ = true;
+    ++accepted_;
     changed_.notify_one();
   }
   /// The request is over, for this reason.
@@ -66,17 +66,18 @@ class Channel {
     refused_ = Refusal{reason, message};
     changed_.notify_one();
   }
+  /// \param cached  tokens of a prompt, with its first piece
   void push(Piece piece, std::size_t cached) {
     const std::lock_guard lock(mutex_);
     pieces_.push_back(std::move(piece));
-    cached_ = std::max(cached_, cached);
+    cached_ += cached;
     changed_.notify_one();
   }
 
-  /// Waits until the engine has taken the request. \throws Refused
-  void wait_until_accepted() {
+  /// Waits until the engine has taken so many prompts. \throws Refused
+  void wait_until_accepted(std::size_t prompts) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return accepted_ || refused_; });
+    changed_.wait(lock, [&] { return accepted_ == prompts || refused_; });
     if (refused_) throw Refused(refused_->reason, refused_->message);
   }
   /// Waits until there is something to take; false where that takes longer. \throws Refused
@@ -93,7 +94,7 @@ class Channel {
     if (pieces_.empty() && refused_) throw Refused(refused_->reason, refused_->message);
     return std::exchange(pieces_, {});
   }
-  /// Tokens of the prompt that were found in the cache, as far as it is known.
+  /// Tokens of the prompts that were found in the cache, as far as it is known.
   [[nodiscard]] std::size_t cached() const {
     const std::lock_guard lock(mutex_);
     return cached_;
@@ -109,7 +110,7 @@ class Channel {
   std::condition_variable changed_;
   std::vector<Piece> pieces_;
   std::size_t cached_ = 0;
-  bool accepted_ = false;
+  std::size_t accepted_ = 0;
   std::optional<Refusal> refused_;
 };
 

@@ -18,26 +18,25 @@ namespace serve {
 /// Decodes token by token; emits whole characters only, and nothing of a stop string.
 class ChoiceText {
  public:
-  /// \param previous  the prompt's last token
+  /// \param previous  the prompt's last token; -1 where echo() comes first
   ChoiceText(const Tokenizer& tokenizer, int previous, std::vector<std::string> stop)
       : tokenizer_(&tokenizer), previous_(previous), stop_(std::move(stop)) {}
 
   /// What can be said after this token. \pre not stopped()
   /// \param logprobs  of the token; empty: not wanted
   [[nodiscard]] std::string push(int token, std::vector<TokenLogprob> logprobs = {}) {
-    const std::string bytes = tokenizer_->decode(previous_, token);
-    const bool after_half = whole_.holds();
-    const std::string text = whole_.push(bytes);
-    if (!logprobs.empty()) {
-      // What was held back and is no character after all stands before this token's own text.
-      const bool apart = after_half && text.starts_with(replacement_character) &&
-                         (static_cast<unsigned char>(bytes[0]) & 0xc0) != 0x80;
-      const std::size_t begin = bytes_ + (apart ? replacement_character.size() : 0);
-      const std::size_t offset = characters_before_ + (apart ? 1 : 0);
-      scored_.push_back({begin, {previous_, offset, std::move(logprobs)}});
-    }
-    previous_ = token;
-    return say(text);
+    return say(add(token, tokenizer_->decode(previous_, token), std::move(logprobs), false));
+  }
+  /// What a token of the prompt adds to a text that repeats it. Stop strings are not looked for.
+  [[nodiscard]] std::string echo(int token, std::vector<TokenLogprob> logprobs = {}) {
+    std::string text = add(token, tokenizer_->spell(previous_, token), std::move(logprobs), true);
+    count(text);
+    said_ += text.size();
+    return text;
+  }
+  /// The token that ends a text has a log-probability, and no text.
+  void end_with(std::vector<TokenLogprob> logprobs) {
+    scored_.push_back({bytes_, {previous_, characters_before_, std::move(logprobs)}});
   }
   /// Whether a stop string was found.
   [[nodiscard]] bool stopped() const { return stop_.found(); }
@@ -63,12 +62,31 @@ class ChoiceText {
     ScoredToken token;
   };
 
-  std::string say(const std::string& text) {
+  /// The characters that a token completes.
+  std::string add(int token, const std::string& bytes, std::vector<TokenLogprob> logprobs,
+                  bool of_prompt) {
+    const bool after_half = whole_.holds();
+    const std::string text = whole_.push(bytes);
+    if (!logprobs.empty()) {
+      // What was held back and is no character after all stands before this token's own text.
+      const bool apart = after_half && text.starts_with(replacement_character) &&
+                         (static_cast<unsigned char>(bytes[0]) & 0xc0) != 0x80;
+      const std::size_t begin = bytes_ + (apart ? replacement_character.size() : 0);
+      const std::size_t offset = characters_before_ + (apart ? 1 : 0);
+      scored_.push_back({begin, {previous_, offset, std::move(logprobs), of_prompt}});
+    }
+    previous_ = token;
+    return text;
+  }
+  void count(const std::string& text) {
     bytes_ += text.size();
     characters_before_ +=
         static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
           return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
         }));
+  }
+  std::string say(const std::string& text) {
+    count(text);
     std::string said = stop_.push(text);
     said_ += said.size();
     return said;

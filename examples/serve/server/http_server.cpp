@@ -299,9 +299,7 @@ HttpServer::Reply HttpServer::reply_to(const httplib::Request& request) const {
   if (path == "/") return {page, "text/html; charset=utf-8"};
   if (path == "/metrics")
     return {metrics_text(service_.counters(), service_.snapshot()), "text/plain; version=0.0.4"};
-  if (path == "/tree")
-    return {
-        tree_json(service_.counters(), service_.snapshot(), *served_.tokenizer, has_key(request))};
+  if (path == "/tree") return {tree(request)};
   if (path == "/kv_chunks") return {chunks(has_key(request))};
   if (path == "/v1/loads")
     return {loads_json(service_.counters(), service_.snapshot(), options_.max_requests)};
@@ -337,7 +335,23 @@ std::string HttpServer::chunks(bool has_key) const {
   if (!has_key)
     throw ApiError(401, "Authorization: expected Bearer and the API key of this server", "",
                    "invalid_api_key");
-  return chunks_json(service_.cached_chunks(), service_.snapshot().chunk_size);
+  return chunks_json(service_.cached_chunks(), service_.snapshot().chunk_size,
+                     options_.shows_salted);
+}
+
+/// Texts are for those who know their salt, or for all who have the key if the operator says so.
+std::string HttpServer::tree(const httplib::Request& request) const {
+  TreeRights rights;
+  rights.matches = !options_.hides_cached;
+  rights.failure = service_.failure();
+  const std::string salt = request.get_header_value("X-Cache-Salt");
+  if (has_key(request) && options_.tree_texts)
+    rights.texts = [](std::uint64_t) { return true; };
+  else if (has_key(request) && !salt.empty())
+    rights.texts = [own = service_.tenant_of(salt)](std::uint64_t tenant) {
+      return tenant != 0 && tenant == own;
+    };
+  return tree_json(service_.counters(), service_.snapshot(), *served_.tokenizer, rights);
 }
 
 void HttpServer::generate(const httplib::Request& request, httplib::Response& response,
@@ -353,18 +367,19 @@ void HttpServer::generate(const httplib::Request& request, httplib::Response& re
   head.model = served_.name;
   head.created = seconds_since_1970();
   head.usage_follows = asked.include_usage;
+  head.hides_cached = options_.hides_cached;
   // From before it is submitted: stop() must not overlook it. Until the response is gone.
   ++generating_;
   const std::shared_ptr<void> writing(nullptr, [this](void*) { --generating_; });
-  Service::Ticket ticket = service_.submit(asked.job);
+  std::vector<Service::Ticket> tickets = service_.submit(asked.jobs);
   // Only now is it known that it is not refused for want of room. And while nothing is answered a
   // router may send the request to another server, if this one ends.
   // A client that sends no more is no router, and may wait or not: the reply's head finds out.
-  while (!ticket.channel().wait_until_said(std::chrono::milliseconds(50)) &&
+  while (!tickets.front().channel().wait_until_said(std::chrono::milliseconds(50)) &&
          !Connection::current().has_ended())
     if (Connection::current().is_gone()) return;  // nobody reads what is answered
   auto answer = std::make_shared<Answer>(
-      std::move(head), *served_.tokenizer, asked, std::move(ticket),
+      std::move(head), *served_.tokenizer, asked, std::move(tickets),
       [this, path = request.path, start](const std::string& line) {
         const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
         options_.log(fmt::format("{}  {} in {:.2f} s", path, line, seconds.count()));

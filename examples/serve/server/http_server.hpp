@@ -24,7 +24,10 @@ struct HttpOptions {
   std::size_t max_body = std::size_t{4} << 20;  ///< bytes
   std::size_t max_requests = 256;               ///< that the service takes, for /v1/loads
   std::vector<std::string> origins;             ///< whose pages may ask: "https://chat.example"
-  bool shows_chunks = false;                    ///< whether /kv_chunks is there
+  bool shows_chunks = false;                    ///< whether /kv_chunks is there,
+  bool shows_salted = false;                    ///< with tokens of tenants with a salt
+  bool tree_texts = false;    ///< whether /tree shows texts of all to who has the key
+  bool hides_cached = false;  ///< whether clients are not told what was cached
   /// Called with a line for each text that was asked for, from any thread.
   std::function<void(const std::string&)> log = [](const std::string&) {};
 };
@@ -53,6 +56,7 @@ class HttpServer {
               const std::string& body);
   [[nodiscard]] Reply reply_to(const httplib::Request& request) const;
   [[nodiscard]] std::string chunks(bool has_key) const;
+  [[nodiscard]] std::string tree(const httplib::Request& request) const;
   void generate(const httplib::Request& request, httplib::Response& response,
                 const std::string& body);
   [[nodiscard]] bool has_key(const httplib::Request& request) const;

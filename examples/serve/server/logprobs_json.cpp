@@ -58,17 +58,23 @@ Json text_logprobs(const Tokenizer& tokenizer, std::span<const ScoredToken> scor
            {"text_offset", Json::array()}};
   for (const ScoredToken& token : scored) {
     const auto name = [&](const TokenLogprob& one) {
-      return name_of(tokenizer.decode(token.previous, one.token));
+      return name_of(token.of_prompt ? tokenizer.spell(token.previous, one.token)
+                                     : tokenizer.decode(token.previous, one.token));
     };
+    all["tokens"].push_back(name(token.logprobs.front()));
+    all["text_offset"].push_back(token.offset);
+    if (token.of_prompt && token.previous < 0) {  // nothing is before it
+      all["token_logprobs"].push_back(nullptr);
+      all["top_logprobs"].push_back(nullptr);
+      continue;
+    }
     Json top = Json::object();  // of tokens of one name, the most likely
     for (std::size_t i = 1; i < token.logprobs.size(); ++i)
       top.emplace(name(token.logprobs[i]), finite(token.logprobs[i].logprob));
     const TokenLogprob& own = token.logprobs.front();
     top.emplace(name(own), finite(own.logprob));
-    all["tokens"].push_back(name(own));
     all["token_logprobs"].push_back(finite(own.logprob));
     all["top_logprobs"].push_back(std::move(top));
-    all["text_offset"].push_back(token.offset);
   }
   return all;
 }

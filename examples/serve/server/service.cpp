@@ -31,25 +31,43 @@ double Service::now() const {
 // --- from any thread
 // ---------------------------------------------------------------------------------
 
-Service::Ticket Service::submit(Job job) {
-  auto channel = std::make_shared<Channel>();
-  RequestId id = 0;
+std::vector<Service::Ticket> Service::submit(std::vector<Job> jobs) {
+  const auto channel = std::make_shared<Channel>();
+  std::vector<Ticket> tickets;
+  tickets.reserve(jobs.size());
   {
     const std::lock_guard lock(mutex_);
     if (!failure_.empty()) throw refusal(Refused::Reason::failed);
     if (closing_) throw refusal(Refused::Reason::closing);
-    if (counters_.requests >= options_.max_requests) throw refusal(Refused::Reason::full);
-    ++counters_.requests;
-    id = ++last_id_;
-    commands_.push_back({[this, id, job = std::move(job), channel, came = now()]() mutable {
-                           start(id, std::move(job), std::move(channel), came);
-                         },
-                         channel});
+    if (jobs.size() > options_.max_requests)
+      throw Refused(Refused::Reason::invalid,
+                    fmt::format("prompt = {} prompts: expected at most {}, the places for requests",
+                                jobs.size(), options_.max_requests));
+    if (counters_.requests + jobs.size() > options_.max_requests)
+      throw refusal(Refused::Reason::full);
+    counters_.requests += jobs.size();
+    int first_choice = 0;
+    for (Job& job : jobs) {
+      const RequestId id = ++last_id_;
+      const int choices = job.choices;
+      commands_.push_back(
+          {[this, id, job = std::move(job), first_choice, channel, came = now()]() mutable {
+             start(id, std::move(job), first_choice, std::move(channel), came);
+           },
+           channel});
+      first_choice += choices;
+      tickets.emplace_back(*this, id, channel);
+    }
     work_.notify_one();
   }
-  Ticket ticket(*this, id, channel);
-  channel->wait_until_accepted();
-  return ticket;
+  channel->wait_until_accepted(tickets.size());
+  return tickets;
+}
+
+Service::Ticket Service::submit(Job job) {
+  std::vector<Job> one;
+  one.push_back(std::move(job));
+  return std::move(submit(std::move(one)).front());
 }
 
 /// \pre mutex_ is held
@@ -71,6 +89,7 @@ void Service::cancel(RequestId id) {
   if (!failure_.empty()) return;
   commands_.push_back(
       {[this, id] { engine_->cancel(id); }, nullptr});  // of one that has ended: nothing
+  gone_.insert(id);
   work_.notify_one();
 }
 
@@ -130,6 +149,10 @@ TreeSnapshot Service::snapshot() {
   return ask([](const Engine& engine) { return engine.snapshot(); });
 }
 
+std::uint64_t Service::tenant_of(const std::string& salt) {
+  return ask([this, salt](const Engine&) { return tenants_.find(salt); });
+}
+
 std::vector<CachedChunk> Service::cached_chunks() {
   return ask([](const Engine& engine) { return engine.cached_chunks(); });
 }
@@ -138,6 +161,10 @@ std::vector<CachedChunk> Service::cached_chunks() {
 // -----------------------------------------------------------------------------
 
 void Service::run() {
+  engine_->set_gone([this](RequestId id) {
+    const std::lock_guard lock(mutex_);
+    return gone_.contains(id);
+  });
   try {
     bool busy = false;
     while (run_commands(!busy)) {
@@ -185,6 +212,7 @@ bool Service::run_commands(bool wait) {
     if (wait) work_.wait(lock, [this] { return stopping_ || !commands_.empty(); });
     if (stopping_ && commands_.empty()) return false;
     taken_.swap(commands_);
+    gone_.clear();
   }
   for (; !taken_.empty(); taken_.pop_front()) taken_.front().run();
   return true;
@@ -194,14 +222,20 @@ void Service::cancel_all() {
   for (const auto& [id, live] : live_) engine_->cancel(id);
 }
 
-void Service::start(RequestId id, Job job, std::shared_ptr<Channel> channel, double came) {
+void Service::start(RequestId id, Job job, int first_choice, std::shared_ptr<Channel> channel,
+                    double came) {
   Live live;
   live.channel = channel;
+  live.first_choice = first_choice;
+  if (job.echo) live.echo = job.prompt;
+  live.is_scored = job.logprobs >= 0;
+  live.echoed.resize(static_cast<std::size_t>(job.choices));
   live.prompt_tokens = job.prompt.size();
   live.came = came;
   live.running = static_cast<std::size_t>(job.choices);
   for (int i = 0; i < job.choices; ++i)
-    live.texts.emplace_back(tokenizer_, job.prompt.empty() ? -1 : job.prompt.back(), job.stop);
+    live.texts.emplace_back(tokenizer_, job.echo || job.prompt.empty() ? -1 : job.prompt.back(),
+                            job.stop);
   Request request;
   request.id = id;
   request.max_length = job.prompt.size() + job.max_tokens;
@@ -210,6 +244,7 @@ void Service::start(RequestId id, Job job, std::shared_ptr<Channel> channel, dou
   request.sampling = job.sampling;
   request.logit_bias = std::move(job.logit_bias);
   request.logprobs = job.logprobs;
+  request.prompt_logprobs = job.echo && job.logprobs >= 0;
   request.tenant = tenants_.number_of(job.cache_salt);
   request.salt = job.cache_salt;
   request.deadline = came + options_.request_seconds;
@@ -247,12 +282,16 @@ void Service::deliver(const Event& event) {
   Live& live = found->second;
   ChoiceText& text = live.texts[static_cast<std::size_t>(event.choice)];
   Piece piece;
-  piece.choice = event.choice;
+  piece.choice = live.first_choice + event.choice;
   piece.finish = event.finish;
+  if (!event.prompt_logprobs.empty()) live.prompt_logprobs = event.prompt_logprobs;
+  piece.text = echo(live, event.choice);
   const bool stopped_before = text.stopped();
   if (event.token >= 0 && !stopped_before) {
-    piece.text = text.push(event.token, event.logprobs);
+    piece.text += text.push(event.token, event.logprobs);
     piece.tokens = 1;
+  } else if (!event.logprobs.empty() && !stopped_before) {
+    text.end_with(event.logprobs);
   }
   if (event.finish != Finish::none && !text.stopped()) piece.text += text.finish();
   piece.scored = text.take_scored();
@@ -260,10 +299,11 @@ void Service::deliver(const Event& event) {
     if (event.finish == Finish::length) piece.finish = Finish::stop;
     if (event.finish == Finish::none && !stopped_before) engine_->stop(event.id, event.choice);
   }
+  const bool first = !std::exchange(live.heard, true);
   {
     const std::lock_guard lock(mutex_);
     counters_.generated_tokens += piece.tokens;
-    if (!std::exchange(live.heard, true)) {
+    if (first) {
       counters_.first_token.add(now() - live.came);
       counters_.prompt_tokens += live.prompt_tokens;
       counters_.cached_tokens += event.cached;
@@ -273,7 +313,23 @@ void Service::deliver(const Event& event) {
   const bool last = event.finish != Finish::none && --live.running == 0;
   const auto channel = live.channel;
   if (last) end(found);  // before the client hears of it: it sees its place given back
-  channel->push(std::move(piece), event.cached);
+  channel->push(std::move(piece), first ? event.cached : 0);
+}
+
+/// The prompt, before all else that a choice says, if that is asked for. Its tokens have their
+/// log-probabilities where these are known: a request may end before they are.
+std::string Service::echo(Live& live, int choice) {
+  if (std::exchange(live.echoed[static_cast<std::size_t>(choice)], 1) != 0) return "";
+  ChoiceText& text = live.texts[static_cast<std::size_t>(choice)];
+  std::string said;
+  const bool is_scored = live.is_scored && live.prompt_logprobs.size() + 1 == live.echo.size();
+  for (std::size_t i = 0; i < live.echo.size(); ++i) {
+    std::vector<TokenLogprob> logprobs;
+    if (is_scored)
+      logprobs = i == 0 ? std::vector{TokenLogprob{live.echo[0], 0}} : live.prompt_logprobs[i - 1];
+    said += text.echo(live.echo[i], std::move(logprobs));
+  }
+  return said;
 }
 
 /// All choices at once: their other events find nobody.

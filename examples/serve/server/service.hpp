@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -26,7 +27,7 @@
 
 namespace serve {
 
-/// What a client asks for.
+/// What a client asks for of one prompt.
 struct Job {
   std::vector<int> prompt;
   std::size_t max_tokens = 0;  ///< to generate, of each choice
@@ -36,6 +37,7 @@ struct Job {
   int logprobs = -1;              ///< as Request's
   std::vector<std::string> stop;  ///< strings that end a text; none is empty
   std::string cache_salt;         ///< K/V is shared only among requests with the same
+  bool echo = false;              ///< whether texts begin with the prompt, logprobs with its
 };
 
 struct ServiceOptions {
@@ -90,7 +92,9 @@ class Service {
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
 
-  /// Hands a request to the engine. From any thread, as everything here. \throws Refused
+  /// Hands prompts to the engine, all of them or none, as one request with one channel; choices
+  /// are counted through. From any thread, as everything here. \throws Refused
+  [[nodiscard]] std::vector<Ticket> submit(std::vector<Job> jobs);
   [[nodiscard]] Ticket submit(Job job);
 
   /// Refuses all requests from now on.
@@ -106,6 +110,8 @@ class Service {
   [[nodiscard]] ServiceCounters counters() const;
   /// The tree between two steps. Empty if the engine is broken.
   [[nodiscard]] TreeSnapshot snapshot();
+  /// Whose K/V this salt names now; 0: nobody's.
+  [[nodiscard]] std::uint64_t tenant_of(const std::string& salt);
   /// Engine::cached_chunks() between two steps. Empty if the engine is broken.
   [[nodiscard]] std::vector<CachedChunk> cached_chunks();
 
@@ -115,7 +121,12 @@ class Service {
     std::shared_ptr<Channel> channel;
     std::vector<ChoiceText> texts;  ///< by choice
     std::size_t running = 0;        ///< choices that have not ended
+    int first_choice = 0;           ///< of the channel's
     std::size_t prompt_tokens = 0;
+    std::vector<int> echo;     ///< the prompt, if texts begin with it
+    std::vector<char> echoed;  ///< by choice
+    bool is_scored = false;    ///< log-probabilities are asked for
+    std::vector<std::vector<TokenLogprob>> prompt_logprobs;
     double came = 0;
     bool heard = false;  ///< it has said something
   };
@@ -134,7 +145,9 @@ class Service {
   // On the engine's thread:
   void run();
   [[nodiscard]] bool run_commands(bool wait);
-  void start(RequestId id, Job job, std::shared_ptr<Channel> channel, double came);
+  void start(RequestId id, Job job, int first_choice, std::shared_ptr<Channel> channel,
+             double came);
+  [[nodiscard]] static std::string echo(Live& live, int choice);
   void deliver_all();
   void deliver(const Event& event);
   void refuse(std::map<RequestId, Live>::iterator live, Refused::Reason reason,
@@ -158,6 +171,7 @@ class Service {
   mutable std::mutex mutex_;  // of all below
   std::condition_variable work_, idle_;
   std::deque<Command> commands_;
+  std::set<RequestId> gone_;  // whose cancelling is among them
   ServiceCounters counters_;
   RequestId last_id_ = 0;
   bool closing_ = false, stopping_ = false;

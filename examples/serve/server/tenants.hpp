@@ -32,6 +32,11 @@ class Tenants {
     by_salt_.emplace(salt, recent_.begin());
     return last_;
   }
+  /// The same of a salt that is remembered; 0: it is not.
+  [[nodiscard]] std::uint64_t find(const std::string& salt) const {
+    const auto found = by_salt_.find(salt);
+    return found == by_salt_.end() ? 0 : found->second->number;
+  }
   [[nodiscard]] std::size_t size() const { return recent_.size(); }
 
  private:

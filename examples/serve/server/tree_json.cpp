@@ -8,9 +8,9 @@
 namespace serve {
 
 std::string tree_json(const ServiceCounters& counters, const TreeSnapshot& tree,
-                      const Tokenizer& tokenizer, bool texts) {
+                      const Tokenizer& tokenizer, const TreeRights& rights) {
   using Json = nlohmann::json;
-  constexpr std::size_t most_nodes = 1000;
+  const std::size_t most_nodes = rights.matches ? 1000 : 0;
   Json nodes = Json::array();
   // Parents stand first, so that what is left out at the end is nobody's parent.
   for (std::size_t i = 0; i < std::min(tree.nodes.size(), most_nodes); ++i) {
@@ -20,7 +20,7 @@ std::string tree_json(const ServiceCounters& counters, const TreeSnapshot& tree,
              {"tokens", node.tokens},
              {"sequences", node.sequences},
              {"tenant", node.tenant}};
-    if (texts) {
+    if (rights.texts(node.tenant)) {
       Utf8Stream characters;
       one["text"] = characters.push(tokenizer.decode(node.first_tokens)) + characters.finish();
     }
@@ -35,7 +35,7 @@ std::string tree_json(const ServiceCounters& counters, const TreeSnapshot& tree,
              {"loads_late", below.loads_late},
              {"loaded_tokens", below.loaded_tokens},
              {"refused_blocks", below.refused_blocks}};
-  const Json all{
+  Json all{
       {"nodes", std::move(nodes)},
       {"nodes_left_out", tree.nodes.size() - std::min(tree.nodes.size(), most_nodes)},
       {"chunk_size", tree.chunk_size},
@@ -44,18 +44,22 @@ std::string tree_json(const ServiceCounters& counters, const TreeSnapshot& tree,
       {"requests", counters.requests},
       {"waiting", counters.waiting},
       {"prompt_tokens", counters.prompt_tokens},
-      {"cached_tokens", counters.cached_tokens},
       {"generated_tokens", counters.generated_tokens},
       {"evicted_tokens", tree.evicted_tokens},
       {"tiers", std::move(tiers)},
       {"preemptions", counters.engine.preemptions}};
-  return all.dump();
+  if (rights.matches) all["cached_tokens"] = counters.cached_tokens;
+  if (!rights.failure.empty()) all["failure"] = rights.failure;
+  return all.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-std::string chunks_json(const std::vector<CachedChunk>& chunks, std::size_t chunk_size) {
+std::string chunks_json(const std::vector<CachedChunk>& chunks, std::size_t chunk_size,
+                        bool salted) {
   nlohmann::json list = nlohmann::json::array();
   for (const CachedChunk& chunk : chunks)
-    list.push_back(nlohmann::json::array({chunk.parent, chunk.tenant, chunk.tokens}));
+    list.push_back(
+        nlohmann::json::array({chunk.parent, chunk.tenant,
+                               salted || chunk.tenant == 0 ? chunk.tokens : std::vector<int>()}));
   return nlohmann::json{{"chunk_size", chunk_size}, {"chunks", std::move(list)}}.dump();
 }
 

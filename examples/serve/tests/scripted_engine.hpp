@@ -131,7 +131,7 @@ class ScriptedEngine final : public serve::Engine {
   struct Live {
     serve::Request request;
     std::vector<Choice> choices;
-    bool waits = true;
+    bool waits = true, told = false;
     [[nodiscard]] bool has_ended() const {
       for (const Choice& choice : choices)
         if (!choice.ended) return false;
@@ -144,6 +144,7 @@ class ScriptedEngine final : public serve::Engine {
     if (choice.ended) return;
     const serve::Request& request = live.request;
     if (now >= request.deadline) return end(live, c, -1, serve::Finish::deadline);
+    if (request.prompt.size() >= request.max_length) return end(live, c, -1, serve::Finish::length);
     const std::size_t period = request.prompt.size() - first_;
     const int token =
         period == 0 ? request.prompt.back() : request.prompt[first_ + choice.said % period];
@@ -157,13 +158,17 @@ class ScriptedEngine final : public serve::Engine {
     if (std::exchange(live.choices[c].ended, true)) return;
     tell(live, c, token, finish);
   }
-  void tell(const Live& live, std::size_t c, int token, serve::Finish finish) {
+  void tell(Live& live, std::size_t c, int token, serve::Finish finish) {
     serve::Event event{live.request.id, static_cast<int>(c), token, finish, 1};
     if (live.request.logprobs >= 0 && token >= 0) {  // -0.5; of others, down from the token, less
       event.logprobs.push_back({token, -0.5f});
       for (int i = 0; i < live.request.logprobs; ++i)
         event.logprobs.push_back({token - i, -0.5f - static_cast<float>(i)});
     }
+    if (live.request.prompt_logprobs && !std::exchange(live.told, true))  // less and less likely
+      for (std::size_t i = 1; i < live.request.prompt.size(); ++i)
+        event.prompt_logprobs.push_back(
+            {{live.request.prompt[i], -static_cast<float>(i)}, {live.request.prompt[0], -0.125f}});
     events_.push_back(std::move(event));
   }
 

@@ -2,15 +2,20 @@
 // in any company, logits with the same bits for 1 to 64 rows, and an engine short of chunks.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.hpp"
+#include "engine/step_budget.hpp"
 #include "files.hpp"
 #include "model/forward.hpp"
 #include "model/load.hpp"
@@ -380,4 +385,95 @@ TEST_CASE("a step that throws has not happened, and says whom it was about") {
     whole.insert(whole.end(), texts[request.id].begin(), texts[request.id].end());
     CHECK(whole == expected.at(request.id).tokens);
   }
+}
+
+TEST_CASE("a step that nobody waits for is dropped between layers") {
+  chunkattn::ThreadPool pool(1);
+  const Model model =
+      random_model({64, 172, 2, 8, 4, 300, 256, true, 1e-5f, 10000.0f}, Element::fp32, 7, pool);
+  Products products(pool, ProductKind::own);
+  EngineOptions options;
+  options.max_chunks = 100;
+  options.chunk_size = 8;
+  options.reduce = chunkattn::CpuOptions::Reduce::batch_invariant;
+  const auto engine = make_engine(model, products, options);
+  const Request first{.id = 1, .prompt = std::vector<int>(50, 5), .max_length = 60};
+  const Request second{.id = 2, .prompt = std::vector<int>(60, 7), .max_length = 70};
+  std::vector<RequestId> gone{1};
+  int asked = 0;
+  engine->set_gone([&](RequestId id) {
+    ++asked;
+    return std::find(gone.begin(), gone.end(), id) != gone.end();
+  });
+  engine->submit(first);
+  CHECK(engine->step(0));
+  CHECK(asked == 1);  // not of the second layer
+  CHECK(engine->take_events().empty());
+  engine->cancel(1);
+  CHECK(engine->snapshot().chunks_used == 0);
+  CHECK(engine->take_events().size() == 1);
+  // Somebody else waits for it.
+  engine->submit(first);
+  engine->submit(second);
+  CHECK(engine->step(0));
+  CHECK(engine->take_events().size() == 2);
+  gone = {};
+  while (engine->step(0)) continue;
+  std::vector<int> text = first.prompt;
+  for (const Event& event : engine->take_events())
+    if (event.id == 1 && event.token >= 0) text.push_back(event.token);
+  CHECK(text.size() == 59);  // its first token was taken above
+  CHECK(engine->snapshot().chunks_used == 0);
+}
+
+TEST_CASE("a step's budget keeps to a time, within its bounds") {
+  StepBudget free(512, std::numeric_limits<double>::infinity());
+  CHECK(free.tokens() == 512);
+  free.computed(512, 100);
+  CHECK(free.tokens() == 512);
+  for (const double per_token : {1e-5, 1e-4, 4e-4, 1e-3, 1e-2}) {
+    StepBudget budget(512, 0.1);
+    std::size_t changes = 0, before = budget.tokens();
+    for (int step = 0; step < 50; ++step) {
+      const double noise = step % 2 == 0 ? 1.1 : 1 / 1.1;
+      budget.computed(budget.tokens(), per_token * noise * static_cast<double>(budget.tokens()));
+      changes += budget.tokens() != std::exchange(before, budget.tokens());
+    }
+    const double seconds = per_token * static_cast<double>(budget.tokens());
+    CAPTURE(per_token);
+    CHECK((seconds <= 0.11 || budget.tokens() == StepBudget::least));
+    CHECK((seconds >= 0.03 || budget.tokens() == 512));
+    CHECK(changes <= 4);  // it finds its place and stays there
+    // One that slows down, as attention to a long prompt does, and rests that say little.
+    for (int step = 0; step < 10; ++step) budget.computed(512, 10);
+    CHECK(budget.tokens() == StepBudget::least);
+    budget.computed(3, 1e-9);
+    CHECK(budget.tokens() == StepBudget::least);
+  }
+  CHECK(StepBudget(20, 0.1).tokens() == 20);
+}
+
+TEST_CASE("a long prompt stalls others no longer than a step may take") {
+  chunkattn::ThreadPool pool(1);
+  const Model model =
+      random_model({64, 172, 2, 8, 4, 300, 2048, true, 1e-5f, 10000.0f}, Element::fp32, 7, pool);
+  Products products(pool, ProductKind::own);
+  EngineOptions options;
+  options.max_chunks = 300;
+  options.step_seconds = 1e-6;  // of which each step has more: the least there is
+  const auto engine = make_engine(model, products, options);
+  engine->submit({.id = 1, .prompt = {5, 6}, .max_length = 200});
+  engine->step(0);
+  engine->submit({.id = 2, .prompt = std::vector<int>(1280, 7), .max_length = 1300});
+  std::size_t meanwhile = 0;
+  for (bool begun = false; !begun;) {
+    CHECK(engine->step(0));
+    for (const Event& event : engine->take_events()) {
+      meanwhile += event.id == 1;
+      begun |= event.id == 2;
+    }
+  }
+  CHECK(meanwhile >= 1280 / StepBudget::least);
+  CHECK_THROWS_AS((options.step_seconds = 0, (void)make_engine(model, products, options)),
+                  std::invalid_argument);
 }

@@ -199,10 +199,16 @@ TEST_CASE("a field that is wrong is named, with its value and what was expected"
        "more than 32 levels"},
       {completions, std::string(100'000, '['), "", "more than 32 levels"},
       {completions, R"({"prompt": "a")" + std::string(100'000, ' '), "prompt", "not JSON"},
-      {completions, "{}", "prompt", "prompt = null: expected a string, or a list of tokens"},
+      {completions, "{}", "prompt", "prompt = null: expected a string, or a list of tokens, or a"},
       {completions, R"({"prompt": 7})", "prompt", "prompt = 7"},
       {completions, R"({"prompt": []})", "prompt", "0 tokens: expected at least one"},
-      {completions, R"({"prompt": ["a", "b"]})", "prompt", "prompt = […]"},
+      {completions, R"({"prompt": ["a", []]})", "prompt[1]", "prompt[1] = 0 tokens"},
+      {completions, R"({"prompt": ["a", 5]})", "prompt[1]", "prompt[1] = 5: expected a string"},
+      {completions, R"({"prompt": [5, "a"]})", "prompt[1]", "expected a token"},
+      {completions, R"({"prompt": [[5], [[5]]]})", "prompt[1][0]", "expected a token"},
+      {completions, R"({"prompt": [{}]})", "prompt[0]", "expected a string"},
+      {completions, R"({"prompt": ["a","b","c","d","e","f","g","h","i"], "n": 16})", "prompt",
+       "at most 8 prompts, as n = 16"},
       {completions, R"({"prompt": [5, -1]})", "prompt[1]", "prompt[1] = -1: expected a token"},
       {completions, R"({"prompt": [5, 300]})", "prompt[1]", "from 0 to 299"},
       {completions, R"({"prompt": [5, 1e3]})", "prompt[1]", "prompt[1] = 1000.0"},
@@ -229,7 +235,11 @@ TEST_CASE("a field that is wrong is named, with its value and what was expected"
       {completions, R"({"prompt": "a", "cache_salt": 5})", "cache_salt", "a string of at most 256"},
       {completions, R"({"prompt": "a", "logprobs": 21})", "logprobs", "from 0 to 20"},
       {completions, R"({"prompt": "a", "logprobs": true})", "logprobs", "from 0 to 20"},
-      {completions, R"({"prompt": "a", "echo": true})", "echo", "expected false"},
+      {completions, R"({"prompt": "a", "echo": 1})", "echo", "expected true or false"},
+      {completions, R"({"prompt": "a", "echo": true, "max_tokens": -1})", "max_tokens",
+       "from 0 to"},
+      {chats, R"({"messages": [{"role": "user", "content": "a"}], "echo": true})", "echo",
+       "expected false"},
       {completions, R"({"prompt": "a", "suffix": "b"})", "suffix", "not supported"},
       {completions, R"({"prompt": "a", "presence_penalty": 2.5})", "presence_penalty",
        "from -2 to 2"},
@@ -323,6 +333,8 @@ TEST_CASE("a field that is wrong is named, with its value and what was expected"
   // What the engine itself refuses.
   CHECK(post(client, completions, Json{{"prompt", std::string(210, 'x')}}).status == 400);
   CHECK(post(client, completions, Json{{"prompt", "a"}, {"model", "gpt-4"}}).status == 404);
+  CHECK(post(client, completions, Json{{"prompt", {"a", std::string(210, 'x'), "b"}}}).status ==
+        400);
   CHECK(post(client, completions, Json{{"prompt", "a"}, {"user", "me"}, {"seed", -5}}).status ==
         200);
   s.site.served().chat = nullptr;
@@ -382,6 +394,67 @@ TEST_CASE("what is asked of sampling reaches the engine") {
   CHECK(last.logit_bias[1].token == 12);
   CHECK(last.logit_bias[1].bias == 2.5f);
   CHECK(last.logprobs == -1);
+}
+
+TEST_CASE("several prompts are answered in their order, each with its choices") {
+  ServiceOptions options;
+  options.max_requests = 4;
+  ScriptedSite s({}, options);
+  auto client = s.site.client();
+  Json body{{"prompt", {"abc", "de", {103, 104}}}, {"max_tokens", 8}, {"n", 2}};
+  const auto reply = post(client, completions, body);
+  CAPTURE(reply.body.dump());
+  CHECK(reply.status == 200);
+  REQUIRE(reply.body["choices"].size() == 6);
+  std::vector<std::string> said;
+  for (int i = 0; i < 6; ++i) {
+    CHECK(reply.body["choices"][i]["index"] == i);
+    said.push_back(reply.body["choices"][i]["text"].get<std::string>());
+  }
+  CHECK(said ==
+        std::vector<std::string>{"abcabc", "abcabc", "deded", "deded", "dededede", "dededede"});
+  CHECK(reply.body["usage"] == Json{{"prompt_tokens", 9},
+                                    {"completion_tokens", 48},
+                                    {"total_tokens", 57},
+                                    {"prompt_tokens_details", {{"cached_tokens", 3}}}});
+  body["stream"] = true;
+  const auto result = client.Post(completions, body.dump(), "application/json");
+  REQUIRE(static_cast<bool>(result));
+  std::vector<std::string> streamed(6);
+  int ended = 0;
+  for (const std::string& event : test::events_of(result->body)) {
+    if (event == "[DONE]") continue;
+    const Json choice = Json::parse(event)["choices"][0];
+    streamed.at(choice["index"].get<std::size_t>()) += choice["text"].get<std::string>();
+    ended += choice["finish_reason"] == "length" ? 1 : 0;
+  }
+  CHECK(streamed == said);
+  CHECK(ended == 6);
+  // All of them have places, or none.
+  CHECK(post(client, completions, Json{{"prompt", {"a", "b", "c", "d", "e"}}}).status == 400);
+  s.levers.held = true;
+  std::thread runs([&] {
+    auto other = s.site.client();
+    CHECK(post(other, completions, Json{{"prompt", "abc"}, {"max_tokens", 5}}).status == 200);
+  });
+  CHECK(eventually([&] { return s.site.service().counters().requests == 1; }));
+  CHECK(post(client, completions, Json{{"prompt", {"a", "b", "c", "d"}}}).status == 429);
+  CHECK(s.site.service().counters().requests == 1);
+  s.levers.held = false;
+  runs.join();
+  CHECK(post(client, completions, Json{{"prompt", {"a", "b", "c", "d"}}}).status == 200);
+  // A client that goes away takes all of its prompts along.
+  s.levers.held = true;
+  {
+    RawConnection connection(s.site.port());
+    const std::string all = R"({"prompt": ["a", "b", "c"]})";
+    connection.send(
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+        "application/json\r\nContent-Length: " +
+        std::to_string(all.size()) + "\r\n\r\n" + all);
+    CHECK(eventually([&] { return s.site.service().counters().requests == 3; }));
+  }
+  CHECK(eventually([&] { return s.site.service().counters().requests == 0; }));
 }
 
 TEST_CASE("routers are told what they ask of workers") {
@@ -627,9 +700,10 @@ TEST_CASE("the work of a body grows with its length alone, and what it is made o
   }
 }
 
-TEST_CASE("with a key, texts are for those who have it; counts are for all") {
+TEST_CASE("with --tree-texts, texts are for those who have the key; counts are for all") {
   HttpOptions http;
   http.api_key = "secret";
+  http.tree_texts = true;
   ScriptedSite s(http);
   auto good = s.site.client("secret"), bad = s.site.client("Secret"), none = s.site.client();
   const Json body{{"prompt", "abc"}};

@@ -153,6 +153,55 @@ TEST_CASE("of random texts and stop strings, the tokens told are those whose tex
   }
 }
 
+TEST_CASE("a prompt that is repeated stands before the text, with its own log-probabilities") {
+  ScriptedSite s;
+  auto client = s.site.client();
+  Json body{{"prompt", "bé"}, {"max_tokens", 2}, {"logprobs", 1}, {"echo", true}};  // says bos, b
+  const auto reply = post(client, completions, body);
+  CAPTURE(reply.body.dump());
+  CHECK(reply.body["choices"][0]["text"] == "béb");
+  const Json expected{{"tokens", {"", "b", "bytes:\\xc3", "bytes:\\xa9", "", "b"}},
+                      {"token_logprobs", {nullptr, -1.0, -2.0, -3.0, -0.5, -0.5}},
+                      {"top_logprobs",
+                       {nullptr,
+                        {{"", -0.125}, {"b", -1.0}},
+                        {{"", -0.125}, {"bytes:\\xc3", -2.0}},
+                        {{"", -0.125}, {"bytes:\\xa9", -3.0}},
+                        {{"", -0.5}},
+                        {{"b", -0.5}}}},
+                      {"text_offset", {0, 0, 1, 1, 2, 2}}};
+  CHECK(reply.body["choices"][0]["logprobs"] == expected);
+  CHECK(reply.body["usage"]["completion_tokens"] == 2);
+  std::string text;
+  CHECK(streamed(client, completions, body, text) == expected);
+  CHECK(text == "béb");
+  // Of every choice, and nothing else where nothing is to be generated.
+  body["max_tokens"] = 0;
+  body["n"] = 3;
+  const auto alone = post(client, completions, body);
+  CAPTURE(alone.body.dump());
+  REQUIRE(alone.body["choices"].size() == 3);
+  for (const Json& choice : alone.body["choices"]) {
+    CHECK(choice["text"] == "bé");
+    CHECK(choice["finish_reason"] == "length");
+    CHECK(choice["logprobs"]["token_logprobs"] == Json{nullptr, -1.0, -2.0, -3.0});
+  }
+  CHECK(alone.body["usage"]["completion_tokens"] == 0);
+  // Without log-probabilities; stop strings are not looked for in it; one token.
+  const auto plain =
+      post(client, completions,
+           Json{{"prompt", {"abab", {100}}}, {"echo", true}, {"max_tokens", 3}, {"stop", "ab"}});
+  CHECK(plain.body["choices"][0]["text"] == "abab");
+  CHECK(plain.body["choices"][0]["finish_reason"] == "stop");
+  CHECK(plain.body["choices"][0]["logprobs"].is_null());
+  CHECK(plain.body["choices"][1]["text"] == "aaaa");
+  const auto one =
+      post(client, completions,
+           Json{{"prompt", {100}}, {"echo", true}, {"max_tokens", 0}, {"logprobs", 0}});
+  CHECK(one.body["choices"][0]["text"] == "a");
+  CHECK(one.body["choices"][0]["logprobs"]["token_logprobs"] == Json::array({nullptr}));
+}
+
 TEST_CASE("what has no probability has one that JSON can say") {
   const auto tokenizer = byte_tokenizer(300);
   const float infinity = std::numeric_limits<float>::infinity();

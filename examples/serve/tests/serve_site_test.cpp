@@ -3,6 +3,7 @@
 // its chunks.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <thread>
@@ -10,6 +11,7 @@
 
 #include "engine/engine.hpp"
 #include "http_setup.hpp"
+#include "model/forward.hpp"
 #include "model/load.hpp"
 #include "tests/support/random.hpp"
 
@@ -24,7 +26,10 @@ struct ModelSite {
   Model model =
       random_model({64, 172, 2, 8, 4, 300, 256, true, 1e-5f, 10000.0f}, Element::fp32, 7, pool);
   Products products{pool, ProductKind::own};
-  test::Site site{make_engine(model, products, options()), {}, {}};
+  test::Site site;
+
+  explicit ModelSite(HttpOptions http = {})
+      : site(make_engine(model, products, options()), std::move(http), {}) {}
 
   static EngineOptions options() {
     EngineOptions options;
@@ -46,7 +51,123 @@ std::size_t cached(const test::HttpReply& reply) {
   return reply.body["usage"]["prompt_tokens_details"]["cached_tokens"].get<std::size_t>();
 }
 
+/// What the model says of each token from the second on, computed for one sequence by itself.
+std::vector<float> own_logprobs(const Model& model, Products& products,
+                                const std::vector<int>& tokens) {
+  chunkattn::PrefixTree<std::int32_t, 64> tree;
+  chunkattn::AttentionPlan plan;
+  const auto attention = make_attention(KvType::fp32, tree, model.config, products.executor(),
+                                        {.reduce = chunkattn::CpuOptions::Reduce::batch_invariant});
+  Forward forward(model, products);
+  auto sequence = tree.insert(tokens);
+  auto step = tree.begin_step();
+  (void)step.add(sequence, tokens.size());
+  const auto view = plan.build(step);
+  std::vector<int> rows(tokens.size());
+  for (std::size_t r = 0; r < rows.size(); ++r) rows[r] = static_cast<int>(r);
+  const auto logits = forward.run(
+      view.tokens(), view.positions(), rows,
+      [&](int layer, std::span<const float> q, std::span<const float> k, std::span<const float> v,
+          std::span<float> out) { attention->run(layer, view, q, k, v, out); });
+  std::vector<float> logprobs;
+  const auto vocabulary = static_cast<std::size_t>(model.config.vocab_size);
+  for (std::size_t r = 0; r + 1 < tokens.size(); ++r) {
+    const auto row = logits.subspan(r * vocabulary, vocabulary);
+    double sum = 0;
+    for (const float logit : row) sum += std::exp(static_cast<double>(logit));
+    logprobs.push_back(
+        static_cast<float>(row[static_cast<std::size_t>(tokens[r + 1])] - std::log(sum)));
+  }
+  (void)std::move(step).finished();
+  return logprobs;
+}
+
 }  // namespace
+
+TEST_CASE("log-probabilities of prompts are those of the model's own logits") {
+  ModelSite s;
+  test::Random random(5);
+  std::vector<std::vector<int>> prompts{{7}, {1}};
+  for (int i = 0; i < 14; ++i) {  // with beginnings in common, some longer than a step scores
+    std::vector<int> prompt(static_cast<std::size_t>(i % 3 == 0 ? 0 : 20), 40 + i % 2);
+    for (int n = random.uniform(1, i % 4 == 0 ? 170 : 40); n > 0; --n)
+      prompt.push_back(random.uniform(1, 299));
+    prompts.push_back(prompt);
+  }
+  const auto check = [&](std::size_t prompt, const Json& choice, std::size_t generated) {
+    const std::vector<float> own = own_logprobs(s.model, s.products, prompts[prompt]);
+    const Json& told = choice["logprobs"]["token_logprobs"];
+    CAPTURE(choice.dump());
+    REQUIRE(told.size() == prompts[prompt].size() + generated);
+    CHECK(told[0].is_null());
+    for (std::size_t i = 0; i < own.size(); ++i)
+      CHECK(std::abs(told[i + 1].get<float>() - own[i]) < 1e-5f);
+    return told;
+  };
+  Json body{{"prompt", prompts}, {"max_tokens", 0},  {"echo", true},
+            {"logprobs", 2},     {"temperature", 0}, {"n", 2}};
+  std::vector<Json> first;
+  for (int round = 0; round < 2; ++round) {  // then with all of it in the cache; 120 chunks are few
+    auto client = s.site.client();
+    const auto reply = post(client, completions, body);
+    REQUIRE(reply.status == 200);
+    for (std::size_t i = 0; i < 2 * prompts.size(); ++i) {
+      const Json told = check(i / 2, reply.body["choices"].at(i), 0);
+      if (round == 0) first.push_back(told);
+      CHECK(told == first[i]);
+    }
+  }
+  CHECK(s.site.service().counters().engine.preemptions >= 0);
+  // Behind what is generated anyhow: as lm-eval asks, one token.
+  body["max_tokens"] = 1;
+  body.erase("n");
+  auto client = s.site.client();
+  const auto reply = post(client, completions, body);
+  for (std::size_t i = 0; i < prompts.size(); ++i) (void)check(i, reply.body["choices"].at(i), 1);
+  // While others run that use the same beginnings, in a stream.
+  std::vector<std::thread> others;
+  for (int t = 0; t < 3; ++t)
+    others.emplace_back([&, t] {
+      auto other = s.site.client();
+      const Json plain{{"prompt", prompts[static_cast<std::size_t>(3 + t)]}, {"max_tokens", 40}};
+      CHECK(post(other, completions, plain).status == 200);
+    });
+  body["stream"] = true;
+  const auto result = client.Post(completions, body.dump(), "application/json");
+  REQUIRE(static_cast<bool>(result));
+  std::vector<Json> told(prompts.size());
+  for (const std::string& event : events_of(result->body)) {
+    if (event == "[DONE]") continue;
+    const Json choice = Json::parse(event)["choices"][0];
+    for (const Json& one : choice["logprobs"].value("token_logprobs", Json::array()))
+      told[choice["index"].get<std::size_t>()]["logprobs"]["token_logprobs"].push_back(one);
+  }
+  for (std::thread& other : others) other.join();
+  for (std::size_t i = 0; i < prompts.size(); ++i) (void)check(i, told[i], 1);
+}
+
+TEST_CASE("an end token has a log-probability where the prompt's are told") {
+  ModelSite s;
+  EngineOptions options = ModelSite::options();
+  for (int token = 0; token < 300; ++token) options.stop.push_back(token);  // whatever is said
+  const auto engine = make_engine(s.model, s.products, options);
+  for (const std::size_t generated : {0, 1, 5}) {
+    Request request;
+    request.id = 1;
+    request.prompt = {5, 6, 7};
+    request.max_length = 3 + generated;
+    request.logprobs = 0;
+    request.prompt_logprobs = true;
+    engine->submit(request);
+    while (engine->step(0)) continue;
+    const auto events = engine->take_events();
+    REQUIRE(events.size() == 1);
+    CHECK(events[0].token == -1);
+    CHECK(events[0].finish == (generated == 0 ? Finish::length : Finish::stop));
+    CHECK(events[0].prompt_logprobs.size() == 2);
+    CHECK(events[0].logprobs.size() == (generated == 0 ? 0 : 1));
+  }
+}
 
 TEST_CASE("a prompt is found in the cache, by those with the same salt only") {
   ModelSite s;
@@ -124,7 +245,9 @@ TEST_CASE("a client that goes away gives back its chunks, and the others go on")
 }
 
 TEST_CASE("the tree tells of what was said, parents first") {
-  ModelSite s;
+  HttpOptions http;
+  http.tree_texts = true;
+  ModelSite s(http);
   auto client = s.site.client();
   for (const char* end : {"one", "two"})
     CHECK(post(client, completions, request(std::string("it begins ") + end)).status == 200);
@@ -141,4 +264,58 @@ TEST_CASE("the tree tells of what was said, parents first") {
     begins = begins || node["text"].get<std::string>().starts_with("it begins ");
   }
   CHECK(begins);
+}
+
+TEST_CASE("texts of the tree are for those who name their salt") {
+  HttpOptions http;
+  http.api_key = "key";
+  ModelSite s(http);
+  auto client = s.site.client("key");
+  for (const char* salt : {"", "mine", "theirs"})
+    CHECK(post(client, completions, request(std::string("words ") + salt, salt)).status == 200);
+  const auto texts = [&](const std::string& key, const httplib::Headers& headers) {
+    std::vector<std::string> all;
+    std::size_t nodes = 0;
+    auto as_key = s.site.client(key);
+    const Json tree = reply_of(as_key.Get("/tree", headers)).body;
+    for (const Json& node : tree["nodes"]) {
+      CHECK(node.contains("tokens"));
+      ++nodes;
+      if (node.contains("text")) all.push_back(node["text"].get<std::string>().substr(0, 10));
+    }
+    CHECK(nodes >= 3);
+    return all;
+  };
+  CHECK(texts("key", {}).empty());
+  CHECK(texts("key", {{"X-Cache-Salt", ""}}).empty());
+  CHECK(texts("key", {{"X-Cache-Salt", "nobody's"}}).empty());
+  const auto mine = texts("key", {{"X-Cache-Salt", "mine"}});
+  REQUIRE(!mine.empty());
+  CHECK(mine.front() == "words mine");
+  for (const std::string& text : mine) CHECK(!text.starts_with("words thei"));
+  CHECK(texts("other", {{"X-Cache-Salt", "mine"}}).empty());
+  CHECK(reply_of(client.Get("/tree")).body.contains("cached_tokens"));
+  CHECK(s.site.service().counters().salts == 2);  // to ask is not to be remembered
+}
+
+TEST_CASE("what was cached is not told where it is hidden") {
+  HttpOptions http;
+  http.hides_cached = true;
+  ModelSite s(http);
+  auto client = s.site.client();
+  for (int i = 0; i < 2; ++i) {
+    const Json usage = post(client, completions, request("guess this")).body["usage"];
+    CHECK(usage["prompt_tokens"] == 11);
+    CHECK(!usage.contains("prompt_tokens_details"));
+  }
+  Json body = request("guess this");
+  body["stream"] = true;
+  body["stream_options"] = {{"include_usage", true}};
+  const auto streamed = client.Post(completions, body.dump(), "application/json");
+  CHECK(streamed->body.find("\"completion_tokens\"") != std::string::npos);
+  CHECK(streamed->body.find("cached") == std::string::npos);
+  const Json tree = reply_of(client.Get("/tree")).body;
+  CHECK(tree["nodes"].empty());
+  CHECK(!tree.contains("cached_tokens"));
+  CHECK(tree["prompt_tokens"] == 33);
 }

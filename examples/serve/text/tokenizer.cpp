@@ -76,6 +76,13 @@ std::string Tokenizer::decode(int previous, int token) const {
   return is_invisible(previous) ? first_piece(piece(token)) : piece(token);
 }
 
+std::string Tokenizer::spell(int previous, int token) const {
+  const bool is_named =
+      std::find(special_.by_name.begin(), special_.by_name.end(), token) != special_.by_name.end();
+  if (is_named && (previous >= 0 || token != special_.bos)) return piece(token);
+  return decode(previous, token);
+}
+
 std::string Tokenizer::decode(std::span<const int> tokens) const {
   std::string text;
   int previous = -1;

@@ -45,6 +45,9 @@ class Tokenizer {
   /// character.
   [[nodiscard]] std::string decode(int previous, int token) const;
   [[nodiscard]] std::string decode(std::span<const int> tokens) const;
+  /// As decode(), and special tokens by the names that a prompt has for them, except bos as the
+  /// first of all.
+  [[nodiscard]] std::string spell(int previous, int token) const;
 
   [[nodiscard]] int vocab_size() const { return static_cast<int>(pieces_.size()); }
   [[nodiscard]] int bos() const { return special_.bos; }
