@@ -8,12 +8,13 @@ namespace bench {
 
 #if defined(CHUNKATTN_WITH_AMX)
 
+// The tiles' own instructions are assembler, for which clang alone wants the permission.
 #if defined(__clang__)
-__attribute__((
-    target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2")))
+CHUNKATTN_ALLOW_AVX512_AMX
+#else
+CHUNKATTN_ALLOW_AVX512
 #endif
-inline void
-multiply_tiles(int iterations) {
+inline void multiply_tiles(int iterations) {
   alignas(64) static const char zeros[1024] = {};
   chunkattn::detail::cpu::avx512::AmxTiles tiles(true);
   tiles.zero<0>();
@@ -31,6 +32,7 @@ multiply_tiles(int iterations) {
     tiles.dot<3, 5, 7>();
   }
 }
+CHUNKATTN_FORBID
 
 /// bfloat16 operations per second of all threads of a pool, in so many rounds of four independent
 /// products of tiles.

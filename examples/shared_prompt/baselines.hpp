@@ -29,11 +29,6 @@
 #include "../support/huge_buffer.hpp"
 #include "../support/machine_limits.hpp"
 
-// Vectors are passed within one source file only: the ABI of larger ones does not matter.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wpsabi"
-#endif
-
 namespace shared_prompt {
 
 /// A plan of no tree's step.
@@ -185,15 +180,15 @@ class DenseKv {
 
 namespace detail {
 
-/// 16 elements as floats, converted the way the machine does it best.
+/// A register of elements as floats, converted the way the machine does it best.
 template <class T>
 examples::FloatLanes load_lanes(const T* from) {
   examples::FloatLanes lanes;
   if constexpr (std::is_same_v<T, float>) {
     std::memcpy(&lanes, from, sizeof lanes);
   } else if constexpr (std::is_same_v<T, chunkattn::bfloat16>) {
-    using Bits = std::uint16_t __attribute__((vector_size(32)));
-    using Words = std::uint32_t __attribute__((vector_size(64)));
+    using Bits = std::uint16_t __attribute__((vector_size(examples::vector_bytes / 2)));
+    using Words = std::uint32_t __attribute__((vector_size(examples::vector_bytes)));
     Bits bits;
     std::memcpy(&bits, from, sizeof bits);
     const Words words = __builtin_convertvector(bits, Words) << 16;
@@ -205,12 +200,10 @@ examples::FloatLanes load_lanes(const T* from) {
     const __m512 floats = _mm512_maskz_cvtph_ps(0xffff, bits);
     std::memcpy(&lanes, &floats, sizeof lanes);
 #elif defined(__F16C__)
-    for (int half = 0; half < 2; ++half) {
-      __m128i bits;
-      std::memcpy(&bits, from + 8 * half, sizeof bits);
-      const __m256 floats = _mm256_cvtph_ps(bits);
-      std::memcpy(reinterpret_cast<char*>(&lanes) + 32 * half, &floats, sizeof floats);
-    }
+    __m128i bits;
+    std::memcpy(&bits, from, sizeof bits);
+    const __m256 floats = _mm256_cvtph_ps(bits);
+    std::memcpy(&lanes, &floats, sizeof lanes);
 #else
     for (std::size_t i = 0; i < examples::num_lanes; ++i) lanes[i] = chunkattn::to_float(from[i]);
 #endif

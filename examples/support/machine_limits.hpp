@@ -9,10 +9,17 @@
 
 namespace examples {
 
-// 64 bytes: one AVX-512 register, or as many smaller ones as the machine needs.
-using FloatLanes = float __attribute__((vector_size(64)));
-using IntLanes = std::uint64_t __attribute__((vector_size(64)));
-inline constexpr std::size_t num_lanes = 16;
+// One register of what the compiler compiles for: arrays of longer vectors lie in memory.
+#if defined(__AVX512F__)
+inline constexpr std::size_t vector_bytes = 64;
+#elif defined(__AVX__)
+inline constexpr std::size_t vector_bytes = 32;
+#else
+inline constexpr std::size_t vector_bytes = 16;
+#endif
+using FloatLanes = float __attribute__((vector_size(vector_bytes)));
+using IntLanes = std::uint64_t __attribute__((vector_size(vector_bytes)));
+inline constexpr std::size_t num_lanes = vector_bytes / sizeof(float);
 
 /// Milliseconds that `body()` takes.
 template <class Body>
@@ -29,8 +36,8 @@ inline std::uint64_t sum_bytes(const char* data, std::size_t bytes) {
   IntLanes sums[8] = {};
   for (std::size_t at = 0; at + sizeof sums <= bytes; at += sizeof sums) {
     // Far enough ahead to keep the memory busy across pages; reading past the end is harmless.
-    for (std::size_t line = 0; line < 8; ++line)
-      __builtin_prefetch(data + at + line * 64 + 4096, 0, 2);
+    for (std::size_t line = 0; line < sizeof sums; line += 64)
+      __builtin_prefetch(data + at + line + 4096, 0, 2);
     for (std::size_t i = 0; i < 8; ++i) {
       IntLanes part;
       std::memcpy(&part, data + at + i * sizeof part, sizeof part);
@@ -82,6 +89,11 @@ double cache_sweep_ms(Exec& executor, const char* data, std::size_t bytes_each, 
   return ms;
 }
 
+/// A function with such parameters, or clang halves 64-byte vectors where it prefers shorter ones.
+inline FloatLanes multiply_add(FloatLanes x, FloatLanes a, FloatLanes b) {
+  return x * a + b;
+}
+
 /// fp32 operations per second of all threads (a fused multiply-add counts as two), from so many
 /// iterations of 12 independent chains.
 template <class Exec>
@@ -91,14 +103,14 @@ double fma_rate(Exec& executor, int iterations, std::uint64_t& sink) {
   float total = 0;
   const double ms = milliseconds([&] {
     executor.parallel_for(threads, [&](int i) {
-      const FloatLanes a = FloatLanes{} + 0.999f,
-                       b = FloatLanes{} +
-                           static_cast<float>(1 + i);  // towards 1000 b, never denormal
+      // Towards 1000 b, never denormal; no constants, which would be read in each operation.
+      const FloatLanes a = FloatLanes{} + (1 - 1 / static_cast<float>(1000 + i)),
+                       b = FloatLanes{} + static_cast<float>(1 + i);
       FloatLanes sums[chains];  // all different, or the compiler would keep one of them only
       for (int c = 0; c < chains; ++c) sums[c] = FloatLanes{} + static_cast<float>(c);
       for (int n = 0; n < iterations; ++n) {
 #pragma GCC unroll 12  // or -O2 keeps the chains in memory
-        for (int c = 0; c < chains; ++c) sums[c] = sums[c] * a + b;
+        for (int c = 0; c < chains; ++c) sums[c] = multiply_add(sums[c], a, b);
       }
       float own = 0;
       for (int c = 0; c < chains; ++c) own += sums[c][0];

@@ -220,11 +220,11 @@ void Gguf::add_parts() {
     fail(number_key, std::to_string(number),
          "0: the first of the " + std::to_string(count) + " files");
   const auto ending = [count](std::int64_t part) {
-    const auto padded = [](std::int64_t n) {
+    const auto padded = [](const char* before, std::int64_t n) {
       const std::string digits = std::to_string(n);
-      return std::string(5 - digits.size(), '0') + digits;
+      return before + std::string(5 - digits.size(), '0') + digits;
     };
-    return "-" + padded(part + 1) + "-of-" + padded(count) + ".gguf";
+    return padded("-", part + 1) + padded("-of-", count) + ".gguf";
   };
   if (!path().ends_with(ending(0)))
     fail("name", "another", "one that ends with " + ending(0) + ", as " + count_key + " says");

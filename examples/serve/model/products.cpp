@@ -12,10 +12,19 @@ namespace detail {
 
 namespace {
 
-// Vectors as the compiler has them for whatever processor it compiles for.
-using Floats [[gnu::vector_size(lanes * sizeof(float))]] = float;
-using Words [[gnu::vector_size(lanes * sizeof(std::uint32_t))]] = std::uint32_t;
-using Halves [[gnu::vector_size(lanes * sizeof(std::uint16_t))]] = std::uint16_t;
+// Vectors of one register of what the compiler compiles for, and rows whose sums stay in registers.
+#if defined(__AVX512F__)
+constexpr std::size_t width = 16, tile_rows = 4;
+#elif defined(__AVX__)
+constexpr std::size_t width = 8, tile_rows = 2;
+#elif defined(__aarch64__)
+constexpr std::size_t width = 4, tile_rows = 4;
+#else
+constexpr std::size_t width = 4, tile_rows = 2;
+#endif
+using Floats [[gnu::vector_size(width * sizeof(float))]] = float;
+using Words [[gnu::vector_size(width * sizeof(std::uint32_t))]] = std::uint32_t;
+using Halves [[gnu::vector_size(width * sizeof(std::uint16_t))]] = std::uint16_t;
 
 inline Floats load(const float* from) {
   Floats vector;
@@ -30,18 +39,18 @@ inline Floats load(const std::uint16_t* from) {  // bfloat16: the upper half of 
 
 /// Adds the lanes in one order.
 inline float sum(Floats vector) {
-  float lane[lanes];
+  float lane[width];
   std::memcpy(lane, &vector, sizeof lane);
-  for (std::size_t half = lanes / 2; half > 0; half /= 2)
+  for (std::size_t half = width / 2; half > 0; half /= 2)
     for (std::size_t i = 0; i < half; ++i) lane[i] += lane[i + half];
   return lane[0];
 }
 
 constexpr std::size_t tile_outputs = 4;
 
-/// Rows [row, row + Rows) times up to four outputs. Lane l of a sum has the inputs l, l + 16, ...
-/// in this order, whatever Rows is.
-template <int Rows, class Weight>
+/// Rows [row, row + Rows) times up to four outputs. Lane l of a sum has the inputs
+/// l, l + width, ... in this order, whatever Rows is.
+template <std::size_t Rows, class Weight>
 void tile(const ProductCall& call, std::size_t row, std::size_t output, std::size_t count) {
   const std::size_t stride = call.inputs;
   const float* x[Rows];
@@ -51,7 +60,7 @@ void tile(const ProductCall& call, std::size_t row, std::size_t output, std::siz
   for (std::size_t o = 0; o < tile_outputs; ++o)
     w[o] = static_cast<const Weight*>(call.weights) + (output + std::min(o, count - 1)) * stride;
   Floats sums[Rows][tile_outputs] = {};
-  for (std::size_t i = 0; i < stride; i += lanes) {
+  for (std::size_t i = 0; i < stride; i += width) {
     Floats factors[tile_outputs];
     for (std::size_t o = 0; o < tile_outputs; ++o) factors[o] = load(w[o] + i);
     for (std::size_t r = 0; r < Rows; ++r) {
@@ -73,7 +82,8 @@ void all_tiles(const ProductCall& call) {
     for (std::size_t output = 0; output < call.outputs; output += tile_outputs) {
       const std::size_t count = std::min(tile_outputs, call.outputs - output);
       std::size_t row = first;
-      for (; row + 4 <= last; row += 4) tile<4, Weight>(call, row, output, count);
+      for (; row + tile_rows <= last; row += tile_rows)
+        tile<tile_rows, Weight>(call, row, output, count);
       for (; row < last; ++row) tile<1, Weight>(call, row, output, count);
     }
   }
@@ -92,7 +102,7 @@ void in_fp32(ProductCall call, Multiply multiply) {
   for (std::size_t begin = 0; begin < end; begin += call.outputs) {
     call.outputs = std::min(most, end - begin);
     const std::uint16_t* from = weights + begin * call.inputs;
-    for (std::size_t i = 0; i < call.outputs * call.inputs; i += lanes) {
+    for (std::size_t i = 0; i < call.outputs * call.inputs; i += width) {
       const Floats floats = load(from + i);
       std::memcpy(panel.data() + i, &floats, sizeof floats);
     }

@@ -134,7 +134,7 @@ std::vector<TextPart> llama2(std::span<const Message> messages) {
       parts.push_back({"<s>", true});
       parts.push_back({"[INST] " + trimmed(turns[i]) + " [/INST]", false});
     } else {
-      parts.push_back({" " + trimmed(turns[i]) + " ", false});
+      parts.push_back({std::string(" ").append(trimmed(turns[i])) + " ", false});
       parts.push_back({"</s>", true});
     }
   }

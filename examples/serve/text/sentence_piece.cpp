@@ -47,7 +47,8 @@ std::string SentencePiece::with_spaces(std::string_view piece) {
 }
 
 void SentencePiece::add_text(std::string_view text, bool begins, std::vector<int>& tokens) const {
-  const std::string spaced = with_spaces((begins && space_prefix_ ? " " : "") + std::string(text));
+  std::string prefixed = begins && space_prefix_ ? " " : "";
+  const std::string spaced = with_spaces(prefixed.append(text));
   std::vector<int> merged;
   for (std::size_t at = 0; at < spaced.size();) {
     const std::size_t bytes = character_bytes(std::string_view(spaced).substr(at));

@@ -129,7 +129,9 @@ END
     status=0
     "$root/dev" nonsense >"$work/log" 2>&1 || status=$?
     [ $status = 1 ] || fail "an unknown verb leaves with $status"
-    says "$work/log" "unknown verb 'nonsense'"
+    head -n 1 "$work/log" >"$work/first"
+    says "$work/first" "unknown verb 'nonsense'"
+    says "$work/log" "usage: ./dev VERB"
     longest=$(awk '{ if (length > n) n = length } END { print n }' "$work/help")
     [ "$longest" -le 80 ] || fail "a line of the help has $longest columns"
     echo "$(wc -l <"$work/verbs") verbs and $(wc -l <"$work/checks") checks, each of them listed"

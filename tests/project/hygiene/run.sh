@@ -208,6 +208,29 @@ END
     done
     echo "either order of linking: one unit throws, the other calls its handler"
     ;;
+  lesser)  # what newcomers build is silent on a processor with AVX2 and no AVX-512, and has loops in registers
+    echo 'int x;' | "$cxx" -march=haswell -x c++ -fsyntax-only - 2>/dev/null ||
+      skip "hygiene lesser needs a compiler for x86-64"
+    quiet() {  # quiet UNIT OUTPUT OPTIONS...: g++ prints notes about the ABI that -Werror lets pass
+      # shellcheck disable=SC2086
+      "$cxx" -std=c++20 -O3 -DNDEBUG $warnings -I . -I include -S "$1" -o "$2" "${@:3}" >"$work/log" 2>&1 ||
+        { cat "$work/log"; fail "$1 with ${*:3}"; }
+      [ ! -s "$work/log" ] || { cat "$work/log"; fail "$1 with ${*:3} is not silent"; }
+    }
+    for processor in x86-64 haswell; do
+      quiet "$here/lesser_unit.cpp" "$work/lesser.s" -march=$processor
+    done
+    sed -nE '/^_Z11peak_of_fma.*:/,/cfi_endproc/{s/#.*//; /vfmadd.*%ymm/p}' "$work/lesser.s" >"$work/products"
+    [ "$(wc -l <"$work/products")" -ge 12 ] || { cat "$work/products"; fail "fma_rate without 12 chains of ymm"; }
+    if grep -F '(' "$work/products"; then fail "fma_rate has operands in memory"; fi
+    for header in nlohmann/json.hpp utf8proc.h; do
+      echo "#include <$header>" | "$cxx" -x c++ -E - >/dev/null 2>&1 || skip "hygiene lesser needs $header for examples/serve"
+    done
+    for unit in model/products model/gguf text/chat_template text/sentence_piece; do
+      quiet examples/serve/$unit.cpp "$work/serve.s" -march=haswell -I examples/serve
+    done
+    echo "silent, and with 12 chains of sums in registers"
+    ;;
   tiles)
     # A plain build carries the matrix unit's instructions, in the avx512 kernels alone.
     case $(uname -s)-$(uname -m) in Linux-x86_64) ;; *) skip "hygiene tiles: AMX is for Linux on x86-64" ;; esac
