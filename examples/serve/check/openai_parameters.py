@@ -25,7 +25,7 @@ from soak import Failure, Server, check
 TOKENS = 24
 SUPPORTED = {"messages", "prompt", "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "n",
              "stop", "stream", "stream_options", "logprobs", "top_logprobs", "frequency_penalty", "presence_penalty",
-             "logit_bias"}
+             "logit_bias", "echo"}
 TAKEN = {"user": "me", "metadata": {"a": "b"}, "safety_identifier": "me", "prompt_cache_key": "k",
          "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}, "parallel_tool_calls": True,
          "store": False, "service_tier": "auto", "response_format": {"type": "text"}, "modalities": ["text"],
@@ -36,7 +36,7 @@ REFUSED = {"tools": [TOOL], "tool_choice": "required", "functions": [{"name": "f
            "response_format": {"type": "json_object"}, "modalities": ["audio"], "store": True, "service_tier": "flex",
            "audio": {"voice": "alloy", "format": "wav"}, "prediction": {"type": "content", "content": "a"},
            "moderation": {"model": "m"}, "reasoning_effort": "high", "verbosity": "low", "web_search_options": {},
-           "echo": True, "best_of": 3, "suffix": "behind", "extra_body": {"repetition_penalty": 1.5}}
+           "best_of": 3, "suffix": "behind", "extra_body": {"repetition_penalty": 1.5}}
 
 
 class Endpoint:
@@ -81,7 +81,7 @@ class Endpoint:
         if self.chat:
             return [((one.token, one.logprob), [(top.token, top.logprob) for top in one.top_logprobs])
                     for one in logprobs.content]
-        return [(own, sorted(top.items(), key=lambda item: -item[1]))
+        return [(own, sorted((top or {}).items(), key=lambda item: -item[1]))
                 for own, top in zip(zip(logprobs.tokens, logprobs.token_logprobs), logprobs.top_logprobs)]
 
 
@@ -114,6 +114,20 @@ def expected_greedy(scored, frequency, presence):
         said.append(best if unique and value[best] > top[-1][1] else None)
         counts[own[0]] = counts.get(own[0], 0) + 1
     return said
+
+
+def try_echo(ask):
+    if ask.chat:
+        return
+    prompt, prompts = ask.fixed["prompt"], [ask.fixed["prompt"], "Another prompt."]
+    (text, plain, _), (echoed, scored, _) = ask.scored()[0], ask.scored(echo=True)[0]
+    check(echoed == prompt + text, f"echo: {echoed!r}")
+    check(scored[-TOKENS:] == plain and scored[0][0][1] is None, "echo: other log-probabilities")
+    check(all(own[1] <= 0 for own, _ in scored[1:]), "echo: no log-probabilities of the prompt")
+    if not ask.stream:
+        alone = ask.api.create(model=ask.fixed["model"], prompt=prompts, echo=True, max_tokens=0, logprobs=1)
+        check([choice.text for choice in alone.choices] == prompts, "echo alone")
+        check(alone.choices[0].logprobs.token_logprobs == [own[1] for own, _ in scored[:-TOKENS]], "echo alone")
 
 
 def try_penalties(ask):
@@ -227,7 +241,7 @@ def try_all(client):
             whole, streamed = (ask.scored(**parameters) for ask in pair)
             check(whole == streamed, f"{pair[0].name}: streamed it is another\n{whole}\n{streamed}")
         for ask in pair:
-            for part in (try_logprobs, try_penalties, try_logit_bias, try_narrowing, try_seeds, try_ends, try_usage,
+            for part in (try_logprobs, try_echo, try_penalties, try_logit_bias, try_narrowing, try_seeds, try_ends, try_usage,
                          try_others):
                 if part is try_logprobs and ask.chat and ask.stream:
                     continue  # its raw replies are whole ones
