@@ -50,6 +50,7 @@ chunkattn_fast_program(fast_avx2 VARIANT avx2 OPTIONS -O1 TESTS attention_varian
 # These two define a macro before they include anything.
 chunkattn_fast_program(fast_threads OPTIONS -O1 TESTS attention_threads_test)
 chunkattn_fast_program(fast_lock TESTS cpu_lock_test)
+chunkattn_fast_program(fast_long SCALE 0.1 OPTIONS -O1 TESTS attention_long_test)
 
 # chunkattn_add_fast_programs(): after chunkattn_test has told of all tests.
 function(chunkattn_add_fast_programs)

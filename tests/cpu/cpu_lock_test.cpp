@@ -90,11 +90,11 @@ TEST_CASE("merges into the same rows exclude each other, and give back what they
   other.join();
   CHECK(most_inside.load() == 1);
   int finished = 0;
-  partials.finish_rows(schedule.row_blocks()[0], 0, [&](int row, int l, const float* result) {
+  partials.finish_rows(schedule.row_blocks()[0], 0, [&](int row, int l, State::Total result) {
     ++finished;
-    CHECK(Partials::softmax_of(result).max == 1.0f);
-    CHECK(Partials::softmax_of(result).sum == static_cast<float>(6 * (2 * row + l + 1)));
-    for (int i = 0; i < dim; ++i) CHECK(result[i] == static_cast<float>(6 * i));
+    CHECK(result.softmax().max == 1.0f);
+    CHECK(result.softmax().sum == static_cast<float>(6 * (2 * row + l + 1)));
+    for (int i = 0; i < dim; ++i) CHECK(result.out()[i] == static_cast<float>(6 * i));
   });
   CHECK(finished == 4);
 }

@@ -19,12 +19,11 @@ CHUNKATTN_PASS_BEGIN
 inline constexpr int value_step = 4;
 
 /// The online softmax of one vector of lines: turns logits[0, count) into probabilities, moves max
-/// and sum, leaves the factor for the output in `rescale`. Returns whether some maximum moved.
-/// Lane l sees the tokens below visible[l] (all of them if `full`). Logits are [token][Stride].
-/// With rules that hide keys, says in `some_hidden` whether one was, for a lane with visible[l] >=
-/// 0.
+/// and sum, leaves the factor for the output in `rescale`. Lane l sees the tokens below visible[l]
+/// (all of them if `full`). Logits are [token][Stride]. With rules that hide keys, says in
+/// `some_hidden` whether one was, for a lane with visible[l] >= 0.
 template <int Stride = tile_lines, class T, class Rules = NoRules>
-[[gnu::noinline]] bool tile_softmax(const Block<T>& block, int count, bool full,
+[[gnu::noinline]] void tile_softmax(const Block<T>& block, int count, bool full,
                                     const std::int32_t* visible, float* logits, float* max,
                                     float* sum, float* rescale, Rules rules = {},
                                     SomeHidden<Rules> some_hidden = {}) noexcept {
@@ -74,15 +73,11 @@ template <int Stride = tile_lines, class T, class Rules = NoRules>
   simd::store(rescale, factor);
   if constexpr (Rules::hide)
     if (some_hidden != nullptr) *some_hidden |= any_of<width>(hidden & (seen >= 0));
-  const simd::Int<width> moved = largest > old_max;
-  std::int32_t any = 0;
-  for (int i = 0; i < width; ++i) any |= moved[i];
-  return any != 0;
 }
 
-/// out[line] (rescaled) += sum over tokens of p[token][line] * V[token], for `Lines` lines and
-/// `Vectors` vectors of each. `near`: these columns of V are not in L1 yet. Prefetches some lines
-/// of `ahead` at each step.
+/// out[line] = rescale[line] * out[line] + sum over tokens of p[token][line] * V[token], for
+/// `Lines` lines and `Vectors` vectors of each. `near`: these columns of V are not in L1 yet.
+/// Prefetches some lines of `ahead` at each step.
 template <int ValueDim, int Lines, int Vectors, class Rows>
 [[gnu::noinline]] void tile_values(const float* p, Rows v, int count, int begin,
                                    const float* rescale, float* out, bool near,
@@ -91,16 +86,8 @@ template <int ValueDim, int Lines, int Vectors, class Rows>
   simd::Float<width> sums[Lines][Vectors];
   float* const to = out + begin;
   simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
-    simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
-      sums[l][i] = simd::load<width>(to + l * ValueDim + i * width);
-    });
+    simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = simd::zero<width>(); });
   });
-  if (rescale != nullptr) {
-    simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
-      const simd::Float<width> factor = simd::broadcast<width>(rescale[l]);
-      simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = sums[l][i] * factor; });
-    });
-  }
   const auto token = [&](int t) CHUNKATTN_LAMBDA {
     simd::Float<width> value[Vectors];
     const float* const row = v[t] + (Rows::packed ? 0 : begin);
@@ -130,8 +117,10 @@ template <int ValueDim, int Lines, int Vectors, class Rows>
   for (; t < count; ++t) token(t);
   ahead = lines;
   simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
-    simd::repeat<Vectors>(
-        [&](auto i) CHUNKATTN_LAMBDA { simd::store(to + l * ValueDim + i * width, sums[l][i]); });
+    const simd::Float<width> factor = simd::broadcast<width>(rescale[l]);
+    simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+      add_block_sum<width>(sums[l][i], factor, to + l * ValueDim + i * width);
+    });
   });
 }
 
@@ -139,10 +128,9 @@ template <int ValueDim, int Lines, int Vectors, class Rows>
 struct BlockLines {
   int begin;
   int count;
-  int seen = 0;            ///< tokens of the block that some line sees
-  bool same_view = true;   ///< every line sees all of these
-  bool max_moved = false;  ///< some line's maximum rose: outputs are to be rescaled
-  bool hidden = false;     ///< rules hide some token from some line
+  int seen = 0;           ///< tokens of the block that some line sees
+  bool same_view = true;  ///< every line sees all of these
+  bool hidden = false;    ///< rules hide some token from some line
 
   [[nodiscard]] int num_tiles() const noexcept { return (count + tile_lines - 1) / tile_lines; }
 };
@@ -210,9 +198,9 @@ CHUNKATTN_INLINE void block_softmax(const Block<T>& block, BlockLines& lines, St
       const bool full = least == lines.seen && count - l >= width;
       SomeHidden<Rules> some_hidden{};
       if constexpr (Rules::hide) some_hidden = &lines.hidden;
-      lines.max_moved |= tile_softmax(
-          block, lines.seen, full, visible + l, p + l, state.max + first + l, state.sum + first + l,
-          state.rescale + tile * tile_lines + l, rules.from(first + l), some_hidden);
+      tile_softmax(block, lines.seen, full, visible + l, p + l, state.max + first + l,
+                   state.sum + first + l, state.rescale + tile * tile_lines + l,
+                   rules.from(first + l), some_hidden);
     }
   }
 }
@@ -227,18 +215,22 @@ CHUNKATTN_INLINE void group_values(const Block<T>& block, const BlockLines& line
   constexpr int num_columns = Vectors * simd::width_for<dim>;
   const float* const p =
       state.p + line / tile_lines * block_tokens * tile_lines + line % tile_lines;
-  const float* const rescale = lines.max_moved ? state.rescale + line : nullptr;
+  const float* const rescale = state.rescale + line;
   float* const out = state.out + (lines.begin + line) * dim;
+  if (lines.same_view)
+    return tile_values<dim, Lines, Vectors>(p, v, lines.seen, begin, rescale, out, line == 0, ahead,
+                                            burst);
   int common = lines.seen;  // tokens that all of these lines see
-  if (!lines.same_view)
-    for (int l = 0; l < Lines; ++l)
-      common = std::min(common, visible_tokens(block, state, lines.begin + line + l));
-  tile_values<dim, Lines, Vectors>(p, v, common, begin, rescale, out, line == 0, ahead, burst);
-  if (lines.same_view) return;
   for (int l = 0; l < Lines; ++l)
+    common = std::min(common, visible_tokens(block, state, lines.begin + line + l));
+  alignas(64) float sums[Lines * dim] = {};
+  tile_values<dim, Lines, Vectors>(p, v, common, begin, rescale, sums, line == 0, ahead, burst);
+  for (int l = 0; l < Lines; ++l) {
+    float* const sum = sums + l * dim + begin;
     for (int t = common; t < visible_tokens(block, state, lines.begin + line + l); ++t)
-      add_value<num_columns>(p[t * tile_lines + l], v[t] + (Rows::packed ? 0 : begin),
-                             out + l * dim + begin);
+      add_value<num_columns>(p[t * tile_lines + l], v[t] + (Rows::packed ? 0 : begin), sum);
+    add_block_sums<num_columns>(sum, rescale[l], out + l * dim + begin);
+  }
 }
 
 /// Vectors and lines of the output tile that is held in registers.

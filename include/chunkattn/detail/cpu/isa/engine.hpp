@@ -9,6 +9,7 @@
 #include "dots.hpp"
 #include "elements.hpp"
 #include "line_state.hpp"
+#include "line_total.hpp"
 #include "pair_first.hpp"
 #include "pair_operands.hpp"
 #include "pairs.hpp"
@@ -251,6 +252,7 @@ class Engine {
     for (int u = task.part_begin; u < task.part_end; ++u) {
       if (ordered && u > task.part_begin) clear(units[u], lines, state);
       run_unit(call, units[u], lines, state, tiles);
+      if (ordered || u + 1 == task.part_end) state.close(lines.count());
       if (ordered && whole) Partials::merge_unit(units[u], lines, state);
       if (ordered && !whole) partials_.leave(units[u], lines, state);
     }
@@ -262,7 +264,7 @@ class Engine {
     if (!ordered) partials_.merge_under_lock(task.job, lines, state);
     const int head = task.head_begin;
     if (!partials_.is_last(task.job, head, task.part_end - task.part_begin)) return;
-    const auto finish = [&](int row, int l, float* result) {
+    const auto finish = [&](int row, int l, LineTotal<ValueDim> result) {
       finish_partial(call, row, head * call.group + l, result);
     };
     if (ordered)
@@ -304,8 +306,9 @@ class Engine {
                           state.has_tiles                     ? 280
                           : uses_dots<T>() || state.has_pairs ? 180
                                                               : 100);
-      add_product(block, lines.line(lines.head_begin, span.row_begin), num_lines, state, tiles,
-                  ahead.cursor, rules);
+      const int line = lines.line(lines.head_begin, span.row_begin);
+      state.enter(span.position, line, num_lines);
+      add_product(block, line, num_lines, state, tiles, ahead.cursor, rules);
       ahead.settle();
     }
     stream(call, streams, lines, state, ahead);
@@ -335,12 +338,13 @@ class Engine {
     const auto rules = rules_of(call.variant, state);
     BlockSpan span;
     while (walk.next(span)) {
+      const int num_lines = (span.row_end - span.row_begin) * call.group;
       for (int head = lines.head_begin; head < lines.head_end; ++head) {
         Block<T> block(span, call.kv, head);
         ahead.grant_stream(span.count);
-        sequence_first_block(block, lines.line(head, span.row_begin),
-                             (span.row_end - span.row_begin) * call.group, state, ahead.cursor,
-                             rules);
+        const int line = lines.line(head, span.row_begin);
+        state.enter(span.position, line, num_lines);
+        sequence_first_block(block, line, num_lines, state, ahead.cursor, rules);
         ahead.settle();
       }
     }
@@ -413,8 +417,7 @@ class Engine {
           if (merged)
             finish_partial(call, row, qo_head, state.merged_line(line));
           else
-            finish_line(call, row, qo_head, {state.max[line], state.sum[line]},
-                        state.out + line * ValueDim);
+            finish_line(call, row, qo_head, state.softmax(line), state.out + line * ValueDim);
         }
       }
     }
@@ -444,10 +447,11 @@ class Engine {
 
   // The same for a partial result that is complete.
   template <class T, class X, class Y, class V>
-  void finish_partial(const Call<T, X, Y, V>& call, int row, int qo_head, float* result) noexcept {
-    const SoftmaxState softmax = Partials::softmax_of(result);
-    if (softmax.empty()) std::fill_n(result, ValueDim, 0.0f);
-    finish_line(call, row, qo_head, softmax, result);
+  void finish_partial(const Call<T, X, Y, V>& call, int row, int qo_head,
+                      LineTotal<ValueDim> result) noexcept {
+    if (result.softmax().empty()) result.start({}, zero_row<ValueDim, float>);
+    const SoftmaxState softmax = result.close(result.out());
+    finish_line(call, row, qo_head, softmax, result.out());
   }
 
   CpuOptions options_;

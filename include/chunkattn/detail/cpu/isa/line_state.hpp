@@ -3,6 +3,7 @@
 #define CHUNKATTN_ISA_LINE_STATE
 
 #include "elements.hpp"
+#include "line_total.hpp"
 #include "pass.hpp"
 #include "simd.hpp"
 #include "tiles.hpp"
@@ -18,12 +19,13 @@ template <int HeadDim, int ValueDim>
 class LineState {
  public:
   static constexpr int value_dim = ValueDim;
-  static constexpr int partial_stride = ValueDim + 16;
+  using Total = LineTotal<ValueDim>;
 
   float* q = nullptr;              ///< [lines][HeadDim], scaled by sm_scale
   float* q_transposed = nullptr;   ///< [HeadDim][transposed_stride], the same, or words of them
   float* out = nullptr;            ///< [lines][ValueDim], unnormalised
-  float* merged = nullptr;         ///< [lines][partial_stride], see PartialResults
+  float* merged = nullptr;         ///< [lines] Total, of units: see PartialResults
+  float* totals = nullptr;         ///< [lines] Total, of windows
   float* max = nullptr;            ///< [lines]
   float* sum = nullptr;            ///< [lines]
   std::int32_t* kv_len = nullptr;  ///< [lines] positions seen
@@ -33,10 +35,12 @@ class LineState {
   float* spare = nullptr;          ///< [ValueDim] a line that nobody reads
   float* tile_scratch = nullptr;   ///< see TileScratch
   std::ptrdiff_t transposed_stride = 0;
-  bool has_tiles = false;        ///< q_transposed is what tiles need
-  bool has_pairs = false;        ///< … or what dot products of pairs need
-  std::int32_t* row = nullptr;   ///< [lines] query token, in the caller's order: for variants
-  std::int32_t* head = nullptr;  ///< [lines] query head: for variants
+  bool has_tiles = false;          ///< q_transposed is what tiles need
+  bool has_pairs = false;          ///< … or what dot products of pairs need
+  std::int32_t* row = nullptr;     ///< [lines] query token, in the caller's order: for variants
+  std::int32_t* head = nullptr;    ///< [lines] query head: for variants
+  std::int32_t* window = nullptr;  ///< [lines] of the last block, -1 before the first
+  std::int32_t* folds = nullptr;   ///< [lines] windows that are in the line's total
 
   /// Makes room for `lines` lines; keeps memory that is large enough.
   void reserve(int lines) {
@@ -56,8 +60,11 @@ class LineState {
                                  n,
                                  block_tokens * std::max(k_dim, v_dim),
                                  v_dim,
-                                 n * partial_stride,
+                                 n * Total::stride,
+                                 n * Total::stride,
                                  TileScratch<ValueDim>::size,
+                                 n,
+                                 n,
                                  n,
                                  n};
     std::size_t total = 0;
@@ -81,25 +88,75 @@ class LineState {
     scratch = take(sizes[8]);
     spare = take(sizes[9]);
     merged = take(sizes[10]);
-    tile_scratch = take(sizes[11]);
-    row = reinterpret_cast<std::int32_t*>(take(sizes[12]));
-    head = reinterpret_cast<std::int32_t*>(take(sizes[13]));
+    totals = take(sizes[11]);
+    tile_scratch = take(sizes[12]);
+    row = reinterpret_cast<std::int32_t*>(take(sizes[13]));
+    head = reinterpret_cast<std::int32_t*>(take(sizes[14]));
+    window = reinterpret_cast<std::int32_t*>(take(sizes[15]));
+    folds = reinterpret_cast<std::int32_t*>(take(sizes[16]));
     transposed_stride = static_cast<std::ptrdiff_t>(stride);
     capacity_ = lines;
   }
 
-  [[nodiscard]] float* merged_line(int line) noexcept {
-    return merged + static_cast<std::ptrdiff_t>(line) * partial_stride;
+  [[nodiscard]] Total merged_line(int line) const noexcept {
+    return {merged + static_cast<std::ptrdiff_t>(line) * Total::stride};
   }
+  [[nodiscard]] SoftmaxState softmax(int line) const noexcept { return {max[line], sum[line]}; }
 
   /// Empty states for lines [begin, end).
   void clear(int begin, int end) noexcept {
+    clear_running(begin, end);
+    std::fill(window + begin, window + end, -1);
+    std::fill(folds + begin, folds + end, 0);
+  }
+
+  /// Lines [begin, begin + count) are to see a block at this path position: where a window ended,
+  /// their running state goes to their totals.
+  void enter(int position, int begin, int count) noexcept {
+    const std::int32_t now = position / window_tokens;
+    std::int32_t differs = 0;
+    for (int line = begin; line < begin + count; ++line) differs |= window[line] ^ now;
+    if (differs == 0) return;
+    for (int line = begin; line < begin + count; ++line) {
+      if (window[line] == now) continue;
+      if (window[line] >= 0) {
+        fold(line);
+        clear_running(line, line + 1);
+      }
+      window[line] = now;
+    }
+  }
+
+  /// The end of the walk of lines [0, count): their running state becomes that of all windows.
+  void close(int count) noexcept {
+    for (int line = 0; line < count; ++line) {
+      if (folds[line] == 0) continue;
+      fold(line);
+      const SoftmaxState all = total_line(line).close(out + line * ValueDim);
+      max[line] = all.max;
+      sum[line] = all.sum;
+      folds[line] = 0;
+    }
+  }
+
+ private:
+  [[nodiscard]] Total total_line(int line) const noexcept {
+    return {totals + static_cast<std::ptrdiff_t>(line) * Total::stride};
+  }
+  // What has no weight counts, too: its output may be NaN.
+  void fold(int line) noexcept {
+    const float* const from = out + line * ValueDim;
+    if (folds[line]++ == 0)
+      total_line(line).start(softmax(line), from);
+    else
+      total_line(line).add(softmax(line), from);
+  }
+  void clear_running(int begin, int end) noexcept {
     std::fill(max + begin, max + end, empty_max);
     std::fill(sum + begin, sum + end, 0.0f);
     std::fill(out + begin * ValueDim, out + end * ValueDim, 0.0f);
   }
 
- private:
   static constexpr std::size_t rounded(std::size_t size) { return (size + 15) / 16 * 16; }
   struct Release {
     void operator()(float* memory) const noexcept {
@@ -147,6 +204,21 @@ CHUNKATTN_INLINE void add_value(float p, const T* value, float* out) noexcept {
   for (int i = 0; i < Columns; i += width)
     simd::store(out + i, simd::fma(simd::broadcast<width>(p), simd::load_widened<width>(value + i),
                                    simd::load<width>(out + i)));
+}
+
+/// out = out * factor + sum. The values of a block are added up apart from the running output,
+/// which may have become so large that each of them would lose digits.
+template <int W>
+CHUNKATTN_INLINE void add_block_sum(simd::Float<W> sum, simd::Float<W> factor,
+                                    float* out) noexcept {
+  simd::store(out, simd::fma(simd::load<W>(out), factor, sum));
+}
+/// The same for `Columns` elements of one line.
+template <int Columns>
+CHUNKATTN_INLINE void add_block_sums(const float* sums, float factor, float* out) noexcept {
+  constexpr int width = simd::width_for<Columns>;
+  for (int i = 0; i < Columns; i += width)
+    add_block_sum<width>(simd::load<width>(sums + i), simd::broadcast<width>(factor), out + i);
 }
 
 CHUNKATTN_PASS_END

@@ -125,14 +125,9 @@ template <int ValueDim, int Vectors, int Terms>
   PrefetchCursor lines = ahead;
   for (int line = 0; line < count; line += lines_at_once) {
     Real sums[lines_at_once][Vectors];
-    repeat_pairs<lines_at_once>(
-        [&](auto l) CHUNKATTN_LAMBDA {  // lines beyond the last are nobody's
-          const float factor = rescale[line + l];
-          repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
-            __builtin_memcpy(&sums[l][i], out + (line + l) * ValueDim + i * width, sizeof(Real));
-            sums[l][i] = sums[l][i] * factor;
-          });
-        });
+    repeat_pairs<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
+      repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = Real{}; });
+    });
     const std::uint32_t* weights = p + line;
     const std::uint32_t* values = v;
     for (int word = 0; word < words; ++word) {
@@ -154,8 +149,9 @@ template <int ValueDim, int Vectors, int Terms>
     }
     repeat_pairs<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
       if (line + l >= count) return;
+      const Real factor = simd::broadcast<width>(rescale[line + l]);
       repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
-        simd::store(out + (line + l) * ValueDim + i * width, sums[l][i]);
+        add_block_sum<width>(sums[l][i], factor, out + (line + l) * ValueDim + i * width);
       });
     });
   }

@@ -9,13 +9,14 @@
 
 CHUNKATTN_PASS_BEGIN
 
-/// A partial result is one line's unnormalised output, its maximum and its sum, in `stride` floats.
-/// While the sum is 0 the output is not looked at.
+/// A partial result is what a unit leaves of a line, unnormalised output, maximum and sum, or what
+/// several have become: its LineTotal. While its sum is 0 the output is not looked at.
 template <class State>
 class PartialResults {
  public:
+  using Total = typename State::Total;
   static constexpr int dim = State::value_dim;
-  static constexpr int stride = State::partial_stride;
+  static constexpr int left_stride = dim + 16;
 
   /// Makes room for what units leave (ordered), or for one result of each row (under locks).
   /// Allocates only beyond what was seen before.
@@ -34,33 +35,32 @@ class PartialResults {
         meetings_[b * heads + h].open.store(schedule.row_blocks()[b].unit_count,
                                             std::memory_order_relaxed);
     const auto lines = static_cast<std::size_t>(rows_per_head_ * group) * heads;
-    if (memory_.size() < lines * stride) memory_.resize(lines * stride);
+    stride_ = ordered ? left_stride : Total::stride;
+    const std::size_t size = lines * static_cast<std::size_t>(stride_);
+    if (memory_.size() < size) memory_.resize(size);
     if (!ordered) clear(memory_.data(), static_cast<std::ptrdiff_t>(lines));
   }
 
   /// Makes `count` results empty.
   static void clear(float* results, std::ptrdiff_t count) noexcept {
-    for (std::ptrdiff_t i = 0; i < count; ++i) set(results + i * stride, {empty_max, 0.0f});
-  }
-  /// What a result says about its line.
-  static SoftmaxState softmax_of(const float* result) noexcept {
-    return {result[dim], result[dim + 1]};
+    for (std::ptrdiff_t i = 0; i < count; ++i) Total{results + i * Total::stride}.clear();
   }
 
   /// Merges a unit's lines into state.merged: for a worker that has all units, one after the other.
   static void merge_unit(const Unit& unit, const TaskLines& lines, State& state) noexcept {
     for (int head = lines.head_begin; head < lines.head_end; ++head)
       for (int l = lines.line(head, unit.row_begin); l < lines.line(head, unit.row_end); ++l)
-        merge(state.merged_line(l), {state.max[l], state.sum[l]}, state.out + l * dim);
+        merge(state.merged_line(l), state.softmax(l), state.out + l * dim);
   }
 
   /// Leaves a unit's lines, of one head.
   void leave(const Unit& unit, const TaskLines& lines, const State& state) noexcept {
     const int first = lines.line(lines.head_begin, unit.row_begin);
     float* to = row(unit.partial_row, lines.head_begin);
-    for (int l = first; l < first + unit.num_rows() * group_; ++l, to += stride) {
+    for (int l = first; l < first + unit.num_rows() * group_; ++l, to += left_stride) {
       std::copy_n(state.out + l * dim, dim, to);
-      set(to, {state.max[l], state.sum[l]});
+      to[dim] = state.max[l];
+      to[dim + 1] = state.sum[l];
     }
   }
   /// Merges what the units of a row block left for one head, in order: finish(row, query head of
@@ -70,13 +70,14 @@ class PartialResults {
                    const Finish& finish) noexcept {
     for (int r = block.row_begin; r < block.row_end; ++r) {
       for (int l = 0; l < group_; ++l) {
-        float result[stride];
-        clear(result, 1);
+        alignas(64) float memory[Total::stride];
+        const Total result{memory};
+        result.clear();
         for (int u = 0; u < block.unit_count; ++u) {
           if (r < units[u].row_begin || r >= units[u].row_end) continue;
           const float* const from =
-              row(units[u].partial_row + r - units[u].row_begin, kv_head) + l * stride;
-          merge(result, softmax_of(from), from);
+              row(units[u].partial_row + r - units[u].row_begin, kv_head) + l * left_stride;
+          merge(result, {from[dim], from[dim + 1]}, from);
         }
         finish(r, l, result);
       }
@@ -88,10 +89,9 @@ class PartialResults {
     float* into = row(lines.row_begin, lines.head_begin);
     SpinLock& lock = meeting(block, lines.head_begin).lock;
     lock.lock();
-    for (int l = 0; l < lines.per_head(); ++l, into += stride) {
-      const SoftmaxState softmax{state.max[l], state.sum[l]};
-      if (softmax.empty()) continue;
-      merge(into, softmax, state.out + l * dim);
+    for (int l = 0; l < lines.per_head(); ++l, into += Total::stride) {
+      if (state.softmax(l).empty()) continue;
+      merge({into}, state.softmax(l), state.out + l * dim);
       CHUNKATTN_SPIN_LOCK_HOOK();
     }
     lock.unlock();
@@ -100,7 +100,7 @@ class PartialResults {
   template <class Finish>
   void finish_rows(const RowBlock& block, int kv_head, const Finish& finish) noexcept {
     for (int r = block.row_begin; r < block.row_end; ++r)
-      for (int l = 0; l < group_; ++l) finish(r, l, row(r, kv_head) + l * stride);
+      for (int l = 0; l < group_; ++l) finish(r, l, Total{row(r, kv_head) + l * Total::stride});
   }
 
   /// Reports `units` units of a row block and head as done; whether they were the last.
@@ -115,30 +115,16 @@ class PartialResults {
     std::atomic<int> open{0};  // units still to finish
   };
 
-  static void set(float* result, SoftmaxState softmax) noexcept {
-    result[dim] = softmax.max;
-    result[dim + 1] = softmax.sum;
-  }
-  // Merges (softmax, out) of one line into a result.
-  static void merge(float* into, SoftmaxState softmax, const float* out) noexcept {
-    constexpr int width = simd::width_for<dim>;
-    const SoftmaxState old = softmax_of(into);
-    const MergedState merged = merge_states(old, softmax);
-    if (old.empty()) {
-      std::copy_n(out, dim, into);
-    } else {
-      for (int i = 0; i < dim; i += width)
-        simd::store(
-            into + i,
-            simd::fma(simd::load<width>(out + i), simd::broadcast<width>(merged.weight_b),
-                      simd::load<width>(into + i) * simd::broadcast<width>(merged.weight_a)));
-    }
-    set(into, merged.state);
+  static void merge(Total into, SoftmaxState softmax, const float* out) noexcept {
+    if (into.softmax().empty())
+      into.start(softmax, out);
+    else
+      into.add(softmax, out);
   }
 
   // Results are [KV heads][rows][group].
   float* row(std::int64_t index, int kv_head) noexcept {
-    return memory_.data() + (rows_per_head_ * kv_head + index) * group_ * stride;
+    return memory_.data() + (rows_per_head_ * kv_head + index) * group_ * stride_;
   }
   Meeting& meeting(int block, int kv_head) noexcept {
     return meetings_[static_cast<std::size_t>(block) * static_cast<std::size_t>(num_kv_heads_) +
@@ -151,6 +137,7 @@ class PartialResults {
   std::int64_t rows_per_head_ = 0;
   int num_kv_heads_ = 1;
   int group_ = 1;
+  int stride_ = left_stride;  // floats of a result
 };
 
 CHUNKATTN_PASS_END

@@ -84,10 +84,7 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
                                bool first) CHUNKATTN_LAMBDA {
     simd::Float<width> sums[Lines][N];
     simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
-      const simd::Float<width> factor = simd::broadcast<width>(rescale[l]);
-      simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
-        sums[l][i] = simd::load<width>(out[l] + begin + i * width) * factor;
-      });
+      simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = simd::zero<width>(); });
     });
     for (int t = 0; t < count; ++t) {
       const T* const row = block.v[t] + begin;
@@ -102,8 +99,10 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
       });
     }
     simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
-      simd::repeat<N>(
-          [&](auto i) CHUNKATTN_LAMBDA { simd::store(out[l] + begin + i * width, sums[l][i]); });
+      const simd::Float<width> factor = simd::broadcast<width>(rescale[l]);
+      simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
+        add_block_sum<width>(sums[l][i], factor, out[l] + begin + i * width);
+      });
     });
   };
   constexpr int whole = vectors / wide;
@@ -200,9 +199,16 @@ template <int Lines, int HeadDim, int ValueDim, class T, class Rules>
   }
   if constexpr (Rules::hide)
     return stream_visible_values<ValueDim, Lines>(block, count, used, logits, rescale, out, ahead);
-  stream_values<ValueDim, Lines>(block, common, logits, rescale, out, ahead);
-  for (int l = 0; l < used && common < count; ++l)
-    for (int t = common; t < visible[l]; ++t) add_value<ValueDim>(logits[l][t], block.v[t], out[l]);
+  if (common == count)
+    return stream_values<ValueDim, Lines>(block, count, logits, rescale, out, ahead);
+  alignas(64) float sums[Lines][ValueDim] = {};
+  float* to[Lines];
+  for (int l = 0; l < Lines; ++l) to[l] = sums[l];
+  stream_values<ValueDim, Lines>(block, common, logits, rescale, to, ahead);
+  for (int l = 0; l < used; ++l) {
+    for (int t = common; t < visible[l]; ++t) add_value<ValueDim>(logits[l][t], block.v[t], to[l]);
+    add_block_sums<ValueDim>(sums[l], rescale[l], out[l]);
+  }
 }
 
 /// One block for lines [line0, line0 + num_lines), a few at a time.

@@ -58,9 +58,11 @@ CHUNKATTN_INLINE void matrix_softmax(const Block<T>& block, MatrixLines& lines,
     const int line = lines.begin + l;
     repair_logits<HeadDim>(block, lines.seen, state.q + line * HeadDim, lines.visible + l,
                            logits + l);
-    moved |= tile_softmax<matrix_lines>(block, lines.seen, full, lines.visible + l, logits + l,
-                                        state.max + line, state.sum + line, lines.rescale + l,
-                                        rules.from(line));
+    tile_softmax<matrix_lines>(block, lines.seen, full, lines.visible + l, logits + l,
+                               state.max + line, state.sum + line, lines.rescale + l,
+                               rules.from(line));
+    moved = moved || any_of<width>((simd::Int<width>)(simd::load<width>(lines.rescale + l) !=
+                                                      simd::broadcast<width>(1.0f)));
   }
   for (int l = 0; moved && l < lines.count; ++l) {
     if (lines.rescale[l] == 1.0f) continue;
