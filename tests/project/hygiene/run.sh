@@ -156,7 +156,7 @@ END
     }
     refused_by() {  # refused_by COMPILER
       local file old="-U__GNUC__ -D__GNUC__=11"
-      ! "$1" -dM -E -x c++ /dev/null | grep -q __clang__ || old="-U__clang_major__ -D__clang_major__=13"
+      ! "$1" -dM -E -x c++ /dev/null | grep __clang__ >/dev/null || old="-U__clang_major__ -D__clang_major__=13"
       for file in program chunk_attention kv_cache prefix_tree; do
         refused "chunkattn needs C++20" $file "$1 -std=c++17"
       done
