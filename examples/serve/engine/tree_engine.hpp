@@ -267,8 +267,7 @@ class TreeEngine final : public Engine {
     regroup();
   }
 
-  // --- who is live
-  // --------------------------------------------------------------------------------
+  // --- who is live ------------------------------------------------------------------------------
 
   /// Work joins in the order of the options while there is room for it, and a chunk for each to
   /// grow.
@@ -287,7 +286,7 @@ class TreeEngine final : public Engine {
       work.tokens = {};
       if (work.swapped) stats_.restored_tokens += sequence->num_written() - sequence->num_cached();
       work.swapped.reset();
-      if (tiers_ && !by_itself && !prefilling_.works.back().job->scores_prompt())
+      if (tiers_ && !by_itself && !work.job->scores_prompt())
         if (auto load = tiers_->load(*sequence)) loads_[sequence->id()] = std::move(load);
       prefilling_.push(std::move(*sequence), std::move(work));
       at_risk_.clear();
