@@ -106,6 +106,27 @@ TEST_CASE("by priorities and tenants, exactly what is older goes") {
   }
 }
 
+TEST_CASE("what was not used for longer than 32 bits count goes, too") {
+  const std::uint64_t wrap = std::uint64_t{1} << 32;
+  for (const std::uint64_t gap : {wrap, wrap + 5, 3 * wrap, ~std::uint64_t{0} - 7}) {
+    CAPTURE(gap);
+    PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {}, {.ttl = 100});
+    CHECK(tree.expire(7) == 0);
+    pass(tree, iota(0, 8), {.compute_last = false});
+    CHECK(tree.expire(7 + gap) == 8);
+  }
+  // The longest ttl: asked in between, too.
+  PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {}, {.ttl = 0xffffffff});
+  CHECK(tree.expire(5) == 0);
+  pass(tree, iota(0, 8), {.compute_last = false});
+  CHECK(tree.expire(5 + wrap / 2) == 0);
+  pass(tree, iota(100, 8), {.compute_last = false});
+  CHECK(tree.expire(5 + wrap - 2) == 0);
+  CHECK(tree.expire(5 + wrap + 10) == 8);
+  CHECK(tree.match_prefix(iota(100, 8)).cached == 8);
+  CHECK(tree.expire(5 + wrap / 2 + wrap - 1) == 8);
+}
+
 TEST_CASE("what is public goes after what continues it") {
   PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {}, {.fair = true, .ttl = 50});
   for (std::uint64_t tenant = 1; tenant <= 3; ++tenant)

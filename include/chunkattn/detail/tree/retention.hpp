@@ -169,12 +169,14 @@ class Retention {
   /// Evicts what nobody used for the policy's ttl. Returns its tokens.
   std::size_t expire(std::uint64_t now) {
     check_argument(now >= time_, "now", now, {"at least ", time_, ", as it was told before"});
-    time_ = now;
+    // Until now nobody was older than the ttl, so that ages fit in the 32 bits of a node.
+    const std::uint64_t passed = std::min<std::uint64_t>(now - time_, rules_.ttl);
     const std::uint64_t before = stats_.evicted_tokens;
     for (bool again = rules_.ttl > 0; std::exchange(again, false);)  // parents after their children
       for (const RetainedList& list : lists_)
-        while (list.key != RetainedList::key_of_pinned && has_expired(list.oldest))
+        while (list.key != RetainedList::key_of_pinned && has_expired(list.oldest, passed))
           again = evict_one_chunk(&list);
+    time_ = now;
     return static_cast<std::size_t>(stats_.evicted_tokens - before);
   }
 
@@ -293,9 +295,9 @@ class Retention {
     retain(index);
   }
 
-  [[nodiscard]] bool has_expired(NodeIndex n) const noexcept {
+  [[nodiscard]] bool has_expired(NodeIndex n, std::uint64_t passed) const noexcept {
     return n != none && topology_.node(n).first_child == none &&
-           static_cast<std::uint32_t>(time_) - topology_.node(n).since >= rules_.ttl;
+           (static_cast<std::uint32_t>(time_) - topology_.node(n).since) + passed >= rules_.ttl;
   }
   /// Puts a node at the young end of its level. Children are retained before their parents, so the
   /// oldest node of the lowest level is always a leaf.
