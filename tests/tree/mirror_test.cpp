@@ -304,7 +304,7 @@ TEST_CASE("any events: refused or taken over as by a plain map") {
         taken += accepted ? 1 : 0;
         check_same(any, mirror, plain);
       }
-      CHECK(taken > test::scaled(200));
+      CHECK(taken > test::scaled(60));
     }
 }
 
@@ -367,6 +367,6 @@ TEST_CASE("any snapshot: refused or loaded as by a plain map") {
         check_same(any, mirror, plain);
       }
     }
-  CHECK(refusals > test::scaled(1000));
-  CHECK(loads > test::scaled(1000));
+  CHECK(refusals > test::scaled(300));
+  CHECK(loads > test::scaled(300));
 }
