@@ -28,17 +28,14 @@ EXPLAINED = [
     _cpu("engine", "block.unit_count > 1", "block.unit_count >= 1", CHOICE + ": one unit merged with nothing"),
     _cpu("engine", "head < lines.head_end; ++head", "head <= lines.head_end", PADDED),
     _cpu("engine", "workers_.resize(", "threads + 1", "a worker more that nobody uses"),
-    _cpu("engine", "std::fill_n(result, ValueDim, 0.0f)", "ValueDim + 1", OVERWRITTEN + ", or not read again"),
     _cpu("engine", "line < lines; line += simd::native_width", "line <= lines", PADDED),
 
-    _cpu("chunk_first", "i < width; ++i) any", "i <= width", "at the most a needless factor of 1"),
     _cpu("chunk_first", "l < num_lines; ++l)", "l <= num_lines", "more tokens are looked at, and masked"),
     _cpu("chunk_first", "tile < num_tiles", "tile <= num_tiles", AGAIN),
     _cpu("chunk_first", "int least = lines.seen", "lines.seen + 1", "no line sees more"),
     _cpu("chunk_first", "line_group > 4 && left >= 4", "", CHOICE + ": lines beyond the last have weight 0"),
 
-    _cpu("partial_results", "i < dim; i += width", "i <= dim", PADDED),
-    _cpu("partial_results", "memory_.size() < lines * stride", "<=", SAME),
+    _cpu("partial_results", "memory_.size() < size", "<=", SAME),
 
     _cpu("schedule", "b > 0 && row_blocks_[b].row_begin > row", "", NEVER + ": the guess is never too high"),
     _cpu("schedule", "b + 1 < blocks", "b + 1 <= blocks", NEVER + ": the last block has the row"),
@@ -61,7 +58,7 @@ EXPLAINED = [
     _cpu("chunk_first", "if (lines.seen == 0) return;", "deleted", AGAIN),
     _cpu("line_state", "std::fill(max + begin, max + end, empty_max)", "empty_max + 1", SAME + ": 1 is nothing to 1e38"),
     _cpu("line_state", "std::fill(out + begin * ValueDim", "out + 1 + end", PADDED),
-    _cpu("partial_results", "if (softmax.empty()) continue;", "deleted", AGAIN + ": merging nothing"),
+    _cpu("partial_results", "if (state.softmax(l).empty()) continue;", "deleted", AGAIN + ": merging nothing"),
     _cpu("engine", ": 4 * threads", "", CHOICE + ": how many tasks are wanted"),
     _cpu("task_queue", "a.size.cost > b.size.cost", "a.size.cost >= b.size.cost", SAME + ": they differ there"),
     _cpu("task_queue", "cost * most <= share", "cost * most < share", CHOICE),
@@ -69,7 +66,6 @@ EXPLAINED = [
     _cpu("task_queue", "job.size.cost <= share", "job.size.cost < share", CHOICE),
     _cpu("task_queue", "parts == 1 ||", "parts == (1 - 1) ||", SAME + ": one part of one head either way"),
 
-    dict(header="*executor.hpp", original="num_threads > 1 ?", becomes="", reason=SAME),
     dict(header="*executor.hpp", original="if (n <= 0) return;", becomes="", reason=AGAIN),
     dict(header="*block_table.hpp", original="misplaced = -1", becomes="-(1 + 1)", reason=SAME),
     dict(header="*block_table.hpp", original="piece.begin > 0 && indices_.size() > before",
