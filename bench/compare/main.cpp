@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <time.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -107,9 +108,9 @@ std::vector<Case> cases_with(const std::string& part) {
 }
 
 struct Result {
-  bench::MedianInterval ratio;  // of the times, after over before
-  double before;                // median, in milliseconds
-  bool same_bits;               // of the outputs
+  std::vector<double> ratios;  // of the times, after over before, one of each round
+  double before;               // median, in milliseconds
+  bool same_bits;              // of the outputs
 };
 
 /// `k` and `v` are filled; bytes are in units of 1/128.
@@ -138,7 +139,29 @@ Result measure(const compare::MakeSteps (&make)[2], const Case& c, compare::Thre
     before.push_back(ms[0]);
   }
   for (const auto& step : steps) step->run(0);
-  return {bench::median_interval(ratios), bench::median(before), out[0] == out[1]};
+  return {std::move(ratios), bench::median(before), out[0] == out[1]};
+}
+
+/// Of the cases' medians, with an interval by the bootstrap: of each case as many rounds as it has
+/// are drawn, with repetition, 1,000 times.
+bench::MedianInterval geometric_mean(const std::vector<std::vector<double>>& cases,
+                                     std::mt19937& random) {
+  const auto mean = [&](const auto& median_of) {
+    double sum = 0;
+    for (const std::vector<double>& ratios : cases) sum += std::log(median_of(ratios));
+    return std::exp(sum / static_cast<double>(cases.size()));
+  };
+  std::vector<double> means(1000);
+  for (double& value : means)
+    value = mean([&](const std::vector<double>& ratios) {
+      std::uniform_int_distribution<std::size_t> round(0, ratios.size() - 1);
+      std::vector<double> drawn(ratios.size());
+      for (double& ratio : drawn) ratio = ratios[round(random)];
+      return bench::median(std::move(drawn));
+    });
+  std::sort(means.begin(), means.end());
+  return {mean([](const std::vector<double>& ratios) { return bench::median(ratios); }), means[25],
+          means[974]};
 }
 
 }  // namespace
@@ -164,7 +187,7 @@ int main(int argc, char** argv) {
   const examples::HugeBuffer memory(std::size_t{1280} << 20);
   const std::size_t size = memory.bytes() / sizeof(float) / 2;
   const std::span<float> k(memory.as<float>(), size), v(memory.as<float>() + size, size);
-  double logarithms = 0;
+  std::vector<std::vector<double>> all;
   bool same_bits = true;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const Case& c = cases[i];
@@ -172,14 +195,16 @@ int main(int argc, char** argv) {
       fill(k, c.type, random);
       fill(v, c.type, random);
     }
-    const Result r = measure(make, c, threads, rounds, cpu_time, k, v, random);
-    std::printf("%-34s %7.3f %7.3f %7.3f %10.2f\n", name_of(c).c_str(), r.ratio.median, r.ratio.low,
-                r.ratio.high, r.before);
+    Result r = measure(make, c, threads, rounds, cpu_time, k, v, random);
+    const bench::MedianInterval ratio = bench::median_interval(r.ratios);
+    std::printf("%-34s %7.3f %7.3f %7.3f %10.2f\n", name_of(c).c_str(), ratio.median, ratio.low,
+                ratio.high, r.before);
     std::fflush(stdout);
-    logarithms += std::log(r.ratio.median);
     same_bits = same_bits && r.same_bits;
+    all.push_back(std::move(r.ratios));
   }
-  std::printf("\n%zu cases, geometric mean of the medians %.3f; %s\n", cases.size(),
-              std::exp(logarithms / static_cast<double>(cases.size())),
+  const bench::MedianInterval mean = geometric_mean(all, random);
+  std::printf("%-34s %7.3f %7.3f %7.3f\n\n%zu cases; %s\n", "geometric mean", mean.median, mean.low,
+              mean.high, cases.size(),
               same_bits ? "the same bits" : "the bits of some outputs differ");
 }
