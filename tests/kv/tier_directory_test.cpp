@@ -38,6 +38,8 @@
 #include "chunkattn/experimental/tiers.hpp"
 #include "tests/support/forked.hpp"
 #include "tests/support/refused.hpp"
+#include "tests/support/steps.hpp"
+#include "tests/support/tier_bench.hpp"
 #include "tests/support/tier_folder.hpp"
 
 using namespace chunkattn;
@@ -70,14 +72,16 @@ TEST_CASE("what has the name of a record and is none is not found, not waited fo
   FileTier files(folder.path, 1 << 20);
   const auto at = [&](std::uint64_t n) { return folder.path + name_of(n); };
   int num = 0;
+  std::uint64_t bytes = 0;
   const auto check = [&](bool replaced = true) {
     const auto n = static_cast<std::uint64_t>(num);
     CAPTURE(num);
     const auto start = Clock::now();
     CHECK_FALSE(files.contains(key_of(n)));
     CHECK_FALSE(files.get(key_of(n), never));
-    FileTier next(folder.path, 1 << 20);  // it counts
-    CHECK(next.num_bytes() == files.num_bytes());
+    FileTier next(folder.path, 1 << 20);  // it counts, and only records
+    CHECK(next.num_bytes() == bytes);
+    bytes += replaced ? 1000u : 0u;
     CHECK(files.put(key_of(n), bytes_of(n, 1000), never) == replaced);
     CHECK(files.contains(key_of(n)) == replaced);
     CHECK(seconds_since(start) < 5);
@@ -142,6 +146,29 @@ TEST_CASE("of a file that is too long only so much is read that this is seen") {
   FileTier next(folder.path, 10000);
   CHECK_FALSE(std::filesystem::exists(path));
   CHECK(next.num_bytes() == 2000);
+}
+
+TEST_CASE("tiers read no more of a file than the record of their block has") {
+  const Folder folder;
+  constexpr std::uint64_t huge = std::uint64_t{2} << 30;
+  const auto files = std::make_shared<FileTier>(folder.path, 2 * huge);
+  test::tier_bench::Bench b({files}, {.max_wait_seconds = 60});
+  const auto prompt = test::iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path))
+    if (entry.path().extension() == ".kv") std::filesystem::resize_file(entry.path(), huge);
+  const auto most_used = [] {
+    rusage used{};
+    REQUIRE(::getrusage(RUSAGE_SELF, &used) == 0);
+    return used.ru_maxrss;
+  };
+  const auto before = most_used();
+  CHECK(b.load(prompt) == 0);
+  CHECK(most_used() - before < (huge >> 10) / 8);
+  CHECK(b.below->stats().tiers[0].refused == 1);
+  CHECK(folder.files() == 7);  // it forgets what it was seen to have wrong
 }
 
 TEST_CASE("what has no record's name is left alone, however much of it there is") {

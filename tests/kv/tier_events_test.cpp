@@ -463,6 +463,10 @@ TEST_CASE("an event that cannot follow is refused, and one that is missing is no
   ++twice.number;
   CHECK(names([&] { (void)mirror.apply(twice, events[4].second); }, "event.block"));
   CHECK(mirror.num_blocks(0) == 3);
+  // A tier that nobody has holds nothing, whatever bits its number would be shifted to.
+  CHECK(mirror.has(0, events[0].first.block));
+  for (const std::size_t tier : {1u, 63u, 64u, 65u, 128u})
+    CHECK_FALSE(mirror.has(tier, events[0].first.block));
   Bench unfollowed({memory()});
   CHECK(names([&] { (void)unfollowed.below->snapshot(); }, "options.tier_sink"));
   CHECK(names([&] { (void)Mirror(0); }, "block_tokens"));

@@ -368,6 +368,7 @@ class TierQueue {
     Tier& tier = tiers_[t];
     const TierStore::Key key = load.keys[load.next];
     const std::size_t block = load.first + load.next;
+    const TierContent content = load.content(block);
     const auto start = Clock::now();
     bool failed = false;
     const bool is_last = t + 1 == tiers_.size();
@@ -376,7 +377,8 @@ class TierQueue {
     bool answered = false;
     const TierStore::Record record = guarded(
         [&] {
-          auto found = tier.store->get(key, load.cancelled);
+          auto found =
+              tier.store->get_at_most(key, tier_record_bytes(content, codec_), load.cancelled);
           answered = found || !load.cancelled;
           return found;
         },
@@ -384,8 +386,7 @@ class TierQueue {
     TierLoad::Ready ready{block, {}};
     const bool good =
         record &&
-        guarded([&] { return read_tier_record(*record, load.content(block), codec_, ready.raw); },
-                false);
+        guarded([&] { return read_tier_record(*record, content, codec_, ready.raw); }, false);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     if (record && !good) failed = guarded([&] { return tier.store->erase(key), true; }, true);
     if (answered) watch.saw(good);
