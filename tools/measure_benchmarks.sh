@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Measures everything docs/benchmarks.md shows of the CPU, and rewrites its tables and plots.
 #
-#   tools/measure_benchmarks.sh [decode|peers|tree|page]...     default: all, about 30 minutes
+#   tools/measure_benchmarks.sh [decode|tree|page]...     default: all, about 30 minutes
 #
 # BUILD=DIR    where decode_bench and tree_bench are (default build/release/bench, from ./dev bench)
 # PREFIX=CMD   put before every measurement, for example a lock or taskset; each takes about 30 s
-# PYTHON=EXE   an interpreter with matplotlib, and with the peers' packages if they are installed
+# PYTHON=EXE   an interpreter with matplotlib
 # CHUNKATTN_BENCH_THREADS=N   default 2
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -45,31 +45,16 @@ measure_decode() {
   done
 }
 
-# One call for each case: what PREFIX holds is held briefly.
-measure_peers() {
-  local heads lengths type
-  for type in fp32 bf16; do
-    for heads in 32/32 32/8; do
-      for lengths in 1024+64 2048+64 4096+64 0+1024; do
-        $PREFIX "$PYTHON" bench/peers/cpu_peers.py --decode "$BUILD/decode_bench" \
-          --threads "$CHUNKATTN_BENCH_THREADS" --seconds 0.4 --json "$out/peers.json" \
-          --markdown /dev/null --only "$heads $lengths $type" ||
-          echo "a peer failed: see $out/peers.json"
-      done
-    done
-  done
-}
-
 measure_tree() {
   run_bench tree_bench tree.json --benchmark_min_time=0.1
 }
 
 make_page() { "$PYTHON" tools/plot_benchmarks.py; }
 
-[ $# -gt 0 ] || set -- decode peers tree page
+[ $# -gt 0 ] || set -- decode tree page
 for part in "$@"; do
   case $part in
-    decode | peers | tree) "measure_$part" ;;
+    decode | tree) "measure_$part" ;;
     page) make_page ;;
     *) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2 ;;
   esac

@@ -10,6 +10,7 @@ between the lines `<!-- table NAME -->` and `<!-- end -->`.
 
 import argparse
 import json
+import math
 import pathlib
 import re
 import sys
@@ -24,10 +25,6 @@ COLOURS = {
     "paged, shared pages": "#e69f00",
     "paged, own pages": "#d55e00",
     "naive": "#999999",
-    "PyTorch shared prefix": "#009e73",
-    "PyTorch, own copies": "#56b4e9",
-    "OpenVINO, shared pages": "#cc79a7",
-    "ONNX Runtime": "#555555",
 }
 
 
@@ -75,27 +72,6 @@ def select(runs, **wanted):
     ]
 
 
-def peer_label(row):
-    """The plots show each library's best way of its kind."""
-    name = row["peer"]
-    if row.get("ours"):
-        return row["kind"]
-    if name.startswith("PyTorch"):
-        return "PyTorch shared prefix" if row["shares"] else "PyTorch, own copies"
-    if name.startswith("OpenVINO"):
-        return "OpenVINO, shared pages" if row["shares"] else None
-    return "ONNX Runtime"
-
-
-def best_by_label(entry):
-    best = {}
-    for row in entry["results"]:
-        label = peer_label(row)
-        if label and "ms" in row and row["ms"] < best.get(label, {"ms": float("inf")})["ms"]:
-            best[label] = row
-    return best
-
-
 # --- plots ----------------------------------------------------------------------------------------
 
 
@@ -107,7 +83,6 @@ def save(figure, name, png):
 
 
 PLOTS = {
-    "shared_length": "Token rate against the length of the shared prefix",
     "ratio_to_floor": "Time over floor for every case",
     "completion": "Token rate against completion tokens",
     "batch": "Token rate against batch size",
@@ -140,39 +115,6 @@ def figure_legend(figure, axes, columns):
     figure.legend(
         handles.values(), handles.keys(), loc="lower center", ncol=columns, frameon=False
     )
-
-
-def plot_shared_length(plt, report, png):
-    """Token rate against the length of the shared prefix: the paper's Table 3 as bars."""
-    panels = [(heads, dtype) for heads in (32, 8) for dtype in ("fp32", "bf16")]
-    figure, grid = plt.subplots(2, 2, figsize=(10.5, 7.6))
-    for axes, (heads, dtype) in zip(grid.flat, panels):
-        entries = [
-            entry
-            for entry in report["cases"]
-            if entry["case"]["num_kv_heads"] == heads and entry["case"]["dtype"] == dtype
-        ]
-        entries.sort(key=lambda entry: entry["case"]["shared"])
-        best = [best_by_label(entry) for entry in entries]
-        labels = [label for label in COLOURS if any(label in one for one in best)]
-        for i, label in enumerate(labels):
-            rates = [
-                entry["case"]["batch"] / one[label]["ms"] if label in one else 0
-                for entry, one in zip(entries, best)
-            ]
-            width = 0.85 / len(labels)
-            places = [n + (i + 0.5) * width - 0.425 for n in range(len(entries))]
-            axes.bar(places, rates, width, label=label, color=COLOURS[label])
-        names = []
-        for entry in entries:
-            shared, private = entry["case"]["shared"], entry["case"]["private"]
-            names.append(f"{shared} + {private}" if shared else f"none\n({private} own)")
-        axes.set_xticks(range(len(entries)), names)
-        title = f"{dtype}, 32 query heads, {heads} KV heads"
-        style(axes, title, "shared + own tokens", "query tokens per ms")
-    figure.tight_layout(rect=(0, 0.09, 1, 1))
-    figure_legend(figure, grid.flat, 4)
-    save(figure, "shared_length", png)
 
 
 def plot_lines(plt, name, panels, xlabel, png):
@@ -267,42 +209,16 @@ def table(head, rows):
     return "\n".join(lines)
 
 
-def peers_tables(report):
-    """For each geometry and type: rows are peers, columns the cases; ms and the ratio to ours."""
-    parts = []
-    groups = {}
-    for entry in report["cases"]:
-        case = entry["case"]
-        groups.setdefault((case["num_kv_heads"], case["dtype"]), []).append(entry)
-    for (heads, dtype), entries in groups.items():
-        entries.sort(key=lambda entry: (entry["case"]["shared"] == 0, entry["case"]["shared"]))
-        head = [f"32/{heads} heads, {dtype}: ms (× ours)"]
-        head += [f"{entry['case']['shared']} + {entry['case']['private']}" for entry in entries]
-        names = list(dict.fromkeys(row["peer"] for entry in entries for row in entry["results"]))
-        rows = []
-        floors = [entry.get("floor_ms") for entry in entries]
-        if all(floors):
-            rows.append(["*floor*", *(f"*{floor:.2f}*" for floor in floors)])
-        for name in names:
-            cells = []
-            for entry in entries:
-                found = {row["peer"]: row for row in entry["results"]}
-                ours = next((r["ms"] for r in entry["results"] if r.get("main")), None)
-                row = found.get(name, {})
-                if "ms" not in row:
-                    cells.append("failed" if "failed" in row else "")
-                elif row.get("main") or not ours:
-                    cells.append(f"**{row['ms']:.2f}**")
-                else:
-                    cells.append(f"{row['ms']:.2f} ({row['ms'] / ours:.1f})")
-            rows.append([f"**{name}**" if name == "chunkattn" else name, *cells])
-        parts.append(table(head, rows))
-    return "\n\n".join(parts)
-
-
 def figure_text(value):
     """Three digits, never an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+SHOWN = re.compile(
+    r"match(_splintered)?/4096|insert_new/4096|insert_below_shared/64|append/65536|speculate/65536"
+    r"|decode_step/(32|256|10000)|plan_rebuild/.*|fork/128/16|evict/(1000|1000000)"
+    r"|insert_evicting/1000000|join_among_siblings/10000"
+)
 
 
 def tree_table(report):
@@ -311,6 +227,8 @@ def tree_table(report):
     for run in report["benchmarks"]:
         name = run["name"].replace("/manual_time", "")
         name = re.sub(r"/iterations:\d+", "", name)
+        if not SHOWN.fullmatch(name):
+            continue
         figures = []
         for key, value in run.items():
             unit = {"ns": "ns", "us": "µs"}.get(key.rsplit("_", 1)[-1])
@@ -335,45 +253,39 @@ def interleaved_table(report):
 
 
 def decode_tables(runs, contexts):
-    """Prefix cases by geometry, and the trees."""
+    """Prefixes beside paged attention, and the trees."""
+    prefixes = {}
+    for run in select(runs, dtype="fp16", heads="32/32", cold=True, chunk=64):
+        if "b" in run["fields"]:
+            case = tuple(run["fields"][key] for key in ("b", "shared", "own"))
+            prefixes.setdefault(case, {})[run["method"]] = run
     rows = []
-    prefixes = [run for run in runs if "b" in run["fields"]]
-    for run in prefixes:
-        fields = run["fields"]
-        case = f"b{fields['b']} {run['heads']}, {fields['shared']} + {fields['own']}"
-        case += f", chunk {run['chunk']}" if run["chunk"] != 64 else ""
-        method = f"**{run['method']}**" if run["method"] == "chunkattn" else run["method"]
-        state = "cold" if run["cold"] else "warm"
-        figures = [f"{run['ms']:.2f}", f"{run['floor_ms']:.2f}", f"{run['ratio']:.2f}"]
-        figures += [f"{run['GFLOP/s']:.0f}", f"{run['GB/s']:.1f}"]
-        rows.append([case, run["dtype"], state, method, *figures])
-    order = list(dict.fromkeys(METHODS.values()))
-    def key(row):
-        batch, heads, shared, _, own = row[0].replace(",", "").split()[:5]
-        figures = (int(batch[1:]), -int(heads.split("/")[1]), shared == "0", int(shared))
-        own = int(own) if own.isdigit() else 10**6
-        return (*figures, own, row[0], TYPES.index(row[1]), row[2], order.index(row[3].strip("*")))
-
-    rows.sort(key=key)
-    head = ["case", "K/V", "", "kernel", "ms", "floor", "ratio", "GFLOP/s", "GB/s"]
+    for case, found in sorted(prefixes.items(), key=lambda one: [int(x) for x in one[0] if x.isdigit()]):
+        if len(found) < 3:
+            continue
+        b, shared, own = case
+        ours = found["chunkattn"]
+        row = [b, f"{shared} + {own}", f"**{ours['ms']:.2f}**", f"{ours['ratio']:.2f}"]
+        for method in ("paged, shared pages", "paged, own pages"):
+            row.append(f"{found[method]['ms']:.2f} ({found[method]['ms'] / ours['ms']:.1f})")
+        rows.append(row)
+    head = ["sequences (fp16, 32/32)", "shared + own", "chunkattn", "of the floor", "paged, shared pages", "paged, own pages"]
     tables = {"decode": table(head, rows)}
 
     trees = {}
     for run in runs:
         if "tree" in run["fields"]:
-            trees.setdefault((int(run["fields"]["tree"]), run["heads"]), {})[run["method"]] = run
-    if trees:
-        rows = []
-        for (index, heads), found in sorted(trees.items(), key=lambda one: (one[0][0], one[0][1])):
-            ours, paged = found.get("chunkattn"), found.get("paged, shared pages")
-            if ours and paged:
-                speedup = f"{paged['ms'] / ours['ms']:.2f}"
-                rows.append(
-                    [index, heads, f"{ours['ms']:.2f}", f"{ours['ratio']:.2f}"]
-                    + [f"{paged['ms']:.2f}", speedup]
-                )
-        head = ["tree", "heads", "ours, ms", "ratio", "paged, shared pages, ms", "speed-up"]
-        tables["trees"] = table(head, rows)
+            trees.setdefault(run["heads"], {}).setdefault(run["fields"]["tree"], {})[run["method"]] = run
+    rows = []
+    for heads, found in sorted(trees.items()):
+        pairs = [(t["chunkattn"], t["paged, shared pages"]) for t in found.values() if len(t) > 1]
+        rates = sorted(paged["ms"] / ours["ms"] for ours, paged in pairs)
+        ratios = sorted(ours["ratio"] for ours, _ in pairs)
+        mean = math.exp(sum(map(math.log, rates)) / len(rates))
+        rows.append([heads, len(pairs), f"{mean:.2f}", f"{rates[0]:.2f} to {rates[-1]:.2f}"])
+        rows[-1].append(f"{ratios[0]:.2f} to {ratios[-1]:.2f}")
+    head = ["heads", "trees", "faster by, geometric mean", "least to most", "time ÷ floor"]
+    tables["trees"] = table(head, rows)
 
     spans = {}
     for context in contexts:
@@ -385,8 +297,6 @@ def decode_tables(runs, contexts):
         return f"{low:.0f}" if round(low) == round(high) else f"{low:.0f} to {high:.0f}"
 
     context = contexts[0]
-    cpu = read("peers.json")
-    model = cpu["machine"]["cpu"] if cpu else "see the JSON"
     caches = ", ".join(
         f"L{cache['level']} {cache['size'] >> 10} KB"
         for cache in context["caches"]
@@ -395,7 +305,7 @@ def decode_tables(runs, contexts):
     tables["machine"] = table(
         ["machine", ""],
         [
-            ["processor", f"{model}, a virtual machine with {context['num_cpus']} cores"],
+            ["processor", f"AMD EPYC (Zen 5), a virtual machine with {context['num_cpus']} cores"],
             ["caches", caches],
             ["date", context["date"][:10]],
             ["read bandwidth, 2 threads", f"{span('dram_read_GB/s')} GB/s"],
@@ -445,10 +355,6 @@ def main():
     # Ids and text that do not change from run to run.
     plt.rcParams.update({"svg.hashsalt": "chunkattn", "svg.fonttype": "path", "font.size": 9})
     tables = {"bytes": bytes_table()}
-    if peers := read("peers.json"):
-        if len(peers["cases"]) >= 16:  # all panels, or no plot
-            plot_shared_length(plt, peers, arguments.png)
-        tables["peers"] = peers_tables(peers)
     if tree := read("tree.json"):
         tables["tree"] = tree_table(tree)
     if interleaved := read("interleaved.json"):
