@@ -15,9 +15,9 @@ using Json = nlohmann::json;
 
 /// What replies have beside what they say, here and elsewhere, and who is who: nothing that a
 /// template has a place for.
-constexpr std::string_view unsaid[] = {"annotations", "id",        "name",
-                                       "parsed",      "reasoning", "reasoning_content",
-                                       "role",        "status",    "tool_call_id"};
+constexpr std::string_view unsaid[] = {
+    "annotations",       "id",   "name",   "parsed",      "reasoning", "reasoning_content",
+    "reasoning_details", "role", "status", "tool_call_id"};
 /// What is read.
 constexpr std::string_view said[] = {"audio", "content", "function_call", "refusal", "tool_calls"};
 
@@ -43,7 +43,7 @@ class MessageReader {
     if (!message_.is_object()) fields_.fail(where_, message_, "{\"role\": …, \"content\": …}");
     Message message{role(), ""};
     for (const auto& [name, value] : message_.items())
-      if (!is_among(unsaid, name) && !is_among(said, name) && !value.is_null() && !value.empty())
+      if (!is_among(unsaid, name) && !is_among(said, name) && !stands_for_nothing(value))
         fields_.fail(where_ + "." + name, value, "nothing: no field of this name is known here");
     message.content = content(message.role == "assistant", message.role == "tool");
     if (message.role == "assistant") message.calls = calls();

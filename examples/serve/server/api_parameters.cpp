@@ -98,11 +98,6 @@ bool is_read(std::string_view name, bool chat) {
   return name == "messages" || name == "max_completion_tokens" || name == "top_logprobs";
 }
 
-bool stands_for_nothing(const Json& value) {
-  return value.is_null() || value == false || value == "" ||
-         (value.is_structured() && value.empty());
-}
-
 void check_unread(const Fields& fields, const std::string& name, const Json& value) {
   if (value.is_null()) return;
   auto found = openai_fields.find(name);

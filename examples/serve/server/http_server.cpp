@@ -298,11 +298,13 @@ HttpServer::Reply HttpServer::reply_to(const httplib::Request& request) const {
   const std::string path = path_of(request);
   if (path == "/") return {page, "text/html; charset=utf-8"};
   if (path == "/metrics")
-    return {metrics_text(service_.counters(), service_.snapshot()), "text/plain; version=0.0.4"};
+    return {metrics_text(service_.counters(), service_.snapshot(), !options_.hides_cached),
+            "text/plain; version=0.0.4"};
   if (path == "/tree") return {tree(request)};
   if (path == "/kv_chunks") return {chunks(has_key(request))};
   if (path == "/v1/loads")
-    return {loads_json(service_.counters(), service_.snapshot(), options_.max_requests)};
+    return {loads_json(service_.counters(), service_.snapshot(), options_.max_requests,
+                       !options_.hides_cached)};
   if (path == "/model_info" || path == "/get_model_info")
     return {nlohmann::json{{"model_path", served_.name},
                            {"served_model_name", served_.name},

@@ -52,9 +52,9 @@ class Limits final : public nlohmann::json_sax<nlohmann::json> {
  private:
   bool enter() {
     if (++depth_ > most_levels)
-      fail(fmt::format("{}: nested more than {} levels deep", field_, most_levels));
+      fail(fmt::format("{}: nested more than {} levels deep", where(), most_levels));
     if (++structures_ > most_structures)
-      fail(fmt::format("{}: expected at most {} lists and objects in a body", field_,
+      fail(fmt::format("{}: expected at most {} lists and objects in a body", where(),
                        most_structures));
     return true;
   }
@@ -62,6 +62,7 @@ class Limits final : public nlohmann::json_sax<nlohmann::json> {
     --depth_;
     return true;
   }
+  [[nodiscard]] std::string where() const { return field_.empty() ? "the body" : field_; }
   [[noreturn]] void fail(const std::string& message) const { throw ApiError(400, message, field_); }
 
   int depth_ = 0;
@@ -78,6 +79,11 @@ nlohmann::json parse_object(std::string_view body) {
   if (!object.is_object())
     throw ApiError(400, fmt::format("the body is {}: expected an object", object.type_name()));
   return object;
+}
+
+bool stands_for_nothing(const nlohmann::json& value) {
+  return value.is_null() || value == false || value == "" ||
+         (value.is_structured() && value.empty());
 }
 
 void Fields::fail(const std::string& name, const nlohmann::json& value,

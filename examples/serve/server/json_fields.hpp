@@ -13,6 +13,9 @@ namespace serve {
 ///         field where it was found
 [[nodiscard]] nlohmann::json parse_object(std::string_view body);
 
+/// null, false and what is empty: of a field that is not known, no reason to refuse it.
+[[nodiscard]] bool stands_for_nothing(const nlohmann::json& value);
+
 /// The fields of an object. null counts as absent. Each function throws an ApiError with status 400
 /// that names the field, its value and what was expected.
 class Fields {

@@ -37,7 +37,7 @@ class Text {
 
 }  // namespace
 
-std::string metrics_text(const ServiceCounters& c, const TreeSnapshot& tree) {
+std::string metrics_text(const ServiceCounters& c, const TreeSnapshot& tree, bool matches) {
   Text text;
   text.one("requests", "gauge", "requests that wait or run", c.requests);
   text.one("requests_waiting", "gauge", "requests that the engine has not begun with", c.waiting);
@@ -52,8 +52,13 @@ std::string metrics_text(const ServiceCounters& c, const TreeSnapshot& tree) {
   for (std::size_t i = 1; i < std::size(ends); ++i)
     text.value(fmt::format("choices_finished_total{{reason=\"{}\"}}", ends[i]), c.finished[i]);
   text.one("prompt_tokens_total", "counter", "tokens of prompts", c.prompt_tokens);
-  text.one("cached_prompt_tokens_total", "counter", "of these, found in the cache",
-           c.cached_tokens);
+  if (matches) {
+    text.one("cached_prompt_tokens_total", "counter", "of these, found in the cache",
+             c.cached_tokens);
+    text.one("rows_total", "counter", "tokens that went through the model", c.engine.rows);
+    text.one("tier_loaded_tokens_total", "counter", "tokens whose K/V came from tiers",
+             c.engine.tiers.loaded_tokens);
+  }
   text.one("generated_tokens_total", "counter", "tokens that were generated", c.generated_tokens);
   text.histogram("first_token_seconds", "from a request to its first token", c.first_token);
   text.histogram("request_seconds", "from a request to its end", c.whole);
@@ -62,7 +67,6 @@ std::string metrics_text(const ServiceCounters& c, const TreeSnapshot& tree) {
   text.value("chunks{state=\"cached\"}", tree.chunks_cached);
   text.value("chunks{state=\"free\"}", tree.chunks_free);
   text.one("steps_total", "counter", "forward passes", c.engine.steps);
-  text.one("rows_total", "counter", "tokens that went through the model", c.engine.rows);
   text.one("preemptions_total", "counter", "sequences that had to make room", c.engine.preemptions);
   text.one("swaps_total", "counter", "of these, copied to host memory", c.engine.swaps);
   text.one("recomputed_tokens_total", "counter", "tokens computed again", c.engine.recomputed);
@@ -70,8 +74,6 @@ std::string metrics_text(const ServiceCounters& c, const TreeSnapshot& tree) {
            c.engine.tiers.loads);
   text.one("tier_loads_late_total", "counter", "of these, given up for computing",
            c.engine.tiers.loads_late);
-  text.one("tier_loaded_tokens_total", "counter", "tokens whose K/V came from tiers",
-           c.engine.tiers.loaded_tokens);
   text.one("tier_refused_blocks_total", "counter", "blocks that were damaged, or others",
            c.engine.tiers.refused_blocks);
   text.one("tier_stored_bytes_total", "counter", "bytes that went to the last tier",

@@ -7,7 +7,9 @@
 
 namespace serve {
 
-/// The text of /metrics.
-[[nodiscard]] std::string metrics_text(const ServiceCounters& counters, const TreeSnapshot& tree);
+/// The text of /metrics. \param matches  whether it says how much of prompts was cached, or
+/// computed
+[[nodiscard]] std::string metrics_text(const ServiceCounters& counters, const TreeSnapshot& tree,
+                                       bool matches);
 
 }  // namespace serve

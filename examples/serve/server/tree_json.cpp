@@ -33,11 +33,12 @@ std::string tree_json(const ServiceCounters& counters, const TreeSnapshot& tree,
              {"stored_bytes", below.stored_bytes},
              {"loads", below.loads},
              {"loads_late", below.loads_late},
-             {"loaded_tokens", below.loaded_tokens},
              {"refused_blocks", below.refused_blocks}};
+  if (tree.has_tiers && rights.matches) tiers["loaded_tokens"] = below.loaded_tokens;
   Json all{
       {"nodes", std::move(nodes)},
-      {"nodes_left_out", tree.nodes.size() - std::min(tree.nodes.size(), most_nodes)},
+      {"nodes_left_out",
+       rights.matches ? tree.nodes.size() - std::min(tree.nodes.size(), most_nodes) : 0},
       {"chunk_size", tree.chunk_size},
       {"chunks",
        {{"used", tree.chunks_used}, {"cached", tree.chunks_cached}, {"free", tree.chunks_free}}},
@@ -64,13 +65,13 @@ std::string chunks_json(const std::vector<CachedChunk>& chunks, std::size_t chun
 }
 
 std::string loads_json(const ServiceCounters& counters, const TreeSnapshot& tree,
-                       std::size_t max_requests) {
+                       std::size_t max_requests, bool matches) {
   const std::size_t total = tree.chunks_used + tree.chunks_cached + tree.chunks_free;
   const auto share = [](auto part, auto whole) {
     return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
   };
   const std::size_t running = counters.requests - std::min(counters.waiting, counters.requests);
-  const nlohmann::json load{
+  nlohmann::json load{
       {"dp_rank", 0},
       {"num_running_reqs", running},
       {"num_waiting_reqs", counters.waiting},
@@ -79,8 +80,8 @@ std::string loads_json(const ServiceCounters& counters, const TreeSnapshot& tree
       {"num_total_tokens", tree.chunks_used * tree.chunk_size},
       {"max_total_num_tokens", total * tree.chunk_size},
       {"token_usage", share(tree.chunks_used, total)},  // what is only cached makes room
-      {"cache_hit_rate", share(counters.cached_tokens, counters.prompt_tokens)},
       {"max_running_requests", max_requests}};
+  if (matches) load["cache_hit_rate"] = share(counters.cached_tokens, counters.prompt_tokens);
   return nlohmann::json{{"dp_rank_count", 1}, {"loads", nlohmann::json::array({load})}}.dump();
 }
 

@@ -14,7 +14,8 @@ namespace serve {
 struct TreeRights {
   /// Whether nodes of a tenant come with how their text begins.
   std::function<bool(std::uint64_t tenant)> texts = [](std::uint64_t) { return false; };
-  /// Whether there are nodes, and how much of prompts was cached: where they end tells a guess.
+  /// Whether there are nodes, and how much of prompts was cached: where they end, and how many
+  /// there are, tells a guess.
   bool matches = true;
   std::string failure = {};  ///< why the engine can do no more; empty while it can
 };
@@ -28,7 +29,8 @@ struct TreeRights {
 [[nodiscard]] std::string chunks_json(const std::vector<CachedChunk>& chunks,
                                       std::size_t chunk_size, bool salted);
 /// What a router asks of a worker: who waits and runs, and how full K/V is (SGLang's /v1/loads).
+/// \param matches  whether it says how much of prompts was cached
 [[nodiscard]] std::string loads_json(const ServiceCounters& counters, const TreeSnapshot& tree,
-                                     std::size_t max_requests);
+                                     std::size_t max_requests, bool matches);
 
 }  // namespace serve

@@ -315,6 +315,27 @@ TEST_CASE("behind the trailers of a chunked body the next request begins") {
   CHECK(replies.find("\"xyz\"", third) != std::string::npos);
 }
 
+TEST_CASE("lengths of chunks that can be read in two ways are refused") {
+  ScriptedSite s;
+  const std::string body = R"({"prompt": "abc", "max_tokens": 1})";  // 34 bytes, 22 in hexadecimal
+  const auto reply = [&](const std::string& length) {
+    RawConnection connection(s.site.port());
+    connection.send(head("Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n") + length +
+                    "\r\n" + body + "\r\n0\r\n\r\n");
+    return connection.read();
+  };
+  CHECK(reply("22").starts_with("HTTP/1.1 200"));
+  CHECK(reply(std::string(13, '0') + "22").starts_with("HTTP/1.1 200"));  // 15 digits
+  // One more, and a counter of 64 bits may lose the first: 1, fifteen zeros and 22.
+  for (const std::string& wrong :
+       {std::string(14, '0') + "22", "1" + std::string(14, '0') + "22",
+        "1" + std::string(15, '0') + "22", std::string("0x22"), std::string("+22"),
+        std::string("-22"), std::string(" 22"), std::string("22 "), std::string()}) {
+    CAPTURE(wrong);
+    CHECK(reply(wrong).starts_with("HTTP/1.1 400"));
+  }
+}
+
 TEST_CASE("a client that has closed its own side only gets its answer") {
   ScriptedSite s;
   for (const char* version : {"HTTP/1.1", "HTTP/1.0"})

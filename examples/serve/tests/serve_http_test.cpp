@@ -111,7 +111,8 @@ TEST_CASE("a history that clients build is taken, with all that replies have") {
         "<|im_start|>user\na" + end + "<|im_start|>system\nb" + end + "<|im_start|>system\nc" +
             end + asks);
   CHECK(heard(R"([{"role": "assistant", "content": "a", "reasoning_content": "hm", "id": "x",
-      "reasoning": "hm", "annotations": [{"type": "url_citation"}], "parsed": {"x": 1}}])") ==
+      "reasoning": "hm", "annotations": [{"type": "url_citation"}], "parsed": {"x": 1},
+      "reasoning_details": [{"type": "x"}], "prefix": false, "unknown": "", "other": {}}])") ==
         asks + "a" + end + asks);
   CHECK(heard(R"([{"role": "assistant", "content": null, "refusal": "No."},
       {"role": "assistant", "content": [{"type": "refusal", "refusal": "Never."}]},

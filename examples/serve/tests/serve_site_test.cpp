@@ -318,4 +318,11 @@ TEST_CASE("what was cached is not told where it is hidden") {
   CHECK(tree["nodes"].empty());
   CHECK(!tree.contains("cached_tokens"));
   CHECK(tree["prompt_tokens"] == 33);
+  CHECK(tree["nodes_left_out"] == 0);
+  // Nor by what operators and routers read: tokens that were computed tell the rest.
+  CHECK(!reply_of(client.Get("/v1/loads")).body["loads"][0].contains("cache_hit_rate"));
+  const std::string metrics = client.Get("/metrics")->body;
+  CHECK(metrics.find("prompt_tokens_total 33") != std::string::npos);
+  for (const char* name : {"cached_prompt", "rows_total", "loaded_tokens"})
+    CHECK(metrics.find(name) == std::string::npos);
 }

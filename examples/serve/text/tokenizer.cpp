@@ -79,7 +79,8 @@ std::string Tokenizer::decode(int previous, int token) const {
 std::string Tokenizer::spell(int previous, int token) const {
   const bool is_named =
       std::find(special_.by_name.begin(), special_.by_name.end(), token) != special_.by_name.end();
-  if (is_named && (previous >= 0 || token != special_.bos)) return piece(token);
+  const bool is_given = previous < 0 && special_.add_bos && token == special_.bos;
+  if (is_named && !is_given) return piece(token);
   return decode(previous, token);
 }
 

@@ -45,8 +45,8 @@ class Tokenizer {
   /// character.
   [[nodiscard]] std::string decode(int previous, int token) const;
   [[nodiscard]] std::string decode(std::span<const int> tokens) const;
-  /// As decode(), and special tokens by the names that a prompt has for them, except bos as the
-  /// first of all.
+  /// As decode(), and special tokens by the names that a prompt has for them, except the bos
+  /// that prompts are given.
   [[nodiscard]] std::string spell(int previous, int token) const;
 
   [[nodiscard]] int vocab_size() const { return static_cast<int>(pieces_.size()); }
