@@ -170,10 +170,12 @@ def check_untold(browser, url):
 def check_refused(browser, url):
     """A message that is refused does not stay in the history (random weights have no chat)."""
     browser.open(url)
-    browser.ask("$('ask').value = 'Hello?'; send(); true")
+    browser.ask("$('ask').value = 'Hello?' + '\\nHello?'.repeat(60); send(); true")
     browser.wait_for("running === 0 && document.querySelector('.wrong') !== null")
     assert browser.ask("messages.length") == 0, "a refused message is sent again with the next one"
-    assert browser.ask("$('ask').value") == "Hello?"
+    assert browser.ask("$('ask').value").startswith("Hello?\nHello?")
+    below = "$('says').scrollHeight - $('says').clientHeight"
+    assert browser.ask(below) > 100 and browser.ask(f"$('says').scrollTop - ({below})") > -2, "the reason is not seen"
     # An engine that has failed, as /tree tells of it.
     browser.ask("window.real = fetch; fetch = async (path, options) => path !== '/tree' ? real(path, options) : "
                 "{json: async () => Object.assign(await (await real(path, options)).json(), {failure: 'a reason'})}; "
