@@ -17,7 +17,16 @@ endif()
 
 # A target of its own, so that tests of another instruction set can leave it out.
 add_library(chunkattn_native INTERFACE)
-if(CHUNKATTN_NATIVE)
+if(CHUNKATTN_ONLY_ISA)
+  if(NOT CHUNKATTN_ONLY_ISA MATCHES "^(portable|avx2|avx512|amx|neon)$")
+    message(FATAL_ERROR
+      "chunkattn: CHUNKATTN_ONLY_ISA is ${CHUNKATTN_ONLY_ISA}; expected portable, avx2, avx512, amx or neon")
+  endif()
+  target_compile_definitions(chunkattn_native INTERFACE CHUNKATTN_ISA=${CHUNKATTN_ONLY_ISA})
+  if(CHUNKATTN_ONLY_ISA STREQUAL "avx2")
+    target_compile_options(chunkattn_native INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-mavx2;-mfma;-mf16c>")
+  endif()
+elseif(CHUNKATTN_NATIVE)
   include(CheckCXXCompilerFlag)
   check_cxx_compiler_flag(-march=native CHUNKATTN_HAS_MARCH_NATIVE)
   if(CHUNKATTN_HAS_MARCH_NATIVE)
