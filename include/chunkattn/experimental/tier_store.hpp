@@ -15,9 +15,9 @@
 CHUNKATTN_NAMESPACE_BEGIN
 
 /// A tier below a tree: holds records (the K/V of a block of tokens, and what it is of) by their
-/// keys. MemoryTier, FileTier, or your own, for a remote store: see Tiers, which calls it, on
-/// threads of its own and on several at once. It may lose records, fail, or give what nobody put:
-/// what it gives is checked, so that this costs time only.
+/// keys. MemoryTier, FileTier, or your own, for a remote store: see Tiers, which calls it,
+/// on a thread of its own: where several Tiers have it, on several at once. It may lose records,
+/// fail, or give what nobody put: what it gives is checked, so that this costs time only.
 ///
 /// A call may take as long as it does; `cancelled` becomes true when nobody waits for it any
 /// longer. It may throw: that counts as a failure (put: false, get: null).

@@ -129,7 +129,10 @@ class FileTier final : public TierStore {
 ///
 /// It follows the tree by its events: it is the tree's event sink, see Options::event_sink; with
 /// another sink of the tree its calls throw InvalidArgument. All calls are the tree's thread's. The
-/// tree and the cache stay where they are and outlive it, and K/V is host memory.
+/// tree and the cache stay where they are and outlive it, and K/V is host memory. In a child of
+/// fork() its threads are missing: there it stores nothing, loads bring nothing more, other calls
+/// throw InvalidArgument, and its memory stays when it is destroyed. Make another one there, of
+/// stores that the child made.
 ///
 /// \tparam Tree   a PrefixTree that retains (else nothing is evicted), of tokens of unique object
 ///                representations
@@ -178,11 +181,13 @@ class Tiers {
     /// Whether advance() puts down what is cached, before it is evicted: then it also outlives a
     /// process that is killed.
     bool write_through = false;
-    /// Bytes on their way down beyond which further blocks are not stored.
+    /// Bytes on their way down beyond which further blocks are not stored: an equal share for each
+    /// tier.
     std::size_t max_queued_bytes = std::size_t{256} << 20;
     /// Blocks that come up ahead of Load::poll(); and that one call of it puts in place.
     std::size_t max_ahead = 8;
-    /// The longest that a load may go without a block, while computed() has not been called.
+    /// The longest that a load may go without a block, while computed() has not been called. After
+    /// ten times that in one call a tier counts as hanging.
     double max_wait_seconds = 1.0;
     /// Whether each tier has a thread. If not, whatever there is to do is done by work().
     bool threads = true;
@@ -206,7 +211,7 @@ class Tiers {
     std::uint64_t loaded = 0;        ///< that it gave
     std::uint64_t missed = 0;        ///< that it did not have
     std::uint64_t refused = 0;       ///< damaged, or of other tokens: not used
-    std::uint64_t not_worth = 0;     ///< not asked for: computing is faster
+    std::uint64_t not_worth = 0;     ///< not asked for: computing is faster, or it hangs
   };
   /// Counts since construction: blocks, unless it says something else.
   struct Stats {
@@ -270,7 +275,8 @@ class Tiers {
             tree, cache, std::move(stores), std::move(options))) {}
   Tiers(const Tiers&) = delete;
   Tiers& operator=(const Tiers&) = delete;
-  /// What is still on its way down is given up: store_all() and flush() first.
+  /// What is still on its way down is given up: store_all() and flush() first. Waits for calls of
+  /// stores that go on, which hear by `cancelled` that they may end.
   ~Tiers() { manager_->close(); }
 
   /// Looks below for what a sequence would have to compute, in the background. Empty if there is
@@ -287,7 +293,7 @@ class Tiers {
   std::size_t advance(std::size_t max_blocks = 4) { return manager_->advance(max_blocks); }
   /// Copies all that is cached and not known to be below: before the tree goes.
   void store_all() { manager_->store_all(); }
-  /// Waits until all that is on its way down is there.
+  /// Waits until all that is on its way down is there, but not for a tier that hangs: is_busy().
   void flush() { manager_->flush(); }
   /// Whether anything is on its way down, or up to a faster tier.
   [[nodiscard]] bool is_busy() const { return manager_->queue().is_busy(); }

@@ -25,6 +25,7 @@
 #include "../base/check.hpp"
 #include "../base/chunk_source.hpp"
 #include "../base/config.hpp"
+#include "../base/fork_mark.hpp"
 #include "../base/to_size.hpp"
 #include "places.hpp"
 #include "tier_codec.hpp"
@@ -35,25 +36,6 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
-
-/// The chunks of a block, for transfer().
-template <int ChunkSize>
-struct TierPlaces {
-  static constexpr int chunk_size = ChunkSize;
-  std::vector<Piece> pieces;  // in path order
-  std::uint64_t tree = 0;
-
-  [[nodiscard]] std::size_t size() const {
-    return pieces.empty() ? 0 : to_size(pieces.back().position + pieces.back().length);
-  }
-  [[nodiscard]] std::size_t num_reserved() const { return 0; }
-  [[nodiscard]] std::size_t num_scheduled() const { return size(); }
-  [[nodiscard]] std::uint64_t tree_id() const { return tree; }
-  template <class F>
-  void for_each_run(TokenRange, const F& f) const {
-    for (const Piece& piece : pieces) f(piece);
-  }
-};
 
 /// \tparam Tiers  of that tree and cache, for its types
 template <class Tiers, class Tree, class Cache>
@@ -87,6 +69,7 @@ class TierManager {
                      "of another tree", "the K/V memory of the tree");
     codec_ = make_tier_codec<Element>(cache, to_size(block_), options_.stored_as);
     queue_ = std::make_unique<Queue>(std::move(stores), codec_, options_.max_ahead,
+                                     options_.max_queued_bytes, 10 * options_.max_wait_seconds,
                                      options_.threads, news_);
     follow();
   }
@@ -95,9 +78,14 @@ class TierManager {
   void close() {
     if (tree_ != nullptr && hears()) tree_->set_event_sink(nullptr);
     tree_ = nullptr;
+    // In a child nothing of it can be destroyed: who held its locks is not there.
+    if (is_in_child()) (void)queue_.release();
     queue_.reset();
   }
-  [[nodiscard]] Queue& queue() const { return *queue_; }
+  [[nodiscard]] Queue& queue() const {
+    check_process();
+    return *queue_;
+  }
 
   // ---- down ----------------------------------------------------------------------------------
 
@@ -115,13 +103,13 @@ class TierManager {
     resume_following();
     fresh_.clear();
     spans_.for_each_block([&](std::uint64_t span, std::size_t block) {
-      if (!has_room()) queue_->flush();
+      queue_->wait_for_room(codec_.raw_bytes);
       (void)store(span, block);
     });
     tell();
   }
   void flush() {
-    queue_->flush();
+    queue().flush();
     tell();
   }
 
@@ -171,7 +159,7 @@ class TierManager {
   }
   /// False when it is over.
   bool poll(Sequence& sequence, const std::shared_ptr<TierLoad>& load) {
-    if (tree_ == nullptr || !is_open_ || !hears() ||
+    if (tree_ == nullptr || !is_open_ || is_in_child() || !hears() ||
         static_cast<std::uint64_t>(sequence.id()) != load->sequence ||
         sequence.weights_epoch() != load->weights)
       return cancel(load);
@@ -182,17 +170,24 @@ class TierManager {
     if (is_over) return false;
     const auto now = Clock::now();
     if (!taken.empty()) load->since = now;
-    if (std::chrono::duration<double>(now - load->since).count() <= patience(sequence, *load))
+    const double part =
+        std::chrono::duration<double>(now - load->since).count() / patience(sequence, *load);
+    if (part <= 1) {
+      queue_->pass_over(load, part);
       return true;
+    }
     ++stats_.loads_late;
-    queue_->cancel(*load, /*too_late=*/true);
+    queue_->cancel(load, /*too_late=*/true);
     return false;
   }
   void wait(const TierLoad& load) {
     if (queue_) queue_->wait(load, std::chrono::milliseconds(50));
   }
   bool cancel(const std::shared_ptr<TierLoad>& load) {
-    if (queue_) queue_->cancel(*load, /*too_late=*/false);
+    if (is_in_child())
+      static_cast<void>(new auto(load));  // nor this
+    else if (queue_)
+      queue_->cancel(load, /*too_late=*/false);
     return false;
   }
 
@@ -213,6 +208,7 @@ class TierManager {
   /// Calls told(event, tokens) for what is known of tiers; the number of the last event.
   template <class F>
   std::uint64_t list(const F& told) const {
+    check_process();
     check_argument(news_ != nullptr, "options.tier_sink", "none", "one: else nobody follows tiers");
     news_->list([&](TierChange change, std::size_t tier, const TierStore::Key& key,
                     const TierStore::Key& parent, const TierBlock& block) {
@@ -223,7 +219,7 @@ class TierManager {
   [[nodiscard]] std::int32_t block_tokens() const noexcept { return block_; }
   [[nodiscard]] Stats stats() const {
     Stats all = stats_;
-    for (const typename Queue::Counts& c : queue_->counts())
+    for (const typename Queue::Counts& c : queue().counts())
       all.tiers.push_back(
           {c.stored, c.stored_bytes, c.put_failed, c.loaded, c.missed, c.refused, c.not_worth});
     return all;
@@ -253,8 +249,17 @@ class TierManager {
   }
   /// Whether it is still the one whom the tree tells.
   [[nodiscard]] bool hears() const { return ChunkAccess::num_event_sinks(*tree_) == sink_; }
+  /// Whether the threads are those of the parent, from which this process was forked.
+  [[nodiscard]] bool is_in_child() const noexcept {
+    return options_.threads && mark_.is_in_child();
+  }
+  void check_process() const {
+    check_argument(!is_in_child(), "tiers", "made before fork()",
+                   "some that this process made: the threads of these are its parent's");
+  }
   /// Without events it would take what now stands in a chunk for what stood there.
   void check_hears() const {
+    check_process();
     check_argument(hears(), "tree", "with another event sink",
                    "that of its tiers: who else is to hear is said by Options::event_sink");
   }
@@ -273,6 +278,7 @@ class TierManager {
     }
   }
   void heard(const CacheEvent& event, std::span<const Token> tokens) noexcept {
+    if (is_in_child()) return;
     // What K/V is computed with from now on, reopen() says: even where events before it got lost.
     if (event.kind == CacheEvent::Kind::cleared) {
       is_open_ = false;
@@ -310,10 +316,7 @@ class TierManager {
 
   // ---- down ----
 
-  [[nodiscard]] bool has_room() const noexcept {
-    const std::size_t queued = queue_->queued_bytes();
-    return queued == 0 || queued + codec_.raw_bytes <= options_.max_queued_bytes;
-  }
+  [[nodiscard]] bool has_room() const { return queue_->has_room(codec_.raw_bytes); }
   /// Copies a block out of the cache. False if there is nothing to copy.
   bool store(std::uint64_t number, std::size_t block) {
     const auto* const span = spans_.find(number, block);
@@ -487,7 +490,8 @@ class TierManager {
   Stats stats_;
   double token_seconds_ = 0;  // that computing takes, lately; 0: unknown
   bool is_open_ = true;
-  bool is_lost_ = false;    // events were missed
+  bool is_lost_ = false;  // events were missed
+  const ForkMark mark_;
   std::uint64_t sink_ = 0;  // which of the tree's event sinks is its own
 };
 

@@ -1,5 +1,6 @@
 // What goes to tiers and comes from them, in the background: a thread for each tier, or none, where
-// the owner calls work().
+// the owner calls work(). A store is called by its own tier's thread only, so that one which hangs
+// holds up no other.
 #pragma once
 
 #include <algorithm>
@@ -34,9 +35,8 @@ struct TierLoad {
   std::vector<std::byte> tokens;                ///< of the prompt
   std::size_t block_bytes = 0;                  ///< of a block's tokens
   std::size_t first = 0, public_blocks = 0;
-  std::vector<TierStore::Key> keys;  ///< from block `first` on
-  TierNews::Hold hold;               ///< of the last of them, so of all
-  std::atomic<bool> cancelled = false;
+  std::vector<TierStore::Key> keys;               ///< from block `first` on
+  TierNews::Hold hold;                            ///< of the last of them, so of all
   std::uint64_t sequence = 0, weights = 0;        ///< whose it is
   std::size_t limit = 0;                          ///< positions that are loaded, at most
   std::chrono::steady_clock::time_point since{};  ///< when something came
@@ -68,10 +68,13 @@ class TierQueue {
   };
 
   // Delegates, so that threads that run already are joined if another one does not start.
-  /// \param news  who is told of what is found and what is not; null: nobody
+  /// \param max_bytes     on their way down; each tier may have its share of them on its own
+  /// \param hang_seconds  after a call has taken so long, flush() does not wait for its tier
+  /// \param news          who is told of what is found and what is not; null: nobody
   TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t max_ahead,
-            bool threads, std::shared_ptr<TierNews> news)
-      : TierQueue(std::move(stores), codec, max_ahead, std::move(news)) {
+            std::size_t max_bytes, double hang_seconds, bool threads,
+            std::shared_ptr<TierNews> news)
+      : TierQueue(std::move(stores), codec, max_ahead, max_bytes, hang_seconds, std::move(news)) {
     if (threads)
       for (std::size_t t = 0; t < tiers_.size(); ++t)
         tiers_[t].thread = std::thread([this, t] { run(t); });
@@ -82,9 +85,8 @@ class TierQueue {
   ~TierQueue() {
     {
       const std::lock_guard lock(mutex_);
-      stopping_ = stopped_ = true;
-      for (Tier& tier : tiers_)
-        if (tier.running) tier.running->cancelled = true;
+      stopping_ = true;
+      for (Tier& tier : tiers_) tier.cancelled = true;
     }
     for (Tier& tier : tiers_) tier.wakes.notify_all();
     for (Tier& tier : tiers_)
@@ -98,41 +100,44 @@ class TierQueue {
     std::vector<std::byte> head, tokens, raw;
     TierNews::Hold hold;
   };
-  /// Bytes that are on their way down.
-  [[nodiscard]] std::size_t queued_bytes() const noexcept { return queued_bytes_; }
   [[nodiscard]] bool knows(const TierStore::Key& key) const { return known_->has(key); }
   void forget() { known_->clear(); }
+  /// Whether a tier takes a block of so many bytes.
+  [[nodiscard]] bool has_room(std::size_t bytes) const {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(tiers_.begin(), tiers_.end(),
+                       [&](const Tier& tier) { return has_room(tier, bytes); });
+  }
+  /// To each tier that has room for it.
   void put(Put&& block) {
     const std::size_t bytes = block.raw.size();
     auto item = std::make_shared<Item>();
     item->block = std::move(block);
     item->bytes = bytes;
     const std::lock_guard lock(mutex_);
-    push(0, std::move(item));
-    queued_bytes_ += bytes;
+    for (Tier& tier : tiers_) {
+      if (has_room(tier, bytes))
+        push(tier, item);
+      else
+        ++tier.counts.put_failed;
+    }
   }
   [[nodiscard]] bool is_busy() const {
     const std::lock_guard lock(mutex_);
-    return queued_items_ > 0;
+    return !std::all_of(tiers_.begin(), tiers_.end(), &TierQueue::is_idle);
   }
-  /// Waits until all is put; without threads does it.
-  void flush() {
-    if (!has_threads()) {
-      while (work()) {
-      }
-      return;
-    }
-    std::unique_lock lock(mutex_);
-    idle_.wait(lock, [this] { return queued_items_ == 0; });
+  /// Waits until all is put, but for a tier that hangs; without threads does it.
+  void flush() { wait_for(&TierQueue::is_idle); }
+  /// Waits until each tier that does not hang has room for a block of so many bytes.
+  void wait_for_room(std::size_t bytes) {
+    wait_for([&](const Tier& tier) { return has_room(tier, bytes); });
   }
 
   // ---- up ------------------------------------------------------------------------------------
 
-  void start(std::shared_ptr<TierLoad> load) {
+  void start(const std::shared_ptr<TierLoad>& load) {
     const std::lock_guard lock(mutex_);
-    load->tier = 0;
-    tiers_[0].loads.push_back(std::move(load));
-    tiers_[0].wakes.notify_one();
+    go_on(load, 0, /*first=*/false);
   }
   /// At most `most` blocks that have come, in order. `is_over`: no more will.
   std::vector<TierLoad::Ready> take(const std::shared_ptr<TierLoad>& load, std::size_t most,
@@ -141,19 +146,31 @@ class TierQueue {
     const std::lock_guard lock(mutex_);
     for (; !load->ready.empty() && taken.size() < most; load->ready.pop_front())
       taken.push_back(std::move(load->ready.front()));
-    if (std::exchange(load->is_stalled, false)) {
-      tiers_[load->tier].loads.push_back(load);
-      tiers_[load->tier].wakes.notify_one();
-    }
+    if (std::exchange(load->is_stalled, false)) go_on(load, 0, /*first=*/false);
     is_over = load->is_over && load->ready.empty();
     return taken;
   }
   /// Nobody waits for it any longer: it came too late, or its sequence is gone.
-  void cancel(TierLoad& load, bool too_late) {
+  void cancel(const std::shared_ptr<TierLoad>& load, bool too_late) {
     const std::lock_guard lock(mutex_);
-    load.cancelled = true;
-    load.ready.clear();
-    if (too_late && !load.is_over) tiers_[load.tier].is_suspect = true;
+    load->ready.clear();
+    if (load->is_over || load->is_stalled) return;
+    if (too_late) suspect(tiers_[load->tier]);
+    leave(load);
+    end(*load);
+  }
+  /// It has waited for this part of its time. A tier that had its share of that and has not
+  /// answered is passed over: the one below is asked.
+  void pass_over(const std::shared_ptr<TierLoad>& load, double part) {
+    const std::lock_guard lock(mutex_);
+    const std::size_t next = load->tier + 1;
+    if (load->is_over || load->is_stalled || !tiers_[load->tier].is_working ||
+        next == tiers_.size() ||
+        part * static_cast<double>(tiers_.size()) < static_cast<double>(next))
+      return;
+    suspect(tiers_[load->tier]);
+    leave(load);
+    go_on(load, next, /*first=*/false);
   }
   /// Waits until something has come, or until then; without threads does one job.
   void wait(const TierLoad& load, std::chrono::duration<double> limit) {
@@ -185,30 +202,39 @@ class TierQueue {
 
  private:
   TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t max_ahead,
-            std::shared_ptr<TierNews> news)
-      : codec_(codec), max_ahead_(max_ahead), news_(std::move(news)), tiers_(stores.size()) {
+            std::size_t max_bytes, double hang_seconds, std::shared_ptr<TierNews> news)
+      : codec_(codec),
+        max_ahead_(max_ahead),
+        max_bytes_(max_bytes / stores.size()),
+        hang_(hang_seconds),
+        news_(std::move(news)),
+        tiers_(stores.size()) {
     for (std::size_t t = 0; t < stores.size(); ++t) tiers_[t].store = std::move(stores[t]);
     tiers_.back().store->listen(known_);
   }
 
   struct Item {
     Put block;
+    std::once_flag made;
     TierStore::Record record;  // once it is made
     std::size_t bytes = 0;
-    std::size_t tiers_left = 1;
-    bool counted = true;
   };
   struct Tier {
     std::shared_ptr<TierStore> store;
     std::thread thread;
     std::condition_variable wakes;
     std::deque<std::shared_ptr<TierLoad>> loads;
-    std::shared_ptr<TierLoad> running;
+    std::shared_ptr<TierLoad> running;  // that waits for the call of now
     std::deque<std::shared_ptr<Item>> puts;
+    std::size_t num_puts = 0, put_bytes = 0;  // also of the one of now
+    bool is_working = false;
+    Clock::time_point since{};  // when it began that
+    std::atomic<bool> cancelled = false;
     double seconds = 0;  // that a block takes, lately
     bool is_measured = false;
     std::uint64_t asked = 0;  // while it was not worth it
     bool is_suspect = false;  // somebody gave up waiting for what it does now
+    bool is_late = false;     // as for the last block that it was asked for
     Counts counts;
   };
 
@@ -225,27 +251,52 @@ class TierQueue {
   bool work(std::size_t t) {
     std::shared_ptr<TierLoad> load;
     std::shared_ptr<Item> item;
+    std::size_t next = 0;
     Tier& tier = tiers_[t];
     {
       const std::lock_guard lock(mutex_);
       if (!tier.loads.empty()) {
         load = tier.running = std::move(tier.loads.front());
         tier.loads.pop_front();
+        next = load->next;
       } else if (!tier.puts.empty()) {
         item = std::move(tier.puts.front());
         tier.puts.pop_front();
       } else {
         return false;
       }
+      tier.is_working = true;
+      tier.since = Clock::now();
+      tier.cancelled = stopping_;
     }
-    // Only for want of memory is it not done.
-    const bool done =
-        guarded([&] { return load ? advance(load, t) : put_one(item, t), true; }, false);
+    const bool found = load ? get(load, next, t) : (put_one(*item, t), false);
     const std::lock_guard lock(mutex_);
-    if (!done && load) end(*load);
-    tier.running = nullptr;
-    tier.is_suspect = false;
+    tier.is_working = tier.is_suspect = false;
+    if (item) {
+      --tier.num_puts;
+      tier.put_bytes -= item->bytes;
+    } else if (std::exchange(tier.running, nullptr) == load) {  // else it did not wait so long
+      go_on(load, found ? 0 : t + 1, /*first=*/true);
+    }
+    came_.notify_all();
     return true;
+  }
+  [[nodiscard]] static bool is_idle(const Tier& tier) noexcept { return tier.num_puts == 0; }
+  [[nodiscard]] bool has_room(const Tier& tier, std::size_t bytes) const noexcept {
+    return tier.num_puts == 0 || tier.put_bytes + bytes <= max_bytes_;
+  }
+  template <class F>
+  void wait_for(const F& is_done) {
+    if (!has_threads()) {
+      while (work()) {
+      }
+      return;
+    }
+    const auto done = [&](const Tier& tier) {
+      return is_done(tier) || (tier.is_working && Clock::now() - tier.since > hang_);
+    };
+    for (std::unique_lock lock(mutex_); !std::all_of(tiers_.begin(), tiers_.end(), done);)
+      came_.wait_for(lock, std::chrono::milliseconds(50));
   }
 
   /// f(), or `otherwise` if it throws.
@@ -266,38 +317,35 @@ class TierQueue {
   // ---- down ----
 
   /// \pre mutex_ is held
-  void push(std::size_t t, std::shared_ptr<Item> item) {
-    tiers_[t].puts.push_back(std::move(item));
-    ++queued_items_;
-    tiers_[t].wakes.notify_one();
+  void push(Tier& tier, const std::shared_ptr<Item>& item) {
+    tier.puts.push_back(item);
+    ++tier.num_puts;
+    tier.put_bytes += item->bytes;
+    tier.wakes.notify_one();
   }
-  void put_one(const std::shared_ptr<Item>& item, std::size_t t) {
+  /// The item's record, which the first tier that needs it makes. Null: it cannot be stored.
+  const TierStore::Record& record_of(Item& item) const {
+    std::call_once(item.made, [&] {
+      if (item.record) return;
+      const Put& block = item.block;
+      item.record =
+          guarded([&] { return make_tier_record({block.head, block.tokens}, block.raw, codec_); },
+                  TierStore::Record());
+      item.block.raw = {};
+    });
+    return item.record;
+  }
+  void put_one(Item& item, std::size_t t) {
     Tier& tier = tiers_[t];
-    const TierStore::Key key = item->block.key;
-    if (!item->record) {
-      item->record = guarded(
-          [&] {
-            return make_tier_record({item->block.head, item->block.tokens}, item->block.raw,
-                                    codec_);
-          },
-          TierStore::Record());
-      item->block.raw = {};
-      if (item->record && t + 1 < tiers_.size()) {
-        const std::lock_guard lock(mutex_);
-        for (std::size_t below = t + 1; below < tiers_.size(); ++below)
-          item->tiers_left += guarded([&] { return push(below, item), 1u; }, 0u);
-      }
-    }
-    bool had = false, kept = false;
+    const TierStore::Key key = item.block.key;
+    const TierStore::Record& record = record_of(item);
     const bool is_last = t + 1 == tiers_.size();
     if (is_last) known_->asking(key);
-    if (item->record) {
-      had = look_for(tier, t, key);
-      kept = had;
-    }
-    if (item->record && !had) {
+    const bool had = record && look_for(tier, t, key);
+    bool kept = had;
+    if (record && !had) {
       TierNews::Watch watch(news_.get(), t, key);
-      kept = guarded([&] { return tier.store->put(key, item->record, stopped_); }, false);
+      kept = guarded([&] { return tier.store->put(key, record, tier.cancelled); }, false);
       if (kept) watch.saw(true);
     }
     if (is_last && kept) guarded([&] { return known_->saw(true), true; }, false);
@@ -305,10 +353,8 @@ class TierQueue {
     if (!kept) ++tier.counts.put_failed;
     if (kept && !had) {
       ++tier.counts.stored;
-      tier.counts.stored_bytes += item->record->size();
+      tier.counts.stored_bytes += record->size();
     }
-    if (--item->tiers_left == 0 && item->counted) queued_bytes_ -= item->bytes;
-    if (--queued_items_ == 0) idle_.notify_all();
   }
 
   bool look_for(Tier& tier, std::size_t t, const TierStore::Key& key) {
@@ -327,30 +373,35 @@ class TierQueue {
 
   // ---- up ----
 
-  /// As many blocks as are here or above; then it goes to the tier below.
-  void advance(const std::shared_ptr<TierLoad>& load, std::size_t last) {
-    for (std::unique_lock lock(mutex_);;) {
-      if (load->cancelled || stopping_ || load->next == load->keys.size()) return end(*load);
-      if (load->ready.size() >= max_ahead_) {
-        load->tier = last;
-        load->is_stalled = true;
-        return;
-      }
-      bool found = false;
-      for (std::size_t t = 0; t <= last && !found; ++t) {
-        if (!is_worth(tiers_[t])) continue;
-        load->tier = t;
-        lock.unlock();
-        found = get(*load, t);
-        lock.lock();
-      }
-      if (found) continue;
-      if (load->cancelled || last + 1 == tiers_.size()) return end(*load);
-      load->tier = last + 1;
-      tiers_[last + 1].loads.push_back(load);
-      tiers_[last + 1].wakes.notify_one();
+  // All of these but get(): \pre mutex_ is held
+
+  /// Where the load's next block is looked for: in the first tier from `t` on that is worth it.
+  /// \param first  before all others that wait there
+  void go_on(const std::shared_ptr<TierLoad>& load, std::size_t t, bool first) {
+    if (load->next == load->keys.size() || stopping_) return end(*load);
+    if (load->ready.size() >= max_ahead_) {
+      load->is_stalled = true;
       return;
     }
+    while (t < tiers_.size() && !is_worth(tiers_[t])) ++t;
+    if (t == tiers_.size()) return end(*load);
+    load->tier = t;
+    auto& loads = tiers_[t].loads;
+    if (!guarded([&] { return loads.insert(first ? loads.begin() : loads.end(), load), true; },
+                 false))
+      return end(*load);  // for want of memory
+    tiers_[t].wakes.notify_one();
+  }
+  /// It is not asked until it has done what it does now.
+  static void suspect(Tier& tier) noexcept { tier.is_suspect = tier.is_working; }
+  /// The load waits no longer for the tier where it is.
+  void leave(const std::shared_ptr<TierLoad>& load) noexcept {
+    Tier& tier = tiers_[load->tier];
+    if (tier.running == load) {
+      tier.running = nullptr;
+      tier.cancelled = true;
+    }
+    std::erase(tier.loads, load);
   }
   void end(TierLoad& load) {
     load.is_over = true;
@@ -358,17 +409,18 @@ class TierQueue {
   }
   bool is_worth(Tier& tier) const {
     const double compute = compute_seconds_;
-    if (!tier.is_suspect && (compute == 0 || tier.seconds <= compute)) return true;
-    if (!tier.is_suspect && ++tier.asked % 64 == 0) return true;  // it may have become faster
+    const bool is_fast = !tier.is_late && (compute == 0 || tier.seconds <= compute);
+    // Else it may have become faster.
+    if (!tier.is_suspect && (is_fast || ++tier.asked % 64 == 0)) return true;
     ++tier.counts.not_worth;
     return false;
   }
-  /// The load's next block from tier `t`, if that has it.
-  bool get(TierLoad& load, std::size_t t) {
+  /// The load's block number `next` from tier `t`, if that has it and the load still waits for it.
+  bool get(const std::shared_ptr<TierLoad>& load, std::size_t next, std::size_t t) {
     Tier& tier = tiers_[t];
-    const TierStore::Key key = load.keys[load.next];
-    const std::size_t block = load.first + load.next;
-    const TierContent content = load.content(block);
+    const TierStore::Key key = load->keys[next];
+    const std::size_t block = load->first + next;
+    const TierContent content = load->content(block);
     const auto start = Clock::now();
     bool failed = false;
     const bool is_last = t + 1 == tiers_.size();
@@ -378,8 +430,8 @@ class TierQueue {
     const TierStore::Record record = guarded(
         [&] {
           auto found =
-              tier.store->get_at_most(key, tier_record_bytes(content, codec_), load.cancelled);
-          answered = found || !load.cancelled;
+              tier.store->get_at_most(key, tier_record_bytes(content, codec_), tier.cancelled);
+          answered = found || !tier.cancelled;
           return found;
         },
         TierStore::Record());
@@ -392,7 +444,7 @@ class TierQueue {
     if (answered) watch.saw(good);
     if (answered && is_last) guarded([&] { return known_->saw(good), true; }, false);
     const std::lock_guard lock(mutex_);
-    tier.is_suspect = false;
+    if (answered || tier.is_suspect) tier.is_late = !answered;
     if (good || seconds > tier.seconds)
       tier.seconds += (seconds - tier.seconds) * (good && !tier.is_measured ? 1.0 : 0.2);
     tier.is_measured = tier.is_measured || good;
@@ -400,36 +452,36 @@ class TierQueue {
     if (!record) ++tier.counts.missed;
     if (!good) return false;
     ++tier.counts.loaded;
-    promote(key, record, t);
-    if (!load.cancelled) load.ready.push_back(std::move(ready));
-    ++load.next;
-    came_.notify_all();
+    guarded([&] { return promote(key, record, t), true; }, false);
+    if (tier.running != load) return false;
+    if (!guarded([&] { return load->ready.push_back(std::move(ready)), true; }, false))
+      return false;
+    ++load->next;
     return true;
   }
-  /// What was found goes to the tiers above, which are faster. \pre mutex_ is held
+  /// What was found goes to the tiers above, which are faster, where these have room.
   void promote(const TierStore::Key& key, const TierStore::Record& record, std::size_t found) {
     for (std::size_t t = 0; t < found; ++t) {
+      if (!has_room(tiers_[t], record->size())) continue;
       auto item = std::make_shared<Item>();
       item->block.key = key;
       item->block.hold = TierNews::hold(news_, key);
       item->record = record;
-      item->counted = false;
-      push(t, std::move(item));
+      item->bytes = record->size();
+      push(tiers_[t], item);
     }
   }
 
   const TierCodec codec_;
-  const std::size_t max_ahead_;
+  const std::size_t max_ahead_, max_bytes_;  // bytes: of each tier
+  const std::chrono::duration<double> hang_;
   const std::shared_ptr<TierNews> news_;
   const std::shared_ptr<KnownKeys> known_ = std::make_shared<KnownKeys>();  // of the last tier
   std::vector<Tier> tiers_;
-  std::atomic<std::size_t> queued_bytes_ = 0;
   std::atomic<double> compute_seconds_ = 0;
-  std::atomic<bool> stopped_ = false;
 
   mutable std::mutex mutex_;
-  std::condition_variable idle_, came_;
-  std::size_t queued_items_ = 0;
+  std::condition_variable came_;  // or was put
   bool stopping_ = false;
 };
 

@@ -19,6 +19,25 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
+/// The chunks of a block, for transfer().
+template <int ChunkSize>
+struct TierPlaces {
+  static constexpr int chunk_size = ChunkSize;
+  std::vector<Piece> pieces;  // in path order
+  std::uint64_t tree = 0;
+
+  [[nodiscard]] std::size_t size() const {
+    return pieces.empty() ? 0 : to_size(pieces.back().position + pieces.back().length);
+  }
+  [[nodiscard]] std::size_t num_reserved() const { return 0; }
+  [[nodiscard]] std::size_t num_scheduled() const { return size(); }
+  [[nodiscard]] std::uint64_t tree_id() const { return tree; }
+  template <class F>
+  void for_each_run(TokenRange, const F& f) const {
+    for (const Piece& piece : pieces) f(piece);
+  }
+};
+
 /// A block is a whole number of tokens of a path, from a multiple of it on. It belongs to the span
 /// that has its last token; the others are in it or in what it continues.
 template <class Token>
