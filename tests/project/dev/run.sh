@@ -168,6 +168,18 @@ END
     [ $wrong = 0 ] || fail "the lists of the fast run"
     echo "$(wc -l <"$work/full") tests: $(wc -l <"$work/fast") in the fast run, $(wc -l <"$work/left") left out for a reason"
     ;;
+  lesser)  # another instruction set, asked for: all is compiled for it, and what is compiled for one keeps its own
+    [ "$(uname -m)" = x86_64 ] || skip "dev lesser needs an x86-64"
+    "${CMAKE:-cmake}" --preset fast -S "$root" -B "$work/build" -G "${GENERATOR:-Unix Makefiles}" \
+      -DCHUNKATTN_ONLY_ISA=avx2 >"$work/log" 2>&1 || { cat "$work/log"; fail "cannot be configured"; }
+    if grep -qF -- -march=native "$work/build/compile_commands.json"; then fail "something is compiled for this machine"; fi
+    for name in element attention_variants; do
+      for isa in portable avx2; do
+        grep "^set_tests_properties.*[([]${name}_test_$isa[] ]" "$work/build/tests/CTestTestfile.cmake" |
+          grep -qE 'ENVIRONMENT "(.*;)?CHUNKATTN_CPU_ISA="' || fail "${name}_test_$isa runs as the user's variable says"
+      done
+    done
+    ;;
   release)  # tools/release.sh tags what the changelog tells of, and refuses everything else
     git -C "$root" rev-parse 2>/dev/null || skip "dev release needs git and a clone"
     mkdir "$work/tree"
