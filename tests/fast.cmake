@@ -18,7 +18,7 @@ endfunction()
 # Those of examples/serve, and scripts.
 set(CHUNKATTN_FAST_TEST_NAMES
   serve_blocks_test serve_http_test serve_text_test
-  consumer.find_package dev.bare dev.help hygiene.includes hygiene.version)
+  consumer.find_package dev.bare dev.help dev.jobs hygiene.includes hygiene.version)
 
 # The largest first: the last to be compiled has a processor for itself.
 chunkattn_fast_program(fast_oracle OPTIONS -O1

@@ -5,6 +5,17 @@ say() { printf '\n==> %s\n' "$*"; }
 fail() { printf '\nFAILED: %s\n' "$*" >&2; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
+# jobs_for PROCESSORS CPU_MAX: how many compilers at once, where a container's quota (cpu.max of its cgroup:
+# "150000 100000", "max 100000" or nothing), of which nproc knows nothing, may allow fewer.
+jobs_for() {
+  local most=$1
+  if [[ $2 =~ ^([0-9]+)\ ([1-9][0-9]*)$ ]]; then
+    most=$((BASH_REMATCH[1] / BASH_REMATCH[2]))
+    most=$((most < 1 ? 1 : most < $1 ? most : $1))
+  fi
+  echo "$most"
+}
+
 # Installs Debian packages, or says exactly what to install. Called only with what is missing.
 install_packages() {
   local as_root=""

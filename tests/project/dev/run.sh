@@ -168,6 +168,16 @@ END
     [ $wrong = 0 ] || fail "the lists of the fast run"
     echo "$(wc -l <"$work/full") tests: $(wc -l <"$work/fast") in the fast run, $(wc -l <"$work/left") left out for a reason"
     ;;
+  jobs)  # no more compilers at once than processors, or than a container's quota allows
+    . "$root/tools/packages.sh"
+    set -- "64 64" "64 64 max 100000" "2 64 200000 100000" "2 64 250000 100000" "1 64 50000 100000" "8 8 900000 100000" "64 64 junk" "64 64 100000"
+    for case in "$@"; do
+      read -r expected processors cpu_max <<<"$case"
+      found=$(jobs_for "$processors" "$cpu_max")
+      [ "$found" = "$expected" ] || fail "$processors processors, cpu.max '$cpu_max': $found jobs, expected $expected"
+    done
+    grep -q '^jobs() .*jobs_for .*cpu.max' "$root/dev" || fail "./dev does not ask"
+    ;;
   lesser)  # another instruction set, asked for: all is compiled for it, and what is compiled for one keeps its own
     [ "$(uname -m)" = x86_64 ] || skip "dev lesser needs an x86-64"
     "${CMAKE:-cmake}" --preset fast -S "$root" -B "$work/build" -G "${GENERATOR:-Unix Makefiles}" \
