@@ -136,3 +136,28 @@ TEST_CASE("what is public goes after what continues it") {
   tree.check_invariants();
   CHECK(tree.stats().used_chunks == 0);
 }
+
+TEST_CASE("what eviction passes over is not younger by that") {
+  // Ten public beginnings of 8 tokens, that each go on with 4 of a tenant.
+  PrefixTree<int, 4, PoolAllocator, Lru> tree({.max_chunks = 34}, {}, {.fair = true, .ttl = 100});
+  CHECK(tree.expire(1000) == 0);
+  const auto of = [](std::uint64_t tenant) {
+    return InsertOptions{.name_space = {.tenant = tenant}, .compute_last = false};
+  };
+  for (int i = 0; i < 10; ++i) {
+    auto options = of(static_cast<std::uint64_t>(i));
+    options.public_length = 8;
+    pass(tree, iota(100 * i, 12), options);
+  }
+  CHECK(tree.expire(1060) == 0);
+  // Public is most of what is cached, goes on everywhere, and is passed over.
+  for (int i = 0; i < 3; ++i) pass(tree, iota(5000 + 100 * i, 12), of(99));
+  CHECK(tree.stats().evicted_tokens == 20);  // of the richest tenant
+  tree.check_invariants();
+  CHECK(tree.expire(1099) == 0);
+  CHECK(tree.expire(1100) == 120);
+  CHECK(tree.match_prefix(iota(5200, 12), of(99)).cached == 12);
+  tree.check_invariants();
+  CHECK(tree.expire(1160) == 16);
+  CHECK(tree.stats().used_chunks == 0);
+}

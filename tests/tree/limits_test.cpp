@@ -46,6 +46,37 @@ TEST_CASE("chunks_needed saturates") {
   CHECK(s.chunks_needed(most) == most / 4 + 1);
 }
 
+TEST_CASE("what is reused so often that its count ends is reused no more") {
+  constexpr std::uint32_t last = std::numeric_limits<std::uint32_t>::max();
+  Tree tree;
+  auto first = tree.insert(iota(0, 6));
+  const SequenceId id = first.id();
+  first.leave();
+  auto& core = const_cast<detail::TreeCore&>(detail::TreeAccess::core(tree));
+  core.sequences[0].generation = last - 2;  // as after so many sequences
+  for (int i = 0; i < 5; ++i) {
+    auto later = tree.insert(iota(0, 6));
+    CHECK(later.id() != id);
+    CHECK(!first.is_live());
+    later.leave();
+    CHECK(!first.is_live());
+    CHECK(!later.is_live());
+    tree.check_invariants();
+  }
+  CHECK(core.sequences.num_indices() == 2);
+
+  detail::PinTable pins;
+  pins.reserve();
+  CHECK(pins.add(7) == 0);
+  pins.remove(*pins.find(0, 0));
+  pins.begin()->generation = last - 1;
+  CHECK(pins.add(7) == 0);
+  pins.remove(*pins.find(0, last - 1));
+  CHECK(pins.add(7) == 1);
+  CHECK(pins.find(0, 0) == nullptr);
+  CHECK(pins.find(0, last) == nullptr);
+}
+
 TEST_CASE("prompts of more tokens than an int counts") {
   constexpr std::size_t size = (std::size_t{1} << 31) + 5;
   void* const zeros = mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,

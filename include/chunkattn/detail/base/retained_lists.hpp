@@ -1,4 +1,4 @@
-// The lists of what is cached and used by nobody, by what a policy says of it; pins.
+// The lists of what is cached and used by nobody, by what a policy says of it.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +12,6 @@
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
-
-/// A pinned path, from the root to the node `last`; -1: the record is free.
-struct PinRecord {
-  std::int32_t last = -1;
-  std::uint32_t generation = 0;
-};
 
 /// Nodes that are linked by age.
 struct RetainedList {
@@ -36,8 +30,12 @@ struct RetainedList {
     return keys_of(tenant) - (std::int64_t{1} << 39);
   }
 
+  /// Of a list that is not empty: whom eviction looks at next.
+  [[nodiscard]] std::int32_t next() const noexcept { return hand >= 0 ? hand : oldest; }
+
   std::int64_t key = 0;
   std::int32_t oldest = -1, newest = -1;  ///< nodes; -1: none
+  std::int32_t hand = -1;  ///< behind those that were passed over; -1: behind none, or all
 };
 
 /// Lists by key, ascending. Those of one kind have consecutive keys.

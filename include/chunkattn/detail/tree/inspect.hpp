@@ -121,6 +121,7 @@ class TreeInspector {
         ++listed;
       }
       expect(list.newest == last, "the newest retained node ends its list", last);
+      expect(list.hand == none || passed[to_size(list.hand)] == &list, "a hand is in its list", 0);
     }
     expect_equal(counted.nodes, stats_.nodes, "number of nodes");
     expect_equal(counted.places, stats_.stored_tokens, "stored tokens");
@@ -285,11 +286,9 @@ class TreeInspector {
     if (!ok) [[unlikely]]
       fail(Error(joined({"prefix tree invariant broken: ", what, " (at ", index, ")"})));
   }
-
   static void expect_equal(std::size_t counted, std::size_t kept, const char* what) {
     expect(counted == kept, what, static_cast<std::int64_t>(counted));
   }
-
   [[nodiscard]] const TreeNode& parent_or_self(const TreeNode& n) const noexcept {
     return n.parent == root_node ? n : topology_.node(n.parent);
   }

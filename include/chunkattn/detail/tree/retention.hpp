@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "../../tree_options.hpp"
-#include "../base/array.hpp"
 #include "../base/check.hpp"
 #include "../base/config.hpp"
+#include "../base/pin_table.hpp"
 #include "../base/retained_lists.hpp"
 #include "../base/retention_rules.hpp"
 #include "../base/reuse_model.hpp"
@@ -175,7 +175,7 @@ class Retention {
     for (bool again = rules_.ttl > 0; std::exchange(again, false);)  // parents after their children
       for (const RetainedList& list : lists_)
         while (list.key != RetainedList::key_of_pinned && has_expired(list.oldest, passed))
-          again = evict_one_chunk(&list);
+          again = evict_end_of(list.oldest);
     time_ = now;
     return static_cast<std::size_t>(stats_.evicted_tokens - before);
   }
@@ -190,37 +190,23 @@ class Retention {
     if (chunks_.num_pinned() + unpinned > rules_.budget.max_pinned) return none;
     if (match.used < topology_.node(match.last).length) match.last = split(match.last, match.used);
     for (NodeIndex n = match.last; n != root_node; n = topology_.node(n).parent) change_pins(n, 1);
-    std::int32_t pin = free_pin();
-    if (pin == none) {
-      pin = static_cast<std::int32_t>(pins_.size());
-      pins_.push_back({});
-    }
-    pins_[to_size(pin)].last = match.last;
-    return pin;
+    return pins_.add(match.last);
   }
-  void reserve_pin() {
-    if (free_pin() == none && pins_.size() == pins_.capacity()) pins_.reserve(2 * pins_.size() + 8);
-  }
+  void reserve_pin() { pins_.reserve(); }
   void unpin(std::int32_t pin, std::uint32_t generation) noexcept {
-    PinRecord& record = pins_[to_size(pin)];
-    if (record.generation != generation || record.last == none) return;
-    // Bottom-up: a parent must stay younger than its children.
-    for (NodeIndex n = record.last; n != root_node; n = topology_.node(n).parent)
-      change_pins(n, -1);
-    record.last = none;
-    ++record.generation;
+    if (PinRecord* const record = pins_.find(pin, generation)) unpin(*record);
   }
   void unpin_all() noexcept {
-    for (std::size_t i = 0; i < pins_.size(); ++i)
-      unpin(static_cast<std::int32_t>(i), pins_[i].generation);
+    for (PinRecord& pin : pins_)
+      if (pin.last != none) unpin(pin);
   }
   [[nodiscard]] std::uint32_t pin_generation(std::int32_t pin) const noexcept {
-    return pins_[to_size(pin)].generation;
+    return pins_[pin].generation;
   }
   /// Tokens that the pin still holds: fewer than at first where even pinned chunks were evicted.
   [[nodiscard]] std::int32_t pinned_length(std::int32_t pin,
                                            std::uint32_t generation) const noexcept {
-    const PinRecord& record = pins_[to_size(pin)];
+    const PinRecord& record = pins_[pin];
     const bool holds = record.generation == generation && record.last != none;
     return holds ? topology_.node(record.last).end() : 0;
   }
@@ -316,6 +302,7 @@ class Retention {
     TreeNode& n = topology_.node(index);
     RetainedList& list = list_of(n);
     if (shares_ && n.pins == 0) shares_->remove(shares_->index_of(n.name_space), n.length);
+    if (list.hand == index) list.hand = n.newer;
     (n.older != none ? topology_.node(n.older).newer : list.oldest) = n.newer;
     (n.newer != none ? topology_.node(n.newer).older : list.newest) = n.older;
     n.retained = false;
@@ -335,7 +322,10 @@ class Retention {
   bool evict_one_chunk(const RetainedList* from) noexcept {
     while (from != lists_.end() && from->oldest == none) ++from;
     if (from == lists_.end()) return false;
-    const NodeIndex victim = model_ ? least_valuable(*from) : from->oldest;
+    return evict_end_of(model_ ? least_valuable(*from) : from->next());
+  }
+  /// Frees the last chunk of a leaf that is retained, or drops it if it has none alone. True.
+  bool evict_end_of(NodeIndex victim) noexcept {
     TreeNode& n = topology_.node(victim);
     const std::size_t used = stats_.used_chunks;
     std::int32_t keep = n.length - topology_.end_offset(n);
@@ -382,22 +372,24 @@ class Retention {
     RetainedList* const first = lists_of(tenant);
     return first->key == key ? first[n.group] : lists_.at(key, n.group);
   }
-  /// The lists of who has most for his weight. What is public and goes on is passed over, to the
-  /// young end with all that it continues; where many are, the richest tenant pays.
+  /// The lists of who has most for his weight. What is public and goes on is passed over, until the
+  /// list's hand comes round again; where many are, the richest tenant pays.
   [[gnu::noinline]] const RetainedList* lists_of_richest() noexcept {
     const std::int32_t richest = shares_->richest();
-    if (richest < 0) return lists_.begin();
-    if (!shares_->has_more(TenantShares::everybody, richest)) return lists_of(richest);
-    const RetainedList* list = lists_.begin();
-    while (list->oldest == none) ++list;
+    if (richest >= 0 && !shares_->has_more(TenantShares::everybody, richest))
+      return lists_of(richest);
+    RetainedList* list = lists_.begin();
+    while (list != lists_.end() && list->oldest == none) ++list;
+    if (richest < 0) {  // all is public, so that the oldest of a level is a leaf
+      for (RetainedList* l = list; l != lists_.end() && l->is_of_level(l->key, list->key); ++l)
+        if (std::exchange(l->hand, none) != none) weighed_ = nullptr;
+      return list;
+    }
     for (int passed = 0; passed < 8; ++passed) {
-      NodeIndex n = list->oldest;
+      const NodeIndex n = list->next();
       if (topology_.node(n).first_child == none) return list;
       weighed_ = nullptr;
-      for (; topology_.node(n).retained; n = topology_.node(n).parent) {
-        unretain(n);
-        retain(n);
-      }
+      list->hand = topology_.node(n).newer;
     }
     return lists_of(richest);
   }
@@ -432,19 +424,19 @@ class Retention {
   [[gnu::noinline]] NodeIndex least_valuable(const RetainedList& first) noexcept {
     if (victim_ != none && RetainedList::is_of_level(first.key, key_of(topology_.node(victim_))))
       return victim_;
-    victim_ = first.oldest;
+    victim_ = first.next();
     if (first.key == RetainedList::key_of_pinned) return victim_;
     const RetainedList* const lists = &first - (first.key & (RetainedList::keys_per_level - 1));
     Candidates& candidates = model_->candidates;
     if (weighed_ != lists) candidates.renew_all(ReuseModel::num_groups);
     for (int group; (group = candidates.next_stale()) >= 0;) weigh(lists, to_size(group));
-    if (const int group = candidates.least(); group >= 0) victim_ = lists[group].oldest;
+    if (const int group = candidates.least(); group >= 0) victim_ = lists[group].next();
     if (evicts_many_) weighed_ = lists;
     return victim_;
   }
   void weigh(const RetainedList* lists, std::size_t group) noexcept {
     if (lists[group].oldest == none) return model_->candidates.drop(group);
-    const TreeNode& n = topology_.node(lists[group].oldest);
+    const TreeNode& n = topology_.node(lists[group].next());
     if (n.first_child != none) return model_->candidates.drop(group);
     const std::uint32_t age = now() - n.since;
     model_->candidates.set(group, model_->value(n.group, age), age);
@@ -461,10 +453,10 @@ class Retention {
         {prefixes_.ghost_key(n, keep), static_cast<std::uint32_t>(n.length - keep), n.reuse()});
   }
 
-  [[nodiscard]] std::int32_t free_pin() const noexcept {
-    for (std::size_t i = 0; i < pins_.size(); ++i)
-      if (pins_[i].last == none) return static_cast<std::int32_t>(i);
-    return none;
+  void unpin(PinRecord& pin) noexcept {
+    // Bottom-up: a parent must stay younger than its children.
+    for (NodeIndex n = pin.last; n != root_node; n = topology_.node(n).parent) change_pins(n, -1);
+    pins_.remove(pin);
   }
   /// Moves the node to the young end even where it stays pinned: a parent must stay younger than
   /// the child that was moved just before it.
@@ -485,7 +477,7 @@ class Retention {
   const RetentionRules rules_;
   TreeStats& stats_;
   RetainedLists lists_;
-  Array<PinRecord> pins_;
+  PinTable pins_;
   std::unique_ptr<ReuseModel> model_;      // where the policy learns
   std::unique_ptr<TenantShares> shares_;   // where it tells tenants apart
   std::uint64_t time_ = 0;                 // by the caller's clock

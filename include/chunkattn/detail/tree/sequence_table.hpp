@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -102,9 +103,11 @@ class SequenceTable {
     SequenceRecord& record = records_[to_size(s)];
     record.tail = none;
     record.state = SequenceState::unused;
+    --stats_.leaving_sequences;
+    if (record.generation == last_generation) [[unlikely]]
+      return;  // stays unused: a handle of its first sequence would be taken for one of the next
     record.next_free = free_records_;
     free_records_ = s;
-    --stats_.leaving_sequences;
   }
 
   // ---- paths ---------------------------------------------------------------------------------
@@ -260,6 +263,8 @@ class SequenceTable {
   [[nodiscard]] std::uint64_t outputs_given_up() const noexcept { return outputs_given_up_; }
 
  private:
+  static constexpr std::uint32_t last_generation = std::numeric_limits<std::uint32_t>::max();
+
   /// The same for the path to `last`. One where paths part is kept rather than one within a path,
   /// then what was used last.
   void limit_checkpoints(NodeIndex last) noexcept {
