@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/support/engine_sim_events.hpp"
+#include "tests/support/engine_sim_hostile.hpp"
 #include "tests/support/engine_sim_tiers.hpp"
 
 namespace test {
@@ -26,7 +27,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
 
  public:
   EngineSim(Choices& choices, const SimOptions& options, Counters& counters)
-      : Base(choices, options, counters), wire_(choices, counters) {
+      : Base(choices, options, counters), wire_(choices, counters), hostile_(choices, counters) {
     if (!one_in(4)) connect_wire();
   }
   EngineSim(const EngineSim&) = delete;
@@ -95,15 +96,20 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
     connect_wire();
   }
   void connect_wire() {
-    wire_.connect(*tree_, [this](auto sink) {
-      this->has_tiers() ? void(this->heard_ = std::move(sink))
-                        : tree_->set_event_sink(std::move(sink));
+    wire_.connect(*tree_, [this](auto wire) {
+      const auto sink = [this, wire](const CacheEvent& event, std::span<const SimToken> tokens) {
+        wire(event, tokens);
+        hostile_.hear(event, tokens);
+      };
+      this->has_tiers() ? void(this->heard_ = sink) : tree_->set_event_sink(sink);
     });
+    hostile_.connect(*tree_);
   }
   /// The tree's events arrive at a mirror.
   void mirror_events() {
     if (!wire_.connected()) return;
     wire_.deliver(*tree_);
+    hostile_.deliver(*tree_);
     if (one_in(16)) wire_.compare(*tree_);
     if (!wire_.is_current()) return;
     InsertOptions options{.name_space = this->random_namespace()};
@@ -456,6 +462,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
   }
 
   EventWire<Tree> wire_;
+  HostileWire<Tree> hostile_;
   std::uint64_t time_ = 0, expired_ = 0;
 };
 
