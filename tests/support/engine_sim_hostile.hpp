@@ -301,7 +301,9 @@ class HostileWire {
   void attack() {
     if (recent_.empty() || one_in(16)) use_other();
     if (recent_.empty()) return;
-    auto [event, tokens] = recent_[below(recent_.size())];
+    Message message = recent_[below(recent_.size())];
+    CacheEvent& event = message.event;
+    std::vector<Token>& tokens = message.tokens;
     for (std::size_t faults = below(3); faults > 0; --faults) damage(event, tokens);
     const std::uint64_t next = victim_.number() + 1;
     event.number = one_in(12) ? below(next + 3) : next;
