@@ -8,7 +8,7 @@
 #   // each: NAME...
 set -u
 case_file=$1
-compile=("${CXX:-c++}" -std=c++20 -fsyntax-only -Iinclude "$case_file")
+compile=("${CXX:-c++}" -std=c++20 -fsyntax-only -Iinclude -Itests "$case_file")
 
 check() {  # check [options...]
   local errors text lines most

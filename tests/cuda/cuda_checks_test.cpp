@@ -267,6 +267,18 @@ TEST_CASE("a layer of another tree, without chunks, or with a shifted pointer") 
   CHECK_THROWS_WITH_AS(write(overlapping), doctest::Contains("layer.v = K's memory"),
                        chunkattn::InvalidArgument);
   CHECK(engine.stream.queue.empty());
+  simt::DeviceArray<half> own(64 * 16 * kv_heads * head_dim);
+  const auto of_chunks = [&](int count) {
+    return chunkattn::make_kv_view(own.span().data(), own.span().data() + own.size / 2,
+                                   {count, kv_heads, 16, head_dim});
+  };
+  refused(of_chunks(1),
+          "layer.num_chunks = 1: expected at least 2, which this plan needs: memory of your own");
+  auto other_chunks = of_chunks(8);
+  other_chunks.chunk_size = 32;
+  refused(other_chunks, "layer.chunk_size = 32: expected the plan's chunk size, 16");
+  CHECK_NOTHROW(write(of_chunks(2)));
+  refused(of_chunks(1), "layer.num_chunks = 1");  // checked again, though the plan is known
   KvCache<Cuda, half> free(16, {1, kv_heads, head_dim}, 64);  // follows no tree
   CHECK_NOTHROW(write(free.layer(0)));
   engine.stream.drain();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -208,6 +209,7 @@ class DeviceState {
                    "memory of V: on CUDA it is not in K's rows");
     check_argument(layer.num_kv_heads == limits_.num_kv_heads, "layer.num_kv_heads",
                    layer.num_kv_heads, {"limits.num_kv_heads = ", limits_.num_kv_heads});
+    check_chunks(layer, plan);
     constexpr int unit = 16 / static_cast<int>(sizeof(T));
     check_argument(layer.stride_token % unit == 0 && layer.stride_head % unit == 0 &&
                        layer.stride_chunk % unit == 0,
@@ -228,6 +230,21 @@ class DeviceState {
       check("layer.k_scale", layer.k_scale, layer.k_scale_slabs);
       check("layer.v_scale", layer.v_scale, layer.v_scale_slabs);
     }
+  }
+
+  // That memory of one's own has the plan's chunks (slabs grow behind a view): when these have
+  // changed, since decode steps have many pieces.
+  template <class T>
+  void check_chunks(const KvView<T>& layer, const PlanView& plan) {
+    if (layer.k_slabs != nullptr) return;
+    check_argument(layer.chunk_size == plan.chunk_size, "layer.chunk_size", layer.chunk_size,
+                   {"the plan's chunk size, ", plan.chunk_size});
+    const std::array now{std::uint64_t{reinterpret_cast<std::uintptr_t>(plan.pieces)},
+                         plan.segments_version, plan.pieces_version,
+                         static_cast<std::uint64_t>(layer.num_chunks)};
+    if (now == checked_pieces_) return;
+    check_pieces(layer, plan);
+    checked_pieces_ = now;
   }
 
   void prepare(const LiveView& plan, cudaStream_t stream) {
@@ -375,7 +392,8 @@ class DeviceState {
   CudaOptions options_;
   int num_sms_ = 0;
   Occupancy occupancy_, quantized_occupancy_;
-  std::vector<const void*> loaded_;  // kernels
+  std::vector<const void*> loaded_;                // kernels
+  std::array<std::uint64_t, 4> checked_pieces_{};  // of a plan, and for how many chunks
   CallChecks checks_;
   DeviceMemory own_;
   PlanUpload upload_;

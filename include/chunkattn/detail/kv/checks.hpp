@@ -1,6 +1,7 @@
 // What both backends check of a layer's K/V and the plan that it is used with.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -42,6 +43,68 @@ void check_layer_of_plan(const KvView<T>& layer, const PlanView& plan) {
           "null, since K's scales lie in slabs: a share of the heads is heads(first, count)");
     check("layer.v_scale", layer.v_scale, layer.v_scale_slabs, "memory of V's scales",
           "null, since V's scales lie in slabs: a share of the heads is heads(first, count)");
+  }
+}
+
+/// Throws for a view that has too few chunks: says how many the plan needs.
+template <class T>
+[[noreturn]] CHUNKATTN_COLD void fail_chunk(const KvView<T>& view, const PlanView& plan,
+                                            ChunkIndex chunk) {
+  check_argument(chunk >= 0, "plan's chunk", chunk, "an index");
+  for (int s = 0; s < plan.num_segments; ++s)
+    for (int p = 0; p < plan.segments[s].num_pieces; ++p)
+      chunk = std::max(chunk, plan.pieces[plan.segments[s].piece_begin + p].chunk);
+  if (plan.writes != nullptr)  // which a plan made by hand for run() alone may lack
+    for (int i = 0; i < plan.num_rows; ++i) chunk = std::max(chunk, plan.writes[i].chunk);
+  for (int i = 0; i < plan.num_copies; ++i)
+    chunk = std::max({chunk, plan.copies[i].source_chunk, plan.copies[i].target_chunk});
+  fail_argument("layer.num_chunks", view.num_chunks,
+                {"at least ", std::int64_t{chunk} + 1, ", which this plan needs: ",
+                 view.tree_id != 0 ? "take the layer's view after the step is built"
+                                   : "memory of your own, or a cache without a tree, is to have "
+                                     "tree.num_chunks() chunks in each step"});
+}
+
+/// Checks that every piece of the plan is within the view's chunks.
+template <class T>
+void check_pieces(const KvView<T>& view, const PlanView& plan) {
+  for (int s = 0; s < plan.num_segments; ++s) {
+    const Segment& segment = plan.segments[s];
+    const Piece* const piece = plan.pieces + segment.piece_begin;
+    for (int p = 0; p < segment.num_pieces; ++p) {
+      if (piece[p].chunk < 0 || piece[p].chunk >= view.num_chunks) [[unlikely]]
+        fail_chunk(view, plan, piece[p].chunk);
+      if (piece[p].begin < 0 || piece[p].length < 0 ||
+          piece[p].begin > view.chunk_size - piece[p].length) [[unlikely]]
+        fail_argument("plan's piece end", piece[p].begin + piece[p].length,
+                      {"at most layer.chunk_size, ", view.chunk_size});
+    }
+  }
+}
+
+/// Checks that every write target and row copy is within the view's chunks.
+template <class T>
+void check_writes(const KvView<T>& view, const PlanView& plan) {
+  const auto check_chunk = [&](ChunkIndex chunk) {
+    if (chunk < 0 || chunk >= view.num_chunks) [[unlikely]]
+      fail_chunk(view, plan, chunk);
+  };
+  const auto fits = [&](int begin, int length) {
+    return begin >= 0 && length >= 0 && begin <= view.chunk_size - length;
+  };
+  for (int i = 0; i < plan.num_rows; ++i) {
+    const WriteTarget& target = plan.writes[i];
+    if (target.chunk == no_chunk) continue;
+    check_chunk(target.chunk);
+    check_argument(fits(target.offset, 1), "plan's write offset", target.offset,
+                   "less than layer.chunk_size");
+  }
+  for (int i = 0; i < plan.num_copies; ++i) {
+    const RowCopy& copy = plan.copies[i];
+    check_chunk(copy.source_chunk);
+    check_chunk(copy.target_chunk);
+    check_argument(fits(copy.source_begin, copy.length) && fits(copy.target_begin, copy.length),
+                   "plan's row copy", copy.length, "rows within a chunk");
   }
 }
 
