@@ -232,13 +232,14 @@ class Sequence {
   }
 
   /// The namespace, public length and priority that it was inserted with, for inserting its tokens
-  /// again.
+  /// again: as preempted.
   [[nodiscard]] InsertOptions options() const {
     const detail::TreeCore& c = core();
     const auto& r = record();
     return {.name_space = c.topology.node(r.tail).name_space,
             .public_length = detail::to_size(c.sequences.public_length(handle_.index)),
-            .priority = r.priority};
+            .priority = r.priority,
+            .preempted = true};
   }
 
   /// Chunks that `n` further tokens would take from the tree's chunks_available().

@@ -92,6 +92,9 @@ struct InsertOptions {
   /// Whether to share K/V that another sequence has still to compute. If not, it is computed a
   /// second time and the sequence never has to wait.
   bool share_pending = true;
+  /// Whether these are the tokens of a sequence that was preempted and comes back, which TreeStats
+  /// counts apart. Sequence::options() sets it.
+  bool preempted = false;
 };
 
 namespace detail {
@@ -103,22 +106,25 @@ inline constexpr std::int32_t max_length = 1 << 30;
 /// Counts since the tree's construction, and its present state. Chunks are counted once, not by
 /// layer.
 struct TreeStats {
-  std::uint64_t inserts = 0;              ///< sequences that joined by insert()
-  std::uint64_t leaves = 0;               ///< sequences that left
-  std::uint64_t forks = 0;                ///< sequences that joined by fork()
-  std::uint64_t prompt_tokens = 0;        ///< tokens of all inserted prompts
-  std::uint64_t cached_tokens = 0;        ///< of these, found with their K/V written
-  std::uint64_t pending_tokens = 0;       ///< of these, found while another had to compute them
-  std::uint64_t splits = 0;               ///< nodes cut in two
-  std::uint64_t splits_inside_chunk = 0;  ///< of these, inside a chunk
-  std::uint64_t forks_copied = 0;         ///< forks that copied a short tail
-  std::uint64_t forks_shared = 0;         ///< forks that copied nothing
-  std::uint64_t copied_tokens = 0;        ///< K/V rows copied for forks
-  std::uint64_t hand_overs = 0;           ///< nodes whose writer left before computing their K/V
-  std::uint64_t merged_tokens = 0;        ///< generated tokens dropped, being in the tree already
-  std::uint64_t published_tokens = 0;     ///< generated tokens that prompts can match now
-  std::uint64_t evicted_tokens = 0;       ///< cached tokens that were evicted
-  std::uint64_t evicted_chunks = 0;       ///< chunks freed by that
+  std::uint64_t inserts = 0;                  ///< sequences that joined by insert()
+  std::uint64_t leaves = 0;                   ///< sequences that left
+  std::uint64_t forks = 0;                    ///< sequences that joined by fork()
+  std::uint64_t prompt_tokens = 0;            ///< tokens of all inserted prompts but preempted ones
+  std::uint64_t cached_tokens = 0;            ///< of these, found with their K/V written
+  std::uint64_t pending_tokens = 0;           ///< of these, found while another had to compute them
+  std::uint64_t preempted_inserts = 0;        ///< of inserts, with InsertOptions::preempted
+  std::uint64_t preempted_tokens = 0;         ///< tokens of these
+  std::uint64_t preempted_cached_tokens = 0;  ///< of these, found, written or not
+  std::uint64_t splits = 0;                   ///< nodes cut in two
+  std::uint64_t splits_inside_chunk = 0;      ///< of these, inside a chunk
+  std::uint64_t forks_copied = 0;             ///< forks that copied a short tail
+  std::uint64_t forks_shared = 0;             ///< forks that copied nothing
+  std::uint64_t copied_tokens = 0;            ///< K/V rows copied for forks
+  std::uint64_t hand_overs = 0;        ///< nodes whose writer left before computing their K/V
+  std::uint64_t merged_tokens = 0;     ///< generated tokens dropped, being in the tree already
+  std::uint64_t published_tokens = 0;  ///< generated tokens that prompts can match now
+  std::uint64_t evicted_tokens = 0;    ///< cached tokens that were evicted
+  std::uint64_t evicted_chunks = 0;    ///< chunks freed by that
   /// Checkpoints that were given up for others; those whose tokens were evicted are not counted.
   std::uint64_t evicted_checkpoints = 0;
   std::uint64_t failed_inserts = 0;   ///< insert(), for lack of chunks

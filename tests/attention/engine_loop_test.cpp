@@ -71,6 +71,7 @@ class Engine {
     std::size_t request;
     int sample, to_fork;
     std::vector<int> tokens;  // the prompt, and what was generated before it was preempted
+    bool preempted = false;
   };
   struct Running {
     std::size_t request;
@@ -99,7 +100,8 @@ class Engine {
     for (; !waiting_.empty(); waiting_.pop_front()) {
       Waiting& next = waiting_.front();
       if (tree_.chunks_needed(next.tokens) + running_.size() + 1 > tree_.chunks_available()) break;
-      running_.push_back({next.request, next.sample, next.to_fork, tree_.insert(next.tokens)});
+      running_.push_back({next.request, next.sample, next.to_fork,
+                          tree_.insert(next.tokens, {.preempted = next.preempted})});
     }
   }
 
@@ -107,7 +109,7 @@ class Engine {
     REQUIRE(out_of_chunks_);
     REQUIRE(running_.size() > 1);
     Running& last = running_.back();
-    waiting_.push_front({last.request, last.sample, last.to_fork, last.sequence.tokens()});
+    waiting_.push_front({last.request, last.sample, last.to_fork, last.sequence.tokens(), true});
     running_.pop_back();
     ++preemptions;
   }
@@ -258,6 +260,10 @@ TEST_CASE("one, two and four steps in flight give the same answers") {
     const TreeStats stats = engine.stats();
     CHECK(stats.forks > 0);
     CHECK(stats.cached_tokens + stats.pending_tokens > 500);
+    std::size_t prompts = 0;
+    for (const auto& request : requests) prompts += request.prompt.size();
+    CHECK(stats.prompt_tokens == prompts);
+    CHECK(stats.preempted_inserts == static_cast<std::size_t>(engine.preemptions));
     CHECK(stats.evicted_tokens > 0);
   }
 }

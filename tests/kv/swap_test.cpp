@@ -340,3 +340,39 @@ TEST_CASE("a resumed sequence is still its tenant's, with its public part and it
   }
   CHECK(b.tree.match_prefix(iota(0, 20), options).cached == 20);
 }
+
+TEST_CASE("who was preempted and comes back is counted apart") {
+  Bench b;
+  const std::vector<int> prompt = iota(0, 160);
+  auto s = b.tree.insert(prompt);
+  compute(s, 159, b.cache, 1000);
+  const InsertOptions options = s.options();
+  s.leave();
+  s = b.tree.insert(prompt, options);
+  TreeStats stats = b.tree.stats();
+  CHECK(stats.inserts == 2);
+  CHECK(stats.prompt_tokens == 160);
+  CHECK(stats.cached_tokens == 0);
+  CHECK(stats.pending_tokens == 0);
+  CHECK(stats.preempted_inserts == 1);
+  CHECK(stats.preempted_tokens == 160);
+  CHECK(stats.preempted_cached_tokens == 159);
+  auto swapped = swap_out(s, b.cache);
+  auto back = resume(b.tree, b.cache, swapped);
+  REQUIRE(back);
+  stats = b.tree.stats();
+  CHECK(stats.prompt_tokens == 160);
+  CHECK(stats.cached_tokens == 0);
+  CHECK(stats.preempted_inserts == 2);
+  CHECK(stats.preempted_tokens == 320);
+  CHECK(stats.preempted_cached_tokens == 318);
+  // What another has to compute is found, too; who is new is counted as ever.
+  const std::vector<int> other = iota(1000, 40);
+  const auto first = b.tree.insert(other);
+  const auto second = b.tree.insert(other, {.preempted = true}), third = b.tree.insert(other);
+  stats = b.tree.stats();
+  CHECK(stats.prompt_tokens == 240);
+  CHECK(stats.pending_tokens == 40);
+  CHECK(stats.preempted_tokens == 360);
+  CHECK(stats.preempted_cached_tokens == 318 + 40);
+}

@@ -28,15 +28,19 @@ namespace nb = nanobind;
 [[nodiscard]] std::vector<Token> tokens_of(nb::handle tokens, const char* argument = "tokens");
 
 /// How a prompt is inserted, from keywords.
-[[nodiscard]] inline chunkattn::InsertOptions insert_options(
-    std::uint64_t tenant, std::uint64_t adapter, std::size_t public_length,
-    std::optional<std::size_t> max_reuse, bool compute_last, int priority, bool share_pending) {
+[[nodiscard]] inline chunkattn::InsertOptions insert_options(std::uint64_t tenant,
+                                                             std::uint64_t adapter,
+                                                             std::size_t public_length,
+                                                             std::optional<std::size_t> max_reuse,
+                                                             bool compute_last, int priority,
+                                                             bool share_pending, bool preempted) {
   return {.name_space = {.tenant = tenant, .adapter = adapter},
           .public_length = public_length,
           .max_reuse = max_reuse.value_or(std::numeric_limits<std::size_t>::max()),
           .compute_last = compute_last,
           .priority = priority,
-          .share_pending = share_pending};
+          .share_pending = share_pending,
+          .preempted = preempted};
 }
 
 /// A NumPy array that owns what `data` holds.

@@ -39,7 +39,9 @@ nb::dict stats_of(const Tree& tree) {
   const auto put = [&](const char* name, auto value) { all[name] = value; };
   put("inserts", s.inserts), put("leaves", s.leaves), put("forks", s.forks);
   put("prompt_tokens", s.prompt_tokens), put("cached_tokens", s.cached_tokens);
-  put("pending_tokens", s.pending_tokens), put("splits", s.splits);
+  put("pending_tokens", s.pending_tokens), put("preempted_inserts", s.preempted_inserts);
+  put("preempted_tokens", s.preempted_tokens);
+  put("preempted_cached_tokens", s.preempted_cached_tokens), put("splits", s.splits);
   put("forks_copied", s.forks_copied), put("forks_shared", s.forks_shared);
   put("copied_tokens", s.copied_tokens), put("merged_tokens", s.merged_tokens);
   put("published_tokens", s.published_tokens), put("evicted_tokens", s.evicted_tokens);
@@ -180,14 +182,14 @@ void bind_tree(nb::module_& module) {
         name,
         [f](Tree& t, nb::handle tokens, std::uint64_t tenant, std::uint64_t adapter,
             std::size_t public_length, std::optional<std::size_t> max_reuse, bool compute_last,
-            int priority, bool share_pending) {
+            int priority, bool share_pending, bool preempted) {
           return f(t, tokens_of(tokens),
                    insert_options(tenant, adapter, public_length, max_reuse, compute_last, priority,
-                                  share_pending));
+                                  share_pending, preempted));
         },
         "tokens"_a, nb::kw_only(), "tenant"_a = 0, "adapter"_a = 0, "public_length"_a = 0,
         "max_reuse"_a = nb::none(), "compute_last"_a = true, "priority"_a = 0,
-        "share_pending"_a = true, text);
+        "share_pending"_a = true, "preempted"_a = false, text);
   };
   using Tokens = std::vector<Token>;
   using Options = chunkattn::InsertOptions;

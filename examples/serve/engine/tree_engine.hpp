@@ -302,7 +302,8 @@ class TreeEngine final : public Engine {
                         [&](const Work& work) { return work.place == place; });
   }
   static chunkattn::InsertOptions insert_options(const Work& work) {
-    chunkattn::InsertOptions options{.name_space = {.tenant = work.job->request.tenant}};
+    chunkattn::InsertOptions options{.name_space = {.tenant = work.job->request.tenant},
+                                     .preempted = work.job->joined};
     if (work.job->scores_prompt()) options.max_reuse = work.job->prompt_logprobs.size();
     return options;
   }

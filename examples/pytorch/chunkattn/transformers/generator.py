@@ -252,7 +252,7 @@ class Generator:
         """Work joins in its order while there is room for it, and a chunk for each to grow."""
         while self._waiting and len(self._live) < self.max_sequences:
             work = self._waiting[0]
-            where = dict(work.request.insert)
+            where = dict(work.request.insert, preempted=work.preempted)
 
             def fits():
                 needed = self.tree.chunks_needed(work.tokens, **where) + len(self._live) + 1
@@ -266,7 +266,7 @@ class Generator:
                 return
             self._waiting.popleft()
             work.sequence, work.decodes = sequence, False
-            if len(work.tokens) == len(work.request.prompt):
+            if len(work.tokens) == len(work.request.prompt) and not work.preempted:
                 work.request.cached_tokens = sequence.num_cached + sequence.num_pending
                 self.stats["prompt_tokens"] += len(work.tokens)
                 self.stats["cached_tokens"] += work.request.cached_tokens
@@ -277,7 +277,7 @@ class Generator:
     def _preempt(self, at):
         """A sequence leaves, and waits in front of the others."""
         work = self._live.pop(at)
-        work.sequence = None
+        work.sequence, work.preempted = None, True
         self._waiting.appendleft(work)
         self.stats["preemptions"] += 1
 

@@ -63,6 +63,7 @@ class Work:
         self.splits = splits  # the texts after this one fork off with the next output
         self.sequence = None  # while it is live
         self.decodes = False
+        self.preempted = False  # it has been live before
 
     @property
     def output(self):

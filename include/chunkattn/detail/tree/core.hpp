@@ -353,9 +353,16 @@ class TreeCore {
     record.cached = std::min(written_end, limit);
     record.cursor = std::min(own_begin, limit);
     ++stats.inserts;
-    stats.prompt_tokens += to_size(record.size);
+    const std::size_t size = to_size(record.size), pending = to_size(own_begin - written_end);
+    if (how.preempted) {
+      ++stats.preempted_inserts;
+      stats.preempted_tokens += size;
+      stats.preempted_cached_tokens += to_size(record.cached) + pending;
+      return;
+    }
+    stats.prompt_tokens += size;
     stats.cached_tokens += to_size(record.cached);
-    stats.pending_tokens += to_size(own_begin - written_end);
+    stats.pending_tokens += pending;
   }
 
   Tokens& tokens_;

@@ -406,7 +406,8 @@ class Retention {
   /// Chunks of tokens that were new to the tree so far.
   [[nodiscard]] std::uint32_t now() const noexcept {
     const std::uint64_t tokens = stats_.prompt_tokens - stats_.cached_tokens -
-                                 stats_.pending_tokens + stats_.published_tokens;
+                                 stats_.pending_tokens + stats_.preempted_tokens -
+                                 stats_.preempted_cached_tokens + stats_.published_tokens;
     return static_cast<std::uint32_t>(tokens >> topology_.geometry.shift);
   }
   [[gnu::noinline]] void fell_out_of_use(TreeNode& n) noexcept {
