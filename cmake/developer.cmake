@@ -37,6 +37,12 @@ elseif(CHUNKATTN_NATIVE)
   endif()
 endif()
 
+# The same for what is to run on other machines, too.
+add_library(chunkattn_native_or_all INTERFACE)
+if(CHUNKATTN_ONLY_ISA OR NOT CHUNKATTN_ALL_SETS)
+  target_link_libraries(chunkattn_native_or_all INTERFACE chunkattn_native)
+endif()
+
 # What tests, examples and benchmarks use, and the library never does. Nothing here is an error: what
 # needs a library that is missing is left out, with a message.
 find_package(fmt QUIET CONFIG)

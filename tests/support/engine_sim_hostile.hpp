@@ -58,6 +58,7 @@ class PlainSpans {
       apply(event, rest.first(length));
       rest = rest.subspan(length);
     }
+    if (!rest.empty()) throw std::logic_error("a snapshot that was loaded has no surplus tokens");
   }
   [[nodiscard]] std::size_t num_tokens() const {
     std::size_t sum = 0;

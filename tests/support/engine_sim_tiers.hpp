@@ -150,11 +150,11 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
     count("mirror of tiers compared");
   }
   [[nodiscard]] bool of_model(const std::vector<std::byte>& record) const {
-    const std::string text = model();
-    std::vector<std::byte> said(sizeof(std::uint64_t) + text.size());
-    const std::uint64_t length = text.size();
+    const std::string wanted = model();
+    std::vector<std::byte> said(sizeof(std::uint64_t) + wanted.size());
+    const std::uint64_t length = wanted.size();
     std::memcpy(said.data(), &length, sizeof(length));
-    std::memcpy(said.data() + sizeof(length), text.data(), text.size());
+    std::memcpy(said.data() + sizeof(length), wanted.data(), wanted.size());
     return std::search(record.begin(), record.end(), said.begin(), said.end()) != record.end();
   }
   /// Somebody else may come with it, or the same again.

@@ -161,3 +161,25 @@ TEST_CASE("what eviction passes over is not younger by that") {
   CHECK(tree.expire(1160) == 16);
   CHECK(tree.stats().used_chunks == 0);
 }
+
+TEST_CASE("what is old goes, wherever eviction stopped to look") {
+  PrefixTree<int, 4, PoolAllocator, Lru> tree({.max_chunks = 33}, {}, {.fair = true, .ttl = 100});
+  CHECK(tree.expire(1000) == 0);
+  const auto begin = [&](int i) {
+    pass(tree, iota(100 * i, 12),
+         {.name_space = {.tenant = static_cast<std::uint64_t>(i)},
+          .public_length = 8,
+          .compute_last = false});
+  };
+  for (int i = 0; i < 10; ++i) begin(i);
+  CHECK(tree.expire(1060) == 0);
+  for (int i = 0; i < 3; ++i)  // six times, eight of the ten are passed over
+    pass(tree, iota(5000 + 100 * i, 12), {.name_space = {.tenant = 99}, .compute_last = false});
+  CHECK(tree.stats().evicted_tokens == 24);
+  begin(8);  // where eviction would go on
+  begin(9);
+  CHECK(tree.expire(1100) == 8 * 12);
+  tree.check_invariants();
+  CHECK(tree.expire(1160) == 2 * 12 + 12);
+  CHECK(tree.stats().used_chunks == 0);
+}

@@ -260,3 +260,22 @@ TEST_CASE("pins hold against shares, and are nobody's") {
   for (int i = 0; i < 100; ++i) pass(tree, prompt(i), of(2));
   CHECK(num_cached(tree, 1, 0, 100) >= 116);
 }
+
+TEST_CASE("only leaves go, whether what is cached is public or not") {
+  test::Random random(test::run_seed());
+  for (const bool learns : {false, true})
+    for (int round = 0; round < test::scaled(20); ++round) {
+      TreeOf<Lru> tree(PoolAllocator{.max_chunks = 30}, {}, {.learns = learns, .fair = true});
+      for (int i = 0; i < 200; ++i) {
+        std::vector<int> tokens(static_cast<std::size_t>(random.uniform(1, 24)));
+        for (int& token : tokens) token = random.uniform(0, 1);
+        // Now and then, for a while, nobody has anything of his own.
+        const auto public_length =
+            static_cast<std::size_t>(i % 100 < 50 ? random.uniform(0, 20) : 24);
+        pass(tree, tokens, of(static_cast<std::uint64_t>(random.uniform(1, 3)), public_length));
+        if (random.chance(0.02))
+          pass(tree, std::vector<int>(120, 7), of(1, random.chance(0.5) ? 120 : 0));
+        tree.check_invariants();
+      }
+    }
+}

@@ -4,7 +4,7 @@
 usage: lesser_processor.py SERVE [--plain SERVE] [--demo SHARED_PROMPT] [--model FILE.gguf]
 
 `serve run` is healthy only when it can answer, answers a request and a chat, still runs then, and ends well. A build
-without kernels for them (CHUNKATTN_NATIVE) runs its own; --plain and --demo are builds with all kernels for fp32."""
+without kernels for them (CHUNKATTN_NATIVE) runs its own; --plain and --demo are builds with all kernels."""
 import argparse
 import json
 import os
@@ -77,7 +77,7 @@ def run(isa, *command):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("serve")
-    parser.add_argument("--plain", default="", help="a build of it with all kernels for fp32")
+    parser.add_argument("--plain", default="", help="a build of it with all kernels")
     parser.add_argument("--demo", default="", help="such a build of examples/shared_prompt")
     parser.add_argument("--model", default="", help="a GGUF file that can chat")
     arguments = parser.parse_args()
