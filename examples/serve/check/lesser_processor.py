@@ -68,7 +68,7 @@ def check(serve, options, isa, chat=None, has_all=False):
 
 
 def run(isa, *command):
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT,
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", timeout=LIMIT,
                           env=environment(isa))
     assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}"
     return done.stdout
