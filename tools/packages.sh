@@ -5,8 +5,8 @@ say() { printf '\n==> %s\n' "$*"; }
 fail() { printf '\nFAILED: %s\n' "$*" >&2; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# jobs_for PROCESSORS CPU_MAX: how many compilers at once, where a container's quota (cpu.max of its cgroup:
-# "150000 100000", "max 100000" or nothing), of which nproc knows nothing, may allow fewer.
+# jobs_for PROCESSORS QUOTA: how many compilers at once, where a container's quota ("150000 100000", "max 100000",
+# "-1 100000" or nothing), of which nproc knows nothing, may allow fewer.
 jobs_for() {
   local most=$1
   if [[ $2 =~ ^([0-9]+)\ ([1-9][0-9]*)$ ]]; then
@@ -14,6 +14,12 @@ jobs_for() {
     most=$((most < 1 ? 1 : most < $1 ? most : $1))
   fi
   echo "$most"
+}
+
+# cpu_quota [FOLDER]: that quota, as cgroups of version 2 or 1 have it.
+cpu_quota() {
+  local at=${1:-/sys/fs/cgroup}
+  cat "$at/cpu.max" 2>/dev/null || echo $(cat "$at"/cpu/cpu.cfs_{quota,period}_us 2>/dev/null)
 }
 
 # Installs Debian packages, or says exactly what to install. Called only with what is missing.

@@ -116,6 +116,22 @@ END
     else
       echo "ninja not found: its use without make was NOT tried"
     fi
+    # A bare Debian's python3 and python3-venv have pip within environments only.
+    mkdir "$work/python"
+    cat >"$work/python/python3" <<'END'
+#!/bin/sh
+[ "$2" = venv ] || { echo "No module named $2"; exit 1; }
+mkdir -p "$3/bin"
+printf '#!/bin/sh\necho "asked for $*"\nexit 1\n' >"$3/bin/pip"
+chmod +x "$3/bin/pip"
+END
+    chmod +x "$work/python/python3"
+    PATH=$work/python:$PATH LLAMA_CPP_DIR= bash "$root/examples/ggml/proof.sh" "$work/ggml" quick >"$work/log" 2>&1 ||
+      [ $? = 77 ] || { cat "$work/log"; fail "examples/ggml/proof.sh does not skip"; }
+    says "$work/log" "asked for download"
+    if grep -rnE 'python3 -m pip' "$root/dev" "$root/tools" "$root/examples" --include='*.sh' --include=dev; then
+      fail "python3 has no pip outside of an environment"
+    fi
     ;;
   help)  # each verb is listed, and what is listed is a verb
     "$root/dev" help >"$work/help"
@@ -170,13 +186,20 @@ END
     ;;
   jobs)  # no more compilers at once than processors, or than a container's quota allows
     . "$root/tools/packages.sh"
-    set -- "64 64" "64 64 max 100000" "2 64 200000 100000" "2 64 250000 100000" "1 64 50000 100000" "8 8 900000 100000" "64 64 junk" "64 64 100000"
+    set -- "64 64" "64 64 max 100000" "2 64 200000 100000" "2 64 250000 100000" "1 64 50000 100000" "8 8 900000 100000" "64 64 junk" "64 64 100000" "64 64 -1 100000"
     for case in "$@"; do
       read -r expected processors cpu_max <<<"$case"
       found=$(jobs_for "$processors" "$cpu_max")
       [ "$found" = "$expected" ] || fail "$processors processors, cpu.max '$cpu_max': $found jobs, expected $expected"
     done
-    grep -q '^jobs() .*jobs_for .*cpu.max' "$root/dev" || fail "./dev does not ask"
+    mkdir -p "$work/v2" "$work/v1/cpu" "$work/none"
+    echo "200000 100000" >"$work/v2/cpu.max"
+    echo 150000 >"$work/v1/cpu/cpu.cfs_quota_us"
+    echo 50000 >"$work/v1/cpu/cpu.cfs_period_us"
+    for case in "v2 200000 100000" "v1 150000 50000" "none "; do
+      [ "$(cpu_quota "$work/${case%% *}")" = "${case#* }" ] || fail "$case: $(cpu_quota "$work/${case%% *}")"
+    done
+    grep -q '^jobs() .*jobs_for .*(cpu_quota)' "$root/dev" || fail "./dev does not ask"
     ;;
   lesser)  # another instruction set, asked for: all is compiled for it, and what is compiled for one keeps its own
     [ "$(uname -m)" = x86_64 ] || skip "dev lesser needs an x86-64"
