@@ -49,7 +49,7 @@ def main():
                              "that word")
     parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--cpu-time", action="store_true",
-                        help="of all threads, where others use the machine as well")
+                        help="processor time of one thread, where others use the machine as well")
     parser.add_argument("--cxx", default=os.environ.get("CXX", "c++"))
     parser.add_argument("--flags", default="-march=native", help="for both, beside -O3 -DNDEBUG")
     arguments = parser.parse_args()

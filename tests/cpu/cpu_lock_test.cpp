@@ -73,28 +73,41 @@ TEST_CASE("merges into the same rows exclude each other, and give back what they
 
   Partials partials;
   partials.reset(schedule, plan.num_rows(), 1, 2, false);
-  const detail::cpu::TaskLines lines{0, 2, 0, 1, 2};
-  const auto merge = [&] {
-    State state;
+  const detail::cpu::RowBlock& block = schedule.row_blocks()[0];
+  const auto filled = [](const detail::cpu::TaskLines& lines, State& state) {
     state.reserve(lines.count());
     state.clear(0, lines.count());
     for (int l = 0; l < lines.count(); ++l) {
       state.max[l] = 1;
-      state.sum[l] = static_cast<float>(l + 1);
+      state.sum[l] = static_cast<float>(2 * lines.row_begin + l + 1);
       for (int i = 0; i < dim; ++i) state.out[l * dim + i] = static_cast<float>(i);
     }
-    for (int round = 0; round < 3; ++round) partials.merge_under_lock(0, lines, state);
+  };
+  const auto merge = [&] {
+    const detail::cpu::TaskLines lines{0, 2, 0, 1, 2};
+    State state;
+    filled(lines, state);
+    for (int round = 0; round < 3; ++round) CHECK(!partials.merge_under_lock(0, 0, lines, state));
   };
   std::thread other(merge);
   merge();
   other.join();
   CHECK(most_inside.load() == 1);
+
+  // The last task has the second row only; what stands beside its lines is nothing of the first's.
+  const detail::cpu::TaskLines last{1, 2, 0, 1, 2};
+  State state;
+  filled(last, state);
+  for (int l = -2; l < 0; ++l) state.max[l] = state.sum[l] = 1;
+  CHECK(partials.merge_under_lock(0, block.unit_count, last, state));
   int finished = 0;
-  partials.finish_rows(schedule.row_blocks()[0], 0, [&](int row, int l, State::Total result) {
+  partials.finish_last(block, last, state, [&](int row, int l, State::Total result) {
     ++finished;
-    CHECK(result.softmax().max == 1.0f);
-    CHECK(result.softmax().sum == static_cast<float>(6 * (2 * row + l + 1)));
-    for (int i = 0; i < dim; ++i) CHECK(result.out()[i] == static_cast<float>(6 * i));
+    const int parts = 6 + row;
+    float out[dim];
+    CHECK(result.close(out).max == 1.0f);
+    CHECK(result.softmax().sum == static_cast<float>(parts * (2 * row + l + 1)));
+    for (int i = 0; i < dim; ++i) CHECK(out[i] == static_cast<float>(parts * i));
   });
   CHECK(finished == 4);
 }

@@ -45,9 +45,10 @@ struct Block {
     const T* k_row = kv.k_row(run.chunk, kv_head, run.begin);
     const T* v_row = kv.v_row(run.chunk, kv_head, run.begin);
     const std::int64_t v_stride = kv.token_stride_of_v();
-    for (int i = 0; i < run.count; ++i) {
-      k[at + i] = k_row + i * kv.stride_token;
-      v[at + i] = v_row + i * v_stride;
+    std::int64_t k_offset = 0, v_offset = 0;  // added up: 64-bit products are slow in vectors
+    for (int i = 0; i < run.count; ++i, k_offset += kv.stride_token, v_offset += v_stride) {
+      k[at + i] = k_row + k_offset;
+      v[at + i] = v_row + v_offset;
     }
     if constexpr (has_row_scales<T>) {
       const float* k_row_scale = kv.k_row_scale(run.chunk, kv_head, run.begin);

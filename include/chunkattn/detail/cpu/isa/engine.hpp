@@ -261,16 +261,18 @@ class Engine {
       finish_lines(call, lines, ordered, state);
       return;
     }
-    if (!ordered) partials_.merge_under_lock(task.job, lines, state);
     const int head = task.head_begin;
-    if (!partials_.is_last(task.job, head, task.part_end - task.part_begin)) return;
+    const int num_units = task.part_end - task.part_begin;
+    const bool last = ordered ? partials_.is_last(task.job, head, num_units)
+                              : partials_.merge_under_lock(task.job, num_units, lines, state);
+    if (!last) return;
     const auto finish = [&](int row, int l, LineTotal<ValueDim> result) {
       finish_partial(call, row, head * call.group + l, result);
     };
     if (ordered)
       partials_.finish_left(block, units, head, finish);
     else
-      partials_.finish_rows(block, head, finish);
+      partials_.finish_last(block, lines, state, finish);
   }
 
   // Empties the states that a unit before this one may have left.

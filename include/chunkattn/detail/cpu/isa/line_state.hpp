@@ -39,8 +39,7 @@ class LineState {
   bool has_pairs = false;          ///< … or what dot products of pairs need
   std::int32_t* row = nullptr;     ///< [lines] query token, in the caller's order: for variants
   std::int32_t* head = nullptr;    ///< [lines] query head: for variants
-  std::int32_t* window = nullptr;  ///< [lines] of the last block, -1 before the first
-  std::int32_t* folds = nullptr;   ///< [lines] windows that are in the line's total
+  std::int32_t* window = nullptr;  ///< [lines] of the last block; from 1 on, the line has a total
 
   /// Makes room for `lines` lines; keeps memory that is large enough.
   void reserve(int lines) {
@@ -63,7 +62,6 @@ class LineState {
                                  n * Total::stride,
                                  n * Total::stride,
                                  TileScratch<ValueDim>::size,
-                                 n,
                                  n,
                                  n,
                                  n};
@@ -93,7 +91,6 @@ class LineState {
     row = reinterpret_cast<std::int32_t*>(take(sizes[13]));
     head = reinterpret_cast<std::int32_t*>(take(sizes[14]));
     window = reinterpret_cast<std::int32_t*>(take(sizes[15]));
-    folds = reinterpret_cast<std::int32_t*>(take(sizes[16]));
     transposed_stride = static_cast<std::ptrdiff_t>(stride);
     capacity_ = lines;
   }
@@ -106,23 +103,18 @@ class LineState {
   /// Empty states for lines [begin, end).
   void clear(int begin, int end) noexcept {
     clear_running(begin, end);
-    std::fill(window + begin, window + end, -1);
-    std::fill(folds + begin, folds + end, 0);
+    std::fill(window + begin, window + end, 0);
   }
 
   /// Lines [begin, begin + count) are to see a block at this path position: where a window ended,
   /// their running state goes to their totals.
   void enter(int position, int begin, int count) noexcept {
+    if (position < window_tokens) return;  // most contexts know one window
     const std::int32_t now = position / window_tokens;
-    std::int32_t differs = 0;
-    for (int line = begin; line < begin + count; ++line) differs |= window[line] ^ now;
-    if (differs == 0) return;
     for (int line = begin; line < begin + count; ++line) {
       if (window[line] == now) continue;
-      if (window[line] >= 0) {
-        fold(line);
-        clear_running(line, line + 1);
-      }
+      fold(line);
+      clear_running(line, line + 1);
       window[line] = now;
     }
   }
@@ -130,12 +122,12 @@ class LineState {
   /// The end of the walk of lines [0, count): their running state becomes that of all windows.
   void close(int count) noexcept {
     for (int line = 0; line < count; ++line) {
-      if (folds[line] == 0) continue;
+      if (window[line] == 0) continue;
       fold(line);
       const SoftmaxState all = total_line(line).close(out + line * ValueDim);
       max[line] = all.max;
       sum[line] = all.sum;
-      folds[line] = 0;
+      window[line] = 0;
     }
   }
 
@@ -146,10 +138,10 @@ class LineState {
   // What has no weight counts, too: its output may be NaN.
   void fold(int line) noexcept {
     const float* const from = out + line * ValueDim;
-    if (folds[line]++ == 0)
+    if (window[line] == 0)
       total_line(line).start(softmax(line), from);
     else
-      total_line(line).add(softmax(line), from);
+      total_line(line).add(softmax(line), from, total_line(line));
   }
   void clear_running(int begin, int end) noexcept {
     std::fill(max + begin, max + end, empty_max);

@@ -44,8 +44,9 @@ CHUNKATTN_INLINE void add_exactly(simd::Float<W>& sum, simd::Float<W>& lost, sim
   lost = simd::fma(lost, factor, of_product + of_sum);
 }
 
-/// A line's total, in `stride` floats: [Dim] output, [Dim] what it lost, maximum, sum, and what
-/// that lost.
+/// A line's total, in `stride` floats: [Dim] output; maximum, sum, what that lost, whether anything
+/// was lost; [Dim] what the output lost, which nobody touches before: one part fits in fewer cache
+/// lines.
 template <int Dim>
 struct LineTotal {
   static constexpr int stride = 2 * Dim + 16;
@@ -55,22 +56,19 @@ struct LineTotal {
 
   [[nodiscard]] float* out() const noexcept { return memory; }
   /// Without what the sum has lost.
-  [[nodiscard]] SoftmaxState softmax() const noexcept {
-    return {memory[2 * Dim], memory[2 * Dim + 1]};
-  }
+  [[nodiscard]] SoftmaxState softmax() const noexcept { return {memory[Dim], memory[Dim + 1]}; }
 
   /// Becomes the empty one; its output is anything.
-  void clear() const noexcept { set({empty_max, 0.0f}, 0.0f); }
+  void clear() const noexcept { set({empty_max, 0.0f}, 0.0f, false); }
 
   /// Becomes a copy.
   void start(SoftmaxState softmax, const float* from) const noexcept {
     std::copy_n(from, Dim, memory);
-    std::fill_n(memory + Dim, Dim, 0.0f);
-    set(softmax, 0.0f);
+    set(softmax, 0.0f, false);
   }
 
-  /// Takes another part.
-  void add(SoftmaxState softmax, const float* from) const noexcept {
+  /// With another part it becomes `to`, which may be this one.
+  void add(SoftmaxState softmax, const float* from, LineTotal to) const noexcept {
     const MergedState merged = merge_states(this->softmax(), softmax);
     const auto added = [&]<int W>(simd::Float<W>& sum, simd::Float<W>& lost, simd::Float<W> x)
                            CHUNKATTN_LAMBDA {
@@ -79,37 +77,42 @@ struct LineTotal {
                            };
     for (int i = 0; i < Dim; i += width) {
       simd::Float<width> sum = simd::load<width>(memory + i);
-      simd::Float<width> lost = simd::load<width>(memory + Dim + i);
+      simd::Float<width> lost = lost_at(i);
       added.template operator()<width>(sum, lost, simd::load<width>(from + i));
-      simd::store(memory + i, sum);
-      simd::store(memory + Dim + i, lost);
+      simd::store(to.memory + i, sum);
+      simd::store(to.memory + lost_begin + i, lost);
     }
-    auto sum = simd::broadcast<4>(memory[2 * Dim + 1]),
-         lost = simd::broadcast<4>(memory[2 * Dim + 2]);
+    auto sum = simd::broadcast<4>(memory[Dim + 1]), lost = simd::broadcast<4>(memory[Dim + 2]);
     added.template operator()<4>(sum, lost, simd::broadcast<4>(softmax.sum));
-    set({merged.state.max, sum[0]}, lost[0]);
+    to.set({merged.state.max, sum[0]}, lost[0], true);
   }
 
   /// The end: what was lost is added, too. Output goes to `to`, which may be this one's.
   SoftmaxState close(float* to) const noexcept {
     for (int i = 0; i < Dim; i += width)
-      simd::store(to + i, complete<width>(simd::load<width>(memory + i),
-                                          simd::load<width>(memory + Dim + i)));
-    return {memory[2 * Dim], complete<4>(simd::broadcast<4>(memory[2 * Dim + 1]),
-                                         simd::broadcast<4>(memory[2 * Dim + 2]))[0]};
+      simd::store(to + i, complete<width>(simd::load<width>(memory + i), lost_at(i)));
+    return {memory[Dim], complete<4>(simd::broadcast<4>(memory[Dim + 1]),
+                                     simd::broadcast<4>(memory[Dim + 2]))[0]};
   }
 
  private:
+  static constexpr int lost_begin = Dim + 16;
+
   // An infinity has lost NaN, and stays.
   template <int W>
   CHUNKATTN_INLINE static simd::Float<W> complete(simd::Float<W> sum, simd::Float<W> lost) {
     const auto exponent = simd::bits_as<simd::Unsigned<W>>(lost) & 0x7f800000u;
     return simd::select<W>((simd::Int<W>)(exponent == 0x7f800000u), sum, sum + lost);
   }
-  void set(SoftmaxState softmax, float lost) const noexcept {
-    memory[2 * Dim] = softmax.max;
-    memory[2 * Dim + 1] = softmax.sum;
-    memory[2 * Dim + 2] = lost;
+  [[nodiscard]] simd::Float<width> lost_at(int i) const noexcept {
+    return memory[Dim + 3] != 0.0f ? simd::load<width>(memory + lost_begin + i)
+                                   : simd::zero<width>();
+  }
+  void set(SoftmaxState softmax, float lost, bool any_lost) const noexcept {
+    memory[Dim] = softmax.max;
+    memory[Dim + 1] = softmax.sum;
+    memory[Dim + 2] = lost;
+    memory[Dim + 3] = any_lost ? 1.0f : 0.0f;
   }
 };
 

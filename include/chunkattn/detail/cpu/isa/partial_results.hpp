@@ -50,7 +50,7 @@ class PartialResults {
   static void merge_unit(const Unit& unit, const TaskLines& lines, State& state) noexcept {
     for (int head = lines.head_begin; head < lines.head_end; ++head)
       for (int l = lines.line(head, unit.row_begin); l < lines.line(head, unit.row_end); ++l)
-        merge(state.merged_line(l), state.softmax(l), state.out + l * dim);
+        merge(state.merged_line(l), state.softmax(l), state.out + l * dim, state.merged_line(l));
   }
 
   /// Leaves a unit's lines, of one head.
@@ -77,30 +77,46 @@ class PartialResults {
           if (r < units[u].row_begin || r >= units[u].row_end) continue;
           const float* const from =
               row(units[u].partial_row + r - units[u].row_begin, kv_head) + l * left_stride;
-          merge(result, {from[dim], from[dim + 1]}, from);
+          merge(result, {from[dim], from[dim + 1]}, from, result);
         }
         finish(r, l, result);
       }
     }
   }
 
-  /// Merges a task's lines, of one head, into their rows' results under the lock.
-  void merge_under_lock(int block, const TaskLines& lines, const State& state) noexcept {
+  /// Reports `units` units of a row block and head as done and, but for the last ones, merges their
+  /// task's lines into their rows' results, under the lock. Returns whether they were the last.
+  bool merge_under_lock(int block, int units, const TaskLines& lines, const State& state) noexcept {
+    Meeting& meeting = this->meeting(block, lines.head_begin);
+    meeting.lock.lock();
+    const bool last = is_last(block, lines.head_begin, units);
     float* into = row(lines.row_begin, lines.head_begin);
-    SpinLock& lock = meeting(block, lines.head_begin).lock;
-    lock.lock();
-    for (int l = 0; l < lines.per_head(); ++l, into += Total::stride) {
+    for (int l = 0; l < lines.per_head() && !last; ++l, into += Total::stride) {
       if (state.softmax(l).empty()) continue;
-      merge({into}, state.softmax(l), state.out + l * dim);
+      merge({into}, state.softmax(l), state.out + l * dim, {into});
       CHUNKATTN_SPIN_LOCK_HOOK();
     }
-    lock.unlock();
+    meeting.lock.unlock();
+    return last;
   }
-  /// finish(row, query head of the group, result) for each line of a row block and head.
+  /// The last task's lines with what the others made of theirs: finish(row, query head of the
+  /// group, result) for each line of the row block.
   template <class Finish>
-  void finish_rows(const RowBlock& block, int kv_head, const Finish& finish) noexcept {
-    for (int r = block.row_begin; r < block.row_end; ++r)
-      for (int l = 0; l < group_; ++l) finish(r, l, Total{row(r, kv_head) + l * Total::stride});
+  void finish_last(const RowBlock& block, const TaskLines& lines, const State& state,
+                   const Finish& finish) noexcept {
+    alignas(64) float memory[Total::stride];
+    for (int r = block.row_begin; r < block.row_end; ++r) {
+      const bool own = r >= lines.row_begin && r < lines.row_end;
+      for (int l = 0; l < group_; ++l) {
+        Total result{row(r, lines.head_begin) + l * Total::stride};
+        const int line = lines.line(lines.head_begin, r) + l;
+        if (own && !state.softmax(line).empty()) {
+          merge(result, state.softmax(line), state.out + line * dim, {memory});
+          result = {memory};
+        }
+        finish(r, l, result);
+      }
+    }
   }
 
   /// Reports `units` units of a row block and head as done; whether they were the last.
@@ -115,11 +131,12 @@ class PartialResults {
     std::atomic<int> open{0};  // units still to finish
   };
 
-  static void merge(Total into, SoftmaxState softmax, const float* out) noexcept {
-    if (into.softmax().empty())
-      into.start(softmax, out);
+  // A result and another part of it: together they are `to`, which may be the same result.
+  static void merge(Total result, SoftmaxState softmax, const float* out, Total to) noexcept {
+    if (result.softmax().empty())
+      to.start(softmax, out);
     else
-      into.add(softmax, out);
+      result.add(softmax, out, to);
   }
 
   // Results are [KV heads][rows][group].
