@@ -316,6 +316,18 @@ class TreeTest(unittest.TestCase):
         self.assertEqual(len(twin), 20)
         tree.check_invariants()
 
+    def test_who_comes_back_is_counted_apart(self):
+        tree = chunkattn.Tree()
+        for preempted in (False, True, True):
+            sequence = tree.insert(range(100), preempted=preempted)
+            self.compute(tree, sequence)
+            del sequence
+        stats = tree.stats()
+        counted = {name: stats[name] for name in stats if name.startswith(("prompt_", "cached_", "preempted_"))}
+        self.assertEqual(counted, {"prompt_tokens": 100, "cached_tokens": 0, "preempted_inserts": 2,
+                                   "preempted_tokens": 200, "preempted_cached_tokens": 198})  # fmt: skip
+        self.assertEqual(stats["inserts"], 3)
+
     def test_what_is_evicted_first(self):
         for retention in ("lru", "priority"):
             tree = chunkattn.Tree(max_chunks=4, retention=retention)

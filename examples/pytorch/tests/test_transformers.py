@@ -165,6 +165,9 @@ class GeneratorTest(unittest.TestCase):
         generator = Generator(self.model, max_chunks=7, step_tokens=64)
         requests = generator.generate(prompts, max_new_tokens=80, eos_token_id=None)
         self.assertGreater(generator.stats["preemptions"], 0)
+        stats = generator.tree.stats()
+        self.assertEqual(stats["preempted_inserts"], generator.stats["preemptions"])
+        self.assertEqual(stats["prompt_tokens"], 6 * 60)
         for request in requests:
             recorder = alone(self.model, request.prompt + request.tokens[:-1])[len(request.prompt) - 1 :]
             top = recorder.topk(2).values
