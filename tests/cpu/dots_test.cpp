@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <iterator>
 #include <limits>
 #include <span>
 
@@ -242,6 +243,45 @@ void check_change(Random& random, const Change& change) {
 }
 
 }  // namespace
+
+#if defined(CHUNKATTN_WITH_DOTS)
+
+namespace {
+
+CHUNKATTN_ALLOW_DOTS
+float unit_of(const float* q) {
+  std::int8_t high[64], low[64];
+  return pass::QueryBytes<64>(q, high, low).unit;
+}
+CHUNKATTN_FORBID
+
+}  // namespace
+
+TEST_CASE("queries have a unit unless it would not be a normal number") {
+  if (!detail::cpu::is_supported(InstructionSet::CHUNKATTN_DOTS_SET)) {
+    std::printf("skipped: units of queries: the processor has no vectors for them\n");
+    return;
+  }
+  using Limits = std::numeric_limits<float>;
+  alignas(64) float q[64];
+  const auto unit_with = [&](float x) {
+    std::fill(std::begin(q), std::end(q), 0.0f);
+    q[17] = x;
+    return unit_of(q);
+  };
+  for (const float x : {Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN(),
+                        -Limits::quiet_NaN(), Limits::denorm_min(), 0x0.ffffffp-100f}) {
+    CAPTURE(x);
+    CHECK(std::isnan(unit_with(x)));
+  }
+  for (const float x : {Limits::max(), -1.0f, 0x1p-100f}) {
+    CAPTURE(x);
+    CHECK(unit_with(x) == std::abs(x) / pass::largest_query);
+  }
+  CHECK(unit_with(0.0f) == 0.0f);
+}
+
+#endif
 
 TEST_CASE("queries without integers are computed in fp32, for their line alone") {
   Random random(40);

@@ -46,10 +46,12 @@ test::AttentionCase<bfloat16> shared_case(Random& random, bool exact_queries) {
   return problem;
 }
 
-test::Answer<> answer_of(const test::AttentionCase<bfloat16>& problem, const CpuOptions& options) {
+template <class Variant = Plain>
+test::Answer<> answer_of(const test::AttentionCase<bfloat16>& problem, const CpuOptions& options,
+                         const Variant& variant = {}) {
   ChunkAttention<Cpu, dim> attention(1, options);
   test::Answer<> answer(problem);
-  attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+  attention.run(problem.kv.view, problem.plan.view(), variant, problem.q, answer.out, answer.lse);
   return answer;
 }
 
@@ -314,6 +316,63 @@ TEST_CASE("what is not finite reaches the lines that see it") {
         check_number(random, of, -inf, accuracy);
         check_number(random, of, of == Of::value ? 0x1.fep127f : 0x1p40f, accuracy);
       }
+}
+
+TEST_CASE("what is not finite reaches no line that a window hides it from") {
+  Random random(43);
+  constexpr SlidingWindow window{.size = 40};
+  const float inf = std::numeric_limits<float>::infinity();
+  int hidden = 0;
+  for (const Accuracy accuracy : {Accuracy::one_term, Accuracy::two_terms})
+    for (int i = 0; i < test::scaled(10); ++i) {
+      auto problem = shared_case(random, true);
+      const test::RandomPlan& plan = problem.plan;
+      const auto before = answer_of(problem, with(accuracy), window);
+      const std::size_t row = random.index(plan.row_token.size());
+      const int last = plan.row_kv_len[row] - 1;
+      const Piece place =
+          test::place_of(plan, row, random.uniform(std::max(0, last - window.size + 1), last));
+      bfloat16* const v = problem.kv.view.v_row(place.chunk, 0, place.begin);
+      std::fill(v, v + dim, from_float<bfloat16>(i % 2 == 0 ? inf : std::nanf("")));
+      const auto after = answer_of(problem, with(accuracy), window);
+      const auto heads = static_cast<std::size_t>(problem.num_qo_heads);
+      for (std::size_t r = 0; r < plan.row_token.size(); ++r) {
+        const Piece here = test::place_of(plan, r, place.position);
+        const bool has = place.position < plan.row_kv_len[r] && here.chunk == place.chunk &&
+                         here.begin == place.begin;
+        const bool sees = has && plan.row_kv_len[r] - 1 - place.position < window.size;
+        hidden += has && !sees ? 1 : 0;
+        const std::size_t begin = static_cast<std::size_t>(plan.row_token[r]) * heads * dim;
+        for (std::size_t at = begin; at < begin + heads * dim; ++at)
+          if (sees)
+            CHECK_FALSE(std::isfinite(after.out[at]));
+          else
+            CHECK(std::bit_cast<std::uint32_t>(after.out[at]) ==
+                  std::bit_cast<std::uint32_t>(before.out[at]));
+      }
+    }
+  CHECK(hidden > 0);
+}
+
+TEST_CASE("one product that overflows is computed again wherever its token stands") {
+  Random random(44);
+  auto problem = shared_case(random, true);
+  const test::RandomPlan& plan = problem.plan;
+  std::fill(problem.q.begin(), problem.q.end(), 0x1p124f);
+  CpuOptions options = with(Accuracy::two_terms);
+  options.sm_scale = 0x1p-128f * 16;
+  for (const int position : {0, 1, plan.row_kv_len[0] - 1}) {
+    CAPTURE(position);
+    std::fill(problem.kv.k.begin(), problem.kv.k.end(), from_float<bfloat16>(0.0f));
+    const Piece place = test::place_of(plan, 0, std::min(position, plan.row_kv_len[0] - 1));
+    bfloat16* const k = problem.kv.view.k_row(place.chunk, 0, place.begin);
+    std::fill(k, k + dim, from_float<bfloat16>(1.0f));
+    const auto answer = answer_of(problem, options);
+    for (const float lse : answer.lse) CHECK(std::isfinite(lse));
+    // 64 dims of 1 times 1: nothing else counts.
+    const auto line = static_cast<std::size_t>(plan.row_token[0] * problem.num_qo_heads);
+    CHECK(answer.lse[line] == doctest::Approx(64.0));
+  }
 }
 
 TEST_CASE("logits whose products overflow are computed with sm_scale in the queries") {

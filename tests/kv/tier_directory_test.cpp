@@ -294,6 +294,23 @@ TEST_CASE("a file of sizes that is none") {
   CHECK(files.num_bytes() == 200);
 }
 
+TEST_CASE("what was read is used, and an eighth goes at once") {
+  const Folder folder;
+  FileTier files(folder.path, 80000);
+  for (std::uint64_t n = 1; n <= 80; ++n) {
+    REQUIRE(files.put(key_of(n), bytes_of(n, 1000), never));
+    age(folder, n, static_cast<long>(n));
+  }
+  CHECK(files.num_bytes() == 80000);
+  REQUIRE(files.get(key_of(1), never));
+  REQUIRE(files.put(key_of(81), bytes_of(81, 1000), never));
+  CHECK(files.num_bytes() == 71000);
+  for (std::uint64_t n = 1; n <= 81; ++n) {
+    CAPTURE(n);
+    CHECK(files.contains(key_of(n)) == (n == 1 || n > 11));
+  }
+}
+
 // ---- a disk that is full
 // -------------------------------------------------------------------------
 

@@ -439,6 +439,46 @@ TEST_CASE("two trees share a store: each tells of what it knows") {
       store->put({1, 2}, std::make_shared<const std::vector<std::byte>>(10), {}));  // nobody hears
 }
 
+TEST_CASE("what a call says counts, whatever another tier says of the block meanwhile") {
+  using detail::TierNews;
+  const auto news = std::make_shared<TierNews>();
+  const TierStore::Key key{1, 2};
+  const auto hold = TierNews::announce(
+      news, 0, [&](std::size_t) { return key; }, [](std::size_t) { return detail::TierBlock{}; });
+  TierNews::Listener first(news, 0), second(news, 1);
+  const auto tiers_after = [&](TierNews::Listener& meanwhile) {
+    first.changed(key, false);
+    second.changed(key, false);
+    {
+      TierNews::Watch watch(news.get(), 0, key);
+      meanwhile.changed(key, true);
+      meanwhile.changed(key, false);
+      watch.saw(true);
+    }
+    std::set<std::size_t> tiers;
+    news->deliver([&](detail::TierChange change, std::size_t tier, auto&&...) {
+      if (change == detail::TierChange::stored) tiers.insert(tier);
+      if (change == detail::TierChange::evicted) tiers.erase(tier);
+    });
+    return tiers;
+  };
+  CHECK(tiers_after(second) == std::set<std::size_t>{0});
+  CHECK(tiers_after(first).empty());  // which of them came last is not known
+}
+
+TEST_CASE("blocks of prompts that are public to another length are others") {
+  Followed followed;
+  Bench b({memory()}, {.tier_sink = followed.sink()});
+  const auto prompt = iota(0, 64);
+  const InsertOptions how{.name_space = {.tenant = 1}, .public_length = 4};
+  b.run(prompt, how);
+  b.evict_all();
+  b.below->flush();
+  CHECK(followed.mirror.match_prefix(prompt, 0, how) == 64);
+  CHECK(followed.mirror.match_prefix(prompt, 0, {.name_space = {.tenant = 1}}) == 0);
+  CHECK(b.load(prompt, {.name_space = {.tenant = 1}}) == 0);
+}
+
 TEST_CASE("an event that cannot follow is refused, and one that is missing is noticed") {
   Followed followed;
   Bench b({memory()}, {.tier_sink = followed.sink()});

@@ -17,8 +17,10 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/detail/kv/tier_spans.hpp"
 #include "chunkattn/kv_cache.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "tests/support/counted_new.hpp"
 #include "tests/support/faulty_tier.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
@@ -149,6 +151,64 @@ TEST_CASE("a row that 8 bits cannot hold is not stored") {
   CHECK(b.load(iota(0, 16)) == 0);
 }
 
+TEST_CASE("rows of zeros, or of next to nothing, come back from 8 bits") {
+  for (const ElementType stored : {ElementType::int8, ElementType::float8_e4m3})
+    for (const float value : {0.0f, 1e-44f}) {
+      CAPTURE(value);
+      Bench b({memory()}, {.stored_as = stored});
+      {
+        auto s = b.tree.insert(iota(0, 16));
+        b.model.each(s, {0, 16}, b.cache, [&](float& element, float) { element = value; });
+        s.mark_loaded({0, 16});
+      }
+      b.evict_all();
+      b.below->flush();
+      auto s = b.tree.insert(iota(0, 16));
+      auto loading = b.below->load(s);
+      loading.wait(s);
+      CHECK(s.num_written() == 15);
+      b.model.each(s, {0, static_cast<std::int32_t>(s.num_written())}, b.cache,
+                   [](float& element, float) { CHECK(std::abs(element) <= 0x1p-126f); });
+    }
+}
+
+TEST_CASE("a tenant's chunks are found where the public part ends within one") {
+  Bench b({memory()}, {}, 32, {.sharing = TreeOptions::Sharing::chunk});
+  const auto prompt = iota(0, 64);
+  const InsertOptions how{.name_space = {.tenant = 1}, .public_length = 29};
+  b.run(prompt, how);
+  b.evict_all();
+  b.below->flush();
+  CHECK(b.load(prompt, how) > 55);
+}
+
+TEST_CASE("a block lies where it was stored again after a part of it went") {
+  detail::TierSpans<int> spans(chunk);
+  const auto ignore = [](auto&&...) {};
+  CacheEvent event{.kind = CacheEvent::Kind::stored, .span = 1, .length = 6, .first_chunk = 5};
+  REQUIRE(spans.store(event, iota(0, 6), ignore));
+  event = {.kind = CacheEvent::Kind::evicted, .span = 1, .position = 4, .length = 2};
+  REQUIRE(spans.evict(event, ignore));
+  event = {.kind = CacheEvent::Kind::stored,
+           .span = 1,
+           .parent = 1,
+           .position = 4,
+           .length = 4,
+           .first_chunk = 5,
+           .first_offset = 6};
+  REQUIRE(spans.store(event, iota(100, 4), ignore));
+  const auto* const span = spans.find(1, 0);
+  REQUIRE(span != nullptr);
+  std::vector<Piece> pieces;
+  spans.places(*span, 0, pieces);
+  REQUIRE(pieces.size() == 2);
+  CHECK(pieces[0].begin == 0);
+  CHECK(pieces[0].length == 4);
+  CHECK(pieces[1].begin == 6);
+  CHECK(pieces[1].length == 4);
+  CHECK(pieces[1].position == 4);
+}
+
 TEST_CASE("others wait for what a sequence loads") {
   auto store = std::make_shared<FaultyTier>();
   Bench b({store}, {.threads = false});
@@ -265,6 +325,45 @@ TEST_CASE("after clear() nothing is stored or found until it is said what weight
   b.model.weights = 1;
   b.below->reopen("m1");
   CHECK(b.load(prompt) == 63);
+}
+
+TEST_CASE("a load that clear() came upon gives up, whatever weights there are then") {
+  Bench b({memory()}, {.threads = false});
+  const auto prompt = iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  auto s = b.tree.insert(prompt);
+  auto loading = b.below->load(s);
+  b.tree.clear();
+  b.below->reopen("m2");
+  loading.wait(s);
+  CHECK(s.num_written() == 0);
+}
+
+TEST_CASE("after clear() nothing is stored, also where events before it got lost") {
+  const auto store = memory();
+  Bench b({store});
+  {
+    auto s = b.tree.insert(iota(0, 64));
+    b.model.each(s, s.loadable(), b.cache, [](float& element, float x) { element = x; });
+    test::heap.fail_in = 0;  // what is told of by this cannot be noted
+    s.mark_loaded(s.loadable());
+    test::heap.fail_in = -1;
+    REQUIRE(test::heap.failures > 0);
+  }
+  b.tree.clear();
+  b.model.weights = 2;
+  (void)b.below->advance();  // the rest is followed again
+  b.run(iota(1000, 64));
+  b.evict_all();
+  b.below->flush();
+  CHECK(store->num_bytes() == 0);
+  b.below->reopen("m2");
+  b.run(iota(2000, 64));
+  b.evict_all();
+  b.below->flush();
+  CHECK(store->num_bytes() > 0);
 }
 
 TEST_CASE("tiers whose event sink was replaced refuse to go on") {
@@ -439,6 +538,16 @@ TEST_CASE("a tier that is slower than computing is given up, and asked no more")
   CHECK(store->cancelled_gets.load() == store->gets.load());
   CHECK(store->gets.load() < 4);
   CHECK(b.below->stats().tiers[0].not_worth > 10);
+}
+
+TEST_CASE("a tier that is slow to say that it has nothing is asked no more, either") {
+  auto store = std::make_shared<FaultyTier>();
+  Bench b({store}, {.threads = false});
+  store->delay = std::chrono::milliseconds(2);
+  store->next = [](std::uint64_t&) { return TierFault::slow; };
+  b.below->computed(8000, 0.1);  // a block: 0.1 ms
+  for (int i = 0; i < 10; ++i) CHECK(b.load(iota(1000 * i, 64)) == 0);
+  CHECK(store->gets == 1);
 }
 
 TEST_CASE("loading is chosen where it beats computing") {

@@ -85,8 +85,8 @@ struct BenchOf {
   using Options = typename Below::Options;
 
   explicit BenchOf(std::vector<std::shared_ptr<TierStore>> stores, Options options = {},
-                   std::size_t chunks = 32)
-      : num_chunks(chunks), tree(PoolAllocator{.max_chunks = chunks}) {
+                   std::size_t chunks = 32, TreeOptions sharing = {})
+      : num_chunks(chunks), tree(PoolAllocator{.max_chunks = chunks}, sharing) {
     tree.set_free_sink([this](ChunkIndex freed) { cache.poison(freed); });
     if (options.model.empty()) options.model = "m1";
     below.emplace(tree, cache, std::move(stores), std::move(options));

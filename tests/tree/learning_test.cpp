@@ -75,6 +75,28 @@ TEST_CASE("groups are valued by how often and how soon they are used again") {
   CHECK(model.value(2, 9000) > model.value(2, 0));
 }
 
+TEST_CASE("uses are told apart up to four of them, ages by half octaves") {
+  const auto group_of = [](int uses, int gap) {
+    return ReuseModel::group_of(static_cast<std::uint8_t>(uses), static_cast<std::uint8_t>(gap));
+  };
+  for (int gap = 0; gap < 5; ++gap) {
+    CAPTURE(gap);
+    for (const int uses : {1, 2, 4}) CHECK(group_of(uses - 1, gap) != group_of(uses, gap));
+    CHECK(group_of(2, gap) == group_of(3, gap));
+    CHECK(group_of(4, gap) == group_of(255, gap));
+  }
+  ReuseModel model;
+  model.was_used(1, 64, 100);
+  model.was_used(2, 96, 100);
+  for (const std::uint8_t group : {std::uint8_t{1}, std::uint8_t{2}})
+    model.fell_out_of_use(group, 5000, 10);
+  CHECK(model.value(1, 95) > 0);
+  CHECK(model.value(1, 96) == 0);  // all its uses were before
+  CHECK(model.value(2, 64) > 0);
+  CHECK(model.value(2, 96) > model.value(2, 64));  // it is nearer
+  CHECK(model.value(2, 128) == 0);
+}
+
 TEST_CASE("what was long ago counts less") {
   ReuseModel model;
   for (int i = 0; i < 20000; ++i) {
@@ -174,6 +196,37 @@ TEST_CASE("prompts that come again outlast a flood of those that do not") {
   const std::size_t lru = found(false), learnt = found(true);
   CHECK(learnt > 40000);  // of 375 prompts of 160
   CHECK(lru < 20000);
+}
+
+TEST_CASE("a parent may go as soon as what went on from it is gone") {
+  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  Tree tree({}, {}, Lru{.high_watermark = 3, .low_watermark = 2, .learns = true});
+  pass(tree, iota(0, 8));
+  pass(tree, iota(0, 4));                                // a part, used again: of another group
+  for (int i = 0; i < 3; ++i) pass(tree, iota(100, 4));  // younger, and of a third one
+  pass(tree, iota(200, 4));                              // two chunks too many
+  CHECK(tree.match_prefix(iota(0, 4), {.compute_last = false}).cached == 0);
+  CHECK(tree.match_prefix(iota(100, 4), {.compute_last = false}).cached == 4);
+  CHECK(tree.stats().evicted_chunks == 2);
+}
+
+TEST_CASE("eviction does not go on with what was pinned meanwhile") {
+  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+  Tree tree(PoolAllocator{.max_chunks = 4}, {}, Lru{.max_pinned = 4, .learns = true});
+  const auto cached = [&](int first, std::size_t count) {
+    return tree.match_prefix(iota(first, count), {.compute_last = false}).cached;
+  };
+  pass(tree, iota(0, 12));
+  pass(tree, iota(100, 4));
+  pass(tree, iota(200, 4));  // for which the end of the first goes
+  REQUIRE(cached(0, 12) == 8);
+  {
+    const auto pin = tree.pin(iota(0, 8));
+    REQUIRE(pin);
+  }
+  pass(tree, iota(300, 4));  // what was pinned is the youngest
+  CHECK(cached(0, 12) == 8);
+  CHECK(cached(100, 4) == 0);
 }
 
 TEST_CASE("two trees that are told the same keep the same") {

@@ -269,6 +269,22 @@ TEST_CASE("a part of a chunk is never evicted where whole chunks are shared") {
   CHECK(mirror.match_prefix(tokens) == 4);
 }
 
+TEST_CASE("a chunk that is public in part is its tenant's where whole chunks are shared") {
+  Tree tree({}, {.sharing = Sharing::chunk});
+  Tree::Mirror mirror(Sharing::chunk);
+  tree.set_event_sink([&](const CacheEvent& event, std::span<const int> tokens) {
+    CHECK(mirror.apply(event, tokens) == Tree::Mirror::Applied::changed);
+  });
+  const InsertOptions options{
+      .name_space = {.tenant = 1}, .public_length = 6, .compute_last = false};
+  {
+    auto s = tree.insert(iota(0, 12), options);
+    test::load(s);
+  }
+  CHECK(tree.match_prefix(iota(0, 12), options).cached == 12);
+  CHECK(mirror.match_prefix(iota(0, 12), options) == 12);
+}
+
 TEST_CASE("spans end before positions do") {
   constexpr std::size_t size = (std::size_t{1} << 30) + 1;
   void* const zeros =

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "chunkattn/detail/base/tenant_shares.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
@@ -64,6 +65,40 @@ Shares fair(std::map<std::uint64_t, std::uint32_t> weights = {},
 }
 
 }  // namespace
+
+TEST_CASE("who has most for his weight is known whatever changes") {
+  using detail::TenantShares;
+  const auto join = [](TenantShares& shares, std::uint64_t tenant, std::int32_t tokens) {
+    shares.reserve(tenant, {});
+    const std::int32_t i = shares.index_of({.tenant = tenant});
+    shares.add(i, tokens);
+    return i;
+  };
+  TenantShares two;
+  const std::int32_t first = join(two, 1, 10), second = join(two, 2, 8);
+  CHECK(two.richest() == first);
+  two.reserve(1, {.weight = 2});
+  CHECK(two.is_ordered());
+  CHECK(two.richest() == second);
+  two.reserve(1, {.weight = 1});
+  CHECK(two.is_ordered());
+  CHECK(two.richest() == first);
+
+  // The last of the heap takes the place of one who has less, below another branch.
+  TenantShares many;
+  std::vector<std::pair<std::int32_t, std::int32_t>> all;  // tokens and who has them
+  for (const std::int32_t tokens : {100, 10, 90, 9, 8, 80, 70})
+    all.emplace_back(tokens, join(many, all.size() + 1, tokens));
+  const auto leave = [&](std::size_t at) {
+    many.remove(all[at].second, all[at].first);
+    all.erase(all.begin() + static_cast<std::ptrdiff_t>(at));
+    CHECK(many.is_ordered());
+  };
+  leave(3);
+  std::ranges::sort(all);
+  for (; !all.empty(); leave(all.size() - 1)) CHECK(many.richest() == all.back().second);
+  CHECK(many.richest() == -1);
+}
 
 TEST_CASE("a flood leaves other tenants what is within their share") {
   for (const bool learns : {false, true})
@@ -259,6 +294,43 @@ TEST_CASE("pins hold against shares, and are nobody's") {
   tree.check_invariants();
   for (int i = 0; i < 100; ++i) pass(tree, prompt(i), of(2));
   CHECK(num_cached(tree, 1, 0, 100) >= 116);
+}
+
+TEST_CASE("what goes of a pin where nothing else is left was nobody's") {
+  Shares policy = fair();
+  policy.max_pinned = 8;
+  TreeOf<> tree(PoolAllocator{.max_chunks = 4}, {}, policy);
+  pass(tree, prompt(0), of(1));
+  const auto pin = tree.pin(prompt(0), of(1));
+  REQUIRE(pin.size() == 12);
+  const auto live = tree.insert(iota(1000, 8), of(2));
+  CHECK(pin.size() == 8);
+  tree.check_invariants();
+}
+
+TEST_CASE("what follows public tokens that were passed over is weighed anew") {
+  Shares policy = fair();
+  policy.learns = true;
+  policy.high_watermark = 45;
+  policy.low_watermark = 44;
+  TreeOf<> tree({}, {}, policy);
+  const auto cached = [&](int first, std::size_t count) {
+    return tree.match_prefix(iota(first, count), of(1, 4)).cached;
+  };
+  auto live = tree.insert(iota(5000, 160), of(9));  // 40 chunks, beside which all gaps are short
+  test::load(live);
+  pass(tree, iota(0, 4), of(1, 4));
+  pass(tree, iota(100, 8), of(1, 4));                              // goes on as a tenant's
+  pass(tree, iota(100, 4), of(1, 4));                              // used again, …
+  for (int i = 0; i < 2; ++i) pass(tree, iota(200, 4), of(1, 4));  // … as this is,
+  for (int i = 0; i < 3; ++i) pass(tree, iota(300, 4), of(1, 4));  // and this more often
+  pass(tree, iota(400, 4), of(7));                                 // two chunks too many
+  tree.check_invariants();
+  CHECK(tree.stats().evicted_chunks == 2);
+  CHECK(cached(0, 4) == 0);
+  CHECK(cached(100, 8) == 8);
+  CHECK(cached(200, 4) == 0);  // older than what is worth as much
+  CHECK(cached(300, 4) == 4);
 }
 
 TEST_CASE("only leaves go, whether what is cached is public or not") {

@@ -126,9 +126,7 @@ class TierManager {
       return nullptr;
     auto load = std::make_shared<TierLoad>();
     const InsertOptions how = sequence.options();
-    std::size_t public_end = std::min(how.public_length, size);
-    if (tree_->options().sharing == TreeOptions::Sharing::chunk)
-      public_end -= public_end % to_size(Tree::chunk_size);
+    const std::size_t public_end = std::min(how.public_length, size);
     load->heads[0] = head_of(how.name_space, public_end);
     load->heads[1] = head_of({.adapter = how.name_space.adapter, .is_public = true}, 0);
     load->public_blocks = load->heads[1].empty() ? 0 : public_end / to_size(block_);

@@ -230,8 +230,7 @@ class Retention {
       ReuseRecord piece;
       if (ghost.key != 0) piece = used_again(ghost.reuse, 1);
       const std::int32_t above = position - topology_.node(n).position;
-      if (above > 0 && piece.group != run.group && above % prefixes_.unit() == 0 &&
-          prefixes_.has_nodes(1))
+      if (above > 0 && piece.group != run.group && prefixes_.has_nodes(1))
         split(n, above);  // the upper part keeps the record so far
       if (topology_.node(n).position == position) topology_.node(n).set_reuse(run = piece);
       if (ghost.key == 0) return;

@@ -240,6 +240,7 @@ template <int ValueDim>
   constexpr int width = Slices::width;
   constexpr int whole = ValueDim / (4 * width) * 4 * width;
   for (int t = 0; t < seen; t += dot_depth) {
+    // Any row does beyond the last that is seen: its probabilities are 0.
     const std::int8_t* rows[dot_depth];
     simd::repeat<dot_depth>([&](auto i)
                                 CHUNKATTN_LAMBDA { rows[i] = block.v[std::min(t + i, seen - 1)]; });
