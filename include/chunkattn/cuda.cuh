@@ -89,9 +89,10 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
       "zeros");
 
  public:
-  /// Bytes of device memory that an object needs for its plan, tasks and partial results.
+  /// Bytes of device memory that an object on the current device needs for its plan, tasks, partial
+  /// results and running totals.
   [[nodiscard]] static std::size_t workspace_size(const CudaOptions::Limits& limits) {
-    return detail::cuda::WorkspaceLayout(detail::cuda::completed(limits), ValueDim).total;
+    return detail::cuda::DeviceState<HeadDim, ValueDim>::workspace_size(limits);
   }
 
   /// \throws InvalidArgument for limits or options that make no sense or a workspace that is too

@@ -76,6 +76,7 @@ StepResult<T> attention_step(
   const auto partials = static_cast<std::size_t>(schedule.num_partials());
   std::vector<Float4> partial_out(partials * Dims.v / 4, Float4{{NAN, NAN, NAN, NAN}});
   std::vector<float> partial_lse(partials, NAN);
+  std::vector<float> totals(static_cast<std::size_t>(grid) * total_bytes(Dims) / 4, NAN);
   result.counters.launches = 6;  // the last of which has set all flags
   std::vector<std::uint32_t> flags(
       static_cast<std::size_t>(schedule.num_chunk_first() * kv.num_kv_heads), 6);
@@ -99,6 +100,7 @@ StepResult<T> attention_step(
                flags.data(),
                reinterpret_cast<float*>(partial_out.data()),
                partial_lse.data(),
+               totals.data(),
                &result.overlapped};
   if constexpr (std::is_same_v<E, T>) call.kv = kv;
   call.q = q.data();

@@ -76,6 +76,7 @@ struct PlanMemory {
   std::uint32_t* flags;  ///< [chunk-first task][KV head]: the launch that last wrote its partials
   float* partial_out;    ///< [partial][value_dim], normalised
   float* partial_lse;    ///< [partial], base 2; at most empty_max2: empty
+  float* totals;         ///< of each block, while it runs a long task: see RunningTotal
   std::uint32_t* overlapped;  ///< of the host: set by a launch that others have taken tickets from
 };
 

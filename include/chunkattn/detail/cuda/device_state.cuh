@@ -116,12 +116,19 @@ class DeviceState {
         checks_(find_device(), options.check_pointers, options.check_streams),
         own_(own_bytes()),
         upload_(limits_, {limits_.num_qo_heads, limits_.num_kv_heads, HeadDim, ValueDim}, model(),
+                num_sms_ * most_blocks(dims),
                 options.workspace == nullptr ? own_.data()
                                              : static_cast<std::byte*>(options.workspace)) {
     upload_.set_kernels(&begin_step_kernel<false>, &begin_step_kernel<true>);
     load_kernel(&begin_step_kernel<false>);
     load_kernel(&begin_step_kernel<true>);
     upload_.zero_counters();
+  }
+
+  /// Bytes that an object on the current device needs.
+  [[nodiscard]] static std::size_t workspace_size(const CudaOptions::Limits& limits) {
+    const int sms = attribute(cudaDevAttrMultiProcessorCount, current_device());
+    return WorkspaceLayout(completed(limits), dims, sms * most_blocks(dims)).total;
   }
 
   /// Blocks of a full launch.
@@ -171,7 +178,8 @@ class DeviceState {
       blocks = std::min(blocks, kernel->load(shared_bytes()));
       loaded_.push_back(kernel->address);
     }
-    if (blocks != std::numeric_limits<int>::max()) occupancy_.blocks_per_sm = blocks;
+    if (blocks != std::numeric_limits<int>::max())
+      occupancy_.blocks_per_sm = std::min(blocks, most_blocks(dims));
     check_argument(occupancy_.blocks_per_sm > 0, "HeadDim", HeadDim,
                    "less on this device: its shared memory is too small");
     return device;
@@ -183,7 +191,7 @@ class DeviceState {
 
   // Bytes to allocate: none where the caller brought enough.
   [[nodiscard]] std::size_t own_bytes() {
-    const std::size_t needed = WorkspaceLayout(limits_, ValueDim).total;
+    const std::size_t needed = workspace_size(limits_);
     if (options_.workspace == nullptr) return needed;
     check_argument(options_.workspace_bytes >= needed, "options.workspace_bytes",
                    options_.workspace_bytes, {"at least workspace_size(limits) = ", needed});

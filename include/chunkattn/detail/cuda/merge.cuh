@@ -5,6 +5,7 @@
 #include "../../kv_view.hpp"
 #include "../attention/state.hpp"
 #include "device_plan.hpp"
+#include "exact_sum.cuh"
 #include "ptx.cuh"
 #include "tile_layout.hpp"
 #include "variant_terms.cuh"
@@ -58,17 +59,34 @@ struct Base2 {
   CHUNKATTN_DEVICE static float log(float x) { return ptx::log2(x); }
 };
 
+/// Maximum and sum of a softmax whose parts come together.
+struct SoftmaxTotal {
+  float max = empty_max2;
+  ExactSum sum;
+
+  /// Adds a part that is not empty. Returns how what belongs to it is added.
+  CHUNKATTN_DEVICE MergedState add(SoftmaxState part) {
+    const MergedState merged = merge_states<Base2>({max, sum.sum}, part);
+    max = merged.state.max;
+    sum.add(merged.weight_a, part.sum, merged.weight_b);
+    return merged;
+  }
+  CHUNKATTN_DEVICE SoftmaxState state() const { return {max, sum.value()}; }
+};
+
 /// Four columns of one row's result, while the parts of its softmax come together.
 struct RowResult {
-  SoftmaxState state{empty_max2, 0.0f};
-  float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};  ///< weighted values, not normalised
+  SoftmaxTotal total;
+  ExactSum o[4];  ///< weighted values, not normalised
 
   /// Adds a part with the weighted values `v`, which count for nothing where it is empty.
   CHUNKATTN_DEVICE void add(SoftmaxState part, const Float4& v) {
     if (part.empty()) return;
-    const MergedState merged = merge_states<Base2>(state, part);
-    for (int j = 0; j < 4; ++j) o[j] = merged.weight_a * o[j] + merged.weight_b * v.v[j];
-    state = merged.state;
+    const MergedState merged = total.add(part);
+    for (int j = 0; j < 4; ++j) o[j].add(merged.weight_a, v.v[j], merged.weight_b);
+  }
+  CHUNKATTN_DEVICE Float4 values() const {
+    return {{o[0].value(), o[1].value(), o[2].value(), o[3].value()}};
   }
 };
 
@@ -93,9 +111,8 @@ class SharedResults {
                                   const RowResult& result) const {
     const int part = group % Warps::parts;
     row += row_of_group(group, row_count);
-    const float(&o)[4] = result.o;
-    *values(part, row, column) = Float4{{o[0], o[1], o[2], o[3]}};
-    if (column % Warps::warp_columns == 0) stats_[place(part, row, column)] = result.state;
+    *values(part, row, column) = result.values();
+    if (column % Warps::warp_columns == 0) stats_[place(part, row, column)] = result.total.state();
   }
   /// Adds what all groups but the first left of a row.
   CHUNKATTN_DEVICE void add_groups(int groups, int row_count, int row, int column,
@@ -233,20 +250,22 @@ CHUNKATTN_DEVICE void write_rows(const AttentionArguments<T, V>& args, const Tas
     if (streamed) results.add_warps(row, column, result);
     if constexpr (Final && VariantTerms<V>::has_sinks)
       add_sink(args, rows.len[row], rows.index[row], result);
-    const float scale = normaliser(result.state);
-    float(&o)[4] = result.o;
+    const SoftmaxState state = result.total.state();
+    const float scale = normaliser(state);
+    Float4 values = result.values();
+    float(&o)[4] = values.v;
     for (int j = 0; j < 4; ++j) o[j] *= scale;
     if constexpr (Final) {
       const std::int64_t line = rows.index[row];
       *reinterpret_cast<Words2*>(args.out + line * Dims.v + column) =
           Words2{{ptx::pack<T>(o[0], o[1]), ptx::pack<T>(o[2], o[3])}};
       if (column == 0 && args.lse != nullptr)
-        args.lse[line] = log_sum_exp<Base2>(result.state) * 0.6931471805599453f;
+        args.lse[line] = log_sum_exp<Base2>(state) * 0.6931471805599453f;
     } else {
       const std::int64_t index = task.partial_base + partial;
       ptx::store(reinterpret_cast<Float4*>(args.plan.partial_out + index * Dims.v + column),
-                 Float4{{o[0], o[1], o[2], o[3]}});
-      if (column == 0) store_partial_lse(args.plan, index, result.state);
+                 values);
+      if (column == 0) store_partial_lse(args.plan, index, state);
     }
   }
 }

@@ -32,20 +32,22 @@ CHUNKATTN_KERNEL merge_states_kernel(const MergeStatesArguments<T> args) {
   std::int64_t line = std::int64_t{ptx::block_index()} * warps + ptx::thread_index() / 32;
   for (; line < args.lines; line += std::int64_t{ptx::grid_size()} * warps) {
     const auto lse_of = [&](int state) { return args.lses[state * args.lines + line]; };
-    SoftmaxState all;
+    SoftmaxTotal total;
     for (int s = 0; s < args.num_states; ++s)
       if (const float lse = lse_of(s); !is_empty_lse(lse))
-        all = detail::merge_states<Base2>(all, {lse * args.to_base2, 1.0f}).state;
+        (void)total.add({lse * args.to_base2, 1.0f});
+    const SoftmaxState all = total.state();
     const float scale = normaliser(all);
     for (int column = lane; column < args.head_dim; column += 32) {
-      float sum = 0.0f;
+      ExactSum sum;
       for (int s = 0; s < args.num_states; ++s) {
         const float lse = lse_of(s);
         if (is_empty_lse(lse)) continue;
         const float weight = ptx::exp2(lse * args.to_base2 - all.max) * scale;
-        sum += weight * to_float(args.outs[(s * args.lines + line) * args.head_dim + column]);
+        sum.add(1.0f, to_float(args.outs[(s * args.lines + line) * args.head_dim + column]),
+                weight);
       }
-      args.out[line * args.head_dim + column] = from_float<T>(sum);
+      args.out[line * args.head_dim + column] = from_float<T>(sum.value());
     }
     (void)ptx::any(all.max >
                    0.0f);  // all lanes have read the states' lse, which may be written now

@@ -82,14 +82,15 @@ struct WorkspaceLayout {
   int num_schedules = 0;
   std::size_t upload_bytes = 0;
   std::size_t counters = 0, flags = 0;  // zero at first
-  std::size_t partial_out = 0, partial_lse = 0;
+  std::size_t partial_out = 0, partial_lse = 0, totals = 0;
   std::size_t total = 0;
   ScheduleCapacity capacity;
 
-  WorkspaceLayout(const CudaOptions::Limits& limits, int value_dim) {
+  /// \param blocks  of a launch, at most
+  WorkspaceLayout(const CudaOptions::Limits& limits, HeadDims dims, int blocks) {
     const std::int64_t group = limits.num_qo_heads / limits.num_kv_heads;
     const std::int64_t tiles = limits.max_rows + limits.max_rows * group / usual_tile_rows + 1;
-    const std::int64_t merge_tasks = limits.max_rows * (group / merge_rows(value_dim) + 1);
+    const std::int64_t merge_tasks = limits.max_rows * (group / merge_rows(dims.v) + 1);
     capacity.tasks = to_size(3 * tiles + merge_tasks + 1024);
     capacity.merges = to_size(std::int64_t{16} * limits.max_rows + 1024);
     capacity.partials = to_size(std::int64_t{limits.max_partial_rows} * limits.num_qo_heads);
@@ -108,8 +109,9 @@ struct WorkspaceLayout {
     upload_bytes = total;
     counters = take<Counters>(1);
     flags = take<std::uint32_t>(capacity.tasks * to_size(limits.num_kv_heads));
-    partial_out = take<float>(capacity.partials * to_size(value_dim));
+    partial_out = take<float>(capacity.partials * to_size(dims.v));
     partial_lse = take<float>(capacity.partials);
+    totals = take<std::byte>(to_size(blocks) * total_bytes(dims));
   }
 
  private:
@@ -124,10 +126,11 @@ struct WorkspaceLayout {
 /// Keeps the device's copy of a plan up to date, in the order of one stream.
 class PlanUpload {
  public:
+  /// \param most_blocks  of a launch
   PlanUpload(const CudaOptions::Limits& limits, const Geometry& geometry, const CostModel& model,
-             std::byte* workspace)
+             int most_blocks, std::byte* workspace)
       : limits_(limits),
-        layout_(limits, geometry.dims().v),
+        layout_(limits, geometry.dims(), most_blocks),
         geometry_(geometry),
         model_(model),
         workspace_(workspace),
@@ -218,6 +221,7 @@ class PlanUpload {
     memory.flags = reinterpret_cast<std::uint32_t*>(workspace_ + layout_.flags);
     memory.partial_out = reinterpret_cast<float*>(workspace_ + layout_.partial_out);
     memory.partial_lse = reinterpret_cast<float*>(workspace_ + layout_.partial_lse);
+    memory.totals = reinterpret_cast<float*>(workspace_ + layout_.totals);
     memory.overlapped = overlapped_word();
     return memory;
   }

@@ -193,6 +193,11 @@ CHUNKATTN_DEVICE float max(float a, float b) {
   return fmaxf(a, b);
 }
 
+/// a * b, rounded, whatever it is added to.
+CHUNKATTN_DEVICE float multiply(float a, float b) {
+  return __fmul_rn(a, b);
+}
+
 /// a * b + c, rounded once.
 CHUNKATTN_DEVICE float fma(float a, float b, float c) {
   return fmaf(a, b, c);

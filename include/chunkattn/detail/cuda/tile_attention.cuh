@@ -13,7 +13,9 @@
 
 #include "../base/bit_cast.hpp"
 #include "merge.cuh"
+#include "running_total.cuh"
 #include "tile_feed.cuh"
+#include "warp_place.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {
@@ -27,6 +29,8 @@ class TileAttention {
   using Warps = WarpLayout<Dims, TileRows, std::is_same_v<V, Plain>>;
   using Feed = TileFeed<T, Dims, V>;
   using Narrow = NarrowStages<T, Dims, stored_element<T, V>>;
+  using Place = WarpPlace<Warps>;
+  using Sums = ValueSums<Dims, Warps, Variant::hides_keys>;
   static constexpr int kv_tile = Warps::kv_tile;
   static constexpr int k_pieces = Dims.k / 8;  // of 16 bytes
   static constexpr int v_pieces = Dims.v / 8;
@@ -68,27 +72,37 @@ class TileAttention {
           feed_.load_tiles(0, stages - 1 - num_tiles);
         }
       }
-      const int stop = part == 0 ? last_round : num_tiles;
-      for (; tile < stop; ++tile) {
-        ptx::cp_async_wait(stages - 2);
-        ptx::barrier();  // everyone's copies of this tile have landed; tile - 1 is used up
-        if (tile == 0 && q_in_registers) read_query_fragments();
-        const int more = tile + stages - 1 - num_tiles;  // tiles, of the next task
-        if (part == 0 || (Feed::goes_on && more < feed_.num_tiles()))
-          feed_.load_tile(stage > 0 ? stage - 1 : stages - 1);
-        if (part == 0)
-          feed_.make_token_table(tables_, position_of(tile + stages), stage, range_.end);
-        ptx::cp_async_commit();
-        const int position = position_of(tile);
-        if constexpr (Dims.stored == 1) {
-          Narrow::widen(shared_, stages, stage);
-          ptx::barrier();  // the tile of 16 bits is made
+      const int end = part == 0 ? last_round : num_tiles;
+      CHUNKATTN_UNROLL_BY(1)
+      while (tile < end) {
+        const int window_end = (tile / Sums::window_tiles + 1) * Sums::window_tiles;
+        const int stop = window_end < end ? window_end : end;
+        CHUNKATTN_UNROLL_BY(1)
+        for (; tile < stop; ++tile) {
+          ptx::cp_async_wait(stages - 2);
+          ptx::barrier();  // everyone's copies of this tile have landed; tile - 1 is used up
+          if (tile == 0 && q_in_registers) read_query_fragments();
+          const int more = tile + stages - 1 - num_tiles;  // tiles, of the next task
+          if (part == 0 || (Feed::goes_on && more < feed_.num_tiles()))
+            feed_.load_tile(stage > 0 ? stage - 1 : stages - 1);
+          if (part == 0)
+            feed_.make_token_table(tables_, position_of(tile + stages), stage, range_.end);
+          ptx::cp_async_commit();
+          const int position = position_of(tile);
+          if constexpr (Dims.stored == 1) {
+            Narrow::widen(shared_, stages, stage);
+            ptx::barrier();  // the tile of 16 bits is made
+          }
+          if constexpr (!Variant::hides_keys)
+            if (range_.min_len < range_.end && position + kv_tile > range_.min_len)
+              take_out_specials(stage, position, range_.end);
+          attend(stage, position + Place().first_token, range_.end);
+          stage = stage + 1 < stages ? stage + 1 : 0;
         }
-        if constexpr (!Variant::hides_keys)
-          if (range_.min_len < range_.end && position + kv_tile > range_.min_len)
-            take_out_specials(stage, position, range_.end);
-        attend(stage, position + Place().first_token, range_.end);
-        stage = stage + 1 < stages ? stage + 1 : 0;
+        if (num_tiles > Sums::window_tiles && (tile == num_tiles || tile % Sums::window_tiles == 0))
+          RunningTotal<Dims, groups, Warps::warp_columns>(
+              args_.plan.totals, tables_.rows.index + Place().first_row + Place().lane / 4)
+              .add(tile == Sums::window_tiles, tile == num_tiles, max_, args_.scale2, sum_, out_);
       }
     }
   }
@@ -131,18 +145,6 @@ class TileAttention {
   CHUNKATTN_DEVICE bool streamed() const { return range_.num_tiles > 0; }
 
  private:
-  // This thread's place, and its warp's share of a tile: found again wherever it is needed, because
-  // registers are for outputs.
-  struct Place {
-    int thread = ptx::opaque(ptx::thread_index());
-    int lane = thread % 32;
-    int warp = thread / 32;
-    int column_warp = warp % Warps::column_warps;
-    int first_row = warp / Warps::column_warps % Warps::row_warps * Warps::warp_rows;
-    int kv_warp = warp / (Warps::column_warps * Warps::row_warps);
-    int first_token = kv_warp * Warps::warp_tokens;
-  };
-
   // Add: what stands there, of the same rows, is added first.
   template <bool Add>
   CHUNKATTN_DEVICE void store_rows(int row_count, float* accumulators) {
@@ -336,13 +338,16 @@ class TileAttention {
     }
     if (ptx::any(moved)) rescale(max);
     CHUNKATTN_UNROLL
-    for (int half = 0; half < halves; ++half) CHUNKATTN_UNROLL
-    for (int n = 0; n < tokens / 8; ++n)
-      for (int j = 0; j < 2; ++j) {
-        float& x = s[half / 2][n][half % 2 * 2 + j];
+    for (int half = 0; half < halves; ++half) {
+      float sum = 0.0f;  // of the tile: one addition to the running one
+      CHUNKATTN_UNROLL
+      for (int i = 0; i < tokens / 4; ++i) {
+        float& x = s[half / 2][i / 2][half % 2 * 2 + i % 2];
         x = ptx::exp2((x - max_[half]) * args_.scale2);
-        sum_[half] += x;
+        sum = i == 0 ? x : sum + x;
       }
+      sum_[half] += sum;
+    }
   }
 
   // Logits of tokens that a row does not see become minus infinity, whatever they were: products
@@ -398,32 +403,42 @@ class TileAttention {
   }
 
   // O += P V. P's accumulator layout is the A operand's: two groups of 8 tokens make a step of 16.
+  // What some steps sum up to is added to O as a whole: it may have become so large that each of
+  // them would lose digits, and tensor cores truncate.
   // Where some row does not see some token (`Mixed`), without infinities and NaN of V: not 0 if
   // there are any.
   template <bool Mixed = false>
   CHUNKATTN_DEVICE std::uint32_t add_values(ptx::SharedAddress v, const Scores& s) {
     constexpr int columns = Warps::warp_columns;
+    constexpr int steps = Warps::sum_tokens / 16;
     const int v_start = first_value();
     std::uint32_t special = 0;
     CHUNKATTN_UNROLL
-    for (int step = 0; step < Warps::warp_tokens / 16; ++step) {
-      std::uint32_t p[groups][4];
+    for (int first = 0; first < Warps::warp_tokens / 16; first += steps) {
+      std::uint32_t p[steps][groups][4];
       CHUNKATTN_UNROLL
-      for (int i = 0; i < 4 * groups; ++i) {
-        const float* const pair = &s[i / 4][2 * step + i % 4 / 2][i % 2 * 2];
-        p[i / 4][i % 4] = ptx::pack<T>(pair[0], pair[1]);
+      for (int i = 0; i < steps * groups * 4; ++i) {
+        const int step = i / (4 * groups);
+        const float* const pair = &s[i / 4 % groups][2 * (first + step) + i % 4 / 2][i % 2 * 2];
+        p[step][i / 4 % groups][i % 4] = ptx::pack<T>(pair[0], pair[1]);
       }
       CHUNKATTN_UNROLL
       for (int n = 0; n < columns / 16; ++n) {
-        std::uint32_t b[4];
-        ptx::ldmatrix_x4_trans(
-            b, v + (at_step<v_pieces>(v_start, n) + step * bytes_of_16_rows<v_pieces>));
-        if constexpr (Mixed) special |= Pair<T>::take_specials(b);
+        float sums[groups][2][4] = {};
         CHUNKATTN_UNROLL
-        for (int group = 0; group < groups; ++group) {
-          ptx::mma<T>(out_[group][2 * n], p[group], b[0], b[1]);
-          ptx::mma<T>(out_[group][2 * n + 1], p[group], b[2], b[3]);
+        for (int step = 0; step < steps; ++step) {
+          std::uint32_t b[4];
+          ptx::ldmatrix_x4_trans(
+              b, v + (at_step<v_pieces>(v_start, n) + (first + step) * bytes_of_16_rows<v_pieces>));
+          if constexpr (Mixed) special |= Pair<T>::take_specials(b);
+          CHUNKATTN_UNROLL
+          for (int i = 0; i < groups * 2; ++i)
+            ptx::mma<T>(Sums::apart ? sums[i / 2][i % 2] : out_[i / 2][2 * n + i % 2],
+                        p[step][i / 2], b[i % 2 * 2], b[i % 2 * 2 + 1]);
         }
+        CHUNKATTN_UNROLL
+        for (int i = 0; Sums::apart && i < groups * 8; ++i)
+          out_[i / 8][2 * n + i / 4 % 2][i % 4] += sums[i / 8][i / 4 % 2][i % 4];
       }
     }
     return special;

@@ -74,6 +74,27 @@ CHUNKATTN_HD constexpr int most_tile_rows(HeadDims dims) noexcept {
   return has_large_tiles(dims) ? max_tile_rows : usual_tile_rows;
 }
 
+/// Additions that a running output takes before it goes to its total (RunningTotal): of 96, equal
+/// values come out within 1.8e-6 of themselves.
+inline constexpr int window_sums = 96;
+
+/// Floats of a thread's part of it (RunningTotal): three for each of its outputs and sums, and two
+/// for each row, of which it has parts of two in 16, and of tall tiles' (WarpLayout) of four in 32.
+CHUNKATTN_HD constexpr int total_values(HeadDims dims) noexcept {
+  const int rows = kv_tile_tokens(dims) == 64 && dims.v <= dims.k ? 4 : 2;
+  return rows * (3 * (dims.v / 4 + 1) + 2);
+}
+/// Bytes of the totals of a block.
+constexpr std::size_t total_bytes(HeadDims dims) noexcept {
+  return sizeof(float) * block_threads * static_cast<std::size_t>(total_values(dims));
+}
+
+/// Blocks that a multiprocessor holds at most, for each of which there is a total: at least as many
+/// as registers suffice for.
+constexpr int most_blocks(HeadDims dims) noexcept {
+  return 256 / dims.v;
+}
+
 /// The height of a tile that holds `rows` packed rows.
 constexpr int tile_rows_for(int rows) noexcept {
   return rows > 64 ? 128 : rows > 32 ? 64 : rows > 16 ? 32 : 16;
@@ -198,6 +219,11 @@ struct WarpLayout {
   static constexpr int kv_warps = block_warps / (row_warps * column_warps);
   static constexpr int warp_tokens = kv_tile / kv_warps;
   static constexpr int warp_columns = Dims.v / column_warps;
+  /// Tokens of which a warp adds up the values apart from its outputs. ptxas spills for more, but
+  /// where a tile of 8 bits is widened for fewer.
+  static constexpr int sum_tokens = Dims.stored == 2 && warp_tokens > 32 ? 32 : warp_tokens;
+  /// KV tiles after which outputs go to their totals.
+  static constexpr int window_tiles = window_sums / (warp_tokens / sum_tokens);
   /// A warp's results are those of its rows: they need no accumulators.
   static constexpr bool whole_rows = TileRows == max_tile_rows;
   /// Accumulators of 16 rows that the block leaves for each row: of each warp, or, where these have
