@@ -44,7 +44,7 @@ source=${LLAMA_CPP_DIR:-$folder/llama_cpp_python-$version/vendor/llama.cpp}
 build=${LLAMA_CPP_BUILD:-$folder/llama.cpp}
 if [ ! -e "$source/ggml/src/ggml-backend-impl.h" ]; then
   say "fetching llama.cpp with llama-cpp-python $version"
-  if ! { python3 -m venv "$folder/venv" && "$folder/venv/bin/pip" download -q --no-deps --no-binary :all: \
+  if ! { python3 -m venv "$folder/venv" && "$folder/venv/bin/pip" download -q --no-deps --no-binary llama-cpp-python \
     -d "$folder" "llama-cpp-python==$version"; } >"$folder/download.log" 2>&1; then
     echo "SKIPPED: the source of llama-cpp-python could not be fetched: $(tail -1 "$folder/download.log")"
     exit 77

@@ -78,7 +78,7 @@ class ArchitecturesTest(unittest.TestCase):
     def check(self, model, vocabulary, tolerance=1e-4, **options):
         """Eight requests that share prefixes: chunked prefill, decoding, forks, eviction."""
         draw = random.Random(f"{SEED} {model.config.model_type}")
-        generator = Generator(model, step_tokens=50, max_chunks=14, max_sequences=6, **options)
+        generator = Generator(model, step_tokens=50, max_chunks=13, max_sequences=6, **options)
         common = [draw.randrange(vocabulary) for _ in range(100)]
         branch = common[:70] + [draw.randrange(vocabulary) for _ in range(40)]
         requests = []
