@@ -68,10 +68,10 @@ class PartialResults {
   template <class Finish>
   void finish_left(const RowBlock& block, const Unit* units, int kv_head,
                    const Finish& finish) noexcept {
+    alignas(64) float memory[Total::stride] = {};
+    const Total result{memory};
     for (int r = block.row_begin; r < block.row_end; ++r) {
       for (int l = 0; l < group_; ++l) {
-        alignas(64) float memory[Total::stride];
-        const Total result{memory};
         result.clear();
         for (int u = 0; u < block.unit_count; ++u) {
           if (r < units[u].row_begin || r >= units[u].row_end) continue;
@@ -104,7 +104,7 @@ class PartialResults {
   template <class Finish>
   void finish_last(const RowBlock& block, const TaskLines& lines, const State& state,
                    const Finish& finish) noexcept {
-    alignas(64) float memory[Total::stride];
+    alignas(64) float memory[Total::stride] = {};
     for (int r = block.row_begin; r < block.row_end; ++r) {
       const bool own = r >= lines.row_begin && r < lines.row_end;
       for (int l = 0; l < group_; ++l) {
