@@ -220,6 +220,30 @@ TEST_CASE("ThreadPool: a child of fork() starts its threads anew") {
   }
 }
 
+TEST_CASE("ThreadPool: a child of fork() calls nothing of what its parent was at") {
+  if (!test::can_fork) {
+    std::printf("skipped: a child of fork(): ThreadSanitizer lets it start no threads\n");
+    return;
+  }
+  ThreadPool pool(8);
+  const pid_t parent = getpid();
+  std::atomic<bool> has_begun = false, may_end = false, was_called_in_child = false;
+  const auto call = [&](int) {
+    if (getpid() != parent) was_called_in_child = true;
+    has_begun = true;
+    while (getpid() == parent && !may_end) std::this_thread::yield();
+  };
+  std::thread user([&] { pool.parallel_for(1000, call); });
+  while (!has_begun) std::this_thread::yield();
+  int result = 0;
+  for (int i = 0; i < 10 && result == 0; ++i)  // each time some begin before they have what to do
+    result =
+        test::in_child([&] { return works(pool) && !was_called_in_child ? 0 : 1; }, /*seconds=*/10);
+  CHECK(result == 0);
+  may_end = true;
+  user.join();
+}
+
 TEST_CASE("the default number of threads respects the affinity mask") {
   const int before = chunkattn::detail::default_threads();
   CHECK(before >= 1);

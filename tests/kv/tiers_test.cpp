@@ -514,6 +514,24 @@ TEST_CASE("whatever a tier gives, no token gets another's K/V") {
     }
 }
 
+TEST_CASE("a record of as many tokens of another prompt is refused") {
+  std::size_t there = 0;
+  for (const std::uint64_t which : {0u, 1u}) {  // one of them is the right one
+    auto store = std::make_shared<FaultyTier>();
+    Bench b({store}, {.threads = false});
+    for (const int first : {0, 300}) b.run(iota(first, chunk + 1));
+    b.evict_all();
+    b.below->flush();
+    REQUIRE(store->size() == 2);
+    store->next = [which](std::uint64_t& where) {
+      where = which;
+      return TierFault::other;
+    };
+    there += b.load(iota(0, chunk + 1));
+  }
+  CHECK(there == chunk);
+}
+
 TEST_CASE("a tier that is slower than computing is given up, and asked no more") {
   auto store = std::make_shared<FaultyTier>();
   Bench b({store});

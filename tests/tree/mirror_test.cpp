@@ -10,6 +10,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "chunkattn/prefix_tree.hpp"
+#include "tests/support/counted_new.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/refused.hpp"
 #include "tests/support/steps.hpp"
@@ -283,6 +285,35 @@ TEST_CASE("a chunk that is public in part is its tenant's where whole chunks are
   }
   CHECK(tree.match_prefix(iota(0, 12), options).cached == 12);
   CHECK(mirror.match_prefix(iota(0, 12), options) == 12);
+}
+
+TEST_CASE("an event that there is no memory for changes nothing") {
+  auto prompt = iota(0, 4);
+  const auto tokens = iota(500, 8);
+  prompt.insert(prompt.end(), tokens.begin(), tokens.end());
+  const CacheEvent first{.kind = Kind::stored, .number = 1, .span = 1, .length = 8};
+  const CacheEvent second{
+      .kind = Kind::stored, .number = 2, .span = 2, .parent = 1, .position = 4, .length = 8};
+  int failures = 0;
+  for (bool failed = true; failed; ++failures) {
+    Tree::Mirror mirror;
+    REQUIRE(mirror.apply(first, iota(0, 8)) == Tree::Mirror::Applied::changed);
+    failed = false;
+    test::heap.fail_in = failures;
+    try {
+      (void)mirror.apply(second, tokens);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    test::heap.fail_in = -1;
+    if (!failed) break;
+    CHECK(mirror.number() == 1);
+    CHECK(mirror.num_tokens() == 8);
+    CHECK(mirror.match_prefix(prompt) == 4);
+    CHECK(mirror.apply(second, tokens) == Tree::Mirror::Applied::changed);
+    CHECK(mirror.match_prefix(prompt) == 12);
+  }
+  CHECK(failures >= 4);  // tokens, where it is found, the span, where it leaves
 }
 
 TEST_CASE("spans end before positions do") {
