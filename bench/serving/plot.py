@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws docs/benchmarks/serving.svg and rewrites the tables of docs/serving_benchmarks.md.
+"""Draws docs/benchmarks/serving.svg and rewrites the tables of docs/serve.md.
 
     python3 bench/serving/plot.py            # needs matplotlib; without it only the tables
 
@@ -14,7 +14,7 @@ import statistics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 DATA = ROOT / "docs" / "benchmarks"
-DOCUMENT = ROOT / "docs" / "serving_benchmarks.md"
+DOCUMENT = ROOT / "docs" / "serve.md"
 MODES = {
     "tree": ("chunkattn", "#0072b2"),
     "paged_prefix": ("paged, prefix caching", "#e69f00"),
@@ -36,37 +36,27 @@ def median(reports, value):
     return statistics.median(value(report) for report in reports)
 
 
-def row_of(key, reports):
-    prompt, shared, load, mode = key
-    rate = reports[0]["arguments"]["rate"]
-    kv = median(reports, lambda r: r["peak_kv_bytes"]) / 2**20
-    over = median(reports, lambda r: r["batch_kv_bytes"] / r["batch_kv_bytes_of_tokens"])
-    cells = [
-        prompt,
-        shared,
-        "all at once" if load == "full" else f"{rate:.2f}/s",
-        MODES[mode][0],
-        f"{1e3 * median(reports, lambda r: r['normalised_latency']):.1f}",
-        f"{median(reports, lambda r: r['ttft']['p50']):.2f}",
-        f"{1e3 * median(reports, lambda r: r['tpot']['p50']):.1f}",
-        f"{median(reports, lambda r: r['tokens_per_second']):.0f}",
-        f"{kv:.0f}",
-        f"{over:.3f}",
-        int(median(reports, lambda r: r["peak_batch"])),
-    ]
-    mark = " (ended early)" if any(report["capped"] for report in reports) else ""
-    return "| " + " | ".join(str(cell) for cell in cells) + mark + " |"
+def cells_of(reports_by_mode):
+    """The figures of a row: those of all modes that were run, side by side."""
+
+    def side_by_side(value, digits):
+        return ", ".join(f"{median(reports, value):.{digits}f}" for reports in reports_by_mode)
+
+    early = any(report["capped"] for reports in reports_by_mode for report in reports)
+    yield side_by_side(lambda r: 1e3 * r["normalised_latency"], 1)
+    yield side_by_side(lambda r: r["tokens_per_second"], 0) + (" (ended early)" if early else "")
 
 
 def table_of(groups):
-    head = ["n_p", "n_s", "arrivals", "cache", "latency ms/token", "TTFT p50 s", "TPOT p50 ms"]
-    head += ["tokens/s", "K/V peak MiB", "K/V ÷ tokens", "batch"]
-    lines = ["| " + " | ".join(head) + " |", "|" + " ---: |" * len(head)]
-    keys = sorted(
-        groups,
-        key=lambda k: (k[0], -k[1], 0 if k[2] == "full" else 1 + k[2], list(MODES).index(k[3])),
-    )
-    return "\n".join(lines + [row_of(key, groups[key]) for key in keys])
+    lines = ["| prompt | arrivals | ms/token | tokens/s |", "| --- | --- | --- | --- |"]
+    for prompt, shared, load in sorted(
+        {key[:3] for key in groups}, key=lambda k: (k[0], -k[1], 0 if k[2] == "full" else 1 + k[2])
+    ):
+        modes = [groups[key] for mode in MODES if (key := (prompt, shared, load, mode)) in groups]
+        share = "shared" if shared == prompt else f"{shared} shared" if shared else "own"
+        arrivals = "burst" if load == "full" else f"{modes[0][0]['arguments']['rate']:.2f}/s"
+        lines.append("| " + " | ".join([f"{prompt} {share}", arrivals, *cells_of(modes)]) + " |")
+    return "\n".join(lines)
 
 
 def draw(all_groups):
@@ -123,7 +113,7 @@ def main():
             flags=re.S,
         )
     DOCUMENT.write_text(text, encoding="utf-8")
-    print("docs/serving_benchmarks.md")
+    print("docs/serve.md")
     draw(all_groups)
 
 

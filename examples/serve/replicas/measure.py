@@ -1,4 +1,4 @@
-"""What routing by prefix is worth, and what a replica's death costs: the figures of docs/replicas.md."""
+"""What routing by prefix is worth, and what a replica's death costs: the figures of docs/serve.md."""
 import http.client
 import json
 import os

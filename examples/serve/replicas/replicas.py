@@ -4,7 +4,7 @@
 usage: replicas.py SERVE SMG N [--port P] [--policy NAME] [--router=OPTION] [--measure] [-- OPTIONS OF serve run]
 
 While it runs it reads commands: `stop K` takes replica K out of the router and lets it finish, `start K` brings it
-back, `status` says who is there. --measure runs the comparison of docs/replicas.md instead."""
+back, `status` says who is there. --measure runs the comparison of docs/serve.md instead."""
 import argparse
 import os
 import signal

@@ -8,7 +8,7 @@
 
 namespace serve {
 
-/// "messages" of a chat. Whatever history a client of OpenAI's builds is taken; serve_api.md says
+/// "messages" of a chat. Whatever history a client of OpenAI's builds is taken; serve.md says
 /// what becomes of each field. \throws ApiError that names the field
 [[nodiscard]] std::vector<Message> read_messages(const Fields& fields);
 

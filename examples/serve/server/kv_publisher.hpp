@@ -1,6 +1,6 @@
 // Tells other processes what is cached, in the messages that vLLM publishes (its kv_events.py):
 // batches of BlockStored, BlockRemoved and AllBlocksCleared as MessagePack over ZeroMQ, numbered,
-// with a second socket for those who missed some. docs/replicas.md has the format.
+// with a second socket for those who missed some. docs/serve.md has the format.
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>

@@ -35,7 +35,7 @@ class ChatTemplate {
 
   [[nodiscard]] Family family() const { return family_; }
   /// The prompt after which the assistant speaks, special tokens included. What is said in messages
-  /// is not trusted. What a family has no form for, serve_api.md says.
+  /// is not trusted. What a family has no form for, serve.md says.
   /// \throws std::invalid_argument that names the message
   [[nodiscard]] std::vector<TextPart> prompt(std::span<const Message> messages) const;
 
