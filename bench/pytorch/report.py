@@ -38,17 +38,14 @@ def best(report, what):
 
 
 def table(found):
-    lines = ["| model | K/V | shared | b | ours | `generate` | `generate_batch` | ours / better | decoding alone |",
-             "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
+    lines = ["| model | K/V | shared | b | ours | `generate` | ours / better |",
+             "| --- | --- | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
     for model, cell, report in found:
-        ours = report["chunkattn"]
-        said = [f"{report[peer]['tokens_per_s']:.1f}" if "tokens_per_s" in report.get(peer, {})
-                else ("failed" if peer in report else "") for peer in PEERS]  # fmt: skip
-        decoding, theirs = ours["decode_tokens_per_s"], best(report, "decode_tokens_per_s")
-        ratio = f"{decoding / theirs:.2f}" if decoding and theirs else ""
-        lines.append(
-            f"| {model} | {TYPES[cell['dtype']]} | {cell['shared']} | {cell['batch']} | {ours['tokens_per_s']:.1f} | "
-            f"{said[0]} | {said[1]} | {ours['tokens_per_s'] / best(report, 'tokens_per_s'):.2f} | {ratio} |")  # fmt: skip
+        ours = report["chunkattn"]["tokens_per_s"]
+        theirs = (report.get("generate") or {}).get("tokens_per_s")
+        said = f"{theirs:.1f}" if theirs else "failed" if "generate" in report else ""
+        lines.append(f"| {model} | {TYPES[cell['dtype']]} | {cell['shared']} | {cell['batch']} | {ours:.1f} | "
+                     f"{said} | {ours / best(report, 'tokens_per_s'):.2f} |")  # fmt: skip
     return "\n".join(lines)
 
 
