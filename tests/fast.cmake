@@ -29,11 +29,11 @@ chunkattn_fast_program(fast_tree
   TESTS allocator_test checkpoint_test departures_test engine_sim_test expiry_test handle_threads_test limits_test pin_test replica_test
         step_misuse_test step_random_test step_test mirror_test tree_events_test tree_failure_test tree_handles_test
         tenant_test tree_retention_test tree_chunks_test learning_test rank_test tree_view_test
-        block_table_test plan_figure2_test plan_steps_test step_view_test kv_growth_test)
+        block_table_test plan_figure2_test plan_steps_test step_view_test kv_growth_test tiers_test)
 chunkattn_fast_program(fast_attention OPTIONS -O1
   TESTS attention_alone_test attention_invariant_test child_process_test draft_commit_test draft_trees_test fork_copies_test
         merge_state_test
-        kv_cache_test kv_transfer_test kv_view_test quantized_test swap_test tier_directory_test tier_events_test tier_files_test tier_fork_test tier_hang_test tiers_test write_check_test)
+        kv_cache_test kv_transfer_test kv_view_test quantized_test swap_test tier_directory_test tier_events_test tier_files_test tier_fork_test tier_hang_test write_check_test)
 chunkattn_fast_program(fast_cuda SCALE 0.3 OPTIONS -O1
   TESTS cuda_write_test cuda_attention_test cuda_checks_test cuda_driver_test cuda_emulator_test
         cuda_front_test cuda_kernels_test cuda_large_tiles_test cuda_long_test cuda_model_test cuda_quantized_test cuda_schedule_test cuda_transfer_test cuda_windows_test)
