@@ -1,6 +1,7 @@
 // The kernels' outputs keep their digits at any length: a tile's products are added up apart from
 // the running output, that goes to a compensated total after some tiles, and partial results are
-// merged likewise (docs/cuda.md). Run on the host by tests/simt, whose tensor cores truncate.
+// merged likewise (detail/cuda/README.md). Run on the host by tests/simt, whose tensor cores
+// truncate.
 //
 // Outputs have 16 bits. So V is one of two neighbours in each column, so that the exact mean lies
 // beside the middle of the two: by less and less from column to column. Which columns are rounded

@@ -240,7 +240,7 @@ inline constexpr const char* sim_events[] = {
     "view moved",
 };
 
-/// As a table of docs/testing.md.
+/// As a table of Markdown.
 inline void print_counters(const Counters& counters) {
   std::puts("| event | times |\n| --- | --- |");
   for (const auto& [what, n] : counters) {

@@ -1,4 +1,4 @@
-// Where runs are cut along KV: evenly, by the rule of docs/cuda.md ("Sharing, splitting, tiles")
+// Where runs are cut along KV: evenly, by the rule of README.md here ("Sharing, splitting, tiles")
 // and without a search.
 #pragma once
 

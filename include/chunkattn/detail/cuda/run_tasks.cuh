@@ -3,7 +3,7 @@
 // Blocks take (task, KV head) pairs by tickets, in the order of tasks: first the chunk-first ones,
 // which wait for nobody, then the sequence-first ones, which wait for the partial results that they
 // merge. A block draws tickets ahead of its work, two at most, and works in the order it drew them.
-// Why that comes to an end, and what a block does ahead for its next task: docs/cuda.md.
+// Why that comes to an end, and what a block does ahead for its next task: README.md here.
 #pragma once
 
 #include "tile_attention.cuh"
