@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <set>
+#include <span>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -35,6 +36,7 @@ struct Paths {
         path.push_back(at);
       }
       references += path.size();
+      longest = std::max(longest, path.size());
       paths.push_back(std::move(path));
     }
   }
@@ -42,7 +44,7 @@ struct Paths {
 
   std::vector<std::vector<int>> paths;  // blocks, numbered
   std::vector<int> parents;             // by block; -1: none
-  std::size_t references = 0;
+  std::size_t references = 0, longest = 0;
 };
 
 /// Blocks that a cache of so many finds if it always gives up the block that is used again last.
@@ -108,8 +110,14 @@ void run(const char* name, const Blocks& prompts) {
   fmt::print("{}: {} prompts, {} blocks, {} different; an unbounded cache finds {:.1f} %\n", name,
              prompts.size(), trace.references, trace.parents.size(),
              100 * all / double(trace.references));
-  for (const std::size_t percent : {5, 10, 25}) {
+  for (const std::size_t percent : {5u, 10u, 25u}) {
     const std::size_t capacity = trace.parents.size() * percent / 100;
+    if (capacity < trace.longest || all == 0) {
+      fmt::print(
+          "{}: {} % left out: {} slots, the longest prompt has {} blocks, {} are used again\n",
+          name, percent, capacity, trace.longest, all);
+      continue;
+    }
     const double lru = double(tree_hits(prompts, capacity, chunkattn::Lru{})) / all;
     const double bound = double(belady_hits(trace, capacity)) / all;
     const double learnt =
@@ -127,9 +135,9 @@ void run(const char* name, const Blocks& prompts) {
 
 }  // namespace
 
-void run_retention() {
+void run_retention(const char* name, std::span<const TracedRequest> trace) {
   fmt::print("trace, slots, Lru, learns, Belady, of the distance, S3-FIFO, SIEVE, GDSF\n");
-  run("mooncake", mooncake_blocks());
+  run(name, trace_blocks(trace));
   run("agents", agent_blocks());
   run("retrieval", retrieval_blocks());
   run("editor", editor_blocks());

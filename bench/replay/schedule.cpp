@@ -7,6 +7,7 @@
 #include <chunkattn/prefix_tree.hpp>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -141,8 +142,10 @@ class Simulation {
     report_.ttft_p50 = rank(0.5);
     report_.ttft_p99 = rank(0.99);
     report_.seconds = now_;
-    report_.reuse = reuse_sum_ / double(decoding_steps_);
-    report_.reuse_in_all = double(row_tokens_) / double(distinct_);
+    if (decoding_steps_ > 0) {
+      report_.reuse = reuse_sum_ / double(decoding_steps_);
+      report_.reuse_in_all = double(row_tokens_) / double(distinct_);
+    }
     const auto stats = tree_.stats();
     report_.hits = double(stats.cached_tokens + stats.pending_tokens) / double(stats.prompt_tokens);
     return report_;
@@ -188,13 +191,13 @@ void run_all(const char* workload, const std::vector<Request>& requests, const C
 
 }  // namespace
 
-void run_schedules() {
+void run_schedules(const char* name, std::span<const TracedRequest> trace) {
   fmt::print(
       "| load     | order  | reuse | in all | hits % |    TTFT |     p50 |     p99 | seconds |"
       "   queue |\n| -------- | ------ | ----: | -----: | -----: | ------: | ------: |"
       " ------: | ------: | ------: |\n");
   run_all("groups", groups_of_users(), CostModel{});
-  run_all("mooncake", mooncake_trace(), CostModel{}.scaled(trace_scale));
+  run_all(name, trace_requests(trace), CostModel{}.scaled(trace_scale));
 }
 
 }  // namespace replay

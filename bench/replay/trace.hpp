@@ -1,10 +1,12 @@
-// Requests that are replayed: those of the Mooncake conversation trace, and generated ones.
+// Requests that are replayed: those of a trace, and generated ones.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
+#include <span>
 #include <vector>
+
+#include "trace_file.hpp"
 
 namespace replay {
 
@@ -20,10 +22,10 @@ struct Request {
 /// Tokens of the trace that one of ours stands for: a block of 512 becomes 48 on average.
 inline constexpr double trace_scale = 512.0 / 48;
 
-/// The trace under CHUNKATTN_DATA (default ../shared), or nothing, said on stdout. Equal block ids
-/// of the trace stand for equal blocks of 512 tokens. Here a block becomes 40 to 56 tokens, length
-/// and content given by its id, so that prompts part inside chunks; outputs are scaled alike.
-[[nodiscard]] std::vector<Request> mooncake_trace();
+/// A trace's. Equal blocks of it stand for equal blocks of 512 tokens. Here a block becomes 40 to
+/// 56 tokens, length and content given by its number, so that prompts part inside chunks; outputs
+/// are scaled alike.
+[[nodiscard]] std::vector<Request> trace_requests(std::span<const TracedRequest> trace);
 
 /// Users of 64 groups, each with a system prompt of 1,000 to 3,000 tokens, who arrive mixed: 6,000
 /// requests, 70 a second (Poisson), with 50 to 400 tokens of their own and 50 to 300 of output.
@@ -33,9 +35,9 @@ inline constexpr double trace_scale = 512.0 / 48;
 /// Prompts as ids of blocks of 64 tokens, in the order in which they are used.
 using Blocks = std::vector<std::vector<std::uint32_t>>;
 
-/// Mooncake's, one block of ours for each of 512 tokens: what a cache of chunks keeps or not is
-/// whole blocks then, as an offline bound needs it. Nothing where the trace is not there.
-[[nodiscard]] Blocks mooncake_blocks();
+/// A trace's, one block of ours for each of 512 tokens: what a cache of chunks keeps or not is
+/// whole blocks then, as an offline bound needs it.
+[[nodiscard]] Blocks trace_blocks(std::span<const TracedRequest> trace);
 /// Agents with long tool loops: 1,200 sessions of 6 kinds, each with a system prompt of 8 to 40
 /// blocks; one begins every second (Poisson) and goes through 12 calls on average, each of which
 /// appends 1 to 10 blocks. A session has a pace of its own (log-normal, 20 s), a call's time is

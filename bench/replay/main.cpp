@@ -1,16 +1,21 @@
-// Replays the Mooncake conversation trace on the prefix tree: hit rate under several budgets and
-// policies against the bound of an infinite cache, and what the tree takes per operation.
+// Replays a trace of requests on the prefix tree: hit rate under several budgets and policies
+// against the bound of an infinite cache, and what the tree takes per operation.
 //
-// Equal block ids of the trace stand for equal blocks of 512 tokens. Here a block becomes 40 to 56
-// tokens, length and content given by its id, so that prompts part inside chunks; outputs are
-// scaled alike. `--check` verifies the tree's invariants after every 64th request. The trace is
-// looked for under CHUNKATTN_DATA (default ../shared); without it the program says so and stops.
+//     replay_bench [--check | schedule | retention] [FILE]
+//
+// FILE is a trace as trace_file.hpp says; by default Mooncake's of conversations under
+// CHUNKATTN_DATA (../shared), without which the program says so and leaves out what needs one.
+// `--check` verifies the tree's invariants after every 64th request.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <chunkattn/prefix_tree.hpp>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
 #include <limits>
 #include <optional>
 #include <queue>
@@ -18,9 +23,9 @@
 #include <string_view>
 #include <vector>
 
-#include "replay/retention.hpp"
-#include "replay/schedule.hpp"
-#include "replay/trace.hpp"
+#include "retention.hpp"
+#include "schedule.hpp"
+#include "trace.hpp"
 
 namespace {
 
@@ -86,8 +91,9 @@ void replay_under(const char* policy, const std::vector<Request>& requests, std:
   }
   spent += insert_time;
   const auto stats = tree.stats();
-  const double hits =
-      double(stats.cached_tokens + stats.pending_tokens) / double(stats.prompt_tokens);
+  const double tokens =
+      double(std::max<std::uint64_t>(1, stats.prompt_tokens));  // of those that fit
+  const double hits = double(stats.cached_tokens + stats.pending_tokens) / tokens;
   const auto ns = [](Clock::duration d) {
     return std::chrono::duration<double, std::nano>(d).count();
   };
@@ -96,26 +102,12 @@ void replay_under(const char* policy, const std::vector<Request>& requests, std:
       "| {:<11} | {:>9} | {:>7.2f} % | {:>7.1f} % | {:>9} | {:>7} | {:>10.2f} | {:>8.0f} | "
       "{:>7.0f} | {:>6} |\n",
       policy, chunks, 100 * hits, bound > 0 ? 100 * hits / bound : 100, stats.evicted_chunks,
-      refused, ns(insert_time) / double(stats.prompt_tokens),
+      refused, ns(insert_time) / tokens,
       ns(leave_time) / double(std::max<std::uint64_t>(1, stats.leaves)),
       ns(spent) / double(operations), check ? std::to_string(broken) : "-");
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const std::string_view verb = argc > 1 ? argv[1] : "";
-  if (verb == "schedule") {
-    replay::run_schedules();
-    return 0;
-  }
-  if (verb == "retention") {
-    replay::run_retention();
-    return 0;
-  }
-  const auto requests = replay::mooncake_trace();
-  if (requests.empty()) return 0;
-  const bool check = verb == "--check";
+void run_budgets(const std::vector<Request>& requests, bool check) {
   constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
   // The bound: every prompt stays for ever.
   double bound = 0;
@@ -150,5 +142,49 @@ int main(int argc, char** argv) {
     marks.high_watermark = budget * 95 / 100;
     marks.low_watermark = budget * 85 / 100;
     replay_under("Lru 95/85 %", requests, budget, marks, bound, check);
+  }
+}
+
+/// Mooncake's where no file is given. Nothing, and it says so, where that is not there.
+std::vector<replay::TracedRequest> trace_of(const std::optional<std::string>& file) {
+  if (file) return replay::read_trace(*file);
+  const char* const data = std::getenv("CHUNKATTN_DATA");
+  const std::string mooncake = std::string(data != nullptr ? data : "../shared") +
+                               "/traces/mooncake_conversation_trace.jsonl";
+  if (std::filesystem::exists(mooncake)) return replay::read_trace(mooncake);
+  fmt::print("{}: no trace there; set CHUNKATTN_DATA, or name a file. None was replayed.\n",
+             mooncake);
+  return {};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  std::string verb;
+  std::optional<std::string> file;
+  std::size_t at = 0;
+  if (at < words.size() &&
+      (words[at] == "schedule" || words[at] == "retention" || words[at] == "--check"))
+    verb = words[at++];
+  if (at < words.size()) file = words[at++];
+  if (at < words.size() || (file && file->starts_with('-'))) {
+    fmt::print(stderr, "replay_bench: {}: expected [--check | schedule | retention] [FILE]\n",
+               words.back());
+    return 2;
+  }
+  try {
+    const auto trace = trace_of(file);
+    const char* const name = file ? "file" : "mooncake";
+    if (verb == "schedule") {
+      replay::run_schedules(name, trace);
+    } else if (verb == "retention") {
+      replay::run_retention(name, trace);
+    } else if (!trace.empty()) {
+      run_budgets(replay::trace_requests(trace), verb == "--check");
+    }
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "replay_bench: {}\n", error.what());
+    return 1;
   }
 }
