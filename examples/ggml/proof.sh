@@ -2,7 +2,8 @@
 # proof.sh FOLDER [quick]: stock llama.cpp with and without the plugin.
 #
 # Fetches llama.cpp's source (with the source package of llama-cpp-python, a pinned version), builds what is
-# needed of it and the plugin into FOLDER, and runs llama.cpp's own programs: its test of FLASH_ATTN_EXT, and
+# needed of it and the plugin into FOLDER (first for the oldest ggml that it supports, which is only compiled), and
+# runs llama.cpp's own programs: its test of FLASH_ATTN_EXT, and
 # texts of a real model, which must be the same with the plugin as without. `quick` leaves texts out, and most
 # sizes of heads.
 #
@@ -14,6 +15,7 @@ quick=${2:-}
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 version=0.3.36
+oldest=0.3.24  # ggml 0.13.1, as in CMakeLists.txt
 heads="40;64;72;80;96;128;192;256;64:72;72:64;96:64;192:128"
 [ -z "$quick" ] || heads="64;128"
 jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
@@ -40,16 +42,17 @@ instruction_sets() {  # options of ggml for this processor
 
 # --- llama.cpp ---------------------------------------------------------------------------------------
 
+fetch() {  # fetch VERSION of llama-cpp-python
+  say "fetching llama.cpp with llama-cpp-python $1"
+  { python3 -m venv "$folder/venv" && "$folder/venv/bin/pip" download -q --no-deps --no-binary llama-cpp-python \
+    -d "$folder" "llama-cpp-python==$1" && tar -xzf "$folder/llama_cpp_python-$1.tar.gz" -C "$folder"; } \
+    >"$folder/download.log" 2>&1
+}
+
 source=${LLAMA_CPP_DIR:-$folder/llama_cpp_python-$version/vendor/llama.cpp}
 build=${LLAMA_CPP_BUILD:-$folder/llama.cpp}
 if [ ! -e "$source/ggml/src/ggml-backend-impl.h" ]; then
-  say "fetching llama.cpp with llama-cpp-python $version"
-  if ! { python3 -m venv "$folder/venv" && "$folder/venv/bin/pip" download -q --no-deps --no-binary llama-cpp-python \
-    -d "$folder" "llama-cpp-python==$version"; } >"$folder/download.log" 2>&1; then
-    echo "SKIPPED: the source of llama-cpp-python could not be fetched: $(tail -1 "$folder/download.log")"
-    exit 77
-  fi
-  tar -xzf "$folder/llama_cpp_python-$version.tar.gz" -C "$folder"
+  fetch $version || { echo "SKIPPED: the source of llama-cpp-python could not be fetched: $(tail -1 "$folder/download.log")"; exit 77; }
 fi
 programs="test-backend-ops llama-completion llama-batched-bench llama-server llama-quantize"
 [ -z "$quick" ] || programs=test-backend-ops
@@ -66,12 +69,21 @@ fi
 
 # --- the plugin --------------------------------------------------------------------------------------
 
-say "building the plugin"
 generator=()
 if [ ! -e "$folder/plugin/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
-logged configure_plugin cmake -S "$here" -B "$folder/plugin" "${generator[@]}" -DLLAMA_CPP_DIR="$source" \
-  -DLLAMA_CPP_BUILD="$build" -DCHUNKATTN_GGML_HEAD_DIMS="$heads" -DCMAKE_CXX_COMPILER="${CXX:-c++}"
-logged build_plugin cmake --build "$folder/plugin" -j "$jobs"
+build_plugin() {  # build_plugin NAME SOURCE BUILD; what another ggml left is compiled again, kernels are not
+  say "building the plugin for $1"
+  logged configure_plugin cmake -S "$here" -B "$folder/plugin" "${generator[@]}" -DLLAMA_CPP_DIR="$2" \
+    -DLLAMA_CPP_BUILD="$3" -DCHUNKATTN_GGML_HEAD_DIMS="$heads" -DCMAKE_CXX_COMPILER="${CXX:-c++}"
+  logged build_plugin cmake --build "$folder/plugin" -j "$jobs"
+}
+old=$folder/llama_cpp_python-$oldest/vendor/llama.cpp
+if [ -e "$old/ggml/src/ggml-backend-impl.h" ] || fetch $oldest; then
+  build_plugin "the oldest ggml" "$old" ""
+else
+  echo "the oldest ggml: SKIPPED: it could not be fetched: $(tail -1 "$folder/download.log")"
+fi
+build_plugin "this ggml" "$source" "$build"
 plugin=$folder/plugin/libggml-chunkattn.so
 with() { GGML_BACKEND_PATH=$plugin "$@"; }
 

@@ -101,13 +101,18 @@ void get_memory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
   *free = *total = 0;  // none of its own
 }
 
+// A member that the oldest versions lack.
+void allow_mmap(auto& caps) {
+  if constexpr (requires { caps.mmap_support; }) caps.mmap_support = true;
+}
+
 void get_props(ggml_backend_dev_t, ggml_backend_dev_props* props) {
   *props = {};
   props->name = name;
   props->description = description;
   props->type = GGML_BACKEND_DEVICE_TYPE_ACCEL;
   props->caps.buffer_from_host_ptr = true;
-  props->caps.mmap_support = true;
+  allow_mmap(props->caps);
 }
 
 /// Says once for each reason that an attention is left to ggml.
