@@ -54,6 +54,12 @@ nb::dict stats_of(const Tree& tree) {
   return all;
 }
 
+/// What insert() and append() take, by the name that Python has for it.
+const std::vector<Token>& some(const std::vector<Token>& tokens) {
+  if (tokens.empty()) refuse("tokens", "[]", "at least one token");
+  return tokens;
+}
+
 /// A list of nodes as dictionaries, parents first.
 nb::list nodes_of(const Tree& tree, std::int32_t max_tokens) {
   nb::list all;
@@ -86,15 +92,15 @@ void bind_sequence(nb::module_& module) {
       .def(
           "append",
           [](Sequence& s, nb::handle tokens) {
-            s.append(std::span<const Token>(tokens_of(tokens)));
+            s.append(std::span<const Token>(some(tokens_of(tokens))));
           },
-          "tokens"_a, "Adds known tokens at the end. Raises OutOfChunks.")
+          "tokens"_a.none(), "Adds known tokens at the end. Raises OutOfChunks.")
       .def(
           "try_append",
           [](Sequence& s, nb::handle tokens) {
-            return s.try_append(std::span<const Token>(tokens_of(tokens)));
+            return s.try_append(std::span<const Token>(some(tokens_of(tokens))));
           },
-          "tokens"_a, "append() that returns False where it would raise OutOfChunks.")
+          "tokens"_a.none(), "append() that returns False where it would raise OutOfChunks.")
       .def(
           "fork",
           [](Sequence& s, std::optional<std::size_t> length) {
@@ -187,19 +193,20 @@ void bind_tree(nb::module_& module) {
                    insert_options(tenant, adapter, public_length, max_reuse, compute_last, priority,
                                   share_pending, preempted));
         },
-        "tokens"_a, nb::kw_only(), "tenant"_a = 0, "adapter"_a = 0, "public_length"_a = 0,
+        "tokens"_a.none(), nb::kw_only(), "tenant"_a = 0, "adapter"_a = 0, "public_length"_a = 0,
         "max_reuse"_a = nb::none(), "compute_last"_a = true, "priority"_a = 0,
         "share_pending"_a = true, "preempted"_a = false, text);
   };
   using Tokens = std::vector<Token>;
   using Options = chunkattn::InsertOptions;
   define(
-      "insert", [](Tree& t, const Tokens& tokens, const Options& o) { return t.insert(tokens, o); },
+      "insert",
+      [](Tree& t, const Tokens& tokens, const Options& o) { return t.insert(some(tokens), o); },
       "Adds a sequence, which shares the K/V of the longest prefix that is there. Raises "
       "OutOfChunks.");
   define(
       "try_insert",
-      [](Tree& t, const Tokens& tokens, const Options& o) { return t.try_insert(tokens, o); },
+      [](Tree& t, const Tokens& tokens, const Options& o) { return t.try_insert(some(tokens), o); },
       "insert() that returns None where it would raise OutOfChunks.");
   define(
       "match_prefix",

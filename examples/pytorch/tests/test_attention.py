@@ -293,7 +293,7 @@ class TreeTest(unittest.TestCase):
             self.assertEqual(sequence.tokens().tolist(), [1, 2, 3])
             self.assertEqual(len(sequence), 3)
         for bad, said in (
-            ("abc", "tokens = "), ([1, 2.5], "2.5"), ([2**31], "2147483648"), ([], "prompt.size"), (7, "tokens"),
+            ("abc", "tokens = "), ([1, 2.5], "2.5"), ([2**31], "2147483648"), ([], r"tokens = \[\]"), (7, "tokens"),
             (torch.tensor([2**40]), "1099511627776"), (torch.zeros(2), "tokens"),
         ):  # fmt: skip
             with self.assertRaisesRegex(ValueError, said):
@@ -339,6 +339,19 @@ class TreeTest(unittest.TestCase):
             self.compute(tree, tree.insert([3] * 190))
             kept = [tree.match_prefix([prompt] * 64)[0] for prompt in (1, 2)]
             self.assertEqual(kept, [0, 64] if retention == "lru" else [64, 0], retention)
+
+    def test_prompts_that_are_none(self):
+        tree = chunkattn.Tree(max_chunks=4)
+        sequence = tree.insert([1])
+        for call in (tree.insert, tree.try_insert, sequence.append, sequence.try_append):
+            for empty in ([], (), numpy.zeros(0, numpy.int32)):
+                with self.assertRaisesRegex(ValueError, r"^tokens = \[\]: expected at least one token$"):
+                    call(empty)
+        for call in (tree.insert, tree.try_insert, tree.match_prefix, tree.chunks_needed, tree.pin, sequence.append,
+                     sequence.try_append):  # fmt: skip
+            with self.assertRaisesRegex(ValueError, "^tokens = <class 'NoneType'>: expected a list of integers"):
+                call(None)
+        self.assertEqual((len(sequence), tree.chunks_needed([]), tree.match_prefix([])), (1, 0, (0, 0)))
 
     def test_out_of_chunks(self):
         tree = chunkattn.Tree(max_chunks=2)

@@ -312,6 +312,15 @@ class GeneratorTest(unittest.TestCase):
                        {"ids": [1]}, {"input_ids": [1, 2], "attention_mask": [0, 1]}, object()):  # fmt: skip
             with self.subTest(prompt), self.assertRaisesRegex(ValueError, "^prompt"):
                 generator.submit(prompt)
+        for prompt, said in (([], r"prompt = \[\]: expected one token"), (None, "prompt = None: expected text or a list"),
+                             ({"input_ids": None}, "prompt = None"), ("", r"prompt = \[\]")):  # fmt: skip
+            with self.subTest(prompt), self.assertRaisesRegex(ValueError, "^" + said):
+                generator.submit(prompt)
+        for prompts, said in ((None, "prompts = None"), (7, "prompts = int"), ({"input_ids": None}, "prompts = None"),
+                              ({"input_ids": [1, 2], "attention_mask": [1, 1]}, "prompts = list"),
+                              ([None], "prompt = None"), ([[]], r"prompt = \[\]")):  # fmt: skip
+            with self.subTest(prompts), self.assertRaisesRegex(ValueError, f"^{said}: expected"):
+                generator.generate(prompts)
         with self.assertRaisesRegex(ValueError, "^prompts = text"):
             generator.generate("AB")
         with self.assertRaisesRegex(ValueError, r"^prompt.shape = \(\)"):
@@ -362,6 +371,7 @@ class GeneratorTest(unittest.TestCase):
                 events = run_all(generator)
                 self.assertIsInstance(failing.error, raised)
                 self.assertEqual({output.finish_reason for output in failing.outputs}, {"error"})
+                self.assertEqual((failing.finish_reason, good.finish_reason), ("error", "length"))
                 self.assertEqual(sum(e.finish_reason == "error" for e in events), len(failing.outputs))
                 self.assertEqual(good.tokens, alone_text)
                 self.assertIsNone(good.error)
@@ -457,6 +467,7 @@ class GeneratorTest(unittest.TestCase):
         """step() tells of what was submitted; generate() and stream() leave nothing behind."""
         generator = Generator(self.model)
         request = generator.submit([1, 2], max_new_tokens=3, eos_token_id=None)
+        self.assertIsNone(request.finish_reason)
         generator.generate([[3, 4]], max_new_tokens=6, eos_token_id=None)
         self.assertTrue(generator.has_work)
         events = generator.step()
@@ -471,6 +482,103 @@ class GeneratorTest(unittest.TestCase):
             generator.generate([[1, 2, 3]], max_new_tokens=3, eos_token_id=None)
         del other
         self.assertEqual(len(generator.generate([[1, 2, 3]], max_new_tokens=3, eos_token_id=None)[0].tokens), 3)
+
+class WrappersTest(unittest.TestCase):
+    """Models that torch.compile() or PEFT has wrapped."""
+
+    def setUp(self):
+        self.model = models.make(transformers.LlamaConfig(**models.COMMON, head_dim=64), SEED)
+        self.prompt, self.options = list(range(5, 40)), dict(max_new_tokens=5, eos_token_id=None)
+        self.expected = Generator(self.model).generate([self.prompt], **self.options)[0].tokens
+
+    def test_compiled(self):
+        """In whole, in place, in part, by its function: a step runs Python, all other calls what was compiled."""
+        compiled = []
+
+        def backend(graph, inputs):
+            compiled.append(graph)
+            return graph.forward
+
+        def in_part(model):
+            model.model = torch.compile(model.model, backend=backend)
+
+        def by_function(model):
+            model.forward = torch.compile(model.forward, backend=backend)
+
+        for name, wrap in (("whole", lambda model: torch.compile(model, backend=backend)),
+                           ("in place", lambda model: model.compile(backend=backend)),
+                           ("part", in_part), ("function", by_function)):  # fmt: skip
+            with self.subTest(name):
+                model = models.make(transformers.LlamaConfig(**models.COMMON, head_dim=64), SEED)
+                outer = wrap(model)
+                outer = model if outer is None else outer
+                compiled.clear()
+                generator = Generator(outer)
+                request, = generator.generate([self.prompt], **self.options)
+                self.assertEqual(request.tokens, self.expected)
+                self.assertEqual(compiled, [])
+                with torch.inference_mode():
+                    outer(input_ids=torch.tensor([self.prompt]), use_cache=False)
+                self.assertGreater(len(compiled), 0)
+                torch.compiler.reset()
+
+    def test_compiled_while_it_runs(self):
+        """Between steps, and while another one fails."""
+        generator = Generator(self.model)
+        request = generator.submit(self.prompt, **self.options)
+        generator.step()
+        self.model.compile(backend=lambda graph, inputs: self.fail("compiled"))
+        run_all(generator)
+        self.assertEqual(request.tokens, self.expected)
+
+    def test_adapters(self):
+        """A stand-in for PEFT's wrapper: adapters within layers count, others are refused."""
+
+        class Adapter:
+            is_prompt_learning = False
+
+        class Peft(torch.nn.Module):
+            def __init__(self, model):
+                super().__init__()
+                self.base_model, self.peft_config = model, {"a": Adapter()}
+
+            def get_base_model(self):
+                return self.base_model
+
+            def forward(self, *args, **options):
+                return self.base_model(*args, **options)
+
+        wrapped = Peft(self.model).eval()
+        for outer in (wrapped, torch.compile(wrapped), Peft(torch.compile(self.model)).eval()):
+            generator = Generator(outer)
+            self.assertIs(generator.model, self.model)
+            self.assertEqual(generator.generate([self.prompt], **self.options)[0].tokens, self.expected)
+        with self.assertRaisesRegex(ValueError, "model.training = True"):
+            Generator(Peft(self.model))
+        for name, value in (("is_prompt_learning", True), ("alora_invocation_tokens", [1, 2])):
+            wrapped.peft_config = {"a": Adapter(), "b": Adapter()}
+            setattr(wrapped.peft_config["b"], name, value)
+            with self.assertRaisesRegex(Unsupported, r"Peft: its adapter 'b' \(Adapter\) depends on the text"):
+                Generator(wrapped.eval())
+
+    def test_peft(self):
+        try:
+            import peft
+        except ImportError as error:
+            print(f"\nskipped: PEFT's own wrappers, of which there is a stand-in ({error})")
+            self.skipTest("no peft")
+        lora = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "down_proj", "embed_tokens"],
+                               lora_alpha=64, init_lora_weights=False)  # fmt: skip
+        model = peft.get_peft_model(self.model, lora).eval()
+        request, = Generator(model).generate([self.prompt], **self.options)
+        theirs = model.generate(input_ids=torch.tensor([self.prompt]), do_sample=False, **self.options)
+        self.assertEqual(request.prompt + request.tokens, theirs[0].tolist())
+        self.assertNotEqual(request.tokens, self.expected)
+        tuned = peft.get_peft_model(models.make(self.model.config, SEED), peft.PrefixTuningConfig(
+            task_type="CAUSAL_LM", num_virtual_tokens=3))  # fmt: skip
+        with self.assertRaisesRegex(Unsupported, "PrefixTuningConfig.*depends on the text as a whole"):
+            Generator(tuned.eval())
+
 
 class RefusalsTest(unittest.TestCase):
     def refused(self, model, reason):

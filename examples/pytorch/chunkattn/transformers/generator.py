@@ -28,7 +28,8 @@ class Generator:
     at most `step_tokens` together. The model is not changed. Any thread may call a Generator; one at a time
     computes a step.
 
-    model: on the CPU, of float32, bfloat16 or float16. tokenizer: for prompts that are text, and for
+    model: on the CPU, of float32, bfloat16 or float16; of PEFT's and torch.compile()'s wrappers the model inside, not
+    compiled. tokenizer: for prompts that are text, and for
     stop_strings. kv_bytes: of K/V memory at most, what is cached included; max_chunks instead of it counts
     chunks of Tree.chunk_size tokens. kv_dtype: the model's, or 'int8', or another. max_sequences: live at once.
     retention, learns: see Tree. threads, reduce, accuracy: see Attention. check: whether two short texts
@@ -46,6 +47,7 @@ class Generator:
             whole("max_chunks", max_chunks, 2)
         if model.training:
             raise ValueError("model.training = True: expected a model in evaluation mode, see model.eval()")
+        model = layers.unwrapped(model)
         if model.dtype not in DTYPES:
             raise layers.Unsupported(f"model.dtype = {model.dtype}: expected float32, bfloat16 or float16")
         self.model, self.tokenizer = model, tokenizer
@@ -95,7 +97,7 @@ class Generator:
     def _submit(self, prompt, generation_config, has_events, *, n=1, seed=None, tenant=0, adapter=0, priority=0,
                 streamer=None, logits_processor=None, stopping_criteria=None, prefix_allowed_tokens_fn=None,
                 **changes):  # fmt: skip
-        tokens = tokens_of(prompt, self.tokenizer, self.model.get_input_embeddings().num_embeddings)
+        tokens = tokens_of(prompt, self.tokenizer, self.model.get_input_embeddings().weight.shape[0])
         whole("n", n, 1)
         whole("tenant", tenant, 0, (1 << 64) - 1)
         whole("adapter", adapter, 0, MAX_ADAPTER)

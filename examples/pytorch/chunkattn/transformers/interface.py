@@ -7,6 +7,7 @@ implementation that was registered by `AttentionInterface.register()`; outside t
 import contextlib
 import threading
 
+import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 STEP, PROBE = "chunkattn", "chunkattn_probe"
@@ -44,8 +45,12 @@ def configs_of(model):
 
 @contextlib.contextmanager
 def running(configs, implementation, run=None):
-    """Lets models with these configurations call `run` (STEP, PROBE) or what else is named."""
-    with _lock:
+    """Lets models with these configurations call `run` (STEP, PROBE) or what else is named.
+
+    What torch.compile() has made of parts of them runs as Python: each step has another shape, and a compiler
+    that traces what it calls would take the numbers of one run for constants.
+    """
+    with _lock, torch.compiler.set_stance("force_eager"):
         before = [config._attn_implementation for config in configs]
         outer = getattr(_thread, "run", None)
         _thread.run = run

@@ -110,6 +110,21 @@ def window_of(mask_function):
     return window
 
 
+def unwrapped(model):
+    """The model of transformers that torch.compile() or PEFT wraps; adapters are in its layers."""
+    while True:
+        inner = model._modules.get("_orig_mod")  # torch.compile()
+        if inner is None and hasattr(model, "peft_config") and callable(getattr(model, "get_base_model", None)):
+            for name, adapter in model.peft_config.items():
+                if adapter.is_prompt_learning or getattr(adapter, "alora_invocation_tokens", None):
+                    raise Unsupported(f"{type(model).__name__}: its adapter '{name}' ({type(adapter).__name__}) depends "
+                                      "on the text as a whole: expected adapters within layers, as LoRA's")  # fmt: skip
+            inner = model.get_base_model()
+        if inner is None or inner is model:
+            return model
+        model = inner
+
+
 def refuse_by_configuration(model):
     config = model.config
     text = config.get_text_config(decoder=True)

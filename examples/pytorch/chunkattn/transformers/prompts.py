@@ -28,9 +28,16 @@ def rows_of(prompts):
     if isinstance(prompts, str):
         raise ValueError("prompts = text: expected a list of prompts")
     ids, mask = _ids_of(prompts, "prompts")
-    if mask is None:
-        return list(ids)
-    return [[token for token, counts in zip(*both) if counts] for both in zip(_listed(ids), _listed(mask))]
+    try:
+        if mask is None:
+            return list(ids)
+        return [[token for token, counts in zip(*both) if counts] for both in zip(_listed(ids), _listed(mask))]
+    except TypeError:
+        raise ValueError(f"prompts = {_said(ids)}: expected a list of prompts") from None
+
+
+def _said(given):
+    return "None" if given is None else type(given).__name__
 
 
 def _listed(table):
@@ -46,6 +53,8 @@ def tokens_of(prompt, tokenizer, vocabulary):
     ids, mask = _ids_of(prompt, "prompt")
     if mask is not None and not torch.as_tensor(mask).all():
         raise ValueError("prompt.attention_mask = with zeros: expected a prompt without padding")
+    if ids is None:
+        raise ValueError("prompt = None: expected text or a list of tokens")
     try:
         tensor = torch.as_tensor(list(ids) if isinstance(ids, range) else ids)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -58,6 +67,8 @@ def tokens_of(prompt, tokenizer, vocabulary):
         raise ValueError(f"prompt.shape = {tuple(tensor.shape)}: expected the tokens of one text")
     tokens = tensor.tolist()
     bad = [token for token in tokens if type(token) is not int or not 0 <= token < vocabulary]
-    if not tokens or bad:
-        raise ValueError(f"prompt = {bad[0] if bad else 'empty'}: expected tokens from 0 to {vocabulary - 1}")
+    if not tokens:
+        raise ValueError("prompt = []: expected one token at least")
+    if bad:
+        raise ValueError(f"prompt = {bad[0]}: expected tokens from 0 to {vocabulary - 1}")
     return tokens

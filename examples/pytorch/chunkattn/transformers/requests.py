@@ -34,6 +34,11 @@ class Request:
         return self.outputs[0].tokens
 
     @property
+    def finish_reason(self):
+        """Of the first text: None while it runs, then 'stop', 'length', 'cancelled' or 'error'."""
+        return self.outputs[0].finish_reason
+
+    @property
     def finished(self):
         return all(output.finish_reason for output in self.outputs)
 
