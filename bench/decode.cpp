@@ -18,6 +18,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -328,25 +329,14 @@ struct TreeShape {
   std::vector<int> nodes, tokens;
 };
 
-/// Reads the "trees" of kernel_trees.json: pairs of integer lists, in order of appearance.
+/// The "trees" of kernel_trees.json; none where the file is not there.
 std::vector<TreeShape> read_trees(const std::string& path) {
-  std::ifstream file(path);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   std::vector<TreeShape> trees;
-  const auto list_after = [&](std::size_t from) {
-    std::vector<int> values;
-    std::size_t at = text.find('[', from) + 1;
-    while (at < text.size() && text[at] != ']') {
-      char* end = nullptr;
-      values.push_back(static_cast<int>(std::strtol(&text[at], &end, 10)));
-      at = static_cast<std::size_t>(end - text.data());
-      while (at < text.size() && (text[at] == ',' || text[at] == ' ')) ++at;
-    }
-    return values;
-  };
-  const std::string key = "\"nodes_per_level\"";
-  for (std::size_t at = text.find(key); at != std::string::npos; at = text.find(key, at + 1))
-    trees.push_back({list_after(at), list_after(text.find("\"tokens_per_node\"", at))});
+  std::ifstream file(path);
+  if (!file) return trees;
+  const auto document = nlohmann::json::parse(file);
+  for (const auto& tree : document.at("trees"))
+    trees.push_back({tree.at("nodes_per_level"), tree.at("tokens_per_node")});
   return trees;
 }
 
