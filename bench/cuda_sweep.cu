@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "chunkattn/cuda.cuh"
+#include "chunkattn/debug/attention.hpp"
 #include "chunkattn/plan_view.hpp"
-#include "chunkattn/testing/inspect.hpp"
 
 namespace {
 

@@ -90,7 +90,8 @@ class UnsharedPlan {
 template <int ChunkSize>
 class PlannedBatch {
  public:
-  using Tree = chunkattn::PrefixTree<std::uint32_t, ChunkSize>;
+  using Tree = chunkattn::PrefixTree<std::uint32_t, ChunkSize, chunkattn::PoolAllocator,
+                                     chunkattn::NoRetention>;
 
   PlannedBatch(const Batch& batch, bool share) {
     std::uint64_t tenant = 0;

@@ -5,7 +5,7 @@
 
 #include "bench/matrix_rate.hpp"
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/testing/inspect.hpp"
+#include "chunkattn/debug/attention.hpp"
 #include "examples/support/machine_limits.hpp"
 
 namespace bench {

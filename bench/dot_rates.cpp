@@ -1,5 +1,5 @@
 // How fast this processor's dot products are against its fused multiply-adds, with one thread: what
-// the table in chunkattn/detail/base/dot_units.hpp has a row from for each family of processors.
+// the table in chunkattn/detail/support/dot_units.hpp has a row from for each family of processors.
 //
 //   dot_rates_bench        prints operations per second, and their ratio to multiply-adds
 #include <algorithm>

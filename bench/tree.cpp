@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <chunkattn/attention_plan.hpp>
+#include <chunkattn/cache/admission.hpp>
+#include <chunkattn/cache/policy.hpp>
 #include <chunkattn/prefix_tree.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -20,11 +22,13 @@ namespace {
 
 using Token = std::uint32_t;
 using chunkattn::AttentionPlan;
+using chunkattn::CachePolicy;
 using chunkattn::Lru;
 using chunkattn::NoRetention;
 using chunkattn::PoolAllocator;
-using Tree = chunkattn::PrefixTree<Token, 64>;
+using Tree = chunkattn::PrefixTree<Token, 64, chunkattn::PoolAllocator, chunkattn::NoRetention>;
 using CachingTree = chunkattn::PrefixTree<Token, 64, PoolAllocator, Lru>;
+using PolicyTree = chunkattn::PrefixTree<Token, 64, PoolAllocator, CachePolicy>;
 constexpr std::size_t chunk_size = 64;
 
 std::vector<Token> random_tokens(std::size_t count, std::uint64_t seed) {
@@ -464,12 +468,12 @@ BENCHMARK(fork)->ArgsProduct({{8, 31, 128, 1000}, {16, 1000}})->UseManualTime();
 void evict(benchmark::State& state) {
   const auto cached = static_cast<std::size_t>(state.range(0));
   const std::size_t batch = std::min<std::size_t>(cached / 4, 50000);
-  Lru lru;
+  CachePolicy lru;
   lru.high_watermark = cached;
   lru.low_watermark = cached - batch;
   lru.learns = state.range(1) == 1;
   lru.fair = state.range(1) == 2;
-  CachingTree tree(PoolAllocator{.max_chunks = cached + 64}, {}, lru);
+  PolicyTree tree(PoolAllocator{.max_chunks = cached + 64}, {}, lru);
   std::mt19937_64 engine(5);
   std::uint64_t next = 0;
   std::vector<Token> prompt(3 * chunk_size);
@@ -527,10 +531,10 @@ BENCHMARK(evict)->ArgsProduct({{1000, 30000, 1000000}, {0, 1, 2}})->Iterations(8
 /// range(0) chunks cached. range(1) as above.
 void insert_evicting(benchmark::State& state) {
   const auto cached = static_cast<std::size_t>(state.range(0));
-  Lru lru;
+  CachePolicy lru;
   lru.learns = state.range(1) == 1;
   lru.fair = state.range(1) == 2;
-  CachingTree tree(PoolAllocator{.max_chunks = cached}, {}, lru);
+  PolicyTree tree(PoolAllocator{.max_chunks = cached}, {}, lru);
   std::vector<Token> prompt(chunk_size);
   std::uint64_t next = 0;
   const auto make = [&](std::uint64_t id) {
@@ -591,9 +595,9 @@ void rank(benchmark::State& state) {
   for (std::uint64_t i = 0; i < 8; ++i) running.push_back(tree.insert(make(i * 2 + 10 * waiting)));
   std::vector<std::vector<Token>> prompts;
   for (std::uint64_t id = 0; id < waiting; ++id) prompts.push_back(make(id));
-  CachingTree::Waiting queue;
+  chunkattn::AdmissionQueue<CachingTree> queue;
   for (const auto& prompt : prompts) queue.push({prompt});
-  tree.rank(queue);
+  queue.rank(tree);
   std::uint64_t next = waiting, filler = 0;
   double evicted = 0;
   Stopwatch watch;
@@ -610,7 +614,7 @@ void rank(benchmark::State& state) {
     }
     evicted += double(tree.stats().evicted_chunks - before);
     watch.start();
-    tree.rank(queue);
+    queue.rank(tree);
     state.SetIterationTime(watch.stop());
   }
   std::size_t cached = 0;

@@ -2,6 +2,7 @@
 // through a block table. ChunkAttention reads the same memory.
 #include <algorithm>
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/interop/block_table.hpp>
 #include <cmath>
 #include <cstdio>
 #include <numeric>

@@ -2,7 +2,7 @@
 // compiled into the kernels of every instruction set.
 #include <algorithm>
 #include <chunkattn/chunkattn.hpp>
-#include <chunkattn/testing/reference.hpp>
+#include <chunkattn/debug/reference.hpp>
 #include <cstdio>
 #include <random>
 #include <vector>

@@ -1,7 +1,7 @@
 // First step: two prompts with a common beginning, attention for both. What they share is stored
 // once and computed once.
 #include <chunkattn/chunkattn.hpp>
-#include <chunkattn/testing/reference.hpp>
+#include <chunkattn/debug/reference.hpp>
 #include <cstdio>
 #include <numeric>
 #include <random>

@@ -1,6 +1,7 @@
 // Save and load: the K/V of a prompt goes to a file and comes back in another cache, where the
 // prompt need not be computed again.
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/transfer/transfer.hpp>
 #include <cmath>
 #include <cstdio>
 #include <vector>

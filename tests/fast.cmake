@@ -26,7 +26,7 @@ chunkattn_fast_program(fast_oracle OPTIONS -O1
 chunkattn_fast_program(fast_variants OPTIONS -O1
   TESTS attention_nan_test attention_value_dim_test attention_variants_test variant_seams_test)
 chunkattn_fast_program(fast_tree
-  TESTS allocator_test checkpoint_test departures_test engine_sim_test expiry_test handle_threads_test limits_test pin_test replica_test
+  TESTS allocator_test checkpoint_test default_policy_test departures_test engine_sim_test expiry_test handle_threads_test limits_test pin_test replica_test
         step_misuse_test step_random_test step_test mirror_test tree_events_test tree_failure_test tree_handles_test
         tenant_test tree_retention_test tree_chunks_test learning_test rank_test tree_view_test
         block_table_test plan_figure2_test plan_steps_test step_view_test kv_growth_test tiers_test)

@@ -1,49 +1,58 @@
 #!/usr/bin/env bash
-# The house of the headers. Its face, include/chunkattn/*.hpp, is what users name; behind it, each folder of
-# include/chunkattn/detail is a room, and includes go down the list of rooms below, never up: for a header
-# of the face by the room that it belongs to. Within a room no two headers include each other in a circle.
-# The CPU and the CUDA backend do not know each other. The tree stands on few headers and floors, a floor being
-# a header above those that it includes, and plans read it through one header. The rooms of
-# examples/serve have a list of their own.
+# The layers of the headers, and what a user pays for each. Includes go down the list of layers below, never up:
+# the core, then its umbrella chunkattn.hpp, then the components, then all.hpp; so the core includes no component.
+# In a layer no two headers include each other in a circle. The CPU and the CUDA backend do not know each other, and
+# plans read the tree through one header. What a public header costs is its closure: the lines, neither blank nor
+# comment, of all that it includes. The modules of examples/serve have a list of their own.
 set -eu
 cd "$(dirname "$0")/.."
-rooms="base tree plan kv attention cpu cuda front top"  # lowest first; top: above all rooms
-face() {  # face ROOM: its headers that users include
+layers="support retention tree plan kv attention cpu cuda core events cache transfer interop tiers runtime debug all"
+public() {  # public LAYER: its headers that users include, outside of its folder
   case $1 in
-    base) echo version error element executor allocator plan_view tree_options fwd ;;
+    support) echo version error element executor allocator plan_view tree_options fwd ;;
     tree) echo sequence step prefix_tree ;;
-    plan) echo attention_plan block_table ;;
-    kv) echo kv_view kv_cache transfer experimental/tier_store experimental/tiers ;;
-    attention) echo attention_options variants merge_state testing/reference testing/inspect ;;
+    plan) echo attention_plan ;;
+    kv) echo kv_view kv_cache ;;
+    attention) echo attention_options variants merge_state ;;
     cpu) echo chunk_attention ;;
     cuda) echo cuda ;;
-    front) echo any_attention make_attention ;;
-    top) echo chunkattn ;;
+    core) echo chunkattn ;;
+    all) echo all ;;
   esac
 }
-max_face=24 max_rooms=15 max_arrows=30 max_lines=500
-max_tree=15 max_floors=10 tree_reader=detail/tree/step_reader.hpp
+tree_reader=detail/tree/step_reader.hpp
+max_lines=500  # of a file, with its comments
+# Closures at most. program: a tree, a cache, a plan and attention. headers: all of them together.
+closures="
+  allocator 480           attention_options 1220  attention_plan 6000     chunk_attention 8650   chunkattn 14400
+  element 220             error 180               executor 560            fwd 870                kv_cache 1700
+  kv_view 920             merge_state 580         plan_view 640           prefix_tree 5900       sequence 4900
+  step 5350               tree_options 680        variants 640            version 10             cuda 7260
+  cache/admission 4980    cache/policy 5500       debug/attention 2540    debug/reference 2480   debug/tree 4940
+  events/mirror 4760      interop/block_table 940 runtime/any_attention 2600   runtime/make_attention 9550
+  tiers/tier_store 110    tiers/tiers 8430        transfer/transfer 2130  all 19750
+  program 14350           headers 24150"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 
-declare -A rank=() room_of=() arrows=() includes=()
+declare -A rank=() layer_of=() arrows=() includes=()
 n=0
-for room in $rooms; do
-  rank[$room]=$((n += 1))
-  for name in $(face "$room"); do room_of[$name]=$room; done
+for layer in $layers; do
+  rank[$layer]=$((n += 1))
+  for name in $(public "$layer"); do layer_of[$name]=$layer; done
 done
-find_room() {  # find_room HEADER: in `found`, empty where there is none
+find_layer() {  # find_layer HEADER: in `found`, empty where there is none
   local rest=${1#detail/}
-  if [ "$rest" != "$1" ]; then found=${rest%%/*}; else found=${room_of[${1%.*}]:-}; fi
+  if [ "${rest%%/*}" != "$rest" ]; then found=${rest%%/*}; else found=${layer_of[${1%.*}]:-}; fi
 }
 
 headers=0 edges=0
 while read -r path; do
   header=${path#include/chunkattn/}
   headers=$((headers + 1))
-  find_room "$header"
-  room=$found
-  [ -n "${rank[$room]:-}" ] || { bad "$header is in no known room, of $rooms"; continue; }
+  find_layer "$header"
+  layer=$found
+  [ -n "${rank[$layer]:-}" ] || { bad "$header is in no known layer, of $layers"; continue; }
   lines=$(wc -l <"$path")
   [ "$lines" -le $max_lines ] || bad "$header has $lines lines, more than $max_lines: one idea per file"
   while read -r name; do
@@ -51,19 +60,19 @@ while read -r path; do
     edges=$((edges + 1))
     includes[$header]="${includes[$header]:-} $target"
     [ -f "include/chunkattn/$target" ] || bad "$header includes $name, which does not exist"
-    find_room "$target"
+    find_layer "$target"
     to=$found
-    if [ "$to" != "$room" ]; then
-      arrows[$room:$to]=1
-      [ "${rank[$to]:-99}" -lt "${rank[$room]}" ] || bad "$header includes $target, of a room above its own"
+    if [ "$to" != "$layer" ]; then
+      arrows[$layer:$to]=1
+      [ "${rank[$to]:-99}" -lt "${rank[$layer]}" ] || bad "$header includes $target, of a layer above its own"
     fi
-    case $room:$to in cpu:cuda | cuda:cpu) bad "$header includes $target of the other backend" ;; esac
-    case $room:$target in
+    case $layer:$to in cpu:cuda | cuda:cpu) bad "$header includes $target of the other backend" ;; esac
+    case $layer:$target in
       plan:$tree_reader) ;;
       plan:detail/tree/*) bad "$header includes $target: plans read the tree through $tree_reader" ;;
     esac
     case $header:$target in
-      chunkattn.hpp:*.cuh | make_attention.hpp:*.cuh) ;;
+      chunkattn.hpp:*.cuh | runtime/make_attention.hpp:*.cuh) ;;
       *.hpp:*.cuh) bad "$header includes $target: a .hpp must compile without nvcc" ;;
     esac
   done < <(sed -nE 's/^ *#include "([^"]+)".*/\1/p' "$path")
@@ -86,31 +95,44 @@ while :; do
   unset stays
 done
 
-# Floors of the tree: each header of it one above the highest that it includes. Without circles there are no
-# more rounds than headers.
-declare -A floor=()
-floors=0 changed=1
-for ((round = 0; changed && round <= headers; ++round)); do
-  changed=0
-  for header in "${!includes[@]}"; do
-    find_room "$header"
-    [ "$found" = tree ] || continue
-    height=1
-    for target in ${includes[$header]}; do
-      if [ "${floor[$target]:-0}" -ge $height ]; then height=$((floor[$target] + 1)); fi
+# Closures.
+declare -A own=() cost=()
+while read -r count path; do own[${path#include/chunkattn/}]=$count; done < <(
+  find include/chunkattn -name '*.hpp' -o -name '*.cuh' | xargs awk '
+    { sub(/^[ \t]+/, "") } $0 != "" && !/^\/\// { ++lines[FILENAME] } END { for (f in lines) print lines[f], f }')
+closure() {  # closure HEADER...: its lines, in `lines`. A .hpp that includes a .cuh does so under nvcc only.
+  local -A seen=()
+  local stack=("$@") header target
+  lines=0
+  while [ ${#stack[@]} -gt 0 ]; do
+    header=${stack[-1]}
+    unset 'stack[-1]'
+    [ -z "${seen[$header]:-}" ] || continue
+    seen[$header]=1 lines=$((lines + ${own[$header]:-0}))
+    for target in ${includes[$header]:-}; do
+      case $header:$target in *.hpp:*.cuh) ;; *) stack+=("$target") ;; esac
     done
-    if [ $height != "${floor[$header]:-0}" ]; then floor[$header]=$height changed=1; fi
-    if [ $height -gt $floors ]; then floors=$height; fi
   done
+}
+public_headers=0
+for header in "${!own[@]}"; do
+  case $header in detail/* | */detail/*) continue ;; esac
+  public_headers=$((public_headers + 1))
+  closure "$header"
+  cost[${header%.*}]=$lines
 done
-tree=$(find include/chunkattn/detail/tree -type f | wc -l)
-[ "$tree" -le $max_tree ] || bad "$tree headers in detail/tree, more than $max_tree"
-[ $floors -le $max_floors ] || bad "the tree has $floors floors, more than $max_floors"
-
-doors=$(find include/chunkattn -maxdepth 1 -type f | wc -l)
-[ "$doors" -le $max_face ] || bad "$doors headers in the face, more than $max_face"
-[ $n -le $max_rooms ] || bad "$n rooms, more than $max_rooms"
-[ ${#arrows[@]} -le $max_arrows ] || bad "${#arrows[@]} arrows between rooms, more than $max_arrows"
+closure prefix_tree.hpp kv_cache.hpp attention_plan.hpp chunk_attention.hpp
+cost[program]=$lines
+closure "${!own[@]}"
+cost[headers]=$lines
+set -- $closures
+while [ $# -gt 0 ]; do
+  [ -n "${cost[$1]:-}" ] || bad "no header has the closure named $1"
+  [ "${cost[$1]:-0}" -le "$2" ] || bad "$1 costs ${cost[$1]} lines, more than $2"
+  unset "cost[$1]"
+  shift 2
+done
+for header in "${!cost[@]}"; do bad "$header, of ${cost[$header]} lines, has no limit in the table of closures"; done
 
 # Nothing public includes the standard streams, fmt or CUB's umbrella; no unnamed namespaces.
 if grep -rnE '^ *#include <(iostream|ostream|istream|sstream|fstream|iomanip|print|format|regex|fmt/.*|cub/cub.cuh)>' include; then
@@ -119,29 +141,28 @@ fi
 if grep -rnE 'namespace *\{|using namespace' include; then
   bad "no unnamed namespaces and no 'using namespace' in headers"
 fi
-# examples/serve is an engine with rooms of its own; each knows only those before it in this list. The
+# examples/serve is an engine with modules of its own; each knows only those before it in this list. The
 # commands stand beside main.cpp.
 serve=examples/serve
 declare -A serve_rank=() serve_arrows=()
 n_serve=0
-for room in ranks model text engine parallel load server commands; do serve_rank[$room]=$((n_serve += 1)); done
-serve_room() {  # serve_room FILE: in `found`
+for module in ranks model text engine parallel load server commands; do serve_rank[$module]=$((n_serve += 1)); done
+serve_module() {  # serve_module FILE: in `found`
   local rest=${1#"$serve"/}
   if [ "${rest%%/*}" = "$rest" ]; then found=commands; else found=${rest%%/*}; fi
 }
 while IFS=: read -r path include; do
   target=$(realpath -m --relative-to=. "$(dirname "$path")/${include#*\"}")
   case $target in "$serve"/*) ;; *) continue ;; esac
-  serve_room "$path"
-  room=$found
-  serve_room "$target"
-  [ "$room" != "$found" ] || continue
-  serve_arrows[$room:$found]=1
-  [ "${serve_rank[$found]:-99}" -lt "${serve_rank[$room]:-0}" ] || bad "$path includes $target, of a room above its own"
+  serve_module "$path"
+  module=$found
+  serve_module "$target"
+  [ "$module" != "$found" ] || continue
+  serve_arrows[$module:$found]=1
+  [ "${serve_rank[$found]:-99}" -lt "${serve_rank[$module]:-0}" ] || bad "$path includes $target, of a layer above its own"
 done < <(grep -roE '^ *#include "[^"]+' $serve --include='*.hpp' --include='*.cpp' --exclude-dir=tests | sort)
-[ ${#serve_arrows[@]} -gt 0 ] || bad "no includes between the rooms of $serve were found"
+[ ${#serve_arrows[@]} -gt 0 ] || bad "no includes between the modules of $serve were found"
 
-[ $status -eq 0 ] && echo "$headers headers ($doors in the face) in $n rooms, $edges includes, ${#arrows[@]} arrows between rooms, all downwards;" \
-  "the tree: $tree headers on $floors floors;" \
-  "$n_serve rooms of $serve, ${#serve_arrows[@]} arrows"
+[ $status -eq 0 ] && echo "$headers headers ($public_headers public) in $n layers, $edges includes, ${#arrows[@]} arrows between layers," \
+  "all downwards; closures within their limits; $n_serve modules of $serve, ${#serve_arrows[@]} arrows"
 exit $status

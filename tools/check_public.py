@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """check_public.py [--list]: what users of the library can name.
 
-Reads the headers of the face, include/chunkattn/*.hpp and *.cuh. There are at most MAX_TYPES public types
-(classes, enums and aliases at namespace scope, outside `detail`) and MAX_CONCEPTS concepts, no public
-declaration names anything of `detail`, and the table in docs/reference.md lists each with its header and
+Reads the public headers: those below include/chunkattn that are in no folder `detail`. The core, which is directly
+there, has at most MAX_CORE_TYPES public types (classes, enums and aliases at namespace scope, outside `detail`), it and
+the components have MAX_TYPES, and MAX_CONCEPTS concepts; no public declaration of the core names anything of `detail`, and the table in docs/reference.md lists each with its header and
 pages that speak of it. --list prints them by header.
 """
 
@@ -12,11 +12,11 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FACE = ROOT / "include" / "chunkattn"
+HEADERS = ROOT / "include" / "chunkattn"
 TABLE = ROOT / "docs" / "reference.md"
-MAX_TYPES, MAX_CONCEPTS = 70, 9
+MAX_CORE_TYPES, MAX_TYPES, MAX_CONCEPTS = 57, 83, 9
 
-# What the macros of detail/base/config.hpp stand for, as far as scopes go.
+# What the macros of detail/support/config.hpp stand for, as far as scopes go.
 MACROS = {
     "CHUNKATTN_NAMESPACE_BEGIN": "namespace chunkattn {",
     "CHUNKATTN_NAMESPACE_END": "}",
@@ -128,30 +128,34 @@ def signature(declaration):
 
 def main():
     types, concepts, status = {}, {}, 0
-    for path in sorted(FACE.glob("*.*")):
+    for path in sorted(HEADERS.rglob("*.*")):
+        header = path.relative_to(HEADERS).as_posix()
+        if "detail" in path.parts or path.suffix not in (".hpp", ".cuh"):
+            continue
         for scope, declaration in declarations(plain(path.read_text(encoding="utf-8"))):
             if re.match(r"friend |static_assert", declaration):
                 continue
             public = signature(declaration)
-            if re.search(r"\bdetail::", public):
+            if re.search(r"\bdetail::", public) and "/" not in header:
                 status = 1
-                print(f"FAILED: {path.name}: {scope + ': ' if scope else ''}{public[:150]}")
+                print(f"FAILED: {header}: {scope + ': ' if scope else ''}{public[:150]}")
             if scope or path.name == "fwd.hpp" and not re.match(r"struct (Cpu|Cuda)$", declaration):
                 continue
             head = re.sub(r"^template ?<.*?> ?(?=(?:class|struct|concept|using|enum)\b)", "", declaration)
             if found := re.match(r"concept (\w+)", head):
-                concepts.setdefault(found[1], path.name)
+                concepts.setdefault(found[1], header)
             elif found := re.match(r"(?:class|struct|enum(?: class)?|using) (\w+)(?! ?<)\b", head):
-                types.setdefault(found[1], path.name)
+                types.setdefault(found[1], header)
     if sys.argv[1:] == ["--list"]:
         for header in sorted(set(types.values()) | set(concepts.values())):
             names = [name for name in types if types[name] == header] + [f"{name} (concept)" for name in concepts if concepts[name] == header]
             print(f"{header}: {', '.join(names)}")
-    for what, found, most in (("types", types, MAX_TYPES), ("concepts", concepts, MAX_CONCEPTS)):
+    core = [name for name in types if "/" not in types[name]]
+    for what, found, most in (("types of the core", core, MAX_CORE_TYPES), ("types", types, MAX_TYPES), ("concepts", concepts, MAX_CONCEPTS)):
         if len(found) > most:
             status = 1
             print(f"FAILED: {len(found)} public {what}, more than {most}")
-    rows = re.findall(r"^\| `([\w.]+)` \|[^|]*\|([^|]*)\|([^|]*)\|$", TABLE.read_text(encoding="utf-8"), re.M)
+    rows = re.findall(r"^\| `([\w./]+)` \|[^|]*\|([^|]*)\|([^|]*)\|$", TABLE.read_text(encoding="utf-8"), re.M)
     listed = {(name, header) for header, names, _ in rows for name in re.findall(r"`(\w+)`", names)}
     declared = set((types | concepts).items())
     for name, header in sorted(declared ^ listed):
@@ -162,7 +166,7 @@ def main():
             status = 1
             print(f"FAILED: docs/reference.md names {page}, which does not exist")
     if status == 0:
-        print(f"{len(types)} public types, {len(concepts)} concepts, none of `detail` in what declares them")
+        print(f"{len(types)} public types, {len(core)} of them of the core, {len(concepts)} concepts, none of `detail` in what declares them")
     sys.exit(status)
 
 

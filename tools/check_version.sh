@@ -15,7 +15,7 @@ expect $packaging/conan/chunkattn/config.yml "^  \"$version\":"
 expect $packaging/conan/chunkattn/all/conandata.yml "/v$version\.tar\.gz\""
 expect CHANGELOG.md "^## $version"
 for abi in v$(part MAJOR)_$(part MINOR) v$(part MAJOR)_$(part MINOR)_no_exceptions; do
-  expect include/chunkattn/detail/base/config.hpp "CHUNKATTN_ABI $abi\$"
+  expect include/chunkattn/detail/support/config.hpp "CHUNKATTN_ABI $abi\$"
 done
 expect README.md "requires\(\"chunkattn/$version\"\)"
 expect CITATION.cff "^version: $version$"

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <chunkattn/debug/tree.hpp>
 #include <chunkattn/prefix_tree.hpp>
 #include <cstdint>
 #include <cstdio>
@@ -83,7 +84,7 @@ void replay_under(const char* policy, const std::vector<Request>& requests, std:
     running.push({request.arrival + 0.2 + 0.03 * request.output, i});
     if (check && i % 64 == 0) {
       try {
-        tree.check_invariants();
+        check_invariants(tree);
       } catch (const chunkattn::Error& error) {
         if (broken++ == 0) fmt::print("  {}\n", error.what());
       }
@@ -133,7 +134,8 @@ void run_budgets(const std::vector<Request>& requests, bool check) {
       "| ----------- | --------: | --------: | --------: | --------: | ------: | ---------: | "
       "-------: | ------: | -----: |\n");
   replay_under("NoRetention", requests, unlimited, chunkattn::NoRetention{}, bound, check);
-  replay_under("Lru", requests, unlimited, chunkattn::Lru{}, bound, check);
+  replay_under("Lru", requests, unlimited,
+               chunkattn::Lru{.high_watermark = chunkattn::max_pool_chunks}, bound, check);
   for (const int percent : {50, 25, 10, 5, 2}) {
     const std::size_t budget = chunks * static_cast<std::size_t>(percent) / 100;
     replay_under("Lru", requests, budget, chunkattn::Lru{}, bound, check);

@@ -1,6 +1,7 @@
 // Orders in which waiting requests are admitted.
 #pragma once
 
+#include <chunkattn/cache/admission.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -113,7 +114,7 @@ class Cache final : public Order {
     order_.push_back(request);
   }
   std::size_t next() override {
-    tree_.rank(waiting_);
+    waiting_.rank(tree_);
     id_ = waiting_.next()->id;
     return order_[id_ - 1];
   }
@@ -123,7 +124,7 @@ class Cache final : public Order {
  private:
   const Tree& tree_;
   std::span<const Request> requests_;
-  typename Tree::Waiting waiting_;
+  chunkattn::AdmissionQueue<Tree> waiting_;
   std::vector<std::size_t> order_;  // requests by id
   std::uint64_t id_ = 0;
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chunkattn/cache/policy.hpp>
 #include <chunkattn/prefix_tree.hpp>
 #include <cstdint>
 #include <limits>
@@ -121,7 +122,7 @@ void run(const char* name, const Blocks& prompts) {
     const double lru = double(tree_hits(prompts, capacity, chunkattn::Lru{})) / all;
     const double bound = double(belady_hits(trace, capacity)) / all;
     const double learnt =
-        double(tree_hits(prompts, capacity, chunkattn::Lru{.learns = true})) / all;
+        double(tree_hits(prompts, capacity, chunkattn::CachePolicy{.learns = true})) / all;
     const auto of_blocks = [&](std::size_t hits) { return 100 * double(hits) / all; };
     fmt::print(
         "| {:<9} | {:>2} % | {:>5.1f} | {:>7.1f} | {:>6.1f} | {:>6.2f} | {:>5.1f} | {:>5.1f} | "

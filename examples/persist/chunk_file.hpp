@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/transfer/transfer.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -189,7 +190,8 @@ std::size_t save(const std::string& path, Tree& tree, chunkattn::KvCache<chunkat
   return saved;
 }
 
-/// Loads what save() wrote into a tree with a retention policy, as cache. Throws FileError, with
+/// Loads what save() wrote into a tree with a retention policy and a pool with a limit (or a high
+/// watermark), as cache. Throws FileError, with
 /// tree and cache untouched, unless every byte of the file is as it was written and it was made for
 /// this element type, token type, geometry and model tag. Returns the number of tokens whose K/V
 /// was copied in; what is cached already is kept, and what does not fit into the budget is left

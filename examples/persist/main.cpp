@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/transfer/transfer.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -84,7 +85,7 @@ class ScratchFolder {
 };
 
 void try_to_load(const char* what, const std::string& path, const std::string& tag) {
-  Tree tree;
+  Tree tree(chunkattn::PoolAllocator{.max_chunks = 1000});
   Cache cache(tree, geometry);
   try {
     persist::load(path, tree, cache, tag);
@@ -109,7 +110,7 @@ int run(int argc, char** argv) {
 
   const auto prompts = make_prompts();
   {
-    Tree tree;
+    Tree tree(chunkattn::PoolAllocator{.max_chunks = 1000});
     Cache cache(tree, geometry);
     for (const auto& prompt : prompts) {
       auto sequence = tree.insert(prompt.tokens);
@@ -122,7 +123,7 @@ int run(int argc, char** argv) {
                static_cast<double>(std::filesystem::file_size(path)) / (1 << 20));
   }
   {
-    Tree tree;
+    Tree tree(chunkattn::PoolAllocator{.max_chunks = 1000});
     Cache cache(tree, geometry);
     const std::size_t loaded = persist::load(path, tree, cache, "toy-1");
     std::size_t hits = 0, tokens = 0;

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <chunkattn/chunkattn.hpp>
-#include <chunkattn/testing/inspect.hpp>
-#include <chunkattn/testing/reference.hpp>
+#include <chunkattn/debug/attention.hpp>
+#include <chunkattn/debug/reference.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

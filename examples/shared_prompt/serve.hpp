@@ -53,7 +53,8 @@ struct ServeReport {
 template <class T, int HeadDim, int ChunkSize>
 class Server {
  public:
-  using Tree = chunkattn::PrefixTree<std::int32_t, ChunkSize>;
+  using Tree = chunkattn::PrefixTree<std::int32_t, ChunkSize, chunkattn::PoolAllocator,
+                                     chunkattn::NoRetention>;
 
   /// \param gpu  where attention runs, if not null; K and V are kept on the host all the same
   Server(chunkattn::ThreadPool& executor, int num_qo_heads, int num_kv_heads, int prefill_chunk,

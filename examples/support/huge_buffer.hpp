@@ -3,7 +3,6 @@
 #pragma once
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstddef>
 #include <new>
@@ -45,15 +44,5 @@ class HugeBuffer {
   void* memory_ = nullptr;
   std::size_t bytes_ = 0;
 };
-
-/// Physical memory that can be had without swapping, in bytes; 0 if unknown.
-inline std::size_t available_memory() {
-#ifdef _SC_AVPHYS_PAGES
-  const long pages = ::sysconf(_SC_AVPHYS_PAGES), size = ::sysconf(_SC_PAGESIZE);
-  if (pages > 0 && size > 0)
-    return static_cast<std::size_t>(pages) * static_cast<std::size_t>(size);
-#endif
-  return 0;
-}
 
 }  // namespace examples

@@ -6,7 +6,8 @@
 
 #include <chrono>
 #include <chunkattn/chunkattn.hpp>
-#include <chunkattn/experimental/tiers.hpp>
+#include <chunkattn/tiers/tiers.hpp>
+#include <chunkattn/transfer/transfer.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

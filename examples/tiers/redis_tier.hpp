@@ -7,7 +7,7 @@
 
 #include <atomic>
 #include <chrono>
-#include <chunkattn/experimental/tier_store.hpp>
+#include <chunkattn/tiers/tier_store.hpp>
 #include <cstddef>
 #include <memory>
 #include <mutex>

@@ -6,10 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "detail/base/array.hpp"
-#include "detail/base/check.hpp"
-#include "detail/base/config.hpp"
-#include "detail/base/index_free_list.hpp"
+#include "detail/support/array.hpp"
+#include "detail/support/check.hpp"
+#include "detail/support/config.hpp"
+#include "detail/support/index_free_list.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -10,11 +10,11 @@
 #include <string_view>
 #include <type_traits>
 
-#include "detail/base/amx.hpp"
-#include "detail/base/check.hpp"
-#include "detail/base/config.hpp"
-#include "detail/base/dot_units.hpp"
-#include "detail/base/instruction_sets.hpp"
+#include "detail/support/amx.hpp"
+#include "detail/support/check.hpp"
+#include "detail/support/config.hpp"
+#include "detail/support/dot_units.hpp"
+#include "detail/support/instruction_sets.hpp"
 #include "fwd.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "detail/base/check.hpp"
-#include "detail/base/config.hpp"
 #include "detail/plan/check_current.hpp"
 #include "detail/plan/plan_builder.hpp"
+#include "detail/support/check.hpp"
+#include "detail/support/config.hpp"
 #include "detail/tree/step_reader.hpp"
 #include "plan_view.hpp"
 #include "step.hpp"

@@ -27,8 +27,6 @@
 #include <type_traits>
 
 #include "attention_options.hpp"
-#include "detail/base/check.hpp"
-#include "detail/base/instruction_sets.hpp"
 #include "detail/cuda/device_cache.cuh"
 #include "detail/cuda/device_state.cuh"
 #include "detail/cuda/kernel_table.cuh"
@@ -36,6 +34,8 @@
 #include "detail/cuda/runtime.cuh"
 #include "detail/kv/checks.hpp"
 #include "detail/plan/check_current.hpp"
+#include "detail/support/check.hpp"
+#include "detail/support/instruction_sets.hpp"
 #include "kv_cache.hpp"
 #include "merge_state.hpp"
 #include "variants.hpp"

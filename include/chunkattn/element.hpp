@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "detail/base/bit_cast.hpp"
-#include "detail/base/config.hpp"
-#include "detail/base/cuda_types.hpp"
+#include "detail/support/bit_cast.hpp"
+#include "detail/support/config.hpp"
+#include "detail/support/cuda_types.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

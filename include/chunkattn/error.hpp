@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include "detail/base/config.hpp"
-#include "detail/base/message.hpp"
+#include "detail/support/config.hpp"
+#include "detail/support/message.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

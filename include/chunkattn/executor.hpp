@@ -16,11 +16,11 @@
 #include <utility>
 #include <vector>
 
-#include "detail/base/check.hpp"
-#include "detail/base/config.hpp"
-#include "detail/base/fork_mark.hpp"
-#include "detail/base/spin_lock.hpp"
-#include "detail/base/thread_count.hpp"
+#include "detail/support/check.hpp"
+#include "detail/support/config.hpp"
+#include "detail/support/fork_mark.hpp"
+#include "detail/support/spin_lock.hpp"
+#include "detail/support/thread_count.hpp"
 #include "error.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

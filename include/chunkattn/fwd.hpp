@@ -3,8 +3,8 @@
 #pragma once
 
 #include "allocator.hpp"
-#include "detail/base/config.hpp"
-#include "detail/base/instruction_sets.hpp"
+#include "detail/support/config.hpp"
+#include "detail/support/instruction_sets.hpp"
 #include "tree_options.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -16,7 +16,7 @@ struct Cpu {};
 struct Cuda {};
 
 template <TokenType Token, int ChunkSize = 64, ChunkAllocator Allocator = PoolAllocator,
-          RetentionPolicy Retention = NoRetention>
+          RetentionPolicy Retention = Lru>
 class PrefixTree;
 template <class Tree>
 class Sequence;
@@ -29,7 +29,6 @@ class Finished;
 template <class Tree>
 class StepView;
 class AttentionPlan;
-class BlockTable;
 struct PlanView;
 class LiveView;
 
@@ -39,8 +38,6 @@ template <class T>
 struct KvView;
 template <class Device, class T>
 class KvCache;
-template <class Token>
-struct SwappedSequence;
 
 class SerialExecutor;
 class ThreadPool;
@@ -48,7 +45,7 @@ struct CpuOptions;
 struct CudaOptions;
 
 namespace detail {
-struct AttentionAccess;  // testing/inspect.hpp
+struct AttentionAccess;  // debug/attention.hpp
 }
 
 CHUNKATTN_NAMESPACE_END

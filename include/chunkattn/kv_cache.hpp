@@ -17,11 +17,11 @@
 #endif
 
 #include "allocator.hpp"
-#include "detail/base/check.hpp"
-#include "detail/base/chunk_source.hpp"
-#include "detail/base/config.hpp"
-#include "detail/base/write_check.hpp"
 #include "detail/kv/cache_geometry.hpp"
+#include "detail/support/check.hpp"
+#include "detail/support/chunk_source.hpp"
+#include "detail/support/config.hpp"
+#include "detail/support/write_check.hpp"
 #include "fwd.hpp"
 #include "kv_view.hpp"
 #include "tree_options.hpp"

@@ -8,11 +8,11 @@
 #include <cstdint>
 
 #include "allocator.hpp"
-#include "detail/base/check.hpp"
-#include "detail/base/config.hpp"
 #include "detail/kv/chunk_base.hpp"
 #include "detail/kv/dense_view.hpp"
 #include "detail/kv/quantized.hpp"
+#include "detail/support/check.hpp"
+#include "detail/support/config.hpp"
 #include "element.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -22,8 +22,8 @@
 
 #include "detail/attention/merge_head.hpp"
 #include "detail/attention/state.hpp"
-#include "detail/base/check.hpp"
-#include "detail/base/config.hpp"
+#include "detail/support/check.hpp"
+#include "detail/support/config.hpp"
 #include "element.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

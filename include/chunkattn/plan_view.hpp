@@ -19,9 +19,9 @@
 #include <utility>
 
 #include "allocator.hpp"
-#include "detail/base/array.hpp"
-#include "detail/base/config.hpp"
-#include "detail/base/ticket.hpp"
+#include "detail/support/array.hpp"
+#include "detail/support/config.hpp"
+#include "detail/support/ticket.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "allocator.hpp"
-#include "detail/base/array.hpp"
-#include "detail/base/check.hpp"
-#include "detail/base/config.hpp"
-#include "detail/base/to_size.hpp"
+#include "detail/support/array.hpp"
+#include "detail/support/check.hpp"
+#include "detail/support/config.hpp"
+#include "detail/support/to_size.hpp"
 #include "detail/tree/core.hpp"
 #include "detail/tree/handles.hpp"
 #include "plan_view.hpp"
@@ -284,6 +284,7 @@ class Sequence {
   friend class PrefixTree;
   template <class>
   friend class Step;
+  friend struct detail::TreeAccess;
   using Shared = detail::SharedTree<Tree>;
 
   Sequence(const std::shared_ptr<Shared>& shared, detail::SequenceIndex index)

@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "allocator.hpp"
-#include "detail/base/check.hpp"
-#include "detail/base/config.hpp"
+#include "detail/support/check.hpp"
+#include "detail/support/config.hpp"
 #include "detail/tree/core.hpp"
 #include "detail/tree/handles.hpp"
 #include "fwd.hpp"

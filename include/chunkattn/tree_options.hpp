@@ -9,9 +9,9 @@
 #include <limits>
 
 #include "allocator.hpp"
-#include "detail/base/check.hpp"
-#include "detail/base/config.hpp"
-#include "detail/base/token_concepts.hpp"
+#include "detail/support/check.hpp"
+#include "detail/support/config.hpp"
+#include "detail/support/token_concepts.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -247,14 +247,9 @@ class AddResult {
 /// - `level(priority)`: of what is cached, lower levels are evicted first; within a level the least
 ///   recently used, and leaves of the tree before their parents.
 /// - `high_watermark`, `low_watermark`, `max_pinned`, in chunks: see Lru.
-/// - `learns`, which may be missing: whether, within a level, chunks go in the order of what they
-///   are worth by what was used again before (docs/retention.md), not of their last use.
 /// - `ttl`, which may be missing: see Lru.
-/// - `fair`, which may be missing: whether each tenant has a share of what is cached. What is
-///   evicted is then the lowest, oldest of the tenant who has most tokens cached for his weight,
-///   and of one above his quota, whenever a sequence leaves. `weight(tenant)` from 1 to 2^20, and
-///   `quota(tenant)` in chunks' worth of tokens, may be missing (1; none), and are asked with each
-///   insert(). What is public counts as a tenant's of weight 1.
+///
+/// cache/policy.hpp has policies that learn from reuse, or give tenants shares.
 template <class R>
 concept RetentionPolicy = requires(const R& policy, int priority) {
   { R::retains } -> std::convertible_to<bool>;
@@ -267,9 +262,9 @@ concept RetentionPolicy = requires(const R& policy, int priority) {
 /// The paper's rule (section 3.1): only live sequences have K/V.
 struct NoRetention {
   static constexpr bool retains = false;  ///< unused chunks are freed at once
-  /// Chunks in use above which a leaving sequence starts eviction; unless set, only a need does.
+  /// Of no effect: nothing is cached.
   std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
-  /// Chunks in use at which that eviction stops; unless set, high_watermark.
+  /// Of no effect.
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
   /// The most chunks that all pins together may cover (PrefixTree::pin()).
   std::size_t max_pinned = 0;
@@ -277,21 +272,18 @@ struct NoRetention {
   [[nodiscard]] constexpr int level(int) const noexcept { return 0; }
 };
 
-/// Evicts the least recently used first.
+/// Evicts the least recently used first. A tree's default.
 struct Lru {
   static constexpr bool retains = true;  ///< unused chunks stay until others are needed
-  /// Chunks in use above which a leaving sequence starts eviction; unless set, only a need does.
+  /// Chunks in use above which a leaving sequence starts eviction. Unless set, only a need does: in
+  /// a pool with a limit, what fits stays; in one without, no more than live sequences have needed
+  /// at once. `max_pool_chunks` keeps everything.
   std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
   /// Chunks in use at which that eviction stops; unless set, high_watermark.
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
   /// The most chunks that all pins together may cover (PrefixTree::pin()).
   std::size_t max_pinned = 0;
-  /// Whether to learn from what is used again, and evict what is worth least by that rather than
-  /// what was not used for longest.
-  bool learns = false;
-  /// Whether each tenant has a share: who floods the cache evicts what is his own.
-  bool fair = false;
-  /// Unless 0: PrefixTree::expire() evicts what was not used for so long. Not with `learns`.
+  /// Unless 0: PrefixTree::expire() evicts what was not used for so long.
   std::uint32_t ttl = 0;
   /// One level.
   [[nodiscard]] constexpr int level(int) const noexcept { return 0; }
@@ -300,18 +292,15 @@ struct Lru {
 /// Evicts the lowest InsertOptions::priority first, within one the least recently used.
 struct Priority {
   static constexpr bool retains = true;  ///< unused chunks stay until others are needed
-  /// Chunks in use above which a leaving sequence starts eviction; unless set, only a need does.
+  /// Chunks in use above which a leaving sequence starts eviction. Unless set, only a need does: in
+  /// a pool with a limit, what fits stays; in one without, no more than live sequences have needed
+  /// at once. `max_pool_chunks` keeps everything.
   std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
   /// Chunks in use at which that eviction stops; unless set, high_watermark.
   std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
   /// The most chunks that all pins together may cover (PrefixTree::pin()).
   std::size_t max_pinned = 0;
-  /// Whether to learn from what is used again, and evict what is worth least by that rather than
-  /// what was not used for longest.
-  bool learns = false;
-  /// Whether each tenant has a share: who floods the cache evicts what is his own.
-  bool fair = false;
-  /// Unless 0: PrefixTree::expire() evicts what was not used for so long. Not with `learns`.
+  /// Unless 0: PrefixTree::expire() evicts what was not used for so long.
   std::uint32_t ttl = 0;
   /// A level for each priority.
   [[nodiscard]] constexpr int level(int priority) const noexcept { return priority; }

@@ -31,9 +31,9 @@
 
 #include "detail/attention/lanes.hpp"
 #include "detail/attention/variant_members.hpp"
-#include "detail/base/bit_cast.hpp"
-#include "detail/base/check.hpp"
-#include "detail/base/config.hpp"
+#include "detail/support/bit_cast.hpp"
+#include "detail/support/check.hpp"
+#include "detail/support/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

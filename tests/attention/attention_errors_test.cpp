@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "support/attention_case.hpp"
 #include "support/refused.hpp"
 

@@ -116,11 +116,11 @@ void compare_hit_with_cold(Reduce reduce, double tolerance) {
     const auto check_against_cold = [&] {
       const auto hit = compute(tree, kv, attention, together, random);
       for (std::size_t i = 0; i < together.size(); ++i) {
-        PrefixTree<int, 64> cold_tree;
+        PrefixTree<int, 64, PoolAllocator, NoRetention> cold_tree;
         KvCache<Cpu, T> cold_kv(
             cold_tree, {.num_layers = 1, .num_kv_heads = num_kv_heads, .head_dim = head_dim});
         auto alone = cold_tree.insert(together[i]->tokens());
-        using Alone = typename PrefixTree<int, 64>::Sequence;
+        using Alone = typename PrefixTree<int, 64, PoolAllocator, NoRetention>::Sequence;
         const auto cold =
             compute(cold_tree, cold_kv, attention, std::vector<Alone*>{&alone}, random)[0];
         REQUIRE(hit[i].size() == cold.size());

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/debug/attention.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "chunkattn/detail/attention/state.hpp"
-#include "chunkattn/testing/inspect.hpp"
-#include "chunkattn/testing/reference.hpp"
 #include "support/nan_place.hpp"
 
 using namespace chunkattn;

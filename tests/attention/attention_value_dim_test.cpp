@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "chunkattn/kv_cache.hpp"
-#include "chunkattn/testing/reference.hpp"
 #include "support/variant_cases.hpp"
 #include "support/written_rows.hpp"
 

@@ -26,7 +26,7 @@ constexpr int num_qo_heads = 4, num_kv_heads = 2, head_dim = 32;
 /// Joins, writes and computes its prompt in one step; the outputs.
 template <class Attention>
 std::vector<float> outputs(Attention& attention, std::size_t length) {
-  PrefixTree<int, 16> tree;
+  PrefixTree<int, 16, PoolAllocator, NoRetention> tree;
   KvCache<Cpu, float> cache(tree, {1, num_kv_heads, head_dim});
   AttentionPlan plan;
   auto sequence = tree.insert(iota(0, length));

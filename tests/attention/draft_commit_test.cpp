@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "chunkattn/debug/tree.hpp"
 #include "support/draft_trees.hpp"
 #include "support/steps.hpp"
 
@@ -84,7 +85,7 @@ void accept_every_branch(Random& random) {
     Drafted<T, ChunkSize> d(prompt, parents);
     d.draft();
     d.commit(leaf);
-    d.engine.tree.check_invariants();
+    chunkattn::check_invariants(d.engine.tree);
     d.decode();
     d.check_content();
     // Behind it a second tree, and a turn of the user's.
@@ -94,7 +95,7 @@ void accept_every_branch(Random& random) {
     d.append(static_cast<std::size_t>(random.uniform(1, 40)));
     d.decode();
     d.check_content();
-    d.engine.tree.check_invariants();
+    chunkattn::check_invariants(d.engine.tree);
     d.chat.sequence.leave();
     CHECK(d.engine.tree.stats().used_chunks == 0);
   }
@@ -164,7 +165,7 @@ TEST_CASE("who leaves before the accepted rows were copied leaves only what is i
   const Tokens whole = d.chat.tokens;
   CHECK(d.chat.sequence.num_written() == 6);
   d.chat.sequence.leave();
-  d.engine.tree.check_invariants();
+  chunkattn::check_invariants(d.engine.tree);
   CHECK(d.engine.tree.match_prefix(whole).cached == 6);
   CHECK(d.engine.tree.stats().leaving_sequences == 0);
 }
@@ -196,7 +197,7 @@ TEST_CASE("accepted rows are copied however many steps that carried them were lo
         }
         d.engine.tree.device_idle();
       }
-      d.engine.tree.check_invariants();
+      chunkattn::check_invariants(d.engine.tree);
     }
     d.decode();
     d.check_content();
@@ -227,7 +228,7 @@ TEST_CASE("a fork while a tree is in flight, and one before its branch was copie
     auto early = d.engine.fork(d.chat);
     d.commit(leaf);
     auto late = d.engine.fork(d.chat);
-    d.engine.tree.check_invariants();
+    chunkattn::check_invariants(d.engine.tree);
     for (auto* chat : {&early, &late, &d.chat}) {
       chat->sequence.append(static_cast<int>(chat->tokens.size()));
       chat->tokens.push_back(static_cast<int>(chat->tokens.size()));

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "support/draft_scenario.hpp"
 
 using namespace chunkattn;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "chunkattn/chunkattn.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "tests/support/random.hpp"
 
 using namespace chunkattn;
@@ -59,7 +60,7 @@ class Engine {
       collect();
     }
     while (!in_flight_.empty()) finish_oldest();
-    tree_.check_invariants();
+    check_invariants(tree_);
     return std::move(answers_);
   }
   [[nodiscard]] TreeStats stats() const { return tree_.stats(); }

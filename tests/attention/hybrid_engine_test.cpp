@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "chunkattn/chunkattn.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "tests/support/random.hpp"
 
 using namespace chunkattn;
@@ -91,7 +92,7 @@ class Engine {
       for (std::size_t i = running_.size(); i-- > 0;)
         if (answers_[running_[i].request].tokens.size() == new_tokens) end(i);
       if (preempt_every_ > 0 && steps_ % preempt_every_ == 0 && running_.size() > 1) preempt();
-      tree_.check_invariants();
+      check_invariants(tree_);
     }
     return answers_;
   }

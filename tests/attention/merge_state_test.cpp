@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "chunkattn/detail/attention/state.hpp"
-#include "chunkattn/testing/reference.hpp"
 #include "support/attention_case.hpp"
 
 using namespace chunkattn;

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "chunkattn/testing/inspect.hpp"
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/attention.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "support/tempered_case.hpp"
 #include "support/variant_cases.hpp"
 

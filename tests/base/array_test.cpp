@@ -1,5 +1,5 @@
 // Array against std::vector: the same contents after any sequence of operations.
-#include "chunkattn/detail/base/array.hpp"
+#include "chunkattn/detail/support/array.hpp"
 
 #include <doctest/doctest.h>
 

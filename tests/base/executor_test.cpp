@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "chunkattn/detail/base/thread_count.hpp"
+#include "chunkattn/detail/support/thread_count.hpp"
 
 #if defined(__linux__)
 #include <sched.h>

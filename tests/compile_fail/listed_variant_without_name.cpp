@@ -1,5 +1,5 @@
 // expect: Variants: a variant is found by its name at run time; give the type a member
-#include <chunkattn/make_attention.hpp>
+#include <chunkattn/runtime/make_attention.hpp>
 #include <string_view>
 
 struct Nearby {

@@ -1,5 +1,5 @@
 // expect: Variants: two of them have the same name
-#include <chunkattn/make_attention.hpp>
+#include <chunkattn/runtime/make_attention.hpp>
 #include <string_view>
 
 struct Even {

@@ -1,6 +1,6 @@
 // expect: AnyVariant: a variant must be trivially copyable and have at most 128 bytes; let it point
 // to
-#include <chunkattn/any_attention.hpp>
+#include <chunkattn/runtime/any_attention.hpp>
 #include <string_view>
 
 struct Slopes {

@@ -1,5 +1,5 @@
 // expect: AnyVariant: a variant is found by its name at run time; give the type a member
-#include <chunkattn/any_attention.hpp>
+#include <chunkattn/runtime/any_attention.hpp>
 #include <string_view>
 
 struct Nearby {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "support/attention_case.hpp"
 #include "support/refused.hpp"
 

@@ -8,8 +8,8 @@
 #include <span>
 
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/testing/inspect.hpp"
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/attention.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "support/attention_case.hpp"
 #include "support/dot_cases.hpp"
 #include "support/variant_cases.hpp"

@@ -13,8 +13,8 @@
 #include <span>
 
 #include "chunkattn/chunk_attention.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "chunkattn/detail/cpu/software_dots.hpp"
-#include "chunkattn/testing/reference.hpp"
 #include "support/attention_case.hpp"
 #include "support/dot_cases.hpp"
 #include "support/nan_place.hpp"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "support/attention_case.hpp"
 #include "support/dot_cases.hpp"
 #include "support/variant_cases.hpp"

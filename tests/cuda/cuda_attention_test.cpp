@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/testing/inspect.hpp"
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/attention.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "simt/engine.hpp"
 #include "support/parents.hpp"
 

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "chunkattn/debug/tree.hpp"
 #include "simt/engine.hpp"
 #include "support/level_plan.hpp"
 #include "support/schedule_cases.hpp"
@@ -170,7 +171,7 @@ TEST_CASE("bad arguments of a step are named, and the next step is right") {
   simt::device().fail("launch", cudaErrorLaunchFailure);
   CHECK_THROWS_AS(run(step.q->span(), &engine.stream), chunkattn::DeviceError);
   engine.steps.clear();
-  engine.tree.check_invariants();
+  check_invariants(engine.tree);
   engine.enqueue();
   engine.submit();
   engine.drain_and_check();

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/testing/inspect.hpp"
+#include "chunkattn/debug/attention.hpp"
 #include "simt/engine.hpp"
 
 namespace {

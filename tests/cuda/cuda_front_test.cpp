@@ -13,7 +13,7 @@
 #include "simt/fp16.hpp"
 #include "support/steps.hpp"
 // After the fakes.
-#include "chunkattn/make_attention.hpp"
+#include "chunkattn/runtime/make_attention.hpp"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "simt/attention.hpp"
 #include "support/level_plan.hpp"
 #include "support/nan_place.hpp"

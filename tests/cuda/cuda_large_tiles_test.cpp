@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "simt/attention.hpp"
 #include "support/attention_case.hpp"
 #include "support/level_plan.hpp"

@@ -20,7 +20,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "simt/attention.hpp"
 #include "support/attention_case.hpp"
 #include "support/random.hpp"

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
-#include "chunkattn/testing/inspect.hpp"
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/attention.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "simt/engine.hpp"
 
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "chunkattn/merge_state.hpp"
-#include "chunkattn/transfer.hpp"
+#include "chunkattn/transfer/transfer.hpp"
 #include "simt/engine.hpp"
 
 namespace {

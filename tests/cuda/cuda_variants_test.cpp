@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "simt/variants.hpp"
 #include "support/draft_scenario.hpp"
 #include "support/level_plan.hpp"

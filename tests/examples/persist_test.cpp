@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "chunkattn/debug/tree.hpp"
+#include "chunkattn/transfer/transfer.hpp"
 #include "examples/persist/chunk_file.hpp"
 #include "support/random.hpp"
 
@@ -92,7 +94,7 @@ Prompts random_prompts(Random& random, int count) {
 
 /// Saves random prompts; returns how many tokens' K/V went into the file.
 std::size_t save_some(const std::string& path, const Prompts& prompts) {
-  Tree tree;
+  Tree tree(PoolAllocator{.max_chunks = 1000});
   KvCache<Cpu, float> cache(tree, geometry);
   for (const auto& prompt : prompts) {
     auto sequence = tree.insert(prompt.tokens, {.name_space = prompt.name_space});
@@ -102,14 +104,14 @@ std::size_t save_some(const std::string& path, const Prompts& prompts) {
   const std::size_t saved =
       persist::save(path, tree, cache, "m", std::span<const persist::CachedPrompt<int>>(prompts));
   CHECK(saved == distinct);  // every token once, however many prompts share it
-  tree.check_invariants();
+  check_invariants(tree);
   return saved;
 }
 
 template <class T = float, int ChunkSize = 8>
 std::string refusal(const std::string& path, const std::string& tag = "m",
                     KvCacheOptions options = geometry) {
-  PrefixTree<int, ChunkSize, PoolAllocator, Lru> tree;
+  PrefixTree<int, ChunkSize, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 1000});
   KvCache<Cpu, T> cache(tree, options);
   std::string message;
   try {
@@ -129,7 +131,7 @@ TEST_CASE("what was saved is a hit after loading, bit for bit, also with other c
     const TemporaryFile file("round_trip");
     const Prompts prompts = random_prompts(random, random.uniform(1, 12));
     const std::size_t saved = save_some(file.path, prompts);
-    PrefixTree<int, 4, PoolAllocator, Lru> tree;
+    PrefixTree<int, 4, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = 1000});
     KvCache<Cpu, float> cache(tree, geometry);
     CHECK(persist::load(file.path, tree, cache, "m") == saved);
     CHECK(persist::load(file.path, tree, cache, "m") == 0);  // all there already
@@ -139,7 +141,7 @@ TEST_CASE("what was saved is a hit after loading, bit for bit, also with other c
       REQUIRE(sequence.num_cached() == prompt.tokens.size());
       CHECK(wrong(sequence, prompt.tokens.size(), cache) == 0);
     }
-    tree.check_invariants();
+    check_invariants(tree);
   }
 }
 
@@ -152,7 +154,7 @@ TEST_CASE("a small budget loads what fits, and only whole prefixes") {
     Tree tree(PoolAllocator{.max_chunks = static_cast<std::size_t>(random.uniform(1, 8))});
     KvCache<Cpu, float> cache(tree, geometry);
     (void)persist::load(file.path, tree, cache, "m");
-    tree.check_invariants();
+    check_invariants(tree);
     for (const auto& prompt : prompts) {
       const auto sequence = tree.try_insert(prompt.tokens, {.name_space = prompt.name_space});
       if (sequence) CHECK(wrong(*sequence, sequence->num_cached(), cache) == 0);
@@ -206,7 +208,7 @@ TEST_CASE("foreign and mismatching files are refused with the reason") {
 TEST_CASE("a file that 0.2.1 wrote is loaded") {
   const std::string path = CHUNKATTN_SOURCE_DIR "/tests/examples/saved_by_0.2.1.chunks";
   const std::vector<std::vector<int>> prompts{{1, 2, 3, 4, 5, 6, 7, 8, 9}, {1, 2, 3, 42}};
-  Tree tree;
+  Tree tree(PoolAllocator{.max_chunks = 1000});
   KvCache<Cpu, float> cache(tree, geometry);
   REQUIRE(persist::load(path, tree, cache, "m") == 10);
   for (const auto& prompt : prompts) {

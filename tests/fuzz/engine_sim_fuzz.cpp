@@ -77,7 +77,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       run<chunkattn::Priority>(choices, o);
       break;
     default:
-      run<chunkattn::Lru>(choices, o);
+      run<chunkattn::CachePolicy>(choices, o);
   }
   return 0;
 }

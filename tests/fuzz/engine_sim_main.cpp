@@ -28,14 +28,14 @@ template <class Retention, int ChunkSize>
 constexpr Kind kind(const char* name) {
   return {name, ChunkSize, Retention::retains, &test::run_sim<Retention, ChunkSize>};
 }
-using chunkattn::Lru, chunkattn::NoRetention, test::TenantPriority;
+using chunkattn::CachePolicy, chunkattn::Lru, chunkattn::NoRetention, test::TenantPriority;
 constexpr Kind kinds[] = {
     kind<NoRetention, 4>("NoRetention, 4"),
     kind<Lru, 4>("Lru, 4"),
     kind<TenantPriority, 4>("Priority, 4"),
     kind<NoRetention, 1>("NoRetention, 1"),
     kind<TenantPriority, 2>("Priority, 2"),
-    kind<Lru, 16>("Lru, 16"),
+    kind<CachePolicy, 16>("CachePolicy, 16"),
     kind<Lru, 64>("Lru, 64"),
 };
 

@@ -22,7 +22,7 @@ using namespace chunkattn;
 
 namespace {
 
-using Tree = PrefixTree<int, 16>;
+using Tree = PrefixTree<int, 16, PoolAllocator, NoRetention>;
 
 // Every row of heads(first, count) is that of the whole view, some heads further on.
 template <class T>

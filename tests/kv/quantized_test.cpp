@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "chunkattn/debug/reference.hpp"
 #include "chunkattn/kv_view.hpp"
-#include "chunkattn/testing/reference.hpp"
 #include "support/random.hpp"
 
 using namespace chunkattn;

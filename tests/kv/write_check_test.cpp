@@ -13,7 +13,7 @@
 #include "chunkattn/chunk_attention.hpp"
 #include "chunkattn/kv_cache.hpp"
 #include "chunkattn/prefix_tree.hpp"
-#include "chunkattn/transfer.hpp"
+#include "chunkattn/transfer/transfer.hpp"
 #include "support/steps.hpp"
 
 using namespace chunkattn;

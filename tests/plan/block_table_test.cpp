@@ -1,6 +1,6 @@
 // Block tables of trees with TreeOptions::Sharing::chunk, checked against the tokens that the pages
 // hold.
-#include "chunkattn/block_table.hpp"
+#include "chunkattn/interop/block_table.hpp"
 
 #include <doctest/doctest.h>
 
@@ -257,8 +257,8 @@ TEST_CASE("random trees: page p, offset o holds token p * page + o") {
       REQUIRE(static_cast<std::size_t>(table.last_page_len()[i]) ==
               tokens.size() - 4 * (pages - 1));
       for (std::size_t at = 0; at < tokens.size(); ++at)
-        REQUIRE(chunkattn::detail::TreeAccess::token_at(tree, table.indices()[begin + at / 4],
-                                                        static_cast<std::int32_t>(at % 4)) ==
+        REQUIRE(chunkattn::detail::TreeAccess::tree(tree).token_at(
+                    table.indices()[begin + at / 4], static_cast<std::int32_t>(at % 4)) ==
                 tokens[at]);
     }
   }

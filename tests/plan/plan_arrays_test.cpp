@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
@@ -78,7 +79,8 @@ Seen seen(const PlanView& view) {
 TEST_CASE("tails that outgrow their room in the piece array several times") {
   for (const int sequences : {1, 3}) {
     CAPTURE(sequences);
-    PrefixTree<int, 8> tree;  // room for 128 pieces, then for 384, for 896, ...
+    PrefixTree<int, 8, PoolAllocator, NoRetention>
+        tree;  // room for 128 pieces, then for 384, for 896, ...
     AttentionPlan kept;
     std::vector<decltype(tree)::Sequence> batch;
     for (int i = 0; i < sequences; ++i) batch.push_back(tree.insert(std::vector<int>{1, 2, 3, i}));
@@ -155,12 +157,12 @@ TEST_CASE("the versions of segments and pieces change whenever these do") {
     }
     CHECK(all.size() > segments_of.size());
     CHECK(segments_of.size() > 20);
-    tree.check_invariants();
+    check_invariants(tree);
   }
 }
 
 TEST_CASE("a version of segments is of one plan of the process only") {
-  PrefixTree<int, 4> tree;
+  PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
   auto s = tree.insert(std::vector<int>{1, 2, 3});
   auto step = tree.begin_step();
   REQUIRE(step.add(s));

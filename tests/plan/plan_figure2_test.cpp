@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "support/steps.hpp"
 
@@ -21,7 +22,7 @@ using namespace chunkattn;
 namespace {
 
 constexpr int chunk_size = 4;
-using Tree = PrefixTree<int, chunk_size>;
+using Tree = PrefixTree<int, chunk_size, PoolAllocator, NoRetention>;
 using Context = std::tuple<std::string, int, int>;
 
 /// So many chunks of tokens, less the last two: the first is the prefill's output, which the next
@@ -86,7 +87,7 @@ TEST_CASE("the contexts of Figure 2") {
           {"C0/C1/C2", 0, 2}, {"C3", 0, 0}, {"C4/C6", 1, 1}, {"C5/C7", 2, 2}};
       CHECK(contexts(plan_of({0, 1, 2}, step), names) == expected);
       CHECK(tree.stats().used_chunks == 8);
-      tree.check_invariants();
+      check_invariants(tree);
       auto done = std::move(step).finished();
       for (const StepRow row : done.rows()) done.commit(row, 7);
     }

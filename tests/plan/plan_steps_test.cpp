@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/random.hpp"
@@ -18,7 +19,7 @@ using namespace chunkattn;
 
 namespace {
 
-using Tree = PrefixTree<std::int32_t, 64, FixedAllocator>;
+using Tree = PrefixTree<std::int32_t, 64, FixedAllocator, NoRetention>;
 
 std::vector<std::int32_t> prompt_of(std::size_t shared, std::size_t own, int who) {
   std::vector<std::int32_t> tokens(shared + own, 1);
@@ -66,12 +67,12 @@ TEST_CASE("640 decode steps with random chunk phases: no allocation, one version
     CHECK(tree.version() == version);
     CHECK(steps_that_filled >= (b == 256 ? 600u : 200u));  // boundaries are the common case
     CHECK(batch[0].size() > 640);
-    tree.check_invariants();
+    check_invariants(tree);
   }
 }
 
 TEST_CASE("chunks of one token: a piece for each, and none beyond the sequence") {
-  using Narrow = PrefixTree<std::int32_t, 1, FixedAllocator>;
+  using Narrow = PrefixTree<std::int32_t, 1, FixedAllocator, NoRetention>;
   Narrow tree(FixedAllocator(200));
   AttentionPlan plan;
   std::vector<Narrow::Sequence> batch;
@@ -134,7 +135,7 @@ TEST_CASE("rebuilds equal joins, leaves, forks and row changes") {
       boundaries += now != pieces ? 1 : 0;
       pieces = now;
       REQUIRE(plan.num_rebuilds() == expected);
-      if (step % 64 == 0) tree.check_invariants();
+      if (step % 64 == 0) check_invariants(tree);
     }
     CHECK(joins * leaves * forks * reorders > 0);
     CHECK(boundaries > 100);
@@ -164,7 +165,7 @@ TEST_CASE("a plan that is built anew holds no more than a fresh one") {
 }
 
 TEST_CASE("who reads what another writes comes after it, and each position is written once") {
-  PrefixTree<int, 4> tree;
+  PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
   AttentionPlan plan;
   const std::vector<int> prompt = {1, 2, 3, 4, 5, 6};
   auto a = tree.insert(prompt);
@@ -202,11 +203,11 @@ TEST_CASE("who reads what another writes comes after it, and each position is wr
   std::vector<SequenceId> outputs;
   for (const StepRow row : done.rows()) outputs.push_back(row.sequence);
   CHECK(outputs == std::vector<SequenceId>{a.id(), twin.id()});
-  tree.check_invariants();
+  check_invariants(tree);
 }
 
 TEST_CASE("a row that another writes, or that is written, writes nowhere") {
-  PrefixTree<int, 4> tree;
+  PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
   AttentionPlan plan;
   const std::vector<int> prompt = {1, 2, 3, 4, 5, 6};
   auto a = tree.insert(prompt);
@@ -227,7 +228,7 @@ TEST_CASE("a row that another writes, or that is written, writes nowhere") {
 }
 
 TEST_CASE("what an heir computes a second time it does not write a second time") {
-  PrefixTree<int, 4> tree;
+  PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
   AttentionPlan plan;
   const std::vector<int> prompt = {1, 2, 3, 4, 5, 6, 7, 8};
   auto a = tree.insert(prompt);
@@ -249,7 +250,7 @@ TEST_CASE("what an heir computes a second time it does not write a second time")
 TEST_CASE("a plan that outlives its tree is not taken for one of the next tree at its address") {
   AttentionPlan plan;
   for (int round = 0; round < 3; ++round) {
-    PrefixTree<int, 4> tree;
+    PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
     auto s = tree.insert(std::vector<int>{1, 2, 3, 4, 5 + round});
     auto step = tree.begin_step();
     CHECK(step.add(s));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/steps.hpp"
 
@@ -16,7 +17,7 @@ using test::iota;
 
 namespace {
 
-using Tree = PrefixTree<int, 4>;
+using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
 using Tokens = std::vector<int>;
 using Parents = std::vector<std::int32_t>;
 
@@ -78,7 +79,7 @@ TEST_CASE("known drafts behind a step that was dropped in flight: theirs until t
     CHECK(test::refused([&] { (void)t.view.tokens(); }) ==
           "token at position = 8: expected known tokens; this one is the output of a step that is "
           "not committed: use tokens(placeholder) and unknown_tokens()");
-    t.tree.check_invariants();
+    check_invariants(t.tree);
 
     const auto finished = std::move(*t.second).finished();
     CHECK(finished.rows().begin() == finished.rows().end());

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "chunkattn/detail/base/check.hpp"
+#include "chunkattn/detail/support/check.hpp"
 #include "simt/fiber.hpp"
 #include "simt/memory.hpp"
 

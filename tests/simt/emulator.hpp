@@ -28,7 +28,7 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/detail/base/config.hpp"
+#include "chunkattn/detail/support/config.hpp"
 #include "chunkattn/element.hpp"
 #include "simt/block.hpp"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "chunkattn/prefix_tree.hpp"
-#include "chunkattn/testing/reference.hpp"
 #include "simt/runtime.hpp"
 #include "support/random.hpp"
 #include "support/random_plan.hpp"
@@ -27,7 +27,7 @@ using chunkattn::Cuda;
 using chunkattn::CudaOptions;
 using chunkattn::half;
 using chunkattn::KvCache;
-using Tree = chunkattn::PrefixTree<int, 16>;
+using Tree = chunkattn::PrefixTree<int, 16, chunkattn::PoolAllocator, chunkattn::NoRetention>;
 
 inline constexpr int head_dim = 16;
 inline constexpr int kv_heads = 2;

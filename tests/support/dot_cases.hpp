@@ -9,7 +9,7 @@
 
 #include "attention_case.hpp"
 #include "chunkattn/chunk_attention.hpp"
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "random_plan.hpp"
 
 namespace test {

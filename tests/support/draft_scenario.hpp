@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "chunkattn/debug/tree.hpp"
 #include "draft_trees.hpp"
 #include "variant_cases.hpp"
 
@@ -88,7 +89,7 @@ class DraftScenario {
       done.commit(row, outputs, leaf);
       a.chat->tokens.insert(a.chat->tokens.end(), outputs.begin(), outputs.end());
     }
-    engine_.tree.check_invariants();
+    chunkattn::check_invariants(engine_.tree);
   }
 
   /// The rows of a segment stand side by side: tasks of a GPU are ranges of rows.

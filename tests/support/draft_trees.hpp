@@ -15,6 +15,7 @@
 
 #include "attention_case.hpp"
 #include "chunkattn/chunkattn.hpp"
+#include "chunkattn/transfer/transfer.hpp"
 #include "parents.hpp"
 
 namespace test {

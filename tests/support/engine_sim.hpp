@@ -27,6 +27,8 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/cache/policy.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/shadow_memory.hpp"
@@ -59,7 +61,8 @@ class RandomChoices : public Choices {
 };
 
 /// Priority with a weight for each of the simulation's tenants, and a quota of the last one.
-struct TenantPriority : Priority {
+struct TenantPriority : chunkattn::CachePolicy {
+  [[nodiscard]] int level(int priority) const noexcept { return priority; }
   static constexpr std::size_t last_quota = 5;
   [[nodiscard]] std::uint32_t weight(std::uint64_t tenant) const noexcept {
     return 1 + static_cast<std::uint32_t>(tenant);

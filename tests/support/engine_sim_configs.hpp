@@ -36,7 +36,9 @@ inline std::vector<SimConfig> sim_configs(int chunk_size) {
       o.tree.max_checkpoints_per_path = 6;
       const std::string rule = (sharing == TreeOptions::Sharing::token ? "token" : "chunk") +
                                std::string(", min_run ") + std::to_string(min_run);
+      o.retention.high_watermark = max_pool_chunks;
       all.push_back({rule + ", no limit", o});
+      o.retention.high_watermark = chunkattn::detail::RetentionBudget{}.high_watermark;
       SimOptions few = o;  // few sequences that meet often
       few.retention.max_pinned = 3;
       few.tree.max_checkpoints = 9;

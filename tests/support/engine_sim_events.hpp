@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "chunkattn/debug/tree.hpp"
+#include "chunkattn/events/mirror.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/engine_sim.hpp"
@@ -21,7 +23,7 @@ namespace test {
 template <class Tree>
 class EventWire {
   using Token = typename Tree::token_type;
-  using Mirror = typename Tree::Mirror;
+  using Mirror = CacheMirror<Tree>;
   using Applied = typename Mirror::Applied;
 
  public:
@@ -49,10 +51,10 @@ class EventWire {
     });
     if (late) {
       sent_.clear();
-      mirror_.load(tree.snapshot());
+      mirror_.load(take_snapshot(tree));
       count(first ? "events asked for late" : "events asked for again");
     }
-    told_ = seen_ = tree.snapshot().number;
+    told_ = seen_ = take_snapshot(tree).number;
   }
   [[nodiscard]] bool connected() const { return connected_; }
 
@@ -80,7 +82,7 @@ class EventWire {
     expect(mirror_.number() == told_, "the mirror is up to date");
     std::size_t findable = 0;
     paths_.clear();
-    chunkattn::for_each_node(tree, 1 << 20, [&](const typename Tree::Node& node) {
+    chunkattn::for_each_node(tree, 1 << 20, [&](const NodeInfo<typename Tree::token_type>& node) {
       Path& path = paths_.emplace_back();
       path.id = node.id;
       for (const Path& before : paths_)
@@ -139,7 +141,7 @@ class EventWire {
   void recover(const Tree& tree) {
     const std::uint64_t oldest = told_ + 1 - sent_.size();
     if (mirror_.number() + 1 < oldest || choices_.below(3) == 0) {
-      mirror_.load(tree.snapshot());
+      mirror_.load(take_snapshot(tree));
       seen_ = told_;
       return count("mirror recovered by a snapshot");
     }
@@ -149,7 +151,7 @@ class EventWire {
     count("mirror recovered by replay");
   }
   /// Whether prompts come to this node: not to what only its own sequences have.
-  static bool is_published(const Tree& tree, const typename Tree::Node& node) {
+  static bool is_published(const Tree& tree, const NodeInfo<typename Tree::token_type>& node) {
     return chunkattn::detail::TreeAccess::core(tree).topology.node(node.id).state ==
            chunkattn::detail::NodeState::published;
   }

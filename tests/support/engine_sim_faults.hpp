@@ -44,7 +44,7 @@ class EngineSimFaults : public EngineSimBase<Retention, ChunkSize> {
     const TreeStats now = tree_->stats();
     expect(now.steps == before.steps && now.used_chunks <= before.used_chunks,
            "what failed has not happened");
-    tree_->check_invariants();
+    check_invariants(*tree_);
     this->check_all_sequences();
     return false;
   }

@@ -169,21 +169,21 @@ class EngineSimHandles : public EngineSimCheckpoints<Retention, ChunkSize> {
     Tree moved = std::move(*tree_);
     Tree& empty = *tree_;
     const std::vector<SimToken> prompt(1);
-    typename Tree::Waiting waiting;
+    AdmissionQueue<Tree> waiting;
     waiting.push({prompt});
     const auto refused = [](const auto& f) { expect_refused(f, "a tree that was moved from"); };
     refused([&] { (void)empty.stats(); });
     refused([&] { (void)empty.insert(prompt); });
     refused([&] { (void)empty.try_insert(prompt); });
-    refused([&] { (void)empty.admit(waiting); });
-    refused([&] { empty.rank(waiting); });
+    refused([&] { (void)waiting.admit(empty); });
+    refused([&] { waiting.rank(empty); });
     refused([&] { (void)empty.match_prefix(prompt); });
     refused([&] { (void)empty.chunks_available(); });
     refused([&] { (void)empty.begin_step(); });
     refused([&] { (void)empty.pin(prompt); });
     refused([&] { empty.device_idle(); });
     refused([&] { empty.clear(); });
-    refused([&] { empty.check_invariants(); });
+    refused([&] { check_invariants(empty); });
     for (const LivePtr& live : live_) expect(live->handle.is_live(), "handles follow the tree");
     this->check_views();
     move_to_itself(moved);
@@ -220,7 +220,7 @@ class EngineSimHandles : public EngineSimCheckpoints<Retention, ChunkSize> {
       try {
         for (const LivePtr& live : before) live->handle = Sequence();
         expect(!tree_->pin({}), "nothing is pinned");  // a call that changes the tree in any case
-        joining = tree_->admit(this->waiting_);
+        joining = this->waiting_.admit(*tree_);
         for (const LivePtr& live : after) live->handle = Sequence();
       } catch (...) {
         error = std::current_exception();
@@ -327,7 +327,7 @@ class EngineSimHandles : public EngineSimCheckpoints<Retention, ChunkSize> {
     dropper.join();
     if (error) std::rethrow_exception(error);
     this->device_idle();
-    tree_->check_invariants();
+    check_invariants(*tree_);
     this->check_all_sequences();
     expect(tree_->stats().leaving_sequences == 0 ||
                !chunkattn::detail::TreeAccess::core(*tree_).copies.all().empty(),

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "chunkattn/events/mirror.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/engine_sim.hpp"
@@ -114,9 +115,9 @@ class PlainSpans {
 template <class Tree>
 class HostileWire {
   using Token = typename Tree::token_type;
-  using Mirror = typename Tree::Mirror;
+  using Mirror = CacheMirror<Tree>;
   using Applied = typename Mirror::Applied;
-  using Snapshot = typename Tree::Snapshot;
+  using Snapshot = CacheSnapshot<Token>;
   using Kind = CacheEvent::Kind;
 
  public:
@@ -151,7 +152,7 @@ class HostileWire {
     }
     if (!heard_.empty()) is_like_faithful_ = false;
     heard_.clear();
-    if (one_in(64)) compare(tree.snapshot(), faithful_);
+    if (one_in(64)) compare(take_snapshot(tree), faithful_);
   }
 
  private:
@@ -174,7 +175,7 @@ class HostileWire {
 
   /// The victim starts again, as what the tree is.
   void begin(const Tree& tree) {
-    const Snapshot now = tree.snapshot();
+    const Snapshot now = take_snapshot(tree);
     victim_.load(now);
     plain_.load(now);
     is_like_faithful_ = heard_.empty();
@@ -246,10 +247,10 @@ class HostileWire {
   [[nodiscard]] Snapshot damaged_snapshot(const Tree& tree) {
     Snapshot s;
     if (one_in(4)) {
-      auto foreign = other_.snapshot();
+      auto foreign = take_snapshot(other_);
       s = {foreign.number, foreign.unit, std::move(foreign.spans), std::move(foreign.tokens)};
     } else {
-      s = tree.snapshot();
+      s = take_snapshot(tree);
     }
     for (std::size_t faults = below(3); faults > 0; --faults) {
       const std::size_t at = below(s.spans.size() + 1);

@@ -14,7 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/transfer.hpp"
+#include "chunkattn/cache/admission.hpp"
+#include "chunkattn/transfer/transfer.hpp"
 #include "tests/support/engine_sim_steps.hpp"
 
 namespace test {
@@ -201,12 +202,12 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
   /// What is kept of them is what the tree says when it is asked anew.
   void check_ranks() {
     if (one_in(3))
-      tree_->rank(waiting_, {});
+      waiting_.rank(*tree_, {});
     else
-      tree_->rank(waiting_);
+      waiting_.rank(*tree_);
     expect(waiting_.ranks().size() == requests_.size(), "as many wait as were told");
     auto request = requests_.begin();
-    for (const typename Tree::Rank& rank : waiting_.ranks()) {
+    for (const typename AdmissionQueue<Tree>::Rank& rank : waiting_.ranks()) {
       const auto& [prompt, options, overtaken] = request->second;
       expect(rank.id == request->first, "requests wait in their order");
       const auto match = tree_->match_prefix(prompt, options);
@@ -225,7 +226,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
     const std::size_t headroom = below(12);
     for (bool more = true; more && live_.size() < options_.max_live;) {
       std::optional<std::pair<std::uint64_t, Sequence>> joining;
-      if (!this->attempt("admit", [&] { joining = tree_->admit(waiting_, headroom); })) return;
+      if (!this->attempt("admit", [&] { joining = waiting_.admit(*tree_, headroom); })) return;
       more = joining.has_value();
       if (more) {
         expect(tree_->chunks_available() >= headroom, "headroom is left");
@@ -315,7 +316,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
   /// What an unbounded cache must still have.
   void remember(const Live& live) {
     if (!Retention::retains || options_.budget != max_pool_chunks ||
-        options_.retention.high_watermark < max_pool_chunks || live.weights != this->weights_)
+        options_.retention.high_watermark != max_pool_chunks || live.weights != this->weights_)
       return;
     for (std::size_t p = 0; p < live.findable && live.done[p]; ++p)
       remembered_.insert(live.hash[p]);
@@ -621,7 +622,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
   std::vector<Swapped> swapped_;
   std::vector<Pinned> pins_;
   static constexpr std::size_t max_overtaken = 3;
-  typename Tree::Waiting waiting_{max_overtaken};
+  AdmissionQueue<Tree> waiting_{max_overtaken};
   std::map<std::uint64_t, Request> requests_;  // that wait, by id
 };
 

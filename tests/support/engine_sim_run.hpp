@@ -45,12 +45,12 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
     if (one_in(3)) this->use_tiers();
     if (this->any_void()) this->check_views();
     count_events(before);
-    tree_->check_invariants();
+    check_invariants(*tree_);
     mirror_events();
   }
 
   void check_all() {
-    tree_->check_invariants();
+    check_invariants(*tree_);
     this->check_all_sequences();
     this->check_views();
     this->check_states();
@@ -70,7 +70,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
     while (!live_.empty()) this->leave();
     this->device_idle();
     pins_.clear();
-    tree_->check_invariants();
+    check_invariants(*tree_);
     TreeStats stats = tree_->stats();
     expect(stats.live_sequences == 0, "nobody is left");
     if (chunkattn::detail::TreeAccess::core(*tree_).copies.all().empty()) {  // else what is to be
@@ -80,7 +80,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
     }
     expect(Retention::retains || stats.used_chunks == 0, "without retention nothing is left");
     tree_->clear();
-    tree_->check_invariants();
+    check_invariants(*tree_);
     this->check_states();
     stats = tree_->stats();
     expect(stats.used_chunks == 0 && stats.nodes == 1 && stats.leaving_sequences == 0,

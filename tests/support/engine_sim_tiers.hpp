@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/experimental/tiers.hpp"
+#include "chunkattn/tiers/tiers.hpp"
 #include "tests/support/engine_sim_handles.hpp"
 #include "tests/support/faulty_tier.hpp"
 

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "chunkattn/experimental/tiers.hpp"
+#include "chunkattn/tiers/tiers.hpp"
 
 namespace test {
 

@@ -10,7 +10,7 @@
 #include <span>
 
 #include "attention_case.hpp"
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/reference.hpp"
 
 namespace test {
 

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "attention_case.hpp"
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "chunkattn/variants.hpp"
 #include "guarded_table.hpp"
 #include "random_plan.hpp"

@@ -11,9 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/experimental/tiers.hpp"
 #include "chunkattn/kv_cache.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/tiers/tiers.hpp"
+#include "chunkattn/transfer/transfer.hpp"
 
 namespace test::tier_bench {
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/experimental/tier_store.hpp"
+#include "chunkattn/tiers/tier_store.hpp"
 
 namespace test::tier_folder {
 

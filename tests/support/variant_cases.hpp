@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "attention_case.hpp"
-#include "chunkattn/testing/reference.hpp"
+#include "chunkattn/debug/reference.hpp"
 #include "chunkattn/variants.hpp"
 #include "nan_place.hpp"
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
@@ -143,16 +144,16 @@ TEST_CASE_TEMPLATE("an allocator moves with what it has handed out", A, PoolAllo
 
 TEST_CASE_TEMPLATE("a tree over any allocator uses the whole budget and gives all back", A,
                    PoolAllocator, FixedAllocator, LowestFirstAllocator, TieredAllocator) {
-  PrefixTree<int, 4, A> tree(make<A>());
+  PrefixTree<int, 4, A, NoRetention> tree(make<A>());
   test::Random random(2);
   for (int round = 0; round < 20; ++round) {
-    std::vector<typename PrefixTree<int, 4, A>::Sequence> live;
+    std::vector<typename PrefixTree<int, 4, A, NoRetention>::Sequence> live;
     for (int id = 0;; ++id) {
       const std::vector<int> prompt(static_cast<std::size_t>(random.uniform(1, 12)), id);
       const bool fits = tree.chunks_needed(prompt) <= tree.chunks_available();
       auto sequence = tree.try_insert(prompt);
       REQUIRE(sequence.has_value() == fits);
-      tree.check_invariants();
+      check_invariants(tree);
       if (!sequence) break;
       live.push_back(std::move(*sequence));
     }
@@ -163,7 +164,7 @@ TEST_CASE_TEMPLATE("a tree over any allocator uses the whole budget and gives al
     random.shuffle(live);
     while (!live.empty()) {
       live.pop_back();
-      tree.check_invariants();
+      check_invariants(tree);
     }
     CHECK(tree.stats().used_chunks == 0);
     CHECK(tree.chunks_available() == budget);
@@ -217,7 +218,7 @@ struct ThrowingAllocator {
 
 TEST_CASE("an allocator that throws: the operation has not happened") {
   int countdown = -1;
-  using Tree = PrefixTree<int, 4, ThrowingAllocator>;
+  using Tree = PrefixTree<int, 4, ThrowingAllocator, NoRetention>;
   Tree tree(ThrowingAllocator{.countdown = &countdown}, {.min_run = 4});
   auto a = tree.insert(std::vector<int>{1, 2, 3, 4, 5});
   a.append(6);
@@ -229,7 +230,7 @@ TEST_CASE("an allocator that throws: the operation has not happened") {
   auto step = tree.begin_step();
   const std::vector<int> before = a.tokens();
   const auto unchanged = [&] {
-    tree.check_invariants();
+    check_invariants(tree);
     CHECK(a.tokens() == before);
     CHECK(tree.stats().live_sequences == 1);
     CHECK(tree.stats().used_chunks == 2);
@@ -269,7 +270,7 @@ TEST_CASE("an allocator that throws: the operation has not happened") {
   unchanged();
   countdown = -1;
   auto twin = a.fork();
-  tree.check_invariants();
+  check_invariants(tree);
   CHECK(twin.tokens() == before);
 }
 
@@ -335,7 +336,7 @@ TEST_CASE("an allocator that answers what is no free chunk is named, and nothing
     CHECK(tree.stats().leaving_sequences == 0);
     CHECK(tree.stats().used_chunks == 3);
     CHECK(tree.match_prefix(std::vector<int>{8, 8, 8, 8}).cached == 4);
-    tree.check_invariants();
+    check_invariants(tree);
   };
   const auto everywhere = [&](ChunkIndex lie, int countdown, const std::string& why) {
     refused(lie, countdown, why, [&] { (void)tree.insert(fresh); });
@@ -363,5 +364,5 @@ TEST_CASE("an allocator that answers what is no free chunk is named, and nothing
   auto twin = a.fork();  // it all works once the allocator does
   auto b = tree.insert(fresh);
   REQUIRE(step.add(b, 100, {.tokens = fresh}));
-  tree.check_invariants();
+  check_invariants(tree);
 }

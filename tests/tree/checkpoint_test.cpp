@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
@@ -75,7 +76,7 @@ struct Run {
     const std::size_t size = sequence.size();
     while (sequence.size() == size) REQUIRE(step(tree, max_tokens));
     CHECK(state == state_of(sequence.tokens(), size));
-    tree.check_invariants();
+    check_invariants(tree);
   }
 };
 
@@ -99,7 +100,7 @@ TEST_CASE("at every fork of a family, the third sibling resumes at the fork itse
     for (std::size_t fork = 1; fork <= prompt.size(); ++fork) {
       CAPTURE(fork);
       CAPTURE(live);
-      Tree tree({}, with_checkpoints(10));
+      Tree tree({.max_chunks = 10000}, with_checkpoints(10));
       std::optional<Run<Tree>> first(std::in_place, tree, prompt);
       first->prefill(tree, 7);
       CHECK(first->started_at == 0);
@@ -123,7 +124,7 @@ TEST_CASE("chunks that are shared as a whole part at chunks, and so do states") 
   const Tokens prompt = iota(0, 30);
   for (std::size_t fork = 4; fork < prompt.size(); ++fork) {
     CAPTURE(fork);
-    Whole tree({}, with_checkpoints(10, 8, TreeOptions::Sharing::chunk));
+    Whole tree({.max_chunks = 10000}, with_checkpoints(10, 8, TreeOptions::Sharing::chunk));
     Run<Whole>(tree, prompt).prefill(tree);
     Run<Whole>(tree, sibling(prompt, fork, 100, 9)).prefill(tree);
     Run<Whole> last(tree, sibling(prompt, fork, 200, 9));
@@ -134,7 +135,7 @@ TEST_CASE("chunks that are shared as a whole part at chunks, and so do states") 
 
 TEST_CASE("who computes saves the state at which one that waits goes on") {
   const Tokens prompt = iota(0, 40);
-  Tree tree({}, with_checkpoints(10));
+  Tree tree({.max_chunks = 10000}, with_checkpoints(10));
   Run<Tree> writer(tree, prompt);
   writer.start();
   CHECK(writer.step(tree, 8));
@@ -149,7 +150,7 @@ TEST_CASE("who computes saves the state at which one that waits goes on") {
 }
 
 TEST_CASE("a prompt that comes again computes its last token only, and the next turn what is new") {
-  Tree tree({}, with_checkpoints(10));
+  Tree tree({.max_chunks = 10000}, with_checkpoints(10));
   const Tokens prompt = iota(0, 23);
   Tokens answered;
   {
@@ -173,7 +174,7 @@ TEST_CASE("a prompt that comes again computes its last token only, and the next 
 }
 
 TEST_CASE("K/V that is there is not written again, and no other sequence sees a difference") {
-  Tree tree({}, with_checkpoints(10));
+  Tree tree({.max_chunks = 10000}, with_checkpoints(10));
   const Tokens prompt = iota(0, 20);
   Run<Tree>(tree, prompt).prefill(tree);
   Run<Tree> second(tree, sibling(prompt, 10, 100, 4));
@@ -226,7 +227,7 @@ TEST_CASE("a state lives as long as the tree or a sequence has it") {
 }
 
 TEST_CASE("of all checkpoints those go that were not used for longest") {
-  Tree tree({}, with_checkpoints(3));
+  Tree tree({.max_chunks = 10000}, with_checkpoints(3));
   const auto prompt = [](int i) { return iota(100 * i, 10); };
   for (int i = 0; i < 3; ++i) Run<Tree>(tree, prompt(i)).prefill(tree);
   Run<Tree>(tree, prompt(0)).prefill(tree);  // used again
@@ -239,7 +240,7 @@ TEST_CASE("of all checkpoints those go that were not used for longest") {
 }
 
 TEST_CASE("a path has not more than it may, and keeps those where paths part") {
-  Tree tree({}, with_checkpoints(1000, 3));
+  Tree tree({.max_chunks = 10000}, with_checkpoints(1000, 3));
   Tokens chat = iota(0, 12);
   for (int other = 1; other <= 2; ++other)
     Run<Tree>(tree, sibling(chat, 8, 1000 * other, 6)).prefill(tree);
@@ -257,7 +258,7 @@ TEST_CASE("a path has not more than it may, and keeps those where paths part") {
 }
 
 TEST_CASE("a checkpoint between others counts for the paths below it, too") {
-  Tree tree({}, with_checkpoints(1000, 2));
+  Tree tree({.max_chunks = 10000}, with_checkpoints(1000, 2));
   const Tokens prompt = iota(0, 40);
   auto s = tree.insert(prompt);
   test::load(s);
@@ -267,7 +268,7 @@ TEST_CASE("a checkpoint between others counts for the paths below it, too") {
   CHECK(s.save_checkpoint(25, state));
   CHECK(s.save_checkpoint(30, state));
   CHECK(t.save_checkpoint(20, state));  // on the path of s as well
-  tree.check_invariants();
+  check_invariants(tree);
   CHECK(tree.stats().checkpoints == 2);
   CHECK(tree.match_prefix(prompt).checkpoint == 30);
   CHECK(tree.match_prefix(sibling(prompt, 20, 100, 10)).checkpoint == 20);
@@ -284,7 +285,7 @@ TEST_CASE("checkpoints go with the K/V of their tokens, and not with others'") {
   }
   for (std::size_t taken = 1; taken <= 10; ++taken) {
     auto other = tree.insert(iota(1000 * static_cast<int>(taken), 4 * taken));
-    tree.check_invariants();
+    check_invariants(tree);
     const auto left = tree.match_prefix(prompt);
     CHECK(left.cached == 40 - 4 * taken);
     const std::size_t expected = left.cached < 2 ? 0 : (left.cached - 2) / 5 * 5 + 2;
@@ -296,7 +297,7 @@ TEST_CASE("checkpoints go with the K/V of their tokens, and not with others'") {
 }
 
 TEST_CASE("an answer that is dropped for an equal one leaves its checkpoints there") {
-  Tree tree({}, with_checkpoints(100));
+  Tree tree({.max_chunks = 10000}, with_checkpoints(100));
   const Tokens prompt = iota(0, 6);
   std::vector<Run<Tree>> twins;
   for (int i = 0; i < 2; ++i) {
@@ -312,14 +313,14 @@ TEST_CASE("an answer that is dropped for an equal one leaves its checkpoints the
   twins[0].sequence.leave();
   CHECK(tree.match_prefix(all).checkpoint == 9);
   twins[1].sequence.leave();
-  tree.check_invariants();
+  check_invariants(tree);
   CHECK(tree.stats().merged_tokens == 9);
   CHECK(tree.match_prefix(all).checkpoint == 14);
   CHECK(tree.stats().checkpoints == 3);  // 5, 9, 14
 }
 
 TEST_CASE("tenants have checkpoints of their own, and public ones") {
-  Tree tree({}, with_checkpoints(100));
+  Tree tree({.max_chunks = 10000}, with_checkpoints(100));
   const Tokens prompt = iota(0, 24);
   const auto of = [](std::uint64_t tenant) {
     return InsertOptions{.name_space = {.tenant = tenant}, .public_length = 10};
@@ -333,7 +334,7 @@ TEST_CASE("tenants have checkpoints of their own, and public ones") {
 }
 
 TEST_CASE("who wants his prompt's logits begins with a checkpoint before them") {
-  Tree tree({}, with_checkpoints(100));
+  Tree tree({.max_chunks = 10000}, with_checkpoints(100));
   const Tokens prompt = iota(0, 24);
   Run<Tree>(tree, sibling(prompt, 12, 100, 3)).prefill(tree);
   Run<Tree>(tree, prompt).prefill(tree);
@@ -344,7 +345,7 @@ TEST_CASE("who wants his prompt's logits begins with a checkpoint before them") 
 }
 
 TEST_CASE("a sequence that was truncated goes on at a checkpoint") {
-  Tree tree({}, with_checkpoints(100));
+  Tree tree({.max_chunks = 10000}, with_checkpoints(100));
   const Tokens prompt = iota(0, 24);
   Run<Tree>(tree, sibling(prompt, 12, 100, 3)).prefill(tree);
   Run<Tree> run(tree, prompt);
@@ -371,7 +372,7 @@ TEST_CASE("what makes no sense is refused before anything changes") {
   check_refused([&] { static_cast<void>(Tree({}, with_checkpoints(4, 0))); },
                 "max_checkpoints_per_path = 0");
 
-  Tree tree({}, with_checkpoints(4));
+  Tree tree({.max_chunks = 10000}, with_checkpoints(4));
   auto t = tree.insert(iota(0, 8));
   check_refused([&] { static_cast<void>(t.save_checkpoint(1, state)); },
                 "position = 1: expected 1 to num_written(), 0");

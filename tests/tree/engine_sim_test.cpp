@@ -50,8 +50,8 @@ TEST_CASE("an engine on Lru, chunks of 4") {
 TEST_CASE("an engine on Priority, chunks of 4") {
   run_all<test::TenantPriority, 4>("Priority", 1200);
 }
-TEST_CASE("an engine on Lru, chunks of 16") {
-  run_all<Lru, 16>("Lru", 600);
+TEST_CASE("an engine on CachePolicy, chunks of 16") {
+  run_all<chunkattn::CachePolicy, 16>("CachePolicy", 600);
 }
 
 TEST_CASE("an engine on Lru, chunks of 1") {

@@ -7,6 +7,8 @@
 #include <map>
 #include <vector>
 
+#include "chunkattn/cache/policy.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/refused.hpp"
@@ -32,7 +34,7 @@ std::vector<int> with_tail(int first, int tail) {
 
 TEST_CASE("what is used stays, and what is not used for long enough goes") {
   using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
-  Tree tree({}, {}, {.max_pinned = 10, .ttl = 100});
+  Tree tree({.max_chunks = 10000}, {}, {.max_pinned = 10, .ttl = 100});
   const InsertOptions all{.compute_last = false};
   CHECK(tree.expire(1000) == 0);
   pass(tree, with_tail(0, 100), all);
@@ -53,27 +55,28 @@ TEST_CASE("what is used stays, and what is not used for long enough goes") {
   live.leave();
   CHECK(tree.expire(5099) == 0);
   CHECK(tree.expire(5100) == 16);
-  tree.check_invariants();
+  check_invariants(tree);
 }
 
 TEST_CASE("time does not go back, and does not pass for policies that have none") {
-  PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {}, {.ttl = 5});
+  PrefixTree<int, 4, PoolAllocator, Lru> tree({.max_chunks = 10000}, {}, {.ttl = 5});
   CHECK(tree.expire(10) == 0);
   CHECK(test::refused([&] { static_cast<void>(tree.expire(9)); }).find("now = 9") !=
         std::string::npos);
   PrefixTree<int, 4, PoolAllocator, Lru> forever;
   pass(forever, iota(0, 8), {.compute_last = false});
   CHECK(forever.expire(std::numeric_limits<std::uint64_t>::max()) == 0);
-  PrefixTree<int, 4> none;
+  PrefixTree<int, 4, PoolAllocator, NoRetention> none;
   CHECK(none.expire(7) == 0);
-  using Learning = PrefixTree<int, 4, PoolAllocator, Lru>;
+  using Learning = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
   CHECK_THROWS_AS(Learning({}, {}, {.learns = true, .ttl = 5}), InvalidArgument);
 }
 
 TEST_CASE("by priorities and tenants, exactly what is older goes") {
   test::Random random(test::run_seed());
   for (const bool fair : {false, true}) {
-    PrefixTree<int, 4, PoolAllocator, Priority> tree({}, {}, {.fair = fair, .ttl = 50});
+    PrefixTree<int, 4, PoolAllocator, CachePolicy> tree(
+        {.max_chunks = 10000}, {}, {.fair = fair, .ttl = 50, .by_priority = true});
     struct Key {
       std::uint64_t tenant;
       int prompt;
@@ -96,7 +99,7 @@ TEST_CASE("by priorities and tenants, exactly what is older goes") {
       expected +=
           8 * std::erase_if(used, [&](const auto& entry) { return now - entry.second >= 50; });
       CHECK(tree.expire(now) == expected);
-      tree.check_invariants();
+      check_invariants(tree);
     }
     for (const auto& [key, when] : used)
       CHECK(tree.match_prefix(tokens(key.prompt), {.name_space = {.tenant = key.tenant}}).cached ==
@@ -110,13 +113,13 @@ TEST_CASE("what was not used for longer than 32 bits count goes, too") {
   const std::uint64_t wrap = std::uint64_t{1} << 32;
   for (const std::uint64_t gap : {wrap, wrap + 5, 3 * wrap, ~std::uint64_t{0} - 7}) {
     CAPTURE(gap);
-    PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {}, {.ttl = 100});
+    PrefixTree<int, 4, PoolAllocator, Lru> tree({.max_chunks = 10000}, {}, {.ttl = 100});
     CHECK(tree.expire(7) == 0);
     pass(tree, iota(0, 8), {.compute_last = false});
     CHECK(tree.expire(7 + gap) == 8);
   }
   // The longest ttl: asked in between, too.
-  PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {}, {.ttl = 0xffffffff});
+  PrefixTree<int, 4, PoolAllocator, Lru> tree({.max_chunks = 10000}, {}, {.ttl = 0xffffffff});
   CHECK(tree.expire(5) == 0);
   pass(tree, iota(0, 8), {.compute_last = false});
   CHECK(tree.expire(5 + wrap / 2) == 0);
@@ -128,18 +131,20 @@ TEST_CASE("what was not used for longer than 32 bits count goes, too") {
 }
 
 TEST_CASE("what is public goes after what continues it") {
-  PrefixTree<int, 4, PoolAllocator, Lru> tree({}, {}, {.fair = true, .ttl = 50});
+  PrefixTree<int, 4, PoolAllocator, CachePolicy> tree({.max_chunks = 10000}, {},
+                                                      {.fair = true, .ttl = 50});
   for (std::uint64_t tenant = 1; tenant <= 3; ++tenant)
     pass(tree, with_tail(0, static_cast<int>(100 * tenant)),
          {.name_space = {.tenant = tenant}, .public_length = 10, .compute_last = false});
   CHECK(tree.expire(50) == 28);
-  tree.check_invariants();
+  check_invariants(tree);
   CHECK(tree.stats().used_chunks == 0);
 }
 
 TEST_CASE("what eviction passes over is not younger by that") {
   // Ten public beginnings of 8 tokens, that each go on with 4 of a tenant.
-  PrefixTree<int, 4, PoolAllocator, Lru> tree({.max_chunks = 34}, {}, {.fair = true, .ttl = 100});
+  PrefixTree<int, 4, PoolAllocator, CachePolicy> tree({.max_chunks = 34}, {},
+                                                      {.fair = true, .ttl = 100});
   CHECK(tree.expire(1000) == 0);
   const auto of = [](std::uint64_t tenant) {
     return InsertOptions{.name_space = {.tenant = tenant}, .compute_last = false};
@@ -153,17 +158,18 @@ TEST_CASE("what eviction passes over is not younger by that") {
   // Public is most of what is cached, goes on everywhere, and is passed over.
   for (int i = 0; i < 3; ++i) pass(tree, iota(5000 + 100 * i, 12), of(99));
   CHECK(tree.stats().evicted_tokens == 20);  // of the richest tenant
-  tree.check_invariants();
+  check_invariants(tree);
   CHECK(tree.expire(1099) == 0);
   CHECK(tree.expire(1100) == 120);
   CHECK(tree.match_prefix(iota(5200, 12), of(99)).cached == 12);
-  tree.check_invariants();
+  check_invariants(tree);
   CHECK(tree.expire(1160) == 16);
   CHECK(tree.stats().used_chunks == 0);
 }
 
 TEST_CASE("what is old goes, wherever eviction stopped to look") {
-  PrefixTree<int, 4, PoolAllocator, Lru> tree({.max_chunks = 33}, {}, {.fair = true, .ttl = 100});
+  PrefixTree<int, 4, PoolAllocator, CachePolicy> tree({.max_chunks = 33}, {},
+                                                      {.fair = true, .ttl = 100});
   CHECK(tree.expire(1000) == 0);
   const auto begin = [&](int i) {
     pass(tree, iota(100 * i, 12),
@@ -179,7 +185,7 @@ TEST_CASE("what is old goes, wherever eviction stopped to look") {
   begin(8);  // where eviction would go on
   begin(9);
   CHECK(tree.expire(1100) == 8 * 12);
-  tree.check_invariants();
+  check_invariants(tree);
   CHECK(tree.expire(1160) == 2 * 12 + 12);
   CHECK(tree.stats().used_chunks == 0);
 }

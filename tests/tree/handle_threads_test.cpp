@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/cache/admission.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
@@ -52,7 +54,7 @@ TEST_CASE("a sequence dropped by another thread leaves at the tree's next call")
     if (call == 3) (void)tree.pin(iota(0, 6));
     CHECK(tree.stats().live_sequences == (call == 0 ? 2u : 1u));
     CHECK(tree.stats().used_chunks == (call == 0 ? 3u : 2u));
-    tree.check_invariants();
+    check_invariants(tree);
   }
 }
 
@@ -79,9 +81,9 @@ TEST_CASE("the calls that look for handles that other threads dropped, and those
   CHECK(settles([](Tree& tree, Sequence&, Step&) { (void)tree.try_insert(iota(90, 4)); }));
   CHECK(settles([](Tree& tree, Sequence&, Step&) {
     const auto prompt = iota(90, 4);
-    Tree::Waiting waiting;
+    AdmissionQueue<Tree> waiting;
     waiting.push({prompt});
-    (void)tree.admit(waiting);
+    (void)waiting.admit(tree);
   }));
   CHECK(settles([&](Tree& tree, Sequence&, Step& step) {
     ends(step);
@@ -103,8 +105,8 @@ TEST_CASE("the calls that look for handles that other threads dropped, and those
   CHECK(left == 2);
 
   CHECK_FALSE(settles([](Tree& tree, Sequence&, Step&) {
-    Tree::Waiting waiting;
-    (void)tree.admit(waiting);
+    AdmissionQueue<Tree> waiting;
+    (void)waiting.admit(tree);
   }));
   CHECK_FALSE(settles([](Tree& tree, Sequence&, Step&) { (void)tree.match_prefix(iota(0, 6)); }));
   std::optional<Sequence> twin;  // outlives its tree
@@ -163,7 +165,7 @@ TEST_CASE("steps and pins dropped by another thread") {
     CHECK(big.size() == 32);
   }
   CHECK(tree.match_prefix(iota(0, 6)).cached == 0);
-  tree.check_invariants();
+  check_invariants(tree);
 }
 
 TEST_CASE("a handle dropped elsewhere after its tree, and one replaced elsewhere") {
@@ -191,7 +193,7 @@ TEST_CASE("a tree may change hands: the thread that calls it last is its own") {
     t.leave();  // on the tree's thread: at once
     CHECK(tree.stats().live_sequences == 0);
   }).join();
-  tree.check_invariants();
+  check_invariants(tree);
 }
 
 TEST_CASE("a new thread is not taken for the tree's own that has ended") {
@@ -274,7 +276,7 @@ TEST_CASE("an engine on one thread, its clients hanging up on others") {
   }  // settles
   CHECK(tree.stats().live_sequences == batch.size());
   CHECK(tree.stats().leaves == joined - batch.size());
-  tree.check_invariants();
+  check_invariants(tree);
   batch.clear();
   tree.clear();
   CHECK(tree.stats().used_chunks == 0);

@@ -8,6 +8,8 @@
 #include <map>
 #include <vector>
 
+#include "chunkattn/cache/policy.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/random.hpp"
@@ -179,10 +181,10 @@ TEST_CASE("ghosts are bounded, and the oldest of a set go first") {
 }
 
 TEST_CASE("prompts that come again outlast a flood of those that do not") {
-  using Tree = PrefixTree<int, 16, PoolAllocator, Lru>;
+  using Tree = PrefixTree<int, 16, PoolAllocator, CachePolicy>;
   const auto found = [](bool learns) {
     test::Random random(3);
-    Tree tree(PoolAllocator{.max_chunks = 400}, {}, Lru{.learns = learns});
+    Tree tree(PoolAllocator{.max_chunks = 400}, {}, CachePolicy{.learns = learns});
     std::size_t cached = 0;
     for (int i = 0; i < 6000; ++i) {
       const bool again = i % 8 == 0;
@@ -190,7 +192,7 @@ TEST_CASE("prompts that come again outlast a flood of those that do not") {
       const std::size_t hit = pass(tree, prompt);
       if (i > 3000) cached += hit;
     }
-    tree.check_invariants();
+    check_invariants(tree);
     return cached;
   };
   const std::size_t lru = found(false), learnt = found(true);
@@ -199,8 +201,8 @@ TEST_CASE("prompts that come again outlast a flood of those that do not") {
 }
 
 TEST_CASE("a parent may go as soon as what went on from it is gone") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
-  Tree tree({}, {}, Lru{.high_watermark = 3, .low_watermark = 2, .learns = true});
+  using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
+  Tree tree({}, {}, CachePolicy{.high_watermark = 3, .low_watermark = 2, .learns = true});
   pass(tree, iota(0, 8));
   pass(tree, iota(0, 4));                                // a part, used again: of another group
   for (int i = 0; i < 3; ++i) pass(tree, iota(100, 4));  // younger, and of a third one
@@ -211,8 +213,8 @@ TEST_CASE("a parent may go as soon as what went on from it is gone") {
 }
 
 TEST_CASE("eviction does not go on with what was pinned meanwhile") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
-  Tree tree(PoolAllocator{.max_chunks = 4}, {}, Lru{.max_pinned = 4, .learns = true});
+  using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
+  Tree tree(PoolAllocator{.max_chunks = 4}, {}, CachePolicy{.max_pinned = 4, .learns = true});
   const auto cached = [&](int first, std::size_t count) {
     return tree.match_prefix(iota(first, count), {.compute_last = false}).cached;
   };
@@ -230,9 +232,9 @@ TEST_CASE("eviction does not go on with what was pinned meanwhile") {
 }
 
 TEST_CASE("two trees that are told the same keep the same") {
-  using Tree = PrefixTree<int, 4, PoolAllocator, Priority>;
-  Tree a(PoolAllocator{.max_chunks = 200}, {}, Priority{.learns = true});
-  Tree b(PoolAllocator{.max_chunks = 200}, {}, Priority{.learns = true});
+  using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
+  Tree a(PoolAllocator{.max_chunks = 200}, {}, CachePolicy{.learns = true, .by_priority = true});
+  Tree b(PoolAllocator{.max_chunks = 200}, {}, CachePolicy{.learns = true, .by_priority = true});
   test::Random random(5);
   std::vector<std::vector<int>> known;
   for (int i = 0; i < test::scaled(8000); ++i) {
@@ -249,7 +251,7 @@ TEST_CASE("two trees that are told the same keep the same") {
     test::load(x);
     test::load(y);
     if (i % 64 == 0) {
-      a.check_invariants();
+      check_invariants(a);
       CHECK(to_text(a) == to_text(b));
     }
   }
@@ -259,8 +261,8 @@ TEST_CASE("two trees that are told the same keep the same") {
 TEST_CASE("a lower priority goes first, whatever was learnt") {
   for (const int low : {-1, 0, 3}) {
     CAPTURE(low);
-    PrefixTree<int, 4, PoolAllocator, Priority> tree(PoolAllocator{.max_chunks = 2}, {},
-                                                     {.learns = true});
+    PrefixTree<int, 4, PoolAllocator, CachePolicy> tree(PoolAllocator{.max_chunks = 2}, {},
+                                                        {.learns = true, .by_priority = true});
     const auto use = [&](int first, int priority) {
       auto s = tree.insert(iota(first, 4), {.compute_last = false, .priority = priority});
       test::load(s);

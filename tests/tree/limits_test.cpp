@@ -13,7 +13,10 @@
 #include <utility>
 #include <vector>
 
+#include "chunkattn/cache/admission.hpp"
 #include "chunkattn/chunkattn.hpp"
+#include "chunkattn/debug/tree.hpp"
+#include "chunkattn/transfer/transfer.hpp"
 #include "tests/support/steps.hpp"
 
 using namespace chunkattn;
@@ -22,7 +25,7 @@ using test::refused;
 
 namespace {
 
-using Tree = PrefixTree<int, 4>;
+using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
 using Cache = KvCache<Cpu, float>;
 constexpr KvCacheOptions geometry{.num_layers = 2, .num_kv_heads = 1, .head_dim = 8};
 constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
@@ -61,7 +64,7 @@ TEST_CASE("what is reused so often that its count ends is reused no more") {
     later.leave();
     CHECK(!first.is_live());
     CHECK(!later.is_live());
-    tree.check_invariants();
+    check_invariants(tree);
   }
   CHECK(core.sequences.num_indices() == 2);
 
@@ -83,7 +86,7 @@ TEST_CASE("prompts of more tokens than an int counts") {
                            -1, 0);  // of which hardly any is read
   REQUIRE(zeros != MAP_FAILED);
   const std::span<const std::uint8_t> prompt(static_cast<const std::uint8_t*>(zeros), size);
-  PrefixTree<std::uint8_t, 4> tree;
+  PrefixTree<std::uint8_t, 4, PoolAllocator, NoRetention> tree;
   CHECK(tree.chunks_needed(prompt) == size / 4 + 1);
   CHECK(tree.chunks_needed(prompt.first(5)) == 2);
   const auto s = tree.insert(prompt.first(8), {.public_length = most});
@@ -148,7 +151,7 @@ TEST_CASE("ranges at the ends of int, negative ones too") {
     CHECK(starts(refused([&] { scatter_kv(s, {0, 6}, cache, buffer, held); }), "held"));
   CHECK(s.num_written() == 0);
   CHECK(s.loadable() == TokenRange{0, 6});
-  tree.check_invariants();
+  check_invariants(tree);
 }
 
 TEST_CASE("budgets, drafts and lengths beyond what there can be") {
@@ -199,13 +202,13 @@ TEST_CASE("budgets, drafts and lengths beyond what there can be") {
   CHECK(t.options().public_length == 6);
   CHECK(t.chunks_needed(most) > 100);
   const std::vector<int> prompt = iota(30, 6);
-  Tree::Waiting waiting(most);
+  AdmissionQueue<Tree> waiting(most);
   waiting.push({prompt});
   waiting.push({prompt});
-  CHECK_FALSE(tree.admit(waiting, most));
-  const auto first = tree.admit(waiting, 90), second = tree.admit(waiting, 90);
+  CHECK_FALSE(waiting.admit(tree, most));
+  const auto first = waiting.admit(tree, 90), second = waiting.admit(tree, 90);
   CHECK((first && second));
-  tree.check_invariants();
+  check_invariants(tree);
 }
 
 TEST_CASE("K/V memory beyond what an address can reach is refused") {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
@@ -37,7 +38,7 @@ void flood(AnyTree& tree, const InsertOptions& options = {}) {
   static int next = 1'000'000;
   const auto chunks = static_cast<int>(tree.allocator().capacity());
   for (int i = 0; i < chunks; ++i) pass(tree, iota(next += 100, 4), options);
-  tree.check_invariants();
+  check_invariants(tree);
 }
 
 template <class AnyTree>
@@ -120,7 +121,7 @@ TEST_CASE("only what is written is pinned") {
   s.mark_loaded({1, 5});
   auto pin = tree.pin(iota(0, 12));
   CHECK(pin.size() == 6);
-  tree.check_invariants();
+  check_invariants(tree);
   s.mark_loaded({6, 6});
   CHECK(pin.size() == 6);  // not what came later
   s.leave();
@@ -143,7 +144,7 @@ TEST_CASE("the budget is counted in chunks, each once") {
   CHECK_FALSE(tree.pin(branch));
   const auto part = tree.pin(iota(0, 6));  // no further chunk
   CHECK(part.size() == 6);
-  tree.check_invariants();
+  check_invariants(tree);
 
   // Against a count of the chunks where the tokens lie.
   test::Random random(2);
@@ -176,7 +177,7 @@ TEST_CASE("the budget is counted in chunks, each once") {
       auto pin = many.pin(prompt);
       REQUIRE(pin.size() == (taken.size() <= limit ? prompt.size() : 0));
       if (pin) pins.emplace_back(std::move(pin), std::move(chunks));
-      many.check_invariants();
+      check_invariants(many);
     }
   }
 }
@@ -191,7 +192,7 @@ TEST_CASE("clear() makes pins void and gives their budget back") {
   CHECK_FALSE(old);
   CHECK(cached(tree, iota(0, 8)) == 0);
   live.leave();
-  tree.check_invariants();
+  check_invariants(tree);
   pass(tree, iota(500, 8));
   const auto fresh = tree.pin(iota(500, 8));  // all of the budget
   CHECK(fresh.size() == 8);
@@ -210,14 +211,14 @@ TEST_CASE("pins survive splits, on both sides") {
     std::vector<int> prompt = iota(0, at);
     prompt.push_back(-static_cast<int>(at));
     pass(tree, prompt);
-    tree.check_invariants();
+    check_invariants(tree);
   }
   CHECK(tree.stats().splits == splits + 3);
   CHECK(pin.size() == 16);
   flood(tree);
   CHECK(cached(tree, iota(0, 16)) == 16);
   pin = Tree::Pin();
-  tree.check_invariants();
+  check_invariants(tree);
   flood(tree);
   CHECK(cached(tree, iota(0, 16)) == 0);
 }
@@ -226,14 +227,14 @@ TEST_CASE("pinned chunks go only when nothing else is left, children before pare
   Tree tree = make(6, 6);
   pass(tree, iota(0, 8));
   const auto parent = tree.pin(iota(0, 4)), child = tree.pin(iota(0, 8));
-  tree.check_invariants();
+  check_invariants(tree);
   pass(tree, iota(500, 16));
   CHECK(child.size() == 8);
   {
     auto big = tree.insert(iota(700, 20));
     CHECK(child.size() == 4);  // its end is gone, what is before it stays pinned
     CHECK(parent.size() == 4);
-    tree.check_invariants();
+    check_invariants(tree);
   }
   test::Random random(3);
   int shrunk = 0;
@@ -255,7 +256,7 @@ TEST_CASE("pinned chunks go only when nothing else is left, children before pare
         CAPTURE(text);
         REQUIRE(text.find("(cached)") == std::string::npos);  // every cached node is pinned
       }
-      many.check_invariants();
+      check_invariants(many);
       if (!s) {
         live.clear();
         continue;
@@ -282,7 +283,8 @@ TEST_CASE("a pin outlives its sequence, its tree and its place in the tree's lis
   }
   CHECK_FALSE(orphan);
   orphan = Tree::Pin();
-  PrefixTree<int, 4> nothing_kept;  // the paper's policy: no cache, nothing to pin
+  PrefixTree<int, 4, PoolAllocator, NoRetention>
+      nothing_kept;  // the paper's policy: no cache, nothing to pin
   auto s = nothing_kept.insert(iota(0, 8));
   test::load(s);
   CHECK_FALSE(nothing_kept.pin(iota(0, 8)));

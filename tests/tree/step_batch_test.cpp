@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/random.hpp"
@@ -191,7 +192,7 @@ void compare(std::uint64_t seed, std::size_t chunks, int calls, int& held) {
         ++held;
         REQUIRE(step.num_rows() == 0);
         REQUIRE(seen(one.tree, one.live) == before);
-        one.tree.check_invariants();
+        check_invariants(one.tree);
         // Single calls stop at the same one, for the same reason.
         {
           const auto stopped = other.add(single, who, max_tokens);
@@ -219,13 +220,13 @@ void compare(std::uint64_t seed, std::size_t chunks, int calls, int& held) {
       while (!waits && !one.flying.empty()) finish_oldest();
     }
     REQUIRE(seen(one.tree, one.live, {}) == seen(other.tree, other.live, {}));
-    if (call % 10 == 0) one.tree.check_invariants();
+    if (call % 10 == 0) check_invariants(one.tree);
   }
   while (!one.flying.empty()) finish_oldest();
   REQUIRE(seen(one.tree, one.live, {}) == seen(other.tree, other.live, {}));
 }
 
-using Small = PrefixTree<int, 4>;
+using Small = PrefixTree<int, 4, PoolAllocator, NoRetention>;
 
 struct Bench {
   explicit Bench(std::size_t count, std::size_t chunks = 1000)
@@ -259,9 +260,9 @@ struct Failing {
 TEST_CASE("batches and single calls give the same tree and the same plan") {
   int held = 0;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
-    compare<PrefixTree<int, 4>>(seed, 40, 150, held);
-    compare<PrefixTree<int, 1>>(seed, 100, 100, held);
-    compare<PrefixTree<int, 64>>(seed, 1000, 200, held);
+    compare<PrefixTree<int, 4, PoolAllocator, NoRetention>>(seed, 40, 150, held);
+    compare<PrefixTree<int, 1, PoolAllocator, NoRetention>>(seed, 100, 100, held);
+    compare<PrefixTree<int, 64, PoolAllocator, NoRetention>>(seed, 1000, 200, held);
     compare<PrefixTree<int, 4, PoolAllocator, Lru>>(seed, 40, 150, held);
   }
   CHECK(held > 1000);
@@ -275,7 +276,7 @@ TEST_CASE("a handle that is refused is named, and nothing has changed") {
   const auto untouched = [&] {
     CHECK(step.num_rows() == 0);
     CHECK(seen(b.tree, b.all) == before);
-    b.tree.check_invariants();
+    check_invariants(b.tree);
   };
   const auto batch = [&](std::size_t at, Small::Sequence* handle) {
     std::vector<Small::Sequence*> handles;
@@ -333,7 +334,7 @@ TEST_CASE("out of chunks in the middle: none is added, and all are where there i
       CHECK(added.held_index() > 0);
       CHECK(step.num_rows() == 0);
       CHECK(seen(b.tree, b.all) == before);
-      b.tree.check_invariants();
+      check_invariants(b.tree);
       b.all.erase(b.all.begin() + 2);  // one leaves, the rest fits
       continue;
     }
@@ -347,7 +348,7 @@ TEST_CASE("out of chunks in the middle: none is added, and all are where there i
 }
 
 TEST_CASE("an allocator that throws in the middle: none is added") {
-  using Tree = PrefixTree<int, 4, Failing>;
+  using Tree = PrefixTree<int, 4, Failing, NoRetention>;
   int left = 1000;
   Tree tree(Failing{.left = &left});
   std::vector<Tree::Sequence> all;
@@ -359,7 +360,7 @@ TEST_CASE("an allocator that throws in the middle: none is added") {
   CHECK_THROWS_AS((void)step.add(all), std::runtime_error);
   CHECK(step.num_rows() == 0);
   CHECK(seen(tree, all) == before);
-  tree.check_invariants();
+  check_invariants(tree);
   left = 1000;
   CHECK(step.add(all));
 }
@@ -398,7 +399,7 @@ TEST_CASE("commit of all rows: as many outputs as rows, in the order of steps, o
         "outputs.size() = 1: expected one for each of the 0 rows of Finished::rows()");
   later.commit(std::vector<int>{1, 2, 3});
   CHECK(b.all[3].token(b.all[3].size() - 1) == 3);
-  b.tree.check_invariants();
+  check_invariants(b.tree);
 }
 
 TEST_CASE("one output for a row with drafts: the first draft was wrong") {
@@ -413,11 +414,11 @@ TEST_CASE("one output for a row with drafts: the first draft was wrong") {
   CHECK(b.all[0].size() == size + 1);
   CHECK(b.all[0].token(size) == 7);
   CHECK(b.all[0].num_reserved() == 0);
-  b.tree.check_invariants();
+  check_invariants(b.tree);
 }
 
 TEST_CASE("10,000 staggered sequences: whole steps allocate nothing and rebuild nothing") {
-  using Tree = PrefixTree<int, 64, FixedAllocator>;
+  using Tree = PrefixTree<int, 64, FixedAllocator, NoRetention>;
   for (const std::size_t count : {std::size_t{256}, std::size_t{10000}}) {
     CAPTURE(count);
     Tree tree(FixedAllocator(5 * count));
@@ -444,6 +445,6 @@ TEST_CASE("10,000 staggered sequences: whole steps allocate nothing and rebuild 
     CHECK(test::heap.allocations == allocations);
     CHECK(plan.num_rebuilds() == rebuilds);
     CHECK(all.back().size() == 128 + 1 + (count - 1) % 64 + 73);
-    tree.check_invariants();
+    check_invariants(tree);
   }
 }

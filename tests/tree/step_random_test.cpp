@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/step_device.hpp"
@@ -30,14 +31,14 @@ class Engine {
     for (int i = 0; i < calls; ++i) {
       call(random_.uniform(0, 99));
       if (i % 20 != 0) continue;
-      tree_.check_invariants();
+      check_invariants(tree_);
       for (const auto& s : live_) REQUIRE(device_.wrong(s) == 0);
       REQUIRE(device_.wrong_reads() == 0);
     }
     while (!flying_.empty()) finish();
     if (tree_.stats().abandoned_steps > 0) idle();
     live_.clear();
-    tree_.check_invariants();
+    check_invariants(tree_);
     CHECK(device_.wrong_reads() == 0);
     tree_.clear();  // with a policy that retains, copies into what stays as cache are still wanted
     CHECK(tree_.stats().leaving_sequences == 0);

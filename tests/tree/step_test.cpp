@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/step_device.hpp"
@@ -18,7 +19,7 @@ using test::iota;
 
 namespace {
 
-using Tree = PrefixTree<int, 4>;
+using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
 using CachingTree = PrefixTree<int, 4, PoolAllocator, Lru>;
 
 /// A tree, its device and a plan.
@@ -117,7 +118,7 @@ TEST_CASE("the same prompt twice: both have an output, the cached one for one ro
     CHECK(chat.token(18) == user);
   }
   CHECK(b.tree.stats().stored_tokens == 13u + 3u * 6u);  // the prompt is held once
-  b.tree.check_invariants();
+  check_invariants(b.tree);
 }
 
 TEST_CASE("a dropped step gives its places back, and nothing of it happened") {
@@ -146,7 +147,7 @@ TEST_CASE("a dropped step gives its places back, and nothing of it happened") {
   CHECK(s.num_uncomputed() == 1);
   b.run({&s});
   CHECK(b.device.wrong(s) == 0);
-  b.tree.check_invariants();
+  check_invariants(b.tree);
 }
 
 TEST_CASE("what a dropped step was to write is nobody's to read") {
@@ -205,11 +206,11 @@ TEST_CASE("a step that rests on a lost one has no outputs") {
   done.commit(std::vector<int>{});
   CHECK(s.size() == 7);
   CHECK(s.num_uncomputed() == 7);
-  b.tree.check_invariants();
+  check_invariants(b.tree);
 }
 
 TEST_CASE("the last to leave takes along copies whose step was lost") {
-  Bench<PrefixTree<int, 16>> b;
+  Bench<PrefixTree<int, 16, PoolAllocator, NoRetention>> b;
   auto other = b.tree.insert(iota(100, 3));
   auto s = b.tree.insert(iota(1, 6));
   for (int i = 0; i < 4; ++i) b.run({&s});  // a fork copies the K/V of three outputs
@@ -217,7 +218,8 @@ TEST_CASE("the last to leave takes along copies whose step was lost") {
   CHECK(b.tree.stats().copied_tokens == 3);
   auto step = b.tree.begin_step();
   CHECK(step.add(twin));
-  std::optional<PrefixTree<int, 16>::InFlight> lost = b.submit(std::move(step));
+  std::optional<PrefixTree<int, 16, PoolAllocator, NoRetention>::InFlight> lost =
+      b.submit(std::move(step));
   step = b.tree.begin_step();
   CHECK(step.add(other));
   auto flight = b.submit(std::move(step));  // its plan does not carry the copy once more
@@ -232,7 +234,7 @@ TEST_CASE("the last to leave takes along copies whose step was lost") {
   other.leave();
   CHECK(b.tree.stats().leaving_sequences == 0);
   CHECK(b.tree.stats().used_chunks == 0);
-  b.tree.check_invariants();
+  check_invariants(b.tree);
 }
 
 TEST_CASE("what nobody is left to write has no writer, though a step still holds it") {
@@ -248,14 +250,14 @@ TEST_CASE("what nobody is left to write has no writer, though a step still holds
   CHECK(second.take_over() == 12);  // not the 8: a step is at them
   first.leave();
   second.leave();
-  b.tree.check_invariants();
+  check_invariants(b.tree);
   auto stranger = b.tree.insert(iota(50, 6));
   auto third = b.tree.insert(iota(1, 20));
   {
     b.device.run_all();
     const auto done = std::move(flight).finished();
   }
-  b.tree.check_invariants();
+  check_invariants(b.tree);
   b.run({&other, &third, &stranger});
   CHECK(third.num_written() == 20);
   CHECK(b.device.wrong(third) == 0);
@@ -329,7 +331,7 @@ TEST_CASE("leaving between build and write is harmless: the places are the step'
     CHECK(a.num_written() == 6);
     b.run({&eager});
     CHECK(b.device.wrong_reads() == 0);
-    b.tree.check_invariants();
+    check_invariants(b.tree);
   }
 }
 
@@ -396,7 +398,7 @@ TEST_CASE("a step lost in flight holds what it may touch until a later one has f
     CHECK(b.tree.stats().leaving_sequences == 0);
     CHECK(b.tree.try_insert(iota(70, 12)));
     CHECK(b.device.wrong(stays) == 0);
-    b.tree.check_invariants();
+    check_invariants(b.tree);
   }
 }
 
@@ -423,7 +425,7 @@ TEST_CASE("what rests on a step that was lost counts for nothing and is computed
   for (const StepRow row : done.rows()) done.commit(row, 1);
   CHECK(s.num_written() == 6);
   CHECK(b.device.wrong(s) == 0);
-  b.tree.check_invariants();
+  check_invariants(b.tree);
 }
 
 TEST_CASE("a job that is taken over is left by the one that had it, and counted once") {
@@ -446,7 +448,7 @@ TEST_CASE("a job that is taken over is left by the one that had it, and counted 
     b.run({&next});
     b.run({&writer});
     CHECK(b.device.wrong(writer) + b.device.wrong(next) == 0);
-    b.tree.check_invariants();
+    check_invariants(b.tree);
   }
 }
 
@@ -496,7 +498,7 @@ TEST_CASE("several steps lost, in any order: every token is computed again") {
       CHECK(count(done.rows()) == 2);
       CHECK(b.device.wrong_reads() == 0);
       CHECK(b.device.wrong(s) + b.device.wrong(third) + b.device.wrong(other) == 0);
-      b.tree.check_invariants();
+      check_invariants(b.tree);
     }
 }
 
@@ -531,7 +533,7 @@ TEST_CASE("one step ahead of the device: its tokens are the outputs to come") {
     CHECK(b.device.wrong(s) == 0);
   }
   CHECK(b.device.wrong_reads() == 0);
-  b.tree.check_invariants();
+  check_invariants(b.tree);
 }
 
 TEST_CASE(
@@ -564,7 +566,7 @@ TEST_CASE(
   for (const StepRow row : done.rows()) done.commit(row, 5);
   CHECK(s.tokens() == std::vector<int>{1, 2, 3, 4, 5, 6, 7, 77, 5});
   CHECK(b.device.wrong(s) == 0);
-  b.tree.check_invariants();
+  check_invariants(b.tree);
 }
 
 TEST_CASE(
@@ -597,7 +599,7 @@ TEST_CASE(
   s.append(iota(80, 3));
   b.run({&s});
   CHECK(b.device.wrong(s) + b.device.wrong(twin) == 0);
-  b.tree.check_invariants();
+  check_invariants(b.tree);
 }
 
 TEST_CASE("drafts: the accepted stay written, the rest are dropped, whatever the chunk borders") {
@@ -620,7 +622,7 @@ TEST_CASE("drafts: the accepted stay written, the rest are dropped, whatever the
       REQUIRE(s.num_reserved() == 0);
       REQUIRE(b.tree.stats().used_chunks == (s.size() + 3) / 4);
       REQUIRE(b.device.wrong(s) == 0);
-      b.tree.check_invariants();
+      check_invariants(b.tree);
     }
   }
 }

@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "chunkattn/detail/base/tenant_shares.hpp"
+#include "chunkattn/cache/detail/tenant_shares.hpp"
+#include "chunkattn/cache/policy.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
@@ -21,7 +23,7 @@ using test::iota;
 namespace {
 
 /// A policy of one's own: Lru with weights and quotas by tenant.
-struct Shares : Lru {
+struct Shares : CachePolicy {
   std::map<std::uint64_t, std::uint32_t> weights;
   std::map<std::uint64_t, std::size_t> quotas;
   [[nodiscard]] std::uint32_t weight(std::uint64_t tenant) const noexcept {
@@ -76,13 +78,13 @@ TEST_CASE("who has most for his weight is known whatever changes") {
   };
   TenantShares two;
   const std::int32_t first = join(two, 1, 10), second = join(two, 2, 8);
-  CHECK(two.richest() == first);
+  CHECK(two.largest() == first);
   two.reserve(1, {.weight = 2});
   CHECK(two.is_ordered());
-  CHECK(two.richest() == second);
+  CHECK(two.largest() == second);
   two.reserve(1, {.weight = 1});
   CHECK(two.is_ordered());
-  CHECK(two.richest() == first);
+  CHECK(two.largest() == first);
 
   // The last of the heap takes the place of one who has less, below another branch.
   TenantShares many;
@@ -96,8 +98,8 @@ TEST_CASE("who has most for his weight is known whatever changes") {
   };
   leave(3);
   std::ranges::sort(all);
-  for (; !all.empty(); leave(all.size() - 1)) CHECK(many.richest() == all.back().second);
-  CHECK(many.richest() == -1);
+  for (; !all.empty(); leave(all.size() - 1)) CHECK(many.largest() == all.back().second);
+  CHECK(many.largest() == -1);
 }
 
 TEST_CASE("a flood leaves other tenants what is within their share") {
@@ -105,12 +107,13 @@ TEST_CASE("a flood leaves other tenants what is within their share") {
     for (const bool shares : {false, true}) {
       CAPTURE(shares);
       CAPTURE(learns);
-      TreeOf<Lru> tree(PoolAllocator{.max_chunks = 100}, {}, {.learns = learns, .fair = shares});
+      TreeOf<CachePolicy> tree(PoolAllocator{.max_chunks = 100}, {},
+                               {.learns = learns, .fair = shares});
       for (int i = 0; i < 10; ++i) pass(tree, prompt(i), of(1));
       for (int i = 0; i < 15; ++i) pass(tree, prompt(i), of(2));
       for (int i = 0; i < 1000; ++i) {
         pass(tree, prompt(i), of(3));
-        tree.check_invariants();
+        check_invariants(tree);
       }
       CHECK(num_cached(tree, 1, 0, 10) == (shares ? 120u : 0u));
       // A third of 400 tokens is 133; the last chunk may be given for another.
@@ -197,7 +200,7 @@ TEST_CASE("victims are the oldest of who has most for his weight, as a plain lis
       pass(tree, tokens, of(next.tenant));
       cached.push_back(next);
     }
-    tree.check_invariants();
+    check_invariants(tree);
     for (const Entry& e : cached)
       CHECK(tree.match_prefix(iota(100 * e.prompt, 4), of(e.tenant)).cached == 4);
   }
@@ -209,7 +212,7 @@ TEST_CASE("nobody has more cached than his quota, even if there is room") {
     pass(tree, prompt(i), of(1));
     pass(tree, prompt(i), of(2));
     CHECK(num_cached(tree, 2, 0, 20) <= 36);
-    tree.check_invariants();
+    check_invariants(tree);
   }
   CHECK(num_cached(tree, 1, 0, 20) == 240);
   CHECK(num_cached(tree, 2, 17, 20) == 36);
@@ -241,7 +244,7 @@ TEST_CASE("what is public counts for nobody, and stays while somebody goes on fr
   for (int i = 1; i <= 4; ++i) pass(tree, with_public(0, i), of(1, 80));
   for (int i = 0; i < 200; ++i) {
     pass(tree, prompt(i), of(2));
-    tree.check_invariants();
+    check_invariants(tree);
   }
   // 20 chunks are public; of the other 40 the first has his 12, though the second floods.
   for (int i = 1; i <= 4; ++i) CHECK(tree.match_prefix(with_public(0, i), of(1, 80)).cached == 92);
@@ -269,12 +272,12 @@ TEST_CASE("what is public goes from its end, also after it was passed over") {
       pass(tree, own(own(trunk, 100, 8), 200, 60), of(1, 24));
       pass(tree, iota(1000, 40), of(1, 40));  // public, by itself
     }
-    tree.check_invariants();
+    check_invariants(tree);
     // Chunk by chunk, all is given up: first the branch is passed over.
     std::vector<TreeOf<>::Sequence> live;
     for (int i = 0; i < 25; ++i) {
       live.push_back(tree.insert(iota(10000 * (i + 1), 16), of(2)));
-      tree.check_invariants();
+      check_invariants(tree);
     }
     CHECK(tree.stats().retained_chunks == 0);
   }
@@ -291,7 +294,7 @@ TEST_CASE("pins hold against shares, and are nobody's") {
   CHECK(num_cached(tree, 1, 0, 10) == 120);
   CHECK(num_cached(tree, 1, 10, 100) == 120);
   pins.clear();
-  tree.check_invariants();
+  check_invariants(tree);
   for (int i = 0; i < 100; ++i) pass(tree, prompt(i), of(2));
   CHECK(num_cached(tree, 1, 0, 100) >= 116);
 }
@@ -305,7 +308,7 @@ TEST_CASE("what goes of a pin where nothing else is left was nobody's") {
   REQUIRE(pin.size() == 12);
   const auto live = tree.insert(iota(1000, 8), of(2));
   CHECK(pin.size() == 8);
-  tree.check_invariants();
+  check_invariants(tree);
 }
 
 TEST_CASE("what follows public tokens that were passed over is weighed anew") {
@@ -325,7 +328,7 @@ TEST_CASE("what follows public tokens that were passed over is weighed anew") {
   for (int i = 0; i < 2; ++i) pass(tree, iota(200, 4), of(1, 4));  // … as this is,
   for (int i = 0; i < 3; ++i) pass(tree, iota(300, 4), of(1, 4));  // and this more often
   pass(tree, iota(400, 4), of(7));                                 // two chunks too many
-  tree.check_invariants();
+  check_invariants(tree);
   CHECK(tree.stats().evicted_chunks == 2);
   CHECK(cached(0, 4) == 0);
   CHECK(cached(100, 8) == 8);
@@ -337,7 +340,8 @@ TEST_CASE("only leaves go, whether what is cached is public or not") {
   test::Random random(test::run_seed());
   for (const bool learns : {false, true})
     for (int round = 0; round < test::scaled(20); ++round) {
-      TreeOf<Lru> tree(PoolAllocator{.max_chunks = 30}, {}, {.learns = learns, .fair = true});
+      TreeOf<CachePolicy> tree(PoolAllocator{.max_chunks = 30}, {},
+                               {.learns = learns, .fair = true});
       for (int i = 0; i < 200; ++i) {
         std::vector<int> tokens(static_cast<std::size_t>(random.uniform(1, 24)));
         for (int& token : tokens) token = random.uniform(0, 1);
@@ -347,7 +351,7 @@ TEST_CASE("only leaves go, whether what is cached is public or not") {
         pass(tree, tokens, of(static_cast<std::uint64_t>(random.uniform(1, 3)), public_length));
         if (random.chance(0.02))
           pass(tree, std::vector<int>(120, 7), of(1, random.chance(0.5) ? 120 : 0));
-        tree.check_invariants();
+        check_invariants(tree);
       }
     }
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
@@ -20,7 +21,7 @@ using namespace chunkattn;
 namespace {
 
 constexpr int chunk_size = 16;
-using Tree = PrefixTree<int, chunk_size>;
+using Tree = PrefixTree<int, chunk_size, PoolAllocator, NoRetention>;
 
 struct Search {
   explicit Search(int min_run_) : min_run(min_run_), tree({}, {.min_run = min_run_}) {}
@@ -47,7 +48,7 @@ struct Search {
 
   /// The need: distinct (chunk, offset) places that live paths hold, in full chunks.
   void check() {
-    tree.check_invariants();
+    check_invariants(tree);
     std::set<std::pair<ChunkIndex, int>> places;
     for (auto& s : beams)
       s.for_each_run({0, static_cast<int>(s.size())}, [&](const Piece& piece) {
@@ -90,7 +91,7 @@ TEST_CASE("beam search: chunks stay bounded while beams fork and drop at each st
     CHECK(search.worst <= 0);
     CHECK(search.tree.stats().forks_copied > 0);
     search.beams.clear();
-    search.tree.check_invariants();
+    check_invariants(search.tree);
     CHECK(search.tree.stats().used_chunks == 0);
     CHECK(search.tree.stats().leaving_sequences == 0);
   }

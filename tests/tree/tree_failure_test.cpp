@@ -13,8 +13,9 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
-#include "chunkattn/transfer.hpp"
+#include "chunkattn/transfer/transfer.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/steps.hpp"
 
@@ -60,7 +61,7 @@ struct Scenario {
       test::heap.fail_in = -1;
     } catch (const std::bad_alloc&) {
       countdown = test::heap.fail_in = -1;
-      tree.check_invariants();
+      check_invariants(tree);
       REQUIRE(all_said() == before);
       const TreeStats now = tree.stats();
       REQUIRE(now.live_sequences == stats.live_sequences);
@@ -70,7 +71,7 @@ struct Scenario {
       REQUIRE((open ? open->num_rows() : 0) == rows);
       operation();
     }
-    tree.check_invariants();
+    check_invariants(tree);
   }
 
   void join(const std::string& name, const std::vector<int>& prompt, InsertOptions o = {}) {
@@ -207,7 +208,7 @@ void fail_everywhere(TreeOptions options) {
       scenario.run();
       scenario.live.clear();
       scenario.tree.clear();
-      scenario.tree.check_invariants();
+      check_invariants(scenario.tree);
       REQUIRE(scenario.tree.stats().used_chunks == 0);
       REQUIRE(scenario.tree.chunks_available() == 200);
     }
@@ -229,7 +230,7 @@ TEST_CASE("every allocation of a scenario fails once") {
 }
 
 TEST_CASE("what is refused leaves nothing behind") {
-  using Tree = PrefixTree<int, 4>;
+  using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
   Tree tree(PoolAllocator{.max_chunks = 2});
   auto s = tree.insert(iota(0, 7));
   (void)tree.begin_step();
@@ -248,7 +249,7 @@ TEST_CASE("what is refused leaves nothing behind") {
 TEST_CASE("where another plan fails to be built, the step has the one before, or none") {
   int kept = 0, gone = 0;
   for (std::int64_t at = 0;; ++at) {
-    PrefixTree<int, 4> tree;
+    PrefixTree<int, 4, PoolAllocator, NoRetention> tree;
     auto source = tree.insert(iota(0, 7));
     source.mark_loaded({0, 7});
     auto s = source.fork();  // whose copies the plan carries
@@ -274,7 +275,7 @@ TEST_CASE("where another plan fails to be built, the step has the one before, or
       (void)plan.build(step);
     }
     const auto flight = std::move(step).submitted();
-    tree.check_invariants();
+    check_invariants(tree);
   }
   CHECK(kept + gone > 3);
   CHECK(gone > 0);
@@ -299,7 +300,7 @@ TEST_CASE("a constructor that runs out of memory leaks nothing") {
 }
 
 TEST_CASE("a copier that is late: both ends of a copy stay until the step that has it is done") {
-  using Tree = PrefixTree<int, 8>;
+  using Tree = PrefixTree<int, 8, PoolAllocator, NoRetention>;
   Tree tree(PoolAllocator{.max_chunks = 64}, {.min_run = 8});
   AttentionPlan plan;
   auto source = tree.insert(iota(0, 10));
@@ -342,13 +343,13 @@ TEST_CASE("a copier that is late: both ends of a copy stay until the step that h
   {
     auto done = std::move(first).finished();
   }
-  tree.check_invariants();
+  check_invariants(tree);
   CHECK(tree.stats().leaving_sequences == 0);
   CHECK(chunkattn::detail::TreeAccess::core(tree).copies.all().empty());
   {
     auto done = std::move(second).finished();
   }
-  tree.check_invariants();
+  check_invariants(tree);
 }
 
 TEST_CASE("a twin that leaves before its copy was made takes the copy back") {
@@ -372,7 +373,7 @@ TEST_CASE("a twin that leaves before its copy was made takes the copy back") {
       CHECK(view.num_copies == (in_step ? 1 : 0));
       auto done = std::move(step).finished();
     }
-    tree.check_invariants();
+    check_invariants(tree);
     CHECK(chunkattn::detail::TreeAccess::core(tree).copies.all().empty());
     source.leave();
     CHECK(tree.stats().leaving_sequences == 0);

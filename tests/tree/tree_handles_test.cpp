@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "support/steps.hpp"
 
@@ -17,7 +18,7 @@ using test::refused;
 
 namespace {
 
-using Tree = PrefixTree<int, 4>;
+using Tree = PrefixTree<int, 4, PoolAllocator, NoRetention>;
 
 const std::vector<int> prompt = {1, 2, 3, 4, 5, 6};
 
@@ -72,7 +73,7 @@ TEST_CASE("an empty handle: never filled, moved from, or left") {
   refuses_all(moved, empty_text);
   CHECK(tree.stats().live_sequences == 0);
   CHECK(tree.stats().used_chunks == 0);
-  tree.check_invariants();
+  check_invariants(tree);
 }
 
 TEST_CASE("a handle that outlives its tree is harmless") {
@@ -102,7 +103,7 @@ TEST_CASE("handles stay valid while others come and go, and while the tree is mo
   s = std::move(many[500]);
   CHECK(s.tokens() == std::vector<int>{1, 500});
   CHECK(moved.stats().live_sequences == 1000 - 1 + 1);
-  moved.check_invariants();
+  check_invariants(moved);
 }
 
 TEST_CASE("a leave and a join do not make an old handle or name valid again") {
@@ -133,14 +134,14 @@ TEST_CASE("what another has written may be marked as loaded once more") {
   writer.mark_loaded({5, 1});
   reader.mark_loaded({0, 6});
   CHECK(reader.num_written() == 6);
-  tree.check_invariants();
+  check_invariants(tree);
 }
 
 TEST_CASE("bad arguments are refused by name, and nothing changes") {
   Tree tree(PoolAllocator{.max_chunks = 4});
   auto s = tree.insert(prompt);
   const auto unchanged = [&] {
-    tree.check_invariants();
+    check_invariants(tree);
     CHECK(s.tokens() == prompt);
     CHECK(s.num_reserved() == 0);
     CHECK(s.num_uncomputed() == 6);

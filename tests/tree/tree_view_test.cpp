@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 
 using namespace chunkattn;
@@ -39,7 +40,7 @@ TEST_CASE("the text tree names ranges, chunks, users and tokens") {
 }
 
 TEST_CASE("the text tree takes the caller's words for tokens and names namespaces") {
-  PrefixTree<char, 4> tree;
+  PrefixTree<char, 4, PoolAllocator, NoRetention> tree;
   auto a = tree.insert(std::vector<char>{'h', 'i'}, {.name_space = {.tenant = 7, .adapter = 3}});
   const std::string text = to_text(tree, 8, [](char c) { return std::string("<") + c + ">"; });
   CHECK(text.find("<h> <i>") != std::string::npos);
@@ -50,7 +51,7 @@ TEST_CASE("the text tree takes the caller's words for tokens and names namespace
 }
 
 TEST_CASE("the graph has one node and one edge per tree node, with quotes escaped") {
-  PrefixTree<char, 4> tree;
+  PrefixTree<char, 4, PoolAllocator, NoRetention> tree;
   auto a = tree.insert(std::vector<char>{'a', '"', 'c'});
   auto b = tree.insert(std::vector<char>{'a', 'x'});
   const std::string dot = to_dot(tree, 8, [](char c) { return std::string(1, c); });
@@ -114,7 +115,7 @@ TEST_CASE("a program is told of each node: whose, whose child, how many share it
   CHECK(b.num_shared() == 5);
   CHECK(other.num_shared() == 0);
   const auto nodes = [&] {
-    std::vector<decltype(tree)::Node> all;
+    std::vector<chunkattn::NodeInfo<int>> all;
     for_each_node(tree, 2, [&](const auto& node) { all.push_back(node); });
     return all;
   };

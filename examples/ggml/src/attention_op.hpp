@@ -4,7 +4,7 @@
 
 #include <ggml.h>
 
-#include <chunkattn/any_attention.hpp>
+#include <chunkattn/runtime/any_attention.hpp>
 #include <cstdint>
 #include <map>
 #include <memory>

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chunkattn/runtime/make_attention.hpp>
 #include <chunkattn/variants.hpp>
 #include <cstring>
 

@@ -1,8 +1,9 @@
 // Which kernels the package has: head sizes and types are those that CMake was told of.
 #pragma once
 
-#include <chunkattn/any_attention.hpp>
 #include <chunkattn/attention_options.hpp>
+#include <chunkattn/runtime/any_attention.hpp>
+#include <chunkattn/runtime/make_attention.hpp>
 #include <memory>
 #include <span>
 

@@ -63,15 +63,16 @@ const std::vector<Token>& some(const std::vector<Token>& tokens) {
 /// A list of nodes as dictionaries, parents first.
 nb::list nodes_of(const Tree& tree, std::int32_t max_tokens) {
   nb::list all;
-  chunkattn::for_each_node(tree, max_tokens, [&](const Tree::Node& node) {
-    nb::dict entry;
-    entry["id"] = node.id, entry["parent"] = node.parent;
-    entry["position"] = node.position, entry["length"] = node.length;
-    entry["num_sequences"] = node.num_sequences, entry["cached"] = node.cached;
-    entry["tenant"] = node.name_space.tenant, entry["adapter"] = node.name_space.adapter;
-    entry["first_tokens"] = node.first_tokens;
-    all.append(entry);
-  });
+  chunkattn::for_each_node(
+      tree, max_tokens, [&](const chunkattn::NodeInfo<Tree::token_type>& node) {
+        nb::dict entry;
+        entry["id"] = node.id, entry["parent"] = node.parent;
+        entry["position"] = node.position, entry["length"] = node.length;
+        entry["num_sequences"] = node.num_sequences, entry["cached"] = node.cached;
+        entry["tenant"] = node.name_space.tenant, entry["adapter"] = node.name_space.adapter;
+        entry["first_tokens"] = node.first_tokens;
+        all.append(entry);
+      });
   return all;
 }
 
@@ -163,7 +164,7 @@ void bind_tree(nb::module_& module) {
            "Its nodes, parents first: runs of tokens that the same sequences have.")
       .def("clear", &Tree::clear, "Forgets all that is cached.")
       .def("device_idle", &Tree::device_idle, "Says that no device runs a step of this tree.")
-      .def("check_invariants", &Tree::check_invariants, "For tests. Linear in the tree.")
+      .def("check_invariants", &chunkattn::check_invariants<Tree>, "For tests. Linear in the tree.")
       .def(
           "begin_step", [](Tree& t) { return Step{t.begin_step()}; },
           "Opens a step, of which there may be one at a time.")

@@ -172,7 +172,7 @@ class Paths:
 
 
 def tokens_in_files(directory):
-    """Of which tokens each record is, by what it says itself (include/chunkattn/detail/kv/tier_record.hpp), without
+    """Of which tokens each record is, by what it says itself (include/chunkattn/tiers/detail/record.hpp), without
     those of tenants with a salt."""
     paths = []
     for entry in os.scandir(directory):

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/runtime/make_attention.hpp>
 #include <cstddef>
 #include <memory>
 #include <span>

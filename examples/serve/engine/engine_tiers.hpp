@@ -2,7 +2,7 @@
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
-#include <chunkattn/experimental/tiers.hpp>
+#include <chunkattn/tiers/tiers.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <chunkattn/cache/admission.hpp>
+#include <chunkattn/debug/tree.hpp>
 #include <cmath>
 #include <deque>
 #include <iterator>
@@ -151,7 +153,7 @@ class TreeEngine final : public Engine {
 
   [[nodiscard]] TreeSnapshot snapshot() const override {
     TreeSnapshot shot;
-    chunkattn::for_each_node(tree_, 16, [&](const typename Tree::Node& node) {
+    chunkattn::for_each_node(tree_, 16, [&](const auto& node) {
       shot.nodes.push_back({node.id, node.parent, static_cast<std::size_t>(node.length),
                             static_cast<std::size_t>(node.num_sequences), node.name_space.tenant,
                             node.first_tokens});
@@ -296,7 +298,7 @@ class TreeEngine final : public Engine {
   /// Those in front that were live before come before all others.
   std::deque<Work>::iterator next_waiting() {
     if (waiting_.front().place == 0) return waiting_.begin();
-    tree_.rank(queue_);
+    queue_.rank(tree_);
     const std::uint64_t place = queue_.next()->id;
     return std::find_if(waiting_.begin(), waiting_.end(),
                         [&](const Work& work) { return work.place == place; });
@@ -484,7 +486,7 @@ class TreeEngine final : public Engine {
     stats_.unshared_tokens = tokens;
     stats_.chunks = used;
     stats_.distinct_tokens = 0;
-    chunkattn::for_each_node(tree_, 0, [&](const typename Tree::Node& node) {
+    chunkattn::for_each_node(tree_, 0, [&](const auto& node) {
       if (node.num_sequences > 0) stats_.distinct_tokens += static_cast<std::size_t>(node.length);
     });
   }
@@ -661,9 +663,9 @@ class TreeEngine final : public Engine {
 
   std::map<RequestId, std::shared_ptr<LiveRequest>> jobs_;
   std::deque<Work> waiting_;
-  typename Tree::Waiting queue_;    // of these, with Order::cache, those that never ran
-  std::size_t num_waiting_ = 0;     // requests
-  std::uint64_t num_unshared_ = 0;  // sequences that joined in a name space of their own
+  chunkattn::AdmissionQueue<Tree> queue_;  // of these, with Order::cache, those that never ran
+  std::size_t num_waiting_ = 0;            // requests
+  std::uint64_t num_unshared_ = 0;         // sequences that joined in a name space of their own
   Group decoding_, prefilling_, split_off_;
 
   CacheSink sink_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/transfer/transfer.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>

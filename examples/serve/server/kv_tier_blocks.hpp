@@ -3,7 +3,7 @@
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
-#include <chunkattn/experimental/tier_store.hpp>
+#include <chunkattn/tiers/tier_store.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <span>

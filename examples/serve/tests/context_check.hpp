@@ -2,8 +2,8 @@
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/debug/reference.hpp>
 #include <chunkattn/detail/attention/state.hpp>
-#include <chunkattn/testing/reference.hpp>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +23,8 @@ namespace test {
 class ContextRank {
  public:
   static constexpr int head_dim = 16, chunk_size = 8;
-  using Tree = chunkattn::PrefixTree<int, chunk_size>;
+  using Tree =
+      chunkattn::PrefixTree<int, chunk_size, chunkattn::PoolAllocator, chunkattn::NoRetention>;
 
   /// \param stream  of random numbers, the same on all ranks
   ContextRank(serve::Communicator& ranks, std::uint64_t stream)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/interop/block_table.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -116,7 +117,7 @@ TEST_CASE("blocks are the tree's full chunks, whatever its spans are") {
 }
 
 TEST_CASE("tenants with a salt have blocks of their own, where they are asked for") {
-  Tree tree;
+  Tree tree({.max_chunks = 100});
   BlockTable table(8, /*with_tenants=*/true);
   std::vector<BlockEvent> changes;
   tree.set_event_sink(

@@ -22,7 +22,8 @@
 
 namespace {
 
-using Tree = chunkattn::PrefixTree<std::int32_t, 16>;
+using Tree =
+    chunkattn::PrefixTree<std::int32_t, 16, chunkattn::PoolAllocator, chunkattn::NoRetention>;
 
 /// The recorded texts' model, or random weights of its shape.
 serve::Model weights(chunkattn::ThreadPool& executor) {

@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include <chunkattn/chunkattn.hpp>
-#include <chunkattn/experimental/tiers.hpp>
+#include <chunkattn/tiers/tiers.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <map>

@@ -54,7 +54,7 @@ std::size_t cached(const test::HttpReply& reply) {
 /// What the model says of each token from the second on, computed for one sequence by itself.
 std::vector<float> own_logprobs(const Model& model, Products& products,
                                 const std::vector<int>& tokens) {
-  chunkattn::PrefixTree<std::int32_t, 64> tree;
+  chunkattn::PrefixTree<std::int32_t, 64, chunkattn::PoolAllocator, chunkattn::NoRetention> tree;
   chunkattn::AttentionPlan plan;
   const auto attention = make_attention(KvType::fp32, tree, model.config, products.executor(),
                                         {.reduce = chunkattn::CpuOptions::Reduce::batch_invariant});

@@ -1,7 +1,7 @@
 // What docs/variants.md takes for granted: a layer, a plan's view, and an object that computes.
 #define CHUNKATTN_ISA portable  // compiles fastest
 #include <chunkattn/chunkattn.hpp>
-#include <chunkattn/testing/reference.hpp>
+#include <chunkattn/debug/reference.hpp>
 #include <cstdio>
 #include <vector>
 

@@ -1,7 +1,7 @@
 // What the units of a program offer each other.
 #pragma once
 
-#include <chunkattn/any_attention.hpp>
+#include <chunkattn/runtime/any_attention.hpp>
 #include <memory>
 #include <span>
 

@@ -1,6 +1,7 @@
 // A unit of an engine that schedules: a step of two sequences, whose first tokens are the same.
 #include <chunkattn/attention_plan.hpp>
 #include <chunkattn/prefix_tree.hpp>
+#include <chunkattn/runtime/any_attention.hpp>
 #include <cstdio>
 #include <string>
 #include <vector>

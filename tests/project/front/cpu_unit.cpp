@@ -1,5 +1,5 @@
 // The unit that compiles the CPU's kernels.
-#include <chunkattn/make_attention.hpp>
+#include <chunkattn/runtime/make_attention.hpp>
 
 #include "attention.hpp"
 

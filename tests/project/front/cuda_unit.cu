@@ -1,7 +1,7 @@
 // The unit that compiles the GPU's kernels.
 #include <cuda_fp16.h>
 
-#include <chunkattn/make_attention.hpp>
+#include <chunkattn/runtime/make_attention.hpp>
 
 #include "attention.hpp"
 

@@ -178,7 +178,7 @@ END
     for version in ${clang//,/}; do names+="clang++-$version "; done
     says() { grep -qF -- "$2" "$1" || fail "$1 does not say: $2"; }
     says CONTRIBUTING.md "from $list at"
-    says include/chunkattn/detail/base/config.hpp "needs g++ ${gcc%%,*}, clang ${clang%%,*}, or a newer"
+    says include/chunkattn/detail/support/config.hpp "needs g++ ${gcc%%,*}, clang ${clang%%,*}, or a newer"
     says tools/packages.sh "install g++ ${gcc%%,*} or clang ${clang%%,*} (or newer)"
     says cmake/packaging/conan/chunkattn/all/conanfile.py "{\"gcc\": \"${gcc%%,*}\", \"clang\": \"${clang%%,*}\"}"
     tested=$(sed -nE 's/.*\{cxx: ([^,]*),.*/\1/p' .github/workflows/ci.yml | tr '\n' ' ')

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "../base/config.hpp"
+#include "../support/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -4,8 +4,8 @@
 #include <cstddef>
 
 #include "../../element.hpp"
-#include "../base/check.hpp"
-#include "../base/config.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
 #include "state.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -4,8 +4,8 @@
 #include <cstddef>
 
 #include "../../attention_options.hpp"
-#include "../base/check.hpp"
-#include "../base/config.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {

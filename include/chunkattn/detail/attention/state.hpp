@@ -16,8 +16,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "../base/bit_cast.hpp"
-#include "../base/config.hpp"
+#include "../support/bit_cast.hpp"
+#include "../support/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {

@@ -4,8 +4,8 @@
 #include <concepts>
 #include <string_view>
 
-#include "../base/check.hpp"
-#include "../base/config.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
 #include "lanes.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

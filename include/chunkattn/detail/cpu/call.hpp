@@ -5,8 +5,8 @@
 
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
-#include "../base/config.hpp"
-#include "../base/instruction_sets.hpp"
+#include "../support/config.hpp"
+#include "../support/instruction_sets.hpp"
 
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {

@@ -11,10 +11,10 @@
 
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
-#include "../base/check.hpp"
-#include "../base/config.hpp"
-#include "../base/instruction_sets.hpp"
 #include "../kv/checks.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
+#include "../support/instruction_sets.hpp"
 
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {

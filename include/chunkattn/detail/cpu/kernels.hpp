@@ -6,7 +6,7 @@
 #include <variant>
 
 #include "../../attention_options.hpp"
-#include "../base/instruction_sets.hpp"
+#include "../support/instruction_sets.hpp"
 #include "isa/common.hpp"
 
 // clang-format off: in this order

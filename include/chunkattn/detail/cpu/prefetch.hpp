@@ -14,8 +14,8 @@
 #include <type_traits>
 
 #include "../../kv_view.hpp"
-#include "../base/config.hpp"
-#include "../base/instruction_sets.hpp"
+#include "../support/config.hpp"
+#include "../support/instruction_sets.hpp"
 #include "walk.hpp"
 
 CHUNKATTN_ISA_DETAIL_BEGIN

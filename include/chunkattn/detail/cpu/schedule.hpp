@@ -22,9 +22,9 @@
 
 #include "../../plan_view.hpp"
 #include "../../variants.hpp"
-#include "../base/array.hpp"
-#include "../base/config.hpp"
-#include "../base/instruction_sets.hpp"
+#include "../support/array.hpp"
+#include "../support/config.hpp"
+#include "../support/instruction_sets.hpp"
 
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "../base/bit_cast.hpp"
-#include "../base/config.hpp"
-#include "../base/instruction_sets.hpp"
+#include "../support/bit_cast.hpp"
+#include "../support/config.hpp"
+#include "../support/instruction_sets.hpp"
 
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {

@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../base/array.hpp"
-#include "../base/config.hpp"
-#include "../base/instruction_sets.hpp"
+#include "../support/array.hpp"
+#include "../support/config.hpp"
+#include "../support/instruction_sets.hpp"
 
 CHUNKATTN_ISA_DETAIL_BEGIN
 namespace cpu {

@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "../../plan_view.hpp"
-#include "../base/config.hpp"
-#include "../base/instruction_sets.hpp"
+#include "../support/config.hpp"
+#include "../support/instruction_sets.hpp"
 #include "schedule.hpp"
 
 CHUNKATTN_ISA_DETAIL_BEGIN

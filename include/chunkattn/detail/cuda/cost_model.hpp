@@ -13,7 +13,7 @@
 #include <cstdint>
 
 #include "../../attention_options.hpp"
-#include "../base/config.hpp"
+#include "../support/config.hpp"
 #include "tile_layout.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -12,9 +12,9 @@
 
 #include "../../kv_cache.hpp"
 #include "../../tree_options.hpp"
-#include "../base/check.hpp"
-#include "../base/chunk_source.hpp"
 #include "../kv/cache_geometry.hpp"
+#include "../support/check.hpp"
+#include "../support/chunk_source.hpp"
 #include "runtime.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -17,10 +17,10 @@
 #include "../../plan_view.hpp"
 #include "../../variants.hpp"
 #include "../attention/sm_scale.hpp"
-#include "../base/check.hpp"
-#include "../base/config.hpp"
 #include "../kv/checks.hpp"
 #include "../plan/check_current.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
 #include "kernel_table.cuh"
 #include "plan_upload.cuh"
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "../../variants.hpp"
-#include "../base/config.hpp"
-#include "../base/to_size.hpp"
+#include "../support/config.hpp"
+#include "../support/to_size.hpp"
 #include "cost_model.hpp"
 #include "tile_layout.hpp"
 

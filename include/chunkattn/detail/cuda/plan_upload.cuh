@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "../../attention_options.hpp"
-#include "../base/check.hpp"
-#include "../base/to_size.hpp"
+#include "../support/check.hpp"
+#include "../support/to_size.hpp"
 #include "device_plan.hpp"
 #include "runtime.cuh"
 #include "schedule_cache.cuh"

@@ -11,7 +11,7 @@
 #include <type_traits>
 
 #include "../../element.hpp"
-#include "../base/config.hpp"
+#include "../support/config.hpp"
 
 #if !defined(CHUNKATTN_PTX_PROVIDED)
 #if !defined(__CUDACC__)

@@ -8,8 +8,8 @@
 #include <type_traits>
 
 #include "../../error.hpp"
-#include "../base/check.hpp"
-#include "../base/config.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
 
 #if !defined(CHUNKATTN_CUDA_RUNTIME_PROVIDED)
 #include <cuda_runtime_api.h>

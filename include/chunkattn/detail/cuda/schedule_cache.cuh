@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "../base/to_size.hpp"
+#include "../support/to_size.hpp"
 #include "scheduler.hpp"
 #include "variant_terms.cuh"
 

@@ -11,7 +11,7 @@
 // sees are not read; zeros stand in their place (0 x NaN must not reach PV).
 #pragma once
 
-#include "../base/bit_cast.hpp"
+#include "../support/bit_cast.hpp"
 #include "merge.cuh"
 #include "running_total.cuh"
 #include "tile_feed.cuh"

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <tuple>
 
-#include "../base/config.hpp"
+#include "../support/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail::cuda {

@@ -7,7 +7,7 @@
 // that found any.
 #pragma once
 
-#include "../base/bit_cast.hpp"
+#include "../support/bit_cast.hpp"
 #include "merge.cuh"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <memory>
 
-#include "../base/check.hpp"
-#include "../base/chunk_source.hpp"
-#include "../base/config.hpp"
-#include "../base/write_check.hpp"
+#include "../support/check.hpp"
+#include "../support/chunk_source.hpp"
+#include "../support/config.hpp"
+#include "../support/write_check.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {

@@ -7,10 +7,10 @@
 
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
-#include "../base/check.hpp"
-#include "../base/config.hpp"
-#include "../base/write_check.hpp"
 #include "../plan/check_current.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
+#include "../support/write_check.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

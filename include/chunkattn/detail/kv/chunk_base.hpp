@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "../../allocator.hpp"
-#include "../base/config.hpp"
+#include "../support/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {

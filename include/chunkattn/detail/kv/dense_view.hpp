@@ -1,8 +1,8 @@
 // Views of densely packed K and V, checked.
 #pragma once
 
-#include "../base/check.hpp"
-#include "../base/config.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "../../element.hpp"
-#include "../base/config.hpp"
+#include "../support/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

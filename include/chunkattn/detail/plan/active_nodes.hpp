@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <span>
 
-#include "../base/array.hpp"
-#include "../base/config.hpp"
-#include "../base/to_size.hpp"
+#include "../support/array.hpp"
+#include "../support/config.hpp"
+#include "../support/to_size.hpp"
 #include "../tree/step_reader.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../../plan_view.hpp"
-#include "../base/check.hpp"
-#include "../base/config.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {

@@ -9,9 +9,9 @@
 #include <span>
 
 #include "../../plan_view.hpp"
-#include "../base/array.hpp"
-#include "../base/config.hpp"
-#include "../base/to_size.hpp"
+#include "../support/array.hpp"
+#include "../support/config.hpp"
+#include "../support/to_size.hpp"
 #include "../tree/step_reader.hpp"
 #include "active_nodes.hpp"
 #include "draft_trees.hpp"

@@ -11,10 +11,10 @@
 #include "../../allocator.hpp"
 #include "../../plan_view.hpp"
 #include "../../tree_options.hpp"
-#include "../base/array.hpp"
-#include "../base/check.hpp"
-#include "../base/config.hpp"
-#include "../base/to_size.hpp"
+#include "../support/array.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
+#include "../support/to_size.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -9,10 +9,10 @@
 
 #include "../../error.hpp"
 #include "../../tree_options.hpp"
-#include "../base/array.hpp"
-#include "../base/check.hpp"
-#include "../base/config.hpp"
-#include "../base/to_size.hpp"
+#include "../support/array.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
+#include "../support/to_size.hpp"
 #include "additions.hpp"
 #include "chunk_table.hpp"
 #include "departures.hpp"
@@ -79,7 +79,6 @@ class TreeCore {
     std::int32_t public_end = 0;     ///< tokens that every tenant of the adapter may share
     std::int32_t published_end = 0;  ///< tokens that others may find
     std::int32_t level = 0;          ///< of retention
-    TenantTerms terms{};             ///< of the tenant
   };
 
   /// Whose tokens these are at a position.
@@ -103,7 +102,7 @@ class TreeCore {
                      const Store& store) {
     // Everything that may fail comes first: memory for the records, then chunks.
     prefixes.reserve_nodes(4);
-    retention.reserve_level(prompt.level, how.name_space.tenant, prompt.terms);
+    retention.reserve_level(prompt.level);
     sequences.reserve();
     departures.reserve();
     if (match.used > 0 && match.used < topology.node(match.last).length)
@@ -226,27 +225,13 @@ class TreeCore {
     departures.leave(s);
   }
 
-  /// For tests: whether what tenants have is what is counted again.
-  [[nodiscard]] bool shares_add_up() const {
-    const TenantShares* const shares = retention.shares();
-    if (shares == nullptr) return true;
-    Array<std::uint64_t> tokens(shares->size());
-    for (std::size_t i = 1; i < topology.num_indices(); ++i)
-      if (const TreeNode& n = topology.node(static_cast<NodeIndex>(i)); n.retained && n.pins == 0)
-        tokens[to_size(shares->index_of(n.name_space))] += to_size(n.length);
-    for (std::size_t i = 0; i < tokens.size(); ++i)
-      if (shares->tokens(static_cast<std::int32_t>(i)) != tokens[i]) return false;
-    return shares->is_ordered();
-  }
-
   // ---- the cache as a whole ------------------------------------------------------------------
 
   /// Forgets everything cached. Live sequences stay, but nothing of theirs is found again.
   void clear() noexcept {
     if (prefixes.news.any()) prefixes.news.forget();
     retention.unpin_all();
-    while (retention.evict_one_chunk()) {
-    }
+    retention.trim(0);
     for (std::size_t i = 1; i < topology.num_indices(); ++i) {
       const auto n = static_cast<NodeIndex>(i);
       if (topology.node(n).state == NodeState::published)
@@ -376,17 +361,20 @@ class TreeCore {
                    (length + chunk - 1) / chunk));
 }
 
-/// What the printers and the tests see of a PrefixTree beyond its public face.
+/// What components see of a PrefixTree, and of a Sequence, beyond their public members.
 struct TreeAccess {
-  template <class Tree>
-  [[nodiscard]] static const TreeCore& core(const Tree& tree) {
-    return tree.core();
+  /// Its TokenTree.
+  template <class Handle>
+  [[nodiscard]] static const auto& tree(const Handle& handle) {
+    return handle.tree();
   }
-  /// The token at a place of a chunk in use.
-  template <class Tree>
-  [[nodiscard]] static const auto& token_at(const Tree& tree, ChunkIndex chunk,
-                                            std::int32_t offset) {
-    return tree.tree().token_at(chunk, offset);
+  template <class Handle>
+  [[nodiscard]] static const TreeCore& core(const Handle& handle) {
+    return tree(handle).core;
+  }
+  template <class Sequence>
+  [[nodiscard]] static const SequenceRecord& record(const Sequence& sequence) {
+    return sequence.record();
   }
 };
 

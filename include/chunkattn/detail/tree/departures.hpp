@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../base/array.hpp"
-#include "../base/config.hpp"
+#include "../support/array.hpp"
+#include "../support/config.hpp"
 #include "pending.hpp"
 #include "prefixes.hpp"
 #include "retention.hpp"

@@ -14,10 +14,10 @@
 #include <utility>
 
 #include "../../tree_options.hpp"
-#include "../base/array.hpp"
-#include "../base/check.hpp"
-#include "../base/config.hpp"
-#include "../base/to_size.hpp"
+#include "../support/array.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
+#include "../support/to_size.hpp"
 #include "chunk_table.hpp"
 #include "results.hpp"
 #include "step_table.hpp"

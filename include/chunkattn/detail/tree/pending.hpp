@@ -9,9 +9,9 @@
 
 #include "../../plan_view.hpp"
 #include "../../tree_options.hpp"
-#include "../base/array.hpp"
-#include "../base/check.hpp"
-#include "../base/config.hpp"
+#include "../support/array.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
 #include "chunk_table.hpp"
 #include "sequence_table.hpp"
 #include "step_table.hpp"

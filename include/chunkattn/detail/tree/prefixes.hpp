@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "../../tree_options.hpp"
-#include "../base/array.hpp"
-#include "../base/config.hpp"
-#include "../base/to_size.hpp"
+#include "../support/array.hpp"
+#include "../support/config.hpp"
+#include "../support/to_size.hpp"
 #include "chunk_table.hpp"
 #include "topology.hpp"
 
@@ -239,6 +239,7 @@ class Prefixes {
         unit_(sharing == Sharing::token ? 1 : topology.geometry.size),
         news(topology, unit_) {}
 
+  [[nodiscard]] const Tokens& tokens() const noexcept { return tokens_; }
   /// Tokens that are shared or not as one: what a child is keyed by.
   [[nodiscard]] std::int32_t unit() const noexcept { return unit_; }
 
@@ -314,33 +315,6 @@ class Prefixes {
           return common == first + run;
         });
     return common;
-  }
-
-  // ---- what was evicted ----
-
-  /// A key for the tokens from place `first` of a node on, from its position and a few tokens on
-  /// both sides; 0 where these do not stand together.
-  [[nodiscard]] std::uint32_t ghost_key(const TreeNode& n, std::int32_t first) const noexcept {
-    const ChunkGeometry& g = topology_.geometry;
-    const std::int32_t position = n.position + first, place = n.begin + first;
-    const TreeNode& p = first > 0 ? n : topology_.node(n.parent);
-    const std::int32_t before = first > 0 ? place : topology_.end_place(p);
-    if (g.size < ghost_tokens || n.length - first < ghost_tokens ||
-        g.offset(place) > g.size - ghost_tokens)
-      return 0;
-    std::uint64_t hash = ghost_seed(position, n.name_space);
-    if (position > 0) {
-      const std::int32_t begin = before - ghost_tokens;  // within a chunk, and a node
-      if (begin < p.begin || g.chunks_before(begin) != g.chunks_before(before - 1)) return 0;
-      hash = tokens_.hash(hash, topology_.chunk_of(p, begin), g.offset(begin), ghost_tokens);
-    }
-    hash = tokens_.hash(hash, topology_.chunk_of(n, place), g.offset(place), ghost_tokens);
-    return std::max(finish_hash(hash), 1u);
-  }
-  static constexpr std::int32_t ghost_tokens = 4;
-  [[nodiscard]] static std::uint64_t ghost_seed(std::int32_t position,
-                                                const Namespace& space) noexcept {
-    return hash_seed(position, space);
   }
 
   // ---- nodes ---------------------------------------------------------------------------------

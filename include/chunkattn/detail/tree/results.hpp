@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <span>
 
-#include "../base/check.hpp"
-#include "../base/config.hpp"
-#include "../base/to_size.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
+#include "../support/to_size.hpp"
 #include "departures.hpp"
 #include "pending.hpp"
 #include "prefixes.hpp"

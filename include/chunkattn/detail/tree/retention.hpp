@@ -8,21 +8,29 @@
 #include <utility>
 
 #include "../../tree_options.hpp"
-#include "../base/check.hpp"
-#include "../base/config.hpp"
-#include "../base/pin_table.hpp"
-#include "../base/retained_lists.hpp"
-#include "../base/retention_rules.hpp"
-#include "../base/reuse_model.hpp"
-#include "../base/tenant_shares.hpp"
-#include "../base/to_size.hpp"
+#include "../retention/pin_table.hpp"
+#include "../retention/retained_lists.hpp"
+#include "../retention/retention_rules.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
+#include "../support/to_size.hpp"
 #include "chunk_table.hpp"
+#include "eviction_order.hpp"
 #include "prefixes.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
+
+/// Records that an EvictionOrder reads and changes.
+struct RetentionParts {
+  Topology& topology;
+  ChunkTable& chunks;
+  Prefixes& prefixes;
+  RetainedLists& lists;
+  const TreeStats& stats;
+};
 
 /// Which paths are used, and what is kept of those that are not. What needs chunks asks here, since
 /// here is what can be evicted for them.
@@ -35,14 +43,18 @@ class Retention {
         prefixes_(prefixes),
         rules_(rules),
         stats_(stats),
-        model_(rules.learns ? std::make_unique<ReuseModel>() : nullptr),
-        shares_(rules.shares ? std::make_unique<TenantShares>() : nullptr),
-        judges_(rules.learns || rules.shares) {
+        keeps_to_peak_(rules.retains && rules.budget.is_default() &&
+                       chunk_table.allocator().capacity() >= max_pool_chunks) {
     lists_.reserve(RetainedList::key_of_pinned, 1);
   }
 
   [[nodiscard]] const RetentionRules& rules() const noexcept { return rules_; }
-  [[nodiscard]] const TenantShares* shares() const noexcept { return shares_.get(); }
+  [[nodiscard]] EvictionOrder* order() const noexcept { return order_.get(); }
+  void set_order(std::unique_ptr<EvictionOrder> order) noexcept { order_ = std::move(order); }
+  /// What an order reads and changes.
+  [[nodiscard]] RetentionParts parts() noexcept {
+    return {topology_, chunks_, prefixes_, lists_, stats_};
+  }
 
   // ---- nodes and chunks -----------------------------------------------------------------------
 
@@ -58,9 +70,7 @@ class Retention {
   void remove(NodeIndex index, bool active = false) noexcept {
     TreeNode& n = topology_.node(index);
     if (n.retained) unretain(index);
-    if (n.pins > 0)
-      for (PinRecord& pin : pins_)
-        if (pin.last == index) pin.last = n.parent;
+    if (n.pins > 0) pins_.move(index, n.parent);
     prefixes_.news.evicted(n, 0);
     if (n.state == NodeState::published) prefixes_.unpublish(index, NodeState::hidden);
     topology_.release_places(index, 0, active);
@@ -69,6 +79,7 @@ class Retention {
 
   /// `count` chunks, evicting what is cached where the budget is spent; see ChunkTable::acquire().
   bool acquire(std::int32_t count) {
+    if (keeps_to_peak_ && count > 0) make_room(to_size(count));
     return chunks_.acquire(count, [this] { return evict_one_chunk(); });
   }
   /// Gives back what was acquired and not needed.
@@ -105,10 +116,8 @@ class Retention {
     TreeNode& n = topology_.node(index);
     if (n.retained) {
       unretain(index);
-      if (model_) [[unlikely]] {
-        if (index == victim_) victim_ = none;
-        n.set_reuse(used_again(n.reuse(), chunks_of(n.length)));
-      }
+      if (order_) [[unlikely]]
+        order_->on_used(index);
     }
     topology_.set_active(n, true);
   }
@@ -140,30 +149,36 @@ class Retention {
   // ---- eviction ------------------------------------------------------------------------------
 
   /// Makes sure that the level has a list, so that retaining cannot fail.
-  void reserve_level(std::int64_t level, std::uint64_t tenant, const TenantTerms& terms) {
-    if (shares_) [[unlikely]] {
-      shares_->reserve(tenant, terms);
-      lists_.reserve(level * RetainedList::keys_per_level, num_groups());  // of what is public
-      level += RetainedList::keys_of(shares_->index_of({.tenant = tenant})) >> 5;
-    }
-    lists_.reserve(level * RetainedList::keys_per_level, num_groups());
-    if (model_) model_->ghosts.reserve(ghosts_per_chunk * stats_.used_chunks);
+  void reserve_level(std::int64_t level) {
+    lists_.reserve(level * RetainedList::keys_per_level, 1);
   }
 
   /// Frees one chunk of the least valuable cached node, or drops a node that holds none alone.
   /// False when nothing is cached.
   bool evict_one_chunk() noexcept {
-    return evict_one_chunk(shares_ ? lists_of_richest() : lists_.begin());
+    const NodeIndex victim = order_ ? order_->victim() : oldest_leaf();
+    return victim != none && evict_end_of(victim);
   }
   /// Evicts down to the low watermark where the high one is passed.
   void keep_to_watermarks() noexcept {
-    if (shares_) keep_to_quotas();
+    if (order_) [[unlikely]]
+      for (NodeIndex n; (n = order_->victim_above_quota()) != none;) evict_end_of(n);
     if (!rules_.retains || stats_.used_chunks <= rules_.budget.high_watermark) return;
-    evicts_many_ = true;
+    if (order_) order_->set_evicts_many(true);
     while (stats_.used_chunks > rules_.budget.low_watermark && evict_one_chunk()) {
     }
-    evicts_many_ = false;
-    weighed_ = nullptr;
+    if (order_) order_->set_evicts_many(false);
+  }
+
+  /// Evicts until at most `chunks` chunks are used, or nothing but pinned ones is cached. Returns
+  /// the chunks that were freed.
+  std::size_t trim(std::size_t chunks) noexcept {
+    const std::size_t before = stats_.evicted_chunks;
+    const RetainedList* list = lists_.begin();  // those of pinned nodes are the last
+    while (stats_.used_chunks > chunks && list->key != RetainedList::key_of_pinned)
+      list->oldest != none ? void(evict_one_chunk()) : void(++list);
+    live_peak_ = std::min(live_peak_, stats_.used_chunks);
+    return static_cast<std::size_t>(stats_.evicted_chunks - before);
   }
 
   /// Evicts what nobody used for the policy's ttl. Returns its tokens.
@@ -200,64 +215,34 @@ class Retention {
     for (PinRecord& pin : pins_)
       if (pin.last != none) unpin(pin);
   }
-  [[nodiscard]] std::uint32_t pin_generation(std::int32_t pin) const noexcept {
-    return pins_[pin].generation;
-  }
-  /// Tokens that the pin still holds: fewer than at first where even pinned chunks were evicted.
-  [[nodiscard]] std::int32_t pinned_length(std::int32_t pin,
-                                           std::uint32_t generation) const noexcept {
-    const PinRecord& record = pins_[pin];
-    const bool holds = record.generation == generation && record.last != none;
-    return holds ? topology_.node(record.last).end() : 0;
-  }
-
-  // ---- learning ------------------------------------------------------------------------------
-
-  [[nodiscard]] bool learns() const noexcept { return model_ != nullptr; }
-  /// A sequence has joined; of its tokens from `position` on, which were new to the tree, what was
-  /// evicted before is used again, and is told apart from what follows. key(position): as
-  /// Prefixes::ghost_key() says of its tokens, 0 where there are too few.
-  template <class Key>
-  void recall(NodeIndex tail, std::int32_t position, const Key& key) noexcept {
-    NodeIndex n = none;
-    for (NodeIndex i = tail; i != root_node && topology_.node(i).position >= position;
-         i = topology_.node(i).parent)
-      n = i;
-    if (n == none || topology_.node(n).state != NodeState::published) return;
-    ReuseRecord run;
-    for (std::int32_t end = topology_.node(n).end(); position < end;) {
-      const Ghost ghost = model_->ghosts.take(key(position));
-      ReuseRecord piece;
-      if (ghost.key != 0) piece = used_again(ghost.reuse, 1);
-      const std::int32_t above = position - topology_.node(n).position;
-      if (above > 0 && piece.group != run.group && prefixes_.has_nodes(1))
-        split(n, above);  // the upper part keeps the record so far
-      if (topology_.node(n).position == position) topology_.node(n).set_reuse(run = piece);
-      if (ghost.key == 0) return;
-      position += static_cast<std::int32_t>(ghost.length);
-    }
-  }
+  [[nodiscard]] const PinTable& pins() const noexcept { return pins_; }
 
  private:
   friend class TreeInspector;
 
-  /// Evicted chunks that are remembered for each that is in use, where the policy learns.
-  static constexpr std::size_t ghosts_per_chunk = 4;
+  /// Of a pool without a limit live sequences get `count` chunks more; what is cached keeps to what
+  /// they have needed at once, and pins beside it.
+  void make_room(std::size_t count) noexcept {
+    const std::size_t live = stats_.used_chunks - stats_.retained_chunks;
+    live_peak_ = std::max(live_peak_, live + count);
+    while (stats_.used_chunks + count > live_peak_ + chunks_.num_pinned() && evict_one_chunk()) {
+    }
+  }
 
-  [[nodiscard]] std::size_t num_groups() const noexcept {
-    return model_ ? std::size_t{ReuseModel::num_groups} : 1;
-  }
-  [[nodiscard]] std::int64_t first_key_of(const TreeNode& n) const noexcept {
-    const std::int64_t key = n.level * RetainedList::keys_per_level;
-    return shares_ ? key + RetainedList::keys_of(shares_->index_of(n.name_space)) : key;
-  }
   [[nodiscard]] std::int64_t key_of(const TreeNode& n) const noexcept {
-    return n.pins > 0 ? RetainedList::key_of_pinned : first_key_of(n) + n.group;
+    if (n.pins > 0) return RetainedList::key_of_pinned;
+    return order_ ? order_->key_of(n) : n.level * RetainedList::keys_per_level;
   }
   /// The one that the node is in, or gets into.
   [[nodiscard]] RetainedList& list_of(const TreeNode& n) noexcept {
     if (n.pins > 0) return lists_.back();
-    return shares_ ? list_of_tenant(n) : lists_.at(first_key_of(n), n.group);
+    return order_ ? order_->list_of(n) : lists_.at(n.level * RetainedList::keys_per_level, 0);
+  }
+  /// The oldest node of the lowest level.
+  [[nodiscard]] NodeIndex oldest_leaf() const noexcept {
+    for (const RetainedList& list : lists_)
+      if (list.oldest != none) return list.oldest;
+    return none;
   }
   /// Whether a parent has at least the level of its child; within a level, groups are no order.
   [[nodiscard]] static bool is_valued_more(const TreeNode& parent, const TreeNode& child) noexcept {
@@ -275,8 +260,8 @@ class Retention {
     prefixes_.news.evicted(n, keep);
     topology_.set_active(n, false);
     if (keep < n.length) topology_.release_places(index, keep);
-    if (model_) [[unlikely]]
-      fell_out_of_use(n);
+    if (order_) [[unlikely]]
+      order_->on_unused(n);
     retain(index);
   }
 
@@ -289,7 +274,8 @@ class Retention {
   void retain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
     RetainedList& list = list_of(n);
-    if (shares_ && n.pins == 0) shares_->add(shares_->index_of(n.name_space), n.length);
+    if (order_ && n.pins == 0) [[unlikely]]
+      order_->on_listed(n);
     if (rules_.ttl > 0) n.since = static_cast<std::uint32_t>(time_);
     n.retained = true;
     n.older = list.newest;
@@ -300,7 +286,8 @@ class Retention {
   CHUNKATTN_INLINE void unretain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
     RetainedList& list = list_of(n);
-    if (shares_ && n.pins == 0) shares_->remove(shares_->index_of(n.name_space), n.length);
+    if (order_ && n.pins == 0) [[unlikely]]
+      order_->on_unlisted(n);
     if (list.hand == index) list.hand = n.newer;
     (n.older != none ? topology_.node(n.older).newer : list.oldest) = n.newer;
     (n.newer != none ? topology_.node(n.newer).older : list.newest) = n.older;
@@ -317,12 +304,6 @@ class Retention {
     topology_.node(older).newer = index;
   }
 
-  /// evict_one_chunk() of the first list that has any, from this one on.
-  bool evict_one_chunk(const RetainedList* from) noexcept {
-    while (from != lists_.end() && from->oldest == none) ++from;
-    if (from == lists_.end()) return false;
-    return evict_end_of(model_ ? least_valuable(*from) : from->next());
-  }
   /// Frees the last chunk of a leaf that is retained, or drops it if it has none alone. True.
   bool evict_end_of(NodeIndex victim) noexcept {
     TreeNode& n = topology_.node(victim);
@@ -331,126 +312,14 @@ class Retention {
     if (n.first_chunk == n.last_chunk) keep = 0;
     stats_.evicted_tokens += to_size(n.length - keep);
     prefixes_.news.evicted(n, keep);
-    if (judges_) [[unlikely]]
-      account_for(n, keep);
+    if (order_) [[unlikely]]
+      order_->on_evict(n, keep);
     if (keep == 0)
       remove(victim);
     else
       topology_.release_places(victim, keep, /*active=*/false);
     stats_.evicted_chunks += used - stats_.used_chunks;
     return true;
-  }
-
-  /// The places of a victim behind the first `keep` are about to be evicted.
-  [[gnu::noinline]] void account_for(const TreeNode& n, std::int32_t keep) noexcept {
-    if (evicts_many_ && keep == 0 && n.newer != none) ask_ahead(topology_.node(n.newer));
-    if (model_) remember(n, keep);
-    if (shares_ && keep > 0 && n.pins == 0)
-      shares_->remove(shares_->index_of(n.name_space), n.length - keep);
-  }
-  /// Asks for what will be read when a node's turn in its list comes. Of the one behind it the
-  /// record is there since the last time.
-  void ask_ahead(const TreeNode& next) const noexcept {
-    const TreeNode& p = topology_.node(next.parent);
-    if (model_ && p.length > 0) chunks_.prefetch(p.last_chunk, topology_.end_offset(p) - 1);
-    if (next.newer == none) return;
-    const TreeNode& n = topology_.node(next.newer);
-    if (n.newer != none) topology_.prefetch_whole(n.newer);
-    prefixes_.prefetch_removal(n, /*tokens=*/model_ != nullptr);
-  }
-
-  // ---- tenants -------------------------------------------------------------------------------
-
-  [[nodiscard]] RetainedList* lists_of(std::int32_t tenant) noexcept {
-    return lists_.find_first(RetainedList::least_key_of(tenant), shares_->first_list(tenant));
-  }
-  /// Most tenants have one level.
-  [[gnu::noinline]] RetainedList& list_of_tenant(const TreeNode& n) noexcept {
-    const std::int32_t tenant = shares_->index_of(n.name_space);
-    const std::int64_t key = n.level * RetainedList::keys_per_level + RetainedList::keys_of(tenant);
-    RetainedList* const first = lists_of(tenant);
-    return first->key == key ? first[n.group] : lists_.at(key, n.group);
-  }
-  /// The lists of who has most for his weight. What is public and goes on is passed over, until the
-  /// list's hand comes round again; where many are, the richest tenant pays.
-  [[gnu::noinline]] const RetainedList* lists_of_richest() noexcept {
-    const std::int32_t richest = shares_->richest();
-    if (richest >= 0 && !shares_->has_more(TenantShares::everybody, richest))
-      return lists_of(richest);
-    RetainedList* list = lists_.begin();
-    while (list != lists_.end() && list->oldest == none) ++list;
-    if (richest < 0) {  // all is public, so that the oldest of a level is a leaf
-      for (RetainedList* l = list; l != lists_.end() && l->is_of_level(l->key, list->key); ++l)
-        if (std::exchange(l->hand, none) != none) weighed_ = nullptr;
-      return list;
-    }
-    for (int passed = 0; passed < 8; ++passed) {
-      const NodeIndex n = list->next();
-      if (topology_.node(n).first_child == none) return list;
-      weighed_ = nullptr;
-      list->hand = topology_.node(n).newer;
-    }
-    return lists_of(richest);
-  }
-  [[gnu::noinline]] void keep_to_quotas() noexcept {
-    for (std::int32_t tenant; (tenant = shares_->above_quota()) >= 0;)
-      evict_one_chunk(lists_of(tenant));
-  }
-
-  // ---- learning ------------------------------------------------------------------------------
-
-  [[nodiscard]] std::uint32_t chunks_of(std::int32_t length) const noexcept {
-    return static_cast<std::uint32_t>(std::max(1, topology_.geometry.chunks_for(length)));
-  }
-  /// Chunks of tokens that were new to the tree so far.
-  [[nodiscard]] std::uint32_t now() const noexcept {
-    const std::uint64_t tokens = stats_.prompt_tokens - stats_.cached_tokens -
-                                 stats_.pending_tokens + stats_.preempted_tokens -
-                                 stats_.preempted_cached_tokens + stats_.published_tokens;
-    return static_cast<std::uint32_t>(tokens >> topology_.geometry.shift);
-  }
-  [[gnu::noinline]] void fell_out_of_use(TreeNode& n) noexcept {
-    if (ReuseModel::gap_of(n.group) == 0)  // as what it continues
-      n.group = ReuseModel::group_of(n.uses, ReuseModel::gap_of(topology_.node(n.parent).group));
-    n.since = now();
-    model_->fell_out_of_use(n.group, chunks_of(n.length), stats_.used_chunks);
-  }
-  [[gnu::noinline]] ReuseRecord used_again(const ReuseRecord& before,
-                                           std::uint32_t chunks) noexcept {
-    return model_->used_again(before, now() - before.since, chunks, stats_.used_chunks);
-  }
-  /// The leaf that is worth least of those that are the oldest of their group, in the level of the
-  /// first list that has any. The oldest of all is one: what is below a node is older than it.
-  [[gnu::noinline]] NodeIndex least_valuable(const RetainedList& first) noexcept {
-    if (victim_ != none && RetainedList::is_of_level(first.key, key_of(topology_.node(victim_))))
-      return victim_;
-    victim_ = first.next();
-    if (first.key == RetainedList::key_of_pinned) return victim_;
-    const RetainedList* const lists = &first - (first.key & (RetainedList::keys_per_level - 1));
-    Candidates& candidates = model_->candidates;
-    if (weighed_ != lists) candidates.renew_all(ReuseModel::num_groups);
-    for (int group; (group = candidates.next_stale()) >= 0;) weigh(lists, to_size(group));
-    if (const int group = candidates.least(); group >= 0) victim_ = lists[group].next();
-    if (evicts_many_) weighed_ = lists;
-    return victim_;
-  }
-  void weigh(const RetainedList* lists, std::size_t group) noexcept {
-    if (lists[group].oldest == none) return model_->candidates.drop(group);
-    const TreeNode& n = topology_.node(lists[group].next());
-    if (n.first_child != none) return model_->candidates.drop(group);
-    const std::uint32_t age = now() - n.since;
-    model_->candidates.set(group, model_->value(n.group, age), age);
-  }
-  void remember(const TreeNode& n, std::int32_t keep) noexcept {
-    if (keep == 0) {
-      victim_ = none;
-      model_->candidates.renew(n.group);
-      model_->candidates.renew(topology_.node(n.parent).group);  // it may be a leaf from now on
-    }
-    const ChunkIndex above = chunks_[n.last_chunk].prev;  // the next to go, perhaps
-    if (keep > 0 && above != no_chunk) chunks_.prefetch(above, 0);
-    model_->ghosts.add(
-        {prefixes_.ghost_key(n, keep), static_cast<std::uint32_t>(n.length - keep), n.reuse()});
   }
 
   void unpin(PinRecord& pin) noexcept {
@@ -463,7 +332,7 @@ class Retention {
   void change_pins(NodeIndex index, std::int32_t by) noexcept {
     TreeNode& n = topology_.node(index);
     const bool retained = n.retained, was_pinned = n.pins > 0;
-    victim_ = none;
+    if (order_) order_->on_pins();
     if (retained) unretain(index);
     n.pins += by;
     if (was_pinned != (n.pins > 0))
@@ -478,13 +347,10 @@ class Retention {
   TreeStats& stats_;
   RetainedLists lists_;
   PinTable pins_;
-  std::unique_ptr<ReuseModel> model_;      // where the policy learns
-  std::unique_ptr<TenantShares> shares_;   // where it tells tenants apart
-  std::uint64_t time_ = 0;                 // by the caller's clock
-  NodeIndex victim_ = none;                // is evicted from its end, until it is gone or used
-  const RetainedList* weighed_ = nullptr;  // by the candidates, of a level; none: not up to date
-  const bool judges_;                      // evictions are judged by more than age
-  bool evicts_many_ = false;               // and nothing else happens between
+  std::unique_ptr<EvictionOrder> order_;  // of a component's policy; else by level and age
+  std::uint64_t time_ = 0;                // by the caller's clock
+  const bool keeps_to_peak_;              // the pool has no limit, and the policy sets none
+  std::size_t live_peak_ = 0;             // chunks that live sequences have had at once
 };
 
 }  // namespace detail

@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "../../tree_options.hpp"
-#include "../base/array.hpp"
-#include "../base/config.hpp"
-#include "../base/to_size.hpp"
+#include "../support/array.hpp"
+#include "../support/config.hpp"
+#include "../support/to_size.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

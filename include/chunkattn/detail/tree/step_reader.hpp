@@ -8,9 +8,9 @@
 #include <span>
 
 #include "../../plan_view.hpp"
-#include "../base/array.hpp"
-#include "../base/config.hpp"
-#include "../base/ticket.hpp"
+#include "../support/array.hpp"
+#include "../support/config.hpp"
+#include "../support/ticket.hpp"
 #include "core.hpp"
 #include "handles.hpp"
 

@@ -13,12 +13,12 @@
 #include <span>
 
 #include "../../tree_options.hpp"
-#include "../base/array.hpp"
-#include "../base/check.hpp"
-#include "../base/config.hpp"
-#include "../base/ticket.hpp"
-#include "../base/to_size.hpp"
-#include "../base/write_check.hpp"
+#include "../support/array.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
+#include "../support/ticket.hpp"
+#include "../support/to_size.hpp"
+#include "../support/write_check.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN

@@ -12,9 +12,9 @@
 
 #include "../../allocator.hpp"
 #include "../../tree_options.hpp"
-#include "../base/check.hpp"
-#include "../base/config.hpp"
-#include "../base/to_size.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
+#include "../support/to_size.hpp"
 #include "chunk_table.hpp"
 #include "core.hpp"
 #include "prefixes.hpp"
@@ -31,11 +31,13 @@ struct MatchResult {
   std::size_t checkpoint = 0;  ///< position of the nearest one that is not behind `cached`
 };
 
-/// Of a prompt that waits for admission: what the tree last found of it.
-struct KeptMatch {
-  Match match;
-  std::uint32_t birth = 0;  ///< of its last node; 0: nothing is known
-};
+/// Throws InvalidArgument for a prompt that cannot be inserted.
+template <class Token>
+void check_prompt(std::span<const Token> prompt) {
+  check_argument(!prompt.empty(), "prompt.size()", 0, "at least one token");
+  check_argument(prompt.size() <= to_size(max_length), "prompt.size()", prompt.size(),
+                 "at most 2^30 tokens");
+}
 
 template <TokenType Token, int ChunkSize>
 class TokenStore final : public Tokens {
@@ -99,9 +101,15 @@ class TokenTree {
   TokenTree(Allocator allocator, const TreeOptions& options, Retention retention)
       : allocator_(std::move(allocator)),
         retention_(std::move(retention)),
-        core(allocator_, tokens_, ChunkSize, resolved(options), rules_of(retention_)) {}
+        core(allocator_, tokens_, ChunkSize, resolved(options), rules_of(retention_)) {
+    if constexpr (has_hooks)
+      core.retention.set_order(Retention::Hooks::make_order(retention_, core.retention));
+  }
 
  private:
+  /// Whether the policy has a component do more (cache/policy.hpp).
+  static constexpr bool has_hooks = requires { typename Retention::Hooks; };
+
   TokenStore<Token, ChunkSize> tokens_;
   AnyAllocatorOf<Allocator> allocator_;
   Retention retention_;
@@ -125,27 +133,61 @@ class TokenTree {
     return chunks_needed(find(prompt, options), prompt.size(), options);
   }
 
-  /// What match_prefix(), chunks_needed() and `is_running` say of a prompt, found from what was
-  /// found the last time. O(1) where the tree has lost nothing of that and has nothing more.
-  /// \param has_more     whether any node was published since then
-  /// \param is_running   (node) of a node of its path
-  /// \param[out] result  cached, pending, shared and chunks are set
-  template <class Result, class IsRunning>
-  void rank(std::span<const Token> prompt, const InsertOptions& options, KeptMatch& kept,
-            bool has_more, const IsRunning& is_running, Result& result) const {
-    const bool is_kept = still_there(kept);
-    if (!is_kept || has_more) {
-      kept.match = find(prompt, options, kept.match);
-      kept.birth = core.topology.node(kept.match.last).birth;
+  /// Leading tokens of a prompt that are public, in units of sharing.
+  [[nodiscard]] std::int32_t public_length(std::span<const Token> prompt,
+                                           const InsertOptions& options) const noexcept {
+    const auto length = static_cast<std::int32_t>(std::min(options.public_length, prompt.size()));
+    return length - length % core.prefixes.unit();
+  }
+  /// The longest match of a prompt.
+  /// \param match  that to go on from: one that ended within a node has ended there for good
+  [[nodiscard]] Match find(std::span<const Token> prompt, const InsertOptions& options,
+                           Match match = {}) const {
+    const std::int32_t unit = core.prefixes.unit();
+    prompt = prompt.first(std::min(prompt.size(), to_size(max_length)));  // the tree has no more
+    const std::int32_t public_end = public_length(prompt, options);
+    const auto size = static_cast<std::int32_t>(prompt.size());
+    while (match.used == core.topology.node(match.last).length && size - match.length >= unit) {
+      const Namespace space = TreeCore::space_at(options, match.length, public_end);
+      const auto key = prompt.subspan(to_size(match.length), to_size(unit));
+      const NodeIndex child = core.prefixes.find_child(
+          match.last, space,
+          Prefixes::finish_hash(tokens_.hash(Prefixes::hash_seed(match.last, space), key)),
+          [&](const TreeNode& c) {  // a key lies in one chunk
+            return c.length >= unit && tokens_.equal(c.first_chunk, c.begin, key);
+          });
+      if (child == none) break;
+      const std::int32_t end = match.length < public_end ? public_end : size;
+      const TreeNode& c = core.topology.node(child);
+      std::int32_t common =
+          common_length(c, 0, prompt.subspan(to_size(match.length), to_size(end - match.length)));
+      common -= common % unit;
+      match.last = child;
+      match.used = common;
+      match.length += common;
     }
-    const Match& match = kept.match;
-    const MatchResult found = result_of(match, options);
-    result.cached = found.cached;
-    result.pending = found.pending;
-    result.chunks = chunks_needed(match, prompt.size(), options);
-    NodeIndex n = match.last;
-    while (n != root_node && !is_running(n)) n = core.topology.node(n).parent;
-    result.shared = std::min(to_size(core.topology.node(n).end()), found.cached + found.pending);
+    return match;
+  }
+  /// What match_prefix() says of a match.
+  [[nodiscard]] MatchResult result_of(const Match& match, const InsertOptions& options) const {
+    std::int32_t written_end = match.length, own_begin = match.length;
+    core.prefixes.for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
+      const TreeNode& n = core.topology.node(i);
+      if (n.written >= used) return;
+      written_end = n.position + n.written;
+      if (n.writer == none) own_begin = written_end;
+    });
+    const std::size_t cached = std::min(to_size(written_end), options.max_reuse);
+    return {cached, std::min(to_size(own_begin), options.max_reuse) - cached,
+            to_size(core.topology.checkpoint_position(match.last, cached))};
+  }
+  /// What chunks_needed() says of a match of a prompt of `size` tokens.
+  [[nodiscard]] std::size_t chunks_needed(Match match, std::size_t size,
+                                          const InsertOptions& options) const {
+    if (!options.share_pending) trim_to_written(match);
+    const std::size_t placed = to_size(match.length + core.room_at(match));
+    return core.prefixes.count_unused_chunks(match) +
+           (size > placed ? (size - placed - 1) / ChunkSize + 1 : 0);
   }
 
   /// Pins what is written of these tokens; the pin's index, or none.
@@ -160,12 +202,6 @@ class TokenTree {
 
   // ---- storing -------------------------------------------------------------------------------
 
-  /// Throws InvalidArgument for a prompt that cannot be inserted.
-  static void check_prompt(std::span<const Token> prompt) {
-    check_argument(!prompt.empty(), "prompt.size()", 0, "at least one token");
-    check_argument(prompt.size() <= to_size(max_length), "prompt.size()", prompt.size(),
-                   "at most 2^30 tokens");
-  }
   SequenceIndex insert(std::span<const Token> prompt, const InsertOptions& options) {
     check_prompt(prompt);
     Match match = find(prompt, options);
@@ -175,15 +211,15 @@ class TokenTree {
     // What repeats another's pending tokens cannot be found; it stays private until it leaves.
     const std::int32_t published_end =
         match.length < found ? match.length : size - size % core.prefixes.unit();
+    if constexpr (has_hooks) Retention::Hooks::inserting(retention_, core, options);
     const SequenceIndex joined = core.join(
         match,
-        {size, public_length(prompt, options), published_end, retention_.level(options.priority),
-         terms_of(retention_, options.name_space.tenant, core.topology.geometry.shift)},
+        {size, public_length(prompt, options), published_end, retention_.level(options.priority)},
         options, [&](const TreeNode& n, std::int32_t position) {
           store(n, 0, prompt.subspan(to_size(position), to_size(n.length)));
         });
-    if (core.retention.learns() && joined != none) [[unlikely]]
-      recall(prompt, options, match.length, joined);
+    if constexpr (has_hooks)
+      if (joined != none) Retention::Hooks::inserted(*this, prompt, options, match.length, joined);
     return joined;
   }
 
@@ -348,81 +384,6 @@ class TokenTree {
     }
   }
 
-  [[nodiscard]] std::int32_t public_length(std::span<const Token> prompt,
-                                           const InsertOptions& options) const noexcept {
-    const auto length = static_cast<std::int32_t>(std::min(options.public_length, prompt.size()));
-    return length - length % core.prefixes.unit();
-  }
-
-  /// The longest match of a prompt.
-  /// \param match  that to go on from: one that ended within a node has ended there for good
-  [[nodiscard]] Match find(std::span<const Token> prompt, const InsertOptions& options,
-                           Match match = {}) const {
-    const std::int32_t unit = core.prefixes.unit();
-    prompt = prompt.first(std::min(prompt.size(), to_size(max_length)));  // the tree has no more
-    const std::int32_t public_end = public_length(prompt, options);
-    const auto size = static_cast<std::int32_t>(prompt.size());
-    while (match.used == core.topology.node(match.last).length && size - match.length >= unit) {
-      const Namespace space = TreeCore::space_at(options, match.length, public_end);
-      const auto key = prompt.subspan(to_size(match.length), to_size(unit));
-      const NodeIndex child = core.prefixes.find_child(
-          match.last, space,
-          Prefixes::finish_hash(tokens_.hash(Prefixes::hash_seed(match.last, space), key)),
-          [&](const TreeNode& c) {  // a key lies in one chunk
-            return c.length >= unit && tokens_.equal(c.first_chunk, c.begin, key);
-          });
-      if (child == none) break;
-      const std::int32_t end = match.length < public_end ? public_end : size;
-      const TreeNode& c = core.topology.node(child);
-      std::int32_t common =
-          common_length(c, 0, prompt.subspan(to_size(match.length), to_size(end - match.length)));
-      common -= common % unit;
-      match.last = child;
-      match.used = common;
-      match.length += common;
-    }
-    return match;
-  }
-  /// Leaves of a match what the tree still has; false where it had to go back to the root.
-  [[nodiscard]] bool still_there(KeptMatch& kept) const noexcept {
-    Match& match = kept.match;
-    const TreeNode* n = &core.topology.node(match.last);
-    if (n->birth != kept.birth || n->state != NodeState::published) {
-      kept = {};
-      return false;
-    }
-    while (n->position >= match.length &&
-           match.last != root_node) {  // it was split, and has kept its lower half's name
-      match.last = n->parent;
-      n = &core.topology.node(match.last);
-    }
-    match.used = std::min(match.length - n->position, n->length);  // its end may be evicted
-    match.used -= match.used % core.prefixes.unit();
-    match.length = n->position + match.used;
-    kept.birth = n->birth;
-    return true;
-  }
-
-  [[nodiscard]] MatchResult result_of(const Match& match, const InsertOptions& options) const {
-    std::int32_t written_end = match.length, own_begin = match.length;
-    core.prefixes.for_each_matched(match, [&](NodeIndex i, std::int32_t used) {
-      const TreeNode& n = core.topology.node(i);
-      if (n.written >= used) return;
-      written_end = n.position + n.written;
-      if (n.writer == none) own_begin = written_end;
-    });
-    const std::size_t cached = std::min(to_size(written_end), options.max_reuse);
-    return {cached, std::min(to_size(own_begin), options.max_reuse) - cached,
-            to_size(core.topology.checkpoint_position(match.last, cached))};
-  }
-  [[nodiscard]] std::size_t chunks_needed(Match match, std::size_t size,
-                                          const InsertOptions& options) const {
-    if (!options.share_pending) trim_to_written(match);
-    const std::size_t placed = to_size(match.length + core.room_at(match));
-    return core.prefixes.count_unused_chunks(match) +
-           (size > placed ? (size - placed - 1) / ChunkSize + 1 : 0);
-  }
-
   /// Shortens a match to what is written, in units of sharing.
   void trim_to_written(Match& match) const noexcept {
     std::int32_t end = match.length;
@@ -436,20 +397,6 @@ class TokenTree {
       match.used = core.topology.node(match.last).length;
     }
     match.used = std::min(match.used, match.length - core.topology.node(match.last).position);
-  }
-
-  /// A prompt that has joined finds what was evicted of it.
-  [[gnu::noinline]] void recall(std::span<const Token> prompt, const InsertOptions& options,
-                                std::int32_t begin, SequenceIndex joined) noexcept {
-    constexpr std::int32_t few = Prefixes::ghost_tokens;
-    const std::int32_t public_end = public_length(prompt, options);
-    core.retention.recall(core.sequences[joined].tail, begin, [&](std::int32_t p) -> std::uint32_t {
-      if (p + few > static_cast<std::int32_t>(prompt.size()) || (p > 0 && p < few)) return 0;
-      std::uint64_t hash = Prefixes::ghost_seed(p, TreeCore::space_at(options, p, public_end));
-      if (p > 0) hash = tokens_.hash(hash, prompt.subspan(to_size(p - few), to_size(few)));
-      hash = tokens_.hash(hash, prompt.subspan(to_size(p), to_size(few)));
-      return std::max(Prefixes::finish_hash(hash), 1u);
-    });
   }
 
   /// The first output of an entry, at its place.
@@ -486,6 +433,11 @@ class TokenTree {
       tokens_.store(tree[i].chunk, tree[i].offset, tokens[i]);
   }
   void store(const TreeNode& n, std::int32_t first, std::span<const Token> tokens) {
+    if (tokens.size() == 1) {  // and g++ 14 warns of a copy that begins behind it
+      const std::int32_t place = n.begin + first;
+      return tokens_.store(core.topology.chunk_of(n, place), core.topology.geometry.offset(place),
+                           tokens[0]);
+    }
     core.topology.for_each_run(
         n, first, static_cast<std::int32_t>(tokens.size()),
         [&](ChunkIndex s, std::int32_t offset, std::int32_t run, std::int32_t done) {

@@ -8,11 +8,10 @@
 
 #include "../../plan_view.hpp"
 #include "../../tree_options.hpp"
-#include "../base/array.hpp"
-#include "../base/checkpoint_table.hpp"
-#include "../base/config.hpp"
-#include "../base/reuse_model.hpp"
-#include "../base/to_size.hpp"
+#include "../retention/checkpoint_table.hpp"
+#include "../support/array.hpp"
+#include "../support/config.hpp"
+#include "../support/to_size.hpp"
 #include "chunk_table.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -33,6 +32,13 @@ enum class NodeState : std::uint8_t {
   hidden,     ///< generated tokens of live sequences: not found by a match
   published,  ///< in the child index
   stale       ///< from before clear(): serves its live sequences, never found again
+};
+
+/// What a node's uses tell of it. Times are counted in chunks of tokens that were new to the tree.
+struct ReuseRecord {
+  std::uint32_t since = 0;  ///< when it fell out of use
+  std::uint8_t uses = 0;    ///< how often it was used again, at most 255
+  std::uint8_t group = 0;   ///< of those that are valued alike: ReuseModel::group_of() (cache/)
 };
 
 /// A run of tokens on consecutive places: from offset `begin` of `first_chunk` to its end, over as

@@ -1,0 +1,19 @@
+// The whole library in one include: the core and all components.
+#pragma once
+
+// clang-format off
+#include "detail/support/config.hpp"  // first: it refuses what cannot compile the others
+// clang-format on
+
+#include "cache/admission.hpp"
+#include "cache/policy.hpp"
+#include "chunkattn.hpp"
+#include "debug/attention.hpp"
+#include "debug/reference.hpp"
+#include "debug/tree.hpp"
+#include "events/mirror.hpp"
+#include "interop/block_table.hpp"
+#include "runtime/any_attention.hpp"
+#include "runtime/make_attention.hpp"
+#include "tiers/tiers.hpp"
+#include "transfer/transfer.hpp"

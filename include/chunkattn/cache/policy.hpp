@@ -1,0 +1,120 @@
+// CachePolicy: Lru or Priority whose order of eviction may also learn from reuse, and give tenants
+// shares of the cache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+
+#include "../detail/retention/retention_rules.hpp"
+#include "../detail/support/check.hpp"
+#include "../detail/support/config.hpp"
+#include "../detail/support/to_size.hpp"
+#include "../detail/tree/core.hpp"
+#include "../detail/tree/token_tree.hpp"
+#include "../tree_options.hpp"
+#include "detail/cache_order.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// What a TokenTree has such a policy do.
+struct CacheHooks {
+  /// The order of a policy that learns or tells tenants apart; of others none.
+  template <class Policy>
+  static std::unique_ptr<EvictionOrder> make_order(const Policy& policy, Retention& retention) {
+    check_argument(!policy.learns || policy.ttl == 0, "ttl", policy.ttl,
+                   "0 for a policy that learns");
+    if (!policy.learns && !policy.fair) return nullptr;
+    return std::make_unique<CacheOrder>(retention.parts(), policy.learns, policy.fair);
+  }
+  /// Before a prompt joins: makes sure that nothing fails afterwards.
+  /// \throws InvalidArgument for a weight out of range
+  template <class Policy>
+  static void inserting(const Policy& policy, TreeCore& core, const InsertOptions& options) {
+    const std::uint64_t tenant = options.name_space.tenant;
+    const TenantTerms terms = terms_of(policy, tenant, core.topology.geometry.shift);
+    if (auto* const order = static_cast<CacheOrder*>(core.retention.order()))
+      order->reserve(policy.level(options.priority), tenant, terms);
+  }
+  /// A prompt has joined, with `begin` tokens that the tree had: finds what was evicted of the
+  /// rest.
+  template <class Tree>
+  static void inserted(Tree& tree, std::span<const typename Tree::token_type> prompt,
+                       const InsertOptions& options, std::int32_t begin,
+                       SequenceIndex joined) noexcept {
+    auto* const order = static_cast<CacheOrder*>(tree.core.retention.order());
+    if (order != nullptr && order->learns()) [[unlikely]]
+      recall(*order, tree, prompt, options, begin, joined);
+  }
+
+ private:
+  /// What a policy grants a tenant.
+  template <class Policy>
+  [[nodiscard]] static TenantTerms terms_of(const Policy& policy, std::uint64_t tenant,
+                                            std::int32_t chunk_shift) {
+    TenantTerms terms;
+    if constexpr (requires { policy.weight(tenant); }) terms.weight = policy.weight(tenant);
+    check_argument(terms.weight >= 1 && terms.weight <= 1u << 20, "weight(tenant)", terms.weight,
+                   "1 to 2^20");
+    std::size_t chunks = terms.quota;
+    if constexpr (requires { policy.quota(tenant); }) chunks = policy.quota(tenant);
+    if (chunks < terms.quota >> chunk_shift) terms.quota = std::uint64_t{chunks} << chunk_shift;
+    return terms;
+  }
+  template <class Tree>
+  [[gnu::noinline]] static void recall(CacheOrder& order, Tree& tree,
+                                       std::span<const typename Tree::token_type> prompt,
+                                       const InsertOptions& options, std::int32_t begin,
+                                       SequenceIndex joined) noexcept {
+    using Store = TokenStore<typename Tree::token_type, Tree::chunk_size>;
+    constexpr std::int32_t few = GhostKey::num_tokens;
+    const std::int32_t public_end = tree.public_length(prompt, options);
+    const auto key = [&](std::int32_t p) -> std::uint32_t {
+      if (p + few > static_cast<std::int32_t>(prompt.size()) || (p > 0 && p < few)) return 0;
+      std::uint64_t hash = GhostKey::seed(p, TreeCore::space_at(options, p, public_end));
+      if (p > 0) hash = Store::hash(hash, prompt.subspan(to_size(p - few), to_size(few)));
+      return GhostKey::finish(Store::hash(hash, prompt.subspan(to_size(p), to_size(few))));
+    };
+    order.recall(tree.core.retention, tree.core.sequences[joined].tail, begin, key);
+  }
+};
+
+}  // namespace detail
+
+/// A policy like Lru or Priority, which it is unless it learns or is fair. A policy of your own may
+/// derive from it, with `weight(tenant)` from 1 to 2^20 (1 if it has none) and `quota(tenant)` in
+/// chunks' worth of tokens (no limit): both are asked with each insert().
+struct CachePolicy {
+  static constexpr bool retains = true;  ///< unused chunks stay until others are needed
+  /// As of Lru.
+  std::size_t high_watermark = std::numeric_limits<std::size_t>::max();
+  /// As of Lru.
+  std::size_t low_watermark = std::numeric_limits<std::size_t>::max();
+  /// As of Lru.
+  std::size_t max_pinned = 0;
+  /// Whether to evict within a level what is worth least by what was used again before
+  /// (docs/retention.md), rather than what was not used for longest.
+  bool learns = false;
+  /// Whether each tenant has a share of what is cached: the lowest, oldest of the tenant goes that
+  /// has most tokens cached by its weight; of one above its quota, whenever a sequence leaves. What
+  /// is public counts as a tenant's of weight 1.
+  bool fair = false;
+  /// As of Lru. Not with `learns`.
+  std::uint32_t ttl = 0;
+  /// Whether lower InsertOptions::priority goes first, as under Priority.
+  bool by_priority = false;
+  /// One level, or one for each priority.
+  [[nodiscard]] constexpr int level(int priority) const noexcept {
+    return by_priority ? priority : 0;
+  }
+
+  using Hooks = detail::CacheHooks;  ///< what a tree calls
+};
+
+static_assert(RetentionPolicy<CachePolicy>);
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,81 @@
+// What is inside an attention object, for tests and measurements. It may change with any version.
+#pragma once
+
+#include <variant>
+
+#include "../attention_options.hpp"
+#include "../detail/support/config.hpp"
+#include "../fwd.hpp"
+#include "reference.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// A friend of ChunkAttention on both backends.
+struct AttentionAccess {
+  template <class Attention>
+  [[nodiscard]] static const auto& engine(const Attention& attention) noexcept {
+    return attention.engine_;
+  }
+  template <class Attention>
+  [[nodiscard]] static const auto& state(const Attention& attention) noexcept {
+    return attention.state_;
+  }
+};
+
+}  // namespace detail
+
+/// CPU: how the last run() was cut into tasks.
+template <int HeadDim, int ValueDim, class Exec>
+[[nodiscard]] const auto& schedule_of(
+    const ChunkAttention<Cpu, HeadDim, ValueDim, Exec>& attention) {
+  return std::visit([](const auto& engine) -> const auto& { return engine.schedule(); },
+                    detail::AttentionAccess::engine(attention));
+}
+
+/// The largest rounding errors of products by dot products of bytes over int8 K and V: queries and
+/// probabilities are 16-bit integers there.
+[[nodiscard]] constexpr Rounding rounding_of_dots() noexcept {
+  Rounding rounding(0x1p-22);
+  rounding.p_of_largest = 0x1p-16;
+  rounding.query_of_largest = 0x1.02p-16;  // half of 1 / 32639
+  return rounding;
+}
+
+/// The largest rounding errors of products by dot products of pairs over bfloat16 K and V.
+[[nodiscard]] constexpr Rounding rounding_of_pairs(CpuOptions::Accuracy accuracy) noexcept {
+  if (accuracy == CpuOptions::Accuracy::fp32) return {};
+  if (accuracy == CpuOptions::Accuracy::one_term) return {0x1p-8, 0x1p-8};
+  return {0x1.2p-17, 0};  // of queries that are bfloat16 by value; others are computed in fp32
+}
+
+/// CPU: how run() rounds products over K and V of T, for compare_with_reference().
+template <class T, int HeadDim, int ValueDim, class Exec>
+[[nodiscard]] Rounding rounding_of(const ChunkAttention<Cpu, HeadDim, ValueDim, Exec>& attention) {
+  return std::visit(
+      [&](const auto& engine) {
+        return engine.template uses_tiles<T>()  ? rounding_of<T>(attention.options().accuracy)
+               : engine.template uses_dots<T>() ? rounding_of_dots()
+               : engine.template pair_terms<T>() > 0
+                   ? rounding_of_pairs(attention.options().accuracy)
+                   : Rounding{};
+      },
+      detail::AttentionAccess::engine(attention));
+}
+
+/// CUDA: uploads and what they carried, since construction.
+template <int HeadDim, int ValueDim, class Exec>
+[[nodiscard]] const auto& uploads_of(
+    const ChunkAttention<Cuda, HeadDim, ValueDim, Exec>& attention) {
+  return detail::AttentionAccess::state(attention).upload_.counts();
+}
+
+/// CUDA: what the last prepared plan streams.
+template <int HeadDim, int ValueDim, class Exec>
+[[nodiscard]] const auto& summary_of(
+    const ChunkAttention<Cuda, HeadDim, ValueDim, Exec>& attention) {
+  return detail::AttentionAccess::state(attention).upload_.scheduler().summary();
+}
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,97 @@
+// The lists of what is cached and used by nobody, by what a policy says of it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "../support/array.hpp"
+#include "../support/config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Nodes that are linked by age.
+struct RetainedList {
+  /// Of a list: its level times this and, where the policy learns, the group.
+  static constexpr std::int64_t keys_per_level = 32;
+  /// Above whatever a policy says.
+  static constexpr std::int64_t key_of_pinned = std::numeric_limits<std::int64_t>::max();
+  [[nodiscard]] static constexpr bool is_of_level(std::int64_t a, std::int64_t b) noexcept {
+    return a >> 5 == b >> 5;  // levels may be negative
+  }
+  /// Keys of a tenant's lists come behind those of the tenant before: levels are of 32 bits.
+  [[nodiscard]] static constexpr std::int64_t keys_of(std::int32_t tenant) noexcept {
+    return std::int64_t{tenant} << 40;
+  }
+  [[nodiscard]] static constexpr std::int64_t least_key_of(std::int32_t tenant) noexcept {
+    return keys_of(tenant) - (std::int64_t{1} << 39);
+  }
+
+  /// Of a list that is not empty: whom eviction looks at next.
+  [[nodiscard]] std::int32_t next() const noexcept { return hand >= 0 ? hand : oldest; }
+
+  std::int64_t key = 0;
+  std::int32_t oldest = -1, newest = -1;  ///< nodes; -1: none
+  std::int32_t hand = -1;  ///< behind those that were passed over; -1: behind none, or all
+};
+
+/// Lists by key, ascending. Those of one kind have consecutive keys.
+class RetainedLists {
+ public:
+  [[nodiscard]] RetainedList* begin() noexcept { return lists_.begin(); }
+  [[nodiscard]] RetainedList* end() noexcept { return lists_.end(); }
+  [[nodiscard]] const RetainedList* begin() const noexcept { return lists_.begin(); }
+  [[nodiscard]] const RetainedList* end() const noexcept { return lists_.end(); }
+  [[nodiscard]] RetainedList& back() noexcept { return lists_.back(); }
+
+  /// Makes sure that there is a list for each of `count` keys from this one on.
+  void reserve(std::int64_t first, std::size_t count) {
+    const std::int64_t last = first + (static_cast<std::int64_t>(count) - 1);
+    if (has(recent_ + count - 1, last) && has(recent_, first)) [[likely]]
+      return;
+    if (const RetainedList* it = find(last); it != lists_.end() && it->key == last) return;
+    for (std::int64_t key = first; key <= last; ++key) {
+      const auto it = find(key);
+      if (it == lists_.end() || it->key != key) lists_.insert(it, RetainedList{key});
+      if (key == last) return;  // the highest number may be one
+    }
+  }
+  /// The list with this key, or the first behind it.
+  [[nodiscard]] RetainedList* find(std::int64_t key) noexcept {
+    return std::lower_bound(
+        lists_.begin(), lists_.end(), key,
+        [](const RetainedList& list, std::int64_t value) { return list.key < value; });
+  }
+  /// The same, for lists with keys from this one on whose first stood at `place`, or now stands.
+  [[nodiscard]] RetainedList* find_first(std::int64_t key, std::size_t& place) noexcept {
+    const bool stands = place < lists_.size() && lists_[place].key >= key &&
+                        (place == 0 || lists_[place - 1].key < key);
+    if (!stands) [[unlikely]]
+      place = static_cast<std::size_t>(find(key) - lists_.begin());
+    return lists_.begin() + place;
+  }
+  /// The list `offset` behind the one with this key, of the same reserve().
+  [[nodiscard]] RetainedList& at(std::int64_t first, std::size_t offset) noexcept {
+    if (lists_[recent_].key != first) [[unlikely]]
+      search(first);
+    return lists_[recent_ + offset];
+  }
+
+ private:
+  [[gnu::noinline]] void search(std::int64_t first) noexcept {
+    recent_ = static_cast<std::size_t>(find(first) - lists_.begin());
+  }
+  [[nodiscard]] bool has(std::size_t place, std::int64_t key) const noexcept {
+    return place < lists_.size() && lists_[place].key == key;
+  }
+
+  Array<RetainedList> lists_;
+  std::size_t recent_ = 0;  // which at() found last
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,498 @@
+// What Tiers does on the tree's thread: follows the tree's events, copies blocks out of its cache,
+// puts loaded ones into their places.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "../../detail/support/check.hpp"
+#include "../../detail/support/chunk_source.hpp"
+#include "../../detail/support/config.hpp"
+#include "../../detail/support/fork_mark.hpp"
+#include "../../detail/support/to_size.hpp"
+#include "../../element.hpp"
+#include "../../events/mirror.hpp"
+#include "../../kv_view.hpp"
+#include "../../plan_view.hpp"
+#include "../../transfer/detail/places.hpp"
+#include "../../transfer/transfer.hpp"
+#include "../../tree_options.hpp"
+#include "../tier_store.hpp"
+#include "codec.hpp"
+#include "news.hpp"
+#include "queue.hpp"
+#include "record.hpp"
+#include "spans.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// \tparam Tiers  of that tree and cache, for its types
+template <class Tiers, class Tree, class Cache>
+class TierManager {
+  using Token = typename Tree::token_type;
+  using Sequence = typename Tree::Sequence;
+  using Element = cache_element<Cache>;
+  using Queue = TierQueue<Token>;
+  using Clock = typename Queue::Clock;
+
+ public:
+  using Options = typename Tiers::Options;
+  using Stats = typename Tiers::Stats;
+
+  TierManager(Tree& tree, Cache& cache, std::vector<std::shared_ptr<TierStore>> stores,
+              Options options)
+      : tree_(&tree),
+        cache_(&cache),
+        options_(std::move(options)),
+        block_(options_.block_tokens > 0 ? options_.block_tokens : Tree::chunk_size),
+        tree_id_(ChunkAccess::source(tree).tree_id),
+        spans_(block_) {
+    check_argument(options_.block_tokens >= 0, "options.block_tokens", options_.block_tokens,
+                   "at least 1, or 0 for the tree's chunk size");
+    check_argument(options_.max_ahead > 0, "options.max_ahead", options_.max_ahead, "at least 1");
+    check_argument(!stores.empty(), "stores.size()", stores.size(), "at least one tier");
+    for (const auto& store : stores) check_argument(store != nullptr, "stores", "null", "tiers");
+    if (options_.tier_sink) follow(stores);
+    if constexpr (requires { cache.tree_id(); })
+      check_argument(cache.tree_id() == 0 || cache.tree_id() == tree_id_, "cache",
+                     "of another tree", "the K/V memory of the tree");
+    codec_ = make_tier_codec<Element>(cache, to_size(block_), options_.stored_as);
+    queue_ = std::make_unique<Queue>(std::move(stores), codec_, options_.max_ahead,
+                                     options_.max_queued_bytes, 10 * options_.max_wait_seconds,
+                                     options_.threads, news_);
+    follow();
+  }
+  TierManager(const TierManager&) = delete;
+  TierManager& operator=(const TierManager&) = delete;
+  void close() {
+    if (tree_ != nullptr && hears()) tree_->set_event_sink(nullptr);
+    tree_ = nullptr;
+    // In a child nothing of it can be destroyed: who held its locks is not there.
+    if (is_in_child()) (void)queue_.release();
+    queue_.reset();
+  }
+  [[nodiscard]] Queue& queue() const {
+    check_process();
+    return *queue_;
+  }
+
+  // ---- down ----------------------------------------------------------------------------------
+
+  std::size_t advance(std::size_t max_blocks) {
+    resume_following();
+    for (std::size_t n = 0; n < max_blocks && !fresh_.empty() && has_room();) {
+      const auto [span, block] = fresh_.front();
+      fresh_.pop_front();
+      if (store(span, block)) ++n;
+    }
+    tell();
+    return fresh_.size();
+  }
+  void store_all() {
+    resume_following();
+    fresh_.clear();
+    spans_.for_each_block([&](std::uint64_t span, std::size_t block) {
+      queue_->wait_for_room(codec_.raw_bytes);
+      (void)store(span, block);
+    });
+    tell();
+  }
+  void flush() {
+    queue().flush();
+    tell();
+  }
+
+  // ---- up ------------------------------------------------------------------------------------
+
+  std::shared_ptr<TierLoad> start(const Sequence& sequence, bool compute_last) {
+    resume_following();
+    const std::size_t size = sequence.size();
+    const TokenRange range = sequence.loadable();
+    const std::size_t first = to_size(range.begin / block_), blocks = size / to_size(block_);
+    const std::size_t limit = size - (compute_last ? 1 : 0);
+    if (!is_open_ || sequence.weights_epoch() == 0 || range.empty() || first >= blocks ||
+        to_size(range.begin) >= limit)
+      return nullptr;
+    auto load = std::make_shared<TierLoad>();
+    const InsertOptions how = sequence.options();
+    const std::size_t public_end = std::min(how.public_length, size);
+    load->heads[0] = head_of(how.name_space, public_end);
+    load->heads[1] = head_of({.adapter = how.name_space.adapter, .is_public = true}, 0);
+    load->public_blocks = load->heads[1].empty() ? 0 : public_end / to_size(block_);
+    if (load->heads[0].empty()) return nullptr;
+    load->block_bytes = to_size(block_) * sizeof(Token);
+    load->first = first;
+    const std::vector<Token> tokens = sequence.tokens();
+    const auto bytes = std::as_bytes(std::span(tokens)).first(blocks * load->block_bytes);
+    load->tokens.assign(bytes.begin(), bytes.end());
+    TierHash hash;
+    std::vector<TierStore::Key> keys;
+    for (std::size_t block = 0; block < blocks && block * to_size(block_) < limit; ++block) {
+      hash.add(bytes.subspan(block * load->block_bytes, load->block_bytes));
+      if (block >= first || news_) keys.push_back(key_of(hash, load->content(block).head));
+    }
+    if (news_)
+      load->hold = announce(
+          keys.size() - 1, [&](std::size_t block) { return keys[block]; }, load->tokens,
+          how.name_space, load->public_blocks, public_end);
+    load->keys.assign(keys.begin() + (news_ ? static_cast<std::ptrdiff_t>(first) : 0), keys.end());
+    load->sequence = static_cast<std::uint64_t>(sequence.id());
+    load->weights = sequence.weights_epoch();
+    load->limit = limit;
+    load->since = Clock::now();
+    ++stats_.loads;
+    queue_->start(load);
+    return load;
+  }
+  /// False when it is over.
+  bool poll(Sequence& sequence, const std::shared_ptr<TierLoad>& load) {
+    if (tree_ == nullptr || !is_open_ || is_in_child() || !hears() ||
+        static_cast<std::uint64_t>(sequence.id()) != load->sequence ||
+        sequence.weights_epoch() != load->weights)
+      return cancel(load);
+    bool is_over = false;
+    const auto taken = queue_->take(load, options_.max_ahead, is_over);
+    for (const TierLoad::Ready& ready : taken)
+      if (!place(sequence, *load, ready)) return cancel(load);
+    if (is_over) return false;
+    const auto now = Clock::now();
+    if (!taken.empty()) load->since = now;
+    const double part =
+        std::chrono::duration<double>(now - load->since).count() / patience(sequence, *load);
+    if (part <= 1) {
+      queue_->pass_over(load, part);
+      return true;
+    }
+    ++stats_.loads_late;
+    queue_->cancel(load, /*too_late=*/true);
+    return false;
+  }
+  void wait(const TierLoad& load) {
+    if (queue_) queue_->wait(load, std::chrono::milliseconds(50));
+  }
+  bool cancel(const std::shared_ptr<TierLoad>& load) {
+    if (is_in_child())
+      static_cast<void>(new auto(load));  // nor this
+    else if (queue_)
+      queue_->cancel(load, /*too_late=*/false);
+    return false;
+  }
+
+  // ---- both ----------------------------------------------------------------------------------
+
+  void computed(std::size_t tokens, double seconds) {
+    if (tokens == 0 || !(seconds > 0)) return;
+    const double one = seconds / static_cast<double>(tokens);
+    token_seconds_ += (one - token_seconds_) * (token_seconds_ == 0 ? 1.0 : 0.1);
+    queue_->set_compute_seconds(token_seconds_ * block_);
+  }
+  void reopen(std::string model) {
+    check_hears();
+    options_.model = std::move(model);
+    queue_->forget();
+    is_open_ = true;
+  }
+  /// Calls told(event, tokens) for what is known of tiers; the number of the last event.
+  template <class F>
+  std::uint64_t list(const F& told) const {
+    check_process();
+    check_argument(news_ != nullptr, "options.tier_sink", "none", "one: else nobody follows tiers");
+    news_->list([&](TierChange change, std::size_t tier, const TierStore::Key& key,
+                    const TierStore::Key& parent, const TierBlock& block) {
+      tell(told, last_event_, change, tier, key, parent, block);
+    });
+    return last_event_;
+  }
+  [[nodiscard]] std::int32_t block_tokens() const noexcept { return block_; }
+  [[nodiscard]] Stats stats() const {
+    Stats all = stats_;
+    for (const typename Queue::Counts& c : queue().counts())
+      all.tiers.push_back(
+          {c.stored, c.stored_bytes, c.put_failed, c.loaded, c.missed, c.refused, c.not_worth});
+    return all;
+  }
+
+ private:
+  // ---- the tree's events ----
+
+  void follow() {
+    tree_->set_event_sink([this](const CacheEvent& event, std::span<const Token> tokens) {
+      heard(event, tokens);
+      if (options_.event_sink) options_.event_sink(event, tokens);
+    });
+    sink_ = ChunkAccess::num_event_sinks(*tree_);
+    is_lost_ = true;
+    resume_following();
+  }
+  /// Stores say from now on what they get and lose.
+  void follow(const std::vector<std::shared_ptr<TierStore>>& stores) {
+    check_argument(stores.size() <= TierNews::most_tiers, "stores.size()", stores.size(),
+                   "at most 64 where options.tier_sink follows them");
+    news_ = std::make_shared<TierNews>();
+    for (std::size_t tier = 0; tier < stores.size(); ++tier) {
+      listeners_.push_back(std::make_shared<TierNews::Listener>(news_, tier));
+      stores[tier]->listen(listeners_.back());
+    }
+  }
+  /// Whether it is still the one whom the tree tells.
+  [[nodiscard]] bool hears() const { return ChunkAccess::num_event_sinks(*tree_) == sink_; }
+  /// Whether the threads are those of the parent, from which this process was forked.
+  [[nodiscard]] bool is_in_child() const noexcept {
+    return options_.threads && mark_.is_in_child();
+  }
+  void check_process() const {
+    check_argument(!is_in_child(), "tiers", "made before fork()",
+                   "some that this process made: the threads of these are its parent's");
+  }
+  /// Without events it would take what now stands in a chunk for what stood there.
+  void check_hears() const {
+    check_process();
+    check_argument(hears(), "tree", "with another event sink",
+                   "that of its tiers: who else is to hear is said by Options::event_sink");
+  }
+  /// From a snapshot, if anything got lost for want of memory, or was there before.
+  void resume_following() {
+    check_hears();
+    if (!is_lost_) return;
+    spans_.clear();
+    fresh_.clear();
+    const auto snapshot = take_snapshot(*tree_);
+    is_lost_ = false;
+    std::span<const Token> rest(snapshot.tokens);
+    for (const CacheEvent& event : snapshot.spans) {
+      heard(event, rest.first(to_size(event.length)));
+      rest = rest.subspan(to_size(event.length));
+    }
+  }
+  void heard(const CacheEvent& event, std::span<const Token> tokens) noexcept {
+    if (is_in_child()) return;
+    // What K/V is computed with from now on, reopen() says: even where events before it got lost.
+    if (event.kind == CacheEvent::Kind::cleared) {
+      is_open_ = false;
+      if (news_) news_->reset();
+    }
+    if (is_lost_) return;
+    is_lost_ = true;
+#if CHUNKATTN_EXCEPTIONS
+    try {
+      is_lost_ = !apply(event, tokens);
+    } catch (...) {  // out of memory: what is evicted until then is not stored
+    }
+#else
+    is_lost_ = !apply(event, tokens);
+#endif
+  }
+  bool apply(const CacheEvent& event, std::span<const Token> tokens) {
+    switch (event.kind) {
+      case CacheEvent::Kind::stored:
+        return spans_.store(event, tokens, [&](std::size_t block) {
+          if (!options_.write_through || !is_open_) return;
+          fresh_.emplace_back(event.span, block);
+          if (fresh_.size() > most_fresh) fresh_.pop_front();  // nobody calls advance()
+        });
+      case CacheEvent::Kind::evicted:
+        return spans_.evict(
+            event, [&](std::uint64_t span, std::size_t block) { (void)store(span, block); });
+      case CacheEvent::Kind::cleared:
+        spans_.clear();
+        fresh_.clear();
+        return true;
+    }
+    return false;
+  }
+
+  // ---- down ----
+
+  [[nodiscard]] bool has_room() const { return queue_->has_room(codec_.raw_bytes); }
+  /// Copies a block out of the cache. False if there is nothing to copy.
+  bool store(std::uint64_t number, std::size_t block) {
+    const auto* const span = spans_.find(number, block);
+    if (span == nullptr || !is_open_) return false;
+    const std::vector<std::byte> head =
+        head_of(span->name_space, span->name_space.is_public ? 0 : to_size(span->public_end));
+    if (head.empty()) return false;
+    const TierStore::Key key = key_of(spans_.hash(*span, block), head);
+    if (queue_->knows(key)) return false;
+    if (!has_room()) {
+      ++stats_.dropped;
+      return false;
+    }
+    typename Queue::Put put;
+    put.key = key;
+    put.head = head;
+    spans_.path_tokens(*span, block, put.tokens);
+    put.raw.resize(codec_.raw_bytes);
+    places_.pieces.clear();
+    spans_.places(*span, block, places_.pieces);
+    const TokenRange range{static_cast<std::int32_t>(block) * block_, block_};
+    places_.tree = tree_id_;
+    if (news_) put.hold = announce(*span, block, put.tokens);
+    transfer(
+        places_, range, *cache_, std::span<std::byte>(put.raw), range,
+        [](const void* row, std::byte* to, std::size_t bytes) { std::memcpy(to, row, bytes); });
+    queue_->put(std::move(put));
+    ++stats_.gathered;
+    return true;
+  }
+
+  // ---- up ----
+
+  /// False if the rest is not wanted any longer.
+  bool place(Sequence& sequence, const TierLoad& load, const TierLoad::Ready& ready) {
+    const auto begin = static_cast<std::int32_t>(ready.block) * block_;
+    const TokenRange loadable = sequence.loadable();
+    if (loadable.empty() || loadable.begin < begin) return false;
+    const std::int32_t end =
+        std::min({begin + block_, static_cast<std::int32_t>(load.limit), loadable.end()});
+    if (loadable.begin >= end) return true;  // somebody else was faster
+    const TokenRange range{loadable.begin, end - loadable.begin};
+    scatter_kv(sequence, range, *cache_, std::span<const std::byte>(ready.raw), {begin, block_});
+    sequence.mark_loaded(range);
+    stats_.loaded_tokens += to_size(range.length);
+    return true;
+  }
+  [[nodiscard]] double patience(const Sequence& sequence, const TierLoad& load) const {
+    if (token_seconds_ == 0) return options_.max_wait_seconds;
+    const std::size_t there = std::min(sequence.num_written(), load.limit);
+    return std::max(token_seconds_ * static_cast<double>(load.limit - there), least_patience);
+  }
+
+  // ---- events of tiers ----
+
+  /// All blocks of a path up to this one are known to those who follow tiers.
+  template <class KeyAt>
+  [[nodiscard]] TierNews::Hold announce(std::size_t last, const KeyAt& key_at,
+                                        std::span<const std::byte> tokens, const Namespace& space,
+                                        std::size_t public_blocks, std::size_t public_end) const {
+    const std::size_t bytes = to_size(block_) * sizeof(Token);
+    return TierNews::announce(news_, last, key_at, [&](std::size_t block) {
+      const bool is_public = block < public_blocks;
+      TierBlock made;
+      made.name_space = is_public ? Namespace{.adapter = space.adapter, .is_public = true} : space;
+      made.position = static_cast<std::int32_t>(block) * block_;
+      made.public_length = is_public ? 0 : static_cast<std::int32_t>(public_end);
+      const auto own = tokens.subspan(block * bytes, bytes);
+      made.tokens.assign(own.begin(), own.end());
+      return made;
+    });
+  }
+  [[nodiscard]] TierNews::Hold announce(const typename TierSpans<Token>::Span& span,
+                                        std::size_t last, std::span<const std::byte> tokens) const {
+    const bool is_public = span.name_space.is_public;
+    const std::size_t public_end = is_public ? 0 : to_size(span.public_end);
+    const std::size_t public_blocks = is_public ? last + 1 : public_end / to_size(block_);
+    const auto own = head_of(span.name_space, public_end);
+    const auto shared = is_public || public_blocks == 0
+                            ? own
+                            : head_of({.adapter = span.name_space.adapter, .is_public = true}, 0);
+    const auto key_at = [&](std::size_t block) {
+      return key_of(spans_.path_hash(span, block), block < public_blocks ? shared : own);
+    };
+    return announce(last, key_at, tokens, span.name_space, public_blocks, public_end);
+  }
+  void tell() {
+    if (!news_) return;
+    news_->deliver([&](TierChange change, std::size_t tier, const TierStore::Key& key,
+                       const TierStore::Key& parent, const TierBlock& block) {
+      tell(options_.tier_sink, ++last_event_, change, tier, key, parent, block);
+    });
+  }
+  template <class F>
+  static void tell(const F& told, std::uint64_t number, TierChange change, std::size_t tier,
+                   const TierStore::Key& key, const TierStore::Key& parent,
+                   const TierBlock& block) {
+    typename Tiers::Event event;
+    event.kind = static_cast<typename Tiers::Event::Kind>(change);
+    event.number = number;
+    event.tier = tier;
+    event.block = key;
+    event.parent = parent;
+    event.name_space = block.name_space;
+    event.position = block.position;
+    event.public_length = block.public_length;
+    std::vector<Token> tokens(block.tokens.size() / sizeof(Token));
+    if (!tokens.empty()) std::memcpy(tokens.data(), block.tokens.data(), block.tokens.size());
+    told(event, std::span<const Token>(tokens));
+  }
+
+  // ---- names ----
+
+  /// What a record of this namespace says of itself; empty: it is not to be stored.
+  [[nodiscard]] std::vector<std::byte> head_of(const Namespace& space,
+                                               std::size_t public_end) const {
+    std::string identity;
+    if (options_.identity) {
+      const auto named = options_.identity(space);
+      if (!named) return {};
+      identity = *named;
+    } else {
+      identity = std::to_string(space.tenant) + ":" + std::to_string(space.adapter);
+    }
+    const auto& shape = cache_->options();
+    const auto [k, v] = row_bytes(*cache_);
+    TierBytes head;
+    for (const std::uint64_t number :
+         {std::uint64_t{0x01020304}, std::uint64_t{kv_layout_version}, to_size(shape.num_layers),
+          to_size(shape.num_kv_heads), k, v, sizeof(Element), sizeof(Token), to_size(block_),
+          std::size_t{space.is_public}, public_end})
+      head.put(std::uint64_t{number});
+    head.put(std::string_view(element_text()));
+    head.put(std::string_view(stored_text()));
+    head.put(std::string_view(options_.model));
+    head.put(std::string_view(identity));
+    return head.bytes;
+  }
+  [[nodiscard]] static TierStore::Key key_of(TierHash path, std::span<const std::byte> head) {
+    path.add(head);
+    return path.key();
+  }
+  [[nodiscard]] static const char* element_text() {
+    if constexpr (KvElement<Element>)
+      return element_name<Element>();
+    else
+      return "other";
+  }
+  [[nodiscard]] const char* stored_text() const {
+    if (!options_.stored_as) return "as it is";
+    return *options_.stored_as == element_type_of<std::int8_t> ? "int8" : "e4m3";
+  }
+
+  static constexpr std::size_t most_fresh = std::size_t{1} << 20;
+  /// A load is given a moment, whatever computing would take.
+  static constexpr double least_patience = 0.002;
+
+  Tree* tree_;
+  Cache* cache_;
+  Options options_;
+  const std::int32_t block_;
+  const std::uint64_t tree_id_;
+  TierCodec codec_;
+  std::shared_ptr<TierNews> news_;  // null: nobody follows tiers
+  std::vector<std::shared_ptr<TierNews::Listener>> listeners_;
+  std::uint64_t last_event_ = 0;
+  std::unique_ptr<Queue> queue_;
+  TierSpans<Token> spans_;
+  TierPlaces<Tree::chunk_size> places_;
+  std::deque<std::pair<std::uint64_t, std::size_t>> fresh_;  // blocks that were not stored yet
+  Stats stats_;
+  double token_seconds_ = 0;  // that computing takes, lately; 0: unknown
+  bool is_open_ = true;
+  bool is_lost_ = false;  // events were missed
+  const ForkMark mark_;
+  std::uint64_t sink_ = 0;  // which of the tree's event sinks is its own
+};
+
+}  // namespace detail
+CHUNKATTN_NAMESPACE_END

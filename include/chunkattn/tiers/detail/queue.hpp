@@ -1,0 +1,489 @@
+// What goes to tiers and comes from them, in the background: a thread for each tier, or none, where
+// the owner calls work(). A store is called by its own tier's thread only, so that one which hangs
+// holds up no other.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../../detail/support/config.hpp"
+#include "../tier_store.hpp"
+#include "known.hpp"
+#include "news.hpp"
+#include "record.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+namespace detail {
+
+/// Blocks of a prompt on their way up, in order. What is not marked is as it was made, or the
+/// tree's thread's.
+struct TierLoad {
+  std::array<std::vector<std::byte>, 2> heads;  ///< of blocks that are private; of public ones
+  std::vector<std::byte> tokens;                ///< of the prompt
+  std::size_t block_bytes = 0;                  ///< of a block's tokens
+  std::size_t first = 0, public_blocks = 0;
+  std::vector<TierStore::Key> keys;               ///< from block `first` on
+  TierNews::Hold hold;                            ///< of the last of them, so of all
+  std::uint64_t sequence = 0, weights = 0;        ///< whose it is
+  std::size_t limit = 0;                          ///< positions that are loaded, at most
+  std::chrono::steady_clock::time_point since{};  ///< when something came
+
+  // Under the queue's mutex:
+  struct Ready {
+    std::size_t block = 0;
+    std::vector<std::byte> raw;
+  };
+  std::deque<Ready> ready;
+  std::size_t next = 0;  ///< of keys
+  std::size_t tier = 0;  ///< where it is, or waits
+  bool is_stalled = false, is_over = false;
+
+  [[nodiscard]] TierContent content(std::size_t block) const {
+    return {heads[block < public_blocks ? 1 : 0],
+            std::span(tokens).first((block + 1) * block_bytes)};
+  }
+};
+
+/// \tparam Token  of the tree: only where there are tiers is any of this compiled
+template <class Token>
+class TierQueue {
+ public:
+  using Clock = std::chrono::steady_clock;
+  struct Counts {
+    std::uint64_t stored = 0, stored_bytes = 0, put_failed = 0, loaded = 0, refused = 0, missed = 0,
+                  not_worth = 0;
+  };
+
+  // Delegates, so that threads that run already are joined if another one does not start.
+  /// \param max_bytes     on their way down; each tier may have its share of them on its own
+  /// \param hang_seconds  after a call has taken so long, flush() does not wait for its tier
+  /// \param news          who is told of what is found and what is not; null: nobody
+  TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t max_ahead,
+            std::size_t max_bytes, double hang_seconds, bool threads,
+            std::shared_ptr<TierNews> news)
+      : TierQueue(std::move(stores), codec, max_ahead, max_bytes, hang_seconds, std::move(news)) {
+    if (threads)
+      for (std::size_t t = 0; t < tiers_.size(); ++t)
+        tiers_[t].thread = std::thread([this, t] { run(t); });
+  }
+  TierQueue(const TierQueue&) = delete;
+  TierQueue& operator=(const TierQueue&) = delete;
+  /// What was not put yet is given up: flush() first.
+  ~TierQueue() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      for (Tier& tier : tiers_) tier.cancelled = true;
+    }
+    for (Tier& tier : tiers_) tier.wakes.notify_all();
+    for (Tier& tier : tiers_)
+      if (tier.thread.joinable()) tier.thread.join();
+  }
+
+  // ---- down ----------------------------------------------------------------------------------
+
+  struct Put {
+    TierStore::Key key;
+    std::vector<std::byte> head, tokens, raw;
+    TierNews::Hold hold;
+  };
+  [[nodiscard]] bool knows(const TierStore::Key& key) const { return known_->has(key); }
+  void forget() { known_->clear(); }
+  /// Whether a tier takes a block of so many bytes.
+  [[nodiscard]] bool has_room(std::size_t bytes) const {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(tiers_.begin(), tiers_.end(),
+                       [&](const Tier& tier) { return has_room(tier, bytes); });
+  }
+  /// To each tier that has room for it.
+  void put(Put&& block) {
+    const std::size_t bytes = block.raw.size();
+    auto item = std::make_shared<Item>();
+    item->block = std::move(block);
+    item->bytes = bytes;
+    const std::lock_guard lock(mutex_);
+    for (Tier& tier : tiers_) {
+      if (has_room(tier, bytes))
+        push(tier, item);
+      else
+        ++tier.counts.put_failed;
+    }
+  }
+  [[nodiscard]] bool is_busy() const {
+    const std::lock_guard lock(mutex_);
+    return !std::all_of(tiers_.begin(), tiers_.end(), &TierQueue::is_idle);
+  }
+  /// Waits until all is put, but for a tier that hangs; without threads does it.
+  void flush() { wait_for(&TierQueue::is_idle); }
+  /// Waits until each tier that does not hang has room for a block of so many bytes.
+  void wait_for_room(std::size_t bytes) {
+    wait_for([&](const Tier& tier) { return has_room(tier, bytes); });
+  }
+
+  // ---- up ------------------------------------------------------------------------------------
+
+  void start(const std::shared_ptr<TierLoad>& load) {
+    const std::lock_guard lock(mutex_);
+    go_on(load, 0, /*first=*/false);
+  }
+  /// At most `most` blocks that have come, in order. `is_over`: no more will.
+  std::vector<TierLoad::Ready> take(const std::shared_ptr<TierLoad>& load, std::size_t most,
+                                    bool& is_over) {
+    std::vector<TierLoad::Ready> taken;
+    const std::lock_guard lock(mutex_);
+    for (; !load->ready.empty() && taken.size() < most; load->ready.pop_front())
+      taken.push_back(std::move(load->ready.front()));
+    if (std::exchange(load->is_stalled, false)) go_on(load, 0, /*first=*/false);
+    is_over = load->is_over && load->ready.empty();
+    return taken;
+  }
+  /// Nobody waits for it any longer: it came too late, or its sequence is gone.
+  void cancel(const std::shared_ptr<TierLoad>& load, bool too_late) {
+    const std::lock_guard lock(mutex_);
+    load->ready.clear();
+    if (load->is_over || load->is_stalled) return;
+    if (too_late) suspect(tiers_[load->tier]);
+    leave(load);
+    end(*load);
+  }
+  /// It has waited for this part of its time. A tier that had its share of that and has not
+  /// answered is passed over: the one below is asked.
+  void pass_over(const std::shared_ptr<TierLoad>& load, double part) {
+    const std::lock_guard lock(mutex_);
+    const std::size_t next = load->tier + 1;
+    if (load->is_over || load->is_stalled || !tiers_[load->tier].is_working ||
+        next == tiers_.size() ||
+        part * static_cast<double>(tiers_.size()) < static_cast<double>(next))
+      return;
+    suspect(tiers_[load->tier]);
+    leave(load);
+    go_on(load, next, /*first=*/false);
+  }
+  /// Waits until something has come, or until then; without threads does one job.
+  void wait(const TierLoad& load, std::chrono::duration<double> limit) {
+    if (!has_threads()) {
+      (void)work();
+      return;
+    }
+    std::unique_lock lock(mutex_);
+    came_.wait_for(lock, limit, [&] { return load.is_over || !load.ready.empty(); });
+  }
+  /// Seconds that computing a block takes: a tier that takes longer is not asked. 0: unknown.
+  void set_compute_seconds(double seconds) noexcept { compute_seconds_ = seconds; }
+
+  // ---- both ----------------------------------------------------------------------------------
+
+  /// One job, where there are no threads. False: there was none.
+  bool work() {
+    for (std::size_t t = 0; t < tiers_.size(); ++t)
+      if (work(t)) return true;
+    return false;
+  }
+  [[nodiscard]] bool has_threads() const noexcept { return tiers_[0].thread.joinable(); }
+  [[nodiscard]] std::vector<Counts> counts() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<Counts> all;
+    for (const Tier& tier : tiers_) all.push_back(tier.counts);
+    return all;
+  }
+
+ private:
+  TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t max_ahead,
+            std::size_t max_bytes, double hang_seconds, std::shared_ptr<TierNews> news)
+      : codec_(codec),
+        max_ahead_(max_ahead),
+        max_bytes_(max_bytes / stores.size()),
+        hang_(hang_seconds),
+        news_(std::move(news)),
+        tiers_(stores.size()) {
+    for (std::size_t t = 0; t < stores.size(); ++t) tiers_[t].store = std::move(stores[t]);
+    tiers_.back().store->listen(known_);
+  }
+
+  struct Item {
+    Put block;
+    std::once_flag made;
+    TierStore::Record record;  // once it is made
+    std::size_t bytes = 0;
+  };
+  struct Tier {
+    std::shared_ptr<TierStore> store;
+    std::thread thread;
+    std::condition_variable wakes;
+    std::deque<std::shared_ptr<TierLoad>> loads;
+    std::shared_ptr<TierLoad> running;  // that waits for the call of now
+    std::deque<std::shared_ptr<Item>> puts;
+    std::size_t num_puts = 0, put_bytes = 0;  // also of the one of now
+    bool is_working = false;
+    Clock::time_point since{};  // when it began that
+    std::atomic<bool> cancelled = false;
+    double seconds = 0;  // that a block takes, lately
+    bool is_measured = false;
+    std::uint64_t asked = 0;  // while it was not worth it
+    bool is_suspect = false;  // somebody gave up waiting for what it does now
+    bool is_late = false;     // as for the last block that it was asked for
+    Counts counts;
+  };
+
+  void run(std::size_t t) {
+    for (std::unique_lock lock(mutex_);;) {
+      Tier& tier = tiers_[t];
+      tier.wakes.wait(lock, [&] { return stopping_ || !tier.loads.empty() || !tier.puts.empty(); });
+      if (stopping_) return;
+      lock.unlock();
+      (void)work(t);
+      lock.lock();
+    }
+  }
+  bool work(std::size_t t) {
+    std::shared_ptr<TierLoad> load;
+    std::shared_ptr<Item> item;
+    std::size_t next = 0;
+    Tier& tier = tiers_[t];
+    {
+      const std::lock_guard lock(mutex_);
+      if (!tier.loads.empty()) {
+        load = tier.running = std::move(tier.loads.front());
+        tier.loads.pop_front();
+        next = load->next;
+      } else if (!tier.puts.empty()) {
+        item = std::move(tier.puts.front());
+        tier.puts.pop_front();
+      } else {
+        return false;
+      }
+      tier.is_working = true;
+      tier.since = Clock::now();
+      tier.cancelled = stopping_;
+    }
+    const bool found = load ? get(load, next, t) : (put_one(*item, t), false);
+    const std::lock_guard lock(mutex_);
+    tier.is_working = tier.is_suspect = false;
+    if (item) {
+      --tier.num_puts;
+      tier.put_bytes -= item->bytes;
+    } else if (std::exchange(tier.running, nullptr) == load) {  // else it did not wait so long
+      go_on(load, found ? 0 : t + 1, /*first=*/true);
+    }
+    came_.notify_all();
+    return true;
+  }
+  [[nodiscard]] static bool is_idle(const Tier& tier) noexcept { return tier.num_puts == 0; }
+  [[nodiscard]] bool has_room(const Tier& tier, std::size_t bytes) const noexcept {
+    return tier.num_puts == 0 || tier.put_bytes + bytes <= max_bytes_;
+  }
+  template <class F>
+  void wait_for(const F& is_done) {
+    if (!has_threads()) {
+      while (work()) {
+      }
+      return;
+    }
+    const auto done = [&](const Tier& tier) {
+      return is_done(tier) || (tier.is_working && Clock::now() - tier.since > hang_);
+    };
+    for (std::unique_lock lock(mutex_); !std::all_of(tiers_.begin(), tiers_.end(), done);)
+      came_.wait_for(lock, std::chrono::milliseconds(50));
+  }
+
+  /// f(), or `otherwise` if it throws.
+  template <class F, class R>
+  static R guarded(const F& f, R otherwise) {
+#if CHUNKATTN_EXCEPTIONS
+    try {
+      return f();
+    } catch (...) {
+      return otherwise;
+    }
+#else
+    (void)otherwise;
+    return f();
+#endif
+  }
+
+  // ---- down ----
+
+  /// \pre mutex_ is held
+  void push(Tier& tier, const std::shared_ptr<Item>& item) {
+    tier.puts.push_back(item);
+    ++tier.num_puts;
+    tier.put_bytes += item->bytes;
+    tier.wakes.notify_one();
+  }
+  /// The item's record, which the first tier that needs it makes. Null: it cannot be stored.
+  const TierStore::Record& record_of(Item& item) const {
+    std::call_once(item.made, [&] {
+      if (item.record) return;
+      const Put& block = item.block;
+      item.record =
+          guarded([&] { return make_tier_record({block.head, block.tokens}, block.raw, codec_); },
+                  TierStore::Record());
+      item.block.raw = {};
+    });
+    return item.record;
+  }
+  void put_one(Item& item, std::size_t t) {
+    Tier& tier = tiers_[t];
+    const TierStore::Key key = item.block.key;
+    const TierStore::Record& record = record_of(item);
+    const bool is_last = t + 1 == tiers_.size();
+    if (is_last) known_->asking(key);
+    const bool had = record && look_for(tier, t, key);
+    bool kept = had;
+    if (record && !had) {
+      TierNews::Watch watch(news_.get(), t, key);
+      kept = guarded([&] { return tier.store->put(key, record, tier.cancelled); }, false);
+      if (kept) watch.saw(true);
+    }
+    if (is_last && kept) guarded([&] { return known_->saw(true), true; }, false);
+    const std::lock_guard lock(mutex_);
+    if (!kept) ++tier.counts.put_failed;
+    if (kept && !had) {
+      ++tier.counts.stored;
+      tier.counts.stored_bytes += record->size();
+    }
+  }
+
+  bool look_for(Tier& tier, std::size_t t, const TierStore::Key& key) {
+    TierNews::Watch watch(news_.get(), t, key);
+    bool answered = false;
+    const bool had = guarded(
+        [&] {
+          const bool has = tier.store->contains(key);
+          answered = true;
+          return has;
+        },
+        false);
+    if (answered) watch.saw(had);
+    return had;
+  }
+
+  // ---- up ----
+
+  // All of these but get(): \pre mutex_ is held
+
+  /// Where the load's next block is looked for: in the first tier from `t` on that is worth it.
+  /// \param first  before all others that wait there
+  void go_on(const std::shared_ptr<TierLoad>& load, std::size_t t, bool first) {
+    if (load->next == load->keys.size() || stopping_) return end(*load);
+    if (load->ready.size() >= max_ahead_) {
+      load->is_stalled = true;
+      return;
+    }
+    while (t < tiers_.size() && !is_worth(tiers_[t])) ++t;
+    if (t == tiers_.size()) return end(*load);
+    load->tier = t;
+    auto& loads = tiers_[t].loads;
+    if (!guarded([&] { return loads.insert(first ? loads.begin() : loads.end(), load), true; },
+                 false))
+      return end(*load);  // for want of memory
+    tiers_[t].wakes.notify_one();
+  }
+  /// It is not asked until it has done what it does now.
+  static void suspect(Tier& tier) noexcept { tier.is_suspect = tier.is_working; }
+  /// The load waits no longer for the tier where it is.
+  void leave(const std::shared_ptr<TierLoad>& load) noexcept {
+    Tier& tier = tiers_[load->tier];
+    if (tier.running == load) {
+      tier.running = nullptr;
+      tier.cancelled = true;
+    }
+    std::erase(tier.loads, load);
+  }
+  void end(TierLoad& load) {
+    load.is_over = true;
+    came_.notify_all();
+  }
+  bool is_worth(Tier& tier) const {
+    const double compute = compute_seconds_;
+    const bool is_fast = !tier.is_late && (compute == 0 || tier.seconds <= compute);
+    // Else it may have become faster.
+    if (!tier.is_suspect && (is_fast || ++tier.asked % 64 == 0)) return true;
+    ++tier.counts.not_worth;
+    return false;
+  }
+  /// The load's block number `next` from tier `t`, if that has it and the load still waits for it.
+  bool get(const std::shared_ptr<TierLoad>& load, std::size_t next, std::size_t t) {
+    Tier& tier = tiers_[t];
+    const TierStore::Key key = load->keys[next];
+    const std::size_t block = load->first + next;
+    const TierContent content = load->content(block);
+    const auto start = Clock::now();
+    bool failed = false;
+    const bool is_last = t + 1 == tiers_.size();
+    if (is_last) known_->asking(key);
+    TierNews::Watch watch(news_.get(), t, key);
+    bool answered = false;
+    const TierStore::Record record = guarded(
+        [&] {
+          auto found =
+              tier.store->get_at_most(key, tier_record_bytes(content, codec_), tier.cancelled);
+          answered = found || !tier.cancelled;
+          return found;
+        },
+        TierStore::Record());
+    TierLoad::Ready ready{block, {}};
+    const bool good =
+        record &&
+        guarded([&] { return read_tier_record(*record, content, codec_, ready.raw); }, false);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (record && !good) failed = guarded([&] { return tier.store->erase(key), true; }, true);
+    if (answered) watch.saw(good);
+    if (answered && is_last) guarded([&] { return known_->saw(good), true; }, false);
+    const std::lock_guard lock(mutex_);
+    if (answered || tier.is_suspect) tier.is_late = !answered;
+    if (good || seconds > tier.seconds)
+      tier.seconds += (seconds - tier.seconds) * (good && !tier.is_measured ? 1.0 : 0.2);
+    tier.is_measured = tier.is_measured || good;
+    if (failed) ++tier.counts.refused;
+    if (!record) ++tier.counts.missed;
+    if (!good) return false;
+    ++tier.counts.loaded;
+    guarded([&] { return promote(key, record, t), true; }, false);
+    if (tier.running != load) return false;
+    if (!guarded([&] { return load->ready.push_back(std::move(ready)), true; }, false))
+      return false;
+    ++load->next;
+    return true;
+  }
+  /// What was found goes to the tiers above, which are faster, where these have room.
+  void promote(const TierStore::Key& key, const TierStore::Record& record, std::size_t found) {
+    for (std::size_t t = 0; t < found; ++t) {
+      if (!has_room(tiers_[t], record->size())) continue;
+      auto item = std::make_shared<Item>();
+      item->block.key = key;
+      item->block.hold = TierNews::hold(news_, key);
+      item->record = record;
+      item->bytes = record->size();
+      push(tiers_[t], item);
+    }
+  }
+
+  const TierCodec codec_;
+  const std::size_t max_ahead_, max_bytes_;  // bytes: of each tier
+  const std::chrono::duration<double> hang_;
+  const std::shared_ptr<TierNews> news_;
+  const std::shared_ptr<KnownKeys> known_ = std::make_shared<KnownKeys>();  // of the last tier
+  std::vector<Tier> tiers_;
+  std::atomic<double> compute_seconds_ = 0;
+
+  mutable std::mutex mutex_;
+  std::condition_variable came_;  // or was put
+  bool stopping_ = false;
+};
+
+}  // namespace detail
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,96 @@
+// What a tier below a prefix tree is: a store of K/V by the tokens that it is of.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../detail/support/config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+/// A tier below a tree: holds records (the K/V of a block of tokens, and what it is of) by their
+/// keys. MemoryTier, FileTier, or your own, for a remote store: see Tiers, which calls it,
+/// on a thread of its own: where several Tiers have it, on several at once. It may lose records,
+/// fail, or give what nobody put: what it gives is checked, so that this costs time only.
+///
+/// A call may take as long as it does; `cancelled` becomes true when nobody waits for it any
+/// longer. It may throw: that counts as a failure (put: false, get: null).
+///
+/// One that loses records by itself tells of it: tell(). Otherwise those who follow what it holds
+/// hear of that, and the record goes down again, only after it was asked for.
+class TierStore {
+ public:
+  /// Names a block by its tokens, all before them, and whose they are: a hash of these.
+  struct Key {
+    std::uint64_t high = 0;  ///< 64 bits of it
+    std::uint64_t low = 0;   ///< the others
+    friend constexpr bool operator==(const Key&, const Key&) = default;
+    /// 32 hexadecimal digits: for names of files, keys of remote stores.
+    [[nodiscard]] std::string text() const {
+      std::string digits(32, '0');
+      for (std::size_t i = 0; i < 16; ++i) {
+        digits[15 - i] = "0123456789abcdef"[(high >> (4 * i)) & 15];
+        digits[31 - i] = "0123456789abcdef"[(low >> (4 * i)) & 15];
+      }
+      return digits;
+    }
+  };
+  /// Bytes that nobody changes any more.
+  using Record = std::shared_ptr<const std::vector<std::byte>>;
+  /// Who hears of the records that a store gets and loses.
+  struct Listener {
+    virtual ~Listener() = default;
+    /// On any thread, within a call of the store, in the order in which it happened. It does not
+    /// call the store.
+    virtual void changed(const Key& key, bool is_there) noexcept = 0;
+  };
+
+  TierStore() = default;
+  TierStore(const TierStore&) = delete;
+  TierStore& operator=(const TierStore&) = delete;
+  virtual ~TierStore() = default;
+
+  /// Keeps a record, in place of one that it has with this key. False if it could not.
+  virtual bool put(const Key& key, const Record& record, const std::atomic<bool>& cancelled) = 0;
+  /// The record with this key; null if there is none.
+  [[nodiscard]] virtual Record get(const Key& key, const std::atomic<bool>& cancelled) = 0;
+  /// The same for whom a record of more than `bytes` bytes is of no use: all behind these may be
+  /// cut off but for one, which says that there were more. What Tiers calls; by default get().
+  [[nodiscard]] virtual Record get_at_most(const Key& key, std::size_t bytes,
+                                           const std::atomic<bool>& cancelled) {
+    static_cast<void>(bytes);
+    return get(key, cancelled);
+  }
+  /// Whether it has a record with this key.
+  [[nodiscard]] virtual bool contains(const Key& key) = 0;
+  /// Forgets it: it was damaged, or another's.
+  virtual void erase(const Key& key) = 0;
+
+  /// From now on `who` hears of changes, for as long as it lives.
+  void listen(std::weak_ptr<Listener> who) {
+    const std::lock_guard lock(listeners_mutex_);
+    std::erase_if(listeners_, [](const auto& listener) { return listener.expired(); });
+    listeners_.push_back(std::move(who));
+  }
+
+ protected:
+  /// A record came, or is no longer there. Under the lock that orders the store's changes, so that
+  /// those who hear know which was the last.
+  void tell(const Key& key, bool is_there) noexcept {
+    const std::lock_guard lock(listeners_mutex_);
+    for (const auto& listener : listeners_)
+      if (const auto who = listener.lock()) who->changed(key, is_there);
+  }
+
+ private:
+  std::mutex listeners_mutex_;
+  std::vector<std::weak_ptr<Listener>> listeners_;
+};
+
+CHUNKATTN_NAMESPACE_END

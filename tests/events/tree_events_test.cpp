@@ -1,0 +1,289 @@
+// Events of what prompts can find: told when K/V is written, not when it is planned; and a mirror
+// that is rebuilt from them. The engine simulation holds such a mirror against the tree at random.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
+#include "chunkattn/events/mirror.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "tests/support/refused.hpp"
+#include "tests/support/steps.hpp"
+
+using namespace chunkattn;
+using test::iota;
+using test::refused;
+
+namespace {
+
+using Tree = PrefixTree<int, 4, PoolAllocator, Lru>;
+using Kind = CacheEvent::Kind;
+using Applied = CacheMirror<Tree>::Applied;
+
+struct Told {
+  CacheEvent event;
+  std::vector<int> tokens;
+};
+
+/// Takes what the tree tells.
+struct Listener {
+  std::vector<Told> told;
+  void listen(Tree& tree) {
+    tree.set_event_sink([this](const CacheEvent& event, std::span<const int> tokens) {
+      told.push_back({event, {tokens.begin(), tokens.end()}});
+    });
+  }
+  [[nodiscard]] std::vector<Told> take() { return std::exchange(told, {}); }
+};
+
+void pass(Tree& tree, const std::vector<int>& prompt, const InsertOptions& options = {}) {
+  auto s = tree.insert(prompt, options);
+  test::load(s);
+}
+
+std::vector<int> joined(std::vector<int> a, const std::vector<int>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+}  // namespace
+
+TEST_CASE("a prompt is told of when its K/V is written, with its tokens, chunk by chunk") {
+  Tree tree({.max_chunks = 1000});
+  Listener listener;
+  listener.listen(tree);
+  AttentionPlan plan;
+  std::vector<Tree::Sequence> batch;
+  batch.push_back(tree.insert(iota(10, 7), {.name_space = {.tenant = 3}}));
+  CHECK(listener.told.empty());  // planned
+  {
+    auto done = test::run_step(tree, plan, batch, 5);
+  }
+  const auto first = listener.take();
+  REQUIRE(first.size() == 2);
+  CHECK(first[0].event.kind == Kind::stored);
+  CHECK(first[0].event.number == 1);
+  CHECK(first[0].event.parent == 0);
+  CHECK(first[0].event.name_space == Namespace{.tenant = 3});
+  CHECK(first[0].event.position == 0);
+  CHECK(first[0].tokens == iota(10, 4));
+  CHECK(first[1].event.number == 2);
+  CHECK(first[1].event.span == first[0].event.span);
+  CHECK(first[1].event.parent == first[0].event.span);
+  CHECK(first[1].event.position == 4);
+  CHECK(first[1].tokens == iota(14, 1));
+  CHECK(first[1].event.first_chunk != first[0].event.first_chunk);
+  CHECK(first[1].event.first_offset == 0);
+  {
+    auto done = test::run_step(tree, plan, batch, 5);
+  }
+  const auto rest = listener.take();
+  REQUIRE(rest.size() == 1);
+  CHECK(rest[0].event.parent == first[0].event.span);
+  CHECK(rest[0].event.position == 5);
+  CHECK(rest[0].event.first_chunk == first[1].event.first_chunk);
+  CHECK(rest[0].event.first_offset == 1);
+  CHECK(rest[0].tokens == iota(15, 2));
+}
+
+TEST_CASE("generated tokens are told of when their sequence leaves") {
+  Tree tree({.max_chunks = 1000});
+  Listener listener;
+  listener.listen(tree);
+  AttentionPlan plan;
+  std::vector<Tree::Sequence> batch;
+  batch.push_back(tree.insert(iota(10, 4)));
+  test::decode(tree, plan, batch, [](StepRow) { return 50; });
+  test::decode(tree, plan, batch, [](StepRow) { return 51; });
+  REQUIRE(listener.take().size() == 1);
+  batch.clear();
+  const auto told = listener.take();
+  REQUIRE(told.size() == 1);  // the last one was sampled, and not computed
+  CHECK(told[0].tokens == std::vector<int>{50});
+  CHECK(told[0].event.position == 4);
+}
+
+TEST_CASE("a fork that has left is told of when the step that copies its rows has finished") {
+  Tree tree({}, {.min_run = 4});  // shorter tails are copied
+  Listener listener;
+  listener.listen(tree);
+  AttentionPlan plan;
+  std::vector<Tree::Sequence> batch;
+  batch.push_back(tree.insert(iota(10, 4)));
+  for (int i = 0; i < 3; ++i) test::decode(tree, plan, batch, [i](StepRow) { return 50 + i; });
+  auto twin = batch.front().fork();
+  auto step = tree.begin_step();
+  REQUIRE(step.add(batch.front()));
+  REQUIRE(plan.build(step).num_copies > 0);
+  auto flying = std::move(step).submitted();
+  (void)listener.take();
+  twin.leave();
+  CHECK(listener.take().empty());
+  {
+    auto done = std::move(flying).finished();
+  }
+  const auto told = listener.take();
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].event.position == 4);
+  CHECK(told[0].tokens == std::vector<int>{50, 51});
+  check_invariants(tree);
+}
+
+TEST_CASE("a prompt that parts from another continues its span at that position") {
+  Tree tree({.max_chunks = 1000});
+  Listener listener;
+  listener.listen(tree);
+  pass(tree, iota(10, 6));
+  const std::uint64_t first = listener.take()[0].event.span;
+  pass(tree, joined(iota(10, 3), {7, 8}));
+  const auto told = listener.take();
+  REQUIRE(!told.empty());
+  CHECK(told[0].event.parent == first);
+  CHECK(told[0].event.span != first);
+  CHECK(told[0].event.position == 3);
+  CacheMirror<Tree> mirror;
+  mirror.load(take_snapshot(tree));
+  CHECK(mirror.match_prefix(joined(iota(10, 3), {7, 8, 9})) == 5);
+  CHECK(mirror.match_prefix(iota(10, 9)) == 6);
+  CHECK(mirror.match_prefix(iota(10, 9), {.max_reuse = 4}) == 4);
+  CHECK(mirror.match_prefix(iota(10, 9), {.name_space = {.tenant = 1}}) == 0);
+  CHECK(mirror.num_tokens() == 8);
+}
+
+TEST_CASE("eviction goes from the ends; clear() is one event") {
+  Tree tree(PoolAllocator{.max_chunks = 4});
+  Listener listener;
+  listener.listen(tree);
+  pass(tree, iota(10, 16));
+  (void)listener.take();
+  pass(tree, iota(50, 8));
+  auto told = listener.take();
+  REQUIRE(told.size() == 4);  // two chunks go, two come
+  CHECK(told[0].event.kind == Kind::evicted);
+  CHECK(told[0].event.position == 12);
+  CHECK(told[0].event.length == 4);
+  CHECK(told[0].tokens.empty());
+  CHECK(told[1].event.position == 8);
+  CHECK(told[2].event.kind == Kind::stored);
+  const auto live = tree.insert(iota(50, 8));
+  tree.clear();
+  told = listener.take();
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].event.kind == Kind::cleared);
+  CHECK(take_snapshot(tree).spans.empty());
+  CHECK(take_snapshot(tree).number == told[0].event.number);
+}
+
+TEST_CASE("whole chunks are told of as such") {
+  Tree tree(PoolAllocator{}, {.sharing = TreeOptions::Sharing::chunk});
+  Listener listener;
+  listener.listen(tree);
+  AttentionPlan plan;
+  std::vector<Tree::Sequence> batch;
+  batch.push_back(tree.insert(iota(10, 11)));
+  {
+    auto done = test::run_step(tree, plan, batch, 6);
+  }
+  CHECK(listener.take().size() == 1);
+  {
+    auto done = test::run_step(tree, plan, batch, 6);
+  }
+  CHECK(listener.take().size() == 1);
+  CacheMirror<Tree> mirror(TreeOptions::Sharing::chunk);
+  mirror.load(take_snapshot(tree));
+  CHECK(mirror.match_prefix(iota(10, 11)) == 8);
+  CHECK(mirror.match_prefix(iota(10, 7)) == 4);
+}
+
+TEST_CASE("who comes late begins with a snapshot, and who missed a part finds a gap") {
+  Tree tree({.max_chunks = 1000});
+  CHECK(refused([&] { (void)take_snapshot(tree); }) ==
+        "event sink = not set: expected set_event_sink() before take_snapshot()");
+  pass(tree, iota(10, 6));
+  Listener listener;
+  listener.listen(tree);
+  CHECK(listener.told.empty());
+  CacheMirror<Tree> late, blind;
+  late.load(take_snapshot(tree));
+  CHECK(late.match_prefix(iota(10, 6)) == 6);
+  pass(tree, iota(30, 2));
+  const auto told = listener.take();
+  REQUIRE(told.size() == 1);
+  CHECK(blind.apply(told[0].event, told[0].tokens) == Applied::missed);
+  CHECK(blind.num_tokens() == 0);
+  CHECK(late.apply(told[0].event, told[0].tokens) == Applied::changed);
+  CHECK(late.apply(told[0].event, told[0].tokens) == Applied::repeated);
+  CHECK(late.num_tokens() == 8);
+  tree.set_event_sink(nullptr);
+  pass(tree, iota(40, 2));
+  listener.listen(tree);
+  pass(tree, iota(60, 2));
+  CHECK(late.apply(listener.told[0].event, listener.told[0].tokens) == Applied::missed);
+  late.load(take_snapshot(tree));
+  CHECK(late.num_tokens() == 12);
+  check_invariants(tree);
+}
+
+TEST_CASE("a mirror refuses what cannot follow, and stays as it was") {
+  Tree tree({.max_chunks = 1000});
+  Listener listener;
+  listener.listen(tree);
+  pass(tree, iota(10, 6));
+  CacheMirror<Tree> mirror;
+  for (const Told& told : listener.told) mirror.apply(told.event, told.tokens);
+  const CacheEvent good = listener.told.back().event;  // tokens 4 and 5
+  const std::vector<int> two{1, 2};
+  const auto says = [&](const auto& change, std::span<const int> tokens) {
+    CacheEvent event = good;
+    event.number = mirror.number() + 1;
+    event.position = 6;
+    change(event);
+    const std::string text = refused([&] { mirror.apply(event, tokens); });
+    CHECK(mirror.number() == 2);
+    CHECK(mirror.num_tokens() == 6);
+    CHECK(mirror.match_prefix(iota(10, 6)) == 6);
+    return text;
+  };
+  CHECK(says([](CacheEvent& e) { e.length = 3; }, two) ==
+        "tokens.size() = 2: expected event.length = 3, at least 1");
+  CHECK(says([](CacheEvent& e) { e.parent = 0; }, two) ==
+        "event.position = 6: expected 0: no span stands before it");
+  CHECK(says([](CacheEvent& e) { e.parent = 77; }, two) ==
+        "event.parent = 77: expected a span that has the token before event.position");
+  CHECK(says([](CacheEvent& e) { e.position = 7; }, two) ==
+        "event.parent = 1: expected a span that has the token before event.position");
+  CHECK(says([](CacheEvent& e) { e.position = 5; }, two) ==
+        "event.position = 5: expected 6, the end of its span");
+  CHECK(says([](CacheEvent& e) { e.parent = 0, e.position = 0; }, two) ==
+        "event.span = 1: expected a new span, or one that goes on");
+  const auto evicted = [](CacheEvent& e) { e.kind = Kind::evicted; };
+  CHECK(says([&](CacheEvent& e) { evicted(e), e.span = 5; }, {}) ==
+        "event.span = 5: expected a span that is stored");
+  CHECK(says(evicted, {}) ==
+        "event.position = 6: expected the last event.length = 2 tokens of a span that ends at 6");
+  CHECK(says([](CacheEvent& e) { e.kind = static_cast<Kind>(9); }, {}) ==
+        "event.kind = 9: expected stored, evicted or cleared");
+
+  CacheSnapshot<Tree::token_type> damaged = take_snapshot(tree);
+  damaged.tokens.pop_back();
+  CHECK(refused([&] { mirror.load(damaged); }) ==
+        "snapshot.tokens.size() = 5: expected as many as its spans have");
+  damaged = take_snapshot(tree);
+  damaged.unit = 0;
+  CHECK(refused([&] { mirror.load(damaged); }) ==
+        "snapshot.unit = 0: expected 1, or the chunk size, 4");
+  CHECK(mirror.num_tokens() == 6);
+  CacheMirror<Tree> whole(TreeOptions::Sharing::chunk);
+  CHECK(refused([&] { whole.apply(listener.told[1].event, two); }) == "no error");  // missed
+  CHECK(refused([&] {
+          CacheEvent event = listener.told[1].event;
+          event.number = 1;
+          whole.apply(event, two);
+        }) == "event.length = 2: expected whole units of 4 tokens");
+}

@@ -1,0 +1,622 @@
+// Tiers below a tree: what is evicted comes back bit for bit, to whom it belongs and to nobody
+// else; whatever a tier does wrong costs time only.
+#include "chunkattn/tiers/tiers.hpp"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "chunkattn/attention_plan.hpp"
+#include "chunkattn/debug/tree.hpp"
+#include "chunkattn/events/mirror.hpp"
+#include "chunkattn/kv_cache.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/tiers/detail/spans.hpp"
+#include "tests/support/counted_new.hpp"
+#include "tests/support/faulty_tier.hpp"
+#include "tests/support/random.hpp"
+#include "tests/support/steps.hpp"
+#include "tests/support/tier_bench.hpp"
+
+using namespace chunkattn;
+using namespace test::tier_bench;
+using test::FaultyTier;
+using test::iota;
+using test::refused;
+using test::TierFault;
+
+TEST_CASE("what was evicted comes back bit for bit") {
+  for (const bool threads : {true, false}) {
+    Bench b({memory()}, {.threads = threads});
+    const auto prompt = iota(0, 101);
+    b.run(prompt);
+    b.evict_all();
+    b.below->flush();
+    CHECK(b.below->stats().gathered == 12);
+    CHECK(b.load(prompt) == 96);
+    CHECK(b.below->stats().loaded_tokens == 96);
+    CHECK(b.load(iota(0, 96)) == 96);  // cached now
+    b.evict_all();
+    CHECK(b.load(iota(0, 96)) == 95);  // its last token is computed
+    CHECK(b.load(iota(1, 60)) == 0);
+    check_invariants(b.tree);
+  }
+}
+
+TEST_CASE("a part of a block is put in place where the rest is cached") {
+  Bench b({memory()});
+  auto long_one = iota(0, 64);
+  b.run(long_one);
+  b.evict_all();
+  b.below->flush();
+  for (std::size_t cut = 1; cut < 64; cut += 3) {
+    const auto prompt = iota(0, cut);
+    b.run(prompt);  // the rest is below
+    CHECK(b.load(long_one) == 63);
+    b.evict_all();
+  }
+  // Where a prompt leaves the other in a block, that block is not found.
+  auto other = iota(0, 30);
+  other.resize(64, 7);
+  CHECK(b.load(other) == 24);
+}
+
+TEST_CASE("blocks need not be chunks") {
+  for (const int block : {1, 3, 8, 20, 64}) {
+    Bench b({memory()}, {.block_tokens = block});
+    const auto prompt = iota(0, 100);
+    b.run(iota(0, 37));  // so that chunks are cut
+    b.run(prompt);
+    b.evict_all();
+    b.below->flush();
+    CHECK(b.load(prompt) == std::min<std::size_t>(99, 100 / static_cast<std::size_t>(block) *
+                                                          static_cast<std::size_t>(block)));
+  }
+}
+
+TEST_CASE("tenants and adapters find their own only, and what is public") {
+  auto store = memory();
+  Bench b({store});
+  const auto prompt = iota(0, 64);
+  const InsertOptions mine{.name_space = {.tenant = 1}, .public_length = 29};
+  b.run(prompt, mine);
+  b.evict_all();
+  b.below->flush();
+  CHECK(b.load(prompt, mine) == 63);
+  b.evict_all();
+  CHECK(b.load(prompt, {.name_space = {.tenant = 2}, .public_length = 29}) == 24);
+  b.evict_all();
+  CHECK(b.load(prompt, {.name_space = {.tenant = 1}}) == 0);
+  b.evict_all();
+  CHECK(b.load(prompt, {.name_space = {.tenant = 1, .adapter = 1}, .public_length = 29}) == 0);
+  b.evict_all();
+  CHECK(b.load(prompt, {.name_space = {.tenant = 1}, .public_length = 40}) == 24);
+  b.evict_all();
+  CHECK(b.load(prompt, {.name_space = {.tenant = 3}, .public_length = 8}) == 8);
+}
+
+TEST_CASE("tenants that have no name in common are not stored") {
+  Bench b({memory()}, {.identity = [](const Namespace& space) -> std::optional<std::string> {
+            if (space.tenant == 9) return std::nullopt;
+            return space.tenant < 3 ? "a" : "b";  // whoever calls them the same says so
+          }});
+  const auto prompt = iota(0, 64);
+  for (const std::uint64_t tenant : {std::uint64_t{9}, std::uint64_t{1}}) {
+    b.run(prompt, {.name_space = {.tenant = tenant}});
+    b.evict_all();
+  }
+  b.below->flush();
+  CHECK(b.below->stats().gathered == 8);
+  CHECK(b.load(prompt, {.name_space = {.tenant = 9}}) == 0);
+  b.evict_all();
+  CHECK(b.load(prompt, {.name_space = {.tenant = 3}}) == 0);
+}
+
+TEST_CASE_TEMPLATE("K/V of 16 bits, and rounded to 8", T, half, bfloat16, float) {
+  const auto prompt = iota(0, 64);
+  for (const auto stored : {std::optional<ElementType>(), std::optional(ElementType::int8),
+                            std::optional(ElementType::float8_e4m3)}) {
+    auto store = memory();
+    BenchOf<T> b({store}, {.stored_as = stored});
+    b.run(prompt);
+    b.evict_all();
+    b.below->flush();
+    // Of rows up to 8: half a step of 8 / 127, or of 3 bits behind the point.
+    const double tolerance = !stored                        ? 0
+                             : *stored == ElementType::int8 ? 8.0 / 127 / 2 + 0.05
+                                                            : 8.0 / 16 + 0.05;
+    CHECK(b.load(prompt, {}, tolerance) == 63);
+    if (stored) CHECK(store->num_bytes() < 8 * (chunk * 2 * 2 * 2 * (8 + 4) + 600));
+  }
+}
+
+TEST_CASE("a row that 8 bits cannot hold is not stored") {
+  Bench b({memory()}, {.stored_as = ElementType::int8});
+  {
+    auto s = b.tree.insert(iota(0, 16));
+    b.model.each(s, {0, 16}, b.cache, [](float& element, float) { element = INFINITY; });
+    s.mark_loaded({0, 16});
+  }
+  b.evict_all();
+  b.below->flush();
+  CHECK(b.below->stats().tiers[0].put_failed == 2);
+  CHECK(b.load(iota(0, 16)) == 0);
+}
+
+TEST_CASE("rows of zeros, or of next to nothing, come back from 8 bits") {
+  for (const ElementType stored : {ElementType::int8, ElementType::float8_e4m3})
+    for (const float value : {0.0f, 1e-44f}) {
+      CAPTURE(value);
+      Bench b({memory()}, {.stored_as = stored});
+      {
+        auto s = b.tree.insert(iota(0, 16));
+        b.model.each(s, {0, 16}, b.cache, [&](float& element, float) { element = value; });
+        s.mark_loaded({0, 16});
+      }
+      b.evict_all();
+      b.below->flush();
+      auto s = b.tree.insert(iota(0, 16));
+      auto loading = b.below->load(s);
+      loading.wait(s);
+      CHECK(s.num_written() == 15);
+      b.model.each(s, {0, static_cast<std::int32_t>(s.num_written())}, b.cache,
+                   [](float& element, float) { CHECK(std::abs(element) <= 0x1p-126f); });
+    }
+}
+
+TEST_CASE("a tenant's chunks are found where the public part ends within one") {
+  Bench b({memory()}, {}, 32, {.sharing = TreeOptions::Sharing::chunk});
+  const auto prompt = iota(0, 64);
+  const InsertOptions how{.name_space = {.tenant = 1}, .public_length = 29};
+  b.run(prompt, how);
+  b.evict_all();
+  b.below->flush();
+  CHECK(b.load(prompt, how) > 55);
+}
+
+TEST_CASE("a block lies where it was stored again after a part of it went") {
+  detail::TierSpans<int> spans(chunk);
+  const auto ignore = [](auto&&...) {};
+  CacheEvent event{.kind = CacheEvent::Kind::stored, .span = 1, .length = 6, .first_chunk = 5};
+  REQUIRE(spans.store(event, iota(0, 6), ignore));
+  event = {.kind = CacheEvent::Kind::evicted, .span = 1, .position = 4, .length = 2};
+  REQUIRE(spans.evict(event, ignore));
+  event = {.kind = CacheEvent::Kind::stored,
+           .span = 1,
+           .parent = 1,
+           .position = 4,
+           .length = 4,
+           .first_chunk = 5,
+           .first_offset = 6};
+  REQUIRE(spans.store(event, iota(100, 4), ignore));
+  const auto* const span = spans.find(1, 0);
+  REQUIRE(span != nullptr);
+  std::vector<Piece> pieces;
+  spans.places(*span, 0, pieces);
+  REQUIRE(pieces.size() == 2);
+  CHECK(pieces[0].begin == 0);
+  CHECK(pieces[0].length == 4);
+  CHECK(pieces[1].begin == 6);
+  CHECK(pieces[1].length == 4);
+  CHECK(pieces[1].position == 4);
+}
+
+TEST_CASE("others wait for what a sequence loads") {
+  auto store = std::make_shared<FaultyTier>();
+  Bench b({store}, {.threads = false});
+  const auto prompt = iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  auto first = b.tree.insert(prompt), second = b.tree.insert(prompt);
+  auto loading = b.below->load(first);
+  REQUIRE(loading);
+  CHECK_FALSE(b.below->load(second));  // it has nothing to put in place
+  CHECK(second.num_pending() > 0);
+  CHECK(second.waits_for() == first.id());
+  {
+    auto step = b.tree.begin_step();
+    const AddResult added = step.add(second);
+    CHECK(added.reason() == AddResult::Reason::waits_for_sequence);
+    CHECK(added.waits_for() == first.id());
+  }
+  for (int i = 0; loading.poll(first); ++i) {
+    REQUIRE(i < 100);
+    (void)b.below->work();
+  }
+  CHECK(first.num_written() == 63);
+  CHECK(second.num_pending() == 1);
+  CHECK(b.model.error(second, b.cache) == 0);
+  CHECK(second.num_written() == 63);
+}
+
+TEST_CASE("a load that is given up leaves its sequence to computing") {
+  auto store = std::make_shared<FaultyTier>();
+  Bench b({store}, {.threads = false});
+  const auto prompt = iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  SUBCASE("the load goes") {
+    auto s = b.tree.insert(prompt);
+    {
+      auto loading = b.below->load(s);
+    }
+    b.below->flush();
+    CHECK(store->gets == 0);
+    b.model.compute(s, b.cache);
+    CHECK(b.model.error(s, b.cache) == 0);
+  }
+  SUBCASE("the sequence is added to a step") {
+    AttentionPlan plan;
+    auto s = b.tree.insert(prompt);
+    auto loading = b.below->load(s);
+    b.below->flush();
+    auto step = b.tree.begin_step();
+    REQUIRE(step.add(s));
+    CHECK_FALSE(loading.poll(s));
+    CHECK(b.below->stats().loaded_tokens == 0);
+    (void)plan.build(step);
+    (void)std::move(step).finished();
+    check_invariants(b.tree);
+  }
+  SUBCASE("the sequence becomes another") {
+    auto s = b.tree.insert(prompt);
+    auto loading = b.below->load(s);
+    b.below->flush();
+    s.truncate(20);
+    s.append(iota(500, 44));
+    CHECK_FALSE(loading.poll(s));
+    CHECK(s.num_written() == 0);
+  }
+  SUBCASE("new weights") {
+    auto s = b.tree.insert(prompt);
+    auto loading = b.below->load(s);
+    b.below->flush();
+    b.tree.clear();
+    CHECK_FALSE(loading.poll(s));
+    CHECK(s.num_written() == 0);
+  }
+  SUBCASE("the tiers go") {
+    auto s = b.tree.insert(prompt);
+    auto loading = b.below->load(s);
+    b.below.reset();
+    CHECK_FALSE(loading.poll(s));
+    auto other = std::move(loading);
+    other.cancel();
+  }
+  SUBCASE("a part is there") {
+    auto s = b.tree.insert(prompt);
+    auto loading = b.below->load(s);
+    b.below->flush();
+    (void)loading.poll(s);
+    const std::size_t there = s.num_written();
+    CHECK(there > 0);
+    loading.cancel();
+    b.model.compute(s, b.cache);
+    CHECK(b.model.error(s, b.cache) == 0);
+  }
+}
+
+TEST_CASE("after clear() nothing is stored or found until it is said what weights there are") {
+  Bench b({memory()});
+  const auto prompt = iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  b.tree.clear();
+  CHECK(b.load(prompt) == 0);
+  b.model.weights = 2;
+  b.tree.clear();
+  b.below->reopen("m2");
+  CHECK(b.load(prompt) == 0);  // stored by another model
+  b.evict_all();
+  b.below->flush();
+  CHECK(b.load(prompt) == 63);
+  b.tree.clear();
+  b.model.weights = 1;
+  b.below->reopen("m1");
+  CHECK(b.load(prompt) == 63);
+}
+
+TEST_CASE("a load that clear() came upon gives up, whatever weights there are then") {
+  Bench b({memory()}, {.threads = false});
+  const auto prompt = iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  auto s = b.tree.insert(prompt);
+  auto loading = b.below->load(s);
+  b.tree.clear();
+  b.below->reopen("m2");
+  loading.wait(s);
+  CHECK(s.num_written() == 0);
+}
+
+TEST_CASE("after clear() nothing is stored, also where events before it got lost") {
+  const auto store = memory();
+  Bench b({store});
+  {
+    auto s = b.tree.insert(iota(0, 64));
+    b.model.each(s, s.loadable(), b.cache, [](float& element, float x) { element = x; });
+    test::heap.fail_in = 0;  // what is told of by this cannot be noted
+    s.mark_loaded(s.loadable());
+    test::heap.fail_in = -1;
+    REQUIRE(test::heap.failures > 0);
+  }
+  b.tree.clear();
+  b.model.weights = 2;
+  (void)b.below->advance();  // the rest is followed again
+  b.run(iota(1000, 64));
+  b.evict_all();
+  b.below->flush();
+  CHECK(store->num_bytes() == 0);
+  b.below->reopen("m2");
+  b.run(iota(2000, 64));
+  b.evict_all();
+  b.below->flush();
+  CHECK(store->num_bytes() > 0);
+}
+
+TEST_CASE("tiers whose event sink was replaced refuse to go on") {
+  // What they know of the cache is out of date: they would store others' K/V as these tokens'.
+  Bench bench({std::make_shared<MemoryTier>(std::size_t{1} << 20)});
+  bench.run(iota(0, 40));
+  int heard = 0;
+  bench.tree.set_event_sink([&](const CacheEvent&, std::span<const int>) { ++heard; });
+  const auto names_it = [](const auto& call) {
+    try {
+      call();
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what()).find("Options::event_sink") != std::string::npos;
+    }
+    return false;
+  };
+  CHECK(names_it([&] { bench.below->store_all(); }));
+  CHECK(names_it([&] { (void)bench.below->advance(); }));
+  {
+    const auto s = bench.tree.insert(iota(0, 60));
+    CHECK(names_it([&] { (void)bench.below->load(s); }));
+  }
+  CHECK(names_it([&] { bench.below->reopen("m2"); }));
+  bench.below.reset();
+  heard = 0;
+  bench.evict_all();
+  CHECK(heard > 0);  // the other's sink is still there
+}
+
+TEST_CASE("what is cached goes down before it is evicted, if asked for") {
+  auto store = memory();
+  std::size_t heard = 0;
+  Bench b({store}, {.write_through = true,
+                    .event_sink = [&](const CacheEvent&, std::span<const int>) { ++heard; }});
+  b.run(iota(0, 64));
+  CHECK(heard > 0);
+  CHECK(b.below->advance(3) == 5);
+  CHECK(b.below->advance(100) == 0);
+  b.below->flush();
+  CHECK(b.below->stats().tiers[0].stored == 8);
+  b.evict_all();
+  CHECK(b.below->stats().gathered == 8);  // it is known to be there
+  CHECK(b.load(iota(0, 64)) == 63);
+  CHECK(b.below->advance(100) == 0);
+  CHECK(b.below->stats().gathered == 8);
+}
+
+TEST_CASE("all that is cached goes down at the end, also what was there before") {
+  auto store = memory();
+  const auto prompt = iota(0, 64);
+  {
+    Tree tree;
+    KvCache<Cpu, float> cache(tree, geometry);
+    Model<float> model;
+    {
+      auto s = tree.insert(prompt);
+      model.compute(s, cache);
+    }
+    Tiers<Tree, KvCache<Cpu, float>> below(tree, cache, {store},
+                                           {.model = "m1", .max_queued_bytes = 5000});
+    below.store_all();
+    below.flush();
+    CHECK(below.stats().tiers[0].stored == 8);
+  }
+  Bench b({store});
+  CHECK(b.load(prompt) == 63);
+}
+
+TEST_CASE("what is too much for the queue is not stored") {
+  auto store = std::make_shared<FaultyTier>();
+  Bench b({store}, {.max_queued_bytes = 3 * 2048, .threads = false});
+  b.run(iota(0, 64));
+  b.evict_all();
+  CHECK(b.below->stats().gathered == 3);
+  CHECK(b.below->stats().dropped == 5);
+  b.below->flush();
+  CHECK(store->size() == 3);
+}
+
+TEST_CASE("memory is bounded, and keeps what was used last") {
+  auto store = memory(20000);
+  Bench b({store});
+  for (int i = 0; i < 20; ++i) {
+    b.run(iota(0, 8));
+    b.run(iota(1000 * i + 1000, 16));
+    b.evict_all();
+    b.below->flush();
+    CHECK(store->num_bytes() <= 20000);
+    CHECK(b.load(iota(0, 8)) == 7);
+    b.evict_all();
+    b.below->flush();
+  }
+  CHECK(b.load(iota(1000, 16)) == 0);
+  CHECK_FALSE(store->put({1, 2}, std::make_shared<std::vector<std::byte>>(20001), false));
+}
+
+TEST_CASE("faster tiers get what was found in slower ones") {
+  auto fast = memory(), slow = memory();
+  const auto prompt = iota(0, 64);
+  Bench b({fast, slow}, {.threads = false});
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  CHECK(fast->num_bytes() == slow->num_bytes());
+  const std::size_t all = fast->num_bytes();
+  Bench c({memory(), slow}, {.threads = false});
+  CHECK(c.load(prompt) == 63);
+  c.below->flush();
+  c.evict_all();
+  auto stats = c.below->stats();
+  CHECK(stats.tiers[0].stored == 8);
+  CHECK(stats.tiers[0].stored_bytes == all);
+  CHECK(stats.tiers[1].loaded == 8);
+  CHECK(c.load(prompt) == 63);
+  stats = c.below->stats();
+  CHECK(stats.tiers[0].loaded == 8);
+  CHECK(stats.tiers[1].loaded == 8);
+}
+
+TEST_CASE("whatever a tier gives, no token gets another's K/V") {
+  for (int fault = 0; fault < static_cast<int>(TierFault::count); ++fault)
+    for (const bool threads : {false, true}) {
+      auto store = std::make_shared<FaultyTier>();
+      Bench b({store}, {.max_wait_seconds = 0.05, .threads = threads});
+      store->delay = std::chrono::milliseconds(10);
+      std::atomic<bool> is_on = false;
+      std::atomic<std::uint64_t> calls = test::run_seed();
+      store->next = [&](std::uint64_t& where) {
+        const std::uint64_t call = (calls += 0x9e3779b97f4a7c15u);
+        where = call ^ (call >> 29);
+        return is_on && where % 3 == 0 ? static_cast<TierFault>(fault) : TierFault::none;
+      };
+      const auto prompt = iota(0, 64), other = iota(300, 64);
+      for (int round = 0; round < 6; ++round) {
+        is_on = round > 0;
+        b.run(round % 2 == 0 ? prompt : other);
+        b.evict_all();
+        b.below->flush();
+        for (const auto& one : {prompt, other})
+          for (const std::uint64_t tenant : {std::uint64_t{0}, std::uint64_t{1}}) {
+            const std::size_t found = b.load(one, {.name_space = {.tenant = tenant}});
+            CHECK((found == 63 || found % chunk == 0));
+            b.evict_all();
+            b.below->flush();
+          }
+      }
+      check_invariants(b.tree);
+    }
+}
+
+TEST_CASE("a record of as many tokens of another prompt is refused") {
+  std::size_t there = 0;
+  for (const std::uint64_t which : {0u, 1u}) {  // one of them is the right one
+    auto store = std::make_shared<FaultyTier>();
+    Bench b({store}, {.threads = false});
+    for (const int first : {0, 300}) b.run(iota(first, chunk + 1));
+    b.evict_all();
+    b.below->flush();
+    REQUIRE(store->size() == 2);
+    store->next = [which](std::uint64_t& where) {
+      where = which;
+      return TierFault::other;
+    };
+    there += b.load(iota(0, chunk + 1));
+  }
+  CHECK(there == chunk);
+}
+
+TEST_CASE("a tier that is slower than computing is given up, and asked no more") {
+  auto store = std::make_shared<FaultyTier>();
+  Bench b({store});
+  const auto prompt = iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  store->delay = std::chrono::seconds(20);
+  store->next = [](std::uint64_t&) { return TierFault::slow; };
+  b.below->computed(1000, 0.5);  // 32 ms for the prompt
+  const auto start = std::chrono::steady_clock::now();
+  CHECK(b.load(prompt) == 0);
+  CHECK(b.below->stats().loads_late == 1);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  CHECK(took.count() < 10);
+  while (store->cancelled_gets == 0) std::this_thread::yield();  // it hears that nobody waits
+  for (int i = 0; i < 20; ++i) {  // its thread has learnt how long that took
+    b.evict_all();
+    b.below->flush();
+    CHECK(b.load(prompt) == 0);
+  }
+  CHECK(store->cancelled_gets.load() == store->gets.load());
+  CHECK(store->gets.load() < 4);
+  CHECK(b.below->stats().tiers[0].not_worth > 10);
+}
+
+TEST_CASE("a tier that is slow to say that it has nothing is asked no more, either") {
+  auto store = std::make_shared<FaultyTier>();
+  Bench b({store}, {.threads = false});
+  store->delay = std::chrono::milliseconds(2);
+  store->next = [](std::uint64_t&) { return TierFault::slow; };
+  b.below->computed(8000, 0.1);  // a block: 0.1 ms
+  for (int i = 0; i < 10; ++i) CHECK(b.load(iota(1000 * i, 64)) == 0);
+  CHECK(store->gets == 1);
+}
+
+TEST_CASE("loading is chosen where it beats computing") {
+  auto store = std::make_shared<FaultyTier>();
+  Bench b({store}, {.threads = false});
+  store->delay = std::chrono::milliseconds(2);
+  store->next = [](std::uint64_t&) { return TierFault::slow; };
+  const auto prompt = iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  b.below->computed(8, 1.0);  // a block: 1 s
+  CHECK(b.load(prompt) == 63);
+  b.evict_all();
+  for (int i = 0; i < 200; ++i) b.below->computed(8000, 0.1);  // a block: 0.1 ms
+  const int gets = store->gets;
+  CHECK(b.load(prompt) == 0);
+  CHECK(store->gets == gets);
+  for (int i = 0; i < 70 && store->gets == gets; ++i) {  // it is looked at again
+    b.evict_all();
+    (void)b.load(prompt);
+  }
+  CHECK(store->gets > gets);
+}
+
+TEST_CASE("arguments") {
+  Tree tree, other;
+  KvCache<Cpu, float> cache(tree, geometry);
+  KvCache<Cpu, std::int8_t> bytes(tree, geometry);
+  using Below = Tiers<Tree, KvCache<Cpu, float>>;
+  using OfBytes = Tiers<Tree, KvCache<Cpu, std::int8_t>>;
+  CHECK(refused([&] { Below(tree, cache, {}, {}); }) ==
+        "stores.size() = 0: expected at least one tier");
+  CHECK(refused([&] { Below(tree, cache, {nullptr}, {}); }) == "stores = null: expected tiers");
+  CHECK(refused([&] { Below(other, cache, {memory()}, {}); }) ==
+        "cache = of another tree: expected the K/V memory of the tree");
+  CHECK(refused([&] { Below(tree, cache, {memory()}, {.block_tokens = -1}); }) ==
+        "options.block_tokens = -1: expected at least 1, or 0 for the tree's chunk size");
+  CHECK(refused([&] { Below(tree, cache, {memory()}, {.max_ahead = 0}); }) ==
+        "options.max_ahead = 0: expected at least 1");
+  CHECK(refused([&] { Below(tree, cache, {memory()}, {.stored_as = ElementType::half}); }) ==
+        "options.stored_as = 1: expected int8 or float8_e4m3 for K/V of float, half or bfloat16; "
+        "else nothing");
+  CHECK(refused([&] { OfBytes(tree, bytes, {memory()}, {.stored_as = ElementType::int8}); }) ==
+        "options.stored_as = 3: expected int8 or float8_e4m3 for K/V of float, half or bfloat16; "
+        "else nothing");
+  CHECK(refused([&] { FileTier("/dev/null/no", 10); }) ==
+        "path = /dev/null/no: expected a directory that can be written, or can be made");
+  CHECK(refused([&] { FileTier("/tmp", 0); }) == "max_bytes = 0: expected at least 1");
+  // The tree is as before: nobody listens.
+  CHECK(refused([&] { (void)take_snapshot(tree); }) != "");
+}
