@@ -56,6 +56,6 @@ awk -v license="$license" '
     print license
     print "#ifndef CHUNKATTN_SINGLE_HEADER"
     print "#define CHUNKATTN_SINGLE_HEADER"
-    emit("include/chunkattn/chunkattn.hpp")
+    emit("include/chunkattn/all.hpp")
     print "\n#endif  // CHUNKATTN_SINGLE_HEADER"
   }' | cat -s

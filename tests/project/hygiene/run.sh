@@ -184,14 +184,17 @@ END
     tested=$(sed -nE 's/.*\{cxx: ([^,]*),.*/\1/p' .github/workflows/ci.yml | tr '\n' ' ')
     [ "$tested" = "$names" ] || fail "README.md lists $names, .github/workflows/ci.yml tests $tested"
     tools/quick_start.sh README.md >"$work/quick_start.cpp"
+    tools/quick_start.sh README.md first >"$work/first.cpp"
     for name in $names; do
       if ! command -v "$name" >/dev/null; then
         echo "left out: $name is not here"
         continue
       fi
       # shellcheck disable=SC2086
+      "$name" -std=c++20 -fsyntax-only $warnings -I include "$work/first.cpp" || fail "$name"
+      # shellcheck disable=SC2086
       "$name" -std=c++20 -fsyntax-only $warnings -I include "$work/quick_start.cpp" || fail "$name"
-      echo "the quick start compiles with $name"
+      echo "both programs compile with $name"
     done
     ;;
   exceptions)
@@ -359,6 +362,11 @@ END
     echo "the headers can be wrapped in a namespace, and define nothing outside their own"
     ;;
   quick_start)
+    "$root/tools/quick_start.sh" README.md first >"$work/first.cpp"
+    # shellcheck disable=SC2086
+    "$cxx" -std=c++20 -O1 $warnings -I include "$work/first.cpp" -o "$work/first" -pthread
+    "$work/first" >"$work/printed" || fail "README's first program does not run"
+    grep -qxFf "$work/printed" README.md || fail "README's first program prints what the README does not show"
     "$root/tools/quick_start.sh" README.md >"$work/quick_start.cpp"
     lines=$(wc -l <"$work/quick_start.cpp")
     [ "$lines" -le 40 ] || fail "README's quick start has $lines lines, at most 40 are allowed"
