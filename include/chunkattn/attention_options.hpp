@@ -1,4 +1,4 @@
-// How attention is computed: the options of ChunkAttention on each backend, and which instruction
+// CpuOptions and CudaOptions: how ChunkAttention computes on each backend, and which instruction
 // set runs on the CPU.
 #pragma once
 

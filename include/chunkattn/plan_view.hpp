@@ -1,4 +1,4 @@
-// What kernels read: plain arrays that describe which query row attends to which K/V rows.
+// PlanView: plain arrays for kernels that describe which query row attends to which K/V rows.
 //
 // A *row* is one query token of the step. The caller numbers query tokens in the order of
 // Step::add(); the plan numbers rows depth-first over the prefix tree, so that the rows below any

@@ -1,5 +1,4 @@
-// What a prefix tree is made with, and what its calls return: tokens, options, retention policies,
-// results and counters.
+// Types of a prefix tree's interface: tokens, options, retention policies, results and counters.
 #pragma once
 
 #include <concepts>

@@ -1,4 +1,5 @@
-// What is inside an attention object, for tests and measurements. It may change with any version.
+// Schedules, uploads and roundings of an attention object, for tests and measurements. It may
+// change with any version.
 #pragma once
 
 #include <variant>

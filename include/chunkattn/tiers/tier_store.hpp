@@ -1,4 +1,4 @@
-// What a tier below a prefix tree is: a store of K/V by the tokens that it is of.
+// TierStore: a tier below a prefix tree, a store of K/V by the tokens that it is of.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// How long cached tokens are worth keeping, learnt from what was used again and when: for policies
-// that learn. Integers only, so that the same calls give the same decisions on every machine.
+// ReuseModel: how long cached tokens are worth keeping, learnt from what was used again and when.
+// Integers only, so that the same calls give the same decisions on every machine.
 #pragma once
 
 #include <algorithm>

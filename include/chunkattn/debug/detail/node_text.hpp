@@ -1,4 +1,4 @@
-// What the pictures of a tree say of a node.
+// NodeText: what the pictures of a tree say of a node.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// How many query heads a call has.
+// The number of query heads of a call, from the size of q.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Which members a variant has, and checks that they share.
+// Concepts of a variant's members, and the checks that they share.
 #pragma once
 
 #include <concepts>

@@ -1,5 +1,5 @@
-// What the kernels work on: blocks of tokens as arrays of row addresses, and the query lines of one
-// task.
+// Blocks of tokens as arrays of row addresses, and the query lines of one task: what the kernels
+// work on.
 //
 // A *line* is one query head of one row: line = (row - first row) * group + head within the group.
 // The lines of a segment are contiguous, so grouped-query heads are simply more lines.

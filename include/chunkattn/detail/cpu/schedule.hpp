@@ -1,4 +1,4 @@
-// How the work of one call is cut into tasks: plain integer arithmetic over the plan.
+// Schedule: the work of one call cut into tasks, by plain integer arithmetic over the plan.
 //
 // Rows are cut into *row blocks* whose state fits the L2 cache; the work of a row block for one KV
 // head is a list of *items* (some tokens of a segment, and the rows that see them): first those

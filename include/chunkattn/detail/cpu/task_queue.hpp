@@ -1,5 +1,6 @@
-// Which worker computes what in one call: jobs (row blocks of the schedule, or rows) times KV heads
-// times the parts of a job are given to the workers on request, the most expensive jobs first.
+// TaskQueue: which worker computes what in one call. Jobs (row blocks of the schedule, or rows)
+// times KV heads times the parts of a job are given to the workers on request, the most expensive
+// jobs first.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// What the kernels read: tasks, and where the device's copies of a plan's arrays lie. PODs. And
-// where a path position lies: the same function for host and device.
+// DevicePlan: the tasks and the device's copies of a plan's arrays, as PODs that kernels read; and
+// where a path position lies, the same function for host and device.
 #pragma once
 
 #include <cstdint>

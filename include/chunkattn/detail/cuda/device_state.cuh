@@ -1,4 +1,4 @@
-// What the CUDA backend keeps of a device between calls, and its checks of a call.
+// DeviceState: what the CUDA backend keeps of a device between calls, and its checks of a call.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Where runs are cut along KV: evenly, by the rule of README.md here ("Sharing, splitting, tiles")
-// and without a search.
+// Cuts of runs along KV: evenly, by the rule of README.md here ("Sharing, splitting, tiles") and
+// without a search.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Which thread block runs which task, what it prepares ahead, and which tasks wait for which.
+// The loop of a thread block over its tasks: which it runs, what it prepares ahead, and which tasks
+// wait for which.
 //
 // Blocks take (task, KV head) pairs by tickets, in the order of tasks: first the chunk-first ones,
 // which wait for nobody, then the sequence-first ones, which wait for the partial results that they

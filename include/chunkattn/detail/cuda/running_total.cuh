@@ -1,7 +1,8 @@
-// Where a long task leaves its running outputs now and then. An fp32 output that takes one addition
-// per KV tile may lose half a unit in its last place each time, and equal values all lose the same
-// way; registers have no room for what is lost. So after a window of tiles it goes to a total in
-// device memory, which takes few additions and keeps what they round away, and begins anew.
+// RunningTotal: where a long task leaves its running outputs now and then. An fp32 output that
+// takes one addition per KV tile may lose half a unit in its last place each time, and equal values
+// all lose the same way; registers have no room for what is lost. So after a window of tiles it
+// goes to a total in device memory, which takes few additions and keeps what they round away, and
+// begins anew.
 #pragma once
 
 #include <cstdint>

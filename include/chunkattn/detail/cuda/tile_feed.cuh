@@ -1,5 +1,5 @@
-// What a task is made of, on its way into shared memory: what its rows are and see, where its K/V
-// rows lie, then queries, K and V.
+// The feed of a task into shared memory: what its rows are and see, where its K/V rows lie, then
+// queries, K and V.
 //
 // The tables of a task are made while the one before it still waits for its last K/V. Then the ring
 // of stages goes on: a stage that this one has used up takes K/V of the next. Queries follow when

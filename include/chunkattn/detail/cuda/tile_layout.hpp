@@ -1,5 +1,5 @@
-// How tiles lie in shared memory and how the warps of a block divide one: plain arithmetic, shared
-// by the kernels, the host's scheduler and the tests.
+// The layout of tiles in shared memory, and how the warps of a block divide one: plain arithmetic,
+// shared by the kernels, the host's scheduler and the tests.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// What the host makes of a variant for the kernels. logit(), visible() and sink() are called here,
-// on the host; what they return, expressions with the variant's numbers in them, is a kernel's
-// argument. So a variant's functions need not be callable on a device, and a kernel's type says all
-// that it computes. Only hidden(), which returns no expression, is called by kernels. And how
-// kernels evaluate expressions (detail/attention/lanes.hpp).
+// VariantTerms: what the host makes of a variant for the kernels. logit(), visible() and sink() are
+// called here, on the host; what they return, expressions with the variant's numbers in them, is a
+// kernel's argument. So a variant's functions need not be callable on a device, and a kernel's type
+// says all that it computes. Only hidden(), which returns no expression, is called by kernels. And
+// how kernels evaluate expressions (detail/attention/lanes.hpp).
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// What a variant changes in a tile: logits, which of them count, and which tiles are left out.
+// A variant on a tile: its changes of logits, which of them count, and which tiles are left out.
 //
 // A hidden logit is replaced, as those behind a row's end are. V cannot be treated so: one product
 // serves all rows of a warp, and 0 x NaN is NaN. So where some row does not see some token,

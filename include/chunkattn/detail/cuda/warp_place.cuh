@@ -1,4 +1,4 @@
-// Where a thread stands in a tile.
+// The place of a thread in a tile.
 #pragma once
 
 #include "ptx.cuh"

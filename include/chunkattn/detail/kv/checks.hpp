@@ -1,4 +1,4 @@
-// What both backends check of a layer's K/V and the plan that it is used with.
+// Checks, of both backends, of a layer's K/V and the plan that it is used with.
 #pragma once
 
 #include <algorithm>

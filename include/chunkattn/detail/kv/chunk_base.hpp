@@ -1,4 +1,4 @@
-// Where a chunk begins.
+// The address at which a chunk begins.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// How floats become elements of 8 bits.
+// Floats as elements of 8 bits.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// States of recurrent layers that are kept: which node of a tree has them, at which positions, and
-// in which order they were used. What a state is, only the caller knows.
+// CheckpointTable: states of recurrent layers that are kept, by the node of a tree that has them,
+// their positions, and the order of their use. Only the caller knows what a state is.
 #pragma once
 
 #include <cstddef>

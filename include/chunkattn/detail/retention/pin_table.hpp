@@ -1,4 +1,4 @@
-// Pinned paths by the handles that hold them.
+// PinTable: pinned paths by the handles that hold them.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The lists of what is cached and used by nobody, by what a policy says of it.
+// RetainedLists: cached nodes that no sequence uses, linked by age, a list for each level.
 #pragma once
 
 #include <algorithm>

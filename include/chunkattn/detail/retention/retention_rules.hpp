@@ -1,4 +1,4 @@
-// What a tree keeps of a retention policy, whose type only the tree's own type has.
+// RetentionRules: the numbers of a retention policy, without its type.
 #pragma once
 
 #include <cstddef>

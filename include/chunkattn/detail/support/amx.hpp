@@ -1,6 +1,6 @@
-// Whether this process may use the matrix unit of x86-64 processors (AMX). The processor must have
-// it, the operating system must save its registers, and Linux must be asked, once per process, for
-// their 8 KB in every thread.
+// Detection of the matrix unit of x86-64 processors (AMX), for this process. The processor must
+// have it, the operating system must save its registers, and Linux must be asked, once per process,
+// for their 8 KB in every thread.
 #pragma once
 
 #include <cstdint>

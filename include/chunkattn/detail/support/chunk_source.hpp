@@ -1,4 +1,4 @@
-// What K/V memory follows: how many chunks a tree has handed out.
+// ChunkSource: how many chunks a tree has handed out, which K/V memory follows.
 #pragma once
 
 #include <cstddef>

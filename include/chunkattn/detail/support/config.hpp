@@ -1,4 +1,4 @@
-// What the compiler offers: namespaces, exceptions, host/device qualifiers, inlining.
+// Macros for what the compiler offers: namespaces, exceptions, host/device qualifiers, inlining.
 #pragma once
 
 #include "../../version.hpp"

@@ -1,5 +1,5 @@
-// Whether this processor has dot-product instructions that are worth using: products of 8- or
-// 16-bit elements, several to a lane, added up in 32 bits.
+// Detection of dot-product instructions that are worth using: products of 8- or 16-bit elements,
+// several to a lane, added up in 32 bits.
 //
 // VPDPBUSD (AVX-512 VNNI) multiplies 4 pairs of bytes per lane where VFMADD231PS multiplies one
 // pair of floats, in the same time on every processor that was measured. VDPBF16PS (AVX-512 BF16)

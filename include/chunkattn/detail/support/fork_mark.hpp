@@ -1,5 +1,5 @@
-// Whether this process is a child of fork(): of its parent's threads it has only the one that
-// forked.
+// ForkMark: whether this process is a child of fork(), which of its parent's threads has only the
+// one that forked.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// Which instruction sets the CPU kernels are compiled for, and which of them this processor runs.
+// Instruction sets that the CPU kernels are compiled for, and which of them this processor runs.
 //
 // A plain build for x86-64 carries kernels for all of them and chooses at run time. Compiler
 // options (-march) drop those below what they promise, and the macro CHUNKATTN_ISA leaves one:

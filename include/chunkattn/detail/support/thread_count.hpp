@@ -1,4 +1,4 @@
-// How many threads a pool has by default: as many as the CPUs that the process may run on and its
+// The default number of threads of a pool: as many as the CPUs that the process may run on and its
 // cgroup's CPU quota allow. More threads would only make others wait.
 #pragma once
 

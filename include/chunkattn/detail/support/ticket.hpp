@@ -1,4 +1,4 @@
-// What a plan, its views and a step share, so that a view knows whether it is up to date.
+// Ticket: what a plan, its views and a step share, so that a view knows whether it is up to date.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,5 @@
-// What is added to an open step: a sequence's next positions, the place of its output, its drafts.
+// Additions: adding a sequence's next positions, the place of its output and its drafts to an open
+// step.
 #pragma once
 
 #include <algorithm>

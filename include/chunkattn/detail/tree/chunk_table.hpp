@@ -1,5 +1,5 @@
-// The chunks of the pool: which are in use, by how many nodes, and for what. They come from the
-// caller's allocator, and tokens lie in them. Nodes are known here only as indices.
+// ChunkTable: the chunks of the pool, which are in use, by how many nodes, and for what. They come
+// from the caller's allocator, and tokens lie in them. Nodes are known here only as indices.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The tree without its tokens' type: its parts put together, and what happens to sequences between
-// steps: join, grow, fork, leave, clear.
+// TreeCore: the tree without its tokens' type. Its parts put together, and what happens to
+// sequences between steps: join, grow, fork, leave, clear.
 #pragma once
 
 #include <algorithm>

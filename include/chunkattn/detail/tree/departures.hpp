@@ -1,5 +1,5 @@
-// What becomes of a sequence that leaves: its job is handed over, its generated tokens become
-// matchable or merge into an equal path, and its places are given up when nothing uses them.
+// Departures: a sequence that leaves. Its job is handed over, its generated tokens become matchable
+// or merge into an equal path, and its places are given up when nothing uses them.
 #pragma once
 
 #include <algorithm>

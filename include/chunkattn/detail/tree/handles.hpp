@@ -1,5 +1,5 @@
-// What a tree and its handles have in common: the tree proper, the handles that were dropped by
-// other threads than the one that uses the tree, a step's record and its rows.
+// SharedTree and Handle: what a tree and its handles have in common. The tree proper, the handles
+// that were dropped by other threads than the one that uses the tree, a step's record and its rows.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// K/V that is not in place yet: who is to write it, and the row copies that forks and accepted
-// drafts ask for, until a step has made them.
+// Writers and Copies: K/V that is not in place yet, who is to write it, and the row copies that
+// forks and accepted drafts ask for, until a step has made them.
 #pragma once
 
 #include <algorithm>

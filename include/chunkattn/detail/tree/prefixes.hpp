@@ -1,6 +1,6 @@
-// The paths that prompts can find. A key (parent, namespace, first tokens) leads to the node that
-// continues a path with it, by one hash table for the whole tree. What becomes of them is told to
-// whoever asks for events.
+// Prefixes: the paths that prompts can find. A key (parent, namespace, first tokens) leads to the
+// node that continues a path with it, by one hash table for the whole tree. What becomes of them is
+// told to whoever asks for events.
 #pragma once
 
 #include <algorithm>

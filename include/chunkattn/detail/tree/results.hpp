@@ -1,4 +1,5 @@
-// What of a step counts: at its end, whether it has run or not, and as outputs that are committed.
+// Results and Outputs: the end of a step, whether it has run or not, and the outputs that are
+// committed.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What is kept of paths that nobody uses: retention by level, eviction, pins.
+// Retention: what stays cached of paths that no sequence uses; eviction, pins.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Sequences: their records, their paths, and the places at the end of their private tails.
+// SequenceTable: sequences, their paths, and the places at the end of their private tails.
 #pragma once
 
 #include <algorithm>

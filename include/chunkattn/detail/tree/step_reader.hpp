@@ -1,4 +1,4 @@
-// All that a plan sees of a step and of the tree behind it.
+// StepReader: all that a plan sees of a step and of its tree.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The tree with its tokens' type: where tokens are kept, finding prompts, and storing what becomes
-// known. All the rest is in TreeCore, which does not know what a token is.
+// TokenTree: the tree with its tokens' type. Where tokens are kept, finding prompts, and storing
+// what becomes known. All the rest is in TreeCore, which does not know what a token is.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The shape of the tree: nodes, how they hang together, and the places that each of them has in
-// chunks. It knows neither tokens nor what is cached.
+// Topology: the shape of the tree. Nodes, how they hang together, and the places that each of them
+// has in chunks. It knows neither tokens nor what is cached.
 #pragma once
 
 #include <algorithm>

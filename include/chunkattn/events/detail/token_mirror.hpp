@@ -1,4 +1,4 @@
-// What prompts can find in a tree, rebuilt from its events by somebody who has only these.
+// TokenMirror: what prompts can find in a tree, rebuilt from its events alone.
 #pragma once
 
 #include <algorithm>

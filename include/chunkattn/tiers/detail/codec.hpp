@@ -1,4 +1,4 @@
-// How the K/V of a cache's blocks goes into records.
+// The codec of a cache's blocks: their K/V as records.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Blocks of which it is known that the slowest tier has them, so that they need not go down again.
+// Blocks that the slowest tier is known to have, so that they need not be stored again.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// What Tiers does on the tree's thread: follows the tree's events, copies blocks out of its cache,
-// puts loaded ones into their places.
+// TierManager: what Tiers does on the tree's thread. It follows the tree's events, copies blocks
+// out of its cache, puts loaded ones into their places.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What tiers hold, rebuilt from their events by somebody who has only these.
+// TierMirror: what tiers hold, rebuilt from their events alone.
 #pragma once
 
 #include <algorithm>

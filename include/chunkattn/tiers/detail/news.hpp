@@ -1,5 +1,5 @@
-// What is told of tiers: which blocks came into which one, and which are no longer there. Stores
-// say so on any thread; who asked hears of it on the tree's.
+// Events of tiers: which blocks came into which one, and which are no longer there. Stores say so
+// on any thread; who asked hears of it on the tree's.
 #pragma once
 
 #include <algorithm>

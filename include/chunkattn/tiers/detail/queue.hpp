@@ -1,6 +1,6 @@
-// What goes to tiers and comes from them, in the background: a thread for each tier, or none, where
-// the owner calls work(). A store is called by its own tier's thread only, so that one which hangs
-// holds up no other.
+// TierQueue: stores to tiers and loads from them, in the background. A thread for each tier, or
+// none, where the owner calls work(). A store is called by its own tier's thread only, so that one
+// which hangs holds up no other.
 #pragma once
 
 #include <algorithm>

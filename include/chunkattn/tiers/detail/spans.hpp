@@ -1,4 +1,4 @@
-// What a tree has cached, by its events: tokens and places of each span, and what the blocks in it
+// Spans that a tree has cached, by its events: tokens and places of each, and what the blocks in it
 // are called in tiers.
 #pragma once
 

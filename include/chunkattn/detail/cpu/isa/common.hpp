@@ -1,5 +1,5 @@
-// What the kernels of all instruction sets have in common: what they include, and how the compiler
-// is allowed a set that its options do not promise.
+// The common part of all passes: what the kernels include, and how the compiler is allowed an
+// instruction set that its options do not promise.
 #pragma once
 
 #include <algorithm>

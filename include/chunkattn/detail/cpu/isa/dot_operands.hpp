@@ -1,4 +1,4 @@
-// What dot products of bytes multiply: queries, keys, probabilities and values of int8 K and V as
+// Operands of dot products of bytes: queries, keys, probabilities and values of int8 K and V as
 // 32-bit words of four bytes.
 //
 //   Sᵀ   4 dims of a key times 4 dims of a query. A query is 16 bits in units of its own, q = 256

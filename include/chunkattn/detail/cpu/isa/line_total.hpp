@@ -1,5 +1,6 @@
-// What many parts of a line's walk become without losing digits: softmax sum and output, each with
-// what its additions have rounded away so far (the rest of a fused multiply-add).
+// LineTotal: the softmax sum and the output of a line over many parts of its walk, each with what
+// its additions have rounded away so far (the rest of a fused multiply-add), so that no digits are
+// lost.
 //
 // A line's running output takes one addition per block, and with each it may lose half a unit in
 // its last place: equal values all lose the same way. So after window_tokens it goes to a total,

@@ -1,5 +1,5 @@
-// What dot products of pairs multiply: queries, keys, probabilities and values of bfloat16 K and V
-// as 32-bit words of two.
+// Operands of dot products of pairs: queries, keys, probabilities and values of bfloat16 K and V as
+// 32-bit words of two.
 //
 //   Sᵀ   2 dims of a key, where it lies, times 2 dims of a query
 //   O    2 probabilities times 2 tokens of V, interleaved once per block

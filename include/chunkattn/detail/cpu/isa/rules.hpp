@@ -1,4 +1,4 @@
-// What a variant (variants.hpp) asks of the kernels: a change of logits, and a mask.
+// Rules of a variant (variants.hpp) for the kernels: a change of logits, and a mask.
 //
 // A hidden key gets a logit that loses against every other, so its probability is 0; written as -0,
 // which no probability of a visible key ever is, it marks the key as hidden for what comes after.

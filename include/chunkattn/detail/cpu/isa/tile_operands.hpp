@@ -1,4 +1,4 @@
-// What tiles multiply: queries, keys, probabilities and values as bfloat16 in the order in which a
+// Operands of tiles: queries, keys, probabilities and values as bfloat16 in the order in which a
 // tile holds them.
 //
 // A float is the sum of up to two *terms*, each a bfloat16: the float rounded, and what that
