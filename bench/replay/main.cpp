@@ -114,7 +114,7 @@ void run_budgets(const std::vector<Request>& requests, bool check) {
   double bound = 0;
   std::size_t chunks = 0, tokens = 0;
   {
-    chunkattn::PrefixTree<Token, 64, chunkattn::PoolAllocator, chunkattn::Lru> tree;
+    chunkattn::PrefixTree<Token, 64> tree({}, {}, {.high_watermark = chunkattn::max_pool_chunks});
     for (const Request& request : requests) {
       auto sequence = tree.insert(request.prompt, {.compute_last = false});
       sequence.mark_loaded(sequence.loadable());

@@ -104,7 +104,7 @@ class Greedy final : public Order {
   std::size_t at_ = 0;
 };
 
-/// What the library has for engines without a policy: PrefixTree::rank() and Waiting::next().
+/// What the library has for engines without a policy: AdmissionQueue::rank() and next().
 template <class Tree>
 class Cache final : public Order {
  public:

@@ -17,6 +17,13 @@
 #include "detail/support/instruction_sets.hpp"
 #include "fwd.hpp"
 
+CHUNKATTN_ISA_NAMESPACE_BEGIN
+
+template <class Device, int HeadDim, int ValueDim = HeadDim, class Exec = ThreadPool>
+class ChunkAttention;
+
+CHUNKATTN_ISA_NAMESPACE_END
+
 CHUNKATTN_NAMESPACE_BEGIN
 
 /// The instruction set that CPU kernels use. `portable` is plain C++ with vectors of four, many
@@ -34,8 +41,7 @@ struct CpuOptions {
     /// instruction set give the same bits for any number of threads.
     deterministic,
     /// Merged in any order under a spin lock per (row block, KV head), the paper's rule for CPUs.
-    /// How
-    /// work is cut depends on the number of threads.
+    /// How work is cut depends on the number of threads.
     spin_lock,
     /// A row's bits depend on its own tokens and query, types and instruction set alone: a prefix
     /// found in the cache gives the bits of a cold run, in any batch, for any number of threads.

@@ -4,7 +4,6 @@
 
 #include "allocator.hpp"
 #include "detail/support/config.hpp"
-#include "detail/support/instruction_sets.hpp"
 #include "tree_options.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -49,10 +48,3 @@ struct AttentionAccess;  // debug/attention.hpp
 }
 
 CHUNKATTN_NAMESPACE_END
-
-CHUNKATTN_ISA_NAMESPACE_BEGIN
-
-template <class Device, int HeadDim, int ValueDim = HeadDim, class Exec = ThreadPool>
-class ChunkAttention;
-
-CHUNKATTN_ISA_NAMESPACE_END

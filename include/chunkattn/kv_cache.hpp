@@ -18,10 +18,10 @@
 
 #include "allocator.hpp"
 #include "detail/kv/cache_geometry.hpp"
+#include "detail/kv/write_check.hpp"
 #include "detail/support/check.hpp"
 #include "detail/support/chunk_source.hpp"
 #include "detail/support/config.hpp"
-#include "detail/support/write_check.hpp"
 #include "fwd.hpp"
 #include "kv_view.hpp"
 #include "tree_options.hpp"

@@ -40,9 +40,9 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// \tparam Token      what a prompt is made of, usually an integer id
 /// \tparam ChunkSize  tokens per chunk, a power of two from 1 to 1024
 /// \tparam Allocator  hands out chunk indices: PoolAllocator, FixedAllocator or your own
-/// \tparam Retention  what becomes of chunks that no sequence uses: Lru keeps them while others do
-/// not
-///                    need them; NoRetention is the paper's, Priority and your own others
+/// \tparam Retention  what becomes of chunks that no sequence uses: Lru keeps them until others
+/// need
+///                    them. NoRetention is the paper's; Priority, CachePolicy, or your own
 template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
 class PrefixTree {
   static_assert(ChunkSize >= 1 && ChunkSize <= 1024 && (ChunkSize & (ChunkSize - 1)) == 0,
@@ -197,11 +197,13 @@ class PrefixTree {
   [[nodiscard]] const Allocator& allocator() const& { return tree().allocator(); }
   const Allocator& allocator() const&& = delete;  // a temporary tree takes it along
 
-  /// Forgets all cached K/V, pinned or not, as weights change. Live sequences keep theirs alone.
+  /// Forgets all cached K/V, pinned or not, as weights change. Live sequences keep theirs alone. As
+  /// trim(0), it lowers what a pool without a limit keeps.
   void clear() { enter().core.clear(); }
   /// Evicts cached tokens until at most `chunks` chunks are in use, or nothing is cached but what
   /// is pinned; a pool without a limit then keeps no more than that again, until live sequences
-  /// need more. After a spike, trim(0) gives all back that is not in use. Returns the chunks freed.
+  /// need more. Returns the chunks freed, which new tokens take. K/V memory that a KvCache has
+  /// allocated stays there.
   std::size_t trim(std::size_t chunks) { return enter().core.retention.trim(chunks); }
   /// Evicts cached tokens, but pinned ones, that nobody used for the policy's ttl. Time is yours:
   /// it begins at 0 and does not go back (or InvalidArgument). Returns their number.
@@ -227,7 +229,7 @@ class PrefixTree {
   }
   /// `sink` is called with each change of what prompts can find, and with the tokens of a stored
   /// event. It must neither throw nor call the tree. What can be found already is in
-  /// take_snapshot() (events/events.hpp).
+  /// take_snapshot() (events/mirror.hpp).
   void set_event_sink(std::function<void(const CacheEvent&, std::span<const Token>)> sink) {
     enter().set_event_sink(std::move(sink));
   }

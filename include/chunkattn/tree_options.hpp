@@ -86,7 +86,7 @@ struct InsertOptions {
   /// Whether the last token of the prompt is computed even if its K/V is cached, because its logits
   /// are needed. False for a sequence that continues with append().
   bool compute_last = true;
-  /// With the policy Priority: how long the sequence's chunks stay cached; larger is longer.
+  /// With the policy Priority, or CachePolicy::by_priority: how long the sequence's chunks stay cached; larger is longer.
   int priority = 0;
   /// Whether to share K/V that another sequence has still to compute. If not, it is computed a
   /// second time and the sequence never has to wait.
@@ -243,7 +243,8 @@ class AddResult {
 /// A retention policy: what becomes of chunks that no sequence uses.
 ///
 /// - `retains`, a constant: whether they stay as cache, or are freed at once.
-/// - `level(priority)`: of what is cached, lower levels are evicted first; within a level the least
+/// - `level(priority)`, noexcept: of what is cached, lower levels are evicted first; within a level
+/// the least
 ///   recently used, and leaves of the tree before their parents.
 /// - `high_watermark`, `low_watermark`, `max_pinned`, in chunks: see Lru.
 /// - `ttl`, which may be missing: see Lru.

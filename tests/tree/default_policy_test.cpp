@@ -148,3 +148,15 @@ TEST_CASE("trim() leaves pins, and what they pin") {
   CHECK(pin.size() == 8);
   CHECK(tree.stats().retained_chunks == 2);
 }
+
+TEST_CASE("trim() to more chunks than are used leaves what live sequences have needed") {
+  PrefixTree<int, 4> tree;
+  {
+    std::vector<PrefixTree<int, 4>::Sequence> spike;  // never computed: nothing of it is cached
+    for (int i = 0; i < 20; ++i) spike.push_back(tree.insert(iota(100 * i, 8)));
+  }
+  CHECK(tree.stats().used_chunks == 0);
+  CHECK(tree.trim(30) == 0);
+  for (int i = 0; i < 20; ++i) (void)pass(tree, iota(5000 + 100 * i, 8));
+  CHECK(tree.stats().retained_chunks == 30);
+}

@@ -140,7 +140,8 @@ void bind_tree(nb::module_& module) {
       module, "Tree",
       "A prefix tree of prompts: it finds what they share and hands out the chunks of their "
       "K/V.\n\n"
-      "max_chunks: the budget, in chunks of Tree.chunk_size tokens. retention: 'lru' or "
+      "max_chunks: the budget, in chunks of Tree.chunk_size tokens; without one, as many stay "
+      "cached as sequences have needed at once, or up to high_watermark. retention: 'lru' or "
       "'priority', what is evicted first; learns: by what was used again. sharing: to the 'token', "
       "or whole 'chunk's.");
   tree.attr("chunk_size") = Tree::chunk_size;

@@ -21,7 +21,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// What a TokenTree has such a policy do.
+/// What a TokenTree has such a policy do. A policy whose type `Hooks` is another one has an
+/// EvictionOrder of its own: these three functions go together.
 struct CacheHooks {
   /// The order of a policy that learns or tells tenants apart; of others none.
   template <class Policy>

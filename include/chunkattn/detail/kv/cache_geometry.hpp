@@ -8,7 +8,7 @@
 #include "../support/check.hpp"
 #include "../support/chunk_source.hpp"
 #include "../support/config.hpp"
-#include "../support/write_check.hpp"
+#include "write_check.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
@@ -41,10 +41,10 @@ template <class Options>
 [[nodiscard]] std::shared_ptr<WriteCheck> make_write_check(const Options& options,
                                                            const ChunkSource& source) {
   if (!options.check_writes) return nullptr;
-  check_argument(source.write_checks != nullptr, "options.check_writes", "true",
+  check_argument(source.step_observers != nullptr, "options.check_writes", "true",
                  "false for memory that follows no PrefixTree: there are no steps to check");
   auto check = std::make_shared<WriteCheck>(options.num_layers, options.num_kv_heads);
-  source.write_checks->add(check);
+  source.step_observers->add(check);
   return check;
 }
 

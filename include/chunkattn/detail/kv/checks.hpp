@@ -10,7 +10,7 @@
 #include "../plan/check_current.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
-#include "../support/write_check.hpp"
+#include "write_check.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

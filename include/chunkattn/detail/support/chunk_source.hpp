@@ -11,7 +11,7 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
-class WriteChecks;
+class StepObservers;
 
 /// How many chunks a tree has handed out: valid wherever the tree is moved, and 0 once it is gone.
 struct ChunkSource {
@@ -19,7 +19,7 @@ struct ChunkSource {
   std::size_t (*chunks_of)(const void* tree) = nullptr;  ///< reads it
   std::uint64_t tree_id = 0;                             ///< of the tree; 0: there is none
   /// Told of the tree's steps, for KvCacheOptions::check_writes; null: nobody is.
-  std::shared_ptr<WriteChecks> write_checks{};
+  std::shared_ptr<StepObservers> step_observers{};
 
   /// One more than the largest chunk index handed out.
   [[nodiscard]] std::size_t num_chunks() const { return tree ? chunks_of(tree.get()) : 0; }
@@ -34,7 +34,7 @@ struct ChunkAccess {
       const auto& shared = *static_cast<const typename Tree::Shared*>(memory);
       return shared.tree ? shared.tree->core.chunk_table.allocator().high_water() : 0;
     };
-    return {tree.shared_, chunks_of, core.id, core.steps.write_checks()};
+    return {tree.shared_, chunks_of, core.id, core.steps.observers()};
   }
   /// How often the tree got an event sink.
   template <class Tree>

@@ -157,7 +157,8 @@ class Retention {
   /// False when nothing is cached.
   bool evict_one_chunk() noexcept {
     const NodeIndex victim = order_ ? order_->victim() : oldest_leaf();
-    return victim != none && evict_end_of(victim);
+    if (victim != none) evict_end_of(victim);
+    return victim != none;
   }
   /// Evicts down to the low watermark where the high one is passed.
   void keep_to_watermarks() noexcept {
@@ -175,9 +176,13 @@ class Retention {
   std::size_t trim(std::size_t chunks) noexcept {
     const std::size_t before = stats_.evicted_chunks;
     const RetainedList* list = lists_.begin();  // those of pinned nodes are the last
-    while (stats_.used_chunks > chunks && list->key != RetainedList::key_of_pinned)
-      list->oldest != none ? void(evict_one_chunk()) : void(++list);
-    live_peak_ = std::min(live_peak_, stats_.used_chunks);
+    while (stats_.used_chunks > chunks && list->key != RetainedList::key_of_pinned) {
+      if (list->oldest == none)
+        ++list;
+      else if (!evict_one_chunk())
+        break;
+    }
+    live_peak_ = std::min(live_peak_, std::max(chunks, stats_.used_chunks));
     return static_cast<std::size_t>(stats_.evicted_chunks - before);
   }
 
@@ -189,8 +194,10 @@ class Retention {
     const std::uint64_t before = stats_.evicted_tokens;
     for (bool again = rules_.ttl > 0; std::exchange(again, false);)  // parents after their children
       for (const RetainedList& list : lists_)
-        while (list.key != RetainedList::key_of_pinned && has_expired(list.oldest, passed))
-          again = evict_end_of(list.oldest);
+        while (list.key != RetainedList::key_of_pinned && has_expired(list.oldest, passed)) {
+          evict_end_of(list.oldest);
+          again = true;
+        }
     time_ = now;
     return static_cast<std::size_t>(stats_.evicted_tokens - before);
   }
@@ -304,8 +311,8 @@ class Retention {
     topology_.node(older).newer = index;
   }
 
-  /// Frees the last chunk of a leaf that is retained, or drops it if it has none alone. True.
-  bool evict_end_of(NodeIndex victim) noexcept {
+  /// Frees the last chunk of a leaf that is retained, or drops it if it has none alone.
+  void evict_end_of(NodeIndex victim) noexcept {
     TreeNode& n = topology_.node(victim);
     const std::size_t used = stats_.used_chunks;
     std::int32_t keep = n.length - topology_.end_offset(n);
@@ -319,7 +326,6 @@ class Retention {
     else
       topology_.release_places(victim, keep, /*active=*/false);
     stats_.evicted_chunks += used - stats_.used_chunks;
-    return true;
   }
 
   void unpin(PinRecord& pin) noexcept {

@@ -117,8 +117,9 @@ class StepReader {
                    std::uint64_t number) {
     view.tree_id = core_.id;
     view.step_number = step_.number;
-    if (auto& checks = *core_.steps.write_checks(); checks.any()) [[unlikely]]
-      checks.for_each([&](auto& check) { check.built(view.step_number, view.writes_anything()); });
+    if (auto& observers = *core_.steps.observers(); observers.any()) [[unlikely]]
+      observers.for_each(
+          [&](StepObserver& o) { o.on_built(view.step_number, view.writes_anything()); });
     ticket->set(number);
     step_.ticket_number = number;
     step_.ticket = ticket;

@@ -16,9 +16,9 @@
 #include "../support/array.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
+#include "../support/step_observers.hpp"
 #include "../support/ticket.hpp"
 #include "../support/to_size.hpp"
-#include "../support/write_check.hpp"
 #include "topology.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -223,8 +223,8 @@ class StepTable {
         fail_argument(
             "step", step.number,
             {"step ", other->number, " first: steps finish in the order they were submitted"});
-    if (write_checks_->any() && !step.is_void) [[unlikely]]
-      write_checks_->for_each([&](WriteCheck& check) { check.check_finish(step.number); });
+    if (observers_->any() && !step.is_void) [[unlikely]]
+      observers_->for_each([&](StepObserver& o) { o.on_finish(step.number); });
   }
   /// The step's handle was lost in flight.
   void abandon(StepRecord& step) noexcept {
@@ -256,8 +256,8 @@ class StepTable {
   }
 
   /// Who is told of steps, for KvCacheOptions::check_writes.
-  [[nodiscard]] const std::shared_ptr<WriteChecks>& write_checks() const noexcept {
-    return write_checks_;
+  [[nodiscard]] const std::shared_ptr<StepObservers>& observers() const noexcept {
+    return observers_;
   }
 
  private:
@@ -268,12 +268,12 @@ class StepTable {
   }
 
   void forget_writes(const StepRecord& step) noexcept {
-    if (write_checks_->any()) [[unlikely]]
-      write_checks_->for_each([&](WriteCheck& check) { check.ended(step.number); });
+    if (observers_->any()) [[unlikely]]
+      observers_->for_each([&](StepObserver& o) { o.on_ended(step.number); });
   }
 
   TreeStats& stats_;
-  std::shared_ptr<WriteChecks> write_checks_ = std::make_shared<WriteChecks>();
+  std::shared_ptr<StepObservers> observers_ = std::make_shared<StepObservers>();
   Array<StepRecord*> steps_;  // owned; handles keep a record's index, plans its address
   std::uint64_t last_step_ = 0;
   std::uint64_t idle_ = 0;  ///< no device runs a step up to this one

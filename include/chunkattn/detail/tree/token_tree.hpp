@@ -92,27 +92,27 @@ class TokenStore final : public Tokens {
   std::vector<Token> tokens_;  // [chunk][offset]
 };
 
-template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Retention>
+template <TokenType Token, int ChunkSize, ChunkAllocator Allocator, RetentionPolicy Policy>
 class TokenTree {
  public:
   using token_type = Token;
   static constexpr int chunk_size = ChunkSize;
 
-  TokenTree(Allocator allocator, const TreeOptions& options, Retention retention)
+  TokenTree(Allocator allocator, const TreeOptions& options, Policy policy)
       : allocator_(std::move(allocator)),
-        retention_(std::move(retention)),
-        core(allocator_, tokens_, ChunkSize, resolved(options), rules_of(retention_)) {
+        policy_(std::move(policy)),
+        core(allocator_, tokens_, ChunkSize, resolved(options), rules_of(policy_)) {
     if constexpr (has_hooks)
-      core.retention.set_order(Retention::Hooks::make_order(retention_, core.retention));
+      core.retention.set_order(Policy::Hooks::make_order(policy_, core.retention));
   }
 
  private:
   /// Whether the policy has a component do more (cache/policy.hpp).
-  static constexpr bool has_hooks = requires { typename Retention::Hooks; };
+  static constexpr bool has_hooks = requires { typename Policy::Hooks; };
 
   TokenStore<Token, ChunkSize> tokens_;
   AnyAllocatorOf<Allocator> allocator_;
-  Retention retention_;
+  Policy policy_;
 
  public:
   TreeCore core;
@@ -211,15 +211,15 @@ class TokenTree {
     // What repeats another's pending tokens cannot be found; it stays private until it leaves.
     const std::int32_t published_end =
         match.length < found ? match.length : size - size % core.prefixes.unit();
-    if constexpr (has_hooks) Retention::Hooks::inserting(retention_, core, options);
+    if constexpr (has_hooks) Policy::Hooks::inserting(policy_, core, options);
     const SequenceIndex joined = core.join(
         match,
-        {size, public_length(prompt, options), published_end, retention_.level(options.priority)},
+        {size, public_length(prompt, options), published_end, policy_.level(options.priority)},
         options, [&](const TreeNode& n, std::int32_t position) {
           store(n, 0, prompt.subspan(to_size(position), to_size(n.length)));
         });
     if constexpr (has_hooks)
-      if (joined != none) Retention::Hooks::inserted(*this, prompt, options, match.length, joined);
+      if (joined != none) Policy::Hooks::inserted(*this, prompt, options, match.length, joined);
     return joined;
   }
 

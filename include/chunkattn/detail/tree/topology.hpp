@@ -373,9 +373,11 @@ class Topology {
     link(parent, child);
   }
 
-  /// Cuts a node in place after its first 0 < `keep` < length tokens and returns the upper half.
-  /// The lower half keeps its index and its children. Copies nothing. A prompt that leaves a node
-  /// in its middle (TreeCore::join), a fork and a pin come here by Retention::split().
+  /// Cuts a node in place after its first 0 < `keep` < length tokens and returns the new parent,
+  /// which has these. The rest keeps the node's index and its children. Copies nothing. Called by
+  /// Prefixes::split(), which keeps both in the index of children, and that by Retention::split(),
+  /// which keeps them in their list: for a prompt that leaves a node in its middle
+  /// (TreeCore::join), a fork, a pin, a merge and what CacheOrder recalls.
   NodeIndex split(NodeIndex lower_index, std::int32_t keep) noexcept {
     const NodeIndex parent = node(lower_index).parent;
     unlink(lower_index);

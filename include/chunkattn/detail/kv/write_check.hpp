@@ -1,4 +1,5 @@
-// The check that each step writes each layer before it reads it: KvCacheOptions::check_writes.
+// WriteCheck: the check that each step writes each layer before it reads it
+// (KvCacheOptions::check_writes).
 #pragma once
 
 #include <algorithm>
@@ -9,8 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "check.hpp"
-#include "config.hpp"
+#include "../support/check.hpp"
+#include "../support/config.hpp"
+#include "../support/step_observers.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -18,13 +20,13 @@ namespace detail {
 
 /// What each step of a tree has written to one K/V cache so far. The tree reports steps, kernels
 /// what they write and read; both on any thread.
-class WriteCheck {
+class WriteCheck final : public StepObserver {
  public:
   WriteCheck(int num_layers, int num_kv_heads) : num_layers_(num_layers), heads_(num_kv_heads) {}
 
   /// A plan was built for the step: forgets what was written by an earlier plan of it.
   /// \param writes  there are rows to write, or copies to make
-  CHUNKATTN_COLD void built(std::uint64_t step, bool writes) {
+  CHUNKATTN_COLD void on_built(std::uint64_t step, bool writes) override {
     const std::lock_guard guard(mutex_);
     erase(step);
     if (writes)
@@ -43,14 +45,14 @@ class WriteCheck {
     if (const Writes* const writes = find(step)) check(*writes, layer, first, count, "run()");
   }
   /// Throws InvalidArgument unless the step has written all of every layer.
-  CHUNKATTN_COLD void check_finish(std::uint64_t step) {
+  CHUNKATTN_COLD void on_finish(std::uint64_t step) override {
     const std::lock_guard guard(mutex_);
     if (const Writes* const writes = find(step))
       for (int layer = 0; layer < num_layers_; ++layer)
         check(*writes, layer, 0, heads_, "finished()");
   }
   /// The step has finished or was dropped.
-  CHUNKATTN_COLD void ended(std::uint64_t step) noexcept {
+  CHUNKATTN_COLD void on_ended(std::uint64_t step) noexcept override {
     const std::lock_guard guard(mutex_);
     erase(step);
   }
@@ -98,25 +100,6 @@ class WriteCheck {
   int num_layers_, heads_;
   std::mutex mutex_;
   std::vector<Writes> steps_;  // at most those in flight, and the open one
-};
-
-/// The write checks of all caches of a tree, which reports its steps to them, on its thread.
-class WriteChecks {
- public:
-  /// Whether there may be any.
-  [[nodiscard]] bool any() const noexcept { return !checks_.empty(); }
-  void add(const std::shared_ptr<WriteCheck>& check) {
-    std::erase_if(checks_, [](const auto& other) { return other.expired(); });
-    checks_.push_back(check);
-  }
-  template <class F>
-  void for_each(const F& f) {
-    for (const std::weak_ptr<WriteCheck>& known : checks_)
-      if (const auto check = known.lock()) f(*check);
-  }
-
- private:
-  std::vector<std::weak_ptr<WriteCheck>> checks_;
 };
 
 }  // namespace detail
