@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "../support/array.hpp"
 #include "../support/config.hpp"
@@ -17,6 +18,7 @@ namespace detail {
 struct PinRecord {
   std::int32_t last = -1;
   std::uint32_t generation = 0;  ///< tells the pins apart that have had the record
+  std::int32_t next_free = -1;   ///< of a free record: the next one; -1: it is the last
 };
 
 /// Records of pins.
@@ -28,14 +30,16 @@ class PinTable {
 
   /// Makes sure that add() does not fail.
   void reserve() {
-    if (pins_.size() == pins_.capacity() && free() == none) pins_.reserve(2 * pins_.size() + 8);
+    if (free_ == none && pins_.size() == pins_.capacity()) pins_.reserve(2 * pins_.size() + 8);
   }
   /// The record of a new pin.
   std::int32_t add(std::int32_t last) noexcept {
-    std::int32_t pin = free();
+    std::int32_t pin = free_;
     if (pin == none) {
       pin = static_cast<std::int32_t>(pins_.size());
       pins_.push_back({});
+    } else {
+      free_ = pins_[to_size(pin)].next_free;
     }
     pins_[to_size(pin)].last = last;
     return pin;
@@ -43,7 +47,8 @@ class PinTable {
   /// The end of a pin that find() knows.
   void remove(PinRecord& pin) noexcept {
     pin.last = none;
-    ++pin.generation;
+    if (++pin.generation != last_generation)
+      pin.next_free = std::exchange(free_, static_cast<std::int32_t>(&pin - pins_.begin()));
   }
   /// The record, if it is still that of the generation; else null.
   [[nodiscard]] PinRecord* find(std::int32_t pin, std::uint32_t generation) noexcept {
@@ -70,14 +75,8 @@ class PinTable {
  private:
   static constexpr std::int32_t none = -1;
 
-  [[nodiscard]] std::int32_t free() const noexcept {
-    for (std::size_t i = 0; i < pins_.size(); ++i)
-      if (pins_[i].last == none && pins_[i].generation != last_generation)
-        return static_cast<std::int32_t>(i);
-    return none;
-  }
-
   Array<PinRecord> pins_;
+  std::int32_t free_ = none;  // a free record
 };
 
 }  // namespace detail
