@@ -161,6 +161,8 @@ class Sequence {
   /// with these. It is given up after TreeOptions::max_checkpoints others were used, when the path
   /// has too many of them, with the K/V of the tokens, and by clear(). The end of a state must
   /// neither throw nor call the tree.
+  /// O(path); where other prompts leave the path after it, O(checkpoints that the tree keeps), as
+  /// is the end of a sequence that merges into an equal path.
   /// \returns whether it is kept: not if there is one, or if clear() was called since it joined
   /// \throws InvalidArgument unless `position` is from 1 to num_written(), for a null state, and if
   ///         max_checkpoints is 0

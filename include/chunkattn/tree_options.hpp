@@ -86,7 +86,8 @@ struct InsertOptions {
   /// Whether the last token of the prompt is computed even if its K/V is cached, because its logits
   /// are needed. False for a sequence that continues with append().
   bool compute_last = true;
-  /// With the policy Priority, or CachePolicy::by_priority: how long the sequence's chunks stay cached; larger is longer.
+  /// With the policy Priority, or CachePolicy::by_priority: how long the sequence's chunks stay
+  /// cached; larger is longer. Use few: an eviction looks at a list of each that was ever used.
   int priority = 0;
   /// Whether to share K/V that another sequence has still to compute. If not, it is computed a
   /// second time and the sequence never has to wait.

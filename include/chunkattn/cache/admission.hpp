@@ -106,7 +106,7 @@ class AdmissionQueue {
     rank_all(tree, [&](detail::NodeIndex n) { return marks_[detail::to_size(n)] == mark; });
   }
   /// Ranks all, then inserts next() if it fits: its id, and its sequence. Nothing if it does not,
-  /// or nobody waits.
+  /// or nobody waits. O(size()), so a loop that empties the queue is quadratic in it.
   /// \param headroom  chunks that are to stay free or evictable
   [[nodiscard]] std::optional<std::pair<std::uint64_t, Sequence>> admit(Tree& tree,
                                                                         std::size_t headroom = 0) {

@@ -102,7 +102,8 @@ struct CachePolicy {
   bool learns = false;
   /// Whether each tenant has a share of what is cached: the lowest, oldest of the tenant goes that
   /// has most tokens cached by its weight; of one above its quota, whenever a sequence leaves. What
-  /// is public counts as a tenant's of weight 1.
+  /// is public counts as a tenant's of weight 1. A tree keeps some hundred bytes of each tenant
+  /// that it has ever seen.
   bool fair = false;
   /// As of Lru. Not with `learns`.
   std::uint32_t ttl = 0;
