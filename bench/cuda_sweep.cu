@@ -236,9 +236,9 @@ void run_case(const Case& c, double bandwidth, double rate, double seconds, cuda
                  2 * elements * static_cast<std::size_t>(r % layers);
     const auto layer =
         chunkattn::make_kv_view(base, base + elements, {plan.num_chunks, c.kv_heads, 64, d});
-    attention.run(layer, plan.view(),
-                  std::span<const half>(thrust::raw_pointer_cast(q.data()), q.size()),
-                  std::span<half>(thrust::raw_pointer_cast(out.data()), out.size()), {}, stream);
+    attention.run(
+        layer, plan.view(), std::span<const half>(thrust::raw_pointer_cast(q.data()), q.size()),
+        std::span<half>(thrust::raw_pointer_cast(out.data()), out.size()), {.stream = stream});
   };
   run(0);
   check(cudaStreamSynchronize(stream), "run");

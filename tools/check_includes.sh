@@ -26,12 +26,12 @@ max_lines=500  # of a file, with its comments
 closures="
   allocator 480           attention_options 1220  attention_plan 5780     chunk_attention 8650   chunkattn 14400
   element 220             error 180               executor 560            fwd 720                kv_cache 1700
-  kv_view 920             merge_state 580         plan_view 640           prefix_tree 5700       sequence 4820
-  step 5130               tree_options 680        variants 640            version 10             cuda 7260
+  kv_view 920             merge_state 580         plan_view 640           prefix_tree 5710       sequence 4820
+  step 5130               tree_options 680        variants 640            version 10             cuda 7290
   cache/admission 4900    cache/policy 5430       debug/attention 2540    debug/reference 2480   debug/tree 4860
-  events/mirror 4690      interop/block_table 940 runtime/any_attention 2600   runtime/make_attention 9550
+  events/mirror 4690      interop/block_table 940 runtime/any_attention 2600   runtime/make_attention 9560
   tiers/tier_store 110    tiers/tiers 8430        transfer/transfer 2130  all 19780
-  program 14340           headers 24200"
+  program 14360           headers 24200"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

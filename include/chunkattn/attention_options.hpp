@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -25,6 +26,15 @@ class ChunkAttention;
 CHUNKATTN_ISA_NAMESPACE_END
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+/// Options of ChunkAttention::run(), the same on both devices.
+template <class Device>
+struct RunOptions {
+  /// [num_rows][num_qo_heads], in the device's memory: gets the natural logarithm of the softmax
+  /// denominators; or empty.
+  std::span<float> lse{};
+  DeviceStream<Device> stream{};  ///< GPU: what the kernels are enqueued on
+};
 
 /// The instruction set that CPU kernels use. `portable` is plain C++ with vectors of four, many
 /// times slower. `avx2` stands for AVX2, FMA, F16C and BMI; `avx512` for AVX-512 F, BW, DQ and VL;

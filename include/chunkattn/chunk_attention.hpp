@@ -82,7 +82,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   /// \param k, v   [num_rows][num_kv_heads][HeadDim] (v: ValueDim), in the caller's order; float,
   ///               half or bfloat16, rounded to the layer's type to nearest even
   template <KvElement T, class K, class V>
-  void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v) {
+  void write(const KvView<T>& layer, const LiveView& plan, const K& k, const V& v, NoStream = {}) {
     if constexpr (detail::cpu::QoRange<K> && detail::cpu::QoRange<V>)
       write_rows(layer, plan, detail::cpu::span_of(k), detail::cpu::span_of(v));
     else
@@ -116,32 +116,32 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
   /// \param out    [num_rows][num_qo_heads][ValueDim], float, half or bfloat16; every element is
   ///               written. It may be q itself, if that has as many bytes, and overlaps it no other
   ///               way
-  /// \param lse    [num_rows][num_qo_heads], gets the natural logarithm of the softmax
-  ///               denominators; or empty
+  /// \param options  where the softmax denominators go
   /// \throws InvalidArgument, with nothing changed, for sizes that do not fit each other, a plan
   ///         that is out of date, and a layer of another tree. If the executor throws, `out` and
   ///         `lse` are unspecified and everything else is as before
   template <KvElement T, class Q, class Out>
     requires(!meant_as_variant<Q>)
   void run(const KvView<T>& layer, const LiveView& plan, const Q& q, Out&& out,
-           std::span<float> lse = {}) {
-    run(layer, plan, Plain{}, q, std::forward<Out>(out), lse);
+           const RunOptions<Cpu>& options = {}) {
+    run(layer, plan, Plain{}, q, std::forward<Out>(out), options);
   }
 
   /// run() with a variant (variants.hpp): a window, a soft cap, sinks, biases, masks, or one of
   /// your own. Its type chooses the kernels; it and its members may differ from call to call.
   ///
-  /// \param layer, plan, q, out, lse  as of run() without a variant; lse counts sinks
-  /// \param variant                   read until run() returns
+  /// \param layer, plan, q, out, options  as of run() without a variant; lse counts sinks
+  /// \param variant                       read until run() returns
   /// \throws InvalidArgument as run() without a variant, and if the variant's members make no sense
   template <KvElement T, class V, class Q, class Out>
     requires meant_as_variant<V>
   void run(const KvView<T>& layer, const LiveView& plan, const V& variant, const Q& q, Out&& out,
-           std::span<float> lse = {}) {
+           const RunOptions<Cpu>& options = {}) {
     constexpr bool is_variant =
         AttentionVariant<V>;  // compilers would explain the concept at length
     if constexpr (is_variant && detail::cpu::QoRange<Q> && detail::cpu::WritableRange<Out>) {
-      run_rows(layer, plan, variant, detail::cpu::span_of(q), detail::cpu::span_of(out), lse);
+      run_rows(layer, plan, variant, detail::cpu::span_of(q), detail::cpu::span_of(out),
+               options.lse);
     } else {
       static_assert(
           is_variant,

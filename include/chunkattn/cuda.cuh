@@ -6,7 +6,7 @@
 //   attention.prepare(view, stream);              // uploads what changed; often one tiny kernel
 //   for (layer ...) {
 //     attention.write(kv.layer(l), view, k, v, stream);
-//     attention.run(kv.layer(l), view, q, out, lse, stream);
+//     attention.run(kv.layer(l), view, q, out, {.lse = lse, .stream = stream});
 //   }
 //   in_flight.push_back(std::move(step).submitted());
 //
@@ -187,31 +187,30 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   /// \param plan    what AttentionPlan::build() gave for the step
   /// \param q, out  device memory [num_rows][num_qo_heads][HeadDim] (out: ValueDim), in the
   ///                caller's order; out may be q of as many bytes, and overlaps no other part
-  /// \param lse     device memory [num_rows][num_qo_heads], gets the natural logarithm of the
-  ///                softmax denominators; or empty
+  /// \param options  where the softmax denominators go, and the stream
   /// \throws InvalidArgument, with nothing changed, for sizes that do not fit each other, a plan
   ///         that is out of date, and a layer of another tree
   template <class T>
   void run(const KvView<T>& layer, const LiveView& plan, std::span<const std::type_identity_t<T>> q,
-           std::span<std::type_identity_t<T>> out, std::span<float> lse, cudaStream_t stream) {
-    run(layer, plan, Plain{}, q, out, lse, stream);
+           std::span<std::type_identity_t<T>> out, const RunOptions<Cuda>& options = {}) {
+    run(layer, plan, Plain{}, q, out, options);
   }
 
   /// run() with a variant (variants.hpp): a window, a soft cap, sinks, biases, masks, or one of
   /// your own. Its type chooses a kernel, which the first call or prepare() loads; its members may
   /// differ from call to call.
   ///
-  /// \param layer, plan, q, out, lse  as of run() without a variant; lse counts sinks
-  /// \param variant                   copied. Its tables (Sinks::logits, Alibi::slopes) are in
+  /// \param layer, plan, q, out, options  as of run() without a variant; lse counts sinks
+  /// \param variant                       copied. Its tables (Sinks::logits, Alibi::slopes) are in
   ///                                  device memory; functions of per_lane() are device functions
   /// \throws InvalidArgument as run() without a variant, and if the variant's members make no sense
   template <class T, AttentionVariant V>
   void run(const KvView<T>& layer, const LiveView& plan, const V& variant,
            std::span<const std::type_identity_t<T>> q, std::span<std::type_identity_t<T>> out,
-           std::span<float> lse, cudaStream_t stream) {
+           const RunOptions<Cuda>& options = {}) {
     static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
                   "ChunkAttention<Cuda>::run: T must be chunkattn::half or chunkattn::bfloat16");
-    state_.template run<T>(layer, plan, variant, q, out, lse, stream);
+    state_.template run<T>(layer, plan, variant, q, out, options);
   }
 
   /// run() over K/V of 8 bits. Q and outputs are half or bfloat16; K's scales are applied to the
@@ -219,39 +218,39 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   template <class E, AttentionVariant V, class Q, class Out>
     requires has_row_scales<E>
   void run(const KvView<E>& layer, const LiveView& plan, const V& variant, std::span<Q> q,
-           std::span<Out> out, std::span<float> lse, cudaStream_t stream) {
+           std::span<Out> out, const RunOptions<Cuda>& options = {}) {
     using T = detail::own_element<Out>;
     static_assert(sizeof(T) == 2 && std::is_same_v<detail::own_element<std::remove_const_t<Q>>, T>,
                   "ChunkAttention<Cuda>::run: q and out must be of one type, half or bfloat16");
     state_.template run<T>(layer, plan, variant,
                            std::span<const T>(reinterpret_cast<const T*>(q.data()), q.size()),
-                           std::span<T>(reinterpret_cast<T*>(out.data()), out.size()), lse, stream);
+                           std::span<T>(reinterpret_cast<T*>(out.data()), out.size()), options);
   }
   /// The same without a variant.
   template <class E, class Q, class Out>
     requires has_row_scales<E>
   void run(const KvView<E>& layer, const LiveView& plan, std::span<Q> q, std::span<Out> out,
-           std::span<float> lse, cudaStream_t stream) {
-    run(layer, plan, Plain{}, q, out, lse, stream);
+           const RunOptions<Cuda>& options = {}) {
+    run(layer, plan, Plain{}, q, out, options);
   }
 
   /// run() of arrays whose elements CUDA's headers name.
   template <class T, class Q, class Out>
     requires is_cuda_element<Out>
   void run(const KvView<T>& layer, const LiveView& plan, std::span<Q> q, std::span<Out> out,
-           std::span<float> lse, cudaStream_t stream) {
-    run(layer, plan, Plain{}, q, out, lse, stream);
+           const RunOptions<Cuda>& options = {}) {
+    run(layer, plan, Plain{}, q, out, options);
   }
   /// The same with a variant.
   template <class T, AttentionVariant V, class Q, class Out>
     requires is_cuda_element<Out>
   void run(const KvView<T>& layer, const LiveView& plan, const V& variant, std::span<Q> q,
-           std::span<Out> out, std::span<float> lse, cudaStream_t stream) {
+           std::span<Out> out, const RunOptions<Cuda>& options = {}) {
     static_assert(std::is_same_v<detail::own_element<std::remove_const_t<Q>>, T> &&
                       std::is_same_v<detail::own_element<Out>, T>,
                   "ChunkAttention<Cuda>::run: q and out must be of the layer's element type");
     run(layer, plan, variant, std::span<const T>(reinterpret_cast<const T*>(q.data()), q.size()),
-        std::span<T>(reinterpret_cast<T*>(out.data()), out.size()), lse, stream);
+        std::span<T>(reinterpret_cast<T*>(out.data()), out.size()), options);
   }
 
   /// Not of a whole cache: says, at compile time, what to write.
@@ -261,13 +260,13 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   }
   /// Not of a whole cache: says, at compile time, what to write.
   template <KvProvider Cache, class Q, class Out>
-  void run(const Cache&, const LiveView&, const Q&, const Out&, std::span<float>, cudaStream_t) {
+  void run(const Cache&, const LiveView&, const Q&, const Out&, const RunOptions<Cuda>& = {}) {
     detail::explain_layer<Cache>();
   }
   /// The same with a variant.
   template <KvProvider Cache, class V, class Q, class Out>
-  void run(const Cache&, const LiveView&, const V&, const Q&, const Out&, std::span<float>,
-           cudaStream_t) {
+  void run(const Cache&, const LiveView&, const V&, const Q&, const Out&,
+           const RunOptions<Cuda>& = {}) {
     detail::explain_layer<Cache>();
   }
 

@@ -46,7 +46,7 @@ template <int HeadDim, class T, class X>
 Errors errors_of(ChunkAttention<Cpu, HeadDim>& attention,
                  const test::AttentionCase<T, X>& problem) {
   test::Answer<> answer(problem);
-  attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+  attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, {.lse = answer.lse});
   const Rounding rounding = test::rounding_in<T>(attention);
   CHECK(chunkattn::rounding_of<T>(attention).p == rounding.p);
   CHECK(chunkattn::rounding_of<T>(attention).logit == rounding.logit);
@@ -134,14 +134,14 @@ TEST_CASE_TEMPLATE("with q = 0 and integers in V every accuracy is exact, and no
       const Reference reference =
           reference_attention(kv.view, plan.view(), std::span<const float>(q));
       std::vector<float> out(q.size()), lse(q.size() / dim);
-      attention.run(kv.view, plan.view(), q, out, lse);
+      attention.run(kv.view, plan.view(), q, out, {.lse = lse});
       CHECK(is_exact(reference, out, lse));
 
       const std::size_t row = random.index(plan.row_kv_len.size());  // one token less of one row
       if (plan.row_kv_len[row] < 2) continue;
       ++dropped;
       --plan.row_kv_len[row];
-      attention.run(kv.view, plan.view(), q, out, lse);
+      attention.run(kv.view, plan.view(), q, out, {.lse = lse});
       caught += is_exact(reference, out, lse) ? 0 : 1;
     }
     CHECK(dropped > 0);
@@ -168,10 +168,10 @@ TEST_CASE("a token that is dropped out of 4,096 is caught in every accuracy") {
   for (const CpuOptions::Accuracy accuracy : accuracies) {
     ChunkAttention<Cpu, dim> attention(1, {.accuracy = accuracy});
     std::vector<float> out(q.size()), lse(q.size() / dim);
-    attention.run(kv.view, plan.view(), q, out, lse);
+    attention.run(kv.view, plan.view(), q, out, {.lse = lse});
     CHECK(is_exact(reference, out, lse));
     --plan.row_kv_len[0];
-    attention.run(kv.view, plan.view(), q, out, lse);
+    attention.run(kv.view, plan.view(), q, out, {.lse = lse});
     CHECK(!is_exact(reference, out, lse));
     ++plan.row_kv_len[0];
   }
@@ -190,8 +190,8 @@ TEST_CASE("who computes in fp32 whatever the accuracy") {
     ChunkAttention<Cpu, HeadDim> fast(
         1, {.reduce = reduce, .accuracy = CpuOptions::Accuracy::one_term});
     test::Answer<> a(problem), b(problem);
-    exact.run(problem.kv.view, problem.plan.view(), problem.q, a.out, a.lse);
-    fast.run(problem.kv.view, problem.plan.view(), problem.q, b.out, b.lse);
+    exact.run(problem.kv.view, problem.plan.view(), problem.q, a.out, {.lse = a.lse});
+    fast.run(problem.kv.view, problem.plan.view(), problem.q, b.out, {.lse = b.lse});
     return a.out == b.out && a.lse == b.lse;
   };
   constexpr std::integral_constant<int, 64> dim64;

@@ -42,8 +42,8 @@ struct Fixture {
   // Runs with changed arguments; the outputs must keep what they held.
   std::string failure(const KvView<float>& layer, const PlanView& plan,
                       const std::vector<float>& q) {
-    const std::string message =
-        test::refused([&] { attention.run(layer, LiveView::unchecked(plan), q, out, lse); });
+    const std::string message = test::refused(
+        [&] { attention.run(layer, LiveView::unchecked(plan), q, out, {.lse = lse}); });
     for (float value : out) REQUIRE(value == 7.0f);
     for (float value : lse) REQUIRE(value == 7.0f);
     return message;
@@ -105,18 +105,21 @@ TEST_CASE_FIXTURE(Fixture, "run: buffers") {
 
   q = problem.q;
   CHECK(contains(test::refused([&] {
-                   attention.run(problem.kv.view, plan, q, std::span(out).first(32), lse);
+                   attention.run(problem.kv.view, plan, q, std::span(out).first(32), {.lse = lse});
                  }),
                  "out.size() = 32: expected q.size()"));
   CHECK(contains(
-      test::refused([&] { attention.run(problem.kv.view, plan, q, out, std::span(lse).first(1)); }),
+      test::refused(
+          [&] { attention.run(problem.kv.view, plan, q, out, {.lse = std::span(lse).first(1)}); }),
       "lse.size() = 1: expected 0 or num_rows * num_qo_heads = " + std::to_string(lse.size())));
   const std::span<const float> null_q(static_cast<const float*>(nullptr), q.size());
-  CHECK(contains(test::refused([&] { attention.run(problem.kv.view, plan, null_q, out, lse); }),
-                 "q.data() = null"));
+  CHECK(contains(
+      test::refused([&] { attention.run(problem.kv.view, plan, null_q, out, {.lse = lse}); }),
+      "q.data() = null"));
   const std::span<float> null_out(static_cast<float*>(nullptr), q.size());
-  CHECK(contains(test::refused([&] { attention.run(problem.kv.view, plan, q, null_out, lse); }),
-                 "out.data() = null"));
+  CHECK(contains(
+      test::refused([&] { attention.run(problem.kv.view, plan, q, null_out, {.lse = lse}); }),
+      "out.data() = null"));
   for (float value : out) CHECK(value == 7.0f);
 }
 
@@ -129,9 +132,11 @@ TEST_CASE_FIXTURE(Fixture, "run: more heads than an int holds, refused before me
     const std::span<float> huge_out(out.data(), row * heads);
     const std::string wanted = "num_qo_heads = " + std::to_string(heads) + ": expected at most";
     CHECK(contains(
-        test::refused([&] { attention.run(problem.kv.view, plan, huge, huge_out, lse); }), wanted));
-    CHECK(contains(test::refused([&] { attention.run(problem.kv.view, plan, huge, out, lse); }),
-                   wanted));
+        test::refused([&] { attention.run(problem.kv.view, plan, huge, huge_out, {.lse = lse}); }),
+        wanted));
+    CHECK(contains(
+        test::refused([&] { attention.run(problem.kv.view, plan, huge, out, {.lse = lse}); }),
+        wanted));
     CHECK(contains(test::refused([&] { (void)reference_attention(problem.kv.view, plan, huge); }),
                    wanted));
   }
@@ -186,11 +191,11 @@ TEST_CASE_FIXTURE(Fixture, "write: sizes, chunks and copies, before anything is 
 TEST_CASE_FIXTURE(Fixture, "one that was moved from is refused, its heir works") {
   const LiveView plan = problem.plan.view();
   std::vector<float> k(static_cast<std::size_t>(plan.num_rows) * 2 * 32, 1.0f);
-  attention.run(problem.kv.view, plan, problem.q, out, lse);
+  attention.run(problem.kv.view, plan, problem.q, out, {.lse = lse});
   const std::vector<float> expected = out;
   {
     ChunkAttention<Cpu, 32> heir(std::move(attention));
-    heir.run(problem.kv.view, plan, problem.q, out, lse);
+    heir.run(problem.kv.view, plan, problem.q, out, {.lse = lse});
     CHECK(out == expected);
   }
   // The heir and its threads are gone.
@@ -206,20 +211,21 @@ TEST_CASE_FIXTURE(Fixture, "one that was moved from is refused, its heir works")
   SerialExecutor serial;
   ChunkAttention<Cpu, 32, 32, SerialExecutor> other(serial), assigned(serial);
   assigned = std::move(other);
-  CHECK(test::refused([&] { other.run(problem.kv.view, plan, problem.q, out, lse); }) == wanted);
-  assigned.run(problem.kv.view, plan, problem.q, out, lse);
+  CHECK(test::refused([&] { other.run(problem.kv.view, plan, problem.q, out, {.lse = lse}); }) ==
+        wanted);
+  assigned.run(problem.kv.view, plan, problem.q, out, {.lse = lse});
   CHECK(out == expected);
   // It can be given a new value.
   attention = ChunkAttention<Cpu, 32>(2);
   out.assign(out.size(), 7.0f);
-  attention.run(problem.kv.view, plan, problem.q, out, lse);
+  attention.run(problem.kv.view, plan, problem.q, out, {.lse = lse});
   CHECK(out == expected);
 }
 
 TEST_CASE_FIXTURE(Fixture, "options: the largest counts are as good as large ones") {
   const LiveView plan = problem.plan.view();
   constexpr int most = std::numeric_limits<int>::max();
-  attention.run(problem.kv.view, plan, problem.q, out, lse);
+  attention.run(problem.kv.view, plan, problem.q, out, {.lse = lse});
   const std::vector<float> expected = out;
   for (const Reduce reduce : {Reduce::deterministic, Reduce::spin_lock, Reduce::batch_invariant}) {
     for (const CpuOptions& extreme :
@@ -228,7 +234,7 @@ TEST_CASE_FIXTURE(Fixture, "options: the largest counts are as good as large one
           CpuOptions{.reduce = reduce, .tuning = {.min_product_lines = most}}}) {
       ChunkAttention<Cpu, 32> other(2, extreme);
       out.assign(out.size(), 7.0f);
-      other.run(problem.kv.view, plan, problem.q, out, lse);
+      other.run(problem.kv.view, plan, problem.q, out, {.lse = lse});
       for (std::size_t i = 0; i < out.size(); ++i)
         REQUIRE(out[i] == doctest::Approx(expected[i]).epsilon(1e-4));
     }

@@ -210,7 +210,7 @@ Errors errors_of(const Path& path, const LongCase<T>& problem) {
           .tuning = {.min_tasks = path.min_tasks, .min_product_lines = path.min_product_lines}});
   test::Answer<> answer(problem);
   attention.run(problem.kv.view, LiveView::unchecked(problem.plan.view()), problem.q, answer.out,
-                answer.lse);
+                {.lse = answer.lse});
   const Rounding rounding = test::rounding_in<T>(attention);
   Errors errors;
   for (std::size_t i = 0; i < answer.out.size(); ++i)

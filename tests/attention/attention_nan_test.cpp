@@ -74,7 +74,7 @@ int check_nan(std::uint64_t stream, int cases) {
         test::Answer<X> before(clean), answer(clean);
         for (X& value : answer.out) value = from_float<X>(7.0f);  // a NaN must be written
         for (float& value : answer.lse) value = 7.0f;
-        attention.run(kv.view, clean.plan.view(), queries, answer.out, answer.lse);
+        attention.run(kv.view, clean.plan.view(), queries, answer.out, {.lse = answer.lse});
         merged += schedule_of(attention).num_partial_rows() > 0 ? 1 : 0;
         CHECK(test::wrong_elements(nan, clean.plan, clean.reference, kv_heads,
                                    std::span<const X>(answer.out), answer.lse,
@@ -124,7 +124,7 @@ TEST_CASE("K and V of NaN that write() rounds and quantises stay NaN") {
       for (float& value : std::span(in_k ? k : v).first(dim)) value = test::some_nan<float>(random);
       attention.write(problem.kv.view, plan.view(), k, v);
       test::Answer<> answer(problem);
-      attention.run(problem.kv.view, plan.view(), problem.q, answer.out, answer.lse);
+      attention.run(problem.kv.view, plan.view(), problem.q, answer.out, {.lse = answer.lse});
       for (std::size_t token = 0; token < rows; ++token) {
         for (std::size_t i = 0; i < std::size_t{2} * dim; ++i)
           CHECK(std::isnan(answer.out[token * 2 * dim + i]) == (token == 0));
@@ -164,7 +164,7 @@ TEST_CASE_TEMPLATE("infinite logits: -inf has no weight, +inf gives NaN", T, flo
     const Reference some = reference_attention(kv, plan.view(), std::span<const float>(problem.q));
     for (auto& attention : modes) {
       test::Answer<> answer(problem);
-      attention.run(kv, plan.view(), problem.q, answer.out, answer.lse);
+      attention.run(kv, plan.view(), problem.q, answer.out, {.lse = answer.lse});
       const Rounding rounding = test::rounding_in<T>(attention);
       CHECK(compare_with_reference(some, std::span<const float>(answer.out), rounding).ok());
       CHECK(test::worst_lse(some, answer.lse, rounding) <= 1.0);
@@ -181,7 +181,7 @@ TEST_CASE_TEMPLATE("infinite logits: -inf has no weight, +inf gives NaN", T, flo
     const std::size_t first = static_cast<std::size_t>(plan.row_token[row]) * heads;
     for (auto& attention : modes) {
       test::Answer<> answer(problem);
-      attention.run(kv, plan.view(), problem.q, answer.out, answer.lse);
+      attention.run(kv, plan.view(), problem.q, answer.out, {.lse = answer.lse});
       for (std::size_t at = first * dim; at < (first + heads) * dim; ++at)
         CHECK(answer.out[at] == 0.0f);
       for (std::size_t line = first; line < first + heads; ++line) CHECK(answer.lse[line] == -inf);
@@ -197,7 +197,7 @@ TEST_CASE_TEMPLATE("infinite logits: -inf has no weight, +inf gives NaN", T, flo
       test::Answer<> answer(problem);
       for (float& value : answer.out) value = 7.0f;
       for (float& value : answer.lse) value = 7.0f;
-      attention.run(kv, plan.view(), problem.q, answer.out, answer.lse);
+      attention.run(kv, plan.view(), problem.q, answer.out, {.lse = answer.lse});
       for (std::size_t at = first * dim; at < (first + heads) * dim; ++at)
         CHECK(std::isnan(answer.out[at]));
       for (std::size_t line = first; line < first + heads; ++line)

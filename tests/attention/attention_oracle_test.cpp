@@ -56,7 +56,8 @@ void check_shapes(std::uint64_t stream, int cases, int fixed_group = 0, int fixe
     CAPTURE(options.max_queries);
     for (auto* attention : {&ordered, &locked, &invariant}) {
       test::Answer<X> answer(problem);
-      attention->run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+      attention->run(problem.kv.view, problem.plan.view(), problem.q, answer.out,
+                     {.lse = answer.lse});
       const Rounding rounding = test::rounding_in<T>(*attention);
       const OracleReport report =
           compare_with_reference(problem.reference, std::span<const X>(answer.out), rounding);
@@ -171,7 +172,7 @@ TEST_CASE("a row that sees nothing gives zeros and an lse of minus infinity") {
   std::vector<float> q(static_cast<std::size_t>(plan.num_rows()) * 4 * 64);
   random.fill(std::span(q));
   std::vector<float> out(q.size(), -1.0f), lse(q.size() / 64, -1.0f);
-  ChunkAttention<Cpu, 64>(2).run(kv.view, plan.view(), q, out, lse);
+  ChunkAttention<Cpu, 64>(2).run(kv.view, plan.view(), q, out, {.lse = lse});
   for (std::size_t row = 0; row < plan.row_kv_len.size(); row += 2) {
     const auto token = static_cast<std::size_t>(plan.row_token[row]);
     for (std::size_t i = 0; i < std::size_t{4} * 64; ++i) CHECK(out[token * 4 * 64 + i] == 0.0f);
@@ -236,7 +237,8 @@ TEST_CASE_TEMPLATE("cut walks: what the last call left behind is not merged into
         const int heads = attention == &alone ? 4 : random.uniform(1, 2);
         const test::AttentionCase<T> problem(random, options, 64, heads, random.pick({1, 2, 4}));
         test::Answer<> answer(problem);
-        attention->run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+        attention->run(problem.kv.view, problem.plan.view(), problem.q, answer.out,
+                       {.lse = answer.lse});
         cut = schedule_of(*attention).num_partial_rows() > 0;
         const Rounding rounding = test::rounding_in<T>(*attention);
         CHECK(

@@ -109,7 +109,7 @@ TEST_CASE("deterministic mode: the same bits for 1, 2, 4 and 7 threads") {
                                             random.pick({1, 2, 4}));
     test::Answer<> first(problem);
     ChunkAttention<Cpu, 64> alone(1);
-    alone.run(problem.kv.view, problem.plan.view(), problem.q, first.out, first.lse);
+    alone.run(problem.kv.view, problem.plan.view(), problem.q, first.out, {.lse = first.lse});
     CHECK(compare_with_reference(problem.reference, std::span<const float>(first.out),
                                  test::rounding_in<half>(alone))
               .ok());
@@ -118,7 +118,8 @@ TEST_CASE("deterministic mode: the same bits for 1, 2, 4 and 7 threads") {
       ChunkAttention<Cpu, 64> attention(threads);
       for (int repeat = 0; repeat < 2; ++repeat) {
         test::Answer<> answer(problem);
-        attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+        attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out,
+                      {.lse = answer.lse});
         CHECK(std::memcmp(answer.out.data(), first.out.data(), 4 * first.out.size()) == 0);
         CHECK(std::memcmp(answer.lse.data(), first.lse.data(), 4 * first.lse.size()) == 0);
       }
@@ -137,7 +138,8 @@ TEST_CASE("merges under a contended lock are exact") {
                                       {.reduce = Reduce::spin_lock, .tuning = {.min_tasks = 64}});
     for (int repeat = 0; repeat < 3; ++repeat) {
       test::Answer<> answer(problem);
-      attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+      attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out,
+                    {.lse = answer.lse});
       CHECK(compare_with_reference(problem.reference, std::span<const float>(answer.out)).ok());
       CHECK(test::worst_lse(problem.reference, answer.lse) <= 1.0);
     }
@@ -156,12 +158,12 @@ void check_in_place(Random& random, CpuOptions options, int threads, int& cut) {
                                           random.pick({1, 2, 4}));
   ChunkAttention<Cpu, 64> attention(threads, options);
   test::Answer<Out> apart(problem);
-  attention.run(problem.kv.view, problem.plan.view(), problem.q, apart.out, apart.lse);
+  attention.run(problem.kv.view, problem.plan.view(), problem.q, apart.out, {.lse = apart.lse});
   cut += schedule_of(attention).num_partial_rows() > 0 ? 1 : 0;
   std::vector<X> memory = problem.q;
   std::vector<float> lse(apart.lse.size());
   attention.run(problem.kv.view, problem.plan.view(), memory,
-                std::span(reinterpret_cast<Out*>(memory.data()), memory.size()), lse);
+                std::span(reinterpret_cast<Out*>(memory.data()), memory.size()), {.lse = lse});
   const std::span out(reinterpret_cast<const Out*>(memory.data()), memory.size());
   if (options.reduce != Reduce::spin_lock) {
     CHECK(std::memcmp(out.data(), apart.out.data(), out.size_bytes()) == 0);
@@ -261,10 +263,11 @@ TEST_CASE("nothing is allocated once the largest plan has been seen") {
     ThreadPool pool(2);
     ChunkAttention<Cpu, 64> attention(pool, {.reduce = reduce});
     test::Answer<> answer(problem);
-    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, {.lse = answer.lse});
     const long before = allocations.load();
     for (int i = 0; i < 5; ++i)
-      attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+      attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out,
+                    {.lse = answer.lse});
     CHECK(allocations.load() == before);
   }
 }

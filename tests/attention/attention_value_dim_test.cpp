@@ -63,7 +63,8 @@ void check_shapes(std::uint64_t stream) {
         for (auto& attention : modes) {
           CAPTURE(static_cast<int>(attention.options().reduce));
           test::Answer<X> answer(problem);
-          attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+          attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out,
+                        {.lse = answer.lse});
           const Rounding rounding = test::rounding_in<T>(attention);
           CHECK(compare_with_reference(problem.reference, std::span<const X>(answer.out), rounding)
                     .worst <= 1.0);
@@ -130,7 +131,8 @@ TEST_CASE("batch-invariant: the same bits for any number of threads, by products
       Attention<64, 128> attention(threads,
                                    {.reduce = CpuOptions::Reduce::batch_invariant,
                                     .tuning = {.min_product_lines = random.pick({1, 20, 1000})}});
-      attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+      attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out,
+                    {.lse = answer.lse});
       if (threads == 1) first = answer;
       CHECK(std::memcmp(first.out.data(), answer.out.data(), first.out.size() * sizeof(float)) ==
             0);

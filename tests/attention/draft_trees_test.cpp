@@ -32,7 +32,7 @@ void check_step(const std::vector<Tokens>& paths, int num_kv_heads, std::span<co
     CAPTURE(attention.options().tuning.min_product_lines);
     std::vector<float> out(q.size(), std::numeric_limits<float>::quiet_NaN());
     std::vector<float> lse(reference.lse.size(), out[0]);
-    attention.run(kv, view, of.variant, q, out, lse);
+    attention.run(kv, view, of.variant, q, out, {.lse = lse});
     const Rounding rounding = rounding_in<T>(attention);
     CHECK(compare_with_reference(reference, std::span<const float>(out), rounding).worst <= 1.0);
     CHECK(worst_lse(reference, lse, rounding) <= 1.0);

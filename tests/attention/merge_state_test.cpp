@@ -168,7 +168,7 @@ TEST_CASE("a context cut in two, grouped heads: the parts' results become the wh
     std::vector<float> outs, lses;
     for (const test::RandomPlan& plan : {part(0, at), part(at, length)}) {
       if (plan.pieces.empty()) continue;
-      attention.run(problem.kv.view, plan.view(), problem.q, answer.out, answer.lse);
+      attention.run(problem.kv.view, plan.view(), problem.q, answer.out, {.lse = answer.lse});
       outs.insert(outs.end(), answer.out.begin(), answer.out.end());
       lses.insert(lses.end(), answer.lse.begin(), answer.lse.end());
     }

@@ -88,7 +88,7 @@ TEST_CASE("a table by position is not read for lanes without a position") {
   for (auto& attention : test::variant_modes<dim>()) {
     test::Answer<> answer(of.problem);
     attention.run(of.problem.kv.view, of.problem.plan.view(), of.variant, of.problem.q, answer.out,
-                  answer.lse);
+                  {.lse = answer.lse});
     CHECK(compare_with_reference(of.reference, std::span<const float>(answer.out),
                                  test::rounding_in<bfloat16>(attention))
               .ok());
@@ -126,7 +126,7 @@ TEST_CASE("sinks count once, whatever is shared and however walks are cut") {
   const std::vector<float> q(sequences * heads * dim, 1.0f);
   for (auto& attention : test::variant_modes<dim>()) {
     std::vector<float> out(q.size()), lse(q.size() / dim);
-    attention.run(kv.view, plan.view(), Sinks{sinks}, q, out, lse);
+    attention.run(kv.view, plan.view(), Sinks{sinks}, q, out, {.lse = lse});
     if (attention.options().reduce != CpuOptions::Reduce::batch_invariant)
       CHECK(schedule_of(attention).num_partial_rows() > 0);
     for (std::size_t line = 0; line < lse.size(); ++line) {
@@ -179,11 +179,12 @@ TEST_CASE("rows that see nothing: zeros, and an lse of minus infinity or of the 
   const std::vector<float> sinks{1.0f, -2.0f, 300.0f, -infinity};
   for (auto& attention : test::variant_modes<dim>()) {
     test::Answer<> answer(problem);
-    attention.run(problem.kv.view, problem.plan.view(), nobody, problem.q, answer.out, answer.lse);
+    attention.run(problem.kv.view, problem.plan.view(), nobody, problem.q, answer.out,
+                  {.lse = answer.lse});
     for (const float x : answer.out) CHECK(x == 0.0f);
     for (const float x : answer.lse) CHECK(x == -infinity);
     attention.run(problem.kv.view, problem.plan.view(), combine(nobody, Sinks{sinks}), problem.q,
-                  answer.out, answer.lse);
+                  answer.out, {.lse = answer.lse});
     for (const float x : answer.out) CHECK(x == 0.0f);
     for (std::size_t i = 0; i < answer.lse.size(); ++i) CHECK(answer.lse[i] == sinks[i % 4]);
   }
@@ -246,12 +247,12 @@ TEST_CASE("batch-invariant: a row has the bits that it has alone") {
       ChunkAttention<Cpu, dim> attention(2, {.reduce = CpuOptions::Reduce::batch_invariant});
       test::Answer<> together(problem);
       attention.run(problem.kv.view, problem.plan.view(), variant, problem.q, together.out,
-                    together.lse);
+                    {.lse = together.lse});
       for (std::size_t row = 0; row < problem.plan.row_kv_len.size(); ++row) {
         const auto token = static_cast<std::size_t>(problem.plan.row_token[row]);
         std::vector<float> out(4 * dim), lse(4);
         attention.run(problem.kv.view, only_row(problem.plan, row).view(), variant,
-                      std::span(problem.q).subspan(token * 4 * dim, 4 * dim), out, lse);
+                      std::span(problem.q).subspan(token * 4 * dim, 4 * dim), out, {.lse = lse});
         CHECK(std::equal(out.begin(), out.end(), &together.out[token * 4 * dim]));
         CHECK(std::equal(lse.begin(), lse.end(), &together.lse[token * 4]));
       }
@@ -288,16 +289,16 @@ TEST_CASE("infinite logits: what a variant makes of them") {
   kv.view.k_row(0, 0, 4)[0] = infinity;
   std::vector<float> q(dim, 1.0f), out(dim), lse(1);
   ChunkAttention<Cpu, dim> attention(1);
-  attention.run(kv.view, plan.view(), SoftCap{2.0f}, q, out, lse);
+  attention.run(kv.view, plan.view(), SoftCap{2.0f}, q, out, {.lse = lse});
   CHECK(lse[0] == Approx(std::log(10.0 + std::exp(2.0))));
   kv.view.k_row(0, 0, 4)[0] = -infinity;
-  attention.run(kv.view, plan.view(), SoftCap{2.0f}, q, out, lse);
+  attention.run(kv.view, plan.view(), SoftCap{2.0f}, q, out, {.lse = lse});
   CHECK(lse[0] == Approx(std::log(10.0 + std::exp(-2.0))));
   attention.run(kv.view, plan.view(), Bias{[](Place at) { return at.key == 6 ? -infinity : 0.0f; }},
-                q, out, lse);
+                q, out, {.lse = lse});
   CHECK(lse[0] == Approx(std::log(9.0)));  // neither 4 nor 6
   attention.run(kv.view, plan.view(), Bias{[](Place at) { return at.key == 6 ? infinity : 0.0f; }},
-                q, out, lse);
+                q, out, {.lse = lse});
   CHECK(std::isnan(lse[0]));
 }
 

@@ -17,9 +17,9 @@ struct Calls {
   cudaStream_t stream;
 
   void write(auto&& layer) { attention.write(layer, plan, k, v, stream); }
-  void run(auto&& layer) { attention.run(layer, plan, q, out, {}, stream); }
+  void run(auto&& layer) { attention.run(layer, plan, q, out, {.stream = stream}); }
   void run_with_variant(auto&& layer) {
-    attention.run(layer, plan, SoftCap{30}, q, out, {}, stream);
+    attention.run(layer, plan, SoftCap{30}, q, out, {.stream = stream});
   }
 };
 

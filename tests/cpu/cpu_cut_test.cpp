@@ -24,7 +24,7 @@ namespace {
 template <class T>
 void check_answer(ChunkAttention<Cpu, 64>& attention, const test::AttentionCase<T>& problem) {
   test::Answer<float> answer(problem);
-  attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+  attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, {.lse = answer.lse});
   const Rounding rounding = test::rounding_in<T>(attention);
   CHECK(
       compare_with_reference(problem.reference, std::span<const float>(answer.out), rounding).ok());
@@ -122,9 +122,9 @@ TEST_CASE("a row that sees nothing gives zeros also where its row block is cut a
       // What partial results hold from a run before is not looked at.
       ChunkAttention<Cpu, 64> attention(3, {.reduce = reduce});
       std::fill(kv.v.begin(), kv.v.end(), std::numeric_limits<float>::quiet_NaN());
-      attention.run(kv.view, everything.view(), q, out, lse);
+      attention.run(kv.view, everything.view(), q, out, {.lse = lse});
       fill_kv(random, plan, kv.view);
-      attention.run(kv.view, plan.view(), q, out, lse);
+      attention.run(kv.view, plan.view(), q, out, {.lse = lse});
       cut += schedule_of(attention).num_partial_rows() > 0 ? 1 : 0;
       const Reference reference =
           reference_attention(kv.view, plan.view(), std::span<const float>(q));

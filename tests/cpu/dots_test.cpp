@@ -143,7 +143,7 @@ TEST_CASE("who computes in fp32") {
   const auto answer_of = [&](CpuOptions options) {
     ChunkAttention<Cpu, 64> attention(1, options);
     test::Answer<> answer(problem);
-    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, {.lse = answer.lse});
     return answer.out;
   };
   const auto with = [](auto&& change) {
@@ -178,7 +178,7 @@ TEST_CASE("small integers in V and equal logits come out exactly") {
                                                     std::span<const float>(problem.q));
     ChunkAttention<Cpu, 64> attention(2, test::dot_options(1));
     test::Answer<> answer(problem);
-    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, {.lse = answer.lse});
     for (std::size_t at = 0; at < answer.out.size(); ++at)  // but for the last division
       CHECK(std::abs(static_cast<double>(answer.out[at]) - reference.out[at]) <=
             0x1p-23 * std::abs(reference.out[at]));
@@ -203,7 +203,7 @@ void check_change(Random& random, const Change& change) {
   const test::RandomPlan& plan = problem.plan;
   ChunkAttention<Cpu, dim> attention(1, test::dot_options(1));
   test::Answer<> before(problem), after(problem);
-  attention.run(problem.kv.view, plan.view(), problem.q, before.out, before.lse);
+  attention.run(problem.kv.view, plan.view(), problem.q, before.out, {.lse = before.lse});
   const auto heads = static_cast<std::size_t>(problem.num_qo_heads);
   const std::size_t row = random.index(plan.row_token.size());
   const std::size_t line =
@@ -214,7 +214,7 @@ void check_change(Random& random, const Change& change) {
                                        *problem.kv.view.v_row_scale(place.chunk, 0, place.begin)});
   const Reference reference =
       reference_attention(problem.kv.view, plan.view(), std::span<const float>(problem.q));
-  attention.run(problem.kv.view, plan.view(), problem.q, after.out, after.lse);
+  attention.run(problem.kv.view, plan.view(), problem.q, after.out, {.lse = after.lse});
   const OracleReport report = compare_with_reference(reference, std::span<const float>(after.out),
                                                      test::rounding_in<std::int8_t>(attention));
   const bool has_infinity = std::any_of(reference.out.begin(), reference.out.end(),
@@ -335,7 +335,7 @@ TEST_CASE("V of any size keeps its digits") {
     const Reference reference = reference_attention(problem.kv.view, problem.plan.view(),
                                                     std::span<const float>(problem.q));
     test::Answer<> answer(problem);
-    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, {.lse = answer.lse});
     double largest = 0, error = 0;
     for (std::size_t at = 0; at < answer.out.size(); ++at) {
       largest = std::max(largest, std::abs(reference.out[at]));

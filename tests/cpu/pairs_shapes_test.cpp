@@ -43,7 +43,7 @@ struct PairModes {
       CAPTURE(static_cast<int>(attention.options().accuracy));
       test::Answer<bfloat16> answer(problem);
       attention.run(problem.kv.view, problem.plan.view(), variant, problem.q, answer.out,
-                    answer.lse);
+                    {.lse = answer.lse});
       check(std::span<const bfloat16>(answer.out), answer.lse,
             test::rounding_in<bfloat16>(attention));
     }

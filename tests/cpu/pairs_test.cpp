@@ -51,7 +51,8 @@ test::Answer<> answer_of(const test::AttentionCase<bfloat16>& problem, const Cpu
                          const Variant& variant = {}) {
   ChunkAttention<Cpu, dim> attention(1, options);
   test::Answer<> answer(problem);
-  attention.run(problem.kv.view, problem.plan.view(), variant, problem.q, answer.out, answer.lse);
+  attention.run(problem.kv.view, problem.plan.view(), variant, problem.q, answer.out,
+                {.lse = answer.lse});
   return answer;
 }
 
@@ -231,7 +232,7 @@ TEST_CASE("queries that are bfloat16 by value are exact, others are computed in 
   for (const float x : problem.q) q.push_back(from_float<bfloat16>(x));
   ChunkAttention<Cpu, dim> attention(1, with(Accuracy::two_terms));
   test::Answer<> narrow(problem);
-  attention.run(problem.kv.view, problem.plan.view(), q, narrow.out, narrow.lse);
+  attention.run(problem.kv.view, problem.plan.view(), q, narrow.out, {.lse = narrow.lse});
   CHECK(narrow.out == exact.out);
   std::printf("bfloat16 was computed by %s\n", has_pairs() ? "dot products" : "vectors of fp32");
 }

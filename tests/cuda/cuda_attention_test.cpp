@@ -78,7 +78,7 @@ TEST_CASE("out may be q, and overlaps it no other way") {
   simt::Step& step = engine.new_step();
   const auto layer = engine.cache.layer(0);
   const auto run = [&](std::span<const half> q, std::span<half> out) {
-    engine.attention->run(layer, engine.view, q, out, {}, &engine.stream);
+    engine.attention->run(layer, engine.view, q, out, {.stream = &engine.stream});
     engine.stream.drain();
   };
   engine.attention->write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
@@ -187,8 +187,8 @@ TEST_CASE("a captured graph is replayed while sequences grow, join and leave") {
       engine.attention->write(layer, engine.view, k.first(rows * kv_heads * head_dim),
                               v.first(rows * kv_heads * head_dim), &engine.stream);
       engine.attention->run(layer, engine.view, q.first(rows * qo_heads * head_dim),
-                            out.first(rows * qo_heads * head_dim), lse.first(rows * qo_heads),
-                            &engine.stream);
+                            out.first(rows * qo_heads * head_dim),
+                            {.lse = lse.first(rows * qo_heads), .stream = &engine.stream});
       captured->end();
       CHECK(captured->size() == 2);  // copies and writes, attention
     }
@@ -234,13 +234,14 @@ TEST_CASE("a captured graph has blocks for any plan, not for that of its capture
       }
       return static_cast<int>(simt::statistics().blocks - before);
     };
-    return Blocks{
-        count([&] {
-          attention.write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
-        }),
-        count([&] {
-          attention.run(layer, engine.view, step.q->span(), step.out->span(), {}, &engine.stream);
-        })};
+    return Blocks{count([&] {
+                    attention.write(layer, engine.view, step.k->span(), step.v->span(),
+                                    &engine.stream);
+                  }),
+                  count([&] {
+                    attention.run(layer, engine.view, step.q->span(), step.out->span(),
+                                  {.stream = &engine.stream});
+                  })};
   };
   CHECK(blocks_of(*engine.attention, false).write == 1);
   CHECK(blocks_of(*engine.attention, false).run == kv_heads);
@@ -317,8 +318,8 @@ TEST_CASE("pending row copies are uploaded once per step, and write() may be cap
     const auto layer = engine.cache.layer(0);
     const auto write_and_run = [&] {
       engine.attention->write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
-      engine.attention->run(layer, engine.view, step.q->span(), step.out->span(), step.lse->span(),
-                            &engine.stream);
+      engine.attention->run(layer, engine.view, step.q->span(), step.out->span(),
+                            {.lse = step.lse->span(), .stream = &engine.stream});
     };
     for (int layers = 0; layers < 8; ++layers) write_and_run();
     CHECK(uploads_of(*engine.attention).uploads - before == 1);

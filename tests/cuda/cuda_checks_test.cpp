@@ -29,7 +29,7 @@ TEST_CASE("an upload inside a capture is refused") {
   Step& step = engine.new_step();
   simt::Graph graph(engine.stream);
   CHECK_THROWS_AS(engine.attention->run(engine.cache.layer(0), engine.view, step.q->span(),
-                                        step.out->span(), {}, &engine.stream),
+                                        step.out->span(), {.stream = &engine.stream}),
                   chunkattn::InvalidArgument);
   graph.end();
   engine.steps.clear();
@@ -50,7 +50,7 @@ TEST_CASE("the driver is asked about an address once, however many layers there 
       engine.attention->write(cache.layer(l), engine.view, step.k->span(), step.v->span(),
                               &engine.stream);
       engine.attention->run(cache.layer(l), engine.view, step.q->span(), step.out->span(),
-                            step.lse->span(), &engine.stream);
+                            {.lse = step.lse->span(), .stream = &engine.stream});
     }
   };
   int& queries = simt::device().calls["cudaPointerGetAttributes"];
@@ -157,7 +157,7 @@ TEST_CASE("bad arguments of a step are named, and the next step is right") {
   Step& step = engine.new_step();
   const auto layer = engine.cache.layer(0);
   const auto run = [&](auto q, simt::Stream* stream) {
-    engine.attention->run(layer, engine.view, q, step.out->span(), {}, stream);
+    engine.attention->run(layer, engine.view, q, step.out->span(), {.stream = stream});
   };
   REQUIRE(step.q->size <= host.size());
   CHECK_THROWS_WITH_AS(run(std::span<half>(host).first(step.q->size), &engine.stream),
@@ -220,8 +220,8 @@ TEST_CASE("a layer's rows of V are those that the kernels were compiled for") {
   engine.build();
   simt::Step& step = engine.new_step();
   const auto run = [&](auto& attention, const chunkattn::KvView<half>& layer) {
-    attention.run(layer, engine.view, step.q->span(), step.out->span(), step.lse->span(),
-                  &engine.stream);
+    attention.run(layer, engine.view, step.q->span(), step.out->span(),
+                  {.lse = step.lse->span(), .stream = &engine.stream});
   };
   KvCache<Cuda, half> longer(16, {1, simt::kv_heads, simt::head_dim, 64}, 4);
   CHECK_THROWS_WITH_AS(run(*engine.attention, longer.layer(0)),
@@ -247,8 +247,8 @@ TEST_CASE("a layer of another tree, without chunks, or with a shifted pointer") 
   }
   simt::Step& step = engine.new_step();
   const auto run = [&](const chunkattn::KvView<half>& layer) {
-    engine.attention->run(layer, engine.view, step.q->span(), step.out->span(), step.lse->span(),
-                          &engine.stream);
+    engine.attention->run(layer, engine.view, step.q->span(), step.out->span(),
+                          {.lse = step.lse->span(), .stream = &engine.stream});
   };
   const auto write = [&](const chunkattn::KvView<half>& layer) {
     engine.attention->write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
@@ -309,7 +309,7 @@ TEST_CASE("two ranks, each with half of the heads of a layer, whose values diffe
   }
   for (int rank = 0; rank < 2; ++rank) {
     std::ranges::copy(step.q->first(q.size), q.span().begin());
-    attention.run(share(rank), engine.view, q.span(), out.span(), {}, &engine.stream);
+    attention.run(share(rank), engine.view, q.span(), out.span(), {.stream = &engine.stream});
     engine.stream.drain();
     for (const half x : out.span()) REQUIRE(chunkattn::to_float(x) == static_cast<float>(rank + 1));
   }
@@ -332,8 +332,8 @@ TEST_CASE("a step that forgets to write a layer, where that is checked") {
                             &engine.stream);
   };
   const auto run = [&](int layer) {
-    engine.attention->run(cache.layer(layer), engine.view, step.q->span(), step.out->span(), {},
-                          &engine.stream);
+    engine.attention->run(cache.layer(layer), engine.view, step.q->span(), step.out->span(),
+                          {.stream = &engine.stream});
   };
   write(0);
   run(0);
@@ -471,7 +471,7 @@ TEST_CASE("every kernel is loaded and set up by the constructor") {
     const auto layer = cache.layer(0);
     attention.write(layer, engine.view, std::span<T>(), std::span<T>(), &engine.stream);
     attention.write(layer, engine.view, keys, values, &engine.stream);
-    attention.run(layer, engine.view, queries, outputs, {}, &engine.stream);
+    attention.run(layer, engine.view, queries, outputs, {.stream = &engine.stream});
   };
   attention.prepare(engine.view, &engine.stream);
   engine.stream.drain();
@@ -598,7 +598,7 @@ TEST_CASE("two streams at the same time are refused where streams are watched") 
     Step& step = engine.steps.front();
     const auto run_on_other = [&] {
       engine.attention->run(engine.cache.layer(0), engine.view, step.q->span(), step.out->span(),
-                            {}, &other);
+                            {.stream = &other});
     };
     if (watched) {
       CHECK_THROWS_WITH_AS(run_on_other(),

@@ -34,7 +34,8 @@ struct Planned : Engine {
     decode_plan();
   }
   void run_on(cudaStream_t where, simt::Step& step) {
-    attention->run(cache.layer(0), view, step.q->span(), step.out->span(), step.lse->span(), where);
+    attention->run(cache.layer(0), view, step.q->span(), step.out->span(),
+                   {.lse = step.lse->span(), .stream = where});
   }
 };
 
@@ -67,8 +68,9 @@ TEST_CASE("a cache and an attention object belong to their device, whichever is 
     engine->attention->write(layer, engine->view, step->k->span(), step->v->span(),
                              &engine->stream);
     if (tokens == 60) engine->stream.drain();
-    engine->attention->run(layer, engine->view, step->q->span(), step->out->span(),
-                           step->lse->span(), tokens == 10 ? &engine->stream : nullptr);
+    engine->attention->run(
+        layer, engine->view, step->q->span(), step->out->span(),
+        {.lse = step->lse->span(), .stream = tokens == 10 ? &engine->stream : nullptr});
     CHECK(simt::device().current == 0);
     CHECK(simt::device().default_streams[0].queue.empty());
     engine->stream.drain();  // the default stream of its own device, then
@@ -88,7 +90,7 @@ TEST_CASE("memory of another device is refused") {
   const simt::OnDevice second(1);
   KvCache<Cuda, half> other(16, {1, kv_heads, head_dim}, 64);
   CHECK_THROWS_WITH_AS(engine.attention->run(other.layer(0), engine.view, step.q->span(),
-                                             step.out->span(), {}, &engine.stream),
+                                             step.out->span(), {.stream = &engine.stream}),
                        doctest::Contains(" = 1: expected memory of device 0"),
                        chunkattn::InvalidArgument);
   simt::Stream stream;

@@ -66,7 +66,7 @@ TEST_CASE("write and run have the bits of the template's, with and without a var
     engine.attention->write(engine.cache.layer(0), engine.view, step.k->span(), step.v->span(),
                             &engine.stream);
     engine.attention->run(engine.cache.layer(0), engine.view, variant, step.q->span(),
-                          step.out->span(), step.lse->span(), &engine.stream);
+                          step.out->span(), {.lse = step.lse->span(), .stream = &engine.stream});
     engine.stream.drain();
     any->prepare(engine.view, &other);
     any->prepare(cache->layer(0, &other), engine.view, variant, &other);
@@ -96,11 +96,12 @@ TEST_CASE("arrays of CUDA's own types are taken as they are") {
   engine.attention->write(cache.layer(0), engine.view, cuda(step.k->span()), cuda(step.v->span()),
                           &engine.stream);
   const std::span<const __half> q = cuda(step.q->span());
-  engine.attention->run(cache.layer(0), engine.view, q, cuda(out.span()), {}, &engine.stream);
+  engine.attention->run(cache.layer(0), engine.view, q, cuda(out.span()),
+                        {.stream = &engine.stream});
   engine.attention->write(engine.cache.layer(0), engine.view, step.k->span(), step.v->span(),
                           &engine.stream);
-  engine.attention->run(engine.cache.layer(0), engine.view, step.q->span(), step.out->span(), {},
-                        &engine.stream);
+  engine.attention->run(engine.cache.layer(0), engine.view, step.q->span(), step.out->span(),
+                        {.stream = &engine.stream});
   engine.stream.drain();
   CHECK(same_bits<half>(out.span(), step.out->span()));
   const auto any = make_attention<Cuda, Sizes, ElementTypes<half>>(16, Engine::limits());

@@ -87,8 +87,9 @@ void check(test::Random& random, const Case& c, const V& variant = {},
   cudaStream_t stream = nullptr;
   REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
   REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
-  attention.run(layer, plan.view(), variant, span_of(q), span_of(out), span_of(lse), stream);
-  attention.run(layer, plan.view(), variant, span_of(q), span_of(again), {}, stream);
+  attention.run(layer, plan.view(), variant, span_of(q), span_of(out),
+                {.lse = span_of(lse), .stream = stream});
+  attention.run(layer, plan.view(), variant, span_of(q), span_of(again), {.stream = stream});
   REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
   cudaStreamDestroy(stream);
 
@@ -235,7 +236,7 @@ TEST_CASE("1,000 graph replays with staggered lengths equal eager steps") {
     attention.write(layer, view, span_of(k).first(rows * kv_heads * head_dim),
                     span_of(v).first(rows * kv_heads * head_dim), stream);
     attention.run(layer, view, span_of(q).first(rows * qo_heads * head_dim),
-                  span_of(to).first(rows * qo_heads * head_dim), {}, stream);
+                  span_of(to).first(rows * qo_heads * head_dim), {.stream = stream});
   };
   int wrong = 0;
   for (int i = 0; i < test::scaled(1000); ++i) {
@@ -274,7 +275,7 @@ TEST_CASE("host memory where device memory is meant is refused") {
   const test::RandomPlan plan = test::make_random_plan(random, options);
   test::KvStorage<Half> storage(plan.num_chunks, 1, options.chunk_size, 64);
   std::vector<Half> q(static_cast<std::size_t>(plan.num_rows()) * 64);
-  CHECK_THROWS_AS(
-      attention.run(storage.view, plan.view(), std::span<Half>(q), std::span<Half>(q), {}, nullptr),
-      chunkattn::InvalidArgument);
+  CHECK_THROWS_AS(attention.run(storage.view, plan.view(), std::span<Half>(q), std::span<Half>(q),
+                                {.stream = nullptr}),
+                  chunkattn::InvalidArgument);
 }

@@ -112,7 +112,7 @@ TEST_CASE_TEMPLATE("variants over K/V of 8 bits agree with the oracle", E, std::
   engine.attention->prepare(layer, engine.view, combine(SoftCap{20}, SlidingWindow{50}),
                             &engine.stream);
   engine.attention->run(layer, engine.view, combine(SoftCap{20}, SlidingWindow{50}), step.q->span(),
-                        step.out->span(), step.lse->span(), &engine.stream);
+                        step.out->span(), {.lse = step.lse->span(), .stream = &engine.stream});
   engine.stream.drain();
   ReferenceVariant definition;
   definition.logit = [](double logit, Place) { return 20 * std::tanh(logit / 20); };
@@ -137,8 +137,8 @@ TEST_CASE("a scale of NaN reaches the rows that see its token, and no others") {
   step.v->span()[k_line] = to_half(NAN);
   const auto layer = engine.cache.layer(0);
   engine.attention->write(layer, engine.view, step.k->span(), step.v->span(), &engine.stream);
-  engine.attention->run(layer, engine.view, step.q->span(), step.out->span(), step.lse->span(),
-                        &engine.stream);
+  engine.attention->run(layer, engine.view, step.q->span(), step.out->span(),
+                        {.lse = step.lse->span(), .stream = &engine.stream});
   engine.stream.drain();
   const std::size_t row = simt::qo_heads * dim;
   int wrong = 0;

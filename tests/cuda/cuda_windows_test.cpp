@@ -86,8 +86,8 @@ TEST_CASE("layers with and without a window take turns: planned once, copied onc
     Step& made = engine.new_step();
     const auto layer = engine.cache.layer(0);
     engine.attention->write(layer, engine.view, made.k->span(), made.v->span(), &engine.stream);
-    engine.attention->run(layer, engine.view, made.q->span(), made.out->span(), made.lse->span(),
-                          &engine.stream);
+    engine.attention->run(layer, engine.view, made.q->span(), made.out->span(),
+                          {.lse = made.lse->span(), .stream = &engine.stream});
     const auto after_plain = uploads_of(*engine.attention);
     std::vector<std::unique_ptr<Call>> calls;
     for (std::size_t layers = 0; layers < 4; ++layers) {
@@ -99,9 +99,10 @@ TEST_CASE("layers with and without a window take turns: planned once, copied onc
       calls.push_back(
           std::make_unique<Call>(static_cast<std::size_t>(engine.view.num_rows), definition));
       engine.attention->run(layer, engine.view, combine(Sinks{logits}, window), made.q->span(),
-                            calls.back()->out.span(), calls.back()->lse.span(), &engine.stream);
-      engine.attention->run(layer, engine.view, made.q->span(), made.out->span(), made.lse->span(),
-                            &engine.stream);
+                            calls.back()->out.span(),
+                            {.lse = calls.back()->lse.span(), .stream = &engine.stream});
+      engine.attention->run(layer, engine.view, made.q->span(), made.out->span(),
+                            {.lse = made.lse->span(), .stream = &engine.stream});
     }
     const auto after = uploads_of(*engine.attention);
     if (step == 0) {  // the window's own list, once
@@ -153,9 +154,9 @@ TEST_CASE("a captured graph with a window is replayed while sequences grow, join
       engine.attention->write(layer, engine.view, k.first(rows * kv_heads * head_dim),
                               v.first(rows * kv_heads * head_dim), &engine.stream);
       engine.attention->run(layer, engine.view, queries, plain.out.first(queries.size()),
-                            plain.lse.first(rows * qo_heads), &engine.stream);
+                            {.lse = plain.lse.first(rows * qo_heads), .stream = &engine.stream});
       engine.attention->run(layer, engine.view, window, queries, local.out.first(queries.size()),
-                            local.lse.first(rows * qo_heads), &engine.stream);
+                            {.lse = local.lse.first(rows * qo_heads), .stream = &engine.stream});
       captured->end();
       CHECK(captured->size() == 3);
     } else {
@@ -214,7 +215,8 @@ void check_lengths(test::Random& random, const V& variant, const ReferenceVarian
     random.fill(q.span());
     Call call(rows, definition);
     shuffled(random.bits());
-    attention.run(layer, plan.view(), variant, q.span(), call.out.span(), call.lse.span(), &stream);
+    attention.run(layer, plan.view(), variant, q.span(), call.out.span(),
+                  {.lse = call.lse.span(), .stream = &stream});
     stream.drain();
     call.check(layer, plan, q.span());
   }
@@ -247,7 +249,7 @@ TEST_CASE("windows beyond the limit take the place of others, but of none that a
   const auto run = [&](SlidingWindow window) {
     Call call(static_cast<std::size_t>(engine.view.num_rows), definition_of(window));
     engine.attention->run(layer, engine.view, window, made.q->span(), call.out.span(),
-                          call.lse.span(), &engine.stream);
+                          {.lse = call.lse.span(), .stream = &engine.stream});
     if (engine.stream.capture != nullptr) return;
     engine.stream.drain();
     call.check(layer, made.plan, made.q->span());
@@ -264,8 +266,8 @@ TEST_CASE("windows beyond the limit take the place of others, but of none that a
   CHECK(refusal([&] { run({10}); }) ==
         "limits.max_windows = 1: expected more: captured graphs use a window each");
   run({50});
-  engine.attention->run(layer, engine.view, made.q->span(), made.out->span(), made.lse->span(),
-                        &engine.stream);
+  engine.attention->run(layer, engine.view, made.q->span(), made.out->span(),
+                        {.lse = made.lse->span(), .stream = &engine.stream});
   engine.submit();
   engine.drain_and_check();
 }
@@ -300,8 +302,8 @@ TEST_CASE("a variant without a window takes the large tiles out of the list of p
       if (step == 0) {
         captured = std::make_unique<simt::Graph>(engine.stream);
         engine.attention->write(layer, engine.view, k.span(), v.span(), &engine.stream);
-        engine.attention->run(layer, engine.view, q.span(), plain.out.span(), plain.lse.span(),
-                              &engine.stream);
+        engine.attention->run(layer, engine.view, q.span(), plain.out.span(),
+                              {.lse = plain.lse.span(), .stream = &engine.stream});
         captured->end();
       }
       captured->replay();
@@ -309,7 +311,7 @@ TEST_CASE("a variant without a window takes the large tiles out of the list of p
         const auto before = uploads_of(*engine.attention).schedules;
         for (int call = 0; call < 2; ++call)
           engine.attention->run(layer, engine.view, Sinks{sinks.span()}, q.span(), sunk.out.span(),
-                                sunk.lse.span(), &engine.stream);
+                                {.lse = sunk.lse.span(), .stream = &engine.stream});
         CHECK(uploads_of(*engine.attention).schedules == before + 1);
         CHECK_FALSE(list.has_large_tiles());
         captured->replay();
@@ -337,8 +339,8 @@ TEST_CASE("variants that make no sense are refused before anything has changed")
   const std::size_t queued = engine.stream.queue.size();
   const auto message = [&](const auto& variant) {
     return refusal([&] {
-      engine.attention->run(layer, engine.view, variant, made.q->span(), made.out->span(), {},
-                            &engine.stream);
+      engine.attention->run(layer, engine.view, variant, made.q->span(), made.out->span(),
+                            {.stream = &engine.stream});
     });
   };
   const std::vector<float> host(qo_heads);

@@ -15,7 +15,7 @@ void decode(chunkattn::ChunkAttention<chunkattn::Cuda, 128>& attention,
             std::span<chunkattn::half> out, cudaStream_t stream) {
   attention.prepare(view, stream);
   attention.write(cache.layer(0), view, k, v, stream);
-  attention.run(cache.layer(0), view, q, out, {}, stream);
+  attention.run(cache.layer(0), view, q, out, {.stream = stream});
 }
 
 template <class T>
@@ -24,8 +24,8 @@ void decode_as_cuda_names_it(chunkattn::ChunkAttention<chunkattn::Cuda, 128>& at
                              const chunkattn::LiveView& view, std::span<T> k, std::span<const T> q,
                              std::span<T> out, cudaStream_t stream) {
   attention.write(cache.layer(0), view, k, k, stream);
-  attention.run(cache.layer(0), view, q, out, {}, stream);
-  attention.run(chunkattn::make_kv_view(k.data(), k.data(), {}), view, k, out, {}, stream);
+  attention.run(cache.layer(0), view, q, out, {.stream = stream});
+  attention.run(chunkattn::make_kv_view(k.data(), k.data(), {}), view, k, out, {.stream = stream});
 }
 template void decode_as_cuda_names_it(chunkattn::ChunkAttention<chunkattn::Cuda, 128>&,
                                       chunkattn::KvCache<chunkattn::Cuda, __half>&,

@@ -137,7 +137,7 @@ void check_same_bits() {
   KvCache<Cpu, T> cache(problem.tree, options);
   Result<float> expected(problem, Size.value_dim);
   attention.write(cache.layer(0), problem.view, problem.k, problem.v);
-  attention.run(cache.layer(0), problem.view, problem.q, expected.out, expected.lse);
+  attention.run(cache.layer(0), problem.view, problem.q, expected.out, {.lse = expected.lse});
 
   const auto any = make_attention<Cpu, Sizes, Types>(Size, 2);
   CHECK(any->head_dim() == Size.head_dim);
@@ -186,7 +186,8 @@ TEST_CASE("variants are found by their type and run with their members") {
   std::vector<Result<float>> seen;
   const auto check = [&](const auto& variant) {
     Result<float> expected(problem, 16), result(problem, 16);
-    attention.run(cache.layer(0), problem.view, variant, problem.q, expected.out, expected.lse);
+    attention.run(cache.layer(0), problem.view, variant, problem.q, expected.out,
+                  {.lse = expected.lse});
     any->run(cache.layer(0), problem.view, problem.q, result.out,
              {.lse = result.lse, .variant = variant});
     CHECK(result == expected);
@@ -241,7 +242,7 @@ TEST_CASE("q and out of another type, and options of the attention") {
                                                                                            options);
   any->write(cache.layer(0), problem.view, k, v);
   Result<half> expected(problem, 16), result(problem, 16);
-  attention.run(cache.layer(0), problem.view, q, expected.out, expected.lse);
+  attention.run(cache.layer(0), problem.view, q, expected.out, {.lse = expected.lse});
   any->run(cache.layer(0), problem.view, std::span<const half>(q), std::span(result.out),
            {.lse = result.lse});
   CHECK(result == expected);
@@ -310,7 +311,7 @@ TEST_CASE("V in K's rows: written by K alone") {
   ChunkAttention<Cpu, 24, 16> attention(1);
   KvCache<Cpu, bfloat16> own(problem.tree, {1, num_kv_heads, 24, 16, true});
   attention.write(own.layer(0), problem.view, problem.k);
-  attention.run(own.layer(0), problem.view, problem.q, expected.out, expected.lse);
+  attention.run(own.layer(0), problem.view, problem.q, expected.out, {.lse = expected.lse});
   CHECK(result == expected);
   CHECK(refused([&] {
           any->write(cache->layer(0), problem.view, problem.k, problem.v);
@@ -332,7 +333,7 @@ TEST_CASE("an engine's own memory as a view of a type known at run time") {
     Result<float> result(problem, 16), expected(problem, 16);
     any->run(view, problem.view, problem.q, result.out, {.lse = result.lse});
     ChunkAttention<Cpu, 16> attention(1);
-    attention.run(view.as<T>(), problem.view, problem.q, expected.out, expected.lse);
+    attention.run(view.as<T>(), problem.view, problem.q, expected.out, {.lse = expected.lse});
     CHECK(result == expected);
   };
   std::vector<half> keys(elements), values(elements);

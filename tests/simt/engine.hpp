@@ -118,8 +118,8 @@ struct EngineOf {
   void enqueue() {
     Step& step = new_step();
     attention->write(cache.layer(0), view, step.k->span(), step.v->span(), &stream);
-    attention->run(cache.layer(0), view, step.q->span(), step.out->span(), step.lse->span(),
-                   &stream);
+    attention->run(cache.layer(0), view, step.q->span(), step.out->span(),
+                   {.lse = step.lse->span(), .stream = &stream});
   }
   // The host goes on; the device is as late as it may be.
   void submit() {

@@ -63,7 +63,8 @@ void check_dot_shapes(
       CAPTURE(group);
       CAPTURE(attention.options().tuning.min_product_lines);
       Answer<X> answer(problem);
-      attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, answer.lse);
+      attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out,
+                    {.lse = answer.lse});
       const chunkattn::Rounding rounding = rounding_in<T>(attention);
       const std::span<const X> out(answer.out);
       CHECK(chunkattn::compare_with_reference(problem.reference, out, rounding).worst <= 1.0);

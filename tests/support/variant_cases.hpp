@@ -264,7 +264,7 @@ struct CpuModes {
       CAPTURE(attention.options().tuning.min_product_lines);
       Answer<> answer(problem);
       attention.run(problem.kv.view, problem.plan.view(), variant, problem.q, answer.out,
-                    answer.lse);
+                    {.lse = answer.lse});
       check(std::span<const float>(answer.out), answer.lse, rounding_in<T>(attention));
     }
   }

@@ -66,7 +66,7 @@ class ContextRank {
     own_.grow(part_.num_chunks(tree_.num_chunks()));
     if (own_.num_chunks() > 0) {
       attention_.write(own_.layer(0), view, k, v);
-      attention_.run(own_.layer(0), view, q, out, lse);
+      attention_.run(own_.layer(0), view, q, out, {.lse = lse});
     } else {
       lse.assign(lse.size(), chunkattn::detail::empty_lse());  // it has no chunk so far
     }

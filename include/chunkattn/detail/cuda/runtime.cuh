@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "../../error.hpp"
+#include "../../fwd.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
 
@@ -16,6 +17,12 @@
 #endif
 
 CHUNKATTN_NAMESPACE_BEGIN
+
+template <>
+struct DeviceTraits<Cuda> {
+  using stream = cudaStream_t;
+};
+
 namespace detail::cuda {
 
 /// Clears the error `ours`, which one of our calls has returned, so that it does not surface in a

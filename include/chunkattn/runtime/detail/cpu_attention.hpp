@@ -82,7 +82,7 @@ class CpuAttention final : public AnyAttention {
       detail::with_type(Qo{}, q.type, "q.type", [&]<class X>(X*) {
         detail::with_variant(Variants{}, options.variant, [&](const auto& variant) {
           attention_.run(view, plan, variant, detail::typed<X>(q), detail::typed<X>(out),
-                         options.lse);
+                         {.lse = options.lse});
         });
       });
     });

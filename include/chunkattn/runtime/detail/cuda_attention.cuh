@@ -69,8 +69,8 @@ class CudaAttention final : public AnyAttention {
       detail::check_same_type("q.type", q.type, "the layer", layer.type());
       detail::check_same_type("out.type", out.type, "q", q.type);
       detail::with_variant(Variants{}, options.variant, [&](const auto& variant) {
-        attention_.run(view, plan, variant, detail::typed<T>(q), detail::typed<T>(out), options.lse,
-                       static_cast<cudaStream_t>(options.stream));
+        attention_.run(view, plan, variant, detail::typed<T>(q), detail::typed<T>(out),
+                       {.lse = options.lse, .stream = static_cast<cudaStream_t>(options.stream)});
       });
     });
   }
