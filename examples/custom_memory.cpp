@@ -1,8 +1,7 @@
 // Your K/V memory: a tree says where K and V lie, kernels of yours write them there and read them
 // through a block table. ChunkAttention reads the same memory.
 #include <algorithm>
-#include <chunkattn/chunkattn.hpp>
-#include <chunkattn/interop/block_table.hpp>
+#include <chunkattn/all.hpp>
 #include <cmath>
 #include <cstdio>
 #include <numeric>
