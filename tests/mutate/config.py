@@ -124,7 +124,7 @@ SURVEY_SECONDS = 600
 # `calls` it stands in (arguments from `from_argument` to `to_argument`; without these also the
 # statement that is nothing but the call). Only what cannot change a result belongs here; the report
 # counts what each rule took.
-CPU = ["*/cpu/*.hpp", *FACE["cpu"]]
+CPU = ["*/cpu/*.hpp", *PUBLIC["cpu"]]
 AHEAD = "asks for memory ahead of its use: no result depends on it"
 TIME = "estimated time: decides only how work is cut"
 KERNEL = "which of several kernels or how long to spin: the result is the same"
