@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <chunkattn/debug/tree.hpp>
+
 #include "python.hpp"
 
 namespace binding {
