@@ -99,7 +99,7 @@ class CudaAttentionOf final : public CudaAttention {
     check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     const auto start = std::chrono::steady_clock::now();
     kernels.run(cache_.layer(layer), plan, std::span<const chunkattn::half>(device_q),
-                out_.span(out_.lines(out.size())), {}, stream_);
+                out_.span(out_.lines(out.size())), {.stream = stream_});
     check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
     out_.download(out);
