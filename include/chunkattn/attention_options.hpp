@@ -33,7 +33,7 @@ struct RunOptions {
   /// [num_rows][num_qo_heads], in the device's memory: gets the natural logarithm of the softmax
   /// denominators; or empty.
   std::span<float> lse{};
-  DeviceStream<Device> stream{};  ///< GPU: what the kernels are enqueued on
+  DeviceStream<Device> stream{};  ///< GPU: what the kernels are enqueued on, as write() was
 };
 
 /// The instruction set that CPU kernels use. `portable` is plain C++ with vectors of four, many

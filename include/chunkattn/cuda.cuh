@@ -192,7 +192,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   ///         that is out of date, and a layer of another tree
   template <class T>
   void run(const KvView<T>& layer, const LiveView& plan, std::span<const std::type_identity_t<T>> q,
-           std::span<std::type_identity_t<T>> out, const RunOptions<Cuda>& options = {}) {
+           std::span<std::type_identity_t<T>> out, const RunOptions<Cuda>& options) {
     run(layer, plan, Plain{}, q, out, options);
   }
 
@@ -207,7 +207,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   template <class T, AttentionVariant V>
   void run(const KvView<T>& layer, const LiveView& plan, const V& variant,
            std::span<const std::type_identity_t<T>> q, std::span<std::type_identity_t<T>> out,
-           const RunOptions<Cuda>& options = {}) {
+           const RunOptions<Cuda>& options) {
     static_assert(std::is_same_v<T, half> || std::is_same_v<T, bfloat16>,
                   "ChunkAttention<Cuda>::run: T must be chunkattn::half or chunkattn::bfloat16");
     state_.template run<T>(layer, plan, variant, q, out, options);
@@ -218,7 +218,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   template <class E, AttentionVariant V, class Q, class Out>
     requires has_row_scales<E>
   void run(const KvView<E>& layer, const LiveView& plan, const V& variant, std::span<Q> q,
-           std::span<Out> out, const RunOptions<Cuda>& options = {}) {
+           std::span<Out> out, const RunOptions<Cuda>& options) {
     using T = detail::own_element<Out>;
     static_assert(sizeof(T) == 2 && std::is_same_v<detail::own_element<std::remove_const_t<Q>>, T>,
                   "ChunkAttention<Cuda>::run: q and out must be of one type, half or bfloat16");
@@ -230,7 +230,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   template <class E, class Q, class Out>
     requires has_row_scales<E>
   void run(const KvView<E>& layer, const LiveView& plan, std::span<Q> q, std::span<Out> out,
-           const RunOptions<Cuda>& options = {}) {
+           const RunOptions<Cuda>& options) {
     run(layer, plan, Plain{}, q, out, options);
   }
 
@@ -238,14 +238,14 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   template <class T, class Q, class Out>
     requires is_cuda_element<Out>
   void run(const KvView<T>& layer, const LiveView& plan, std::span<Q> q, std::span<Out> out,
-           const RunOptions<Cuda>& options = {}) {
+           const RunOptions<Cuda>& options) {
     run(layer, plan, Plain{}, q, out, options);
   }
   /// The same with a variant.
   template <class T, AttentionVariant V, class Q, class Out>
     requires is_cuda_element<Out>
   void run(const KvView<T>& layer, const LiveView& plan, const V& variant, std::span<Q> q,
-           std::span<Out> out, const RunOptions<Cuda>& options = {}) {
+           std::span<Out> out, const RunOptions<Cuda>& options) {
     static_assert(std::is_same_v<detail::own_element<std::remove_const_t<Q>>, T> &&
                       std::is_same_v<detail::own_element<Out>, T>,
                   "ChunkAttention<Cuda>::run: q and out must be of the layer's element type");
@@ -260,13 +260,12 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   }
   /// Not of a whole cache: says, at compile time, what to write.
   template <KvProvider Cache, class Q, class Out>
-  void run(const Cache&, const LiveView&, const Q&, const Out&, const RunOptions<Cuda>& = {}) {
+  void run(const Cache&, const LiveView&, const Q&, const Out&, const RunOptions<Cuda>&) {
     detail::explain_layer<Cache>();
   }
   /// The same with a variant.
   template <KvProvider Cache, class V, class Q, class Out>
-  void run(const Cache&, const LiveView&, const V&, const Q&, const Out&,
-           const RunOptions<Cuda>& = {}) {
+  void run(const Cache&, const LiveView&, const V&, const Q&, const Out&, const RunOptions<Cuda>&) {
     detail::explain_layer<Cache>();
   }
 

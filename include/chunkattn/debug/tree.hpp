@@ -86,8 +86,7 @@ template <class Tree, class TokenText>
   return out;
 }
 
-/// The tree as indented text, with tokens as numbers, of a type that has detail::none by their
-/// hashes.
+/// The tree as indented text, with tokens that are integers as numbers, others as `?`.
 template <class Tree>
 [[nodiscard]] std::string to_text(const Tree& tree, std::int32_t max_tokens = 8) {
   return to_text(tree, max_tokens, detail::DefaultTokenText{});

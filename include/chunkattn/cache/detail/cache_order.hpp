@@ -88,11 +88,13 @@ class CacheOrder final : public EvictionOrder {
   [[nodiscard]] RetainedList& list_of(const TreeNode& n) noexcept override {
     return shares_ ? list_of_tenant(n) : lists_.at(first_key_of(n), n.group);
   }
-  void on_listed(const TreeNode& n) noexcept override {
+  [[nodiscard]] RetainedList& on_listed(const TreeNode& n) noexcept override {
     if (shares_) shares_->add(shares_->index_of(n.name_space), n.length);
+    return CacheOrder::list_of(n);
   }
-  void on_unlisted(const TreeNode& n) noexcept override {
+  [[nodiscard]] RetainedList& on_unlisted(const TreeNode& n) noexcept override {
     if (shares_) shares_->remove(shares_->index_of(n.name_space), n.length);
+    return CacheOrder::list_of(n);
   }
 
   void on_unused(TreeNode& n) noexcept override {

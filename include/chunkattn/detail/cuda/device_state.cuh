@@ -276,7 +276,8 @@ class DeviceState {
   template <class T, class E, class V>
   void run(const KvView<E>& layer, const LiveView& plan, const V& variant, std::span<const T> q,
            std::span<T> out, const RunOptions<Cuda>& options) {
-    const auto& [lse, stream] = options;
+    const std::span<float> lse = options.lse;
+    const cudaStream_t stream = options.stream;
     using Kind = KernelVariant<E, V>;
     check_current(plan);
     const CurrentDevice device(checks_.device());

@@ -22,9 +22,9 @@ class EvictionOrder {
   [[nodiscard]] virtual std::int64_t key_of(const TreeNode& n) const noexcept = 0;
   /// That list.
   [[nodiscard]] virtual RetainedList& list_of(const TreeNode& n) noexcept = 0;
-  /// A node that is not pinned gets into its list, or out of it.
-  virtual void on_listed(const TreeNode& n) noexcept = 0;
-  virtual void on_unlisted(const TreeNode& n) noexcept = 0;
+  /// A node that is not pinned gets into its list, or out of it. Returns list_of().
+  [[nodiscard]] virtual RetainedList& on_listed(const TreeNode& n) noexcept = 0;
+  [[nodiscard]] virtual RetainedList& on_unlisted(const TreeNode& n) noexcept = 0;
 
   /// Nobody uses a node any more; it is about to be listed.
   virtual void on_unused(TreeNode& n) noexcept = 0;

@@ -148,9 +148,10 @@ class Retention {
 
   // ---- eviction ------------------------------------------------------------------------------
 
-  /// Makes sure that the level has a list, so that retaining cannot fail.
+  /// Makes sure that the level has a list, so that retaining cannot fail. An order has done so for
+  /// its own lists.
   void reserve_level(std::int64_t level) {
-    lists_.reserve(level * RetainedList::keys_per_level, 1);
+    if (!order_) lists_.reserve(level * RetainedList::keys_per_level, 1);
   }
 
   /// Frees one chunk of the least valuable cached node, or drops a node that holds none alone.
@@ -280,9 +281,7 @@ class Retention {
   /// oldest node of the lowest level is always a leaf.
   void retain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
-    RetainedList& list = list_of(n);
-    if (order_ && n.pins == 0) [[unlikely]]
-      order_->on_listed(n);
+    RetainedList& list = order_ && n.pins == 0 ? order_->on_listed(n) : list_of(n);
     if (rules_.ttl > 0) n.since = static_cast<std::uint32_t>(time_);
     n.retained = true;
     n.older = list.newest;
@@ -292,9 +291,7 @@ class Retention {
   }
   CHUNKATTN_INLINE void unretain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
-    RetainedList& list = list_of(n);
-    if (order_ && n.pins == 0) [[unlikely]]
-      order_->on_unlisted(n);
+    RetainedList& list = order_ && n.pins == 0 ? order_->on_unlisted(n) : list_of(n);
     if (list.hand == index) list.hand = n.newer;
     (n.older != none ? topology_.node(n.older).newer : list.oldest) = n.newer;
     (n.newer != none ? topology_.node(n.newer).older : list.newest) = n.older;
