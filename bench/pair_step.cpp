@@ -46,7 +46,7 @@ class AttentionStep : public Step {
   void run() override {
     const auto& layer = layers_[next_++ % layers_.size()];
     if constexpr (std::is_same_v<T, chunkattn::bfloat16> &&
-                  std::is_same_v<Variant, chunkattn::Plain>)
+                  std::is_same_v<Variant, chunkattn::NoVariant>)
       if (!q_bf16_.empty()) return attention_.run(layer, planned_.view(), variant_, q_bf16_, out_);
     attention_.run(layer, planned_.view(), variant_, q_, out_);
   }
@@ -73,7 +73,8 @@ std::unique_ptr<Step> make_of(const StepCase& which, chunkattn::ThreadPool& pool
                               std::size_t cold_bytes) {
   using namespace chunkattn;
   if (which.window == 0)
-    return std::make_unique<AttentionStep<T, HeadDim, Plain>>(which, Plain{}, pool, cold_bytes);
+    return std::make_unique<AttentionStep<T, HeadDim, NoVariant>>(which, NoVariant{}, pool,
+                                                                  cold_bytes);
   if constexpr (has_windows && HeadDim == 128 && sizeof(T) > 1 && !std::is_same_v<T, half>)
     return std::make_unique<AttentionStep<T, HeadDim, SlidingWindow>>(
         which, SlidingWindow{which.window}, pool, cold_bytes);

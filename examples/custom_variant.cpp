@@ -15,7 +15,7 @@ struct RelativeBias {
   const float* table;  // [num_heads][num_distances]
 
   auto logit(auto s, lanes::At at) const {
-    const auto distance = lanes::min(at.query - at.key, num_distances - 1);
+    const auto distance = lanes::min(at.q_idx - at.kv_idx, num_distances - 1);
     return s + lanes::table(table, at.head * num_distances + distance);
   }
 };
@@ -50,8 +50,8 @@ int main() {
 
   // The definition, one logit at a time in double precision.
   ReferenceVariant definition;
-  definition.logit = [&](double s, Place at) {
-    return s + learned[at.head * num_distances + std::min(at.query - at.key, num_distances - 1)];
+  definition.logit = [&](double s, LogitIndex at) {
+    return s + learned[at.head * num_distances + std::min(at.q_idx - at.kv_idx, num_distances - 1)];
   };
   const auto expected = reference_attention<float, float>(cache.layer(0), view, q, 0, definition);
   const bool ok = compare_with_reference<float>(expected, out).ok();

@@ -99,7 +99,7 @@ class Simulation {
     }
     (void)plan_.build(step);
     auto finished = std::move(step).finished();
-    for (const chunkattn::StepRow row : finished.rows()) {
+    for (const chunkattn::ScheduledSequence row : finished.rows()) {
       Running& one = *std::find_if(running_.begin(), running_.end(), [&](const Running& other) {
         return other.sequence.id() == row.sequence;
       });

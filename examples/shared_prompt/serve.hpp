@@ -184,7 +184,7 @@ class Server {
 
   /// What is "sampled" is the reply's next token; behind its last one the model says the end.
   void commit(typename Tree::Finished finished, const std::vector<Job>& jobs) {
-    for (const chunkattn::StepRow& row : finished.rows()) {
+    for (const chunkattn::ScheduledSequence& row : finished.rows()) {
       Live& one = *in_step_[static_cast<std::size_t>(row.index)];
       const Job& job = jobs[one.job];
       const std::size_t replied = one.sequence.size() - job.prompt.size();
@@ -237,7 +237,7 @@ class Server {
   chunkattn::ChunkAttention<chunkattn::Cpu, HeadDim> attention_;
   chunkattn::AttentionPlan plan_;
   std::vector<float> q_, k_, v_, out_;
-  std::vector<Live*> in_step_;  // by StepRow::index
+  std::vector<Live*> in_step_;  // by ScheduledSequence::index
   bool line_open_ = false;
 };
 

@@ -124,7 +124,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     requires(!meant_as_variant<Q>)
   void run(const KvView<T>& layer, const LiveView& plan, const Q& q, Out&& out,
            const RunOptions<Cpu>& options = {}) {
-    run(layer, plan, Plain{}, q, std::forward<Out>(out), options);
+    run(layer, plan, NoVariant{}, q, std::forward<Out>(out), options);
   }
 
   /// run() with a variant (variants.hpp): a window, a soft cap, sinks, biases, masks, or one of
@@ -147,7 +147,7 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
           is_variant,
           "ChunkAttention::run: this variant has none of the members logit(s, at), "
           "visible(at) and sink(at), or not as variants.hpp says: const, and "
-          "returning expressions of chunkattn::lanes; or it has hidden() without visible()");
+          "returning expressions of chunkattn::lanes; or it has masked() without visible()");
       detail::cpu::explain_run<Q, Out>();
     }
   }

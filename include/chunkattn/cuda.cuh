@@ -193,7 +193,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
   template <class T>
   void run(const KvView<T>& layer, const LiveView& plan, std::span<const std::type_identity_t<T>> q,
            std::span<std::type_identity_t<T>> out, const RunOptions<Cuda>& options) {
-    run(layer, plan, Plain{}, q, out, options);
+    run(layer, plan, NoVariant{}, q, out, options);
   }
 
   /// run() with a variant (variants.hpp): a window, a soft cap, sinks, biases, masks, or one of
@@ -231,7 +231,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     requires has_row_scales<E>
   void run(const KvView<E>& layer, const LiveView& plan, std::span<Q> q, std::span<Out> out,
            const RunOptions<Cuda>& options) {
-    run(layer, plan, Plain{}, q, out, options);
+    run(layer, plan, NoVariant{}, q, out, options);
   }
 
   /// run() of arrays whose elements CUDA's headers name.
@@ -239,7 +239,7 @@ class ChunkAttention<Cuda, HeadDim, ValueDim, Exec> {
     requires is_cuda_element<Out>
   void run(const KvView<T>& layer, const LiveView& plan, std::span<Q> q, std::span<Out> out,
            const RunOptions<Cuda>& options) {
-    run(layer, plan, Plain{}, q, out, options);
+    run(layer, plan, NoVariant{}, q, out, options);
   }
   /// The same with a variant.
   template <class T, AttentionVariant V, class Q, class Out>

@@ -61,9 +61,9 @@ class [[nodiscard]] Finished {
   /// Its number, counted from 1 over all steps of the tree.
   [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
 
-  /// The rows that are to be sampled from, in the order of add(), as a range of StepRow that is
-  /// refused once this step's outputs are given up. Not of a temporary: an object that is dropped
-  /// gives them up.
+  /// The rows that are to be sampled from, in the order of add(), as a range of ScheduledSequence
+  /// that is refused once this step's outputs are given up. Not of a temporary: an object that is
+  /// dropped gives them up.
   [[nodiscard]] auto rows() const& {
     return detail::OutputRows<Tree>(handle_.shared(), handle_.record());
   }
@@ -84,7 +84,7 @@ class [[nodiscard]] Finished {
   template <class Outputs>
     requires std::convertible_to<const Outputs&, token_type> ||
              std::convertible_to<const Outputs&, std::span<const token_type>>
-  CHUNKATTN_INLINE void commit(const StepRow& row, const Outputs& outputs,
+  CHUNKATTN_INLINE void commit(const ScheduledSequence& row, const Outputs& outputs,
                                std::optional<std::int32_t> leaf = std::nullopt) {
     if constexpr (std::convertible_to<const Outputs&, std::span<const token_type>>) {
       commit_row(row, outputs, leaf);
@@ -106,7 +106,8 @@ class [[nodiscard]] Finished {
   template <class>
   friend class InFlight;
   // Always inline: a program that never names a leaf is to have one caller of what commits a row.
-  CHUNKATTN_INLINE void commit_row(const StepRow& row, std::span<const token_type> outputs,
+  CHUNKATTN_INLINE void commit_row(const ScheduledSequence& row,
+                                   std::span<const token_type> outputs,
                                    std::optional<std::int32_t> leaf) {
     detail::StepEntry& entry = entry_of(row);
     if (leaf)
@@ -114,7 +115,7 @@ class [[nodiscard]] Finished {
     else
       handle_.tree().commit(handle_.record(), entry, outputs);
   }
-  detail::StepEntry& entry_of(const StepRow& row) const {
+  detail::StepEntry& entry_of(const ScheduledSequence& row) const {
     detail::StepRecord& record = handle_.record();
     const auto index = static_cast<std::size_t>(row.index);
     if (row.index < 0 || index >= record.entries.size() ||
@@ -183,9 +184,9 @@ class [[nodiscard]] Step {
   Step& operator=(Step&&) noexcept = default;
 
   /// Adds the next tokens of a sequence that are not computed yet, at most `max_tokens` of them. If
-  /// they reach its end, its row has an output (StepRow::has_output), and `drafts` are computed
-  /// behind them, as far as `max_tokens` allows. If the sequence still expects an output of an
-  /// earlier step, the token to compute is unknown (StepView::unknown_tokens()).
+  /// they reach its end, its row has an output (ScheduledSequence::has_output), and `drafts` are
+  /// computed behind them, as far as `max_tokens` allows. If the sequence still expects an output
+  /// of an earlier step, the token to compute is unknown (StepView::unknown_tokens()).
   ///
   /// If a sequence shares K/V that another one has to compute, add the other one first: only tokens
   /// whose K/V is written, or in a step, can be read. Nothing can be added to a step that was open
@@ -212,7 +213,7 @@ class [[nodiscard]] Step {
 
   /// Adds the next tokens of many sequences, at most `max_tokens` of each, as add() of one after
   /// the other in this order would; for thousands that decode. Either all are added or none; then
-  /// AddResult::held_index() is the first that could not be.
+  /// AddResult::blocked_index() is the first that could not be.
   /// \throws InvalidArgument, with none added, as add() of one sequence; the message has its index
   [[nodiscard]] AddResult add(std::span<Sequence<Tree>> sequences,
                               std::size_t max_tokens = std::numeric_limits<std::size_t>::max()) {
@@ -325,7 +326,7 @@ class [[nodiscard]] Step {
       const detail::AddOutcome outcome = add_other(at(i), i, max_tokens);
       if (outcome.reason != AddResult::Reason::none) [[unlikely]] {
         set_status(result, outcome);
-        result.held_index_ = i;
+        result.blocked_index_ = i;
         return result;
       }
     }

@@ -169,7 +169,7 @@ struct CacheEvent {
 };
 
 /// The rows of one sequence in a step. Rows are counted over the whole step, in the order of add().
-struct StepRow {
+struct ScheduledSequence {
   SequenceId sequence = SequenceId::none;  ///< the sequence
   std::int32_t index = 0;                  ///< sequences that were added before it
   std::int32_t position = 0;               ///< position of the first row in its sequence
@@ -209,17 +209,17 @@ class AddResult {
   /// With Reason::waits_for_step: the number of the step that has to finish first.
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
   /// If many sequences were given and none was added: the index of the first that could not be.
-  [[nodiscard]] std::size_t held_index() const noexcept { return held_index_; }
+  [[nodiscard]] std::size_t blocked_index() const noexcept { return blocked_index_; }
 
   /// The rows of the sequence that was added.
   /// \throws InvalidArgument if none or many were added
-  [[nodiscard]] const StepRow& row() const& {
+  [[nodiscard]] const ScheduledSequence& row() const& {
     check_row();
     return row_;
   }
   /// The rows of the sequence that was added, of a temporary result.
   /// \throws InvalidArgument if none or many were added
-  [[nodiscard]] StepRow row() const&& {
+  [[nodiscard]] ScheduledSequence row() const&& {
     check_row();
     return row_;
   }
@@ -237,8 +237,8 @@ class AddResult {
   Reason reason_ = Reason::none;
   SequenceId waits_for_ = SequenceId::none;
   std::uint64_t step_ = 0;
-  std::size_t held_index_ = 0;
-  StepRow row_;
+  std::size_t blocked_index_ = 0;
+  ScheduledSequence row_;
 };
 
 /// A retention policy: what becomes of chunks that no sequence uses.

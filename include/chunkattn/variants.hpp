@@ -3,7 +3,7 @@
 //
 //     auto logit(auto s, lanes::At at) const    the logit that replaces s
 //     auto visible(lanes::At at) const          whether the row sees the key (later keys never)
-//     KeyRange hidden(int query) const          keys that no row at this position sees: not read
+//     KeyRange masked(int query) const          keys that no row at this position sees: not read
 //     auto sink(lanes::At at) const             one more logit, without a value, for all keys
 //     void check(int num_qo_heads) const        throws InvalidArgument if members make no sense
 //
@@ -16,7 +16,7 @@
 // variant cannot compute with vectors. Its functions get placeholders and return an expression (a
 // type); each kernel evaluates it on its own vectors, compiled for its own instruction set:
 //
-//     auto logit(auto s, lanes::At at) const { return s + slope * (at.key - at.query); }
+//     auto logit(auto s, lanes::At at) const { return s + slope * (at.kv_idx - at.q_idx); }
 //
 // There are reals (float), integers (int) and truths (the results of comparisons). Operators are
 // those of C++: + - * / (real, whatever the operands), comparisons, && || ! (of which both sides
@@ -37,21 +37,21 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// The row, key and head of one logit: what a function of yours gets from per_lane() and from the
+/// Which logit: what a function of yours gets from per_lane() and from the
 /// reference.
-struct Place {
-  int row;    ///< query token, in the caller's order: as in q
-  int query;  ///< its path position
-  int key;    ///< path position of the key, at most `query`
-  int head;   ///< query head
+struct LogitIndex {
+  int row;     ///< query token, in the caller's order: as in q
+  int q_idx;   ///< its position in the sequence
+  int kv_idx;  ///< the key's position in the sequence, at most `q_idx`
+  int head;    ///< query head
 };
 
 namespace lanes {
 
-/// Placeholders for the members of Place, in expressions.
+/// Placeholders for the members of LogitIndex, in expressions.
 struct At {
-  Input<Coordinate::key> key;      ///< path position of the key
-  Input<Coordinate::query> query;  ///< path position of the row
+  Input<Coordinate::key> kv_idx;   ///< the key's position in the sequence
+  Input<Coordinate::query> q_idx;  ///< the row's position in the sequence
   Input<Coordinate::row> row;      ///< query token, in the caller's order
   Input<Coordinate::head> head;    ///< query head
 };
@@ -86,11 +86,11 @@ template <Expression I>
 CHUNKATTN_INLINE constexpr auto table(const float* data, I index) noexcept {
   return Table<I>{data, index};
 }
-/// Expression: f(Place), a number or a bool, called for one lane after the other. For what the
+/// Expression: f(LogitIndex), a number or a bool, called for one lane after the other. For what the
 /// other expressions cannot say. `f` is copied with the variant, so let it hold pointers, not
 /// containers.
 template <class F>
-  requires std::is_invocable_v<const F&, Place>
+  requires std::is_invocable_v<const F&, LogitIndex>
 CHUNKATTN_INLINE constexpr auto per_lane(F f) noexcept {
   return PerLane<F>{f};
 }
@@ -109,13 +109,13 @@ struct KeyRange {
 };
 
 /// Attention without a variant.
-struct Plain {};
+struct NoVariant {};
 
-/// What run() takes as a variant: Plain, or a type with logit, visible or sink. If it has hidden(),
-/// it has visible(), too, which is false for all keys in hidden().
+/// What run() takes as a variant: NoVariant, or a type with logit, visible or sink. If it has
+/// masked(), it has visible(), too, which is false for all keys in masked().
 template <class V>
 concept AttentionVariant = std::copy_constructible<V> &&
-                           (std::same_as<V, Plain> || detail::ChangesLogits<V> ||
+                           (std::same_as<V, NoVariant> || detail::ChangesLogits<V> ||
                             detail::HidesKeys<V> || detail::HasSinks<V>) &&
                            (!detail::SkipsKeys<V> || detail::HidesKeys<V>);
 
@@ -138,9 +138,9 @@ struct SlidingWindow {
   std::int32_t keep = 0;  ///< first tokens of the path that stay visible ("attention sinks")
 
   /// Whether the key is in the window, or one of the first.
-  auto visible(lanes::At at) const { return at.query - at.key < size || at.key < keep; }
+  auto visible(lanes::At at) const { return at.q_idx - at.kv_idx < size || at.kv_idx < keep; }
   /// The keys between the first `keep` and the window.
-  [[nodiscard]] CHUNKATTN_HD KeyRange hidden(int query) const noexcept {
+  [[nodiscard]] CHUNKATTN_HD KeyRange masked(int query) const noexcept {
     return {keep, query - size + 1};
   }
   /// Throws InvalidArgument for sizes below 1 and negative counts.
@@ -170,7 +170,7 @@ struct Alibi {
 
   /// The logit and its bias.
   auto logit(auto s, lanes::At at) const {
-    return s + lanes::table(slopes.data(), at.head) * (at.key - at.query);
+    return s + lanes::table(slopes.data(), at.head) * (at.kv_idx - at.q_idx);
   }
   /// Throws InvalidArgument unless there is one for each query head.
   void check(int num_qo_heads) const {
@@ -178,7 +178,7 @@ struct Alibi {
   }
 };
 
-/// Adds f(Place) to each logit.
+/// Adds f(LogitIndex) to each logit.
 template <class F>
 struct Bias {
   F f;  ///< called for every logit, by several threads at once
@@ -189,12 +189,12 @@ struct Bias {
 template <class F>
 Bias(F) -> Bias<F>;
 
-/// A row sees the keys for which f(Place) is true.
+/// A row sees the keys for which f(LogitIndex) is true.
 template <class F>
 struct Mask {
   F f;  ///< called for every logit, by several threads at once
 
-  /// f(Place).
+  /// f(LogitIndex).
   auto visible(lanes::At) const { return lanes::per_lane(f); }
 };
 template <class F>
@@ -232,13 +232,13 @@ struct Both {
       return a.visible(at) && b.visible(at);
   }
   /// The longer of what they hide: both are hidden, but one range is all that can be said.
-  [[nodiscard]] CHUNKATTN_HD KeyRange hidden(int query) const
+  [[nodiscard]] CHUNKATTN_HD KeyRange masked(int query) const
     requires SkipsKeys<A> || SkipsKeys<B>
   {
     KeyRange range;
-    if constexpr (SkipsKeys<A>) range = a.hidden(query);
+    if constexpr (SkipsKeys<A>) range = a.masked(query);
     if constexpr (SkipsKeys<B>)
-      if (const KeyRange other = b.hidden(query); other.size() > range.size()) range = other;
+      if (const KeyRange other = b.masked(query); other.size() > range.size()) range = other;
     return range;
   }
   /// That of the one which has sinks.

@@ -38,7 +38,7 @@ std::vector<std::vector<float>> compute(Tree& tree, KvCache<Cpu, T>& kv,
   AttentionPlan plan;
   while (true) {
     auto step = tree.begin_step();
-    std::vector<std::pair<std::size_t, StepRow>> rows;
+    std::vector<std::pair<std::size_t, ScheduledSequence>> rows;
     for (std::size_t i = 0; i < sequences.size(); ++i) {
       // A sequence that waits for another's K/V joins once that is in this step or written.
       const auto added = step.add(*sequences[i], 1 + random.index(40));

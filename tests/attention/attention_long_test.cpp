@@ -320,7 +320,7 @@ TEST_CASE("a row's bits do not depend on windows that others enter") {
   for (const int length : {6144 + 35, 12288 + 40, 12288 + 6000}) {
     CAPTURE(length);
     const LongCase<float> problem(random, length, 70, 1, true, Values::random, 0, Logits::random);
-    check_alone(problem, Plain{});
+    check_alone(problem, NoVariant{});
     check_alone(problem, SlidingWindow{length - 20, 0});
     check_alone(problem, SlidingWindow{40, 100});
     check_alone(problem, SlidingWindow{2000, 0});

@@ -255,7 +255,7 @@ TEST_CASE("two tenants draft in one step: neither finds what the other has") {
   REQUIRE(engine.add(step, b, 100, drafts, parents));
   (void)engine.build(step);
   auto done = engine.finish(std::move(step));
-  for (const StepRow row : done.rows())
+  for (const ScheduledSequence row : done.rows())
     if (row.sequence == a.sequence.id()) done.commit(row, Tokens{drafts[1], 9}, 1);
   a.tokens.insert(a.tokens.end(), {drafts[1], 9});
   engine.prefill({&a});

@@ -191,7 +191,7 @@ class Engine {
     in_flight_.pop_front();
     oldest.done.get();
     Tree::Finished finished = std::move(oldest.step).finished();
-    for (const StepRow& row : finished.rows()) {  // not of those that have left meanwhile
+    for (const ScheduledSequence& row : finished.rows()) {  // not of those that have left meanwhile
       const auto& sampled = oldest.job->sampled.at(row.sequence);
       const auto source = std::ranges::find(running_, row.sequence,
                                             [](const Running& r) { return r.sequence.id(); });

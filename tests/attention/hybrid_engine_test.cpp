@@ -111,7 +111,7 @@ class Engine {
   };
   struct Added {
     Running* run;
-    StepRow row;
+    ScheduledSequence row;
     std::size_t wanted;
   };
 
@@ -159,7 +159,7 @@ class Engine {
         static_cast<void>(
             a.run->sequence.save_checkpoint(end, std::make_shared<const Vector>(a.run->state)));
     }
-    for (const StepRow& row : done.rows()) {
+    for (const ScheduledSequence& row : done.rows()) {
       const auto a =
           std::ranges::find(added, row.index, [](const Added& b) { return b.row.index; });
       const auto first = x.begin() + row.output_row() * size;

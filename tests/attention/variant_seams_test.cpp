@@ -99,8 +99,8 @@ TEST_CASE("functions are not called for keys behind the query") {
   Random random;
   struct Recorded {
     std::atomic<bool>* asked_ahead;
-    bool operator()(Place at) const {
-      if (at.key > at.query) asked_ahead->store(true, std::memory_order_relaxed);
+    bool operator()(LogitIndex at) const {
+      if (at.kv_idx > at.q_idx) asked_ahead->store(true, std::memory_order_relaxed);
       return true;
     }
   };
@@ -175,7 +175,7 @@ TEST_CASE("rows that see nothing: zeros, and an lse of minus infinity or of the 
   test::RandomPlanOptions options;
   options.max_queries = 5;
   const test::AttentionCase<float> problem(random, options, dim, 1, 4);
-  const Mask nobody{[](Place) { return false; }};
+  const Mask nobody{[](LogitIndex) { return false; }};
   const std::vector<float> sinks{1.0f, -2.0f, 300.0f, -infinity};
   for (auto& attention : test::variant_modes<dim>()) {
     test::Answer<> answer(problem);
@@ -214,8 +214,8 @@ TEST_CASE("a NaN or infinity in V reaches the rows that see it, and no other") {
       for (std::size_t r = 0; r < plan.row_kv_len.size(); ++r) {
         for (int head = 0; head < 2; ++head) {
           const int token = plan.row_token[r];
-          const Place at{token, plan.row_kv_len[r] - 1, place.position, head};
-          const bool sees = place.position <= at.query && test::MaskCase::shows(at) &&
+          const LogitIndex at{token, plan.row_kv_len[r] - 1, place.position, head};
+          const bool sees = place.position <= at.q_idx && test::MaskCase::shows(at) &&
                             test::place_of(plan, r, place.position).chunk == place.chunk &&
                             test::place_of(plan, r, place.position).begin == place.begin;
           const std::size_t line = static_cast<std::size_t>(token * 2 + head) * dim;
@@ -236,7 +236,7 @@ TEST_CASE("a NaN or infinity in V reaches the rows that see it, and no other") {
 TEST_CASE("batch-invariant: a row has the bits that it has alone") {
   Random random(5);
   const std::vector<float> slopes{0.5f, 0.25f, 0.125f, 0.0625f};
-  const auto rule = [](Place at) { return (at.query - at.key + at.head) % 3 != 1; };
+  const auto rule = [](LogitIndex at) { return (at.q_idx - at.kv_idx + at.head) % 3 != 1; };
   const auto check = [&](const auto& variant) {
     for (int round = 0; round < test::scaled(3); ++round) {
       test::RandomPlanOptions options;
@@ -294,11 +294,13 @@ TEST_CASE("infinite logits: what a variant makes of them") {
   kv.view.k_row(0, 0, 4)[0] = -infinity;
   attention.run(kv.view, plan.view(), SoftCap{2.0f}, q, out, {.lse = lse});
   CHECK(lse[0] == Approx(std::log(10.0 + std::exp(-2.0))));
-  attention.run(kv.view, plan.view(), Bias{[](Place at) { return at.key == 6 ? -infinity : 0.0f; }},
-                q, out, {.lse = lse});
+  attention.run(kv.view, plan.view(),
+                Bias{[](LogitIndex at) { return at.kv_idx == 6 ? -infinity : 0.0f; }}, q, out,
+                {.lse = lse});
   CHECK(lse[0] == Approx(std::log(9.0)));  // neither 4 nor 6
-  attention.run(kv.view, plan.view(), Bias{[](Place at) { return at.key == 6 ? infinity : 0.0f; }},
-                q, out, {.lse = lse});
+  attention.run(kv.view, plan.view(),
+                Bias{[](LogitIndex at) { return at.kv_idx == 6 ? infinity : 0.0f; }}, q, out,
+                {.lse = lse});
   CHECK(std::isnan(lse[0]));
 }
 

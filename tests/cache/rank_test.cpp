@@ -133,7 +133,7 @@ void check_ranks(std::uint64_t seed, TreeOptions::Sharing sharing) {
         if (step.num_rows() == 0) break;
         (void)plan.build(step);
         auto done = std::move(step).finished();
-        for (const StepRow row : done.rows())
+        for (const ScheduledSequence row : done.rows())
           if (random.uniform(0, 3) > 0) done.commit(row, random.uniform(0, 2));
       }
     }

@@ -5,7 +5,7 @@
 
 using Tree = chunkattn::PrefixTree<int, 64>;
 
-void commit(Tree::Finished& done, const chunkattn::StepRow& row) {
+void commit(Tree::Finished& done, const chunkattn::ScheduledSequence& row) {
 #ifdef CHUNKATTN_CONTROL
   done.commit(row, std::vector<int>{7, 2});
 #else

@@ -5,9 +5,9 @@
 
 struct Window {
 #ifdef CHUNKATTN_CONTROL
-  auto visible(chunkattn::lanes::At at) const { return at.query - at.key < 8; }
+  auto visible(chunkattn::lanes::At at) const { return at.q_idx - at.kv_idx < 8; }
 #else
-  auto visable(chunkattn::lanes::At at) const { return at.query - at.key < 8; }
+  auto visable(chunkattn::lanes::At at) const { return at.q_idx - at.kv_idx < 8; }
 #endif
 };
 

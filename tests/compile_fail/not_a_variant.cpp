@@ -2,7 +2,7 @@
 #include <chunkattn/variants.hpp>
 
 struct Misspelt {
-  auto visable(chunkattn::lanes::At at) const { return at.key < 5; }
+  auto visable(chunkattn::lanes::At at) const { return at.kv_idx < 5; }
 };
 
 #ifdef CHUNKATTN_CONTROL

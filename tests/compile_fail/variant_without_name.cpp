@@ -7,7 +7,7 @@ struct Nearby {
   static constexpr std::string_view name = "Nearby";
 #endif
   int near;
-  auto visible(chunkattn::lanes::At at) const { return at.query - at.key < near; }
+  auto visible(chunkattn::lanes::At at) const { return at.q_idx - at.kv_idx < near; }
 };
 
 chunkattn::AnyAttention::RunOptions options() {

@@ -46,7 +46,7 @@ test::AttentionCase<bfloat16> shared_case(Random& random, bool exact_queries) {
   return problem;
 }
 
-template <class Variant = Plain>
+template <class Variant = NoVariant>
 test::Answer<> answer_of(const test::AttentionCase<bfloat16>& problem, const CpuOptions& options,
                          const Variant& variant = {}) {
   ChunkAttention<Cpu, dim> attention(1, options);

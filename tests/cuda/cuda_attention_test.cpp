@@ -334,7 +334,7 @@ TEST_CASE("pending row copies are uploaded once per step, and write() may be cap
 }
 
 TEST_CASE("trees of drafts agree with the oracle, and accepted branches get to their paths") {
-  using chunkattn::Piece, chunkattn::StepRow;
+  using chunkattn::Piece, chunkattn::ScheduledSequence;
   Engine engine(15);
   shuffled(engine.random.bits());
   for (int i = 0; i < 3; ++i) {
@@ -375,7 +375,7 @@ TEST_CASE("trees of drafts agree with the oracle, and accepted branches get to t
     std::vector<half> k(now.k->span().begin(), now.k->span().end());
     engine.check_steps();
     auto finished = std::move(flight).finished();
-    for (const StepRow row : finished.rows()) {
+    for (const ScheduledSequence row : finished.rows()) {
       const auto index = static_cast<std::size_t>(row.index);
       const std::int32_t leaf = engine.random.uniform(-1, row.num_drafts - 1);
       const auto branch = test::branch_of(parents[index], leaf);

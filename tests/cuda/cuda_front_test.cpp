@@ -23,7 +23,7 @@ using simt::Engine;
 using test::refused;
 
 using Sizes = HeadDims<16, HeadSize(16, 64)>;
-using Some = Variants<Plain, SlidingWindow>;
+using Some = Variants<NoVariant, SlidingWindow>;
 
 /// An engine with one step of three sequences planned, whose attention has the model of the
 /// front's.
@@ -79,7 +79,7 @@ TEST_CASE("write and run have the bits of the template's, with and without a var
     CHECK(same_bits<float>(lse.span(), step.lse->span()));
     seen.emplace_back(out.span().begin(), out.span().end());
   };
-  check(Plain{});
+  check(NoVariant{});
   check(SlidingWindow{4});
   CHECK(!same_bits<half>(seen[0], seen[1]));
   engine.steps.clear();
@@ -167,8 +167,9 @@ TEST_CASE("what was not compiled in is refused by naming what was") {
     return refused([&] { any->run(kv, engine.view, q, out, options); });
   };
   const auto q = step.q->span(), out = step.out->span(), k = step.k->span();
-  CHECK(run(layer, q, out, {.variant = SoftCap{1}}) ==
-        "variant = SoftCap: expected one that this program was built with: Plain, SlidingWindow");
+  CHECK(
+      run(layer, q, out, {.variant = SoftCap{1}}) ==
+      "variant = SoftCap: expected one that this program was built with: NoVariant, SlidingWindow");
   CHECK(run(KvView<bfloat16>{}, q, out, {}) ==
         "layer.type() = bfloat16: expected one that this program was built with: half");
   CHECK(run(layer, step.lse->span(), out, {}) ==

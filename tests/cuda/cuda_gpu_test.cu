@@ -51,7 +51,7 @@ struct Case {
   bool eager = false;  // share and split wherever it is possible
 };
 
-template <class T, int HeadDim, class V = chunkattn::Plain, int ValueDim = HeadDim>
+template <class T, int HeadDim, class V = chunkattn::NoVariant, int ValueDim = HeadDim>
 void check(test::Random& random, const Case& c, const V& variant = {},
            const chunkattn::ReferenceVariant& definition = {}) {
   const test::RandomPlan plan = test::make_random_plan(random, c.plan);
@@ -147,13 +147,15 @@ TEST_CASE_TEMPLATE("kernels agree with the oracle", T, Half, bfloat16) {
 TEST_CASE("rows of V that are shorter than those of K") {
   test::Random random(106);
   for (int i = 0; i < test::scaled(20); ++i)
-    check<Half, 192, chunkattn::Plain, 128>(random, random_case(random));
+    check<Half, 192, chunkattn::NoVariant, 128>(random, random_case(random));
 }
 
 namespace {
 
 struct ThirdsOfKeys {
-  CHUNKATTN_HD bool operator()(chunkattn::Place at) const { return (at.key + at.head) % 3 != 1; }
+  CHUNKATTN_HD bool operator()(chunkattn::LogitIndex at) const {
+    return (at.kv_idx + at.head) % 3 != 1;
+  }
 };
 
 }  // namespace
@@ -174,12 +176,14 @@ TEST_CASE("variants agree with their definitions") {
     };
     const SlidingWindow window{random.pick({1, 64, 200}), random.pick({0, 4})};
     ReferenceVariant capped, sunk, biased;
-    capped.logit = [](double s, Place) { return 5 * std::tanh(s / 5); };
-    capped.visible = sunk.visible = [window](Place at) {
-      return at.key > at.query - window.size || at.key < window.keep;
+    capped.logit = [](double s, LogitIndex) { return 5 * std::tanh(s / 5); };
+    capped.visible = sunk.visible = [window](LogitIndex at) {
+      return at.kv_idx > at.q_idx - window.size || at.kv_idx < window.keep;
     };
     sunk.sink = number;
-    biased.logit = [&](double s, Place at) { return s + number(at.head) * (at.key - at.query); };
+    biased.logit = [&](double s, LogitIndex at) {
+      return s + number(at.head) * (at.kv_idx - at.q_idx);
+    };
     biased.visible = ThirdsOfKeys{};
     check<Half, 128>(random, c, combine(SoftCap{5.0f}, window), capped);
     check<Half, 128>(random, c, combine(Sinks{per_head}, window), sunk);

@@ -79,7 +79,7 @@ constexpr Path paths[] = {
     {"hundreds of partial results", 1, 4, 1024, 16, 60},
 };
 
-template <class T, HeadDims Dims, class V = Plain, class E = T>
+template <class T, HeadDims Dims, class V = NoVariant, class E = T>
 simt::StepResult<half> run(const Path& path, const KvView<E>& kv, const PlanView& plan,
                            std::span<const half> q, const V& variant = {}) {
   detail::cuda::CostModel model = simt::eager_model();
@@ -101,7 +101,7 @@ simt::StepResult<half> run(const Path& path, const KvView<E>& kv, const PlanView
 /// By how much an output is off before it is rounded, to a quarter of the goal; of up to 16
 /// columns. All tokens but one of a period have the probability 1365/2048, which 16 bits hold,
 /// relative to that one: their products have 22 bits, and the sums are not exact.
-template <HeadDims Dims, class V = Plain>
+template <HeadDims Dims, class V = NoVariant>
 double error_of_mean(const Path& path, int length, float value, const V& variant = {}) {
   constexpr double p = 1365.0 / 2048;
   const half low = from_float<half>(value);
@@ -273,7 +273,7 @@ namespace {
 enum class Logits { random, rising, falling };
 
 // Windows in which maxima move, against the oracle.
-template <HeadDims Dims, class E = half, class V = Plain>
+template <HeadDims Dims, class E = half, class V = NoVariant>
 void check_oracle(Random& random, const Path& path, Logits logits, const V& variant = {}) {
   constexpr int length = 2 * period + 5000;
   CAPTURE(std::string(path.name));
@@ -304,7 +304,7 @@ void check_oracle(Random& random, const Path& path, Logits logits, const V& vari
   const auto got = run<half, Dims>(path, kv.view, plan.view(), std::span<const half>(q), variant);
   ReferenceVariant definition;
   if constexpr (std::is_same_v<V, SoftCap>)
-    definition.logit = [cap = double{variant.cap}](double logit, Place) {
+    definition.logit = [cap = double{variant.cap}](double logit, LogitIndex) {
       return cap * std::tanh(logit / cap);
     };
   const auto reference =

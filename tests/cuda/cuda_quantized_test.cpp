@@ -115,8 +115,8 @@ TEST_CASE_TEMPLATE("variants over K/V of 8 bits agree with the oracle", E, std::
                         step.out->span(), {.lse = step.lse->span(), .stream = &engine.stream});
   engine.stream.drain();
   ReferenceVariant definition;
-  definition.logit = [](double logit, Place) { return 20 * std::tanh(logit / 20); };
-  definition.visible = [](Place at) { return at.query - at.key < 50; };
+  definition.logit = [](double logit, LogitIndex) { return 20 * std::tanh(logit / 20); };
+  definition.visible = [](LogitIndex at) { return at.q_idx - at.kv_idx < 50; };
   const auto reference = reference_attention(layer, step.plan.view(),
                                              std::span<const half>(step.q->span()), 0, definition);
   CHECK(compare_with_reference(reference, std::span<const half>(step.out->span()), 0x1p-11).worst <=

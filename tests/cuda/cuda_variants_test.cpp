@@ -107,7 +107,7 @@ struct OneMore {
 };
 
 struct Nobody {
-  CHUNKATTN_HD bool operator()(Place) const { return false; }
+  CHUNKATTN_HD bool operator()(LogitIndex) const { return false; }
 };
 
 }  // namespace

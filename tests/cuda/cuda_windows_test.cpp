@@ -20,15 +20,15 @@ namespace {
 using namespace simt;
 using chunkattn::combine;
 using chunkattn::KeyRange;
-using chunkattn::Place;
+using chunkattn::LogitIndex;
 using chunkattn::ReferenceVariant;
 using chunkattn::Sinks;
 using chunkattn::SlidingWindow;
 
 ReferenceVariant definition_of(SlidingWindow window) {
   ReferenceVariant definition;
-  definition.visible = [window](Place at) {
-    return at.key > at.query - window.size || at.key < window.keep;
+  definition.visible = [window](LogitIndex at) {
+    return at.kv_idx > at.q_idx - window.size || at.kv_idx < window.keep;
   };
   return definition;
 }
@@ -178,12 +178,12 @@ namespace {
 /// What hides where it has not hidden before, which no window does.
 struct EveryOther {
   struct Shows {
-    CHUNKATTN_HD bool operator()(Place at) const {
-      return at.query % 2 == 0 || at.key >= at.query - 5;
+    CHUNKATTN_HD bool operator()(LogitIndex at) const {
+      return at.q_idx % 2 == 0 || at.kv_idx >= at.q_idx - 5;
     }
   };
   auto visible(chunkattn::lanes::At) const { return chunkattn::lanes::per_lane(Shows{}); }
-  CHUNKATTN_HD KeyRange hidden(int query) const {
+  CHUNKATTN_HD KeyRange masked(int query) const {
     return query % 2 == 0 ? KeyRange{} : KeyRange{0, query - 5};
   }
 };

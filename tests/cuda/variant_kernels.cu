@@ -9,12 +9,14 @@ using namespace chunkattn;
 
 /// Functions of a place, as a user writes them for both backends.
 struct Nearer {
-  CHUNKATTN_HD float operator()(Place at) const {
-    return -0.01f * static_cast<float>(at.query - at.key);
+  CHUNKATTN_HD float operator()(LogitIndex at) const {
+    return -0.01f * static_cast<float>(at.q_idx - at.kv_idx);
   }
 };
 struct OddRows {
-  CHUNKATTN_HD bool operator()(Place at) const { return at.row % 2 == 1 || at.key < at.head; }
+  CHUNKATTN_HD bool operator()(LogitIndex at) const {
+    return at.row % 2 == 1 || at.kv_idx < at.head;
+  }
 };
 
 #define INSTANTIATE(...)                                                     \
@@ -32,7 +34,7 @@ INSTANTIATE(Mask<OddRows>);
 INSTANTIATE(decltype(combine(SoftCap{}, SlidingWindow{})));
 #endif
 // K/V of 8 bits.
-using EightBits = detail::cuda::Quantized<std::int8_t, Plain>;
+using EightBits = detail::cuda::Quantized<std::int8_t, NoVariant>;
 using EightBitFloats = detail::cuda::Quantized<float8_e4m3, SlidingWindow>;
 INSTANTIATE(EightBits);
 INSTANTIATE(EightBitFloats);

@@ -99,8 +99,8 @@ TEST_CASE("generated tokens are told of when their sequence leaves") {
   AttentionPlan plan;
   std::vector<Tree::Sequence> batch;
   batch.push_back(tree.insert(iota(10, 4)));
-  test::decode(tree, plan, batch, [](StepRow) { return 50; });
-  test::decode(tree, plan, batch, [](StepRow) { return 51; });
+  test::decode(tree, plan, batch, [](ScheduledSequence) { return 50; });
+  test::decode(tree, plan, batch, [](ScheduledSequence) { return 51; });
   REQUIRE(listener.take().size() == 1);
   batch.clear();
   const auto told = listener.take();
@@ -116,7 +116,8 @@ TEST_CASE("a fork that has left is told of when the step that copies its rows ha
   AttentionPlan plan;
   std::vector<Tree::Sequence> batch;
   batch.push_back(tree.insert(iota(10, 4)));
-  for (int i = 0; i < 3; ++i) test::decode(tree, plan, batch, [i](StepRow) { return 50 + i; });
+  for (int i = 0; i < 3; ++i)
+    test::decode(tree, plan, batch, [i](ScheduledSequence) { return 50 + i; });
   auto twin = batch.front().fork();
   auto step = tree.begin_step();
   REQUIRE(step.add(batch.front()));

@@ -80,7 +80,7 @@ Case read_case(const std::string& path) {
 }
 
 /// Appends the rows of a step's tokens.
-void gather(std::vector<float>& to, const std::vector<float>& from, const StepRow& row,
+void gather(std::vector<float>& to, const std::vector<float>& from, const ScheduledSequence& row,
             std::size_t row_size) {
   const auto begin = from.begin() + static_cast<std::ptrdiff_t>(row.position) *
                                         static_cast<std::ptrdiff_t>(row_size);
@@ -111,7 +111,7 @@ void attend(const Case& c, const Variant& variant, std::ostream& out_file) {
   }
   for (int decoded = -1; decoded < h.num_decode;) {
     auto step = tree.begin_step();
-    std::vector<std::pair<std::size_t, StepRow>> rows;
+    std::vector<std::pair<std::size_t, ScheduledSequence>> rows;
     std::vector<float> q, k, v;
     for (std::size_t i = 0; i < sequences.size(); ++i) {
       const auto added = step.add(sequences[i], decoded < 0 ? 1 + random() % 50 : 1);
@@ -160,7 +160,7 @@ void attend(const Case& c, std::ostream& out) {
   const Sinks sinks{c.sinks};
   const bool windowed = h.window > 0;
   if (h.head_dim == 64 && h.num_sinks == 0) {
-    attend_in_every_type<64>(c, Plain{}, out);
+    attend_in_every_type<64>(c, NoVariant{}, out);
   } else if (h.head_dim == 64) {
     windowed ? attend_in_every_type<64>(c, combine(sinks, window), out)
              : attend_in_every_type<64>(c, sinks, out);
@@ -171,7 +171,7 @@ void attend(const Case& c, std::ostream& out) {
              : attend_in_every_type<256>(c, soft_cap, out);
   } else if (h.head_dim == 256) {
     windowed ? attend_in_every_type<256>(c, window, out)
-             : attend_in_every_type<256>(c, Plain{}, out);
+             : attend_in_every_type<256>(c, NoVariant{}, out);
   } else {
     throw std::invalid_argument("head_dim = " + std::to_string(h.head_dim) +
                                 ": expected 64, 128 or 256");

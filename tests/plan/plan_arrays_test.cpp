@@ -104,7 +104,7 @@ TEST_CASE("tails that outgrow their room in the piece array several times") {
       auto done = std::move(step).finished();
       std::vector<int> outputs = drafts;
       outputs.push_back(6);
-      for (const StepRow row : done.rows()) done.commit(row, outputs);
+      for (const ScheduledSequence row : done.rows()) done.commit(row, outputs);
     }
     CHECK(rebuilds.back() == rebuilds[2]);  // it was kept up to date, not made anew
     CHECK(moves >= 3);
@@ -149,7 +149,7 @@ TEST_CASE("the versions of segments and pieces change whenever these do") {
               now.segments);
       (void)plan.build(step);  // again, since the other plan's was the last
       auto done = std::move(step).finished();
-      for (const StepRow row : done.rows()) {
+      for (const ScheduledSequence row : done.rows()) {
         std::vector<int> outputs(random.index(static_cast<std::size_t>(row.num_drafts) + 1), 5);
         outputs.push_back(random.uniform(0, 1));
         done.commit(row, outputs);

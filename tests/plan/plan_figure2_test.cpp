@@ -63,7 +63,8 @@ TEST_CASE("the contexts of Figure 2") {
     CHECK(tree.stats().used_chunks == 8);
 
     AttentionPlan plan;
-    test::decode(tree, plan, s, [](const StepRow&) { return 7; });  // the prefill, in one step
+    test::decode(tree, plan, s,
+                 [](const ScheduledSequence&) { return 7; });  // the prefill, in one step
 
     // Name the chunks as the figure does, by where each sequence's tokens lie.
     std::map<ChunkIndex, std::string> names;
@@ -89,7 +90,7 @@ TEST_CASE("the contexts of Figure 2") {
       CHECK(tree.stats().used_chunks == 8);
       check_invariants(tree);
       auto done = std::move(step).finished();
-      for (const StepRow row : done.rows()) done.commit(row, 7);
+      for (const ScheduledSequence row : done.rows()) done.commit(row, 7);
     }
 
     // In another batch order the rows are the caller's still, and the intervals stay contiguous.

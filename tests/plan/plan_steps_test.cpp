@@ -34,7 +34,7 @@ PlanView decode_step(Tree& tree, AttentionPlan& plan, Batch&& batch) {
   for (auto& s : batch) REQUIRE(step.add(s));
   const PlanView arrays = plan.build(step);
   auto done = std::move(step).finished();
-  for (const StepRow row : done.rows()) done.commit(row, 7);
+  for (const ScheduledSequence row : done.rows()) done.commit(row, 7);
   return arrays;
 }
 
@@ -95,7 +95,7 @@ TEST_CASE("chunks of one token: a piece for each, and none beyond the sequence")
       CHECK(seen >= view.row_kv_len[row]);
     }
     auto done = std::move(step).finished();
-    for (const StepRow row : done.rows()) done.commit(row, 7);
+    for (const ScheduledSequence row : done.rows()) done.commit(row, 7);
   }
   CHECK(plan.num_rebuilds() <= 3);
 }
@@ -159,7 +159,7 @@ TEST_CASE("a plan that is built anew holds no more than a fresh one") {
     CHECK(ours.num_segments == theirs.num_segments);
     CHECK(ours.num_rows == theirs.num_rows);
     auto done = std::move(step).finished();
-    for (const StepRow row : done.rows()) done.commit(row, 7);
+    for (const ScheduledSequence row : done.rows()) done.commit(row, 7);
   }
   CHECK(kept.num_rebuilds() == 8);
 }
@@ -201,7 +201,7 @@ TEST_CASE("who reads what another writes comes after it, and each position is wr
   CHECK(twin.num_pending() == 0);
   CHECK(twin.waits_for() == SequenceId::none);
   std::vector<SequenceId> outputs;
-  for (const StepRow row : done.rows()) outputs.push_back(row.sequence);
+  for (const ScheduledSequence row : done.rows()) outputs.push_back(row.sequence);
   CHECK(outputs == std::vector<SequenceId>{a.id(), twin.id()});
   check_invariants(tree);
 }
@@ -236,7 +236,7 @@ TEST_CASE("what an heir computes a second time it does not write a second time")
   auto heir = tree.insert(prompt, {.max_reuse = 2});
   a.leave();
   auto step = tree.begin_step();
-  const StepRow row = step.add(heir).row();
+  const ScheduledSequence row = step.add(heir).row();
   CHECK(row.position == 2);
   const PlanView view = plan.build(step);
   REQUIRE(view.num_rows == 6);

@@ -32,18 +32,20 @@ constexpr int num_kv_heads = 2, num_qo_heads = 4;
 struct Nearby {
   static constexpr std::string_view name = "Nearby";
   int near;
-  auto visible(lanes::At at) const { return at.query - at.key < near; }
+  auto visible(lanes::At at) const { return at.q_idx - at.kv_idx < near; }
 };
 /// One that has taken the name of another.
 struct NotTheWindow {
   static constexpr std::string_view name = "SlidingWindow";
   std::int64_t sizes[2];
-  auto visible(lanes::At at) const { return at.query - at.key < 3; }
+  auto visible(lanes::At at) const { return at.q_idx - at.kv_idx < 3; }
 };
 /// What a mask calls.
 struct Even {
   static constexpr std::string_view name = "Even";
-  bool operator()(Place place) const { return place.key % 2 == 0 || place.key == place.query; }
+  bool operator()(LogitIndex place) const {
+    return place.kv_idx % 2 == 0 || place.kv_idx == place.q_idx;
+  }
 };
 
 /// An executor of a user's.
@@ -60,7 +62,7 @@ using Sizes = HeadDims<16, 24, HeadSize(24, 16)>;
 using Types = ElementTypes<float, half, bfloat16, std::int8_t, float8_e4m3>;
 using Small = ElementTypes<half>;
 using Some =
-    Variants<Plain, SlidingWindow, decltype(combine(SoftCap{}, Sinks{})), Nearby, Mask<Even>>;
+    Variants<NoVariant, SlidingWindow, decltype(combine(SoftCap{}, Sinks{})), Nearby, Mask<Even>>;
 
 /// Three prompts with a common prefix in one step, and the data of its rows.
 struct Problem {
@@ -194,7 +196,7 @@ TEST_CASE("variants are found by their type and run with their members") {
     for (const Result<float>& other : seen) CHECK(!(result == other));
     seen.push_back(result);
   };
-  check(Plain{});
+  check(NoVariant{});
   check(SlidingWindow{8});
   check(SlidingWindow{8, 2});
   check(combine(SoftCap{2}, Sinks{sinks}));
@@ -212,7 +214,7 @@ TEST_CASE("variants are found by their type and run with their members") {
 }
 
 TEST_CASE("names of variants: the library's, a user's, those of several together") {
-  CHECK(AnyVariant().name() == "Plain");
+  CHECK(AnyVariant().name() == "NoVariant");
   CHECK(AnyVariant(Nearby{3}).name() == "Nearby");
   CHECK(AnyVariant(Mask{Even{}}).name() == "Even");
   CHECK(AnyVariant(combine(SoftCap{1}, Alibi{}, Nearby{1})).name() == "SoftCap + Alibi + Nearby");
@@ -220,7 +222,7 @@ TEST_CASE("names of variants: the library's, a user's, those of several together
   REQUIRE(window.get_if<SlidingWindow>() != nullptr);
   CHECK(window.get_if<SlidingWindow>()->size == 7);
   CHECK(window.get_if<SlidingWindow>()->keep == 2);
-  CHECK(window.get_if<Plain>() == nullptr);
+  CHECK(window.get_if<NoVariant>() == nullptr);
   CHECK(window.get_if<NotTheWindow>() == nullptr);  // it is of another size
   const AnyVariant copy = window;
   CHECK(copy.get_if<SlidingWindow>()->size == 7);
@@ -238,8 +240,8 @@ TEST_CASE("q and out of another type, and options of the attention") {
   };
   const auto q = to_halves(problem.q), k = to_halves(problem.k), v = to_halves(problem.v);
   const auto any =
-      make_attention<Cpu, HeadDims<16>, Small, Variants<Plain>, ElementTypes<float, half>>(16, 1,
-                                                                                           options);
+      make_attention<Cpu, HeadDims<16>, Small, Variants<NoVariant>, ElementTypes<float, half>>(
+          16, 1, options);
   any->write(cache.layer(0), problem.view, k, v);
   Result<half> expected(problem, 16), result(problem, 16);
   attention.run(cache.layer(0), problem.view, q, expected.out, {.lse = expected.lse});
@@ -380,7 +382,7 @@ TEST_CASE("what was not compiled in is refused by naming what was") {
   const KvView<std::int8_t> bytes;
   std::vector<float> out(problem.q.size(), 7.0f);
   std::vector<half> halves(problem.q.size());
-  const std::string variants = "Plain, SlidingWindow, SoftCap + Sinks, Nearby, Even";
+  const std::string variants = "NoVariant, SlidingWindow, SoftCap + Sinks, Nearby, Even";
   const auto run = [&](const AnyKvView& kv, ConstElements q, Elements result,
                        AnyAttention::RunOptions options) {
     return refused([&] { any->run(kv, problem.view, q, result, options); });
@@ -433,7 +435,7 @@ TEST_CASE("what was not compiled in is refused by naming what was") {
           any->prepare(layer, problem.view, SoftCap{4});
         }).starts_with("variant = SoftCap"));
   CHECK(refused([&] {
-          any->prepare(bytes, problem.view, Plain{});
+          any->prepare(bytes, problem.view, NoVariant{});
         }).starts_with("layer.type() = int8"));
   const LiveView stale = problem.view;
   problem.view = problem.plan.build(problem.step);
@@ -442,9 +444,9 @@ TEST_CASE("what was not compiled in is refused by naming what was") {
 }
 
 TEST_CASE("an object says what it is") {
-  const auto any =
-      make_attention<Cpu, Sizes, ElementTypes<half, std::int8_t>, Variants<Plain, SlidingWindow>>(
-          {24, 16}, 1, {.instruction_set = detail::cpu::compiled_sets[0]});
+  const auto any = make_attention<Cpu, Sizes, ElementTypes<half, std::int8_t>,
+                                  Variants<NoVariant, SlidingWindow>>(
+      {24, 16}, 1, {.instruction_set = detail::cpu::compiled_sets[0]});
   const std::string set = name_of(detail::cpu::compiled_sets[0]);
   CHECK(any->device() == std::string_view("cpu"));
   CHECK(any->instruction_set() == set);
@@ -454,7 +456,7 @@ TEST_CASE("an object says what it is") {
   CHECK(any->variants()[1] == "SlidingWindow");
   CHECK(describe(*any) == "cpu (" + set +
                               "), head_dim 24, value_dim 16, K/V half, int8, q and out float, "
-                              "variants Plain, SlidingWindow");
+                              "variants NoVariant, SlidingWindow");
   CHECK(std::string_view(name_of(ElementType::bfloat16)) == "bfloat16");
   CHECK(std::string_view(name_of(ElementType::float8_e4m3)) == "float8_e4m3");
 }

@@ -54,7 +54,7 @@ std::vector<chunkattn::KeyRange> hidden_ranges(const chunkattn::PlanView& plan, 
 
 /// Runs the plan over K/V in host memory, of T or of 8 bits. Outputs and workspace start as NaN.
 /// Each thread calls after() when it has done its part of the kernel.
-template <class T, chunkattn::detail::cuda::HeadDims Dims, class V = chunkattn::Plain,
+template <class T, chunkattn::detail::cuda::HeadDims Dims, class V = chunkattn::NoVariant,
           class After = void (*)(), class E>
 StepResult<T> attention_step(
     const chunkattn::KvView<E>& kv, chunkattn::PlanView plan, std::span<const T> q,

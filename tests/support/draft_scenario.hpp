@@ -81,7 +81,7 @@ class DraftScenario {
     check_side_by_side(view);
     check(engine_, view);
     auto done = engine_.finish(std::move(step));
-    for (const chunkattn::StepRow row : done.rows()) {
+    for (const chunkattn::ScheduledSequence row : done.rows()) {
       const Added& a = added[static_cast<std::size_t>(row.index)];
       const std::int32_t leaf = random_.uniform(-1, row.num_drafts - 1);
       Tokens outputs = branch_tokens(a.parents, a.drafts, leaf);

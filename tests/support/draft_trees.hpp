@@ -118,7 +118,7 @@ class DraftEngine {
            const Parents& parents = {}) {
     const auto added = step.add(chat.sequence, max_tokens, {.tokens = drafts, .parents = parents});
     if (!added) return false;
-    const chunkattn::StepRow& row = added.row();
+    const chunkattn::ScheduledSequence& row = added.row();
     const auto kept = static_cast<std::size_t>(row.num_drafts);
     for (int i = 0; i < row.num_rows - row.num_drafts; ++i)
       paths.emplace_back(chat.tokens.begin(), chat.tokens.begin() + row.position + i + 1);

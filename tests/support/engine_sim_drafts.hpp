@@ -53,7 +53,7 @@ class EngineSimDrafts : public EngineSimPlan<Retention, ChunkSize> {
   }
 
   /// One branch of a tree, or nothing of it.
-  void commit_branch(SimStep& step, const StepRow& row, Entry& entry) {
+  void commit_branch(SimStep& step, const ScheduledSequence& row, Entry& entry) {
     Live& live = *entry.live;
     const auto first = static_cast<std::size_t>(entry.output_position());
     const auto leaf = static_cast<std::int32_t>(below(entry.tree.size() + 1)) - 1;

@@ -76,7 +76,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
     handles.push_back(handles[below(handles.size())]);
     try {
       const AddResult held = step.open->add(handles, any_budget());
-      expect(!held && held.held_index() + 1 < handles.size(), "all of a batch or nothing");
+      expect(!held && held.blocked_index() + 1 < handles.size(), "all of a batch or nothing");
       count("batch held");
     } catch (const InvalidArgument& error) {
       expect(std::string(error.what()).find("once per step") != std::string::npos,
@@ -177,7 +177,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
       this->check_sequence(*live);
       return reason;
     }
-    const StepRow& row = result.row();
+    const ScheduledSequence& row = result.row();
     if (pending && static_cast<std::size_t>(row.num_rows) < length) {
       length = static_cast<std::size_t>(row.num_rows);
       kept = aside = 0;
@@ -382,7 +382,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
     if constexpr (requires { step.rows(); }) {
       expect_refused([&] { (void)step.rows(); }, "a finished step that was moved from");
       const std::vector<SimToken> outputs(1);
-      expect_refused([&] { step.commit(StepRow{}, outputs); },
+      expect_refused([&] { step.commit(ScheduledSequence{}, outputs); },
                      "a finished step that was moved from");
       expect_refused([&] { step.commit(outputs); }, "a finished step that was moved from");
     }
@@ -410,14 +410,14 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
   // ---- finished ------------------------------------------------------------------------------
 
   /// The rows whose outputs can be committed, as the tree says and the model expects.
-  std::vector<StepRow> rows(const SimStep& step) {
-    std::vector<StepRow> all;
-    for (const StepRow row : step.finished->rows()) all.push_back(row);
+  std::vector<ScheduledSequence> rows(const SimStep& step) {
+    std::vector<ScheduledSequence> all;
+    for (const ScheduledSequence row : step.finished->rows()) all.push_back(row);
     std::size_t next = 0;
     for (const Entry& entry : step.entries) {
       if (!entry.has_output || entry.superseded() || entry.live->gone) continue;
       expect(next < all.size(), "every output that counts is asked for");
-      const StepRow& row = all[next++];
+      const ScheduledSequence& row = all[next++];
       expect(row.sequence == entry.live->id && row.first_row == entry.first_row &&
                  row.num_rows == entry.num_rows() && row.num_drafts == entry.num_drafts() &&
                  row.output_row() == entry.first_row + entry.length - 1 - entry.drafts,
@@ -431,8 +431,8 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
   /// case.
   bool commit_all(SimStep& step) {
     std::vector<SimToken> outputs;
-    const std::vector<StepRow> all = rows(step);
-    for (const StepRow& row : all) {
+    const std::vector<ScheduledSequence> all = rows(step);
+    for (const ScheduledSequence& row : all) {
       const Entry& entry = step.entries[static_cast<std::size_t>(row.index)];
       const auto first = static_cast<std::size_t>(entry.output_position());
       if (entry.drafts > 0 || first != entry.live->known) return false;
@@ -440,7 +440,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
     }
     log("commit all " + text(outputs.size()));
     this->insist("commit", [&] { step.finished->commit(outputs); });
-    for (const StepRow& row : all) {
+    for (const ScheduledSequence& row : all) {
       Entry& entry = step.entries[static_cast<std::size_t>(row.index)];
       entry.has_output = false;
       ++entry.live->known;
@@ -453,14 +453,14 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
 
   void commit_some(SimStep& step, std::size_t skip_one_in) {
     if (skip_one_in == 0 && one_in(2) && commit_all(step)) return;
-    for (const StepRow& row : rows(step))
+    for (const ScheduledSequence& row : rows(step))
       if (skip_one_in == 0 || !one_in(skip_one_in)) {
         Entry& entry = step.entries[static_cast<std::size_t>(row.index)];
         if (entry.has_output && !entry.superseded()) commit(step, row, entry);
       }
   }
 
-  void commit(SimStep& step, const StepRow& row, Entry& entry) {
+  void commit(SimStep& step, const ScheduledSequence& row, Entry& entry) {
     if (!entry.tree.empty()) return this->commit_branch(step, row, entry);
     Live& live = *entry.live;
     const auto first = static_cast<std::size_t>(entry.output_position());

@@ -78,7 +78,7 @@ class StepDevice {
     jobs_.push_back(std::move(job));
   }
   /// Says whose rows are whose in the step queued last, so that outputs are found again.
-  void name(const chunkattn::StepRow& row) {
+  void name(const chunkattn::ScheduledSequence& row) {
     for (int i = 0; i < row.num_rows; ++i)
       jobs_.back().sequences[static_cast<std::size_t>(row.first_row + i)] = row.sequence;
   }
@@ -116,9 +116,9 @@ class StepDevice {
   /// Builds, runs and finishes a step in one go.
   template <class Step>
   typename Tree::Finished finish(chunkattn::AttentionPlan& plan, Step&& step,
-                                 const std::vector<chunkattn::StepRow>& rows = {}) {
+                                 const std::vector<chunkattn::ScheduledSequence>& rows = {}) {
     queue(plan.build(step));
-    for (const chunkattn::StepRow& row : rows) name(row);
+    for (const chunkattn::ScheduledSequence& row : rows) name(row);
     run_all();
     return std::move(step).finished();
   }
@@ -128,7 +128,7 @@ class StepDevice {
     return sampled_.at({sequence, position});
   }
   /// The same for each output of a row, drafts included.
-  [[nodiscard]] int sampled(const chunkattn::StepRow& row, int output) const {
+  [[nodiscard]] int sampled(const chunkattn::ScheduledSequence& row, int output) const {
     return sampled(row.sequence, row.position + row.num_rows - 1 - row.num_drafts + output);
   }
 

@@ -17,7 +17,7 @@ namespace test {
 struct Tempered {
   const float* by_position;
   auto logit(auto s, chunkattn::lanes::At at) const {
-    return s * chunkattn::lanes::table(by_position, at.query);
+    return s * chunkattn::lanes::table(by_position, at.q_idx);
   }
 };
 
@@ -48,8 +48,8 @@ struct TemperedCase {
   }
   chunkattn::Reference expected() const {
     chunkattn::ReferenceVariant definition;
-    definition.logit = [this](double s, chunkattn::Place at) {
-      return s * static_cast<double>(variant.by_position[at.query]);
+    definition.logit = [this](double s, chunkattn::LogitIndex at) {
+      return s * static_cast<double>(variant.by_position[at.q_idx]);
     };
     definition.gain = 2;
     return chunkattn::reference_attention(problem.kv.view, problem.plan.view(),

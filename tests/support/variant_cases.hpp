@@ -19,7 +19,7 @@
 
 namespace test {
 
-using chunkattn::Place;
+using chunkattn::LogitIndex;
 using chunkattn::ReferenceVariant;
 
 /// What members are drawn for.
@@ -28,8 +28,8 @@ struct VariantShape {
 };
 
 /// A number in [-1, 1] that looks random, the same for the same place.
-inline float noise(Place at) {
-  auto x = static_cast<std::uint32_t>(at.row * 73 + at.key * 31 + at.head * 17);
+inline float noise(LogitIndex at) {
+  auto x = static_cast<std::uint32_t>(at.row * 73 + at.kv_idx * 31 + at.head * 17);
   x = (x ^ (x >> 7)) * 0x9e3779b1u;
   return static_cast<float>(x >> 8) * 0x1p-23f - 1.0f;
 }
@@ -38,7 +38,7 @@ inline float noise(Place at) {
 // inputs where it is one of TEST_VARIANT_CASES.
 
 struct PlainCase {
-  chunkattn::Plain variant;
+  chunkattn::NoVariant variant;
   ReferenceVariant definition;
   PlainCase(Random&, VariantShape) {}
 };
@@ -50,7 +50,7 @@ struct SoftCapCase {
 
   SoftCapCase(Random& random, VariantShape) : variant{random.pick({0.5f, 5.0f, 50.0f})} {
     const auto cap = static_cast<double>(variant.cap);
-    definition.logit = [cap](double s, Place) { return cap * std::tanh(s / cap); };
+    definition.logit = [cap](double s, LogitIndex) { return cap * std::tanh(s / cap); };
   }
 };
 
@@ -62,8 +62,8 @@ struct WindowCase {
   WindowCase(Random& random, VariantShape)
       : variant{random.pick({1, 7, 64, 100, 1000}), random.pick({0, 0, 5})} {
     const auto window = variant;
-    definition.visible = [window](Place at) {
-      return at.key > at.query - window.size || at.key < window.keep;
+    definition.visible = [window](LogitIndex at) {
+      return at.kv_idx > at.q_idx - window.size || at.kv_idx < window.keep;
     };
   }
 };
@@ -94,9 +94,9 @@ struct AlibiCase {
   AlibiCase(Random& random, VariantShape shape)
       : slopes(static_cast<std::size_t>(shape.num_qo_heads)), variant{slopes} {
     for (float& slope : slopes) slope = std::exp2(-static_cast<float>(random.uniform(1, 8)));
-    definition.logit = [this](double s, Place at) {
-      return s -
-             static_cast<double>(slopes[static_cast<std::size_t>(at.head)]) * (at.query - at.key);
+    definition.logit = [this](double s, LogitIndex at) {
+      return s - static_cast<double>(slopes[static_cast<std::size_t>(at.head)]) *
+                     (at.q_idx - at.kv_idx);
     };
   }
 };
@@ -104,33 +104,33 @@ struct AlibiCase {
 /// Adds 2 * noise, and minus infinity at some places.
 struct BiasCase {
   static constexpr std::uint64_t stream = 50;
-  static float bias(Place at) {
+  static float bias(LogitIndex at) {
     const float x = noise(at);
     return x > 0.9f ? -std::numeric_limits<float>::infinity() : 2.0f * x;
   }
   struct Function {
-    float operator()(Place at) const { return bias(at); }
+    float operator()(LogitIndex at) const { return bias(at); }
   };
   chunkattn::Bias<Function> variant{};
   ReferenceVariant definition;
 
   BiasCase(Random&, VariantShape) {
-    definition.logit = [](double s, Place at) { return s + static_cast<double>(bias(at)); };
+    definition.logit = [](double s, LogitIndex at) { return s + static_cast<double>(bias(at)); };
   }
 };
 
 /// Hides a third of all places, and every place from some rows.
 struct MaskCase {
   static constexpr std::uint64_t stream = 60;
-  static bool shows(Place at) { return at.row % 5 != 3 && noise(at) > -0.4f; }
+  static bool shows(LogitIndex at) { return at.row % 5 != 3 && noise(at) > -0.4f; }
   struct Function {
-    bool operator()(Place at) const { return shows(at); }
+    bool operator()(LogitIndex at) const { return shows(at); }
   };
   chunkattn::Mask<Function> variant{};
   ReferenceVariant definition;
 
   MaskCase(Random&, VariantShape) {
-    definition.visible = [](Place at) { return shows(at); };
+    definition.visible = [](LogitIndex at) { return shows(at); };
   }
 };
 
@@ -141,12 +141,13 @@ struct UserVariant {
 
   auto logit(auto s, chunkattn::lanes::At at) const {
     using namespace chunkattn::lanes;
-    const auto distance = at.query - at.key;
+    const auto distance = at.q_idx - at.kv_idx;
     return select(distance >= 32 && at.head != 1, -min(-s, 3) / 2, s * 0.75f) +
            table(by_distance, select(distance < 40, distance, min(distance, 63)));
   }
   auto visible(chunkattn::lanes::At at) const {
-    return !(at.key * 3 > at.query * 2 && at.key + at.row == at.query) || at.key == at.query;
+    return !(at.kv_idx * 3 > at.q_idx * 2 && at.kv_idx + at.row == at.q_idx) ||
+           at.kv_idx == at.q_idx;
   }
 };
 struct UserCase {
@@ -157,14 +158,15 @@ struct UserCase {
 
   UserCase(Random& random, VariantShape) {
     random.fill(std::span(by_distance));
-    definition.logit = [this](double s, Place at) {
-      const int distance = at.query - at.key;
+    definition.logit = [this](double s, LogitIndex at) {
+      const int distance = at.q_idx - at.kv_idx;
       const double weak = distance >= 32 && at.head != 1 ? std::max(s, -3.0) / 2 : s * 0.75;
       return weak +
              static_cast<double>(by_distance[static_cast<std::size_t>(std::min(distance, 63))]);
     };
-    definition.visible = [](Place at) {
-      return at.key == at.query || at.key * 3 <= at.query * 2 || at.key + at.row != at.query;
+    definition.visible = [](LogitIndex at) {
+      return at.kv_idx == at.q_idx || at.kv_idx * 3 <= at.q_idx * 2 ||
+             at.kv_idx + at.row != at.q_idx;
     };
   }
 };
@@ -186,11 +188,11 @@ struct PairCase {
   PairCase(Random& random, VariantShape shape)
       : a(random, shape), b(random, shape), variant(chunkattn::combine(a.variant, b.variant)) {
     const ReferenceVariant &first = a.definition, &second = b.definition;
-    definition.logit = [&](double s, Place at) {
+    definition.logit = [&](double s, LogitIndex at) {
       if (first.logit) s = first.logit(s, at);
       return second.logit ? second.logit(s, at) : s;
     };
-    definition.visible = [&](Place at) {
+    definition.visible = [&](LogitIndex at) {
       return (!first.visible || first.visible(at)) && (!second.visible || second.visible(at));
     };
     if (first.sink) definition.sink = first.sink;

@@ -26,7 +26,7 @@ TEST_CASE("what a copy was to write and did not is for its next writer, and no s
   batch.push_back(tree.insert(iota(0, 8)));
   Tree::Sequence& s = batch.front();
   for (int i = 0; i < 2; ++i)
-    test::decode(tree, plan, batch, [i](const StepRow&) { return 100 + i; });
+    test::decode(tree, plan, batch, [i](const ScheduledSequence&) { return 100 + i; });
   REQUIRE(s.num_written() == 9);
   {
     auto step = tree.begin_step();  // of the drafts, 201 and 202 are the trunk
@@ -104,7 +104,7 @@ TEST_CASE("tokens that another is still to write are not there to be merged with
   std::vector<Tree::Sequence> batch;
   batch.push_back(tree.insert(iota(0, 4), {.priority = 5}));
   for (int i = 0; i < 5; ++i)
-    test::decode(tree, plan, batch, [i](const StepRow&) { return 100 + i; });
+    test::decode(tree, plan, batch, [i](const ScheduledSequence&) { return 100 + i; });
   const std::vector<int> path = batch.front().tokens();
   std::optional<Tree::Sequence> writer = tree.insert(path);  // the same, at the lowest priority
   REQUIRE(writer->num_pending() + writer->num_cached() == 4);

@@ -259,7 +259,7 @@ TEST_CASE("an engine on one thread, its clients hanging up on others") {
       batch.push_back(std::move(*s));
       ++joined;
     }
-    test::decode(tree, plan, batch, [&](const StepRow&) { return random.uniform(0, 1); });
+    test::decode(tree, plan, batch, [&](const ScheduledSequence&) { return random.uniform(0, 1); });
     while (batch.size() > 8) {
       auto& goes = batch[random.index(batch.size())];
       std::swap(goes, batch.back());

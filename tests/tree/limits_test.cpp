@@ -160,19 +160,19 @@ TEST_CASE("budgets, drafts and lengths beyond what there can be") {
   auto s = tree.insert(iota(0, 6));
   {
     auto step = tree.begin_step();
-    const StepRow row = step.add(s, most, {.count = 5}).row();
+    const ScheduledSequence row = step.add(s, most, {.count = 5}).row();
     CHECK(row.num_rows == 11);
     CHECK(row.num_drafts == 5);
   }
   {
     auto step = tree.begin_step();
-    const StepRow row = step.add(s, 10, {.count = most}).row();
+    const ScheduledSequence row = step.add(s, 10, {.count = most}).row();
     CHECK(row.num_rows == 10);
     CHECK(row.num_drafts == 4);
   }
   {
     auto step = tree.begin_step();
-    const StepRow row = step.add(s, 8, {.tokens = iota(50, 20)}).row();
+    const ScheduledSequence row = step.add(s, 8, {.tokens = iota(50, 20)}).row();
     CHECK(row.num_drafts == 2);
     CHECK(plan.build(step).tokens() == std::vector<int>{0, 1, 2, 3, 4, 5, 50, 51});
   }
@@ -182,7 +182,7 @@ TEST_CASE("budgets, drafts and lengths beyond what there can be") {
   }
   {
     auto step = tree.begin_step();
-    const StepRow row =
+    const ScheduledSequence row =
         step.add(s, 3, {.tokens = iota(50, 20)}).row();  // it does not reach the end
     CHECK(row.num_drafts == 0);
     CHECK_FALSE(row.has_output);

@@ -110,7 +110,7 @@ class Replica {
   void finish() {
     auto done = std::move(flying_.front()).finished();
     flying_.pop_front();
-    for (const StepRow row : done.rows()) {
+    for (const ScheduledSequence row : done.rows()) {
       see(static_cast<std::uint64_t>(row.sequence));
       if (random_.chance(0.1)) continue;  // given up
       std::vector<int> outputs(1 + random_.index(static_cast<std::size_t>(row.num_drafts) + 1), 1);

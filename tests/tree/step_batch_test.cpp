@@ -111,7 +111,7 @@ struct Engine {
     if (batches) {
       const AddResult result = step.add(handles, max_tokens);
       reason = result.reason();
-      return result ? std::nullopt : std::optional(result.held_index());
+      return result ? std::nullopt : std::optional(result.blocked_index());
     }
     for (std::size_t i = 0; i < who.size(); ++i) {
       const AddResult result = step.add(*handles[i], max_tokens);
@@ -122,11 +122,11 @@ struct Engine {
   }
   void commit(typename Tree::Finished& done, int salt) {
     std::vector<int> outputs;
-    for (const StepRow row : done.rows())
+    for (const ScheduledSequence row : done.rows())
       outputs.push_back((row.position * 7 + row.index + salt) % 3);
     if (batches) return done.commit(outputs);
     std::size_t next = 0;
-    for (const StepRow row : done.rows()) done.commit(row, outputs[next++]);
+    for (const ScheduledSequence row : done.rows()) done.commit(row, outputs[next++]);
   }
 
   Tree tree;
@@ -331,7 +331,7 @@ TEST_CASE("out of chunks in the middle: none is added, and all are where there i
     const auto added = step.add(b.all);
     if (!added) {
       CHECK(added.reason() == AddResult::Reason::out_of_chunks);
-      CHECK(added.held_index() > 0);
+      CHECK(added.blocked_index() > 0);
       CHECK(step.num_rows() == 0);
       CHECK(seen(b.tree, b.all) == before);
       check_invariants(b.tree);

@@ -32,7 +32,7 @@ template <class T>
 concept HasRows = requires(T&& finished) { std::forward<T>(finished).rows(); };
 static_assert(HasRows<Tree::Finished&> && HasRows<const Tree::Finished&>);
 static_assert(!HasRows<Tree::Finished> && !HasRows<const Tree::Finished>);
-static_assert(std::is_same_v<decltype(std::declval<AddResult>().row()), StepRow>);
+static_assert(std::is_same_v<decltype(std::declval<AddResult>().row()), ScheduledSequence>);
 static_assert(std::is_same_v<decltype(std::declval<const Tree&>().options()), TreeOptions>);
 template <class T>
 concept HasAllocator = requires(T&& tree) { std::forward<T>(tree).allocator(); };
@@ -60,7 +60,7 @@ struct Bench {
   Tree::StepView view;
 };
 
-StepRow first_row(const Tree::Finished& done) {
+ScheduledSequence first_row(const Tree::Finished& done) {
   return *done.rows().begin();
 }
 
@@ -70,7 +70,7 @@ TEST_CASE("commit: twice, of another step or tree, of what has no output") {
   Bench b;
   auto s = b.tree.insert(iota(1, 6)), other = b.tree.insert(iota(50, 6));
   auto done = b.run(s);
-  const StepRow row = first_row(done);
+  const ScheduledSequence row = first_row(done);
   done.commit(row, 7);
   const std::string gone =
       "row = without output: expected a row of Finished::rows(): live, not superseded, not "
@@ -87,7 +87,7 @@ TEST_CASE("commit: twice, of another step or tree, of what has no output") {
   CHECK(refused([&] { after.commit(row, 7); }) ==
         "row = of another step: expected a row that rows() of this one gives");
   CHECK(first_row(after).position == 6);
-  StepRow none;
+  ScheduledSequence none;
   none.index = 1;
   CHECK(refused([&] { next.commit(none, 7); }) ==
         "row = of another step: expected a row that rows() of this one gives");
@@ -101,7 +101,7 @@ TEST_CASE("commit: twice, of another step or tree, of what has no output") {
   theirs.commit(first_row(theirs), 8);
   CHECK(other.num_reserved() == 1);
   other.leave();
-  StepRow left;
+  ScheduledSequence left;
   left = {SequenceId::none, 0, 0, 0, 6, 0, true};
   CHECK(refused([&] { next.commit(left, 7); }) ==
         "row = of another step: expected a row that rows() of this one gives");
@@ -109,7 +109,7 @@ TEST_CASE("commit: twice, of another step or tree, of what has no output") {
 
   auto part = b.tree.insert(iota(80, 6));
   auto step = b.tree.begin_step();
-  const StepRow chunk = step.add(part, 4).row();
+  const ScheduledSequence chunk = step.add(part, 4).row();
   (void)b.plan.build(step);
   auto prefill = std::move(step).finished();
   CHECK(refused([&] { prefill.commit(chunk, 7); }) == gone);
@@ -120,7 +120,7 @@ TEST_CASE("commit: as many outputs as the row has, drafts as they were") {
   Bench b;
   auto s = b.tree.insert(iota(1, 6));
   auto done = b.run(s, {7, 8, 9});
-  const StepRow row = first_row(done);
+  const ScheduledSequence row = first_row(done);
   CHECK(row.num_drafts == 3);
   const auto commit = [&](std::vector<int> outputs) {
     return refused([&] { done.commit(row, outputs); });
@@ -144,7 +144,7 @@ TEST_CASE("commit: as many outputs as the row has, drafts as they were") {
   REQUIRE(step.add(s, 1000, {.count = 2}));
   (void)b.plan.build(step);
   auto unknown = std::move(step).finished();
-  const StepRow last = first_row(unknown);
+  const ScheduledSequence last = first_row(unknown);
   CHECK(starts(refused([&] { unknown.commit(last, iota(0, 4)); }), "outputs.size() = 4"));
   unknown.commit(last, iota(0, 3));
   CHECK(s.size() == 12);
@@ -171,7 +171,7 @@ TEST_CASE("trees of drafts: parents before children, and one branch") {
     CHECK(step.num_rows() == 0);
     check_invariants(b.tree);
     // Beyond max_tokens the last ones are left out: here a chain is left.
-    const StepRow row =
+    const ScheduledSequence row =
         step.add(s, 8, {.tokens = iota(20, 4), .parents = Parents{-1, 0, 0, 1}}).row();
     CHECK(row.num_drafts == 2);
     CHECK(row.num_rows == 8);
@@ -183,7 +183,7 @@ TEST_CASE("trees of drafts: parents before children, and one branch") {
   CHECK(b.view.tokens() == std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
   CHECK(b.view.positions() == std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 7, 8});
   auto done = std::move(step).finished();
-  const StepRow row = first_row(done);
+  const ScheduledSequence row = first_row(done);
   CHECK(row.num_drafts == 4);
   CHECK(row.output_row() == 5);
   const auto commit = [&](std::vector<int> outputs, std::int32_t leaf) {
@@ -251,7 +251,7 @@ TEST_CASE("commit: of a row without drafts, what is expected is said without cou
   Bench b;
   auto s = b.tree.insert(iota(1, 6));
   auto done = b.run(s);
-  const StepRow row = first_row(done);
+  const ScheduledSequence row = first_row(done);
   CHECK(refused([&] { done.commit(row, std::vector<int>{1, 2}); }) ==
         "outputs.size() = 2: expected 1: the row has no drafts");
   CHECK(refused([&] { done.commit(row, std::vector<int>{}); }) ==
@@ -310,7 +310,7 @@ TEST_CASE("commit: in the order of the steps, and no row that started on what wa
       refused([&] { later.commit(first_row(later), 1); }) ==
       "position of the row's output = 9: expected 6: commit the outputs of the earlier step first, "
       "or drop its Finished");
-  const StepRow superseded = first_row(later);
+  const ScheduledSequence superseded = first_row(later);
   done.commit(first_row(done), std::vector<int>{7, 5});  // the second draft was wrong
   CHECK(later.rows().begin() == later.rows().end());
   CHECK(starts(refused([&] { later.commit(superseded, 1); }), "row = without output"));
@@ -496,7 +496,7 @@ TEST_CASE("handles of steps that were moved from, or whose tree is gone") {
   CHECK(refused([&] { (void)std::move(flight).finished(); }) == from);  // NOLINT
   auto last = std::move(done);
   CHECK(refused([&] { (void)done.rows(); }) == from);  // NOLINT
-  const StepRow row = first_row(last);
+  const ScheduledSequence row = first_row(last);
   CHECK(refused([&] { done.commit(row, 1); }) == from);
   step = tree->begin_step();
   tree.reset();

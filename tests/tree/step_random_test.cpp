@@ -124,7 +124,7 @@ class Engine {
       return;
     }
     auto step = tree_.begin_step();
-    std::vector<StepRow> rows;
+    std::vector<ScheduledSequence> rows;
     std::vector<std::pair<SequenceId, std::vector<int>>> drafts;
     for (Sequence& s : live_) {
       if (random_.chance(0.2)) continue;
@@ -142,7 +142,7 @@ class Engine {
     unknown += view ? view.unknown_tokens().size() : 0;
     const auto before = static_cast<int>(device_.num_queued());
     device_.queue(view);
-    for (const StepRow& row : rows) device_.name(row);
+    for (const ScheduledSequence& row : rows) device_.name(row);
     if (random_.chance(0.4) && flying_.empty()) {
       device_.run_all();
       if (random_.chance(0.1)) return;  // the kernels ran, and it is dropped all the same
@@ -165,7 +165,7 @@ class Engine {
 
   void commit(typename Tree::Finished done,
               const std::vector<std::pair<SequenceId, std::vector<int>>>& drafts) {
-    for (const StepRow row : done.rows()) {
+    for (const ScheduledSequence row : done.rows()) {
       if (random_.chance(0.05)) {  // given up
         device_.supersede(row.sequence);
         continue;

@@ -35,7 +35,7 @@ struct Bench {
     auto step = tree.begin_step();
     for (auto* s : sequences) REQUIRE(step.add(*s));
     auto done = finish(std::move(step));
-    for (const StepRow row : done.rows()) done.commit(row, output);
+    for (const ScheduledSequence row : done.rows()) done.commit(row, output);
   }
   typename T::InFlight submit(typename T::Step step) {
     device.queue(plan.build(step));
@@ -50,7 +50,7 @@ struct Bench {
 template <class Rows>
 std::size_t count(Rows rows) {
   std::size_t n = 0;
-  for (const StepRow row : rows) n += row.num_rows > 0 ? 1 : 0;
+  for (const ScheduledSequence row : rows) n += row.num_rows > 0 ? 1 : 0;
   return n;
 }
 
@@ -61,7 +61,7 @@ TEST_CASE("one sequence: prefill in pieces, then outputs, each the next step's t
   auto s = b.tree.insert(iota(1, 10));
   auto step = b.tree.begin_step();
   CHECK(step.number() == 1);
-  const StepRow part = step.add(s, 7).row();
+  const ScheduledSequence part = step.add(s, 7).row();
   CHECK(part.sequence == s.id());
   CHECK(part.num_rows == 7);
   CHECK_FALSE(part.has_output);
@@ -75,7 +75,7 @@ TEST_CASE("one sequence: prefill in pieces, then outputs, each the next step's t
   }
   CHECK(s.num_written() == 7);
   step = b.tree.begin_step();
-  const StepRow rest = step.add(s).row();
+  const ScheduledSequence rest = step.add(s).row();
   CHECK(rest.position == 7);
   CHECK(rest.output_row() == 2);
   CHECK(rest.has_output);
@@ -83,7 +83,7 @@ TEST_CASE("one sequence: prefill in pieces, then outputs, each the next step's t
   {
     auto done = b.finish(std::move(step));
     CHECK(s.num_written() == 10);
-    for (const StepRow row : done.rows()) done.commit(row, 42);
+    for (const ScheduledSequence row : done.rows()) done.commit(row, 42);
     CHECK(count(done.rows()) == 0);
   }
   CHECK(s.tokens().back() == 42);
@@ -107,10 +107,10 @@ TEST_CASE("the same prompt twice: both have an output, the cached one for one ro
     CHECK(step.add(chat).row().num_rows == (user == 0 ? 13 : 1));
     auto done = b.finish(std::move(step));
     REQUIRE(count(done.rows()) == 1);
-    for (const StepRow row : done.rows()) done.commit(row, 100 + user);
+    for (const ScheduledSequence row : done.rows()) done.commit(row, 100 + user);
   }
   for (int token = 0; token < 5; ++token)
-    test::decode(b.tree, b.plan, batch, [&](const StepRow& row) { return row.index; });
+    test::decode(b.tree, b.plan, batch, [&](const ScheduledSequence& row) { return row.index; });
   for (int user = 0; user < 3; ++user) {
     auto& chat = batch[static_cast<std::size_t>(user)];
     CHECK(chat.size() == 13 + 1 + 5);
@@ -323,7 +323,7 @@ TEST_CASE("leaving between build and write is harmless: the places are the step'
     {
       auto done = in_flight ? std::move(*flight).finished() : std::move(step).finished();
       CHECK(count(done.rows()) == 1);
-      for (const StepRow row : done.rows()) CHECK(row.sequence == a.id());
+      for (const ScheduledSequence row : done.rows()) CHECK(row.sequence == a.id());
     }
     CHECK(b.tree.stats().leaving_sequences == 0);
     CHECK(b.device.wrong_reads() == 0);
@@ -422,7 +422,7 @@ TEST_CASE("what rests on a step that was lost counts for nothing and is computed
   CHECK(s.num_reserved() == 0);
   CHECK(step.add(s).row().position == 0);
   auto done = b.finish(std::move(step));
-  for (const StepRow row : done.rows()) done.commit(row, 1);
+  for (const ScheduledSequence row : done.rows()) done.commit(row, 1);
   CHECK(s.num_written() == 6);
   CHECK(b.device.wrong(s) == 0);
   check_invariants(b.tree);
@@ -510,18 +510,18 @@ TEST_CASE("one step ahead of the device: its tokens are the outputs to come") {
   const auto finish = [&] {
     b.device.run_next();
     auto done = std::move(*previous).finished();
-    for (const StepRow row : done.rows()) done.commit(row, b.device.sampled(row, 0));
+    for (const ScheduledSequence row : done.rows()) done.commit(row, b.device.sampled(row, 0));
   };
   for (int i = 0; i < 20; ++i) {
     auto step = b.tree.begin_step();
-    std::vector<StepRow> rows;
+    std::vector<ScheduledSequence> rows;
     for (auto& s : batch) rows.push_back(step.add(s).row());
     const auto view = b.plan.build(step);
     REQUIRE(view.unknown_tokens().size() == (i == 0 ? 0u : 3u));
     for (const auto& unknown : view.unknown_tokens())
       CHECK(unknown.position == rows[static_cast<std::size_t>(unknown.row)].position);
     b.device.queue(view);
-    for (const StepRow& row : rows) b.device.name(row);
+    for (const ScheduledSequence& row : rows) b.device.name(row);
     auto flight = std::move(step).submitted();
     if (previous) finish();
     previous = std::move(flight);
@@ -563,7 +563,7 @@ TEST_CASE(
   CHECK(count(none.rows()) == 0);
   CHECK(step.add(s));
   auto done = b.finish(std::move(step));
-  for (const StepRow row : done.rows()) done.commit(row, 5);
+  for (const ScheduledSequence row : done.rows()) done.commit(row, 5);
   CHECK(s.tokens() == std::vector<int>{1, 2, 3, 4, 5, 6, 7, 77, 5});
   CHECK(b.device.wrong(s) == 0);
   check_invariants(b.tree);
@@ -615,7 +615,7 @@ TEST_CASE("drafts: the accepted stay written, the rest are dropped, whatever the
       const std::size_t right = random.index(drafts.size() + 1), size = s.size();
       std::vector<int> outputs(drafts.begin(), drafts.begin() + static_cast<std::ptrdiff_t>(right));
       outputs.push_back(8);
-      for (const StepRow row : done.rows()) done.commit(row, outputs);
+      for (const ScheduledSequence row : done.rows()) done.commit(row, outputs);
       REQUIRE(s.size() == size + right + 1);
       REQUIRE(s.num_written() == s.size() - 1);
       REQUIRE(s.num_uncomputed() == 1);

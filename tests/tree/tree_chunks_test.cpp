@@ -28,7 +28,7 @@ struct Search {
 
   /// Every beam goes on.
   void step() {
-    test::decode(tree, plan, beams, [&](const StepRow&) { return token(); });
+    test::decode(tree, plan, beams, [&](const ScheduledSequence&) { return token(); });
     check();
   }
 

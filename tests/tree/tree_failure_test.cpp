@@ -116,11 +116,12 @@ struct Scenario {
     std::optional<typename Tree::Finished> finished;
     attempt([&] { finished.emplace(std::move(in_flight.front()).finished()); });
     in_flight.erase(in_flight.begin());
-    std::vector<StepRow> rows;
-    for (const StepRow row : finished->rows()) rows.push_back(row);
+    std::vector<ScheduledSequence> rows;
+    for (const ScheduledSequence row : finished->rows()) rows.push_back(row);
     std::vector<int> outputs = branch;
     outputs.push_back(output);
-    for (const StepRow& row : rows) attempt([&] { finished->commit(row, outputs, leaf); });
+    for (const ScheduledSequence& row : rows)
+      attempt([&] { finished->commit(row, outputs, leaf); });
   }
   void step(std::size_t max_tokens, int output) {
     begin(max_tokens);

@@ -193,7 +193,7 @@ AnyVariant AttentionOp::variant_of(const ggml_tensor& node, const MaskForest& fo
   if (given != nullptr) sinks_.assign(given, given + heads);
   if (!forest.has_table()) {
     if (caps) return combine(SoftCap{parameters.soft_cap}, Sinks{sinks_});
-    return given == nullptr ? AnyVariant(Plain{}) : AnyVariant(Sinks{sinks_});
+    return given == nullptr ? AnyVariant(NoVariant{}) : AnyVariant(Sinks{sinks_});
   }
 
   slopes_.assign(heads, 1.0f);

@@ -12,8 +12,8 @@
 namespace plugin {
 
 /// Attention over K and V of float, half or bfloat16 for heads of `size`, one of head_sizes(), on
-/// `workers`, which must outlive it. Variants: Plain, Sinks and MaskTable, the last two behind a
-/// SoftCap, too.
+/// `workers`, which must outlive it. Variants: NoVariant, Sinks and MaskTable, the last two behind
+/// a SoftCap, too.
 /// \throws chunkattn::InvalidArgument for another size
 [[nodiscard]] std::unique_ptr<chunkattn::AnyAttention> make_attention(
     chunkattn::HeadSize size, Workers& workers, const chunkattn::CpuOptions& options);

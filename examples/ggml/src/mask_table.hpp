@@ -20,7 +20,7 @@ struct MaskTable {
 
   /// What the mask adds to the logit of a row and a key, but for the slope.
   auto entry(chunkattn::lanes::At at) const {
-    return chunkattn::lanes::table(table, at.row * stride + at.key);
+    return chunkattn::lanes::table(table, at.row * stride + at.kv_idx);
   }
   /// The logit and its bias.
   auto logit(auto s, chunkattn::lanes::At at) const {

@@ -17,7 +17,7 @@ from ._core import (
     Plan,
     Sequence,
     Step,
-    StepRow,
+    ScheduledSequence,
     Threads,
     Tree,
     View,
@@ -28,7 +28,7 @@ from .picture import tree_svg
 
 __all__ = [
     "AddResult", "Attention", "Finished", "InFlight", "KvCache", "OutOfChunks", "Pin", "Plan", "Sequence",
-    "Step", "StepRow", "Threads", "Tree", "View", "head_sizes", "instruction_set", "tree_svg",
+    "Step", "ScheduledSequence", "Threads", "Tree", "View", "head_sizes", "instruction_set", "tree_svg",
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ namespace {
 
 using nb::literals::operator""_a;
 using chunkattn::AddResult;
-using chunkattn::StepRow;
+using chunkattn::ScheduledSequence;
 
 struct InFlight {
   std::optional<Tree::InFlight> step;
@@ -70,19 +70,22 @@ AddResult add_all(Step& step, const std::vector<Tree::Sequence*>& sequences,
 }
 
 void bind_results(nb::module_& module) {
-  nb::class_<StepRow>(module, "StepRow", "The rows of one sequence in a step.")
+  nb::class_<ScheduledSequence>(module, "ScheduledSequence", "The rows of one sequence in a step.")
       .def_prop_ro(
-          "sequence", [](const StepRow& r) { return static_cast<std::uint64_t>(r.sequence); },
+          "sequence",
+          [](const ScheduledSequence& r) { return static_cast<std::uint64_t>(r.sequence); },
           "Sequence.id")
-      .def_ro("index", &StepRow::index, "Sequences that were added before it.")
-      .def_ro("position", &StepRow::position, "Position of the first row in its sequence.")
-      .def_ro("first_row", &StepRow::first_row, "Its index in q, k, v and out.")
-      .def_ro("num_rows", &StepRow::num_rows, "Drafts included.")
-      .def_ro("num_drafts", &StepRow::num_drafts, "The last of these rows.")
-      .def_ro("has_output", &StepRow::has_output, "Whether there is something to sample.")
-      .def_prop_ro("output_row", &StepRow::output_row, "Whose logits give the first output.")
-      .def("__repr__", [](const StepRow& r) {
-        return "<chunkattn.StepRow " + std::to_string(r.first_row) + " to " +
+      .def_ro("index", &ScheduledSequence::index, "Sequences that were added before it.")
+      .def_ro("position", &ScheduledSequence::position,
+              "Position of the first row in its sequence.")
+      .def_ro("first_row", &ScheduledSequence::first_row, "Its index in q, k, v and out.")
+      .def_ro("num_rows", &ScheduledSequence::num_rows, "Drafts included.")
+      .def_ro("num_drafts", &ScheduledSequence::num_drafts, "The last of these rows.")
+      .def_ro("has_output", &ScheduledSequence::has_output, "Whether there is something to sample.")
+      .def_prop_ro("output_row", &ScheduledSequence::output_row,
+                   "Whose logits give the first output.")
+      .def("__repr__", [](const ScheduledSequence& r) {
+        return "<chunkattn.ScheduledSequence " + std::to_string(r.first_row) + " to " +
                std::to_string(r.first_row + r.num_rows - 1) + ", positions from " +
                std::to_string(r.position) + (r.has_output ? ", with an output>" : ">");
       });
@@ -96,10 +99,10 @@ void bind_results(nb::module_& module) {
           "waits_for", [](const AddResult& r) { return static_cast<std::uint64_t>(r.waits_for()); },
           "With 'waits_for_sequence': its id.")
       .def_prop_ro("step", &AddResult::step, "With 'waits_for_step': its number.")
-      .def_prop_ro("held_index", &AddResult::held_index,
+      .def_prop_ro("blocked_index", &AddResult::blocked_index,
                    "Of many sequences: the first that could not be added.")
       .def_prop_ro(
-          "row", [](const AddResult& r) -> StepRow { return r.row(); },
+          "row", [](const AddResult& r) -> ScheduledSequence { return r.row(); },
           "The rows of the sequence that was added.");
 }
 
@@ -112,14 +115,14 @@ void bind_step(nb::module_& module) {
       .def(
           "rows",
           [](Finished& f) {
-            std::vector<StepRow> rows;
-            for (const StepRow& row : f.open().rows()) rows.push_back(row);
+            std::vector<ScheduledSequence> rows;
+            for (const ScheduledSequence& row : f.open().rows()) rows.push_back(row);
             return rows;
           },
           "The rows to sample from, in the order of add().")
       .def(
           "commit",
-          [](Finished& f, const StepRow& row, nb::handle outputs,
+          [](Finished& f, const ScheduledSequence& row, nb::handle outputs,
              std::optional<std::int32_t> leaf) {
             Token one = 0;
             if (nb::try_cast(outputs, one, true)) return f.open().commit(row, one, leaf);

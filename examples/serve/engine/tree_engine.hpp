@@ -567,7 +567,7 @@ class TreeEngine final : public Engine {
     bool changed = false;
     outputs_.clear();
     agreed_.begin();
-    for (const chunkattn::StepRow& row : finished.rows()) {
+    for (const chunkattn::ScheduledSequence& row : finished.rows()) {
       const auto logits = all_logits.subspan(outputs_.size() * vocabulary, vocabulary);
       const auto position = static_cast<std::size_t>(row.position + row.num_rows);
       auto [sequence, work] = in_step_[static_cast<std::size_t>(row.index)];
@@ -678,7 +678,7 @@ class TreeEngine final : public Engine {
     Sequence* sequence;
     Work* work;
   };
-  std::vector<StepEntry> in_step_;  // by StepRow::index
+  std::vector<StepEntry> in_step_;  // by ScheduledSequence::index
   std::vector<RequestId> at_risk_;
   struct Abandoned {};  // thrown between the layers of such a step
   std::function<bool(RequestId)> is_gone_;

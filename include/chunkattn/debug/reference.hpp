@@ -50,10 +50,10 @@ template <class T>
 
 /// The definition of a variant, in double precision. Empty functions do nothing.
 struct ReferenceVariant {
-  std::function<double(double, Place)> logit;  ///< what replaces a scaled logit
-  std::function<bool(Place)> visible;          ///< whether the row sees the key
-  std::function<double(int)> sink;             ///< one more logit of a query head, without a value
-  double gain = 1;                             ///< the most by which `logit` enlarges errors
+  std::function<double(double, LogitIndex)> logit;  ///< what replaces a scaled logit
+  std::function<bool(LogitIndex)> visible;          ///< whether the row sees the key
+  std::function<double(int)> sink;  ///< one more logit of a query head, without a value
+  double gain = 1;                  ///< the most by which `logit` enlarges errors
 };
 
 /// What reference_attention() returns. Rows are in the caller's order.
@@ -200,7 +200,7 @@ struct SeenRows {
 /// \param at  the row's place and head; its key is not looked at
 template <class X>
 void reference_line(const X* query, const SeenRows& seen, double scale,
-                    const ReferenceVariant& variant, Place at, std::size_t line,
+                    const ReferenceVariant& variant, LogitIndex at, std::size_t line,
                     Reference& result) {
   const auto dim = static_cast<std::size_t>(result.head_dim);
   const auto value_dim = static_cast<std::size_t>(result.value_dim);
@@ -215,7 +215,7 @@ void reference_line(const X* query, const SeenRows& seen, double scale,
   double largest = -std::numeric_limits<double>::max();
   if (variant.sink && variant.sink(at.head) > largest) largest = variant.sink(at.head);
   for (std::size_t t = 0; t < seen.count; ++t) {
-    at.key = seen.position[t];
+    at.kv_idx = seen.position[t];
     if (variant.visible && !(visible[t] = variant.visible(at))) continue;
     double dot = 0;
     double size = 0;
@@ -308,7 +308,7 @@ template <class T, class X>
       if (seen.count == 0 && !variant.sink) break;
       const std::size_t line = static_cast<std::size_t>(plan.row_token[row]) * num_qo_heads +
                                static_cast<std::size_t>(head);
-      const Place at{plan.row_token[row], plan.row_kv_len[row] - 1, 0, head};
+      const LogitIndex at{plan.row_token[row], plan.row_kv_len[row] - 1, 0, head};
       detail::reference_line(&q[line * dim], seen, scale, variant, at, line, result);
     }
   }

@@ -77,7 +77,7 @@ class BlockTable {
   /// \param row  what Step::add() returned for the sequence
   /// \throws InvalidArgument as above, and for a row of another sequence
   template <PlacedSequence Sequence>
-  void add(const Sequence& sequence, const StepRow& row) {
+  void add(const Sequence& sequence, const ScheduledSequence& row) {
     if constexpr (requires { sequence.id() == row.sequence; })
       detail::check_argument(sequence.id() == row.sequence, "row", "of another sequence",
                              "the row that Step::add() gave for the sequence");

@@ -226,7 +226,7 @@ class AnyVariant {
   static constexpr std::size_t max_bytes = 128;
 
   /// Attention without a variant.
-  AnyVariant() noexcept : AnyVariant(Plain{}) {}
+  AnyVariant() noexcept : AnyVariant(NoVariant{}) {}
   /// A copy of `variant`.
   template <class V>
     requires(!std::same_as<V, AnyVariant>) && AttentionVariant<V>
@@ -285,11 +285,11 @@ struct ElementTypes {
   static constexpr ElementType types[sizeof...(T)] = {element_type_of<T>...};
 };
 
-/// A list of variants that kernels are compiled for; Plain is attention without one:
-/// Variants<Plain, SlidingWindow>.
+/// A list of variants that kernels are compiled for; NoVariant is attention without one:
+/// Variants<NoVariant, SlidingWindow>.
 template <AttentionVariant... V>
 struct Variants {
-  static_assert(sizeof...(V) > 0, "Variants: name at least one, perhaps Plain");
+  static_assert(sizeof...(V) > 0, "Variants: name at least one, perhaps NoVariant");
   static_assert((detail::NamedVariant<V> && ...),
                 "Variants: a variant is found by its name at run time; give the type a member "
                 "`static constexpr std::string_view name = \"...\"`");

@@ -35,7 +35,7 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// \tparam Qo          ElementTypes<…>: the types of q, k, v and out; q and out have the same
 /// \param num_threads  the caller's included; 0: as many as there are CPUs to use
 /// \throws InvalidArgument for a size that is not listed, and for options that make no sense
-template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
+template <class Device, class Sizes, class Types, class Vs = Variants<NoVariant>,
           class Qo = ElementTypes<float>>
   requires std::same_as<Device, Cpu>
 [[nodiscard]] std::unique_ptr<AnyAttention> make_attention(HeadSize size, int num_threads = 0,
@@ -53,7 +53,7 @@ template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
 /// \tparam Vs     Variants<…>: the variants that run() takes
 /// \tparam Qo     ElementTypes<…>: the types of q, k, v and out; q and out have the same
 /// \throws InvalidArgument for a size that is not listed, and for options that make no sense
-template <class Device, class Sizes, class Types, class Vs = Variants<Plain>,
+template <class Device, class Sizes, class Types, class Vs = Variants<NoVariant>,
           class Qo = ElementTypes<float>, Executor Exec>
   requires std::same_as<Device, Cpu>
 [[nodiscard]] std::unique_ptr<AnyAttention> make_attention(HeadSize size, Exec& executor,
@@ -80,7 +80,7 @@ CHUNKATTN_ISA_NAMESPACE_BEGIN
 /// \throws InvalidArgument for a size that is not listed, and for limits or options that make no
 ///         sense
 /// \throws DeviceError without a usable device or without memory
-template <class Device, class Sizes, class Types, class Vs = Variants<Plain>>
+template <class Device, class Sizes, class Types, class Vs = Variants<NoVariant>>
   requires std::same_as<Device, Cuda>
 [[nodiscard]] std::unique_ptr<AnyAttention> make_attention(HeadSize size,
                                                            const CudaOptions::Limits& limits,

@@ -6,6 +6,6 @@
 using namespace chunkattn;
 
 std::unique_ptr<AnyAttention> cpu_attention(int head_dim) {
-  return make_attention<Cpu, HeadDims<64, 128>, ElementTypes<half>, Variants<Plain, SlidingWindow>>(
-      head_dim, 2);
+  return make_attention<Cpu, HeadDims<64, 128>, ElementTypes<half>,
+                        Variants<NoVariant, SlidingWindow>>(head_dim, 2);
 }

@@ -14,5 +14,5 @@ std::unique_ptr<AnyAttention> cuda_attention(int head_dim, int max_rows, int num
   limits.num_qo_heads = num_qo_heads;
   limits.num_kv_heads = num_kv_heads;
   return make_attention<Cuda, HeadDims<64, HeadSize(192, 128)>, ElementTypes<chunkattn::half>,
-                        Variants<Plain, SlidingWindow>>(head_dim, limits);
+                        Variants<NoVariant, SlidingWindow>>(head_dim, limits);
 }

@@ -284,10 +284,10 @@ END
 #include <chunkattn/chunk_attention.hpp>
 struct Mine {
   int near;
-  auto logit(auto s, chunkattn::lanes::At at) const { return s + 0.1f * tanh(s) * (at.key - at.query); }
+  auto logit(auto s, chunkattn::lanes::At at) const { return s + 0.1f * tanh(s) * (at.kv_idx - at.q_idx); }
   auto visible(chunkattn::lanes::At at) const {
-    return at.query - at.key < near ||
-           chunkattn::lanes::per_lane([n = near](chunkattn::Place p) { return p.key % n == p.head; });
+    return at.q_idx - at.kv_idx < near ||
+           chunkattn::lanes::per_lane([n = near](chunkattn::LogitIndex p) { return p.kv_idx % n == p.head; });
   }
 };
 void attend(chunkattn::ChunkAttention<chunkattn::Cpu, 16>& attention, const chunkattn::LiveView& plan,

@@ -9,7 +9,7 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-struct Place;
+struct LogitIndex;
 
 namespace lanes {
 
@@ -37,7 +37,7 @@ struct Logit {
   static constexpr Kind kind = Kind::real;
   static constexpr bool fixed = false;
 };
-/// Four integers: see Place.
+/// Four integers: see LogitIndex.
 enum class Coordinate { key, query, row, head };
 template <Coordinate C>
 struct Input {
@@ -61,11 +61,11 @@ struct Table {
   I index;
 };
 
-/// f(Place), called for each lane whose key the row may see (key <= query).
+/// f(LogitIndex), called for each lane whose key the row may see (key <= query).
 template <class F>
 struct PerLane {
   static constexpr Kind kind =
-      std::same_as<std::invoke_result_t<const F&, Place>, bool> ? Kind::truth : Kind::real;
+      std::same_as<std::invoke_result_t<const F&, LogitIndex>, bool> ? Kind::truth : Kind::real;
   static constexpr bool fixed = false;
   F f;
 };

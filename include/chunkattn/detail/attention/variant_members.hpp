@@ -28,10 +28,10 @@ concept HidesKeys = requires(const V& variant, lanes::At at) {
   { variant.visible(at) } -> lanes::Truth;
 };
 
-/// Has `hidden(query)`: keys that are not visible to a row at this position.
+/// Has `masked(query)`: keys that are not visible to a row at this position.
 template <class V>
 concept SkipsKeys = requires(const V& variant, int query) {
-  { variant.hidden(query) } -> std::convertible_to<KeyRange>;
+  { variant.masked(query) } -> std::convertible_to<KeyRange>;
 };
 
 /// Has `sink(at)`: one more logit in the softmax, the same for all keys.

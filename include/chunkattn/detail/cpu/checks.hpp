@@ -29,15 +29,15 @@ concept Buffer = requires(R& range) {
 
 /// An argument that is no variant, where a variant or a buffer may be: a buffer, or a wrong type.
 template <class R>
-concept NoVariant = Buffer<R> || !std::is_class_v<R>;
+concept MeantAsBuffer = Buffer<R> || !std::is_class_v<R>;
 
 /// An argument in the place of a variant: one, or a wrong type.
 template <class R>
-concept MeantAsVariant = !NoVariant<R>;
+concept MeantAsVariant = !MeantAsBuffer<R>;
 
 /// A buffer of float, half or bfloat16.
 template <class R>
-concept QoRange = NoVariant<R> && Buffer<R> && requires(R& range) {
+concept QoRange = MeantAsBuffer<R> && Buffer<R> && requires(R& range) {
   requires QoElement<std::remove_cvref_t<decltype(*std::data(range))>>;
 };
 

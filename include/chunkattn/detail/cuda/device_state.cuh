@@ -331,7 +331,7 @@ class DeviceState {
   template <class V>
   void check_variant(const V& variant) {
     if constexpr (ChecksItself<V>) variant.check(limits_.num_qo_heads);
-    if constexpr (!std::is_same_v<V, Plain>) {
+    if constexpr (!std::is_same_v<V, NoVariant>) {
       const auto check = [this](const char* name, const auto& term) {
         for_each_table(term,
                        [&](const float* data) { checks_.pointer(name, data, alignof(float)); });
@@ -372,7 +372,7 @@ class DeviceState {
   template <class T, class V>
   [[nodiscard]] auto kernel_for(bool capturing) {
     using Attention = AttentionKernel<T, HeadDim, ValueDim, V>;
-    if constexpr (std::is_same_v<V, Plain>) {
+    if constexpr (std::is_same_v<V, NoVariant>) {
       return kernel<Attention>(capturing);
     } else {
       const auto pointer = Attention::pointer();

@@ -51,7 +51,7 @@ struct Used : UsedKernel {
 template <int HeadDim, int ValueDim, class Kernel>
 inline const Used<HeadDim, ValueDim, Kernel> Used<HeadDim, ValueDim, Kernel>::one;
 
-template <class T, int HeadDim, int ValueDim, class V = Plain>
+template <class T, int HeadDim, int ValueDim, class V = NoVariant>
 struct AttentionKernel {
   /// Not inlined, so that all translation units that call it for one variant get the same.
   [[gnu::noinline]] static auto pointer() { return &attention_kernel<T, HeadDim, ValueDim, V>; }

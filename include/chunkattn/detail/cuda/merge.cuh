@@ -34,12 +34,12 @@ struct CallArguments {
 };
 
 /// The arguments of the attention kernel with a variant; without one it adds nothing.
-template <class T, class V = Plain>
+template <class T, class V = NoVariant>
 struct AttentionArguments : CallArguments<T> {
   VariantTerms<V> variant;
 };
 template <class T>
-struct AttentionArguments<T, Plain> : CallArguments<T> {};
+struct AttentionArguments<T, NoVariant> : CallArguments<T> {};
 
 /// The arguments of the attention kernel for `variant`, whose logit is q·k times `sm_scale`.
 template <class T, class V>
@@ -47,7 +47,7 @@ template <class T, class V>
                                                     float sm_scale) {
   constexpr float log2e = 1.4426950408889634f;
   call.scale2 = VariantTerms<V>::changes_logits ? log2e : sm_scale * log2e;
-  if constexpr (std::is_same_v<V, Plain>)
+  if constexpr (std::is_same_v<V, NoVariant>)
     return {call};
   else
     return {call, terms_of(variant, sm_scale)};
@@ -95,7 +95,7 @@ struct RowResult {
 /// in `stats`, likewise without columns.
 template <HeadDims Dims, int TileRows, class V>
 class SharedResults {
-  using Warps = WarpLayout<Dims, TileRows, std::is_same_v<V, Plain>>;
+  using Warps = WarpLayout<Dims, TileRows, std::is_same_v<V, NoVariant>>;
 
  public:
   CHUNKATTN_DEVICE SharedResults(unsigned char* shared, float* accumulators)

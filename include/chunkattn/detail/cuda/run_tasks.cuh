@@ -177,7 +177,7 @@ CHUNKATTN_DEVICE void load_ahead(const TaskQueue<T, Dims>& queue, TileFeed<T, Di
 
 /// Whether the kernel of variant V has tiles of 128 rows.
 template <class V, HeadDims Dims>
-inline constexpr bool large_tiles = std::is_same_v<V, Plain> && has_large_tiles(Dims);
+inline constexpr bool large_tiles = std::is_same_v<V, NoVariant> && has_large_tiles(Dims);
 
 template <class T, HeadDims Dims, int TileRows, class V>
 CHUNKATTN_DEVICE void run_task(const AttentionArguments<T, V>& args, TaskQueue<T, Dims>& queue,
@@ -267,7 +267,7 @@ CHUNKATTN_DEVICE void run_tasks(const AttentionArguments<T, V>& args) {
 ///
 /// V: the variant (variants.hpp). Compiled only for those that run() is called with. (Two numbers,
 /// not HeadDims: nvcc 13.0 cannot write the host side of a kernel with an argument of a class.)
-template <class T, int HeadDim, int ValueDim, class V = Plain>
+template <class T, int HeadDim, int ValueDim, class V = NoVariant>
 CHUNKATTN_KERNEL CHUNKATTN_LAUNCH_BOUNDS(block_threads, wanted_blocks(HeadDims{HeadDim, ValueDim}))
     attention_kernel(const AttentionArguments<T, V> args) {
   run_tasks<T, HeadDims{HeadDim, ValueDim, static_cast<int>(sizeof(stored_element<T, V>))}>(args);

@@ -26,7 +26,7 @@ class TileAttention {
   using Variant = VariantTerms<V>;
   using Layout = SharedLayout<Dims>;
   using Tables = TileTables<most_tile_rows(Dims)>;
-  using Warps = WarpLayout<Dims, TileRows, std::is_same_v<V, Plain>>;
+  using Warps = WarpLayout<Dims, TileRows, std::is_same_v<V, NoVariant>>;
   using Feed = TileFeed<T, Dims, V>;
   using Narrow = NarrowStages<T, Dims, stored_element<T, V>>;
   using Place = WarpPlace<Warps>;

@@ -1,7 +1,7 @@
 // VariantTerms: what the host makes of a variant for the kernels. logit(), visible() and sink() are
 // called here, on the host; what they return, expressions with the variant's numbers in them, is a
 // kernel's argument. So a variant's functions need not be callable on a device, and a kernel's type
-// says all that it computes. Only hidden(), which returns no expression, is called by kernels. And
+// says all that it computes. Only masked(), which returns no expression, is called by kernels. And
 // how kernels evaluate expressions (detail/attention/lanes.hpp).
 #pragma once
 
@@ -21,7 +21,7 @@ namespace detail::cuda {
 
 struct SkipsNothing {};
 
-/// The part of a variant that hidden() needs: layers that differ in their sinks or slopes only have
+/// The part of a variant that masked() needs: layers that differ in their sinks or slopes only have
 /// it in common.
 template <class V>
 [[nodiscard]] auto skipping_part(const V& variant) {
@@ -40,7 +40,7 @@ template <class A, class B>
     return skipping_part(variant.b);
 }
 
-/// hidden() of some variant, with its members' values. Two are equal if these are.
+/// masked() of some variant, with its members' values. Two are equal if these are.
 class HiddenKeys {
  public:
   /// Nothing is hidden.
@@ -51,16 +51,16 @@ class HiddenKeys {
     using Part = std::remove_const_t<decltype(part)>;
     if constexpr (SkipsKeys<Part>) {
       static_assert(std::is_trivially_copyable_v<Part> && sizeof(Part) <= sizeof(members_),
-                    "a struct with hidden() should hold a few numbers: combine() it with others");
+                    "a struct with masked() should hold a few numbers: combine() it with others");
       // Bytes that are no member's differ between equal structs: each call would plan anew.
       static_assert(std::is_empty_v<Part> || std::has_unique_object_representations_v<Part>,
-                    "a struct with hidden() should hold integers without gaps between them: fill "
+                    "a struct with masked() should hold integers without gaps between them: fill "
                     "the gaps, and combine() it with a struct that holds the rest");
       if constexpr (!std::is_empty_v<Part>) std::memcpy(members_.data(), &part, sizeof(Part));
       range_ = [](const std::byte* members, int query) {
         alignas(Part) std::byte copy[sizeof(Part)];
         std::memcpy(copy, members, sizeof(Part));
-        return KeyRange(std::launder(reinterpret_cast<const Part*>(copy))->hidden(query));
+        return KeyRange(std::launder(reinterpret_cast<const Part*>(copy))->masked(query));
       };
     }
   }
@@ -107,7 +107,7 @@ template <class V>
     return NoTerm{};
 }
 
-/// A variant as kernels see it. Of Plain nothing but that it has nothing.
+/// A variant as kernels see it. Of NoVariant nothing but that it has nothing.
 template <class V>
 struct VariantTerms {
   static constexpr bool changes_logits = ChangesLogits<V>;
@@ -118,7 +118,7 @@ struct VariantTerms {
   decltype(logit_term(std::declval<const V&>())) logit;
   decltype(visible_term(std::declval<const V&>())) visible;
   decltype(sink_term(std::declval<const V&>())) sink;
-  decltype(skipping_part(std::declval<const V&>())) skipping;  ///< has hidden()
+  decltype(skipping_part(std::declval<const V&>())) skipping;  ///< has masked()
   float sm_scale;                                              ///< factor of q·k before `logit`
 };
 
@@ -205,7 +205,7 @@ struct Evaluator {
   CHUNKATTN_DEVICE auto of(const lanes::PerLane<F>& call) const {
     using Result = std::conditional_t<lanes::PerLane<F>::kind == lanes::Kind::truth, bool, float>;
     if (key > line.query) return Result{};
-    return static_cast<Result>(call.f(Place{line.row, line.query, key, line.head}));
+    return static_cast<Result>(call.f(LogitIndex{line.row, line.query, key, line.head}));
   }
 
   template <lanes::Operation O, class A, class B>

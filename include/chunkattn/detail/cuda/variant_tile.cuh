@@ -98,7 +98,7 @@ struct HiddenTiles {
     int to = open_end;
     for (int i = ptx::thread_index() % 32; i < row_count; i += 32) {
       if (row_len[i] <= 0) continue;                           // it sees nothing
-      const KeyRange hidden = variant.hidden(row_len[i] - 1);  // to be marked CHUNKATTN_HD
+      const KeyRange hidden = variant.masked(row_len[i] - 1);  // to be marked CHUNKATTN_HD
       from = hidden.begin > from ? hidden.begin : from;
       to = hidden.end < to ? hidden.end : to;
     }

@@ -216,10 +216,10 @@ class StepHandle {
   Handle<Tree, What> handle_;
 };
 
-inline StepRow row_of(const StepRecord& step, const StepEntry& entry, std::int32_t index,
-                      SequenceId id) noexcept {
-  StepRow row{id,           index,        entry.begin,     entry.first_row,
-              entry.length, entry.drafts, entry.has_output};
+inline ScheduledSequence row_of(const StepRecord& step, const StepEntry& entry, std::int32_t index,
+                                SequenceId id) noexcept {
+  ScheduledSequence row{id,           index,        entry.begin,     entry.first_row,
+                        entry.length, entry.drafts, entry.has_output};
   if (const auto tree = step.tree_of(entry); !tree.empty()) {
     row.num_drafts = static_cast<std::int32_t>(tree.size());
     row.num_rows += row.num_drafts - entry.drafts;
@@ -227,9 +227,9 @@ inline StepRow row_of(const StepRecord& step, const StepEntry& entry, std::int32
   return row;
 }
 
-/// A range of the StepRow whose outputs can be committed, in the order of add(): not those of
-/// sequences that have left, of parts of a prompt, or of rows that were computed behind a draft
-/// that was rejected. See Finished::rows().
+/// A range of the ScheduledSequence whose outputs can be committed, in the order of add(): not
+/// those of sequences that have left, of parts of a prompt, or of rows that were computed behind a
+/// draft that was rejected. See Finished::rows().
 template <class Tree>
 class OutputRows {
  public:
@@ -237,10 +237,10 @@ class OutputRows {
   class iterator {
    public:
     using iterator_category = std::input_iterator_tag;  ///< values are made on the fly
-    using value_type = StepRow;                         ///< what it gives
+    using value_type = ScheduledSequence;               ///< what it gives
     using difference_type = std::ptrdiff_t;             ///< of positions
-    using pointer = const StepRow*;                     ///< not used
-    using reference = const StepRow;  ///< a value; const, so that `auto&` may name it
+    using pointer = const ScheduledSequence*;           ///< not used
+    using reference = const ScheduledSequence;  ///< a value; const, so that `auto&` may name it
 
     /// At the first row from `at` on that has an output.
     iterator(const Outputs& outputs, const StepRecord& record, std::size_t at)

@@ -57,8 +57,8 @@ struct VariantName<V> {
   static constexpr std::string_view value = V::name;
 };
 template <>
-struct VariantName<Plain> {
-  static constexpr std::string_view value = "Plain";
+struct VariantName<NoVariant> {
+  static constexpr std::string_view value = "NoVariant";
 };
 template <>
 struct VariantName<SoftCap> {

@@ -192,7 +192,7 @@ class Engine {
     if constexpr (SkipsKeys<V>) {
       hidden_.resize(static_cast<std::size_t>(plan.num_rows));
       for (int row = 0; row < plan.num_rows; ++row)
-        hidden_[static_cast<std::size_t>(row)] = call.variant.hidden(plan.row_kv_len[row] - 1);
+        hidden_[static_cast<std::size_t>(row)] = call.variant.masked(plan.row_kv_len[row] - 1);
       wanted.hidden = hidden_.data();
     }
     schedule_.derive(plan, wanted);
@@ -362,7 +362,7 @@ class Engine {
         const int line = lines.line(head, row);
         const X* const from = call.q + call.qo_index(row, head * call.group) * HeadDim;
         std::fill_n(state.kv_len + line, call.group, call.plan.row_kv_len[row]);
-        if constexpr (!std::is_same_v<V, Plain>) {
+        if constexpr (!std::is_same_v<V, NoVariant>) {
           std::fill_n(state.row + line, call.group, call.plan.row_token[row]);
           for (int l = 0; l < call.group; ++l) state.head[line + l] = head * call.group + l;
         }
@@ -371,7 +371,7 @@ class Engine {
                                                         simd::broadcast<width>(options_.sm_scale));
       }
     }
-    if constexpr (!std::is_same_v<V, Plain>) {  // vectors of lines reach beyond the last
+    if constexpr (!std::is_same_v<V, NoVariant>) {  // vectors of lines reach beyond the last
       const int end = lines.count();
       std::fill_n(state.kv_len + end, tile_lines, 0);
       std::fill_n(state.row + end, tile_lines, state.row[end - 1]);
@@ -433,8 +433,8 @@ class Engine {
     const std::ptrdiff_t to = call.qo_index(row, qo_head);
     float factor = normaliser(softmax);
     if constexpr (HasSinks<V>) {
-      const Place at{call.plan.row_token[row], std::max(call.plan.row_kv_len[row] - 1, 0), 0,
-                     qo_head};
+      const LogitIndex at{call.plan.row_token[row], std::max(call.plan.row_kv_len[row] - 1, 0), 0,
+                          qo_head};
       if (const float sink = sink_of<width>(call.variant, at); !is_empty_lse(sink)) {
         const MergedState merged = merge_states(softmax, {sink, 1.0f});
         factor = merged.weight_a * normaliser(merged.state);

@@ -18,14 +18,14 @@ struct LinePlaces {
 /// Lanes that are keys key, key + 1, … of one line.
 template <int W>
 struct KeyLanes {
-  Place line;  ///< its key is not looked at
+  LogitIndex line;  ///< its key is not looked at
 
-  CHUNKATTN_INLINE simd::Int<W> query() const { return simd::broadcast_int<W>(line.query); }
+  CHUNKATTN_INLINE simd::Int<W> q_idx() const { return simd::broadcast_int<W>(line.q_idx); }
   CHUNKATTN_INLINE simd::Int<W> row() const { return simd::broadcast_int<W>(line.row); }
   CHUNKATTN_INLINE simd::Int<W> head() const { return simd::broadcast_int<W>(line.head); }
   CHUNKATTN_INLINE static simd::Int<W> keys(int key) { return simd::iota<W>() + key; }
-  CHUNKATTN_INLINE Place place(int key, int lane) const {
-    return {line.row, line.query, key + lane, line.head};
+  CHUNKATTN_INLINE LogitIndex place(int key, int lane) const {
+    return {line.row, line.q_idx, key + lane, line.head};
   }
 };
 
@@ -34,11 +34,11 @@ template <int W>
 struct RowLanes {
   LinePlaces lines;  ///< from the first of them on
 
-  CHUNKATTN_INLINE simd::Int<W> query() const { return simd::load_int<W>(lines.kv_len) - 1; }
+  CHUNKATTN_INLINE simd::Int<W> q_idx() const { return simd::load_int<W>(lines.kv_len) - 1; }
   CHUNKATTN_INLINE simd::Int<W> row() const { return simd::load_int<W>(lines.row); }
   CHUNKATTN_INLINE simd::Int<W> head() const { return simd::load_int<W>(lines.head); }
   CHUNKATTN_INLINE static simd::Int<W> keys(int key) { return simd::broadcast_int<W>(key); }
-  CHUNKATTN_INLINE Place place(int key, int lane) const {
+  CHUNKATTN_INLINE LogitIndex place(int key, int lane) const {
     return {lines.row[lane], lines.kv_len[lane] - 1, key, lines.head[lane]};
   }
 };
@@ -90,7 +90,7 @@ struct Evaluator {
 
   CHUNKATTN_INLINE Real of(lanes::Logit) const { return s; }
   CHUNKATTN_INLINE Int of(lanes::Input<lanes::Coordinate::key>) const { return Lanes::keys(key); }
-  CHUNKATTN_INLINE Int of(lanes::Input<lanes::Coordinate::query>) const { return at.query(); }
+  CHUNKATTN_INLINE Int of(lanes::Input<lanes::Coordinate::query>) const { return at.q_idx(); }
   CHUNKATTN_INLINE Int of(lanes::Input<lanes::Coordinate::row>) const { return at.row(); }
   CHUNKATTN_INLINE Int of(lanes::Input<lanes::Coordinate::head>) const { return at.head(); }
   CHUNKATTN_INLINE Real of(const lanes::Constant<float>& c) const {
@@ -107,7 +107,7 @@ struct Evaluator {
   template <class I>
   CHUNKATTN_INLINE Real of(const lanes::Table<I>& table) const {
     // A line behind the last, or one that sees nothing, stands at position -1.
-    const Int read = I::fixed ? Int(at.query() >= 0) : Int(Lanes::keys(key) <= at.query());
+    const Int read = I::fixed ? Int(at.q_idx() >= 0) : Int(Lanes::keys(key) <= at.q_idx());
     const Int index = read & of(table.index);
     Real result{};
     for (int lane = 0; lane < W; ++lane) result[lane] = table.data[index[lane]];
@@ -118,8 +118,8 @@ struct Evaluator {
     using Result = std::conditional_t<lanes::PerLane<F>::kind == lanes::Kind::truth, Int, Real>;
     Result result{};
     for (int lane = 0; lane < W; ++lane) {
-      const Place place = at.place(key, lane);
-      if (place.key > place.query) continue;
+      const LogitIndex place = at.place(key, lane);
+      if (place.kv_idx > place.q_idx) continue;
       if constexpr (std::is_same_v<Result, Int>)
         result[lane] = call.f(place) ? -1 : 0;
       else

@@ -76,9 +76,9 @@ CHUNKATTN_INLINE auto terms_of(const Variant& variant, const Lanes& at) {
 
 /// The variant's one more logit of a row and head.
 template <int W, class Variant>
-CHUNKATTN_INLINE float sink_of(const Variant& variant, const Place& at) {
+CHUNKATTN_INLINE float sink_of(const Variant& variant, const LogitIndex& at) {
   const KeyLanes<W> lanes{at};
-  const Evaluator<W, KeyLanes<W>> evaluate{lanes, simd::zero<W>(), at.key};
+  const Evaluator<W, KeyLanes<W>> evaluate{lanes, simd::zero<W>(), at.kv_idx};
   return as_real<W>(evaluate.of(lanes::expression(variant.sink(lanes::At{}))))[0];
 }
 
