@@ -24,14 +24,14 @@ tree_reader=detail/tree/step_reader.hpp
 max_lines=500  # of a file, with its comments
 # Closures at most. program: a tree, a cache, a plan and attention. headers: all of them together.
 closures="
-  allocator 480           attention_options 1220  attention_plan 5780     chunk_attention 8650   chunkattn 14400
-  element 220             error 180               executor 560            fwd 720                kv_cache 1700
-  kv_view 920             merge_state 580         plan_view 640           prefix_tree 5710       sequence 4820
-  step 5130               tree_options 680        variants 640            version 10             cuda 7290
-  cache/admission 4900    cache/policy 5430       debug/attention 2540    debug/reference 2480   debug/tree 4860
-  events/mirror 4690      interop/block_table 940 runtime/any_attention 2600   runtime/make_attention 9560
-  tiers/tier_store 110    tiers/tiers 8430        transfer/transfer 2130  all 19780
-  program 14360           headers 24200"
+  allocator 480           attention_options 1260  attention_plan 5820     chunk_attention 8690   chunkattn 14440
+  element 220             error 180               executor 560            fwd 720                kv_cache 1740
+  kv_view 920             merge_state 580         plan_view 640           prefix_tree 5750       sequence 4860
+  step 5170               tree_options 680        variants 640            version 10             cuda 7330
+  cache/admission 4940    cache/policy 5470       debug/attention 2580    debug/reference 2520   debug/tree 4900
+  events/mirror 4730      interop/block_table 940 runtime/any_attention 2640   runtime/make_attention 9600
+  tiers/tier_store 110    tiers/tiers 8470        transfer/transfer 2170  all 19820
+  program 14400           headers 24240"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

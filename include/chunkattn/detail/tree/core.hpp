@@ -229,6 +229,7 @@ class TreeCore {
 
   /// Forgets everything cached. Live sequences stay, but nothing of theirs is found again.
   void clear() noexcept {
+    topology.observers.notify([](NodeObserver& observer) { observer.on_clear(); });
     if (prefixes.news.any()) prefixes.news.forget();
     retention.unpin_all();
     retention.trim(0);

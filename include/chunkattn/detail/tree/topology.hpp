@@ -13,6 +13,7 @@
 #include "../support/config.hpp"
 #include "../support/to_size.hpp"
 #include "chunk_table.hpp"
+#include "node_observer.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -100,6 +101,7 @@ class Topology {
   }
 
   const ChunkGeometry geometry;
+  NodeObservers observers;
   /// Of the nodes' tokens: it goes where these go, and with them.
   CheckpointTable checkpoints;
 
@@ -242,6 +244,7 @@ class Topology {
   bool release_places(NodeIndex index, std::int32_t keep, bool active) noexcept {
     TreeNode& n = node(index);
     if (n.first_chunk == no_chunk) return false;
+    observers.notify([=](NodeObserver& observer) { observer.on_release(index, keep); });
     if (checkpoints.any()) [[unlikely]]
       checkpoints.drop_behind(index, n.position + keep);
     stats_.stored_tokens -= to_size(n.length - keep);
@@ -375,9 +378,7 @@ class Topology {
 
   /// Cuts a node in place after its first 0 < `keep` < length tokens and returns the new parent,
   /// which has these. The rest keeps the node's index and its children. Copies nothing. Called by
-  /// Prefixes::split(), which keeps both in the index of children, and that by Retention::split(),
-  /// which keeps them in their list: for a prompt that leaves a node in its middle
-  /// (TreeCore::join), a fork, a pin, a merge and what CacheOrder recalls.
+  /// Retention::split(), through Prefixes::split(), which keep both in their lists.
   NodeIndex split(NodeIndex lower_index, std::int32_t keep) noexcept {
     const NodeIndex parent = node(lower_index).parent;
     unlink(lower_index);
@@ -426,6 +427,7 @@ class Topology {
     link(upper_index, lower_index);
     if (checkpoints.any()) [[unlikely]]
       checkpoints.move(lower_index, upper_index, upper.end());
+    observers.notify([=](NodeObserver& observer) { observer.on_split(lower_index, upper_index); });
     ++stats_.splits;
     return upper_index;
   }
@@ -444,12 +446,15 @@ class Topology {
     const std::int32_t i = nearest_checkpoint(last, static_cast<std::int32_t>(end));
     return i == none ? 0 : checkpoints[i].position;
   }
+  /// Room for nodes that an observer needs to begin with.
+  [[nodiscard]] std::size_t capacity() const noexcept { return nodes_.capacity(); }
   /// Makes room for one more.
   void reserve_checkpoint() { checkpoints.reserve(nodes_.capacity()); }
 
  private:
   [[gnu::noinline]] void grow(std::size_t capacity) {
     if (checkpoints.any()) checkpoints.reserve(capacity);
+    observers.notify([=](NodeObserver& observer) { observer.reserve(capacity); });
     nodes_.reserve(capacity);
   }
   void enter_first_chunk(NodeIndex index) noexcept {

@@ -1,0 +1,62 @@
+// NodeObserver: the hook by which components keep records of their own about nodes, such as what
+// events have published (events/) and states of recurrent layers (cache/).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../../plan_view.hpp"
+#include "../support/array.hpp"
+#include "../support/config.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Hears of changes of nodes, which it knows by their indices. Nothing that it does may call the
+/// tree, or throw, but reserve().
+class NodeObserver {
+ public:
+  virtual ~NodeObserver() = default;
+
+  /// There will be nodes up to this index, and no more before the next call. What it throws the
+  /// operation throws that needs more nodes, with nothing changed.
+  virtual void reserve(std::size_t num_nodes) = 0;
+  /// A node was split: `upper`, its new parent, has its first tokens now.
+  virtual void on_split(NodeIndex lower, NodeIndex upper) noexcept = 0;
+  /// A node is about to lose its places after the first `keep`. With keep = 0 it may be about to
+  /// become another node.
+  virtual void on_release(NodeIndex n, std::int32_t keep) noexcept = 0;
+  /// The whole of a node is about to be dropped, since `target` has equal tokens at its end.
+  virtual void on_merge(NodeIndex duplicate, NodeIndex target) noexcept = 0;
+  /// For tests: whether what it keeps is what the tree says.
+  [[nodiscard]] virtual bool is_consistent() const { return true; }
+  /// More tokens of a node may be found with their K/V: it was published, or K/V was written.
+  virtual void on_written(NodeIndex n) noexcept = 0;
+  /// Nothing is found any more.
+  virtual void on_clear() noexcept = 0;
+};
+
+/// The observers of a tree, in the order in which they came. Costs one comparison where there are
+/// none.
+class NodeObservers {
+ public:
+  [[nodiscard]] bool empty() const noexcept { return observers_.empty(); }
+  /// Calls f(observer) for each.
+  template <class F>
+  CHUNKATTN_INLINE void notify(const F& f) const {
+    if (!observers_.empty()) [[unlikely]]
+      for (NodeObserver* const observer : observers_) f(*observer);
+  }
+  void add(NodeObserver& observer) { observers_.push_back(&observer); }
+  void remove(const NodeObserver& observer) noexcept {
+    observers_.erase_if([&](const NodeObserver* other) { return other == &observer; });
+  }
+
+ private:
+  Array<NodeObserver*> observers_;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END
