@@ -24,14 +24,16 @@ tree_reader=detail/tree/step_reader.hpp
 max_lines=500  # of a file, with its comments
 # Closures at most. program: a tree, a cache, a plan and attention. headers: all of them together.
 closures="
-  allocator 480           attention_options 1260  attention_plan 5820     chunk_attention 8690   chunkattn 14440
-  element 220             error 180               executor 560            fwd 720                kv_cache 1740
-  kv_view 920             merge_state 580         plan_view 640           prefix_tree 5750       sequence 4860
-  step 5170               tree_options 680        variants 640            version 10             cuda 7330
-  cache/admission 4940    cache/policy 5470       debug/attention 2580    debug/reference 2520   debug/tree 4900
-  events/mirror 4730      interop/block_table 940 runtime/any_attention 2640   runtime/make_attention 9600
-  tiers/tier_store 110    tiers/tiers 8470        transfer/transfer 2170  all 19820
-  program 14400           headers 24240"
+  allocator 480              attention_options 1200     attention_plan 5690        chunk_attention 8640
+  chunkattn 14280            cuda 7250                  element 220                error 180
+  executor 550               fwd 710                    kv_cache 1550              kv_view 920
+  merge_state 580            plan_view 630              prefix_tree 5610           sequence 4740
+  step 5040                  tree_options 660           variants 640               version 10
+  cache/admission 4800       cache/policy 5330          debug/attention 2520       debug/reference 2460
+  debug/tree 4770            events/cache_event 830     events/cache_events 4560   events/mirror 4840
+  interop/block_table 910    runtime/any_attention 2450 runtime/make_attention 9540 tiers/tier_store 110
+  tiers/tiers 8430           transfer/transfer 1980
+  all 19910                  program 14250              headers 24320"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

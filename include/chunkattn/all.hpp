@@ -11,6 +11,8 @@
 #include "debug/attention.hpp"
 #include "debug/reference.hpp"
 #include "debug/tree.hpp"
+#include "events/cache_event.hpp"
+#include "events/cache_events.hpp"
 #include "events/mirror.hpp"
 #include "interop/block_table.hpp"
 #include "runtime/any_attention.hpp"

@@ -227,12 +227,6 @@ class PrefixTree {
   void set_free_sink(std::function<void(ChunkIndex)> sink) {
     enter().core.chunk_table.set_free_sink(std::move(sink));
   }
-  /// `sink` is called with each change of what prompts can find, and with the tokens of a stored
-  /// event. It must neither throw nor call the tree. What can be found already is in
-  /// take_snapshot() (events/mirror.hpp).
-  void set_event_sink(std::function<void(const CacheEvent&, std::span<const Token>)> sink) {
-    enter().set_event_sink(std::move(sink));
-  }
 
  private:
   friend struct detail::TreeAccess;

@@ -125,7 +125,7 @@ class Sequence {
     detail::TreeCore& c = core();
     check_range(c.sequences[handle_.index], range);
     c.writers.mark_loaded(handle_.index, range);
-    c.results.tell_written(handle_.index, range.begin);
+    c.results.notify_written(handle_.index, range.begin);
   }
 
   /// The state of a model's recurrent layers (SSM, linear attention) behind the first `position`

@@ -144,30 +144,6 @@ struct TreeStats {
   std::size_t stored_tokens = 0;    ///< tokens in used chunks; the rest of these is fragmentation
 };
 
-/// A change of what prompts can find, for routers and for whoever else keeps a picture of it: see
-/// PrefixTree::set_event_sink().
-///
-/// Stored tokens form *spans*: runs of consecutive tokens of one path and namespace that grow, and
-/// shrink, at their ends only. A path goes from the root over spans, and may leave one in its
-/// middle. Whatever a span continues is stored before it and evicted after it.
-struct CacheEvent {
-  /// The K/V of tokens became usable, was evicted (or freed: it can be found no more), or clear()
-  /// was called.
-  enum class Kind : std::uint8_t { stored, evicted, cleared };
-  Kind kind = Kind::cleared;  ///< what happened
-  /// One more than that of the event before. In a snapshot: that of the last event before it.
-  std::uint64_t number = 0;
-  std::uint64_t span = 0;  ///< the span of these tokens, never used for another one of the tree
-  /// The span of the token before the first of these: 0 at the start of a prompt, `span` itself
-  /// where these go on in it.
-  std::uint64_t parent = 0;
-  Namespace name_space{};             ///< of the tokens
-  std::int32_t position = 0;          ///< path position of the first of them
-  std::int32_t length = 0;            ///< number of tokens; stored ones all lie in one chunk
-  ChunkIndex first_chunk = no_chunk;  ///< the chunk of the first of them
-  std::int32_t first_offset = 0;      ///< its place in this chunk
-};
-
 /// The rows of one sequence in a step. Rows are counted over the whole step, in the order of add().
 struct ScheduledSequence {
   SequenceId sequence = SequenceId::none;  ///< the sequence

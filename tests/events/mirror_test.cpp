@@ -210,14 +210,14 @@ void check_same(Anything& any, const CacheMirror<Tree>& mirror, const PlainMirro
 
 CacheSnapshot<Tree::token_type> snapshot_of(std::uint64_t seed, Sharing sharing) {
   Tree tree({}, {.sharing = sharing});
-  tree.set_event_sink([](const CacheEvent&, std::span<const int>) {});
+  const CacheEvents events(tree, [](const CacheEvent&, std::span<const int>) {});
   Anything any(seed);
   for (int i = 0; i < 6; ++i) {
     const auto prompt = any.tokens(any.random.uniform(1, 20));
     auto s = tree.insert(prompt, {.name_space = {.tenant = 1}, .public_length = 8});
     test::load(s);
   }
-  return take_snapshot(tree);
+  return events.snapshot();
 }
 
 }  // namespace
@@ -276,7 +276,7 @@ TEST_CASE("a part of a chunk is never evicted where whole chunks are shared") {
 TEST_CASE("a chunk that is public in part is its tenant's where whole chunks are shared") {
   Tree tree({}, {.sharing = Sharing::chunk});
   CacheMirror<Tree> mirror(Sharing::chunk);
-  tree.set_event_sink([&](const CacheEvent& event, std::span<const int> tokens) {
+  const CacheEvents events(tree, [&](const CacheEvent& event, std::span<const int> tokens) {
     CHECK(mirror.apply(event, tokens) == CacheMirror<Tree>::Applied::changed);
   });
   const InsertOptions options{

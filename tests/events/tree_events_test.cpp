@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -31,14 +32,16 @@ struct Told {
   std::vector<int> tokens;
 };
 
-/// Takes what the tree tells.
+/// Takes what is published of the tree.
 struct Listener {
   std::vector<Told> told;
+  std::optional<CacheEvents<Tree>> events;
   void listen(Tree& tree) {
-    tree.set_event_sink([this](const CacheEvent& event, std::span<const int> tokens) {
+    events.emplace(tree, [this](const CacheEvent& event, std::span<const int> tokens) {
       told.push_back({event, {tokens.begin(), tokens.end()}});
     });
   }
+  [[nodiscard]] auto snapshot() const { return events->snapshot(); }
   [[nodiscard]] std::vector<Told> take() { return std::exchange(told, {}); }
 };
 
@@ -149,7 +152,7 @@ TEST_CASE("a prompt that parts from another continues its span at that position"
   CHECK(told[0].event.span != first);
   CHECK(told[0].event.position == 3);
   CacheMirror<Tree> mirror;
-  mirror.load(take_snapshot(tree));
+  mirror.load(listener.snapshot());
   CHECK(mirror.match_prefix(joined(iota(10, 3), {7, 8, 9})) == 5);
   CHECK(mirror.match_prefix(iota(10, 9)) == 6);
   CHECK(mirror.match_prefix(iota(10, 9), {.max_reuse = 4}) == 4);
@@ -177,8 +180,8 @@ TEST_CASE("eviction goes from the ends; clear() is one event") {
   told = listener.take();
   REQUIRE(told.size() == 1);
   CHECK(told[0].event.kind == Kind::cleared);
-  CHECK(take_snapshot(tree).spans.empty());
-  CHECK(take_snapshot(tree).number == told[0].event.number);
+  CHECK(listener.snapshot().spans.empty());
+  CHECK(listener.snapshot().number == told[0].event.number);
 }
 
 TEST_CASE("whole chunks are told of as such") {
@@ -197,21 +200,19 @@ TEST_CASE("whole chunks are told of as such") {
   }
   CHECK(listener.take().size() == 1);
   CacheMirror<Tree> mirror(TreeOptions::Sharing::chunk);
-  mirror.load(take_snapshot(tree));
+  mirror.load(listener.snapshot());
   CHECK(mirror.match_prefix(iota(10, 11)) == 8);
   CHECK(mirror.match_prefix(iota(10, 7)) == 4);
 }
 
 TEST_CASE("who comes late begins with a snapshot, and who missed a part finds a gap") {
   Tree tree({.max_chunks = 1000});
-  CHECK(refused([&] { (void)take_snapshot(tree); }) ==
-        "event sink = not set: expected set_event_sink() before take_snapshot()");
   pass(tree, iota(10, 6));
   Listener listener;
   listener.listen(tree);
   CHECK(listener.told.empty());
   CacheMirror<Tree> late, blind;
-  late.load(take_snapshot(tree));
+  late.load(listener.snapshot());
   CHECK(late.match_prefix(iota(10, 6)) == 6);
   pass(tree, iota(30, 2));
   const auto told = listener.take();
@@ -221,12 +222,16 @@ TEST_CASE("who comes late begins with a snapshot, and who missed a part finds a 
   CHECK(late.apply(told[0].event, told[0].tokens) == Applied::changed);
   CHECK(late.apply(told[0].event, told[0].tokens) == Applied::repeated);
   CHECK(late.num_tokens() == 8);
-  tree.set_event_sink(nullptr);
+  CHECK(late.number() == listener.events->last_event());
+  listener.events.reset();
+  CHECK(detail::TreeAccess::core(tree).topology.observers.empty());
   pass(tree, iota(40, 2));
+  CHECK(listener.told.empty());
   listener.listen(tree);
+  CHECK(listener.events->stream() != late.stream());
   pass(tree, iota(60, 2));
   CHECK(late.apply(listener.told[0].event, listener.told[0].tokens) == Applied::missed);
-  late.load(take_snapshot(tree));
+  late.load(listener.snapshot());
   CHECK(late.num_tokens() == 12);
   check_invariants(tree);
 }
@@ -237,7 +242,8 @@ TEST_CASE("a mirror refuses what cannot follow, and stays as it was") {
   listener.listen(tree);
   pass(tree, iota(10, 6));
   CacheMirror<Tree> mirror;
-  for (const Told& told : listener.told) mirror.apply(told.event, told.tokens);
+  for (const Told& told : listener.told)
+    CHECK(mirror.apply(told.event, told.tokens) == Applied::changed);
   const CacheEvent good = listener.told.back().event;  // tokens 4 and 5
   const std::vector<int> two{1, 2};
   const auto says = [&](const auto& change, std::span<const int> tokens) {
@@ -245,7 +251,7 @@ TEST_CASE("a mirror refuses what cannot follow, and stays as it was") {
     event.number = mirror.number() + 1;
     event.position = 6;
     change(event);
-    const std::string text = refused([&] { mirror.apply(event, tokens); });
+    const std::string text = refused([&] { (void)mirror.apply(event, tokens); });
     CHECK(mirror.number() == 2);
     CHECK(mirror.num_tokens() == 6);
     CHECK(mirror.match_prefix(iota(10, 6)) == 6);
@@ -271,20 +277,72 @@ TEST_CASE("a mirror refuses what cannot follow, and stays as it was") {
   CHECK(says([](CacheEvent& e) { e.kind = static_cast<Kind>(9); }, {}) ==
         "event.kind = 9: expected stored, evicted or cleared");
 
-  CacheSnapshot<Tree::token_type> damaged = take_snapshot(tree);
+  CacheSnapshot<Tree::token_type> damaged = listener.snapshot();
   damaged.tokens.pop_back();
   CHECK(refused([&] { mirror.load(damaged); }) ==
         "snapshot.tokens.size() = 5: expected as many as its spans have");
-  damaged = take_snapshot(tree);
+  damaged = listener.snapshot();
   damaged.unit = 0;
   CHECK(refused([&] { mirror.load(damaged); }) ==
         "snapshot.unit = 0: expected 1, or the chunk size, 4");
   CHECK(mirror.num_tokens() == 6);
   CacheMirror<Tree> whole(TreeOptions::Sharing::chunk);
-  CHECK(refused([&] { whole.apply(listener.told[1].event, two); }) == "no error");  // missed
+  CHECK(refused([&] { (void)whole.apply(listener.told[1].event, two); }) == "no error");  // missed
   CHECK(refused([&] {
           CacheEvent event = listener.told[1].event;
           event.number = 1;
-          whole.apply(event, two);
+          (void)whole.apply(event, two);
         }) == "event.length = 2: expected whole units of 4 tokens");
+}
+
+TEST_CASE("several streams of a tree know nothing of each other") {
+  Tree tree(PoolAllocator{.max_chunks = 4});
+  Listener first, second;
+  first.listen(tree);
+  pass(tree, iota(10, 6));
+  second.listen(tree);
+  CHECK(first.told.size() == 2);
+  CHECK(second.told.empty());
+  pass(tree, iota(30, 2));
+  REQUIRE(second.told.size() == 1);
+  CHECK(first.told.back().event.number == 3);
+  CHECK(second.told[0].event.number == 2);  // the first is what was there: a gap
+  CHECK(first.told.back().event.stream != second.told[0].event.stream);
+  // Two streams number alike what is not the same: a mirror that follows one takes no other's.
+  CacheMirror<Tree> mirror;
+  mirror.load(second.snapshot());
+  CHECK(mirror.stream() == second.events->stream());
+  CHECK(mirror.apply(first.told.back().event, first.told.back().tokens) == Applied::missed);
+  CHECK(mirror.apply(second.told[0].event, second.told[0].tokens) == Applied::repeated);
+  pass(tree, iota(50, 16));  // nodes are split, evicted and used again for both
+  tree.clear();
+  CHECK(first.snapshot().spans.empty());
+  CHECK(second.snapshot().spans.empty());
+  check_invariants(tree);
+}
+
+TEST_CASE("events end with the tree, or before it") {
+  Listener listener, moved;
+  {
+    Tree tree({.max_chunks = 100});
+    listener.listen(tree);
+    Tree other = std::move(tree);  // they follow it
+    pass(other, iota(10, 6));
+    CHECK(listener.told.size() == 2);
+    CacheEvents<Tree> kept = *std::exchange(listener.events, std::nullopt);
+    pass(other, iota(30, 2));
+    CHECK(listener.told.size() == 3);
+    CHECK(kept.last_event() == 3);
+    listener.events = std::move(kept);
+    CHECK(refused([&] { (void)kept.last_event(); }) ==
+          "events = moved-from: expected some that were not moved from");
+    CHECK(refused([&] { CacheEvents<Tree>(other, nullptr); }) ==
+          "sink = empty: expected what is to get the events");
+    CHECK(refused([&] {
+            CacheEvents<Tree>(other, [](const CacheEvent&, std::span<const int>) {}, 0);
+          }) == "stream = 0: expected a number other than 0");
+  }
+  CHECK(listener.events->last_event() == 3);
+  CHECK(refused([&] { (void)listener.snapshot(); }) ==
+        "events = orphaned: expected events of a tree that still exists");
 }

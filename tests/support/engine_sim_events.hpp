@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -31,15 +32,13 @@ class EventWire {
   EventWire(const EventWire&) = delete;
   EventWire& operator=(const EventWire&) = delete;
 
-  /// Takes the tree's events from now on; what was told before is lost.
-  /// \param set_sink  makes what it is given hear of the tree's events
-  template <class SetSink>
-  void connect(Tree& tree, const SetSink& set_sink) {
+  /// Takes the tree's events from now on; what was published before is lost.
+  void connect(Tree& tree) {
     const bool first = !connected_;
     const bool late = tree.stats().nodes > 1 || !first;
     connected_ = true;
     if (first) mirror_ = Mirror(tree.options().sharing);
-    set_sink([this](const CacheEvent& event, std::span<const Token> tokens) {
+    events_.emplace(tree, [this](const CacheEvent& event, std::span<const Token> tokens) {
       // What the test itself allocates is no allocation of the tree's, and does not fail.
       const HeapCounters before = heap;
       heap.fail_in = -1;
@@ -51,16 +50,17 @@ class EventWire {
     });
     if (late) {
       sent_.clear();
-      mirror_.load(take_snapshot(tree));
+      mirror_.load(events_->snapshot());
       count(first ? "events asked for late" : "events asked for again");
     }
-    told_ = seen_ = take_snapshot(tree).number;
+    told_ = seen_ = events_->last_event();
   }
   [[nodiscard]] bool connected() const { return connected_; }
 
   /// What was told since the last time arrives, more or less.
-  void deliver(const Tree& tree) {
+  void deliver() {
     expect(sent_.empty() || sent_.back().event.number == told_, "events are numbered one by one");
+    expect(events_->last_event() == told_, "the last event is the last that was published");
     while (seen_ < told_) {
       const std::uint64_t next = std::max(seen_ + 1, told_ + 1 - sent_.size());
       seen_ = next;
@@ -68,17 +68,17 @@ class EventWire {
         count("event lost");
         continue;
       }
-      receive(tree, message(next));
+      receive(message(next));
       if (choices_.below(40) == 0) {
         const std::uint64_t oldest = told_ + 1 - sent_.size();
-        receive(tree, message(oldest + choices_.below(told_ + 1 - oldest)));
+        receive(message(oldest + choices_.below(told_ + 1 - oldest)));
         count("event repeated");
       }
     }
   }
   /// The mirror is what the tree is; what got lost last is asked for.
   void compare(const Tree& tree) {
-    if (mirror_.number() < told_) recover(tree);
+    if (mirror_.number() < told_) recover();
     expect(mirror_.number() == told_, "the mirror is up to date");
     std::size_t findable = 0;
     paths_.clear();
@@ -134,14 +134,14 @@ class EventWire {
   [[nodiscard]] const Message& message(std::uint64_t number) const {
     return sent_[static_cast<std::size_t>(number + sent_.size() - told_ - 1)];
   }
-  void receive(const Tree& tree, const Message& message) {
-    if (mirror_.apply(message.event, message.tokens) == Applied::missed) recover(tree);
+  void receive(const Message& message) {
+    if (mirror_.apply(message.event, message.tokens) == Applied::missed) recover();
   }
   /// By replay, where all that is missing is still kept, or by a snapshot.
-  void recover(const Tree& tree) {
+  void recover() {
     const std::uint64_t oldest = told_ + 1 - sent_.size();
     if (mirror_.number() + 1 < oldest || choices_.below(3) == 0) {
-      mirror_.load(take_snapshot(tree));
+      mirror_.load(events_->snapshot());
       seen_ = told_;
       return count("mirror recovered by a snapshot");
     }
@@ -159,6 +159,7 @@ class EventWire {
   Choices& choices_;
   Counters& counters_;
   Mirror mirror_;
+  std::optional<CacheEvents<Tree>> events_;
   std::deque<Message> sent_;
   std::vector<Path> paths_;
   std::uint64_t told_ = 0;  // number of the last event

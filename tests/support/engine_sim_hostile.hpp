@@ -123,28 +123,26 @@ class HostileWire {
  public:
   HostileWire(Choices& choices, Counters& counters) : choices_(choices), counters_(counters) {}
 
-  /// The tree has a sink, which calls hear(), from now on.
-  void connect(const Tree& tree) {
+  /// Takes the tree's events from now on.
+  void connect(Tree& tree) {
     heard_.clear();
-    begin(tree);
+    events_.emplace(tree, [this](const CacheEvent& event, std::span<const Token> tokens) {
+      hear(event, tokens);
+    });
+    begin();
     faithful_ = victim_;
     other_ = Other(PoolAllocator{.max_chunks = 12}, {.sharing = tree.options().sharing});
-    other_.set_event_sink([this](const CacheEvent& event, std::span<const Token> tokens) {
-      keep({event, {tokens.begin(), tokens.end()}});
-    });
+    others_events_.emplace(
+        other_,
+        [this](const CacheEvent& event, std::span<const Token> tokens) {
+          keep({event, {tokens.begin(), tokens.end()}});
+        },
+        events_->stream());  // as if it were this tree's
   }
-  void hear(const CacheEvent& event, std::span<const Token> tokens) {
-    const HeapCounters before = heap;  // what the test allocates is none of the tree's
-    heap.fail_in = -1;
-    heard_.push_back({event, {tokens.begin(), tokens.end()}});
-    heap.allocations = before.allocations;
-    heap.fail_in = before.fail_in;
-  }
-  /// What was heard since the last time arrives, and with it what else comes.
-  void deliver(const Tree& tree) {
-    if (one_in(40)) begin(tree);
-    for (std::size_t n = below(3); n > 0; --n)
-      one_in(24) ? attack(damaged_snapshot(tree)) : attack();
+  /// What was published since the last time arrives, and with it what else comes.
+  void deliver() {
+    if (one_in(40)) begin();
+    for (std::size_t n = below(3); n > 0; --n) one_in(24) ? attack(damaged_snapshot()) : attack();
     for (Message& message : heard_) {
       expect(faithful_.apply(message.event, message.tokens) == Applied::changed,
              "who refused what was damaged goes on with what is true");
@@ -152,7 +150,7 @@ class HostileWire {
     }
     if (!heard_.empty()) is_like_faithful_ = false;
     heard_.clear();
-    if (one_in(64)) compare(take_snapshot(tree), faithful_);
+    if (one_in(64)) compare(events_->snapshot(), faithful_);
   }
 
  private:
@@ -168,14 +166,21 @@ class HostileWire {
   [[nodiscard]] std::size_t below(std::size_t n) { return choices_.below(n); }
   [[nodiscard]] bool one_in(std::size_t n) { return below(n) == 0; }
   void count(const char* what) { ++counters_[what]; }
+  void hear(const CacheEvent& event, std::span<const Token> tokens) {
+    const HeapCounters before = heap;  // what the test allocates is none of the tree's
+    heap.fail_in = -1;
+    heard_.push_back({event, {tokens.begin(), tokens.end()}});
+    heap.allocations = before.allocations;
+    heap.fail_in = before.fail_in;
+  }
   void keep(Message message) {
     recent_.push_back(std::move(message));
     if (recent_.size() > 48) recent_.pop_front();
   }
 
   /// The victim starts again, as what the tree is.
-  void begin(const Tree& tree) {
-    const Snapshot now = take_snapshot(tree);
+  void begin() {
+    const Snapshot now = events_->snapshot();
     victim_.load(now);
     plain_.load(now);
     is_like_faithful_ = heard_.empty();
@@ -244,13 +249,14 @@ class HostileWire {
         }
     }
   }
-  [[nodiscard]] Snapshot damaged_snapshot(const Tree& tree) {
+  [[nodiscard]] Snapshot damaged_snapshot() {
     Snapshot s;
     if (one_in(4)) {
-      auto foreign = take_snapshot(other_);
-      s = {foreign.number, foreign.unit, std::move(foreign.spans), std::move(foreign.tokens)};
+      auto foreign = others_events_->snapshot();
+      s = {foreign.stream, foreign.number, foreign.unit, std::move(foreign.spans),
+           std::move(foreign.tokens)};
     } else {
-      s = take_snapshot(tree);
+      s = events_->snapshot();
     }
     for (std::size_t faults = below(3); faults > 0; --faults) {
       const std::size_t at = below(s.spans.size() + 1);
@@ -309,11 +315,14 @@ class HostileWire {
     for (std::size_t faults = below(3); faults > 0; --faults) damage(event, tokens);
     const std::uint64_t next = victim_.number() + 1;
     event.number = one_in(12) ? below(next + 3) : next;
+    const bool is_strange = one_in(24);  // of a stream that it does not follow
+    event.stream = victim_.stream() + (is_strange ? 1 : 0);
     Applied applied{};
     const Outcome outcome = outcome_of([&] { applied = victim_.apply(event, tokens); });
     if (outcome != Outcome::taken) {
       if (outcome == Outcome::refused && is_like_faithful_) {
         event.number = faithful_.number() + 1;
+        event.stream = faithful_.stream();
         try {
           (void)faithful_.apply(event, tokens);
           throw std::logic_error("equal mirrors refuse the same");
@@ -321,8 +330,8 @@ class HostileWire {
           count("hostile event refused beside true ones");
         }
       }
-    } else if (event.number != next) {
-      expect(applied == (event.number < next ? Applied::repeated : Applied::missed) &&
+    } else if (is_strange || event.number != next) {
+      expect(applied == (is_strange || event.number > next ? Applied::missed : Applied::repeated) &&
                  victim_.number() + 1 == next,
              "what is not the next event is not taken");
     } else {
@@ -390,6 +399,8 @@ class HostileWire {
   Mirror faithful_, victim_;
   PlainSpans<Token> plain_;  // what the victim is
   Other other_;
+  std::optional<CacheEvents<Tree>> events_;
+  std::optional<CacheEvents<Other>> others_events_;
   std::vector<Message> heard_;
   std::deque<Message> recent_;
   bool is_like_faithful_ = false;  // the victim has had nothing else yet

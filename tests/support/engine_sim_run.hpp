@@ -33,8 +33,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
   EngineSim(const EngineSim&) = delete;
   EngineSim& operator=(const EngineSim&) = delete;
   ~EngineSim() {
-    this->end_tiers();                          // what they tell goes to wire_
-    if (tree_) tree_->set_event_sink(nullptr);  // after a failure, handles outlive the wire
+    this->end_tiers();  // what they say goes to wire_
   }
 
   /// One random operation; throws std::logic_error at the first difference.
@@ -91,25 +90,18 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
 
  private:
   void connect_events() {
-    // Beside tiers, which hear the tree, this is no call of the tree.
-    this->has_tiers() ? this->settle() : this->entering();
+    this->settle();  // this is no call of the tree
     connect_wire();
   }
   void connect_wire() {
-    wire_.connect(*tree_, [this](auto wire) {
-      const auto sink = [this, wire](const CacheEvent& event, std::span<const SimToken> tokens) {
-        wire(event, tokens);
-        hostile_.hear(event, tokens);
-      };
-      this->has_tiers() ? void(this->heard_ = sink) : tree_->set_event_sink(sink);
-    });
+    wire_.connect(*tree_);
     hostile_.connect(*tree_);
   }
   /// The tree's events arrive at a mirror.
   void mirror_events() {
     if (!wire_.connected()) return;
-    wire_.deliver(*tree_);
-    hostile_.deliver(*tree_);
+    wire_.deliver();
+    hostile_.deliver();
     if (one_in(16)) wire_.compare(*tree_);
     if (!wire_.is_current()) return;
     InsertOptions options{.name_space = this->random_namespace()};

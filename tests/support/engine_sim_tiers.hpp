@@ -72,7 +72,6 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
   }
   [[nodiscard]] bool has_tiers() const { return tiers_.has_value(); }
   /// Who hears of the tree's events beside the tiers.
-  EventSink heard_;
 
  private:
   using Below = Tiers<Tree, ShadowCache>;
@@ -107,9 +106,6 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
     options.max_wait_seconds = 1e9;  // whoever gives up is drawn
     options.threads = false;
     options.max_queued_bytes = 16 * (1 + below(1000));
-    options.event_sink = [this](const CacheEvent& event, std::span<const SimToken> tokens) {
-      if (heard_) heard_(event, tokens);
-    };
     if (!one_in(4)) {
       options.tier_sink = [this](const typename Below::Event& event,
                                  std::span<const SimToken> tokens) { hear(event, tokens); };

@@ -67,8 +67,8 @@ TEST_CASE("in a child tiers refuse with the reason, and the tree goes on without
   auto hanger = std::make_shared<HangingTier>();
   int heard = 0, told = 0;
   Bench b({hanger, std::make_shared<FileTier>(folder.path, 1 << 20)},
-          {.event_sink = [&](const CacheEvent&, std::span<const int>) { ++heard; },
-           .tier_sink = [&](const Bench::Below::Event&, std::span<const int>) { ++told; }});
+          {.tier_sink = [&](const Bench::Below::Event&, std::span<const int>) { ++told; }});
+  const CacheEvents events(b.tree, [&](const CacheEvent&, std::span<const int>) { ++heard; });
   const auto prompt = iota(0, 64);
   b.run(prompt);
   b.evict_all();

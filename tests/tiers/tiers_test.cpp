@@ -368,40 +368,10 @@ TEST_CASE("after clear() nothing is stored, also where events before it got lost
   CHECK(store->num_bytes() > 0);
 }
 
-TEST_CASE("tiers whose event sink was replaced refuse to go on") {
-  // What they know of the cache is out of date: they would store others' K/V as these tokens'.
-  Bench bench({std::make_shared<MemoryTier>(std::size_t{1} << 20)});
-  bench.run(iota(0, 40));
-  int heard = 0;
-  bench.tree.set_event_sink([&](const CacheEvent&, std::span<const int>) { ++heard; });
-  const auto names_it = [](const auto& call) {
-    try {
-      call();
-    } catch (const InvalidArgument& error) {
-      return std::string(error.what()).find("Options::event_sink") != std::string::npos;
-    }
-    return false;
-  };
-  CHECK(names_it([&] { bench.below->store_all(); }));
-  CHECK(names_it([&] { (void)bench.below->advance(); }));
-  {
-    const auto s = bench.tree.insert(iota(0, 60));
-    CHECK(names_it([&] { (void)bench.below->load(s); }));
-  }
-  CHECK(names_it([&] { bench.below->reopen("m2"); }));
-  bench.below.reset();
-  heard = 0;
-  bench.evict_all();
-  CHECK(heard > 0);  // the other's sink is still there
-}
-
 TEST_CASE("what is cached goes down before it is evicted, if asked for") {
   auto store = memory();
-  std::size_t heard = 0;
-  Bench b({store}, {.write_through = true,
-                    .event_sink = [&](const CacheEvent&, std::span<const int>) { ++heard; }});
+  Bench b({store}, {.write_through = true});
   b.run(iota(0, 64));
-  CHECK(heard > 0);
   CHECK(b.below->advance(3) == 5);
   CHECK(b.below->advance(100) == 0);
   b.below->flush();
@@ -617,6 +587,6 @@ TEST_CASE("arguments") {
   CHECK(refused([&] { FileTier("/dev/null/no", 10); }) ==
         "path = /dev/null/no: expected a directory that can be written, or can be made");
   CHECK(refused([&] { FileTier("/tmp", 0); }) == "max_bytes = 0: expected at least 1");
-  // The tree is as before: nobody listens.
-  CHECK(refused([&] { (void)take_snapshot(tree); }) != "");
+  // The tree is as before: nothing observes it.
+  CHECK(detail::TreeAccess::core(tree).topology.observers.empty());
 }

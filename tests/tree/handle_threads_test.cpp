@@ -96,7 +96,6 @@ TEST_CASE("the calls that look for handles that other threads dropped, and those
   CHECK(settles([](Tree& tree, Sequence&, Step&) { tree.clear(); }));
   CHECK(settles([](Tree& tree, Sequence&, Step&) { tree.device_idle(); }));
   CHECK(settles([](Tree& tree, Sequence&, Step&) { tree.set_free_sink({}); }));
-  CHECK(settles([](Tree& tree, Sequence&, Step&) { tree.set_event_sink({}); }));
   std::size_t left = 0;  // Sequence::leave() is one more itself
   CHECK(settles([&](Tree& tree, Sequence& kept, Step&) {
     kept.leave();

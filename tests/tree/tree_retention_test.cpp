@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "chunkattn/debug/tree.hpp"
+#include "chunkattn/events/cache_events.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/steps.hpp"
@@ -205,7 +206,7 @@ TEST_CASE("LRU victims equal those of an independent simulation, on the trace") 
     PrefixTree<int, chunk_size, PoolAllocator, Lru> tree(PoolAllocator{.max_chunks = budget});
     LruSimulation lru(budget, chunk_size);
     std::vector<std::pair<int, int>> evicted;
-    tree.set_event_sink([&](const CacheEvent& e, std::span<const int>) {
+    const CacheEvents events(tree, [&](const CacheEvent& e, std::span<const int>) {
       if (e.kind == CacheEvent::Kind::evicted) evicted.emplace_back(e.position, e.length);
     });
     std::string line;

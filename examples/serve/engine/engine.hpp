@@ -7,6 +7,7 @@
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/events/cache_event.hpp>
 #include <chunkattn/tiers/tier_store.hpp>
 #include <cstddef>
 #include <cstdint>

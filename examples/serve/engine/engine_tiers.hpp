@@ -64,12 +64,6 @@ class EngineTiers {
   [[nodiscard]] virtual TierCounts counts() const = 0;
 };
 
-/// Whom tiers tell.
-struct TierSinks {
-  const CacheSink& tree;
-  const TierSink& tiers;
-};
-
 template <class Tree, class Cache>
 class EngineTiersOf final : public EngineTiers<Tree> {
   using Base = EngineTiers<Tree>;
@@ -78,8 +72,8 @@ class EngineTiersOf final : public EngineTiers<Tree> {
  public:
   EngineTiersOf(Tree& tree, Cache& cache, const TierOptions& options,
                 std::vector<std::shared_ptr<chunkattn::TierStore>> stores, const TenantNames& names,
-                const TierSinks& sinks)
-      : below_(tree, cache, std::move(stores), options_of(options, names, sinks)) {}
+                const TierSink& sink)
+      : below_(tree, cache, std::move(stores), options_of(options, names, sink)) {}
 
   std::unique_ptr<typename Base::Load> load(const typename Base::Sequence& sequence) override {
     auto started = below_.load(sequence);
@@ -115,7 +109,7 @@ class EngineTiersOf final : public EngineTiers<Tree> {
     typename Below::Load load;
   };
   static typename Below::Options options_of(const TierOptions& options, const TenantNames& names,
-                                            const TierSinks& sinks) {
+                                            const TierSink& sink) {
     typename Below::Options made;
     made.model = options.model;
     made.write_through = true;
@@ -123,14 +117,10 @@ class EngineTiersOf final : public EngineTiers<Tree> {
     if (options.stored == TierOptions::Stored::e4m3)
       made.stored_as = chunkattn::ElementType::float8_e4m3;
     made.identity = [&names](const chunkattn::Namespace& space) { return names.of(space); };
-    made.event_sink = [&sink = sinks.tree](const chunkattn::CacheEvent& event,
-                                           std::span<const int> tokens) {
-      if (sink) sink(event, tokens);
-    };
     if (!options.followed) return made;
     const bool has_memory = options.memory_bytes > 0;
-    made.tier_sink = [&sink = sinks.tiers, has_memory](const typename Below::Event& event,
-                                                       std::span<const int> tokens) {
+    made.tier_sink = [&sink, has_memory](const typename Below::Event& event,
+                                         std::span<const int> tokens) {
       if (!sink) return;
       TierEvent told;
       told.medium =
@@ -153,7 +143,7 @@ class EngineTiersOf final : public EngineTiers<Tree> {
 template <class Tree>
 std::unique_ptr<EngineTiers<Tree>> make_tiers(Tree& tree, AnyCache cache,
                                               const TierOptions& options, const TenantNames& names,
-                                              const TierSinks& sinks) {
+                                              const TierSink& sink) {
   std::vector<std::shared_ptr<chunkattn::TierStore>> stores;
   if (options.memory_bytes > 0)
     stores.push_back(std::make_shared<chunkattn::MemoryTier>(options.memory_bytes));
@@ -165,7 +155,7 @@ std::unique_ptr<EngineTiers<Tree>> make_tiers(Tree& tree, AnyCache cache,
       [&](auto* of) -> std::unique_ptr<EngineTiers<Tree>> {
         using Cache = std::remove_pointer_t<decltype(of)>;
         return std::make_unique<EngineTiersOf<Tree, Cache>>(tree, *of, options, std::move(stores),
-                                                            names, sinks);
+                                                            names, sink);
       },
       cache);
 }

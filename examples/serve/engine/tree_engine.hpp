@@ -5,6 +5,7 @@
 #include <chrono>
 #include <chunkattn/cache/admission.hpp>
 #include <chunkattn/debug/tree.hpp>
+#include <chunkattn/events/cache_events.hpp>
 #include <cmath>
 #include <deque>
 #include <iterator>
@@ -61,7 +62,7 @@ class TreeEngine final : public Engine {
     if (options.on_gpu)
       on_gpu_ = std::make_unique<AttentionOnGpu<Tree>>(tree_, model.config,
                                                        options.max_chunks + options.step_tokens);
-    tiers_ = make_tiers(tree_, attention_->cache(), options.tiers, tenants_, {sink_, tier_sink_});
+    tiers_ = make_tiers(tree_, attention_->cache(), options.tiers, tenants_, tier_sink_);
   }
   TreeEngine(const TreeEngine&) = delete;
   TreeEngine& operator=(const TreeEngine&) = delete;
@@ -168,8 +169,8 @@ class TreeEngine final : public Engine {
     return shot;
   }
   void set_cache_sink(CacheSink sink) override {
-    if (!tiers_) return tree_.set_event_sink(std::move(sink));
-    sink_ = std::move(sink);  // the tiers tell it what the tree tells them
+    events_.reset();
+    if (sink) events_.emplace(tree_, std::move(sink));
   }
   void set_gone(std::function<bool(RequestId)> is_gone) override { is_gone_ = std::move(is_gone); }
   void set_tier_sink(TierSink sink) override { tier_sink_ = std::move(sink); }
@@ -668,7 +669,7 @@ class TreeEngine final : public Engine {
   std::uint64_t num_unshared_ = 0;         // sequences that joined in a name space of their own
   Group decoding_, prefilling_, split_off_;
 
-  CacheSink sink_;
+  std::optional<chunkattn::CacheEvents<Tree>> events_;
   TierSink tier_sink_;
   TenantNames tenants_;
   std::unique_ptr<EngineTiers<Tree>> tiers_;

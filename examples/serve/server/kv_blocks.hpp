@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/events/cache_event.hpp>
 #include <chunkattn/interop/block_table.hpp>
 #include <cstddef>
 #include <cstdint>

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/events/cache_event.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/events/cache_events.hpp>
 #include <chunkattn/interop/block_table.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -85,8 +86,8 @@ TEST_CASE("blocks are the tree's full chunks, whatever its spans are") {
     Follower follower;
     std::vector<BlockEvent> changes;
     std::size_t removed = 0;
-    tree.set_event_sink(
-        [&](const chunkattn::CacheEvent& event, std::span<const std::int32_t> tokens) {
+    const chunkattn::CacheEvents events(
+        tree, [&](const chunkattn::CacheEvent& event, std::span<const std::int32_t> tokens) {
           table.apply(event, tokens, changes);
         });
     for (int round = 0; round < 600; ++round) {
@@ -120,8 +121,8 @@ TEST_CASE("tenants with a salt have blocks of their own, where they are asked fo
   Tree tree({.max_chunks = 100});
   BlockTable table(8, /*with_tenants=*/true);
   std::vector<BlockEvent> changes;
-  tree.set_event_sink(
-      [&](const chunkattn::CacheEvent& event, std::span<const std::int32_t> tokens) {
+  const chunkattn::CacheEvents events(
+      tree, [&](const chunkattn::CacheEvent& event, std::span<const std::int32_t> tokens) {
         table.apply(event, tokens, changes);
       });
   const std::vector<int> prompt(16, 7);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chunkattn/chunkattn.hpp>
+#include <chunkattn/events/cache_events.hpp>
 #include <chunkattn/tiers/tiers.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -70,9 +71,10 @@ struct Setup {
       socket->set(zmq::sockopt::rcvtimeo, limit_ms);
     }
     again.connect(options.replay);
-    tree.set_event_sink([this](const chunkattn::CacheEvent& event, std::span<const int> tokens) {
-      publisher->add(event, tokens);
-    });
+    tree_events.emplace(tree,
+                        [this](const chunkattn::CacheEvent& event, std::span<const int> tokens) {
+                          publisher->add(event, tokens);
+                        });
   }
   ~Setup() {
     for (const std::string& address : {options.address, options.replay})  // ZeroMQ leaves the files
@@ -116,6 +118,7 @@ struct Setup {
   std::optional<KvPublisher> publisher;
   chunkattn::PrefixTree<int, 4, chunkattn::PoolAllocator, chunkattn::Lru> tree{
       chunkattn::PoolAllocator{.max_chunks = 4}};
+  std::optional<chunkattn::CacheEvents<decltype(tree)>> tree_events;
 };
 
 }  // namespace
@@ -204,9 +207,6 @@ TEST_CASE("blocks below the tree have media of their own") {
     Below::Options options;
     options.model = "m";
     options.threads = false;
-    options.event_sink = [&](const chunkattn::CacheEvent& event, std::span<const int> tokens) {
-      publisher.add(event, tokens);
-    };
     Below::Mirror mirror(4);
     std::map<std::string, chunkattn::TierStore::Key> told;
     options.tier_sink = [&](const Below::Event& event, std::span<const int> tokens) {
@@ -219,6 +219,10 @@ TEST_CASE("blocks below the tree have media of their own") {
           tokens);
     };
     Below below(tree, cache, {memory, slow}, std::move(options));
+    const chunkattn::CacheEvents tree_events(
+        tree, [&](const chunkattn::CacheEvent& event, std::span<const int> tokens) {
+          publisher.add(event, tokens);
+        });
 
     // What somebody knows who gets all messages; the replay stands for those of them.
     std::map<std::string, std::map<std::uint64_t, Json>> media;  // by medium: hash -> its tokens

@@ -1,5 +1,5 @@
 // CacheMirror: what prompts can find in a tree, rebuilt elsewhere from its events, as a router
-// does. CacheEvent and PrefixTree::set_event_sink() are the core's.
+// does.
 #pragma once
 
 #include <algorithm>
@@ -8,47 +8,15 @@
 #include <span>
 #include <vector>
 
-#include "../detail/support/check.hpp"
 #include "../detail/support/config.hpp"
-#include "../detail/tree/core.hpp"
-#include "../detail/tree/depth_first.hpp"
 #include "../tree_options.hpp"
+#include "cache_events.hpp"
 #include "detail/token_mirror.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// What prompts can find: to begin with before events come, or after some were missed.
-template <class Token>
-struct CacheSnapshot {
-  std::uint64_t number = 0;       ///< of the last event before it
-  std::int32_t unit = 1;          ///< tokens that are found or not as one
-  std::vector<CacheEvent> spans;  ///< all of them `stored`, each after its parent
-  std::vector<Token> tokens;      ///< CacheEvent::length for each, one after the other
-};
-
-/// What can be found in a PrefixTree after its last event. Linear in the tree.
-/// \throws InvalidArgument without an event sink
-template <class Tree>
-[[nodiscard]] CacheSnapshot<typename Tree::token_type> take_snapshot(const Tree& tree) {
-  const auto& tokens = detail::TreeAccess::tree(tree);
-  const detail::CacheNews& news = tokens.core.prefixes.news;
-  detail::check_argument(news.any(), "event sink", "not set",
-                         "set_event_sink() before take_snapshot()");
-  CacheSnapshot<typename Tree::token_type> all;
-  detail::for_each_below_root(tokens.core, [&](detail::NodeIndex n, int) {
-    news.for_each_told(tokens.core.topology.node(n), [&](const CacheEvent& event) {
-      const auto stored = tokens.tokens_of(event);
-      all.spans.push_back(event);
-      all.tokens.insert(all.tokens.end(), stored.begin(), stored.end());
-    });
-  });
-  all.number = news.last_event();
-  all.unit = tokens.core.prefixes.unit();
-  return all;
-}
-
 /// What prompts can find in a tree of this type, rebuilt from a snapshot and events, or from the
-/// events of a tree that had a sink from its beginning. Not for several threads at once.
+/// events of a stream that began with an empty tree. Not for several threads at once.
 template <class Tree>
 class CacheMirror {
   using Token = typename Tree::token_type;
@@ -58,7 +26,9 @@ class CacheMirror {
   enum class Applied : std::uint8_t {
     changed,   ///< it was the next one
     repeated,  ///< it was there already, and is ignored
-    missed     ///< others are missing before it: apply() them first, or load() a snapshot
+    /// Others are missing before it, or it is of another stream: apply() those first, or load() a
+    /// snapshot.
+    missed
   };
 
   /// \param sharing  that of the tree
@@ -66,11 +36,13 @@ class CacheMirror {
       : mirror_(sharing == TreeOptions::Sharing::token ? 1 : Tree::chunk_size) {}
 
   /// Takes over one event. Throws InvalidArgument, and is as before, for one that cannot follow
-  /// those before it: it is of another tree, or was damaged.
-  Applied apply(const CacheEvent& event, std::span<const Token> tokens) {
+  /// those before it: it was damaged.
+  [[nodiscard]] Applied apply(const CacheEvent& event, std::span<const Token> tokens) {
+    if (stream_ != 0 && event.stream != stream_) return Applied::missed;
     if (event.number <= number_) return Applied::repeated;
     if (event.number > number_ + 1) return Applied::missed;
     mirror_.apply(event, tokens);
+    stream_ = event.stream;
     number_ = event.number;
     return Applied::changed;
   }
@@ -78,9 +50,13 @@ class CacheMirror {
   /// before, for one that is damaged.
   void load(const CacheSnapshot<Token>& snapshot) {
     mirror_ = detail::TokenMirror<Token>::of(snapshot, Tree::chunk_size);
+    stream_ = snapshot.stream;
     number_ = snapshot.number;
   }
-  /// The number of the last event that it knows of.
+  /// Whose events it follows; 0: nobody's yet.
+  [[nodiscard]] std::uint64_t stream() const noexcept { return stream_; }
+  /// The number of the last event that it knows of: CacheEvents::last_event(), where it has missed
+  /// none.
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
   /// Tokens that it holds, each once.
   [[nodiscard]] std::size_t num_tokens() const noexcept { return mirror_.num_tokens(); }
@@ -94,6 +70,7 @@ class CacheMirror {
 
  private:
   detail::TokenMirror<Token> mirror_;
+  std::uint64_t stream_ = 0;
   std::uint64_t number_ = 0;
 };
 

@@ -128,8 +128,7 @@ class FileTier final : public TierStore {
 /// soon as they are cached; a sequence whose prompt goes on below gets its K/V from there while
 /// others run.
 ///
-/// It follows the tree by its events: it is the tree's event sink, see Options::event_sink; with
-/// another sink of the tree its calls throw InvalidArgument. All calls are the tree's thread's. The
+/// It follows the tree by its events (CacheEvents). All calls are the tree's thread's. The
 /// tree and the cache stay where they are and outlive it, and K/V is host memory. In a child of
 /// fork() its threads are missing: there it stores nothing, loads bring nothing more, other calls
 /// throw InvalidArgument, and its memory stays when it is destroyed. Make another one there, of
@@ -195,8 +194,6 @@ class Tiers {
     /// What a namespace is called where other processes read it, too; nothing: its K/V is not
     /// stored. By default its numbers, which then mean the same in all of them.
     std::function<std::optional<std::string>(const Namespace&)> identity{};
-    /// Gets the tree's events, as PrefixTree::set_event_sink() says.
-    std::function<void(const CacheEvent&, std::span<const token_type>)> event_sink{};
     /// Gets what is known of the tiers as it changes, with the tokens of each block that is stored
     /// or named: what was put down here and was not lost, and what was found. What was there
     /// before, or another process does, is known when it is looked for. Called within advance(),

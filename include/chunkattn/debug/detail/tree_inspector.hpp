@@ -96,14 +96,15 @@ class TreeInspector {
                         retention_.is_valued_more(parent_or_self(n), n)),
         "a retained node is published, written, and valued no more than its parent", index);
     expect(n.tail_of != none || n.length > 0, "only tails are empty", index);
-    expect(n.told == (prefixes_.news.any() ? prefixes_.news.findable(n) : 0),
-           "events have told what can be found", index);
     if (n.state != NodeState::published) return;
     expect(parent.state == NodeState::published, "a published node has a published parent", index);
     expect(prefixes_.find_twin(n) == index, "published children differ in their key", index);
   }
 
   void check_totals(const Totals& counted) const {
+    topology_.observers.notify([&](const NodeObserver& observer) {
+      expect(observer.is_consistent(), "an observer keeps what the tree says", root_node);
+    });
     std::size_t listed = 0;
     Array<const void*> passed(topology_.num_indices());
     for (const auto& list : retention_.lists_) {

@@ -36,11 +36,6 @@ struct ChunkAccess {
     };
     return {tree.shared_, chunks_of, core.id, core.steps.observers()};
   }
-  /// How often the tree got an event sink.
-  template <class Tree>
-  [[nodiscard]] static std::uint64_t num_event_sinks(const Tree& tree) {
-    return tree.core().prefixes.news.num_sinks();
-  }
   template <class Cache, class Options>
   [[nodiscard]] static Cache cache(ChunkSource source, int chunk_size, const Options& options) {
     const std::size_t num_chunks = source.num_chunks();

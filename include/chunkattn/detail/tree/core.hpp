@@ -44,7 +44,7 @@ class TreeCore {
         departures(topology, prefixes, retention, sequences, copies, writers),
         additions(topology, retention, sequences, steps, writers, departures),
         outputs(topology, sequences, copies),
-        results(sequences, steps, copies, writers, departures, outputs, prefixes.news),
+        results(sequences, steps, copies, writers, departures, outputs, topology.observers),
         tokens_(tokens) {
     static std::atomic<std::uint64_t> trees{0};
     id = ++trees;
@@ -230,7 +230,6 @@ class TreeCore {
   /// Forgets everything cached. Live sequences stay, but nothing of theirs is found again.
   void clear() noexcept {
     topology.observers.notify([](NodeObserver& observer) { observer.on_clear(); });
-    if (prefixes.news.any()) prefixes.news.forget();
     retention.unpin_all();
     retention.trim(0);
     for (std::size_t i = 1; i < topology.num_indices(); ++i) {
@@ -244,7 +243,6 @@ class TreeCore {
     ++stats.clears;
     sequences.change();
     departures.clear();
-    prefixes.news.cleared();
   }
 
  private:
@@ -368,6 +366,12 @@ struct TreeAccess {
   template <class Handle>
   [[nodiscard]] static const auto& tree(const Handle& handle) {
     return handle.tree();
+  }
+  /// What keeps the TokenTree of a PrefixTree, wherever that is moved, and says when it is gone.
+  template <class Tree>
+  [[nodiscard]] static const auto& shared(const Tree& tree) {
+    (void)tree.tree();
+    return tree.shared_;
   }
   template <class Handle>
   [[nodiscard]] static const TreeCore& core(const Handle& handle) {

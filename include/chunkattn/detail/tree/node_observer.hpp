@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../../plan_view.hpp"
 #include "../support/array.hpp"
 #include "../support/config.hpp"
+#include "chunk_table.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -1,12 +1,10 @@
 // Prefixes: the paths that prompts can find. A key (parent, namespace, first tokens) leads to the
-// node that continues a path with it, by one hash table for the whole tree. What becomes of them is
-// told to whoever asks for events.
+// node that continues a path with it, by one hash table for the whole tree.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <utility>
 
 #include "../../tree_options.hpp"
@@ -106,129 +104,6 @@ class ChildIndex {
   std::size_t size_ = 0;
 };
 
-/// Tells by events what prompts can find: see CacheEvent. A node's leading tokens that it has told
-/// of are TreeNode::told; both halves of a node that is split go on as parts of one span.
-class CacheNews {
- public:
-  using Sink = std::function<void(const CacheEvent&)>;
-
-  /// \param unit  tokens that are found or not as one
-  CacheNews(Topology& topology, std::int32_t unit) : topology_(topology), unit_(unit) {}
-
-  /// Events from now on go to `sink`. Of what can be found already it is not told.
-  void set_sink(Sink sink) {
-    ++num_sinks_;
-    forget();
-    sink_ = nullptr;
-    if (!sink) return;
-    stored_below(root_node);
-    if (last_event_ + last_span_ > 0) ++last_event_;  // who has missed something finds a gap
-    sink_ = std::move(sink);
-  }
-  /// Whether anybody is told.
-  [[nodiscard]] bool any() const noexcept { return sink_ != nullptr; }
-  [[nodiscard]] std::uint64_t last_event() const noexcept { return last_event_; }
-  /// How often set_sink() was called: who has called it can tell whether others did since then.
-  [[nodiscard]] std::uint64_t num_sinks() const noexcept { return num_sinks_; }
-
-  /// Leading tokens of a node that a prompt finds with their K/V.
-  [[nodiscard]] std::int32_t findable(const TreeNode& n) const noexcept {
-    const TreeNode& parent = topology_.node(n.parent);
-    if (n.state != NodeState::published || parent.told < parent.length) return 0;
-    return n.written - n.written % unit_;
-  }
-
-  /// More may be found at the node, and below it.
-  void stored(NodeIndex index) noexcept {
-    if (any()) [[unlikely]]
-      stored_below(index);
-  }
-  /// Of the node nothing is found but its first `keep` tokens.
-  void evicted(TreeNode& n, std::int32_t keep) noexcept {
-    if (n.told > keep) [[unlikely]]
-      tell_evicted(n, keep);
-  }
-  /// Nothing is found any more, of which cleared() tells.
-  void forget() noexcept {
-    for (std::size_t i = 0; i < topology_.num_indices(); ++i)
-      topology_.node(static_cast<NodeIndex>(i)).told = 0;
-  }
-  void cleared() noexcept {
-    if (any()) sink_({.kind = CacheEvent::Kind::cleared, .number = ++last_event_});
-  }
-  /// Calls f(event), as if it became known just now, for what was told of a node.
-  template <class F>
-  void for_each_told(const TreeNode& n, const F& f) const {
-    for_each_run(n, 0, n.told, [&](ChunkIndex chunk, std::int32_t first, std::int32_t count) {
-      f(event(CacheEvent::Kind::stored, last_event_, n, first, count, chunk));
-    });
-  }
-
- private:
-  /// Goes down from a node as long as something comes to be found.
-  [[gnu::noinline]] void stored_below(NodeIndex top) noexcept {
-    for (NodeIndex i = top;;) {
-      const bool all = i == root_node || tell_stored(topology_.node(i));
-      if (all && topology_.node(i).first_child != none) {
-        i = topology_.node(i).first_child;
-        continue;
-      }
-      while (i != top && topology_.node(i).next_sibling == none) i = topology_.node(i).parent;
-      if (i == top) return;
-      i = topology_.node(i).next_sibling;
-    }
-  }
-  /// Whether with this all of the node is told of.
-  bool tell_stored(TreeNode& n) noexcept {
-    const std::int32_t end = findable(n);
-    if (end <= n.told) return false;
-    if (n.told == 0) n.span = ++last_span_;
-    for_each_run(n, n.told, end, [&](ChunkIndex chunk, std::int32_t first, std::int32_t count) {
-      tell(CacheEvent::Kind::stored, n, first, count, chunk);
-    });
-    n.told = end;
-    return end == n.length;
-  }
-  [[gnu::noinline]] void tell_evicted(TreeNode& n, std::int32_t keep) noexcept {
-    tell(CacheEvent::Kind::evicted, n, keep, n.told - keep, topology_.chunk_of(n, n.begin + keep));
-    n.told = keep;
-  }
-  template <class F>
-  void for_each_run(const TreeNode& n, std::int32_t first, std::int32_t end, const F& f) const {
-    topology_.for_each_run(
-        n, first, end - first,
-        [&](ChunkIndex chunk, std::int32_t, std::int32_t count, std::int32_t done) {
-          f(chunk, first + done, count);
-          return true;
-        });
-  }
-  void tell(CacheEvent::Kind kind, const TreeNode& n, std::int32_t first, std::int32_t count,
-            ChunkIndex chunk) noexcept {
-    if (any()) sink_(event(kind, ++last_event_, n, first, count, chunk));
-  }
-  [[nodiscard]] CacheEvent event(CacheEvent::Kind kind, std::uint64_t number, const TreeNode& n,
-                                 std::int32_t first, std::int32_t count,
-                                 ChunkIndex chunk) const noexcept {
-    const std::uint64_t before = n.parent == root_node ? 0 : topology_.node(n.parent).span;
-    return {.kind = kind,
-            .number = number,
-            .span = n.span,
-            .parent = first > 0 ? n.span : before,
-            .name_space = n.name_space,
-            .position = n.position + first,
-            .length = count,
-            .first_chunk = chunk,
-            .first_offset = topology_.geometry.offset(n.begin + first)};
-  }
-
-  Topology& topology_;
-  const std::int32_t unit_;
-  Sink sink_;
-  std::uint64_t last_event_ = 0;
-  std::uint64_t num_sinks_ = 0;
-  std::uint64_t last_span_ = 0;
-};
-
 /// Finds published nodes, publishes and hides them.
 class Prefixes {
  public:
@@ -236,8 +111,7 @@ class Prefixes {
       : topology_(topology),
         chunks_(chunk_table),
         tokens_(tokens),
-        unit_(sharing == Sharing::token ? 1 : topology.geometry.size),
-        news(topology, unit_) {}
+        unit_(sharing == Sharing::token ? 1 : topology.geometry.size) {}
 
   [[nodiscard]] const Tokens& tokens() const noexcept { return tokens_; }
   /// Tokens that are shared or not as one: what a child is keyed by.
@@ -412,9 +286,6 @@ class Prefixes {
   const std::int32_t unit_;
   ChildIndex index_;
   std::uint64_t num_publications_ = 0;
-
- public:
-  CacheNews news;
 };
 
 }  // namespace detail

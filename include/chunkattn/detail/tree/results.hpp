@@ -200,14 +200,14 @@ class Outputs {
 class Results {
  public:
   Results(SequenceTable& sequences, StepTable& steps, Copies& copies, Writers& writers,
-          Departures& departures, Outputs& outputs, CacheNews& news)
+          Departures& departures, Outputs& outputs, const NodeObservers& observers)
       : sequences_(sequences),
         steps_(steps),
         copies_(copies),
         writers_(writers),
         departures_(departures),
         outputs_(outputs),
-        news_(news) {}
+        observers_(observers) {}
 
   /// The device has run the step: the K/V of its positions is written.
   void finish(StepRecord& step) {
@@ -223,8 +223,8 @@ class Results {
     }
     step.outputs_given_up = sequences_.outputs_given_up();
     if (!copies_.empty() && !step.is_void) copies_.complete(step.number);
-    if (news_.any() && !step.is_void)
-      for (const StepEntry& entry : step.entries) tell_written(entry.sequence, entry.begin);
+    if (!observers_.empty() && !step.is_void)
+      for (const StepEntry& entry : step.entries) notify_written(entry.sequence, entry.begin);
     step.state = StepState::finished;
     resolve_abandoned(0);
     steps_.end(step, StepState::finished);
@@ -238,11 +238,13 @@ class Results {
     departures_.finish_all();
   }
 
-  /// K/V of the sequence from this position on may be new: who is told of it is.
-  void tell_written(SequenceIndex s, std::int32_t begin) noexcept {
-    if (!news_.any() || begin >= sequences_.tail(s).position) return;  // tails are found by nobody
-    sequences_.for_each_node(s, {begin, sequences_.tail(s).position - begin},
-                             [&](NodeIndex n, std::int32_t, std::int32_t) { news_.stored(n); });
+  /// K/V of the sequence from this position on may be new: notifies the observers of nodes.
+  void notify_written(SequenceIndex s, std::int32_t begin) noexcept {
+    const std::int32_t end = sequences_.tail(s).position;  // private tails are found by nobody
+    if (observers_.empty() || begin >= end) return;
+    sequences_.for_each_node(s, {begin, end - begin}, [&](NodeIndex n, std::int32_t, std::int32_t) {
+      observers_.notify([=](NodeObserver& observer) { observer.on_written(n); });
+    });
   }
 
   /// The handle of an open step or a step in flight is gone.
@@ -325,7 +327,7 @@ class Results {
   Writers& writers_;
   Departures& departures_;
   Outputs& outputs_;
-  CacheNews& news_;
+  const NodeObservers& observers_;
 };
 
 }  // namespace detail

@@ -71,7 +71,6 @@ class Retention {
     TreeNode& n = topology_.node(index);
     if (n.retained) unretain(index);
     if (n.pins > 0) pins_.move(index, n.parent);
-    prefixes_.news.evicted(n, 0);
     if (n.state == NodeState::published) prefixes_.unpublish(index, NodeState::hidden);
     topology_.release_places(index, 0, active);
     topology_.remove(index);
@@ -106,7 +105,7 @@ class Retention {
   void publish_generated(NodeIndex index, std::int32_t count) noexcept {
     stats_.published_tokens += to_size(count);
     prefixes_.publish(index);
-    prefixes_.news.stored(index);
+    topology_.observers.notify([=](NodeObserver& observer) { observer.on_written(index); });
   }
 
   // ---- use of paths --------------------------------------------------------------------------
@@ -265,7 +264,6 @@ class Retention {
       keep = std::min(n.written, keep_end - n.position);
     if (prefixes_.unit() > 1) keep -= keep % prefixes_.unit();
     if (keep == 0) return remove(index, /*active=*/true);
-    prefixes_.news.evicted(n, keep);
     topology_.set_active(n, false);
     if (keep < n.length) topology_.release_places(index, keep);
     if (order_) [[unlikely]]
@@ -315,7 +313,6 @@ class Retention {
     std::int32_t keep = n.length - topology_.end_offset(n);
     if (n.first_chunk == n.last_chunk) keep = 0;
     stats_.evicted_tokens += to_size(n.length - keep);
-    prefixes_.news.evicted(n, keep);
     if (order_) [[unlikely]]
       order_->on_evict(n, keep);
     if (keep == 0)

@@ -292,22 +292,6 @@ class TokenTree {
     core.outputs.commit_all(step, Store{this, outputs.data()});
   }
 
-  // ---- events --------------------------------------------------------------------------------
-
-  using EventSink = std::function<void(const CacheEvent&, std::span<const Token>)>;
-
-  void set_event_sink(EventSink sink) {
-    CacheNews& news = core.prefixes.news;
-    if (!sink) return news.set_sink(nullptr);
-    news.set_sink(
-        [this, sink = std::move(sink)](const CacheEvent& event) { sink(event, tokens_of(event)); });
-  }
-  /// The tokens of a stored event, which lie in one chunk; of others none.
-  [[nodiscard]] std::span<const Token> tokens_of(const CacheEvent& event) const noexcept {
-    if (event.kind != CacheEvent::Kind::stored) return {};
-    return {&token_at(event.first_chunk, event.first_offset), to_size(event.length)};
-  }
-
   // ---- reading -------------------------------------------------------------------------------
 
   [[nodiscard]] const Token& token_at(ChunkIndex chunk, std::int32_t offset) const noexcept {

@@ -65,8 +65,6 @@ struct alignas(64) TreeNode {
   std::int32_t pins = 0;                 ///< pins of paths through it
   std::uint32_t hash = 0;                ///< of the key, while published
   NodeIndex older = none, newer = none;  ///< neighbours in the retention list
-  std::int32_t told = 0;                 ///< leading tokens that events have told of
-  std::uint64_t span = 0;                ///< CacheEvent::span of these
   Namespace name_space{};
   std::uint32_t birth = 0;  ///< told apart by it from others that had or get its index; never 0
   std::uint32_t since = 0;  ///< when it fell out of use: see ReuseRecord
@@ -397,8 +395,6 @@ class Topology {
     upper.held = lower.held;
     upper.pins = lower.pins;
     upper.state = lower.state;
-    upper.told = std::min(lower.told, keep);
-    upper.span = lower.span;
     upper.set_reuse(lower.reuse());
 
     ChunkIndex cut = lower.first_chunk;
@@ -422,7 +418,6 @@ class Topology {
     lower.length -= keep;
     lower.written -= upper.written;
     lower.scheduled -= upper.scheduled;
-    lower.told -= upper.told;
     if (lower.written == lower.length) lower.writer = none;
     link(upper_index, lower_index);
     if (checkpoints.any()) [[unlikely]]

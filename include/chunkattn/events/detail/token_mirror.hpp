@@ -14,6 +14,7 @@
 #include "../../detail/support/config.hpp"
 #include "../../detail/support/to_size.hpp"
 #include "../../tree_options.hpp"
+#include "../cache_event.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -22,7 +22,7 @@
 #include "../../detail/support/fork_mark.hpp"
 #include "../../detail/support/to_size.hpp"
 #include "../../element.hpp"
-#include "../../events/mirror.hpp"
+#include "../../events/cache_events.hpp"
 #include "../../kv_view.hpp"
 #include "../../plan_view.hpp"
 #include "../../transfer/detail/places.hpp"
@@ -77,7 +77,7 @@ class TierManager {
   TierManager(const TierManager&) = delete;
   TierManager& operator=(const TierManager&) = delete;
   void close() {
-    if (tree_ != nullptr && hears()) tree_->set_event_sink(nullptr);
+    events_.reset();
     tree_ = nullptr;
     // In a child nothing of it can be destroyed: who held its locks is not there.
     if (is_in_child()) (void)queue_.release();
@@ -158,7 +158,7 @@ class TierManager {
   }
   /// False when it is over.
   bool poll(Sequence& sequence, const std::shared_ptr<TierLoad>& load) {
-    if (tree_ == nullptr || !is_open_ || is_in_child() || !hears() ||
+    if (tree_ == nullptr || !is_open_ || is_in_child() ||
         static_cast<std::uint64_t>(sequence.id()) != load->sequence ||
         sequence.weights_epoch() != load->weights)
       return cancel(load);
@@ -199,7 +199,7 @@ class TierManager {
     queue_->set_compute_seconds(token_seconds_ * block_);
   }
   void reopen(std::string model) {
-    check_hears();
+    check_process();
     options_.model = std::move(model);
     queue_->forget();
     is_open_ = true;
@@ -228,11 +228,9 @@ class TierManager {
   // ---- the tree's events ----
 
   void follow() {
-    tree_->set_event_sink([this](const CacheEvent& event, std::span<const Token> tokens) {
+    events_.emplace(*tree_, [this](const CacheEvent& event, std::span<const Token> tokens) {
       heard(event, tokens);
-      if (options_.event_sink) options_.event_sink(event, tokens);
     });
-    sink_ = ChunkAccess::num_event_sinks(*tree_);
     is_lost_ = true;
     resume_following();
   }
@@ -246,8 +244,6 @@ class TierManager {
       stores[tier]->listen(listeners_.back());
     }
   }
-  /// Whether it is still the one whom the tree tells.
-  [[nodiscard]] bool hears() const { return ChunkAccess::num_event_sinks(*tree_) == sink_; }
   /// Whether the threads are those of the parent, from which this process was forked.
   [[nodiscard]] bool is_in_child() const noexcept {
     return options_.threads && mark_.is_in_child();
@@ -256,19 +252,13 @@ class TierManager {
     check_argument(!is_in_child(), "tiers", "made before fork()",
                    "some that this process made: the threads of these are its parent's");
   }
-  /// Without events it would take what now stands in a chunk for what stood there.
-  void check_hears() const {
-    check_process();
-    check_argument(hears(), "tree", "with another event sink",
-                   "that of its tiers: who else is to hear is said by Options::event_sink");
-  }
   /// From a snapshot, if anything got lost for want of memory, or was there before.
   void resume_following() {
-    check_hears();
+    check_process();
     if (!is_lost_) return;
     spans_.clear();
     fresh_.clear();
-    const auto snapshot = take_snapshot(*tree_);
+    const auto snapshot = events_->snapshot();
     is_lost_ = false;
     std::span<const Token> rest(snapshot.tokens);
     for (const CacheEvent& event : snapshot.spans) {
@@ -491,7 +481,7 @@ class TierManager {
   bool is_open_ = true;
   bool is_lost_ = false;  // events were missed
   const ForkMark mark_;
-  std::uint64_t sink_ = 0;  // which of the tree's event sinks is its own
+  std::optional<CacheEvents<Tree>> events_;
 };
 
 }  // namespace detail
