@@ -29,11 +29,11 @@ closures="
   executor 550               fwd 710                    kv_cache 1550              kv_view 920
   merge_state 580            plan_view 630              prefix_tree 5610           sequence 4740
   step 5040                  tree_options 660           variants 640               version 10
-  cache/admission 4800       cache/policy 5330          debug/attention 2520       debug/reference 2460
+  cache/admission 4800       cache/policy 5370          debug/attention 2520       debug/reference 2460
   debug/tree 4770            events/cache_event 830     events/cache_events 4560   events/mirror 4840
   interop/block_table 910    runtime/any_attention 2450 runtime/make_attention 9540 tiers/tier_store 110
   tiers/tiers 8430           transfer/transfer 1980
-  all 19910                  program 14250              headers 24320"
+  all 19940                  program 14250              headers 24360"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

@@ -102,6 +102,61 @@ TEST_CASE("who has most for his weight is known whatever changes") {
   CHECK(many.largest() == -1);
 }
 
+TEST_CASE("tenants of whom nothing is left are forgotten, the others are not") {
+  using detail::TenantShares;
+  test::Random random(41);
+  TenantShares shares;
+  std::map<std::uint64_t, std::pair<std::int32_t, std::int32_t>> kept;  // index and tokens
+  std::size_t most = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const auto tenant = static_cast<std::uint64_t>(random.uniform(1, 1'000'000));
+    if (shares.is_full(tenant)) {
+      Array<char> is_used(shares.size());
+      for (const auto& [id, record] : kept) is_used[static_cast<std::size_t>(record.first)] = 1;
+      shares.forget_unused(is_used);
+    }
+    shares.reserve(tenant, {.weight = 1, .quota = 5});
+    const std::int32_t index = shares.index_of({.tenant = tenant});
+    const int tokens = random.uniform(0, 9);  // of 0 it has nodes that are in use, if it is kept
+    if (tokens > 0) shares.add(index, tokens);
+    auto& record = kept.try_emplace(tenant, index, 0).first->second;
+    REQUIRE(record.first == index);
+    record.second += tokens;
+    while (kept.size() > 20) {
+      auto gone = std::next(kept.begin(), random.uniform(0, 19));
+      if (gone->second.second > 0) shares.remove(gone->second.first, gone->second.second);
+      kept.erase(gone);
+    }
+    for (const auto& [id, value] : kept) {
+      REQUIRE(shares.index_of({.tenant = id}) == value.first);
+      REQUIRE(shares.tokens(value.first) == static_cast<std::uint64_t>(value.second));
+    }
+    REQUIRE(shares.is_ordered());
+    if (const std::int32_t over = shares.above_quota(); over >= 0) REQUIRE(shares.tokens(over) > 5);
+    most = std::max(most, shares.size());
+  }
+  CHECK(most < 100);
+}
+
+TEST_CASE("a fair tree keeps records of the tenants that it has, not of all that it had") {
+  TreeOf<> tree(PoolAllocator{.max_chunks = 30}, {}, fair({}, {{7, 4}}));
+  const auto& order =
+      static_cast<const detail::CacheOrder&>(*detail::TreeAccess::core(tree).retention.order());
+  std::vector<TreeOf<>::Sequence> live;
+  live.push_back(tree.insert(prompt(0), of(1'000'000)));  // has nodes, and nothing cached
+  for (int i = 1; i < 3000; ++i) {
+    pass(tree, prompt(i), of(static_cast<std::uint64_t>(i)));
+    if (i % 100 == 0) check_invariants(tree);
+  }
+  CHECK(order.num_tenants() < 100);
+  CHECK(order.num_lists() < 200);
+  test::load(live[0]);
+  live.clear();
+  CHECK(num_cached(tree, 1'000'000, 0, 1) == 12);
+  CHECK(num_cached(tree, 2999, 2999, 3000) == 12);
+  check_invariants(tree);
+}
+
 TEST_CASE("a flood leaves other tenants what is within their share") {
   for (const bool learns : {false, true})
     for (const bool shares : {false, true}) {

@@ -103,7 +103,7 @@ struct CachePolicy {
   /// Whether each tenant has a share of what is cached: the lowest, oldest of the tenant goes that
   /// has most tokens cached by its weight; of one above its quota, whenever a sequence leaves. What
   /// is public counts as a tenant's of weight 1. A tree keeps some hundred bytes of each tenant
-  /// that it has ever seen.
+  /// with K/V in it, or at most a few times as many.
   bool fair = false;
   /// As of Lru. Not with `learns`.
   std::uint32_t ttl = 0;

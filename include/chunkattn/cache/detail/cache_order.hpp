@@ -72,6 +72,7 @@ class CacheOrder final : public EvictionOrder {
   /// A sequence of this level and tenant is to join: makes sure that nothing fails afterwards.
   void reserve(std::int64_t level, std::uint64_t tenant, const TenantTerms& terms) {
     if (shares_) {
+      if (shares_->is_full(tenant)) shares_->forget_unused(used_tenants());
       shares_->reserve(tenant, terms);
       lists_.reserve(level * RetainedList::keys_per_level, num_groups());  // of what is public
       level += RetainedList::keys_of(shares_->index_of({.tenant = tenant})) >> 5;
@@ -80,6 +81,11 @@ class CacheOrder final : public EvictionOrder {
     if (model_) model_->ghosts.reserve(ghosts_per_chunk * stats_.used_chunks);
   }
   [[nodiscard]] bool shares() const noexcept { return shares_ != nullptr; }
+  /// For tests: records of tenants, and of lists.
+  [[nodiscard]] std::size_t num_tenants() const noexcept { return shares_ ? shares_->size() : 0; }
+  [[nodiscard]] std::size_t num_lists() const noexcept {
+    return static_cast<std::size_t>(lists_.end() - lists_.begin());
+  }
   [[nodiscard]] bool learns() const noexcept { return model_ != nullptr; }
 
   [[nodiscard]] std::int64_t key_of(const TreeNode& n) const noexcept override {
@@ -195,6 +201,15 @@ class CacheOrder final : public EvictionOrder {
 
   // ---- tenants -------------------------------------------------------------------------------
 
+  /// Which tenants have any node, by index.
+  [[nodiscard]] Array<char> used_tenants() const {
+    Array<char> is_used(shares_->size());
+    for (std::size_t i = 1; i < topology_.num_indices(); ++i)
+      if (const TreeNode& n = topology_.node(static_cast<NodeIndex>(i));
+          n.state != NodeState::unused)
+        is_used[to_size(shares_->index_of(n.name_space))] = 1;
+    return is_used;
+  }
   [[nodiscard]] RetainedList* lists_of(std::int32_t tenant) noexcept {
     return lists_.find_first(RetainedList::least_key_of(tenant), shares_->first_list(tenant));
   }

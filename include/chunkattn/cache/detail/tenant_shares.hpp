@@ -22,8 +22,8 @@ struct TenantTerms {
   std::uint64_t quota = std::numeric_limits<std::uint64_t>::max();  ///< tokens
 };
 
-/// Cached tokens by tenant. Tenants are named by their index, in the order in which they came; 0
-/// stands for what is public.
+/// Cached tokens by tenant. Tenants are named by the index of their record; 0 stands for what is
+/// public.
 class TenantShares {
  public:
   static constexpr std::int32_t everybody = 0;
@@ -41,6 +41,11 @@ class TenantShares {
       return;
     }
     const std::size_t count = tenants_.size() + 1;
+    if (free_ >= 0) {
+      const std::int32_t i = std::exchange(free_, tenants_[to_size(free_)].next_free);
+      tenants_[to_size(i)] = {.id = tenant, .terms = terms};
+      return place(i);
+    }
     if (heap_.capacity() < count) heap_.reserve(2 * count);
     if (over_.capacity() < count) over_.reserve(2 * count);
     if (tenants_.capacity() < count) tenants_.reserve(2 * count);
@@ -48,7 +53,29 @@ class TenantShares {
     tenants_.push_back({.id = tenant, .terms = terms});
     place(static_cast<std::int32_t>(tenants_.size() - 1));
   }
-  /// Of one that reserve() was called for.
+  /// Whether reserve() would need memory for this tenant. Then forget_unused() comes first, which
+  /// keeps the records to a few times what there is use for.
+  [[nodiscard]] bool is_full(std::uint64_t tenant) const noexcept {
+    return free_ < 0 && tenants_.size() == tenants_.capacity() && find(tenant) < 0;
+  }
+  /// Forgets the tenants of which no node is left.
+  /// \param is_used  [size()], of a tenant with any
+  void forget_unused(const Array<char>& is_used) {
+    std::size_t num_free = 0;
+    for (std::size_t i = 1; i < size(); ++i) num_free += is_used[i] ? 0 : 1;
+    // So that the next time comes after as many new tenants as there are now.
+    if (2 * num_free < size()) tenants_.reserve(2 * size());
+    over_.erase_if([&](std::int32_t i) { return !is_used[to_size(i)]; });
+    for (std::int32_t& entry : table_) entry = -1;
+    for (std::size_t i = size() - 1; i > 0; --i) {
+      const auto index = static_cast<std::int32_t>(i);
+      if (is_used[i])
+        place(index);
+      else
+        tenants_[i] = {.next_free = std::exchange(free_, index)};
+    }
+  }
+  /// Of one that reserve() was called for, and that has not been forgotten.
   [[nodiscard]] std::int32_t index_of(const Namespace& space) const noexcept {
     return space.is_public ? everybody : find(space.tenant);
   }
@@ -129,9 +156,10 @@ class TenantShares {
     std::uint64_t id = 0;
     TenantTerms terms{};
     std::uint64_t tokens = 0;
-    std::size_t lists = 0;  ///< see first_list()
-    std::int32_t at = -1;   ///< in the heap, or not
-    bool is_over = false;   ///< on the list of those that may be above their quota
+    std::size_t lists = 0;        ///< see first_list()
+    std::int32_t at = -1;         ///< in the heap, or not
+    bool is_over = false;         ///< on the list of those that may be above their quota
+    std::int32_t next_free = -1;  ///< of records without a tenant
   };
 
   [[nodiscard]] std::size_t home(std::uint64_t tenant) const noexcept {
@@ -195,6 +223,7 @@ class TenantShares {
   Array<std::int32_t> table_;  // a power of two, at most half full: indices by tenant, -1: none
   Array<Share> heap_;          // of those that have any, the largest share first
   Array<std::int32_t> over_;
+  std::int32_t free_ = -1;
 };
 
 }  // namespace detail
