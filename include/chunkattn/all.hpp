@@ -6,6 +6,7 @@
 // clang-format on
 
 #include "cache/admission.hpp"
+#include "cache/checkpoints.hpp"
 #include "cache/policy.hpp"
 #include "chunkattn.hpp"
 #include "debug/attention.hpp"

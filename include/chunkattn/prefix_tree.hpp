@@ -152,16 +152,15 @@ class PrefixTree {
 
   /// How much of a prompt is cached. (Its last token is computed anyway: see InsertOptions.)
   struct Match {
-    std::size_t cached = 0;      ///< tokens whose K/V is written
-    std::size_t pending = 0;     ///< further tokens whose K/V a live sequence has still to compute
-    std::size_t checkpoint = 0;  ///< position of the last checkpoint that is not behind `cached`
+    std::size_t cached = 0;   ///< tokens whose K/V is written
+    std::size_t pending = 0;  ///< further tokens whose K/V a live sequence has still to compute
   };
   /// How many tokens of a prompt insert() would find. Changes nothing, not even what is evicted
   /// next.
   [[nodiscard]] Match match_prefix(std::span<const Token> prompt,
                                    const InsertOptions& options = {}) const {
     const detail::MatchResult found = tree().match_prefix(prompt, options);
-    return {found.cached, found.pending, found.checkpoint};
+    return {found.cached, found.pending};
   }
   /// match_prefix() of tokens that are written out.
   [[nodiscard]] Match match_prefix(std::initializer_list<Token> prompt,

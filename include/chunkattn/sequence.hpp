@@ -128,56 +128,6 @@ class Sequence {
     c.results.notify_written(handle_.index, range.begin);
   }
 
-  /// The state of a model's recurrent layers (SSM, linear attention) behind the first `position`
-  /// tokens of a path. What it is, only the engine knows.
-  struct Checkpoint {
-    std::size_t position = 0;           ///< 0: begin with the state of no token
-    std::shared_ptr<const void> state;  ///< as save_checkpoint() got it
-  };
-  /// For models with recurrent layers, before the first step of a sequence, when num_pending() is 0
-  /// (until then, who computes may save one further on), and whenever its state is lost: has all
-  /// tokens computed from the nearest checkpoint on. K/V that is there already is not written
-  /// again. The state is kept as long as the result is.
-  /// \throws InvalidArgument for a sequence that is in a step, or of which outputs are to come
-  Checkpoint start_at_checkpoint() {
-    detail::TreeCore& c = core();
-    if (const auto& r = c.sequences[handle_.index]; r.steps > 0 || r.reserved > 0) [[unlikely]]
-      detail::fail_argument("sequence", "in a step, or its outputs are to come",
-                            "one that goes on after start_at_checkpoint() only");
-    const std::int32_t i =
-        c.sequences.start_at_checkpoint(handle_.index, c.readable_length(handle_.index));
-    if (i == detail::none) return {};
-    const detail::CheckpointRecord& found = c.topology.checkpoints[i];
-    return {detail::to_size(found.position), found.state};
-  }
-  /// The next position at which a checkpoint is wanted: where the prompt leaves what another one
-  /// has, exact to the token, and before its last token. `whole` if none is. So that rows end
-  /// there: `step.add(s, std::min(max_tokens, s.next_checkpoint() - s.num_scheduled()))`.
-  [[nodiscard]] std::size_t next_checkpoint() const {
-    const std::int32_t position = core().sequences.next_checkpoint(handle_.index);
-    return position == detail::none ? whole : detail::to_size(position);
-  }
-  /// Keeps the state behind the first `position` tokens, at any position, for prompts that begin
-  /// with these. It is given up after TreeOptions::max_checkpoints others were used, when the path
-  /// has too many of them, with the K/V of the tokens, and by clear(). The end of a state must
-  /// neither throw nor call the tree.
-  /// O(path); where other prompts leave the path after it, O(checkpoints that the tree keeps), as
-  /// is the end of a sequence that merges into an equal path.
-  /// \returns whether it is kept: not if there is one, or if clear() was called since it joined
-  /// \throws InvalidArgument unless `position` is from 1 to num_written(), for a null state, and if
-  ///         max_checkpoints is 0
-  bool save_checkpoint(std::size_t position, std::shared_ptr<const void> state) {
-    detail::TreeCore& c = core();
-    if (c.options.max_checkpoints == 0) [[unlikely]]
-      detail::fail_argument("TreeOptions::max_checkpoints", 0, "at least 1, to save any");
-    if (const std::size_t end = num_written(); position < 1 || position > end) [[unlikely]]
-      detail::fail_argument("position", position, {"1 to num_written(), ", end});
-    if (state == nullptr) [[unlikely]]
-      detail::fail_argument("state", "null", "what start_at_checkpoint() is to return");
-    return c.sequences.save_checkpoint(handle_.index, static_cast<std::int32_t>(position),
-                                       std::move(state));
-  }
-
   /// A second sequence with the first `length` tokens, by default all of them. It shares their K/V;
   /// only that of a short private tail (TreeOptions::min_run; with Sharing::chunk of the last chunk
   /// if it is not full) is copied, by the next step. Unless it has all tokens and they are

@@ -52,11 +52,6 @@ struct TreeOptions {
   /// in place. 0: ChunkSize / 2. Larger values copy more; smaller ones leave more chunks partly
   /// used: at most ChunkSize / min_run times the chunks that the tokens need.
   std::int32_t min_run = 0;
-  /// Checkpoints of recurrent layers (Sequence::save_checkpoint()) that are kept at most; of more
-  /// the least recently used go.
-  std::size_t max_checkpoints = 0;
-  /// Of these, that the path of any one prompt has at most, 1 or more.
-  std::int32_t max_checkpoints_per_path = 8;
 };
 
 /// Positions [begin, begin + length) of a sequence.
@@ -125,22 +120,19 @@ struct TreeStats {
   std::uint64_t published_tokens = 0;  ///< generated tokens that prompts can match now
   std::uint64_t evicted_tokens = 0;    ///< cached tokens that were evicted
   std::uint64_t evicted_chunks = 0;    ///< chunks freed by that
-  /// Checkpoints that were given up for others; those whose tokens were evicted are not counted.
-  std::uint64_t evicted_checkpoints = 0;
-  std::uint64_t failed_inserts = 0;   ///< insert(), for lack of chunks
-  std::uint64_t failed_adds = 0;      ///< Step::add() and append(), for lack of chunks
-  std::uint64_t clears = 0;           ///< calls of clear()
-  std::uint64_t steps = 0;            ///< steps that finished
-  std::uint64_t cancelled_steps = 0;  ///< steps that were dropped before they were submitted
-  std::uint64_t abandoned_steps = 0;  ///< steps that were dropped in flight
-  std::size_t live_sequences = 0;     ///< sequences that have not left
+  std::uint64_t failed_inserts = 0;    ///< insert(), for lack of chunks
+  std::uint64_t failed_adds = 0;       ///< Step::add() and append(), for lack of chunks
+  std::uint64_t clears = 0;            ///< calls of clear()
+  std::uint64_t steps = 0;             ///< steps that finished
+  std::uint64_t cancelled_steps = 0;   ///< steps that were dropped before they were submitted
+  std::uint64_t abandoned_steps = 0;   ///< steps that were dropped in flight
+  std::size_t live_sequences = 0;      ///< sequences that have not left
   /// Sequences that have left and are still used by a step or a copy; a step with a tree of drafts
   /// counts as one more.
   std::size_t leaving_sequences = 0;
   std::size_t nodes = 0;            ///< runs of tokens, live and cached
   std::size_t used_chunks = 0;      ///< chunks that are not free
   std::size_t retained_chunks = 0;  ///< of these, evictable: they hold only cached tokens
-  std::size_t checkpoints = 0;      ///< states of recurrent layers that are kept
   std::size_t stored_tokens = 0;    ///< tokens in used chunks; the rest of these is fragmentation
 };
 

@@ -1,4 +1,4 @@
-// An engine for a model whose middle layer is a linear attention: its state is kept by the tree's
+// An engine for a model whose middle layer is a linear attention: its state is kept in
 // checkpoints, so that who shares a prompt's beginning starts there. Whatever is found in the
 // cache, evicted or preempted, each output has the bits of a cold run of its own.
 #include <doctest/doctest.h>
@@ -9,10 +9,12 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "chunkattn/cache/checkpoints.hpp"
 #include "chunkattn/chunkattn.hpp"
 #include "chunkattn/debug/tree.hpp"
 #include "tests/support/random.hpp"
@@ -75,12 +77,15 @@ class Engine {
  public:
   std::size_t rows = 0, started_late = 0, preemptions = 0, started_at_forks = 0;
 
-  Engine(const Model& model, std::size_t max_chunks, std::size_t max_live, TreeOptions options,
-         std::size_t preempt_every = 0)
+  /// \param options  nothing: it keeps no states, as when each sequence begins with its first token
+  Engine(const Model& model, std::size_t max_chunks, std::size_t max_live,
+         std::optional<Checkpoints<Tree>::Options> options, std::size_t preempt_every = 0)
       : model_(model),
         max_live_(max_live),
         preempt_every_(preempt_every),
-        tree_(PoolAllocator{.max_chunks = max_chunks}, options) {}
+        tree_(PoolAllocator{.max_chunks = max_chunks}) {
+    if (options) states_.emplace(tree_, *options);
+  }
 
   std::vector<Answer> serve(std::span<const std::vector<int>> prompts, std::size_t new_tokens) {
     answers_.resize(prompts.size());
@@ -96,7 +101,7 @@ class Engine {
     }
     return answers_;
   }
-  [[nodiscard]] TreeStats stats() const { return tree_.stats(); }
+  [[nodiscard]] std::uint64_t evicted() const { return states_->stats().evicted; }
 
  private:
   struct Waiting {
@@ -129,7 +134,8 @@ class Engine {
   void start(Running& run) {
     if (run.started || run.sequence.num_pending() > 0) return;
     run.started = true;
-    const auto [position, state] = run.sequence.start_at_checkpoint();
+    if (!states_) return;
+    const auto [position, state] = states_->resume(run.sequence);
     if (position == 0) return;
     run.state = *static_cast<const Vector*>(state.get());
     ++started_late;
@@ -141,7 +147,7 @@ class Engine {
     for (Running& run : running_) {
       start(run);
       if (!run.started) continue;
-      const std::size_t wanted = run.sequence.next_checkpoint();
+      const std::size_t wanted = states_ ? states_->next(run.sequence) : Tree::Sequence::whole;
       const auto result =
           step.add(run.sequence, std::min<std::size_t>(20, wanted - run.sequence.num_scheduled()));
       if (result) added.push_back({&run, result.row(), wanted});
@@ -157,7 +163,7 @@ class Engine {
       const auto end = static_cast<std::size_t>(a.row.position + a.row.num_rows);
       if (end == a.wanted)  // of two that compute the same, one is kept
         static_cast<void>(
-            a.run->sequence.save_checkpoint(end, std::make_shared<const Vector>(a.run->state)));
+            states_->save(a.run->sequence, end, std::make_shared<const Vector>(a.run->state)));
     }
     for (const ScheduledSequence& row : done.rows()) {
       const auto a =
@@ -203,15 +209,16 @@ class Engine {
   }
   void end(std::size_t i) {  // its state is there anyway
     Running& run = running_[i];
-    if (tree_.options().max_checkpoints > 0)
-      static_cast<void>(run.sequence.save_checkpoint(
-          run.sequence.num_written(), std::make_shared<const Vector>(std::move(run.state))));
+    if (states_)
+      static_cast<void>(states_->save(run.sequence, run.sequence.num_written(),
+                                      std::make_shared<const Vector>(std::move(run.state))));
     running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 
   const Model& model_;
   std::size_t max_live_, preempt_every_, steps_ = 0;
   Tree tree_;
+  std::optional<Checkpoints<Tree>> states_;
   KvCache<Cpu, half> cache_{tree_, {.num_layers = 2, .num_kv_heads = 1, .head_dim = size}};
   ChunkAttention<Cpu, size> attention_{1, {.reduce = CpuOptions::Reduce::batch_invariant}};
   AttentionPlan plan_;
@@ -235,6 +242,7 @@ TEST_CASE("each output of a model with a recurrent layer has the bits of a cold 
     std::vector<int> prompt;
     const int common = i % 5 == 4 ? 60 : random.uniform(1, 60);
     for (int t = 0; t < common; ++t) prompt.push_back(100 * family + t % 37);
+    if (i % 5 == 4) prompt.push_back(4 + i);  // of these no two go on alike
     for (int t = random.uniform(0, 12); t > 0; --t) prompt.push_back(random.uniform(0, 3));
     prompts.push_back(std::move(prompt));
   }
@@ -242,7 +250,7 @@ TEST_CASE("each output of a model with a recurrent layer has the bits of a cold 
   std::vector<Answer> cold;  // of trees without checkpoints, and without anybody else
   std::size_t cold_rows = 0;
   for (const auto& prompt : prompts) {
-    Engine engine(model, 100, 1, {});
+    Engine engine(model, 100, 1, std::nullopt);
     cold.push_back(engine.serve(std::span(&prompt, 1), new_tokens)[0]);
     cold_rows += engine.rows;
   }
@@ -256,7 +264,7 @@ TEST_CASE("each output of a model with a recurrent layer has the bits of a cold 
     CAPTURE(c.max_live);
     CAPTURE(c.max_checkpoints);
     Engine engine(model, c.max_chunks, c.max_live,
-                  {.max_checkpoints = c.max_checkpoints, .max_checkpoints_per_path = c.per_path},
+                  {{.max_count = c.max_checkpoints, .max_per_path = c.per_path}},
                   c.max_chunks < 1000 ? 5 : 0);
     const std::vector<Answer> answers = engine.serve(prompts, new_tokens);
     for (std::size_t r = 0; r < prompts.size(); ++r) {
@@ -271,7 +279,7 @@ TEST_CASE("each output of a model with a recurrent layer has the bits of a cold 
     if (c.max_chunks == 1000) CHECK(engine.rows < cold_rows);
     if (c.max_chunks == 1000 && c.max_checkpoints == 1000) CHECK(engine.rows < cold_rows * 2 / 3);
     if (c.max_chunks < 1000) CHECK(engine.preemptions > 0);
-    if (c.max_checkpoints < 1000) CHECK(engine.stats().evicted_checkpoints > 0);
+    if (c.max_checkpoints < 1000) CHECK(engine.evicted() > 0);
     MESSAGE(engine.rows << " rows, cold " << cold_rows << "; " << engine.started_late
                         << " started late, " << engine.started_at_forks << " where they part");
   }

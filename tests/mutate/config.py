@@ -86,8 +86,10 @@ FIRST = [
     ("chunkattn/tiers/*", ["tiers_test", "tier_directory_test", "tier_files_test", "tier_events_test"]),
     ("chunkattn/events/*", ["mirror_test", "tree_events_test"]),
     ("chunkattn/cache/admission.hpp", ["rank_test"]),
+    ("chunkattn/cache/checkpoints.hpp", ["checkpoint_test"]),
+    ("chunkattn/cache/detail/*checkpoint*", ["checkpoint_test"]),
     ("chunkattn/cache/*", ["learning_test", "tenant_test"]),
-    ("chunkattn/detail/retention/*", ["pin_test", "checkpoint_test", "tree_retention_test", "default_policy_test"]),
+    ("chunkattn/detail/retention/*", ["pin_test", "tree_retention_test", "default_policy_test"]),
     ("chunkattn/detail/plan/*", ["plan_figure2_test", "plan_steps_test"]),
     ("chunkattn/detail/tree/*", ["tree_handles_test", "tree_retention_test", "tree_chunks_test", "tree_failure_test"]),
 ]

@@ -75,6 +75,8 @@ struct TenantPriority : chunkattn::CachePolicy {
 struct SimOptions {
   TreeOptions tree{};
   chunkattn::detail::RetentionBudget retention{};
+  std::size_t max_checkpoints = 0;  // 0: the tree has none
+  std::int32_t max_checkpoints_per_path = 8;
   bool learns = false;
   bool fair = false;
   std::uint32_t ttl = 1000;

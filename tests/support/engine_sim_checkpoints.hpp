@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "chunkattn/cache/checkpoints.hpp"
 #include "tests/support/engine_sim_ops.hpp"
 
 namespace test {
@@ -23,9 +25,17 @@ class EngineSimCheckpoints : public EngineSimOps<Retention, ChunkSize> {
  protected:
   using Base::below, Base::one_in, Base::count, Base::expect, Base::expect_refused, Base::log;
   using Base::text, Base::name, Base::tree_, Base::options_;
-  using typename Base::Live, typename Base::LivePtr, typename Base::Sequence;
+  using typename Base::Live, typename Base::LivePtr, typename Base::Sequence, typename Base::Tree;
 
   void checkpoint() {
+    if (options_.max_checkpoints == 0) return;
+    if (!kept_ || one_in(60)) {  // of a tree that has nodes
+      kept_.reset();
+      check_states();
+      kept_.emplace(*tree_, typename Checkpoints<Tree>::Options{options_.max_checkpoints,
+                                                                options_.max_checkpoints_per_path});
+      count("checkpoints from now on");
+    }
     const LivePtr live = this->any_live();
     switch (below(5)) {
       case 0:
@@ -40,13 +50,13 @@ class EngineSimCheckpoints : public EngineSimOps<Retention, ChunkSize> {
     }
     check_states();
   }
-  /// As many states are kept as the tree says, of each at most one per path and position.
+  /// As many states live as are said to be kept.
   void check_states() {
     std::erase_if(states_, [](const auto& state) { return state.expired(); });
-    expect(states_.size() == tree_->stats().checkpoints,
-           "states live as long as their checkpoints");
-    expect(states_.size() <= options_.tree.max_checkpoints, "checkpoints have a budget");
+    expect(states_.size() == num_checkpoints(), "states live as long as their checkpoints");
+    expect(states_.size() <= options_.max_checkpoints, "checkpoints have a budget");
   }
+  [[nodiscard]] std::size_t num_checkpoints() const { return kept_ ? kept_->stats().count : 0; }
 
  private:
   struct Recurrent {
@@ -63,38 +73,38 @@ class EngineSimCheckpoints : public EngineSimOps<Retention, ChunkSize> {
   void save(Live& live) {
     const std::size_t written = live.handle.num_written();
     std::size_t position = 1 + below(live.known);
-    const std::size_t next = live.handle.next_checkpoint();
+    const std::size_t next = kept_->next(live.handle);
     expect(next == Sequence::whole || (next > live.handle.num_scheduled() && next < live.known),
            "a checkpoint is wanted ahead, before the last token");
     if (next != Sequence::whole && one_in(2)) position = next;
     const auto state = std::make_shared<const Recurrent>(Recurrent{live.hash[position - 1]});
-    if (position > written || options_.tree.max_checkpoints == 0) {
-      expect_refused([&] { (void)live.handle.save_checkpoint(position, state); },
+    if (position > written) {
+      expect_refused([&] { (void)kept_->save(live.handle, position, state); },
                      "no state of what is not there");
       return count("checkpoint refused");
     }
     bool kept = false;
-    const std::size_t before = tree_->stats().checkpoints;
-    this->insist("save a checkpoint", [&] { kept = live.handle.save_checkpoint(position, state); });
+    const std::size_t before = num_checkpoints();
+    this->insist("save a checkpoint", [&] { kept = kept_->save(live.handle, position, state); });
     log("checkpoint of " + name(live) + " at " + text(position) + (kept ? "" : ", not kept"));
     expect(kept == (state.use_count() > 1), "what is kept is held");
-    expect(kept || tree_->stats().checkpoints == before, "what is not kept costs no other");
+    expect(kept || num_checkpoints() == before, "what is not kept costs no other");
     expect(kept || live.weights != this->weights_ || is_known(live.hash[position - 1]),
            "one is kept unless there is one");
     if (kept) states_.push_back(state);
-    if (kept && live.handle.next_checkpoint() != next) count("checkpoint where one was wanted");
+    if (kept && kept_->next(live.handle) != next) count("checkpoint where one was wanted");
     count(kept ? "checkpoint" : "checkpoint that was there");
   }
 
   void start(Live& live) {
     const std::size_t cursor = live.handle.num_scheduled();
     if (live.steps > 0 || live.reserved() > 0) {
-      expect_refused([&] { (void)live.handle.start_at_checkpoint(); }, "not within a step");
+      expect_refused([&] { (void)kept_->resume(live.handle); }, "not within a step");
       return;
     }
     const std::size_t expected = nearest(live, std::min(cursor, live.handle.num_written()));
-    typename Sequence::Checkpoint found;
-    this->spare([&] { found = live.handle.start_at_checkpoint(); });
+    typename Checkpoints<Tree>::Checkpoint found;
+    this->spare([&] { found = kept_->resume(live.handle); });
     log("start " + name(live) + " at " + text(found.position) + " of " + text(cursor));
     expect(found.position == expected, "the nearest checkpoint of the path");
     expect((found.position > 0) == (found.state != nullptr), "a position with a state");
@@ -108,7 +118,7 @@ class EngineSimCheckpoints : public EngineSimOps<Retention, ChunkSize> {
   /// Found by going over all that there are.
   [[nodiscard]] std::size_t nearest(const Live& live, std::size_t end) const {
     const auto& core = chunkattn::detail::TreeAccess::core(*tree_);
-    const auto& all = core.topology.checkpoints;
+    const chunkattn::detail::CheckpointTable& all = table();
     std::size_t best = 0;
     for (std::size_t i = 0; i < all.num_indices(); ++i) {
       const auto& record = all[static_cast<std::int32_t>(i)];
@@ -121,6 +131,14 @@ class EngineSimCheckpoints : public EngineSimOps<Retention, ChunkSize> {
     }
     return best;
   }
+  [[nodiscard]] const chunkattn::detail::CheckpointTable& table() const {
+    const chunkattn::detail::CheckpointTable* table = nullptr;
+    chunkattn::detail::TreeAccess::core(*tree_).topology.observers.notify([&](auto& observer) {
+      if (auto* nodes = dynamic_cast<const chunkattn::detail::NodeCheckpoints*>(&observer))
+        table = &nodes->table();
+    });
+    return *table;
+  }
   [[nodiscard]] static std::int32_t index_of(const Live& live) {
     return static_cast<std::int32_t>((static_cast<std::uint64_t>(live.id) - 1) & 0xffffffffu);
   }
@@ -129,14 +147,15 @@ class EngineSimCheckpoints : public EngineSimOps<Retention, ChunkSize> {
   void look() {
     const std::vector<SimToken> prompt = this->random_prompt();
     const InsertOptions o = this->random_options(prompt.size());
-    const auto found = tree_->match_prefix(prompt, o);
-    expect(found.checkpoint <= found.cached, "a checkpoint is not behind what is cached");
-    if (found.checkpoint == 0) return;
+    const std::size_t found = kept_->find(prompt, o);
+    expect(found <= tree_->match_prefix(prompt, o).cached, "it is not behind what is cached");
+    if (found == 0) return;
     const Live model = this->model_of(prompt, o);
-    expect(is_known(model.hash[found.checkpoint - 1]), "a match finds a state of its tokens");
+    expect(is_known(model.hash[found - 1]), "a match finds a state of its tokens");
     count("match with a checkpoint");
   }
 
+  std::optional<Checkpoints<Tree>> kept_;
   std::vector<std::weak_ptr<const Recurrent>> states_;
 };
 

@@ -32,8 +32,8 @@ inline std::vector<SimConfig> sim_configs(int chunk_size) {
       o.max_prompt = 6 + (is_large ? 2 : 4) * c;
       o.max_length = 30 + (is_large ? 4 : 14) * c;
       o.retention.max_pinned = 40;
-      o.tree.max_checkpoints = 40;
-      o.tree.max_checkpoints_per_path = 6;
+      o.max_checkpoints = 40;
+      o.max_checkpoints_per_path = 6;
       const std::string rule = (sharing == TreeOptions::Sharing::token ? "token" : "chunk") +
                                std::string(", min_run ") + std::to_string(min_run);
       o.retention.high_watermark = max_pool_chunks;
@@ -41,22 +41,22 @@ inline std::vector<SimConfig> sim_configs(int chunk_size) {
       o.retention.high_watermark = chunkattn::detail::RetentionBudget{}.high_watermark;
       SimOptions few = o;  // few sequences that meet often
       few.retention.max_pinned = 3;
-      few.tree.max_checkpoints = 9;
-      few.tree.max_checkpoints_per_path = 2;
+      few.max_checkpoints = 9;
+      few.max_checkpoints_per_path = 2;
       few.max_live = 6;
       few.letters = 2;
       few.many_namespaces = false;
       all.push_back({rule + ", few sequences", few});
       o.budget = 160;
       all.push_back({rule + ", cache is evicted", o});
-      o.tree.max_checkpoints = 0;
+      o.max_checkpoints = 0;
       o.learns = true;
       all.push_back({rule + ", cache is evicted by what was learnt", o, true});
       o.fair = true;
       o.learns = min_run == 0;
       all.push_back({rule + ", tenants have shares", o, true});
       o.learns = o.fair = false;
-      o.tree.max_checkpoints = 16;
+      o.max_checkpoints = 16;
       o.budget = 45;
       o.retention.max_pinned = 8;
       all.push_back({rule + ", out of chunks", o});
@@ -110,6 +110,7 @@ inline constexpr const char* sim_events[] = {
     "checkpoint refused",
     "checkpoint that was there",
     "checkpoint where one was wanted",
+    "checkpoints from now on",
     "clear",
     "commit of a branch refused",
     "commit of other drafts refused",

@@ -236,7 +236,7 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
     if (is_over || one_in(20)) loads_.erase(loads_.begin() + static_cast<std::ptrdiff_t>(at));
   }
   void count_load(const Live& live) {
-    if (tree_->stats().checkpoints > 0) count("loaded beside checkpoints");
+    if (this->num_checkpoints() > 0) count("loaded beside checkpoints");
     if (this->options_.fair) count("loaded where tenants have shares");
     if (live.public_end > 0) count("loaded with a public prefix");
     if (!exact_.store) count("loaded where tiers fail");

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <map>
+#include <memory>
 #include <new>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
+#include "chunkattn/cache/checkpoints.hpp"
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/prefix_tree.hpp"
 #include "chunkattn/transfer/transfer.hpp"
@@ -53,6 +55,7 @@ struct Scenario {
   void attempt(const F& operation) {
     const auto before = all_said();
     const TreeStats stats = tree.stats();
+    const std::size_t num_states = states.stats().count;
     const int rows = open ? open->num_rows() : 0;
     test::heap.fail_in = countdown;  // counts on only within operations
     try {
@@ -68,6 +71,7 @@ struct Scenario {
       REQUIRE(now.leaving_sequences == stats.leaving_sequences);
       REQUIRE(now.stored_tokens == stats.stored_tokens);
       REQUIRE(now.used_chunks == stats.used_chunks);
+      REQUIRE(states.stats().count == num_states);
       REQUIRE((open ? open->num_rows() : 0) == rows);
       operation();
     }
@@ -128,6 +132,12 @@ struct Scenario {
     submit();
     finish(output);
   }
+  void save(const std::string& name, std::size_t position) {
+    bool is_kept = false;
+    attempt([&] { is_kept = states.save(live.at(name), position, state); });
+    REQUIRE(is_kept);
+    REQUIRE(states.find(live.at(name).tokens(), live.at(name).options()) >= position);
+  }
   void decode(int steps) {
     for (int i = 0; i < steps; ++i) step(100, 1000 + i);
   }
@@ -145,6 +155,8 @@ struct Scenario {
     finish(1);
     finish(2);
     decode(3);
+    for (std::size_t position = 3; position < 28; position += 3) save("twin", position);
+    save("b", 16);  // one more than a path may have
     fork("a", "a2");
     fork("a2", "a3");
     fork("twin", "shorter", 12);
@@ -190,6 +202,8 @@ struct Scenario {
 
   std::int64_t countdown = -1;
   Tree tree;
+  Checkpoints<Tree> states{tree, {.max_count = 30, .max_per_path = 9}};
+  const std::shared_ptr<const int> state = std::make_shared<const int>(1);
   AttentionPlan plan;
   std::map<std::string, Sequence> live;
   std::map<std::string, int> added;
@@ -290,6 +304,7 @@ TEST_CASE("a constructor that runs out of memory leaks nothing") {
     bool failed = false;
     try {
       Tree tree;
+      Checkpoints states(tree, {.max_count = 1});
     } catch (const std::bad_alloc&) {
       failed = true;
     }

@@ -35,7 +35,6 @@ class TreeInspector {
   void check() const {
     check_storage();
     check_sequences();
-    check_checkpoints();
   }
 
  private:
@@ -159,32 +158,6 @@ class TreeInspector {
     for (std::size_t i = 0; i < pins.size(); ++i)
       expect(topology_.node(static_cast<NodeIndex>(i)).pins == pins[i],
              "pins of paths through a node", static_cast<std::int64_t>(i));
-  }
-
-  void check_checkpoints() const {
-    const CheckpointTable& all = topology_.checkpoints;
-    std::size_t listed = 0, used = 0;
-    for (std::int32_t i = all.oldest(); i != none; i = all[i].newer) ++used;
-    for (std::size_t k = 1; k < topology_.num_indices(); ++k) {
-      const auto index = static_cast<NodeIndex>(k);
-      const TreeNode& n = topology_.node(index);
-      std::int32_t end = n.position + n.written, on_path = 0;
-      for (std::int32_t i = all.last_of(index); i != none; i = all[i].before, ++listed) {
-        expect(all[i].node == index && all[i].state != nullptr, "a checkpoint is its node's", i);
-        expect(all[i].position > n.position && all[i].position <= end,
-               "a node's checkpoints stand behind its written tokens, the last first", i);
-        expect(n.state == NodeState::published || n.state == NodeState::hidden,
-               "a checkpoint can be found", i);
-        end = all[i].position - 1;
-      }
-      for (NodeIndex p = index; p != none && end < n.position + n.written;
-           p = topology_.node(p).parent)
-        for (std::int32_t i = all.last_of(p); i != none; i = all[i].before) ++on_path;
-      expect(on_path <= all.per_path(), "a path has not too many checkpoints", index);
-    }
-    expect_equal(listed, stats_.checkpoints, "checkpoints");
-    expect_equal(used, stats_.checkpoints, "checkpoints in the order of their use");
-    expect(stats_.checkpoints <= all.budget(), "checkpoints within their budget", 0);
   }
 
   void check_sequences() const {

@@ -34,7 +34,7 @@ class TreeCore {
            TreeOptions resolved_options, RetentionRules rules)
       : options(resolved_options),
         chunk_table(allocator, tokens, stats),
-        topology(chunk_table, ChunkGeometry(chunk_size), resolved_options, stats),
+        topology(chunk_table, ChunkGeometry(chunk_size), stats),
         prefixes(topology, chunk_table, tokens, resolved_options.sharing),
         retention(topology, chunk_table, prefixes, rules, stats),
         sequences(topology, stats),
@@ -239,7 +239,6 @@ class TreeCore {
       else if (topology.node(n).state == NodeState::hidden)
         topology.node(n).state = NodeState::stale;
     }
-    topology.checkpoints.clear();
     ++stats.clears;
     sequences.change();
     departures.clear();
@@ -380,6 +379,11 @@ struct TreeAccess {
   template <class Sequence>
   [[nodiscard]] static const SequenceRecord& record(const Sequence& sequence) {
     return sequence.record();
+  }
+  template <class Sequence>
+  [[nodiscard]] static SequenceIndex index(const Sequence& sequence) {
+    (void)sequence.tree();
+    return sequence.handle_.index;
   }
 };
 

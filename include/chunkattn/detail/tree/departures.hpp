@@ -175,10 +175,6 @@ class Departures {
         common < topology_.node(twin).length ? retention_.split(twin, common) : twin;
     const NodeIndex duplicate = common < topology_.node(n).length ? retention_.split(n, common) : n;
     const NodeIndex rest = topology_.node(duplicate).first_child;  // at most one is below
-    topology_.observers.notify(
-        [=](NodeObserver& observer) { observer.on_merge(duplicate, target); });
-    if (topology_.checkpoints.any()) [[unlikely]]
-      topology_.checkpoints.move(duplicate, target, topology_.node(target).end());
     if (!topology_.node(target).active()) retention_.activate(target);
     ++topology_.node(target).held;
     topology_.node(target).level =
@@ -187,9 +183,9 @@ class Departures {
       topology_.move(rest, target);
     else
       sequences_[s].tail = target;
+    topology_.observers.notify(
+        [=](NodeObserver& observer) { observer.on_merge(duplicate, target); });
     retention_.drop_duplicate(duplicate);
-    if (topology_.checkpoints.any()) [[unlikely]]
-      sequences_.limit_checkpoints();
   }
 
   Topology& topology_;

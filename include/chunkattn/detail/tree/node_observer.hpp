@@ -27,7 +27,8 @@ class NodeObserver {
   /// A node is about to lose its places after the first `keep`. With keep = 0 it may be about to
   /// become another node.
   virtual void on_release(NodeIndex n, std::int32_t keep) noexcept = 0;
-  /// The whole of a node is about to be dropped, since `target` has equal tokens at its end.
+  /// The whole of a node is about to be dropped, since its sibling `target` has equal tokens at its
+  /// end. What was below it is below `target` already.
   virtual void on_merge(NodeIndex duplicate, NodeIndex target) noexcept = 0;
   /// For tests: whether what it keeps is what the tree says.
   [[nodiscard]] virtual bool is_consistent() const { return true; }

@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <memory>
-#include <utility>
 
 #include "../../tree_options.hpp"
 #include "../support/array.hpp"
@@ -196,65 +194,6 @@ class SequenceTable {
     topology_.move_spare_places(old, record.tail, /*claim_end=*/record.steps > 0);
   }
 
-  // ---- checkpoints of recurrent layers -------------------------------------------------------
-
-  /// What is computed of the sequence begins with the nearest one that is not behind `position`,
-  /// or, where there is none, with its first token.
-  std::int32_t start_at_checkpoint(SequenceIndex s, std::int32_t position) noexcept {
-    SequenceRecord& record = records_[to_size(s)];
-    const std::int32_t i =
-        topology_.nearest_checkpoint(record.tail, std::min(record.cursor, position));
-    record.cursor = i == none ? 0 : topology_.checkpoints[i].position;
-    if (i != none) topology_.checkpoints.touch(i);
-    return i;
-  }
-  /// The first position behind what is scheduled at which one is wanted, or none: where the path
-  /// left another or another left it, of these the last ones, and before the last token.
-  [[nodiscard]] std::int32_t next_checkpoint(SequenceIndex s) const noexcept {
-    const SequenceRecord& record = records_[to_size(s)];
-    const CheckpointTable& all = topology_.checkpoints;
-    const std::int32_t end = record.size - 1;
-    if (record.cursor >= end || all.budget() == 0) return none;
-    std::int32_t next = none, left = std::max(1, all.per_path() - 1);
-    NodeIndex n = record.tail;
-    if (topology_.node(n).state == NodeState::stale) return none;
-    if (!all.has(node_of(s, end - 1), end)) next = end;
-    for (; left > 0 && topology_.node(n).position > record.cursor; n = topology_.node(n).parent) {
-      const std::int32_t position = topology_.node(n).position;
-      if (position >= end) continue;
-      if (!all.has(topology_.node(n).parent, position)) next = position;
-      --left;
-    }
-    return next;
-  }
-  /// False where there is one, or where nobody could find it.
-  bool save_checkpoint(SequenceIndex s, std::int32_t position,
-                       std::shared_ptr<const void>&& state) {
-    CheckpointTable& all = topology_.checkpoints;
-    const NodeIndex n = node_of(s, position - 1);
-    if (topology_.node(n).state == NodeState::stale) return false;
-    if (const std::int32_t i = all.nearest(n, position); i != none && all[i].position == position) {
-      all.touch(i);
-      return false;
-    }
-    topology_.reserve_checkpoint();
-    while (all.is_full()) all.evict(all.oldest());
-    all.add(n, position, std::move(state));
-    limit_checkpoints(records_[to_size(s)].tail);
-    bool has_others = false;  // below it
-    for (NodeIndex i = records_[to_size(s)].tail; i != n; i = topology_.node(i).parent)
-      has_others |=
-          topology_.node(i).prev_sibling != none || topology_.node(i).next_sibling != none;
-    if (has_others) limit_checkpoints();
-    return true;
-  }
-  /// Leaves no path more of them than there may be.
-  void limit_checkpoints() noexcept {
-    for (std::size_t i = 0; i < topology_.checkpoints.num_indices(); ++i)
-      if (const NodeIndex n = topology_.checkpoints[static_cast<std::int32_t>(i)].node; n != none)
-        limit_checkpoints(n);
-  }
-
   /// Changes whenever a plan over live sequences may have to be rebuilt.
   [[nodiscard]] std::uint64_t version() const noexcept { return version_; }
   void change() noexcept { ++version_; }
@@ -265,31 +204,6 @@ class SequenceTable {
  private:
   static constexpr std::uint32_t last_generation = std::numeric_limits<std::uint32_t>::max();
 
-  /// The same for the path to `last`. One where paths part is kept rather than one within a path,
-  /// then what was used last.
-  void limit_checkpoints(NodeIndex last) noexcept {
-    CheckpointTable& all = topology_.checkpoints;
-    while (true) {
-      std::int32_t count = 0, victim = none;
-      for (NodeIndex n = last; n != root_node; n = topology_.node(n).parent)
-        for (std::int32_t i = all.last_of(n); i != none; i = all[i].before, ++count)
-          if (i != all.newest() && (victim == none || is_worth_less(all[i], all[victim])))
-            victim = i;
-      if (count <= all.per_path()) return;
-      all.evict(victim);
-    }
-  }
-  [[nodiscard]] bool is_worth_less(const CheckpointRecord& a,
-                                   const CheckpointRecord& b) const noexcept {
-    const bool at_fork = parts_at(a), other_at_fork = parts_at(b);
-    return at_fork != other_at_fork ? !at_fork : a.used < b.used;
-  }
-  /// Whether paths part at a checkpoint.
-  [[nodiscard]] bool parts_at(const CheckpointRecord& checkpoint) const noexcept {
-    const TreeNode& n = topology_.node(checkpoint.node);
-    return checkpoint.position == n.end() && n.first_child != none &&
-           topology_.node(n.first_child).next_sibling != none;
-  }
   [[gnu::noinline]] void grow() {
     records_.reserve(std::max<std::size_t>(16, 2 * records_.capacity()));
   }

@@ -28,7 +28,6 @@ namespace detail {
 struct MatchResult {
   std::size_t cached = 0;
   std::size_t pending = 0;
-  std::size_t checkpoint = 0;  ///< position of the nearest one that is not behind `cached`
 };
 
 /// Throws InvalidArgument for a prompt that cannot be inserted.
@@ -178,8 +177,7 @@ class TokenTree {
       if (n.writer == none) own_begin = written_end;
     });
     const std::size_t cached = std::min(to_size(written_end), options.max_reuse);
-    return {cached, std::min(to_size(own_begin), options.max_reuse) - cached,
-            to_size(core.topology.checkpoint_position(match.last, cached))};
+    return {cached, std::min(to_size(own_begin), options.max_reuse) - cached};
   }
   /// What chunks_needed() says of a match of a prompt of `size` tokens.
   [[nodiscard]] std::size_t chunks_needed(Match match, std::size_t size,

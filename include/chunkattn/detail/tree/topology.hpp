@@ -8,7 +8,6 @@
 
 #include "../../plan_view.hpp"
 #include "../../tree_options.hpp"
-#include "../retention/checkpoint_table.hpp"
 #include "../support/array.hpp"
 #include "../support/config.hpp"
 #include "../support/to_size.hpp"
@@ -89,9 +88,8 @@ static_assert(sizeof(TreeNode) == 128, "two cache lines per node");
 
 class Topology {
  public:
-  Topology(ChunkTable& chunk_table, ChunkGeometry of_chunks, const TreeOptions& options,
-           TreeStats& stats)
-      : geometry(of_chunks), checkpoints(options, stats), chunks_(chunk_table), stats_(stats) {
+  Topology(ChunkTable& chunk_table, ChunkGeometry of_chunks, TreeStats& stats)
+      : geometry(of_chunks), chunks_(chunk_table), stats_(stats) {
     nodes_.push_back({});
     nodes_[root_node].state = NodeState::published;
     nodes_[root_node].birth = 1;
@@ -100,8 +98,6 @@ class Topology {
 
   const ChunkGeometry geometry;
   NodeObservers observers;
-  /// Of the nodes' tokens: it goes where these go, and with them.
-  CheckpointTable checkpoints;
 
   [[nodiscard]] TreeNode& node(NodeIndex n) noexcept { return nodes_[to_size(n)]; }
   [[nodiscard]] const TreeNode& node(NodeIndex n) const noexcept { return nodes_[to_size(n)]; }
@@ -243,8 +239,6 @@ class Topology {
     TreeNode& n = node(index);
     if (n.first_chunk == no_chunk) return false;
     observers.notify([=](NodeObserver& observer) { observer.on_release(index, keep); });
-    if (checkpoints.any()) [[unlikely]]
-      checkpoints.drop_behind(index, n.position + keep);
     stats_.stored_tokens -= to_size(n.length - keep);
     const std::int32_t kept_chunks = keep == 0 ? 0 : geometry.chunks_for(n.begin + keep);
     ChunkIndex s = last_held_chunk(n);
@@ -333,6 +327,8 @@ class Topology {
     if (nodes_.size() + count > nodes_.capacity())
       grow(std::max(2 * nodes_.capacity(), nodes_.size() + count));
   }
+  /// Room for nodes that an observer needs to begin with.
+  [[nodiscard]] std::size_t capacity() const noexcept { return nodes_.capacity(); }
   /// True if `count` nodes can be made without allocating.
   [[nodiscard]] bool has_room(std::size_t count) const noexcept {
     return nodes_.capacity() - nodes_.size() >= count;
@@ -359,8 +355,6 @@ class Topology {
     return n;
   }
   void remove(NodeIndex n) noexcept {
-    if (checkpoints.any()) [[unlikely]]
-      checkpoints.drop_behind(n, 0);
     unlink(n);
     const std::uint32_t birth = node(n).birth;
     node(n) = TreeNode{};
@@ -420,35 +414,13 @@ class Topology {
     lower.scheduled -= upper.scheduled;
     if (lower.written == lower.length) lower.writer = none;
     link(upper_index, lower_index);
-    if (checkpoints.any()) [[unlikely]]
-      checkpoints.move(lower_index, upper_index, upper.end());
     observers.notify([=](NodeObserver& observer) { observer.on_split(lower_index, upper_index); });
     ++stats_.splits;
     return upper_index;
   }
 
-  // ---- checkpoints ---------------------------------------------------------------------------
-
-  /// The last one of the path to `last` that is not behind `position`.
-  [[nodiscard]] std::int32_t nearest_checkpoint(NodeIndex last,
-                                                std::int32_t position) const noexcept {
-    for (NodeIndex n = checkpoints.any() ? last : root_node; n != root_node; n = node(n).parent)
-      if (const std::int32_t i = checkpoints.nearest(n, position); i != none) return i;
-    return none;
-  }
-  /// Its position; 0: there is none.
-  [[nodiscard]] std::int32_t checkpoint_position(NodeIndex last, std::size_t end) const noexcept {
-    const std::int32_t i = nearest_checkpoint(last, static_cast<std::int32_t>(end));
-    return i == none ? 0 : checkpoints[i].position;
-  }
-  /// Room for nodes that an observer needs to begin with.
-  [[nodiscard]] std::size_t capacity() const noexcept { return nodes_.capacity(); }
-  /// Makes room for one more.
-  void reserve_checkpoint() { checkpoints.reserve(nodes_.capacity()); }
-
  private:
   [[gnu::noinline]] void grow(std::size_t capacity) {
-    if (checkpoints.any()) checkpoints.reserve(capacity);
     observers.notify([=](NodeObserver& observer) { observer.reserve(capacity); });
     nodes_.reserve(capacity);
   }

@@ -8,11 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "../../tree_options.hpp"
-#include "../support/array.hpp"
-#include "../support/check.hpp"
-#include "../support/config.hpp"
-#include "../support/to_size.hpp"
+#include "../../detail/support/array.hpp"
+#include "../../detail/support/config.hpp"
+#include "../../detail/support/to_size.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -31,17 +29,10 @@ struct CheckpointRecord {
 /// Checkpoints are named by their index; -1 is none.
 class CheckpointTable {
  public:
-  CheckpointTable(const TreeOptions& options, TreeStats& stats)
-      : budget_(options.max_checkpoints),
-        per_path_(options.max_checkpoints_per_path),
-        stats_(stats) {
-    check_argument(per_path_ >= 1, "max_checkpoints_per_path", per_path_, "at least 1");
-  }
-
-  [[nodiscard]] bool any() const noexcept { return newest_ != -1; }
-  [[nodiscard]] bool is_full() const noexcept { return stats_.checkpoints >= budget_; }
-  [[nodiscard]] std::size_t budget() const noexcept { return budget_; }
-  [[nodiscard]] std::int32_t per_path() const noexcept { return per_path_; }
+  /// Those that there are.
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  /// Those that evict() has dropped.
+  [[nodiscard]] std::uint64_t num_evicted() const noexcept { return num_evicted_; }
   [[nodiscard]] std::int32_t oldest() const noexcept { return oldest_; }
   [[nodiscard]] std::int32_t newest() const noexcept { return newest_; }
   /// Indices are below this.
@@ -51,7 +42,7 @@ class CheckpointTable {
   }
   /// The last one of a node.
   [[nodiscard]] std::int32_t last_of(std::int32_t node) const noexcept {
-    return to_size(node) < last_.size() ? last_[to_size(node)] : -1;
+    return last_[to_size(node)];
   }
   /// The node's last one that is not behind `position`.
   [[nodiscard]] std::int32_t nearest(std::int32_t node, std::int32_t position) const noexcept {
@@ -64,10 +55,12 @@ class CheckpointTable {
     return i != -1 && records_[to_size(i)].position == position;
   }
 
-  /// Makes room for one more and for nodes below `num_nodes`, so that nothing below can fail. Where
-  /// there are any(), the latter must hold before there are more nodes.
-  void reserve(std::size_t num_nodes) {
+  /// Nodes are below `num_nodes` from now on.
+  void reserve_nodes(std::size_t num_nodes) {
     if (last_.size() < num_nodes) last_.resize(num_nodes, -1);
+  }
+  /// Makes room for one more, so that add() cannot fail.
+  void reserve() {
     if (free_ == -1 && records_.size() == records_.capacity())
       records_.reserve(2 * records_.size() + 8);
   }
@@ -84,7 +77,7 @@ class CheckpointTable {
     records_[to_size(i)].state = std::move(state);
     link(i, node);
     append(i);
-    ++stats_.checkpoints;
+    ++size_;
   }
   /// It is used again.
   void touch(std::int32_t i) noexcept {
@@ -97,16 +90,16 @@ class CheckpointTable {
   }
   /// Drops one for others' sake.
   void evict(std::int32_t i) noexcept {
-    ++stats_.evicted_checkpoints;
+    ++num_evicted_;
     drop(i);
   }
   /// Of a node, those behind `position`.
-  [[gnu::noinline]] void drop_behind(std::int32_t node, std::int32_t position) noexcept {
+  void drop_behind(std::int32_t node, std::int32_t position) noexcept {
     for (std::int32_t i; (i = last_of(node)) != -1 && records_[to_size(i)].position > position;)
       drop(i);
   }
   /// Those of one node that are not behind `position` are another's from now on.
-  [[gnu::noinline]] void move(std::int32_t from, std::int32_t to, std::int32_t position) noexcept {
+  void move(std::int32_t from, std::int32_t to, std::int32_t position) noexcept {
     for (std::int32_t i; (i = nearest(from, position)) != -1;) {
       unlink(i);
       if (has(to, records_[to_size(i)].position))
@@ -151,16 +144,14 @@ class CheckpointTable {
     const std::shared_ptr<const void> state = std::move(records_[to_size(i)].state);
     records_[to_size(i)] = {};
     records_[to_size(i)].before = std::exchange(free_, i);
-    --stats_.checkpoints;
+    --size_;
   }
 
-  const std::size_t budget_;
-  const std::int32_t per_path_;
   std::vector<CheckpointRecord> records_;
   Array<std::int32_t> last_;  // by node
   std::int32_t free_ = -1, oldest_ = -1, newest_ = -1;
-  std::uint64_t uses_ = 0;
-  TreeStats& stats_;
+  std::size_t size_ = 0;
+  std::uint64_t uses_ = 0, num_evicted_ = 0;
 };
 
 }  // namespace detail

@@ -1,0 +1,181 @@
+// NodeCheckpoints: which nodes of a tree have checkpoints, where a sequence wants one, and what
+// becomes of them as nodes change. A checkpoint goes where its tokens go, and with them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "../../detail/support/config.hpp"
+#include "../../detail/support/to_size.hpp"
+#include "../../detail/tree/core.hpp"
+#include "../../detail/tree/node_observer.hpp"
+#include "../../detail/tree/sequence_table.hpp"
+#include "../../detail/tree/topology.hpp"
+#include "../../plan_view.hpp"
+#include "checkpoint_table.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Observes the tree from now on, until its owner removes it.
+class NodeCheckpoints final : public NodeObserver {
+ public:
+  NodeCheckpoints(TreeCore& tree, std::size_t max_count, std::int32_t max_per_path)
+      : topology_(tree.topology),
+        sequences_(tree.sequences),
+        max_count_(max_count),
+        max_per_path_(max_per_path) {
+    reserve(topology_.capacity());
+    topology_.observers.add(*this);
+  }
+  NodeCheckpoints(const NodeCheckpoints&) = delete;
+  NodeCheckpoints& operator=(const NodeCheckpoints&) = delete;
+
+  [[nodiscard]] const CheckpointTable& table() const noexcept { return table_; }
+
+  /// The last one of the path to `last` that is not behind `position`, or none.
+  [[nodiscard]] std::int32_t nearest(NodeIndex last, std::int32_t position) const noexcept {
+    for (NodeIndex n = last; n != root_node; n = topology_.node(n).parent)
+      if (const std::int32_t i = table_.nearest(n, position); i != none) return i;
+    return none;
+  }
+  /// What is computed of a sequence begins with the nearest one whose tokens can be read, or, where
+  /// there is none, with its first token.
+  /// \param readable  leading tokens whose K/V is there
+  std::int32_t resume(SequenceIndex s, std::int32_t readable) noexcept {
+    SequenceRecord& record = sequences_[s];
+    const std::int32_t i = nearest(record.tail, std::min(record.cursor, readable));
+    record.cursor = i == none ? 0 : table_[i].position;
+    if (i != none) table_.touch(i);
+    return i;
+  }
+  /// The first position behind what is scheduled at which one is wanted, or none: where the path
+  /// left another or another left it, of these the last ones, and before the last token.
+  [[nodiscard]] std::int32_t next(SequenceIndex s) const noexcept {
+    const SequenceRecord& record = sequences_[s];
+    const std::int32_t end = record.size - 1;
+    if (record.cursor >= end) return none;
+    NodeIndex n = record.tail;
+    if (topology_.node(n).state == NodeState::stale) return none;
+    std::int32_t next = none, left = std::max(1, max_per_path_ - 1);
+    if (!table_.has(sequences_.node_of(s, end - 1), end)) next = end;
+    for (; left > 0 && topology_.node(n).position > record.cursor; n = topology_.node(n).parent) {
+      const std::int32_t position = topology_.node(n).position;
+      if (position >= end) continue;
+      if (!table_.has(topology_.node(n).parent, position)) next = position;
+      --left;
+    }
+    return next;
+  }
+  /// False where there is one, or where nobody could find it.
+  bool save(SequenceIndex s, std::int32_t position, std::shared_ptr<const void>&& state) {
+    const NodeIndex tail = sequences_[s].tail, n = sequences_.node_of(s, position - 1);
+    if (topology_.node(n).state == NodeState::stale) return false;
+    if (const std::int32_t i = table_.nearest(n, position);
+        i != none && table_[i].position == position) {
+      table_.touch(i);
+      return false;
+    }
+    table_.reserve();
+    while (table_.size() >= max_count_) table_.evict(table_.oldest());
+    table_.add(n, position, std::move(state));
+    limit(tail);
+    bool has_others = false;  // below it
+    for (NodeIndex i = tail; i != n; i = topology_.node(i).parent)
+      has_others |=
+          topology_.node(i).prev_sibling != none || topology_.node(i).next_sibling != none;
+    if (has_others) limit_all();
+    return true;
+  }
+
+  // ---- changes of nodes ----------------------------------------------------------------------
+
+  void reserve(std::size_t num_nodes) override { table_.reserve_nodes(num_nodes); }
+  void on_split(NodeIndex lower, NodeIndex upper) noexcept override {
+    table_.move(lower, upper, topology_.node(upper).end());
+  }
+  void on_release(NodeIndex n, std::int32_t keep) noexcept override {
+    table_.drop_behind(n, topology_.node(n).position + keep);
+  }
+  void on_merge(NodeIndex duplicate, NodeIndex target) noexcept override {
+    table_.move(duplicate, target, topology_.node(target).end());
+    limit_all(duplicate);
+  }
+  void on_written(NodeIndex) noexcept override {}
+  void on_clear() noexcept override { table_.clear(); }
+
+  [[nodiscard]] bool is_consistent() const override {
+    std::size_t listed = 0, used = 0;
+    for (std::int32_t i = table_.oldest(); i != none; i = table_[i].newer) ++used;
+    for (std::size_t k = 1; k < topology_.num_indices(); ++k) {
+      const auto index = static_cast<NodeIndex>(k);
+      const TreeNode& n = topology_.node(index);
+      std::int32_t end = n.position + n.written;
+      for (std::int32_t i = table_.last_of(index); i != none; i = table_[i].before, ++listed) {
+        const bool is_its_own = table_[i].node == index && table_[i].state != nullptr;
+        const bool is_behind_tokens = table_[i].position > n.position && table_[i].position <= end;
+        const bool can_be_found = n.state == NodeState::published || n.state == NodeState::hidden;
+        if (!is_its_own || !is_behind_tokens || !can_be_found) return false;
+        end = table_[i].position - 1;  // the last one comes first
+      }
+      if (n.state != NodeState::unused && count(index) > max_per_path_) return false;
+    }
+    return listed == table_.size() && used == table_.size() && table_.size() <= max_count_;
+  }
+
+ private:
+  /// Of the path to `last`.
+  [[nodiscard]] std::int32_t count(NodeIndex last) const noexcept {
+    std::int32_t all = 0;
+    for (NodeIndex n = last; n != root_node; n = topology_.node(n).parent)
+      for (std::int32_t i = table_.last_of(n); i != none; i = table_[i].before) ++all;
+    return all;
+  }
+
+  /// Leaves no path more than it may have.
+  /// \param gone  a node that is about to be dropped: no path goes on there
+  void limit_all(NodeIndex gone = none) noexcept {
+    for (std::size_t i = 0; i < table_.num_indices(); ++i)
+      if (const NodeIndex n = table_[static_cast<std::int32_t>(i)].node; n != none) limit(n, gone);
+  }
+  /// The same for the path to `last`. One where paths part is kept rather than one within a path,
+  /// then what was used last.
+  void limit(NodeIndex last, NodeIndex gone = none) noexcept {
+    while (true) {
+      std::int32_t count = 0, victim = none;
+      for (NodeIndex n = last; n != root_node; n = topology_.node(n).parent)
+        for (std::int32_t i = table_.last_of(n); i != none; i = table_[i].before, ++count)
+          if (i != table_.newest() && (victim == none || is_worth_less(i, victim, gone)))
+            victim = i;
+      if (count <= max_per_path_) return;
+      table_.evict(victim);
+    }
+  }
+  [[nodiscard]] bool is_worth_less(std::int32_t a, std::int32_t b, NodeIndex gone) const noexcept {
+    const bool at_fork = parts_at(table_[a], gone), other_at_fork = parts_at(table_[b], gone);
+    return at_fork != other_at_fork ? !at_fork : table_[a].used < table_[b].used;
+  }
+  /// Whether paths part at a checkpoint.
+  [[nodiscard]] bool parts_at(const CheckpointRecord& checkpoint, NodeIndex gone) const noexcept {
+    const TreeNode& n = topology_.node(checkpoint.node);
+    if (checkpoint.position != n.end()) return false;
+    int paths = 0;
+    for (NodeIndex c = n.first_child; c != none && paths < 2; c = topology_.node(c).next_sibling)
+      paths += c != gone;
+    return paths == 2;
+  }
+
+  Topology& topology_;
+  SequenceTable& sequences_;
+  const std::size_t max_count_;
+  const std::int32_t max_per_path_;
+  CheckpointTable table_;
+};
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END
