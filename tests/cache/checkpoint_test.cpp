@@ -349,6 +349,19 @@ TEST_CASE("a checkpoint between others counts for the paths below it, too") {
   CHECK(cache.states.find(sibling(prompt, 20, 100, 10)) == 20);
 }
 
+TEST_CASE("what is saved is kept, also in place of one where paths part") {
+  Cache<Tree> cache({.max_count = 1000, .max_per_path = 1});
+  const Tokens prompt = iota(0, 40);
+  auto s = cache.tree.insert(prompt);
+  test::load(s);
+  auto t = cache.tree.insert(sibling(prompt, 20, 100, 10));
+  const auto state = std::make_shared<const int>(1);
+  CHECK(cache.states.save(s, 20, state));
+  CHECK(cache.states.save(s, 30, state));
+  CHECK(cache.states.find(prompt) == 30);
+  CHECK(cache.states.find(t.tokens()) == 0);
+}
+
 TEST_CASE("checkpoints go with the K/V of their tokens, and not with others'") {
   Cache<Tree> cache({.max_count = 100}, 10);
   const Tokens prompt = iota(0, 40);
