@@ -16,7 +16,7 @@ _spec.loader.exec_module(_release)
 class ChunkattnCheckoutConan(_release.ChunkattnConan):
     url = _release.ChunkattnConan.homepage
     exports = os.path.join(_release_path, "conanfile.py"), "include/chunkattn/version.hpp"
-    exports_sources = "LICENSE", "cmake/chunkattn-cuda.cmake", "include/*"
+    exports_sources = "LICENSE", "cmake/chunkattn-*.cmake", "include/*"
     test_package_folder = os.path.join(_release_path, "test_package")
 
     def set_version(self):

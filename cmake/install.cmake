@@ -9,7 +9,7 @@ include(CMakePackageConfigHelpers)
 set(package_dir "${CMAKE_INSTALL_DATADIR}/cmake/chunkattn")
 
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/chunkattn" TYPE INCLUDE
-        FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh")
+        FILES_MATCHING PATTERN "*.hpp" PATTERN "*.ipp" PATTERN "*.cuh")
 install(TARGETS chunkattn EXPORT chunkattn-targets)
 install(EXPORT chunkattn-targets NAMESPACE chunkattn:: DESTINATION "${package_dir}")
 
@@ -27,6 +27,7 @@ install(FILES
   "${PROJECT_BINARY_DIR}/chunkattn-config.cmake"
   "${PROJECT_BINARY_DIR}/chunkattn-config-version.cmake"
   "${PROJECT_SOURCE_DIR}/cmake/chunkattn-cuda.cmake"
+  "${PROJECT_SOURCE_DIR}/cmake/chunkattn-kernels.cmake"
   DESTINATION "${package_dir}")
 
 # The .pc file finds its prefix from its own place, so an installed tree can be moved.

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -28,6 +29,11 @@
 #include "detail/support/instruction_sets.hpp"
 #include "executor.hpp"
 #include "variants.hpp"
+
+// Where kernels are compiled elsewhere, using one that is not is an error of the linker, which names it.
+#if !defined(CHUNKATTN_EXTERN_KERNELS)
+#include "detail/cpu/run_kernels.hpp"
+#endif
 
 CHUNKATTN_ISA_NAMESPACE_BEGIN
 
@@ -182,8 +188,8 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
                                                 : "num_rows * num_kv_heads * value_dim");
     detail::check_argument(!layer.has_v_in_k(), "v", "given",
                            "nothing: this layer's V is in K, which is written alone");
-    std::visit([&](auto& engine) { engine.write(*executor_, layer, view, k.data(), v.data()); },
-               engine_);
+    detail::cpu::write_kernels<HeadDim, ValueDim>(engine_, detail::cpu::ExecutorRef(*executor_),
+                                                  layer, view, k.data(), v.data());
     detail::note_written(layer, view);
   }
 
@@ -192,8 +198,9 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     const PlanView& view = checked_write(layer, plan, k.data(), k.size());
     detail::check_argument(layer.has_v_in_k(), "v", "not given",
                            "[num_rows][num_kv_heads][ValueDim], but for layers whose V is in K");
-    std::visit([&](auto& engine) { engine.write(*executor_, layer, view, k.data(), nullptr); },
-               engine_);
+    detail::cpu::write_kernels<HeadDim, ValueDim>(engine_, detail::cpu::ExecutorRef(*executor_),
+                                                  layer, view, k.data(),
+                                                  static_cast<decltype(k.data())>(nullptr));
     detail::note_written(layer, view);
   }
 
@@ -224,7 +231,11 @@ class ChunkAttention<Cpu, HeadDim, ValueDim, Exec> {
     const detail::cpu::Call<T, std::remove_const_t<X>, Y, V> call{
         layer,        view,  query.data(), result.data(), lse.empty() ? nullptr : lse.data(),
         num_qo_heads, group, variant};
-    std::visit([&](auto& engine) { engine.run(*executor_, call); }, engine_);
+    const detail::cpu::ExecutorRef executor(*executor_);
+    if constexpr (std::is_same_v<V, NoVariant>)
+      detail::cpu::run_kernels<HeadDim, ValueDim>(engine_, executor, call);
+    else
+      std::visit([&](auto& engine) { engine.run(executor, call); }, engine_);
   }
 
   // The plan of a write, if it, the layer and K of `size` elements fit each other.

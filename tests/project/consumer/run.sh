@@ -83,6 +83,30 @@ case $mode in
     configure "$mode" -DCHUNKATTN_ROOT="$root"
     build_and_run
     ;;
+  kernels)  # compiled once, by the installed package's function: the same bits, and clear errors of the linker
+    stage
+    configure kernels -DCMAKE_PREFIX_PATH="$work/stage"
+    "$cmake" --build "$work/build"
+    "$work/build/alone" >"$work/alone"
+    "$work/build/consumer" | tee "$work/compiled"
+    cmp "$work/alone" "$work/compiled" || { echo "FAILED: compiled once, kernels give other bits"; exit 1; }
+    refused() {  # refused WHAT TEXTS -- OPTIONS: a unit with these does not link to the library
+      local what=$1 texts=() text
+      shift
+      while [ "$1" != -- ]; do texts+=("$1") && shift; done
+      # shellcheck disable=SC2086
+      "$cxx" -std=c++20 -O0 $strict -DCHUNKATTN_EXTERN_KERNELS -I "$work/stage/include" "${@:2}" \
+        "$here/kernels/main.cpp" "$work/build/libkernels.a" -o "$work/refused" -pthread 2>"$work/log" &&
+        { echo "FAILED: $what was linked"; exit 1; }
+      for text in "${texts[@]}"; do
+        grep -q "undefined .*$text" "$work/log" || { cat "$work/log"; echo "FAILED: no word of $text"; exit 1; }
+      done
+      echo "refused as it should be: $what"
+    }
+    refused "a head size that is not compiled" "run_kernels<40, 40, .*half, float" -- -DHEAD_DIM=40
+    refused "an element type that is not compiled" "write_kernels<64, 32, .*bfloat16, float" -- -DELEMENT=bfloat16
+    refused "a unit with other options" "run_kernels<64, 32" -- -DCHUNKATTN_ISA=portable
+    ;;
   fetch_content)
     sed -n '/^```cmake$/,/^```$/{//!p}' "$root/README.md" >"$work/readme.cmake"
     options=(-DCHUNKATTN_ROOT="$root")

@@ -71,6 +71,7 @@ case " $* " in
   *empty.cpp*) work=0 ;;
   *umbrella.cpp*) work=4 ;;
   *CHUNKATTN_ISA=portable*) work=22 ;;
+  *CHUNKATTN_EXTERN_KERNELS*) work=15 ;;
   *) work=${ALL:-40} ;;
 esac
 exec awk -v n=$((work * SLOW * 400000)) 'BEGIN { while (n-- > 0) sum += n }'

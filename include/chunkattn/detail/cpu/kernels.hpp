@@ -7,6 +7,8 @@
 
 #include "../../attention_options.hpp"
 #include "../support/instruction_sets.hpp"
+#include "call.hpp"
+#include "executor_ref.hpp"
 #include "isa/common.hpp"
 
 // clang-format off: in this order
@@ -73,6 +75,16 @@ template <int HeadDim, int ValueDim, std::size_t I = 0>
       return make_engine<HeadDim, ValueDim, I + 1>(options);
   return Engine(options);
 }
+
+/// Computes a call without a variant.
+template <int HeadDim, int ValueDim, class T, class X, class Y>
+void run_kernels(AnyEngine<HeadDim, ValueDim>& engines, const ExecutorRef& executor,
+                 const Call<T, X, Y, NoVariant>& call);
+
+/// Stores K and V of a plan's rows; v = nullptr: K alone.
+template <int HeadDim, int ValueDim, class T, class K, class V>
+void write_kernels(AnyEngine<HeadDim, ValueDim>& engines, const ExecutorRef& executor,
+                   const KvView<T>& layer, const PlanView& plan, const K* k, const V* v);
 
 }  // namespace cpu
 CHUNKATTN_ISA_DETAIL_END

@@ -55,13 +55,18 @@ class ChunkattnConan(ConanFile):
 
     def package(self):
         copy(self, "LICENSE", self.source_folder, os.path.join(self.package_folder, "licenses"))
-        for pattern in ("*.hpp", "*.cuh"):
+        for pattern in ("*.hpp", "*.ipp", "*.cuh"):
             copy(self, pattern, os.path.join(self.source_folder, "include"),
                  os.path.join(self.package_folder, "include"))
-        copy(self, "chunkattn-cuda.cmake", os.path.join(self.source_folder, "cmake"),
-             os.path.join(self.package_folder, self._cmake_folder))
+        for module in self._cmake_modules:
+            copy(self, module, os.path.join(self.source_folder, "cmake"),
+                 os.path.join(self.package_folder, self._cmake_folder))
         save(self, os.path.join(self.package_folder, self._cmake_folder, "chunkattn-cxx20.cmake"),
              "target_compile_features(chunkattn::chunkattn INTERFACE cxx_std_20)\n")
+
+    # chunkattn_add_cuda_target(), which makes chunkattn::cuda where CUDAToolkit has been found, and
+    # chunkattn_add_kernels().
+    _cmake_modules = "chunkattn-cuda.cmake", "chunkattn-kernels.cmake"
 
     @property
     def _cmake_folder(self):
@@ -73,10 +78,7 @@ class ChunkattnConan(ConanFile):
         self.cpp_info.set_property("cmake_file_name", "chunkattn")
         self.cpp_info.set_property("cmake_target_name", "chunkattn::chunkattn")
         self.cpp_info.set_property("pkg_config_name", "chunkattn")
-        # The second defines chunkattn_add_cuda_target(), which makes chunkattn::cuda where
-        # CUDAToolkit has been found.
         self.cpp_info.set_property("cmake_build_modules", [
-            os.path.join(self._cmake_folder, "chunkattn-cxx20.cmake"),
-            os.path.join(self._cmake_folder, "chunkattn-cuda.cmake"),
-        ])
+            os.path.join(self._cmake_folder, module)
+            for module in ("chunkattn-cxx20.cmake", *self._cmake_modules)])
         self.cpp_info.system_libs = ["pthread"]

@@ -38,8 +38,9 @@ class Engine {
 
   /// Performs the plan's row copies, then stores K and V of its query tokens; K alone if v is
   /// nullptr.
-  template <class Exec, class T, class K, class V>
-  void write(Exec& executor, const KvView<T>& layer, const PlanView& plan, const K* k, V v) {
+  template <class T, class K, class V>
+  void write(const ExecutorRef& executor, const KvView<T>& layer, const PlanView& plan, const K* k,
+             const V* v) {
     const int heads = layer.num_kv_heads;
     if (plan.num_copies > 0) {
       executor.parallel_for(heads, [&](int head) {
@@ -57,16 +58,15 @@ class Engine {
         for (int head = 0; head < heads; ++head) {
           const std::ptrdiff_t line = static_cast<std::ptrdiff_t>(row) * heads + head;
           write_k<HeadDim>(layer, target, head, k + line * HeadDim);
-          if constexpr (!std::is_null_pointer_v<V>)
-            write_v<ValueDim>(layer, target, head, v + line * ValueDim);
+          if (v != nullptr) write_v<ValueDim>(layer, target, head, v + line * ValueDim);
         }
       }
     });
   }
 
-  template <class Exec, class T, class X, class Y, class V>
-  void run(Exec& executor, const Call<T, X, Y, V>& call) {
-    const int threads = std::max(1, static_cast<int>(executor.concurrency()));
+  template <class T, class X, class Y, class V>
+  void run(const ExecutorRef& executor, const Call<T, X, Y, V>& call) {
+    const int threads = std::max(1, executor.concurrency());
     prepare(call, threads);
     std::atomic<int> next{0};
     executor.parallel_for(std::min(tasks_.size(), static_cast<int>(workers_.size())),
