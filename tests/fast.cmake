@@ -17,7 +17,7 @@ endfunction()
 
 # Those of examples/serve, and scripts.
 set(CHUNKATTN_FAST_TEST_NAMES
-  serve_blocks_test serve_http_test serve_text_test
+  serve_blocks_test serve_http_test serve_text_test serve_tier_log_test
   consumer.find_package dev.bare dev.help dev.jobs hygiene.includes hygiene.version)
 
 # The largest first: the last to be compiled has a processor for itself.
@@ -33,7 +33,7 @@ chunkattn_fast_program(fast_tree
 chunkattn_fast_program(fast_attention OPTIONS -O1
   TESTS attention_alone_test attention_invariant_test child_process_test draft_commit_test draft_trees_test fork_copies_test
         merge_state_test
-        kv_cache_test kv_transfer_test kv_view_test quantized_test swap_test tier_directory_test tier_events_test tier_files_test tier_fork_test tier_hang_test write_check_test)
+        kv_cache_test kv_transfer_test kv_view_test quantized_test swap_test tier_directory_test tier_files_test tier_fork_test tier_hang_test tier_observer_test write_check_test)
 chunkattn_fast_program(fast_cuda SCALE 0.3 OPTIONS -O1
   TESTS cuda_write_test cuda_attention_test cuda_checks_test cuda_driver_test cuda_emulator_test
         cuda_front_test cuda_kernels_test cuda_large_tiles_test cuda_long_test cuda_model_test cuda_quantized_test cuda_same_code_test cuda_schedule_test cuda_transfer_test cuda_windows_test)

@@ -32,8 +32,8 @@ closures="
   cache/admission 4560       cache/checkpoints 4790     cache/policy 5130          debug/attention 2520
   debug/reference 2460       debug/tree 4510            events/cache_event 830     events/cache_events 4320
   events/mirror 4600         interop/block_table 910    runtime/any_attention 2440 runtime/make_attention 9600
-  tiers/tier_store 110       tiers/tiers 8190           transfer/transfer 1970
-  all 20090                  program 14050              headers 24510"
+  tiers/tier_store 110       tiers/tiers 7370           transfer/transfer 1970
+  all 19540                  program 14050              headers 23960"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

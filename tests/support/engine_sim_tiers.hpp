@@ -1,6 +1,6 @@
 // Tiers below the engine simulation's tree: what is evicted goes to stores that fail, lose and
-// confuse records, and sequences get K/V from there that must be theirs, row by row. A mirror
-// follows what is told of them; where nothing goes wrong it must hold what they hold.
+// confuse records, and sequences get K/V from there that must be theirs, row by row. An observer
+// follows them; where nothing goes wrong it must know what they hold.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +18,7 @@
 #include "chunkattn/tiers/tiers.hpp"
 #include "tests/support/engine_sim_handles.hpp"
 #include "tests/support/faulty_tier.hpp"
+#include "tests/support/tier_observer.hpp"
 
 namespace test {
 
@@ -35,7 +36,6 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
   using Base::below, Base::one_in, Base::count, Base::expect, Base::log;
   using Base::memory_, Base::tree_, Base::live_, Base::text, Base::name;
   using typename Base::Live, typename Base::LivePtr, typename Base::Tree;
-  using EventSink = std::function<void(const CacheEvent&, std::span<const SimToken>)>;
 
   /// Something happens between the tree and its tiers.
   void use_tiers() {
@@ -71,11 +71,9 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
     tiers_.reset();
   }
   [[nodiscard]] bool has_tiers() const { return tiers_.has_value(); }
-  /// Who hears of the tree's events beside the tiers.
 
  private:
   using Below = Tiers<Tree, ShadowCache>;
-  using TierMirror = typename Below::Mirror;
   struct Loading {
     LivePtr live;
     typename Below::Load load;
@@ -106,52 +104,27 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
     options.max_wait_seconds = 1e9;  // whoever gives up is drawn
     options.threads = false;
     options.max_queued_bytes = 16 * (1 + below(1000));
-    if (!one_in(4)) {
-      options.tier_sink = [this](const typename Below::Event& event,
-                                 std::span<const SimToken> tokens) { hear(event, tokens); };
-    } else {
+    if (!one_in(4))
+      options.observer = observer_ = std::make_shared<RecordingObserver<Below>>();
+    else
       exact_ = {};
-    }
-    follows_ = options.tier_sink != nullptr;
-    mirror_.emplace(options.block_tokens > 0 ? options.block_tokens : ChunkSize,
-                    tree_->options().sharing);
     tiers_.emplace(*tree_, cache_, std::move(stores), std::move(options));
   }
-  /// Some of what is told gets lost.
-  void hear(const typename Below::Event& event, std::span<const SimToken> tokens) {
-    using Kind = typename Below::Event::Kind;
-    expect(event.number == last_told_ + 1, "what is told of tiers is numbered one by one");
-    last_told_ = event.number;
-    if (event.kind == Kind::evicted) count("left a tier");
-    if (one_in(60)) return count("event of a tier lost");
-    (void)mirror_->apply(event, tokens);
-  }
-  /// What the mirror holds of a store in which nothing goes wrong is what is there.
+  /// What the observer knows of a store in which nothing goes wrong is what is there.
   void compare_stores() {
-    if (!follows_) return;
+    if (observer_ == nullptr) return;
     tiers_->flush();
-    const auto snapshot = tiers_->snapshot();
-    expect(snapshot.number == last_told_, "a snapshot is behind the last event");
-    if (mirror_->number() != last_told_ || one_in(8)) mirror_->load(snapshot);
+    if (loads_.empty()) expect(observer_->num_expected() == 0, "nothing is expected any more");
     if (!exact_.store) return;
+    if (observer_->num_lost() > 0) count("left a tier");
     std::size_t there = 0;
-    exact_.store->for_each([&](const TierStore::Key& key, const std::vector<std::byte>& record) {
-      // Records of weights that are no more stay, and nobody is told of them.
-      const bool is_told = mirror_->has(exact_.tier, key);
-      const bool is_current = !is_closed_ && of_model(record);
-      expect(is_told == is_current, "the mirror holds what is in a store");
-      there += is_current ? 1 : 0;
+    exact_.store->for_each([&](const TierStore::Key& key, const std::vector<std::byte>&) {
+      expect(observer_->knows(key), "what is stored was expected");
+      expect(observer_->has(exact_.tier, key), "an observer knows what is stored");
+      ++there;
     });
-    expect(mirror_->num_blocks(exact_.tier) == there, "the mirror holds no more than a store");
-    count("mirror of tiers compared");
-  }
-  [[nodiscard]] bool of_model(const std::vector<std::byte>& record) const {
-    const std::string wanted = model();
-    std::vector<std::byte> said(sizeof(std::uint64_t) + wanted.size());
-    const std::uint64_t length = wanted.size();
-    std::memcpy(said.data(), &length, sizeof(length));
-    std::memcpy(said.data() + sizeof(length), wanted.data(), wanted.size());
-    return std::search(record.begin(), record.end(), said.begin(), said.end()) != record.end();
+    expect(observer_->num_stored(exact_.tier) == there, "an observer knows what is lost");
+    count("observer of tiers compared");
   }
   /// Somebody else may come with it, or the same again.
   void remember_prompt(const Live& live) {
@@ -245,13 +218,11 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
 
   ShadowCache cache_{&this->memory_};
   std::optional<Below> tiers_;
-  std::optional<TierMirror> mirror_;
+  std::shared_ptr<RecordingObserver<Below>> observer_;  // null: nobody follows
   struct {
     std::size_t tier = 0;
     std::shared_ptr<FaultyTier> store;  // null: something goes wrong in it, or nobody follows
   } exact_;
-  std::uint64_t last_told_ = 0;
-  bool follows_ = false;
   std::vector<Loading> loads_;
   std::vector<InsertOptions> past_options_;  // of past_prompts_
   bool is_closed_ = false;  // clear() was called, and nobody said what weights there are now

@@ -23,6 +23,7 @@
 #include "tests/support/steps.hpp"
 #include "tests/support/tier_bench.hpp"
 #include "tests/support/tier_folder.hpp"
+#include "tests/support/tier_observer.hpp"
 
 using namespace chunkattn;
 using namespace test::tier_bench;
@@ -46,7 +47,6 @@ int first_allowed(Bench& b, const Tree::Sequence& s) {
                                 test::refused([&] { (void)b.below->is_busy(); }) == reason,
                                 test::refused([&] { (void)b.below->work(); }) == reason,
                                 test::refused([&] { (void)b.below->stats(); }) == reason,
-                                test::refused([&] { (void)b.below->snapshot(); }) == reason,
                                 test::refused([&] { b.below->reopen("m2"); }) == reason}) {
     ++number;
     if (!is_refused) return number;
@@ -65,9 +65,9 @@ TEST_CASE("in a child tiers refuse with the reason, and the tree goes on without
   if (!can_fork()) return;
   const Folder folder;
   auto hanger = std::make_shared<HangingTier>();
-  int heard = 0, told = 0;
-  Bench b({hanger, std::make_shared<FileTier>(folder.path, 1 << 20)},
-          {.tier_sink = [&](const Bench::Below::Event&, std::span<const int>) { ++told; }});
+  int heard = 0;
+  const auto observer = std::make_shared<test::RecordingObserver<Bench::Below>>();
+  Bench b({hanger, std::make_shared<FileTier>(folder.path, 1 << 20)}, {.observer = observer});
   const CacheEvents events(b.tree, [&](const CacheEvent&, std::span<const int>) { ++heard; });
   const auto prompt = iota(0, 64);
   b.run(prompt);
@@ -80,7 +80,8 @@ TEST_CASE("in a child tiers refuse with the reason, and the tree goes on without
   auto other = b.tree.insert(iota(500, 64));
   auto not_polled = b.below->load(other);
   hanger->wait_until_it_hangs();
-  const int told_before = told;
+  const std::size_t num_paths = observer->path_lengths().size();
+  CHECK(num_paths > 0);
   CHECK(test::in_child([&] { return first_allowed(b, s); }) == 0);
   CHECK(test::in_child([&] {
           heard = 0;
@@ -98,7 +99,7 @@ TEST_CASE("in a child tiers refuse with the reason, and the tree goes on without
             const auto gone = std::move(other);
           }
           b.evict_all();
-          if (heard == 0 || told != told_before) return 3;
+          if (heard == 0 || observer->path_lengths().size() != num_paths) return 3;
           check_invariants(b.tree);
           b.below.reset();
           b.run(iota(900, 30));
@@ -129,7 +130,7 @@ TEST_CASE("in a child tiers refuse with the reason, and the tree goes on without
 TEST_CASE("a child may come at any moment of the threads") {
   if (!can_fork()) return;
   Bench b({memory(), memory()},
-          {.tier_sink = [](const Bench::Below::Event&, std::span<const int>) {}});
+          {.observer = std::make_shared<test::RecordingObserver<Bench::Below>>()});
   const auto prompt = iota(0, 64);
   b.run(prompt);
   b.evict_all();
@@ -156,8 +157,8 @@ TEST_CASE("a child may come at any moment of the threads") {
 
 TEST_CASE("in a child nothing waits for locks that its parent's threads had") {
   if (!can_fork()) return;
-  Bench b({memory()},
-          {.max_ahead = 1, .tier_sink = [](const Bench::Below::Event&, std::span<const int>) {}});
+  const auto observer = std::make_shared<test::RecordingObserver<Bench::Below>>();
+  Bench b({memory()}, {.max_ahead = 1, .observer = observer});
   const auto prompt = iota(0, 64);
   for (int i = 0; i < 20; ++i) {
     b.run(iota(1000 * i, 64));
@@ -169,8 +170,8 @@ TEST_CASE("in a child nothing waits for locks that its parent's threads had") {
   while (b.below->stats().tiers[0].loaded == 0) std::this_thread::yield();
   b.run(iota(500, 64));
   std::atomic<bool> is_over = false;
-  std::thread other([&] {  // it mostly has the lock of what is known of blocks
-    while (!is_over) (void)b.below->snapshot();
+  std::thread other([&] {  // it mostly has the observer's lock
+    while (!is_over) (void)observer->blocks();
   });
   for (int i = 0; i < 60; ++i)
     CHECK(test::in_child(

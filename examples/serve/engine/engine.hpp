@@ -131,10 +131,16 @@ struct TierOptions {
   bool followed = false;  ///< whether Engine::set_tier_sink() is to be called
 };
 
-/// A change of what a tier holds: chunkattn::Tiers::Event, for trees of any kind.
+/// A change of what a tier holds. A tier may lose a block and keep one that extends it: so that
+/// each has its parent known, one that is in no tier is named first.
 struct TierEvent {
   enum class Medium : std::uint8_t { memory, files };
-  enum class Kind : std::uint8_t { stored, evicted, cleared, named };
+  enum class Kind : std::uint8_t {
+    stored,   ///< the block came into the tier
+    evicted,  ///< it left the tier
+    cleared,  ///< nothing of before holds any more; what does follows
+    named     ///< it is in no tier; forgotten when nothing that extends it is in any
+  };
   Medium medium = Medium::memory;
   Kind kind = Kind::cleared;
   chunkattn::TierStore::Key block{}, parent{};

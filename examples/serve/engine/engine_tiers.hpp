@@ -17,6 +17,7 @@
 
 #include "attention.hpp"
 #include "engine.hpp"
+#include "tier_log.hpp"
 
 namespace serve {
 
@@ -73,19 +74,26 @@ class EngineTiersOf final : public EngineTiers<Tree> {
   EngineTiersOf(Tree& tree, Cache& cache, const TierOptions& options,
                 std::vector<std::shared_ptr<chunkattn::TierStore>> stores, const TenantNames& names,
                 const TierSink& sink)
-      : below_(tree, cache, std::move(stores), options_of(options, names, sink)) {}
+      : sink_(sink),
+        log_(options.followed ? std::make_shared<TierLog>(media_of(options)) : nullptr),
+        below_(tree, cache, std::move(stores), options_of(options, names)) {}
 
   std::unique_ptr<typename Base::Load> load(const typename Base::Sequence& sequence) override {
     auto started = below_.load(sequence);
     if (!started) return nullptr;
     return std::make_unique<LoadOf>(std::move(started));
   }
-  std::size_t advance(std::size_t max_blocks) override { return below_.advance(max_blocks); }
+  std::size_t advance(std::size_t max_blocks) override {
+    const std::size_t left = below_.advance(max_blocks);
+    deliver();
+    return left;
+  }
   [[nodiscard]] bool is_busy() const override { return below_.is_busy(); }
   void computed(std::size_t tokens, double seconds) override { below_.computed(tokens, seconds); }
   void store_all() override {
     below_.store_all();
     below_.flush();
+    deliver();
   }
   [[nodiscard]] TierCounts counts() const override {
     const auto stats = below_.stats();
@@ -108,8 +116,15 @@ class EngineTiersOf final : public EngineTiers<Tree> {
     bool poll(typename Base::Sequence& sequence) override { return load.poll(sequence); }
     typename Below::Load load;
   };
-  static typename Below::Options options_of(const TierOptions& options, const TenantNames& names,
-                                            const TierSink& sink) {
+  [[nodiscard]] static std::vector<TierEvent::Medium> media_of(const TierOptions& options) {
+    if (options.memory_bytes == 0) return {TierEvent::Medium::files};
+    return {TierEvent::Medium::memory, TierEvent::Medium::files};
+  }
+  void deliver() const {
+    if (log_) log_->deliver(sink_);
+  }
+  [[nodiscard]] typename Below::Options options_of(const TierOptions& options,
+                                                   const TenantNames& names) const {
     typename Below::Options made;
     made.model = options.model;
     made.write_through = true;
@@ -117,24 +132,12 @@ class EngineTiersOf final : public EngineTiers<Tree> {
     if (options.stored == TierOptions::Stored::e4m3)
       made.stored_as = chunkattn::ElementType::float8_e4m3;
     made.identity = [&names](const chunkattn::Namespace& space) { return names.of(space); };
-    if (!options.followed) return made;
-    const bool has_memory = options.memory_bytes > 0;
-    made.tier_sink = [&sink, has_memory](const typename Below::Event& event,
-                                         std::span<const int> tokens) {
-      if (!sink) return;
-      TierEvent told;
-      told.medium =
-          has_memory && event.tier == 0 ? TierEvent::Medium::memory : TierEvent::Medium::files;
-      told.kind = static_cast<TierEvent::Kind>(event.kind);
-      told.block = event.block;
-      told.parent = event.parent;
-      told.name_space = event.name_space;
-      told.position = event.position;
-      sink(told, tokens);
-    };
+    if (log_) made.observer = std::make_shared<TierFollower<Below>>(log_);
     return made;
   }
 
+  const TierSink& sink_;
+  const std::shared_ptr<TierLog> log_;  // null: nobody follows tiers
   Below below_;
 };
 

@@ -169,8 +169,8 @@ class TreeEngine final : public Engine {
     return shot;
   }
   void set_cache_sink(CacheSink sink) override {
-    events_.reset();
-    if (sink) events_.emplace(tree_, std::move(sink));
+    cache_events_.reset();
+    if (sink) cache_events_.emplace(tree_, std::move(sink));
   }
   void set_gone(std::function<bool(RequestId)> is_gone) override { is_gone_ = std::move(is_gone); }
   void set_tier_sink(TierSink sink) override { tier_sink_ = std::move(sink); }
@@ -669,7 +669,7 @@ class TreeEngine final : public Engine {
   std::uint64_t num_unshared_ = 0;         // sequences that joined in a name space of their own
   Group decoding_, prefilling_, split_off_;
 
-  std::optional<chunkattn::CacheEvents<Tree>> events_;
+  std::optional<chunkattn::CacheEvents<Tree>> cache_events_;
   TierSink tier_sink_;
   TenantNames tenants_;
   std::unique_ptr<EngineTiers<Tree>> tiers_;

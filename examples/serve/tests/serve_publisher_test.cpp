@@ -20,7 +20,9 @@
 #include <vector>
 #include <zmq.hpp>
 
+#include "engine/tier_log.hpp"
 #include "server/kv_publisher.hpp"
+#include "tier_mirror.hpp"
 
 using namespace serve;
 using Json = nlohmann::json;
@@ -204,19 +206,18 @@ TEST_CASE("blocks below the tree have media of their own") {
         tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8});
     const auto memory = std::make_shared<chunkattn::MemoryTier>(2000);
     const auto slow = std::make_shared<chunkattn::MemoryTier>(8000);  // stands for files
+    TierMirror mirror(4);
+    const auto tier_log =
+        std::make_shared<TierLog>(std::vector{TierEvent::Medium::memory, TierEvent::Medium::files});
     Below::Options options;
     options.model = "m";
     options.threads = false;
-    Below::Mirror mirror(4);
     std::map<std::string, chunkattn::TierStore::Key> told;
-    options.tier_sink = [&](const Below::Event& event, std::span<const int> tokens) {
-      CHECK(mirror.apply(event, tokens) == Below::Mirror::Applied::changed);
+    options.observer = std::make_shared<TierFollower<Below>>(tier_log);
+    const TierSink sink = [&](const TierEvent& event, std::span<const int> tokens) {
+      mirror.apply(event, tokens);
       if (event.name_space.tenant == 0) told[event.block.text()] = event.block;
-      publisher.add(
-          TierEvent{event.tier == 0 ? TierEvent::Medium::memory : TierEvent::Medium::files,
-                    static_cast<TierEvent::Kind>(event.kind), event.block, event.parent,
-                    event.name_space, event.position},
-          tokens);
+      publisher.add(event, tokens);
     };
     Below below(tree, cache, {memory, slow}, std::move(options));
     const chunkattn::CacheEvents tree_events(
@@ -271,6 +272,7 @@ TEST_CASE("blocks below the tree have media of their own") {
         below.reopen("other");
       }
       below.flush();
+      tier_log->deliver(sink);
       publisher.flush();
       std::vector<Message> kept;
       for (int tries = 0; tries < 10000 && kept.empty(); ++tries) kept = s.replay(heard + 1);
@@ -280,15 +282,16 @@ TEST_CASE("blocks below the tree have media of their own") {
     }
     CHECK(removed > 20);
     if (!with_tenants) {
-      for (const auto& [name, tier] : {std::pair("CPU", 0u), std::pair("DISK", 1u)}) {
+      for (const auto& [name, medium] : {std::pair("CPU", TierEvent::Medium::memory),
+                                         std::pair("DISK", TierEvent::Medium::files)}) {
         std::size_t held = 0;
-        for (const auto& [text, key] : told) held += mirror.has(tier, key) ? 1 : 0;
+        for (const auto& [text, key] : told) held += mirror.has(medium, key) ? 1 : 0;
         CHECK(held > 0);
         CHECK(media[name].size() == held);
       }
     } else {
-      CHECK(media["CPU"].size() == mirror.num_blocks(0));
-      CHECK(media["DISK"].size() == mirror.num_blocks(1));
+      CHECK(media["CPU"].size() == mirror.num_blocks(TierEvent::Medium::memory));
+      CHECK(media["DISK"].size() == mirror.num_blocks(TierEvent::Medium::files));
     }
     const auto expected = media;
     hear(s.replay(0).at(0));  // all that is kept no longer

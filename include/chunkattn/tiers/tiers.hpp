@@ -23,12 +23,11 @@
 
 #include "../detail/support/config.hpp"
 #include "../element.hpp"
-#include "../events/mirror.hpp"
 #include "../kv_view.hpp"
 #include "../tree_options.hpp"
 #include "detail/directory.hpp"
+#include "detail/hash.hpp"
 #include "detail/manager.hpp"
-#include "detail/mirror.hpp"
 #include "tier_store.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -146,26 +145,37 @@ class Tiers {
   static_assert(std::has_unique_object_representations_v<token_type>,
                 "Tiers: tokens are stored and compared byte for byte");
 
-  /// A change of what a tier holds: see Options::tier_sink.
-  struct Event {
-    /// What happened. A tier may lose a block and keep what continues it, so a block may be told of
-    /// that is in no tier.
-    enum class Kind : std::uint8_t {
-      stored,   ///< the block came into the tier
-      evicted,  ///< it left the tier
-      cleared,  ///< all that was told before holds no longer; what does follows
-      named  ///< it is in no tier, but one that continues it is told of next; it may be forgotten
-             ///< when nothing that continues it is in any tier
-    };
-    Kind kind = Kind::cleared;  ///< what happened
-    std::uint64_t number = 0;   ///< one more than that of the event before; not that of the tree's
-    std::size_t tier = 0;       ///< 0: the fastest
-    TierStore::Key block{};     ///< these tokens, all before them, whose they are, and the model
-    TierStore::Key parent{};    ///< the block before it, told of before; none where position is 0
-    Namespace name_space{};     ///< of its last token
-    std::int32_t position = 0;  ///< path position of its first token
-    /// Leading tokens of the prompt that are public; 0 where all of the block are.
-    std::int32_t public_length = 0;
+  /// A block of a path.
+  struct Block {
+    TierStore::Key key{};            ///< these tokens, all before them, whose they are, the model
+    Namespace name_space{};          ///< of its last token
+    std::int32_t position = 0;       ///< path position of its first token
+    std::vector<token_type> tokens;  ///< its own
+  };
+  /// Follows which blocks are in which tier: to publish it, say. It calls neither the tiers nor
+  /// their stores.
+  class Observer {
+   public:
+    /// Gives block number 0 to `num_blocks` - 1 of a path.
+    using BlockAt = std::function<Block(std::size_t)>;
+
+    virtual ~Observer() = default;
+    /// On the tree's thread: the last of these blocks is about to be stored, or those of them that
+    /// are missing to be loaded. What it returns is destroyed, on any thread, when that is over:
+    /// blocks that are in no tier then may be forgotten.
+    /// \param num_blocks  of a path, from its start
+    /// \param block_at    during this call
+    [[nodiscard]] virtual std::shared_ptr<void> expect(std::size_t num_blocks,
+                                                       const BlockAt& block_at) = 0;
+    /// On any thread, within calls of stores: a tier got or lost a record, or was seen to have it
+    /// or not; perhaps again. One tier's calls come one by one, in the order of its changes; some
+    /// are of blocks that were not expected, such as others that share the store have. What other
+    /// processes do to a store is seen when it is asked for that record.
+    /// \param tier  0: the fastest
+    virtual void changed(std::size_t tier, const TierStore::Key& key, bool is_stored) noexcept = 0;
+    /// On the tree's thread: by PrefixTree::clear() no block of before is found any more, unless
+    /// reopen() names the model of now again.
+    virtual void cleared() noexcept = 0;
   };
 
   /// How tiers are used.
@@ -194,11 +204,8 @@ class Tiers {
     /// What a namespace is called where other processes read it, too; nothing: its K/V is not
     /// stored. By default its numbers, which then mean the same in all of them.
     std::function<std::optional<std::string>(const Namespace&)> identity{};
-    /// Gets what is known of the tiers as it changes, with the tokens of each block that is stored
-    /// or named: what was put down here and was not lost, and what was found. What was there
-    /// before, or another process does, is known when it is looked for. Called within advance(),
-    /// store_all() and flush(); it must neither throw nor call the tiers.
-    std::function<void(const Event&, std::span<const token_type>)> tier_sink{};
+    /// Follows what tiers hold.
+    std::shared_ptr<Observer> observer{};
   };
 
   /// What one tier did since construction, in blocks.
@@ -285,9 +292,8 @@ class Tiers {
     auto started = manager_->start(sequence, compute_last);
     return started ? Load(manager_, std::move(started)) : Load();
   }
-  /// Between steps: tells Options::tier_sink what has happened; with Options::write_through copies
-  /// at most `max_blocks` blocks that have become cached, which go down in the background. Returns
-  /// how many are left.
+  /// Between steps: with Options::write_through copies at most `max_blocks` blocks that have become
+  /// cached, which go down in the background. Returns how many are left.
   std::size_t advance(std::size_t max_blocks = 4) { return manager_->advance(max_blocks); }
   /// Copies all that is cached and not known to be below: before the tree goes.
   void store_all() { manager_->store_all(); }
@@ -303,76 +309,6 @@ class Tiers {
   bool work() { return manager_->queue().work(); }
   /// What has happened so far.
   [[nodiscard]] Stats stats() const { return manager_->stats(); }
-
-  /// What Options::tier_sink was told and still holds: to begin with, or after events were missed.
-  struct Snapshot {
-    std::uint64_t number = 0;        ///< of the last event before it
-    std::int32_t block_tokens = 0;   ///< of each block
-    std::vector<Event> events;       ///< stored and named ones; each block behind its parent
-    std::vector<token_type> tokens;  ///< Snapshot::block_tokens of each, one behind the other
-  };
-  /// The state behind the last event. Linear in it.
-  /// \throws InvalidArgument without Options::tier_sink
-  [[nodiscard]] Snapshot snapshot() const {
-    Snapshot all;
-    all.block_tokens = manager_->block_tokens();
-    all.number = manager_->list([&](const Event& event, std::span<const token_type> tokens) {
-      all.events.push_back(event);
-      all.tokens.insert(all.tokens.end(), tokens.begin(), tokens.end());
-    });
-    return all;
-  }
-
-  /// What such tiers hold, rebuilt elsewhere from events, or from a snapshot and those behind it.
-  /// Not for several threads at once.
-  class Mirror {
-   public:
-    using Applied = typename CacheMirror<Tree>::Applied;  ///< what apply() made of an event
-
-    /// \param block_tokens  Options::block_tokens, not 0
-    /// \param sharing       that of the tree
-    explicit Mirror(std::int32_t block_tokens,
-                    TreeOptions::Sharing sharing = TreeOptions::Sharing::token)
-        : mirror_(block_tokens, sharing == TreeOptions::Sharing::token ? 1 : Tree::chunk_size) {}
-
-    /// Takes over one event. Throws InvalidArgument, and is as before, for one that cannot follow
-    /// those before it.
-    Applied apply(const Event& event, std::span<const token_type> tokens) {
-      if (event.number <= number_) return Applied::repeated;
-      if (event.number > number_ + 1) return Applied::missed;
-      mirror_.apply(event, tokens);
-      number_ = event.number;
-      return Applied::changed;
-    }
-    /// Becomes what the snapshot says. Throws InvalidArgument, and is as before, for one that is
-    /// damaged.
-    void load(const Snapshot& snapshot) {
-      auto loaded = mirror_.empty_one();
-      loaded.apply_all(snapshot.events, snapshot.tokens);
-      mirror_ = std::move(loaded);
-      number_ = snapshot.number;
-    }
-    /// The number of the last event that it knows of.
-    [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
-    /// Blocks that a tier holds.
-    [[nodiscard]] std::size_t num_blocks(std::size_t tier) const {
-      return mirror_.num_blocks(tier);
-    }
-    /// Whether a tier holds this one.
-    [[nodiscard]] bool has(std::size_t tier, const TierStore::Key& block) const {
-      return mirror_.has(tier, block);
-    }
-    /// How many leading tokens of a prompt load() would bring to, where the tree has the first
-    /// `cached` of them: not less than that, else a whole number of blocks.
-    [[nodiscard]] std::size_t match_prefix(std::span<const token_type> prompt, std::size_t cached,
-                                           const InsertOptions& options = {}) const {
-      return mirror_.match(prompt, cached, options.name_space, options.public_length);
-    }
-
-   private:
-    detail::TierMirror<token_type> mirror_;
-    std::uint64_t number_ = 0;
-  };
 
  private:
   std::shared_ptr<detail::TierManager<Tiers, Tree, Cache>> manager_;

@@ -58,5 +58,11 @@ class TierHash {
   std::uint64_t a_ = k3, b_ = k4, length_ = 0;
 };
 
+struct TierKeyHash {
+  std::size_t operator()(const TierStore::Key& key) const noexcept {
+    return static_cast<std::size_t>(key.high ^ (key.low >> 7));
+  }
+};
+
 }  // namespace detail
 CHUNKATTN_NAMESPACE_END

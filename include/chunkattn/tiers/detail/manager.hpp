@@ -30,7 +30,6 @@
 #include "../../tree_options.hpp"
 #include "../tier_store.hpp"
 #include "codec.hpp"
-#include "news.hpp"
 #include "queue.hpp"
 #include "record.hpp"
 #include "spans.hpp"
@@ -64,14 +63,13 @@ class TierManager {
     check_argument(options_.max_ahead > 0, "options.max_ahead", options_.max_ahead, "at least 1");
     check_argument(!stores.empty(), "stores.size()", stores.size(), "at least one tier");
     for (const auto& store : stores) check_argument(store != nullptr, "stores", "null", "tiers");
-    if (options_.tier_sink) follow(stores);
     if constexpr (requires { cache.tree_id(); })
       check_argument(cache.tree_id() == 0 || cache.tree_id() == tree_id_, "cache",
                      "of another tree", "the K/V memory of the tree");
     codec_ = make_tier_codec<Element>(cache, to_size(block_), options_.stored_as);
     queue_ = std::make_unique<Queue>(std::move(stores), codec_, options_.max_ahead,
                                      options_.max_queued_bytes, 10 * options_.max_wait_seconds,
-                                     options_.threads, news_);
+                                     options_.threads, report());
     follow();
   }
   TierManager(const TierManager&) = delete;
@@ -97,7 +95,6 @@ class TierManager {
       fresh_.pop_front();
       if (store(span, block)) ++n;
     }
-    tell();
     return fresh_.size();
   }
   void store_all() {
@@ -107,12 +104,8 @@ class TierManager {
       queue_->wait_for_room(codec_.raw_bytes);
       (void)store(span, block);
     });
-    tell();
   }
-  void flush() {
-    queue().flush();
-    tell();
-  }
+  void flush() { queue().flush(); }
 
   // ---- up ------------------------------------------------------------------------------------
 
@@ -141,13 +134,16 @@ class TierManager {
     std::vector<TierStore::Key> keys;
     for (std::size_t block = 0; block < blocks && block * to_size(block_) < limit; ++block) {
       hash.add(bytes.subspan(block * load->block_bytes, load->block_bytes));
-      if (block >= first || news_) keys.push_back(key_of(hash, load->content(block).head));
+      if (block >= first || options_.observer)
+        keys.push_back(key_of(hash, load->content(block).head));
     }
-    if (news_)
-      load->hold = announce(
-          keys.size() - 1, [&](std::size_t block) { return keys[block]; }, load->tokens,
-          how.name_space, load->public_blocks, public_end);
-    load->keys.assign(keys.begin() + (news_ ? static_cast<std::ptrdiff_t>(first) : 0), keys.end());
+    if (options_.observer) {
+      load->expected = expect(
+          keys.size(), [&](std::size_t block) { return keys[block]; }, load->tokens, how.name_space,
+          load->public_blocks);
+      keys.erase(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(first));
+    }
+    load->keys = std::move(keys);
     load->sequence = static_cast<std::uint64_t>(sequence.id());
     load->weights = sequence.weights_epoch();
     load->limit = limit;
@@ -204,18 +200,6 @@ class TierManager {
     queue_->forget();
     is_open_ = true;
   }
-  /// Calls told(event, tokens) for what is known of tiers; the number of the last event.
-  template <class F>
-  std::uint64_t list(const F& told) const {
-    check_process();
-    check_argument(news_ != nullptr, "options.tier_sink", "none", "one: else nobody follows tiers");
-    news_->list([&](TierChange change, std::size_t tier, const TierStore::Key& key,
-                    const TierStore::Key& parent, const TierBlock& block) {
-      tell(told, last_event_, change, tier, key, parent, block);
-    });
-    return last_event_;
-  }
-  [[nodiscard]] std::int32_t block_tokens() const noexcept { return block_; }
   [[nodiscard]] Stats stats() const {
     Stats all = stats_;
     for (const typename Queue::Counts& c : queue().counts())
@@ -233,16 +217,6 @@ class TierManager {
     });
     is_lost_ = true;
     resume_following();
-  }
-  /// Stores say from now on what they get and lose.
-  void follow(const std::vector<std::shared_ptr<TierStore>>& stores) {
-    check_argument(stores.size() <= TierNews::most_tiers, "stores.size()", stores.size(),
-                   "at most 64 where options.tier_sink follows them");
-    news_ = std::make_shared<TierNews>();
-    for (std::size_t tier = 0; tier < stores.size(); ++tier) {
-      listeners_.push_back(std::make_shared<TierNews::Listener>(news_, tier));
-      stores[tier]->listen(listeners_.back());
-    }
   }
   /// Whether the threads are those of the parent, from which this process was forked.
   [[nodiscard]] bool is_in_child() const noexcept {
@@ -271,7 +245,7 @@ class TierManager {
     // What K/V is computed with from now on, reopen() says: even where events before it got lost.
     if (event.kind == CacheEvent::Kind::cleared) {
       is_open_ = false;
-      if (news_) news_->reset();
+      if (options_.observer) options_.observer->cleared();
     }
     if (is_lost_) return;
     is_lost_ = true;
@@ -328,7 +302,7 @@ class TierManager {
     spans_.places(*span, block, places_.pieces);
     const TokenRange range{static_cast<std::int32_t>(block) * block_, block_};
     places_.tree = tree_id_;
-    if (news_) put.hold = announce(*span, block, put.tokens);
+    if (options_.observer) put.expected = expect(*span, block + 1, put.tokens);
     transfer(
         places_, range, *cache_, std::span<std::byte>(put.raw), range,
         [](const void* row, std::byte* to, std::size_t bytes) { std::memcpy(to, row, bytes); });
@@ -359,30 +333,41 @@ class TierManager {
     return std::max(token_seconds_ * static_cast<double>(load.limit - there), least_patience);
   }
 
-  // ---- events of tiers ----
+  // ---- who follows tiers ----
 
-  /// All blocks of a path up to this one are known to those who follow tiers.
+  [[nodiscard]] typename Queue::Report report() const {
+    if (!options_.observer) return {};
+    return [observer = options_.observer](std::size_t tier, const TierStore::Key& key,
+                                          bool is_stored) noexcept {
+      observer->changed(tier, key, is_stored);
+    };
+  }
+  /// Names blocks [0, num_blocks) of a path to the observer.
+  /// \param key_at  of each of them
+  /// \param tokens  of all
   template <class KeyAt>
-  [[nodiscard]] TierNews::Hold announce(std::size_t last, const KeyAt& key_at,
-                                        std::span<const std::byte> tokens, const Namespace& space,
-                                        std::size_t public_blocks, std::size_t public_end) const {
+  [[nodiscard]] std::shared_ptr<void> expect(std::size_t num_blocks, const KeyAt& key_at,
+                                             std::span<const std::byte> tokens,
+                                             const Namespace& space,
+                                             std::size_t public_blocks) const {
     const std::size_t bytes = to_size(block_) * sizeof(Token);
-    return TierNews::announce(news_, last, key_at, [&](std::size_t block) {
-      const bool is_public = block < public_blocks;
-      TierBlock made;
-      made.name_space = is_public ? Namespace{.adapter = space.adapter, .is_public = true} : space;
-      made.position = static_cast<std::int32_t>(block) * block_;
-      made.public_length = is_public ? 0 : static_cast<std::int32_t>(public_end);
-      const auto own = tokens.subspan(block * bytes, bytes);
-      made.tokens.assign(own.begin(), own.end());
-      return made;
+    return options_.observer->expect(num_blocks, [&](std::size_t block) {
+      typename Tiers::Block named;
+      named.key = key_at(block);
+      named.name_space =
+          block < public_blocks ? Namespace{.adapter = space.adapter, .is_public = true} : space;
+      named.position = static_cast<std::int32_t>(block) * block_;
+      named.tokens.resize(to_size(block_));
+      std::memcpy(named.tokens.data(), tokens.data() + block * bytes, bytes);
+      return named;
     });
   }
-  [[nodiscard]] TierNews::Hold announce(const typename TierSpans<Token>::Span& span,
-                                        std::size_t last, std::span<const std::byte> tokens) const {
+  [[nodiscard]] std::shared_ptr<void> expect(const typename TierSpans<Token>::Span& span,
+                                             std::size_t num_blocks,
+                                             std::span<const std::byte> tokens) const {
     const bool is_public = span.name_space.is_public;
     const std::size_t public_end = is_public ? 0 : to_size(span.public_end);
-    const std::size_t public_blocks = is_public ? last + 1 : public_end / to_size(block_);
+    const std::size_t public_blocks = is_public ? num_blocks : public_end / to_size(block_);
     const auto own = head_of(span.name_space, public_end);
     const auto shared = is_public || public_blocks == 0
                             ? own
@@ -390,31 +375,7 @@ class TierManager {
     const auto key_at = [&](std::size_t block) {
       return key_of(spans_.path_hash(span, block), block < public_blocks ? shared : own);
     };
-    return announce(last, key_at, tokens, span.name_space, public_blocks, public_end);
-  }
-  void tell() {
-    if (!news_) return;
-    news_->deliver([&](TierChange change, std::size_t tier, const TierStore::Key& key,
-                       const TierStore::Key& parent, const TierBlock& block) {
-      tell(options_.tier_sink, ++last_event_, change, tier, key, parent, block);
-    });
-  }
-  template <class F>
-  static void tell(const F& told, std::uint64_t number, TierChange change, std::size_t tier,
-                   const TierStore::Key& key, const TierStore::Key& parent,
-                   const TierBlock& block) {
-    typename Tiers::Event event;
-    event.kind = static_cast<typename Tiers::Event::Kind>(change);
-    event.number = number;
-    event.tier = tier;
-    event.block = key;
-    event.parent = parent;
-    event.name_space = block.name_space;
-    event.position = block.position;
-    event.public_length = block.public_length;
-    std::vector<Token> tokens(block.tokens.size() / sizeof(Token));
-    if (!tokens.empty()) std::memcpy(tokens.data(), block.tokens.data(), block.tokens.size());
-    told(event, std::span<const Token>(tokens));
+    return expect(num_blocks, key_at, tokens, span.name_space, public_blocks);
   }
 
   // ---- names ----
@@ -469,9 +430,6 @@ class TierManager {
   const std::int32_t block_;
   const std::uint64_t tree_id_;
   TierCodec codec_;
-  std::shared_ptr<TierNews> news_;  // null: nobody follows tiers
-  std::vector<std::shared_ptr<TierNews::Listener>> listeners_;
-  std::uint64_t last_event_ = 0;
   std::unique_ptr<Queue> queue_;
   TierSpans<Token> spans_;
   TierPlaces<Tree::chunk_size> places_;

@@ -22,8 +22,8 @@
 #include "../../detail/support/config.hpp"
 #include "../tier_store.hpp"
 #include "known.hpp"
-#include "news.hpp"
 #include "record.hpp"
+#include "store_watch.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
@@ -36,7 +36,7 @@ struct TierLoad {
   std::size_t block_bytes = 0;                  ///< of a block's tokens
   std::size_t first = 0, public_blocks = 0;
   std::vector<TierStore::Key> keys;               ///< from block `first` on
-  TierNews::Hold hold;                            ///< of the last of them, so of all
+  std::shared_ptr<void> expected;                 ///< what the observer gave for them
   std::uint64_t sequence = 0, weights = 0;        ///< whose it is
   std::size_t limit = 0;                          ///< positions that are loaded, at most
   std::chrono::steady_clock::time_point since{};  ///< when something came
@@ -67,14 +67,16 @@ class TierQueue {
                   not_worth = 0;
   };
 
+  using Report = std::function<void(std::size_t tier, const TierStore::Key&, bool is_stored)>;
+
   // Delegates, so that threads that run already are joined if another one does not start.
   /// \param max_bytes     on their way down; each tier may have its share of them on its own
   /// \param hang_seconds  after a call has taken so long, flush() does not wait for its tier
-  /// \param news          who is told of what is found and what is not; null: nobody
+  /// \param report        gets the records that tiers get and lose, as Tiers::Observer::changed()
+  /// does
   TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t max_ahead,
-            std::size_t max_bytes, double hang_seconds, bool threads,
-            std::shared_ptr<TierNews> news)
-      : TierQueue(std::move(stores), codec, max_ahead, max_bytes, hang_seconds, std::move(news)) {
+            std::size_t max_bytes, double hang_seconds, bool threads, const Report& report)
+      : TierQueue(std::move(stores), codec, max_ahead, max_bytes, hang_seconds, report) {
     if (threads)
       for (std::size_t t = 0; t < tiers_.size(); ++t)
         tiers_[t].thread = std::thread([this, t] { run(t); });
@@ -98,7 +100,7 @@ class TierQueue {
   struct Put {
     TierStore::Key key;
     std::vector<std::byte> head, tokens, raw;
-    TierNews::Hold hold;
+    std::shared_ptr<void> expected;  // what the observer gave for it
   };
   [[nodiscard]] bool knows(const TierStore::Key& key) const { return known_->has(key); }
   void forget() { known_->clear(); }
@@ -202,15 +204,25 @@ class TierQueue {
 
  private:
   TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t max_ahead,
-            std::size_t max_bytes, double hang_seconds, std::shared_ptr<TierNews> news)
+            std::size_t max_bytes, double hang_seconds, const Report& report)
       : codec_(codec),
         max_ahead_(max_ahead),
         max_bytes_(max_bytes / stores.size()),
         hang_(hang_seconds),
-        news_(std::move(news)),
         tiers_(stores.size()) {
-    for (std::size_t t = 0; t < stores.size(); ++t) tiers_[t].store = std::move(stores[t]);
-    tiers_.back().store->listen(known_);
+    for (std::size_t t = 0; t < stores.size(); ++t) {
+      Tier& tier = tiers_[t];
+      tier.store = std::move(stores[t]);
+      // The watch may outlive the queue, within a call of the store.
+      tier.watch = std::make_shared<StoreWatch>(
+          [report, t, known = t + 1 == tiers_.size() ? known_ : nullptr](const TierStore::Key& key,
+                                                                         bool is_stored) {
+            if (known && is_stored) guarded([&] { return known->add(key), true; }, false);
+            if (known && !is_stored) known->remove(key);
+            if (report) report(t, key, is_stored);
+          });
+      tier.store->listen(tier.watch);
+    }
   }
 
   struct Item {
@@ -221,6 +233,7 @@ class TierQueue {
   };
   struct Tier {
     std::shared_ptr<TierStore> store;
+    std::shared_ptr<StoreWatch> watch;
     std::thread thread;
     std::condition_variable wakes;
     std::deque<std::shared_ptr<TierLoad>> loads;
@@ -339,16 +352,13 @@ class TierQueue {
     Tier& tier = tiers_[t];
     const TierStore::Key key = item.block.key;
     const TierStore::Record& record = record_of(item);
-    const bool is_last = t + 1 == tiers_.size();
-    if (is_last) known_->asking(key);
-    const bool had = record && look_for(tier, t, key);
+    const bool had = record && look_for(tier, key);
     bool kept = had;
     if (record && !had) {
-      TierNews::Watch watch(news_.get(), t, key);
+      tier.watch->asking(key);
       kept = guarded([&] { return tier.store->put(key, record, tier.cancelled); }, false);
-      if (kept) watch.saw(true);
+      if (kept) tier.watch->saw(true);
     }
-    if (is_last && kept) guarded([&] { return known_->saw(true), true; }, false);
     const std::lock_guard lock(mutex_);
     if (!kept) ++tier.counts.put_failed;
     if (kept && !had) {
@@ -357,8 +367,8 @@ class TierQueue {
     }
   }
 
-  bool look_for(Tier& tier, std::size_t t, const TierStore::Key& key) {
-    TierNews::Watch watch(news_.get(), t, key);
+  static bool look_for(Tier& tier, const TierStore::Key& key) {
+    tier.watch->asking(key);
     bool answered = false;
     const bool had = guarded(
         [&] {
@@ -367,7 +377,7 @@ class TierQueue {
           return has;
         },
         false);
-    if (answered) watch.saw(had);
+    if (answered) tier.watch->saw(had);
     return had;
   }
 
@@ -423,9 +433,7 @@ class TierQueue {
     const TierContent content = load->content(block);
     const auto start = Clock::now();
     bool failed = false;
-    const bool is_last = t + 1 == tiers_.size();
-    if (is_last) known_->asking(key);
-    TierNews::Watch watch(news_.get(), t, key);
+    tier.watch->asking(key);
     bool answered = false;
     const TierStore::Record record = guarded(
         [&] {
@@ -441,8 +449,7 @@ class TierQueue {
         guarded([&] { return read_tier_record(*record, content, codec_, ready.raw); }, false);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     if (record && !good) failed = guarded([&] { return tier.store->erase(key), true; }, true);
-    if (answered) watch.saw(good);
-    if (answered && is_last) guarded([&] { return known_->saw(good), true; }, false);
+    if (answered) tier.watch->saw(good);
     const std::lock_guard lock(mutex_);
     if (answered || tier.is_suspect) tier.is_late = !answered;
     if (good || seconds > tier.seconds)
@@ -452,7 +459,7 @@ class TierQueue {
     if (!record) ++tier.counts.missed;
     if (!good) return false;
     ++tier.counts.loaded;
-    guarded([&] { return promote(key, record, t), true; }, false);
+    guarded([&] { return promote(*load, key, record, t), true; }, false);
     if (tier.running != load) return false;
     if (!guarded([&] { return load->ready.push_back(std::move(ready)), true; }, false))
       return false;
@@ -460,12 +467,13 @@ class TierQueue {
     return true;
   }
   /// What was found goes to the tiers above, which are faster, where these have room.
-  void promote(const TierStore::Key& key, const TierStore::Record& record, std::size_t found) {
+  void promote(const TierLoad& load, const TierStore::Key& key, const TierStore::Record& record,
+               std::size_t found) {
     for (std::size_t t = 0; t < found; ++t) {
       if (!has_room(tiers_[t], record->size())) continue;
       auto item = std::make_shared<Item>();
       item->block.key = key;
-      item->block.hold = TierNews::hold(news_, key);
+      item->block.expected = load.expected;
       item->record = record;
       item->bytes = record->size();
       push(tiers_[t], item);
@@ -475,7 +483,6 @@ class TierQueue {
   const TierCodec codec_;
   const std::size_t max_ahead_, max_bytes_;  // bytes: of each tier
   const std::chrono::duration<double> hang_;
-  const std::shared_ptr<TierNews> news_;
   const std::shared_ptr<KnownKeys> known_ = std::make_shared<KnownKeys>();  // of the last tier
   std::vector<Tier> tiers_;
   std::atomic<double> compute_seconds_ = 0;
