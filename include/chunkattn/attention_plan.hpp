@@ -44,7 +44,7 @@ class StepView : public LiveView {
 
   /// [num_rows] the tokens to compute, in the caller's order: the model's input ids, drafts
   /// included. If an earlier step's draft was rejected meanwhile, or an earlier step dropped, the
-  /// rows behind it have no effect; such a row has the token that now is at its position, or is
+  /// rows after it have no effect; such a row has the token that now is at its position, or is
   /// unknown.
   /// \param placeholder  stands for each of unknown_tokens(), which the engine fills in on the
   ///                     device
@@ -148,7 +148,7 @@ class AttentionPlan {
   template <class Tree>
   StepView<Tree> build(Step<Tree>& step) && = delete;  // the view would read what is gone
 
-  /// How often build() has made the arrays anew.
+  /// How often build() has rebuilt the arrays.
   [[nodiscard]] std::uint64_t num_rebuilds() const noexcept { return builder_.num_rebuilds(); }
 
  private:

@@ -53,7 +53,7 @@ static_assert(Executor<SerialExecutor>);
 /// A fixed set of threads; the thread that calls parallel_for works, too. Workers spin for a moment
 /// after each call, because a model calls once per layer, and then sleep. Only one thread at a time
 /// may call parallel_for. A child of fork(), made while that does not run, has none of the workers:
-/// its first parallel_for starts as many anew.
+/// its first parallel_for starts as many again.
 class ThreadPool {
  public:
   /// The most threads of a pool: as many CPUs as Linux supports.

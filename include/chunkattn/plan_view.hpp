@@ -179,7 +179,7 @@ class LiveView : public PlanView {
 
 /// A sequence of which it is known in which chunks its tokens lie: Sequence, or an engine's own.
 ///
-/// - `size()`: known tokens; `num_reserved()`: positions behind them that are reserved;
+/// - `size()`: known tokens; `num_reserved()`: positions after them that are reserved;
 ///   `num_scheduled()`: positions that are computed or in a step.
 /// - `for_each_run(range, f)` calls f(const Piece&) for each part of `range` inside one chunk.
 template <class S>

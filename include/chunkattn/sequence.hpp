@@ -136,15 +136,15 @@ class Sequence {
   /// \throws OutOfChunks      if a chunk for the copy is missing
   /// \throws InvalidArgument  unless `length` is from 1 to size(), or `whole`
   [[nodiscard]] Sequence fork(std::size_t length = whole) {
-    const detail::SequenceIndex twin = fork_index(length, false);
-    if (twin == detail::none) detail::fail_out_of_chunks(core(), 1, size() + chunk_size);
-    return Sequence(handle_.shared, twin);
+    const detail::SequenceIndex forked = fork_index(length, false);
+    if (forked == detail::none) detail::fail_out_of_chunks(core(), 1, size() + chunk_size);
+    return Sequence(handle_.shared, forked);
   }
   /// fork() that returns nothing and changes nothing where fork() would throw OutOfChunks.
   [[nodiscard]] std::optional<Sequence> try_fork(std::size_t length = whole) {
-    const detail::SequenceIndex twin = fork_index(length, false);
-    if (twin == detail::none) return std::nullopt;
-    return Sequence(handle_.shared, twin);
+    const detail::SequenceIndex forked = fork_index(length, false);
+    if (forked == detail::none) return std::nullopt;
+    return Sequence(handle_.shared, forked);
   }
 
   /// Goes back to the first `length` tokens, the last of which is computed again: for editing an

@@ -34,7 +34,7 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// Drafts for Step::add(): guesses of the tokens behind a sequence's last one.
+/// Drafts for Step::add(): guesses of the tokens after a sequence's last one.
 template <class Token>
 struct Drafts {
   std::span<const Token> tokens{};  ///< in the order of their rows
@@ -55,14 +55,14 @@ class [[nodiscard]] Finished {
 
   /// Leaves `other` empty.
   Finished(Finished&&) noexcept = default;
-  /// Gives up what was not committed, and takes over the other one.
+  /// Discards what was not committed, and takes over the other one.
   Finished& operator=(Finished&&) noexcept = default;
 
   /// Its number, counted from 1 over all steps of the tree.
   [[nodiscard]] std::uint64_t number() const noexcept { return handle_.number(); }
 
   /// The rows that are to be sampled from, in the order of add(), as a range of ScheduledSequence
-  /// that is refused once this step's outputs are given up. Not of a temporary: an object that is
+  /// that is refused once this step's outputs are discarded. Not of a temporary: an object that is
   /// dropped gives them up.
   [[nodiscard]] auto rows() const& {
     return detail::OutputRows<Tree>(handle_.shared(), handle_.record());
@@ -185,7 +185,7 @@ class [[nodiscard]] Step {
 
   /// Adds the next tokens of a sequence that are not computed yet, at most `max_tokens` of them. If
   /// they reach its end, its row has an output (ScheduledSequence::has_output), and `drafts` are
-  /// computed behind them, as far as `max_tokens` allows. If the sequence still expects an output
+  /// computed after them, as far as `max_tokens` allows. If the sequence still expects an output
   /// of an earlier step, the token to compute is unknown (StepView::unknown_tokens()).
   ///
   /// If a sequence shares K/V that another one has to compute, add the other one first: only tokens
@@ -194,7 +194,7 @@ class [[nodiscard]] Step {
   /// result is false, nothing has changed, except that cached chunks may have been evicted.
   ///
   /// A draft sees the sequence and its own branch; its position is that of the last token plus its
-  /// depth. The K/V of the longest branch of a tree is written to places of the sequence, that of
+  /// depth. The K/V of the longest branch of a tree is written to slots of the sequence, that of
   /// the others to extra chunks, which all trees of drafts of the step share, until the step's
   /// outputs are committed and copied.
   ///

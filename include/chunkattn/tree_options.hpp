@@ -115,7 +115,7 @@ struct TreeStats {
   std::uint64_t forks_copied = 0;             ///< forks that copied a short tail
   std::uint64_t forks_shared = 0;             ///< forks that copied nothing
   std::uint64_t copied_tokens = 0;            ///< K/V rows copied for forks
-  std::uint64_t hand_overs = 0;        ///< nodes whose writer left before computing their K/V
+  std::uint64_t reassigned_nodes = 0;  ///< nodes whose writer left before computing their K/V
   std::uint64_t merged_tokens = 0;     ///< generated tokens dropped, being in the tree already
   std::uint64_t published_tokens = 0;  ///< generated tokens that prompts can match now
   std::uint64_t evicted_tokens = 0;    ///< cached tokens that were evicted

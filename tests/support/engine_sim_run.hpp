@@ -446,7 +446,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
          now.splits - now.splits_inside_chunk);
     more("fork copied its tail", before.forks_copied, now.forks_copied);
     more("fork shared its tail", before.forks_shared, now.forks_shared);
-    more("hand-over", before.hand_overs, now.hand_overs);
+    more("hand-over", before.reassigned_nodes, now.reassigned_nodes);
     more("merged tokens", before.merged_tokens, now.merged_tokens);
     more("published tokens", before.published_tokens, now.published_tokens);
     more("evicted chunks", before.evicted_chunks, now.evicted_chunks);

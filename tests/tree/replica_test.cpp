@@ -125,7 +125,7 @@ class Replica {
     for (const std::uint64_t value :
          {tree_.version(), std::uint64_t{tree_.num_chunks()},
           std::uint64_t{tree_.chunks_available()}, std::uint64_t{s.nodes}, s.evicted_tokens,
-          std::uint64_t{s.stored_tokens}, std::uint64_t{s.leaving_sequences}, s.hand_overs,
+          std::uint64_t{s.stored_tokens}, std::uint64_t{s.leaving_sequences}, s.reassigned_nodes,
           s.merged_tokens})
       see(value);
   }

@@ -361,7 +361,7 @@ TEST_CASE(
   }
   CHECK(b.device.wrong(twin) == 0);
   CHECK(twin.num_written() == 10);
-  CHECK(b.tree.stats().hand_overs == 1);
+  CHECK(b.tree.stats().reassigned_nodes == 1);
 }
 
 TEST_CASE("a step lost in flight holds what it may touch until a later one has finished") {
@@ -442,9 +442,9 @@ TEST_CASE("a job that is taken over is left by the one that had it, and counted 
     CHECK(next.take_over() == 10 - done);
     CHECK(writer.num_uncomputed() == 1);  // its last token, for an output
     CHECK(next.num_uncomputed() == 10 - done);
-    CHECK(b.tree.stats().hand_overs == 1);
+    CHECK(b.tree.stats().reassigned_nodes == 1);
     CHECK(next.take_over() == 0);
-    CHECK(b.tree.stats().hand_overs == 1);
+    CHECK(b.tree.stats().reassigned_nodes == 1);
     b.run({&next});
     b.run({&writer});
     CHECK(b.device.wrong(writer) + b.device.wrong(next) == 0);

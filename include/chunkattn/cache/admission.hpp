@@ -126,8 +126,8 @@ class AdmissionQueue {
  private:
   struct Entry {
     Request request;
-    detail::Match match;      // what the tree last had of it
-    std::uint32_t birth = 0;  // of the last node of that; 0: nothing is known
+    detail::Match match;           // what the tree last had of it
+    std::uint32_t generation = 0;  // of the last node of that; 0: nothing is known
     std::size_t overtaken = 0;
   };
 
@@ -157,7 +157,7 @@ class AdmissionQueue {
       const bool is_kept = is_same && keep_what_is_left(core, entry);
       if (!is_kept) entry.match = {};
       if (!is_kept || has_more) entry.match = tokens.find(prompt, options, entry.match);
-      entry.birth = core.topology.node(entry.match.last).birth;
+      entry.generation = core.topology.node(entry.match.last).generation;
       const detail::MatchResult found = tokens.result_of(entry.match, options);
       result.cached = found.cached;
       result.pending = found.pending;
@@ -174,7 +174,7 @@ class AdmissionQueue {
   [[nodiscard]] static bool keep_what_is_left(const detail::TreeCore& core, Entry& entry) noexcept {
     detail::Match& match = entry.match;
     const detail::TreeNode* n = &core.topology.node(match.last);
-    if (n->birth != entry.birth || n->state != detail::NodeState::published) return false;
+    if (n->generation != entry.generation || n->state != detail::NodeState::published) return false;
     while (n->position >= match.length && match.last != detail::root_node) {
       match.last = n->parent;  // it was split, and its lower half has kept its name
       n = &core.topology.node(match.last);

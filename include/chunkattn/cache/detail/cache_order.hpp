@@ -37,15 +37,15 @@ struct GhostKey {
   [[nodiscard]] static std::uint32_t finish(std::uint64_t hash) noexcept {
     return std::max(Prefixes::finish_hash(hash), 1u);
   }
-  /// That of the tokens from place `first` of a node on; 0 where they do not stand together.
+  /// That of the tokens from slot `first` of a node on; 0 where they do not stand together.
   [[nodiscard]] static std::uint32_t of(const Topology& topology, const Tokens& tokens,
                                         const TreeNode& n, std::int32_t first) noexcept {
     const ChunkGeometry& g = topology.geometry;
-    const std::int32_t position = n.position + first, place = n.begin + first;
+    const std::int32_t position = n.position + first, slot = n.begin + first;
     const TreeNode& p = first > 0 ? n : topology.node(n.parent);
-    const std::int32_t before = first > 0 ? place : topology.end_place(p);
+    const std::int32_t before = first > 0 ? slot : topology.end_slot(p);
     if (g.size < num_tokens || n.length - first < num_tokens ||
-        g.offset(place) > g.size - num_tokens)
+        g.offset(slot) > g.size - num_tokens)
       return 0;
     std::uint64_t hash = seed(position, n.name_space);
     if (position > 0) {
@@ -53,7 +53,7 @@ struct GhostKey {
       if (begin < p.begin || g.chunks_before(begin) != g.chunks_before(before - 1)) return 0;
       hash = tokens.hash(hash, topology.chunk_of(p, begin), g.offset(begin), num_tokens);
     }
-    return finish(tokens.hash(hash, topology.chunk_of(n, place), g.offset(place), num_tokens));
+    return finish(tokens.hash(hash, topology.chunk_of(n, slot), g.offset(slot), num_tokens));
   }
 };
 

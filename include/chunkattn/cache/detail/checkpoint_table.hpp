@@ -16,7 +16,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// The state behind the first `position` tokens of a path, the last of which a node holds.
+/// The state after the first `position` tokens of a path, the last of which a node holds.
 struct CheckpointRecord {
   std::int32_t node = -1;  ///< -1: the record is free
   std::int32_t position = 0;
@@ -44,7 +44,7 @@ class CheckpointTable {
   [[nodiscard]] std::int32_t last_of(std::int32_t node) const noexcept {
     return last_[to_size(node)];
   }
-  /// The node's last one that is not behind `position`.
+  /// The node's last one that is not after `position`.
   [[nodiscard]] std::int32_t nearest(std::int32_t node, std::int32_t position) const noexcept {
     std::int32_t i = last_of(node);
     while (i != -1 && records_[to_size(i)].position > position) i = records_[to_size(i)].before;
@@ -93,12 +93,12 @@ class CheckpointTable {
     ++num_evicted_;
     drop(i);
   }
-  /// Of a node, those behind `position`.
+  /// Of a node, those after `position`.
   void drop_behind(std::int32_t node, std::int32_t position) noexcept {
     for (std::int32_t i; (i = last_of(node)) != -1 && records_[to_size(i)].position > position;)
       drop(i);
   }
-  /// Those of one node that are not behind `position` are another's from now on.
+  /// Those of one node that are not after `position` are another's from now on.
   void move(std::int32_t from, std::int32_t to, std::int32_t position) noexcept {
     for (std::int32_t i; (i = nearest(from, position)) != -1;) {
       unlink(i);

@@ -118,7 +118,8 @@ class NodeCheckpoints final : public NodeObserver {
       for (std::int32_t i = table_.last_of(index); i != none; i = table_[i].before, ++listed) {
         const bool is_its_own = table_[i].node == index && table_[i].state != nullptr;
         const bool is_behind_tokens = table_[i].position > n.position && table_[i].position <= end;
-        const bool can_be_found = n.state == NodeState::published || n.state == NodeState::hidden;
+        const bool can_be_found =
+            n.state == NodeState::published || n.state == NodeState::unpublished;
         if (!is_its_own || !is_behind_tokens || !can_be_found) return false;
         end = table_[i].position - 1;  // the last one comes first
       }

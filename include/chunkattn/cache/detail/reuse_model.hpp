@@ -25,7 +25,7 @@ struct Ghost {
   ReuseRecord reuse;
 };
 
-/// Runs of tokens that were evicted lately, by a hash of their place. A few are forgotten before
+/// Runs of tokens that were evicted lately, by a hash of their position. A few are forgotten before
 /// their time, and a hash may be another's: then something is kept too long, or not long enough.
 class Ghosts {
  public:

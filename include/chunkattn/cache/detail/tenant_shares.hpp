@@ -36,7 +36,7 @@ class TenantShares {
       Tenant& t = tenants_[to_size(known)];
       if (t.terms.weight != terms.weight || t.terms.quota != terms.quota) {
         t.terms = terms;
-        if (t.at >= 0) settle(t.at, share_of(known));
+        if (t.at >= 0) restore(t.at, share_of(known));
       }
       return;
     }
@@ -102,7 +102,7 @@ class TenantShares {
     const std::int32_t hole = std::exchange(t.at, -1);
     const Share last = heap_.back();
     heap_.pop_back();
-    if (last.tenant != i) settle(hole, last);
+    if (last.tenant != i) restore(hole, last);
   }
   [[nodiscard]] std::uint64_t tokens(std::int32_t i) const noexcept {
     return tenants_[to_size(i)].tokens;
@@ -214,7 +214,7 @@ class TenantShares {
     }
     put(at, share);
   }
-  void settle(std::int32_t at, const Share& share) noexcept {
+  void restore(std::int32_t at, const Share& share) noexcept {
     if (at > 0 && has_more(share, heap_[to_size((at - 1) / 2)])) return rise(at, share);
     sink(at, share);
   }

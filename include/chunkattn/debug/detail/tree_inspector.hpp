@@ -39,7 +39,7 @@ class TreeInspector {
 
  private:
   struct Totals {
-    std::size_t nodes = 0, places = 0, published = 0, retained = 0;
+    std::size_t nodes = 0, slots = 0, published = 0, retained = 0;
   };
 
   void check_storage() const {
@@ -53,13 +53,13 @@ class TreeInspector {
       ++totals.nodes;
       if (index == root_node) continue;
       check_node(n, index);
-      totals.places += to_size(n.length);
+      totals.slots += to_size(n.length);
       totals.published += n.state == NodeState::published ? 1 : 0;
       totals.retained += n.retained ? 1 : 0;
       topology_.for_each_run(
           n, 0, n.length, [&](ChunkIndex s, std::int32_t offset, std::int32_t run, std::int32_t) {
             for (std::int32_t o = offset; o < offset + run; ++o)
-              expect(taken[to_size(s) * chunk_size_ + to_size(o)]++ == 0, "a place has one token",
+              expect(taken[to_size(s) * chunk_size_ + to_size(o)]++ == 0, "a slot has one token",
                      s);
             return true;
           });
@@ -97,7 +97,7 @@ class TreeInspector {
     expect(n.tail_of != none || n.length > 0, "only tails are empty", index);
     if (n.state != NodeState::published) return;
     expect(parent.state == NodeState::published, "a published node has a published parent", index);
-    expect(prefixes_.find_twin(n) == index, "published children differ in their key", index);
+    expect(prefixes_.find_equal(n) == index, "published children differ in their key", index);
   }
 
   void check_totals(const Totals& counted) const {
@@ -120,7 +120,7 @@ class TreeInspector {
       expect(list.hand == none || passed[to_size(list.hand)] == &list, "a hand is in its list", 0);
     }
     expect_equal(counted.nodes, stats_.nodes, "number of nodes");
-    expect_equal(counted.places, stats_.stored_tokens, "stored tokens");
+    expect_equal(counted.slots, stats_.stored_tokens, "stored tokens");
     expect_equal(counted.published, prefixes_.num_published(), "published nodes");
     expect_equal(counted.retained, listed, "retained nodes");
     expect(retention_.order() == nullptr || retention_.order()->is_consistent(),
@@ -134,7 +134,7 @@ class TreeInspector {
       expect(counted[s].nodes == chunks_[index].nodes, "nodes per chunk", index);
       const NodeIndex owner = chunks_[index].owner;
       expect(counted[s].nodes == 0 || owner == none || owner == counted[s].owner,
-             "nobody but the last node in a chunk owns what is behind it", index);
+             "nobody but the last node in a chunk owns what is after it", index);
       expect(counted[s].active == chunks_[index].active, "active nodes per chunk", index);
       expect(counted[s].pinned == chunks_[index].pinned, "pinned nodes per chunk", index);
       pinned += counted[s].pinned > 0 ? 1 : 0;
@@ -187,8 +187,8 @@ class TreeInspector {
     Array<std::int32_t> steps(sequences_.num_indices()), superseded(steps.size());
     for (const StepRecord* step : tree_.steps.all()) {
       if (step->state == StepState::free)
-        expect(step->aside == none, "a step that is over has no drafts", 0);
-      if (step->aside != none) ++steps[to_size(step->aside)];
+        expect(step->scratch == none, "a step that is over has no drafts", 0);
+      if (step->scratch != none) ++steps[to_size(step->scratch)];
       if (!StepTable::is_outstanding(*step)) continue;
       for (const StepEntry& entry : step->entries) {
         ++steps[to_size(entry.sequence)];
@@ -203,9 +203,9 @@ class TreeInspector {
       expect(chunks_[copy.rows.source_chunk].nodes > 0 && chunks_[copy.rows.target_chunk].nodes > 0,
              "a pending copy is between chunks in use", copy.rows.target_chunk);
       const TreeNode& n = topology_.node(sequences_.node_of(copy.target, copy.position));
-      const std::int32_t place = n.begin + copy.position - n.position;
-      expect(topology_.chunk_of(n, place) == copy.rows.target_chunk &&
-                 topology_.geometry.offset(place) == copy.rows.target_begin,
+      const std::int32_t slot = n.begin + copy.position - n.position;
+      expect(topology_.chunk_of(n, slot) == copy.rows.target_chunk &&
+                 topology_.geometry.offset(slot) == copy.rows.target_begin,
              "a pending copy goes to its path position", copy.rows.target_chunk);
     }
     for (std::size_t i = 0; i < chunks_.size(); ++i)
@@ -228,9 +228,9 @@ class TreeInspector {
     expect(!is_live || (tail.tail_of == s && tail.first_child == none),
            "a live sequence has a tail of its own", s);
     expect(!is_live || tail.length == 0 || topology_.owns_end(tail),
-           "a live tail owns the places behind its tokens", s);
+           "a live tail owns the slots after its tokens", s);
     expect(tail.end() == record.size + record.reserved, "the path holds exactly the sequence", s);
-    expect(record.cursor <= record.size + record.reserved, "what is computed has a place", s);
+    expect(record.cursor <= record.size + record.reserved, "what is computed has a slot", s);
     std::int32_t covered = 0;
     for (NodeIndex index = record.tail; index != none; index = topology_.node(index).parent) {
       const TreeNode& n = topology_.node(index);

@@ -1,4 +1,4 @@
-// A tree of drafts in a plan: its branches are segments behind those of its sequence's path, like
+// A tree of drafts in a plan: its branches are segments after those of its sequence's path, like
 // the branches of the prefix tree. So what a draft sees needs no mask, and kernels know nothing of
 // drafts.
 #pragma once

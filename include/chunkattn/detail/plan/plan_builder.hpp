@@ -39,7 +39,7 @@ class PlanBuilder {
 
   /// The arrays; valid until the next update().
   [[nodiscard]] PlanView view() const noexcept { return arrays_.view(); }
-  /// How often update() has made the arrays anew.
+  /// How often update() has rebuilt the arrays.
   [[nodiscard]] std::uint64_t num_rebuilds() const noexcept { return num_rebuilds_; }
 
  private:
@@ -110,7 +110,7 @@ class PlanBuilder {
     segment.length += arrays_.chunk_size;
   }
 
-  /// Room left behind a tail's pieces: a thousand tokens before the first move.
+  /// Room left after a tail's pieces: a thousand tokens before the first move.
   static constexpr std::int32_t slack(std::int32_t chunk_size) noexcept {
     return std::max(8, 1024 / chunk_size);
   }
@@ -266,7 +266,7 @@ class PlanBuilder {
         });
   }
 
-  /// The piece also covers the free places behind a tail, so that it need not change until the
+  /// The piece also covers the free places after a tail, so that it need not change until the
   /// chunk is full.
   void extend_to_chunk_end(const StepReader& step, NodeIndex tail) {
     if (!step.owns_end(tail)) return;

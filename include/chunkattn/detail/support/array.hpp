@@ -115,7 +115,7 @@ class Array {
     size_ = size;
   }
   void clear() noexcept { size_ = 0; }
-  /// Appends `count` elements that the caller has written behind the last one, within capacity().
+  /// Appends `count` elements that the caller has written after the last one, within capacity().
   void take(std::size_t count) noexcept {
     check(count <= capacity_ - size_);
     size_ += count;

@@ -21,10 +21,11 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// The common case of a step: one row, for the last token of a sequence whose private tail goes on
-/// in the chunk that it has. It touches the sequence's record, the first cache line of its tail and
-/// its entry in the step, nothing else. Whatever is not that case is refused, and Additions knows
-/// the rest. Until store() it alone changes the step, which has room for the entries.
+/// The common case of a step: one row, for the last token of a sequence whose private tail
+/// continues in the chunk that it has. It touches the sequence's record, the first cache line of
+/// its tail and its entry in the step, nothing else. Whatever is not that case is refused, and
+/// Additions knows the rest. Until store() it alone changes the step, which has room for the
+/// entries.
 ///
 /// Engines decode thousands of sequences in every step, so an instruction here is one for each of
 /// them: loops over a step's entries hold in locals what they would otherwise read again.
@@ -60,7 +61,7 @@ class DecodingRun {
     const std::int32_t offset = (tail.begin + in_tail) & (chunk_size - 1);
     if (offset == chunk_size - 1) [[unlikely]]
       return false;
-    tail.length += 1;  // the output's place
+    tail.length += 1;  // the output's slot
     tail.scheduled = in_tail + 1;
     record.reserved += 1;
     record.cursor = begin + 1;
@@ -84,7 +85,7 @@ class DecodingRun {
     const auto count = static_cast<std::size_t>(next_ - step_.entries.end());
     step_.entries.take(count);
     step_.num_rows = row_;
-    topology_.count_places(count);
+    topology_.count_slots(count);
   }
 
  private:
@@ -98,7 +99,7 @@ class DecodingRun {
   std::int32_t max_steps_;
 };
 
-/// Drafts that are to be added behind a sequence's last token.
+/// Drafts that are to be added after a sequence's last token.
 struct NewDrafts {
   std::int32_t count = 0;
   bool known = true;                        ///< their tokens are given, and stored by the caller
@@ -116,13 +117,13 @@ inline void check_parents(std::span<const std::int32_t> parents, std::size_t num
                     {"-1, the sequence's last token, or an earlier draft, below ", i});
 }
 
-/// The drafts of an entry that is being added: which of them stand on the trunk, which aside. Until
-/// keep() nothing has happened.
+/// The drafts of an entry that is being added: which of them stand on the main branch, which have
+/// scratch slots. Until keep() nothing has happened.
 class NewTree {
  public:
   /// \param count  of the drafts, how many the step has rows for
   NewTree(StepRecord& step, const NewDrafts& added, std::int32_t count)
-      : step_(step), trunk_(count), before_(step.drafts.size()) {
+      : step_(step), main_branch_(count), before_(step.drafts.size()) {
     if (added.parents.empty() || count == 0) return;
     const auto parents = added.parents.first(to_size(count));
     std::int32_t next = -1;  // of a chain
@@ -135,21 +136,21 @@ class NewTree {
     if (is_tree_) step_.drafts.resize(before_);
   }
 
-  /// Drafts that stand on the sequence's own places.
-  [[nodiscard]] std::int32_t trunk() const noexcept { return trunk_; }
-  /// Drafts that stand aside; 0 where they are a chain.
-  [[nodiscard]] std::int32_t num_aside() const noexcept {
-    return is_tree_ ? static_cast<std::int32_t>(step_.drafts.size() - before_) - trunk_ : 0;
+  /// Drafts that stand on the sequence's own slots.
+  [[nodiscard]] std::int32_t main_branch() const noexcept { return main_branch_; }
+  /// Drafts that have scratch slots; 0 where they are a chain.
+  [[nodiscard]] std::int32_t num_scratch() const noexcept {
+    return is_tree_ ? static_cast<std::int32_t>(step_.drafts.size() - before_) - main_branch_ : 0;
   }
-  /// The step's next entry has the drafts, its trunk from place `first` of the tail on, the others
-  /// on the last places aside.
+  /// The step's next entry has the drafts, its main branch from slot `first` of the tail on, the
+  /// others on the last scratch slots.
   void keep(const Topology& topology, const TreeNode& tail, std::int32_t first,
-            const TreeNode& aside) noexcept {
+            const TreeNode& scratch) noexcept {
     const std::span<Draft> drafts{step_.drafts.begin() + before_, step_.drafts.size() - before_};
     step_.trees.push_back({static_cast<std::int32_t>(step_.entries.size()),
                            static_cast<std::int32_t>(before_),
                            static_cast<std::int32_t>(drafts.size())});
-    place(drafts, deepest_, topology, tail, first, aside);
+    place(drafts, deepest_, topology, tail, first, scratch);
     is_tree_ = false;
   }
 
@@ -159,30 +160,30 @@ class NewTree {
       step_.trees.reserve(2 * step_.trees.size() + 8);
     if (step_.drafts.capacity() - before_ < parents.size())
       step_.drafts.reserve(2 * (before_ + parents.size()));
-    trunk_ = 0;
+    main_branch_ = 0;
     for (std::size_t i = 0; i < parents.size(); ++i) {
       const std::int32_t parent = parents[i];
       const std::int32_t depth =
           parent == none ? 1 : step_.drafts[before_ + to_size(parent)].depth + 1;
       step_.drafts.push_back({parent, depth, no_chunk, 0});
-      if (depth <= trunk_) continue;
-      trunk_ = depth;
+      if (depth <= main_branch_) continue;
+      main_branch_ = depth;
       deepest_ = static_cast<std::int32_t>(i);
     }
   }
-  /// Gives every draft its place: those of the trunk, which ends with `deepest`, behind `first` of
-  /// the tail, the others the last ones aside.
+  /// Gives every draft its place: those of the main branch, which ends with `deepest`, after
+  /// `first` of the tail, the others the last ones scratch.
   static void place(std::span<Draft> drafts, std::int32_t deepest, const Topology& topology,
-                    const TreeNode& tail, std::int32_t first, const TreeNode& aside) noexcept {
-    std::int32_t num_aside = static_cast<std::int32_t>(drafts.size());
-    for (std::int32_t i = deepest; i != none; i = drafts[to_size(i)].parent, --num_aside) {
-      const std::int32_t place = tail.begin + first + drafts[to_size(i)].depth - 1;
-      drafts[to_size(i)].chunk = topology.chunk_of(tail, place);
-      drafts[to_size(i)].offset = topology.geometry.offset(place);
+                    const TreeNode& tail, std::int32_t first, const TreeNode& scratch) noexcept {
+    std::int32_t num_scratch = static_cast<std::int32_t>(drafts.size());
+    for (std::int32_t i = deepest; i != none; i = drafts[to_size(i)].parent, --num_scratch) {
+      const std::int32_t slot = tail.begin + first + drafts[to_size(i)].depth - 1;
+      drafts[to_size(i)].chunk = topology.chunk_of(tail, slot);
+      drafts[to_size(i)].offset = topology.geometry.offset(slot);
     }
     Draft* next = drafts.data();
     topology.for_each_run(
-        aside, aside.length - num_aside, num_aside,
+        scratch, scratch.length - num_scratch, num_scratch,
         [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t) {
           for (const std::int32_t end = offset + run; offset < end; ++offset, ++next) {
             while (next->chunk != no_chunk) ++next;
@@ -194,7 +195,7 @@ class NewTree {
   }
 
   StepRecord& step_;
-  std::int32_t trunk_, deepest_ = none;
+  std::int32_t main_branch_, deepest_ = none;
   std::size_t before_;  // drafts of other entries
   bool is_tree_ = false;
 };
@@ -210,7 +211,7 @@ class Additions {
         writers_(writers),
         departures_(departures) {}
 
-  /// Adds the next positions of a sequence, at most `max_tokens`, and behind its last place drafts
+  /// Adds the next positions of a sequence, at most `max_tokens`, and after its last slot drafts
   /// as far as `max_tokens` allows. Either all of it happens or nothing does.
   AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
                  const NewDrafts& drafts) {
@@ -238,7 +239,7 @@ class Additions {
     if (step.entries.capacity() - size < count) step.entries.reserve(2 * size + count + 8);
   }
   /// Takes the entries from `first` on out of an open step again, as if they had not been added:
-  /// earlier steps of their sequences use no place behind those that were there before.
+  /// earlier steps of their sequences use no slot after those that were there before.
   CHUNKATTN_COLD void take_out(StepRecord& step, std::size_t first) noexcept {
     for (; step.entries.size() > first; step.entries.pop_back()) {
       const StepEntry& entry = step.entries.back();
@@ -252,19 +253,19 @@ class Additions {
   /// The same where it is not just decoding.
   [[gnu::noinline]] AddOutcome add_other(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
                                          const NewDrafts& drafts) {
-    if (!drafts.parents.empty()) departures_.reserve_aside();
+    if (!drafts.parents.empty()) departures_.reserve_scratch();
     SequenceRecord& record = sequences_[s];
     if (record.last_step == step.number) [[unlikely]]
       fail_argument("sequence", "added twice", "each sequence at most once per step");
     const std::int32_t begin = record.cursor;
-    const std::int32_t places_end = record.size + record.reserved;
-    if (begin == places_end) return {AddResult::Reason::nothing_to_compute};
+    const std::int32_t slots_end = record.size + record.reserved;
+    if (begin == slots_end) return {AddResult::Reason::nothing_to_compute};
     if (step.is_void) [[unlikely]]
       return {AddResult::Reason::waits_for_step, none, step.number};
     if (record.steps > 0 && (record.superseded > 0 || steps_.any_void() ||
                              record.steps >= StepTable::max_in_flight)) [[unlikely]]
       return {AddResult::Reason::waits_for_step, none, steps_.oldest_step_of(s)};
-    std::int32_t length = std::min(max_tokens, places_end - begin);
+    std::int32_t length = std::min(max_tokens, slots_end - begin);
     if (record.may_wait) {
       std::int32_t end = begin + length;
       const AddOutcome outcome = writers_.find_missing(s, end);
@@ -272,27 +273,27 @@ class Additions {
       length = end - begin;
     }
     StepEntry entry;
-    std::int32_t num_aside = 0;
-    if (begin + length == places_end) {
+    std::int32_t num_scratch = 0;
+    if (begin + length == slots_end) {
       NewTree tree(step, drafts, std::min(max_tokens - length, drafts.count));
-      AsidePlaces aside(departures_, step.aside);
+      ScratchSlots scratch(departures_, step.scratch);
       entry.has_output = true;
       entry.drafts_known = drafts.known;
-      entry.drafts = tree.trunk();
-      num_aside = tree.num_aside();
-      const std::int32_t places = entry.drafts + 1;
-      if (places > max_length - places_end) [[unlikely]]
-        fail_argument("tokens of the sequence", places_end,
+      entry.drafts = tree.main_branch();
+      num_scratch = tree.num_scratch();
+      const std::int32_t slots = entry.drafts + 1;
+      if (slots > max_length - slots_end) [[unlikely]]
+        fail_argument("tokens of the sequence", slots_end,
                       "at most 2^30, drafts and output included");
-      if (!aside.take(num_aside) || !retention_.grow_tail(record.tail, places))
+      if (!scratch.take(num_scratch) || !retention_.grow_tail(record.tail, slots))
         return {AddResult::Reason::out_of_chunks};
       TreeNode& tail = topology_.node(record.tail);
       tail.writer = s;
-      record.reserved += places;
+      record.reserved += slots;
       length += entry.drafts;
-      if (num_aside > 0) {
-        tree.keep(topology_, tail, places_end - tail.position, sequences_.tail(step.aside));
-        aside.keep();
+      if (num_scratch > 0) {
+        tree.keep(topology_, tail, slots_end - tail.position, sequences_.tail(step.scratch));
+        scratch.keep();
       }
     }
     entry.sequence = s;
@@ -302,7 +303,7 @@ class Additions {
     entry.length = length;
     entry.first_row = step.num_rows;
     step.entries.push_back(entry);
-    step.num_rows += length + num_aside;
+    step.num_rows += length + num_scratch;
     step.built = false;
     writers_.schedule(entry);
     record.cursor = begin + length;

@@ -34,21 +34,21 @@ struct ChunkGeometry {
     while (std::int32_t{1} << shift < size) ++shift;
   }
   /// Chunks before this place of a run of chunks.
-  [[nodiscard]] constexpr std::int32_t chunks_before(std::int32_t place) const noexcept {
-    return place >> shift;
+  [[nodiscard]] constexpr std::int32_t chunks_before(std::int32_t slot) const noexcept {
+    return slot >> shift;
   }
-  /// Offset of this place in its chunk.
-  [[nodiscard]] constexpr std::int32_t offset(std::int32_t place) const noexcept {
-    return place & (size - 1);
+  /// Offset of this slot in its chunk.
+  [[nodiscard]] constexpr std::int32_t offset(std::int32_t slot) const noexcept {
+    return slot & (size - 1);
   }
-  /// Chunks that this many places take.
-  [[nodiscard]] constexpr std::int32_t chunks_for(std::int32_t places) const noexcept {
-    return places <= 0 ? 0 : (places + size - 1) >> shift;
+  /// Chunks that this many slots take.
+  [[nodiscard]] constexpr std::int32_t chunks_for(std::int32_t slots) const noexcept {
+    return slots <= 0 ? 0 : (slots + size - 1) >> shift;
   }
 };
 
 /// The nodes of a chunk form a chain from ancestor to descendant with disjoint ranges. The one at
-/// its end owns the free places behind it. `next` and `prev` link the chunks of one node's run.
+/// its end owns the free slots after it. `next` and `prev` link the chunks of one node's run.
 struct ChunkRecord {
   NodeIndex owner = none;
   std::int32_t nodes = 0;   ///< nodes with a range in this chunk
@@ -58,7 +58,7 @@ struct ChunkRecord {
   std::int32_t pending_copies = 0;  ///< copies still to be made into this chunk
 };
 
-/// What a node makes of the chunks that it has places in.
+/// What a node makes of the chunks that it has slots in.
 struct ChunkUse {
   bool active = false;
   bool pinned = false;
@@ -80,7 +80,7 @@ class Tokens {
                                             std::int32_t count) const noexcept = 0;
   virtual void copy(ChunkIndex from, std::int32_t offset, ChunkIndex to, std::int32_t to_offset,
                     std::int32_t count) noexcept = 0;
-  /// Asks early for a place that will be written.
+  /// Asks early for a slot that will be written.
   virtual void prefetch(ChunkIndex chunk, std::int32_t offset) const noexcept = 0;
 };
 
@@ -131,14 +131,14 @@ class ChunkTable {
     return allocator_.available() + stats_.retained_chunks;
   }
 
-  /// A node takes its first place in a chunk that others have places in.
+  /// A node takes its first slot in a chunk that others have slots in.
   void add_node(ChunkIndex s, ChunkUse use) noexcept {
     ChunkRecord& record = records_[to_size(s)];
     ++record.nodes;
     if (use.active && record.active++ == 0) --stats_.retained_chunks;
     if (use.pinned) count_pin(s, 1);
   }
-  /// A node gave up its last place in the chunk.
+  /// A node gave up its last slot in the chunk.
   void remove_node(ChunkIndex s, ChunkUse use) noexcept {
     ChunkRecord& record = records_[to_size(s)];
     if (use.pinned) count_pin(s, -1);
@@ -197,7 +197,7 @@ class ChunkTable {
         continue;
       }
       if (to_size(s) >= records_.size()) [[unlikely]]
-        meet(s);
+        register_chunk(s);
       if (records_[to_size(s)].nodes++ > 0)
           [[unlikely]]  // counted, so that it is not answered twice
         fail_taken(s);
@@ -208,7 +208,7 @@ class ChunkTable {
     guard.keep = true;
     return true;
   }
-  /// One of the chunks that were acquired, for node `owner`, behind `prev`.
+  /// One of the chunks that were acquired, for node `owner`, after `prev`.
   CHUNKATTN_INLINE ChunkIndex take(NodeIndex owner, ChunkIndex prev, ChunkUse use) noexcept {
     const ChunkIndex s = acquired_[num_taken_++];
     ChunkRecord& record = records_[to_size(s)];  // as new, but for `nodes`, which is 1
@@ -231,7 +231,7 @@ class ChunkTable {
     }
   }
 
-  /// Asks early for a place whose token will be written.
+  /// Asks early for a slot whose token will be written.
   void prefetch(ChunkIndex s, std::int32_t offset) const noexcept { tokens_.prefetch(s, offset); }
 
   /// The same for the chunk's record.
@@ -243,7 +243,7 @@ class ChunkTable {
 
  private:
   /// Makes a record for a chunk that was never seen before.
-  [[gnu::noinline]] void meet(ChunkIndex s) {
+  [[gnu::noinline]] void register_chunk(ChunkIndex s) {
     const std::size_t end = allocator_.high_water();
     if (s < 0 || to_size(s) >= end) [[unlikely]]
       fail_argument("allocator.allocate()", s,

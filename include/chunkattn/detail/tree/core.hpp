@@ -88,7 +88,7 @@ class TreeCore {
     return {.adapter = options.name_space.adapter, .is_public = true};
   }
 
-  /// Free places in the last chunk of a match, for tokens behind it.
+  /// Free slots in the last chunk of a match, for tokens after it.
   [[nodiscard]] std::int32_t room_at(const Match& match) const noexcept {
     if (match.used < topology.node(match.last).length) return 0;
     return topology.room_behind(match.last);
@@ -96,7 +96,7 @@ class TreeCore {
 
   /// The new sequence, or none when the budget is too small; then nothing has changed but what was
   /// cached and not in use. store(node, position) stores the prompt's tokens from `position` on at
-  /// the node's places.
+  /// the node's slots.
   template <class Store>
   SequenceIndex join(Match match, const Joining& prompt, const InsertOptions& how,
                      const Store& store) {
@@ -134,7 +134,7 @@ class TreeCore {
     fill(record.tail, index, prompt.size - position);
     store(topology.node(record.tail), position);
     chunk_table.release();
-    settle_pending(index, match, how);
+    resolve_pending(index, match, how);
     sequences.change();
     return index;
   }
@@ -150,7 +150,7 @@ class TreeCore {
     check_argument(record.reserved == 0, "outputs to come", record.reserved,
                    "none: commit the outputs of finished steps, or drop them, before append()");
   }
-  /// `count` places for known tokens, which the caller then stores at the end of the tail.
+  /// `count` slots for known tokens, which the caller then stores at the end of the tail.
   bool append(SequenceIndex s, std::int32_t count) {
     SequenceRecord& record = sequences[s];
     if (!retention.grow_tail(record.tail, count)) return false;
@@ -180,7 +180,7 @@ class TreeCore {
       if (!retention.acquire(topology.geometry.chunks_for(plan.copied))) return none;
     }
 
-    // Split what is shared off; its places do not move.
+    // Split what is shared off; its slots do not move.
     NodeIndex parent = plan.last;
     if (plan.shared == 0)
       parent = topology.node(plan.last).parent;
@@ -191,21 +191,21 @@ class TreeCore {
     ++(plan.copied > 0 && plan.shared == 0 ? stats.forks_copied : stats.forks_shared);
 
     const SequenceIndex index = sequences.add();
-    SequenceRecord& twin = sequences[index];
+    SequenceRecord& forked = sequences[index];
     const SequenceRecord& source = sequences[s];
-    twin.priority = source.priority;
-    twin.level = source.level;
-    twin.size = length;
-    twin.cached = std::min(source.cached, length);
-    twin.may_wait = source.may_wait || source.cursor < source.size || source.steps > 0;
+    forked.priority = source.priority;
+    forked.level = source.level;
+    forked.size = length;
+    forked.cached = std::min(source.cached, length);
+    forked.may_wait = source.may_wait || source.cursor < source.size || source.steps > 0;
     retention.use_path(parent);
     sequences.add_tail(index, parent, topology.node(source.tail).name_space);
-    TreeNode& copy = topology.node(twin.tail);
+    TreeNode& copy = topology.node(forked.tail);
     copy.state = topology.node(source.tail).state;  // stale stays stale, also right below the root
-    twin.cursor = std::min(copy.position + plan.rows,
-                           plan.is_computed && !compute_last ? length : length - 1);
+    forked.cursor = std::min(copy.position + plan.rows,
+                             plan.is_computed && !compute_last ? length : length - 1);
     if (plan.copied > 0) {
-      topology.extend_apart(twin.tail, plan.copied);
+      topology.extend_apart(forked.tail, plan.copied);
       copy.written = copy.scheduled = plan.rows;
       copy.writer = plan.rows < plan.copied ? index : none;
       const TreeNode& from = topology.node(plan.last);  // the lower part, if it was split
@@ -236,7 +236,7 @@ class TreeCore {
       const auto n = static_cast<NodeIndex>(i);
       if (topology.node(n).state == NodeState::published)
         prefixes.unpublish(n, NodeState::stale);
-      else if (topology.node(n).state == NodeState::hidden)
+      else if (topology.node(n).state == NodeState::unpublished)
         topology.node(n).state = NodeState::stale;
     }
     ++stats.clears;
@@ -252,13 +252,13 @@ class TreeCore {
   struct ForkPlan {
     NodeIndex last;       ///< the node that holds the last token
     std::int32_t shared;  ///< tokens of it that both share
-    std::int32_t copied;  ///< tokens behind them that become the twin's own
+    std::int32_t copied;  ///< tokens after them that become the new sequence's own
     std::int32_t rows;    ///< of these, with K/V to copy
     bool is_computed;     ///< nothing is left to compute
   };
 
-  /// A few last tokens that are not computed yet are the twin's own to compute, so that neither
-  /// waits for the other. Of the rest a short private tail is copied, a longer one shared.
+  /// A few last tokens that are not computed yet are the new sequence's own to compute, so that
+  /// neither waits for the other. Of the rest a short private tail is copied, a longer one shared.
   [[nodiscard]] ForkPlan plan_fork(SequenceIndex s, std::int32_t length) const noexcept {
     const SequenceRecord& source = sequences[s];
     const NodeIndex last = sequences.node_of(s, length - 1);
@@ -292,7 +292,7 @@ class TreeCore {
         });
   }
 
-  /// Uses the matched path, so that it is not evicted for the chunks that `fresh` tokens behind it
+  /// Uses the matched path, so that it is not evicted for the chunks that `fresh` tokens after it
   /// take. False, and the path as before, where there are not enough.
   bool hold_while_acquiring(const Match& match, std::int32_t fresh) {
     struct Hold {
@@ -318,7 +318,7 @@ class TreeCore {
 
   /// What a sequence that left had not written is the new one's to write; what others are to write
   /// it waits for.
-  void settle_pending(SequenceIndex s, const Match& match, const InsertOptions& how) noexcept {
+  void resolve_pending(SequenceIndex s, const Match& match, const InsertOptions& how) noexcept {
     SequenceRecord& record = sequences[s];
     std::int32_t written_end = match.length, own_begin = match.length;
     for (NodeIndex i = match.last; i != root_node; i = topology.node(i).parent) {
@@ -351,7 +351,7 @@ class TreeCore {
   Tokens& tokens_;
 };
 
-/// \param length  places that the operation's sequences would have in all
+/// \param length  slots that the operation's sequences would have in all
 [[noreturn]] CHUNKATTN_COLD inline void fail_out_of_chunks(const TreeCore& core, std::size_t asked,
                                                            std::size_t length) {
   const auto chunk = static_cast<std::size_t>(core.topology.geometry.size);

@@ -1,5 +1,5 @@
-// Departures: a sequence that leaves. Its job is handed over, its generated tokens become matchable
-// or merge into an equal path, and its places are given up when nothing uses them.
+// Departures: a sequence that leaves. Its job is reassigned, its generated tokens become matchable
+// or merge into an equal path, and its slots are discarded when nothing uses them.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ class Departures {
     if (leaving_.capacity() < sequences_.capacity()) leaving_.reserve(sequences_.capacity());
   }
 
-  /// The sequence stops counting as live at once. Its places are given up when no step and no copy
+  /// The sequence stops counting as live at once. Its slots are discarded when no step and no copy
   /// uses them any more.
   void leave(SequenceIndex s) noexcept {
     SequenceRecord& record = sequences_[s];
@@ -49,7 +49,7 @@ class Departures {
       --n.live;
       ++n.held;
       n.level = std::max(n.level, record.level);
-      if (n.writer == s && !is_used) writers_.hand_over(i);
+      if (n.writer == s && !is_used) writers_.reassign(i);
       i = n.parent;
     }
     if (is_used || record.copies > 0)
@@ -83,26 +83,26 @@ class Departures {
     retention_.keep_to_watermarks();
   }
 
-  // ---- places aside --------------------------------------------------------------------------
+  // ---- scratch slots --------------------------------------------------------------------------
 
-  /// Makes room for what AsidePlaces need, so that only chunks may be wanting. Moves the records of
-  /// nodes and sequences.
-  void reserve_aside() {
+  /// Makes room for what ScratchSlots need, so that only chunks may be wanting. Moves the records
+  /// of nodes and sequences.
+  void reserve_scratch() {
     prefixes_.reserve_nodes(1);
     sequences_.reserve();
     reserve();
   }
-  /// A step has no use for them any more: they are given up by finish_all() as soon as no copy
+  /// A step has no use for them any more: they are discarded by finish_all() as soon as no copy
   /// needs them. False where the step has none.
-  bool release_aside(SequenceIndex& aside) noexcept {
-    if (aside == none) return false;
-    --sequences_[aside].steps;
-    aside = none;
+  bool release_scratch(SequenceIndex& scratch) noexcept {
+    if (scratch == none) return false;
+    --sequences_[scratch].steps;
+    scratch = none;
     return true;
   }
 
  private:
-  friend class AsidePlaces;
+  friend class ScratchSlots;
 
   [[nodiscard]] bool retains() const noexcept { return retention_.rules().retains; }
 
@@ -127,52 +127,52 @@ class Departures {
     if (retains()) publish_tail(s, /*may_merge=*/true);
     TreeNode& tail = topology_.node(record.tail);
     if (tail.tail_of == s) {  // published, perhaps with others below it: a node like any other
-      topology_.release_places(record.tail, tail.length);
+      topology_.release_slots(record.tail, tail.length);
       tail.tail_of = none;
     }
     retention_.drop_path(record.tail, &TreeNode::held);
     sequences_.remove(s);
   }
 
-  /// Makes the generated tokens of a sequence that left matchable, from the first hidden node down.
-  /// Where an equal path is already there the duplicate is dropped (if it may be: its places must
-  /// not be in use) and the rest moves below that path.
+  /// Makes the generated tokens of a sequence that left matchable, from the first unpublished node
+  /// down. Where an equal path is already there the duplicate is dropped (if it may be: its slots
+  /// must not be in use) and the rest moves below that path.
   void publish_tail(SequenceIndex s, bool may_merge) noexcept {
     const NodeIndex tail = sequences_[s].tail;
     const std::int32_t end = copies_.readable_end(tail, topology_.written_end(tail));
     const std::int32_t unit = prefixes_.unit();
-    for (NodeIndex i = first_hidden(s); i != none; i = first_hidden(s)) {
+    for (NodeIndex i = first_unpublished(s); i != none; i = first_unpublished(s)) {
       const TreeNode& n = topology_.node(i);
       std::int32_t usable = std::min(n.length, end - n.position);
       usable -= std::max(0, usable) % unit;
       if (n.length == 0 || usable < unit) return;
-      const NodeIndex twin = prefixes_.find_twin(n);
-      if (twin == none) {
+      const NodeIndex equal = prefixes_.find_equal(n);
+      if (equal == none) {
         retention_.publish_generated(i, usable);
         continue;
       }
       const bool shared = n.live > 0 || n.held > 1;
       if (!may_merge || shared) return;
-      std::int32_t common = prefixes_.common_length(topology_.node(twin), n, usable);
+      std::int32_t common = prefixes_.common_length(topology_.node(equal), n, usable);
       common -= common % unit;
-      if (topology_.node(twin).written < common || !prefixes_.has_nodes(2)) return;
-      merge_into(s, i, twin, common);
+      if (topology_.node(equal).written < common || !prefixes_.has_nodes(2)) return;
+      merge_into(s, i, equal, common);
     }
   }
-  /// The first hidden node of the path, below published ones; none also for stale paths.
-  [[nodiscard]] NodeIndex first_hidden(SequenceIndex s) const noexcept {
+  /// The first unpublished node of the path, below published ones; none also for stale paths.
+  [[nodiscard]] NodeIndex first_unpublished(SequenceIndex s) const noexcept {
     NodeIndex first = none;
     for (NodeIndex i = sequences_[s].tail; i != root_node; i = topology_.node(i).parent) {
       if (topology_.node(i).state == NodeState::stale) return none;
-      if (topology_.node(i).state == NodeState::hidden) first = i;
+      if (topology_.node(i).state == NodeState::unpublished) first = i;
     }
     return first;
   }
   /// Replaces the first `common` tokens of `n`, which only the leaving sequence `s` uses, by those
-  /// of its published sibling `twin`; what follows moves below it.
-  void merge_into(SequenceIndex s, NodeIndex n, NodeIndex twin, std::int32_t common) noexcept {
+  /// of its published sibling `equal`; what follows moves below it.
+  void merge_into(SequenceIndex s, NodeIndex n, NodeIndex equal, std::int32_t common) noexcept {
     const NodeIndex target =
-        common < topology_.node(twin).length ? retention_.split(twin, common) : twin;
+        common < topology_.node(equal).length ? retention_.split(equal, common) : equal;
     const NodeIndex duplicate = common < topology_.node(n).length ? retention_.split(n, common) : n;
     const NodeIndex rest = topology_.node(duplicate).first_child;  // at most one is below
     if (!topology_.node(target).active()) retention_.activate(target);
@@ -197,31 +197,31 @@ class Departures {
   Array<SequenceIndex> leaving_;
 };
 
-/// Takes places beside all paths for one step, and gives them back unless keep() is called. They
-/// are places of a sequence that only the step knows of, and that has left already. So what leaves
-/// late, and gives up its places when no step and no copy uses them, has one mechanism.
-class AsidePlaces {
+/// Takes slots beside all paths for one step, and gives them back unless keep() is called. They
+/// are slots of a sequence that only the step knows of, and that has left already. So what leaves
+/// late, and discards its slots when no step and no copy uses them, has one mechanism.
+class ScratchSlots {
  public:
-  /// \param aside  that sequence; none: the step has no places aside yet
-  AsidePlaces(Departures& departures, SequenceIndex& aside)
-      : departures_(departures), aside_(aside) {}
-  AsidePlaces(const AsidePlaces&) = delete;
-  AsidePlaces& operator=(const AsidePlaces&) = delete;
-  ~AsidePlaces() {
+  /// \param scratch  that sequence; none: the step has no scratch slots yet
+  ScratchSlots(Departures& departures, SequenceIndex& scratch)
+      : departures_(departures), scratch_(scratch) {}
+  ScratchSlots(const ScratchSlots&) = delete;
+  ScratchSlots& operator=(const ScratchSlots&) = delete;
+  ~ScratchSlots() {
     if (taken_ > 0) {
-      SequenceRecord& record = departures_.sequences_[aside_];
+      SequenceRecord& record = departures_.sequences_[scratch_];
       departures_.sequences_.shrink_reserved(record, record.reserved - taken_,
                                              /*keep_chunks=*/false);
     }
-    if (is_first_ && departures_.release_aside(aside_)) departures_.finish_all();
+    if (is_first_ && departures_.release_scratch(scratch_)) departures_.finish_all();
   }
 
-  /// `count` more; false where the budget is spent. Departures::reserve_aside() comes first.
+  /// `count` more; false where the budget is spent. Departures::reserve_scratch() comes first.
   bool take(std::int32_t count) {
     if (count == 0) return true;
-    is_first_ = aside_ == none;
-    if (is_first_) aside_ = departures_.add_left();
-    SequenceRecord& record = departures_.sequences_[aside_];
+    is_first_ = scratch_ == none;
+    if (is_first_) scratch_ = departures_.add_left();
+    SequenceRecord& record = departures_.sequences_[scratch_];
     if (!departures_.retention_.grow_tail(record.tail, count)) return false;
     record.reserved += count;
     taken_ = count;
@@ -234,7 +234,7 @@ class AsidePlaces {
 
  private:
   Departures& departures_;
-  SequenceIndex& aside_;
+  SequenceIndex& scratch_;
   std::int32_t taken_ = 0;
   bool is_first_ = false;
 };

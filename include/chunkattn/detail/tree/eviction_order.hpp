@@ -30,7 +30,7 @@ class EvictionOrder {
   virtual void on_unused(TreeNode& n) noexcept = 0;
   /// A node that was cached is used again; it was taken out of its list.
   virtual void on_used(NodeIndex n) noexcept = 0;
-  /// The places of a victim after the first `keep` are about to be evicted.
+  /// The slots of a victim after the first `keep` are about to be evicted.
   virtual void on_evict(const TreeNode& n, std::int32_t keep) noexcept = 0;
   /// Pins come or go.
   virtual void on_pins() noexcept = 0;

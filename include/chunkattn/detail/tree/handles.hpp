@@ -56,10 +56,10 @@ class SharedTree {
 
   std::optional<Tree> tree;
 
-  /// The calling thread uses the tree: settles what other threads dropped meanwhile.
+  /// The calling thread uses the tree: resolves what other threads dropped meanwhile.
   void enter() {
     owner_.store(thread_number(), std::memory_order_relaxed);
-    if (any_dropped_.load(std::memory_order_acquire)) settle();
+    if (any_dropped_.load(std::memory_order_acquire)) resolve_dropped();
   }
 
   /// Makes sure that one more handle can be dropped without allocating.
@@ -90,7 +90,7 @@ class SharedTree {
     std::uint64_t generation;
   };
 
-  CHUNKATTN_COLD void settle() {
+  CHUNKATTN_COLD void resolve_dropped() {
     const std::lock_guard guard(mutex_);
     // In an order that does not depend on which thread came first.
     std::sort(dropped_.begin(), dropped_.end(), [](const Dropped& a, const Dropped& b) {
@@ -129,7 +129,7 @@ class SharedTree {
   Array<Dropped> dropped_;
 };
 
-/// Sole ownership of a tree's sequence, pin or step. The end of it is told to the tree, if there
+/// Sole ownership of a tree's sequence, pin or step. Its end notifies the tree, if there
 /// still is one.
 template <class Tree, Held What>
 struct Handle {
@@ -195,7 +195,7 @@ class StepHandle {
   }
   [[nodiscard]] auto& core() const { return tree().core; }
   [[nodiscard]] StepRecord& record() const { return core().steps[handle_.index]; }
-  /// The same as core(), with what other threads dropped meanwhile settled.
+  /// The same as core(), with what other threads dropped meanwhile resolved.
   auto& enter() const {
     auto& entered = core();
     handle_.shared->enter();
@@ -228,7 +228,7 @@ inline ScheduledSequence row_of(const StepRecord& step, const StepEntry& entry, 
 }
 
 /// A range of the ScheduledSequence whose outputs can be committed, in the order of add(): not
-/// those of sequences that have left, of parts of a prompt, or of rows that were computed behind a
+/// those of sequences that have left, of parts of a prompt, or of rows that were computed after a
 /// draft that was rejected. See Finished::rows().
 template <class Tree>
 class OutputRows {
@@ -274,7 +274,7 @@ class OutputRows {
     const StepRecord& step = record();
     return {shared_->tree->core.outputs, step, 0};
   }
-  /// Behind the last. Throws as begin() does.
+  /// After the last. Throws as begin() does.
   [[nodiscard]] iterator end() const {
     const StepRecord& step = record();
     return {shared_->tree->core.outputs, step, step.entries.size()};

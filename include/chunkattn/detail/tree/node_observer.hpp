@@ -24,7 +24,7 @@ class NodeObserver {
   virtual void reserve(std::size_t num_nodes) = 0;
   /// A node was split: `upper`, its new parent, has its first tokens now.
   virtual void on_split(NodeIndex lower, NodeIndex upper) noexcept = 0;
-  /// A node is about to lose its places after the first `keep`. With keep = 0 it may be about to
+  /// A node is about to lose its slots after the first `keep`. With keep = 0 it may be about to
   /// become another node.
   virtual void on_release(NodeIndex n, std::int32_t keep) noexcept = 0;
   /// The whole of a node is about to be dropped, since its sibling `target` has equal tokens at its

@@ -118,9 +118,9 @@ class Copies {
       NodeIndex i = last;  // what a copy writes is on no path but those that have its first row
       while (topology_.node(i).position > copy.position) i = topology_.node(i).parent;
       const TreeNode& n = topology_.node(i);
-      const std::int32_t place = n.begin + copy.position - n.position;
-      if (topology_.chunk_of(n, place) == copy.rows.target_chunk &&
-          topology_.geometry.offset(place) == copy.rows.target_begin)
+      const std::int32_t slot = n.begin + copy.position - n.position;
+      if (topology_.chunk_of(n, slot) == copy.rows.target_chunk &&
+          topology_.geometry.offset(slot) == copy.rows.target_begin)
         end = copy.position;
     }
     return end;
@@ -250,25 +250,25 @@ class Writers {
       record.cursor = std::min(record.cursor, first);
       taken += n.length - n.written;
     });
-    if (taken > 0) ++stats_.hand_overs;
+    if (taken > 0) ++stats_.reassigned_nodes;
     return taken;
   }
 
   /// A step that had the sequence has ended: if it was the last, and the sequence has left, others
-  /// go on writing what it had still to write.
+  /// continue writing what it had still to write.
   void end_step_of(SequenceIndex s) noexcept {
     const SequenceRecord& record = sequences_[s];
     if (record.state != SequenceState::leaving || record.steps > 0) return;
     for (NodeIndex n = record.tail; n != none; n = topology_.node(n).parent)
-      if (topology_.node(n).writer == s) hand_over(n);
+      if (topology_.node(n).writer == s) reassign(n);
   }
 
   /// The node's writer is it no longer: what is still to be written goes to a live sequence below.
-  CHUNKATTN_INLINE void hand_over(NodeIndex index) noexcept {
+  CHUNKATTN_INLINE void reassign(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
     n.writer = none;
     if (n.written < n.length && n.live > 0) [[unlikely]]
-      give_to_heir(index);
+      give_to_successor(index);
   }
 
   // ---- what steps write ----------------------------------------------------------------------
@@ -307,12 +307,12 @@ class Writers {
     SequenceRecord& record = sequences_[entry.sequence];
     --record.steps;
     take_back(entry, record);
-    if (entry.has_output && entry.epoch == record.epoch)  // nothing was scheduled behind it
+    if (entry.has_output && entry.epoch == record.epoch)  // nothing was scheduled after it
       sequences_.shrink_reserved(record, record.reserved - entry.drafts - 1, keep_chunks);
   }
   /// The same for an entry of a step that may have run, and that others may have been scheduled
-  /// behind.
-  void give_up(const StepEntry& entry, SequenceRecord& record) noexcept {
+  /// after.
+  void discard(const StepEntry& entry, SequenceRecord& record) noexcept {
     const bool counted = entry.epoch == record.epoch;
     take_back(entry, record);
     if (counted && entry.has_output) sequences_.drop_reserved(record);
@@ -340,14 +340,14 @@ class Writers {
   }
 
  private:
-  [[gnu::noinline]] void give_to_heir(NodeIndex index) noexcept {
+  [[gnu::noinline]] void give_to_successor(NodeIndex index) noexcept {
     TreeNode& pending = topology_.node(index);
-    pending.writer = find_heir(index);
-    SequenceRecord& heir = sequences_[pending.writer];
-    heir.cursor = std::min(heir.cursor, pending.position + pending.written);
-    ++stats_.hand_overs;
+    pending.writer = find_successor(index);
+    SequenceRecord& successor = sequences_[pending.writer];
+    successor.cursor = std::min(successor.cursor, pending.position + pending.written);
+    ++stats_.reassigned_nodes;
   }
-  [[nodiscard]] SequenceIndex find_heir(NodeIndex n) const noexcept {
+  [[nodiscard]] SequenceIndex find_successor(NodeIndex n) const noexcept {
     const auto is_live = [&](SequenceIndex s) {
       return s != none && sequences_[s].state == SequenceState::live;
     };
@@ -356,7 +356,7 @@ class Writers {
       NodeIndex child = topology_.node(n).first_child;
       while (topology_.node(child).live == 0) child = topology_.node(child).next_sibling;
       n = child;
-      // The writer below goes on, so that one sequence writes a run from its start to its end.
+      // The writer below continues, so that one sequence writes a run from its start to its end.
       if (is_live(topology_.node(n).writer)) return topology_.node(n).writer;
     }
   }
@@ -399,7 +399,7 @@ class Writers {
       if (tail.writer != entry->sequence || tail.written != entry->begin - tail.position)
           [[unlikely]]
         break;
-      tail.written += 1;  // it stays the writer: the output's place is its own too
+      tail.written += 1;  // it stays the writer: the output's slot is its own too
       record.steps -= 1;
       record.computed = std::max(record.computed, size);
     }

@@ -18,7 +18,7 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Tokens [begin, begin + length) of a path, from the root to a place in `last`.
+/// Tokens [begin, begin + length) of a path, from the root to a slot in `last`.
 struct Match {
   NodeIndex last = root_node;  ///< deepest node reached
   std::int32_t used = 0;       ///< tokens of it that matched
@@ -137,7 +137,7 @@ class Prefixes {
     });
   }
   /// The published child of n's parent that has n's key, or none.
-  [[nodiscard]] NodeIndex find_twin(const TreeNode& n) const {
+  [[nodiscard]] NodeIndex find_equal(const TreeNode& n) const {
     return find_child(n.parent, n.name_space, key_hash(n), [&](const TreeNode& c) {
       return tokens_.common(c.first_chunk, c.begin, n.first_chunk, n.begin, unit_) == unit_;
     });
@@ -214,7 +214,7 @@ class Prefixes {
       if (lower.length >= unit_)
         publish(lower_index);
       else  // the ragged end of a generated tail: too short to be found
-        lower.state = NodeState::hidden;
+        lower.state = NodeState::unpublished;
     }
     return upper_index;
   }

@@ -77,8 +77,8 @@ class Outputs {
   }
   /// Makes room, so that move() cannot fail.
   void reserve_moves(std::int32_t count) { copies_.reserve(to_size(count)); }
-  /// Asks for copies of what an accepted branch has aside to the places behind the known tokens.
-  /// Returns whether there is any.
+  /// Asks for copies of what an accepted branch has in scratch slots to those after the known
+  /// tokens. Returns whether there is any.
   bool move(const StepRecord& step, const StepEntry& entry, std::span<const Draft> tree,
             std::int32_t leaf) noexcept {
     const SequenceIndex s = entry.sequence;
@@ -87,11 +87,11 @@ class Outputs {
     for (std::int32_t i = leaf; i != none; i = tree[to_size(i)].parent) {
       const Draft& draft = tree[to_size(i)];
       const std::int32_t position = entry.output_position() + draft.depth - 1;
-      const std::int32_t place = tail.begin + position - tail.position;
-      const ChunkIndex chunk = topology_.chunk_of(tail, place);
-      const std::int32_t offset = topology_.geometry.offset(place);
-      if (chunk == draft.chunk && offset == draft.offset) continue;  // of the trunk
-      copies_.request(step.aside, s, {draft.chunk, draft.offset, chunk, offset, 1}, position);
+      const std::int32_t slot = tail.begin + position - tail.position;
+      const ChunkIndex chunk = topology_.chunk_of(tail, slot);
+      const std::int32_t offset = topology_.geometry.offset(slot);
+      if (chunk == draft.chunk && offset == draft.offset) continue;  // of the main branch
+      copies_.request(step.scratch, s, {draft.chunk, draft.offset, chunk, offset, 1}, position);
       any = true;
     }
     return any;
@@ -101,9 +101,9 @@ class Outputs {
 
   /// The tokens that were stored from the entry's output position on are known: accepted drafts,
   /// then one more, which is the next to be computed.
-  /// \param on_trunk  the accepted drafts stand at these places
+  /// \param on_main_branch  the accepted drafts stand at these slots
   void commit(StepRecord& step, StepEntry& entry, std::int32_t count,
-              bool on_trunk = true) noexcept {
+              bool on_main_branch = true) noexcept {
     SequenceRecord& record = sequences_[entry.sequence];
     --step.num_outputs;
     if (count == 1 && is_plain(entry, record)) return commit_plain(entry, record);
@@ -112,8 +112,8 @@ class Outputs {
     entry.has_output = false;
     record.size += count;
     record.reserved -= count;
-    if (count <= entry.drafts || !on_trunk) [[unlikely]] {
-      record.computed = std::min(record.computed, record.size - 1);  // a draft's, at that place
+    if (count <= entry.drafts || !on_main_branch) [[unlikely]] {
+      record.computed = std::min(record.computed, record.size - 1);  // a draft's, at that slot
       sequences_.drop_reserved(record);
       record.cursor = record.size - 1;
       tail.scheduled = std::min(tail.scheduled, record.cursor - tail.position);
@@ -140,7 +140,7 @@ class Outputs {
     }
   }
   /// Those that were not committed are not any more.
-  void give_up(const StepRecord& step) noexcept {
+  void discard(const StepRecord& step) noexcept {
     if (step.num_outputs == 0) return;
     for (const StepEntry& entry : step.entries)
       if (has_output(entry)) sequences_.drop_reserved(sequences_[entry.sequence]);
@@ -151,7 +151,7 @@ class Outputs {
   /// to come, and this.
   [[nodiscard]] bool has_all(const StepRecord& step) const noexcept {
     return step.all_outputs && to_size(step.num_outputs) == step.entries.size() &&
-           step.outputs_given_up == sequences_.outputs_given_up();
+           step.discarded_outputs == sequences_.discarded_outputs();
   }
   void check_order(const StepEntry& entry) const {
     const SequenceRecord& record = sequences_[entry.sequence];
@@ -166,7 +166,7 @@ class Outputs {
                                                       const SequenceRecord& record) noexcept {
     return entry.chunk != no_chunk && record.computed == record.size;
   }
-  /// Commits it; its token stands behind that of the row, in the same chunk.
+  /// Commits it; its token stands after that of the row, in the same chunk.
   CHUNKATTN_INLINE static void commit_plain(StepEntry& entry, SequenceRecord& record) noexcept {
     entry.has_output = false;
     record.size += 1;
@@ -221,7 +221,7 @@ class Results {
       end_entry(step, *entry, sequences_[entry->sequence]);
       step.num_outputs -= entry->has_output ? 0 : 1;
     }
-    step.outputs_given_up = sequences_.outputs_given_up();
+    step.discarded_outputs = sequences_.discarded_outputs();
     if (!copies_.empty() && !step.is_void) copies_.complete(step.number);
     if (!observers_.empty() && !step.is_void)
       for (const StepEntry& entry : step.entries) notify_written(entry.sequence, entry.begin);
@@ -254,14 +254,14 @@ class Results {
     if (step.state == StepState::open) cancel(step);
     if (step.state == StepState::in_flight) abandon(step);
   }
-  /// The handle of a finished step is gone: what was not committed is given up.
+  /// The handle of a finished step is gone: what was not committed is discarded.
   void close(std::int32_t index, std::uint64_t number) noexcept {
     StepRecord& step = steps_[index];
     if (step.number != number || step.state != StepState::finished) return;
-    outputs_.give_up(step);
+    outputs_.discard(step);
     step.entries.clear();
     step.state = StepState::free;
-    if (departures_.release_aside(step.aside)) departures_.finish_all();
+    if (departures_.release_scratch(step.scratch)) departures_.finish_all();
   }
 
  private:
@@ -269,7 +269,7 @@ class Results {
   void end_entry(StepRecord& step, StepEntry& entry, SequenceRecord& record) noexcept {
     --record.steps;
     if (step.is_void || entry.epoch != record.epoch) {
-      writers_.give_up(entry, record);
+      writers_.discard(entry, record);
       entry.has_output = false;
     } else {
       writers_.mark_written(entry, record);
@@ -279,13 +279,13 @@ class Results {
                        record.state == SequenceState::live &&
                        entry.output_position() == record.size;
   }
-  /// The step does not run: its places come back, its copies are still to be made.
+  /// The step does not run: its slots come back, its copies are still to be made.
   void cancel(StepRecord& step) noexcept {
     for (const StepEntry& entry : step.entries) {
       writers_.cancel(entry, /*keep_chunks=*/sequences_[entry.sequence].steps > 1);
       writers_.end_step_of(entry.sequence);
     }
-    departures_.release_aside(step.aside);
+    departures_.release_scratch(step.scratch);
     steps_.end(step, StepState::free);
     departures_.finish_all();
   }
@@ -303,7 +303,7 @@ class Results {
   }
 
   /// Ends the abandoned steps before `before`, and those that an idle device ran before any step
-  /// that is still to finish: outputs are given up in the order of steps.
+  /// that is still to finish: outputs are discarded in the order of steps.
   void resolve_abandoned(std::uint64_t before) noexcept {
     if (!steps_.any_void()) return;
     before = std::max(before, steps_.idle_before());
@@ -312,10 +312,10 @@ class Results {
       for (const StepEntry& entry : step->entries) {
         SequenceRecord& record = sequences_[entry.sequence];
         --record.steps;
-        writers_.give_up(entry, record);
+        writers_.discard(entry, record);
         writers_.end_step_of(entry.sequence);
       }
-      departures_.release_aside(step->aside);
+      departures_.release_scratch(step->scratch);
       step->entries.clear();
       step->state = StepState::free;
     }

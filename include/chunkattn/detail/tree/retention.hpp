@@ -71,8 +71,8 @@ class Retention {
     TreeNode& n = topology_.node(index);
     if (n.retained) unretain(index);
     if (n.pins > 0) pins_.move(index, n.parent);
-    if (n.state == NodeState::published) prefixes_.unpublish(index, NodeState::hidden);
-    topology_.release_places(index, 0, active);
+    if (n.state == NodeState::published) prefixes_.unpublish(index, NodeState::unpublished);
+    topology_.release_slots(index, 0, active);
     topology_.remove(index);
   }
 
@@ -84,12 +84,12 @@ class Retention {
   /// Gives back what was acquired and not needed.
   void release() noexcept { chunks_.release(); }
 
-  /// `count` more places at the end of a live tail; false, and nothing changed, where the budget is
+  /// `count` more slots at the end of a live tail; false, and nothing changed, where the budget is
   /// spent.
   bool grow_tail(NodeIndex index, std::int32_t count) {
     TreeNode& tail = topology_.node(index);
     if (tail.length > 0 && count <= topology_.geometry.size - topology_.end_offset(tail)) {
-      tail.length += count;  // a tail that holds tokens owns the places behind them
+      tail.length += count;  // a tail that holds tokens owns the slots after them
       stats_.stored_tokens += to_size(count);
       return true;
     }
@@ -138,7 +138,7 @@ class Retention {
       n = parent;
     }
   }
-  /// Takes out a node that one sequence held, which goes on in an equal one.
+  /// Takes out a node that one sequence held, which continues in an equal one.
   void drop_duplicate(NodeIndex index) noexcept {
     stats_.merged_tokens += to_size(topology_.node(index).length);
     topology_.node(index).held = 0;
@@ -265,7 +265,7 @@ class Retention {
     if (prefixes_.unit() > 1) keep -= keep % prefixes_.unit();
     if (keep == 0) return remove(index, /*active=*/true);
     topology_.set_active(n, false);
-    if (keep < n.length) topology_.release_places(index, keep);
+    if (keep < n.length) topology_.release_slots(index, keep);
     if (order_) [[unlikely]]
       order_->on_unused(n);
     retain(index);
@@ -318,7 +318,7 @@ class Retention {
     if (keep == 0)
       remove(victim);
     else
-      topology_.release_places(victim, keep, /*active=*/false);
+      topology_.release_slots(victim, keep, /*active=*/false);
     stats_.evicted_chunks += used - stats_.used_chunks;
   }
 

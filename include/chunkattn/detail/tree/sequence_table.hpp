@@ -1,4 +1,4 @@
-// SequenceTable: sequences, their paths, and the places at the end of their private tails.
+// SequenceTable: sequences, their paths, and the slots at the end of their private tails.
 #pragma once
 
 #include <algorithm>
@@ -20,17 +20,17 @@ enum class SequenceState : std::uint8_t { unused, live, leaving };
 
 struct alignas(64) SequenceRecord {
   NodeIndex tail = none;
-  std::int32_t size = 0;      ///< tokens known
-  std::int32_t cursor = 0;    ///< next position to schedule
-  std::int32_t computed = 0;  ///< end of what finished steps computed, places behind size included
-  std::int32_t cached = 0;    ///< found written at insert
-  std::int32_t reserved = 0;  ///< places behind size: drafts, and outputs that are to come
-  std::uint8_t steps = 0;     ///< outstanding steps that have it
-  std::uint8_t superseded = 0;  ///< of these, started on outputs that were given up
+  std::int32_t size = 0;        ///< tokens known
+  std::int32_t cursor = 0;      ///< next position to schedule
+  std::int32_t computed = 0;    ///< end of what finished steps computed, slots after size included
+  std::int32_t cached = 0;      ///< found written at insert
+  std::int32_t reserved = 0;    ///< slots after size: drafts, and outputs that are to come
+  std::uint8_t steps = 0;       ///< outstanding steps that have it
+  std::uint8_t superseded = 0;  ///< of these, started on outputs that were discarded
   SequenceState state = SequenceState::unused;
   bool may_wait = false;  ///< part of the path may be another sequence's to write
   std::uint32_t generation = 0;
-  std::uint32_t epoch = 0;    ///< changes when outputs that are to come are given up
+  std::uint32_t epoch = 0;    ///< changes when outputs that are to come are discarded
   std::int32_t copies = 0;    ///< pending copies from or to this sequence's path
   std::int32_t priority = 0;  ///< as the caller gave it
   std::int32_t level = 0;     ///< what the retention policy makes of it
@@ -95,7 +95,7 @@ class SequenceTable {
     --stats_.live_sequences;
     ++stats_.leaving_sequences;
     ++version_;
-    ++outputs_given_up_;
+    ++discarded_outputs_;
   }
   void remove(SequenceIndex s) noexcept {
     SequenceRecord& record = records_[to_size(s)];
@@ -131,7 +131,7 @@ class SequenceTable {
     while (topology_.node(n).position > position) n = topology_.node(n).parent;
     return n;
   }
-  /// Leading places of the path that other live sequences have, too.
+  /// Leading slots of the path that other live sequences have, too.
   [[nodiscard]] std::int32_t num_shared(SequenceIndex s) const noexcept {
     NodeIndex n = records_[to_size(s)].tail;
     while (n != root_node && topology_.node(n).live < 2) n = topology_.node(n).parent;
@@ -146,12 +146,12 @@ class SequenceTable {
 
   // ---- the private tail ----------------------------------------------------------------------
 
-  /// Chunks that `count` further places would take.
+  /// Chunks that `count` further slots would take.
   [[nodiscard]] std::size_t chunks_needed(SequenceIndex s, std::size_t count) const noexcept {
     const std::size_t room = to_size(topology_.room(topology_.node(records_[to_size(s)].tail)));
     return count <= room ? 0 : (count - room - 1) / to_size(topology_.geometry.size) + 1;
   }
-  /// Gives up the places behind the first `keep` reserved ones. Where a step still uses the tail,
+  /// Discards the slots after the first `keep` reserved ones. Where a step still uses the tail,
   /// its chunks stay with it.
   void shrink_reserved(SequenceRecord& record, std::int32_t keep) noexcept {
     shrink_reserved(record, keep, record.steps > 0);
@@ -164,14 +164,14 @@ class SequenceTable {
     const std::int32_t length = end - topology_.node(record.tail).position;
     if (keep_chunks)
       topology_.shorten(record.tail, length);
-    else if (topology_.release_places(record.tail, length))
+    else if (topology_.release_slots(record.tail, length))
       ++version_;
   }
-  /// The outputs that are to come are given up: their places, and the steps in flight that start
+  /// The outputs that are to come are discarded: their slots, and the steps in flight that start
   /// on them, count for nothing.
   void drop_reserved(SequenceRecord& record) noexcept {
     if (record.reserved == 0) return;
-    ++outputs_given_up_;
+    ++discarded_outputs_;
     ++record.epoch;
     record.superseded = record.steps;
     shrink_reserved(record, 0);
@@ -179,27 +179,27 @@ class SequenceTable {
   /// A new, empty tail below `parent`.
   void add_tail(SequenceIndex s, NodeIndex parent, Namespace name_space) noexcept {
     SequenceRecord& record = records_[to_size(s)];
-    record.tail = topology_.add(parent, name_space, record.level, NodeState::hidden);
+    record.tail = topology_.add(parent, name_space, record.level, NodeState::unpublished);
     topology_.node(record.tail).live = 1;
     topology_.node(record.tail).tail_of = s;
   }
-  /// The whole tail becomes an inner node; the sequence goes on in an empty one.
+  /// The whole tail becomes an inner node; the sequence continues in an empty one.
   void retire_tail(SequenceIndex s) noexcept {
     SequenceRecord& record = records_[to_size(s)];
     const NodeIndex old = record.tail;
-    if (record.steps == 0) topology_.release_places(old, topology_.node(old).length);
+    if (record.steps == 0) topology_.release_slots(old, topology_.node(old).length);
     add_tail(s, old, topology_.node(old).name_space);
     topology_.node(old).tail_of = none;
-    // What steps in flight may still write behind the tokens, nobody else gets.
-    topology_.move_spare_places(old, record.tail, /*claim_end=*/record.steps > 0);
+    // What steps in flight may still write after the tokens, nobody else gets.
+    topology_.move_spare_slots(old, record.tail, /*claim_end=*/record.steps > 0);
   }
 
   /// Changes whenever a plan over live sequences may have to be rebuilt.
   [[nodiscard]] std::uint64_t version() const noexcept { return version_; }
   void change() noexcept { ++version_; }
   /// Counts what may keep outputs that are to come from being committed: sequences that left, and
-  /// outputs that were given up.
-  [[nodiscard]] std::uint64_t outputs_given_up() const noexcept { return outputs_given_up_; }
+  /// outputs that were discarded.
+  [[nodiscard]] std::uint64_t discarded_outputs() const noexcept { return discarded_outputs_; }
 
  private:
   static constexpr std::uint32_t last_generation = std::numeric_limits<std::uint32_t>::max();
@@ -213,7 +213,7 @@ class SequenceTable {
   Array<SequenceRecord> records_;
   SequenceIndex free_records_ = none;
   std::uint64_t version_ = 1;
-  std::uint64_t outputs_given_up_ = 0;
+  std::uint64_t discarded_outputs_ = 0;
 };
 
 }  // namespace detail

@@ -50,21 +50,21 @@ class StepReader {
     return core_.sequences[entry.sequence].tail;
   }
   [[nodiscard]] NodeIndex parent_of(NodeIndex n) const noexcept { return node(n).parent; }
-  /// Path position of the node's first place.
+  /// Path position of the node's first slot.
   [[nodiscard]] std::int32_t begin_of(NodeIndex n) const noexcept { return node(n).position; }
   [[nodiscard]] std::int32_t length_of(NodeIndex n) const noexcept { return node(n).length; }
-  /// Path position behind its last place.
+  /// Path position after its last slot.
   [[nodiscard]] std::int32_t end_of(NodeIndex n) const noexcept { return node(n).end(); }
-  /// Whether the free places behind the node's last one are its own.
+  /// Whether the free slots after the node's last one are its own.
   [[nodiscard]] bool owns_end(NodeIndex n) const noexcept {
     return core_.topology.owns_end(node(n));
   }
-  /// The chunk behind this one in the run of a node.
+  /// The chunk after this one in the run of a node.
   [[nodiscard]] ChunkIndex next_chunk(ChunkIndex s) const noexcept {
     return core_.chunk_table.next(s);
   }
-  /// Calls f(chunk, offset, count, done) for the node's first `count` places, chunk by chunk;
-  /// `done` counts the places before.
+  /// Calls f(chunk, offset, count, done) for the node's first `count` slots, chunk by chunk;
+  /// `done` counts the slots before.
   template <class F>
   void for_each_run(NodeIndex n, std::int32_t count, const F& f) const {
     core_.topology.for_each_run(
@@ -81,9 +81,9 @@ class StepReader {
   void for_each_write(const StepEntry& entry, std::int32_t num_rows, const F& f) const {
     const TreeNode& tail = node(tail_of(entry));
     if (num_rows == 1 && entry.begin >= tail.position) {  // decode
-      const std::int32_t first = entry.begin - tail.position, place = tail.begin + first;
+      const std::int32_t first = entry.begin - tail.position, slot = tail.begin + first;
       if (tail.writer == entry.sequence && first >= tail.written && first < tail.length)
-        f(0, core_.topology.chunk_of(tail, place), core_.topology.geometry.offset(place), 1);
+        f(0, core_.topology.chunk_of(tail, slot), core_.topology.geometry.offset(slot), 1);
       return;
     }
     core_.sequences.for_each_node(
@@ -95,8 +95,8 @@ class StepReader {
           const std::int32_t row = n.position + first - entry.begin;
           core_.topology.for_each_run(
               n, first, offset + length - first,
-              [&](ChunkIndex chunk, std::int32_t place, std::int32_t run, std::int32_t done) {
-                f(row + done, chunk, place, run);
+              [&](ChunkIndex chunk, std::int32_t slot, std::int32_t run, std::int32_t done) {
+                f(row + done, chunk, slot, run);
                 return true;
               });
         });

@@ -32,10 +32,10 @@ struct StepEntry {
   std::uint32_t epoch = 0;       ///< the same
   std::int32_t begin = 0;
   std::int32_t length = 0;
-  std::int32_t drafts = 0;      ///< of these, the last ones: guesses; the trunk of a tree
+  std::int32_t drafts = 0;      ///< of these, the last ones: guesses; the main branch of a tree
   std::int32_t first_row = 0;   ///< in the caller's order
   ChunkIndex chunk = no_chunk;  ///< Decoding: where the K/V of the one row goes; else no_chunk
-  std::int32_t offset = 0;      ///< in that chunk, never the last place
+  std::int32_t offset = 0;      ///< in that chunk, never the last slot
   bool has_output = false;    ///< it reaches the end of the sequence: there is something to sample
   bool drafts_known = false;  ///< the drafts' tokens are stored, to be compared with the outputs
 
@@ -45,8 +45,9 @@ struct StepEntry {
   [[nodiscard]] std::int32_t output_position() const noexcept { return end() - drafts; }
 };
 
-/// A draft of a tree. The *trunk* of a tree is the first of its longest branches: it stands on the
-/// sequence's own places, like drafts that are a chain. The others stand aside, see AsidePlaces.
+/// A draft of a tree. The *main branch* of a tree is the first of its longest branches: it stands
+/// on the sequence's own slots, like drafts that are a chain. The others have scratch slots, see
+/// ScratchSlots.
 struct Draft {
   std::int32_t parent = none;   ///< the draft before it; none: the path's last token
   std::int32_t depth = 0;       ///< of how many drafts the branch is that ends with it
@@ -83,13 +84,13 @@ struct StepRecord {
   std::int32_t num_rows = 0;
   std::int32_t num_outputs = 0;  ///< once it has finished: entries whose output is to come
   /// Once it has finished: each entry has one output to come, which can be committed, until
-  /// SequenceTable::outputs_given_up() is another number.
+  /// SequenceTable::discarded_outputs() is another number.
   bool all_outputs = false;
-  std::uint64_t outputs_given_up = 0;
+  std::uint64_t discarded_outputs = 0;
   Array<StepEntry> entries;
   Array<DraftTree> trees;              ///< by entry, of those that have one
   Array<Draft> drafts;                 ///< of all trees
-  SequenceIndex aside = none;          ///< has the places of drafts that are not on a trunk
+  SequenceIndex scratch = none;        ///< has the slots of drafts that are not on a main branch
   std::shared_ptr<ViewTicket> ticket;  ///< of the plan that was built for it
   std::uint64_t ticket_number = 0;
 

@@ -139,7 +139,7 @@ class TokenTree {
     return length - length % core.prefixes.unit();
   }
   /// The longest match of a prompt.
-  /// \param match  that to go on from: one that ended within a node has ended there for good
+  /// \param match  that to continue from: one that ended within a node has ended there for good
   [[nodiscard]] Match find(std::span<const Token> prompt, const InsertOptions& options,
                            Match match = {}) const {
     const std::int32_t unit = core.prefixes.unit();
@@ -270,7 +270,7 @@ class TokenTree {
     const TreeNode& tail = core.sequences.tail(entry.sequence);
     const bool moves = core.outputs.move(step, entry, tree, leaf);
     store(tail, entry.output_position() - tail.position, outputs);
-    core.outputs.commit(step, entry, depth + 1, /*on_trunk=*/!moves);
+    core.outputs.commit(step, entry, depth + 1, /*on_main_branch=*/!moves);
   }
   /// One output for each entry that has one to come, in their order.
   void commit(StepRecord& step, std::span<const Token> outputs) {
@@ -297,8 +297,8 @@ class TokenTree {
   }
   [[nodiscard]] const Token& token(SequenceIndex s, std::int32_t position) const noexcept {
     const TreeNode& n = core.topology.node(core.sequences.node_of(s, position));
-    const std::int32_t place = n.begin + position - n.position;
-    return token_at(core.topology.chunk_of(n, place), core.topology.geometry.offset(place));
+    const std::int32_t slot = n.begin + position - n.position;
+    return token_at(core.topology.chunk_of(n, slot), core.topology.geometry.offset(slot));
   }
   /// Calls f(entry, path position, token) for the step's first `num_rows` rows, in the order of
   /// add(), rows of drafts that are a tree in that of the drafts. The token is null where it is not
@@ -319,8 +319,8 @@ class TokenTree {
   }
 
  private:
-  /// Whether the tokens of the entry's drafts stand at their places: they were given to add(), and
-  /// nothing that the entry rests on was given up since then.
+  /// Whether the tokens of the entry's drafts stand at their slots: they were given to add(), and
+  /// nothing that the entry rests on was discarded since then.
   [[nodiscard]] bool knows_drafts(const StepEntry& entry) const noexcept {
     return entry.drafts_known && entry.epoch == core.sequences[entry.sequence].epoch;
   }
@@ -386,8 +386,8 @@ class TokenTree {
     if (entry.chunk != no_chunk) [[likely]]
       return tokens_.store(entry.chunk, entry.offset + 1, output);
     const TreeNode& tail = core.topology.node(core.sequences[entry.sequence].tail);
-    const std::int32_t place = tail.begin + entry.output_position() - tail.position;
-    tokens_.store(core.topology.chunk_of(tail, place), place % ChunkSize, output);
+    const std::int32_t slot = tail.begin + entry.output_position() - tail.position;
+    tokens_.store(core.topology.chunk_of(tail, slot), slot % ChunkSize, output);
   }
   /// Drafts that are a chain, and one token more. Throws InvalidArgument where they are others.
   [[gnu::noinline]] void store_chain(const StepRecord& step, const StepEntry& entry,
@@ -415,9 +415,9 @@ class TokenTree {
       tokens_.store(tree[i].chunk, tree[i].offset, tokens[i]);
   }
   void store(const TreeNode& n, std::int32_t first, std::span<const Token> tokens) {
-    if (tokens.size() == 1) {  // and g++ 14 warns of a copy that begins behind it
-      const std::int32_t place = n.begin + first;
-      return tokens_.store(core.topology.chunk_of(n, place), core.topology.geometry.offset(place),
+    if (tokens.size() == 1) {  // and g++ 14 warns of a copy that begins after it
+      const std::int32_t slot = n.begin + first;
+      return tokens_.store(core.topology.chunk_of(n, slot), core.topology.geometry.offset(slot),
                            tokens[0]);
     }
     core.topology.for_each_run(

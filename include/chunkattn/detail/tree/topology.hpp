@@ -1,4 +1,4 @@
-// Topology: the shape of the tree. Nodes, how they hang together, and the places that each of them
+// Topology: the shape of the tree. Nodes, how they hang together, and the slots that each of them
 // has in chunks. It knows neither tokens nor what is cached.
 #pragma once
 
@@ -29,9 +29,9 @@ inline constexpr NodeIndex root_node = 0;
 
 enum class NodeState : std::uint8_t {
   unused,
-  hidden,     ///< generated tokens of live sequences: not found by a match
-  published,  ///< in the child index
-  stale       ///< from before clear(): serves its live sequences, never found again
+  unpublished,  ///< generated tokens of live sequences: not found by a match
+  published,    ///< in the child index
+  stale         ///< from before clear(): serves its live sequences, never found again
 };
 
 /// What a node's uses tell of it. Times are counted in chunks of tokens that were new to the tree.
@@ -41,14 +41,14 @@ struct ReuseRecord {
   std::uint8_t group = 0;   ///< of those that are valued alike: ReuseModel::group_of() (cache/)
 };
 
-/// A run of tokens on consecutive places: from offset `begin` of `first_chunk` to its end, over as
+/// A run of tokens on consecutive slots: from offset `begin` of `first_chunk` to its end, over as
 /// many chunks as it takes, all full but the last. A node that is split keeps its chunks; the two
 /// halves then share the chunk that was cut.
 /// What a decode step touches stands in the first cache line.
 struct alignas(64) TreeNode {
   NodeIndex parent = none, first_child = none, next_sibling = none, prev_sibling = none;
   std::int32_t position = 0;  ///< path position of the first token
-  std::int32_t length = 0;    ///< places taken, those of reserved tokens included
+  std::int32_t length = 0;    ///< slots taken, those of reserved tokens included
   std::int32_t begin = 0;
   ChunkIndex first_chunk = no_chunk, last_chunk = no_chunk;
   std::int32_t written = 0;      ///< leading tokens whose K/V is written
@@ -65,7 +65,8 @@ struct alignas(64) TreeNode {
   std::uint32_t hash = 0;                ///< of the key, while published
   NodeIndex older = none, newer = none;  ///< neighbours in the retention list
   Namespace name_space{};
-  std::uint32_t birth = 0;  ///< told apart by it from others that had or get its index; never 0
+  std::uint32_t generation =
+      0;                    ///< told apart by it from others that had or get its index; never 0
   std::uint32_t since = 0;  ///< when it fell out of use: see ReuseRecord
 
   [[nodiscard]] bool active() const noexcept { return live + held > 0; }
@@ -92,7 +93,7 @@ class Topology {
       : geometry(of_chunks), chunks_(chunk_table), stats_(stats) {
     nodes_.push_back({});
     nodes_[root_node].state = NodeState::published;
-    nodes_[root_node].birth = 1;
+    nodes_[root_node].generation = 1;
     stats_.nodes = 1;
   }
 
@@ -117,25 +118,25 @@ class Topology {
     return end;
   }
 
-  // ---- places --------------------------------------------------------------------------------
+  // ---- slots --------------------------------------------------------------------------------
 
-  /// Offset behind the node's last place, in its last chunk.
+  /// Offset after the node's last slot, in its last chunk.
   [[nodiscard]] std::int32_t end_offset(const TreeNode& n) const noexcept {
     return n.length == 0 ? n.begin : geometry.offset(n.begin + n.length - 1) + 1;
   }
-  /// The place behind its last one, counted from the start of its first chunk.
-  [[nodiscard]] static std::int32_t end_place(const TreeNode& n) noexcept {
+  /// The slot after its last one, counted from the start of its first chunk.
+  [[nodiscard]] static std::int32_t end_slot(const TreeNode& n) noexcept {
     return n.begin + n.length;
   }
-  /// Whether the free places behind the node's last token are its own.
+  /// Whether the free slots after the node's last token are its own.
   [[nodiscard]] bool owns_end(const TreeNode& n) const noexcept {
     const NodeIndex owner = chunks_[n.last_chunk].owner;
     return owner != none && &node(owner) == &n;
   }
   /// The chunk of a place of the node's run, counted from the start of its first chunk; found from
   /// the nearer end.
-  [[nodiscard]] ChunkIndex chunk_of(const TreeNode& n, std::int32_t place) const noexcept {
-    const std::int32_t index = geometry.chunks_before(place);
+  [[nodiscard]] ChunkIndex chunk_of(const TreeNode& n, std::int32_t slot) const noexcept {
+    const std::int32_t index = geometry.chunks_before(slot);
     const std::int32_t from_end = geometry.chunks_before(n.begin + n.length - 1) - index;
     if (from_end < index) {
       ChunkIndex s = n.last_chunk;
@@ -146,8 +147,8 @@ class Topology {
     for (std::int32_t i = index; i > 0; --i) s = chunks_.next(s);
     return s;
   }
-  /// Calls f(chunk, offset, count, done) for the places [first, first + count) of a node, chunk by
-  /// chunk; `done` counts the places before. f returns false to stop.
+  /// Calls f(chunk, offset, count, done) for the slots [first, first + count) of a node, chunk by
+  /// chunk; `done` counts the slots before. f returns false to stop.
   template <class F>
   void for_each_run(const TreeNode& n, std::int32_t first, std::int32_t count, const F& f) const {
     if (count <= 0) return;
@@ -162,7 +163,7 @@ class Topology {
       offset = 0;
     }
   }
-  /// Calls f(chunk) for every chunk of the node, spare ones behind its tokens included.
+  /// Calls f(chunk) for every chunk of the node, spare ones after its tokens included.
   template <class F>
   void for_each_chunk(const TreeNode& n, const F& f) const {
     if (n.first_chunk == no_chunk) return;
@@ -183,15 +184,15 @@ class Topology {
       while (chunks_.next(s) != no_chunk) s = chunks_.next(s);
     return s;
   }
-  /// Free places that the node can take without a new chunk: behind its own end, or, while it has
-  /// none, behind its parent's.
+  /// Free slots that the node can take without a new chunk: after its own end, or, while it has
+  /// none, after its parent's.
   [[nodiscard]] std::int32_t room(const TreeNode& n) const noexcept {
     if (n.first_chunk == no_chunk) return room_behind(n.parent);
     if (!owns_end(n)) return 0;
-    std::int32_t places = geometry.size - end_offset(n);
+    std::int32_t slots = geometry.size - end_offset(n);
     for (ChunkIndex s = chunks_.next(n.last_chunk); s != no_chunk; s = chunks_.next(s))
-      places += geometry.size;
-    return places;
+      slots += geometry.size;
+    return slots;
   }
   /// Places that a new child of `parent` could take in its last chunk.
   [[nodiscard]] std::int32_t room_behind(NodeIndex parent) const noexcept {
@@ -202,7 +203,7 @@ class Topology {
     return geometry.size - end_offset(p);
   }
 
-  /// Appends `count` places to the node's end: its own free places first, then acquired chunks.
+  /// Appends `count` slots to the node's end: its own free slots first, then acquired chunks.
   void extend(NodeIndex index, std::int32_t count) noexcept {
     TreeNode& n = node(index);
     if (count <= 0) return;
@@ -229,13 +230,13 @@ class Topology {
     extend(index, count);
   }
 
-  /// Gives back the chunks behind the node's first `keep` places, spare ones included. True if any
+  /// Gives back the chunks after the node's first `keep` slots, spare ones included. True if any
   /// chunk was given back.
-  bool release_places(NodeIndex index, std::int32_t keep) noexcept {
-    return release_places(index, keep, node(index).active());
+  bool release_slots(NodeIndex index, std::int32_t keep) noexcept {
+    return release_slots(index, keep, node(index).active());
   }
   /// \param active  whether its chunks count it as in use
-  bool release_places(NodeIndex index, std::int32_t keep, bool active) noexcept {
+  bool release_slots(NodeIndex index, std::int32_t keep, bool active) noexcept {
     TreeNode& n = node(index);
     if (n.first_chunk == no_chunk) return false;
     observers.notify([=](NodeObserver& observer) { observer.on_release(index, keep); });
@@ -250,7 +251,7 @@ class Topology {
     for (; held > kept_chunks; --held) {
       const ChunkIndex prev = held > 1 ? chunks_[s].prev : no_chunk;
       if (held == 1 && chunks_[s].owner == index) {
-        // The free places of a shared first chunk go back to the node before this one.
+        // The free slots of a shared first chunk go back to the node before this one.
         const TreeNode& p = node(n.parent);
         chunks_[s].owner = p.length > 0 && p.last_chunk == s ? n.parent : none;
         chunks_[s].next = no_chunk;
@@ -276,7 +277,7 @@ class Topology {
     }
     return released;
   }
-  /// Shortens a tail to `keep` places; its chunks stay with it as spare ones.
+  /// Shortens a tail to `keep` slots; its chunks stay with it as spare ones.
   void shorten(NodeIndex index, std::int32_t keep) noexcept {
     TreeNode& n = node(index);
     stats_.stored_tokens -= to_size(n.length - keep);
@@ -285,9 +286,9 @@ class Topology {
     n.scheduled = std::min(n.scheduled, keep);
     if (n.written == keep) n.writer = none;
   }
-  /// Gives what lies behind a node to a new, empty child of it: its spare chunks, and with
-  /// `claim_end` also the free places of its last chunk.
-  void move_spare_places(NodeIndex from, NodeIndex to, bool claim_end) noexcept {
+  /// Gives what lies after a node to a new, empty child of it: its spare chunks, and with
+  /// `claim_end` also the free slots of its last chunk.
+  void move_spare_slots(NodeIndex from, NodeIndex to, bool claim_end) noexcept {
     const TreeNode& f = node(from);
     TreeNode& t = node(to);
     if (!owns_end(f)) return;
@@ -304,8 +305,8 @@ class Topology {
     for (ChunkIndex s = spare; s != no_chunk; s = chunks_.next(s)) chunks_[s].owner = to;
   }
 
-  /// Counts places that were added to the ends of nodes without extend().
-  void count_places(std::size_t count) noexcept { stats_.stored_tokens += count; }
+  /// Counts slots that were added to the ends of nodes without extend().
+  void count_slots(std::size_t count) noexcept { stats_.stored_tokens += count; }
   /// Asks early for what a step writes to a node.
   void prefetch(NodeIndex n) const noexcept { CHUNKATTN_PREFETCH_WRITE(&nodes_[to_size(n)]); }
   /// The same for all of it.
@@ -313,7 +314,7 @@ class Topology {
     prefetch(n);
     CHUNKATTN_PREFETCH_WRITE(&nodes_[to_size(n)].older);
   }
-  /// The same for the token behind its last place.
+  /// The same for the token after its last slot.
   void prefetch_end(NodeIndex index) const noexcept {
     const TreeNode& n = node(index);
     if (n.last_chunk != no_chunk)
@@ -347,7 +348,7 @@ class Topology {
     TreeNode& record = node(n);
     record.position = node(parent).end();
     record.name_space = name_space;
-    ++record.birth;
+    ++record.generation;
     record.level = level;
     record.state = node(parent).state == NodeState::stale ? NodeState::stale : state;
     link(parent, n);
@@ -356,9 +357,9 @@ class Topology {
   }
   void remove(NodeIndex n) noexcept {
     unlink(n);
-    const std::uint32_t birth = node(n).birth;
+    const std::uint32_t generation = node(n).generation;
     node(n) = TreeNode{};
-    node(n).birth = birth;
+    node(n).generation = generation;
     node(n).next_sibling = free_nodes_;
     free_nodes_ = n;
     --stats_.nodes;
