@@ -29,11 +29,11 @@ closures="
   executor 550               fwd 700                    kv_cache 1540              kv_view 920
   merge_state 580            plan_view 630              prefix_tree 5330           sequence 4470
   step 4780                  tree_options 660           variants 640               version 10
-  cache/admission 4560       cache/checkpoints 4790     cache/policy 5130          debug/attention 2520
+  cache/admission 4560       cache/checkpoints 4880     cache/policy 5130          debug/attention 2520
   debug/reference 2460       debug/tree 4510            events/cache_event 830     events/cache_events 4320
   events/mirror 4600         interop/block_table 910    runtime/any_attention 2440 runtime/make_attention 9600
   tiers/tier_store 110       tiers/tiers 7360           transfer/transfer 1970
-  all 19530                  program 14050              headers 23950"
+  all 19620                  program 14050              headers 24040"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "chunkattn/attention_plan.hpp"
@@ -349,6 +350,33 @@ TEST_CASE("a checkpoint between others counts for the paths below it, too") {
   CHECK(cache.states.find(sibling(prompt, 20, 100, 10)) == 20);
 }
 
+TEST_CASE("they go in whichever order, and no path has too many") {
+  test::Random random(test::run_seed());
+  Cache<Tree> cache({.max_count = 12, .max_per_path = 3}, 200);
+  const auto any_prompt = [&] {  // parts from others of its family anywhere
+    const int family = random.uniform(0, 5);
+    return sibling(iota(1000 * family, 20), static_cast<std::size_t>(random.uniform(0, 20)),
+                   random.uniform(100, 102), static_cast<std::size_t>(random.uniform(1, 10)));
+  };
+  std::vector<Tree::Sequence> live;
+  for (int i = 0; i < 1000; ++i) {
+    live.push_back(cache.tree.insert(any_prompt()));
+    test::load(live.back());
+    auto& s = live[random.index(live.size())];
+    const std::size_t position = 1 + random.index(s.size());
+    static_cast<void>(cache.states.save(s, position, std::make_shared<const int>(1)));
+    check_invariants(cache.tree);
+    Tokens tokens = s.tokens();
+    tokens.resize(position);
+    CHECK(cache.states.find(tokens) == position);
+    if (live.size() > 6) {
+      std::swap(s, live.back());
+      live.pop_back();
+    }
+    check_invariants(cache.tree);
+  }
+}
+
 TEST_CASE("what is saved is kept, also in place of one where paths part") {
   Cache<Tree> cache({.max_count = 1000, .max_per_path = 1});
   const Tokens prompt = iota(0, 40);
@@ -405,6 +433,31 @@ TEST_CASE("an answer that is dropped for an equal one leaves its checkpoints the
   CHECK(cache.tree.stats().merged_tokens == 9);
   CHECK(cache.states.find(all) == 14);
   CHECK(cache.states.stats().count == 3);  // 5, 9, 14
+}
+
+TEST_CASE("an answer that goes on behind an equal one takes its checkpoints along") {
+  for (const std::size_t position : {9u, 13u}) {  // of what both have, of what only one has
+    CAPTURE(position);
+    Cache<Tree> cache({.max_count = 100});
+    std::vector<Run<Tree>> twins;
+    for (int i = 0; i < 2; ++i) {
+      twins.emplace_back(cache, iota(0, 6));
+      twins.back().prefill();
+    }
+    for (int i = 0; i < 5; ++i) CHECK(twins[0].step());
+    for (int i = 0; i < 9; ++i) CHECK(twins[1].step());
+    CHECK(cache.states.save(twins[1].sequence, position, std::make_shared<const int>(1)));
+    const Tokens all = twins[1].sequence.tokens();
+    twins[0].sequence.leave();
+    CHECK(cache.states.find(all) == 5);  // of the prompt
+    twins[1].sequence.leave();
+    check_invariants(cache.tree);
+    CHECK(cache.tree.stats().merged_tokens == 5);
+    CHECK(cache.states.find(all) == position);
+    cache.tree.trim(0);
+    check_invariants(cache.tree);
+    CHECK(cache.states.stats().count == 0);
+  }
 }
 
 TEST_CASE("where an answer was dropped for an equal one, paths part no longer") {

@@ -120,10 +120,10 @@ class EngineSimCheckpoints : public EngineSimOps<Retention, ChunkSize> {
     const auto& core = chunkattn::detail::TreeAccess::core(*tree_);
     const chunkattn::detail::CheckpointTable& all = table();
     std::size_t best = 0;
-    for (std::size_t i = 0; i < all.num_indices(); ++i) {
-      const auto& record = all[static_cast<std::int32_t>(i)];
+    for (std::int32_t i = all.oldest(); i != chunkattn::detail::none; i = all[i].newer) {
+      const chunkattn::detail::CheckpointRecord& record = all[i];
       const auto position = static_cast<std::size_t>(record.position);
-      if (record.node == -1 || position > end || position <= best) continue;
+      if (position > end || position <= best) continue;
       auto n = core.sequences[index_of(live)].tail;
       while (n != chunkattn::detail::root_node && n != record.node)
         n = core.topology.node(n).parent;

@@ -31,12 +31,8 @@ class CheckpointTable {
  public:
   /// Those that there are.
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  /// Those that evict() has dropped.
-  [[nodiscard]] std::uint64_t num_evicted() const noexcept { return num_evicted_; }
   [[nodiscard]] std::int32_t oldest() const noexcept { return oldest_; }
   [[nodiscard]] std::int32_t newest() const noexcept { return newest_; }
-  /// Indices are below this.
-  [[nodiscard]] std::size_t num_indices() const noexcept { return records_.size(); }
   [[nodiscard]] const CheckpointRecord& operator[](std::int32_t i) const noexcept {
     return records_[to_size(i)];
   }
@@ -84,32 +80,20 @@ class CheckpointTable {
     remove(i);
     append(i);
   }
-  void drop(std::int32_t i) noexcept {
+  /// Drops one. The end of its state, which may be anything of the caller's, is left to come last.
+  [[nodiscard]] std::shared_ptr<const void> drop(std::int32_t i) noexcept {
     unlink(i);
-    forget(i);
-  }
-  /// Drops one for others' sake.
-  void evict(std::int32_t i) noexcept {
-    ++num_evicted_;
-    drop(i);
-  }
-  /// Of a node, those after `position`.
-  void drop_behind(std::int32_t node, std::int32_t position) noexcept {
-    for (std::int32_t i; (i = last_of(node)) != -1 && records_[to_size(i)].position > position;)
-      drop(i);
+    return forget(i);
   }
   /// Those of one node that are not after `position` are another's from now on.
   void move(std::int32_t from, std::int32_t to, std::int32_t position) noexcept {
     for (std::int32_t i; (i = nearest(from, position)) != -1;) {
       unlink(i);
       if (has(to, records_[to_size(i)].position))
-        forget(i);
+        static_cast<void>(forget(i));
       else
         link(i, to);
     }
-  }
-  void clear() noexcept {
-    while (oldest_ != -1) drop(oldest_);
   }
 
  private:
@@ -138,20 +122,20 @@ class CheckpointTable {
     (record.older != -1 ? records_[to_size(record.older)].newer : oldest_) = record.newer;
     (record.newer != -1 ? records_[to_size(record.newer)].older : newest_) = record.older;
   }
-  void forget(std::int32_t i) noexcept {
+  std::shared_ptr<const void> forget(std::int32_t i) noexcept {
     remove(i);
-    // Its end may be anything of the caller's: it comes last.
-    const std::shared_ptr<const void> state = std::move(records_[to_size(i)].state);
+    std::shared_ptr<const void> state = std::move(records_[to_size(i)].state);
     records_[to_size(i)] = {};
     records_[to_size(i)].before = std::exchange(free_, i);
     --size_;
+    return state;
   }
 
   std::vector<CheckpointRecord> records_;
   Array<std::int32_t> last_;  // by node
   std::int32_t free_ = -1, oldest_ = -1, newest_ = -1;
   std::size_t size_ = 0;
-  std::uint64_t uses_ = 0, num_evicted_ = 0;
+  std::uint64_t uses_ = 0;
 };
 
 }  // namespace detail

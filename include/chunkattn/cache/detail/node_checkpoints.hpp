@@ -16,6 +16,7 @@
 #include "../../detail/tree/topology.hpp"
 #include "../../plan_view.hpp"
 #include "checkpoint_table.hpp"
+#include "marked_nodes.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -28,7 +29,8 @@ class NodeCheckpoints final : public NodeObserver {
       : topology_(tree.topology),
         sequences_(tree.sequences),
         max_count_(max_count),
-        max_per_path_(max_per_path) {
+        max_per_path_(max_per_path),
+        marked_(topology_) {
     reserve(topology_.capacity());
     topology_.observers.add(*this);
   }
@@ -36,8 +38,10 @@ class NodeCheckpoints final : public NodeObserver {
   NodeCheckpoints& operator=(const NodeCheckpoints&) = delete;
 
   [[nodiscard]] const CheckpointTable& table() const noexcept { return table_; }
+  /// Those that were dropped for others' sake.
+  [[nodiscard]] std::uint64_t num_evicted() const noexcept { return num_evicted_; }
 
-  /// The last one of the path to `last` that is not behind `position`, or none.
+  /// The last one of the path to `last` that is not after `position`, or none.
   [[nodiscard]] std::int32_t nearest(NodeIndex last, std::int32_t position) const noexcept {
     for (NodeIndex n = last; n != root_node; n = topology_.node(n).parent)
       if (const std::int32_t i = table_.nearest(n, position); i != none) return i;
@@ -53,7 +57,7 @@ class NodeCheckpoints final : public NodeObserver {
     if (i != none) table_.touch(i);
     return i;
   }
-  /// The first position behind what is scheduled at which one is wanted, or none: where the path
+  /// The first position after what is scheduled at which one is wanted, or none: where the path
   /// left another or another left it, of these the last ones, and before the last token.
   [[nodiscard]] std::int32_t next(SequenceIndex s) const noexcept {
     const SequenceRecord& record = sequences_[s];
@@ -73,7 +77,7 @@ class NodeCheckpoints final : public NodeObserver {
   }
   /// False where there is one, or where nobody could find it.
   bool save(SequenceIndex s, std::int32_t position, std::shared_ptr<const void>&& state) {
-    const NodeIndex tail = sequences_[s].tail, n = sequences_.node_of(s, position - 1);
+    const NodeIndex n = sequences_.node_of(s, position - 1);
     if (topology_.node(n).state == NodeState::stale) return false;
     if (const std::int32_t i = table_.nearest(n, position);
         i != none && table_[i].position == position) {
@@ -81,35 +85,48 @@ class NodeCheckpoints final : public NodeObserver {
       return false;
     }
     table_.reserve();
-    while (table_.size() >= max_count_) table_.evict(table_.oldest());
+    while (table_.size() >= max_count_) evict(table_.oldest());
     table_.add(n, position, std::move(state));
-    limit(tail);
-    bool has_others = false;  // below it
-    for (NodeIndex i = tail; i != n; i = topology_.node(i).parent)
-      has_others |=
-          topology_.node(i).prev_sibling != none || topology_.node(i).next_sibling != none;
-    if (has_others) limit_all();
+    marked_.mark(n);
+    limit_below(n);
     return true;
   }
 
   // ---- changes of nodes ----------------------------------------------------------------------
 
-  void reserve(std::size_t num_nodes) override { table_.reserve_nodes(num_nodes); }
+  void reserve(std::size_t num_nodes) override {
+    table_.reserve_nodes(num_nodes);
+    marked_.reserve(num_nodes);
+  }
   void on_split(NodeIndex lower, NodeIndex upper) noexcept override {
+    if (!marked_.has(lower)) return;
+    marked_.unmark(lower, topology_.node(upper).parent);
     table_.move(lower, upper, topology_.node(upper).end());
+    marked_.mark(has_any(lower) ? lower : upper);
   }
   void on_release(NodeIndex n, std::int32_t keep) noexcept override {
-    table_.drop_behind(n, topology_.node(n).position + keep);
+    const std::int32_t end = topology_.node(n).position + keep;
+    for (std::int32_t i; (i = table_.last_of(n)) != none && table_[i].position > end;) drop(i);
   }
   void on_merge(NodeIndex duplicate, NodeIndex target) noexcept override {
+    if (!marked_.has(duplicate)) return;
+    const NodeIndex rest = marked_.first_child(duplicate);
+    if (rest != none) {
+      marked_.unmark(rest, duplicate);
+      marked_.mark(rest);
+    }
     table_.move(duplicate, target, topology_.node(target).end());
-    limit_all(duplicate);
+    if (has_any(target)) marked_.mark(target);
+    unmark(duplicate);
+    limit_below(target, duplicate);
   }
   void on_written(NodeIndex) noexcept override {}
-  void on_clear() noexcept override { table_.clear(); }
+  void on_clear() noexcept override {
+    while (table_.size() > 0) drop(table_.oldest());
+  }
 
   [[nodiscard]] bool is_consistent() const override {
-    std::size_t listed = 0, used = 0;
+    std::size_t listed = 0, used = 0, marked = 0, linked = 0;
     for (std::int32_t i = table_.oldest(); i != none; i = table_[i].newer) ++used;
     for (std::size_t k = 1; k < topology_.num_indices(); ++k) {
       const auto index = static_cast<NodeIndex>(k);
@@ -117,15 +134,20 @@ class NodeCheckpoints final : public NodeObserver {
       std::int32_t end = n.position + n.written;
       for (std::int32_t i = table_.last_of(index); i != none; i = table_[i].before, ++listed) {
         const bool is_its_own = table_[i].node == index && table_[i].state != nullptr;
-        const bool is_behind_tokens = table_[i].position > n.position && table_[i].position <= end;
+        const bool is_after_tokens = table_[i].position > n.position && table_[i].position <= end;
         const bool can_be_found =
             n.state == NodeState::published || n.state == NodeState::unpublished;
-        if (!is_its_own || !is_behind_tokens || !can_be_found) return false;
+        if (!is_its_own || !is_after_tokens || !can_be_found) return false;
         end = table_[i].position - 1;  // the last one comes first
       }
       if (n.state != NodeState::unused && count(index) > max_per_path_) return false;
+      if (marked_.has(index) != has_any(index)) return false;
+      marked += marked_.has(index);
     }
-    return listed == table_.size() && used == table_.size() && table_.size() <= max_count_;
+    for (NodeIndex n = marked_.next_below(root_node, root_node); n != none; ++linked)
+      n = marked_.next_below(n, root_node);
+    return marked == linked && listed == table_.size() && used == table_.size() &&
+           table_.size() <= max_count_;
   }
 
  private:
@@ -137,15 +159,39 @@ class NodeCheckpoints final : public NodeObserver {
     return all;
   }
 
-  /// Leaves no path more than it may have.
+  /// Whether it or a node below it has one.
+  [[nodiscard]] bool has_any(NodeIndex n) const noexcept {
+    return table_.last_of(n) != none || marked_.first_child(n) != none;
+  }
+  /// A node has none any more, and perhaps no node below it.
+  void unmark(NodeIndex n) noexcept {
+    while (n != root_node && marked_.has(n) && !has_any(n)) {
+      const NodeIndex parent = topology_.node(n).parent;
+      marked_.unmark(n, parent);
+      n = parent;
+    }
+  }
+  void drop(std::int32_t i) noexcept {
+    const NodeIndex n = table_[i].node;
+    const std::shared_ptr<const void> state = table_.drop(i);
+    unmark(n);
+  }
+  void evict(std::int32_t i) noexcept {
+    ++num_evicted_;
+    drop(i);
+  }
+
+  /// Leaves no path through `top` more than it may have.
   /// \param gone  a node that is about to be dropped: no path goes on there
-  void limit_all(NodeIndex gone = none) noexcept {
-    for (std::size_t i = 0; i < table_.num_indices(); ++i)
-      if (const NodeIndex n = table_[static_cast<std::int32_t>(i)].node; n != none) limit(n, gone);
+  void limit_below(NodeIndex top, NodeIndex gone = none) noexcept {
+    for (NodeIndex n = top, next; n != none; n = next) {
+      next = marked_.next_below(n, top);  // not of the path to `n`, so that it stays marked
+      if (marked_.first_child(n) == none) limit(n, gone);
+    }
   }
   /// The same for the path to `last`. One where paths part is kept rather than one within a path,
   /// then what was used last.
-  void limit(NodeIndex last, NodeIndex gone = none) noexcept {
+  void limit(NodeIndex last, NodeIndex gone) noexcept {
     while (true) {
       std::int32_t count = 0, victim = none;
       for (NodeIndex n = last; n != root_node; n = topology_.node(n).parent)
@@ -153,7 +199,7 @@ class NodeCheckpoints final : public NodeObserver {
           if (i != table_.newest() && (victim == none || is_worth_less(i, victim, gone)))
             victim = i;
       if (count <= max_per_path_) return;
-      table_.evict(victim);
+      evict(victim);
     }
   }
   [[nodiscard]] bool is_worth_less(std::int32_t a, std::int32_t b, NodeIndex gone) const noexcept {
@@ -175,6 +221,8 @@ class NodeCheckpoints final : public NodeObserver {
   const std::size_t max_count_;
   const std::int32_t max_per_path_;
   CheckpointTable table_;
+  MarkedNodes marked_;  // that have any
+  std::uint64_t num_evicted_ = 0;
 };
 
 }  // namespace detail
