@@ -218,6 +218,23 @@ TEST_CASE("a file that 0.2.1 wrote is loaded") {
   }
 }
 
+TEST_CASE("a file that 0.3.0 wrote is loaded, and one of now has the same bytes") {
+  const std::string path = CHUNKATTN_SOURCE_DIR "/tests/examples/saved_by_0.3.0.chunks";
+  const Prompts prompts{
+      {{1, 2, 3, 4, 5, 6, 7, 8, 9}}, {{1, 2, 3, 42}}, {{1, 2, 3, 4}, {.tenant = 5, .adapter = 2}}};
+  Tree tree(PoolAllocator{.max_chunks = 1000});
+  KvCache<Cpu, float> cache(tree, geometry);
+  REQUIRE(persist::load(path, tree, cache, "m") == 14);
+  for (const auto& [tokens, name_space] : prompts) {
+    const auto sequence = tree.insert(tokens, {.name_space = name_space, .compute_last = false});
+    REQUIRE(sequence.num_cached() == tokens.size());
+    CHECK(wrong(sequence, tokens.size(), cache) == 0);
+  }
+  const TemporaryFile file("as_0.3.0");
+  CHECK(save_some(file.path, prompts) == 14);
+  CHECK(read_all(file.path) == read_all(path));
+}
+
 TEST_CASE("other versions of the format, and of the layout of K/V, are refused by their numbers") {
   const TemporaryFile file("version");
   Random random(5);

@@ -1,0 +1,142 @@
+// Records that version 0.3.0 stored: they are found and loaded, and records of now have the same
+// bytes. `store()` wrote stored_by_0.3.0/, with the headers of that version.
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "chunkattn/kv_cache.hpp"
+#include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/tiers/tiers.hpp"
+#include "chunkattn/transfer/transfer.hpp"
+#include "tests/support/tier_folder.hpp"
+
+using namespace chunkattn;
+using test::tier_folder::Folder;
+
+namespace {
+
+using Tree = PrefixTree<int, 8, PoolAllocator, Lru>;
+const std::string stored_by_0_3_0 = CHUNKATTN_SOURCE_DIR "/tests/tiers/stored_by_0.3.0";
+// Three blocks of 4 tokens, two of them public.
+const InsertOptions how{.name_space = {.tenant = 7}, .public_length = 9};
+
+std::vector<int> prompt() {
+  std::vector<int> tokens(12);
+  std::iota(tokens.begin(), tokens.end(), 100);
+  return tokens;
+}
+
+/// A tree over a directory.
+template <class T>
+struct Setup {
+  using Below = Tiers<Tree, KvCache<Cpu, T>>;
+
+  Setup(const std::string& folder, std::optional<ElementType> stored_as)
+      : below(tree, cache, {std::make_shared<FileTier>(folder, 1 << 20)},
+              {.model = "m", .block_tokens = 4, .stored_as = stored_as, .threads = false}) {}
+
+  /// Calls f(element, what it is to be) for K and V of what is there.
+  template <class F>
+  void each(const Tree::Sequence& s, TokenRange range, const F& f) {
+    for_each_kv_span(s, range, cache, [&](const KvSpan<T>& span) {
+      for (int t = 0; t < span.length; ++t)
+        for (int i = 0; i < 8; ++i) {
+          const float x = static_cast<float>((span.position + t) * 8 + i - 48) / 16;
+          f(span.k[t * span.stride_token + i], x);
+          f(span.v[t * span.v_stride_token + i], 1 - x);
+        }
+    });
+  }
+  void store() {
+    auto s = tree.insert(prompt(), how);
+    each(s, s.loadable(), [](T& element, float x) { element = from_float<T>(x); });
+    s.mark_loaded(s.loadable());
+    s.leave();
+    below.store_all();
+    below.flush();
+  }
+
+  Tree tree{PoolAllocator{.max_chunks = 8}};
+  KvCache<Cpu, T> cache{tree, {.num_layers = 1, .num_kv_heads = 1, .head_dim = 8}};
+  Below below;
+};
+
+/// Calls f(a setup over the folder, how far K/V may be off) for each form in which K/V is stored.
+template <class F>
+void for_each_form(const std::string& folder, const F& f) {
+  f(Setup<float>(folder, {}), 0.0);
+  f(Setup<half>(folder, ElementType::int8), 0.02);
+  f(Setup<half>(folder, ElementType::float8_e4m3), 0.2);
+}
+
+/// The files of a directory that have records' names.
+std::map<std::string, std::string> records(const std::string& folder) {
+  std::map<std::string, std::string> all;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".kv") continue;
+    std::ifstream in(entry.path(), std::ios::binary);
+    all[entry.path().filename().string()] = {std::istreambuf_iterator<char>(in), {}};
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("records that 0.3.0 stored are loaded") {
+  if (std::endian::native != std::endian::little) return;
+  const Folder folder;  // a tier notes which records were used
+  std::filesystem::copy(stored_by_0_3_0, folder.path);
+  REQUIRE(records(folder.path).size() == 9);
+  for_each_form(folder.path, [](auto&& setup, double tolerance) {
+    CAPTURE(tolerance);
+    auto s = setup.tree.insert(prompt(), how);
+    setup.below.load(s, /*compute_last=*/false).wait(s);
+    REQUIRE(s.num_written() == 12);
+    double off = 0;
+    setup.each(s, {0, 12}, [&](const auto& element, float x) {
+      off = std::fmax(off, std::fabs(to_float(element) - x));
+    });
+    CHECK(off <= tolerance);
+    CHECK((off > 0) == (tolerance > 0));
+    CHECK(setup.below.stats().tiers[0].refused == 0);
+  });
+  CHECK(records(folder.path) == records(stored_by_0_3_0));
+}
+
+TEST_CASE("records of now have the names and the bytes of 0.3.0") {
+  if (std::endian::native != std::endian::little) return;
+  const Folder folder;
+  for_each_form(folder.path, [](auto&& setup, double) { setup.store(); });
+  CHECK(records(folder.path) == records(stored_by_0_3_0));
+}
+
+TEST_CASE("a record of another format is not read, and is counted") {
+  if (std::endian::native != std::endian::little) return;
+  const Folder folder;
+  std::filesystem::copy(stored_by_0_3_0, folder.path);
+  for (const auto& [name, bytes] : records(folder.path)) {
+    std::fstream file(folder.path + "/" + name, std::ios::in | std::ios::out | std::ios::binary);
+    REQUIRE(bytes.substr(0, 8) == "CKTIER01");
+    file.seekp(7);
+    file.put('2');
+  }
+  for_each_form(folder.path, [](auto&& setup, double) {
+    auto s = setup.tree.insert(prompt(), how);
+    setup.below.load(s).wait(s);
+    CHECK(s.num_written() == 0);
+    CHECK(setup.below.stats().tiers[0].refused == 1);
+    CHECK(setup.below.stats().tiers[0].missed == 0);
+  });
+}
