@@ -144,6 +144,11 @@ TEST_CASE("a fair tree keeps records of the tenants that it has, not of all that
       static_cast<const detail::CacheOrder&>(*detail::TreeAccess::core(tree).retention.order());
   std::vector<TreeOf<>::Sequence> live;
   live.push_back(tree.insert(prompt(0), of(1'000'000)));  // has nodes, and nothing cached
+  live.push_back(tree.insert({1, 2, 3}, of(1'000'000)));
+  auto step = tree.begin_step();
+  const std::vector<int> drafts{4, 5};
+  const std::vector<std::int32_t> parents{-1, -1};
+  REQUIRE(step.add(live[1], 100, {.tokens = drafts, .parents = parents}));  // scratch: of no tenant
   for (int i = 1; i < 3000; ++i) {
     pass(tree, prompt(i), of(static_cast<std::uint64_t>(i)));
     if (i % 100 == 0) check_invariants(tree);
@@ -151,6 +156,9 @@ TEST_CASE("a fair tree keeps records of the tenants that it has, not of all that
   CHECK(order.num_tenants() < 100);
   CHECK(order.num_lists() < 200);
   test::load(live[0]);
+  {
+    const auto cancelled = std::move(step);
+  }
   live.clear();
   CHECK(num_cached(tree, 1'000'000, 0, 1) == 12);
   CHECK(num_cached(tree, 2999, 2999, 3000) == 12);

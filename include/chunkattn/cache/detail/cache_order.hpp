@@ -207,7 +207,8 @@ class CacheOrder final : public EvictionOrder {
     for (std::size_t i = 1; i < topology_.num_indices(); ++i)
       if (const TreeNode& n = topology_.node(static_cast<NodeIndex>(i));
           n.state != NodeState::unused)
-        is_used[to_size(shares_->index_of(n.name_space))] = 1;
+        if (const std::int32_t tenant = shares_->index_of(n.name_space); tenant >= 0)
+          is_used[to_size(tenant)] = 1;  // scratch slots of drafts are of no tenant
     return is_used;
   }
   [[nodiscard]] RetainedList* lists_of(std::int32_t tenant) noexcept {
