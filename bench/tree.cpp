@@ -220,7 +220,7 @@ struct Steps {
     build_seconds = building.stop();
     finishing.start();
     {
-      auto finished = std::move(step).finished();
+      auto finished = std::move(step).finish();
       for (const auto& row : finished.rows()) finished.commit(row, outputs);
     }
     seconds += finishing.stop();
@@ -367,7 +367,7 @@ void whole_step(benchmark::State& state) {
     const auto built = Clock::now();
     Clock::time_point finished;
     {
-      auto done = std::move(step).finished();
+      auto done = std::move(step).finish();
       finished = Clock::now();
       done.commit(outputs);
     }
@@ -449,7 +449,7 @@ void fork(benchmark::State& state) {
     auto step = tree.begin_step();  // carries the copies out
     benchmark::DoNotOptimize(step.add(sequence));
     benchmark::DoNotOptimize(plan.build(step));
-    (void)std::move(step).finished();
+    (void)std::move(step).finish();
     leaving.start();
     for (auto& twin : twins) twin.leave();
     state.SetIterationTime(seconds + leaving.stop());

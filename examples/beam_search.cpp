@@ -27,7 +27,7 @@ int main() {
         x.push_back(4 * std::sin(float((tokens[row] + 1) * i + positions[row])));
     attention.write(cache.layer(0), view, x, x);  // makes the copies that forks ask for, too
     attention.run(cache.layer(0), view, x, out);
-    auto finished = std::move(step).finished();  // commits nothing: append() says what comes next
+    auto finished = std::move(step).finish();  // commits nothing: append() says what comes next
     for (const auto& row : finished.rows())
       std::copy_n(&out[row.output_row() * vocabulary], vocabulary, std::back_inserter(logits));
     return logits;

@@ -46,7 +46,7 @@ int main() {
   const bool ok = compare_with_reference<float>(expected, out).ok();
   std::printf("%zu outputs: %s\n", out.size(), ok ? "correct" : "WRONG");
 
-  auto finished = std::move(step).finished();
+  auto finished = std::move(step).finish();
   for (const auto& row : finished.rows()) {  // your model samples from the logits of this row
     finished.commit(row, 1000 + row.output_row());
     std::printf("row %d gives the next token\n", row.output_row());

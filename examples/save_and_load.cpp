@@ -30,7 +30,7 @@ struct Engine {
       attention.write(cache.layer(layer), view, x, x);
       attention.run(cache.layer(layer), view, x, out);
     }
-    (void)std::move(step).finished();
+    (void)std::move(step).finish();
     return {out.end() - num_heads * head_dim, out.end()};
   }
 };

@@ -44,7 +44,7 @@ std::string write_on(std::string text, std::size_t num_drafts) {
       if (draft != outputs.back()) break;  // wrong, and so is what stands behind it
       outputs += likeliest(row.output_row() + int(outputs.size()));
     }
-    auto finished = std::move(step).finished();
+    auto finished = std::move(step).finish();
     finished.commit(row, outputs);  // the right drafts, and one letter more
     text += outputs;
     std::printf("%s|", outputs.c_str());

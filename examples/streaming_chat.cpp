@@ -33,7 +33,7 @@ int main() {
     attention.run(cache.layer(0), view, q, out);
     const auto weights = out.end() - head_dim;  // those of the last row
     const auto word = Word(std::max_element(weights, out.end()) - weights);
-    auto finished = std::move(step).finished();
+    auto finished = std::move(step).finish();
     finished.commit(row, word);
     return word;
   };

@@ -35,7 +35,7 @@ class Steps final : public compare::Steps {
       auto prompts = tree_.begin_step();
       for (auto& sequence : sequences_) (void)prompts.add(sequence, std::size_t{1} << 30);
       (void)plan_.build(prompts);
-      auto done = std::move(prompts).finished();
+      auto done = std::move(prompts).finish();
       for (const auto& row : done.rows()) done.commit(row, 7);
     }
     step_.emplace(tree_.begin_step());

@@ -98,7 +98,7 @@ class Simulation {
       distinct_ += distinct;
     }
     (void)plan_.build(step);
-    auto finished = std::move(step).finished();
+    auto finished = std::move(step).finish();
     for (const chunkattn::ScheduledSequence row : finished.rows()) {
       Running& one = *std::find_if(running_.begin(), running_.end(), [&](const Running& other) {
         return other.sequence.id() == row.sequence;

@@ -64,7 +64,7 @@ Scores score(const std::vector<int>& tokens, const Model& model, Products& produ
       if (const std::size_t next = scores.greatest.size(); next < tokens.size())
         scores.log_p.push_back(log_probability(row, tokens[next]));
     }
-    (void)std::move(step).finished();
+    (void)std::move(step).finish();
   }
   return scores;
 }

@@ -113,7 +113,7 @@ class Server {
               [&] { at_peak(Moment<T>{number, view, layer, q_, std::move(rows), tree_.stats()}); });
           progress_header();
         }
-        commit(std::move(step).finished(), jobs);
+        commit(std::move(step).finish(), jobs);
         left +=
             static_cast<std::size_t>(std::erase_if(live, [](const Live& one) { return one.done; }));
         ++report.steps;

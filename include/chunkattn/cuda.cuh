@@ -8,7 +8,7 @@
 //     attention.write(kv.layer(l), view, k, v, stream);
 //     attention.run(kv.layer(l), view, q, out, {.lse = lse, .stream = stream});
 //   }
-//   in_flight.push_back(std::move(step).submitted());
+//   in_flight.push_back(std::move(step).submit());
 //
 // To capture a graph, call prepare() before the capture and write()/run() inside it; from then on
 // prepare() and a graph launch are a step, with any plan inside the limits.

@@ -38,7 +38,7 @@ struct KvCacheOptions {
   /// vectors of multi-head latent attention (MLA).
   bool v_in_k = false;
   /// For debugging an engine: checks that each step that has K/V to write writes every layer, and
-  /// each layer before run() reads it. If not, run(), or finished() with nothing changed, throws
+  /// each layer before run() reads it. If not, run(), or finish() with nothing changed, throws
   /// InvalidArgument that names the layer. Call mark_written() for kernels of your own and for
   /// captured graphs. Do not count layers in num_layers that use the K/V of another layer.
   bool check_writes = false;

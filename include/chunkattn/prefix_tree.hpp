@@ -138,7 +138,7 @@ class PrefixTree {
   }
 
   /// Opens a step: add sequences to it, build a plan for it, run the kernels, then call
-  /// Step::finished() or Step::submitted(). Throws InvalidArgument while another step is open or 4
+  /// Step::finish() or Step::submit(). Throws InvalidArgument while another step is open or 4
   /// are in flight; one that was dropped in flight counts until device_idle(), or until a later one
   /// has finished.
   [[nodiscard]] Step begin_step() {

@@ -1,9 +1,9 @@
 // A step of an engine: the tokens that it computes at once, from planning to their outputs.
 //
 //   Step            open: sequences are added, AttentionPlan::build() makes the kernels' arrays
-//     submitted()   the kernels are queued on a device that runs steps in this order
+//     submit()     the kernels are queued on a device that runs steps in this order
 //   InFlight        the memory that the step reads and writes is reserved for it
-//     finished()    the kernels have run (for a synchronous backend at once: Step::finished())
+//     finish()     the kernels have run (for a synchronous backend at once: Step::finish())
 //   Finished        outputs are committed
 //
 // Each is move-only. Destroying a Step cancels it. Destroying an InFlight discards its results;
@@ -148,16 +148,16 @@ class [[nodiscard]] InFlight {
   /// Says that the device has run the step: its K/V is written. Throws InvalidArgument, with
   /// nothing changed, while an earlier step is in flight, and with KvCacheOptions::check_writes for
   /// a layer that was not written.
-  Finished<Tree> finished() && {
+  Finished<Tree> finish() && {
     handle_.enter().results.finish(handle_.record());
     return Finished<Tree>(std::move(handle_));
   }
   /// Not of a variable: says, at compile time, what to write.
   template <class This = InFlight>
-  Finished<Tree> finished() & {
+  Finished<Tree> finish() & {
     static_assert(!std::is_same_v<This, InFlight>,
-                  "finished() is the end of an InFlight: write std::move(in_flight).finished()");
-    return std::move(*this).finished();
+                  "finish() is the end of an InFlight: write std::move(in_flight).finish()");
+    return std::move(*this).finish();
   }
 
  private:
@@ -242,29 +242,29 @@ class [[nodiscard]] Step {
 
   /// Says that the kernels are queued. Throws InvalidArgument, with nothing changed, unless a plan
   /// was built after the last add().
-  InFlight<Tree> submitted() && {
+  InFlight<Tree> submit() && {
     handle_.core().steps.submit(handle_.record());
     return InFlight<Tree>(std::move(handle_));
   }
-  /// Says that the kernels have run, for backends that wait: submitted() and InFlight::finished()
+  /// Says that the kernels have run, for backends that wait: submit() and InFlight::finish()
   /// in one call, which throws what they throw.
-  Finished<Tree> finished() && {
+  Finished<Tree> finish() && {
     handle_.enter().results.finish(handle_.record());
     return Finished<Tree>(std::move(handle_));
   }
   /// Not of a variable: says, at compile time, what to write.
   template <class This = Step>
-  InFlight<Tree> submitted() & {
+  InFlight<Tree> submit() & {
     static_assert(!std::is_same_v<This, Step>,
-                  "submitted() is the end of a Step: write std::move(step).submitted()");
-    return std::move(*this).submitted();
+                  "submit() is the end of a Step: write std::move(step).submit()");
+    return std::move(*this).submit();
   }
   /// Not of a variable: says, at compile time, what to write.
   template <class This = Step>
-  Finished<Tree> finished() & {
+  Finished<Tree> finish() & {
     static_assert(!std::is_same_v<This, Step>,
-                  "finished() is the end of a Step: write std::move(step).finished()");
-    return std::move(*this).finished();
+                  "finish() is the end of a Step: write std::move(step).finish()");
+    return std::move(*this).finish();
   }
 
  private:

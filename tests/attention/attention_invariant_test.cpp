@@ -68,7 +68,7 @@ std::vector<std::vector<float>> compute(Tree& tree, KvCache<Cpu, T>& kv,
           static_cast<std::ptrdiff_t>(row.first_row + row.num_rows - 1) * num_qo_heads * head_dim;
       last[i].assign(begin, begin + num_qo_heads * head_dim);
     }
-    (void)std::move(step).finished();  // outputs are not wanted
+    (void)std::move(step).finish();  // outputs are not wanted
   }
 }
 

@@ -42,7 +42,7 @@ std::vector<float> outputs(Attention& attention, std::size_t length) {
     for (float& x : *tensor) x = normal(bits);
   attention.write(cache.layer(0), view, k, v);
   attention.run(cache.layer(0), view, q, out);
-  (void)std::move(step).finished();
+  (void)std::move(step).finish();
   return out;
 }
 

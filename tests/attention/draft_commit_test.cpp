@@ -193,7 +193,7 @@ TEST_CASE("accepted rows are copied however many steps that carried them were lo
         const auto cancelled = std::move(step);
       } else {
         {
-          const auto abandoned = std::move(step).submitted();
+          const auto abandoned = std::move(step).submit();
         }
         d.engine.tree.device_idle();
       }

@@ -146,7 +146,7 @@ class Engine {
       if (before.valid()) before.wait();
       compute(*job);
     });
-    in_flight_.push_back({std::move(step).submitted(), std::move(job), done.share()});
+    in_flight_.push_back({std::move(step).submit(), std::move(job), done.share()});
     return true;
   }
 
@@ -190,7 +190,7 @@ class Engine {
     Submitted oldest = std::move(in_flight_.front());
     in_flight_.pop_front();
     oldest.done.get();
-    Tree::Finished finished = std::move(oldest.step).finished();
+    Tree::Finished finished = std::move(oldest.step).finish();
     for (const ScheduledSequence& row : finished.rows()) {  // not of those that have left meanwhile
       const auto& sampled = oldest.job->sampled.at(row.sequence);
       const auto source = std::ranges::find(running_, row.sequence,

@@ -65,7 +65,7 @@ struct Engine {
   }
   /// Runs a step to its end, without outputs.
   void finish(std::initializer_list<Tree::Sequence*> sequences) {
-    const auto done = carry(sequences, true).finished();
+    const auto done = carry(sequences, true).finish();
   }
   /// K and V of the first positions.
   std::vector<std::byte> content(const Tree::Sequence& s, std::size_t length) {
@@ -138,7 +138,7 @@ TEST_CASE("copies survive steps that were cancelled or lost") {
         const auto dropped = std::move(step);
       } else {
         {
-          const auto dropped = std::move(step).submitted();
+          const auto dropped = std::move(step).submit();
         }
         e.tree.device_idle();
       }
@@ -164,23 +164,23 @@ TEST_CASE("a step in flight that rests on a lost one does not count as having ma
   auto step = e.tree.begin_step();
   REQUIRE(step.add(other, 4));
   CHECK(e.plan.build(step).num_copies == 1);
-  std::optional<Tree::InFlight> lost = std::move(step).submitted();
+  std::optional<Tree::InFlight> lost = std::move(step).submit();
   step = e.tree.begin_step();
   REQUIRE(step.add(other, 4));
   CHECK(e.plan.build(step).num_copies == 0);  // the step before carries it
-  auto later = std::move(step).submitted();
+  auto later = std::move(step).submit();
   lost.reset();
   step = e.tree.begin_step();
   s.append(4);
   REQUIRE(step.add(s));
   CHECK(e.plan.build(step).num_copies == 1);  // carried again: the lost one may never run
   {
-    const auto done = std::move(later).finished();
+    const auto done = std::move(later).finish();
   }
   CHECK(twin.num_written() == 1);
   e.run(e.plan.build(step));
   {
-    const auto done = std::move(step).finished();
+    const auto done = std::move(step).finish();
   }
   CHECK(twin.num_written() == 4);
   CHECK(e.content(twin, 4) == e.content(s, 4));
@@ -205,15 +205,15 @@ TEST_CASE("copies of a step that ends in vain are carried by the next") {
   auto step = e.tree.begin_step();
   REQUIRE(step.add(other, 4));
   (void)e.plan.build(step);
-  std::optional<Tree::InFlight> lost = std::move(step).submitted();
+  std::optional<Tree::InFlight> lost = std::move(step).submit();
   auto twin = s.fork();
   step = e.tree.begin_step();
   REQUIRE(step.add(other, 4));
   CHECK(e.plan.build(step).num_copies == 1);
-  auto later = std::move(step).submitted();  // rests on the first, which never runs
+  auto later = std::move(step).submit();  // rests on the first, which never runs
   lost.reset();
   {
-    const auto done = std::move(later).finished();
+    const auto done = std::move(later).finish();
   }
   CHECK(twin.num_written() == 1);
   twin.append(4);
@@ -223,7 +223,7 @@ TEST_CASE("copies of a step that ends in vain are carried by the next") {
   CHECK(view.num_copies == 1);
   e.run(view);
   {
-    const auto done = std::move(step).finished();
+    const auto done = std::move(step).finish();
   }
   CHECK(e.content(twin, 3) == e.content(s, 3));
 }
@@ -246,7 +246,7 @@ TEST_CASE("a twin and its source attend alike, also in the step that makes the c
       for (std::size_t i = 0; i < heads * dim; ++i)
         REQUIRE(e.out[i] == doctest::Approx(e.out[heads * dim + i]).epsilon(1e-5));
       if (!cancelled) {
-        const auto done = std::move(step).finished();
+        const auto done = std::move(step).finish();
       }
     }
     REQUIRE(e.content(twin, s.size()) == e.content(s, s.size()));

@@ -158,7 +158,7 @@ class Engine {
     }
     const auto view = plan_.build(step);
     const Vector x = compute(view, added);
-    auto done = std::move(step).finished();
+    auto done = std::move(step).finish();
     for (const Added& a : added) {
       const auto end = static_cast<std::size_t>(a.row.position + a.row.num_rows);
       if (end == a.wanted)  // of two that compute the same, one is kept

@@ -76,7 +76,7 @@ struct Run {
     if (!step.add(sequence, std::min(max_tokens, next - begin))) return false;
     static_cast<void>(plan.build(step));
     const std::size_t end = std::min(sequence.num_scheduled(), sequence.size());
-    auto done = std::move(step).finished();
+    auto done = std::move(step).finish();
     for (std::size_t p = begin; p < end; ++p) state = advance(state, sequence.token(p));
     if (end == next) {
       ++wanted;

@@ -132,7 +132,7 @@ void check_ranks(std::uint64_t seed, TreeOptions::Sharing sharing) {
         for (auto& s : live) (void)step.add(s, static_cast<std::size_t>(random.uniform(1, 12)));
         if (step.num_rows() == 0) break;
         (void)plan.build(step);
-        auto done = std::move(step).finished();
+        auto done = std::move(step).finish();
         for (const ScheduledSequence row : done.rows())
           if (random.uniform(0, 3) > 0) done.commit(row, random.uniform(0, 2));
       }

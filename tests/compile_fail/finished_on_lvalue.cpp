@@ -1,4 +1,4 @@
-// A step ends by being moved from: std::move(step).finished().
+// A step ends by being moved from: std::move(step).finish().
 // each: step.finished step.submitted in_flight.finished
 // expect: write std::move(
 // lines: 12
@@ -9,8 +9,8 @@ using Tree = chunkattn::PrefixTree<int, 64>;
 
 void finish(Tree::Step& step, Tree::InFlight& in_flight) {
 #ifdef CHUNKATTN_CONTROL
-  (void)std::move(step).submitted();
-  (void)std::move(in_flight).finished();
+  (void)std::move(step).submit();
+  (void)std::move(in_flight).finish();
 #else
   [[maybe_unused]] auto ended = CHUNKATTN_EACH();
 #endif

@@ -9,9 +9,9 @@ using Tree = chunkattn::PrefixTree<int, 64>;
 
 void commit(Tree::InFlight& in_flight) {
 #ifdef CHUNKATTN_CONTROL
-  auto finished = std::move(in_flight).finished();
+  auto finished = std::move(in_flight).finish();
   for (auto& row : finished.rows()) finished.commit(row, 7);
 #else
-  for (const auto& row : std::move(in_flight).finished().rows()) (void)row;
+  for (const auto& row : std::move(in_flight).finish().rows()) (void)row;
 #endif
 }

@@ -368,13 +368,13 @@ TEST_CASE("trees of drafts agree with the oracle, and accepted branches get to t
     engine.build();
     engine.enqueue();
     const Step& now = engine.steps.back();
-    auto flight = std::move(*engine.open).submitted();
+    auto flight = std::move(*engine.open).submit();
     engine.open.reset();
     engine.stream.drain();
     check_accepted();  // this step has copied them
     std::vector<half> k(now.k->span().begin(), now.k->span().end());
     engine.check_steps();
-    auto finished = std::move(flight).finished();
+    auto finished = std::move(flight).finish();
     for (const ScheduledSequence row : finished.rows()) {
       const auto index = static_cast<std::size_t>(row.index);
       const std::int32_t leaf = engine.random.uniform(-1, row.num_drafts - 1);

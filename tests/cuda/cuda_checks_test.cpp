@@ -340,15 +340,14 @@ TEST_CASE("a step that forgets to write a layer, where that is checked") {
   CHECK_THROWS_WITH_AS(run(1),
                        doctest::Contains("layer = 1: expected step 1 to write it before run()"),
                        chunkattn::InvalidArgument);
-  CHECK_THROWS_WITH_AS(
-      (void)std::move(*engine.open).finished(),
-      doctest::Contains("layer = 1: expected step 1 to write it before finished()"),
-      chunkattn::InvalidArgument);
+  CHECK_THROWS_WITH_AS((void)std::move(*engine.open).finish(),
+                       doctest::Contains("layer = 1: expected step 1 to write it before finish()"),
+                       chunkattn::InvalidArgument);
   mark_written(cache.layer(1), engine.view);  // a graph was launched, say
   run(1);
   engine.stream.drain();
   engine.steps.clear();
-  (void)std::move(*engine.open).finished();
+  (void)std::move(*engine.open).finish();
   CHECK_THROWS_WITH_AS((KvCache<Cuda, half>(16, cache.options(), 4)),
                        doctest::Contains("options.check_writes = true"),
                        chunkattn::InvalidArgument);

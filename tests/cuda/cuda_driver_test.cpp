@@ -144,7 +144,7 @@ TEST_CASE("no call between begin and end of a capture ends it") {
         engine.decode_plan();
       }
       engine.enqueue();
-      engine.in_flight.push_back(std::move(*engine.open).submitted());
+      engine.in_flight.push_back(std::move(*engine.open).submit());
     }
     engine.drain_and_check();
     // Then of a third one: what was enqueued on the other has finished.
@@ -213,7 +213,7 @@ TEST_CASE("launches that overlap are told of by the next call, and the one after
     engine.steps.clear();
     engine.submit();
     for (auto& flight : engine.in_flight) {
-      auto finished = std::move(flight).finished();
+      auto finished = std::move(flight).finish();
       for (const auto& row : finished.rows()) finished.commit(row, 7);
     }
     engine.in_flight.clear();

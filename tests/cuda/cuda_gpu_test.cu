@@ -218,7 +218,7 @@ TEST_CASE("1,000 graph replays with staggered lengths equal eager steps") {
   std::vector<Tree::Sequence> live;
   const auto layer = cache.layer(0);
   const auto commit = [&](Tree::Step step) {
-    auto finished = std::move(step).finished();
+    auto finished = std::move(step).finish();
     for (const auto& row : finished.rows()) finished.commit(row, random.uniform(10, 1 << 30));
   };
   for (int i = 0; i < sequences; ++i) {

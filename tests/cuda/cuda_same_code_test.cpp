@@ -64,5 +64,5 @@ TEST_CASE("one function over the device computes the same on both") {
   for (std::size_t i = 0; i < lse.size(); ++i)
     REQUIRE(std::abs(lse[i] - device_lse[i]) <= 1e-4f * (1 + std::abs(lse[i])));
   engine.steps.clear();
-  (void)std::move(step).finished();
+  (void)std::move(step).finish();
 }

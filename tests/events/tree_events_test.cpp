@@ -125,12 +125,12 @@ TEST_CASE("a fork that has left is told of when the step that copies its rows ha
   auto step = tree.begin_step();
   REQUIRE(step.add(batch.front()));
   REQUIRE(plan.build(step).num_copies > 0);
-  auto flying = std::move(step).submitted();
+  auto flying = std::move(step).submit();
   (void)listener.take();
   twin.leave();
   CHECK(listener.take().empty());
   {
-    auto done = std::move(flying).finished();
+    auto done = std::move(flying).finish();
   }
   const auto told = listener.take();
   REQUIRE(told.size() == 1);

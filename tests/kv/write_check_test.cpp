@@ -64,7 +64,7 @@ struct Engine {
     auto open = tree.begin_step();
     for (const bool added : {static_cast<bool>(open.add(sequences))...}) CHECK(added);
     forward(plan.build(open));
-    return std::move(open).finished();
+    return std::move(open).finish();
   }
 };
 
@@ -85,14 +85,14 @@ TEST_CASE_FIXTURE(Engine, "an engine that writes every layer hears nothing") {
   std::deque<Tree::InFlight> in_flight;
   for (int n = 0; n < 6; ++n) {
     if (in_flight.size() == 2) {
-      auto done = std::move(in_flight.front()).finished();
+      auto done = std::move(in_flight.front()).finish();
       in_flight.pop_front();
       for (const auto row : done.rows()) done.commit(row, n);
     }
     auto open = tree.begin_step();
     CHECK(open.add(chat));
     forward(plans[n % 2].build(open));
-    in_flight.push_back(std::move(open).submitted());
+    in_flight.push_back(std::move(open).submit());
   }
 }
 
@@ -110,39 +110,38 @@ TEST_CASE_FIXTURE(Engine, "run() of a layer that the step has not written") {
     write(cache.layer(1), view);
     run(cache.layer(1), view);
     write(cache.layer(2), view);
-    (void)std::move(open).finished();
+    (void)std::move(open).finish();
   }
 }
 
-TEST_CASE_FIXTURE(Engine,
-                  "finished() without a layer's write changes nothing, and can be repeated") {
+TEST_CASE_FIXTURE(Engine, "finish() without a layer's write changes nothing, and can be repeated") {
   auto chat = tree.insert(iota(1, 10));
   const auto expected = [](int layer) {
     return "layer = " + std::to_string(layer) +
-           ": expected step 1 to write it before finished(), "
+           ": expected step 1 to write it before finish(), "
            "by write() or by kernels that mark_written() tells of";
   };
   SUBCASE("open") {
     auto open = tree.begin_step();
     CHECK(open.add(chat));
     const auto view = plan.build(open);
-    CHECK(refused([&] { (void)std::move(open).finished(); }) == expected(0));
+    CHECK(refused([&] { (void)std::move(open).finish(); }) == expected(0));
     CHECK(chat.num_written() == 0);
     write(cache.layer(0), view);
     write(cache.layer(2), view);
-    CHECK(refused([&] { (void)std::move(open).finished(); }) == expected(1));
+    CHECK(refused([&] { (void)std::move(open).finish(); }) == expected(1));
     write(cache.layer(1), view);
-    (void)std::move(open).finished();
+    (void)std::move(open).finish();
     CHECK(chat.num_written() == 10);
   }
   SUBCASE("in flight") {
     auto open = tree.begin_step();
     CHECK(open.add(chat));
     const auto view = plan.build(open);
-    auto in_flight = std::move(open).submitted();  // kernels may still be queued by another thread
-    CHECK(refused([&] { (void)std::move(in_flight).finished(); }) == expected(0));
+    auto in_flight = std::move(open).submit();  // kernels may still be queued by another thread
+    CHECK(refused([&] { (void)std::move(in_flight).finish(); }) == expected(0));
     forward(view);
-    (void)std::move(in_flight).finished();
+    (void)std::move(in_flight).finish();
   }
 }
 
@@ -155,8 +154,8 @@ TEST_CASE_FIXTURE(Engine, "one layer twice and another never") {
     write(cache.layer(layer), view);
     run(cache.layer(layer), view);
   }
-  CHECK(refused([&] { (void)std::move(open).finished(); }) ==
-        "layer = 2: expected step 1 to write it before finished(), by write() or by kernels that "
+  CHECK(refused([&] { (void)std::move(open).finish(); }) ==
+        "layer = 2: expected step 1 to write it before finish(), by write() or by kernels that "
         "mark_written() tells of; layer 1 was written 2 times");
 }
 
@@ -167,7 +166,7 @@ TEST_CASE_FIXTURE(Engine, "writing twice is harmless") {
   const auto view = plan.build(open);
   forward(view);
   forward(view);
-  (void)std::move(open).finished();
+  (void)std::move(open).finish();
 }
 
 TEST_CASE_FIXTURE(Engine, "another plan for the step has to be written again") {
@@ -179,7 +178,7 @@ TEST_CASE_FIXTURE(Engine, "another plan for the step has to be written again") {
   const auto view = plan.build(open);
   CHECK(refused([&] { run(cache.layer(0), view); }).find("layer = 0: expected step 1") == 0);
   forward(view);
-  (void)std::move(open).finished();
+  (void)std::move(open).finish();
 }
 
 TEST_CASE_FIXTURE(Engine, "kernels of the engine's own say what they have written") {
@@ -195,7 +194,7 @@ TEST_CASE_FIXTURE(Engine, "kernels of the engine's own say what they have writte
   KvCache<Cpu, float> wrong(other, checked());
   auto somebody = other.insert(iota(1, 10));
   CHECK(refused([&] { mark_written(wrong.layer(0), view); }).find("layer = of another tree") == 0);
-  (void)std::move(open).finished();
+  (void)std::move(open).finish();
   CHECK(refused([&] { mark_written(cache.layer(0), view); }).find("plan = out of date") == 0);
   // Where nobody checks, it says nothing.
   KvCacheOptions off = checked();
@@ -222,7 +221,7 @@ TEST_CASE_FIXTURE(Engine,
     CHECK(view.num_rows == 1);
     CHECK(refused([&] { run(cache.layer(0), view); }).find("layer = 0") == 0);  // its last token
     forward(view);
-    (void)std::move(open).finished();
+    (void)std::move(open).finish();
   }
   auto again = tree.insert(iota(1, 10), {.max_reuse = 0});  // computed again, stored already
   auto open = tree.begin_step();
@@ -230,7 +229,7 @@ TEST_CASE_FIXTURE(Engine,
   const auto view = plan.build(open);
   CHECK(!view.writes_anything());
   run(cache.layer(0), view);
-  (void)std::move(open).finished();
+  (void)std::move(open).finish();
 }
 
 TEST_CASE_FIXTURE(Engine, "layers of the model that share K/V: written once, read by each") {
@@ -243,7 +242,7 @@ TEST_CASE_FIXTURE(Engine, "layers of the model that share K/V: written once, rea
     if (l < num_layers) write(cache.layer(l), view);
     run(cache.layer(of_model_layer[l]), view);
   }
-  (void)std::move(open).finished();
+  (void)std::move(open).finish();
 }
 
 TEST_CASE_FIXTURE(Engine, "each rank writes its heads") {
@@ -259,9 +258,9 @@ TEST_CASE_FIXTURE(Engine, "each rank writes its heads") {
   const std::string expected = "layer = 1: expected step 1 to write its KV head 2 before ";
   CHECK(refused([&] { run(cache.layer(1).heads(2, 2), view); }).find(expected + "run()") == 0);
   CHECK(refused([&] { run(cache.layer(1), view); }).find(expected + "run()") == 0);
-  CHECK(refused([&] { (void)std::move(open).finished(); }).find(expected + "finished()") == 0);
+  CHECK(refused([&] { (void)std::move(open).finish(); }).find(expected + "finish()") == 0);
   write(cache.layer(1).heads(2, 2), view);
-  (void)std::move(open).finished();
+  (void)std::move(open).finish();
 }
 
 TEST_CASE_FIXTURE(Engine,
@@ -277,12 +276,12 @@ TEST_CASE_FIXTURE(Engine,
   auto open = tree.begin_step();
   CHECK(open.add(chat, 5));
   (void)plan.build(open);
-  lost = std::move(open).submitted();
+  lost = std::move(open).submit();
   open = tree.begin_step();
   CHECK(open.add(chat));
   (void)second.build(open);
   lost.reset();  // nothing of the open one counts
-  (void)std::move(open).finished();
+  (void)std::move(open).finish();
   CHECK(chat.num_written() == 0);
   tree.device_idle();
   (void)step(chat);
@@ -301,11 +300,11 @@ TEST_CASE_FIXTURE(Engine,
   forward(view);
   KvCache<Cpu, float> moved = std::move(*draft);
   CHECK(refused([&] { run(moved.layer(0), view); }).find("layer = 0") == 0);
-  CHECK(refused([&] { (void)std::move(open).finished(); }).find("layer = 0") == 0);
+  CHECK(refused([&] { (void)std::move(open).finish(); }).find("layer = 0") == 0);
   draft.emplace(tree, small);  // it has missed the plan
   CHECK(refused([&] { run(draft->layer(0), view); }) == "no error");
   write(moved.layer(0), view);
-  (void)std::move(open).finished();
+  (void)std::move(open).finish();
   draft.reset();
   {
     const KvCache<Cpu, float> gone = std::move(moved);
@@ -331,7 +330,7 @@ TEST_CASE("the check is off unless asked for, and needs a tree") {
   CHECK(open.add(chat));
   const auto view = engine.plan.build(open);
   engine.run(cache.layer(2), view);
-  (void)std::move(open).finished();
+  (void)std::move(open).finish();
 }
 
 TEST_CASE_FIXTURE(Engine, "kernels run on a thread of their own") {
@@ -343,7 +342,7 @@ TEST_CASE_FIXTURE(Engine, "kernels run on a thread of their own") {
     const auto view = plans[0].build(open);
     std::vector<KvView<float>> layers;
     for (int l = 0; l < num_layers; ++l) layers.push_back(cache.layer(l));
-    auto in_flight = std::move(open).submitted();
+    auto in_flight = std::move(open).submit();
     std::thread device([&] {
       for (const auto& layer : layers) {
         write(layer, view);
@@ -357,7 +356,7 @@ TEST_CASE_FIXTURE(Engine, "kernels run on a thread of their own") {
       (void)plans[1].build(next);
     }
     device.join();
-    (void)std::move(in_flight).finished();
+    (void)std::move(in_flight).finish();
     chat.append(n);
   }
 }

@@ -138,7 +138,7 @@ void attend(const Case& c, const Variant& variant, std::ostream& out_file) {
                   results[i].begin() + static_cast<std::ptrdiff_t>(row.position) *
                                            static_cast<std::ptrdiff_t>(qo_row));
     }
-    (void)std::move(step).finished();  // the tokens to come are known
+    (void)std::move(step).finish();  // the tokens to come are known
   }
   for (const auto& result : results)
     out_file.write(reinterpret_cast<const char*>(result.data()),

@@ -94,7 +94,7 @@ TEST_CASE("a step's query tokens: how many, over how much K/V, and where theirs 
   auto step = tree.begin_step();
   CHECK(step.add(a));
   (void)plan.build(step);
-  (void)std::move(step).finished();
+  (void)std::move(step).finish();
   a.append(7);  // decodes; b has the first page, and computes a part of its prompt; c all of it
   auto b = tree.insert(std::vector<int>{1, 2, 3, 4, 9, 9, 9, 9, 9, 9});
   auto c = tree.insert(std::vector<int>{1, 2, 3, 4}, {.max_reuse = 2});
@@ -177,7 +177,7 @@ TEST_CASE("random steps: each query token's place is that of its position in the
         ++written;
       }
     }
-    auto done = std::move(step).finished();
+    auto done = std::move(step).finish();
     for (const auto row : done.rows()) done.commit(row, random.uniform(0, 1));
   }
   CHECK(written > 100);

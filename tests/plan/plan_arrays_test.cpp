@@ -101,7 +101,7 @@ TEST_CASE("tails that outgrow their room in the piece array several times") {
         AttentionPlan fresh;
         REQUIRE(seen == meaning(fresh.build(step)));
       }
-      auto done = std::move(step).finished();
+      auto done = std::move(step).finish();
       std::vector<int> outputs = drafts;
       outputs.push_back(6);
       for (const ScheduledSequence row : done.rows()) done.commit(row, outputs);
@@ -148,7 +148,7 @@ TEST_CASE("the versions of segments and pieces change whenever these do") {
       REQUIRE(segments_of.emplace(view.segments_version, now.segments).first->second ==
               now.segments);
       (void)plan.build(step);  // again, since the other plan's was the last
-      auto done = std::move(step).finished();
+      auto done = std::move(step).finish();
       for (const ScheduledSequence row : done.rows()) {
         std::vector<int> outputs(random.index(static_cast<std::size_t>(row.num_drafts) + 1), 5);
         outputs.push_back(random.uniform(0, 1));

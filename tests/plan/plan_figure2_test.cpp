@@ -89,7 +89,7 @@ TEST_CASE("the contexts of Figure 2") {
       CHECK(contexts(plan_of({0, 1, 2}, step), names) == expected);
       CHECK(tree.stats().used_chunks == 8);
       check_invariants(tree);
-      auto done = std::move(step).finished();
+      auto done = std::move(step).finish();
       for (const ScheduledSequence row : done.rows()) done.commit(row, 7);
     }
 

@@ -33,7 +33,7 @@ PlanView decode_step(Tree& tree, AttentionPlan& plan, Batch&& batch) {
   auto step = tree.begin_step();
   for (auto& s : batch) REQUIRE(step.add(s));
   const PlanView arrays = plan.build(step);
-  auto done = std::move(step).finished();
+  auto done = std::move(step).finish();
   for (const ScheduledSequence row : done.rows()) done.commit(row, 7);
   return arrays;
 }
@@ -94,7 +94,7 @@ TEST_CASE("chunks of one token: a piece for each, and none beyond the sequence")
       }
       CHECK(seen >= view.row_kv_len[row]);
     }
-    auto done = std::move(step).finished();
+    auto done = std::move(step).finish();
     for (const ScheduledSequence row : done.rows()) done.commit(row, 7);
   }
   CHECK(plan.num_rebuilds() <= 3);
@@ -158,7 +158,7 @@ TEST_CASE("a plan that is built anew holds no more than a fresh one") {
     CHECK(ours.num_pieces == theirs.num_pieces);
     CHECK(ours.num_segments == theirs.num_segments);
     CHECK(ours.num_rows == theirs.num_rows);
-    auto done = std::move(step).finished();
+    auto done = std::move(step).finish();
     for (const ScheduledSequence row : done.rows()) done.commit(row, 7);
   }
   CHECK(kept.num_rebuilds() == 8);
@@ -182,7 +182,7 @@ TEST_CASE("who reads what another writes comes after it, and each position is wr
     CHECK(step.add(a, 5));  // not all of what the twin reads
     CHECK(held(step.add(twin)));
     CHECK(step.num_rows() == 5);
-    auto done = (void(plan.build(step)), std::move(step).finished());
+    auto done = (void(plan.build(step)), std::move(step).finish());
     CHECK(done.rows().begin() == done.rows().end());  // part of a prompt: nothing to sample
   }
   CHECK(twin.num_pending() == 1);
@@ -197,7 +197,7 @@ TEST_CASE("who reads what another writes comes after it, and each position is wr
   CHECK(view.writes[0].chunk != no_chunk);
   CHECK(view.writes[1].chunk != no_chunk);
   CHECK(view.writes[0].offset != view.writes[1].offset);
-  auto done = std::move(step).finished();
+  auto done = std::move(step).finish();
   CHECK(twin.num_pending() == 0);
   CHECK(twin.waits_for() == SequenceId::none);
   std::vector<SequenceId> outputs;
@@ -219,7 +219,7 @@ TEST_CASE("a row that another writes, or that is written, writes nowhere") {
   CHECK(view.num_rows == 6 + 4);
   for (int row = 0; row < 10; ++row) CHECK((view.writes[row].chunk != no_chunk) == (row < 6));
   {
-    auto done = std::move(step).finished();
+    auto done = std::move(step).finish();
   }
   auto third = tree.insert(prompt, {.max_reuse = 3});
   step = tree.begin_step();
@@ -242,7 +242,7 @@ TEST_CASE("what an heir computes a second time it does not write a second time")
   REQUIRE(view.num_rows == 6);
   for (int i = 0; i < 6; ++i) CHECK((view.writes[i].chunk != no_chunk) == (i >= 3));
   {
-    auto done = std::move(step).finished();
+    auto done = std::move(step).finish();
   }
   CHECK(heir.num_written() == 8);
 }

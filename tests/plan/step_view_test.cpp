@@ -42,13 +42,13 @@ struct TwoSteps {
     auto step = tree.begin_step();
     REQUIRE(step.add(s));
     (void)plans[0].build(step);
-    first.emplace(std::move(step).submitted());
+    first.emplace(std::move(step).submit());
     step = tree.begin_step();
     REQUIRE((parents.empty()
                  ? step.add(s, 100, {.tokens = Tokens{20, 21, 22}})
                  : step.add(s, 100, {.tokens = Tokens{20, 21, 22}, .parents = parents})));
     view = plans[1].build(step);
-    second.emplace(std::move(step).submitted());
+    second.emplace(std::move(step).submit());
   }
 
   Tree tree;
@@ -81,7 +81,7 @@ TEST_CASE("known drafts behind a step that was dropped in flight: theirs until t
           "not committed: use tokens(placeholder) and unknown_tokens()");
     check_invariants(t.tree);
 
-    const auto finished = std::move(*t.second).finished();
+    const auto finished = std::move(*t.second).finish();
     CHECK(finished.rows().begin() == finished.rows().end());
     CHECK(t.s.tokens() == Tokens{0, 1, 2, 3, 4, 5, 70, 71});
     CHECK(t.s.num_uncomputed() == 8);
@@ -95,14 +95,14 @@ TEST_CASE("known drafts behind a draft that was wrong") {
   auto step = tree.begin_step();
   REQUIRE(step.add(s, 100, {.tokens = Tokens{20, 21}}));
   (void)plans[0].build(step);
-  auto first = std::move(step).submitted();
+  auto first = std::move(step).submit();
   step = tree.begin_step();
   REQUIRE(step.add(s, 100, {.tokens = Tokens{30, 31}}));
   REQUIRE(step.add(other, 100, {.tokens = Tokens{60}}));
   const auto view = plans[1].build(step);
-  auto second = std::move(step).submitted();
+  auto second = std::move(step).submit();
   CHECK(view.tokens(-1) == Tokens{-1, 30, 31, 50, 51, 60});
-  auto finished = std::move(first).finished();
+  auto finished = std::move(first).finish();
   finished.commit(*finished.rows().begin(), Tokens{20, 99});
   CHECK(s.size() == 8);
   // The second step's rows stand at positions 8, 9 and 10, behind what the sequence is now.
@@ -110,7 +110,7 @@ TEST_CASE("known drafts behind a draft that was wrong") {
   s.append(Tokens{80, 81});
   CHECK(view.tokens(-1) == Tokens{80, 81, -1, 50, 51, 60});
   CHECK(unknown_rows(view) == std::vector<std::int32_t>{2});
-  const auto done = std::move(second).finished();
+  const auto done = std::move(second).finish();
   CHECK((*done.rows().begin()).sequence == other.id());
 }
 
@@ -143,7 +143,7 @@ TEST_CASE("a view that was moved from is the view that it was") {
   CHECK(view.tokens() == iota(0, 3));
   auto assigned = Tree::StepView();
   assigned = std::move(view);
-  (void)std::move(step).finished();
+  (void)std::move(step).finish();
   for (const auto& each : {moved, view, assigned}) CHECK_FALSE(each.is_current());
   CHECK(test::refused([&] { (void)view.tokens(); }).substr(0, 19) == "plan = out of date:");
 }

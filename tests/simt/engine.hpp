@@ -123,14 +123,14 @@ struct EngineOf {
   }
   // The host goes on; the device is as late as it may be.
   void submit() {
-    in_flight.push_back(std::move(*open).submitted());
+    in_flight.push_back(std::move(*open).submit());
     open.reset();
     if (in_flight.size() == 4) drain_and_check();
   }
   void drain_and_check() {
     check_steps();
     for (Tree::InFlight& step : in_flight) {
-      Tree::Finished finished = std::move(step).finished();
+      Tree::Finished finished = std::move(step).finish();
       for (const auto& row : finished.rows()) finished.commit(row, random.uniform(1000, 1 << 30));
     }
     in_flight.clear();

@@ -163,7 +163,7 @@ class DraftEngine {
   /// Ends the step; the next one begins with no rows.
   auto finish(typename Tree::Step&& step) {
     paths.clear();
-    return std::move(step).finished();
+    return std::move(step).finish();
   }
   /// Computes all that is known of the chats.
   void prefill(std::initializer_list<Chat*> chats) {

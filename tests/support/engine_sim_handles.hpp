@@ -289,7 +289,7 @@ class EngineSimHandles : public EngineSimCheckpoints<Retention, ChunkSize> {
           for (Sequence& s : own) (void)step->add(s, 3);
           if (choices.below(2) == 0) continue;
           (void)plan.build(*step);
-          give(std::move(*step).submitted());
+          give(std::move(*step).submit());
           ++steps;
         }
       }

@@ -426,9 +426,9 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
     for (auto& step : steps_) {
       if (step->view) expect(!step->view.is_current(), "a view ends with the tree");
       if (step->open)
-        expect_refused([&] { (void)std::move(*step->open).submitted(); }, "an orphaned step");
+        expect_refused([&] { (void)std::move(*step->open).submit(); }, "an orphaned step");
       if (step->in_flight)
-        expect_refused([&] { (void)std::move(*step->in_flight).finished(); }, "an orphaned step");
+        expect_refused([&] { (void)std::move(*step->in_flight).finish(); }, "an orphaned step");
     }
     for (auto& step : finished_)
       expect_refused([&] { (void)step->finished->rows(); }, "an orphaned step");

@@ -264,13 +264,13 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
 
   void submit(SimStep& step) {
     if (!step.built && !step.entries.empty()) {
-      expect_refused([&] { (void)std::move(*step.open).submitted(); }, "build before submitting");
+      expect_refused([&] { (void)std::move(*step.open).submit(); }, "build before submitting");
       this->entering();
-      expect_refused([&] { (void)std::move(*step.open).finished(); }, "build before finishing");
+      expect_refused([&] { (void)std::move(*step.open).finish(); }, "build before finishing");
       count("submitted before it was built");
       return;
     }
-    spare([&] { step.in_flight.emplace(std::move(*step.open).submitted()); });
+    spare([&] { step.in_flight.emplace(std::move(*step.open).submit()); });
     check_consumed(*step.open);
     step.open.reset();
     step.state = State::in_flight;
@@ -286,7 +286,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
     for (const auto& other : steps_)
       first = first && (other->number >= step.number || other->state != State::in_flight);
     const auto finished = [&] {
-      return step.open ? std::move(*step.open).finished() : std::move(*step.in_flight).finished();
+      return step.open ? std::move(*step.open).finish() : std::move(*step.in_flight).finish();
     };
     if (!first) {
       expect_refused([&] { (void)finished(); }, "steps finish in order");
@@ -367,7 +367,7 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
     if constexpr (requires { step.num_rows(); }) {
       expect_refused([&] { (void)step.num_rows(); }, "a step that was moved from");
       expect_refused([&] { (void)step.num_sequences(); }, "a step that was moved from");
-      expect_refused([&] { (void)std::move(step).submitted(); }, "a step that was moved from");
+      expect_refused([&] { (void)std::move(step).submit(); }, "a step that was moved from");
       if (!live_.empty()) {
         const LivePtr live = this->any_live();
         expect_refused([&] { (void)step.add(live->handle); }, "a step that was moved from");
@@ -377,8 +377,8 @@ class EngineSimSteps : public EngineSimDrafts<Retention, ChunkSize> {
       }
       expect_refused([&] { (void)plans_[0].build(step); }, "a step that was moved from");
     }
-    if constexpr (requires { std::move(step).finished(); })
-      expect_refused([&] { (void)std::move(step).finished(); }, "a step that was moved from");
+    if constexpr (requires { std::move(step).finish(); })
+      expect_refused([&] { (void)std::move(step).finish(); }, "a step that was moved from");
     if constexpr (requires { step.rows(); }) {
       expect_refused([&] { (void)step.rows(); }, "a finished step that was moved from");
       const std::vector<SimToken> outputs(1);

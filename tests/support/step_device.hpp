@@ -120,7 +120,7 @@ class StepDevice {
     queue(plan.build(step));
     for (const chunkattn::ScheduledSequence& row : rows) name(row);
     run_all();
-    return std::move(step).finished();
+    return std::move(step).finish();
   }
 
   /// What was sampled behind the position of a sequence.

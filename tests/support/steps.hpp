@@ -39,7 +39,7 @@ typename Tree::Finished run_step(Tree& tree, chunkattn::AttentionPlan& plan, Bat
   auto step = tree.begin_step();
   for (auto& sequence : batch) static_cast<void>(step.add(sequence, max_tokens));
   static_cast<void>(plan.build(step));
-  return std::move(step).finished();
+  return std::move(step).finish();
 }
 
 /// The same; every output is token_of(row).

@@ -267,7 +267,7 @@ TEST_CASE("a load that is given up leaves its sequence to computing") {
     CHECK_FALSE(loading.poll(s));
     CHECK(b.below->stats().loaded_tokens == 0);
     (void)plan.build(step);
-    (void)std::move(step).finished();
+    (void)std::move(step).finish();
     check_invariants(b.tree);
   }
   SUBCASE("the sequence becomes another") {

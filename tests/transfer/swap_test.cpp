@@ -184,11 +184,11 @@ TEST_CASE("outputs to come and tokens in a step are given up by a swap") {
   auto step = b.tree.begin_step();
   REQUIRE(step.add(s, 50, {.tokens = iota(90, 4)}));
   CHECK(b.plan.build(step));
-  auto flight = std::move(step).submitted();
+  auto flight = std::move(step).submit();
   const auto swapped = swap_out(s, b.cache);
   CHECK(swapped.written == 0);
   CHECK(swapped.tokens == iota(0, 10));
-  auto done = std::move(flight).finished();
+  auto done = std::move(flight).finish();
   CHECK(done.rows().begin() == done.rows().end());
   auto back = resume(b.tree, b.cache, swapped);
   REQUIRE(back);

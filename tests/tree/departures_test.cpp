@@ -34,7 +34,7 @@ TEST_CASE("what a copy was to write and did not is for its next writer, and no s
                      {.tokens = std::vector<int>{200, 201, 202},
                       .parents = std::vector<std::int32_t>{-1, -1, 1}}));
     (void)plan.build(step);
-    auto done = std::move(step).finished();
+    auto done = std::move(step).finish();
     done.commit(*done.rows().begin(), std::vector<int>{200, 300}, 0);  // 200 is to be copied
   }
   const std::vector<int> path = s.tokens();
@@ -85,9 +85,9 @@ TEST_CASE("outputs of a whole step, one of whose sequences has left with the nex
     auto step = tree.begin_step();
     REQUIRE(step.add(batch));
     (void)plan.build(step);
-    flying.push_back(std::move(step).submitted());
+    flying.push_back(std::move(step).submit());
   }
-  auto done = std::move(flying[0]).finished();
+  auto done = std::move(flying[0]).finish();
   batch[1].leave();
   CHECK(refused([&] { done.commit(std::vector<int>{71, 72, 73}); }) ==
         "outputs.size() = 3: expected one for each of the 2 rows of Finished::rows()");

@@ -89,9 +89,8 @@ TEST_CASE("the calls that look for handles that other threads dropped, and those
     ends(step);
     (void)tree.begin_step();
   }));
-  CHECK(settles([](Tree&, Sequence&, Step& step) { (void)std::move(*step).finished(); }));
-  CHECK(
-      settles([](Tree&, Sequence&, Step& step) { (void)std::move(*step).submitted().finished(); }));
+  CHECK(settles([](Tree&, Sequence&, Step& step) { (void)std::move(*step).finish(); }));
+  CHECK(settles([](Tree&, Sequence&, Step& step) { (void)std::move(*step).submit().finish(); }));
   CHECK(settles([](Tree& tree, Sequence&, Step&) { (void)tree.pin(iota(0, 6)); }));
   CHECK(settles([](Tree& tree, Sequence&, Step&) { tree.clear(); }));
   CHECK(settles([](Tree& tree, Sequence&, Step&) { tree.device_idle(); }));
@@ -114,7 +113,7 @@ TEST_CASE("the calls that look for handles that other threads dropped, and those
     AttentionPlan plan;
     (void)plan.build(*step);
   }));
-  CHECK_FALSE(settles([](Tree&, Sequence&, Step& step) { (void)std::move(*step).submitted(); }));
+  CHECK_FALSE(settles([](Tree&, Sequence&, Step& step) { (void)std::move(*step).submit(); }));
   CHECK_FALSE(settles([&](Tree&, Sequence& kept, Step& step) {
     ends(step);
     kept.append(1);
@@ -140,7 +139,7 @@ TEST_CASE("steps and pins dropped by another thread") {
   CHECK(s.num_reserved() == 0);
   REQUIRE(step.add(s));
   (void)plan.build(step);
-  drop_elsewhere(std::move(step).submitted());
+  drop_elsewhere(std::move(step).submit());
   CHECK(tree.stats().abandoned_steps == 0);
   tree.device_idle();
   CHECK(tree.stats().abandoned_steps == 1);
@@ -148,7 +147,7 @@ TEST_CASE("steps and pins dropped by another thread") {
   step = tree.begin_step();
   REQUIRE(step.add(s));
   (void)plan.build(step);
-  drop_elsewhere(std::move(step).finished());
+  drop_elsewhere(std::move(step).finish());
   CHECK(s.num_reserved() == 1);
   {
     const auto next = tree.begin_step();
@@ -217,7 +216,7 @@ TEST_CASE("a plan may end on another thread than the step that was built with it
     const auto view = plan->build(step);
     std::thread other([&] { plan.reset(); });
     {
-      const auto dropped = std::move(step).submitted();
+      const auto dropped = std::move(step).submit();
     }
     other.join();
     CHECK_FALSE(view.is_current());

@@ -103,12 +103,12 @@ class Replica {
     }
     see(static_cast<std::uint32_t>(view.num_copies));
     if (random_.chance(0.15)) return;  // cancelled
-    flying_.push_back(std::move(step).submitted());
+    flying_.push_back(std::move(step).submit());
     if (flying_.size() == 4) finish();
   }
 
   void finish() {
-    auto done = std::move(flying_.front()).finished();
+    auto done = std::move(flying_.front()).finish();
     flying_.pop_front();
     for (const ScheduledSequence row : done.rows()) {
       see(static_cast<std::uint64_t>(row.sequence));

@@ -149,7 +149,7 @@ void compare(std::uint64_t seed, std::size_t chunks, int calls, int& held) {
   const auto finish_oldest = [&] {
     const int salt = random.uniform(0, 2);
     both([&](auto& e) {
-      auto done = std::move(e.flying.front()).finished();
+      auto done = std::move(e.flying.front()).finish();
       e.flying.pop_front();
       e.commit(done, salt);
     });
@@ -215,8 +215,8 @@ void compare(std::uint64_t seed, std::size_t chunks, int calls, int& held) {
       const auto view = one.plan.build(step), same = other.plan.build(single);
       REQUIRE(seen(view) == seen(same));
       REQUIRE(view.tokens(-1) == same.tokens(-1));
-      one.flying.push_back(std::move(step).submitted());
-      other.flying.push_back(std::move(single).submitted());
+      one.flying.push_back(std::move(step).submit());
+      other.flying.push_back(std::move(single).submit());
       while (!waits && !one.flying.empty()) finish_oldest();
     }
     REQUIRE(seen(one.tree, one.live, {}) == seen(other.tree, other.live, {}));
@@ -317,7 +317,7 @@ TEST_CASE("a refused batch leaves the plan that was built as it was") {
   const auto view = b.plan.build(step);
   CHECK(refused([&] { (void)step.add(b.all); }).starts_with("sequences[0] = added twice"));
   CHECK(view.is_current());
-  auto done = std::move(step).finished();
+  auto done = std::move(step).finish();
   done.commit(std::vector<int>{1, 2});
   CHECK(b.all[1].token(b.all[1].size() - 1) == 2);
 }
@@ -339,7 +339,7 @@ TEST_CASE("out of chunks in the middle: none is added, and all are where there i
       continue;
     }
     REQUIRE(b.plan.build(step));
-    auto done = std::move(step).finished();
+    auto done = std::move(step).finish();
     done.commit(std::vector<int>(b.all.size(), 1));
     step = b.tree.begin_step();
   }
@@ -370,13 +370,13 @@ TEST_CASE("commit of all rows: as many outputs as rows, in the order of steps, o
   auto step = b.tree.begin_step();
   REQUIRE(step.add(b.all));
   REQUIRE(b.plan.build(step));
-  auto first = std::move(step).submitted();
+  auto first = std::move(step).submit();
   step = b.tree.begin_step();
   REQUIRE(step.add(b.all));
   REQUIRE(b.plan.build(step));
-  auto second = std::move(step).submitted();
-  auto done = std::move(first).finished();
-  auto later = std::move(second).finished();
+  auto second = std::move(step).submit();
+  auto done = std::move(first).finish();
+  auto later = std::move(second).finish();
   const auto before = seen(b.tree, b.all);
   CHECK(refused([&] { done.commit(std::vector<int>(3, 1)); }) ==
         "outputs.size() = 3: expected one for each of the 4 rows of Finished::rows()");
@@ -409,7 +409,7 @@ TEST_CASE("one output for a row with drafts: the first draft was wrong") {
   REQUIRE(step.add(b.all[1]));
   REQUIRE(b.plan.build(step));
   const std::size_t size = b.all[0].size();
-  auto done = std::move(step).finished();
+  auto done = std::move(step).finish();
   done.commit(std::vector<int>{7, 8});
   CHECK(b.all[0].size() == size + 1);
   CHECK(b.all[0].token(size) == 7);
@@ -434,7 +434,7 @@ TEST_CASE("10,000 staggered sequences: whole steps allocate nothing and rebuild 
       auto step = tree.begin_step();
       REQUIRE(step.add(all));
       REQUIRE(plan.build(step));
-      auto done = std::move(step).finished();
+      auto done = std::move(step).finish();
       done.commit(outputs);
     };
     run();

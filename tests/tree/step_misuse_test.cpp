@@ -52,7 +52,7 @@ struct Bench {
     return step;
   }
   Tree::Finished run(Tree::Sequence& s, const std::vector<int>& drafts = {}) {
-    return open(s, drafts).finished();
+    return open(s, drafts).finish();
   }
 
   Tree tree;
@@ -111,7 +111,7 @@ TEST_CASE("commit: twice, of another step or tree, of what has no output") {
   auto step = b.tree.begin_step();
   const ScheduledSequence chunk = step.add(part, 4).row();
   (void)b.plan.build(step);
-  auto prefill = std::move(step).finished();
+  auto prefill = std::move(step).finish();
   CHECK(refused([&] { prefill.commit(chunk, 7); }) == gone);
   check_invariants(b.tree);
 }
@@ -143,7 +143,7 @@ TEST_CASE("commit: as many outputs as the row has, drafts as they were") {
   auto step = b.tree.begin_step();
   REQUIRE(step.add(s, 1000, {.count = 2}));
   (void)b.plan.build(step);
-  auto unknown = std::move(step).finished();
+  auto unknown = std::move(step).finish();
   const ScheduledSequence last = first_row(unknown);
   CHECK(starts(refused([&] { unknown.commit(last, iota(0, 4)); }), "outputs.size() = 4"));
   unknown.commit(last, iota(0, 3));
@@ -182,7 +182,7 @@ TEST_CASE("trees of drafts: parents before children, and one branch") {
   b.view = b.plan.build(step);
   CHECK(b.view.tokens() == std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
   CHECK(b.view.positions() == std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 7, 8});
-  auto done = std::move(step).finished();
+  auto done = std::move(step).finish();
   const ScheduledSequence row = first_row(done);
   CHECK(row.num_drafts == 4);
   CHECK(row.output_row() == 5);
@@ -220,7 +220,7 @@ TEST_CASE("trees of drafts: parents before children, and one branch") {
   REQUIRE(b.view.unknown_tokens().size() == 2);
   CHECK(b.view.unknown_tokens()[1].row == 2);
   CHECK(b.view.unknown_tokens()[1].position == 11);
-  auto unknown = std::move(last).finished();
+  auto unknown = std::move(last).finish();
   unknown.commit(first_row(unknown), iota(60, 2), 1);
   CHECK(s.size() == 13);
   check_invariants(b.tree);
@@ -235,10 +235,10 @@ TEST_CASE("what was computed behind a trunk is superseded by another branch of i
                      {.tokens = std::vector<int>{7, 8, 9, 10},
                       .parents = std::vector<std::int32_t>{-1, 0, -1, 2}}));
     b.view = b.plan.build(step);
-    auto first = std::move(step).submitted();
-    auto second = b.open(s).submitted();
-    auto done = std::move(first).finished();
-    auto later = std::move(second).finished();
+    auto first = std::move(step).submit();
+    auto second = b.open(s).submit();
+    auto done = std::move(first).finish();
+    auto later = std::move(second).finish();
     const std::vector<int> outputs = leaf == 1 ? std::vector<int>{7, 8, 5} : iota(9, 3);
     done.commit(first_row(done), outputs, leaf);
     CHECK((later.rows().begin() != later.rows().end()) == (leaf == 1));
@@ -271,7 +271,7 @@ TEST_CASE("rows: by any kind of loop, and not once their step's outputs are give
   REQUIRE(step.add(s));
   REQUIRE(step.add(other));
   b.view = b.plan.build(step);
-  std::optional<Tree::Finished> done = std::move(step).finished();
+  std::optional<Tree::Finished> done = std::move(step).finish();
   int seen = 0;
   for (auto row : done->rows()) seen += row.index;
   for (auto& row : done->rows()) seen += 10 * row.index;
@@ -301,11 +301,11 @@ TEST_CASE("rows: by any kind of loop, and not once their step's outputs are give
 TEST_CASE("commit: in the order of the steps, and no row that started on what was rejected") {
   Bench b;
   auto s = b.tree.insert(iota(1, 6));
-  auto first = b.open(s, {7, 8}).submitted();
-  auto second = b.open(s).submitted();
+  auto first = b.open(s, {7, 8}).submit();
+  auto second = b.open(s).submit();
   CHECK(b.view.unknown_tokens().size() == 1);
-  auto done = std::move(first).finished();
-  auto later = std::move(second).finished();
+  auto done = std::move(first).finish();
+  auto later = std::move(second).finish();
   CHECK(
       refused([&] { later.commit(first_row(later), 1); }) ==
       "position of the row's output = 9: expected 6: commit the outputs of the earlier step first, "
@@ -328,27 +328,26 @@ TEST_CASE("finished and submitted: in order, and after build") {
       "step = 1: expected AttentionPlan::build() after the last add(): nothing has told the "
       "kernels "
       "what to compute";
-  CHECK(refused([&] { (void)std::move(step).finished(); }) == unbuilt);
-  CHECK(refused([&] { (void)std::move(step).submitted(); }) == unbuilt);
+  CHECK(refused([&] { (void)std::move(step).finish(); }) == unbuilt);
+  CHECK(refused([&] { (void)std::move(step).submit(); }) == unbuilt);
   CHECK(b.plan.build(step));
   REQUIRE(step.add(other));
-  CHECK(refused([&] { (void)std::move(step).finished(); }) == unbuilt);
-  CHECK(refused([&] { (void)std::move(step).submitted(); }) == unbuilt);
+  CHECK(refused([&] { (void)std::move(step).finish(); }) == unbuilt);
+  CHECK(refused([&] { (void)std::move(step).submit(); }) == unbuilt);
   CHECK(step.num_sequences() == 2);  // the step is still there
   CHECK(b.plan.build(step));
-  std::optional<Tree::InFlight> first = std::move(step).submitted();
-  auto second = b.open(s).submitted();
+  std::optional<Tree::InFlight> first = std::move(step).submit();
+  auto second = b.open(s).submit();
   const std::string early =
       "step = 2: expected step 1 first: steps finish in the order they were submitted";
-  CHECK(refused([&] { (void)std::move(second).finished(); }) == early);
-  CHECK(
-      starts(refused([&] { (void)b.open(other).finished(); }), "step = 3: expected step 1 first"));
+  CHECK(refused([&] { (void)std::move(second).finish(); }) == early);
+  CHECK(starts(refused([&] { (void)b.open(other).finish(); }), "step = 3: expected step 1 first"));
   {
-    const auto done = std::move(*first).finished();
+    const auto done = std::move(*first).finish();
   }
-  CHECK(refused([&] { (void)std::move(second).finished(); }) == "no error");
+  CHECK(refused([&] { (void)std::move(second).finish(); }) == "no error");
   step = b.tree.begin_step();  // without rows there is nothing to build
-  CHECK(refused([&] { (void)std::move(step).finished(); }) == "no error");
+  CHECK(refused([&] { (void)std::move(step).finish(); }) == "no error");
   check_invariants(b.tree);
 }
 
@@ -356,7 +355,7 @@ TEST_CASE("one open step, four in flight") {
   Bench b;
   auto s = b.tree.insert(iota(1, 6));
   std::vector<Tree::InFlight> flying;
-  for (int i = 0; i < 3; ++i) flying.push_back(b.open(s).submitted());
+  for (int i = 0; i < 3; ++i) flying.push_back(b.open(s).submit());
   {
     const auto open = b.tree.begin_step();
     CHECK(
@@ -364,7 +363,7 @@ TEST_CASE("one open step, four in flight") {
         "begin_step() = a second open step: expected that step 4 is submitted, finished or dropped "
         "first");
   }
-  flying.push_back(b.open(s).submitted());
+  flying.push_back(b.open(s).submit());
   CHECK(refused([&] { (void)b.tree.begin_step(); }) ==
         "steps in flight = 4: expected fewer than 4: finish the oldest first, or, where steps were "
         "dropped in flight, call device_idle() when the device is idle");
@@ -395,7 +394,7 @@ TEST_CASE("add: of a sequence that is not there, of another tree, twice, of noth
   CHECK(step.num_rows() == 6);
   (void)b.plan.build(step);
   {
-    const auto done = std::move(step).finished();
+    const auto done = std::move(step).finish();
   }
   step = b.tree.begin_step();
   const AddResult nothing = step.add(moved);  // its output was given up
@@ -431,10 +430,10 @@ TEST_CASE("a view ends with its step and when its plan builds another") {
   auto step = b.open(s);
   auto kept = b.view;
   check(kept, true);
-  auto flight = std::move(step).submitted();
+  auto flight = std::move(step).submit();
   check(kept, true);
   {
-    const auto done = std::move(flight).finished();
+    const auto done = std::move(flight).finish();
   }
   check(kept, false);
   {
@@ -443,7 +442,7 @@ TEST_CASE("a view ends with its step and when its plan builds another") {
   }
   check(b.view, false);
   {
-    const auto lost = b.open(other).submitted();
+    const auto lost = b.open(other).submit();
     check(b.view, true);
   }
   check(b.view, false);
@@ -486,14 +485,14 @@ TEST_CASE("handles of steps that were moved from, or whose tree is gone") {
   CHECK(refused([&] { (void)step.num_rows(); }) == from);
   CHECK(refused([&] { (void)step.num_sequences(); }) == from);
   CHECK(refused([&] { (void)plan.build(step); }) == from);
-  CHECK(refused([&] { (void)std::move(step).submitted(); }) == from);
-  CHECK(refused([&] { (void)std::move(step).finished(); }) == from);
+  CHECK(refused([&] { (void)std::move(step).submit(); }) == from);
+  CHECK(refused([&] { (void)std::move(step).finish(); }) == from);
   REQUIRE(moved.add(s));
   (void)plan.build(moved);
-  auto flight = std::move(moved).submitted();
-  CHECK(refused([&] { (void)std::move(moved).finished(); }) == from);  // NOLINT
-  auto done = std::move(flight).finished();
-  CHECK(refused([&] { (void)std::move(flight).finished(); }) == from);  // NOLINT
+  auto flight = std::move(moved).submit();
+  CHECK(refused([&] { (void)std::move(moved).finish(); }) == from);  // NOLINT
+  auto done = std::move(flight).finish();
+  CHECK(refused([&] { (void)std::move(flight).finish(); }) == from);  // NOLINT
   auto last = std::move(done);
   CHECK(refused([&] { (void)done.rows(); }) == from);  // NOLINT
   const ScheduledSequence row = first_row(last);

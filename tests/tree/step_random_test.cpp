@@ -147,9 +147,9 @@ class Engine {
       device_.run_all();
       if (random_.chance(0.1)) return;  // the kernels ran, and it is dropped all the same
       lost_.clear();
-      commit(std::move(step).finished(), drafts);
+      commit(std::move(step).finish(), drafts);
     } else {
-      flying_.push_back({std::move(step).submitted(), std::move(drafts), before});
+      flying_.push_back({std::move(step).submit(), std::move(drafts), before});
     }
   }
 
@@ -160,7 +160,7 @@ class Engine {
     for (Flight& later : flying_)
       if (later.jobs_before >= 0) later.jobs_before -= flight.jobs_before + 1;
     std::erase_if(lost_, [&](std::uint64_t number) { return number < flight.step.number(); });
-    commit(std::move(flight.step).finished(), flight.drafts);
+    commit(std::move(flight.step).finish(), flight.drafts);
   }
 
   void commit(typename Tree::Finished done,

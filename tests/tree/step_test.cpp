@@ -39,7 +39,7 @@ struct Bench {
   }
   typename T::InFlight submit(typename T::Step step) {
     device.queue(plan.build(step));
-    return std::move(step).submitted();
+    return std::move(step).submit();
   }
 
   T tree;
@@ -161,7 +161,7 @@ TEST_CASE("what a dropped step was to write is nobody's to read") {
       CHECK(step.add(twin));
       (void)b.plan.build(step);
       if (lost) {
-        const auto dropped = std::move(step).submitted();
+        const auto dropped = std::move(step).submit();
       }
     }
     auto third = b.tree.insert(iota(1, 12));  // no step had it
@@ -200,7 +200,7 @@ TEST_CASE("a step that rests on a lost one has no outputs") {
   auto flight = b.submit(std::move(step));
   lost.reset();
   b.device.run_all();
-  auto done = std::move(flight).finished();
+  auto done = std::move(flight).finish();
   CHECK(count(done.rows()) == 0);
   CHECK_THROWS_AS(done.commit(std::vector<int>{9}), InvalidArgument);
   done.commit(std::vector<int>{});
@@ -228,7 +228,7 @@ TEST_CASE("the last to leave takes along copies whose step was lost") {
   s.leave();
   b.device.run_all();
   {
-    const auto done = std::move(flight).finished();
+    const auto done = std::move(flight).finish();
   }
   CHECK(b.tree.stats().leaving_sequences == 2);  // the copy is still to be made, for all we know
   other.leave();
@@ -255,7 +255,7 @@ TEST_CASE("what nobody is left to write has no writer, though a step still holds
   auto third = b.tree.insert(iota(1, 20));
   {
     b.device.run_all();
-    const auto done = std::move(flight).finished();
+    const auto done = std::move(flight).finish();
   }
   check_invariants(b.tree);
   b.run({&other, &third, &stranger});
@@ -278,7 +278,7 @@ TEST_CASE("device_idle() says nothing of a step that is still open") {
   }
   s.leave();
   {
-    const auto done = std::move(flight).finished();
+    const auto done = std::move(flight).finish();
   }
   CHECK(b.tree.stats().leaving_sequences == 1);  // the device may be writing its places
   b.tree.device_idle();
@@ -318,10 +318,10 @@ TEST_CASE("leaving between build and write is harmless: the places are the step'
     auto eager = b.tree.insert(iota(90, 4));
     CHECK(b.tree.stats().leaving_sequences == 1);
     std::optional<Tree::InFlight> flight;
-    if (in_flight) flight = std::move(step).submitted();
+    if (in_flight) flight = std::move(step).submit();
     b.device.run_all();
     {
-      auto done = in_flight ? std::move(*flight).finished() : std::move(step).finished();
+      auto done = in_flight ? std::move(*flight).finish() : std::move(step).finish();
       CHECK(count(done.rows()) == 1);
       for (const ScheduledSequence row : done.rows()) CHECK(row.sequence == a.id());
     }
@@ -350,7 +350,7 @@ TEST_CASE(
   CHECK(held.step() == 1);
   b.device.run_all();
   {
-    const auto done = std::move(flight).finished();
+    const auto done = std::move(flight).finish();
   }
   CHECK(twin.num_written() == 6);
   const AddResult added = step.add(twin);
@@ -391,7 +391,7 @@ TEST_CASE("a step lost in flight holds what it may touch until a later one has f
         auto f = b.submit(std::move(step));
         CHECK(b.tree.stats().used_chunks == 4);
         b.device.run_all();  // the device runs the lost one first
-        return std::move(f).finished();
+        return std::move(f).finish();
       }();
     }
     CHECK(b.tree.stats().used_chunks == 1);
@@ -415,7 +415,7 @@ TEST_CASE("what rests on a step that was lost counts for nothing and is computed
   step = b.tree.begin_step();
   CHECK(step.add(s).reason() == AddResult::Reason::waits_for_step);
   b.device.run_all();
-  const auto late = std::move(later).finished();
+  const auto late = std::move(later).finish();
   CHECK(count(late.rows()) == 0);
   CHECK(s.num_written() == 0);
   CHECK(s.num_uncomputed() == 6);
@@ -463,7 +463,7 @@ TEST_CASE("several steps lost, in any order: every token is computed again") {
       if (!oldest_first) {  // so that the tree's records of steps are used again from the last on
         for (int i = 0; i < 3; ++i) flying.push_back(b.submit(b.tree.begin_step()));
         for (auto& flight : flying) {
-          const auto done = std::move(flight).finished();
+          const auto done = std::move(flight).finish();
         }
         flying.clear();
         b.device.reset();
@@ -481,7 +481,7 @@ TEST_CASE("several steps lost, in any order: every token is computed again") {
       b.device.run_next();
       b.device.reset();  // nothing of what was lost was ever run
       {
-        const auto done = std::move(flying[0]).finished();
+        const auto done = std::move(flying[0]).finish();
       }
       if (idle) b.tree.device_idle();
       CHECK(step.add(other));
@@ -509,7 +509,7 @@ TEST_CASE("one step ahead of the device: its tokens are the outputs to come") {
   std::optional<Tree::InFlight> previous;
   const auto finish = [&] {
     b.device.run_next();
-    auto done = std::move(*previous).finished();
+    auto done = std::move(*previous).finish();
     for (const ScheduledSequence row : done.rows()) done.commit(row, b.device.sampled(row, 0));
   };
   for (int i = 0; i < 20; ++i) {
@@ -522,7 +522,7 @@ TEST_CASE("one step ahead of the device: its tokens are the outputs to come") {
       CHECK(unknown.position == rows[static_cast<std::size_t>(unknown.row)].position);
     b.device.queue(view);
     for (const ScheduledSequence& row : rows) b.device.name(row);
-    auto flight = std::move(step).submitted();
+    auto flight = std::move(step).submit();
     if (previous) finish();
     previous = std::move(flight);
   }
@@ -548,7 +548,7 @@ TEST_CASE(
   auto second = b.submit(std::move(step));
   b.device.run_next();
   {
-    const auto done = std::move(first).finished();
+    const auto done = std::move(first).finish();
   }  // a stop sequence: nothing more is wanted
   CHECK(s.num_reserved() == 0);
   CHECK(s.size() == 7);
@@ -559,7 +559,7 @@ TEST_CASE(
   CHECK(held.reason() == AddResult::Reason::waits_for_step);
   CHECK(held.step() == second.number());
   b.device.reset();
-  const auto none = std::move(second).finished();
+  const auto none = std::move(second).finish();
   CHECK(count(none.rows()) == 0);
   CHECK(step.add(s));
   auto done = b.finish(std::move(step));
@@ -582,7 +582,7 @@ TEST_CASE(
   auto second = b.submit(std::move(step));
   b.device.run_next();
   {
-    const auto done = std::move(first).finished();
+    const auto done = std::move(first).finish();
   }  // which is given up
   auto twin = s.fork();
   CHECK(b.tree.stats().forks_shared == 1);
@@ -592,7 +592,7 @@ TEST_CASE(
   twin.mark_loaded(range);
   b.device.run_next();
   {
-    const auto done = std::move(second).finished();
+    const auto done = std::move(second).finish();
   }
   CHECK(twin.num_written() == 10);
   CHECK(b.device.wrong(twin) == 0);

@@ -112,13 +112,13 @@ struct Scenario {
     attempt([&] { (void)plan.build(*open); });
   }
   void submit() {
-    attempt([&] { in_flight.push_back(std::move(*open).submitted()); });
+    attempt([&] { in_flight.push_back(std::move(*open).submit()); });
     open.reset();
   }
   /// \param leaf  of a tree, the draft that is right, with those before it
   void finish(int output, std::int32_t leaf = -1, const std::vector<int>& branch = {}) {
     std::optional<typename Tree::Finished> finished;
-    attempt([&] { finished.emplace(std::move(in_flight.front()).finished()); });
+    attempt([&] { finished.emplace(std::move(in_flight.front()).finish()); });
     in_flight.erase(in_flight.begin());
     std::vector<ScheduledSequence> rows;
     for (const ScheduledSequence row : finished->rows()) rows.push_back(row);
@@ -286,10 +286,10 @@ TEST_CASE("where another plan fails to be built, the step has the one before, or
       ++kept;
     } else {
       ++gone;
-      CHECK_THROWS_AS((void)std::move(step).submitted(), InvalidArgument);
+      CHECK_THROWS_AS((void)std::move(step).submit(), InvalidArgument);
       (void)plan.build(step);
     }
-    const auto flight = std::move(step).submitted();
+    const auto flight = std::move(step).submit();
     check_invariants(tree);
   }
   CHECK(kept + gone > 3);
@@ -337,12 +337,12 @@ TEST_CASE("a copier that is late: both ends of a copy stay until the step that h
   CHECK(copies[0].source_chunk == copies[1].source_chunk);
   CHECK(copies[0].source_begin == copies[1].source_begin);
   CHECK(copies[0].target_chunk != copies[1].target_chunk);
-  auto first = std::move(step).submitted();
+  auto first = std::move(step).submit();
 
   auto next = tree.begin_step();
   REQUIRE(next.add(grandchild));
   CHECK(plan.build(next).num_copies == 0);  // the step before has them
-  auto second = std::move(next).submitted();
+  auto second = std::move(next).submit();
   source.leave();
   twin.leave();
   CHECK(tree.stats().leaving_sequences == 2);
@@ -357,13 +357,13 @@ TEST_CASE("a copier that is late: both ends of a copy stay until the step that h
     });
   }
   {
-    auto done = std::move(first).finished();
+    auto done = std::move(first).finish();
   }
   check_invariants(tree);
   CHECK(tree.stats().leaving_sequences == 0);
   CHECK(chunkattn::detail::TreeAccess::core(tree).copies.all().empty());
   {
-    auto done = std::move(second).finished();
+    auto done = std::move(second).finish();
   }
   check_invariants(tree);
 }
@@ -387,7 +387,7 @@ TEST_CASE("a twin that leaves before its copy was made takes the copy back") {
             (in_step ? 1 : 0));  // a step may read them
       const auto view = plan.build(step);
       CHECK(view.num_copies == (in_step ? 1 : 0));
-      auto done = std::move(step).finished();
+      auto done = std::move(step).finish();
     }
     check_invariants(tree);
     CHECK(chunkattn::detail::TreeAccess::core(tree).copies.all().empty());

@@ -138,7 +138,7 @@ void bind_step(nb::module_& module) {
       .def("drop", [](Finished& f) { f.step.reset(); }, "Gives up what was not committed.");
   nb::class_<InFlight>(module, "InFlight", "A step that is queued on a device.")
       .def(
-          "finished", [](InFlight& s) { return Finished{taken(s.step, "step").finished()}; },
+          "finished", [](InFlight& s) { return Finished{taken(s.step, "step").finish()}; },
           "Says that the device has run it.");
   nb::class_<Step>(module, "Step", "An open step. Deleting it cancels it.")
       .def("add", &add, "sequence"_a, "max_tokens"_a = nb::none(), nb::kw_only(),
@@ -154,7 +154,7 @@ void bind_step(nb::module_& module) {
       .def(
           "submitted",
           [](Step& s) {
-            InFlight next{std::move(s.open()).submitted()};
+            InFlight next{std::move(s.open()).submit()};
             s.step.reset();
             return next;
           },
@@ -162,7 +162,7 @@ void bind_step(nb::module_& module) {
       .def(
           "finished",
           [](Step& s) {
-            Finished next{std::move(s.open()).finished()};
+            Finished next{std::move(s.open()).finish()};
             s.step.reset();
             return next;
           },

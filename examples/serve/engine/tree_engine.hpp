@@ -516,7 +516,7 @@ class TreeEngine final : public Engine {
     stats_.plan_rebuilds = plan_.num_rebuilds();
     put_at_risk(0);
     score_prompts(logits);
-    sample(std::move(step).finished(), logits);
+    sample(std::move(step).finish(), logits);
     at_risk_.clear();
   }
   /// Those of the step from this one on: prompts behind those that decode. A step that throws while

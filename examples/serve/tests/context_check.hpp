@@ -78,7 +78,7 @@ class ContextRank {
           lse);
     std::vector<int> tokens(outputs);
     for (int& token : tokens) token = random_.uniform(0, 9);
-    std::move(step).finished().commit(tokens);
+    std::move(step).finish().commit(tokens);
   }
 
   std::vector<float> numbers(std::size_t heads) {

@@ -102,7 +102,7 @@ TEST_CASE("padded heads of 8 on the fake device give the logits of the CPU") {
     Tree::Step step = tree.begin_step();
     for (Tree::Sequence& sequence : sequences) (void)step.add(sequence, 48);
     compare(plan.build(step));
-    Tree::Finished finished = std::move(step).finished();
+    Tree::Finished finished = std::move(step).finish();
     for (const auto& row : finished.rows()) {
       const auto s = static_cast<std::size_t>(row.index);
       finished.commit(row, texts[s][sequences[s].size()]);

@@ -209,7 +209,7 @@ TEST_CASE("batch-invariant: the logits of a row have the same bits among 1 to 64
                           std::span<const float> v,
                           std::span<float> out) { attention->run(layer, view, q, k, v, out); });
       logits.assign(got.end() - small.vocab_size, got.end());
-      Tree::Finished finished = std::move(step).finished();
+      Tree::Finished finished = std::move(step).finish();
       finished.commit(std::vector<int>(to_size(rows), 11));
     }
     if (rows == 1) first_alone = logits;

@@ -81,7 +81,7 @@ std::vector<float> logits_of(const Model& model, Products& products,
         [&](int layer, std::span<const float> q, std::span<const float> k, std::span<const float> v,
             std::span<float> out) { attention->run(layer, view, q, k, v, out); });
     all.insert(all.end(), logits.begin(), logits.end());
-    std::move(step).finished().commit(std::vector<int>(added.row().has_output ? 1 : 0, 0));
+    std::move(step).finish().commit(std::vector<int>(added.row().has_output ? 1 : 0, 0));
   }
   return all;
 }

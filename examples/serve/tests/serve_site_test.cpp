@@ -78,7 +78,7 @@ std::vector<float> own_logprobs(const Model& model, Products& products,
     logprobs.push_back(
         static_cast<float>(row[static_cast<std::size_t>(tokens[r + 1])] - std::log(sum)));
   }
-  (void)std::move(step).finished();
+  (void)std::move(step).finish();
   return logprobs;
 }
 

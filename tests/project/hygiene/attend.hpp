@@ -72,13 +72,13 @@ struct Attend {
       Tree::Step step = tree.begin_step();
       (void)step.add(sequences.back());
       compute(step, cache);
-      Tree::Finished finished = std::move(step).finished();
+      Tree::Finished finished = std::move(step).finish();
       for (const auto& row : finished.rows()) finished.commit(row, 1000);
     }
     Tree::Step step = tree.begin_step();
     for (auto& sequence : sequences) (void)step.add(sequence);
     compute(step, cache);
-    (void)std::move(step).finished();
+    (void)std::move(step).finish();
     return out;
   }
 

@@ -49,7 +49,7 @@ class WriteCheck final : public StepObserver {
     const std::lock_guard guard(mutex_);
     if (const Writes* const writes = find(step))
       for (int layer = 0; layer < num_layers_; ++layer)
-        check(*writes, layer, 0, heads_, "finished()");
+        check(*writes, layer, 0, heads_, "finish()");
   }
   /// The step has finished or was dropped.
   CHUNKATTN_COLD void on_ended(std::uint64_t step) noexcept override {
