@@ -56,7 +56,7 @@ Turn answer(const std::vector<Token>& chat, const std::string& socket, pid_t kil
   Tree tree;
   Cache cache(tree, geometry);
   Below below(tree, cache, {std::make_shared<examples::RedisTier>(socket)},
-              {.model = "toy", .max_ahead = 1});
+              {.model = "toy", .max_prefetched = 1});
   auto sequence = tree.insert(chat);
   const auto start = std::chrono::steady_clock::now();
   auto load = below.load(sequence);

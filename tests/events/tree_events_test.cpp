@@ -268,7 +268,7 @@ TEST_CASE("a mirror refuses what cannot follow, and stays as it was") {
   CHECK(says([](CacheEvent& e) { e.position = 5; }, two) ==
         "event.position = 5: expected 6, the end of its span");
   CHECK(says([](CacheEvent& e) { e.parent = 0, e.position = 0; }, two) ==
-        "event.span = 1: expected a new span, or one that goes on");
+        "event.span = 1: expected a new span, or event.parent, which it extends");
   const auto evicted = [](CacheEvent& e) { e.kind = Kind::evicted; };
   CHECK(says([&](CacheEvent& e) { evicted(e), e.span = 5; }, {}) ==
         "event.span = 5: expected a span that is stored");

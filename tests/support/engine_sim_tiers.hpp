@@ -100,7 +100,7 @@ class EngineSimTiers : public EngineSimHandles<Retention, ChunkSize> {
     options.model = model();
     if (one_in(2)) options.block_tokens = static_cast<std::int32_t>(1 + below(2 * ChunkSize));
     options.write_through = one_in(3);
-    options.max_ahead = 1;
+    options.max_prefetched = 1;
     options.max_wait_seconds = 1e9;  // whoever gives up is drawn
     options.threads = false;
     options.max_queued_bytes = 16 * (1 + below(1000));

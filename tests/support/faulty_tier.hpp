@@ -48,7 +48,7 @@ class FaultyTier final : public chunkattn::TierStore {
   std::chrono::microseconds delay{0};
   std::size_t max_records = std::numeric_limits<std::size_t>::max();
   /// Whether it says what it gets and loses.
-  bool tells = true;
+  bool notifies = true;
   std::atomic<int> gets = 0, cancelled_gets = 0;
 
   bool put(const Key& key, const Record& record, const std::atomic<bool>& cancelled) override {
@@ -63,11 +63,11 @@ class FaultyTier final : public chunkattn::TierStore {
     }
     const std::lock_guard lock(mutex_);
     records_[key.text()] = {key, record};
-    say(key, true);
+    report(key, true);
     while (records_.size() > max_records) {
       const Key gone = records_.begin()->second.first;
       records_.erase(records_.begin());
-      say(gone, false);
+      report(gone, false);
     }
     return true;
   }
@@ -111,11 +111,11 @@ class FaultyTier final : public chunkattn::TierStore {
   void erase(const Key& key) override {
     const std::lock_guard lock(mutex_);
     records_.erase(key.text());
-    say(key, false);
+    report(key, false);
   }
   void lose_all() {
     const std::lock_guard lock(mutex_);
-    for (const auto& [text, one] : std::exchange(records_, {})) say(one.first, false);
+    for (const auto& [text, one] : std::exchange(records_, {})) report(one.first, false);
   }
   [[nodiscard]] std::size_t size() const {
     const std::lock_guard lock(mutex_);
@@ -129,8 +129,8 @@ class FaultyTier final : public chunkattn::TierStore {
   }
 
  private:
-  void say(const Key& key, bool is_there) {
-    if (tells) tell(key, is_there);
+  void report(const Key& key, bool is_there) {
+    if (notifies) notify(key, is_there);
   }
   TierFault fault(std::uint64_t& where, const std::atomic<bool>& cancelled) {
     const TierFault kind = next(where);

@@ -122,6 +122,25 @@ TEST_CASE("records of now have the names and the bytes of 0.3.0") {
   CHECK(records(folder.path) == records(stored_by_0_3_0));
 }
 
+TEST_CASE("all of a checksum counts") {
+  if (std::endian::native != std::endian::little) return;
+  for (const int at : {32, 47}) {  // its first byte, and its last
+    const Folder folder;
+    std::filesystem::copy(stored_by_0_3_0, folder.path);
+    for (const auto& [name, bytes] : records(folder.path)) {
+      std::fstream file(folder.path + "/" + name, std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(at);
+      file.put(static_cast<char>(bytes[static_cast<std::size_t>(at)] ^ 1));
+    }
+    for_each_form(folder.path, [](auto&& setup, double) {
+      auto s = setup.tree.insert(prompt(), how);
+      setup.below.load(s).wait(s);
+      CHECK(s.num_written() == 0);
+      CHECK(setup.below.stats().tiers[0].refused == 1);
+    });
+  }
+}
+
 TEST_CASE("a record of another format is not read, and is counted") {
   if (std::endian::native != std::endian::little) return;
   const Folder folder;

@@ -158,7 +158,7 @@ TEST_CASE("a child may come at any moment of the threads") {
 TEST_CASE("in a child nothing waits for locks that its parent's threads had") {
   if (!can_fork()) return;
   const auto observer = std::make_shared<test::RecordingObserver<Bench::Below>>();
-  Bench b({memory()}, {.max_ahead = 1, .observer = observer});
+  Bench b({memory()}, {.max_prefetched = 1, .observer = observer});
   const auto prompt = iota(0, 64);
   for (int i = 0; i < 20; ++i) {
     b.run(iota(1000 * i, 64));

@@ -224,7 +224,7 @@ TEST_CASE("what is in a directory is seen when it is looked for") {
 
 TEST_CASE("of a store that publishes nothing itself its answers count") {
   auto silent = std::make_shared<FaultyTier>();
-  silent->tells = false;
+  silent->notifies = false;
   Followed f({silent});
   const auto prompt = iota(0, 64);
   f.store(prompt);
@@ -287,6 +287,33 @@ TEST_CASE("two trees share a store: each observer sees what becomes of its block
     CHECK(a.observer->num_lost() > 0);
   }
   CHECK(store->put({1, 2}, std::make_shared<const std::vector<std::byte>>(10), {}));  // to nobody
+}
+
+TEST_CASE("a path that is public is so to its last block") {
+  Followed f({memory()});
+  const InsertOptions how{.name_space = {.tenant = 7, .adapter = 3}, .public_length = 30};
+  f.store(iota(0, 30), how);
+  CHECK(f.observer->blocks().size() == 3);
+  for (const auto& [text, block] : f.observer->blocks())
+    CHECK(block.name_space == Namespace{.adapter = 3, .is_public = true});
+}
+
+TEST_CASE("the last 16384 keys are known") {
+  detail::KnownKeys known;
+  constexpr std::uint64_t most = 16384;
+  const auto key = [](std::uint64_t n) { return TierStore::Key{n * 0x9e3779b97f4a7c15u, n}; };
+  for (std::uint64_t n = 0; n < most; ++n)
+    for (int i = 0; i < 3; ++i) known.add(key(n));  // more than once is as once
+  CHECK(known.has(key(0)));
+  known.remove(key(0));
+  known.add(key(0));  // now it is the last that came
+  for (std::uint64_t n = most; n < 2 * most - 1; ++n) known.add(key(n));
+  CHECK(known.has(key(0)));
+  CHECK_FALSE(known.has(key(1)));
+  CHECK_FALSE(known.has(key(most - 1)));
+  CHECK(known.has(key(most)));
+  known.add(key(2 * most));
+  CHECK_FALSE(known.has(key(0)));
 }
 
 TEST_CASE("what a store says while it is asked counts for more than its answer") {
@@ -363,7 +390,7 @@ TEST_CASE("what the last tier lost goes down again") {
   }
   SUBCASE("it did not say so: that is seen when it is asked") {
     auto silent = std::make_shared<FaultyTier>();
-    silent->tells = false;
+    silent->notifies = false;
     Bench b({silent});
     down(b, prompt);
     silent->lose_all();

@@ -202,7 +202,7 @@ TEST_CASE("a block lies where it was stored again after a part of it went") {
   const auto* const span = spans.find(1, 0);
   REQUIRE(span != nullptr);
   std::vector<Piece> pieces;
-  spans.places(*span, 0, pieces);
+  spans.pieces_of(*span, 0, pieces);
   REQUIRE(pieces.size() == 2);
   CHECK(pieces[0].begin == 0);
   CHECK(pieces[0].length == 4);
@@ -576,8 +576,8 @@ TEST_CASE("arguments") {
         "cache = of another tree: expected the K/V memory of the tree");
   CHECK(refused([&] { Below(tree, cache, {memory()}, {.block_tokens = -1}); }) ==
         "options.block_tokens = -1: expected at least 1, or 0 for the tree's chunk size");
-  CHECK(refused([&] { Below(tree, cache, {memory()}, {.max_ahead = 0}); }) ==
-        "options.max_ahead = 0: expected at least 1");
+  CHECK(refused([&] { Below(tree, cache, {memory()}, {.max_prefetched = 0}); }) ==
+        "options.max_prefetched = 0: expected at least 1");
   CHECK(refused([&] { Below(tree, cache, {memory()}, {.stored_as = ElementType::half}); }) ==
         "options.stored_as = 1: expected int8 or float8_e4m3 for K/V of float, half or bfloat16; "
         "else nothing");

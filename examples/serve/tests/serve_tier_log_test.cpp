@@ -242,7 +242,7 @@ TEST_CASE("what a directory had before is published when it is found") {
 
 TEST_CASE("of a store that publishes nothing itself its answers count") {
   auto silent = std::make_shared<FaultyTier>();
-  silent->tells = false;
+  silent->notifies = false;
   Followed f({silent});
   const auto prompt = iota(0, 64);
   f.store(prompt);

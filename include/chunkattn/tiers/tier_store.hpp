@@ -1,4 +1,4 @@
-// TierStore: a tier below a prefix tree, a store of K/V by the tokens that it is of.
+// TierStore: a lower tier of a prefix tree, which stores K/V by the tokens that it is of.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 CHUNKATTN_NAMESPACE_BEGIN
 
-/// A tier below a tree: holds records (the K/V of a block of tokens, and what it is of) by their
+/// A lower tier of a tree: holds records (the K/V of a block of tokens, and what it is of) by their
 /// keys. MemoryTier, FileTier, or your own, for a remote store: see Tiers, which calls it,
 /// on a thread of its own: where several Tiers have it, on several at once. It may lose records,
 /// fail, or give what nobody put: what it gives is checked, so that this costs time only.
@@ -22,8 +22,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 /// A call may take as long as it does; `cancelled` becomes true when nobody waits for it any
 /// longer. It may throw: that counts as a failure (put: false, get: null).
 ///
-/// One that loses records by itself tells of it: tell(). Otherwise those who follow what it holds
-/// hear of that, and the record goes down again, only after it was asked for.
+/// One that loses records by itself says so: notify(). Otherwise subscribers learn of it, and the
+/// record is stored again, only after it was asked for.
 class TierStore {
  public:
   /// Names a block by its tokens, all before them, and whose they are: a hash of these.
@@ -43,9 +43,9 @@ class TierStore {
   };
   /// Bytes that nobody changes any more.
   using Record = std::shared_ptr<const std::vector<std::byte>>;
-  /// Who hears of the records that a store gets and loses.
-  struct Listener {
-    virtual ~Listener() = default;
+  /// Is notified of the records that a store gets and loses.
+  struct Subscriber {
+    virtual ~Subscriber() = default;
     /// On any thread, within a call of the store, in the order in which it happened. It does not
     /// call the store.
     virtual void changed(const Key& key, bool is_there) noexcept = 0;
@@ -60,7 +60,7 @@ class TierStore {
   virtual bool put(const Key& key, const Record& record, const std::atomic<bool>& cancelled) = 0;
   /// The record with this key; null if there is none.
   [[nodiscard]] virtual Record get(const Key& key, const std::atomic<bool>& cancelled) = 0;
-  /// The same for whom a record of more than `bytes` bytes is of no use: all behind these may be
+  /// The same for whom a record of more than `bytes` bytes is of no use: all after these may be
   /// cut off but for one, which says that there were more. What Tiers calls; by default get().
   [[nodiscard]] virtual Record get_at_most(const Key& key, std::size_t bytes,
                                            const std::atomic<bool>& cancelled) {
@@ -72,25 +72,25 @@ class TierStore {
   /// Forgets it: it was damaged, or another's.
   virtual void erase(const Key& key) = 0;
 
-  /// From now on `who` hears of changes, for as long as it lives.
-  void listen(std::weak_ptr<Listener> who) {
-    const std::lock_guard lock(listeners_mutex_);
-    std::erase_if(listeners_, [](const auto& listener) { return listener.expired(); });
-    listeners_.push_back(std::move(who));
+  /// From now on `subscriber` is notified of changes, for as long as it lives.
+  void subscribe(std::weak_ptr<Subscriber> subscriber) {
+    const std::lock_guard lock(subscribers_mutex_);
+    std::erase_if(subscribers_, [](const auto& one) { return one.expired(); });
+    subscribers_.push_back(std::move(subscriber));
   }
 
  protected:
   /// A record came, or is no longer there. Under the lock that orders the store's changes, so that
-  /// those who hear know which was the last.
-  void tell(const Key& key, bool is_there) noexcept {
-    const std::lock_guard lock(listeners_mutex_);
-    for (const auto& listener : listeners_)
-      if (const auto who = listener.lock()) who->changed(key, is_there);
+  /// subscribers know which was the last.
+  void notify(const Key& key, bool is_there) noexcept {
+    const std::lock_guard lock(subscribers_mutex_);
+    for (const auto& one : subscribers_)
+      if (const auto subscriber = one.lock()) subscriber->changed(key, is_there);
   }
 
  private:
-  std::mutex listeners_mutex_;
-  std::vector<std::weak_ptr<Listener>> listeners_;
+  std::mutex subscribers_mutex_;
+  std::vector<std::weak_ptr<Subscriber>> subscribers_;
 };
 
 CHUNKATTN_NAMESPACE_END

@@ -45,11 +45,11 @@ class MemoryTier final : public TierStore {
     for (bytes_ += record->size(); bytes_ > max_bytes_;) {
       const Key oldest = order_.back().first;
       forget(oldest);
-      tell(oldest, false);
+      notify(oldest, false);
     }
     order_.emplace_front(key, record);
     entries_.emplace(key, order_.begin());
-    tell(key, true);
+    notify(key, true);
     return true;
   }
   [[nodiscard]] Record get(const Key& key, const std::atomic<bool>&) override {
@@ -66,7 +66,7 @@ class MemoryTier final : public TierStore {
   void erase(const Key& key) override {
     const std::lock_guard lock(mutex_);
     forget(key);
-    tell(key, false);
+    notify(key, false);
   }
   /// Bytes of all records now.
   [[nodiscard]] std::size_t num_bytes() const {
@@ -102,7 +102,7 @@ class FileTier final : public TierStore {
   /// \throws InvalidArgument for a path that cannot be written, or that another process, which was
   ///         stopped perhaps, keeps locked for 5 s
   FileTier(const std::string& path, std::uint64_t max_bytes)
-      : files_(path, max_bytes, [this](const Key& key, bool is_there) { tell(key, is_there); }) {}
+      : files_(path, max_bytes, [this](const Key& key, bool is_there) { notify(key, is_there); }) {}
 
   bool put(const Key& key, const Record& record, const std::atomic<bool>& cancelled) override {
     return files_.put(key, *record, cancelled);
@@ -123,9 +123,9 @@ class FileTier final : public TierStore {
   detail::TierDirectory files_;
 };
 
-/// The tiers below one tree, fastest first. Blocks of tokens go down when they are evicted, or as
-/// soon as they are cached; a sequence whose prompt goes on below gets its K/V from there while
-/// others run.
+/// The lower tiers of one tree, fastest first. Blocks of tokens are offloaded when they are
+/// evicted, or as soon as they are cached; a sequence whose prompt has more of them there loads
+/// their K/V while others run.
 ///
 /// It follows the tree by its events (CacheEvents). All calls are the tree's thread's. The
 /// tree and the cache stay where they are and outlive it, and K/V is host memory. In a child of
@@ -188,14 +188,14 @@ class Tiers {
     /// What K/V of float, half or bfloat16 is stored as: int8 or float8_e4m3, with a scale for each
     /// row; or as it is. Rounded K/V makes other logits.
     std::optional<ElementType> stored_as{};
-    /// Whether advance() puts down what is cached, before it is evicted: then it also outlives a
+    /// Whether advance() offloads what is cached, before it is evicted: then it also outlives a
     /// process that is killed.
     bool write_through = false;
-    /// Bytes on their way down beyond which further blocks are not stored: an equal share for each
-    /// tier.
+    /// Bytes that are being offloaded beyond which further blocks are not stored: an equal share
+    /// for each tier.
     std::size_t max_queued_bytes = std::size_t{256} << 20;
-    /// Blocks that come up ahead of Load::poll(); and that one call of it puts in place.
-    std::size_t max_ahead = 8;
+    /// Blocks that are loaded before Load::poll() asks for them; and that one call of it takes.
+    std::size_t max_prefetched = 8;
     /// The longest that a load may go without a block, while computed() has not been called. After
     /// ten times that in one call a tier counts as hanging.
     double max_wait_seconds = 1.0;
@@ -223,12 +223,12 @@ class Tiers {
     std::uint64_t gathered = 0;       ///< copied out of the cache
     std::uint64_t dropped = 0;        ///< not stored: too much was on its way
     std::uint64_t loads = 0;          ///< sequences that something was looked for
-    std::uint64_t loads_late = 0;     ///< of these, given up for computing: too slow
+    std::uint64_t loads_late = 0;     ///< of these, cancelled for computing: too slow
     std::uint64_t loaded_tokens = 0;  ///< tokens that came back
     std::vector<TierStats> tiers;     ///< fastest first
   };
 
-  /// K/V of one sequence on its way up. Move-only; destroying it cancels it.
+  /// K/V of one sequence that is being loaded. Move-only; destroying it cancels it.
   class Load {
    public:
     Load() = default;
@@ -259,7 +259,7 @@ class Tiers {
     void wait(Sequence& sequence) {
       while (poll(sequence)) manager_->wait(*load_);
     }
-    /// Gives up what has not come.
+    /// Cancels what has not come.
     void cancel() noexcept {
       if (load_ != nullptr) manager_->cancel(std::exchange(load_, nullptr));
     }
@@ -280,26 +280,26 @@ class Tiers {
             tree, cache, std::move(stores), std::move(options))) {}
   Tiers(const Tiers&) = delete;
   Tiers& operator=(const Tiers&) = delete;
-  /// What is still on its way down is given up: store_all() and flush() first. Waits for calls of
-  /// stores that go on, which hear by `cancelled` that they may end.
+  /// What is still being offloaded is discarded: store_all() and flush() first. Waits for calls of
+  /// stores that have not ended, which see by `cancelled` that they may.
   ~Tiers() { manager_->close(); }
 
-  /// Looks below for what a sequence would have to compute, in the background. Empty if there is
-  /// nothing to look for. It joined just now, is in no step, and wants no logits of its prompt
-  /// (InsertOptions::max_reuse): what is loaded is not computed.
+  /// Looks in the tiers for what a sequence would have to compute, in the background. Empty if
+  /// there is nothing to look for. It joined just now, is in no step, and wants no logits of its
+  /// prompt (InsertOptions::max_reuse): what is loaded is not computed.
   /// \param compute_last  whether its last token is computed anyway: InsertOptions::compute_last
   [[nodiscard]] Load load(const Sequence& sequence, bool compute_last = true) {
     auto started = manager_->start(sequence, compute_last);
     return started ? Load(manager_, std::move(started)) : Load();
   }
   /// Between steps: with Options::write_through copies at most `max_blocks` blocks that have become
-  /// cached, which go down in the background. Returns how many are left.
+  /// cached, which are offloaded in the background. Returns how many are left.
   std::size_t advance(std::size_t max_blocks = 4) { return manager_->advance(max_blocks); }
-  /// Copies all that is cached and not known to be below: before the tree goes.
+  /// Copies all that is cached and not known to be stored: before the tree goes.
   void store_all() { manager_->store_all(); }
-  /// Waits until all that is on its way down is there, but not for a tier that hangs: is_busy().
+  /// Waits until all that is being offloaded is there, but not for a tier that hangs: is_busy().
   void flush() { manager_->flush(); }
-  /// Whether anything is on its way down, or up to a faster tier.
+  /// Whether anything is being offloaded, or promoted to a faster tier.
   [[nodiscard]] bool is_busy() const { return manager_->queue().is_busy(); }
   /// A step computed so many tokens of prompts in so many seconds: what loading is compared with.
   void computed(std::size_t tokens, double seconds) { manager_->computed(tokens, seconds); }

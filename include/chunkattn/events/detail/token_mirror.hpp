@@ -20,11 +20,11 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Spans by their numbers, and where others leave them. A span is found by the one that it
-/// continues, the position, its namespace and its first tokens.
+/// Spans by their numbers, and where others leave them. A span is found by its
+/// parent, the position, its namespace and its first tokens.
 ///
-/// Events may come from anywhere: whatever is taken over leaves a tree in which every span hangs on
-/// one that is there, and no two go on alike. All spans begin and end at whole units.
+/// Events may come from anywhere: whatever is taken over leaves a tree in which every span has its
+/// parent, and no two extend one alike. All spans begin and end at whole units.
 template <class Token>
 class TokenMirror {
  public:
@@ -97,7 +97,7 @@ class TokenMirror {
     Namespace name_space{};
     std::int32_t position = 0;
     std::vector<Token> tokens;
-    std::vector<std::int32_t> left_at{};  // where other spans go on from it, ascending
+    std::vector<std::int32_t> left_at{};  // where other spans extend it, ascending
     [[nodiscard]] std::int32_t end() const noexcept {
       return position + static_cast<std::int32_t>(tokens.size());
     }
@@ -119,24 +119,24 @@ class TokenMirror {
       check_argument(event.position == 0, "event.position", event.position,
                      "0: no span stands before it");
     else
-      check_argument(parent != nullptr && goes_on_from(*parent, event), "event.parent",
-                     event.parent, "a span that has the token before event.position");
-    check_argument(!continues_alike(parent, event, tokens), "tokens", "as of another span",
-                   "others than what goes on at event.position already");
+      check_argument(parent != nullptr && extends(*parent, event), "event.parent", event.parent,
+                     "a span that has the token before event.position");
+    check_argument(!extends_alike(parent, event, tokens), "tokens", "as of another span",
+                   "others than those that follow at event.position already");
     if (event.parent == event.span) {
       check_argument(event.position == parent->end(), "event.position", event.position,
                      {parent->end(), ", the end of its span"});
       parent->tokens.insert(parent->tokens.end(), tokens.begin(), tokens.end());
     } else {
       check_argument(!spans_.contains(event.span), "event.span", event.span,
-                     "a new span, or one that goes on");
+                     "a new span, or event.parent, which it extends");
       add(parent, {event.span, event.parent, event.name_space, event.position,
                    std::vector<Token>(tokens.begin(), tokens.end())});
     }
     num_tokens_ += tokens.size();
   }
-  /// Whether the event's first token stands behind one of the span's, and may by its namespace.
-  [[nodiscard]] static bool goes_on_from(const Span& span, const CacheEvent& event) noexcept {
+  /// Whether the event's first token stands after one of the span's, and may by its namespace.
+  [[nodiscard]] static bool extends(const Span& span, const CacheEvent& event) noexcept {
     const Namespace &before = span.name_space, &own = event.name_space;
     const bool may_leave =
         event.span != span.number && before.is_public && before.adapter == own.adapter;
@@ -144,8 +144,8 @@ class TokenMirror {
            (own == before || may_leave);
   }
   /// Whether what the event stores would be found as something else.
-  [[nodiscard]] bool continues_alike(const Span* parent, const CacheEvent& event,
-                                     std::span<const Token> tokens) const {
+  [[nodiscard]] bool extends_alike(const Span* parent, const CacheEvent& event,
+                                   std::span<const Token> tokens) const {
     if (parent != nullptr && event.position < parent->end() &&
         event.name_space == parent->name_space &&
         std::equal(tokens.begin(), tokens.begin() + unit_,
@@ -160,7 +160,7 @@ class TokenMirror {
         children_.emplace(key_of(span.parent, position, span.name_space, span.tokens), number);
     try_or_undo([&] { spans_.emplace(number, std::move(span)); }, [&] { children_.erase(entry); });
     if (parent == nullptr) return;
-    try_or_undo([&] { parent->left_at.insert(place_of(*parent, position), position); },
+    try_or_undo([&] { parent->left_at.insert(slot_of(*parent, position), position); },
                 [&] {
                   spans_.erase(number);
                   children_.erase(entry);
@@ -176,24 +176,24 @@ class TokenMirror {
         "event.position", event.position,
         {"the last event.length = ", event.length, " tokens of a span that ends at ", span.end()});
     check_argument(span.left_at.empty() || span.left_at.back() <= event.position, "event.position",
-                   event.position, "tokens that no other span continues");
+                   event.position, "tokens that no other span extends");
     num_tokens_ -= to_size(event.length);
     if (event.position > span.position)
       return span.tokens.resize(to_size(event.position - span.position));
     if (const auto parent = spans_.find(span.parent); parent != spans_.end())
-      parent->second.left_at.erase(place_of(parent->second, span.position) - 1);
+      parent->second.left_at.erase(slot_of(parent->second, span.position) - 1);
     const auto [begin, end] =
         children_.equal_range(key_of(span.parent, span.position, span.name_space, span.tokens));
     children_.erase(
         std::find_if(begin, end, [&](const auto& child) { return child.second == event.span; }));
     spans_.erase(found);
   }
-  /// Behind the spans that leave this one at `position`, or before.
-  [[nodiscard]] static auto place_of(Span& span, std::int32_t position) noexcept {
+  /// After the spans that leave this one at `position`, or before.
+  [[nodiscard]] static auto slot_of(Span& span, std::int32_t position) noexcept {
     return std::ranges::upper_bound(span.left_at, position);
   }
 
-  /// What goes on with these tokens behind the first `length` of a path that ends in `last`: the
+  /// What extends with these tokens the first `length` of a path that ends in `last`: the
   /// same span, or another.
   [[nodiscard]] const Span* find_child(std::uint64_t last, std::size_t length,
                                        const Namespace& space,

@@ -39,14 +39,14 @@ namespace detail {
 class TierDirectory {
  public:
   /// Is called with each record that came, or was removed, by this process.
-  using Tell = std::function<void(const TierStore::Key&, bool is_there)>;
+  using Notify = std::function<void(const TierStore::Key&, bool is_there)>;
 
   /// \param lock_limit  how long a call waits for other processes that change the directory
   /// \throws InvalidArgument for a path that is no directory that can be written, and cannot be
   ///         made one, and for one that another process keeps locked
-  TierDirectory(const std::string& path, std::uint64_t max_bytes, Tell tell,
+  TierDirectory(const std::string& path, std::uint64_t max_bytes, Notify notify,
                 std::chrono::milliseconds lock_limit = std::chrono::seconds(5))
-      : max_bytes_(max_bytes), tell_(std::move(tell)), lock_limit_(lock_limit) {
+      : max_bytes_(max_bytes), notify_(std::move(notify)), lock_limit_(lock_limit) {
     check_argument(max_bytes > 0, "max_bytes", max_bytes, "at least 1");
     (void)::mkdir(path.c_str(), 0700);
     directory_.reset(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -92,7 +92,7 @@ class TierDirectory {
       store_size(locked, total);
       return fail();
     }
-    tell_(key, true);
+    notify_(key, true);
     store_size(locked, total + bytes.size() - std::min(before, total));
     return true;
   }
@@ -132,7 +132,7 @@ class TierDirectory {
     // If it is locked for too long, the next scan counts.
     if (::unlinkat(directory_.get(), name.c_str(), 0) == 0 && locked)
       store_size(locked, total - std::min(size, total));
-    tell_(key, false);
+    notify_(key, false);
   }
   /// Bytes of all records, as all processes have counted them.
   [[nodiscard]] std::uint64_t num_bytes() const { return stored_size(Locked(*this)); }
@@ -266,7 +266,7 @@ class TierDirectory {
       if (::unlinkat(directory_.get(), file_of(entry.key).c_str(), 0) != 0 && errno != ENOENT)
         continue;
       total -= entry.size;
-      tell_(entry.key, false);
+      notify_(entry.key, false);
     }
     store_size(locked, total);
     return total;
@@ -310,7 +310,7 @@ class TierDirectory {
   }
 
   const std::uint64_t max_bytes_;
-  const Tell tell_;
+  const Notify notify_;
   const std::chrono::milliseconds lock_limit_;
   File directory_;
   std::atomic<std::uint64_t> num_parts_ = 0;

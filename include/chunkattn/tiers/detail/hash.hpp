@@ -14,7 +14,7 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// A hash that goes on where it ended: two lanes, each a bijection of itself for every word, so
+/// A hash that can be extended: two lanes, each a bijection of itself for every word, so
 /// that one changed word changes the result.
 class TierHash {
  public:

@@ -60,14 +60,15 @@ class TierManager {
         spans_(block_) {
     check_argument(options_.block_tokens >= 0, "options.block_tokens", options_.block_tokens,
                    "at least 1, or 0 for the tree's chunk size");
-    check_argument(options_.max_ahead > 0, "options.max_ahead", options_.max_ahead, "at least 1");
+    check_argument(options_.max_prefetched > 0, "options.max_prefetched", options_.max_prefetched,
+                   "at least 1");
     check_argument(!stores.empty(), "stores.size()", stores.size(), "at least one tier");
     for (const auto& store : stores) check_argument(store != nullptr, "stores", "null", "tiers");
     if constexpr (requires { cache.tree_id(); })
       check_argument(cache.tree_id() == 0 || cache.tree_id() == tree_id_, "cache",
                      "of another tree", "the K/V memory of the tree");
     codec_ = make_tier_codec<Element>(cache, to_size(block_), options_.stored_as);
-    queue_ = std::make_unique<Queue>(std::move(stores), codec_, options_.max_ahead,
+    queue_ = std::make_unique<Queue>(std::move(stores), codec_, options_.max_prefetched,
                                      options_.max_queued_bytes, 10 * options_.max_wait_seconds,
                                      options_.threads, report());
     follow();
@@ -86,7 +87,7 @@ class TierManager {
     return *queue_;
   }
 
-  // ---- down ----------------------------------------------------------------------------------
+  // ---- offload ------------------------------------------------------------------------------
 
   std::size_t advance(std::size_t max_blocks) {
     resume_following();
@@ -107,7 +108,7 @@ class TierManager {
   }
   void flush() { queue().flush(); }
 
-  // ---- up ------------------------------------------------------------------------------------
+  // ---- load ---------------------------------------------------------------------------------
 
   std::shared_ptr<TierLoad> start(const Sequence& sequence, bool compute_last) {
     resume_following();
@@ -159,9 +160,9 @@ class TierManager {
         sequence.weights_epoch() != load->weights)
       return cancel(load);
     bool is_over = false;
-    const auto taken = queue_->take(load, options_.max_ahead, is_over);
+    const auto taken = queue_->take(load, options_.max_prefetched, is_over);
     for (const TierLoad::Ready& ready : taken)
-      if (!place(sequence, *load, ready)) return cancel(load);
+      if (!fill(sequence, *load, ready)) return cancel(load);
     if (is_over) return false;
     const auto now = Clock::now();
     if (!taken.empty()) load->since = now;
@@ -213,7 +214,7 @@ class TierManager {
 
   void follow() {
     events_.emplace(*tree_, [this](const CacheEvent& event, std::span<const Token> tokens) {
-      heard(event, tokens);
+      on_event(event, tokens);
     });
     is_lost_ = true;
     resume_following();
@@ -236,11 +237,11 @@ class TierManager {
     is_lost_ = false;
     std::span<const Token> rest(snapshot.tokens);
     for (const CacheEvent& event : snapshot.spans) {
-      heard(event, rest.first(to_size(event.length)));
+      on_event(event, rest.first(to_size(event.length)));
       rest = rest.subspan(to_size(event.length));
     }
   }
-  void heard(const CacheEvent& event, std::span<const Token> tokens) noexcept {
+  void on_event(const CacheEvent& event, std::span<const Token> tokens) noexcept {
     if (is_in_child()) return;
     // What K/V is computed with from now on, reopen() says: even where events before it got lost.
     if (event.kind == CacheEvent::Kind::cleared) {
@@ -277,7 +278,7 @@ class TierManager {
     return false;
   }
 
-  // ---- down ----
+  // ---- offload ------------------------------------------------------------------------------
 
   [[nodiscard]] bool has_room() const { return queue_->has_room(codec_.raw_bytes); }
   /// Copies a block out of the cache. False if there is nothing to copy.
@@ -298,23 +299,23 @@ class TierManager {
     put.head = head;
     spans_.path_tokens(*span, block, put.tokens);
     put.raw.resize(codec_.raw_bytes);
-    places_.pieces.clear();
-    spans_.places(*span, block, places_.pieces);
+    pieces_.pieces.clear();
+    spans_.pieces_of(*span, block, pieces_.pieces);
     const TokenRange range{static_cast<std::int32_t>(block) * block_, block_};
-    places_.tree = tree_id_;
+    pieces_.tree = tree_id_;
     if (options_.observer) put.expected = expect(*span, block + 1, put.tokens);
     transfer(
-        places_, range, *cache_, std::span<std::byte>(put.raw), range,
+        pieces_, range, *cache_, std::span<std::byte>(put.raw), range,
         [](const void* row, std::byte* to, std::size_t bytes) { std::memcpy(to, row, bytes); });
     queue_->put(std::move(put));
     ++stats_.gathered;
     return true;
   }
 
-  // ---- up ----
+  // ---- load ---------------------------------------------------------------------------------
 
   /// False if the rest is not wanted any longer.
-  bool place(Sequence& sequence, const TierLoad& load, const TierLoad::Ready& ready) {
+  bool fill(Sequence& sequence, const TierLoad& load, const TierLoad::Ready& ready) {
     const auto begin = static_cast<std::int32_t>(ready.block) * block_;
     const TokenRange loadable = sequence.loadable();
     if (loadable.empty() || loadable.begin < begin) return false;
@@ -432,7 +433,7 @@ class TierManager {
   TierCodec codec_;
   std::unique_ptr<Queue> queue_;
   TierSpans<Token> spans_;
-  TierPlaces<Tree::chunk_size> places_;
+  TierPieces<Tree::chunk_size> pieces_;
   std::deque<std::pair<std::uint64_t, std::size_t>> fresh_;  // blocks that were not stored yet
   Stats stats_;
   double token_seconds_ = 0;  // that computing takes, lately; 0: unknown

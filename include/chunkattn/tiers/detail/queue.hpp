@@ -28,7 +28,7 @@
 CHUNKATTN_NAMESPACE_BEGIN
 namespace detail {
 
-/// Blocks of a prompt on their way up, in order. What is not marked is as it was made, or the
+/// Blocks of a prompt that are being loaded, in order. What is not marked is as it was made, or the
 /// tree's thread's.
 struct TierLoad {
   std::array<std::vector<std::byte>, 2> heads;  ///< of blocks that are private; of public ones
@@ -70,20 +70,20 @@ class TierQueue {
   using Report = std::function<void(std::size_t tier, const TierStore::Key&, bool is_stored)>;
 
   // Delegates, so that threads that run already are joined if another one does not start.
-  /// \param max_bytes     on their way down; each tier may have its share of them on its own
+  /// \param max_bytes     that are being offloaded; each tier may have its share of them on its own
   /// \param hang_seconds  after a call has taken so long, flush() does not wait for its tier
   /// \param report        gets the records that tiers get and lose, as Tiers::Observer::changed()
   /// does
-  TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t max_ahead,
+  TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t prefetch,
             std::size_t max_bytes, double hang_seconds, bool threads, const Report& report)
-      : TierQueue(std::move(stores), codec, max_ahead, max_bytes, hang_seconds, report) {
+      : TierQueue(std::move(stores), codec, prefetch, max_bytes, hang_seconds, report) {
     if (threads)
       for (std::size_t t = 0; t < tiers_.size(); ++t)
         tiers_[t].thread = std::thread([this, t] { run(t); });
   }
   TierQueue(const TierQueue&) = delete;
   TierQueue& operator=(const TierQueue&) = delete;
-  /// What was not put yet is given up: flush() first.
+  /// What was not put yet is discarded: flush() first.
   ~TierQueue() {
     {
       const std::lock_guard lock(mutex_);
@@ -95,7 +95,7 @@ class TierQueue {
       if (tier.thread.joinable()) tier.thread.join();
   }
 
-  // ---- down ----------------------------------------------------------------------------------
+  // ---- offload ------------------------------------------------------------------------------
 
   struct Put {
     TierStore::Key key;
@@ -135,11 +135,11 @@ class TierQueue {
     wait_for([&](const Tier& tier) { return has_room(tier, bytes); });
   }
 
-  // ---- up ------------------------------------------------------------------------------------
+  // ---- load ---------------------------------------------------------------------------------
 
   void start(const std::shared_ptr<TierLoad>& load) {
     const std::lock_guard lock(mutex_);
-    go_on(load, 0, /*first=*/false);
+    ask_next(load, 0, /*first=*/false);
   }
   /// At most `most` blocks that have come, in order. `is_over`: no more will.
   std::vector<TierLoad::Ready> take(const std::shared_ptr<TierLoad>& load, std::size_t most,
@@ -148,7 +148,7 @@ class TierQueue {
     const std::lock_guard lock(mutex_);
     for (; !load->ready.empty() && taken.size() < most; load->ready.pop_front())
       taken.push_back(std::move(load->ready.front()));
-    if (std::exchange(load->is_stalled, false)) go_on(load, 0, /*first=*/false);
+    if (std::exchange(load->is_stalled, false)) ask_next(load, 0, /*first=*/false);
     is_over = load->is_over && load->ready.empty();
     return taken;
   }
@@ -162,7 +162,7 @@ class TierQueue {
     end(*load);
   }
   /// It has waited for this part of its time. A tier that had its share of that and has not
-  /// answered is passed over: the one below is asked.
+  /// answered is passed over: the next one is asked.
   void pass_over(const std::shared_ptr<TierLoad>& load, double part) {
     const std::lock_guard lock(mutex_);
     const std::size_t next = load->tier + 1;
@@ -172,7 +172,7 @@ class TierQueue {
       return;
     suspect(tiers_[load->tier]);
     leave(load);
-    go_on(load, next, /*first=*/false);
+    ask_next(load, next, /*first=*/false);
   }
   /// Waits until something has come, or until then; without threads does one job.
   void wait(const TierLoad& load, std::chrono::duration<double> limit) {
@@ -203,10 +203,10 @@ class TierQueue {
   }
 
  private:
-  TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t max_ahead,
+  TierQueue(std::vector<std::shared_ptr<TierStore>> stores, TierCodec codec, std::size_t prefetch,
             std::size_t max_bytes, double hang_seconds, const Report& report)
       : codec_(codec),
-        max_ahead_(max_ahead),
+        max_prefetched_(prefetch),
         max_bytes_(max_bytes / stores.size()),
         hang_(hang_seconds),
         tiers_(stores.size()) {
@@ -221,7 +221,7 @@ class TierQueue {
             if (known && !is_stored) known->remove(key);
             if (report) report(t, key, is_stored);
           });
-      tier.store->listen(tier.watch);
+      tier.store->subscribe(tier.watch);
     }
   }
 
@@ -246,7 +246,7 @@ class TierQueue {
     double seconds = 0;  // that a block takes, lately
     bool is_measured = false;
     std::uint64_t asked = 0;  // while it was not worth it
-    bool is_suspect = false;  // somebody gave up waiting for what it does now
+    bool is_suspect = false;  // somebody cancelled waiting for what it does now
     bool is_late = false;     // as for the last block that it was asked for
     Counts counts;
   };
@@ -289,7 +289,7 @@ class TierQueue {
       --tier.num_puts;
       tier.put_bytes -= item->bytes;
     } else if (std::exchange(tier.running, nullptr) == load) {  // else it did not wait so long
-      go_on(load, found ? 0 : t + 1, /*first=*/true);
+      ask_next(load, found ? 0 : t + 1, /*first=*/true);
     }
     came_.notify_all();
     return true;
@@ -327,7 +327,7 @@ class TierQueue {
 #endif
   }
 
-  // ---- down ----
+  // ---- offload ------------------------------------------------------------------------------
 
   /// \pre mutex_ is held
   void push(Tier& tier, const std::shared_ptr<Item>& item) {
@@ -381,15 +381,15 @@ class TierQueue {
     return had;
   }
 
-  // ---- up ----
+  // ---- load ---------------------------------------------------------------------------------
 
   // All of these but get(): \pre mutex_ is held
 
   /// Where the load's next block is looked for: in the first tier from `t` on that is worth it.
   /// \param first  before all others that wait there
-  void go_on(const std::shared_ptr<TierLoad>& load, std::size_t t, bool first) {
+  void ask_next(const std::shared_ptr<TierLoad>& load, std::size_t t, bool first) {
     if (load->next == load->keys.size() || stopping_) return end(*load);
-    if (load->ready.size() >= max_ahead_) {
+    if (load->ready.size() >= max_prefetched_) {
       load->is_stalled = true;
       return;
     }
@@ -481,7 +481,7 @@ class TierQueue {
   }
 
   const TierCodec codec_;
-  const std::size_t max_ahead_, max_bytes_;  // bytes: of each tier
+  const std::size_t max_prefetched_, max_bytes_;  // bytes: of each tier
   const std::chrono::duration<double> hang_;
   const std::shared_ptr<KnownKeys> known_ = std::make_shared<KnownKeys>();  // of the last tier
   std::vector<Tier> tiers_;

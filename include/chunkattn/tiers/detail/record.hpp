@@ -1,4 +1,4 @@
-// A record of a tier: the K/V of a block of tokens, with all that it was computed from. It is read
+// Records of a tier: the K/V of a block of tokens, with all that it was computed from. It is read
 // by nobody who expects anything else: each byte of what it says of itself is compared.
 //
 // [header][head: model, shape, whose tokens][tokens from the start of the prompt to the block's
@@ -104,7 +104,7 @@ struct TierHeader {
       0x3130524549544b43;  // "CKTIER01" where little-endian
   std::uint64_t magic = expected_magic;
   std::uint64_t head_bytes = 0, token_bytes = 0, kv_bytes = 0;
-  std::uint64_t sum[2] = {};  ///< of all behind the header
+  std::uint64_t sum[2] = {};  ///< of all after the header
 };
 
 /// The parts of a record that it is asked for by.
@@ -166,7 +166,7 @@ struct TierContent {
   return true;
 }
 
-/// Bytes one behind the other.
+/// Bytes one after the other.
 class TierBytes {
  public:
   template <class T>

@@ -1,5 +1,5 @@
-// Spans that a tree has cached, by its events: tokens and places of each, and what the blocks in it
-// are called in tiers.
+// TierSpans: what a tree has cached, by its events: tokens of each span, where they lie, and what
+// the blocks in it are called in tiers.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace detail {
 
 /// The chunks of a block, for transfer().
 template <int ChunkSize>
-struct TierPlaces {
+struct TierPieces {
   static constexpr int chunk_size = ChunkSize;
   std::vector<Piece> pieces;  // in path order
   std::uint64_t tree = 0;
@@ -39,7 +39,7 @@ struct TierPlaces {
 };
 
 /// A block is a whole number of tokens of a path, from a multiple of it on. It belongs to the span
-/// that has its last token; the others are in it or in what it continues.
+/// that has its last token; the others are in it or in its parents.
 template <class Token>
 class TierSpans {
  public:
@@ -47,7 +47,7 @@ class TierSpans {
     std::uint64_t parent = 0;
     Namespace name_space{};
     std::int32_t position = 0;
-    std::int32_t public_end = 0;  ///< of the path, where it goes on to be a tenant's
+    std::int32_t public_end = 0;  ///< of the path, where a tenant's part begins
     std::vector<Token> tokens;
     std::vector<Piece> pieces;     ///< where they lie
     std::vector<TierHash> hashes;  ///< of the path up to the end of each block that is its own
@@ -135,7 +135,7 @@ class TierSpans {
     add_tokens(span, 0, (block + 1) * to_size(block_), to);
   }
   /// Where the tokens of a block lie, in path order.
-  void places(const Span& span, std::size_t block, std::vector<Piece>& to) const {
+  void pieces_of(const Span& span, std::size_t block, std::vector<Piece>& to) const {
     const auto begin = static_cast<std::int32_t>(block) * block_;
     std::int32_t end = begin + block_;
     for (const Span* s = &span; end > begin; s = before(*s)) {
@@ -169,7 +169,7 @@ class TierSpans {
   [[nodiscard]] bool has_block(const Span& span, std::size_t block) const noexcept {
     return block >= first_block(span) && block - first_block(span) < span.hashes.size();
   }
-  /// What it continues; null: it starts the path.
+  /// Its parent; null: it starts the path.
   [[nodiscard]] const Span* before(const Span& span) const {
     return span.parent == 0 ? nullptr : &spans_.at(span.parent);
   }

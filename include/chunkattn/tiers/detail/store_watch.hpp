@@ -14,7 +14,7 @@ namespace detail {
 /// Makes one order of what a store says by itself, on any thread, and of what it answers to one
 /// that asks it. What it says of a record while it is asked for that one counts for more than its
 /// answer: it is not known which came last.
-class StoreWatch final : public TierStore::Listener {
+class StoreWatch final : public TierStore::Subscriber {
  public:
   using Key = TierStore::Key;
   /// Does not throw, nor call the store or the watch.
