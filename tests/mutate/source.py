@@ -150,6 +150,10 @@ class Source:
                     head = []
                 i = close + 1
                 continue
+            if word == "(" and len(head) == 1 and self.word(head[0]).endswith("_BEGIN"):
+                head = []  # a macro that opens a namespace
+                i = self.skip(i)
+                continue
             head.append(i)
             i = self.skip(i)
 

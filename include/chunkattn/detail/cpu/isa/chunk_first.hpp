@@ -13,7 +13,7 @@
 #include "simd.hpp"
 #include "tile_logits.hpp"
 
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// Tokens of the innermost loop over V.
 inline constexpr int value_step = 4;

@@ -46,19 +46,35 @@
 #include <arm_neon.h>
 #endif
 
+// A pragma stands last in a macro: g++ 14 loses the braces that follow it there.
+#define CHUNKATTN_PASS_BEGIN(UNIT) \
+  CHUNKATTN_ISA_DETAIL_BEGIN       \
+  namespace cpu::CHUNKATTN_PASS {  \
+  CHUNKATTN_##UNIT##_ALLOW
+#define CHUNKATTN_PASS_END \
+  }                        \
+  CHUNKATTN_ISA_DETAIL_END \
+  CHUNKATTN_FORBID
+
 // clang-format off
+#if defined(__clang__)
+#define CHUNKATTN_ALLOW_NOTHING _Pragma("clang attribute push")
+#define CHUNKATTN_FORBID _Pragma("clang attribute pop")
+#else
+#define CHUNKATTN_ALLOW_NOTHING _Pragma("GCC push_options")
+#define CHUNKATTN_FORBID _Pragma("GCC pop_options")
+#endif
+
 #if defined(__aarch64__) && defined(__clang__)
 #define CHUNKATTN_ALLOW_DOTS \
   _Pragma("clang attribute push(__attribute__((target(\"dotprod\"))), apply_to = function)")
 #define CHUNKATTN_ALLOW_PAIRS \
   _Pragma("clang attribute push(__attribute__((target(\"bf16\"))), apply_to = function)")
-#define CHUNKATTN_FORBID _Pragma("clang attribute pop")
 #elif defined(__aarch64__)
 #define CHUNKATTN_ALLOW_DOTS \
   _Pragma("GCC push_options") _Pragma("GCC target(\"arch=armv8.2-a+dotprod\")")
 #define CHUNKATTN_ALLOW_PAIRS \
   _Pragma("GCC push_options") _Pragma("GCC target(\"arch=armv8.2-a+bf16\")")
-#define CHUNKATTN_FORBID _Pragma("GCC pop_options")
 #elif defined(__clang__)
 #define CHUNKATTN_ALLOW_AVX2                                                                  \
   _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
@@ -72,7 +88,6 @@
   _Pragma("clang attribute push(__attribute__((target(\"amx-tile,amx-bf16\"))), apply_to = function)")
 #define CHUNKATTN_ALLOW_AVX512_AMX                                                            \
   _Pragma("clang attribute push(__attribute__((target(\"amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\"))), apply_to = function)")
-#define CHUNKATTN_FORBID _Pragma("clang attribute pop")
 #else
 #define CHUNKATTN_ALLOW_AVX2   \
   _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c,bmi,bmi2\")")
@@ -85,5 +100,4 @@
 #define CHUNKATTN_ALLOW_PAIRS \
   _Pragma("GCC push_options") \
   _Pragma("GCC target(\"avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,bmi,bmi2\")")
-#define CHUNKATTN_FORBID _Pragma("GCC pop_options")
 #endif

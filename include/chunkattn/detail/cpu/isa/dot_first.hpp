@@ -18,7 +18,7 @@
 #include "simd.hpp"
 
 #if defined(CHUNKATTN_PASS_DOTS)
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// Whether some of `count` units, rounded up to whole vectors, is NaN.
 CHUNKATTN_INLINE bool has_nan(const float* unit, int count) noexcept {

@@ -24,7 +24,7 @@
 #include "simd.hpp"
 
 #if defined(CHUNKATTN_PASS_DOTS)
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// Tokens or dims of one word.
 inline constexpr int dot_depth = 4;

@@ -12,7 +12,7 @@
 #include "simd.hpp"
 
 #if defined(CHUNKATTN_PASS_DOTS)
-CHUNKATTN_DOTS_BEGIN
+CHUNKATTN_PASS_BEGIN(DOTS)
 
 /// Words of a key between two bursts of prefetches, for so many vectors of lines: with one, twice
 /// as many tokens go through a step, and there are fewer steps in which as much is to be
@@ -180,7 +180,7 @@ template <int ValueDim, int Vectors>
   ahead = lines;
 }
 
-CHUNKATTN_DOTS_END
+CHUNKATTN_PASS_END
 #endif
 
 #endif  // CHUNKATTN_ISA_DOT_PRODUCTS

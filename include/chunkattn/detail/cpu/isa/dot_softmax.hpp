@@ -11,7 +11,7 @@
 #include "simd.hpp"
 
 #if defined(CHUNKATTN_PASS_DOTS)
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// Makes the compiler compute these before what follows: left alone, it takes one chain of steps
 /// after the other.

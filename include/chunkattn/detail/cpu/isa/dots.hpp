@@ -6,7 +6,7 @@
 #include "pass.hpp"
 #include "simd.hpp"
 
-CHUNKATTN_DOTS_BEGIN
+CHUNKATTN_PASS_BEGIN(DOTS)
 
 // What the instructions take the bytes of K and V for, in products with the signed ones of queries
 // and the unsigned ones of probabilities. Where it is not what they are, they come with 128 added.
@@ -101,6 +101,6 @@ template <int HeadDim, class T>
 inline constexpr bool fits_dots =
     has_dots && std::is_same_v<T, std::int8_t> && HeadDim <= max_dot_dim;
 
-CHUNKATTN_DOTS_END
+CHUNKATTN_PASS_END
 
 #endif  // CHUNKATTN_ISA_DOTS

@@ -5,7 +5,7 @@
 #include "pass.hpp"
 #include "simd.hpp"
 
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 namespace simd {
 
 // ---- Widening: W stored elements as floats ----------------------------------------------------

@@ -22,7 +22,7 @@
 #include "tiles.hpp"
 #include "write.hpp"
 
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// Computes calls of one object. After the largest plan has been seen, nothing is allocated.
 template <int HeadDim, int ValueDim>

@@ -6,7 +6,7 @@
 #include "pass.hpp"
 #include "simd.hpp"
 
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// What the variant needs to know of the lines of a task, beside their kv_len.
 struct LinePlaces {

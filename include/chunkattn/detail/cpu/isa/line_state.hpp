@@ -8,7 +8,7 @@
 #include "simd.hpp"
 #include "tiles.hpp"
 
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// Lines of a tile of the chunk-first kernel.
 inline constexpr int tile_lines = 2 * simd::native_width;

@@ -12,7 +12,7 @@
 #include "pass.hpp"
 #include "simd.hpp"
 
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// Path positions that a line's running state covers: of 96 blocks of 64 tokens each, equal values
 /// come out within 1.8e-6 of themselves (the worst of 200,000 values), and shorter contexts have no

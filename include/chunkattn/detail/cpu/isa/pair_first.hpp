@@ -18,7 +18,7 @@
 #include "simd.hpp"
 
 #if defined(CHUNKATTN_PASS_PAIRS)
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// A tile of lines, and how many tokens of a block each of them sees, and the most.
 struct PairTile {

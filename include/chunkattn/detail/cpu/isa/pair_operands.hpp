@@ -17,7 +17,7 @@
 #include "simd.hpp"
 
 #if defined(CHUNKATTN_PASS_PAIRS)
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// Tokens or dims of one word.
 inline constexpr int pair_depth = 2;

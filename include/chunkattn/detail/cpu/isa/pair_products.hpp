@@ -12,7 +12,7 @@
 #include "simd.hpp"
 
 #if defined(CHUNKATTN_PASS_PAIRS)
-CHUNKATTN_PAIRS_BEGIN
+CHUNKATTN_PASS_BEGIN(PAIRS)
 
 /// Words of a key between two bursts of prefetches, for so many vectors of lines: with one, twice
 /// as many tokens go through a step, and there are fewer steps in which as much is to be
@@ -158,7 +158,7 @@ template <int ValueDim, int Vectors, int Terms>
   ahead = lines;
 }
 
-CHUNKATTN_PAIRS_END
+CHUNKATTN_PASS_END
 #endif
 
 #endif  // CHUNKATTN_ISA_PAIR_PRODUCTS

@@ -6,7 +6,7 @@
 #include "pass.hpp"
 #include "simd.hpp"
 
-CHUNKATTN_PAIRS_BEGIN
+CHUNKATTN_PASS_BEGIN(PAIRS)
 
 #if defined(CHUNKATTN_SOFTWARE_DOTS)
 
@@ -83,6 +83,6 @@ CHUNKATTN_INLINE void repeat_pairs(F&& f) {
 template <class T>
 inline constexpr bool fits_pairs = has_pairs && std::is_same_v<T, bfloat16>;
 
-CHUNKATTN_PAIRS_END
+CHUNKATTN_PASS_END
 
 #endif  // CHUNKATTN_ISA_PAIRS

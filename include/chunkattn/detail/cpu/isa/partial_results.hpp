@@ -7,7 +7,7 @@
 #include "pass.hpp"
 #include "simd.hpp"
 
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// A partial result is what a unit leaves of a line, unnormalised output, maximum and sum, or what
 /// several have become: its LineTotal. While its sum is 0 the output is not looked at.

@@ -1,10 +1,11 @@
 // Opens a pass: the kernels of the instruction set whose CHUNKATTN_PASS_<SET> is defined. The files
 // of this folder include this one; end.hpp closes the pass.
 //
-// CHUNKATTN_PASS_BEGIN opens the set's namespace, detail::cpu::avx512 for example, and where the
-// compiler's options do not promise that set already, allows it for the functions up to
-// CHUNKATTN_PASS_END. Nothing outside such a namespace may use what the options do not promise: it
-// would be merged with the same function of another translation unit and run anywhere.
+// CHUNKATTN_PASS_BEGIN(UNIT) opens the set's namespace, detail::cpu::avx512 for example, and where
+// the compiler's options do not promise them already, allows the instructions of a unit for the
+// functions up to CHUNKATTN_PASS_END: VECTORS are the set's own, TILES, DOTS and PAIRS add to them.
+// Nothing outside such a namespace may use what the options do not promise: it would be merged with
+// the same function of another translation unit and run anywhere.
 #ifndef CHUNKATTN_PASS
 
 #include "common.hpp"
@@ -35,14 +36,11 @@
 #endif
 
 #if defined(CHUNKATTN_PASS_AVX512) && !defined(CHUNKATTN_NATIVE_AVX512)
-#define CHUNKATTN_PASS_ALLOW CHUNKATTN_ALLOW_AVX512
-#define CHUNKATTN_PASS_FORBID CHUNKATTN_FORBID
+#define CHUNKATTN_VECTORS_ALLOW CHUNKATTN_ALLOW_AVX512
 #elif defined(CHUNKATTN_PASS_AVX2) && !defined(CHUNKATTN_NATIVE_AVX2) && !defined(CHUNKATTN_NATIVE_AVX512)
-#define CHUNKATTN_PASS_ALLOW CHUNKATTN_ALLOW_AVX2
-#define CHUNKATTN_PASS_FORBID CHUNKATTN_FORBID
+#define CHUNKATTN_VECTORS_ALLOW CHUNKATTN_ALLOW_AVX2
 #else
-#define CHUNKATTN_PASS_ALLOW
-#define CHUNKATTN_PASS_FORBID
+#define CHUNKATTN_VECTORS_ALLOW CHUNKATTN_ALLOW_NOTHING
 #endif
 
 // The matrix unit: the processor's, which comes with avx512 alone, or the model of it. Its
@@ -55,13 +53,10 @@
 #endif
 #if defined(CHUNKATTN_PASS_AMX) && defined(__clang__) && defined(CHUNKATTN_NATIVE_AVX512)
 #define CHUNKATTN_TILES_ALLOW CHUNKATTN_ALLOW_AMX
-#define CHUNKATTN_TILES_FORBID CHUNKATTN_FORBID
 #elif defined(CHUNKATTN_PASS_AMX) && defined(__clang__)
 #define CHUNKATTN_TILES_ALLOW CHUNKATTN_ALLOW_AVX512_AMX
-#define CHUNKATTN_TILES_FORBID CHUNKATTN_FORBID
 #else
-#define CHUNKATTN_TILES_ALLOW CHUNKATTN_PASS_ALLOW
-#define CHUNKATTN_TILES_FORBID CHUNKATTN_PASS_FORBID
+#define CHUNKATTN_TILES_ALLOW CHUNKATTN_VECTORS_ALLOW
 #endif
 
 // Dot products of bytes: the processor's, which come with avx512 and neon, or the model of them.
@@ -76,10 +71,8 @@
 #if (defined(CHUNKATTN_PASS_VNNI) && !(defined(CHUNKATTN_NATIVE_AVX512) && defined(__AVX512VNNI__))) || \
     (defined(CHUNKATTN_PASS_DOTPROD) && !defined(__ARM_FEATURE_DOTPROD))
 #define CHUNKATTN_DOTS_ALLOW CHUNKATTN_ALLOW_DOTS
-#define CHUNKATTN_DOTS_FORBID CHUNKATTN_FORBID
 #else
-#define CHUNKATTN_DOTS_ALLOW CHUNKATTN_PASS_ALLOW
-#define CHUNKATTN_DOTS_FORBID CHUNKATTN_PASS_FORBID
+#define CHUNKATTN_DOTS_ALLOW CHUNKATTN_VECTORS_ALLOW
 #endif
 
 // And those of pairs of bfloat16.
@@ -94,49 +87,8 @@
 #if (defined(CHUNKATTN_PASS_BF16) && !(defined(CHUNKATTN_NATIVE_AVX512) && defined(__AVX512BF16__))) || \
     (defined(CHUNKATTN_PASS_BFDOT) && !defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC))
 #define CHUNKATTN_PAIRS_ALLOW CHUNKATTN_ALLOW_PAIRS
-#define CHUNKATTN_PAIRS_FORBID CHUNKATTN_FORBID
 #else
-#define CHUNKATTN_PAIRS_ALLOW CHUNKATTN_PASS_ALLOW
-#define CHUNKATTN_PAIRS_FORBID CHUNKATTN_PASS_FORBID
+#define CHUNKATTN_PAIRS_ALLOW CHUNKATTN_VECTORS_ALLOW
 #endif
-
-// A pragma stands last in a macro: g++ 14 loses the braces that follow it there.
-#define CHUNKATTN_PASS_BEGIN      \
-  CHUNKATTN_ISA_DETAIL_BEGIN      \
-  namespace cpu::CHUNKATTN_PASS { \
-  CHUNKATTN_PASS_ALLOW
-#define CHUNKATTN_PASS_END \
-  }                        \
-  CHUNKATTN_ISA_DETAIL_END \
-  CHUNKATTN_PASS_FORBID
-
-// The same around functions that may use the matrix unit besides.
-#define CHUNKATTN_TILES_BEGIN     \
-  CHUNKATTN_ISA_DETAIL_BEGIN      \
-  namespace cpu::CHUNKATTN_PASS { \
-  CHUNKATTN_TILES_ALLOW
-#define CHUNKATTN_TILES_END \
-  }                         \
-  CHUNKATTN_ISA_DETAIL_END  \
-  CHUNKATTN_TILES_FORBID
-
-// And around functions that may use dot products of bytes, or of pairs of bfloat16.
-#define CHUNKATTN_DOTS_BEGIN      \
-  CHUNKATTN_ISA_DETAIL_BEGIN      \
-  namespace cpu::CHUNKATTN_PASS { \
-  CHUNKATTN_DOTS_ALLOW
-#define CHUNKATTN_DOTS_END \
-  }                        \
-  CHUNKATTN_ISA_DETAIL_END \
-  CHUNKATTN_DOTS_FORBID
-
-#define CHUNKATTN_PAIRS_BEGIN     \
-  CHUNKATTN_ISA_DETAIL_BEGIN      \
-  namespace cpu::CHUNKATTN_PASS { \
-  CHUNKATTN_PAIRS_ALLOW
-#define CHUNKATTN_PAIRS_END \
-  }                         \
-  CHUNKATTN_ISA_DETAIL_END  \
-  CHUNKATTN_PAIRS_FORBID
 
 #endif  // CHUNKATTN_PASS

@@ -10,7 +10,7 @@
 #include "pass.hpp"
 #include "simd.hpp"
 
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// The logit of a hidden key: what is not above it has no weight, whatever the maximum.
 inline constexpr float hidden_logit = -3.0e38f;

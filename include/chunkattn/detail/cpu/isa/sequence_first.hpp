@@ -10,7 +10,7 @@
 #include "rules.hpp"
 #include "simd.hpp"
 
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// The most lines that it takes at once.
 inline constexpr int stream_lines = 4;

@@ -7,7 +7,7 @@
 
 #include "pass.hpp"
 
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 namespace simd {
 
 typedef float f32x4 __attribute__((vector_size(16)));

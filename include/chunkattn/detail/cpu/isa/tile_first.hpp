@@ -19,7 +19,7 @@
 #include "tiles.hpp"
 
 #if defined(CHUNKATTN_PASS_TILES)
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// Logits of one vector of lines that became NaN are computed again, in fp32: with infinities the
 /// terms of a product give NaN where the product is an infinity.

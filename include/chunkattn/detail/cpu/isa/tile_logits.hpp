@@ -11,7 +11,7 @@
 #include "pass.hpp"
 #include "simd.hpp"
 
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// Tokens whose logits are computed at once: their K, as floats, and Q of a tile fit the L1 cache.
 inline constexpr int logit_tokens = 32;

@@ -21,7 +21,7 @@
 #include "tiles.hpp"
 
 #if defined(CHUNKATTN_PASS_TILES)
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// Tokens of one tile product of P and V, dims of one of K and Q.
 inline constexpr int tile_depth = 2 * tile_size;

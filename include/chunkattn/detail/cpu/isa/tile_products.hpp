@@ -12,7 +12,7 @@
 #include "tiles.hpp"
 
 #if defined(CHUNKATTN_PASS_TILES)
-CHUNKATTN_TILES_BEGIN
+CHUNKATTN_PASS_BEGIN(TILES)
 
 /// One block, and what its tiles are made of.
 struct MatrixBlock {
@@ -127,7 +127,7 @@ template <int ValueDim, bool TwoTiles>
   ahead = lines;
 }
 
-CHUNKATTN_TILES_END
+CHUNKATTN_PASS_END
 #endif
 
 #endif  // CHUNKATTN_ISA_TILE_PRODUCTS

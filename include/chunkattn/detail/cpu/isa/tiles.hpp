@@ -6,7 +6,7 @@
 
 #include "pass.hpp"
 
-CHUNKATTN_TILES_BEGIN
+CHUNKATTN_PASS_BEGIN(TILES)
 
 /// Rows of a tile; also the floats, or pairs of bfloat16, in a row.
 inline constexpr int tile_size = 16;
@@ -132,6 +132,6 @@ struct TileScratch {
       : v(memory), logits(v + v_size), p(logits + logits_size), out(p + logits_size) {}
 };
 
-CHUNKATTN_TILES_END
+CHUNKATTN_PASS_END
 
 #endif  // CHUNKATTN_ISA_TILES

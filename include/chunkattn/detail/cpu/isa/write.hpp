@@ -6,7 +6,7 @@
 #include "pass.hpp"
 #include "simd.hpp"
 
-CHUNKATTN_PASS_BEGIN
+CHUNKATTN_PASS_BEGIN(VECTORS)
 
 /// Stores one K or V row as T, rounding to nearest even. Equal types are copied bit for bit.
 template <int Dim, class T, class X>
