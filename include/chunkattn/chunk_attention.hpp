@@ -30,7 +30,7 @@
 #include "executor.hpp"
 #include "variants.hpp"
 
-// Where kernels are compiled elsewhere, using one that is not is an error of the linker, which names it.
+// Where kernels are compiled elsewhere, one that is missing is an error of the linker.
 #if !defined(CHUNKATTN_EXTERN_KERNELS)
 #include "detail/cpu/run_kernels.hpp"
 #endif
