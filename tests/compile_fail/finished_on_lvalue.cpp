@@ -1,5 +1,5 @@
 // A step ends by being moved from: std::move(step).finish().
-// each: step.finished step.submitted in_flight.finished
+// each: step.finish step.submit in_flight.finish
 // expect: write std::move(
 // lines: 12
 #include <chunkattn/prefix_tree.hpp>
