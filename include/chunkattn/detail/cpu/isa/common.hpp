@@ -28,6 +28,7 @@
 #include "../../support/spin_lock.hpp"
 #include "../block.hpp"
 #include "../call.hpp"
+#include "../executor_ref.hpp"
 #include "../prefetch.hpp"
 #include "../schedule.hpp"
 #include "../task_queue.hpp"
