@@ -12,6 +12,7 @@
 
 #include "../../detail/support/config.hpp"
 #include "../../detail/support/to_size.hpp"
+#include "../../events/cache_event.hpp"
 #include "../../plan_view.hpp"
 #include "../../tree_options.hpp"
 #include "hash.hpp"
