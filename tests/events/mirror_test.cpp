@@ -261,6 +261,23 @@ TEST_CASE("events that no tree tells are refused, and change nothing") {
   CHECK(mirror.num_tokens() == 0);
 }
 
+TEST_CASE("a mirror follows one stream, whatever its number is") {
+  using Applied = CacheMirror<Tree>::Applied;
+  const auto tokens = iota(0, 8);
+  CacheMirror<Tree> mirror(Sharing::token);
+  CHECK_FALSE(mirror.stream());
+  CacheEvent event{.kind = Kind::stored, .stream = 0, .number = 1, .span = 1, .length = 8};
+  CHECK(mirror.apply(event, tokens) == Applied::changed);
+  CHECK(mirror.stream() == 0);
+  event = {.kind = Kind::evicted, .stream = 5, .number = 2, .span = 1, .length = 8};
+  CHECK(mirror.apply(event, {}) == Applied::missed);
+  CHECK(mirror.num_tokens() == 8);
+  mirror.load({.stream = 5});
+  CHECK(mirror.num_tokens() == 0);
+  event = {.kind = Kind::stored, .stream = 0, .number = 1, .span = 1, .length = 8};
+  CHECK(mirror.apply(event, tokens) == Applied::missed);
+}
+
 TEST_CASE("a part of a chunk is never evicted where whole chunks are shared") {
   CacheMirror<Tree> mirror(Sharing::chunk);
   const auto tokens = iota(0, 8);

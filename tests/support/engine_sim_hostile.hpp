@@ -316,13 +316,13 @@ class HostileWire {
     const std::uint64_t next = victim_.number() + 1;
     event.number = one_in(12) ? below(next + 3) : next;
     const bool is_strange = one_in(24);  // of a stream that it does not follow
-    event.stream = victim_.stream() + (is_strange ? 1 : 0);
+    event.stream = *victim_.stream() + (is_strange ? 1 : 0);
     Applied applied{};
     const Outcome outcome = outcome_of([&] { applied = victim_.apply(event, tokens); });
     if (outcome != Outcome::taken) {
       if (outcome == Outcome::refused && is_like_faithful_) {
         event.number = faithful_.number() + 1;
-        event.stream = faithful_.stream();
+        event.stream = *faithful_.stream();
         try {
           (void)faithful_.apply(event, tokens);
           throw std::logic_error("equal mirrors refuse the same");

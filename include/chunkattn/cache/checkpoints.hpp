@@ -34,7 +34,7 @@ class Checkpoints {
   using token_type = typename Tree::token_type;  ///< what prompts are made of
   using Sequence = typename Tree::Sequence;      ///< a sequence of the tree
 
-  /// The state of a model's recurrent layers behind the first `position` tokens of a path. What it
+  /// The state of a model's recurrent layers after the first `position` tokens of a path. What it
   /// is, only the engine knows.
   struct Checkpoint {
     std::size_t position = 0;           ///< 0: begin with the state of no token
@@ -48,7 +48,7 @@ class Checkpoints {
   /// Counts since construction, and the present state.
   struct Stats {
     std::size_t count = 0;  ///< those that are kept
-    /// Those that were given up for others, and not because their tokens went.
+    /// Those that were evicted for others, and not because their tokens went.
     std::uint64_t evicted = 0;
   };
 
@@ -89,10 +89,10 @@ class Checkpoints {
     return position == detail::none ? Sequence::whole : detail::to_size(position);
   }
   /// Keeps the state after the first `position` tokens, at any position, for prompts that begin
-  /// with these. It is given up after Options::max_count others were used, when the path has too
+  /// with these. It is evicted after Options::max_count others were used, when the path has too
   /// many of them, with the K/V of the tokens, and by clear(). The end of a state must neither
   /// throw nor call the tree.
-  /// O(path), and as much for each path with checkpoints that goes on after it.
+  /// O(path), and as much for each path with checkpoints that continues after it.
   /// \returns whether it is kept: not if there is one, or if clear() was called since the sequence
   ///          joined
   /// \throws InvalidArgument unless `position` is from 1 to num_written(), and for a null state

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -38,7 +39,7 @@ class CacheMirror {
   /// Takes over one event. Throws InvalidArgument, and is as before, for one that cannot follow
   /// those before it: it was damaged.
   [[nodiscard]] Applied apply(const CacheEvent& event, std::span<const Token> tokens) {
-    if (stream_ != 0 && event.stream != stream_) return Applied::missed;
+    if (stream_ && event.stream != *stream_) return Applied::missed;
     if (event.number <= number_) return Applied::repeated;
     if (event.number > number_ + 1) return Applied::missed;
     mirror_.apply(event, tokens);
@@ -53,8 +54,8 @@ class CacheMirror {
     stream_ = snapshot.stream;
     number_ = snapshot.number;
   }
-  /// Whose events it follows; 0: nobody's yet.
-  [[nodiscard]] std::uint64_t stream() const noexcept { return stream_; }
+  /// CacheEvent::stream of the events that it follows; nothing before the first one.
+  [[nodiscard]] std::optional<std::uint64_t> stream() const noexcept { return stream_; }
   /// The number of the last event that it knows of: CacheEvents::last_event(), where it has missed
   /// none.
   [[nodiscard]] std::uint64_t number() const noexcept { return number_; }
@@ -70,7 +71,7 @@ class CacheMirror {
 
  private:
   detail::TokenMirror<Token> mirror_;
-  std::uint64_t stream_ = 0;
+  std::optional<std::uint64_t> stream_;
   std::uint64_t number_ = 0;
 };
 

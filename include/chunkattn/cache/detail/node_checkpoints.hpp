@@ -182,7 +182,7 @@ class NodeCheckpoints final : public NodeObserver {
   }
 
   /// Leaves no path through `top` more than it may have.
-  /// \param gone  a node that is about to be dropped: no path goes on there
+  /// \param gone  a node that is about to be dropped: no path continues there
   void limit_below(NodeIndex top, NodeIndex gone = none) noexcept {
     for (NodeIndex n = top, next; n != none; n = next) {
       next = marked_.next_below(n, top);  // not of the path to `n`, so that it stays marked

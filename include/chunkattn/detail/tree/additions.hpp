@@ -172,7 +172,7 @@ class NewTree {
     }
   }
   /// Gives every draft its place: those of the main branch, which ends with `deepest`, after
-  /// `first` of the tail, the others the last ones scratch.
+  /// `first` of the tail, the others the last scratch slots.
   static void place(std::span<Draft> drafts, std::int32_t deepest, const Topology& topology,
                     const TreeNode& tail, std::int32_t first, const TreeNode& scratch) noexcept {
     std::int32_t num_scratch = static_cast<std::int32_t>(drafts.size());

@@ -91,7 +91,7 @@ class TreeCore {
   /// Free slots in the last chunk of a match, for tokens after it.
   [[nodiscard]] std::int32_t room_at(const Match& match) const noexcept {
     if (match.used < topology.node(match.last).length) return 0;
-    return topology.room_behind(match.last);
+    return topology.room_after(match.last);
   }
 
   /// The new sequence, or none when the budget is too small; then nothing has changed but what was

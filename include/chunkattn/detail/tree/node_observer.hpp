@@ -13,8 +13,8 @@ CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Hears of changes of nodes, which it knows by their indices. Nothing that it does may call the
-/// tree, or throw, but reserve().
+/// Is notified of changes of nodes, which it knows by their indices. Nothing that it does may call
+/// the tree, or throw, but reserve().
 class NodeObserver {
  public:
   virtual ~NodeObserver() = default;
@@ -30,12 +30,12 @@ class NodeObserver {
   /// The whole of a node is about to be dropped, since its sibling `target` has equal tokens at its
   /// end. What was below it is below `target` already.
   virtual void on_merge(NodeIndex duplicate, NodeIndex target) noexcept = 0;
-  /// For tests: whether what it keeps is what the tree says.
-  [[nodiscard]] virtual bool is_consistent() const { return true; }
   /// More tokens of a node may be found with their K/V: it was published, or K/V was written.
   virtual void on_written(NodeIndex n) noexcept = 0;
   /// Nothing is found any more.
   virtual void on_clear() noexcept = 0;
+  /// For tests: whether what it keeps is what the tree says.
+  [[nodiscard]] virtual bool is_consistent() const = 0;
 };
 
 /// The observers of a tree, in the order in which they came. Costs one comparison where there are

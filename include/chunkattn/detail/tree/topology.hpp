@@ -187,7 +187,7 @@ class Topology {
   /// Free slots that the node can take without a new chunk: after its own end, or, while it has
   /// none, after its parent's.
   [[nodiscard]] std::int32_t room(const TreeNode& n) const noexcept {
-    if (n.first_chunk == no_chunk) return room_behind(n.parent);
+    if (n.first_chunk == no_chunk) return room_after(n.parent);
     if (!owns_end(n)) return 0;
     std::int32_t slots = geometry.size - end_offset(n);
     for (ChunkIndex s = chunks_.next(n.last_chunk); s != no_chunk; s = chunks_.next(s))
@@ -195,7 +195,7 @@ class Topology {
     return slots;
   }
   /// Places that a new child of `parent` could take in its last chunk.
-  [[nodiscard]] std::int32_t room_behind(NodeIndex parent) const noexcept {
+  [[nodiscard]] std::int32_t room_after(NodeIndex parent) const noexcept {
     const TreeNode& p = node(parent);
     if (p.length == 0) return 0;
     const ChunkRecord& last = chunks_[p.last_chunk];
@@ -427,7 +427,7 @@ class Topology {
   }
   void enter_first_chunk(NodeIndex index) noexcept {
     TreeNode& n = node(index);
-    if (room_behind(n.parent) > 0) {
+    if (room_after(n.parent) > 0) {
       const TreeNode& p = node(n.parent);
       n.first_chunk = p.last_chunk;
       n.begin = end_offset(p);
