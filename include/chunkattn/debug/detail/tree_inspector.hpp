@@ -39,7 +39,7 @@ class TreeInspector {
 
  private:
   struct Totals {
-    std::size_t nodes = 0, slots = 0, published = 0, retained = 0;
+    std::size_t nodes = 0, num_slots = 0, published = 0, retained = 0;
   };
 
   void check_storage() const {
@@ -53,7 +53,7 @@ class TreeInspector {
       ++totals.nodes;
       if (index == root_node) continue;
       check_node(n, index);
-      totals.slots += to_size(n.length);
+      totals.num_slots += to_size(n.length);
       totals.published += n.state == NodeState::published ? 1 : 0;
       totals.retained += n.retained ? 1 : 0;
       topology_.for_each_run(
@@ -120,7 +120,7 @@ class TreeInspector {
       expect(list.hand == none || passed[to_size(list.hand)] == &list, "a hand is in its list", 0);
     }
     expect_equal(counted.nodes, stats_.nodes, "number of nodes");
-    expect_equal(counted.slots, stats_.stored_tokens, "stored tokens");
+    expect_equal(counted.num_slots, stats_.stored_tokens, "stored tokens");
     expect_equal(counted.published, prefixes_.num_published(), "published nodes");
     expect_equal(counted.retained, listed, "retained nodes");
     expect(retention_.order() == nullptr || retention_.order()->is_consistent(),

@@ -281,15 +281,15 @@ class Additions {
       entry.drafts_known = drafts.known;
       entry.drafts = tree.main_branch();
       num_scratch = tree.num_scratch();
-      const std::int32_t slots = entry.drafts + 1;
-      if (slots > max_length - slots_end) [[unlikely]]
+      const std::int32_t num_slots = entry.drafts + 1;
+      if (num_slots > max_length - slots_end) [[unlikely]]
         fail_argument("tokens of the sequence", slots_end,
                       "at most 2^30, drafts and output included");
-      if (!scratch.take(num_scratch) || !retention_.grow_tail(record.tail, slots))
+      if (!scratch.take(num_scratch) || !retention_.grow_tail(record.tail, num_slots))
         return {AddResult::Reason::out_of_chunks};
       TreeNode& tail = topology_.node(record.tail);
       tail.writer = s;
-      record.reserved += slots;
+      record.reserved += num_slots;
       length += entry.drafts;
       if (num_scratch > 0) {
         tree.keep(topology_, tail, slots_end - tail.position, sequences_.tail(step.scratch));

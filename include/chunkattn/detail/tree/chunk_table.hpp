@@ -42,8 +42,8 @@ struct ChunkGeometry {
     return slot & (size - 1);
   }
   /// Chunks that this many slots take.
-  [[nodiscard]] constexpr std::int32_t chunks_for(std::int32_t slots) const noexcept {
-    return slots <= 0 ? 0 : (slots + size - 1) >> shift;
+  [[nodiscard]] constexpr std::int32_t chunks_for(std::int32_t num_slots) const noexcept {
+    return num_slots <= 0 ? 0 : (num_slots + size - 1) >> shift;
   }
 };
 

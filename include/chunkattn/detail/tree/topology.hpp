@@ -189,10 +189,10 @@ class Topology {
   [[nodiscard]] std::int32_t room(const TreeNode& n) const noexcept {
     if (n.first_chunk == no_chunk) return room_after(n.parent);
     if (!owns_end(n)) return 0;
-    std::int32_t slots = geometry.size - end_offset(n);
+    std::int32_t num_slots = geometry.size - end_offset(n);
     for (ChunkIndex s = chunks_.next(n.last_chunk); s != no_chunk; s = chunks_.next(s))
-      slots += geometry.size;
-    return slots;
+      num_slots += geometry.size;
+    return num_slots;
   }
   /// Places that a new child of `parent` could take in its last chunk.
   [[nodiscard]] std::int32_t room_after(NodeIndex parent) const noexcept {
