@@ -82,7 +82,8 @@ struct InsertOptions {
   /// are needed. False for a sequence that continues with append().
   bool compute_last = true;
   /// With the policy Priority, or CachePolicy::by_priority: how long the sequence's chunks stay
-  /// cached; larger is longer. Use few: an eviction looks at a list of each that was ever used.
+  /// cached; larger is longer. Where n different ones were used so far, evicting a chunk is
+  /// O(log n), O(n) with CachePolicy::fair, and the first use of another one O(n).
   int priority = 0;
   /// Whether to share K/V that another sequence has still to compute. If not, it is computed a
   /// second time and the sequence never has to wait.

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "chunkattn/cache/policy.hpp"
 #include "chunkattn/debug/tree.hpp"
 #include "chunkattn/events/cache_events.hpp"
 #include "chunkattn/prefix_tree.hpp"
@@ -319,6 +320,33 @@ TEST_CASE("Priority: the lowest goes first, then the least recently used; parent
   pass(tree, iota(9400, 4), {.priority = 9});
   CHECK(alive() == "00001");
   check_invariants(tree);
+}
+
+TEST_CASE("Priority: of thousands of levels the lowest goes that has anything") {
+  for (const bool learns : {false, true}) {
+    PrefixTree<int, 4, PoolAllocator, CachePolicy> tree(PoolAllocator{.max_chunks = 50}, {},
+                                                        {.learns = learns, .by_priority = true});
+    test::Random random(7);
+    std::map<int, int> cached;  // of a priority, its one prompt
+    std::vector<int> used_before;
+    for (int i = 0; i < test::scaled(learns ? 300 : 5000); ++i) {
+      int level = random.uniform(-1'000'000, 1'000'000);
+      if (!used_before.empty() && random.uniform(0, 1) == 0)
+        level = used_before[random.index(used_before.size())];
+      if (cached.contains(level)) continue;
+      used_before.push_back(level);
+      if (cached.size() == 50) cached.erase(cached.begin());
+      cached[level] = 4 * i;
+      pass(tree, iota(4 * i, 4), {.priority = level});
+      if (i % 20 != 0) continue;
+      const std::size_t left = cached.size() - cached.size() / 8;
+      tree.trim(left);
+      while (cached.size() > left) cached.erase(cached.begin());
+      for (const auto& [priority, first] : cached)
+        REQUIRE(tree.match_prefix(iota(first, 4), {.compute_last = false}).cached == 4);
+      check_invariants(tree);
+    }
+  }
 }
 
 TEST_CASE("Priority: what a fork computes is kept at the level of its source") {

@@ -129,7 +129,7 @@ class CacheOrder final : public EvictionOrder {
   }
 
   [[nodiscard]] NodeIndex victim() noexcept override {
-    return victim_from(shares_ ? lists_of_largest() : lists_.begin());
+    return victim_from(shares_ ? lists_of_largest() : &lists_.lowest());
   }
   [[nodiscard]] NodeIndex victim_above_quota() noexcept override {
     const std::int32_t tenant = shares_ ? shares_->above_quota() : none;
@@ -227,8 +227,7 @@ class CacheOrder final : public EvictionOrder {
     const std::int32_t largest = shares_->largest();
     if (largest >= 0 && !shares_->has_more(TenantShares::everybody, largest))
       return lists_of(largest);
-    RetainedList* list = lists_.begin();
-    while (list != lists_.end() && list->oldest == none) ++list;
+    RetainedList* const list = &lists_.lowest();
     if (largest < 0) {  // all is public, so that the oldest of a level is a leaf
       for (RetainedList* l = list; l != lists_.end() && l->is_of_level(l->key, list->key); ++l)
         if (std::exchange(l->hand, none) != none) weighed_ = nullptr;

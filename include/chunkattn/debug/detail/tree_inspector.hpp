@@ -90,10 +90,9 @@ class TreeInspector {
     expect(n.tail_of == none || sequences_[n.tail_of].tail == index, "a sequence's tail", index);
     expect(n.live <= parent.live && n.held <= parent.held, "counts grow towards the root", index);
     expect(n.retained == (!n.active()), "exactly the unused nodes are retained", index);
-    expect(
-        !n.retained || (n.state == NodeState::published && n.length > 0 && n.written == n.length &&
-                        retention_.is_valued_more(parent_or_self(n), n)),
-        "a retained node is published, written, and valued no more than its parent", index);
+    expect(!n.retained || (n.state == NodeState::published && n.length > 0 &&
+                           n.written == n.length && is_valued_more(parent_or_self(n), n)),
+           "a retained node is published, written, and valued no more than its parent", index);
     expect(n.tail_of != none || n.length > 0, "only tails are empty", index);
     if (n.state != NodeState::published) return;
     expect(parent.state == NodeState::published, "a published node has a published parent", index);
@@ -116,6 +115,7 @@ class TreeInspector {
         expect(retention_.key_of(topology_.node(n)) == list.key, "a retained node's list", n);
         ++listed;
       }
+      expect(list.oldest == none || list.is_queued, "a list with nodes is queued", list.oldest);
       expect(list.newest == last, "the newest retained node ends its list", last);
       expect(list.hand == none || passed[to_size(list.hand)] == &list, "a hand is in its list", 0);
     }
@@ -259,6 +259,10 @@ class TreeInspector {
   }
   static void expect_equal(std::size_t counted, std::size_t kept, const char* what) {
     expect(counted == kept, what, static_cast<std::int64_t>(counted));
+  }
+  /// Whether a parent has at least the level of its child; within a level, groups are no order.
+  [[nodiscard]] static bool is_valued_more(const TreeNode& parent, const TreeNode& child) noexcept {
+    return parent.pins > 0 || (child.pins == 0 && parent.level >= child.level);
   }
   [[nodiscard]] const TreeNode& parent_or_self(const TreeNode& n) const noexcept {
     return n.parent == root_node ? n : topology_.node(n.parent);

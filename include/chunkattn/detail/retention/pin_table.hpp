@@ -44,17 +44,13 @@ class PinTable {
     pins_[to_size(pin)].last = last;
     return pin;
   }
-  /// The end of a pin that find() knows.
-  void remove(PinRecord& pin) noexcept {
-    pin.last = none;
-    if (++pin.generation != last_generation)
-      pin.next_free = std::exchange(free_, static_cast<std::int32_t>(&pin - pins_.begin()));
+  /// The end of a pin that there is.
+  void remove(std::int32_t pin) noexcept {
+    PinRecord& record = pins_[to_size(pin)];
+    record.last = none;
+    if (++record.generation != last_generation) record.next_free = std::exchange(free_, pin);
   }
   /// The record, if it is still that of the generation; else null.
-  [[nodiscard]] PinRecord* find(std::int32_t pin, std::uint32_t generation) noexcept {
-    PinRecord& record = pins_[to_size(pin)];
-    return record.generation == generation && record.last != none ? &record : nullptr;
-  }
   [[nodiscard]] const PinRecord* find(std::int32_t pin, std::uint32_t generation) const noexcept {
     const PinRecord& record = pins_[to_size(pin)];
     return record.generation == generation && record.last != none ? &record : nullptr;
@@ -67,8 +63,6 @@ class PinTable {
   [[nodiscard]] const PinRecord& operator[](std::int32_t pin) const noexcept {
     return pins_[to_size(pin)];
   }
-  [[nodiscard]] PinRecord* begin() noexcept { return pins_.begin(); }
-  [[nodiscard]] PinRecord* end() noexcept { return pins_.end(); }
   [[nodiscard]] const PinRecord* begin() const noexcept { return pins_.begin(); }
   [[nodiscard]] const PinRecord* end() const noexcept { return pins_.end(); }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "../support/array.hpp"
 #include "../support/config.hpp"
@@ -36,13 +37,12 @@ struct RetainedList {
   std::int64_t key = 0;
   std::int32_t oldest = -1, newest = -1;  ///< nodes; -1: none
   std::int32_t hand = -1;  ///< behind those that were passed over; -1: behind none, or all
+  bool is_queued = false;  ///< see RetainedLists::queue()
 };
 
 /// Lists by key, ascending. Those of one kind have consecutive keys.
 class RetainedLists {
  public:
-  [[nodiscard]] RetainedList* begin() noexcept { return lists_.begin(); }
-  [[nodiscard]] RetainedList* end() noexcept { return lists_.end(); }
   [[nodiscard]] const RetainedList* begin() const noexcept { return lists_.begin(); }
   [[nodiscard]] const RetainedList* end() const noexcept { return lists_.end(); }
   [[nodiscard]] RetainedList& back() noexcept { return lists_.back(); }
@@ -53,6 +53,8 @@ class RetainedLists {
     if (has(recent_ + count - 1, last) && has(recent_, first)) [[likely]]
       return;
     if (const RetainedList* it = find(last); it != lists_.end() && it->key == last) return;
+    if (const std::size_t most = lists_.size() + count; queue_.capacity() < most)
+      queue_.reserve(2 * most);
     for (std::int64_t key = first; key <= last; ++key) {
       const auto it = find(key);
       if (it == lists_.end() || it->key != key) lists_.insert(it, RetainedList{key});
@@ -80,6 +82,24 @@ class RetainedLists {
     return lists_[recent_ + offset];
   }
 
+  /// A list that had no node gets one.
+  void queue(RetainedList& list) noexcept {
+    if (std::exchange(list.is_queued, true)) return;
+    queue_.push_back(~list.key);
+    std::push_heap(queue_.begin(), queue_.end());
+  }
+  /// The first list that has any node, or the last one, which may have none. O(log(lists)), since a
+  /// list that is found empty leaves the queue.
+  [[nodiscard]] RetainedList& lowest() noexcept {
+    for (; !queue_.empty(); queue_.pop_back()) {
+      RetainedList& list = *find(~queue_[0]);
+      if (list.oldest >= 0) return list;
+      list.is_queued = false;
+      std::pop_heap(queue_.begin(), queue_.end());
+    }
+    return lists_.back();
+  }
+
  private:
   [[gnu::noinline]] void search(std::int64_t first) noexcept {
     recent_ = static_cast<std::size_t>(find(first) - lists_.begin());
@@ -89,7 +109,8 @@ class RetainedLists {
   }
 
   Array<RetainedList> lists_;
-  std::size_t recent_ = 0;  // which at() found last
+  Array<std::int64_t> queue_;  // a heap of lists that have nodes, or had lately: ~key, lowest first
+  std::size_t recent_ = 0;     // which at() found last
 };
 
 }  // namespace detail

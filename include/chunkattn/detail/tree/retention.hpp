@@ -156,7 +156,7 @@ class Retention {
   /// Frees one chunk of the least valuable cached node, or drops a node that holds none alone.
   /// False when nothing is cached.
   bool evict_one_chunk() noexcept {
-    const NodeIndex victim = order_ ? order_->victim() : oldest_leaf();
+    const NodeIndex victim = order_ ? order_->victim() : lists_.lowest().oldest;
     if (victim != none) evict_end_of(victim);
     return victim != none;
   }
@@ -175,13 +175,8 @@ class Retention {
   /// the chunks that were freed.
   std::size_t trim(std::size_t chunks) noexcept {
     const std::size_t before = stats_.evicted_chunks;
-    const RetainedList* list = lists_.begin();  // those of pinned nodes are the last
-    while (stats_.used_chunks > chunks && list->key != RetainedList::key_of_pinned) {
-      if (list->oldest == none)
-        ++list;
-      else if (!evict_one_chunk())
-        break;
-    }
+    while (stats_.used_chunks > chunks && lists_.lowest().key != RetainedList::key_of_pinned)
+      evict_one_chunk();
     live_peak_ = std::min(live_peak_, std::max(chunks, stats_.used_chunks));
     return static_cast<std::size_t>(stats_.evicted_chunks - before);
   }
@@ -216,11 +211,11 @@ class Retention {
   }
   void reserve_pin() { pins_.reserve(); }
   void unpin(std::int32_t pin, std::uint32_t generation) noexcept {
-    if (PinRecord* const record = pins_.find(pin, generation)) unpin(*record);
+    if (pins_.find(pin, generation) != nullptr) unpin(pin);
   }
   void unpin_all() noexcept {
-    for (PinRecord& pin : pins_)
-      if (pin.last != none) unpin(pin);
+    for (const PinRecord& pin : pins_)
+      if (pin.last != none) unpin(static_cast<std::int32_t>(&pin - pins_.begin()));
   }
   [[nodiscard]] const PinTable& pins() const noexcept { return pins_; }
 
@@ -244,16 +239,6 @@ class Retention {
   [[nodiscard]] RetainedList& list_of(const TreeNode& n) noexcept {
     if (n.pins > 0) return lists_.back();
     return order_ ? order_->list_of(n) : lists_.at(n.level * RetainedList::keys_per_level, 0);
-  }
-  /// The oldest node of the lowest level.
-  [[nodiscard]] NodeIndex oldest_leaf() const noexcept {
-    for (const RetainedList& list : lists_)
-      if (list.oldest != none) return list.oldest;
-    return none;
-  }
-  /// Whether a parent has at least the level of its child; within a level, groups are no order.
-  [[nodiscard]] static bool is_valued_more(const TreeNode& parent, const TreeNode& child) noexcept {
-    return parent.pins > 0 || (child.pins == 0 && parent.level >= child.level);
   }
 
   /// Nobody uses the node any more: what of it is written stays as cache, if anything may.
@@ -280,6 +265,7 @@ class Retention {
   void retain(NodeIndex index) noexcept {
     TreeNode& n = topology_.node(index);
     RetainedList& list = order_ && n.pins == 0 ? order_->on_listed(n) : list_of(n);
+    if (list.oldest == none) lists_.queue(list);
     if (rules_.ttl > 0) n.since = static_cast<std::uint32_t>(time_);
     n.retained = true;
     n.older = list.newest;
@@ -294,7 +280,6 @@ class Retention {
     (n.older != none ? topology_.node(n.older).newer : list.oldest) = n.newer;
     (n.newer != none ? topology_.node(n.newer).older : list.newest) = n.older;
     n.retained = false;
-    n.older = n.newer = none;
   }
   void link_retained_after(NodeIndex index, NodeIndex older) noexcept {
     TreeNode& n = topology_.node(index);
@@ -322,9 +307,10 @@ class Retention {
     stats_.evicted_chunks += used - stats_.used_chunks;
   }
 
-  void unpin(PinRecord& pin) noexcept {
+  void unpin(std::int32_t pin) noexcept {
     // Bottom-up: a parent must stay younger than its children.
-    for (NodeIndex n = pin.last; n != root_node; n = topology_.node(n).parent) change_pins(n, -1);
+    for (NodeIndex n = pins_[pin].last; n != root_node; n = topology_.node(n).parent)
+      change_pins(n, -1);
     pins_.remove(pin);
   }
   /// Moves the node to the young end even where it stays pinned: a parent must stay younger than
