@@ -60,9 +60,9 @@ class PrefixTree {
   using Finished = chunkattn::Finished<Tree>;  ///< a step that has run
   using StepView = chunkattn::StepView<Tree>;  ///< what AttentionPlan::build() gives for a step
 
-  /// A pinned prefix: its chunks are evicted only when nothing else is left to evict. A prefix may
-  /// have several pins, and stays pinned until all of them are gone. Move-only; the destructor
-  /// unpins.
+  /// A pinned prefix: its chunks are evicted only when nothing else is left to evict (then each
+  /// eviction of a node is O(pins)). A prefix may have several pins, and stays pinned until all of
+  /// them are gone. Move-only; the destructor unpins.
   class Pin {
    public:
     Pin() = default;

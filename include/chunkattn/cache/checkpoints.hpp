@@ -92,7 +92,8 @@ class Checkpoints {
   /// with these. It is evicted after Options::max_count others were used, when the path has too
   /// many of them, with the K/V of the tokens, and by clear(). The end of a state must neither
   /// throw nor call the tree.
-  /// O(path), and as much for each path with checkpoints that continues after it.
+  /// O(path), and as much for each path with checkpoints that continues after it; so is the end of
+  /// a sequence with checkpoints whose output merges into an equal path.
   /// \returns whether it is kept: not if there is one, or if clear() was called since the sequence
   ///          joined
   /// \throws InvalidArgument unless `position` is from 1 to num_written(), and for a null state
