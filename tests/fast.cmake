@@ -33,7 +33,7 @@ chunkattn_fast_program(fast_tree
 chunkattn_fast_program(fast_attention OPTIONS -O1
   TESTS attention_alone_test attention_invariant_test child_process_test draft_commit_test draft_trees_test fork_copies_test
         merge_state_test
-        kv_cache_test kv_transfer_test kv_view_test quantized_test stored_records_test swap_test tier_directory_test tier_files_test tier_fork_test tier_hang_test tier_observer_test write_check_test)
+        kv_cache_test kv_transfer_test kv_view_test quantized_test stored_records_test swap_test tier_directory_test tier_files_test tier_fork_test tier_hang_test tier_observer_test tier_spans_test write_check_test)
 chunkattn_fast_program(fast_cuda SCALE 0.3 OPTIONS -O1
   TESTS cuda_write_test cuda_attention_test cuda_checks_test cuda_driver_test cuda_emulator_test
         cuda_front_test cuda_kernels_test cuda_large_tiles_test cuda_long_test cuda_model_test cuda_quantized_test cuda_same_code_test cuda_schedule_test cuda_transfer_test cuda_windows_test)

@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -139,7 +140,10 @@ TEST_CASE("of a file that is too long only so much is read that this is seen") {
 
   // One that is longer than all records together may be goes first: it would leave no room.
   FileTier small(folder.path, 10000);
-  for (const std::uint64_t n : {2u, 3u}) CHECK(small.put(key_of(n), bytes_of(n, 1000), never));
+  for (const std::uint64_t n : {2u, 3u}) {
+    CHECK(small.put(key_of(n), bytes_of(n, 1000), never));
+    age(folder, n, static_cast<long>(n));
+  }
   std::filesystem::resize_file(path, huge);
   CHECK_FALSE(small.get(key_of(1), never));
   CHECK_FALSE(small.contains(key_of(1)));
@@ -275,6 +279,35 @@ TEST_CASE("a lock that was inherited by a child of fork() is its parent's alone"
   CHECK(files.num_bytes() == 40 * 100);
 }
 
+TEST_CASE("a child that was made while the lock was held keeps it from nobody") {
+  const Folder folder;
+  pid_t child = -1;
+  TierDirectory files(folder.path, 1000, [&](const TierStore::Key&, bool) {
+    child = ::fork();
+    if (child == 0) {
+      ::alarm(60);
+      for (;;) ::pause();
+    }
+  });
+  CHECK(files.put(key_of(1), *bytes_of(1, 100), never));
+  REQUIRE(child > 0);
+  TierDirectory other(folder.path, 1000, ignore, std::chrono::milliseconds(100));
+  CHECK(other.put(key_of(2), *bytes_of(2, 100), never));
+  CHECK(other.num_bytes() == 200);
+  (void)::kill(child, SIGKILL);
+  (void)::waitpid(child, nullptr, 0);
+}
+
+TEST_CASE("what is erased is not counted, nor what was not there") {
+  const Folder folder;
+  FileTier files(folder.path, 1000);
+  for (const std::uint64_t n : {1u, 2u}) REQUIRE(files.put(key_of(n), bytes_of(n, 100), never));
+  files.erase(key_of(3));
+  CHECK(files.num_bytes() == 200);
+  files.erase(key_of(1));
+  CHECK(files.num_bytes() == 100);
+}
+
 TEST_CASE("a file of sizes that is none") {
   for (const bool is_fifo : {true, false}) {
     const Folder folder;
@@ -294,6 +327,52 @@ TEST_CASE("a file of sizes that is none") {
   CHECK(files.num_bytes() == 200);
 }
 
+TEST_CASE("what could not be counted is counted again") {
+  const Folder folder;
+  FileTier files(folder.path, 1000);
+  for (const std::uint64_t n : {1u, 2u}) REQUIRE(files.put(key_of(n), bytes_of(n, 100), never));
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+  const rlimit none{0, before.rlim_max};
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &none) == 0);  // no byte can be written
+  files.erase(key_of(1));
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+  (void)::signal(SIGXFSZ, handler);
+  CHECK_FALSE(files.contains(key_of(1)));
+  CHECK(files.put(key_of(3), bytes_of(3, 100), never));
+  CHECK(files.num_bytes() == 200);
+}
+
+TEST_CASE("a record is counted before it is there") {
+  const Folder folder;
+  std::uint64_t counted = 0;
+  TierDirectory files(folder.path, 1000, [&](const TierStore::Key&, bool is_there) {
+    if (is_there)
+      std::ifstream(folder.path + "/.size", std::ios::binary)
+          .read(reinterpret_cast<char*>(&counted), sizeof(counted));
+  });
+  for (const std::uint64_t n : {1u, 2u}) {
+    CHECK(files.put(key_of(n), *bytes_of(n, 100), never));
+    CHECK(counted == 100 * n);
+  }
+}
+
+TEST_CASE("files that somebody else removes meanwhile make room as well") {
+  const Folder folder;
+  TierDirectory files(folder.path, 1000, [&](const TierStore::Key& key, bool is_there) {
+    if (!is_there && key == key_of(1)) std::filesystem::remove(folder.path + name_of(2));
+  });
+  for (std::uint64_t n = 1; n <= 10; ++n) {
+    REQUIRE(files.put(key_of(n), *bytes_of(n, 100), never));
+    age(folder, n, static_cast<long>(n));
+  }
+  CHECK(files.put(key_of(11), *bytes_of(11, 100), never));
+  CHECK(files.num_bytes() == 900);
+  CHECK(folder.files() == 9);
+  CHECK(files.contains(key_of(3)));
+}
+
 TEST_CASE("what was read is used, and an eighth goes at once") {
   const Folder folder;
   FileTier files(folder.path, 80000);
@@ -309,6 +388,9 @@ TEST_CASE("what was read is used, and an eighth goes at once") {
     CAPTURE(n);
     CHECK(files.contains(key_of(n)) == (n == 1 || n > 11));
   }
+  FileTier small(folder.path + "/within", 16);
+  for (std::uint64_t n = 1; n <= 17; ++n) REQUIRE(small.put(key_of(n), bytes_of(n, 1), never));
+  CHECK(small.num_bytes() == 15);
 }
 
 // ---- a disk that is full
@@ -375,12 +457,43 @@ extern "C" ssize_t write(int file, const void* bytes, size_t count) {
       const std::uint64_t used = disk->used();
       if (used >= disk->bytes) {
         errno = disk->error;
-        return -1;
+        return disk->error == 0 ? 0 : -1;
       }
       count = std::min<std::size_t>(count, disk->bytes - used);
     }
   }
   return static_cast<ssize_t>(::syscall(SYS_write, file, bytes, count));
+}
+
+// The same of its reads: the next ones fail with these errors, or if negative, give nothing.
+static std::vector<int> next_reads;
+extern "C" ssize_t read(int file, void* bytes, size_t count) {
+  if (!next_reads.empty()) {
+    const int error = next_reads.back();
+    next_reads.pop_back();
+    errno = std::abs(error);
+    return error < 0 ? 0 : -1;
+  }
+  return static_cast<ssize_t>(::syscall(SYS_read, file, bytes, count));
+}
+
+TEST_CASE("what is read or written in part only is nothing") {
+  const Folder folder;
+  FileTier files(folder.path, 1000);
+  REQUIRE(files.put(key_of(1), bytes_of(1, 100), never));
+  next_reads = {EIO, EINTR};  // the last one first
+  CHECK_FALSE(files.get(key_of(1), never));
+  CHECK(next_reads.empty());
+  next_reads = {-EINTR};  // it has become shorter
+  CHECK_FALSE(files.get(key_of(1), never));
+  next_reads = {EINTR, EINTR};
+  CHECK(*files.get(key_of(1), never) == *bytes_of(1, 100));
+  SmallDisk full{folder.path, 0, 0};  // its writes write nothing, for no reason
+  SmallDisk::current = &full;
+  CHECK_FALSE(files.put(key_of(2), bytes_of(2, 100), never));
+  SmallDisk::current = nullptr;
+  CHECK_FALSE(files.contains(key_of(2)));
+  CHECK(files.num_bytes() == 100);
 }
 
 TEST_CASE("where the disk is full, the least recently used make room") {

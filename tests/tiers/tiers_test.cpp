@@ -368,6 +368,24 @@ TEST_CASE("after clear() nothing is stored, also where events before it got lost
   CHECK(store->num_bytes() > 0);
 }
 
+TEST_CASE("what was not noted for want of memory is noted later, whatever came between") {
+  Bench b({memory()});
+  {
+    auto s = b.tree.insert(iota(0, 64));
+    b.model.each(s, s.loadable(), b.cache, [](float& element, float x) { element = x; });
+    test::heap.fail_in = 0;
+    s.mark_loaded(s.loadable());
+    test::heap.fail_in = -1;
+    REQUIRE(test::heap.failures > 0);
+  }
+  b.run(iota(1000, 64));
+  CHECK(b.below->advance() == 0);
+  b.evict_all();
+  b.below->flush();
+  CHECK(b.load(iota(0, 64)) == 63);
+  CHECK(b.load(iota(1000, 64)) == 63);
+}
+
 TEST_CASE("what is cached goes down before it is evicted, if asked for") {
   auto store = memory();
   Bench b({store}, {.write_through = true});
@@ -381,6 +399,10 @@ TEST_CASE("what is cached goes down before it is evicted, if asked for") {
   CHECK(b.load(iota(0, 64)) == 63);
   CHECK(b.below->advance(100) == 0);
   CHECK(b.below->stats().gathered == 8);
+  b.run(iota(100, 64));
+  CHECK(b.below->advance(0) == 8);
+  b.tree.clear();
+  CHECK(b.below->advance(0) == 0);
 }
 
 TEST_CASE("all that is cached goes down at the end, also what was there before") {
@@ -430,6 +452,8 @@ TEST_CASE("memory is bounded, and keeps what was used last") {
   }
   CHECK(b.load(iota(1000, 16)) == 0);
   CHECK_FALSE(store->put({1, 2}, std::make_shared<std::vector<std::byte>>(20001), false));
+  CHECK(store->put({1, 2}, std::make_shared<std::vector<std::byte>>(20000), false));
+  CHECK(store->num_bytes() == 20000);
 }
 
 TEST_CASE("faster tiers get what was found in slower ones") {

@@ -278,7 +278,7 @@ class TierDirectory {
     struct Close {
       void operator()(DIR* directory) const { ::closedir(directory); }
     };
-    const std::unique_ptr<DIR, Close> open(twin < 0 ? nullptr : ::fdopendir(twin));
+    const std::unique_ptr<DIR, Close> open(::fdopendir(twin));
     if (!open) return entries;
     while (const dirent* const found = ::readdir(open.get())) {
       const std::string name = found->d_name;

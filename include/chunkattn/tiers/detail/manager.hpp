@@ -160,7 +160,7 @@ class TierManager {
         sequence.weights_epoch() != load->weights)
       return cancel(load);
     bool is_over = false;
-    const auto taken = queue_->take(load, options_.max_prefetched, is_over);
+    const auto taken = queue_->take(load, is_over);
     for (const TierLoad::Ready& ready : taken)
       if (!fill(sequence, *load, ready)) return cancel(load);
     if (is_over) return false;

@@ -141,15 +141,12 @@ class TierQueue {
     const std::lock_guard lock(mutex_);
     ask_next(load, 0, /*first=*/false);
   }
-  /// At most `most` blocks that have come, in order. `is_over`: no more will.
-  std::vector<TierLoad::Ready> take(const std::shared_ptr<TierLoad>& load, std::size_t most,
-                                    bool& is_over) {
-    std::vector<TierLoad::Ready> taken;
+  /// The blocks that have come, in order: at most `prefetch`. `is_over`: no more will.
+  std::deque<TierLoad::Ready> take(const std::shared_ptr<TierLoad>& load, bool& is_over) {
     const std::lock_guard lock(mutex_);
-    for (; !load->ready.empty() && taken.size() < most; load->ready.pop_front())
-      taken.push_back(std::move(load->ready.front()));
+    auto taken = std::exchange(load->ready, {});
     if (std::exchange(load->is_stalled, false)) ask_next(load, 0, /*first=*/false);
-    is_over = load->is_over && load->ready.empty();
+    is_over = load->is_over;
     return taken;
   }
   /// Nobody waits for it any longer: it came too late, or its sequence is gone.

@@ -185,7 +185,6 @@ class TierSpans {
     std::byte* const bytes = to.data() + offset;
     for (const Span* s = &span; end > begin; s = before(*s)) {
       const std::size_t position = to_size(s->position);
-      if (position >= end) continue;
       const std::size_t first = std::max(begin, position);
       const std::span<const std::byte> part =
           std::as_bytes(std::span(s->tokens).subspan(first - position, end - first));
