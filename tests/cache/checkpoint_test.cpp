@@ -461,27 +461,43 @@ TEST_CASE("an answer that goes on behind an equal one takes its checkpoints alon
 }
 
 TEST_CASE("where an answer was dropped for an equal one, paths part no longer") {
-  Cache<Tree> cache({.max_count = 100, .max_per_path = 2});
-  const Tokens prompt = iota(0, 6);
-  std::vector<Run<Tree>> twins;
-  for (int i = 0; i < 2; ++i) {
-    twins.emplace_back(cache, prompt);
-    twins.back().prefill();
+  for (const bool is_one_above : {false, true}) {
+    CAPTURE(is_one_above);
+    Cache<Tree> cache({.max_count = 100, .max_per_path = is_one_above ? 3 : 2});
+    const Tokens prompt = iota(0, 6);
+    std::vector<Run<Tree>> twins;
+    for (int i = 0; i < 2; ++i) {
+      twins.emplace_back(cache, prompt);
+      twins.back().prefill();
+    }
+    for (auto& twin : twins)
+      for (int i = 0; i < 9; ++i) CHECK(twin.step());
+    const auto state = std::make_shared<const int>(1);
+    CHECK(cache.states.save(twins[0].sequence, 6, state));  // where their answers begin
+    if (is_one_above) CHECK(cache.states.save(twins[0].sequence, 3, state));
+    CHECK(cache.states.save(twins[0].sequence, 9, state));
+    CHECK(cache.states.save(twins[1].sequence, 14, state));
+    const Tokens all = twins[0].sequence.tokens();
+    twins[0].sequence.leave();
+    CHECK(cache.states.find(sibling(all, 8, 100, 1)) == 6);
+    twins[1].sequence.leave();
+    check_invariants(cache.tree);
+    CHECK(cache.states.find(sibling(all, 8, 100, 1)) == (is_one_above ? 3 : 0));  // the oldest went
+    CHECK(cache.states.find(sibling(all, 12, 100, 1)) == 9);
+    CHECK(cache.states.find(all) == 14);
   }
-  for (auto& twin : twins)
-    for (int i = 0; i < 9; ++i) CHECK(twin.step());
-  const auto state = std::make_shared<const int>(1);
-  CHECK(cache.states.save(twins[0].sequence, 6, state));  // where their answers begin
-  CHECK(cache.states.save(twins[0].sequence, 9, state));
-  CHECK(cache.states.save(twins[1].sequence, 14, state));
-  const Tokens all = twins[0].sequence.tokens();
-  twins[0].sequence.leave();
-  CHECK(cache.states.find(sibling(all, 8, 100, 1)) == 6);
-  twins[1].sequence.leave();
-  check_invariants(cache.tree);
-  CHECK(cache.states.find(sibling(all, 8, 100, 1)) == 0);  // of three the oldest
-  CHECK(cache.states.find(sibling(all, 12, 100, 1)) == 9);
-  CHECK(cache.states.find(all) == 14);
+}
+
+TEST_CASE("what is wanted before the last token does not count among the places where paths part") {
+  Cache<Tree> cache({.max_count = 100, .max_per_path = 2});
+  const Tokens prompt = iota(0, 10);
+  std::vector<Tree::Sequence> others;
+  for (const std::size_t common : {5u, 9u}) {
+    others.push_back(cache.tree.insert(sibling(prompt, common, 100, 4)));
+    test::load(others.back());
+  }
+  const auto s = cache.tree.insert(prompt, {.max_reuse = 0});
+  CHECK(cache.states.next(s) == 5);
 }
 
 TEST_CASE("tenants have checkpoints of their own, and public ones") {

@@ -85,6 +85,7 @@ TEST_CASE("who has most for his weight is known whatever changes") {
   two.reserve(1, {.weight = 1});
   CHECK(two.is_ordered());
   CHECK(two.largest() == first);
+  CHECK(two.size() == 3);  // with everybody
 
   // The last of the heap takes the place of one who has less, below another branch.
   TenantShares many;
