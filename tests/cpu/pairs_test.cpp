@@ -234,6 +234,13 @@ TEST_CASE("queries that are bfloat16 by value are exact, others are computed in 
   test::Answer<> narrow(problem);
   attention.run(problem.kv.view, problem.plan.view(), q, narrow.out, {.lse = narrow.lse});
   CHECK(narrow.out == exact.out);
+  for (const float tiny : {0x1p-126f, 0x1p-127f}) {  // the least normal number, and one below
+    problem.q[0] = tiny;
+    const auto fp32 = answer_of(problem, with(Accuracy::fp32)).out;
+    const auto pairs = answer_of(problem, with(Accuracy::two_terms)).out;
+    CHECK(std::equal(pairs.begin(), pairs.begin() + dim, fp32.begin()) ==
+          (!has_pairs() || tiny < 0x1p-126f));
+  }
   std::printf("bfloat16 was computed by %s\n", has_pairs() ? "dot products" : "vectors of fp32");
 }
 

@@ -76,15 +76,10 @@ struct QueryBytes {
     for (int i = 0; i < width; ++i) top = std::max(top, sizes[i]);
     constexpr std::uint32_t least = 0x0d800000u;  // 2^-100: units are normal numbers
     constexpr std::uint32_t infinity = 0x7f800000u;
+    const bool has_unit = top == 0 || (top >= least && top < infinity);
     const float largest = simd::bits_as<float>(top);
-    float factor = 0;
-    unit = 0;
-    if (top >= infinity || (top > 0 && top < least)) {
-      unit = simd::bits_as<float>(0x7fc00000u);
-    } else if (top > 0) {
-      unit = largest / largest_query;
-      factor = largest_query / largest;
-    }
+    unit = has_unit ? largest / largest_query : simd::bits_as<float>(0x7fc00000u);
+    const float factor = has_unit && top > 0 ? largest_query / largest : 0.0f;
     Bits total{};
     for (int i = 0; i < HeadDim; i += width) {
       // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
