@@ -84,31 +84,34 @@ template <int ValueDim, int Lines, int Vectors, class Rows>
                                    PrefetchCursor& ahead, int burst) noexcept {
   constexpr int width = simd::width_for<ValueDim>;
   simd::Float<width> sums[Lines][Vectors];
-  float* const to = out + begin;
-  simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
-    simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = simd::zero<width>(); });
-  });
-  const auto token = [&](int t) CHUNKATTN_LAMBDA {
+  CHUNKATTN_UNROLLED
+  for (int l = 0; l < Lines; ++l) {
+    CHUNKATTN_UNROLLED
+    for (int i = 0; i < Vectors; ++i) sums[l][i] = simd::zero<width>();
+  }
+  const auto token = [&](std::ptrdiff_t t) CHUNKATTN_LAMBDA {
     simd::Float<width> value[Vectors];
-    const float* const row = v[t] + (Rows::packed ? 0 : begin);
-    simd::repeat<Vectors>([&](auto i)
-                              CHUNKATTN_LAMBDA { value[i] = simd::load<width>(row + i * width); });
-    simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
+    const float* row = v[t] + (Rows::packed ? 0 : begin);
+    CHUNKATTN_UNROLLED
+    for (int i = 0; i < Vectors; ++i, row += width) value[i] = simd::load<width>(row);
+    CHUNKATTN_UNROLLED
+    for (int l = 0; l < Lines; ++l) {
       const simd::Float<width> weight = simd::broadcast<width>(p[t * tile_lines + l]);
-      simd::repeat<Vectors>(
-          [&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = simd::fma(weight, value[i], sums[l][i]); });
-    });
+      CHUNKATTN_UNROLLED
+      for (int i = 0; i < Vectors; ++i) sums[l][i] = simd::fma(weight, value[i], sums[l][i]);
+    }
   };
   PrefetchCursor lines = ahead;
-  int t = 0;
+  std::ptrdiff_t t = 0;
   const auto tokens = [&](bool prefetch_value) CHUNKATTN_LAMBDA {
     lines.advance(burst);
-    simd::repeat<value_step>([&](auto u) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int u = 0; u < value_step; ++u) {
       if (prefetch_value)
         for (int at = 0; at < Vectors * width; at += 16)
           prefetch_near(v[t + value_step + u] + begin + at);
       token(t + u);
-    });
+    }
     t += value_step;
   };
   if (!Rows::packed && near)
@@ -116,12 +119,14 @@ template <int ValueDim, int Lines, int Vectors, class Rows>
   while (t + value_step <= count) tokens(false);
   for (; t < count; ++t) token(t);
   ahead = lines;
-  simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
+  float* const to = out + begin;
+  CHUNKATTN_UNROLLED
+  for (int l = 0; l < Lines; ++l) {
     const simd::Float<width> factor = simd::broadcast<width>(rescale[l]);
-    simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int i = 0; i < Vectors; ++i)
       add_block_sum<width>(sums[l][i], factor, to + l * ValueDim + i * width);
-    });
-  });
+  }
 }
 
 /// The lines that a block is computed for: [begin, begin + count) of the task, cut into tiles.

@@ -57,6 +57,13 @@
   CHUNKATTN_ISA_DETAIL_END \
   CHUNKATTN_FORBID
 
+// Before a short loop over arrays of vectors: unrolled, they live in registers.
+#if defined(__clang__)
+#define CHUNKATTN_UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define CHUNKATTN_UNROLLED _Pragma("GCC unroll 64")
+#endif
+
 // clang-format off
 #if defined(__clang__)
 #define CHUNKATTN_ALLOW_NOTHING _Pragma("clang attribute push")

@@ -183,15 +183,16 @@ CHUNKATTN_INLINE void interleave(const std::int8_t* const (&rows)[dot_depth], in
 #if defined(CHUNKATTN_PASS_NEON)
   if constexpr (W == 4 && Vectors == 4) {
     uint8x16_t row[dot_depth];
-    simd::repeat<dot_depth>(
-        [&](auto i) CHUNKATTN_LAMBDA { row[i] = vreinterpretq_u8_s8(vld1q_s8(rows[i] + column)); });
+    CHUNKATTN_UNROLLED
+    for (int i = 0; i < dot_depth; ++i) row[i] = vreinterpretq_u8_s8(vld1q_s8(rows[i] + column));
     const uint8x16x2_t even = vzipq_u8(row[0], row[2]), odd = vzipq_u8(row[1], row[3]);
-    simd::repeat<2>([&](auto i) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int i = 0; i < 2; ++i) {
       const uint16x8x2_t both =
           vzipq_u16(vreinterpretq_u16_u8(even.val[i]), vreinterpretq_u16_u8(odd.val[i]));
       words[2 * i] = (simd::Unsigned<W>)both.val[0];
       words[2 * i + 1] = (simd::Unsigned<W>)both.val[1];
-    });
+    }
     return;
   }
 #endif
@@ -200,29 +201,31 @@ CHUNKATTN_INLINE void interleave(const std::int8_t* const (&rows)[dot_depth], in
     // Interleaving works within 128 bits: dword 4 i + j of a row goes to dword 4 j + i.
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     __m512i row[dot_depth];
-    simd::repeat<dot_depth>([&](auto i) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int i = 0; i < dot_depth; ++i)
       row[i] = _mm512_maskz_permutexvar_epi32(0xffff, order, _mm512_loadu_si512(rows[i] + column));
-    });
     const __m512i all = _mm512_setzero_si512();
     const __m512i even[2] = {_mm512_mask_unpacklo_epi8(all, ~__mmask64{}, row[0], row[2]),
                              _mm512_mask_unpackhi_epi8(all, ~__mmask64{}, row[0], row[2])};
     const __m512i odd[2] = {_mm512_mask_unpacklo_epi8(all, ~__mmask64{}, row[1], row[3]),
                             _mm512_mask_unpackhi_epi8(all, ~__mmask64{}, row[1], row[3])};
-    simd::repeat<2>([&](auto i) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int i = 0; i < 2; ++i) {
       words[2 * i] =
           (simd::Unsigned<W>)_mm512_mask_unpacklo_epi16(all, ~__mmask32{}, even[i], odd[i]);
       words[2 * i + 1] =
           (simd::Unsigned<W>)_mm512_mask_unpackhi_epi16(all, ~__mmask32{}, even[i], odd[i]);
-    });
+    }
     return;
   }
 #endif
-  simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+  CHUNKATTN_UNROLLED
+  for (int i = 0; i < Vectors; ++i) {
     simd::Unsigned<W> row[dot_depth];
-    simd::repeat<dot_depth>(
-        [&](auto t) CHUNKATTN_LAMBDA { row[t] = load_bytes<W>(rows[t] + column + i * W); });
+    CHUNKATTN_UNROLLED
+    for (int t = 0; t < dot_depth; ++t) row[t] = load_bytes<W>(rows[t] + column + i * W);
     words[i] = (row[0] | row[2] << 8) | (row[1] << 16 | row[3] << 24);
-  });
+  }
 }
 
 /// The first `seen` rows of V as ValueByte, four tokens to a word, in the order in which
@@ -237,20 +240,21 @@ template <int ValueDim>
   for (int t = 0; t < seen; t += dot_depth) {
     // Any row does beyond the last that is seen: its probabilities are 0.
     const std::int8_t* rows[dot_depth];
-    simd::repeat<dot_depth>([&](auto i)
-                                CHUNKATTN_LAMBDA { rows[i] = block.v[std::min(t + i, seen - 1)]; });
+    CHUNKATTN_UNROLLED
+    for (int i = 0; i < dot_depth; ++i) rows[i] = block.v[std::min(t + i, seen - 1)];
     const auto pack = [&]<int Vectors>(std::integral_constant<int, Vectors>,
                                        int begin) CHUNKATTN_LAMBDA {
       simd::Unsigned<width> words[Vectors];
       interleave<width, Vectors>(rows, begin, words);
-      simd::repeat<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+      CHUNKATTN_UNROLLED
+      for (int i = 0; i < Vectors; ++i) {
         words[i] ^= byte_offsets<ValueByte>;
         const int vector = begin / width + i;
         const int first = Slices::first_of(vector);
         const int at = first * (block_tokens / dot_depth) +
                        t / dot_depth * Slices::vectors_of(first) + vector - first;
         __builtin_memcpy(to + at * width, &words[i], sizeof words[i]);
-      });
+      }
     };
     if constexpr (whole > 0)
       for (int begin = 0; begin < whole; begin += 4 * width)

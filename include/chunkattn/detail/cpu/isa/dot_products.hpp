@@ -74,23 +74,28 @@ template <int HeadDim, int ValueDim, int Vectors>
   for (int t = 0; t < count; t += group, k += group * HeadDim) {
     pack_ahead<HeadDim, ValueDim>(keys, std::min(t + 2 * group, count));
     Bits sums[group][Vectors];
-    repeat_dots<group>([&](auto j) CHUNKATTN_LAMBDA {
-      repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA { sums[j][v] = Bits{}; });
-    });
+    CHUNKATTN_UNROLLED
+    for (int j = 0; j < group; ++j) {
+      CHUNKATTN_UNROLLED
+      for (int v = 0; v < Vectors; ++v) sums[j][v] = Bits{};
+    }
     for (int term = 0; term < 2; ++term) {
       if (term == 1 && byte_offsets<KeyByte> == 0) {
-        repeat_dots<group>([&](auto j) CHUNKATTN_LAMBDA {
-          repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA { sums[j][v] <<= 8; });
-        });
+        CHUNKATTN_UNROLLED
+        for (int j = 0; j < group; ++j) {
+          CHUNKATTN_UNROLLED
+          for (int v = 0; v < Vectors; ++v) sums[j][v] <<= 8;
+        }
       } else if (term == 1) {
         Bits offset[Vectors];
-        repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+        CHUNKATTN_UNROLLED
+        for (int v = 0; v < Vectors; ++v)
           offset[v] = load_words<width>(queries.offset() + line + v * width);
-        });
-        repeat_dots<group>([&](auto j) CHUNKATTN_LAMBDA {
-          repeat_dots<Vectors>(
-              [&](auto v) CHUNKATTN_LAMBDA { sums[j][v] = (sums[j][v] << 8) + offset[v]; });
-        });
+        CHUNKATTN_UNROLLED
+        for (int j = 0; j < group; ++j) {
+          CHUNKATTN_UNROLLED
+          for (int v = 0; v < Vectors; ++v) sums[j][v] = (sums[j][v] << 8) + offset[v];
+        }
       }
       const float* column = queries.word(term, 0) + line;
       const std::uint8_t* at = k;
@@ -98,28 +103,31 @@ template <int HeadDim, int ValueDim, int Vectors>
         lines.advance(burst);
         for (int i = 0; i < step; ++i, at += dot_depth, column += queries.stride) {
           Bits query[Vectors];
-          repeat_dots<Vectors>(
-              [&](auto v) CHUNKATTN_LAMBDA { query[v] = load_words<width>(column + v * width); });
-          repeat_dots<group>([&](auto j) CHUNKATTN_LAMBDA {
+          CHUNKATTN_UNROLLED
+          for (int v = 0; v < Vectors; ++v) query[v] = load_words<width>(column + v * width);
+          CHUNKATTN_UNROLLED
+          for (int j = 0; j < group; ++j) {
             std::uint32_t word;
             __builtin_memcpy(&word, at + j * HeadDim, sizeof word);
             const auto key = simd::spread<width>(word);
-            repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+            CHUNKATTN_UNROLLED
+            for (int v = 0; v < Vectors; ++v)
               sums[j][v] = dot_bytes<KeyByte, std::int8_t, width>(sums[j][v], key, query[v]);
-            });
-          });
+          }
         }
       }
     }
-    repeat_dots<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int v = 0; v < Vectors; ++v) {
       const simd::Float<width> unit = simd::load<width>(queries.unit() + line + v * width);
-      repeat_dots<group>([&](auto j) CHUNKATTN_LAMBDA {
+      CHUNKATTN_UNROLLED
+      for (int j = 0; j < group; ++j) {
         const auto sum = __builtin_convertvector(simd::bits_as<simd::Int<width>>(sums[j][v]),
                                                  simd::Float<width>);
         simd::store(logits + (t + j) * tile_lines + v * width,
                     sum * unit * simd::broadcast<width>(k_scale[t + j]));
-      });
-    });
+      }
+    }
   }
   ahead = lines;
 }
@@ -137,45 +145,53 @@ template <int ValueDim, int Vectors>
   PrefetchCursor lines = ahead;
   for (int line = 0; line < count; line += lines_at_once) {
     Bits sums[lines_at_once][Vectors];
-    repeat_dots<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
-      repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = Bits{}; });
-    });
+    CHUNKATTN_UNROLLED
+    for (int l = 0; l < lines_at_once; ++l) {
+      CHUNKATTN_UNROLLED
+      for (int i = 0; i < Vectors; ++i) sums[l][i] = Bits{};
+    }
     for (int term = 0; term < 2; ++term) {
-      if (term == 1)
-        repeat_dots<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
-          repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+      if (term == 1) {
+        CHUNKATTN_UNROLLED
+        for (int l = 0; l < lines_at_once; ++l) {
+          CHUNKATTN_UNROLLED
+          for (int i = 0; i < Vectors; ++i) {
             sums[l][i] <<= 8;
             if constexpr (byte_offsets<ValueByte> != 0) sums[l][i] += p.offset()[line + l];
-          });
-        });
+          }
+        }
+      }
       const std::uint32_t* weights = p.words + term * DotProbabilities::term_words + line;
       const std::uint32_t* values = v;
       for (int word = 0; word < words; ++word) {
         if (word % dot_value_step == 0) lines.advance(burst);
         Bits value[Vectors];
-        repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+        CHUNKATTN_UNROLLED
+        for (int i = 0; i < Vectors; ++i)
           __builtin_memcpy(&value[i], values + i * width, sizeof value[i]);
-        });
-        repeat_dots<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
+        CHUNKATTN_UNROLLED
+        for (int l = 0; l < lines_at_once; ++l) {
           const auto weight = simd::spread<width>(weights[l]);
-          repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+          CHUNKATTN_UNROLLED
+          for (int i = 0; i < Vectors; ++i)
             sums[l][i] = dot_bytes<std::uint8_t, ValueByte, width>(sums[l][i], weight, value[i]);
-          });
-        });
+        }
         values += Vectors * width;
         weights += tile_lines;
       }
     }
-    repeat_dots<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
-      if (line + l >= count) return;
+    CHUNKATTN_UNROLLED
+    for (int l = 0; l < lines_at_once; ++l) {
+      if (line + l >= count) break;
       const Real factor = simd::broadcast<width>(rescale[line + l]);
       const Real unit = simd::broadcast<width>(p.unit[line + l]);
-      repeat_dots<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+      CHUNKATTN_UNROLLED
+      for (int i = 0; i < Vectors; ++i) {
         float* const to = out + (line + l) * ValueDim + i * width;
         const auto sum = __builtin_convertvector(simd::bits_as<simd::Int<width>>(sums[l][i]), Real);
         simd::store(to, simd::fma(sum, unit, simd::load<width>(to) * factor));
-      });
-    });
+      }
+    }
   }
   ahead = lines;
 }

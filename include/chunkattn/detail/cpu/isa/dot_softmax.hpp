@@ -18,10 +18,11 @@ CHUNKATTN_PASS_BEGIN(VECTORS)
 template <int N, class V>
 CHUNKATTN_INLINE void in_order([[maybe_unused]] V (&x)[N]) noexcept {
 #if defined(CHUNKATTN_PASS_AVX512)
-  simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
+  CHUNKATTN_UNROLLED
+  for (int i = 0; i < N; ++i) {
     V& one = x[i];  // clang captures nothing that only assembler names
     __asm__ volatile("" : "+v"(one));
-  });
+  }
 #endif
 }
 
@@ -38,19 +39,20 @@ CHUNKATTN_INLINE void dot_weights(simd::Float<W> (&x)[N]) noexcept {
   const Vector log2_e = simd::broadcast<W>(1.44269504f);
   const Vector magic = simd::broadcast<W>(0x1.8p23f + 127.0f);
   Vector shifted[N], r[N], p[N];
-  simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA { shifted[i] = simd::fma(x[i], log2_e, magic); });
+  CHUNKATTN_UNROLLED
+  for (int i = 0; i < N; ++i) shifted[i] = simd::fma(x[i], log2_e, magic);
 #if defined(__FAST_MATH__)
   for (Vector& s : shifted) __asm__("" : "+m"(s));  // (x + magic) - magic is not to become x
 #endif
   in_order(shifted);
-  simd::repeat<N>([&](auto i)
-                      CHUNKATTN_LAMBDA { r[i] = simd::fma(x[i], log2_e, magic - shifted[i]); });
+  CHUNKATTN_UNROLLED
+  for (int i = 0; i < N; ++i) r[i] = simd::fma(x[i], log2_e, magic - shifted[i]);
   in_order(r);
-  simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA { p[i] = simd::broadcast<W>(0x1.5bba14p-10f); });
+  CHUNKATTN_UNROLLED
+  for (int i = 0; i < N; ++i) p[i] = simd::broadcast<W>(0x1.5bba14p-10f);
   const auto step = [&](float coefficient) CHUNKATTN_LAMBDA {
-    simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
-      p[i] = simd::fma(p[i], r[i], simd::broadcast<W>(coefficient));
-    });
+    CHUNKATTN_UNROLLED
+    for (int i = 0; i < N; ++i) p[i] = simd::fma(p[i], r[i], simd::broadcast<W>(coefficient));
     in_order(p);
   };
   step(0x1.3cea88p-7f);
@@ -58,10 +60,11 @@ CHUNKATTN_INLINE void dot_weights(simd::Float<W> (&x)[N]) noexcept {
   step(0x1.ebf9bcp-3f);
   step(0x1.62e42ap-1f);
   step(1.0f);
-  simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
+  CHUNKATTN_UNROLLED
+  for (int i = 0; i < N; ++i) {
     const Vector scale = simd::bits_as<Vector>(simd::bits_as<simd::Unsigned<W>>(shifted[i]) << 23);
     x[i] = simd::scale_or_zero<W>(p[i], scale, x[i], lowest);
-  });
+  }
 }
 
 /// Tokens whose logits of a vector of lines go through a step at once.
@@ -87,10 +90,12 @@ CHUNKATTN_INLINE simd::Float<simd::native_width> settle_logits(
   if constexpr (!Masked) {
     Vector most[4] = {largest, largest, largest, largest};
     int t = 0;
-    for (; t + 4 <= count; t += 4)
-      simd::repeat<4>([&](auto i) CHUNKATTN_LAMBDA {
+    for (; t + 4 <= count; t += 4) {
+      CHUNKATTN_UNROLLED
+      for (int i = 0; i < 4; ++i) {
         most[i] = simd::max(most[i], simd::load<width>(logits + (t + i) * tile_lines));
-      });
+      }
+    }
     for (; t < count; ++t) most[0] = simd::max(most[0], simd::load<width>(logits + t * tile_lines));
     return simd::max(simd::max(most[0], most[1]), simd::max(most[2], most[3]));
   }
@@ -134,11 +139,11 @@ template <bool Masked, class T, class Rules>
       count, [&]<int Tokens>(int t, std::integral_constant<int, Tokens>) CHUNKATTN_LAMBDA {
         float* const at = logits + t * tile_lines;
         Vector p[Tokens];
-        simd::repeat<Tokens>([&](auto i) CHUNKATTN_LAMBDA {
-          p[i] = simd::load<width>(at + i * tile_lines) - largest;
-        });
+        CHUNKATTN_UNROLLED
+        for (int i = 0; i < Tokens; ++i) p[i] = simd::load<width>(at + i * tile_lines) - largest;
         dot_weights<width>(p);
-        simd::repeat<Tokens>([&](auto i) CHUNKATTN_LAMBDA {
+        CHUNKATTN_UNROLLED
+        for (int i = 0; i < Tokens; ++i) {
           total = total + p[i];
           Bits bits = simd::bits_as<Bits>(p[i]);
           if constexpr (has_row_scales<T>)
@@ -151,7 +156,7 @@ template <bool Masked, class T, class Rules>
           }
           if constexpr (has_row_scales<T>) most = most > bits ? most : bits;
           simd::store(at + i * tile_lines, simd::bits_as<Vector>(bits | mark));
-        });
+        }
       });
   simd::store(sum, simd::fma(simd::load<width>(sum), factor, total));
   if constexpr (has_row_scales<T>) __builtin_memcpy(top, &most, sizeof most);

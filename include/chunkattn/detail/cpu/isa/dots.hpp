@@ -84,15 +84,6 @@ inline constexpr bool has_dots = false;
 
 #endif
 
-/// simd::repeat() for functions that may use these: what is inlined may not ask for more than where
-/// it is inlined.
-template <int N, class F>
-CHUNKATTN_INLINE void repeat_dots(F&& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-    (f(std::integral_constant<int, I>{}), ...);
-  }(std::make_integer_sequence<int, N>{});
-}
-
 /// The longest rows of which a product with a query of 16 bits cannot leave 32 bits.
 inline constexpr int max_dot_dim = 512;
 

@@ -170,12 +170,12 @@ CHUNKATTN_INLINE void transpose_words(const void* from, std::ptrdiff_t from_stri
   const auto* const bytes = static_cast<const char*>(from);
   for (int i = 0; i < whole; i += width) {
     simd::Float<width> rows[width];
-    simd::repeat<width>([&](auto l) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int l = 0; l < width; ++l)
       __builtin_memcpy(&rows[l], bytes + l * from_stride + i * word, sizeof rows[l]);
-    });
     simd::transpose<width>(rows);
-    simd::repeat<width>([&](auto j)
-                            CHUNKATTN_LAMBDA { simd::store(to + (i + j) * to_stride, rows[j]); });
+    CHUNKATTN_UNROLLED
+    for (int j = 0; j < width; ++j) simd::store(to + (i + j) * to_stride, rows[j]);
   }
   for (int i = whole; i < Words; ++i)
     for (int l = 0; l < width; ++l)

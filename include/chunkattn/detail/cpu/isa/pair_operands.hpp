@@ -204,12 +204,13 @@ template <int Terms>
       Real even = simd::load<width>(p + t * tile_lines + line);
       Real odd =
           t + 1 < seen ? simd::load<width>(p + (t + 1) * tile_lines + line) : simd::zero<width>();
-      simd::repeat<Terms>([&](auto i) CHUNKATTN_LAMBDA {
+      CHUNKATTN_UNROLLED
+      for (int i = 0; i < Terms; ++i) {
         const Bits low = term(even);
         const Bits words = low >> 16 | term(odd);
         __builtin_memcpy(to + (t / pair_depth * Terms + i) * tile_lines + line, &words,
                          sizeof words);
-      });
+      }
     }
   }
 }

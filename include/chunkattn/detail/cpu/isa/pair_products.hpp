@@ -73,40 +73,45 @@ template <int HeadDim, int ValueDim, int Vectors>
     add_ahead<HeadDim, ValueDim>(keys, std::min(t + 2 * group, count));
     // Groups beyond the last are nobody's.
     const bfloat16* rows[group / part];
-    repeat_pairs<group / part>([&](auto i) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int i = 0; i < group / part; ++i)
       rows[i] = keys.rows[t + i * part < keys.count ? t / part + i : t / part];
-    });
     Real sums[group][Vectors];
-    repeat_pairs<group>([&](auto j) CHUNKATTN_LAMBDA {
-      repeat_pairs<Vectors>([&](auto v) CHUNKATTN_LAMBDA { sums[j][v] = Real{}; });
-    });
+    CHUNKATTN_UNROLLED
+    for (int j = 0; j < group; ++j) {
+      CHUNKATTN_UNROLLED
+      for (int v = 0; v < Vectors; ++v) sums[j][v] = Real{};
+    }
     const float* column = q;
     for (int outer = 0; outer < words; outer += step) {
       lines.advance(burst);
       for (int i = outer; i < outer + step; ++i, column += stride) {
         Bits query[Vectors];
-        repeat_pairs<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+        CHUNKATTN_UNROLLED
+        for (int v = 0; v < Vectors; ++v)
           __builtin_memcpy(&query[v], column + v * width, sizeof query[v]);
-        });
-        repeat_pairs<group>([&](auto j) CHUNKATTN_LAMBDA {
+        CHUNKATTN_UNROLLED
+        for (int j = 0; j < group; ++j) {
           std::uint32_t word;
           __builtin_memcpy(&word, rows[j / part] + (j % part) * HeadDim + i * pair_depth,
                            sizeof word);
           const auto key = simd::spread<width>(word);
-          repeat_pairs<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+          CHUNKATTN_UNROLLED
+          for (int v = 0; v < Vectors; ++v)
             sums[j][v] = dot_pairs<width>(sums[j][v], query[v], key);
-          });
-        });
+        }
       }
     }
-    repeat_pairs<group>([&](auto j) CHUNKATTN_LAMBDA {
-      repeat_pairs<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int j = 0; j < group; ++j) {
+      CHUNKATTN_UNROLLED
+      for (int v = 0; v < Vectors; ++v) {
         const Real s = sums[j][v] * scale;
         const Bits size = simd::bits_as<Bits>(s) & 0x7fffffffu;
         largest = largest > size ? largest : size;
         simd::store(logits + (t + j) * tile_lines + v * width, s);
-      });
-    });
+      }
+    }
   }
   ahead = lines;
   return any_of<width>((simd::Int<width>)(largest >= 0x7f800000u));
@@ -125,35 +130,40 @@ template <int ValueDim, int Vectors, int Terms>
   PrefetchCursor lines = ahead;
   for (int line = 0; line < count; line += lines_at_once) {
     Real sums[lines_at_once][Vectors];
-    repeat_pairs<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
-      repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = Real{}; });
-    });
+    CHUNKATTN_UNROLLED
+    for (int l = 0; l < lines_at_once; ++l) {
+      CHUNKATTN_UNROLLED
+      for (int i = 0; i < Vectors; ++i) sums[l][i] = Real{};
+    }
     const std::uint32_t* weights = p + line;
     const std::uint32_t* values = v;
     for (int word = 0; word < words; ++word) {
       if (word % pair_value_step == 0) lines.advance(burst);
       Bits value[Vectors];
-      repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+      CHUNKATTN_UNROLLED
+      for (int i = 0; i < Vectors; ++i)
         __builtin_memcpy(&value[i], values + i * width, sizeof value[i]);
-      });
-      repeat_pairs<Terms>([&](auto term) CHUNKATTN_LAMBDA {
-        repeat_pairs<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
+      CHUNKATTN_UNROLLED
+      for (int term = 0; term < Terms; ++term) {
+        CHUNKATTN_UNROLLED
+        for (int l = 0; l < lines_at_once; ++l) {
           const auto weight = simd::spread<width>(weights[term * tile_lines + l]);
-          repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+          CHUNKATTN_UNROLLED
+          for (int i = 0; i < Vectors; ++i)
             sums[l][i] = dot_pairs<width>(sums[l][i], value[i], weight);
-          });
-        });
-      });
+        }
+      }
       values += Vectors * width;
       weights += Terms * tile_lines;
     }
-    repeat_pairs<lines_at_once>([&](auto l) CHUNKATTN_LAMBDA {
-      if (line + l >= count) return;
+    CHUNKATTN_UNROLLED
+    for (int l = 0; l < lines_at_once; ++l) {
+      if (line + l >= count) break;
       const Real factor = simd::broadcast<width>(rescale[line + l]);
-      repeat_pairs<Vectors>([&](auto i) CHUNKATTN_LAMBDA {
+      CHUNKATTN_UNROLLED
+      for (int i = 0; i < Vectors; ++i)
         add_block_sum<width>(sums[l][i], factor, out + (line + l) * ValueDim + i * width);
-      });
-    });
+    }
   }
   ahead = lines;
 }

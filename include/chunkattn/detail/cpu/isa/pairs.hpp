@@ -70,15 +70,6 @@ inline constexpr bool has_pairs = false;
 
 #endif
 
-/// simd::repeat() for functions that may use these: what is inlined may not ask for more than where
-/// it is inlined.
-template <int N, class F>
-CHUNKATTN_INLINE void repeat_pairs(F&& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-    (f(std::integral_constant<int, I>{}), ...);
-  }(std::make_integer_sequence<int, N>{});
-}
-
 /// Whether products over K and V of T may go through dot products of pairs where there are some.
 template <class T>
 inline constexpr bool fits_pairs = has_pairs && std::is_same_v<T, bfloat16>;

@@ -15,12 +15,11 @@ CHUNKATTN_PASS_BEGIN(VECTORS)
 /// The most lines that it takes at once.
 inline constexpr int stream_lines = 4;
 
-/// Prefetches `Total` cache lines in the course of `Steps` steps, of which this is number I.
-template <int Total, int Steps, int I>
-CHUNKATTN_INLINE void prefetch_some(PrefetchCursor& lines,
-                                    std::integral_constant<int, I>) noexcept {
+/// Prefetches `Total` cache lines in the course of `Steps` steps, before number `step` of them.
+template <int Total, int Steps>
+CHUNKATTN_INLINE void prefetch_some(PrefetchCursor& lines, int step) noexcept {
   constexpr int bursts = Total > max_burst && Steps % 2 == 0 ? 2 : 1;
-  if constexpr (I % (Steps / bursts) == 0) lines.advance(Total / bursts);
+  if (step % (Steps / bursts) == 0) lines.advance(Total / bursts);
 }
 
 /// q·k of `Lines` lines with the block's first `count` tokens, to logits[line][token]. A whole
@@ -40,31 +39,38 @@ CHUNKATTN_INLINE void stream_logits(const Block<T>& block, int count,
   PrefetchCursor lines = ahead;
   for (int t = 0; t < count; t += group) {
     simd::Float<width> sums[accumulators];
-    simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int j = 0; j < group; ++j) {
       const T* const row = block.k[t + j];
       simd::Float<width> sum[Lines];
-      simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA { sum[l] = simd::zero<width>(); });
+      CHUNKATTN_UNROLLED
+      for (int l = 0; l < Lines; ++l) sum[l] = simd::zero<width>();
       for (int i = 0; i < HeadDim; i += unrolled * width) {
-        simd::repeat<unrolled>([&](auto u) CHUNKATTN_LAMBDA {
+        CHUNKATTN_UNROLLED
+        for (int u = 0; u < unrolled; ++u) {
           const int at = i + u * width;
           prefetch_some<step_lines, unrolled>(lines, u);
           const simd::Float<width> key = simd::load_widened<width>(row + at);
-          simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
+          CHUNKATTN_UNROLLED
+          for (int l = 0; l < Lines; ++l)
             sum[l] = simd::fma(key, simd::load<width>(q[l] + at), sum[l]);
-          });
-        });
+        }
       }
-      simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA { sums[l * group + j] = sum[l]; });
-    });
+      CHUNKATTN_UNROLLED
+      for (int l = 0; l < Lines; ++l) sums[l * group + j] = sum[l];
+    }
     float reduced[accumulators];
-    simd::repeat<accumulators / width>([&](auto g) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int g = 0; g < accumulators / width; ++g) {
       simd::Float<width> part[width];
-      simd::repeat<width>([&](auto i) CHUNKATTN_LAMBDA { part[i] = sums[g * width + i]; });
+      CHUNKATTN_UNROLLED
+      for (int i = 0; i < width; ++i) part[i] = sums[g * width + i];
       simd::store(reduced + g * width, simd::sum_lanes<width>(part));
-    });
-    simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
+    }
+    CHUNKATTN_UNROLLED
+    for (int l = 0; l < Lines; ++l) {
       for (int j = 0; j < group; ++j) logits[l][t + j] = reduced[l * group + j];
-    });
+    }
   }
   ahead = lines;
 }
@@ -83,27 +89,31 @@ CHUNKATTN_INLINE void stream_values(const Block<T>& block, int count,
   const auto pass = [&]<int N>(std::integral_constant<int, N>, int begin,
                                bool first) CHUNKATTN_LAMBDA {
     simd::Float<width> sums[Lines][N];
-    simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
-      simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA { sums[l][i] = simd::zero<width>(); });
-    });
+    CHUNKATTN_UNROLLED
+    for (int l = 0; l < Lines; ++l) {
+      CHUNKATTN_UNROLLED
+      for (int i = 0; i < N; ++i) sums[l][i] = simd::zero<width>();
+    }
     for (int t = 0; t < count; ++t) {
       const T* const row = block.v[t] + begin;
       simd::Float<width> weight[Lines];
-      simd::repeat<Lines>([&](auto l)
-                              CHUNKATTN_LAMBDA { weight[l] = simd::broadcast<width>(p[l][t]); });
-      simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
+      CHUNKATTN_UNROLLED
+      for (int l = 0; l < Lines; ++l) weight[l] = simd::broadcast<width>(p[l][t]);
+      CHUNKATTN_UNROLLED
+      for (int i = 0; i < N; ++i) {
         if (first) prefetch_some<lines_per_row<ValueDim, T>, N>(lines, i);
         const simd::Float<width> value = simd::load_widened<width>(row + i * width);
-        simd::repeat<Lines>(
-            [&](auto l) CHUNKATTN_LAMBDA { sums[l][i] = simd::fma(weight[l], value, sums[l][i]); });
-      });
+        CHUNKATTN_UNROLLED
+        for (int l = 0; l < Lines; ++l) sums[l][i] = simd::fma(weight[l], value, sums[l][i]);
+      }
     }
-    simd::repeat<Lines>([&](auto l) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int l = 0; l < Lines; ++l) {
       const simd::Float<width> factor = simd::broadcast<width>(rescale[l]);
-      simd::repeat<N>([&](auto i) CHUNKATTN_LAMBDA {
+      CHUNKATTN_UNROLLED
+      for (int i = 0; i < N; ++i)
         add_block_sum<width>(sums[l][i], factor, out[l] + begin + i * width);
-      });
-    });
+    }
   };
   constexpr int whole = vectors / wide;
   constexpr int rest = vectors % wide;

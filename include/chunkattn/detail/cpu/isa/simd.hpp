@@ -85,15 +85,6 @@ CHUNKATTN_INLINE To bits_as(From from) {
   return __builtin_bit_cast(To, from);
 }
 
-/// Calls f(0), f(1), … f(N - 1) with compile-time indices, so that arrays of vectors that they
-/// index live in registers.
-template <int N, class F>
-CHUNKATTN_INLINE void repeat(F&& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-    (f(std::integral_constant<int, I>{}), ...);
-  }(std::make_integer_sequence<int, N>{});
-}
-
 template <int W>
 CHUNKATTN_INLINE Float<W> load(const float* from) {
   Float<W> result;
@@ -216,10 +207,10 @@ CHUNKATTN_INLINE Float<W> sum_lanes(const Float<W> (&rows)[N]) {
   } else {
     Float<W> next[N / 2];
     constexpr auto lanes = std::make_integer_sequence<int, W>{};
-    repeat<N / 2>([&](auto i) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int i = 0; i < N / 2; ++i)
       next[i] = pick_halves<W, false, B>(rows[2 * i], rows[2 * i + 1], lanes) +
                 pick_halves<W, true, B>(rows[2 * i], rows[2 * i + 1], lanes);
-    });
     return sum_lanes<W, B / 2>(next);
   }
 }
@@ -238,14 +229,15 @@ CHUNKATTN_INLINE Float<W> exchange(Float<W> a, Float<W> b, std::integer_sequence
 /// Transposes W vectors of W lanes: by blocks of half the size, then their halves, and so on.
 template <int W, int Half = W / 2>
 CHUNKATTN_INLINE void transpose(Float<W> (&rows)[W]) {
-  repeat<W / 2>([&](auto pair) CHUNKATTN_LAMBDA {
-    constexpr int i = pair / Half * 2 * Half + pair % Half;
+  CHUNKATTN_UNROLLED
+  for (int pair = 0; pair < W / 2; ++pair) {
+    const int i = pair / Half * 2 * Half + pair % Half;
     constexpr auto lanes = std::make_integer_sequence<int, W>{};
     const Float<W> a = rows[i];
     const Float<W> b = rows[i + Half];
     rows[i] = exchange<W, Half, true>(a, b, lanes);
     rows[i + Half] = exchange<W, Half, false>(a, b, lanes);
-  });
+  }
   if constexpr (Half > 1) transpose<W, Half / 2>(rows);
 }
 

@@ -22,7 +22,7 @@ inline constexpr int logit_step = 8;
 struct ScatteredRows {
   static constexpr bool packed = false;
   const float* const* rows;
-  CHUNKATTN_INLINE const float* operator[](int t) const noexcept { return rows[t]; }
+  CHUNKATTN_INLINE const float* operator[](std::ptrdiff_t t) const noexcept { return rows[t]; }
 };
 
 /// Rows that were widened into scratch, one after another: in L1 already.
@@ -30,18 +30,22 @@ template <int Columns>
 struct PackedRows {
   static constexpr bool packed = true;
   const float* scratch;
-  CHUNKATTN_INLINE const float* operator[](int t) const noexcept { return scratch + t * Columns; }
+  CHUNKATTN_INLINE const float* operator[](std::ptrdiff_t t) const noexcept {
+    return scratch + t * Columns;
+  }
 };
 
 /// Columns [begin, begin + Columns) of `count` rows as floats.
 template <int HeadDim, int Columns, class T>
 CHUNKATTN_INLINE auto widened(const T* const* rows, int count, int begin, float* scratch) noexcept {
   constexpr int width = simd::width_for<HeadDim>;
-  for (int t = 0; t < count; ++t)
-    simd::repeat<Columns / width>([&](auto i) CHUNKATTN_LAMBDA {
+  for (int t = 0; t < count; ++t) {
+    CHUNKATTN_UNROLLED
+    for (int i = 0; i < Columns / width; ++i) {
       simd::store(scratch + t * Columns + i * width,
                   simd::load_widened<width>(rows[t] + begin + i * width));
-    });
+    }
+  }
   return PackedRows<Columns>{scratch};
 }
 
@@ -59,43 +63,48 @@ template <int HeadDim, int Vectors, class Rows>
   PrefetchCursor lines = ahead;
   for (int t = 0; t < count; t += group) {
     simd::Float<width> sums[group][2];
-    simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int j = 0; j < group; ++j) {
       sums[j][0] = simd::zero<width>();
       sums[j][1] = simd::zero<width>();
-    });
+    }
     const float* rows[group];
-    simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA { rows[j] = k[t + j]; });
+    CHUNKATTN_UNROLLED
+    for (int j = 0; j < group; ++j) rows[j] = k[t + j];
     const float* column = q_transposed;
     for (int outer = 0; outer < HeadDim; outer += step) {
       lines.advance(burst);
       if (!Rows::packed && near && outer % 16 == 0) {
-        simd::repeat<group>([&](auto j)
-                                CHUNKATTN_LAMBDA { prefetch_near(k[t + group + j] + outer); });
+        CHUNKATTN_UNROLLED
+        for (int j = 0; j < group; ++j) prefetch_near(k[t + group + j] + outer);
       }
       for (int i = outer; i < outer + step; i += parities) {
-        simd::repeat<parities>([&](auto parity) CHUNKATTN_LAMBDA {
+        CHUNKATTN_UNROLLED
+        for (int parity = 0; parity < parities; ++parity) {
           simd::Float<width> query[Vectors];
-          simd::repeat<Vectors>(
-              [&](auto v) CHUNKATTN_LAMBDA { query[v] = simd::load<width>(column + v * width); });
+          CHUNKATTN_UNROLLED
+          for (int v = 0; v < Vectors; ++v) query[v] = simd::load<width>(column + v * width);
           column += stride;
-          simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
+          CHUNKATTN_UNROLLED
+          for (int j = 0; j < group; ++j) {
             const simd::Float<width> key = simd::broadcast<width>(rows[j][i + parity]);
-            simd::repeat<Vectors>([&](auto v) CHUNKATTN_LAMBDA {
+            CHUNKATTN_UNROLLED
+            for (int v = 0; v < Vectors; ++v)
               sums[j][v + parity] = simd::fma(key, query[v], sums[j][v + parity]);
-            });
-          });
-        });
+          }
+        }
       }
     }
-    simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
+    CHUNKATTN_UNROLLED
+    for (int j = 0; j < group; ++j) {
       float* const to = logits + (t + j) * tile_lines;
       if constexpr (Vectors == 1) {
         simd::store(to, sums[j][0] + sums[j][1]);
       } else {
-        simd::repeat<Vectors>([&](auto v)
-                                  CHUNKATTN_LAMBDA { simd::store(to + v * width, sums[j][v]); });
+        CHUNKATTN_UNROLLED
+        for (int v = 0; v < Vectors; ++v) simd::store(to + v * width, sums[j][v]);
       }
-    });
+    }
   }
   ahead = lines;
 }
@@ -119,58 +128,74 @@ template <int HeadDim, int Vectors, class Rows>
   constexpr int bursts =
       std::max(1, columns * group / (logit_step * logit_group) * vectors / Vectors);
   using Sums = simd::Float<width>[group][vectors];
-  const auto for_each = [](const auto& f) CHUNKATTN_LAMBDA {
-    simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
-      simd::repeat<vectors>([&](auto v) CHUNKATTN_LAMBDA { f(j, v); });
-    });
-  };
   PrefetchCursor lines = ahead;
   for (int t = 0; t < count; t += group) {
     const float* rows[group];
-    simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA { rows[j] = k[t + j]; });
+    CHUNKATTN_UNROLLED
+    for (int j = 0; j < group; ++j) rows[j] = k[t + j];
     for (int vector = 0; vector < Vectors; vector += vectors) {
       Sums parts[turns];  // every turns-th lane
       for (int turn = 0; turn < turns; ++turn) {
-        simd::repeat<bursts>([&](auto) CHUNKATTN_LAMBDA { lines.advance(burst); });
+        CHUNKATTN_UNROLLED
+        for (int n = 0; n < bursts; ++n) lines.advance(burst);
         if (!Rows::packed && near && vector == 0) {
-          for (int c = (turn * columns + 15) / 16 * 16; c < (turn + 1) * columns; c += 16)
-            simd::repeat<group>([&](auto j)
-                                    CHUNKATTN_LAMBDA { prefetch_near(k[t + group + j] + c); });
+          for (int c = (turn * columns + 15) / 16 * 16; c < (turn + 1) * columns; c += 16) {
+            CHUNKATTN_UNROLLED
+            for (int j = 0; j < group; ++j) prefetch_near(k[t + group + j] + c);
+          }
         }
         Sums sums[together];
-        simd::repeat<together>([&](auto c) CHUNKATTN_LAMBDA {
-          for_each([&](auto j, auto v) CHUNKATTN_LAMBDA { sums[c][j][v] = simd::zero<width>(); });
-        });
+        CHUNKATTN_UNROLLED
+        for (int c = 0; c < together; ++c) {
+          CHUNKATTN_UNROLLED
+          for (int j = 0; j < group; ++j) {
+            CHUNKATTN_UNROLLED
+            for (int v = 0; v < vectors; ++v) sums[c][j][v] = simd::zero<width>();
+          }
+        }
         const float* column = q_transposed + turn * stride + vector * width;
         for (int i = turn; i < HeadDim; i += lanes, column += lanes * stride) {
-          simd::repeat<together>([&](auto c) CHUNKATTN_LAMBDA {
+          CHUNKATTN_UNROLLED
+          for (int c = 0; c < together; ++c) {
             simd::Float<width> query[vectors];
-            simd::repeat<vectors>([&](auto v) CHUNKATTN_LAMBDA {
+            CHUNKATTN_UNROLLED
+            for (int v = 0; v < vectors; ++v)
               query[v] = simd::load<width>(column + c * turns * stride + v * width);
-            });
-            simd::repeat<group>([&](auto j) CHUNKATTN_LAMBDA {
+            CHUNKATTN_UNROLLED
+            for (int j = 0; j < group; ++j) {
               const simd::Float<width> key = simd::broadcast<width>(rows[j][i + c * turns]);
-              simd::repeat<vectors>([&](auto v) CHUNKATTN_LAMBDA {
+              CHUNKATTN_UNROLLED
+              for (int v = 0; v < vectors; ++v)
                 sums[c][j][v] = simd::fma(key, query[v], sums[c][j][v]);
-              });
-            });
-          });
+            }
+          }
         }
-        for_each([&](auto j, auto v) CHUNKATTN_LAMBDA {
-          if constexpr (together == 4)
-            parts[turn][j][v] = (sums[0][j][v] + sums[2][j][v]) + (sums[1][j][v] + sums[3][j][v]);
-          else
-            parts[turn][j][v] = sums[0][j][v];
-        });
+        CHUNKATTN_UNROLLED
+        for (int j = 0; j < group; ++j) {
+          CHUNKATTN_UNROLLED
+          for (int v = 0; v < vectors; ++v) {
+            if constexpr (together == 4)
+              parts[turn][j][v] = (sums[0][j][v] + sums[2][j][v]) + (sums[1][j][v] + sums[3][j][v]);
+            else
+              parts[turn][j][v] = sums[0][j][v];
+          }
+        }
       }
       for (int half = turns / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i)
-          for_each([&](auto j, auto v) CHUNKATTN_LAMBDA {
-            parts[i][j][v] = parts[i][j][v] + parts[i + half][j][v];
-          });
-      for_each([&](auto j, auto v) CHUNKATTN_LAMBDA {
-        simd::store(logits + (t + j) * tile_lines + (vector + v) * width, parts[0][j][v]);
-      });
+        for (int i = 0; i < half; ++i) {
+          CHUNKATTN_UNROLLED
+          for (int j = 0; j < group; ++j) {
+            CHUNKATTN_UNROLLED
+            for (int v = 0; v < vectors; ++v)
+              parts[i][j][v] = parts[i][j][v] + parts[i + half][j][v];
+          }
+        }
+      CHUNKATTN_UNROLLED
+      for (int j = 0; j < group; ++j) {
+        CHUNKATTN_UNROLLED
+        for (int v = 0; v < vectors; ++v)
+          simd::store(logits + (t + j) * tile_lines + (vector + v) * width, parts[0][j][v]);
+      }
     }
   }
   ahead = lines;

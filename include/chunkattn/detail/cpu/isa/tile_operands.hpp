@@ -214,7 +214,8 @@ template <class T>
     const simd::Int<width> sees = simd::load_int<width>(visible + line);
     for (int t = 0; t < (seen + tile_depth - 1) / tile_depth * tile_depth; t += 2 * width) {
       simd::Float<width> pairs[2][width];
-      simd::repeat<width>([&](auto i) CHUNKATTN_LAMBDA {
+      CHUNKATTN_UNROLLED
+      for (int i = 0; i < width; ++i) {
         const auto masked = [&](int token) CHUNKATTN_LAMBDA {
           return simd::select<width>(simd::broadcast_int<width>(token) < sees,
                                      simd::load<width>(p + token * matrix_lines + line),
@@ -226,14 +227,14 @@ template <class T>
         if (terms == 2)
           pairs[1][i] = paired<width>(simd::rounded_to_bfloat16<width>(even),
                                       simd::rounded_to_bfloat16<width>(odd));
-      });
+      }
       float* const tiles = to + (t / tile_depth * 2 + line / tile_size) * tile +
                            line % tile_size * tile_size + t % tile_depth / 2;
       for (int term = 0; term < terms; ++term) {
         simd::transpose<width>(pairs[term]);
-        simd::repeat<width>([&](auto l) CHUNKATTN_LAMBDA {
+        CHUNKATTN_UNROLLED
+        for (int l = 0; l < width; ++l)
           simd::store(tiles + term * 4 * tile + l * tile_size, pairs[term][l]);
-        });
       }
     }
   }
