@@ -242,4 +242,8 @@ EXPLAINED = [
     dict(header="*tiers/detail/queue.hpp", original="came_.notify_all();", becomes="deleted",
          reason=AGAIN + ": who waits looks by itself after 50 ms"),
     dict(header="*tiers/detail/spans.hpp", original="begin - piece.position; before > 0", becomes="before >= 0", reason=AGAIN),
+    dict(header="*tiers/detail/directory.hpp", original="bytes.size() - at, piece)", becomes="piece - 1", reason=CHOICE + ": how much at once"),
+    dict(header="*tiers/detail/queue.hpp", original="tier.seconds <= compute", becomes="tier.seconds < compute", reason=CHOICE + " where both take as long"),
+    dict(header="*tiers/detail/queue.hpp", original="seconds > tier.seconds", becomes="seconds >= tier.seconds", reason=AGAIN),
+    dict(header="*tiers/detail/queue.hpp", original="static_cast<double>(tiers_.size()) <", becomes="static_cast<double>(tiers_.size()) <=", reason=CHOICE + ": to the instant"),
 ]

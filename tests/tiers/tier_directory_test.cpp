@@ -298,6 +298,16 @@ TEST_CASE("a child that was made while the lock was held keeps it from nobody") 
   (void)::waitpid(child, nullptr, 0);
 }
 
+TEST_CASE("the lock's file may be the process's first") {
+  const Folder folder;
+  const int result = test::in_child([&] {
+    FileTier files(folder.path, 1000);
+    ::close(0);
+    return files.put(key_of(1), bytes_of(1, 100), never) && files.num_bytes() == 100 ? 0 : 1;
+  });
+  CHECK(result == 0);
+}
+
 TEST_CASE("what is erased is not counted, nor what was not there") {
   const Folder folder;
   FileTier files(folder.path, 1000);
@@ -358,19 +368,25 @@ TEST_CASE("a record is counted before it is there") {
   }
 }
 
-TEST_CASE("files that somebody else removes meanwhile make room as well") {
-  const Folder folder;
-  TierDirectory files(folder.path, 1000, [&](const TierStore::Key& key, bool is_there) {
-    if (!is_there && key == key_of(1)) std::filesystem::remove(folder.path + name_of(2));
-  });
-  for (std::uint64_t n = 1; n <= 10; ++n) {
-    REQUIRE(files.put(key_of(n), *bytes_of(n, 100), never));
-    age(folder, n, static_cast<long>(n));
+TEST_CASE("files that somebody else removes meanwhile make room as well, others do not") {
+  for (const bool is_gone : {true, false}) {
+    const Folder folder;
+    const std::string path = folder.path + name_of(2);
+    TierDirectory files(folder.path, 1000, [&](const TierStore::Key& key, bool is_there) {
+      if (is_there || key != key_of(1)) return;
+      std::filesystem::remove(path);
+      if (!is_gone) std::filesystem::create_directory(path);  // which is not removed as a file is
+    });
+    for (std::uint64_t n = 1; n <= 10; ++n) {
+      REQUIRE(files.put(key_of(n), *bytes_of(n, 100), never));
+      age(folder, n, static_cast<long>(n));
+    }
+    CHECK(files.put(key_of(11), *bytes_of(11, 100), never));
+    CHECK(files.num_bytes() == 900);
+    CHECK(folder.files() == 9);
+    CHECK(files.contains(key_of(3)) == is_gone);
+    CHECK(files.contains(key_of(4)));
   }
-  CHECK(files.put(key_of(11), *bytes_of(11, 100), never));
-  CHECK(files.num_bytes() == 900);
-  CHECK(folder.files() == 9);
-  CHECK(files.contains(key_of(3)));
 }
 
 TEST_CASE("what was read is used, and an eighth goes at once") {
@@ -389,7 +405,9 @@ TEST_CASE("what was read is used, and an eighth goes at once") {
     CHECK(files.contains(key_of(n)) == (n == 1 || n > 11));
   }
   FileTier small(folder.path + "/within", 16);
-  for (std::uint64_t n = 1; n <= 17; ++n) REQUIRE(small.put(key_of(n), bytes_of(n, 1), never));
+  for (std::uint64_t n = 1; n <= 16; ++n) REQUIRE(small.put(key_of(n), bytes_of(n, 1), never));
+  CHECK(FileTier(folder.path + "/within", 16).num_bytes() == 16);
+  REQUIRE(small.put(key_of(17), bytes_of(17, 1), never));
   CHECK(small.num_bytes() == 15);
 }
 

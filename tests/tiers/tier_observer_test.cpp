@@ -271,6 +271,16 @@ TEST_CASE("that nothing of before is found is said at once") {
   CHECK(f.observer->num_stored(0) == 8);  // and nobody says that they are not there
 }
 
+TEST_CASE("what is there is said again where the same model goes on") {
+  Followed f({memory()});
+  f.store(iota(0, 64));
+  f.b.tree.clear();  // whoever follows has forgotten all blocks
+  f.b.below->reopen("m1");
+  f.store(iota(0, 64));
+  CHECK(f.b.below->stats().gathered == 16);
+  CHECK(f.b.below->stats().tiers[0].stored == 8);
+}
+
 TEST_CASE("two trees share a store: each observer sees what becomes of its blocks") {
   auto store = std::make_shared<MemoryTier>(std::size_t{20} * (chunk * 2 * 2 * 2 * 8 * 4 + 900));
   {

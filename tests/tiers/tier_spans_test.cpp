@@ -61,3 +61,45 @@ TEST_CASE("pieces of a block lie together within one chunk only") {
   REQUIRE(apart.size() == 2);
   CHECK(apart[1].begin == 8);
 }
+
+TEST_CASE("what is not the end of a span does not go") {
+  Spans spans(4);
+  REQUIRE(store(spans, four(1, 0, 0, 5, 0)));
+  REQUIRE(store(spans, four(1, 1, 4, 6, 0)));
+  REQUIRE(store(spans, four(2, 1, 8, 7, 0)));
+  const auto goes = [&](std::uint64_t span, std::int32_t position) {
+    CacheEvent event = four(span, 0, position, 0, 0);
+    event.kind = CacheEvent::Kind::evicted;
+    return spans.evict(event, [](std::uint64_t, std::size_t) {});
+  };
+  CHECK_FALSE(goes(3, 0));
+  CHECK_FALSE(goes(1, 0));
+  CHECK_FALSE(goes(2, 6));
+  CHECK_FALSE(goes(2, 4));
+  CHECK(spans.find(1, 1) != nullptr);
+  CHECK(spans.find(2, 2) != nullptr);
+  CHECK(goes(2, 8));
+  CHECK(spans.find(2, 2) == nullptr);
+}
+
+TEST_CASE("a piece goes with its tokens") {
+  Spans spans(4);
+  CacheEvent last = four(1, 1, 4, 6, 0);
+  REQUIRE(store(spans, four(1, 0, 0, 5, 0)));
+  REQUIRE(store(spans, last));
+  const auto pieces_of = [&](std::size_t block) {
+    std::vector<Piece> pieces;
+    spans.pieces_of(*spans.find(1, block), block, pieces);
+    return pieces;
+  };
+  REQUIRE(pieces_of(0).size() == 1);  // the other begins where it ends
+  CHECK(pieces_of(0)[0].chunk == 5);
+  CHECK(pieces_of(1)[0].chunk == 6);
+  last.kind = CacheEvent::Kind::evicted;
+  CHECK(spans.evict(last, [](std::uint64_t, std::size_t block) { CHECK(block == 1); }));
+  REQUIRE(spans.find(1, 0) != nullptr);
+  CHECK(spans.find(1, 0)->pieces.size() == 1);
+  REQUIRE(store(spans, four(1, 1, 4, 7, 0)));
+  REQUIRE(pieces_of(1).size() == 1);
+  CHECK(pieces_of(1)[0].chunk == 7);
+}

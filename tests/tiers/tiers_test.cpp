@@ -308,6 +308,26 @@ TEST_CASE("a load that is given up leaves its sequence to computing") {
   }
 }
 
+TEST_CASE("a load ends where its sequence was cut back before what comes") {
+  Bench b({memory()}, {.max_prefetched = 2, .threads = false});
+  const auto prompt = iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  auto s = b.tree.insert(prompt);
+  auto loading = b.below->load(s);
+  while (s.num_written() < 24) {
+    CHECK(b.below->work());
+    REQUIRE(loading.poll(s));
+  }
+  s.truncate(12);
+  for (const int token : iota(500, 52)) s.append(token);
+  loading.wait(s);
+  CHECK(s.num_written() == 12);
+  b.model.compute(s, b.cache);
+  CHECK(b.model.error(s, b.cache) == 0);
+}
+
 TEST_CASE("after clear() nothing is stored or found until it is said what weights there are") {
   Bench b({memory()});
   const auto prompt = iota(0, 64);

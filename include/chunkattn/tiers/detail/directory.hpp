@@ -107,7 +107,7 @@ class TierDirectory {
     if (file.get() < 0 || ::fstat(file.get(), &status) != 0 || !is_record(status)) return nullptr;
     const auto size = static_cast<std::uint64_t>(status.st_size);
     auto bytes = std::make_shared<std::vector<std::byte>>(
-        static_cast<std::size_t>(std::min(size, most < size ? most + 1 : size)));
+        static_cast<std::size_t>(most < size ? most + 1 : size));
     for (std::size_t at = 0; at < bytes->size();) {
       if (cancelled) return nullptr;
       const ssize_t n = ::read(file.get(), bytes->data() + at, std::min(bytes->size() - at, piece));
