@@ -33,7 +33,7 @@ closures="
   debug/reference 2460       debug/tree 4510            events/cache_event 830     events/cache_events 4320
   events/mirror 4600         interop/block_table 910    runtime/any_attention 2440 runtime/make_attention 9620
   tiers/tier_store 110       tiers/tiers 7360           transfer/transfer 1970
-  all 19640                  program 14060              headers 24060"
+  all 19650                  program 14070              headers 24060"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

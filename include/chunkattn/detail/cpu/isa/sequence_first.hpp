@@ -209,12 +209,17 @@ template <int Lines, int HeadDim, int ValueDim, class T, class Rules>
   }
   if constexpr (Rules::hide)
     return stream_visible_values<ValueDim, Lines>(block, count, used, logits, rescale, out, ahead);
-  if (common == count)
-    return stream_values<ValueDim, Lines>(block, count, logits, rescale, out, ahead);
-  alignas(64) float sums[Lines][ValueDim] = {};
+  // Tokens that only some lines see are added line by line, to sums of their own.
+  alignas(64) float sums[Lines][ValueDim];
   float* to[Lines];
-  for (int l = 0; l < Lines; ++l) to[l] = sums[l];
+  for (int l = 0; l < Lines; ++l) {
+    to[l] = out[l];
+    if (common == count) continue;
+    to[l] = sums[l];
+    std::fill_n(sums[l], ValueDim, 0.0f);
+  }
   stream_values<ValueDim, Lines>(block, common, logits, rescale, to, ahead);
+  if (common == count) return;
   for (int l = 0; l < used; ++l) {
     for (int t = common; t < visible[l]; ++t) add_value<ValueDim>(logits[l][t], block.v[t], to[l]);
     add_block_sums<ValueDim>(sums[l], rescale[l], out[l]);
