@@ -321,6 +321,20 @@ TEST_CASE("several streams of a tree know nothing of each other") {
   check_invariants(tree);
 }
 
+TEST_CASE("events are moved onto others, which end") {
+  Tree tree({.max_chunks = 100});
+  std::size_t first = 0, second = 0;
+  CacheEvents<Tree> events(tree, [&](const CacheEvent&, std::span<const int>) { ++first; });
+  CacheEvents<Tree> others(tree, [&](const CacheEvent&, std::span<const int>) { ++second; });
+  events = std::move(others);
+  auto& self = events;
+  events = std::move(self);
+  pass(tree, iota(10, 4));
+  CHECK(first == 0);
+  CHECK(second == 1);
+  CHECK(events.last_event() == 1);
+}
+
 TEST_CASE("events end with the tree, or before it") {
   Listener listener, moved;
   {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -57,6 +58,9 @@ TEST_CASE("the least of the candidates is that of least value, of several the ol
   CHECK(candidates.next_stale() == 3);
   CHECK(candidates.next_stale() == 19);
   CHECK(candidates.next_stale() == -1);
+  candidates.set(5, 8, 2);
+  candidates.drop(19);
+  CHECK(candidates.least() == 5);  // of equals the first
   candidates.renew_all(2);
   CHECK(candidates.next_stale() == 0);
   CHECK(candidates.next_stale() == 1);
@@ -184,17 +188,33 @@ TEST_CASE("ghosts are bounded, and the oldest of a set go first") {
   for (const std::uint32_t key : {5u, 6u}) CHECK(ghosts.take(key).length == 1);
 }
 
-TEST_CASE("what was evicted is known when it comes again, as far as it went") {
-  using Tree = PrefixTree<int, 8, PoolAllocator, CachePolicy>;
-  for (const std::size_t above : {0u, 4u, 8u, 20u})
-    for (const std::size_t length : {4u, 8u, 28u}) {
+TEST_CASE("old counts fade alike in all groups") {
+  ReuseModel model;
+  for (int i = 0; i < 10; ++i) {
+    for (std::uint8_t group = 0; group < ReuseModel::num_groups; ++group) {
+      model.was_used(group, 1, 10);
+      model.fell_out_of_use(group, 100, 10);
+    }
+    model.fell_out_of_use(ReuseModel::num_groups - 1, 4096, 10);  // now all are looked at
+  }
+  for (std::uint8_t group = 1; group < ReuseModel::num_groups - 1; ++group)
+    CHECK(model.value(group, 0) == model.value(0, 0));
+}
+
+TEST_CASE_TEMPLATE("what was evicted is known when it comes again, as far as it went", Size,
+                   std::integral_constant<int, 8>, std::integral_constant<int, 4>) {
+  using Tree = PrefixTree<int, Size::value, PoolAllocator, CachePolicy>;
+  constexpr std::size_t size = Size::value;
+  for (const std::size_t above : {std::size_t{0}, size / 8 * 4, size, 5 * size / 8 * 4})
+    for (const std::size_t length : {std::size_t{4}, size, std::size_t{28}}) {
       CAPTURE(above);
       CAPTURE(length);
       Tree tree(PoolAllocator{.max_chunks = 100}, {}, CachePolicy{.learns = true});
       const auto& topology = TreeAccess::core(tree).topology;
-      const auto node = [&](const Tree::Sequence& s, std::int32_t position) {
+      const auto node = [&](const typename Tree::Sequence& s, std::size_t position) {
         NodeIndex n = TreeAccess::record(s).tail;
-        while (topology.node(n).position > position) n = topology.node(n).parent;
+        while (topology.node(n).position > static_cast<std::int32_t>(position))
+          n = topology.node(n).parent;
         return topology.node(n);
       };
       auto prompt = iota(0, above);
@@ -204,17 +224,27 @@ TEST_CASE("what was evicted is known when it comes again, as far as it went") {
       pass(tree, prompt);
       tree.trim(kept);
       const std::size_t cached = tree.match_prefix(prompt, {.compute_last = false}).cached;
-      const bool shares_chunk = above % 8 != 0;
-      REQUIRE(cached == (shares_chunk ? std::min(above / 8 * 8 + 8, prompt.size()) : above));
+      const bool shares_chunk = above % size != 0;
+      REQUIRE(cached ==
+              (shares_chunk ? std::min(above / size * size + size, prompt.size()) : above));
       for (const int token : iota(2000, 10)) prompt.push_back(token);
       auto s = tree.insert(prompt, {.compute_last = false});
-      const auto begin = static_cast<std::int32_t>(cached);
-      const auto end = static_cast<std::int32_t>(above + length);
-      CHECK(node(s, end).position == end);  // what is new is told apart
+      const std::size_t end = above + length;
+      CHECK(node(s, end).position == static_cast<std::int32_t>(end));  // what is new is told apart
       CHECK(node(s, end).uses == 0);
-      for (std::int32_t p = begin; p < end; ++p) CHECK(node(s, p).uses == 1);
+      for (std::size_t p = cached; p < end; ++p) CHECK(node(s, p).uses == 1);
       check_invariants(tree);
     }
+}
+
+TEST_CASE("what is pinned goes where nothing else is left, whatever was learnt") {
+  using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
+  Tree tree(PoolAllocator{.max_chunks = 2}, {}, CachePolicy{.max_pinned = 2, .learns = true});
+  pass(tree, iota(0, 8));
+  const auto pin = tree.pin(iota(0, 8));
+  REQUIRE(pin.size() == 8);
+  pass(tree, iota(100, 4));
+  CHECK(pin.size() == 4);
 }
 
 TEST_CASE("what is new is expected to be used again as late as what it continues") {
