@@ -332,7 +332,7 @@ TEST_CASE("what is not finite reaches no line that a window hides it from") {
   const float inf = std::numeric_limits<float>::infinity();
   int hidden = 0;
   for (const Accuracy accuracy : {Accuracy::one_term, Accuracy::two_terms})
-    for (int i = 0; i < test::scaled(10); ++i) {
+    for (int i = 0; i < test::scaled(10) || (hidden == 0 && i < 1000); ++i) {
       auto problem = shared_case(random, true);
       const test::RandomPlan& plan = problem.plan;
       const auto before = answer_of(problem, with(accuracy), window);
@@ -380,6 +380,30 @@ TEST_CASE("one product that overflows is computed again wherever its token stand
     // 64 dims of 1 times 1: nothing else counts.
     const auto line = static_cast<std::size_t>(plan.row_token[0] * problem.num_qo_heads);
     CHECK(answer.lse[line] == doctest::Approx(64.0));
+  }
+}
+
+TEST_CASE("a logit far above all others counts alone wherever its token stands") {
+  Random random(45);
+  CpuOptions options = with(Accuracy::two_terms);
+  options.sm_scale = 1;
+  for (int round = 0; round < test::scaled(5); ++round) {
+    auto problem = shared_case(random, true);
+    const test::RandomPlan& plan = problem.plan;
+    std::fill(problem.q.begin(), problem.q.end(), 1.0f);
+    std::fill(problem.kv.k.begin(), problem.kv.k.end(), from_float<bfloat16>(0.0f));
+    for (int position = 0; position < plan.row_kv_len[0]; ++position) {
+      CAPTURE(position);
+      const Piece place = test::place_of(plan, 0, position);
+      bfloat16* const k = problem.kv.view.k_row(place.chunk, 0, place.begin);
+      std::fill(k, k + dim, from_float<bfloat16>(8.0f));
+      const auto answer = answer_of(problem, options);
+      std::fill(k, k + dim, from_float<bfloat16>(0.0f));
+      const auto line = static_cast<std::size_t>(plan.row_token[0] * problem.num_qo_heads);
+      CHECK(answer.lse[line] == doctest::Approx(8.0 * dim));
+      const bfloat16* const v = problem.kv.view.v_row(place.chunk, 0, place.begin);
+      for (std::size_t i = 0; i < dim; ++i) CHECK(answer.out[line * dim + i] == to_float(v[i]));
+    }
   }
 }
 

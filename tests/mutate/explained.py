@@ -199,8 +199,11 @@ EXPLAINED = [
     _cpu("dot_operands", "line < lines; line += width", "line <= lines", PADDED),
     _cpu("dot_operands", "begin < whole; begin += 4 * width", "begin <= whole", PADDED),
     _cpu("dot_operands", "exponent > 16u ?", "exponent >= 16u", SAME),
-    _cpu("dot_operands", "sum *= 0u - 128u", "deleted", "compiled where bytes of V are unsigned: on Arm"),
-    _cpu("dot_softmax", "in_order(r);", "deleted", SAME + ": it tells the compiler in which order"),
+    *(_cpu("dot_operands", original, becomes, "compiled where bytes of V are unsigned: on Arm")
+      for original, becomes in [("sum *= 0u - 128u", "deleted"), ("sum *= 0u - 128u", "(128u + 1)"),
+                                ("to.offset() + line, &sum", "deleted")]),
+    _cpu("dot_softmax", "in_order(", "deleted", SAME + ": it tells the compiler in which order"),
+    _cpu("pair_first", "t < tile.visible[l]; ++t)", "t = (0 - 1)", "what lies before is looked at: at most a line is computed again"),
     _cpu("dot_softmax", "t + 4 <= count", "t + 4 < count", CHOICE + ": the loop behind it takes them as well"),
     _cpu("dot_softmax", "t < count; ++t", "t <= count", PADDED),
     _cpu("dot_softmax", "(visible + at) < seen", "(visible + at) <= seen", CHOICE + ": the general way"),
