@@ -262,4 +262,6 @@ EXPLAINED = [
     dict(header="*token_mirror.hpp", original="hash = mix(hash + (space.is_public", becomes="deleted", reason=CHOICE + ": a hash only proposes, spans are compared"),
     dict(header="*token_mirror.hpp", original="hash ^ (hash >> 32)", becomes="(32 + 1)", reason=CHOICE + ": a hash only proposes, spans are compared"),
     dict(header="*token_mirror.hpp", original="hash = (hash + 1) *", becomes="deleted", reason=CHOICE + ": a hash only proposes, spans are compared"),
+    dict(header="*tiers/detail/directory.hpp", original="steady_clock::now() >= end", becomes="now() > end", reason=CHOICE + ": to the instant"),
+    dict(header="*tiers/detail/manager.hpp", original="if (part <= 1) {", becomes="part < 1", reason=CHOICE + ": to the instant"),
 ]

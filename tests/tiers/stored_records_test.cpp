@@ -2,6 +2,7 @@
 // bytes. `store()` wrote stored_by_0.3.0/, with the headers of that version.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -120,6 +121,34 @@ TEST_CASE("records of now have the names and the bytes of 0.3.0") {
   const Folder folder;
   for_each_form(folder.path, [](auto&& setup, double) { setup.store(); });
   CHECK(records(folder.path) == records(stored_by_0_3_0));
+}
+
+TEST_CASE("each number of a shape has its place in a name, which 0.3.0 gave as well") {
+  if (std::endian::native != std::endian::little) return;
+  Tree tree(PoolAllocator{.max_chunks = 8});
+  KvCache<Cpu, float> cache(tree,
+                            {.num_layers = 2, .num_kv_heads = 3, .head_dim = 16, .value_dim = 8});
+  const Folder folder;
+  Tiers<Tree, KvCache<Cpu, float>> below(tree, cache,
+                                         {std::make_shared<FileTier>(folder.path, 1 << 20)},
+                                         {.model = "m", .block_tokens = 4, .threads = false});
+  {
+    auto s = tree.insert(prompt(), how);
+    for_each_kv_span(s, s.loadable(), cache, [](const KvSpan<float>& span) {
+      for (int t = 0; t < span.length; ++t) {
+        std::fill_n(span.k + t * span.stride_token, 16, 0.0f);
+        std::fill_n(span.v + t * span.v_stride_token, 8, 0.0f);
+      }
+    });
+    s.mark_loaded(s.loadable());
+  }
+  below.store_all();
+  below.flush();
+  std::vector<std::string> names;
+  for (const auto& [name, bytes] : records(folder.path)) names.push_back(name);
+  CHECK(names == std::vector<std::string>{"5a55cf249aa064df523202840ab258ba.kv",
+                                          "c14971c470f82616d900fcf504ff7125.kv",
+                                          "ec768155093301c7ea686e5b55341010.kv"});
 }
 
 TEST_CASE("all of a checksum counts") {

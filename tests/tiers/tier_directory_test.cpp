@@ -316,6 +316,8 @@ TEST_CASE("what is erased is not counted, nor what was not there") {
   CHECK(files.num_bytes() == 200);
   files.erase(key_of(1));
   CHECK(files.num_bytes() == 100);
+  files.erase(key_of(2));
+  CHECK(files.num_bytes() == 0);
 }
 
 TEST_CASE("a file of sizes that is none") {
