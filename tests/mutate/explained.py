@@ -201,7 +201,10 @@ EXPLAINED = [
     _cpu("dot_operands", "exponent > 16u ?", "exponent >= 16u", SAME),
     *(_cpu("dot_operands", original, becomes, "compiled where bytes of V are unsigned: on Arm")
       for original, becomes in [("sum *= 0u - 128u", "deleted"), ("sum *= 0u - 128u", "(128u + 1)"),
-                                ("to.offset() + line, &sum", "deleted")]),
+                                ("to.offset() + line, &sum", "deleted"), ("sum += (first & 0xffffu)", "")]),
+    _cpu("dot_operands", "begin < ValueDim; begin += width", "begin <= ValueDim", PADDED),
+    _cpu("pair_first", "if (seen == 0) return;", "deleted", AGAIN + ": no tile sees anything"),
+    _cpu("pair_operands", "together && from[i] == from[0] + i * HeadDim", "from[0] - 1", CHOICE + ": rows are copied"),
     _cpu("dot_softmax", "in_order(", "deleted", SAME + ": it tells the compiler in which order"),
     _cpu("pair_first", "t < tile.visible[l]; ++t)", "t = (0 - 1)", "what lies before is looked at: at most a line is computed again"),
     _cpu("dot_softmax", "t + 4 <= count", "t + 4 < count", CHOICE + ": the loop behind it takes them as well"),
@@ -264,4 +267,6 @@ EXPLAINED = [
     dict(header="*token_mirror.hpp", original="hash = (hash + 1) *", becomes="deleted", reason=CHOICE + ": a hash only proposes, spans are compared"),
     dict(header="*tiers/detail/directory.hpp", original="steady_clock::now() >= end", becomes="now() > end", reason=CHOICE + ": to the instant"),
     dict(header="*tiers/detail/manager.hpp", original="if (part <= 1) {", becomes="part < 1", reason=CHOICE + ": to the instant"),
+    dict(header="*tiers/detail/directory.hpp", original="file.get() < 0) return errno", becomes="< (0 - 1)", reason=SAME + ": a write to no file fails, too"),
+    dict(header="*tiers/detail/directory.hpp", original="std::uint64_t goal = total;", becomes="total + 1", reason=SAME + ": nothing has to go"),
 ]

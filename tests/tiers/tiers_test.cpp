@@ -308,6 +308,23 @@ TEST_CASE("a load that is given up leaves its sequence to computing") {
   }
 }
 
+TEST_CASE("a load that another is moved onto is given up") {
+  Bench b({memory()}, {.threads = false});
+  const auto prompt = iota(0, 64), other = iota(1000, 64);
+  b.run(prompt);
+  b.run(other);
+  b.evict_all();
+  b.below->flush();
+  auto first = b.tree.insert(prompt), second = b.tree.insert(other);
+  auto loading = b.below->load(first);
+  loading = b.below->load(second);
+  auto& self = loading;
+  loading = std::move(self);
+  loading.wait(second);
+  CHECK(first.num_written() == 0);
+  CHECK(second.num_written() == 63);
+}
+
 TEST_CASE("a load ends where its sequence was cut back before what comes") {
   Bench b({memory()}, {.max_prefetched = 2, .threads = false});
   const auto prompt = iota(0, 64);
