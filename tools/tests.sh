@@ -2,13 +2,15 @@
 
 # test_with PRESET [NAME...] [ctest options...]: builds and runs all tests, or those named.
 test_with() {
-  local preset=$1 names=() tests targets
+  local preset=$1 names=() tests targets group=OFF
   shift
   while [ $# -gt 0 ] && [[ $1 != -* ]]; do
     names+=("$1")
     shift
   done
-  configure "$preset"
+  # Of the whole run, tests that share what they include are one program; one that is named is compiled alone.
+  if [ "$preset" = test ] && [ ${#names[@]} -eq 0 ]; then group=ON; fi
+  configure "$preset" -DCHUNKATTN_GROUP_TESTS=$group
   if [ ${#names[@]} -eq 0 ]; then
     build "$preset"
     run_tests "$preset" "$@"

@@ -272,7 +272,7 @@ TEST_CASE("a mirror follows one stream, whatever its number is") {
   event = {.kind = Kind::evicted, .stream = 5, .number = 2, .span = 1, .length = 8};
   CHECK(mirror.apply(event, {}) == Applied::missed);
   CHECK(mirror.num_tokens() == 8);
-  mirror.load({.stream = 5});
+  mirror.load({.stream = 5, .spans = {}, .tokens = {}});
   CHECK(mirror.num_tokens() == 0);
   event = {.kind = Kind::stored, .stream = 0, .number = 1, .span = 1, .length = 8};
   CHECK(mirror.apply(event, tokens) == Applied::missed);
