@@ -19,6 +19,7 @@
 
 #include "chunkattn/kv_cache.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/tiers/detail/record.hpp"
 #include "chunkattn/tiers/tiers.hpp"
 #include "chunkattn/transfer/transfer.hpp"
 #include "tests/support/tier_folder.hpp"
@@ -149,6 +150,27 @@ TEST_CASE("each number of a shape has its place in a name, which 0.3.0 gave as w
   CHECK(names == std::vector<std::string>{"5a55cf249aa064df523202840ab258ba.kv",
                                           "c14971c470f82616d900fcf504ff7125.kv",
                                           "ec768155093301c7ea686e5b55341010.kv"});
+}
+
+TEST_CASE("rows of K and of V lie one after the other, layer by layer, each as long as it is") {
+  struct Row {
+    std::size_t row, dim, at;
+    bool operator==(const Row&) const = default;
+  };
+  const detail::TierCodec codec{.layers = 2, .rows = 2, .k_dim = 16, .v_dim = 8};
+  std::vector<Row> rows;
+  CHECK(detail::for_each_tier_row(codec, [&](std::size_t row, std::size_t dim, std::size_t at) {
+    rows.push_back({row, dim, at});
+    return true;
+  }));
+  CHECK(rows == std::vector<Row>{{0, 16, 0},
+                                 {1, 16, 16},
+                                 {2, 8, 32},
+                                 {3, 8, 40},
+                                 {4, 16, 48},
+                                 {5, 16, 64},
+                                 {6, 8, 80},
+                                 {7, 8, 88}});
 }
 
 TEST_CASE("all of a checksum counts") {

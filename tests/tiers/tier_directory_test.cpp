@@ -320,6 +320,20 @@ TEST_CASE("what is erased is not counted, nor what was not there") {
   CHECK(files.num_bytes() == 0);
 }
 
+TEST_CASE("a tier is full to its last byte, also of one record") {
+  const Folder folder;
+  FileTier files(folder.path, 1000);
+  for (const std::uint64_t n : {1u, 2u}) REQUIRE(files.put(key_of(n), bytes_of(n, 500), never));
+  CHECK(files.num_bytes() == 1000);  // neither made room for the other
+  for (const std::uint64_t n : {3u, 4u}) {
+    CAPTURE(n);
+    REQUIRE(files.put(key_of(n), bytes_of(n, 1000), never));
+    CHECK(files.num_bytes() == 1000);
+    for (std::uint64_t before = 1; before < n; ++before)
+      CHECK_FALSE(std::filesystem::exists(folder.path + name_of(before)));
+  }
+}
+
 TEST_CASE("a file of sizes that is none") {
   for (const bool is_fifo : {true, false}) {
     const Folder folder;

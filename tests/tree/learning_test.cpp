@@ -85,6 +85,14 @@ TEST_CASE("groups are valued by how often and how soon they are used again") {
   CHECK(model.value(2, 9000) > model.value(2, 0));
 }
 
+TEST_CASE("gaps are told apart at a tenth, three tenths and all of what is in use") {
+  for (const auto& [age, gap] : std::map<std::uint32_t, int>{
+           {0, 1}, {9, 1}, {10, 2}, {29, 2}, {30, 3}, {99, 3}, {100, 4}, {~0u, 4}}) {
+    CAPTURE(age);
+    CHECK(int{ReuseModel::gap_of(age, 100)} == gap);
+  }
+}
+
 TEST_CASE("uses are told apart up to four of them, ages by half octaves") {
   const auto group_of = [](int uses, int gap) {
     return ReuseModel::group_of(static_cast<std::uint8_t>(uses), static_cast<std::uint8_t>(gap));

@@ -43,3 +43,7 @@
 #undef CHUNKATTN_TILES_ALLOW
 #undef CHUNKATTN_DOTS_ALLOW
 #undef CHUNKATTN_PAIRS_ALLOW
+
+#if defined(__CUDACC__)
+#pragma nv_diagnostic pop
+#endif

@@ -24,6 +24,11 @@
 #endif
 #endif
 
+#if defined(__CUDACC__)  // hands a pragma that it does not know on to the compiler, and warns
+#pragma nv_diagnostic push
+#pragma nv_diag_suppress 1675
+#endif
+
 // clang-format off
 #if defined(CHUNKATTN_PASS_AVX512)
 #define CHUNKATTN_PASS avx512
