@@ -329,6 +329,8 @@ TEST_CASE("a tier is full to its last byte, also of one record") {
     CAPTURE(n);
     REQUIRE(files.put(key_of(n), bytes_of(n, 1000), never));
     CHECK(files.num_bytes() == 1000);
+    CHECK(files.contains(key_of(n)));
+    CHECK(files.get(key_of(n), never) != nullptr);
     for (std::uint64_t before = 1; before < n; ++before)
       CHECK_FALSE(std::filesystem::exists(folder.path + name_of(before)));
   }
