@@ -21,6 +21,7 @@ tools/quick_start.sh README.md >"$work/quick_start.cpp"
 
 if [ "${1:-}" = table ]; then
   include=${2:-include}
+  [ -x /usr/bin/time ] || { echo "FAILED: the table needs GNU time (Debian: apt-get install time)"; exit 1; }
   cat >"$work/tree_program.cpp" <<'END'
 #include <chunkattn/prefix_tree.hpp>
 #include <vector>

@@ -176,7 +176,7 @@ class Retention {
   std::size_t trim(std::size_t chunks) noexcept {
     const std::size_t before = stats_.evicted_chunks;
     while (stats_.used_chunks > chunks && lists_.lowest().key != RetainedList::key_of_pinned)
-      evict_one_chunk();
+      if (!evict_one_chunk()) break;  // rather than for ever
     live_peak_ = std::min(live_peak_, std::max(chunks, stats_.used_chunks));
     return static_cast<std::size_t>(stats_.evicted_chunks - before);
   }

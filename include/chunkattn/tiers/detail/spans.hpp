@@ -177,7 +177,7 @@ class TierSpans {
   void add_tokens(const Span& span, std::size_t begin, std::vector<std::byte>& to) const {
     add_tokens(span, begin, begin + to_size(block_), to);
   }
-  /// Positions [begin, end) of the path, as bytes.
+  /// Positions [begin, end) of the path, as bytes. The span begins before `end`.
   void add_tokens(const Span& span, std::size_t begin, std::size_t end,
                   std::vector<std::byte>& to) const {
     const std::size_t offset = to.size();

@@ -92,6 +92,7 @@ template <int ValueDim, int Lines, int Vectors, class Rows>
   const auto token = [&](std::ptrdiff_t t) CHUNKATTN_LAMBDA {
     simd::Float<width> value[Vectors];
     const float* row = v[t] + (Rows::packed ? 0 : begin);
+    // By a pointer that moves: row + i * width takes g++ a second register.
     CHUNKATTN_UNROLLED
     for (int i = 0; i < Vectors; ++i, row += width) value[i] = simd::load<width>(row);
     CHUNKATTN_UNROLLED
