@@ -185,6 +185,25 @@ TEST_CASE("small integers in V and equal logits come out exactly") {
   }
 }
 
+TEST_CASE("what rounds to the next power of two does not lose its highest bit") {
+  Random random(33);
+  for (const float scale : {0x1.fffep0f, 0x1.ffffp0f, 0x1.ffff02p0f, 0x1.fffffep0f}) {
+    CAPTURE(scale);
+    auto problem = shared_case(random, 64);
+    std::fill(problem.q.begin(), problem.q.end(), 0.0f);  // all weights are 1
+    for (float& one : problem.kv.v_scale) one = scale;
+    const Reference reference = reference_attention(problem.kv.view, problem.plan.view(),
+                                                    std::span<const float>(problem.q));
+    ChunkAttention<Cpu, 64> attention(2, test::dot_options(1));
+    test::Answer<> answer(problem);
+    attention.run(problem.kv.view, problem.plan.view(), problem.q, answer.out, {.lse = answer.lse});
+    double error = 0;
+    for (std::size_t at = 0; at < answer.out.size(); ++at)
+      error = std::max(error, std::abs(static_cast<double>(answer.out[at]) - reference.out[at]));
+    CHECK(error <= 127 * 0x1p-15);
+  }
+}
+
 #if !defined(__FINITE_MATH_ONLY__) || !__FINITE_MATH_ONLY__
 
 namespace {

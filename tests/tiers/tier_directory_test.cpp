@@ -355,6 +355,25 @@ TEST_CASE("a file of sizes that is none") {
   CHECK(files.num_bytes() == 200);
 }
 
+TEST_CASE("a file of sizes that somebody puts another thing in the place of") {
+  const Folder folder;
+  const std::string size = folder.path + "/.size";
+  FileTier files(folder.path, 1000);
+  for (const std::uint64_t n : {1u, 2u}) REQUIRE(files.put(key_of(n), bytes_of(n, 100), never));
+  std::filesystem::remove(size);
+  std::filesystem::create_directories(size + "/within");
+  CHECK_FALSE(files.put(key_of(3), bytes_of(3, 100), never));  // nobody could count it
+  CHECK_FALSE(files.contains(key_of(3)));
+  CHECK(folder.files(".part-") == 0);
+  CHECK(*files.get(key_of(1), never) == *bytes_of(1, 100));
+  files.erase(key_of(1));
+  CHECK_FALSE(files.contains(key_of(1)));
+  CHECK(files.num_bytes() > 1000);  // as many as make the next who can count do so
+  std::filesystem::remove_all(size);
+  CHECK(files.put(key_of(3), bytes_of(3, 100), never));
+  CHECK(files.num_bytes() == 200);
+}
+
 TEST_CASE("what could not be counted is counted again") {
   const Folder folder;
   FileTier files(folder.path, 1000);

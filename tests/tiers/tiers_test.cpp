@@ -21,6 +21,7 @@
 #include "chunkattn/events/mirror.hpp"
 #include "chunkattn/kv_cache.hpp"
 #include "chunkattn/prefix_tree.hpp"
+#include "chunkattn/tiers/detail/queue.hpp"
 #include "chunkattn/tiers/detail/spans.hpp"
 #include "tests/support/counted_new.hpp"
 #include "tests/support/faulty_tier.hpp"
@@ -514,6 +515,33 @@ TEST_CASE("faster tiers get what was found in slower ones") {
   stats = c.below->stats();
   CHECK(stats.tiers[0].loaded == 8);
   CHECK(stats.tiers[1].loaded == 8);
+}
+
+TEST_CASE("a load that there is no memory to wait in ends at once, others go on") {
+  using Queue = detail::TierQueue<int>;
+  Queue queue({memory()}, {}, /*prefetch=*/1, /*max_bytes=*/1000, /*hang_seconds=*/1,
+              /*threads=*/false, {});
+  std::vector<std::shared_ptr<detail::TierLoad>> loads(100);
+  for (auto& load : loads) {
+    load = std::make_shared<detail::TierLoad>();
+    load->keys.resize(1);
+  }
+  std::uint64_t ended = 0;
+  for (std::size_t i = 0; i < loads.size(); ++i) {
+    const std::uint64_t before = test::heap.failures;
+    test::heap.fail_in = i % 50 == 0 ? -1 : 0;  // those that there was memory for leave room
+    queue.start(loads[i]);
+    test::heap.fail_in = -1;
+    const bool failed = test::heap.failures != before;
+    CHECK(loads[i]->is_over == failed);
+    ended += failed ? 1u : 0u;
+  }
+  CHECK(ended > 0);
+  CHECK(ended < loads.size());
+  while (queue.work()) {
+  }
+  for (const auto& load : loads) CHECK(load->is_over);
+  CHECK(queue.counts()[0].missed == loads.size() - ended);
 }
 
 TEST_CASE("whatever a tier gives, no token gets another's K/V") {

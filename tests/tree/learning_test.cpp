@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -258,16 +259,19 @@ TEST_CASE("what is pinned goes where nothing else is left, whatever was learnt")
 
 TEST_CASE("what is new is expected to be used again as late as what it continues") {
   using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
-  for (const auto& [others, gap] : {std::pair{0, 1}, {4, 2}, {10, 3}}) {
+  // The last two: an age of 2 chunks is a tenth of the 20 in use, and less than a tenth of 21.
+  for (const auto& [before, others, gap] :
+       {std::tuple{20, 0, 1}, {20, 4, 2}, {20, 10, 3}, {17, 2, 2}, {18, 2, 1}}) {
     Tree tree(PoolAllocator{.max_chunks = 100}, {}, CachePolicy{.learns = true});
     const auto& topology = TreeAccess::core(tree).topology;
-    for (int i = 0; i < 20; ++i) pass(tree, iota(1000 + 10 * i, 4));
+    for (int i = 0; i < before; ++i) pass(tree, iota(1000 + 10 * i, 4));
     pass(tree, iota(0, 4));
     for (int i = 0; i < others; ++i) pass(tree, iota(2000 + 10 * i, 4));
     auto s = tree.insert(iota(0, 8), {.compute_last = false});
     test::load(s);
     const NodeIndex n = topology.node(TreeAccess::record(s).tail).parent;
     s.leave();
+    CAPTURE(before);
     CAPTURE(others);
     CHECK(topology.node(n).position == 4);
     CHECK(ReuseModel::gap_of(topology.node(topology.node(n).parent).group) == gap);
@@ -324,6 +328,69 @@ TEST_CASE("eviction does not go on with what was pinned meanwhile") {
   pass(tree, iota(300, 4));  // what was pinned is the youngest
   CHECK(cached(0, 12) == 8);
   CHECK(cached(100, 4) == 0);
+}
+
+TEST_CASE(
+    "a tree tells its model of all chunks that are used again, and evicts what is worth least") {
+  using Tree = PrefixTree<int, 4, PoolAllocator, CachePolicy>;
+  struct Prompt {
+    int first = 0;
+    std::size_t length = 0;
+    std::uint32_t period = 0;  // is used again after so many chunks or more
+    ReuseRecord record;
+  };
+  test::Random random(7);
+  Tree tree(PoolAllocator{.max_chunks = 100000}, {}, CachePolicy{.learns = true});
+  ReuseModel model;             // is told the same
+  std::vector<Prompt> prompts;  // the one that was used last stands last
+  std::size_t tokens = 0;
+  const auto now = [&] { return static_cast<std::uint32_t>(tokens / 4); };
+  const auto chunks = [](const Prompt& p) {
+    return static_cast<std::uint32_t>((p.length + 3) / 4);
+  };
+  const auto use = [&](Prompt p) {
+    if (pass(tree, iota(p.first, p.length)) == 0)
+      tokens += p.length;
+    else
+      p.record =
+          model.used_again(p.record, now() - p.record.since, chunks(p), tree.stats().used_chunks);
+    p.record.since = now();
+    model.fell_out_of_use(p.record.group, chunks(p), tree.stats().used_chunks);
+    prompts.push_back(p);
+  };
+  // Half of them again and again, and long ones later than short ones.
+  for (int i = 0; i < 3000; ++i) {
+    for (std::size_t at = 0, end = prompts.size(); at < end;) {
+      const Prompt p = prompts[at];
+      if (now() - p.record.since < p.period || random.chance(0.6)) {
+        ++at;
+        continue;
+      }
+      prompts.erase(prompts.begin() + static_cast<std::ptrdiff_t>(at));
+      --end;
+      use(p);
+    }
+    const bool is_long = random.chance(0.3), comes_again = random.chance(0.5);
+    use({.first = 100 * i,
+         .length = is_long ? random.index(40) + 20 : random.index(6) + 1,
+         .period = comes_again ? 1u << random.uniform(3, is_long ? 13 : 9) : 1000000u,
+         .record = {}});
+  }
+  REQUIRE(tree.stats().evicted_chunks == 0);
+  while (!prompts.empty()) {
+    std::map<std::uint8_t, std::size_t> oldest;  // of each group
+    for (std::size_t i = prompts.size(); i-- > 0;) oldest[prompts[i].record.group] = i;
+    chunkattn::detail::Candidates candidates;
+    for (const auto& [group, i] : oldest) {
+      const std::uint32_t age = now() - prompts[i].record.since;
+      candidates.set(group, model.value(group, age), age);
+    }
+    const std::size_t next = oldest[static_cast<std::uint8_t>(candidates.least())];
+    const Prompt p = prompts[next];
+    prompts.erase(prompts.begin() + static_cast<std::ptrdiff_t>(next));
+    tree.trim(tree.stats().used_chunks - chunks(p));
+    REQUIRE(tree.match_prefix(iota(p.first, p.length), {.compute_last = false}).cached == 0);
+  }
 }
 
 TEST_CASE("two trees that are told the same keep the same") {
