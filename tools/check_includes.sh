@@ -24,16 +24,16 @@ tree_reader=detail/tree/step_reader.hpp
 max_lines=500  # of a file, with its comments
 # Closures at most. program: a tree, a cache, a plan and attention. headers: all of them together.
 closures="
-  allocator 480              attention_options 1200     attention_plan 5430        chunk_attention 8730
-  chunkattn 14100            cuda 7250                  element 220                error 180
-  executor 550               fwd 700                    kv_cache 1540              kv_view 920
-  merge_state 580            plan_view 630              prefix_tree 5330           sequence 4470
+  allocator 490              attention_options 1200     attention_plan 5490        chunk_attention 8740
+  chunkattn 14180            cuda 7250                  element 230                error 180
+  executor 560               fwd 710                    kv_cache 1550              kv_view 920
+  merge_state 580            plan_view 640              prefix_tree 5400           sequence 4470
   step 4780                  tree_options 660           variants 640               version 10
-  cache/admission 4560       cache/checkpoints 4880     cache/policy 5130          debug/attention 2520
+  cache/admission 4620       cache/checkpoints 4940     cache/policy 5190          debug/attention 2520
   debug/reference 2460       debug/tree 4510            events/cache_event 830     events/cache_events 4320
-  events/mirror 4600         interop/block_table 910    runtime/any_attention 2440 runtime/make_attention 9630
-  tiers/tier_store 110       tiers/tiers 7360           transfer/transfer 1970
-  all 19650                  program 14070              headers 24070"
+  events/mirror 4600         interop/block_table 920    runtime/any_attention 2450 runtime/make_attention 9630
+  tiers/tier_store 110       tiers/tiers 7360           transfer/transfer 1980
+  all 19730                  program 14150              headers 24140"
 status=0
 bad() { echo "FAILED: $*"; status=1; }
 

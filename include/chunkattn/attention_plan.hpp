@@ -15,6 +15,9 @@
 #include "detail/tree/step_reader.hpp"
 #include "plan_view.hpp"
 #include "step.hpp"
+#if !defined(CHUNKATTN_EXTERN_KERNELS)
+#include "detail/plan/update.hpp"
+#endif
 
 CHUNKATTN_NAMESPACE_BEGIN
 

@@ -1,5 +1,5 @@
-// The kernels of a program whose units define CHUNKATTN_EXTERN_KERNELS, so that they do not compile
-// them each time. One unit does, for each head size and its types:
+// The kernels of a program whose units define CHUNKATTN_EXTERN_KERNELS, and what of the tree and of
+// plans depends on no type of theirs, so that they do not compile them each time. One unit does, for each head size and its types:
 //
 //     #include <chunkattn/kernels.ipp>
 //     CHUNKATTN_KERNELS(128, 128, chunkattn::half, float)
@@ -8,8 +8,14 @@
 // an error of the linker that names head sizes and types. All units need the same options for the
 // processor (-march); else kernels of these options are missing. Calls with a variant compile in
 // place. The CMake function chunkattn_add_kernels() writes such units.
+#if !defined(CHUNKATTN_EXTERN_KERNELS)
+#define CHUNKATTN_EXTERN_KERNELS
+#endif
+#include "attention_plan.hpp"
 #include "chunk_attention.hpp"
 #include "detail/cpu/run_kernels.hpp"
+#include "detail/plan/update.hpp"
+#include "detail/tree/functions.hpp"
 
 /// Compiles what ChunkAttention<Cpu, HeadDim, ValueDim> needs for K/V of Element, and for k, v, q and
 /// out of Qo (float, half or bfloat16).

@@ -148,7 +148,7 @@ class PrefixTree {
   }
   /// Says that no device runs any step of this tree, so that memory of steps that were dropped in
   /// flight can be used again. (Otherwise when a later step has finished.)
-  void device_idle() { enter().core.results.device_idle(); }
+  void device_idle() { enter().core.device_idle(); }
 
   /// How much of a prompt is cached. (Its last token is computed anyway: see InsertOptions.)
   struct Match {
@@ -203,10 +203,10 @@ class PrefixTree {
   /// is pinned; a pool without a limit then keeps no more than that again, until live sequences
   /// need more. Returns the chunks freed, which new tokens take. K/V memory that a KvCache has
   /// allocated stays there.
-  std::size_t trim(std::size_t chunks) { return enter().core.retention.trim(chunks); }
+  std::size_t trim(std::size_t chunks) { return enter().core.trim(chunks); }
   /// Evicts cached tokens, but pinned ones, that nobody used for the policy's ttl. Time is yours:
   /// it begins at 0 and does not go back (or InvalidArgument). Returns their number.
-  std::size_t expire(std::uint64_t now) { return enter().core.retention.expire(now); }
+  std::size_t expire(std::uint64_t now) { return enter().core.expire(now); }
 
   /// Protects the written prefix of `tokens` from eviction while anything else can be evicted. The
   /// pin is empty if no token is written, or if more than the policy's max_pinned chunks would be

@@ -73,12 +73,12 @@ class Sequence {
   }
   /// Tokens of this sequence whose K/V another sequence has still to compute.
   [[nodiscard]] std::size_t num_pending() const {
-    return detail::to_size(core().writers.num_pending(handle_.index));
+    return detail::to_size(core().num_pending(handle_.index));
   }
   /// The sequence that has to compute the first of num_pending(); SequenceId::none if there are
   /// none.
   [[nodiscard]] SequenceId waits_for() const {
-    const detail::SequenceIndex writer = core().writers.waits_for(handle_.index);
+    const detail::SequenceIndex writer = core().waits_for(handle_.index);
     return writer == detail::none ? SequenceId::none : core().sequences.id_of(writer);
   }
   /// Leading tokens that other live sequences have, too: their K/V stays when this one leaves.
@@ -112,11 +112,11 @@ class Sequence {
 
   /// Lets this sequence compute tokens that others have still to compute (num_pending()), except
   /// those that are in a step already. Returns their number; 0: wait for that step.
-  std::size_t take_over() { return detail::to_size(core().writers.take_over(handle_.index)); }
+  std::size_t take_over() { return detail::to_size(core().take_over(handle_.index)); }
 
   /// The first consecutive positions whose K/V this sequence has to provide and that are in no
   /// step; empty if there are none.
-  [[nodiscard]] TokenRange loadable() const { return core().writers.loadable(handle_.index); }
+  [[nodiscard]] TokenRange loadable() const { return core().loadable(handle_.index); }
   /// Says that the K/V of these positions is in place without a step: read from a file, received
   /// from another machine. If the last token's is, too, nothing is left to compute.
   /// \throws InvalidArgument for positions that another sequence has to compute or that leave a gap
@@ -124,8 +124,8 @@ class Sequence {
   void mark_loaded(TokenRange range) {
     detail::TreeCore& c = core();
     check_range(c.sequences[handle_.index], range);
-    c.writers.mark_loaded(handle_.index, range);
-    c.results.notify_written(handle_.index, range.begin);
+    c.mark_loaded(handle_.index, range);
+    c.notify_written(handle_.index, range.begin);
   }
 
   /// A second sequence with the first `length` tokens, by default all of them. It shares their K/V;

@@ -149,7 +149,7 @@ class [[nodiscard]] InFlight {
   /// nothing changed, while an earlier step is in flight, and with KvCacheOptions::check_writes for
   /// a layer that was not written.
   Finished<Tree> finish() && {
-    handle_.enter().results.finish(handle_.record());
+    handle_.enter().finish(handle_.record());
     return Finished<Tree>(std::move(handle_));
   }
   /// Not of a variable: says, at compile time, what to write.
@@ -249,7 +249,7 @@ class [[nodiscard]] Step {
   /// Says that the kernels have run, for backends that wait: submit() and InFlight::finish()
   /// in one call, which throws what they throw.
   Finished<Tree> finish() && {
-    handle_.enter().results.finish(handle_.record());
+    handle_.enter().finish(handle_.record());
     return Finished<Tree>(std::move(handle_));
   }
   /// Not of a variable: says, at compile time, what to write.
@@ -306,22 +306,22 @@ class [[nodiscard]] Step {
     if (max_tokens < 1) [[unlikely]]
       detail::fail_argument("max_tokens", max_tokens, "at least one token");
     detail::StepRecord& record = handle_.record();
-    detail::Additions& additions = tree.core.additions;
-    additions.make_room(record, count);
+    detail::TreeCore& core = tree.core;
+    core.make_room(record, count);
     struct Addition {  // takes out again what was added, unless all was
-      detail::Additions& additions;
+      detail::TreeCore& core;
       detail::StepRecord& record;
       std::size_t first = record.entries.size();
       bool built = record.built, all_added = false;
       ~Addition() {
-        if (!all_added) additions.take_out(record, first);
+        if (!all_added) core.take_out(record, first);
         record.built = built && !all_added;
       }
-    } addition{additions, record};
+    } addition{core, record};
     const auto* const shared = handle_.shared().get();
     AddResult result;
     for (std::size_t i = 0;; ++i) {
-      i = add_decoding(additions.decoding(record), shared, at, i, count);
+      i = add_decoding(core.decoding(record), shared, at, i, count);
       if (i == count) break;
       const detail::AddOutcome outcome = add_other(at(i), i, max_tokens);
       if (outcome.reason != AddResult::Reason::none) [[unlikely]] {

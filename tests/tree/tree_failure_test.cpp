@@ -361,7 +361,7 @@ TEST_CASE("a copier that is late: both ends of a copy stay until the step that h
   }
   check_invariants(tree);
   CHECK(tree.stats().leaving_sequences == 0);
-  CHECK(chunkattn::detail::TreeAccess::core(tree).copies.all().empty());
+  CHECK(chunkattn::detail::TreeAccess::core(tree).pending_copies.empty());
   {
     auto done = std::move(second).finish();
   }
@@ -378,19 +378,19 @@ TEST_CASE("a twin that leaves before its copy was made takes the copy back") {
     source.mark_loaded({0, 12});
     {
       auto twin = source.fork();
-      CHECK(chunkattn::detail::TreeAccess::core(tree).copies.all().size() == 1);
+      CHECK(chunkattn::detail::TreeAccess::core(tree).pending_copies.size() == 1);
       twin.append(5);
       auto step = tree.begin_step();
       if (in_step) REQUIRE(step.add(twin));
       twin.leave();
-      CHECK(chunkattn::detail::TreeAccess::core(tree).copies.all().size() ==
+      CHECK(chunkattn::detail::TreeAccess::core(tree).pending_copies.size() ==
             (in_step ? 1 : 0));  // a step may read them
       const auto view = plan.build(step);
       CHECK(view.num_copies == (in_step ? 1 : 0));
       auto done = std::move(step).finish();
     }
     check_invariants(tree);
-    CHECK(chunkattn::detail::TreeAccess::core(tree).copies.all().empty());
+    CHECK(chunkattn::detail::TreeAccess::core(tree).pending_copies.empty());
     source.leave();
     CHECK(tree.stats().leaving_sequences == 0);
     std::vector<int> path = iota(0, 9);

@@ -196,7 +196,7 @@ class TreeInspector {
             entry.epoch != sequences_[entry.sequence].epoch ? 1 : 0;
       }
     }
-    for (const PendingCopy& copy : tree_.copies.all()) {
+    for (const PendingCopy& copy : tree_.pending_copies) {
       ++copies[to_size(copy.rows.target_chunk)];
       ++copies_of[to_size(copy.source)];
       ++copies_of[to_size(copy.target)];

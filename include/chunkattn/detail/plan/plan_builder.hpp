@@ -30,12 +30,7 @@ inline std::uint64_t next_segments_version() noexcept {
 class PlanBuilder {
  public:
   /// Brings the arrays up to date with a step that has rows.
-  void update(StepReader& step) {
-    step.carry_copies(arrays_.copies);
-    const bool may_advance = built_for_ == step.tree_id() && built_version_ == step.version() &&
-                             built_.size() == step.entries().size() && !step.has_trees();
-    if (!may_advance || !advance(step)) rebuild(step);
-  }
+  void update(StepReader& step);
 
   /// The arrays; valid until the next update().
   [[nodiscard]] PlanView view() const noexcept { return arrays_.view(); }

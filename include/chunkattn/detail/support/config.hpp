@@ -47,6 +47,14 @@
 // size.
 #define CHUNKATTN_COLD __attribute__((cold, noinline))
 
+// Functions that are no templates, and too large to be compiled in every unit that calls them:
+// defined in each, or, with CHUNKATTN_EXTERN_KERNELS, only where kernels.ipp is included.
+#if defined(CHUNKATTN_EXTERN_KERNELS)
+#define CHUNKATTN_FUNCTION __attribute__((used)) inline
+#else
+#define CHUNKATTN_FUNCTION inline
+#endif
+
 // Asks for a cache line ahead of its use; harmless for any address.
 #define CHUNKATTN_PREFETCH(address) __builtin_prefetch(address)
 #define CHUNKATTN_PREFETCH_WRITE(address) __builtin_prefetch(address, 1)

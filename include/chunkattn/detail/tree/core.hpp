@@ -1,24 +1,28 @@
-// TreeCore: the tree without its tokens' type. Its parts put together, and what happens to
-// sequences between steps: join, grow, fork, leave, clear.
+// TreeCore: the tree without its tokens' type. Its records, and all that happens to a sequence
+// from insert() to leave(), and to a step from begin_step() to the last commit().
+//
+// Each operation is defined in the file of its subject: join, add, finish, commit and leave, in the
+// order of a sequence's life; write says whose K/V is still to come, copy which rows are still to
+// be copied, cache is about what is kept. functions.hpp includes them all.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "../../error.hpp"
+#include "../../plan_view.hpp"
 #include "../../tree_options.hpp"
 #include "../support/array.hpp"
 #include "../support/check.hpp"
 #include "../support/config.hpp"
 #include "../support/to_size.hpp"
-#include "additions.hpp"
 #include "chunk_table.hpp"
-#include "departures.hpp"
-#include "pending.hpp"
+#include "decoding_run.hpp"
+#include "new_drafts.hpp"
 #include "prefixes.hpp"
-#include "results.hpp"
 #include "retention.hpp"
 #include "sequence_table.hpp"
 #include "step_table.hpp"
@@ -27,6 +31,34 @@
 CHUNKATTN_NAMESPACE_BEGIN
 
 namespace detail {
+
+/// A prompt that is to join, without its tokens.
+struct Joining {
+  std::int32_t size = 0;
+  std::int32_t public_end = 0;     ///< tokens that every tenant of the adapter may share
+  std::int32_t published_end = 0;  ///< tokens that others may find
+  std::int32_t level = 0;          ///< of retention
+};
+
+/// The tokens of a prompt that is to join.
+class PromptTokens {
+ public:
+  /// Stores those of the node, whose first one stands at this position.
+  virtual void store(const TreeNode& node, std::int32_t position) const = 0;
+
+ protected:
+  ~PromptTokens() = default;
+};
+
+/// A copy asked for by a fork, or for an accepted draft. The first step that is built after it
+/// carries it; when that step has finished, the copy is done. Until then neither end is let go.
+struct PendingCopy {
+  RowCopy rows;
+  SequenceIndex source = none, target = none;
+  std::int32_t position = 0;  ///< path position of the first target row
+  /// The last step that carried it, 0: none yet. It still does unless it is void or has ended.
+  std::uint64_t step = 0;
+};
 
 class TreeCore {
  public:
@@ -39,12 +71,6 @@ class TreeCore {
         retention(topology, chunk_table, prefixes, rules, stats),
         sequences(topology, stats),
         steps(stats),
-        copies(topology, chunk_table, sequences, steps),
-        writers(topology, sequences, steps, stats),
-        departures(topology, prefixes, retention, sequences, copies, writers),
-        additions(topology, retention, sequences, steps, writers, departures),
-        outputs(topology, sequences, copies),
-        results(sequences, steps, copies, writers, departures, outputs, topology.observers),
         tokens_(tokens) {
     static std::atomic<std::uint64_t> trees{0};
     id = ++trees;
@@ -61,25 +87,12 @@ class TreeCore {
   Retention retention;
   SequenceTable sequences;
   StepTable steps;
-  Copies copies;
-  Writers writers;
-  Departures departures;
-  Additions additions;
-  Outputs outputs;
-  Results results;
+  Array<PendingCopy> pending_copies;
   /// Tells the trees of a process apart, also one that took the place of another in memory. Nothing
   /// is decided by it.
   std::uint64_t id = 0;
 
-  // ---- join ----------------------------------------------------------------------------------
-
-  /// A prompt that is to join, without its tokens.
-  struct Joining {
-    std::int32_t size = 0;
-    std::int32_t public_end = 0;     ///< tokens that every tenant of the adapter may share
-    std::int32_t published_end = 0;  ///< tokens that others may find
-    std::int32_t level = 0;          ///< of retention
-  };
+  // ---- join.hpp: a prompt joins, grows, forks ------------------------------------------------
 
   /// Whose tokens these are at a position.
   static Namespace space_at(const InsertOptions& options, std::int32_t position,
@@ -87,164 +100,157 @@ class TreeCore {
     if (position >= public_end) return options.name_space;
     return {.adapter = options.name_space.adapter, .is_public = true};
   }
-
   /// Free slots in the last chunk of a match, for tokens after it.
   [[nodiscard]] std::int32_t room_at(const Match& match) const noexcept {
     if (match.used < topology.node(match.last).length) return 0;
     return topology.room_after(match.last);
   }
-
   /// The new sequence, or none when the budget is too small; then nothing has changed but what was
-  /// cached and not in use. store(node, position) stores the prompt's tokens from `position` on at
-  /// the node's slots.
-  template <class Store>
+  /// cached and not in use.
   SequenceIndex join(Match match, const Joining& prompt, const InsertOptions& how,
-                     const Store& store) {
-    // Everything that may fail comes first: memory for the records, then chunks.
-    prefixes.reserve_nodes(4);
-    retention.reserve_level(prompt.level);
-    sequences.reserve();
-    departures.reserve();
-    if (match.used > 0 && match.used < topology.node(match.last).length)
-      match.last = retention.split(match.last, match.used);
-    if (!hold_while_acquiring(match, prompt.size - match.length)) {
-      ++stats.failed_inserts;
-      return none;
-    }
-    const SequenceIndex index = sequences.add();
-    SequenceRecord& record = sequences[index];
-    record.priority = how.priority;
-    record.level = prompt.level;
-    record.size = prompt.size;
-    NodeIndex last = match.last;
-    std::int32_t position = match.length;
-    while (position <
-           prompt.published_end) {  // at most twice: the public part and the tenant's own
-      const std::int32_t end = position < prompt.public_end
-                                   ? std::min(prompt.public_end, prompt.published_end)
-                                   : prompt.published_end;
-      last = topology.add(last, space_at(how, position, prompt.public_end), prompt.level,
-                          NodeState::published);
-      fill(last, index, end - position);
-      store(topology.node(last), position);
-      if (topology.node(last).state == NodeState::published) prefixes.publish(last);
-      position = end;
-    }
-    sequences.add_tail(index, last, how.name_space);
-    fill(record.tail, index, prompt.size - position);
-    store(topology.node(record.tail), position);
-    chunk_table.release();
-    resolve_pending(index, match, how);
-    sequences.change();
-    return index;
-  }
-
-  // ---- grow ----------------------------------------------------------------------------------
-
+                     const PromptTokens& tokens);
   /// Throws InvalidArgument unless `count` known tokens can be appended.
-  void check_append(SequenceIndex s, std::size_t count) const {
-    const SequenceRecord& record = sequences[s];
-    check_argument(count > 0, "tokens.size()", 0, "at least one token");
-    check_argument(count <= to_size(max_length - record.size), "tokens.size()", count,
-                   "a sequence of at most 2^30 tokens");
-    check_argument(record.reserved == 0, "outputs to come", record.reserved,
-                   "none: commit the outputs of finished steps, or drop them, before append()");
-  }
-  /// `count` slots for known tokens, which the caller then stores at the end of the tail.
-  bool append(SequenceIndex s, std::int32_t count) {
-    SequenceRecord& record = sequences[s];
-    if (!retention.grow_tail(record.tail, count)) return false;
-    topology.node(record.tail).writer = s;
-    record.size += count;
-    return true;
-  }
-
-  /// Leading tokens whose K/V can be read now: written, and not waiting for a fork's copy.
-  [[nodiscard]] std::int32_t readable_length(SequenceIndex s) const noexcept {
-    const SequenceRecord& record = sequences[s];
-    return copies.readable_end(record.tail,
-                               std::min(topology.written_end(record.tail), record.size));
-  }
-
-  // ---- fork ----------------------------------------------------------------------------------
-
+  void check_append(SequenceIndex s, std::size_t count) const;
+  /// `count` slots for known tokens, which the caller then stores at the end of the tail. False,
+  /// with nothing changed, when the budget is too small.
+  bool append(SequenceIndex s, std::int32_t count);
   /// A second sequence with the first `length` tokens; none when the budget is too small for its
   /// short tail. With `compute_last` the last token is computed again in any case.
-  SequenceIndex fork(SequenceIndex s, std::int32_t length, bool compute_last) {
-    prefixes.reserve_nodes(3);
-    sequences.reserve();
-    departures.reserve();
-    const ForkPlan plan = plan_fork(s, length);
-    if (plan.copied > 0) {
-      copies.reserve(to_size(topology.geometry.size));
-      if (!retention.acquire(topology.geometry.chunks_for(plan.copied))) return none;
-    }
+  SequenceIndex fork(SequenceIndex s, std::int32_t length, bool compute_last);
 
-    // Split what is shared off; its slots do not move.
-    NodeIndex parent = plan.last;
-    if (plan.shared == 0)
-      parent = topology.node(plan.last).parent;
-    else if (plan.shared < topology.node(plan.last).length)
-      parent = retention.split(plan.last, plan.shared);
-    else if (plan.last == sequences[s].tail)
-      sequences.retire_tail(s);
-    ++(plan.copied > 0 && plan.shared == 0 ? stats.forks_copied : stats.forks_shared);
+  // ---- add.hpp: sequences are added to an open step ------------------------------------------
 
-    const SequenceIndex index = sequences.add();
-    SequenceRecord& forked = sequences[index];
-    const SequenceRecord& source = sequences[s];
-    forked.priority = source.priority;
-    forked.level = source.level;
-    forked.size = length;
-    forked.cached = std::min(source.cached, length);
-    forked.may_wait = source.may_wait || source.cursor < source.size || source.steps > 0;
-    retention.use_path(parent);
-    sequences.add_tail(index, parent, topology.node(source.tail).name_space);
-    TreeNode& copy = topology.node(forked.tail);
-    copy.state = topology.node(source.tail).state;  // stale stays stale, also right below the root
-    forked.cursor = std::min(copy.position + plan.rows,
-                             plan.is_computed && !compute_last ? length : length - 1);
-    if (plan.copied > 0) {
-      topology.extend_apart(forked.tail, plan.copied);
-      copy.written = copy.scheduled = plan.rows;
-      copy.writer = plan.rows < plan.copied ? index : none;
-      const TreeNode& from = topology.node(plan.last);  // the lower part, if it was split
-      copy_tokens(from, copy, plan.copied);
-      if (plan.rows > 0) copies.request(s, index, from, copy, plan.rows);
-      stats.copied_tokens += to_size(plan.rows);
+  /// Adds the next positions of a sequence, at most `max_tokens`, and after its last slot drafts
+  /// as far as `max_tokens` allows. Either all of it happens or nothing does.
+  AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
+                 const NewDrafts& drafts);
+  /// Adds many sequences, as far as each is the common case; make_room() comes first.
+  [[nodiscard]] DecodingRun decoding(StepRecord& step) noexcept {
+    const std::int32_t max_steps = step.is_void       ? 0
+                                   : steps.any_void() ? 1
+                                                      : StepTable::max_in_flight;
+    return {topology, sequences, step, max_steps};
+  }
+  /// Makes room for `count` more entries.
+  static void make_room(StepRecord& step, std::size_t count) {
+    const std::size_t size = step.entries.size();
+    if (step.entries.capacity() - size < count) step.entries.reserve(2 * size + count + 8);
+  }
+  /// Takes the entries from `first` on out of an open step again, as if they had not been added:
+  /// earlier steps of their sequences use no slot after those that were there before.
+  void take_out(StepRecord& step, std::size_t first) noexcept;
+
+  // ---- finish.hpp: a step ends, whether it has run or not ------------------------------------
+
+  /// The device has run the step: the K/V of its positions is written.
+  void finish(StepRecord& step);
+  /// Nothing runs any more: steps that were dropped in flight hold nothing back.
+  void device_idle() noexcept;
+  /// The handle of an open step or a step in flight is gone.
+  void drop_step(std::int32_t index, std::uint64_t number) noexcept;
+  /// The handle of a finished step is gone: what was not committed is discarded.
+  void close_step(std::int32_t index, std::uint64_t number) noexcept;
+  /// K/V of the sequence from this position on may be new: notifies the observers of nodes.
+  void notify_written(SequenceIndex s, std::int32_t begin) noexcept;
+
+  // ---- commit.hpp: the outputs of a finished step become known -------------------------------
+
+  /// Whether the entry's outputs can still be committed.
+  [[nodiscard]] bool has_output(const StepEntry& entry) const noexcept {
+    const SequenceRecord& record = sequences[entry.sequence];  // leaving raises the generation
+    return entry.has_output && record.generation == entry.generation && record.epoch == entry.epoch;
+  }
+  /// How many entries has_output(). Throws InvalidArgument where one of them cannot be committed
+  /// yet.
+  [[nodiscard]] std::size_t count_outputs(const StepRecord& step) const;
+  /// Throws InvalidArgument unless the entry's outputs can be committed now, `count` of them.
+  void check_outputs(const StepEntry& entry, std::size_t count) const;
+  /// Throws InvalidArgument unless outputs of the entry can be committed at some time.
+  void check_output(const StepEntry& entry) const;
+  /// How many drafts the branch has that ends with draft `leaf` of the entry; none: 0. Throws
+  /// InvalidArgument where there is no such draft.
+  static std::int32_t depth_of(const StepEntry& entry, std::span<const Draft> tree,
+                               std::int32_t leaf);
+  /// Asks for copies of what an accepted branch has in scratch slots to those after the known
+  /// tokens; reserve_copies() of its depth comes first. Returns whether there is any.
+  bool move_branch(const StepRecord& step, const StepEntry& entry, std::span<const Draft> tree,
+                   std::int32_t leaf) noexcept;
+  /// The tokens that were stored from the entry's output position on are known: accepted drafts,
+  /// then one more, which is the next to be computed.
+  /// \param on_main_branch  the accepted drafts stand at these slots
+  void commit(StepRecord& step, StepEntry& entry, std::int32_t count,
+              bool on_main_branch = true) noexcept {
+    SequenceRecord& record = sequences[entry.sequence];
+    --step.num_outputs;
+    if (count == 1 && is_plain(entry, record)) return commit_plain(entry, record);
+    commit_other(entry, record, count, on_main_branch);
+  }
+  /// One output of each entry that has one, all of which count_outputs() has checked.
+  /// \param store  store(entry) stores the next output; store.ahead(entry) asks early for its slot
+  template <class Store>
+  void commit_all(StepRecord& step, Store store) {
+    const bool all = has_all_outputs(step);
+    StepEntry* const end = step.entries.end();
+    for (StepEntry* entry = step.entries.begin();; ++entry) {
+      if (all) {
+        StepEntry* const first = entry;
+        entry = commit_plain(first, end, sequences.records(), store);
+        step.num_outputs -= static_cast<std::int32_t>(entry - first);
+      }
+      if (entry == end) break;
+      if (!all && !has_output(*entry)) continue;
+      store(*entry);
+      commit(step, *entry, 1);
     }
-    sequences.change();
-    ++stats.forks;
-    return index;
   }
 
-  // ---- leave ---------------------------------------------------------------------------------
+  // ---- leave.hpp: a sequence leaves ----------------------------------------------------------
 
-  void leave(SequenceIndex s) noexcept {
-    ++stats.leaves;
-    departures.leave(s);
-  }
+  /// The sequence stops counting as live at once. Its slots are discarded when no step and no copy
+  /// uses them any more.
+  void leave(SequenceIndex s) noexcept;
 
-  // ---- the cache as a whole ------------------------------------------------------------------
+  // ---- cache.hpp: what is cached -------------------------------------------------------------
 
+  /// Retention::pin(), with room for it.
+  std::int32_t pin(const Match& match);
+  void unpin(std::int32_t pin, std::uint32_t generation) noexcept;
+  /// See Retention.
+  std::size_t trim(std::size_t chunks) noexcept;
+  /// See Retention.
+  std::size_t expire(std::uint64_t now);
   /// Forgets everything cached. Live sequences stay, but nothing of theirs is found again.
-  void clear() noexcept {
-    topology.observers.notify([](NodeObserver& observer) { observer.on_clear(); });
-    retention.unpin_all();
-    retention.trim(0);
-    for (std::size_t i = 1; i < topology.num_indices(); ++i) {
-      const auto n = static_cast<NodeIndex>(i);
-      if (topology.node(n).state == NodeState::published)
-        prefixes.unpublish(n, NodeState::stale);
-      else if (topology.node(n).state == NodeState::unpublished)
-        topology.node(n).state = NodeState::stale;
-    }
-    ++stats.clears;
-    sequences.change();
-    departures.clear();
-  }
+  void clear() noexcept;
+
+  // ---- write.hpp: whose K/V is still to come -------------------------------------------------
+
+  /// Leading tokens whose K/V can be read now: written, and not waiting for a fork's copy.
+  [[nodiscard]] std::int32_t readable_length(SequenceIndex s) const noexcept;
+  /// Path positions that another sequence is to write.
+  [[nodiscard]] std::int32_t num_pending(SequenceIndex s) const noexcept;
+  /// Who is to write the first of these positions; none where there are none.
+  [[nodiscard]] SequenceIndex waits_for(SequenceIndex s) const noexcept;
+  /// The topmost run of positions that are this sequence's to write, empty while a step has it.
+  [[nodiscard]] TokenRange loadable(SequenceIndex s) const noexcept;
+  /// Makes what others are still to write on this path its own job, where no step is at it.
+  /// Returns the tokens that it got.
+  std::int32_t take_over(SequenceIndex s) noexcept;
+  /// K/V of these positions has come from elsewhere: a file, another machine, host memory.
+  void mark_loaded(SequenceIndex s, TokenRange range);
+
+  // ---- copy.hpp: rows that are still to be copied --------------------------------------------
+
+  /// Makes room for the copies of so many rows: one per row at the most.
+  void reserve_copies(std::size_t rows);
+  /// The copies that the step's plan must carry, which from now on it has: those that no step has
+  /// but one that is void. (One that has ended without making them counts as void.)
+  void carry_copies(std::uint64_t step, Array<RowCopy>& rows);
 
  private:
+  friend class ScratchSlots;
+
+  // ---- join.hpp ------------------------------------------------------------------------------
+
   /// Tokens that two sequences compute each for itself rather than one for both.
   static constexpr std::int32_t few_tokens = 4;
 
@@ -259,96 +265,170 @@ class TreeCore {
 
   /// A few last tokens that are not computed yet are the new sequence's own to compute, so that
   /// neither waits for the other. Of the rest a short private tail is copied, a longer one shared.
-  [[nodiscard]] ForkPlan plan_fork(SequenceIndex s, std::int32_t length) const noexcept {
-    const SequenceRecord& source = sequences[s];
-    const NodeIndex last = sequences.node_of(s, length - 1);
-    const TreeNode& n = topology.node(last);
-    const bool in_tail = last == source.tail;
-    const std::int32_t known = length - n.position;
-    const std::int32_t unwritten = std::max(0, known - n.written);
-    const std::int32_t own = unwritten <= few_tokens ? unwritten : 0;
-    std::int32_t copied = own;
-    if (options.sharing == Sharing::chunk)
-      copied = topology.geometry.offset(known);
-    else if (in_tail && known - own < options.min_run && own == unwritten)
-      copied = known;
-    const std::int32_t rows = in_tail ? std::clamp(n.written - (known - copied), 0, copied) : 0;
-    // Where all of a whole sequence is computed, its next token is another one.
-    const bool is_computed = length == source.size && source.cursor >= length && copied == rows;
-    return {last, known - copied, copied, rows, is_computed};
-  }
-
-  void copy_tokens(const TreeNode& from, const TreeNode& to, std::int32_t count) noexcept {
-    topology.for_each_run(
-        from, 0, count,
-        [&](ChunkIndex chunk, std::int32_t offset, std::int32_t run, std::int32_t first) {
-          topology.for_each_run(
-              to, first, run,
-              [&](ChunkIndex s, std::int32_t o, std::int32_t part, std::int32_t done) {
-                tokens_.copy(chunk, offset + done, s, o, part);
-                return true;
-              });
-          return true;
-        });
-  }
-
+  [[nodiscard]] ForkPlan plan_fork(SequenceIndex s, std::int32_t length) const noexcept;
+  /// Copies the first `count` tokens of a node, not their K/V.
+  void copy_tokens(const TreeNode& from, const TreeNode& to, std::int32_t count) noexcept;
   /// Uses the matched path, so that it is not evicted for the chunks that `fresh` tokens after it
   /// take. False, and the path as before, where there are not enough.
-  bool hold_while_acquiring(const Match& match, std::int32_t fresh) {
-    struct Hold {
-      Retention& retention;
-      NodeIndex last;
-      bool keep = false;
-      ~Hold() {
-        if (!keep) retention.drop_path(last, &TreeNode::live);
-      }
-    } hold{retention, match.last};
-    retention.use_path(match.last);
-    hold.keep = retention.acquire(topology.geometry.chunks_for(fresh - room_at(match)));
-    return hold.keep;
-  }
-
-  /// Places for tokens that the sequence is to write.
-  void fill(NodeIndex index, SequenceIndex s, std::int32_t count) noexcept {
-    TreeNode& n = topology.node(index);
-    n.live = 1;
-    topology.extend(index, count);
-    n.writer = count > 0 ? s : none;
-  }
-
+  bool hold_while_acquiring(const Match& match, std::int32_t fresh);
+  /// Slots for tokens that the sequence is to write.
+  void fill(NodeIndex index, SequenceIndex s, std::int32_t count) noexcept;
   /// What a sequence that left had not written is the new one's to write; what others are to write
   /// it waits for.
-  void resolve_pending(SequenceIndex s, const Match& match, const InsertOptions& how) noexcept {
-    SequenceRecord& record = sequences[s];
-    std::int32_t written_end = match.length, own_begin = match.length;
-    for (NodeIndex i = match.last; i != root_node; i = topology.node(i).parent) {
-      TreeNode& n = topology.node(i);
-      if (n.written == n.length) continue;
-      written_end = n.position + n.written;
-      if (n.writer == none) n.writer = s;
-      if (n.writer == s)
-        own_begin = written_end;
-      else
-        record.may_wait = true;
-    }
-    const auto limit = static_cast<std::int32_t>(
-        std::min(how.max_reuse, to_size(how.compute_last ? record.size - 1 : record.size)));
-    record.cached = std::min(written_end, limit);
-    record.cursor = std::min(own_begin, limit);
-    ++stats.inserts;
-    const std::size_t size = to_size(record.size), pending = to_size(own_begin - written_end);
-    if (how.preempted) {
-      ++stats.preempted_inserts;
-      stats.preempted_tokens += size;
-      stats.preempted_cached_tokens += to_size(record.cached) + pending;
-      return;
-    }
-    stats.prompt_tokens += size;
-    stats.cached_tokens += to_size(record.cached);
-    stats.pending_tokens += pending;
+  void resolve_pending(SequenceIndex s, const Match& match, const InsertOptions& how) noexcept;
+
+  // ---- add.hpp -------------------------------------------------------------------------------
+
+  AddOutcome add_other(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
+                       const NewDrafts& drafts);
+  void look_ahead(SequenceIndex s) const noexcept;
+  /// Makes room for what ScratchSlots need, so that only chunks may be wanting. Moves the records
+  /// of nodes and sequences.
+  void reserve_scratch();
+  /// A sequence without tokens, found by nobody, that has left and that one step uses.
+  SequenceIndex add_scratch() noexcept;
+  /// A step has no use for them any more: they are discarded by end_departures() as soon as no
+  /// copy needs them. False where the step has none.
+  bool release_scratch(SequenceIndex& scratch) noexcept;
+
+  // ---- finish.hpp ----------------------------------------------------------------------------
+
+  /// The step has run: what of the entry counts.
+  void end_entry(StepRecord& step, StepEntry& entry, SequenceRecord& record) noexcept;
+  /// The step does not run: its slots come back, its copies are still to be made.
+  void cancel_step(StepRecord& step) noexcept;
+  /// The step's handle was lost in flight: until a later step has finished the device may still
+  /// run it, and what was planned after it rests on it.
+  void abandon_step(StepRecord& step) noexcept;
+  /// Ends the abandoned steps before `before`, and those that an idle device ran before any step
+  /// that is still to finish: outputs are discarded in the order of steps.
+  void resolve_abandoned(std::uint64_t before) noexcept;
+
+  // ---- commit.hpp ----------------------------------------------------------------------------
+
+  /// Whether nothing has come between the end of the step, when each of its entries had one output
+  /// to come, and this.
+  [[nodiscard]] bool has_all_outputs(const StepRecord& step) const noexcept {
+    return step.all_outputs && to_size(step.num_outputs) == step.entries.size() &&
+           step.discarded_outputs == sequences.discarded_outputs();
   }
+  void check_output_order(const StepEntry& entry) const;
+  /// Whether an output of the entry, which can be committed, only makes its sequence longer.
+  [[nodiscard]] CHUNKATTN_INLINE static bool is_plain(const StepEntry& entry,
+                                                      const SequenceRecord& record) noexcept {
+    return entry.chunk != no_chunk && record.computed == record.size;
+  }
+  /// Commits it; its token stands after that of the row, in the same chunk.
+  CHUNKATTN_INLINE static void commit_plain(StepEntry& entry, SequenceRecord& record) noexcept {
+    entry.has_output = false;
+    record.size += 1;
+    record.reserved -= 1;
+  }
+  /// Stores and commits one output of each entry, from `entry` on as far as it is plain. Returns
+  /// the first that is not, or `end`.
+  template <class Store>
+  [[gnu::noinline]] static StepEntry* commit_plain(StepEntry* entry, StepEntry* end,
+                                                   SequenceRecord* records, Store& store) {
+    Store next = store;  // in registers
+    for (; entry != end; ++entry) {
+      SequenceRecord& record = records[entry->sequence];
+      if (!is_plain(*entry, record)) [[unlikely]]
+        break;
+      if (end - entry > 16) next.ahead(entry[16]);
+      next(*entry);
+      commit_plain(*entry, record);
+    }
+    store = next;
+    return entry;
+  }
+  void commit_other(StepEntry& entry, SequenceRecord& record, std::int32_t count,
+                    bool on_main_branch) noexcept;
+  /// Outputs of the step that were not committed are not any more.
+  void discard_outputs(const StepRecord& step) noexcept;
+
+  // ---- leave.hpp -----------------------------------------------------------------------------
+
+  [[nodiscard]] bool retains() const noexcept { return retention.rules().retains; }
+  /// The same for any sequence, scratch ones too.
+  void depart(SequenceIndex s) noexcept;
+  /// Makes room for all sequences there can be, so that leave() cannot fail.
+  void reserve_leaving();
+  /// Ends all that left and that nothing uses any more; then keeps to the watermarks.
+  void end_departures() noexcept;
+  /// Nothing uses the sequence, which has left, any more.
+  void remove(SequenceIndex s) noexcept;
+  /// Makes the generated tokens of a sequence that left matchable, from the first unpublished node
+  /// down. Where an equal path is already there the duplicate is dropped (if it may be: its slots
+  /// must not be in use) and the rest moves below that path.
+  void publish_tail(SequenceIndex s, bool may_merge) noexcept;
+  /// The first unpublished node of the path, below published ones; none also for stale paths.
+  [[nodiscard]] NodeIndex first_unpublished(SequenceIndex s) const noexcept;
+  /// Replaces the first `common` tokens of `n`, which only the leaving sequence `s` uses, by those
+  /// of its published sibling `equal`; what follows moves below it.
+  void merge_into(SequenceIndex s, NodeIndex n, NodeIndex equal, std::int32_t common) noexcept;
+
+  // ---- write.hpp -----------------------------------------------------------------------------
+
+  /// Calls f for the nodes of the path that another sequence has still to write, last first.
+  template <class F>
+  void for_each_awaited(SequenceIndex s, const F& f) const;
+  /// Lowers `end` to the first position whose K/V is still to be written by another sequence that
+  /// no step has, and says by whom. (Two sequences may each have to write what the other one reads:
+  /// each goes as far as it can.)
+  AddOutcome find_missing(SequenceIndex s, std::int32_t& end) noexcept;
+  /// A step that had the sequence has ended: if it was the last, and the sequence has left, others
+  /// continue writing what it had still to write.
+  void end_step_of(SequenceIndex s) noexcept;
+  /// The node's writer is it no longer: what is still to be written goes to a live sequence below.
+  CHUNKATTN_INLINE void reassign(NodeIndex index) noexcept {
+    TreeNode& n = topology.node(index);
+    n.writer = none;
+    if (n.written < n.length && n.live > 0) [[unlikely]]
+      give_to_successor(index);
+  }
+  void give_to_successor(NodeIndex index) noexcept;
+  [[nodiscard]] SequenceIndex find_successor(NodeIndex n) const noexcept;
+  /// A step is to write those of the entry's positions that are its sequence's to write, or no
+  /// longer is: it is void.
+  void set_scheduled(const StepEntry& entry, bool scheduled) noexcept;
+  /// The step has run: the K/V of the entry's positions is written.
+  void mark_written(const StepEntry& entry, SequenceRecord& record) noexcept;
+  /// The step has ended, for the entries from `entry` on as far as each just decodes, see
+  /// StepEntry::chunk. Returns the first that does not, or `end`.
+  static StepEntry* mark_decoded(StepEntry* entry, StepEntry* end, SequenceRecord* records,
+                                 TreeNode* nodes) noexcept;
+  /// The step does not run: it is as if the entry had not been added.
+  void cancel_entry(const StepEntry& entry, bool keep_chunks) noexcept;
+  /// The same for an entry of a step that may have run, and that others may have been scheduled
+  /// after.
+  void discard_entry(const StepEntry& entry, SequenceRecord& record) noexcept;
+  /// The entry's positions are to be computed again.
+  void take_back(const StepEntry& entry, SequenceRecord& record) noexcept;
+  void check_loadable(SequenceIndex s, TokenRange range, const TreeNode& n, std::int32_t offset,
+                      std::int32_t end) const;
+
+  // ---- copy.hpp ------------------------------------------------------------------------------
+
+  /// Asks for the K/V of the first `count` tokens of `from` at `to`, which has them in one chunk.
+  /// Rows that are themselves still to be copied are taken from where they come from, so that no
+  /// copy depends on another.
+  void request_copies(SequenceIndex source, SequenceIndex target, const TreeNode& from,
+                      const TreeNode& to, std::int32_t count) noexcept;
+  void request_copy(const PendingCopy& copy) noexcept;
+  /// Takes out the copies that are done(copy).
+  template <class F>
+  void erase_copies(const F& done) noexcept;
+  /// A sequence that leaves before rows of its tail were copied takes the copies back, unless a
+  /// step that may still run has them or another shares that part of the tail.
+  void cancel_copies(SequenceIndex s) noexcept;
+  /// Where nobody is left, nobody wants any copy, except the cache: unless a step may still run,
+  /// none is made.
+  void forget_copies() noexcept;
+  /// Shortens [0, end) of a path to what does not wait for a copy.
+  [[nodiscard]] std::int32_t readable_end(NodeIndex last, std::int32_t end) const noexcept;
 
   Tokens& tokens_;
+  Array<SequenceIndex> leaving_;  // left, but a step or a copy still uses them
 };
 
 /// \param length  slots that the operation's sequences would have in all

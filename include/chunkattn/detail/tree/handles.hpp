@@ -19,7 +19,7 @@
 #include "../support/config.hpp"
 #include "../support/to_size.hpp"
 #include "chunk_table.hpp"
-#include "results.hpp"
+#include "core.hpp"
 #include "step_table.hpp"
 
 CHUNKATTN_NAMESPACE_BEGIN
@@ -111,13 +111,13 @@ class SharedTree {
         if (core.sequences.is_live(index, generation32)) core.leave(index);
         break;
       case Held::step:
-        core.results.drop(index, generation);
+        core.drop_step(index, generation);
         break;
       case Held::finished:
-        core.results.close(index, generation);
+        core.close_step(index, generation);
         break;
       case Held::pin:
-        core.retention.unpin(index, generation32);
+        core.unpin(index, generation32);
         break;
     }
   }
@@ -243,8 +243,8 @@ class OutputRows {
     using reference = const ScheduledSequence;  ///< a value; const, so that `auto&` may name it
 
     /// At the first row from `at` on that has an output.
-    iterator(const Outputs& outputs, const StepRecord& record, std::size_t at)
-        : outputs_(&outputs), record_(&record), at_(at) {
+    iterator(const TreeCore& core, const StepRecord& record, std::size_t at)
+        : core_(&core), record_(&record), at_(at) {
       skip();
     }
     /// The row.
@@ -263,21 +263,21 @@ class OutputRows {
 
    private:
     void skip() {
-      while (at_ < record_->entries.size() && !outputs_->has_output(record_->entries[at_])) ++at_;
+      while (at_ < record_->entries.size() && !core_->has_output(record_->entries[at_])) ++at_;
     }
-    const Outputs* outputs_;
+    const TreeCore* core_;
     const StepRecord* record_;
     std::size_t at_;
   };
   /// The first row. Throws InvalidArgument where the step's Finished is gone.
   [[nodiscard]] iterator begin() const {
     const StepRecord& step = record();
-    return {shared_->tree->core.outputs, step, 0};
+    return {shared_->tree->core, step, 0};
   }
   /// After the last. Throws as begin() does.
   [[nodiscard]] iterator end() const {
     const StepRecord& step = record();
-    return {shared_->tree->core.outputs, step, step.entries.size()};
+    return {shared_->tree->core, step, step.entries.size()};
   }
 
  private:

@@ -110,7 +110,7 @@ class StepReader {
     step_.built = false;
   }
   /// The row copies that the plan must carry.
-  void carry_copies(Array<RowCopy>& rows) { core_.copies.carry(step_.number, rows); }
+  void carry_copies(Array<RowCopy>& rows) { core_.carry_copies(step_.number, rows); }
   /// The step's plan is there; the view is current until the ticket is taken back.
   /// \param number  the ticket's, of this view
   void finish_plan(PlanView& view, const std::shared_ptr<ViewTicket>& ticket,

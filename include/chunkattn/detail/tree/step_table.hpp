@@ -1,5 +1,5 @@
 // StepTable: what the tree keeps of each step, which sequences it computes, how far it has come.
-// What that means for sequences is in additions.hpp and results.hpp.
+// What that means for sequences is in add.hpp and finish.hpp.
 //
 // Steps run in the order in which they were submitted. So a step may read what an earlier one in
 // flight writes, and when one has finished, all before it have.

@@ -19,6 +19,9 @@
 #include "core.hpp"
 #include "prefixes.hpp"
 #include "retention.hpp"
+#if !defined(CHUNKATTN_EXTERN_KERNELS)
+#include "functions.hpp"
+#endif
 
 CHUNKATTN_NAMESPACE_BEGIN
 
@@ -193,9 +196,7 @@ class TokenTree {
     Match match = find(tokens, options);
     trim_to_written(match);
     if (match.length == 0) return none;
-    core.prefixes.reserve_nodes(1);
-    core.retention.reserve_pin();
-    return core.retention.pin(match);
+    return core.pin(match);
   }
 
   // ---- storing -------------------------------------------------------------------------------
@@ -210,12 +211,18 @@ class TokenTree {
     const std::int32_t published_end =
         match.length < found ? match.length : size - size % core.prefixes.unit();
     if constexpr (has_hooks) Policy::Hooks::inserting(policy_, core, options);
+    struct Joined final : PromptTokens {
+      TokenTree& tree;
+      std::span<const Token> tokens;
+      Joined(TokenTree& of, std::span<const Token> all) : tree(of), tokens(all) {}
+      void store(const TreeNode& n, std::int32_t position) const override {
+        tree.store(n, 0, tokens.subspan(to_size(position), to_size(n.length)));
+      }
+    };
     const SequenceIndex joined = core.join(
         match,
         {size, public_length(prompt, options), published_end, policy_.level(options.priority)},
-        options, [&](const TreeNode& n, std::int32_t position) {
-          store(n, 0, prompt.subspan(to_size(position), to_size(n.length)));
-        });
+        options, Joined(*this, prompt));
     if constexpr (has_hooks)
       if (joined != none) Policy::Hooks::inserted(*this, prompt, options, match.length, joined);
     return joined;
@@ -233,32 +240,32 @@ class TokenTree {
   /// \param tokens  of the drafts, or empty where these are not known
   CHUNKATTN_INLINE AddOutcome add(StepRecord& step, SequenceIndex s, std::int32_t max_tokens,
                                   const NewDrafts& drafts, std::span<const Token> tokens) {
-    const AddOutcome outcome = core.additions.add(step, s, max_tokens, drafts);
+    const AddOutcome outcome = core.add(step, s, max_tokens, drafts);
     if (!tokens.empty() && outcome.reason == AddResult::Reason::none) store_drafts(step, tokens);
     return outcome;
   }
 
   void commit(StepRecord& step, StepEntry& entry, std::span<const Token> outputs) {
-    core.outputs.check(entry, outputs.size());
+    core.check_outputs(entry, outputs.size());
     if (outputs.size() == 1)
       store_output(entry, outputs[0]);
     else
       store_chain(step, entry, outputs);
-    core.outputs.commit(step, entry, static_cast<std::int32_t>(outputs.size()));
+    core.commit(step, entry, static_cast<std::int32_t>(outputs.size()));
   }
   /// The same with the drafts up to `leaf`, none where it is -1.
   void commit(StepRecord& step, StepEntry& entry, std::span<const Token> outputs,
               std::int32_t leaf) {
-    core.outputs.check(entry);
+    core.check_output(entry);
     const std::span<const Draft> tree = step.tree_of(entry);
-    const std::int32_t depth = Outputs::depth_of(entry, tree, leaf);
+    const std::int32_t depth = TreeCore::depth_of(entry, tree, leaf);
     if (depth == 0 && outputs.size() != 1) [[unlikely]]
       fail_argument("outputs.size()", outputs.size(), "1, as leaf = -1 says: no draft was right");
     if (outputs.size() != to_size(depth) + 1) [[unlikely]]
       fail_argument("outputs.size()", outputs.size(),
                     {depth + 1, ", the drafts up to leaf = ", leaf, " and one more"});
     if (depth == 0 || tree.empty()) return commit(step, entry, outputs);
-    core.outputs.check(entry, outputs.size());
+    core.check_outputs(entry, outputs.size());
     for (std::int32_t i = leaf; entry.drafts_known && i != none; i = tree[to_size(i)].parent) {
       const Draft& draft = tree[to_size(i)];
       const bool same =
@@ -266,15 +273,15 @@ class TokenTree {
       if (!same) [[unlikely]]
         fail_other_draft(draft.depth - 1);
     }
-    core.outputs.reserve_moves(depth);
+    core.reserve_copies(to_size(depth));
     const TreeNode& tail = core.sequences.tail(entry.sequence);
-    const bool moves = core.outputs.move(step, entry, tree, leaf);
+    const bool moves = core.move_branch(step, entry, tree, leaf);
     store(tail, entry.output_position() - tail.position, outputs);
-    core.outputs.commit(step, entry, depth + 1, /*on_main_branch=*/!moves);
+    core.commit(step, entry, depth + 1, /*on_main_branch=*/!moves);
   }
   /// One output for each entry that has one to come, in their order.
   void commit(StepRecord& step, std::span<const Token> outputs) {
-    const std::size_t expected = core.outputs.count(step);
+    const std::size_t expected = core.count_outputs(step);
     check_argument(outputs.size() == expected, "outputs.size()", outputs.size(),
                    {"one for each of the ", expected, " rows of Finished::rows()"});
     struct Store {
@@ -287,7 +294,7 @@ class TokenTree {
         if (entry.chunk != no_chunk) tree->tokens_.prefetch(entry.chunk, entry.offset + 1);
       }
     };
-    core.outputs.commit_all(step, Store{this, outputs.data()});
+    core.commit_all(step, Store{this, outputs.data()});
   }
 
   // ---- reading -------------------------------------------------------------------------------

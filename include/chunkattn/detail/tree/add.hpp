@@ -1,0 +1,180 @@
+// Sequences are added to an open step: their next positions, the slot of their output, their
+// drafts.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "../support/check.hpp"
+#include "../support/config.hpp"
+#include "../support/to_size.hpp"
+#include "core.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+/// Takes slots beside all paths for one step, and gives them back unless keep() is called. They
+/// are slots of a sequence that only the step knows of, and that has left already. So what leaves
+/// late, and discards its slots when no step and no copy uses them, has one mechanism.
+class ScratchSlots {
+ public:
+  /// \param scratch  that sequence; none: the step has no scratch slots yet
+  ScratchSlots(TreeCore& core, SequenceIndex& scratch) : core_(core), scratch_(scratch) {}
+  ScratchSlots(const ScratchSlots&) = delete;
+  ScratchSlots& operator=(const ScratchSlots&) = delete;
+  ~ScratchSlots() {
+    if (taken_ > 0) {
+      SequenceRecord& record = core_.sequences[scratch_];
+      core_.sequences.shrink_reserved(record, record.reserved - taken_,
+                                      /*keep_chunks=*/false);
+    }
+    if (is_first_ && core_.release_scratch(scratch_)) core_.end_departures();
+  }
+
+  /// `count` more; false where the budget is spent. TreeCore::reserve_scratch() comes first.
+  bool take(std::int32_t count) {
+    if (count == 0) return true;
+    is_first_ = scratch_ == none;
+    if (is_first_) scratch_ = core_.add_scratch();
+    SequenceRecord& record = core_.sequences[scratch_];
+    if (!core_.retention.grow_tail(record.tail, count)) return false;
+    record.reserved += count;
+    taken_ = count;
+    return true;
+  }
+  void keep() noexcept {
+    taken_ = 0;
+    is_first_ = false;
+  }
+
+ private:
+  TreeCore& core_;
+  SequenceIndex& scratch_;
+  std::int32_t taken_ = 0;
+  bool is_first_ = false;
+};
+
+CHUNKATTN_FUNCTION AddOutcome TreeCore::add(StepRecord& step, SequenceIndex s,
+                                            std::int32_t max_tokens, const NewDrafts& drafts) {
+  look_ahead(s);
+  make_room(step, 1);
+  if (DecodingRun run = decoding(step);
+      drafts.count == 0 && run.add(s, sequences[s].generation, topology.geometry.size)) {
+    run.store();
+    step.built = false;
+    return {};
+  }
+  return add_other(step, s, max_tokens, drafts);
+}
+
+[[gnu::noinline]] CHUNKATTN_FUNCTION AddOutcome TreeCore::add_other(StepRecord& step,
+                                                                    SequenceIndex s,
+                                                                    std::int32_t max_tokens,
+                                                                    const NewDrafts& drafts) {
+  if (!drafts.parents.empty()) reserve_scratch();
+  SequenceRecord& record = sequences[s];
+  if (record.last_step == step.number) [[unlikely]]
+    fail_argument("sequence", "added twice", "each sequence at most once per step");
+  const std::int32_t begin = record.cursor;
+  const std::int32_t slots_end = record.size + record.reserved;
+  if (begin == slots_end) return {AddResult::Reason::nothing_to_compute};
+  if (step.is_void) [[unlikely]]
+    return {AddResult::Reason::waits_for_step, none, step.number};
+  if (record.steps > 0 && (record.superseded > 0 || steps.any_void() ||
+                           record.steps >= StepTable::max_in_flight)) [[unlikely]]
+    return {AddResult::Reason::waits_for_step, none, steps.oldest_step_of(s)};
+  std::int32_t length = std::min(max_tokens, slots_end - begin);
+  if (record.may_wait) {
+    std::int32_t end = begin + length;
+    const AddOutcome outcome = find_missing(s, end);
+    if (end <= begin) return outcome;
+    length = end - begin;
+  }
+  StepEntry entry;
+  std::int32_t num_scratch = 0;
+  if (begin + length == slots_end) {
+    DraftPlacement tree(step, drafts, std::min(max_tokens - length, drafts.count));
+    ScratchSlots scratch(*this, step.scratch);
+    entry.has_output = true;
+    entry.drafts_known = drafts.known;
+    entry.drafts = tree.main_branch();
+    num_scratch = tree.num_scratch();
+    const std::int32_t num_slots = entry.drafts + 1;
+    if (num_slots > max_length - slots_end) [[unlikely]]
+      fail_argument("tokens of the sequence", slots_end,
+                    "at most 2^30, drafts and output included");
+    if (!scratch.take(num_scratch) || !retention.grow_tail(record.tail, num_slots))
+      return {AddResult::Reason::out_of_chunks};
+    TreeNode& tail = topology.node(record.tail);
+    tail.writer = s;
+    record.reserved += num_slots;
+    length += entry.drafts;
+    if (num_scratch > 0) {
+      tree.keep(topology, tail, slots_end - tail.position, sequences.tail(step.scratch));
+      scratch.keep();
+    }
+  }
+  entry.sequence = s;
+  entry.generation = record.generation;
+  entry.epoch = record.epoch;
+  entry.begin = begin;
+  entry.length = length;
+  entry.first_row = step.num_rows;
+  step.entries.push_back(entry);
+  step.num_rows += length + num_scratch;
+  step.built = false;
+  set_scheduled(entry, true);
+  record.cursor = begin + length;
+  record.last_step = step.number;
+  ++record.steps;
+  return {};
+}
+
+/// A step goes over thousands of sequences, which do not fit in a core's cache: prefetches early
+/// what those after `s` will touch.
+CHUNKATTN_FUNCTION void TreeCore::look_ahead(SequenceIndex s) const noexcept {
+  const std::size_t later = to_size(s) + 14;
+  if (later >= sequences.num_indices()) return;
+  const NodeIndex tail = sequences[s + 14].tail;
+  if (tail != none) topology.prefetch(tail);
+  const NodeIndex next_tail = sequences[s + 6].tail;
+  if (next_tail != none) topology.prefetch_end(next_tail);
+}
+
+CHUNKATTN_COLD CHUNKATTN_FUNCTION void TreeCore::take_out(StepRecord& step,
+                                                          std::size_t first) noexcept {
+  for (; step.entries.size() > first; step.entries.pop_back()) {
+    const StepEntry& entry = step.entries.back();
+    cancel_entry(entry, /*keep_chunks=*/false);
+    sequences[entry.sequence].last_step = 0;
+    step.num_rows -= entry.length;
+  }
+}
+
+CHUNKATTN_FUNCTION void TreeCore::reserve_scratch() {
+  prefixes.reserve_nodes(1);
+  sequences.reserve();
+  reserve_leaving();
+}
+
+CHUNKATTN_FUNCTION SequenceIndex TreeCore::add_scratch() noexcept {
+  const SequenceIndex s = sequences.add();
+  retention.use_path(root_node);
+  sequences.add_tail(s, root_node, {});
+  sequences[s].steps = 1;
+  depart(s);
+  return s;
+}
+
+CHUNKATTN_FUNCTION bool TreeCore::release_scratch(SequenceIndex& scratch) noexcept {
+  if (scratch == none) return false;
+  --sequences[scratch].steps;
+  scratch = none;
+  return true;
+}
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

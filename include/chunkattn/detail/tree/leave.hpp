@@ -1,0 +1,130 @@
+// A sequence leaves: its job is reassigned, its generated tokens become matchable or merge into an
+// equal path, and its slots are discarded when nothing uses them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "../support/config.hpp"
+#include "core.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+CHUNKATTN_FUNCTION void TreeCore::leave(SequenceIndex s) noexcept {
+  ++stats.leaves;
+  depart(s);
+}
+
+CHUNKATTN_FUNCTION void TreeCore::depart(SequenceIndex s) noexcept {
+  SequenceRecord& record = sequences[s];
+  if (record.steps == 0) sequences.drop_reserved(record);
+  sequences.leave(s);
+  const bool had_copies = record.copies > 0;
+  if (had_copies && record.steps == 0) cancel_copies(s);
+  if (retains() && record.steps == 0) publish_tail(s, /*may_merge=*/false);
+  const bool is_used = record.steps > 0;  // it stays the writer for its steps
+  for (NodeIndex i = record.tail; i != none;) {
+    TreeNode& n = topology.node(i);
+    --n.live;
+    ++n.held;
+    n.level = std::max(n.level, record.level);
+    if (n.writer == s && !is_used) reassign(i);
+    i = n.parent;
+  }
+  if (is_used || record.copies > 0)
+    leaving_.push_back(s);  // reserved by reserve_leaving()
+  else
+    remove(s);
+  if (had_copies || sequences.num_live() == 0)
+    end_departures();  // others may have waited for the copies
+  else
+    retention.keep_to_watermarks();
+}
+
+CHUNKATTN_FUNCTION void TreeCore::reserve_leaving() {
+  if (leaving_.capacity() < sequences.capacity()) leaving_.reserve(sequences.capacity());
+}
+
+CHUNKATTN_FUNCTION void TreeCore::end_departures() noexcept {
+  if (!retains()) forget_copies();
+  // One that goes may release the last copy that another waits for: repeat while any goes.
+  for (std::size_t before = 0; before != leaving_.size() && !leaving_.empty();) {
+    before = leaving_.size();
+    leaving_.erase_if([&](SequenceIndex s) {
+      if (sequences[s].copies > 0 || sequences[s].steps > 0) return false;
+      remove(s);
+      return true;
+    });
+  }
+  retention.keep_to_watermarks();
+}
+
+CHUNKATTN_FUNCTION void TreeCore::remove(SequenceIndex s) noexcept {
+  SequenceRecord& record = sequences[s];
+  sequences.drop_reserved(record);
+  if (retains()) publish_tail(s, /*may_merge=*/true);
+  TreeNode& tail = topology.node(record.tail);
+  if (tail.tail_of == s) {  // published, perhaps with others below it: a node like any other
+    topology.release_slots(record.tail, tail.length);
+    tail.tail_of = none;
+  }
+  retention.drop_path(record.tail, &TreeNode::held);
+  sequences.remove(s);
+}
+
+CHUNKATTN_FUNCTION void TreeCore::publish_tail(SequenceIndex s, bool may_merge) noexcept {
+  const NodeIndex tail = sequences[s].tail;
+  const std::int32_t end = readable_end(tail, topology.written_end(tail));
+  const std::int32_t unit = prefixes.unit();
+  for (NodeIndex i = first_unpublished(s); i != none; i = first_unpublished(s)) {
+    const TreeNode& n = topology.node(i);
+    std::int32_t usable = std::min(n.length, end - n.position);
+    usable -= std::max(0, usable) % unit;
+    if (n.length == 0 || usable < unit) return;
+    const NodeIndex equal = prefixes.find_equal(n);
+    if (equal == none) {
+      retention.publish_generated(i, usable);
+      continue;
+    }
+    const bool shared = n.live > 0 || n.held > 1;
+    if (!may_merge || shared) return;
+    std::int32_t common = prefixes.common_length(topology.node(equal), n, usable);
+    common -= common % unit;
+    if (topology.node(equal).written < common || !prefixes.has_nodes(2)) return;
+    merge_into(s, i, equal, common);
+  }
+}
+
+CHUNKATTN_FUNCTION NodeIndex TreeCore::first_unpublished(SequenceIndex s) const noexcept {
+  NodeIndex first = none;
+  for (NodeIndex i = sequences[s].tail; i != root_node; i = topology.node(i).parent) {
+    if (topology.node(i).state == NodeState::stale) return none;
+    if (topology.node(i).state == NodeState::unpublished) first = i;
+  }
+  return first;
+}
+
+CHUNKATTN_FUNCTION void TreeCore::merge_into(SequenceIndex s, NodeIndex n, NodeIndex equal,
+                                             std::int32_t common) noexcept {
+  const NodeIndex target =
+      common < topology.node(equal).length ? retention.split(equal, common) : equal;
+  const NodeIndex duplicate = common < topology.node(n).length ? retention.split(n, common) : n;
+  const NodeIndex rest = topology.node(duplicate).first_child;  // at most one is below
+  if (!topology.node(target).active()) retention.activate(target);
+  ++topology.node(target).held;
+  topology.node(target).level =
+      std::max(topology.node(target).level, topology.node(duplicate).level);
+  if (rest != none)
+    topology.move(rest, target);
+  else
+    sequences[s].tail = target;
+  topology.observers.notify([=](NodeObserver& observer) { observer.on_merge(duplicate, target); });
+  retention.drop_duplicate(duplicate);
+}
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END

@@ -1,0 +1,236 @@
+// Whose K/V is still to come. Positions that nobody has written yet have one writer; what a step is
+// to write is scheduled, what it has written is written.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../support/check.hpp"
+#include "../support/config.hpp"
+#include "core.hpp"
+
+CHUNKATTN_NAMESPACE_BEGIN
+
+namespace detail {
+
+CHUNKATTN_FUNCTION std::int32_t TreeCore::readable_length(SequenceIndex s) const noexcept {
+  const SequenceRecord& record = sequences[s];
+  return readable_end(record.tail, std::min(topology.written_end(record.tail), record.size));
+}
+
+template <class F>
+void TreeCore::for_each_awaited(SequenceIndex s, const F& f) const {
+  if (!sequences[s].may_wait) return;
+  for (NodeIndex i = sequences[s].tail; i != root_node; i = topology.node(i).parent) {
+    const TreeNode& n = topology.node(i);
+    if (n.writer != s && n.written < n.length) f(i);
+  }
+}
+
+CHUNKATTN_FUNCTION std::int32_t TreeCore::num_pending(SequenceIndex s) const noexcept {
+  std::int32_t pending = 0;
+  for_each_awaited(
+      s, [&](NodeIndex n) { pending += topology.node(n).length - topology.node(n).written; });
+  return pending;
+}
+
+CHUNKATTN_FUNCTION SequenceIndex TreeCore::waits_for(SequenceIndex s) const noexcept {
+  SequenceIndex writer = none;
+  for_each_awaited(s, [&](NodeIndex n) { writer = topology.node(n).writer; });
+  return writer;
+}
+
+CHUNKATTN_FUNCTION TokenRange TreeCore::loadable(SequenceIndex s) const noexcept {
+  const SequenceRecord& record = sequences[s];
+  std::int32_t begin = record.size, end = record.size;
+  if (record.steps > 0) return {record.size, 0};
+  for (NodeIndex i = record.tail; i != root_node; i = topology.node(i).parent) {
+    const TreeNode& n = topology.node(i);
+    const std::int32_t first = n.position + n.written;
+    const std::int32_t last = std::min(n.end(), record.size);
+    if (first >= last || n.writer != s) continue;
+    if (begin != last) end = last;  // not in one run with what stands below
+    begin = first;
+  }
+  return {begin, end - begin};
+}
+
+CHUNKATTN_FUNCTION AddOutcome TreeCore::find_missing(SequenceIndex s, std::int32_t& end) noexcept {
+  AddOutcome outcome;
+  bool waits = false;
+  for_each_awaited(s, [&](NodeIndex index) {
+    const TreeNode& n = topology.node(index);
+    waits = true;
+    if (n.position >= end || n.scheduled >= std::min(n.length, end - n.position)) return;
+    end = n.position + n.scheduled;
+    if (sequences[n.writer].state == SequenceState::live)
+      outcome = {AddResult::Reason::waits_for_sequence, n.writer};
+    else
+      outcome = {AddResult::Reason::waits_for_step, none, steps.oldest_step_of(n.writer)};
+  });
+  sequences[s].may_wait = waits;
+  return outcome;
+}
+
+CHUNKATTN_FUNCTION std::int32_t TreeCore::take_over(SequenceIndex s) noexcept {
+  SequenceRecord& record = sequences[s];
+  std::int32_t taken = 0;
+  for_each_awaited(s, [&](NodeIndex index) {
+    TreeNode& n = topology.node(index);
+    SequenceRecord& before = sequences[n.writer];
+    // A step may be at it, or one that was dropped in flight.
+    if (n.scheduled > n.written || (steps.any_void() && before.steps > 0)) return;
+    const std::int32_t first = n.position + n.written;
+    if (before.cursor >= first)
+      before.cursor = std::max(before.cursor, std::min(n.end(), before.size - 1));
+    before.may_wait = true;
+    n.writer = s;
+    record.cursor = std::min(record.cursor, first);
+    taken += n.length - n.written;
+  });
+  if (taken > 0) ++stats.reassigned_nodes;
+  return taken;
+}
+
+CHUNKATTN_FUNCTION void TreeCore::mark_loaded(SequenceIndex s, TokenRange range) {
+  SequenceRecord& record = sequences[s];
+  if (range.empty()) return;
+  if (range.end() > record.size) [[unlikely]]
+    fail_argument("range.end()", range.end(),
+                  {"at most ", record.size, ", the sequence's known tokens"});
+  check_argument(record.steps == 0, "sequence", "in a step",
+                 "a sequence that no open step and no step in flight has");
+  sequences.for_each_node(s, range, [&](NodeIndex i, std::int32_t offset, std::int32_t length) {
+    check_loadable(s, range, topology.node(i), offset, offset + length);
+  });
+  sequences.for_each_node(s, range, [&](NodeIndex i, std::int32_t offset, std::int32_t length) {
+    TreeNode& n = topology.node(i);
+    if (n.written >= offset + length) return;
+    n.scheduled = offset + length;
+    n.set_written(offset + length);
+  });
+  if (range.begin <= record.cursor) record.cursor = std::max(record.cursor, range.end());
+}
+
+CHUNKATTN_FUNCTION void TreeCore::check_loadable(SequenceIndex s, TokenRange range,
+                                                 const TreeNode& n, std::int32_t offset,
+                                                 std::int32_t end) const {
+  if (n.written >= end) return;
+  const std::int32_t first = n.position + n.written;
+  if (n.writer != s) [[unlikely]]
+    fail_argument("range.begin", range.begin,
+                  {"positions that are this sequence's to write; another is to write position ",
+                   first, ": take_over() first"});
+  if (n.written < offset) [[unlikely]]
+    fail_argument("range.begin", range.begin,
+                  {"at most ", first, ", the first position without K/V"});
+}
+
+CHUNKATTN_FUNCTION void TreeCore::end_step_of(SequenceIndex s) noexcept {
+  const SequenceRecord& record = sequences[s];
+  if (record.state != SequenceState::leaving || record.steps > 0) return;
+  for (NodeIndex n = record.tail; n != none; n = topology.node(n).parent)
+    if (topology.node(n).writer == s) reassign(n);
+}
+
+CHUNKATTN_FUNCTION void TreeCore::give_to_successor(NodeIndex index) noexcept {
+  TreeNode& pending = topology.node(index);
+  pending.writer = find_successor(index);
+  SequenceRecord& successor = sequences[pending.writer];
+  successor.cursor = std::min(successor.cursor, pending.position + pending.written);
+  ++stats.reassigned_nodes;
+}
+
+CHUNKATTN_FUNCTION SequenceIndex TreeCore::find_successor(NodeIndex n) const noexcept {
+  const auto is_live = [&](SequenceIndex s) {
+    return s != none && sequences[s].state == SequenceState::live;
+  };
+  while (true) {
+    if (is_live(topology.node(n).tail_of)) return topology.node(n).tail_of;
+    NodeIndex child = topology.node(n).first_child;
+    while (topology.node(child).live == 0) child = topology.node(child).next_sibling;
+    n = child;
+    // The writer below continues, so that one sequence writes a run from its start to its end.
+    if (is_live(topology.node(n).writer)) return topology.node(n).writer;
+  }
+}
+
+CHUNKATTN_FUNCTION void TreeCore::set_scheduled(const StepEntry& entry, bool scheduled) noexcept {
+  const SequenceIndex s = entry.sequence;
+  const TokenRange range{entry.begin, entry.length};
+  const auto set = [s, scheduled](TreeNode& n, std::int32_t begin, std::int32_t end) {
+    if (n.writer != s) return;
+    const std::int32_t limit = std::max(n.written, scheduled ? end : begin);
+    n.scheduled = scheduled ? std::max(n.scheduled, limit) : std::min(n.scheduled, limit);
+  };
+  TreeNode& tail = sequences.tail(s);
+  if (range.begin >= tail.position) [[likely]]
+    return set(tail, range.begin - tail.position,
+               std::min(range.end(), tail.end()) - tail.position);
+  sequences.for_each_node(s, range, [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
+    set(topology.node(n), offset, offset + length);
+  });
+}
+
+CHUNKATTN_FUNCTION void TreeCore::mark_written(const StepEntry& entry,
+                                               SequenceRecord& record) noexcept {
+  record.computed = std::max(record.computed, entry.end());
+  const auto mark = [&](TreeNode& n, std::int32_t offset, std::int32_t end) {
+    if (n.writer == entry.sequence && n.written >= offset && n.written < end) n.set_written(end);
+  };
+  const std::int32_t end = std::min(entry.end(), record.size);  // known tokens
+  TreeNode& tail = topology.node(record.tail);
+  if (entry.begin >= tail.position) [[likely]]
+    return mark(tail, entry.begin - tail.position, end - tail.position);
+  sequences.for_each_node(entry.sequence, {entry.begin, end - entry.begin},
+                          [&](NodeIndex n, std::int32_t offset, std::int32_t length) {
+                            mark(topology.node(n), offset, offset + length);
+                          });
+}
+
+[[gnu::noinline]] CHUNKATTN_FUNCTION StepEntry* TreeCore::mark_decoded(StepEntry* entry,
+                                                                       StepEntry* end,
+                                                                       SequenceRecord* records,
+                                                                       TreeNode* nodes) noexcept {
+  for (; entry != end; ++entry) {
+    SequenceRecord& record = records[entry->sequence];
+    const std::int32_t size = entry->begin + 1;
+    if (entry->chunk == no_chunk || record.state != SequenceState::live ||
+        record.epoch != entry->epoch || record.size != size) [[unlikely]]
+      break;
+    TreeNode& tail = nodes[record.tail];
+    if (tail.writer != entry->sequence || tail.written != entry->begin - tail.position) [[unlikely]]
+      break;
+    tail.written += 1;  // it stays the writer: the output's slot is its own too
+    record.steps -= 1;
+    record.computed = std::max(record.computed, size);
+  }
+  return entry;
+}
+
+CHUNKATTN_FUNCTION void TreeCore::cancel_entry(const StepEntry& entry, bool keep_chunks) noexcept {
+  SequenceRecord& record = sequences[entry.sequence];
+  --record.steps;
+  take_back(entry, record);
+  if (entry.has_output && entry.epoch == record.epoch)  // nothing was scheduled after it
+    sequences.shrink_reserved(record, record.reserved - entry.drafts - 1, keep_chunks);
+}
+
+CHUNKATTN_FUNCTION void TreeCore::discard_entry(const StepEntry& entry,
+                                                SequenceRecord& record) noexcept {
+  const bool counted = entry.epoch == record.epoch;
+  take_back(entry, record);
+  if (counted && entry.has_output) sequences.drop_reserved(record);
+}
+
+CHUNKATTN_FUNCTION void TreeCore::take_back(const StepEntry& entry,
+                                            SequenceRecord& record) noexcept {
+  // Superseded rows may be known tokens too, where several void steps end in any order.
+  record.cursor = std::min(record.cursor, entry.begin);
+  set_scheduled(entry, false);
+  if (entry.epoch != record.epoch) --record.superseded;
+}
+
+}  // namespace detail
+
+CHUNKATTN_NAMESPACE_END
