@@ -192,7 +192,7 @@ TEST_CASE("a fork of tokens that are not computed has nothing to copy") {
   auto more = e.tree.insert(std::vector<int>{9, 8, 7});
   more.append(6);
   auto twin = more.fork();
-  CHECK(chunkattn::detail::TreeAccess::core(e.tree).copies.all().empty());
+  CHECK(chunkattn::detail::TreeAccess::core(e.tree).pending_copies.empty());
   auto step = e.tree.begin_step();
   REQUIRE(step.add(more));
   CHECK(e.plan.build(step).num_copies == 0);

@@ -264,7 +264,7 @@ class EngineSimBase {
 
   /// Where the K/V of a place stands now: a fork's copy may still be to come.
   [[nodiscard]] Place resolve(Place place) const {
-    for (const auto& copy : chunkattn::detail::TreeAccess::core(*tree_).copies.all()) {
+    for (const auto& copy : chunkattn::detail::TreeAccess::core(*tree_).pending_copies) {
       const PlanView::RowCopy& rows = copy.rows;
       if (rows.target_chunk == place.first && place.second >= rows.target_begin &&
           place.second < rows.target_begin + rows.length)
@@ -340,7 +340,7 @@ class EngineSimBase {
     for (std::size_t p = 0; p < written; ++p)
       expect(memory_.row(live.places[p]) == live.hash[p], "what is said to be written is there");
     bool copied = false;
-    const bool any_copies = !chunkattn::detail::TreeAccess::core(*tree_).copies.all().empty();
+    const bool any_copies = !chunkattn::detail::TreeAccess::core(*tree_).pending_copies.empty();
     for (std::size_t p = 0; p < live.known && live.done[p]; ++p) {
       const Place at = any_copies ? resolve(live.places[p]) : live.places[p];
       copied = copied || at != live.places[p];

@@ -331,7 +331,7 @@ class EngineSimHandles : public EngineSimCheckpoints<Retention, ChunkSize> {
     check_invariants(*tree_);
     this->check_all_sequences();
     expect(tree_->stats().leaving_sequences == 0 ||
-               !chunkattn::detail::TreeAccess::core(*tree_).copies.all().empty(),
+               !chunkattn::detail::TreeAccess::core(*tree_).pending_copies.empty(),
            "nobody of the crowd is left");
     count("crowd of threads");
     count("crowd: joined", joined);

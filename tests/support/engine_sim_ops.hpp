@@ -603,7 +603,7 @@ class EngineSimOps : public EngineSimSteps<Retention, ChunkSize> {
           outdated || lost ? 0
                            : std::min(swapped.data.written,
                                       live.known - (swapped.data.options.compute_last ? 1 : 0));
-      const bool copies = !chunkattn::detail::TreeAccess::core(*tree_).copies.all().empty();
+      const bool copies = !chunkattn::detail::TreeAccess::core(*tree_).pending_copies.empty();
       expect(written >= loaded || copies, "K/V is back in place");
       std::fill_n(live.done.begin(), std::max(loaded, found.cached), 1);
       // Where others were still to write above what is written, computing goes back to that.

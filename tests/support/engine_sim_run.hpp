@@ -72,8 +72,8 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
     check_invariants(*tree_);
     TreeStats stats = tree_->stats();
     expect(stats.live_sequences == 0, "nobody is left");
-    if (chunkattn::detail::TreeAccess::core(*tree_).copies.all().empty()) {  // else what is to be
-                                                                             // copied waits
+    if (chunkattn::detail::TreeAccess::core(*tree_).pending_copies.empty()) {  // else what is to be
+                                                                               // copied waits
       expect(stats.leaving_sequences == 0, "nobody waits");
       expect(stats.used_chunks == stats.retained_chunks, "only cache is left");
     }
@@ -278,7 +278,7 @@ class EngineSim : public EngineSimTiers<Retention, ChunkSize> {
       if (live->tokens.size() > options_.max_length) continue;
       expect(live->handle.num_uncomputed() == 0, "all is computed");
       expect(live->handle.num_written() == live->known ||
-                 !chunkattn::detail::TreeAccess::core(*tree_).copies.all().empty(),
+                 !chunkattn::detail::TreeAccess::core(*tree_).pending_copies.empty(),
              "all is written");
     }
     count("everybody");
