@@ -100,8 +100,8 @@ FIRST += [(header, tests) for layer, headers in PUBLIC.items() for pattern, test
 MAIN = "tests/main.cpp"
 FOLDERS = ["tests", "."]
 # -O1 compiles in half of the time of -O2 and runs fast enough. The assertions of the standard library
-# are those that tests/CMakeLists.txt turns on.
-FLAGS = ["-std=c++20", "-O1", "-D_GLIBCXX_ASSERTIONS", "-w", "-fmax-errors=0", "-Werror=vla", "-Wno-narrowing", "-pthread"]
+# are those that tests/CMakeLists.txt turns on; what leaves an array is noticed as the sanitizers' runs do.
+FLAGS = ["-std=c++20", "-O1", "-D_GLIBCXX_ASSERTIONS", "-fsanitize=bounds", "-fsanitize-undefined-trap-on-error", "-w", "-fmax-errors=0", "-Werror=vla", "-Wno-narrowing", "-pthread"]
 DEFINES = ['-DCHUNKATTN_SOURCE_DIR="@ROOT@"', '-DCHUNKATTN_BINARY_DIR="@WORK@"']
 NATIVE = ["-march=native"]
 # How the variants are built that tests/CMakeLists.txt declares there.

@@ -215,6 +215,11 @@ EXPLAINED = [
     _cpu("pair_first", "tile.count > simd::native_width", "tile.count >=", CHOICE + ": lines beyond the last are nobody's"),
     _cpu("pair_operands", "first < lines; first += simd::native_width", "first <= lines", PADDED),
     _cpu("pair_operands", "size > 0x7f800000u", "(0x7f800000u - 1)", SAME + ": an infinity is exact, however it is called"),
+    _cpu("dot_operands", "top > 0 ? largest_query", "top >= 0", SAME + ": whatever the integers of zeros are, they count 0"),
+    _cpu("dot_operands", "return words + 2 * term_words;", "", "compiled where bytes of V are unsigned: on Arm"),
+    _cpu("dot_operands", "((top + 0x80u) >> 23)", "(0x80u + 1)", CHOICE + " of units, for one value of 2^23 more"),
+    _cpu("pair_operands", "(size > 0x7f800000u)", "size >= 0x7f800000u", SAME + ": an infinity is exact, however it is called"),
+    _cpu("pair_operands", "special && i < ValueDim * depth", "i <= ValueDim", PADDED + ": by the line that nobody reads"),
     _cpu("pair_operands", "odd + whole, 0, last)", "(0 + 1), last", "of words behind the only slice"),
 
     dict(header="*cache/admission.hpp", original="i < at; ++i) ++entries_[i].overtaken", becomes="i <= at",
