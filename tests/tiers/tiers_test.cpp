@@ -346,6 +346,43 @@ TEST_CASE("a load ends where its sequence was cut back before what comes") {
   CHECK(b.model.error(s, b.cache) == 0);
 }
 
+TEST_CASE("a load ends where its sequence has to provide what is before what comes") {
+  Bench b({memory()}, {.threads = false});
+  const auto prompt = iota(0, 64);
+  b.run(prompt);
+  b.evict_all();
+  b.below->flush();
+  auto first = b.tree.insert(iota(0, 24)), second = b.tree.insert(prompt);
+  REQUIRE(second.loadable().begin == 24);
+  auto loading = b.below->load(second);
+  first.leave();  // it has not computed what both have
+  REQUIRE(second.loadable().begin == 0);
+  loading.wait(second);
+  CHECK(second.num_written() == 0);
+  CHECK(b.below->stats().loaded_tokens == 0);
+  b.model.compute(second, b.cache);
+  CHECK(b.model.error(second, b.cache) == 0);
+}
+
+TEST_CASE("a load goes on where its sequence got something in place in another way") {
+  for (const std::int32_t elsewhere : {12, 16, 20}) {
+    CAPTURE(elsewhere);
+    Bench b({memory()}, {.threads = false});
+    const auto prompt = iota(0, 64);
+    b.run(prompt);
+    b.evict_all();
+    b.below->flush();
+    auto s = b.tree.insert(prompt);
+    auto loading = b.below->load(s);
+    b.model.each(s, {0, elsewhere}, b.cache, [](float& element, float x) { element = x; });
+    s.mark_loaded({0, elsewhere});
+    loading.wait(s);
+    CHECK(s.num_written() == 63);
+    CHECK(b.below->stats().loaded_tokens == static_cast<std::uint64_t>(63 - elsewhere));
+    CHECK(b.model.error(s, b.cache) == 0);
+  }
+}
+
 TEST_CASE("after clear() nothing is stored or found until it is said what weights there are") {
   Bench b({memory()});
   const auto prompt = iota(0, 64);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -245,6 +246,52 @@ TEST_CASE_TEMPLATE("what was evicted is known when it comes again, as far as it 
       for (std::size_t p = cached; p < end; ++p) CHECK(node(s, p).uses == 1);
       check_invariants(tree);
     }
+}
+
+TEST_CASE_TEMPLATE("tokens have a key where four stand together on both sides", Size,
+                   std::integral_constant<int, 8>, std::integral_constant<int, 4>,
+                   std::integral_constant<int, 2>) {
+  using chunkattn::detail::GhostKey;
+  using Store = chunkattn::detail::TokenStore<int, Size::value>;
+  PrefixTree<int, Size::value, PoolAllocator, CachePolicy> tree(PoolAllocator{.max_chunks = 100},
+                                                                {}, CachePolicy{.learns = true});
+  const auto& core = TreeAccess::core(tree);
+  std::vector<std::vector<int>> prompts{iota(0, 21), iota(0, 35), iota(0, 13), iota(0, 2),
+                                        iota(0, 1)};
+  for (std::size_t i = 2; i < prompts.size(); ++i)
+    for (const int token : iota(100 * static_cast<int>(i), 20)) prompts[i].push_back(token);
+  for (const auto& prompt : prompts) pass(tree, prompt);
+  std::size_t num_keys = 0, num_without = 0;
+  for (const auto& prompt : prompts) {
+    const auto s = tree.insert(prompt, {.compute_last = false});
+    for (NodeIndex i = TreeAccess::record(s).tail; i != chunkattn::detail::root_node;
+         i = core.topology.node(i).parent) {
+      const auto& n = core.topology.node(i);
+      const auto& parent = core.topology.node(n.parent);
+      for (std::int32_t first = 0; first < n.length; ++first) {
+        const std::int32_t position = n.position + first;
+        CAPTURE(position);
+        const auto together = [](const auto& node, std::int32_t at) {
+          return at >= 0 && at + 4 <= node.length &&
+                 (node.begin + at) / Size::value == (node.begin + at + 3) / Size::value;
+        };
+        const bool has_key = together(n, first) &&
+                             (position == 0 || (first > 0 ? together(n, first - 4)
+                                                          : together(parent, parent.length - 4)));
+        std::uint64_t hash = GhostKey::seed(position, n.name_space);
+        const auto add = [&](std::int32_t from) {
+          hash = Store::hash(hash, std::span(prompt).subspan(static_cast<std::size_t>(from), 4));
+        };
+        if (has_key && position > 0) add(position - 4);
+        if (has_key) add(position);
+        CHECK(GhostKey::of(core.topology, core.prefixes.tokens(), n, first) ==
+              (has_key ? GhostKey::finish(hash) : 0));
+        (has_key ? num_keys : num_without) += 1;
+      }
+    }
+  }
+  CHECK((num_keys > 0) == (Size::value >= 4));
+  CHECK(num_without > 0);
 }
 
 TEST_CASE("what is pinned goes where nothing else is left, whatever was learnt") {
