@@ -228,6 +228,7 @@ TEST_CASE("queries that are bfloat16 by value are exact, others are computed in 
   problem = shared_case(random, true);
   const auto exact = answer_of(problem, with(Accuracy::two_terms));
   CHECK((exact.out == answer_of(problem, with(Accuracy::fp32)).out) == !has_pairs());
+  CHECK((exact.out == answer_of(problem, with(Accuracy::one_term)).out) == !has_pairs());
   std::vector<bfloat16> q;
   for (const float x : problem.q) q.push_back(from_float<bfloat16>(x));
   ChunkAttention<Cpu, dim> attention(1, with(Accuracy::two_terms));
